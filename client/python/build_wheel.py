@@ -86,7 +86,7 @@ def contents(library: pathlib.Path) -> dict[str, bytes]:
         if path.is_file() and (path.suffix == ".py" or path.name == "py.typed")
     }
     files["epd/libepd.so.0"] = library.read_bytes()
-    files["epd/demo/text.txt"] = (HERE.parent / "examples/moe_forward/text.txt").read_bytes()
+    files["epd/demo/text.txt"] = (HERE.parent / "tools/demo/text.txt").read_bytes()
     return files
 
 

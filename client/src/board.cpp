@@ -27,7 +27,7 @@ bool BoardView::snapshot(BoardSnapshot& out) const {
     out.epoch = b.epoch.load(std::memory_order_relaxed);
     out.resume_index = b.resume_index.load(std::memory_order_relaxed);
     out.cause = checked_code(b.cause.load(std::memory_order_relaxed));
-    out.culprit_rank = b.culprit_rank.load(std::memory_order_relaxed);
+    out.failed_rank = b.failed_rank.load(std::memory_order_relaxed);
     out.num_active_ranks = 0;
     for (const auto& word : b.active) {
       out.num_active_ranks += static_cast<std::uint32_t>(std::popcount(word.load(std::memory_order_relaxed)));
@@ -48,7 +48,7 @@ Status BoardView::usable_in(std::uint64_t epoch) const {
   if (snapshot(now)) return break_status(now);
   // Being written this moment: the code is enough for the caller, the message would be torn.
   now.cause = checked_code(b.cause.load(std::memory_order_relaxed));
-  now.culprit_rank = b.culprit_rank.load(std::memory_order_relaxed);
+  now.failed_rank = b.failed_rank.load(std::memory_order_relaxed);
   now.message[0] = '\0';
   return break_status(now);
 }
@@ -68,7 +68,7 @@ Status break_status(const BoardSnapshot& board) {
     code = board.state == abi::GroupState::kLost ? StatusCode::kRankLost : StatusCode::kEngineRestarted;
   }
   const std::string text = text_of(board.message);
-  return {code, text.empty() ? describe(code, board.culprit_rank) : text};
+  return {code, text.empty() ? describe(code, board.failed_rank) : text};
 }
 
 }  // namespace epd::client

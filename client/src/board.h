@@ -14,7 +14,7 @@ struct BoardSnapshot {
   std::uint64_t epoch = 0;
   std::uint64_t resume_index = 0;
   StatusCode cause = StatusCode::kOk;
-  std::int32_t culprit_rank = -1;
+  std::int32_t failed_rank = -1;
   std::uint32_t num_active_ranks = 0;
   char message[abi::kMessageBytes] = "";
 };

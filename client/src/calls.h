@@ -1,4 +1,4 @@
-// What the library knows of a membership whose operations are calls (proto/commands.h). See README, "Calls".
+// What the library knows of a membership whose operations are calls (proto/call_words.h). See README, "Calls".
 #pragma once
 
 #include "deadline.h"
@@ -82,7 +82,7 @@ class Calls {
 
   // Calls of the host.
   std::uint32_t host_ended() const;
-  bool has_host_room() const { return host_tail - host_ended() < abi::kCommandSlots; }
+  bool has_host_room() const { return host_tail - host_ended() < abi::kCallSlots; }
   // The ticket of one on the slot that has not ended; 0: there is none.
   epd_ticket_t host_call_on(std::uint32_t slot);
   void note_host_call(epd_ticket_t ticket);  // whose number was host_tail
@@ -120,19 +120,19 @@ class Calls {
 };
 
 // Where the words lie that the library itself writes and reads.
-struct CommandPlaces {
+struct CallPlaces {
   std::uintptr_t words;
 
-  constexpr std::uintptr_t epoch() const { return words + offsetof(abi::CommandWords, epoch); }
-  constexpr std::uintptr_t closed() const { return words + offsetof(abi::CommandWords, closed); }
+  constexpr std::uintptr_t epoch() const { return words + offsetof(abi::CallWords, epoch); }
+  constexpr std::uintptr_t closed() const { return words + offsetof(abi::CallWords, closed); }
   // Then failed.
-  constexpr std::uintptr_t done() const { return words + offsetof(abi::CommandWords, done); }
+  constexpr std::uintptr_t done() const { return words + offsetof(abi::CallWords, done); }
   constexpr std::uintptr_t flag(std::uint32_t number) const {
-    return words + offsetof(abi::CommandWords, flags) + sizeof(std::uint32_t) * number;
+    return words + offsetof(abi::CallWords, flags) + sizeof(std::uint32_t) * number;
   }
   constexpr std::uintptr_t host_call(std::uint32_t number) const {
-    return words + offsetof(abi::CommandWords, host_calls) +
-           sizeof(abi::PackedCall) * (number % abi::kCommandSlots);
+    return words + offsetof(abi::CallWords, host_calls) +
+           sizeof(abi::PackedCall) * (number % abi::kCallSlots);
   }
 };
 

@@ -62,7 +62,7 @@ void Completions::finish(Operations::iterator found, const abi::Completion& comp
   --num_in_flight_;
   op.result.size = sizeof(op.result);
   op.result.status = static_cast<epd_status_t>(checked_code(static_cast<std::uint32_t>(completion.status)));
-  op.result.failed_rank = completion.culprit_rank;
+  op.result.failed_rank = completion.failed_rank;
   op.result.op_index = completion.op_index;
   op.result.num_recv_rows = completion.num_recv_rows;
   op.result.seen_us = completion.seen_us;
@@ -88,7 +88,7 @@ void Completions::finish(Operations::iterator found, const abi::Completion& comp
 void Completions::abort(StatusCode code, const char* text, const Group* only) noexcept {
   abi::Completion completion{};
   completion.status = code;
-  completion.culprit_rank = -1;
+  completion.failed_rank = -1;
   for (auto it = operations_.begin(); it != operations_.end();) {
     const auto current = it++;
     if (current->second.done || (only != nullptr && current->second.group != only)) continue;

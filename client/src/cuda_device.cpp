@@ -85,8 +85,8 @@ class CudaDevice final : public Device {
   Status write(void* stream, std::uintptr_t word, std::uint32_t value, WaitBy by) override;
   Status wait(void* stream, const StreamWait& wait, WaitBy by) override;
   Status write_and_wait(void* stream, std::uintptr_t word, const StreamWait& wait) override;
-  Status command(void* stream, const StreamCommand& command) override;
-  Status await_command(void* stream, std::uintptr_t words, std::uint32_t slot,
+  Status call(void* stream, const StreamCall& call) override;
+  Status await_call(void* stream, std::uintptr_t words, std::uint32_t slot,
                        std::uint64_t limit_ns) override;
   Status write_aside(std::uintptr_t word, std::uint32_t value) override;
   Status finish_aside() override;
@@ -287,15 +287,15 @@ Status CudaDevice::write_and_wait(void* stream, std::uintptr_t word, const Strea
                 [&] { return kernels_->signal_and_wait(static_cast<CUstream>(stream), word, wait); });
 }
 
-Status CudaDevice::command(void* stream, const StreamCommand& command) {
-  return within("launching epd_command",
-                [&] { return kernels_->command(static_cast<CUstream>(stream), command); });
+Status CudaDevice::call(void* stream, const StreamCall& call) {
+  return within("launching epd_enqueue",
+                [&] { return kernels_->call(static_cast<CUstream>(stream), call); });
 }
 
-Status CudaDevice::await_command(void* stream, std::uintptr_t words, std::uint32_t slot,
+Status CudaDevice::await_call(void* stream, std::uintptr_t words, std::uint32_t slot,
                                  std::uint64_t limit_ns) {
-  return within("launching epd_await_command", [&] {
-    return kernels_->await_command(static_cast<CUstream>(stream), words, slot, limit_ns);
+  return within("launching epd_await_call", [&] {
+    return kernels_->await_call(static_cast<CUstream>(stream), words, slot, limit_ns);
   });
 }
 

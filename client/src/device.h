@@ -7,7 +7,7 @@
 
 #include "common/fd.h"
 #include "proto/attach.h"
-#include "proto/commands.h"
+#include "proto/call_words.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -29,8 +29,8 @@ struct StreamWait {
   std::uint64_t limit_ns = 0;  // a kernel goes on after this whatever the word is; a memory operation can't
 };
 
-// A call for the engine's kernel, see abi::CommandWords.
-struct StreamCommand {
+// A call for the engine's kernel, see abi::CallWords.
+struct StreamCall {
   std::uintptr_t words = 0;
   abi::Call call;                    // but for number and epoch
   std::uintptr_t num_tokens_at = 0;  // not 0: in place of call.num_tokens
@@ -65,13 +65,13 @@ class Device {
   // Both by one kernel: the value that it waits for is written to `word` first.
   virtual Status write_and_wait(void* stream, std::uintptr_t word, const StreamWait& wait) = 0;
 
-  // Enqueue as well, and are legal in a stream that captures: a kernel that rings the command, and one that
-  // waits for the end of the last command on the slot. After can_wait_by(kKernel).
-  virtual Status command(void* stream, const StreamCommand& command) = 0;
-  virtual Status await_command(void* stream, std::uintptr_t words, std::uint32_t slot,
+  // Enqueue as well, and are legal in a stream that captures: a kernel that rings the call, and one that
+  // waits for the end of the last call on the slot. After can_wait_by(kKernel).
+  virtual Status call(void* stream, const StreamCall& call) = 0;
+  virtual Status await_call(void* stream, std::uintptr_t words, std::uint32_t slot,
                                std::uint64_t limit_ns) = 0;
 
-  // A call of the host's, to its place in abi::CommandWords: a copy in the stream aside, which needs no SM.
+  // A call of the host's, to its place in abi::CallWords: a copy in the stream aside, which needs no SM.
   virtual Status call(std::uintptr_t place, const abi::PackedCall& call) = 0;
 
   // A memory operation in a stream of the library's that waits for no other.

@@ -1,7 +1,7 @@
 // What libepd's kernels are launched with. Plain data, also for device code.
 #pragma once
 
-#include "proto/commands.h"
+#include "proto/call_words.h"
 
 #include <cstdint>
 

@@ -37,8 +37,8 @@ StatusCode checked_code(std::uint32_t raw) {
                                                            : StatusCode::kInternal;
 }
 
-std::string describe(StatusCode code, std::int32_t culprit_rank) {
-  const std::string about = culprit_rank >= 0 ? " (rank " + std::to_string(culprit_rank) + ")" : "";
+std::string describe(StatusCode code, std::int32_t failed_rank) {
+  const std::string about = failed_rank >= 0 ? " (rank " + std::to_string(failed_rank) + ")" : "";
   switch (code) {
     case StatusCode::kOk: return "";
     case StatusCode::kDeadlineExceeded: return "the operation did not end before its deadline" + about;

@@ -18,7 +18,7 @@ Status bad_value(const char* field, long long value, const std::string& allowed)
 // A code read from shared memory; INTERNAL if it is none of ours.
 StatusCode checked_code(std::uint32_t raw);
 // For a status that came without a message.
-std::string describe(StatusCode code, std::int32_t culprit_rank);
+std::string describe(StatusCode code, std::int32_t failed_rank);
 
 // Keeps the text for epd_last_error() unless the status is OK. Never allocates.
 epd_status_t report(const Status& status);

@@ -103,8 +103,8 @@ struct Group {
                                       : reinterpret_cast<std::uintptr_t>(user.as<char>());
   }
 
-  // If operations are calls: abi::CommandWords.
-  std::uintptr_t command_words() const { return device_user.address() + arena.commands; }
+  // If operations are calls: abi::CallWords.
+  std::uintptr_t call_words() const { return device_user.address() + arena.calls; }
 
   // routes.cpp; all with the session's mutex.
   // The record of a handle that may be used, or NOT_FOUND.

@@ -35,7 +35,7 @@ abi::Call call_of(const Group& group, SubmitRequest request, std::uint32_t route
   call.slot = request.slot;
   call.flagged = flagged;
   call.flags = engine_flags(group.shape, request);
-  call.sms = std::min(request.sms, abi::kMostCommandSms);
+  call.sms = std::min(request.sms, abi::kMaxCallSms);
   if (abi::makes_routing(call.op, call.flags)) call.num_tokens = request.num_tokens;
   if (route != kNoRoute) call.route = route;
   call.timeout_ms = request.timeout_ms;
@@ -43,7 +43,7 @@ abi::Call call_of(const Group& group, SubmitRequest request, std::uint32_t route
 }
 
 StreamWait flag_of(const Group& group, const CallTicket& about) {
-  return {CommandPlaces{group.command_words()}.flag(abi::flag_of(about.op, about.slot)), 1, 0};
+  return {CallPlaces{group.call_words()}.flag(abi::flag_of(about.op, about.slot)), 1, 0};
 }
 
 }  // namespace
@@ -72,7 +72,7 @@ void ResidentOperations::forget_locked(const Group& group) {
 // What was discarded before the epoch stood there has been told of.
 Status ResidentOperations::write_epoch(Group& group, std::uint64_t epoch) {
   Device& device = streams_.device();
-  const CommandPlaces at{group.command_words()};
+  const CallPlaces at{group.call_words()};
   std::uint32_t ends[2] = {};
   Status status = device.write_aside(at.epoch(), static_cast<std::uint32_t>(epoch));
   if (status.ok()) status = device.read_aside(at.done(), ends);
@@ -94,13 +94,13 @@ Status ResidentOperations::renew(Group& group) {
   return write_epoch(group, epoch);
 }
 
-// `closed` comes first, see abi::CommandWords: of a kernel that rings and this one sees the other.
+// `closed` comes first, see abi::CallWords: of a kernel that rings and this one sees the other.
 void ResidentOperations::unblock(const Group& group, const AllSlotWords& /*words*/, bool /*all*/) {
   Device& device = streams_.device();
-  const CommandPlaces at{group.command_words()};
+  const CallPlaces at{group.call_words()};
   // Where this fails, context or driver are gone, and the streams with them.
   [[maybe_unused]] Status written = device.write_aside(at.closed(), 1);
-  for (std::uint32_t flag = 0; flag < abi::kCommandFlags; ++flag)
+  for (std::uint32_t flag = 0; flag < abi::kCallFlags; ++flag)
     written = device.write_aside(at.flag(flag), 1);
 }
 
@@ -122,7 +122,7 @@ Status ResidentOperations::admit_host_call(Lock& lock, Group& group, const Submi
   }
   if (group.calls.has_host_room()) return {};
   return connection_.blocked(
-      lock, "the rank's ring is full: " + std::to_string(abi::kCommandSlots) + " calls have not ended");
+      lock, "the rank's ring is full: " + std::to_string(abi::kCallSlots) + " calls have not ended");
 }
 
 Status ResidentOperations::prepare_call(Lock& lock, Group& group, const SubmitRequest& request, bool captured,
@@ -154,18 +154,18 @@ Status ResidentOperations::prepare_call(Lock& lock, Group& group, const SubmitRe
 Status ResidentOperations::enqueue(Group& group, const SubmitRequest& request, MadeCall& made) {
   Device& device = streams_.device();
   if (request.stream.any()) {
-    StreamCommand command;
-    command.words = group.command_words();
-    command.call = made.call;
-    command.num_tokens_at = reinterpret_cast<std::uintptr_t>(request.num_tokens_at);
-    command.waits = streams_.begins_and_waits(request.stream, request.deferred());
-    command.limit_ns = made.limit_ns;
-    return device.command(request.stream.stream, command);
+    StreamCall call;
+    call.words = group.call_words();
+    call.call = made.call;
+    call.num_tokens_at = reinterpret_cast<std::uintptr_t>(request.num_tokens_at);
+    call.waits = streams_.begins_and_waits(request.stream, request.deferred());
+    call.limit_ns = made.limit_ns;
+    return device.call(request.stream.stream, call);
   }
   made.call.flagged = false;
   made.call.number = group.calls.host_tail;
   made.call.epoch = static_cast<std::uint32_t>(group.calls.epoch);
-  return device.call(CommandPlaces{group.command_words()}.host_call(made.call.number), abi::pack(made.call));
+  return device.call(CallPlaces{group.call_words()}.host_call(made.call.number), abi::pack(made.call));
 }
 
 Status ResidentOperations::submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
@@ -212,11 +212,11 @@ Status ResidentOperations::wait_on_stream(Group& group, epd_ticket_t ticket, voi
     limit_ns = limit_of(group);
   }
   if (streams_.wait_by() == WaitBy::kKernel)
-    return streams_.device().await_command(stream, group.command_words(), about.slot, limit_ns);
+    return streams_.device().await_call(stream, group.call_words(), about.slot, limit_ns);
   return streams_.device().wait(stream, flag_of(group, about), WaitBy::kMemop);
 }
 
-// A record is a place here, and not one dispatch: what it holds, commands decide as they run.
+// A record is a place here, and not one dispatch: what it holds, calls decide as they run.
 Status ResidentOperations::choose_route(Group& group, const SubmitRequest& request, RouteUse& use) {
   if (request.op == abi::Op::kNoop) return {};
   if (request.op == abi::Op::kDispatch && request.handle == 0) {

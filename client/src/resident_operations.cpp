@@ -81,7 +81,7 @@ bool ResidentOperations::missed_locked(const Group& group, KnownCall& call, Call
   BoardSnapshot board;
   if (!group.board.snapshot(board)) return false;
   if (board.state == abi::GroupState::kLost || board.epoch > call.epoch) {
-    set_outcome(out, break_status(board), board.culprit_rank);
+    set_outcome(out, break_status(board), board.failed_rank);
     return true;
   }
   // However long that takes: an engine may have to come back.
@@ -303,12 +303,12 @@ class BreakWaiter final : public Waiter {
 Status ResidentOperations::check(Group& group, epd_progress_t& progress) {
   connection_.probe();
   std::uint32_t ends[2] = {};
-  std::uint64_t counted = 0;  // the epoch that Commands::failed belonged to before `ends` were read
+  std::uint64_t counted = 0;  // the epoch that Calls::failed belonged to before `ends` were read
   {
     const Lock lock = waits_.lock();
     counted = group.calls.epoch;
   }
-  const Status read = streams_.device().read_aside(CommandPlaces{group.command_words()}.done(), ends);
+  const Status read = streams_.device().read_aside(CallPlaces{group.call_words()}.done(), ends);
   Lock lock = waits_.lock();
   progress.next_op = group.board.next_index();
   progress.ended = ends[0] + group.calls.host_ended();

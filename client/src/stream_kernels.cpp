@@ -41,13 +41,13 @@ Status StreamKernels::load(CUdevice device, CUstream stream) {
   if (error == CUDA_SUCCESS) error = take(device, "epd_signal", signal_);
   if (error == CUDA_SUCCESS) error = take(device, "epd_wait", wait_);
   if (error == CUDA_SUCCESS) error = take(device, "epd_signal_and_wait", signal_and_wait_);
-  if (error == CUDA_SUCCESS) error = take(device, "epd_command", command_);
-  if (error == CUDA_SUCCESS) error = take(device, "epd_await_command", await_command_);
+  if (error == CUDA_SUCCESS) error = take(device, "epd_enqueue", command_);
+  if (error == CUDA_SUCCESS) error = take(device, "epd_await_call", await_call_);
   if (error == CUDA_SUCCESS) error = signal(stream, 0, 0);
   if (error == CUDA_SUCCESS) error = wait(stream, {});
   if (error == CUDA_SUCCESS) error = signal_and_wait(stream, 0, {});
-  if (error == CUDA_SUCCESS) error = command(stream, {});
-  if (error == CUDA_SUCCESS) error = await_command(stream, 0, 0, 0);
+  if (error == CUDA_SUCCESS) error = call(stream, {});
+  if (error == CUDA_SUCCESS) error = await_call(stream, 0, 0, 0);
   if (error == CUDA_SUCCESS) error = driver_.cuStreamSynchronize(stream);
   if (error == CUDA_ERROR_NO_BINARY_FOR_GPU)
     return {StatusCode::kUnsupported, "this libepd has no kernels for this GPU"};
@@ -77,19 +77,19 @@ CUresult StreamKernels::signal_and_wait(CUstream stream, std::uintptr_t ready, c
   return launch(signal_and_wait_, stream, parameters);
 }
 
-CUresult StreamKernels::command(CUstream stream, const StreamCommand& command) const {
-  std::uintptr_t words = command.words;
-  stream_kernels::Enqueued its{command.call, command.waits ? 1u : 0u,
-                               reinterpret_cast<const std::uint32_t*>(command.num_tokens_at),  // NOLINT
-                               command.limit_ns};
+CUresult StreamKernels::call(CUstream stream, const StreamCall& call) const {
+  std::uintptr_t words = call.words;
+  stream_kernels::Enqueued its{call.call, call.waits ? 1u : 0u,
+                               reinterpret_cast<const std::uint32_t*>(call.num_tokens_at),  // NOLINT
+                               call.limit_ns};
   void* parameters[] = {&words, &its};
   return launch(command_, stream, parameters);
 }
 
-CUresult StreamKernels::await_command(CUstream stream, std::uintptr_t words, std::uint32_t slot,
+CUresult StreamKernels::await_call(CUstream stream, std::uintptr_t words, std::uint32_t slot,
                                       std::uint64_t limit_ns) const {
   void* parameters[] = {&words, &slot, &limit_ns};
-  return launch(await_command_, stream, parameters);
+  return launch(await_call_, stream, parameters);
 }
 
 }  // namespace epd::client

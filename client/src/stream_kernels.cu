@@ -25,11 +25,11 @@ extern "C" __global__ void __launch_bounds__(1)
   await(done, value, limit_ns);
 }
 
-extern "C" __global__ void __launch_bounds__(1) epd_command(CommandWords* words, Enqueued its) {
+extern "C" __global__ void __launch_bounds__(1) epd_enqueue(CallWords* words, Enqueued its) {
   if (words != nullptr) enqueue(*words, its);
 }
 
 extern "C" __global__ void __launch_bounds__(1)
-    epd_await_command(CommandWords* words, std::uint32_t slot, std::uint64_t limit_ns) {
+    epd_await_call(CallWords* words, std::uint32_t slot, std::uint64_t limit_ns) {
   if (words != nullptr) await_last(*words, slot, limit_ns);
 }

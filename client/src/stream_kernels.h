@@ -22,8 +22,8 @@ class StreamKernels {
   CUresult signal(CUstream stream, std::uintptr_t ready, std::uint32_t value) const;
   CUresult wait(CUstream stream, const StreamWait& wait) const;
   CUresult signal_and_wait(CUstream stream, std::uintptr_t ready, const StreamWait& wait) const;
-  CUresult command(CUstream stream, const StreamCommand& command) const;
-  CUresult await_command(CUstream stream, std::uintptr_t words, std::uint32_t slot,
+  CUresult call(CUstream stream, const StreamCall& call) const;
+  CUresult await_call(CUstream stream, std::uintptr_t words, std::uint32_t slot,
                          std::uint64_t limit_ns) const;
 
  private:
@@ -36,7 +36,7 @@ class StreamKernels {
   CUkernel wait_ = nullptr;
   CUkernel signal_and_wait_ = nullptr;
   CUkernel command_ = nullptr;
-  CUkernel await_command_ = nullptr;
+  CUkernel await_call_ = nullptr;
 };
 
 }  // namespace epd::client

@@ -4,7 +4,7 @@
 #include "cuda_memory.h"
 #include "launched_lane.h"
 #include "proto/arena.h"
-#include "proto/commands.h"
+#include "proto/call_words.h"
 #include "proto/link.h"
 #include "resident_lane.h"
 
@@ -194,10 +194,10 @@ Status CudaDevice::start(std::function<void()> notify) {
   if (!partition.ok()) return {partition.status().code(), name_ + ": " + partition.status().message()};
   partition_ = *partition;
   if (mode_ == LaunchMode::kResident) {
-    Result<std::unique_ptr<Pulse>> pulse =
-        Pulse::make(driver_, partition_->context(), kernel(kernels::cuda::kPulseKernel), std::move(notify));
-    if (!pulse.ok()) return {pulse.status().code(), name_ + ": " + pulse.status().message()};
-    pulse_ = std::move(*pulse);
+    Result<std::unique_ptr<LaunchProbe>> probe =
+        LaunchProbe::make(driver_, partition_->context(), kernel(kernels::cuda::kLaunchProbeKernel), std::move(notify));
+    if (!probe.ok()) return {probe.status().code(), name_ + ": " + probe.status().message()};
+    probe_ = std::move(*probe);
   }
   result = driver_.cuCtxSetCurrent(partition_->context());
   return result == CUDA_SUCCESS ? Status() : failed("cuCtxSetCurrent", result);
@@ -235,7 +235,7 @@ void CudaDevice::change_partition() {
   Result<std::shared_ptr<Partition>> made = Partition::make(driver_, device_, sms, partition_.get());
   if (!made.ok()) {
     log_event(LogLevel::kError, "the number of SMs stays as it was",
-              {{"device", name_}, {"sms", num_sms_}, {"asked", sms}, {"error", made.status().message()}});
+              {{"device", name_}, {"sms", num_sms_}, {"requested", sms}, {"error", made.status().message()}});
     return;
   }
   num_sms_ = sms;
@@ -273,19 +273,19 @@ bool CudaDevice::advance() {
   }
   for (auto lane = leaving_.begin(); lane != leaving_.end();)
     lane = see_off(*lane) ? leaving_.erase(lane) : std::next(lane);
-  if (pulse_ != nullptr && !follow_pulse()) return !leaving_.empty();
+  if (probe_ != nullptr && !follow_probe()) return !leaving_.empty();
   bool under_way = !leaving_.empty();
   for (CudaLane* lane : lanes_) under_way |= lane->advance();
   return under_way;
 }
 
 // The round is read first: one that begins meanwhile is for the next time.
-bool CudaDevice::follow_pulse() {
-  changes_seen_ = pulse_->changes();
-  pulse_->watch(!lanes_.empty() || !leaving_.empty());
-  const std::uint32_t round = pulse_->round();
-  if (pulse_->stuck()) return false;
-  round_ = round;
+bool CudaDevice::follow_probe() {
+  changes_seen_ = probe_->changes();
+  probe_->watch(!lanes_.empty() || !leaving_.empty());
+  const std::uint32_t yield_epoch = probe_->yield_epoch();
+  if (probe_->stuck()) return false;
+  yield_epoch_ = yield_epoch;
   return true;
 }
 
@@ -311,7 +311,7 @@ bool CudaDevice::see_off(LeavingLane& lane) {
   if (lane.stream != nullptr && !is_idle(lane.stream)) return false;
   if (lane.told_ns != 0) kernel_stopped(std::exchange(lane.told_ns, 0));
   if (!is_idle(aside_)) return false;
-  if (lane.commands.words != nullptr) close_commands(lane.commands.words);
+  if (lane.calls.words != nullptr) close_calls(lane.calls.words);
   if (lane.stream != nullptr) lane.partition->give_back(lane.stream, lane.stream_priority);
   free_memory_.push_back(lane.memory);
   return true;
@@ -336,15 +336,15 @@ void CudaDevice::close_streams(std::byte* words, std::uint32_t depth) {
 
 // First that nobody comes any more, then what those wait for who have not seen it: see proto/README. The
 // words' memory may be unmapped after this.
-void CudaDevice::close_commands(std::byte* words) {
+void CudaDevice::close_calls(std::byte* words) {
   const CUstream stream = partition_->control();
   const auto write = [&](std::size_t offset) {
     const auto word = reinterpret_cast<CUdeviceptr>(words + offset);
     cuda_must(driver_, "cuStreamWriteValue32", driver_.cuStreamWriteValue32(stream, word, 1, 0));
   };
-  write(offsetof(abi::CommandWords, closed));
-  for (std::size_t flag = 0; flag < abi::kCommandFlags; ++flag)
-    write(offsetof(abi::CommandWords, flags) + flag * sizeof(std::uint32_t));
+  write(offsetof(abi::CallWords, closed));
+  for (std::size_t flag = 0; flag < abi::kCallFlags; ++flag)
+    write(offsetof(abi::CallWords, flags) + flag * sizeof(std::uint32_t));
   cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(stream));
 }
 

@@ -5,7 +5,7 @@
 #include "cuda_driver.h"
 #include "device/launcher.h"
 #include "kernels/cuda.h"
-#include "pulse.h"
+#include "launch_probe.h"
 
 #include <array>
 #include <functional>
@@ -23,7 +23,7 @@ void cuda_must(const CudaDriver& driver, const char* what, CUresult result);
 void set_last_word(std::function<void()> word);
 
 // Queues from the host to the device that the engine asks the driver for, and the lanes that so many allow:
-// what is left is for the control stream, the pulse, and streams of a former partition.
+// what is left is for the control stream, the launch probe, and streams of a former partition.
 inline constexpr std::uint32_t kQueues = 32;
 inline constexpr std::uint32_t kMaxLanes = 24;
 
@@ -82,7 +82,7 @@ struct LeavingLane {
   std::uint32_t sms = 0;      // that the kernel holds
   std::uint64_t told_ns = 0;  // when it was told to stop; 0: there is none
   LaneMemory memory;
-  CommandPort::Layout commands;     // no words: it took none
+  CallPort::Layout calls;     // no words: it took none
   std::shared_ptr<Arena> exchange;  // at which a look is under way
 };
 
@@ -104,8 +104,8 @@ class CudaDevice final : public Device, public Launcher {
   void check() override;
   bool advance() override;
   std::vector<std::uint32_t> take_kernel_stops() override { return std::exchange(kernel_stops_, {}); }
-  std::uint32_t times_stuck() const override { return pulse_ == nullptr ? 0 : pulse_->round(); }
-  bool has_news() const override { return pulse_ != nullptr && pulse_->changes() != changes_seen_; }
+  std::uint32_t times_stuck() const override { return probe_ == nullptr ? 0 : probe_->yield_epoch(); }
+  bool has_news() const override { return probe_ != nullptr && probe_->changes() != changes_seen_; }
 
   Result<std::unique_ptr<Lane>> open_lane(const LaneShape& shape) override;
   void read(void* to, const void* device, std::size_t bytes) override;
@@ -114,7 +114,7 @@ class CudaDevice final : public Device, public Launcher {
   void write(void* device, const void* from, std::size_t bytes) override;
   void clear(void* device, std::size_t bytes) override;
   void close_streams(std::byte* words, std::uint32_t depth) override;
-  void close_commands(std::byte* words) override;
+  void close_calls(std::byte* words) override;
 
   // For lanes.
   const CudaDriver& driver() const { return driver_; }
@@ -132,8 +132,8 @@ class CudaDevice final : public Device, public Launcher {
   void give_back(const LaneMemory& memory) { free_memory_.push_back(memory); }
   void lane_closed(CudaLane* lane);
   // Of kernels that stay: when the device began kernels last. One of an earlier round leaves by itself.
-  std::uint32_t round() const { return round_; }
-  const std::uint32_t* round_word() const { return pulse_->round_word(); }
+  std::uint32_t yield_epoch() const { return yield_epoch_; }
+  const std::uint32_t* yield_epoch_word() const { return probe_->yield_epoch_word(); }
   std::uint64_t now_ns() const { return clock_.now_ns(); }
   void kernel_stopped(std::uint64_t told_ns);
   void let_go(LeavingLane lane) { leaving_.push_back(std::move(lane)); }
@@ -148,8 +148,8 @@ class CudaDevice final : public Device, public Launcher {
   Status start(std::function<void()> notify);
   // Of launched lanes, to what is wanted, if nothing is in flight.
   void change_partition();
-  // False: the device begins no kernel. Nothing goes on until the pulse notifies.
-  bool follow_pulse();
+  // False: the device begins no kernel. Nothing goes on until the launch probe notifies.
+  bool follow_probe();
   // True: it has gone.
   bool see_off(LeavingLane& lane);
   bool is_idle(CUstream stream) const;
@@ -173,9 +173,9 @@ class CudaDevice final : public Device, public Launcher {
   std::vector<LeavingLane> leaving_;
   std::vector<std::uint32_t> kernel_stops_;  // us each
   std::vector<LaneMemory> free_memory_;
-  std::unique_ptr<Pulse> pulse_;  // LaunchMode::kResident
+  std::unique_ptr<LaunchProbe> probe_;  // LaunchMode::kResident
   std::uint32_t changes_seen_ = 0;
-  std::uint32_t round_ = 0;
+  std::uint32_t yield_epoch_ = 0;
   CUlibrary library_ = nullptr;
   std::array<CUkernel, std::size(kernels::cuda::kKernelNames)> kernels_{};
 };

@@ -77,8 +77,8 @@ void CudaLane::let_stream_go() {
   stream_ = nullptr;
 }
 
-void CudaLane::leave_running(std::uint32_t held_sms, std::uint64_t told_ns, CommandPort::Layout commands) {
-  leave({partition_, stream_, stream_priority_, held_sms, told_ns, memory_, std::move(commands), {}});
+void CudaLane::leave_running(std::uint32_t held_sms, std::uint64_t told_ns, CallPort::Layout calls) {
+  leave({partition_, stream_, stream_priority_, held_sms, told_ns, memory_, std::move(calls), {}});
   stream_ = nullptr;
 }
 

@@ -47,7 +47,7 @@ class CudaLane : public Lane {
   void let_stream_go();
   // Of a lane that is being destroyed: stream and memory are the device's, until the stream has come to its
   // end.
-  void leave_running(std::uint32_t held_sms, std::uint64_t told_ns, CommandPort::Layout commands);
+  void leave_running(std::uint32_t held_sms, std::uint64_t told_ns, CallPort::Layout calls);
   CUstream control() const { return device_.partition()->control(); }
   void write_word(const void* word, std::uint32_t value) const;
   void must(const char* what, CUresult result) const { cuda_must(driver_, what, result); }

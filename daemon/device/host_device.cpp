@@ -26,7 +26,7 @@ class HostLane final : public Lane {
   HostLane(HostSms& sms, const LaneShape& shape)
       : sms_(sms), plans_(shape.kept_plans), sum_ranks_(shape.sum_ranks), priority_(shape.priority) {}
 
-  std::unique_ptr<Flight> launch(const LaunchRequest& request) override {
+  std::unique_ptr<OperationInFlight> launch(const LaunchRequest& request) override {
     return std::make_unique<HostOperation>(
         request.kind, *request.op,
         HostOperation::Needs{

@@ -31,7 +31,7 @@ class HostDevice final : public Device, public Launcher {
   void clear(void* device, std::size_t bytes) override;
   // No stream waits for a host device.
   void close_streams(std::byte* /*words*/, std::uint32_t /*depth*/) override {}
-  void close_commands(std::byte* /*words*/) override {}
+  void close_calls(std::byte* /*words*/) override {}
 
  private:
   const std::string name_;

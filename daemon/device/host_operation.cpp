@@ -30,10 +30,10 @@ void store_release(std::uint64_t& word, std::uint64_t value) {
   std::atomic_ref(word).store(value, std::memory_order_release);
 }
 
-OpResult ending(kernels::cuda::OpError error, std::int32_t culprit) {
+OpResult ending(kernels::cuda::OpError error, std::int32_t failed_rank) {
   OpResult result{};
   result.error = error;
-  result.culprit = culprit;
+  result.failed_rank = failed_rank;
   result.expert = -1;
   return result;
 }

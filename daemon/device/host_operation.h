@@ -26,7 +26,7 @@
 
 namespace epd {
 
-class HostOperation final : public Flight {
+class HostOperation final : public OperationInFlight {
  public:
   struct Needs {
     const OperationPeers& peers;

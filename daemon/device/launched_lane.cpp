@@ -22,9 +22,9 @@ constexpr std::uint64_t kNoopTags = std::uint64_t{1} << 63;  // no operation of 
 
 }  // namespace
 
-class CudaFlight final : public Flight {
+class CudaOperationInFlight final : public OperationInFlight {
  public:
-  CudaFlight(LaunchedLane& lane, const LaunchRequest& request, std::uint32_t place)
+  CudaOperationInFlight(LaunchedLane& lane, const LaunchRequest& request, std::uint32_t place)
       : lane_(lane),
         peers_(request.peers),
         place_(lane.host_place(place)),
@@ -33,9 +33,9 @@ class CudaFlight final : public Flight {
         tag_(request.op->tag),
         mark_(request.op->counts.mark) {}
 
-  ~CudaFlight() override {
+  ~CudaOperationInFlight() override {
     if (!left()) std::abort();  // the GPU would write into what is given to others now
-    lane_.flight_ended(number_, signal_);
+    lane_.operation_ended(number_, signal_);
   }
 
   // Nothing of it is done here. It is looked at, if it takes long.
@@ -208,7 +208,7 @@ void LaunchedLane::follow_share() {
 void LaunchedLane::describe_own(Kind kind, std::uint32_t sms, Operation& op) const {
   describe_workspace(op);
   if (kind == Kind::kNoop) {
-    op.movers.ctas = 1;
+    op.division.ctas = 1;
     return;
   }
   const std::uint32_t most = device_.lane_sms(*this);
@@ -236,15 +236,15 @@ void LaunchedLane::prepare(const LaunchRequest& request, std::uint32_t place) {
   given(place) = op;
 }
 
-std::unique_ptr<Flight> LaunchedLane::launch(const LaunchRequest& request) {
+std::unique_ptr<OperationInFlight> LaunchedLane::launch(const LaunchRequest& request) {
   if (in_flight_ == 0) follow_share();
   const std::uint32_t place = request.kind == Kind::kNoop ? take_noop_place() : request.place;
   prepare(request, place);
   const Signal signal = request.op->signal;
-  if (signal.done != nullptr) ++done_[signal.done].flights;
+  if (signal.done != nullptr) ++done_[signal.done].in_flight;
   ++in_flight_;
   start(request.kind, place);
-  return std::make_unique<CudaFlight>(*this, request, place);
+  return std::make_unique<CudaOperationInFlight>(*this, request, place);
 }
 
 void LaunchedLane::await_word(const std::uint32_t* word, std::uint32_t value) {
@@ -266,13 +266,13 @@ void LaunchedLane::start(Kind kind, std::uint32_t place) {
     start_noop(op, signal, place);
     return;
   }
-  const kernels::cuda::Movers& movers = op.movers;
+  const kernels::cuda::WorkDivision& division = op.division;
   CUdeviceptr on_device = device_op(place);
   void* arguments[] = {&on_device};
   const CUkernel kernel = device_.kernel(kernels::cuda::kernel_name(kind, op));
   must("cuLaunchKernel",
-       driver_.cuLaunchKernel(reinterpret_cast<CUfunction>(kernel), movers.ctas, 1, 1, movers.threads, 1, 1,
-                              movers.shared_bytes, stream_, arguments, nullptr));
+       driver_.cuLaunchKernel(reinterpret_cast<CUfunction>(kernel), division.ctas, 1, 1, division.threads, 1, 1,
+                              division.shared_bytes, stream_, arguments, nullptr));
 }
 
 void LaunchedLane::start_noop(const Operation& op, const Signal& signal, std::uint32_t place) {
@@ -290,9 +290,9 @@ void LaunchedLane::abort(std::uint32_t place, const Signal& signal) {
   if (signal.ready != nullptr) write_client_word(signal.ready, signal.value);
 }
 
-void LaunchedLane::flight_ended(std::uint32_t place, const Signal& signal) {
+void LaunchedLane::operation_ended(std::uint32_t place, const Signal& signal) {
   if (place >= shape_.limits.depth) noop_places_[place - shape_.limits.depth] = false;
-  if (signal.done != nullptr && --done_[signal.done].flights == 0) write_owed(signal.done);
+  if (signal.done != nullptr && --done_[signal.done].in_flight == 0) write_owed(signal.done);
   if (--in_flight_ == 0) follow_share();
 }
 
@@ -313,7 +313,7 @@ void LaunchedLane::release(const Signal& signal, std::uint64_t ticket) {
   if (ticket <= word.furthest) return;
   word.owed = true;
   word.furthest = ticket;
-  if (word.flights == 0) write_owed(signal.done);
+  if (word.in_flight == 0) write_owed(signal.done);
 }
 
 void LaunchedLane::write_owed(const void* word) {

@@ -15,13 +15,13 @@ class LaunchedLane final : public CudaLane {
   LaunchedLane(CudaDevice& device, const LaneShape& shape);
   ~LaunchedLane() override;
 
-  std::unique_ptr<Flight> launch(const LaunchRequest& request) override;
+  std::unique_ptr<OperationInFlight> launch(const LaunchRequest& request) override;
   void release(const kernels::cuda::Signal& signal, std::uint64_t ticket) override;
   void follow_share() override;
   std::uint32_t in_flight() const override { return in_flight_; }
 
  private:
-  friend class CudaFlight;
+  friend class CudaOperationInFlight;
   using Signal = kernels::cuda::Signal;
 
   // What of a place the host and the device both see. Those of dispatch and combine are followed by the words
@@ -50,7 +50,7 @@ class LaunchedLane final : public CudaLane {
   // Makes it end soon, wherever it waits.
   void abort(std::uint32_t place, const Signal& signal);
   std::uint32_t take_noop_place();
-  void flight_ended(std::uint32_t place, const Signal& signal);
+  void operation_ended(std::uint32_t place, const Signal& signal);
 
   // A word of the client's streams. The control stream may be held up, and what writes the same word after it
   // (the slot's next operation, or the client when it has been told of the end) must not come before it: a
@@ -66,7 +66,7 @@ class LaunchedLane final : public CudaLane {
   std::uint64_t noops_ = 0;
   std::array<bool, kMaxNoops> noop_places_{};  // taken
   struct Word {
-    std::uint32_t flights = 0;   // that will write it
+    std::uint32_t in_flight = 0;   // that will write it
     bool owed = false;           // `furthest` is still to be written
     std::uint64_t furthest = 0;  // ticket
   };

@@ -9,20 +9,20 @@ using kernels::cuda::ResidentArguments;
 using kernels::cuda::ResidentState;
 
 std::size_t ResidentLane::own_device_bytes() const {
-  return sizeof(ResidentState) + ResidentCommands::device_bytes(shape_, device_.max_sms());
+  return sizeof(ResidentState) + ResidentCalls::device_bytes(shape_, device_.max_sms());
 }
 
 // A client may make calls as long as its rank is here: the last kernel ends what it runs, and then nobody
 // waits for another. The loop does not wait for that kernel: it may not have begun.
 ResidentLane::~ResidentLane() {
-  commands_.halt();
+  calls_.halt();
   if (stream_ == nullptr) return;
   if (runs() && !stopping()) stop();
-  leave_running(held_, aside_ ? 0 : told_ns_, commands_.layout());
+  leave_running(held_, aside_ ? 0 : told_ns_, calls_.layout());
 }
 
 void ResidentLane::follow_share() {
-  if (stopping() || !commands_.opened()) return;
+  if (stopping() || !calls_.opened()) return;
   if (stream_ == nullptr) take_stream();
   const std::uint32_t share = device_.lane_sms(*this);
   waits_ = false;
@@ -47,7 +47,7 @@ bool ResidentLane::advance() {
   if (state == CUDA_ERROR_NOT_READY) return true;
   must("cuStreamQuery", state);
   const std::uint64_t told_ns = std::exchange(told_ns_, 0);
-  if (!std::exchange(aside_, false) && round_ == device_.round()) device_.kernel_stopped(told_ns);
+  if (!std::exchange(aside_, false) && yield_epoch_ == device_.yield_epoch()) device_.kernel_stopped(told_ns);
   start_kernel();
   follow_share();  // of what came meanwhile
   return stopping() || waits_;
@@ -55,10 +55,10 @@ bool ResidentLane::advance() {
 
 void ResidentLane::start_kernel() {
   held_ = ctas_;
-  round_ = device_.round();
+  yield_epoch_ = device_.yield_epoch();
   if (++kernels_ == 0) ++kernels_;
-  ResidentArguments own{reinterpret_cast<ResidentState*>(own_device()), device_.round_word(), round_,
-                        kernels_, commands_.arguments()};
+  ResidentArguments own{reinterpret_cast<ResidentState*>(own_device()), device_.yield_epoch_word(), yield_epoch_,
+                        kernels_, calls_.arguments()};
   void* arguments[] = {&own};
   const CUkernel kernel = device_.kernel(kernels::cuda::kResidentKernel);
   const auto shared = static_cast<unsigned>(device_.max_shared_bytes()) - kernels::cuda::kStaticBytes;
@@ -68,13 +68,13 @@ void ResidentLane::start_kernel() {
 }
 
 void ResidentLane::stop() {
-  commands_.stop(kernels_);
+  calls_.stop(kernels_);
   told_ns_ = device_.now_ns();
 }
 
 // It has seen by itself that it is to leave.
 void ResidentLane::follow_round() {
-  if (!runs() || stopping() || round_ == device_.round()) return;
+  if (!runs() || stopping() || yield_epoch_ == device_.yield_epoch()) return;
   aside_ = true;
   told_ns_ = device_.now_ns();
 }

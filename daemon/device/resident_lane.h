@@ -2,13 +2,13 @@
 #pragma once
 
 #include "cuda_lane.h"
-#include "resident_commands.h"
+#include "resident_calls.h"
 
 namespace epd {
 
 class ResidentLane final : public CudaLane {
  public:
-  ResidentLane(CudaDevice& device, const LaneShape& shape) : CudaLane(device, shape), commands_(*this) {}
+  ResidentLane(CudaDevice& device, const LaneShape& shape) : CudaLane(device, shape), calls_(*this) {}
   ~ResidentLane() override;
 
   // Tells the kernel to stop when it has ended the call that it runs, and starts it anew on the lane's share
@@ -17,18 +17,18 @@ class ResidentLane final : public CudaLane {
   void follow_share() override;
   bool advance() override;
   std::uint32_t held_sms() const override { return held_; }
-  CommandPort* commands() override { return &commands_; }
-  std::unique_ptr<Flight> launch(const LaunchRequest& /*request*/) override {
+  CallPort* calls() override { return &calls_; }
+  std::unique_ptr<OperationInFlight> launch(const LaunchRequest& /*request*/) override {
     EPD_CHECK(!"what a resident kernel runs is called by clients");
     return nullptr;
   }
   void release(const kernels::cuda::Signal& /*signal*/, std::uint64_t /*ticket*/) override {}
 
  private:
-  friend class ResidentCommands;
+  friend class ResidentCalls;
 
   std::size_t own_device_bytes() const override;
-  std::size_t own_host_bytes() const override { return ResidentCommands::host_bytes(shape_); }
+  std::size_t own_host_bytes() const override { return ResidentCalls::host_bytes(shape_); }
   bool runs() const { return ctas_ != 0; }
   bool stopping() const { return told_ns_ != 0; }
   void stop();
@@ -40,9 +40,9 @@ class ResidentLane final : public CudaLane {
   bool waits_ = false;         // for room
   std::uint64_t told_ns_ = 0;  // when it was told to stop, or began to step aside; 0: neither
   bool aside_ = false;         // that
-  std::uint32_t round_ = 0;    // CudaDevice::round(), of the kernel
+  std::uint32_t yield_epoch_ = 0;    // CudaDevice::round(), of the kernel
   std::uint32_t kernels_ = 0;  // that have been started
-  ResidentCommands commands_;
+  ResidentCalls calls_;
 };
 
 }  // namespace epd

@@ -17,7 +17,7 @@ SignalLook::SignalLook(CudaDevice& device, const LaneShape& shape)
     : device_(device),
       shape_(shape),
       copy_(shape.shape.num_ranks, shape.limits.depth,
-            shape.landing.max_tokens != 0 && shape.shape.per_expert) {}
+            shape.inbox.max_tokens != 0 && shape.shape.per_expert) {}
 
 // `ready` is a block's first part, and `arrived` lies behind it.
 std::size_t SignalLook::row_bytes() const {

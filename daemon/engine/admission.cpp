@@ -60,7 +60,7 @@ std::string Admission::illegal(const SessionPort& session, const Submission& s) 
   const bool of_stream = (s.flags & abi::kFlagStream) != 0;
   if (of_stream && !device_.traits().has_streams)
     return bad("flags", s.flags, "no stream's on " + device_.name());
-  if (member.commands != nullptr)
+  if (member.calls != nullptr)
     return bad("op", static_cast<std::uint32_t>(s.op), "none, since this rank's operations are calls");
   if (s.epoch > member.group.epoch)
     return bad("epoch", s.epoch, "at most " + std::to_string(member.group.epoch));
@@ -68,7 +68,7 @@ std::string Admission::illegal(const SessionPort& session, const Submission& s) 
   const bool in_order = use.of_stream && of_stream;
   if (s.op != Op::kNoop && use.operations != 0 && !in_order) {
     return bad("slot", s.slot,
-               "one without an operation in flight (ticket " + std::to_string(use.ticket) + ")");
+               "one without an operation in operation_in_flight (ticket " + std::to_string(use.ticket) + ")");
   }
   return "";
 }
@@ -130,7 +130,7 @@ void Admission::refuse(SessionPort& session, const Submission& submission, Membe
   session.begin(submission, kUnnumbered);
   unblock_stream(member, submission);
   abi::Completion completion = completion_of(submission, cause.cause);
-  completion.culprit_rank = cause.culprit_rank;
+  completion.failed_rank = cause.failed_rank;
   member.publish_message(submission.slot, submission.ticket,
                          std::string(cause.text, abi::text_length(cause.text)));
   session.complete(completion);

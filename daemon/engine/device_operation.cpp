@@ -45,7 +45,7 @@ LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority) {
   lane.limits = abi::op_limits(shape);
   lane.placement_words = static_cast<std::uint32_t>(abi::placement_words(shape));
   lane.priority = priority;
-  lane.landing = kernels::cuda::landing_of(shape);
+  lane.inbox = kernels::cuda::inbox_of(shape);
   lane.block_bytes = abi::ExchangeArenaLayout(shape).block_bytes;
   lane.kept_plans = abi::kept_routes(shape);
   lane.sum_ranks = shape.sum_ranks;
@@ -56,7 +56,7 @@ kernels::cuda::GroupView group_view(const Group& group, std::uint32_t rank) {
   const GroupRankMemory& memory = group.ranks[rank];
   kernels::cuda::GroupView view;
   view.shape = device_shape(group.shape);
-  view.landing = kernels::cuda::landing_of(group.shape);
+  view.inbox = kernels::cuda::inbox_of(group.shape);
   view.rank = rank;
   view.exchange_arena = reinterpret_cast<std::uint8_t*>(memory.exchange->bytes());
   view.exchange = group.exchange_layout;

@@ -53,8 +53,8 @@ Failure choice_failure(const Subject& subject, Launcher& launcher, const OpResul
 
 Failure placement_failure(const Subject& subject, const OpResult& result) {
   const std::string where = result.expert < 0 ? "" : " for expert " + std::to_string(result.expert);
-  return {StatusCode::kResourceExhausted, result.culprit,
-          operation(subject) + ": rank " + std::to_string(result.culprit) + " would receive " +
+  return {StatusCode::kResourceExhausted, result.failed_rank,
+          operation(subject) + ": rank " + std::to_string(result.failed_rank) + " would receive " +
               std::to_string(result.rows) + " rows" + where +
               "; allowed: max_recv_rows = " + std::to_string(result.room)};
 }
@@ -66,7 +66,7 @@ abi::Break as_break(const Group& group, const Failure& failure) {
   all.group_id = group.id;
   all.epoch = group.epoch;
   all.cause = failure.cause;
-  all.culprit_rank = failure.culprit;
+  all.failed_rank = failure.failed_rank;
   abi::set_text(all.text, failure.text.data(), failure.text.size());
   return all;
 }
@@ -98,17 +98,17 @@ Failure device_failure(const Subject& subject, Launcher& launcher, const OpResul
     case OpError::kBadChoice: return choice_failure(subject, launcher, result);
     case OpError::kNoRoom: return placement_failure(subject, result);
     case OpError::kMismatch:
-      return {StatusCode::kInvalidArgument, result.culprit, disagreement_text(subject, launcher)};
+      return {StatusCode::kInvalidArgument, result.failed_rank, disagreement_text(subject, launcher)};
     default: break;
   }
   const bool of_stream =
-      (subject.submission.flags & abi::kFlagStream) != 0 || subject.member.commands != nullptr;
+      (subject.submission.flags & abi::kFlagStream) != 0 || subject.member.calls != nullptr;
   std::string why = of_stream ? "its inputs were not ready" : "its own rows were still moving";
-  if (result.culprit >= 0) {
-    const auto rank = static_cast<std::uint32_t>(result.culprit);
+  if (result.failed_rank >= 0) {
+    const auto rank = static_cast<std::uint32_t>(result.failed_rank);
     why = awaited_text(rank, subject.member.group.stands_still_ms(rank, now_ns, 0), "has not got as far");
   }
-  return {StatusCode::kDeadlineExceeded, result.culprit, ended_after + ": " + why};
+  return {StatusCode::kDeadlineExceeded, result.failed_rank, ended_after + ": " + why};
 }
 
 std::byte* own_block(const Member& member, std::uint64_t index) {

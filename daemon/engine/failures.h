@@ -1,4 +1,4 @@
-// How operations fail, in the same words whoever ran them: host devices, launches, commands.
+// How operations fail, in the same words whoever ran them: host devices, launches, calls.
 #pragma once
 
 #include "device/launcher.h"
@@ -12,7 +12,7 @@ namespace epd {
 
 struct Failure {
   StatusCode cause = StatusCode::kInternal;
-  std::int32_t culprit = -1;  // rank
+  std::int32_t failed_rank = -1;  // rank
   std::string text;
 };
 

@@ -1,6 +1,6 @@
 #include "group.h"
 
-#include "commands.h"
+#include "calls.h"
 #include "operation.h"
 #include "session_port.h"
 
@@ -11,7 +11,7 @@ namespace epd {
 
 namespace {
 
-// A sleeping engine turns each second, and as soon as it is rung.
+// A sleeping engine turns each second, and as soon as it is enqueued.
 constexpr std::uint64_t kSilentNs = 2'000'000'000;
 constexpr std::uint64_t kDeafNs = 200'000'000;
 
@@ -58,7 +58,7 @@ Member::~Member() = default;
 
 void Member::stop() {
   stopped_ = true;
-  if (commands != nullptr) commands->halt();
+  if (calls != nullptr) calls->halt();
 }
 
 std::byte* Member::user(std::uint32_t slot, abi::Region region) const {
@@ -86,7 +86,7 @@ void Member::publish_state(abi::GroupState state, const abi::Break& cause) const
   b.epoch.store(group.epoch, std::memory_order_relaxed);
   b.resume_index.store(group.resume_index, std::memory_order_relaxed);
   b.cause.store(static_cast<std::uint32_t>(cause.cause), std::memory_order_relaxed);
-  b.culprit_rank.store(cause.culprit_rank, std::memory_order_relaxed);
+  b.failed_rank.store(cause.failed_rank, std::memory_order_relaxed);
   for (std::size_t word = 0; word < std::size(b.active); ++word) {
     std::uint64_t bits = 0;
     for (std::size_t r = word * 64; r < std::min<std::size_t>(word * 64 + 64, group.shape.num_ranks); ++r)
@@ -141,7 +141,7 @@ Group::Group(const abi::GroupBegin& message)
 
 bool Group::calls_halted() const {
   return std::all_of(members.begin(), members.end(), [](const auto& member) {
-    return member->commands == nullptr || member->commands->halted();
+    return member->calls == nullptr || member->calls->halted();
   });
 }
 
@@ -187,11 +187,11 @@ void Group::ring_peers() const {
   }
 }
 
-std::uint64_t Group::stands_still_ms(std::uint32_t rank, std::uint64_t now_ns, std::uint64_t rung_ns) const {
+std::uint64_t Group::stands_still_ms(std::uint32_t rank, std::uint64_t now_ns, std::uint64_t enqueued_ns) const {
   for (const auto& peer : peers) {
     if (peer->device_index != ranks[rank].device_index) continue;
     const std::uint64_t beat = peer->page.as<abi::EnginePage>()->heartbeat_ns.load(std::memory_order_relaxed);
-    const std::uint64_t patience_ns = beat < rung_ns ? kDeafNs : kSilentNs;
+    const std::uint64_t patience_ns = beat < enqueued_ns ? kDeafNs : kSilentNs;
     return beat != 0 && now_ns > beat + patience_ns ? (now_ns - beat) / 1'000'000 : 0;
   }
   return 0;

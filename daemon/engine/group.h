@@ -17,13 +17,13 @@
 
 namespace epd {
 
-class Commands;
+class Calls;
 class Operation;
 class SessionPort;
 
 // A rank's memory. Its regions lie in its user arena or where its client has bound them.
 struct GroupRankMemory {
-  std::shared_ptr<Arena> user;                 // also kept by the kernel that looks at its command words
+  std::shared_ptr<Arena> user;                 // also kept by the kernel that looks at its call words
   std::shared_ptr<Arena> exchange;             // also kept by a lane that looks at its signals
   std::vector<std::unique_ptr<Arena>> client;  // its client's own
   std::uint32_t device_index = 0;
@@ -44,7 +44,7 @@ struct GroupRankMemory {
   std::byte* ready_word(std::uint32_t slot) const { return user->bytes() + layout_.ready_word(slot); }
   std::byte* done_word(std::uint32_t slot) const { return user->bytes() + layout_.done_word(slot); }
   std::byte* stream_words() const { return user->bytes() + layout_.words; }
-  std::byte* command_words() const { return user->bytes() + layout_.commands; }
+  std::byte* call_words() const { return user->bytes() + layout_.calls; }
   std::uint64_t user_bytes() const { return layout_.total_bytes; }
 
  private:
@@ -112,7 +112,7 @@ class Member {
   kernels::cuda::GroupView view;       // likewise
   std::vector<Operation*> operations;  // that have not ended, in the order of submission
   std::shared_ptr<Arena> results;      // if its operations are calls (abi::Results)
-  std::unique_ptr<Commands> commands;  // then, of its lane. next_number: of the first not completed
+  std::unique_ptr<Calls> calls;  // then, of its lane. next_number: of the first not completed
   Statistics statistics;
 
  private:
@@ -169,9 +169,9 @@ struct Group {
   // Wakes the sleeping engines among `peers`. After a release store that they wait for.
   void ring_peers() const;
   // How long the loop of the rank's engine has not turned, if so long that the engine must be stopped or held
-  // up; else 0. Judged by its page, from here. `rung_ns`: since then it has been rung, so it should have
+  // up; else 0. Judged by its page, from here. `enqueued_ns`: since then it has been enqueued, so it should have
   // turned.
-  std::uint64_t stands_still_ms(std::uint32_t rank, std::uint64_t now_ns, std::uint64_t rung_ns) const;
+  std::uint64_t stands_still_ms(std::uint32_t rank, std::uint64_t now_ns, std::uint64_t enqueued_ns) const;
   std::string check_complete() const;  // what a commit finds missing; "" if nothing
 };
 

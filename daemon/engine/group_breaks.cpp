@@ -1,5 +1,5 @@
 // Groups: their part in the break protocol (daemon/README): a group stands still, goes on, or ends.
-#include "commands.h"
+#include "calls.h"
 #include "groups.h"
 #include "restart.h"
 
@@ -29,8 +29,8 @@ void Groups::answer_stops() {
     Group* group = find(reply.group_id);
     if (group == nullptr) return true;
     Member* member = group->member(reply.rank);
-    if (member != nullptr && member->commands != nullptr) {
-      if (!member->commands->halted()) return false;
+    if (member != nullptr && member->calls != nullptr) {
+      if (!member->calls->halted()) return false;
       journals_.read(*member);
     }
     reply.next_submit = member != nullptr ? member->next_number : group->resume_index;
@@ -57,7 +57,7 @@ Status Groups::break_group(const abi::Break& message) {
     for (Operation* operation : member->operations) {
       if (operation->index() >= (fatal ? message.fail_from : 0)) operation->abandon();
     }
-    if (!fatal && member->commands != nullptr) member->commands->halt();
+    if (!fatal && member->calls != nullptr) member->calls->halt();
   }
   const auto state = fatal ? abi::GroupState::kLost : abi::GroupState::kBroken;
   for (const auto& member : group->members) member->publish_state(state, message);
@@ -88,7 +88,7 @@ void Groups::give_up_memory(Group& group) {
     journals_.read(*member);
     ranks_.close_streams_of(*member);
     journals_.remove(*member);
-    member->commands.reset();
+    member->calls.reset();
     if (member->lane != nullptr) reclaimer_.take(*member->lane);
     member->lane.reset();
   }
@@ -109,7 +109,7 @@ Status Groups::resume_group(const abi::Resume& message) {
   ranks_.clear_signals(*group);
   if (message.cause != StatusCode::kOk) {
     group->cause.cause = message.cause;
-    group->cause.culprit_rank = message.culprit_rank;
+    group->cause.failed_rank = message.failed_rank;
     std::memcpy(group->cause.text, message.text, sizeof(message.text));
   }
   for (const auto& member : group->members) member->next_number = message.resume_index;
@@ -142,7 +142,7 @@ Status Groups::remove_group(const abi::GroupRef& message) {
   group->cause = {group->id, group->epoch, 0, 1, StatusCode::kAborted, -1, "the group was removed"};
   for (const auto& member : group->members) {
     for (Operation* operation : member->operations) operation->abandon();
-    if (member->commands != nullptr) member->commands->halt();
+    if (member->calls != nullptr) member->calls->halt();
   }
   operations_.fail(*group, 0, group->cause);
   finish_removals();

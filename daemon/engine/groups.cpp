@@ -2,7 +2,7 @@
 #include "groups.h"
 
 #include "base/log.h"
-#include "commands.h"
+#include "calls.h"
 #include "restart.h"
 
 #include <algorithm>
@@ -98,7 +98,7 @@ Status Groups::add_member(Packet& packet) {
     return {};
   }
   std::unique_ptr<Member> member = std::move(made).value();
-  if (member->commands != nullptr) journals_.add(*member);
+  if (member->calls != nullptr) journals_.add(*member);
   // While a group forms its members wait for kGroupCommit, which another round may bring.
   if (!group->life.is_forming()) session->members[message.member] = member.get();
   group->members.push_back(std::move(member));
@@ -152,7 +152,7 @@ void Groups::restore(Group& group) {
   group.life.enter(GroupPhase::kBroken);
   for (const auto& member : group.members) catch_up(*member, device_.launcher());
   group.cause.cause = StatusCode::kEngineRestarted;
-  group.cause.culprit_rank =
+  group.cause.failed_rank =
       group.members.empty() ? -1 : static_cast<std::int32_t>(group.members.front()->rank);
   const std::string text = "the engine of " + device_.name() + " was restarted";
   abi::set_text(group.cause.text, text.data(), text.size());
@@ -161,13 +161,13 @@ void Groups::restore(Group& group) {
 void Groups::start_calls(const Group& group, bool fresh) {
   follow_settings(group);
   for (const auto& member : group.members) {
-    if (member->commands != nullptr) member->commands->resume(fresh);
+    if (member->calls != nullptr) member->calls->resume(fresh);
   }
 }
 
 void Groups::follow_settings(const Group& group) const {
   for (const auto& member : group.members) {
-    if (member->commands != nullptr) member->commands->follow_settings(default_timeout_ms_);
+    if (member->calls != nullptr) member->calls->follow_settings(default_timeout_ms_);
   }
 }
 
@@ -217,7 +217,7 @@ bool Groups::reclaim() {
 void Groups::halt() {
   for (const auto& [id, group] : groups_) {
     for (const auto& member : group->members) {
-      if (member->commands != nullptr) member->commands->halt();
+      if (member->calls != nullptr) member->calls->halt();
     }
   }
 }

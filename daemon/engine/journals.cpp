@@ -1,7 +1,7 @@
 #include "journals.h"
 
 #include "break_request.h"
-#include "commands.h"
+#include "calls.h"
 #include "operation.h"
 
 #include <algorithm>
@@ -31,39 +31,39 @@ void Journals::read(const Group& group) {
 }
 
 bool Journals::read(Member& member) {
-  if (member.commands == nullptr) return false;
-  Commands& commands = *member.commands;
+  if (member.calls == nullptr) return false;
+  Calls& calls = *member.calls;
   bool progress = false;
-  while (const kernels::cuda::JournalEntry* entry = commands.front()) {
-    commands.last_end_ns = clock_.round_ns();
+  while (const kernels::cuda::JournalEntry* entry = calls.front()) {
+    calls.last_end_ns = clock_.round_ns();
     read_entry(member, *entry);
-    commands.pop();
+    calls.pop();
     progress = true;
   }
   if (member.group.life.is_active() && !member.stopped() && member.failed_from == kNoFailure) {
-    commands.look(page_, clock_.round_ns());
+    calls.look(page_, clock_.round_ns());
   } else {
-    commands.show_none();
+    calls.show_none();
   }
   return progress;
 }
 
 void Journals::read_entry(Member& member, const kernels::cuda::JournalEntry& entry) {
-  Commands& commands = *member.commands;
-  if (const std::string why = commands.illegal(entry); !why.empty()) {
+  Calls& calls = *member.calls;
+  if (const std::string why = calls.illegal(entry); !why.empty()) {
     if (member.session != nullptr && !member.session->ended()) sessions_.end(*member.session, why);
     return;
   }
-  const abi::Op op = commands.submission(entry).op;
+  const abi::Op op = calls.submission(entry).op;
   count(page_->ops_submitted);
   count_taken(member, op);
   abi::Completion completion{};  // which nobody gets: for counting
   const bool done = entry.result.error == OpError::kNone;
   if (done && op != abi::Op::kNoop) {
-    member.next_number = commands.index_of(entry) + 1;
+    member.next_number = calls.index_of(entry) + 1;
     member.publish_next_index();
     renew_numbers(member, link_);
-    count_rows(page_, member, op, commands.rows_of(entry));
+    count_rows(page_, member, op, calls.rows_of(entry));
     count_ran(member, saturated_us(0, entry.result.ran_ns));
   } else if (!done) {
     completion.status = fail_call(member, entry);
@@ -75,11 +75,11 @@ void Journals::read_entry(Member& member, const kernels::cuda::JournalEntry& ent
 // What was aborted, was so because the group breaks or ends, or this rank does. It has failed though every
 // rank may have completed it: its stream has gone on, perhaps without the last rows.
 StatusCode Journals::fail_call(Member& member, const kernels::cuda::JournalEntry& entry) {
-  if (member.commands->submission(entry).op == abi::Op::kNoop) return StatusCode::kAborted;
-  member.next_number = member.commands->index_of(entry);
+  if (member.calls->submission(entry).op == abi::Op::kNoop) return StatusCode::kAborted;
+  member.next_number = member.calls->index_of(entry);
   member.failed_from = std::min(member.failed_from, member.next_number);
   if (entry.result.error == OpError::kAborted) return StatusCode::kAborted;
-  const Failure failure = member.commands->failure(entry, clock_.round_ns());
+  const Failure failure = member.calls->failure(entry, clock_.round_ns());
   request_break(member.group, as_break(member.group, failure), link_);
   return failure.cause;
 }
@@ -88,23 +88,23 @@ void Journals::halt_lost() {
   for (const Member* member : members_) {
     const Group& group = member->group;
     if (!group.life.is(GroupPhase::kLosing)) continue;
-    const std::uint64_t since = std::max(group.broken_ns, member->commands->last_end_ns);
+    const std::uint64_t since = std::max(group.broken_ns, member->calls->last_end_ns);
     if (member->next_index() >= group.cause.fail_from || member->failed_from != kNoFailure ||
         clock_.round_ns() >= since + kGraceNs)
-      member->commands->halt();
+      member->calls->halt();
   }
 }
 
 bool Journals::pending() const {
   return std::any_of(members_.begin(), members_.end(),
-                     [](const Member* member) { return member->commands->front() != nullptr; });
+                     [](const Member* member) { return member->calls->front() != nullptr; });
 }
 
 std::uint64_t Journals::next_look_ns(std::uint64_t now_ns) const {
   std::uint64_t next = kNever;
   for (const Member* member : members_) {
     const bool halting = member->group.life.awaits_device() || member->stopped();
-    const bool busy = now_ns < member->commands->last_end_ns + kBusyNs;
+    const bool busy = now_ns < member->calls->last_end_ns + kBusyNs;
     const std::uint64_t wait_ns = busy ? kBusyLookNs : kIdleLookNs;
     next = std::min(next, now_ns + (halting ? kHaltingLookNs : wait_ns));
   }
@@ -113,7 +113,7 @@ std::uint64_t Journals::next_look_ns(std::uint64_t now_ns) const {
 
 const Member* Journals::running_beside(const Group& group) const {
   const auto found = std::find_if(members_.begin(), members_.end(), [&group](const Member* member) {
-    return &member->group != &group && member->commands->runs();
+    return &member->group != &group && member->calls->runs();
   });
   return found != members_.end() ? *found : nullptr;
 }

@@ -16,7 +16,7 @@ class Journals {
   Journals(Page& page, SupervisorLink& link, Sessions& sessions, const RoundClock& clock)
       : page_(page), link_(link), sessions_(sessions), clock_(clock) {}
 
-  // A member that has commands, until it is taken out, which must be before they go.
+  // A member that has calls, until it is taken out, which must be before they go.
   void add(Member& member) { members_.push_back(&member); }
   void remove(const Member& member) { std::erase(members_, &member); }
 

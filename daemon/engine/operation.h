@@ -70,7 +70,7 @@ class Operation final : private OperationPeers {
   std::uint64_t deadline_ns() const { return deadline_ns_; }
   abi::OpStage stage() const { return stage_; }
   const abi::Break& failure() const { return failure_; }
-  abi::Completion completion(StatusCode status, std::int32_t culprit, std::uint64_t now_ns) const;
+  abi::Completion completion(StatusCode status, std::int32_t failed_rank, std::uint64_t now_ns) const;
 
   // As what it is to end once it has settled.
   void set_verdict(const abi::Break& cause) { verdict_ = cause; }
@@ -133,7 +133,7 @@ class Operation final : private OperationPeers {
   std::optional<abi::Break> verdict_;
   RouteHeads::Place route_;
   kernels::cuda::TakenCall call_{};  // of one in flight
-  std::unique_ptr<Flight> in_flight_;
+  std::unique_ptr<OperationInFlight> in_flight_;
   bool held_up_ = false;
   bool route_kept_ = false;
   bool counted_ = false;  // and told

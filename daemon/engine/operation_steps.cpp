@@ -230,7 +230,7 @@ Failure Operation::device_failed(std::uint64_t now_ns) const {
   const OpResult& result = in_flight_->result();
   if (result.error == OpError::kNoRouting) return stale_handle();
   const bool late = result.error == OpError::kAborted || result.error == OpError::kDeadline;
-  if (!late || in_flight_->awaited(0) == Flight::kNobody)
+  if (!late || in_flight_->awaited(0) == OperationInFlight::kNobody)
     return device_failure(subject(), launcher_, result, expired_text(now_ns), now_ns);
   const std::uint32_t rank = whom_to_blame(now_ns);
   const std::string why =
@@ -244,7 +244,7 @@ Failure Operation::device_failed(std::uint64_t now_ns) const {
 // what its engine has not taken.
 std::uint32_t Operation::whom_to_blame(std::uint64_t now_ns) const {
   const std::uint32_t first = in_flight_->awaited(0);
-  for (std::uint32_t rank = first; rank != Flight::kNobody; rank = in_flight_->awaited(rank + 1)) {
+  for (std::uint32_t rank = first; rank != OperationInFlight::kNobody; rank = in_flight_->awaited(rank + 1)) {
     if (group_.stands_still_ms(rank, now_ns, seen_ns_) != 0) return rank;
   }
   return first;

@@ -164,7 +164,7 @@ void Operations::finish(const Operation& operation, StatusCode status, const abi
   count(ok ? page_->ops_completed : page_->ops_failed);
   if (!ok && !operation.releases_stream()) unblock_stream(member, operation.submission());
   const abi::Completion completion =
-      operation.completion(status, ok ? -1 : cause.culprit_rank, clock_.now_ns());
+      operation.completion(status, ok ? -1 : cause.failed_rank, clock_.now_ns());
   count_ended(member, operation.submission().op, completion);
   if (!ok) {
     member.publish_message(slot, operation.submission().ticket,

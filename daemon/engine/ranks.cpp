@@ -1,7 +1,7 @@
 #include "ranks.h"
 
 #include "base/log.h"
-#include "commands.h"
+#include "calls.h"
 #include "device_operation.h"
 #include "proto/binding_rules.h"
 
@@ -120,9 +120,9 @@ Status Ranks::open_lane(Group& group, Member& member) const {
   const bool cleared =
       device_.traits().memory_is_clear || member.board().memory_cleared.load(std::memory_order_relaxed) != 0;
   if (!cleared) clear_memory(group, member);
-  if (member.lane->commands() == nullptr) return {};
+  if (member.lane->calls() == nullptr) return {};
   if (member.results == nullptr) return invalid_argument("kGroupMember without the memory of results");
-  member.commands = std::make_unique<Commands>(member, launcher);
+  member.calls = std::make_unique<Calls>(member, launcher);
   return {};
 }
 
@@ -169,14 +169,14 @@ Status Ranks::close_streams(Packet& packet) const {
     return {};
   }
   launcher.close_streams((*user)->bytes() + message.words, message.depth);
-  launcher.close_commands((*user)->bytes() + message.commands);
+  launcher.close_calls((*user)->bytes() + message.calls);
   return {};
 }
 
-// A lane closes its commands itself.
+// A lane closes its calls itself.
 void Ranks::close_streams_of(const Member& member) const {
   const Group& group = member.group;
-  if (member.lane == nullptr || member.commands != nullptr || group.ranks.empty()) return;
+  if (member.lane == nullptr || member.calls != nullptr || group.ranks.empty()) return;
   device_.launcher().close_streams(group.ranks[member.rank].stream_words(), group.shape.depth);
 }
 

@@ -87,14 +87,14 @@ SessionPort::Ending told_ending(const Member& member, const abi::InflightRecord&
 }  // namespace
 
 // The member begins where its board says. That follows what an engine has looked at, and may be far behind
-// what its device has done: a journal of commands, or what was in flight. Others may have gone on meanwhile,
+// what its device has done: a journal of calls, or what was in flight. Others may have gone on meanwhile,
 // and if the group went on from there, would want routings that their dispatches have overwritten in both
 // halves of their records. Before the last operation that a rank has announced all have ended, and peers have
 // begun one more at most.
 void catch_up(Member& member, Launcher& launcher) {
   if (member.lane == nullptr) return;
   const std::uint64_t begun = last_begun(member, launcher);
-  if (member.commands != nullptr) {  // one that fails is the last to begin
+  if (member.calls != nullptr) {  // one that fails is the last to begin
     member.next_number = std::max(member.next_number, begun);
   } else {
     const auto has_ended = [&](std::uint64_t index) {
@@ -115,17 +115,17 @@ void answer_orphans(Member& member, StatusCode status, const std::string& device
     if (orphan.record.member != member.number) return false;
     abi::Completion completion = completion_of(orphan.record, status);
     completion.op_index = orphan.record.op_index == kUnnumbered ? 0 : orphan.record.op_index;
-    completion.culprit_rank = static_cast<std::int32_t>(member.rank);
+    completion.failed_rank = static_cast<std::int32_t>(member.rank);
     const bool sound = is_sound(member, orphan.record);
     if (sound && orphan.record.op_index < member.group.resume_index) {
       const SessionPort::Ending ending = orphan.ending ? *orphan.ending : told_ending(member, orphan.record);
       completion.status = StatusCode::kOk;
-      completion.culprit_rank = -1;
+      completion.failed_rank = -1;
       completion.num_recv_rows = ending.num_recv_rows;
       completion.num_dropped_selections = ending.num_dropped;
     } else if (sound) {
       member.publish_message(orphan.record.slot, orphan.record.ticket,
-                             "the engine of " + device + " was restarted with this operation in flight");
+                             "the engine of " + device + " was restarted with this operation in operation_in_flight");
     }
     if (sound && member.lane != nullptr && !member.group.ranks.empty())
       member.lane->release(stream_signal(member, orphan.record.slot, orphan.record.ticket),

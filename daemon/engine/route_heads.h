@@ -42,7 +42,7 @@ class RouteHeads {
   // Of the dispatch that `head` names.
   void update(std::uint32_t record, const Head& head);
   void forget(std::uint32_t record, std::uint64_t op_index);
-  // For commands, whose kernels write heads themselves: those in the arena are the truth.
+  // For calls, whose kernels write heads themselves: those in the arena are the truth.
   struct Standing {
     Head head{};  // handle 0: there is none
     std::uint32_t half = 0;

@@ -126,7 +126,7 @@ abi::Completion completion_of(const Taken& taken, StatusCode status) {
   abi::Completion completion{};
   completion.ticket = taken.ticket;
   completion.status = status;
-  completion.culprit_rank = -1;
+  completion.failed_rank = -1;
   completion.member = taken.member;
   completion.slot = taken.slot;
   return completion;

@@ -1,7 +1,7 @@
 #include "starts.h"
 
 #include "base/log.h"
-#include "commands.h"
+#include "calls.h"
 #include "restart.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ constexpr std::uint64_t kNextWordNs = 200'000'000;  // likewise
 // The first whose kernel does not know yet; null: all do.
 const Member* late_member(const Group& group) {
   const auto late = std::find_if(group.members.begin(), group.members.end(), [](const auto& member) {
-    return member->commands != nullptr && !member->stopped() && !member->commands->resumed();
+    return member->calls != nullptr && !member->stopped() && !member->calls->resumed();
   });
   return late != group.members.end() ? late->get() : nullptr;
 }
@@ -57,7 +57,7 @@ void Starts::forget(const Group& group) {
 void Starts::say_waits(Owed& owed, const Member& late) {
   const Group& group = *owed.group;
   std::string text = "the kernel of rank " + std::to_string(late.rank) + " waits for ";
-  if (late.commands->waits_for_room()) {
+  if (late.calls->waits_for_room()) {
     text += "SMs of " + device_ + holder_of_sms(group);
   } else {
     text += device_ + " to begin it";

@@ -34,7 +34,7 @@ struct Printer {
     const abi::Break& m = a.message;
     std::string text = at("break", a.engine, m.group_id) + " epoch=" + std::to_string(m.epoch) +
                        " fatal=" + std::to_string(m.fatal) + " cause=" + status_name(m.cause) +
-                       " culprit=" + std::to_string(m.culprit_rank);
+                       " failed_rank=" + std::to_string(m.failed_rank);
     if (m.fatal != 0) text += " fail_from=" + std::to_string(m.fail_from);
     return text;
   }
@@ -62,7 +62,7 @@ struct Printer {
   std::string operator()(const ReleaseMemory& a) const { return at("free", a.engine, a.group_id, a.rank); }
   std::string operator()(const MarkLost& a) const {
     return at("mark_lost", a.engine, a.group_id, a.rank) + " cause=" + status_name(a.cause) +
-           " culprit=" + std::to_string(a.culprit_rank);
+           " failed_rank=" + std::to_string(a.failed_rank);
   }
   std::string operator()(const ReplyJoined& a) const {
     return reply("joined", a.request) + " rank=" + std::to_string(a.message.rank);

@@ -201,7 +201,7 @@ void Breaks::on(const BreakRequested& event) {
   if (message.epoch != group.epoch) return;
   if (group.is(GroupPhase::kActive)) {
     const std::string text(message.text, abi::text_length(message.text));
-    begin(group, {message.cause, message.culprit_rank, text});
+    begin(group, {message.cause, message.failed_rank, text});
   } else if (group.is(GroupPhase::kFailing)) {
     fail_everything(group);
   }

@@ -38,7 +38,7 @@ void Steps::send_break(Group& group, EngineId engine) {
   message.fail_from = failing != nullptr ? failing->fail_from : 0;
   message.fatal = failing != nullptr ? 1 : 0;
   message.cause = group.reason.cause;
-  message.culprit_rank = group.reason.culprit_rank;
+  message.failed_rank = group.reason.failed_rank;
   abi::set_text(message.text, group.reason.text.data(), group.reason.text.size());
   // Before a fatal break is over, operations that began run to their end.
   const MembershipLimits& limits = desk_.limits();
@@ -51,7 +51,7 @@ void Steps::resume(Group& group, bool reason_changed) {
   abi::Resume message{group.id, group.epoch, group.resume_index, StatusCode::kOk, -1, {}};
   if (reason_changed) {
     message.cause = group.reason.cause;
-    message.culprit_rank = group.reason.culprit_rank;
+    message.failed_rank = group.reason.failed_rank;
     abi::set_text(message.text, group.reason.text.data(), group.reason.text.size());
   }
   for (auto& [engine, slot] : group.engines) {
@@ -124,7 +124,7 @@ void Steps::mark_lost(const Group& group, EngineId engine) {
   for (const auto& [rank, member] : group.members) {
     if (member.engine != engine || !member.holds_memory) continue;
     desk_.emit(
-        MarkLost{engine, group.id, rank, group.reason.cause, group.reason.culprit_rank, group.reason.text});
+        MarkLost{engine, group.id, rank, group.reason.cause, group.reason.failed_rank, group.reason.text});
     if (!member.gone()) desk_.emit(WakeSession{member.session});
   }
 }

@@ -20,14 +20,14 @@ void write_first_board(Board& board) {
   board.version = abi::kAbiVersion;
   board.state.store(static_cast<std::uint32_t>(abi::GroupState::kForming));
   board.epoch.store(kFirstEpoch);
-  board.culprit_rank.store(-1);
+  board.failed_rank.store(-1);
 }
 
 }  // namespace
 
 abi::CloseStreams MemberArenas::streams() const {
   const abi::UserArenaLayout layout(wanted.shape, abi::bound_regions(wanted.bindings));
-  return {layout.total_bytes, layout.words, layout.commands, wanted.shape.depth, 0};
+  return {layout.total_bytes, layout.words, layout.calls, wanted.shape.depth, 0};
 }
 
 std::uint64_t MemberArenas::next_index() const {
@@ -174,7 +174,7 @@ const MemberArenas* ArenaStore::find(std::uint64_t group_id, std::uint32_t rank)
 }
 
 void ArenaStore::mark_lost(std::uint64_t group_id, std::uint32_t rank, const std::string& text,
-                           StatusCode cause, std::int32_t culprit_rank) {
+                           StatusCode cause, std::int32_t failed_rank) {
   const MemberArenas* arenas = find(group_id, rank);
   if (arenas == nullptr) return;
   auto* board = arenas->board_map.as<Board>();
@@ -186,7 +186,7 @@ void ArenaStore::mark_lost(std::uint64_t group_id, std::uint32_t rank, const std
   std::atomic_thread_fence(std::memory_order_seq_cst);
   board->state.store(lost);
   board->cause.store(static_cast<std::uint32_t>(cause));
-  board->culprit_rank.store(culprit_rank);
+  board->failed_rank.store(failed_rank);
   abi::set_text(board->message, text.data(), text.size());
   board->change.store(odd + 1, std::memory_order_release);
 }

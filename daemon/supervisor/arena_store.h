@@ -92,7 +92,7 @@ class ArenaStore {
   std::uint64_t total_bytes() const { return total_bytes_; }
   // Only while no engine writes the board.
   void mark_lost(std::uint64_t group_id, std::uint32_t rank, const std::string& text, StatusCode cause,
-                 std::int32_t culprit_rank);
+                 std::int32_t failed_rank);
 
  private:
   Status check_quota(const MemberArenas& wanted, const Quota& of_user) const;

@@ -57,7 +57,7 @@ Status MemberMemoryStore::acquire(const membership::AcquireMemory& action) {
 }
 
 void MemberMemoryStore::mark_lost(const membership::MarkLost& action) {
-  arenas_.mark_lost(action.group_id, action.rank, action.text, action.cause, action.culprit_rank);
+  arenas_.mark_lost(action.group_id, action.rank, action.text, action.cause, action.failed_rank);
 }
 
 // If no descriptor is left, the streams wait until their client leaves.

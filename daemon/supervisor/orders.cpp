@@ -101,7 +101,7 @@ void Orders::carry_out(const membership::SendBreak& action) {
                     {"epoch", m.epoch},
                     {"fatal", m.fatal != 0},
                     {"cause", status_name(m.cause)},
-                    {"culprit_rank", m.culprit_rank},
+                    {"failed_rank", m.failed_rank},
                     {"text", m.text}});
   }
   rooms_.fleet.send(action.engine.device, abi::LinkType::kBreak, m);

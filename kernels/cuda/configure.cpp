@@ -27,18 +27,18 @@ constexpr std::uint32_t kPieceUnit = 512;              // bytes: 16 for each lan
 
 // Sets the offsets of the shared memory before the stages.
 void set_header(const HeaderLayout& layout, Operation& op) {
-  op.movers.header = layout;
-  op.movers.header_bytes = layout.bytes;
+  op.division.header = layout;
+  op.division.header_bytes = layout.bytes;
 }
 
 // High-throughput dispatch. A stage holds one row with its scales. With a cast it also holds x, so that the
 // next x can be loaded while the row is stored.
 void divide_dispatch(Operation& op) {
   const RowFormat& format = op.shape.format;
-  op.movers.stages = 1;
-  op.movers.stage_bytes =
+  op.division.stages = 1;
+  op.division.stage_bytes =
       format.row_bytes + round_to(format.scale_bytes, 128) + (format.cast ? format.x_bytes : 0);
-  op.movers.stage_bytes = round_to(op.movers.stage_bytes, 128);
+  op.division.stage_bytes = round_to(op.division.stage_bytes, 128);
 }
 
 // High-throughput combine. A stage holds a piece of every row that a token may have.
@@ -49,8 +49,8 @@ void divide_combine(Operation& op) {
   const std::uint32_t row_bytes = shape.hidden * 2;
   const std::uint32_t most = std::max(kCombineStage / wanted / kPieceUnit * kPieceUnit, kPieceUnit);
   const std::uint32_t pieces = (row_bytes + most - 1) / most;
-  op.movers.chunk_bytes = std::min(round_to((row_bytes + pieces - 1) / pieces, kPieceUnit), row_bytes);
-  op.movers.stage_bytes = round_to(op.movers.chunk_bytes * wanted, 128);
+  op.division.chunk_bytes = std::min(round_to((row_bytes + pieces - 1) / pieces, kPieceUnit), row_bytes);
+  op.division.stage_bytes = round_to(op.division.chunk_bytes * wanted, 128);
 }
 
 // Low-latency dispatch. A stage holds a row with choices and weights, as an inbox slot does. With a cast,
@@ -58,39 +58,39 @@ void divide_combine(Operation& op) {
 bool divide_low_latency_dispatch(std::uint32_t room, Operation& op) {
   const Shape& shape = op.shape;
   const RowFormat& format = shape.format;
-  Movers& movers = op.movers;
-  movers.set_words = (op.landing.max_tokens + 31) / 32;
-  movers.plan = {shape.num_ranks, shape.num_experts, op.landing.max_tokens};
-  movers.landed = {format.row_bytes, format.scale_bytes, shape.topk};
-  const std::uint32_t row = movers.landed_pitch = round_to(movers.landed.bytes, 128);
-  movers.stage_bytes = format.cast ? row + std::max(2 * row, round_to(format.x_bytes, 128)) : row;
+  WorkDivision& division = op.division;
+  division.set_words = (op.inbox.max_tokens + 31) / 32;
+  division.plan = {shape.num_ranks, shape.num_experts, op.inbox.max_tokens};
+  division.inbox_row = {format.row_bytes, format.scale_bytes, shape.topk};
+  const std::uint32_t row = division.inbox_pitch = round_to(division.inbox_row.bytes, 128);
+  division.stage_bytes = format.cast ? row + std::max(2 * row, round_to(format.x_bytes, 128)) : row;
   const auto fits = [&](std::uint32_t stages) {
-    movers.warps = std::min((format.cast ? 2 : 1) * stages, kMaxWarps - kLowLatencyMetadataWarps);
-    movers.stages = format.cast ? stages : 1;
-    set_header({Kind::kDispatch, shape, op.landing.max_tokens, num_barriers(op), movers.ctas}, op);
-    return movers.header_bytes + stages * movers.stage_bytes <= room;
+    division.warps = std::min((format.cast ? 2 : 1) * stages, kMaxWarps - kLowLatencyMetadataWarps);
+    division.stages = format.cast ? stages : 1;
+    set_header({Kind::kDispatch, shape, op.inbox.max_tokens, num_barriers(op), division.ctas}, op);
+    return division.header_bytes + stages * division.stage_bytes <= room;
   };
-  std::uint32_t stages = std::min(room / movers.stage_bytes, kMaxWarps - kLowLatencyMetadataWarps);
+  std::uint32_t stages = std::min(room / division.stage_bytes, kMaxWarps - kLowLatencyMetadataWarps);
   while (stages > 0 && !fits(stages)) --stages;
-  movers.stages_divisor = Divisor(stages);
-  movers.row_steps = (format.hidden / 128 + kCastStepBlocks - 1) / kCastStepBlocks;
-  movers.row_steps_divisor = Divisor(movers.row_steps);
-  if (stages == 0 || movers.ctas == 1) return stages > 0;
+  division.stages_divisor = Divisor(stages);
+  division.row_steps = (format.hidden / 128 + kCastStepBlocks - 1) / kCastStepBlocks;
+  division.row_steps_divisor = Divisor(division.row_steps);
+  if (stages == 0 || division.ctas == 1) return stages > 0;
   // With several CTAs, CTA 0 copies no rows. Its stages hold the counts of all ranks and the placement.
   const std::uint32_t placement = 3 * shape.num_experts + 2 * shape.experts_per_rank + shape.num_ranks + 2;
-  return movers.header_bytes + (shape.num_experts * shape.num_ranks + placement) * 4 <= room;
+  return division.header_bytes + (shape.num_experts * shape.num_ranks + placement) * 4 <= room;
 }
 
 // Low-latency combine. A stage holds the pieces of rows that a warp adds up next. The signal warp adds up
 // nothing.
 bool divide_low_latency_combine(std::uint32_t room, Operation& op) {
   if (op.shape.hidden > abi::kMaxHidden) return false;
-  op.movers.stages = 1;
-  op.movers.stage_bytes = kSummedAhead * kSummedAtOnce * 16;
-  op.movers.header_bytes = 0;
-  op.movers.warps = std::min(room / op.movers.stage_bytes, kMaxWarps - 1);
-  op.movers.pieces_divisor = Divisor(num_pieces(op.shape.hidden));
-  return op.movers.warps > 0;
+  op.division.stages = 1;
+  op.division.stage_bytes = kSummedAhead * kSummedAtOnce * 16;
+  op.division.header_bytes = 0;
+  op.division.warps = std::min(room / op.division.stage_bytes, kMaxWarps - 1);
+  op.division.pieces_divisor = Divisor(num_pieces(op.shape.hidden));
+  return op.division.warps > 0;
 }
 
 }  // namespace
@@ -101,9 +101,9 @@ std::size_t workspace_bytes(const Shape& shape, std::uint32_t max_sms) {
 }
 
 bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Operation& op) {
-  Movers& movers = op.movers;
+  WorkDivision& division = op.division;
   if (op.shape.num_ranks > kMaxRanks || max_shared_bytes <= kStaticBytes) return false;
-  const std::uint32_t tokens = op.landing.max_tokens;
+  const std::uint32_t tokens = op.inbox.max_tokens;
   const abi::PlanWords plan(op.shape.num_ranks, op.shape.num_experts, tokens);
   op.shape.experts_per_rank = op.shape.num_experts / op.shape.num_ranks;
   op.shape.experts_per_rank_divisor = Divisor(op.shape.experts_per_rank);
@@ -112,28 +112,28 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
   op.shape.other_ranks_divisor = Divisor(op.shape.num_ranks - 1);
   op.shape.count_words_divisor = Divisor(plan.count_words);
   const auto room = static_cast<std::uint32_t>(max_shared_bytes) - kStaticBytes;
-  movers.ctas = sms;
-  movers.senders_divisor = Divisor(sms - 1);
-  movers.threads = kMaxThreads;
-  movers.shared_bytes = room / 128 * 128;
+  division.ctas = sms;
+  division.senders_divisor = Divisor(sms - 1);
+  division.threads = kMaxThreads;
+  division.shared_bytes = room / 128 * 128;
   if (is_low_latency(op)) {
-    return kind == Kind::kDispatch ? divide_low_latency_dispatch(movers.shared_bytes, op)
-                                   : divide_low_latency_combine(movers.shared_bytes, op);
+    return kind == Kind::kDispatch ? divide_low_latency_dispatch(division.shared_bytes, op)
+                                   : divide_low_latency_combine(division.shared_bytes, op);
   }
   if (kind == Kind::kDispatch) {
     divide_dispatch(op);
   } else {
     divide_combine(op);
   }
-  std::uint32_t stages = room / movers.stage_bytes;
+  std::uint32_t stages = room / division.stage_bytes;
   while (stages > 0 &&
-         HeaderLayout(kind, op.shape, tokens, stages, sms).bytes + stages * movers.stage_bytes > room)
+         HeaderLayout(kind, op.shape, tokens, stages, sms).bytes + stages * division.stage_bytes > room)
     --stages;
   if (stages < 1) return false;
-  movers.stages = std::clamp(movers.stages, 1u, stages);
+  division.stages = std::clamp(division.stages, 1u, stages);
   const std::uint32_t metadata_warps = kind == Kind::kDispatch ? kMetadataWarps : 0;
-  movers.warps = std::min(stages / movers.stages, kMaxWarps - metadata_warps);
-  set_header({kind, op.shape, tokens, movers.warps * movers.stages, sms}, op);
+  division.warps = std::min(stages / division.stages, kMaxWarps - metadata_warps);
+  set_header({kind, op.shape, tokens, division.warps * division.stages, sms}, op);
   return true;
 }
 

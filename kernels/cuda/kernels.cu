@@ -89,15 +89,15 @@ extern "C" __global__ void __launch_bounds__(kMaxThreads, 1)
       leave_kernel(*own.state, index);
       return;
     }
-    compose_call(own.commands, blockIdx.x == 0 ? watch.running : call, view, own_operation());
+    compose_call(own.calls, blockIdx.x == 0 ? watch.running : call, view, own_operation());
     const Operation& op = own_operation();
-    run_task(task, op, {blockIdx.x, op.movers.ctas}, dynamic_memory);
+    run_task(task, op, {blockIdx.x, op.division.ctas}, dynamic_memory);
     const Leaving left = leave(op, gridDim.x);
     if (left.last && threadIdx.x == 0)
       store_release(&own.state->left, std::uint64_t{left.failed} << 32 | (index + 1));
   }
 }
 
-extern "C" __global__ void epd_pulse() {}
+extern "C" __global__ void epd_launch_probe() {}
 
 }  // namespace epd::kernels::cuda

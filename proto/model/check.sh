@@ -4,7 +4,7 @@ set -euo pipefail
 
 usage() {
   cat <<'END'
-Usage: proto/model/check.sh [--help] [--full] [ring | session | peers | commands | far]...
+Usage: proto/model/check.sh [--help] [--full] [ring | session | peers | calls | far]...
 
 Explores every state of each model (default: all five), then of its mutants, each with one rule of the protocol
 broken: the model must pass, every mutant must fail in an assertion. Takes about 40 s on one core.
@@ -42,13 +42,13 @@ for argument in "$@"; do
   case $argument in
     --help | -h) usage; exit 0 ;;
     --full) full=1 ;;
-    ring | session | peers | commands | far) models+=("$argument") ;;
-    *) echo "error: '$argument'; allowed: --full, ring, session, peers, commands, far" >&2; exit 2 ;;
+    ring | session | peers | calls | far) models+=("$argument") ;;
+    *) echo "error: '$argument'; allowed: --full, ring, session, peers, calls, far" >&2; exit 2 ;;
   esac
 done
-if (( ${#models[@]} == 0 )); then models=(ring session peers commands far); fi
+if (( ${#models[@]} == 0 )); then models=(ring session peers calls far); fi
 for tool in spin cc; do
-  if ! command -v "$tool" >/dev/null; then echo "skipped: $tool is not installed"; exit 77; fi
+  if ! call -v "$tool" >/dev/null; then echo "skipped: $tool is not installed"; exit 77; fi
 done
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -4,7 +4,7 @@
 #include "stream_rounds.h"
 
 #include "proto/arena.h"
-#include "proto/commands.h"
+#include "proto/call_words.h"
 
 #include <signal.h>
 #include <atomic>
@@ -168,12 +168,12 @@ class OwnWords {
  public:
   OwnWords(const Group& group, const Case& c)
       : gpu_(group.gpu()),
-        place_(group.slot_on_gpu(0) + abi::UserArenaLayout(c.shape()).commands),
+        place_(group.slot_on_gpu(0) + abi::UserArenaLayout(c.shape()).calls),
         max_tokens_(c.max_tokens) {}
 
   // Each is refused: the session ends. In either ring; the client has made no calls without a stream.
   void ring_illegally(std::mt19937_64& random) const {
-    const abi::CommandWords words = read();
+    const abi::CallWords words = read();
     const bool by_host = random() % 2 != 0;
     abi::Call call;
     call.number = by_host ? 0 : words.tail;
@@ -190,21 +190,21 @@ class OwnWords {
         call.route = 1 + static_cast<std::uint32_t>(random() % ((1u << abi::kCallRouteBits) - 1));
         break;
       case 5: call.result = abi::kResultPlaces; break;
-      default: call.number += abi::kCommandSlots * (1 + random() % 1000);  // lies where another should
+      default: call.number += abi::kCallSlots * (1 + random() % 1000);  // lies where another should
     }
     store(call, by_host);
   }
 
   // Words that may mean anything or nothing, the engine's too.
   void scribble(std::mt19937_64& random) const {
-    const abi::CommandWords words = read();
+    const abi::CallWords words = read();
     const auto near = [&] { return words.tail + static_cast<std::uint32_t>(random() % 5) - 2; };
     switch (random() % 3) {
       case 0: {
         const std::uint64_t word = random();
-        constexpr std::size_t kWords = std::size_t{2} * abi::kCommandSlots * abi::PackedCall::kWords;
-        static_assert(offsetof(abi::CommandWords, host_calls) == kWords / 2 * sizeof(word));
-        copy_to_gpu(gpu_, place_ + offsetof(abi::CommandWords, calls) + random() % kWords * sizeof(word),
+        constexpr std::size_t kWords = std::size_t{2} * abi::kCallSlots * abi::PackedCall::kWords;
+        static_assert(offsetof(abi::CallWords, host_calls) == kWords / 2 * sizeof(word));
+        copy_to_gpu(gpu_, place_ + offsetof(abi::CallWords, calls) + random() % kWords * sizeof(word),
                     &word, sizeof(word));
         break;
       }
@@ -227,8 +227,8 @@ class OwnWords {
         break;
       }
       default: {
-        constexpr std::size_t kFirst = offsetof(abi::CommandWords, tail) / 4;
-        const std::size_t word = kFirst + random() % (sizeof(abi::CommandWords) / 4 - kFirst);
+        constexpr std::size_t kFirst = offsetof(abi::CallWords, tail) / 4;
+        const std::size_t word = kFirst + random() % (sizeof(abi::CallWords) / 4 - kFirst);
         const std::uint32_t value = random() % 2 != 0 ? near() : static_cast<std::uint32_t>(random());
         copy_to_gpu(gpu_, place_ + 4 * word, &value, 4);
       }
@@ -236,16 +236,16 @@ class OwnWords {
   }
 
  private:
-  abi::CommandWords read() const {
-    abi::CommandWords words;
+  abi::CallWords read() const {
+    abi::CallWords words;
     copy_from_gpu(gpu_, &words, place_, sizeof(words));
     return words;
   }
   void store(const abi::Call& call, bool by_host) const {
     const abi::PackedCall packed = abi::pack(call);
     const std::size_t ring =
-        by_host ? offsetof(abi::CommandWords, host_calls) : offsetof(abi::CommandWords, calls);
-    copy_to_gpu(gpu_, place_ + ring + sizeof(packed) * (call.number % abi::kCommandSlots), &packed,
+        by_host ? offsetof(abi::CallWords, host_calls) : offsetof(abi::CallWords, calls);
+    copy_to_gpu(gpu_, place_ + ring + sizeof(packed) * (call.number % abi::kCallSlots), &packed,
                 sizeof(packed));
   }
 

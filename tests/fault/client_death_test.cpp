@@ -40,7 +40,7 @@ void must_be_lost(const Group& group, epd_status_t submitted, epd_ticket_t ticke
     epd_result_init(&result);
     must(group.wait(ticket, kHangMs, &result), "the operation", EPD_RANK_LOST);
     RANK_CHECK(result.failed_rank == static_cast<std::int32_t>(lost),
-               "the culprit is " + std::to_string(result.failed_rank));
+               "the failed_rank is " + std::to_string(result.failed_rank));
   } else {
     must(submitted, "the submission", EPD_RANK_LOST);
   }

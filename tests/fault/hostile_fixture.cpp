@@ -75,8 +75,8 @@ void Hostile::expect_logged(const std::string& text) const {
       << "the log lacks: " << text;
 }
 
-std::uint64_t Hostile::shown(const std::string& command, const std::string& key) const {
-  const std::string out = daemon_->epctl({"--json", command}).out;
+std::uint64_t Hostile::shown(const std::string& call, const std::string& key) const {
+  const std::string out = daemon_->epctl({"--json", call}).out;
   const std::size_t at = out.find('"' + key + '"');
   EXPECT_NE(at, std::string::npos) << key << " is not in " << out;
   const std::size_t digits = out.find_first_of("0123456789", at + key.size() + 2);

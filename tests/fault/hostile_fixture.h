@@ -33,7 +33,7 @@ class Hostile : public testing::Test {
 
   void expect_logged(const std::string& text) const;
   // A number of `epctl --json COMMAND`: the first one after "key":.
-  std::uint64_t shown(const std::string& command, const std::string& key) const;
+  std::uint64_t shown(const std::string& call, const std::string& key) const;
   const std::string& socket() const { return daemon_->socket(); }
   const Daemon& daemon() const { return *daemon_; }
 

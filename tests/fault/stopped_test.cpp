@@ -61,13 +61,13 @@ std::string go_on(const Group& group, const Case& c, std::uint32_t rank) {
   return ScriptRunner(group, c, rank, options).run().to_string();
 }
 
-void must_exceed(const Group& group, epd_ticket_t ticket, std::int32_t culprit) {
+void must_exceed(const Group& group, epd_ticket_t ticket, std::int32_t failed_rank) {
   epd_result_t result;
   epd_result_init(&result);
   must(group.wait(ticket, kHangMs, &result), "the operation", EPD_DEADLINE_EXCEEDED);
   RANK_CHECK(epd_ticket_pending(group.get(), ticket) == 0, "it has ended");
-  RANK_CHECK(result.failed_rank == culprit, "the culprit is " + std::to_string(result.failed_rank));
-  must_say("rank " + std::to_string(culprit));
+  RANK_CHECK(result.failed_rank == failed_rank, "the failed_rank is " + std::to_string(result.failed_rank));
+  must_say("rank " + std::to_string(failed_rank));
 }
 
 TEST_F(Stopped, AClientIsNotDeclaredDeadAndGoesOn) {

@@ -15,7 +15,7 @@ endif()
 
 set(_gpu ${CMAKE_CURRENT_LIST_DIR})
 add_library(kernels_test_code OBJECT ${_gpu}/kernels_test.cpp)
-target_include_directories(kernels_test_code PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/kernels)
+target_include_directories(kernels_test_code PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/client/tools ${PROJECT_SOURCE_DIR}/kernels)
 target_include_directories(kernels_test_code SYSTEM PRIVATE ${EPD_CUDA_HEADERS})
 target_link_libraries(kernels_test_code PUBLIC epd_kernels epd_kernels_cuda epd_options ${EPD_CUDART} ${EPD_CUDA_STUB}
   Threads::Threads ${CMAKE_DL_LIBS} rt)
@@ -66,7 +66,7 @@ epd_gpu_test(kernels TIMEOUT 120 COMMAND $<TARGET_FILE:kernels_test> 100)
 epd_gpu_test(kernels_memcheck TIMEOUT 120 COMMAND compute-sanitizer --tool memcheck --error-exitcode 9
   $<TARGET_FILE:kernels_test> 60 1 256 no-failures no-resident)
 epd_gpu_test(kernels_racecheck TIMEOUT 120 COMMAND compute-sanitizer --tool racecheck --error-exitcode 9
-  $<TARGET_FILE:kernels_test> 40 1 256 no-failures no-landings no-resident)
+  $<TARGET_FILE:kernels_test> 40 1 256 no-failures no-inboxes no-resident)
 # With the other images: the kernels, a few cases by the daemon, and a violation that has to be reported.
 foreach(_name asserts sm80)
   epd_gpu_test(kernels_${_name} TIMEOUT 240 COMMAND $<TARGET_FILE:kernels_test_${_name}> 100)

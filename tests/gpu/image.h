@@ -52,7 +52,7 @@ class Image {
               const kernels::cuda::Operation* on_device, CUstream stream) const {
     void* arguments[] = {&on_device};
     EPD_CUDA(cuLaunchKernel(reinterpret_cast<CUfunction>(find(kernels::cuda::kernel_name(kind, op))),
-                            op.movers.ctas, 1, 1, op.movers.threads, 1, 1, op.movers.shared_bytes, stream,
+                            op.division.ctas, 1, 1, op.division.threads, 1, 1, op.division.shared_bytes, stream,
                             arguments, nullptr));
   }
 

@@ -31,8 +31,8 @@ struct Case {
   bool mark_unused = false;
   bool zero_padding = false;
   bool cached = false;  // a second dispatch reuses the routing
-  bool landing = false;
-  std::uint32_t landings = 1;
+  bool inbox = false;
+  std::uint32_t inboxes = 1;
   std::uint32_t sms = 24;
   std::uint32_t stages = 1;
 
@@ -43,11 +43,11 @@ struct Case {
     std::snprintf(
         line, sizeof(line),
         "%s %s scales=%d R=%u E=%u H=%u K=%u n0=%u align=%u %s idx%d w=%d%d rw=%d b=%u mark=%d%d cached=%d "
-        "masked=%d landing=%d sms=%u stages=%u",
+        "masked=%d inbox=%d sms=%u stages=%u",
         layouts[static_cast<int>(group.layout)], payloads[static_cast<int>(group.payload)],
         static_cast<int>(group.scale_format), group.num_ranks, group.num_experts, group.hidden, group.topk,
         tokens[0], group.alignment, kPatterns[static_cast<int>(pattern)], index64 ? 64 : 32, weights,
-        weighted, return_weights, biases, mark_unused, zero_padding, cached, !group.masked.empty(), landing,
+        weighted, return_weights, biases, mark_unused, zero_padding, cached, !group.masked.empty(), inbox,
         sms, stages);
     return line;
   }
@@ -112,8 +112,8 @@ inline Case random_case(Random& random, std::uint32_t max_hidden) {
   c.cached = random() % 3 == 0;
   c.sms = pick(random, {1, 2, 8, 16});
   c.stages = pick(random, {1, 2, 3});
-  c.landing = g.layout != ref::Layout::kCompact && random() % 3 != 0;
-  c.landings = 1 + random() % 3;
+  c.inbox = g.layout != ref::Layout::kCompact && random() % 3 != 0;
+  c.inboxes = 1 + random() % 3;
   return c;
 }
 

@@ -1,10 +1,10 @@
 // Times of dispatch and combine beside what the links give in the same run. All ranks start together behind a
-// gate; a figure is the slowest rank's time between two events around the operation, fresh routing
+// start barrier; a figure is the slowest rank's time between two events around the operation, fresh routing
 // each time, L2 flushed. Usage: kernels_bench [full | few | resident]
-// few: layout expert and few tokens, with and without landings. resident: the same in a kernel that stays,
+// few: layout expert and few tokens, with and without inboxes. resident: the same in a kernel that stays,
 // resident.cuh.
-#include "gpu/ceiling.cuh"
-#include "gpu/gate.cuh"
+#include "bench/ceiling_kernels.cuh"
+#include "bench/start_barrier_kernel.cuh"
 #include "gpu/resident.cuh"
 #include "gpu/world.h"
 
@@ -44,7 +44,7 @@ class Bench {
     }
   }
 
-  // prepare(i, device) is enqueued first; then measured(i, device, open), which calls open() where the gate
+  // prepare(i, device) is enqueued first; then measured(i, device, open), which calls open() where the start barrier
   // and the first event belong. On `streams`.
   using Enqueue = std::function<void(std::uint32_t, std::uint32_t)>;
   using Measured = std::function<void(std::uint32_t, std::uint32_t, const std::function<void()>&)>;
@@ -60,7 +60,7 @@ class Bench {
         cudaEvent_t* const pair = &events[std::size_t{2} * (i * devices_ + d)];
         for (int e = 0; e < 2; ++e) EPD_CUDA(cudaEventCreate(&pair[e]));
         measured(i, d, [&] {
-          gate_kernel<<<1, kGateThreads, 0, streams[d]>>>(lines_, d, opened_);
+          start_barrier_kernel<<<1, kBarrierThreads, 0, streams[d]>>>(lines_, d, opened_);
           EPD_CUDA(cudaEventRecord(pair[0], streams[d]));
         });
         EPD_CUDA(cudaEventRecord(pair[1], streams[d]));
@@ -99,7 +99,7 @@ class Bench {
   std::uint32_t iterations_;
   std::uint64_t* opened_ = nullptr;  // how often, to all devices
   std::uint64_t times_ = 0;
-  GateLines lines_{};
+  BarrierLines lines_{};
   std::vector<void*> flush_;
 };
 
@@ -206,7 +206,7 @@ struct Setup {
   bool cast;
   std::uint32_t tokens;
   bool zipf = false;
-  bool landing = false;
+  bool inbox = false;
 };
 
 // A group with inputs in place and routings to choose from.
@@ -224,7 +224,7 @@ class Group {
     s.recv_rows = setup.per_expert ? 256 / ranks * s.expert_capacity : s.expert_capacity;
     s.format = {setup.cast, kernels::ScaleFormat::kFloat32, 7168,
                 14336,      setup.cast ? 7168u : 14336u,    setup.cast ? 224u : 0u};
-    world_ = std::make_unique<World>(WorldShape{s, setup.tokens, {}, Mode::kLaunched, setup.landing, 2});
+    world_ = std::make_unique<World>(WorldShape{s, setup.tokens, {}, Mode::kLaunched, setup.inbox, 2});
     for (std::uint32_t r = 0; r < ranks; ++r) make_inputs(r);
   }
 
@@ -251,8 +251,8 @@ class Group {
     for (std::uint32_t r = 0; r < world_->size(); ++r) {
       const OpResult result = world_->result(r);
       if (result.error != kernels::cuda::OpError::kNone) {
-        std::printf("   rank %u failed: error %u culprit %d\n", r, static_cast<unsigned>(result.error),
-                    result.culprit);
+        std::printf("   rank %u failed: error %u failed_rank %d\n", r, static_cast<unsigned>(result.error),
+                    result.failed_rank);
         std::exit(1);
       }
     }
@@ -332,7 +332,7 @@ class Group {
       std::vector<bool> sent(256, false);
       for (const std::int64_t e : token) {
         const auto rank = static_cast<std::uint32_t>(e) / (256 / world_->size());
-        const bool every_row = setup_.per_expert && !setup_.landing;
+        const bool every_row = setup_.per_expert && !setup_.inbox;
         const std::size_t key = every_row ? static_cast<std::size_t>(e) : rank;
         if (rank != r && !sent[key]) ++remote;
         sent[key] = true;
@@ -370,15 +370,15 @@ class Group {
 // Layout expert, few tokens.
 void run_few(std::uint32_t devices, Bench& bench, double push, double pull) {
   for (const std::uint32_t tokens : {1u, 16u, 64u, 128u, 512u}) {
-    for (const bool landing : {false, true}) {
+    for (const bool inbox : {false, true}) {
       for (const bool cast : {true, false}) {
         char name[64];
         std::snprintf(name, sizeof(name), "expert %s %u%s", cast ? "fp8-cast" : "bf16", tokens,
-                      landing ? " landing" : "");
-        Group group({name, true, cast, tokens, false, landing}, devices, bench);
+                      inbox ? " inbox" : "");
+        Group group({name, true, cast, tokens, false, inbox}, devices, bench);
         for (const std::uint32_t sms : {16u, 24u, 32u}) {
           group.report(Kind::kDispatch, sms, 1, push);
-          if (!cast) group.report(Kind::kCombine, sms, 2, landing ? push : pull);
+          if (!cast) group.report(Kind::kCombine, sms, 2, inbox ? push : pull);
         }
       }
     }
@@ -388,13 +388,13 @@ void run_few(std::uint32_t devices, Bench& bench, double push, double pull) {
 // `only`: those whose name has it in it.
 void run_resident(std::uint32_t ranks, const std::string& only, Bench& bench) {
   for (const std::uint32_t tokens : {1u, 64u, 128u, 512u}) {
-    for (const bool landing : {false, true}) {
+    for (const bool inbox : {false, true}) {
       for (const bool cast : {true, false}) {
         char name[64];
         std::snprintf(name, sizeof(name), "expert %s %u%s", cast ? "fp8-cast" : "bf16", tokens,
-                      landing ? " landing" : "");
+                      inbox ? " inbox" : "");
         if (std::string(name).find(only) == std::string::npos) continue;
-        Group group({name, true, cast, tokens, false, landing}, ranks, bench);
+        Group group({name, true, cast, tokens, false, inbox}, ranks, bench);
         for (const std::uint32_t sms : {16u, 24u, 32u}) {
           group.report_resident(Kind::kDispatch, sms);
           if (!cast) group.report_resident(Kind::kCombine, sms);

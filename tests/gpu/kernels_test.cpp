@@ -1,7 +1,7 @@
 // Every CUDA kernel against the reference, bit for bit, on fresh random inputs: all layouts, payloads and
 // options, over all GPUs of the machine. Usage: kernels_test [cases] [seed] [hidden limit] [no-failures]
-// [no-landings] [no-resident]. "no-failures" leaves out what depends on time: under a sanitizer
-// a launch can take longer than a deadline. "no-landings" leaves out what racecheck can't follow: accesses of
+// [no-inboxes] [no-resident]. "no-failures" leaves out what depends on time: under a sanitizer
+// a launch can take longer than a deadline. "no-inboxes" leaves out what racecheck can't follow: accesses of
 // shared memory that a word there orders (LandingBoard). "no-resident" leaves out the kernel that stays and
 // takes calls, which a sanitizer makes too slow.
 // Or: kernels_test out-of-range. Then a combine takes a row that does not exist, which the image with range
@@ -48,7 +48,7 @@ class CaseRun {
     if (case_.group.layout != ref::Layout::kExpert) rows += random() % 3;
     world_ = std::make_unique<World>(
         WorldShape{shape_of(case_, rows), std::max(*std::max_element(c.tokens.begin(), c.tokens.end()), 1u),
-                   c.group.masked, mode, c.landing, c.landings, true});
+                   c.group.masked, mode, c.inbox, c.inboxes, true});
     heads_.resize(world_->size());
     for (std::uint32_t r = 0; r < world_->size(); ++r) give(r);
   }
@@ -146,7 +146,7 @@ class CaseRun {
                    kPoison32};
       if (mode_ == Mode::kResident) {  // its own
         heads_[r].handle = abi::index_of_tag(tag) + 1;
-        heads_[r].epoch = CommandLane::kEpoch;
+        heads_[r].epoch = CallLane::kEpoch;
       }
       if (!world_->masked(r)) start_dispatch(r, tag, cached);
       if (cached) std::memset(&heads_[r], kPoison, sizeof(heads_[r]));
@@ -156,8 +156,8 @@ class CaseRun {
       if (world_->masked(r)) continue;
       const OpResult result = world_->result(r);
       if (result.error != kernels::cuda::OpError::kNone || result.tag != tag) {
-        std::printf("  rank %u: error %u culprit %d\n", r, static_cast<unsigned>(result.error),
-                    result.culprit);
+        std::printf("  rank %u: error %u failed_rank %d\n", r, static_cast<unsigned>(result.error),
+                    result.failed_rank);
         good_ = false;
       }
       expect(result.num_recv_rows == expected_[r].num_recv_rows, r, "num_recv_rows");
@@ -342,12 +342,12 @@ Case plain_case(std::uint32_t ranks, std::uint32_t tokens) {
 // What goes wrong has to end, with the right words.
 class FailureRun {
  public:
-  // `landings` 0: rows are pushed to their places.
-  FailureRun(Mode mode, std::uint32_t landings, std::uint64_t room = 4096) : mode_(mode) {
+  // `inboxes` 0: rows are pushed to their places.
+  FailureRun(Mode mode, std::uint32_t inboxes, std::uint64_t room = 4096) : mode_(mode) {
     Case c = plain_case(2, 16);
-    if (landings != 0) c.group.layout = ref::Layout::kPacked;
+    if (inboxes != 0) c.group.layout = ref::Layout::kPacked;
     world_ = std::make_unique<World>(
-        WorldShape{shape_of(c, room), 16, {}, mode, landings != 0, std::max(landings, 1u)});
+        WorldShape{shape_of(c, room), 16, {}, mode, inboxes != 0, std::max(inboxes, 1u)});
     for (std::uint32_t r = 0; r < 2; ++r) {
       Rank& rank = world_->rank(r);
       rank.num_tokens = 16;
@@ -421,13 +421,13 @@ int check(const char* name, bool good) {
   return good ? 0 : 1;
 }
 
-// Rows arrive at either rank from 8 tokens of each; through landings (layout packed) 4 from each of these.
-int run_failures(Mode mode, std::uint32_t landings) {
+// Rows arrive at either rank from 8 tokens of each; through inboxes (layout packed) 4 from each of these.
+int run_failures(Mode mode, std::uint32_t inboxes) {
   using kernels::cuda::OpError;
-  std::printf("%s, %u landings:\n", name_of(mode), landings);
-  const std::uint64_t rows = landings != 0 ? 64 : 16;
+  std::printf("%s, %u inboxes:\n", name_of(mode), inboxes);
+  const std::uint64_t rows = inboxes != 0 ? 64 : 16;
   int failed = 0;
-  FailureRun f(mode, landings);
+  FailureRun f(mode, inboxes);
   const std::int64_t bad = 8;
   put(static_cast<std::int64_t*>(f.world().rank(0).topk_idx) + 5 * 4 + 2, &bad, 8);
   OpResult r = f.run({0}, 2'000'000'000);
@@ -436,17 +436,17 @@ int run_failures(Mode mode, std::uint32_t landings) {
   const std::int64_t good = 6;
   put(static_cast<std::int64_t*>(f.world().rank(0).topk_idx) + 5 * 4 + 2, &good, 8);
   r = f.run({0}, 20'000'000);
-  failed += check("a missing rank ends in the deadline", r.error == OpError::kDeadline && r.culprit == 1);
+  failed += check("a missing rank ends in the deadline", r.error == OpError::kDeadline && r.failed_rank == 1);
   f.abort_after_start = true;
   r = f.run({0}, 5'000'000'000);
-  failed += check("the abort word ends a wait", r.error == OpError::kAborted && r.culprit == 1);
+  failed += check("the abort word ends a wait", r.error == OpError::kAborted && r.failed_rank == 1);
   f.abort_after_start = false;
   r = f.run({0, 1}, 2'000'000'000, true);
-  failed += check("different operations are noticed", r.error == OpError::kMismatch && r.culprit == 1);
+  failed += check("different operations are noticed", r.error == OpError::kMismatch && r.failed_rank == 1);
   r = f.run({0, 1}, 2'000'000'000);
   failed +=
       check("after failures the next operation runs", r.error == OpError::kNone && r.num_recv_rows == rows);
-  FailureRun small(mode, landings, rows - 1);
+  FailureRun small(mode, inboxes, rows - 1);
   r = small.run({0, 1}, 2'000'000'000);
   failed += check("too little room is refused",
                   r.error == OpError::kNoRoom && r.rows == rows && r.room == rows - 1 && r.expert == -1);
@@ -489,13 +489,13 @@ int run(int argc, char** argv) {
   int failed = 0;
   if (!leaves_out("no-failures")) {
     for (const Mode mode : modes) {
-      for (const std::uint32_t landings : {0u, 1u, 2u}) failed += run_failures(mode, landings);
+      for (const std::uint32_t inboxes : {0u, 1u, 2u}) failed += run_failures(mode, inboxes);
     }
   }
   for (int i = 0; i < cases; ++i) {
     Random random(seed + static_cast<std::uint64_t>(i));
     Case c = random_case(random, max_hidden);
-    if (leaves_out("no-landings")) c.landing = false;
+    if (leaves_out("no-inboxes")) c.inbox = false;
     const Mode mode = modes[static_cast<std::size_t>(i) % modes.size()];
     if (CaseRun(c, random, mode).run()) continue;
     std::printf("FAIL case %d (seed %llu), %s: %s\n", i, static_cast<unsigned long long>(seed + i),

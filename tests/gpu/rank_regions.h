@@ -39,7 +39,7 @@ struct RegionSizes {
   kernels::cuda::Shape shape;
   std::size_t max_tokens = 0;
   std::size_t workspace_bytes = 0;
-  std::size_t landing_bytes = 0;
+  std::size_t inbox_bytes = 0;
 
   // Of all, with up to 4 KiB of padding for each piece.
   std::size_t total() const {
@@ -50,7 +50,7 @@ struct RegionSizes {
     const std::size_t token =
         f.x_bytes + f.scale_bytes + shape.topk * (index_bytes + 16) + std::size_t{shape.hidden} * 6;
     return shape.recv_rows * row + max_tokens * token + num_placement_words(shape) * 16 + workspace_bytes +
-           landing_bytes + std::size_t{shape.num_ranks} * (shape.num_ranks + shape.num_experts + 64) * 4 +
+           inbox_bytes + std::size_t{shape.num_ranks} * (shape.num_ranks + shape.num_experts + 64) * 4 +
            (256 << 10);
   }
 };
@@ -127,7 +127,7 @@ struct RankRegions {
     peer.announcement = m.template take<abi::OpAnnouncement>(s.num_ranks);
     peer.rank_counts = m.template take<std::uint32_t>(s.num_ranks * s.num_ranks);
     peer.expert_counts = m.template take<std::uint32_t>(s.num_ranks * s.num_experts);
-    if (sizes.landing_bytes != 0) peer.landing = m.template take<std::uint8_t>(sizes.landing_bytes);
+    if (sizes.inbox_bytes != 0) peer.inbox = m.template take<std::uint8_t>(sizes.inbox_bytes);
     peer.target = {m.template take<std::uint8_t>(rows * s.format.row_bytes),
                    m.template take<std::uint8_t>(rows * s.format.scale_bytes),
                    m.template take<std::uint8_t>(choices * (s.index64 ? 8 : 4)),

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/algorithms.cuh"
-#include "gpu/gate.h"
+#include "bench/barrier_lines.h"
 #include "gpu/image.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ struct ResidentPlan {
   uint4* flush;
   std::uint32_t flush_vectors;
   std::uint32_t* barrier;  // a counter, and on a line of its own how often all have met
-  GateLines lines;
+  BarrierLines lines;
   std::uint32_t rank;
   std::uint64_t* begin;  // [count] ns
   std::uint64_t* end;    // [count] ns
@@ -45,7 +45,7 @@ __device__ inline void resident_barrier(const ResidentPlan& plan) {
 
 // And all ranks, each with a line of 64 bytes.
 inline constexpr std::uint32_t kLineWords = 8;
-__device__ inline void resident_gate(const ResidentPlan& plan, std::uint32_t i) {
+__device__ inline void resident_barrier_of_ranks(const ResidentPlan& plan, std::uint32_t i) {
   using namespace kernels::cuda;
   resident_barrier(plan);
   if (blockIdx.x == 0) {
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kernels::cuda::kMaxThreads, 1) resident_kernel
     for (std::uint32_t v = blockIdx.x * blockDim.x + threadIdx.x; v < plan.flush_vectors; v += step) {
       plan.flush[v] = {i, v, 0, 0};
     }
-    resident_gate(plan, i);
+    resident_barrier_of_ranks(plan, i);
     const auto* const source = reinterpret_cast<const uint4*>(plan.operations + i);
     for (std::uint32_t k = threadIdx.x; k < sizeof(Operation) / 16; k += blockDim.x) {
       reinterpret_cast<uint4*>(copy)[k] = __ldcg(source + k);

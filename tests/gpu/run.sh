@@ -19,7 +19,7 @@ here=$(cd "$(dirname "$0")/../.." && pwd)
 out=${EPD_GPU_BUILD:-$here/build/gpu}
 mkdir -p "$out"
 export CUDA_MODULE_LOADING=EAGER  # loading a kernel while another waits for it never ends
-flags="-std=c++20 -O3 -fmad=false --expt-relaxed-constexpr -I$here/tests -I$here/kernels -I$here/kernels/include -I$here/proto/include"
+flags="-std=c++20 -O3 -fmad=false --expt-relaxed-constexpr -I$here/tests -I$here/client/tools -I$here/kernels -I$here/kernels/include -I$here/proto/include"
 arch="-gencode=arch=compute_90a,code=sm_90a"
 full=${1:-}
 images=
@@ -67,7 +67,7 @@ for job in $jobs; do
 done
 echo "built in $(($(date +%s) - start)) s"
 failed=0
-step() {  # step <name> <seconds> <command...>
+step() {  # step <name> <seconds> <call...>
   name=$1
   limit=$2
   shift 2
@@ -154,9 +154,9 @@ if [ -n "$daemon" ]; then
   echo quit | nvidia-cuda-mps-control > /dev/null
 fi
 step bench 60 "$out/kernels_bench" ${1:-}
-if command -v compute-sanitizer > /dev/null && [ "${EPD_GPU_SANITIZE:-1}" = 1 ]; then
+if call -v compute-sanitizer > /dev/null && [ "${EPD_GPU_SANITIZE:-1}" = 1 ]; then
   step memcheck 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$out/kernels_test" 60 1 256 no-failures no-resident
-  step racecheck 60 compute-sanitizer --tool racecheck --error-exitcode 9 "$out/kernels_test" 40 1 256 no-failures no-landings no-resident
+  step racecheck 60 compute-sanitizer --tool racecheck --error-exitcode 9 "$out/kernels_test" 40 1 256 no-failures no-inboxes no-resident
 fi
 for name in $steps; do
   case $name in

@@ -2,7 +2,7 @@
 // them. Everything ends the program on a CUDA error, with the call's text.
 #pragma once
 
-#include "gpu/command_lane.h"
+#include "gpu/call_lane.h"
 #include "gpu/image.h"
 #include "gpu/rank_regions.h"
 
@@ -66,21 +66,21 @@ struct WorldShape {
   std::uint32_t max_tokens = 0;
   std::vector<bool> masked;
   Mode mode = Mode::kLaunched;
-  bool landing = false;
-  std::uint32_t landings = 1;  // of each rank, at which operations take turns
+  bool inbox = false;
+  std::uint32_t inboxes = 1;  // of each rank, at which operations take turns
   bool late_calls = false;     // kResident: some are made while a kernel leaves and the next one comes
 };
 
-// Where the parts of a landing lie, and its size.
-struct LandingPlan {
-  kernels::cuda::Landing at;
+// Where the parts of a inbox lie, and its size.
+struct InboxPlan {
+  kernels::cuda::Inbox at;
   std::size_t bytes = 0;
 
-  explicit LandingPlan(const WorldShape& world) {
-    if (!world.landing) return;
-    const abi::GroupShape shape = group_shape(world.shape, world.max_tokens, world.landings);
-    at = kernels::cuda::landing_of(shape);
-    bytes = abi::LandingLayout(shape).bytes;
+  explicit InboxPlan(const WorldShape& world) {
+    if (!world.inbox) return;
+    const abi::GroupShape shape = group_shape(world.shape, world.max_tokens, world.inboxes);
+    at = kernels::cuda::inbox_of(shape);
+    bytes = abi::InboxLayout(shape).bytes;
   }
 };
 
@@ -118,7 +118,7 @@ struct Rank : RankRegions {
   std::uint32_t ends = 0;          // of kernels
   std::uint32_t kernels = 0;       // started
   bool running = false;
-  std::unique_ptr<CommandLane> calls;
+  std::unique_ptr<CallLane> calls;
   bool called = false;  // and not awaited
 };
 
@@ -127,7 +127,7 @@ class World {
   static constexpr std::uint32_t kMaxSms = 132;
   static constexpr std::uint32_t kOperations = 1024;  // uploaded and not yet overwritten
 
-  explicit World(const WorldShape& world) : shape_(world.shape), world_(with_slots(world)), landing_(world_) {
+  explicit World(const WorldShape& world) : shape_(world.shape), world_(with_slots(world)), inbox_(world_) {
     ranks_.resize(shape_.num_ranks);
     static std::uint32_t worlds = 0;
     ++worlds;
@@ -135,11 +135,11 @@ class World {
       make(r);
       ranks_[r].made = ranks_[r].ends = worlds + r;  // so that worlds of few operations see all ways
       if (world.mode == Mode::kResident)
-        ranks_[r].calls = std::make_unique<CommandLane>(
-            ranks_[r].device, ranks_[r].control, group_shape(shape_, world_.max_tokens, CommandLane::kSlots),
+        ranks_[r].calls = std::make_unique<CallLane>(
+            ranks_[r].device, ranks_[r].control, group_shape(shape_, world_.max_tokens, CallLane::kSlots),
             worlds + r);
     }
-    if (world.mode == Mode::kResident) tag_ = CommandLane::kEpoch << abi::kTagIndexBits;
+    if (world.mode == Mode::kResident) tag_ = CallLane::kEpoch << abi::kTagIndexBits;
   }
   ~World() {
     for (Rank& rank : ranks_) {
@@ -178,13 +178,13 @@ class World {
     op.announcement.tag = tag;
     op.announcement.op = what;
     op.announcement.num_tokens = own.num_tokens;
-    op.landing = landing_.at;
+    op.inbox = inbox_.at;
     own.describe(op);
     op.counts.mark = static_cast<std::uint32_t>(tag);
     op.timeout_ns = 5'000'000'000;
     for (std::uint32_t i = 0; i < size(); ++i) {
       if (!masked(i)) op.peers[i] = ranks_[i].peer;
-      if (op.peers[i].landing != nullptr) op.peers[i].landing += landing_.bytes * (tag % world_.landings);
+      if (op.peers[i].inbox != nullptr) op.peers[i].inbox += inbox_.bytes * (tag % world_.inboxes);
     }
     return op;
   }
@@ -196,7 +196,7 @@ class World {
     EPD_CUDA(cudaSetDevice(own.device));
     int bytes = 0;
     EPD_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, own.device));
-    if (stages != 0) op.movers.stages = stages;
+    if (stages != 0) op.division.stages = stages;
     if (world_.mode != Mode::kLaunched) sms = std::min(sms, staying_ctas());
     if (!kernels::cuda::configure(kind, static_cast<std::size_t>(bytes), sms, op)) {
       std::fprintf(stderr, "configure refused\n");
@@ -276,9 +276,9 @@ class World {
     const auto devices = static_cast<std::uint32_t>(num_devices());
     return kMaxSms / ((size() + devices - 1) / devices);
   }
-  // Calls need as many landings as they have slots.
+  // Calls need as many inboxes as they have slots.
   static WorldShape with_slots(WorldShape world) {
-    if (world.mode == Mode::kResident) world.landings = std::max(world.landings, CommandLane::kSlots);
+    if (world.mode == Mode::kResident) world.inboxes = std::max(world.inboxes, CallLane::kSlots);
     return world;
   }
   // All ranks have taken their memory in the same order, so distances in it are the same everywhere.
@@ -291,7 +291,7 @@ class World {
     kernels::cuda::DeviceView view;
     kernels::cuda::GroupView& group = view.group;
     group.shape = configured;
-    group.landing = landing_.at;
+    group.inbox = inbox_.at;
     group.rank = r;
     group.exchange_arena = at(own.peer.ready);
     group.workspace = own.workspace;
@@ -305,8 +305,8 @@ class World {
     layout.announcement = distance(own.peer.ready, own.peer.announcement);
     layout.rank_counts = distance(own.peer.ready, own.peer.rank_counts);
     layout.expert_counts = distance(own.peer.ready, own.peer.expert_counts);
-    layout.landings = own.peer.landing == nullptr ? 0 : distance(own.peer.ready, own.peer.landing);
-    layout.landing_bytes = landing_.bytes;
+    layout.inboxes = own.peer.inbox == nullptr ? 0 : distance(own.peer.ready, own.peer.inbox);
+    layout.inbox_bytes = inbox_.bytes;
     layout.routing = distance(own.peer.ready, own.head);
     layout.topk = distance(own.head, own.routing.topk);
     layout.rows = distance(own.head, own.routing.rows);
@@ -346,7 +346,7 @@ class World {
     rank.running = true;
     kernels::cuda::ResidentArguments own{rank.state, rank.round, *rank.round, ++rank.kernels, {}};
     const auto number = static_cast<std::uint32_t>(&rank - ranks_.data());
-    own.commands = rank.calls->arguments(view_of(number, configured), world_.max_tokens, world_.landings);
+    own.calls = rank.calls->arguments(view_of(number, configured), world_.max_tokens, world_.inboxes);
     Image::get().stay(own, staying_ctas(), shared_bytes - kernels::cuda::kStaticBytes, rank.stream);
   }
   // In turn by its number and by its round, sometimes both: a stop that comes when the kernel has stepped
@@ -372,7 +372,7 @@ class World {
                            cudaHostAllocMapped | cudaHostAllocPortable));
     EPD_CUDA(cudaHostAlloc(&rank.counts.host_sent, 64, cudaHostAllocMapped | cudaHostAllocPortable));
     const RegionSizes sizes{shape_, world_.max_tokens, kernels::cuda::workspace_bytes(shape_, kMaxSms),
-                            landing_.bytes * world_.landings};
+                            inbox_.bytes * world_.inboxes};
     rank.memory = std::make_unique<DeviceMemory>(rank.device,
                                                  sizes.total() + (1 << 20) + kOperations * sizeof(Operation));
     rank.memory->fill(0);
@@ -385,7 +385,7 @@ class World {
 
   kernels::cuda::Shape shape_;
   WorldShape world_;
-  LandingPlan landing_;
+  InboxPlan inbox_;
   std::vector<Rank> ranks_;
   std::uint64_t tag_ = 0;
   std::uint32_t uploads_ = 0;

@@ -1,6 +1,6 @@
 #include "support/cases.h"
 
-#include "support/config_shape.h"
+#include "kit/config_shape.h"
 
 #include <algorithm>
 #include <cstring>

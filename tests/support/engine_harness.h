@@ -110,8 +110,8 @@ class RawGroup {
   std::int32_t priority = 0;
   bool calls = false;  // operations are: results go with members
 
-  abi::CommandWords& words(std::uint32_t rank) const {
-    return *user_[rank].as<abi::CommandWords>(abi::UserArenaLayout(shape_).commands);
+  abi::CallWords& words(std::uint32_t rank) const {
+    return *user_[rank].as<abi::CallWords>(abi::UserArenaLayout(shape_).calls);
   }
   abi::Results& results(std::uint32_t rank) const { return *results_[rank].as<abi::Results>(); }
   abi::StreamWords& stream_words(std::uint32_t rank, std::uint32_t slot) const {

@@ -282,7 +282,7 @@ void FakeDaemon::run_engine() {
           publish_counts_locked(*submission);
           abi::Completion completion{};
           completion.ticket = submission->ticket;
-          completion.culprit_rank = -1;
+          completion.failed_rank = -1;
           completion.member = submission->member;
           completion.slot = submission->slot;
           completion.num_recv_rows = submission->num_tokens;
@@ -323,7 +323,7 @@ std::optional<abi::Submission> FakeDaemon::next_submission(int timeout_ms) {
   return std::nullopt;
 }
 
-void FakeDaemon::complete(const abi::Submission& submission, StatusCode status, std::int32_t culprit_rank,
+void FakeDaemon::complete(const abi::Submission& submission, StatusCode status, std::int32_t failed_rank,
                           const std::string& message) {
   const std::lock_guard lock(mutex_);
   FakeMember& owner = member_of(submission.member);
@@ -335,7 +335,7 @@ void FakeDaemon::complete(const abi::Submission& submission, StatusCode status, 
   abi::Completion completion{};
   completion.ticket = submission.ticket;
   completion.status = status;
-  completion.culprit_rank = culprit_rank;
+  completion.failed_rank = failed_rank;
   completion.member = submission.member;
   completion.slot = submission.slot;
   completion.num_recv_rows = submission.num_tokens;

@@ -74,7 +74,7 @@ class FakeDaemon {
   // The next submission in the ring, if one comes within the time. Not in automatic mode.
   std::optional<abi::Submission> next_submission(int timeout_ms = 10'000);
   void complete(const abi::Submission& submission, StatusCode status = StatusCode::kOk,
-                std::int32_t culprit_rank = -1, const std::string& message = "");
+                std::int32_t failed_rank = -1, const std::string& message = "");
   void post(const abi::Completion& completion);
   void publish_counts(const abi::Submission& submission);
   void publish_sent(const abi::Submission& submission);

@@ -17,7 +17,8 @@ add_library(epd_test_support STATIC
   ${CMAKE_CURRENT_LIST_DIR}/engine_pages.cpp
   ${CMAKE_CURRENT_LIST_DIR}/raw_client.cpp
   ${CMAKE_CURRENT_LIST_DIR}/script.cpp)
-target_include_directories(epd_test_support PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
+target_include_directories(epd_test_support PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}
+  ${PROJECT_SOURCE_DIR}/client/tools/kit/include)
 target_compile_definitions(epd_test_support PUBLIC
   EPD_TEST_DAEMON="$<TARGET_FILE:epd>" EPD_TEST_EPCTL="$<TARGET_FILE:epctl>")
 target_link_libraries(epd_test_support PUBLIC epd_client epd_base epd_kernels epd_proto GTest::gtest PRIVATE epd_options)

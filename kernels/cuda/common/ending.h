@@ -47,7 +47,7 @@ EPD_DEVICE inline void write_ending(const ResultOut& out, abi::CallEnding how, c
 EPD_DEVICE EPD_NO_INLINE inline void publish(const Operation& op, const OpResult& ending) {
   OpResult& result = *op.result;
   result.error = ending.error;
-  result.culprit = ending.culprit;
+  result.failed_rank = ending.failed_rank;
   result.token = ending.token;
   result.k = ending.k;
   result.value = ending.value;
@@ -71,10 +71,10 @@ EPD_DEVICE EPD_NO_INLINE inline void fail(const Operation& op, const OpResult& e
 }
 
 // Makes a result with this error and failed rank; -1: no rank.
-EPD_DEVICE inline OpResult ended(OpError error, std::int32_t culprit) {
+EPD_DEVICE inline OpResult ended(OpError error, std::int32_t failed_rank) {
   OpResult ending{};
   ending.error = error;
-  ending.culprit = culprit;
+  ending.failed_rank = failed_rank;
   ending.expert = -1;
   return ending;
 }
@@ -83,10 +83,10 @@ EPD_DEVICE inline OpResult ended(OpError error, std::int32_t culprit) {
 // thread. A stream that enqueued a call waits in a kernel of this device, or for the flag. Then a release at
 // device scope is enough, and it is a microsecond faster.
 EPD_DEVICE inline void unblock_stream(const Operation& op) {
-  const bool by_command = op.signal.failed != nullptr;
+  const bool by_call = op.signal.failed != nullptr;
   if (op.signal.flag != nullptr) store_release_system(op.signal.flag, 1u);
   if (op.signal.done == nullptr) return;
-  if (by_command) {
+  if (by_call) {
     store_release(op.signal.done, op.signal.value);
   } else {
     store_release_system(op.signal.done, op.signal.value);
@@ -98,15 +98,15 @@ EPD_DEVICE inline void unblock_stream(const Operation& op) {
 EPD_DEVICE EPD_NO_INLINE inline bool must_leave(const Operation& op, std::uint64_t deadline_ns,
                                                 std::uint32_t waiting) {
   if (load_relaxed(&workspace(op).failed) == op.tag) return true;
-  const std::int32_t culprit = lowest_bit(waiting);
+  const std::int32_t failed_rank = lowest_bit(waiting);
   if (op.abort != nullptr && load_relaxed_system(op.abort) != 0) {
-    OpResult ending = ended(OpError::kAborted, culprit);
+    OpResult ending = ended(OpError::kAborted, failed_rank);
     ending.num_dropped = load_here(&workspace(op).dropped);  // for an abort after all ranks have finished
     fail(op, ending);
     return true;
   }
   if (nanoseconds() >= deadline_ns) {
-    fail(op, ended(OpError::kDeadline, culprit));
+    fail(op, ended(OpError::kDeadline, failed_rank));
     return true;
   }
   return false;

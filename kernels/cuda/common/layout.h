@@ -23,14 +23,14 @@ struct StageHeader {
 inline constexpr std::uint32_t kSummedVectors = 4;  // of each lane
 inline constexpr std::uint32_t kSummedAtOnce = kSummedVectors * 32;
 inline constexpr std::uint32_t kSummedAhead = 7;
-static_assert(abi::kLandingPieces * kSummedAtOnce * 8 >= abi::kMaxHidden);
+static_assert(abi::kInboxPieces * kSummedAtOnce * 8 >= abi::kMaxHidden);
 
 // Low-latency dispatch with a cast: the number of blocks that a warp casts in one step.
 inline constexpr std::uint32_t kCastStepBlocks = 8;
 
 // Returns whether the operation takes the low-latency path.
 EPD_HOST_DEVICE constexpr bool is_low_latency(const Operation& op) {
-  return op.landing.max_tokens != 0 && op.shape.per_expert;
+  return op.inbox.max_tokens != 0 && op.shape.per_expert;
 }
 
 // Low-latency combine: the number of pieces of a sum.
@@ -40,20 +40,20 @@ EPD_HOST_DEVICE constexpr std::uint32_t num_pieces(std::uint32_t hidden) {
 
 // The sizes of the parts of a CTA's shared memory, in words. Only range checks use them (HeaderLayout).
 EPD_HOST_DEVICE constexpr std::uint32_t base_words(const Operation& op) {
-  return (op.movers.header.ends - op.movers.header.base) / 4;
+  return (op.division.header.ends - op.division.header.base) / 4;
 }
 EPD_HOST_DEVICE constexpr std::uint32_t ends_words(const Operation& op) {
-  return (op.movers.header.headers - op.movers.header.ends) / 4;
+  return (op.division.header.headers - op.division.header.ends) / 4;
 }
 EPD_HOST_DEVICE constexpr std::uint32_t scratch_words(const Operation& op) {
-  return (op.movers.header.bits - op.movers.header.scratch) / 4;
+  return (op.division.header.bits - op.division.header.scratch) / 4;
 }
 EPD_HOST_DEVICE constexpr std::uint32_t bits_words(const Operation& op) {
-  return (op.movers.header_bytes - op.movers.header.bits) / 4;
+  return (op.division.header_bytes - op.division.header.bits) / 4;
 }
 // High-throughput combine: the number of pieces of rows that fit in a stage.
 EPD_HOST_DEVICE constexpr std::uint32_t stage_pieces(const Operation& op) {
-  return op.movers.stage_bytes / op.movers.chunk_bytes;
+  return op.division.stage_bytes / op.division.chunk_bytes;
 }
 // The number of words that the workspace has for cta_counts().
 EPD_HOST_DEVICE constexpr std::uint32_t num_cta_counts(const Operation& op) {
@@ -64,7 +64,7 @@ EPD_HOST_DEVICE constexpr std::uint32_t num_cta_counts(const Operation& op) {
 // The number of stages with a barrier each. The low-latency path needs none: there, each lane loads for
 // itself. The bulk copies of x have a barrier of their own (OwnRows).
 EPD_HOST_DEVICE constexpr std::uint32_t num_barriers(const Operation& op) {
-  return is_low_latency(op) ? 0 : op.movers.warps * op.movers.stages;
+  return is_low_latency(op) ? 0 : op.division.warps * op.division.stages;
 }
 
 // The offsets of the parts of a CTA's shared memory before the stages.
@@ -73,7 +73,7 @@ struct HeaderLayout : HeaderParts {
 
   static constexpr std::uint32_t kCounterBytes = 8192;  // exceeded only if one warp's counters need more
 
-  // `tokens` is Landing::max_tokens.
+  // `tokens` is Inbox::max_tokens.
   EPD_HOST_DEVICE constexpr HeaderLayout(Kind kind, const Shape& shape, std::uint32_t tokens,
                                          std::uint32_t num_stages, std::uint32_t ctas) {
     const bool dispatch = kind == Kind::kDispatch;

@@ -55,7 +55,7 @@ __device__ inline bool place_ranks(const Operation& op, const Shared& shared, co
   bool fits = true;
   const std::uint32_t ranks = op.shape.num_ranks;
 #pragma unroll 1
-  for (std::uint32_t i = team.thread(); i < op.movers.ctas * ranks; i += team.threads()) {
+  for (std::uint32_t i = team.thread(); i < op.division.ctas * ranks; i += team.threads()) {
     const std::uint32_t d = i % ranks;
     const ColumnSum rows = rank_column(op, d, op.rank);
     EPD_BELOW(i, base_words(op));

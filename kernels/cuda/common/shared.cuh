@@ -19,8 +19,8 @@ struct Shared {
   std::uint8_t* stages;
 
   __device__ Shared(const Operation& op, std::uint8_t* memory) {
-    EPD_AT_MOST(op.movers.shared_bytes, dynamic_shared_bytes());
-    const HeaderParts& parts = op.movers.header;
+    EPD_AT_MOST(op.division.shared_bytes, dynamic_shared_bytes());
+    const HeaderParts& parts = op.division.header;
     barriers = reinterpret_cast<std::uint64_t*>(memory + parts.barriers);
     targets = reinterpret_cast<DispatchTarget*>(memory + parts.targets);
     base = reinterpret_cast<std::uint32_t*>(memory + parts.base);
@@ -29,7 +29,7 @@ struct Shared {
     scratch = reinterpret_cast<std::uint32_t*>(memory + parts.scratch);
     bits = reinterpret_cast<std::uint32_t*>(memory + parts.bits);
     counting_warps = parts.counting_warps;
-    stages = memory + op.movers.header_bytes;
+    stages = memory + op.division.header_bytes;
   }
 };
 

@@ -14,7 +14,7 @@ struct Cta {
 };
 
 __device__ inline Cta cta_of(const Operation& op) {
-  return {blockIdx.x, op.movers.ctas};
+  return {blockIdx.x, op.division.ctas};
 }
 
 // The hardware barriers of a CTA, by name. Teams that may wait at the same time use different ones. Barrier 0

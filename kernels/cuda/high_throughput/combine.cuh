@@ -89,8 +89,8 @@ struct PieceOrder {
 
   __device__ PieceOrder(const Operation& op, Cta cta) {
     const std::uint32_t row_bytes = op.shape.hidden * 2;
-    per_token = (row_bytes + op.movers.chunk_bytes - 1) / op.movers.chunk_bytes;
-    step = cta.count * op.movers.warps;
+    per_token = (row_bytes + op.division.chunk_bytes - 1) / op.division.chunk_bytes;
+    step = cta.count * op.division.warps;
     run = op.num_tokens >= 4 * step ? per_token : 1;
     runs = op.num_tokens * (per_token / run);
     at = cta.index + cta.count * warp_of();
@@ -104,8 +104,8 @@ struct PieceOrder {
   __device__ std::uint32_t token_of(std::uint32_t i) const { return run == 1 ? i / per_token : i; }
   __device__ Piece now(const Operation& op) const {
     const std::uint32_t index = run == 1 ? at % per_token : piece;
-    const std::uint32_t offset = index * op.movers.chunk_bytes;
-    return {token_of(at), offset, min(op.movers.chunk_bytes, op.shape.hidden * 2 - offset)};
+    const std::uint32_t offset = index * op.division.chunk_bytes;
+    return {token_of(at), offset, min(op.division.chunk_bytes, op.shape.hidden * 2 - offset)};
   }
 };
 
@@ -132,13 +132,13 @@ __device__ inline void load_piece(const Operation& op, const Stages& stages, Sta
   __syncwarp();
   const std::size_t row_bytes = std::size_t{op.shape.hidden} * 2;
   const auto* y = reinterpret_cast<const std::uint8_t*>(op.peers[pulled.pulls ? pulled.rank : 0].source.y);
-  warp_load(stages.at(stage) + pulled.position * op.movers.chunk_bytes,
+  warp_load(stages.at(stage) + pulled.position * op.division.chunk_bytes,
             y + (pulled.pulls ? pulled.row : 0) * row_bytes + piece.offset, piece.bytes, pulled.pulls,
             stages.barriers + stage);
   if (biases == 0) return;
   const bool mine = lane_of() < biases;
   const auto* bias = reinterpret_cast<const std::uint8_t*>(op.bias[mine ? lane_of() : 0]);
-  warp_load(stages.at(stage) + (pulled.num_rows + lane_of()) * op.movers.chunk_bytes,
+  warp_load(stages.at(stage) + (pulled.num_rows + lane_of()) * op.division.chunk_bytes,
             bias + piece.token * row_bytes + piece.offset, piece.bytes, mine, stages.barriers + stage);
 }
 
@@ -176,7 +176,7 @@ __device__ inline void sum_piece(const Operation& op, const std::uint8_t* stage,
   auto* const out = reinterpret_cast<uint4*>(reinterpret_cast<std::uint8_t*>(op.out) +
                                              std::size_t{piece.token} * op.shape.hidden * 2 + piece.offset);
   const std::uint32_t biases = num_biases(op);
-  const std::uint32_t pitch = op.movers.chunk_bytes;
+  const std::uint32_t pitch = op.division.chunk_bytes;
   const std::uint32_t vectors = piece.bytes / 16;
   EPD_BELOW(piece.token, op.num_tokens);
   EPD_AT_MOST(header.num_rows + biases, stage_pieces(op));
@@ -209,7 +209,7 @@ __device__ inline void return_weights(const Operation& op, std::uint32_t token, 
 // The work of one copy warp. It loads `stages` pieces ahead of the sums.
 template <bool kPerExpert>
 __device__ inline void pull_rows(const Operation& op, Cta cta, const Shared& shared) {
-  if (warp_of() >= op.movers.warps) return;
+  if (warp_of() >= op.division.warps) return;
   const Stages stages(op, shared);
   StageHeader* const headers = shared.headers + warp_of() * stages.count;
   stages.open(op);

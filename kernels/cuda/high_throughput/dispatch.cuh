@@ -41,7 +41,7 @@ __device__ inline void place_choice(const Operation& op, const Shared& shared, s
   const std::uint32_t* const base =
       op.shape.per_expert
           ? shared.base + choice.expert
-          : shared.base + part_with(op.num_tokens, token, op.movers.ctas) * op.shape.num_ranks + choice.rank;
+          : shared.base + part_with(op.num_tokens, token, op.division.ctas) * op.shape.num_ranks + choice.rank;
   EPD_BELOW(base - shared.base, base_words(op));
   choice.row = static_cast<std::int32_t>(*base) - 2 - choice.row;
   EPD_BELOW(choice.row, op.shape.recv_rows);
@@ -170,12 +170,12 @@ class Dispatcher {
         shared_(shared),
         stages_(op, shared),
         stage_(op.shape.format, stages_.at(0)),
-        copies_(warp_of() < op.movers.warps),
+        copies_(warp_of() < op.division.warps),
         claims_(!op.shape.per_expert || op.cached) {
     const Range tokens = claims_ ? Range{0, op.num_tokens} : part_of(op.num_tokens, cta.index, cta.count);
-    step_ = claims_ ? op.movers.warps * cta.count : op.movers.warps;
+    step_ = claims_ ? op.division.warps * cta.count : op.division.warps;
     end_ = copies_ ? tokens.end : 0;
-    token_ = tokens.begin + warp_of() + (claims_ ? op.movers.warps * cta.index : 0);
+    token_ = tokens.begin + warp_of() + (claims_ ? op.division.warps * cta.index : 0);
     next_ = kFull;
   }
   __device__ bool copies() const { return copies_; }
@@ -382,7 +382,7 @@ __device__ inline void send_metadata(const Operation& op, Cta cta, const Shared&
 // the CPU sees the counts early. With few tokens it does so last, since this would delay the whole
 // operation.
 __device__ inline void run_metadata_warps(const Operation& op, Cta cta, const Shared& shared) {
-  const Team metadata_team{op.movers.warps, blockDim.x / 32 - op.movers.warps};
+  const Team metadata_team{op.division.warps, blockDim.x / 32 - op.division.warps};
   const bool few = op.num_tokens <= 4 * cta.count * metadata_team.warps;
   if (few) send_metadata(op, cta, shared, metadata_team);
   if (cta.index == 0) {

@@ -16,10 +16,10 @@ struct Stages {
   std::uint32_t bytes;
 
   __device__ Stages(const Operation& op, const Shared& shared)
-      : memory(shared.stages + std::size_t{warp_of()} * op.movers.stages * op.movers.stage_bytes),
-        barriers(shared.barriers + warp_of() * op.movers.stages),
-        count(op.movers.stages),
-        bytes(op.movers.stage_bytes) {}
+      : memory(shared.stages + std::size_t{warp_of()} * op.division.stages * op.division.stage_bytes),
+        barriers(shared.barriers + warp_of() * op.division.stages),
+        count(op.division.stages),
+        bytes(op.division.stage_bytes) {}
   __device__ std::uint8_t* at(std::uint32_t stage) const {
     EPD_BELOW(stage, count);
     return memory + std::size_t{stage} * bytes;
@@ -28,7 +28,7 @@ struct Stages {
   // open() comes before the first copy, close() after the last. Ordinary accesses have used the memory before
   // open(), so it fences them against the async proxy.
   __device__ void open(const Operation& op) const {
-    EPD_AT_MOST(op.movers.header_bytes + (warp_of() + 1) * count * bytes, op.movers.shared_bytes);
+    EPD_AT_MOST(op.division.header_bytes + (warp_of() + 1) * count * bytes, op.division.shared_bytes);
     EPD_AT_MOST((warp_of() + 1) * count, num_barriers(op));
     if (lane_of() == 0) {
 #pragma unroll 1

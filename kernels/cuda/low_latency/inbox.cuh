@@ -51,20 +51,20 @@ __device__ inline PublishedWord read_word_acquire(const PublishedWord* at) {
 // Each of these functions finds a part of the inbox of rank `at`, for one source and one of its tokens.
 __device__ inline std::size_t inbox_index(const Operation& op, std::uint32_t source, std::uint32_t token) {
   EPD_BELOW(source, op.shape.num_ranks);
-  EPD_BELOW(token, op.landing.max_tokens);
-  return std::size_t{source} * op.landing.max_tokens + token;
+  EPD_BELOW(token, op.inbox.max_tokens);
+  return std::size_t{source} * op.inbox.max_tokens + token;
 }
 __device__ inline PublishedWord* begin_word(const Operation& op, std::uint32_t at, std::uint32_t source) {
   EPD_BELOW(at, op.shape.num_ranks);
   EPD_BELOW(source, op.shape.num_ranks);
-  return reinterpret_cast<PublishedWord*>(op.peers[at].landing + op.landing.hello + source * 64);
+  return reinterpret_cast<PublishedWord*>(op.peers[at].inbox + op.inbox.begin_messages + source * 64);
 }
-// Dispatch: the plan message of `source` at `rank`, movers.plan.end words (abi::PlanWords).
+// Dispatch: the plan message of `source` at `rank`, work division.plan.end words (abi::PlanWords).
 __device__ inline PublishedWord* plan_words(const Operation& op, std::uint32_t rank, std::uint32_t source) {
   EPD_BELOW(rank, op.shape.num_ranks);
   EPD_BELOW(source, op.shape.num_ranks);
-  return reinterpret_cast<PublishedWord*>(op.peers[rank].landing + op.landing.plans) +
-         source * ((op.movers.plan.end + 3) / 4 * 4);
+  return reinterpret_cast<PublishedWord*>(op.peers[rank].inbox + op.inbox.plans) +
+         source * ((op.division.plan.end + 3) / 4 * 4);
 }
 // Dispatch: the rank whose experts the count word `place` is about, counted from counts_of(0).
 __device__ inline std::uint32_t rank_of_count(const Operation& op, std::uint32_t place) {
@@ -74,21 +74,21 @@ __device__ inline std::uint32_t rank_of_count(const Operation& op, std::uint32_t
 __device__ inline PublishedWord* requested_words(const Operation& op, std::uint32_t at, std::uint32_t source,
                                                  std::uint32_t token) {
   EPD_BELOW(at, op.shape.num_ranks);
-  return reinterpret_cast<PublishedWord*>(op.peers[at].landing + op.landing.asked) +
+  return reinterpret_cast<PublishedWord*>(op.peers[at].inbox + op.inbox.requested) +
          inbox_index(op, source, token) * op.shape.topk;
 }
 __device__ inline std::uint64_t* inbox_tag(const Operation& op, std::uint32_t at, std::uint32_t source,
                                            std::uint32_t token, std::uint32_t piece) {
   EPD_BELOW(at, op.shape.num_ranks);
-  EPD_BELOW(piece, abi::kLandingPieces);
-  return reinterpret_cast<std::uint64_t*>(op.peers[at].landing + op.landing.landed) +
-         inbox_index(op, source, token) * abi::kLandingPieces + piece;
+  EPD_BELOW(piece, abi::kInboxPieces);
+  return reinterpret_cast<std::uint64_t*>(op.peers[at].inbox + op.inbox.tags) +
+         inbox_index(op, source, token) * abi::kInboxPieces + piece;
 }
 __device__ inline std::uint8_t* inbox_slot(const Operation& op, std::uint32_t at, std::uint32_t source,
                                            std::uint32_t token) {
   EPD_BELOW(at, op.shape.num_ranks);
-  EPD_AT_MOST(op.movers.landed.bytes, op.landing.slot_bytes);
-  return op.peers[at].landing + op.landing.slots + inbox_index(op, source, token) * op.landing.slot_bytes;
+  EPD_AT_MOST(op.division.inbox_row.bytes, op.inbox.slot_bytes);
+  return op.peers[at].inbox + op.inbox.slots + inbox_index(op, source, token) * op.inbox.slot_bytes;
 }
 
 // What a CTA's warps share during an operation of the low-latency path. All zero at the operation's begin.
@@ -110,7 +110,7 @@ struct CtaBoard {
 // error. Then every other rank had begun the operation before, and so had left the operation before that.
 // That one was the last to read the inbox.
 __device__ inline bool must_wait_for_begins(const Operation& op) {
-  return op.landing.count == 1 || load_relaxed(&workspace(op).ended) + 1 != op.tag;
+  return op.inbox.count == 1 || load_relaxed(&workspace(op).ended) + 1 != op.tag;
 }
 
 // Clears the board. The first threads of the CTA call; a barrier must follow.
@@ -144,7 +144,7 @@ __device__ inline bool wait_begins(const Operation& op, CtaBoard& board, std::ui
     return word.tag >= op.tag;
   });
   if (!all) return false;
-  board.tokens[lane_of()] = min(static_cast<std::uint32_t>(word.value), op.landing.max_tokens);
+  board.tokens[lane_of()] = min(static_cast<std::uint32_t>(word.value), op.inbox.max_tokens);
   __syncwarp();
   return true;
 }

@@ -18,7 +18,7 @@ struct SumPieces {
   __device__ explicit SumPieces(const Operation& op)
       : vectors(op.shape.hidden / 8),
         count(num_pieces(op.shape.hidden)),
-        per_token_divisor(op.movers.pieces_divisor) {}
+        per_token_divisor(op.division.pieces_divisor) {}
   __device__ std::uint32_t token_of(std::uint32_t i) const { return i / per_token_divisor; }
   __device__ Range range(std::uint32_t piece) const {
     return {piece * kSummedAtOnce, min((piece + 1) * kSummedAtOnce, vectors)};
@@ -28,10 +28,10 @@ struct SumPieces {
 // The tokens of a warp are first_of_warp() and every step_of_warps()-th token after it. Neighbouring tokens
 // go to different SMs.
 __device__ inline std::uint32_t first_of_warp(const Operation& op) {
-  return blockIdx.x + op.movers.ctas * warp_of();
+  return blockIdx.x + op.division.ctas * warp_of();
 }
 __device__ inline std::uint32_t step_of_warps(const Operation& op) {
-  return op.movers.ctas * op.movers.warps;
+  return op.division.ctas * op.division.warps;
 }
 
 // The row of choice `lane`: the holder's rank, and whether the token takes a row there.
@@ -98,7 +98,7 @@ class SumTasks {
         others_(op.shape.num_ranks - 1),
         other_ranks_divisor_(op.shape.other_ranks_divisor),
         own_(op.num_tokens * pieces_.count),
-        first_(min(own_, op.movers.ctas * op.movers.warps)) {}
+        first_(min(own_, op.division.ctas * op.division.warps)) {}
 
   __device__ bool has(std::uint32_t i) const { return i < own_ + of_other_ranks_; }
   // Returns whether task i is known only after the begin messages have arrived.
@@ -170,13 +170,13 @@ class SumStream {
   __device__ SumStream(const Operation& op, std::uint8_t* stages, CtaBoard& board)
       : op_(op),
         board_(board),
-        stage_(shared_address(stages) + warp_of() * op.movers.stage_bytes + lane_of() * 16),
+        stage_(shared_address(stages) + warp_of() * op.division.stage_bytes + lane_of() * 16),
         tasks_(op, board) {}
 
   // Forms sums until no task is left. Returns false if the operation has failed.
   __device__ bool run(std::uint64_t deadline_ns) {
-    EPD_AT_MOST(op_.movers.shared_bytes, dynamic_shared_bytes());
-    EPD_AT_MOST((warp_of() + 1) * op_.movers.stage_bytes, op_.movers.shared_bytes);
+    EPD_AT_MOST(op_.division.shared_bytes, dynamic_shared_bytes());
+    EPD_AT_MOST((warp_of() + 1) * op_.division.stage_bytes, op_.division.shared_bytes);
     deadline_ns_ = deadline_ns;
     next_i_ = claim(cta_of(op_), board_.claimed);
     prefetch_task();
@@ -245,7 +245,7 @@ class SumStream {
     rows_.base += (range.begin + lane_of()) * 16;
     lacks_ = kSummedAtOnce - vectors;
     mine_ = vectors <= lane_of() ? 0 : (vectors - lane_of() + 31) / 32;
-    EPD_AT_MOST(range.end * 16, min(op_.shape.hidden * 2, op_.landing.slot_bytes));
+    EPD_AT_MOST(range.end * 16, min(op_.shape.hidden * 2, op_.inbox.slot_bytes));
     if (lane_of() == begun_ % 32) {
       to_ = inbox_slot(op_, next_.owner, op_.rank, next_.token) + range.begin * 16;
       tag_ = inbox_tag(op_, next_.owner, op_.rank, next_.token, next_.piece);
@@ -356,7 +356,7 @@ class SumStream {
 __device__ inline bool add_own_piece(const Operation& op, std::uint32_t token, std::uint32_t piece,
                                      Range vectors, const RawChoice& raw, std::uint64_t deadline_ns) {
   EPD_BELOW(token, op.num_tokens);
-  EPD_AT_MOST(vectors.end * 16, min(op.shape.hidden * 2, op.landing.slot_bytes));
+  EPD_AT_MOST(vectors.end * 16, min(op.shape.hidden * 2, op.inbox.slot_bytes));
   const TakenRow taken(op, raw);
   const std::uint32_t ranks = __reduce_or_sync(kFull, taken.takes ? 1u << taken.rank : 0u);
   const bool mine = ((ranks >> lane_of()) & 1) != 0;
@@ -368,7 +368,7 @@ __device__ inline bool add_own_piece(const Operation& op, std::uint32_t token, s
     return op.bias[i] == nullptr ? nullptr : reinterpret_cast<const std::uint8_t*>(op.bias[i] + row);
   };
   auto* const out = reinterpret_cast<uint4*>(op.out + row);
-  const std::size_t pitch = std::size_t{op.landing.max_tokens} * op.landing.slot_bytes;
+  const std::size_t pitch = std::size_t{op.inbox.max_tokens} * op.inbox.slot_bytes;
   add_rows({ranks, inbox_slot(op, op.rank, 0, token), pitch, from, 1.0f}, vectors, {bias_of(0), bias_of(1)},
            [out](std::uint32_t i, uint4 v) { out[i] = with_canonical_nans(v); });
   return true;
@@ -423,15 +423,15 @@ __device__ __noinline__ inline void run_low_latency_combine(const Operation& op,
   clear_board(board);
   __syncthreads();
   bool good = true;
-  if (warp_of() < op.movers.warps) {
+  if (warp_of() < op.division.warps) {
     good = combine_by_inbox(op, memory, board, deadline_ns);
   } else if (warp_of() == signal_warp()) {
     if (blockIdx.x == 0) send_begin(op);
     good = wait_begins_for_cta(op, board, deadline_ns);
     if (good && blockIdx.x == 0) {
-      good = run_signal_warp(op, cta_of(op), board, op.movers.warps, deadline_ns);
+      good = run_signal_warp(op, cta_of(op), board, op.division.warps, deadline_ns);
     } else if (good) {
-      good = signal_others(op, cta_of(op), board, op.movers.warps);
+      good = signal_others(op, cta_of(op), board, op.division.warps);
     }
   }
   if (__syncthreads_or(!good) != 0) return;

@@ -43,8 +43,8 @@ __device__ inline bool deliver_metadata(const Operation& op, const Shared& share
 __device__ inline bool dispatch_by_inbox(const Operation& op, const Shared& shared, CtaBoard& board,
                                          std::uint64_t* x_arrived, std::uint64_t deadline_ns) {
   const Team all = all_but_last();
-  const Team fillers{op.movers.warps, signal_warp() - op.movers.warps};
-  const Team metadata_team = blockIdx.x == 0 && op.movers.ctas > 1 ? all : fillers;
+  const Team fillers{op.division.warps, signal_warp() - op.division.warps};
+  const Team metadata_team = blockIdx.x == 0 && op.division.ctas > 1 ? all : fillers;
   const bool copies = warp_of() < metadata_team.first_warp;
   const OwnChoices own(op, shared);
   const ReceivedPlans plans(op, cta_of(op), shared, board);
@@ -68,7 +68,7 @@ __device__ inline bool dispatch_by_inbox(const Operation& op, const Shared& shar
   if (blockIdx.x == 0) own.send_plan(metadata_team);
   if (!find_places(shared, metadata_team, plans, board, deadline_ns)) return false;
   if (blockIdx.x == 0 && !deliver_metadata(op, shared, metadata_team, own, plans)) return false;
-  if (warp_of() >= op.movers.warps) fill_rows(op, cta_of(op), shared, fillers);
+  if (warp_of() >= op.division.warps) fill_rows(op, cta_of(op), shared, fillers);
   return true;
 }
 
@@ -97,9 +97,9 @@ __device__ __noinline__ inline void run_low_latency_dispatch(const Operation& gi
     good = dispatch_by_inbox(op, shared, board, &x_arrived, deadline_ns);
   } else if (blockIdx.x == 0) {
     send_begin(op);
-    good = run_signal_warp(op, cta_of(op), board, op.movers.ctas > 1 ? 0 : op.movers.warps, deadline_ns);
+    good = run_signal_warp(op, cta_of(op), board, op.division.ctas > 1 ? 0 : op.division.warps, deadline_ns);
   } else {
-    good = signal_others(op, cta_of(op), board, op.movers.warps);
+    good = signal_others(op, cta_of(op), board, op.division.warps);
   }
   good = __syncthreads_or(!good) == 0;
   if (threadIdx.x == 0) barrier_invalidate(&x_arrived);

@@ -7,7 +7,7 @@
 namespace epd::kernels::cuda {
 
 // A choice as it lies behind its row: the expert, and the row's number among the rows that this expert gets
-// from the source. Every number is below abi::kLandingTokens.
+// from the source. Every number is below abi::kInboxTokens.
 struct InboxChoice {
   std::uint32_t word;
   // As an expert: no choice. As a number: a lower k chose the same expert.
@@ -38,7 +38,7 @@ class SentRows {
   // Sends the row in `stage`, which is complete with choices and weights.
   __device__ void send(const Operation& op, std::uint8_t* stage) {
     if (count_ == 2) release_first<1>(op);
-    warp_store(slot_, stage, op.movers.landed.bytes, next_ != nullptr);
+    warp_store(slot_, stage, op.division.inbox_row.bytes, next_ != nullptr);
     stores_commit();
     (count_ == 0 ? first_ : second_) = next_;
     ++count_;

@@ -20,12 +20,12 @@ class OwnRows {
   __device__ OwnRows(const Operation& op, const Shared& shared) : op_(op), shared_(shared) {}
   // The CTA's number among the CTAs that copy rows.
   __device__ Cta cta() const {
-    const std::uint32_t metadata_cta = op_.movers.ctas == 1 ? 0 : 1;
-    return {blockIdx.x - metadata_cta, op_.movers.ctas - metadata_cta};
+    const std::uint32_t metadata_cta = op_.division.ctas == 1 ? 0 : 1;
+    return {blockIdx.x - metadata_cta, op_.division.ctas - metadata_cta};
   }
   // The number of the CTA's rows. It is computed again at each use, since registers are full.
   __device__ std::uint32_t count() const {
-    const bool copies = op_.movers.ctas == 1 || blockIdx.x != 0;
+    const bool copies = op_.division.ctas == 1 || blockIdx.x != 0;
     return copies && op_.num_tokens > cta().index ? rows_of(cta().index) : 0;
   }
   __device__ std::uint32_t token_of(std::uint32_t row) const { return cta().index + cta().count * row; }
@@ -34,12 +34,12 @@ class OwnRows {
     return static_cast<const std::uint8_t*>(op_.x) + std::size_t{token_of(row)} * op_.shape.format.x_bytes;
   }
   __device__ std::uint8_t* stage(std::uint32_t number) const {
-    EPD_AT_MOST(op_.movers.header_bytes + (number + 1) * op_.movers.stage_bytes, op_.movers.shared_bytes);
-    return shared_.stages + std::size_t{number} * op_.movers.stage_bytes;
+    EPD_AT_MOST(op_.division.header_bytes + (number + 1) * op_.division.stage_bytes, op_.division.shared_bytes);
+    return shared_.stages + std::size_t{number} * op_.division.stage_bytes;
   }
   // The most rows of a round, and the rows of the round that begins with row `first`.
   __device__ std::uint32_t most() const {
-    return op_.shape.format.cast ? op_.movers.stages : op_.movers.warps;
+    return op_.shape.format.cast ? op_.division.stages : op_.division.warps;
   }
   __device__ std::uint32_t round_rows(std::uint32_t first) const { return min(most(), count() - first); }
   // Loads x of the round that begins with row `first`; `arrived` completes. Without rows nothing is loaded.
@@ -53,7 +53,7 @@ class OwnRows {
     __syncwarp();
     const bool mine = lane_of() < rows;
     const std::uint32_t place = mine ? lane_of() : 0;
-    const std::uint32_t behind = op_.shape.format.cast ? op_.movers.landed_pitch : 0;
+    const std::uint32_t behind = op_.shape.format.cast ? op_.division.inbox_pitch : 0;
 #if EPD_BULK
     warp_load(stage(place) + behind, x_of(first + place), bytes, mine, arrived);
 #else
@@ -76,7 +76,7 @@ class OwnRows {
 
  private:
   __device__ std::uint32_t round_of(std::uint32_t token) const {
-    return cta().count == 1 ? token : token / op_.movers.senders_divisor;
+    return cta().count == 1 ? token : token / op_.division.senders_divisor;
   }
   // The number of rows of CTA `cta`, at least one.
   __device__ std::uint32_t rows_of(std::uint32_t cta) const {
@@ -84,9 +84,9 @@ class OwnRows {
   }
   // The first row of the last round, of a CTA with `rows` rows.
   __device__ std::uint32_t first_local_of(std::uint32_t rows) const {
-    if (!op_.shape.format.cast) return rows - min(rows, op_.movers.warps);
-    if (rows <= op_.movers.stages) return 0;
-    return (rows - 1) / op_.movers.stages_divisor * op_.movers.stages;
+    if (!op_.shape.format.cast) return rows - min(rows, op_.division.warps);
+    if (rows <= op_.division.stages) return 0;
+    return (rows - 1) / op_.division.stages_divisor * op_.division.stages;
   }
 
   const Operation& op_;

@@ -11,7 +11,7 @@ namespace epd::kernels::cuda {
 class ReceivedPlans {
  public:
   __device__ ReceivedPlans(const Operation& op, Cta cta, const Shared& shared, CtaBoard& board)
-      : op_(op), board_(board), words_(op.movers.plan), first_(shared.scratch), sets_(shared.bits) {
+      : op_(op), board_(board), words_(op.division.plan), first_(shared.scratch), sets_(shared.bits) {
     if (cta.index != 0) return;
     all_ = cta.count > 1 ? reinterpret_cast<std::uint32_t*>(shared.stages) : set(op.shape.num_ranks);
   }
@@ -69,7 +69,7 @@ class ReceivedPlans {
   // Returns whether the source sends the token's row to this rank.
   __device__ bool will_come(std::uint32_t source, std::uint32_t token) const {
     EPD_BELOW(source, op_.shape.num_ranks);
-    EPD_AT_MOST(board_.tokens[source], op_.movers.set_words * 32);
+    EPD_AT_MOST(board_.tokens[source], op_.division.set_words * 32);
     return token < board_.tokens[source] && ((set(source)[token / 32] >> token % 32) & 1) != 0;
   }
   // Returns an expert's number within this rank. For other ranks' experts and for none it is out of range.
@@ -129,9 +129,9 @@ class ReceivedPlans {
   // routing record.
   __device__ std::int32_t* placement_words(Cta cta) const {
     if (cta.count == 1) return op_.routing.placement;
-    EPD_AT_MOST(op_.movers.header_bytes +
+    EPD_AT_MOST(op_.division.header_bytes +
                     (op_.shape.num_experts * op_.shape.num_ranks + PlacementSections(op_.shape).end) * 4,
-                op_.movers.shared_bytes);
+                op_.division.shared_bytes);
     return reinterpret_cast<std::int32_t*>(all_ + op_.shape.num_experts * op_.shape.num_ranks);
   }
 
@@ -175,9 +175,9 @@ class ReceivedPlans {
   }
   // The set of tokens whose rows come from `source`: at most 16 words.
   __device__ std::uint32_t* set(std::uint32_t source) const {
-    EPD_AT_MOST((op_.shape.num_experts + op_.shape.num_ranks + source) * op_.movers.set_words,
+    EPD_AT_MOST((op_.shape.num_experts + op_.shape.num_ranks + source) * op_.division.set_words,
                 bits_words(op_));
-    return sets_ + (op_.shape.num_experts + op_.shape.num_ranks + source) * op_.movers.set_words;
+    return sets_ + (op_.shape.num_experts + op_.shape.num_ranks + source) * op_.division.set_words;
   }
   // Waits for word i of those that the CTA collects. In usual groups there are as many metadata threads as
   // words, so each thread waits for one.
@@ -201,12 +201,12 @@ class ReceivedPlans {
   __device__ void take(std::uint32_t source, std::uint32_t word, std::uint64_t value) const {
     EPD_BELOW(source, op_.shape.num_ranks);
     if (word == 0) {
-      board_.tokens[source] = min(static_cast<std::uint32_t>(value), op_.landing.max_tokens);
+      board_.tokens[source] = min(static_cast<std::uint32_t>(value), op_.inbox.max_tokens);
     } else if (word < words_.counts_of(0)) {
       std::uint32_t* const to = set(source) + (word - 1) * 2;
-      EPD_BELOW((word - 1) * 2, op_.movers.set_words);
+      EPD_BELOW((word - 1) * 2, op_.division.set_words);
       to[0] = static_cast<std::uint32_t>(value);
-      if (word * 2 - 1 < op_.movers.set_words) to[1] = static_cast<std::uint32_t>(value >> 32);
+      if (word * 2 - 1 < op_.division.set_words) to[1] = static_cast<std::uint32_t>(value >> 32);
     } else {
       take_counts(source, word - words_.counts_of(0), value);
     }
@@ -243,7 +243,7 @@ class ReceivedPlans {
 #pragma unroll 1
     for (std::uint32_t s = 0; s < op_.shape.num_ranks; ++s) {
       if (lane_of() == 0) offsets[s] = static_cast<std::int32_t>(tokens);
-      const std::uint32_t here = lane_of() < op_.movers.set_words ? __popc(set(s)[lane_of()]) : 0;
+      const std::uint32_t here = lane_of() < op_.division.set_words ? __popc(set(s)[lane_of()]) : 0;
       tokens += __reduce_add_sync(kFull, here);
     }
     if (lane_of() == 0) offsets[op_.shape.num_ranks] = static_cast<std::int32_t>(tokens);

@@ -55,7 +55,7 @@ class OwnChoices {
 
   // Clears the sets. A team calls; a barrier must follow.
   __device__ void clear(const Team& team) const {
-    const std::uint32_t words = (op_.shape.num_experts + op_.shape.num_ranks) * op_.movers.set_words;
+    const std::uint32_t words = (op_.shape.num_experts + op_.shape.num_ranks) * op_.division.set_words;
     EPD_AT_MOST(words, bits_words(op_));
 #pragma unroll 1
     for (std::uint32_t i = team.thread(); i < words; i += team.threads()) sets_[i] = 0;
@@ -123,19 +123,19 @@ class OwnChoices {
   __device__ std::uint32_t accepted(std::int64_t value, std::uint32_t token) const {
     if (value < 0 || value >= op_.shape.num_experts) return kFull;
     const auto expert = static_cast<std::uint32_t>(value);
-    EPD_BELOW(token / 32, op_.movers.set_words);
+    EPD_BELOW(token / 32, op_.division.set_words);
     return ((set(expert)[token / 32] >> token % 32) & 1) != 0 ? expert : kFull;
   }
   // Returns the number of a token's row among the rows that the expert gets from this rank.
   __device__ std::uint32_t number(std::uint32_t expert, std::uint32_t token) const {
     EPD_BELOW(expert, op_.shape.num_experts);
-    EPD_BELOW(token, op_.movers.set_words * 32);
+    EPD_BELOW(token, op_.division.set_words * 32);
     return members(set(expert), token);
   }
 
   // Sends the plan message to every rank. A team of CTA 0 calls.
   __device__ void send_plan(const Team& team) const {
-    const abi::PlanWords& words = op_.movers.plan;
+    const abi::PlanWords& words = op_.division.plan;
     send_count_words(team, words);
 #pragma unroll 1
     for (std::uint32_t i = team.threads() - 1 - team.thread(); i < words.counts_of(0); i += team.threads())
@@ -176,7 +176,7 @@ class OwnChoices {
           experts(op.shape.num_experts),
           experts_per_rank_divisor(op.shape.experts_per_rank_divisor),
           topk_divisor(op.shape.topk_divisor),
-          set_words(op.movers.set_words),
+          set_words(op.division.set_words),
           active(active_ranks(op)) {}
     __device__ std::uint32_t rank(std::uint32_t expert) const { return expert / experts_per_rank_divisor; }
     __device__ bool counts(std::int64_t value) const {
@@ -187,7 +187,7 @@ class OwnChoices {
   // The set of tokens that chose the expert.
   __device__ std::uint32_t* set(std::uint32_t expert) const {
     EPD_BELOW(expert, op_.shape.num_experts + op_.shape.num_ranks);
-    return sets_ + expert * op_.movers.set_words;
+    return sets_ + expert * op_.division.set_words;
   }
   // Counts the tokens of a set below `token`.
   __device__ static std::uint32_t members(const std::uint32_t* set, std::uint32_t token) {
@@ -200,7 +200,7 @@ class OwnChoices {
   // Publishes word i of the plan message; value(d) is its value for rank d.
   template <typename Value>
   __device__ void send_plan_word(std::uint32_t i, Value value) const {
-    EPD_BELOW(i, op_.movers.plan.end);
+    EPD_BELOW(i, op_.division.plan.end);
 #pragma unroll 1
     for (std::uint32_t d = 0; d < op_.shape.num_ranks; ++d) {
       if (is_active(op_, d)) publish_word(plan_words(op_, d, op_.rank) + i, op_.tag, value(d));
@@ -218,7 +218,7 @@ class OwnChoices {
       const std::uint32_t local = (i - rank * words.count_words) * 4 + lane_of() % 4;
       std::uint32_t rows = 0;
       if (i < count && local < experts)
-        rows = members(set(rank * experts + local), op_.movers.set_words * 32);
+        rows = members(set(rank * experts + local), op_.division.set_words * 32);
       rows <<= lane_of() % 2 * 16;
       rows |= __shfl_xor_sync(kFull, rows, 1);
       const std::uint64_t four = std::uint64_t{__shfl_xor_sync(kFull, rows, 2)} << 32 | rows;
@@ -229,9 +229,9 @@ class OwnChoices {
   // Returns word `word` of the set of tokens that chose an expert of `rank`.
   __device__ std::uint64_t rank_set(std::uint32_t rank, std::uint32_t word) const {
     EPD_BELOW(rank, op_.shape.num_ranks);
-    EPD_BELOW(word * 2, op_.movers.set_words);
+    EPD_BELOW(word * 2, op_.division.set_words);
     const std::uint32_t* const words = set(op_.shape.num_experts + rank) + word * 2;
-    const std::uint32_t high = word * 2 + 1 < op_.movers.set_words ? words[1] : 0;
+    const std::uint32_t high = word * 2 + 1 < op_.division.set_words ? words[1] : 0;
     return std::uint64_t{high} << 32 | words[0];
   }
 

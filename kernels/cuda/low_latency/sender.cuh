@@ -102,8 +102,8 @@ class LowLatencySender {
   // The part of a stage that belongs to this warp: for rows from the inbox, and for rows without a cast.
   __device__ std::uint8_t* own_stage() const {
     if (!format_.cast) return stage(warp_of());
-    EPD_AT_MOST(op_.movers.landed_pitch * (2 + warp_of() % 2), op_.movers.stage_bytes);
-    return stage(warp_of() / 2) + op_.movers.landed_pitch * (1 + warp_of() % 2);
+    EPD_AT_MOST(op_.division.inbox_pitch * (2 + warp_of() % 2), op_.division.stage_bytes);
+    return stage(warp_of() / 2) + op_.division.inbox_pitch * (1 + warp_of() % 2);
   }
 
   __device__ void read_choices(std::uint32_t token) {
@@ -129,13 +129,13 @@ class LowLatencySender {
     if (expert != kFull && is_first_) number = own_.number(expert, token);
     EPD_AT_MOST(number, InboxChoice::kNone);
     const InboxChoice choice = InboxChoice::make(expert, number);
-    reinterpret_cast<InboxChoice*>(row + op_.movers.landed.choices)[lane_of()] = choice;
-    reinterpret_cast<float*>(row + op_.movers.landed.weights)[lane_of()] = weight_;
+    reinterpret_cast<InboxChoice*>(row + op_.division.inbox_row.choices)[lane_of()] = choice;
+    reinterpret_cast<float*>(row + op_.division.inbox_row.weights)[lane_of()] = weight_;
     return expert;
   }
 
   __device__ Team copy_team() const {
-    return {0, op_.movers.warps, NamedBarrier::kCopy};
+    return {0, op_.division.warps, NamedBarrier::kCopy};
   }
   // Loads x of a later round with a cast, when all rows of the round before have left.
   __device__ void begin_next_round(std::uint32_t first) {
@@ -148,20 +148,20 @@ class LowLatencySender {
   }
   // Casts the round, in steps that the warps claim.
   __device__ void cast_round(std::uint32_t first) {
-    const std::uint32_t all = round_rows(first) * op_.movers.row_steps;
+    const std::uint32_t all = round_rows(first) * op_.division.row_steps;
     const Cta here{0, 1};
     std::uint32_t next = claim(here, board_.cast_claimed);
     barrier_wait(x_arrived_, parity_);
     parity_ ^= 1;
 #pragma unroll 1
     while (next < all) {
-      const std::uint32_t place = next / op_.movers.row_steps_divisor;
-      const std::uint32_t step = next - place * op_.movers.row_steps;
+      const std::uint32_t place = next / op_.division.row_steps_divisor;
+      const std::uint32_t step = next - place * op_.division.row_steps;
       EPD_BELOW(place, round_rows(first));
-      EPD_BELOW(step, op_.movers.row_steps);
+      EPD_BELOW(step, op_.division.row_steps);
       next = claim(here, board_.cast_claimed);
       std::uint8_t* const to = stage(place);
-      cast_step(format_, to + op_.movers.landed_pitch, to, to + format_.row_bytes, step);
+      cast_step(format_, to + op_.division.inbox_pitch, to, to + format_.row_bytes, step);
     }
     fence_async_shared();
     copy_team().sync();
@@ -224,7 +224,7 @@ class LowLatencySender {
                                      std::uint32_t token) const {
     stores_wait_read();
     __syncwarp();
-    lanes_load(own_stage(), inbox_slot(op_, op_.rank, source, token), op_.movers.landed.bytes);
+    lanes_load(own_stage(), inbox_slot(op_, op_.rank, source, token), op_.division.inbox_row.bytes);
     thread_loads_commit();
     thread_loads_wait<0>(0);
     fence_async_shared();
@@ -237,8 +237,8 @@ class LowLatencySender {
     InboxChoice choice{kFull};
     float weight = 0.0f;
     if (lane_of() < op_.shape.topk) {
-      choice = reinterpret_cast<const InboxChoice*>(row + op_.movers.landed.choices)[lane_of()];
-      weight = reinterpret_cast<const float*>(row + op_.movers.landed.weights)[lane_of()];
+      choice = reinterpret_cast<const InboxChoice*>(row + op_.division.inbox_row.choices)[lane_of()];
+      weight = reinterpret_cast<const float*>(row + op_.division.inbox_row.weights)[lane_of()];
     }
     const std::uint32_t local = plans.local(choice.expert());
     std::int32_t place = -1;

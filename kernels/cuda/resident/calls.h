@@ -13,7 +13,7 @@ namespace epd::kernels::cuda {
 struct Watch {
   // The number of routing records that are kept here. The records of slots come first.
   static constexpr std::uint32_t kRoutes = 16;
-  CommandState state;
+  CallState state;
   TakenCall running;
   abi::PackedCall call;  // the call of `running`
   bool runs;             // `running` has not ended
@@ -26,7 +26,7 @@ struct Watch {
 // ---- routing records. They are constant in an enabled epoch, so each is read once from L2 (0.3 us).
 
 // Returns the state of a routing record.
-EPD_DEVICE inline RouteState route_of(const CommandArguments& own, Watch& watch, std::uint32_t record) {
+EPD_DEVICE inline RouteState route_of(const CallArguments& own, Watch& watch, std::uint32_t record) {
   static_assert(sizeof(RouteState) == 16);
   EPD_BELOW(record, own.limits.num_routes);
   const bool kept = record < Watch::kRoutes;
@@ -41,7 +41,7 @@ EPD_DEVICE inline RouteState route_of(const CommandArguments& own, Watch& watch,
 }
 
 // Stores the state of a routing record, here and in device memory.
-EPD_DEVICE inline void store_route(const CommandArguments& own, Watch& watch, std::uint32_t record,
+EPD_DEVICE inline void store_route(const CallArguments& own, Watch& watch, std::uint32_t record,
                                    const RouteState& route) {
   own.routes[record] = route;
   if (record < Watch::kRoutes) {
@@ -54,8 +54,8 @@ EPD_DEVICE inline void store_route(const CommandArguments& own, Watch& watch, st
 
 // Takes the host's numbers of the rings' next calls, once in a lane's life. Afterwards the kernel's own
 // numbers count.
-EPD_DEVICE inline void set_sequence(const CommandArguments& own, Watch& watch) {
-  const CommandStart& start = own.host->start;
+EPD_DEVICE inline void set_sequence(const CallArguments& own, Watch& watch) {
+  const CallStart& start = own.host->start;
   if (watch.state.sequence_set != 0 || load_relaxed_system(&start.sets) == 0) return;
   watch.state.sequence_set = 1;
   for (std::uint32_t ring = 0; ring < kCallRings; ++ring)
@@ -66,35 +66,35 @@ EPD_DEVICE inline void set_sequence(const CommandArguments& own, Watch& watch) {
 EPD_DEVICE inline void begin_watch(const ResidentArguments& own, Watch& watch) {
   watch.runs = false;
   watch.last = kByStreams;
-  load_whole(watch.state, *own.commands.state);
+  load_whole(watch.state, *own.calls.state);
   watch.journal_read = watch.state.journal_read;
   watch.known_routes = 0;
-  set_sequence(own.commands, watch);
+  set_sequence(own.calls, watch);
 }
 
 // Stores the state at the kernel's end. The host's words in the same struct stay untouched.
 EPD_DEVICE inline void end_watch(const ResidentArguments& own, const Watch& watch) {
-  CommandState& to = *own.commands.state;
+  CallState& to = *own.calls.state;
   to.epoch = watch.state.epoch;
   to.index = watch.state.index;
   to.changed_epoch = watch.state.changed_epoch;
   to.index_base = watch.state.index_base;
   for (std::uint32_t ring = 0; ring < kCallRings; ++ring) to.sequence[ring] = watch.state.sequence[ring];
   to.journal = watch.state.journal;
-  to.turn_taken = watch.state.turn_taken;
+  to.enabled_epoch_taken = watch.state.enabled_epoch_taken;
   to.failed = watch.state.failed;
   to.noops = watch.state.noops;
   to.results = watch.state.results;
   to.sequence_set = watch.state.sequence_set;
 }
 
-// Takes over a new enabled epoch from the host, while no operation runs. It reads CommandStart in host
+// Takes over a new enabled epoch from the host, while no operation runs. It reads CallStart in host
 // memory, which takes a few microseconds.
-EPD_DEVICE inline void take_turn(const CommandArguments& own, Watch& watch) {
-  const std::uint32_t turn = load_acquire_system(&own.state->turn);
+EPD_DEVICE inline void take_enabled_epoch(const CallArguments& own, Watch& watch) {
+  const std::uint32_t enabled_epoch = load_acquire_system(&own.state->enabled_epoch);
   watch.known_routes = 0;
-  if (turn % 2 != 0) {
-    const CommandStart& start = own.host->start;
+  if (enabled_epoch % 2 != 0) {
+    const CallStart& start = own.host->start;
     set_sequence(own, watch);
     watch.state.epoch = load_relaxed_system(&start.epoch);
     watch.state.index = load_relaxed_system(&start.index);
@@ -108,28 +108,28 @@ EPD_DEVICE inline void take_turn(const CommandArguments& own, Watch& watch) {
     for (std::uint32_t i = 0; i < routes; ++i)
       reinterpret_cast<Words*>(own.routes)[i] = load_of_host(from + i);
   }
-  watch.state.turn_taken = turn;
-  store_release_system(&own.host->turn, turn);
+  watch.state.enabled_epoch_taken = enabled_epoch;
+  store_release_system(&own.host->enabled_epoch, enabled_epoch);
 }
 
 // ---- the journal
 
 // Returns whether the journal has no free entry. The host's progress is read only if necessary.
-EPD_DEVICE inline bool journal_is_full(const CommandArguments& own, Watch& watch) {
+EPD_DEVICE inline bool journal_is_full(const CallArguments& own, Watch& watch) {
   if (watch.state.journal - watch.journal_read < kJournalEntries) return false;
   watch.journal_read = load_acquire_system(&own.state->journal_read);
   return watch.state.journal - watch.journal_read >= kJournalEntries;
 }
 
 // The entry to be written next.
-EPD_DEVICE inline JournalEntry& next_entry_of(const CommandArguments& own, const Watch& watch) {
+EPD_DEVICE inline JournalEntry& next_entry_of(const CallArguments& own, const Watch& watch) {
   EPD_BELOW(watch.state.journal - watch.journal_read, kJournalEntries);
   return own.host->journal[watch.state.journal % kJournalEntries];
 }
 
 // Completes the next journal entry; its result is written already. The release at the end waits for the
 // stores to host memory, one or two microseconds. The client's stream does not wait for it.
-EPD_DEVICE inline void write_journal(const CommandArguments& own, Watch& watch, const abi::PackedCall& call,
+EPD_DEVICE inline void write_journal(const CallArguments& own, Watch& watch, const abi::PackedCall& call,
                                      CallRing ring, std::uint64_t index) {
   JournalEntry& entry = next_entry_of(own, watch);
   for (std::uint32_t i = 0; i < abi::PackedCall::kWords; ++i) entry.call.words[i] = call.words[i];
@@ -141,7 +141,7 @@ EPD_DEVICE inline void write_journal(const CommandArguments& own, Watch& watch, 
 // ---- results
 
 // Returns how often a replayed call has ended with this result before, as device memory says.
-EPD_DEVICE inline ResultRuns runs_of(const CommandArguments& own, std::uint32_t result) {
+EPD_DEVICE inline ResultRuns runs_of(const CallArguments& own, std::uint32_t result) {
   const std::uint32_t place = abi::place_of(result);
   if (place < abi::kOnceResults) return {};
   const std::uint64_t word = load_relaxed(reinterpret_cast<const std::uint64_t*>(  // NOLINT
@@ -151,7 +151,7 @@ EPD_DEVICE inline ResultRuns runs_of(const CommandArguments& own, std::uint32_t 
 
 // Writes the part of a call's result that CTA 0 writes. `index` is the operation's, or the next one's if
 // there is no operation.
-EPD_DEVICE inline void conclude_result(const CommandArguments& own, Watch& watch, const ResultOut& out,
+EPD_DEVICE inline void conclude_result(const CallArguments& own, Watch& watch, const ResultOut& out,
                                        std::uint32_t result, ResultRuns before, std::uint64_t index) {
   const std::uint32_t place = abi::place_of(result);
   EPD_BELOW(place, abi::kResultPlaces);
@@ -168,7 +168,7 @@ EPD_DEVICE inline void conclude_result(const CommandArguments& own, Watch& watch
 // ---- the ends of calls
 
 // Publishes that all calls of the ring up to `number` have ended.
-EPD_DEVICE inline void publish_ended(const CommandArguments& own, CallRing ring, std::uint32_t number) {
+EPD_DEVICE inline void publish_ended(const CallArguments& own, CallRing ring, std::uint32_t number) {
   if (ring == kByHost) {
     store_relaxed_system(&own.results->host_ended, number + 1);
   } else {
@@ -177,9 +177,9 @@ EPD_DEVICE inline void publish_ended(const CommandArguments& own, CallRing ring,
 }
 
 // Ends a call that was not run. If calls before it were never found, they are lost and end with it.
-EPD_DEVICE inline void end_call(const CommandArguments& own, Watch& watch, CallRing ring,
+EPD_DEVICE inline void end_call(const CallArguments& own, Watch& watch, CallRing ring,
                                 const abi::Call& call, bool well) {
-  EPD_BELOW(abi::flag_of(call.op, call.slot), abi::kCommandFlags);
+  EPD_BELOW(abi::flag_of(call.op, call.slot), abi::kCallFlags);
   const std::uint32_t ended = call.number + 1 - watch.state.sequence[ring];
   watch.state.sequence[ring] = call.number + 1;
   if (!well) add_system(&own.words->failed, ended);
@@ -196,7 +196,7 @@ EPD_DEVICE inline abi::CallEnding ending_of(Verdict verdict) {
 
 // Publishes the result of a call that was not run. The client may name a result that does not exist; that is
 // ignored.
-EPD_DEVICE inline void publish_result(const CommandArguments& own, Watch& watch, const abi::Call& call,
+EPD_DEVICE inline void publish_result(const CallArguments& own, Watch& watch, const abi::Call& call,
                                       abi::CallEnding ending) {
   const std::uint32_t place = abi::place_of(call.result);
   if (place >= abi::kResultPlaces) return;
@@ -206,7 +206,7 @@ EPD_DEVICE inline void publish_result(const CommandArguments& own, Watch& watch,
 }
 
 // Writes the result into the next journal entry, for a call that was not run.
-EPD_DEVICE inline void write_result(const CommandArguments& own, const Watch& watch,
+EPD_DEVICE inline void write_result(const CallArguments& own, const Watch& watch,
                                     const Judgement& judgement, std::uint64_t tag) {
   OpResult result = ended(judgement.error, -1);
   result.rows = judgement.rows;
@@ -216,7 +216,7 @@ EPD_DEVICE inline void write_result(const CommandArguments& own, const Watch& wa
 }
 
 // Ends a call that was not run, noops included. The other CTAs hear nothing of it.
-EPD_DEVICE inline void end_without_broadcast(const CommandArguments& own, Watch& watch, CallRing ring,
+EPD_DEVICE inline void end_without_broadcast(const CallArguments& own, Watch& watch, CallRing ring,
                                              const abi::PackedCall& packed, const Judgement& judgement) {
   const bool well = judgement.verdict == Verdict::kNoop;
   const abi::Call call = abi::unpack(packed);
@@ -230,7 +230,7 @@ EPD_DEVICE inline void end_without_broadcast(const CommandArguments& own, Watch&
 
 // Reports the end of the last operation, when all CTAs have left it. `runs` is runs_of() its result; it was
 // loaded while they left.
-EPD_DEVICE inline void conclude(const CommandArguments& own, Watch& watch, bool failed, ResultRuns runs) {
+EPD_DEVICE inline void conclude(const CallArguments& own, Watch& watch, bool failed, ResultRuns runs) {
   if (!watch.runs) return;
   watch.runs = false;
   const TakenCall& call = watch.running;
@@ -256,15 +256,15 @@ EPD_DEVICE inline void pause(std::uint32_t polls) {
 }
 
 // Where the ring's next call will be.
-EPD_DEVICE inline const std::uint64_t* next_call(const CommandArguments& own, const Watch& watch,
+EPD_DEVICE inline const std::uint64_t* next_call(const CallArguments& own, const Watch& watch,
                                                  CallRing ring) {
   const abi::PackedCall* const calls = ring == kByHost ? own.words->host_calls : own.words->calls;
-  return calls[watch.state.sequence[ring] % abi::kCommandSlots].words;
+  return calls[watch.state.sequence[ring] % abi::kCallSlots].words;
 }
 
 // Validates a call. Returns true if it is to be run; then it is in watch.running. Returns false if it is not
 // there yet or has already ended.
-EPD_DEVICE inline bool accept_call(const CommandArguments& own, Watch& watch, CallRing ring,
+EPD_DEVICE inline bool accept_call(const CallArguments& own, Watch& watch, CallRing ring,
                                    const abi::PackedCall& packed) {
   Judgement judgement = judge_call(watch.state, own.limits, ring, packed);
   if (judgement.verdict == Verdict::kWait) return false;
@@ -310,7 +310,7 @@ EPD_DEVICE inline bool has_host_call(const Watch& watch, std::uint64_t first_wor
 }
 
 // Loads the host's next call. The first word is loaded last, with acquire.
-EPD_DEVICE EPD_NO_INLINE inline abi::PackedCall load_host_call(const CommandArguments& own,
+EPD_DEVICE EPD_NO_INLINE inline abi::PackedCall load_host_call(const CallArguments& own,
                                                                const Watch& watch) {
   const std::uint64_t* const words = next_call(own, watch, kByHost);
   abi::PackedCall call;
@@ -321,7 +321,7 @@ EPD_DEVICE EPD_NO_INLINE inline abi::PackedCall load_host_call(const CommandArgu
 
 // Accepts a call of one of the rings. If both have one, the rings alternate. `of_host` is the first word of
 // the host's call.
-EPD_DEVICE inline bool accept_in_turn(const CommandArguments& own, Watch& watch,
+EPD_DEVICE inline bool accept_in_turn(const CallArguments& own, Watch& watch,
                                       const abi::PackedCall& of_streams, std::uint64_t of_host) {
   const CallRing second = watch.last;
   const CallRing first = second == kByStreams ? kByHost : kByStreams;
@@ -341,34 +341,34 @@ inline constexpr std::uint32_t kPollsPerYieldCheck = kLooksInMilliseconds;
 
 // Returns whether the host has changed the yield epoch. Then the kernel must leave the SMs.
 EPD_DEVICE EPD_NO_INLINE inline bool must_yield(const ResidentArguments& own) {
-  return load_relaxed_system(own.round) != own.own_round;
+  return load_relaxed_system(own.yield_epoch) != own.own_yield_epoch;
 }
 
 // Polls until a call is to be run or the kernel must leave. All loads of a poll but the last are relaxed, so
 // they are in flight together and a poll takes one round trip. The last load acquires; it is the first word
 // of the streams' next call. Whatever else turns out to be new is read again with acquire.
 EPD_DEVICE inline Task await_work(const ResidentArguments& own, Watch& watch) {
-  const CommandArguments& commands = own.commands;
+  const CallArguments& calls = own.calls;
   for (std::uint32_t polls = 0;; ++polls) {
     const std::uint32_t sequences = watch.state.sequence[kByStreams] + watch.state.sequence[kByHost];
-    const HostWords turn = load_pair(&commands.state->turn);
-    const HostWords journal = load_pair(&commands.state->journal_read);
-    const std::uint32_t stop = load_relaxed_system(&commands.state->stop);
-    const std::uint64_t of_host = load_relaxed_system(next_call(commands, watch, kByHost));
+    const HostWords enabled_epoch = load_pair(&calls.state->enabled_epoch);
+    const HostWords journal = load_pair(&calls.state->journal_read);
+    const std::uint32_t stop = load_relaxed_system(&calls.state->stop);
+    const std::uint64_t of_host = load_relaxed_system(next_call(calls, watch, kByHost));
     abi::PackedCall call;
     for (std::uint32_t i = 1; i < abi::PackedCall::kWords; ++i)
-      call.words[i] = load_relaxed_system(next_call(commands, watch, kByStreams) + i);
-    call.words[0] = load_acquire_system(next_call(commands, watch, kByStreams));
+      call.words[i] = load_relaxed_system(next_call(calls, watch, kByStreams) + i);
+    call.words[0] = load_acquire_system(next_call(calls, watch, kByStreams));
     if (stop == own.number) return Task::kStop;
-    if (turn.first != watch.state.turn_taken) {
-      take_turn(commands, watch);
+    if (enabled_epoch.first != watch.state.enabled_epoch_taken) {
+      take_enabled_epoch(calls, watch);
       polls = 0;
       continue;
     }
-    watch.state.sms = turn.second;
+    watch.state.sms = enabled_epoch.second;
     watch.state.timeout_ms = journal.second;
-    if (accept_in_turn(commands, watch, call, of_host))
-      return task_of(watch.running.op(), commands.per_expert);
+    if (accept_in_turn(calls, watch, call, of_host))
+      return task_of(watch.running.op(), calls.per_expert);
     if (sequences != watch.state.sequence[kByStreams] + watch.state.sequence[kByHost]) polls = 0;
     if (polls % kPollsPerYieldCheck == kPollsPerYieldCheck - 1 && must_yield(own)) return Task::kStop;
     pause(polls);

@@ -8,14 +8,14 @@ namespace epd::kernels::cuda {
 
 // Waits for work broadcast number `index` and returns its task and call. One warp calls, and each lane polls
 // one word.
-__device__ inline Task await_task(const Herald& broadcast, std::uint32_t index, TakenCall& call) {
+__device__ inline Task await_task(const WorkBroadcast& broadcast, std::uint32_t index, TakenCall& call) {
   const std::uint32_t lane = lane_of();
   const std::uint64_t* const words = &broadcast.task;
-  static_assert(offsetof(Herald, call) == sizeof(broadcast.task) && Herald::kWords <= 32);
+  static_assert(offsetof(WorkBroadcast, call) == sizeof(broadcast.task) && WorkBroadcast::kWords <= 32);
   for (std::uint32_t polls = 0;; ++polls) {
-    const std::uint64_t word = load_acquire_system(words + (lane < Herald::kWords ? lane : 0));
+    const std::uint64_t word = load_acquire_system(words + (lane < WorkBroadcast::kWords ? lane : 0));
     if (__all_sync(kFull, static_cast<std::uint32_t>(word >> 32) == index + 1)) {
-      if (lane > 0 && lane < Herald::kWords)
+      if (lane > 0 && lane < WorkBroadcast::kWords)
         reinterpret_cast<std::uint32_t*>(&call)[lane - 1] = static_cast<std::uint32_t>(word);
       return static_cast<Task>(__shfl_sync(kFull, static_cast<std::uint32_t>(word), 0));
     }
@@ -32,10 +32,10 @@ __device__ inline Task next_task(const ResidentArguments& own, Watch& watch, Tak
   if (blockIdx.x == 0) {
     if (threadIdx.x == 0) {
       task = find_work(own, watch, index);
-      broadcast_task(own.state->herald, index, task, watch.running);
+      broadcast_task(own.state->broadcast, index, task, watch.running);
     }
   } else if (warp_of() == 0) {
-    const Task received = await_task(own.state->herald, index, call);
+    const Task received = await_task(own.state->broadcast, index, call);
     if (lane_of() == 0) task = received;
   }
   __syncthreads();
@@ -48,9 +48,9 @@ __device__ inline Task next_task(const ResidentArguments& own, Watch& watch, Tak
 // changed since the call before.
 struct ViewCopy {
   alignas(16) std::uint8_t view[sizeof(DeviceView)];
-  alignas(16) Movers movers[2];   // of dispatches, of combines
-  std::uint32_t divisions_at[2];  // their index in CommandArguments::movers; or kNone
-  std::uint32_t turn;             // enabled epoch of the view; 0: no view
+  alignas(16) WorkDivision division[2];   // of dispatches, of combines
+  std::uint32_t divisions_at[2];  // their index in CallArguments::work division; or kNone
+  std::uint32_t enabled_epoch;             // enabled epoch of the view; 0: no view
   static constexpr std::uint32_t kNone = ~0u;
 
   __device__ const DeviceView& get() const { return *reinterpret_cast<const DeviceView*>(view); }
@@ -68,41 +68,41 @@ __device__ inline void copy_by_threads(T* to, const T* from) {
 // Marks the copy as empty.
 __device__ inline void begin_view(ViewCopy& copy) {
   if (threadIdx.x != 0) return;
-  copy.turn = 0;
+  copy.enabled_epoch = 0;
   copy.divisions_at[0] = copy.divisions_at[1] = ViewCopy::kNone;
 }
 
 // Loads the group view if the enabled epoch has changed. Only odd epochs have calls, so 0 never matches.
-__device__ inline void load_view(const CommandArguments& own, const TakenCall& call, ViewCopy& copy,
+__device__ inline void load_view(const CallArguments& own, const TakenCall& call, ViewCopy& copy,
                                  Operation& op) {
-  if (copy.turn == call.turn) return;
+  if (copy.enabled_epoch == call.enabled_epoch) return;
   copy_by_threads(reinterpret_cast<DeviceView*>(copy.view), own.view);
   __syncthreads();
   if (threadIdx.x == 0) {
     compose_constants(op, copy.get().group);
-    copy.turn = call.turn;
+    copy.enabled_epoch = call.enabled_epoch;
   }
   __syncthreads();
 }
 
 // Returns the call's work division; loads it if the last operation of its kind had another one.
-__device__ inline const Movers& load_division(const CommandArguments& own, const TakenCall& call,
+__device__ inline const WorkDivision& load_division(const CallArguments& own, const TakenCall& call,
                                               ViewCopy& copy) {
   const std::uint32_t kind = is_dispatch(call) ? 0 : 1;
-  const std::uint32_t at = movers_index(call, own.most_ctas, gridDim.x);
-  EPD_BELOW(at, kMoverKinds * own.most_ctas);
-  if (copy.divisions_at[kind] == at) return copy.movers[kind];
+  const std::uint32_t at = division_index(call, own.most_ctas, gridDim.x);
+  EPD_BELOW(at, kDivisionKinds * own.most_ctas);
+  if (copy.divisions_at[kind] == at) return copy.division[kind];
   __syncthreads();
-  copy_by_threads(copy.movers + kind, own.movers + at);
+  copy_by_threads(copy.division + kind, own.division + at);
   if (threadIdx.x == 0) copy.divisions_at[kind] = at;
   __syncthreads();
-  return copy.movers[kind];
+  return copy.division[kind];
 }
 
 // Composes the operation. Each of the first warps composes a part: one thread would take a microsecond for
 // all.
-__device__ inline void compose_by_warps(const CommandArguments& own, const TakenCall& call,
-                                        const DeviceView& view, const Movers& movers, Operation& op) {
+__device__ inline void compose_by_warps(const CallArguments& own, const TakenCall& call,
+                                        const DeviceView& view, const WorkDivision& division, Operation& op) {
   const std::uint32_t lane = lane_of();
   switch (warp_of()) {
     case 0: compose_peer(op.peers[lane], view.group.exchange, view.peers[lane], call); break;
@@ -111,8 +111,8 @@ __device__ inline void compose_by_warps(const CommandArguments& own, const Taken
         compose_region(op, view.group.regions[lane], static_cast<abi::Region>(lane), call);
       break;
     case 2:
-      if (lane < sizeof(Movers) / 16)
-        reinterpret_cast<uint4*>(&op.movers)[lane] = reinterpret_cast<const uint4*>(&movers)[lane];
+      if (lane < sizeof(WorkDivision) / 16)
+        reinterpret_cast<uint4*>(&op.division)[lane] = reinterpret_cast<const uint4*>(&division)[lane];
       break;
     case 3:
       if (lane == 0) compose_announcement(op, call);
@@ -128,7 +128,7 @@ __device__ inline void compose_by_warps(const CommandArguments& own, const Taken
 }
 
 // Composes a call's operation. All threads call. `op` still holds the operation of the call before.
-__device__ inline void compose_call(const CommandArguments& own, const TakenCall& call, ViewCopy& copy,
+__device__ inline void compose_call(const CallArguments& own, const TakenCall& call, ViewCopy& copy,
                                     Operation& op) {
   // This fence orders earlier accesses before the bulk copies that the signal warp issues first (OwnRows).
   if (warp_of() == signal_warp()) fence_async();
@@ -136,8 +136,8 @@ __device__ inline void compose_call(const CommandArguments& own, const TakenCall
   EPD_BELOW(call.slot, own.limits.depth);
   EPD_BELOW(call.route, own.limits.num_routes);
   load_view(own, call, copy, op);
-  const Movers& movers = load_division(own, call, copy);
-  compose_by_warps(own, call, copy.get(), movers, op);
+  const WorkDivision& division = load_division(own, call, copy);
+  compose_by_warps(own, call, copy.get(), division, op);
   __syncthreads();
 }
 

@@ -26,16 +26,16 @@ EPD_DEVICE inline bool await_left(const ResidentState& state, std::uint32_t inde
 // Finds the next task, when all CTAs have left the last one and its end is reported. One thread of CTA 0
 // calls.
 EPD_DEVICE inline Task find_work(const ResidentArguments& own, Watch& watch, std::uint32_t index) {
-  const ResultRuns runs = watch.runs ? runs_of(own.commands, watch.running.result) : ResultRuns{};
+  const ResultRuns runs = watch.runs ? runs_of(own.calls, watch.running.result) : ResultRuns{};
   const bool failed = await_left(*own.state, index);
-  conclude(own.commands, watch, failed, runs);
+  conclude(own.calls, watch, failed, runs);
   const Task task = await_work(own, watch);
   if (task == Task::kStop) end_watch(own, watch);
   return task;
 }
 
 // Broadcasts the task and its call to all CTAs.
-EPD_DEVICE inline void broadcast_task(Herald& broadcast, std::uint32_t index, Task task,
+EPD_DEVICE inline void broadcast_task(WorkBroadcast& broadcast, std::uint32_t index, Task task,
                                       const TakenCall& call) {
   const std::uint64_t number = std::uint64_t{index + 1} << 32;
   std::uint32_t words[TakenCall::kWords];

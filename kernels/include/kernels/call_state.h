@@ -1,9 +1,9 @@
-// Calls of a resident device: operations that clients write into its rings (abi::CommandWords). This file has
+// Calls of a resident device: operations that clients write into its rings (abi::CallWords). This file has
 // what the kernel and its engine keep about calls and exchange with each other. Plain data.
 #pragma once
 
 #include "kernels/cuda_operation.h"
-#include "proto/commands.h"
+#include "proto/call_words.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +25,7 @@ struct RouteState {
 
 // Where an enabled epoch starts. The host writes it in pinned memory, and the kernel reads it once for each
 // enabled epoch. It reads `sets` and `sequence` also when it starts.
-struct CommandStart {
+struct CallStart {
   std::uint64_t epoch = 0;
   std::uint64_t index = 0;          // number of the next dispatch or combine in the group
   std::uint64_t changed_epoch = 0;  // a cached dispatch needs a routing of this epoch or a later one
@@ -51,20 +51,20 @@ struct alignas(64) JournalEntry {
 };
 static_assert(sizeof(JournalEntry) == 128);
 
-// Pinned host memory. The kernel writes it, and reads only `start` (see CommandStart).
-struct CommandHost {
-  alignas(64) CommandStart start;
+// Pinned host memory. The kernel writes it, and reads only `start` (see CallStart).
+struct CallHost {
+  alignas(64) CallStart start;
   // The enabled epoch that the kernel has taken. It is stored when no call of an earlier one runs any more.
-  alignas(64) std::uint32_t turn;
+  alignas(64) std::uint32_t enabled_epoch;
   alignas(64) JournalEntry journal[kJournalEntries];
 };
 
 // The state of a lane's calls: the host's words for the kernel, and what the kernel keeps between its
 // launches. Device memory, zeroed once. RouteState[num_routes] follow.
-struct alignas(64) CommandState {
+struct alignas(64) CallState {
   // The host writes these words by stream memory operations. The kernel reads each pair by one access.
-  // The enabled epoch. Odd: calls are run, from CommandStart on. Even: calls are discarded.
-  alignas(8) std::uint32_t turn;
+  // The enabled epoch. Odd: calls are run, from CallStart on. Even: calls are discarded.
+  alignas(8) std::uint32_t enabled_epoch;
   std::uint32_t sms;                      // SMs of the device that the group's operations may use; 0: all
   alignas(8) std::uint32_t journal_read;  // journal entries that the host has read
   std::uint32_t timeout_ms;               // of a call that names none
@@ -77,9 +77,9 @@ struct alignas(64) CommandState {
   std::uint64_t index_base;
   std::uint32_t sequence[kCallRings];  // of the next call
   std::uint32_t journal;               // journal entries written
-  std::uint32_t turn_taken;
+  std::uint32_t enabled_epoch_taken;
   std::uint32_t failed;        // a call has failed: calls are discarded until the next enabled epoch
-  std::uint32_t sequence_set;  // `CommandStart::sequence` was taken, which happens once in a lane's life
+  std::uint32_t sequence_set;  // `CallStart::sequence` was taken, which happens once in a lane's life
   std::uint64_t noops;
   std::uint32_t results;  // results written
   std::uint32_t reserved;
@@ -95,15 +95,15 @@ struct DeviceView;  // in group_view.h
 
 // What a resident kernel needs to take calls. Clients write `words`, so the kernel reads each word once and
 // then validates it.
-struct CommandArguments {
-  abi::CommandWords* words = nullptr;
-  CommandState* state = nullptr;
+struct CallArguments {
+  abi::CallWords* words = nullptr;
+  CallState* state = nullptr;
   RouteState* routes = nullptr;
   // The group view of the epoch. The host writes it while no call can run.
   const DeviceView* view = nullptr;
-  const Movers* movers = nullptr;  // [kMoverKinds][most_ctas] work divisions (movers_index())
+  const WorkDivision* division = nullptr;  // [kDivisionKinds][most_ctas] work divisions (division_index())
   std::uint32_t most_ctas = 0;
-  CommandHost* host = nullptr;
+  CallHost* host = nullptr;
   abi::Results* results = nullptr;  // host memory; the kernel only writes it
   std::uint32_t counts_stride = 0;  // see abi::ResultsLayout
   ResultRuns* runs = nullptr;       // [kReplayedResults]

@@ -25,8 +25,8 @@ struct Judgement {
 };
 
 // Returns whether calls are run in the enabled epoch that the kernel has taken.
-EPD_HOST_DEVICE constexpr bool takes_calls(const CommandState& state) {
-  return state.turn_taken % 2 != 0 && state.failed == 0;
+EPD_HOST_DEVICE constexpr bool takes_calls(const CallState& state) {
+  return state.enabled_epoch_taken % 2 != 0 && state.failed == 0;
 }
 
 // Returns whether all words belong to the same call. The first word was loaded last.
@@ -39,13 +39,13 @@ EPD_HOST_DEVICE constexpr bool is_whole(const abi::PackedCall& call) {
 
 // Judges the words at the place of the ring's next call. After kRun, judge_routing() decides. Words of the
 // ring's lap before have a lower number, and count as not there.
-EPD_HOST_DEVICE constexpr Judgement judge_call(const CommandState& state, const abi::OpLimits& limits,
+EPD_HOST_DEVICE constexpr Judgement judge_call(const CallState& state, const abi::OpLimits& limits,
                                                CallRing ring, const abi::PackedCall& packed) {
   const abi::Call call = abi::unpack(packed);
   const auto ahead = static_cast<std::int32_t>(call.number - state.sequence[ring]);
   if (ahead < 0 || (ahead == 0 && !is_whole(packed))) return {Verdict::kWait};
   if (!takes_calls(state)) return {Verdict::kDiscard};
-  if (ahead > 0) return {Verdict::kRefuse, OpError::kLostCommand, call.number, state.sequence[ring]};
+  if (ahead > 0) return {Verdict::kRefuse, OpError::kLostCall, call.number, state.sequence[ring]};
   if (call.epoch != (state.epoch & 0xff)) return {Verdict::kDiscard};
   const abi::OpRequest request = call.request();
   if (abi::bad_field(request, limits) != abi::BadField::kNone || (call.flags & abi::kFlagStream) != 0 ||
@@ -55,7 +55,7 @@ EPD_HOST_DEVICE constexpr Judgement judge_call(const CommandState& state, const 
 }
 
 // Judges a call by its routing record `route`.
-EPD_HOST_DEVICE constexpr Judgement judge_routing(const CommandState& state, const abi::Call& call,
+EPD_HOST_DEVICE constexpr Judgement judge_routing(const CallState& state, const abi::Call& call,
                                                   const RouteState& route) {
   if (abi::makes_routing(call.op, call.flags)) return {Verdict::kRun};
   if (route.tag == 0) return {Verdict::kRefuse, OpError::kNoRouting};
@@ -70,19 +70,19 @@ EPD_HOST_DEVICE constexpr std::uint32_t share_sms(std::uint32_t own, std::uint32
 }
 
 // Returns the number of the next writing of a result. It is never 0.
-EPD_HOST_DEVICE constexpr std::uint32_t next_writing(const CommandState& state) {
+EPD_HOST_DEVICE constexpr std::uint32_t next_writing(const CallState& state) {
   return state.results + 1 != 0 ? state.results + 1 : 1;
 }
 
 // Turns a call into an operation.
-EPD_HOST_DEVICE constexpr TakenCall take(const CommandState& state, std::uint32_t depth, CallRing ring,
+EPD_HOST_DEVICE constexpr TakenCall take(const CallState& state, std::uint32_t depth, CallRing ring,
                                          const abi::Call& call, const RouteState& route) {
   const bool makes = abi::makes_routing(call.op, call.flags);
   TakenCall taken{};
   taken.tag = abi::op_tag(state.epoch, state.index);
   taken.routing_tag = makes ? 0 : route.tag;
   taken.number = call.number;
-  taken.turn = state.turn_taken;
+  taken.enabled_epoch = state.enabled_epoch_taken;
   taken.journal = state.journal;
   taken.result = call.result;
   taken.writing = next_writing(state);
@@ -113,7 +113,7 @@ EPD_HOST_DEVICE constexpr Task task_of(abi::Op op, bool per_expert) {
 
 // Sets how the operation ends, and where it publishes what. On the device, `op` still holds the operation of
 // the call before.
-EPD_HOST_DEVICE inline void compose_ends(Operation& op, const CommandArguments& own, const TakenCall& call) {
+EPD_HOST_DEVICE inline void compose_ends(Operation& op, const CallArguments& own, const TakenCall& call) {
   auto* const counts = reinterpret_cast<std::uint8_t*>(own.results) + sizeof(abi::Results);
   op.counts.host_words =
       is_dispatch(call)
@@ -138,10 +138,10 @@ EPD_HOST_DEVICE inline void compose_ends(Operation& op, const CommandArguments& 
 EPD_HOST_DEVICE constexpr std::uint32_t ctas_of(const TakenCall& call, std::uint32_t most) {
   return call.sms == 0 || call.sms > most ? most : call.sms;
 }
-// Returns the index in CommandArguments::movers, for a kernel of `ctas` CTAs.
-EPD_HOST_DEVICE constexpr std::uint32_t movers_index(const TakenCall& call, std::uint32_t most_ctas,
+// Returns the index in CallArguments::work division, for a kernel of `ctas` CTAs.
+EPD_HOST_DEVICE constexpr std::uint32_t division_index(const TakenCall& call, std::uint32_t most_ctas,
                                                      std::uint32_t ctas) {
-  return mover_kind(call.op(), call.flags) * most_ctas + ctas_of(call, ctas) - 1;
+  return division_kind(call.op(), call.flags) * most_ctas + ctas_of(call, ctas) - 1;
 }
 
 }  // namespace epd::kernels::cuda

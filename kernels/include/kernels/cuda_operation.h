@@ -20,15 +20,15 @@ inline constexpr std::uint32_t kMaxThreads = 512;
 enum class OpError : std::uint32_t {
   kNone = 0,
   kBadChoice,  // token, k, value
-  kNoRoom,     // culprit, expert, rows, room
-  kMismatch,   // culprit: the rank that announced another operation
-  kAborted,    // culprit: the lowest rank that was awaited
+  kNoRoom,     // failed rank, expert, rows, room
+  kMismatch,   // failed rank: the rank that announced another operation
+  kAborted,    // failed rank: the lowest rank that was awaited
   kDeadline,   // the same
   // Only of calls, which then have not begun:
   kNoRouting,    // the routing record holds no routing
   kOldRouting,   // rows: the epoch of the routing. Ranks have left or joined since
   kBadCall,      // the client may not ask for this (abi::bad_field)
-  kLostCommand,  // call `room` was never found; call `rows` lies in its place
+  kLostCall,  // call `room` was never found; call `rows` lies in its place
 };
 
 // The result of an operation. `tag` is stored last, with release at system scope.
@@ -36,7 +36,7 @@ struct OpResult {
   std::uint64_t tag;
   std::uint64_t left;  // of a failed operation: its tag, stored when no CTA runs it any more
   OpError error;
-  std::int32_t culprit;
+  std::int32_t failed_rank;
   std::uint32_t token;
   std::uint32_t k;
   std::int32_t value;  // of an invalid choice, saturated to 32 bits
@@ -56,31 +56,31 @@ struct Peer {
   abi::OpAnnouncement* announcement = nullptr;  // [R]
   std::uint32_t* rank_counts = nullptr;         // [R,R]
   std::uint32_t* expert_counts = nullptr;       // [R,E]
-  // The rank's inbox for this operation (abi::LandingLayout), if the group has inboxes.
-  std::uint8_t* landing = nullptr;
+  // The rank's inbox for this operation (abi::InboxLayout), if the group has inboxes.
+  std::uint8_t* inbox = nullptr;
   DispatchTarget target;  // of a dispatch
   CombineSource source;   // of a combine
 };
 
-// The offsets in every rank's inbox (abi::LandingLayout). In groups with inboxes a row, or a partial sum,
+// The offsets in every rank's inbox (abi::InboxLayout). In groups with inboxes a row, or a partial sum,
 // crosses NVLink once for each (token, rank).
-struct Landing {
+struct Inbox {
   std::uint32_t max_tokens = 0;  // T; 0: the group has no inboxes
   std::uint32_t count = 1;       // inboxes of a rank, which operations use in turn
   std::uint32_t slot_bytes = 0;
-  std::uint64_t hello = 0;   // [R] begin words of 16 bytes, each on a line of 64 bytes
-  std::uint64_t landed = 0;  // [R,T,abi::kLandingPieces] tags of slots
+  std::uint64_t begin_messages = 0;   // [R] begin words of 16 bytes, each on a line of 64 bytes
+  std::uint64_t tags = 0;  // [R,T,abi::kInboxPieces] tags of slots
   // [R] plan messages of 1 + ceil(T/64) + R * ceil(E/R/4) words of 16 bytes, on lines of 64.
   std::uint64_t plans = 0;
-  std::uint64_t asked = 0;  // [R,T,K] requested words of 16 bytes, on lines of 64
+  std::uint64_t requested = 0;  // [R,T,K] requested words of 16 bytes, on lines of 64
   std::uint64_t slots = 0;  // [R,T] slots of slot_bytes
 };
-constexpr Landing landing_of(const abi::GroupShape& s) {
-  const abi::LandingLayout layout(s);
+constexpr Inbox inbox_of(const abi::GroupShape& s) {
+  const abi::InboxLayout layout(s);
   if (layout.bytes == 0) return {};
   return {s.max_tokens, s.depth,       static_cast<std::uint32_t>(layout.slot_bytes),
-          layout.hello, layout.landed, layout.plans,
-          layout.asked, layout.slots};
+          layout.begin_messages, layout.tags, layout.plans,
+          layout.requested, layout.slots};
 }
 
 // The sizes and formats of a group.
@@ -121,7 +121,7 @@ struct HeaderParts {
 };
 
 // How CTAs divide an operation's work and their shared memory; set by configure().
-struct alignas(16) Movers {
+struct alignas(16) WorkDivision {
   std::uint32_t ctas = 0;
   std::uint32_t threads = 0;
   std::uint32_t shared_bytes = 0;
@@ -136,8 +136,8 @@ struct alignas(16) Movers {
   Divisor stages_divisor;
   Divisor pieces_divisor;
   // Low-latency dispatch.
-  abi::LandedRow landed;
-  std::uint32_t landed_pitch = 0;  // bytes between two rows in a stage
+  abi::InboxRow inbox_row;
+  std::uint32_t inbox_pitch = 0;  // bytes between two rows in a stage
   abi::PlanWords plan;
   std::uint32_t set_words = 0;  // words of a set of tokens
   std::uint32_t row_steps = 0;  // steps in which a row is cast
@@ -198,7 +198,7 @@ struct ResultOut {
 // memory that is touched, one after the other.
 struct alignas(64) Operation {
   Shape shape;
-  Movers movers;
+  WorkDivision division;
   std::uint32_t rank = 0;
   std::uint32_t num_tokens = 0;
   std::uint64_t tag = 0;
@@ -208,7 +208,7 @@ struct alignas(64) Operation {
   bool zero_padding = false;              // also zero the rows that are marked
   Routing routing;
   CountOutputs counts;
-  Landing landing;
+  Inbox inbox;
   // Dispatch.
   const void* topk_idx = nullptr;       // [n,K], the client's memory: read once
   const float* topk_weights = nullptr;  // [n,K] or null; a combine with null is unweighted

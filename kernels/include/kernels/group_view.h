@@ -39,7 +39,7 @@ static_assert(sizeof(PeerView) == 128);
 // The rank itself, and its group.
 struct alignas(16) GroupView {
   Shape shape;  // with divisors, see complete()
-  Landing landing;
+  Inbox inbox;
   std::uint32_t rank = 0;
   std::uint8_t* exchange_arena = nullptr;  // of the rank itself
   void* workspace = nullptr;
@@ -58,9 +58,9 @@ struct DeviceView {
 };
 static_assert(sizeof(DeviceView) % 16 == 0 && sizeof(GroupView) % 16 == 0);
 
-// The kinds of work division. For each kind there is a Movers for each number of CTAs.
-inline constexpr std::uint32_t kMoverKinds = 2 + abi::kMaxBiases;  // dispatch; combine with 0, 1, ... biases
-EPD_HOST_DEVICE constexpr std::uint32_t mover_kind(abi::Op op, std::uint32_t flags) {
+// The kinds of work division. For each kind there is a WorkDivision for each number of CTAs.
+inline constexpr std::uint32_t kDivisionKinds = 2 + abi::kMaxBiases;  // dispatch; combine with 0, 1, ... biases
+EPD_HOST_DEVICE constexpr std::uint32_t division_kind(abi::Op op, std::uint32_t flags) {
   return op == abi::Op::kDispatch ? 0 : 1 + abi::num_biases(flags);
 }
 
@@ -88,8 +88,8 @@ EPD_HOST_DEVICE inline void compose_peer(Peer& peer, const abi::ExchangeArenaLay
   peer.announcement = reinterpret_cast<abi::OpAnnouncement*>(block + layout.announcement);
   peer.rank_counts = reinterpret_cast<std::uint32_t*>(block + layout.rank_counts);
   peer.expert_counts = reinterpret_cast<std::uint32_t*>(block + layout.expert_counts);
-  if (layout.landing_bytes != 0)
-    peer.landing = rank.exchange + layout.landings + layout.landing_bytes * call.block;
+  if (layout.inbox_bytes != 0)
+    peer.inbox = rank.exchange + layout.inboxes + layout.inbox_bytes * call.block;
   if (dispatch) {
     peer.target.recv_x = rank.recv_x.at<void>(call.slot);
     peer.target.recv_scales = rank.recv_scales.at<void>(call.slot);
@@ -173,13 +173,13 @@ EPD_HOST_DEVICE inline void compose_routing(Operation& op, const GroupView& view
 // Composes what is the same for all calls.
 EPD_HOST_DEVICE inline void compose_constants(Operation& op, const GroupView& view) {
   op.shape = view.shape;
-  op.landing = view.landing;
+  op.inbox = view.inbox;
   op.rank = view.rank;
   op.workspace = view.workspace;
   op.workspace_bytes = view.workspace_bytes;
 }
 
-// Composes an operation without peers, movers, signal, abort and timeout, and without the places of its
+// Composes an operation without peers, work division, signal, abort and timeout, and without the places of its
 // results.
 inline Operation compose(const GroupView& view, const TakenCall& call) {
   Operation op;

@@ -6,7 +6,7 @@
 // A rank may keep regions in memory of its own instead (Binding).
 #pragma once
 
-#include "proto/commands.h"
+#include "proto/call_words.h"
 #include "proto/exchange.h"
 #include "proto/shape.h"
 
@@ -105,7 +105,7 @@ struct UserArenaLayout {
   std::array<std::uint64_t, kNumRegions> offset{};  // within a slot
   std::uint64_t slot_bytes = 0;
   std::uint64_t words = 0;     // StreamWords[depth]
-  std::uint64_t commands = 0;  // CommandWords
+  std::uint64_t calls = 0;  // CallWords
   std::uint64_t total_bytes = 0;
 
   constexpr explicit UserArenaLayout(const GroupShape& shape, std::uint32_t bound = 0) {
@@ -115,8 +115,8 @@ struct UserArenaLayout {
       slot_bytes += align_up(region_bytes(shape, static_cast<Region>(i)), kRegionAlign);
     }
     words = slot_bytes * shape.depth;
-    commands = words + sizeof(StreamWords) * shape.depth;
-    total_bytes = align_up(commands + sizeof(CommandWords), kRegionAlign);
+    calls = words + sizeof(StreamWords) * shape.depth;
+    total_bytes = align_up(calls + sizeof(CallWords), kRegionAlign);
   }
   constexpr std::uint64_t ready_word(std::uint32_t slot) const {
     return words + slot * sizeof(StreamWords) + offsetof(StreamWords, ready);

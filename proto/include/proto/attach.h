@@ -50,7 +50,7 @@ struct Welcome {
   char device[kDeviceNameBytes];
   DeviceKind device_kind;
   std::uint8_t device_uuid[16];  // of a CUDA device: its number here and in the client may differ
-  std::uint32_t resident;        // 1: its kernels are, and operations are calls (proto/commands.h)
+  std::uint32_t resident;        // 1: its kernels are, and operations are calls (proto/call_words.h)
 };
 
 struct Refused {
@@ -123,9 +123,9 @@ constexpr std::uint64_t layout_hash() {
   constexpr UserArenaLayout arena(probe);
   for (std::uint64_t v : arena.offset) h = mix(h, v);
   h = mix(h, arena.words);
-  h = mix(h, arena.commands);
+  h = mix(h, arena.calls);
   h = mix(h, arena.total_bytes);
-  h = mix(h, offsetof(CommandWords, flags));
+  h = mix(h, offsetof(CallWords, flags));
   h = mix(h, ResultsLayout(probe).total_bytes);
   return mix(h, BoardLayout(probe).total_bytes);
 }

@@ -117,13 +117,13 @@ constexpr std::uint64_t placement_words(const GroupShape& s) {
 //                     piece p of its partial sum for this rank's token t
 //   slots[s][t]       dispatch: the row, its scales, a weight and a word for each choice (expert, number of
 //                     the row among those of its source there). Combine: the partial sum
-inline constexpr std::uint32_t kLandingRanks = 32;
-inline constexpr std::uint64_t kLandingTokens = 512;
-inline constexpr std::uint64_t kLandingBytes = std::uint64_t{256} << 20;
-inline constexpr std::uint32_t kLandingExperts = 2048;                   // kernels have in shared memory
-inline constexpr std::uint64_t kLandingCounts = std::uint64_t{1} << 13;  // a count for each (expert, rank)
-inline constexpr std::uint64_t kLandingBits = std::uint64_t{1} << 18;    // and a bit for each (expert, token)
-inline constexpr std::uint32_t kLandingPieces = 16;                      // of a partial sum, at most
+inline constexpr std::uint32_t kInboxRanks = 32;
+inline constexpr std::uint64_t kInboxTokens = 512;
+inline constexpr std::uint64_t kInboxBytes = std::uint64_t{256} << 20;
+inline constexpr std::uint32_t kInboxExperts = 2048;                   // kernels have in shared memory
+inline constexpr std::uint64_t kInboxCounts = std::uint64_t{1} << 13;  // a count for each (expert, rank)
+inline constexpr std::uint64_t kInboxBits = std::uint64_t{1} << 18;    // and a bit for each (expert, token)
+inline constexpr std::uint32_t kInboxPieces = 16;                      // of a partial sum, at most
 
 // A plan. Word 0 has the number of tokens. Then:
 struct PlanWords {
@@ -140,42 +140,42 @@ struct PlanWords {
 };
 
 // A slot of a dispatch, byte offsets: row and scales; for each choice a weight, and which row it is.
-struct LandedRow {
+struct InboxRow {
   std::uint32_t weights = 0;
   std::uint32_t choices = 0;
   std::uint32_t bytes = 0;
 
-  constexpr LandedRow() = default;
-  constexpr LandedRow(std::uint32_t row_bytes, std::uint32_t scale_bytes, std::uint32_t topk)
+  constexpr InboxRow() = default;
+  constexpr InboxRow(std::uint32_t row_bytes, std::uint32_t scale_bytes, std::uint32_t topk)
       : weights((row_bytes + scale_bytes + 15) / 16 * 16),
         choices(weights + (topk + 3) / 4 * 16),
         bytes(choices + (topk + 3) / 4 * 16) {}
 };
 
-struct LandingLayout {
-  std::uint64_t hello = 0;
-  std::uint64_t landed = 0;
+struct InboxLayout {
+  std::uint64_t begin_messages = 0;
+  std::uint64_t tags = 0;
   std::uint64_t plans = 0;
-  std::uint64_t asked = 0;
+  std::uint64_t requested = 0;
   std::uint64_t slots = 0;
   std::uint64_t slot_bytes = 0;
   std::uint64_t bytes = 0;  // 0: there is none
 
-  constexpr explicit LandingLayout(const GroupShape& s) {
+  constexpr explicit InboxLayout(const GroupShape& s) {
     const std::uint64_t bits = s.num_experts * align_up(s.max_tokens, 32);
-    const bool small = s.max_tokens <= kLandingTokens && s.num_ranks <= kLandingRanks &&
-                       s.num_experts <= kLandingExperts && bits <= kLandingBits &&
-                       std::uint64_t{s.num_experts} * s.num_ranks <= kLandingCounts;
+    const bool small = s.max_tokens <= kInboxTokens && s.num_ranks <= kInboxRanks &&
+                       s.num_experts <= kInboxExperts && bits <= kInboxBits &&
+                       std::uint64_t{s.num_experts} * s.num_ranks <= kInboxCounts;
     if (!s.per_expert() || s.topk < 2 || !small) return;
     const std::uint64_t tokens = std::uint64_t{s.num_ranks} * s.max_tokens;
-    const LandedRow row(s.row_bytes(), s.scale_bytes(), s.topk);
+    const InboxRow row(s.row_bytes(), s.scale_bytes(), s.topk);
     slot_bytes = row.bytes > s.hidden * 2 ? row.bytes : s.hidden * 2;
-    if (tokens * slot_bytes > kLandingBytes) return;
-    landed = hello + std::uint64_t{s.num_ranks} * 64;
-    plans = align_up(landed + tokens * kLandingPieces * 8, 64);
+    if (tokens * slot_bytes > kInboxBytes) return;
+    tags = begin_messages + std::uint64_t{s.num_ranks} * 64;
+    plans = align_up(tags + tokens * kInboxPieces * 8, 64);
     const PlanWords plan(s.num_ranks, s.num_experts, s.max_tokens);
-    asked = plans + s.num_ranks * align_up(std::uint64_t{plan.end} * 16, 64);
-    slots = align_up(asked + tokens * s.topk * 16, 128);
+    requested = plans + s.num_ranks * align_up(std::uint64_t{plan.end} * 16, 64);
+    slots = align_up(requested + tokens * s.topk * 16, 128);
     bytes = align_up(slots + tokens * slot_bytes, kRegionAlign);
   }
 };
@@ -191,8 +191,8 @@ struct LandingLayout {
 //   expert_counts[s][e] compact: selections of s for the experts of d, other columns are not written;
 //                     else: rows that s sends to each expert
 // A dispatch that reuses a routing announces no counts.
-// Behind the blocks and the routing records, one landing for each block, if few tokens may travel: see
-// LandingLayout. Only kernels of CUDA devices use it.
+// Behind the blocks and the routing records, one inbox for each block, if few tokens may travel: see
+// InboxLayout. Only kernels of CUDA devices use it.
 // Beside the blocks, num_routes() routing records, written by d's own engine. On CUDA devices each has two
 // halves, since a dispatch overwrites before all ranks have come to it: the older is overwritten. Each half:
 //   record, placement (placement_words), topk[T,K] (int32, validated), and on CUDA devices
@@ -210,8 +210,8 @@ struct ExchangeArenaLayout {
   std::uint64_t rows = 0;       // likewise
   std::uint64_t half_bytes = 0;
   std::uint64_t routing_bytes = 0;  // of a record
-  std::uint64_t landings = 0;       // of block 0
-  std::uint64_t landing_bytes = 0;  // of each; 0: there are none
+  std::uint64_t inboxes = 0;       // of block 0
+  std::uint64_t inbox_bytes = 0;  // of each; 0: there are none
   std::uint64_t total_bytes = 0;
 
   constexpr explicit ExchangeArenaLayout(const GroupShape& s) {
@@ -227,16 +227,16 @@ struct ExchangeArenaLayout {
     rows = align_up(topk + std::uint64_t{s.max_tokens} * s.topk * 4, 64);
     half_bytes = align_up(rows + std::uint64_t{s.max_tokens} * s.topk * 4, kRegionAlign);
     routing_bytes = half_bytes * 2;
-    landings = routing + routing_bytes * s.num_routes();
-    landing_bytes = LandingLayout(s).bytes;
-    total_bytes = landings + landing_bytes * s.depth;
+    inboxes = routing + routing_bytes * s.num_routes();
+    inbox_bytes = InboxLayout(s).bytes;
+    total_bytes = inboxes + inbox_bytes * s.depth;
   }
   constexpr std::uint64_t block(std::uint64_t op_index, std::uint32_t depth) const {
     return block_bytes * (op_index % depth);
   }
   constexpr std::uint64_t routing_of(std::uint32_t route) const { return routing + routing_bytes * route; }
-  constexpr std::uint64_t landing(std::uint64_t op_index, std::uint32_t depth) const {
-    return landings + landing_bytes * (op_index % depth);
+  constexpr std::uint64_t inbox(std::uint64_t op_index, std::uint32_t depth) const {
+    return inboxes + inbox_bytes * (op_index % depth);
   }
 };
 

@@ -31,7 +31,7 @@ struct GroupBytes {
     user_arena = UserArenaLayout(shape, bound).total_bytes;
     exchange_arena = exchange.total_bytes;
     routing_records = exchange.routing_bytes * shape.num_routes();
-    inboxes = exchange.landing_bytes * shape.depth;
+    inboxes = exchange.inbox_bytes * shape.depth;
     board = BoardLayout(shape).total_bytes;
     if (calls) results = ResultsLayout(shape).total_bytes;
     rank = user_arena + exchange_arena + board + results;

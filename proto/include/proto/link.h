@@ -125,7 +125,7 @@ struct AllTold {
 struct CloseStreams {
   std::uint64_t user_bytes;
   std::uint64_t words;     // offsets in the user arena: of StreamWords[depth],
-  std::uint64_t commands;  // of CommandWords
+  std::uint64_t calls;  // of CallWords
   std::uint32_t depth;
   std::uint32_t reserved;
 };
@@ -161,7 +161,7 @@ struct Break {  // kBreak and kBreakRequest
   std::uint64_t fail_from;  // fatal only
   std::uint32_t fatal;
   StatusCode cause;
-  std::int32_t culprit_rank;  // -1 = none
+  std::int32_t failed_rank;  // -1 = none
   char text[kMessageBytes];
 };
 
@@ -176,7 +176,7 @@ struct Resume {
   std::uint64_t epoch;  // the new one
   std::uint64_t resume_index;
   StatusCode cause;  // OK: kBreak's stands; else something worse has happened since
-  std::int32_t culprit_rank;
+  std::int32_t failed_rank;
   char text[kMessageBytes];
 };
 

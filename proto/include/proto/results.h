@@ -72,7 +72,7 @@ constexpr bool read_result(const std::uint64_t (&words)[CallResult::kWords], Cal
 }
 
 struct Results {
-  // Calls of the host that have ended (CommandWords::host_calls), cyclic.
+  // Calls of the host that have ended (CallWords::host_calls), cyclic.
   alignas(64) std::uint32_t host_ended;
   // By buffer slot: the result + 1 of the last call with kFlagDefer whose inputs are read no more.
   alignas(64) std::uint32_t sent[kMaxDepth];

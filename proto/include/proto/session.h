@@ -48,7 +48,7 @@ struct Completion {
   std::uint64_t ticket;
   std::uint64_t op_index;  // the operation's number in its group
   StatusCode status;
-  std::int32_t culprit_rank;  // the rank that the status is about, or -1
+  std::int32_t failed_rank;  // the rank that the status is about, or -1
   std::uint32_t member;
   std::uint32_t slot;
   std::uint32_t num_recv_rows;  // dispatch: M
@@ -137,7 +137,7 @@ struct Board {
   std::atomic<std::uint64_t> resume_index;  // first operation of this epoch
   std::atomic<std::uint64_t> next_index;    // every operation below has completed on this rank
   std::atomic<std::uint32_t> cause;         // StatusCode of the last break
-  std::atomic<std::int32_t> culprit_rank;
+  std::atomic<std::int32_t> failed_rank;
   char message[kMessageBytes];
   std::atomic<std::uint32_t> memory_cleared;  // an engine has seen to it that the arenas began as zeros
   std::uint32_t reserved;

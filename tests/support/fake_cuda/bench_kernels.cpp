@@ -3,8 +3,8 @@
 #include "fake_cuda/memory.h"
 
 #include "bench/gemm.h"
-#include "gpu/ceiling.h"
-#include "gpu/gate.h"
+#include "bench/ceiling_kernels.h"
+#include "bench/barrier_lines.h"
 
 #include <algorithm>
 #include <atomic>
@@ -83,15 +83,15 @@ Stream::Work probe_kernel(const std::string& kernel, void** parameters) {
   };
 }
 
-Stream::Work gate_kernel(void** parameters) {
-  const auto lines = parameter<gpu_test::GateLines>(parameters, 0);
+Stream::Work start_barrier_kernel(void** parameters) {
+  const auto lines = parameter<gpu_test::BarrierLines>(parameters, 0);
   const auto device = parameter<std::uint32_t>(parameters, 1);
   const auto* const opened = parameter<const GateWord*>(parameters, 2);
   return [lines, device, opened](Stream& stream) {
     bool good =
-        lines.count <= gpu_test::kMaxGateDevices && device < lines.count && reaches(stream, opened, 1);
+        lines.count <= gpu_test::kMaxBarrierDevices && device < lines.count && reaches(stream, opened, 1);
     for (std::uint32_t d = 0; good && d < lines.count; ++d) good = reaches(stream, lines.at[d], lines.count);
-    if (!good) return fault(stream, std::string(kGateKernel) + ": words");
+    if (!good) return fault(stream, std::string(kStartBarrierKernel) + ": words");
     const GateWord times = load(lines.at[device] + device) + 1;
     if (!stream.wait_until([&] { return load(opened) >= times; })) return false;
     for (std::uint32_t d = 0; d < lines.count; ++d)

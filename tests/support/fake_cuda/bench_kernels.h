@@ -1,4 +1,4 @@
-// The kernels of epbench (tests/bench): work of a client's that has nothing to do with epd.
+// The kernels of epbench (client/tools/bench): work of a client's that has nothing to do with epd.
 #pragma once
 
 #include "fake_cuda/stream.h"
@@ -6,16 +6,16 @@
 namespace epd::fake_cuda {
 
 inline constexpr char kGemmKernel[] = "bench_gemm";
-inline constexpr char kGateKernel[] = "gate_kernel";
+inline constexpr char kStartBarrierKernel[] = "start_barrier_kernel";
 
 // A launch of so many CTAs as the stream's work; the parameters are copied now. Nothing is multiplied:
 // whether the device reaches the matrices is all that is looked at.
 Stream::Work gemm_kernel(unsigned columns_of_ctas, unsigned rows_of_ctas, void** parameters);
 inline constexpr const char* kProbeKernels[] = {"push_probe", "pull_probe"};
 bool is_probe_kernel(const std::string& kernel);
-// Copies a row to (or from) each place in turn, as the true ones do (tests/gpu/ceiling.cuh).
+// Copies a row to (or from) each place in turn, as the true ones do (client/tools/bench/ceiling_kernels.cuh).
 Stream::Work probe_kernel(const std::string& kernel, void** parameters);
-// Waits as the true one does (tests/gpu/gate.cuh), and does not give up.
-Stream::Work gate_kernel(void** parameters);
+// Waits as the true one does (client/tools/bench/start_barrier_kernel.cuh), and does not give up.
+Stream::Work start_barrier_kernel(void** parameters);
 
 }  // namespace epd::fake_cuda

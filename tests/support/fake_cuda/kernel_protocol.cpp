@@ -43,38 +43,38 @@ class Resident {
 };
 
 std::string Resident::reach() const {
-  const CommandArguments& commands = own_.commands;
+  const CallArguments& calls = own_.calls;
   if (!device_.reaches(own_.state, sizeof(ResidentState))) return "the state is out of reach";
-  if (!device_.reaches(own_.round, sizeof(*own_.round))) return "the round is out of reach";
-  if (!device_.reaches(commands.words, sizeof(abi::CommandWords)))
+  if (!device_.reaches(own_.yield_epoch, sizeof(*own_.yield_epoch))) return "the yield_epoch is out of reach";
+  if (!device_.reaches(calls.words, sizeof(abi::CallWords)))
     return "the words of calls are out of reach";
-  if (!device_.reaches(commands.state, sizeof(CommandState))) return "the state of calls is out of reach";
-  if (!device_.reaches(commands.host, sizeof(CommandHost))) return "the journal is out of reach";
-  if (!device_.reaches(commands.results, sizeof(abi::Results))) return "the results are out of reach";
-  if (!device_.reaches(commands.runs, sizeof(ResultRuns) * abi::kReplayedResults))
+  if (!device_.reaches(calls.state, sizeof(CallState))) return "the state of calls is out of reach";
+  if (!device_.reaches(calls.host, sizeof(CallHost))) return "the journal is out of reach";
+  if (!device_.reaches(calls.results, sizeof(abi::Results))) return "the results are out of reach";
+  if (!device_.reaches(calls.runs, sizeof(ResultRuns) * abi::kReplayedResults))
     return "the counts of runs are out of reach";
-  if (commands.limits.depth == 0) return "an arena without blocks";
+  if (calls.limits.depth == 0) return "an arena without blocks";
   return {};
 }
 
 std::string Resident::compose(Task task, Operation& op) const {
-  const CommandArguments& commands = own_.commands;
+  const CallArguments& calls = own_.calls;
   const TakenCall& call = watch_.running;
-  const std::uint32_t at = movers_index(call, commands.most_ctas, launch_.ctas);
-  if (!device_.reaches(commands.view, sizeof(DeviceView))) return "the group's view is out of reach";
-  if (!device_.reaches(commands.movers + at, sizeof(Movers))) return "the division of work is out of reach";
-  const DeviceView& view = *commands.view;
+  const std::uint32_t at = division_index(call, calls.most_ctas, launch_.ctas);
+  if (!device_.reaches(calls.view, sizeof(DeviceView))) return "the group's view is out of reach";
+  if (!device_.reaches(calls.division + at, sizeof(WorkDivision))) return "the division of work is out of reach";
+  const DeviceView& view = *calls.view;
   op = kernels::cuda::compose(view.group, call);
   for (std::uint32_t rank = 0; rank < kMaxRanks; ++rank)
     compose_peer(op.peers[rank], view.group.exchange, view.peers[rank], call);
-  compose_ends(op, commands, call);
-  op.movers = commands.movers[at];
+  compose_ends(op, calls, call);
+  op.division = calls.division[at];
   return check(task, op);
 }
 
 std::string Resident::check(Task task, const Operation& op) const {
-  if (op.movers.ctas > launch_.ctas) return "an operation asks for more CTAs than there are";
-  const Launch its{launch_.kernel, op.movers.ctas, op.movers.threads, op.movers.shared_bytes};
+  if (op.division.ctas > launch_.ctas) return "an operation asks for more CTAs than there are";
+  const Launch its{launch_.kernel, op.division.ctas, op.division.threads, op.division.shared_bytes};
   return check_operation(its, task, op, device_);
 }
 
@@ -82,11 +82,11 @@ std::string Resident::stay() {
   std::string wrong = reach();
   if (!wrong.empty()) return wrong;
   begin_watch(own_, watch_);
-  for (std::uint32_t herald = first_broadcast(*own_.state); !device_.over(); ++herald) {
-    const Task task = find_work(own_, watch_, herald);
-    broadcast_task(own_.state->herald, herald, task, watch_.running);
+  for (std::uint32_t broadcast = first_broadcast(*own_.state); !device_.over(); ++broadcast) {
+    const Task task = find_work(own_, watch_, broadcast);
+    broadcast_task(own_.state->broadcast, broadcast, task, watch_.running);
     if (task == Task::kStop) {
-      ordered::store_release(&own_.state->left, herald + 1);
+      ordered::store_release(&own_.state->left, broadcast + 1);
       return {};
     }
     Operation op;
@@ -94,7 +94,7 @@ std::string Resident::stay() {
     if (wrong.empty()) wrong = run_operation(task, op, device_);
     if (!wrong.empty()) return wrong;
     const bool failed = op.result->error != OpError::kNone;
-    ordered::store_release(&own_.state->left, std::uint64_t{failed} << 32 | (herald + 1));
+    ordered::store_release(&own_.state->left, std::uint64_t{failed} << 32 | (broadcast + 1));
   }
   return {};
 }

@@ -135,7 +135,7 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
   const std::shared_ptr<Kernel> kernel = kernels().find(function);
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (kernel == nullptr || stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  if (kernel->name == epd::kernels::cuda::kPulseKernel) {
+  if (kernel->name == epd::kernels::cuda::kLaunchProbeKernel) {
     // At once, so that it tells of the device and not of the processor.
     return stream->device().begins_kernels() ? CUDA_SUCCESS
                                              : enqueue_kernel(handle, [](Stream&) { return true; });
@@ -144,7 +144,7 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
   if (kernel->name == kGemmKernel)
     return enqueue_kernel(handle, gemm_kernel(grid.ctas[0], grid.ctas[1], params));
   if (is_probe_kernel(kernel->name)) return enqueue_kernel(handle, probe_kernel(kernel->name, params));
-  if (kernel->name == kGateKernel) return enqueue_kernel(handle, gate_kernel(params));
+  if (kernel->name == kStartBarrierKernel) return enqueue_kernel(handle, start_barrier_kernel(params));
   if (const CUresult error = check_launch(*kernel, *stream, grid)) return error;
   if (is_word_kernel(kernel->name)) {
     if (Watcher* const sees = watcher()) {
@@ -198,7 +198,7 @@ CUresult CUDAAPI cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_o
   for (const char* const name : kKernelNames) add(name);
   for (const char* const name : kWordKernels) add(name);
   add(kGemmKernel);
-  add(kGateKernel);
+  add(kStartBarrierKernel);
   for (const char* const name : kProbeKernels) add(name);
   *library = reinterpret_cast<CUlibrary>(libraries().add(made));
   return CUDA_SUCCESS;

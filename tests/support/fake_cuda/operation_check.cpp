@@ -59,14 +59,14 @@ class Checker {
     return abi::placement_words(s_.num_ranks, s_.num_experts, s_.per_expert);
   }
 
-  void landing() {
+  void inbox() {
     if (!wrong_.empty()) return;
-    if (tokens_ > op_.landing.max_tokens) wrong_ = "there are more tokens than the landing has slots";
+    if (tokens_ > op_.inbox.max_tokens) wrong_ = "there are more tokens than the inbox has slots";
     if (op_.announcement.num_tokens != op_.num_tokens)
       wrong_ = "the announcement has another number of tokens";
   }
-  std::size_t landing_bytes() const {
-    return op_.landing.slots + std::size_t{s_.num_ranks} * op_.landing.max_tokens * op_.landing.slot_bytes;
+  std::size_t inbox_bytes() const {
+    return op_.inbox.slots + std::size_t{s_.num_ranks} * op_.inbox.max_tokens * op_.inbox.slot_bytes;
   }
 
   void may(const char* what, const void* address, std::size_t bytes) {
@@ -82,7 +82,7 @@ class Checker {
 
   void ends() {
     must("result", op_.result, sizeof(OpResult));
-    if (op_.landing.max_tokens != 0) landing();
+    if (op_.inbox.max_tokens != 0) inbox();
     may("abort", op_.abort, 4);
     may("signal.ready", op_.signal.ready, 4);
     may("signal.done", op_.signal.done, 4);
@@ -93,7 +93,7 @@ class Checker {
     const std::size_t ranks = s_.num_ranks;
     ends();
     const std::size_t targets = s_.per_expert ? s_.num_experts : ranks;
-    const std::size_t least = 64 + (ranks + s_.num_experts + op_.movers.ctas * targets) * 4;
+    const std::size_t least = 64 + (ranks + s_.num_experts + op_.division.ctas * targets) * 4;
     if (op_.workspace_bytes < least && wrong_.empty()) wrong_ = "workspace_bytes";
     must("routing.topk", op_.routing.topk, tokens_ * s_.topk * 4);
     must("routing.rows", op_.routing.rows, tokens_ * s_.topk * 4);
@@ -104,7 +104,7 @@ class Checker {
       must("a peer's ready", peer.ready, ranks * sizeof(abi::SignalLine));
       must("a peer's arrived", peer.arrived, ranks * sizeof(abi::SignalLine));
       must("a peer's announcement", peer.announcement, ranks * sizeof(abi::OpAnnouncement));
-      if (op_.landing.max_tokens != 0) must("a peer's landing", peer.landing, landing_bytes());
+      if (op_.inbox.max_tokens != 0) must("a peer's inbox", peer.inbox, inbox_bytes());
       if (routed) continue;
       must("a peer's rank_counts", peer.rank_counts, ranks * ranks * 4);
       must("a peer's expert_counts", peer.expert_counts, ranks * s_.num_experts * 4);
@@ -147,9 +147,9 @@ std::string check_shape(const Launch& launch, Task task, const Operation& op) {
   if (s.num_experts == 0 || s.num_experts % s.num_ranks != 0) return "shape.num_experts";
   if (s.topk == 0 || s.topk > 32) return "shape.topk";
   if (op.peers[op.rank].ready == nullptr) return "the rank itself is not among its peers";
-  if (launch.ctas != op.movers.ctas || launch.threads != op.movers.threads ||
-      launch.shared_bytes != op.movers.shared_bytes) {
-    return "it is launched otherwise than `movers` says";
+  if (launch.ctas != op.division.ctas || launch.threads != op.division.threads ||
+      launch.shared_bytes != op.division.shared_bytes) {
+    return "it is launched otherwise than `division` says";
   }
   const bool per_expert = task == Task::kCombinePerExpert;
   if (task != Task::kDispatch && per_expert != s.per_expert) return "it is the kernel of another layout";

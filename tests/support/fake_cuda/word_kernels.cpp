@@ -9,7 +9,7 @@
 namespace epd::fake_cuda {
 namespace {
 
-using abi::CommandWords;
+using abi::CallWords;
 using Word = std::uint32_t;
 
 template <typename T>
@@ -36,7 +36,7 @@ std::function<void()> code_of(const std::string& kernel, void** parameters) {
       ordered::store_release_system(first, value);
       stream_kernels::await(done, value, limit_ns);
     };
-  auto* const words = parameter<CommandWords*>(parameters, 0);
+  auto* const words = parameter<CallWords*>(parameters, 0);
   if (kernel == kWordKernels[3])
     return [words, its = parameter<stream_kernels::Enqueued>(parameters, 1)] {
       stream_kernels::enqueue(*words, its);

@@ -9,7 +9,7 @@
 namespace epd::fake_cuda {
 
 inline constexpr std::array<const char*, 5> kWordKernels{"epd_signal", "epd_wait", "epd_signal_and_wait",
-                                                         "epd_command", "epd_await_command"};
+                                                         "epd_enqueue", "epd_await_call"};
 
 bool is_word_kernel(const std::string& kernel);
 // A launch of one of them as the stream's work; the parameters are copied now.

@@ -59,7 +59,7 @@ def read_text(given: Optional[str]) -> bytes:
     """As given, else the text in the wheel, else the one in a checkout."""
     folder = os.path.dirname(os.path.abspath(__file__))
     shipped = os.path.join(folder, "text.txt")
-    checkout = os.path.join(folder, "../../../examples/moe_forward/text.txt")
+    checkout = os.path.join(folder, "../../../tools/demo/text.txt")
     with open(given or (shipped if os.path.exists(shipped) else checkout), "rb") as file:
         return file.read()
 

@@ -1,4 +1,4 @@
-"""A Mixture-of-Experts layer of DeepSeek-V3's shape, as in client/examples/moe_forward/model.h.
+"""A Mixture-of-Experts layer of DeepSeek-V3's shape, as in client/tools/demo/model.h.
 
 Sums are made in the order in which epd-moe-demo makes them, each product and each sum rounded to float32: the
 results are the same to the bit.

@@ -1,4 +1,4 @@
-"""Counter-based pseudo-random numbers, as in client/examples/kit/random.h."""
+"""Counter-based pseudo-random numbers, as in client/tools/kit/random.h."""
 
 from __future__ import annotations
 

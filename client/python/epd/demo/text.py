@@ -1,4 +1,4 @@
-"""From text to hidden states, as in client/examples/moe_forward/text.h."""
+"""From text to hidden states, as in client/tools/demo/text.h."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
 // them, so that none waits behind another that waits for a peer.
 //
 // A host device has no processor of its own: the engine's loop runs operations, in short pieces
-// (Flight::advance), and helper threads move rows beside it. Operations of a lane run beside each other.
+// (OperationInFlight::advance), and helper threads move rows beside it. Operations of a lane run beside each other.
 #pragma once
 
 #include "device/device.h"
@@ -26,7 +26,7 @@ namespace epd {
 struct LaunchRequest {
   kernels::cuda::Kind kind = kernels::cuda::Kind::kNoop;
   std::uint32_t place = 0;  // of the lane, below its depth; nothing else is in flight there. Noops need none
-  // `signal`, and of all but noops everything but peers, movers, workspace, abort, result and the host's
+  // `signal`, and of all but noops everything but peers, work division, workspace, abort, result and the host's
   // counts, which are the lane's to fill in.
   kernels::cuda::Operation* op = nullptr;
   const OperationPeers* peers = nullptr;  // not of noops. Outlives the operation in flight
@@ -35,9 +35,9 @@ struct LaunchRequest {
 };
 
 // An operation in flight. It must have left() before it is destroyed: nothing waits for that there.
-class Flight {
+class OperationInFlight {
  public:
-  virtual ~Flight() = default;
+  virtual ~OperationInFlight() = default;
 
   // One short piece of it on the calling thread, if the device has no processor of its own. False: it waits,
   // or has ended. What it waits for rings the engine.
@@ -72,14 +72,14 @@ class Flight {
   virtual void abort() = 0;
 };
 
-// Of a lane whose operations are calls (proto/commands.h): the client's streams and its host enqueue them,
+// Of a lane whose operations are calls (proto/call_words.h): the client's streams and its host enqueue them,
 // the resident kernel carries them out, and the engine hears of it afterwards.
 //
 // Halted, as it is at first, it discards calls: streams go on, words.failed counts.
-class CommandPort {
+class CallPort {
  public:
   struct Layout {
-    std::byte* words = nullptr;       // abi::CommandWords, in
+    std::byte* words = nullptr;       // abi::CallWords, in
     std::shared_ptr<Arena> memory;    // the rank's user arena, and
     std::shared_ptr<Arena> results;   // abi::Results: mapped as long as a kernel may look at them
     std::uint64_t counts_stride = 0;  // abi::ResultsLayout
@@ -94,7 +94,7 @@ class CommandPort {
     const kernels::cuda::DeviceView& view;
   };
 
-  virtual ~CommandPort() = default;
+  virtual ~CallPort() = default;
   // Once, before all else: calls are taken (and discarded) from here on.
   virtual void open(const Layout& layout) = 0;
   // SMs that an operation may have (0: all of the lane's), and the timeout of one that says none: of calls
@@ -105,7 +105,7 @@ class CommandPort {
   // Nothing runs since halt(), and front() comes to everything.
   virtual bool halted() const = 0;
   virtual void resume(const Start& start) = 0;
-  // The kernel knows of resume(). What is rung before that is discarded.
+  // The kernel knows of resume(). What is enqueued before that is discarded.
   virtual bool resumed() const = 0;
   // Others hold the SMs of the first kernel, which is still to begin. That may take as long as what runs
   // there.
@@ -114,11 +114,11 @@ class CommandPort {
   virtual const kernels::cuda::JournalEntry* front() const = 0;
   virtual void pop() = 0;
 
-  // What is rung: a copy of the words, begun by look() unless one is under way. It is there when seen() gives
+  // What is enqueued: a copy of the words, begun by look() unless one is under way. It is there when seen() gives
   // it, once; valid until the next look().
   struct Ring {
-    abi::PackedCall calls[abi::kCommandSlots];
-    abi::PackedCall host_calls[abi::kCommandSlots];
+    abi::PackedCall calls[abi::kCallSlots];
+    abi::PackedCall host_calls[abi::kCallSlots];
     std::uint32_t done;
     std::uint32_t host_ended;
   };
@@ -131,7 +131,7 @@ struct LaneShape {
   abi::OpLimits limits;  // of the group's operations
   std::uint32_t placement_words = 0;
   std::int32_t priority = 0;
-  kernels::cuda::Landing landing;
+  kernels::cuda::Inbox inbox;
   // The rank's own, where its peers signal: of a device that has to be asked for that. A lane keeps it mapped
   // as long as it looks there.
   std::shared_ptr<Arena> exchange;
@@ -145,8 +145,8 @@ class Lane {
   static constexpr std::uint32_t kMaxNoops = 64;
 
   virtual ~Lane() = default;
-  // At most kMaxNoops noops at a time. Not of a lane with commands().
-  virtual std::unique_ptr<Flight> launch(const LaunchRequest& request) = 0;
+  // At most kMaxNoops noops at a time. Not of a lane with calls().
+  virtual std::unique_ptr<OperationInFlight> launch(const LaunchRequest& request) = 0;
   // For an operation that will never be launched: `done`, when no flight that has the same word may still
   // write a lower value there. Never takes the word back. `ticket`: all of it, signal.value is the low half.
   virtual void release(const kernels::cuda::Signal& signal, std::uint64_t ticket) = 0;
@@ -157,8 +157,8 @@ class Lane {
   virtual void look_at_signals() {}
   virtual const SignalCopy* signals() { return nullptr; }
   // Of a lane whose operations are calls; else null. Once the lane has been destroyed whoever waits for a
-  // command goes on, though a moment may pass: nobody waits here until the kernel has ended.
-  virtual CommandPort* commands() { return nullptr; }
+  // call goes on, though a moment may pass: nobody waits here until the kernel has ended.
+  virtual CallPort* calls() { return nullptr; }
   // Before it is destroyed, when nothing is in flight: large memory, for somebody else to free in pieces.
   virtual std::vector<std::shared_ptr<kernels::RoutingPlan>> take_plans() { return {}; }
 };
@@ -171,7 +171,7 @@ std::uint32_t lane_share(std::uint32_t sms, std::span<const std::int32_t> lanes,
 class Launcher {
  public:
   virtual ~Launcher() = default;
-  // UNSUPPORTED: the device can't hold a row, or takes no commands. RESOURCE_EXHAUSTED: more ranks than SMs,
+  // UNSUPPORTED: the device can't hold a row, or takes no calls. RESOURCE_EXHAUSTED: more ranks than SMs,
   // or no memory.
   virtual Result<std::unique_ptr<Lane>> open_lane(const LaneShape& shape) = 0;
   // Between the host and memory of an arena; done when these return. Rare: a restart, a loss.
@@ -184,8 +184,8 @@ class Launcher {
   // Of a rank whose operations nobody will run any more: streams that wait there go on, those too that are
   // still to come to it. Done when these return. Of abi::StreamWords[depth], which no flight will write:
   virtual void close_streams(std::byte* words, std::uint32_t depth) = 0;
-  // Of abi::CommandWords, which no kernel serves:
-  virtual void close_commands(std::byte* words) = 0;
+  // Of abi::CallWords, which no kernel serves:
+  virtual void close_calls(std::byte* words) = 0;
 };
 
 }  // namespace epd

@@ -72,7 +72,7 @@ struct SendBreak {
   EngineId engine;
   abi::Break message;
   GroupLabel group;
-  bool orderly = false;  // the culprit left or detached: nothing went wrong
+  bool orderly = false;  // the failed rank left or detached: nothing went wrong
 };
 struct SendRelease {
   EngineId engine;
@@ -127,7 +127,7 @@ struct MarkLost {
   std::uint64_t group_id = 0;
   std::uint32_t rank = 0;
   StatusCode cause = StatusCode::kOk;
-  std::int32_t culprit_rank = -1;
+  std::int32_t failed_rank = -1;
   std::string text;
 };
 
@@ -157,7 +157,7 @@ using Action = std::variant<StartGroup, SendRank, SendMember, SendStopMember, Se
                             ReleaseMemory, MarkLost, ReplyJoined, ReplyLeft, ReplyRefused, WakeSession>;
 using Actions = std::vector<Action>;
 
-// "break device=1 group=3 epoch=2 fatal=1 cause=RANK_LOST culprit=2 fail_from=7": for logs and tests. What is
+// "break device=1 group=3 epoch=2 fatal=1 cause=RANK_LOST failed rank=2 fail_from=7": for logs and tests. What is
 // for another node than the local one says " node=2" behind.
 std::string to_string(const Action& action);
 

@@ -141,9 +141,9 @@ struct EngineSlot {
 // Why a group breaks; the text is what clients read.
 struct BreakReason {
   StatusCode cause = StatusCode::kOk;
-  std::int32_t culprit_rank = -1;
+  std::int32_t failed_rank = -1;
   std::string text;
-  bool orderly = false;  // the culprit left or detached: nothing went wrong
+  bool orderly = false;  // the failed rank left or detached: nothing went wrong
 };
 
 // A join that came while a degraded group breaks.

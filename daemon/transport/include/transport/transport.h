@@ -1,4 +1,4 @@
-// Messages between engines, whatever carries them. The contract is in README.md; tests/unit/transport_*.cpp
+// Messages between engines, whatever carries them. The contract is in README.md; tests/unit/transport/transport_*.cpp
 // hold each implementation against it.
 #pragma once
 

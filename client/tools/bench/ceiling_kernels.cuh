@@ -1,0 +1,67 @@
+// What the links and the memory give: plain bulk stores and loads, from the same instructions that the
+// kernels use. From sm_90 on.
+#pragma once
+
+#include "cuda/common/ptx.cuh"
+#include "bench/ceiling_kernels.h"
+
+#include <cstdint>
+
+namespace epd::gpu_test {
+
+// Rows to all targets in turn.
+extern "C" __global__ void __launch_bounds__(kProbeThreads, 1) push_probe(ProbeTargets targets) {
+  using namespace kernels::cuda;
+  extern __shared__ __align__(128) std::uint8_t memory[];
+  std::uint8_t* const row = memory + warp_of() * kProbeRow;
+  const std::uint32_t total = targets.rows_each * targets.count;
+  for (std::uint32_t i = blockIdx.x * kProbeWarps + warp_of(); i < total; i += gridDim.x * kProbeWarps) {
+    std::uint8_t* const to = targets.at[i % targets.count] + std::size_t{i / targets.count} * kProbeRow;
+    warp_store(to, row, kProbeRow, lane_of() == 0);
+    stores_commit();
+    asm volatile("cp.async.bulk.wait_group.read 3;" ::: "memory");
+  }
+  stores_wait_done();
+}
+
+// The same by 16-byte stores of all lanes, from registers.
+extern "C" __global__ void __launch_bounds__(kProbeThreads, 1) push_plain_probe(ProbeTargets targets) {
+  using namespace kernels::cuda;
+  const std::uint32_t total = targets.rows_each * targets.count;
+  const uint4 value = {threadIdx.x, blockIdx.x, 3, 4};
+  for (std::uint32_t i = blockIdx.x * kProbeWarps + warp_of(); i < total; i += gridDim.x * kProbeWarps) {
+    auto* const to =
+        reinterpret_cast<uint4*>(targets.at[i % targets.count] + std::size_t{i / targets.count} * kProbeRow);
+#pragma unroll 4
+    for (std::uint32_t v = lane_of(); v < kProbeRow / 16; v += 32) to[v] = value;
+  }
+}
+
+// Rows from all targets in turn, `piece` bytes at a time.
+extern "C" __global__ void __launch_bounds__(kProbeThreads, 1)
+    pull_probe(ProbeTargets targets, std::uint32_t piece) {
+  using namespace kernels::cuda;
+  extern __shared__ __align__(128) std::uint8_t memory[];
+  __shared__ std::uint64_t barriers[kProbeWarps];
+  std::uint8_t* const row = memory + warp_of() * kProbeRow;
+  std::uint64_t* const barrier = barriers + warp_of();
+  if (lane_of() == 0) barrier_init(barrier);
+  fence_async();
+  __syncwarp();
+  const std::uint32_t lanes = kProbeRow / piece;
+  std::uint32_t parity = 0;
+  const std::uint32_t total = targets.rows_each * targets.count;
+  for (std::uint32_t i = blockIdx.x * kProbeWarps + warp_of(); i < total; i += gridDim.x * kProbeWarps) {
+    if (lane_of() == 0) barrier_expect(barrier, lanes * piece);
+    __syncwarp();
+    // Each lane's piece from another target: as combine pulls.
+    const std::uint8_t* const from = targets.at[(i + lane_of()) % targets.count] +
+                                     std::size_t{i / targets.count} * kProbeRow + lane_of() * piece;
+    warp_load(row + lane_of() * piece, from, piece, lane_of() < lanes, barrier);
+    barrier_wait(barrier, parity);
+    parity ^= 1;
+    __syncwarp();
+  }
+}
+
+}  // namespace epd::gpu_test

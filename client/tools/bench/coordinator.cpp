@@ -1,0 +1,103 @@
+#include "coordinator.h"
+
+#include "kit/error.h"
+#include "kit/team.h"
+#include "sms_changes.h"
+#include "worker.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include <unistd.h>
+
+namespace epd::bench {
+namespace {
+
+constexpr std::chrono::seconds kRunLimit{900};
+
+// A new name for each run: groups of earlier runs may still be ending.
+std::string next_group_name() {
+  static int number = 0;
+  return "epbench-" + std::to_string(::getpid()) + "-" + std::to_string(number++);
+}
+
+std::size_t noop_count(const RunPlan& plan) {
+  if (plan.on_gpus()) {
+    const std::uint32_t each =
+        plan.operation == Operation::kNoop ? kStreamNoopsPerIteration : kStreamNoopsBetween;
+    return std::size_t{plan.iterations} * plan.ranks * each;
+  }
+  if (plan.operation != Operation::kNoop) return std::size_t{plan.iterations} * kNoopsBetween;
+  return std::size_t{plan.iterations} * plan.ranks * kNoopsPerIteration;
+}
+
+class ProgressLine {
+ public:
+  ProgressLine(std::string label, std::uint32_t total)
+      : label_(std::move(label)), total_(total), tty_(::isatty(STDERR_FILENO) == 1) {}
+  ~ProgressLine() {
+    if (tty_) std::fprintf(stderr, "\r\033[K");
+  }
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+  void show(std::uint32_t done) const {
+    if (tty_) std::fprintf(stderr, "\r%s %u/%u\033[K", label_.c_str(), done, total_);
+  }
+
+ private:
+  std::string label_;
+  std::uint32_t total_;
+  bool tty_;
+};
+
+}  // namespace
+
+Daemon::Daemon(const DaemonPlan& plan, const Devices& devices) : socket_(plan.socket) {
+  if (!plan.socket.empty()) return;
+  own_.emplace(kit::DaemonOptions{.program = plan.program,
+                                  .host_devices = devices.host,
+                                  .cuda_devices = devices.cuda,
+                                  .resident = devices.resident,
+                                  .sms = devices.sms});
+}
+
+void Daemon::stop() {
+  if (!own_) return;
+  const std::string tail = log();
+  const std::string outcome = own_->stop();
+  if (!outcome.empty()) kit::fail(outcome + tail);
+}
+
+std::string Daemon::log() const {
+  if (!own_ || own_->log_tail().empty()) return "";
+  return "\nthe end of the daemon's log:\n" + own_->log_tail();
+}
+
+std::vector<Report> run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label) {
+  validate(plan);
+  const std::uint32_t targets = plan.ranks * kit::targets_per_rank(plan.params());
+  Samples samples(plan.iterations, plan.ranks, noop_count(plan), targets);
+  const bool no_ceiling = plan.operation == Operation::kNoop || plan.on_gpus();
+  const std::uint32_t ceiling_tokens = no_ceiling ? 0 : plan.tokens;
+  kit::CopyCeiling ceiling(plan.params(), ceiling_tokens);
+  const BarrierWords start_barrier(plan.ranks);
+  const RunContext context{
+      plan, daemon.socket(), next_group_name(), kit::RoutingSource(plan.routing_spec()), &ceiling, &samples,
+      &start_barrier};
+  const ProgressLine progress(label, plan.warmup + plan.iterations);
+  kit::Team team(plan.ranks);
+  kit::Team::Options options;
+  options.limit = kRunLimit;
+  options.daemon = daemon.pid();
+  SmsChanges changes(plan, daemon.control_socket());
+  options.on_progress = [&](std::uint32_t done) {
+    progress.show(done);
+    changes.follow(done);
+  };
+  team.run([&context](kit::TeamRank& self) { Worker(context, self).run(); }, options);
+  std::vector<Report> reports = make_reports(plan, samples);
+  for (Report& report : reports) report.stream.kernel_stops = changes.kernel_stops();
+  return reports;
+}
+
+}  // namespace epd::bench

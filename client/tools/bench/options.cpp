@@ -1,0 +1,230 @@
+#include "options.h"
+
+#include "kit/error.h"
+
+#include <CLI/CLI.hpp>
+
+#include <map>
+
+namespace epd::bench {
+namespace {
+
+constexpr const char* kAbout =
+    "Measures epd from client processes: one process per rank, results checked bit for bit against the\n"
+    "reference, plain copies of the same bytes measured in the same run as the ceiling.\n"
+    "Starts its own daemon with one emulated host device or GPU per rank, unless --socket names a running "
+    "one.";
+
+constexpr const char* kFooter =
+    "Figures: p50_us.. of one operation, slowest rank of each iteration, from submission to the end of the\n"
+    "wait, on GPUs between events in the client's stream; GB/s (1e9 bytes) for the busiest rank at p50.\n"
+    "Definitions: client/tools/bench/README.md.\n"
+    "Exit status: 0 all results correct; 1 a result was wrong or the run failed; 2 a wrong option.\n"
+    "\nExamples:\n"
+    "  epbench --ranks 4 --op both --tokens 128\n"
+    "  epbench --op dispatch --payload fp8 --tokens 4096 --routing zipf --json\n"
+    "  epbench suite\n"
+    "  epbench suite --backend cuda\n";
+
+void add_daemon_options(CLI::App& app, Options& options) {
+  app.add_option("--socket", options.daemon.socket, "Attach to the daemon at this socket instead");
+  app.add_option("--epd", options.daemon.program, "The daemon to start (default: epd beside epbench)");
+  app.add_flag("--json", options.json, "JSON, one object per line and operation, instead of a table");
+}
+
+// Any name but the allowed ones is refused with the list.
+CLI::Validator one_of(const std::string& what, const std::vector<std::string>& allowed) {
+  auto check = [what, allowed](std::string& value) -> std::string {
+    std::string list;
+    for (const std::string& name : allowed) {
+      if (name == value) return "";
+      list += (list.empty() ? "" : ", ") + name;
+    }
+    return what + " '" + value + "' is not served; allowed: " + list;
+  };
+  return {check, ""};
+}
+
+struct Names {
+  std::string backend = "host";
+  std::string mode = "launched";
+  std::string operation = "both";
+  std::string layout = "compact";
+  std::string payload = "bf16";
+  std::string scales = "float32";
+  std::string check = "some";
+  std::string wait = "memop";
+};
+
+void add_backend_option(CLI::App& app, Names& names) {
+  app.add_option("--backend", names.backend, "Devices: host (emulated, threads as SMs) or cuda")
+      ->check(one_of("backend", {"host", "cuda"}))
+      ->capture_default_str();
+  app.add_option(
+         "--mode", names.mode,
+         "How GPUs run operations, devices.mode of the daemon: launched (a kernel for each) or resident")
+      ->check(one_of("mode", {"launched", "resident"}))
+      ->capture_default_str();
+}
+
+void add_run_options(CLI::App& app, Options& options, Names& names) {
+  RunPlan& run = options.run;
+  app.add_option("--ranks", run.ranks,
+                 "Client processes, rank r on host:r, or on cuda:r (in turn, if there are fewer)")
+      ->capture_default_str();
+  app.add_option("--op", names.operation, "dispatch, combine, both or noop")
+      ->check(one_of("operation", {"dispatch", "combine", "both", "noop"}))
+      ->capture_default_str();
+  app.add_option("--tokens", run.tokens, "Tokens of each rank in each call")->capture_default_str();
+  app.add_option("--hidden", run.hidden, "Values per token, a multiple of 128")->capture_default_str();
+  app.add_option("--experts", run.experts, "Experts of the group, a multiple of the ranks")
+      ->capture_default_str();
+  app.add_option("--topk", run.topk, "Experts per token")->capture_default_str();
+  app.add_option("--sms", run.sms, "SMs (host: threads) of each device to use (0: the device's default)")
+      ->capture_default_str();
+  app.add_option("--routing", run.routing, "uniform, zipf, group-limited, one-expert, or a routing file")
+      ->capture_default_str();
+  app.add_option("--iters", run.iterations, "Measured iterations, each with its own routing")
+      ->capture_default_str();
+  app.add_option("--warmup", run.warmup, "Iterations before these")->capture_default_str();
+  app.add_option("--depth", run.depth, "Buffer slots, used in turn (memory: see README)")
+      ->capture_default_str();
+  app.add_option("--seed", run.seed, "Of routing and data")->capture_default_str();
+  app.add_option(
+         "--check", names.check,
+         "Iterations compared with the reference: all, some (first, last, about four more), one, none")
+      ->check(one_of("check", {"all", "some", "one", "none"}))
+      ->capture_default_str();
+  app.add_flag("--warm-cache", run.warm_cache, "Flush no caches before the timed parts");
+  app.add_option("--wait", names.wait,
+                 "Backend cuda: by what a stream waits: memop (stream memory operations) or kernel")
+      ->check(one_of("wait", {"memop", "kernel"}))
+      ->capture_default_str();
+  app.add_flag(
+      "--no-stream{false}", run.in_stream,
+      "Backend cuda: operations are submitted without a stream, and the CPU waits; times are the CPU's");
+  app.add_flag("--graph", run.graph,
+               "Mode resident: each operation is a graph that was captured once, replayed");
+  app.add_flag(
+      "--overlap", run.overlap,
+      "Backend cuda: measure too what a GEMM of the client's and the operation cost beside each other (with "
+      "--graph: as one graph)");
+}
+
+void add_sms_changes_option(CLI::App& app, RunPlan& run) {
+  app.add_option(
+         "--sms-changes", run.sms_changes,
+         "Mode resident: so many times while it measures, the SMs of each GPU are changed (epctl), to two "
+         "thirds and back; how long kernels took to stop is told")
+      ->capture_default_str();
+}
+
+void add_mode_options(CLI::App& app, RunPlan& run, Names& names) {
+  app.add_option("--layout", names.layout, "Layout of received rows: compact, packed or expert")
+      ->check(one_of("layout", {"compact", "packed", "expert"}))
+      ->capture_default_str();
+  app.add_option("--payload", names.payload,
+                 "What dispatch sends: bf16, fp8 (cast by the engine), fp8-given (with its scales) or opaque")
+      ->check(one_of("payload", {"bf16", "fp8", "fp8-given", "opaque"}))
+      ->capture_default_str();
+  app.add_option("--scales", names.scales, "Of FP8: float32, pow2 or ue8m0")
+      ->check(one_of("scales", {"float32", "pow2", "ue8m0"}))
+      ->capture_default_str();
+  app.add_option("--opaque-bytes", run.opaque_bytes, "Of a row of payload opaque, a multiple of 16");
+  app.add_option("--alignment", run.alignment, "Rows that each expert's first row is aligned to")
+      ->capture_default_str();
+  app.add_option("--max-recv-rows", run.max_recv_rows, "Room for rows (layout expert: of each expert)")
+      ->capture_default_str();
+  app.add_option("--biases", run.biases, "Biases that combine adds")->capture_default_str();
+  app.add_option("--sum-ranks", run.sum_ranks,
+                 "Ranks of a sum domain, which combine adds up and rounds (0: the daemon's choice)")
+      ->capture_default_str();
+  app.add_option("--priority", run.priority, "Of the operations on their devices, -8 .. 7")
+      ->capture_default_str();
+  app.add_flag("--cached", run.cached, "dispatch uses the routing of another one just before it");
+  app.add_flag("--weighted", run.weighted, "combine weighs rows by the top-k weights");
+  app.add_flag("--return-weights", run.return_weights, "combine brings the rows' weights back");
+  app.add_flag("--zero-padding", run.zero_padding, "dispatch zeroes the rows that align experts");
+  app.add_flag("--mark-unused", run.mark_unused, "dispatch marks all rows that no token fills");
+}
+
+void apply(const Names& names, RunPlan& run) {
+  static const std::map<std::string, Operation> kOperations{{"dispatch", Operation::kDispatch},
+                                                            {"combine", Operation::kCombine},
+                                                            {"both", Operation::kBoth},
+                                                            {"noop", Operation::kNoop}};
+  static const std::map<std::string, CheckLevel> kLevels{{"all", CheckLevel::kAll},
+                                                         {"some", CheckLevel::kSome},
+                                                         {"one", CheckLevel::kOne},
+                                                         {"none", CheckLevel::kNone}};
+  run.operation = kOperations.at(names.operation);
+  run.check = kLevels.at(names.check);
+  run.backend = names.backend == "cuda" ? Backend::kCuda : Backend::kHost;
+  run.resident = names.mode == "resident";
+  run.wait_by = names.wait == "kernel" ? EPD_WAIT_BY_KERNEL : EPD_WAIT_BY_MEMOP;
+  static const std::map<std::string, epd_layout_t> kLayouts{
+      {"compact", EPD_LAYOUT_COMPACT}, {"packed", EPD_LAYOUT_PACKED}, {"expert", EPD_LAYOUT_EXPERT}};
+  static const std::map<std::string, epd_payload_t> kPayloads{{"bf16", EPD_PAYLOAD_BF16},
+                                                              {"fp8", EPD_PAYLOAD_FP8_CAST},
+                                                              {"fp8-given", EPD_PAYLOAD_FP8},
+                                                              {"opaque", EPD_PAYLOAD_OPAQUE}};
+  static const std::map<std::string, epd_scale_format_t> kScales{{"float32", EPD_SCALE_FORMAT_FLOAT32},
+                                                                 {"pow2", EPD_SCALE_FORMAT_FLOAT32_POW2},
+                                                                 {"ue8m0", EPD_SCALE_FORMAT_UE8M0}};
+  run.layout = kLayouts.at(names.layout);
+  run.payload = kPayloads.at(names.payload);
+  run.scales = kScales.at(names.scales);
+}
+
+}  // namespace
+
+bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
+  CLI::App app(kAbout, "epbench");
+  app.footer(kFooter);
+  Names names;
+  add_daemon_options(app, options);
+  add_backend_option(app, names);
+  add_run_options(app, options, names);
+  add_sms_changes_option(app, options.run);
+  add_mode_options(app, options.run, names);
+  app.set_version_flag("--version", std::string("epbench ") + epd_version());
+  CLI::App* suite = app.add_subcommand(
+      "suite", "The tables of the README: ranks 1/2/4 x tokens 128/4096; on GPUs another set");
+  CLI::App* attach = app.add_subcommand("attach", "Time to attach and to detach a session");
+  CLI::App* reap = app.add_subcommand("reap", "Time from kill -9 of a client until its peer knows");
+  for (CLI::App* command : {suite, attach, reap}) add_daemon_options(*command, options);
+  suite->add_option("--iters", options.run.iterations, "Measured iterations of each row")
+      ->capture_default_str();
+  suite->add_option("--seed", options.run.seed, "Of routing and data")->capture_default_str();
+  suite->add_option("--ranks", options.run.ranks, "Backend cuda: client processes")->capture_default_str();
+  suite->add_flag("--small", options.small_suite, "Few tokens and small rows: to see that all of it works");
+  suite->add_flag("--warm-cache", options.run.warm_cache, "Flush no caches before the timed parts");
+  add_backend_option(*suite, names);
+  for (CLI::App* command : {attach, reap}) {
+    command->add_option("--rounds", options.rounds, "Measurements")->capture_default_str();
+  }
+  app.require_subcommand(0, 1);
+  try {
+    app.parse(argc, argv);
+    apply(names, options.run);
+    if (*suite) options.command = Command::kSuite;
+    if (*attach) options.command = Command::kAttach;
+    if (*reap) options.command = Command::kReap;
+    if (options.run.on_gpus() && (*attach || *reap)) kit::fail("attach and reap measure host devices only");
+    if (!options.run.on_gpus() && app.count("--wait") + app.count("--overlap") != 0)
+      kit::fail("wait and overlap are about streams; allowed: with backend cuda");
+    if (options.run.sms_changes != 0 && !options.daemon.socket.empty())
+      kit::fail("sms-changes asks a daemon of epbench's own; allowed: without socket");
+    require_range("rounds", options.rounds, 1, 100'000);
+    validate(options.run);
+    return true;
+  } catch (const CLI::ParseError& error) {
+    exit_code = app.exit(error) == 0 ? 0 : 2;
+  } catch (const kit::ToolError& error) {
+    std::fprintf(stderr, "epbench: %s\n", error.what());
+    exit_code = 2;
+  }
+  return false;
+}
+
+}  // namespace epd::bench

@@ -1,0 +1,105 @@
+#include "plan.h"
+
+#include "kit/error.h"
+#include "kit/random.h"
+#include "proto/shape_rules.h"
+#include "kit/config_shape.h"
+
+namespace epd::bench {
+
+epd_group_config_t RunPlan::config() const {
+  epd_group_config_t config;
+  epd_group_config_init(&config);
+  config.num_ranks = ranks;
+  config.num_experts = experts;
+  config.max_tokens = max_tokens();
+  config.hidden = hidden;
+  config.topk = topk;
+  config.depth = depth;
+  config.payload = payload;
+  config.sms = sms;
+  config.layout = layout;
+  config.scale_format = scales;
+  config.expert_alignment = alignment;
+  config.opaque_bytes = opaque_bytes;
+  config.num_biases = biases;
+  config.max_recv_rows = max_recv_rows;
+  config.priority = priority;
+  config.sum_ranks = sum_ranks;
+  return config;
+}
+
+abi::GroupShape RunPlan::shape() const {
+  return test::shape_of(config());
+}
+
+kernels::reference::GroupParams RunPlan::params() const {
+  return test::params_of(config());
+}
+
+std::string RunPlan::device_of(std::uint32_t rank) const {
+  return on_gpus() ? "cuda:" + std::to_string(rank % gpus) : "host:" + std::to_string(rank);
+}
+
+std::string RunPlan::wait_name() const {
+  if (!in_stream) return "no stream";
+  const std::string by = wait_by == EPD_WAIT_BY_KERNEL ? "kernel" : "memop";
+  return by + (graph ? " graph" : "");
+}
+
+std::string RunPlan::mode() const {
+  const char* const layouts[] = {"", "packed ", "expert "};
+  const char* const payloads[] = {"bf16", "fp8", "fp8 as given", "opaque"};
+  const char* const formats[] = {"", " pow2", " ue8m0"};
+  return std::string(layouts[layout]) + payloads[payload] + formats[scales];
+}
+
+kit::RoutingSpec RunPlan::routing_spec() const {
+  kit::RoutingSpec spec = kit::parse_routing(routing);
+  spec.num_experts = experts;
+  spec.topk = topk;
+  spec.seed = seed;
+  return spec;
+}
+
+bool RunPlan::checks(std::uint32_t iteration) const {
+  if (check == CheckLevel::kNone) return false;
+  if (check == CheckLevel::kOne) return iteration == kit::Random(seed ^ 0xc4ec).below(iterations);
+  if (check == CheckLevel::kAll || iteration == 0 || iteration + 1 == iterations) return true;
+  return kit::Random(kit::derive(seed ^ 0xc4ec, iteration)).unit() * iterations < 4.0;
+}
+
+RunPlan::Columns RunPlan::checked_columns(std::uint32_t rank) const {
+  constexpr std::uint32_t kWindow = 1024;  // blocks of 128 have a scale each, and four of them share a word
+  constexpr std::uint32_t kStep = 512;
+  constexpr std::uint64_t kLargeCast = std::uint64_t{1} << 25;
+  const bool large = std::uint64_t{ranks} * tokens * topk * hidden > kLargeCast && hidden > kWindow;
+  if (check != CheckLevel::kOne || payload != EPD_PAYLOAD_FP8_CAST || !large) return {0, hidden};
+  const std::uint32_t places = (hidden - kWindow) / kStep + 1;
+  return {kStep * kit::Random(kit::derive(seed ^ 0xc01, rank)).below(places), kWindow};
+}
+
+void require_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
+  if (value >= low && value <= high) return;
+  kit::fail(std::string(name) + " is " + std::to_string(value) + "; allowed: " + std::to_string(low) + ".." +
+            std::to_string(high));
+}
+
+void validate(const RunPlan& plan) {
+  require_range("ranks", plan.ranks, 1, 64);
+  require_range("tokens", plan.tokens, 0, abi::kMaxTokens);
+  require_range("iters", plan.iterations, 1, 1'000'000);
+  require_range("warmup", plan.warmup, 0, 1'000'000);
+  if (plan.graph && !(plan.on_gpus() && plan.resident))
+    kit::fail(
+        "graph: graphs are replayed where kernels are resident; allowed: with backend cuda, mode resident");
+  if (!plan.in_stream && (!plan.on_gpus() || plan.graph || plan.overlap))
+    kit::fail("no-stream is about GPUs; allowed: with backend cuda, without graph and overlap");
+  require_range("sms-changes", plan.sms_changes, 0, 10'000);
+  if (plan.sms_changes != 0 && !(plan.on_gpus() && plan.resident))
+    kit::fail("sms-changes is about kernels that stay; allowed: with backend cuda, mode resident");
+  require_range("priority", plan.priority, abi::kMinPriority, abi::kMaxPriority);
+  if (const std::string wrong = abi::check_shape(plan.shape()); !wrong.empty()) kit::fail(wrong);
+}
+
+}  // namespace epd::bench

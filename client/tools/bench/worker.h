@@ -1,0 +1,141 @@
+// One rank of a run, in its own process.
+#pragma once
+
+#include "gpu_rank.h"
+#include "kernels/routing.h"
+#include "kit/ceiling.h"
+#include "kit/compare.h"
+#include "kit/routing.h"
+#include "kit/session.h"
+#include "kit/team.h"
+#include "overlap.h"
+#include "plan.h"
+#include "rank_device.h"
+#include "samples.h"
+#include "start_barrier.h"
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace epd::bench {
+
+// What all ranks get from the coordinator; outlives them.
+struct RunContext {
+  RunPlan plan;
+  std::string socket;
+  std::string group;  // name
+  kit::RoutingSource routing;
+  kit::CopyCeiling* ceiling = nullptr;
+  Samples* samples = nullptr;
+  const BarrierWords* start_barrier = nullptr;
+};
+
+class Worker {
+ public:
+  Worker(const RunContext& context, kit::TeamRank& self);
+  // All iterations. Throws ToolError if an operation ends with anything but OK.
+  void run();
+
+ private:
+  struct Slot {
+    epd_buffers_t buffers{};
+    epd_handle_t handle = 0;
+    std::size_t rows_of_y = 0;  // that have been filled
+  };
+  struct Choices {
+    std::vector<std::int32_t> idx;
+    std::vector<float> weights;
+  };
+  // An operation to time.
+  struct Attempt {
+    std::string what;
+    std::uint32_t slot;
+    std::function<epd_ticket_t()> submit;
+    bool has_counts = false;
+    bool ahead = false;  // on GPUs: submitted before the start barrier opens
+  };
+  struct Timing {
+    double time_us = 0;  // on GPUs in the stream, else host_us
+    double host_us = 0, call_us = 0, counts_us = 0;
+    epd_result_t result{};
+  };
+
+  void make_device();
+  void connect();
+  void fill_slots();
+  void run_noops(std::size_t first, std::uint32_t count);
+  void run_stream_noops(std::size_t first, std::uint32_t count);
+  void iterate(std::uint32_t iteration);
+  void prepare(std::uint32_t iteration);
+  kit::FillMemory filler() const;
+  void poison(const Slot& slot);
+  void poison_combine(const Slot& slot);
+  epd_dispatch_args_t dispatch_args(std::uint32_t slot_index) const;
+  epd_combine_args_t combine_args(std::uint32_t slot_index) const;
+  Timing timed(const Attempt& attempt);
+  Timing timed_by_host(const Attempt& attempt);
+  void take_counts(const Attempt& attempt, epd_ticket_t ticket, double begin, Timing& timing);
+  Timing timed_in_stream(const Attempt& attempt);
+  Attempt behind_gate(const Attempt& attempt);
+  double time_of_no_work_us(bool ahead);
+  // Calls it; or replays what it once enqueued.
+  std::function<epd_ticket_t()> replayable(const Attempt& attempt);
+  void* stream() const;
+  bool in_stream() const { return gpu_ != nullptr && plan_.in_stream; }
+  // Of what has been submitted; ticket 0: no operation, and what is in the stream.
+  epd_result_t finish(epd_ticket_t ticket, const std::string& what);
+  Timing timed_dispatch(std::uint32_t slot_index, bool ahead);
+  Timing timed_combine(std::uint32_t slot_index, bool ahead);
+  Timing timed_noop(bool ahead);
+  // An operation to time beside a GEMM.
+  struct Overlapped {
+    std::string what;
+    std::uint32_t slot;
+    std::function<epd_ticket_t(bool deferred)> submit;
+    std::function<void()> poison;  // before the last time
+  };
+  void overlap(std::uint32_t iteration, std::size_t at, bool check);
+  // The GEMM alone, one after the other, and beside each other: the last time's.
+  Timing measure_overlap(OperationSamples& samples, std::size_t at, const Overlapped& overlapped);
+  Timing timed_beside(const Overlapped& overlapped, bool gemm_too);
+  void record(OperationSamples& samples, std::size_t at, const Timing& timing) const;
+  void measure_ceiling(OperationSamples& samples, std::uint32_t measured, bool of_dispatch);
+  void check_dispatch(std::uint32_t iteration, const Slot& slot, std::uint32_t num_recv_rows);
+  void check_combine(std::uint32_t iteration, const Slot& slot);
+  kernels::reference::RankInput input_of(std::uint32_t rank, std::uint32_t iteration, bool with_rows) const;
+  kernels::reference::CombineInput answer_of(std::uint32_t rank) const;
+  // Rows of the rank's recv_x that tokens of this iteration fill, and the end of all that combine may read.
+  std::vector<kernels::RowRange> filled_rows(std::uint32_t rank) const;
+  std::size_t end_of_rows(std::uint32_t rank) const;
+  void fill_y(Slot& slot) const;
+  kit::TargetCounts counts() const;
+  void add_verdict(const OperationSamples& samples, const std::string& what, const std::string& difference);
+  Choices choices_of(std::uint32_t rank, std::uint32_t iteration) const;
+  template <typename T>
+  void put(void* region, const std::vector<T>& data) const;
+
+  const RunContext& context_;
+  const RunPlan& plan_;
+  kit::TeamRank& self_;
+  std::unique_ptr<RankDevice> device_;  // its context outlives the session
+  GpuRank* gpu_ = nullptr;              // the same; null on host devices
+  kit::SessionPtr session_;
+  kit::GroupPtr group_;  // leaves before session_ detaches
+  const kernels::reference::GroupParams params_;
+  std::unique_ptr<Gemm> gemm_;
+  std::unique_ptr<StartBarrier> start_barrier_;
+  struct Graph {
+    void* graph = nullptr;
+    epd_ticket_t ticket = 0;  // of its operation; 0: it has none
+  };
+  std::map<std::pair<std::string, std::uint32_t>, Graph> graphs_;  // of `what` on a slot
+  std::vector<Slot> slots_;
+  kernels::RoutingPlan route_;
+  std::vector<std::uint32_t> bases_;
+};
+
+}  // namespace epd::bench

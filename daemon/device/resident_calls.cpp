@@ -1,0 +1,269 @@
+#include "resident_calls.h"
+
+#include "proto/call_words.h"
+#include "resident_lane.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+namespace epd {
+
+using kernels::cuda::CallArguments;
+using kernels::cuda::CallHost;
+using kernels::cuda::CallStart;
+using kernels::cuda::CallState;
+using kernels::cuda::DeviceView;
+using kernels::cuda::GroupView;
+using kernels::cuda::JournalEntry;
+using kernels::cuda::Kind;
+using kernels::cuda::kJournalEntries;
+using kernels::cuda::kDivisionKinds;
+using kernels::cuda::WorkDivision;
+using kernels::cuda::Operation;
+using kernels::cuda::ResultRuns;
+using kernels::cuda::RouteState;
+
+namespace {
+
+constexpr std::size_t kAlign = 64;
+
+constexpr std::size_t aligned(std::size_t bytes) {
+  return (bytes + kAlign - 1) / kAlign * kAlign;
+}
+constexpr std::size_t routes_bytes(const LaneShape& shape) {
+  return aligned(shape.limits.num_routes * sizeof(RouteState));
+}
+
+}  // namespace
+
+std::size_t ResidentCalls::device_bytes(const LaneShape& shape, std::uint32_t max_sms) {
+  return sizeof(CallState) + routes_bytes(shape) + aligned(sizeof(DeviceView)) +
+         aligned(std::size_t{kDivisionKinds} * max_sms * sizeof(WorkDivision)) +
+         abi::kReplayedResults * sizeof(ResultRuns);
+}
+
+std::size_t ResidentCalls::host_bytes(const LaneShape& shape) {
+  return sizeof(CallHost) + routes_bytes(shape) + sizeof(Look);
+}
+
+CUdeviceptr ResidentCalls::state() const {
+  return lane_.own_device() + sizeof(kernels::cuda::ResidentState);
+}
+
+CUdeviceptr ResidentCalls::routes() const {
+  return state() + sizeof(CallState);
+}
+
+CUdeviceptr ResidentCalls::view() const {
+  return routes() + routes_bytes(lane_.shape_);
+}
+
+CUdeviceptr ResidentCalls::division() const {
+  return view() + aligned(sizeof(DeviceView));
+}
+
+CUdeviceptr ResidentCalls::runs() const {
+  return division() + aligned(std::size_t{kDivisionKinds} * lane_.device_.max_sms() * sizeof(WorkDivision));
+}
+
+CallHost& ResidentCalls::host() const {
+  return *reinterpret_cast<CallHost*>(lane_.own_host());
+}
+
+RouteState* ResidentCalls::host_routes() const {
+  return reinterpret_cast<RouteState*>(lane_.own_host() + sizeof(CallHost));
+}
+
+ResidentCalls::Look& ResidentCalls::last_look() const {
+  return *reinterpret_cast<Look*>(lane_.own_host() + sizeof(CallHost) + routes_bytes(lane_.shape_));
+}
+
+void ResidentCalls::write_state(std::size_t offset, std::uint32_t value) {
+  lane_.write_word(reinterpret_cast<const void*>(state() + offset), value);
+}
+
+// The rings go on where the last kernel that served them left them, be it another engine's.
+void ResidentCalls::open(const Layout& layout) {
+  layout_ = layout;
+  CallStart& first = host().start;
+  lane_.device_.read(&first.sequence[kernels::cuda::kByStreams],
+                     layout.words + offsetof(abi::CallWords, done), sizeof(std::uint32_t));
+  first.sequence[kernels::cuda::kByHost] = host_ended();
+  first.sets = 1;
+  lane_.write_word(&reinterpret_cast<abi::CallWords*>(layout.words)->closed, 0);  // by a former engine
+  write_divisions();
+  write_results();
+  // What is written by that stream is there before a kernel that another one starts.
+  lane_.must("cuStreamSynchronize", lane_.driver_.cuStreamSynchronize(lane_.control()));
+  lane_.follow_share();
+}
+
+// Of each number of SMs that a call may ask for.
+void ResidentCalls::write_divisions() const {
+  const std::uint32_t most = lane_.device_.max_sms();
+  std::vector<WorkDivision> all(std::size_t{kDivisionKinds} * most);
+  for (std::uint32_t kind = 0; kind < 2 + lane_.shape_.limits.num_biases; ++kind) {
+    for (std::uint32_t sms = 1; sms <= most; ++sms) {
+      Operation op;
+      op.shape = lane_.shape_.shape;
+      op.inbox = lane_.shape_.inbox;
+      for (std::uint32_t i = 0; i + 1 < kind; ++i) op.bias[i] = reinterpret_cast<const std::uint16_t*>(64);
+      EPD_CHECK(kernels::cuda::configure(kind == 0 ? Kind::kDispatch : Kind::kCombine,
+                                         lane_.device_.max_shared_bytes(), sms, op));
+      all[kind * most + sms - 1] = op.division;
+    }
+  }
+  lane_.device_.write(reinterpret_cast<void*>(division()), all.data(), all.size() * sizeof(WorkDivision));
+}
+
+// What is written there, and how often what graphs have captured has run, goes on likewise.
+void ResidentCalls::write_results() {
+  auto& results = *reinterpret_cast<abi::Results*>(layout_.results->bytes());
+  std::vector<ResultRuns> runs_of(abi::kReplayedResults);
+  std::uint32_t written = 0;
+  for (std::uint32_t place = 0; place < abi::kResultPlaces; ++place) {
+    std::uint64_t words[abi::CallResult::kWords];
+    for (std::uint32_t i = 0; i < abi::CallResult::kWords; ++i) {
+      words[i] = std::atomic_ref(results.places[place].words[i]).load(std::memory_order_relaxed);
+      written = std::max(written, static_cast<std::uint32_t>(words[i] >> 32));
+    }
+    if (place < abi::kOnceResults || words[abi::CallResult::kRuns] == 0) continue;
+    runs_of[place - abi::kOnceResults] = {static_cast<std::uint32_t>(words[abi::CallResult::kResult]) + 1,
+                                          static_cast<std::uint32_t>(words[abi::CallResult::kRuns])};
+  }
+  if (written == 0) return;
+  write_state(offsetof(CallState, results), written);
+  lane_.device_.write(reinterpret_cast<void*>(runs()), runs_of.data(), runs_of.size() * sizeof(ResultRuns));
+}
+
+CallArguments ResidentCalls::arguments() const {
+  CallArguments all;
+  all.words = reinterpret_cast<abi::CallWords*>(layout_.words);
+  all.state = reinterpret_cast<CallState*>(state());
+  all.routes = reinterpret_cast<RouteState*>(routes());
+  all.view = reinterpret_cast<const DeviceView*>(view());
+  all.division = reinterpret_cast<const WorkDivision*>(division());
+  all.most_ctas = lane_.device_.max_sms();
+  all.host = &host();
+  all.results = reinterpret_cast<abi::Results*>(layout_.results->bytes());
+  all.counts_stride = static_cast<std::uint32_t>(layout_.counts_stride);
+  all.runs = reinterpret_cast<ResultRuns*>(runs());
+  all.limits = lane_.shape_.limits;
+  all.per_expert = lane_.shape_.shape.per_expert;
+  return all;
+}
+
+void ResidentCalls::set_limits(std::uint32_t sms, std::uint32_t timeout_ms) {
+  if (std::exchange(sms_, sms) != sms) write_state(offsetof(CallState, sms), sms);
+  if (std::exchange(timeout_ms_, timeout_ms) != timeout_ms)
+    write_state(offsetof(CallState, timeout_ms), timeout_ms);
+}
+
+// ---- turns
+
+// The first kernel finds the turn as it is then.
+void ResidentCalls::halt() {
+  if (enabled_epoch_ % 2 == 0) return;
+  write_state(offsetof(CallState, enabled_epoch), ++enabled_epoch_);
+  write_state(offsetof(CallState, abort), 1);
+  if (!lane_.runs()) std::atomic_ref(host().enabled_epoch).store(enabled_epoch_, std::memory_order_relaxed);
+}
+
+bool ResidentCalls::enabled_epoch_taken() const {
+  return std::atomic_ref(host().enabled_epoch).load(std::memory_order_acquire) == enabled_epoch_;
+}
+
+bool ResidentCalls::halted() const {
+  return enabled_epoch_ % 2 == 0 && enabled_epoch_taken();
+}
+
+bool ResidentCalls::resumed() const {
+  return enabled_epoch_ % 2 != 0 && enabled_epoch_taken();
+}
+
+bool ResidentCalls::waits_for_room() const {
+  return !lane_.runs();
+}
+
+// No kernel reads it before the next odd turn.
+void ResidentCalls::write_view(const DeviceView& view_of_group) const {
+  DeviceView own = view_of_group;
+  Operation probe;
+  probe.shape = lane_.shape_.shape;
+  probe.inbox = lane_.shape_.inbox;
+  lane_.describe_workspace(probe);
+  EPD_CHECK(kernels::cuda::configure(Kind::kDispatch, lane_.device_.max_shared_bytes(), 1, probe));
+  own.group.shape = probe.shape;
+  own.group.workspace = probe.workspace;
+  own.group.workspace_bytes = probe.workspace_bytes;
+  lane_.device_.write(reinterpret_cast<void*>(view()), &own, sizeof(own));
+}
+
+void ResidentCalls::resume(const Start& start) {
+  EPD_CHECK(halted() && start.routes.size() == lane_.shape_.limits.num_routes);
+  std::copy(start.routes.begin(), start.routes.end(), host_routes());
+  CallStart& next = host().start;
+  next.epoch = start.epoch;
+  next.index = start.index;
+  next.index_base = start.index_base;
+  next.changed_epoch = start.changed_epoch;
+  next.num_routes = static_cast<std::uint32_t>(start.routes.size());
+  next.routes = host_routes();
+  write_view(start.view);
+  std::atomic_thread_fence(std::memory_order_release);
+  write_state(offsetof(CallState, abort), 0);
+  write_state(offsetof(CallState, enabled_epoch), ++enabled_epoch_);
+}
+
+// ---- the journal
+
+const JournalEntry* ResidentCalls::front() const {
+  JournalEntry& entry = host().journal[read_ % kJournalEntries];
+  const bool there = std::atomic_ref(entry.number).load(std::memory_order_acquire) == read_ + 1;
+  return there ? &entry : nullptr;
+}
+
+void ResidentCalls::pop() {
+  ++read_;
+  if (read_ - told_ < kJournalEntries / 4) return;
+  told_ = read_;
+  write_state(offsetof(CallState, journal_read), told_);
+}
+
+// ---- the rings
+
+std::uint32_t ResidentCalls::host_ended() const {
+  auto& results = *reinterpret_cast<abi::Results*>(layout_.results->bytes());
+  return std::atomic_ref(results.host_ended).load(std::memory_order_acquire);
+}
+
+// Not the words between: those are the client's own. And not in the control stream: the copies may lie behind
+// some of a client's, which take milliseconds.
+void ResidentCalls::look() {
+  if (std::exchange(looking_, true)) return;
+  Look& look = last_look();
+  const CUstream stream = lane_.device_.aside();
+  const auto copy = [&](void* to, std::size_t offset, std::size_t bytes) {
+    const auto from = reinterpret_cast<CUdeviceptr>(layout_.words + offset);
+    lane_.must("cuMemcpyDtoHAsync", lane_.driver_.cuMemcpyDtoHAsync(to, from, bytes, stream));
+  };
+  static_assert(offsetof(abi::CallWords, host_calls) == sizeof(look.ring.calls) &&
+                offsetof(Ring, host_calls) == sizeof(look.ring.calls));
+  copy(look.ring.calls, offsetof(abi::CallWords, calls), 2 * sizeof(look.ring.calls));
+  copy(&look.ring.done, offsetof(abi::CallWords, done), sizeof(look.ring.done));
+  lane_.must("cuStreamWriteValue32", lane_.driver_.cuStreamWriteValue32(
+                                         stream, reinterpret_cast<CUdeviceptr>(&look.number), ++looks_, 0));
+}
+
+const CallPort::Ring* ResidentCalls::seen() {
+  Look& look = last_look();
+  if (!looking_ || std::atomic_ref(look.number).load(std::memory_order_acquire) != looks_) return nullptr;
+  looking_ = false;
+  look.ring.host_ended = host_ended();
+  return &look.ring;
+}
+
+}  // namespace epd

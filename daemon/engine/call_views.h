@@ -1,0 +1,51 @@
+// The calls of a rank in the engine's page, beside operations that hosts have submitted: what is enqueued and
+// has not ended, as far as the host knows.
+#pragma once
+
+#include "group.h"
+#include "page.h"
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace epd {
+
+class CallViews {
+ public:
+  struct Enqueued {
+    kernels::cuda::CallRing ring = kernels::cuda::kByStreams;
+    std::uint32_t number = 0;
+    std::uint64_t index = 0;  // of the operation in its group; of a noop the next one's
+    abi::Submission submission{};
+    std::uint32_t timeout_ms = 0;
+  };
+
+  explicit CallViews(const Member& member) : member_(member) {}
+  ~CallViews() { clear(); }
+  CallViews(const CallViews&) = delete;
+  CallViews& operator=(const CallViews&) = delete;
+
+  // In order: others wait behind the first. Their times begin when they are first seen here.
+  void show(std::span<const Enqueued> enqueued, Page& page, std::uint64_t now_ns);
+  // How far the first has come, and whom it waits for (OperationInFlight::kNobody).
+  void show_first(abi::OpStage stage, std::uint32_t awaited, std::uint64_t now_ns);
+  // Calls of the ring before this one have ended.
+  void end_before(kernels::cuda::CallRing ring, std::uint32_t number);
+  void clear();
+  bool empty() const { return shown_.empty(); }
+
+ private:
+  struct Shown {
+    kernels::cuda::CallRing ring = kernels::cuda::kByStreams;
+    std::uint32_t number = 0;
+    abi::OpView* view = nullptr;  // null: the page has no room
+    bool is_first = false;        // and its time counts
+  };
+  abi::OpView* claim(const Enqueued& enqueued, Page& page, std::uint64_t now_ns) const;
+
+  const Member& member_;
+  std::vector<Shown> shown_;
+};
+
+}  // namespace epd

@@ -1,0 +1,205 @@
+#include "calls.h"
+
+#include "announcement.h"
+#include "device_operation.h"
+#include "kernels/calls.h"
+#include "op_rules.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace epd {
+
+using abi::Submission;
+using kernels::cuda::CallRing;
+using kernels::cuda::kByHost;
+using kernels::cuda::kByStreams;
+using kernels::cuda::OpError;
+using kernels::cuda::RouteState;
+
+namespace {
+
+constexpr std::uint64_t kLookNs = 50'000'000;
+
+// Of numbers that are cyclic.
+bool is_behind(std::uint32_t number, std::uint32_t other) {
+  return static_cast<std::int32_t>(number - other) < 0;
+}
+
+std::string record_of(const Member& member, const Submission& submission) {
+  return "record " + std::to_string(submission.route) + " of rank " + std::to_string(member.rank);
+}
+
+Submission submission_of(const abi::Call& call) {
+  Submission s{};
+  s.op = call.op;
+  s.slot = call.slot;
+  s.num_tokens = call.num_tokens;
+  s.flags = call.flags;
+  s.timeout_ms = call.timeout_ms;
+  s.route = call.route;
+  s.sms = call.sms;
+  return s;
+}
+
+}  // namespace
+
+Calls::Calls(Member& member, Launcher& launcher)
+    : member_(member),
+      group_(member.group),
+      launcher_(launcher),
+      port_(*member.lane->calls()),
+      views_(member) {
+  const GroupRankMemory& memory = group_.ranks[member.rank];
+  port_.open(
+      {memory.call_words(), memory.user, member.results, abi::ResultsLayout(group_.shape).counts_stride});
+}
+
+void Calls::follow_settings(std::uint32_t timeout_ms) {
+  timeout_ms_ = timeout_ms;
+  port_.set_limits(group_.sms, timeout_ms);
+}
+
+// ---- turns
+
+void Calls::resume(bool fresh) {
+  std::vector<RouteState> routes(group_.shape.num_routes());
+  std::vector<RouteHeads::Standing> standing;
+  recv_rows_.assign(routes.size(), 0);
+  // Of dispatches before its time a rank has no rows, but takes part in their combines.
+  if (member_.first_index != 0)
+    std::fill(routes.begin(), routes.end(), RouteState{abi::kUnknownRouting, 0, 0});
+  if (!fresh) standing = member_.heads->standing(member_.next_number, member_.exchange());
+  for (std::uint32_t record = 0; record < standing.size(); ++record) {
+    const RouteHeads::Standing& now = standing[record];
+    if (now.head.handle == 0) continue;
+    routes[record] = {abi::op_tag(now.head.epoch, now.head.handle - 1), now.head.num_tokens, now.half};
+    recv_rows_[record] = now.head.num_recv_rows;
+  }
+  port_.resume({group_.epoch, group_.in_tags(member_.next_number), group_.from_tags(0), group_.changed_epoch,
+                routes, device_view(member_)});
+}
+
+// ---- what is enqueued
+
+void Calls::pop() {
+  const JournalEntry& entry = *port_.front();
+  const std::uint32_t end = abi::unpack(entry.call).number + 1;
+  ended_[entry.ring] = end;
+  views_.end_before(entry.ring, end);
+  running_.reset();
+  port_.pop();
+}
+
+void Calls::show_none() {
+  views_.clear();
+  running_.reset();
+}
+
+void Calls::look(Page& page, std::uint64_t now_ns) {
+  if (const CallPort::Ring* ring = port_.seen(); ring != nullptr) {
+    // The journal, which was read after that look, may know more; what was discarded it does not tell.
+    note_ended(kByStreams, ring->done);
+    note_ended(kByHost, ring->host_ended);
+    const std::vector<CallViews::Enqueued> all = enqueued(*ring);
+    views_.show(all, page, now_ns);
+    running_.reset();
+    if (!all.empty() && all.front().submission.op != abi::Op::kNoop) {
+      running_ = {all.front().index, now_ns};
+      member_.lane->look_at_signals();
+    }
+  }
+  show_running(now_ns);
+  if (now_ns < next_look_ns_) return;
+  next_look_ns_ = now_ns + kLookNs;
+  port_.look();
+}
+
+// A look at signals from before it was seen may be of another operation.
+void Calls::show_running(std::uint64_t now_ns) {
+  const SignalCopy* const signals = running_ ? member_.lane->signals() : nullptr;
+  if (signals == nullptr || signals->begun_ns < running_->seen_ns) return;
+  const std::uint64_t number = group_.in_tags(running_->index);
+  const SignalledOperation op{member_.rank, abi::op_tag(group_.epoch, number),
+                              static_cast<std::uint32_t>(number % group_.shape.depth), group_.masked};
+  views_.show_first(signals->stage(op), signals->awaited(op, 0), now_ns);
+}
+
+void Calls::note_ended(CallRing ring, std::uint32_t end) {
+  std::optional<std::uint32_t>& known = ended_[ring];
+  if (!known || is_behind(*known, end)) known = end;
+}
+
+// The rings are taken from in turn, so which index a call gets that lies behind others is a guess if both
+// have some.
+std::vector<CallViews::Enqueued> Calls::enqueued(const CallPort::Ring& ring) const {
+  std::vector<CallViews::Enqueued> all;
+  std::uint64_t index = member_.next_number;
+  add_enqueued(kByStreams, ring.calls, index, all);
+  add_enqueued(kByHost, ring.host_calls, index, all);
+  return all;
+}
+
+// The client writes the ring, and it may be anything.
+void Calls::add_enqueued(CallRing ring, const abi::PackedCall (&calls)[abi::kCallSlots],
+                        std::uint64_t& index, std::vector<CallViews::Enqueued>& all) const {
+  for (std::uint32_t i = 0; i < abi::kCallSlots; ++i) {
+    const std::uint32_t number = *ended_[ring] + i;
+    const abi::PackedCall& packed = calls[number % abi::kCallSlots];
+    const abi::Call call = abi::unpack(packed);
+    const bool comes =
+        call.number == number && kernels::cuda::is_whole(packed) && call.epoch == (group_.epoch & 0xff);
+    if (!comes || abi::bad_field(call.request(), abi::op_limits(group_.shape)) != abi::BadField::kNone) break;
+    all.push_back({ring, number, index, submission_of(call), timeout_of(call.timeout_ms)});
+    if (call.op != abi::Op::kNoop) ++index;
+  }
+}
+
+// ---- ends
+
+std::string Calls::illegal(const JournalEntry& entry) const {
+  const auto bad = [](const char* field, std::uint64_t value, const std::string& allowed) {
+    return bad_field("call", field, value, allowed);
+  };
+  const abi::Call call = abi::unpack(entry.call);
+  if (entry.result.error == OpError::kLostCall) {
+    return bad("number", call.number,
+               std::to_string(entry.result.room) + ", since no more than " +
+                   std::to_string(abi::kCallSlots) + " may be enqueued and not ended");
+  }
+  if (entry.result.error != OpError::kBadCall) return "";
+  std::string why = refusal("call", call.request(), abi::op_limits(group_.shape));
+  if (!why.empty()) return why;
+  if (const std::uint32_t place = abi::place_of(call.result); place >= abi::kResultPlaces)
+    return bad("result", place, "a place below " + std::to_string(abi::kResultPlaces));
+  return bad("flags", call.flags, "without that of streams, whose calls are no submissions");
+}
+
+Submission Calls::submission(const JournalEntry& entry) {
+  return submission_of(abi::unpack(entry.call));
+}
+
+Failure Calls::failure(const JournalEntry& entry, std::uint64_t now_ns) const {
+  const Submission s = submission(entry);
+  const std::uint64_t index = index_of(entry);
+  const Subject subject{member_, s, index};
+  if (entry.result.error == OpError::kOldRouting)
+    return changed_group_failure(subject, "the routing in " + record_of(member_, s), entry.result.rows);
+  if (entry.result.error == OpError::kNoRouting) {
+    return {StatusCode::kNotFound, static_cast<std::int32_t>(member_.rank),
+            "operation " + std::to_string(index) + ": " + op_name(s.op) + " on slot " +
+                std::to_string(s.slot) + " uses the routing in " + record_of(member_, s) +
+                ", which holds none; allowed: a record that a dispatch of this rank has written"};
+  }
+  return device_failure(subject, launcher_, entry.result, ended_after(subject, timeout_of(s.timeout_ms)),
+                        now_ns);
+}
+
+std::uint32_t Calls::rows_of(const JournalEntry& entry) {
+  const Submission s = submission(entry);
+  if (s.op != abi::Op::kDispatch) return recv_rows_[s.route];
+  if (abi::makes_routing(s.op, s.flags)) recv_rows_[s.route] = entry.result.num_recv_rows;
+  return entry.result.num_recv_rows;
+}
+
+}  // namespace epd

@@ -1,0 +1,44 @@
+# The client library, without a daemon: see support/fake_daemon.h.
+add_library(epd_fake_daemon STATIC ${CMAKE_CURRENT_SOURCE_DIR}/support/fake_daemon.cpp)
+target_include_directories(epd_fake_daemon PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/support)
+target_link_libraries(epd_fake_daemon PUBLIC epd_base PRIVATE epd_options)
+
+add_executable(client_test
+  ${CMAKE_CURRENT_LIST_DIR}/client_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client_ends_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client_requests_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client_misuse_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client_hooks_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client_handles_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client_attach_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client_binding_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client_bytes_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client_wrapper_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client_abi_test.cpp)
+target_link_libraries(client_test PRIVATE epd::epd epd_fake_daemon GTest::gtest_main epd_options)
+target_compile_definitions(client_test PRIVATE
+  EPD_LIBRARY="$<TARGET_FILE:epd_client>"
+  EPD_MAP="${PROJECT_SOURCE_DIR}/client/libepd.map"
+  EPD_HEADER="${PROJECT_SOURCE_DIR}/client/include/epd/epd.h"
+  EPD_SANITIZERS="$<JOIN:${EPD_SANITIZE},+>"
+  EPD_VERSION_TEXT="${PROJECT_VERSION}")
+# The library's parts: against its objects, to look into it.
+add_executable(client_parts_test ${CMAKE_CURRENT_LIST_DIR}/client_parts_test.cpp $<TARGET_OBJECTS:epd_client_objects>)
+target_include_directories(client_parts_test PRIVATE $<TARGET_PROPERTY:epd_client_objects,INTERFACE_INCLUDE_DIRECTORIES>)
+target_compile_definitions(client_parts_test PRIVATE EPD_CLIENT_VERSION="${PROJECT_VERSION}")
+target_link_libraries(client_parts_test PRIVATE epd_common GTest::gtest_main epd_options ${CMAKE_DL_LIBS})
+gtest_discover_tests(client_parts_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 120)
+# CUDA devices, on the fake driver: against the library's objects, to look into it.
+include(${CMAKE_CURRENT_SOURCE_DIR}/support/fake_cuda.cmake)
+if(EPD_CUDA_DRIVER_INCLUDE_DIR AND EPD_FAKE_CUDA)
+  add_executable(client_cuda_test ${CMAKE_CURRENT_LIST_DIR}/client_cuda_test.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/client_cuda_queue_test.cpp ${CMAKE_CURRENT_LIST_DIR}/client_cuda_waits_test.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/client_calls_test.cpp ${CMAKE_CURRENT_LIST_DIR}/client_calls_ends_test.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/watched_cuda.cpp $<TARGET_OBJECTS:epd_client_objects>)
+  target_include_directories(client_cuda_test PRIVATE $<TARGET_PROPERTY:epd_client_objects,INTERFACE_INCLUDE_DIRECTORIES>)
+  target_include_directories(client_cuda_test SYSTEM PRIVATE ${EPD_CUDA_DRIVER_INCLUDE_DIR})
+  target_compile_definitions(client_cuda_test PRIVATE EPD_CLIENT_VERSION="${PROJECT_VERSION}" $<$<BOOL:${EPD_CUDA}>:EPD_CLIENT_HAS_KERNELS>)
+  target_link_libraries(client_cuda_test PRIVATE fake_cuda epd_fake_daemon epd_proto GTest::gtest_main epd_options ${CMAKE_DL_LIBS})
+  gtest_discover_tests(client_cuda_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 120)
+endif()
+gtest_discover_tests(client_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 120)

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# deploy/lint_documents.py finds each kind of fault, and nothing in a document without any.
+set -euo pipefail
+if ! command -v python3 >/dev/null; then echo "skipped: python3 is not installed"; exit 77; fi
+check=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/deploy/lint_documents.py
+root=$(mktemp -d)
+trap 'rm -rf "$root"' EXIT
+mkdir "$root/proto"
+cat >"$root/proto/GLOSSARY.md" <<'END'
+## Old words
+
+| old words | instead | checked in |
+|---|---|---|
+| `kernel that stays`, `failed_rank` | resident kernel, failed rank | documents |
+| `frobnicate` | enqueue | code |
+END
+
+# expect TEXT: the check fails and says TEXT of the document on standard input; "": it finds nothing.
+expect() {
+  local output status=0
+  cat >"$root/a.md"
+  output=$("$check" --root "$root" a.md) || status=$?
+  if [[ -z $1 && $status == 0 && -z $output ]]; then return; fi
+  if [[ -n $1 && $status == 1 && $output == *"$1"* ]]; then return; fi
+  printf 'status %s, expected "%s", got: %s\nof:\n' "$status" "$1" "$output"
+  cat "$root/a.md"
+  exit 1
+}
+
+long=$(printf 'word %.0s' {1..25})
+expect '' <<<"# A heading
+A [link](proto/GLOSSARY.md#old-words), [a heading](#a-heading), [outside](https://example.org/x).
+| a table | $long |"
+expect 'a.md:2: has 125 columns; allowed: 100' <<<"
+$long"
+expect 'a.md:1: links to nowhere.md: there is no nowhere.md' <<<'A [link](nowhere.md).'
+expect 'a.md:1: links to proto/GLOSSARY.md#new-words: there is no such heading' <<<'[A](proto/GLOSSARY.md#new-words)'
+expect "a.md:2: says 'failed_rank'; the glossary says: resident kernel, failed rank" <<<'
+The failed_rank is rank 2.'
+expect "a.md:1: says 'kernel that stays'" <<<'A kernel that
+stays on the device.'
+expect "a.md:1: says 'failed_rank'" <<<'| a *failed_rank* in a table |'
+expect '' <<<'The field `failed_rank`, a frobnicate (of code), culprits, and
+
+```
+a failed_rank in a code fence
+```'
+echo "every fault was found"

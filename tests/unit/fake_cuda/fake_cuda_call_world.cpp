@@ -1,0 +1,266 @@
+#include "unit/fake_cuda/fake_cuda_call_world.h"
+
+#include "enqueued.h"
+
+#include <utility>
+
+namespace epd::fake_cuda_test {
+namespace {
+
+CUdeviceptr address(const void* pointer) {
+  return reinterpret_cast<CUdeviceptr>(pointer);
+}
+
+template <typename T>
+T* pinned(std::size_t count) {
+  void* memory = nullptr;
+  EPD_CU(cuMemHostAlloc(&memory, count * sizeof(T), CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP));
+  std::memset(memory, 0, count * sizeof(T));
+  return static_cast<T*>(memory);
+}
+
+constexpr std::uint64_t kLong_ns = 30'000'000'000;
+constexpr std::uint32_t kTimeout_ms = 30'000;
+
+}  // namespace
+
+CallWorld::CallWorld(const kernels::cuda::Shape& shape, std::uint32_t max_tokens)
+    : world_(shape, max_tokens, {}),
+      max_tokens_(max_tokens),
+      layout_(gpu_test::group_shape(shape, max_tokens, kDepth)),
+      results_layout_(gpu_test::group_shape(shape, max_tokens, kDepth)),
+      ranks_(shape.num_ranks) {
+  EPD_CU(cuLibraryLoadData(&library_, "any", nullptr, nullptr, 0, nullptr, nullptr, 0));
+  for (std::uint32_t r = 0; r < size(); ++r) make(r);
+  for (std::uint32_t r = 0; r < size(); ++r) describe(r);
+}
+
+CallWorld::~CallWorld() {
+  for (std::uint32_t r = 0; r < size(); ++r) {
+    CallRank& own = use(r);
+    for (const CUstream stream : {own.kernel, own.client, own.control}) cuStreamDestroy(stream);
+    cuMemFreeHost(own.host);
+    cuMemFreeHost(own.starts);
+    cuMemFreeHost(own.results);
+    cuMemFreeHost(own.round);
+  }
+  cuLibraryUnload(library_);
+}
+
+void CallWorld::make(std::uint32_t r) {
+  CallRank& own = use(r);
+  CUkernel kernel = nullptr;
+  EPD_CU(cuLibraryGetKernel(&kernel, library_, kernels::cuda::kResidentKernel));
+  EPD_CU(
+      cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kShared, kernel, rank(r).device));
+  for (CUstream* stream : {&own.kernel, &own.client, &own.control})
+    EPD_CU(cuStreamCreate(stream, CU_STREAM_NON_BLOCKING));
+  constexpr std::size_t kDivisions = std::size_t{kernels::cuda::kDivisionKinds} * kCtas;
+  own.arena = std::make_unique<Arena>(
+      rank(r).device, layout_.total_bytes + sizeof(DeviceView) + sizeof(WorkDivision) * kDivisions + (256 << 10));
+  own.exchange = own.arena->take<std::uint8_t>(layout_.total_bytes);
+  own.words = own.arena->take<CallWords>(1);
+  own.state = own.arena->take<CallState>(1);
+  own.routes = own.arena->take<RouteState>(kRoutes);
+  own.view = own.arena->take<DeviceView>(1);
+  own.division = own.arena->take<WorkDivision>(kDivisions);
+  own.resident = own.arena->take<ResidentState>(1);
+  own.runs = own.arena->take<kernels::cuda::ResultRuns>(abi::kReplayedResults);
+  own.host = pinned<CallHost>(1);
+  own.starts = pinned<RouteState>(kRoutes);
+  own.results = reinterpret_cast<abi::Results*>(pinned<std::byte>(results_layout_.total_bytes));
+  own.round = pinned<std::uint32_t>(1);
+}
+
+// As an engine does. Every slot has the same regions.
+void CallWorld::describe(std::uint32_t r) {
+  using abi::Region;
+  CallRank& own = use(r);
+  const Rank& its = rank(r);
+  const auto place = [](const void* at) {
+    return kernels::cuda::RegionPlace{static_cast<std::uint8_t*>(const_cast<void*>(at)), 0};  // NOLINT
+  };
+  DeviceView& view = *own.view;
+  view = {};
+  view.group.shape = world_.shape();
+  view.group.rank = r;
+  view.group.exchange_arena = own.exchange;
+  view.group.workspace = its.workspace;
+  view.group.workspace_bytes = its.workspace_bytes;
+  view.group.exchange = layout_;
+  const bool scales = world_.shape().format.scale_bytes != 0 && !world_.shape().format.cast;
+  const std::pair<Region, const void*> regions[] = {{Region::kX, its.x},
+                                                    {Region::kXScales, scales ? its.x_scales : nullptr},
+                                                    {Region::kTopkIdx, its.topk_idx},
+                                                    {Region::kTopkWeights, its.topk_weights},
+                                                    {Region::kRankOffsets, its.counts.rank_offsets},
+                                                    {Region::kExpertCounts, its.counts.expert_counts},
+                                                    {Region::kExpertOffsets, its.counts.expert_offsets},
+                                                    {Region::kSourceRanges, its.counts.source_ranges},
+                                                    {Region::kOut, its.out},
+                                                    {Region::kOutWeights, its.out_weights}};
+  for (const auto& [region, at] : regions) view.group.regions[static_cast<std::size_t>(region)] = place(at);
+  for (std::uint32_t i = 0; i < size(); ++i) {
+    const kernels::cuda::Peer& peer = rank(i).peer;
+    kernels::cuda::PeerView& to = view.peers[i];
+    to.exchange = ranks_[i].exchange;
+    to.recv_x = place(peer.target.recv_x);
+    to.recv_scales = place(peer.target.recv_scales);
+    to.recv_topk_idx = place(peer.target.recv_topk_idx);
+    to.recv_topk_weights = place(peer.target.recv_topk_weights);
+    to.recv_src = place(peer.target.recv_src);
+    to.y = place(peer.source.y);
+    to.y_weights = place(peer.source.y_weights);
+  }
+  for (std::uint32_t i = 0; i < kernels::cuda::kDivisionKinds * kCtas; ++i) {
+    own.division[i].ctas = i % kCtas + 1;
+    own.division[i].threads = 512;
+    own.division[i].shared_bytes = kShared;
+  }
+}
+
+abi::Call CallWorld::noop() {
+  abi::Call call;
+  call.op = abi::Op::kNoop;
+  return call;
+}
+
+abi::Call CallWorld::dispatch(std::uint32_t route) const {
+  abi::Call call;
+  call.op = abi::Op::kDispatch;
+  call.slot = call.route = route;
+  call.flags = dispatch_flags;
+  return call;
+}
+
+abi::Call CallWorld::cached(std::uint32_t route) const {
+  abi::Call call = dispatch(route);
+  call.flags |= abi::kFlagCached;
+  return call;
+}
+
+abi::Call CallWorld::combine(std::uint32_t route) const {
+  abi::Call call;
+  call.op = abi::Op::kCombine;
+  call.slot = call.route = route;
+  call.flags = combine_flags;
+  return call;
+}
+
+void CallWorld::start_kernel(std::uint32_t r) {
+  CallRank& own = use(r);
+  kernels::cuda::ResidentArguments arguments{own.resident, own.round, *own.round, ++own.kernels, {}};
+  arguments.calls.words = own.words;
+  arguments.calls.state = own.state;
+  arguments.calls.routes = own.routes;
+  arguments.calls.view = own.view;
+  arguments.calls.division = own.division;
+  arguments.calls.most_ctas = kCtas;
+  arguments.calls.host = own.host;
+  arguments.calls.results = own.results;
+  arguments.calls.counts_stride = static_cast<std::uint32_t>(results_layout_.counts_stride);
+  arguments.calls.runs = own.runs;
+  arguments.calls.limits = {kDepth, max_tokens_, kRoutes, 0};
+  arguments.calls.per_expert = world_.shape().per_expert;
+  CUkernel kernel = nullptr;
+  EPD_CU(cuLibraryGetKernel(&kernel, library_, kernels::cuda::kResidentKernel));
+  void* parameters[] = {&arguments};
+  EPD_CU(cuLaunchKernel(reinterpret_cast<CUfunction>(kernel), kCtas, 1, 1, 512, 1, 1, kShared, own.kernel,
+                        parameters, nullptr));
+}
+
+void CallWorld::stop_kernel(std::uint32_t r) {
+  CallRank& own = use(r);
+  EPD_CU(cuStreamWriteValue32(own.control, address(&own.state->stop), own.kernels, 0));
+  EPD_CU(cuStreamSynchronize(own.kernel));
+}
+
+void CallWorld::call_by_host(std::uint32_t r, abi::Call call) {
+  CallRank& own = use(r);
+  call.number = own.host_tail++;
+  call.epoch = now(own.words->epoch);
+  const abi::PackedCall packed = abi::pack(call);
+  EPD_CU(cuMemcpyHtoDAsync(address(&own.words->host_calls[call.number % abi::kCallSlots]), &packed,
+                           sizeof(packed), own.control));
+}
+
+abi::CallEnd CallWorld::result(std::uint32_t r, std::uint32_t result, std::uint32_t runs) {
+  const abi::CallResult& place = ranks_[r].results->places[abi::place_of(result)];
+  abi::CallEnd end;
+  EXPECT_TRUE(comes([&] {
+    std::uint64_t words[abi::CallResult::kWords];
+    for (std::uint32_t i = 0; i < abi::CallResult::kWords; ++i) words[i] = now(place.words[i]);
+    return abi::read_result(words, end) && end.result == result && end.runs == runs;
+  }));
+  return end;
+}
+
+void CallWorld::write(std::uint32_t r, const void* word, std::uint32_t value) {
+  EPD_CU(cuStreamWriteValue32(use(r).control, address(word), value, 0));
+  EPD_CU(cuStreamSynchronize(ranks_[r].control));
+}
+
+void CallWorld::say_enabled_epoch(std::uint32_t r, std::uint32_t enabled_epoch) {
+  ranks_[r].enabled_epoch = enabled_epoch;
+  write(r, &ranks_[r].state->enabled_epoch, enabled_epoch);
+}
+
+void CallWorld::abort(std::uint32_t r, std::uint32_t word) {
+  write(r, &ranks_[r].state->abort, word);
+}
+
+void CallWorld::resume(std::uint32_t r, const Start& start) {
+  CallRank& own = ranks_[r];
+  kernels::cuda::CallStart& to = own.host->start;
+  to.epoch = start.epoch;
+  to.index = start.index;
+  to.changed_epoch = start.changed_epoch;
+  to.num_routes = kRoutes;
+  to.routes = own.starts;
+  own.state->timeout_ms = kTimeout_ms;
+  for (std::uint32_t i = 0; i < kRoutes; ++i) own.starts[i] = start.routes[i];
+  std::atomic_ref(own.words->epoch).store(static_cast<std::uint32_t>(start.epoch));
+  abort(r, 0);
+  say_enabled_epoch(r, (own.enabled_epoch + 1) | 1);
+  ASSERT_TRUE(comes([&] { return now(own.host->enabled_epoch) == own.enabled_epoch; }));
+}
+
+void CallWorld::halt(std::uint32_t r) {
+  CallRank& own = ranks_[r];
+  say_enabled_epoch(r, (own.enabled_epoch | 1) + 1);
+  abort(r, 1);
+  ASSERT_TRUE(comes([&] { return now(own.host->enabled_epoch) == own.enabled_epoch; }));
+}
+
+void CallWorld::ring(std::uint32_t r, const abi::Call& call, const Ring& how) {
+  CallRank& own = use(r);
+  CUkernel kernel = nullptr;
+  EPD_CU(cuLibraryGetKernel(&kernel, library_, "epd_enqueue"));
+  stream_kernels::Enqueued its{call, how.waits ? 1u : 0u, how.num_tokens_at, kLong_ns};
+  its.call.num_tokens = how.num_tokens;
+  its.call.flagged = how.flagged;
+  void* parameters[] = {&own.words, &its};
+  EPD_CU(cuLaunchKernel(reinterpret_cast<CUfunction>(kernel), 1, 1, 1, 1, 1, 1, 0, own.client, parameters,
+                        nullptr));
+}
+
+void CallWorld::store(std::uint32_t r, const abi::Call& call) {
+  const abi::PackedCall packed = abi::pack(call);
+  abi::PackedCall& to = ranks_[r].words->calls[call.number % abi::kCallSlots];
+  for (std::uint32_t i = abi::PackedCall::kWords; i-- > 0;)
+    std::atomic_ref(to.words[i]).store(packed.words[i]);
+}
+
+JournalEntry CallWorld::journal(std::uint32_t r) {
+  CallRank& own = ranks_[r];
+  const JournalEntry& entry = own.host->journal[own.read % kernels::cuda::kJournalEntries];
+  if (!comes([&] { return now(entry.number) == own.read + 1; })) return {};
+  ++own.read;
+  return entry;
+}
+
+void CallWorld::tell_read(std::uint32_t r) {
+  write(r, &ranks_[r].state->journal_read, ranks_[r].read);
+}
+
+}  // namespace epd::fake_cuda_test

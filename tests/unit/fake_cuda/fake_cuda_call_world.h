@@ -1,0 +1,136 @@
+// Ranks whose operations are calls, on the fake driver: a kernel that stays on each, the client's stream
+// and the host's words for it.
+#pragma once
+
+#include "kernels/calls.h"
+#include "unit/fake_cuda/fake_cuda_world.h"
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <thread>
+
+namespace epd::fake_cuda_test {
+
+using abi::CallWords;
+using kernels::cuda::CallHost;
+using kernels::cuda::CallState;
+using kernels::cuda::DeviceView;
+using kernels::cuda::JournalEntry;
+using kernels::cuda::WorkDivision;
+using kernels::cuda::ResidentState;
+using kernels::cuda::RouteState;
+using kernels::cuda::Task;
+
+template <typename T>
+T now(const T& word) {
+  return std::atomic_ref(const_cast<T&>(word)).load(std::memory_order_acquire);
+}
+
+// Until it is true, for at most half a minute.
+inline bool comes(const std::function<bool()>& what) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!what()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  return true;
+}
+
+struct CallRank {
+  CUstream kernel = nullptr;
+  CUstream client = nullptr;
+  CUstream control = nullptr;
+  std::unique_ptr<Arena> arena;
+  std::uint8_t* exchange = nullptr;
+  CallWords* words = nullptr;
+  CallState* state = nullptr;
+  RouteState* routes = nullptr;
+  DeviceView* view = nullptr;
+  WorkDivision* division = nullptr;
+  ResidentState* resident = nullptr;
+  CallHost* host = nullptr;      // pinned
+  RouteState* starts = nullptr;     // pinned, [kRoutes]
+  abi::Results* results = nullptr;  // pinned
+  kernels::cuda::ResultRuns* runs = nullptr;
+  std::uint32_t* round = nullptr;  // pinned
+  std::uint32_t kernels = 0;       // started
+  std::uint32_t enabled_epoch = 0;
+  std::uint32_t read = 0;  // of the journal
+  std::uint32_t host_tail = 0;
+};
+
+class CallWorld {
+ public:
+  static constexpr std::uint32_t kDepth = 3;
+  static constexpr std::uint32_t kRoutes = 2;
+  static abi::Call noop();
+  // On the slot of that number.
+  abi::Call dispatch(std::uint32_t route) const;
+  abi::Call cached(std::uint32_t route) const;
+  abi::Call combine(std::uint32_t route) const;
+
+  CallWorld(const kernels::cuda::Shape& shape, std::uint32_t max_tokens);
+  ~CallWorld();
+  CallWorld(const CallWorld&) = delete;
+  CallWorld& operator=(const CallWorld&) = delete;
+
+  World& world() { return world_; }
+  Rank& rank(std::uint32_t r) { return world_.rank(r); }
+  CallRank& own(std::uint32_t r) { return ranks_[r]; }
+  std::uint32_t size() const { return world_.size(); }
+
+  std::uint32_t dispatch_flags = 0;  // abi::OpFlags of calls
+  std::uint32_t combine_flags = 0;
+  void start_kernel(std::uint32_t r);
+  void stop_kernel(std::uint32_t r);
+  // A call of the host's.
+  void call_by_host(std::uint32_t r, abi::Call call);
+  // The end of the last call with this result, once it has come.
+  abi::CallEnd result(std::uint32_t r, std::uint32_t result, std::uint32_t runs = 1);
+
+  struct Start {
+    std::uint64_t epoch = 1;
+    std::uint64_t index = 0;
+    std::uint64_t changed_epoch = 0;
+    std::vector<RouteState> routes = std::vector<RouteState>(kRoutes);
+  };
+  // The next odd turn, or even one; until the kernel has taken it.
+  void resume(std::uint32_t r, const Start& start);
+  void halt(std::uint32_t r);
+  // Only says so.
+  void say_enabled_epoch(std::uint32_t r, std::uint32_t enabled_epoch);
+  void abort(std::uint32_t r, std::uint32_t word);
+
+  struct Ring {
+    std::uint32_t num_tokens = 0;
+    const std::uint32_t* num_tokens_at = nullptr;
+    bool flagged = false;
+    bool waits = true;
+  };
+  void ring(std::uint32_t r, const abi::Call& call, const Ring& how);
+  void synchronise(std::uint32_t r) { EPD_CU(cuStreamSynchronize(use(r).client)); }
+  // As a client could store it itself.
+  void store(std::uint32_t r, const abi::Call& call);
+  // The next entry of the journal, which the host has read then. Default: none came.
+  JournalEntry journal(std::uint32_t r);
+  void tell_read(std::uint32_t r);
+
+ private:
+  void make(std::uint32_t r);
+  void describe(std::uint32_t r);
+  void write(std::uint32_t r, const void* word, std::uint32_t value);
+  CallRank& use(std::uint32_t r) {
+    EPD_CU(cuCtxSetCurrent(world_.rank(r).context));
+    return ranks_[r];
+  }
+
+  World world_;
+  std::uint32_t max_tokens_;
+  const abi::ExchangeArenaLayout layout_;
+  const abi::ResultsLayout results_layout_;
+  std::vector<CallRank> ranks_;
+  CUlibrary library_ = nullptr;
+};
+
+}  // namespace epd::fake_cuda_test

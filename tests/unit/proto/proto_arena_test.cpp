@@ -1,0 +1,345 @@
+// Layouts of shared memory: everything aligned, disjoint and inside, at random shapes and at the limits.
+#include "proto/arena.h"
+#include "proto/binding_rules.h"
+#include "proto/session.h"
+
+#include <gtest/gtest.h>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace epd::abi {
+namespace {
+
+using Wide = unsigned __int128;
+
+GroupShape shape_of(std::uint32_t ranks, std::uint32_t experts, std::uint32_t tokens, std::uint32_t hidden,
+                    std::uint32_t topk, std::uint32_t depth) {
+  return {
+      ranks, experts, tokens, hidden, topk, depth, Payload::kBf16, IndexType::kInt32, LossPolicy::kFailFast};
+}
+
+std::vector<GroupShape> many_shapes() {
+  std::vector<GroupShape> shapes = {
+      shape_of(1, 1, 1, 128, 1, 1),
+      shape_of(kMaxRanks, kMaxExperts, kMaxTokens, kMaxHidden, kMaxTopk, kMaxDepth),
+      shape_of(kMaxRanks, kMaxRanks, 1, 128, 1, 1),
+      shape_of(1, kMaxExperts, kMaxTokens, kMaxHidden, kMaxTopk, kMaxDepth),
+      shape_of(7, 7 * 3, 13, 384, 5, 3),
+  };
+  std::mt19937 random(7);
+  const auto pick = [&](std::uint32_t low, std::uint32_t high) { return low + random() % (high - low + 1); };
+  for (int i = 0; i < 200; ++i) {
+    const std::uint32_t ranks = pick(1, kMaxRanks);
+    shapes.push_back(shape_of(ranks, ranks * pick(1, kMaxExperts / ranks), pick(1, kMaxTokens),
+                              pick(1, kMaxHidden / 128) * 128, pick(1, kMaxTopk), pick(1, kMaxDepth)));
+  }
+  const std::size_t plain = shapes.size();
+  for (std::size_t i = 0; i < plain; ++i) {
+    GroupShape other = shapes[i];
+    other.payload = static_cast<Payload>(pick(1, 3));
+    other.index_type = IndexType::kInt64;
+    other.layout = static_cast<Layout>(pick(0, 2));
+    if (other.is_fp8()) other.scale_format = pick(0, 1) == 0 ? ScaleFormat::kFloat32 : ScaleFormat::kUe8m0;
+    if (other.payload == Payload::kOpaque) other.opaque_bytes = 16 * pick(1, kMaxOpaqueBytes / 16);
+    other.expert_alignment = pick(1, kMaxAlignment);
+    other.num_biases = pick(0, kMaxBiases);
+    other.num_handles = pick(0, 64);
+    if (pick(0, 2) == 0) other.max_recv_rows = pick(1, 1000);
+    shapes.push_back(other);
+  }
+  return shapes;
+}
+
+Wide wide_recv_rows(const GroupShape& s) {
+  const Wide most = Wide{s.num_ranks} * s.max_tokens;
+  const Wide experts = s.num_experts / s.num_ranks;
+  const Wide room = s.max_recv_rows;
+  if (s.layout == Layout::kExpert) return experts * (room != 0 ? room : most);
+  if (room != 0) return room;
+  if (s.layout == Layout::kCompact) return most;
+  return most * (s.topk < experts ? Wide{s.topk} : experts) + experts * (s.expert_alignment - 1);
+}
+
+Wide wide_region_bytes(const GroupShape& s, Region region) {
+  const Wide tokens = s.max_tokens, rows = wide_recv_rows(s), hidden = s.hidden, topk = s.topk;
+  const Wide experts = s.num_experts / s.num_ranks;
+  const Wide index = s.index_type == IndexType::kInt64 ? 8 : 4;
+  const bool compact = s.layout == Layout::kCompact;
+  const Wide choices = compact ? topk : 1;
+  const bool fp8 = s.payload == Payload::kFp8Cast || s.payload == Payload::kFp8;
+  const Wide row = s.payload == Payload::kBf16 ? hidden * 2 : fp8 ? hidden : Wide{s.opaque_bytes};
+  const Wide blocks = hidden / 128;
+  const Wide scales = !fp8 ? 0 : s.scale_format == ScaleFormat::kUe8m0 ? (blocks + 3) / 4 * 4 : blocks * 4;
+  switch (region) {
+    case Region::kX: return tokens * (s.payload == Payload::kFp8Cast ? hidden * 2 : row);
+    case Region::kXScales: return s.payload == Payload::kFp8 ? tokens * scales : 0;
+    case Region::kTopkIdx: return tokens * topk * index;
+    case Region::kTopkWeights:
+    case Region::kOutWeights: return tokens * topk * 4;
+    case Region::kRecvX: return rows * row;
+    case Region::kRecvScales: return rows * scales;
+    case Region::kRecvTopkIdx: return rows * choices * index;
+    case Region::kRecvTopkWeights:
+    case Region::kYWeights: return rows * choices * 4;
+    case Region::kRecvSrc: return rows * 8;
+    case Region::kRankOffsets: return (Wide{s.num_ranks} + 1) * 4;
+    case Region::kExpertCounts: return experts * 4;
+    case Region::kExpertOffsets: return compact ? 0 : (experts + 1) * 4;
+    case Region::kSourceRanges: return compact ? 0 : experts * s.num_ranks * 8;
+    case Region::kY: return rows * hidden * 2;
+    case Region::kBias0: return s.num_biases >= 1 ? tokens * hidden * 2 : 0;
+    case Region::kBias1: return s.num_biases >= 2 ? tokens * hidden * 2 : 0;
+    case Region::kOut: return tokens * hidden * 2;
+    case Region::kCount: break;
+  }
+  return 0;
+}
+
+TEST(UserArena, RegionsAreAlignedDisjointAndInside) {
+  for (const GroupShape& s : many_shapes()) {
+    const UserArenaLayout layout(s);
+    Wide end = 0;  // of everything so far; regions and slots lie in order
+    for (std::uint32_t slot = 0; slot < s.depth; ++slot) {
+      for (std::size_t i = 0; i < kNumRegions; ++i) {
+        const auto region = static_cast<Region>(i);
+        const Wide at = layout.at(slot, region);
+        ASSERT_EQ(region_bytes(s, region), wide_region_bytes(s, region)) << "region " << i;
+        ASSERT_EQ(at % kRegionAlign, Wide{0});
+        ASSERT_GE(at, end) << "region " << i << " of slot " << slot << " overlaps the one before";
+        ASSERT_LT(at - end, Wide{kRegionAlign}) << "a hole before region " << i;
+        end = at + wide_region_bytes(s, region);
+      }
+    }
+    // Behind the last slot: words that streams write and wait for, no two in one cache line.
+    for (std::uint32_t slot = 0; slot < s.depth; ++slot) {
+      for (const std::uint64_t word : {layout.ready_word(slot), layout.done_word(slot)}) {
+        ASSERT_EQ(word % 64, 0u);
+        ASSERT_GE(Wide{word}, end) << "a word of slot " << slot << " overlaps what is before";
+        ASSERT_LT(word - end, Wide{kRegionAlign});
+        end = Wide{word} + 64;
+      }
+    }
+    ASSERT_EQ(layout.calls % 64, 0u);
+    ASSERT_GE(Wide{layout.calls}, end);
+    ASSERT_LT(layout.calls - end, Wide{kRegionAlign});
+    end = Wide{layout.calls} + sizeof(CallWords);
+    ASSERT_LE(end, Wide{layout.total_bytes});
+    ASSERT_LT(layout.total_bytes - end, Wide{kRegionAlign});
+    ASSERT_LT(Wide{layout.total_bytes}, Wide{1} << 52) << "the header's own promise";
+  }
+}
+
+TEST(UserArena, HasNoRoomForWhatIsBound) {
+  for (const GroupShape& s : many_shapes()) {
+    const UserArenaLayout whole(s);
+    for (const std::uint32_t bound : {region_bit(Region::kRecvX) | region_bit(Region::kY), 0x7ffffu, 1u}) {
+      const UserArenaLayout layout(s, bound);
+      Wide saved = 0;
+      for (std::size_t i = 0; i < kNumRegions; ++i) {
+        const auto region = static_cast<Region>(i);
+        if ((bound >> i & 1) != 0) saved += align_up(region_bytes(s, region), kRegionAlign);
+      }
+      ASSERT_EQ(Wide{whole.slot_bytes} - layout.slot_bytes, saved);
+      ASSERT_EQ(Wide{whole.total_bytes} - layout.total_bytes, saved * s.depth);
+      ASSERT_EQ(layout.words, layout.slot_bytes * s.depth);
+    }
+  }
+}
+
+TEST(Bindings, WhatIsAllowedNeverOverflows) {
+  for (const GroupShape& s : many_shapes()) {
+    for (std::size_t i = 0; i < kNumRegions; ++i) {
+      const auto region = static_cast<Region>(i);
+      const Binding most{1, 0, kMaxBindingOffset, kMaxBindingOffset};
+      const std::string wrong = check_binding(s, region, most);
+      if (region_bytes(s, region) == 0) {
+        ASSERT_NE(wrong.find("no such region"), std::string::npos) << wrong;
+        continue;
+      }
+      // A region may be too large to lie so close; no other objection.
+      if (!wrong.empty()) {
+        ASSERT_GT(region_bytes(s, region), kMaxBindingOffset) << wrong;
+      }
+      const Wide end = Wide{most.offset} + Wide{s.depth - 1} * most.stride + region_bytes(s, region);
+      ASSERT_EQ(Wide{binding_end(s, region, most)}, end);
+    }
+  }
+}
+
+TEST(Bindings, PlacesThatCannotBe) {
+  const GroupShape s{2, 4, 16, 256, 2, 3, {}, {}, {}};
+  const std::uint64_t bytes = region_bytes(s, Region::kX);
+  Bindings bindings{};
+  EXPECT_EQ(check_bindings(s, bindings, 0), "");
+  Binding& x = bindings[0];
+  const auto expect = [&](const Binding& binding, std::size_t memories, const char* said) {
+    x = binding;
+    const std::string wrong = check_bindings(s, bindings, memories);
+    EXPECT_NE(wrong.find(said), std::string::npos) << wrong << ", expected: " << said;
+  };
+  expect({1, 0, 0, bytes}, 1, "");
+  EXPECT_EQ(check_bindings(s, bindings, 1), "");
+  EXPECT_EQ(memory_bytes(s, bindings, 1), 3 * bytes);
+  EXPECT_EQ(bound_names(bindings, 1), "x");
+  expect({2, 0, 0, bytes}, 1, "memory is 2; allowed: 0 (the arena) .. 1");
+  expect({1, 0, 0, bytes}, 2, "descriptor 2 of 2 is not bound");
+  expect({1, 5, 0, bytes}, 1, "reserved is 5");
+  expect({1, 0, 0, bytes - 128}, 1, "stride is");
+  expect({1, 0, 0, bytes + 64}, 1, "stride is");
+  expect({1, 0, 1, bytes}, 1, "offset is 1");
+  expect({1, 0, kMaxBindingOffset + 128, bytes}, 1, "offset is");
+  expect({1, 0, 0, ~std::uint64_t{127}}, 1, "stride is");
+  expect({0, 0, 128, 0}, 0, "memory is 0 with a place");
+}
+
+TEST(ExchangeArena, BlocksAndRoutingAreAlignedDisjointAndInside) {
+  for (const GroupShape& s : many_shapes()) {
+    const ExchangeArenaLayout layout(s);
+    const Wide ranks = s.num_ranks;
+    const Wide ready_end = Wide{layout.ready} + ranks * 64;
+    const Wide arrived_end = Wide{layout.arrived} + ranks * 64;
+    const Wide announced_end = Wide{layout.announcement} + ranks * sizeof(OpAnnouncement);
+    const Wide rank_counts_end = Wide{layout.rank_counts} + ranks * ranks * 4;
+    const Wide expert_counts_end = Wide{layout.expert_counts} + ranks * s.num_experts * 4;
+    ASSERT_LE(ready_end, Wide{layout.arrived});
+    ASSERT_LE(arrived_end, Wide{layout.announcement});
+    ASSERT_LE(announced_end, Wide{layout.rank_counts});
+    ASSERT_LE(rank_counts_end, Wide{layout.expert_counts});
+    ASSERT_LE(expert_counts_end, Wide{layout.block_bytes});
+    for (const std::uint64_t at :
+         {layout.ready, layout.arrived, layout.rank_counts, layout.expert_counts, layout.topk})
+      ASSERT_EQ(at % 64, 0u);
+    ASSERT_EQ(layout.announcement % alignof(OpAnnouncement), 0u);
+    ASSERT_EQ(layout.block_bytes % kRegionAlign, 0u);
+    ASSERT_EQ(layout.routing_bytes % kRegionAlign, 0u);
+
+    ASSERT_GE(layout.placement, sizeof(RoutingRecord));
+    ASSERT_LE(Wide{layout.placement} + Wide{placement_words(s)} * 4, Wide{layout.topk});
+    ASSERT_LE(Wide{layout.topk} + Wide{s.max_tokens} * s.topk * 4, Wide{layout.routing_bytes});
+    ASSERT_GE(Wide{layout.routing}, Wide{layout.block_bytes} * s.depth)
+        << "routing records overlap the blocks";
+    ASSERT_GE(Wide{layout.inboxes}, Wide{layout.routing} + Wide{layout.routing_bytes} * s.num_routes())
+        << "inboxes overlap routing records";
+    ASSERT_EQ(Wide{layout.total_bytes}, Wide{layout.inboxes} + Wide{layout.inbox_bytes} * s.depth);
+    ASSERT_LE(Wide{layout.routing_of(s.num_routes() - 1)} + layout.routing_bytes, Wide{layout.total_bytes});
+  }
+}
+
+GroupShape decoding(std::uint32_t tokens, std::uint32_t ranks = 4) {
+  GroupShape s = shape_of(ranks, 256, tokens, 7168, 8, 4);
+  s.layout = Layout::kExpert;
+  return s;
+}
+
+TEST(Inbox, PartsAreAlignedDisjointAndInside) {
+  for (const Payload payload : {Payload::kBf16, Payload::kFp8Cast, Payload::kOpaque}) {
+    for (const std::uint32_t tokens : {1u, 13u, 128u, 512u}) {
+      GroupShape s = decoding(tokens);
+      s.payload = payload;
+      s.topk = 7;
+      if (payload == Payload::kOpaque) s.opaque_bytes = 16 * 1001;
+      const InboxLayout inbox(s);
+      const std::uint64_t slots = std::uint64_t{s.num_ranks} * tokens;
+      ASSERT_NE(inbox.bytes, 0u) << tokens;
+      EXPECT_LE(inbox.begin_messages + std::uint64_t{s.num_ranks} * 64, inbox.tags);
+      EXPECT_LE(inbox.tags + slots * kInboxPieces * 8, inbox.plans);
+      const std::uint64_t words = 1 + (tokens + 63) / 64 + 256 / 4;  // 64 experts on each of 4 ranks
+      EXPECT_LE(inbox.plans + s.num_ranks * words * 16, inbox.requested);
+      EXPECT_LE(inbox.requested + slots * 7 * 16, inbox.slots);
+      EXPECT_LE(inbox.slots + slots * inbox.slot_bytes, inbox.bytes);
+      EXPECT_GE(inbox.slot_bytes, s.row_bytes() + s.scale_bytes() + 7 * 8)
+          << "a row, its scales, its weights and choices";
+      EXPECT_GE(inbox.slot_bytes, s.hidden * 2) << "a partial sum";
+      EXPECT_EQ(inbox.tags % 8, 0u);
+      EXPECT_EQ(inbox.plans % 64, 0u);
+      EXPECT_EQ(inbox.requested % 64, 0u);
+      EXPECT_EQ(inbox.slots % 128, 0u);
+      EXPECT_EQ(inbox.slot_bytes % 16, 0u);
+    }
+  }
+}
+
+TEST(Inbox, OnlyFewTokensHaveOne) {
+  EXPECT_NE(InboxLayout(decoding(512)).bytes, 0u);
+  EXPECT_EQ(InboxLayout(decoding(513)).bytes, 0u);
+  EXPECT_EQ(InboxLayout(decoding(1, 64)).bytes, 0u) << "more ranks than one node has";
+  GroupShape s = decoding(128);
+  s.layout = Layout::kCompact;
+  EXPECT_EQ(InboxLayout(s).bytes, 0u) << "one row for each (token, rank) anyway";
+  s = decoding(128);
+  s.topk = 1;
+  EXPECT_EQ(InboxLayout(s).bytes, 0u) << "likewise";
+  s = decoding(512, 32);
+  EXPECT_NE(InboxLayout(s).bytes, 0u);
+  s.num_experts = 512;
+  EXPECT_EQ(InboxLayout(s).bytes, 0u) << "16384 counts of rows";
+  s.num_ranks = 4;
+  EXPECT_NE(InboxLayout(s).bytes, 0u);
+  s.num_experts = 1024;
+  EXPECT_EQ(InboxLayout(s).bytes, 0u) << "half a million bits of choices";
+  s.max_tokens = 256;
+  EXPECT_NE(InboxLayout(s).bytes, 0u);
+  s.max_tokens = 16;
+  s.num_experts = 4096;
+  s.num_ranks = 2;
+  EXPECT_EQ(InboxLayout(s).bytes, 0u) << "too many experts";
+  s = decoding(512, 16);
+  s.payload = Payload::kOpaque;
+  s.opaque_bytes = kMaxOpaqueBytes;
+  EXPECT_EQ(InboxLayout(s).bytes, 0u) << "half a gigabyte of slots";
+}
+
+TEST(ExchangeArena, OperationsInFlightHaveBlocksOfTheirOwn) {
+  const GroupShape s = shape_of(3, 6, 16, 128, 2, 4);
+  const ExchangeArenaLayout layout(s);
+  for (std::uint64_t op = 0; op < 12; ++op) {
+    for (std::uint64_t other = op + 1; other < op + s.depth; ++other) {
+      const std::uint64_t a = layout.block(op, s.depth);
+      const std::uint64_t b = layout.block(other, s.depth);
+      EXPECT_GE(a > b ? a - b : b - a, layout.block_bytes) << op << " and " << other;
+    }
+    EXPECT_LE(layout.block(op, s.depth) + layout.block_bytes, layout.routing);
+    EXPECT_EQ(layout.inbox(op, s.depth), layout.inboxes + layout.inbox_bytes * (op % s.depth));
+  }
+}
+
+TEST(BoardArena, CountsOfSlotsAreDisjointAndInside) {
+  for (const GroupShape& s : many_shapes()) {
+    const BoardLayout layout(s);
+    Wide end = sizeof(Board);
+    for (std::uint32_t slot = 0; slot < s.depth; ++slot) {
+      ASSERT_GE(Wide{layout.rank_offsets(slot)}, end);
+      const Wide offsets_end = Wide{layout.rank_offsets(slot)} + (Wide{s.num_ranks} + 1) * 4;
+      ASSERT_EQ(Wide{layout.expert_counts(s, slot)}, offsets_end);
+      ASSERT_EQ(layout.rank_offsets(slot) % 64, 0u);
+      const Wide counts_end = offsets_end + Wide{s.num_experts} / s.num_ranks * 4;
+      ASSERT_EQ(Wide{layout.expert_offsets(s, slot)}, counts_end);
+      end = counts_end + (Wide{s.num_experts} / s.num_ranks + 1) * 4;
+    }
+    ASSERT_LE(end, Wide{layout.total_bytes});
+    ASSERT_LT(layout.total_bytes, std::uint64_t{1} << 24);
+  }
+}
+
+TEST(GroupShapeTest, DerivedValuesAtTheLimits) {
+  GroupShape s = shape_of(kMaxRanks, kMaxExperts, kMaxTokens, kMaxHidden, kMaxTopk, kMaxDepth);
+  EXPECT_EQ(s.recv_rows(), std::uint64_t{1} << 26);
+  EXPECT_EQ(s.experts_per_rank(), 4u);
+  EXPECT_EQ(s.row_bytes(), 32768u);
+  EXPECT_EQ(s.scale_bytes(), 0u);
+  s.layout = Layout::kPacked;
+  EXPECT_EQ(s.recv_rows(), std::uint64_t{1} << 28);
+  s.layout = Layout::kExpert;
+  EXPECT_EQ(s.recv_rows(), std::uint64_t{1} << 28);
+  s.payload = Payload::kFp8Cast;
+  s.index_type = IndexType::kInt64;
+  EXPECT_EQ(s.row_bytes(), 16384u);
+  EXPECT_EQ(s.scale_bytes(), 512u);
+  s.scale_format = ScaleFormat::kUe8m0;
+  EXPECT_EQ(s.scale_bytes(), 128u);
+  EXPECT_EQ(s.index_bytes(), 8u);
+}
+
+}  // namespace
+}  // namespace epd::abi
