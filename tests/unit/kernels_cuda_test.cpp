@@ -120,7 +120,7 @@ TEST(CudaConfigure, LandingsLeaveWarpsThatMoveNothing) {
         const std::uint32_t words = (tokens + 31) / 32 * (256 + 2 * 8) + (sms == 1 ? 8 * 256 : 0);
         ASSERT_TRUE(configure(Kind::kDispatch, bytes, sms, op)) << sms << " " << tokens;
         const std::uint32_t row = 7168 + 224 + 2 * 32;  // as it lies in its slot
-        EXPECT_LE(op.movers.warps + 2, kMaxThreads / 32) << "clerks and the herald";
+        EXPECT_LE(op.movers.warps + 2, kMaxThreads / 32) << "metadata and signal warps";
         EXPECT_LE(op.movers.warps, 2 * op.movers.stages) << "two rows land in each stage";
         EXPECT_GE(op.movers.stage_bytes, row + std::max(2 * row, 14336u)) << "behind one that leaves, or x";
         EXPECT_GE(op.movers.header_bytes, words * 4) << "sets of tokens";
