@@ -25,7 +25,7 @@ struct GroupParams {
   std::uint32_t expert_capacity = 0;  // layout expert: rows of each expert's block
   std::uint32_t opaque_bytes = 0;
   std::uint32_t sum_ranks = 0;  // ranks of a sum domain; 0: all
-  std::vector<bool> masked;  // [R] or empty: ranks that are not there; choices of their experts count as -1
+  std::vector<bool> masked;     // [R] or empty: masked ranks; choices of their experts count as -1
 };
 
 // What one rank gives to dispatch. Indices are int64 here, whatever the group's index type.
