@@ -1,4 +1,5 @@
-// What the library knows of a membership whose operations are calls (proto/call_words.h). See README, "Calls".
+// What the library knows of a membership whose operations are calls (proto/call_words.h). See README,
+// "Calls".
 #pragma once
 
 #include "deadline.h"

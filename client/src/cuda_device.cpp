@@ -86,8 +86,7 @@ class CudaDevice final : public Device {
   Status wait(void* stream, const StreamWait& wait, WaitBy by) override;
   Status write_and_wait(void* stream, std::uintptr_t word, const StreamWait& wait) override;
   Status call(void* stream, const StreamCall& call) override;
-  Status await_call(void* stream, std::uintptr_t words, std::uint32_t slot,
-                       std::uint64_t limit_ns) override;
+  Status await_call(void* stream, std::uintptr_t words, std::uint32_t slot, std::uint64_t limit_ns) override;
   Status write_aside(std::uintptr_t word, std::uint32_t value) override;
   Status finish_aside() override;
   Status read_aside(std::uintptr_t from, std::span<std::uint32_t> words) override;
@@ -288,15 +287,13 @@ Status CudaDevice::write_and_wait(void* stream, std::uintptr_t word, const Strea
 }
 
 Status CudaDevice::call(void* stream, const StreamCall& call) {
-  return within("launching epd_enqueue",
-                [&] { return kernels_->call(static_cast<CUstream>(stream), call); });
+  return within("launching epd_enqueue", [&] { return kernels_->call(static_cast<CUstream>(stream), call); });
 }
 
 Status CudaDevice::await_call(void* stream, std::uintptr_t words, std::uint32_t slot,
-                                 std::uint64_t limit_ns) {
-  return within("launching epd_await_call", [&] {
-    return kernels_->await_call(static_cast<CUstream>(stream), words, slot, limit_ns);
-  });
+                              std::uint64_t limit_ns) {
+  return within("launching epd_await_call",
+                [&] { return kernels_->await_call(static_cast<CUstream>(stream), words, slot, limit_ns); });
 }
 
 Status CudaDevice::write_aside(std::uintptr_t word, std::uint32_t value) {

@@ -69,7 +69,7 @@ class Device {
   // waits for the end of the last call on the slot. After can_wait_by(kKernel).
   virtual Status call(void* stream, const StreamCall& call) = 0;
   virtual Status await_call(void* stream, std::uintptr_t words, std::uint32_t slot,
-                               std::uint64_t limit_ns) = 0;
+                            std::uint64_t limit_ns) = 0;
 
   // A call of the host's, to its place in abi::CallWords: a copy in the stream aside, which needs no SM.
   virtual Status call(std::uintptr_t place, const abi::PackedCall& call) = 0;

@@ -100,8 +100,7 @@ void ResidentOperations::unblock(const Group& group, const AllSlotWords& /*words
   const CallPlaces at{group.call_words()};
   // Where this fails, context or driver are gone, and the streams with them.
   [[maybe_unused]] Status written = device.write_aside(at.closed(), 1);
-  for (std::uint32_t flag = 0; flag < abi::kCallFlags; ++flag)
-    written = device.write_aside(at.flag(flag), 1);
+  for (std::uint32_t flag = 0; flag < abi::kCallFlags; ++flag) written = device.write_aside(at.flag(flag), 1);
 }
 
 Status ResidentOperations::check_stream(const SubmitRequest& request, bool& captured) const {

@@ -87,7 +87,7 @@ CUresult StreamKernels::call(CUstream stream, const StreamCall& call) const {
 }
 
 CUresult StreamKernels::await_call(CUstream stream, std::uintptr_t words, std::uint32_t slot,
-                                      std::uint64_t limit_ns) const {
+                                   std::uint64_t limit_ns) const {
   void* parameters[] = {&words, &slot, &limit_ns};
   return launch(await_call_, stream, parameters);
 }

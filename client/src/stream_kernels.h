@@ -24,7 +24,7 @@ class StreamKernels {
   CUresult signal_and_wait(CUstream stream, std::uintptr_t ready, const StreamWait& wait) const;
   CUresult call(CUstream stream, const StreamCall& call) const;
   CUresult await_call(CUstream stream, std::uintptr_t words, std::uint32_t slot,
-                         std::uint64_t limit_ns) const;
+                      std::uint64_t limit_ns) const;
 
  private:
   CUresult take(CUdevice device, const char* name, CUkernel& kernel);

@@ -139,7 +139,7 @@ CUstream Partition::take_stream(int priority) {
 
 Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, LaunchMode mode, const Clock& clock,
                                                  std::function<void()> notify) {
-  // With a kernel that stays, the first launch of any other would wait for ever to be loaded.
+  // While a resident kernel runs, the first launch of any other would wait for ever to be loaded.
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(kQueues).c_str(), 0);
   Result<DeviceFacts> facts = cuda_facts(name);
@@ -194,8 +194,8 @@ Status CudaDevice::start(std::function<void()> notify) {
   if (!partition.ok()) return {partition.status().code(), name_ + ": " + partition.status().message()};
   partition_ = *partition;
   if (mode_ == LaunchMode::kResident) {
-    Result<std::unique_ptr<LaunchProbe>> probe =
-        LaunchProbe::make(driver_, partition_->context(), kernel(kernels::cuda::kLaunchProbeKernel), std::move(notify));
+    Result<std::unique_ptr<LaunchProbe>> probe = LaunchProbe::make(
+        driver_, partition_->context(), kernel(kernels::cuda::kLaunchProbeKernel), std::move(notify));
     if (!probe.ok()) return {probe.status().code(), name_ + ": " + probe.status().message()};
     probe_ = std::move(*probe);
   }

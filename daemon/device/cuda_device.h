@@ -82,7 +82,7 @@ struct LeavingLane {
   std::uint32_t sms = 0;      // that the kernel holds
   std::uint64_t told_ns = 0;  // when it was told to stop; 0: there is none
   LaneMemory memory;
-  CallPort::Layout calls;     // no words: it took none
+  CallPort::Layout calls;           // no words: it took none
   std::shared_ptr<Arena> exchange;  // at which a look is under way
 };
 

@@ -14,9 +14,9 @@ namespace epd {
 namespace {
 
 constexpr std::uint64_t kBetweenNs = 50'000'000;
-// A launch probe runs within microseconds. But clients' kernels may hold all other SMs, and for long: then it has to
-// wait for one of their CTAs, and nothing is wrong. So patience doubles with each time, and halves with each
-// quiet while.
+// A launch probe runs within microseconds. But clients' kernels may hold all other SMs, and for long: then it
+// has to wait for one of their CTAs, and nothing is wrong. So patience doubles with each time, and halves
+// with each quiet while.
 constexpr std::uint64_t kPatienceNs = 100'000'000;
 constexpr std::uint64_t kMostPatienceNs = 6'400'000'000;
 constexpr std::uint64_t kQuietNs = 10'000'000'000;
@@ -25,8 +25,8 @@ constexpr std::uint64_t kLookNs = 500'000;
 
 }  // namespace
 
-Result<std::unique_ptr<LaunchProbe>> LaunchProbe::make(const CudaDriver& driver, CUcontext context, CUkernel kernel,
-                                           std::function<void()> notify) {
+Result<std::unique_ptr<LaunchProbe>> LaunchProbe::make(const CudaDriver& driver, CUcontext context,
+                                                       CUkernel kernel, std::function<void()> notify) {
   std::unique_ptr<LaunchProbe> probe(new LaunchProbe(driver, context, kernel, std::move(notify)));
   int least = 0;
   int greatest = 0;

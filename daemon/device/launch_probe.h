@@ -21,13 +21,13 @@ class LaunchProbe {
  public:
   // `kernel`: one that does nothing. `notify` is called on another thread, with every change. INTERNAL: the
   // driver refuses a stream or memory.
-  static Result<std::unique_ptr<LaunchProbe>> make(const CudaDriver& driver, CUcontext context, CUkernel kernel,
-                                             std::function<void()> notify);
+  static Result<std::unique_ptr<LaunchProbe>> make(const CudaDriver& driver, CUcontext context,
+                                                   CUkernel kernel, std::function<void()> notify);
   ~LaunchProbe();
   LaunchProbe(const LaunchProbe&) = delete;
   LaunchProbe& operator=(const LaunchProbe&) = delete;
 
-  // Whether there is a kernel that stays. Only then anything is looked for.
+  // Whether a resident kernel runs. The probe is launched only then.
   void watch(bool staying);
   // Changes when kernels that began before are to leave; and where they see that, in pinned memory.
   std::uint32_t yield_epoch() const { return std::atomic_ref(*yield_epoch_).load(std::memory_order_acquire); }

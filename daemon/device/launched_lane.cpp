@@ -271,8 +271,8 @@ void LaunchedLane::start(Kind kind, std::uint32_t place) {
   void* arguments[] = {&on_device};
   const CUkernel kernel = device_.kernel(kernels::cuda::kernel_name(kind, op));
   must("cuLaunchKernel",
-       driver_.cuLaunchKernel(reinterpret_cast<CUfunction>(kernel), division.ctas, 1, 1, division.threads, 1, 1,
-                              division.shared_bytes, stream_, arguments, nullptr));
+       driver_.cuLaunchKernel(reinterpret_cast<CUfunction>(kernel), division.ctas, 1, 1, division.threads, 1,
+                              1, division.shared_bytes, stream_, arguments, nullptr));
 }
 
 void LaunchedLane::start_noop(const Operation& op, const Signal& signal, std::uint32_t place) {

@@ -66,9 +66,9 @@ class LaunchedLane final : public CudaLane {
   std::uint64_t noops_ = 0;
   std::array<bool, kMaxNoops> noop_places_{};  // taken
   struct Word {
-    std::uint32_t in_flight = 0;   // that will write it
-    bool owed = false;           // `furthest` is still to be written
-    std::uint64_t furthest = 0;  // ticket
+    std::uint32_t in_flight = 0;  // that will write it
+    bool owed = false;            // `furthest` is still to be written
+    std::uint64_t furthest = 0;   // ticket
   };
   std::map<const void*, Word> done_;
   std::uint32_t client_words_ = 0;  // written, or to be

@@ -18,13 +18,13 @@ using kernels::cuda::CallState;
 using kernels::cuda::DeviceView;
 using kernels::cuda::GroupView;
 using kernels::cuda::JournalEntry;
+using kernels::cuda::kDivisionKinds;
 using kernels::cuda::Kind;
 using kernels::cuda::kJournalEntries;
-using kernels::cuda::kDivisionKinds;
-using kernels::cuda::WorkDivision;
 using kernels::cuda::Operation;
 using kernels::cuda::ResultRuns;
 using kernels::cuda::RouteState;
+using kernels::cuda::WorkDivision;
 
 namespace {
 

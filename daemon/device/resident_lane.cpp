@@ -57,8 +57,8 @@ void ResidentLane::start_kernel() {
   held_ = ctas_;
   yield_epoch_ = device_.yield_epoch();
   if (++kernels_ == 0) ++kernels_;
-  ResidentArguments own{reinterpret_cast<ResidentState*>(own_device()), device_.yield_epoch_word(), yield_epoch_,
-                        kernels_, calls_.arguments()};
+  ResidentArguments own{reinterpret_cast<ResidentState*>(own_device()), device_.yield_epoch_word(),
+                        yield_epoch_, kernels_, calls_.arguments()};
   void* arguments[] = {&own};
   const CUkernel kernel = device_.kernel(kernels::cuda::kResidentKernel);
   const auto shared = static_cast<unsigned>(device_.max_shared_bytes()) - kernels::cuda::kStaticBytes;

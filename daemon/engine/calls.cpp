@@ -141,8 +141,8 @@ std::vector<CallViews::Enqueued> Calls::enqueued(const CallPort::Ring& ring) con
 }
 
 // The client writes the ring, and it may be anything.
-void Calls::add_enqueued(CallRing ring, const abi::PackedCall (&calls)[abi::kCallSlots],
-                        std::uint64_t& index, std::vector<CallViews::Enqueued>& all) const {
+void Calls::add_enqueued(CallRing ring, const abi::PackedCall (&calls)[abi::kCallSlots], std::uint64_t& index,
+                         std::vector<CallViews::Enqueued>& all) const {
   for (std::uint32_t i = 0; i < abi::kCallSlots; ++i) {
     const std::uint32_t number = *ended_[ring] + i;
     const abi::PackedCall& packed = calls[number % abi::kCallSlots];
@@ -164,8 +164,8 @@ std::string Calls::illegal(const JournalEntry& entry) const {
   const abi::Call call = abi::unpack(entry.call);
   if (entry.result.error == OpError::kLostCall) {
     return bad("number", call.number,
-               std::to_string(entry.result.room) + ", since no more than " +
-                   std::to_string(abi::kCallSlots) + " may be enqueued and not ended");
+               std::to_string(entry.result.room) + ", since no more than " + std::to_string(abi::kCallSlots) +
+                   " may be enqueued and not ended");
   }
   if (entry.result.error != OpError::kBadCall) return "";
   std::string why = refusal("call", call.request(), abi::op_limits(group_.shape));

@@ -59,7 +59,7 @@ class Calls {
   void note_ended(kernels::cuda::CallRing ring, std::uint32_t end);
   std::vector<CallViews::Enqueued> enqueued(const CallPort::Ring& ring) const;
   void add_enqueued(kernels::cuda::CallRing ring, const abi::PackedCall (&calls)[abi::kCallSlots],
-                std::uint64_t& index, std::vector<CallViews::Enqueued>& all) const;
+                    std::uint64_t& index, std::vector<CallViews::Enqueued>& all) const;
   void show_running(std::uint64_t now_ns);
 
   Member& member_;

@@ -140,9 +140,8 @@ Group::Group(const abi::GroupBegin& message)
       active_since(shape.num_ranks) {}
 
 bool Group::calls_halted() const {
-  return std::all_of(members.begin(), members.end(), [](const auto& member) {
-    return member->calls == nullptr || member->calls->halted();
-  });
+  return std::all_of(members.begin(), members.end(),
+                     [](const auto& member) { return member->calls == nullptr || member->calls->halted(); });
 }
 
 bool Group::settled() const {
@@ -187,7 +186,8 @@ void Group::ring_peers() const {
   }
 }
 
-std::uint64_t Group::stands_still_ms(std::uint32_t rank, std::uint64_t now_ns, std::uint64_t enqueued_ns) const {
+std::uint64_t Group::stands_still_ms(std::uint32_t rank, std::uint64_t now_ns,
+                                     std::uint64_t enqueued_ns) const {
   for (const auto& peer : peers) {
     if (peer->device_index != ranks[rank].device_index) continue;
     const std::uint64_t beat = peer->page.as<abi::EnginePage>()->heartbeat_ns.load(std::memory_order_relaxed);

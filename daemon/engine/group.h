@@ -112,7 +112,7 @@ class Member {
   kernels::cuda::GroupView view;       // likewise
   std::vector<Operation*> operations;  // that have not ended, in the order of submission
   std::shared_ptr<Arena> results;      // if its operations are calls (abi::Results)
-  std::unique_ptr<Calls> calls;  // then, of its lane. next_number: of the first not completed
+  std::unique_ptr<Calls> calls;        // then, of its lane. next_number: of the first not completed
   Statistics statistics;
 
  private:
@@ -169,8 +169,8 @@ struct Group {
   // Wakes the sleeping engines among `peers`. After a release store that they wait for.
   void ring_peers() const;
   // How long the loop of the rank's engine has not turned, if so long that the engine must be stopped or held
-  // up; else 0. Judged by its page, from here. `enqueued_ns`: since then it has been enqueued, so it should have
-  // turned.
+  // up; else 0. Judged by its page, from here. `enqueued_ns`: since then it has been enqueued, so it should
+  // have turned.
   std::uint64_t stands_still_ms(std::uint32_t rank, std::uint64_t now_ns, std::uint64_t enqueued_ns) const;
   std::string check_complete() const;  // what a commit finds missing; "" if nothing
 };

@@ -55,7 +55,8 @@ void Operation::enter(OpStage stage) {
 
 void Operation::show_awaited() {
   const std::uint32_t rank = in_flight_->awaited(0);
-  if (view_ != nullptr && rank != OperationInFlight::kNobody) Page::wait_for(view_, rank, MonotonicClock().now_ns());
+  if (view_ != nullptr && rank != OperationInFlight::kNobody)
+    Page::wait_for(view_, rank, MonotonicClock().now_ns());
 }
 
 StepResult Operation::fail(const Failure& failure) {
@@ -68,7 +69,8 @@ std::string Operation::expired_text(std::uint64_t now_ns) const {
   return ended_after(subject(), (now_ns - seen_ns_) / 1'000'000);
 }
 
-abi::Completion Operation::completion(StatusCode status, std::int32_t failed_rank, std::uint64_t now_ns) const {
+abi::Completion Operation::completion(StatusCode status, std::int32_t failed_rank,
+                                      std::uint64_t now_ns) const {
   abi::Completion c{};
   c.ticket = submission_.ticket;
   c.op_index = index_;

@@ -22,7 +22,7 @@ class Page {
   static void enter(abi::OpView* view, abi::OpStage stage, std::uint64_t now_ns);
   static void wait_for(abi::OpView* view, std::uint32_t rank, std::uint64_t now_ns);
 
-  // A kernel that stays has stopped, so long after it was told to.
+  // A resident kernel has stopped, so long after it was told to.
   void kernel_stopped(std::uint32_t us);
 
  private:

@@ -204,8 +204,8 @@ class OwnWords {
         const std::uint64_t word = random();
         constexpr std::size_t kWords = std::size_t{2} * abi::kCallSlots * abi::PackedCall::kWords;
         static_assert(offsetof(abi::CallWords, host_calls) == kWords / 2 * sizeof(word));
-        copy_to_gpu(gpu_, place_ + offsetof(abi::CallWords, calls) + random() % kWords * sizeof(word),
-                    &word, sizeof(word));
+        copy_to_gpu(gpu_, place_ + offsetof(abi::CallWords, calls) + random() % kWords * sizeof(word), &word,
+                    sizeof(word));
         break;
       }
       case 1: {
@@ -243,8 +243,7 @@ class OwnWords {
   }
   void store(const abi::Call& call, bool by_host) const {
     const abi::PackedCall packed = abi::pack(call);
-    const std::size_t ring =
-        by_host ? offsetof(abi::CallWords, host_calls) : offsetof(abi::CallWords, calls);
+    const std::size_t ring = by_host ? offsetof(abi::CallWords, host_calls) : offsetof(abi::CallWords, calls);
     copy_to_gpu(gpu_, place_ + ring + sizeof(packed) * (call.number % abi::kCallSlots), &packed,
                 sizeof(packed));
   }

@@ -26,7 +26,7 @@ Case small_case(std::uint32_t num_ranks, std::uint32_t depth = 2) {
 struct Expected {
   epd_status_t status;
   std::vector<std::string> words;  // all of them are in the message
-  std::int32_t failed_rank = -1;       // -1: not checked
+  std::int32_t failed_rank = -1;   // -1: not checked
 };
 
 void check_said(const Expected& want) {
@@ -38,9 +38,9 @@ void must_fail(const Group& group, epd_ticket_t ticket, const Expected& want) {
   epd_result_init(&result);
   must(group.wait(ticket, kWaitMs, &result), "the operation", want.status);
   check_said(want);
-  RANK_CHECK(
-      want.failed_rank < 0 || result.failed_rank == want.failed_rank,
-      "the failed_rank is " + std::to_string(result.failed_rank) + ", not " + std::to_string(want.failed_rank));
+  RANK_CHECK(want.failed_rank < 0 || result.failed_rank == want.failed_rank,
+             "the failed_rank is " + std::to_string(result.failed_rank) + ", not " +
+                 std::to_string(want.failed_rank));
 }
 
 // `submitted` is what the submission gave: the failure itself, or a ticket that ends with it.

@@ -56,7 +56,7 @@ class CallLane {
 
   // `depth`: inboxes. The kernel does not run.
   kernels::cuda::CallArguments arguments(const kernels::cuda::DeviceView& view, std::uint32_t max_tokens,
-                                            std::uint32_t depth) {
+                                         std::uint32_t depth) {
     staging_->view = view;
     write(&memory_->view, &staging_->view, sizeof(view));
     kernels::cuda::CallArguments own;
@@ -238,7 +238,9 @@ class CallLane {
     abort(0);
     enabled_epoch_ += 2;
     write_word(&memory_->state.enabled_epoch, enabled_epoch_);
-    if (!comes([&] { return *reinterpret_cast<volatile std::uint32_t*>(&host_->enabled_epoch) == enabled_epoch_; }))
+    if (!comes([&] {
+          return *reinterpret_cast<volatile std::uint32_t*>(&host_->enabled_epoch) == enabled_epoch_;
+        }))
       std::printf("  the kernel takes no enabled_epoch\n");
   }
 
@@ -261,7 +263,7 @@ class CallLane {
   Staging* staging_ = nullptr;
   abi::Results* results_ = nullptr;
   std::uint32_t enabled_epoch_ = ~0u;  // odd ones
-  std::uint32_t made_;        // calls
+  std::uint32_t made_;                 // calls
   std::uint32_t numbers_[kernels::cuda::kCallRings] = {};
   std::uint32_t captured_runs_[2] = {};
   std::uint32_t journal_ = 0;  // entries read

@@ -52,11 +52,11 @@ class Image {
               const kernels::cuda::Operation* on_device, CUstream stream) const {
     void* arguments[] = {&on_device};
     EPD_CUDA(cuLaunchKernel(reinterpret_cast<CUfunction>(find(kernels::cuda::kernel_name(kind, op))),
-                            op.division.ctas, 1, 1, op.division.threads, 1, 1, op.division.shared_bytes, stream,
-                            arguments, nullptr));
+                            op.division.ctas, 1, 1, op.division.threads, 1, 1, op.division.shared_bytes,
+                            stream, arguments, nullptr));
   }
 
-  // A kernel that stays, on the current device.
+  // A resident kernel, on the current device.
   void stay(kernels::cuda::ResidentArguments own, std::uint32_t ctas, std::uint32_t shared_bytes,
             CUstream stream) const {
     void* arguments[] = {&own};

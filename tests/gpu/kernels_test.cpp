@@ -2,7 +2,7 @@
 // options, over all GPUs of the machine. Usage: kernels_test [cases] [seed] [hidden limit] [no-failures]
 // [no-inboxes] [no-resident]. "no-failures" leaves out what depends on time: under a sanitizer
 // a launch can take longer than a deadline. "no-inboxes" leaves out what racecheck can't follow: accesses of
-// shared memory that a word there orders (LandingBoard). "no-resident" leaves out the kernel that stays and
+// shared memory that a word there orders (CtaBoard). "no-resident" leaves out the resident kernel and
 // takes calls, which a sanitizer makes too slow.
 // Or: kernels_test out-of-range. Then a combine takes a row that does not exist, which the image with range
 // checks (kernels_test_asserts) has to stop.
@@ -412,7 +412,7 @@ class FailureRun {
 };
 
 const char* name_of(Mode mode) {
-  static const char* const names[] = {"launched", "by a kernel that stays"};
+  static const char* const names[] = {"launched", "resident"};
   return names[static_cast<int>(mode)];
 }
 

@@ -2,8 +2,8 @@
 // instructions at hand. The kernel itself flushes L2 before each and lets all ranks start together.
 #pragma once
 
-#include "cuda/algorithms.cuh"
 #include "bench/barrier_lines.h"
+#include "cuda/algorithms.cuh"
 #include "gpu/image.h"
 
 #include <algorithm>

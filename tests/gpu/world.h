@@ -68,7 +68,7 @@ struct WorldShape {
   Mode mode = Mode::kLaunched;
   bool inbox = false;
   std::uint32_t inboxes = 1;  // of each rank, at which operations take turns
-  bool late_calls = false;     // kResident: some are made while a kernel leaves and the next one comes
+  bool late_calls = false;    // kResident: some are made while a kernel leaves and the next one comes
 };
 
 // Where the parts of a inbox lie, and its size.
@@ -135,9 +135,9 @@ class World {
       make(r);
       ranks_[r].made = ranks_[r].ends = worlds + r;  // so that worlds of few operations see all ways
       if (world.mode == Mode::kResident)
-        ranks_[r].calls = std::make_unique<CallLane>(
-            ranks_[r].device, ranks_[r].control, group_shape(shape_, world_.max_tokens, CallLane::kSlots),
-            worlds + r);
+        ranks_[r].calls =
+            std::make_unique<CallLane>(ranks_[r].device, ranks_[r].control,
+                                       group_shape(shape_, world_.max_tokens, CallLane::kSlots), worlds + r);
     }
     if (world.mode == Mode::kResident) tag_ = CallLane::kEpoch << abi::kTagIndexBits;
   }

@@ -2,8 +2,8 @@
 // kernels use. From sm_90 on.
 #pragma once
 
-#include "cuda/common/ptx.cuh"
 #include "bench/ceiling_kernels.h"
+#include "cuda/common/ptx.cuh"
 
 #include <cstdint>
 

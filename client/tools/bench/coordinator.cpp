@@ -82,8 +82,8 @@ std::vector<Report> run_ranks(const RunPlan& plan, const Daemon& daemon, const s
   kit::CopyCeiling ceiling(plan.params(), ceiling_tokens);
   const BarrierWords start_barrier(plan.ranks);
   const RunContext context{
-      plan, daemon.socket(), next_group_name(), kit::RoutingSource(plan.routing_spec()), &ceiling, &samples,
-      &start_barrier};
+      plan,     daemon.socket(), next_group_name(), kit::RoutingSource(plan.routing_spec()),
+      &ceiling, &samples,        &start_barrier};
   const ProgressLine progress(label, plan.warmup + plan.iterations);
   kit::Team team(plan.ranks);
   kit::Team::Options options;

@@ -1,7 +1,7 @@
 #include "gpu_ceiling.h"
 
-#include "bench/ceiling_kernels.h"
 #include "bench/barrier_lines.h"
+#include "bench/ceiling_kernels.h"
 #include "gpu_image.h"
 #include "kernels/routing.h"
 #include "kit/ceiling.h"
@@ -75,7 +75,8 @@ struct Gpu {
   std::vector<void*> events;  // [rounds, 2]
 };
 
-// All GPUs in one process: they start together behind a start barrier, each with all that it is to do already queued.
+// All GPUs in one process: they start together behind a start barrier, each with all that it is to do already
+// queued.
 class Probe {
  public:
   Probe(std::uint32_t gpus, std::size_t segment_bytes)

@@ -1,9 +1,9 @@
 #include "plan.h"
 
+#include "kit/config_shape.h"
 #include "kit/error.h"
 #include "kit/random.h"
 #include "proto/shape_rules.h"
-#include "kit/config_shape.h"
 
 namespace epd::bench {
 

@@ -19,13 +19,17 @@ BarrierWords::BarrierWords(std::uint32_t ranks) : ranks_(ranks), words_(std::siz
 }
 
 StartBarrier::StartBarrier(const GpuRank& gpu, const BarrierWords& words, std::uint32_t rank)
-    : gpu_(gpu), words_(words), rank_(rank), image_(gpu_driver()), kernel_(image_.kernel("start_barrier_kernel")) {
+    : gpu_(gpu),
+      words_(words),
+      rank_(rank),
+      image_(gpu_driver()),
+      kernel_(image_.kernel("start_barrier_kernel")) {
   const GpuDriver& driver = gpu_driver();
   driver.require(driver.register_host(words_.come(), words_.bytes(), kPortableMapped), "cuMemHostRegister");
 }
 
-// Who fails before it has opened the start barrier leaves its stream there: that has to go on, and the words stay
-// where it looks at them until the process ends. Ranks that end well end together.
+// Who fails before it has opened the start barrier leaves its stream there: that has to go on, and the words
+// stay where it looks at them until the process ends. Ranks that end well end together.
 StartBarrier::~StartBarrier() {
   constexpr std::uint64_t kAlways = std::numeric_limits<std::uint64_t>::max();
   const auto set = [](std::uint64_t* word) {

@@ -37,8 +37,8 @@ class StartBarrier {
 
   // What comes next in the stream waits. May be captured; each replay comes to the start barrier once more.
   void enqueue();
-  // Once for each time that the stream comes to the start barrier, when all that is to wait there has been enqueued:
-  // the stream goes on when all have been opened.
+  // Once for each time that the stream comes to the start barrier, when all that is to wait there has been
+  // enqueued: the stream goes on when all have been opened.
   void open();
 
  private:

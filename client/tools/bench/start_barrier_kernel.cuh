@@ -1,8 +1,8 @@
 // A start barrier at which the streams of several devices wait until all go on together.
 #pragma once
 
-#include "cuda/common/ptx.cuh"
 #include "bench/barrier_lines.h"
+#include "cuda/common/ptx.cuh"
 
 #include <cstdint>
 
@@ -10,7 +10,8 @@ namespace epd::gpu_test {
 
 // Opens when the host has said so, and all devices have come here as often as this one; gives up after
 // kGateNs. One warp, a lane for each device.
-extern "C" __global__ void start_barrier_kernel(BarrierLines lines, std::uint32_t device, const std::uint64_t* opened) {
+extern "C" __global__ void start_barrier_kernel(BarrierLines lines, std::uint32_t device,
+                                                const std::uint64_t* opened) {
   using namespace kernels::cuda;
   const std::uint64_t end = nanoseconds() + kGateNs;
   std::uint64_t* const own = lines.at[device];

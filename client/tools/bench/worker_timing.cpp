@@ -198,8 +198,8 @@ void Worker::overlap(std::uint32_t iteration, std::size_t at, bool check) {
   }
 }
 
-// Each behind the start barrier: all that is timed has been enqueued when it begins. The GEMM's own events would stand
-// between it and the operation, so they are in a run of their own.
+// Each behind the start barrier: all that is timed has been enqueued when it begins. The GEMM's own events
+// would stand between it and the operation, so they are in a run of their own.
 Worker::Timing Worker::measure_overlap(OperationSamples& samples, std::size_t at,
                                        const Overlapped& overlapped) {
   const auto timed_ahead = [&](const std::string& what, const std::function<epd_ticket_t()>& enqueue) {

@@ -41,7 +41,8 @@ __device__ inline void place_choice(const Operation& op, const Shared& shared, s
   const std::uint32_t* const base =
       op.shape.per_expert
           ? shared.base + choice.expert
-          : shared.base + part_with(op.num_tokens, token, op.division.ctas) * op.shape.num_ranks + choice.rank;
+          : shared.base + part_with(op.num_tokens, token, op.division.ctas) * op.shape.num_ranks +
+                choice.rank;
   EPD_BELOW(base - shared.base, base_words(op));
   choice.row = static_cast<std::int32_t>(*base) - 2 - choice.row;
   EPD_BELOW(choice.row, op.shape.recv_rows);

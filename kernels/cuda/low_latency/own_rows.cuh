@@ -34,7 +34,8 @@ class OwnRows {
     return static_cast<const std::uint8_t*>(op_.x) + std::size_t{token_of(row)} * op_.shape.format.x_bytes;
   }
   __device__ std::uint8_t* stage(std::uint32_t number) const {
-    EPD_AT_MOST(op_.division.header_bytes + (number + 1) * op_.division.stage_bytes, op_.division.shared_bytes);
+    EPD_AT_MOST(op_.division.header_bytes + (number + 1) * op_.division.stage_bytes,
+                op_.division.shared_bytes);
     return shared_.stages + std::size_t{number} * op_.division.stage_bytes;
   }
   // The most rows of a round, and the rows of the round that begins with row `first`.

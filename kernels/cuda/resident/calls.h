@@ -177,8 +177,8 @@ EPD_DEVICE inline void publish_ended(const CallArguments& own, CallRing ring, st
 }
 
 // Ends a call that was not run. If calls before it were never found, they are lost and end with it.
-EPD_DEVICE inline void end_call(const CallArguments& own, Watch& watch, CallRing ring,
-                                const abi::Call& call, bool well) {
+EPD_DEVICE inline void end_call(const CallArguments& own, Watch& watch, CallRing ring, const abi::Call& call,
+                                bool well) {
   EPD_BELOW(abi::flag_of(call.op, call.slot), abi::kCallFlags);
   const std::uint32_t ended = call.number + 1 - watch.state.sequence[ring];
   watch.state.sequence[ring] = call.number + 1;
@@ -206,8 +206,8 @@ EPD_DEVICE inline void publish_result(const CallArguments& own, Watch& watch, co
 }
 
 // Writes the result into the next journal entry, for a call that was not run.
-EPD_DEVICE inline void write_result(const CallArguments& own, const Watch& watch,
-                                    const Judgement& judgement, std::uint64_t tag) {
+EPD_DEVICE inline void write_result(const CallArguments& own, const Watch& watch, const Judgement& judgement,
+                                    std::uint64_t tag) {
   OpResult result = ended(judgement.error, -1);
   result.rows = judgement.rows;
   result.room = judgement.room;
@@ -310,8 +310,7 @@ EPD_DEVICE inline bool has_host_call(const Watch& watch, std::uint64_t first_wor
 }
 
 // Loads the host's next call. The first word is loaded last, with acquire.
-EPD_DEVICE EPD_NO_INLINE inline abi::PackedCall load_host_call(const CallArguments& own,
-                                                               const Watch& watch) {
+EPD_DEVICE EPD_NO_INLINE inline abi::PackedCall load_host_call(const CallArguments& own, const Watch& watch) {
   const std::uint64_t* const words = next_call(own, watch, kByHost);
   abi::PackedCall call;
   for (std::uint32_t i = 1; i < abi::PackedCall::kWords; ++i) call.words[i] = load_relaxed_system(words + i);
@@ -367,8 +366,7 @@ EPD_DEVICE inline Task await_work(const ResidentArguments& own, Watch& watch) {
     }
     watch.state.sms = enabled_epoch.second;
     watch.state.timeout_ms = journal.second;
-    if (accept_in_turn(calls, watch, call, of_host))
-      return task_of(watch.running.op(), calls.per_expert);
+    if (accept_in_turn(calls, watch, call, of_host)) return task_of(watch.running.op(), calls.per_expert);
     if (sequences != watch.state.sequence[kByStreams] + watch.state.sequence[kByHost]) polls = 0;
     if (polls % kPollsPerYieldCheck == kPollsPerYieldCheck - 1 && must_yield(own)) return Task::kStop;
     pause(polls);

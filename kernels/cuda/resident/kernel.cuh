@@ -48,9 +48,9 @@ __device__ inline Task next_task(const ResidentArguments& own, Watch& watch, Tak
 // changed since the call before.
 struct ViewCopy {
   alignas(16) std::uint8_t view[sizeof(DeviceView)];
-  alignas(16) WorkDivision division[2];   // of dispatches, of combines
-  std::uint32_t divisions_at[2];  // their index in CallArguments::work division; or kNone
-  std::uint32_t enabled_epoch;             // enabled epoch of the view; 0: no view
+  alignas(16) WorkDivision division[2];  // of dispatches, of combines
+  std::uint32_t divisions_at[2];         // their index in CallArguments::work division; or kNone
+  std::uint32_t enabled_epoch;           // enabled epoch of the view; 0: no view
   static constexpr std::uint32_t kNone = ~0u;
 
   __device__ const DeviceView& get() const { return *reinterpret_cast<const DeviceView*>(view); }
@@ -87,7 +87,7 @@ __device__ inline void load_view(const CallArguments& own, const TakenCall& call
 
 // Returns the call's work division; loads it if the last operation of its kind had another one.
 __device__ inline const WorkDivision& load_division(const CallArguments& own, const TakenCall& call,
-                                              ViewCopy& copy) {
+                                                    ViewCopy& copy) {
   const std::uint32_t kind = is_dispatch(call) ? 0 : 1;
   const std::uint32_t at = division_index(call, own.most_ctas, gridDim.x);
   EPD_BELOW(at, kDivisionKinds * own.most_ctas);

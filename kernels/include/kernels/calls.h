@@ -140,7 +140,7 @@ EPD_HOST_DEVICE constexpr std::uint32_t ctas_of(const TakenCall& call, std::uint
 }
 // Returns the index in CallArguments::work division, for a kernel of `ctas` CTAs.
 EPD_HOST_DEVICE constexpr std::uint32_t division_index(const TakenCall& call, std::uint32_t most_ctas,
-                                                     std::uint32_t ctas) {
+                                                       std::uint32_t ctas) {
   return division_kind(call.op(), call.flags) * most_ctas + ctas_of(call, ctas) - 1;
 }
 

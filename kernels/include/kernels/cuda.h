@@ -24,7 +24,8 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
 // - epd_resident is persistent. Its parameter is ResidentArguments. It has as many CTAs as it may use SMs,
 //   each of kMaxThreads and all shared memory, so that nothing else fits beside it. Operations may use fewer
 //   CTAs.
-// - epd_launch_probe is the launch probe. It does nothing; that it has run shows that the GPU still starts kernels.
+// - epd_launch_probe is the launch probe. It does nothing; that it has run shows that the GPU still starts
+// kernels.
 std::span<const std::byte> image();
 bool image_checks_ranges();  // whether it is the debug image (cuda/common/range.h)
 // Shared memory beside the dynamic part: the operation's copy, the group view, a few words, and the driver's
@@ -36,8 +37,9 @@ inline constexpr const char* kKernelNames[] = {"epd_dispatch", "epd_combine", "e
 inline constexpr const char* kResidentKernel = kKernelNames[3];
 inline constexpr const char* kLaunchProbeKernel = kKernelNames[4];
 
-// Returns the kernel of a configured `op`. Launch it with work division.ctas CTAs of work division.threads threads and
-// work division.shared_bytes. Each CTA has an SM of its own, and all of them must run at the same time.
+// Returns the kernel of a configured `op`. Launch it with work division.ctas CTAs of work division.threads
+// threads and work division.shared_bytes. Each CTA has an SM of its own, and all of them must run at the same
+// time.
 const char* kernel_name(Kind kind, const Operation& op);
 
 }  // namespace epd::kernels::cuda

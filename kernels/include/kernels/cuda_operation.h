@@ -25,10 +25,10 @@ enum class OpError : std::uint32_t {
   kAborted,    // failed rank: the lowest rank that was awaited
   kDeadline,   // the same
   // Only of calls, which then have not begun:
-  kNoRouting,    // the routing record holds no routing
-  kOldRouting,   // rows: the epoch of the routing. Ranks have left or joined since
-  kBadCall,      // the client may not ask for this (abi::bad_field)
-  kLostCall,  // call `room` was never found; call `rows` lies in its place
+  kNoRouting,   // the routing record holds no routing
+  kOldRouting,  // rows: the epoch of the routing. Ranks have left or joined since
+  kBadCall,     // the client may not ask for this (abi::bad_field)
+  kLostCall,    // call `room` was never found; call `rows` lies in its place
 };
 
 // The result of an operation. `tag` is stored last, with release at system scope.
@@ -68,19 +68,19 @@ struct Inbox {
   std::uint32_t max_tokens = 0;  // T; 0: the group has no inboxes
   std::uint32_t count = 1;       // inboxes of a rank, which operations use in turn
   std::uint32_t slot_bytes = 0;
-  std::uint64_t begin_messages = 0;   // [R] begin words of 16 bytes, each on a line of 64 bytes
-  std::uint64_t tags = 0;  // [R,T,abi::kInboxPieces] tags of slots
+  std::uint64_t begin_messages = 0;  // [R] begin words of 16 bytes, each on a line of 64 bytes
+  std::uint64_t tags = 0;            // [R,T,abi::kInboxPieces] tags of slots
   // [R] plan messages of 1 + ceil(T/64) + R * ceil(E/R/4) words of 16 bytes, on lines of 64.
   std::uint64_t plans = 0;
   std::uint64_t requested = 0;  // [R,T,K] requested words of 16 bytes, on lines of 64
-  std::uint64_t slots = 0;  // [R,T] slots of slot_bytes
+  std::uint64_t slots = 0;      // [R,T] slots of slot_bytes
 };
 constexpr Inbox inbox_of(const abi::GroupShape& s) {
   const abi::InboxLayout layout(s);
   if (layout.bytes == 0) return {};
-  return {s.max_tokens, s.depth,       static_cast<std::uint32_t>(layout.slot_bytes),
+  return {s.max_tokens,          s.depth,     static_cast<std::uint32_t>(layout.slot_bytes),
           layout.begin_messages, layout.tags, layout.plans,
-          layout.requested, layout.slots};
+          layout.requested,      layout.slots};
 }
 
 // The sizes and formats of a group.

@@ -59,7 +59,8 @@ struct DeviceView {
 static_assert(sizeof(DeviceView) % 16 == 0 && sizeof(GroupView) % 16 == 0);
 
 // The kinds of work division. For each kind there is a WorkDivision for each number of CTAs.
-inline constexpr std::uint32_t kDivisionKinds = 2 + abi::kMaxBiases;  // dispatch; combine with 0, 1, ... biases
+inline constexpr std::uint32_t kDivisionKinds =
+    2 + abi::kMaxBiases;  // dispatch; combine with 0, 1, ... biases
 EPD_HOST_DEVICE constexpr std::uint32_t division_kind(abi::Op op, std::uint32_t flags) {
   return op == abi::Op::kDispatch ? 0 : 1 + abi::num_biases(flags);
 }
@@ -88,8 +89,7 @@ EPD_HOST_DEVICE inline void compose_peer(Peer& peer, const abi::ExchangeArenaLay
   peer.announcement = reinterpret_cast<abi::OpAnnouncement*>(block + layout.announcement);
   peer.rank_counts = reinterpret_cast<std::uint32_t*>(block + layout.rank_counts);
   peer.expert_counts = reinterpret_cast<std::uint32_t*>(block + layout.expert_counts);
-  if (layout.inbox_bytes != 0)
-    peer.inbox = rank.exchange + layout.inboxes + layout.inbox_bytes * call.block;
+  if (layout.inbox_bytes != 0) peer.inbox = rank.exchange + layout.inboxes + layout.inbox_bytes * call.block;
   if (dispatch) {
     peer.target.recv_x = rank.recv_x.at<void>(call.slot);
     peer.target.recv_scales = rank.recv_scales.at<void>(call.slot);
@@ -179,8 +179,8 @@ EPD_HOST_DEVICE inline void compose_constants(Operation& op, const GroupView& vi
   op.workspace_bytes = view.workspace_bytes;
 }
 
-// Composes an operation without peers, work division, signal, abort and timeout, and without the places of its
-// results.
+// Composes an operation without peers, work division, signal, abort and timeout, and without the places of
+// its results.
 inline Operation compose(const GroupView& view, const TakenCall& call) {
   Operation op;
   compose_constants(op, view);

@@ -14,12 +14,12 @@ enum class Task : std::uint32_t { kStop, kDispatch, kCombine, kCombinePerExpert 
 
 // A call that has become an operation. CTA 0 broadcasts all of it, in words of 32 bits.
 struct alignas(8) TakenCall {
-  std::uint64_t tag;          // see abi::op_tag
-  std::uint64_t routing_tag;  // tag of the routing that it uses; 0: it makes one
-  std::uint32_t number;       // number of the call
-  std::uint32_t enabled_epoch;         // enabled epoch, which the group view belongs to
-  std::uint32_t journal;      // number of the journal entry for its end
-  std::uint32_t result;       // abi::result_of(); `writing` is the number of its writing
+  std::uint64_t tag;            // see abi::op_tag
+  std::uint64_t routing_tag;    // tag of the routing that it uses; 0: it makes one
+  std::uint32_t number;         // number of the call
+  std::uint32_t enabled_epoch;  // enabled epoch, which the group view belongs to
+  std::uint32_t journal;        // number of the journal entry for its end
+  std::uint32_t result;         // abi::result_of(); `writing` is the number of its writing
   std::uint32_t writing;
   std::uint32_t num_tokens;
   std::uint32_t timeout_ms;
@@ -66,7 +66,7 @@ struct ResidentArguments {
   ResidentState* state = nullptr;
   const std::uint32_t* yield_epoch = nullptr;  // yield epoch, in host memory
   std::uint32_t own_yield_epoch = 0;           // yield epoch when the kernel was launched
-  std::uint32_t number = 0;              // number of this kernel among the lane's kernels; not 0
+  std::uint32_t number = 0;                    // number of this kernel among the lane's kernels; not 0
   CallArguments calls = {};
 };
 

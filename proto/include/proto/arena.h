@@ -104,7 +104,7 @@ constexpr std::uint32_t bound_regions(const Bindings& bindings) {
 struct UserArenaLayout {
   std::array<std::uint64_t, kNumRegions> offset{};  // within a slot
   std::uint64_t slot_bytes = 0;
-  std::uint64_t words = 0;     // StreamWords[depth]
+  std::uint64_t words = 0;  // StreamWords[depth]
   std::uint64_t calls = 0;  // CallWords
   std::uint64_t total_bytes = 0;
 

@@ -83,15 +83,15 @@ struct CallWords {
   alignas(64) PackedCall calls[kCallSlots];
   // Calls that the client's host makes, with numbers of their own.
   alignas(64) PackedCall host_calls[kCallSlots];
-  alignas(64) std::uint32_t tail;             // calls enqueued
-  std::uint32_t epoch;                        // of the group, in which the client acts
+  alignas(64) std::uint32_t tail;                 // calls enqueued
+  std::uint32_t epoch;                            // of the group, in which the client acts
   alignas(64) std::uint32_t enqueued[kMaxDepth];  // by buffer slot: number + 1 of the last call there
   // Not 0: no engine will take a call any more, nothing waits for one. By whoever finds that out: the
   // engine when it lets the rank go, the library when the daemon is lost.
   alignas(64) std::uint32_t closed;
   // By the engine's kernel.
-  alignas(64) std::uint32_t done;                  // calls that have ended, well or not. Stored last
-  std::uint32_t failed;                            // of these, how many were not carried out
+  alignas(64) std::uint32_t done;               // calls that have ended, well or not. Stored last
+  std::uint32_t failed;                         // of these, how many were not carried out
   alignas(64) std::uint32_t flags[kCallFlags];  // 1: the call with `flagged` has ended, see flag_of
 };
 static_assert(sizeof(CallWords) == 4608);

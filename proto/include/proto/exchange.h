@@ -210,8 +210,8 @@ struct ExchangeArenaLayout {
   std::uint64_t rows = 0;       // likewise
   std::uint64_t half_bytes = 0;
   std::uint64_t routing_bytes = 0;  // of a record
-  std::uint64_t inboxes = 0;       // of block 0
-  std::uint64_t inbox_bytes = 0;  // of each; 0: there are none
+  std::uint64_t inboxes = 0;        // of block 0
+  std::uint64_t inbox_bytes = 0;    // of each; 0: there are none
   std::uint64_t total_bytes = 0;
 
   constexpr explicit ExchangeArenaLayout(const GroupShape& s) {

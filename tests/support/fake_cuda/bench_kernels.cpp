@@ -2,9 +2,9 @@
 
 #include "fake_cuda/memory.h"
 
-#include "bench/gemm.h"
-#include "bench/ceiling_kernels.h"
 #include "bench/barrier_lines.h"
+#include "bench/ceiling_kernels.h"
+#include "bench/gemm.h"
 
 #include <algorithm>
 #include <atomic>

@@ -46,8 +46,7 @@ std::string Resident::reach() const {
   const CallArguments& calls = own_.calls;
   if (!device_.reaches(own_.state, sizeof(ResidentState))) return "the state is out of reach";
   if (!device_.reaches(own_.yield_epoch, sizeof(*own_.yield_epoch))) return "the yield_epoch is out of reach";
-  if (!device_.reaches(calls.words, sizeof(abi::CallWords)))
-    return "the words of calls are out of reach";
+  if (!device_.reaches(calls.words, sizeof(abi::CallWords))) return "the words of calls are out of reach";
   if (!device_.reaches(calls.state, sizeof(CallState))) return "the state of calls is out of reach";
   if (!device_.reaches(calls.host, sizeof(CallHost))) return "the journal is out of reach";
   if (!device_.reaches(calls.results, sizeof(abi::Results))) return "the results are out of reach";
@@ -62,7 +61,8 @@ std::string Resident::compose(Task task, Operation& op) const {
   const TakenCall& call = watch_.running;
   const std::uint32_t at = division_index(call, calls.most_ctas, launch_.ctas);
   if (!device_.reaches(calls.view, sizeof(DeviceView))) return "the group's view is out of reach";
-  if (!device_.reaches(calls.division + at, sizeof(WorkDivision))) return "the division of work is out of reach";
+  if (!device_.reaches(calls.division + at, sizeof(WorkDivision)))
+    return "the division of work is out of reach";
   const DeviceView& view = *calls.view;
   op = kernels::cuda::compose(view.group, call);
   for (std::uint32_t rank = 0; rank < kMaxRanks; ++rank)

@@ -156,7 +156,7 @@ class EngineWaits : public EngineCallsViewsTest, public ::testing::WithParamInte
  protected:
   EngineWaits()
       : EngineCallsViewsTest(is("streams") ? std::vector<std::uint32_t>{1, 1, 1}
-                                              : std::vector<std::uint32_t>(kRanks)) {
+                                           : std::vector<std::uint32_t>(kRanks)) {
     resident_ = !is("launched");
   }
   static bool is(const char* word) { return std::string(GetParam()) == word; }

@@ -56,8 +56,8 @@ void CallWorld::make(std::uint32_t r) {
   for (CUstream* stream : {&own.kernel, &own.client, &own.control})
     EPD_CU(cuStreamCreate(stream, CU_STREAM_NON_BLOCKING));
   constexpr std::size_t kDivisions = std::size_t{kernels::cuda::kDivisionKinds} * kCtas;
-  own.arena = std::make_unique<Arena>(
-      rank(r).device, layout_.total_bytes + sizeof(DeviceView) + sizeof(WorkDivision) * kDivisions + (256 << 10));
+  own.arena = std::make_unique<Arena>(rank(r).device, layout_.total_bytes + sizeof(DeviceView) +
+                                                          sizeof(WorkDivision) * kDivisions + (256 << 10));
   own.exchange = own.arena->take<std::uint8_t>(layout_.total_bytes);
   own.words = own.arena->take<CallWords>(1);
   own.state = own.arena->take<CallState>(1);

@@ -17,10 +17,10 @@ using kernels::cuda::CallHost;
 using kernels::cuda::CallState;
 using kernels::cuda::DeviceView;
 using kernels::cuda::JournalEntry;
-using kernels::cuda::WorkDivision;
 using kernels::cuda::ResidentState;
 using kernels::cuda::RouteState;
 using kernels::cuda::Task;
+using kernels::cuda::WorkDivision;
 
 template <typename T>
 T now(const T& word) {
@@ -49,7 +49,7 @@ struct CallRank {
   DeviceView* view = nullptr;
   WorkDivision* division = nullptr;
   ResidentState* resident = nullptr;
-  CallHost* host = nullptr;      // pinned
+  CallHost* host = nullptr;         // pinned
   RouteState* starts = nullptr;     // pinned, [kRoutes]
   abi::Results* results = nullptr;  // pinned
   kernels::cuda::ResultRuns* runs = nullptr;

@@ -1,6 +1,6 @@
 // Calls on the fake driver: operations that streams ask for equal the reference.
-#include "unit/fake_cuda/fake_cuda_cases.h"
 #include "unit/fake_cuda/fake_cuda_call_world.h"
+#include "unit/fake_cuda/fake_cuda_cases.h"
 
 #include "proto/arena.h"
 
@@ -181,8 +181,7 @@ class CallRun {
 
   // What the host is told is what lies in the regions.
   void check_counts(std::uint32_t r, std::uint32_t mark) {
-    const abi::GroupShape shape =
-        gpu_test::group_shape(calls_.world().shape(), kTokens, CallWorld::kDepth);
+    const abi::GroupShape shape = gpu_test::group_shape(calls_.world().shape(), kTokens, CallWorld::kDepth);
     const abi::ResultsLayout layout(shape);
     const abi::PlacementParts at(shape);
     const auto* const words =

@@ -59,7 +59,8 @@ void World::start(Kind kind, const Operation& op) {
   void* parameters[] = {&parameter};
   const int kernel = kind == Kind::kDispatch ? 0 : op.shape.per_expert ? 2 : 1;
   EPD_CU(cuLaunchKernel(reinterpret_cast<CUfunction>(kernels_[kernel]), op.division.ctas, 1, 1,
-                        op.division.threads, 1, 1, op.division.shared_bytes, own.stream, parameters, nullptr));
+                        op.division.threads, 1, 1, op.division.shared_bytes, own.stream, parameters,
+                        nullptr));
   parameter = 0;
 }
 

@@ -158,9 +158,8 @@ TEST_F(Calls, BecomeOperationsByTheGroupsView) {
       EXPECT_EQ(static_cast<void*>(peer.announcement), block + layout.announcement);
       EXPECT_EQ(static_cast<void*>(peer.rank_counts), block + layout.rank_counts);
       EXPECT_EQ(static_cast<void*>(peer.expert_counts), block + layout.expert_counts);
-      EXPECT_EQ(peer.inbox, layout.inbox_bytes == 0
-                                  ? nullptr
-                                  : from.exchange + layout.inbox(state_.index, shape_.depth));
+      EXPECT_EQ(peer.inbox,
+                layout.inbox_bytes == 0 ? nullptr : from.exchange + layout.inbox(state_.index, shape_.depth));
       expect_at(peer.target.recv_x, from.recv_x, call.slot, dispatch);
       expect_at(peer.target.recv_scales, from.recv_scales, call.slot, dispatch);
       expect_at(peer.target.recv_topk_idx, from.recv_topk_idx, call.slot, dispatch);
@@ -212,8 +211,8 @@ TEST_F(Calls, TellWhereTheyEnd) {
   }
 }
 
-// Bytes of an Operation, of its Signal (4), its WorkDivision (12), its CountOutputs (4) and its ResultOut (4) that
-// are of no field.
+// Bytes of an Operation, of its Signal (4), its WorkDivision (12), its CountOutputs (4) and its ResultOut (4)
+// that are of no field.
 constexpr std::size_t kPadding = (offsetof(Operation, division) - sizeof(Shape)) +
                                  (offsetof(Operation, routing) - offsetof(Operation, zero_padding) - 1) +
                                  (sizeof(Operation) - offsetof(Operation, peers) - sizeof(Operation::peers)) +

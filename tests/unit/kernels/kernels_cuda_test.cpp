@@ -120,19 +120,22 @@ TEST(CudaConfigure, LowLatencyLeavesWarpsThatCopyNothing) {
         const std::uint32_t words = (tokens + 31) / 32 * (256 + 2 * 8) + (sms == 1 ? 8 * 256 : 0);
         ASSERT_TRUE(configure(Kind::kDispatch, bytes, sms, op)) << sms << " " << tokens;
         const std::uint32_t row = 7168 + 224 + 2 * 32;  // as it lies in its slot
-        EXPECT_LE(op.division.warps + 2, kMaxThreads / 32) << "clerks and the broadcast";
+        EXPECT_LE(op.division.warps + 2, kMaxThreads / 32) << "metadata and signal warps";
         EXPECT_LE(op.division.warps, 2 * op.division.stages) << "two rows land in each stage";
         EXPECT_GE(op.division.stage_bytes, row + std::max(2 * row, 14336u)) << "behind one that leaves, or x";
         EXPECT_GE(op.division.header_bytes, words * 4) << "sets of tokens";
-        EXPECT_LE(op.division.header_bytes + op.division.stages * op.division.stage_bytes, op.division.shared_bytes);
+        EXPECT_LE(op.division.header_bytes + op.division.stages * op.division.stage_bytes,
+                  op.division.shared_bytes);
         op.shape.format = {false, ScaleFormat::kFloat32, 7168, 14336, 14336, 0};
         ASSERT_TRUE(configure(Kind::kDispatch, bytes, sms, op)) << sms << " " << tokens;
         EXPECT_EQ(op.division.stages, 1u) << "of each warp";
-        EXPECT_LE(op.division.header_bytes + op.division.warps * op.division.stage_bytes, op.division.shared_bytes);
+        EXPECT_LE(op.division.header_bytes + op.division.warps * op.division.stage_bytes,
+                  op.division.shared_bytes);
         ASSERT_TRUE(configure(Kind::kCombine, bytes, sms, op)) << sms << " " << tokens;
-        EXPECT_LT(op.division.warps, kMaxThreads / 32) << "the broadcast";
+        EXPECT_LT(op.division.warps, kMaxThreads / 32) << "the signal warp";
         EXPECT_GE(op.division.stage_bytes, 2 * 2048u) << "a piece that is added up, and the next";
-        EXPECT_LE(op.division.header_bytes + op.division.warps * op.division.stage_bytes, op.division.shared_bytes);
+        EXPECT_LE(op.division.header_bytes + op.division.warps * op.division.stage_bytes,
+                  op.division.shared_bytes);
         op.shape.hidden = abi::kMaxHidden + 128;
         EXPECT_FALSE(configure(Kind::kCombine, bytes, sms, op)) << "more pieces than there are tags";
       }

@@ -64,7 +64,8 @@ TEST_F(RangeChecksDeathTest, MoreRoutingsThanThereAreRecords) {
   take_enabled_epoch(own_, watch_);
   EXPECT_EQ(routes_[kRoutes - 1].num_tokens, 78u);
   host_->start.num_routes = kRoutes + 1;
-  EXPECT_DEATH(take_enabled_epoch(own_, watch_), "cuda/resident/calls\\.h:[0-9]+: routes is 4, allowed: at most 3\n");
+  EXPECT_DEATH(take_enabled_epoch(own_, watch_),
+               "cuda/resident/calls\\.h:[0-9]+: routes is 4, allowed: at most 3\n");
 }
 
 TEST_F(RangeChecksDeathTest, AJournalEntryThatTheHostHasNotRead) {

@@ -99,8 +99,9 @@ TEST_F(Membership, AnEngineThatDiesInAFatalBreakLeavesItsBoardsToTheSupervisor) 
   take();
   memory_.board_index[{1, 0}] = memory_.board_index[{1, 2}] = 1;
   engine_down(0, "died");
-  EXPECT_EQ(take(), (Lines{"wake session=10", "wake session=12",
-                           "break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST failed_rank=1 fail_from=1"}))
+  EXPECT_EQ(take(),
+            (Lines{"wake session=10", "wake session=12",
+                   "break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST failed_rank=1 fail_from=1"}))
       << "what the dead engine had taken of its ranks beyond their boards fails";
   EXPECT_EQ(memory_.lost.at(0), "rank 1 (session 11, pid 1001) died");
   EXPECT_EQ(memory_.lost.count(2), 1u);
@@ -147,8 +148,9 @@ TEST_F(Membership, ARestartedEngineThatCannotServeTheGroupEndsIt) {
   engine_up(0);
   take();
   say(0, abi::GroupReady{1, StatusCode::kInternal, "arena lost"});
-  EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=INTERNAL failed_rank=-1 fail_from=0",
-                           "break device=1 group=1 epoch=1 fatal=1 cause=INTERNAL failed_rank=-1 fail_from=0"}));
+  EXPECT_EQ(take(),
+            (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=INTERNAL failed_rank=-1 fail_from=0",
+                   "break device=1 group=1 epoch=1 fatal=1 cause=INTERNAL failed_rank=-1 fail_from=0"}));
 }
 
 // ---- engines that do not answer
@@ -234,7 +236,8 @@ TEST_F(Membership, AFatalBreakHasTimeForRunningOperationsThenFailsThemThenKills)
   EXPECT_TRUE(take().empty()) << "operations below 4 may still run";
   clock_.advance_ms(30'000);
   tick();
-  EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST failed_rank=1 fail_from=0"}));
+  EXPECT_EQ(take(),
+            (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST failed_rank=1 fail_from=0"}));
   clock_.advance_ms(3'000);
   tick();
   EXPECT_EQ(take(), (Lines{"kill device=0"}));

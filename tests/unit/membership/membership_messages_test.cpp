@@ -180,9 +180,10 @@ TEST_F(DegradedByMessages, ARankWhoseEngineDiesWhileItsMemoryIsMadeWaitsForTheNe
   EXPECT_EQ(tell(two), (Lines{"acquire device=0 group=1 rank=2 session=77 node=7"}));
   tell(EngineDown{{7, 0}, "died", {}});
   EXPECT_EQ(tell(acquired(two, 2)), Lines{}) << "nobody stops for it before it can be served";
-  EXPECT_EQ(tell(EngineUp{{7, 0}}), (Lines{"break device=0 group=1 epoch=2 fatal=0 cause=ABORTED failed_rank=2",
-                                           "break device=1 group=1 epoch=2 fatal=0 cause=ABORTED failed_rank=2",
-                                           "start device=0 group=1 broken=1 node=7"}));
+  EXPECT_EQ(tell(EngineUp{{7, 0}}),
+            (Lines{"break device=0 group=1 epoch=2 fatal=0 cause=ABORTED failed_rank=2",
+                   "break device=1 group=1 epoch=2 fatal=0 cause=ABORTED failed_rank=2",
+                   "start device=0 group=1 broken=1 node=7"}));
 }
 
 TEST_F(DegradedByMessages, AGroupThatEndsLetsThoseWhoseMemoryIsMadeFormTheNextOne) {

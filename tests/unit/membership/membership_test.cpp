@@ -130,8 +130,9 @@ TEST_F(Membership, OperationsThatALivingRankHadNotSubmittedFailAtOnce) {
   stopped(0, 9);
   EXPECT_TRUE(take().empty()) << "rank 1 has not been heard of";
   stopped(1, 5);
-  EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST failed_rank=2 fail_from=5",
-                           "break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST failed_rank=2 fail_from=5"}));
+  EXPECT_EQ(take(),
+            (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST failed_rank=2 fail_from=5",
+                   "break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST failed_rank=2 fail_from=5"}));
   broken(0, 5);
   broken(1, 5);
   EXPECT_EQ(group().phase(), GroupPhase::kLost);
@@ -144,7 +145,8 @@ TEST_F(Membership, AnEngineThatHasLetGoIsNotBrokenAgain) {
   take();
   broken(1, 9);
   stopped(0, 5);
-  EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST failed_rank=1 fail_from=5"}));
+  EXPECT_EQ(take(),
+            (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST failed_rank=1 fail_from=5"}));
 }
 
 TEST_F(Membership, AFurtherLossInAFatalBreakIsAnsweredLikeTheFirst) {
@@ -270,8 +272,9 @@ TEST_F(Membership, AGroupThatHasHadItsLastEpochIsLost) {
   take();
   broken(0, 1, kLastEpoch);
   broken(1, 1, kLastEpoch);
-  EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=100 fatal=1 cause=ABORTED failed_rank=-1 fail_from=0",
-                           "break device=1 group=1 epoch=100 fatal=1 cause=ABORTED failed_rank=-1 fail_from=0"}));
+  EXPECT_EQ(take(),
+            (Lines{"break device=0 group=1 epoch=100 fatal=1 cause=ABORTED failed_rank=-1 fail_from=0",
+                   "break device=1 group=1 epoch=100 fatal=1 cause=ABORTED failed_rank=-1 fail_from=0"}));
   EXPECT_NE(break_text_.find("epoch 100 is the last"), std::string::npos) << break_text_;
   broken(0, 1, kLastEpoch);
   broken(1, 1, kLastEpoch);
@@ -302,8 +305,9 @@ TEST_F(Membership, ABreakRequestInAFatalBreakFailsEverything) {
   stopped(1, 6);
   take();
   request_break(0);
-  EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST failed_rank=1 fail_from=0",
-                           "break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST failed_rank=1 fail_from=0"}));
+  EXPECT_EQ(take(),
+            (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST failed_rank=1 fail_from=0",
+                   "break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST failed_rank=1 fail_from=0"}));
 }
 
 }  // namespace

@@ -6,7 +6,8 @@
 // them, so that none waits behind another that waits for a peer.
 //
 // A host device has no processor of its own: the engine's loop runs operations, in short pieces
-// (OperationInFlight::advance), and helper threads move rows beside it. Operations of a lane run beside each other.
+// (OperationInFlight::advance), and helper threads move rows beside it. Operations of a lane run beside each
+// other.
 #pragma once
 
 #include "device/device.h"
@@ -26,8 +27,8 @@ namespace epd {
 struct LaunchRequest {
   kernels::cuda::Kind kind = kernels::cuda::Kind::kNoop;
   std::uint32_t place = 0;  // of the lane, below its depth; nothing else is in flight there. Noops need none
-  // `signal`, and of all but noops everything but peers, work division, workspace, abort, result and the host's
-  // counts, which are the lane's to fill in.
+  // `signal`, and of all but noops everything but peers, work division, workspace, abort, result and the
+  // host's counts, which are the lane's to fill in.
   kernels::cuda::Operation* op = nullptr;
   const OperationPeers* peers = nullptr;  // not of noops. Outlives the operation in flight
   std::uint32_t record = 0;               // routing record that it makes or uses
@@ -114,8 +115,8 @@ class CallPort {
   virtual const kernels::cuda::JournalEntry* front() const = 0;
   virtual void pop() = 0;
 
-  // What is enqueued: a copy of the words, begun by look() unless one is under way. It is there when seen() gives
-  // it, once; valid until the next look().
+  // What is enqueued: a copy of the words, begun by look() unless one is under way. It is there when seen()
+  // gives it, once; valid until the next look().
   struct Ring {
     abi::PackedCall calls[abi::kCallSlots];
     abi::PackedCall host_calls[abi::kCallSlots];

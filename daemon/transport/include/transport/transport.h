@@ -1,5 +1,5 @@
-// Messages between engines, whatever carries them. The contract is in README.md; tests/unit/transport/transport_*.cpp
-// hold each implementation against it.
+// Messages between engines, whatever carries them. The contract is in README.md;
+// tests/unit/transport/transport_*.cpp hold each implementation against it.
 #pragma once
 
 #include "common/status.h"
