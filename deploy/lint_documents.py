@@ -121,6 +121,20 @@ def check_words(document, words):
             yield number, f"says '{phrase}'; the glossary says: {instead}"
 
 
+CODE = ("*.c", "*.cpp", "*.h", "*.hpp", "*.cu", "*.cuh", "*.proto", "*.pml")
+
+
+def check_code(path, words):
+    """Old words in comments, texts and names: a name's parts between underscores count as words."""
+    lines = path.read_text(errors="replace").split("\n")
+    patterns = [(phrase, instead, re.compile(r"(?<![A-Za-z-])" + re.escape(phrase) + r"(?![A-Za-z-])", re.IGNORECASE))
+                for phrase, instead in words]
+    for number, line in enumerate(lines, 1):
+        for phrase, instead, pattern in patterns:
+            if pattern.search(line):
+                yield number, f"says '{phrase}'; the glossary says: {instead}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent)
@@ -146,8 +160,18 @@ def main():
         for number, text in sorted(found):
             print(f"{name}:{number}: {text}")
         findings += len(found)
+    if not arguments.files:
+        sources = subprocess.run(["git", "ls-files", *CODE], cwd=root, check=True, capture_output=True, text=True)
+        code_words = old_words(Document(root / GLOSSARY), "code")
+        for name in sources.stdout.split():
+            if not (root / name).is_file():
+                continue
+            found = list(check_code(root / name, code_words))
+            for number, text in found:
+                print(f"{name}:{number}: {text}")
+            findings += len(found)
     if findings:
-        print(f"{findings} findings in documents")
+        print(f"{findings} findings in documents and sources")
     return 1 if findings else 0
 
 

@@ -30,7 +30,7 @@ inline constexpr std::uint32_t kMaxLanes = 24;
 // Where lanes have their streams. Lives as long as one is in it.
 class Partition {
  public:
-  // Of the whole device: for kernels that stay, which hold SMs by themselves. (In a green context they would
+  // Of the whole device: for resident kernels, which hold SMs by themselves. (In a green context they would
   // take turns with the clients' kernels, 200 us each, also under MPS.)
   static Result<std::shared_ptr<Partition>> whole(const CudaDriver& driver, CUcontext primary);
   // Of some SMs that are the engine's, as a green context.
@@ -131,7 +131,7 @@ class CudaDevice final : public Device, public Launcher {
   Result<LaneMemory> take_memory(std::size_t device_bytes, std::size_t host_bytes);
   void give_back(const LaneMemory& memory) { free_memory_.push_back(memory); }
   void lane_closed(CudaLane* lane);
-  // Of kernels that stay: when the device began kernels last. One of an earlier round leaves by itself.
+  // Of resident kernels: when the device began kernels last. One of an earlier round leaves by itself.
   std::uint32_t yield_epoch() const { return yield_epoch_; }
   const std::uint32_t* yield_epoch_word() const { return probe_->yield_epoch_word(); }
   std::uint64_t now_ns() const { return clock_.now_ns(); }

@@ -1,6 +1,6 @@
-// Notices that a GPU begins no kernel any more as long as one stays on it, and tells those that stay to step
-// aside: the README of this room, "Stepping aside". On a thread of its own, because the engine's loop may be
-// waiting for the GPU itself.
+// Notices that a GPU begins no kernel any more while a resident kernel runs, and tells the resident kernels
+// to yield: the README of this room, "Yielding". The probe has a thread of its own, because the engine's loop
+// may be waiting for the GPU itself.
 #pragma once
 
 #include "common/status.h"

@@ -188,7 +188,7 @@ bool ResidentCalls::waits_for_room() const {
   return !lane_.runs();
 }
 
-// No kernel reads it before the next odd turn.
+// No kernel reads it before the next odd enabled epoch.
 void ResidentCalls::write_view(const DeviceView& view_of_group) const {
   DeviceView own = view_of_group;
   Operation probe;

@@ -38,7 +38,7 @@ class ResidentLane final : public CudaLane {
   std::uint32_t ctas_ = 0;         // 0: there has been no kernel
   std::uint32_t held_ = 0;         // SMs: of the kernel, and of the next one if that has been told to stop
   bool waits_ = false;             // for room
-  std::uint64_t told_ns_ = 0;      // when it was told to stop, or began to step aside; 0: neither
+  std::uint64_t told_ns_ = 0;      // when it was told to stop, or began to yield; 0: neither
   bool aside_ = false;             // that
   std::uint32_t yield_epoch_ = 0;  // CudaDevice::round(), of the kernel
   std::uint32_t kernels_ = 0;      // that have been started

@@ -22,7 +22,7 @@ void DeviceWatch::advance() {
 
 void DeviceWatch::note_stuck() {
   page_->times_stuck.store(device_.times_stuck(), std::memory_order_relaxed);
-  log_event(LogLevel::kWarning, "the GPU began no kernel; those that stay step aside",
+  log_event(LogLevel::kWarning, "the GPU began no kernel; resident kernels yield",
             {{"device", device_.name()}, {"times", device_.times_stuck()}});
 }
 

@@ -11,7 +11,7 @@ namespace epd {
 
 namespace {
 
-// A sleeping engine turns each second, and as soon as it is enqueued.
+// A sleeping engine's loop turns each second, and as soon as its bell rings.
 constexpr std::uint64_t kSilentNs = 2'000'000'000;
 constexpr std::uint64_t kDeafNs = 200'000'000;
 
@@ -186,12 +186,11 @@ void Group::ring_peers() const {
   }
 }
 
-std::uint64_t Group::stands_still_ms(std::uint32_t rank, std::uint64_t now_ns,
-                                     std::uint64_t enqueued_ns) const {
+std::uint64_t Group::stands_still_ms(std::uint32_t rank, std::uint64_t now_ns, std::uint64_t bell_ns) const {
   for (const auto& peer : peers) {
     if (peer->device_index != ranks[rank].device_index) continue;
     const std::uint64_t beat = peer->page.as<abi::EnginePage>()->heartbeat_ns.load(std::memory_order_relaxed);
-    const std::uint64_t patience_ns = beat < enqueued_ns ? kDeafNs : kSilentNs;
+    const std::uint64_t patience_ns = beat < bell_ns ? kDeafNs : kSilentNs;
     return beat != 0 && now_ns > beat + patience_ns ? (now_ns - beat) / 1'000'000 : 0;
   }
   return 0;

@@ -169,9 +169,9 @@ struct Group {
   // Wakes the sleeping engines among `peers`. After a release store that they wait for.
   void ring_peers() const;
   // How long the loop of the rank's engine has not turned, if so long that the engine must be stopped or held
-  // up; else 0. Judged by its page, from here. `enqueued_ns`: since then it has been enqueued, so it should
+  // up; else 0. Judged by its page, from here. `bell_ns`: its bell has been ringing since then, so it should
   // have turned.
-  std::uint64_t stands_still_ms(std::uint32_t rank, std::uint64_t now_ns, std::uint64_t enqueued_ns) const;
+  std::uint64_t stands_still_ms(std::uint32_t rank, std::uint64_t now_ns, std::uint64_t bell_ns) const;
   std::string check_complete() const;  // what a commit finds missing; "" if nothing
 };
 

@@ -75,7 +75,7 @@ class CallLane {
     return own;
   }
 
-  // The kernel stays. Calls the operation, which is configured.
+  // The kernel is resident. Calls the operation, which is configured.
   void start(kernels::cuda::Kind kind, const Operation& op) {
     using namespace kernels::cuda;
     const std::uint64_t index = abi::index_of_tag(op.tag);

@@ -58,7 +58,7 @@ class DeviceMemory {
 
 enum class Mode {
   kLaunched,
-  kResident,  // between the first start() and wait() a kernel stays on each rank's device, and takes calls
+  kResident,  // between the first start() and wait() each rank's device has a resident kernel
 };
 
 struct WorldShape {
@@ -71,7 +71,7 @@ struct WorldShape {
   bool late_calls = false;    // kResident: some are made while a kernel leaves and the next one comes
 };
 
-// Where the parts of a inbox lie, and its size.
+// Where the parts of an inbox lie, and its size.
 struct InboxPlan {
   kernels::cuda::Inbox at;
   std::size_t bytes = 0;

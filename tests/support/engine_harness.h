@@ -32,7 +32,7 @@ bool comes(Condition condition, int timeout_ms = 10'000) {
 // One engine process's worth of descriptors, on a thread.
 class EngineThread {
  public:
-  // `kind`: "host" or "cuda". `resident`: of a GPU, a kernel stays.
+  // `kind`: "host" or "cuda". `resident`: a GPU has a resident kernel.
   explicit EngineThread(std::uint32_t device_index, std::string kind = "host", bool resident = true);
   ~EngineThread();
 

@@ -1,4 +1,4 @@
-// Arguments of the kernel in start barrier.cuh, for device and host code.
+// Arguments of the kernel in start_barrier_kernel.cuh, for device and host code.
 #pragma once
 
 #include <cstdint>

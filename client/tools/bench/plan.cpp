@@ -97,7 +97,7 @@ void validate(const RunPlan& plan) {
     kit::fail("no-stream is about GPUs; allowed: with backend cuda, without graph and overlap");
   require_range("sms-changes", plan.sms_changes, 0, 10'000);
   if (plan.sms_changes != 0 && !(plan.on_gpus() && plan.resident))
-    kit::fail("sms-changes is about kernels that stay; allowed: with backend cuda, mode resident");
+    kit::fail("sms-changes is about resident kernels; allowed: with backend cuda, mode resident");
   require_range("priority", plan.priority, abi::kMinPriority, abi::kMaxPriority);
   if (const std::string wrong = abi::check_shape(plan.shape()); !wrong.empty()) kit::fail(wrong);
 }

@@ -58,10 +58,10 @@ One line per device. Counters are those of the present engine; a restart begins 
 GPUs have a second line, with what the driver said of them when the daemon started.
   CUDA        version that the driver speaks
   PARTITION   SMs that can be set apart, at the least
-  STOP        how long kernels that stay (devices.mode "resident") took to stop when they were told to, as
+  STOP        how long resident kernels (devices.mode "resident") took to stop when they were told to, as
               their SMs changed or their rank left: the median, the longest
   MPS         on: clients and engine run at the same time; off: they take turns
-  MODE        launched (a kernel for each operation) or resident (a kernel stays), and what decided it:
+  MODE        launched (a kernel for each operation) or resident (one persistent kernel), and what decided it:
               devices.mode, or for "auto" whether MPS runs
   NO P2P WITH devices whose memory it can't map: no group may have ranks on both
 

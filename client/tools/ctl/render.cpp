@@ -56,7 +56,7 @@ std::string device_table(const google::protobuf::RepeatedPtrField<v1::Device>& d
   return table.empty() ? "no devices\n" : table.text();
 }
 
-// Of kernels that stay. Nothing if none has been told to stop.
+// Of resident kernels. Nothing if none has been told to stop.
 std::string stop_times(const v1::Device& device) {
   if (device.kernel_stops().count() == 0) return "";
   return format_us(device.kernel_stops().p50_us()) + " / " + format_us(device.kernel_stop_max_us());

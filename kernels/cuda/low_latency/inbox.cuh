@@ -59,7 +59,7 @@ __device__ inline PublishedWord* begin_word(const Operation& op, std::uint32_t a
   EPD_BELOW(source, op.shape.num_ranks);
   return reinterpret_cast<PublishedWord*>(op.peers[at].inbox + op.inbox.begin_messages + source * 64);
 }
-// Dispatch: the plan message of `source` at `rank`, work division.plan.end words (abi::PlanWords).
+// Dispatch: the plan message of `source` at `rank`, division.plan.end words (abi::PlanWords).
 __device__ inline PublishedWord* plan_words(const Operation& op, std::uint32_t rank, std::uint32_t source) {
   EPD_BELOW(rank, op.shape.num_ranks);
   EPD_BELOW(source, op.shape.num_ranks);

@@ -49,7 +49,7 @@ __device__ inline Task next_task(const ResidentArguments& own, Watch& watch, Tak
 struct ViewCopy {
   alignas(16) std::uint8_t view[sizeof(DeviceView)];
   alignas(16) WorkDivision division[2];  // of dispatches, of combines
-  std::uint32_t divisions_at[2];         // their index in CallArguments::work division; or kNone
+  std::uint32_t divisions_at[2];         // their index in CallArguments::division; or kNone
   std::uint32_t enabled_epoch;           // enabled epoch of the view; 0: no view
   static constexpr std::uint32_t kNone = ~0u;
 

@@ -138,7 +138,7 @@ EPD_HOST_DEVICE inline void compose_ends(Operation& op, const CallArguments& own
 EPD_HOST_DEVICE constexpr std::uint32_t ctas_of(const TakenCall& call, std::uint32_t most) {
   return call.sms == 0 || call.sms > most ? most : call.sms;
 }
-// Returns the index in CallArguments::work division, for a kernel of `ctas` CTAs.
+// Returns the index in CallArguments::division, for a kernel of `ctas` CTAs.
 EPD_HOST_DEVICE constexpr std::uint32_t division_index(const TakenCall& call, std::uint32_t most_ctas,
                                                        std::uint32_t ctas) {
   return division_kind(call.op(), call.flags) * most_ctas + ctas_of(call, ctas) - 1;

@@ -14,7 +14,7 @@ namespace epd::kernels::cuda {
 std::size_t workspace_bytes(const Shape& shape, std::uint32_t max_sms);
 
 // Divides the work of `op` among `sms` CTAs. `max_shared_bytes` is the shared memory that the device gives
-// one CTA. work division.stages of a combine is an input. Returns false if a row does not fit.
+// one CTA. division.stages of a combine is an input. Returns false if a row does not fit.
 bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Operation& op);
 
 // The kernels, as a fat binary for cuLibraryLoadData. Each kernel may have max_shared_bytes less kStaticBytes
@@ -37,8 +37,8 @@ inline constexpr const char* kKernelNames[] = {"epd_dispatch", "epd_combine", "e
 inline constexpr const char* kResidentKernel = kKernelNames[3];
 inline constexpr const char* kLaunchProbeKernel = kKernelNames[4];
 
-// Returns the kernel of a configured `op`. Launch it with work division.ctas CTAs of work division.threads
-// threads and work division.shared_bytes. Each CTA has an SM of its own, and all of them must run at the same
+// Returns the kernel of a configured `op`. Launch it with division.ctas CTAs of division.threads
+// threads and division.shared_bytes. Each CTA has an SM of its own, and all of them must run at the same
 // time.
 const char* kernel_name(Kind kind, const Operation& op);
 

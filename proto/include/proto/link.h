@@ -259,7 +259,7 @@ struct EnginePage {
   std::uint64_t next_row_key;  // the engine's own
   StatisticsTable<kSessionRows> sessions;
   StatisticsTable<kMemberRows> members;
-  // Of a GPU's kernels that stay: from telling one to stop until the engine saw that it had.
+  // Of a GPU's resident kernels: from telling one to stop until the engine saw that it had.
   alignas(64) Histogram kernel_stops;
   std::atomic<std::uint32_t> kernel_stop_max_us;
   std::atomic<std::uint32_t> times_stuck;  // the GPU began no kernel, and those that stay stepped aside

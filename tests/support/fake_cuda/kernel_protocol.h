@@ -34,7 +34,7 @@ struct Launch {
 // device would have faulted at.
 std::string run_kernel(const Launch& launch, const kernels::cuda::Operation* op, const KernelDevice& device);
 
-// The same for the kernel that stays, until it is told to stop.
+// The same for the resident kernel, until it is told to stop.
 std::string run_resident(const Launch& launch, const kernels::cuda::ResidentArguments& own,
                          const KernelDevice& device);
 

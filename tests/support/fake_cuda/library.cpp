@@ -113,7 +113,7 @@ bool run(Stream& stream, const Launch& launch, Run run_it) {
   return false;
 }
 
-// Kernels that stay begin when all of their SMs are free. False: over before that.
+// Resident kernels begin when all of their SMs are free. False: over before that.
 bool take_sms(Stream& stream, const StayingKernel& kernel) {
   Device& device = stream.device();
   return stream.wait_until([&] {

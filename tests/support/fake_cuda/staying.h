@@ -3,7 +3,7 @@
 
 namespace epd::fake_cuda {
 
-// A kernel that stays. It has an SM for each of its CTAs; nothing else fits beside one.
+// A resident kernel. It has an SM for each of its CTAs; nothing else fits beside one.
 struct StayingKernel {
   unsigned ctas = 0;
   unsigned threads = 0;

@@ -2,7 +2,7 @@
 # deploy/lint_documents.py finds each kind of fault, and nothing in a document without any.
 set -euo pipefail
 if ! command -v python3 >/dev/null; then echo "skipped: python3 is not installed"; exit 77; fi
-check=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/deploy/lint_documents.py
+check=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)/deploy/lint_documents.py
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
 mkdir "$root/proto"
@@ -11,7 +11,7 @@ cat >"$root/proto/GLOSSARY.md" <<'END'
 
 | old words | instead | checked in |
 |---|---|---|
-| `kernel that stays`, `failed_rank` | resident kernel, failed rank | documents |
+| `kernel that stays`, `culprit` | resident kernel, failed rank | documents |
 | `frobnicate` | enqueue | code |
 END
 
@@ -35,14 +35,31 @@ expect 'a.md:2: has 125 columns; allowed: 100' <<<"
 $long"
 expect 'a.md:1: links to nowhere.md: there is no nowhere.md' <<<'A [link](nowhere.md).'
 expect 'a.md:1: links to proto/GLOSSARY.md#new-words: there is no such heading' <<<'[A](proto/GLOSSARY.md#new-words)'
-expect "a.md:2: says 'failed_rank'; the glossary says: resident kernel, failed rank" <<<'
-The failed_rank is rank 2.'
+expect "a.md:2: says 'culprit'; the glossary says: resident kernel, failed rank" <<<'
+The culprit is rank 2.'
 expect "a.md:1: says 'kernel that stays'" <<<'A kernel that
 stays on the device.'
-expect "a.md:1: says 'failed_rank'" <<<'| a *failed_rank* in a table |'
-expect '' <<<'The field `failed_rank`, a frobnicate (of code), culprits, and
+expect "a.md:1: says 'culprit'" <<<'| a *culprit* in a table |'
+expect '' <<<'The field `culprit`, a frobnicate (of code), culprits, and
 
 ```
-a failed_rank in a code fence
+a culprit in a code fence
 ```'
+
+# Sources: words in comments and parts of names.
+if command -v git >/dev/null; then
+  echo '# A heading' >"$root/a.md"
+  printf 'int x;  // frobnicate\nint do_frobnicate_all();\nint unfrobnicated();\n' >"$root/a.h"
+  git -C "$root" init -q
+  git -C "$root" add a.h a.md
+  status=0
+  output=$("$check" --root "$root") || status=$?
+  for line in 1 2; do
+    if [[ $output != *"a.h:$line: says 'frobnicate'; the glossary says: enqueue"* ]]; then
+      printf 'line %s of a source was not found; status %s, got: %s\n' "$line" "$status" "$output"
+      exit 1
+    fi
+  done
+  if [[ $status != 1 || $output == *a.h:3* ]]; then echo "status $status, got: $output"; exit 1; fi
+fi
 echo "every fault was found"

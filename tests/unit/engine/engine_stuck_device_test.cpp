@@ -1,4 +1,4 @@
-// A GPU that begins no kernel as long as some stay on it: these step aside, and nothing is lost.
+// A GPU that begins no kernel as long as some stay on it: these yield, and nothing is lost.
 #include "engine_calls_fixture.h"
 
 #include "staying_kernels.h"
@@ -211,7 +211,7 @@ class LaunchedHeldWordsTest : public EngineStuckDeviceTest {
     there_ = {0, 1};
     const auto numbers = ask(Op::kDispatch, slot, inputs);
     ::usleep(20'000);
-    begin("stuck");  // and the kernels have time to step aside
+    begin("stuck");  // and the kernels have time to yield
     std::uint32_t& word = group_->stream_words(2, slot).done;
     comes([&] { return std::atomic_ref(word).load() == next; }, 500);
     end("held");

@@ -43,7 +43,7 @@ class FakeCudaCallEnds : public ::testing::Test {
     calls_->ring(0, call, how);
     calls_->synchronise(0);
   }
-  // The next end is this error, nothing is carried out after it, and all is well in the next turn.
+  // The next end is this error, nothing is carried out after it, and all is well in the next enabled epoch.
   JournalEntry refused(OpError error) {
     const JournalEntry entry = calls_->journal(0);
     EXPECT_EQ(entry.result.error, error);

@@ -1,4 +1,4 @@
-// Ranks whose operations are calls, on the fake driver: a kernel that stays on each, the client's stream
+// Ranks whose operations are calls, on the fake driver: a resident kernel on each, the client's stream
 // and the host's words for it.
 #pragma once
 
@@ -95,7 +95,7 @@ class CallWorld {
     std::uint64_t changed_epoch = 0;
     std::vector<RouteState> routes = std::vector<RouteState>(kRoutes);
   };
-  // The next odd turn, or even one; until the kernel has taken it.
+  // The next odd enabled epoch, or the next even one. Returns when the kernel has taken it.
   void resume(std::uint32_t r, const Start& start);
   void halt(std::uint32_t r);
   // Only says so.

@@ -56,13 +56,13 @@ class Device {
   // it.
   virtual void check() {}
 
-  // Goes on with what it does by itself and must not block the loop: kernels that stay are started anew when
+  // Goes on with what it does by itself and must not block the loop: resident kernels are started anew when
   // their share of SMs changes. True while some of it is under way: nobody rings at its end.
   virtual bool advance() { return false; }
-  // Of kernels that stay and were told to stop: microseconds from then until advance() saw that they had,
+  // Of resident kernels and were told to stop: microseconds from then until advance() saw that they had,
   // with what they still had to end. Those since the last call.
   virtual std::vector<std::uint32_t> take_kernel_stops() { return {}; }
-  // How often the device began nothing any more, and kernels that stay have stepped aside.
+  // How often the device began nothing any more, and resident kernels have yielded.
   virtual std::uint32_t times_stuck() const { return 0; }
   // Something has changed since advance(); `notify` has been called, or is about to be.
   virtual bool has_news() const { return false; }

@@ -148,8 +148,9 @@ class Lane {
   virtual ~Lane() = default;
   // At most kMaxNoops noops at a time. Not of a lane with calls().
   virtual std::unique_ptr<OperationInFlight> launch(const LaunchRequest& request) = 0;
-  // For an operation that will never be launched: `done`, when no flight that has the same word may still
-  // write a lower value there. Never takes the word back. `ticket`: all of it, signal.value is the low half.
+  // For an operation that will never be launched: `done`, when no operation in flight that has the same word
+  // may still write a lower value there. Never takes the word back. `ticket`: all of it, signal.value is the
+  // low half.
   virtual void release(const kernels::cuda::Signal& signal, std::uint64_t ticket) = 0;
   // In place of LaneShape::priority: lanes' shares of SMs follow. The stream's own stays as it is.
   virtual void set_priority(std::int32_t priority) = 0;
@@ -183,7 +184,8 @@ class Launcher {
   virtual void write(void* device, const void* from, std::size_t bytes) = 0;
   virtual void clear(void* device, std::size_t bytes) = 0;
   // Of a rank whose operations nobody will run any more: streams that wait there go on, those too that are
-  // still to come to it. Done when these return. Of abi::StreamWords[depth], which no flight will write:
+  // still to come to it. Done when these return. Of abi::StreamWords[depth], which no operation in flight
+  // will write:
   virtual void close_streams(std::byte* words, std::uint32_t depth) = 0;
   // Of abi::CallWords, which no kernel serves:
   virtual void close_calls(std::byte* words) = 0;

@@ -157,7 +157,7 @@ using Action = std::variant<StartGroup, SendRank, SendMember, SendStopMember, Se
                             ReleaseMemory, MarkLost, ReplyJoined, ReplyLeft, ReplyRefused, WakeSession>;
 using Actions = std::vector<Action>;
 
-// "break device=1 group=3 epoch=2 fatal=1 cause=RANK_LOST failed rank=2 fail_from=7": for logs and tests.
+// "break device=1 group=3 epoch=2 fatal=1 cause=RANK_LOST failed_rank=2 fail_from=7": for logs and tests.
 // What is for another node than the local one says " node=2" behind.
 std::string to_string(const Action& action);
 
