@@ -83,7 +83,7 @@ TEST_F(Attach, VersionsAndLayoutsThatDifferAreNamed) {
   hello.version_max = 7;
   UniqueFd socket = connect();
   expect_refused_and_closed(socket, exchange(socket, AttachType::kHello, hello),
-                            {"VERSION_MISMATCH", "5..7", "2..2"});
+                            {"VERSION_MISMATCH", "5..7", "3..3"});
   hello = good_hello();
   hello.layout_hash = 0x1234;
   socket = connect();
