@@ -6,8 +6,8 @@
  *
  * Never: an input or an output that is not there; a stream that waits for ever.
  */
-#ifndef COMMANDS
-#define COMMANDS 3
+#ifndef CALLS
+#define CALLS 3
 #endif
 
 #define INPUT 0
@@ -33,7 +33,7 @@ proctype Stream(byte me) {
   byte number = 1, seen;
   bit flagged;
   do
-  :: number <= COMMANDS ->
+  :: number <= CALLS ->
      if
      :: flagged = 0
      :: flagged = 1
@@ -90,7 +90,7 @@ proctype Kernel(byte me) {
   byte next = 1;
   bit flagged;
   do
-  :: next <= COMMANDS ->
+  :: next <= CALLS ->
      if
      :: IS_THERE -> flagged = memory[RING(next)] % 2
      :: gone = 1; goto over /* its process dies, or its rank is let go */

@@ -20,7 +20,7 @@ ring_mutants=(NO_RINGER_FENCE NO_SLEEPER_FENCE NO_LAST_LOOK RING_BEFORE_PUBLISH 
 session_mutants=(NO_ENGINE_FENCE NO_ROOM_BELL ROOM_NOT_LOOKED_FOR ADOPTS_SILENTLY TAIL_NOT_ADOPTED
   FORGET_BEFORE_POST SLOT_BACK_BEFORE_RECORD EMPTIED_AFTER_PASSING_ON)
 peers_mutants=(NO_RINGER_FENCE NO_SLEEPER_FENCE)
-commands_mutants=(NO_RINGER_FENCE CLEARED_AFTER_RING RELAXED_RING CLOSED_NOT_LOOKED_FOR RELAXED_DONE FLAGS_FIRST)
+calls_mutants=(NO_RINGER_FENCE CLEARED_AFTER_RING RELAXED_RING CLOSED_NOT_LOOKED_FOR RELAXED_DONE FLAGS_FIRST)
 far_mutants=(WINDOW_OUT_OF_ORDER ONE_WINDOW SUMS_AS_ASKS_COME DONE_NOT_COUNTED DONE_BEFORE_READY NO_DONE_OF_NOTHING
   OWN_BLOCK_ONLY GREETING_SKIPPED GREETING_NOT_ANSWERED NO_EPOCH_CHECK OLD_CREDITS HELD_KEPT)
 
@@ -28,12 +28,12 @@ far_mutants=(WINDOW_OUT_OF_ORDER ONE_WINDOW SUMS_AS_ASKS_COME DONE_NOT_COUNTED D
 ring_bounds=("")
 session_bounds=("" "-DTICKETS=3 -DENGINE_DEATHS=0" "-DPORTER -DENGINE_DEATHS=0")
 peers_bounds=("")
-commands_bounds=("")
+calls_bounds=("")
 far_bounds=("" "-DDISPATCHES -DDEPTH=1" "-DBREAKS=1 -DPER_NODE=1 -DSMALL")
 ring_full=("-DMESSAGES=6 -DCONSUMER_DEATHS=3")
 session_full=("-DPORTER" "-DTICKETS=3" "-DENGINE_DEATHS=2")
 peers_full=("-DROUNDS=3")
-commands_full=("-DCOMMANDS=6")
+calls_full=("-DCALLS=6")
 far_full=("-DDISPATCHES" "-DWINDOW=2" "-DBREAKS=1 -DPER_NODE=1" "-DBREAKS=1 -DSMALL")
 
 full=
@@ -48,7 +48,7 @@ for argument in "$@"; do
 done
 if (( ${#models[@]} == 0 )); then models=(ring session peers calls far); fi
 for tool in spin cc; do
-  if ! call -v "$tool" >/dev/null; then echo "skipped: $tool is not installed"; exit 77; fi
+  if ! command -v "$tool" >/dev/null; then echo "skipped: $tool is not installed"; exit 77; fi
 done
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -67,7 +67,7 @@ for job in $jobs; do
 done
 echo "built in $(($(date +%s) - start)) s"
 failed=0
-step() {  # step <name> <seconds> <call...>
+step() {  # step <name> <seconds> <command...>
   name=$1
   limit=$2
   shift 2
@@ -154,7 +154,7 @@ if [ -n "$daemon" ]; then
   echo quit | nvidia-cuda-mps-control > /dev/null
 fi
 step bench 60 "$out/kernels_bench" ${1:-}
-if call -v compute-sanitizer > /dev/null && [ "${EPD_GPU_SANITIZE:-1}" = 1 ]; then
+if command -v compute-sanitizer > /dev/null && [ "${EPD_GPU_SANITIZE:-1}" = 1 ]; then
   step memcheck 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$out/kernels_test" 60 1 256 no-failures no-resident
   step racecheck 60 compute-sanitizer --tool racecheck --error-exitcode 9 "$out/kernels_test" 40 1 256 no-failures no-inboxes no-resident
 fi
