@@ -77,6 +77,7 @@ class GroupConfig(ctypes.Structure):
         ("priority", c_int32),
         ("bindings", ctypes.POINTER(Binding)),
         ("num_bindings", c_uint32),
+        ("sum_ranks", c_uint32),
     ]
 
 
@@ -237,6 +238,7 @@ FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "epd_group_bytes": (_ENUM_STATUS, (c_void_p, c_int, c_void_p)),
     "epd_group_leave": (_ENUM_STATUS, (c_void_p,)),
     "epd_group_rank": (c_uint32, (c_void_p,)),
+    "epd_group_sum_ranks": (c_uint32, (c_void_p,)),
     "epd_group_active": (c_int, (c_void_p, c_uint32)),
     "epd_group_buffers": (_ENUM_STATUS, (c_void_p, c_uint32, c_void_p)),
     "epd_group_resume": (_ENUM_STATUS, (c_void_p, c_int32, c_void_p)),

@@ -77,6 +77,7 @@ class Group:
         self._process = os.getpid()
         self.config = config  # as joined
         self.rank: int = library.epd_group_rank(handle)
+        self.sum_ranks: int = library.epd_group_sum_ranks(handle)  # as the daemon has chosen
         _groups.add(self)
 
     # ---- operations --------------------------------------------------------------------------------

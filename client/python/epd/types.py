@@ -137,6 +137,7 @@ class GroupConfig:
     num_handles       routings that dispatch may keep, 0..4096
     max_recv_rows     rows of recv_x and y (Layout.EXPERT: of each expert's block); 0: the worst case
     priority          of this rank's operations on its device, -8..7, higher goes first
+    sum_ranks         ranks of a sum domain, 1..R; 0: the daemon's choice, on one node R. CUDA devices: 0 or R
     bindings          regions in memory of the caller's own
     """
 
@@ -161,6 +162,7 @@ class GroupConfig:
     num_handles: int = 0
     max_recv_rows: int = 0
     priority: int = 0
+    sum_ranks: int = 0
     bindings: Sequence[Binding] = ()
 
     def region_bytes(self, region: Region) -> int:
@@ -182,7 +184,7 @@ class GroupConfig:
         raw.name = encoded("name", self.name)
         for field in (
             "rank num_ranks num_experts max_tokens hidden topk depth payload index_type policy sms timeout_ms "
-            "layout scale_format expert_alignment opaque_bytes num_biases num_handles max_recv_rows priority"
+            "layout scale_format expert_alignment opaque_bytes num_biases num_handles max_recv_rows priority sum_ranks"
         ).split():
             set_number(raw, field, getattr(self, field))
         bindings = (_abi.Binding * len(self.bindings))()
