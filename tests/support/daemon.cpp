@@ -303,7 +303,10 @@ pid_t Daemon::engine(std::uint32_t device) const {
   const std::string name = options_.prefix + ":" + std::to_string(device);
   for (const pid_t pid : engines()) {
     std::ifstream in("/proc/" + std::to_string(pid) + "/cmdline");
-    const std::string line((std::istreambuf_iterator<char>(in)), {});
+    std::string line(4096, '\0');
+    // Throws nothing if the process ends meanwhile, as an iterator of the stream's buffer would.
+    in.read(line.data(), static_cast<std::streamsize>(line.size()));
+    line.resize(static_cast<std::size_t>(in.gcount()));
     if (line.find(name) != std::string::npos) return pid;
   }
   return -1;
