@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Sourced by demo.sh, test.sh, bundle.sh and package.sh: the Debian packages that building needs.
 
-# ucx-utils is not among them: only client/tools/bench/transport.sh needs it.
+# ucx-utils is not among them: only tests/bench/transport.sh needs it.
 EPD_PACKAGES=(
   cmake ninja-build g++ ccache pkg-config
   libboost-dev libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc

@@ -4,7 +4,7 @@ set -euo pipefail
 
 usage() {
   cat <<'END'
-Usage: client/tools/bench/transport.sh [--help] [--pairs N] [BIN]
+Usage: tests/bench/transport.sh [--help] [--pairs N] [BIN]
 
 Runs transport_bench (in BIN, default build/dev/bin) and ucx_perftest alternately, N times each (default 7),
 over TCP on loopback with the same settings of UCX, each side on a core of its own, and prints medians and the
