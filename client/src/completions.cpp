@@ -69,6 +69,7 @@ void Completions::finish(Operations::iterator found, const abi::Completion& comp
   op.result.launched_us = completion.launched_us;
   op.result.done_us = completion.done_us;
   op.result.num_dropped_selections = completion.num_dropped_selections;
+  op.result.runs = 1;
   op.group->end_in_flight(found->first, op.result.status == EPD_OK);
   streams_.want_slot_unblock_locked(*op.group, op.slot);
   if (op.result.status != EPD_OK) {

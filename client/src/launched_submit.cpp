@@ -39,8 +39,15 @@ std::uint64_t monotonic_ns() {
 }  // namespace
 
 Status LaunchedOperations::check_stream(const StreamUse& use) const {
-  if (!use.any() || streams_.exists()) return {};
+  if (!use.any()) return {};
   const void* const stream = use.stream;
+  if (streams_.exists()) {
+    bool captures = false;
+    Status status = streams_.device().check_stream(use.stream, captures);
+    if (!status.ok() || !captures) return status;
+    return invalid_argument(
+        "stream captures a graph; allowed: on GPUs that the daemon serves by resident kernels");
+  }
   return invalid_argument((stream == nullptr
                                ? std::string("stream is NULL, CUDA's legacy default stream")
                                : "stream is " + std::to_string(reinterpret_cast<std::uintptr_t>(stream))) +
@@ -173,13 +180,9 @@ Status LaunchedOperations::mark_ready(Lock& lock, Group& group, const SubmitRequ
   lock.unlock();
   Device& device = streams_.device();
   if (stale) status = renew_words(device, group, request.slot, ticket);
-  if (status.ok()) {
+  if (status.ok() && !streams_.begins_and_waits(request.stream, request.deferred())) {
     const std::uintptr_t ready = group.user_base() + group.arena.ready_word(request.slot);
-    void* const stream = request.stream.stream;
-    bool captures = false;
-    status = streams_.begins_and_waits(request.stream, request.deferred())
-                 ? device.check_stream(stream, captures)
-                 : device.write(stream, ready, low(ticket), streams_.wait_by());
+    status = device.write(request.stream.stream, ready, low(ticket), streams_.wait_by());
   }
   lock.lock();
   if (!status.ok()) words.last = before;

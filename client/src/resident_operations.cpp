@@ -98,6 +98,7 @@ bool ResidentOperations::missed_locked(const Group& group, KnownCall& call, Call
 bool ResidentOperations::ended_locked(const Group& group, KnownCall& call, CallOutcome& out) const {
   epd_result_init(&out.result);
   out.runs = call.runs_taken;
+  out.result.runs = CallTicket::unpack(call.ticket).captured() ? call.runs_taken : 1;
   abi::CallEnd end;
   if (group.calls.ended(call, end)) {
     out.runs = end.runs;

@@ -115,6 +115,14 @@ TEST_P(ClientCuda, ARefusedSubmissionEnqueuesNothing) {
   args.weighted = 2;
   EXPECT_EQ(epd_combine(group_, &args, stream_, &refused), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS("weighted is 2; allowed: 0 or 1");
+  cuda_.set_current(cuda_.context());
+  ASSERT_EQ(cuStreamBeginCapture(other_, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
+  EXPECT_EQ(dispatch(1, other_, &refused), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("stream captures a graph");
+  CUgraph graph = nullptr;
+  ASSERT_EQ(cuStreamEndCapture(other_, &graph), CUDA_SUCCESS);
+  cuGraphDestroy(graph);
+  cuda_.set_current(nullptr);
   daemon_.set_submission_head(1 - abi::kSubmissionSlots);  // the ring is full
   EXPECT_EQ(dispatch(1, stream_, &refused), EPD_WOULD_BLOCK);
   EXPECT_ERROR_HAS("ring is full");
@@ -125,10 +133,12 @@ TEST_P(ClientCuda, ARefusedSubmissionEnqueuesNothing) {
   EXPECT_EQ(cuda_.enqueued_anywhere(), before);
 }
 
-// By kernel nothing has been written then, but the stream has been looked at.
+// With a KERNEL wait nothing has been written then, but the stream has been looked at.
 TEST_P(ClientCuda, ASessionThatEndsAfterTheWritePublishesNothing) {
-  cuda_.on_enqueue([&](CUstream stream, const StreamOp&) {
-    if (stream == stream_) daemon_.end_session(StatusCode::kPermissionDenied, "the operator said so");
+  const StreamOp::Kind last = GetParam() == EPD_WAIT_BY_MEMOP ? StreamOp::kWrite : StreamOp::kCheck;
+  cuda_.on_enqueue([&, last](CUstream stream, const StreamOp& op) {
+    if (stream == stream_ && op.kind == last)
+      daemon_.end_session(StatusCode::kPermissionDenied, "the operator said so");
   });
   epd_ticket_t ticket = 0;
   EXPECT_EQ(dispatch(0, stream_, &ticket), EPD_PERMISSION_DENIED);
@@ -140,8 +150,9 @@ TEST_P(ClientCuda, ASessionThatEndsAfterTheWritePublishesNothing) {
 // Its ready word has been written: no later operation may take that for its own.
 TEST_F(ClientCudaBase, ATicketThatWasWrittenButNotSubmittedIsUsedUp) {
   epd_ticket_t ticket = 0;
-  cuda_.on_enqueue([&](CUstream, const StreamOp&) {
-    daemon_.write_board(abi::GroupState::kBroken, 1, 0, StatusCode::kEngineRestarted, "it fell");
+  cuda_.on_enqueue([&](CUstream, const StreamOp& op) {
+    if (op.kind == StreamOp::kWrite)
+      daemon_.write_board(abi::GroupState::kBroken, 1, 0, StatusCode::kEngineRestarted, "it fell");
   });
   EXPECT_EQ(dispatch(0, stream_, &ticket), EPD_ENGINE_RESTARTED);
   cuda_.on_enqueue(nullptr);

@@ -21,8 +21,8 @@ struct StreamOp {
     kWrite,
     kWait,
     kCheck,  // only asked about, never enqueued
-    kRing,   // a command; address: abi::CallWords
-    kAwait,  // the last command of `slot`
+    kRing,   // a call; address: abi::CallWords
+    kAwait,  // the end of the last call on `slot`
   } kind;
   std::uintptr_t address;
   std::uint32_t value;           // kRing: the program
