@@ -48,14 +48,16 @@ float token_value(std::uint32_t rank, std::uint32_t batch, std::uint32_t token) 
 // The router: fills the inputs of a slot. Odd ranks leave out every fourth token's second expert.
 void route(const epd::Group& group, std::uint32_t slot) {
   const epd::Buffers b = group.buffers(slot);
+  const auto x = b.x.as<std::uint16_t>();
+  const auto topk_idx = b.topk_idx.as<std::int32_t>();
   const std::uint32_t num_experts = group.config().num_experts;
   for (std::uint32_t t = 0; t < kTokens; ++t) {
     const std::uint16_t value = to_bf16(token_value(group.rank(), slot, t));
-    for (std::uint32_t h = 0; h < kHidden; ++h) b.x[t * kHidden + h] = value;
+    for (std::uint32_t h = 0; h < kHidden; ++h) x[t * kHidden + h] = value;
     for (std::uint32_t k = 0; k < kTopk; ++k) {
       const bool left_out = k == 1 && t % 4 == 0 && group.rank() % 2 == 1;
       const std::uint32_t expert = (t + group.rank() + k * kExpertsPerRank) % num_experts;
-      b.topk_idx[t * kTopk + k] = left_out ? -1 : static_cast<std::int32_t>(expert);
+      topk_idx[t * kTopk + k] = left_out ? -1 : static_cast<std::int32_t>(expert);
       b.topk_weights[t * kTopk + k] = k == 0 ? 1.0f : 0.5f;
     }
   }

@@ -1,4 +1,5 @@
-// epd for C++17 and later: owning types over epd.h. Header only; link libepd.
+// epd for C++17 and later: owning types over epd.h, which states shapes, units and errors of each call.
+// Header only; link libepd.
 //
 //   epd::Session session;                       // $EPD_SOCKET, any device
 //   epd::Config config;
@@ -10,10 +11,11 @@
 //   ...                                         // read b.recv_x, write b.y
 //   group.combine(0, d.handle, EPD_NO_STREAM).wait();  // read b.out
 //
-// Failures throw epd::Error; try_ functions return the status instead where trying again is normal.
-// Lifetime: a Group keeps its session alive, a Ticket its group; destroying the last owner leaves and
-// detaches. Destroying a Ticket does not wait: the operation goes on, and its result is dropped. Threads:
-// as in epd.h; one Ticket object belongs to one thread at a time.
+// Errors. A status that is not EPD_OK is thrown as epd::Error. try_ functions return the status instead,
+// where trying again is normal.
+// Lifetime. A Group keeps its session, a Ticket and a KeptHandle keep their group. Destroying the last owner
+// leaves and detaches. Destroying a Ticket does not wait: the operation goes on, and its result is dropped.
+// Threads. As in epd.h. One object of these types belongs to one thread at a time.
 #pragma once
 
 #include "epd/epd.h"
@@ -50,7 +52,7 @@ inline void check(epd_status_t status) {
 }
 }  // namespace detail
 
-// A view of count elements; the memory belongs to the group.
+// A view of `size` elements. The memory belongs to the group.
 template <typename T>
 class Span {
  public:
@@ -72,10 +74,10 @@ struct AttachOptions {
   std::string socket_path;                    // "": $EPD_SOCKET, else /run/epd/epd.sock
   std::string device;                         // "host:0"; "": the least used
   std::int32_t timeout_ms = 0;                // 0: 5000
-  epd_wait_by_t wait_by = EPD_WAIT_BY_MEMOP;  // of all streams
+  epd_wait_by_t wait_by = EPD_WAIT_BY_MEMOP;  // MEMOP: $EPD_WAIT_BY if it is set
 };
 
-// The fields of epd_group_config_t; limits and what zero means are told there.
+// The fields of epd_group_config_t, which states their limits and what zero means.
 struct Config {
   std::string name;
   std::int32_t rank = 0;
@@ -102,24 +104,35 @@ struct Config {
   std::uint32_t sum_ranks = 0;
 };
 
-// The regions of a slot in whole arrays; how much of each an operation uses is told in epd.h. A region that
-// the group does not have is empty. bf16 is given as std::uint16_t, e4m3 and opaque rows as bytes: of each
-// pair topk_idx/topk_idx64, recv_topk_idx/recv_topk_idx64, x/x8 and recv_x/recv_x8 exactly one is not empty.
-// Scales are float32 in recv_scales and x_scales, or four UE8M0 exponents to a word in ..._ue8m0.
+// A region whose elements' type follows from the configuration.
+class Region {
+ public:
+  constexpr Region() noexcept = default;
+  constexpr Region(void* data, std::size_t bytes) noexcept : data_(data), bytes_(bytes) {}
+  constexpr void* data() const noexcept { return data_; }
+  constexpr std::size_t bytes() const noexcept { return bytes_; }
+  constexpr bool empty() const noexcept { return bytes_ == 0; }
+  // The region as elements of T. The caller chooses the type that the configuration says.
+  template <typename T>
+  Span<T> as() const noexcept {
+    return {static_cast<T*>(data_), bytes_ / sizeof(T)};
+  }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+// The regions of a slot, whole; epd_buffers_t says how much of each an operation uses. A region that the
+// group does not have is empty. bf16 elements are std::uint16_t, e4m3 elements std::uint8_t.
 struct Buffers {
-  Span<std::uint16_t> x;
-  Span<std::uint8_t> x8;
-  Span<float> x_scales;
-  Span<std::int32_t> x_scales_ue8m0;
-  Span<std::int32_t> topk_idx;
-  Span<std::int64_t> topk_idx64;
+  Region x;         // by payload: bf16 (also FP8_CAST), e4m3, or bytes
+  Region x_scales;  // by scale_format: float, or std::int32_t of UE8M0
+  Region topk_idx;  // by index_type: std::int32_t or std::int64_t
   Span<float> topk_weights;
-  Span<std::uint16_t> recv_x;
-  Span<std::uint8_t> recv_x8;
-  Span<float> recv_scales;
-  Span<std::int32_t> recv_scales_ue8m0;
-  Span<std::int32_t> recv_topk_idx;
-  Span<std::int64_t> recv_topk_idx64;
+  Region recv_x;         // by payload: bf16, e4m3 (also FP8_CAST), or bytes
+  Region recv_scales;    // as x_scales
+  Region recv_topk_idx;  // as topk_idx
   Span<float> recv_topk_weights;
   Span<std::int32_t> recv_src;
   Span<std::int32_t> rank_offsets;
@@ -133,6 +146,7 @@ struct Buffers {
   Span<float> out_weights;
 };
 
+// epd_counts_t.
 struct Counts {
   std::uint32_t num_recv_rows = 0;
   Span<const std::int32_t> rank_offsets;
@@ -140,10 +154,10 @@ struct Counts {
   Span<const std::int32_t> expert_offsets;  // empty if compact
 };
 
-// The optional fields of epd_dispatch_args_t and epd_combine_args_t.
+// The optional fields of epd_dispatch_args_t.
 struct DispatchOptions {
-  epd_handle_t handle = 0;                       // not 0: the routing of that dispatch again
-  const std::uint32_t* num_tokens_at = nullptr;  // calls in a stream: n is read there, in device memory
+  epd_handle_t handle = 0;
+  const std::uint32_t* num_tokens_at = nullptr;
   bool omit_weights = false;
   bool keep_handle = false;
   bool defer_receive = false;
@@ -152,6 +166,7 @@ struct DispatchOptions {
   std::uint32_t sms = 0;
   std::int32_t timeout_ms = 0;
 };
+// The optional fields of epd_combine_args_t.
 struct CombineOptions {
   bool weighted = false;
   std::uint32_t num_biases = 0;
@@ -202,7 +217,7 @@ inline epd_group_config_t make_config(const Config& config) {
   return raw;
 }
 
-// Bytes of the regions in one slot, as the library tells them.
+// Bytes of the regions in one slot, from epd_region_bytes.
 struct RegionSizes {
   explicit RegionSizes(const Config& config) {
     const epd_group_config_t raw = make_config(config);
@@ -226,64 +241,47 @@ struct GroupOwner {
   ~GroupOwner() { epd_group_leave(handle); }
 };
 
-// What a hook carries. It does not own the group: the last owner may not go away inside a hook.
+// What a hook carries. It does not own the group: a hook must not destroy the last owner.
 using Hook = std::function<void(const epd_result_t&)>;
 extern "C" inline void epd_hpp_call_hook(const epd_result_t* result, void* user) {
   const std::unique_ptr<Hook> hook(static_cast<Hook*>(user));
   (*hook)(*result);
 }
 
-inline Buffers make_buffers(const GroupOwner& group, const epd_buffers_t& raw) {
-  const Config& c = group.config;
-  const auto view = [&](auto& span, void* data, epd_region_t region) {
-    using Element = std::remove_reference_t<decltype(span[0])>;
-    if (data != nullptr) span = {static_cast<Element*>(data), group.sizes.of(region) / sizeof(Element)};
+inline Buffers make_buffers(const RegionSizes& sizes, const epd_buffers_t& raw) {
+  const auto region = [&](void* data, epd_region_t which) {
+    return data != nullptr ? Region(data, sizes.of(which)) : Region();
   };
+  const auto floats = [&](void* data, epd_region_t which) { return region(data, which).as<float>(); };
+  const auto ints = [&](void* data, epd_region_t which) { return region(data, which).as<std::int32_t>(); };
+  const auto bf16 = [&](void* data, epd_region_t which) { return region(data, which).as<std::uint16_t>(); };
   Buffers b;
-  if (c.payload == EPD_PAYLOAD_BF16 || c.payload == EPD_PAYLOAD_FP8_CAST) {
-    view(b.x, raw.x, EPD_REGION_X);
-  } else {
-    view(b.x8, raw.x, EPD_REGION_X);
-  }
-  if (c.payload == EPD_PAYLOAD_BF16) {
-    view(b.recv_x, raw.recv_x, EPD_REGION_RECV_X);
-  } else {
-    view(b.recv_x8, raw.recv_x, EPD_REGION_RECV_X);
-  }
-  if (c.scale_format == EPD_SCALE_FORMAT_UE8M0) {
-    view(b.x_scales_ue8m0, raw.x_scales, EPD_REGION_X_SCALES);
-    view(b.recv_scales_ue8m0, raw.recv_scales, EPD_REGION_RECV_SCALES);
-  } else {
-    view(b.x_scales, raw.x_scales, EPD_REGION_X_SCALES);
-    view(b.recv_scales, raw.recv_scales, EPD_REGION_RECV_SCALES);
-  }
-  if (c.index_type == EPD_INDEX_TYPE_INT64) {
-    view(b.topk_idx64, raw.topk_idx, EPD_REGION_TOPK_IDX);
-    view(b.recv_topk_idx64, raw.recv_topk_idx, EPD_REGION_RECV_TOPK_IDX);
-  } else {
-    view(b.topk_idx, raw.topk_idx, EPD_REGION_TOPK_IDX);
-    view(b.recv_topk_idx, raw.recv_topk_idx, EPD_REGION_RECV_TOPK_IDX);
-  }
-  view(b.topk_weights, raw.topk_weights, EPD_REGION_TOPK_WEIGHTS);
-  view(b.recv_topk_weights, raw.recv_topk_weights, EPD_REGION_RECV_TOPK_WEIGHTS);
-  view(b.recv_src, raw.recv_src, EPD_REGION_RECV_SRC);
-  view(b.rank_offsets, raw.rank_offsets, EPD_REGION_RANK_OFFSETS);
-  view(b.expert_counts, raw.expert_counts, EPD_REGION_EXPERT_COUNTS);
-  view(b.expert_offsets, raw.expert_offsets, EPD_REGION_EXPERT_OFFSETS);
-  view(b.source_ranges, raw.source_ranges, EPD_REGION_SOURCE_RANGES);
-  view(b.y, raw.y, EPD_REGION_Y);
-  view(b.y_weights, raw.y_weights, EPD_REGION_Y_WEIGHTS);
-  view(b.bias[0], raw.bias[0], EPD_REGION_BIAS_0);
-  view(b.bias[1], raw.bias[1], EPD_REGION_BIAS_1);
-  view(b.out, raw.out, EPD_REGION_OUT);
-  view(b.out_weights, raw.out_weights, EPD_REGION_OUT_WEIGHTS);
+  b.x = region(raw.x, EPD_REGION_X);
+  b.x_scales = region(raw.x_scales, EPD_REGION_X_SCALES);
+  b.topk_idx = region(raw.topk_idx, EPD_REGION_TOPK_IDX);
+  b.topk_weights = floats(raw.topk_weights, EPD_REGION_TOPK_WEIGHTS);
+  b.recv_x = region(raw.recv_x, EPD_REGION_RECV_X);
+  b.recv_scales = region(raw.recv_scales, EPD_REGION_RECV_SCALES);
+  b.recv_topk_idx = region(raw.recv_topk_idx, EPD_REGION_RECV_TOPK_IDX);
+  b.recv_topk_weights = floats(raw.recv_topk_weights, EPD_REGION_RECV_TOPK_WEIGHTS);
+  b.recv_src = ints(raw.recv_src, EPD_REGION_RECV_SRC);
+  b.rank_offsets = ints(raw.rank_offsets, EPD_REGION_RANK_OFFSETS);
+  b.expert_counts = ints(raw.expert_counts, EPD_REGION_EXPERT_COUNTS);
+  b.expert_offsets = ints(raw.expert_offsets, EPD_REGION_EXPERT_OFFSETS);
+  b.source_ranges = ints(raw.source_ranges, EPD_REGION_SOURCE_RANGES);
+  b.y = bf16(raw.y, EPD_REGION_Y);
+  b.y_weights = floats(raw.y_weights, EPD_REGION_Y_WEIGHTS);
+  b.bias[0] = bf16(raw.bias[0], EPD_REGION_BIAS_0);
+  b.bias[1] = bf16(raw.bias[1], EPD_REGION_BIAS_1);
+  b.out = bf16(raw.out, EPD_REGION_OUT);
+  b.out_weights = floats(raw.out_weights, EPD_REGION_OUT_WEIGHTS);
   return b;
 }
 
 }  // namespace detail
 
-// One operation in flight, or nothing (after wait, on_complete, or a move). Of a captured one wait() keeps
-// it: see "Calls" in epd.h.
+// One operation in flight, or nothing (after wait, drop, on_complete, or a move). wait() empties it also for
+// an operation that was captured in a graph. To wait for each replay, keep get() and call epd_ticket_wait.
 class Ticket {
  public:
   Ticket() = default;
@@ -306,14 +304,14 @@ class Ticket {
   // True while the operation is in flight.
   bool pending() const { return valid() && epd_ticket_pending(group_->handle, ticket_) != 0; }
 
-  // The result, once the operation has ended well; throws its status otherwise. DEADLINE_EXCEEDED with
-  // valid() still true: it is in flight yet.
+  // epd_ticket_wait: returns the result of an operation that ended well, throws its status otherwise. After
+  // DEADLINE_EXCEEDED, valid() is true if the operation is still in flight.
   epd_result_t wait(std::int32_t timeout_ms = EPD_FOREVER) {
     epd_result_t result;
     detail::check(try_wait(timeout_ms, result));
     return result;
   }
-  // The operation's status, or WOULD_BLOCK / DEADLINE_EXCEEDED with valid() still true.
+  // Returns what epd_ticket_wait returns. valid() is true afterwards if the operation is still in flight.
   epd_status_t try_wait(std::int32_t timeout_ms, epd_result_t& result) {
     epd_result_init(&result);
     result.op_index = kUntouched;
@@ -321,7 +319,7 @@ class Ticket {
     if (result.op_index != kUntouched || status == EPD_NOT_FOUND) release();
     return status;
   }
-  // True, with the result, once the operation has ended well.
+  // False while the operation is in flight, then true with its result. Throws the status of a failed one.
   bool poll(epd_result_t& result) {
     const epd_status_t status = try_wait(EPD_NO_WAIT, result);
     if (status == EPD_WOULD_BLOCK) return false;
@@ -329,7 +327,7 @@ class Ticket {
     return true;
   }
 
-  // Of a dispatch: see epd_ticket_counts.
+  // epd_ticket_counts, for a dispatch.
   Counts counts(std::int32_t timeout_ms = EPD_FOREVER) const {
     epd_counts_t counts;
     epd_counts_init(&counts);
@@ -342,21 +340,22 @@ class Ticket {
             view(counts.expert_offsets, EPD_REGION_EXPERT_OFFSETS)};
   }
 
-  // Of an operation with defer_receive: returns when its inputs may be written again. The ticket stays.
+  // epd_ticket_wait_sent, for an operation with defer_receive. The ticket stays.
   void wait_sent(std::int32_t timeout_ms = EPD_FOREVER) const {
     detail::check(epd_ticket_wait_sent(handle(), ticket_, timeout_ms));
   }
-  // Of an operation in a stream: what is enqueued in this stream from here on begins when it has ended. The
-  // ticket stays.
+  // epd_ticket_wait_on_stream, for an operation in a stream. The ticket stays.
   void wait_on_stream(void* stream) const {
     detail::check(epd_ticket_wait_on_stream(handle(), ticket_, stream));
   }
-  // The arrival, to be called once: hook() is wait(). The ticket is empty afterwards.
-  class ReceiveHook;
-  ReceiveHook receive_hook();
+  // epd_ticket_drop: the result is not wanted. An empty ticket stays empty.
+  void drop() noexcept {
+    if (valid()) epd_ticket_drop(group_->handle, ticket_);
+    release();
+  }
 
-  // hook(result) runs once, on a thread of the library. It must not throw and must not destroy the last
-  // owner of the group. The ticket is empty afterwards.
+  // epd_ticket_on_complete: hook(result) runs once, on a thread of the library. It must not throw, and must
+  // not destroy the last owner of the group. The ticket is empty afterwards.
   void on_complete(std::function<void(const epd_result_t&)> hook) {
     auto owned = std::make_unique<detail::Hook>(std::move(hook));
     detail::check(epd_ticket_on_complete(handle(), ticket_, &detail::epd_hpp_call_hook, owned.get()));
@@ -378,30 +377,11 @@ class Ticket {
     ticket_ = 0;
     group_.reset();
   }
-  // Lets the library forget the result when it comes.
-  void drop() noexcept {
-    if (valid()) epd_ticket_drop(group_->handle, ticket_);
-    release();
-  }
-
   std::shared_ptr<detail::GroupOwner> group_;
   epd_ticket_t ticket_ = 0;
 };
 
-class Ticket::ReceiveHook {
- public:
-  explicit ReceiveHook(Ticket ticket) : ticket_(std::move(ticket)) {}
-  epd_result_t operator()(std::int32_t timeout_ms = EPD_FOREVER) { return ticket_.wait(timeout_ms); }
-
- private:
-  Ticket ticket_;
-};
-
-inline Ticket::ReceiveHook Ticket::receive_hook() {
-  return ReceiveHook(std::move(*this));
-}
-
-// A routing that stays until this is destroyed or reset; that waits for operations in flight that use it.
+// A kept handle, given back by its owner's end.
 class KeptHandle {
  public:
   KeptHandle() = default;
@@ -409,7 +389,7 @@ class KeptHandle {
       : group_(std::move(other.group_)), handle_(std::exchange(other.handle_, 0)) {}
   KeptHandle& operator=(KeptHandle&& other) noexcept {
     if (this != &other) {
-      reset();
+      release();
       group_ = std::move(other.group_);
       handle_ = std::exchange(other.handle_, 0);
     }
@@ -417,12 +397,13 @@ class KeptHandle {
   }
   KeptHandle(const KeptHandle&) = delete;
   KeptHandle& operator=(const KeptHandle&) = delete;
-  ~KeptHandle() { reset(); }
+  ~KeptHandle() { release(); }
 
   bool valid() const noexcept { return handle_ != 0; }
   epd_handle_t get() const noexcept { return handle_; }
-  // Every operation ends, so this does. A handle that a break has taken back is no error.
-  void reset() noexcept {
+  // epd_handle_release, after the end of operations in flight that use the handle. It is no error if the
+  // handle has ended by a failure.
+  void release() noexcept {
     if (handle_ == 0) return;
     while (epd_handle_release(group_->handle, handle_) == EPD_WOULD_BLOCK)
       std::this_thread::sleep_for(std::chrono::microseconds(50));
@@ -442,9 +423,10 @@ class KeptHandle {
 struct Dispatch {
   Ticket ticket;
   epd_handle_t handle = 0;
-  KeptHandle kept;  // owns handle if it was to be kept; move it to where the routing is used
+  KeptHandle kept;  // with keep_handle the owner of `handle`; move it to where the routing is used
 };
 
+// One rank's membership in a group. Copies are of the same membership.
 class Group {
  public:
   Group() = default;
@@ -459,11 +441,11 @@ class Group {
     epd_buffers_t raw;
     epd_buffers_init(&raw);
     detail::check(epd_group_buffers(get(), slot, &raw));
-    return detail::make_buffers(owner(), raw);
+    return detail::make_buffers(owner().sizes, raw);
   }
 
-  // stream: a cudaStream_t or CUstream, or EPD_NO_STREAM. Throws WOULD_BLOCK like any other status;
-  // try_dispatch returns it.
+  // Submissions. stream: a cudaStream_t or CUstream, or EPD_NO_STREAM. WOULD_BLOCK is thrown like any other
+  // status. try_dispatch and try_combine return the status; they set result if the operation was submitted.
   Dispatch dispatch(std::uint32_t slot, std::uint32_t num_tokens, void* stream,
                     const DispatchOptions& options = {}) {
     epd_dispatch_args_t args;
@@ -487,7 +469,7 @@ class Group {
     epd_ticket_t ticket = 0;
     epd_handle_t handle = 0;
     const epd_status_t status = epd_dispatch(get(), &args, stream, &ticket, &handle);
-    if (ticket == 0) return status;  // else it was submitted, whatever its stream does
+    if (ticket == 0) return status;  // else the operation was submitted, even if the status is an error
     result.ticket = Ticket(owner_, ticket);
     result.handle = handle;
     result.kept = args.keep_handle != 0 ? KeptHandle(owner_, handle) : KeptHandle();
@@ -525,14 +507,14 @@ class Group {
     return result;
   }
 
-  // Throws what epd_group_check says.
+  // epd_group_check.
   epd_progress_t check() const {
     epd_progress_t progress;
     epd_progress_init(&progress);
     detail::check(epd_group_check(get(), &progress));
     return progress;
   }
-  // See epd_group_resume.
+  // epd_group_resume.
   epd_resume_info_t resume(std::int32_t timeout_ms = EPD_FOREVER) {
     epd_resume_info_t info;
     epd_resume_info_init(&info);
@@ -551,7 +533,7 @@ class Group {
   std::shared_ptr<detail::GroupOwner> owner_;
 };
 
-// Bytes of a region in one slot, see epd_region_bytes.
+// epd_region_bytes.
 inline std::uint64_t region_bytes(const Config& config, epd_region_t region) {
   const epd_group_config_t raw = detail::make_config(config);
   std::uint64_t bytes = 0;
@@ -559,7 +541,7 @@ inline std::uint64_t region_bytes(const Config& config, epd_region_t region) {
   return bytes;
 }
 
-// What such a group takes, see epd_group_bytes.
+// epd_group_bytes.
 inline epd_group_bytes_t group_bytes(const Config& config, epd_device_kind_t kind) {
   const epd_group_config_t raw = detail::make_config(config);
   epd_group_bytes_t bytes;
@@ -568,6 +550,7 @@ inline epd_group_bytes_t group_bytes(const Config& config, epd_device_kind_t kin
   return bytes;
 }
 
+// One attachment to one device. Copies are of the same session.
 class Session {
  public:
   explicit Session(const AttachOptions& options = AttachOptions())
@@ -588,9 +571,10 @@ class Session {
     detail::check(epd_session_info(get(), &info));
     return info;
   }
-  // OK while the daemon is there.
+  // epd_session_check. Returns the status.
   epd_status_t check() const { return epd_session_check(get()); }
 
+  // epd_group_join.
   Group join(const Config& config) {
     auto group = std::make_shared<detail::GroupOwner>(owner_, config);
     const epd_group_config_t raw = detail::make_config(config);

@@ -100,22 +100,23 @@ class Group:
     ) -> Dispatch:
         """Sends the first `num_tokens` rows of the slot's x to the ranks of their experts.
 
-        Reads x, x_scales, topk_idx, topk_weights of the slot; delivers the recv_* regions. `handle` of what it
-        returns names the routing.
+        Reads x, x_scales, topk_idx and topk_weights of the slot, and delivers the recv_* regions. `handle` of the
+        returned object names the routing.
 
         handle         the routing of that dispatch again: topk_idx is not read, num_tokens is 0 or its n
         stream         None: begins at once. On CUDA devices a stream's address, or an object with `cuda_stream`
         omit_weights   topk_weights are not sent along
         keep_handle    the handle stays valid until it is released
-        defer_receive  Ticket.wait_sent tells when the inputs have been read; a stream does not wait for more
-        zero_padding   Layout.PACKED: rows that align experts are zeroed
+        defer_receive  Ticket.wait_sent tells when the inputs may be written again; a stream waits only by
+                       Ticket.wait_on_stream
+        zero_padding   Layout.PACKED: padding rows of recv_x are zeroed
         mark_unused    rows that no token fills get recv_topk_idx -1, weight 0, recv_src -1
         num_tokens_at  resident devices, in a stream: n is read at this address of device memory
-        sms            of the device for this operation; 0: the group's
-        timeout_ms     the operation's deadline; 0: the daemon's default
+        sms            for this operation; 0: the group's
+        timeout_ms     the operation's deadline; 0: the daemon's timeouts.operation_ms, 30 s if not configured
 
-        Raises WouldBlock (the slot or the ring is busy: nothing was submitted), NotFound (the handle is stale),
-        ResourceExhausted (no handle left to keep), InvalidArgument, and after a break the break's status.
+        Raises WouldBlock (the slot or the ring is busy: nothing was submitted), NotFound (the handle has ended),
+        ResourceExhausted (all of num_handles are kept), InvalidArgument, and after a break the break's status.
         """
         if keep_handle and self._abandoned:
             self._release_abandoned()
@@ -171,14 +172,14 @@ class Group:
         sms: int = 0,
         timeout_ms: int = 0,
     ) -> Ticket:
-        """Sends the rows of the slot's y back, and delivers in out the sum for each token of the routing.
+        """Sends the rows of the slot's y back, and writes the sum for each token of the routing to out.
 
         out[t] = biases + the sum over ranks, ascending, in float32, rounded once to bf16.
 
         handle          the routing: Dispatch.handle
-        weighted        topk_weights of the slot weigh the rows
+        weighted        rows are multiplied by topk_weights of the slot
         num_biases      how many bias regions are added
-        return_weights  y_weights come back as out_weights
+        return_weights  y_weights return to the tokens, as out_weights
         stream, defer_receive, sms, timeout_ms: as of dispatch
 
         Raises as dispatch does.
@@ -218,7 +219,7 @@ class Group:
         return Ticket(self, ticket)
 
     def noop(self, slot: int, *, stream: Any = None) -> Ticket:
-        """Does nothing, to the engine and back; not collective. Measures the hand-off."""
+        """Goes to the engine and back, and moves nothing. Not collective. Measures the hand-off."""
         if not 0 <= slot < 1 << 32:
             raise InvalidArgument(f"slot is {slot}; allowed: 0 .. {self._depth() - 1}")
         try:
@@ -274,9 +275,10 @@ class Group:
         return active != 0
 
     def resume(self, timeout_ms: int = FOREVER) -> ResumeInfo:
-        """After a break every rank calls this, then resubmits from resume_op on. Waits until all have agreed.
+        """After a break every rank calls this, then submits again from resume_op on. Waits for the others.
 
-        Raises DeadlineExceeded or WouldBlock (NO_WAIT): it has not agreed yet. RankLost: the group has ended.
+        Raises DeadlineExceeded or WouldBlock (NO_WAIT): not agreed yet. RankLost: the group has ended, or this
+        rank was evicted.
         """
         if not -(1 << 31) <= timeout_ms < 1 << 31:
             raise bad_timeout(timeout_ms)

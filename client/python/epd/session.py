@@ -28,9 +28,9 @@ def attach(
     timeout_ms   for the whole handshake; 0: 5000
     wait_by      how streams wait, on CUDA devices; MEMOP: $EPD_WAIT_BY if it is set
 
-    Raises DaemonLost (nobody listens), VersionMismatch, PermissionDenied, ResourceExhausted (quota), NotFound
-    (no such device), DeadlineExceeded, InvalidArgument, Unsupported (a CUDA device and no driver), WouldBlock
-    (MPS recovers).
+    Raises DaemonLost (no daemon listens there), VersionMismatch, PermissionDenied, ResourceExhausted (a quota of
+    sessions), NotFound (no such device), DeadlineExceeded, InvalidArgument, Unsupported (a CUDA device and no
+    driver), WouldBlock (MPS recovers from a fault: try again).
     """
     options = _abi.AttachOptions(ctypes.sizeof(_abi.AttachOptions))
     if socket_path is not None:

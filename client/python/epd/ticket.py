@@ -41,9 +41,9 @@ class ResultBlock:
 
 
 class Handle:
-    """The routing that a dispatch established, for combine and for dispatches that use it again.
+    """The routing of a dispatch, for combine and for later dispatches.
 
-    A kept one (keep_handle) takes one of the group's num_handles until `release`, or until it is collected:
+    A kept handle (keep_handle) takes one of the group's num_handles until `release`, or until it is collected:
     then the group gives it back with the next dispatch that keeps one. Others need no release.
     """
 
@@ -55,7 +55,7 @@ class Handle:
         self.kept = kept
 
     def release(self) -> None:
-        """Gives a kept handle back. WouldBlock: an operation in flight uses it. NotFound: it is no more."""
+        """Gives a kept handle back. WouldBlock: an operation in flight uses it. NotFound: it has ended."""
         status = library.epd_handle_release(self._group._handle, self.value)
         if status:
             raise self._group._error(status)
@@ -70,9 +70,11 @@ class Handle:
 
 
 class Ticket:
-    """One operation in flight, or nothing (after wait, drop or on_complete). Of a captured one wait() keeps it.
+    """One operation in flight, or nothing (after wait, drop or on_complete).
 
-    A ticket keeps its group. Collecting one does not wait: the operation goes on and its result is dropped.
+    On a resident device wait() does not empty it, because the operation may have been captured in a graph:
+    then each wait returns for another replay. A ticket keeps its group. Collecting one does not wait: the
+    operation goes on and its result is dropped.
     """
 
     __slots__ = ("__weakref__", "_group", "_ticket")
@@ -84,9 +86,9 @@ class Ticket:
     def wait(self, timeout_ms: int = FOREVER) -> Result:
         """The result, once the operation has ended well; raises its status otherwise.
 
-        timeout_ms: milliseconds, FOREVER, or NO_WAIT. DeadlineExceeded (NO_WAIT: WouldBlock) with `pending`
-        True: the operation is in flight yet and the ticket is good. NotFound: the ticket is empty or retired.
-        Error.rank is the rank that caused a failure.
+        timeout_ms: milliseconds, FOREVER, or NO_WAIT. DeadlineExceeded (NO_WAIT: WouldBlock) while `pending`
+        is True: still in flight, and the ticket stays valid. NotFound: the ticket is empty or retired, or its
+        result has been replaced. Error.rank is the rank that caused a failure.
         """
         if not -_INT32 <= timeout_ms < _INT32:
             raise bad_timeout(timeout_ms)
@@ -122,9 +124,10 @@ class Ticket:
         return pending != 0
 
     def counts(self, timeout_ms: int = FOREVER) -> Counts:
-        """Of a dispatch: its counts, known before its rows have all arrived. Does not retire the ticket.
+        """The counts of a dispatch, before its rows have all arrived. Does not retire the ticket.
 
-        Raises DeadlineExceeded or WouldBlock (not yet), or the operation's own status if it failed first.
+        Raises DeadlineExceeded or WouldBlock (not yet), the operation's own status if it failed first, NotFound
+        (a later operation on the slot has replaced them), InvalidArgument (not a dispatch).
         """
         if not -_INT32 <= timeout_ms < _INT32:
             raise bad_timeout(timeout_ms)
@@ -142,9 +145,9 @@ class Ticket:
         )
 
     def wait_sent(self, timeout_ms: int = FOREVER) -> None:
-        """Of an operation with defer_receive: returns when its inputs may be written again. The ticket stays.
+        """For an operation with defer_receive: returns when its inputs may be written again. The ticket stays.
 
-        `wait` then waits for the arrival: it is the receive hook.
+        `wait` then waits for the arrival. Raises as `counts` does; InvalidArgument: without defer_receive.
         """
         if not -_INT32 <= timeout_ms < _INT32:
             raise bad_timeout(timeout_ms)
@@ -153,7 +156,7 @@ class Ticket:
             raise self._error(status)
 
     def wait_on_stream(self, stream: Any) -> None:
-        """What is enqueued in the stream from here on begins when the operation has ended. The ticket stays.
+        """Makes a stream wait: its later work begins when the operation has ended. The ticket stays.
 
         stream: an address, or an object with `cuda_stream`. The operation must have been submitted in a stream.
         """

@@ -31,12 +31,12 @@ class DeviceKind(enum.IntEnum):
 
 
 class Payload(enum.IntEnum):
-    """What a row is."""
+    """What a row of x and recv_x is."""
 
-    BF16 = 0  # hidden bf16 values
-    FP8_CAST = 1  # bf16 in, e4m3 and one scale per 128 values out
-    FP8 = 2  # e4m3 and its scales in, the same out
-    OPAQUE = 3  # rows of opaque_bytes, delivered as they are
+    BF16 = 0  # the caller writes hidden bf16 values, receivers get the same
+    FP8_CAST = 1  # writes bf16; get e4m3 with one scale for each 128 values
+    FP8 = 2  # writes e4m3 and scales; get the same
+    OPAQUE = 3  # writes opaque_bytes; get the same
 
 
 class ScaleFormat(enum.IntEnum):
@@ -63,14 +63,14 @@ class IndexType(enum.IntEnum):
 
 
 class Policy(enum.IntEnum):
-    """What a lost rank costs its group."""
+    """What a lost rank does to its group."""
 
-    FAIL_FAST = 0
-    DEGRADE = 1
+    FAIL_FAST = 0  # the group ends
+    DEGRADE = 1  # after Group.resume the others go on without it
 
 
 class Region(enum.IntEnum):
-    """The regions of a buffer slot; what each holds is told at `Buffers`."""
+    """The regions of a buffer slot. `Buffers` says what each holds."""
 
     X = 0
     X_SCALES = 1
@@ -119,7 +119,7 @@ class Binding:
 
 @dataclass(frozen=True)
 class GroupConfig:
-    """The shape of a group. All ranks must agree on all but rank, timeout_ms, sms, priority and bindings.
+    """The shape of a group. All ranks give the same, but for rank, timeout_ms, sms, priority and bindings.
 
     name              1..63 characters of [A-Za-z0-9._-]
     rank              0..num_ranks-1, or ANY_RANK: any free one
@@ -128,13 +128,13 @@ class GroupConfig:
     max_tokens        T, 1..65536: the most tokens of one rank in one operation
     hidden            H, a multiple of 128, at most 16384
     topk              K, 1..32
-    depth             buffer slots = operations in flight, 1..16; 0: 4
-    timeout_ms        how long to wait for the other ranks; 0: the daemon's default
+    depth             buffer slots, 1..16; 0: 4
+    timeout_ms        of the join; 0: the daemon's timeouts.join_ms, 60 s if not configured
     sms               SMs (host devices: threads) to use; 0: the device's default
     expert_alignment  rows, 1..256; 0: 1
     opaque_bytes      of a row, a multiple of 16 up to 65536; Payload.OPAQUE only
     num_biases        bias regions that combine may add, 0..2
-    num_handles       routings that dispatch may keep, 0..4096
+    num_handles       handles that dispatches may keep, 0..4096
     max_recv_rows     rows of recv_x and y (Layout.EXPERT: of each expert's block); 0: the worst case
     priority          of this rank's operations on its device, -8..7, higher goes first
     sum_ranks         ranks of a sum domain, 1..R; 0: the daemon's choice, on one node R. CUDA devices: 0 or R
@@ -223,7 +223,7 @@ def number_range(kind: type[ctypes.Structure], field: str) -> str:
 
 
 class GroupBytes(NamedTuple):
-    """What the daemon makes of memory for a group, in bytes; see epd_group_bytes_t."""
+    """Bytes of memory that the daemon allocates for a group; see epd_group_bytes_t."""
 
     user_arena: int
     exchange_arena: int
@@ -243,39 +243,39 @@ class SessionInfo(NamedTuple):
     session_id: int
     device: str  # "host:0"
     daemon: str  # name and version
-    boot_id: str  # hexadecimal; another one after a reconnect means another daemon run
+    boot_id: str  # hexadecimal; each run of the daemon has another one
     device_kind: DeviceKind
-    resident: bool  # operations are calls of the device's resident kernel
+    resident: bool  # a GPU with a resident kernel, which streams call: CUDA graphs can be captured
 
 
 class Result(NamedTuple):
-    """How an operation ended. Times are microseconds after the submission."""
+    """How an operation ended. Times are in microseconds."""
 
     status: Status
-    failed_rank: int  # the rank that the status is about, or -1
-    op_index: int  # the operation's number in its group
-    num_recv_rows: int  # M, after dispatch
-    seen_us: int  # the engine took it
-    launched_us: int  # the device began it
-    done_us: int
+    failed_rank: int  # the rank that caused the failure; -1: none, or not known
+    op_index: int  # the operation's number in its group. Resident devices: a guess if it failed
+    num_recv_rows: int  # M, after a dispatch
+    seen_us: int  # from submission until the engine took it; 0 on resident devices
+    launched_us: int  # until the device began it; 0 on resident devices
+    done_us: int  # until it ended; resident devices: the time on the device
     num_dropped_selections: int  # Policy.DEGRADE: selections whose expert's rank is lost
-    runs: int  # 1; of a captured operation: how often it has ended
+    runs: int  # 1; of an operation captured in a graph: its replays that have ended
 
 
 class ResumeInfo(NamedTuple):
     """Where a group goes on."""
 
     epoch: int
-    resume_op: int  # the first operation that not every rank completed: redo from here
+    resume_op: int  # the first operation that some rank has not completed: repeat from here
     num_active_ranks: int
 
 
 class Progress(NamedTuple):
     """How far a group is."""
 
-    next_op: int  # all of the group's operations below have been completed on this rank
-    ended: int  # calls that have ended, cyclic; 0 where operations are no calls
-    failed: int  # of these, how many were not carried out, since the join
+    next_op: int  # all operations of the group below this number have completed on this rank
+    ended: int  # resident devices: operations that have ended since the join, modulo 2^32; else 0
+    failed: int  # of these, those that were not carried out
 
 
 class Counts(NamedTuple):

@@ -42,16 +42,18 @@ TEST_F(ClientWrapper, RoundTrip) {
     group = session.join(config());
   }  // the group keeps the session
   const epd::Buffers b = group.buffers(0);
-  EXPECT_EQ(b.x.size(), 8u * 128);
-  EXPECT_EQ(b.recv_x.size(), 2u * 8 * 128);
-  EXPECT_TRUE(b.recv_x8.empty() && b.recv_scales.empty() && b.topk_idx64.empty());
+  EXPECT_EQ(b.x.as<std::uint16_t>().size(), 8u * 128);
+  EXPECT_EQ(b.recv_x.bytes(), 2u * 8 * 128 * 2);
+  EXPECT_TRUE(b.recv_scales.empty() && b.recv_scales.data() == nullptr && b.bias[0].empty());
   b.y[2 * 8 * 128 - 1] = 1;
   epd::Dispatch d = group.dispatch(0, 5, EPD_NO_STREAM);
   const epd::Counts counts = d.ticket.counts(20'000);
   EXPECT_EQ(counts.num_recv_rows, 5u);
   EXPECT_EQ(counts.rank_offsets[2], 5);
   EXPECT_EQ(counts.expert_counts.size(), 2u);
-  EXPECT_EQ(d.ticket.wait(20'000).num_recv_rows, 5u);
+  const epd_result_t result = d.ticket.wait(20'000);
+  EXPECT_EQ(result.num_recv_rows, 5u);
+  EXPECT_EQ(result.runs, 1u);
   EXPECT_FALSE(d.ticket.valid());
   EXPECT_THROW(d.ticket.wait(), epd::Error);
   epd::CombineOptions weighted;
@@ -117,9 +119,13 @@ TEST_F(ClientWrapper, SpansCoverTheRegionsOfEveryMode) {
   const auto bytes = [&](abi::Region region) {
     return abi::region_bytes(daemon_.member(member).shape, region);
   };
-  const auto expect = [](auto narrow, auto wide, std::uint64_t wanted) {
-    EXPECT_EQ(narrow.size() * sizeof(narrow[0]) + wide.size() * sizeof(wide[0]), wanted);
-    EXPECT_TRUE(narrow.empty() || wide.empty());
+  const auto expect = [](epd::Region region, std::uint64_t wanted) {
+    EXPECT_EQ(region.bytes(), wanted);
+    EXPECT_EQ(region.as<std::int32_t>().size() * sizeof(std::int32_t), wanted);
+    EXPECT_EQ(region.data() == nullptr, wanted == 0);
+  };
+  const auto expect_span = [](auto span, std::uint64_t wanted) {
+    EXPECT_EQ(span.size() * sizeof(span[0]), wanted);
   };
   for (const epd_layout_t layout : {EPD_LAYOUT_COMPACT, EPD_LAYOUT_PACKED, EPD_LAYOUT_EXPERT}) {
     for (int payload = EPD_PAYLOAD_BF16; payload <= EPD_PAYLOAD_OPAQUE; ++payload) {
@@ -137,26 +143,25 @@ TEST_F(ClientWrapper, SpansCoverTheRegionsOfEveryMode) {
       const epd::Group group = session.join(c);
       EXPECT_EQ(group.sum_ranks(), payload % 2 == 0 ? c.num_ranks : 1u);
       const epd::Buffers b = group.buffers(1);
-      const epd::Span<std::uint8_t> none;
-      expect(b.x, b.x8, bytes(abi::Region::kX));
-      expect(b.x_scales, b.x_scales_ue8m0, bytes(abi::Region::kXScales));
-      expect(b.topk_idx, b.topk_idx64, bytes(abi::Region::kTopkIdx));
-      expect(b.topk_weights, none, bytes(abi::Region::kTopkWeights));
-      expect(b.recv_x, b.recv_x8, bytes(abi::Region::kRecvX));
-      expect(b.recv_scales, b.recv_scales_ue8m0, bytes(abi::Region::kRecvScales));
-      expect(b.recv_topk_idx, b.recv_topk_idx64, bytes(abi::Region::kRecvTopkIdx));
-      expect(b.recv_topk_weights, none, bytes(abi::Region::kRecvTopkWeights));
-      expect(b.recv_src, none, bytes(abi::Region::kRecvSrc));
-      expect(b.rank_offsets, none, bytes(abi::Region::kRankOffsets));
-      expect(b.expert_counts, none, bytes(abi::Region::kExpertCounts));
-      expect(b.expert_offsets, none, bytes(abi::Region::kExpertOffsets));
-      expect(b.source_ranges, none, bytes(abi::Region::kSourceRanges));
-      expect(b.y, none, bytes(abi::Region::kY));
-      expect(b.y_weights, none, bytes(abi::Region::kYWeights));
-      expect(b.bias[0], none, bytes(abi::Region::kBias0));
-      expect(b.bias[1], none, bytes(abi::Region::kBias1));
-      expect(b.out, none, bytes(abi::Region::kOut));
-      expect(b.out_weights, none, bytes(abi::Region::kOutWeights));
+      expect(b.x, bytes(abi::Region::kX));
+      expect(b.x_scales, bytes(abi::Region::kXScales));
+      expect(b.topk_idx, bytes(abi::Region::kTopkIdx));
+      expect_span(b.topk_weights, bytes(abi::Region::kTopkWeights));
+      expect(b.recv_x, bytes(abi::Region::kRecvX));
+      expect(b.recv_scales, bytes(abi::Region::kRecvScales));
+      expect(b.recv_topk_idx, bytes(abi::Region::kRecvTopkIdx));
+      expect_span(b.recv_topk_weights, bytes(abi::Region::kRecvTopkWeights));
+      expect_span(b.recv_src, bytes(abi::Region::kRecvSrc));
+      expect_span(b.rank_offsets, bytes(abi::Region::kRankOffsets));
+      expect_span(b.expert_counts, bytes(abi::Region::kExpertCounts));
+      expect_span(b.expert_offsets, bytes(abi::Region::kExpertOffsets));
+      expect_span(b.source_ranges, bytes(abi::Region::kSourceRanges));
+      expect_span(b.y, bytes(abi::Region::kY));
+      expect_span(b.y_weights, bytes(abi::Region::kYWeights));
+      expect_span(b.bias[0], bytes(abi::Region::kBias0));
+      expect_span(b.bias[1], bytes(abi::Region::kBias1));
+      expect_span(b.out, bytes(abi::Region::kOut));
+      expect_span(b.out_weights, bytes(abi::Region::kOutWeights));
       ++member;
     }
   }
@@ -183,9 +188,7 @@ TEST_F(ClientWrapper, KeptHandlesAreGivenBack) {
     epd::Dispatch cached = group.dispatch(1, 0, EPD_NO_STREAM, again);
     EXPECT_FALSE(cached.kept.valid());
     cached.ticket.wait_sent(20'000);
-    epd::Ticket::ReceiveHook hook = cached.ticket.receive_hook();
-    EXPECT_FALSE(cached.ticket.valid());
-    EXPECT_EQ(hook(20'000).status, EPD_OK);
+    EXPECT_EQ(cached.ticket.wait(20'000).runs, 1u);
     group.combine(1, kept.get(), EPD_NO_STREAM);
   }  // given back, though nobody waited for the last user
 }
