@@ -1,4 +1,4 @@
-// The C functions: arguments checked and copied by the size rule, exceptions stopped, errors kept.
+// The C functions: they check and copy arguments by the size rule, stop exceptions, and keep the error text.
 #include "session.h"
 #include "struct_size.h"
 
@@ -16,7 +16,8 @@ using epd::client::SubmitRequest;
 using epd::client::WaitBy;
 namespace abi = epd::abi;
 
-// The opaque handles are words that outlive the objects, see handle.h; the C names are never defined.
+// An opaque handle is the address of a Handle, which outlives its object (handle.h). The C types are never
+// defined.
 Session* object_of(const epd_session_t* session) {
   return reinterpret_cast<const Handle<Session>*>(session)->object();
 }
@@ -54,7 +55,7 @@ const Session& session_of(const Group& group) {
   return *group.session;
 }
 
-// The object behind a handle, if the handle may be used.
+// Sets `object` to the one behind the handle. Fails if the handle may not be used.
 template <typename CHandle, typename Object>
 Status open_handle(const CHandle* handle, const char* name, Object*& object) {
   if (handle == nullptr) return missing(name);
@@ -65,7 +66,7 @@ Status open_handle(const CHandle* handle, const char* name, Object*& object) {
   return session_of(*object).in_home_process();
 }
 
-// Declares `object`, the one behind the handle.
+// Declares `object`, and returns from the function if the handle may not be used.
 #define EPD_OPEN(Type, object, handle) \
   Type* object = nullptr;              \
   EPD_RETURN_IF_ERROR(open_handle(handle, #handle, object))
@@ -118,7 +119,7 @@ epd_buffers_t regions_of(const Group& group, std::uint32_t slot) {
   return out;
 }
 
-// Arguments that are 0 or 1, as the flags that they stand for.
+// An argument that is 0 or 1, and the flag that it sets.
 struct Switch {
   const char* name;
   std::uint32_t value;
@@ -134,7 +135,7 @@ Status read_switches(const Switch (&switches)[N], std::uint32_t& flags) {
   return {};
 }
 
-// What dispatch and combine have in common.
+// The arguments that dispatch and combine have in common.
 template <typename Args>
 Status read_args(const Args& a, void* stream, SubmitRequest& request) {
   request.slot = a.slot;
@@ -394,7 +395,7 @@ epd_status_t epd_ticket_wait(epd_group_t* group, epd_ticket_t ticket, int32_t ti
     EPD_RETURN_IF_ERROR(epd::client::check_wait(timeout_ms));
     epd_result_t out{};
     Status status = g->session->operations().wait(*g, ticket, timeout_ms, &out);
-    // out.size is set if the operation has ended; else the caller's struct is left alone.
+    // out.size is set if the operation has ended. Otherwise the caller's struct stays unchanged.
     if (result != nullptr && out.size != 0) epd::client::write_struct(result, out);
     return status;
   });

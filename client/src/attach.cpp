@@ -89,7 +89,7 @@ Status attach(const AttachRequest& request, Attachment& out) {
   status = connect_to(request.socket_path, request.deadline, out.socket);
   if (!status.ok()) return status;
   status = send(out.socket, abi::AttachType::kHello, 1, hello);
-  // A daemon that refuses at once may have closed already; its reason is still in the socket.
+  // A daemon that refuses at once may have closed already. Its reason is still in the socket.
   if (!status.ok() && status.code() != StatusCode::kDaemonLost) return status;
   if (!wait_readable(out.socket, request.deadline)) {
     return {StatusCode::kDeadlineExceeded,

@@ -1,4 +1,4 @@
-// The handshake: from a socket path to a session's descriptors, mapped segments and device.
+// The handshake: makes descriptors, mapped segments and the device of a session from a socket path.
 #pragma once
 
 #include "attach_socket.h"
@@ -9,12 +9,12 @@ namespace epd::client {
 
 struct Attachment {
   UniqueFd socket;
-  UniqueFd engine_bell;  // to ring
-  UniqueFd client_bell;  // to be rung by
+  UniqueFd engine_bell;  // rings the engine
+  UniqueFd client_bell;  // the engine rings this
   Mapping segment_a;     // read-write
   Mapping segment_b;     // read-only
   abi::Welcome welcome{};
-  std::unique_ptr<Device> device;   // null: the session is on a host device
+  std::unique_ptr<Device> device;   // null: a host device
   WaitBy wait_by = WaitBy::kMemop;  // of all its streams
 };
 

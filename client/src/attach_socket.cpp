@@ -35,7 +35,7 @@ Status connect_to(const std::string& path, Deadline deadline, UniqueFd& socket) 
   for (;;) {
     if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0) break;
     const int error = errno;
-    // EAGAIN: the daemon's backlog is full; the kernel has no event for "there is room again".
+    // EAGAIN: the daemon's backlog is full. The kernel reports no event when there is room again.
     if (error == EAGAIN || error == EINTR) {
       if (deadline.passed()) {
         return {StatusCode::kDeadlineExceeded, "the daemon at " + path + " accepts no connection"};
@@ -84,7 +84,7 @@ bool wait_writable(const UniqueFd& socket, Deadline deadline) {
 Status refusal(const Packet& packet) {
   const auto make = [](const auto& body) -> Status {
     const StatusCode code = checked_code(static_cast<std::uint32_t>(body.status));
-    // A refusal can't be OK, whatever it says.
+    // A refusal that says OK is INTERNAL.
     return {code == StatusCode::kOk ? StatusCode::kInternal : code,
             std::string(body.text, abi::text_length(body.text))};
   };

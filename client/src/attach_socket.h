@@ -1,4 +1,5 @@
-// The client's end of the attach protocol: one SOCK_SEQPACKET connection, never blocking on its own.
+// The client's end of the attach protocol: one SOCK_SEQPACKET connection. Only the functions with a deadline
+// block.
 #pragma once
 
 #include "common/packet.h"
@@ -14,12 +15,12 @@ inline abi::AttachType type_of(const Packet& packet) {
   return static_cast<abi::AttachType>(packet.header.type);
 }
 
-// Connects before the deadline. DAEMON_LOST: nobody listens.
+// Connects before the deadline. DAEMON_LOST: no daemon listens.
 Status connect_to(const std::string& path, Deadline deadline, UniqueFd& socket);
 // Does not block. kMalformed: `error` says why.
 ReceiveResult receive(const UniqueFd& socket, Packet& packet, Status& error);
-// Does not block; no SIGPIPE. With descriptors, which stay the caller's; at most kMaxMessageFds. DAEMON_LOST
-// if the connection is gone, WOULD_BLOCK if the socket is full.
+// Does not block, raises no SIGPIPE. `fds` stay the caller's; at most kMaxMessageFds. DAEMON_LOST: the
+// connection is closed. WOULD_BLOCK: the socket is full.
 Status send(const UniqueFd& socket, abi::AttachType type, std::uint32_t request_id, const void* body,
             std::size_t body_bytes, const FdList& fds = {});
 
@@ -31,7 +32,7 @@ Status send(const UniqueFd& socket, abi::AttachType type, std::uint32_t request_
 
 // Waits until the socket has a packet or is closed; false when the deadline passed first.
 bool wait_readable(const UniqueFd& socket, Deadline deadline);
-// Likewise until it has room, or is closed.
+// The same, until it has room or is closed.
 bool wait_writable(const UniqueFd& socket, Deadline deadline);
 
 // The status and text of a kRefused or kGoodbye packet; INTERNAL if the packet is neither.

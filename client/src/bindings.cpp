@@ -61,7 +61,7 @@ Status add_binding(const epd_binding_t& given, const std::string& which, const a
   return wrong.empty() ? Status() : invalid_argument(std::move(wrong));
 }
 
-// Calls take(binding, its name in messages) for each.
+// Calls take(binding, its name in messages) for each binding.
 template <typename Take>
 Status each_binding(const epd_group_config_t& config, Take take) {
   if (config.num_bindings > abi::kNumRegions) {
@@ -77,7 +77,7 @@ Status each_binding(const epd_group_config_t& config, Take take) {
     Status status = read_struct(reinterpret_cast<const epd_binding_t*>(next), which.c_str(), given);
     if (status.ok()) status = take(given, which);
     if (!status.ok()) return status;
-    next += given.size;  // what the caller's is long
+    next += given.size;  // the caller's struct may be longer or shorter than ours
   }
   return {};
 }

@@ -46,7 +46,7 @@ Status BoardView::usable_in(std::uint64_t epoch) const {
   if (!ended && b.epoch.load(std::memory_order_acquire) <= epoch) return {};
   BoardSnapshot now;
   if (snapshot(now)) return break_status(now);
-  // Being written this moment: the code is enough for the caller, the message would be torn.
+  // The engine is writing it. The code is enough for the caller; the message might be torn.
   now.cause = checked_code(b.cause.load(std::memory_order_relaxed));
   now.failed_rank = b.failed_rank.load(std::memory_order_relaxed);
   now.message[0] = '\0';
@@ -63,7 +63,7 @@ std::string BoardView::message_for(std::uint32_t slot, std::uint64_t ticket) con
 
 Status break_status(const BoardSnapshot& board) {
   StatusCode code = board.cause;
-  // A new epoch without a cause: what the caller must do is the same as after a restart.
+  // A new epoch without a cause. The caller must do the same as after a restart.
   if (code == StatusCode::kOk) {
     code = board.state == abi::GroupState::kLost ? StatusCode::kRankLost : StatusCode::kEngineRestarted;
   }

@@ -1,5 +1,5 @@
-// The board of one membership: what the engine says about the group, read without locks. All reads
-// are copies; the engine may write at any time.
+// The board of one membership: the engine's view of the group, read without locks. All reads copy, because
+// the engine may write at any time.
 #pragma once
 
 #include "common/memory.h"
@@ -27,9 +27,9 @@ class BoardView {
       : mapping_(std::move(mapping)), layout_(shape), shape_(shape) {}
 
   bool magic_fits() const { return board().magic == abi::kBoardMagic; }
-  // False while the engine is writing, or if it died doing so; its successor writes it anew.
+  // False while the engine writes, or if it died while it wrote. Its successor writes the board again.
   bool snapshot(BoardSnapshot& out) const;
-  // OK while a member in `epoch` may submit, else the cause of the break. Two loads when all is well.
+  // OK while a member in `epoch` may submit, else the cause of the break. Two loads if there is none.
   Status usable_in(std::uint64_t epoch) const;
   // The group has ended.
   bool lost() const {
@@ -37,13 +37,13 @@ class BoardView {
     return board().state.load(std::memory_order_acquire) == lost;
   }
   std::uint64_t epoch() const { return board().epoch.load(std::memory_order_acquire); }
-  // One word of the set, so never torn.
+  // One word of the set, which is read whole.
   bool active(std::uint32_t rank) const {
     return (board().active[rank / 64].load(std::memory_order_acquire) >> (rank % 64) & 1) != 0;
   }
-  // Of operations: all below have been completed on this rank.
+  // All operations below this number have completed on this rank.
   std::uint64_t next_index() const { return board().next_index.load(std::memory_order_acquire); }
-  // "" unless the slot's message is about this ticket.
+  // "" if the slot's message is about another ticket.
   std::string message_for(std::uint32_t slot, std::uint64_t ticket) const;
 
   bool has_counts(std::uint32_t slot, std::uint64_t ticket) const {

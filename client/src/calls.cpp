@@ -11,7 +11,7 @@ T load(const T& word, std::memory_order order) {
   return std::atomic_ref(const_cast<T&>(word)).load(order);  // NOLINT: it wants what it may write
 }
 
-// Tickets of two groups differ, so that one is never taken for the other.
+// Tickets of different groups differ, so none is taken for another group's.
 std::uint32_t next_serial() {
   static std::atomic<std::uint32_t> last{0};
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -45,7 +45,7 @@ epd_ticket_t Calls::begin(abi::Op op, std::uint32_t slot, bool by_host, bool cap
 }
 
 KnownCall* Calls::find(epd_ticket_t ticket) {
-  if (!CallTicket::is(ticket)) return nullptr;  // 0, of places that nobody has, too
+  if (!CallTicket::is(ticket)) return nullptr;  // also 0, the ticket of an empty place
   const std::uint32_t place = abi::place_of(CallTicket::unpack(ticket).result);
   return place < known_.size() && known_[place].ticket == ticket ? &known_[place] : nullptr;
 }
@@ -134,7 +134,7 @@ std::uint32_t Calls::host_ended() const {
 epd_ticket_t Calls::host_call_on(std::uint32_t slot) {
   const std::uint32_t ended = host_ended();
   std::erase_if(host_calls_, [ended](const HostCall& call) {
-    return static_cast<std::int32_t>(ended - call.number) > 0;  // they are cyclic
+    return static_cast<std::int32_t>(ended - call.number) > 0;  // both numbers are cyclic
   });
   const auto found = std::find_if(host_calls_.begin(), host_calls_.end(), [slot](const HostCall& call) {
     return CallTicket::unpack(call.ticket).slot == slot;
@@ -146,7 +146,7 @@ void Calls::note_host_call(epd_ticket_t ticket) {
   host_calls_.push_back({ticket, host_tail++});
 }
 
-// The kernel says so a moment later: host_ended().
+// The kernel counts it in host_ended() a moment later.
 void Calls::note_host_end(epd_ticket_t ticket) {
   std::erase_if(host_calls_, [ticket](const HostCall& call) { return call.ticket == ticket; });
 }

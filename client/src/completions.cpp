@@ -14,10 +14,11 @@ bool Completions::take() {
   bool any = false;
   abi::Completion completion;
   std::uint64_t head = head_.load(std::memory_order_relaxed);
-  // Bounded, so that a ring full of nonsense can't hold the lock for good.
+  // The loop is bounded, so a ring full of invalid entries can't hold the lock for ever.
   for (std::size_t i = 0; i < abi::kCompletionSlots && abi::ring_peek(b_.completions, head, completion);
        ++i) {
-    // Unknown: completed twice because the engine died in between, or its group was left.
+    // A ticket may be unknown: its engine died while completing it and its successor did it again, or the
+    // group was left.
     const auto found = operations_.find(completion.ticket);
     if (found != operations_.end() && !found->second.done) finish(found, completion, nullptr);
     head_.store(++head, std::memory_order_relaxed);
@@ -76,7 +77,7 @@ void Completions::finish(Operations::iterator found, const abi::Completion& comp
     try {
       op.text = text != nullptr ? std::string(text) : op.group->board.message_for(op.slot, found->first);
     } catch (...) {
-      op.text.clear();  // out of memory: the status alone must do
+      op.text.clear();  // out of memory: the caller gets the status alone
     }
   }
   if (!op.waiting_hook.empty()) {

@@ -1,5 +1,5 @@
-// Operations that were submitted to an engine, by ticket, and the ring of completions from which the library
-// hears how they have ended. With the session's mutex, but for has().
+// Operations that were submitted to an engine, by ticket, and the ring of their completions. With the
+// session's mutex, except has().
 #pragma once
 
 #include "group.h"
@@ -20,11 +20,11 @@ struct Operation {
   std::uint32_t slot = 0;
   bool deferred = false;  // submitted with defer_receive
   bool in_stream = false;
-  SteadyClock::time_point answer_by;  // an engine that runs has ended it by then
+  SteadyClock::time_point answer_by;  // a running engine has ended it by then
   bool done = false;
-  epd_result_t result{};             // once done
+  epd_result_t result{};             // set when done
   std::string text;                  // why it failed; may be empty
-  std::list<HookCall> waiting_hook;  // at most one; made beforehand so that completing can't fail
+  std::list<HookCall> waiting_hook;  // at most one; allocated when it is set, so completing can't fail
 };
 
 class Completions {
@@ -33,18 +33,18 @@ class Completions {
       : a_(a), b_(b), hooks_(hooks), streams_(streams) {}
 
   bool has() const;
-  // Files what is in the ring under its tickets. True if anything was there.
+  // Stores each completion in the ring with its operation. True if there was any.
   bool take();
 
   // Null: never submitted, or retired.
   Operation* find(epd_ticket_t ticket);
-  // Before it is published, as its completion may come at once.
+  // Called before it is published, because its completion may come at once.
   Operation& add(epd_ticket_t ticket);
-  // It was not published after all.
+  // For one that was not published after all.
   void withdraw(epd_ticket_t ticket);
-  // Of one that has ended.
+  // For one that has ended.
   void retire(epd_ticket_t ticket) { operations_.erase(ticket); }
-  // Whether it has ended or not; then the ticket is retired.
+  // The operation may have ended or not. Retires the ticket.
   void add_hook(epd_ticket_t ticket, std::list<HookCall>& call);
   // Ends the operations in flight: all, or those of one group.
   void abort(StatusCode code, const char* text, const Group* only) noexcept;
@@ -59,7 +59,7 @@ class Completions {
   abi::SegmentB& b_;
   Hooks& hooks_;
   StreamPort& streams_;
-  std::atomic<std::uint64_t> head_{0};  // written under the mutex, read by the leader without
+  std::atomic<std::uint64_t> head_{0};  // written with the mutex, read by the leader without it
   Operations operations_;
   std::size_t num_in_flight_ = 0;  // of operations_: not done
 };

@@ -9,11 +9,11 @@
 namespace epd::client {
 namespace {
 
-constexpr std::int64_t kDetachMs = 200;  // a daemon that is slower lets go later
+constexpr std::int64_t kDetachMs = 200;  // a slower daemon frees the ranks later
 
 }  // namespace
 
-// A request in progress. Whoever reads the socket finds it by its id.
+// A request in progress. The thread that reads the socket finds it by its id.
 class ReplyWaiter final : public Waiter {
  public:
   ReplyWaiter(const Connection& connection, Packet& reply) : connection_(connection), reply_(reply) {}
@@ -30,7 +30,7 @@ class ReplyWaiter final : public Waiter {
   bool arrived_ = false;
 };
 
-// An entry in the table of requests; with the mutex.
+// An entry in the table of requests. With the mutex.
 class Connection::Expected {
  public:
   Expected(Connection& connection, std::uint32_t id, ReplyWaiter& waiter) : connection_(connection), id_(id) {
@@ -53,14 +53,14 @@ void Connection::look_at_socket() noexcept {
   try {
     take_packets_locked();
   } catch (const std::bad_alloc&) {
-    end_locked({StatusCode::kResourceExhausted, "out of memory"});  // short: allocates nothing
+    end_locked({StatusCode::kResourceExhausted, "out of memory"});  // a short text needs no allocation
   }
 }
 
 void Connection::take_packets_locked() {
   Packet packet;
   Status error;
-  // Bounded, so that a daemon that never stops can't hold the lock for good.
+  // The loop is bounded, so a daemon that never stops sending can't hold the lock for ever.
   for (int i = 0; i < 64 && ended_.ok(); ++i) {
     const ReceiveResult received = receive(socket_, packet, error);
     if (received == ReceiveResult::kNothing) break;
@@ -83,7 +83,7 @@ void Connection::route_locked(Packet& packet) {
     requests_.erase(found);
     waiter->take(packet);
     waiter->wake.notify_one();
-    waits_.kick();  // it may be the leader, and this thread another that took the packet from under its eyes
+    waits_.kick();  // the waiter may be the leader, asleep, if this is another thread
     return;
   }
   if (found != requests_.end()) requests_.erase(found);
@@ -102,7 +102,8 @@ bool Connection::awaits_late_join_locked() const {
                                     [](const auto& request) { return request.second == nullptr; });
 }
 
-// What a full socket does not take now goes with the next packet that comes: replies to what fills it.
+// A full socket holds requests, whose replies will come. What does not fit now is sent when the next packet
+// arrives.
 void Connection::send_owed_leaves_locked() {
   while (!owed_leaves_.empty()) {
     const abi::Leave leave{owed_leaves_.back(), 0};
@@ -112,8 +113,8 @@ void Connection::send_owed_leaves_locked() {
   }
 }
 
-// Whether this rank is a member, or will be, nobody knows here. If it turns out to be, it leaves again; the
-// hook thread sees to that, for no call of the caller's may ever come.
+// The library does not know whether this rank is a member or will be. If so, it leaves again. The hook thread
+// reads the reply, because no other call may ever read the socket.
 void Connection::give_up_join_locked(std::uint32_t id) {
   requests_[id] = nullptr;
   events_.on_late_join_locked();
@@ -132,7 +133,7 @@ Status Connection::send_request(Lock& lock, const Request& request, std::uint32_
     if (!ended_.ok()) return ended_;
     Status status = send(socket_, request.type, id, request.body, request.body_bytes, request.fds);
     if (status.code() == StatusCode::kDaemonLost) {
-      take_packets_locked();  // tells why
+      take_packets_locked();  // the daemon may have said why
       return ended_.ok() ? status : ended_;
     }
     if (status.code() != StatusCode::kWouldBlock) return status;
@@ -163,7 +164,7 @@ Status Connection::request(const Request& request, Packet& reply) {
 void Connection::leave(std::uint32_t member, Deadline deadline) {
   const abi::Leave leave{member, 0};
   Packet reply;
-  // Whatever comes of it: a daemon that does not answer will see the connection close.
+  // The result does not matter: a daemon that does not answer will see the connection close.
   [[maybe_unused]] const Status status = request(
       {abi::AttachType::kLeave, abi::AttachType::kLeft, &leave, sizeof(leave), deadline, deadline}, reply);
 }
@@ -194,7 +195,7 @@ void Connection::note_end_locked() {
     text.assign(b_.message, abi::text_length(b_.message));
     if (text.empty()) text = "the daemon ended this session";
   } catch (const std::bad_alloc&) {
-    text.clear();  // the status alone must do
+    text.clear();  // the caller gets the status alone
   }
   end_locked({code, std::move(text)});
 }
@@ -210,7 +211,7 @@ void Connection::probe() {
   if (::poll(&entry, 1, 0) > 0) look_at_socket();
 }
 
-// Nobody may be waiting who would notice that the daemon is gone, so look.
+// Perhaps no thread waits that would notice the daemon's end, so look.
 Status Connection::blocked(Lock& lock, std::string why) {
   lock.unlock();
   probe();
@@ -218,9 +219,9 @@ Status Connection::blocked(Lock& lock, std::string why) {
   return ended_.ok() ? would_block(std::move(why)) : ended_;
 }
 
-// The daemon closes when it has let go of the session's ranks: who attaches after that finds them free.
+// The daemon closes the connection when it has freed the session's ranks. So a later attach finds them free.
 void Connection::detach() {
-  // A courtesy to whoever reads the daemon's log: without it the end of the connection is a death.
+  // For the daemon's log: without this message the end of the connection looks like a death.
   if (!send(socket_, abi::AttachType::kDetach, 0, nullptr, 0).ok()) return;
   const SteadyClock::time_point end = SteadyClock::now() + std::chrono::milliseconds(kDetachMs);
   for (;;) {

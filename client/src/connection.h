@@ -10,13 +10,13 @@
 
 namespace epd::client {
 
-// What becomes of a connection. With the mutex.
+// Events of a connection. With the mutex.
 class ConnectionEvents {
  public:
   virtual ~ConnectionEvents() = default;
   // Once: Connection::ended() says why.
   virtual void on_end_locked() = 0;
-  // A join was given up: somebody is to look at the socket while awaits_late_join_locked().
+  // A join was given up. Some thread must read the socket while awaits_late_join_locked().
   virtual void on_late_join_locked() = 0;
 };
 
@@ -35,13 +35,13 @@ class Connection {
     std::size_t body_bytes;
     Deadline send_by;           // DEADLINE_EXCEEDED if it could not be sent by then
     Deadline reply_by;          // likewise for the reply
-    std::vector<int> fds = {};  // of the caller, to go with it
+    std::vector<int> fds = {};  // the caller's descriptors to send with it
   };
   Status request(const Request& request, Packet& reply);
   void leave(std::uint32_t member, Deadline deadline);
-  void detach();  // says so, and waits a moment for the daemon to let go
+  void detach();  // tells the daemon, and waits a moment until it has freed the ranks
 
-  void look_at_socket() noexcept;  // takes what has come; needs no lock
+  void look_at_socket() noexcept;  // takes the packets that have come; needs no lock
   void probe();                    // likewise, at most once a millisecond
   const UniqueFd& socket() const { return socket_; }
 
@@ -49,7 +49,7 @@ class Connection {
   const Status& ended() const { return ended_; }
   void end_locked(Status status);
   void note_end_locked();  // ends the session if segment B says that it has ended
-  // False: its engine is away.
+  // False: the engine is away.
   bool serving() const;
   bool awaits_late_join_locked() const;
   Status blocked(Lock& lock, std::string why);  // WOULD_BLOCK, unless the session is over
@@ -72,9 +72,9 @@ class Connection {
   Status ended_;
   SteadyClock::time_point last_probe_{};
   std::uint32_t last_request_id_ = 1;  // 1 was Hello
-  // By id, who waits for the reply. Null: nobody any more, and it is that of a join.
+  // The waiter for the reply, by id. Null: a join that was given up.
   std::unordered_map<std::uint32_t, ReplyWaiter*> requests_;
-  std::vector<std::uint32_t> owed_leaves_;  // memberships that came when nobody waited for them any more
+  std::vector<std::uint32_t> owed_leaves_;  // members to leave: their joins had been given up
 };
 
 }  // namespace epd::client

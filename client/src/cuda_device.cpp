@@ -28,7 +28,7 @@ Status find_device(const CudaDriver& driver, const abi::Welcome& welcome, CUdevi
   int count = 0;
   CUresult error = driver.cuInit(0);
   if (error == CUDA_SUCCESS) error = driver.cuDeviceGetCount(&count);
-  // No device at all is a matter of visibility too: CUDA_VISIBLE_DEVICES may be empty.
+  // CUDA_VISIBLE_DEVICES may be empty. Then no device is visible, which is no error here.
   if (error == CUDA_ERROR_NO_DEVICE) error = CUDA_SUCCESS;
   if (error != CUDA_SUCCESS) return cuda_status(driver, error, "starting CUDA's driver");
   for (int i = 0; i < count; ++i) {
@@ -98,7 +98,7 @@ class CudaDevice final : public Device {
   Status choose_context();
   Status make_aside();
   Status load_kernels();
-  // Calls with the context current.
+  // Makes the call with the context current.
   template <typename Call>
   Status within(const char* what, Call call) {
     const Current current(driver_, context_);
@@ -112,17 +112,17 @@ class CudaDevice final : public Device {
   const CudaDriver& driver_;
   const CUdevice device_;
   CUcontext context_ = nullptr;
-  bool retained_ = false;  // the context is the primary one, retained here
+  bool retained_ = false;  // the context is the primary one, and was retained here
   CUstream aside_ = nullptr;
-  std::optional<StreamKernels> kernels_;  // none: kernels_loaded_ says why
+  std::optional<StreamKernels> kernels_;  // none: kernels_loaded_ has the reason
   Status kernels_loaded_;
 };
 
 Status CudaDevice::start() {
   Status status = choose_context();
   if (status.ok()) status = make_aside();
-  // Memory operations do without, so it is told to who asks for them. Now, because later something may run
-  // that never lets them be loaded.
+  // Loaded now, because later a kernel may run that never lets others be loaded. MEMOP waits need no kernel,
+  // so a failure is reported only to callers that need them.
   if (status.ok()) kernels_loaded_ = load_kernels();
   return status;
 }
@@ -149,8 +149,8 @@ Status CudaDevice::choose_context() {
   return made;
 }
 
-// The stream that releases the application's when nobody else will. Of the highest priority because streams
-// of one priority may share a hardware queue, in which a write could stand behind the wait that it is to end.
+// The library's own stream, which unblocks the application's streams. It has the highest priority: streams of
+// one priority may share a hardware queue, in which a write could stand behind the wait that it must end.
 Status CudaDevice::make_aside() {
   return within("creating a stream", [&] {
     int least = 0;
@@ -161,7 +161,7 @@ Status CudaDevice::make_aside() {
   });
 }
 
-// The process may be at its exit, or the context gone: then there is nothing left to give back.
+// The process may be exiting, or the context destroyed. Then there is nothing to give back.
 CudaDevice::~CudaDevice() {
   if (context_ == nullptr) return;
   {
@@ -229,7 +229,7 @@ Status CudaDevice::map_host(const UniqueFd& fd, std::uint64_t bytes, DeviceMemor
   return map_for(CU_MEM_LOCATION_TYPE_HOST, CU_MEM_ACCESS_FLAGS_PROT_READ, fd, bytes, out);
 }
 
-// No context is needed. Whatever fails: the driver or the context is gone, and the mapping with it.
+// Needs no context. If it fails, the driver or the context is gone, and the mapping with it.
 void CudaDevice::unmap(std::uintptr_t address, std::size_t bytes) noexcept {
   driver_.cuMemUnmap(address, bytes);
   driver_.cuMemAddressFree(address, bytes);
@@ -241,13 +241,13 @@ Status CudaDevice::can_wait_by(WaitBy by) const {
           "waiting by kernel: " + kernels_loaded_.message() + "; allowed: EPD_WAIT_BY_MEMOP"};
 }
 
-// To ask another stream more, cuStreamQuery for example, would end a capture of the application's.
+// Other queries of a stream, for example cuStreamQuery, would end a capture of the application's.
 Status CudaDevice::check() {
   bool captures = false;
   return check_stream(aside_, captures);
 }
 
-// The one question that is allowed whatever the stream does.
+// This query is allowed in every state of the stream.
 Status CudaDevice::check_stream(void* stream, bool& captures) {
   CUstreamCaptureStatus capturing{};
   Status status = within("cuStreamIsCapturing", [&] {

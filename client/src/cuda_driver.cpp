@@ -10,7 +10,7 @@ constexpr char kLibrary[] = "libcuda.so.1";
 
 #define EPD_CUDA_TEXT(symbol) #symbol
 
-// False if the symbol is not there.
+// False if the driver has no such symbol.
 template <typename Function>
 bool find(void* library, const char* symbol, Function& function) {
   function = reinterpret_cast<Function>(::dlsym(library, symbol));
@@ -25,7 +25,7 @@ Status load_cuda_driver(const CudaDriver*& out) {
   static bool loaded = false;
   const std::lock_guard<std::mutex> lock(mutex);
   if (!loaded) {
-    // Never closed: the driver has threads and exit handlers of its own, and the process may use it too.
+    // Never closed: the driver has threads and exit handlers, and the process may use it too.
     void* library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
       const char* why = ::dlerror();
@@ -55,7 +55,7 @@ std::string error_name(const CudaDriver& driver, CUresult error) {
 
 Status cuda_status(const CudaDriver& driver, CUresult error, const std::string& what) {
   if (error == CUDA_SUCCESS) return {};
-  // While MPS recovers from a fault it takes nobody: to be tried again.
+  // While MPS recovers from a fault it accepts no process. The caller may try again.
   const StatusCode code = error == CUDA_ERROR_OUT_OF_MEMORY          ? StatusCode::kResourceExhausted
                           : error == CUDA_ERROR_MPS_SERVER_NOT_READY ? StatusCode::kWouldBlock
                                                                      : StatusCode::kInternal;

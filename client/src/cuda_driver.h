@@ -1,5 +1,5 @@
-// The functions of CUDA's driver that the library calls, found at run time: nothing links libcuda. Included
-// only where cuda.h is, see CMakeLists.txt.
+// The functions of CUDA's driver that the library calls, found at run time. The library does not link
+// libcuda. Included only where cuda.h exists, see CMakeLists.txt.
 #pragma once
 
 #include "errors.h"
@@ -53,7 +53,7 @@ struct CudaDriver {
 #undef EPD_CUDA_MEMBER
 };
 
-// Opens libcuda.so.1, once in the process and for good. UNSUPPORTED: it is not there, or too old.
+// Opens libcuda.so.1, once in the process; it is never closed. UNSUPPORTED: there is none, or it is too old.
 Status load_cuda_driver(const CudaDriver*& driver);
 
 // "CUDA_ERROR_INVALID_VALUE"

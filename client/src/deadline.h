@@ -26,13 +26,13 @@ class Deadline {
     deadline.at_ = when;
     return deadline;
   }
-  // Of a call that waits, with a timeout_ms that has passed check_wait.
+  // For a call that waits, with a timeout_ms that has passed check_wait.
   static Deadline of_wait(std::int32_t timeout_ms) {
     if (timeout_ms == EPD_NO_WAIT) return at(SteadyClock::now());
     return timeout_ms == 0 ? in_ms(EPD_FOREVER) : in_ms(timeout_ms);
   }
   bool passed() const { return !forever_ && SteadyClock::now() >= at_; }
-  // At most `slice`; zero once passed.
+  // The time left, at most `slice`; zero once passed.
   nanoseconds remaining(nanoseconds slice) const {
     if (forever_) return slice;
     const nanoseconds left = at_ - SteadyClock::now();
@@ -44,12 +44,12 @@ class Deadline {
   bool forever_ = false;
 };
 
-// timeout_ms of a call that needs an end: 0 is `otherwise`.
+// Checks the timeout_ms of a call that needs an end. `otherwise` says what 0 means.
 inline Status check_limit(std::int32_t timeout_ms, const std::string& otherwise) {
   if (timeout_ms >= 0) return {};
   return bad_value("timeout_ms", timeout_ms, "1 or more milliseconds, or 0 (" + otherwise + ")");
 }
-// timeout_ms of a call that waits for what ends by itself.
+// Checks the timeout_ms of a call that waits for operations or a group.
 inline Status check_wait(std::int32_t timeout_ms) {
   if (timeout_ms >= 0 || timeout_ms == EPD_FOREVER || timeout_ms == EPD_NO_WAIT) return {};
   return bad_value("timeout_ms", timeout_ms,

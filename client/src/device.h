@@ -1,8 +1,8 @@
-// What the library does on a device whose memory is not the host's: it maps an arena there, and lets streams
-// write and wait for words in it. Sessions on host devices have none. No CUDA type appears here, so that the
-// library also builds without CUDA's header (cuda_missing.cpp).
+// What the library does on a CUDA device: it maps arenas there, and makes streams write words and wait for
+// them. Sessions on host devices have no Device. No CUDA type appears here, so the library also builds
+// without cuda.h (cuda_missing.cpp).
 //
-// Threads: any thread may call anything at any time. No call leaves another context current in its thread.
+// Threads: any thread may make any call at any time. No call leaves another context current in its thread.
 #pragma once
 
 #include "common/fd.h"
@@ -19,23 +19,23 @@ namespace epd::client {
 
 class DeviceMemory;
 
-// How a stream writes and awaits words: epd_wait_by_t.
+// How a stream writes words and waits for them: epd_wait_by_t.
 enum class WaitBy : std::uint32_t { kMemop = EPD_WAIT_BY_MEMOP, kKernel = EPD_WAIT_BY_KERNEL };
 
-// Until the word is `value` or up to 2^31 - 1 further.
+// A wait until the word is `value`, or up to 2^31 - 1 above it.
 struct StreamWait {
   std::uintptr_t word = 0;
   std::uint32_t value = 0;
-  std::uint64_t limit_ns = 0;  // a kernel goes on after this whatever the word is; a memory operation can't
+  std::uint64_t limit_ns = 0;  // a KERNEL wait ends after this time in any case; a MEMOP wait has no limit
 };
 
-// A call for the engine's kernel, see abi::CallWords.
+// A call to the engine's kernel, see abi::CallWords.
 struct StreamCall {
   std::uintptr_t words = 0;
-  abi::Call call;                    // but for number and epoch
+  abi::Call call;                    // without number and epoch, which the stream fills in
   std::uintptr_t num_tokens_at = 0;  // not 0: in place of call.num_tokens
   bool waits = false;                // the kernel waits for the call's end itself
-  std::uint64_t limit_ns = 0;        // at most so long
+  std::uint64_t limit_ns = 0;        // of that wait
 };
 
 class Device {
@@ -47,40 +47,40 @@ class Device {
 
   // Maps at least `bytes` of the exported allocation, read-write; the device must outlive `out`.
   virtual Status map(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) = 0;
-  // Likewise memory of the host, which this process reads.
+  // The same for host memory, which this process reads.
   virtual Status map_host(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) = 0;
-  // Of map(); only DeviceMemory calls it.
+  // Ends a mapping of map() or map_host(). Only DeviceMemory calls it.
   virtual void unmap(std::uintptr_t address, std::size_t bytes) noexcept = 0;
 
-  // OK, or UNSUPPORTED, or why the kernels could not be loaded.
+  // OK; UNSUPPORTED; or the error with which loading the kernels failed.
   virtual Status can_wait_by(WaitBy by) const = 0;
-  // OK, or the error after which nothing runs in the context any more.
+  // OK, or the error after which nothing runs in the context.
   virtual Status check() = 0;
-  // Whether it is a stream, and captures. Not all that is none can be told.
+  // Whether the stream captures a graph. Fails if it is no stream, as far as the driver can tell.
   virtual Status check_stream(void* stream, bool& captures) = 0;
 
-  // Enqueue in a stream of the caller's. They return at once, unless its queue is full.
+  // These enqueue in the caller's stream. They return at once, unless its queue is full.
   virtual Status write(void* stream, std::uintptr_t word, std::uint32_t value, WaitBy by) = 0;
   virtual Status wait(void* stream, const StreamWait& wait, WaitBy by) = 0;
-  // Both by one kernel: the value that it waits for is written to `word` first.
+  // One kernel writes wait.value to `word`, then waits.
   virtual Status write_and_wait(void* stream, std::uintptr_t word, const StreamWait& wait) = 0;
 
-  // Enqueue as well, and are legal in a stream that captures: a kernel that rings the call, and one that
-  // waits for the end of the last call on the slot. After can_wait_by(kKernel).
+  // These enqueue too, and are legal in a stream that captures. One kernel makes the call; the other waits
+  // for the end of the last call on the slot. After can_wait_by(kKernel).
   virtual Status call(void* stream, const StreamCall& call) = 0;
   virtual Status await_call(void* stream, std::uintptr_t words, std::uint32_t slot,
                             std::uint64_t limit_ns) = 0;
 
-  // A call of the host's, to its place in abi::CallWords: a copy in the stream aside, which needs no SM.
+  // Makes a call of the host: copies it to its place in abi::CallWords, in the library's stream. Needs no SM.
   virtual Status call(std::uintptr_t place, const abi::PackedCall& call) = 0;
 
-  // A memory operation in a stream of the library's that waits for no other.
+  // Writes by a memory operation in the library's stream, which waits for no other.
   virtual Status write_aside(std::uintptr_t word, std::uint32_t value) = 0;
   // Returns when all write_aside before it are done.
   virtual Status finish_aside() = 0;
-  // Behind all write_aside before it; returns with the words.
+  // Reads the words after all earlier write_aside. Returns when they are here.
   virtual Status read_aside(std::uintptr_t from, std::span<std::uint32_t> words) = 0;
-  // Returns when everything enqueued in the context has run, or can't any more.
+  // Returns when all work in the context has run, or can't run any more.
   virtual void synchronize() noexcept = 0;
 };
 
@@ -110,9 +110,9 @@ class DeviceMemory {
   std::size_t bytes_ = 0;
 };
 
-// The CUDA device that the daemon named, by its uuid: numbers differ where CUDA_VISIBLE_DEVICES does. Its
+// Opens the CUDA device that the daemon named, by its UUID: numbers differ under CUDA_VISIBLE_DEVICES. Its
 // context is the calling thread's current one if that is on the device, else the primary one. UNSUPPORTED: no
-// driver here, or the library was built without cuda.h. INVALID_ARGUMENT: the device is not visible here.
+// driver, or the library was built without cuda.h. INVALID_ARGUMENT: this process does not see the device.
 Status open_cuda_device(const abi::Welcome& welcome, std::unique_ptr<Device>& out);
 
 }  // namespace epd::client

@@ -1,4 +1,4 @@
-// What libepd's kernels are launched with. Plain data, also for device code.
+// The arguments of libepd's kernels. Plain data, also for device code.
 #pragma once
 
 #include "proto/call_words.h"
@@ -7,7 +7,7 @@
 
 namespace epd::stream_kernels {
 
-// What of a call is known when it is put in a stream: all but number and epoch.
+// The parts of a call that are known when it is enqueued: all but number and epoch.
 struct Enqueued {
   abi::Call call;
   std::uint32_t waits;

@@ -23,7 +23,8 @@ static_assert(static_cast<int>(StatusCode::kDaemonLost) == EPD_DAEMON_LOST);
 static_assert(static_cast<int>(StatusCode::kAborted) == EPD_ABORTED);
 static_assert(static_cast<int>(StatusCode::kInternal) == EPD_INTERNAL && kNumStatusCodes == EPD_INTERNAL + 1);
 
-// A plain array: no constructor to run in threads that never fail, none to outlive a dlclose().
+// A plain array, so no constructor runs in threads that never fail, and no destructor remains after
+// dlclose().
 thread_local char last_error[1024];
 
 }  // namespace

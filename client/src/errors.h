@@ -1,4 +1,4 @@
-// What the library says of errors, and the calling thread's last one.
+// Texts of errors, and the calling thread's last one.
 #pragma once
 
 #include "common/status.h"
@@ -15,9 +15,9 @@ inline Status daemon_lost(std::string text) {
 }
 // "<field> is <value>; allowed: <allowed>"
 Status bad_value(const char* field, long long value, const std::string& allowed);
-// A code read from shared memory; INTERNAL if it is none of ours.
+// A code from shared memory; INTERNAL if it is not one of ours.
 StatusCode checked_code(std::uint32_t raw);
-// For a status that came without a message.
+// The text of a status that came without one.
 std::string describe(StatusCode code, std::int32_t failed_rank);
 
 // Keeps the text for epd_last_error() unless the status is OK. Never allocates.

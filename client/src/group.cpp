@@ -30,7 +30,7 @@ static_assert(same(abi::IndexType::kInt64, EPD_INDEX_TYPE_INT64));
 static_assert(same(abi::LossPolicy::kFailFast, EPD_POLICY_FAIL_FAST));
 static_assert(same(abi::LossPolicy::kDegrade, EPD_POLICY_DEGRADE));
 
-// Ours can hold any number, and shape_rules.h judges it.
+// Our enums can hold any number. shape_rules.h checks it.
 template <typename To, typename From>
 To as(const From& value) {
   return static_cast<To>(number_in(value));

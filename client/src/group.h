@@ -16,9 +16,9 @@ namespace epd::client {
 
 class Session;
 
-// A handle is the number of its dispatch + 1, and the routing record that the engine keeps for it. Numbers
-// have room for 89 years of 100,000 operations a second.
-// Where operations are calls: as of the first dispatch, whichever has written the record.
+// On a launched device a handle is the number of its dispatch + 1, and the number of the routing record.
+// Dispatch numbers last for 89 years at 100,000 operations a second. On a resident device a handle names the
+// record alone, as if by dispatch 0.
 inline constexpr std::uint32_t kHandleIndexBits = 48;
 static_assert(abi::kMaxDepth + abi::kMaxHandles <= 1u << (64 - kHandleIndexBits));
 constexpr epd_handle_t make_handle(std::uint64_t op_index, std::uint32_t route) {
@@ -31,30 +31,31 @@ constexpr std::uint64_t route_of(epd_handle_t handle) {
   return handle >> kHandleIndexBits;
 }
 
-// A routing record. Those of the slots come first, the others are kept: in use or in Group::free_routes.
+// A routing record. The first `depth` belong to the slots. The others are kept by handles, or in
+// Group::free_routes.
 struct Route {
   enum class State {
     kNone,
     kKnown,
-    kUnsure,  // of a slot, whose dispatch failed: what was there before may still stand; the engine decides
+    kUnsure,  // of a slot whose dispatch failed: its old routing may still exist; the engine decides
   };
   State state = State::kNone;
   epd_handle_t handle = 0;       // kKnown
-  epd_ticket_t ticket = 0;       // kKnown: of the dispatch
-  std::uint32_t num_tokens = 0;  // kKnown: of the dispatch
+  epd_ticket_t ticket = 0;       // kKnown: its dispatch's
+  std::uint32_t num_tokens = 0;  // kKnown: its dispatch's
 };
 
 inline constexpr std::uint32_t kNoRoute = ~0u;
 
-// The stream in which an operation begins and ends, if in any.
+// The stream of an operation, if it has one.
 struct StreamUse {
   void* stream = EPD_NO_STREAM;
   bool any() const { return stream != EPD_NO_STREAM; }
 };
 
-// Whether the stream alone sees to it that what was submitted first is first. NULL and CU_STREAM_LEGACY (1)
-// are two names of one stream. CUDA's per-thread default stream (CU_STREAM_PER_THREAD, 2) is another one in
-// each thread, so it says nothing.
+// Whether both operations are in one stream, which orders them. NULL and CU_STREAM_LEGACY (1) name the same
+// stream. CUDA's per-thread default stream (CU_STREAM_PER_THREAD, 2) is a different stream in each thread, so
+// it gives no order.
 inline bool in_one_stream(const StreamUse& first, const StreamUse& second) {
   const auto name = [](const StreamUse& use) {
     const auto stream = reinterpret_cast<std::uintptr_t>(use.stream);
@@ -63,21 +64,21 @@ inline bool in_one_stream(const StreamUse& first, const StreamUse& second) {
   return first.any() && second.any() && name(first) == name(second) && name(first) != 2;
 }
 
-// An operation in flight: submitted, its completion not seen yet.
+// An operation in flight: submitted, and the library has not seen its completion.
 struct InFlight {
   epd_ticket_t ticket = 0;
   std::uint32_t slot = 0;
-  std::uint32_t route = kNoRoute;  // that it reads or writes
+  std::uint32_t route = kNoRoute;  // the record that it reads or writes
   bool writes_route = false;
   StreamUse stream;
 };
 
-// What the library knows of the StreamWords of a slot.
+// The state of a slot's StreamWords as the library knows it.
 struct SlotWords {
-  epd_ticket_t last = 0;    // the last that was to begin in a stream, 0 = none: what `ready` holds or will
-  epd_ticket_t ended = 0;   // the last of those that have ended
-  bool behind = false;      // one has failed: its engine may be unable to write `done`
-  bool unblocking = false;  // the watch is about to write `ended` there
+  epd_ticket_t last = 0;    // the last operation in a stream, 0: none; `ready` holds its ticket or will
+  epd_ticket_t ended = 0;   // the last of them that has ended
+  bool behind = false;      // one has failed, so perhaps no engine writes `done` for it
+  bool unblocking = false;  // the watch thread will write `ended` to `done`
 };
 
 using AllSlotWords = std::array<SlotWords, abi::kMaxDepth>;
@@ -97,69 +98,69 @@ struct Group {
     if (own.at[index] != 0) return reinterpret_cast<void*>(own.at[index] + slot * own.bindings[index].stride);
     return reinterpret_cast<void*>(user_base() + arena.at(slot, which));
   }
-  // Addresses of the host or of the device: nothing in the library looks at what is there.
+  // Addresses of host or device memory. The library never reads or writes there.
   std::uintptr_t user_base() const {
     return device_user.address() != 0 ? device_user.address()
                                       : reinterpret_cast<std::uintptr_t>(user.as<char>());
   }
 
-  // If operations are calls: abi::CallWords.
+  // On resident devices: the address of abi::CallWords.
   std::uintptr_t call_words() const { return device_user.address() + arena.calls; }
 
-  // routes.cpp; all with the session's mutex.
-  // The record of a handle that may be used, or NOT_FOUND.
+  // In routes.cpp. With the session's mutex.
+  // Finds the record of a handle that may be used, or returns NOT_FOUND.
   Status find_route(epd_handle_t handle, std::uint32_t& route) const;
-  // The first operation in flight on the slot that is in the way of one in this stream, or null.
+  // The first operation in flight on the slot that blocks one in this stream, or null.
   const InFlight* slot_busy(std::uint32_t slot, const StreamUse& next) const;
   bool stream_in_flight(std::uint32_t slot) const;
-  // Whether one stands in the way of an operation that writes (or only reads) the record.
+  // Whether an operation in flight blocks one that writes (or only reads) the record.
   bool route_busy(std::uint32_t route, bool writes, const StreamUse& next) const;
-  // An operation has ended. They may end in any order.
+  // An operation has ended. Operations may end in any order.
   void end_in_flight(epd_ticket_t ticket, bool ok);
-  // Dispatches from this one on have to be done again: they established nothing.
+  // Dispatches from this number on must be repeated: their routings do not exist.
   void forget_routes_from(std::uint64_t op_index);
   Status release_handle(epd_handle_t handle);
-  bool wants_unblock() const;  // of the streams of all slots, or of one's
+  bool wants_unblock() const;  // of all slots, or of one
   bool used_by_streams() const;
-  // OK, or why nothing can be enqueued in the epoch.
+  // OK, or the reason why nothing can be submitted in the epoch.
   Status usable_in(std::uint64_t of_epoch) const;
 
-  Session* const session;  // for the functions of the C ABI alone; null in tests of parts
+  Session* const session;  // for the C functions only; null in tests of parts
   const abi::GroupShape shape;
-  const OwnMemory own;  // its descriptors are the caller's, and perhaps closed
+  const OwnMemory own;  // the caller may have closed its descriptors
   const abi::UserArenaLayout arena;
-  // Set by join, before anyone else sees the group.
-  Handle<Group>* given = nullptr;  // what the caller holds
+  // Set by join, before any other thread sees the group.
+  Handle<Group>* given = nullptr;  // the handle that the caller has
   std::uint32_t member = 0;
   std::uint32_t rank = 0;
-  std::uint32_t sum_ranks = 0;           // as the daemon has chosen where the shape says 0
-  std::uint32_t default_timeout_ms = 0;  // of operations that give none
-  std::uint64_t first_index = 0;         // the operation with which this rank came; 0 unless it has rejoined
-  Mapping user;                          // on host devices, else
-  DeviceMemory device_user;              // this
+  std::uint32_t sum_ranks = 0;           // the shape's, or the daemon's choice
+  std::uint32_t default_timeout_ms = 0;  // of operations that give no timeout
+  std::uint64_t first_index = 0;         // the first operation of this rank; 0 unless it has rejoined
+  Mapping user;                          // on host devices
+  DeviceMemory device_user;              // on CUDA devices
   BoardView board;
-  // Held by a submission from its checks until it is in the ring: keeps the order of the group's operations
-  // while the session's mutex is let go for a driver call.
+  // A submission holds it from its checks until it is in the ring. It keeps the group's operations in order
+  // while the session's mutex is released for a driver call.
   std::mutex submit_mutex;
   // Guarded by the session's mutex.
   std::uint64_t epoch = 0;
-  std::uint64_t next_index = 0;            // number of the next dispatch or combine; the engine counts alike
-  std::vector<InFlight> in_flight;         // in order of submission
-  std::vector<Route> routes;               // [num_routes]
-  std::vector<std::uint32_t> free_routes;  // of those beyond the slots'; the last is taken next
+  std::uint64_t next_index = 0;     // number of the next dispatch or combine; the engine counts the same
+  std::vector<InFlight> in_flight;  // in order of submission
+  std::vector<Route> routes;        // [num_routes]
+  std::vector<std::uint32_t> free_routes;  // free records for kept handles; the last is taken first
   AllSlotWords words{};
   Calls calls;
-  // Whether the library itself is to unblock the streams that wait for this group's operations.
-  // kDone is wanted again from time to time, until the streams have been synchronised.
+  // Whether the library must unblock the streams that wait for this group's operations. kDone becomes kWanted
+  // again from time to time, until the streams have been synchronised.
   enum class Unblock { kNo, kWanted, kDone } unblock = Unblock::kNo;
-  bool left = false;  // leave has begun; hooks may still hold the handle
+  bool left = false;  // leave has begun; hooks may still use the group
 };
 
-// The checked shape, zeros replaced by the defaults.
+// Checks the shape, and replaces zeros by the defaults.
 Status read_shape(const epd_group_config_t& config, abi::GroupShape& shape);
-// What such a group takes of memory; the caller's size stays out.
+// The memory of such a group. Does not set `size`.
 Status read_bytes(const epd_group_config_t& config, const epd_device_kind_t& kind, epd_group_bytes_t& bytes);
-// The checked configuration, as it goes to the daemon, with `own`'s descriptors.
+// Checks the configuration and makes the daemon's message from it. `own` gets the descriptors.
 Status make_join(const epd_group_config_t& config, abi::Join& join, OwnMemory& own);
 
 }  // namespace epd::client

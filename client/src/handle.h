@@ -1,8 +1,8 @@
-// What a caller holds in place of a session or a group: a word of the library's that outlives the object, so
-// that a handle that is used after its end is known for what it is, and not read as if it were the object.
+// What a caller holds in place of a session or a group: the address of a word that names the object and
+// outlives it. So a handle that is used after its object's end is recognised.
 //
-// A word is never freed nor used again: 16 bytes for each attach and join. What it can't tell: a call that
-// races with the one that ends the handle, and a pointer that never was a handle.
+// A word is never freed or used again. Each attach and each join costs 16 bytes for good. Two mistakes are
+// not recognised: a call that races with the end of its own handle, and a pointer that never was a handle.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@ class Handle {
   T* object() const { return object_.load(std::memory_order_acquire); }
   void end() noexcept { object_.store(nullptr, std::memory_order_release); }
 
-  // Gives it to a caller, for good. `object.given` ends it.
+  // Gives the handle to a caller. `object.given` ends it.
   static Handle* give(std::unique_ptr<Handle> handle, T& object) noexcept {
     handle->object_.store(&object, std::memory_order_release);
     object.given = handle.get();
@@ -28,7 +28,7 @@ class Handle {
   }
 
  private:
-  // All that were given, for leak checkers: callers forget them.
+  // All handles that were given, so that leak checkers find them.
   inline static std::atomic<Handle*> latest_{nullptr};
 
   std::atomic<T*> object_{nullptr};

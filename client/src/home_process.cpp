@@ -8,7 +8,7 @@
 namespace epd::client {
 namespace {
 
-// Of which the kernel makes a whole page.
+// The kernel maps a whole page.
 constexpr std::size_t kBytes = sizeof(std::atomic<int>);
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Tells the process that attached from those that are forked off it.
+// Distinguishes the process that attached from processes forked off it.
 #pragma once
 
 #include "errors.h"
@@ -8,8 +8,8 @@
 
 namespace epd::client {
 
-// A page that the kernel wipes in a forked child (MADV_WIPEONFORK): to ask costs a load, where getpid() is a
-// system call.
+// A page that the kernel clears in a forked child (MADV_WIPEONFORK). Reading it costs a load, where getpid()
+// costs a system call.
 class HomeProcess {
  public:
   HomeProcess() = default;
@@ -18,7 +18,7 @@ class HomeProcess {
   ~HomeProcess();
 
   static Status make(HomeProcess& out);  // once
-  // Not before make().
+  // After make().
   bool here() const { return mark_->load(std::memory_order_relaxed) != 0; }
   pid_t pid() const { return pid_; }
 

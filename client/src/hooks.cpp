@@ -17,7 +17,7 @@ class Hooks::News final : public Waiter {
 
  private:
   static constexpr nanoseconds kSlice = std::chrono::milliseconds(100);
-  static constexpr nanoseconds kLookAgain = std::chrono::microseconds(100);  // nobody rings for these
+  static constexpr nanoseconds kLookAgain = std::chrono::microseconds(100);  // no doorbell rings for these
 
   Hooks& hooks_;
 };
@@ -33,7 +33,8 @@ Status Hooks::start_locked() {
       "epd-hooks", [this] { run(); }, thread_);
 }
 
-// Of operations that have hooks; and of joins that were given up, for which nobody else may ever look.
+// The wait of the hook thread: for operations with hooks, and for joins that were given up, whose replies no
+// other thread may read.
 bool Hooks::has_news_to_await() const {
   return outstanding_ != 0 || source_.awaits_packets_locked();
 }
@@ -41,7 +42,7 @@ bool Hooks::has_news_to_await() const {
 void Hooks::look_up_locked() {
   wake_.notify_one();
   waits_.notify_locked();
-  waits_.kick();  // the thread may be the leader, asleep for something else
+  waits_.kick();  // the thread may be the leader, and asleep for something else
 }
 
 void Hooks::expect_locked() {

@@ -1,4 +1,4 @@
-// Completion hooks, on one thread of the library that lives from the first hook to detach. See README,
+// Completion hooks. They run on one thread of the library, from the first hook to detach. See README,
 // "Hooks".
 #pragma once
 
@@ -20,16 +20,16 @@ struct HookCall {
   epd_result_t result{};
 };
 
-// Where the thread looks for what nobody rings for.
+// Ends that no doorbell announces: the thread polls them here.
 class HookSource {
  public:
   virtual ~HookSource() = default;
-  // With the mutex. Gives the hooks of what has ended to Hooks::ready_locked(). True: there is more to look
-  // for.
+  // With the mutex. Gives hooks of operations that have ended to Hooks::ready_locked(). True: some have not
+  // ended.
   virtual bool take_hooked_locked() = 0;
-  // With the mutex: there is something to wait for, though no operation has a hook.
+  // With the mutex. True: there is something to wait for, though no operation has a hook.
   virtual bool awaits_packets_locked() const = 0;
-  // Without it, now and then.
+  // Without the mutex, from time to time.
   virtual void look_at_device() = 0;
 };
 
@@ -39,16 +39,16 @@ class Hooks {
 
   bool in_thread() const;
   Status start_locked();
-  // Of an operation in flight: its hook is called once ready_locked() gets it. After start_locked().
+  // For an operation in flight. Its hook is called after ready_locked() gets it. After start_locked().
   void expect_locked();
-  // One that was expected; or none: there is nothing to call after all.
+  // A hook that was expected. An empty list: there is nothing to call after all.
   void ready_locked(std::list<HookCall>& call) noexcept;
-  // Of an operation that has ended.
+  // For an operation that has ended.
   void call_locked(std::list<HookCall>& call);
-  void look_up_locked();  // the thread looks again at what it waits for
+  void look_up_locked();  // the thread checks again what it waits for
   // Returns when no hook of the group runs or is ready. A hook may use its group until it returns.
   void await_locked(Lock& lock, const Group& group);
-  // After the session has ended: nothing is outstanding, only calls that are ready.
+  // After the session has ended: only ready hooks are left, and they run.
   void stop();
 
  private:
@@ -61,11 +61,11 @@ class Hooks {
 
   // Guarded by the mutex.
   std::thread thread_;
-  std::condition_variable wake_;  // hooks wanted, or stopping
+  std::condition_variable wake_;  // there are hooks to wait for, or stopping
   std::condition_variable done_;  // a hook has returned
   std::list<HookCall> ready_;
   const Group* running_ = nullptr;
-  std::size_t outstanding_ = 0;  // asked for, operation not ended
+  std::size_t outstanding_ = 0;  // hooks of operations that have not ended
   bool stopping_ = false;
 };
 

@@ -1,4 +1,4 @@
-// What callers may ask about operations in flight.
+// How callers wait for operations in flight, and look at them.
 #include "launched_operations.h"
 
 #include "ticket_status.h"
@@ -8,13 +8,13 @@
 namespace epd::client {
 namespace {
 
-// No wait is for ever: an engine that runs answers. One that does not is waited for anew by each call.
+// Every wait ends: a running engine answers. For an engine that does not, each call waits anew.
 Deadline wait_end(const Operation& op, std::int32_t timeout_ms) {
   if (!for_ever(timeout_ms)) return Deadline::of_wait(timeout_ms);
   return Deadline::at(std::max(op.answer_by, SteadyClock::now() + kAnswerGrace));
 }
 
-// Of an operation that has ended.
+// The status and text of an operation that has ended.
 Status outcome(const Operation& op) {
   const auto code = static_cast<StatusCode>(op.result.status);
   if (code == StatusCode::kOk) return {};
@@ -26,7 +26,7 @@ class TicketWaiter final : public Waiter {
   TicketWaiter(Completions& completions, const Group& group, epd_ticket_t ticket)
       : completions_(completions), group_(group), ticket_(ticket) {}
 
-  // Null once somebody has retired the ticket.
+  // Null when the ticket has been retired.
   Operation* operation() {
     Operation* const op = completions_.find(ticket_);
     return op != nullptr && op->group == &group_ ? op : nullptr;
@@ -36,7 +36,7 @@ class TicketWaiter final : public Waiter {
     return ended == nullptr || ended->done;
   }
 
-  Operation* ended = nullptr;  // once ready
+  Operation* ended = nullptr;  // set when ready
 
  private:
   Completions& completions_;
@@ -44,7 +44,7 @@ class TicketWaiter final : public Waiter {
   const epd_ticket_t ticket_;
 };
 
-// For something that the board says of an operation before it ends.
+// Waits for something that the board says of an operation before it ends.
 class BoardWaiter final : public Waiter {
  public:
   using Look = bool (BoardView::*)(std::uint32_t slot, std::uint64_t ticket) const;
@@ -199,11 +199,11 @@ void LaunchedOperations::unblock(const Group& group, const AllSlotWords& words, 
     const epd_ticket_t ticket = all ? words[slot].last : words[slot].unblocking ? words[slot].ended : 0;
     if (ticket == 0) continue;
     const std::uintptr_t done = group.user_base() + group.arena.done_word(slot);
-    // Where this fails, context or driver are gone, and the streams with them.
+    // If this fails, the context or the driver is gone, and the streams with it.
     [[maybe_unused]] const Status written =
         streams_.device().write_aside(done, static_cast<std::uint32_t>(ticket));
   }
-  // The word must not fall back behind what the engine writes for the slot's next operation.
+  // The engine may write the word for the slot's next operation. The word must not go back behind that.
   if (!all) [[maybe_unused]]
     const Status finished = streams_.device().finish_aside();
 }

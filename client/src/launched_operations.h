@@ -1,4 +1,4 @@
-// Operations that an engine launches: submissions and completions by two rings in shared memory.
+// Operations that an engine launches. Submissions and completions go through two rings in shared memory.
 #pragma once
 
 #include "completions.h"
@@ -40,25 +40,25 @@ class LaunchedOperations final : public Operations {
   bool take_hooked_locked() override { return false; }
   void look_at_device() override {}
 
-  // The next ticket is this one's successor. Before the first submission.
+  // The next ticket is `last` + 1. Before the first submission.
   void start_after(epd_ticket_t ticket) { last_ticket_ = ticket; }
 
  private:
-  // launched_submit.cpp
+  // In launched_submit.cpp.
   Status check_stream(const StreamUse& stream) const;
   Status ready_to_submit(Lock& lock, Group& group, const SubmitRequest& request);
   Status choose_route(Lock& lock, Group& group, const SubmitRequest& request, RouteUse& use);
-  // All that can refuse a submission.
+  // Everything that can refuse a submission.
   Status admit(Lock& lock, Group& group, const SubmitRequest& request, RouteUse& use);
   Status push(Lock& lock, Group& group, const SubmitRequest& request, const RouteUse& use,
               epd_ticket_t ticket);
   Status no_room(Lock& lock);
-  // On the caller's stream: the inputs are there; or, if it begins and waits, that it can be told so. Called
-  // and returns with the mutex, which it lets go meanwhile.
+  // Enqueues in the caller's stream that the inputs are ready. If one kernel will do that and wait, only
+  // checks the stream. Called and returns with the mutex, which it releases meanwhile.
   Status mark_ready(Lock& lock, Group& group, const SubmitRequest& request, epd_ticket_t ticket);
   Status begin_and_wait(const Group& group, const SubmitRequest& request, const StreamWait& wait,
                         epd_ticket_t ticket);
-  // What a stream waits for that waits for the operation.
+  // The word that a stream waits for until the operation ends.
   static StreamWait end_of(const Group& group, const Operation& op, epd_ticket_t ticket);
 
   const abi::Welcome& welcome_;

@@ -1,4 +1,4 @@
-// From a checked call to a slot in the ring.
+// Makes a submission in the ring from a checked call.
 #include "launched_operations.h"
 
 #include "ticket_status.h"
@@ -9,19 +9,19 @@
 namespace epd::client {
 namespace {
 
-// What may be in flight in a session that uses streams. An application that sleeps in a call of CUDA's takes
-// no completions, and an engine that finds no room for them takes no submissions, for which the stream may
-// wait. So there is room for all, and for a few that come twice because engines died.
+// How many operations may be in flight in a session that uses streams. An application that waits in a CUDA
+// call takes no completions, and an engine without room for completions takes no submissions. So the ring has
+// room for all completions, and for a few that come twice because engines died.
 constexpr std::size_t kMostUnseen = abi::kCompletionSlots - 4;
 
-// Streams compare 32 bits of a ticket, cyclically: a word that is 2^31 behind would look as if it were ahead.
+// Streams compare 32 bits of a ticket, cyclically. A word that is 2^31 behind would look as if it were ahead.
 constexpr std::uint64_t kStaleAfter = std::uint64_t{1} << 30;
 
 std::uint32_t low(epd_ticket_t ticket) {
   return static_cast<std::uint32_t>(ticket);
 }
 
-// Brings the words of a slot, that no stream has used for so long, up to just before the ticket.
+// Sets the words of a slot, which no stream has used for so long, to just before the ticket.
 Status renew_words(Device& device, const Group& group, std::uint32_t slot, epd_ticket_t ticket) {
   const std::uintptr_t base = group.user_base();
   Status status = device.write_aside(base + group.arena.ready_word(slot), low(ticket - 1));
@@ -57,7 +57,7 @@ Status LaunchedOperations::check_stream(const StreamUse& use) const {
 
 Status LaunchedOperations::ready_to_submit(Lock& lock, Group& group, const SubmitRequest& request) {
   const auto in_flight = [&] { return group.slot_busy(request.slot, request.stream); };
-  // In a stream nothing else may ever look: the engine needs room for what it completes.
+  // For streams perhaps no other call ever takes completions, and the engine needs room for them.
   if (request.stream.any() || in_flight() != nullptr) take_news_locked();
   connection_.note_end_locked();
   if (!connection_.ended().ok()) return connection_.ended();
@@ -71,7 +71,7 @@ Status LaunchedOperations::ready_to_submit(Lock& lock, Group& group, const Submi
   return {};
 }
 
-// A routing is written by one operation at a time, and not while others read it.
+// One operation at a time writes a routing, and none reads it meanwhile.
 Status LaunchedOperations::choose_route(Lock& lock, Group& group, const SubmitRequest& request,
                                         RouteUse& use) {
   if (request.op == abi::Op::kNoop) return {};
@@ -86,7 +86,7 @@ Status LaunchedOperations::choose_route(Lock& lock, Group& group, const SubmitRe
                            std::to_string(request.handle));
     }
   } else if (request.keep) {
-    // Completions that nobody has seen yet may give records back.
+    // Completions that have not been taken yet may free records.
     if (group.free_routes.empty()) take_news_locked();
     if (group.free_routes.empty()) return no_handle_left(group);
     use = {group.free_routes.back(), true};
@@ -106,7 +106,7 @@ Status LaunchedOperations::no_room(Lock& lock) {
   std::string full;
   Status status = ring_.check(full);
   if (!status.ok()) return status;
-  take_news_locked();  // an engine without room for its completions takes nothing
+  take_news_locked();  // an engine without room for completions takes no submissions
   return connection_.blocked(lock, std::move(full));
 }
 
@@ -141,7 +141,7 @@ Status LaunchedOperations::push(Lock& lock, Group& group, const SubmitRequest& r
   submission.timeout_ms = request.timeout_ms;
   submission.route = use.route != kNoRoute ? use.route : 0;
   submission.sms = request.sms;
-  // Before the push: the completion may be there as soon as it is published.
+  // Before the push, because the completion may come as soon as it is published.
   Operation& op = completions_.add(ticket);
   op.group = &group;
   op.op = request.op;
@@ -154,23 +154,23 @@ Status LaunchedOperations::push(Lock& lock, Group& group, const SubmitRequest& r
   if (!ring_.push(submission)) {
     completions_.withdraw(ticket);
     group.in_flight.pop_back();
-    return no_room(lock);  // though there was: the engine's index has gone wrong
+    return no_room(lock);  // there was room before, so the engine's index is wrong
   }
   if (request.op != abi::Op::kNoop) ++group.next_index;
   return {};
 }
 
-// Without the session's mutex: while a stream's queue is full the driver makes its caller wait, and what
+// Makes the driver's calls without the session's mutex. They block while a stream's queue is full, and what
 // empties the queue may need the mutex (completions, the end of the session).
 Status LaunchedOperations::mark_ready(Lock& lock, Group& group, const SubmitRequest& request,
                                       epd_ticket_t ticket) {
   Status status = streams_.start_watch_locked();
   if (!status.ok()) return status;
-  // Before anything is enqueued: a session that ends now releases this ticket too.
+  // Set before anything is enqueued, so that a session that ends now unblocks this ticket too.
   SlotWords& words = group.words[request.slot];
   const epd_ticket_t before = words.last;
   const bool stale = ticket - before >= kStaleAfter;
-  // Renewing would begin and end it.
+  // Renewing the words would begin and end that operation.
   if (stale && group.stream_in_flight(request.slot)) {
     return would_block("slot " + std::to_string(request.slot) + " still has ticket " +
                        std::to_string(before) + " in flight, " + std::to_string(ticket - before) +
@@ -189,7 +189,7 @@ Status LaunchedOperations::mark_ready(Lock& lock, Group& group, const SubmitRequ
   return status;
 }
 
-// The stream may come to it late, but by the limit after this an engine that runs has ended it.
+// A stream may reach the wait late. But a running engine ends the operation within this limit.
 StreamWait LaunchedOperations::end_of(const Group& group, const Operation& op, epd_ticket_t ticket) {
   const auto limit = std::max<nanoseconds>(op.answer_by - SteadyClock::now(), kAnswerGrace);
   return {group.user_base() + group.arena.done_word(op.slot), low(ticket),
@@ -219,12 +219,12 @@ Status LaunchedOperations::submit(Group& group, const SubmitRequest& request, ep
     RouteUse use;
     status = admit(lock, group, request, use);
     if (!status.ok()) return status;
-    // Used up whatever comes: should this not be published after all, no later operation on the slot may
-    // find its ready word written already.
+    // The number is used even if the operation is not published. Otherwise a later operation on the slot
+    // might find its ready word already written.
     const epd_ticket_t number = ++last_ticket_;
     if (request.stream.any()) {
       status = mark_ready(lock, group, request, number);
-      // Meanwhile the session may have ended, the group broken, or other groups filled the ring.
+      // In the meantime the session may have ended, the group broken, or other groups filled the ring.
       if (status.ok()) status = admit(lock, group, request, use);
       while (status.ok() && streams_.await_slot_unblock(lock, group, request.slot)) {
         status = admit(lock, group, request, use);
@@ -243,7 +243,7 @@ Status LaunchedOperations::submit(Group& group, const SubmitRequest& request, ep
     if (request.stream.any()) wait = end_of(group, *completions_.find(number), number);
     lock.unlock();
     ring_.wake_engine(abi::kAsleep);
-    // In the order of submission, as the ready words are written.
+    // Under submit_mutex, so that ready words are written in the order of submission.
     if (streams_.begins_and_waits(request.stream, request.deferred()))
       return begin_and_wait(group, request, wait, number);
   }

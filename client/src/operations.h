@@ -1,6 +1,6 @@
-// The operations of a session: how they get to the device, and what callers may ask about them. Launched
-// (LaunchedOperations): submissions through a ring to an engine, that completes them. Resident
-// (ResidentOperations): calls to the kernel itself.
+// The operations of a session: how they reach the device, and how callers wait for them. LaunchedOperations
+// submits through a ring to an engine, which completes them. ResidentOperations makes calls to the kernel
+// itself.
 #pragma once
 
 #include "group.h"
@@ -13,22 +13,22 @@ struct SubmitRequest {
   abi::Op op = abi::Op::kNone;
   std::uint32_t slot = 0;
   std::uint32_t num_tokens = 0;
-  std::uint32_t flags = 0;  // abi::OpFlags, but kFlagCached, which follows from the handle
+  std::uint32_t flags = 0;  // abi::OpFlags without kFlagCached, which follows from the handle
   std::uint32_t timeout_ms = 0;
   std::uint32_t sms = 0;
-  epd_handle_t handle = 0;                       // combine, dispatch with an old routing
-  bool keep = false;                             // dispatch: its handle
+  epd_handle_t handle = 0;                       // of a combine, or of a dispatch under a handle
+  bool keep = false;                             // dispatch: keep_handle
   StreamUse stream = {};                         // CUDA devices; a CUstream
-  const std::uint32_t* num_tokens_at = nullptr;  // calls in a stream: on the device, in place of num_tokens
+  const std::uint32_t* num_tokens_at = nullptr;  // resident devices, in a stream: device memory
 
   bool deferred() const { return (flags & abi::kFlagDefer) != 0; }
 };
 
-// What of a request can be judged by the group's shape alone.
+// Checks what the group's shape alone decides.
 Status check_request(const Group& group, const SubmitRequest& request);
-// Flags as the engine takes them: it ends sessions for flags that can't have a meaning.
+// Flags as the engine accepts them. It ends sessions for flags that have no meaning.
 std::uint32_t engine_flags(const abi::GroupShape& shape, const SubmitRequest& request);
-// No record is free for a handle to keep.
+// The error when no record is free for a kept handle.
 Status no_handle_left(const Group& group);
 
 // The routing record that an operation uses.
@@ -37,7 +37,7 @@ struct RouteUse {
   bool writes = false;
 };
 
-// Any thread, without the mutex, but for functions with _locked.
+// Any thread may call, without the mutex, except functions with _locked.
 class Operations {
  public:
   virtual ~Operations() = default;
@@ -56,14 +56,14 @@ class Operations {
   virtual Status drop(Group& group, epd_ticket_t ticket) = 0;
 
   // ---- memberships
-  // Descriptors that come with a join: the user arena, the board, and what open() takes.
+  // How many descriptors come with a join: the user arena, the board, and those for open().
   virtual std::size_t num_descriptors() const = 0;
-  // Once, before anyone else sees the group.
+  // Once, before any other thread sees the group.
   virtual Status open(Group& group, const Packet& joined) = 0;
-  // The group has a new epoch; then renew(), until it is OK.
+  // The group has a new epoch. Afterwards renew() is called until it is OK.
   virtual void begin_epoch_locked(Group& group) = 0;
   virtual Status renew(Group& group) = 0;
-  // Ends what is in flight: all, or that of one group.
+  // Ends operations in flight: all, or those of one group.
   virtual void abort_locked(StatusCode code, const char* text, const Group* only) noexcept = 0;
   virtual void forget_locked(const Group& group) = 0;
   virtual void unblock(const Group& group, const AllSlotWords& words, bool all) = 0;  // see Unblocker

@@ -1,4 +1,4 @@
-// From a checked request to a call in a ring on the device.
+// Makes a call in a ring on the device from a checked request.
 #include "resident_operations.h"
 
 #include "ticket_status.h"
@@ -8,9 +8,9 @@
 namespace epd::client {
 namespace {
 
-// The engine counts a call's deadline from when it begins it, and others may come first: one on each slot,
-// each of which may take all of its own. So long an engine that runs needs at most; whatever else ends a
-// call also ends its waits, so to be generous costs nothing.
+// How long a running engine needs for a call at most. The deadline counts from when the engine begins the
+// call, and one call on each slot may come first and use all of its own time. Everything else that ends a
+// call also ends its waits, so a large limit costs nothing.
 std::uint64_t limit_of(const Group& group) {
   const std::uint32_t longest_ms = std::max(group.default_timeout_ms, group.calls.longest_timeout_ms);
   const auto all = std::chrono::milliseconds(std::uint64_t{longest_ms} * group.shape.depth);
@@ -29,7 +29,7 @@ Status check_call(const SubmitRequest& request) {
 }
 
 abi::Call call_of(const Group& group, SubmitRequest request, std::uint32_t route, bool flagged) {
-  request.stream = {};  // the engine begins a call when it comes
+  request.stream = {};  // the engine begins a call when it arrives, so the call has no stream
   abi::Call call;
   call.op = request.op;
   call.slot = request.slot;
@@ -56,7 +56,7 @@ Status ResidentOperations::open(Group& group, const Packet& joined) {
   group.calls.open(std::move(results), group.shape);
   status = write_epoch(group, group.epoch);
   if (!status.ok()) {
-    // The arena will be unmapped: nothing may be on its way there.
+    // The arena will be unmapped, so no write to it may be pending.
     [[maybe_unused]] const Status finished = streams_.device().finish_aside();
     return status;
   }
@@ -69,7 +69,7 @@ void ResidentOperations::forget_locked(const Group& group) {
   std::erase(groups_, &group);
 }
 
-// What was discarded before the epoch stood there has been told of.
+// Calls that were discarded before the new epoch were reported in the old one.
 Status ResidentOperations::write_epoch(Group& group, std::uint64_t epoch) {
   Device& device = streams_.device();
   const CallPlaces at{group.call_words()};
@@ -82,7 +82,7 @@ Status ResidentOperations::write_epoch(Group& group, std::uint64_t epoch) {
   return {};
 }
 
-// What streams enqueue counts again from here on.
+// From here on the kernel accepts what streams enqueue.
 Status ResidentOperations::renew(Group& group) {
   const std::lock_guard<std::mutex> order(group.submit_mutex);
   std::uint64_t epoch = 0;
@@ -94,11 +94,12 @@ Status ResidentOperations::renew(Group& group) {
   return write_epoch(group, epoch);
 }
 
-// `closed` comes first, see abi::CallWords: of a kernel that rings and this one sees the other.
+// `closed` is written first, see abi::CallWords. Of a kernel that enqueues a call and this function, at least
+// one sees the other's write.
 void ResidentOperations::unblock(const Group& group, const AllSlotWords& /*words*/, bool /*all*/) {
   Device& device = streams_.device();
   const CallPlaces at{group.call_words()};
-  // Where this fails, context or driver are gone, and the streams with them.
+  // If this fails, the context or the driver is gone, and the streams with it.
   [[maybe_unused]] Status written = device.write_aside(at.closed(), 1);
   for (std::uint32_t flag = 0; flag < abi::kCallFlags; ++flag) written = device.write_aside(at.flag(flag), 1);
 }
@@ -113,7 +114,7 @@ Status ResidentOperations::check_stream(const SubmitRequest& request, bool& capt
                               " need libepd's kernels: " + kernels.message() + "; allowed: EPD_NO_STREAM"};
 }
 
-// What stands in the way of a call of the host: the slot's last one, or no room.
+// A call of the host must wait for the last call on the slot, and for room.
 Status ResidentOperations::admit_host_call(Lock& lock, Group& group, const SubmitRequest& request) {
   if (const epd_ticket_t ticket = group.calls.host_call_on(request.slot); ticket != 0) {
     return connection_.blocked(lock, "slot " + std::to_string(request.slot) + " has ticket " +
@@ -149,7 +150,7 @@ Status ResidentOperations::prepare_call(Lock& lock, Group& group, const SubmitRe
   return status;
 }
 
-// Without the mutex: the driver makes its caller wait while a stream's queue is full.
+// Without the mutex, because the driver's call blocks while a stream's queue is full.
 Status ResidentOperations::enqueue(Group& group, const SubmitRequest& request, MadeCall& made) {
   Device& device = streams_.device();
   if (request.stream.any()) {
@@ -205,7 +206,7 @@ Status ResidentOperations::wait_on_stream(Group& group, epd_ticket_t ticket, voi
   std::uint64_t limit_ns = 0;
   {
     const Lock lock = waits_.lock();
-    // A stream would wait for another's until the group is left.
+    // For another group's ticket the stream would wait until the group is left.
     if (group.calls.find(ticket) == nullptr) return unknown_locked(ticket);
     if (about.by_host) return not_in_stream(ticket);
     limit_ns = limit_of(group);
@@ -215,7 +216,8 @@ Status ResidentOperations::wait_on_stream(Group& group, epd_ticket_t ticket, voi
   return streams_.device().wait(stream, flag_of(group, about), WaitBy::kMemop);
 }
 
-// A record is a place here, and not one dispatch: what it holds, calls decide as they run.
+// On a resident device a handle names a record, not one dispatch. Which routing it holds depends on the calls
+// that have run.
 Status ResidentOperations::choose_route(Group& group, const SubmitRequest& request, RouteUse& use) {
   if (request.op == abi::Op::kNoop) return {};
   if (request.op == abi::Op::kDispatch && request.handle == 0) {
@@ -233,7 +235,7 @@ Status ResidentOperations::choose_route(Group& group, const SubmitRequest& reque
   if (request.handle != make_handle(0, static_cast<std::uint32_t>(route)) || route >= group.routes.size())
     return not_found(name + " was never given in this group");
   use.route = static_cast<std::uint32_t>(route);
-  // A rank that has rejoined may be asked to combine what came before its time.
+  // A rank that has rejoined may combine under a dispatch from before its time.
   if (group.routes[route].state == Route::State::kKnown || group.first_index != 0) return {};
   return not_found(name + (route < group.shape.depth ? " is of a slot that has had no dispatch"
                                                      : " is not kept any more"));

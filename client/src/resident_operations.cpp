@@ -1,4 +1,4 @@
-// How calls end, and what callers may ask about them.
+// How calls end, and how callers wait for them.
 #include "resident_operations.h"
 
 #include "ticket_status.h"
@@ -10,11 +10,11 @@
 namespace epd::client {
 namespace {
 
-// How long is waited for a group that seems well to say why calls were not carried out.
+// How long to wait for the reason of calls that were not carried out, if the group seems well.
 constexpr std::chrono::milliseconds kBreakGrace{5'000};
-// How long a call of a group that is lost may still end by itself.
+// How long a call of a lost group may still end by itself.
 constexpr std::chrono::milliseconds kLostGrace{200};
-// A wait for a call looks all the time for so long, as nobody rings for its end; then now and then.
+// No doorbell rings for a call's end. A wait polls without pause for kEagerWait, then every kLookAgain.
 constexpr std::chrono::milliseconds kEagerWait{2};
 constexpr std::chrono::microseconds kLookAgain{50};
 constexpr int kLooksPerClock = 8;
@@ -31,7 +31,7 @@ KnownCall* find_call(Group& group, epd_ticket_t ticket) {
   return call != nullptr && call->waiting_hook.empty() ? call : nullptr;
 }
 
-// A replay is of the epoch in which the caller acts when it asks, whenever it was captured.
+// A replay belongs to the epoch in which the caller asks for it, whenever it was captured.
 KnownCall* await_call(Group& group, epd_ticket_t ticket) {
   KnownCall* const call = find_call(group, ticket);
   if (call != nullptr && CallTicket::unpack(ticket).captured()) call->epoch = group.calls.epoch;
@@ -49,7 +49,7 @@ void take_call(Group& group, KnownCall& call, const CallOutcome& out) {
   }
 }
 
-// An engine that runs has ended a call of the host's by then; of a stream nobody knows when it gets there.
+// A running engine has ended a call of the host by then. A stream may reach its call at any time.
 Deadline call_deadline(const KnownCall& call, std::int32_t timeout_ms) {
   const bool bounded = for_ever(timeout_ms) && CallTicket::unpack(call.ticket).by_host;
   if (!bounded) return Deadline::of_wait(timeout_ms);
@@ -74,7 +74,8 @@ Status ResidentOperations::unknown_locked(epd_ticket_t ticket) const {
   return known ? of_another_group(ticket) : unknown_call(ticket);
 }
 
-// What was not carried out has failed with its group: that is to say why, and to have stopped everywhere.
+// A call that was not carried out has failed with its group. Returns true when the board says why and the
+// group has stopped everywhere.
 bool ResidentOperations::missed_locked(const Group& group, KnownCall& call, CallOutcome& out) const {
   const SteadyClock::time_point now = SteadyClock::now();
   if (call.missed_since == SteadyClock::time_point{}) call.missed_since = now;
@@ -84,7 +85,7 @@ bool ResidentOperations::missed_locked(const Group& group, KnownCall& call, Call
     set_outcome(out, break_status(board), board.failed_rank);
     return true;
   }
-  // However long that takes: an engine may have to come back.
+  // There is no limit for that, because an engine may have to come back.
   if (board.state == abi::GroupState::kBroken || !connection_.serving()) call.missed_since = now;
   if (now < call.missed_since + kBreakGrace) return false;
   set_outcome(out,
@@ -124,7 +125,8 @@ bool ResidentOperations::ended_locked(const Group& group, KnownCall& call, CallO
     set_outcome(out, device_status_, -1);
     return true;
   }
-  // Nobody says how it has ended: its engine may be gone with the group, or have died just then.
+  // Perhaps the kernel never writes how the call ended: its engine may have ended with the group, or have
+  // died just then.
   if (!group.board.lost() && group.board.epoch() <= call.epoch) {
     call.missed_since = {};
     return false;
@@ -149,7 +151,7 @@ void ResidentOperations::look_at_device() {
                                        "): a kernel has faulted; does num_tokens_at point to device memory?"};
 }
 
-// Until `done` says so. Nobody rings: it is looked for.
+// Polls until done() is true, as no doorbell rings.
 template <typename Done>
 bool ResidentOperations::look_until(Lock& lock, Deadline deadline, Done done) {
   connection_.note_end_locked();
@@ -168,7 +170,7 @@ bool ResidentOperations::look_until(Lock& lock, Deadline deadline, Done done) {
     connection_.note_end_locked();
     if (done()) return true;
   }
-  // A caller that only polls must hear of the daemon's death too.
+  // A caller that only polls must also see the daemon's death.
   lock.unlock();
   look_at_device();
   connection_.probe();
@@ -230,7 +232,7 @@ Status ResidentOperations::counts(Group& group, epd_ticket_t ticket, std::int32_
   const Lock lock = waits_.lock();
   if (!group.calls.counted(ticket)) return counts_replaced(ticket, about.slot);
   group.calls.read_counts(about.slot, counts);
-  // A dispatch may have overwritten them meanwhile.
+  // Another dispatch may have overwritten them during the read.
   return group.calls.counted(ticket) ? Status() : counts_replaced(ticket, about.slot);
 }
 
@@ -287,7 +289,7 @@ class BreakWaiter final : public Waiter {
   BreakWaiter(const Connection& connection, const Group& group) : connection_(connection), group_(group) {
     slice = std::chrono::milliseconds(1);
   }
-  // Gives up when it has seemed well for so long: an engine may have to come back.
+  // Gives up after the group has seemed well for so long. Time without an engine does not count.
   bool ready() override {
     if (!connection_.ended().ok() || !group_.board.usable_in(group_.calls.epoch).ok()) return true;
     const SteadyClock::time_point now = SteadyClock::now();
@@ -304,7 +306,7 @@ class BreakWaiter final : public Waiter {
 Status ResidentOperations::check(Group& group, epd_progress_t& progress) {
   connection_.probe();
   std::uint32_t ends[2] = {};
-  std::uint64_t counted = 0;  // the epoch that Calls::failed belonged to before `ends` were read
+  std::uint64_t counted = 0;  // the epoch of Calls::failed before `ends` was read
   {
     const Lock lock = waits_.lock();
     counted = group.calls.epoch;
@@ -317,11 +319,11 @@ Status ResidentOperations::check(Group& group, epd_progress_t& progress) {
   Status status = usable_locked(group);
   if (!status.ok()) return status;
   if (!read.ok()) return read;
-  // A resume of another thread's has come between: what was read is of before it, and told of by it.
+  // Another thread has resumed meanwhile. It has reported what was read.
   if (group.calls.epoch != counted) return {};
   const std::uint32_t lost = ends[1] - group.calls.failed;
   if (lost == 0) return {};
-  // The engine hears of it a little later than this memory.
+  // The board says it a little later than this memory.
   BreakWaiter waiter(connection_, group);
   waits_.wait(lock, waiter, Deadline::in_ms(EPD_FOREVER));
   status = usable_locked(group);

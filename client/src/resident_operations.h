@@ -1,12 +1,12 @@
-// Operations that are calls: a resident kernel takes them from a ring on the device, and writes their results
-// where the library reads them. No engine is in between. See README, "Calls".
+// Operations on resident devices. A resident kernel takes calls from a ring on the device, and writes their
+// results where the library reads them. No engine is in between. See README, "Streams".
 #pragma once
 
 #include "operations.h"
 
 namespace epd::client {
 
-// What a call has come to.
+// How a call has ended.
 struct CallOutcome {
   Status status;
   epd_result_t result{};
@@ -33,10 +33,10 @@ class ResidentOperations final : public Operations {
 
   std::size_t num_descriptors() const override { return 3; }
   Status open(Group& group, const Packet& joined) override;
-  // Handles of calls name records, whatever becomes of what these hold.
+  // Handles name records, so a new epoch does not change them.
   void begin_epoch_locked(Group& /*group*/) override {}
   Status renew(Group& group) override;
-  // Whoever waits for a call sees for itself that its group or session has ended.
+  // Nothing to do: each wait for a call sees by itself that its group or session has ended.
   void abort_locked(StatusCode /*code*/, const char* /*text*/, const Group* /*only*/) noexcept override {}
   void forget_locked(const Group& group) override;
   void unblock(const Group& group, const AllSlotWords& words, bool all) override;
@@ -44,21 +44,21 @@ class ResidentOperations final : public Operations {
   bool has_news() const override { return false; }
   bool take_news_locked() override;
   bool take_hooked_locked() override;
-  // Whether it still runs what streams have, now and then.
+  // Checks from time to time whether work still runs in the context.
   void look_at_device() override;
 
  private:
-  // resident_calls.cpp: making calls
+  // Making calls, in resident_calls.cpp.
   struct MadeCall {
     RouteUse use;
     epd_ticket_t ticket = 0;
     abi::Call call;
-    std::uint64_t limit_ns = 0;  // that a kernel waits for its end
+    std::uint64_t limit_ns = 0;  // how long a kernel waits for its end
   };
   Status check_stream(const SubmitRequest& request, bool& captured) const;
   Status prepare_call(Lock& lock, Group& group, const SubmitRequest& request, bool captured, MadeCall& made);
   Status admit_host_call(Lock& lock, Group& group, const SubmitRequest& request);
-  // A record to keep is taken from the free ones.
+  // Takes a free record for a handle that is to be kept.
   static Status choose_route(Group& group, const SubmitRequest& request, RouteUse& use);
   Status enqueue(Group& group, const SubmitRequest& request, MadeCall& made);
   Status write_epoch(Group& group, std::uint64_t epoch);
@@ -83,7 +83,7 @@ class ResidentOperations final : public Operations {
   // Guarded by the mutex.
   std::vector<Group*> groups_;
   std::vector<std::pair<Group*, epd_ticket_t>> hooked_;  // calls that have hooks
-  Status device_status_;                                 // not OK: nothing runs in its context any more
+  Status device_status_;                                 // not OK: nothing runs in the context
   SteadyClock::time_point last_device_look_{};
 };
 

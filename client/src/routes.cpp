@@ -1,4 +1,4 @@
-// Group: which routings stand, and who uses them.
+// Group: which routings exist, and which operations use them.
 #include "group.h"
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 namespace epd::client {
 namespace {
 
-// Taken by an engine, in the ring, or ended and not seen (without streams): so pushing back never allocates.
+// Submissions in the ring, operations of an engine, and completions not taken. So push_back never allocates.
 constexpr std::size_t kMostInFlight = 2 * abi::kSubmissionSlots + abi::kCompletionSlots;
 
 }  // namespace
@@ -22,13 +22,13 @@ Group::Group(Session* owner, const abi::GroupShape& agreed, OwnMemory bound)
   for (std::uint32_t route = shape.num_routes(); route-- > shape.depth;) free_routes.push_back(route);
 }
 
-// The engine has the last word; this finds what can be seen from here.
+// The engine decides. This finds what the library can know.
 Status Group::find_route(epd_handle_t handle, std::uint32_t& route) const {
   const std::string name = "handle " + std::to_string(handle);
   if (handle == 0 || route_of(handle) >= routes.size() || op_of(handle) >= next_index)
     return not_found(name + " was never given in this group");
   route = static_cast<std::uint32_t>(route_of(handle));
-  // Of a dispatch before this rank's time, in which it had no tokens.
+  // A dispatch from before this rank joined, in which it had no tokens.
   if (op_of(handle) < first_index) return {};
   const Route& found = routes[route];
   if (found.state == Route::State::kKnown && found.handle == handle) return {};
@@ -86,7 +86,7 @@ void Group::end_in_flight(epd_ticket_t ticket, bool ok) {
   }
   if (ok || !op.writes_route) return;
   Route& route = routes[op.route];
-  // A later dispatch may have the record: the next in the stream, or one after a resume that came first.
+  // A later dispatch may own the record: the next in the stream, or one after a resume that came first.
   if (route.state != Route::State::kKnown || route.ticket != ticket) return;
   route = {};
   if (op.route >= shape.depth) {

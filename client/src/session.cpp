@@ -12,10 +12,10 @@
 namespace epd::client {
 namespace {
 
-constexpr std::chrono::milliseconds kAskAgain{1};  // an engine that is coming back
-// The daemon has the deadline of a join; this much more for its answer to arrive.
+constexpr std::chrono::milliseconds kAskAgain{1};  // while an engine comes back
+// The daemon has the same deadline for a join. Its answer may arrive this much later.
 constexpr std::int64_t kReplyMarginMs = 5'000;
-// When the daemon's own default is in force, which the client does not know.
+// The wait for a join without timeout_ms, because the client does not know the daemon's default.
 constexpr std::int64_t kLongestJoinMs = 600'000;
 
 template <std::size_t N, std::size_t M>
@@ -34,7 +34,7 @@ class ResumeWaiter final : public Waiter {
     return board.state == abi::GroupState::kActive || board.state == abi::GroupState::kLost;
   }
 
-  BoardSnapshot board;  // of the last look
+  BoardSnapshot board;  // as read last
 
  private:
   const Connection& connection_;
@@ -74,7 +74,7 @@ Status Session::in_home_process() const {
 
 Session::~Session() {
   const Deadline deadline = Deadline::in_ms(kLeaveMs);
-  // All of them first: to leave one is to wait for all streams of the context, whatever they wait for.
+  // Unblocks the streams of all groups first, because leaving one group waits for all streams of the context.
   if (groups_.size() > 1) {
     Lock lock = waits_.lock();
     take_news_locked();
@@ -121,8 +121,8 @@ void Session::on_end_locked() {
   streams_.want_unblocks_locked();
 }
 
-// Whether this rank will be a member nobody knows; without the thread whatever call looks at the socket next
-// finds out.
+// The library does not know whether this rank will be a member. The hook thread reads the answer. Without it
+// the next call that reads the socket does.
 void Session::on_late_join_locked() {
   [[maybe_unused]] const Status started = hooks_.start_locked();
   hooks_.look_up_locked();
@@ -214,7 +214,7 @@ void Session::leave(Group* group, Deadline deadline) {
   }
   connection_.leave(group->member, deadline);
   streams_.remove(*group);
-  std::list<std::unique_ptr<Group>> gone;  // unmapped without the lock
+  std::list<std::unique_ptr<Group>> gone;  // destroyed, and so unmapped, without the mutex
   const Lock lock = waits_.lock();
   const auto found = std::find_if(groups_.begin(), groups_.end(),
                                   [group](const auto& other) { return other.get() == group; });
@@ -230,8 +230,8 @@ Status Session::resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t&
     if (!status.ok()) return status;
     status = operations_->renew(group);
     if (status.ok()) return status;
-    // It may have broken again meanwhile, which is no other case than that it breaks a little later. An
-    // engine that was restarted says so before the board does.
+    // The group may have broken again meanwhile, which is the same as if it broke a little later. An engine
+    // that was restarted says so before the board does.
     const bool restarted = status.code() == StatusCode::kEngineRestarted;
     {
       const Lock lock = waits_.lock();

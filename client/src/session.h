@@ -1,8 +1,9 @@
-// A session: one connection to the daemon, its parts and the groups that it has joined. See README, "Inside".
+// A session: one connection to the daemon, its parts, and the groups that it has joined. See README,
+// "Inside".
 //
-// Threads. Any thread may call. The mutex of Waits guards all state; the order is a group's submit_mutex,
-// that mutex. None is held while sleeping, except submit_mutex in calls of a device's driver, which are made
-// without the mutex.
+// Threads. Any thread may call. The mutex of Waits guards all state. It is taken after a group's
+// submit_mutex. No mutex is held while sleeping. Calls of the driver are made without the mutex, but may hold
+// submit_mutex.
 #pragma once
 
 #include "attach.h"
@@ -20,18 +21,18 @@
 
 namespace epd::client {
 
-// How long leaving waits for the daemon's answer.
+// How long leave waits for the daemon's answer.
 inline constexpr std::int64_t kLeaveMs = 5'000;
 
 class Session final : News, ConnectionEvents, HookSource, Unblocker {
  public:
   explicit Session(Attachment attachment);
-  // Leaves all groups and ends what is in flight; returns when the hooks have run. Not from a hook.
+  // Leaves all groups and ends operations in flight. Returns when the hooks have run. Not from a hook.
   ~Session() override;
   Status prepare();  // once, before anything else: what can fail
 
-  // OK, or INVALID_ARGUMENT in a process that was forked off the one that attached. Needs no lock, which
-  // might be held for ever there.
+  // OK, or INVALID_ARGUMENT in a process that was forked off the one that attached. Takes no lock, because a
+  // lock might be held for ever there.
   Status in_home_process() const;
   epd_session_info_t info() const;
   Status check();
@@ -43,17 +44,17 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
   void leave(Group* group, Deadline deadline);
   Status resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t& info);
 
-  // What the caller holds; set once, by whoever made the session.
+  // The handle that the caller has; set once, when the session is made.
   Handle<Session>* given = nullptr;
 
  private:
   Status adopt_joined(Packet& packet, Group& group);
   Status map_user_arena(const UniqueFd& fd, Group& group);
-  // Ends its operations and unblocks its streams; nothing is submitted in it any more.
+  // Ends its operations and unblocks its streams. No submission follows.
   void begin_leave_locked(Group& group);
   Status take_epoch(Group& group, std::int32_t timeout_ms, Deadline deadline, epd_resume_info_t& info);
 
-  // What the parts ask of each other.
+  // The interfaces that the parts use.
   bool has_news() const override { return operations_->has_news(); }
   bool take_news_locked() override { return operations_->take_news_locked(); }
   void look_at_socket() noexcept override { connection_.look_at_socket(); }

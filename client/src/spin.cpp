@@ -15,8 +15,8 @@ int usable_cores() {
 
 }  // namespace
 
-// With few cores the engine may need this very core to make progress: give it away at each look,
-// and on a single core don't look at all.
+// With few cores the engine may need this core to make progress. So each look ends with a yield, and on a
+// single core there is no look.
 SpinBudget::SpinBudget() {
   const int cores = usable_cores();
   yields_ = cores < 8;

@@ -1,4 +1,5 @@
-// How long a waiter looks before it sleeps: longer while looking pays, not at all when it does not.
+// How long a waiter polls before it sleeps: longer while polling finds something, not at all while it does
+// not.
 #pragma once
 
 #include "deadline.h"
@@ -30,8 +31,8 @@ class SpinBudget {
     return false;
   }
 
-  // A sleep that was ended by news after `duration`. A short one says that the other side is quick; it may
-  // have been mostly the two wake-ups, which spinning spares.
+  // A sleep ended by news after `duration`. A short sleep means that the other side is fast: most of it may
+  // have been the two wake-ups, which polling avoids.
   void slept(nanoseconds duration) {
     if (duration < kShortSleep) grow();
   }

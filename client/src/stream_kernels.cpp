@@ -6,7 +6,7 @@
 
 namespace epd::client {
 
-// Null: there was no compiler for it.
+// Null: the library was built without a CUDA compiler.
 #ifdef EPD_CLIENT_HAS_KERNELS
 extern "C" const std::byte epd_stream_kernels_image[];  // stream_kernels_image.S
 static const void* image() {
@@ -25,16 +25,15 @@ StreamKernels::~StreamKernels() {
 CUresult StreamKernels::take(CUdevice device, const char* name, CUkernel& kernel) {
   const CUresult error = driver_.cuLibraryGetKernel(&kernel, library_, name);
   if (error != CUDA_SUCCESS) return error;
-  // On an SM that was set up for little shared memory nothing that needs much begins while this kernel waits
-  // there, not even an engine's kernel that it waits for.
+  // While this kernel waits on an SM that is set up for little shared memory, no kernel that needs much can
+  // begin there: not even the engine's kernel that it waits for.
   return driver_.cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
                                       CU_SHAREDMEM_CARVEOUT_MAX_SHARED, kernel, device);
 }
 
-// Under lazy loading, the default, the driver brings a kernel to the device when it is needed first, which
-// waits for whatever runs there: for a wait that this very launch is to end, or that of another session. That
-// a handle has been asked for promises nothing about that; a launch that has run has loaded all that
-// launching needs.
+// With lazy loading, the default, the driver loads a kernel at its first launch and waits for everything that
+// runs in the context. That may be a wait that this launch must end, or one of another session. Asking for a
+// handle does not load. A launch that has run has loaded all.
 Status StreamKernels::load(CUdevice device, CUstream stream) {
   if (image() == nullptr) return {StatusCode::kUnsupported, "this libepd was built without CUDA's compiler"};
   CUresult error = driver_.cuLibraryLoadData(&library_, image(), nullptr, nullptr, 0, nullptr, nullptr, 0);

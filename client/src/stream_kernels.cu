@@ -5,13 +5,13 @@
 
 using namespace epd::stream_kernels;
 
-// Without a word they do nothing: that is how they are loaded, see stream_kernels.cpp.
+// With a null word the kernels do nothing. Such a launch loads them, see stream_kernels.cpp.
 
 extern "C" __global__ void __launch_bounds__(1) epd_signal(std::uint32_t* ready, std::uint32_t value) {
   if (ready != nullptr) store_release_system(ready, value);
 }
 
-// Ends after limit_ns though the word has not come.
+// Ends after limit_ns, even if the word has not come.
 extern "C" __global__ void __launch_bounds__(1)
     epd_wait(const std::uint32_t* done, std::uint32_t value, std::uint64_t limit_ns) {
   if (done != nullptr) await(done, value, limit_ns);

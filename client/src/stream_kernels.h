@@ -1,5 +1,5 @@
-// The kernels of one thread by which a stream may write and await words: stream_kernels.cu, in a context.
-// Included only where cuda.h is.
+// The one-thread kernels by which a stream writes words and waits for them: stream_kernels.cu, loaded in a
+// context. Included only where cuda.h exists.
 #pragma once
 
 #include "cuda_driver.h"
@@ -14,11 +14,11 @@ class StreamKernels {
   StreamKernels& operator=(const StreamKernels&) = delete;
   ~StreamKernels();
 
-  // Once, in the context that is current and that `stream` is of; waits for the stream. UNSUPPORTED: the
-  // library has none for this device, or none at all.
+  // Once, in the current context, to which `stream` belongs. Waits for the stream. UNSUPPORTED: the library
+  // has no kernels for this device.
   Status load(CUdevice device, CUstream stream);
 
-  // Enqueue, in the context that is current; after load(). Legal in a stream that captures.
+  // These enqueue, in the current context, after load(). Legal in a stream that captures.
   CUresult signal(CUstream stream, std::uintptr_t ready, std::uint32_t value) const;
   CUresult wait(CUstream stream, const StreamWait& wait) const;
   CUresult signal_and_wait(CUstream stream, std::uintptr_t ready, const StreamWait& wait) const;

@@ -11,7 +11,7 @@
 namespace epd::client {
 namespace {
 
-// When streams that were unblocked are unblocked again: the first time, and no less often than the second.
+// Streams that were unblocked are unblocked again after the first time. The pause doubles, up to the second.
 constexpr int kAgainAfter_ms = 10;
 constexpr int kAgainAtLeast_ms = 1000;
 
@@ -43,9 +43,8 @@ void StreamPort::kick_watch() const {
   [[maybe_unused]] const ssize_t n = ::write(watch_wake_.get(), &one, sizeof(one));
 }
 
-// The application may sleep in a call of CUDA's for a stream that waits for the daemon. So somebody must look
-// whether the daemon is there, even if no thread is in the library. Costs nothing until the connection
-// closes.
+// The application may wait in a CUDA call for a stream that waits for the daemon, with no thread in the
+// library. So this thread watches the connection. It costs nothing until the connection closes.
 void StreamPort::watch() {
   Lock lock = waits_.lock();
   for (int again_ms = kAgainAfter_ms;;) {
@@ -73,18 +72,18 @@ bool StreamPort::any_unblocked_locked() const {
                      [](const Group* group) { return group->unblock == Group::Unblock::kDone; });
 }
 
-// The engine may outlive the daemon for a moment, in which it writes `done` of an operation that it gives up,
-// behind what has been written here for later ones.
+// The engine may live a moment longer than the daemon, and write `done` of an operation that it gives up.
+// That may be behind what the library has written for later ones.
 void StreamPort::want_unblocks_again_locked() {
   for (Group* const group : groups_) {
     if (group->unblock == Group::Unblock::kDone) group->unblock = Group::Unblock::kWanted;
   }
 }
 
-// All slots of a group that has ended: of their last operations, also of those that have completed, for the
-// engine may have died between saying so and writing the word. Or a slot whose operations have ended badly.
+// Unblocks all slots of a group that has ended, also for operations that have completed: the engine may have
+// died between the completion and the word. Or unblocks slots whose operations have failed.
 bool StreamPort::unblock_a_group(Lock& lock) {
-  // Stays as long as there are streams to unblock, see remove().
+  // The group stays until its streams are unblocked, see remove().
   const auto found =
       std::find_if(groups_.begin(), groups_.end(), [](const Group* group) { return group->wants_unblock(); });
   if (found == groups_.end()) return false;
@@ -102,8 +101,8 @@ bool StreamPort::unblock_a_group(Lock& lock) {
   return true;
 }
 
-// Not while others are in flight there: the engine may write for these at any time, and a word must not fall
-// back. They end too, for what makes an operation fail without its word ends all.
+// Not while others are in flight on the slot: the engine may write their words at any time, and a word must
+// not go back. They end too, because what fails an operation without its word ends all.
 void StreamPort::want_slot_unblock_locked(Group& group, std::uint32_t slot) noexcept {
   SlotWords& words = group.words[slot];
   if (!words.behind || group.unblock != Group::Unblock::kNo || group.stream_in_flight(slot)) return;
@@ -141,8 +140,8 @@ void StreamPort::remove(Group& group) {
   if (exists()) {
     unblocked_.wait(lock, [&] { return !group.wants_unblock(); });
     lock.unlock();
-    // As cudaFree does: the waits just ended, and whatever else of the application's reads the arena, must
-    // have run before it is unmapped.
+    // Like cudaFree: the waits that just ended, and all other work of the application that reads the arena,
+    // must have run before it is unmapped.
     device_->synchronize();
     lock.lock();
     unblocked_.wait(lock, [&] { return !group.wants_unblock(); });

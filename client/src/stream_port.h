@@ -1,5 +1,5 @@
-// What the application's streams and the library have to do with each other: how a stream waits, and the
-// thread that sees to it that none waits for a daemon that is gone. See README, "Streams".
+// How the application's streams wait for the library's operations, and the thread that unblocks them if the
+// daemon is gone. See README, "Streams".
 #pragma once
 
 #include "connection.h"
@@ -12,48 +12,48 @@
 
 namespace epd::client {
 
-// Lets streams go on, by words in the group's memory.
+// Unblocks streams by writing words in the group's memory.
 class Unblocker {
  public:
   virtual ~Unblocker() = default;
-  // Without the mutex, which `words` were copied under. All that wait for the group's operations; or those of
-  // the slots that are unblocking.
+  // Without the mutex. `words` is a copy. Unblocks all streams that wait for the group's operations, or only
+  // those of slots that are `unblocking`.
   virtual void unblock(const Group& group, const AllSlotWords& words, bool all) = 0;
 };
 
 class StreamPort {
  public:
-  // No device: the session's is the host, and there are no streams.
+  // No device: a session on a host device, which has no streams.
   StreamPort(Device* device, WaitBy wait_by, Connection& connection, Waits& waits, Unblocker& unblocker)
       : device_(device), wait_by_(wait_by), connection_(connection), waits_(waits), unblocker_(unblocker) {}
   Status prepare();  // once, before anything else: what can fail
 
-  // Not of sessions on host devices.
+  // Not in sessions on host devices.
   Device& device() const { return *device_; }
   bool exists() const { return device_ != nullptr; }
   WaitBy wait_by() const { return wait_by_; }
-  // One kernel lets the operation begin and waits for it.
+  // True if one kernel both lets the operation begin and waits for it.
   bool begins_and_waits(const StreamUse& stream, bool deferred) const {
     return stream.any() && wait_by_ == WaitBy::kKernel && !deferred;
   }
-  // What follows in the stream waits for an operation that was enqueued.
+  // Makes later work of the stream wait for an operation that was enqueued.
   Status wait_after(void* stream, const StreamWait& wait, epd_ticket_t ticket);
 
   // ---- the watch. With the mutex
   Status start_watch_locked();
   bool watches_locked() const { return watch_thread_.joinable(); }
   void add_locked(Group& group) { groups_.push_back(&group); }
-  // From here on nothing is enqueued in the group any more: it is left, or the session has ended.
+  // No operation of the group is enqueued after this: it is left, or the session has ended.
   void want_unblock_locked(Group& group);
   void want_unblocks_locked();  // of all groups
-  // After an operation has ended: if one on the slot has failed and none is in flight there any more.
+  // After an operation has ended: unblocks the slot if one on it has failed and none is in flight there.
   void want_slot_unblock_locked(Group& group, std::uint32_t slot) noexcept;
-  // True if it had to wait, in which it lets the mutex go.
+  // True if it waited. It releases the mutex meanwhile.
   bool await_slot_unblock(Lock& lock, const Group& group, std::uint32_t slot);
-  // Until no stream waits for a group whose streams are to be unblocked.
+  // Waits until the streams of all groups that must be unblocked are.
   void await_unblocks(Lock& lock);
 
-  // Returns when no stream can wait in the group's memory any more. It is not looked at after this.
+  // Returns when no stream can wait in the group's memory. The watch does not look at the group after this.
   void remove(Group& group);
   void stop_watch();
 
@@ -69,7 +69,7 @@ class StreamPort {
   Connection& connection_;
   Waits& waits_;
   Unblocker& unblocker_;
-  UniqueFd watch_wake_;  // eventfd: makes the watch look up
+  UniqueFd watch_wake_;  // an eventfd that wakes the watch thread
 
   // Guarded by the mutex.
   std::vector<Group*> groups_;
@@ -78,7 +78,7 @@ class StreamPort {
   bool watch_stopping_ = false;
 };
 
-// Of a call that fails though it has submitted something.
+// The error of a call that fails although it has submitted an operation.
 Status submitted_but(const Status& status, epd_ticket_t ticket, const char* what);
 
 }  // namespace epd::client

@@ -1,15 +1,14 @@
-// How a stream tells the engine that an operation may begin and waits for its end without stream memory
-// operations: kernels of one thread. The words are StreamWords of a slot (proto/arena.h).
+// One-thread kernels in place of stream memory operations: a stream says that an operation may begin, and
+// waits for its end. The words are StreamWords of a slot (proto/arena.h).
 //
-// Memory ordering. What came before in the stream has run when the kernel begins; the store that marks ready
-// is a release and the load that sees done an acquire, both for the whole system, because the engine is
-// another process, and its peers are other GPUs. What comes after in the stream begins when the kernel has
-// ended.
+// Memory ordering. Earlier work of the stream has run when the kernel begins. The store to `ready` is a
+// release, and the load of `done` is an acquire. Both have system scope, because the engine is another
+// process and its peers are other GPUs. Later work of the stream begins when the kernel has ended.
 //
-// Calls go by a ring instead (abi::CallWords): a call's first word is stored as `ready` is, but released
-// at the device's scope, as only a kernel of this device takes it; `done` is looked at likewise. Only kernels
-// of this process write the ring, in whatever streams, so an atomic of the device numbers the calls.
-// For device and host, see proto/ordered.h.
+// Calls go through a ring instead (abi::CallWords). A call's first word is stored like `ready`, but released
+// at device scope, because only a kernel of this device reads it. `done` is read the same way. Only kernels
+// of this process write the ring, in any stream, so an atomic of the device numbers the calls. This code is
+// for device and host, see proto/ordered.h.
 #pragma once
 
 #include "enqueued.h"
@@ -24,11 +23,11 @@ using namespace ordered;
 using abi::CallWords;
 using abi::kMostCommandTokens;
 
-// Looks in a row before it begins to sleep between them: some 100 us.
+// Looks without a pause, some 100 us, before it sleeps between looks.
 inline constexpr std::uint32_t kLooks = 256;
 inline constexpr std::uint32_t kSleep_ns = 500;
 
-// Cyclic, as cuStreamWaitValue32 compares.
+// A cyclic comparison, as cuStreamWaitValue32 makes it.
 EPD_DEVICE inline bool reached(const std::uint32_t* word, std::uint32_t value) {
   return static_cast<std::int32_t>(load_acquire_system(word) - value) >= 0;
 }
@@ -44,7 +43,7 @@ EPD_DEVICE inline void await(const std::uint32_t* word, std::uint32_t value, std
 
 // ---- calls
 
-// Looks at `done` for each at `closed`, which is not 0 once, if ever.
+// For each look at `done` it also looks at `closed`, which becomes 1 at most once.
 inline constexpr std::uint32_t kLooksPerClosed = 16;
 
 EPD_DEVICE inline bool ended(const CallWords& words, std::uint32_t end) {
@@ -62,9 +61,9 @@ EPD_DEVICE inline void await_end(const CallWords& words, std::uint32_t end, std:
   }
 }
 
-// Enqueues a call. What it needs to know is loaded together, for each load takes as long as all of them.
-// Whoever closes stores `closed` and then the flags; this clears its flag and then looks at `closed`. With
-// the fence between, and one on the other side, one of the two sees the other: the flag stays 1.
+// Enqueues a call. It loads all words that it needs together, because one load takes as long as all. Closing
+// stores `closed`, then the flags. This kernel clears its flag, then reads `closed`. With a fence between on
+// both sides, at least one sees the other, and the flag stays 1.
 EPD_DEVICE inline void enqueue(CallWords& words, const Enqueued& its) {
   abi::Call call = its.call;
   std::uint32_t& flag = words.flags[abi::flag_of(call.op, call.slot)];
@@ -85,12 +84,12 @@ EPD_DEVICE inline void enqueue(CallWords& words, const Enqueued& its) {
   const abi::PackedCall packed = abi::pack(call);
   std::uint64_t* const to = words.calls[call.number % abi::kCallSlots].words;
   for (std::uint32_t i = 1; i < abi::PackedCall::kWords; ++i) store_relaxed_system(to + i, packed.words[i]);
-  // The kernel that acquires it is on this device.
+  // The kernel that reads it is on this device.
   store_release(to, packed.words[0]);
   if (its.waits != 0) await_end(words, call.number + 1, its.limit_ns);
 }
 
-// For the end of the last call on the slot before this in the stream.
+// Waits for the end of the last call on the slot that is earlier in the stream.
 EPD_DEVICE inline void await_last(const CallWords& words, std::uint32_t slot, std::uint64_t limit_ns) {
   await_end(words, load_relaxed_system(&words.enqueued[slot]), limit_ns);
 }

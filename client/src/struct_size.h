@@ -10,11 +10,11 @@
 
 namespace epd::client {
 
-// Longer than any struct here will become; a size above it is a caller's bug, not a newer header.
+// No struct becomes longer than this. A larger size is a caller's mistake, not a newer header.
 inline constexpr std::size_t kMaxStructBytes = 4096;
 
-// Copies what the caller has into `copy`, whose other fields stay as they are (zero). Refuses a
-// longer struct whose unknown tail is not zero: it asks for something this library can't do.
+// Copies the caller's struct into `copy`, whose other fields stay zero. Refuses a longer struct whose unknown
+// fields are not zero: it asks for something that this library can't do.
 template <typename T>
 Status read_struct(const T* from, const char* name, T& copy) {
   if (from == nullptr) return invalid_argument(std::string(name) + " is NULL");
@@ -36,7 +36,8 @@ Status read_struct(const T* from, const char* name, T& copy) {
   return {};
 }
 
-// A caller may have written any number into an enum of C, and to read it as one is undefined.
+// The number in an enum. A caller in C may have written any number, and reading it as the enum would be
+// undefined.
 template <typename Enum>
 std::uint32_t number_in(const Enum& value) {
   std::uint32_t number;
@@ -45,7 +46,7 @@ std::uint32_t number_in(const Enum& value) {
   return number;
 }
 
-// Whether an output struct says how long it is. NULL is for the caller to allow or refuse.
+// Checks the size of an output struct. The caller checks for NULL.
 template <typename T>
 Status check_output(const T* to, const char* name) {
   std::size_t size;
@@ -55,7 +56,7 @@ Status check_output(const T* to, const char* name) {
                    "sizeof the struct (this library knows " + std::to_string(sizeof(T)) + ")");
 }
 
-// Writes what fits into the caller's struct, after check_output; its size stays.
+// Writes what fits into the caller's struct, after check_output. Its size stays.
 template <typename T>
 void write_struct(T* to, T value) {
   std::memcpy(&value.size, to, sizeof(value.size));

@@ -1,5 +1,5 @@
-// The ring into which submissions are written for the engine of a launched device, and the engine's bell.
-// With the session's mutex, but for wake_engine().
+// The ring of submissions to the engine of a launched device, and the engine's doorbell. With the session's
+// mutex, except wake_engine().
 #pragma once
 
 #include "common/fd.h"
@@ -14,10 +14,10 @@ class SubmissionRing {
       : a_(a), b_(b), bell_(engine_bell) {}
 
   bool has_room() const { return waiting() < abi::kSubmissionSlots; }
-  // INTERNAL if the engine's index can't be right; else why there is no room.
+  // INTERNAL if the engine's index can't be right. Otherwise sets `full` to why there is no room.
   Status check(std::string& full) const;
   bool push(const abi::Submission& submission);
-  // After publishing: if it sleeps, and for no less than this.
+  // After publishing: rings if the engine sleeps at this level or deeper.
   void wake_engine(abi::Sleep at_least) const;
 
  private:

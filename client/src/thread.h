@@ -1,4 +1,4 @@
-// Threads of the library's own.
+// Threads of the library.
 #pragma once
 
 #include "errors.h"
@@ -8,7 +8,7 @@
 
 namespace epd::client {
 
-// A thread that takes none of the host program's signals.
+// Starts a thread that blocks all signals of the host program.
 Status start_thread(const char* name, std::function<void()> body, std::thread& thread);
 
 }  // namespace epd::client

@@ -1,4 +1,4 @@
-// What is said of tickets, whichever way their operations go.
+// Statuses about tickets, the same for launched and resident operations.
 #pragma once
 
 #include "deadline.h"
@@ -12,8 +12,8 @@ inline bool for_ever(std::int32_t timeout_ms) {
   return timeout_ms == 0 || timeout_ms == EPD_FOREVER;
 }
 
-// How long after its own deadline an operation may be without an answer before a wait for ever gives up: time
-// for the group to agree, and for an engine that hangs to be replaced. Only a stopped engine takes longer.
+// How long after its own deadline a wait with EPD_FOREVER waits for an operation's end. In this time the
+// group agrees, and a hanging engine is replaced. Only a stopped engine takes longer.
 inline constexpr std::chrono::milliseconds kAnswerGrace{5'000};
 
 inline Status unknown_ticket(epd_ticket_t ticket) {
@@ -23,7 +23,7 @@ inline Status unknown_ticket(epd_ticket_t ticket) {
 inline Status of_another_group(epd_ticket_t ticket) {
   return not_found("ticket " + std::to_string(ticket) + " is of another group of this session");
 }
-// Of a call, whose result has a place that is used again.
+// For a call, whose result may have been replaced.
 inline Status unknown_call(epd_ticket_t ticket) {
   return not_found("ticket " + std::to_string(ticket) +
                    " is not known in this group: never issued, retired already, or more than 1024 (captured: "

@@ -11,7 +11,7 @@
 namespace epd::client {
 namespace {
 
-// When the doorbell can't ring any more, the leader looks by itself this often.
+// If the engine's end of the doorbell is closed, the leader looks this often.
 constexpr nanoseconds kBlindSlice = std::chrono::milliseconds(2);
 
 }  // namespace
@@ -32,7 +32,7 @@ void Waits::notify_locked(const Waiter* except) {
   }
 }
 
-// A waiter's place in the list. Whoever leaves sees to it that somebody keeps watch for the rest.
+// A waiter in the list. When it leaves, it makes sure that another waiter becomes the leader.
 class Waits::Listed {
  public:
   Listed(Waits& waits, Waiter& waiter) : waits_(waits), waiter_(waiter) {
@@ -55,7 +55,7 @@ bool Waits::wait(Lock& lock, Waiter& waiter, Deadline deadline) {
   news_.take_news_locked();
   if (waiter.ready()) return true;
   if (deadline.passed()) {
-    // A caller that only polls must hear of the daemon's death too.
+    // A caller that only polls must also see the daemon's death.
     lock.unlock();
     news_.probe();
     lock.lock();
@@ -75,8 +75,8 @@ bool Waits::wait(Lock& lock, Waiter& waiter, Deadline deadline) {
   }
 }
 
-// The leader's office, without the mutex to begin with. Given up, with the mutex, however the leader ends:
-// nobody else would look at the descriptors again.
+// The role of leader, taken without the mutex. However the leader ends, it gives the role up, with the mutex.
+// Otherwise no thread would look at the descriptors again.
 class Waits::Leading {
  public:
   Leading(Waits& waits, Lock& lock) : waits_(waits), lock_(lock) {
@@ -108,8 +108,8 @@ class Waits::Leading {
 void Waits::lead(Lock& lock, Waiter& waiter, nanoseconds slice) {
   Leading leading(*this, lock);
   if (spin_.spin([&] { return news_.has_news() || waiter.glance(); })) return;
-  // Say "asleep", then look once more at everything that anybody waits for: what the engine publishes
-  // after this look, it rings for.
+  // Sets "asleep", then looks once more at everything that waiters wait for. The engine rings for what it
+  // publishes after this look.
   leading.fall_asleep();
   std::atomic_thread_fence(std::memory_order_seq_cst);
   lock.lock();
@@ -119,7 +119,7 @@ void Waits::lead(Lock& lock, Waiter& waiter, nanoseconds slice) {
   if (!stay_awake) sleep(slice);
   leading.wake_up();
   lock.lock();
-  // The bell may have rung for a follower's counts.
+  // The doorbell may have rung for a follower's counts.
   notify_locked(&waiter);
 }
 
@@ -147,7 +147,7 @@ void Waits::drain_doorbell() {
   for (;;) {
     const ssize_t n = ::recv(doorbell_.get(), bytes, sizeof(bytes), MSG_DONTWAIT);
     if (n > 0 || (n < 0 && errno == EINTR)) continue;
-    // Hung up: the engine's end is gone. Only the attach socket says whether the daemon is.
+    // Hung up: the engine's end is closed. Only the attach socket says whether the daemon lives.
     if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK)) doorbell_open_ = false;
     return;
   }

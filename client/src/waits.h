@@ -1,7 +1,7 @@
-// Who waits for what in a session, and who sleeps where. See README, "Who sleeps where".
+// The waiting threads of a session, and how they sleep. See README, "Who sleeps where".
 //
-// Its mutex guards the state of all parts of the session, whose functions with _locked or a Lock need it. It
-// is never held while sleeping or in a call of a device's driver.
+// The mutex guards the state of all parts of the session. Their functions with _locked or a Lock need it. It
+// is never held while sleeping, or in a call of a device's driver.
 #pragma once
 
 #include "common/fd.h"
@@ -17,7 +17,7 @@ namespace epd::client {
 
 using Lock = std::unique_lock<std::mutex>;
 
-// What one thread waits for. Linked into the session while it does.
+// What one thread waits for. In the session's list while it waits.
 class Waiter {
  public:
   Waiter() = default;
@@ -26,15 +26,15 @@ class Waiter {
   virtual ~Waiter() = default;
   // With the mutex. Must be true once the session has ended.
   virtual bool ready() = 0;
-  // Without it, by the leader: a cheap look at shared memory; false if there is none.
+  // Without the mutex, by the leader: a fast look at shared memory; false if there is none.
   virtual bool glance() const { return false; }
 
   std::condition_variable wake;
-  // Looks again at least this often, whoever died before it rang.
+  // Looks again at least this often, even if the doorbell never rings because a process died.
   nanoseconds slice = std::chrono::milliseconds(100);
 };
 
-// What whoever waits looks at for everybody.
+// What the leader looks at for all waiters.
 class News {
  public:
   virtual ~News() = default;
@@ -46,19 +46,20 @@ class News {
   virtual void probe() = 0;  // likewise, seldom
 };
 
-// At most one waiting thread is the leader: it alone spins and sleeps on the descriptors; the others sleep on
-// their own condition variable.
+// At most one waiting thread is the leader. It alone polls and sleeps on the descriptors. The others sleep on
+// their own condition variables.
 class Waits {
  public:
-  // `doorbell` is rung by the engine when `a` says that somebody sleeps; `socket` is the daemon's.
+  // The engine rings `doorbell` when `a` says that a thread sleeps. `socket` is the daemon's.
   Waits(abi::SegmentA& a, const UniqueFd& doorbell, const UniqueFd& socket, News& news)
       : a_(a), doorbell_(doorbell), socket_(socket), news_(news) {}
   Status prepare();  // once, before anything else: what can fail
 
   Lock lock() const { return Lock(mutex_); }
-  // True once waiter.ready(); false when the deadline passed first. Called and returns with the mutex.
+  // Returns true when waiter.ready(), false when the deadline passed first. Called and returns with the
+  // mutex.
   bool wait(Lock& lock, Waiter& waiter, Deadline deadline);
-  // Wakes those whose wait is over.
+  // Wakes the threads whose wait is over.
   void notify_locked(const Waiter* except = nullptr);
   void kick() const;  // wakes the leader
 
@@ -73,13 +74,13 @@ class Waits {
   const UniqueFd& doorbell_;
   const UniqueFd& socket_;
   News& news_;
-  UniqueFd wake_;  // eventfd: makes the leader look up
+  UniqueFd wake_;  // an eventfd that wakes the leader
 
-  mutable std::mutex mutex_;  // guards all below, and the state of the session's other parts
+  mutable std::mutex mutex_;  // guards the members below, and the state of the session's other parts
   std::vector<Waiter*> waiters_;
   bool has_leader_ = false;
 
-  // The leader's alone; leadership passes under mutex_.
+  // Used by the leader alone. The role passes with mutex_.
   SpinBudget spin_;
   bool doorbell_open_ = true;
 };
