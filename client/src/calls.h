@@ -1,5 +1,5 @@
 // What the library knows of a membership on a resident device, whose operations are calls
-// (proto/call_words.h). See README, "Streams".
+// (proto/call_words.h). See README, "Calls".
 #pragma once
 
 #include "deadline.h"

@@ -1,5 +1,5 @@
 // Operations on resident devices. A resident kernel takes calls from a ring on the device, and writes their
-// results where the library reads them. No engine is in between. See README, "Streams".
+// results where the library reads them. No engine is in between. See README, "Calls".
 #pragma once
 
 #include "operations.h"

@@ -189,7 +189,7 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
   add_mode_options(app, options.run, names);
   app.set_version_flag("--version", std::string("epbench ") + epd_version());
   CLI::App* suite = app.add_subcommand(
-      "suite", "The tables of the README: ranks 1/2/4 x tokens 128/4096; on GPUs another set");
+      "suite", "The tables of kernels/PERFORMANCE.md: ranks 1/2/4 x tokens 128/4096; on GPUs another set");
   CLI::App* attach = app.add_subcommand("attach", "Time to attach and to detach a session");
   CLI::App* reap = app.add_subcommand("reap", "Time from kill -9 of a client until its peer knows");
   for (CLI::App* command : {suite, attach, reap}) add_daemon_options(*command, options);

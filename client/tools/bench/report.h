@@ -62,7 +62,7 @@ std::vector<Report> make_reports(const RunPlan& plan, const Samples& samples);
 
 std::string to_json(const Report& report);  // one line
 std::string to_table(const std::vector<Report>& reports);
-std::string to_markdown(const std::vector<Report>& reports);  // the table of the README
+std::string to_markdown(const std::vector<Report>& reports);  // a table as in kernels/PERFORMANCE.md
 
 // The parts of the above that are about GPUs.
 void add_stream_figures(const RunPlan& plan, const Samples& samples, Report& report);

@@ -1,4 +1,4 @@
-// The fixed sets of runs behind the tables in the README.
+// The fixed sets of runs behind the tables in kernels/PERFORMANCE.md.
 #pragma once
 
 #include "plan.h"

@@ -102,9 +102,9 @@ One line per operation and rank, a snapshot taken while the engines run.
              the rows of a rank), breaking
   WAITS FOR  the rank that holds this one up; the slow rank itself waits for nobody
 
-GPUs run an operation as a whole, and tell of none of its stages: moving, for nobody. Operations that
-streams ask for (by stream in epctl groups --members) are looked for every 50 ms, at most 16 of a rank: those
-that end sooner may not be listed, and their AGE begins when they were first seen.
+On a GPU the stage of an operation is read when it is 20 ms old, then every 50 ms; before that it shows as
+planning. Operations of a resident device are looked for every 50 ms, at most 16 of a rank: those that end
+sooner may not be listed, and their AGE begins when they were first seen.
 
 EXAMPLES
   epctl ops
