@@ -115,8 +115,8 @@ TEST_P(CallsBystander, GroupsComeAndGo) {
   for (std::uint32_t rank = 0; rank < 2; ++rank) set({"device", daemon().device(rank), "sms=32"});
 }
 
-// Processes that do not use epd. Under MPS a GPU may then begin no kernel while a persistent kernel runs on it
-// (daemon/device/README, "Yielding"): with one new process in ten, when it was measured.
+// Processes that do not use epd. Under MPS a GPU may then begin no kernel while a persistent kernel runs on
+// it (daemon/device/README, "Yielding"): with one new process in ten, when it was measured.
 TEST_P(CallsBystander, ProcessesThatMakeAContextAndGo) {
   Undisturbed undisturbed(daemon(), stream_case(2, 1), group_name());
   for (std::uint32_t i = 0; i < 20; ++i) {

@@ -11,7 +11,7 @@
 
 namespace epd::bench {
 
-// The daemon of this process: one of its own, or a running one.
+// The daemon for this process: its own, or one that runs already.
 class Daemon {
  public:
   struct Devices {
@@ -27,7 +27,7 @@ class Daemon {
   pid_t pid() const { return own_ ? own_->pid() : -1; }  // -1: not ours
   // Throws kit::ToolError if our own did not stop cleanly.
   void stop();
-  // "" or a paragraph with the end of our own daemon's log, for error messages.
+  // The end of our own daemon's log for error messages, or "".
   std::string log() const;
 
  private:

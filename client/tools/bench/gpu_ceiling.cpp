@@ -41,7 +41,7 @@ constexpr int kMaxDynamicShared = 8;
 constexpr unsigned kHostPortableMapped = 3;
 constexpr unsigned kStreamNonBlocking = 1;
 
-// Beside GpuDriver's, for this alone.
+// Functions of the driver that only this file uses.
 struct ProbeDriver {
   int (*set_attribute)(int, int, void*, int) = nullptr;
   int (*enable_peer)(void*, unsigned) = nullptr;
@@ -183,7 +183,7 @@ class Probe {
         gpu.stream, arguments);
   }
 
-  // Of all GPUs, as each counts how often it comes there.
+  // For all GPUs, because each counts its own waits.
   void close_gate(std::uint32_t i) {
     BarrierLines lines{};
     lines.count = static_cast<std::uint32_t>(gpus_.size());

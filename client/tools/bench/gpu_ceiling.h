@@ -15,7 +15,7 @@ struct GpuCeiling {
   double push = 0;         // bulk stores to peers by SMs
   double pull = 0;         // bulk loads from peers by SMs
   double copy_engine = 0;  // copies to peers
-  std::string why_not;     // why nothing was measured
+  std::string why_not;     // why there is no measurement
 };
 
 // For each plan with the bytes that its busiest rank sends to others (push, copy engine) and pulls from them

@@ -18,7 +18,7 @@ constexpr std::chrono::seconds kProbeLimit{120};
 GpuDriver open_driver() {
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 1);  // loading a kernel while another waits for it never ends
   GpuDriver driver;
-  driver.library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);  // never closed: it has threads of its own
+  driver.library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);  // never closed: it has its own threads
   if (driver.library == nullptr) {
     const char* why = ::dlerror();
     kit::fail(std::string("backend cuda needs NVIDIA's driver library: ") +

@@ -5,7 +5,7 @@
 
 namespace epd::bench {
 
-// Loaded, for the life of the process.
+// Loads the image. It stays loaded until the process ends.
 class GpuImage {
  public:
   // Throws kit::ToolError if there are none: epbench was built without nvcc.

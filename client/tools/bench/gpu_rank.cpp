@@ -54,7 +54,7 @@ GpuRank::~GpuRank() {
 void GpuRank::put(void* region, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   driver_.require(driver_.put(address(region), from, bytes, stream_), "cuMemcpyHtoDAsync");
-  settle();  // `from` is read no more
+  settle();  // then `from` has been read
 }
 
 void GpuRank::get(void* to, const void* region, std::size_t bytes) {
@@ -95,7 +95,7 @@ void GpuRank::settle() {
   wait_for(settled_);
 }
 
-// In a graph as a part of it, so that each launch records it.
+// In a graph it becomes a part of it, and each launch records it.
 void GpuRank::record(void* event) {
   driver_.require(capturing_ ? driver_.record_event_as(event, stream_, kRecordExternal)
                              : driver_.record_event(event, stream_),
@@ -133,7 +133,7 @@ double GpuRank::between(void* begin, void* end) const {
   return static_cast<double>(milliseconds) * 1e3;
 }
 
-// Asks again and again instead of blocking, so that the wait has an end.
+// Polls instead of blocking, so that the wait has a limit.
 void GpuRank::wait_for(void* event) const {
   const double begin = kit::now_us();
   for (;;) {

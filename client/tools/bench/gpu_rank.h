@@ -62,7 +62,7 @@ class GpuRank : public RankDevice {
   void* settled_ = nullptr;
   std::vector<void*> graphs_;  // executable
   bool capturing_ = false;
-  GpuAddress fills_ = 0;  // 0: nothing is flushed
+  GpuAddress fills_ = 0;  // 0: caches are not flushed
   std::size_t fill_bytes_ = 0;
   unsigned char fill_value_ = 0;
 };

@@ -71,7 +71,7 @@ struct ReapRound {
   double reuse_us = 0;
 };
 
-// In a process of its own, single-threaded at the beginning.
+// Runs in its own process, which has one thread at the beginning.
 ReapRound reap_once(const std::string& socket, const std::string& group,
                     const kit::SharedArray<char>& daemon) {
   const pid_t victim = ::fork();
@@ -111,7 +111,7 @@ int memory_files(pid_t pid) {
   return error ? -1 : count;
 }
 
-// "" when the daemon holds no more than `before` within five seconds.
+// "" when the daemon holds at most `before` within five seconds, else what it holds.
 std::string leak_of(pid_t daemon, int before) {
   int now = memory_files(daemon);
   for (int i = 0; i < 500 && now > before; ++i) {

@@ -25,7 +25,7 @@ bool print(const std::vector<AnyReport>& reports, bool json, const std::string& 
   return correct;
 }
 
-// What to do of operations; nothing for the other commands.
+// The plan of the operations; empty for other commands.
 std::vector<SuiteRun> runs_of(const Options& options) {
   if (options.command == Command::kSuite) return suite_runs(options.run, options.small_suite);
   if (options.command == Command::kRun) return {{options.run, "epbench"}};
@@ -45,7 +45,7 @@ struct Outcome {
   std::uint32_t failures = 0;  // runs without reports
 };
 
-// A suite goes on after a run that did not finish, once: time on GPUs is dear.
+// A suite continues once after a run that did not finish, because GPU time is expensive.
 Outcome run_all(const std::vector<SuiteRun>& runs, const std::vector<GpuCeiling>& ceilings,
                 const Daemon& daemon) {
   constexpr std::uint32_t kMostFailures = 2;

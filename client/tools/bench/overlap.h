@@ -8,7 +8,7 @@
 
 namespace epd::bench {
 
-// C = A * B with as many rows of C as asked for. Throws kit::ToolError where there are no kernels.
+// C = A * B with any number of rows of C. Throws kit::ToolError if there are no kernels.
 class Gemm {
  public:
   Gemm(const GpuRank& gpu, std::uint32_t rows);

@@ -46,10 +46,10 @@ struct RunPlan {
   std::uint32_t warmup = 4;
   std::uint64_t seed = 1;
   CheckLevel check = CheckLevel::kSome;
-  bool warm_cache = false;  // nothing is flushed before timed parts
+  bool warm_cache = false;  // caches are not flushed before timed parts
   // Backend cuda: by what streams wait.
   epd_wait_by_t wait_by = EPD_WAIT_BY_MEMOP;
-  bool in_stream = true;          // else operations are submitted without one, and the CPU waits
+  bool in_stream = true;          // false: operations are submitted without a stream, and the CPU waits
   bool graph = false;             // each operation is a graph that was captured once, replayed; mode resident
   bool overlap = false;           // a GEMM beside each operation is measured too
   std::uint32_t sms_changes = 0;  // of all GPUs, while it measures; mode resident

@@ -1,4 +1,5 @@
-// What ranks send and answer in a run: any rank can make any other's again, for the oracle.
+// What ranks send and answer in a run. It follows from the seed, so any rank can compute that of another one
+// for the oracle.
 #pragma once
 
 #include "kit/random.h"
@@ -23,7 +24,7 @@ inline std::uint64_t bias_seed(const RunPlan& plan, std::uint32_t rank, std::uin
   return kit::derive(plan.seed, 0x30000 + 2 * rank + which);
 }
 
-// Any bits that are finite as bf16, e4m3 bytes, scales or float32, as many bytes as asked for.
+// `count` elements of random bytes that are finite as bf16, e4m3, scales or float32.
 template <typename T>
 std::vector<T> any_data(std::uint64_t seed, std::size_t count) {
   std::vector<T> data(abi::align_up(count * sizeof(T), 8) / sizeof(T));

@@ -178,7 +178,7 @@ std::vector<Report> make_reports(const RunPlan& plan, const Samples& samples) {
     report.daemon = samples.daemon.data();
     report.time = report.noop = kit::summarize(samples.noop_us.span());
     if (plan.on_gpus()) add_stream_figures(plan, samples, report);
-    report.correct = true;  // every one of them ended with OK, else there would be no report
+    report.correct = true;  // every operation ended with OK; otherwise there would be no report
     reports.push_back(report);
   }
   return reports;

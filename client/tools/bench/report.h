@@ -28,8 +28,8 @@ struct StreamFigures {
   double counts_fraction = 0;  // p50 of counts / host
   double net_wire_gbps = 0;    // wire bytes over net_p50
   GpuCeiling ceiling;
-  OverlapTimes overlap;      // p50 each; all 0 unless asked for
-  KernelStops kernel_stops;  // of the whole run; likewise
+  OverlapTimes overlap;      // medians; all 0 unless measured
+  KernelStops kernel_stops;  // of the whole run; 0 unless measured
 };
 
 // One operation of one run.

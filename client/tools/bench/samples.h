@@ -34,7 +34,7 @@ struct OperationSamples {
         logical_rows(std::size_t{iterations} * ranks),
         verdicts(ranks) {}
 
-  kit::SharedArray<double> time_us;  // on GPUs in the stream, else by the host
+  kit::SharedArray<double> time_us;  // on GPUs the time in the stream, else on the host
   // On GPUs only: in the stream, behind the start barrier; and by the host: from submission to completion,
   // the submission itself, from submission to the counts (dispatch).
   kit::SharedArray<double> ahead_us;

@@ -20,7 +20,7 @@ struct KernelStops {
 // One thread; everything throws kit::ToolError.
 class SmsChanges {
  public:
-  // Nothing happens if the plan has no changes.
+  // Does nothing if the plan has no changes.
   SmsChanges(const RunPlan& plan, std::string control_socket);
   // `done`: of the plan's iterations, warm-up included. Makes the next change if it is due, spread evenly.
   void follow(std::uint32_t done);

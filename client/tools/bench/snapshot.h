@@ -1,4 +1,4 @@
-// What an operation has delivered, in memory of this process, for the comparison.
+// The output of an operation, in memory of this process, for the comparison.
 #pragma once
 
 #include "epd/epd.h"

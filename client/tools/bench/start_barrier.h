@@ -35,10 +35,10 @@ class StartBarrier {
   StartBarrier(const StartBarrier&) = delete;
   StartBarrier& operator=(const StartBarrier&) = delete;
 
-  // What comes next in the stream waits. May be captured; each replay comes to the start barrier once more.
+  // Makes the stream wait. May be captured: each replay waits again.
   void enqueue();
-  // Once for each time that the stream comes to the start barrier, when all that is to wait there has been
-  // enqueued: the stream goes on when all have been opened.
+  // Once for each wait of the stream, when everything that follows it has been enqueued. The stream goes on
+  // when all barriers are open.
   void open();
 
  private:

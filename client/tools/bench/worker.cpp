@@ -39,7 +39,7 @@ void Worker::run() {
       if (self_.rank() == 0) self_.set_progress(i + 1);
     }
   }
-  self_.barrier();  // nobody leaves while others still measure
+  self_.barrier();  // no rank leaves while others still measure
 }
 
 void Worker::make_device() {
@@ -89,7 +89,7 @@ void Worker::fill_slots() {
     for (std::uint32_t b = 0; b < plan_.biases; ++b) {
       put(buffers.bias[b], any_data<std::uint16_t>(bias_seed(plan_, self_.rank(), b), tokens * plan_.hidden));
     }
-    // Elsewhere the worst case is too much to touch, and the warm-up touches what is used.
+    // On other layouts the worst case is too large to touch. The warm-up touches what is used.
     if (plan_.layout == EPD_LAYOUT_COMPACT) {
       const kernels::RowRange all{0, plan_.ranks * plan_.max_tokens()};
       kit::poison_dispatch(params_, {&all, 1}, buffers, filler());

@@ -59,7 +59,7 @@ class Worker {
     bool ahead = false;  // on GPUs: submitted before the start barrier opens
   };
   struct Timing {
-    double time_us = 0;  // on GPUs in the stream, else host_us
+    double time_us = 0;  // on GPUs the time in the stream, else host_us
     double host_us = 0, call_us = 0, counts_us = 0;
     epd_result_t result{};
   };
@@ -82,7 +82,7 @@ class Worker {
   Timing timed_in_stream(const Attempt& attempt);
   Attempt behind_gate(const Attempt& attempt);
   double time_of_no_work_us(bool ahead);
-  // Calls it; or replays what it once enqueued.
+  // Makes the call, or replays the graph that captured it.
   std::function<epd_ticket_t()> replayable(const Attempt& attempt);
   void* stream() const;
   bool in_stream() const { return gpu_ != nullptr && plan_.in_stream; }
@@ -130,7 +130,7 @@ class Worker {
   std::unique_ptr<StartBarrier> start_barrier_;
   struct Graph {
     void* graph = nullptr;
-    epd_ticket_t ticket = 0;  // of its operation; 0: it has none
+    epd_ticket_t ticket = 0;  // its operation's; 0: none
   };
   std::map<std::pair<std::string, std::uint32_t>, Graph> graphs_;  // of `what` on a slot
   std::vector<Slot> slots_;

@@ -47,7 +47,7 @@ reference::RankInput Worker::input_of(std::uint32_t rank, std::uint32_t iteratio
 
 reference::CombineInput Worker::answer_of(std::uint32_t rank) const {
   reference::CombineInput answer;
-  // The oracle wants all blocks of layout expert; nobody reads beyond the last row that is filled.
+  // The oracle takes all blocks of layout expert, but reads only filled rows.
   const std::size_t end = end_of_rows(rank);
   const std::size_t rows = plan_.layout == EPD_LAYOUT_EXPERT ? plan_.shape().recv_rows() : end;
   answer.y = any_data<std::uint16_t>(y_seed(plan_, rank), end * plan_.hidden);

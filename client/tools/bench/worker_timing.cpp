@@ -92,7 +92,7 @@ Worker::Timing Worker::timed_in_stream(const Attempt& attempt) {
   take_counts(attempt, ticket, begin, timing);
   timing.result = finish(ticket, attempt.what);
   timing.host_us = kit::now_us() - begin;
-  if (plan_.graph) device_->settle();  // so that events in it have come
+  if (plan_.graph) device_->settle();  // so that its events have ended
   timing.time_us = gpu_->elapsed_us();
   constexpr double kGateUs = static_cast<double>(gpu_test::kGateNs) * 1e-3;
   if (attempt.ahead && timing.host_us > kGateUs)
@@ -100,7 +100,7 @@ Worker::Timing Worker::timed_in_stream(const Attempt& attempt) {
   return timing;
 }
 
-// Both events too, so that a graph has all of it.
+// Records both events too, so that they are part of a graph.
 Worker::Attempt Worker::behind_gate(const Attempt& attempt) {
   Attempt all = attempt;
   all.what += " behind the start_barrier";

@@ -1,4 +1,4 @@
-// What the command line asked for, and what the process answers with.
+// What the command line asks for, and the exit codes of epctl.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ enum class Command {
   kCompletion,
 };
 
-// size: a group that nobody has joined.
+// size: a group that does not exist.
 struct SizeArguments {
   std::uint32_t ranks = 0;
   std::uint32_t experts = 0;
@@ -79,7 +79,7 @@ struct Arguments {
 // Exit codes of the process; documented, so never renumbered.
 enum class Exit : int {
   kOk = 0,
-  kRefused = 1,  // the daemon answered, and said no
+  kRefused = 1,  // the daemon refused
   kUsage = 2,
   kUnreachable = 3,  // no daemon, no permission, no answer in time
   kProblems = 4,     // doctor found some
@@ -88,7 +88,7 @@ enum class Exit : int {
 
 struct Failure {
   Exit exit = Exit::kRefused;
-  std::string status;   // epd's name if the daemon said so, else gRPC's
+  std::string status;   // epd's name of the status if the daemon said it, else gRPC's
   std::string message;  // a sentence: what is wrong, and what to do
 };
 

@@ -33,7 +33,7 @@ Exit run_evict(const Arguments& arguments, Connection& connection, Output& outpu
 Exit report(const Arguments& arguments, Output& output, const Failure& failure);
 Json failure_json(const Failure& failure);
 void write_json(Output& output, const Json& document);
-// One of several documents, on a line of its own.
+// Prints one of several JSON documents, on its own line.
 void write_json_line(Output& output, const Json& document);
 
 }  // namespace epd::ctl

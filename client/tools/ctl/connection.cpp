@@ -19,7 +19,7 @@ namespace {
 using std::chrono::steady_clock;
 using std::chrono::system_clock;
 
-// Who gets in, and what they may do then.
+// Who may connect, and what they may do then.
 constexpr const char* kControlKeys =
     "daemon.control_socket_group with daemon.control_socket_mode = \"0660\", and access.operate";
 constexpr int kMaxResponseBytes = 256 << 20;
@@ -185,15 +185,15 @@ struct Connection::Impl {
     return run(method, request, response, deadline());
   }
 
-  // Of calls that change nothing: the daemon may end an idle connection just as the call begins, and then the
-  // call goes over another one.
+  // Calls that change nothing are repeated over a new connection if the daemon ended an idle one just as the
+  // call began.
   template <typename Request, typename Response>
   std::optional<Failure> ask(Method<Request, Response> method, const Request& request, Response& response) {
     const auto until = deadline();
     const bool used = answered;
     const auto failure = run(method, request, response, until);
     const bool lost = failure && failure->exit == Exit::kUnreachable && failure->status == "UNAVAILABLE";
-    if (!lost || !used || !answered) return failure;  // over a connection of its own
+    if (!lost || !used || !answered) return failure;  // the connection was a new one
     disconnect();
     return run(method, request, response, until);
   }

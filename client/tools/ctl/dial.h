@@ -34,7 +34,7 @@ struct Dialled {
 // Waits for a place in the listener's queue until the deadline.
 Dialled dial(const std::string& path, std::chrono::steady_clock::time_point deadline);
 
-// Whether the other side has ended the connection. Reads nothing.
+// Whether the other side has closed the connection. Reads no data.
 bool has_ended(const Descriptor& connection);
 
 }  // namespace epd::ctl

@@ -57,7 +57,7 @@ std::optional<std::uint64_t> open_files_of(std::int32_t pid);
 
 std::vector<Check> judge_daemon(const DaemonFacts& daemon, const OwnVersion& own);
 std::vector<Check> judge_devices(const v1::GetStatusResponse& status);
-// Nothing, if the daemon serves none.
+// Empty if the daemon serves none.
 std::vector<Check> judge_gpus(const v1::GetStatusResponse& status);
 // `status` is empty if no daemon answers.
 std::vector<Check> judge_host(const HostFacts& host, const v1::GetStatusResponse& status);

@@ -24,7 +24,7 @@ enum class Seen { kDraining, kGone, kStuck };
 
 Seen look(Connection& connection, const std::string& boot_id, v1::GetStatusResponse& status) {
   const auto failure = connection.call(v1::GetStatusRequest(), status);
-  // Another boot is a new daemon, which somebody started on the same socket.
+  // Another boot id means a new daemon on the same socket.
   if (!failure) return status.daemon().boot_id() == boot_id ? Seen::kDraining : Seen::kGone;
   if (failure->exit == Exit::kRefused) return Seen::kDraining;
   return failure->status == "DEADLINE_EXCEEDED" ? Seen::kStuck : Seen::kGone;
@@ -50,7 +50,7 @@ bool wait_until_gone(const Arguments& arguments, Connection& connection, const s
 }  // namespace
 
 Exit run_drain(const Arguments& arguments, Connection& connection, Output& output) {
-  // Known before, because an idle daemon may be gone before it could say more.
+  // Read before, because an idle daemon may exit before it can answer again.
   v1::GetStatusResponse before;
   if (auto failure = connection.call(v1::GetStatusRequest(), before)) {
     return report(arguments, output, *failure);

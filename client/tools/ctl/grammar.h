@@ -1,4 +1,4 @@
-// The command line's grammar: what may be said, and where it is kept.
+// The command line's grammar: which words are allowed, and where their values are kept.
 #pragma once
 
 #include "arguments.h"

@@ -10,7 +10,7 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
-// "DeviceState" is written DEVICE_STATE in the names of its values.
+// Values of the enum DeviceState begin with DEVICE_STATE.
 std::size_t prefix_length(const std::string& type_name) {
   std::size_t length = type_name.size() + 1;
   for (std::size_t i = 1; i < type_name.size(); ++i)

@@ -24,9 +24,9 @@ using epd::ctl::Exit;
 using epd::ctl::Output;
 namespace v1 = epd::v1;
 
-constexpr std::uint32_t kCompletionMs = 500;  // nobody waits longer for a tab
+constexpr std::uint32_t kCompletionMs = 500;  // a user does not wait longer for a completion
 
-// Nothing if the daemon does not answer: then there is nothing to complete.
+// Empty if the daemon does not answer: then there is nothing to complete.
 std::vector<std::string> list_names(const std::string& kind, const std::string& socket) {
   const char* variable = std::getenv("EPD_CONTROL_SOCKET");
   const std::string fallback = variable != nullptr && *variable != '\0' ? variable : Arguments().socket;

@@ -1,4 +1,4 @@
-// Numbers as they may be said on the command line: decimal, so that nobody takes 010 for 8 or 10.
+// Numbers on the command line. Decimal only, so 010 is refused and not read as 8.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@
 
 namespace epd::ctl {
 
-// Decimal digits only, without leading zeros. Nothing for any other text, and for numbers above 2^64 - 1.
+// Decimal digits only, without leading zeros. No value for other text, and for numbers above 2^64 - 1.
 std::optional<std::uint64_t> parse_whole(std::string_view text);
 
 // Why `text` is no whole number from `least` to `most`; empty if it is one.
 std::string refuse_whole(const std::string& text, std::uint64_t least, std::uint64_t most);
 
-// Likewise of seconds, which may have a fraction: "2", "0.5". `allowed` is the range in words.
+// Seconds, which may have a fraction: "2", "0.5". `allowed` is the range in words.
 std::string refuse_seconds(const std::string& text, double least, double most, const std::string& allowed);
 
 }  // namespace epd::ctl

@@ -17,14 +17,14 @@ std::string plural(std::uint64_t count, const std::string& noun) {
   return number(count) + " " + noun + (count == 1 ? "" : "s");
 }
 
-// A sleeping engine has nothing to beat for.
+// A sleeping engine has no reason to beat.
 std::string heartbeat(const v1::Device& device) {
   return device.sleeping() && device.state() != v1::DEVICE_STATE_STOPPED
              ? "sleeping"
              : format_ms(device.heartbeat_age_ms()) + " ago";
 }
 
-// A number of another PID namespace is marked as what it is: a claim.
+// A number from another PID namespace is marked, because it is only a claim.
 std::string process(const v1::Session& session) {
   if (session.pid() != 0 || session.claimed_pid() == 0) return std::to_string(session.pid());
   return std::to_string(session.claimed_pid()) + "@" + session.claimed_host() + "?";
@@ -56,13 +56,13 @@ std::string device_table(const google::protobuf::RepeatedPtrField<v1::Device>& d
   return table.empty() ? "no devices\n" : table.text();
 }
 
-// Of resident kernels. Nothing if none has been told to stop.
+// For resident kernels. "" if none has been told to stop.
 std::string stop_times(const v1::Device& device) {
   if (device.kernel_stops().count() == 0) return "";
   return format_us(device.kernel_stops().p50_us()) + " / " + format_us(device.kernel_stop_max_us());
 }
 
-// Nothing for host devices alone.
+// "" if there are only host devices.
 std::string gpu_table(const google::protobuf::RepeatedPtrField<v1::Device>& devices) {
   Table table({{"GPU"},
                {"MODEL"},

@@ -1,4 +1,4 @@
-// What can be said about a unix socket's file before anything is asked over it.
+// What epctl can find out about a unix socket's file before it connects.
 #pragma once
 
 #include <sys/types.h>
@@ -25,7 +25,7 @@ SocketFile look_at_socket(const std::string& path);
 
 // "root:epd 0660"
 std::string owner_and_mode(const SocketFile& file);
-// What a person who may not open it can do: "join group epd, or use sudo".
+// What a person without permission can do: "join group epd, or use sudo".
 std::string how_to_get_in(const SocketFile& file, const std::string& keys);
 
 }  // namespace epd::ctl

@@ -20,7 +20,7 @@ int DescriptorBuffer::sync() {
   return write_out() ? 0 : -1;
 }
 
-// What comes after a failure is dropped.
+// Output after a failure is dropped.
 bool DescriptorBuffer::write_out() {
   const char* next = pbase();
   while (error_ == 0 && next != pptr()) {

@@ -31,7 +31,7 @@ std::string names_of_commands(const CLI::App& app) {
   return names;
 }
 
-// As it stands before a word: nothing for the program itself.
+// The prefix of a word; "" for the program itself.
 std::string before_word(const CLI::App& app, const CLI::App& command) {
   return &command == &app ? "" : command.get_name() + " ";
 }

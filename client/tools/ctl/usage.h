@@ -1,4 +1,4 @@
-// What is said of a command line that is not understood.
+// Errors about a command line that epctl does not understand.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -6,7 +6,7 @@
 
 namespace epd::ctl {
 
-// Whether the words ask for JSON, as far as can be told without understanding all of them.
+// Whether the words contain --json. They need not be understood for that.
 bool wants_json(int argc, char** argv);
 
 // One line: what is wrong, and what is allowed.

@@ -1,4 +1,4 @@
-// What this epctl was built from; client libraries of the same build say the same.
+// The versions that this epctl was built from. Client libraries of the same build report the same.
 #pragma once
 
 #include <cstdint>

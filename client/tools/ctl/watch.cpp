@@ -37,7 +37,7 @@ struct Rates {
   std::uint64_t failures = 0;  // likewise, refusals too
 };
 
-// Sums; a device is the sum of its sessions.
+// Sums. The sum of a device is that of its sessions.
 struct Totals {
   std::uint64_t completed = 0;
   std::uint64_t bytes = 0;
@@ -109,7 +109,7 @@ std::optional<Failure> look(Connection& connection, Sample& sample) {
   if (slowest == nullptr) return std::nullopt;
   v1::GetOperationRequest request;
   request.set_id(slowest->id());
-  // It may have ended meanwhile; then there is nothing to say about it.
+  // It may have ended in the meantime. Then nothing is printed.
   if (connection.call(request, sample.slowest)) sample.slowest.Clear();
   return std::nullopt;
 }

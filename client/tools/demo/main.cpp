@@ -25,7 +25,7 @@ std::string read_text(const std::string& given) {
   kit::fail("no text at '" + path + "': give one with --text");
 }
 
-// A bar on a terminal, else a line for each pass.
+// Progress: a bar on a terminal, otherwise a line for each pass.
 class Progress {
  public:
   explicit Progress(const DemoPlan& plan)

@@ -5,7 +5,7 @@
 
 namespace epd::demo {
 
-// Prints help or the reason and sets the exit code (0 for --help) when there is nothing to run.
+// Prints help or an error, and sets the exit code (0 for --help), if there is nothing to run.
 bool parse_options(int argc, char** argv, DemoPlan& plan, int& exit_code);
 
 }  // namespace epd::demo

@@ -1,4 +1,4 @@
-// What the demo does, and what its ranks measure.
+// The demo's plan, and what its ranks measure.
 #pragma once
 
 #include "kernels/reference.h"
@@ -54,14 +54,14 @@ struct LayerRecord {
   double moved_rows[kMicroBatches];  // rows this rank pushed in one probe, its own included
   // Sums over the measured steps, communication and computation overlapping.
   double operation_us;  // submission to completion
-  double blocked_us;    // of that, this process had nothing to do but wait
+  double blocked_us;    // of that, the time in which this process only waited
   std::uint64_t received_rows;
   std::uint32_t checks;  // results compared with kernels/reference
   std::uint32_t failures;
   char first_difference[256];
 };
 
-// What a rank shows the others after a segment, so that each can run the oracle.
+// What a rank publishes after a segment, so that each can run the oracle.
 struct Publication {
   Publication(const DemoPlan& plan)
       : x(std::size_t{plan.max_tokens()} * plan.model.hidden),

@@ -47,7 +47,7 @@ void DemoRank::run() {
       context_.records->step_us[std::size_t{pass - 1} * self_.size() + self_.rank()] = pass_us;
     }
   }
-  self_.barrier();  // nobody leaves while others still work
+  self_.barrier();  // no rank leaves while others still work
 }
 
 void DemoRank::connect() {
@@ -233,7 +233,7 @@ void DemoRank::publish(const Slot& at, std::uint32_t m) {
   mine.received[0] = at.num_recv_rows;
 }
 
-// Every rank shows its inputs and y, then compares what it received and combined with the oracle.
+// Every rank publishes its inputs and y. Then it compares what it received and combined with the oracle.
 void DemoRank::check(std::uint32_t layer, std::uint32_t m) {
   const Slot& at = slot(layer, m);
   publish(at, m);

@@ -20,7 +20,7 @@ struct LayerFigures {
   std::uint64_t rows = 0;  // moved in a step, all ranks, each way
   OperationFigures dispatch;
   OperationFigures combine;
-  double hidden_share = 0;  // of communication behind computation: 1 - blocked / operation time
+  double hidden_share = 0;  // share of communication hidden behind computation: 1 - blocked / operation time
   double skew = 0;          // the busiest expert's selections over the mean
   std::uint32_t checks = 0;
   std::uint32_t failures = 0;

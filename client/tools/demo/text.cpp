@@ -81,7 +81,7 @@ std::vector<std::string> split_into_pieces(std::string_view text) {
 void embed(const std::vector<std::string>& pieces, std::size_t place, std::uint32_t hidden, float* out) {
   std::fill_n(out, hidden, 0.0f);
   add_piece(pieces[place], 1.0f, 0, hidden, out);
-  // Earlier pieces are shifted, so that "the node" is not "node the".
+  // Earlier pieces are shifted, so that the order counts: "the node" differs from "node the".
   if (place >= 1) add_piece(pieces[place - 1], 0.45f, 4, hidden, out);
   if (place >= 2) add_piece(pieces[place - 2], 0.2f, 8, hidden, out);
   add_position(place, hidden, out);

@@ -18,7 +18,7 @@ SessionPtr attach(const std::string& socket, const std::string& device, std::chr
     epd_session_t* session = nullptr;
     const epd_status_t status = epd_session_attach(&options, &session);
     if (status == EPD_OK) return SessionPtr(session);
-    // Nobody listens yet, or the daemon is starting and its engine is not there.
+    // No daemon listens yet, or it is starting and its engine is not ready.
     const bool starting = status == EPD_DAEMON_LOST || status == EPD_ENGINE_RESTARTED;
     if (!starting || std::chrono::steady_clock::now() - begin > patience)
       require(status, "attach to " + device);

@@ -27,9 +27,9 @@ class OwnDaemon {
   const std::string& socket() const { return socket_; }
   std::string control_socket() const { return directory_ + "/control.sock"; }
   pid_t pid() const { return pid_; }
-  // The end of what it printed.
+  // The last lines of its output.
   std::string log_tail() const;
-  // SIGTERM, then SIGKILL after ten seconds. "" after a clean exit, else what happened.
+  // Sends SIGTERM, then SIGKILL after ten seconds. Returns "" after a clean exit, else what happened.
   std::string stop();
 
  private:

@@ -16,7 +16,7 @@ struct GateConfig {
   float scale = 2.5f;
 };
 
-// "" if usable, else what is wrong and what is allowed.
+// "" if usable. Otherwise says what is wrong and what is allowed.
 std::string gate_error(const GateConfig& config);
 
 float sigmoid(float logit);

@@ -50,7 +50,7 @@ class RoutingSource {
   std::vector<std::int32_t> table_;        // file: [lines,K]
 };
 
-// "uniform", "zipf", "group-limited", "one-expert", else a path.
+// "uniform", "zipf", "group-limited", "one-expert", or the path of a file.
 RoutingSpec parse_routing(const std::string& name);
 
 // The routing file (README.md), lines filled up to K with -1. Throws ToolError naming line and value.

@@ -20,7 +20,7 @@ struct LeaveGroup {
 };
 using GroupPtr = std::unique_ptr<epd_group_t, LeaveGroup>;
 
-// Tries again while nobody listens, for at most `patience`. Throws ToolError.
+// Tries again while no daemon listens, for at most `patience`. Throws ToolError.
 SessionPtr attach(const std::string& socket, const std::string& device,
                   std::chrono::milliseconds patience = std::chrono::seconds(10),
                   epd_wait_by_t wait_by = EPD_WAIT_BY_MEMOP);

@@ -18,7 +18,7 @@ namespace epd::kit {
 struct TeamState {
   std::atomic<std::uint32_t> arrived;
   std::atomic<std::uint32_t> generation;  // of the barrier; ranks sleep on it
-  std::atomic<std::uint32_t> aborted;     // a rank has failed: nobody waits any more
+  std::atomic<std::uint32_t> aborted;     // a rank has failed, so all waits end
   std::atomic<std::uint32_t> progress;    // set by rank 0, read by the parent
   std::atomic<std::uint32_t> error_claimed;
   std::atomic<std::uint32_t> error_written;
