@@ -18,39 +18,17 @@ not in the bundle, or a path of this machine.
 END
 }
 
-output=
-build=
-oldest_glibc=2.36
-while (( $# > 0 )); do
-  case $1 in
-    --help | -h) usage; exit 0 ;;
-    --output | --build-dir | --oldest-glibc)
-      if (( $# < 2 )); then echo "error: $1 needs a value" >&2; exit 2; fi
-      case $1 in
-        --output) output=$2 ;;
-        --build-dir) build=$2 ;;
-        --oldest-glibc) oldest_glibc=$2 ;;
-      esac
-      shift 2 ;;
-    *) echo "error: '$1'; allowed: --output, --build-dir, --oldest-glibc" >&2; exit 2 ;;
-  esac
-done
-
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=deploy/dependencies.sh
 source "$root/deploy/dependencies.sh"
 
-if [[ -z $build ]]; then
-  install_dependencies
-  build=$root/build/release
-  (cd "$root" && quietly "Configuring" cmake --preset release)
-  quietly "Building" cmake --build "$build" --parallel "$(build_jobs)"
-fi
-for tool in patchelf readelf ldd; do
-  if ! command -v "$tool" >/dev/null; then echo "error: $tool is missing" >&2; exit 1; fi
-done
-build=$(cd "$build" && pwd)
-version=$(sed -n 's/^CMAKE_PROJECT_VERSION:STATIC=//p' "$build/CMakeCache.txt")
+output=
+build_dir=
+oldest_glibc=2.36
+read_options output build-dir oldest-glibc -- "$@"
+build_preset release
+need_tools patchelf readelf ldd
+version=$(sed -n 's/^CMAKE_PROJECT_VERSION:STATIC=//p' "$build_dir/CMakeCache.txt")
 name=epd-$version-$(uname -m)
 output=${output:-$PWD/$name.tar.gz}
 
@@ -133,13 +111,13 @@ check() {
               grep --invert-match '^\$ORIGIN' || true)
     if [[ -n $paths ]]; then fail "${file#"$stage"/} looks for libraries in '$paths'; allowed: \$ORIGIN/..."; fi
   done < <(binaries)
-  for path in "$root" "$build" "$work"; do
+  for path in "$root" "$build_dir" "$work"; do
     file=$(grep --recursive --files-with-matches --fixed-strings --text -e "$path/" "$stage" | head -n 1 || true)
     if [[ -n $file ]]; then fail "${file#"$stage"/} contains '$path/', a path of this machine"; fi
   done
 }
 
-quietly "Installing" cmake --install "$build" --prefix "$stage" --strip
+quietly "Installing" cmake --install "$build_dir" --prefix "$stage" --strip
 rm -rf "$stage"/lib/{systemd,sysusers.d,tmpfiles.d}  # names the place of an installation; see README.md
 add_libraries
 add_licences

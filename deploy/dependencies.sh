@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Sourced by demo.sh, test.sh, bundle.sh and package.sh: the Debian packages that building needs.
+# Sourced by demo.sh, test.sh, bundle.sh, package.sh and wheel.sh: the Debian packages that building needs, and
+# what the packing scripts share.
 
 # ucx-utils is not among them: only tests/bench/transport.sh needs it.
 EPD_PACKAGES=(
@@ -72,4 +73,44 @@ build_jobs() {
   gib=$(awk '/^MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo)
   local by_memory=$(( gib / 2 > 0 ? gib / 2 : 1 ))
   echo $(( cores < by_memory ? cores : by_memory ))
+}
+
+# read_options NAME... -- "$@": the options --NAME VALUE of a packing script. Sets a variable for each, named NAME
+# with _ in place of -. With --help it prints usage() and ends the script.
+read_options() {
+  local names=() name
+  while [[ $1 != -- ]]; do names+=("--$1"); shift; done
+  shift
+  while (( $# > 0 )); do
+    if [[ $1 == --help || $1 == -h ]]; then usage; exit 0; fi
+    if [[ " ${names[*]} " != *" $1 "* ]]; then
+      name=$(printf ', %s' "${names[@]}")
+      echo "error: '$1'; allowed: ${name#, }" >&2
+      exit 2
+    fi
+    if (( $# < 2 )); then echo "error: $1 needs a value" >&2; exit 2; fi
+    name=${1#--}
+    printf -v "${name//-/_}" '%s' "$2"
+    shift 2
+  done
+}
+
+# build_preset PRESET [TARGET]: builds, unless $build_dir names what was built. Sets build_dir to an absolute path.
+# Needs $root.
+build_preset() {
+  if [[ -z $build_dir ]]; then
+    install_dependencies
+    build_dir=$root/build/$1
+    (cd "$root" && quietly "Configuring" cmake --preset "$1")
+    quietly "Building" cmake --build "$build_dir" --parallel "$(build_jobs)" ${2:+--target "$2"}
+  fi
+  build_dir=$(cd "$build_dir" && pwd)
+}
+
+# Ends the script unless all of these programs are installed.
+need_tools() {
+  local tool
+  for tool in "$@"; do
+    if ! command -v "$tool" >/dev/null; then echo "error: $tool is missing" >&2; exit 1; fi
+  done
 }

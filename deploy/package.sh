@@ -14,45 +14,24 @@ library) and libepd-dev (headers), for the Debian release that this machine runs
 END
 }
 
-output=.
-build=
-while (( $# > 0 )); do
-  case $1 in
-    --help | -h) usage; exit 0 ;;
-    --output | --build-dir)
-      if (( $# < 2 )); then echo "error: $1 needs a value" >&2; exit 2; fi
-      case $1 in
-        --output) output=$2 ;;
-        --build-dir) build=$2 ;;
-      esac
-      shift 2 ;;
-    *) echo "error: '$1'; allowed: --output, --build-dir" >&2; exit 2 ;;
-  esac
-done
-
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=deploy/dependencies.sh
 source "$root/deploy/dependencies.sh"
 
-if [[ -z $build ]]; then
-  install_dependencies
-  build=$root/build/package
-  (cd "$root" && quietly "Configuring" cmake --preset package)
-  quietly "Building" cmake --build "$build" --parallel "$(build_jobs)"
-fi
-for tool in cpack dpkg-shlibdeps dpkg-deb; do
-  if ! command -v "$tool" >/dev/null; then echo "error: $tool is missing (packages cmake, dpkg-dev, dpkg)" >&2; exit 1; fi
-done
-build=$(cd "$build" && pwd)
+output=.
+build_dir=
+read_options output build-dir -- "$@"
+build_preset package
+need_tools cpack dpkg-shlibdeps dpkg-deb
 mkdir -p "$output"
 output=$(cd "$output" && pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/epd-package-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 umask 022
-quietly "Packing" cpack --config "$build/CPackConfig.cmake" -B "$work"
+quietly "Packing" cpack --config "$build_dir/CPackConfig.cmake" -B "$work"
 for package in "$work"/*.deb; do
-  if grep --quiet --fixed-strings "$build" <(dpkg-deb --fsys-tarfile "$package"); then
-    echo "error: $(basename "$package") contains '$build', a path of this machine" >&2
+  if grep --quiet --fixed-strings "$build_dir" <(dpkg-deb --fsys-tarfile "$package"); then
+    echo "error: $(basename "$package") contains '$build_dir', a path of this machine" >&2
     exit 1
   fi
   mv "$package" "$output"

@@ -17,45 +17,24 @@ Refused is what would not run elsewhere: a library that is not on every such sys
 END
 }
 
-output=.
-build=
-while (( $# > 0 )); do
-  case $1 in
-    --help | -h) usage; exit 0 ;;
-    --output | --build-dir)
-      if (( $# < 2 )); then echo "error: $1 needs a value" >&2; exit 2; fi
-      case $1 in
-        --output) output=$2 ;;
-        --build-dir) build=$2 ;;
-      esac
-      shift 2 ;;
-    *) echo "error: '$1'; allowed: --output, --build-dir" >&2; exit 2 ;;
-  esac
-done
-
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=deploy/dependencies.sh
 source "$root/deploy/dependencies.sh"
 
-if [[ -z $build ]]; then
-  install_dependencies
-  build=$root/build/release
-  (cd "$root" && quietly "Configuring" cmake --preset release)
-  quietly "Building" cmake --build "$build" --parallel "$(build_jobs)" --target epd_client
-fi
-for tool in python3 readelf strip patchelf; do
-  if ! command -v "$tool" >/dev/null; then echo "error: $tool is missing" >&2; exit 1; fi
-done
-build=$(cd "$build" && pwd)
+output=.
+build_dir=
+read_options output build-dir -- "$@"
+build_preset release epd_client
+need_tools python3 readelf strip patchelf
 mkdir -p "$output"
 work=$(mktemp -d "${TMPDIR:-/tmp}/epd-wheel-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
 library=$work/libepd.so.0
-cp --dereference "$build/lib/libepd.so.0" "$library"
+cp --dereference "$build_dir/lib/libepd.so.0" "$library"
 strip --strip-unneeded "$library"
 patchelf --remove-rpath "$library"
-for path in "$root" "$build"; do
+for path in "$root" "$build_dir"; do
   if grep --quiet --fixed-strings --text -e "$path/" "$library"; then
     echo "error: libepd contains '$path/', a path of this machine" >&2
     exit 1
