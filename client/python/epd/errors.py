@@ -32,6 +32,9 @@ _SENTENCE = re.compile(r"(?P<field>.+?) is (?P<value>.+?); allowed: (?P<allowed>
 _RANK = re.compile(r"(?:\brank |; missing: )(\d+)\b(?!,)")
 
 
+CLASSES: dict[int, type[Error]] = {}
+
+
 class Error(Exception):
     """A call failed. The classes below are the statuses; catch this one for all of them.
 
@@ -43,6 +46,12 @@ class Error(Exception):
     """
 
     status: Status = Status.INTERNAL
+
+    def __init_subclass__(cls, status: Optional[Status] = None) -> None:
+        super().__init_subclass__()
+        if status is not None:
+            cls.status = status
+            CLASSES[status] = cls
 
     def __init__(self, text: str, rank: Optional[int] = None) -> None:
         super().__init__(f"{self.status.name}: {text}")
@@ -60,102 +69,56 @@ class Error(Exception):
         return type(self), (self.text, self.rank)
 
 
-class WouldBlock(Error):
+class WouldBlock(Error, status=Status.WOULD_BLOCK):
     """No room now, or not finished: try again later."""
 
-    status = Status.WOULD_BLOCK
 
-
-class InvalidArgument(Error, ValueError):
+class InvalidArgument(Error, ValueError, status=Status.INVALID_ARGUMENT):
     """A value is not allowed, the object has ended, or it belongs to the process that forked this one."""
 
-    status = Status.INVALID_ARGUMENT
+
+class NotFound(Error, status=Status.NOT_FOUND):
+    """No such device, ticket or routing, for example because the ticket is retired."""
 
 
-class NotFound(Error):
-    """A device, a ticket that is retired, or a handle that is stale."""
-
-    status = Status.NOT_FOUND
+class PermissionDenied(Error, status=Status.PERMISSION_DENIED):
+    """The daemon's access policy refuses this user."""
 
 
-class PermissionDenied(Error):
-    """The daemon's access policy says no."""
-
-    status = Status.PERMISSION_DENIED
+class ResourceExhausted(Error, status=Status.RESOURCE_EXHAUSTED):
+    """A quota or limit, which the text names, or memory."""
 
 
-class ResourceExhausted(Error):
-    """A quota or limit of the daemon."""
-
-    status = Status.RESOURCE_EXHAUSTED
-
-
-class Unsupported(Error):
+class Unsupported(Error, status=Status.UNSUPPORTED):
     """This device, daemon or library can't do it."""
 
-    status = Status.UNSUPPORTED
+
+class VersionMismatch(Error, status=Status.VERSION_MISMATCH):
+    """Library and daemon do not fit. The text names both versions."""
 
 
-class VersionMismatch(Error):
-    """Library and daemon do not fit together; the text names both versions."""
-
-    status = Status.VERSION_MISMATCH
-
-
-class DeadlineExceeded(Error, TimeoutError):
+class DeadlineExceeded(Error, TimeoutError, status=Status.DEADLINE_EXCEEDED):
     """A wait's time is over and the ticket is still pending, or the operation's own deadline has passed."""
 
-    status = Status.DEADLINE_EXCEEDED
 
-
-class RankLost(Error):
+class RankLost(Error, status=Status.RANK_LOST):
     """A peer left or died: the group has ended, or goes on without it (Policy.DEGRADE)."""
 
-    status = Status.RANK_LOST
 
-
-class EngineRestarted(Error):
+class EngineRestarted(Error, status=Status.ENGINE_RESTARTED):
     """The device's engine died and is back: Group.resume(), then submit again."""
 
-    status = Status.ENGINE_RESTARTED
 
-
-class DaemonLost(Error):
+class DaemonLost(Error, status=Status.DAEMON_LOST):
     """The daemon is gone: detach and attach again."""
 
-    status = Status.DAEMON_LOST
 
-
-class Aborted(Error):
+class Aborted(Error, status=Status.ABORTED):
     """The operation was given up, for example because a lost rank has rejoined."""
 
-    status = Status.ABORTED
 
-
-class InternalError(Error):
-    """A defect, or an error of the CUDA driver, which the text names."""
-
-    status = Status.INTERNAL
-
-
-CLASSES: dict[int, type[Error]] = {
-    kind.status: kind
-    for kind in (
-        WouldBlock,
-        InvalidArgument,
-        NotFound,
-        PermissionDenied,
-        ResourceExhausted,
-        Unsupported,
-        VersionMismatch,
-        DeadlineExceeded,
-        RankLost,
-        EngineRestarted,
-        DaemonLost,
-        Aborted,
-        InternalError,
-    )
-}
+class InternalError(Error, status=Status.INTERNAL):
+    """An error of the system or the CUDA driver, which the text names, or a defect of epd."""
 
 
 def last_error(status: int, rank: Optional[int] = None) -> Error:

@@ -9,14 +9,12 @@ replays. Exit status 0: every rank found what it should.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import multiprocessing
-import os
 import sys
 from typing import Any, Optional
 
 import epd
+import ranks
 
 TOKENS, HIDDEN, EXPERTS_PER_RANK, REPLAYS = 16, 256, 4, 5
 X_BYTES, IDX_BYTES = TOKENS * HIDDEN * 2, TOKENS * 4
@@ -111,23 +109,5 @@ def run_rank(rank: int, num_ranks: int, name: str, socket: Optional[str]) -> Non
     print(f"rank {rank}: {REPLAYS} replays right")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="One MoE layer as a CUDA graph.")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("socket", nargs="?", help="the daemon's; default: $EPD_SOCKET")
-    options = parser.parse_args()
-    context = multiprocessing.get_context("fork")  # before CUDA and sessions: neither survives fork
-    name = f"moe-graph-py-{os.getpid()}"
-    ranks = [
-        context.Process(target=run_rank, args=(rank, options.ranks, name, options.socket))
-        for rank in range(options.ranks)
-    ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    return int(any(process.exitcode != 0 for process in ranks))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ranks.run("One MoE layer as a CUDA graph.", "moe-graph-py", run_rank))

@@ -9,15 +9,13 @@ rank found what the dense layer gives.
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
-import os
 import sys
 from typing import Any, Callable, Optional
 
 import numpy as np
 
 import epd
+import ranks
 from epd.numbers import from_bf16, to_bf16
 
 TOKENS, HIDDEN, INNER, TOPK, EXPERTS_PER_RANK = 16, 256, 64, 2, 4
@@ -117,23 +115,5 @@ def run_rank(rank: int, num_ranks: int, name: str, socket: Optional[str]) -> Non
     print(f"rank {rank}: as the dense layer")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="A Mixture-of-Experts layer on several processes.")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("socket", nargs="?", help="the daemon's; default: $EPD_SOCKET")
-    options = parser.parse_args()
-    context = multiprocessing.get_context("fork")  # before anybody attaches: handles don't survive fork
-    name = f"moe-layer-py-{os.getpid()}"
-    ranks = [
-        context.Process(target=run_rank, args=(rank, options.ranks, name, options.socket))
-        for rank in range(options.ranks)
-    ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    return int(any(process.exitcode != 0 for process in ranks))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ranks.run("A Mixture-of-Experts layer on several processes.", "moe-layer-py", run_rank))
