@@ -19,7 +19,7 @@ std::optional<std::uint32_t> number(const std::string& text) {
   return value;
 }
 
-// `ask(buffer)` is getpwnam_r or getgrnam_r; a group of many members needs a large buffer.
+// `ask(buffer)` is getpwnam_r or getgrnam_r. A group of many members needs a large buffer.
 template <typename Ask>
 void with_buffer(const Ask& ask) {
   std::vector<char> buffer(4096);

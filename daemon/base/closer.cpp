@@ -19,7 +19,7 @@ void Closer::close(UniqueFd descriptor, std::uint32_t uid) {
   const std::lock_guard lock(shared_->mutex);
   Queue& queue = shared_->queues[uid];
   queue.waiting.push_back(std::move(descriptor));
-  // The daemon's own never wait for room that users have taken.
+  // The daemon's own descriptors never wait behind those of users.
   if (!queue.has_thread && (shared_->threads < kMaxThreads || uid == kDaemon))
     queue.has_thread = start_thread(uid);
 }
@@ -40,7 +40,8 @@ struct Closer::Thread {
   std::uint32_t uid;
 };
 
-// False: no room for one now. Another that has done its own takes the queue, or the next close() starts one.
+// False: there is no room for a thread now. A thread that has finished its queue takes this one, or the next
+// close() starts one.
 bool Closer::start_thread(std::uint32_t uid) {
   auto thread = std::make_unique<Thread>(Thread{shared_, uid});
   if (!start_detached_thread(run, thread.get()).ok()) return false;

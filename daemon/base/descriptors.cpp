@@ -6,7 +6,7 @@ namespace epd {
 namespace {
 
 constexpr std::uint64_t kReserve = 1024;
-constexpr std::uint64_t kSmallReserve = 256;  // where the limit is small, too
+constexpr std::uint64_t kSmallReserve = 256;  // if the limit is small
 constexpr std::uint64_t kSmallLimit = 8192;
 
 }  // namespace

@@ -35,7 +35,7 @@ void Dismissals::run(bool no_room) {
       users_, [](const auto& entry) { return entry.second.waiting.empty() && entry.second.batches.empty(); });
 }
 
-// When there is no thread to be had they wait on.
+// If no thread can be started, they wait.
 bool Dismissals::start(User& user) {
   const auto batch = std::make_shared<Batch>();
   auto own = std::make_unique<std::shared_ptr<Batch>>(batch);

@@ -33,7 +33,7 @@ void EventLog::add(Event event) {
   added_.notify_all();
 }
 
-// Of the owners with the most, the one whose oldest is older.
+// The owner with the most events; of several, the one whose oldest event is older.
 void EventLog::forget_one() {
   const auto most = std::max_element(by_owner_.begin(), by_owner_.end(), [](const auto& a, const auto& b) {
     const auto& x = a.second;
@@ -76,7 +76,7 @@ void record_event(EventKind kind, LogLevel level, std::string_view event,
 
 void record_of_user(EventOwner owner, EventKind kind, LogLevel level, std::string_view event,
                     std::initializer_list<LogField> fields) {
-  // A program of many ranks attaches and joins all of them in a burst.
+  // A program of many ranks makes a burst: it attaches and joins all of them.
   constexpr std::uint32_t kBurst = 1000;
   constexpr std::uint32_t kEachSecond = 20;
   static LogLimiter limiter(kBurst, kEachSecond);

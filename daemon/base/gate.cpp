@@ -22,14 +22,14 @@
 
 namespace epd {
 
-// What the loop and the threads share.
+// The state that the loop and the threads share.
 struct GateShared {
   struct Connection {
     std::uint32_t uid = 0;
     PeerIdentity peer;   // until take()
     bool taken = false;  // by the loop
     pid_t tid = 0;       // of its porter
-    bool done = false;   // the porter is; what it had may still be closing
+    bool done = false;   // the porter is done; its descriptors may still be closing
   };
 
   Gate::MakePorter make;
@@ -43,14 +43,14 @@ struct GateShared {
   std::size_t done_since_look = 0;                  // guarded by mutex
 
   void forget_ended();
-  // OK, or why there is one too many.
+  // OK, or the reason if it is one too many.
   Status check_room(const PeerIdentity& peer);
 };
 
 namespace {
 
 constexpr int kRetryMs = 200;      // when there is no room for a descriptor, a thread, or memory
-constexpr int kDismissalsMs = 20;  // until those that wait are looked at again
+constexpr int kDismissalsMs = 20;  // until waiting dismissals are tried again
 constexpr std::chrono::milliseconds kLookEvery(10);
 constexpr std::size_t kLookAfter = 16;  // connections that are done
 
@@ -62,7 +62,7 @@ struct PorterStart {
   Departure departure;
 };
 
-// What a porter throws ends its connection.
+// An exception of a porter ends its connection.
 void work(const PorterStart& start) {
   try {
     start.porter(start.doorstep);
@@ -90,7 +90,7 @@ void* run_porter(void* argument) {
   return nullptr;
 }
 
-// The gate's thread, in a table of its own: it has one connection in hand at a time, or none.
+// The gate's thread, with its own descriptor table. It handles at most one connection at a time.
 class GateThread {
  public:
   GateThread(std::shared_ptr<GateShared> shared, int listener, int channel)
@@ -118,7 +118,7 @@ class GateThread {
   }
 
  private:
-  // False, as below: nobody wants to know any more.
+  // False, here and below: the gate has ended.
   bool serve(int socket) {
     PeerIdentity peer;
     bool dismissed = false;
@@ -135,7 +135,7 @@ class GateThread {
       return Status();
     };
     if (!insist(know)) return false;
-    const int process = peer.pidfd.release();  // closed by the call of this table's own
+    const int process = peer.pidfd.release();  // closed by the system call for this table
     if (!insist(judge)) return false;
     if (dismissed) {
       own_table::close(process);
@@ -164,7 +164,7 @@ class GateThread {
     return told;
   }
 
-  // Nobody is there, or a thread of its own would be one too many.
+  // The peer has ended, or a thread for it would be one too many.
   bool dismiss(const PeerIdentity& peer, int socket) {
     if (peer.has_been_reaped) {
       dismissals_.add(peer.uid, socket, {});
@@ -177,12 +177,12 @@ class GateThread {
                    {{"uid", peer.uid}, {"pid", peer.pid}, {"reason", status.message()}}, peer.uid);
     std::vector<std::byte> last_words;
     if (shared_->last_words) last_words = shared_->last_words(status);
-    dismissals_.add(peer.uid, socket, std::move(last_words));  // last: the socket is its own from now on
+    dismissals_.add(peer.uid, socket, std::move(last_words));  // last: it owns the socket from now on
     ++shared_->dismissed;
     return true;
   }
 
-  // Until there is room for what `step` needs: the connection in hand can be closed nowhere else.
+  // Waits until there is room for what `step` needs. The connection in hand can't be closed anywhere else.
   template <typename Step>
   bool insist(const Step& step) const {
     for (;;) {
@@ -235,7 +235,7 @@ class GateThread {
   bool wait(int fd, short events, int timeout_ms = -1) const {
     pollfd entries[2] = {{channel_, 0, 0}, {fd, events, 0}};
     own_table::poll(entries, 2, timeout_ms);
-    return entries[0].revents == 0;  // else its other end has gone
+    return entries[0].revents == 0;  // otherwise its other end is closed
   }
 
   bool pause(const std::string& reason) const {
@@ -261,8 +261,8 @@ void* run_gate(void* argument) {
 
 }  // namespace
 
-// A system call for each that ends: not for each arrival of a flood. And soon enough that nobody is refused
-// for sessions of one after the other.
+// Costs a system call for each connection that has ended, so not at each arrival of a flood. But often enough
+// that a user who opens sessions one after the other is not refused.
 void GateShared::forget_ended() {
   const auto now = std::chrono::steady_clock::now();
   if (now < next_look && done_since_look < kLookAfter) return;
@@ -281,7 +281,7 @@ Status GateShared::check_room(const PeerIdentity& peer) {
       static_cast<std::size_t>(std::count_if(connections.begin(), connections.end(), [&](const auto& entry) {
         return entry.second.uid == peer.uid;
       }));
-  const bool privileged = is_privileged(peer.uid);  // whom others can't keep out
+  const bool privileged = is_privileged(peer.uid);  // other users can't keep them out
   const std::size_t allowed = privileged ? limits.all : limits.per_user;
   const auto too_many = [this](const std::string& who, std::size_t count, std::size_t most) {
     return resource_exhausted(who + " " + std::to_string(count) +
@@ -304,7 +304,8 @@ Result<std::unique_ptr<Gate>> Gate::open(UniqueFd listener, MakePorter make, Lim
   shared->limits = limits;
   const auto thread = std::make_shared<GateThread>(shared, listener.get(), channel->second.get());
   auto own = std::make_unique<std::shared_ptr<GateThread>>(thread);
-  (void)log_enabled(LogLevel::kError);  // the log's thread, if it began in a porter, would keep its table
+  (void)log_enabled(LogLevel::kError);  // starts the log's thread here: started by a porter, it would keep
+                                        // the porter's table
   if (Status status = start_detached_thread(run_gate, own.get()); !status.ok()) return status;
   (void)own.release();
   if (!thread->departure().has_left()) return resource_exhausted("no room for another table of descriptors");

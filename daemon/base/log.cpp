@@ -31,7 +31,7 @@ std::string g_process = "epd";
 std::mutex g_limiter_mutex;
 constexpr const char* kSuppressed = "lines like this one were suppressed";
 constexpr std::size_t kQueuedLines = 2048;
-constexpr int kPatienceMs = 1000;  // with a reader, when the process ends
+constexpr int kPatienceMs = 1000;  // for the reader of the log, when the process ends
 constexpr std::uint64_t kTellLostNs = 1'000'000'000;
 constexpr std::size_t kMostOwners = 1024;  // of one limiter
 constexpr EventOwner kOtherOwners = -2;
@@ -42,7 +42,7 @@ std::set<LogLimiter*>& all_limiters() {
   return *limiters;
 }
 
-// Clients choose some of this text: whatever they send stays inside the quotes and is valid JSON.
+// Clients choose some of this text. It always stays inside the quotes, and is valid JSON.
 void append_quoted(std::string& out, std::string_view text) {
   out += '"';
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -68,8 +68,8 @@ void append_quoted(std::string& out, std::string_view text) {
   out += '"';
 }
 
-// Writes to standard error, on the logging thread. A reader that stands still holds up this thread and nobody
-// else; one that has gone costs the lines.
+// Writes to standard error, on the logging thread. A reader that stops reading blocks this thread only. If
+// the reader has ended, the lines are lost.
 class StderrSink final : public spdlog::sinks::base_sink<spdlog::details::null_mutex> {
  public:
   std::uint64_t done() const { return done_.load(); }
@@ -94,7 +94,7 @@ class StderrSink final : public spdlog::sinks::base_sink<spdlog::details::null_m
       }
       if (n < 0 && errno == EINTR) continue;
       if (n == 0 || errno != EAGAIN) return false;
-      pollfd writable{STDERR_FILENO, POLLOUT, 0};  // somebody has made it non-blocking
+      pollfd writable{STDERR_FILENO, POLLOUT, 0};  // it may be non-blocking
       ::poll(&writable, 1, -1);
     }
     return true;
@@ -104,12 +104,12 @@ class StderrSink final : public spdlog::sinks::base_sink<spdlog::details::null_m
   std::atomic<std::uint64_t> failed_{0};
 };
 
-// Never destroyed: that would wait for the thread, which may wait for a reader.
+// Never destroyed, because the destructor would wait for the thread, which may wait for a reader.
 struct Log {
   std::shared_ptr<spdlog::details::thread_pool> pool =
       std::make_shared<spdlog::details::thread_pool>(kQueuedLines, 1);
   std::shared_ptr<StderrSink> sink = std::make_shared<StderrSink>();
-  // Past the queue's length the oldest lines go.
+  // When the queue is full, the oldest lines are dropped.
   std::shared_ptr<spdlog::async_logger> logger = std::make_shared<spdlog::async_logger>(
       "epd", sink, pool, spdlog::async_overflow_policy::overrun_oldest);
   std::atomic<std::uint64_t> queued{0};
@@ -122,7 +122,7 @@ struct Log {
 
 Log& log() {
   static Log* const instance = [] {
-    // The thread takes none of the process's signals.
+    // The thread blocks all signals of the process.
     sigset_t all;
     sigset_t before;
     ::sigfillset(&all);
@@ -139,7 +139,7 @@ spdlog::logger& logger() {
   return *log().logger;
 }
 
-// What nobody could read is told where operators look, and in the log once it is read again.
+// Lost lines are reported as an event, and in the log when it is read again.
 void tell_lost() {
   Log& l = log();
   const std::uint64_t lost = l.lost();
@@ -231,7 +231,7 @@ void LogLimiter::fill(Budget& budget, std::uint64_t now_ns) const {
   budget.filled_ns = now_ns;
 }
 
-// Beyond so many, users share one budget.
+// With more users than this, the others share one budget.
 LogLimiter::Budget& LogLimiter::budget_of(EventOwner owner, std::uint64_t now_ns) {
   if (budgets_.size() >= kMostOwners && !budgets_.contains(owner)) {
     for (auto& [_, budget] : budgets_) fill(budget, now_ns);

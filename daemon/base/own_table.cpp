@@ -12,7 +12,7 @@
 
 namespace epd::own_table {
 
-// Without memory of its own: there may be none, and a thread that throws ends the process.
+// Allocates nothing: there may be no memory, and an exception in a thread ends the process.
 bool leave(std::span<const int> keep) {
   EPD_CHECK(keep.size() <= kMostKept);
   std::array<int, kMostKept> kept{};

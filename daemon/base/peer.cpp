@@ -55,9 +55,9 @@ Result<PeerIdentity> peer_identity(int socket) {
   } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
     return errno_status("SO_PEERPIDFD of process " + std::to_string(peer.pid));
   } else if (errno != ENOPROTOOPT) {
-    peer.pid = 0;  // the number may be a stranger's by now
+    peer.pid = 0;  // the number may belong to another process by now
     peer.has_been_reaped = true;
-  } else if (peer.pid > 0) {  // an older kernel: it has connected just now, so the number is still its own
+  } else if (peer.pid > 0) {  // an older kernel: the peer has just connected, so the number is still its own
     peer.pidfd.reset(static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)));
   }
   return peer;

@@ -14,11 +14,11 @@
 namespace epd {
 namespace {
 
-// Those that are counted below, and what is being turned away.
+// The connections that are counted below, and those that are being refused.
 constexpr Gate::Limits kGateLimits{2 * (kMaxConnections + kMaxEndingPerUser),
                                    6 * (kMaxConnections + kMaxEndingPerUser)};
 constexpr std::chrono::milliseconds kLastWords(500);
-constexpr std::chrono::milliseconds kPause(200);  // after something that can't be helped
+constexpr std::chrono::milliseconds kPause(200);  // after an error that only time can mend
 
 }  // namespace
 
@@ -38,7 +38,7 @@ Porter Connections::porter(const std::shared_ptr<Connections>& own, std::uint64_
   };
 }
 
-// A user's is forgotten only when it is full: coming anew gives nothing.
+// A user's budget is removed only when it is full, so connecting again gains nothing.
 std::shared_ptr<RelayBudget> Connections::budget_of(std::uint32_t uid) {
   const std::uint64_t now = clock_.now_ns();
   std::erase_if(budgets_,
@@ -52,7 +52,7 @@ Status Connections::admit(std::uint64_t number, int grpc_end, const PeerIdentity
   const std::lock_guard lock(mutex_);
   const auto own = connections_.find(number);
   if (own == connections_.end()) return Status(StatusCode::kAborted, "it has ended");
-  // Those that have been admitted: others may have arrived after this one.
+  // Counts only admitted connections: others may have arrived after this one.
   const auto count = [&](auto&& like) {
     return static_cast<std::size_t>(
         std::count_if(connections_.begin(), connections_.end(),
@@ -138,7 +138,7 @@ void Acceptor::run() {
   }
 }
 
-// Porters that have nothing to relay any more, and whose tasks have not ended.
+// Porters that have nothing left to relay, and whose tasks have not ended.
 Status Acceptor::check_ending(std::uint32_t uid) const {
   const std::size_t count = gate_->porters(uid);
   const std::size_t allowed = kMaxConnections + kMaxEndingPerUser;
@@ -148,7 +148,8 @@ Status Acceptor::check_ending(std::uint32_t uid) const {
       " control connections, open or still being closed; allowed: " + std::to_string(allowed));
 }
 
-// One that is not admitted ends with its inner socket. Who has gone by now is not told of.
+// A connection that is not admitted ends with its inner socket. If its client has ended by now, nothing is
+// logged.
 void Acceptor::admit(Gate::Arrival arrival) {
   static LogLimiter limiter;
   const PeerIdentity& peer = arrival.peer;

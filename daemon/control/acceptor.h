@@ -1,7 +1,8 @@
-// Takes the control plane's connections in and hands their inner ends to gRPC; keeps who made each. No gRPC
+// Accepts connections of the control plane, passes their inner ends to gRPC, and keeps who made each. No gRPC
 // here.
 //
-// gRPC's own listener would neither tell who calls, nor survive what a client may do to a socket (relay.h).
+// gRPC's own listener does not say who calls, and does not survive what a client may do to a socket
+// (relay.h).
 #pragma once
 
 #include "base/gate.h"
@@ -19,23 +20,23 @@
 
 namespace epd {
 
-// Far above what operators and probes open, far below what would be missed elsewhere. Root and the daemon's
-// own user have as many of their own: nobody can keep them out. No one user can keep the others out.
+// Far more than operators and probes open, and far less than would be missed elsewhere. Root and the daemon's
+// own user have as many for themselves. No user can keep others out.
 inline constexpr std::size_t kMaxConnections = 64;
 inline constexpr std::size_t kMaxConnectionsPerUser = 24;
 inline constexpr std::size_t kMaxEndingPerUser = 64;
 
-// The connections whose porters have not ended. From any thread.
+// The connections whose porters have not ended. Any thread may call.
 class Connections {
  public:
   explicit Connections(Callers& callers) : callers_(&callers) {}
 
-  // What the gate runs for each; `own` keeps this alive for as long as that lasts.
+  // The task that the gate runs for each connection. `own` keeps this object alive while it runs.
   static Porter porter(const std::shared_ptr<Connections>& own, std::uint64_t number,
                        const PeerIdentity& peer);
-  // OK, or why there is one too many. From then on the caller has a name for gRPC.
+  // OK, or the reason if it is one too many. After OK the caller is registered for gRPC.
   Status admit(std::uint64_t number, int grpc_end, const PeerIdentity& peer);
-  // All have ended, or the time is over; nobody has a name any more.
+  // Waits until all have ended, or the time is over. Removes the registered callers.
   void close(std::chrono::milliseconds patience);
 
  private:
@@ -49,26 +50,25 @@ class Connections {
 
   std::mutex mutex_;
   std::condition_variable ended_;
-  Callers* callers_;                                               // guarded by mutex_, as what follows
+  Callers* callers_;                                               // guarded by mutex_, like the following
   std::map<std::uint64_t, Connection> connections_;                // by number
-  std::map<std::uint32_t, std::shared_ptr<RelayBudget>> budgets_;  // of users; goes when all are full again
+  std::map<std::uint32_t, std::shared_ptr<RelayBudget>> budgets_;  // of users; removed when all are full
   const MonotonicClock clock_;
 };
 
 class Acceptor {
  public:
   using Take = std::function<void(int fd, bool privileged)>;
-  // `take` becomes the owner of gRPC's end; called from a thread of the acceptor's own. `callers` outlives
-  // the acceptor.
+  // `take` owns gRPC's end. It is called on the acceptor's thread. `callers` outlives the acceptor.
   static Result<std::unique_ptr<Acceptor>> start(UniqueFd listener, std::string path, Callers& callers,
                                                  Take take);
   ~Acceptor();  // stops
   Acceptor(const Acceptor&) = delete;
   Acceptor& operator=(const Acceptor&) = delete;
 
-  // No connection is taken after this; removes the socket. Those that are there go on.
+  // Accepts no more connections, and removes the socket. Open connections go on.
   void stop_accepting();
-  // gRPC has closed its ends: what it has said is passed on, and all connections end.
+  // For after gRPC has closed its ends: sends what is left, then ends all connections.
   void stop();
 
  private:
@@ -84,8 +84,8 @@ class Acceptor {
   Status check_ending(std::uint32_t uid) const;
 
   const std::shared_ptr<Connections> connections_;
-  std::unique_ptr<Gate> gate_;  // the thread's while it runs
-  const UniqueFd wake_;         // rung once: the thread is to end
+  std::unique_ptr<Gate> gate_;  // used by the thread alone while it runs
+  const UniqueFd wake_;         // rung once, to end the thread
   const std::string path_;
   const Take take_;
   std::thread thread_;

@@ -1,4 +1,4 @@
-// Who makes a call, from the kernel.
+// The user who makes a call, as the kernel knows it.
 #pragma once
 
 #include "common/status.h"
@@ -11,20 +11,20 @@
 
 namespace epd {
 
-// The clients of connections, by the number of the descriptor that gRPC has been given for each. gRPC calls
-// the peer of such a connection "fd:N", and closes N only when every call of the connection has ended. So N
-// names one connection for as long as a call of it lives. From any thread.
+// The clients of connections, by the number of the descriptor that gRPC has for each. gRPC names the peer of
+// such a connection "fd:N", and closes N only when all calls of the connection have ended. So N names one
+// connection as long as a call of it lives. Any thread may call.
 class Callers {
  public:
-  // `connection`: a number of its own.
+  // `connection` is a unique number.
   void add(int fd, std::uint64_t connection, Operator client);
-  // Unless another connection has the descriptor's number by now.
+  // Does nothing if another connection has the descriptor's number now.
   void remove(int fd, std::uint64_t connection);
-  // No value: there is no such connection.
+  // No value: no such connection.
   std::optional<std::uint32_t> uid_of(int fd) const;
   // Whether the user has a connection.
   bool is_connected(std::uint32_t uid) const;
-  // INTERNAL if gRPC does not name a connection that is here.
+  // INTERNAL: gRPC does not name a connection of ours.
   Result<Operator> caller_of(const grpc::ServerContext& context) const;
 
  private:

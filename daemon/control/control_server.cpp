@@ -19,9 +19,9 @@
 namespace epd {
 namespace {
 
-// A handful of operators and probes, never a data path: few threads, little memory. Of each user's server.
+// For a few operators and probes, never a data path: few threads, little memory. For each user's server.
 constexpr int kMaxThreads = 16;
-// Of root's: gRPC counts a thread that could not be started as one for ever, and nobody hostile is there.
+// For root's server. gRPC counts a thread that could not be started for ever, and root is not hostile.
 constexpr int kMaxPrivilegedThreads = 512;
 constexpr int kMaxMemory = 16 << 20;
 constexpr int kMaxRequestBytes = 64 << 10;
@@ -29,7 +29,7 @@ constexpr int kMaxStreams = 16;  // for each connection
 constexpr int kIdleConnectionMs = 10 * 60 * 1000;
 constexpr std::chrono::milliseconds kShutdownGrace(500);
 
-// gRPC's own lines go where ours go, in our format.
+// gRPC's log lines go to our log, in our format.
 void forward_log(gpr_log_func_args* line) {
   static LogLimiter limiter;
   const LogLevel level = line->severity == GPR_LOG_SEVERITY_ERROR  ? LogLevel::kWarning
@@ -77,8 +77,8 @@ struct ControlServer::Impl {
   HealthService health;
   std::unique_ptr<grpc::Service> control;
   ReflectionService reflection;
-  UserServers servers;                 // after what they call
-  std::unique_ptr<Acceptor> acceptor;  // after what it feeds
+  UserServers servers;                 // declared after the objects that they call
+  std::unique_ptr<Acceptor> acceptor;  // declared after the servers that it feeds
 };
 
 ControlServer::ControlServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

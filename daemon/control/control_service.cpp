@@ -20,7 +20,7 @@
 namespace epd {
 namespace {
 
-// Passes on what the supervisor has filled.
+// Returns what the supervisor has filled.
 template <typename Message>
 grpc::Status answer(Result<Message> filled, Message& response) {
   if (!filled.ok()) return to_grpc(filled.status());
@@ -29,7 +29,7 @@ grpc::Status answer(Result<Message> filled, Message& response) {
   return grpc::Status::OK;
 }
 
-// How late a watcher may learn that its caller has gone, or the daemon goes.
+// How late a watcher may notice that its caller or the daemon has ended.
 constexpr std::uint32_t kWatchSliceMs = 200;
 constexpr std::size_t kEventsPerMessage = 64;
 
@@ -184,7 +184,7 @@ class ControlService final : public v1::Control::Service {
                      v1::DrainResponse* response) override {
     return serve(*context, Right::kChange, "drain", [&](const Operator& by) -> grpc::Status {
       if (Status status = facade_.drain(by, request->timeout_ms()); !status.ok()) return to_grpc(status);
-      // The drain has begun, whatever the next call says: an idle daemon may be gone already.
+      // The drain has begun, even if the next call fails: an idle daemon may have ended already.
       if (!answer(facade_.daemon(), *response->mutable_daemon()).ok()) response->clear_daemon();
       return grpc::Status::OK;
     });
@@ -208,7 +208,8 @@ class ControlService final : public v1::Control::Service {
   }
 
  private:
-  // Every call goes through here: who calls, whether it may, and what must not leave a handler.
+  // Every call goes through here. It finds the caller, asks whether it may, and lets no exception leave a
+  // handler.
   template <typename Handler>
   grpc::Status serve(const grpc::ServerContext& context, Right right, const char* what,
                      const Handler& handler) {
@@ -229,9 +230,8 @@ class ControlService final : public v1::Control::Service {
                  [&](const Operator& /*by*/) { return answer<Message>(read(), response); });
   }
 
-  // Holds this thread and nothing else: the log is copied out in small pieces, and Write waits for the
-  // reader.
-  // A right that is withdrawn ends it.
+  // Holds only this thread: the events are copied in small pieces, and Write waits for the reader. The watch
+  // ends when the caller's right is withdrawn.
   grpc::Status watch(const grpc::ServerContext& context, const Operator& by,
                      const v1::WatchEventsRequest& request,
                      grpc::ServerWriter<v1::WatchEventsResponse>& writer) {

@@ -17,7 +17,7 @@ class Callers;
 // Each open WatchEvents holds one thread of its user's server, so a user has few.
 inline constexpr int kMaxEventWatches = 4;
 
-// All must outlive it. Watchers are sent away as soon as `stopping` is set.
+// All arguments outlive it. Watches end when `stopping` is set.
 std::unique_ptr<grpc::Service> make_control_service(ControlFacade& facade, const Callers& callers,
                                                     const std::atomic<bool>& stopping);
 

@@ -1,4 +1,4 @@
-// epd's status as gRPC's, with epd's own name of it in the trailer.
+// Converts epd's status to gRPC's, with epd's own name in the trailer.
 #pragma once
 
 #include "common/status.h"

@@ -25,7 +25,7 @@ Health HealthModel::check(const std::string& service) {
   if (!service.starts_with(kDevicePrefix)) return Health::kNoSuchService;
 
   auto devices = facade_.devices();
-  // A supervisor that does not answer can't say that the device does not exist.
+  // If the supervisor does not answer, it is not known whether the device exists.
   if (!devices.ok()) return Health::kNotServing;
   const std::string_view name = std::string_view(service).substr(kDevicePrefix.size());
   for (const v1::Device& device : devices->devices()) {

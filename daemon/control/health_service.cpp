@@ -12,7 +12,7 @@ namespace {
 using grpc::health::v1::HealthCheckRequest;
 using grpc::health::v1::HealthCheckResponse;
 
-// How late a watcher may learn of a change, and of its own client's end.
+// How late a watcher may notice a change, or the end of its client.
 constexpr std::chrono::milliseconds kWatchPeriod(200);
 
 grpc::Status check_name(const std::string& service) {

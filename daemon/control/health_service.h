@@ -1,4 +1,4 @@
-// grpc.health.v1.Health over the HealthModel, for those who may read.
+// grpc.health.v1.Health over the HealthModel, for users who may read.
 #pragma once
 
 #include "caller.h"
@@ -32,7 +32,7 @@ class HealthService final : public grpc::health::v1::Health::Service {
  private:
   grpc::Status watch(grpc::ServerContext& context, const std::string& service,
                      grpc::ServerWriter<grpc::health::v1::HealthCheckResponse>& writer);
-  // True if stopped meanwhile.
+  // True if it was stopped meanwhile.
   bool pause();
 
   Result<Operator> authorize(const grpc::ServerContext& context);

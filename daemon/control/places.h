@@ -1,4 +1,4 @@
-// Calls that last hold a thread each, so each user has few of a kind; how many others have does not count.
+// Long calls hold a thread each, so each user may have few of a kind. Other users' calls do not count.
 #pragma once
 
 #include "common/status.h"
@@ -11,17 +11,17 @@
 
 namespace epd {
 
-// From any thread. Outlives its places.
+// Any thread may call. Outlives its places.
 class Places {
  public:
-  // `what` goes into the refusal: "user 1001 has 4 watches of events; allowed: 4".
+  // `what` appears in the refusal: "user 1001 has 4 watches of events; allowed: 4".
   Places(int most, const char* what) : most_(most), what_(what) {}
 
   struct GiveBack {
     std::uint32_t uid;
     void operator()(Places* places) const { places->give_back(uid); }
   };
-  // Given back with it.
+  // The place is free again when this ends.
   using Place = std::unique_ptr<Places, GiveBack>;
   Result<Place> take(std::uint32_t uid) {
     const std::lock_guard lock(mutex_);

@@ -24,7 +24,7 @@ void list_services(Response& response) {
   }
 }
 
-// With what it imports, each file once.
+// With its imports, each file once.
 void add_file(const FileDescriptor& file, std::set<const FileDescriptor*>& added, Response& response) {
   if (!added.insert(&file).second) return;
   google::protobuf::FileDescriptorProto proto;

@@ -1,5 +1,5 @@
-// The reflection protocol of gRPC, for those who may read: what a tool without .proto files asks first. Our
-// own, because gRPC's asks nobody who may, and lets a user hold any number of threads.
+// The reflection protocol of gRPC, for users who may read. A tool without .proto files asks it first. gRPC's
+// own service does not check the user, and lets one user hold any number of threads.
 #pragma once
 
 #include "caller.h"

@@ -10,14 +10,14 @@ namespace epd {
 namespace {
 
 constexpr int kRefillMs = 20;
-constexpr int kPatienceMs = 2000;  // with a client that does not read, when gRPC has closed
+constexpr int kPatienceMs = 2000;  // for a client that does not read, when gRPC has closed
 
 bool later() {
   return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
 }
 
 pollfd entry_of(int fd, int events) {
-  // Not polled when nothing is asked for: else a hang-up that nobody reads would wake for ever.
+  // Not polled when no event is wanted. Otherwise a hang-up that is not read would wake the thread for ever.
   return {events != 0 ? fd : -1, static_cast<short>(events), 0};
 }
 
@@ -38,7 +38,7 @@ bool RelayBudget::full(std::uint64_t now_ns) {
   return now.bytes == kBurst && now.streams == kStreamBurst;
 }
 
-// Several of the user's connections may have been told of the same ones.
+// Several connections of the user may have been told of the same streams.
 void RelayBudget::spend(std::size_t bytes, std::size_t streams) {
   const std::lock_guard lock(mutex_);
   bytes_ = std::max(0.0, bytes_ - static_cast<double>(bytes));
@@ -80,7 +80,7 @@ void Relay::run() {
   own_table::shut_down(at_.peer, SHUT_RDWR);
 }
 
-// False: the client has gone, or takes nothing any more of what gRPC has left it.
+// False: the client has ended, or does not read what gRPC has left for it.
 bool Relay::wait() const {
   const bool waits = up_.has_room() && must_wait();
   pollfd entries[2] = {
@@ -88,7 +88,7 @@ bool Relay::wait() const {
        0},
       entry_of(at_.inner, (down_.has_room() ? POLLIN : 0) | (up_.empty() ? 0 : POLLOUT))};
   const int ready = own_table::poll(entries, 2, waits ? kRefillMs : down_.ended ? kPatienceMs : -1);
-  if ((entries[0].revents & (POLLHUP | POLLERR)) != 0) return false;  // nobody can read an answer any more
+  if ((entries[0].revents & (POLLHUP | POLLERR)) != 0) return false;  // no answer can be read any more
   return ready != 0 || waits;
 }
 
@@ -102,7 +102,7 @@ long Relay::receive(int socket, void* bytes, std::size_t size, int flags, bool& 
   return n;
 }
 
-// Looks first: bytes that come with descriptors are not received, and end the connection.
+// Looks before it receives: bytes with descriptors are not received, and end the connection.
 Relay::Read Relay::read_client() {
   if (!up_.has_room()) return Read::kOk;
   RelayBudget::Left left{up_.bytes.size(), 0};

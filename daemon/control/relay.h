@@ -1,7 +1,8 @@
-// The porter of a control connection (base/gate.h): bytes between the client's socket and a socket of gRPC's.
+// The porter of a control connection (base/gate.h). It carries bytes between the client's socket and a socket
+// of gRPC.
 //
 // gRPC drops descriptors that come with bytes, and closes sockets whose queues hold some, on threads that all
-// calls share; each close may block for as long as the client likes. So gRPC never has the client's socket.
+// calls share. Each such close may block as long as the client likes. So gRPC never has the client's socket.
 #pragma once
 
 #include "base/clock.h"
@@ -15,9 +16,9 @@
 
 namespace epd {
 
-// How many bytes a user's clients may send, and how many streams they may begin: many at once, then few. gRPC
-// keeps some 20 kB for each stream that a client opens and resets, and has no limit of its own for them; a
-// stream costs a client some 30 bytes. From any thread.
+// A user's budget of bytes to send and of streams to begin: many at once, then few. gRPC keeps some 20 kB for
+// each stream that a client opens and resets, without a limit. A stream costs a client some 30 bytes. Any
+// thread may call.
 class RelayBudget {
  public:
   static constexpr std::uint64_t kBurst = 256 << 10;
@@ -30,24 +31,24 @@ class RelayBudget {
     std::size_t bytes;
     std::size_t streams;
   };
-  // How much there is now.
+  // The budget that is left.
   Left left(std::uint64_t now_ns);
   bool full(std::uint64_t now_ns);
   void spend(std::size_t bytes, std::size_t streams);
 
  private:
   std::mutex mutex_;
-  double bytes_ = kBurst;  // guarded by mutex_, as what follows
+  double bytes_ = kBurst;  // guarded by mutex_, like the following
   double streams_ = kStreamBurst;
   std::uint64_t filled_ns_ = 0;
 };
 
-// Finds where streams begin (HEADERS) in what an HTTP/2 client sends: a preface of 24 bytes, then frames of a
-// nine-byte head and as many bytes as it says.
+// Finds the places where streams begin (HEADERS) in the bytes of an HTTP/2 client: a preface of 24 bytes,
+// then frames. A frame has a head of nine bytes, which says how many follow.
 class StreamFinder {
  public:
-  // How many of `bytes` may pass if at most `most` streams may begin in them; takes these as passed.
-  // `begun`: how many do.
+  // Returns how many of `bytes` may pass if at most `most` streams may begin in them, and counts them as
+  // passed. Sets `begun` to the number of streams that begin.
   std::size_t pass(const char* bytes, std::size_t size, std::size_t most, std::size_t& begun);
 
  private:
@@ -64,11 +65,11 @@ class Relay {
   Relay(const Doorstep& doorstep, std::shared_ptr<RelayBudget> budget, const Clock& clock)
       : at_(doorstep), budget_(std::move(budget)), clock_(clock) {}
 
-  // Until the connection is over.
+  // Returns when the connection is over.
   void run();
-  // Moves what can be moved without waiting. False: the connection is over.
+  // Moves everything that moves without waiting. False: the connection is over.
   bool move();
-  // Its user may not send now, and may later.
+  // The user may not send now, but may later.
   bool must_wait() const;
 
  private:
@@ -95,7 +96,7 @@ class Relay {
   Direction down_;  // to the client
   bool told_end_ = false;
   StreamFinder finder_;
-  bool begins_stream_ = false;  // what the client has sent next
+  bool begins_stream_ = false;  // the next bytes of the client begin a stream
 };
 
 }  // namespace epd

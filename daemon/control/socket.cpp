@@ -24,7 +24,7 @@ std::string octal(mode_t mode) {
   return text.data();
 }
 
-// Someone accepts, or would if its queue were not full.
+// A process accepts on it, or would if its queue were not full.
 bool somebody_listens(const std::string& path, int& error) {
   const UniqueFd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   sockaddr_un address{};

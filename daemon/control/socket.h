@@ -1,4 +1,4 @@
-// The control socket's file: what may lie there before listening, and who may open it afterwards.
+// The file of the control socket: what may be there before listening, and who may open it.
 #pragma once
 
 #include "common/fd.h"
@@ -9,13 +9,14 @@
 
 namespace epd {
 
-// Path short enough for a socket address and free of characters that gRPC's addresses give a meaning.
+// Checks that the path is short enough for a socket address, and has no character that gRPC's addresses treat
+// specially.
 Status check_socket_options(const ControlOptions& options);
 
-// Removes a stale socket. ABORTED if somebody listens, INVALID_ARGUMENT if it is no socket.
+// Removes a stale socket. ABORTED: a process listens on it. INVALID_ARGUMENT: not a socket.
 Status clear_socket_path(const std::string& path);
 
-// Binds and listens. The file is its owner's alone until it has its group, and then its mode.
+// Binds and listens. Only the owner may open the file until it has its group, and then its mode.
 Result<UniqueFd> listen_on(const ControlOptions& options);
 
 }  // namespace epd

@@ -1,5 +1,5 @@
-// Texts on their way out. Clients choose some of them, and a protobuf string that is not UTF-8 makes the
-// whole message unreadable. No gRPC here.
+// Texts that are sent. Clients choose some of them, and a protobuf string that is not UTF-8 makes the whole
+// message unreadable. No gRPC here.
 #pragma once
 
 #include <string>
@@ -11,14 +11,14 @@ class Message;
 
 namespace epd {
 
-// Every byte that does not belong to UTF-8 becomes U+FFFD.
+// Replaces every byte that is not part of UTF-8 by U+FFFD.
 std::string clean_text(std::string_view text);
 
-// The same for a refusal, without the middle of a long one: a caller's own long value, quoted back, would not
-// fit into the headers that carry a refusal, and the caller would be told nothing.
+// The same for a refusal, and shortens a long one in the middle. A long value of the caller, quoted, would
+// not fit into the headers of a refusal, and the caller would get no text.
 std::string refusal_text(std::string_view text);
 
-// The same as clean_text, for every string of a message and of the messages in it.
+// clean_text for every string of a message and of its messages.
 void clean_strings(google::protobuf::Message& message);
 
 }  // namespace epd

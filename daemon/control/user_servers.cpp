@@ -24,7 +24,7 @@ void UserServers::take(int fd, bool privileged) {
   const std::optional<std::uint32_t> uid = callers_.uid_of(fd);
   grpc::Server* server = stopped_ || !uid ? nullptr : privileged ? privileged_.get() : server_of(*uid);
   if (server == nullptr) {
-    ::close(fd);  // a socketpair's end: its relay ends the connection
+    ::close(fd);  // the end of a socket pair, so its relay ends the connection
     return;
   }
   grpc::AddInsecureChannelFromFd(server, fd);
@@ -39,7 +39,7 @@ grpc::Server* UserServers::server_of(std::uint32_t uid) {
     });
   }
   if (room == rooms_.end()) return rooms_[uid % kMost].server.get();
-  // Not a server of a user who has gone: what has gone wrong there stays there.
+  // Not the server of a user who has left: errors of that user stay there.
   if (room->server != nullptr && room->uid != uid) end(room->server, std::chrono::system_clock::now());
   if (room->server == nullptr) room->server = build_(false);
   if (room->server == nullptr) {

@@ -60,7 +60,7 @@ Status SessionTable::check_hello(const Session& session, const abi::Hello& hello
   const Quota quota = host_.max_sessions_of(session.peer);
   const auto used = static_cast<std::uint64_t>(of_user);
   if (used >= quota.limit) return over_quota(session.peer.uid, used, "sessions", quota);
-  // As many again may be on their way out: their engine, if it is stopped, lets none go.
+  // As many sessions again may be ending: a stopped engine frees none of them.
   const std::uint64_t ending = host_.ending_sessions(session.peer.uid);
   if (ending >= quota.limit)
     return over_quota(session.peer.uid, ending, "sessions that have ended, not let go by their engine yet",
@@ -68,7 +68,7 @@ Status SessionTable::check_hello(const Session& session, const abi::Hello& hello
   return {};
 }
 
-// Who names no device gets a GPU wherever there are some: host devices are for those who ask for them.
+// A client that names no device gets a GPU if there are any. A host device must be named.
 Result<std::uint32_t> SessionTable::choose_device(const Session& session, const abi::Hello& hello) const {
   const std::string wanted = printable(hello.device, abi::text_length(hello.device));
   std::string known;

@@ -72,13 +72,13 @@ Result<Listener> Listener::open(const ListenerOptions& options) {
   if (::lstat(options.path.c_str(), &info) == 0) {
     if (!S_ISSOCK(info.st_mode))
       return invalid_argument(options.path + " exists and is not a socket; remove it or use another path");
-    ::unlink(options.path.c_str());  // its daemon is dead: the lock was free
+    ::unlink(options.path.c_str());  // its daemon is dead, because the lock was free
   }
   Listener listener;
   listener.lock_ = std::move(*lock);
   listener.socket_ = UniqueFd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener.socket_.valid()) return errno_status("socket");
-  // Nobody may connect before the mode is right.
+  // No client may connect before the file has its mode.
   ::fchmod(listener.socket_.get(), 0600);
   if (::bind(listener.socket_.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(sockaddr_un)) != 0)
     return errno_status("bind " + options.path);
@@ -101,7 +101,7 @@ void Listener::remove() {
   if (path_.empty()) return;
   ::unlink(path_.c_str());
   path_.clear();
-  lock_.reset();  // the lock file stays: removing it would race with the next daemon's open
+  lock_.reset();  // the lock file stays, because removing it would race with the next daemon
 }
 
 }  // namespace epd

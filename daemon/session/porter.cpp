@@ -21,8 +21,8 @@ namespace {
 
 constexpr unsigned kNvidiaMajor = 195;  // of /dev/nvidiactl, to which CUDA's exported handles belong
 constexpr int kMostReadOut = 256;       // packets
-constexpr int kMostRings = 1024;        // taken at once
-constexpr std::size_t kMostKept = 256;  // descriptors of one connection that are no memory
+constexpr int kMostRings = 1024;        // read at once
+constexpr std::size_t kMostKept = 256;  // descriptors of one connection that are not memory
 
 using Moved = PacketPorter::Moved;
 
@@ -33,7 +33,7 @@ Moved not_moved() {
 bool may_be_memory(int fd) {
   if (::fcntl(fd, F_GET_SEALS) >= 0) return true;
   struct statx info;
-  // Without asking whoever serves the file: that could take for ever.
+  // Without a request to the file system's server, which could take for ever.
   if (::statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &info) != 0) return false;
   return (info.stx_mode & S_IFMT) == S_IFCHR && info.stx_rdev_major == kNvidiaMajor;
 }
@@ -86,7 +86,8 @@ void PacketPorter::leave_to_the_kernel() {
 void PacketPorter::run() {
   bool client_ended = false;
   for (;;) {
-    // The inner socket's end shows even when nothing is asked for; the client's, only then.
+    // poll() reports the inner socket's end even if no event is requested. It reports the client's end only
+    // on request.
     const auto peer_events =
         static_cast<short>((admitted_ && !in_.full ? POLLIN : 0) | (out_.full ? POLLOUT : 0));
     const auto inner_events = static_cast<short>((out_.full ? 0 : POLLIN) | (in_.full ? POLLOUT : 0));
@@ -99,7 +100,7 @@ void PacketPorter::run() {
     if (entries[3].revents != 0 || entries[4].revents != 0) pass_rings();
     client_ended = client_ended || entries[2].revents != 0;
     const bool loop_ended = (entries[1].revents & (POLLHUP | POLLERR)) != 0;
-    // What the client has said before its end still counts.
+    // Packets that the client sent before its end still count.
     if (move() && !(client_ended && !in_.full) && !(loop_ended && (out_.full || in_.full))) continue;
     say_farewell();
     return;
@@ -128,7 +129,8 @@ PacketPorter::Moved PacketPorter::take_in() {
   }
   const bool with_fds = note_.not_memory < 0 && !in_.truncated && in_.header().num_fds == in_.fds.size();
   Moved moved = in_.send(at_.inner, {&note_, sizeof(note_)}, with_fds);
-  // There may be no room for descriptors in flight: the loop sees that they lack. Or it has gone.
+  // Sending fails if there is no room for descriptors in flight. Then the loop sees that they are missing. Or
+  // the loop has ended the connection.
   if (moved == Moved::kOver && with_fds && !in_.fds.empty())
     moved = in_.send(at_.inner, {&note_, sizeof(note_)}, false);
   if (moved != Moved::kYes) return moved;
@@ -148,7 +150,7 @@ bool PacketPorter::carry_out() {
   return moved != Moved::kOver;
 }
 
-// A client that has gone hears nothing more. What it has said before that still counts.
+// A client that has ended gets nothing more. Packets that it sent before still count.
 PacketPorter::Moved PacketPorter::tell() {
   if (deaf_) return Moved::kYes;
   const Moved moved = out_.send(at_.peer, {}, true);
@@ -165,7 +167,8 @@ PacketPorter::Moved PacketPorter::obey() {
   return Moved::kYes;
 }
 
-// What is no memory may linger, and its sender waits for answers: it is closed with this thread.
+// Closing a descriptor that is not memory may block, and its sender waits for answers. So it stays open until
+// this thread ends.
 void PacketPorter::keep_until_the_end(std::vector<int>& fds) {
   kept_.insert(kept_.end(), fds.begin(), fds.end());
   fds.clear();
@@ -177,7 +180,8 @@ void PacketPorter::take_bells() {
   out_.fds.clear();
 }
 
-// A bell is emptied before what it says is passed on: a ring that comes between is passed on once more.
+// A doorbell is emptied before its ring is passed on. So a ring that arrives in between is passed on once
+// more.
 void PacketPorter::pass_rings() {
   if (bells_.from_client >= 0 && own_table::is_ready(bells_.from_client)) {
     const bool rings_on = clear_from_client();
@@ -190,7 +194,8 @@ void PacketPorter::pass_rings() {
   }
 }
 
-// False: it rings no more, because the client has closed it or has sent descriptors, whose close could last.
+// False: the doorbell has ended, because the client has closed it or has sent descriptors, whose close could
+// block.
 bool PacketPorter::clear_from_client() const {
   for (int i = 0; i < kMostRings; ++i) {
     char byte;
@@ -206,8 +211,7 @@ bool PacketPorter::clear_from_client() const {
   return true;
 }
 
-// Packets that lie unread and carry no descriptors go, so that the client reads our last words, not
-// ECONNRESET.
+// Reads and drops packets without descriptors, so that the client reads our last message and not ECONNRESET.
 void PacketPorter::say_farewell() const {
   for (int i = 0; i < kMostReadOut; ++i) {
     char byte;
@@ -216,7 +220,7 @@ void PacketPorter::say_farewell() const {
     message.msg_iov = &part;
     message.msg_iovlen = 1;
     if (own_table::receive(at_.peer, message, MSG_DONTWAIT | MSG_PEEK) <= 0) break;
-    if ((message.msg_flags & MSG_CTRUNC) != 0) break;  // it carries descriptors
+    if ((message.msg_flags & MSG_CTRUNC) != 0) break;  // the packet carries descriptors
     own_table::receive(at_.peer, message, MSG_DONTWAIT);
   }
   own_table::shut_down(at_.peer, SHUT_RDWR);
@@ -229,7 +233,7 @@ Status order(int socket, PorterOrder what, const FdList& fds) {
 void carry_packets(const Doorstep& doorstep) {
   const auto porter = std::make_unique<PacketPorter>(doorstep);
   porter->run();
-  porter->leave_to_the_kernel();  // which does not linger, as this task ends
+  porter->leave_to_the_kernel();  // does not block, because this task ends
 }
 
 }  // namespace epd

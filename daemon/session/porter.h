@@ -1,5 +1,5 @@
-// The porter of a client (base/gate.h): carries the packets of its attach socket, looks at descriptors, and
-// passes on the rings of its doorbells.
+// The porter of a client (base/gate.h). It carries the packets of the client's attach socket, checks
+// descriptors, and passes on rings of its doorbells.
 #pragma once
 
 #include "base/gate.h"
@@ -13,33 +13,33 @@
 
 namespace epd {
 
-// What the loop asks of a porter; anything below is a message for the client.
+// The loop's orders to a porter. Any smaller number is a message for the client.
 inline constexpr std::uint16_t kPorterOrders = 0xff00;
 enum class PorterOrder : std::uint16_t {
-  kAdmit = kPorterOrders,  // only now does it receive
-  kTakeBells,              // with what Bells names, in this order
-  kRing,                   // the client
+  kAdmit = kPorterOrders,  // begins to receive
+  kTakeBells,              // with the descriptors of Bells, in this order
+  kRing,                   // rings the client
 };
 
-// The doorbells of a session. Those of the client's are sockets that no loop touches; the others are eventfds
-// of the daemon's own.
+// The doorbells of a session. Those that the client has are sockets, which no loop touches. The others are
+// eventfds of the daemon.
 struct Bells {
   int from_client = -1;  // the client rings for the engine
   int to_client = -1;
-  int engine = -1;       // to ring for the engine
-  int ring_client = -1;  // the engine wants the client rung
+  int engine = -1;       // rings the engine
+  int ring_client = -1;  // the engine asks to ring the client
 };
 
-// What stands before each packet that a porter brings. Descriptors come along if they are as many as the
-// packet says and each may be memory (a memfd, what CUDA exports): otherwise none.
+// The header of each packet that a porter brings. The descriptors come along only if all of them have arrived
+// and each may be memory (a memfd, or what CUDA exports).
 struct Carried {
-  std::uint32_t num_fds = 0;     // that came with the packet
+  std::uint32_t num_fds = 0;     // descriptors that came with the packet
   std::int32_t not_memory = -1;  // index of the first that can't be memory
   std::uint32_t truncated = 0;   // 1: longer than any message
   std::uint32_t too_many = 0;    // 1: this connection has brought too many that are no memory
 };
 
-// To a porter, through the loop's end of the inner pair.
+// Sends an order to a porter, through the loop's end of the inner pair.
 Status order(int socket, PorterOrder what, const FdList& fds = {});
 
 class PacketPorter {
@@ -50,15 +50,15 @@ class PacketPorter {
   ~PacketPorter();
   PacketPorter(const PacketPorter&) = delete;
   PacketPorter& operator=(const PacketPorter&) = delete;
-  // Until the client or the loop ends the connection, or the client's process ends.
+  // Returns when the client or the loop has ended the connection, or the client's process has ended.
   void run();
-  // Moves what can be moved without waiting. False: the connection is over.
+  // Moves everything that moves without waiting. False: the connection is over.
   bool move();
-  // What may linger is not closed with this, but with the thread's table.
+  // Descriptors whose close may block are not closed here, but with the thread's table.
   void leave_to_the_kernel();
 
  private:
-  // A packet on its way, with its descriptors, which are this thread's.
+  // A packet in transfer, with its descriptors, which belong to this thread.
   struct Load {
     std::array<std::byte, sizeof(abi::WireHeader) + abi::kMaxMessageBytes> data{};
     std::size_t bytes = 0;
@@ -85,15 +85,15 @@ class PacketPorter {
 
   const Doorstep at_;
   bool admitted_ = false;
-  bool deaf_ = false;      // the client takes nothing any more
-  std::vector<int> kept_;  // descriptors that are no memory
+  bool deaf_ = false;      // the client receives nothing more
+  std::vector<int> kept_;  // descriptors that are not memory
   Bells bells_;
   Load in_;   // for the loop
   Load out_;  // for the client
   Carried note_;
 };
 
-// Runs one.
+// Runs a porter.
 void carry_packets(const Doorstep& doorstep);
 
 }  // namespace epd

@@ -36,8 +36,7 @@ Result<Segments> make_segments(ClientEnds& client) {
   if (!client_bell.ok()) return client_bell.status();
   auto ring_client = make_eventfd();
   if (!ring_client.ok()) return ring_client.status();
-  // From now on a send from the client's end of its own bell fails: nothing can ever lie in the queue of
-  // ours.
+  // From now on a send from the client's end of its own doorbell fails. So the queue of our end stays empty.
   if (::shutdown(client_bell->second.get(), SHUT_RD) != 0) return errno_status("shutdown");
   if (::shutdown(engine_bell->second.get(), SHUT_WR) != 0) return errno_status("shutdown");
   client.b_read_only = std::move(*read_only);

@@ -14,14 +14,14 @@
 namespace epd {
 namespace {
 
-constexpr std::uint64_t kGateKey = 0;  // of the epoll set; other keys are ids of connections
+constexpr std::uint64_t kGateKey = 0;  // in the epoll set; other keys are ids of connections
 
 constexpr int kEventsPerCall = 64;
 constexpr int kArrivalsPerTurn = 64;
 constexpr std::uint64_t kConnectionDescriptors = 2;  // its socket, its process
-constexpr int kPacketsPerTurn = 16;                  // of one connection, before the others have theirs
+constexpr int kPacketsPerTurn = 16;                  // of one connection, before the others have their turn
 
-// What check_arrival counts, and as many again that are being turned away.
+// The connections that check_arrival counts, and as many that are being refused.
 Gate::Limits gate_limits(const SessionLimits& limits) {
   const std::size_t sessions = limits.max_sessions;
   return {sessions + 2 * (SessionTable::kMaxHalfOpenPerUser + SessionTable::kMaxEndingPerUser),
@@ -97,7 +97,7 @@ void SessionTable::admit_all() {
   }
 }
 
-// Why this connection is one too many, if it is.
+// The reason if this connection is one too many.
 Status SessionTable::check_arrival(const PeerIdentity& peer) const {
   std::size_t half_open = 0;
   std::size_t half_open_of_user = 0;
@@ -116,11 +116,11 @@ Status SessionTable::check_arrival(const PeerIdentity& peer) const {
   constexpr const char* kWithoutHello = " connections without Hello";
   if (half_open_of_user >= kMaxHalfOpenPerUser)
     return too_many(user + " has", half_open_of_user, kWithoutHello, kMaxHalfOpenPerUser);
-  const bool privileged = is_privileged(peer.uid);  // whom others can't keep out
+  const bool privileged = is_privileged(peer.uid);  // other users can't keep them out
   if (half_open >= kMaxHalfOpen && !privileged)
     return too_many("all users have", half_open, kWithoutHello, kMaxHalfOpen);
   if (gate_ == nullptr) return {};
-  // Each connection has its porter, this one too.
+  // Each connection has a porter, this one too.
   const auto ending = [](std::size_t porters, std::size_t open) {
     return porters > open ? porters - open : 0;
   };
@@ -191,7 +191,7 @@ void SessionTable::receive(std::uint64_t id) {
   }
 }
 
-// Memory of the client's own comes with a Join, and nothing else comes with descriptors.
+// Only a Join brings descriptors: the client's own memory.
 Status SessionTable::check_descriptors(const Session& session, const Packet& packet,
                                        const Carried& carried) const {
   const std::size_t said = packet.header.num_fds;
@@ -263,7 +263,7 @@ void SessionTable::handle(Session& session, Packet& packet, const Carried& carri
   }
 }
 
-// False: it is answered already.
+// False: the request has been answered already.
 bool SessionTable::expect_reply(Session& session, abi::AttachType type, std::uint32_t request_id) {
   const std::size_t pending = session.pending_requests.size();
   if (!session.pending_requests.insert(request_id).second) {
@@ -301,7 +301,7 @@ void SessionTable::send_reply(std::uint64_t session_id, std::uint32_t request_id
   if (found == connections_.end() || found->second.pending_requests.erase(request_id) == 0) return;
   Status status = send_packet(found->second.socket.get(), type, request_id, body, bytes, fds);
   if (status.ok()) return;
-  // It does not read, or is dead: shutting down lets its end arrive as usual, outside this call.
+  // The client does not read, or is dead. After the shutdown its end arrives as usual, outside this call.
   log_event(LogLevel::kWarning, "reply not sent", {{"session", session_id}, {"reason", status.message()}});
   ::shutdown(found->second.socket.get(), SHUT_RDWR);
 }
@@ -330,7 +330,7 @@ void SessionTable::end_all(const Status& status) {
 void SessionTable::close(std::uint64_t id, const std::string& how) {
   const auto found = connections_.find(id);
   if (found == connections_.end()) return;
-  // Out of the table first: the host may look at it.
+  // Removed from the table first, because the host may look at the table.
   Session session = std::move(connections_.extract(found).mapped());
   hang_up(std::move(session.socket), session.peer.uid);
   if (!session.attached) return;
@@ -340,7 +340,7 @@ void SessionTable::close(std::uint64_t id, const std::string& how) {
   host_.session_closed(std::move(session), how);
 }
 
-// The porter passes on what has been said, and ends. What it has brought meanwhile may be memory.
+// The porter sends what is left, and ends. Packets that it has brought meanwhile may carry memory.
 void SessionTable::hang_up(UniqueFd socket, std::uint32_t uid) {
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket.get(), nullptr);
   ::shutdown(socket.get(), SHUT_RDWR);
@@ -348,7 +348,8 @@ void SessionTable::hang_up(UniqueFd socket, std::uint32_t uid) {
 }
 
 void SessionTable::ring(const Session& session) const {
-  (void)order(session.socket.get(), PorterOrder::kRing);  // one that has no room for it has rings before it
+  (void)order(session.socket.get(),
+              PorterOrder::kRing);  // a porter without room for it has earlier rings to pass on
 }
 
 void SessionTable::ring(std::uint64_t session_id) {

@@ -1,5 +1,5 @@
-// The control plane: gRPC service epd.v1.Control, health and reflection on a unix socket. Who calls is known
-// from the kernel (SO_PEERCRED of the connection), and asked about for each call (ControlFacade::authorize).
+// The control plane: the gRPC service epd.v1.Control, health and reflection on a unix socket. The kernel says
+// who calls (SO_PEERCRED of the connection). ControlFacade::authorize decides for each call.
 #pragma once
 
 #include "common/status.h"
@@ -14,16 +14,16 @@ namespace epd {
 
 struct ControlOptions {
   std::string socket_path;
-  mode_t mode = 0600;          // of the socket; what those who can open it may do, the facade says
+  mode_t mode = 0600;          // of the socket; the facade decides what a user may do
   std::optional<gid_t> group;  // owner group; none: the daemon's own
 };
 
 class ControlServer {
  public:
-  // Listens when it returns. Replaces a socket file on which nobody listens, refuses (ABORTED) one
-  // on which somebody does. The socket is never open wider than `mode`, not even for a moment.
-  // Errors: INVALID_ARGUMENT (path, mode), NOT_FOUND (directory), PERMISSION_DENIED, ABORTED.
-  // `facade` must outlive the server and is called from several threads.
+  // Listens when it returns. Replaces a socket file on which no process listens. Refuses (ABORTED) one on
+  // which a process does. The socket is never open wider than `mode`. Errors: INVALID_ARGUMENT (path, mode),
+  // NOT_FOUND (directory), PERMISSION_DENIED, ABORTED. `facade` outlives the server and is called from
+  // several threads.
   static Result<std::unique_ptr<ControlServer>> start(ControlFacade& facade, const ControlOptions& options);
 
   ControlServer(const ControlServer&) = delete;
@@ -34,9 +34,9 @@ class ControlServer {
   // says kServing. Any thread; takes effect with the next check.
   void set_serving(bool serving);
 
-  // Refuses new calls, ends open watches, cancels what is left after half a second, removes the
-  // socket. A call inside the facade is waited for (the facade's contract: two seconds). Once; more
-  // calls do nothing. Not from inside the facade, and not from a thread that the facade needs.
+  // Refuses new calls, ends open watches, cancels other calls after half a second, and removes the socket.
+  // Waits for a call inside the facade (its contract: two seconds). Later calls do nothing. Not from inside
+  // the facade, and not from a thread that the facade needs.
   void shutdown();
 
  private:
