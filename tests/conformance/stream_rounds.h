@@ -31,8 +31,8 @@ class StreamConformance : public Conformance {
       Devices, suite,                                                                                \
       testing::Values("cuda", "cuda_by_kernel", "resident", "resident_by_kernel", "resident_mixed"), \
       [](const auto& tested) { return tested.param; })
-#define EPD_SKIP_IF_WAITS_MAY_HOLD_A_GPU(num_ranks)                                                      \
-  if (waits_may_hold_a_gpu(num_ranks))                                                                    \
+#define EPD_SKIP_IF_WAITS_MAY_HOLD_A_GPU(num_ranks) \
+  if (waits_may_hold_a_gpu(num_ranks))              \
   GTEST_SKIP() << "ranks that share a GPU wait by KERNEL, which holds it while a process makes its context"
 // Where operations are calls.
 #define EPD_INSTANTIATE_CALLS(suite)                                                          \
