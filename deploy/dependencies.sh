@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by demo.sh, test.sh, bundle.sh, package.sh and wheel.sh: the Debian packages that building needs, and
-# what the packing scripts share.
+# Sourced by the scripts beside it: the Debian packages that building needs, and functions that the scripts
+# share.
 
 # ucx-utils is not among them: only tests/bench/transport.sh needs it.
 EPD_PACKAGES=(
@@ -8,8 +8,8 @@ EPD_PACKAGES=(
   libboost-dev libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
   libspdlog-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev
   libgtest-dev libgmock-dev libbenchmark-dev libucx-dev spin patchelf
-  dpkg-dev mmdebstrap
-  python3 python3-numpy python3-pytest python3-venv
+  dpkg-dev mmdebstrap umoci runc
+  python3 python3-numpy python3-pytest python3-venv python3-yaml
 )
 
 # Prints those of its arguments that are not installed.
