@@ -315,22 +315,12 @@ TEST(Join, ValuesOutOfRangeAreRefusedByNameAndValue) {
     };
     const epd_status_t invalid = EPD_INVALID_ARGUMENT;
     bad([](auto& c) { c.name = nullptr; }, invalid, {"name"});
-    bad([](auto& c) { c.name = ""; }, invalid, {"name"});
-    bad([](auto& c) { c.name = "a/b"; }, invalid, {"name", "a/b"});
-    bad([](auto& c) { c.num_ranks = 0; }, invalid, {"num_ranks", "0", "1024"});
-    bad([](auto& c) { c.num_ranks = 1025; }, invalid, {"num_ranks", "1025", "1024"});
-    bad([](auto& c) { c.rank = 1; }, invalid, {"rank", "1"});
-    bad([](auto& c) { c.num_experts = 4097; }, invalid, {"num_experts", "4097", "4096"});
     bad(
         [](auto& c) {
           c.num_ranks = 3;
           c.num_experts = 4;
         },
         invalid, {"num_experts", "4", "3"});
-    bad([](auto& c) { c.max_tokens = 65537; }, invalid, {"max_tokens", "65537", "65536"});
-    bad([](auto& c) { c.hidden = 100; }, invalid, {"hidden", "100", "128"});
-    bad([](auto& c) { c.hidden = 16512; }, invalid, {"hidden", "16512", "16384"});
-    bad([](auto& c) { c.topk = 33; }, invalid, {"topk", "33", "32"});
     bad([](auto& c) { c.depth = 17; }, invalid, {"depth", "17", "16"});
     bad([](auto& c) { c.size = 3; }, invalid, {"size"});
     const Group group(session, good);

