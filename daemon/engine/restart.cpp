@@ -126,7 +126,7 @@ void answer_orphans(Member& member, StatusCode status, const std::string& device
     } else if (sound) {
       member.publish_message(
           orphan.record.slot, orphan.record.ticket,
-          "the engine of " + device + " was restarted with this operation in operation_in_flight");
+          "the engine of " + device + " was restarted with this operation in flight");
     }
     if (sound && member.lane != nullptr && !member.group.ranks.empty())
       member.lane->release(stream_signal(member, orphan.record.slot, orphan.record.ticket),
