@@ -68,13 +68,13 @@ class FarLister {
   std::uint32_t token_ = 0;
 };
 
-// The counts of some ranks (ascending) as they are announced: rank_counts of each, then expert_counts of each
+// The counts of some ranks as they are announced, uint32: rank_counts of each, then expert_counts of each
 // one's experts.
 inline std::size_t num_far_counts(const FarShape& shape, std::size_t num_ranks) {
   return num_ranks * (1 + std::size_t{shape.experts_per_rank});
 }
 void gather_far_counts(const FarShape& shape, const RoutingPlan& plan, std::span<const std::uint32_t> ranks,
-                       std::uint32_t* counts);
+                       std::byte* counts);
 
 // ---- judging
 
@@ -104,7 +104,7 @@ struct FarFault {
 
 // Judges the counts that a source with so many tokens announces for `ranks`, and stores them into its rows
 // ([R] and [E]) of the count matrices. After a fault nothing has been stored.
-FarFault scatter_far_counts(const FarShape& shape, const std::uint32_t* counts, std::uint32_t num_tokens,
+FarFault scatter_far_counts(const FarShape& shape, const std::byte* counts, std::uint32_t num_tokens,
                             std::span<const std::uint32_t> ranks, std::uint32_t* rank_counts,
                             std::uint32_t* expert_counts);
 
