@@ -306,17 +306,21 @@ struct Sample {
   }
 };
 
+// None if no source has at least two tokens for another node.
 std::optional<Sample> random_sample(std::uint32_t seed) {
   Sample sample;
   sample.far = random_far_case(seed, &host::best_row_kernels());
-  std::mt19937 random(seed);
-  sample.source = between(random, 0, sample.far.c.params.num_ranks - 1);
-  sample.node = between(random, 0, sample.far.num_nodes - 1);
-  if (!sample.far.is_there(sample.source)) return {};
-  const auto lists = sample.far.lists(sample.source, 10);
-  if (lists[sample.node].size() < 2) return {};
-  sample.records = packed(sample.far, sample.source, sample.node, lists[sample.node]);
-  return sample;
+  const std::uint32_t ranks = sample.far.c.params.num_ranks;
+  for (std::uint32_t i = 0; i < ranks * sample.far.num_nodes; ++i) {
+    sample.source = (seed + i) % ranks;
+    sample.node = i / ranks;
+    if (!sample.far.is_there(sample.source)) continue;
+    const auto lists = sample.far.lists(sample.source, 10);
+    if (lists[sample.node].size() < 2) continue;
+    sample.records = packed(sample.far, sample.source, sample.node, lists[sample.node]);
+    return sample;
+  }
+  return {};
 }
 
 // Forwarding comes as far as `bad` and stores nothing of that record.
@@ -406,7 +410,7 @@ TEST(FarRecords, EveryFieldOfARecordIsJudged) {
     if (HasFailure()) return;
   }
   EXPECT_GT(samples, 20u);
-  EXPECT_GT(two_at_a_rank, 3u);
+  EXPECT_GT(two_at_a_rank, 5u);
 }
 
 // Whatever a record says, nothing is stored outside.
