@@ -13,8 +13,8 @@ class Message;
 
 namespace epd {
 
-// clean_text for a refusal, without the middle of a long one: a caller's own long value, quoted back, would not
-// fit into the headers that carry a refusal, and the caller would be told nothing.
+// clean_text for a refusal, without the middle of a long one: a caller's own long value, quoted back, would
+// not fit into the headers that carry a refusal, and the caller would be told nothing.
 std::string refusal_text(std::string_view text);
 
 // The same as clean_text, for every string of a message and of the messages in it.
