@@ -2,6 +2,8 @@
 // whole message unreadable. No gRPC here.
 #pragma once
 
+#include "base/utf8.h"
+
 #include <string>
 #include <string_view>
 
@@ -11,10 +13,7 @@ class Message;
 
 namespace epd {
 
-// Every byte that does not belong to UTF-8 becomes U+FFFD.
-std::string clean_text(std::string_view text);
-
-// The same for a refusal, without the middle of a long one: a caller's own long value, quoted back, would not
+// clean_text for a refusal, without the middle of a long one: a caller's own long value, quoted back, would not
 // fit into the headers that carry a refusal, and the caller would be told nothing.
 std::string refusal_text(std::string_view text);
 
