@@ -65,7 +65,8 @@ Status Channel::check(const Envelope& envelope) const {
                             std::to_string(received_));
   }
   if (envelope.number == 0 && !envelope.payload.empty())
-    return invalid_argument("a heartbeat has " + std::to_string(envelope.payload.size()) + " bytes of payload");
+    return invalid_argument("a heartbeat has " + std::to_string(envelope.payload.size()) +
+                            " bytes of payload");
   return {};
 }
 

@@ -144,8 +144,9 @@ TEST_F(ChannelPair, AnotherChannelIsNotResumed) {
   EXPECT_TRUE(a.opened(1, 0).ok());
 }
 
-// Two ends and the streams between them. A stream is opened by the left end; the right end learns of it by what
-// lies in it, and may still believe in an older one. Each direction delivers a prefix of what was written.
+// Two ends and the streams between them. A stream is opened by the left end; the right end learns of it by
+// what lies in it, and may still believe in an older one. Each direction delivers a prefix of what was
+// written.
 class RandomLife {
  public:
   explicit RandomLife(std::uint64_t seed) : random_(seed) {}
@@ -170,8 +171,8 @@ class RandomLife {
   };
   struct Stream {
     std::deque<Item> wire[2];  // [0]: from the left end
-    bool cut = false;      // nothing that is written from now on arrives
-    bool greeted = false;  // the right end has answered the opening
+    bool cut = false;          // nothing that is written from now on arrives
+    bool greeted = false;      // the right end has answered the opening
   };
 
   std::uint64_t below(std::uint64_t n) { return random_() % n; }

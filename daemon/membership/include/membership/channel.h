@@ -2,9 +2,9 @@
 // without duplicates, for as long as the channel lives. It lives until the node is lost, its daemon has a new
 // boot id, or the term changes; then both ends drop theirs, and make new ones.
 //
-// Every message has a number, and says up to which number its sender has received. What is not acknowledged is
-// kept and sent again when another stream has been opened. Pure: whoever owns it carries envelopes to and from
-// the stream, says what time it is, and judges how long the other end may be silent.
+// Every message has a number, and says up to which number its sender has received. What is not acknowledged
+// is kept and sent again when another stream has been opened. Pure: whoever owns it carries envelopes to and
+// from the stream, says what time it is, and judges how long the other end may be silent.
 #pragma once
 
 #include "common/status.h"
@@ -59,8 +59,8 @@ class Channel {
   std::optional<Envelope> next(std::uint64_t now_ns);
   std::uint64_t next_due_ns() const;
 
-  // What has come: a payload that is delivered now, or nothing (a heartbeat, something that came before). Not OK:
-  // no channel sends that; nothing has changed.
+  // What has come: a payload that is delivered now, or nothing (a heartbeat, something that came before). Not
+  // OK: no channel sends that; nothing has changed.
   Result<std::optional<std::string>> receive(Envelope envelope);
 
  private:
@@ -72,12 +72,12 @@ class Channel {
   const std::uint64_t heartbeat_ns_;
   bool open_ = false;
   bool given_up_ = false;
-  std::deque<std::string> kept_;      // not acknowledged yet; the first has number acknowledged_ + 1
-  std::size_t kept_bytes_ = 0;        // of kept_
-  std::uint64_t acknowledged_ = 0;    // by the other end
-  std::size_t sent_ = 0;              // of kept_, on this stream
-  std::uint64_t received_ = 0;        // from the other end
-  std::uint64_t last_sent_ns_ = 0;    // while it is open
+  std::deque<std::string> kept_;    // not acknowledged yet; the first has number acknowledged_ + 1
+  std::size_t kept_bytes_ = 0;      // of kept_
+  std::uint64_t acknowledged_ = 0;  // by the other end
+  std::size_t sent_ = 0;            // of kept_, on this stream
+  std::uint64_t received_ = 0;      // from the other end
+  std::uint64_t last_sent_ns_ = 0;  // while it is open
 };
 
 }  // namespace epd::membership
