@@ -14,11 +14,20 @@ namespace {
 
 constexpr std::uint64_t kMsNs = 1'000'000;
 constexpr std::uint64_t kHelloNs = 5'000 * kMsNs;
+constexpr std::uint64_t kLookNs = 200 * kMsNs;  // between two looks for a node whose stream has ended
 constexpr std::size_t kMaxNewcomers = 64;
 
 std::string lower(std::string text) {
   for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return text;
+}
+
+// Where the node listens; on all its addresses: on the one from which it has come.
+std::optional<SocketAddress> place_of(const v1::NodeDescription& node, const PeerFacts& peer) {
+  std::optional<HostPort> place = parse_host_port(node.listen());
+  const std::optional<HostPort> from = parse_host_port(peer.address);
+  if (place && is_wildcard(place->host) && from) place->host = from->host;
+  return place ? numeric_address(*place) : std::nullopt;
 }
 
 NodeView view_of(const NodeRow& row, std::uint64_t now_ns) {
@@ -169,6 +178,7 @@ Status CoordinatorSide::resume(Member& member, const std::shared_ptr<Stream>& st
   const bool same = hello.channel() == member.number && hello.coordinator_boot_id() == own_.node.boot_id() &&
                     boot_id_of(hello.node().boot_id()) == ends.other && ends.term == term_;
   if (!same) return not_found("another channel");
+  member.place.reset();
   return member.conversation.opened(stream, hello.received(), true, self_.clock.now_ns());
 }
 
@@ -222,9 +232,11 @@ void CoordinatorSide::on_closed(Stream& stream, const Status& why) {
   const auto found = by_stream_.find(&stream);
   if (found == by_stream_.end()) return;
   const std::string name = found->second;
-  look_for(name, stream);
+  Member& member = members_.at(name);
+  member.place = place_of(table_.find(name)->node, stream.peer());
   log_event(LogLevel::kInfo, "node's stream ended", {{"node", name}, {"reason", why.message()}});
   drop(name, why);
+  if (member.place) look_for(name, member);
 }
 
 // Ends the node's stream; its channel waits for another one.
@@ -238,15 +250,13 @@ void CoordinatorSide::drop(const std::string& name, const Status& why) {
   stream->finish(why);
 }
 
-// A daemon that is killed leaves nobody who listens; then there is nothing to wait for.
-void CoordinatorSide::look_for(const std::string& name, const Stream& stream) {
-  const v1::NodeDescription& node = table_.find(name)->node;
-  std::optional<HostPort> place = parse_host_port(node.listen());
-  const std::optional<HostPort> peer = parse_host_port(stream.peer().address);
-  if (place && is_wildcard(place->host) && peer) place->host = peer->host;
-  const std::optional<SocketAddress> address = place ? numeric_address(*place) : std::nullopt;
-  if (!address) return;
-  probe_(*address, [this, name, boot_id = node.boot_id(), at = to_string(*address)](bool refused) {
+// A daemon that is killed leaves nobody who listens; then there is nothing to wait for. It is looked for
+// again and again: its connections may end a moment before its port does.
+void CoordinatorSide::look_for(const std::string& name, Member& member) {
+  const NodeRow& gone = *table_.find(name);
+  member.look_due_ns = self_.clock.now_ns() + kLookNs;
+  const std::string at = to_string(*member.place);
+  probe_(*member.place, [this, name, boot_id = gone.node.boot_id(), at](bool refused) {
     const NodeRow* row = table_.find(name);
     const bool same = row != nullptr && row->node.boot_id() == boot_id;
     if (refused && same && !row->connected && row->state != NodeState::kLost)
@@ -311,13 +321,19 @@ void CoordinatorSide::tick() {
     own_changed_ = false;
     tell_all();
   }
-  for (auto& [name, member] : members_) member.conversation.pump(now);
+  for (auto& [name, member] : members_) {
+    member.conversation.pump(now);
+    if (member.place && now >= member.look_due_ns) look_for(name, member);
+  }
 }
 
 std::uint64_t CoordinatorSide::next_due_ns() const {
   std::uint64_t due = table_.next_due_ns();
   for (const auto& [key, newcomer] : newcomers_) due = std::min(due, newcomer.due_ns);
-  for (const auto& [name, member] : members_) due = std::min(due, member.conversation.next_due_ns());
+  for (const auto& [name, member] : members_) {
+    due = std::min(due, member.conversation.next_due_ns());
+    if (member.place) due = std::min(due, member.look_due_ns);
+  }
   return due;
 }
 

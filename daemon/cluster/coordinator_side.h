@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace epd::cluster {
@@ -40,6 +41,9 @@ class CoordinatorSide final : public Side {
   struct Member {
     std::uint64_t number = 0;  // of its channel
     Conversation conversation;
+    // While its stream has ended: where it listens, and when to look again whether it still does.
+    std::optional<SocketAddress> place = std::nullopt;
+    std::uint64_t look_due_ns = 0;
   };
 
   void take_in(std::shared_ptr<Stream> stream, v1::Hello hello);
@@ -52,7 +56,7 @@ class CoordinatorSide final : public Side {
   void take(const std::string& name, const v1::NodeMessage& message);
   void lose(const std::string& name, const std::string& reason);
   void drop(const std::string& name, const Status& why);
-  void look_for(const std::string& name, const Stream& stream);
+  void look_for(const std::string& name, Member& member);
   void tell_all();
 
   const Self self_;

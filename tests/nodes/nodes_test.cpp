@@ -198,7 +198,8 @@ TEST_F(Nodes, InsecureIsSaidEverywhere) {
     EXPECT_TRUE(status(at(letter))["daemon"]["cluster"]["insecure"].get<bool>());
     EXPECT_NE(at(letter).epctl({"status"}).out.find("INSECURE"), std::string::npos);
     EXPECT_NE(at(letter).epctl({"nodes"}).out.find("INSECURE"), std::string::npos);
-    EXPECT_NE(at(letter).log().find("cluster is insecure"), std::string::npos);
+    EXPECT_GE(until(kSoon, [&] { return at(letter).log().find("cluster is insecure") != std::string::npos; }),
+              0);
   }
 }
 
@@ -220,7 +221,7 @@ TEST_F(Nodes, DoctorLooksAtCertificatesPortsAndNames) {
   EXPECT_TRUE(check_named(at("a"), "certificate").starts_with("ok: ")) << check_named(at("a"), "certificate");
   const std::string soon = check_named(at("b"), "certificate");
   EXPECT_TRUE(soon.starts_with("warn: ")) << soon;
-  EXPECT_NE(soon.find("expires in 9 days"), std::string::npos) << soon;
+  EXPECT_TRUE(soon.ends_with("expires in 9 days") || soon.ends_with("expires in 10 days")) << soon;
   EXPECT_EQ(check_named(at("b"), "port coordinator"), "ok: " + address("a") + " takes connections");
   EXPECT_EQ(check_named(at("a"), "port node node-b"), "ok: " + address("b") + " takes connections");
   EXPECT_TRUE(check_named(at("a"), "node node-b").starts_with("ok: up"));

@@ -253,11 +253,16 @@ TEST_F(ClusterSides, NobodyListensAnyMore) {
   EXPECT_EQ(state(*coordinator_, "node-b"), NodeState::kUp);
   const View view = coordinator_->view();
   EXPECT_EQ(find(view, "node-b")->boot_id[0], 'D');
-  // An answer about the one before says nothing of it.
+  // An answer about the one before says nothing of it. It is looked for as long as it is gone.
   cut();
   ASSERT_EQ(probes_.size(), 2u);
   probes_[0].second(true);
   EXPECT_EQ(state(*coordinator_, "node-b"), NodeState::kSilent);
+  agents_.clear();
+  step(500);
+  EXPECT_EQ(probes_.size(), 4u);
+  probes_[3].second(true);
+  EXPECT_EQ(state(*coordinator_, "node-b"), NodeState::kLost);
 }
 
 TEST_F(ClusterSides, ANewCoordinatorTakesAHigherTerm) {
