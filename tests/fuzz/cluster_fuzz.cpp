@@ -4,6 +4,7 @@
 
 #include "address.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "coordinator_side.h"
 #include "frames.h"
 #include "fuzz.h"

@@ -51,8 +51,7 @@ Json single(const Message& message, const FieldDescriptor& field) {
     case FieldDescriptor::CPPTYPE_STRING: return reflection.GetString(message, &field);
     case FieldDescriptor::CPPTYPE_ENUM:
       return enum_word(*field.enum_type(), reflection.GetEnumValue(message, &field));
-    case FieldDescriptor::CPPTYPE_MESSAGE:
-      return to_json(reflection.GetMessage(message, &field));
+    case FieldDescriptor::CPPTYPE_MESSAGE: return to_json(reflection.GetMessage(message, &field));
   }
   return nullptr;
 }
