@@ -111,8 +111,8 @@ Result<v1::ListNodesResponse> ControlReads::list_nodes() const {
 }
 
 void ControlReads::add_certificate(v1::ListNodesResponse& nodes) const {
-  const cluster::Settings& settings = parts_.cluster->settings();
-  if (settings.insecure) return;
+  if (!parts_.cluster_settings || parts_.cluster_settings->insecure) return;
+  const cluster::Settings& settings = *parts_.cluster_settings;
   cluster::CertificateFacts facts;
   const Status status = cluster::check_certificates(settings, &facts);
   v1::CertificateStatus& message = *nodes.mutable_certificate();

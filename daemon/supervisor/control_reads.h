@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,7 +30,8 @@ class ControlReads {
     const OperatorSettings& settings;
     const GpuWork& gpu_work;
     const Lifecycle& lifecycle;
-    const std::unique_ptr<cluster::Cluster>& cluster;  // null: the daemon is in none
+    const std::unique_ptr<cluster::Cluster>& cluster;          // null: the daemon is in none
+    const std::optional<cluster::Settings>& cluster_settings;  // as it was started: for any thread
   };
   ControlReads(const Rooms& rooms, const Parts& parts);
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -57,7 +58,7 @@ Node::Node(const Ground& ground, SupervisorOptions options, DeviceList devices)
       lifecycle_(rooms_, {orders_, settings_, gpu_work_}, options_),
       session_events_(rooms_, {orders_, removals_, gpu_work_, lifecycle_, closer_, descriptors_}),
       engine_events_(rooms_, {orders_, removals_, gpu_work_, settings_}),
-      reads_(rooms_, {settings_, gpu_work_, lifecycle_, cluster_}),
+      reads_(rooms_, {settings_, gpu_work_, lifecycle_, cluster_, options_.config.cluster}),
       commands_(rooms_, {orders_, settings_, gpu_work_, lifecycle_}),
       memory_(rooms_, closer_, descriptors_),
       registry_(ground.deadlines, config_.membership_limits()),
@@ -84,10 +85,11 @@ Status Node::start() {
 }
 
 Status Node::join_cluster() {
-  if (!config_->cluster) return {};
+  const std::optional<cluster::Settings>& settings = options_.config.cluster;
+  if (!settings) return {};
   const auto post = [this](std::function<void()> task) { return loop().post(std::move(task)); };
   Result<std::unique_ptr<cluster::Cluster>> cluster =
-      cluster::Cluster::start(*config_->cluster, {deadlines_, post, life_.boot_id, kDaemonVersion});
+      cluster::Cluster::start(*settings, {deadlines_, post, life_.boot_id, kDaemonVersion});
   if (!cluster.ok()) return cluster.status();
   cluster_ = std::move(*cluster);
   return {};
