@@ -23,7 +23,7 @@ bool has_let_go(const EngineSlot& slot) {
 void Breaks::begin(Group& group, BreakReason reason, std::set<std::uint32_t> changed) {
   const std::uint64_t release_due_ns =
       desk_.due_in_ms(std::min(desk_.limits().engine_ack_ms / 3, kMostGraceMs));
-  group.state = Group::Breaking{std::move(changed), false, release_due_ns};
+  group.state = Group::Breaking{std::move(changed), false, false, release_due_ns};
   group.reason = std::move(reason);
   for (auto& [engine, slot] : group.engines) {
     if (slot.is(EnginePhase::kServing)) steps_.send_break(group, engine);
@@ -34,6 +34,7 @@ void Breaks::begin(Group& group, BreakReason reason, std::set<std::uint32_t> cha
 void Breaks::fail(Group& group, BreakReason reason, std::uint64_t fail_from) {
   groups_.drop_name(group);
   group.state = Group::Failing{fail_from};
+  group.storing.reset();
   group.reason = std::move(reason);
   refuse_joining(group);
   for (auto& [rank, arrival] : std::exchange(group.arrivals, {})) {
@@ -119,6 +120,11 @@ void Breaks::resume(Group& group) {
     advance(group);
     return;
   }
+  const auto& breaking = std::get<Group::Breaking>(group.state);
+  if (!breaking.changed.empty() && !breaking.stored) {
+    if (!group.storing) ++group.view;
+    if (views_.ask(group)) return;
+  }
   const auto over = std::get<Group::Breaking>(std::exchange(group.state, Group::Active{}));
   std::uint64_t resume_index = kNever;
   for (const auto& [engine, slot] : group.engines) {
@@ -126,6 +132,7 @@ void Breaks::resume(Group& group) {
       resume_index = std::min(resume_index, broken->next_index);
   }
   ++group.epoch;
+  group.epoch_key = desk_.new_epoch_key();
   // No rank is left of those that could say: then nobody has got further.
   if (resume_index != kNever) group.resume_index = resume_index;
   steps_.send_changes(group, over.changed);
@@ -171,6 +178,7 @@ void Breaks::forget_if_removed(Group& group) {
 }
 
 void Breaks::forget(Group& group) {
+  views_.drop(group);
   for (auto& [rank, member] : group.members) members_.end(group, member);
   for (const auto& [rank, arrival] : group.arrivals) members_.drop(group, arrival);
   groups_.erase(group.id);
@@ -227,6 +235,21 @@ void Breaks::on(const MemberStopped& event) {
     return;
   members_.has_stopped(member->second, message.next_submit);
   advance(*group);
+}
+
+// An answer for ranks of which one has gone meanwhile is none.
+void Breaks::on(const ViewStored& event) {
+  Group* group = groups_.find(event.group_id);
+  if (group == nullptr || group->storing != event.view) return;
+  group->storing.reset();
+  if (group->is(GroupPhase::kStarting)) {
+    for (auto& [engine, slot] : group->engines) {
+      if (slot.is(EnginePhase::kAbsent)) steps_.start(*group, engine);
+    }
+  } else if (auto* breaking = std::get_if<Group::Breaking>(&group->state)) {
+    breaking->stored = true;
+    advance(*group);
+  }
 }
 
 void Breaks::on(const GroupRemoved& event) {

@@ -46,6 +46,7 @@ Group& GroupTable::add(const JoinRequest& request, std::uint64_t now_ns) {
   group.uid = request.uid;
   group.name = request.join.group;
   group.shape = request.join.shape;
+  group.asked_sum_ranks = group.shape.sum_ranks;
   group.device_kind = request.device_kind;
   group.created_ns = now_ns;
   names_[{group.uid, group.name}] = id;

@@ -16,6 +16,8 @@ using GroupName = std::pair<std::uint32_t, std::string>;  // uid, name
 
 class GroupTable {
  public:
+  explicit GroupTable(std::uint64_t first_id) : next_id_(first_id) {}
+
   const std::map<std::uint64_t, Group>& all() const { return groups_; }
   std::map<std::uint64_t, Group>& all() { return groups_; }
   std::vector<std::uint64_t> ids() const;
@@ -32,7 +34,7 @@ class GroupTable {
   void erase(std::uint64_t group_id);
 
  private:
-  std::uint64_t next_id_ = 1;
+  std::uint64_t next_id_;
   std::map<std::uint64_t, Group> groups_;
   std::map<GroupName, std::uint64_t> names_;
 };

@@ -15,18 +15,20 @@ Result<std::uint32_t> Memberships::take(SessionId session, std::uint64_t group_i
   }
   if (place == places.end()) place = places.emplace(places.end());
   *place = {group_id, rank, place->generation % 0xffffu + 1};
-  return make_member_id(static_cast<std::uint32_t>(place - places.begin()), place->generation);
+  return make_member_id(first_index_ + static_cast<std::uint32_t>(place - places.begin()), place->generation);
 }
 
 void Memberships::free(SessionId session, std::uint32_t member) {
-  if (find(session, member) != nullptr) sessions_.at(session)[member_index(member)].group_id = 0;
+  if (find(session, member) != nullptr)
+    sessions_.at(session)[member_index(member) - first_index_].group_id = 0;
 }
 
 const Memberships::Place* Memberships::find(SessionId session, std::uint32_t member) const {
   const auto found = sessions_.find(session);
   const std::uint32_t index = member_index(member);
-  if (found == sessions_.end() || index >= found->second.size()) return nullptr;
-  const Place& place = found->second[index];
+  if (found == sessions_.end() || index < first_index_ || index - first_index_ >= found->second.size())
+    return nullptr;
+  const Place& place = found->second[index - first_index_];
   return place.group_id != 0 && make_member_id(index, place.generation) == member ? &place : nullptr;
 }
 

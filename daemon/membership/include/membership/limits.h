@@ -1,10 +1,12 @@
 // What the configuration says about groups.
 #pragma once
 
+#include "membership/ids.h"
 #include "proto/arena.h"
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 namespace epd::membership {
 
@@ -19,6 +21,13 @@ struct MembershipLimits {
   std::uint32_t operation_ms = 30'000;     // a fatal kBreak may wait for operations to end, so: ack + this
   std::uint64_t last_epoch = abi::kLastEpoch;
   std::uint32_t conflict_ms = 0;  // a join that others are in the way of is tried again for so long
+};
+
+// What a registry of groups that span nodes has, and one of a node's own groups has not.
+struct Spanning {
+  std::uint64_t first_group_id = 1;
+  std::uint32_t first_member_index = 0;  // of each session; other registries number its memberships below
+  std::function<EpochKey()> new_epoch_key;
 };
 
 }  // namespace epd::membership

@@ -14,12 +14,15 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 
 namespace epd::membership {
 
 class GroupRegistry {
  public:
-  GroupRegistry(const Clock& clock, const MembershipLimits& limits);
+  // `spanning`: of groups that span nodes.
+  GroupRegistry(const Clock& clock, const MembershipLimits& limits,
+                std::optional<Spanning> spanning = std::nullopt);
   ~GroupRegistry();
   GroupRegistry(const GroupRegistry&) = delete;
   GroupRegistry& operator=(const GroupRegistry&) = delete;
