@@ -65,7 +65,7 @@ Status Arrivals::check_reach(const Group& group, const JoinRequest& request) con
 
 Status Arrivals::ask(Group& group, std::uint32_t rank, const JoinRequest& request, std::uint64_t due_ns) {
   if (Status status = check_reach(group, request); !status.ok()) return status;
-  Result<std::uint32_t> id = memberships_.take(request.id.session, group.id, rank);
+  Result<std::uint32_t> id = memberships_.take(request, group.id, rank);
   if (!id.ok()) return id.status();
   Member member;
   member.session = request.id.session;

@@ -14,6 +14,12 @@ bool all_slots(const Group& group, const Test& test) {
                      [&test](const auto& entry) { return test(entry.second); });
 }
 
+bool any_took_part(const Group& group) {
+  return std::any_of(group.members.begin(), group.members.end(), [&group](const auto& entry) {
+    return !entry.second.gone() && entry.second.active_since <= group.epoch;
+  });
+}
+
 bool has_let_go(const EngineSlot& slot) {
   return slot.is(EnginePhase::kBroken) || slot.is(EnginePhase::kRemoving) || slot.is(EnginePhase::kDone);
 }
@@ -103,7 +109,10 @@ void Breaks::send_fatal(Group& group, Group::Failing& failing) {
   if (failing.told && fail_from == failing.fail_from) return;
   failing.fail_from = fail_from;
   for (auto& [engine, slot] : group.engines) {
-    const bool first = !failing.told && !slot.is(EnginePhase::kDone) && !slot.is(EnginePhase::kRemoving);
+    const auto* broken = std::get_if<EngineSlot::Broken>(&slot.state);
+    const bool over = slot.is(EnginePhase::kDone) || slot.is(EnginePhase::kRemoving) ||
+                      (broken != nullptr && broken->fatal);
+    const bool first = !failing.told && !over;
     if (first || (failing.told && slot.is(EnginePhase::kBreaking))) steps_.send_break(group, engine);
   }
   if (std::exchange(failing.told, true) || fail_from == 0) return;
@@ -116,6 +125,14 @@ void Breaks::resume(Group& group) {
          {StatusCode::kAborted, -1,
           "epoch " + std::to_string(group.epoch) +
               " is the last that a group can have; allowed: to leave and join it anew"},
+         0);
+    advance(group);
+    return;
+  }
+  // An epoch follows another only with a rank of that: so the ranks of an epoch know whether there is a later
+  // one.
+  if (desk_.spans() && !any_took_part(group)) {
+    fail(group, {StatusCode::kRankLost, group.reason.failed_rank, "no rank is left: " + group.reason.text},
          0);
     advance(group);
     return;
@@ -221,7 +238,8 @@ void Breaks::on(const Broken& event) {
   if (slot == nullptr || !slot->is(EnginePhase::kBreaking)) return;
   Group& group = *groups_.find(message.group_id);
   if (message.epoch != group.epoch) return;
-  slot->state = EngineSlot::Broken{message.next_index};
+  slot->state =
+      EngineSlot::Broken{message.next_index, false, std::get<EngineSlot::Breaking>(slot->state).fatal};
   advance(group);
 }
 

@@ -14,4 +14,9 @@ const std::uint32_t* node_of(const Event& event) {
   return std::visit(node, event);
 }
 
+void set_node(Event& event, std::uint32_t node) {
+  if (const std::uint32_t* old = node_of(event)) const_cast<std::uint32_t&>(*old) = node;
+  if (auto* join = std::get_if<JoinRequest>(&event)) join->id.session.node = node;
+}
+
 }  // namespace epd::membership

@@ -53,6 +53,12 @@ Group& GroupTable::add(const JoinRequest& request, std::uint64_t now_ns) {
   return group;
 }
 
+Group& GroupTable::put(Group group) {
+  const std::uint64_t id = group.id;
+  names_[{group.uid, group.name}] = id;
+  return groups_[id] = std::move(group);
+}
+
 void GroupTable::drop_name(const Group& group) {
   const auto found = names_.find({group.uid, group.name});
   if (found != names_.end() && found->second == group.id) names_.erase(found);

@@ -29,6 +29,8 @@ class GroupTable {
   // RESOURCE_EXHAUSTED: no further group for this user.
   Status check_quotas(const JoinRequest& request, std::uint32_t max_groups) const;
   Group& add(const JoinRequest& request, std::uint64_t now_ns);
+  // One that another registry has begun.
+  Group& put(Group group);
   // A group that ends keeps no one from forming the next one under its name.
   void drop_name(const Group& group);
   void erase(std::uint64_t group_id);

@@ -99,6 +99,40 @@ void GroupRegistry::handle(const Event& event) {
   follow_up();
 }
 
+Group& GroupRegistry::put(Group group) {
+  Group& here = parts_->groups.put(std::move(group));
+  for (const auto& [rank, member] : here.members) {
+    // 0: its number has not been told.
+    if (member.member != 0) parts_->memberships.adopt(member.session, member.member, here.id, rank);
+  }
+  return here;
+}
+
+void GroupRegistry::adopt(Group group) {
+  parts_->views.record(put(std::move(group)));
+}
+
+void GroupRegistry::adopt_to_end(Group group, BreakReason reason) {
+  Group& here = put(std::move(group));
+  const std::uint64_t due_ns = parts_->desk.due_in_ms(parts_->desk.limits().engine_ack_ms);
+  for (auto& [engine, slot] : here.engines)
+    std::visit(
+        [due_ns](auto& state) {
+          if constexpr (requires { state.due_ns; }) state.due_ns = due_ns;
+        },
+        slot.state);
+  for (auto& [rank, member] : here.members) {
+    if (auto* stopping = std::get_if<Member::Stopping>(&member.submissions)) stopping->due_ns = due_ns;
+  }
+  if (here.is(GroupPhase::kStarting)) {
+    parts_->breaks.remove(here);  // no client knows of it yet
+  } else {
+    parts_->breaks.fail(here, std::move(reason), 0);
+    parts_->breaks.advance(here);
+  }
+  follow_up();
+}
+
 // What others have waited for: a group that goes on, or that has failed and is in nobody's way any more.
 void GroupRegistry::follow_up() {
   for (;;) {

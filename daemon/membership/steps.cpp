@@ -48,7 +48,8 @@ void Steps::send_break(Group& group, EngineId engine) {
   // Before a fatal break is over, operations that began run to their end.
   const MembershipLimits& limits = desk_.limits();
   const std::uint64_t patience_ms = message.fail_from != 0 ? limits.operation_ms : 0;
-  group.engines.at(engine).state = EngineSlot::Breaking{desk_.due_in_ms(limits.engine_ack_ms + patience_ms)};
+  group.engines.at(engine).state =
+      EngineSlot::Breaking{desk_.due_in_ms(limits.engine_ack_ms + patience_ms), message.fatal != 0};
   desk_.emit(SendBreak{engine, message, group.label(), group.reason.orderly});
 }
 

@@ -8,6 +8,11 @@ bool Views::ask(Group& group) {
   if (!desk_.spans()) return false;
   if (group.storing) return true;
   group.storing = group.view;
+  record(group);
+  return true;
+}
+
+void Views::record(const Group& group) {
   StoreView action{group.label(), group.shape, group.view, {}};
   for (const auto& [rank, member] : group.members) {
     if (member.gone()) continue;
@@ -15,7 +20,6 @@ bool Views::ask(Group& group) {
     action.ranks.push_back({rank, engine.device, nodes_.name_of(engine.node), nodes_.boot_of(engine.node)});
   }
   desk_.emit(std::move(action));
-  return true;
 }
 
 void Views::drop(const Group& group) {

@@ -13,6 +13,8 @@ class Views {
 
   // The group's ranks as they are now. True: they wait for the store, which is asked once for each view.
   bool ask(Group& group);
+  // The store learns of ranks that take part already.
+  void record(const Group& group);
   // Of a group that has started.
   void drop(const Group& group);
 

@@ -61,6 +61,8 @@ struct JoinRequest {
   abi::Join join{};
   Quota max_groups;                // of its user
   std::uint32_t num_memories = 0;  // descriptors of memory that came with it
+  // The number of its membership has a later one: its node knows memberships of groups that have ended.
+  std::uint32_t last_generation = 0;
 };
 struct LeaveRequest {
   RequestId id;
@@ -152,5 +154,7 @@ using Event =
 
 // The node that has sent it; null: no node has.
 const std::uint32_t* node_of(const Event& event);
+// Names its engine and its session as those of this node.
+void set_node(Event& event, std::uint32_t node);
 
 }  // namespace epd::membership

@@ -114,11 +114,13 @@ struct EngineSlot {
   struct Breaking {
     static constexpr EnginePhase kPhase = EnginePhase::kBreaking;
     std::uint64_t due_ns = 0;  // for kBroken
+    bool fatal = false;
   };
   struct Broken {
     static constexpr EnginePhase kPhase = EnginePhase::kBroken;
     std::uint64_t next_index = 0;  // the first operation that it has not completed
     bool released = false;         // kRelease sent
+    bool fatal = false;            // it has no more to be told but kRemoveGroup
   };
   struct Removing {
     static constexpr EnginePhase kPhase = EnginePhase::kRemoving;

@@ -65,5 +65,8 @@ constexpr std::uint32_t make_member_id(std::uint32_t index, std::uint32_t genera
 constexpr std::uint32_t member_index(std::uint32_t member) {
   return member & 0xffffu;
 }
+constexpr std::uint32_t member_generation(std::uint32_t member) {
+  return member >> 16;
+}
 
 }  // namespace epd::membership

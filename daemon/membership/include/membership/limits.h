@@ -23,6 +23,16 @@ struct MembershipLimits {
   std::uint32_t conflict_ms = 0;  // a join that others are in the way of is tried again for so long
 };
 
+// Between agents and their coordinator.
+struct ClusterTimes {
+  std::uint32_t heartbeat_ms = 100;
+  std::uint32_t node_timeout_ms = 2'000;  // silent for so long: lost
+  std::uint32_t orphan_ms = 10'000;       // cut off for so long: groups that need a decision end here
+};
+
+// Memberships of groups that span nodes have indices from here on, those of a node's own groups below.
+inline constexpr std::uint32_t kFirstSpanningIndex = 256;
+
 // What a registry of groups that span nodes has, and one of a node's own groups has not.
 struct Spanning {
   std::uint64_t first_group_id = 1;
