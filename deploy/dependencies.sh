@@ -5,10 +5,11 @@
 EPD_PACKAGES=(
   cmake ninja-build g++ ccache pkg-config
   libboost-dev libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
+  prometheus-cpp-dev
   libspdlog-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev
   libgtest-dev libgmock-dev libbenchmark-dev libucx-dev spin patchelf
-  dpkg-dev mmdebstrap
-  python3 python3-numpy python3-pytest python3-venv
+  dpkg-dev mmdebstrap umoci runc
+  python3 python3-numpy python3-pytest python3-venv python3-yaml
 )
 
 # Prints those of its arguments that are not installed.
