@@ -251,6 +251,11 @@ void Agent::obey(const Order& order) {
   if (!is_late(order)) carry_out(order.action);
 }
 
+void Agent::note_number(const MemberDescription& member) {
+  std::uint32_t& last = generations_[member.session.number];
+  last = std::max(last, member_generation(member.member));
+}
+
 void Agent::carry_out(Action action) {
   const JoinRequest* join = nullptr;
   const auto note = [&](const auto& a) {
@@ -264,13 +269,9 @@ void Agent::carry_out(Action action) {
   std::visit(note, action);
   near_.decided(action, join);
   if (const auto* start = std::get_if<StartGroup>(&action)) {
-    for (const MemberDescription& member : start->group.members)
-      generations_[member.session.number] =
-          std::max(generations_[member.session.number], member_generation(member.member));
+    for (const MemberDescription& member : start->group.members) note_number(member);
   } else if (const auto* newcomer = std::get_if<SendMember>(&action)) {
-    const MemberDescription& member = newcomer->member;
-    generations_[member.session.number] =
-        std::max(generations_[member.session.number], member_generation(member.member));
+    note_number(newcomer->member);
   }
   // Each request has one answer.
   const auto answer = [this](const auto& a) {

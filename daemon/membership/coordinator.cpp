@@ -10,10 +10,17 @@ namespace epd::membership {
 namespace {
 
 constexpr std::uint64_t kMs = 1'000'000;
+constexpr std::uint32_t kMaxNumber = 1u << 30;  // of nodes; a report of a higher one is none
 
 // Of spanning groups, never given twice: no two terms have the same.
 std::uint64_t first_group_id(std::uint64_t term) {
   return (std::uint64_t{1} << 63) | ((term & 0x7fff'ffff) << 32) | 1;
+}
+
+// What a node can know.
+bool is_of_node(const Event& event) {
+  return !std::holds_alternative<NodeUp>(event) && !std::holds_alternative<NodeLost>(event) &&
+         !std::holds_alternative<EvictRank>(event) && !std::holds_alternative<ViewStored>(event);
 }
 
 }  // namespace
@@ -77,6 +84,7 @@ void Coordinator::take(const std::string& name, NodeEntry& node, const ToCoordin
   const auto* told = std::get_if<Told>(&message.body);
   if (told == nullptr) return;
   ++node.heard;
+  if (!is_of_node(told->event)) return;
   if (std::holds_alternative<NodeDrains>(told->event)) node.drains = true;
   Event event = told->event;
   set_node(event, node.number);
@@ -116,6 +124,8 @@ void Coordinator::attach(const std::string& name, const Attach& message, std::ui
   node.state = NodeEntry::State::kReporting;
   node.since_ns = node.heard_ns = clock_.now_ns();
   node.attach = message;
+  if (node.attach.number > kMaxNumber) node.attach.number = 0;
+  next_number_ = std::max(next_number_, node.attach.number + 1);
   node.attach_term = term;
   node.drains = message.drains;
   node.heard = 0;
@@ -174,7 +184,6 @@ void Coordinator::open() {
     const bool knows =
         node.attach_term == last && node.attach.number != 0 && taken.insert(node.attach.number).second;
     node.number = knows ? node.attach.number : 0;
-    next_number_ = std::max(next_number_, node.number + 1);
   }
   for (auto& [name, node] : nodes_) {
     if (node.number == 0) node.number = next_number_++;

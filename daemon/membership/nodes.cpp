@@ -23,6 +23,9 @@ FarEngine Nodes::describe(EngineId engine) const {
 Status Nodes::check_reach(EngineId engine, EngineId other) const {
   if (engine.node != other.node) return {};
   const std::vector<DeviceDescription>& devices = nodes_.at(engine.node).devices;
+  if (engine.device >= devices.size() || other.device >= devices.size())
+    return invalid_argument("device " + std::to_string(std::max(engine.device, other.device)) + " of " +
+                            name_of(engine.node) + "; allowed: below " + std::to_string(devices.size()));
   const DeviceDescription& device = devices.at(engine.device);
   const bool apart = std::find(device.unreachable.begin(), device.unreachable.end(), other.device) !=
                      device.unreachable.end();

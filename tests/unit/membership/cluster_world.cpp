@@ -49,7 +49,7 @@ void ClusterWorld::run_until(std::uint64_t end_ns) {
       if (node.runs && !node.paused) next = std::min(next, node.agent->next_due_ns());
     }
     next = std::max(next, clock_.now_ns());
-    clock_.advance_ns(next - clock_.now_ns());
+    clock_.advance_to(next);
     if (next >= end_ns) return;
     if (!queue_.empty() && queue_.top().at_ns <= next) {
       const std::function<void()> what = queue_.top().what;

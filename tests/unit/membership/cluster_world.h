@@ -22,6 +22,16 @@ struct ClusterOptions {
   bool coordinator_dies = false;
 };
 
+// All of them read the same.
+class VirtualClock final : public Clock {
+ public:
+  std::uint64_t now_ns() const override { return now_ns_; }
+  void advance_to(std::uint64_t ns) { now_ns_ = ns; }
+
+ private:
+  std::uint64_t now_ns_ = 1'000'000'000;
+};
+
 class ClusterWorld {
  public:
   static constexpr std::uint32_t kRanks = 4;
@@ -170,7 +180,7 @@ class ClusterWorld {
 
   const ClusterOptions options_;
   std::mt19937_64 random_;
-  ManualClock clock_;
+  VirtualClock clock_;
   std::priority_queue<Happening, std::vector<Happening>, std::greater<>> queue_;
   std::uint64_t next_happening_ = 0;
   bool faults_ = true;

@@ -75,6 +75,7 @@ class Agent {
 
   void attach();
   void carry_out(Action action);
+  void note_number(const MemberDescription& member);
   void end(std::uint64_t group_id, const BreakReason& reason);
   void end_all_but(const std::vector<std::uint64_t>& stay, const std::string& why);
   void release_unstarted();
@@ -85,7 +86,7 @@ class Agent {
   bool is_overdue(const Request& request) const;
   bool has_to_wait(const Request& request) const;
   void send(decltype(ToCoordinator::body) body);
-  void take_from_ended();
+  void take_from_ended();  // what is decided there, and what has waited for it
   std::uint64_t silent_ns() const { return clock_.now_ns() - heard_ns_; }
 
   const Clock& clock_;
