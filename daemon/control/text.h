@@ -2,6 +2,8 @@
 // message unreadable. No gRPC here.
 #pragma once
 
+#include "base/utf8.h"
+
 #include <string>
 #include <string_view>
 
@@ -11,11 +13,8 @@ class Message;
 
 namespace epd {
 
-// Replaces every byte that is not part of UTF-8 by U+FFFD.
-std::string clean_text(std::string_view text);
-
-// The same for a refusal, and shortens a long one in the middle. A long value of the caller, quoted, would
-// not fit into the headers of a refusal, and the caller would get no text.
+// clean_text for a refusal, which also shortens a long one in the middle. A long value of the caller, quoted,
+// would not fit into the headers of a refusal, and the caller would get no text.
 std::string refusal_text(std::string_view text);
 
 // clean_text for every string of a message and of its messages.
