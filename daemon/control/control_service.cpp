@@ -98,6 +98,12 @@ class ControlService final : public v1::Control::Service {
         *context, "list groups", [this] { return facade_.groups(); }, *response);
   }
 
+  grpc::Status ListNodes(grpc::ServerContext* context, const v1::ListNodesRequest* /*request*/,
+                         v1::ListNodesResponse* response) override {
+    return pass_on(
+        *context, "list nodes", [this] { return facade_.nodes(); }, *response);
+  }
+
   grpc::Status ListOperations(grpc::ServerContext* context, const v1::ListOperationsRequest* /*request*/,
                               v1::ListOperationsResponse* response) override {
     return pass_on(

@@ -27,6 +27,10 @@ struct Printer {
   std::string operator()(const SendMember& a) const {
     return at("member", a.engine, a.group_id, a.member.rank);
   }
+  std::string operator()(const SendFarEngine& a) const {
+    return "far_engine device=" + std::to_string(a.engine.device) +
+           " far=" + std::to_string(a.far.engine.device) + " of " + a.far.node + " at " + a.far.address;
+  }
   std::string operator()(const SendStopMember& a) const {
     return at("stop_member", a.engine, a.message.group_id, a.message.rank);
   }
@@ -74,6 +78,14 @@ struct Printer {
   std::string operator()(const WakeSession& a) const {
     return "wake session=" + std::to_string(a.session.number);
   }
+  std::string operator()(const StoreView& a) const {
+    std::string text =
+        "store_view group=" + std::to_string(a.label.id) + " view=" + std::to_string(a.view) + " ranks=";
+    for (std::size_t i = 0; i < a.ranks.size(); ++i)
+      text += (i == 0 ? "" : ",") + std::to_string(a.ranks[i].rank) + "@" + a.ranks[i].node;
+    return text;
+  }
+  std::string operator()(const DropView& a) const { return "drop_view group=" + std::to_string(a.group_id); }
 };
 
 }  // namespace
@@ -84,8 +96,10 @@ std::uint32_t node_of(const Action& action) {
       return a.engine.node;
     } else if constexpr (requires { a.request; }) {
       return a.request.session.node;
-    } else {
+    } else if constexpr (requires { a.session; }) {
       return a.session.node;
+    } else {
+      return kLocalNode;
     }
   };
   return std::visit(node, action);

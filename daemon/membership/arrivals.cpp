@@ -16,6 +16,10 @@ std::string rank_list(const std::vector<std::uint32_t>& ranks) {
   return text;
 }
 
+std::string ranks_in_words(const std::vector<std::uint32_t>& ranks) {
+  return (ranks.size() == 1 ? "rank " : "ranks ") + rank_list(ranks);
+}
+
 std::vector<std::uint32_t> missing_ranks(const Group& group) {
   std::vector<std::uint32_t> missing;
   for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
@@ -61,7 +65,7 @@ Status Arrivals::check_reach(const Group& group, const JoinRequest& request) con
 
 Status Arrivals::ask(Group& group, std::uint32_t rank, const JoinRequest& request, std::uint64_t due_ns) {
   if (Status status = check_reach(group, request); !status.ok()) return status;
-  Result<std::uint32_t> id = memberships_.take(request.id.session, group.id, rank);
+  Result<std::uint32_t> id = memberships_.take(request, group.id, rank);
   if (!id.ok()) return id.status();
   Member member;
   member.session = request.id.session;
@@ -104,9 +108,9 @@ void Arrivals::expire(Group& group, const Status& status) {
   });
 }
 
-void Arrivals::session_closed(Group& group, SessionId session) {
+void Arrivals::sessions_closed(Group& group, const EndedSessions& ended) {
   std::erase_if(group.arrivals, [&](const auto& entry) {
-    if (entry.second.member.session != session) return false;
+    if (!ended.contains(entry.second.member.session)) return false;
     members_.drop(group, entry.second);
     return true;
   });

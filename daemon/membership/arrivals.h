@@ -16,6 +16,8 @@ namespace epd::membership {
 
 // "0, 2, 5"; at most so many as a message has room for.
 std::string rank_list(const std::vector<std::uint32_t>& ranks);
+// "rank 3", "ranks 0, 2, 5"
+std::string ranks_in_words(const std::vector<std::uint32_t>& ranks);
 std::vector<std::uint32_t> missing_ranks(const Group& group);
 
 class Arrivals {
@@ -31,7 +33,7 @@ class Arrivals {
   bool settle(Group& group, const MemoryAcquired& event);
   // Refuses all that have waited until now.
   void expire(Group& group, const Status& status);
-  void session_closed(Group& group, SessionId session);
+  void sessions_closed(Group& group, const EndedSessions& ended);
 
  private:
   Status check_reach(const Group& group, const JoinRequest& request) const;

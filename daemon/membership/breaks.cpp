@@ -14,6 +14,12 @@ bool all_slots(const Group& group, const Test& test) {
                      [&test](const auto& entry) { return test(entry.second); });
 }
 
+bool any_took_part(const Group& group) {
+  return std::any_of(group.members.begin(), group.members.end(), [&group](const auto& entry) {
+    return !entry.second.gone() && entry.second.active_since <= group.epoch;
+  });
+}
+
 bool has_let_go(const EngineSlot& slot) {
   return slot.is(EnginePhase::kBroken) || slot.is(EnginePhase::kRemoving) || slot.is(EnginePhase::kDone);
 }
@@ -23,7 +29,7 @@ bool has_let_go(const EngineSlot& slot) {
 void Breaks::begin(Group& group, BreakReason reason, std::set<std::uint32_t> changed) {
   const std::uint64_t release_due_ns =
       desk_.due_in_ms(std::min(desk_.limits().engine_ack_ms / 3, kMostGraceMs));
-  group.state = Group::Breaking{std::move(changed), false, release_due_ns};
+  group.state = Group::Breaking{std::move(changed), false, false, release_due_ns};
   group.reason = std::move(reason);
   for (auto& [engine, slot] : group.engines) {
     if (slot.is(EnginePhase::kServing)) steps_.send_break(group, engine);
@@ -34,6 +40,7 @@ void Breaks::begin(Group& group, BreakReason reason, std::set<std::uint32_t> cha
 void Breaks::fail(Group& group, BreakReason reason, std::uint64_t fail_from) {
   groups_.drop_name(group);
   group.state = Group::Failing{fail_from};
+  group.storing.reset();
   group.reason = std::move(reason);
   refuse_joining(group);
   for (auto& [rank, arrival] : std::exchange(group.arrivals, {})) {
@@ -102,7 +109,10 @@ void Breaks::send_fatal(Group& group, Group::Failing& failing) {
   if (failing.told && fail_from == failing.fail_from) return;
   failing.fail_from = fail_from;
   for (auto& [engine, slot] : group.engines) {
-    const bool first = !failing.told && !slot.is(EnginePhase::kDone) && !slot.is(EnginePhase::kRemoving);
+    const auto* broken = std::get_if<EngineSlot::Broken>(&slot.state);
+    const bool over = slot.is(EnginePhase::kDone) || slot.is(EnginePhase::kRemoving) ||
+                      (broken != nullptr && broken->fatal);
+    const bool first = !failing.told && !over;
     if (first || (failing.told && slot.is(EnginePhase::kBreaking))) steps_.send_break(group, engine);
   }
   if (std::exchange(failing.told, true) || fail_from == 0) return;
@@ -119,6 +129,19 @@ void Breaks::resume(Group& group) {
     advance(group);
     return;
   }
+  // An epoch follows another only with a rank of that: so the ranks of an epoch know whether there is a later
+  // one.
+  if (desk_.spans() && !any_took_part(group)) {
+    fail(group, {StatusCode::kRankLost, group.reason.failed_rank, "no rank is left: " + group.reason.text},
+         0);
+    advance(group);
+    return;
+  }
+  const auto& breaking = std::get<Group::Breaking>(group.state);
+  if (!breaking.changed.empty() && !breaking.stored) {
+    if (!group.storing) ++group.view;
+    if (views_.ask(group)) return;
+  }
   const auto over = std::get<Group::Breaking>(std::exchange(group.state, Group::Active{}));
   std::uint64_t resume_index = kNever;
   for (const auto& [engine, slot] : group.engines) {
@@ -126,6 +149,7 @@ void Breaks::resume(Group& group) {
       resume_index = std::min(resume_index, broken->next_index);
   }
   ++group.epoch;
+  group.epoch_key = desk_.new_epoch_key();
   // No rank is left of those that could say: then nobody has got further.
   if (resume_index != kNever) group.resume_index = resume_index;
   steps_.send_changes(group, over.changed);
@@ -171,6 +195,7 @@ void Breaks::forget_if_removed(Group& group) {
 }
 
 void Breaks::forget(Group& group) {
+  views_.drop(group);
   for (auto& [rank, member] : group.members) members_.end(group, member);
   for (const auto& [rank, arrival] : group.arrivals) members_.drop(group, arrival);
   groups_.erase(group.id);
@@ -213,7 +238,8 @@ void Breaks::on(const Broken& event) {
   if (slot == nullptr || !slot->is(EnginePhase::kBreaking)) return;
   Group& group = *groups_.find(message.group_id);
   if (message.epoch != group.epoch) return;
-  slot->state = EngineSlot::Broken{message.next_index};
+  slot->state =
+      EngineSlot::Broken{message.next_index, false, std::get<EngineSlot::Breaking>(slot->state).fatal};
   advance(group);
 }
 
@@ -227,6 +253,21 @@ void Breaks::on(const MemberStopped& event) {
     return;
   members_.has_stopped(member->second, message.next_submit);
   advance(*group);
+}
+
+// An answer for ranks of which one has gone meanwhile is none.
+void Breaks::on(const ViewStored& event) {
+  Group* group = groups_.find(event.group_id);
+  if (group == nullptr || group->storing != event.view) return;
+  group->storing.reset();
+  if (group->is(GroupPhase::kStarting)) {
+    for (auto& [engine, slot] : group->engines) {
+      if (slot.is(EnginePhase::kAbsent)) steps_.start(*group, engine);
+    }
+  } else if (auto* breaking = std::get_if<Group::Breaking>(&group->state)) {
+    breaking->stored = true;
+    advance(*group);
+  }
 }
 
 void Breaks::on(const GroupRemoved& event) {

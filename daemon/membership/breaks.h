@@ -5,6 +5,7 @@
 #include "group_table.h"
 #include "members.h"
 #include "steps.h"
+#include "views.h"
 
 #include <cstdint>
 #include <set>
@@ -15,13 +16,14 @@ namespace epd::membership {
 
 class Breaks {
  public:
-  Breaks(Desk& desk, GroupTable& groups, Members& members, Steps& steps)
-      : desk_(desk), groups_(groups), members_(members), steps_(steps) {}
+  Breaks(Desk& desk, GroupTable& groups, Members& members, Views& views, Steps& steps)
+      : desk_(desk), groups_(groups), members_(members), views_(views), steps_(steps) {}
 
   void on(const MemberStopped& event);
   void on(const BreakRequested& event);
   void on(const Broken& event);
   void on(const GroupRemoved& event);
+  void on(const ViewStored& event);
 
   // Recoverable. `changed`: ranks that have come or gone.
   void begin(Group& group, BreakReason reason, std::set<std::uint32_t> changed = {});
@@ -57,6 +59,7 @@ class Breaks {
   Desk& desk_;
   GroupTable& groups_;
   Members& members_;
+  Views& views_;
   Steps& steps_;
   std::vector<std::uint64_t> resumed_;
   std::vector<JoinRequest> homeless_;

@@ -22,7 +22,7 @@ void Departures::on(const LeaveRequest& event) {
 }
 
 void Departures::on(const SessionClosed& event) {
-  desk_.session_closed(event.session);
+  desk_.sessions_closed(event.session);
   forget_waiting(event.session);
   for (const Memberships::Place& place : parts_.memberships.of(event.session)) {
     // The session's places in one group may go together.
@@ -38,15 +38,16 @@ void Departures::on(const SessionClosed& event) {
 }
 
 // What it waits for: groups that it has not joined yet.
-void Departures::forget_waiting(SessionId session) {
-  parts_.joins.session_closed(session);
-  for (const std::uint64_t id : parts_.groups.ids()) {
-    Group& group = *parts_.groups.find(id);
-    if (group.is(GroupPhase::kForming)) {
-      parts_.forming.session_closed(group, session);
-    } else {
-      parts_.rejoins.session_closed(group, session);
-    }
+void Departures::forget_waiting(const EndedSessions& ended) {
+  parts_.joins.sessions_closed(ended);
+  for (const std::uint64_t id : parts_.groups.ids()) forget_waiting(*parts_.groups.find(id), ended);
+}
+
+void Departures::forget_waiting(Group& group, const EndedSessions& ended) {
+  if (group.is(GroupPhase::kForming)) {
+    parts_.forming.sessions_closed(group, ended);
+  } else {
+    parts_.rejoins.sessions_closed(group, ended);
   }
 }
 
@@ -84,56 +85,138 @@ void Departures::on(const RankRefused& event) {
 }
 
 void Departures::lose(Group& group, Member& member, const std::string& how) {
-  member.presence = Presence::kGone;
   const std::string text = "rank " + std::to_string(member.rank) + " (session " + to_string(member.session) +
                            ", pid " + std::to_string(member.pid) + ") " + how;
+  const bool orderly = how == "left" || how == "detached";
+  lose(group, {member.rank}, {StatusCode::kRankLost, static_cast<std::int32_t>(member.rank), text, orderly});
+}
+
+void Departures::lose(Group& group, const std::vector<std::uint32_t>& ranks, BreakReason reason) {
+  for (const std::uint32_t rank : ranks) group.members.at(rank).presence = Presence::kGone;
   switch (group.phase()) {
-    case GroupPhase::kForming: parts_.forming.lose(group, member.rank); return;
+    case GroupPhase::kForming: parts_.forming.lose(group, ranks); return;
     case GroupPhase::kStarting:
-      parts_.forming.abort_start(group, Status(StatusCode::kRankLost, text + " while the group started"));
+      parts_.forming.abort_start(group,
+                                 Status(StatusCode::kRankLost, reason.text + " while the group started"));
       return;
     case GroupPhase::kActive:
-    case GroupPhase::kBreaking: {
-      const bool orderly = how == "left" || how == "detached";
-      BreakReason reason{StatusCode::kRankLost, static_cast<std::int32_t>(member.rank), text, orderly};
+    case GroupPhase::kBreaking:
       if (group.shape.policy == abi::LossPolicy::kDegrade && !group.all_gone()) {
-        lose_one_of_many(group, member, std::move(reason));
+        lose_some(group, ranks, std::move(reason));
         return;
       }
       parts_.breaks.fail(group, std::move(reason));
       [[fallthrough]];
-    }
     case GroupPhase::kFailing:
-      parts_.members.stop(group, member);
+      for (const std::uint32_t rank : ranks) parts_.members.stop(group, group.members.at(rank));
       parts_.breaks.advance(group);
       return;
     case GroupPhase::kLost:
-      parts_.members.has_stopped(member, 0);
-      parts_.members.release_memory(group, member);
+      for (const std::uint32_t rank : ranks) {
+        parts_.members.has_stopped(group.members.at(rank), 0);
+        parts_.members.release_memory(group, group.members.at(rank));
+      }
       parts_.breaks.remove_if_empty(group);
       return;
     case GroupPhase::kRemoving: return;
   }
 }
 
-// The rank's kStopMember goes first: a stopped rank has no say in where the others go on.
-void Departures::lose_one_of_many(Group& group, Member& member, BreakReason reason) {
-  parts_.members.stop(group, member);
-  const auto slot = group.engines.find(member.engine);
-  if (slot != group.engines.end() && slot->second.is(EnginePhase::kAbsent) && !group.needs(member.engine))
-    group.engines.erase(slot);
+// The ranks' kStopMember goes first: a stopped rank has no say in where the others go on.
+void Departures::lose_some(Group& group, const std::vector<std::uint32_t>& ranks, BreakReason reason) {
+  bool took_part = false;
+  for (const std::uint32_t rank : ranks) {
+    Member& member = group.members.at(rank);
+    parts_.members.stop(group, member);
+    took_part = took_part || member.active_since <= group.epoch;
+    const auto slot = group.engines.find(member.engine);
+    if (slot != group.engines.end() && slot->second.is(EnginePhase::kAbsent) && !group.needs(member.engine))
+      group.engines.erase(slot);
+  }
   if (group.is(GroupPhase::kActive)) {
-    parts_.breaks.begin(group, std::move(reason), {member.rank});
+    parts_.breaks.begin(group, std::move(reason), {ranks.begin(), ranks.end()});
     return;
   }
   auto& breaking = std::get<Group::Breaking>(group.state);
-  breaking.changed.insert(member.rank);
-  const bool took_part = member.active_since <= group.epoch;
+  breaking.changed.insert(ranks.begin(), ranks.end());
+  breaking.stored = false;
+  group.storing.reset();
   if (took_part && group.reason.cause != StatusCode::kRankLost) {
     group.reason = std::move(reason);
     breaking.reason_changed = true;
   }
   parts_.breaks.advance(group);
+}
+
+// ---- nodes
+
+void Departures::on(const NodeLost& event) {
+  parts_.nodes.node_lost(event.node);
+  desk_.node_lost(event.node);
+  const EndedSessions ended = EndedSessions::of_node(event.node);
+  desk_.sessions_closed(ended);
+  parts_.joins.sessions_closed(ended);
+  for (const std::uint64_t id : parts_.groups.ids())
+    node_lost(*parts_.groups.find(id), event.node, event.text);
+  parts_.memberships.forget(ended);
+}
+
+// Nobody can say how far its engines came.
+void Departures::node_lost(Group& group, std::uint32_t node, const std::string& how) {
+  const std::uint64_t id = group.id;
+  const bool over =
+      group.is(GroupPhase::kFailing) || group.is(GroupPhase::kLost) || group.is(GroupPhase::kRemoving);
+  for (auto& [engine, slot] : group.engines) {
+    if (engine.node != node) continue;
+    slot = EngineSlot{};
+    if (over) slot.state = EngineSlot::Done{};
+  }
+  std::vector<std::uint32_t> ranks;
+  for (auto& [rank, member] : group.members) {
+    if (member.engine.node != node) continue;
+    member.leave_request.reset();
+    member.announced = false;
+    member.submissions = Member::Stopped{0};
+    if (!member.gone()) ranks.push_back(rank);
+  }
+  forget_waiting(group, EndedSessions::of_node(node));
+  if (parts_.groups.find(id) == nullptr) return;
+  parts_.joins.mark_conflicts(group);
+  if (!ranks.empty()) {
+    const std::string text =
+        parts_.nodes.name_of(node) + " is lost, with " + ranks_in_words(ranks) + ": " + how;
+    lose(group, ranks, {StatusCode::kRankLost, static_cast<std::int32_t>(ranks.front()), text});
+  }
+  if (parts_.groups.find(id) != nullptr) forget_engines(group, node);
+}
+
+// Those that no living rank has needed.
+void Departures::forget_engines(Group& group, std::uint32_t node) {
+  if (group.is(GroupPhase::kActive) || group.is(GroupPhase::kBreaking))
+    std::erase_if(group.engines, [node](const auto& entry) { return entry.first.node == node; });
+  if (group.is(GroupPhase::kRemoving)) {
+    parts_.breaks.forget_if_removed(group);
+  } else {
+    parts_.breaks.advance(group);
+  }
+}
+
+void Departures::put_out(Group& group, const std::set<std::uint32_t>& nodes, const std::string& how) {
+  std::vector<std::uint32_t> ranks;
+  for (const auto& [rank, member] : group.members) {
+    if (nodes.contains(member.engine.node) && !member.gone()) ranks.push_back(rank);
+  }
+  if (ranks.empty()) return;
+  const std::string text = ranks_in_words(ranks) + " put out: " + how;
+  for (const std::uint32_t rank : ranks) {
+    Member& member = group.members.at(rank);
+    if (member.presence == Presence::kJoining) {
+      parts_.members.refuse_join(member, Status(StatusCode::kAborted, text));
+    } else {
+      member.evicted = text;
+    }
+  }
+  lose(group, ranks, {StatusCode::kRankLost, static_cast<std::int32_t>(ranks.front()), text});
 }
 
 void Departures::expire_rejoins(Group& group) {

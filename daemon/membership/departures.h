@@ -8,10 +8,13 @@
 #include "joins.h"
 #include "members.h"
 #include "memberships.h"
+#include "nodes.h"
 #include "rejoins.h"
 
 #include <cstdint>
+#include <set>
 #include <string>
+#include <vector>
 
 namespace epd::membership {
 
@@ -19,6 +22,7 @@ class Departures {
  public:
   struct Parts {
     GroupTable& groups;
+    Nodes& nodes;
     Memberships& memberships;
     Members& members;
     Breaks& breaks;
@@ -32,14 +36,22 @@ class Departures {
   void on(const SessionClosed& event);
   void on(const EvictRank& event);
   void on(const RankRefused& event);
+  void on(const NodeLost& event);
+  // Nodes that others of the group can't reach: their ranks are lost, and their clients hear of it. One break
+  // for all of them. May forget the group.
+  void put_out(Group& group, const std::set<std::uint32_t>& nodes, const std::string& how);
   // Ranks that have not come back in time are refused, and lost. May forget the group.
   void expire_rejoins(Group& group);
 
  private:
-  void forget_waiting(SessionId session);
-  // May forget the group.
+  void forget_waiting(const EndedSessions& ended);
+  void forget_waiting(Group& group, const EndedSessions& ended);
+  // These may forget the group.
   void lose(Group& group, Member& member, const std::string& how);
-  void lose_one_of_many(Group& group, Member& member, BreakReason reason);
+  void lose(Group& group, const std::vector<std::uint32_t>& ranks, BreakReason reason);
+  void lose_some(Group& group, const std::vector<std::uint32_t>& ranks, BreakReason reason);
+  void forget_engines(Group& group, std::uint32_t node);
+  void node_lost(Group& group, std::uint32_t node, const std::string& how);
 
   Desk& desk_;
   const Parts parts_;

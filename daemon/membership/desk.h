@@ -7,6 +7,7 @@
 #include "membership/limits.h"
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -14,7 +15,8 @@ namespace epd::membership {
 
 class Desk {
  public:
-  Desk(const Clock& clock, const MembershipLimits& limits) : clock_(clock), limits_(limits) {}
+  Desk(const Clock& clock, const MembershipLimits& limits, std::optional<Spanning> spanning)
+      : clock_(clock), limits_(limits), spanning_(std::move(spanning)) {}
 
   std::uint64_t now_ns() const { return clock_.now_ns(); }
   std::uint64_t due_in_ms(std::uint64_t ms) const { return now_ns() + ms * 1'000'000; }
@@ -24,10 +26,15 @@ class Desk {
   }
   const MembershipLimits& limits() const { return limits_; }
   void set_limits(const MembershipLimits& limits) { limits_ = limits; }
+  // Whether the groups may have ranks on several nodes.
+  bool spans() const { return spanning_.has_value(); }
+  EpochKey new_epoch_key() const { return spans() ? spanning_->new_epoch_key() : EpochKey{}; }
 
+  // Nothing is wanted of a node that is lost.
   template <typename T>
   void emit(T action) {
-    actions_.emplace_back(std::move(action));
+    Action whole(std::move(action));
+    if (!lost_.contains(node_of(whole))) actions_.push_back(std::move(whole));
   }
   Actions take_actions() { return std::exchange(actions_, {}); }
 
@@ -39,13 +46,17 @@ class Desk {
     if (owed_.erase(reply.request) == 1) emit(std::move(reply));
   }
   void refuse(const RequestId& request, Status status) { answer(ReplyRefused{request, std::move(status)}); }
-  void session_closed(SessionId session) {
-    std::erase_if(owed_, [session](const RequestId& request) { return request.session == session; });
+  void sessions_closed(const EndedSessions& ended) {
+    std::erase_if(owed_, [&ended](const RequestId& request) { return ended.contains(request.session); });
   }
+  void node_lost(std::uint32_t node) { lost_.insert(node); }
+  bool is_lost(std::uint32_t node) const { return lost_.contains(node); }
 
  private:
   const Clock& clock_;
   MembershipLimits limits_;
+  const std::optional<Spanning> spanning_;
+  std::set<std::uint32_t> lost_;
   Actions actions_;
   std::set<RequestId> owed_;
 };

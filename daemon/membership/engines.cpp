@@ -6,19 +6,22 @@
 namespace epd::membership {
 
 void Engines::on(const EngineUp& event) {
-  parts_.nodes.engine_up(event.engine);
+  parts_.nodes.engine_up(event);
+  std::set<EngineId> told;
   for (auto& [id, group] : parts_.groups.all()) {
     parts_.rejoins.admit(group);
     parts_.steps.close_streams(group, event.engine);
     if (!group.is(GroupPhase::kStarting) && !group.is(GroupPhase::kBreaking)) continue;
     const auto slot = group.engines.find(event.engine);
-    if (slot != group.engines.end() && slot->second.is(EnginePhase::kAbsent))
-      parts_.steps.start(group, event.engine);
+    if (slot == group.engines.end() || !slot->second.is(EnginePhase::kAbsent)) continue;
+    parts_.steps.introduce(group, event.engine, told);
+    parts_.steps.start(group, event.engine);
   }
 }
 
 void Engines::on(const EngineDown& event) {
   parts_.nodes.engine_down(event.engine);
+  parts_.pairs.engine_down(event.engine);
   keep_boards(event.boards);
   for (const std::uint64_t id : parts_.groups.ids()) {
     if (parts_.groups.find_slot(id, event.engine) != nullptr)
@@ -124,6 +127,7 @@ void Engines::on(const Resumed& event) {
   if (serving == nullptr) return;
   Group& group = *parts_.groups.find(event.message.group_id);
   if (event.message.epoch != group.epoch) return;
+  slot->resumed = group.epoch;
   serving->due_ns = 0;
   slot->waits_for.clear();
   // On CUDA devices a newcomer may look at its peers' signals only after all of them have cleared those.

@@ -7,6 +7,7 @@
 #include "group_table.h"
 #include "members.h"
 #include "nodes.h"
+#include "pairs.h"
 #include "rejoins.h"
 #include "steps.h"
 
@@ -25,6 +26,7 @@ class Engines {
     Breaks& breaks;
     Forming& forming;
     Rejoins& rejoins;
+    Pairs& pairs;
   };
   Engines(Desk& desk, const Parts& parts) : desk_(desk), parts_(parts) {}
 

@@ -5,6 +5,23 @@
 #include <utility>
 
 namespace epd::membership {
+namespace {
+
+// If every run of consecutive ranks of one node has the same length, that length; else R.
+std::uint32_t sum_ranks_by_node(const Group& group) {
+  std::vector<std::uint32_t> runs;
+  const Member* before = nullptr;
+  for (const auto& [rank, member] : group.members) {
+    if (before == nullptr || before->engine.node != member.engine.node) runs.push_back(0);
+    ++runs.back();
+    before = &member;
+  }
+  const bool equal =
+      std::all_of(runs.begin(), runs.end(), [&runs](std::uint32_t run) { return run == runs.front(); });
+  return equal ? runs.front() : group.shape.num_ranks;
+}
+
+}  // namespace
 
 Status Forming::join(Group& group, const JoinRequest& request) {
   Result<std::uint32_t> rank = arrivals_.pick_rank(group, request.join.rank);
@@ -34,6 +51,9 @@ void Forming::start(Group& group) {
   for (const auto& [rank, member] : group.members) first_due_ns = std::min(first_due_ns, member.join_due_ns);
   group.state = Group::Starting{std::max(first_due_ns, desk_.due_in_ms(desk_.limits().engine_ack_ms))};
   for (const auto& [rank, member] : group.members) group.engines[member.engine];
+  if (group.shape.sum_ranks == 0) group.shape.sum_ranks = sum_ranks_by_node(group);
+  group.epoch_key = desk_.new_epoch_key();
+  if (views_.ask(group)) return;
   for (auto& [engine, slot] : group.engines) steps_.start(group, engine);
 }
 
@@ -55,14 +75,16 @@ void Forming::abort_start(Group& group, const Status& status) {
   breaks_.remove(group);
 }
 
-void Forming::lose(Group& group, std::uint32_t rank) {
-  members_.end(group, group.members.at(rank));
-  group.members.erase(rank);
+void Forming::lose(Group& group, const std::vector<std::uint32_t>& ranks) {
+  for (const std::uint32_t rank : ranks) {
+    members_.end(group, group.members.at(rank));
+    group.members.erase(rank);
+  }
   forget_if_empty(group);
 }
 
-void Forming::session_closed(Group& group, SessionId session) {
-  arrivals_.session_closed(group, session);
+void Forming::sessions_closed(Group& group, const EndedSessions& ended) {
+  arrivals_.sessions_closed(group, ended);
   forget_if_empty(group);
 }
 

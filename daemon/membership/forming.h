@@ -7,13 +7,29 @@
 #include "members.h"
 #include "membership/group.h"
 #include "steps.h"
+#include "views.h"
+
+#include <cstdint>
+#include <vector>
 
 namespace epd::membership {
 
 class Forming {
  public:
-  Forming(Desk& desk, Arrivals& arrivals, Members& members, Steps& steps, Breaks& breaks)
-      : desk_(desk), arrivals_(arrivals), members_(members), steps_(steps), breaks_(breaks) {}
+  struct Parts {
+    Arrivals& arrivals;
+    Members& members;
+    Views& views;
+    Steps& steps;
+    Breaks& breaks;
+  };
+  Forming(Desk& desk, const Parts& parts)
+      : desk_(desk),
+        arrivals_(parts.arrivals),
+        members_(parts.members),
+        views_(parts.views),
+        steps_(parts.steps),
+        breaks_(parts.breaks) {}
 
   // Nobody is in its way.
   Status join(Group& group, const JoinRequest& request);
@@ -23,9 +39,9 @@ class Forming {
   void engine_ready(Group& group);
   // All its ranks are refused. May forget the group.
   void abort_start(Group& group, const Status& status);
-  // A rank goes that nobody waits for any more.
-  void lose(Group& group, std::uint32_t rank);
-  void session_closed(Group& group, SessionId session);
+  // Ranks go that nobody waits for any more. May forget the group.
+  void lose(Group& group, const std::vector<std::uint32_t>& ranks);
+  void sessions_closed(Group& group, const EndedSessions& ended);
   // What is due. May forget the group.
   void tick(Group& group);
 
@@ -38,6 +54,7 @@ class Forming {
   Desk& desk_;
   Arrivals& arrivals_;
   Members& members_;
+  Views& views_;
   Steps& steps_;
   Breaks& breaks_;
 };

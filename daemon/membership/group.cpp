@@ -42,6 +42,7 @@ std::string Group::waits() const {
   for (const auto& [engine, slot] : engines) {
     if (!slot.waits_for.empty()) text += "; " + slot.waits_for;
   }
+  if (storing) text += "; the store has not answered for view " + std::to_string(*storing);
   return text;
 }
 

@@ -46,10 +46,17 @@ Group& GroupTable::add(const JoinRequest& request, std::uint64_t now_ns) {
   group.uid = request.uid;
   group.name = request.join.group;
   group.shape = request.join.shape;
+  group.asked_sum_ranks = group.shape.sum_ranks;
   group.device_kind = request.device_kind;
   group.created_ns = now_ns;
   names_[{group.uid, group.name}] = id;
   return group;
+}
+
+Group& GroupTable::put(Group group) {
+  const std::uint64_t id = group.id;
+  names_[{group.uid, group.name}] = id;
+  return groups_[id] = std::move(group);
 }
 
 void GroupTable::drop_name(const Group& group) {

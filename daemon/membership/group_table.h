@@ -16,6 +16,8 @@ using GroupName = std::pair<std::uint32_t, std::string>;  // uid, name
 
 class GroupTable {
  public:
+  explicit GroupTable(std::uint64_t first_id) : next_id_(first_id) {}
+
   const std::map<std::uint64_t, Group>& all() const { return groups_; }
   std::map<std::uint64_t, Group>& all() { return groups_; }
   std::vector<std::uint64_t> ids() const;
@@ -27,12 +29,14 @@ class GroupTable {
   // RESOURCE_EXHAUSTED: no further group for this user.
   Status check_quotas(const JoinRequest& request, std::uint32_t max_groups) const;
   Group& add(const JoinRequest& request, std::uint64_t now_ns);
+  // One that another registry has begun.
+  Group& put(Group group);
   // A group that ends keeps no one from forming the next one under its name.
   void drop_name(const Group& group);
   void erase(std::uint64_t group_id);
 
  private:
-  std::uint64_t next_id_ = 1;
+  std::uint64_t next_id_;
   std::map<std::uint64_t, Group> groups_;
   std::map<GroupName, std::uint64_t> names_;
 };

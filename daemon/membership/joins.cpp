@@ -11,7 +11,7 @@ void Joins::join(JoinRequest request) {
   Status status = check_alone(request);
   // On one node all ranks are in one sum domain, unless the group says otherwise.
   abi::GroupShape& shape = request.join.shape;
-  if (shape.sum_ranks == 0) shape.sum_ranks = shape.num_ranks;
+  if (shape.sum_ranks == 0 && !desk_.spans()) shape.sum_ranks = shape.num_ranks;
   const Group* group = status.ok() ? groups_.find_named({request.uid, request.join.group}) : nullptr;
   if (group != nullptr) {
     status = in_the_way(*group, request);
@@ -24,12 +24,18 @@ void Joins::join(JoinRequest request) {
 // Whoever else is there.
 Status Joins::check_alone(const JoinRequest& request) const {
   if (Status status = check_join(request.join, request.num_memories); !status.ok()) return status;
+  if (desk_.spans() && request.device_kind == abi::DeviceKind::kCuda)
+    return {StatusCode::kUnsupported,
+            "this session is on a CUDA device; groups that span nodes are on host "
+            "devices"};
   return check_device(request.device_kind, request.join.shape);
 }
 
 // Why it can't join as long as these are there.
 Status Joins::in_the_way(const Group& group, const JoinRequest& request) const {
-  Status status = check_same_shape(group.shape, request.join.shape, group.name);
+  abi::GroupShape shape = request.join.shape;
+  if (shape.sum_ranks == group.asked_sum_ranks) shape.sum_ranks = group.shape.sum_ranks;
+  Status status = check_same_shape(group.shape, shape, group.name);
   if (status.ok()) status = check_same_kind(group.device_kind, request.device_kind, group.name);
   if (!status.ok()) return status;
   // A lost rank's place is free before its engine has let go of it.
@@ -83,8 +89,8 @@ void Joins::erase_conflicts(const Test& test) {
   std::erase_if(conflicts_, [](const auto& entry) { return entry.second.joins.empty(); });
 }
 
-void Joins::session_closed(SessionId session) {
-  erase_conflicts([session](const JoinRequest& request) { return request.id.session == session; });
+void Joins::sessions_closed(const EndedSessions& ended) {
+  erase_conflicts([&ended](const JoinRequest& request) { return ended.contains(request.id.session); });
 }
 
 void Joins::on(const NodeDrains& event) {

@@ -29,7 +29,7 @@ class Joins {
 
   // One of the group's sessions closes: joins that it was in the way of are tried again by the next tick.
   void mark_conflicts(const Group& group);
-  void session_closed(SessionId session);
+  void sessions_closed(const EndedSessions& ended);
   void tick();
   std::uint64_t next_due_ns() const;
 

@@ -11,8 +11,10 @@
 #include "members.h"
 #include "memberships.h"
 #include "nodes.h"
+#include "pairs.h"
 #include "rejoins.h"
 #include "steps.h"
+#include "views.h"
 
 #include <algorithm>
 #include <utility>
@@ -22,9 +24,16 @@ namespace epd::membership {
 
 // Each part calls only those above it.
 struct GroupRegistry::Parts {
-  Parts(const Clock& clock, const MembershipLimits& limits) : desk(clock, limits) {}
+  Parts(const Clock& clock, const MembershipLimits& limits, const std::optional<Spanning>& spanning)
+      : desk(clock, limits, spanning),
+        groups(spanning ? spanning->first_group_id : 1),
+        memberships(spanning ? spanning->first_member_index : 0) {}
 
   void on(const NodeUp& event) { nodes.node_up(event); }
+  void on(const NodeLost& event) {
+    pairs.node_lost(event.node);
+    departures.on(event);
+  }
   void on(const NodeDrains& event) { joins.on(event); }
   void on(const MemoryAcquired& event) { joins.on(event); }
   void on(const JoinRequest& event) {
@@ -45,24 +54,29 @@ struct GroupRegistry::Parts {
   void on(const BreakRequested& event) { breaks.on(event); }
   void on(const Broken& event) { breaks.on(event); }
   void on(const GroupRemoved& event) { breaks.on(event); }
+  void on(const PeerLost& event) { pairs.on(event); }
+  void on(const ViewStored& event) { breaks.on(event); }
 
   Desk desk;
   Nodes nodes;
   GroupTable groups;
   Memberships memberships;
   Members members{desk, nodes, memberships};
+  Views views{desk, nodes};
   Steps steps{desk, nodes};
-  Breaks breaks{desk, groups, members, steps};
+  Breaks breaks{desk, groups, members, views, steps};
   Arrivals arrivals{desk, nodes, memberships, members};
-  Forming forming{desk, arrivals, members, steps, breaks};
+  Forming forming{desk, {arrivals, members, views, steps, breaks}};
   Rejoins rejoins{desk, nodes, arrivals, steps, breaks};
   Joins joins{desk, groups, arrivals, forming, rejoins};
-  Departures departures{desk, {groups, memberships, members, breaks, forming, rejoins, joins}};
-  Engines engines{desk, {groups, nodes, members, steps, breaks, forming, rejoins}};
+  Departures departures{desk, {groups, nodes, memberships, members, breaks, forming, rejoins, joins}};
+  Pairs pairs{desk, groups, nodes, breaks, departures};
+  Engines engines{desk, {groups, nodes, members, steps, breaks, forming, rejoins, pairs}};
 };
 
-GroupRegistry::GroupRegistry(const Clock& clock, const MembershipLimits& limits)
-    : parts_(std::make_unique<Parts>(clock, limits)) {}
+GroupRegistry::GroupRegistry(const Clock& clock, const MembershipLimits& limits,
+                             std::optional<Spanning> spanning)
+    : parts_(std::make_unique<Parts>(clock, limits, spanning)) {}
 
 GroupRegistry::~GroupRegistry() = default;
 
@@ -79,7 +93,43 @@ const std::map<std::uint64_t, Group>& GroupRegistry::groups() const {
 }
 
 void GroupRegistry::handle(const Event& event) {
+  const std::uint32_t* node = node_of(event);
+  if (node != nullptr && parts_->desk.is_lost(*node)) return;
   std::visit([this](const auto& of) { parts_->on(of); }, event);
+  follow_up();
+}
+
+Group& GroupRegistry::put(Group group) {
+  Group& here = parts_->groups.put(std::move(group));
+  for (const auto& [rank, member] : here.members) {
+    // 0: its number has not been told.
+    if (member.member != 0) parts_->memberships.adopt(member.session, member.member, here.id, rank);
+  }
+  return here;
+}
+
+void GroupRegistry::adopt(Group group) {
+  parts_->views.record(put(std::move(group)));
+}
+
+void GroupRegistry::adopt_to_end(Group group, BreakReason reason) {
+  Group& here = put(std::move(group));
+  const std::uint64_t due_ns = parts_->desk.due_in_ms(parts_->desk.limits().engine_ack_ms);
+  for (auto& [engine, slot] : here.engines)
+    std::visit(
+        [due_ns](auto& state) {
+          if constexpr (requires { state.due_ns; }) state.due_ns = due_ns;
+        },
+        slot.state);
+  for (auto& [rank, member] : here.members) {
+    if (auto* stopping = std::get_if<Member::Stopping>(&member.submissions)) stopping->due_ns = due_ns;
+  }
+  if (here.is(GroupPhase::kStarting)) {
+    parts_->breaks.remove(here);  // no client knows of it yet
+  } else {
+    parts_->breaks.fail(here, std::move(reason), 0);
+    parts_->breaks.advance(here);
+  }
   follow_up();
 }
 
@@ -99,6 +149,7 @@ void GroupRegistry::follow_up() {
 
 void GroupRegistry::tick() {
   parts_->joins.tick();
+  parts_->pairs.tick();
   for (const std::uint64_t id : parts_->groups.ids()) {
     Group* group = parts_->groups.find(id);
     if (group != nullptr) tick_group(*group);
@@ -118,7 +169,7 @@ void GroupRegistry::tick_group(Group& group) {
 }
 
 std::uint64_t GroupRegistry::next_due_ns() const {
-  std::uint64_t due = parts_->joins.next_due_ns();
+  std::uint64_t due = std::min(parts_->joins.next_due_ns(), parts_->pairs.next_due_ns());
   const auto consider = [&due](std::uint64_t candidate) { due = std::min(due, candidate); };
   for (const auto& [id, group] : groups()) {
     for (const auto& [rank, member] : group.members) {

@@ -57,9 +57,7 @@ void Rejoins::begin_break(Group& group) {
   if (!group.is(GroupPhase::kActive) || asked) return;
   const std::vector<std::uint32_t> ranks = take_arrived(group);
   if (ranks.empty()) return;
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  text += ranks.size() == 1 ? " has rejoined" : " have rejoined";
+  const std::string text = ranks_in_words(ranks) + (ranks.size() == 1 ? " has" : " have") + " rejoined";
   // Engines that are new to the group are told of it as it breaks.
   std::vector<EngineId> new_engines;
   for (const std::uint32_t rank : ranks) {
@@ -85,10 +83,10 @@ std::vector<std::uint32_t> Rejoins::take_arrived(Group& group) {
   return ranks;
 }
 
-void Rejoins::session_closed(Group& group, SessionId session) {
+void Rejoins::sessions_closed(Group& group, const EndedSessions& ended) {
   std::erase_if(group.waiting,
-                [session](const WaitingJoin& join) { return join.request.id.session == session; });
-  arrivals_.session_closed(group, session);
+                [&ended](const WaitingJoin& join) { return ended.contains(join.request.id.session); });
+  arrivals_.sessions_closed(group, ended);
   begin_break(group);
 }
 

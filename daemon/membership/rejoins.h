@@ -24,7 +24,7 @@ class Rejoins {
   void settle(Group& group, const MemoryAcquired& event);
   // Those whose engine is up, if the group runs.
   void admit(Group& group);
-  void session_closed(Group& group, SessionId session);
+  void sessions_closed(Group& group, const EndedSessions& ended);
   // Refuses those that have waited long enough for the break to begin.
   void expire(Group& group, const Status& status);
 

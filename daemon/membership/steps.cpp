@@ -7,7 +7,7 @@ namespace epd::membership {
 
 void Steps::start(Group& group, EngineId engine) {
   EngineSlot& slot = group.engines.at(engine);
-  if (!nodes_.is_up(engine)) {
+  if (!nodes_.is_up(engine) || (group.is(GroupPhase::kStarting) && group.storing)) {
     slot.state = EngineSlot::Absent{};
     return;
   }
@@ -21,11 +21,16 @@ void Steps::start(Group& group, EngineId engine) {
 
 GroupDescription Steps::describe_to(const Group& group, EngineId engine) const {
   GroupDescription description{
-      group.label(), group.shape, group.epoch, group.resume_index, {}, {}, group.settings_on(engine)};
+      group.label(),   group.shape, group.epoch, group.resume_index,        group.view,
+      group.epoch_key, {},          {},          group.settings_on(engine), {}};
   for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank)
     description.ranks.push_back(group.describe(rank));
   for (const auto& [rank, member] : group.members) {
     if (member.engine == engine && member.announced) description.members.push_back(describe(member));
+  }
+  for (const auto& [other, slot] : group.engines) {
+    if (other.node != engine.node && group.needs(other))
+      description.far_engines.push_back(nodes_.describe(other));
   }
   return description;
 }
@@ -43,7 +48,8 @@ void Steps::send_break(Group& group, EngineId engine) {
   // Before a fatal break is over, operations that began run to their end.
   const MembershipLimits& limits = desk_.limits();
   const std::uint64_t patience_ms = message.fail_from != 0 ? limits.operation_ms : 0;
-  group.engines.at(engine).state = EngineSlot::Breaking{desk_.due_in_ms(limits.engine_ack_ms + patience_ms)};
+  group.engines.at(engine).state =
+      EngineSlot::Breaking{desk_.due_in_ms(limits.engine_ack_ms + patience_ms), message.fatal != 0};
   desk_.emit(SendBreak{engine, message, group.label(), group.reason.orderly});
 }
 
@@ -63,7 +69,7 @@ void Steps::resume(Group& group, bool reason_changed) {
           return (all || entry.second.engine == e) && entry.second.presence == Presence::kJoining;
         });
     slot.state = EngineSlot::Serving{awaited ? desk_.due_in_ms(desk_.limits().engine_ack_ms) : 0};
-    desk_.emit(SendResume{engine, message, group.label()});
+    desk_.emit(SendResume{engine, message, group.label(), group.view, group.epoch_key});
   }
 }
 
@@ -76,9 +82,25 @@ void Steps::send_changes(Group& group, const std::set<std::uint32_t>& changed) {
     }
     for (const std::uint32_t rank : changed) {
       RankDescription description = group.describe(rank);
-      if (!group.lives(rank)) description.active_since = 0;
+      if (!group.lives(rank)) {
+        description.active_since = 0;
+      } else {
+        introduce(description.engine, engine);
+      }
       desk_.emit(SendRank{engine, group.id, description});
     }
+  }
+}
+
+void Steps::introduce(EngineId engine, EngineId to) {
+  const FarEngine far = nodes_.describe(engine);
+  if (engine.node != to.node && !far.address.empty()) desk_.emit(SendFarEngine{to, far});
+}
+
+void Steps::introduce(const Group& group, EngineId engine, std::set<EngineId>& told) {
+  for (const auto& [other, slot] : group.engines) {
+    if (slot.is(EnginePhase::kAbsent) || slot.is(EnginePhase::kDone)) continue;
+    if (other != engine && group.needs(other) && told.insert(other).second) introduce(engine, other);
   }
 }
 

@@ -23,6 +23,8 @@ class Steps {
   void resume(Group& group, bool reason_changed);
   // Ranks that came or went, to those that have broken; engines without a living rank forget the group.
   void send_changes(Group& group, const std::set<std::uint32_t>& changed);
+  // The address of an engine that has started anew, to those of the group's engines that are not told yet.
+  void introduce(const Group& group, EngineId engine, std::set<EngineId>& told);
   // Another engine is silent; the clients of these need not wait for it to be told that they have failed.
   void release_failed(Group& group);
   void send_removal(Group& group, EngineId engine);
@@ -34,6 +36,7 @@ class Steps {
   void mark_lost(const Group& group, EngineId engine);
 
  private:
+  void introduce(EngineId engine, EngineId to);
   GroupDescription describe_to(const Group& group, EngineId engine) const;
 
   Desk& desk_;

@@ -146,6 +146,21 @@ void tell_daemon(Families& out, const v1::DaemonStatus& daemon) {
             daemon.mps_control_error().empty() ? 0 : 1);
 }
 
+void tell_cluster(Families& out, const v1::ClusterStatus& cluster) {
+  const char* nodes = "Nodes of the cluster by state, as far as this daemon knows.";
+  out.gauge("epd_cluster_nodes", nodes, {{"state", "up"}}, cluster.nodes_up());
+  out.gauge("epd_cluster_nodes", nodes, {{"state", "silent"}}, cluster.nodes_silent());
+  out.gauge("epd_cluster_nodes", nodes, {{"state", "lost"}}, cluster.nodes_lost());
+  out.gauge("epd_cluster_nodes", nodes, {{"state", "draining"}}, cluster.nodes_draining());
+  out.gauge("epd_cluster_attached", "1 if this node coordinates or is attached to the coordinator.", {},
+            cluster.problem().empty() ? 1 : 0);
+  out.gauge("epd_cluster_insecure", "1 if daemons talk in plain text.", {}, cluster.insecure() ? 1 : 0);
+  for (const v1::RefusalCount& refusal : cluster.refusals()) {
+    out.counter("epd_cluster_refused_total", "Connections, nodes and frames that were refused.",
+                {{"reason", refusal.reason()}}, static_cast<double>(refusal.count()));
+  }
+}
+
 void tell_device(Families& out, const v1::Device& device) {
   const Labels labels = {{"device", device.name()}};
   Labels info = labels;
@@ -322,6 +337,7 @@ Result<Snapshot> take_snapshot(ControlFacade& facade) {
 std::vector<MetricFamily> families_of(const Snapshot& snapshot, std::size_t max_groups) {
   Families out;
   tell_daemon(out, snapshot.daemon);
+  if (snapshot.daemon.has_cluster()) tell_cluster(out, snapshot.daemon.cluster());
   for (const v1::Device& device : snapshot.devices.devices()) tell_device(out, device);
   tell_group_states(out, snapshot.groups);
   GroupSums groups(snapshot.groups, max_groups);

@@ -97,6 +97,10 @@ Status read_table(const toml::table& table, const std::string& prefix, const std
         number || option->kind == OptionKind::kBytes || option->kind == OptionKind::kAutoNumber;
     if (const auto* list = node.as_array(); list != nullptr && option->kind == OptionKind::kGpus) {
       settings.values[key] = {text_of_list(*list), "file"};
+    } else if (list != nullptr && option->kind == OptionKind::kNames) {
+      settings.values[key] = {list->empty() ? "" : text_of_list(*list), "file"};
+    } else if (const auto* on = node.as_boolean(); on != nullptr && option->kind == OptionKind::kSwitch) {
+      settings.values[key] = {on->get() ? "true" : "false", "file"};
     } else if (const auto* text = node.as_string(); text != nullptr && !number) {
       if (has_control_characters(text->get()))
         return invalid_argument(
@@ -107,7 +111,8 @@ Status read_table(const toml::table& table, const std::string& prefix, const std
     } else {
       std::string why = key;
       why.append(" in ").append(here).append(" has the wrong type; allowed: ");
-      if (option->kind != OptionKind::kAutoNumber && option->kind != OptionKind::kGpus)
+      const bool lists = option->kind == OptionKind::kGpus || option->kind == OptionKind::kNames;
+      if (!lists && option->kind != OptionKind::kAutoNumber && option->kind != OptionKind::kSwitch)
         why.append(number ? "an integer, " : "a string, ");
       why.append(allowed_values(*option));
       return invalid_argument(std::move(why));
@@ -276,6 +281,25 @@ Status check_together(const Config& config) {
   return {};
 }
 
+Status check_cluster(Config& config) {
+  if (config.cluster_name.empty()) {
+    for (const ConfigEntry& entry : config.entries) {
+      if (!entry.key.starts_with("cluster.") || entry.value == find_option(entry.key)->default_text) continue;
+      return invalid_argument("cluster.name is empty, but " + entry.key + " is \"" + entry.value +
+                              "\"; allowed: the cluster's name, or nothing else of cluster.*");
+    }
+    return {};
+  }
+  Result<cluster::Settings> settings = cluster::complete(
+      {config.cluster_name, config.cluster_node, config.cluster_listen, config.cluster_advertise,
+       config.cluster_coordinator, config.cluster_nodes, config.cluster_tls_ca, config.cluster_tls_cert,
+       config.cluster_tls_key, config.cluster_insecure != 0, config.cluster_heartbeat_ms,
+       config.cluster_node_timeout_ms});
+  if (!settings.ok()) return settings.status();
+  config.cluster = std::move(*settings);
+  return {};
+}
+
 constexpr std::uint32_t kCudaSms = 24;  // with which the large operations come close to the wire's speed
 
 std::uint64_t physical_bytes() {
@@ -400,6 +424,7 @@ Result<Config> load_config(const ConfigSources& sources) {
   if (Status status = check_together(config); !status.ok()) return status;
   if (Status status = check_metrics(config); !status.ok()) return status;
   if (Status status = check_sockets(config); !status.ok()) return status;
+  if (Status status = check_cluster(config); !status.ok()) return status;
   for (const AccessRule& rule : settings.access.rules) {
     const std::size_t number = &rule - settings.access.rules.data() + 1;
     config.entries.push_back({std::string(kRules) + " " + std::to_string(number), rule.text, "file", true});

@@ -210,12 +210,69 @@ std::vector<Option> make_table() {
           "evicted or killed; a path, or to be found in PATH. Empty: nobody is asked."),
       number("mps.timeout_ms", "1000", &C::mps_timeout_ms, 1, 60'000, kFixed,
              "How long that may take before the eviction or the kill goes on without."),
+      text("cluster.name", "", &C::cluster_name, "",
+           "Name of the cluster that this node belongs to; others are refused. Empty: no cluster, and no TCP "
+           "port is opened."),
+      text("cluster.node", "", &C::cluster_node, "",
+           "Name of this node, which must be in its certificate; empty: the host's name."),
+      text("cluster.listen", "0.0.0.0:7410", &C::cluster_listen, "",
+           "Numeric address and TCP port at which other nodes reach this one."),
+      text("cluster.advertise", "", &C::cluster_advertise, "",
+           "HOST:PORT under which others know this node; empty: the node's name and the port of "
+           "cluster.listen."),
+      text("cluster.coordinator", "", &C::cluster_coordinator, "",
+           "HOST:PORT of the coordinator. The node whose cluster.advertise it is coordinates; the others "
+           "attach "
+           "to it, and its certificate must name HOST."),
+      {"cluster.nodes",
+       "",
+       OptionKind::kNames,
+       &C::cluster_nodes,
+       0,
+       0,
+       {},
+       "",
+       kFixed,
+       "Names of nodes that may take part, a list in which '*' stands for any characters; empty: all that "
+       "have "
+       "a certificate of cluster.tls_ca."},
+      text("cluster.tls_ca", "", &C::cluster_tls_ca, "",
+           "PEM file of the authority whose certificates are accepted. This and the next two are needed "
+           "unless "
+           "cluster.insecure is true. New connections use the files as they are then."),
+      text("cluster.tls_cert", "", &C::cluster_tls_cert, "", "PEM file of this node's certificate."),
+      text("cluster.tls_key", "", &C::cluster_tls_key, "", "PEM file of its private key."),
+      {"cluster.insecure",
+       "false",
+       OptionKind::kSwitch,
+       &C::cluster_insecure,
+       0,
+       1,
+       {"false", "true"},
+       "",
+       kFixed,
+       "Plain text in place of TLS, for tests: between daemons of one machine only, on loopback addresses."},
+      number("cluster.heartbeat_ms", "100", &C::cluster_heartbeat_ms, 10, 60'000, kFixed,
+             "How often nodes tell each other that they are alive."),
+      number("cluster.node_timeout_ms", "2000", &C::cluster_node_timeout_ms, 100, 600'000, kFixed,
+             "A node that says nothing for so long is lost; at least three times cluster.heartbeat_ms."),
   };
 }
 
 Status refused(const Option& option, const std::string& value) {
   return invalid_argument(std::string(option.key) + " is \"" + value +
                           "\"; allowed: " + allowed_values(option));
+}
+
+// "a,b" as two; what is between commas is judged where its meaning is known.
+std::vector<std::string> split_names(const std::string& text) {
+  std::vector<std::string> names;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    names.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return names;
 }
 
 // Digits in `base`, then, for bytes, at most one of KiB MiB GiB TiB.
@@ -258,6 +315,8 @@ std::string allowed_values(const Option& option) {
     case OptionKind::kGpus: return kAllowedGpus;
     case OptionKind::kBytes: return "bytes up to 1024 TiB, as 123, \"64MiB\", \"10GiB\"";
     case OptionKind::kOctal: return "octal 0..0777";
+    case OptionKind::kNames: return "a list of names, as [\"node-*\"]";
+    case OptionKind::kSwitch:
     case OptionKind::kChoice: break;
   }
   std::string list;
@@ -274,10 +333,14 @@ Status store_option(const Option& option, const std::string& text, Config& confi
     return parse_gpu_list(text, config.*std::get<GpuList Config::*>(option.field)) ? Status()
                                                                                    : refused(option, text);
   }
+  if (option.kind == OptionKind::kNames) {
+    config.*std::get<std::vector<std::string> Config::*>(option.field) = split_names(text);
+    return {};
+  }
   std::int64_t value = 0;
   if (option.kind == OptionKind::kAutoNumber && text == "auto") {
     value = kAutomatic;
-  } else if (option.kind == OptionKind::kChoice) {
+  } else if (option.kind == OptionKind::kChoice || option.kind == OptionKind::kSwitch) {
     const auto found = std::find(option.choices.begin(), option.choices.end(), text);
     if (found == option.choices.end()) return refused(option, text);
     value = found - option.choices.begin();

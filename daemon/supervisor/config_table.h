@@ -7,14 +7,25 @@
 
 namespace epd {
 
-enum class OptionKind { kText, kNumber, kAutoNumber, kSigned, kBytes, kOctal, kChoice, kGpus };
+enum class OptionKind {
+  kText,
+  kNumber,
+  kAutoNumber,
+  kSigned,
+  kBytes,
+  kOctal,
+  kChoice,
+  kGpus,
+  kSwitch,
+  kNames
+};
 
 struct Option {
   const char* key;
   const char* default_text;
   OptionKind kind;
   std::variant<std::string Config::*, std::uint32_t Config::*, std::uint64_t Config::*,
-               std::int32_t Config::*, GpuList Config::*>
+               std::int32_t Config::*, GpuList Config::*, std::vector<std::string> Config::*>
       field;
   std::int64_t low;   // numbers
   std::int64_t high;  // numbers

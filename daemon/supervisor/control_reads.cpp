@@ -1,5 +1,6 @@
 #include "control_reads.h"
 
+#include "cluster/certificates.h"
 #include "device_list.h"
 #include "fleet.h"
 #include "live_config.h"
@@ -15,16 +16,6 @@ namespace epd {
 namespace {
 
 constexpr std::uint64_t kMsNs = 1'000'000;
-
-std::string hexadecimal(const std::array<std::uint8_t, 16>& bytes) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (const std::uint8_t byte : bytes) {
-    text += kDigits[byte >> 4];
-    text += kDigits[byte & 0xf];
-  }
-  return text;
-}
 
 std::string version_text(std::uint32_t major, std::uint32_t minor) {
   return std::to_string(major) + "." + std::to_string(minor);
@@ -104,7 +95,31 @@ v1::DaemonStatus ControlReads::daemon_status() const {
   message.set_sessions_total(rooms_.sessions.total_attached());
   message.set_sessions_refused(rooms_.sessions.total_refused());
   message.set_mps_control_error(parts_.gpu_work.error());
+  if (parts_.cluster != nullptr)
+    *message.mutable_cluster() = message_of(parts_.cluster->settings(), parts_.cluster->view());
   return message;
+}
+
+Result<v1::ListNodesResponse> ControlReads::list_nodes() const {
+  if (parts_.cluster == nullptr)
+    return Status(StatusCode::kUnsupported, "this daemon is in no cluster: cluster.name is not set");
+  const cluster::View view = parts_.cluster->view();
+  v1::ListNodesResponse list;
+  *list.mutable_cluster() = message_of(parts_.cluster->settings(), view);
+  for (const cluster::NodeView& node : view.nodes) *list.add_nodes() = message_of(node);
+  return list;
+}
+
+void ControlReads::add_certificate(v1::ListNodesResponse& nodes) const {
+  if (!parts_.cluster_settings || parts_.cluster_settings->insecure) return;
+  const cluster::Settings& settings = *parts_.cluster_settings;
+  cluster::CertificateFacts facts;
+  const Status status = cluster::check_certificates(settings, &facts);
+  v1::CertificateStatus& message = *nodes.mutable_certificate();
+  message.set_file(settings.tls_cert);
+  for (std::string& name : facts.names) message.add_names(std::move(name));
+  message.set_seconds_left(facts.seconds_left);
+  message.set_error(status.message());
 }
 
 // In the order of their names and numbers, as they were found.

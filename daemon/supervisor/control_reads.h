@@ -1,6 +1,7 @@
 // What the control plane reads: the supervisor's state as messages.
 #pragma once
 
+#include "cluster/cluster.h"
 #include "gpu_work.h"
 #include "lifecycle.h"
 #include "operator_settings.h"
@@ -9,12 +10,15 @@
 #include "supervisor/control_facade.h"
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace epd {
 
 namespace v1 {
+class ClusterStatus;
 class CudaDevice;
 class Operation;
 class Wait;
@@ -26,6 +30,8 @@ class ControlReads {
     const OperatorSettings& settings;
     const GpuWork& gpu_work;
     const Lifecycle& lifecycle;
+    const std::unique_ptr<cluster::Cluster>& cluster;          // null: the daemon is in none
+    const std::optional<cluster::Settings>& cluster_settings;  // as it was started: for any thread
   };
   ControlReads(const Rooms& rooms, const Parts& parts);
 
@@ -33,7 +39,10 @@ class ControlReads {
   v1::ListDevicesResponse list_devices() const;
   v1::ListSessionsResponse list_sessions() const;
   v1::ListGroupsResponse list_groups() const;
+  Result<v1::ListNodesResponse> list_nodes() const;
   std::vector<ConfigEntry> config_entries() const;
+  // From any thread: what the certificate files are now.
+  void add_certificate(v1::ListNodesResponse& nodes) const;
   // From any thread: these read only the engines' pages. Operations are not sorted yet.
   v1::ListOperationsResponse list_operations() const;
   v1::GetStatisticsResponse statistics() const;

@@ -15,6 +15,7 @@ constexpr Enum enumerator(Ours value) {
   return static_cast<Enum>(static_cast<int>(value) + 1);
 }
 static_assert(enumerator<v1::DeviceState>(DeviceState::kStopped) == v1::DEVICE_STATE_STOPPED);
+static_assert(enumerator<v1::NodeState>(cluster::NodeState::kDraining) == v1::NODE_STATE_DRAINING);
 static_assert(enumerator<v1::Payload>(abi::Payload::kOpaque) == v1::PAYLOAD_OPAQUE);
 static_assert(enumerator<v1::Layout>(abi::Layout::kExpert) == v1::LAYOUT_EXPERT);
 static_assert(enumerator<v1::ScaleFormat>(abi::ScaleFormat::kUe8m0) == v1::SCALE_FORMAT_UE8M0);
@@ -49,6 +50,59 @@ void add_stage(v1::Operation& message, const char* name, std::uint64_t submit_ns
 }
 
 }  // namespace
+
+std::string hexadecimal(const std::array<std::uint8_t, 16>& bytes) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const std::uint8_t byte : bytes) {
+    text += kDigits[byte >> 4];
+    text += kDigits[byte & 0xf];
+  }
+  return text;
+}
+
+v1::ClusterStatus message_of(const cluster::Settings& settings, const cluster::View& view) {
+  v1::ClusterStatus message;
+  message.set_name(settings.name);
+  message.set_node(settings.node);
+  message.set_listen(settings.listen);
+  message.set_advertise(settings.advertise);
+  message.set_coordinator(settings.coordinator);
+  message.set_coordinates(view.coordinates);
+  message.set_insecure(settings.insecure);
+  message.set_term(view.term);
+  message.set_problem(view.problem);
+  message.set_problem_ms(view.problem_ms);
+  for (const cluster::NodeView& node : view.nodes) {
+    switch (node.state) {
+      case cluster::NodeState::kUp: message.set_nodes_up(message.nodes_up() + 1); break;
+      case cluster::NodeState::kSilent: message.set_nodes_silent(message.nodes_silent() + 1); break;
+      case cluster::NodeState::kLost: message.set_nodes_lost(message.nodes_lost() + 1); break;
+      case cluster::NodeState::kDraining: message.set_nodes_draining(message.nodes_draining() + 1); break;
+    }
+  }
+  for (const auto& [reason, count] : view.refusals) {
+    v1::RefusalCount& refusal = *message.add_refusals();
+    refusal.set_reason(reason);
+    refusal.set_count(count);
+  }
+  return message;
+}
+
+v1::Node message_of(const cluster::NodeView& node) {
+  v1::Node message;
+  message.set_name(node.name);
+  message.set_state(enumerator<v1::NodeState>(node.state));
+  message.set_since_ms(node.since_ms);
+  message.set_reason(node.reason);
+  message.set_address(node.address);
+  message.set_version(node.version);
+  message.set_boot_id(hexadecimal(node.boot_id));
+  message.set_coordinator(node.coordinator);
+  message.set_own(node.own);
+  if (node.heard_ms) message.set_heartbeat_age_ms(*node.heard_ms);
+  return message;
+}
 
 v1::DeviceState message_of(DeviceState state) {
   return enumerator<v1::DeviceState>(state);

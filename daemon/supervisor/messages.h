@@ -2,12 +2,14 @@
 // that engines write while they are read.
 #pragma once
 
+#include "cluster/cluster.h"
 #include "fleet.h"
 #include "membership/group.h"
 #include "proto/link.h"
 #include "supervisor/config.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -15,11 +17,15 @@
 
 namespace epd {
 
+std::string hexadecimal(const std::array<std::uint8_t, 16>& bytes);
 v1::DeviceState message_of(DeviceState state);
 v1::GroupState message_of(membership::GroupPhase phase);
 v1::GroupShape message_of(const abi::GroupShape& shape);
 v1::Histogram message_of(const abi::Histogram& histogram);
 v1::GetConfigResponse message_of(std::vector<ConfigEntry> entries);
+
+v1::ClusterStatus message_of(const cluster::Settings& settings, const cluster::View& view);
+v1::Node message_of(const cluster::NodeView& node);
 
 // Nothing is added if `op` is free, or was taken by another operation while it was read.
 void add_operation(v1::ListOperationsResponse& list, const abi::OpView& op, const std::string& device,

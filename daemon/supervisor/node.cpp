@@ -5,6 +5,9 @@
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <algorithm>
+#include <functional>
+#include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,6 +46,7 @@ membership::NodeUp describe(const DeviceList& devices) {
 Node::Node(const Ground& ground, SupervisorOptions options, DeviceList devices)
     : options_(std::move(options)),
       life_(ground.life),
+      deadlines_(ground.deadlines),
       config_(options_.config, options_.sources),
       devices_(std::move(devices)),
       descriptors_(descriptor_limit()),
@@ -54,7 +58,7 @@ Node::Node(const Ground& ground, SupervisorOptions options, DeviceList devices)
       lifecycle_(rooms_, {orders_, settings_, gpu_work_}, options_),
       session_events_(rooms_, {orders_, removals_, gpu_work_, lifecycle_, closer_, descriptors_}),
       engine_events_(rooms_, {orders_, removals_, gpu_work_, settings_}),
-      reads_(rooms_, {settings_, gpu_work_, lifecycle_}),
+      reads_(rooms_, {settings_, gpu_work_, lifecycle_, cluster_, options_.config.cluster}),
       commands_(rooms_, {orders_, settings_, gpu_work_, lifecycle_}),
       memory_(rooms_, closer_, descriptors_),
       registry_(ground.deadlines, config_.membership_limits()),
@@ -72,6 +76,7 @@ Status Node::start() {
   Result<Loop::WatchId> watch =
       loop().add(sessions_.poll_fd(), EPOLLIN, [this](std::uint32_t) { sessions_.process(); });
   if (!watch.ok()) return watch.status();
+  if (Status status = join_cluster(); !status.ok()) return status;
   if (Status status = gpu_work_.start(); !status.ok()) return status;
   std::vector<EngineFleet::DeviceToServe> devices;
   for (const DeviceList::Device& device : devices_.all())
@@ -79,8 +84,20 @@ Status Node::start() {
   return fleet_.start(devices);
 }
 
+Status Node::join_cluster() {
+  const std::optional<cluster::Settings>& settings = options_.config.cluster;
+  if (!settings) return {};
+  const auto post = [this](std::function<void()> task) { return loop().post(std::move(task)); };
+  Result<std::unique_ptr<cluster::Cluster>> cluster =
+      cluster::Cluster::start(*settings, {deadlines_, post, life_.boot_id, kDaemonVersion});
+  if (!cluster.ok()) return cluster.status();
+  cluster_ = std::move(*cluster);
+  return {};
+}
+
 void Node::run() {
   loop().run([this] { return turn(); });
+  cluster_.reset();  // its threads post to the loop
 }
 
 // Once per turn of the loop: what the events have led to, and what is due.
@@ -93,9 +110,20 @@ std::uint64_t Node::turn() {
   orders_.carry_out_all();
   lifecycle_.tick();
   orders_.carry_out_all();
+  const std::uint64_t cluster_due_ns = turn_of_cluster();
   LogLimiter::tell_suppressed();
   return std::min({sessions_.next_due_ns(), registry_.next_due_ns(), fleet_.next_due_ns(),
-                   removals_.next_due_ns(), lifecycle_.next_due_ns()});
+                   removals_.next_due_ns(), lifecycle_.next_due_ns(), cluster_due_ns});
+}
+
+std::uint64_t Node::turn_of_cluster() {
+  if (cluster_ == nullptr) return std::numeric_limits<std::uint64_t>::max();
+  const DaemonPhase phase = lifecycle_.phase();
+  if (phase == DaemonPhase::kDraining && told_cluster_ == DaemonPhase::kServing) cluster_->drain();
+  if (phase == DaemonPhase::kStopping && told_cluster_ != DaemonPhase::kStopping) cluster_->leave();
+  if (phase != DaemonPhase::kStarting) told_cluster_ = phase;
+  cluster_->tick();
+  return cluster_->next_due_ns();
 }
 
 }  // namespace epd

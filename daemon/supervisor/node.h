@@ -4,6 +4,7 @@
 
 #include "base/closer.h"
 #include "base/descriptors.h"
+#include "cluster/cluster.h"
 #include "control_reads.h"
 #include "device_list.h"
 #include "engine_events.h"
@@ -24,6 +25,7 @@
 #include "supervisor/supervisor.h"
 
 #include <cstdint>
+#include <memory>
 
 namespace epd {
 
@@ -46,10 +48,13 @@ class Node {
   OperatorCommands& commands() { return commands_; }
 
  private:
+  Status join_cluster();
   std::uint64_t turn();
+  std::uint64_t turn_of_cluster();
 
   const SupervisorOptions options_;
   const DaemonLife life_;
+  const Clock& deadlines_;
   LiveConfig config_;
   const DeviceList devices_;
   DescriptorBudget descriptors_;
@@ -64,6 +69,8 @@ class Node {
   Lifecycle lifecycle_;
   SessionEvents session_events_;
   EngineEvents engine_events_;
+  std::unique_ptr<cluster::Cluster> cluster_;  // null: the daemon is in none
+  DaemonPhase told_cluster_ = DaemonPhase::kServing;
   ControlReads reads_;
   OperatorCommands commands_;
 

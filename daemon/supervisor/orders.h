@@ -49,6 +49,10 @@ class Orders {
   void carry_out(const membership::ReplyLeft& action);
   void carry_out(const membership::ReplyRefused& action);
   void carry_out(const membership::WakeSession& action);
+  // Never said of groups of one node.
+  void carry_out(const membership::SendFarEngine&) { EPD_CHECK(false); }
+  void carry_out(const membership::StoreView&) { EPD_CHECK(false); }
+  void carry_out(const membership::DropView&) { EPD_CHECK(false); }
 
   void send_rank(membership::EngineId to, std::uint64_t group_id, const membership::RankDescription& rank);
   void send_member(std::uint32_t device, std::uint64_t group_id, const membership::MemberDescription& member);

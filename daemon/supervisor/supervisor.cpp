@@ -30,6 +30,12 @@ class Facade final : public ControlFacade {
   Result<v1::ListDevicesResponse> devices() override { return on_loop(&ControlReads::list_devices); }
   Result<v1::ListSessionsResponse> sessions() override { return on_loop(&ControlReads::list_sessions); }
   Result<v1::ListGroupsResponse> groups() override { return on_loop(&ControlReads::list_groups); }
+  Result<v1::ListNodesResponse> nodes() override {
+    auto list =
+        flat(ask<Result<v1::ListNodesResponse>>(node_.loop(), [this] { return node_.reads().list_nodes(); }));
+    if (list.ok()) node_.reads().add_certificate(*list);
+    return list;
+  }
   Result<v1::ListOperationsResponse> operations() override {
     v1::ListOperationsResponse list = node_.reads().list_operations();
     sort(list);

@@ -24,9 +24,11 @@ epd_fuzzer(attach_fuzz SOURCE attach_fuzz.cpp ROOM session CORPUS attach RUNS 10
 epd_fuzzer(control_fuzz SOURCE control_fuzz.cpp CORPUS control RUNS 300 LIBS epd_fake_control epd_control_proto)
 epd_fuzzer(config_fuzz SOURCE config_fuzz.cpp CORPUS config RUNS 1000 LIBS epd_supervisor)
 epd_fuzzer(far_fuzz SOURCE far_fuzz.cpp CORPUS far RUNS 20000 LIBS epd_proto)
+epd_fuzzer(cluster_fuzz SOURCE cluster_fuzz.cpp ROOM cluster CORPUS cluster RUNS 2000
+  LIBS epd_cluster epd_membership epd_cluster_messages)
 if(EPD_BUILD_FUZZERS)
   # Coverage guides only where the code under test is instrumented too.
-  foreach(_room base session membership supervisor control engine device)
+  foreach(_room base session membership cluster supervisor control engine device)
     target_compile_options(epd_${_room} PRIVATE -fsanitize=fuzzer-no-link)
   endforeach()
 endif()

@@ -174,6 +174,46 @@ void fill(v1::GetStatisticsResponse& statistics) {
   fill(*group.mutable_statistics(), 2);
 }
 
+// Three nodes: this one, which coordinates, one that is silent, one that is lost.
+void fill(v1::ListNodesResponse& nodes) {
+  v1::ClusterStatus& cluster = *nodes.mutable_cluster();
+  cluster.set_name("prod");
+  cluster.set_node("node-a");
+  cluster.set_listen("0.0.0.0:7410");
+  cluster.set_advertise("node-a:7410");
+  cluster.set_coordinator("node-a:7410");
+  cluster.set_coordinates(true);
+  cluster.set_term(1);
+  cluster.set_nodes_up(1);
+  cluster.set_nodes_silent(1);
+  cluster.set_nodes_lost(1);
+  v1::RefusalCount& refusal = *cluster.add_refusals();
+  refusal.set_reason("plain_text");
+  refusal.set_count(3);
+  const auto add_node = [&](const char* name, v1::NodeState state, const char* reason) -> v1::Node& {
+    v1::Node& node = *nodes.add_nodes();
+    node.set_name(name);
+    node.set_state(state);
+    node.set_since_ms(5'000);
+    node.set_reason(reason);
+    node.set_address(std::string(name) + ":7410");
+    node.set_version("0.1.0");
+    node.set_boot_id("00112233445566778899aabbccddeeff");
+    node.set_heartbeat_age_ms(1'200);
+    return node;
+  };
+  v1::Node& own = add_node("node-a", v1::NODE_STATE_UP, "");
+  own.set_coordinator(true);
+  own.set_own(true);
+  own.set_heartbeat_age_ms(0);
+  add_node("node-b", v1::NODE_STATE_SILENT, "it says nothing");
+  add_node("node-c", v1::NODE_STATE_LOST, "nobody listens at 10.0.0.3:7410 any more");
+  v1::CertificateStatus& certificate = *nodes.mutable_certificate();
+  certificate.set_file("/etc/epd/node-a.pem");
+  certificate.add_names("node-a");
+  certificate.set_seconds_left(40 * 86'400);
+}
+
 void add(v1::GetConfigResponse& config, const std::string& key, const std::string& value,
          v1::ConfigOrigin origin, bool reloadable) {
   v1::ConfigEntry& entry = *config.add_entries();
@@ -198,6 +238,7 @@ FakeControlFacade::FakeControlFacade() {
   daemon.set_arena_bytes(std::uint64_t{600} << 20);
   daemon.set_sessions_total(17);
   daemon.set_sessions_refused(1);
+  fill(views_.nodes);
   for (const std::uint32_t i : {0u, 1u}) {
     const std::string device = "host:" + std::to_string(i);
     fill(*views_.devices.add_devices(), device);

@@ -20,6 +20,7 @@ class FakeControlFacade final : public ControlFacade {
   Result<v1::ListSessionsResponse> sessions() override { return answer(views_.sessions); }
   Result<v1::ListGroupsResponse> groups() override { return answer(views_.groups); }
   Result<v1::ListOperationsResponse> operations() override { return answer(views_.operations); }
+  Result<v1::ListNodesResponse> nodes() override { return answer(views_.nodes); }
   Result<v1::GetConfigResponse> config() override { return answer(views_.config); }
   Status authorize(const Operator& by, Right wanted, const std::string& what) override;
   Status drain(const Operator& by, std::uint32_t timeout_ms) override;
@@ -48,6 +49,7 @@ class FakeControlFacade final : public ControlFacade {
     v1::ListSessionsResponse sessions;
     v1::ListGroupsResponse groups;
     v1::ListOperationsResponse operations;
+    v1::ListNodesResponse nodes;
     v1::GetConfigResponse config;
     v1::GetStatisticsResponse statistics;
   };

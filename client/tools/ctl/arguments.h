@@ -10,6 +10,7 @@ namespace epd::ctl {
 enum class Command {
   kStatus,
   kDevices,
+  kNodes,
   kSessions,
   kGroups,
   kOps,

@@ -109,6 +109,9 @@ Exit run(const Arguments& arguments, Output& output) {
     case Command::kDevices:
       return list<v1::ListDevicesRequest, v1::ListDevicesResponse>(arguments, connection, output,
                                                                    [](const auto& r) { return render(r); });
+    case Command::kNodes:
+      return list<v1::ListNodesRequest, v1::ListNodesResponse>(arguments, connection, output,
+                                                               [](const auto& r) { return render(r); });
     case Command::kSessions:
       return list<v1::ListSessionsRequest, v1::ListSessionsResponse>(arguments, connection, output,
                                                                      [](const auto& r) { return render(r); });

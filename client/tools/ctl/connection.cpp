@@ -212,6 +212,10 @@ std::optional<Failure> Connection::call(const v1::ListDevicesRequest& request,
                                         v1::ListDevicesResponse& response) {
   return impl_->ask(&v1::Control::Stub::ListDevices, request, response);
 }
+std::optional<Failure> Connection::call(const v1::ListNodesRequest& request,
+                                        v1::ListNodesResponse& response) {
+  return impl_->ask(&v1::Control::Stub::ListNodes, request, response);
+}
 std::optional<Failure> Connection::call(const v1::ListSessionsRequest& request,
                                         v1::ListSessionsResponse& response) {
   return impl_->ask(&v1::Control::Stub::ListSessions, request, response);

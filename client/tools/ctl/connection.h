@@ -23,6 +23,7 @@ class Connection {
   // makes; if the daemon has ended it, the next call makes another one.
   std::optional<Failure> call(const v1::GetStatusRequest& request, v1::GetStatusResponse& response);
   std::optional<Failure> call(const v1::ListDevicesRequest& request, v1::ListDevicesResponse& response);
+  std::optional<Failure> call(const v1::ListNodesRequest& request, v1::ListNodesResponse& response);
   std::optional<Failure> call(const v1::ListSessionsRequest& request, v1::ListSessionsResponse& response);
   std::optional<Failure> call(const v1::ListGroupsRequest& request, v1::ListGroupsResponse& response);
   std::optional<Failure> call(const v1::ListOperationsRequest& request, v1::ListOperationsResponse& response);

@@ -104,6 +104,15 @@ Exit run_doctor(const Arguments& arguments, Connection& connection, Output& outp
   if (!daemon.failure) {
     append(judge_devices(daemon.status));
     append(judge_gpus(daemon.status));
+    if (daemon.status.daemon().has_cluster()) {
+      ClusterFacts cluster;
+      if (const auto failure = connection.call(v1::ListNodesRequest(), cluster.nodes)) {
+        append({{Level::kFail, "cluster", "its state can't be read", failure->message}});
+      } else {
+        cluster.ports = probe_ports(cluster.nodes);
+        append(judge_cluster(cluster));
+      }
+    }
   }
   append(judge_host(probe_host(), daemon.status));
   arguments.json ? print_json(checks, output) : print(checks, output);

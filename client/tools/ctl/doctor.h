@@ -42,6 +42,19 @@ struct DaemonFacts {
   std::optional<std::uint64_t> open_files;
 };
 
+// Of one host:port that the cluster's configuration or a node names.
+struct PortFacts {
+  std::string what;     // "coordinator", "node node-b"
+  std::string address;  // "node-b:7410"
+  std::string error;    // why the host has no address, or nobody takes a connection; empty: somebody does
+  bool resolved = false;
+};
+
+struct ClusterFacts {
+  v1::ListNodesResponse nodes;
+  std::vector<PortFacts> ports;
+};
+
 enum class Level { kOk, kWarn, kFail };
 
 struct Check {
@@ -59,6 +72,9 @@ std::vector<Check> judge_daemon(const DaemonFacts& daemon, const OwnVersion& own
 std::vector<Check> judge_devices(const v1::GetStatusResponse& status);
 // Empty if the daemon serves none.
 std::vector<Check> judge_gpus(const v1::GetStatusResponse& status);
+// Looks whether the coordinator and the nodes can be reached from here; each for a second at most.
+std::vector<PortFacts> probe_ports(const v1::ListNodesResponse& nodes);
+std::vector<Check> judge_cluster(const ClusterFacts& cluster);
 // `status` is empty if no daemon answers.
 std::vector<Check> judge_host(const HostFacts& host, const v1::GetStatusResponse& status);
 

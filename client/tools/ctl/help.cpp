@@ -70,6 +70,23 @@ EXAMPLES
   epctl devices --json | jq '.devices[] | {name, restarts, last_exit}'
 )HELP"};
 
+const Page kNodes = {"Nodes of the cluster, and who is lost", R"HELP(
+One line per node, as this daemon knows it: the coordinator hears all nodes, the others hear the coordinator and show
+what it told last. Fails with UNSUPPORTED if the daemon is in no cluster.
+  STATE       up, silent (its stream has ended, or it has said nothing for half of cluster.node_timeout_ms), lost
+              (for all of it, or nobody listens at its address any more), draining
+  SINCE       for how long it has been in that state
+  ROLE        coordinator; * marks the node that answers
+  HEARTBEAT   since its last message; of the nodes that this one hears itself
+  ADDRESS     where other nodes reach it
+Below it: reasons of states that are not up, what keeps this node from its coordinator, and how often something was
+refused on this node's port.
+
+EXAMPLES
+  epctl nodes
+  epctl nodes --json | jq -r '.nodes[] | select(.state == "lost") | .name'
+)HELP"};
+
 const Page kSessions = {"Attached client processes", R"HELP(
 One line per session: a client process attached to one device. PID, UID and GID are what the kernel
 says about the client; LIBRARY is what the client says about itself. A client in another PID namespace

@@ -39,6 +39,7 @@ Json element(const Message& message, const FieldDescriptor& field, int index) {
 
 Json single(const Message& message, const FieldDescriptor& field) {
   const auto& reflection = *message.GetReflection();
+  if (field.has_presence() && !reflection.HasField(message, &field)) return nullptr;
   switch (field.cpp_type()) {
     case FieldDescriptor::CPPTYPE_INT32: return reflection.GetInt32(message, &field);
     case FieldDescriptor::CPPTYPE_INT64: return reflection.GetInt64(message, &field);
@@ -50,9 +51,7 @@ Json single(const Message& message, const FieldDescriptor& field) {
     case FieldDescriptor::CPPTYPE_STRING: return reflection.GetString(message, &field);
     case FieldDescriptor::CPPTYPE_ENUM:
       return enum_word(*field.enum_type(), reflection.GetEnumValue(message, &field));
-    case FieldDescriptor::CPPTYPE_MESSAGE:
-      if (!reflection.HasField(message, &field)) return nullptr;
-      return to_json(reflection.GetMessage(message, &field));
+    case FieldDescriptor::CPPTYPE_MESSAGE: return to_json(reflection.GetMessage(message, &field));
   }
   return nullptr;
 }

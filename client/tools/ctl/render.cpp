@@ -88,6 +88,29 @@ std::string gpu_table(const google::protobuf::RepeatedPtrField<v1::Device>& devi
   return table.empty() ? "" : "\n" + table.text();
 }
 
+// One line, or two: what the daemon's place in its cluster is.
+std::string cluster_lines(const v1::ClusterStatus& cluster) {
+  std::string text =
+      "  cluster         " + printable(cluster.name()) + ", this is " + printable(cluster.node());
+  text +=
+      cluster.coordinates() ? ", the coordinator" : ", coordinator at " + printable(cluster.coordinator());
+  std::string counts;
+  for (const auto& [count, state] : {std::pair(cluster.nodes_up(), "up"),
+                                     {cluster.nodes_draining(), "draining"},
+                                     {cluster.nodes_silent(), "silent"},
+                                     {cluster.nodes_lost(), "lost"}}) {
+    if (count != 0) counts += (counts.empty() ? "; " : ", ") + number(count) + " " + state;
+  }
+  text += counts + "\n";
+  if (!cluster.problem().empty()) {
+    text += "  no coordinator  for " + format_ms(cluster.problem_ms()) + ": " + printable(cluster.problem()) +
+            "\n";
+  }
+  if (cluster.insecure())
+    text += "  INSECURE        cluster.insecure: plain text between daemons, and nobody is authenticated\n";
+  return text;
+}
+
 std::string ranks(const google::protobuf::RepeatedField<std::uint32_t>& missing) {
   constexpr int kShown = 16;
   std::string text;
@@ -113,12 +136,43 @@ std::string render(const v1::GetStatusResponse& status) {
   if (!daemon.last_reload_error().empty()) {
     text += "  last reload     refused: " + printable(daemon.last_reload_error()) + "\n";
   }
+  if (daemon.has_cluster()) text += cluster_lines(daemon.cluster());
   text += "  boot            " + printable(daemon.boot_id()) + "\n\n";
   return text + device_table(status.devices()) + gpu_table(status.devices());
 }
 
 std::string render(const v1::ListDevicesResponse& devices) {
   return device_table(devices.devices()) + gpu_table(devices.devices());
+}
+
+std::string render(const v1::ListNodesResponse& nodes) {
+  Table table({{"NODE"},
+               {"STATE"},
+               {"SINCE", kRight},
+               {"ROLE"},
+               {"HEARTBEAT", kRight},
+               {"VERSION"},
+               {"ADDRESS"},
+               {"BOOT"}});
+  std::string notes;
+  for (const v1::Node& node : nodes.nodes()) {
+    const std::string role = std::string(node.coordinator() ? "coordinator" : "") + (node.own() ? "*" : "");
+    const std::string heartbeat =
+        node.has_heartbeat_age_ms() && !node.own() ? format_ms(node.heartbeat_age_ms()) + " ago" : "";
+    table.add({node.name(), word(node.state()), format_ms(node.since_ms()), role, heartbeat, node.version(),
+               node.address(), node.boot_id().substr(0, 8)});
+    if (!node.reason().empty())
+      notes += "node " + printable(node.name()) + ": " + printable(node.reason()) + "\n";
+  }
+  const v1::ClusterStatus& cluster = nodes.cluster();
+  if (!cluster.problem().empty()) {
+    notes += "no coordinator for " + format_ms(cluster.problem_ms()) + " (" +
+             printable(cluster.coordinator()) + "): " + printable(cluster.problem()) + "\n";
+  }
+  for (const v1::RefusalCount& refusal : cluster.refusals())
+    notes += "refused here (" + printable(refusal.reason()) + "): " + number(refusal.count()) + "\n";
+  if (cluster.insecure()) notes += "INSECURE: plain text between daemons, and nobody is authenticated\n";
+  return table.text() + (notes.empty() ? "" : "\n" + notes);
 }
 
 std::string render(const v1::ListSessionsResponse& sessions) {

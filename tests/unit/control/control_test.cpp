@@ -45,6 +45,8 @@ TEST_F(ControlTest, ListsArrivePreciselyAsTheSupervisorHasFilledThem) {
   expect_same(call(*stub, &v1::Control::Stub::ListOperations, {}, operations), operations, filled.operations);
   v1::GetStatisticsResponse statistics;
   expect_same(call(*stub, &v1::Control::Stub::GetStatistics, {}, statistics), statistics, filled.statistics);
+  v1::ListNodesResponse nodes;
+  expect_same(call(*stub, &v1::Control::Stub::ListNodes, {}, nodes), nodes, filled.nodes);
   v1::GetConfigResponse config;
   expect_same(call(*stub, &v1::Control::Stub::GetConfig, {}, config), config, filled.config);
 }
@@ -99,7 +101,9 @@ TEST_F(ControlTest, WhoMayNothingSeesNothing) {
   v1::GetOperationResponse operation;
   v1::GetStatisticsResponse statistics;
   v1::GetConfigResponse config;
+  v1::ListNodesResponse nodes;
   v1::GetVersionResponse version;
+  refused(call(*stub, &v1::Control::Stub::ListNodes, {}, nodes));
   refused(call(*stub, &v1::Control::Stub::GetStatus, {}, status));
   refused(call(*stub, &v1::Control::Stub::ListDevices, {}, devices));
   refused(call(*stub, &v1::Control::Stub::ListSessions, {}, sessions));

@@ -11,6 +11,7 @@ struct Run {
   std::uint32_t nodes;
   bool at_once;
   bool echoes;
+  bool spans = false;
 };
 void PrintTo(const Run& run, std::ostream* out) {
   *out << run.name;
@@ -25,11 +26,12 @@ class RandomMembership : public testing::TestWithParam<std::tuple<Run, std::uint
     options.nodes = how.nodes;
     options.at_once = how.at_once;
     options.echoes = how.echoes;
+    options.spans = how.spans;
     options.policy = policy;
-    options.kind = seed % 2 == 0 ? abi::DeviceKind::kCuda : abi::DeviceKind::kHost;
+    options.kind = seed % 2 == 0 && !how.spans ? abi::DeviceKind::kCuda : abi::DeviceKind::kHost;
     options.conflict_ms = seed % 3 == 0 ? 250 : 0;
     World world(seed, options);
-    for (int turn = 0; turn < 400; ++turn) {
+    for (int turn = 0; turn < (how.spans ? 1'200 : 400); ++turn) {
       world.step();
       if (HasFatalFailure()) return;
     }
@@ -61,6 +63,13 @@ INSTANTIATE_TEST_SUITE_P(Nodes, RandomMembership,
                                                           Run{"ThreeNodes", 3, false, false},
                                                           Run{"ThreeNodesWithEchoes", 3, false, true}),
                                           testing::Range<std::uint64_t>(1, 41)),
+                         name_of);
+
+INSTANTIATE_TEST_SUITE_P(Spanning, RandomMembership,
+                         testing::Combine(testing::Values(Run{"TwoNodes", 2, false, false, true},
+                                                          Run{"ThreeNodes", 3, false, false, true},
+                                                          Run{"TwoNodesAtOnce", 2, true, false, true}),
+                                          testing::Range<std::uint64_t>(1, 81)),
                          name_of);
 
 }  // namespace

@@ -3,20 +3,66 @@
 #include <algorithm>
 
 namespace epd::membership {
+namespace {
+
+std::optional<Spanning> spanning(bool spans, std::uint64_t& next_key) {
+  if (!spans) return std::nullopt;
+  return Spanning{std::uint64_t{1} << 63, 256, [&next_key] { return EpochKey{next_key++, 7}; }};
+}
+
+}  // namespace
 
 World::World(std::uint64_t seed, const WorldOptions& options)
     : options_(options),
       random_(seed),
-      registry_(clock_, {4, 60'000, 3'000, 10'000, 30'000, kLastEpoch, options.conflict_ms}),
-      nodes_(options.nodes) {
-  const std::uint32_t devices = kDevices / options.nodes;
-  for (std::uint32_t node = 0; node < options.nodes; ++node) {
-    NodeUp described{node, {}};
-    for (std::uint32_t d = 0; d < devices; ++d)
-      described.devices.push_back({"host:" + std::to_string(d), {}});
-    tell(node, described);
-    for (std::uint32_t d = 0; d < devices; ++d) start({node, d});
+      registry_(clock_, {4, 60'000, 3'000, 10'000, 30'000, kLastEpoch, options.conflict_ms},
+                spanning(options.spans, next_key_)) {
+  while (nodes_.size() < options.nodes) begin_node();
+}
+
+void World::begin_node() {
+  const auto node = static_cast<std::uint32_t>(nodes_.size());
+  nodes_.emplace_back();
+  NodeUp described{node, {}, "node-" + std::to_string(node), "boot"};
+  const std::uint32_t devices = kDevices / options_.nodes;
+  for (std::uint32_t d = 0; d < devices; ++d) described.devices.push_back({"host:" + std::to_string(d), {}});
+  tell(node, described);
+  for (std::uint32_t d = 0; d < devices; ++d) start({node, d});
+}
+
+// Another one takes its place.
+void World::lose_node() {
+  const std::uint32_t node = any_engine().node;
+  for (auto session = open_.begin(); session != open_.end();) {
+    const SessionId id = (session++)->first;
+    if (id.node == node) forget(id);
   }
+  std::erase_if(engines_, [node](const auto& entry) { return entry.first.node == node; });
+  nodes_[node] = Node{};
+  nodes_[node].lost = true;
+  registry_.handle(NodeLost{node, "its daemon was killed"});
+  collect();
+  begin_node();
+}
+
+void World::say_out_of_reach(EngineId engine) {
+  if (engines_.at(engine).up) tell(engine.node, PeerLost{engine, any_engine(), "no answer"});
+}
+
+void World::store() {
+  if (storing_.empty()) return;
+  const StoreView asked = std::move(storing_.front());
+  storing_.pop_front();
+  stored_[asked.label.id] = asked.view;
+  registry_.handle(ViewStored{asked.label.id, asked.view});
+}
+
+void World::believe(std::uint64_t group_id, const KnownGroup& known, EpochKey key, std::uint64_t view) {
+  const Believed now{known.ranks, key, view};
+  const auto [found, first] = believed_.emplace(std::pair(group_id, known.epoch), now);
+  EXPECT_EQ(found->second, now) << "two engines believe two things in epoch " << known.epoch;
+  const auto stored = stored_.find(group_id);
+  EXPECT_TRUE(!options_.spans || (stored != stored_.end() && stored->second >= view)) << "it is not stored";
 }
 
 EngineId World::any_engine() {
@@ -25,7 +71,7 @@ EngineId World::any_engine() {
 
 void World::step() {
   const EngineId engine = any_engine();
-  switch (below(28)) {
+  switch (below(options_.spans ? 31 : 28)) {
     case 0:
     case 1: join(); break;
     case 2: leave(); break;
@@ -48,9 +94,16 @@ void World::step() {
     case 10:
       if (below(8) == 0) evict();
       break;
+    case 28:
+      if (below(12) == 0) lose_node();
+      break;
+    case 29:
+      if (below(3) == 0) say_out_of_reach(engine);
+      break;
+    case 30: store(); break;
     default:
       for (int i = 0; i < 12; ++i) {
-        const std::uint32_t node = below(options_.nodes);
+        const std::uint32_t node = below(static_cast<std::uint32_t>(nodes_.size()));
         const EngineId other = any_engine();
         switch (below(4)) {
           case 0: deliver(other); break;
@@ -116,11 +169,15 @@ void World::leave() {
 }
 
 void World::close(SessionId session) {
+  forget(session);
+  tell(session.node, SessionClosed{session, "died"});
+}
+
+void World::forget(SessionId session) {
   open_.erase(session);
   std::erase_if(joined_, [session](const auto& pair) { return pair.first == session; });
   std::erase_if(owed_, [session](const RequestId& request) { return request.session == session; });
   std::erase_if(waiting_, [session](const auto& entry) { return entry.first.session == session; });
-  tell(session.node, SessionClosed{session, "died"});
 }
 
 void World::answered(const RequestId& request) {
@@ -160,11 +217,15 @@ void World::hear(std::uint32_t node) {
 void World::collect() {
   for (Actions actions = registry_.take_actions(); !actions.empty(); actions = registry_.take_actions()) {
     for (Action& action : actions) {
+      if (const auto* asked = std::get_if<StoreView>(&action)) storing_.push_back(*asked);
+      if (const auto* ended = std::get_if<DropView>(&action)) stored_.erase(ended->group_id);
+      if (std::holds_alternative<StoreView>(action) || std::holds_alternative<DropView>(action)) continue;
       const std::uint32_t node = node_of(action);
+      EXPECT_FALSE(nodes_[node].lost) << to_string(action);
       nodes_[node].down.push_back({std::move(action), nodes_[node].heard});
     }
   }
-  for (std::uint32_t node = 0; options_.at_once && node < options_.nodes; ++node) obey(node);
+  for (std::uint32_t node = 0; options_.at_once && node < nodes_.size(); ++node) obey(node);
 }
 
 void World::obey(std::uint32_t node) {
@@ -237,7 +298,7 @@ void World::start(EngineId id) {
   Engine& engine = engines_[id];
   engine.up = true;
   engine.known_at = nodes_[id.node].sent + 1;
-  tell(id.node, EngineUp{id});
+  tell(id.node, EngineUp{id, options_.spans ? "address " + std::to_string(engine.known_at) : ""});
 }
 
 void World::ask_break(EngineId id) {
@@ -288,6 +349,8 @@ void World::take(Engine& engine, const StartGroup& action) {
     EXPECT_TRUE(nodes_[action.engine.node].memory.held.contains({group.label.id, member.rank}));
     known.members.insert(member.rank);
   }
+  for (const FarEngine& far : group.far_engines) EXPECT_NE(far.engine.node, action.engine.node);
+  if (!action.broken) believe(group.label.id, known, group.epoch_key, group.view);
   ASSERT_TRUE(engine.groups.emplace(group.label.id, known).second) << "told twice";
   // Now and then it can't use what a rank has brought, or can't serve the group at all.
   if (below(20) == 0) {
@@ -321,6 +384,11 @@ void World::take(Engine& engine, const CloseStreams& action) {
   EXPECT_TRUE(known == engine.groups.end() || !known->second.members.contains(action.rank)) << "it is served";
 }
 
+void World::take(Engine&, const SendFarEngine& action) {
+  EXPECT_NE(action.far.engine.node, action.engine.node);
+  EXPECT_FALSE(action.far.address.empty());
+}
+
 void World::take(Engine& engine, const SendStopMember& action) {
   KnownGroup* known = known_by(engine, action.message.group_id);
   ASSERT_TRUE(known != nullptr && known->members.contains(action.message.rank))
@@ -335,8 +403,9 @@ void World::take(Engine& engine, const SendBreak& action) {
   ASSERT_TRUE(known != nullptr);
   ASSERT_TRUE(action.message.fatal != 0 || known->phase == KnownGroup::Phase::kServing) << "broken twice";
   known->phase = action.message.fatal != 0 ? KnownGroup::Phase::kLost : KnownGroup::Phase::kBroken;
+  known->said = 10 + below(5);
   engine.outbox.emplace_back(
-      Broken{action.engine, {action.message.group_id, action.message.epoch, 10 + below(5)}});
+      Broken{action.engine, {action.message.group_id, action.message.epoch, known->said}});
 }
 
 void World::take(Engine& engine, const SendRelease& action) {
@@ -351,6 +420,8 @@ void World::take(Engine& engine, const SendResume& action) {
   ASSERT_GT(action.message.epoch, known->epoch);
   known->phase = KnownGroup::Phase::kServing;
   known->epoch = action.message.epoch;
+  EXPECT_LE(action.message.resume_index, std::exchange(known->said, kNever)) << "an operation is left out";
+  believe(action.message.group_id, *known, action.epoch_key, action.view);
   check_ranks(*known, action);
   engine.outbox.emplace_back(Resumed{action.engine, {action.message.group_id, action.message.epoch}});
 }
@@ -381,8 +452,9 @@ void World::settle() {
       if (!engine.up) start(id);
     }
     for (bool busy = true; busy;) {
-      busy = false;
-      for (std::uint32_t node = 0; node < options_.nodes; ++node) {
+      busy = !storing_.empty();
+      store();
+      for (std::uint32_t node = 0; node < nodes_.size(); ++node) {
         busy = busy || !nodes_[node].up.empty() || !nodes_[node].down.empty();
         hear(node);
         obey(node);

@@ -8,6 +8,7 @@
 
 #include <deque>
 #include <functional>
+#include <optional>
 #include <random>
 
 namespace epd::membership {
@@ -16,6 +17,7 @@ struct WorldOptions {
   std::uint32_t nodes = 1;
   bool at_once = true;  // nothing is delayed between node and registry
   bool echoes = false;  // the registry is told twice whatever may be told twice
+  bool spans = false;   // its groups are those that span nodes: a store, lost nodes, engines out of reach
   LossPolicy policy = LossPolicy::kFailFast;
   abi::DeviceKind kind = abi::DeviceKind::kHost;
   std::uint32_t conflict_ms = 0;
@@ -44,6 +46,7 @@ class World {
     std::uint64_t epoch = 0;
     std::set<std::uint32_t> ranks;    // active
     std::set<std::uint32_t> members;  // of this engine
+    std::uint64_t said = kNever;      // next_index of its kBroken of this epoch
   };
   struct Engine {
     bool up = false;
@@ -63,6 +66,14 @@ class World {
     std::uint64_t sent = 0;
     std::uint64_t heard = 0;
     FakeMemory memory;
+    bool lost = false;
+  };
+  // What all engines of a group believe in one epoch.
+  struct Believed {
+    std::set<std::uint32_t> ranks;
+    EpochKey key;
+    std::uint64_t view = 0;
+    bool operator==(const Believed&) const = default;
   };
 
   std::uint32_t below(std::uint32_t bound) { return static_cast<std::uint32_t>(random_() % bound); }
@@ -77,8 +88,16 @@ class World {
   void say_again();
   void leave();
   void close(SessionId session);
+  void forget(SessionId session);
   void evict();
   void answered(const RequestId& request);
+
+  // Nodes and the store.
+  void begin_node();
+  void lose_node();
+  void say_out_of_reach(EngineId engine);
+  void store();
+  void believe(std::uint64_t group_id, const KnownGroup& known, EpochKey key, std::uint64_t view);
 
   // Channels.
   void tell(std::uint32_t node, Event event);
@@ -105,11 +124,14 @@ class World {
   void carry_out(const ReplyLeft& action, std::uint64_t) { answered(action.request); }
   void carry_out(const ReplyRefused& action, std::uint64_t) { answered(action.request); }
   void carry_out(const WakeSession&, std::uint64_t) {}
+  void carry_out(const StoreView&, std::uint64_t) { FAIL(); }
+  void carry_out(const DropView&, std::uint64_t) { FAIL(); }
 
   // An engine, of what it is told.
   void take(Engine& engine, const StartGroup& action);
   void take(Engine& engine, const SendRank& action);
   void take(Engine& engine, const SendMember& action);
+  void take(Engine& engine, const SendFarEngine& action);
   void take(Engine& engine, const SendStopMember& action);
   void take(Engine& engine, const SendBreak& action);
   void take(Engine& engine, const SendRelease& action);
@@ -122,9 +144,13 @@ class World {
   const WorldOptions options_;
   std::mt19937_64 random_;
   ManualClock clock_;
+  std::uint64_t next_key_ = 1;
   GroupRegistry registry_;
   std::vector<Node> nodes_;
   std::map<EngineId, Engine> engines_;
+  std::deque<StoreView> storing_;
+  std::map<std::uint64_t, std::uint64_t> stored_;                         // views, by group
+  std::map<std::pair<std::uint64_t, std::uint64_t>, Believed> believed_;  // by group and epoch
   std::uint64_t next_session_ = 10;
   std::uint32_t next_request_ = 100;
   std::map<SessionId, EngineId> open_;                    // sessions, their engines

@@ -48,6 +48,23 @@ TEST(MetricFamilies, TellEachDeviceAndTheDaemon) {
   EXPECT_THAT(text, HasSubstr("epd_device_operations_total{device=\"host:0\",result=\"failed\"}"));
 }
 
+TEST(MetricFamilies, TellTheNodesOfAClusterByState) {
+  Snapshot snapshot = fixed_snapshot();
+  EXPECT_THAT(text_of(snapshot), Not(HasSubstr("epd_cluster_")));
+  v1::ClusterStatus& cluster = *snapshot.daemon.mutable_cluster();
+  cluster.set_nodes_up(3);
+  cluster.set_nodes_lost(1);
+  v1::RefusalCount& refusal = *cluster.add_refusals();
+  refusal.set_reason("plain_text");
+  refusal.set_count(7);
+  EXPECT_THAT(text_of(snapshot), HasSubstr("epd_cluster_nodes{state=\"up\"} 3"));
+  EXPECT_THAT(text_of(snapshot), HasSubstr("epd_cluster_nodes{state=\"lost\"} 1"));
+  EXPECT_THAT(text_of(snapshot), HasSubstr("epd_cluster_attached 1"));
+  EXPECT_THAT(text_of(snapshot), HasSubstr("epd_cluster_refused_total{reason=\"plain_text\"} 7"));
+  cluster.set_problem("nobody listens");
+  EXPECT_THAT(text_of(snapshot), HasSubstr("epd_cluster_attached 0"));
+}
+
 TEST(MetricFamilies, EachFamilyStandsOnceAndNoSeriesTwice) {
   Snapshot snapshot = fixed_snapshot();
   for (std::uint64_t id = 100; id < 110; ++id) add_group(snapshot, id, "same name", 2);

@@ -39,6 +39,9 @@ enum class EventKind : std::uint32_t {
   kDaemonState = 16,     // serving, draining, stopped
   kEngineStopped = 17,   // by a signal or a debugger
   kEngineGoesOn = 18,
+  kNodeUp = 19,
+  kNodeLost = 20,
+  kNodeDrains = 21,
 };
 
 struct Event {

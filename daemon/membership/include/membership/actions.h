@@ -34,14 +34,23 @@ struct MemberDescription {
   std::uint32_t member = 0;
   std::uint64_t first_index = 0;  // the operation with which it came
 };
+// An engine of another node than the one that is told.
+struct FarEngine {
+  EngineId engine;
+  std::string node;     // its name
+  std::string address;  // "": it is down, and SendFarEngine follows
+};
 struct GroupDescription {
   GroupLabel label;
   abi::GroupShape shape{};
   std::uint64_t epoch = 0;
   std::uint64_t resume_index = 0;
+  std::uint64_t view = 0;  // grows when other ranks take part
+  EpochKey epoch_key;
   std::vector<RankDescription> ranks;      // all
   std::vector<MemberDescription> members;  // those of the engine that is told
   abi::GroupSettings settings{};           // what these have asked for
+  std::vector<FarEngine> far_engines;      // those that serve a living rank
 };
 
 // ---- for engines
@@ -64,6 +73,11 @@ struct SendMember {
   std::uint64_t group_id = 0;
   MemberDescription member;
 };
+// An engine of another node that shares groups with this one has come, or has another address.
+struct SendFarEngine {
+  EngineId engine;
+  FarEngine far;
+};
 struct SendStopMember {
   EngineId engine;
   abi::MemberRef message;
@@ -82,6 +96,8 @@ struct SendResume {
   EngineId engine;
   abi::Resume message;
   GroupLabel group;
+  std::uint64_t view = 0;
+  EpochKey epoch_key;
 };
 struct SendRemoveGroup {
   EngineId engine;
@@ -152,16 +168,37 @@ struct WakeSession {
   SessionId session;
 };
 
-using Action = std::variant<StartGroup, SendRank, SendMember, SendStopMember, SendBreak, SendRelease,
-                            SendResume, SendRemoveGroup, CloseStreams, KillEngine, AcquireMemory,
-                            ReleaseMemory, MarkLost, ReplyJoined, ReplyLeft, ReplyRefused, WakeSession>;
+// ---- for the store, from a registry of groups that span nodes
+
+struct RankRecord {
+  std::uint32_t rank = 0;
+  std::uint32_t device = 0;
+  std::string node;
+  std::string boot;
+};
+// Nothing is told of this view before ViewStored.
+struct StoreView {
+  GroupLabel label;
+  abi::GroupShape shape{};
+  std::uint64_t view = 0;
+  std::vector<RankRecord> ranks;  // those that take part
+};
+// The group has ended.
+struct DropView {
+  std::uint64_t group_id = 0;
+};
+
+using Action =
+    std::variant<StartGroup, SendRank, SendMember, SendFarEngine, SendStopMember, SendBreak, SendRelease,
+                 SendResume, SendRemoveGroup, CloseStreams, KillEngine, AcquireMemory, ReleaseMemory,
+                 MarkLost, ReplyJoined, ReplyLeft, ReplyRefused, WakeSession, StoreView, DropView>;
 using Actions = std::vector<Action>;
 
 // "break device=1 group=3 epoch=2 fatal=1 cause=RANK_LOST failed_rank=2 fail_from=7": for logs and tests.
 // What is for another node than the local one says " node=2" behind.
 std::string to_string(const Action& action);
 
-// Which node is to carry it out.
+// Which node is to carry it out; kLocalNode for what is for the store.
 std::uint32_t node_of(const Action& action);
 
 }  // namespace epd::membership

@@ -26,6 +26,14 @@ struct DeviceDescription {
 struct NodeUp {
   std::uint32_t node = kLocalNode;
   std::vector<DeviceDescription> devices;
+  std::string name = {};  // "": it has none but its number
+  std::string boot = {};  // names the run of its daemon
+};
+// Its engines, its sessions and its ranks are gone for ever, and its number names nobody any more: a node
+// that comes back is another one.
+struct NodeLost {
+  std::uint32_t node = kLocalNode;
+  std::string text;
 };
 // It admits nobody any more: its joins that others are in the way of are refused with the status.
 struct NodeDrains {
@@ -53,6 +61,8 @@ struct JoinRequest {
   abi::Join join{};
   Quota max_groups;                // of its user
   std::uint32_t num_memories = 0;  // descriptors of memory that came with it
+  // The number of its membership has a later one: its node knows memberships of groups that have ended.
+  std::uint32_t last_generation = 0;
 };
 struct LeaveRequest {
   RequestId id;
@@ -80,6 +90,7 @@ struct BoardIndex {
 // kReady has come and its sessions have been told to it.
 struct EngineUp {
   EngineId engine;
+  std::string address = {};  // under which engines of other nodes reach it; "": none does
 };
 struct EngineDown {
   EngineId engine;
@@ -121,9 +132,29 @@ struct RankRefused {
   EngineId engine;
   abi::RankRefused message{};
 };
+// It can't reach an engine of another node, with which it shares groups.
+struct PeerLost {
+  EngineId engine;
+  EngineId far;
+  std::string text;
+};
 
-using Event = std::variant<NodeUp, NodeDrains, MemoryAcquired, JoinRequest, LeaveRequest, SessionClosed,
-                           EvictRank, EngineUp, EngineDown, GroupReady, GroupWaits, MemberStopped,
-                           BreakRequested, Broken, Resumed, GroupRemoved, RankRefused>;
+// ---- from the store
+
+// The answer to StoreView.
+struct ViewStored {
+  std::uint64_t group_id = 0;
+  std::uint64_t view = 0;
+};
+
+using Event =
+    std::variant<NodeUp, NodeLost, NodeDrains, MemoryAcquired, JoinRequest, LeaveRequest, SessionClosed,
+                 EvictRank, EngineUp, EngineDown, GroupReady, GroupWaits, MemberStopped, BreakRequested,
+                 Broken, Resumed, GroupRemoved, RankRefused, PeerLost, ViewStored>;
+
+// The node that has sent it; null: no node has.
+const std::uint32_t* node_of(const Event& event);
+// Names its engine and its session as those of this node.
+void set_node(Event& event, std::uint32_t node);
 
 }  // namespace epd::membership

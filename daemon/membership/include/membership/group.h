@@ -114,11 +114,13 @@ struct EngineSlot {
   struct Breaking {
     static constexpr EnginePhase kPhase = EnginePhase::kBreaking;
     std::uint64_t due_ns = 0;  // for kBroken
+    bool fatal = false;
   };
   struct Broken {
     static constexpr EnginePhase kPhase = EnginePhase::kBroken;
     std::uint64_t next_index = 0;  // the first operation that it has not completed
     bool released = false;         // kRelease sent
+    bool fatal = false;            // it has no more to be told but kRemoveGroup
   };
   struct Removing {
     static constexpr EnginePhase kPhase = EnginePhase::kRemoving;
@@ -129,7 +131,8 @@ struct EngineSlot {
   };
 
   std::variant<Absent, Starting, Serving, Breaking, Broken, Removing, Done> state;
-  std::string waits_for;  // what its kGroupReady or kResumed waits for, as it last said; "": nothing
+  std::uint64_t resumed = 0;  // the last epoch that it has said it serves
+  std::string waits_for;      // what its kGroupReady or kResumed waits for, as it last said; "": nothing
 
   EnginePhase phase() const { return phase_of(state); }
   bool is(EnginePhase wanted) const { return phase() == wanted; }
@@ -166,6 +169,7 @@ struct Group {
   struct Breaking {
     static constexpr GroupPhase kPhase = GroupPhase::kBreaking;
     std::set<std::uint32_t> changed;   // ranks that came or went, to be told before kResume
+    bool stored = false;               // the store has the view with them
     bool reason_changed = false;       // since kBreak told it
     std::uint64_t release_due_ns = 0;  // failed completions are held back no longer
   };
@@ -185,9 +189,13 @@ struct Group {
   std::uint32_t uid = 0;  // of all its members
   std::string name;
   abi::GroupShape shape{};
+  std::uint32_t asked_sum_ranks = 0;                     // of its first join; those that follow say the same
   abi::DeviceKind device_kind = abi::DeviceKind::kHost;  // of all its members' devices
   std::uint64_t epoch = 1;
   std::uint64_t resume_index = 0;
+  std::uint64_t view = 1;                // grows when other ranks take part
+  std::optional<std::uint64_t> storing;  // the view that the store has been asked to take
+  EpochKey epoch_key;
   std::uint64_t created_ns = 0;
   std::map<std::uint32_t, Member> members;    // by rank; a masked one is missing
   std::map<std::uint32_t, Arrival> arrivals;  // by rank; none of them is in members
@@ -207,7 +215,7 @@ struct Group {
   // It runs, and a lost rank may come back.
   bool takes_ranks_back() const;
   std::uint32_t num_lost() const;
-  // What engines that owe an answer say that they wait for: "; " each; "" if none says anything.
+  // What engines that owe an answer say that they wait for, and the store: "; " each; "" if nothing.
   std::string waits() const;
   // Whether the engine serves a living rank.
   bool needs(EngineId engine) const;

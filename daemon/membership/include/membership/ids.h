@@ -29,6 +29,28 @@ struct RequestId {
   auto operator<=>(const RequestId&) const = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14
 };
 
+// Sessions that end together: one, or all of a node.
+struct EndedSessions {
+  EndedSessions(SessionId session) : node(session.node), number(session.number), all(false) {}
+  static EndedSessions of_node(std::uint32_t node) {
+    EndedSessions sessions(SessionId{node, 0});
+    sessions.all = true;
+    return sessions;
+  }
+  bool contains(SessionId session) const { return session.node == node && (all || session.number == number); }
+
+  std::uint32_t node;
+  std::uint64_t number;
+  bool all;
+};
+
+// Only those who take part in an epoch know its key. Zero in groups of one node.
+struct EpochKey {
+  std::uint64_t high = 0;
+  std::uint64_t low = 0;
+  bool operator==(const EpochKey&) const = default;
+};
+
 // "12", on another node than the local one "12 of node 3".
 inline std::string to_string(const SessionId& session) {
   return std::to_string(session.number) +
@@ -42,6 +64,9 @@ constexpr std::uint32_t make_member_id(std::uint32_t index, std::uint32_t genera
 }
 constexpr std::uint32_t member_index(std::uint32_t member) {
   return member & 0xffffu;
+}
+constexpr std::uint32_t member_generation(std::uint32_t member) {
+  return member >> 16;
 }
 
 }  // namespace epd::membership

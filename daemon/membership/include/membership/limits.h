@@ -1,10 +1,12 @@
 // What the configuration says about groups.
 #pragma once
 
+#include "membership/ids.h"
 #include "proto/arena.h"
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 namespace epd::membership {
 
@@ -19,6 +21,23 @@ struct MembershipLimits {
   std::uint32_t operation_ms = 30'000;     // a fatal kBreak may wait for operations to end, so: ack + this
   std::uint64_t last_epoch = abi::kLastEpoch;
   std::uint32_t conflict_ms = 0;  // a join that others are in the way of is tried again for so long
+};
+
+// Between agents and their coordinator.
+struct ClusterTimes {
+  std::uint32_t heartbeat_ms = 100;
+  std::uint32_t node_timeout_ms = 2'000;  // silent for so long: lost
+  std::uint32_t orphan_ms = 10'000;       // cut off for so long: groups that need a decision end here
+};
+
+// Memberships of groups that span nodes have indices from here on, those of a node's own groups below.
+inline constexpr std::uint32_t kFirstSpanningIndex = 256;
+
+// What a registry of groups that span nodes has, and one of a node's own groups has not.
+struct Spanning {
+  std::uint64_t first_group_id = 1;
+  std::uint32_t first_member_index = 0;  // of each session; other registries number its memberships below
+  std::function<EpochKey()> new_epoch_key;
 };
 
 }  // namespace epd::membership

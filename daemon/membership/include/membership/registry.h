@@ -14,12 +14,15 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 
 namespace epd::membership {
 
 class GroupRegistry {
  public:
-  GroupRegistry(const Clock& clock, const MembershipLimits& limits);
+  // `spanning`: of groups that span nodes.
+  GroupRegistry(const Clock& clock, const MembershipLimits& limits,
+                std::optional<Spanning> spanning = std::nullopt);
   ~GroupRegistry();
   GroupRegistry(const GroupRegistry&) = delete;
   GroupRegistry& operator=(const GroupRegistry&) = delete;
@@ -27,6 +30,10 @@ class GroupRegistry {
   void set_limits(const MembershipLimits& limits);
 
   void handle(const Event& event);
+  // A group that another registry has begun, and can't go on with. Its engines are those that are up.
+  void adopt(Group group);
+  // The same, and it ends now: none of its operations runs to its end.
+  void adopt_to_end(Group group, BreakReason reason);
   // Deals with what is due. Call at next_due_ns() or later (UINT64_MAX: nothing will be due).
   void tick();
   std::uint64_t next_due_ns() const;
@@ -39,6 +46,8 @@ class GroupRegistry {
 
  private:
   struct Parts;
+
+  Group& put(Group group);
 
   void tick_group(Group& group);
   void follow_up();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/log.h"
+#include "cluster/settings.h"
 #include "common/status.h"
 #include "proto/wire.h"
 #include "supervisor/access_policy.h"
@@ -78,7 +79,20 @@ struct Config {
   std::uint32_t metrics_max_groups = 0;
   std::string mps_control;  // empty: never asked
   std::uint32_t mps_timeout_ms = 0;
+  std::string cluster_name;  // empty: no cluster, and none of the following counts
+  std::string cluster_node;
+  std::string cluster_listen;
+  std::string cluster_advertise;
+  std::string cluster_coordinator;
+  std::vector<std::string> cluster_nodes;
+  std::string cluster_tls_ca;
+  std::string cluster_tls_cert;
+  std::string cluster_tls_key;
+  std::uint32_t cluster_insecure = 0;
+  std::uint32_t cluster_heartbeat_ms = 0;
+  std::uint32_t cluster_node_timeout_ms = 0;
 
+  std::optional<cluster::Settings> cluster;  // of cluster_*, completed
   AccessPolicy access;
 
   // Every option in the table's order, then "access.rule N" for each rule.

@@ -24,6 +24,7 @@ class GetOperationResponse;
 class GetStatisticsResponse;
 class ListDevicesResponse;
 class ListGroupsResponse;
+class ListNodesResponse;
 class ListOperationsResponse;
 class ListSessionsResponse;
 }  // namespace v1
@@ -52,6 +53,8 @@ class ControlFacade {
   virtual Result<v1::ListSessionsResponse> sessions() = 0;
   virtual Result<v1::ListGroupsResponse> groups() = 0;
   virtual Result<v1::ListOperationsResponse> operations() = 0;
+  // UNSUPPORTED without a cluster. Reads the certificate files, on the thread that asks.
+  virtual Result<v1::ListNodesResponse> nodes() = 0;
   virtual Result<v1::GetConfigResponse> config() = 0;
   // NOT_FOUND if no such operation is in flight.
   virtual Result<v1::GetOperationResponse> operation(std::uint64_t session_id, std::uint64_t ticket) = 0;

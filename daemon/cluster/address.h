@@ -1,0 +1,47 @@
+// Names of nodes, and addresses as the configuration and other daemons write them.
+#pragma once
+
+#include "common/status.h"
+
+#include <sys/socket.h>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace epd::cluster {
+
+struct HostPort {
+  std::string host;  // without brackets
+  std::uint16_t port = 0;
+};
+// "node-a:7410", "10.0.0.1:7410", "[::1]:7410".
+std::optional<HostPort> parse_host_port(std::string_view text);
+std::string to_string(const HostPort& address);
+
+struct SocketAddress {
+  sockaddr_storage bytes{};
+  socklen_t size = 0;
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&bytes); }
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&bytes); }
+};
+// No value if the host is a name: nothing is looked up.
+std::optional<SocketAddress> numeric_address(const HostPort& address);
+// "10.0.0.1:7410", "[::1]:7410"; an IPv4 address within IPv6 as IPv4.
+std::string to_string(const SocketAddress& address);
+// As gRPC writes it, "ipv4:10.0.0.1:7410" or "ipv6:%5B::1%5D:7410", in the form of to_string().
+std::string peer_text(const std::string& grpc_peer);
+
+// A numeric loopback address, or "localhost".
+bool is_loopback(const std::string& host);
+bool is_wildcard(const std::string& host);  // all addresses of the machine
+
+// 1..253 letters, digits, '-', '_', '.'; of a cluster and of a node.
+bool is_name(std::string_view text);
+constexpr const char* kAllowedNames = "1..253 letters, digits, '-', '_', '.'";
+// Without regard to case, as DNS compares.
+bool same_name(std::string_view a, std::string_view b);
+// The same for a pattern in which '*' stands for any characters.
+bool matches(std::string_view pattern, std::string_view name);
+
+}  // namespace epd::cluster

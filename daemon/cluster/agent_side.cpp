@@ -1,0 +1,294 @@
+#include "agent_side.h"
+
+#include "base/event.h"
+#include "frames.h"
+#include "node_table.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <utility>
+
+namespace epd::cluster {
+namespace {
+
+constexpr std::uint64_t kMsNs = 1'000'000;
+constexpr std::uint64_t kFirstPauseMs = 50;
+constexpr std::uint64_t kLongestPauseMs = 1'000;
+
+bool nobody_listens(const Status& why) {
+  return why.message().find("Connection refused") != std::string::npos;
+}
+
+unsigned seed_of(const std::string& boot_id) {
+  unsigned seed = 1;
+  for (const char byte : boot_id) seed = seed * 31 + static_cast<unsigned char>(byte);
+  return seed;
+}
+
+// What others are told of a node's fate, this daemon's operators as well.
+void record_changes(const v1::NodeTable& before, const v1::NodeTable& after, const std::string& own) {
+  std::map<std::string, const v1::NodeRow*> old;
+  for (const v1::NodeRow& row : before.rows()) old[row.node().name()] = &row;
+  for (const v1::NodeRow& row : after.rows()) {
+    const std::string& name = row.node().name();
+    const auto found = old.find(name);
+    const bool lost = row.condition() == v1::NODE_CONDITION_LOST;
+    const bool was_there = found != old.end() && found->second->condition() != v1::NODE_CONDITION_LOST;
+    if (name == own || (found == old.end() && lost)) continue;
+    if (lost && was_there) {
+      record_event(EventKind::kNodeLost, LogLevel::kWarning, "node lost",
+                   {{"node", name}, {"reason", row.reason()}});
+    } else if (!lost && (!was_there || found->second->node().boot_id() != row.node().boot_id())) {
+      record_event(
+          EventKind::kNodeUp, LogLevel::kInfo, "node up",
+          {{"node", name}, {"address", row.node().address()}, {"version", row.node().daemon_version()}});
+    }
+  }
+}
+
+}  // namespace
+
+AgentSide::AgentSide(Self self, Dial dial)
+    : self_(std::move(self)),
+      dial_(std::move(dial)),
+      own_(self_.description),
+      started_ns_(self_.clock.now_ns()),
+      random_(seed_of(own_.boot_id())),
+      coordinator_since_ns_(started_ns_),
+      problem_("it has not been reached yet"),
+      problem_ns_(started_ns_) {}
+
+void AgentSide::on_opened(std::shared_ptr<Stream> stream) {
+  const std::string text =
+      "node " + own_.name() + " does not coordinate; the coordinator is at " + self_.settings.coordinator;
+  self_.refusals.refuse(Refusal::kNotCoordinator, stream->peer().address, "", text);
+  stream->finish({StatusCode::kVersionMismatch, text});
+}
+
+void AgentSide::say_hello() {
+  stream_ = dial_();
+  heard_ns_ = self_.clock.now_ns();
+  v1::Frame frame;
+  v1::Hello& hello = *frame.mutable_hello();
+  hello.set_version_min(kVersionMin);
+  hello.set_version_max(kVersionMax);
+  hello.set_cluster(self_.settings.name);
+  *hello.mutable_node() = own_;
+  hello.set_term(term_);
+  if (conversation_) {
+    hello.set_coordinator_boot_id(coordinator_->boot_id());
+    hello.set_channel(channel_);
+    hello.set_received(conversation_->channel().received());
+  }
+  stream_->write(frame);
+  stream_->read();
+}
+
+void AgentSide::on_frame(Stream& stream, Result<v1::Frame> frame) {
+  if (&stream != stream_.get()) return;
+  Status status = frame.status();
+  if (status.ok()) {
+    if (attached() ? !frame->has_message() : !frame->has_welcome()) {
+      status = invalid_argument("the coordinator sends a frame that has no place here");
+    } else {
+      status =
+          attached() ? take_message(std::move(*frame->mutable_message())) : take_welcome(frame->welcome());
+    }
+  }
+  if (!status.ok()) {
+    self_.refusals.refuse(Refusal::kFrame, stream.peer().address, "", status.message());
+    give_up(status);
+    return;
+  }
+  heard_ns_ = coordinator_heard_ns_ = self_.clock.now_ns();
+  set_coordinator(NodeState::kUp, "");
+  stream.read();
+}
+
+Status AgentSide::take_welcome(const v1::Welcome& welcome) {
+  const v1::NodeDescription& node = welcome.node();
+  if (Status status = check_description(node); !status.ok()) return status;
+  if (Status status = check_identity(node, stream_->peer(), self_.settings); !status.ok()) return status;
+  if (welcome.version() < kVersionMin || welcome.version() > kVersionMax)
+    return invalid_argument("the coordinator chooses version " + std::to_string(welcome.version()));
+  if (welcome.term() < term_ || welcome.term() == 0) {
+    return invalid_argument("the coordinator's term is " + std::to_string(welcome.term()) + "; there was " +
+                            std::to_string(term_) + " already");
+  }
+  const std::uint64_t now = self_.clock.now_ns();
+  const bool goes_on = conversation_ && welcome.channel() == channel_ && welcome.term() == term_ &&
+                       node.boot_id() == coordinator_->boot_id();
+  if (!goes_on) {
+    conversation_.emplace(
+        membership::Channel::Ends{welcome.term(), boot_id_of(own_.boot_id()), boot_id_of(node.boot_id())},
+        self_.settings.heartbeat_ms);
+  }
+  term_ = welcome.term();
+  channel_ = welcome.channel();
+  coordinator_ = node;
+  if (Status status = conversation_->opened(stream_, welcome.received(), false, now); !status.ok()) {
+    conversation_.reset();
+    return status;
+  }
+  pause_ms_ = 0;
+  if (!problem_.empty() || !goes_on) {
+    record_event(EventKind::kNodeUp, LogLevel::kInfo, "attached to the coordinator",
+                 {{"node", node.name()},
+                  {"address", self_.settings.coordinator},
+                  {"term", term_},
+                  {"again", goes_on}});
+  }
+  problem_.clear();
+  conversation_->pump(now);
+  return {};
+}
+
+Status AgentSide::take_message(v1::ChannelMessage&& message) {
+  Result<std::optional<v1::NodeMessage>> content = conversation_->receive(std::move(message));
+  if (!content.ok()) return content.status();
+  if (content.value() && content.value()->has_table())
+    take_table(std::move(*content.value()->mutable_table()));
+  return {};
+}
+
+void AgentSide::take_table(v1::NodeTable&& table) {
+  record_changes(told_, table, own_.name());
+  told_ = std::move(table);
+  told_ns_ = self_.clock.now_ns();
+}
+
+void AgentSide::on_written(Stream& stream) {
+  if (&stream != stream_.get() || !attached()) return;
+  conversation_->written();
+  conversation_->pump(self_.clock.now_ns());
+}
+
+void AgentSide::on_closed(Stream& stream, const Status& why) {
+  if (&stream == stream_.get()) give_up(why);
+}
+
+void AgentSide::give_up(const Status& why) {
+  const std::uint64_t now = self_.clock.now_ns();
+  const std::shared_ptr<Stream> stream = std::move(stream_);
+  stream_.reset();
+  if (conversation_) conversation_->closed();
+  if (stream != nullptr) stream->finish(why);
+  if (problem_.empty()) problem_ns_ = now;
+  if (problem_ != why.message()) {
+    static LogLimiter limiter;
+    limiter.log(LogLevel::kWarning, "no coordinator",
+                {{"address", self_.settings.coordinator}, {"reason", why.to_string()}});
+  }
+  problem_ = why.message();
+  if (coordinator_state_ != NodeState::kLost)
+    set_coordinator(coordinator_ && nobody_listens(why) ? NodeState::kLost : NodeState::kSilent, problem_);
+  pause_ms_ = std::clamp(pause_ms_ * 2, kFirstPauseMs, kLongestPauseMs);
+  retry_ns_ = now + pause_ms_ * kMsNs * (75 + random_() % 50) / 100;
+}
+
+void AgentSide::set_coordinator(NodeState state, const std::string& reason) {
+  if (state == coordinator_state_) return;
+  coordinator_state_ = state;
+  coordinator_since_ns_ = self_.clock.now_ns();
+  if (state == NodeState::kLost) {
+    record_event(EventKind::kNodeLost, LogLevel::kWarning, "coordinator lost",
+                 {{"node", coordinator_->name()}, {"reason", reason}});
+  }
+}
+
+void AgentSide::tell(v1::NodeChange change) {
+  if (!conversation_) return;
+  v1::NodeMessage message;
+  message.set_change(change);
+  // One that is given up is as good as a lost coordinator: the next stream begins a new channel.
+  if (!conversation_->send(message).ok()) conversation_.reset();
+}
+
+void AgentSide::drain() {
+  own_.set_draining(true);
+  drained_ns_ = self_.clock.now_ns();
+  tell(v1::NODE_CHANGE_DRAINS);
+}
+
+void AgentSide::leave() {
+  tell(v1::NODE_CHANGE_LEAVES);
+}
+
+void AgentSide::tick() {
+  const std::uint64_t now = self_.clock.now_ns();
+  const std::uint64_t timeout_ns = self_.settings.node_timeout_ms * kMsNs;
+  if (stream_ != nullptr && now >= heard_ns_ + timeout_ns) {
+    give_up({StatusCode::kDeadlineExceeded, "the coordinator has said nothing for " +
+                                                std::to_string(self_.settings.node_timeout_ms) + " ms"});
+  }
+  if (coordinator_ && coordinator_state_ != NodeState::kLost) {
+    const std::uint64_t silence = now - coordinator_heard_ns_;
+    if (silence >= timeout_ns) {
+      set_coordinator(NodeState::kLost, problem_);
+    } else if (silence >= timeout_ns / 2) {
+      set_coordinator(NodeState::kSilent, "");
+    }
+  }
+  if (stream_ == nullptr && now >= retry_ns_) say_hello();
+  if (attached()) conversation_->pump(now);
+}
+
+std::uint64_t AgentSide::next_due_ns() const {
+  const std::uint64_t timeout_ns = self_.settings.node_timeout_ms * kMsNs;
+  std::uint64_t due = stream_ == nullptr ? retry_ns_ : heard_ns_ + timeout_ns;
+  if (coordinator_ && coordinator_state_ != NodeState::kLost) {
+    const bool silent = coordinator_state_ == NodeState::kSilent;
+    due = std::min(due, coordinator_heard_ns_ + (silent ? timeout_ns : timeout_ns / 2));
+  }
+  if (attached()) due = std::min(due, conversation_->next_due_ns());
+  return due;
+}
+
+View AgentSide::view() const {
+  const std::uint64_t now = self_.clock.now_ns();
+  View view;
+  view.term = term_;
+  view.problem = problem_;
+  if (!problem_.empty()) view.problem_ms = (now - problem_ns_) / kMsNs;
+  std::map<std::string, NodeView> nodes;
+  for (const v1::NodeRow& row : told_.rows()) {
+    NodeView& node = nodes[row.node().name()];
+    node.boot_id = boot_id_of(row.node().boot_id());
+    node.address = row.node().address();
+    node.version = row.node().daemon_version();
+    node.state = state_of(row.condition());
+    node.since_ms = row.since_ms() + (now - told_ns_) / kMsNs;
+    node.reason = row.reason();
+  }
+  if (coordinator_) {
+    NodeView& node = nodes[coordinator_->name()];
+    node.boot_id = boot_id_of(coordinator_->boot_id());
+    node.address = coordinator_->address();
+    node.version = coordinator_->daemon_version();
+    node.coordinator = true;
+    node.heard_ms = (now - coordinator_heard_ns_) / kMsNs;
+    if (coordinator_state_ != NodeState::kUp || node.state != NodeState::kDraining) {
+      node.state = coordinator_state_;
+      node.since_ms = (now - coordinator_since_ns_) / kMsNs;
+      node.reason = coordinator_state_ == NodeState::kUp ? "" : problem_;
+    }
+  }
+  NodeView& own = nodes[own_.name()];
+  own.boot_id = boot_id_of(own_.boot_id());
+  own.address = own_.address();
+  own.version = own_.daemon_version();
+  own.state = own_.draining() ? NodeState::kDraining : NodeState::kUp;
+  own.since_ms = (now - (own_.draining() ? drained_ns_ : started_ns_)) / kMsNs;
+  own.reason.clear();
+  own.own = true;
+  own.heard_ms = 0;
+  for (auto& [name, node] : nodes) {
+    node.name = name;
+    view.nodes.push_back(std::move(node));
+  }
+  view.refusals = self_.refusals.counts();
+  return view;
+}
+
+}  // namespace epd::cluster

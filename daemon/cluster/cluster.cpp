@@ -1,0 +1,104 @@
+#include "cluster/cluster.h"
+
+#include "agent_side.h"
+#include "base/event.h"
+#include "cluster/certificates.h"
+#include "coordinator_side.h"
+#include "credentials.h"
+#include "dialer.h"
+#include "frames.h"
+#include "server.h"
+
+#include <utility>
+
+namespace epd::cluster {
+namespace {
+
+constexpr std::int64_t kSoonSeconds = 30 * 86'400;
+
+class ClusterImpl final : public Cluster {
+ public:
+  ClusterImpl(const Settings& settings, Ground ground) : settings_(settings), ground_(std::move(ground)) {}
+  Status start();
+
+  void drain() override { side_->drain(); }
+  void leave() override { side_->leave(); }
+  void tick() override { side_->tick(); }
+  std::uint64_t next_due_ns() const override { return side_->next_due_ns(); }
+  View view() const override { return side_->view(); }
+  const Settings& settings() const override { return settings_; }
+
+ private:
+  std::unique_ptr<Side> make_side();
+  void say() const;
+
+  const Settings settings_;
+  const Ground ground_;
+  Refusals refusals_;
+  Credentials credentials_;
+  std::unique_ptr<Side> side_;
+  std::unique_ptr<Dialer> dialer_;
+  std::unique_ptr<Server> server_;
+};
+
+std::unique_ptr<Side> ClusterImpl::make_side() {
+  Self self{settings_, ground_.clock, refusals_, {}};
+  self.description.set_name(settings_.node);
+  self.description.set_boot_id(bytes_of(ground_.boot_id));
+  self.description.set_address(settings_.advertise);
+  self.description.set_listen(settings_.listen);
+  self.description.set_daemon_version(ground_.version);
+  if (!settings_.coordinates())
+    return std::make_unique<AgentSide>(std::move(self), [this] { return dialer_->dial(); });
+  return std::make_unique<CoordinatorSide>(
+      std::move(self), [this](const SocketAddress& address, std::function<void(bool)> answer) {
+        server_->door().probe(address, [post = ground_.post, answer = std::move(answer)](bool refused) {
+          post([answer, refused] { answer(refused); });
+        });
+      });
+}
+
+Status ClusterImpl::start() {
+  say();
+  credentials_ = make_credentials(settings_);
+  side_ = make_side();
+  if (!settings_.coordinates())
+    dialer_ = std::make_unique<Dialer>(settings_.coordinator, credentials_, ground_.post, *side_);
+  Server::Callbacks callbacks;
+  callbacks.post = ground_.post;
+  callbacks.opened = [this](std::shared_ptr<Stream> stream) { side_->on_opened(std::move(stream)); };
+  callbacks.events = side_.get();
+  Result<std::unique_ptr<Server>> server =
+      Server::start(settings_, credentials_, std::move(callbacks), refusals_);
+  if (!server.ok()) return server.status();
+  server_ = std::move(*server);
+  return {};
+}
+
+void ClusterImpl::say() const {
+  log_event(LogLevel::kInfo, "cluster",
+            {{"name", settings_.name},
+             {"node", settings_.node},
+             {"listen", settings_.listen},
+             {"coordinator", settings_.coordinates() ? "this node" : settings_.coordinator}});
+  if (settings_.insecure) {
+    record_event(EventKind::kOther, LogLevel::kWarning, "cluster is insecure",
+                 {{"reason", "cluster.insecure = true: plain text, and nobody is authenticated"}});
+    return;
+  }
+  CertificateFacts facts;
+  if (check_certificates(settings_, &facts).ok() && facts.seconds_left < kSoonSeconds) {
+    log_event(LogLevel::kWarning, "certificate expires soon",
+              {{"file", settings_.tls_cert}, {"days", facts.seconds_left / 86'400}});
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Cluster>> Cluster::start(const Settings& settings, Ground ground) {
+  auto cluster = std::make_unique<ClusterImpl>(settings, std::move(ground));
+  if (Status status = cluster->start(); !status.ok()) return status;
+  return std::unique_ptr<Cluster>(std::move(cluster));
+}
+
+}  // namespace epd::cluster

@@ -1,0 +1,41 @@
+// A channel and the stream that carries it at the moment. On both sides.
+#pragma once
+
+#include "membership/channel.h"
+#include "stream.h"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace epd::cluster {
+
+class Conversation {
+ public:
+  Conversation(const membership::Channel::Ends& ends, std::uint32_t heartbeat_ms);
+
+  membership::Channel& channel() { return channel_; }
+  const membership::Channel& channel() const { return channel_; }
+
+  // `stream` carries it from now on. If `writes`, a frame is being written to it already.
+  Status opened(std::shared_ptr<Stream> stream, std::uint64_t acknowledged, bool writes,
+                std::uint64_t now_ns);
+  // No stream any more; it is the caller's to finish.
+  void closed();
+  const std::shared_ptr<Stream>& stream() const { return stream_; }
+
+  Status send(const v1::NodeMessage& message);
+  Result<std::optional<v1::NodeMessage>> receive(v1::ChannelMessage&& message);
+  // Writes what is next, if the stream has taken what was before.
+  void pump(std::uint64_t now_ns);
+  void written() { writing_ = false; }
+  std::uint64_t next_due_ns() const;
+
+ private:
+  membership::Channel channel_;
+  std::shared_ptr<Stream> stream_;
+  bool writing_ = false;
+};
+
+}  // namespace epd::cluster

@@ -1,0 +1,89 @@
+// The cluster's port. A thread of its own takes connections in, looks at their first byte, hands them to
+// gRPC, and sees them end. So connections are counted and limited, and what gRPC refuses in silence has a
+// name in the log.
+#pragma once
+
+#include "address.h"
+#include "common/fd.h"
+#include "refusals.h"
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+
+namespace epd::cluster {
+
+class Door {
+ public:
+  static constexpr std::size_t kMaxConnections = 2048;  // a node has one
+
+  struct Options {
+    SocketAddress listen;
+    bool secure = true;
+    std::function<void(UniqueFd connection)> hand_over;  // on the door's thread
+  };
+  static Result<std::unique_ptr<Door>> open(Options options, Refusals& refusals);
+  ~Door();  // stops
+  Door(const Door&) = delete;
+  Door& operator=(const Door&) = delete;
+
+  // From any thread.
+  // The connection from that address has opened a stream: its end is none of a refused one.
+  void opened_stream(const std::string& peer);
+  // Connects to that address and ends the connection at once; `answer` comes on the door's thread.
+  void probe(const SocketAddress& address, std::function<void(bool refused)> answer);
+  // Takes nobody in any more, and ends.
+  void stop();
+
+ private:
+  struct Connection {
+    UniqueFd fd;  // until it is handed over; then a copy, to see its end
+    std::string peer;
+    bool handed_over = false;
+    std::uint64_t due_ns = 0;  // for its first byte
+  };
+  struct Probe {
+    UniqueFd fd;
+    std::function<void(bool refused)> answer;
+    std::uint64_t due_ns = 0;
+  };
+  struct WantedProbe {
+    SocketAddress address;
+    std::function<void(bool refused)> answer;
+  };
+
+  Door(Options options, Refusals& refusals) : options_(std::move(options)), refusals_(refusals) {}
+  Status listen();
+  void run();
+  void take_in();
+  void look(std::uint64_t id, Connection& connection);
+  void ended(std::uint64_t id, Connection& connection);
+  void begin_probes();
+  void end_probe(std::uint64_t id);
+  void end_late();
+  bool watch(int fd, std::uint64_t id, std::uint32_t events, bool again = false);
+
+  const Options options_;
+  Refusals& refusals_;
+  UniqueFd listener_;
+  UniqueFd epoll_;
+  UniqueFd wake_;
+  std::thread thread_;
+  std::uint64_t last_id_ = 1;  // 0: the listener; 1: wake_
+  bool stopping_now_ = false;
+  std::map<std::uint64_t, Connection> connections_;
+  std::map<std::uint64_t, Probe> probes_;
+
+  std::mutex mutex_;
+  bool stopping_ = false;              // guarded by mutex_
+  std::set<std::string> with_stream_;  // peers; guarded by mutex_
+  std::deque<WantedProbe> wanted_;     // guarded by mutex_
+};
+
+}  // namespace epd::cluster

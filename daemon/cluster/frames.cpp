@@ -1,0 +1,107 @@
+#include "frames.h"
+
+#include "address.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace epd::cluster {
+namespace {
+
+constexpr std::size_t kMaxText = 300;
+
+bool is_boot_id(const std::string& bytes) {
+  return bytes.size() == std::tuple_size_v<membership::BootId>;
+}
+
+bool is_printable(const std::string& text) {
+  return text.size() <= kMaxText &&
+         std::all_of(text.begin(), text.end(), [](unsigned char c) { return c >= 0x20 && c < 0x7f; });
+}
+
+std::string quoted(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text.empty() ? "none" : text.substr(0, kMaxText);
+}
+
+}  // namespace
+
+Result<v1::Frame> parse_frame(const std::string& bytes) {
+  if (bytes.size() > kMaxFrameBytes) {
+    return resource_exhausted("a frame of " + std::to_string(bytes.size()) +
+                              " bytes; allowed: " + std::to_string(kMaxFrameBytes));
+  }
+  v1::Frame frame;
+  if (!frame.ParseFromString(bytes))
+    return invalid_argument(std::to_string(bytes.size()) + " bytes that are no frame");
+  if (frame.what_case() == v1::Frame::WHAT_NOT_SET) return invalid_argument("an empty frame");
+  return frame;
+}
+
+Status check_description(const v1::NodeDescription& node) {
+  if (!is_name(node.name()))
+    return invalid_argument(std::string("the node's name is none; allowed: ") + kAllowedNames);
+  if (!is_boot_id(node.boot_id())) {
+    return invalid_argument("the boot id of " + node.name() + " has " +
+                            std::to_string(node.boot_id().size()) + " bytes; allowed: 16");
+  }
+  if (!parse_host_port(node.address()) || !parse_host_port(node.listen()))
+    return invalid_argument("the addresses of " + node.name() + " are none; allowed: HOST:PORT");
+  if (!is_printable(node.daemon_version()))
+    return invalid_argument("the version of " + node.name() + " is no printable text");
+  return {};
+}
+
+Status check_identity(const v1::NodeDescription& node, const PeerFacts& peer, const Settings& settings) {
+  if (peer.secure && std::none_of(peer.names.begin(), peer.names.end(),
+                                  [&](const std::string& name) { return same_name(name, node.name()); })) {
+    return {StatusCode::kPermissionDenied,
+            "it calls itself " + node.name() +
+                ", which its certificate does not name; allowed: " + quoted(peer.names)};
+  }
+  if (!settings.allows(node.name())) {
+    return {StatusCode::kPermissionDenied, "node " + node.name() + " is not allowed; cluster.nodes of " +
+                                               settings.node + " is " + quoted(settings.nodes)};
+  }
+  return {};
+}
+
+Result<std::uint32_t> common_version(const v1::Hello& hello) {
+  const std::uint32_t highest = std::min(kVersionMax, hello.version_max());
+  if (hello.version_min() <= hello.version_max() && highest >= std::max(kVersionMin, hello.version_min()))
+    return highest;
+  return Status(StatusCode::kVersionMismatch, "it speaks versions " + std::to_string(hello.version_min()) +
+                                                  ".." + std::to_string(hello.version_max()) +
+                                                  ", this daemon " + std::to_string(kVersionMin) + ".." +
+                                                  std::to_string(kVersionMax));
+}
+
+membership::BootId boot_id_of(const std::string& bytes) {
+  membership::BootId id{};
+  std::copy_n(bytes.begin(), std::min(bytes.size(), id.size()), id.begin());
+  return id;
+}
+
+std::string bytes_of(const membership::BootId& id) {
+  return {id.begin(), id.end()};
+}
+
+v1::Frame frame_of(membership::Envelope envelope) {
+  v1::Frame frame;
+  v1::ChannelMessage& message = *frame.mutable_message();
+  message.set_term(envelope.term);
+  message.set_boot_id(bytes_of(envelope.boot_id));
+  message.set_number(envelope.number);
+  message.set_acknowledged(envelope.acknowledged);
+  message.set_payload(std::move(envelope.payload));
+  return frame;
+}
+
+Result<membership::Envelope> envelope_of(v1::ChannelMessage&& message) {
+  if (!is_boot_id(message.boot_id())) return invalid_argument("a message without a boot id of 16 bytes");
+  return membership::Envelope{message.term(), boot_id_of(message.boot_id()), message.number(),
+                              message.acknowledged(), std::move(*message.mutable_payload())};
+}
+
+}  // namespace epd::cluster

@@ -1,0 +1,35 @@
+// Frames: their limits, and what they are made of.
+#pragma once
+
+#include "cluster/settings.h"
+#include "epd/v1/cluster.pb.h"
+#include "membership/channel.h"
+#include "stream.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace epd::cluster {
+
+constexpr std::uint32_t kVersionMin = 1;
+constexpr std::uint32_t kVersionMax = 1;
+constexpr std::size_t kMaxFrameBytes = std::size_t{4} << 20;
+
+// INVALID_ARGUMENT if the bytes are no frame, RESOURCE_EXHAUSTED if they are too many.
+Result<v1::Frame> parse_frame(const std::string& bytes);
+
+// Name, boot id and texts are such as a daemon sends.
+Status check_description(const v1::NodeDescription& node);
+// The name is allowed, and stands in the certificate.
+Status check_identity(const v1::NodeDescription& node, const PeerFacts& peer, const Settings& settings);
+// The highest version that both speak.
+Result<std::uint32_t> common_version(const v1::Hello& hello);
+
+membership::BootId boot_id_of(const std::string& bytes);  // of 16
+std::string bytes_of(const membership::BootId& id);
+
+v1::Frame frame_of(membership::Envelope envelope);
+Result<membership::Envelope> envelope_of(v1::ChannelMessage&& message);
+
+}  // namespace epd::cluster

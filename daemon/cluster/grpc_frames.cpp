@@ -1,0 +1,57 @@
+#include "grpc_frames.h"
+
+#include "address.h"
+#include "frames.h"
+
+#include <grpc/grpc_security_constants.h>
+#include <grpcpp/support/slice.h>
+
+namespace epd::cluster {
+
+grpc::ByteBuffer to_bytes(const v1::Frame& frame) {
+  const grpc::Slice slice(frame.SerializeAsString());
+  return {&slice, 1};
+}
+
+Result<v1::Frame> from_bytes(const grpc::ByteBuffer& bytes) {
+  grpc::Slice slice;
+  if (!bytes.DumpToSingleSlice(&slice).ok()) return invalid_argument("bytes that are compressed, or none");
+  return parse_frame(std::string(reinterpret_cast<const char*>(slice.begin()), slice.size()));
+}
+
+// FAILED_PRECONDITION is what the two ends have not in common.
+grpc::Status to_grpc(const Status& status) {
+  switch (status.code()) {
+    case StatusCode::kOk: return grpc::Status::OK;
+    case StatusCode::kInvalidArgument: return {grpc::StatusCode::INVALID_ARGUMENT, status.message()};
+    case StatusCode::kPermissionDenied: return {grpc::StatusCode::PERMISSION_DENIED, status.message()};
+    case StatusCode::kVersionMismatch: return {grpc::StatusCode::FAILED_PRECONDITION, status.message()};
+    case StatusCode::kResourceExhausted: return {grpc::StatusCode::RESOURCE_EXHAUSTED, status.message()};
+    default: return {grpc::StatusCode::ABORTED, status.message()};
+  }
+}
+
+Status from_grpc(const grpc::Status& status) {
+  const std::string& text = status.error_message();
+  switch (status.error_code()) {
+    case grpc::StatusCode::OK: return {StatusCode::kAborted, "the other end has ended the stream"};
+    case grpc::StatusCode::INVALID_ARGUMENT: return invalid_argument(text);
+    case grpc::StatusCode::PERMISSION_DENIED: return {StatusCode::kPermissionDenied, text};
+    case grpc::StatusCode::FAILED_PRECONDITION: return {StatusCode::kVersionMismatch, text};
+    case grpc::StatusCode::RESOURCE_EXHAUSTED: return resource_exhausted(text);
+    case grpc::StatusCode::UNAVAILABLE: return {StatusCode::kDaemonLost, text};
+    default: return {StatusCode::kAborted, text};
+  }
+}
+
+PeerFacts peer_of(const std::string& grpc_peer, const grpc::AuthContext* context) {
+  PeerFacts peer;
+  peer.address = peer_text(grpc_peer);
+  if (context == nullptr) return peer;
+  for (const grpc::string_ref& name : context->FindPropertyValues(GRPC_PEER_DNS_PROPERTY_NAME))
+    peer.names.emplace_back(name.data(), name.size());
+  peer.secure = context->IsPeerAuthenticated();
+  return peer;
+}
+
+}  // namespace epd::cluster

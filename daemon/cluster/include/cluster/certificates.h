@@ -1,0 +1,22 @@
+// This node's certificate, as its files have it now.
+#pragma once
+
+#include "cluster/settings.h"
+#include "common/status.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace epd::cluster {
+
+struct CertificateFacts {
+  std::vector<std::string> names;  // DNS names and addresses
+  std::int64_t seconds_left = 0;   // until the first of the chain's certificates expires; negative: it has
+};
+
+// What is wrong with cluster.tls_ca, tls_cert and tls_key: INVALID_ARGUMENT naming key, value and what is
+// allowed. Reads the files; `facts`, if not null, is filled as far as the certificate can be read.
+Status check_certificates(const Settings& settings, CertificateFacts* facts = nullptr);
+
+}  // namespace epd::cluster

@@ -1,0 +1,79 @@
+// This daemon's place in a cluster: it takes nodes in if it is the coordinator, or attaches to the one that
+// is.
+#pragma once
+
+#include "base/clock.h"
+#include "cluster/settings.h"
+#include "common/status.h"
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace epd::cluster {
+
+enum class NodeState {
+  kUp,
+  kSilent,    // its stream has ended, or it has said nothing for half of node_timeout_ms
+  kLost,      // for node_timeout_ms, or its daemon is known to have ended
+  kDraining,  // up, and it takes no more sessions
+};
+
+struct NodeView {
+  std::string name;
+  std::array<std::uint8_t, 16> boot_id{};
+  std::string address;
+  std::string version;  // of its daemon
+  NodeState state = NodeState::kUp;
+  std::uint64_t since_ms = 0;             // in this state
+  std::optional<std::uint64_t> heard_ms;  // since its last message; of those that this daemon hears itself
+  std::string reason;                     // of its state; empty: nothing to say
+  bool own = false;
+  bool coordinator = false;
+};
+
+struct View {
+  bool coordinates = false;
+  std::uint64_t term = 0;  // 0: no coordinator has been heard of
+  // What keeps this node from its coordinator; empty: nothing.
+  std::string problem;
+  std::uint64_t problem_ms = 0;
+  // By name. Of a node that does not coordinate: as the coordinator has told last.
+  std::vector<NodeView> nodes;
+  std::vector<std::pair<std::string, std::uint64_t>> refusals;  // by reason; those that are not zero
+};
+
+// Runs a task on the daemon's loop, from any thread. False: the loop has stopped.
+using Post = std::function<bool(std::function<void()>)>;
+
+// Everything belongs to the loop.
+class Cluster {
+ public:
+  struct Ground {
+    const Clock& clock;  // for deadlines
+    Post post;
+    std::array<std::uint8_t, 16> boot_id{};
+    std::string version;  // of the daemon
+  };
+  // Opens the port. `settings` as complete() has returned them.
+  static Result<std::unique_ptr<Cluster>> start(const Settings& settings, Ground ground);
+  // Ends every connection. After the loop has stopped.
+  virtual ~Cluster() = default;
+
+  virtual void drain() = 0;  // the others are told, once
+  virtual void leave() = 0;  // likewise: the daemon ends now
+
+  // Once per turn of the loop.
+  virtual void tick() = 0;
+  virtual std::uint64_t next_due_ns() const = 0;
+
+  virtual View view() const = 0;
+  virtual const Settings& settings() const = 0;
+};
+
+}  // namespace epd::cluster

@@ -1,0 +1,39 @@
+// What was refused on the cluster's port, or by the coordinator: counted by reason, and in the log.
+#pragma once
+
+#include "common/status.h"
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace epd::cluster {
+
+enum class Refusal {
+  kPlainText,       // on a TLS port; with cluster.insecure: TLS, or anything else that is not HTTP/2
+  kHandshake,       // the connection ended before it had opened a stream
+  kConnections,     // too many
+  kIdentity,        // the name: not in the certificate, or not allowed
+  kOtherCluster,    // of another name
+  kVersion,         // none in common
+  kFrame,           // malformed, overlong, or at the wrong time
+  kNotCoordinator,  // asked to take a node in
+  kNodes,           // too many, or the name is in use
+};
+
+// From any thread.
+class Refusals {
+ public:
+  void refuse(Refusal reason, const std::string& peer, const std::string& node, const std::string& text);
+  // Word and number of those that are not zero.
+  std::vector<std::pair<std::string, std::uint64_t>> counts() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<Refusal, std::uint64_t> counts_;  // guarded by mutex_
+};
+
+}  // namespace epd::cluster

@@ -1,0 +1,225 @@
+#include "server.h"
+
+#include "grpc_frames.h"
+
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/resource_quota.h>
+#include <chrono>
+#include <mutex>
+#include <set>
+#include <utility>
+#include "epd/v1/cluster.grpc.pb.h"
+
+namespace epd::cluster {
+namespace {
+
+constexpr int kMaxMemory = 256 << 20;
+constexpr int kMaxStreams = 4;  // of a connection
+constexpr int kHandshakeMs = 5'000;
+constexpr int kIdleConnectionMs = 10'000;  // without a stream
+constexpr std::chrono::milliseconds kShutdownGrace(200);
+
+using Reactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
+
+class ServerStream;
+
+// What streams and their service share.
+struct Streams {
+  Server::Callbacks callbacks;
+  std::mutex mutex;
+  bool stopped = false;                                // guarded by mutex
+  std::set<std::shared_ptr<ServerStream>> unfinished;  // likewise
+};
+
+// gRPC holds the reactor until OnDone, which follows the call of Finish. Until then `reactor_` may be used.
+class ServerStream final : public Stream, public std::enable_shared_from_this<ServerStream> {
+ public:
+  ServerStream(std::shared_ptr<Streams> streams, PeerFacts peer)
+      : streams_(std::move(streams)), peer_(std::move(peer)) {}
+
+  const PeerFacts& peer() const override { return peer_; }
+  void read() override;
+  void write(const v1::Frame& frame) override;
+  void finish(const Status& status) override { finish(to_grpc(status)); }
+  void finish(const grpc::Status& status);
+
+ private:
+  friend class AttachReactor;
+  // On the loop, if that one still goes on and the stream has not ended.
+  void report(std::function<void(ServerStream&)> what);
+
+  const std::shared_ptr<Streams> streams_;
+  const PeerFacts peer_;
+  std::mutex mutex_;
+  Reactor* reactor_ = nullptr;  // null once Finish was called; guarded by mutex_
+  grpc::ByteBuffer outgoing_;   // of the write under way
+  bool closed_ = false;         // on the loop: nothing is reported any more
+};
+
+class AttachReactor final : public Reactor {
+ public:
+  explicit AttachReactor(std::shared_ptr<ServerStream> stream) : stream_(std::move(stream)) {
+    stream_->reactor_ = this;
+  }
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      const Status why(StatusCode::kAborted,
+                       "the other end is gone, has ended it, or has sent too much at once");
+      stream_->report([why](ServerStream& stream) {
+        stream.closed_ = true;
+        stream.streams_->callbacks.events->on_closed(stream, why);
+        stream.finish(why);
+      });
+      return;
+    }
+    stream_->report([frame = from_bytes(incoming_)](ServerStream& stream) {
+      stream.streams_->callbacks.events->on_frame(stream, frame);
+    });
+  }
+  void OnWriteDone(bool ok) override {
+    if (!ok) return;  // the read fails too
+    stream_->report([](ServerStream& stream) { stream.streams_->callbacks.events->on_written(stream); });
+  }
+  void OnDone() override { delete this; }
+
+  grpc::ByteBuffer incoming_;
+
+ private:
+  const std::shared_ptr<ServerStream> stream_;
+};
+
+void ServerStream::read() {
+  const std::lock_guard lock(mutex_);
+  if (reactor_ != nullptr) reactor_->StartRead(&static_cast<AttachReactor*>(reactor_)->incoming_);
+}
+
+void ServerStream::write(const v1::Frame& frame) {
+  const std::lock_guard lock(mutex_);
+  if (reactor_ == nullptr) return;
+  outgoing_ = to_bytes(frame);
+  reactor_->StartWrite(&outgoing_);
+}
+
+void ServerStream::finish(const grpc::Status& status) {
+  const std::shared_ptr<ServerStream> self = shared_from_this();  // the set's may be the last
+  Reactor* reactor = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    reactor = std::exchange(reactor_, nullptr);
+  }
+  if (reactor == nullptr) return;
+  {
+    const std::lock_guard lock(streams_->mutex);
+    streams_->unfinished.erase(self);
+  }
+  reactor->Finish(status);
+}
+
+void ServerStream::report(std::function<void(ServerStream&)> what) {
+  const bool posted = streams_->callbacks.post([self = shared_from_this(), what = std::move(what)] {
+    bool ended = false;
+    {
+      const std::lock_guard lock(self->mutex_);
+      ended = self->reactor_ == nullptr;
+    }
+    if (!ended && !self->closed_) what(*self);
+  });
+  if (!posted) finish(grpc::Status(grpc::StatusCode::ABORTED, "the daemon is stopping"));
+}
+
+class ClusterService final : public v1::Cluster::WithRawCallbackMethod_Attach<v1::Cluster::Service> {
+ public:
+  ClusterService(std::shared_ptr<Streams> streams, std::function<void(const std::string&)> opened_stream)
+      : streams_(std::move(streams)), opened_stream_(std::move(opened_stream)) {}
+
+  Reactor* Attach(grpc::CallbackServerContext* context) override {
+    const auto auth = context->auth_context();
+    auto stream = std::make_shared<ServerStream>(streams_, peer_of(context->peer(), auth.get()));
+    auto* reactor = new AttachReactor(stream);
+    opened_stream_(stream->peer().address);
+    bool stopped = false;
+    {
+      const std::lock_guard lock(streams_->mutex);
+      stopped = streams_->stopped;
+      if (!stopped) streams_->unfinished.insert(stream);
+    }
+    const bool posted = !stopped && streams_->callbacks.post(
+                                        [streams = streams_, stream] { streams->callbacks.opened(stream); });
+    if (!posted) stream->finish(grpc::Status(grpc::StatusCode::ABORTED, "the daemon is stopping"));
+    return reactor;
+  }
+
+ private:
+  const std::shared_ptr<Streams> streams_;
+  const std::function<void(const std::string&)> opened_stream_;
+};
+
+}  // namespace
+
+struct Server::Impl {
+  std::shared_ptr<Streams> streams = std::make_shared<Streams>();
+  std::unique_ptr<ClusterService> service;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor;
+  std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<Door> door;  // hands over to the acceptor, so it goes first
+};
+
+Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Door& Server::door() {
+  return *impl_->door;
+}
+
+Server::~Server() {
+  if (impl_->door != nullptr) impl_->door->stop();
+  std::set<std::shared_ptr<ServerStream>> unfinished;
+  {
+    const std::lock_guard lock(impl_->streams->mutex);
+    impl_->streams->stopped = true;
+    unfinished.swap(impl_->streams->unfinished);
+  }
+  for (const auto& stream : unfinished)
+    stream->finish(grpc::Status(grpc::StatusCode::ABORTED, "the daemon is stopping"));
+  if (impl_->server != nullptr) impl_->server->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
+}
+
+Result<std::unique_ptr<Server>> Server::start(const Settings& settings, const Credentials& credentials,
+                                              Callbacks callbacks, Refusals& refusals) {
+  auto impl = std::make_unique<Impl>();
+  impl->streams->callbacks = std::move(callbacks);
+  Impl* parts = impl.get();
+  impl->service = std::make_unique<ClusterService>(
+      impl->streams, [parts](const std::string& peer) { parts->door->opened_stream(peer); });
+  grpc::ServerBuilder builder;
+  builder.RegisterService(impl->service.get());
+  builder.SetMaxReceiveMessageSize(kMaxGrpcBytes);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleConnectionMs);
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  grpc::ResourceQuota quota("cluster");
+  quota.Resize(kMaxMemory);
+  builder.SetResourceQuota(quota);
+  impl->acceptor = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials.server);
+  impl->server = builder.BuildAndStart();
+  if (impl->server == nullptr)
+    return internal_error("gRPC could not start its server; see its line in the log");
+  Door::Options options;
+  options.listen = *numeric_address(*parse_host_port(settings.listen));
+  options.secure = !settings.insecure;
+  options.hand_over = [parts](UniqueFd connection) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
+    parameters.fd = connection.release();
+    parts->acceptor->HandleNewConnection(&parameters);
+  };
+  Result<std::unique_ptr<Door>> door = Door::open(std::move(options), refusals);
+  if (!door.ok()) {
+    impl->server->Shutdown(std::chrono::system_clock::now());
+    return door.status();
+  }
+  impl->door = std::move(*door);
+  return std::unique_ptr<Server>(new Server(std::move(impl)));
+}
+
+}  // namespace epd::cluster

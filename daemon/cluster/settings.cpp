@@ -1,0 +1,105 @@
+#include "cluster/settings.h"
+
+#include "address.h"
+#include "cluster/certificates.h"
+
+#include <limits.h>
+#include <unistd.h>
+#include <algorithm>
+#include <utility>
+
+namespace epd::cluster {
+namespace {
+
+constexpr const char* kAllowedAddress = "HOST:PORT, as node-a:7410, 10.0.0.1:7410 or [::1]:7410";
+
+Status refused(const char* key, const std::string& value, const std::string& allowed) {
+  return invalid_argument(std::string(key) + " is \"" + value + "\"; allowed: " + allowed);
+}
+
+std::string host_name() {
+  char name[HOST_NAME_MAX + 1] = "";
+  return ::gethostname(name, sizeof(name)) == 0 ? name : "";
+}
+
+Status fill_in(Settings& settings) {
+  if (!is_name(settings.name)) return refused("cluster.name", settings.name, kAllowedNames);
+  if (settings.node.empty()) settings.node = host_name();
+  if (!is_name(settings.node)) return refused("cluster.node", settings.node, kAllowedNames);
+  const std::optional<HostPort> listen = parse_host_port(settings.listen);
+  if (!listen || !numeric_address(*listen)) {
+    return refused("cluster.listen", settings.listen,
+                   "a numeric address and a port, as 0.0.0.0:7410, 10.0.0.1:7410 or [::]:7410");
+  }
+  if (settings.advertise.empty()) settings.advertise = to_string(HostPort{settings.node, listen->port});
+  return {};
+}
+
+Status check_addresses(const Settings& settings) {
+  const std::optional<HostPort> advertise = parse_host_port(settings.advertise);
+  if (!advertise || is_wildcard(advertise->host))
+    return refused("cluster.advertise", settings.advertise, kAllowedAddress);
+  const std::optional<HostPort> coordinator = parse_host_port(settings.coordinator);
+  if (!coordinator || is_wildcard(coordinator->host))
+    return refused("cluster.coordinator", settings.coordinator, kAllowedAddress);
+  if (same_name(coordinator->host, settings.node) && !settings.coordinates()) {
+    return refused("cluster.coordinator", settings.coordinator,
+                   "cluster.advertise = \"" + settings.advertise +
+                       "\" if this node is to coordinate, else the address of another node");
+  }
+  return {};
+}
+
+Status check_names(const Settings& settings) {
+  for (const std::string& pattern : settings.nodes) {
+    std::string name = pattern;
+    std::replace(name.begin(), name.end(), '*', 'x');
+    if (!is_name(name)) {
+      return refused("cluster.nodes", pattern,
+                     std::string("names of nodes, in which '*' stands for any characters: ") + kAllowedNames);
+    }
+  }
+  return {};
+}
+
+Status check_insecure(const Settings& settings) {
+  if (!settings.tls_ca.empty() || !settings.tls_cert.empty() || !settings.tls_key.empty())
+    return invalid_argument(
+        "cluster.insecure is \"true\"; allowed: only without cluster.tls_ca, tls_cert, tls_key");
+  for (const auto& [key, value] : {std::pair("cluster.listen", &settings.listen),
+                                   std::pair("cluster.coordinator", &settings.coordinator)}) {
+    if (!is_loopback(parse_host_port(*value)->host)) {
+      return refused(
+          key, *value,
+          "with cluster.insecure a loopback address, as 127.0.0.1:7410, because nothing is encrypted");
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+bool Settings::coordinates() const {
+  return same_name(coordinator, advertise);
+}
+
+bool Settings::allows(const std::string& other) const {
+  return nodes.empty() || std::any_of(nodes.begin(), nodes.end(),
+                                      [&](const std::string& pattern) { return matches(pattern, other); });
+}
+
+Result<Settings> complete(Settings settings) {
+  if (Status status = fill_in(settings); !status.ok()) return status;
+  if (Status status = check_addresses(settings); !status.ok()) return status;
+  if (Status status = check_names(settings); !status.ok()) return status;
+  if (settings.node_timeout_ms < 3 * settings.heartbeat_ms) {
+    return invalid_argument(
+        "cluster.node_timeout_ms is \"" + std::to_string(settings.node_timeout_ms) +
+        "\"; allowed: at least three times cluster.heartbeat_ms = " + std::to_string(settings.heartbeat_ms));
+  }
+  const Status status = settings.insecure ? check_insecure(settings) : check_certificates(settings);
+  if (!status.ok()) return status;
+  return settings;
+}
+
+}  // namespace epd::cluster

@@ -1,0 +1,33 @@
+// What the coordinator's daemon and the others have in common: who this is, and what it sees.
+#pragma once
+
+#include "cluster/cluster.h"
+#include "refusals.h"
+#include "stream.h"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace epd::cluster {
+
+struct Self {
+  const Settings& settings;
+  const Clock& clock;
+  Refusals& refusals;
+  v1::NodeDescription description;  // as it was at the start: not draining
+};
+
+class Side : public StreamEvents {
+ public:
+  // A stream that another daemon has opened to this one.
+  virtual void on_opened(std::shared_ptr<Stream> stream) = 0;
+  virtual void drain() = 0;
+  virtual void leave() = 0;
+  virtual void tick() = 0;
+  virtual std::uint64_t next_due_ns() const = 0;
+  virtual View view() const = 0;
+};
+
+}  // namespace epd::cluster

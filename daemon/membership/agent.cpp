@@ -1,0 +1,390 @@
+#include "membership/agent.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace epd::membership {
+namespace {
+
+constexpr std::uint64_t kMs = 1'000'000;
+
+Spanning without_keys() {
+  return {1, kFirstSpanningIndex, [] { return EpochKey{}; }};
+}
+
+// The group that an engine's message is about; 0: none.
+std::uint64_t group_of(const Event& event) {
+  const auto id = [](const auto& e) -> std::uint64_t {
+    if constexpr (requires { e.message.group_id; }) return e.message.group_id;
+    return 0;
+  };
+  return std::visit(id, event);
+}
+
+std::string seconds(std::uint64_t ns) {
+  return std::to_string(ns / 1'000'000'000) + "." + std::to_string(ns / 100'000'000 % 10) + " s";
+}
+
+}  // namespace
+
+Agent::Agent(const Clock& clock, Options options)
+    : clock_(clock),
+      options_(std::move(options)),
+      heard_ns_(clock.now_ns()),
+      ended_(clock, options_.limits, without_keys()) {
+  NodeUp here = options_.node;
+  here.node = kLocalNode;
+  ended_.handle(here);
+}
+
+bool Agent::cut_off() const {
+  return silent_ns() > options_.times.node_timeout_ms * kMs;
+}
+
+Actions Agent::take_actions() {
+  take_from_ended();
+  return std::exchange(actions_, {});
+}
+
+std::vector<ToCoordinator> Agent::take_messages() {
+  return std::exchange(messages_, {});
+}
+
+void Agent::send(decltype(ToCoordinator::body) body) {
+  messages_.push_back({term_, std::move(body)});
+}
+
+// ---- from the node
+
+void Agent::handle(Event event) {
+  if (std::holds_alternative<JoinRequest>(event) || std::holds_alternative<LeaveRequest>(event)) {
+    request(event);
+    return;
+  }
+  keep(event);
+  if (is_answered_here(event)) {
+    ended_.handle(event);
+    take_from_ended();
+    return;
+  }
+  near_.said(event);
+  say(event);
+}
+
+// What every coordinator has to know, and the registry of what ends here.
+void Agent::keep(const Event& event) {
+  const bool of_all = std::holds_alternative<EngineUp>(event) || std::holds_alternative<EngineDown>(event) ||
+                      std::holds_alternative<SessionClosed>(event);
+  if (const auto* up = std::get_if<EngineUp>(&event)) {
+    engines_[up->engine.device] = up->address;
+    known_from_[up->engine.device] = told_ + 1;
+  } else if (const auto* down = std::get_if<EngineDown>(&event)) {
+    engines_.erase(down->engine.device);
+  } else if (const auto* closed = std::get_if<SessionClosed>(&event)) {
+    std::erase_if(requests_, [closed](const auto& entry) { return entry.first.session == closed->session; });
+    generations_.erase(closed->session.number);
+  } else if (const auto* drains = std::get_if<NodeDrains>(&event)) {
+    drains_ = true;
+    drain_status_ = drains->status;
+    refuse_overdue();
+  }
+  if (!of_all) return;
+  ended_.handle(event);
+  take_from_ended();
+}
+
+bool Agent::is_answered_here(const Event& event) const {
+  return ended_.groups().contains(group_of(event));
+}
+
+// A membership that has ended here without the coordinator.
+bool Agent::names_ended(const LeaveRequest& leave) const {
+  for (const auto& [id, group] : ended_.groups()) {
+    for (const auto& [rank, member] : group.members) {
+      if (member.session == leave.id.session && member.member == leave.member) return true;
+    }
+  }
+  return false;
+}
+
+void Agent::request(const Event& event) {
+  Request kept{event, kNever};
+  RequestId id;
+  if (auto* join = std::get_if<JoinRequest>(&kept.event)) {
+    id = join->id;
+    if (join->join.timeout_ms == 0) join->join.timeout_ms = options_.limits.join_timeout_ms;
+    kept.due_ns = clock_.now_ns() + join->join.timeout_ms * kMs;
+  } else {
+    const auto& leave = std::get<LeaveRequest>(event);
+    id = leave.id;
+    if (names_ended(leave)) {
+      ended_.handle(event);
+      take_from_ended();
+      return;
+    }
+  }
+  requests_[id] = std::move(kept);
+  say_requests();
+}
+
+void Agent::say(const Event& event) {
+  if (state_ == State::kApart) return;
+  ++told_;
+  Told told{event};
+  if (auto* join = std::get_if<JoinRequest>(&told.event)) {
+    const auto last = generations_.find(join->id.session.number);
+    if (last != generations_.end()) join->last_generation = last->second;
+  }
+  send(std::move(told));
+}
+
+// ---- the attachment
+
+void Agent::channel_began() {
+  attach();
+}
+
+// All that is under way is given up; what is said from now on builds on Attach.
+void Agent::attach() {
+  messages_.clear();
+  release_unstarted();
+  Attach message;
+  message.attempt = ++attempt_;
+  message.boot = options_.node.boot;
+  message.number = number_;
+  message.drains = drains_;
+  message.devices = options_.node.devices;
+  for (const auto& [device, address] : engines_) {
+    message.engines.push_back({device, address});
+    known_from_[device] = 0;
+  }
+  message.groups = near_.steady();
+  state_ = State::kAttaching;
+  told_ = 0;
+  for (auto& [id, request] : requests_) request.said = false;
+  send(std::move(message));
+  beat_ns_ = clock_.now_ns() + options_.times.heartbeat_ms * kMs;
+}
+
+// Ranks that no engine here knows: their joins are said again.
+void Agent::release_unstarted() {
+  for (const ReleaseMemory& action : near_.take_unannounced()) actions_.emplace_back(action);
+}
+
+void Agent::handle(const ToAgent& message) {
+  if (message.term < term_) {
+    send(Superseded{});
+    return;
+  }
+  const auto* welcome = std::get_if<Welcome>(&message.body);
+  const bool beat = std::holds_alternative<CoordinatorHeartbeat>(message.body);
+  if (state_ == State::kApart) {
+    if (welcome == nullptr) attach();
+    return;
+  }
+  if (welcome != nullptr && (state_ != State::kAttaching || welcome->attempt != attempt_)) return;
+  // Another coordinator, of which nothing has been heard but this.
+  if (welcome == nullptr && state_ == State::kAttached && message.term > term_) {
+    attach();
+    return;
+  }
+  if (welcome == nullptr && !beat && (state_ != State::kAttached || message.number != number_)) return;
+  heard_ns_ = clock_.now_ns();
+  if (welcome != nullptr) {
+    const bool kept = number_ == message.number;
+    number_ = message.number;
+    term_ = message.term;
+    end_all_but(welcome->groups,
+                kept ? "the coordinator knows nothing of it" : "the node was put out of the cluster");
+  }
+  std::visit([this](const auto& of) { obey(of); }, message.body);
+}
+
+void Agent::obey(const Welcome&) {
+  state_ = State::kAttached;
+  say_requests();
+}
+
+// An engine can't be told of a group that it still knows from before.
+bool Agent::has_to_wait(const Request& request) const {
+  const auto* join = std::get_if<JoinRequest>(&request.event);
+  return join != nullptr &&
+         std::any_of(ended_.groups().begin(), ended_.groups().end(), [join](const auto& entry) {
+           const Group& group = entry.second;
+           return group.uid == join->uid && group.name == join->join.group &&
+                  group.shape.policy == abi::LossPolicy::kDegrade;
+         });
+}
+
+void Agent::say_requests() {
+  refuse_overdue();
+  if (state_ != State::kAttached) return;
+  for (auto& [id, request] : requests_) {
+    if (request.said || has_to_wait(request)) continue;
+    request.said = true;
+    Event event = request.event;
+    if (auto* join = std::get_if<JoinRequest>(&event))
+      join->join.timeout_ms =
+          static_cast<std::uint32_t>(std::max<std::uint64_t>(1, (request.due_ns - clock_.now_ns()) / kMs));
+    say(event);
+  }
+}
+
+// What is for an engine that has started since, or is down.
+bool Agent::is_late(const Order& order) const {
+  const auto late = [&](const auto& action) {
+    using T = std::decay_t<decltype(action)>;
+    constexpr bool kForMemory = std::is_same_v<T, AcquireMemory> || std::is_same_v<T, ReleaseMemory> ||
+                                std::is_same_v<T, MarkLost> || std::is_same_v<T, CloseStreams>;
+    if constexpr (requires { action.engine; } && !kForMemory) {
+      const std::uint32_t device = action.engine.device;
+      return !engines_.contains(device) || known_from_.at(device) > order.heard;
+    } else {
+      return false;
+    }
+  };
+  return std::visit(late, order.action);
+}
+
+void Agent::obey(const Order& order) {
+  if (!is_late(order)) carry_out(order.action);
+}
+
+void Agent::note_number(const MemberDescription& member) {
+  std::uint32_t& last = generations_[member.session.number];
+  last = std::max(last, member_generation(member.member));
+}
+
+void Agent::carry_out(Action action) {
+  const JoinRequest* join = nullptr;
+  const auto note = [&](const auto& a) {
+    if constexpr (requires { a.request; }) {
+      RequestId id = a.request;
+      id.session.node = kLocalNode;
+      const auto found = requests_.find(id);
+      if (found != requests_.end()) join = std::get_if<JoinRequest>(&found->second.event);
+    }
+  };
+  std::visit(note, action);
+  near_.decided(action, join);
+  if (const auto* start = std::get_if<StartGroup>(&action)) {
+    for (const MemberDescription& member : start->group.members) note_number(member);
+  } else if (const auto* newcomer = std::get_if<SendMember>(&action)) {
+    note_number(newcomer->member);
+  }
+  // Each request has one answer.
+  const auto answer = [this](const auto& a) {
+    using T = std::decay_t<decltype(a)>;
+    if constexpr (std::is_same_v<T, ReplyJoined> || std::is_same_v<T, ReplyLeft> ||
+                  std::is_same_v<T, ReplyRefused>) {
+      RequestId id = a.request;
+      id.session.node = kLocalNode;
+      return requests_.erase(id) == 1;
+    } else {
+      return true;
+    }
+  };
+  if (std::visit(answer, action)) actions_.push_back(std::move(action));
+}
+
+// ---- without the coordinator
+
+void Agent::end_all_but(const std::vector<std::uint64_t>& stay, const std::string& why) {
+  std::vector<std::uint64_t> ids;
+  for (const auto& [id, group] : near_.all()) {
+    if (std::find(stay.begin(), stay.end(), id) == stay.end()) ids.push_back(id);
+  }
+  for (const std::uint64_t id : ids) {
+    BreakReason reason{StatusCode::kRankLost, -1, why};
+    const auto& members = near_.all().at(id).members;
+    if (!members.empty()) reason.failed_rank = static_cast<std::int32_t>(members.begin()->first);
+    end(id, reason);
+  }
+}
+
+void Agent::end(std::uint64_t group_id, const BreakReason& reason) {
+  NearGroup group = near_.take(group_id);
+  Group part = group.near_part();
+  ended_.adopt_to_end(std::move(part), group.failed.value_or(reason));
+  // Leaves that the coordinator has not answered are leaves of this one.
+  std::vector<Event> leaves;
+  std::erase_if(requests_, [&](const auto& entry) {
+    const auto* leave = std::get_if<LeaveRequest>(&entry.second.event);
+    if (leave == nullptr || !names_ended(*leave)) return false;
+    leaves.push_back(entry.second.event);
+    return true;
+  });
+  for (const Event& leave : leaves) ended_.handle(leave);
+  take_from_ended();
+}
+
+void Agent::take_from_ended() {
+  for (Action& action : ended_.take_actions()) {
+    if (!std::holds_alternative<DropView>(action)) actions_.push_back(std::move(action));
+  }
+  say_requests();
+}
+
+bool Agent::is_overdue(const Request& request) const {
+  return request.due_ns <= clock_.now_ns();
+}
+
+// Nobody else can say so: the coordinator does not know of them.
+void Agent::refuse_overdue() {
+  std::erase_if(requests_, [this](const auto& entry) {
+    const auto& [id, request] = entry;
+    const bool drains = drains_ && !request.said && std::holds_alternative<JoinRequest>(request.event);
+    if (!drains && (request.said || !is_overdue(request))) return false;
+    const Status late(StatusCode::kDeadlineExceeded,
+                      has_to_wait(request)
+                          ? "the group has ended on this node, and not all of its ranks here have left it"
+                          : "this node has had no coordinator for " + seconds(silent_ns()));
+    actions_.emplace_back(ReplyRefused{id, drains ? drain_status_ : late});
+    return true;
+  });
+}
+
+bool Agent::needs_decision() const {
+  return std::any_of(near_.all().begin(), near_.all().end(),
+                     [](const auto& entry) { return entry.second.started && !entry.second.is_steady(); }) ||
+         std::any_of(requests_.begin(), requests_.end(),
+                     [this](const auto& entry) { return is_overdue(entry.second); });
+}
+
+// Groups that need a decision end here, which is a leave of the ranks here. The others run on.
+void Agent::give_up() {
+  state_ = State::kApart;
+  messages_.clear();
+  for (auto& [id, request] : requests_) request.said = false;
+  release_unstarted();
+  std::vector<std::uint64_t> stay;
+  for (const auto& [id, group] : near_.all()) {
+    if (group.is_steady()) stay.push_back(id);
+  }
+  end_all_but(stay, "this node has had no coordinator for " + seconds(silent_ns()));
+}
+
+void Agent::tick() {
+  ended_.tick();
+  take_from_ended();
+  const std::uint64_t now = clock_.now_ns();
+  if (silent_ns() >= options_.times.orphan_ms * kMs && needs_decision()) give_up();
+  refuse_overdue();
+  if (state_ == State::kApart || beat_ns_ > now) return;
+  beat_ns_ = now + options_.times.heartbeat_ms * kMs;
+  send(AgentHeartbeat{!cut_off()});
+}
+
+std::uint64_t Agent::next_due_ns() const {
+  std::uint64_t due = ended_.next_due_ns();
+  if (state_ != State::kApart) due = std::min(due, beat_ns_);
+  if (needs_decision())
+    due = std::min(due, std::max(clock_.now_ns(), heard_ns_ + options_.times.orphan_ms * kMs));
+  for (const auto& [id, request] : requests_) {
+    if (!request.said) due = std::min(due, request.due_ns);
+  }
+  return due;
+}
+
+}  // namespace epd::membership

@@ -1,0 +1,254 @@
+#include "membership/coordinator.h"
+
+#include "adoption.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+namespace epd::membership {
+namespace {
+
+constexpr std::uint64_t kMs = 1'000'000;
+constexpr std::uint32_t kMaxNumber = 1u << 30;  // of nodes; a report of a higher one is none
+
+// Of spanning groups, never given twice: no two terms have the same.
+std::uint64_t first_group_id(std::uint64_t term) {
+  return (std::uint64_t{1} << 63) | ((term & 0x7fff'ffff) << 32) | 1;
+}
+
+// What a node can know.
+bool is_of_node(const Event& event) {
+  return !std::holds_alternative<NodeUp>(event) && !std::holds_alternative<NodeLost>(event) &&
+         !std::holds_alternative<EvictRank>(event) && !std::holds_alternative<ViewStored>(event);
+}
+
+}  // namespace
+
+Coordinator::Coordinator(const Clock& clock, Options options, EmbeddedStore& store)
+    : clock_(clock),
+      options_(std::move(options)),
+      store_(store),
+      term_(options_.first_term),
+      open_ns_(clock.now_ns() + options_.times.node_timeout_ms * kMs),
+      beat_ns_(clock.now_ns()) {}
+
+Coordinator::~Coordinator() = default;
+
+const std::map<std::uint64_t, Group>& Coordinator::groups() const {
+  static const std::map<std::uint64_t, Group> kNone;
+  return registry_ == nullptr ? kNone : registry_->groups();
+}
+
+void Coordinator::send(const std::string& name, const NodeEntry& node, decltype(ToAgent::body) body) {
+  messages_.push_back({name, {term_, node.number, std::move(body)}});
+}
+
+std::vector<Coordinator::Sent> Coordinator::take_messages() {
+  if (superseded_) messages_.clear();
+  return std::exchange(messages_, {});
+}
+
+// ---- what agents say
+
+void Coordinator::handle(const std::string& name, ToCoordinator message) {
+  if (superseded_) return;
+  if (listening()) {
+    term_ = std::max(term_, message.term + 1);
+  } else if (message.term > term_) {
+    superseded_ = true;
+    return;
+  }
+  if (const auto* attached = std::get_if<Attach>(&message.body)) {
+    attach(name, *attached, message.term);
+    return;
+  }
+  const auto found = nodes_.find(name);
+  if (found == nodes_.end()) return;
+  NodeEntry& node = found->second;
+  if (listening()) {
+    node.heard_ns = clock_.now_ns();
+    if (std::holds_alternative<Told>(message.body)) node.waiting.push_back(std::move(message));
+  } else {
+    take(name, node, message);
+  }
+}
+
+void Coordinator::take(const std::string& name, NodeEntry& node, const ToCoordinator& message) {
+  if (node.state != NodeEntry::State::kUp) {
+    send(name, node, PutOut{node.text});
+    return;
+  }
+  const auto* beat = std::get_if<AgentHeartbeat>(&message.body);
+  if (beat == nullptr || beat->hears) node.heard_ns = clock_.now_ns();
+  const auto* told = std::get_if<Told>(&message.body);
+  if (told == nullptr) return;
+  ++node.heard;
+  if (!is_of_node(told->event)) return;
+  if (std::holds_alternative<NodeDrains>(told->event)) node.drains = true;
+  Event event = told->event;
+  set_node(event, node.number);
+  tell(std::move(event));
+}
+
+void Coordinator::tell(Event event) {
+  registry_->handle(event);
+  carry_out();
+}
+
+void Coordinator::carry_out() {
+  for (Actions actions = registry_->take_actions(); !actions.empty(); actions = registry_->take_actions()) {
+    for (Action& action : actions) {
+      const auto* view = std::get_if<StoreView>(&action);
+      const auto* dropped = std::get_if<DropView>(&action);
+      if (view != nullptr) {
+        if (!store_.put(term_, *view)) superseded_ = true;
+        if (!superseded_) registry_->handle(ViewStored{view->label.id, view->view});
+      } else if (dropped != nullptr) {
+        if (!store_.drop(term_, dropped->group_id)) superseded_ = true;
+      } else if (const auto name = names_.find(node_of(action)); name != names_.end()) {
+        const NodeEntry& node = nodes_.at(name->second);
+        send(name->second, node, Order{node.heard, std::move(action)});
+      }
+    }
+  }
+}
+
+// ---- nodes
+
+void Coordinator::attach(const std::string& name, const Attach& message, std::uint64_t term) {
+  NodeEntry& node = nodes_[name];
+  if (node.state == NodeEntry::State::kUp)
+    lose(name, node,
+         node.attach.boot == message.boot ? "its channel has begun anew" : "its daemon has started anew");
+  node.state = NodeEntry::State::kReporting;
+  node.since_ns = node.heard_ns = clock_.now_ns();
+  node.attach = message;
+  if (node.attach.number > kMaxNumber) node.attach.number = 0;
+  next_number_ = std::max(next_number_, node.attach.number + 1);
+  node.attach_term = term;
+  node.drains = message.drains;
+  node.heard = 0;
+  node.waiting.clear();
+  if (listening()) return;
+  node.number = next_number_++;
+  admit(name, node);
+  send(name, node, Welcome{message.attempt, {}});
+  carry_out();
+}
+
+// The registry learns of it; what it decides is sent later, behind Welcome.
+void Coordinator::admit(const std::string& name, NodeEntry& node) {
+  node.state = NodeEntry::State::kUp;
+  names_[node.number] = name;
+  registry_->handle(NodeUp{node.number, node.attach.devices, name, node.attach.boot});
+  for (const EngineReport& engine : node.attach.engines)
+    registry_->handle(EngineUp{{node.number, engine.device}, engine.address});
+}
+
+void Coordinator::lose(const std::string& name, NodeEntry& node, const std::string& how) {
+  node.state = NodeEntry::State::kLost;
+  node.since_ns = clock_.now_ns();
+  node.text = how;
+  names_.erase(node.number);
+  send(name, node, PutOut{how});
+  tell(NodeLost{node.number, how});
+}
+
+void Coordinator::node_gone(const std::string& name, const std::string& how) {
+  const auto found = nodes_.find(name);
+  if (superseded_ || found == nodes_.end()) return;
+  if (listening()) {
+    nodes_.erase(found);
+  } else if (found->second.state == NodeEntry::State::kUp) {
+    lose(name, found->second, how);
+  }
+}
+
+// ---- the beginning
+
+void Coordinator::open() {
+  if (!store_.begin(term_)) {
+    superseded_ = true;
+    return;
+  }
+  registry_ = std::make_unique<GroupRegistry>(
+      clock_, options_.limits, Spanning{first_group_id(term_), kFirstSpanningIndex, options_.new_epoch_key});
+  // Numbers of the last coordinator before.
+  std::uint64_t last = 0;
+  for (const auto& [name, node] : nodes_) {
+    if (node.attach.number != 0) last = std::max(last, node.attach_term);
+  }
+  std::set<std::uint32_t> taken;
+  for (auto& [name, node] : nodes_) {
+    const bool knows =
+        node.attach_term == last && node.attach.number != 0 && taken.insert(node.attach.number).second;
+    node.number = knows ? node.attach.number : 0;
+  }
+  for (auto& [name, node] : nodes_) {
+    if (node.number == 0) node.number = next_number_++;
+    admit(name, node);
+  }
+  std::map<std::uint32_t, std::vector<std::uint64_t>> stay = adopt_groups();
+  for (auto& [name, node] : nodes_) {
+    send(name, node, Welcome{node.attach.attempt, std::move(stay[node.number])});
+    node.heard_ns = clock_.now_ns();
+  }
+  carry_out();
+  for (auto& [name, node] : nodes_) {
+    for (const ToCoordinator& message : std::exchange(node.waiting, {})) take(name, node, message);
+  }
+}
+
+// By node: those of them that it takes part in.
+std::map<std::uint32_t, std::vector<std::uint64_t>> Coordinator::adopt_groups() {
+  Adoption adoption;
+  for (const auto& [name, node] : nodes_) {
+    if (node.number != node.attach.number) continue;
+    for (const GroupReport& report : node.attach.groups) adoption.add(node.number, report);
+  }
+  std::map<std::uint32_t, std::vector<std::uint64_t>> stay;
+  for (Group& group : adoption.whole()) {
+    std::set<std::uint32_t> nodes;
+    for (const auto& [engine, slot] : group.engines) nodes.insert(engine.node);
+    for (const std::uint32_t node : nodes) stay[node].push_back(group.id);
+    group.created_ns = clock_.now_ns();
+    registry_->adopt(std::move(group));
+  }
+  return stay;
+}
+
+// ---- time
+
+void Coordinator::tick() {
+  const std::uint64_t now = clock_.now_ns();
+  if (superseded_) return;
+  if (listening() && now >= open_ns_) open();
+  if (superseded_) return;
+  if (beat_ns_ <= now) {
+    beat_ns_ = now + options_.times.heartbeat_ms * kMs;
+    for (const auto& [name, node] : nodes_) {
+      if (node.state != NodeEntry::State::kLost) send(name, node, CoordinatorHeartbeat{});
+    }
+  }
+  if (listening()) return;
+  for (auto& [name, node] : nodes_) {
+    if (node.state == NodeEntry::State::kUp && now - node.heard_ns > options_.times.node_timeout_ms * kMs)
+      lose(name, node, "silent for " + std::to_string(options_.times.node_timeout_ms) + " ms");
+  }
+  registry_->tick();
+  carry_out();
+}
+
+std::uint64_t Coordinator::next_due_ns() const {
+  if (superseded_) return kNever;
+  if (listening()) return std::min(open_ns_, beat_ns_);
+  std::uint64_t due = std::min(beat_ns_, registry_->next_due_ns());
+  for (const auto& [name, node] : nodes_) {
+    if (node.state == NodeEntry::State::kUp)
+      due = std::min(due, node.heard_ns + options_.times.node_timeout_ms * kMs + 1);
+  }
+  return due;
+}
+
+}  // namespace epd::membership

@@ -1,0 +1,113 @@
+// The part of a node that serves the coordinator: it obeys it, answers for the node's engines and sessions,
+// and remembers what it has been told. A pure state machine. README has the life of an attachment.
+//
+// What the node tells is what it would tell a registry of its own, under kLocalNode; what it is to do are a
+// registry's actions. They name nodes by the coordinator's numbers, or by kLocalNode.
+#pragma once
+
+#include "base/clock.h"
+#include "membership/cluster_messages.h"
+#include "membership/limits.h"
+#include "membership/near_groups.h"
+#include "membership/registry.h"
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace epd::membership {
+
+class Agent {
+ public:
+  struct Options {
+    ClusterTimes times;
+    MembershipLimits limits;  // of groups that end here without the coordinator
+    NodeUp node;              // its devices, its boot id
+  };
+  Agent(const Clock& clock, Options options);
+
+  // From the node. A MemoryAcquired comes before anything else that is told.
+  void handle(Event event);
+  // There is a channel on which nothing has been said yet.
+  void channel_began();
+  void handle(const ToAgent& message);
+  void tick();
+  std::uint64_t next_due_ns() const;
+
+  // What has been decided since the last call, in order.
+  Actions take_actions();
+  std::vector<ToCoordinator> take_messages();
+
+  const std::map<std::uint64_t, NearGroup>& groups() const { return near_.all(); }
+  // Those that end here without the coordinator.
+  const std::map<std::uint64_t, Group>& ended() const { return ended_.groups(); }
+  std::uint64_t term() const { return term_; }
+  bool attached() const { return state_ == State::kAttached; }
+  // Nothing has been heard of the coordinator for node_timeout_ms.
+  bool cut_off() const;
+
+ private:
+  enum class State {
+    kApart,      // no channel, or all here has been ended without the coordinator
+    kAttaching,  // Attach said; requests wait
+    kAttached,
+  };
+  struct Request {
+    Event event;               // JoinRequest, LeaveRequest
+    std::uint64_t due_ns = 0;  // of a join
+    bool said = false;         // to the coordinator that the agent is attached to
+  };
+
+  // What the coordinator says.
+  void obey(const Welcome& message);
+  void obey(const Order& message);
+  void obey(const PutOut&) { attach(); }
+  void obey(const CoordinatorHeartbeat&) {}
+  bool is_late(const Order& order) const;
+
+  // What the node says.
+  void keep(const Event& event);
+  bool is_answered_here(const Event& event) const;
+  void request(const Event& event);
+  bool names_ended(const LeaveRequest& leave) const;
+  void say(const Event& event);
+
+  void attach();
+  void carry_out(Action action);
+  void note_number(const MemberDescription& member);
+  void end(std::uint64_t group_id, const BreakReason& reason);
+  void end_all_but(const std::vector<std::uint64_t>& stay, const std::string& why);
+  void release_unstarted();
+  void say_requests();
+  void refuse_overdue();
+  void give_up();
+  bool needs_decision() const;
+  bool is_overdue(const Request& request) const;
+  bool has_to_wait(const Request& request) const;
+  void send(decltype(ToCoordinator::body) body);
+  void take_from_ended();  // what is decided there, and what has waited for it
+  std::uint64_t silent_ns() const { return clock_.now_ns() - heard_ns_; }
+
+  const Clock& clock_;
+  const Options options_;
+  State state_ = State::kApart;
+  std::uint64_t term_ = 0;     // the highest heard of
+  std::uint64_t attempt_ = 0;  // to attach
+  std::uint32_t number_ = 0;
+  std::uint64_t heard_ns_;     // when the coordinator was heard of last
+  std::uint64_t beat_ns_ = 0;  // when the next heartbeat is due
+  std::uint64_t told_ = 0;     // events since Attach
+  bool drains_ = false;
+  Status drain_status_;
+  std::map<std::uint32_t, std::string> engines_;        // those that are up: their addresses
+  std::map<std::uint32_t, std::uint64_t> known_from_;   // the event that has told of the engine
+  std::map<RequestId, Request> requests_;               // that are owed an answer
+  std::map<std::uint64_t, std::uint32_t> generations_;  // by session: the last of its memberships
+  NearGroups near_;
+  GroupRegistry ended_;  // groups that end here without the coordinator
+  Actions actions_;
+  std::vector<ToCoordinator> messages_;
+};
+
+}  // namespace epd::membership

@@ -1,0 +1,96 @@
+// Decides about the groups that span nodes: knows which nodes are there, tells the registry what their agents
+// say, and gives each agent what its node is to do. A pure state machine. README has the life of a node.
+//
+// It begins by listening for node_timeout_ms. Nodes that knew an earlier coordinator keep their numbers, and
+// groups in which nothing was owed go on. The others end.
+#pragma once
+
+#include "base/clock.h"
+#include "membership/cluster_messages.h"
+#include "membership/embedded_store.h"
+#include "membership/limits.h"
+#include "membership/registry.h"
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace epd::membership {
+
+struct NodeEntry {
+  enum class State { kReporting, kUp, kLost };
+
+  State state = State::kReporting;
+  std::uint32_t number = 0;    // 0: it has none yet
+  std::uint64_t since_ns = 0;  // of the state
+  std::uint64_t heard_ns = 0;
+  std::string text;  // kLost: why
+  bool drains = false;
+  Attach attach;
+  std::uint64_t attach_term = 0;      // of the coordinator whose number it has
+  std::uint64_t heard = 0;            // events since Attach
+  std::deque<ToCoordinator> waiting;  // kReporting: for the others' reports
+};
+
+class Coordinator {
+ public:
+  struct Options {
+    ClusterTimes times;
+    MembershipLimits limits;
+    std::uint64_t first_term = 1;  // higher than that of whoever was there before, if that can be known
+    std::function<EpochKey()> new_epoch_key;
+  };
+  struct Sent {
+    std::string node;
+    ToAgent message;
+  };
+  Coordinator(const Clock& clock, Options options, EmbeddedStore& store);
+  ~Coordinator();
+  Coordinator(const Coordinator&) = delete;
+  Coordinator& operator=(const Coordinator&) = delete;
+
+  // `node`: as its channel has proved.
+  void handle(const std::string& node, ToCoordinator message);
+  // Its daemon has ended: connecting to it is refused.
+  void node_gone(const std::string& node, const std::string& how);
+  void tick();
+  std::uint64_t next_due_ns() const;
+  std::vector<Sent> take_messages();
+
+  // There has been a higher term: it decides nothing any more.
+  bool superseded() const { return superseded_; }
+  std::uint64_t term() const { return term_; }
+  bool listening() const { return registry_ == nullptr; }
+  const std::map<std::string, NodeEntry>& nodes() const { return nodes_; }
+  const std::map<std::uint64_t, Group>& groups() const;
+
+ private:
+  void attach(const std::string& name, const Attach& message, std::uint64_t term);
+  void take(const std::string& name, NodeEntry& node, const ToCoordinator& message);
+  void open();
+  void admit(const std::string& name, NodeEntry& node);
+  std::map<std::uint32_t, std::vector<std::uint64_t>> adopt_groups();
+  void lose(const std::string& name, NodeEntry& node, const std::string& how);
+  void tell(Event event);
+  void carry_out();
+  void send(const std::string& name, const NodeEntry& node, decltype(ToAgent::body) body);
+
+  const Clock& clock_;
+  const Options options_;
+  EmbeddedStore& store_;
+  std::uint64_t term_;
+  std::uint64_t open_ns_;  // when it has listened long enough
+  std::uint64_t beat_ns_;
+  bool superseded_ = false;
+  std::uint32_t next_number_ = 1;
+  std::map<std::string, NodeEntry> nodes_;
+  std::map<std::uint32_t, std::string> names_;  // of numbers in use
+  std::unique_ptr<GroupRegistry> registry_;     // null while it listens
+  std::vector<Sent> messages_;
+};
+
+}  // namespace epd::membership

@@ -1,0 +1,79 @@
+// What an agent knows of the groups that its node takes part in: what it has been told, how far its engines
+// are, and who its own ranks are.
+#pragma once
+
+#include "membership/cluster_messages.h"
+#include "membership/group.h"
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <vector>
+
+namespace epd::membership {
+
+struct NearGroup {
+  GroupDescription told;  // its members are those of all engines here
+  std::uint32_t asked_sum_ranks = 0;
+  bool started = false;                         // an engine here has been told of it
+  std::optional<BreakReason> failed;            // a fatal break has been told here
+  std::set<std::uint32_t> starts_broken;        // devices whose engine has been told of it amid a break
+  bool asks_break = false;                      // an engine here has asked for one, and none has come
+  std::map<std::uint32_t, Member> members;      // of this node, by rank; kJoining: not answered
+  std::map<std::uint32_t, EngineSlot> engines;  // of this node, by device
+
+  // Everything here serves the group, and nothing is owed.
+  bool is_steady() const;
+  // As a registry of this node alone has it, under kLocalNode.
+  Group near_part() const;
+};
+
+class NearGroups {
+ public:
+  const std::map<std::uint64_t, NearGroup>& all() const { return groups_; }
+  bool knows(std::uint64_t group_id) const { return groups_.contains(group_id); }
+  NearGroup take(std::uint64_t group_id) { return std::move(groups_.extract(group_id).mapped()); }
+  // What is to be said to a coordinator that knows nothing of them.
+  std::vector<GroupReport> steady() const;
+
+  // Ranks whose join has no answer and of which no engine here has been told.
+  std::vector<ReleaseMemory> take_unannounced();
+
+  // What is about to be carried out.
+  void decided(const Action& action, const JoinRequest* request);
+  // What the node says.
+  void said(const Event& event);
+
+ private:
+  template <typename T>
+  void follow(const T&) {}
+  void follow(const StartGroup& action);
+  void follow(const SendRank& action);
+  void follow(const SendMember& action);
+  void follow(const SendStopMember& action);
+  void follow(const SendBreak& action);
+  void follow(const SendResume& action);
+  void follow(const SendRemoveGroup& action);
+  void follow(const ReleaseMemory& action);
+  void follow(const ReplyJoined& action);
+  void follow(const ReplyLeft& action);
+  void follow(const MemoryAcquired& event);
+  void follow(const SessionClosed& event);
+  void follow(const EngineDown& event);
+  void follow(const GroupReady& event);
+  void follow(const MemberStopped& event);
+  void follow(const BreakRequested& event);
+  void follow(const Broken& event);
+  void follow(const GroupRemoved& event);
+
+  NearGroup* find(std::uint64_t group_id);
+  EngineSlot* find_slot(std::uint64_t group_id, EngineId engine);
+  Member* find_member(std::uint64_t group_id, std::uint32_t rank);
+  void keep_boards(const std::vector<BoardIndex>& boards);
+  void forget_unused(std::uint64_t group_id);
+
+  std::map<std::uint64_t, NearGroup> groups_;
+};
+
+}  // namespace epd::membership

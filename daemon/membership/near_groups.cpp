@@ -1,0 +1,292 @@
+#include "membership/near_groups.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace epd::membership {
+
+// ---- one group
+
+bool NearGroup::is_steady() const {
+  const auto fine = [this](const auto& entry) {
+    const Member& member = entry.second;
+    return member.presence == Presence::kHere && member.announced &&
+           std::holds_alternative<Member::Taken>(member.submissions) &&
+           engines.contains(member.engine.device);
+  };
+  return started && !failed && !asks_break && std::all_of(members.begin(), members.end(), fine) &&
+         std::all_of(engines.begin(), engines.end(),
+                     [](const auto& entry) { return entry.second.is(EnginePhase::kServing); });
+}
+
+Group NearGroup::near_part() const {
+  Group group;
+  group.id = told.label.id;
+  group.uid = told.label.uid;
+  group.name = told.label.name;
+  group.shape = told.shape;
+  group.asked_sum_ranks = asked_sum_ranks;
+  group.epoch = told.epoch;
+  group.resume_index = told.resume_index;
+  group.view = told.view;
+  for (const auto& [rank, member] : members) {
+    Member& copy = group.members.emplace(rank, member).first->second;
+    copy.engine.node = kLocalNode;
+    copy.session.node = kLocalNode;
+    // Its join has no answer, and is said again to another coordinator.
+    if (copy.presence == Presence::kJoining) copy.presence = Presence::kGone;
+  }
+  for (const auto& [device, slot] : engines) group.engines[{kLocalNode, device}] = slot;
+  const bool starts = std::any_of(engines.begin(), engines.end(), [this](const auto& entry) {
+    return entry.second.is(EnginePhase::kStarting) && !starts_broken.contains(entry.first);
+  });
+  group.state = Group::Active{};
+  if (starts) group.state = Group::Starting{};
+  return group;
+}
+
+// ---- all
+
+std::vector<GroupReport> NearGroups::steady() const {
+  std::vector<GroupReport> reports;
+  for (const auto& [id, group] : groups_) {
+    if (!group.is_steady()) continue;
+    GroupReport report{group.told, group.asked_sum_ranks, {}};
+    report.told.members.clear();
+    for (const auto& [rank, m] : group.members)
+      report.ranks.push_back({rank, m.engine.device, m.session.number, m.member, m.uid, m.pid, m.sms,
+                              m.priority, m.bound, m.join_request, m.active_since, m.first_index});
+    reports.push_back(std::move(report));
+  }
+  return reports;
+}
+
+std::vector<ReleaseMemory> NearGroups::take_unannounced() {
+  std::vector<ReleaseMemory> taken;
+  for (const auto& [id, group] : groups_) {
+    for (const auto& [rank, member] : group.members) {
+      const bool unknown = !member.announced && (member.presence == Presence::kJoining || !group.started);
+      if (unknown) taken.push_back({member.engine, id, rank});
+    }
+  }
+  for (const ReleaseMemory& of : taken) follow(of);
+  return taken;
+}
+
+NearGroup* NearGroups::find(std::uint64_t group_id) {
+  const auto found = groups_.find(group_id);
+  return found == groups_.end() ? nullptr : &found->second;
+}
+
+EngineSlot* NearGroups::find_slot(std::uint64_t group_id, EngineId engine) {
+  NearGroup* group = find(group_id);
+  if (group == nullptr) return nullptr;
+  const auto slot = group->engines.find(engine.device);
+  return slot == group->engines.end() ? nullptr : &slot->second;
+}
+
+Member* NearGroups::find_member(std::uint64_t group_id, std::uint32_t rank) {
+  NearGroup* group = find(group_id);
+  if (group == nullptr) return nullptr;
+  const auto member = group->members.find(rank);
+  return member == group->members.end() ? nullptr : &member->second;
+}
+
+// An engine that is down and serves no rank here; a group of which nothing is left.
+void NearGroups::forget_unused(std::uint64_t group_id) {
+  NearGroup* group = find(group_id);
+  if (group == nullptr) return;
+  std::erase_if(group->engines, [group](const auto& entry) {
+    return entry.second.is(EnginePhase::kAbsent) &&
+           std::none_of(group->members.begin(), group->members.end(), [&entry](const auto& of_rank) {
+             return of_rank.second.engine.device == entry.first;
+           });
+  });
+  if (group->members.empty() && group->engines.empty()) groups_.erase(group_id);
+}
+
+void NearGroups::keep_boards(const std::vector<BoardIndex>& boards) {
+  for (const BoardIndex& board : boards) {
+    Member* member = find_member(board.group_id, board.rank);
+    if (member != nullptr) member->board_index = board.next_index;
+  }
+}
+
+// ---- decided
+
+void NearGroups::decided(const Action& action, const JoinRequest* request) {
+  const auto* wanted = std::get_if<AcquireMemory>(&action);
+  if (wanted == nullptr) {
+    std::visit([this](const auto& what) { follow(what); }, action);
+    return;
+  }
+  NearGroup& group = groups_[wanted->group_id];
+  group.told.label.id = wanted->group_id;
+  Member& member = group.members[wanted->rank];
+  member = Member{};
+  member.rank = wanted->rank;
+  member.session = wanted->request.session;
+  member.join_request = wanted->request.number;
+  member.uid = wanted->uid;
+  member.engine = wanted->engine;
+  member.presence = Presence::kJoining;
+  if (request == nullptr) return;
+  member.pid = request->pid;
+  member.sms = request->join.sms;
+  member.priority = request->join.priority;
+  member.bound = abi::bound_regions(request->join.bindings);
+  group.asked_sum_ranks = request->join.shape.sum_ranks;
+}
+
+void NearGroups::follow(const StartGroup& action) {
+  NearGroup& group = groups_[action.group.label.id];
+  group.started = true;
+  group.told = action.group;
+  group.engines[action.engine.device].state = EngineSlot::Starting{};
+  group.starts_broken.erase(action.engine.device);
+  if (action.broken) group.starts_broken.insert(action.engine.device);
+  for (const MemberDescription& told : action.group.members)
+    follow(SendMember{action.engine, group.told.label.id, told});
+}
+
+void NearGroups::follow(const SendMember& action) {
+  Member* member = find_member(action.group_id, action.member.rank);
+  if (member == nullptr) return;
+  member->announced = true;
+  member->member = action.member.member;
+  member->first_index = action.member.first_index;
+  member->active_since = find(action.group_id)->told.ranks.at(action.member.rank).active_since;
+}
+
+void NearGroups::follow(const SendRank& action) {
+  NearGroup* group = find(action.group_id);
+  if (group != nullptr && action.rank.rank < group->told.ranks.size())
+    group->told.ranks[action.rank.rank] = action.rank;
+}
+
+void NearGroups::follow(const SendStopMember& action) {
+  Member* member = find_member(action.message.group_id, action.message.rank);
+  if (member != nullptr) member->submissions = Member::Stopping{};
+}
+
+void NearGroups::follow(const SendBreak& action) {
+  EngineSlot* slot = find_slot(action.message.group_id, action.engine);
+  if (slot == nullptr) return;
+  slot->state = EngineSlot::Breaking{0, action.message.fatal != 0};
+  NearGroup& group = *find(action.message.group_id);
+  group.asks_break = false;
+  if (action.message.fatal == 0) return;
+  const std::string text(action.message.text, abi::text_length(action.message.text));
+  group.failed = BreakReason{action.message.cause, action.message.failed_rank, text, action.orderly};
+}
+
+void NearGroups::follow(const SendResume& action) {
+  EngineSlot* slot = find_slot(action.message.group_id, action.engine);
+  if (slot == nullptr) return;
+  slot->state = EngineSlot::Serving{};
+  GroupDescription& told = find(action.message.group_id)->told;
+  told.epoch = action.message.epoch;
+  told.resume_index = action.message.resume_index;
+  told.view = action.view;
+  told.epoch_key = action.epoch_key;
+}
+
+void NearGroups::follow(const SendRemoveGroup& action) {
+  EngineSlot* slot = find_slot(action.message.group_id, action.engine);
+  if (slot != nullptr) slot->state = EngineSlot::Removing{};
+}
+
+void NearGroups::follow(const ReleaseMemory& action) {
+  NearGroup* group = find(action.group_id);
+  if (group == nullptr) return;
+  group->members.erase(action.rank);
+  forget_unused(action.group_id);
+}
+
+void NearGroups::follow(const ReplyJoined& action) {
+  Member* member = find_member(action.message.group_id, action.message.rank);
+  if (member != nullptr && member->presence == Presence::kJoining) member->presence = Presence::kHere;
+}
+
+void NearGroups::follow(const ReplyLeft& action) {
+  for (auto& [id, group] : groups_) {
+    for (auto& [rank, member] : group.members) {
+      if (member.session == action.request.session && member.member == action.message.member)
+        member.presence = Presence::kGone;
+    }
+  }
+}
+
+// ---- said
+
+void NearGroups::said(const Event& event) {
+  std::visit([this](const auto& what) { follow(what); }, event);
+}
+
+void NearGroups::follow(const MemoryAcquired& event) {
+  Member* member = find_member(event.group_id, event.rank);
+  if (member == nullptr || member->join_id().number != event.request.number) return;
+  member->holds_memory = event.status.ok();
+  if (event.status.ok()) return;
+  find(event.group_id)->members.erase(event.rank);
+  forget_unused(event.group_id);
+}
+
+void NearGroups::follow(const SessionClosed& event) {
+  for (auto& [id, group] : groups_) {
+    for (auto& [rank, member] : group.members) {
+      if (member.session.number == event.session.number) member.presence = Presence::kGone;
+    }
+  }
+}
+
+void NearGroups::follow(const EngineDown& event) {
+  keep_boards(event.boards);
+  for (auto& [id, group] : groups_) {
+    const auto slot = group.engines.find(event.engine.device);
+    if (slot == group.engines.end()) continue;
+    const bool removing = slot->second.is(EnginePhase::kRemoving);
+    slot->second = EngineSlot{};
+    if (removing) group.engines.erase(slot);
+    for (auto& [rank, member] : group.members) {
+      if (member.engine.device == event.engine.device) member.announced = false;
+    }
+  }
+  std::vector<std::uint64_t> ids;
+  for (const auto& [id, group] : groups_) ids.push_back(id);
+  for (const std::uint64_t id : ids) forget_unused(id);
+}
+
+void NearGroups::follow(const GroupReady& event) {
+  EngineSlot* slot = find_slot(event.message.group_id, event.engine);
+  if (slot == nullptr || !slot->is(EnginePhase::kStarting)) return;
+  keep_boards(event.boards);
+  const bool amid_break = find(event.message.group_id)->starts_broken.contains(event.engine.device);
+  slot->state = EngineSlot::Broken{};
+  if (event.message.status == StatusCode::kOk && !amid_break) slot->state = EngineSlot::Serving{};
+}
+
+void NearGroups::follow(const MemberStopped& event) {
+  Member* member = find_member(event.message.group_id, event.message.rank);
+  if (member != nullptr) member->submissions = Member::Stopped{event.message.next_submit};
+}
+
+void NearGroups::follow(const BreakRequested& event) {
+  NearGroup* group = find(event.message.group_id);
+  if (group != nullptr && group->told.epoch == event.message.epoch) group->asks_break = true;
+}
+
+void NearGroups::follow(const Broken& event) {
+  EngineSlot* slot = find_slot(event.message.group_id, event.engine);
+  const auto* breaking = slot == nullptr ? nullptr : std::get_if<EngineSlot::Breaking>(&slot->state);
+  if (breaking != nullptr) slot->state = EngineSlot::Broken{event.message.next_index, false, breaking->fatal};
+}
+
+void NearGroups::follow(const GroupRemoved& event) {
+  EngineSlot* slot = find_slot(event.message.group_id, event.engine);
+  if (slot == nullptr || !slot->is(EnginePhase::kRemoving)) return;
+  find(event.message.group_id)->engines.erase(event.engine.device);
+  forget_unused(event.message.group_id);
+}
+
+}  // namespace epd::membership

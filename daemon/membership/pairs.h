@@ -1,0 +1,63 @@
+// Engines of different nodes that can't reach each other. What an engine says counts if the other one has not
+// died within a moment: then its group breaks, and shows in its next epoch whether the two reach each other
+// again. If they do not, one of the two nodes is put out.
+#pragma once
+
+#include "breaks.h"
+#include "departures.h"
+#include "desk.h"
+#include "group_table.h"
+#include "membership/group.h"
+#include "nodes.h"
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace epd::membership {
+
+class Pairs {
+ public:
+  // For an engine's death to be heard of, and for what others say of the same fault.
+  static constexpr std::uint64_t kCollectMs = 100;
+
+  Pairs(Desk& desk, GroupTable& groups, const Nodes& nodes, Breaks& breaks, Departures& departures)
+      : desk_(desk), groups_(groups), nodes_(nodes), breaks_(breaks), departures_(departures) {}
+
+  void on(const PeerLost& event);
+  void engine_down(EngineId engine);
+  void node_lost(std::uint32_t node);
+  // May forget groups.
+  void tick();
+  std::uint64_t next_due_ns() const;
+
+ private:
+  using Pair = std::pair<EngineId, EngineId>;  // who says it, of whom
+  struct Report {
+    Pair pair;
+    std::string text;
+    std::uint64_t group_id = 0;
+    std::uint64_t epoch = 0;
+    std::uint64_t due_ns = 0;
+  };
+
+  template <typename Test>
+  void forget(const Test& test);
+  void judge(Group& group, const std::vector<Report>& reports);
+  void put_out(Group& group, const std::vector<Report>& broken);
+  std::uint32_t worst_node(const Group& group, const std::vector<Report>& broken) const;
+  std::string in_words(const Report& report) const;
+
+  Desk& desk_;
+  GroupTable& groups_;
+  const Nodes& nodes_;
+  Breaks& breaks_;
+  Departures& departures_;
+  std::vector<Report> reports_;
+  // The epoch of a group that was broken for a pair.
+  std::map<std::pair<std::uint64_t, Pair>, std::uint64_t> tried_;
+};
+
+}  // namespace epd::membership

@@ -1,0 +1,154 @@
+#include "cluster_of_daemons.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <thread>
+
+namespace epd::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Nobody listens there now.
+std::uint16_t free_port() {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  const bool bound = ::bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
+                     ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
+  ::close(fd);
+  EXPECT_TRUE(bound);
+  return ntohs(address.sin_port);
+}
+
+Json parse(const CommandResult& result) {
+  Json document = Json::parse(result.out, nullptr, false);
+  return document.is_discarded() ? Json() : document;
+}
+
+}  // namespace
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double until(double seconds, const std::function<bool()>& condition) {
+  const double begin = now_seconds();
+  while (!condition()) {
+    if (now_seconds() > begin + seconds) return -1;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return now_seconds() - begin;
+}
+
+void ClusterOfDaemons::SetUp() {
+  std::string pattern = (fs::temp_directory_path() / "epd-nodes-XXXXXX").string();
+  directory_ = ::mkdtemp(pattern.data());
+  make_certificates(directory_, {"node-a,127.0.0.1", "node-b", "node-c"});
+}
+
+ClusterOfDaemons::~ClusterOfDaemons() {
+  // One by one, so that a stopped one, too, is ended.
+  for (auto& [letter, daemon] : daemons_) daemon->signal(SIGCONT);
+  daemons_.clear();
+  std::error_code ignored;
+  fs::remove_all(directory_, ignored);
+}
+
+void ClusterOfDaemons::make_certificates(const std::string& directory, const std::vector<std::string>& nodes,
+                                         int days) {
+  std::vector<std::string> command{EPD_TEST_CA, "--days", std::to_string(days), directory};
+  command.insert(command.end(), nodes.begin(), nodes.end());
+  const CommandResult result = run_command(command);
+  ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
+}
+
+std::uint16_t ClusterOfDaemons::port(const std::string& letter) {
+  const auto [entry, is_new] = ports_.try_emplace(letter, 0);
+  if (is_new) entry->second = free_port();
+  return entry->second;
+}
+
+Settings ClusterOfDaemons::settings_of(const std::string& letter, const Settings& more) {
+  const std::string files = directory_ + "/node-" + letter;
+  Settings settings{{"cluster.name", "\"test\""},
+                    {"cluster.node", "\"node-" + letter + "\""},
+                    {"cluster.listen", "\"" + address(letter) + "\""},
+                    {"cluster.advertise", "\"" + address(letter) + "\""},
+                    {"cluster.coordinator", "\"" + address("a") + "\""},
+                    {"cluster.tls_ca", "\"" + directory_ + "/ca.pem\""},
+                    {"cluster.tls_cert", "\"" + files + ".pem\""},
+                    {"cluster.tls_key", "\"" + files + ".key\""}};
+  for (const auto& setting : more) {
+    std::erase_if(settings, [&](const auto& old) { return old.first == setting.first; });
+    if (!setting.second.empty()) settings.push_back(setting);
+  }
+  return settings;
+}
+
+Daemon& ClusterOfDaemons::add(const std::string& letter, const Settings& more) {
+  DaemonOptions options;
+  options.devices = 1;
+  options.settings = settings_of(letter, more);
+  return *(daemons_[letter] = std::make_unique<Daemon>(options));
+}
+
+Daemon& ClusterOfDaemons::start(const std::string& letter, const Settings& more) {
+  Daemon& daemon = add(letter, more);
+  EXPECT_TRUE(daemon.start());
+  return daemon;
+}
+
+Json ClusterOfDaemons::nodes(const Daemon& daemon) {
+  return parse(daemon.epctl({"nodes", "--json"}));
+}
+
+Json ClusterOfDaemons::status(const Daemon& daemon) {
+  return parse(daemon.epctl({"status", "--json"}));
+}
+
+Json ClusterOfDaemons::node(const std::string& seen_by, const std::string& letter) {
+  const Json table = nodes(at(seen_by));
+  if (!table.contains("nodes")) return {};
+  for (const Json& row : table["nodes"]) {
+    if (row["name"] == "node-" + letter) return row;
+  }
+  return {};
+}
+
+std::string ClusterOfDaemons::state(const std::string& seen_by, const std::string& letter) {
+  const Json row = node(seen_by, letter);
+  return row.is_null() ? "unknown" : row["state"].get<std::string>();
+}
+
+double ClusterOfDaemons::await(const std::string& seen_by, const std::string& letter,
+                               const std::string& wanted, double seconds) {
+  const double took = until(seconds, [&] { return state(seen_by, letter) == wanted; });
+  EXPECT_GE(took, 0) << "node-" << letter << " is not " << wanted << ":\n"
+                     << at(seen_by).epctl({"nodes"}).out;
+  return took;
+}
+
+std::uint64_t ClusterOfDaemons::refused(const std::string& by, const std::string& reason) {
+  const Json table = nodes(at(by));
+  if (!table.contains("cluster")) return 0;
+  for (const Json& entry : table["cluster"]["refusals"]) {
+    if (entry["reason"] == reason) return entry["count"].get<std::uint64_t>();
+  }
+  return 0;
+}
+
+void ClusterOfDaemons::await_refusal(const std::string& by, const std::string& reason,
+                                     std::uint64_t at_least) {
+  EXPECT_GE(until(kSoon, [&] { return refused(by, reason) >= at_least; }), 0) << reason << ":\n"
+                                                                              << at(by).epctl({"nodes"}).out;
+}
+
+}  // namespace epd::test

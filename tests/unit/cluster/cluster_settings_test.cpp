@@ -1,0 +1,168 @@
+// Addresses, names and certificates of the configuration: what is refused says key, value and what is
+// allowed.
+#include "address.h"
+#include "cluster/certificates.h"
+#include "cluster/settings.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+namespace epd::cluster {
+namespace {
+
+namespace fs = std::filesystem;
+
+TEST(ClusterAddress, HostAndPort) {
+  EXPECT_EQ(parse_host_port("node-a:7410")->host, "node-a");
+  EXPECT_EQ(parse_host_port("[::1]:7410")->host, "::1");
+  EXPECT_EQ(parse_host_port("10.0.0.1:1")->port, 1);
+  for (const char* bad : {"", ":", "node-a", "node-a:", ":7410", "node-a:0", "node-a:65536", "node-a:7410x",
+                          "a b:1", "::1:7410", "[::1:7410", "[node-a]:7410", "[]:1", "node-a:-1"})
+    EXPECT_FALSE(parse_host_port(bad)) << bad;
+  for (const char* text : {"node-a:7410", "[::1]:7410", "10.0.0.1:7410"})
+    EXPECT_EQ(to_string(*parse_host_port(text)), text);
+  EXPECT_EQ(to_string(*numeric_address({"::ffff:10.0.0.1", 5})), "10.0.0.1:5");
+  EXPECT_EQ(peer_text("ipv6:%5B::1%5D:7410"), "[::1]:7410");
+  EXPECT_EQ(peer_text("ipv4:127.0.0.1:7410"), "127.0.0.1:7410");
+  for (const char* host : {"127.0.0.1", "127.9.9.9", "::1", "localhost"})
+    EXPECT_TRUE(is_loopback(host)) << host;
+  for (const char* host : {"0.0.0.0", "::", "128.0.0.1", "node-a", "127.0.0.1.evil"})
+    EXPECT_FALSE(is_loopback(host)) << host;
+}
+
+TEST(ClusterAddress, Patterns) {
+  EXPECT_TRUE(matches("node-*", "node-a"));
+  EXPECT_TRUE(matches("NODE-*", "node-"));
+  EXPECT_TRUE(matches("*a*b*", "xaybz"));
+  EXPECT_TRUE(matches("*", ""));
+  EXPECT_FALSE(matches("node-*", "xnode-a"));
+  EXPECT_FALSE(matches("*-a", "node-ab"));
+  EXPECT_FALSE(matches("", "a"));
+  EXPECT_FALSE(matches(std::string(200, '*') + "b", std::string(250, 'a')));
+}
+
+class ClusterSettings : public testing::Test {
+ protected:
+  ClusterSettings() {
+    std::string pattern = (fs::temp_directory_path() / "epd-cluster-XXXXXX").string();
+    directory_ = ::mkdtemp(pattern.data());
+    make("");
+    settings_ = {"prod",         "node-a",           "0.0.0.0:7410",     "",    "node-a:7410", {},
+                 file("ca.pem"), file("node-a.pem"), file("node-a.key"), false, 100,           2000};
+  }
+  ~ClusterSettings() override { fs::remove_all(directory_); }
+
+  std::string file(const std::string& name) const { return directory_ + "/" + name; }
+  void make(const std::string& arguments, const std::string& under = "") const {
+    const std::string command =
+        std::string(EPD_TEST_CA) + " " + arguments + " " + directory_ + under + " node-a,10.0.0.1 node-b";
+    ASSERT_EQ(std::system(command.c_str()), 0) << command;
+  }
+  template <typename Change>
+  std::string refusal(Change change) const {
+    Settings settings = settings_;
+    change(settings);
+    const Result<Settings> completed = complete(settings);
+    EXPECT_EQ(completed.status().code(), StatusCode::kInvalidArgument);
+    return completed.status().message();
+  }
+
+  std::string directory_;
+  Settings settings_;
+};
+
+void expect_says(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << text;
+}
+
+TEST_F(ClusterSettings, DefaultsAreFilledIn) {
+  Result<Settings> completed = complete(settings_);
+  ASSERT_TRUE(completed.ok()) << completed.status().to_string();
+  EXPECT_EQ(completed->advertise, "node-a:7410");
+  EXPECT_TRUE(completed->coordinates());
+  Settings other = settings_;
+  other.coordinator = "node-b:7410";
+  completed = complete(other);
+  ASSERT_TRUE(completed.ok()) << completed.status().to_string();
+  EXPECT_FALSE(completed->coordinates());
+}
+
+TEST_F(ClusterSettings, NamesAndAddresses) {
+  expect_says(refusal([](Settings& s) { s.name = "a b"; }), "cluster.name is \"a b\"; allowed: 1..253");
+  expect_says(refusal([](Settings& s) { s.node = "a/b"; }), "cluster.node is \"a/b\"; allowed: 1..253");
+  expect_says(refusal([](Settings& s) { s.listen = "node-a:7410"; }),
+              "cluster.listen is \"node-a:7410\"; allowed: a numeric address");
+  expect_says(refusal([](Settings& s) { s.advertise = "0.0.0.0:7410"; }),
+              "cluster.advertise is \"0.0.0.0:7410\"");
+  expect_says(refusal([](Settings& s) { s.coordinator = ""; }),
+              "cluster.coordinator is \"\"; allowed: HOST:PORT");
+  expect_says(refusal([](Settings& s) { s.coordinator = "node-a:99999"; }), "cluster.coordinator");
+  expect_says(refusal([](Settings& s) { s.coordinator = "NODE-A:7411"; }),
+              "cluster.advertise = \"node-a:7410\" if this");
+  expect_says(refusal([](Settings& s) { s.nodes = {"node-*", "a b"}; }), "cluster.nodes is \"a b\"");
+  expect_says(refusal([](Settings& s) { s.node_timeout_ms = 299; }),
+              "cluster.node_timeout_ms is \"299\"; allowed: at least three times");
+}
+
+TEST_F(ClusterSettings, Certificates) {
+  expect_says(refusal([](Settings& s) { s.tls_ca = ""; }), "cluster.tls_ca is \"\", which names no file");
+  expect_says(refusal([](Settings& s) { s.tls_cert += "x"; }), "which can't be read: No such file");
+  expect_says(refusal([](Settings& s) { s.tls_key = "/"; }),
+              "cluster.tls_key is \"/\", which can't be read: it is no file");
+  std::ofstream(file("empty")) << "";
+  expect_says(refusal([&](Settings& s) { s.tls_cert = file("empty"); }), "which has no certificate");
+  expect_says(refusal([&](Settings& s) { s.tls_key = file("ca.pem"); }), "which has no private key");
+  expect_says(refusal([&](Settings& s) { s.tls_key = file("node-b.key"); }),
+              "which is not the key of cluster.tls_cert");
+  expect_says(refusal([](Settings& s) { s.node = s.coordinator = "node-c:7410", s.node = "node-c"; }),
+              "cluster.node is \"node-c\", which is no name of cluster.tls_cert; allowed: node-a, 10.0.0.1");
+  expect_says(refusal([](Settings& s) { s.advertise = s.coordinator = "10.0.0.2:7410"; }),
+              "cluster.coordinator is \"10.0.0.2:7410\", whose host is no name of cluster.tls_cert");
+  make("", "/other");
+  expect_says(refusal([&](Settings& s) { s.tls_ca = file("other/ca.pem"); }),
+              "which does not lead to cluster.tls_ca: ");
+  make("--days 0");
+  expect_says(refusal([](Settings&) {}), "whose certificate expired at");
+}
+
+TEST_F(ClusterSettings, AnUnreadableKey) {
+  if (::geteuid() == 0) {
+    // Root reads everything; another user does not.
+    ASSERT_EQ(::seteuid(65534), 0);
+    const std::string text = refusal([](Settings&) {});
+    ASSERT_EQ(::seteuid(0), 0);
+    expect_says(text, "which can't be read: Permission denied");
+  } else {
+    fs::permissions(file("node-a.key"), fs::perms::none);
+    expect_says(refusal([](Settings&) {}), "which can't be read: Permission denied");
+  }
+}
+
+TEST_F(ClusterSettings, InsecureIsForLoopbackAlone) {
+  const auto insecure = [](Settings& s) {
+    s.insecure = true;
+    s.tls_ca = s.tls_cert = s.tls_key = "";
+    s.listen = s.advertise = s.coordinator = "127.0.0.1:7410";
+  };
+  Settings good = settings_;
+  insecure(good);
+  EXPECT_TRUE(complete(good).ok()) << complete(good).status().to_string();
+  expect_says(refusal([&](Settings& s) { insecure(s), s.listen = "0.0.0.0:7410"; }),
+              "cluster.listen is \"0.0.0.0:7410\"; allowed: with cluster.insecure a loopback address");
+  expect_says(refusal([&](Settings& s) { insecure(s), s.coordinator = "10.0.0.1:7410"; }),
+              "cluster.coordinator");
+  expect_says(refusal([&](Settings& s) { s.insecure = true; }), "only without cluster.tls_ca");
+}
+
+TEST_F(ClusterSettings, WhatDoctorIsTold) {
+  CertificateFacts facts;
+  EXPECT_TRUE(check_certificates(settings_, &facts).ok());
+  EXPECT_EQ(facts.names, (std::vector<std::string>{"node-a", "10.0.0.1"}));
+  EXPECT_NEAR(static_cast<double>(facts.seconds_left), 90 * 86'400.0, 600);
+}
+
+}  // namespace
+}  // namespace epd::cluster

@@ -1,0 +1,691 @@
+#include "cluster_world.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <iostream>
+
+namespace epd::membership {
+namespace {
+
+constexpr std::uint64_t kMs = 1'000'000;
+constexpr std::uint64_t kPeerTimeoutMs = 500;
+const ClusterTimes kTimes{100, 2'000, 4'000};
+const MembershipLimits kLimits{8, 3'000, 1'000, 3'000, 1'000, 100'000, 0};
+
+}  // namespace
+
+ClusterWorld::ClusterWorld(std::uint64_t seed, const ClusterOptions& options)
+    : options_(options), random_(seed), nodes_(options.nodes) {
+  start_coordinator();
+  for (std::uint32_t n = 0; n < options.nodes; ++n) {
+    nodes_[n].name = "node-" + std::string(1, static_cast<char>('a' + n));
+    start_node(nodes_[n]);
+  }
+  happen();
+}
+
+// ---- time
+
+void ClusterWorld::later_us(std::uint64_t us, std::function<void()> what) {
+  queue_.push({clock_.now_ns() + us * 1'000, next_happening_++, std::move(what)});
+}
+
+// EPD_TEST_VERBOSE prints what happens.
+void ClusterWorld::trace(const std::string& line) const {
+  static const bool verbose = std::getenv("EPD_TEST_VERBOSE") != nullptr;
+  if (verbose) std::cout << clock_.now_ns() / 1'000 << " us " << line << "\n";
+}
+
+void ClusterWorld::run_ms(std::uint64_t ms) {
+  run_until(clock_.now_ns() + ms * kMs);
+}
+
+void ClusterWorld::run_until(std::uint64_t end_ns) {
+  while (!testing::Test::HasFatalFailure()) {
+    std::uint64_t next = end_ns;
+    if (!queue_.empty()) next = std::min(next, queue_.top().at_ns);
+    if (coordinator_ != nullptr) next = std::min(next, coordinator_->next_due_ns());
+    for (const Node& node : nodes_) {
+      if (node.runs && !node.paused) next = std::min(next, node.agent->next_due_ns());
+    }
+    next = std::max(next, clock_.now_ns());
+    clock_.advance_to(next);
+    if (next >= end_ns) return;
+    if (!queue_.empty() && queue_.top().at_ns <= next) {
+      const std::function<void()> what = queue_.top().what;
+      queue_.pop();
+      what();
+    }
+    if (coordinator_ != nullptr && coordinator_->next_due_ns() <= next) coordinator_->tick();
+    for (Node& node : nodes_) {
+      if (node.runs && !node.paused && node.agent->next_due_ns() <= next) node.agent->tick();
+    }
+    pump();
+  }
+}
+
+// What agents and coordinator have decided goes on its way.
+void ClusterWorld::pump() {
+  for (Node& node : nodes_) {
+    if (!node.runs) continue;
+    for (Actions actions = node.agent->take_actions(); !actions.empty();
+         actions = node.agent->take_actions()) {
+      for (const Action& action : actions) {
+        trace(node.name + ": " + to_string(action));
+        std::visit([&](const auto& what) { carry_out(node, what); }, action);
+      }
+    }
+    EXPECT_GE(node.agent->term(), node.term) << "a term that is over";
+    node.term = node.agent->term();
+    for (ToCoordinator& message : node.agent->take_messages()) node.up.messages.push_back(std::move(message));
+    move_up(node);
+  }
+  if (coordinator_ == nullptr) return;
+  for (Coordinator::Sent& sent : coordinator_->take_messages()) {
+    const auto node =
+        std::find_if(nodes_.begin(), nodes_.end(), [&](const Node& n) { return n.name == sent.node; });
+    if (const auto* welcome = std::get_if<Welcome>(&sent.message.body))
+      counts["kept groups"] += welcome->groups.size();
+    node->down.messages.push_back(std::move(sent.message));
+  }
+  for (Node& node : nodes_) move_down(node);
+  if (!coordinator_->superseded()) return;
+  ++counts["superseded"];
+  kill_coordinator();
+  start_coordinator();
+}
+
+// ---- channels: first in, first out, each message with a delay of its own
+
+void ClusterWorld::move_up(Node& node) {
+  if (node.up.moving || node.up.cut || node.up.messages.empty() || coordinator_ == nullptr) return;
+  node.up.moving = true;
+  later_us(50 + below(below(20) == 0 ? 50'000 : 500), [this, &node, channel = node.channel] {
+    if (channel != node.channel) return;
+    node.up.moving = false;
+    if (node.up.cut || node.up.messages.empty() || coordinator_ == nullptr) return;
+    const ToCoordinator message = std::move(node.up.messages.front());
+    node.up.messages.pop_front();
+    coordinator_->handle(node.name, message);
+  });
+}
+
+void ClusterWorld::move_down(Node& node) {
+  if (node.down.moving || node.down.cut || node.down.messages.empty() || !node.runs || node.paused) return;
+  node.down.moving = true;
+  later_us(50 + below(below(20) == 0 ? 50'000 : 500), [this, &node, channel = node.channel] {
+    if (channel != node.channel) return;
+    node.down.moving = false;
+    if (node.down.cut || node.down.messages.empty() || !node.runs || node.paused) return;
+    const ToAgent message = std::move(node.down.messages.front());
+    node.down.messages.pop_front();
+    node.agent->handle(message);
+  });
+}
+
+void ClusterWorld::begin_channel(Node& node) {
+  trace(node.name + ": its channel begins anew");
+  ++node.channel;
+  node.stale.insert(node.stale.end(), node.down.messages.begin(), node.down.messages.end());
+  const bool up_cut = node.up.cut;
+  const bool down_cut = node.down.cut;
+  node.up = {};
+  node.down = {};
+  node.up.cut = up_cut;
+  node.down.cut = down_cut;
+  if (!node.runs || coordinator_ == nullptr) return;
+  node.agent->channel_began();
+  // What another coordinator has said may still arrive.
+  for (const ToAgent& message : std::exchange(node.stale, {})) {
+    if (message.term == coordinator_->term()) continue;
+    later_us(below(6'000'000), [this, &node, message, boot = node.boot] {
+      if (node.runs && !node.paused && node.boot == boot && message.term < coordinator_term())
+        node.agent->handle(message);
+    });
+  }
+}
+
+void ClusterWorld::tell(Node& node, const Event& event) {
+  trace(node.name + " tells event " + std::to_string(event.index()));
+  node.agent->handle(event);
+}
+
+// ---- faults
+
+void ClusterWorld::happen() {
+  if (!faults_) return;
+  Node& node = any_node();
+  if (node.runs && !node.paused) {
+    switch (below(8)) {
+      case 0:
+      case 1:
+      case 2: join(node); break;
+      case 3:
+        if (below(4) == 0) leave(node);
+        break;
+      case 4:
+        if (!node.clients.empty() && below(6) == 0) close(node, node.clients.begin()->first);
+        break;
+      default: break;
+    }
+  }
+  if (below(12) == 0) fault();
+  later_us(1'000 + below(120'000), [this] { happen(); });
+}
+
+void ClusterWorld::fault() {
+  Node& node = any_node();
+  Node& other = any_node();
+  const std::uint64_t a_while_us = 1'000 + below(below(2) == 0 ? 300'000 : 8'000'000);
+  const auto device = static_cast<std::uint32_t>(below(kDevices));
+  if (!node.runs) return;
+  Engine& engine = node.engines[device];
+  switch (below(options_.coordinator_dies ? 13 : 12)) {
+    case 0:
+    case 1:
+      if (!node.paused) kill_engine(node, device);
+      break;
+    case 2:
+      engine.stopped = true;
+      later_us(a_while_us, [this, &node, device] {
+        node.engines[device].stopped = false;
+        work(node, device);
+      });
+      break;
+    case 3:
+      if (below(3) == 0) kill_node(node, below(2) == 0);
+      break;
+    case 4:
+    case 5: {
+      ++counts["cuts"];
+      const std::uint64_t which = below(4);
+      node.up.cut = which != 0;
+      node.down.cut = which != 1;
+      later_us(a_while_us, [&node] { node.up.cut = node.down.cut = false; });
+      break;
+    }
+    case 6:
+      if (below(2) == 0) break;
+      ++counts["pauses"];
+      node.paused = true;
+      later_us(a_while_us, [this, &node] {
+        node.paused = false;
+        for (std::uint32_t d = 0; d < kDevices && node.runs; ++d) work(node, d);
+      });
+      break;
+    case 7: part(node, other); break;
+    case 8: begin_channel(node); break;
+    case 9:
+      if (below(4) != 0 || node.paused) break;
+      tell(node, NodeDrains{kLocalNode, {StatusCode::kAborted, "draining"}});
+      later_us(2'000'000, [this, &node, boot = node.boot] {
+        if (node.boot == boot && node.runs) kill_node(node, true);
+      });
+      break;
+    case 10:
+    case 11:
+      for (const auto& [id, known] : engine.groups) {
+        if (node.paused || known.phase != KnownGroup::Phase::kServing) continue;
+        BreakRequested wanted{{kLocalNode, device}, {}};
+        wanted.message.group_id = id;
+        wanted.message.epoch = known.epoch;
+        wanted.message.cause = StatusCode::kDeadlineExceeded;
+        say(node, device, wanted);
+      }
+      break;
+    default:
+      if (below(2) != 0 || coordinator_ == nullptr) break;
+      kill_coordinator();
+      later_us(below(2) == 0 ? 100'000 : 7'000'000, [this] {
+        if (coordinator_ == nullptr) start_coordinator();
+      });
+  }
+}
+
+void ClusterWorld::start_node(Node& node) {
+  node.runs = true;
+  node.paused = false;
+  node.boot = next_boot_++;
+  node.term = 0;
+  NodeUp described{kLocalNode, {}, node.name, std::to_string(node.boot)};
+  for (std::uint32_t d = 0; d < kDevices; ++d) described.devices.push_back({"host:" + std::to_string(d), {}});
+  node.agent = std::make_unique<Agent>(clock_, Agent::Options{kTimes, kLimits, described});
+  begin_channel(node);
+  for (std::uint32_t d = 0; d < kDevices; ++d) start_engine(node, d);
+}
+
+void ClusterWorld::kill_node(Node& node, bool seen) {
+  ++counts["killed nodes"];
+  trace(node.name + ": killed");
+  node.runs = false;
+  node.clients.clear();
+  node.memory = FakeMemory{};
+  for (auto& [device, engine] : node.engines) {
+    const std::uint64_t life = engine.life;
+    engine = Engine{};
+    engine.life = life + 1;
+  }
+  ++node.channel;
+  node.up = {};
+  node.down = {};
+  if (seen && coordinator_ != nullptr) coordinator_->node_gone(node.name, "connecting to it is refused");
+  later_us(below(5'000'000), [this, &node] {
+    if (!node.runs) start_node(node);
+  });
+}
+
+void ClusterWorld::start_coordinator() {
+  coordinator_ = std::make_unique<Coordinator>(clock_,
+                                               Coordinator::Options{kTimes, kLimits, ++last_term_,
+                                                                    [this] {
+                                                                      return EpochKey{next_key_++, 7};
+                                                                    }},
+                                               store_);
+  ++coordinator_life_;
+  for (Node& node : nodes_) {
+    later_us(1'000 + below(1'000'000), [this, &node, life = coordinator_life_] {
+      if (life == coordinator_life_ && node.runs) begin_channel(node);
+    });
+  }
+}
+
+void ClusterWorld::kill_coordinator() {
+  ++counts["killed coordinators"];
+  last_term_ = std::max(last_term_, coordinator_->term());
+  coordinator_.reset();
+  ++coordinator_life_;
+  for (Node& node : nodes_) begin_channel(node);
+}
+
+// Engines of the two say so; other nodes may be in its way as well.
+void ClusterWorld::part(Node& a, Node& b) {
+  if (&a == &b) return;
+  ++counts["parted"];
+  const auto pair = std::minmax(a.name, b.name);
+  apart_.insert(pair);
+  later_us(below(2) == 0 ? 100'000 : 3'000'000,
+           [this, names = std::pair<std::string, std::string>(pair)] { apart_.erase(names); });
+  for (auto& [device, engine] : a.engines) {
+    std::set<EngineId> said;
+    for (const auto& [id, known] : engine.groups) {
+      for (const auto& [far, description] : known.far) {
+        if (description.node == b.name && said.insert(far).second)
+          say(a, device, PeerLost{{kLocalNode, device}, far, "it does not answer"});
+      }
+    }
+  }
+}
+
+// ---- clients
+
+void ClusterWorld::join(Node& node) {
+  std::uint64_t session = 0;
+  if (!node.clients.empty() && below(3) != 0) {
+    session = std::next(node.clients.begin(), static_cast<std::ptrdiff_t>(below(node.clients.size())))->first;
+  } else {
+    session = next_session_++;
+    node.clients[session].device = static_cast<std::uint32_t>(below(kDevices));
+  }
+  Client& client = node.clients[session];
+  if (client.owed.size() > 2) return;
+  JoinRequest request;
+  request.id = {{kLocalNode, session}, next_request_++};
+  request.uid = kUid;
+  request.engine = {kLocalNode, client.device};
+  std::strcpy(request.join.group, below(8) == 0 ? "other" : "g");
+  request.join.shape = shape_of(kRanks, options_.policy);
+  request.join.rank = below(3) == 0 ? static_cast<std::int32_t>(below(kRanks)) : -1;
+  request.join.timeout_ms = static_cast<std::uint32_t>(500 + below(4'000));
+  client.owed.insert(request.id.number);
+  tell(node, request);
+}
+
+void ClusterWorld::leave(Node& node) {
+  for (auto& [session, client] : node.clients) {
+    if (client.members.empty() || below(2) == 0) continue;
+    const std::uint32_t member = *client.members.begin();
+    client.members.erase(member);
+    client.owed.insert(next_request_);
+    tell(node, LeaveRequest{{{kLocalNode, session}, next_request_++}, member});
+    return;
+  }
+}
+
+void ClusterWorld::close(Node& node, std::uint64_t session) {
+  node.clients.erase(session);
+  tell(node, SessionClosed{{kLocalNode, session}, "died"});
+}
+
+void ClusterWorld::answered(Node& node, const RequestId& request) {
+  const auto client = node.clients.find(request.session.number);
+  if (client == node.clients.end()) return;
+  ASSERT_EQ(client->second.owed.erase(request.number), 1u)
+      << "session " << client->first << " request " << request.number;
+}
+
+// ---- nodes
+
+template <typename T>
+void ClusterWorld::carry_out(Node& node, const T& action) {
+  const std::uint32_t device = action.engine.device;
+  Engine& engine = node.engines[device];
+  if (!engine.up) return;
+  if constexpr (std::is_same_v<T, StartGroup>) {
+    for (const MemberDescription& member : action.group.members)
+      EXPECT_TRUE(node.memory.held.contains({action.group.label.id, member.rank}));
+  }
+  engine.inbox.push_back([this, &node, &engine, action] { take(node, engine, action); });
+  work(node, device);
+}
+
+void ClusterWorld::carry_out(Node& node, const KillEngine& action) {
+  if (!node.engines[action.engine.device].stopped) kill_engine(node, action.engine.device);
+}
+
+void ClusterWorld::carry_out(Node& node, const AcquireMemory& action) {
+  node.memory.limit = below(20) == 0 ? 0 : 1000;
+  tell(node, MemoryAcquired{action.request, action.group_id, action.rank, node.memory.acquire(action)});
+}
+
+void ClusterWorld::carry_out(Node& node, const ReleaseMemory& action) {
+  node.memory.held.erase({action.group_id, action.rank});
+}
+
+void ClusterWorld::carry_out(Node& node, const MarkLost& action) {
+  EXPECT_TRUE(node.memory.held.contains({action.group_id, action.rank}));
+}
+
+void ClusterWorld::carry_out(Node& node, const ReplyJoined& action) {
+  answered(node, action.request);
+  ++counts["joined"];
+  const auto client = node.clients.find(action.request.session.number);
+  if (client == node.clients.end()) return;
+  EXPECT_TRUE(node.memory.held.contains({action.message.group_id, action.message.rank}));
+  EXPECT_TRUE(client->second.members.insert(action.message.member).second) << "two memberships of one number";
+}
+
+// ---- engines
+
+void ClusterWorld::start_engine(Node& node, std::uint32_t device) {
+  Engine& engine = node.engines[device];
+  engine.up = true;
+  ++engine.life;
+  engine.address = node.name + "/" + std::to_string(device) + "/" + std::to_string(node.boot) + "/" +
+                   std::to_string(engine.life);
+  tell(node, EngineUp{{kLocalNode, device}, engine.address});
+}
+
+void ClusterWorld::kill_engine(Node& node, std::uint32_t device) {
+  Engine& engine = node.engines[device];
+  if (!engine.up || !node.runs) return;
+  ++counts["killed engines"];
+  trace(engine.address + ": killed");
+  const std::uint64_t life = engine.life;
+  engine = Engine{};
+  engine.life = life;
+  tell(node, EngineDown{{kLocalNode, device}, "died", node.memory.boards_on({0, device})});
+  later_us(10'000 + below(400'000), [this, &node, device, boot = node.boot] {
+    if (node.runs && node.boot == boot && !node.engines[device].up) start_engine(node, device);
+  });
+}
+
+// Takes and says one message each time.
+void ClusterWorld::work(Node& node, std::uint32_t device) {
+  later_us(20 + below(below(10) == 0 ? 100'000 : 300),
+           [this, &node, device, life = node.engines[device].life] {
+             Engine& engine = node.engines[device];
+             if (!node.runs || node.paused || engine.stopped || engine.life != life || !engine.up) return;
+             if (!engine.inbox.empty()) {
+               const auto message = std::move(engine.inbox.front());
+               engine.inbox.pop_front();
+               message();
+             }
+             if (!engine.outbox.empty()) {
+               const Event event = std::move(engine.outbox.front());
+               engine.outbox.pop_front();
+               tell(node, event);
+             }
+             if (!engine.inbox.empty() || !engine.outbox.empty()) work(node, device);
+           });
+}
+
+void ClusterWorld::say(Node& node, std::uint32_t device, Event event) {
+  node.engines[device].outbox.push_back(std::move(event));
+  work(node, device);
+}
+
+ClusterWorld::KnownGroup* ClusterWorld::known_by(Engine& engine, std::uint64_t group_id) {
+  const auto found = engine.groups.find(group_id);
+  EXPECT_NE(found, engine.groups.end()) << engine.address << " knows nothing of group " << group_id;
+  return found == engine.groups.end() ? nullptr : &found->second;
+}
+
+void ClusterWorld::believe(std::uint64_t group_id, const KnownGroup& known) {
+  const Believed now{known.ranks, known.key, known.view};
+  const auto [found, first] = believed_.emplace(std::pair(group_id, known.epoch), now);
+  EXPECT_EQ(found->second, now) << "two views in epoch " << known.epoch << " of group " << group_id;
+}
+
+bool ClusterWorld::answers(const FarEngine& far, std::uint64_t group_id, const KnownGroup& known) const {
+  for (const Node& node : nodes_) {
+    if (node.name != far.node || !node.runs || node.paused) continue;
+    for (const auto& [device, engine] : node.engines) {
+      if (engine.address != far.address || !engine.up || engine.stopped) continue;
+      const auto there = engine.groups.find(group_id);
+      return there != engine.groups.end() && there->second.phase == KnownGroup::Phase::kServing &&
+             there->second.epoch == known.epoch && there->second.key == known.key;
+    }
+  }
+  return false;
+}
+
+// Says hello until all far engines have answered; then the group serves its epoch.
+void ClusterWorld::greet(Node& node, std::uint32_t device, std::uint64_t group_id) {
+  Engine& engine = node.engines[device];
+  later_us(20'000,
+           [this, &node, device, group_id, life = engine.life, epoch = engine.groups.at(group_id).epoch] {
+             Engine& mine = node.engines[device];
+             const auto found = mine.groups.find(group_id);
+             if (mine.life != life || !mine.up || found == mine.groups.end()) return;
+             KnownGroup& known = found->second;
+             if (known.epoch != epoch || known.phase != KnownGroup::Phase::kServing || known.greeted) return;
+             if (node.paused || mine.stopped) return greet(node, device, group_id);
+             const FarEngine* missing = nullptr;
+             for (const auto& [rank, at] : known.ranks) {
+               const auto far = known.far.find(at);
+               if (far == known.far.end()) continue;
+               if (apart(node.name, far->second.node) || !answers(far->second, group_id, known))
+                 missing = &far->second;
+             }
+             if (missing == nullptr) {
+               known.greeted = true;
+               ++counts["epochs served"];
+               if (known.epoch == 1) {
+                 say(node, device, GroupReady{{kLocalNode, device}, {group_id, StatusCode::kOk, {}}, {}});
+               } else {
+                 say(node, device, Resumed{{kLocalNode, device}, {group_id, known.epoch}});
+               }
+               return;
+             }
+             if (clock_.now_ns() - known.waits_since_ns > kPeerTimeoutMs * kMs) {
+               known.waits_since_ns = clock_.now_ns();
+               say(node, device, GroupWaits{{kLocalNode, device}, {group_id, {}}});
+               if (known.epoch != 1)
+                 say(node, device, PeerLost{{kLocalNode, device}, missing->engine, "no hello"});
+             }
+             greet(node, device, group_id);
+           });
+}
+
+void ClusterWorld::take(Node& node, Engine& engine, const StartGroup& action) {
+  const GroupDescription& group = action.group;
+  const std::uint32_t device = action.engine.device;
+  ASSERT_EQ(group.ranks.size(), kRanks);
+  KnownGroup known;
+  known.phase = action.broken ? KnownGroup::Phase::kBroken : KnownGroup::Phase::kServing;
+  known.epoch = group.epoch;
+  known.view = group.view;
+  known.key = group.epoch_key;
+  known.resume_index = group.resume_index;
+  known.waits_since_ns = clock_.now_ns();
+  for (const RankDescription& rank : group.ranks) {
+    if (rank.active_since != 0) known.ranks[rank.rank] = rank.engine;
+  }
+  for (const MemberDescription& member : group.members) {
+    EXPECT_EQ(known.ranks.at(member.rank), action.engine);
+    known.members.insert(member.rank);
+  }
+  for (const FarEngine& far : group.far_engines) known.far[far.engine] = far;
+  const std::uint64_t id = group.label.id;
+  ASSERT_TRUE(engine.groups.emplace(id, known).second) << "told twice";
+  ++counts["starts"];
+  if (below(40) == 0) {
+    const abi::RankRefused message{
+        id, static_cast<std::uint32_t>(below(kRanks)), StatusCode::kInvalidArgument, {}};
+    say(node, device, RankRefused{{kLocalNode, device}, message});
+  }
+  if (action.broken) {
+    say(node, device,
+        GroupReady{
+            {kLocalNode, device}, {id, StatusCode::kOk, {}}, node.memory.boards_on(action.engine, id)});
+  } else {
+    believe(id, known);
+    greet(node, device, id);
+  }
+}
+
+void ClusterWorld::take(Node&, Engine& engine, const SendRank& action) {
+  KnownGroup* known = known_by(engine, action.group_id);
+  ASSERT_TRUE(known != nullptr && known->phase == KnownGroup::Phase::kBroken);
+  if (action.rank.active_since != 0) {
+    known->ranks[action.rank.rank] = action.rank.engine;
+  } else {
+    known->ranks.erase(action.rank.rank);
+    known->members.erase(action.rank.rank);
+  }
+}
+
+void ClusterWorld::take(Node&, Engine& engine, const SendMember& action) {
+  KnownGroup* known = known_by(engine, action.group_id);
+  ASSERT_TRUE(known != nullptr && known->ranks.contains(action.member.rank));
+  known->members.insert(action.member.rank);
+}
+
+void ClusterWorld::take(Node& node, Engine& engine, const SendFarEngine& action) {
+  EXPECT_NE(action.far.node, node.name);
+  for (auto& [id, known] : engine.groups) known.far[action.far.engine] = action.far;
+}
+
+void ClusterWorld::take(Node& node, Engine& engine, const SendStopMember& action) {
+  KnownGroup* known = known_by(engine, action.message.group_id);
+  ASSERT_TRUE(known != nullptr && known->members.contains(action.message.rank));
+  MemberStopped stopped{{kLocalNode, action.engine.device}, action.message};
+  stopped.message.next_submit = known->resume_index + below(5);
+  say(node, action.engine.device, stopped);
+}
+
+void ClusterWorld::take(Node& node, Engine& engine, const SendBreak& action) {
+  const std::uint64_t id = action.message.group_id;
+  KnownGroup* known = known_by(engine, id);
+  ASSERT_TRUE(known != nullptr);
+  const bool fatal = action.message.fatal != 0;
+  ASSERT_TRUE(fatal || known->phase == KnownGroup::Phase::kServing) << "broken twice";
+  known->phase = fatal ? KnownGroup::Phase::kLost : KnownGroup::Phase::kBroken;
+  known->said = known->resume_index + below(5);
+  for (const std::uint32_t rank : known->members) node.memory.board_index[{id, rank}] = known->said;
+  ++counts[fatal ? "fatal breaks" : "breaks"];
+  say(node, action.engine.device,
+      Broken{{kLocalNode, action.engine.device}, {id, action.message.epoch, known->said}});
+}
+
+void ClusterWorld::take(Node&, Engine& engine, const SendRelease& action) {
+  KnownGroup* known = known_by(engine, action.message.group_id);
+  ASSERT_TRUE(known != nullptr && known->phase == KnownGroup::Phase::kBroken);
+}
+
+void ClusterWorld::take(Node& node, Engine& engine, const SendResume& action) {
+  const std::uint64_t id = action.message.group_id;
+  KnownGroup* known = known_by(engine, id);
+  ASSERT_TRUE(known != nullptr && known->phase == KnownGroup::Phase::kBroken);
+  ASSERT_FALSE(known->members.empty()) << "an engine without members goes on";
+  ASSERT_GT(action.message.epoch, known->epoch);
+  EXPECT_LE(action.message.resume_index, std::exchange(known->said, kNever)) << "an operation is left out";
+  known->phase = KnownGroup::Phase::kServing;
+  known->epoch = action.message.epoch;
+  known->resume_index = action.message.resume_index;
+  known->view = action.view;
+  known->key = action.epoch_key;
+  known->greeted = false;
+  known->waits_since_ns = clock_.now_ns();
+  for (const auto& [rank, at] : known->ranks)
+    EXPECT_TRUE(at.node == action.engine.node || known->far.contains(at)) << "rank " << rank << " is nowhere";
+  ++counts["resumes"];
+  believe(id, *known);
+  greet(node, action.engine.device, id);
+}
+
+void ClusterWorld::take(Node& node, Engine& engine, const SendRemoveGroup& action) {
+  engine.groups.erase(action.message.group_id);
+  say(node, action.engine.device, GroupRemoved{{kLocalNode, action.engine.device}, action.message});
+}
+
+// ---- ends
+
+void ClusterWorld::settle_ms(std::uint64_t ms) {
+  faults_ = false;
+  apart_.clear();
+  if (coordinator_ == nullptr) start_coordinator();
+  for (Node& node : nodes_) {
+    node.paused = node.up.cut = node.down.cut = false;
+    if (!node.runs) start_node(node);
+    for (std::uint32_t d = 0; d < kDevices; ++d) {
+      node.engines[d].stopped = false;
+      work(node, d);
+    }
+  }
+  run_ms(ms);
+}
+
+void ClusterWorld::close_all_sessions() {
+  for (Node& node : nodes_) {
+    while (!node.clients.empty()) close(node, node.clients.begin()->first);
+  }
+}
+
+void ClusterWorld::check_settled() const {
+  for (const auto& [id, group] : coordinator_->groups()) {
+    EXPECT_TRUE(group.is(GroupPhase::kActive) || group.is(GroupPhase::kLost))
+        << "group " << id << " is stuck in phase " << static_cast<int>(group.phase()) << group.waits();
+    EXPECT_TRUE(group.arrivals.empty() && group.waiting.empty());
+    if (!group.is(GroupPhase::kActive)) continue;
+    EXPECT_EQ(store_.views().at(id).view, group.view);
+    for (const auto& [rank, member] : group.members) EXPECT_EQ(member.presence, Presence::kHere);
+  }
+  for (const Node& node : nodes_) {
+    EXPECT_TRUE(node.agent->attached()) << node.name;
+    for (const auto& [session, client] : node.clients)
+      EXPECT_TRUE(client.owed.empty())
+          << "session " << session << " waits for request " << *client.owed.begin();
+    for (const auto& [device, engine] : node.engines) {
+      for (const auto& [id, known] : engine.groups) {
+        EXPECT_NE(known.phase, KnownGroup::Phase::kBroken) << "group " << id;
+        EXPECT_TRUE(known.phase == KnownGroup::Phase::kLost || known.greeted) << "group " << id;
+        EXPECT_TRUE(known.phase == KnownGroup::Phase::kLost || coordinator_->groups().contains(id))
+            << "group " << id;
+      }
+    }
+  }
+}
+
+void ClusterWorld::check_empty() const {
+  EXPECT_TRUE(coordinator_->groups().empty());
+  EXPECT_TRUE(store_.views().empty());
+  for (const Node& node : nodes_) {
+    EXPECT_TRUE(node.agent->groups().empty()) << node.name;
+    EXPECT_TRUE(node.agent->ended().empty()) << node.name;
+    EXPECT_TRUE(node.memory.held.empty()) << node.name;
+    for (const auto& [device, engine] : node.engines) EXPECT_TRUE(engine.groups.empty()) << engine.address;
+  }
+}
+
+}  // namespace epd::membership
