@@ -24,12 +24,13 @@
  * 6. Threads. Any thread may make any call, also on one session at the same time, with two exceptions. Two
  *    threads that submit to one group must agree on an order. Leave and detach must not race with other calls
  *    on the same handle. No call waits for another call.
- * 7. Blocking. Only calls with a timeout block, and leave and detach. Those two wait for the hooks of what
- *    they end, and up to 5 seconds for the daemon.
+ * 7. Blocking. Only calls with a timeout block, and leave, detach and epd_group_check. Leave and detach wait
+ *    for the hooks of what they end, and up to 5 seconds for the daemon.
  * 8. timeout_ms is 1 or more milliseconds, or 0 for the default that each call states. Calls whose default is
- *    EPD_FOREVER also take EPD_FOREVER and EPD_NO_WAIT. Other values are refused. EPD_FOREVER ends too, as
- *    the daemon gives every operation a deadline. If this device's engine is stopped (SIGSTOP, a debugger),
- *    the wait ends with DEADLINE_EXCEEDED 5 seconds after that deadline, and the ticket stays valid.
+ *    EPD_FOREVER also take EPD_FOREVER and EPD_NO_WAIT. Other values are refused. A wait for an operation
+ *    with EPD_FOREVER ends too, as the daemon gives every operation a deadline. If this device's engine is
+ *    stopped (SIGSTOP, a debugger), the wait ends with DEADLINE_EXCEEDED 5 seconds after that deadline, and
+ *    the ticket stays valid.
  * 9. Hooks run on a thread of the library, never inside a call of yours. A hook may make any call but detach
  *    and leave.
  * 10. fork(). In a child, calls on inherited handles return INVALID_ARGUMENT and change nothing. A child may
@@ -357,8 +358,7 @@ typedef struct epd_buffers {
   void* recv_x;        /* out [rows] of dispatch. Compact: the first M are valid. Packed, expert: those of
                           local expert e begin at expert_offsets[e] and are expert_counts[e] */
   void* recv_scales;   /* out [rows] in the scale format; NULL without FP8 */
-  void*
-      recv_topk_idx; /* out [rows,C] of the index type: local expert numbers; -1: of another rank, or none */
+  void* recv_topk_idx; /* out [rows,C] of the index type: local expert numbers; -1: another rank's, or none */
   float* recv_topk_weights; /* out [rows,C]: their weights; 0 where there is none. Packed, expert: the sum of
                                the token's weights of the expert, in order of k */
   int32_t* recv_src;        /* out [rows,2]: source rank, and the token's number there */

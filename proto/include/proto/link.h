@@ -253,7 +253,6 @@ struct EnginePage {
   std::atomic<std::uint64_t> bytes_combined;    // rows taken from its ranks x row bytes
   std::atomic<std::uint64_t> submissions_refused;
   std::atomic<std::uint64_t> sleeps;
-  std::atomic<std::uint64_t> wakes_sent;
   std::atomic<std::uint32_t> sms;
   alignas(64) OpView ops[kMaxOpsShown];
   std::uint64_t next_row_key;  // the engine's own

@@ -9,8 +9,8 @@ namespace epd {
 
 inline constexpr std::uint32_t kMaxAccountId = 0xffff'fffe;  // the last one means "none"
 
-// A name that the system knows goes before a number. No value: neither. Asks the name service, which may
-// take its time: not on a loop that must go on.
+// Looks for a name, then for a number. No value: neither exists. Asks the name service, which may be slow:
+// not on a loop.
 std::optional<std::uint32_t> find_user_id(const std::string& name_or_number);
 std::optional<std::uint32_t> find_group_id(const std::string& name_or_number);
 

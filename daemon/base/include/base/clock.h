@@ -16,7 +16,7 @@ class MonotonicClock final : public Clock {
   std::uint64_t now_ns() const override;
 };
 
-// Steps only when told.
+// Advances only when told.
 class ManualClock final : public Clock {
  public:
   std::uint64_t now_ns() const override { return now_ns_; }

@@ -1,6 +1,6 @@
-// Closes on threads of its own what may take long: the last reference to memory has its pages to free, and
-// one to something that a client has made may have to wait for the client. Each user has a thread, so that
-// nobody waits for another's.
+// Closes descriptors whose close may be slow, on its own threads. The last reference to memory frees its
+// pages, and closing something that a client has made may wait for the client. Each user has a thread, so no
+// user waits for another.
 #pragma once
 
 #include "common/fd.h"
@@ -16,19 +16,19 @@ namespace epd {
 
 class Closer {
  public:
-  static constexpr std::uint32_t kDaemon = ~std::uint32_t{0};  // in place of a user: what no client has made
+  static constexpr std::uint32_t kDaemon = ~std::uint32_t{0};  // in place of a user: made by no client
   static constexpr std::size_t kMaxThreads = 64;
 
   Closer() : shared_(std::make_shared<Shared>()) {}
-  // What has not been closed yet stays open until the process ends.
+  // Descriptors that are not closed yet stay open until the process ends.
   ~Closer();
   Closer(const Closer&) = delete;
   Closer& operator=(const Closer&) = delete;
 
   void close(UniqueFd descriptor, std::uint32_t uid = kDaemon);
-  // A user's that are not closed yet.
+  // How many descriptors of a user are not closed yet.
   std::size_t waiting(std::uint32_t uid) const;
-  // Nothing waits, and nothing is being closed.
+  // True if none waits and none is being closed.
   bool idle() const;
 
  private:
@@ -47,7 +47,7 @@ class Closer {
   static void serve(Shared& shared, std::uint32_t uid, std::unique_lock<std::mutex>& lock);
   bool start_thread(std::uint32_t uid);
 
-  std::shared_ptr<Shared> shared_;  // with the threads, which nobody waits for
+  std::shared_ptr<Shared> shared_;  // shared with the threads, which are not joined
 };
 
 }  // namespace epd

@@ -1,4 +1,4 @@
-// How a thread gets a descriptor table of its own, with some of its starter's descriptors in it.
+// How a thread gets its own descriptor table with some of its starter's descriptors.
 #pragma once
 
 #include "base/own_table.h"
@@ -9,14 +9,14 @@
 
 namespace epd {
 
-// A thread leaves its starter's table with what it is to keep; the starter then closes its own, which are not
-// the last, and lets it go.
+// A thread leaves its starter's table and keeps some descriptors. Then the starter closes its own copies,
+// which are not the last references, and lets the thread run.
 class Departure {
  public:
-  // The thread's side. False: it could not leave, and must end.
+  // Called by the thread. False: it could not leave, and must end.
   bool leave(std::span<const int> keep) { return wait(own_table::leave(keep)); }
   bool leave_sorted(std::span<const int> keep) { return wait(own_table::leave_sorted(keep)); }
-  // The starter's.
+  // Called by the starter.
   bool has_left() {
     state_.wait(kStarting);
     return state_.load() == kLeft;

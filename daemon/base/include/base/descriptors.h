@@ -1,5 +1,5 @@
-// How many descriptors this process may hold for its clients: what RLIMIT_NOFILE allows, less a reserve for
-// the daemon's own work, such as starting an engine and answering the control plane.
+// The number of descriptors that this process may hold for clients: RLIMIT_NOFILE less a reserve for the
+// daemon's own work, such as starting an engine or answering the control plane.
 #pragma once
 
 #include "common/status.h"
@@ -12,7 +12,7 @@ namespace epd {
 
 class DescriptorBudget;
 
-// Descriptors that are counted for a user until this ends.
+// Descriptors that count for a user while this lives.
 class DescriptorShare {
  public:
   DescriptorShare() = default;
@@ -21,7 +21,7 @@ class DescriptorShare {
   DescriptorShare& operator=(DescriptorShare&& other) noexcept;
   ~DescriptorShare() { give_back(); }
 
-  // Takes `more` in addition, if the budget allows.
+  // Takes `more` in addition, if the budget allows it.
   Status grow(std::uint64_t more);
 
  private:
@@ -35,14 +35,14 @@ class DescriptorShare {
   std::uint64_t count_ = 0;
 };
 
-// Threads: all calls from one. Outlives its shares.
+// Threads: one thread makes all calls. Outlives its shares.
 class DescriptorBudget {
  public:
   // `limit`: of this process.
   explicit DescriptorBudget(std::uint64_t limit);
 
-  // RESOURCE_EXHAUSTED, with the numbers, past what all clients may hold, or past half of that for one user:
-  // so nobody can take what the others need.
+  // RESOURCE_EXHAUSTED, with the numbers, above what all clients may hold, or above half of that for one
+  // user. So no user takes what the others need.
   Result<DescriptorShare> take(std::uint32_t uid, std::uint64_t count);
 
   std::uint64_t allowed() const { return allowed_; }

@@ -1,6 +1,6 @@
-// What operators are told as it happens: the log line, and the same in a bounded memory that the control
-// plane reads, so that the two never disagree. Each event has an owner: the user who caused it, or the
-// daemon. No owner's events push out those of others that have fewer.
+// Events for operators: each is a log line, and an entry in a bounded memory that the control plane reads. So
+// both agree. Each event has an owner: the user who caused it, or the daemon. Events of one owner never
+// remove those of another owner that has fewer.
 #pragma once
 
 #include "base/log.h"
@@ -57,12 +57,12 @@ struct Event {
 
 struct EventBatch {
   std::vector<Event> events;
-  std::uint64_t lost = 0;    // forgotten, of those up to the last one here: the holes in the sequence
-  std::uint64_t newest = 0;  // sequence of the last event there is; 0: none
+  std::uint64_t lost = 0;    // events up to the last one here that have been forgotten
+  std::uint64_t newest = 0;  // sequence of the newest event; 0: none
 };
 
-// Remembers `capacity` events. When it is full, the oldest event of the owner that has the most goes. All
-// calls from any thread; none waits for a reader.
+// Keeps `capacity` events. When it is full, the oldest event of the owner with the most events is removed.
+// Any thread may call; none waits for a reader.
 class EventLog {
  public:
   explicit EventLog(std::size_t capacity = 4096) : capacity_(capacity) {}

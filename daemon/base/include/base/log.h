@@ -1,6 +1,6 @@
-// Structured logs: one event name, then key=value fields. spdlog behind; to standard error, by a thread of
-// its own and a queue of 2048 lines: whoever logs never waits for a reader. Lines that don't fit, the oldest,
-// or that can't be written are lost, counted and told (as an event, too).
+// Structured logs: an event name, then key=value fields. spdlog formats them. A thread writes them to
+// standard error from a queue of 2048 lines, so a caller never waits for a reader. If the queue is full, the
+// oldest lines are lost. Lost lines are counted and reported, also as an event.
 //   log_event(LogLevel::kInfo, "session attached", {{"session", id}, {"pid", pid}});
 #pragma once
 
@@ -15,7 +15,7 @@ namespace epd {
 
 enum class EventKind : std::uint32_t;
 
-// Who caused an event or a line: a user's number, or the daemon itself.
+// The owner of an event or a line: a user's number, or the daemon.
 using EventOwner = std::int64_t;
 inline constexpr EventOwner kDaemonOwner = -1;
 
@@ -50,15 +50,15 @@ void log_set_level(LogLevel level);
 bool log_enabled(LogLevel level);
 void log_event(LogLevel level, std::string_view event, std::initializer_list<LogField> fields = {});
 
-// Waits until everything has been written, or a second. Before the process ends.
+// Waits until everything has been written, at most a second. Before the process ends.
 void log_flush();
 std::uint64_t log_lines_lost();
-// One line, outside of the log, before the process ends. A reader that stands still costs the line.
+// Writes one line outside of the log, before the process ends. It is lost if the reader does not read.
 void print_error(const std::string& line);
 
-// For each owner at most `burst` lines, then `each_second`; so nobody's flood suppresses another's lines. How
-// many were suppressed is told by the next line of that owner, or by tell_suppressed(). One per call site,
-// static; safe from any thread.
+// Allows each owner `burst` lines, then `each_second`. So no user's flood suppresses another's lines. The
+// owner's next line, or tell_suppressed(), says how many were suppressed. One static object for each call
+// site. Safe from any thread.
 class LogLimiter {
  public:
   explicit LogLimiter(std::uint32_t burst = 10, std::uint32_t each_second = 1);
@@ -71,7 +71,7 @@ class LogLimiter {
   void record(EventKind kind, LogLevel level, std::string_view event, std::initializer_list<LogField> fields,
               EventOwner owner);
 
-  // Tells what any limiter has suppressed, as far as it may write again. To be called now and then.
+  // Logs what the limiters have suppressed, as far as they may write again. Called from time to time.
   static void tell_suppressed();
 
  private:
@@ -89,7 +89,7 @@ class LogLimiter {
     std::uint64_t filled_ns = 0;
     Suppressed suppressed;
   };
-  // False: to be suppressed. Else what was, since the last that was not.
+  // False: the line is suppressed. Otherwise sets how many were, since the last that was not.
   bool admit(const Suppressed& line, Suppressed& before);
   Budget& budget_of(EventOwner owner, std::uint64_t now_ns);
   void fill(Budget& budget, std::uint64_t now_ns) const;

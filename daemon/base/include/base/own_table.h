@@ -1,7 +1,7 @@
-// A descriptor table of a thread's own, and the calls of a thread that has one.
+// A thread's own descriptor table, and the system calls of such a thread.
 //
-// The calls are the plain system calls: ThreadSanitizer, which sees those of the C library, takes a number
-// for the same descriptor in all threads.
+// They are plain system calls, because ThreadSanitizer watches those of the C library, and takes a number for
+// the same descriptor in all threads.
 #pragma once
 
 #include <poll.h>
@@ -11,12 +11,12 @@
 
 namespace epd::own_table {
 
-// Gives the calling thread, and the threads that it starts, a table of its own: the descriptors of `keep`, -1
-// ignored, and the standard ones. Those above the highest of them are not even copied. False: it still shares
-// the process's, and must close nothing.
+// Gives the calling thread, and the threads that it starts, their own table with the descriptors of `keep`
+// (-1 is ignored) and the standard ones. Descriptors above the highest of them are not copied. False: the
+// thread still shares the process's table, and must close nothing.
 bool leave(std::span<const int> keep);
 inline constexpr std::size_t kMostKept = 32;
-// Any number of them, ascending, none of them -1 or a standard one.
+// `keep` may have any length. It is ascending, without -1 and standard descriptors.
 bool leave_sorted(std::span<const int> keep);
 
 void close(int fd);

@@ -1,4 +1,4 @@
-// Who is at the other end of a unix socket, as the kernel knows it.
+// The process at the other end of a unix socket, as the kernel knows it.
 #pragma once
 
 #include "common/fd.h"
@@ -10,7 +10,7 @@
 namespace epd {
 
 struct PeerIdentity {
-  std::int32_t pid = 0;  // 0: it has no number here, or it has been reaped
+  std::int32_t pid = 0;  // 0: it has no number here, or has ended
   bool has_been_reaped = false;
   std::uint32_t uid = 0;
   std::uint32_t gid = 0;
@@ -18,9 +18,9 @@ struct PeerIdentity {
   UniqueFd pidfd;                   // invalid if there is no number
 };
 
-// Root, or the daemon's own user: whatever others hold, they get in.
+// Root, or the daemon's own user. Other users can't keep them out.
 bool is_privileged(std::uint32_t uid);
-// Who connected, as it was then. An error: there was no room for a descriptor.
+// The process as it was when it connected. An error: no descriptor was left.
 Result<PeerIdentity> peer_identity(int socket);
 
 }  // namespace epd

@@ -14,7 +14,7 @@ struct Quota {
   std::string source;  // "limits.max_sessions_per_user", "access.rule 2"
 };
 
-// Of the memory of one user's ranks, as the configuration has them when it asks.
+// Limits of the memory of one user's ranks, as configured when asked for.
 struct UserQuotas {
   Quota arena_bytes;
   Quota routing_bytes;

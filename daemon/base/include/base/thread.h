@@ -1,4 +1,4 @@
-// A thread that nobody waits for.
+// A thread that is never joined.
 #pragma once
 
 #include "common/status.h"
@@ -7,11 +7,11 @@
 
 namespace epd {
 
-// RESOURCE_EXHAUSTED if the machine, or a limit, has no room for another. Its stack is small.
+// RESOURCE_EXHAUSTED if the machine or a limit allows no more threads. Its stack is small.
 Status start_detached_thread(void* (*run)(void*), void* argument);
 
-// Whether a thread of this process has not ended yet. One whose function has returned may still be closing
-// what it had.
+// Whether a thread of this process has not ended. A thread whose function has returned may still be closing
+// its descriptors.
 bool task_lives(pid_t tid);
 
 }  // namespace epd

@@ -13,7 +13,7 @@ struct Utf8Character {
   std::size_t bytes = 0;  // 0: the text does not begin with a well-formed character
 };
 
-// The character that `text` begins with. Refuses overlong forms, surrogates, and code points above 10FFFF.
+// Reads the first character of `text`. Refuses overlong forms, surrogates, and code points above 10FFFF.
 constexpr Utf8Character first_character(std::string_view text) {
   if (text.empty()) return {};
   const auto byte = [&](std::size_t i) {

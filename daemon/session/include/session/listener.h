@@ -16,10 +16,9 @@ struct ListenerOptions {
   std::optional<gid_t> group;  // owner group of the socket; none: the process's
 };
 
-// A listening SOCK_SEQPACKET socket. Beside it lies "<path>.lock", held locked for as long as the
-// daemon lives: it tells a living daemon's socket (refused: RESOURCE_EXHAUSTED naming its pid) from a dead
-// one's (removed). The directory is made if it is missing. remove() or the destructor removes the socket
-// file.
+// A listening SOCK_SEQPACKET socket. Beside it is "<path>.lock", which stays locked while the daemon lives.
+// So a living daemon's socket (refused: RESOURCE_EXHAUSTED with its pid) differs from a dead one's (removed).
+// A missing directory is made. remove() or the destructor removes the socket file.
 class Listener {
  public:
   Listener() = default;
@@ -28,10 +27,10 @@ class Listener {
   Listener& operator=(Listener&& other) noexcept;
   ~Listener() { remove(); }
 
-  // For the gate, which accepts.
+  // For the gate, which accepts on it.
   UniqueFd take_socket() { return std::move(socket_); }
   const std::string& path() const { return path_; }
-  // Nobody finds the socket any more, and another daemon may serve its path.
+  // After this no client finds the socket, and another daemon may use its path.
   void remove();
 
  private:

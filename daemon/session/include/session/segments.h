@@ -9,12 +9,12 @@ namespace epd {
 struct Segments {
   UniqueFd a;            // read-write for both
   UniqueFd b;            // read-write: the engine's
-  UniqueFd ring_client;  // an eventfd: the engine has the porter ring the client by it
+  UniqueFd ring_client;  // an eventfd: the engine asks the porter to ring the client
   Mapping b_map;         // the supervisor's own
 };
 inline constexpr std::uint64_t kSegmentDescriptors = 3;
 
-// What only the client gets, and its porter; dropped once it has been sent.
+// Descriptors that only the client and its porter get; closed here when they have been sent.
 struct ClientEnds {
   UniqueFd b_read_only;
   // The doorbells: sockets, each shut for one direction (proto/README.md, "Doorbells").
@@ -22,13 +22,12 @@ struct ClientEnds {
   UniqueFd client_bell, client_bell_porter;  // the porter sends
 };
 
-// Zeroed segments with magic and version written.
+// Makes zeroed segments, and writes magic and version.
 Result<Segments> make_segments(ClientEnds& client);
 
-// Writes the end of a session into segment B, unless the engine has done so already. True: the client is to
-// be woken for it.
+// Writes the end of a session into segment B, unless the engine has done so. True: the client must be rung.
 bool end_segments(const Segments& segments, const Status& status);
-// The engine is down: a session that it served is no longer served.
+// The engine is away, so the session is not served.
 void unserve_segments(const Segments& segments);
 
 }  // namespace epd

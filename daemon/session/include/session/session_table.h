@@ -1,9 +1,8 @@
 // The attach protocol: connections, their handshake, sessions and their quotas.
 //
-// A connection becomes a session with its Hello and ends with its socket, with its process, or with
-// end(). The table owns an epoll descriptor: whoever owns the table waits for poll_fd() and calls
-// process(). No socket here is a client's: each client has a porter (base/gate.h). Threads: all calls from
-// one.
+// A connection becomes a session with its Hello. It ends with its socket, with its process, or with end().
+// The table has an epoll descriptor: its owner waits for poll_fd() and calls process(). No socket here
+// belongs to a client, because each client has a porter (base/gate.h). Threads: one thread makes all calls.
 #pragma once
 
 #include "base/clock.h"
@@ -38,44 +37,43 @@ struct Session {
   PeerIdentity peer;
   DescriptorShare descriptors;
   std::uint64_t accepted_ns = 0;
-  bool attached = false;  // said Hello and was welcomed
+  bool attached = false;  // it has sent Hello and got Welcome
   std::uint32_t device = 0;
   std::string library;
-  std::int32_t claimed_pid = 0;  // the client says so, for people
-  std::string claimed_host;      // likewise
+  std::int32_t claimed_pid = 0;  // as the client claims it; for people
+  std::string claimed_host;      // the same
   Segments segments;
   std::set<std::uint32_t> pending_requests;  // Joins and Leaves that wait for their replies
 };
 
-// What a client wrote, for logs and messages: nothing that could break a terminal.
+// A text of the client for logs and messages, safe for a terminal.
 std::string printable(const char* text, std::size_t length);
-// The process for people: its pid or, of another PID namespace, "4711@node7?", which the client says itself.
+// The process for people: its pid or, in another PID namespace, "4711@node7?", which the client claims.
 std::string process_name(const Session& session);
 
-// What the table asks of its owner, and tells it.
+// The table's owner: it decides, and is told of events.
 class SessionHost {
  public:
   virtual ~SessionHost() = default;
-  // OK, or why this peer may not attach (now, or ever).
+  // OK, or the reason why this peer may not attach (now, or ever).
   virtual Status may_attach(const PeerIdentity& peer) = 0;
-  // OK, or why this device takes no sessions of this peer.
+  // OK, or the reason why this device accepts no session of this peer.
   virtual Status may_use_device(const PeerIdentity& peer, std::uint32_t device) = 0;
   virtual Quota max_sessions_of(const PeerIdentity& peer) = 0;
-  // Sessions of a user that have closed, and that their engines have yet to let go.
+  // Closed sessions of a user that their engines have not freed yet.
   virtual std::uint64_t ending_sessions(std::uint32_t uid) const = 0;
-  // The eventfd that wakes a device's engine, whichever process that is.
+  // The eventfd that wakes the engine of a device. It is the same for each engine process.
   virtual int engine_bell(std::uint32_t device) const = 0;
   virtual void session_opened(const Session& session) = 0;
   // `how`: "died", "detached", "was ended: ...". The session is gone from the table when this is called.
   virtual void session_closed(Session session, const std::string& how) = 0;
-  // Each is to be answered with SessionTable::reply, at once or later.
-  // `memory`: the descriptors that came with it.
+  // Each is answered with SessionTable::reply, at once or later. `memory`: the descriptors that came with it.
   virtual void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join,
                               std::vector<UniqueFd> memory) = 0;
   virtual void leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) = 0;
 };
 
-// What peers' descriptors are handled with. Both outlive the table.
+// How descriptors of peers are counted and closed. Both outlive the table.
 struct PeerResources {
   Closer& closer;
   DescriptorBudget& descriptors;
@@ -85,12 +83,12 @@ struct Carried;  // of a porter: porter.h
 
 class SessionTable {
  public:
-  // Connections that have not said Hello yet: of one user, and of all, since a user may have many uids
-  // (newuidmap) and each connection holds two descriptors.
+  // Limits of connections that have not sent Hello: of one user, and of all. A user may have many uids
+  // (newuidmap), and each connection takes two descriptors.
   static constexpr std::uint32_t kMaxHalfOpenPerUser = 32;
   static constexpr std::uint32_t kMaxHalfOpen = 512;
-  // Connections that have ended here and whose porters have not, of one user, and of all. Root and the
-  // daemon's own user have only their own limits.
+  // Limits of connections that have ended here, and whose porters have not: of one user, and of all. Root and
+  // the daemon's own user have only their own limits.
   static constexpr std::size_t kMaxEndingPerUser = 64;
   static constexpr std::size_t kMaxEnding = 512;
   static constexpr std::size_t kMaxUnclosed = 1024;  // descriptors of a user's that wait for their close
@@ -102,7 +100,7 @@ class SessionTable {
       std::string name;
       abi::DeviceKind kind = abi::DeviceKind::kHost;
       std::array<std::uint8_t, 16> uuid{};
-      bool resident = false;  // its kernels are
+      bool resident = false;  // its kernels are resident
     };
     std::vector<Device> devices;  // by index
     SessionLimits limits;
@@ -120,26 +118,26 @@ class SessionTable {
 
   int poll_fd() const { return epoll_.get(); }
   void process();
-  // A connection, from the gate or, in tests, from whoever plays its porter.
+  // Takes a connection, from the gate or, in tests, from the test's porter.
   void admit(Gate::Arrival arrival);
-  // Ends half-open connections that are due. UINT64_MAX: nothing will be.
+  // Ends half-open connections that are due. Returns when the next one is; UINT64_MAX: none.
   void tick();
   std::uint64_t next_due_ns() const;
 
   void set_limits(const SessionLimits& limits);
-  // Answers the session's pending request with this id, if the session still lives and has one.
+  // Answers the session's pending request with this id. Does nothing if there is none, or no session.
   template <typename T>
   void reply(std::uint64_t session_id, std::uint32_t request_id, abi::AttachType type, const T& body,
              const FdList& fds = {}) {
     send_reply(session_id, request_id, static_cast<std::uint16_t>(type), &body, sizeof(body), fds);
   }
   void refuse(std::uint64_t session_id, std::uint32_t request_id, const Status& status);
-  // Rings the client, for what was written where it reads while no engine could ring.
+  // Rings the client, after a change that it reads and that no engine could ring for.
   void ring(std::uint64_t session_id);
-  // Says Goodbye and closes.
+  // Sends Goodbye and closes.
   void end(std::uint64_t session_id, const Status& status);
   void end_all(const Status& status);
-  // Its process is on its way out, which shows here only when it is through.
+  // The process is ending. The connection shows that only when it has ended.
   void died(std::uint64_t session_id) { close(session_id, "died"); }
   // Stops listening and removes the socket; sessions live on.
   void stop_listening();
