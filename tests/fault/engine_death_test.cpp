@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <atomic>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <random>
 
 namespace epd::test {
@@ -40,6 +41,14 @@ class EngineDeath : public testing::TestWithParam<std::string> {
     if (number == SIGKILL) {
       ASSERT_TRUE(eventually(10, [&] { return !is_running(pid); }));
     }
+  }
+  // Of the groups that there are, as far as the engines know.
+  std::uint64_t completed_operations() const {
+    std::uint64_t sum = 0;
+    const nlohmann::json answer = nlohmann::json::parse(daemon_->epctl({"stats", "--json"}).out);
+    for (const nlohmann::json& group : answer["groups"])
+      sum += group["statistics"]["completed"].get<std::uint64_t>();
+    return sum;
   }
   // Ranks of a group that run a script, on the devices from `first` on.
   std::vector<RankProcess> run_script(const Case& c, const std::string& group, const ScriptOptions& options,
@@ -142,6 +151,8 @@ TEST_P(EngineDeath, ArenasAndRoutingSurvive) {
     });
   }
   ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == 3; }));
+  // Clients of resident kernels hear of an end before their engine does.
+  ASSERT_TRUE(eventually(30, [&] { return completed_operations() == 3; }));
   kill_engine(0);
   kill_engine(2);
   stage->go.open();
