@@ -83,7 +83,7 @@ struct PutOut {
 
 struct ToAgent {
   std::uint64_t term = 0;
-  std::uint32_t number = 0;  // of the node; a number is never given twice
+  std::uint32_t number = 0;  // of the node; no coordinator gives one twice
   std::variant<Welcome, CoordinatorHeartbeat, Order, PutOut> body;
 };
 
