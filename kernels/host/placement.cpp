@@ -51,14 +51,38 @@ void RowPlacer::ColumnSums::add(const std::uint32_t* columns) {
   for (std::size_t i = 0; i < total.size(); ++i) total[i] += columns[i];
 }
 
+void SourcePlaces::reset(std::uint32_t num_ranks, std::uint32_t num_experts, bool per_expert) {
+  const std::uint32_t targets = per_expert ? num_experts : num_ranks;
+  base.assign(targets, 0);
+  counts.assign(targets, 0);
+}
+
+void SourcePlaces::take(std::uint32_t rank, const Placement& at_rank) {
+  const std::span<const std::int32_t> offsets = at_rank.rank_offsets();
+  const std::span<const std::int32_t> ranges = at_rank.source_ranges();
+  if (ranges.empty()) {
+    base[rank] = offsets[source];
+    counts[rank] = static_cast<std::uint32_t>(offsets[source + 1] - offsets[source]);
+    return;
+  }
+  const std::size_t experts = at_rank.expert_counts().size();
+  for (std::size_t i = 0; i < experts; ++i) {
+    const std::size_t range = (i * (offsets.size() - 1) + source) * 2;
+    base[rank * experts + i] = ranges[range];
+    counts[rank * experts + i] = static_cast<std::uint32_t>(ranges[range + 1]);
+  }
+}
+
 RowPlacer::RowPlacer(const PlacementRules& rules, const PlacementCounts& counts, std::uint32_t rank,
-                     Placement& placement)
+                     Placement& placement, std::span<SourcePlaces> others)
     : rules_(rules),
       counts_(counts),
       rank_(rank),
       placement_(placement),
-      experts_(rules.num_experts / rules.num_ranks) {
+      experts_(rules.num_experts / rules.num_ranks),
+      others_(others) {
   placement.reset(rules.num_ranks, rules.num_experts, rules.per_expert);
+  for (SourcePlaces& other : others) other.reset(rules.num_ranks, rules.num_experts, rules.per_expert);
   rows_.total.assign(rules.per_expert ? rules.num_experts : rules.num_ranks, 0);
   if (!rules.per_expert) selections_.total.assign(experts_, 0);
 }
@@ -78,6 +102,8 @@ std::span<std::int32_t> RowPlacer::writable(std::span<const std::int32_t> sectio
 
 void RowPlacer::take_in(std::uint32_t source) {
   if (source == rank_) rows_.below = rows_.total;
+  if (next_other_ < others_.size() && others_[next_other_].source == source)
+    note_other(others_[next_other_++]);
   const std::uint32_t* tokens = counts_.rank_counts[source];
   const std::uint32_t* experts = counts_.expert_counts[source];
   const std::span<std::int32_t> offsets = writable(placement_.rank_offsets());
@@ -96,15 +122,32 @@ void RowPlacer::take_in(std::uint32_t source) {
     ranges[(i * rules_.num_ranks + source) * 2 + 1] = static_cast<std::int32_t>(own[i]);
 }
 
+// Of another source: its counts, and the rows of the sources below it.
+void RowPlacer::note_other(SourcePlaces& other) const {
+  const std::uint32_t* counts =
+      rules_.per_expert ? counts_.expert_counts[other.source] : counts_.rank_counts[other.source];
+  if (counts == nullptr) return;
+  const std::size_t targets = rules_.per_expert ? experts_ : 1;  // of a rank
+  for (std::uint32_t d = 0; d < rules_.num_ranks; ++d) {
+    if (!is_destination(d)) continue;
+    for (std::size_t i = d * targets; i < (d + 1) * targets; ++i) {
+      other.base[i] = static_cast<std::int32_t>(rows_.total[i]);
+      other.counts[i] = counts[i];
+    }
+  }
+}
+
 PlacementError RowPlacer::place() const {
   return rules_.per_expert ? place_experts() : place_compact();
 }
 
 PlacementError RowPlacer::place_compact() const {
+  const std::span<std::int32_t> base = writable(placement_.base());
   for (std::uint32_t d = 0; d < rules_.num_ranks; ++d) {
+    if (!is_destination(d)) continue;
     if (rows_.total[d] > rules_.recv_rows) return {true, d, -1, rows_.total[d], rules_.recv_rows};
+    base[d] = static_cast<std::int32_t>(rows_.below[d]);
   }
-  std::copy(rows_.below.begin(), rows_.below.end(), writable(placement_.base()).begin());
   std::transform(
       selections_.total.begin(), selections_.total.end(), writable(placement_.expert_counts()).begin(),
       [this](std::uint64_t count) { return static_cast<std::int32_t>(round_up(count, rules_.alignment)); });
@@ -125,10 +168,11 @@ std::vector<std::uint64_t> RowPlacer::offsets_at(std::uint32_t d) const {
 
 PlacementError RowPlacer::check_room() const {
   for (std::uint32_t e = 0; rules_.expert_blocks && e < rules_.num_experts; ++e) {
-    if (rows_.total[e] <= rules_.expert_capacity) continue;
+    if (rows_.total[e] <= rules_.expert_capacity || !is_destination(e / experts_)) continue;
     return {true, e / experts_, static_cast<std::int32_t>(e), rows_.total[e], rules_.expert_capacity};
   }
   for (std::uint32_t d = 0; !rules_.expert_blocks && d < rules_.num_ranks; ++d) {
+    if (!is_destination(d)) continue;
     const std::uint64_t end = offsets_at(d).back();
     if (end > rules_.recv_rows) return {true, d, -1, end, rules_.recv_rows};
   }
@@ -140,9 +184,12 @@ PlacementError RowPlacer::place_experts() const {
   if (error.bad) return error;
   const std::span<std::int32_t> base = writable(placement_.base());
   for (std::uint32_t d = 0; d < rules_.num_ranks; ++d) {
+    if (!is_destination(d)) continue;
     const std::vector<std::uint64_t> offsets = offsets_at(d);
     for (std::uint32_t i = 0; i < experts_; ++i) {
-      base[d * experts_ + i] = static_cast<std::int32_t>(offsets[i] + rows_.below[d * experts_ + i]);
+      const std::size_t expert = std::size_t{d} * experts_ + i;
+      base[expert] = static_cast<std::int32_t>(offsets[i] + rows_.below[expert]);
+      for (SourcePlaces& other : others_) other.base[expert] += static_cast<std::int32_t>(offsets[i]);
     }
     if (d == rank_) place_own(offsets);
   }

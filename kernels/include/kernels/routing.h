@@ -147,6 +147,9 @@ struct PlacementRules {
   // Packed: each expert begins at a multiple of it. Compact: expert_counts are rounded up to it.
   std::uint32_t alignment = 1;
   std::uint64_t recv_rows = 0;  // size of recv_x in rows
+  // [R] not 0: the ranks that rows are counted for and placed at, this rank among them; the others have base
+  // 0. Empty: all.
+  std::span<const std::uint8_t> destinations = {};
 };
 
 // The counts of all ranks: [R] rows of the count matrices; null for an inactive rank.
@@ -168,12 +171,25 @@ struct PlacementError {
 PlacementError place_rows(const PlacementRules& rules, const PlacementCounts& counts, std::uint32_t rank,
                           Placement& placement);
 
+// Where the rows of one source lie at the targets: of a rank, for which another one places them.
+struct SourcePlaces {
+  std::uint32_t source = 0;
+  std::vector<std::int32_t> base;     // [R] compact, else [E]
+  std::vector<std::uint32_t> counts;  // likewise
+
+  // Empties it.
+  void reset(std::uint32_t num_ranks, std::uint32_t num_experts, bool per_expert);
+  // Takes the places at `rank` from what that rank has placed.
+  void take(std::uint32_t rank, const Placement& at_rank);
+};
+
 // Computes a placement in steps: the counts of some ranks in each step. `placement` and what `counts` views
 // must stay valid until it is done.
 class RowPlacer {
  public:
+  // `others`: sources other than the rank, ascending, whose places are computed too.
   RowPlacer(const PlacementRules& rules, const PlacementCounts& counts, std::uint32_t rank,
-            Placement& placement);
+            Placement& placement, std::span<SourcePlaces> others = {});
 
   // Takes the counts of that many more ranks. Returns true when it is done: the placement is complete, or
   // error() has an error.
@@ -195,6 +211,10 @@ class RowPlacer {
   PlacementError place_experts() const;
   PlacementError check_room() const;
   void place_own(const std::vector<std::uint64_t>& offsets) const;
+  void note_other(SourcePlaces& other) const;
+  bool is_destination(std::uint32_t rank) const {
+    return rules_.destinations.empty() || rules_.destinations[rank] != 0;
+  }
   std::vector<std::uint64_t> offsets_at(std::uint32_t rank) const;
   std::span<std::int32_t> writable(std::span<const std::int32_t> section) const;
 
@@ -206,6 +226,8 @@ class RowPlacer {
   std::uint32_t source_ = 0;     // the counts of lower sources are taken
   ColumnSums rows_;              // [R] compact, else [E]
   ColumnSums selections_;        // [E/R] compact: of this rank's experts
+  std::span<SourcePlaces> others_;
+  std::size_t next_other_ = 0;  // the first whose counts have not been taken
   PlacementError error_;
 };
 

@@ -116,6 +116,7 @@ struct FarAsk {
 struct FarAskEntry {
   std::uint32_t target;  // rank or expert
   std::uint32_t position;
+  std::uint32_t choices;  // bit k: the row carries choice k
   float weight;
 };
 // Sums: the sum or row, then weights[K] that come back, then this, at a stride of far_sum_bytes().
