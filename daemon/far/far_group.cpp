@@ -24,7 +24,7 @@ struct FarGroup::Pair {
 
   std::uint32_t rank;
   std::uint32_t far_rank;
-  bool to_gateway = false;   // the far rank is this one's gateway
+  bool to_gateway = false;    // the far rank is this one's gateway
   bool for_far_rank = false;  // this one is the far rank's gateway
   Window rows;
   Window sums;
@@ -36,8 +36,8 @@ struct FarGroup::Pair {
 
 // Of a rank here.
 struct FarGroup::Rank {
-  std::uint64_t next = 0;         // operations below have ended
-  std::set<std::uint64_t> ended;  // others that have
+  std::uint64_t next = 0;                                 // operations below have ended
+  std::set<std::uint64_t> ended;                          // others that have
   std::map<std::uint64_t, Receiver*> open;                // by tag
   std::map<std::uint64_t, std::vector<Arrival>> waiting;  // likewise: they are not open yet
 };
@@ -71,8 +71,8 @@ void FarGroup::begin(const Epoch& epoch) {
   std::size_t most_ranks = s.span.near_ranks().size();
   for (const std::uint32_t node : s.span.far_nodes())
     most_ranks = std::max(most_ranks, s.span.ranks_of(node).size());
-  s.sizes = FarSizes(facts_.shape, static_cast<std::uint32_t>(most_ranks), facts_.batch_bytes,
-                     facts_.window_bytes);
+  s.sizes =
+      FarSizes(facts_.shape, static_cast<std::uint32_t>(most_ranks), facts_.batch_bytes, facts_.window_bytes);
   const auto pair_of = [&s](std::uint32_t rank, std::uint32_t far_rank) -> Pair& {
     return s.pairs.try_emplace({rank, far_rank}, rank, far_rank, s.sizes).first->second;
   };
@@ -196,16 +196,16 @@ Drop FarGroup::take_in(const Arrival& arrival) {
   Rank& rank = state_->ranks.at(header.to_rank);
   const std::uint64_t index = abi::index_of_tag(header.tag);
   const auto open = rank.open.find(header.tag);
-  if (open == rank.open.end() && (index < rank.next || rank.ended.contains(index) ||
-                                  index > rank.next + facts_.shape.depth))
+  if (open == rank.open.end() &&
+      (index < rank.next || rank.ended.contains(index) || index > rank.next + facts_.shape.depth))
     return Drop::kOperation;
   Debt* const debt = debt_of(header);
   if (debt != nullptr && !debt->receive()) return Drop::kCredit;
   if (open == rank.open.end()) {
     std::vector<Arrival>& waiting = rank.waiting[header.tag];
     const bool again = debt == nullptr && std::any_of(waiting.begin(), waiting.end(), [&](const Arrival& a) {
-      return a.header.type == header.type && a.header.from_rank == header.from_rank;
-    });
+                         return a.header.type == header.type && a.header.from_rank == header.from_rank;
+                       });
     if (again) return Drop::kTwice;
     waiting.push_back(arrival);
     return Drop::kNone;
@@ -352,8 +352,8 @@ std::string FarGroup::unsettled() const {
   if (state_ == nullptr) return "";
   if (!state_->outgoing.empty()) return std::to_string(state_->outgoing.size()) + " messages were not sent";
   for (const auto& [ranks, with] : state_->pairs) {
-    const std::string between = " of rank " + std::to_string(ranks.first) + " and far rank " +
-                                std::to_string(ranks.second);
+    const std::string between =
+        " of rank " + std::to_string(ranks.first) + " and far rank " + std::to_string(ranks.second);
     for (const Window* window : {&with.rows, &with.sums}) {
       if (window->credits() != window->batches())
         return std::to_string(window->batches() - window->credits()) + " credits are out" + between;

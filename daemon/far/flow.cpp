@@ -1,6 +1,6 @@
 #include "far/flow.h"
 
-#include "base/log.h"
+#include "common/status.h"
 
 #include <algorithm>
 #include <limits>
@@ -40,8 +40,8 @@ bool Debt::is_due(std::uint64_t now_ns) const {
 }
 
 std::uint16_t Debt::take() {
-  const auto credits = static_cast<std::uint16_t>(
-      std::min<std::uint32_t>(owed_, std::numeric_limits<std::uint16_t>::max()));
+  const auto credits =
+      static_cast<std::uint16_t>(std::min<std::uint32_t>(owed_, std::numeric_limits<std::uint16_t>::max()));
   owed_ -= credits;
   return credits;
 }

@@ -6,9 +6,9 @@
 namespace epd::far {
 
 const char* drop_name(Drop drop) {
-  constexpr const char* kNames[kNumDrops] = {"none",  "header", "type",      "group",  "broken",
-                                             "epoch", "engine", "token",     "ranks",  "operation",
-                                             "credit", "twice", "batch",     "records", "content"};
+  constexpr const char* kNames[kNumDrops] = {"none",   "header", "type",  "group",   "broken",
+                                             "epoch",  "engine", "token", "ranks",   "operation",
+                                             "credit", "twice",  "batch", "records", "content"};
   const auto index = static_cast<std::uint32_t>(drop);
   return index < kNumDrops ? kNames[index] : "unknown";
 }

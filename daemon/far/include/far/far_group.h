@@ -44,11 +44,11 @@ class FarGroup {
   };
   struct Epoch {
     std::uint64_t epoch = 0;
-    std::uint64_t first_index = 0;          // its first operation, as tags count
-    std::span<const std::uint32_t> nodes;   // [R]
-    std::span<const EngineId> engines;      // [R]
-    std::span<const std::uint8_t> masked;   // [R] or empty
-    std::uint32_t node = 0;                 // this one
+    std::uint64_t first_index = 0;         // its first operation, as tags count
+    std::span<const std::uint32_t> nodes;  // [R]
+    std::span<const EngineId> engines;     // [R]
+    std::span<const std::uint8_t> masked;  // [R] or empty
+    std::uint32_t node = 0;                // this one
     EpochKey key{};
   };
   FarGroup(const Facts& facts, Port& port);

@@ -1,4 +1,5 @@
-// Which rank is on which node, as tables. They follow from a group's view alone, so every node has the same. Pure.
+// Which rank is on which node, as tables. They follow from a group's view alone, so every node has the same.
+// Pure.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +13,10 @@ inline constexpr std::uint32_t kNoRank = ~std::uint32_t{0};
 class Span {
  public:
   struct View {
-    std::span<const std::uint32_t> nodes;   // [R] the number of each rank's node; any numbers
-    std::span<const std::uint8_t> masked;   // [R] not 0: the rank is not active. Empty: all are
-    std::uint32_t node = 0;                 // this one
-    std::uint32_t sum_ranks = 0;            // ranks of a sum domain; 0: all
+    std::span<const std::uint32_t> nodes;  // [R] the number of each rank's node; any numbers
+    std::span<const std::uint8_t> masked;  // [R] not 0: the rank is not active. Empty: all are
+    std::uint32_t node = 0;                // this one
+    std::uint32_t sum_ranks = 0;           // ranks of a sum domain; 0: all
   };
   explicit Span(const View& view);
 
