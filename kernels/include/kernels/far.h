@@ -68,13 +68,13 @@ class FarLister {
   std::uint32_t token_ = 0;
 };
 
-// The counts of some ranks (ascending) as they are announced: rank_counts of each, then expert_counts of each
+// The counts of some ranks as they are announced, uint32: rank_counts of each, then expert_counts of each
 // one's experts.
 inline std::size_t num_far_counts(const FarShape& shape, std::size_t num_ranks) {
   return num_ranks * (1 + std::size_t{shape.experts_per_rank});
 }
 void gather_far_counts(const FarShape& shape, const RoutingPlan& plan, std::span<const std::uint32_t> ranks,
-                       std::uint32_t* counts);
+                       std::byte* counts);
 
 // ---- judging
 
@@ -104,7 +104,7 @@ struct FarFault {
 
 // Judges the counts that a source with so many tokens announces for `ranks`, and stores them into its rows
 // ([R] and [E]) of the count matrices. After a fault nothing has been stored.
-FarFault scatter_far_counts(const FarShape& shape, const std::uint32_t* counts, std::uint32_t num_tokens,
+FarFault scatter_far_counts(const FarShape& shape, const std::byte* counts, std::uint32_t num_tokens,
                             std::span<const std::uint32_t> ranks, std::uint32_t* rank_counts,
                             std::uint32_t* expert_counts);
 
@@ -121,8 +121,8 @@ struct FarPackArgs {
   const float* topk_weights = nullptr;    // [n,K], or null: zeros are delivered
 };
 
-// Makes the records of tokens [begin, end) of the list. `records`: aligned to abi::kFarRecordAlign. A record
-// has
+// Makes the records of tokens [begin, end) of the list, from `records` on, which is aligned to
+// abi::kFarRecordAlign. A record has
 //   compact         choices[k] for each k: its expert if it is on that node, its position among this rank's
 //                   rows at the expert's rank, its weight as given
 //   packed, expert  choices[i] for each row there, in plan order: its expert, its position among this rank's
@@ -155,7 +155,8 @@ struct FarAskArgs {
   const float* topk_weights = nullptr;    // [n,K], or null: unweighted
 };
 
-// Makes the asks for tokens [begin, end) of the list: all entries of the token that go to that node.
+// Makes the asks for tokens [begin, end) of the list, from `asks` on: all entries of the token that go to
+// that node.
 void make_asks(const FarAskArgs& args, std::uint32_t begin, std::uint32_t end, std::byte* asks);
 
 struct FarSumArgs {
@@ -164,7 +165,8 @@ struct FarSumArgs {
   const SourcePlaces* places = nullptr;    // of the owner's rows at the ranks of this node
   std::uint32_t num_tokens = 0;            // of the owner, as announced
   std::uint32_t sum_ranks = 0;             // as in CombineArgs
-  std::span<const std::uint8_t> whole_domains;  // [domains] not 0: all its active ranks are on one node
+  // [domains] not 0: all its active ranks are on one node. Empty: no domain is whole.
+  std::span<const std::uint8_t> whole_domains;
   bool weighted = false;
   bool return_weights = false;
 };

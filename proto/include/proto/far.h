@@ -104,7 +104,7 @@ struct FarRefusal {
 
 // Rows: the row, its scales, then choices[K], then the token, at a stride of far_row_bytes().
 struct FarChoice {
-  std::int32_t expert;
+  std::int32_t expert;     // -1: none
   std::uint32_t position;  // among the source's rows at that rank or expert
   float weight;
 };
