@@ -71,6 +71,7 @@ HostCrossing::~HostCrossing() {
   for (Source& source : sources_) {
     if (!is_dispatch()) group_.sums_window(needs_.op.rank, source.rank).leave(tag());
     for (const auto& [batch, arrival] : source.held) group_.settle(arrival);
+    for (const Arrival& arrival : source.forwarding) group_.settle(arrival);
   }
 }
 
@@ -116,22 +117,18 @@ Drop HostCrossing::receive_announcement(const Arrival& arrival, std::size_t inde
     return Drop::kContent;
   const abi::OpAnnouncement& op = said.operation;
   const std::span<const std::uint32_t> ranks = span_.near_ranks();
-  const bool makes_routing = op.op == static_cast<std::uint32_t>(abi::Op::kDispatch) &&
-                             (op.flags & abi::kFlagCached) == 0;
+  const bool makes_routing =
+      op.op == static_cast<std::uint32_t>(abi::Op::kDispatch) && (op.flags & abi::kFlagCached) == 0;
   const std::size_t counts = makes_routing ? kernels::num_far_counts(shape_, ranks.size()) : 0;
   if (arrival.header.records != counts) return Drop::kRecords;
   if (op.tag != tag() || op.num_tokens > group_.shape().max_tokens || said.num_tokens > op.num_tokens)
     return Drop::kContent;
-  std::vector<std::uint32_t> words(counts);
-  if (counts != 0)
-    std::memcpy(words.data(), arrival.body.data + sizeof(said), counts * sizeof(std::uint32_t));
   const std::size_t row = source.rank;
   for (const std::uint32_t rank : ranks) {
     const kernels::cuda::Peer peer = needs_.peers.peer(rank);
-    if (makes_routing &&
-        kernels::scatter_far_counts(shape_, words.data(), op.num_tokens, ranks,
-                                    peer.rank_counts + row * shape_.num_ranks,
-                                    peer.expert_counts + row * shape_.num_experts()))
+    if (makes_routing && kernels::scatter_far_counts(shape_, arrival.body.data + sizeof(said), op.num_tokens,
+                                                     ranks, peer.rank_counts + row * shape_.num_ranks,
+                                                     peer.expert_counts + row * shape_.num_experts()))
       return Drop::kContent;  // found at the first rank
     peer.announcement[row] = op;
   }
@@ -148,7 +145,8 @@ Drop HostCrossing::receive_announcement(const Arrival& arrival, std::size_t inde
 Drop HostCrossing::receive_batch(const Arrival& arrival, Source& source) const {
   const std::uint32_t batch = arrival.header.batch;
   if (batch >= group_.shape().max_tokens) return Drop::kBatch;
-  const bool seen = is_dispatch() ? batch < source.seen.size() && source.seen[batch] : batch < source.next_asks;
+  const bool seen =
+      is_dispatch() ? batch < source.seen.size() && source.seen[batch] : batch < source.next_asks;
   if (seen || source.held.contains(batch)) return Drop::kTwice;
   source.held.emplace(batch, arrival);
   return Drop::kNone;
@@ -194,11 +192,9 @@ void HostCrossing::announce() {
     abi::FarAnnouncement said{};
     said.operation = needs_.op.announcement;
     said.num_tokens = static_cast<std::uint32_t>(target.tokens.size());
-    std::vector<std::uint32_t> words(counts);
-    if (counts != 0) kernels::gather_far_counts(shape_, *plan_, ranks, words.data());
     far::Buffer body(sizeof(said) + counts * sizeof(std::uint32_t));
     std::memcpy(body.data(), &said, sizeof(said));
-    if (counts != 0) std::memcpy(body.data() + sizeof(said), words.data(), counts * sizeof(std::uint32_t));
+    if (counts != 0) kernels::gather_far_counts(shape_, *plan_, ranks, body.data() + sizeof(said));
     FarHeader h = header(FarType::kAnnounce, target.gateway);
     h.records = static_cast<std::uint32_t>(counts);
     h.body_bytes = static_cast<std::uint32_t>(body.bytes());
@@ -275,7 +271,8 @@ bool HostCrossing::may_serve(const Source& source) const {
 }
 
 bool HostCrossing::can_step() const {
-  if (std::any_of(jobs_.begin(), jobs_.end(), [](const Job& job) { return !job.work->waiting(); })) return true;
+  if (std::any_of(jobs_.begin(), jobs_.end(), [](const Job& job) { return !job.work->waiting(); }))
+    return true;
   if (more_sums_ && merge_ && !merging_) return true;
   return std::any_of(targets_.begin(), targets_.end(), [this](const Target& t) { return may_pack(t); }) ||
          std::any_of(sources_.begin(), sources_.end(),
@@ -306,13 +303,14 @@ bool HostCrossing::begin_job() {
     if (may_forward(sources_[i])) return begin_forward(i), true;
     if (may_serve(sources_[i])) return begin_serve(i), true;
   }
-  return more_sums_ && merge_ && !merging_ && begin_merge();
+  if (!more_sums_ || !merge_ || merging_) return false;
+  begin_merge();
+  return true;
 }
 
 void HostCrossing::run(RowWork::Body body, std::uint32_t items, std::uint64_t bytes,
                        std::function<void()> done) {
-  jobs_.push_back(
-      {std::make_unique<RowWork>(std::move(body), items, bytes, needs_.share), std::move(done)});
+  jobs_.push_back({std::make_unique<RowWork>(std::move(body), items, bytes, needs_.share), std::move(done)});
 }
 
 // ---- rows and asks that leave
@@ -351,8 +349,7 @@ void HostCrossing::begin_pack(Target& target) {
     buffers->push_back(group_.take_rows(needs_.op.rank, target.gateway, tag()));
   target.packing = true;
   target.packed += tokens;
-  if (target.packed == target.tokens.size())
-    group_.rows_window(needs_.op.rank, target.gateway).leave(tag());
+  if (target.packed == target.tokens.size()) group_.rows_window(needs_.op.rank, target.gateway).leave(tag());
   run(
       [=, this, &target](std::uint32_t begin, std::uint32_t end) {
         while (begin < end) {
@@ -382,16 +379,20 @@ void HostCrossing::begin_forward(std::size_t index) {
   struct Forward {
     kernels::FarForwardArgs args;
     std::vector<kernels::DispatchTarget> targets;
-    std::vector<Arrival> batches;
     std::atomic<bool> bad = false;
   };
   Source& source = sources_[index];
   auto forward = std::make_shared<Forward>();
   std::uint32_t records = 0;
   for (const auto& [batch, arrival] : source.held) {
+    if (batch >= source.seen.size()) {  // it came before the announcement
+      group_.count(Drop::kBatch);
+      group_.settle(arrival);
+      continue;
+    }
     records += arrival.header.records;
-    if (batch < source.seen.size()) source.seen[batch] = true;
-    forward->batches.push_back(arrival);
+    source.seen[batch] = true;
+    source.forwarding.push_back(arrival);
   }
   source.held.clear();
   source.busy = true;
@@ -403,9 +404,9 @@ void HostCrossing::begin_forward(std::size_t index) {
   forward->args.num_tokens = source.announcement.operation.num_tokens;
   forward->args.volume = std::size_t{source.announcement.num_tokens} * shape_.format.row_bytes;
   run(
-      [forward](std::uint32_t begin, std::uint32_t end) {
+      [forward, &source](std::uint32_t begin, std::uint32_t end) {
         std::uint32_t before = 0;
-        for (const Arrival& arrival : forward->batches) {
+        for (const Arrival& arrival : source.forwarding) {
           const std::uint32_t count = arrival.header.records;
           const std::uint32_t first = std::max(begin, before) - before;
           const std::uint32_t last = std::min(end, before + count) - std::min(before, end);
@@ -416,7 +417,8 @@ void HostCrossing::begin_forward(std::size_t index) {
       },
       records, group_.sizes().row_stride,
       [this, &source, forward, records] {
-        for (const Arrival& arrival : forward->batches) group_.settle(arrival);
+        for (const Arrival& arrival : source.forwarding) group_.settle(arrival);
+        source.forwarding.clear();
         source.busy = false;
         source.done += records;
         if (forward->bad) {
@@ -513,7 +515,7 @@ void HostCrossing::begin_serve(std::size_t index) {
 // ---- sums that come
 
 // Cuts the tokens that have all their sums into ranges, each with the streams as they are at its beginning.
-bool HostCrossing::begin_merge() {
+void HostCrossing::begin_merge() {
   struct Range {
     std::uint32_t begin;
     std::uint32_t end;
@@ -541,14 +543,14 @@ bool HostCrossing::begin_merge() {
     const kernels::FarMerged judged = kernels::judge_sums(*merge_, streams, range.begin, range.end);
     if (judged.fault) {
       group_.count(Drop::kContent);  // and the operation waits until its deadline
-      return false;
+      return;
     }
     range.end = at + judged.tokens;
     if (judged.tokens == 0) break;
     at = range.end;
     merge->ranges.push_back(std::move(range));
   }
-  if (merge->ranges.empty()) return false;
+  if (merge->ranges.empty()) return;
   more_sums_ = merge->ranges.size() == kMergeChunks;
   merging_ = true;
   run(
@@ -560,7 +562,6 @@ bool HostCrossing::begin_merge() {
       },
       static_cast<std::uint32_t>(merge->ranges.size()), kMergeBytes,
       [this, at, streams, merge] { end_merge(at, streams); });
-  return true;
 }
 
 void HostCrossing::end_merge(std::uint32_t merged, const std::vector<FarStream>& streams) {

@@ -1,13 +1,14 @@
-// The far side of one operation that a host carries out, in a group whose ranks are on several nodes: what the
-// rank sends to far gateways, and what it does as the gateway of far ranks. That is part of the gateway rank's
-// own operation of the same number.
+// The far side of one operation that a host carries out, in a group whose ranks are on several nodes: what
+// the rank sends to far gateways, and what it does as the gateway of far ranks. That is part of the gateway
+// rank's own operation of the same number.
 //
 // dispatch  Own rows for a far node are packed into batches when every rank has announced. Rows that come are
 //           forwarded into the ranks of this node, in any order of batches. When all rows that a far rank has
 //           announced are forwarded, `arrived` is stored for it.
 // combine   Asks leave with the announcement. Asks that come are served in their order: rows of this node's
-//           ranks are summed, and the sums leave. When all of a far rank's asks are served, `arrived` is stored
-//           for it. The own output is merged from rows of this node and the sums that come, in token order.
+//           ranks are summed, and the sums leave. When all of a far rank's asks are served, `arrived` is
+//           stored for it. The own output is merged from rows of this node and the sums that come, in token
+//           order.
 //
 // Far announcements are stored into the blocks of all ranks of this node, as the far rank would. Steps are as
 // short as those of HostOperation; rows are moved by RowWork.
@@ -93,12 +94,13 @@ class HostCrossing final : private far::Receiver {
     std::uint32_t rank = 0;
     bool announced = false;
     abi::FarAnnouncement announcement{};
-    std::map<std::uint32_t, far::Arrival> held;  // by batch: rows or asks
-    std::vector<bool> seen;                      // dispatch: batches
-    std::uint32_t next_asks = 0;                 // combine: batch that is served next
-    std::uint32_t served = 0;                    // of its asks
-    std::uint32_t done = 0;                      // records forwarded, asks served
-    std::uint32_t batches = 0;                   // of sums, handed out
+    std::map<std::uint32_t, far::Arrival> held;   // by batch: rows or asks
+    std::vector<far::Arrival> forwarding;         // dispatch: taken from `held`
+    std::vector<bool> seen;                       // dispatch: batches
+    std::uint32_t next_asks = 0;                  // combine: batch that is served next
+    std::uint32_t served = 0;                     // of its asks
+    std::uint32_t done = 0;                       // records forwarded, asks served
+    std::uint32_t batches = 0;                    // of sums, handed out
     std::vector<kernels::CombineSource> sources;  // [R] combine: of this node
     bool busy = false;
     bool arrived = false;
@@ -131,7 +133,7 @@ class HostCrossing final : private far::Receiver {
   void pack(const Target& target, std::uint32_t first, std::uint32_t count, std::byte* records) const;
   void begin_forward(std::size_t source);
   void begin_serve(std::size_t source);
-  bool begin_merge();
+  void begin_merge();
   void end_merge(std::uint32_t merged, const std::vector<kernels::FarStream>& streams);
   std::uint32_t sums_of_ask() const;
   void run(RowWork::Body body, std::uint32_t items, std::uint64_t bytes, std::function<void()> done);
@@ -146,15 +148,15 @@ class HostCrossing final : private far::Receiver {
   const kernels::RoutingPlan* plan_ = nullptr;
   std::vector<kernels::PlanArray<std::uint32_t>> lists_;  // until they are the targets'
   std::optional<kernels::FarLister> lister_;
-  std::vector<Target> targets_;  // in the order of Span::far_nodes
-  std::vector<Source> sources_;  // by rank
+  std::vector<Target> targets_;                // in the order of Span::far_nodes
+  std::vector<Source> sources_;                // by rank
   std::vector<kernels::SourcePlaces> places_;  // of sources_
   bool announced_ = false;
   bool started_ = false;
   std::optional<kernels::FarMergeArgs> merge_;
   std::uint32_t merged_ = 0;  // tokens
   bool merging_ = false;
-  bool more_sums_ = false;  // have come since begin_merge() found nothing
+  bool more_sums_ = false;  // have come since begin_merge() looked
   std::deque<Job> jobs_;
 };
 

@@ -179,8 +179,9 @@ Drop FarGroup::judge_sizes(const FarHeader& header) const {
   return good ? Drop::kNone : Drop::kRecords;
 }
 
-// A batch that waits here for its operation has a credit. Of announcements and ends there are at most as many
-// as operations that may have begun: an operation begins when the one `depth` before has ended everywhere.
+// A batch that waits here for its operation has a credit. Of announcements there are at most as many as
+// operations that may have begun. A far rank begins operation i when its operation i - depth has ended: then
+// this rank has begun that one, and so ended its own of i - 2 * depth.
 Drop FarGroup::take_in(const Arrival& arrival) {
   const FarHeader& header = arrival.header;
   Pair& with = pair(header.to_rank, header.from_rank);
@@ -196,8 +197,8 @@ Drop FarGroup::take_in(const Arrival& arrival) {
   Rank& rank = state_->ranks.at(header.to_rank);
   const std::uint64_t index = abi::index_of_tag(header.tag);
   const auto open = rank.open.find(header.tag);
-  if (open == rank.open.end() &&
-      (index < rank.next || rank.ended.contains(index) || index > rank.next + facts_.shape.depth))
+  if (open == rank.open.end() && (index < rank.next || rank.ended.contains(index) ||
+                                  index >= rank.next + 2 * std::uint64_t{facts_.shape.depth}))
     return Drop::kOperation;
   Debt* const debt = debt_of(header);
   if (debt != nullptr && !debt->receive()) return Drop::kCredit;

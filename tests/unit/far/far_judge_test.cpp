@@ -74,7 +74,7 @@ TEST_F(FarJudge, EachFieldThatIsWrongByItsReason) {
        }},
       {"credits that were never out", Drop::kCredit, [](auto& h) { h.row_credits = 1; }},
       {"an operation that cannot have begun", Drop::kOperation,
-       [](auto& h) { h.tag = abi::op_tag(2, kDepth + 1); }},
+       [](auto& h) { h.tag = abi::op_tag(2, 2 * kDepth); }},
       {"an announcement that is cut off", Drop::kRecords,
        [](auto& h) {
          h.type = abi::FarType::kAnnounce;

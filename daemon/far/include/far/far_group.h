@@ -71,6 +71,8 @@ class FarGroup {
   // When step() has something to do though nothing has come; 0: never.
   std::uint64_t due_ns() const;
   const DropCounts& drops() const { return drops_; }
+  // Something in a message that was taken first.
+  void count(Drop drop) { drops_.count(drop); }
 
   // ---- of operations
 
