@@ -1,6 +1,6 @@
 // dispatch_rows and fill_rows, on every path of this CPU, against the reference: bit for bit, with outputs
 // poisoned first and canaries around them.
-#include "kernels_cases.h"
+#include "kernels_received.h"
 
 namespace epd::kernels {
 namespace {
@@ -9,33 +9,6 @@ using namespace testing_cases;
 using reference::Layout;
 using reference::RankInput;
 using reference::RankReceived;
-
-// What one destination receives, exactly as large as it must be.
-struct Received {
-  explicit Received(const Case& c)
-      : rows(c.rules.recv_rows),
-        x(rows * c.format().row_bytes, c.shift / 16 * 16),
-        scales(rows * c.format().scale_bytes, c.shift),
-        topk_idx(rows * c.choices_per_row() * (c.index64 ? 8 : 4), c.shift),
-        topk_weights(rows * c.choices_per_row() * 4, c.shift),
-        src(rows * 8, c.shift) {}
-  DispatchTarget target() {
-    return {x.as<void>(), scales.as<void>(), topk_idx.as<void>(), topk_weights.as<float>(),
-            src.as<std::int32_t>()};
-  }
-  std::int64_t index(const Case& c, std::size_t i) const {
-    return c.index64 ? topk_idx.as<std::int64_t>()[i] : topk_idx.as<std::int32_t>()[i];
-  }
-  void expect_intact() const {
-    x.expect_intact("recv_x");
-    scales.expect_intact("recv_scales");
-    topk_idx.expect_intact("recv_topk_idx");
-    topk_weights.expect_intact("recv_topk_weights");
-    src.expect_intact("recv_src");
-  }
-  std::size_t rows;
-  Guarded x, scales, topk_idx, topk_weights, src;
-};
 
 // All ranks that are there, to all destinations but `lost`.
 void run_dispatch(const Case& c, std::vector<Received>& received, std::uint32_t lost = 0xffffffff,
@@ -69,28 +42,6 @@ void run_dispatch(const Case& c, std::vector<Received>& received, std::uint32_t 
   }
 }
 
-std::vector<Received> poisoned(const Case& c) {
-  std::vector<Received> received;
-  for (std::uint32_t d = 0; d < c.params.num_ranks; ++d) received.emplace_back(c);
-  return received;
-}
-
-void expect_filled(const Case& c, const Received& actual, const RankReceived& expected, std::size_t row) {
-  const std::size_t x_bytes = c.format().row_bytes;
-  const std::size_t scale_bytes = c.format().scale_bytes;
-  const std::size_t choices = c.choices_per_row();
-  expect_bits("recv_x", actual.x.as<std::uint8_t>() + row * x_bytes, expected.recv_x.data() + row * x_bytes,
-              x_bytes);
-  expect_bits("recv_scales", actual.scales.as<std::uint8_t>() + row * scale_bytes,
-              expected.recv_scales.data() + row * scale_bytes, scale_bytes);
-  for (std::size_t i = row * choices; i < (row + 1) * choices; ++i) {
-    ASSERT_EQ(actual.index(c, i), expected.recv_topk_idx[i]) << "recv_topk_idx[" << i << "]";
-  }
-  expect_bits("recv_topk_weights", actual.topk_weights.as<float>() + row * choices,
-              expected.recv_topk_weights.data() + row * choices, choices);
-  expect_bits("recv_src", actual.src.as<std::int32_t>() + row * 2, expected.recv_src.data() + row * 2, 2);
-}
-
 void expect_marked(const Case& c, const Received& actual, std::size_t row) {
   const std::size_t choices = c.choices_per_row();
   for (std::size_t i = row * choices; i < (row + 1) * choices; ++i) {
@@ -104,32 +55,6 @@ void expect_marked(const Case& c, const Received& actual, std::size_t row) {
 bool is_zero(const Guarded& guarded, std::size_t row, std::size_t bytes) {
   const auto* first = guarded.as<std::uint8_t>() + row * bytes;
   return std::all_of(first, first + bytes, [](std::uint8_t byte) { return byte == 0; });
-}
-
-bool is_untouched(const Case& c, const Received& actual, std::size_t row) {
-  const auto poison = [row](const Guarded& guarded, std::size_t bytes) {
-    return guarded.is_poison(row * bytes, (row + 1) * bytes);
-  };
-  return poison(actual.x, c.format().row_bytes) && poison(actual.scales, c.format().scale_bytes) &&
-         poison(actual.topk_idx, std::size_t{c.choices_per_row()} * (c.index64 ? 8 : 4)) &&
-         poison(actual.topk_weights, std::size_t{c.choices_per_row()} * 4) && poison(actual.src, 8);
-}
-
-bool is_filled(const RankReceived& expected, std::size_t row) {
-  return row < expected.num_rows && expected.recv_src[2 * row] >= 0;
-}
-
-void expect_received(const Case& c, const Received& actual, const RankReceived& expected) {
-  for (std::size_t row = 0; row < actual.rows; ++row) {
-    SCOPED_TRACE(testing::Message() << "row " << row);
-    if (is_filled(expected, row)) {
-      expect_filled(c, actual, expected, row);
-    } else {
-      ASSERT_TRUE(is_untouched(c, actual, row)) << "nobody sends this row";
-    }
-    if (testing::Test::HasFatalFailure()) return;
-  }
-  actual.expect_intact();
 }
 
 void expect_placement(const Placement& actual, const RankReceived& expected) {
