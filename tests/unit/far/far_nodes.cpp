@@ -5,6 +5,8 @@
 #include "device_operation.h"
 #include "kernels/group_view.h"
 
+#include <sched.h>
+#include <unistd.h>
 #include <algorithm>
 #include <cstring>
 
@@ -53,6 +55,7 @@ std::vector<FarStep> random_steps(const Case& c, std::uint32_t count, std::mt199
 struct FarNodes::Engine {
   std::uint32_t number = 0;
   std::uint32_t node = 0;
+  std::unique_ptr<FarProxy> proxy;  // or
   std::unique_ptr<TransportPort> port;
   transport::FaultyTransport* faulty = nullptr;  // the port's
   std::unique_ptr<Device> device;
@@ -135,22 +138,12 @@ FarNodes::FarNodes(const Case& c, const FarOptions& options)
       engine = engines_.back().get();
       engine->number = options_.engines[number];
       engine->node = options_.nodes[number];
-      transport::Limits limits;
-      limits.max_body_bytes = 4 << 20;
-      limits.max_sends = 4 + random_() % 16;
-      std::unique_ptr<transport::Transport> carrier = network_.open(limits).value();
-      if (options_.faults) {
-        auto faulty =
-            transport::make_faulty(std::move(carrier), options_.seed + engine->number, *options_.faults);
-        engine->faulty = faulty.get();
-        carrier = std::move(faulty);
-      }
-      engine->port = std::make_unique<TransportPort>(std::move(carrier));
+      open_transport(*engine);
       engine->device = make_device("host:0", LaunchMode::kLaunched, MonotonicClock(), [] {}).value();
       engine->device->set_num_sms(options_.sms);
       engine->far = std::make_unique<far::FarGroup>(
           far::FarGroup::Facts{7, shape_, engine->number, options_.batch_bytes, options_.window_bytes},
-          *engine->port);
+          engine->proxy != nullptr ? static_cast<far::Port&>(*engine->proxy) : *engine->port);
     }
     ranks_.push_back(std::make_unique<Rank>());
     Rank& rank = *ranks_.back();
@@ -186,12 +179,38 @@ FarNodes::FarNodes(const Case& c, const FarOptions& options)
     peer.y = rank.view.region(Region::kY);
     peer.y_weights = rank.view.region(Region::kYWeights);
   }
+  connect_engines();
+  begin_epoch();
+}
+
+void FarNodes::open_transport(Engine& engine) {
+  if (options_.open) {
+    engine.proxy = FarProxy::start(options_.open, 20'000, [] {}).value();
+    return;
+  }
+  transport::Limits limits;
+  limits.max_body_bytes = 4 << 20;
+  limits.max_sends = 4 + random_() % 16;
+  std::unique_ptr<transport::Transport> carrier = network_.open(limits).value();
+  if (options_.faults) {
+    auto faulty = transport::make_faulty(std::move(carrier), options_.seed + engine.number, *options_.faults);
+    engine.faulty = faulty.get();
+    carrier = std::move(faulty);
+  }
+  engine.port = std::make_unique<TransportPort>(std::move(carrier));
+}
+
+void FarNodes::connect_engines() {
   for (const auto& a : engines_) {
     for (const auto& b : engines_) {
-      if (a != b) a->port->connect(b->number, b->port->transport().address());
+      if (a == b) continue;
+      if (a->proxy != nullptr) {
+        a->proxy->connect(b->number, b->proxy->address());
+      } else {
+        a->port->connect(b->number, b->port->transport().address());
+      }
     }
   }
-  begin_epoch();
 }
 
 FarNodes::~FarNodes() {
@@ -377,13 +396,26 @@ bool FarNodes::step_rank(Rank& rank, const std::vector<FarStep>& steps) {
 }
 
 bool FarNodes::step_engine(Engine& engine) {
-  bool moved = engine.port->step(*engine.far);
+  bool moved = false;
+  if (engine.proxy != nullptr) {
+    FarProxy::Event event;
+    while (engine.proxy->next(event)) {
+      moved = true;
+      if (event.kind == FarProxy::Event::Kind::kReceived) {
+        engine.far->received(event.engine, event.header.bytes(), event.body);
+      } else if (wrong_.empty()) {
+        wrong_ = "engine " + std::to_string(event.engine) + " is down: " + event.status.message();
+      }
+    }
+  } else {
+    moved = engine.port->step(*engine.far);
+  }
   moved |= engine.far->step(now_ns_);
   return moved;
 }
 
 bool FarNodes::turn(const std::vector<FarStep>& steps) {
-  now_ns_ += 5'000;
+  now_ns_ = options_.open ? MonotonicClock().now_ns() : now_ns_ + 5'000;
   Engine& engine = *engines_[random_() % engines_.size()];
   bool moved = step_engine(engine);
   for (Rank* rank : engine.ranks) {
@@ -419,11 +451,19 @@ std::string FarNodes::run(const std::vector<FarStep>& steps) {
 }
 
 std::string FarNodes::run_with_breaks(const std::vector<FarStep>& steps, std::uint32_t breaks) {
+  const MonotonicClock clock;
   std::uint32_t idle = 0;
+  std::uint64_t moved_ns = clock.now_ns();
   std::uint64_t until_break = breaks == 0 ? ~std::uint64_t{0} : 1 + random_() % 3000;
   while (!done(steps) && wrong_.empty()) {
-    idle = turn(steps) ? 0 : idle + 1;
-    if (idle > 200'000) return stuck();
+    if (turn(steps)) {
+      idle = 0;
+      moved_ns = clock.now_ns();
+    } else if (++idle > 200'000 && (!options_.open || clock.now_ns() - moved_ns > 20'000'000'000)) {
+      return stuck();
+    } else if (options_.open) {
+      ::sched_yield();
+    }
     if (--until_break != 0) continue;
     break_all();
     until_break = --breaks == 0 ? ~std::uint64_t{0} : 1 + random_() % 3000;
@@ -459,10 +499,15 @@ std::string FarNodes::settle() {
   for (int i = 0; i < 20'000; ++i) {
     now_ns_ += 100'000;
     for (const auto& engine : engines_) step_engine(*engine);
+    const bool settled = std::all_of(engines_.begin(), engines_.end(),
+                                     [](const auto& engine) { return engine->far->unsettled().empty(); });
+    if (options_.open && settled) return "";
+    if (options_.open) ::usleep(1000);
   }
   for (const auto& engine : engines_) {
     const std::string of = " of engine " + std::to_string(engine->number);
     if (const std::string text = engine->far->unsettled(); !text.empty()) return text + of;
+    if (engine->port == nullptr) continue;
     if (engine->port->under_way() != 0) return "messages are not away" + of;
     if (engine->port->held() != 0) return "bodies were not released" + of;
   }

@@ -6,6 +6,7 @@
 #include "transport_port.h"
 
 #include "device/launcher.h"
+#include "far_proxy.h"
 #include "transport/faulty.h"
 #include "transport/in_process.h"
 
@@ -38,6 +39,8 @@ struct FarOptions {
   std::uint32_t window_bytes = 8192;
   std::uint32_t sms = 1;
   std::optional<transport::FaultRates> faults;
+  // Threads own the transports, which this opens; else the test steps in-process ones.
+  FarProxy::Open open;
   std::uint64_t seed = 1;
 };
 
@@ -63,6 +66,8 @@ class FarNodes {
   struct Rank;
   class Peers;
 
+  void open_transport(Engine& engine);
+  void connect_engines();
   bool step_engine(Engine& engine);
   bool step_rank(Rank& rank, const std::vector<FarStep>& steps);
   void submit(Rank& rank, const FarStep& step);

@@ -2,8 +2,12 @@
 // the ranks are. A failure prints its case; EPD_TEST_SEED=N gives other cases.
 #include "far_nodes.h"
 
+#include "transport/ucx.h"
+
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+#include <atomic>
 #include <cstdlib>
 #include <iostream>
 
@@ -122,5 +126,101 @@ TEST(FarBreaks, WhatWasAbortedIsDoneAgainAndNothingIsLeft) {
   }
 }
 
+// Threads of their own own the transports.
+void run_threads(const FarProxy::Open& open, std::uint32_t cases, std::uint32_t breaks) {
+  Totals totals;
+  for (std::uint32_t i = 0; i < cases; ++i) {
+    std::mt19937 random(static_cast<std::uint32_t>(base_seed() * 32452843 + i));
+    const Case c = far_case(base_seed() * 12000 + i, 4, random);
+    FarOptions options = random_options(kFourRanks[1 + i % 3], random);
+    options.open = open;
+    run_case(c, options, breaks, random, totals);
+    if (::testing::Test::HasFatalFailure()) return;
+  }
+  std::cout << totals.cases << " cases, " << totals.operations << " operations\n";
+}
+
+transport::Limits thread_limits() {
+  transport::Limits limits;
+  limits.max_body_bytes = 4 << 20;
+  limits.max_sends = 8;
+  return limits;
+}
+
+TEST(FarProxies, InProcess) {
+  transport::Network network;
+  run_threads([&network] { return network.open(thread_limits()); }, 30, 0);
+}
+
+TEST(FarProxies, InProcessWithBreaks) {
+  transport::Network network;
+  run_threads([&network] { return network.open(thread_limits()); }, 20, 2);
+}
+
+TEST(FarProxies, UcxOverTcp) {
+  transport::UcxOptions ucx;
+  ucx.devices = "lo";
+  ucx.limits = thread_limits();
+  const FarProxy::Open open = [ucx] { return transport::open_ucx(ucx); };
+  if (const Status status = open().status(); status.code() == StatusCode::kNotFound)
+    GTEST_SKIP() << status.message();
+  run_threads(open, 12, 0);
+}
+
+TEST(FarProxies, ATransportThatDoesNotOpenIsAnError) {
+  const auto proxy = FarProxy::start(
+      []() -> Result<std::unique_ptr<transport::Transport>> {
+        return Status(StatusCode::kNotFound, "no such library");
+      },
+      0, [] {});
+  ASSERT_FALSE(proxy.ok());
+  EXPECT_EQ(proxy.status().code(), StatusCode::kNotFound);
+}
+
+TEST(FarProxies, APeerThatEndsIsToldOnceAndItsMessagesComeBack) {
+  transport::Network network;
+  std::atomic<int> notified{0};
+  const auto open = [&network] { return network.open(thread_limits()); };
+  auto a = FarProxy::start(open, 0, [&notified] { ++notified; }).value();
+  auto b = FarProxy::start(open, 0, [] {}).value();
+  a->connect(2, b->address());
+  b->connect(1, a->address());
+  b.reset();
+  const auto pool = std::make_shared<far::BufferPool>(64, 3);
+  int downs = 0;
+  for (int i = 0; i < 5000 && (downs == 0 || pool->available() != 3); ++i) {
+    if (pool->available() != 0) {
+      auto message = std::make_unique<far::Message>();
+      message->engine = 2;
+      message->body = pool->take();
+      if (downs == 0) a->send(message);
+    }
+    FarProxy::Event event;
+    while (a->next(event)) downs += event.kind == FarProxy::Event::Kind::kDown ? 1 : 0;
+    ::usleep(100);
+  }
+  EXPECT_EQ(downs, 1);
+  EXPECT_EQ(pool->available(), 3u);
+  EXPECT_GT(notified.load(), 0);
+}
+
+// It sleeps: an idle proxy wakes some ten times a second.
+TEST(FarProxies, AnIdleOneSleeps) {
+  transport::Network network;
+  auto proxy = FarProxy::start([&network] { return network.open(thread_limits()); }, 20'000, [] {}).value();
+  ::usleep(100'000);
+  const std::uint64_t before = proxy->sleeps();
+  ::usleep(500'000);
+  EXPECT_LE(proxy->sleeps() - before, 10u);
+}
+
 }  // namespace
 }  // namespace epd::test
+
+// UCX reads parts of its environment before any thread runs.
+int main(int argc, char** argv) {
+  for (const auto& [name, value] : epd::transport::ucx_environment())
+    ::setenv(name.c_str(), value.c_str(), 0);
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
