@@ -7,8 +7,8 @@ EPD_PACKAGES=(
   libboost-dev libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
   libspdlog-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev
   libgtest-dev libgmock-dev libbenchmark-dev libucx-dev spin patchelf
-  dpkg-dev mmdebstrap
-  python3 python3-numpy python3-pytest python3-venv
+  dpkg-dev mmdebstrap umoci runc
+  python3 python3-numpy python3-pytest python3-venv python3-yaml
 )
 
 # Prints those of its arguments that are not installed.
