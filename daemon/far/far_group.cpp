@@ -135,11 +135,12 @@ Drop FarGroup::judge(EngineId from, std::span<const std::byte> bytes, const Body
   if (header.group != facts_.id) return Drop::kGroup;
   if (state_ == nullptr) return Drop::kBroken;
   if (abi::epoch_of_tag(header.tag) != state_->epoch) return Drop::kEpoch;
-  if (std::find(state_->engines.begin(), state_->engines.end(), from) == state_->engines.end())
-    return Drop::kEngine;
+  const std::vector<EngineId>& engines = state_->engines;
+  if (header.from_rank >= engines.size() || engines[header.from_rank] != from) {
+    const bool known = std::find(engines.begin(), engines.end(), from) != engines.end();
+    return known ? Drop::kRanks : Drop::kEngine;
+  }
   if (header.token != message_token(state_->key, from, facts_.engine)) return Drop::kToken;
-  if (header.from_rank >= state_->engines.size() || state_->engines[header.from_rank] != from)
-    return Drop::kRanks;
   if (Drop drop = judge_ranks(header); drop != Drop::kNone) return drop;
   return judge_sizes(header);
 }

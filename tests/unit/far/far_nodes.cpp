@@ -88,7 +88,21 @@ struct FarNodes::Rank {
   std::set<std::size_t> completed;           // steps
   std::vector<std::vector<Made>> made;       // by record
   std::vector<std::uint32_t> num_recv_rows;  // by slot
+
+  void serve(std::uint64_t since);
 };
+
+void FarNodes::Rank::serve(std::uint64_t since) {
+  peer_view.exchange = view.exchange_arena;
+  peer_view.since = since;
+  peer_view.recv_x = view.region(Region::kRecvX);
+  peer_view.recv_scales = view.region(Region::kRecvScales);
+  peer_view.recv_topk_idx = view.region(Region::kRecvTopkIdx);
+  peer_view.recv_topk_weights = view.region(Region::kRecvTopkWeights);
+  peer_view.recv_src = view.region(Region::kRecvSrc);
+  peer_view.y = view.region(Region::kY);
+  peer_view.y_weights = view.region(Region::kYWeights);
+}
 
 // The ranks of this node, as one operation of one rank reaches them.
 class FarNodes::Peers final : public OperationPeers {
@@ -104,6 +118,9 @@ class FarNodes::Peers final : public OperationPeers {
     return peer;
   }
   std::span<const std::uint8_t> masked() const override { return nodes_.masked_; }
+  bool holds_rows(std::uint32_t rank, std::uint64_t routing) const override {
+    return active(rank) && nodes_.ranks_[rank]->peer_view.since <= abi::epoch_of_tag(routing);
+  }
   void ring() const override {}
   RoutedRows routed_rows(std::uint32_t rank, std::uint64_t routing) const override {
     const Rank& other = *nodes_.ranks_[rank];
@@ -167,17 +184,7 @@ FarNodes::FarNodes(const Case& c, const FarOptions& options)
           reinterpret_cast<std::uint8_t*>(rank.user.get()) + user_.at(0, static_cast<Region>(region)),
           user_.slot_bytes};
     }
-    if (lost_.contains(number)) continue;
-    kernels::cuda::PeerView& peer = rank.peer_view;
-    peer.exchange = rank.view.exchange_arena;
-    peer.since = 1;
-    peer.recv_x = rank.view.region(Region::kRecvX);
-    peer.recv_scales = rank.view.region(Region::kRecvScales);
-    peer.recv_topk_idx = rank.view.region(Region::kRecvTopkIdx);
-    peer.recv_topk_weights = rank.view.region(Region::kRecvTopkWeights);
-    peer.recv_src = rank.view.region(Region::kRecvSrc);
-    peer.y = rank.view.region(Region::kY);
-    peer.y_weights = rank.view.region(Region::kYWeights);
+    if (!lost_.contains(number)) rank.serve(1);
   }
   connect_engines();
   begin_epoch();
@@ -293,9 +300,63 @@ epd_buffers_t FarNodes::buffers(const Rank& rank, std::uint32_t slot) const {
 
 // ---- the clients and the engines' loops
 
+std::size_t FarNodes::last_made(std::uint32_t record) const {
+  std::size_t last = 0;
+  for (const auto& rank : ranks_) {
+    if (!rank->made[record].empty()) last = std::max(last, rank->made[record].back().index);
+  }
+  return last;
+}
+
+// A row, and an ask, for each (token, far node) with rows there. A sum for each whole domain of that node
+// with rows of the token; of another domain a row for each rank.
+void FarNodes::count_needed(const FarStep& step) {
+  const std::vector<Input>& all = inputs(step.round);
+  const std::uint32_t per_rank = shape_.experts_per_rank();
+  for (std::uint32_t rank = 0; rank < case_.num_ranks; ++rank) {
+    const std::vector<std::int64_t>& chosen = all[rank].topk_idx;
+    for (std::size_t token = 0; token < all[rank].num_tokens; ++token) {
+      std::set<std::uint32_t> nodes;
+      std::set<std::pair<std::uint32_t, std::uint32_t>> sums;
+      for (std::size_t k = token * shape_.topk; k < (token + 1) * shape_.topk; ++k) {
+        if (chosen[k] < 0) continue;
+        const auto to = static_cast<std::uint32_t>(chosen[k]) / per_rank;
+        const std::uint32_t node = options_.nodes[to];
+        if (node == options_.nodes[rank]) continue;
+        nodes.insert(node);
+        const far::Span& span = ranks_[rank]->engine->far->span();
+        const std::uint32_t domain = span.domain_of(to);
+        sums.insert(span.is_whole(domain) ? std::pair(0u, domain) : std::pair(1u, to));
+      }
+      (step.dispatch ? rows_needed_ : asks_needed_) += nodes.size();
+      if (!step.dispatch) sums_needed_ += sums.size();
+    }
+  }
+}
+
+std::string FarNodes::check_records() const {
+  std::uint64_t rows = 0;
+  std::uint64_t asks = 0;
+  std::uint64_t sums = 0;
+  for (const auto& engine : engines_) {
+    if (engine->port == nullptr) return "";
+    rows += engine->port->records(abi::FarType::kRows);
+    asks += engine->port->records(abi::FarType::kAsk);
+    sums += engine->port->records(abi::FarType::kSums);
+  }
+  if (rows == rows_needed_ && asks == asks_needed_ && sums == sums_needed_) return "";
+  return "sent " + std::to_string(rows) + " rows, " + std::to_string(asks) + " asks, " +
+         std::to_string(sums) + " sums; needed " + std::to_string(rows_needed_) + ", " +
+         std::to_string(asks_needed_) + ", " + std::to_string(sums_needed_);
+}
+
 void FarNodes::submit(Rank& rank, const FarStep& step) {
   const std::size_t index = rank.next++;
   const Input& input = inputs(step.round)[rank.number];
+  if (index == counted_) {
+    count_needed(step);
+    ++counted_;
+  }
   std::vector<Rank::Made>& made = rank.made[step.record];
   kernels::cuda::TakenCall call{};
   call.tag = abi::op_tag(epoch_, index);
@@ -308,6 +369,8 @@ void FarNodes::submit(Rank& rank, const FarStep& step) {
     call.num_tokens = input.num_tokens;
     call.half = made.empty() ? 0 : 1 - static_cast<std::uint8_t>(made.back().half);
     made.push_back({index, call.tag, call.half, input.num_tokens});
+  } else if (made.empty()) {  // the rank came after the dispatch, of which it knows the number
+    call.routing_tag = abi::op_tag(0, last_made(step.record));
   } else {
     call.num_tokens = made.back().num_tokens;
     call.half = static_cast<std::uint8_t>(made.back().half);
@@ -465,15 +528,15 @@ std::string FarNodes::run_with_breaks(const std::vector<FarStep>& steps, std::ui
       ::sched_yield();
     }
     if (--until_break != 0) continue;
-    break_all();
+    break_all(false);
     until_break = --breaks == 0 ? ~std::uint64_t{0} : 1 + random_() % 3000;
   }
   return wrong_;
 }
 
 // As engines do at a break: nothing is touched any more, and what any rank has not completed is done again.
-void FarNodes::break_all() {
-  std::size_t resume = ~std::size_t{0};
+void FarNodes::break_all(bool from_the_beginning) {
+  std::size_t resume = from_the_beginning ? 0 : ~std::size_t{0};
   for (const auto& rank : ranks_) {
     if (lost_.contains(rank->number)) continue;
     std::size_t lowest = rank->next;
@@ -493,6 +556,21 @@ void FarNodes::break_all() {
   for (const auto& engine : engines_) engine->far->end();
   resume_ = resume;
   begin_epoch();
+}
+
+void FarNodes::admit(std::uint32_t number) {
+  ranks_[number]->serve(epoch_ + 1);
+  masked_[number] = 0;
+  break_all(false);
+  lost_.erase(number);
+}
+
+void FarNodes::run_spoiled(const std::vector<FarStep>& steps, std::uint32_t turns) {
+  for (const auto& engine : engines_) engine->port->spoil(&random_);
+  for (; turns > 0 && !done(steps); --turns) turn(steps);
+  for (const auto& engine : engines_) engine->port->spoil(nullptr);
+  break_all(true);
+  wrong_.clear();
 }
 
 std::string FarNodes::settle() {

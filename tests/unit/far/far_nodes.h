@@ -54,6 +54,14 @@ class FarNodes {
   // The same, but everything is aborted after so many turns, and goes on in the next epoch from the first
   // operation that a rank has not completed.
   std::string run_with_breaks(const std::vector<FarStep>& steps, std::uint32_t breaks);
+  // Everything is aborted, and goes on from the first operation that a rank has not completed. A masked rank
+  // comes in.
+  void admit(std::uint32_t rank);
+  // Runs for so many turns with messages that are spoiled, whatever comes of it. Then everything is aborted,
+  // and begins anew.
+  void run_spoiled(const std::vector<FarStep>& steps, std::uint32_t turns);
+  // "" or how the records that were sent differ from those that are needed. Without breaks.
+  std::string check_records() const;
   // "" or what is left when all operations have ended and everything has arrived.
   std::string settle();
 
@@ -70,10 +78,12 @@ class FarNodes {
   void connect_engines();
   bool step_engine(Engine& engine);
   bool step_rank(Rank& rank, const std::vector<FarStep>& steps);
+  std::size_t last_made(std::uint32_t record) const;
   void submit(Rank& rank, const FarStep& step);
   void conclude(Rank& rank, std::size_t which, const std::vector<FarStep>& steps);
   void begin_epoch();
-  void break_all();
+  void break_all(bool from_the_beginning);
+  void count_needed(const FarStep& step);
   bool turn(const std::vector<FarStep>& steps);
   bool done(const std::vector<FarStep>& steps) const;
   const std::vector<Input>& inputs(Round round);
@@ -96,6 +106,10 @@ class FarNodes {
   std::uint64_t resume_ = 0;
   std::uint64_t now_ns_ = 1;
   std::string wrong_;
+  std::size_t counted_ = 0;  // steps of which it is known what they need
+  std::uint64_t rows_needed_ = 0;
+  std::uint64_t asks_needed_ = 0;
+  std::uint64_t sums_needed_ = 0;
 };
 
 }  // namespace epd::test

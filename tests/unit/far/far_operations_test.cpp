@@ -52,6 +52,7 @@ void run_case(const Case& c, const FarOptions& options, std::uint32_t breaks, st
   ASSERT_EQ(nodes.settle(), "") << nodes.describe();
   if (breaks == 0) {
     ASSERT_EQ(nodes.dropped(), 0u) << nodes.far_of(0).drops().text() << "; " << nodes.describe();
+    ASSERT_EQ(nodes.check_records(), "") << nodes.describe();
   }
   ++totals.cases;
   totals.operations += static_cast<std::uint32_t>(steps.size());
@@ -124,6 +125,50 @@ TEST(FarBreaks, WhatWasAbortedIsDoneAgainAndNothingIsLeft) {
     run_case(c, options, 1 + random() % 4, random, totals);
     if (::testing::Test::HasFatalFailure()) return;
   }
+}
+
+// A rank that comes in has no rows of the dispatches before. Gateways and domains are others then.
+TEST(FarBreaks, RanksComeInAndOlderRoutingsAreCombined) {
+  for (std::uint32_t i = 0; i < 60; ++i) {
+    std::mt19937 random(static_cast<std::uint32_t>(base_seed() * 49979687 + i));
+    const Case c = far_case(base_seed() * 15000 + i, 5, random);
+    FarOptions options = random_options(i % 2 == 0 ? Nodes{0, 0, 1, 1, 2} : Nodes{0, 1, 0, 1, 0}, random);
+    options.masked = {i % 5};
+    options.faults = kFaults;
+    FarNodes nodes(c, options);
+    std::vector<FarStep> steps;
+    for (std::uint32_t slot = 0; slot < c.depth; ++slot)
+      steps.push_back({true, false, slot, slot, Round(slot)});
+    ASSERT_EQ(nodes.run(steps), "") << nodes.describe();
+    nodes.admit(i % 5);
+    for (std::uint32_t slot = 0; slot < c.depth; ++slot)
+      steps.push_back({false, false, slot, slot, Round(slot)});
+    for (FarStep step : random_steps(c, 8, random)) {
+      step.round.data += 100;
+      step.round.routing = (step.round.routing + 1) % kRoundsThatFit;
+      steps.push_back(step);
+    }
+    ASSERT_EQ(nodes.run(steps), "") << nodes.describe();
+    ASSERT_EQ(nodes.settle(), "") << nodes.describe();
+  }
+}
+
+// Bodies that are not what their sender made: nothing outside of the rows that are due is written, and when
+// the group has begun anew everything is exact.
+TEST(FarBreaks, SpoiledMessagesHurtTheirOperationsOnly) {
+  std::uint64_t dropped = 0;
+  for (std::uint32_t i = 0; i < 100; ++i) {
+    std::mt19937 random(static_cast<std::uint32_t>(base_seed() * 86028121 + i));
+    const Case c = far_case(base_seed() * 18000 + i, 4, random);
+    FarOptions options = random_options(kFourRanks[1 + i % 3], random);
+    FarNodes nodes(c, options);
+    const std::vector<FarStep> steps = random_steps(c, 10, random);
+    nodes.run_spoiled(steps, 3000);
+    dropped += nodes.dropped();
+    ASSERT_EQ(nodes.run(steps), "") << nodes.describe();
+    ASSERT_EQ(nodes.settle(), "") << nodes.describe();
+  }
+  EXPECT_GT(dropped, 0u);
 }
 
 // Threads of their own own the transports.

@@ -17,9 +17,14 @@ void TransportPort::connect(far::EngineId engine, std::span<const std::byte> add
 
 bool TransportPort::send(std::unique_ptr<far::Message>& message) {
   const std::uint64_t cookie = ++last_;
+  if (spoil_ != nullptr && message->header.body_bytes != 0 && (*spoil_)() % 4 == 0) {
+    for (int i = 0; i < 4; ++i)
+      message->body.data()[(*spoil_)() % message->header.body_bytes] = static_cast<std::byte>((*spoil_)());
+  }
   const Status status = transport_->send(
       peers_.at(message->engine), std::as_bytes(std::span(&message->header, 1)), message->bytes(), cookie);
   if (status.code() == StatusCode::kWouldBlock) return false;
+  records_[static_cast<std::size_t>(message->header.type)] += message->header.records;
   if (status.ok()) sent_[cookie] = std::move(message);
   message.reset();  // the peer is down: the message is lost, as its group will be told
   return true;

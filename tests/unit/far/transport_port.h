@@ -4,9 +4,10 @@
 #include "far/far_group.h"
 #include "transport/transport.h"
 
+#include <array>
 #include <map>
 #include <memory>
-#include <new>
+#include <random>
 #include <vector>
 
 namespace epd::test {
@@ -25,6 +26,10 @@ class TransportPort final : public far::Port {
 
   // Gives the group what has come. True: there was something.
   bool step(far::FarGroup& group);
+  // Records that were sent, of a type.
+  std::uint64_t records(abi::FarType type) const { return records_[static_cast<std::size_t>(type)]; }
+  // From now on some bodies are spoiled before they leave. Null: no more.
+  void spoil(std::mt19937* random) { spoil_ = random; }
   // Messages that are not away, and bodies that were not released.
   std::size_t under_way() const { return sent_.size(); }
   std::size_t held() const { return held_; }
@@ -41,6 +46,8 @@ class TransportPort final : public far::Port {
   std::map<std::uint64_t, std::vector<Line>> aligned_;           // by hold
   std::uint64_t last_ = 0;
   std::size_t held_ = 0;
+  std::array<std::uint64_t, 16> records_{};
+  std::mt19937* spoil_ = nullptr;
 };
 
 }  // namespace epd::test
