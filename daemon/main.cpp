@@ -2,6 +2,7 @@
 #include "base/log.h"
 #include "control/control_server.h"
 #include "engine/engine_main.h"
+#include "metrics/metrics_server.h"
 #include "supervisor/supervisor.h"
 
 #include <fcntl.h>
@@ -137,6 +138,13 @@ int serve(const ServeFlags& flags) {
       ControlServer::start((*supervisor)->control(), control_options);
   if (!control.ok()) return fail(kExitFailure, control.status());
   ControlServer* server = control->get();
+  std::unique_ptr<MetricsServer> metrics;
+  if (!config->metrics_listen.empty()) {
+    Result<std::unique_ptr<MetricsServer>> started =
+        MetricsServer::start((*supervisor)->control(), {config->metrics_listen, config->metrics_max_groups});
+    if (!started.ok()) return fail(kExitFailure, started.status());
+    metrics = std::move(*started);
+  }
   (*supervisor)->on_serving([server](bool serving) { server->set_serving(serving); });
   const int code = (*supervisor)->run();
   server->shutdown();

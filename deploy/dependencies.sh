@@ -5,6 +5,7 @@
 EPD_PACKAGES=(
   cmake ninja-build g++ ccache pkg-config
   libboost-dev libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
+  prometheus-cpp-dev
   libspdlog-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev
   libgtest-dev libgmock-dev libbenchmark-dev libucx-dev spin patchelf
   dpkg-dev mmdebstrap umoci runc

@@ -30,21 +30,6 @@ void clean_string(Message& message, const FieldDescriptor* field) {
 
 }  // namespace
 
-std::string clean_text(std::string_view text) {
-  std::string clean;
-  clean.reserve(text.size());
-  while (!text.empty()) {
-    const std::size_t length = first_character(text).bytes;
-    if (length == 0) {
-      clean += "\xef\xbf\xbd";
-    } else {
-      clean += text.substr(0, length);
-    }
-    text.remove_prefix(length == 0 ? 1 : length);
-  }
-  return clean;
-}
-
 std::string refusal_text(std::string_view text) {
   constexpr std::size_t kEachEnd = 400;
   if (text.size() <= 2 * kEachEnd) return clean_text(text);

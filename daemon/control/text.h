@@ -2,6 +2,8 @@
 // whole message unreadable. No gRPC here.
 #pragma once
 
+#include "base/utf8.h"
+
 #include <string>
 #include <string_view>
 
@@ -11,11 +13,8 @@ class Message;
 
 namespace epd {
 
-// Every byte that does not belong to UTF-8 becomes U+FFFD.
-std::string clean_text(std::string_view text);
-
-// The same for a refusal, without the middle of a long one: a caller's own long value, quoted back, would not
-// fit into the headers that carry a refusal, and the caller would be told nothing.
+// clean_text for a refusal, without the middle of a long one: a caller's own long value, quoted back, would
+// not fit into the headers that carry a refusal, and the caller would be told nothing.
 std::string refusal_text(std::string_view text);
 
 // The same as clean_text, for every string of a message and of the messages in it.

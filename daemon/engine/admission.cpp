@@ -68,7 +68,7 @@ std::string Admission::illegal(const SessionPort& session, const Submission& s) 
   const bool in_order = use.of_stream && of_stream;
   if (s.op != Op::kNoop && use.operations != 0 && !in_order) {
     return bad("slot", s.slot,
-               "one without an operation in operation_in_flight (ticket " + std::to_string(use.ticket) + ")");
+               "one without an operation in flight (ticket " + std::to_string(use.ticket) + ")");
   }
   return "";
 }

@@ -124,9 +124,8 @@ void answer_orphans(Member& member, StatusCode status, const std::string& device
       completion.num_recv_rows = ending.num_recv_rows;
       completion.num_dropped_selections = ending.num_dropped;
     } else if (sound) {
-      member.publish_message(
-          orphan.record.slot, orphan.record.ticket,
-          "the engine of " + device + " was restarted with this operation in operation_in_flight");
+      member.publish_message(orphan.record.slot, orphan.record.ticket,
+                             "the engine of " + device + " was restarted with this operation in flight");
     }
     if (sound && member.lane != nullptr && !member.group.ranks.empty())
       member.lane->release(stream_signal(member, orphan.record.slot, orphan.record.ticket),

@@ -6,12 +6,14 @@
 #include "config_table.h"
 #include "toml.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -237,6 +239,27 @@ Status check_sockets(Config& config) {
   return status;
 }
 
+bool is_address_and_port(const std::string& text) {
+  const std::size_t colon = text.rfind(':');
+  if (colon == std::string::npos) return false;
+  std::string host = text.substr(0, colon);
+  const bool v6 = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  if (v6) host = host.substr(1, host.size() - 2);
+  in6_addr address{};
+  if (::inet_pton(v6 ? AF_INET6 : AF_INET, host.c_str(), &address) != 1) return false;
+  std::uint16_t port = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data() + colon + 1, end, port);
+  return error == std::errc() && rest == end && colon + 1 != text.size();
+}
+
+Status check_metrics(const Config& config) {
+  if (config.metrics_listen.empty() || is_address_and_port(config.metrics_listen)) return {};
+  return invalid_argument(
+      "metrics.listen is \"" + config.metrics_listen +
+      "\"; allowed: empty, or an address and a port 0..65535: 127.0.0.1:9455, [::1]:9455");
+}
+
 Status check_together(const Config& config) {
   if (config.restart_backoff_min_ms > config.restart_backoff_max_ms) {
     return invalid_argument("engine.restart_backoff_min_ms is " +
@@ -375,6 +398,7 @@ Result<Config> load_config(const ConfigSources& sources) {
     config.entries.push_back({option.key, setting.text, setting.origin, option.reloadable});
   }
   if (Status status = check_together(config); !status.ok()) return status;
+  if (Status status = check_metrics(config); !status.ok()) return status;
   if (Status status = check_sockets(config); !status.ok()) return status;
   for (const AccessRule& rule : settings.access.rules) {
     const std::size_t number = &rule - settings.access.rules.data() + 1;

@@ -199,6 +199,11 @@ std::vector<Option> make_table() {
              "Longest such pause."),
       number("engine.max_restarts_per_minute", "10", &C::max_restarts_per_minute, 0, 10000, kLive,
              "An engine that dies more often than this in a minute is given up, and its sessions end."),
+      text("metrics.listen", "", &C::metrics_listen, "",
+           "Address and port where Prometheus may read metrics over HTTP, for anybody who reaches them: "
+           "127.0.0.1:9455, [::1]:9455, 0.0.0.0:9455. Empty: nowhere."),
+      number("metrics.max_groups", "64", &C::metrics_max_groups, 1, 1024, kFixed,
+             "Groups that have metrics of their own; the rest is told as one, group \"other\"."),
       text(
           "mps.control", "nvidia-cuda-mps-control", &C::mps_control, "",
           "Program that is asked to terminate a client's or an engine's work on a GPU under MPS before it is "

@@ -1,8 +1,12 @@
 # What is installed as a service, the Debian packages, the container image and the manifests. Scripts: see README.md.
 add_test(NAME deploy.units COMMAND ${CMAKE_CURRENT_LIST_DIR}/units_test.sh ${PROJECT_BINARY_DIR})
 set_tests_properties(deploy.units PROPERTIES LABELS deploy TIMEOUT 60 SKIP_RETURN_CODE 77)
+add_test(NAME deploy.manual COMMAND ${CMAKE_CURRENT_LIST_DIR}/manual_test.sh ${PROJECT_BINARY_DIR})
+set_tests_properties(deploy.manual PROPERTIES LABELS deploy TIMEOUT 60 SKIP_RETURN_CODE 77)
 add_test(NAME deploy.kubernetes COMMAND ${CMAKE_CURRENT_LIST_DIR}/kubernetes_test.py ${PROJECT_BINARY_DIR})
 set_tests_properties(deploy.kubernetes PROPERTIES LABELS deploy TIMEOUT 300 SKIP_RETURN_CODE 77)
+add_test(NAME deploy.prometheus COMMAND ${CMAKE_CURRENT_LIST_DIR}/prometheus_test.py ${PROJECT_BINARY_DIR})
+set_tests_properties(deploy.prometheus PROPERTIES LABELS deploy TIMEOUT 400 SKIP_RETURN_CODE 77)
 if(NOT EPD_SANITIZE)  # packages and image would need the sanitizer's runtime too
   add_test(NAME deploy.package COMMAND ${CMAKE_CURRENT_LIST_DIR}/package_test.sh ${PROJECT_BINARY_DIR})
   set_tests_properties(deploy.package PROPERTIES LABELS deploy TIMEOUT 600 SKIP_RETURN_CODE 77)

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import venv
 
+import yaml
+
 VALIDATOR = "kubernetes-validate==1.37.0"
 VERSIONS = ("1.29", "1.32", "1.37")  # the oldest with native sidecars, one between, the newest known
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -43,7 +45,21 @@ def judge(program, version, text):
     return subprocess.run([program, "--strict", "-k", version, "-"], input=text, capture_output=True, text=True, timeout=120)
 
 
+def without_custom_resources(name, text):
+    """What Kubernetes itself has schemas for."""
+    kept = []
+    for document in yaml.safe_load_all(text):
+        if document["apiVersion"].startswith("monitoring.coreos.com/"):
+            print(f"{name}: no schema for {document['kind']}; not judged")
+        else:
+            kept.append(document)
+    return yaml.safe_dump_all(kept)
+
+
 def must_be_valid(program, name, text):
+    text = without_custom_resources(name, text)
+    if not text:
+        return
     for version in VERSIONS:
         done = judge(program, version, text)
         if done.returncode != 0:

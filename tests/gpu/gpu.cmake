@@ -39,7 +39,7 @@ function(epd_image_programs name)
   target_link_libraries(kernels_test_${name} PRIVATE kernels_test_code)
   set(bin ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${name})
   add_executable(epd_${name} ${PROJECT_SOURCE_DIR}/daemon/main.cpp ${source})
-  target_link_libraries(epd_${name} PRIVATE epd_supervisor epd_engine epd_control CLI11::CLI11 epd_options)
+  target_link_libraries(epd_${name} PRIVATE epd_supervisor epd_engine epd_control epd_metrics CLI11::CLI11 epd_options)
   target_link_options(epd_${name} PRIVATE -Wl,--strip-debug)
   set_target_properties(epd_${name} PROPERTIES OUTPUT_NAME epd RUNTIME_OUTPUT_DIRECTORY ${bin})
   add_custom_command(TARGET epd_${name} POST_BUILD

@@ -428,9 +428,24 @@ TEST_F(ConfigFile, AReloadRefusesWhatIsFixedByName) {
     EXPECT_NE(after.status().message().find(word), std::string::npos) << after.status().message();
   for (const OptionInfo& option : config_options()) {
     const bool fixed = option.key.starts_with("daemon.") || option.key.starts_with("mps.") ||
-                       option.key == "log.format" || option.key == "devices.host" ||
-                       option.key == "devices.cuda" || option.key == "devices.mode";
+                       option.key.starts_with("metrics.") || option.key == "log.format" ||
+                       option.key == "devices.host" || option.key == "devices.cuda" ||
+                       option.key == "devices.mode";
     EXPECT_EQ(option.reloadable, !fixed) << option.key;
+  }
+}
+
+TEST_F(ConfigFile, MetricsAreServedAtAnAddressAndAPort) {
+  for (const char* allowed : {"", "127.0.0.1:9455", "0.0.0.0:0", "[::1]:65535"})
+    EXPECT_TRUE(load(std::string("metrics.listen = \"") + allowed + "\"").ok()) << allowed;
+  for (const char* refused :
+       {"9455", ":9455", "localhost:9455", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:9455s",
+        "127.0.0.1:1,127.0.0.1:2", "::1:9455", "[127.0.0.1]:1", " "}) {
+    const Result<Config> config = load(std::string("metrics.listen = \"") + refused + "\"");
+    ASSERT_FALSE(config.ok()) << refused;
+    EXPECT_NE(config.status().message().find(std::string("metrics.listen is \"") + refused + "\"; allowed: "),
+              std::string::npos)
+        << config.status().to_string();
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace epd {
@@ -33,5 +34,8 @@ constexpr Utf8Character first_character(std::string_view text) {
   if (code_point < kLeast[bytes] || surrogate || code_point > 0x10ffff) return {};
   return {code_point, bytes};
 }
+
+// Every byte that does not belong to UTF-8 becomes U+FFFD.
+std::string clean_text(std::string_view text);
 
 }  // namespace epd

@@ -74,6 +74,8 @@ struct Config {
   std::uint32_t restart_backoff_min_ms = 0;
   std::uint32_t restart_backoff_max_ms = 0;
   std::uint32_t max_restarts_per_minute = 0;
+  std::string metrics_listen;  // "127.0.0.1:9455"; empty: nowhere
+  std::uint32_t metrics_max_groups = 0;
   std::string mps_control;  // empty: never asked
   std::uint32_t mps_timeout_ms = 0;
 

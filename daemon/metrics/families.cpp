@@ -1,0 +1,340 @@
+#include "families.h"
+
+#include "base/utf8.h"
+#include "proto/statistics.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace epd {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+
+using Labels = std::vector<std::pair<std::string, std::string>>;
+
+constexpr double kSecondsOfMs = 1e-3;
+constexpr double kSecondsOfUs = 1e-6;
+
+// Families in the order in which they are first used.
+class Families {
+ public:
+  void gauge(const char* name, const char* help, const Labels& labels, double value) {
+    metric(name, help, MetricType::Gauge, labels).gauge.value = value;
+  }
+  void counter(const char* name, const char* help, const Labels& labels, double value) {
+    metric(name, help, MetricType::Counter, labels).counter.value = value;
+  }
+  ClientMetric::Histogram& histogram(const char* name, const char* help, const Labels& labels) {
+    return metric(name, help, MetricType::Histogram, labels).histogram;
+  }
+  std::vector<MetricFamily> take() && { return std::move(families_); }
+
+ private:
+  ClientMetric& metric(const char* name, const char* help, MetricType type, const Labels& labels) {
+    const auto [found, is_new] = index_.try_emplace(name, families_.size());
+    if (is_new) families_.push_back({name, help, type, {}});
+    ClientMetric& metric = families_[found->second].metric.emplace_back();
+    for (const auto& [label, value] : labels) metric.label.push_back({label, clean_text(value)});
+    return metric;
+  }
+
+  std::vector<MetricFamily> families_;
+  std::map<std::string_view, std::size_t> index_;
+};
+
+// "DEVICE_STATE_READY" becomes "ready".
+std::string short_name(std::string_view name, std::string_view prefix) {
+  std::string text(name.starts_with(prefix) ? name.substr(prefix.size()) : name);
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
+  return text;
+}
+
+// Two buckets for each power of two, up to 29 s: every second one of the engine's, whose values are whole
+// microseconds, rounded down.
+void fill(ClientMetric::Histogram& out, const v1::Histogram& histogram) {
+  std::uint64_t counts[abi::kHistogramBuckets] = {};
+  double sum = 0;
+  for (const v1::HistogramBucket& bucket : histogram.buckets()) {
+    const std::uint64_t last = std::numeric_limits<std::uint32_t>::max();
+    const std::size_t i = abi::histogram_bucket(static_cast<std::uint32_t>(std::min(bucket.from_us(), last)));
+    const auto from = static_cast<double>(abi::histogram_floor(i));
+    const double to =
+        i + 1 < abi::kHistogramBuckets ? static_cast<double>(abi::histogram_floor(i + 1)) : from;
+    counts[i] += bucket.count();
+    sum += static_cast<double>(bucket.count()) * (from + to) / 2 * kSecondsOfUs;
+  }
+  std::uint64_t total = 0;
+  for (std::size_t i = 0; i < abi::kHistogramBuckets; ++i) {
+    total += counts[i];
+    if (i % 2 == 0 && i + 1 < abi::kHistogramBuckets) continue;
+    const bool last = i + 1 == abi::kHistogramBuckets;
+    const double bound = last ? std::numeric_limits<double>::infinity()
+                              : static_cast<double>(abi::histogram_floor(i + 1)) * kSecondsOfUs;
+    out.bucket.push_back({total, bound});
+  }
+  out.sample_count = total;
+  out.sample_sum = sum;
+}
+
+void add(v1::Histogram& sum, const v1::Histogram& more) {
+  for (const v1::HistogramBucket& bucket : more.buckets()) *sum.add_buckets() = bucket;
+}
+
+void add(google::protobuf::RepeatedPtrField<v1::StatusCount>& sum,
+         const google::protobuf::RepeatedPtrField<v1::StatusCount>& more) {
+  for (const v1::StatusCount& count : more) {
+    const auto found = std::find_if(sum.begin(), sum.end(),
+                                    [&](const v1::StatusCount& of) { return of.status() == count.status(); });
+    if (found == sum.end()) {
+      *sum.Add() = count;
+    } else {
+      found->set_count(found->count() + count.count());
+    }
+  }
+}
+
+void add(v1::Statistics& sum, const v1::Statistics& more) {
+  sum.set_queue_depth(sum.queue_depth() + more.queue_depth());
+  sum.set_noops(sum.noops() + more.noops());
+  sum.set_dispatches(sum.dispatches() + more.dispatches());
+  sum.set_combines(sum.combines() + more.combines());
+  sum.set_completed(sum.completed() + more.completed());
+  sum.set_bytes_dispatched(sum.bytes_dispatched() + more.bytes_dispatched());
+  sum.set_bytes_combined(sum.bytes_combined() + more.bytes_combined());
+  sum.set_stalls_completions(sum.stalls_completions() + more.stalls_completions());
+  sum.set_stalls_depth(sum.stalls_depth() + more.stalls_depth());
+  sum.set_stalls_group(sum.stalls_group() + more.stalls_group());
+  add(*sum.mutable_failed(), more.failed());
+  add(*sum.mutable_refused(), more.refused());
+  add(*sum.mutable_done(), more.done());
+  add(*sum.mutable_total(), more.total());
+}
+
+Labels with(Labels labels, const char* name, const std::string& value) {
+  labels.emplace_back(name, value);
+  return labels;
+}
+
+void tell_daemon(Families& out, const v1::DaemonStatus& daemon) {
+  out.gauge("epd_supervisor_up", "Whether the supervisor has answered this scrape.", {}, 1);
+  out.gauge("epd_build_info", "1; the daemon's version.", {{"version", daemon.version()}}, 1);
+  out.gauge("epd_uptime_seconds", "Since the daemon's start.", {},
+            static_cast<double>(daemon.uptime_ms()) * kSecondsOfMs);
+  out.gauge("epd_draining", "1 while the daemon drains.", {},
+            daemon.state() == v1::DAEMON_STATE_DRAINING ? 1 : 0);
+  out.gauge("epd_config_generation", "1 at start, and one more for each reload that was applied.", {},
+            static_cast<double>(daemon.config_generation()));
+  out.gauge("epd_config_reload_failed", "1 if the last reload was refused.", {},
+            daemon.last_reload_error().empty() ? 0 : 1);
+  out.gauge("epd_sessions", "Sessions that are attached.", {}, static_cast<double>(daemon.sessions()));
+  out.counter("epd_sessions_total", "Sessions since the daemon's start.", {},
+              static_cast<double>(daemon.sessions_total()));
+  out.counter("epd_sessions_refused_total", "Attaches that were refused.", {},
+              static_cast<double>(daemon.sessions_refused()));
+  out.gauge("epd_arena_bytes", "Arenas that are promised to clients.", {},
+            static_cast<double>(daemon.arena_bytes()));
+  out.gauge("epd_mps_control_failed", "1 if MPS control does not answer.", {},
+            daemon.mps_control_error().empty() ? 0 : 1);
+}
+
+void tell_device(Families& out, const v1::Device& device) {
+  const Labels labels = {{"device", device.name()}};
+  Labels info = labels;
+  info.emplace_back("kind", device.has_cuda() ? "cuda" : "host");
+  info.emplace_back("model", device.cuda().model());
+  info.emplace_back("uuid", device.cuda().uuid());
+  info.emplace_back("mode", device.cuda().mode());
+  out.gauge("epd_device_info", "1; what the device is.", info, 1);
+  out.gauge("epd_device_up", "1 if the device's engine serves.", labels,
+            device.state() == v1::DEVICE_STATE_READY ? 1 : 0);
+  out.gauge("epd_device_state", "1; the device's state.",
+            with(labels, "state", short_name(v1::DeviceState_Name(device.state()), "DEVICE_STATE_")), 1);
+  out.counter("epd_device_engine_restarts_total", "Starts of the device's engine after the first one.",
+              labels, device.restarts());
+  out.gauge("epd_device_sms", "SMs (host devices: threads) that operations may use.", labels, device.sms());
+  out.gauge("epd_device_sessions", "Sessions on the device.", labels, device.sessions());
+  out.gauge("epd_device_heartbeat_age_seconds", "Since the engine's loop last turned.", labels,
+            static_cast<double>(device.heartbeat_age_ms()) * kSecondsOfMs);
+  const char* ended = "Operations that have ended on the device.";
+  out.counter("epd_device_operations_total", ended, with(labels, "result", "ok"),
+              static_cast<double>(device.ops_completed()));
+  out.counter("epd_device_operations_total", ended, with(labels, "result", "failed"),
+              static_cast<double>(device.ops_failed()));
+  const char* bytes = "Bytes of rows that the device has sent (dispatch) or pulled (combine).";
+  out.counter("epd_device_bytes_total", bytes, with(labels, "op", "dispatch"),
+              static_cast<double>(device.bytes_dispatched()));
+  out.counter("epd_device_bytes_total", bytes, with(labels, "op", "combine"),
+              static_cast<double>(device.bytes_combined()));
+  out.counter("epd_device_illegal_submissions_total", "Submissions that ended their session.", labels,
+              static_cast<double>(device.submissions_refused()));
+  out.counter("epd_device_stuck_total", "How often the GPU began no kernels and resident ones yielded.",
+              labels, static_cast<double>(device.times_stuck()));
+}
+
+// A group, or all that are told as one.
+struct GroupSum {
+  Labels labels;
+  v1::Statistics statistics;
+  std::uint64_t ranks = 0, active = 0, breaks = 0;
+  double waited_for = 0;  // seconds: the longest wait of now
+  std::string waited_for_rank;
+};
+
+void tell_statistics(Families& out, const Labels& labels, const v1::Statistics& s) {
+  const char* taken = "Operations that the group's ranks have submitted.";
+  out.counter("epd_group_operations_total", taken, with(labels, "op", "noop"),
+              static_cast<double>(s.noops()));
+  out.counter("epd_group_operations_total", taken, with(labels, "op", "dispatch"),
+              static_cast<double>(s.dispatches()));
+  out.counter("epd_group_operations_total", taken, with(labels, "op", "combine"),
+              static_cast<double>(s.combines()));
+  const char* ended = "Operations that have ended, by their status.";
+  out.counter("epd_group_operations_ended_total", ended, with(labels, "status", "OK"),
+              static_cast<double>(s.completed()));
+  for (const v1::StatusCount& failed : s.failed())
+    out.counter("epd_group_operations_ended_total", ended, with(labels, "status", failed.status()),
+                static_cast<double>(failed.count()));
+  for (const v1::StatusCount& refused : s.refused())
+    out.counter("epd_group_submissions_refused_total", "Submissions that became no operation, by status.",
+                with(labels, "status", refused.status()), static_cast<double>(refused.count()));
+  const char* bytes = "Bytes of rows that the group's ranks have sent (dispatch) or pulled (combine).";
+  out.counter("epd_group_bytes_total", bytes, with(labels, "op", "dispatch"),
+              static_cast<double>(s.bytes_dispatched()));
+  out.counter("epd_group_bytes_total", bytes, with(labels, "op", "combine"),
+              static_cast<double>(s.bytes_combined()));
+  const char* stalls = "Submissions that could not be served at once, by reason.";
+  out.counter("epd_group_stalls_total", stalls, with(labels, "reason", "completions"),
+              static_cast<double>(s.stalls_completions()));
+  out.counter("epd_group_stalls_total", stalls, with(labels, "reason", "depth"),
+              static_cast<double>(s.stalls_depth()));
+  out.counter("epd_group_stalls_total", stalls, with(labels, "reason", "group"),
+              static_cast<double>(s.stalls_group()));
+  out.gauge("epd_group_queue_depth", "Operations taken and not yet answered.", labels,
+            static_cast<double>(s.queue_depth()));
+  fill(out.histogram("epd_group_operation_seconds",
+                     "Dispatches and combines with OK, from submission to end. The sum is an estimate.",
+                     labels),
+       s.total());
+  fill(out.histogram("epd_group_device_seconds",
+                     "The same from the device's begin to the end, with waits for other ranks.", labels),
+       s.done());
+}
+
+void tell_group(Families& out, const GroupSum& group) {
+  out.gauge("epd_group_ranks", "Ranks of the group.", group.labels, static_cast<double>(group.ranks));
+  out.gauge("epd_group_ranks_active", "Ranks that have joined and not gone.", group.labels,
+            static_cast<double>(group.active));
+  out.counter("epd_group_breaks_total", "Breaks that the group has gone through.", group.labels,
+              static_cast<double>(group.breaks));
+  if (!group.waited_for_rank.empty())
+    out.gauge("epd_group_waited_for_seconds",
+              "The rank that an operation in flight has waited for longest, and how long.",
+              with(group.labels, "rank", group.waited_for_rank), group.waited_for);
+  tell_statistics(out, group.labels, group.statistics);
+}
+
+// By id; what has no group of its own (id 0, or behind the first `max_groups`) is under `other`.
+class GroupSums {
+ public:
+  GroupSums(const v1::ListGroupsResponse& groups, std::size_t max_groups) {
+    std::map<std::uint64_t, const v1::Group*> by_id;
+    for (const v1::Group& group : groups.groups()) by_id.emplace(group.group_id(), &group);
+    for (const auto& [id, group] : by_id) {
+      GroupSum* sum = &other_;
+      if (sums_.size() < max_groups) {
+        sum = &sums_[id];
+        sum->labels = {{"group", group->name()}, {"group_id", std::to_string(id)}};
+      } else {
+        has_other_ = true;
+      }
+      sum->ranks += group->shape().num_ranks();
+      sum->active += static_cast<std::uint64_t>(
+          std::count_if(group->members().begin(), group->members().end(),
+                        [](const v1::GroupMember& member) { return !member.gone(); }));
+      sum->breaks += group->epoch() == 0 ? 0 : group->epoch() - 1;
+    }
+  }
+
+  void add_statistics(const v1::GroupStatistics& of) {
+    has_other_ = has_other_ || !sums_.contains(of.group_id());
+    add(sum_of(of.group_id()).statistics, of.statistics());
+  }
+  void add_wait(const v1::Operation& operation) {
+    if (operation.waiting_for() < 0) return;
+    GroupSum& sum = sum_of(operation.group_id());
+    const double seconds = static_cast<double>(operation.waiting_us()) * kSecondsOfUs;
+    if (!sum.waited_for_rank.empty() && seconds <= sum.waited_for) return;
+    sum.waited_for = seconds;
+    sum.waited_for_rank = std::to_string(operation.waiting_for());
+  }
+  void tell(Families& out) {
+    for (const auto& [id, sum] : sums_) tell_group(out, sum);
+    if (has_other_) tell_group(out, other_);
+  }
+
+ private:
+  GroupSum& sum_of(std::uint64_t id) {
+    const auto found = sums_.find(id);
+    return found == sums_.end() ? other_ : found->second;
+  }
+
+  std::map<std::uint64_t, GroupSum> sums_;
+  GroupSum other_{{{"group", "other"}, {"group_id", "0"}}, {}, 0, 0, 0, 0, {}};
+  bool has_other_ = false;
+};
+
+void tell_group_states(Families& out, const v1::ListGroupsResponse& groups) {
+  std::map<v1::GroupState, std::uint64_t> counts;
+  for (int state = v1::GROUP_STATE_FORMING; state <= v1::GroupState_MAX; ++state)
+    counts[static_cast<v1::GroupState>(state)] = 0;
+  for (const v1::Group& group : groups.groups()) ++counts[group.state()];
+  for (const auto& [state, count] : counts)
+    out.gauge("epd_groups", "Groups, by state.",
+              {{"state", short_name(v1::GroupState_Name(state), "GROUP_STATE_")}},
+              static_cast<double>(count));
+}
+
+}  // namespace
+
+Result<Snapshot> take_snapshot(ControlFacade& facade) {
+  Snapshot snapshot;
+  const auto take = [](auto answer, auto& message) {
+    if (answer.ok()) message = std::move(answer).value();
+    return answer.ok() ? Status() : answer.status();
+  };
+  Status status = take(facade.daemon(), snapshot.daemon);
+  if (status.ok()) status = take(facade.devices(), snapshot.devices);
+  if (status.ok()) status = take(facade.groups(), snapshot.groups);
+  if (status.ok()) status = take(facade.operations(), snapshot.operations);
+  if (status.ok()) status = take(facade.statistics(), snapshot.statistics);
+  return status.ok() ? Result<Snapshot>(std::move(snapshot)) : Result<Snapshot>(status);
+}
+
+std::vector<MetricFamily> families_of(const Snapshot& snapshot, std::size_t max_groups) {
+  Families out;
+  tell_daemon(out, snapshot.daemon);
+  for (const v1::Device& device : snapshot.devices.devices()) tell_device(out, device);
+  tell_group_states(out, snapshot.groups);
+  GroupSums groups(snapshot.groups, max_groups);
+  for (const v1::GroupStatistics& of : snapshot.statistics.groups()) groups.add_statistics(of);
+  for (const v1::Operation& operation : snapshot.operations.operations()) groups.add_wait(operation);
+  groups.tell(out);
+  return std::move(out).take();
+}
+
+std::vector<MetricFamily> families_of_silence() {
+  Families out;
+  out.gauge("epd_supervisor_up", "Whether the supervisor has answered this scrape.", {}, 0);
+  return std::move(out).take();
+}
+
+}  // namespace epd

@@ -1,0 +1,233 @@
+#!/usr/bin/env python3
+"""prometheus_test.py BUILD_DIR: asks a real Prometheus every query of the dashboard and of the alert rules.
+
+Prometheus comes from Debian's package once, unpacked into BUILD_DIR and not installed. It scrapes a daemon with host
+devices, under load, while an engine stands still and one is killed.
+Exit status: 0 passed, 1 failed, 77 skipped because Prometheus can't be had.
+"""
+import contextlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DASHBOARD = json.loads((ROOT / "deploy/grafana/epd.json").read_text())
+RULES_FILE = ROOT / "deploy/prometheus/epd.rules.yml"
+RULES = [rule for group in yaml.safe_load(RULES_FILE.read_text())["groups"] for rule in group["rules"]]
+MANUAL = (ROOT / "deploy/OPERATING.md").read_text()
+WAIT_S = 40
+# What Grafana puts in for its variables.
+VARIABLES = {"$__rate_interval": "8s", "$instance": ".*", "$group": ".*"}
+
+
+def skip(why):
+    print(f"skipped: {why}")
+    sys.exit(77)
+
+
+def check(holds, text):
+    if not holds:
+        raise AssertionError(text)
+
+
+def prometheus_programs(build):
+    home = build / "deploy/prometheus"
+    program = home / "usr/bin/prometheus"
+    if not program.exists():
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir(parents=True)
+        done = subprocess.run(["apt-get", "download", "prometheus"], cwd=home, capture_output=True, text=True, timeout=240)
+        packages = list(home.glob("prometheus_*.deb"))
+        if done.returncode != 0 or not packages:
+            skip(f"apt-get can't download prometheus: {done.stderr}")
+        subprocess.run(["dpkg-deb", "--extract", packages[0], home], check=True, timeout=120)
+        packages[0].unlink()
+    return program, home / "usr/bin/promtool"
+
+
+def free_port():
+    with contextlib.closing(socket.socket()) as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def get(url):
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        return answer.read().decode()
+
+
+class Prometheus:
+    def __init__(self, port):
+        self.port = port
+
+    def ask(self, query):
+        """The series; a query that Prometheus refuses fails the test."""
+        for variable, value in VARIABLES.items():
+            query = query.replace(variable, value)
+        url = f"http://127.0.0.1:{self.port}/api/v1/query?" + urllib.parse.urlencode({"query": query})
+        try:
+            return json.loads(get(url))["data"]["result"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{query}: {error.read().decode()}") from error
+
+    def must_become_true(self, query, seconds=WAIT_S):
+        end = time.monotonic() + seconds
+        while not (found := self.ask(query)):
+            check(time.monotonic() < end, f"no data within {seconds} s: {query}")
+            time.sleep(0.3)
+        return found
+
+    def is_up(self):
+        try:
+            return get(f"http://127.0.0.1:{self.port}/-/ready") != ""
+        except OSError:
+            return False
+
+
+def alert(name):
+    return next(rule["expr"] for rule in RULES if rule["alert"] == name)
+
+
+def test_documents():
+    for rule in RULES:
+        check(re.search(rf"^### {rule['alert']}$", MANUAL, re.MULTILINE), f"{rule['alert']} has no page in OPERATING.md")
+
+
+class Site:
+    """A daemon, a Prometheus that scrapes it, and what loads the daemon."""
+
+    def __init__(self, build, program, work):
+        self.build, self.work = build, work
+        self.processes = []
+        metrics = free_port()
+        self.epd = self._start(
+            "epd", build / "bin/epd", "serve", "--config", os.devnull, "--socket", work / "epd.sock",
+            "--control-socket", work / "control.sock", "--devices.cuda", "none", "--devices.host", "2",
+            "--metrics.listen", f"127.0.0.1:{metrics}",
+        )
+        (work / "prometheus.yml").write_text(json.dumps({
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(RULES_FILE)],
+            "scrape_configs": [{"job_name": "epd", "static_configs": [{"targets": [f"127.0.0.1:{metrics}"]}]}],
+        }))
+        self.prometheus = Prometheus(free_port())
+        self._start(
+            "prometheus", program, f"--config.file={work}/prometheus.yml", f"--storage.tsdb.path={work}/data",
+            f"--web.listen-address=127.0.0.1:{self.prometheus.port}", "--log.level=warn",
+        )
+        end = time.monotonic() + WAIT_S
+        while not self.prometheus.is_up():
+            check(time.monotonic() < end, "Prometheus does not start: " + (work / "prometheus.log").read_text())
+            time.sleep(0.2)
+        self.metrics = metrics
+
+    def _start(self, name, *command):
+        with open(self.work / f"{name}.log", "a") as log:
+            process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self.processes.append(process)
+        return process
+
+    def load(self):
+        return self._start(
+            "epbench", self.build / "bin/epbench", "--socket", self.work / "epd.sock", "--ranks", "2", "--op", "both",
+            "--tokens", "64", "--hidden", "512", "--iters", "1000000",
+        )
+
+    def epctl(self, *command):
+        done = subprocess.run(
+            [self.build / "bin/epctl", "--socket", self.work / "control.sock", *command],
+            capture_output=True, text=True, timeout=60,
+        )
+        check(done.returncode == 0, f"epctl {command}: {done.stderr}")
+        return json.loads(done.stdout)
+
+    def end(self):
+        for process in reversed(self.processes):
+            process.kill()
+            process.wait()
+
+
+def test_site(site):
+    prometheus = site.prometheus
+    prometheus.must_become_true('up{job="epd"} == 1')
+    for rule in RULES:
+        prometheus.ask(rule["expr"])
+    site.load()
+    prometheus.must_become_true("sum(rate(epd_group_operations_total[8s])) > 1")
+
+    # A rank's engine stands still: who waits for whom is told.
+    engines = [int(device["engine_pid"]) for device in site.epctl("devices", "--json")["devices"]]
+    os.kill(engines[1], signal.SIGSTOP)
+    waits = prometheus.must_become_true(alert("EpdRankSlow"))
+    check({series["metric"]["rank"] for series in waits} == {"1"}, f"waited for: {waits}")
+    os.kill(engines[1], signal.SIGCONT)
+
+    # An engine dies: the load fails, and is started again.
+    os.kill(engines[0], signal.SIGKILL)
+    prometheus.must_become_true(alert("EpdEngineRestarted"))
+    prometheus.must_become_true(alert("EpdOperationsFail"))
+    site.processes[-1].wait(120)
+    site.load()
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            # Nobody waits now, as shown above, and nothing fails.
+            if "waited_for" in target["expr"] or 'status!="OK"' in target["expr"]:
+                prometheus.ask(target["expr"])
+            else:
+                prometheus.must_become_true(target["expr"])
+    print(f"{len(DASHBOARD['panels'])} panels have data")
+    for variable in DASHBOARD["templating"]["list"]:
+        asked = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"])
+        if asked:
+            found = prometheus.must_become_true(asked.group(1))
+            check(all(asked.group(2) in series["metric"] for series in found), variable["query"])
+
+    text = get(f"http://127.0.0.1:{site.metrics}/metrics")
+    used = set(re.findall(r"\bepd_\w+", RULES_FILE.read_text() + json.dumps(DASHBOARD)))
+    served = set(re.findall(r"^(epd_\w+)", text, re.MULTILINE)) | {"epd_group_waited_for_seconds"}
+    check(used <= served, f"asked for, and not served: {used - served}")
+    print(f"{len(text.splitlines())} lines, {len(text)} bytes for two devices and one group")
+
+    site.epd.kill()
+    prometheus.must_become_true(alert("EpdDown"))
+
+
+def main():
+    build = pathlib.Path(sys.argv[1]).resolve()
+    program, promtool = prometheus_programs(build)
+    done = subprocess.run([promtool, "check", "rules", RULES_FILE], capture_output=True, text=True, timeout=60)
+    check(done.returncode == 0, done.stdout + done.stderr)
+    test_documents()
+    with tempfile.TemporaryDirectory(prefix="epd-prometheus-test-") as directory:
+        site = None
+        try:
+            site = Site(build, program, pathlib.Path(directory))
+            test_site(site)
+        except AssertionError:
+            for log in sorted(pathlib.Path(directory).glob("*.log")):
+                print(f"---- {log.name}\n{log.read_text()[-3000:]}")
+            raise
+        finally:
+            if site is not None:
+                site.end()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except AssertionError as failure:
+        print(f"FAILED: {failure}", file=sys.stderr)
+        sys.exit(1)

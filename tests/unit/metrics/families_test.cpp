@@ -1,0 +1,153 @@
+// What Prometheus is told of a snapshot of the control plane.
+#include "families.h"
+
+#include "proto/statistics.h"
+#include "support/fake_control_facade.h"
+
+#include <gmock/gmock.h>
+#include <prometheus/text_serializer.h>
+#include <cmath>
+#include <set>
+
+namespace epd::test {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+std::string text_of(const Snapshot& snapshot, std::size_t max_groups = 64) {
+  return prometheus::TextSerializer().Serialize(families_of(snapshot, max_groups));
+}
+
+Snapshot fixed_snapshot() {
+  FakeControlFacade facade;
+  Result<Snapshot> snapshot = take_snapshot(facade);
+  EXPECT_TRUE(snapshot.ok()) << snapshot.status().to_string();
+  return *snapshot;
+}
+
+v1::Group& add_group(Snapshot& snapshot, std::uint64_t id, const std::string& name, std::uint32_t ranks) {
+  v1::Group& group = *snapshot.groups.add_groups();
+  group.set_group_id(id);
+  group.set_name(name);
+  group.set_state(v1::GROUP_STATE_ACTIVE);
+  group.set_epoch(1);
+  group.mutable_shape()->set_num_ranks(ranks);
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) group.add_members()->set_rank(rank);
+  v1::GroupStatistics& statistics = *snapshot.statistics.add_groups();
+  statistics.set_group_id(id);
+  statistics.mutable_statistics()->set_dispatches(10 * id);
+  return group;
+}
+
+TEST(MetricFamilies, TellEachDeviceAndTheDaemon) {
+  const std::string text = text_of(fixed_snapshot());
+  EXPECT_THAT(text, HasSubstr("epd_supervisor_up 1"));
+  EXPECT_THAT(text, HasSubstr("epd_device_up{device=\"host:0\"} 1"));
+  EXPECT_THAT(text, HasSubstr("epd_device_info{device=\"host:0\",kind=\"host\""));
+  EXPECT_THAT(text, HasSubstr("epd_device_operations_total{device=\"host:0\",result=\"failed\"}"));
+}
+
+TEST(MetricFamilies, EachFamilyStandsOnceAndNoSeriesTwice) {
+  Snapshot snapshot = fixed_snapshot();
+  for (std::uint64_t id = 100; id < 110; ++id) add_group(snapshot, id, "same name", 2);
+  std::set<std::string> names;
+  for (const prometheus::MetricFamily& family : families_of(snapshot, 4)) {
+    EXPECT_TRUE(names.insert(family.name).second) << family.name;
+    EXPECT_FALSE(family.help.empty()) << family.name;
+    std::set<std::string> series;
+    for (const prometheus::ClientMetric& metric : family.metric) {
+      std::string labels;
+      for (const auto& label : metric.label) labels += label.name + "=" + label.value + ",";
+      EXPECT_TRUE(series.insert(labels).second) << family.name << "{" << labels << "}";
+    }
+  }
+}
+
+TEST(MetricFamilies, GroupsBeyondTheLimitAreToldAsOne) {
+  Snapshot snapshot;
+  for (std::uint64_t id = 1; id <= 5; ++id) add_group(snapshot, id, "g" + std::to_string(id), 2);
+  const std::string text = text_of(snapshot, 3);
+  EXPECT_THAT(text, HasSubstr("epd_group_operations_total{group=\"g3\",group_id=\"3\",op=\"dispatch\"} 30"));
+  EXPECT_THAT(text, Not(HasSubstr("\"g4\"")));
+  EXPECT_THAT(text,
+              HasSubstr("epd_group_operations_total{group=\"other\",group_id=\"0\",op=\"dispatch\"} 90"));
+  EXPECT_THAT(text, HasSubstr("epd_group_ranks{group=\"other\",group_id=\"0\"} 4"));
+  EXPECT_THAT(text_of(snapshot, 5), Not(HasSubstr("\"other\"")));
+}
+
+TEST(MetricFamilies, RanksThatHaveGoneAreNotActive) {
+  Snapshot snapshot;
+  add_group(snapshot, 1, "g", 4).mutable_members(2)->set_gone(true);
+  const std::string text = text_of(snapshot);
+  EXPECT_THAT(text, HasSubstr("epd_group_ranks{group=\"g\",group_id=\"1\"} 4"));
+  EXPECT_THAT(text, HasSubstr("epd_group_ranks_active{group=\"g\",group_id=\"1\"} 3"));
+}
+
+TEST(MetricFamilies, TheLongestWaitNamesItsRank) {
+  Snapshot snapshot;
+  add_group(snapshot, 1, "g", 4);
+  for (const auto& [rank, us] : {std::pair{1, 1000u}, std::pair{3, 2'500'000u}, std::pair{-1, 9'000'000u}}) {
+    v1::Operation& operation = *snapshot.operations.add_operations();
+    operation.set_group_id(1);
+    operation.set_waiting_for(rank);
+    operation.set_waiting_us(us);
+  }
+  EXPECT_THAT(text_of(snapshot),
+              HasSubstr("epd_group_waited_for_seconds{group=\"g\",group_id=\"1\",rank=\"3\"} 2.5"));
+}
+
+TEST(MetricFamilies, NamesThatAreNoTextAreMadeText) {
+  Snapshot snapshot;
+  add_group(snapshot, 1, "a\xff\"\n", 1);
+  EXPECT_THAT(text_of(snapshot), HasSubstr("group=\"a\xef\xbf\xbd\\\"\\n\""));
+}
+
+TEST(MetricFamilies, BucketsHoldWhatTheEngineCounted) {
+  Snapshot snapshot;
+  add_group(snapshot, 1, "g", 1);
+  v1::Histogram& total = *snapshot.statistics.mutable_groups(0)->mutable_statistics()->mutable_total();
+  const auto count = [&](std::uint64_t us, std::uint64_t times) {
+    v1::HistogramBucket& bucket = *total.add_buckets();
+    bucket.set_from_us(abi::histogram_floor(abi::histogram_bucket(static_cast<std::uint32_t>(us))));
+    bucket.set_count(times);
+  };
+  count(0, 1);
+  count(5, 2);
+  count(100, 4);
+  count(4'000'000'000, 8);
+  for (const prometheus::MetricFamily& family : families_of(snapshot, 1)) {
+    if (family.name != "epd_group_operation_seconds") continue;
+    const prometheus::ClientMetric::Histogram& histogram = family.metric.front().histogram;
+    EXPECT_EQ(histogram.sample_count, 15u);
+    double last = 0;
+    const auto below = [&](double seconds) {
+      std::uint64_t most = 0;
+      for (const auto& bucket : histogram.bucket)
+        if (bucket.upper_bound <= seconds) most = bucket.cumulative_count;
+      return most;
+    };
+    for (const auto& bucket : histogram.bucket) {
+      EXPECT_GT(bucket.upper_bound, last);
+      last = bucket.upper_bound;
+    }
+    EXPECT_TRUE(std::isinf(last));
+    EXPECT_EQ(below(3e-6), 1u);
+    EXPECT_EQ(below(10e-6), 3u);
+    EXPECT_EQ(below(80e-6), 3u);
+    EXPECT_EQ(below(1), 7u);
+    return;
+  }
+  FAIL() << "no histogram";
+}
+
+TEST(MetricFamilies, ASupervisorThatDoesNotAnswerIsToldToBeDown) {
+  FakeControlFacade facade;
+  facade.fail({StatusCode::kDeadlineExceeded, "busy"});
+  EXPECT_FALSE(take_snapshot(facade).ok());
+  EXPECT_THAT(prometheus::TextSerializer().Serialize(families_of_silence()),
+              HasSubstr("epd_supervisor_up 0"));
+}
+
+}  // namespace
+}  // namespace epd::test

@@ -1,0 +1,88 @@
+// The HTTP server: what it serves, and what it refuses.
+#include "metrics/metrics_server.h"
+
+#include "common/fd.h"
+#include "support/fake_control_facade.h"
+
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+namespace epd::test {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+UniqueFd connect_to(int port) {
+  UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  return socket;
+}
+
+std::string answer_to(int port, const std::string& request) {
+  const UniqueFd socket = connect_to(port);
+  EXPECT_EQ(::send(socket.get(), request.data(), request.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(request.size()));
+  std::string answer;
+  char bytes[4096];
+  for (ssize_t n = 0; (n = ::recv(socket.get(), bytes, sizeof(bytes), 0)) > 0;)
+    answer.append(bytes, static_cast<std::size_t>(n));
+  return answer;
+}
+
+std::string get(int port, const std::string& path) {
+  return answer_to(port, "GET " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+}
+
+struct Started {
+  explicit Started(const std::string& listen) : server(MetricsServer::start(facade, {listen, 8})) {}
+  FakeControlFacade facade;
+  Result<std::unique_ptr<MetricsServer>> server;
+};
+
+TEST(MetricsServerTest, ServesMetricsAndNothingElse) {
+  Started started("127.0.0.1:0");
+  ASSERT_TRUE(started.server.ok()) << started.server.status().to_string();
+  const int port = (*started.server)->port();
+  EXPECT_THAT(get(port, "/metrics"), HasSubstr("epd_supervisor_up 1"));
+  EXPECT_THAT(get(port, "/../../../etc/passwd"), Not(HasSubstr("root:")));
+  EXPECT_THAT(get(port, "/"), Not(HasSubstr("200 OK")));
+}
+
+TEST(MetricsServerTest, SaysThatTheSupervisorIsDown) {
+  Started started("127.0.0.1:0");
+  ASSERT_TRUE(started.server.ok());
+  started.facade.fail({StatusCode::kDeadlineExceeded, "busy"});
+  const std::string answer = get((*started.server)->port(), "/metrics");
+  EXPECT_THAT(answer, HasSubstr("epd_supervisor_up 0"));
+  EXPECT_THAT(answer, Not(HasSubstr("epd_device_up")));
+}
+
+TEST(MetricsServerTest, SurvivesNonsense) {
+  Started started("127.0.0.1:0");
+  ASSERT_TRUE(started.server.ok());
+  const int port = (*started.server)->port();
+  answer_to(port, std::string(64 << 10, 'x') + "\r\n\r\n");
+  answer_to(port, "POST /metrics HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+  answer_to(port, std::string("\0\xff\r\n\r\n", 6));
+  EXPECT_THAT(get(port, "/metrics"), HasSubstr("epd_supervisor_up 1"));
+}
+
+TEST(MetricsServerTest, AnAddressThatIsTakenIsRefusedByName) {
+  Started first("127.0.0.1:0");
+  ASSERT_TRUE(first.server.ok());
+  const std::string listen = "127.0.0.1:" + std::to_string((*first.server)->port());
+  const Started second(listen);
+  ASSERT_FALSE(second.server.ok());
+  EXPECT_EQ(second.server.status().code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(second.server.status().message(), HasSubstr("metrics.listen is \"" + listen + "\""));
+}
+
+}  // namespace
+}  // namespace epd::test
