@@ -242,7 +242,7 @@ class Merger {
       const std::byte* const next = take(token, rank, domain, whole);
       if (next == nullptr) return false;
       if (whole) {
-        sum_.add_domain_sum(rank, row(next));
+        sum_.add_domain_sum(row(next));
       } else {
         sum_.add_row(rank, row(next), per_expert_ ? 1.0f : entries_.weight(token, entry));
       }

@@ -24,9 +24,6 @@ class TokenSum {
     if (by_domains_) domains_.reserve(rows + 1);
   }
 
-  // Whether there are several domains, and not every token has rows of one only.
-  bool by_domains() const { return by_domains_; }
-
   void begin() {
     rows_.clear();
     partial_sums_.clear();
@@ -48,12 +45,11 @@ class TokenSum {
     last_rank_ = rank;
   }
 
-  // The sum, rounded to bf16, of all rows in the rank's domain, which is not the owner's.
-  void add_domain_sum(std::uint32_t rank, const std::uint16_t* sum) {
+  // The sum, rounded to bf16, of all rows in a domain that is not the owner's. It is added as it is, and so
+  // keeps the sign of a zero.
+  void add_domain_sum(const std::uint16_t* sum) {
     begin_domain(false);
-    domain_end_ = (rank / sum_ranks_ + 1) * sum_ranks_;
     add_summand(sum);
-    last_rank_ = rank;
   }
 
   RowSum sum(bool weighted) const { return {rows_, partial_sums_, domains_, weighted}; }
@@ -83,7 +79,7 @@ class TokenSum {
   }
 
   const bool per_expert_;
-  const bool by_domains_;
+  const bool by_domains_;  // there are several, and not every token has rows of one only
   const std::uint32_t owner_;
   const std::uint32_t sum_ranks_;
   std::vector<WeightedRow> rows_;

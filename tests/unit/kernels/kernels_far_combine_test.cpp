@@ -1,11 +1,13 @@
 // Sums for other nodes: asks, sums of a gateway's node, and merging them with near rows, against the
 // reference: bit for bit, with outputs poisoned first and canaries around them.
+#include "kernels/numbers.h"
 #include "kernels_far_world.h"
 
 namespace epd::kernels {
 namespace {
 
 using namespace testing_cases;
+using reference::CombineInput;
 using reference::CombineOptions;
 using reference::Layout;
 using reference::RankCombined;
@@ -127,6 +129,35 @@ TEST(FarSums, CrossOnceForAWholeDomain) {
       EXPECT_EQ(sums_for(random, world, 0)[1].num_records(), 5 * expected.records);
     }
   }
+}
+
+// Products that are too small for a float leave the sign of their zero: here, and on their way.
+TEST_P(FarCombine, AZeroKeepsItsSign) {
+  FarCase far;
+  Case& c = far.c;
+  c.params.num_ranks = c.params.num_experts = c.params.topk = 2;
+  c.params.sum_ranks = 1;
+  c.choice = {GetParam(), host::Stores::kCached};
+  for (std::uint32_t r = 0; r < 2; ++r) {
+    RankInput input;
+    input.num_tokens = 1;
+    input.x.resize(std::size_t{2} * c.params.hidden);
+    input.topk_idx = {0, 1};
+    input.topk_weights = {1e-30f, 1e-30f};
+    c.inputs.push_back(input);
+  }
+  route(c);
+  far.num_nodes = 2;
+  far.node_of_rank = {0, 1};
+  World world(far, 1, {true, false});
+  for (CombineInput& answer : world.answers) {
+    answer.bias[0].clear();
+    answer.bias[1].clear();
+    answer.y.assign(c.rules.recv_rows * c.params.hidden, float_to_bf16(-1e-30f));
+  }
+  const RankCombined expected = reference::combine_to(c.params, c.inputs, world.answers, world.options, 0);
+  EXPECT_EQ(expected.out[0], 0x8000);
+  ASSERT_NO_FATAL_FAILURE(expect_combined(1, world, c.params));
 }
 
 const auto kPaths =

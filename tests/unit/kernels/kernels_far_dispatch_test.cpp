@@ -11,9 +11,7 @@ namespace epd::kernels {
 namespace {
 
 using namespace testing_cases;
-using reference::Layout;
 using reference::RankInput;
-using reference::RankReceived;
 
 // The counts as the ranks of one node know them: of sources there all, of others what they announce to it.
 class NodeCounts {
