@@ -24,13 +24,17 @@ class HostArena final : public Arena {
 class HostLane final : public Lane {
  public:
   HostLane(HostSms& sms, const LaneShape& shape)
-      : sms_(sms), plans_(shape.kept_plans), sum_ranks_(shape.sum_ranks), priority_(shape.priority) {}
+      : sms_(sms),
+        plans_(shape.kept_plans),
+        sum_ranks_(shape.sum_ranks),
+        far_(shape.far),
+        priority_(shape.priority) {}
 
   std::unique_ptr<OperationInFlight> launch(const LaunchRequest& request) override {
     return std::make_unique<HostOperation>(
         request.kind, *request.op,
         HostOperation::Needs{
-            *request.peers, plans_, request.record, {&sms_, request.sms, priority_}, sum_ranks_});
+            *request.peers, plans_, request.record, {&sms_, request.sms, priority_}, sum_ranks_, far_});
   }
   void release(const kernels::cuda::Signal& /*signal*/, std::uint64_t /*ticket*/) override {}
   void set_priority(std::int32_t priority) override { priority_ = priority; }
@@ -44,6 +48,7 @@ class HostLane final : public Lane {
   HostSms& sms_;
   HostPlans plans_;
   const std::uint32_t sum_ranks_;
+  far::FarGroup* const far_;
   std::int32_t priority_;
 };
 

@@ -51,6 +51,8 @@ HostOperation::HostOperation(Kind kind, const Operation& op, const Needs& needs)
       ranks_(op.shape.num_ranks),
       experts_(op.shape.num_experts / op.shape.num_ranks),
       own_(needs.peers.peer(op.rank)) {
+  if (needs.far != nullptr && !needs.far->span().far_nodes().empty())
+    crossing_ = std::make_unique<HostCrossing>(HostCrossing::Needs{*needs.far, op_, kind_, peers_, share_});
   if (routes()) {
     begin_new();
   } else {
@@ -60,6 +62,7 @@ HostOperation::HostOperation(Kind kind, const Operation& op, const Needs& needs)
 
 HostOperation::~HostOperation() {
   works_.clear();
+  crossing_.reset();
   planner_.reset();
   placer_.reset();
   if (routes()) plans_.end_making(op_.tag);
@@ -68,16 +71,20 @@ HostOperation::~HostOperation() {
 
 kernels::PlacementRules HostOperation::rules() const {
   const kernels::cuda::Shape& s = op_.shape;
-  return {s.num_ranks,       s.num_experts, s.per_expert, s.expert_blocks,
-          s.expert_capacity, s.alignment,   s.recv_rows};
+  return {s.num_ranks,       s.num_experts,
+          s.per_expert,      s.expert_blocks,
+          s.expert_capacity, s.alignment,
+          s.recv_rows,       crossing_ == nullptr ? std::span<const std::uint8_t>() : crossing_->near()};
 }
 
 // ---- steps
 
 bool HostOperation::advance() {
   if (ended_) return false;
+  if (crossing_ != nullptr && crossing_->step()) return true;
   switch (part_) {
     case Part::kPlan: return plan_choices();
+    case Part::kList: return list();
     case Part::kAnnounce: return announce();
     case Part::kAwait: return wait_ready();
     case Part::kAgree: return agree();
@@ -92,10 +99,12 @@ bool HostOperation::advance() {
 
 bool HostOperation::can_advance() const {
   if (ended_) return false;
+  if (can_cross()) return true;
   switch (part_) {
     case Part::kAwait: return first_behind(own_.ready, scanned_) != scanned_;
-    case Part::kMove: return can_move();
-    case Part::kAwaitArrived: return first_behind(own_.arrived, scanned_) != scanned_;
+    case Part::kMove: return works_.empty() ? is_dispatch() || crossing_->sent() : can_move();
+    case Part::kAwaitArrived:
+      return scanned_ < ranks_ ? first_behind(own_.arrived, scanned_) != scanned_ : crossing_->sent();
     default: return true;
   }
 }
@@ -103,6 +112,7 @@ bool HostOperation::can_advance() const {
 OpStage HostOperation::stage() const {
   switch (part_) {
     case Part::kPlan:
+    case Part::kList:
     case Part::kAnnounce: return OpStage::kPlanning;
     case Part::kAwait:
     case Part::kAgree:
@@ -112,10 +122,14 @@ OpStage HostOperation::stage() const {
     case Part::kArrive: return OpStage::kMoving;
     case Part::kAwaitArrived: break;
   }
-  return OpStage::kWaitArrived;
+  return crossing_ == nullptr || crossing_->sent() ? OpStage::kWaitArrived : OpStage::kMoving;
 }
 
 std::uint32_t HostOperation::awaited(std::uint32_t from) const {
+  if (part_ == Part::kMove && crossing_ != nullptr) {
+    const std::uint32_t gateway = crossing_->awaited();
+    return gateway != kNobody && gateway >= from ? gateway : kNobody;
+  }
   if (part_ != Part::kAwait && part_ != Part::kAwaitArrived) return kNobody;
   const std::uint32_t rank =
       first_behind(part_ == Part::kAwait ? own_.ready : own_.arrived, std::max(from, scanned_));
@@ -135,6 +149,7 @@ bool HostOperation::next(Part part) {
 }
 
 void HostOperation::end(const OpResult& result) {
+  crossing_.reset();
   result_ = result;
   ended_ = true;
 }
@@ -164,7 +179,7 @@ void HostOperation::begin_known() {
   const kernels::cuda::Shape& s = op_.shape;
   const std::uint64_t tag = op_.announcement.routing;
   if (!uses_nothing() && (plan_ = plans_.find(record_, tag)) != nullptr) {
-    next(Part::kAnnounce);
+    planned();
     return;
   }
   if (plans_.is_making(tag)) {
@@ -191,13 +206,13 @@ void HostOperation::plan_ended() {
       end(ending(OpError::kNoRouting, -1));
     } else {
       recall();
-      next(Part::kAnnounce);
+      planned();
     }
     return;
   }
   if (!error.bad) {
     num_dropped_ = plan_->plan.num_dropped;
-    next(Part::kAnnounce);
+    planned();
     return;
   }
   OpResult result = ending(OpError::kBadChoice, static_cast<std::int32_t>(op_.rank));
@@ -220,13 +235,23 @@ void HostOperation::recall() {
   plans_.keep(record_, plan_);
 }
 
+void HostOperation::planned() {
+  next(crossing_ == nullptr ? Part::kAnnounce : Part::kList);
+}
+
+bool HostOperation::list() {
+  const std::uint32_t tokens = std::max(1u, kChoices / op_.shape.topk);
+  return crossing_->list(plan_->plan, tokens) ? next(Part::kAnnounce) : true;
+}
+
 bool HostOperation::announce() {
   const std::uint32_t words = routes() ? ranks_ + op_.shape.num_experts : kCounts / kRanks;
   const std::uint32_t end = std::min(ranks_, done_ + std::max(1u, kCounts / words));
   for (; done_ < end; ++done_) {
-    if (peers_.active(done_)) announce_to(done_);
+    if (reaches(done_)) announce_to(done_);
   }
   if (done_ < ranks_) return true;
+  if (crossing_ != nullptr) crossing_->announce();
   peers_.ring();
   return next(Part::kAwait);
 }
@@ -266,8 +291,8 @@ void HostOperation::begin_placing() {
     rank_counts_[source] = own_.rank_counts + source * ranks_;
     expert_counts_[source] = own_.expert_counts + source * op_.shape.num_experts;
   }
-  placer_.emplace(rules(), kernels::PlacementCounts{rank_counts_, expert_counts_}, op_.rank,
-                  plan_->placement);
+  placer_.emplace(rules(), kernels::PlacementCounts{rank_counts_, expert_counts_}, op_.rank, plan_->placement,
+                  crossing_ == nullptr ? std::span<kernels::SourcePlaces>() : crossing_->places());
 }
 
 bool HostOperation::agrees(std::uint32_t rank) const {
@@ -330,6 +355,10 @@ bool HostOperation::keep() {
 }
 
 bool HostOperation::start() {
+  if (crossing_ != nullptr && !crossing_->start()) {
+    end(ending(OpError::kNoRouting, -1));
+    return true;
+  }
   if (is_dispatch()) {
     deliver_counts();
     start_fill();
@@ -371,7 +400,7 @@ void HostOperation::start_fill() {
 void HostOperation::start_dispatch() {
   targets_.resize(ranks_);
   for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
-    if (peers_.active(rank)) targets_[rank] = peers_.peer(rank).target;
+    if (reaches(rank)) targets_[rank] = peers_.peer(rank).target;
   }
   kernels::DispatchArgs args;
   args.plan = &plan_->plan;
@@ -391,7 +420,7 @@ void HostOperation::start_dispatch() {
 void HostOperation::start_combine() {
   sources_.resize(ranks_);
   for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
-    if (peers_.active(rank)) sources_[rank] = peers_.peer(rank).source;
+    if (reaches(rank)) sources_[rank] = peers_.peer(rank).source;
   }
   kernels::CombineArgs args;
   args.plan = &plan_->plan;
@@ -406,15 +435,22 @@ void HostOperation::start_combine() {
   args.experts_per_rank = experts_;
   args.rank = op_.rank;
   args.sum_ranks = sum_ranks_;
-  works_.push_back(RowWork::combine(args, share_));
+  if (crossing_ != nullptr) {
+    crossing_->merge(args);
+  } else {
+    works_.push_back(RowWork::combine(args, share_));
+  }
 }
 
 bool HostOperation::move() {
-  RowWork& work = *works_.front();
-  const bool ran = work.run_chunk();
-  if (!work.done()) return ran;  // or the rest runs on helpers, of which the last rings
-  works_.pop_front();
-  if (!works_.empty()) return true;
+  if (!works_.empty()) {
+    RowWork& work = *works_.front();
+    const bool ran = work.run_chunk();
+    if (!work.done()) return ran;  // or the rest runs on helpers, of which the last rings
+    works_.pop_front();
+    if (!works_.empty()) return true;
+  }
+  if (!is_dispatch() && crossing_ != nullptr && !crossing_->sent()) return false;
   sent_ = true;
   return next(Part::kArrive);
 }
@@ -422,7 +458,7 @@ bool HostOperation::move() {
 bool HostOperation::arrive() {
   const std::uint32_t end = std::min(ranks_, done_ + kRanks);
   for (; done_ < end; ++done_) {
-    if (peers_.active(done_)) store_release(peers_.peer(done_).arrived[op_.rank].tag, op_.tag);
+    if (reaches(done_)) store_release(peers_.peer(done_).arrived[op_.rank].tag, op_.tag);
   }
   if (done_ < ranks_) return true;
   peers_.ring();
@@ -434,7 +470,7 @@ bool HostOperation::arrive() {
 bool HostOperation::wait_arrived() {
   const std::uint32_t before = scanned_;
   scanned_ = first_behind(own_.arrived, scanned_);
-  if (scanned_ < ranks_) return scanned_ != before;
+  if (scanned_ < ranks_ || (crossing_ != nullptr && !crossing_->sent())) return scanned_ != before;
   OpResult result = ending(OpError::kNone, -1);
   if (is_dispatch()) result.num_recv_rows = plan_->placement.num_recv_rows;
   result.num_dropped = num_dropped_;

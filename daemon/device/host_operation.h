@@ -11,11 +11,15 @@
 //
 // What grows with tokens, experts or ranks is done in pieces of some ten microseconds: a step does one.
 //
+// In a group whose ranks are on several nodes all ranks above are those of this node; HostCrossing does the
+// rest, also while the operation waits: moving (combine) ends when the crossing has merged the output.
+//
 // A routing record is written when every rank has announced. `Operation::routing.rows` is for kernels alone:
 // it follows from the plan.
 #pragma once
 
 #include "device/launcher.h"
+#include "host_crossing.h"
 #include "host_plans.h"
 #include "host_rows.h"
 
@@ -33,7 +37,8 @@ class HostOperation final : public OperationInFlight {
     HostPlans& plans;
     std::uint32_t record = 0;  // of the plan
     Share share;
-    std::uint32_t sum_ranks = 0;  // ranks of a sum domain; 0: all
+    std::uint32_t sum_ranks = 0;   // ranks of a sum domain; 0: all
+    far::FarGroup* far = nullptr;  // null: all ranks are on this node
   };
   // A dispatch or a combine.
   HostOperation(kernels::cuda::Kind kind, const kernels::cuda::Operation& op, const Needs& needs);
@@ -42,14 +47,17 @@ class HostOperation final : public OperationInFlight {
   bool advance() override;
   bool can_advance() const override;
   bool can_move() const override {
-    return part_ == Part::kMove && !works_.empty() && !works_.front()->waiting();
+    return (part_ == Part::kMove && !works_.empty() && !works_.front()->waiting()) || can_cross();
   }
   bool needs_polling() const override { return false; }
   bool in_order() const override { return false; }
   abi::OpStage stage() const override;
   std::uint32_t awaited(std::uint32_t from) const override;
+  std::string waits_for() const override {
+    return crossing_ == nullptr ? std::string() : crossing_->waits_for();
+  }
   bool counted() override { return counted_; }
-  bool sent() override { return sent_; }
+  bool sent() override { return sent_ && (crossing_ == nullptr || crossing_->sent()); }
   bool ended() override { return ended_; }
   bool left() override { return ended_; }
   const kernels::Placement& counts() override { return plan_->placement; }
@@ -66,6 +74,7 @@ class HostOperation final : public OperationInFlight {
   // What the next step does; a stage has several.
   enum class Part {
     kPlan,      // planning: choices are read, and become a plan
+    kList,      //   tokens of far nodes
     kAnnounce,  //   rank by rank
     kAwait,     // wait_ready
     kAgree,     //   everybody's announcements and counts are looked at, and become places
@@ -77,6 +86,11 @@ class HostOperation final : public OperationInFlight {
   };
 
   bool is_dispatch() const { return kind_ == kernels::cuda::Kind::kDispatch; }
+  // Whether this operation itself reaches the rank.
+  bool reaches(std::uint32_t rank) const {
+    return peers_.active(rank) && (crossing_ == nullptr || crossing_->is_near(rank));
+  }
+  bool can_cross() const { return crossing_ != nullptr && crossing_->can_step(); }
   bool routes() const { return is_dispatch() && !op_.cached; }
   // Of a combine that uses a routing from before this rank's time, or of no tokens: there is nothing to read.
   bool uses_nothing() const { return !is_dispatch() && op_.num_tokens == 0; }
@@ -90,6 +104,8 @@ class HostOperation final : public OperationInFlight {
   bool plan_choices();
   void plan_ended();
   void recall();
+  void planned();
+  bool list();
   bool announce();
   void announce_to(std::uint32_t rank) const;
   bool wait_ready();
@@ -134,6 +150,7 @@ class HostOperation final : public OperationInFlight {
   std::vector<kernels::CombineSource> sources_;
   std::vector<kernels::RowRange> unfilled_;
   std::deque<std::unique_ptr<RowWork>> works_;  // of the stage moving: what is not done yet
+  std::unique_ptr<HostCrossing> crossing_;      // until it has ended; null if all ranks are on this node
   kernels::cuda::OpResult result_{};
 };
 

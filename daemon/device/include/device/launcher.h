@@ -20,9 +20,14 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace epd {
+
+namespace far {
+class FarGroup;
+}
 
 struct LaunchRequest {
   kernels::cuda::Kind kind = kernels::cuda::Kind::kNoop;
@@ -58,6 +63,8 @@ class OperationInFlight {
   // The first rank, from `from` on, that it waits for in kWaitReady and kWaitArrived; else kNobody.
   static constexpr std::uint32_t kNobody = SignalCopy::kNobody;
   virtual std::uint32_t awaited(std::uint32_t from) const = 0;
+  // What it waits for of other nodes, for people; "" if for nothing.
+  virtual std::string waits_for() const { return {}; }
 
   // Once true, counts() and result() may be read. These are looks at host memory.
   virtual bool counted() = 0;
@@ -139,6 +146,8 @@ struct LaneShape {
   std::uint64_t block_bytes = 0;  // abi::ExchangeArenaLayout
   std::uint64_t kept_plans = 0;   // of a host device: plans that stay in memory (proto/route_memory.h)
   std::uint32_t sum_ranks = 0;    // of a host device: ranks of a sum domain, 0: all
+  // Of a host device and a group whose ranks are on several nodes; outlives the lane. Else null.
+  far::FarGroup* far = nullptr;
 };
 
 class Lane {

@@ -2,11 +2,25 @@
 #pragma once
 
 #include "kernels/cuda_operation.h"
+#include "proto/exchange.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
 namespace epd {
+
+// The half of a routing record that holds what the dispatch with this tag made; null: neither does.
+// `exchange`: the rank's arena.
+inline const std::byte* find_routing(const std::byte* exchange, const abi::ExchangeArenaLayout& layout,
+                                     std::uint32_t record, std::uint64_t tag) {
+  const std::byte* half = exchange + layout.routing_of(record);
+  for (int i = 0; i < 2; ++i, half += layout.half_bytes) {
+    const auto* head = reinterpret_cast<const abi::RoutingRecord*>(half);
+    if (head->handle == abi::index_of_tag(tag) + 1 && head->epoch == abi::epoch_of_tag(tag)) return half;
+  }
+  return nullptr;
+}
 
 class OperationPeers {
  public:
@@ -15,6 +29,20 @@ class OperationPeers {
   virtual kernels::cuda::Peer peer(std::uint32_t rank) const = 0;
   // [R] not 0: the rank is not active. Empty: all are.
   virtual std::span<const std::uint8_t> masked() const = 0;
+
+  // ---- of groups whose ranks are on several nodes
+
+  // What a gateway needs of a rank of its node, of a combine or of a dispatch that uses a routing again.
+  struct RoutedRows {
+    const std::int32_t* placement = nullptr;  // kernels::Placement's words of the dispatch; null: it has none
+    const std::uint16_t* y = nullptr;         // combine: [rows,H]
+    const float* y_weights = nullptr;         // [rows,C], whether or not the rank itself asks for weights
+  };
+  // `routing`: the tag of that dispatch, as it was announced.
+  virtual RoutedRows routed_rows(std::uint32_t /*rank*/, std::uint64_t /*routing*/) const { return {}; }
+  // Whether an active rank of any node holds rows of that dispatch: it had come before.
+  virtual bool holds_rows(std::uint32_t rank, std::uint64_t /*routing*/) const { return active(rank); }
+
   // This rank has stored (with release) what others wait for, and their engines may sleep.
   virtual void ring() const = 0;
 

@@ -1,0 +1,615 @@
+#include "host_crossing.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+namespace epd {
+
+using abi::FarHeader;
+using abi::FarType;
+using far::Arrival;
+using far::Drop;
+using kernels::FarFault;
+using kernels::FarStream;
+
+namespace {
+
+constexpr std::uint32_t kMergeChunks = 32;  // of a job
+constexpr std::uint64_t kMergeBytes = std::uint64_t{512} * 1024;
+
+void store_release(std::uint64_t& word, std::uint64_t value) {
+  std::atomic_ref(word).store(value, std::memory_order_release);
+}
+
+kernels::FarShape far_shape(const kernels::cuda::Shape& s) {
+  kernels::FarShape shape;
+  shape.format = s.format;
+  shape.num_ranks = s.num_ranks;
+  shape.experts_per_rank = s.num_experts / s.num_ranks;
+  shape.topk = s.topk;
+  shape.hidden = s.hidden;
+  shape.per_expert = s.per_expert;
+  shape.index64 = s.index64;
+  return shape;
+}
+
+}  // namespace
+
+HostCrossing::HostCrossing(const Needs& needs)
+    : needs_(needs), group_(needs.group), span_(needs.group.span()), shape_(far_shape(needs.op.shape)) {
+  const std::uint32_t ranks = span_.num_ranks();
+  near_.assign(ranks, 0);
+  nodes_.assign(ranks, kernels::kNotFar);
+  for (const std::uint32_t rank : span_.near_ranks()) near_[rank] = 1;
+  for (const std::uint32_t node : span_.far_nodes()) {
+    for (const std::uint32_t rank : span_.ranks_of(node)) {
+      if (is_dispatch() || needs.peers.holds_rows(rank, needs.op.announcement.routing))
+        nodes_[rank] = static_cast<std::uint32_t>(targets_.size());
+    }
+    targets_.push_back({node, span_.gateway(needs.op.rank, node), {}, 0, 0, false, {}, {}, 0, 0});
+    group_.rows_window(needs.op.rank, targets_.back().gateway).enter(tag());
+  }
+  for (const std::uint32_t rank : span_.served_by(needs.op.rank)) {
+    sources_.emplace_back().rank = rank;
+    places_.emplace_back().source = rank;
+    if (!is_dispatch()) group_.sums_window(needs.op.rank, rank).enter(tag());
+  }
+  for (std::uint32_t domain = 0; domain < span_.num_domains(); ++domain)
+    whole_domains_.push_back(span_.is_whole(domain) ? 1 : 0);
+  group_.open(needs.op.rank, tag(), *this);
+}
+
+HostCrossing::~HostCrossing() {
+  jobs_.clear();  // waits for the chunks in hand
+  group_.close(needs_.op.rank, tag());
+  for (Target& target : targets_) {
+    group_.rows_window(needs_.op.rank, target.gateway).leave(tag());
+    for (const auto& [batch, arrival] : target.early) group_.settle(arrival);
+    for (const Arrival& arrival : target.sums) group_.settle(arrival);
+  }
+  for (Source& source : sources_) {
+    if (!is_dispatch()) group_.sums_window(needs_.op.rank, source.rank).leave(tag());
+    for (const auto& [batch, arrival] : source.held) group_.settle(arrival);
+    for (const Arrival& arrival : source.forwarding) group_.settle(arrival);
+  }
+}
+
+FarHeader HostCrossing::header(FarType type, std::uint32_t to) const {
+  FarHeader header{};
+  header.type = type;
+  header.tag = tag();
+  header.from_rank = static_cast<std::uint16_t>(needs_.op.rank);
+  header.to_rank = static_cast<std::uint16_t>(to);
+  return header;
+}
+
+bool HostCrossing::returns_weights(std::uint32_t flags) const {
+  return (flags & abi::kFlagReturnWeights) != 0;
+}
+
+std::size_t HostCrossing::source_of(std::uint32_t rank) const {
+  const auto found = std::find_if(sources_.begin(), sources_.end(),
+                                  [rank](const Source& source) { return source.rank == rank; });
+  return static_cast<std::size_t>(found - sources_.begin());
+}
+
+// ---- what comes
+
+Drop HostCrossing::receive(const Arrival& arrival) {
+  const std::size_t source = source_of(arrival.header.from_rank);
+  switch (arrival.header.type) {
+    case FarType::kAnnounce: return receive_announcement(arrival, source);
+    case FarType::kRows: return is_dispatch() ? receive_batch(arrival, sources_[source]) : Drop::kType;
+    case FarType::kAsk: return is_dispatch() ? Drop::kType : receive_batch(arrival, sources_[source]);
+    case FarType::kSums: return is_dispatch() ? Drop::kType : receive_sums(arrival);
+    default: return Drop::kType;
+  }
+}
+
+// As the far rank would announce it. Its former use of the blocks has ended: this rank's operation `depth`
+// before has, and so every rank of this node has read them.
+Drop HostCrossing::receive_announcement(const Arrival& arrival, std::size_t index) {
+  Source& source = sources_[index];
+  if (source.announced) return Drop::kTwice;
+  abi::FarAnnouncement said{};
+  if (abi::read_far_announcement({arrival.body.data, arrival.body.bytes}, said) != abi::FarReason::kNone)
+    return Drop::kContent;
+  const abi::OpAnnouncement& op = said.operation;
+  const std::span<const std::uint32_t> ranks = span_.near_ranks();
+  const bool makes_routing =
+      op.op == static_cast<std::uint32_t>(abi::Op::kDispatch) && (op.flags & abi::kFlagCached) == 0;
+  const std::size_t counts = makes_routing ? kernels::num_far_counts(shape_, ranks.size()) : 0;
+  if (arrival.header.records != counts) return Drop::kRecords;
+  if (op.tag != tag() || op.num_tokens > group_.shape().max_tokens || said.num_tokens > op.num_tokens)
+    return Drop::kContent;
+  const std::size_t row = source.rank;
+  for (const std::uint32_t rank : ranks) {
+    const kernels::cuda::Peer peer = needs_.peers.peer(rank);
+    if (makes_routing && kernels::scatter_far_counts(shape_, arrival.body.data + sizeof(said), op.num_tokens,
+                                                     ranks, peer.rank_counts + row * shape_.num_ranks,
+                                                     peer.expert_counts + row * shape_.num_experts()))
+      return Drop::kContent;  // found at the first rank
+    peer.announcement[row] = op;
+  }
+  source.announced = true;
+  source.announcement = said;
+  if (is_dispatch()) source.seen.assign(said.num_tokens, false);
+  for (const std::uint32_t rank : ranks) store_release(needs_.peers.peer(rank).ready[row].tag, tag());
+  needs_.peers.ring();
+  group_.settle(arrival);
+  return Drop::kNone;
+}
+
+// Before the announcement has come nothing is known of their number; there are no more than a window has.
+Drop HostCrossing::receive_batch(const Arrival& arrival, Source& source) const {
+  const std::uint32_t batch = arrival.header.batch;
+  if (batch >= group_.shape().max_tokens) return Drop::kBatch;
+  const bool seen =
+      is_dispatch() ? batch < source.seen.size() && source.seen[batch] : batch < source.next_asks;
+  if (seen || source.held.contains(batch)) return Drop::kTwice;
+  source.held.emplace(batch, arrival);
+  return Drop::kNone;
+}
+
+Drop HostCrossing::receive_sums(const Arrival& arrival) {
+  const auto target = std::find_if(targets_.begin(), targets_.end(), [&arrival](const Target& t) {
+    return t.gateway == arrival.header.from_rank;
+  });
+  const std::uint32_t stride = group_.sizes().sum_stride[needs_.op.out_weights != nullptr ? 1 : 0];
+  if (abi::check_far_records(arrival.header, stride) != abi::FarReason::kNone) return Drop::kRecords;
+  const std::uint32_t batch = arrival.header.batch;
+  if (batch < target->next_sums || target->early.contains(batch)) return Drop::kTwice;
+  target->early.emplace(batch, arrival);
+  auto next = target->early.find(target->next_sums);
+  while (next != target->early.end()) {
+    target->sums.push_back(next->second);
+    target->early.erase(next);
+    next = target->early.find(++target->next_sums);
+    more_sums_ = true;
+  }
+  return Drop::kNone;
+}
+
+// ---- the own part, in the order of calls
+
+bool HostCrossing::list(const kernels::RoutingPlan& plan, std::uint32_t tokens) {
+  if (!lister_) {
+    plan_ = &plan;
+    lists_.resize(targets_.size());
+    lister_.emplace(shape_, plan, nodes_, lists_);
+  }
+  if (!lister_->advance(tokens)) return false;
+  lister_.reset();
+  for (std::size_t i = 0; i < targets_.size(); ++i) targets_[i].tokens = std::move(lists_[i]);
+  return true;
+}
+
+void HostCrossing::announce() {
+  for (Target& target : targets_) {
+    const std::span<const std::uint32_t> ranks = span_.ranks_of(target.node);
+    const std::size_t counts = routes() ? kernels::num_far_counts(shape_, ranks.size()) : 0;
+    abi::FarAnnouncement said{};
+    said.operation = needs_.op.announcement;
+    said.num_tokens = static_cast<std::uint32_t>(target.tokens.size());
+    far::Buffer body(sizeof(said) + counts * sizeof(std::uint32_t));
+    std::memcpy(body.data(), &said, sizeof(said));
+    if (counts != 0) kernels::gather_far_counts(shape_, *plan_, ranks, body.data() + sizeof(said));
+    FarHeader h = header(FarType::kAnnounce, target.gateway);
+    h.records = static_cast<std::uint32_t>(counts);
+    h.body_bytes = static_cast<std::uint32_t>(body.bytes());
+    group_.post(h, std::move(body));
+    if (target.tokens.empty()) group_.rows_window(needs_.op.rank, target.gateway).leave(tag());
+  }
+  announced_ = true;
+}
+
+bool HostCrossing::start() {
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    Source& source = sources_[i];
+    if (!routes() && source.announcement.num_tokens != 0 && !recall_places(i)) return false;
+    if (source.announcement.num_tokens == 0) pass_arrival(source);
+  }
+  started_ = true;
+  return true;
+}
+
+// Where the source's rows lie, as each rank of this node keeps it of the dispatch.
+bool HostCrossing::recall_places(std::size_t index) {
+  Source& source = sources_[index];
+  kernels::SourcePlaces& places = places_[index];
+  places.reset(shape_.num_ranks, shape_.num_experts(), shape_.per_expert);
+  source.sources.assign(shape_.num_ranks, {});
+  kernels::Placement placement;
+  for (const std::uint32_t rank : span_.near_ranks()) {
+    if (!needs_.peers.holds_rows(rank, source.announcement.operation.routing)) continue;
+    const OperationPeers::RoutedRows rows =
+        needs_.peers.routed_rows(rank, source.announcement.operation.routing);
+    if (rows.placement == nullptr) return false;
+    placement.reset(shape_.num_ranks, shape_.num_experts(), shape_.per_expert);
+    std::copy_n(rows.placement, placement.words().size(), placement.words().begin());
+    places.take(rank, placement);
+    source.sources[rank] = {rows.y, rows.y_weights};
+  }
+  return true;
+}
+
+// Nothing of the far rank's operation is under way on this node any more.
+void HostCrossing::pass_arrival(Source& source) {
+  source.arrived = true;
+  if (!is_dispatch()) group_.sums_window(needs_.op.rank, source.rank).leave(tag());
+  for (const std::uint32_t rank : span_.near_ranks())
+    store_release(needs_.peers.peer(rank).arrived[source.rank].tag, tag());
+  needs_.peers.ring();
+}
+
+void HostCrossing::merge(const kernels::CombineArgs& args) {
+  merge_.emplace(kernels::FarMergeArgs{args, nodes_, whole_domains_});
+  more_sums_ = true;
+}
+
+// ---- steps
+
+bool HostCrossing::sent() const {
+  if (!is_dispatch()) return merge_ && merged_ == needs_.op.num_tokens;
+  return std::all_of(targets_.begin(), targets_.end(), [](const Target& target) {
+    return !target.packing && target.packed == target.tokens.size();
+  });
+}
+
+bool HostCrossing::may_pack(const Target& target) const {
+  return (is_dispatch() ? started_ : announced_) && !target.packing && target.packed < target.tokens.size() &&
+         group_.room_for_rows(needs_.op.rank, target.gateway, tag()) != 0;
+}
+bool HostCrossing::may_forward(const Source& source) const {
+  return is_dispatch() && started_ && !source.busy && !source.arrived && !source.held.empty();
+}
+bool HostCrossing::may_serve(const Source& source) const {
+  return !is_dispatch() && started_ && !source.busy && !source.arrived && !source.held.empty() &&
+         source.held.begin()->first == source.next_asks &&
+         group_.room_for_sums(needs_.op.rank, source.rank, tag()) != 0;
+}
+
+bool HostCrossing::can_step() const {
+  if (std::any_of(jobs_.begin(), jobs_.end(), [](const Job& job) { return !job.work->waiting(); }))
+    return true;
+  if (more_sums_ && merge_ && !merging_) return true;
+  return std::any_of(targets_.begin(), targets_.end(), [this](const Target& t) { return may_pack(t); }) ||
+         std::any_of(sources_.begin(), sources_.end(),
+                     [this](const Source& s) { return may_forward(s) || may_serve(s); });
+}
+
+bool HostCrossing::step() {
+  if (begin_job()) return true;
+  for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
+    const bool ran = job->work->run_chunk();
+    if (job->work->done()) {
+      const Job ended = std::move(*job);
+      jobs_.erase(job);
+      ended.done();
+      return true;
+    }
+    if (ran) return true;  // else the rest of it runs on helpers
+  }
+  return false;
+}
+
+// At most one of each kind for each far node and each far rank.
+bool HostCrossing::begin_job() {
+  for (Target& target : targets_) {
+    if (may_pack(target)) return begin_pack(target), true;
+  }
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    if (may_forward(sources_[i])) return begin_forward(i), true;
+    if (may_serve(sources_[i])) return begin_serve(i), true;
+  }
+  if (!more_sums_ || !merge_ || merging_) return false;
+  begin_merge();
+  return true;
+}
+
+void HostCrossing::run(RowWork::Body body, std::uint32_t items, std::uint64_t bytes,
+                       std::function<void()> done) {
+  jobs_.push_back({std::make_unique<RowWork>(std::move(body), items, bytes, needs_.share), std::move(done)});
+}
+
+// ---- rows and asks that leave
+
+void HostCrossing::pack(const Target& target, std::uint32_t first, std::uint32_t count,
+                        std::byte* records) const {
+  const auto node = static_cast<std::uint32_t>(&target - targets_.data());
+  if (!is_dispatch()) {
+    kernels::make_asks({shape_, plan_, nodes_, node, target.tokens, needs_.op.topk_weights}, first,
+                       first + count, records);
+    return;
+  }
+  kernels::FarPackArgs args;
+  args.shape = shape_;
+  args.plan = plan_;
+  args.nodes = nodes_;
+  args.node = node;
+  args.tokens = target.tokens;
+  args.x = needs_.op.x;
+  args.x_scales = needs_.op.x_scales;
+  args.topk_weights = needs_.op.topk_weights;
+  kernels::pack_rows(args, first, first + count, records);
+}
+
+void HostCrossing::begin_pack(Target& target) {
+  const far::FarSizes& sizes = group_.sizes();
+  const std::uint32_t stride = is_dispatch() ? sizes.row_stride : sizes.ask_stride;
+  const std::uint32_t per_batch = is_dispatch() ? sizes.rows_per_batch() : sizes.asks_per_batch();
+  const std::uint32_t first = target.packed;
+  const auto left = static_cast<std::uint32_t>(target.tokens.size()) - first;
+  const std::uint32_t batches = std::min(group_.room_for_rows(needs_.op.rank, target.gateway, tag()),
+                                         (left + per_batch - 1) / per_batch);
+  const std::uint32_t tokens = std::min(left, batches * per_batch);
+  auto buffers = std::make_shared<std::vector<far::Buffer>>();
+  for (std::uint32_t i = 0; i < batches; ++i)
+    buffers->push_back(group_.take_rows(needs_.op.rank, target.gateway, tag()));
+  target.packing = true;
+  target.packed += tokens;
+  if (target.packed == target.tokens.size()) group_.rows_window(needs_.op.rank, target.gateway).leave(tag());
+  run(
+      [=, this, &target](std::uint32_t begin, std::uint32_t end) {
+        while (begin < end) {
+          const std::uint32_t in_batch = begin % per_batch;
+          const std::uint32_t count = std::min(end - begin, per_batch - in_batch);
+          pack(target, first + begin, count,
+               (*buffers)[begin / per_batch].data() + std::size_t{in_batch} * stride);
+          begin += count;
+        }
+      },
+      tokens, stride,
+      [=, this, &target] {
+        for (std::uint32_t i = 0; i < batches; ++i) {
+          FarHeader h = header(is_dispatch() ? FarType::kRows : FarType::kAsk, target.gateway);
+          h.batch = target.batches++;
+          h.records = std::min(per_batch, tokens - i * per_batch);
+          h.body_bytes = h.records * stride;
+          group_.post(h, std::move((*buffers)[i]));
+        }
+        target.packing = false;
+      });
+}
+
+// ---- rows that come
+
+void HostCrossing::begin_forward(std::size_t index) {
+  struct Forward {
+    kernels::FarForwardArgs args;
+    std::vector<kernels::DispatchTarget> targets;
+    std::atomic<bool> bad = false;
+  };
+  Source& source = sources_[index];
+  auto forward = std::make_shared<Forward>();
+  std::uint32_t records = 0;
+  for (const auto& [batch, arrival] : source.held) {
+    if (batch >= source.seen.size()) {  // it came before the announcement
+      group_.count(Drop::kBatch);
+      group_.settle(arrival);
+      continue;
+    }
+    records += arrival.header.records;
+    source.seen[batch] = true;
+    source.forwarding.push_back(arrival);
+  }
+  source.held.clear();
+  source.busy = true;
+  forward->targets.resize(shape_.num_ranks);
+  for (const std::uint32_t rank : span_.near_ranks()) forward->targets[rank] = needs_.peers.peer(rank).target;
+  forward->args.shape = shape_;
+  forward->args.targets = forward->targets;
+  forward->args.places = &places_[index];
+  forward->args.num_tokens = source.announcement.operation.num_tokens;
+  forward->args.volume = std::size_t{source.announcement.num_tokens} * shape_.format.row_bytes;
+  run(
+      [forward, &source](std::uint32_t begin, std::uint32_t end) {
+        std::uint32_t before = 0;
+        for (const Arrival& arrival : source.forwarding) {
+          const std::uint32_t count = arrival.header.records;
+          const std::uint32_t first = std::max(begin, before) - before;
+          const std::uint32_t last = std::min(end, before + count) - std::min(before, end);
+          if (first < last && kernels::forward_rows(forward->args, arrival.body.data, first, last))
+            forward->bad = true;
+          before += count;
+        }
+      },
+      records, group_.sizes().row_stride,
+      [this, &source, forward, records] {
+        for (const Arrival& arrival : source.forwarding) group_.settle(arrival);
+        source.forwarding.clear();
+        source.busy = false;
+        source.done += records;
+        if (forward->bad) {
+          group_.count(Drop::kContent);  // and the operation waits until its deadline
+          source.done = ~std::uint32_t{0};
+        } else if (source.done == source.announcement.num_tokens) {
+          pass_arrival(source);
+        }
+      });
+}
+
+// ---- asks that come
+
+// The most records that an ask may lead to.
+std::uint32_t HostCrossing::sums_of_ask() const {
+  std::uint32_t most = 0;
+  std::uint32_t last = ~std::uint32_t{0};
+  for (const std::uint32_t rank : span_.near_ranks()) {
+    const std::uint32_t domain = span_.domain_of(rank);
+    if (domain != last || !span_.is_whole(domain)) ++most;
+    last = domain;
+  }
+  return std::max(1u, std::min(most, shape_.topk));
+}
+
+void HostCrossing::begin_serve(std::size_t index) {
+  struct Batch {
+    far::Buffer sums;
+    std::uint32_t begin;
+    std::uint32_t end;
+    kernels::FarSummed made;
+  };
+  struct Serve {
+    kernels::FarSumArgs args;
+    std::vector<Batch> batches;
+  };
+  Source& source = sources_[index];
+  const Arrival asks = source.held.begin()->second;
+  const std::uint32_t flags = source.announcement.operation.flags;
+  auto serve = std::make_shared<Serve>();
+  serve->args.shape = shape_;
+  serve->args.sources = source.sources;
+  serve->args.places = &places_[index];
+  serve->args.num_tokens = source.announcement.operation.num_tokens;
+  serve->args.sum_ranks = span_.sum_ranks();
+  serve->args.whole_domains = whole_domains_;
+  serve->args.weighted = (flags & abi::kFlagWeights) != 0;
+  serve->args.return_weights = returns_weights(flags);
+  const std::uint32_t stride = group_.sizes().sum_stride[serve->args.return_weights ? 1 : 0];
+  const std::uint32_t room = group_.sizes().batch_bytes / stride;
+  const std::uint32_t per_batch = std::max(1u, room / sums_of_ask());
+  std::uint32_t left = group_.room_for_sums(needs_.op.rank, source.rank, tag());
+  std::uint32_t at = source.served;
+  for (; left != 0 && at < asks.header.records; --left) {
+    const std::uint32_t end = std::min(asks.header.records, at + per_batch);
+    serve->batches.push_back({group_.take_sums(needs_.op.rank, source.rank, tag()), at, end, {}});
+    at = end;
+  }
+  source.busy = true;
+  run(
+      [serve, asks, room](std::uint32_t begin, std::uint32_t end) {
+        for (; begin < end; ++begin) {
+          Batch& batch = serve->batches[begin];
+          batch.made = kernels::sum_rows_for(serve->args, asks.body.data, batch.begin, batch.end,
+                                             batch.sums.data(), room);
+        }
+      },
+      static_cast<std::uint32_t>(serve->batches.size()), 2 * group_.sizes().batch_bytes,
+      [=, this, &source] {
+        for (Batch& batch : serve->batches) {
+          if (batch.made.fault || batch.made.asks != batch.end - batch.begin) {
+            group_.count(Drop::kContent);  // and the operation waits until its deadline
+            return;
+          }
+          FarHeader h = header(FarType::kSums, source.rank);
+          h.batch = source.batches++;
+          h.records = batch.made.records;
+          h.body_bytes = h.records * stride;
+          group_.post(h, std::move(batch.sums));
+        }
+        source.busy = false;
+        source.done += at - source.served;
+        source.served = at;
+        if (at == asks.header.records) {
+          group_.settle(asks);
+          source.held.erase(source.held.begin());
+          source.served = 0;
+          ++source.next_asks;
+        }
+        if (source.done == source.announcement.num_tokens) pass_arrival(source);
+      });
+}
+
+// ---- sums that come
+
+// Cuts the tokens that have all their sums into ranges, each with the streams as they are at its beginning.
+void HostCrossing::begin_merge() {
+  struct Range {
+    std::uint32_t begin;
+    std::uint32_t end;
+    std::vector<FarStream> streams;
+  };
+  struct Merge {
+    std::vector<std::vector<kernels::FarBatch>> batches;  // of each far node
+    std::vector<Range> ranges;
+  };
+  more_sums_ = false;
+  auto merge = std::make_shared<Merge>();
+  std::vector<FarStream> streams;
+  for (const Target& target : targets_) {
+    std::vector<kernels::FarBatch>& batches = merge->batches.emplace_back();
+    for (const Arrival& arrival : target.sums) batches.push_back({arrival.body.data, arrival.header.records});
+    streams.push_back({{}, 0, target.used});
+  }
+  for (std::size_t i = 0; i < streams.size(); ++i) streams[i].batches = merge->batches[i];
+  const std::uint64_t token_bytes = std::uint64_t{shape_.hidden} * 2 * (shape_.topk + 1);
+  const auto piece = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, kMergeBytes / token_bytes));
+  const std::uint32_t tokens = needs_.op.num_tokens;
+  std::uint32_t at = merged_;
+  while (at < tokens && merge->ranges.size() < kMergeChunks) {
+    Range range{at, std::min(tokens, at + piece), streams};
+    const kernels::FarMerged judged = kernels::judge_sums(*merge_, streams, range.begin, range.end);
+    if (judged.fault) {
+      group_.count(Drop::kContent);  // and the operation waits until its deadline
+      return;
+    }
+    range.end = at + judged.tokens;
+    if (judged.tokens == 0) break;
+    at = range.end;
+    merge->ranges.push_back(std::move(range));
+  }
+  if (merge->ranges.empty()) return;
+  more_sums_ = merge->ranges.size() == kMergeChunks;
+  merging_ = true;
+  run(
+      [this, merge](std::uint32_t begin, std::uint32_t end) {
+        for (; begin < end; ++begin) {
+          Range& range = merge->ranges[begin];
+          kernels::merge_sums(*merge_, range.streams, range.begin, range.end);
+        }
+      },
+      static_cast<std::uint32_t>(merge->ranges.size()), kMergeBytes,
+      [this, at, streams, merge] { end_merge(at, streams); });
+}
+
+void HostCrossing::end_merge(std::uint32_t merged, const std::vector<FarStream>& streams) {
+  merging_ = false;
+  merged_ = merged;
+  for (std::size_t i = 0; i < streams.size(); ++i) {
+    Target& target = targets_[i];
+    std::uint32_t used = streams[i].batch;
+    target.used = streams[i].record;
+    if (used < target.sums.size() && target.used >= target.sums[used].header.records) {
+      ++used;
+      target.used = 0;
+    }
+    for (; used > 0; --used) {
+      group_.settle(target.sums.front());
+      target.sums.pop_front();
+    }
+  }
+}
+
+// ---- what it waits for
+
+std::uint32_t HostCrossing::awaited() const {
+  if (started_ && !is_dispatch() && !sent()) {
+    for (const Target& target : targets_) {
+      if (target.sums.empty() && !target.tokens.empty()) return target.gateway;
+    }
+  }
+  return OperationInFlight::kNobody;
+}
+
+std::string HostCrossing::waits_for() const {
+  const auto of = [this](std::uint32_t rank) {
+    return " of rank " + std::to_string(rank) + " on node " + std::to_string(span_.node_of(rank));
+  };
+  for (const Target& target : targets_) {
+    if (target.packed < target.tokens.size() && announced_ && !may_pack(target) && !target.packing)
+      return std::string("a credit for ") + (is_dispatch() ? "rows" : "asks") + of(target.gateway) + ", " +
+             std::to_string(target.packed) + " of " + std::to_string(target.tokens.size()) + " packed";
+  }
+  for (const Source& source : sources_) {
+    if (!source.announced) return "the announcement" + of(source.rank);
+    if (!started_ || source.arrived || may_forward(source) || may_serve(source)) continue;
+    return (source.held.empty() ? "records " : "a credit for sums, records ") + std::to_string(source.done) +
+           " of " + std::to_string(source.announcement.num_tokens) + of(source.rank);
+  }
+  if (const std::uint32_t rank = awaited(); rank != OperationInFlight::kNobody) return "sums" + of(rank);
+  return "";
+}
+
+}  // namespace epd

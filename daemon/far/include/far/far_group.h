@@ -1,0 +1,126 @@
+// The far side of one group in one engine: who talks to whom in an epoch, windows, and what has come for
+// operations that are not in flight yet. The engine's loop owns it and makes every call.
+#pragma once
+
+#include "far/flow.h"
+#include "far/judge.h"
+#include "far/port.h"
+#include "far/span.h"
+#include "far/token.h"
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace epd::far {
+
+// A message for an operation. Its body is held until settle().
+struct Arrival {
+  abi::FarHeader header;
+  Body body;
+};
+
+// An operation in flight, as its messages find it.
+class Receiver {
+ public:
+  virtual ~Receiver() = default;
+  // kNone: it is the receiver's, until it gives it to FarGroup::settle(). Else it is dropped and counted.
+  virtual Drop receive(const Arrival& arrival) = 0;
+};
+
+class FarGroup {
+ public:
+  struct Facts {
+    std::uint64_t id = 0;
+    abi::GroupShape shape{};
+    EngineId engine = 0;  // this one
+    std::uint32_t batch_bytes = 256u << 10;
+    std::uint32_t window_bytes = 1u << 20;
+  };
+  struct Epoch {
+    std::uint64_t epoch = 0;
+    std::uint64_t first_index = 0;         // its first operation, as tags count
+    std::span<const std::uint32_t> nodes;  // [R]
+    std::span<const EngineId> engines;     // [R]
+    std::span<const std::uint8_t> masked;  // [R] or empty
+    std::uint32_t node = 0;                // this one
+    EpochKey key{};
+  };
+  FarGroup(const Facts& facts, Port& port);
+  ~FarGroup();
+  FarGroup(const FarGroup&) = delete;
+  FarGroup& operator=(const FarGroup&) = delete;
+
+  // All windows are full. Every engine of the group has entered the epoch before any sends in it.
+  void begin(const Epoch& epoch);
+  // On a break: what is held or queued is given back or forgotten. No operation is open.
+  void end();
+  bool in_epoch() const { return state_ != nullptr; }
+
+  // ---- of the port
+
+  // `from`: who sent it, as the port knows. The body is aligned.
+  void received(EngineId from, std::span<const std::byte> header, const Body& body);
+  // Sends what waits, and credits that are due. True: something was sent.
+  bool step(std::uint64_t now_ns);
+  // When step() has something to do though nothing has come; 0: never.
+  std::uint64_t due_ns() const;
+  const DropCounts& drops() const { return drops_; }
+  // Something in a message that was taken first.
+  void count(Drop drop) { drops_.count(drop); }
+
+  // ---- of operations
+
+  const Span& span() const;
+  const abi::GroupShape& shape() const { return facts_.shape; }
+  const FarSizes& sizes() const;
+  // What has come for it comes at once. Operations of a rank are opened in their order.
+  void open(std::uint32_t rank, std::uint64_t tag, Receiver& receiver);
+  void close(std::uint32_t rank, std::uint64_t tag);
+
+  // To its gateway `far_rank`: rows and asks. To a rank for which it is the gateway: sums.
+  Window& rows_window(std::uint32_t rank, std::uint32_t far_rank);
+  Window& sums_window(std::uint32_t rank, std::uint32_t far_rank);
+  // How many batches the operation may pack now: credits, its turn, and buffers.
+  std::uint32_t room_for_rows(std::uint32_t rank, std::uint32_t far_rank, std::uint64_t tag);
+  std::uint32_t room_for_sums(std::uint32_t rank, std::uint32_t far_rank, std::uint64_t tag);
+  // A batch takes its credit and its buffer. There is room.
+  Buffer take_rows(std::uint32_t rank, std::uint32_t far_rank, std::uint64_t tag);
+  Buffer take_sums(std::uint32_t rank, std::uint32_t far_rank, std::uint64_t tag);
+  // Type, tag, ranks, batch, records, body_bytes, batches and flags are the caller's; all else is filled in.
+  void post(const abi::FarHeader& header, Buffer body);
+  // An arrival is done with: a batch's credit goes back.
+  void settle(const Arrival& arrival);
+
+  // ---- for tests and people
+
+  // "" or what is not as it is when nobody has an operation: windows, debts, messages.
+  std::string unsettled() const;
+
+ private:
+  struct Pair;
+  struct Rank;
+  struct State;
+
+  Drop judge(EngineId from, std::span<const std::byte> bytes, const Body& body, abi::FarHeader& header) const;
+  Drop judge_ranks(const abi::FarHeader& header) const;
+  Drop judge_sizes(const abi::FarHeader& header) const;
+  Drop take_in(const Arrival& arrival);
+  Pair& pair(std::uint32_t rank, std::uint32_t far_rank);
+  Debt* debt_of(const abi::FarHeader& header);
+  void give_back_credits();
+  void add_credits(abi::FarHeader& header, Pair& pair) const;
+
+  const Facts facts_;
+  Port& port_;
+  std::unique_ptr<State> state_;  // of the epoch
+  DropCounts drops_;
+  std::uint64_t now_ns_ = 0;  // of the last step
+};
+
+}  // namespace epd::far

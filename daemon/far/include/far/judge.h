@@ -1,0 +1,60 @@
+// Why a message was dropped. A node that sends wrong data hurts its own group at most, and is counted.
+#pragma once
+
+#include "proto/far.h"
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+namespace epd::far {
+
+enum class Drop : std::uint32_t {
+  kNone,
+  kHeader,     // no header of this protocol: abi::read_far_header says why
+  kType,       // of a type that is not for this group's operations, or not for this operation
+  kGroup,      // of another group
+  kBroken,     // between epochs
+  kEpoch,      // of another epoch
+  kEngine,     // from an engine that has none of the group's ranks
+  kToken,      // of another epoch's key, or of another engine
+  kRanks,      // from_rank is not on that engine, to_rank not here, or neither is the other's gateway
+  kOperation,  // of one that has ended, or that cannot have begun
+  kCredit,     // more batches, or more credits back, than the window has
+  kTwice,      // the same batch or announcement again
+  kBatch,      // a batch number, or a number of batches, that cannot be
+  kRecords,    // sizes that do not fit the group's rows
+  kContent,    // counts, places or tokens that cannot be
+};
+inline constexpr std::uint32_t kNumDrops = 15;
+const char* drop_name(Drop drop);
+
+class DropCounts {
+ public:
+  void count(Drop drop) { ++counts_[static_cast<std::uint32_t>(drop)]; }
+  std::uint64_t of(Drop drop) const { return counts_[static_cast<std::uint32_t>(drop)]; }
+  std::uint64_t total() const;
+  std::string text() const;  // "token 3, epoch 1"; "none"
+
+ private:
+  std::array<std::uint64_t, kNumDrops> counts_{};
+};
+
+// Sizes of a group's records and batches. They follow from its shape, and from configuration that is the same
+// on all nodes.
+struct FarSizes {
+  std::uint32_t row_stride = 0;
+  std::uint32_t ask_stride = 0;
+  std::uint32_t sum_stride[2] = {};  // without and with weights that come back
+  std::uint32_t batch_bytes = 0;     // a body's, at most. There is room for two tokens' sums
+  std::uint32_t window = 0;          // batches
+
+  FarSizes() = default;
+  // `most_ranks`: of a node.
+  FarSizes(const abi::GroupShape& shape, std::uint32_t most_ranks, std::uint32_t batch_bytes,
+           std::uint32_t window_bytes);
+  std::uint32_t rows_per_batch() const { return batch_bytes / row_stride; }
+  std::uint32_t asks_per_batch() const { return batch_bytes / ask_stride; }
+};
+
+}  // namespace epd::far

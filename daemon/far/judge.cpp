@@ -1,0 +1,43 @@
+#include "far/judge.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace epd::far {
+
+const char* drop_name(Drop drop) {
+  constexpr const char* kNames[kNumDrops] = {"none",   "header", "type",  "group",   "broken",
+                                             "epoch",  "engine", "token", "ranks",   "operation",
+                                             "credit", "twice",  "batch", "records", "content"};
+  const auto index = static_cast<std::uint32_t>(drop);
+  return index < kNumDrops ? kNames[index] : "unknown";
+}
+
+std::uint64_t DropCounts::total() const {
+  return std::accumulate(counts_.begin(), counts_.end(), std::uint64_t{0});
+}
+
+std::string DropCounts::text() const {
+  std::string text;
+  for (std::uint32_t i = 0; i < kNumDrops; ++i) {
+    if (counts_[i] == 0) continue;
+    if (!text.empty()) text += ", ";
+    text += std::string(drop_name(static_cast<Drop>(i))) + ' ' + std::to_string(counts_[i]);
+  }
+  return text.empty() ? "none" : text;
+}
+
+FarSizes::FarSizes(const abi::GroupShape& shape, std::uint32_t most_ranks, std::uint32_t bytes,
+                   std::uint32_t window_bytes) {
+  row_stride =
+      static_cast<std::uint32_t>(abi::far_row_bytes(shape.row_bytes() + shape.scale_bytes(), shape.topk));
+  ask_stride = static_cast<std::uint32_t>(abi::far_ask_bytes(shape.topk));
+  const std::uint64_t sum_bytes = std::uint64_t{shape.hidden} * 2;
+  sum_stride[0] = static_cast<std::uint32_t>(abi::far_sum_bytes(sum_bytes, 0));
+  sum_stride[1] = static_cast<std::uint32_t>(abi::far_sum_bytes(sum_bytes, shape.topk));
+  const std::uint32_t sums = std::min(shape.topk, most_ranks);  // of a token, at one node
+  batch_bytes = std::max({bytes, row_stride, ask_stride, sum_stride[1] * sums});
+  window = std::max(2u, window_bytes / std::max(1u, bytes));
+}
+
+}  // namespace epd::far
