@@ -72,8 +72,11 @@ bool LaunchProbe::sleep(std::uint64_t ns) {
 }
 
 bool LaunchProbe::went_well(const char* call, CUresult result) {
-  if (result == CUDA_SUCCESS) return true;
-  if (!std::exchange(told_, true))
+  if (result == CUDA_SUCCESS) {
+    if (refused_ == call) refused_ = {};
+    return true;
+  }
+  if (std::exchange(refused_, call) != call)
     log_event(LogLevel::kWarning, "the probe was refused", {{"error", driver_.describe(call, result)}});
   return false;
 }

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -61,9 +62,9 @@ class LaunchProbe {
   std::atomic<std::uint32_t> changes_{0};
   std::mutex mutex_;
   std::condition_variable wake_;
-  bool staying_ = false;  // guarded by mutex_
-  bool end_ = false;      // guarded by mutex_
-  bool told_ = false;     // of the thread
+  bool staying_ = false;      // guarded by mutex_
+  bool end_ = false;          // guarded by mutex_
+  std::string_view refused_;  // the thread's: the call that was refused last, until it is not
   std::thread thread_;
 };
 

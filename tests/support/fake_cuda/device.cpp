@@ -2,6 +2,7 @@
 #include "fake_cuda/driver.h"
 #include "fake_cuda/watching.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,7 +10,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <sstream>
 
 namespace epd::fake_cuda {
@@ -98,21 +98,33 @@ bool is_meant(const Fault& fault, const char* function, const Context* context) 
   return (context == nullptr ? Fault::kWithoutContext : context->device.machine) == fault.device;
 }
 
-// By the file: the process that removes it fails.
+// By the file: the process that takes it away fails. Another one may stand there by then, which goes back.
+bool take_away(const std::string& path, ino_t inode) {
+  const std::string taken = path + "-taken-" + std::to_string(::getpid());
+  if (::rename(path.c_str(), taken.c_str()) != 0) return false;
+  struct stat it {};
+  const bool same = ::stat(taken.c_str(), &it) == 0 && it.st_ino == inode;
+  same ? ::unlink(taken.c_str()) : ::rename(taken.c_str(), path.c_str());
+  return same;
+}
+
 CUresult inject_once(Driver& all, const char* function, const Context* context) {
   FaultFile& file = all.fault_file;
   if (file.path.empty()) return CUDA_SUCCESS;
+  const int fd = ::open(file.path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return CUDA_SUCCESS;
   struct stat it {};
-  if (::stat(file.path.c_str(), &it) != 0) return CUDA_SUCCESS;
-  std::string text;
-  std::getline(std::ifstream(file.path), text);
+  char text[256] = "";
+  const bool read = ::fstat(fd, &it) == 0 && ::read(fd, text, sizeof(text) - 1) > 0;
+  ::close(fd);
+  if (!read) return CUDA_SUCCESS;
   const Fault fault = parse_fault(text);
   if (!is_meant(fault, function, context)) return CUDA_SUCCESS;
   const std::lock_guard lock(all.mutex);
   const std::int64_t written_ns = it.st_mtim.tv_sec * 1'000'000'000 + it.st_mtim.tv_nsec;
   if (file.inode != it.st_ino || file.written_ns != written_ns) file = {file.path, it.st_ino, written_ns, 0};
   if (++file.calls != fault.call) return CUDA_SUCCESS;
-  return ::unlink(file.path.c_str()) == 0 ? fault.error : CUDA_SUCCESS;
+  return take_away(file.path, it.st_ino) ? fault.error : CUDA_SUCCESS;
 }
 
 CUresult inject(Driver& all, const char* function, const Context* context) {

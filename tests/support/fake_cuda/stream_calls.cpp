@@ -118,9 +118,7 @@ CUresult copy_now(const char* function, void* to, const void* from, std::size_t 
 
 // From memory that is not pinned a copy is taken at once, as by the true driver, which stages it; into such
 // memory the call waits.
-CUresult copy_later(const char* function, void* to, const void* from, std::size_t bytes, Ends device,
-                    CUstream handle) {
-  if (const CUresult error = enter(function, Needs::kContext)) return error;
+CUresult enqueue_copy(void* to, const void* from, std::size_t bytes, Ends device, CUstream handle) {
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (!reachable(to, from, bytes, device)) return CUDA_ERROR_INVALID_VALUE;
@@ -143,6 +141,12 @@ CUresult copy_later(const char* function, void* to, const void* from, std::size_
   return error == CUDA_SUCCESS && to_pageable ? stream->synchronise() : error;
 }
 
+CUresult copy_later(const char* function, void* to, const void* from, std::size_t bytes, Ends device,
+                    CUstream handle) {
+  if (const CUresult error = enter(function, Needs::kContext)) return error;
+  return enqueue_copy(to, from, bytes, device, handle);
+}
+
 // From the device into the host's memory, whose rows lie one behind the other; nothing else is needed.
 CUresult copy_rows(const CUDA_MEMCPY2D& copy, CUstream handle) {
   const bool known = copy.srcMemoryType == CU_MEMORYTYPE_DEVICE && copy.dstMemoryType == CU_MEMORYTYPE_HOST &&
@@ -152,8 +156,8 @@ CUresult copy_rows(const CUDA_MEMCPY2D& copy, CUstream handle) {
     return CUDA_ERROR_INVALID_VALUE;
   for (std::size_t row = 0; row < copy.Height; ++row) {
     const CUresult error =
-        copy_later("cuMemcpyDtoHAsync", static_cast<char*>(copy.dstHost) + row * copy.dstPitch,
-                   pointer(copy.srcDevice + row * copy.srcPitch), copy.WidthInBytes, {false, true}, handle);
+        enqueue_copy(static_cast<char*>(copy.dstHost) + row * copy.dstPitch,
+                     pointer(copy.srcDevice + row * copy.srcPitch), copy.WidthInBytes, {false, true}, handle);
     if (error != CUDA_SUCCESS) return error;
   }
   return CUDA_SUCCESS;
