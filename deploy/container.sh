@@ -8,9 +8,9 @@ Usage: deploy/container.sh [--help] [--output FILE] [--bundle FILE] [--tag TAG] 
 
 Makes an OCI image for the daemon, MPS control and epctl: epd's bundle on a minimal Debian root. The root
 is made from Debian packages, without any registry. The output is an archive of the image layout:
-  podman load --input FILE
   skopeo copy oci-archive:FILE docker://registry.example/epd:TAG
-  ctr --namespace k8s.io images import FILE
+  skopeo copy oci-archive:FILE containers-storage:localhost/epd:TAG
+  ctr --namespace k8s.io images import --base-name docker.io/library/epd FILE
 
   --output FILE   where to write it [./epd-<version>-<arch>.oci.tar]
   --bundle FILE   of deploy/bundle.sh; without it, one is built

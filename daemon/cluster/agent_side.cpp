@@ -81,6 +81,7 @@ void AgentSide::say_hello() {
     hello.set_channel(channel_);
     hello.set_received(conversation_->channel().received());
   }
+  writes_hello_ = true;
   stream_->write(frame);
   stream_->read();
 }
@@ -127,7 +128,7 @@ Status AgentSide::take_welcome(const v1::Welcome& welcome) {
   term_ = welcome.term();
   channel_ = welcome.channel();
   coordinator_ = node;
-  if (Status status = conversation_->opened(stream_, welcome.received(), false, now); !status.ok()) {
+  if (Status status = conversation_->opened(stream_, welcome.received(), writes_hello_, now); !status.ok()) {
     conversation_.reset();
     return status;
   }
@@ -159,7 +160,9 @@ void AgentSide::take_table(v1::NodeTable&& table) {
 }
 
 void AgentSide::on_written(Stream& stream) {
-  if (&stream != stream_.get() || !attached()) return;
+  if (&stream != stream_.get()) return;
+  writes_hello_ = false;
+  if (!attached()) return;
   conversation_->written();
   conversation_->pump(self_.clock.now_ns());
 }

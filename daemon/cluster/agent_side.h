@@ -50,6 +50,7 @@ class AgentSide final : public Side {
   std::minstd_rand random_;
 
   std::shared_ptr<Stream> stream_;  // null: none until retry_ns_
+  bool writes_hello_ = false;       // on stream_: nothing else may be written meanwhile
   std::uint64_t retry_ns_ = 0;
   std::uint64_t pause_ms_ = 0;  // before the next try
   std::uint64_t heard_ns_ = 0;  // of the stream: when it was begun, or the coordinator's last message came

@@ -36,12 +36,16 @@ std::uint64_t now_ns() {
 Result<std::unique_ptr<Door>> Door::open(Options options, Refusals& refusals) {
   std::unique_ptr<Door> door(new Door(std::move(options), refusals));
   if (Status status = door->listen(); !status.ok()) return status;
+  return door;
+}
+
+Status Door::begin() {
   try {
-    door->thread_ = std::thread([self = door.get()] { self->run(); });
+    thread_ = std::thread([this] { run(); });
   } catch (const std::system_error& error) {
     return resource_exhausted(std::string("no thread for the cluster's port: ") + error.what());
   }
-  return door;
+  return {};
 }
 
 Door::~Door() {
@@ -193,6 +197,8 @@ void Door::ended(std::uint64_t id, Connection& connection) {
                            "certificate, or the connection ended early"
                          : "it is no daemon's connection, or it ended early");
   }
+  // gRPC's descriptor of it may stay open, and would keep the watch.
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.fd.get(), nullptr);
   connections_.erase(id);
 }
 

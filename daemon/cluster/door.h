@@ -29,6 +29,8 @@ class Door {
     std::function<void(UniqueFd connection)> hand_over;  // on the door's thread
   };
   static Result<std::unique_ptr<Door>> open(Options options, Refusals& refusals);
+  // Takes connections in from now on, on a thread of its own. Once.
+  Status begin();
   ~Door();  // stops
   Door(const Door&) = delete;
   Door& operator=(const Door&) = delete;

@@ -219,6 +219,10 @@ Result<std::unique_ptr<Server>> Server::start(const Settings& settings, const Cr
     return door.status();
   }
   impl->door = std::move(*door);
+  if (Status status = impl->door->begin(); !status.ok()) {
+    impl->server->Shutdown(std::chrono::system_clock::now());
+    return status;
+  }
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }
 

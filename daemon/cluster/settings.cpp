@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <unistd.h>
 #include <algorithm>
+#include <cctype>
 #include <utility>
 
 namespace epd::cluster {
@@ -26,6 +27,7 @@ Status fill_in(Settings& settings) {
   if (!is_name(settings.name)) return refused("cluster.name", settings.name, kAllowedNames);
   if (settings.node.empty()) settings.node = host_name();
   if (!is_name(settings.node)) return refused("cluster.node", settings.node, kAllowedNames);
+  for (char& c : settings.node) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   const std::optional<HostPort> listen = parse_host_port(settings.listen);
   if (!listen || !numeric_address(*listen)) {
     return refused("cluster.listen", settings.listen,

@@ -419,12 +419,13 @@ void HostCrossing::begin_forward(std::size_t index) {
       [this, &source, forward, records] {
         for (const Arrival& arrival : source.forwarding) group_.settle(arrival);
         source.forwarding.clear();
+        if (forward->bad) {
+          group_.count(Drop::kContent);  // and the operation waits until its deadline: the source stays busy
+          return;
+        }
         source.busy = false;
         source.done += records;
-        if (forward->bad) {
-          group_.count(Drop::kContent);  // and the operation waits until its deadline
-          source.done = ~std::uint32_t{0};
-        } else if (source.done == source.announcement.num_tokens) {
+        if (source.done == source.announcement.num_tokens) {
           pass_arrival(source);
         }
       });

@@ -110,8 +110,11 @@ class Site:
     """A daemon, a Prometheus that scrapes it, and what loads the daemon."""
 
     def __init__(self, build, program, work):
-        self.build, self.work = build, work
+        self.build, self.work, self.program = build, work, program
         self.processes = []
+
+    def begin(self):
+        build, work, program = self.build, self.work, self.program
         metrics = free_port()
         self.epd = self._start(
             "epd", build / "bin/epd", "serve", "--config", os.devnull, "--socket", work / "epd.sock",
@@ -212,17 +215,16 @@ def main():
     check(done.returncode == 0, done.stdout + done.stderr)
     test_documents()
     with tempfile.TemporaryDirectory(prefix="epd-prometheus-test-") as directory:
-        site = None
+        site = Site(build, program, pathlib.Path(directory))
         try:
-            site = Site(build, program, pathlib.Path(directory))
+            site.begin()
             test_site(site)
         except AssertionError:
             for log in sorted(pathlib.Path(directory).glob("*.log")):
                 print(f"---- {log.name}\n{log.read_text()[-3000:]}")
             raise
         finally:
-            if site is not None:
-                site.end()
+            site.end()
 
 
 if __name__ == "__main__":
