@@ -78,6 +78,13 @@ void expect_says(const std::string& text, const std::string& part) {
   EXPECT_NE(text.find(part), std::string::npos) << text;
 }
 
+TEST_F(ClusterSettings, NamesOfNodesAreInLowerCase) {
+  settings_.node = "Node-A";
+  const Result<Settings> complete_settings = complete(settings_);
+  ASSERT_TRUE(complete_settings.ok()) << complete_settings.status().to_string();
+  EXPECT_EQ(complete_settings.value().node, "node-a");
+}
+
 TEST_F(ClusterSettings, DefaultsAreFilledIn) {
   Result<Settings> completed = complete(settings_);
   ASSERT_TRUE(completed.ok()) << completed.status().to_string();
