@@ -164,7 +164,7 @@ int check_config(const ServeFlags& flags) {
 }
 
 struct EngineFlags {
-  EngineOptions options{"", false, 3, 4, 5};
+  EngineOptions options{"", false, 3, 4, 5, {}};
   std::string mode = "launched";
   std::string log_level = "info";
   std::string log_format = "logfmt";
@@ -177,6 +177,14 @@ CLI::App* add_engine_command(CLI::App& app, EngineFlags& flags) {
   command->add_option("--link-fd", flags.options.link_fd, "Socket to the supervisor");
   command->add_option("--page-fd", flags.options.page_fd, "This engine's EnginePage");
   command->add_option("--bell-fd", flags.options.bell_fd, "Eventfd that other engines ring");
+  NetworkOptions& network = flags.options.network;
+  command->add_option("--network-library", network.library, "UCX, to reach engines of other nodes");
+  command->add_option("--network-devices", network.devices, "UCX_NET_DEVICES");
+  command->add_option("--network-transports", network.transports, "UCX_TLS");
+  command->add_option("--network-batch-bytes", network.batch_bytes);
+  command->add_option("--network-window-bytes", network.window_bytes);
+  command->add_option("--network-max-bytes", network.max_bytes);
+  command->add_option("--network-peer-timeout-ms", network.peer_timeout_ms);
   command->add_option("--log-level", flags.log_level)
       ->check(CLI::IsMember({"trace", "debug", "info", "warning", "error"}));
   command->add_option("--log-format", flags.log_format)->check(CLI::IsMember({"logfmt", "json"}));

@@ -29,6 +29,8 @@ static_assert(same(abi::IndexType::kInt32, EPD_INDEX_TYPE_INT32));
 static_assert(same(abi::IndexType::kInt64, EPD_INDEX_TYPE_INT64));
 static_assert(same(abi::LossPolicy::kFailFast, EPD_POLICY_FAIL_FAST));
 static_assert(same(abi::LossPolicy::kDegrade, EPD_POLICY_DEGRADE));
+static_assert(same(abi::Span::kNode, EPD_SPAN_NODE));
+static_assert(same(abi::Span::kCluster, EPD_SPAN_CLUSTER));
 
 // Our enums can hold any number. shape_rules.h checks it.
 template <typename To, typename From>
@@ -61,6 +63,7 @@ abi::GroupShape make_shape(const epd_group_config_t& c) {
   s.num_handles = c.num_handles;
   s.max_recv_rows = c.max_recv_rows;
   s.sum_ranks = c.sum_ranks;
+  s.span = as<abi::Span>(c.span);
   return s;
 }
 

@@ -67,7 +67,7 @@ Status Engine::remove_session(const abi::SessionRef& message) {
 
 int Engine::run() {
   page_.start(device_->num_sms());
-  link_.send(abi::LinkType::kReady, abi::EngineReady{::getpid(), device_->max_sms()});
+  link_.send(abi::LinkType::kReady, abi::EngineReady{::getpid(), device_->max_sms(), 0, {}});
   while (!link_.exit_code()) {
     clock_.begin_round();
     const std::uint64_t now_ns = clock_.round_ns();

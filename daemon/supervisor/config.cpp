@@ -284,9 +284,10 @@ Status check_together(const Config& config) {
 Status check_cluster(Config& config) {
   if (config.cluster_name.empty()) {
     for (const ConfigEntry& entry : config.entries) {
-      if (!entry.key.starts_with("cluster.") || entry.value == find_option(entry.key)->default_text) continue;
+      const bool of_cluster = entry.key.starts_with("cluster.") || entry.key.starts_with("network.");
+      if (!of_cluster || entry.value == find_option(entry.key)->default_text) continue;
       return invalid_argument("cluster.name is empty, but " + entry.key + " is \"" + entry.value +
-                              "\"; allowed: the cluster's name, or nothing else of cluster.*");
+                              "\"; allowed: the cluster's name, or nothing else of cluster.* and network.*");
     }
     return {};
   }
@@ -297,6 +298,15 @@ Status check_cluster(Config& config) {
        config.cluster_node_timeout_ms});
   if (!settings.ok()) return settings.status();
   config.cluster = std::move(*settings);
+  if (config.network_library.empty() || config.network_devices.empty() || config.network_transports.empty()) {
+    return invalid_argument(
+        "network.library, network.devices or network.transports is \"\"; allowed: as libucp.so.0, auto, tcp");
+  }
+  if (config.network_window_bytes < config.network_batch_bytes) {
+    return invalid_argument("network.window_bytes is " + std::to_string(config.network_window_bytes) +
+                            "; allowed: at least network.batch_bytes = " +
+                            std::to_string(config.network_batch_bytes));
+  }
   return {};
 }
 
@@ -337,6 +347,10 @@ std::uint32_t Config::effective_sms(abi::DeviceKind kind) const {
 std::uint64_t Config::effective_arena_bytes() const {
   if (max_arena_bytes != 0) return max_arena_bytes;
   return physical_bytes() * 16;
+}
+
+std::uint64_t Config::effective_network_bytes() const {
+  return network_max_bytes != 0 ? network_max_bytes : physical_bytes() / 16;
 }
 
 std::uint64_t Config::effective_routing_bytes() const {

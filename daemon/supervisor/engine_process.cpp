@@ -1,6 +1,7 @@
 #include "engine_process.h"
 
 #include "device_choice.h"
+#include "transport/ucx.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -28,7 +29,8 @@ constexpr int kLinkBufferBytes = 1 << 20;
 
 // Between fork and exec of a process with other threads: system calls only.
 [[noreturn]] void become_engine(const std::array<int, kNumEngineFds>& fds, pid_t supervisor, int death_signal,
-                                const char* binary, char* const* arguments) {
+                                const char* binary, char* const* arguments,
+                                char* const* environment) {
   ::prctl(PR_SET_PDEATHSIG, death_signal);
   if (::getppid() != supervisor) ::_exit(127);  // it died before the line above
   ::setpgid(0, 0);                              // a terminal's Ctrl-C is for the supervisor alone
@@ -44,10 +46,46 @@ constexpr int kLinkBufferBytes = 1 << 20;
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  ::execv(binary, arguments);
+  ::execve(binary, arguments, environment);
   static constexpr char kText[] = "epd: the engine's binary can't be executed\n";
   [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, kText, sizeof(kText) - 1);
   ::_exit(127);
+}
+
+void add_network(const NetworkOptions& network, std::vector<std::string>& words) {
+  if (network.library.empty()) return;
+  for (const auto& [flag, value] :
+       {std::pair<const char*, std::string>("--network-library", network.library),
+        {"--network-devices", network.devices},
+        {"--network-transports", network.transports},
+        {"--network-batch-bytes", std::to_string(network.batch_bytes)},
+        {"--network-window-bytes", std::to_string(network.window_bytes)},
+        {"--network-max-bytes", std::to_string(network.max_bytes)},
+        {"--network-peer-timeout-ms", std::to_string(network.peer_timeout_ms)}}) {
+    words.emplace_back(flag);
+    words.push_back(value);
+  }
+}
+
+// Ours, and what UCX reads when it is loaded.
+std::vector<std::string> environment_of(const EngineCommand& command) {
+  std::vector<std::string> variables;
+  for (char** variable = environ; *variable != nullptr; ++variable) variables.emplace_back(*variable);
+  if (command.network.library.empty()) return variables;
+  for (const auto& [name, value] : transport::ucx_environment()) {
+    const std::string prefix = name + "=";
+    std::erase_if(variables, [&](const std::string& variable) { return variable.starts_with(prefix); });
+    variables.push_back(prefix + value);
+  }
+  return variables;
+}
+
+std::vector<char*> pointers_to(std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  pointers.reserve(words.size() + 1);
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  return pointers;
 }
 
 const char* level_name(LogLevel level) {
@@ -78,10 +116,10 @@ Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand&
                                     "--link-fd",    std::to_string(kFirstEngineFd),
                                     "--log-level",  level_name(command.log_level),
                                     "--log-format", format};
-  std::vector<char*> arguments;
-  arguments.reserve(words.size() + 1);
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
+  add_network(command.network, words);
+  const std::vector<char*> arguments = pointers_to(words);
+  std::vector<std::string> variables = environment_of(command);
+  const std::vector<char*> environment = pointers_to(variables);
 
   std::unique_ptr<EngineProcess> engine(new EngineProcess());
   const pid_t self = ::getpid();
@@ -96,7 +134,7 @@ Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand&
     // GPU is only told, and leaves by itself (engine_main).
     const bool on_gpu = command.device.starts_with("cuda:");
     become_engine({link->second.get(), command.page_fd, command.bell_fd}, self, on_gpu ? SIGTERM : SIGKILL,
-                  command.binary.c_str(), arguments.data());
+                  command.binary.c_str(), arguments.data(), environment.data());
   }
   engine->pid_ = pid;
   engine->link_ = std::move(link->first);

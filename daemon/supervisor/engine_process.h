@@ -5,6 +5,7 @@
 #include "common/packet.h"
 #include "device/device.h"
 #include "proto/link.h"
+#include "transport/network.h"
 
 #include <sys/types.h>
 #include <deque>
@@ -21,6 +22,7 @@ struct EngineCommand {
   int bell_fd = -1;  // becomes descriptor 5
   LogLevel log_level = LogLevel::kInfo;
   LogFormat log_format = LogFormat::kLogfmt;
+  NetworkOptions network;
 };
 
 class EngineProcess {

@@ -47,6 +47,7 @@ class EngineFleet {
     std::uint32_t backoff_min_ms = 10;
     std::uint32_t backoff_max_ms = 5'000;
     std::uint32_t max_restarts_per_minute = 10;
+    NetworkOptions network;
   };
   struct DeviceToServe {
     std::string name;

@@ -11,7 +11,7 @@ constexpr std::uint32_t kJoinConflictMs = 250;
 }  // namespace
 
 LiveConfig::LiveConfig(Config config, ConfigSources sources)
-    : config_(std::move(config)), sources_(std::move(sources)) {
+    : config_(std::move(config)), sources_(std::move(sources)), network_(network_options(config_)) {
   publish_access();
 }
 
@@ -60,7 +60,8 @@ EngineFleet::Options LiveConfig::fleet_options(const std::string& engine_binary)
           config_.engine_watchdog_ms,
           config_.restart_backoff_min_ms,
           config_.restart_backoff_max_ms,
-          config_.max_restarts_per_minute};
+          config_.max_restarts_per_minute,
+          network_};
 }
 
 }  // namespace epd

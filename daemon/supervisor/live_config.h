@@ -38,6 +38,7 @@ class LiveConfig {
 
   Config config_;
   const ConfigSources sources_;
+  const NetworkOptions network_;  // as it was at the start
   std::uint64_t generation_ = 1;
   std::string last_error_;
   mutable std::mutex access_mutex_;

@@ -194,6 +194,12 @@ typedef enum epd_policy {
   EPD_POLICY_DEGRADE = 1
 } epd_policy_t;
 
+/* Where the ranks of a group may be. */
+typedef enum epd_span {
+  EPD_SPAN_NODE = 0,    /* on one node: the daemon's own group, whatever has the same name elsewhere */
+  EPD_SPAN_CLUSTER = 1  /* on any node of the daemon's cluster. Host devices only */
+} epd_span_t;
+
 /* The regions of a buffer slot. epd_buffers_t says what each holds. */
 typedef enum epd_region {
   EPD_REGION_X = 0,
@@ -276,6 +282,7 @@ typedef struct epd_group_config {
   uint32_t sum_ranks; /* ranks of a sum domain, 1..R; 0: the daemon's choice, R for a group on one node.
                          Combine adds up the rows of each sum domain, and rounds the sums of other domains
                          than its own to bf16. CUDA devices take 0 and R */
+  epd_span_t span;
 } epd_group_config_t;
 static inline void epd_group_config_init(epd_group_config_t* config) {
   memset(config, 0, sizeof(*config));
@@ -287,7 +294,7 @@ static inline void epd_group_config_init(epd_group_config_t* config) {
  * INVALID_ARGUMENT: the text names the field. Also: the rank is taken; another rank has given another value
  * (the text has both); memory that can't be bound (the text names the region). RESOURCE_EXHAUSTED: a quota or
  * limit, or 64 joins of this session wait already. PERMISSION_DENIED: this user may not join the group.
- * UNSUPPORTED: the device can't serve such a group. DEADLINE_EXCEEDED: the text names the ranks that are
+ * UNSUPPORTED: the device can't serve such a group, or there is no cluster for EPD_SPAN_CLUSTER. DEADLINE_EXCEEDED: the text names the ranks that are
  * missing, or says that the group has not agreed to take this rank back, or that the daemon did not answer
  * within 5 seconds more. If the daemon accepts such a join later, the library leaves again. */
 EPD_API epd_status_t epd_group_join(epd_session_t* session, const epd_group_config_t* config,

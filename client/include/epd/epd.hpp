@@ -102,6 +102,7 @@ struct Config {
   std::int32_t priority = 0;
   std::vector<epd_binding_t> bindings;  // regions in memory of your own
   std::uint32_t sum_ranks = 0;
+  epd_span_t span = EPD_SPAN_NODE;
 };
 
 // A region whose elements' type follows from the configuration.
@@ -214,6 +215,7 @@ inline epd_group_config_t make_config(const Config& config) {
   raw.bindings = config.bindings.data();
   raw.num_bindings = static_cast<std::uint32_t>(config.bindings.size());
   raw.sum_ranks = config.sum_ranks;
+  raw.span = config.span;
   return raw;
 }
 

@@ -78,6 +78,7 @@ class GroupConfig(ctypes.Structure):
         ("bindings", ctypes.POINTER(Binding)),
         ("num_bindings", c_uint32),
         ("sum_ranks", c_uint32),
+        ("span", c_enum),
     ]
 
 

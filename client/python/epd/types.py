@@ -62,6 +62,13 @@ class IndexType(enum.IntEnum):
     INT64 = 1
 
 
+class Span(enum.IntEnum):
+    """Where the ranks of a group may be."""
+
+    NODE = 0
+    CLUSTER = 1
+
+
 class Policy(enum.IntEnum):
     """What a lost rank does to its group."""
 
@@ -138,6 +145,7 @@ class GroupConfig:
     max_recv_rows     rows of recv_x and y (Layout.EXPERT: of each expert's block); 0: the worst case
     priority          of this rank's operations on its device, -8..7, higher goes first
     sum_ranks         ranks of a sum domain, 1..R; 0: the daemon's choice, on one node R. CUDA devices: 0 or R
+    span              Span.CLUSTER: ranks may be on any node of the cluster. Host devices only
     bindings          regions in memory of the caller's own
     """
 
@@ -163,6 +171,7 @@ class GroupConfig:
     max_recv_rows: int = 0
     priority: int = 0
     sum_ranks: int = 0
+    span: Span = Span.NODE
     bindings: Sequence[Binding] = ()
 
     def region_bytes(self, region: Region) -> int:
@@ -184,7 +193,8 @@ class GroupConfig:
         raw.name = encoded("name", self.name)
         for field in (
             "rank num_ranks num_experts max_tokens hidden topk depth payload index_type policy sms timeout_ms "
-            "layout scale_format expert_alignment opaque_bytes num_biases num_handles max_recv_rows priority sum_ranks"
+            "layout scale_format expert_alignment opaque_bytes num_biases num_handles max_recv_rows priority sum_ranks "
+            "span"
         ).split():
             set_number(raw, field, getattr(self, field))
         bindings = (_abi.Binding * len(self.bindings))()

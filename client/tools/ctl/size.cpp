@@ -49,7 +49,7 @@ Json json_of(const SizeArguments& a, const abi::GroupShape& shape, const abi::Gr
   Json document;
   Json& group = document["shape"];
   for (const abi::ShapeField& field : abi::kShapeFields) group[field.name] = field.value(shape);
-  for (const char* field : {"policy", "sum_ranks"}) group.erase(field);  // have no bearing on it
+  for (const char* field : {"policy", "sum_ranks", "span"}) group.erase(field);  // have no bearing on it
   group["payload"] = a.payload;
   group["index_type"] = a.index_type;
   group["layout"] = a.layout;

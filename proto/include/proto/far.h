@@ -36,6 +36,7 @@ inline constexpr std::uint16_t kFarNoRank = 0xffff;  // between engines
 inline constexpr std::uint32_t kMaxFarBodyBytes = 16u << 20;
 inline constexpr std::uint32_t kMaxFarBatches = 1u << 24;  // of an operation, at one gateway
 inline constexpr std::size_t kFarNodeBytes = 64;
+inline constexpr std::size_t kMaxFarAddressBytes = 1024;  // of an engine's transport
 inline constexpr std::size_t kFarTextBytes = 256;
 
 enum class FarType : std::uint8_t {

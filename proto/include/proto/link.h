@@ -16,6 +16,7 @@
 #pragma once
 
 #include "proto/arena.h"
+#include "proto/far.h"
 #include "proto/statistics.h"
 #include "proto/wire.h"
 
@@ -27,7 +28,7 @@ enum class LinkType : std::uint16_t {
   kRemoveSession = 2,  // answered with kSessionRemoved when its operations have ended
   kGroupBegin = 3,
   // fds: user arena, exchange arena, eventfd and EnginePage of that rank's engine, then the memory of its
-  // client's own that the bindings name; none if it is masked
+  // client's own that the bindings name; none if it is masked, or on another node
   kGroupRank = 4,
   kGroupMember = 5,  // fds: board (rw)
   kGroupCommit = 6,
@@ -45,6 +46,8 @@ enum class LinkType : std::uint16_t {
   // Once to each engine: it has been told of all that its predecessors served and it is to serve. What they
   // left behind for any other group need not wait
   kAllTold = 16,
+  // An engine of another node, before a group names it; again when it has another address, or none
+  kFarEngine = 17,
   // engine -> supervisor
   kReady = 32,
   kSessionFailed = 33,  // an illegal submission; SegmentB already says so
@@ -59,6 +62,7 @@ enum class LinkType : std::uint16_t {
   kRankRefused = 42,   // memory that a rank's client brought can't be used here; it stays masked
   kGroupWaits =
       43,  // kGroupReady or kResumed has to wait for what is no fault of the engine's: again and again
+  kPeerLost = 44,  // an engine of another node, with which groups are shared, can't be reached
 };
 
 // How an engine's process ends: 0 as told, 1 the supervisor is gone, 2 something that a restart may not mend,
@@ -89,7 +93,9 @@ struct GroupBegin {
   std::uint32_t sms;      // 0 = the device's
   std::uint32_t broken;   // 1: wait for kResume before serving (an engine that was restarted)
   std::int32_t priority;  // of its operations among those of the device
-  std::uint32_t reserved;
+  std::uint32_t node;     // this engine's, as the group counts nodes; 0: the group is on one node
+  std::uint64_t view;     // these are 0 then
+  std::uint64_t epoch_key[2];
   GroupShape shape;
   char name[kMaxGroupName + 1];
 };
@@ -100,7 +106,7 @@ struct GroupRank {
   std::uint32_t device_index;
   std::uint64_t active_since;  // the epoch in which it came; 0: masked, it takes no part
   std::uint32_t here = 0;      // 1: this engine's own device serves it
-  std::uint32_t reserved = 0;
+  std::uint32_t node = 0;      // its node; 0: the group is on one node
   Bindings bindings = {};
 };
 inline constexpr std::size_t kRankFds = 4;  // before the client's memory
@@ -178,6 +184,8 @@ struct Resume {
   StatusCode cause;  // OK: kBreak's stands; else something worse has happened since
   std::int32_t failed_rank;
   char text[kMessageBytes];
+  std::uint64_t view = 0;  // these are 0 in a group of one node
+  std::uint64_t epoch_key[2] = {};
 };
 
 struct Resumed {
@@ -201,6 +209,23 @@ struct GroupSettings {  // for operations that are launched from now on
 struct EngineReady {
   std::int32_t pid;
   std::uint32_t max_sms;
+  std::uint32_t address_bytes;  // 0: engines of other nodes can't reach it
+  std::uint8_t address[kMaxFarAddressBytes];
+};
+
+// Nodes are numbered by their cluster's coordinator, from 1.
+struct FarEngine {
+  std::uint32_t node;
+  std::uint32_t device_index;
+  std::uint32_t address_bytes;  // 0: it is down
+  char node_name[kFarNodeBytes];
+  std::uint8_t address[kMaxFarAddressBytes];
+};
+
+struct PeerLost {
+  std::uint32_t node;
+  std::uint32_t device_index;
+  char text[kTextBytes];
 };
 
 // A page that each engine writes and the supervisor, and the engines it shares groups with, read.

@@ -49,6 +49,12 @@ enum class Layout : std::uint32_t {
 
 enum class IndexType : std::uint32_t { kInt32 = 0, kInt64 = 1 };
 
+// Where the ranks of a group may be.
+enum class Span : std::uint32_t {
+  kNode = 0,     // on one node
+  kCluster = 1,  // on any node of the cluster
+};
+
 enum class LossPolicy : std::uint32_t { kFailFast = 0, kDegrade = 1 };
 
 struct GroupShape {
@@ -69,6 +75,7 @@ struct GroupShape {
   std::uint32_t num_handles = 0;       // routings that may be kept beyond their slot: 0..4096
   std::uint32_t max_recv_rows = 0;     // room of recv_x and y (layout expert: per expert); 0 = worst case
   std::uint32_t sum_ranks = 0;         // ranks of a sum domain: 1..R; 0 = default, which the daemon chooses
+  Span span = Span::kNode;
 
   // Whether a combine adds up the rows of all ranks in one sum: nothing is rounded in between.
   constexpr bool sums_all_ranks() const { return sum_ranks == 0 || sum_ranks == num_ranks; }
@@ -107,6 +114,6 @@ struct GroupShape {
   }
   bool operator==(const GroupShape&) const = default;
 };
-static_assert(sizeof(GroupShape) == 68 && std::is_trivially_copyable_v<GroupShape>);
+static_assert(sizeof(GroupShape) == 72 && std::is_trivially_copyable_v<GroupShape>);
 
 }  // namespace epd::abi

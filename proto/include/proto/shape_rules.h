@@ -18,7 +18,7 @@ struct ShapeField {
 };
 
 // Every field; ranks that differ in one can't form a group.
-inline constexpr std::array<ShapeField, 17> kShapeFields = {{
+inline constexpr std::array<ShapeField, 18> kShapeFields = {{
     {"num_ranks", [](const GroupShape& s) { return s.num_ranks; }, 1, kMaxRanks, 1},
     {"num_experts", [](const GroupShape& s) { return s.num_experts; }, 1, kMaxExperts, 1},
     {"max_tokens", [](const GroupShape& s) { return s.max_tokens; }, 1, kMaxTokens, 1},
@@ -36,6 +36,7 @@ inline constexpr std::array<ShapeField, 17> kShapeFields = {{
     {"num_handles", [](const GroupShape& s) { return s.num_handles; }, 0, kMaxHandles, 1},
     {"max_recv_rows", [](const GroupShape& s) { return s.max_recv_rows; }, 0, kMaxRecvRows, 1},
     {"sum_ranks", [](const GroupShape& s) { return s.sum_ranks; }, 0, kMaxRanks, 1},
+    {"span", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.span); }, 0, 1, 1},
 }};
 static_assert(sizeof(GroupShape) == kShapeFields.size() * sizeof(std::uint32_t));
 // Within these limits recv_rows() never passes kMaxRecvRows: R * min(K, E/R) <= E.

@@ -1,6 +1,8 @@
 // The engine process: `epd engine --device host:0 --link-fd 3 --page-fd 4 --bell-fd 5`.
 #pragma once
 
+#include "transport/network.h"
+
 #include <string>
 
 namespace epd {
@@ -11,6 +13,7 @@ struct EngineOptions {
   int link_fd = -1;       // socketpair to the supervisor
   int page_fd = -1;       // this engine's EnginePage
   int bell_fd = -1;       // eventfd that peers ring
+  NetworkOptions network;
 };
 
 // Runs until the supervisor says stop or is gone. Returns the process's exit code.

@@ -91,6 +91,14 @@ struct Config {
   std::uint32_t cluster_insecure = 0;
   std::uint32_t cluster_heartbeat_ms = 0;
   std::uint32_t cluster_node_timeout_ms = 0;
+  std::uint32_t cluster_orphan_ms = 0;
+  std::string network_library;
+  std::string network_devices;  // "auto": see network.h
+  std::string network_transports;
+  std::uint64_t network_batch_bytes = 0;
+  std::uint64_t network_window_bytes = 0;
+  std::uint64_t network_max_bytes = 0;  // 0: see effective_network_bytes
+  std::uint32_t network_peer_timeout_ms = 0;
 
   std::optional<cluster::Settings> cluster;  // of cluster_*, completed
   AccessPolicy access;
@@ -103,6 +111,7 @@ struct Config {
   std::uint32_t effective_sms(abi::DeviceKind kind) const;
   std::uint64_t effective_arena_bytes() const;
   std::uint64_t effective_routing_bytes() const;
+  std::uint64_t effective_network_bytes() const;
   // What one user may have: what a rule of the policy says, else limits.*_per_user, else three quarters of
   // the whole. Root and the daemon's own user may have the whole, where neither says otherwise.
   Quota max_sessions_of(const Caller& caller) const;
