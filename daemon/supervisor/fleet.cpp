@@ -121,8 +121,11 @@ void EngineFleet::read_link(std::uint32_t index) {
     } else if (device.state != DeviceState::kReady) {
       device.state = DeviceState::kReady;
       device.ready_ns = clock_.now_ns();
-      if (const Result<abi::EngineReady> ready = packet.read<abi::EngineReady>(); ready.ok())
-        device.max_sms = ready.value().max_sms;
+      if (Result<abi::EngineReady> ready = packet.read<abi::EngineReady>(); ready.ok()) {
+        device.max_sms = ready->max_sms;
+        const std::size_t bytes = std::min<std::size_t>(ready->address_bytes, sizeof(ready->address));
+        device.far_address.assign(reinterpret_cast<const char*>(ready->address), bytes);
+      }
       record_event(EventKind::kEngineReady, LogLevel::kInfo, "engine ready",
                    {{"device", device.name},
                     {"pid", device.process->pid()},
