@@ -38,9 +38,8 @@ Concern concern_of(const Event& event) {
 
 GroupPhase phase_of(const NearGroup& group) {
   const auto any = [&group](auto... phases) {
-    return std::any_of(group.engines.begin(), group.engines.end(), [&](const auto& entry) {
-      return (entry.second.is(phases) || ...);
-    });
+    return std::any_of(group.engines.begin(), group.engines.end(),
+                       [&](const auto& entry) { return (entry.second.is(phases) || ...); });
   };
   if (group.failed) return GroupPhase::kLost;
   if (!group.started) return GroupPhase::kForming;
@@ -126,9 +125,8 @@ std::vector<Deciders::FarRank> Deciders::far_ranks(std::uint64_t group_id) const
   if (near == nullptr) return {};
   std::vector<FarRank> ranks;
   for (const RankDescription& rank : near->told.ranks) {
-    const auto engine =
-        std::find_if(near->told.far_engines.begin(), near->told.far_engines.end(),
-                     [&rank](const FarEngine& far) { return far.engine == rank.engine; });
+    const auto engine = std::find_if(near->told.far_engines.begin(), near->told.far_engines.end(),
+                                     [&rank](const FarEngine& far) { return far.engine == rank.engine; });
     if (rank.active_since != 0 && engine != near->told.far_engines.end())
       ranks.push_back({rank.rank, rank.engine.device, engine->node});
   }

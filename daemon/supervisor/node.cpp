@@ -94,9 +94,8 @@ Status Node::join_cluster() {
   membership::Agent& agent = deciders_.make_agent(times, config_.membership_limits(), node);
   const auto post = [this](std::function<void()> task) { return loop().post(std::move(task)); };
   Result<std::unique_ptr<cluster::Cluster>> cluster =
-      cluster::Cluster::start(
-          *settings, {deadlines_, post, life_.boot_id, kDaemonVersion, agent, config_.membership_limits(),
-                      options_.config.cluster_orphan_ms});
+      cluster::Cluster::start(*settings, {deadlines_, post, life_.boot_id, kDaemonVersion, agent,
+                                          config_.membership_limits(), options_.config.cluster_orphan_ms});
   if (!cluster.ok()) return cluster.status();
   cluster_ = std::move(*cluster);
   return {};

@@ -29,8 +29,7 @@ void OperatorSettings::forget_sms() {
 
 const GroupSettingsChange& OperatorSettings::set_group(std::uint64_t group_id,
                                                        const GroupSettingsChange& change) {
-  std::erase_if(group_settings_,
-                [this](const auto& entry) { return !rooms_.deciders.find(entry.first); });
+  std::erase_if(group_settings_, [this](const auto& entry) { return !rooms_.deciders.find(entry.first); });
   GroupSettingsChange& kept = group_settings_[group_id];
   if (change.sms) kept.sms = change.sms;
   if (change.priority) kept.priority = change.priority;

@@ -1,5 +1,5 @@
-// What engines and sessions are told: what the deciders have decided, and what others add, in the order in which it
-// was decided.
+// What engines and sessions are told: what the deciders have decided, and what others add, in the order in
+// which it was decided.
 #pragma once
 
 #include "fleet.h"
