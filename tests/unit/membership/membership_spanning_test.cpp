@@ -342,6 +342,15 @@ TEST_F(SpanningByMessages, UnderFailFastEverythingInFlightFails) {
   EXPECT_TRUE(registry_.groups().empty());
 }
 
+TEST_F(SpanningByMessages, TheLastLostNodesAreRemembered) {
+  begin(1);
+  for (std::uint32_t node = 2; node < kMaxLostNodes + 100; ++node) {
+    tell(NodeUp{node, {{"host:0", {}}}, "node-b"});
+    tell(NodeLost{node, "silent"});
+  }
+  EXPECT_EQ(registry_.num_nodes(), kMaxLostNodes + 1);
+}
+
 TEST_F(SpanningByMessages, ALostNodeEndsGroupsThatStart) {
   begin(2);
   join_all({1, 2});
