@@ -1,8 +1,8 @@
 #include "adoption.h"
 
 #include "membership/join_rules.h"
-#include "memberships.h"
 #include "membership/limits.h"
+#include "memberships.h"
 #include "proto/binding_rules.h"
 #include "proto/shape_rules.h"
 

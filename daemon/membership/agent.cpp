@@ -217,8 +217,8 @@ void Agent::handle(const ToAgent& message) {
     attach();
     return;
   }
-  const bool for_this = message.number == number_ ||
-                        (message.number == 0 && std::holds_alternative<PutOut>(message.body));
+  const bool for_this =
+      message.number == number_ || (message.number == 0 && std::holds_alternative<PutOut>(message.body));
   if (welcome == nullptr && !beat && (state_ != State::kAttached || !for_this)) return;
   heard_ns_ = clock_.now_ns();
   if (welcome != nullptr) {
@@ -419,8 +419,8 @@ void Agent::refuse_leaves() {
   });
 }
 
-// Groups that need a decision, or that a rank here asks to leave, end here, which is a leave of the ranks here.
-// The others run on.
+// Groups that need a decision, or that a rank here asks to leave, end here, which is a leave of the ranks
+// here. The others run on.
 void Agent::give_up() {
   state_ = State::kApart;
   messages_.clear();

@@ -252,8 +252,7 @@ std::map<std::uint32_t, std::vector<std::uint64_t>> Coordinator::adopt_groups() 
   for (auto& [name, node] : nodes_) {
     const std::vector<GroupReport> reports = std::exchange(node.attach.groups, {});
     if (node.number != node.attach.number) continue;
-    for (const GroupReport& report : reports)
-      adoption.add({node.number, node.attach.devices.size()}, report);
+    for (const GroupReport& report : reports) adoption.add({node.number, node.attach.devices.size()}, report);
   }
   std::map<std::uint32_t, std::vector<std::uint64_t>> stay;
   for (Group& group : adoption.whole()) {

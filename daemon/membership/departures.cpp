@@ -19,10 +19,10 @@ void Departures::on(const LeaveRequest& event) {
       group == nullptr ? std::map<std::uint32_t, Member>::iterator{} : group->members.find(place->rank);
   if (group == nullptr || group->is(GroupPhase::kForming) || group->is(GroupPhase::kStarting) ||
       found == group->members.end() || found->second.presence != Presence::kHere) {
-    desk_.refuse(event.id,
-                 not_found("member " + std::to_string(event.member) + " is not a membership of session " +
-                           parts_.nodes.in_words(event.id.session) +
-                           "; allowed: the number that Joined gave"));
+    desk_.refuse(
+        event.id,
+        not_found("member " + std::to_string(event.member) + " is not a membership of session " +
+                  parts_.nodes.in_words(event.id.session) + "; allowed: the number that Joined gave"));
     return;
   }
   found->second.leave_request = event.id.number;
@@ -79,7 +79,7 @@ void Departures::on(const RankRefused& event) {
   if (!group.lives(message.rank)) return;
   const StatusCode code = message.status == StatusCode::kOk ? StatusCode::kInternal : message.status;
   const Status status(code, "rank " + std::to_string(message.rank) + ": " +
-                                          std::string(message.text, abi::text_length(message.text)));
+                                std::string(message.text, abi::text_length(message.text)));
   if (group.is(GroupPhase::kStarting)) {
     parts_.forming.abort_start(group, status);
     return;
@@ -95,7 +95,8 @@ void Departures::on(const RankRefused& event) {
 
 void Departures::lose(Group& group, Member& member, const std::string& how) {
   const std::string text = "rank " + std::to_string(member.rank) + " (session " +
-                           parts_.nodes.in_words(member.session) + ", pid " + std::to_string(member.pid) + ") " + how;
+                           parts_.nodes.in_words(member.session) + ", pid " + std::to_string(member.pid) +
+                           ") " + how;
   const bool orderly = how == "left" || how == "detached";
   lose(group, {member.rank}, {StatusCode::kRankLost, static_cast<std::int32_t>(member.rank), text, orderly});
 }

@@ -119,8 +119,8 @@ void Engines::on(const GroupWaits& event) {
   const bool owes = slot != nullptr && slot->due_ns() != nullptr &&
                     (slot->is(EnginePhase::kStarting) || slot->is(EnginePhase::kServing));
   if (!owes) return;
-  const bool bounded =
-      slot->is(EnginePhase::kServing) || parts_.groups.find(event.message.group_id)->is(GroupPhase::kStarting);
+  const bool bounded = slot->is(EnginePhase::kServing) ||
+                       parts_.groups.find(event.message.group_id)->is(GroupPhase::kStarting);
   if (bounded) *slot->due_ns() = desk_.due_in_ms(desk_.limits().engine_start_ms);
   slot->waits_for.assign(event.message.text, abi::text_length(event.message.text));
 }

@@ -64,8 +64,9 @@ Status check_device(abi::DeviceKind kind, const abi::GroupShape& shape) {
     return invalid_argument("device kind is " + std::to_string(static_cast<std::uint32_t>(kind)) +
                             "; allowed: 0 (host), 1 (CUDA)");
   if (shape.span == abi::Span::kCluster)
-    return {StatusCode::kUnsupported,
-            "span is 1 (cluster); allowed: 0 (node) on CUDA devices: groups that span nodes are on host devices"};
+    return {
+        StatusCode::kUnsupported,
+        "span is 1 (cluster); allowed: 0 (node) on CUDA devices: groups that span nodes are on host devices"};
   if (shape.num_ranks > kMaxCudaRanks)
     return {StatusCode::kUnsupported, "num_ranks is " + std::to_string(shape.num_ranks) +
                                           "; allowed: at most " + std::to_string(kMaxCudaRanks) +

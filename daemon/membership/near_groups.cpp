@@ -21,9 +21,8 @@ bool NearGroup::is_steady() const {
 
 GroupPhase NearGroup::phase() const {
   const auto any = [this](EnginePhase phase, EnginePhase other) {
-    return std::any_of(engines.begin(), engines.end(), [&](const auto& entry) {
-      return entry.second.is(phase) || entry.second.is(other);
-    });
+    return std::any_of(engines.begin(), engines.end(),
+                       [&](const auto& entry) { return entry.second.is(phase) || entry.second.is(other); });
   };
   if (!started) return GroupPhase::kForming;
   if (any(EnginePhase::kRemoving, EnginePhase::kRemoving)) return GroupPhase::kRemoving;
@@ -41,9 +40,9 @@ GroupPhase NearGroup::phase() const {
 
 const FarEngine* NearGroup::far_engine_of(std::uint32_t rank) const {
   if (rank >= told.ranks.size() || told.ranks[rank].active_since == 0) return nullptr;
-  const auto found = std::find_if(told.far_engines.begin(), told.far_engines.end(), [&](const FarEngine& far) {
-    return far.engine == told.ranks[rank].engine;
-  });
+  const auto found =
+      std::find_if(told.far_engines.begin(), told.far_engines.end(),
+                   [&](const FarEngine& far) { return far.engine == told.ranks[rank].engine; });
   return found == told.far_engines.end() ? nullptr : &*found;
 }
 

@@ -28,8 +28,7 @@ std::string Nodes::in_words(std::uint32_t node) const {
 }
 
 std::string Nodes::in_words(const SessionId& session) const {
-  return std::to_string(session.number) +
-         (session.node == kLocalNode ? "" : " of " + name_of(session.node));
+  return std::to_string(session.number) + (session.node == kLocalNode ? "" : " of " + name_of(session.node));
 }
 
 std::string Nodes::boot_of(std::uint32_t node) const {

@@ -180,8 +180,8 @@ class HostileNode : public testing::TestWithParam<std::uint64_t> {
     for (std::size_t i = below(3); i > 0; --i) message.engines.push_back({any32(), "address"});
     return {0, message};
   }
-  // What the hostile node has been asked for is answered now and then as it should be, so that its groups come
-  // far.
+  // What the hostile node has been asked for is answered now and then as it should be, so that its groups
+  // come far.
   void answer_rightly() {
     for (const auto& [id, group] : coordinator_.groups()) {
       if (id == group_ || below(3) != 0) continue;
@@ -205,12 +205,7 @@ class HostileNode : public testing::TestWithParam<std::uint64_t> {
   ManualClock clock_;
   std::uint64_t next_key_ = 1;
   EmbeddedStore store_;
-  Coordinator coordinator_{clock_,
-                           {kTimes, kLimits, 1,
-                            [this] {
-                              return EpochKey{next_key_++, 1};
-                            }},
-                           store_};
+  Coordinator coordinator_{clock_, {kTimes, kLimits, 1, [this] { return EpochKey{next_key_++, 1}; }}, store_};
   std::uint64_t group_ = 0;
   std::mt19937_64 random_;
 };

@@ -469,9 +469,10 @@ TEST_F(AgentAlone, ALeaveWithoutACoordinatorIsALeaveOfItsOwn) {
   EXPECT_EQ(actions(), Lines{});
   EXPECT_EQ(agent_.next_due_ns(), clock_.now_ns() + 1'000'000);
   after_ms(1);
-  EXPECT_EQ(actions(),
-            (Lines{"break device=0 group=G epoch=1 fatal=1 cause=RANK_LOST failed_rank=0 fail_from=0",
-                   "stop_member device=0 group=G rank=0", "refused session=10 request=102 status=NOT_FOUND"}));
+  EXPECT_EQ(
+      actions(),
+      (Lines{"break device=0 group=G epoch=1 fatal=1 cause=RANK_LOST failed_rank=0 fail_from=0",
+             "stop_member device=0 group=G rank=0", "refused session=10 request=102 status=NOT_FOUND"}));
   agent_.handle(MemberStopped{{kLocalNode, 0}, {kGroup, 0, 0, 3}});
   EXPECT_EQ(actions(), (Lines{"left session=10 request=101"}));
 }

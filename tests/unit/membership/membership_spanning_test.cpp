@@ -16,7 +16,10 @@ class SpanningByMessages : public testing::Test {
 
   void begin(std::uint32_t nodes) {
     for (std::uint32_t n = 1; n <= nodes; ++n) {
-      handle(NodeUp{n, {{"host:0", {}}}, "node-" + std::to_string(n), "boot-" + std::to_string(n),
+      handle(NodeUp{n,
+                    {{"host:0", {}}},
+                    "node-" + std::to_string(n),
+                    "boot-" + std::to_string(n),
                     "10.0.0." + std::to_string(n) + ":7410"});
       handle(EngineUp{{n, 0}, "address-" + std::to_string(n)});
     }
@@ -197,8 +200,9 @@ TEST_F(SpanningByMessages, GpusAreNotThereYet) {
   JoinRequest request = join_of(0, 2, 1);
   request.device_kind = abi::DeviceKind::kCuda;
   EXPECT_EQ(tell(request), (Lines{"refused session=10 request=100 status=UNSUPPORTED node=1"}));
-  EXPECT_EQ(refusal_.message(),
-            "span is 1 (cluster); allowed: 0 (node) on CUDA devices: groups that span nodes are on host devices");
+  EXPECT_EQ(
+      refusal_.message(),
+      "span is 1 (cluster); allowed: 0 (node) on CUDA devices: groups that span nodes are on host devices");
 }
 
 TEST_F(SpanningByMessages, GroupsOfOneNodeAreNotHere) {
@@ -358,7 +362,7 @@ TEST_F(SpanningByMessages, ALostNodeEndsGroupsThatStart) {
   const Lines lines = tell(NodeLost{2, "silent"});
   EXPECT_EQ(lines, (Lines{"refused session=10 request=100 status=RANK_LOST node=1",
                           "remove device=0 group=G node=1"}));
-  EXPECT_EQ(refusal_.message(), 
+  EXPECT_EQ(refusal_.message(),
             "rank 1 was lost: node node-2 (10.0.0.2:7410) was lost: silent while the group started");
 }
 
@@ -409,7 +413,8 @@ TEST_F(SpanningByMessages, OutOfReachIsABreakAndThenTheHigherNodeOfTwoGoes) {
                    "break device=0 group=G epoch=2 fatal=0 cause=RANK_LOST failed_rank=1 node=1",
                    "break device=0 group=G epoch=2 fatal=0 cause=RANK_LOST failed_rank=1 node=2"}));
   EXPECT_EQ(break_text_,
-            "rank 1 of node node-2 (10.0.0.2:7410) was put out: device 0 of node-1 can't reach device 0 of node-2 at address-2: no answer");
+            "rank 1 of node node-2 (10.0.0.2:7410) was put out: device 0 of node-1 can't reach device 0 of "
+            "node-2 at address-2: no answer");
   broken(1, 2, 4);
   broken(2, 2, 4);
   const Lines lines = stored(2);
@@ -447,9 +452,10 @@ TEST_F(SpanningByMessages, APairThatWorksForNoMoreThanAMomentEachTimeIsPutOut) {
   out_of_reach(1, 2);
   tick_after(100);
   EXPECT_EQ(living(), (std::set<std::uint32_t>{0}));
-  EXPECT_EQ(break_text_,
-            "rank 1 of node node-2 (10.0.0.2:7410) was put out: device 0 of node-1 can't reach device 0 of node-2 "
-            "at address-2: no answer; the group has broken 3 times within a minute for it");
+  EXPECT_EQ(
+      break_text_,
+      "rank 1 of node node-2 (10.0.0.2:7410) was put out: device 0 of node-1 can't reach device 0 of node-2 "
+      "at address-2: no answer; the group has broken 3 times within a minute for it");
 }
 
 TEST_F(SpanningByMessages, APairThatBreaksNowAndThenStays) {
@@ -504,7 +510,8 @@ TEST_F(SpanningByMessages, UnderFailFastTheGroupEndsAndNamesThePair) {
   }
   EXPECT_EQ(group().phase(), GroupPhase::kFailing);
   EXPECT_EQ(group().reason.text,
-            "rank 1 of node node-2 (10.0.0.2:7410) was put out: device 0 of node-2 can't reach device 0 of node-1 at address-1: no answer");
+            "rank 1 of node node-2 (10.0.0.2:7410) was put out: device 0 of node-2 can't reach device 0 of "
+            "node-1 at address-1: no answer");
 }
 
 }  // namespace
