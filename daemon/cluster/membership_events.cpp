@@ -1,4 +1,5 @@
 // To the coordinator.
+#include "frames.h"
 #include "membership_parts.h"
 #include "membership_wire.h"
 
@@ -302,7 +303,7 @@ static void read_body(Reader& io, wire::ToCoordinator& m, ToCoordinator& v) {
 
 template <typename Io>
 void carry_term(Io& io, wire::ToCoordinator& m, ToCoordinator& v) {
-  EPD_NUMBER(term, v.term, kMostTerm);
+  EPD_NUMBER(term, v.term, kMaxTerm);
 }
 
 wire::ToCoordinator message_of(const ToCoordinator& message) {

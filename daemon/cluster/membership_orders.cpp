@@ -1,4 +1,5 @@
 // To an agent.
+#include "frames.h"
 #include "membership_parts.h"
 #include "membership_wire.h"
 
@@ -237,7 +238,7 @@ static void read_body(Reader& io, wire::ToAgent& m, ToAgent& v) {
 
 template <typename Io>
 void carry_head(Io& io, wire::ToAgent& m, ToAgent& v) {
-  EPD_NUMBER(term, v.term, kMostTerm);
+  EPD_NUMBER(term, v.term, kMaxTerm);
   EPD_NUMBER(number, v.number, kMostNode);
 }
 

@@ -16,7 +16,6 @@ namespace wire = v1::membership;
 
 constexpr std::uint64_t kAny = std::numeric_limits<std::uint64_t>::max();
 constexpr std::uint64_t kAnyWord = std::numeric_limits<std::uint32_t>::max();
-constexpr std::uint64_t kMostTerm = std::uint64_t{1} << 48;
 constexpr std::uint64_t kMostNode = std::uint64_t{1} << 30;
 constexpr std::uint64_t kMaxDevices = 1024;  // of a node
 constexpr std::uint64_t kMostRank = abi::kMaxRanks - 1;

@@ -88,8 +88,14 @@ Status Node::join_cluster() {
   const std::optional<cluster::Settings>& settings = options_.config.cluster;
   if (!settings) return {};
   const auto post = [this](std::function<void()> task) { return loop().post(std::move(task)); };
+  const std::uint32_t orphan_ms = options_.config.cluster_orphan_ms;
+  agent_ = std::make_unique<membership::Agent>(
+      deadlines_, membership::Agent::Options{{settings->heartbeat_ms, settings->node_timeout_ms, orphan_ms},
+                                             config_.membership_limits(),
+                                             describe(devices_)});
   Result<std::unique_ptr<cluster::Cluster>> cluster =
-      cluster::Cluster::start(*settings, {deadlines_, post, life_.boot_id, kDaemonVersion});
+      cluster::Cluster::start(*settings, {deadlines_, post, life_.boot_id, kDaemonVersion, *agent_,
+                                          config_.membership_limits(), orphan_ms});
   if (!cluster.ok()) return cluster.status();
   cluster_ = std::move(*cluster);
   return {};
@@ -122,8 +128,9 @@ std::uint64_t Node::turn_of_cluster() {
   if (phase == DaemonPhase::kDraining && told_cluster_ == DaemonPhase::kServing) cluster_->drain();
   if (phase == DaemonPhase::kStopping && told_cluster_ != DaemonPhase::kStopping) cluster_->leave();
   if (phase != DaemonPhase::kStarting) told_cluster_ = phase;
+  agent_->tick();
   cluster_->tick();
-  return cluster_->next_due_ns();
+  return std::min(agent_->next_due_ns(), cluster_->next_due_ns());
 }
 
 }  // namespace epd

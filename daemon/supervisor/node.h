@@ -69,6 +69,7 @@ class Node {
   Lifecycle lifecycle_;
   SessionEvents session_events_;
   EngineEvents engine_events_;
+  std::unique_ptr<membership::Agent> agent_;   // likewise
   std::unique_ptr<cluster::Cluster> cluster_;  // null: the daemon is in none
   DaemonPhase told_cluster_ = DaemonPhase::kServing;
   ControlReads reads_;
