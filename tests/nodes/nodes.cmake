@@ -3,6 +3,5 @@ find_package(nlohmann_json REQUIRED)
 # Several daemons on one machine, by loopback.
 epd_system_test(nodes_test LABEL nodes TIMEOUT 120
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/nodes_test.cpp ${CMAKE_CURRENT_LIST_DIR}/nodes_refused_test.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/cluster_of_daemons.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/nodes_groups_test.cpp
   LIBS nlohmann_json::nlohmann_json epd_cluster_proto)
-target_compile_definitions(nodes_test PRIVATE EPD_TEST_CA="${PROJECT_SOURCE_DIR}/deploy/test-ca.sh")
