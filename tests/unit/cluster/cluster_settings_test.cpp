@@ -125,7 +125,9 @@ TEST_F(ClusterSettings, Certificates) {
   expect_says(refusal([&](Settings& s) { s.tls_key = file("node-b.key"); }),
               "which is not the key of cluster.tls_cert");
   expect_says(refusal([](Settings& s) { s.node = s.coordinator = "node-c:7410", s.node = "node-c"; }),
-              "cluster.node is \"node-c\", which is no name of cluster.tls_cert; allowed: node-a, 10.0.0.1");
+              "cluster.node is \"node-c\", which is no DNS name of cluster.tls_cert; allowed: node-a");
+  expect_says(refusal([](Settings& s) { s.node = "10.0.0.1"; }),
+              "cluster.node is \"10.0.0.1\", which is no DNS name of cluster.tls_cert; allowed: node-a");
   expect_says(refusal([](Settings& s) { s.advertise = s.coordinator = "10.0.0.2:7410"; }),
               "cluster.coordinator is \"10.0.0.2:7410\", whose host is no name of cluster.tls_cert");
   make("", "/other");

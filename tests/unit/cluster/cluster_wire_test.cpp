@@ -127,7 +127,7 @@ TEST(ClusterWire, EventsAreJudged) {
   refused(random.value<JoinRequest>(),
           [](auto& e) { e.mutable_join_request()->mutable_join()->add_bindings()->set_region(19); },
           "told.event.join_request.join.bindings.region is 19; allowed: 0 .. 18");
-  refused(random.value<EngineDown>(),
+  refused(EngineDown{},
           [](auto& e) {
             for (int i = 0; i < 65'537; ++i) e.mutable_engine_down()->add_boards();
           },
