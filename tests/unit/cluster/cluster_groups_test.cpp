@@ -185,8 +185,10 @@ TEST_F(ClusterGroups, TermsAreJudged) {
   EXPECT_EQ(told(2, "node-x", 'A')->status_.message(), "its term is 2; allowed: at most 1");
   EXPECT_NE(told(kMaxTerm, "node-x", 'Q')->status_.message().find("none follows"), std::string::npos);
   EXPECT_EQ(coordinator_->view().term, 1u);
-  EXPECT_FALSE(told(7, "node-x", 'Q')->finished_);
+  const auto first = told(7, "node-x", 'Q');
+  EXPECT_FALSE(first->finished_);
   EXPECT_EQ(coordinator_->view().term, 8u);
+  end(*first, "reset");
   EXPECT_NE(told(8, "node-x", 'Q')->status_.message().find("has raised the term less than 8000 ms ago"),
             std::string::npos);
   EXPECT_EQ(coordinator_->view().term, 8u);
@@ -294,10 +296,20 @@ TEST_P(ClusterGroupsRandom, EverythingComesToItsEnd) {
   agent("node-b", 'B');
   agent("node-c", 'C');
   step(kTimeoutMs + 200);
+  std::set<std::uint64_t> served;
+  std::uint64_t last_epoch = 0;
   for (int i = 0; i < 250; ++i) {
     happen();
     step(25 * (1 + below(8)));
+    for (const auto& [name, one] : nodes_) {
+      for (const auto& [id, known] : one->groups) {
+        if (known.serves) served.insert(id);
+        last_epoch = std::max(last_epoch, known.epoch);
+      }
+    }
   }
+  EXPECT_GE(served.size(), 5u) << "what this is for has hardly happened";
+  EXPECT_GE(last_epoch, 3u) << "likewise";
   cut();
   // Ranks that wait for one that is gone are refused at last.
   step(61'000 + kOrphanMs);
