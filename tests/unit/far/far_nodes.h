@@ -76,6 +76,7 @@ class FarNodes {
 
   void open_transport(Engine& engine);
   void connect_engines();
+  void greet_engines();
   bool step_engine(Engine& engine);
   bool step_rank(Rank& rank, const std::vector<FarStep>& steps);
   std::size_t last_made(std::uint32_t record) const;
