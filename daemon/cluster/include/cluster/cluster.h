@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "cluster/settings.h"
 #include "common/status.h"
+#include "membership/agent.h"
 
 #include <array>
 #include <cstdint>
@@ -59,6 +60,9 @@ class Cluster {
     Post post;
     std::array<std::uint8_t, 16> boot_id{};
     std::string version;  // of the daemon
+    membership::Agent& agent;
+    membership::MembershipLimits limits;  // of groups that span nodes
+    std::uint32_t orphan_ms = 0;
   };
   // Opens the port. `settings` as complete() has returned them.
   static Result<std::unique_ptr<Cluster>> start(const Settings& settings, Ground ground);
