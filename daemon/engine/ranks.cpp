@@ -106,8 +106,10 @@ Result<std::unique_ptr<Member>> Ranks::serve(Group& group, const abi::GroupMembe
 }
 
 Status Ranks::open_lane(Group& group, Member& member) const {
+  if (!group.unusable.ok()) return {};
   Launcher& launcher = device_.launcher();
   LaneShape shape = lane_shape(group.shape, group.priority);
+  if (group.far != nullptr) shape.far = &group.far->group(group.ranks[member.rank].device_index);
   if (device_.traits().has_streams) shape.exchange = group.ranks[member.rank].exchange;
   Result<std::unique_ptr<Lane>> lane = launcher.open_lane(shape);
   if (!lane.ok()) {
