@@ -165,8 +165,8 @@ void Group::set_active(std::uint32_t rank, std::uint64_t since) {
       std::any_of(active_since.begin(), active_since.end(), [](auto s) { return s == 0; });
   masked.clear();
   for (std::size_t r = 0; any_masked && r < active_since.size(); ++r) masked.push_back(active_since[r] == 0);
-  if (since != 0) {
-    if (is_near(rank)) ranks[rank].set_active(since);
+  if (since != 0 && is_near(rank)) {
+    ranks[rank].set_active(since);
     return;
   }
   ranks[rank] = {};

@@ -61,12 +61,10 @@ Status Groups::add_rank(Packet& packet) {
   if (message.active_since != 0 && group->active_since[message.rank] == message.active_since) return {};
   group->refused.erase(message.rank);
   drop_member(*group, message.rank);
-  if (!mapped) ranks_.mask(*group, message.rank);
-  if (group->far != nullptr && message.rank < group->shape.num_ranks) group->far->place(message);
-  if (!mapped) {
-    if (message.active_since != 0) group->set_active(message.rank, message.active_since);
-    return {};
-  }
+  if (group->far != nullptr) group->far->place(message);
+  if (message.active_since == 0) ranks_.mask(*group, message.rank);
+  if (is_far && message.active_since != 0) ranks_.place_far(*group, message.rank, message.active_since);
+  if (!mapped) return {};
   const Status status = ranks_.map(*group, message, packet);
   if (!status.ok()) refuse_rank(*group, message.rank, status);
   return {};

@@ -77,6 +77,11 @@ void Ranks::mask(Group& group, std::uint32_t rank) {
   group.set_active(rank, 0);
 }
 
+void Ranks::place_far(Group& group, std::uint32_t rank, std::uint64_t since) {
+  reclaimer_.take(group.ranks[rank]);
+  group.set_active(rank, since);
+}
+
 void Ranks::unmap(Group& group) {
   for (GroupRankMemory& rank : group.ranks) reclaimer_.take(rank);
   group.ranks.clear();

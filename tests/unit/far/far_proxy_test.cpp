@@ -1,6 +1,7 @@
 // The proxy alone: connections that follow each other, rings without room, messages that are refused.
 #include "far_proxy.h"
 #include "transport/in_process.h"
+#include "wrapped_transport.h"
 
 #include <gtest/gtest.h>
 
@@ -46,7 +47,7 @@ std::uint64_t number_of(const FarProxy::Event& event) {
 }
 
 // A transport of which the test sees and holds up some calls.
-class Watched final : public transport::Transport {
+class Watched final : public WrappedTransport {
  public:
   struct Calls {
     std::atomic<bool> held{false};     // progress() waits
@@ -54,38 +55,22 @@ class Watched final : public transport::Transport {
     std::atomic<std::uint64_t> arms{0};
   };
   Watched(std::unique_ptr<transport::Transport> inner, Calls& calls)
-      : inner_(std::move(inner)), calls_(calls) {}
+      : WrappedTransport(std::move(inner)), calls_(calls) {}
 
-  const transport::Address& address() const override { return inner_->address(); }
-  const transport::Limits& limits() const override { return inner_->limits(); }
-  Result<transport::PeerId> connect(std::span<const std::byte> address) override {
-    return inner_->connect(address);
-  }
-  Status close(transport::PeerId peer) override { return inner_->close(peer); }
-  Status send(transport::PeerId peer, std::span<const std::byte> header, std::span<const std::byte> body,
-              std::uint64_t cookie) override {
-    return inner_->send(peer, header, body, cookie);
-  }
-  Status flush(transport::PeerId peer, std::uint64_t cookie) override { return inner_->flush(peer, cookie); }
-  void release(const transport::Body& body) override { inner_->release(body); }
   std::size_t progress(std::span<transport::Event> events) override {
     while (calls_.held.load()) {
       calls_.waiting = true;
       ::usleep(100);
     }
     calls_.waiting = false;
-    return inner_->progress(events);
+    return inner().progress(events);
   }
-  int wait_fd() const override { return inner_->wait_fd(); }
   bool arm() override {
     ++calls_.arms;
-    return inner_->arm();
+    return inner().arm();
   }
-  transport::Counters counters() const override { return inner_->counters(); }
-  Result<transport::Facts> facts(transport::PeerId peer) const override { return inner_->facts(peer); }
 
  private:
-  std::unique_ptr<transport::Transport> inner_;
   Calls& calls_;
 };
 
