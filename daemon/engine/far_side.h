@@ -40,6 +40,7 @@ class FarSide {
   void place(const abi::GroupRank& message);
   void set_epoch(std::uint64_t view, const std::uint64_t (&key)[2]);
   bool is_near(std::uint32_t rank) const { return places_[rank].node == node_; }
+  std::uint32_t node_of(std::uint32_t rank) const { return places_[rank].node; }
   std::uint32_t node() const { return node_; }  // this one
   std::uint64_t group_id() const { return id_; }
   // Engines that serve active ranks on other nodes, ascending.

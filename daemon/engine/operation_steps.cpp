@@ -251,7 +251,7 @@ Failure Operation::device_failed(std::uint64_t now_ns) const {
   }
   const std::uint32_t rank = whom_to_blame(now_ns);
   const std::string why =
-      awaited_text(rank, group_.stands_still_ms(rank, now_ns, seen_ns_),
+      awaited_text(group_, rank, group_.stands_still_ms(rank, now_ns, seen_ns_),
                    in_flight_->stage() == OpStage::kWaitReady ? "has not submitted it"
                                                               : "has not finished moving its rows");
   return {StatusCode::kDeadlineExceeded, static_cast<std::int32_t>(rank),
