@@ -264,7 +264,7 @@ std::uint64_t FarEngines::next_look_ns() const {
     if (!peer.needed()) continue;
     if (peer.connected)
       next = std::min(next, std::max(peer.silent_ns, peer.pinged_ns) + timeout_ns_ / 3);
-    next = std::min(next, peer.silent_ns + timeout_ns_);
+    next = std::min(next, last_step_ns_ + timeout_ns_ / 3);  // or step() takes it for having stood still
   }
   return next;
 }

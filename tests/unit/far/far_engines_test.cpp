@@ -258,6 +258,24 @@ TEST(FarEngines, AnEngineThatEndsIsLostAtOnce) {
   EXPECT_EQ(text.find("host:0 on node-2 can't be reached: "), 0u) << text;
 }
 
+TEST(FarEngines, AnEngineThatIsDownIsLostWhileItIsNeeded) {
+  EngineNodesOptions options = two_nodes();
+  options.peer_timeout_ms = 300;
+  EngineNodes nodes(plain_case(4), options);
+  nodes.begin();
+  ASSERT_EQ(nodes.expect_ready(), "");
+  nodes.tell_address(0, 1, true);
+  EXPECT_EQ(text_of(nodes.engine(0).expect(LinkType::kPeerLost)),
+            "host:0 on node-2 has said nothing for 300 ms: it is down");
+  nodes.tell_address(0, 1);
+  ASSERT_EQ(nodes.break_and_resume(), "");
+  EXPECT_EQ(nodes.run({FarStep{}}), "");
+  ASSERT_EQ(nodes.remove(), "");
+  // No group needs it any more.
+  nodes.stop(1);
+  EXPECT_FALSE(nodes.engine(0).expect(LinkType::kPeerLost, 500).has_value());
+}
+
 TEST(FarEngines, AnOperationThatIsLateNamesWhomItWaitsFor) {
   const Case c = plain_case(4);
   EngineNodes nodes(c, two_nodes());
