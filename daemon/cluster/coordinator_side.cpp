@@ -104,6 +104,7 @@ void CoordinatorSide::on_frame(Stream& stream, Result<v1::Frame> frame) {
       }
       // It counts as received, so nothing can be built on this channel any more.
       self_.refusals.refuse(Who::kNode, Refusal::kFrame, stream.peer().address, name, status.message());
+      drop(name, status);
       lose(name, "it says what no node says: " + status.message());
       return;
     }
