@@ -200,8 +200,8 @@ void FarProxy::send_to_peer(ToThread& command) {
     return;
   }
   Peer& peer = found->second;
-  Status status = peer.waiting.empty() ? send_one(peer, command.message)
-                                       : Status(StatusCode::kWouldBlock, "others wait");
+  Status status =
+      peer.waiting.empty() ? send_one(peer, command.message) : Status(StatusCode::kWouldBlock, "others wait");
   if (status.code() == StatusCode::kWouldBlock) {
     peer.waiting.push_back(std::move(command.message));
   } else if (!status.ok()) {

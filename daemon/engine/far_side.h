@@ -1,7 +1,7 @@
-// What a group whose ranks are on several nodes has of other nodes, in this engine: its view, the far::FarGroup
-// of each epoch, and the hellos. An epoch has begun for clients when each far engine that serves an active rank
-// has said hello in it: then both have the same shape and view, they reach each other, and nobody sends to
-// somebody who has not entered the epoch.
+// What a group whose ranks are on several nodes has of other nodes, in this engine: its view, the
+// far::FarGroup of each epoch, and the hellos. An epoch has begun for clients when each far engine that
+// serves an active rank has said hello in it: then both have the same shape and view, they reach each other,
+// and nobody sends to somebody who has not entered the epoch.
 //
 // A hello is said every kHelloNs until the other's has come. It says whether that has come; one that asks is
 // answered.

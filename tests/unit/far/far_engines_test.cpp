@@ -303,9 +303,10 @@ TEST(FarEngines, MemoryIsPromisedAtTheStart) {
   EngineNodes nodes(plain_case(4), options);
   nodes.begin();
   // Two ranks, each with one gateway and gateway for one, four windows of 1 MiB.
-  EXPECT_EQ(nodes.expect_ready(0),
-            "RESOURCE_EXHAUSTED: network.max_bytes is 100000; allowed: room for windows and send buffers of all "
-            "groups of this engine, which with this one is 8388608");
+  EXPECT_EQ(
+      nodes.expect_ready(0),
+      "RESOURCE_EXHAUSTED: network.max_bytes is 100000; allowed: room for windows and send buffers of all "
+      "groups of this engine, which with this one is 8388608");
   EXPECT_EQ(nodes.remove(), "");
 }
 
@@ -314,9 +315,10 @@ TEST(FarEngines, AWindowHasRoomForTwoTokens) {
   options.batch_bytes = options.window_bytes = 1000;
   EngineNodes nodes(plain_case(4), options);
   nodes.begin();
-  EXPECT_EQ(nodes.expect_ready(0).find("RESOURCE_EXHAUSTED: network.window_bytes is 1000; allowed: room for what "
-                                       "two tokens of this group may need, which is "),
-            0u);
+  EXPECT_EQ(
+      nodes.expect_ready(0).find("RESOURCE_EXHAUSTED: network.window_bytes is 1000; allowed: room for what "
+                                 "two tokens of this group may need, which is "),
+      0u);
   EXPECT_EQ(nodes.remove(), "");
 }
 
