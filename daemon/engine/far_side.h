@@ -67,6 +67,8 @@ class FarSide {
 
   // All have come; or nobody is to say any.
   bool greeted() const { return !awaited(); }
+  // In an epoch, and all have come: operations may be launched.
+  bool has_begun() const { return in_epoch() && greeted(); }
   // The first whose hello has not come.
   std::optional<far::EngineId> awaited() const;
   bool awaits(far::EngineId engine) const;
