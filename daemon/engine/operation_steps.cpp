@@ -70,6 +70,7 @@ bool Operation::may_launch() const {
     if (!earlier->lets_launch()) return false;
   }
   if (is_noop()) return true;
+  if (group_.far != nullptr && !group_.far->has_begun()) return false;
   return member_.next_index() + group_.shape.depth > index_ &&
          (!routes() || member_.heads->may_begin(submission_.route));
 }

@@ -159,9 +159,12 @@ TEST(FarEngines, AGroupWaitsForEachHello) {
   const auto waits = nodes.engine(0).expect(LinkType::kGroupWaits);
   ASSERT_TRUE(waits.has_value());
   EXPECT_STREQ(waits->read<abi::GroupWaits>().value().text, "hello of host:0 on node-2");
+  // What a client submits too early waits as well.
+  nodes.submit(0, FarStep{});
   EXPECT_FALSE(nodes.engine(0).expect(LinkType::kGroupReady, 200).has_value());
   nodes.begin_engine(1, false);
   EXPECT_EQ(nodes.expect_ready(), "");
+  EXPECT_EQ(nodes.run({FarStep{}}), "");
 }
 
 TEST(FarEngines, AnEngineThatSaysNoHelloIsLostForTheGroup) {
@@ -303,9 +306,13 @@ TEST(FarEngines, MemoryIsPromisedAtTheStart) {
   EngineNodes nodes(plain_case(4), options);
   nodes.begin();
   // Two ranks, each with one gateway and gateway for one, four windows of 1 MiB.
-  EXPECT_EQ(nodes.expect_ready(0),
-            "RESOURCE_EXHAUSTED: network.max_bytes is 100000; allowed: room for windows and send buffers of all "
-            "groups of this engine, which with this one is 8388608");
+  EXPECT_EQ(
+      nodes.expect_ready(0),
+      "RESOURCE_EXHAUSTED: network.max_bytes is 100000; allowed: room for windows and send buffers of all "
+      "groups of this engine, which with this one is 8388608");
+  // Whatever a client does now.
+  nodes.submit(0, FarStep{});
+  EXPECT_FALSE(nodes.wait(0, 100).has_value());
   EXPECT_EQ(nodes.remove(), "");
 }
 
@@ -314,9 +321,10 @@ TEST(FarEngines, AWindowHasRoomForTwoTokens) {
   options.batch_bytes = options.window_bytes = 1000;
   EngineNodes nodes(plain_case(4), options);
   nodes.begin();
-  EXPECT_EQ(nodes.expect_ready(0).find("RESOURCE_EXHAUSTED: network.window_bytes is 1000; allowed: room for what "
-                                       "two tokens of this group may need, which is "),
-            0u);
+  EXPECT_EQ(
+      nodes.expect_ready(0).find("RESOURCE_EXHAUSTED: network.window_bytes is 1000; allowed: room for what "
+                                 "two tokens of this group may need, which is "),
+      0u);
   EXPECT_EQ(nodes.remove(), "");
 }
 
