@@ -88,7 +88,7 @@ std::vector<Report> run_ranks(const RunPlan& plan, const Daemon& daemon, const s
   kit::Team team(plan.ranks);
   kit::Team::Options options;
   options.limit = kRunLimit;
-  options.daemon = daemon.pid();
+  if (daemon.pid() > 0) options.daemons = {daemon.pid()};
   SmsChanges changes(plan, daemon.control_socket());
   options.on_progress = [&](std::uint32_t done) {
     progress.show(done);
