@@ -67,6 +67,26 @@ add_libraries() {
   done < <(for program in "$stage"/bin/*; do ldd "$program"; done | awk '/=>/ {print $1, $3}' | sort --unique)
 }
 
+# UCX, which engines open at run time to reach other nodes, and its modules for RDMA. UCX looks for these in ucx/
+# beside its own libraries, and leaves them out where the target has no RDMA libraries.
+add_ucx() {
+  local ucp soname path module
+  ucp=$(ldconfig -p | sed -n 's|.*libucp\.so\.0 (.*x86-64.*) => ||p;s|.*libucp\.so\.0 (.*AArch64.*) => ||p' | head -n 1)
+  if [[ ! -f $ucp ]]; then fail "libucp.so.0, which engines open to reach other nodes, is not on this machine"; fi
+  while read -r soname path; do
+    if is_from_glibc "$soname" || [[ -e $stage/lib/epd/$soname ]]; then continue; fi
+    install --mode 644 "$path" "$stage/lib/epd/$soname"
+    realpath "$path" >>"$work/copied"
+  done < <(echo "libucp.so.0 $ucp"; ldd "$ucp" | awk '/=>/ {print $1, $3}')
+  for module in libuct_ib.so.0 libuct_rdmacm.so.0; do
+    path=$(dirname "$(realpath "$ucp")")/ucx/$module
+    if [[ -f $path ]]; then install -D --mode 644 "$path" "$stage/lib/epd/ucx/$module"; fi
+  done
+}
+
+# The target's own, if it has RDMA.
+is_from_rdma() { [[ $1 == libibverbs.so.1 || $1 == libmlx5.so.1 || $1 == librdmacm.so.1 ]]; }
+
 # The terms under which the libraries may be passed on. Without dpkg there is nobody to ask.
 add_licences() {
   local package
@@ -85,6 +105,7 @@ set_search_paths() {
   while read -r file; do
     case $file in
       "$stage"/bin/*) patchelf --set-rpath "\$ORIGIN/../lib:\$ORIGIN/../lib/epd" "$file" ;;
+      "$stage"/lib/epd/ucx/*) patchelf --set-rpath "\$ORIGIN/.." "$file" ;;
       "$stage"/lib/epd/*) patchelf --set-rpath "\$ORIGIN" "$file" ;;
       *) patchelf --remove-rpath "$file" ;;  # libepd: found by who links it, takes the process's C++ runtime
     esac
@@ -103,6 +124,7 @@ check() {
     fi
     newest_of_all=$(newer "$newest" "$newest_of_all")
     while read -r soname; do
+      if [[ $file == "$stage"/lib/epd/ucx/* ]] && is_from_rdma "$soname"; then continue; fi
       if ! is_from_glibc "$soname" && [[ ! -e $stage/lib/$soname && ! -e $stage/lib/epd/$soname ]]; then
         fail "${file#"$stage"/} needs $soname, which is not in the bundle"
       fi
@@ -120,6 +142,7 @@ check() {
 quietly "Installing" cmake --install "$build_dir" --prefix "$stage" --strip
 rm -rf "$stage"/lib/{systemd,sysusers.d,tmpfiles.d}  # names the place of an installation; see README.md
 add_libraries
+add_ucx
 add_licences
 set_search_paths
 check

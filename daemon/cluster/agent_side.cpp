@@ -2,6 +2,7 @@
 
 #include "base/event.h"
 #include "frames.h"
+#include "membership_wire.h"
 #include "node_table.h"
 
 #include <algorithm>
@@ -62,7 +63,7 @@ AgentSide::AgentSide(Self self, Dial dial)
 void AgentSide::on_opened(std::shared_ptr<Stream> stream) {
   const std::string text =
       "node " + own_.name() + " does not coordinate; the coordinator is at " + self_.settings.coordinator;
-  self_.refusals.refuse(Refusal::kNotCoordinator, stream->peer().address, "", text);
+  self_.refusals.refuse(Who::kNode, Refusal::kNotCoordinator, stream->peer().address, "", text);
   stream->finish({StatusCode::kVersionMismatch, text});
 }
 
@@ -75,9 +76,9 @@ void AgentSide::say_hello() {
   hello.set_version_max(kVersionMax);
   hello.set_cluster(self_.settings.name);
   *hello.mutable_node() = own_;
-  hello.set_term(term_);
+  hello.set_term(highest_term());
+  if (coordinator_) hello.set_coordinator_boot_id(coordinator_->boot_id());
   if (conversation_) {
-    hello.set_coordinator_boot_id(coordinator_->boot_id());
     hello.set_channel(channel_);
     hello.set_received(conversation_->channel().received());
   }
@@ -98,7 +99,7 @@ void AgentSide::on_frame(Stream& stream, Result<v1::Frame> frame) {
     }
   }
   if (!status.ok()) {
-    self_.refusals.refuse(Refusal::kFrame, stream.peer().address, "", status.message());
+    self_.refusals.refuse(Who::kNode, Refusal::kFrame, stream.peer().address, "", status.message());
     give_up(status);
     return;
   }
@@ -113,13 +114,16 @@ Status AgentSide::take_welcome(const v1::Welcome& welcome) {
   if (Status status = check_identity(node, stream_->peer(), self_.settings); !status.ok()) return status;
   if (welcome.version() < kVersionMin || welcome.version() > kVersionMax)
     return invalid_argument("the coordinator chooses version " + std::to_string(welcome.version()));
-  if (welcome.term() < term_ || welcome.term() == 0) {
-    return invalid_argument("the coordinator's term is " + std::to_string(welcome.term()) + "; there was " +
-                            std::to_string(term_) + " already");
+  const bool same_coordinator = coordinator_ && node.boot_id() == coordinator_->boot_id();
+  const std::uint64_t lowest = highest_term() + (same_coordinator || highest_term() == 0 ? 0 : 1);
+  if (welcome.term() < std::max<std::uint64_t>(lowest, 1) || welcome.term() > kMaxTerm) {
+    return invalid_argument("the coordinator's term is " + std::to_string(welcome.term()) +
+                            "; allowed: " + std::to_string(std::max<std::uint64_t>(lowest, 1)) + ".." +
+                            std::to_string(kMaxTerm));
   }
   const std::uint64_t now = self_.clock.now_ns();
   const bool goes_on = conversation_ && welcome.channel() == channel_ && welcome.term() == term_ &&
-                       node.boot_id() == coordinator_->boot_id();
+                       same_coordinator;
   if (!goes_on) {
     conversation_.emplace(
         membership::Channel::Ends{welcome.term(), boot_id_of(own_.boot_id()), boot_id_of(node.boot_id())},
@@ -132,6 +136,7 @@ Status AgentSide::take_welcome(const v1::Welcome& welcome) {
     conversation_.reset();
     return status;
   }
+  if (!goes_on) self_.agent.channel_began();
   pause_ms_ = 0;
   if (!problem_.empty() || !goes_on) {
     record_event(EventKind::kNodeUp, LogLevel::kInfo, "attached to the coordinator",
@@ -141,15 +146,37 @@ Status AgentSide::take_welcome(const v1::Welcome& welcome) {
                   {"again", goes_on}});
   }
   problem_.clear();
-  conversation_->pump(now);
   return {};
 }
 
 Status AgentSide::take_message(v1::ChannelMessage&& message) {
-  Result<std::optional<v1::NodeMessage>> content = conversation_->receive(std::move(message));
-  if (!content.ok()) return content.status();
-  if (content.value() && content.value()->has_table())
-    take_table(std::move(*content.value()->mutable_table()));
+  Result<std::optional<std::string>> payload = conversation_->receive(std::move(message));
+  if (!payload.ok()) return payload.status();
+  if (!payload.value()) return {};
+  Result<v1::NodeMessage> content = parse_content(*payload.value());
+  Status status = content.ok() ? take_content(std::move(*content)) : content.status();
+  // It counts as received, so nothing can be built on this channel any more.
+  if (!status.ok()) conversation_.reset();
+  return status;
+}
+
+Status AgentSide::take_content(v1::NodeMessage&& content) {
+  switch (content.what_case()) {
+    case v1::NodeMessage::kTable: take_table(std::move(*content.mutable_table())); return {};
+    case v1::NodeMessage::kToAgent: return take_order(content.to_agent());
+    case v1::NodeMessage::WHAT_NOT_SET: return {};  // of a later version
+    default: return invalid_argument("the coordinator says what only a node says");
+  }
+}
+
+Status AgentSide::take_order(const v1::membership::ToAgent& message) {
+  const Result<membership::ToAgent> order = parse(message);
+  if (!order.ok()) return order.status();
+  if (order.value().term != term_) {
+    return invalid_argument("term is " + std::to_string(order.value().term) +
+                            "; allowed: that of the channel, which is " + std::to_string(term_));
+  }
+  self_.agent.handle(order.value());
   return {};
 }
 
@@ -201,11 +228,33 @@ void AgentSide::set_coordinator(NodeState state, const std::string& reason) {
 }
 
 void AgentSide::tell(v1::NodeChange change) {
-  if (!conversation_) return;
   v1::NodeMessage message;
   message.set_change(change);
-  // One that is given up is as good as a lost coordinator: the next stream begins a new channel.
-  if (!conversation_->send(message).ok()) conversation_.reset();
+  send(message);
+}
+
+// A channel that is given up is as good as a lost coordinator: the next stream begins a new one.
+void AgentSide::send(const v1::NodeMessage& message) {
+  if (!conversation_) return;
+  const Status status = conversation_->send(message.SerializeAsString());
+  if (status.ok()) return;
+  conversation_.reset();
+  if (stream_ != nullptr) give_up(status);
+}
+
+void AgentSide::send_of_agent() {
+  for (const membership::ToCoordinator& message : self_.agent.take_messages()) {
+    // Nobody waits for a heartbeat of before.
+    const bool beat = std::holds_alternative<membership::AgentHeartbeat>(message.body);
+    if (beat && !attached()) continue;
+    v1::NodeMessage content;
+    *content.mutable_to_coordinator() = message_of(message);
+    // Groups that are not reported end at a change of the coordinator, as far as they don't fit.
+    auto& reports = *content.mutable_to_coordinator();
+    while (reports.has_attach() && content.ByteSizeLong() > kMaxPayloadBytes && reports.attach().groups_size() > 0)
+      reports.mutable_attach()->mutable_groups()->RemoveLast();
+    send(content);
+  }
 }
 
 void AgentSide::drain() {
@@ -233,6 +282,7 @@ void AgentSide::tick() {
       set_coordinator(NodeState::kSilent, "");
     }
   }
+  send_of_agent();
   if (stream_ == nullptr && now >= retry_ns_) say_hello();
   if (attached()) conversation_->pump(now);
 }

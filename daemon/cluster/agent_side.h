@@ -5,6 +5,7 @@
 #include "conversation.h"
 #include "side.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -36,8 +37,13 @@ class AgentSide final : public Side {
   void say_hello();
   Status take_welcome(const v1::Welcome& welcome);
   Status take_message(v1::ChannelMessage&& message);
+  Status take_content(v1::NodeMessage&& content);
+  Status take_order(const v1::membership::ToAgent& message);
   void take_table(v1::NodeTable&& table);
   void tell(v1::NodeChange change);
+  void send(const v1::NodeMessage& message);
+  void send_of_agent();  // what it has for the coordinator
+  std::uint64_t highest_term() const { return std::max(term_, self_.agent.term()); }
   // The stream ends, or has ended; another try follows.
   void give_up(const Status& why);
   void set_coordinator(NodeState state, const std::string& reason);

@@ -120,7 +120,8 @@ std::string text_of(const ASN1_TIME* time) {
   return {data, static_cast<std::size_t>(size)};
 }
 
-std::vector<std::string> names_of(X509& certificate) {
+// DNS names, or all: addresses too.
+std::vector<std::string> names_of(X509& certificate, bool all) {
   std::vector<std::string> list;
   const std::unique_ptr<GENERAL_NAMES, FreeNames> names(
       static_cast<GENERAL_NAMES*>(X509_get_ext_d2i(&certificate, NID_subject_alt_name, nullptr, nullptr)));
@@ -130,7 +131,7 @@ std::vector<std::string> names_of(X509& certificate) {
       const ASN1_IA5STRING* text = name->d.dNSName;
       list.emplace_back(reinterpret_cast<const char*>(ASN1_STRING_get0_data(text)),
                         static_cast<std::size_t>(ASN1_STRING_length(text)));
-    } else if (name->type == GEN_IPADD) {
+    } else if (all && name->type == GEN_IPADD) {
       const ASN1_OCTET_STRING* bytes = name->d.iPAddress;
       const int family = ASN1_STRING_length(bytes) == 4 ? AF_INET : AF_INET6;
       if (family == AF_INET6 && ASN1_STRING_length(bytes) != 16) continue;
@@ -165,9 +166,22 @@ Status check_validity(const char* key, const std::string& path, X509& certificat
   return {};
 }
 
+// The daemon shows it to those that attach and to the coordinator. TLS judges that of the other end likewise.
+Status check_purpose(const Settings& settings, X509& certificate) {
+  const std::uint32_t uses = X509_get_extended_key_usage(&certificate);  // all ones: it says nothing of it
+  const char* lacking = (uses & XKU_SSL_SERVER) == 0   ? "serverAuth"
+                        : (uses & XKU_SSL_CLIENT) == 0 ? "clientAuth"
+                                                       : nullptr;
+  if (lacking == nullptr) return {};
+  return refused("cluster.tls_cert", settings.tls_cert,
+                 std::string("whose extendedKeyUsage lacks ") + lacking,
+                 "one with serverAuth and clientAuth, or without extendedKeyUsage");
+}
+
 using Certificates = std::vector<std::shared_ptr<X509>>;
 
-Status check_chain(const Settings& settings, const Certificates& authorities, const Certificates& chain) {
+Status check_chain(const Settings& settings, const Certificates& authorities, const Certificates& chain,
+                   int purpose) {
   const Store store(X509_STORE_new());
   const StoreContext context(X509_STORE_CTX_new());
   const std::unique_ptr<STACK_OF(X509), FreeStack> between(sk_X509_new_null());
@@ -177,6 +191,7 @@ Status check_chain(const Settings& settings, const Certificates& authorities, co
   for (const auto& certificate : chain) sk_X509_push(between.get(), certificate.get());
   if (X509_STORE_CTX_init(context.get(), store.get(), chain.front().get(), between.get()) != 1)
     return internal_error("OpenSSL can't verify");
+  X509_STORE_CTX_set_purpose(context.get(), purpose);
   const bool good = X509_verify_cert(context.get()) == 1;
   ERR_clear_error();
   if (good) return {};
@@ -193,7 +208,7 @@ Status check_certificates(const Settings& settings, CertificateFacts* facts) {
   const auto authorities = read_certificates("cluster.tls_ca", settings.tls_ca);
   CertificateFacts found;
   if (chain.ok()) {
-    found.names = names_of(*chain.value().front());
+    found.names = names_of(*chain.value().front(), true);
     found.seconds_left = std::numeric_limits<std::int64_t>::max();
     for (const auto& certificate : chain.value())
       found.seconds_left = std::min(found.seconds_left, seconds_until(X509_get0_notAfter(certificate.get())));
@@ -213,12 +228,17 @@ Status check_certificates(const Settings& settings, CertificateFacts* facts) {
     if (Status status = check_validity("cluster.tls_cert", settings.tls_cert, *certificate); !status.ok())
       return status;
   }
-  if (Status status = check_chain(settings, authorities.value(), chain.value()); !status.ok()) return status;
-  const bool named = std::any_of(found.names.begin(), found.names.end(),
+  if (Status status = check_purpose(settings, own); !status.ok()) return status;
+  for (const int purpose : {X509_PURPOSE_SSL_SERVER, X509_PURPOSE_SSL_CLIENT}) {
+    Status status = check_chain(settings, authorities.value(), chain.value(), purpose);
+    if (!status.ok()) return status;
+  }
+  const std::vector<std::string> dns_names = names_of(own, false);
+  const bool named = std::any_of(dns_names.begin(), dns_names.end(),
                                  [&](const std::string& name) { return same_name(name, settings.node); });
   if (!named) {
-    return refused("cluster.node", settings.node, "which is no name of cluster.tls_cert",
-                   joined(found.names));
+    return refused("cluster.node", settings.node, "which is no DNS name of cluster.tls_cert",
+                   joined(dns_names));
   }
   const std::optional<HostPort> coordinator = parse_host_port(settings.coordinator);
   if (settings.coordinates() && coordinator && !is_for_host(own, coordinator->host)) {

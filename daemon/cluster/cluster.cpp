@@ -9,12 +9,28 @@
 #include "frames.h"
 #include "server.h"
 
+#include <sys/random.h>
+#include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace epd::cluster {
 namespace {
 
 constexpr std::int64_t kSoonSeconds = 30 * 86'400;
+
+std::uint64_t seconds_of_wall_clock() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return static_cast<std::uint64_t>(
+      std::max<std::int64_t>(1, std::chrono::duration_cast<std::chrono::seconds>(now).count()));
+}
+
+// From the kernel. It never fails for so few bytes once the machine is up.
+std::uint64_t random_number() {
+  std::uint64_t number = 0;
+  EPD_CHECK(::getrandom(&number, sizeof(number), 0) == sizeof(number));
+  return number;
+}
 
 class ClusterImpl final : public Cluster {
  public:
@@ -26,6 +42,7 @@ class ClusterImpl final : public Cluster {
   void tick() override { side_->tick(); }
   std::uint64_t next_due_ns() const override { return side_->next_due_ns(); }
   View view() const override { return side_->view(); }
+  std::vector<SpanningGroup> spanning_groups() const override { return side_->spanning_groups(); }
   const Settings& settings() const override { return settings_; }
 
  private:
@@ -42,7 +59,7 @@ class ClusterImpl final : public Cluster {
 };
 
 std::unique_ptr<Side> ClusterImpl::make_side() {
-  Self self{settings_, ground_.clock, refusals_, {}};
+  Self self{settings_, ground_.clock, refusals_, {}, ground_.agent};
   self.description.set_name(settings_.node);
   self.description.set_boot_id(bytes_of(ground_.boot_id));
   self.description.set_address(settings_.advertise);
@@ -50,8 +67,9 @@ std::unique_ptr<Side> ClusterImpl::make_side() {
   self.description.set_daemon_version(ground_.version);
   if (!settings_.coordinates())
     return std::make_unique<AgentSide>(std::move(self), [this] { return dialer_->dial(); });
+  CoordinatorSide::Options options{ground_.limits, ground_.orphan_ms, seconds_of_wall_clock(), random_number};
   return std::make_unique<CoordinatorSide>(
-      std::move(self), [this](const SocketAddress& address, std::function<void(bool)> answer) {
+      std::move(self), std::move(options), [this](const SocketAddress& address, std::function<void(bool)> answer) {
         server_->door().probe(address, [post = ground_.post, answer = std::move(answer)](bool refused) {
           post([answer, refused] { answer(refused); });
         });

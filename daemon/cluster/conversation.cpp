@@ -24,21 +24,18 @@ void Conversation::closed() {
   writing_ = false;
 }
 
-Status Conversation::send(const v1::NodeMessage& message) {
-  return channel_.send(message.SerializeAsString());
+Status Conversation::send(std::string payload) {
+  if (payload.size() > kMaxPayloadBytes) {
+    return resource_exhausted("a message of " + std::to_string(payload.size()) +
+                              " bytes; allowed: " + std::to_string(kMaxPayloadBytes));
+  }
+  return channel_.send(std::move(payload));
 }
 
-Result<std::optional<v1::NodeMessage>> Conversation::receive(v1::ChannelMessage&& message) {
+Result<std::optional<std::string>> Conversation::receive(v1::ChannelMessage&& message) {
   Result<membership::Envelope> envelope = envelope_of(std::move(message));
   if (!envelope.ok()) return envelope.status();
-  Result<std::optional<std::string>> payload = channel_.receive(std::move(*envelope));
-  if (!payload.ok()) return payload.status();
-  if (!payload.value()) return std::optional<v1::NodeMessage>();
-  v1::NodeMessage content;
-  if (!content.ParseFromString(*payload.value()))
-    return invalid_argument("a message of " + std::to_string(payload.value()->size()) +
-                            " bytes that is none");
-  return std::optional(std::move(content));
+  return channel_.receive(std::move(*envelope));
 }
 
 void Conversation::pump(std::uint64_t now_ns) {

@@ -25,8 +25,9 @@ class Conversation {
   void closed();
   const std::shared_ptr<Stream>& stream() const { return stream_; }
 
-  Status send(const v1::NodeMessage& message);
-  Result<std::optional<v1::NodeMessage>> receive(v1::ChannelMessage&& message);
+  // `payload`: a NodeMessage. RESOURCE_EXHAUSTED: the channel has been given up.
+  Status send(std::string payload);
+  Result<std::optional<std::string>> receive(v1::ChannelMessage&& message);
   // Writes what is next, if the stream has taken what was before.
   void pump(std::uint64_t now_ns);
   void written() { writing_ = false; }

@@ -2,10 +2,10 @@
 
 #include "base/event.h"
 #include "frames.h"
+#include "membership_wire.h"
 
 #include <algorithm>
 #include <cctype>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -44,10 +44,15 @@ NodeView view_of(const NodeRow& row, std::uint64_t now_ns) {
 
 }  // namespace
 
-CoordinatorSide::CoordinatorSide(Self self, Probe probe)
-    : self_(std::move(self)), probe_(std::move(probe)), table_(self_.settings.node_timeout_ms) {
+CoordinatorSide::CoordinatorSide(Self self, Options options, Probe probe)
+    : self_(std::move(self)),
+      options_(std::move(options)),
+      probe_(std::move(probe)),
+      raise_ns_(std::max<std::uint64_t>(1'000, 4 * std::uint64_t{self_.settings.node_timeout_ms}) * kMsNs),
+      table_(self_.settings.node_timeout_ms) {
   own_.node = self_.description;
   own_.since_ns = self_.clock.now_ns();
+  begin_term(std::max({options_.first_term, std::uint64_t{1}, self_.agent.term() + 1}));
 }
 
 void CoordinatorSide::on_opened(std::shared_ptr<Stream> stream) {
@@ -62,7 +67,7 @@ void CoordinatorSide::on_opened(std::shared_ptr<Stream> stream) {
 }
 
 void CoordinatorSide::refuse(Stream& stream, Refusal reason, const std::string& node, const Status& status) {
-  self_.refusals.refuse(reason, stream.peer().address, node, status.message());
+  self_.refusals.refuse(Who::kNode, reason, stream.peer().address, node, status.message());
   stream.finish(status);
 }
 
@@ -87,17 +92,23 @@ void CoordinatorSide::on_frame(Stream& stream, Result<v1::Frame> frame) {
   }
   Member& member = members_.at(name);
   if (bad.ok()) {
-    Result<std::optional<v1::NodeMessage>> message =
+    Result<std::optional<std::string>> payload =
         member.conversation.receive(std::move(*frame->mutable_message()));
-    if (message.ok()) {
+    bad = payload.status();
+    if (bad.ok()) {
       table_.heard(name, self_.clock.now_ns());
-      stream.read();
-      if (message.value()) take(name, *message.value());
+      const Status status = payload.value() ? take(name, *payload.value()) : Status();
+      if (status.ok()) {
+        if (by_stream_.contains(&stream)) stream.read();
+        return;
+      }
+      // It counts as received, so nothing can be built on this channel any more.
+      self_.refusals.refuse(Who::kNode, Refusal::kFrame, stream.peer().address, name, status.message());
+      lose(name, "it says what no node says: " + status.message());
       return;
     }
-    bad = message.status();
   }
-  self_.refusals.refuse(Refusal::kFrame, stream.peer().address, name, bad.message());
+  self_.refusals.refuse(Who::kNode, Refusal::kFrame, stream.peer().address, name, bad.message());
   drop(name, bad);
 }
 
@@ -125,16 +136,51 @@ bool CoordinatorSide::judge(Stream& stream, v1::Hello& hello) {
     refuse(stream, Refusal::kIdentity, node.name(), status);
     return false;
   }
+  // While its stream is open, a node is replaced by nobody but itself, which knows the channel.
   const auto member = members_.find(node.name());
-  const NodeRow* row = table_.find(node.name());
-  const bool in_use = member != members_.end() && row != nullptr && row->node.boot_id() != node.boot_id() &&
-                      row->connected && row->state != NodeState::kSilent;
+  const bool in_use = member != members_.end() && member->second.conversation.stream() != nullptr &&
+                      !has_channel(member->second, hello);
   if (node.name() == own_.node.name() || in_use) {
     refuse(stream, Refusal::kNodes, node.name(),
            {StatusCode::kAborted, "another daemon is node " + node.name() + " already"});
     return false;
   }
-  return true;
+  return judge_term(stream, hello);
+}
+
+bool CoordinatorSide::has_channel(const Member& member, const v1::Hello& hello) const {
+  const membership::Channel::Ends& ends = member.conversation.channel().ends();
+  return hello.channel() == member.number && hello.coordinator_boot_id() == own_.node.boot_id() &&
+         boot_id_of(hello.node().boot_id()) == ends.other && ends.term == term_;
+}
+
+// The node has obeyed a coordinator before this one, and this one's term must be above that one's.
+bool CoordinatorSide::is_raised_by(const v1::Hello& hello) const {
+  return hello.term() >= term_ && hello.coordinator_boot_id() != own_.node.boot_id();
+}
+
+bool CoordinatorSide::judge_term(Stream& stream, const v1::Hello& hello) {
+  const std::string& name = hello.node().name();
+  const bool own = hello.coordinator_boot_id() == own_.node.boot_id();
+  const std::uint64_t most = own ? term_ : kMaxTerm;
+  if (hello.term() > most) {
+    refuse(stream, Refusal::kFrame, name,
+           invalid_argument("its term is " + std::to_string(hello.term()) +
+                            "; allowed: at most " + std::to_string(most)));
+    return false;
+  }
+  if (!is_raised_by(hello)) return true;
+  const auto raised = raised_ns_.find(name);
+  Status status;
+  if (hello.term() == kMaxTerm)
+    status = {StatusCode::kAborted, "its term is " + std::to_string(kMaxTerm) + ", and none follows"};
+  if (raised != raised_ns_.end() && self_.clock.now_ns() < raised->second + raise_ns_) {
+    status = {StatusCode::kAborted, "node " + name + " has raised the term less than " +
+                                        std::to_string(raise_ns_ / kMsNs) + " ms ago"};
+  }
+  if (status.ok()) return true;
+  refuse(stream, Refusal::kTerm, name, status);
+  return false;
 }
 
 void CoordinatorSide::take_in(std::shared_ptr<Stream> stream, v1::Hello hello) {
@@ -161,7 +207,8 @@ void CoordinatorSide::take_in(std::shared_ptr<Stream> stream, v1::Hello hello) {
   }
   const membership::Channel::Ends ends{term_, boot_id_of(own_.node.boot_id()),
                                        boot_id_of(hello.node().boot_id())};
-  member = members_.emplace(name, Member{++last_number_, {ends, self_.settings.heartbeat_ms}}).first;
+  const std::uint64_t number = std::max<std::uint64_t>(options_.random(), 1);
+  member = members_.emplace(name, Member{number, {ends, self_.settings.heartbeat_ms}}).first;
   (void)member->second.conversation.opened(stream, 0, true, now);  // a new channel has received nothing
   by_stream_[stream.get()] = name;
   record_event(EventKind::kNodeUp, LogLevel::kInfo, "node up",
@@ -174,10 +221,7 @@ void CoordinatorSide::take_in(std::shared_ptr<Stream> stream, v1::Hello hello) {
 
 Status CoordinatorSide::resume(Member& member, const std::shared_ptr<Stream>& stream,
                                const v1::Hello& hello) {
-  const membership::Channel::Ends& ends = member.conversation.channel().ends();
-  const bool same = hello.channel() == member.number && hello.coordinator_boot_id() == own_.node.boot_id() &&
-                    boot_id_of(hello.node().boot_id()) == ends.other && ends.term == term_;
-  if (!same) return not_found("another channel");
+  if (!has_channel(member, hello)) return not_found("another channel");
   member.place.reset();
   return member.conversation.opened(stream, hello.received(), true, self_.clock.now_ns());
 }
@@ -194,22 +238,39 @@ void CoordinatorSide::welcome(const std::shared_ptr<Stream>& stream, Member& mem
   stream->read();
 }
 
-// A node that has obeyed a coordinator before this one tells its term: this one's must be above it.
 void CoordinatorSide::hear_of_term(const v1::Hello& hello) {
-  if (hello.coordinator_boot_id() == own_.node.boot_id() || hello.term() < term_) return;
-  if (hello.term() == std::numeric_limits<std::uint64_t>::max()) return;  // none follows; the node refuses us
-  term_ = hello.term() + 1;
-  log_event(LogLevel::kInfo, "term", {{"term", term_}, {"node", hello.node().name()}});
-  std::vector<std::string> names;
-  for (const auto& [name, member] : members_) names.push_back(name);
-  for (const std::string& name : names) {
-    drop(name, {StatusCode::kAborted, "the term is " + std::to_string(term_) + " now"});
-    members_.erase(name);
+  if (!is_raised_by(hello)) return;
+  const std::uint64_t now = self_.clock.now_ns();
+  std::erase_if(raised_ns_, [&](const auto& raised) { return now >= raised.second + raise_ns_; });
+  raised_ns_[hello.node().name()] = now;
+  begin_term(hello.term() + 1);
+}
+
+Status CoordinatorSide::take(const std::string& name, const std::string& payload) {
+  const Result<v1::NodeMessage> content = parse_content(payload);
+  if (!content.ok()) return content.status();
+  switch (content.value().what_case()) {
+    case v1::NodeMessage::kChange: take_change(name, content.value().change()); return {};
+    case v1::NodeMessage::kToCoordinator: return take_event(name, content.value().to_coordinator());
+    case v1::NodeMessage::WHAT_NOT_SET: return {};  // of a later version
+    default: return invalid_argument("a node says what only the coordinator says");
   }
 }
 
-void CoordinatorSide::take(const std::string& name, const v1::NodeMessage& message) {
-  switch (message.change()) {
+Status CoordinatorSide::take_event(const std::string& name, const v1::membership::ToCoordinator& message) {
+  Result<membership::ToCoordinator> event = parse(message);
+  if (!event.ok()) return event.status();
+  if (event->term > term_) {
+    return invalid_argument("term is " + std::to_string(event->term) +
+                            "; allowed: at most that of the channel, which is " + std::to_string(term_));
+  }
+  coordinator_->handle(name, std::move(*event));
+  deliver();
+  return {};
+}
+
+void CoordinatorSide::take_change(const std::string& name, v1::NodeChange change) {
+  switch (change) {
     case v1::NODE_CHANGE_DRAINS:
       record_event(EventKind::kNodeDrains, LogLevel::kInfo, "node drains", {{"node", name}});
       table_.drains(name, self_.clock.now_ns());
@@ -272,13 +333,15 @@ void CoordinatorSide::lose(const std::string& name, const std::string& reason) {
   }
   table_.lost(name, reason, self_.clock.now_ns());
   record_event(EventKind::kNodeLost, LogLevel::kWarning, "node lost", {{"node", name}, {"reason", reason}});
+  coordinator_->node_gone(name, reason + " (" + table_.find(name)->node.address() + ")");
+  deliver();
 }
 
 void CoordinatorSide::drain() {
   own_.node.set_draining(true);
   own_.state = NodeState::kDraining;
   own_.since_ns = self_.clock.now_ns();
-  own_changed_ = true;
+  untold_ = true;
 }
 
 void CoordinatorSide::tell_all() {
@@ -295,13 +358,102 @@ void CoordinatorSide::tell_all() {
     *table.add_rows() = message_of(row, now);
   }
   if (!own_told) tell_own();
-  std::vector<std::string> full;
-  for (auto& [name, member] : members_) {
-    if (!member.conversation.send(message).ok()) full.push_back(name);
-  }
-  for (const std::string& name : full)
-    lose(name, "it takes nothing in: " + std::to_string(membership::Channel::kMaxKeptBytes) + " bytes wait");
+  const std::string payload = message.SerializeAsString();
+  std::vector<std::string> names;
+  for (const auto& [name, member] : members_) names.push_back(name);
+  for (const std::string& name : names) send(name, payload);
 }
+
+// If it still is a member.
+void CoordinatorSide::send(const std::string& name, std::string payload) {
+  const auto member = members_.find(name);
+  if (member == members_.end()) return;
+  const Status status = member->second.conversation.send(std::move(payload));
+  if (!status.ok()) lose(name, "it takes nothing in: " + status.message());
+}
+
+// ---- groups that span nodes
+
+void CoordinatorSide::begin_term(std::uint64_t term) {
+  term_ = term;
+  log_event(LogLevel::kInfo, "term", {{"term", term_}});
+  while (!members_.empty()) {
+    drop(members_.begin()->first, {StatusCode::kAborted, "the term is " + std::to_string(term_) + " now"});
+    members_.erase(members_.begin());
+  }
+  sent_.clear();
+  const Settings& settings = self_.settings;
+  coordinator_ = std::make_unique<membership::Coordinator>(
+      self_.clock,
+      membership::Coordinator::Options{
+          {settings.heartbeat_ms, settings.node_timeout_ms, options_.orphan_ms},
+          options_.limits,
+          term_,
+          [random = options_.random] {
+            return membership::EpochKey{random(), random()};
+          }},
+      store_);
+  self_.agent.channel_began();
+}
+
+void CoordinatorSide::turn_of_groups() {
+  coordinator_->tick();
+  deliver();
+  // The own agent is connected without a channel.
+  for (auto messages = self_.agent.take_messages(); !messages.empty(); messages = self_.agent.take_messages()) {
+    for (membership::ToCoordinator& message : messages) {
+      coordinator_->handle(own_.node.name(), std::move(message));
+      deliver();
+    }
+  }
+  if (coordinator_->superseded() || coordinator_->term() != term_)
+    begin_term(std::max({term_, coordinator_->term(), self_.agent.term()}) + 1);
+}
+
+void CoordinatorSide::deliver() {
+  for (membership::Coordinator::Sent& one : coordinator_->take_messages()) sent_.push_back(std::move(one));
+  if (delivers_) return;  // behind those that are under way
+  delivers_ = true;
+  while (!sent_.empty()) {
+    membership::Coordinator::Sent one = std::move(sent_.front());
+    sent_.pop_front();
+    deliver(std::move(one));
+  }
+  delivers_ = false;
+}
+
+void CoordinatorSide::deliver(membership::Coordinator::Sent&& sent) {
+  if (sent.node == own_.node.name()) {
+    self_.agent.handle(sent.message);
+    return;
+  }
+  const auto member = members_.find(sent.node);
+  if (member == members_.end()) return;
+  // Who is lost for the groups is lost altogether; a new channel tells it.
+  if (const auto* out = std::get_if<membership::PutOut>(&sent.message.body)) {
+    lose(sent.node, out->text);
+    return;
+  }
+  const bool beat = std::holds_alternative<membership::CoordinatorHeartbeat>(sent.message.body);
+  if (beat && member->second.conversation.stream() == nullptr) return;  // nobody waits for one of before
+  v1::NodeMessage content;
+  *content.mutable_to_agent() = message_of(sent.message);
+  send(sent.node, content.SerializeAsString());
+}
+
+std::vector<SpanningGroup> CoordinatorSide::spanning_groups() const {
+  std::map<std::uint32_t, std::string> names;
+  for (const auto& [name, node] : coordinator_->nodes()) names[node.number] = name;
+  std::vector<SpanningGroup> list;
+  for (const auto& [id, group] : coordinator_->groups()) {
+    SpanningGroup one{id, group.uid, group.name, group.phase(), group.epoch, {}};
+    for (const auto& [rank, member] : group.members) one.ranks.emplace_back(rank, names[member.engine.node]);
+    list.push_back(std::move(one));
+  }
+  return list;
+}
+
+// ---- time
 
 void CoordinatorSide::tick() {
   const std::uint64_t now = self_.clock.now_ns();
@@ -317,8 +469,11 @@ void CoordinatorSide::tick() {
     newcomers_.erase(stream.get());
     refuse(*stream, Refusal::kFrame, "", invalid_argument("no Hello within 5 s"));
   }
-  if (table_.take_change() || own_changed_) {
-    own_changed_ = false;
+  turn_of_groups();
+  untold_ |= table_.take_change();
+  if (untold_ && now >= told_ns_ + self_.settings.heartbeat_ms * kMsNs) {
+    untold_ = false;
+    told_ns_ = now;
     tell_all();
   }
   for (auto& [name, member] : members_) {
@@ -328,7 +483,8 @@ void CoordinatorSide::tick() {
 }
 
 std::uint64_t CoordinatorSide::next_due_ns() const {
-  std::uint64_t due = table_.next_due_ns();
+  std::uint64_t due = std::min(table_.next_due_ns(), coordinator_->next_due_ns());
+  if (untold_) due = std::min(due, told_ns_ + self_.settings.heartbeat_ms * kMsNs);
   for (const auto& [key, newcomer] : newcomers_) due = std::min(due, newcomer.due_ns);
   for (const auto& [name, member] : members_) {
     due = std::min(due, member.conversation.next_due_ns());

@@ -4,10 +4,13 @@
 
 #include "address.h"
 #include "conversation.h"
+#include "membership/coordinator.h"
+#include "membership/embedded_store.h"
 #include "node_table.h"
 #include "side.h"
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -21,7 +24,13 @@ using Probe = std::function<void(const SocketAddress& address, std::function<voi
 
 class CoordinatorSide final : public Side {
  public:
-  CoordinatorSide(Self self, Probe probe);
+  struct Options {
+    membership::MembershipLimits limits;  // of groups that span nodes
+    std::uint32_t orphan_ms = 0;
+    std::uint64_t first_term = 1;           // of the first coordinator: higher than that of any before, if it can be
+    std::function<std::uint64_t()> random;  // which nobody can guess
+  };
+  CoordinatorSide(Self self, Options options, Probe probe);
 
   void on_opened(std::shared_ptr<Stream> stream) override;
   void on_frame(Stream& stream, Result<v1::Frame> frame) override;
@@ -32,6 +41,7 @@ class CoordinatorSide final : public Side {
   void tick() override;
   std::uint64_t next_due_ns() const override;
   View view() const override;
+  std::vector<SpanningGroup> spanning_groups() const override;
 
  private:
   struct Newcomer {
@@ -48,23 +58,43 @@ class CoordinatorSide final : public Side {
 
   void take_in(std::shared_ptr<Stream> stream, v1::Hello hello);
   bool judge(Stream& stream, v1::Hello& hello);
+  bool judge_term(Stream& stream, const v1::Hello& hello);
+  bool is_raised_by(const v1::Hello& hello) const;
+  bool has_channel(const Member& member, const v1::Hello& hello) const;
   void refuse(Stream& stream, Refusal reason, const std::string& node, const Status& status);
   // Of the channel that the node still has; not OK: it needs a new one.
   Status resume(Member& member, const std::shared_ptr<Stream>& stream, const v1::Hello& hello);
   void welcome(const std::shared_ptr<Stream>& stream, Member& member, std::uint32_t version);
   void hear_of_term(const v1::Hello& hello);
-  void take(const std::string& name, const v1::NodeMessage& message);
+  Status take(const std::string& name, const std::string& payload);
+  Status take_event(const std::string& name, const v1::membership::ToCoordinator& message);
+  void take_change(const std::string& name, v1::NodeChange change);
   void lose(const std::string& name, const std::string& reason);
   void drop(const std::string& name, const Status& why);
   void look_for(const std::string& name, Member& member);
   void tell_all();
 
+  // Groups that span nodes.
+  void begin_term(std::uint64_t term);
+  void turn_of_groups();
+  void deliver();  // what the coordinator has said, in its order
+  void deliver(membership::Coordinator::Sent&& sent);
+  void send(const std::string& name, std::string payload);
+
   const Self self_;
+  const Options options_;
   const Probe probe_;
-  std::uint64_t term_ = 1;
-  std::uint64_t last_number_ = 0;
+  // Between two times that one node raises the term: most of it is left for groups.
+  const std::uint64_t raise_ns_;
+  std::uint64_t term_ = 0;
+  std::map<std::string, std::uint64_t> raised_ns_;  // when the node has raised the term
+  membership::EmbeddedStore store_;
+  std::unique_ptr<membership::Coordinator> coordinator_;
+  std::deque<membership::Coordinator::Sent> sent_;  // not delivered yet
+  bool delivers_ = false;
   NodeRow own_;
-  bool own_changed_ = true;
+  bool untold_ = true;         // a state has changed
+  std::uint64_t told_ns_ = 0;  // when all were told last
   NodeTable table_;
   std::map<Stream*, Newcomer> newcomers_;
   std::map<std::string, Member> members_;  // those that are not lost, by name

@@ -142,15 +142,32 @@ void Door::take_in() {
     const int on = 1;
     ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     std::string peer = to_string(address);
-    if (connections_.size() >= kMaxConnections) {
-      refusals_.refuse(Refusal::kConnections, peer, "",
-                       "there are " + std::to_string(kMaxConnections) + " connections already");
+    std::string host = parse_host_port(peer)->host;
+    if (Status room = check_room(host); !room.ok()) {
+      refusals_.refuse(Who::kStranger, Refusal::kConnections, peer, "", room.message());
       continue;
     }
     const std::uint64_t id = ++last_id_;
-    if (watch(fd.get(), id, EPOLLIN | EPOLLRDHUP))
-      connections_[id] = {std::move(fd), std::move(peer), false, now_ns() + kFirstByteNs};
+    if (!watch(fd.get(), id, EPOLLIN | EPOLLRDHUP)) continue;
+    ++of_address_[host];
+    connections_[id] = {std::move(fd), std::move(peer), std::move(host), false, now_ns() + kFirstByteNs};
   }
+}
+
+Status Door::check_room(const std::string& host) const {
+  if (connections_.size() >= options_.max_connections)
+    return resource_exhausted("there are " + std::to_string(options_.max_connections) + " connections already");
+  const auto found = of_address_.find(host);
+  if (found == of_address_.end() || found->second < options_.max_of_address) return {};
+  return resource_exhausted("there are " + std::to_string(options_.max_of_address) +
+                            " connections of its address already");
+}
+
+void Door::forget(std::uint64_t id) {
+  const auto connection = connections_.find(id);
+  const auto count = of_address_.find(connection->second.host);
+  if (--count->second == 0) of_address_.erase(count);
+  connections_.erase(connection);
 }
 
 // A connection that has something to say, or has ended.
@@ -159,20 +176,20 @@ void Door::look(std::uint64_t id, Connection& connection) {
   const ssize_t n = ::recv(connection.fd.get(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (n <= 0) {  // it has only looked whether anybody listens
-    connections_.erase(id);
+    forget(id);
     return;
   }
   if (first != (options_.secure ? kTlsRecord : kHttp2)) {
-    refusals_.refuse(Refusal::kPlainText, connection.peer, "",
+    refusals_.refuse(Who::kStranger, Refusal::kPlainText, connection.peer, "",
                      options_.secure ? "it does not begin with TLS, which this port speaks"
                                      : "it does not begin with HTTP/2 in plain text, which this port speaks");
-    connections_.erase(id);
+    forget(id);
     return;
   }
   UniqueFd copy(::fcntl(connection.fd.get(), F_DUPFD_CLOEXEC, 0));
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.fd.get(), nullptr);
   if (!copy.valid() || !watch(copy.get(), id, 0)) {  // that both directions have ended is always told
-    connections_.erase(id);
+    forget(id);
     return;
   }
   UniqueFd original = std::exchange(connection.fd, std::move(copy));
@@ -191,7 +208,7 @@ void Door::ended(std::uint64_t id, Connection& connection) {
     had_stream = with_stream_.erase(connection.peer) != 0;
   }
   if (!had_stream) {
-    refusals_.refuse(Refusal::kHandshake, connection.peer, "",
+    refusals_.refuse(Who::kStranger, Refusal::kHandshake, connection.peer, "",
                      options_.secure
                          ? "the TLS handshake failed, so one of the two does not accept the other's "
                            "certificate, or the connection ended early"
@@ -199,7 +216,7 @@ void Door::ended(std::uint64_t id, Connection& connection) {
   }
   // gRPC's descriptor of it may stay open, and would keep the watch.
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.fd.get(), nullptr);
-  connections_.erase(id);
+  forget(id);
 }
 
 void Door::begin_probes() {
@@ -235,12 +252,13 @@ void Door::end_probe(std::uint64_t id) {
 void Door::end_late() {
   const std::uint64_t now = now_ns();
   std::erase_if(probes_, [&](const auto& probe) { return now >= probe.second.due_ns; });
-  std::erase_if(connections_, [&](const auto& entry) {
-    const Connection& connection = entry.second;
-    if (connection.handed_over || now < connection.due_ns) return false;
-    refusals_.refuse(Refusal::kHandshake, connection.peer, "", "it has said nothing for 5 s");
-    return true;
-  });
+  std::vector<std::uint64_t> late;
+  for (const auto& [id, connection] : connections_) {
+    if (connection.handed_over || now < connection.due_ns) continue;
+    refusals_.refuse(Who::kStranger, Refusal::kHandshake, connection.peer, "", "it has said nothing for 5 s");
+    late.push_back(id);
+  }
+  for (const std::uint64_t id : late) forget(id);
 }
 
 }  // namespace epd::cluster

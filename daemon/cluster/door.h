@@ -22,10 +22,13 @@ namespace epd::cluster {
 class Door {
  public:
   static constexpr std::size_t kMaxConnections = 2048;  // a node has one
+  static constexpr std::size_t kMaxOfAddress = 64;
 
   struct Options {
     SocketAddress listen;
     bool secure = true;
+    std::size_t max_connections = kMaxConnections;
+    std::size_t max_of_address = kMaxOfAddress;
     std::function<void(UniqueFd connection)> hand_over;  // on the door's thread
   };
   static Result<std::unique_ptr<Door>> open(Options options, Refusals& refusals);
@@ -47,6 +50,7 @@ class Door {
   struct Connection {
     UniqueFd fd;  // until it is handed over; then a copy, to see its end
     std::string peer;
+    std::string host;  // of peer
     bool handed_over = false;
     std::uint64_t due_ns = 0;  // for its first byte
   };
@@ -64,6 +68,8 @@ class Door {
   Status listen();
   void run();
   void take_in();
+  Status check_room(const std::string& host) const;
+  void forget(std::uint64_t id);
   void look(std::uint64_t id, Connection& connection);
   void ended(std::uint64_t id, Connection& connection);
   void begin_probes();
@@ -80,6 +86,7 @@ class Door {
   std::uint64_t last_id_ = 1;  // 0: the listener; 1: wake_
   bool stopping_now_ = false;
   std::map<std::uint64_t, Connection> connections_;
+  std::map<std::string, std::size_t> of_address_;  // connections_ by host
   std::map<std::uint64_t, Probe> probes_;
 
   std::mutex mutex_;

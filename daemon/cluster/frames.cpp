@@ -39,6 +39,13 @@ Result<v1::Frame> parse_frame(const std::string& bytes) {
   return frame;
 }
 
+Result<v1::NodeMessage> parse_content(const std::string& payload) {
+  v1::NodeMessage content;
+  if (!content.ParseFromString(payload))
+    return invalid_argument("a message of " + std::to_string(payload.size()) + " bytes that is none");
+  return content;
+}
+
 Status check_description(const v1::NodeDescription& node) {
   if (!is_name(node.name()))
     return invalid_argument(std::string("the node's name is none; allowed: ") + kAllowedNames);

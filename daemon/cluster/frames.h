@@ -12,12 +12,18 @@
 
 namespace epd::cluster {
 
-constexpr std::uint32_t kVersionMin = 1;
-constexpr std::uint32_t kVersionMax = 1;
+// 2: groups that span nodes; nobody goes without them.
+constexpr std::uint32_t kVersionMin = 2;
+constexpr std::uint32_t kVersionMax = 2;
 constexpr std::size_t kMaxFrameBytes = std::size_t{4} << 20;
+constexpr std::size_t kMaxPayloadBytes = kMaxFrameBytes - 1024;  // of a message, beside what its frame adds
+constexpr std::uint64_t kMaxTerm = std::uint64_t{1} << 48;
 
 // INVALID_ARGUMENT if the bytes are no frame, RESOURCE_EXHAUSTED if they are too many.
 Result<v1::Frame> parse_frame(const std::string& bytes);
+
+// What a message of the channel carries.
+Result<v1::NodeMessage> parse_content(const std::string& payload);
 
 // Name, boot id and texts are such as a daemon sends.
 Status check_description(const v1::NodeDescription& node);

@@ -16,19 +16,20 @@ const char* word_of(Refusal reason) {
     case Refusal::kFrame: return "frame";
     case Refusal::kNotCoordinator: return "not_coordinator";
     case Refusal::kNodes: return "nodes";
+    case Refusal::kTerm: return "term";
   }
   return "unknown";
 }
 
 }  // namespace
 
-void Refusals::refuse(Refusal reason, const std::string& peer, const std::string& node,
+void Refusals::refuse(Who who, Refusal reason, const std::string& peer, const std::string& node,
                       const std::string& text) {
   {
     const std::lock_guard lock(mutex_);
     ++counts_[reason];
   }
-  static LogLimiter limiter;
+  LogLimiter& limiter = who == Who::kStranger ? strangers_ : nodes_;
   limiter.record(EventKind::kRefused, LogLevel::kWarning, "node refused",
                  {{"why", word_of(reason)}, {"peer", peer}, {"node", node}, {"reason", text}}, kDaemonOwner);
 }

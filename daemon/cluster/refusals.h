@@ -1,6 +1,7 @@
 // What was refused on the cluster's port, or by the coordinator: counted by reason, and in the log.
 #pragma once
 
+#include "base/log.h"
 #include "common/status.h"
 
 #include <cstdint>
@@ -22,16 +23,26 @@ enum class Refusal {
   kFrame,           // malformed, overlong, or at the wrong time
   kNotCoordinator,  // asked to take a node in
   kNodes,           // too many, or the name is in use
+  kTerm,            // it would be raised again too soon, or beyond the last
+};
+
+// Each has lines of its own in the log, so that strangers leave room for nodes.
+enum class Who {
+  kStranger,  // a connection without a stream
+  kNode,      // a stream: its certificate has been accepted
 };
 
 // From any thread.
 class Refusals {
  public:
-  void refuse(Refusal reason, const std::string& peer, const std::string& node, const std::string& text);
+  void refuse(Who who, Refusal reason, const std::string& peer, const std::string& node,
+              const std::string& text);
   // Word and number of those that are not zero.
   std::vector<std::pair<std::string, std::uint64_t>> counts() const;
 
  private:
+  LogLimiter strangers_;
+  LogLimiter nodes_;
   mutable std::mutex mutex_;
   std::map<Refusal, std::uint64_t> counts_;  // guarded by mutex_
 };

@@ -4,6 +4,8 @@
 
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/resource_quota.h>
+#include <sys/resource.h>
+#include <algorithm>
 #include <chrono>
 #include <mutex>
 #include <set>
@@ -154,6 +156,13 @@ class ClusterService final : public v1::Cluster::WithRawCallbackMethod_Attach<v1
   const std::function<void(const std::string&)> opened_stream_;
 };
 
+// Two descriptors for each, and most of them are for clients.
+std::size_t most_connections() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return Door::kMaxConnections;
+  return std::min<std::size_t>(Door::kMaxConnections, std::max<rlim_t>(limit.rlim_cur / 8, 16));
+}
+
 }  // namespace
 
 struct Server::Impl {
@@ -208,6 +217,9 @@ Result<std::unique_ptr<Server>> Server::start(const Settings& settings, const Cr
   Door::Options options;
   options.listen = *numeric_address(*parse_host_port(settings.listen));
   options.secure = !settings.insecure;
+  options.max_connections = most_connections();
+  // With cluster.insecure all nodes are on this machine.
+  if (settings.insecure) options.max_of_address = options.max_connections;
   options.hand_over = [parts](UniqueFd connection) {
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
     parameters.fd = connection.release();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cluster/cluster.h"
+#include "membership/agent.h"
 #include "refusals.h"
 #include "stream.h"
 
@@ -9,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace epd::cluster {
 
@@ -17,6 +19,7 @@ struct Self {
   const Clock& clock;
   Refusals& refusals;
   v1::NodeDescription description;  // as it was at the start: not draining
+  membership::Agent& agent;         // its owner's, which ticks it and carries its actions out
 };
 
 class Side : public StreamEvents {
@@ -28,6 +31,7 @@ class Side : public StreamEvents {
   virtual void tick() = 0;
   virtual std::uint64_t next_due_ns() const = 0;
   virtual View view() const = 0;
+  virtual std::vector<SpanningGroup> spanning_groups() const { return {}; }
 };
 
 }  // namespace epd::cluster

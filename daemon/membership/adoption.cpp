@@ -1,5 +1,11 @@
 #include "adoption.h"
 
+#include "membership/join_rules.h"
+#include "membership/limits.h"
+#include "memberships.h"
+#include "proto/binding_rules.h"
+#include "proto/shape_rules.h"
+
 #include <algorithm>
 
 namespace epd::membership {
@@ -30,15 +36,46 @@ Group begin(const GroupReport& report) {
   return group;
 }
 
-// Nobody else says that it takes part.
-bool is_told(const GroupDescription& told, const Member& member) {
-  return member.rank < told.ranks.size() && told.ranks[member.rank].engine == member.engine &&
-         told.ranks[member.rank].active_since == member.active_since && member.active_since != 0;
-}
-
 }  // namespace
 
-void Adoption::add(std::uint32_t node, const GroupReport& report) {
+bool Adoption::is_sound(const GroupDescription& told) const {
+  constexpr std::uint64_t kSpanning = std::uint64_t{1} << 63;
+  const std::uint64_t id = told.label.id;
+  const bool fine = (id & kSpanning) != 0 && id >> 32 != first_group_id_ >> 32 &&
+                    check_group_name(told.label.name).ok() && abi::check_shape(told.shape).empty() &&
+                    told.shape.span == abi::Span::kCluster && told.shape.sum_ranks != 0 && told.epoch != 0 &&
+                    told.ranks.size() == told.shape.num_ranks;
+  if (!fine) return false;
+  for (std::uint32_t rank = 0; rank < told.ranks.size(); ++rank) {
+    if (told.ranks[rank].rank != rank || told.ranks[rank].active_since > told.epoch) return false;
+  }
+  return true;
+}
+
+bool Adoption::is_sound(const Reporter& reporter, const GroupDescription& told, const RankReport& r) const {
+  if (r.rank >= told.ranks.size()) return false;
+  const RankDescription& described = told.ranks[r.rank];
+  const std::uint32_t index = member_index(r.member);
+  return described.engine == EngineId{reporter.node, r.device} && r.device < reporter.num_devices &&
+         described.active_since == r.active_since && r.active_since != 0 && r.uid == told.label.uid &&
+         index >= kFirstSpanningIndex && index < kFirstSpanningIndex + Memberships::kMaxPerSession &&
+         member_generation(r.member) != 0 && r.priority >= abi::kMinPriority &&
+         r.priority <= abi::kMaxPriority && abi::check_bound(told.shape, r.bound).empty() &&
+         !members_.contains({{reporter.node, r.session}, r.member});
+}
+
+void Adoption::add(const Reporter& reporter, const GroupReport& report) {
+  const std::uint32_t node = reporter.node;
+  const abi::GroupShape& shape = report.told.shape;
+  const bool asked = report.asked_sum_ranks == 0 || report.asked_sum_ranks == shape.sum_ranks;
+  if (!is_sound(report.told) || !asked || report.ranks.empty()) return;
+  std::set<std::uint32_t> ranks;
+  std::set<std::pair<std::uint64_t, std::uint32_t>> members;
+  for (const RankReport& r : report.ranks) {
+    const bool first = ranks.insert(r.rank).second && members.emplace(r.session, r.member).second;
+    if (!first || !is_sound(reporter, report.told, r)) return;
+  }
+  for (const RankReport& r : report.ranks) members_.insert({{node, r.session}, r.member});
   const auto [found, first] = groups_.try_emplace(report.told.label.id, Reports{report, true, begin(report)});
   Reports& reports = found->second;
   if (!told_alike(reports.first.told, report.told)) reports.alike = false;
@@ -58,7 +95,6 @@ void Adoption::add(std::uint32_t node, const GroupReport& report) {
     member.first_index = r.first_index;
     member.announced = true;
     member.holds_memory = true;
-    if (!is_told(report.told, member)) reports.alike = false;
     reports.group.engines[member.engine].state = EngineSlot::Serving{};
     if (!reports.group.members.emplace(r.rank, std::move(member)).second) reports.alike = false;
   }

@@ -62,14 +62,44 @@ void Agent::handle(Event event) {
     request(event);
     return;
   }
+  if (const auto* evicted = std::get_if<EvictRank>(&event)) {
+    (void)evict(*evicted);
+    return;
+  }
   keep(event);
   if (is_answered_here(event)) {
     ended_.handle(event);
-    take_from_ended();
-    return;
+  } else {
+    near_.said(event);
+    say(event);
   }
-  near_.said(event);
+  take_from_ended();  // behind the event: requests that it has made possible
+}
+
+Status Agent::evict(const EvictRank& event) {
+  const std::string what =
+      "rank " + std::to_string(event.rank) + " of group " + std::to_string(event.group_id);
+  const auto ended = ended_.groups().find(event.group_id);
+  if (ended != ended_.groups().end() && ended->second.lives(event.rank)) {
+    ended_.handle(event);
+    take_from_ended();
+    return {};
+  }
+  const auto found = near_.all().find(event.group_id);
+  if (found == near_.all().end()) return not_found(what + " is not on " + here());
+  const NearGroup& group = found->second;
+  const auto member = group.members.find(event.rank);
+  if (member == group.members.end()) {
+    const FarEngine* far = group.far_engine_of(event.rank);
+    if (far == nullptr) return not_found(what + " is lost, or has never come");
+    return {StatusCode::kUnsupported,
+            what + " is on node " + far->node + "; allowed on " + here() + ": its own ranks"};
+  }
+  if (member->second.gone()) return not_found(what + " has left");
+  if (state_ != State::kAttached || cut_off())
+    return {StatusCode::kAborted, here() + " has no coordinator, which decides about " + what};
   say(event);
+  return {};
 }
 
 // What every coordinator has to know, and the registry of what ends here.
@@ -89,9 +119,7 @@ void Agent::keep(const Event& event) {
     drain_status_ = drains->status;
     refuse_overdue();
   }
-  if (!of_all) return;
-  ended_.handle(event);
-  take_from_ended();
+  if (of_all) ended_.handle(event);
 }
 
 bool Agent::is_answered_here(const Event& event) const {
@@ -189,16 +217,25 @@ void Agent::handle(const ToAgent& message) {
     attach();
     return;
   }
-  if (welcome == nullptr && !beat && (state_ != State::kAttached || message.number != number_)) return;
+  const bool for_this =
+      message.number == number_ || (message.number == 0 && std::holds_alternative<PutOut>(message.body));
+  if (welcome == nullptr && !beat && (state_ != State::kAttached || !for_this)) return;
   heard_ns_ = clock_.now_ns();
   if (welcome != nullptr) {
     const bool kept = number_ == message.number;
     number_ = message.number;
     term_ = message.term;
     end_all_but(welcome->groups,
-                kept ? "the coordinator knows nothing of it" : "the node was put out of the cluster");
+                kept ? "the coordinator knows nothing of its group"
+                     : here() + " was put out of the cluster" + (put_out_.empty() ? "" : ": " + put_out_));
+    put_out_.clear();
   }
   std::visit([this](const auto& of) { obey(of); }, message.body);
+}
+
+void Agent::obey(const PutOut& message) {
+  put_out_ = message.text;
+  attach();
 }
 
 void Agent::obey(const Welcome&) {
@@ -251,7 +288,12 @@ void Agent::obey(const Order& order) {
   if (!is_late(order)) carry_out(order.action);
 }
 
-void Agent::note_number(const MemberDescription& member) {
+// Of a session that has closed nothing is kept.
+void Agent::note_number(std::uint64_t group_id, const MemberDescription& member) {
+  const auto group = near_.all().find(group_id);
+  if (group == near_.all().end()) return;
+  const auto here = group->second.members.find(member.rank);
+  if (here == group->second.members.end() || here->second.gone()) return;
   std::uint32_t& last = generations_[member.session.number];
   last = std::max(last, member_generation(member.member));
 }
@@ -269,9 +311,9 @@ void Agent::carry_out(Action action) {
   std::visit(note, action);
   near_.decided(action, join);
   if (const auto* start = std::get_if<StartGroup>(&action)) {
-    for (const MemberDescription& member : start->group.members) note_number(member);
+    for (const MemberDescription& member : start->group.members) note_number(start->group.label.id, member);
   } else if (const auto* newcomer = std::get_if<SendMember>(&action)) {
-    note_number(newcomer->member);
+    note_number(newcomer->group_id, newcomer->member);
   }
   // Each request has one answer.
   const auto answer = [this](const auto& a) {
@@ -298,7 +340,11 @@ void Agent::end_all_but(const std::vector<std::uint64_t>& stay, const std::strin
   for (const std::uint64_t id : ids) {
     BreakReason reason{StatusCode::kRankLost, -1, why};
     const auto& members = near_.all().at(id).members;
-    if (!members.empty()) reason.failed_rank = static_cast<std::int32_t>(members.begin()->first);
+    if (!members.empty()) {
+      const std::uint32_t rank = members.begin()->first;
+      reason.failed_rank = static_cast<std::int32_t>(rank);
+      reason.text = "rank " + std::to_string(rank) + " was lost: " + why;
+    }
     end(id, reason);
   }
 }
@@ -339,7 +385,7 @@ void Agent::refuse_overdue() {
     const Status late(StatusCode::kDeadlineExceeded,
                       has_to_wait(request)
                           ? "the group has ended on this node, and not all of its ranks here have left it"
-                          : "this node has had no coordinator for " + seconds(silent_ns()));
+                          : here() + " has had no coordinator for " + seconds(silent_ns()));
     actions_.emplace_back(ReplyRefused{id, drains ? drain_status_ : late});
     return true;
   });
@@ -348,11 +394,33 @@ void Agent::refuse_overdue() {
 bool Agent::needs_decision() const {
   return std::any_of(near_.all().begin(), near_.all().end(),
                      [](const auto& entry) { return entry.second.started && !entry.second.is_steady(); }) ||
-         std::any_of(requests_.begin(), requests_.end(),
-                     [this](const auto& entry) { return is_overdue(entry.second); });
+         std::any_of(requests_.begin(), requests_.end(), [this](const auto& entry) {
+           const Request& request = entry.second;
+           return std::holds_alternative<LeaveRequest>(request.event) || is_overdue(request);
+         });
 }
 
-// Groups that need a decision end here, which is a leave of the ranks here. The others run on.
+bool Agent::has_leave_of(const NearGroup& group) const {
+  return std::any_of(requests_.begin(), requests_.end(), [&group](const auto& entry) {
+    const auto* leave = std::get_if<LeaveRequest>(&entry.second.event);
+    return leave != nullptr && group.has_member(leave->id.session.number, leave->member);
+  });
+}
+
+// They name nothing that is here.
+void Agent::refuse_leaves() {
+  std::erase_if(requests_, [this](const auto& entry) {
+    const auto* leave = std::get_if<LeaveRequest>(&entry.second.event);
+    if (leave == nullptr) return false;
+    const std::string text = "member " + std::to_string(leave->member) + " is not a membership of session " +
+                             to_string(leave->id.session) + "; allowed: the number that Joined gave";
+    actions_.emplace_back(ReplyRefused{entry.first, not_found(text)});
+    return true;
+  });
+}
+
+// Groups that need a decision, or that a rank here asks to leave, end here, which is a leave of the ranks
+// here. The others run on.
 void Agent::give_up() {
   state_ = State::kApart;
   messages_.clear();
@@ -360,9 +428,10 @@ void Agent::give_up() {
   release_unstarted();
   std::vector<std::uint64_t> stay;
   for (const auto& [id, group] : near_.all()) {
-    if (group.is_steady()) stay.push_back(id);
+    if (group.is_steady() && !has_leave_of(group)) stay.push_back(id);
   }
-  end_all_but(stay, "this node has had no coordinator for " + seconds(silent_ns()));
+  end_all_but(stay, here() + " has had no coordinator for " + seconds(silent_ns()));
+  refuse_leaves();
 }
 
 void Agent::tick() {

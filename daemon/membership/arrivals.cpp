@@ -41,12 +41,16 @@ Result<std::uint32_t> Arrivals::pick_rank(const Group& group, std::int32_t wante
   if (arrival == group.arrivals.end() && taken == group.members.end()) return rank;
   const Member& holder = taken != group.members.end() ? taken->second : arrival->second.member;
   return invalid_argument("rank " + std::to_string(wanted) + " of group \"" + group.name +
-                          "\" is taken by session " + to_string(holder.session) + " (pid " +
+                          "\" is taken by session " + nodes_.in_words(holder.session) + " (pid " +
                           std::to_string(holder.pid) +
                           "); free: " + (missing.empty() ? "none" : rank_list(missing)));
 }
 
 Status Arrivals::check_reach(const Group& group, const JoinRequest& request) const {
+  if (Status status = nodes_.check_device(request.engine); !status.ok()) return status;
+  if (desk_.spans()) {
+    if (Status status = nodes_.check_network(request.engine); !status.ok()) return status;
+  }
   const auto check = [&](const Member& other) -> Status {
     Status status = other.gone() ? Status() : nodes_.check_reach(request.engine, other.engine);
     if (status.ok()) return status;

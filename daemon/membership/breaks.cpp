@@ -226,7 +226,12 @@ void Breaks::on(const BreakRequested& event) {
   if (message.epoch != group.epoch) return;
   if (group.is(GroupPhase::kActive)) {
     const std::string text(message.text, abi::text_length(message.text));
-    begin(group, {message.cause, message.failed_rank, text});
+    const bool has_cause = message.cause != StatusCode::kOk &&
+                           static_cast<std::uint32_t>(message.cause) < std::uint32_t{kNumStatusCodes};
+    const bool is_rank =
+        message.failed_rank >= 0 && static_cast<std::uint32_t>(message.failed_rank) < group.shape.num_ranks;
+    begin(group,
+          {has_cause ? message.cause : StatusCode::kAborted, is_rank ? message.failed_rank : -1, text});
   } else if (group.is(GroupPhase::kFailing)) {
     fail_everything(group);
   }

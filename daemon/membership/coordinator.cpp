@@ -11,6 +11,8 @@ namespace {
 
 constexpr std::uint64_t kMs = 1'000'000;
 constexpr std::uint32_t kMaxNumber = 1u << 30;  // of nodes; a report of a higher one is none
+// Between the terms of two coordinators; who has heard of a higher one is not believed.
+constexpr std::uint64_t kMaxTermStep = std::uint64_t{1} << 40;
 
 // Of spanning groups, never given twice: no two terms have the same.
 std::uint64_t first_group_id(std::uint64_t term) {
@@ -20,7 +22,17 @@ std::uint64_t first_group_id(std::uint64_t term) {
 // What a node can know.
 bool is_of_node(const Event& event) {
   return !std::holds_alternative<NodeUp>(event) && !std::holds_alternative<NodeLost>(event) &&
-         !std::holds_alternative<EvictRank>(event) && !std::holds_alternative<ViewStored>(event);
+         !std::holds_alternative<ViewStored>(event);
+}
+
+// The device of its engine; null: it has none, or is a join, which is judged where it is answered.
+const std::uint32_t* device_of(const Event& event) {
+  const auto device = [](const auto& e) -> const std::uint32_t* {
+    if constexpr (std::is_same_v<std::decay_t<decltype(e)>, JoinRequest>) return nullptr;
+    if constexpr (requires { e.engine; }) return &e.engine.device;
+    return nullptr;
+  };
+  return std::visit(device, event);
 }
 
 }  // namespace
@@ -52,7 +64,7 @@ std::vector<Coordinator::Sent> Coordinator::take_messages() {
 // ---- what agents say
 
 void Coordinator::handle(const std::string& name, ToCoordinator message) {
-  if (superseded_) return;
+  if (superseded_ || (message.term > term_ && message.term - term_ > kMaxTermStep)) return;
   if (listening()) {
     term_ = std::max(term_, message.term + 1);
   } else if (message.term > term_) {
@@ -64,7 +76,11 @@ void Coordinator::handle(const std::string& name, ToCoordinator message) {
     return;
   }
   const auto found = nodes_.find(name);
-  if (found == nodes_.end()) return;
+  if (found == nodes_.end()) {
+    const bool says = !listening() && !std::holds_alternative<Superseded>(message.body);
+    if (says) send(name, NodeEntry{}, PutOut{"the coordinator does not know it"});
+    return;
+  }
   NodeEntry& node = found->second;
   if (listening()) {
     node.heard_ns = clock_.now_ns();
@@ -84,11 +100,22 @@ void Coordinator::take(const std::string& name, NodeEntry& node, const ToCoordin
   const auto* told = std::get_if<Told>(&message.body);
   if (told == nullptr) return;
   ++node.heard;
-  if (!is_of_node(told->event)) return;
+  if (!may_say(node, told->event)) return;
   if (std::holds_alternative<NodeDrains>(told->event)) node.drains = true;
   Event event = told->event;
   set_node(event, node.number);
   tell(std::move(event));
+}
+
+// Of its own devices, and of its own ranks.
+bool Coordinator::may_say(const NodeEntry& node, const Event& event) const {
+  if (const auto* evicted = std::get_if<EvictRank>(&event)) {
+    const auto group = groups().find(evicted->group_id);
+    return group != groups().end() && group->second.lives(evicted->rank) &&
+           group->second.members.at(evicted->rank).engine.node == node.number;
+  }
+  const std::uint32_t* device = device_of(event);
+  return is_of_node(event) && (device == nullptr || *device < node.attach.devices.size());
 }
 
 void Coordinator::tell(Event event) {
@@ -131,6 +158,7 @@ void Coordinator::attach(const std::string& name, const Attach& message, std::ui
   node.heard = 0;
   node.waiting.clear();
   if (listening()) return;
+  node.attach.groups = {};
   node.number = next_number_++;
   admit(name, node);
   send(name, node, Welcome{message.attempt, {}});
@@ -141,9 +169,12 @@ void Coordinator::attach(const std::string& name, const Attach& message, std::ui
 void Coordinator::admit(const std::string& name, NodeEntry& node) {
   node.state = NodeEntry::State::kUp;
   names_[node.number] = name;
-  registry_->handle(NodeUp{node.number, node.attach.devices, name, node.attach.boot});
-  for (const EngineReport& engine : node.attach.engines)
-    registry_->handle(EngineUp{{node.number, engine.device}, engine.address});
+  const std::string address = options_.address_of ? options_.address_of(name) : "";
+  registry_->handle(NodeUp{node.number, node.attach.devices, name, node.attach.boot, address});
+  for (const EngineReport& engine : node.attach.engines) {
+    const EngineUp up{{node.number, engine.device}, engine.address};
+    if (may_say(node, up)) registry_->handle(up);
+  }
 }
 
 void Coordinator::lose(const std::string& name, NodeEntry& node, const std::string& how) {
@@ -153,6 +184,21 @@ void Coordinator::lose(const std::string& name, NodeEntry& node, const std::stri
   names_.erase(node.number);
   send(name, node, PutOut{how});
   tell(NodeLost{node.number, how});
+}
+
+// Those that were lost long ago. Whoever is forgotten hears that he has to attach anew when he speaks.
+void Coordinator::forget_lost() {
+  const std::uint64_t now = clock_.now_ns();
+  std::erase_if(nodes_, [now](const auto& entry) {
+    const NodeEntry& node = entry.second;
+    return node.state == NodeEntry::State::kLost && now - node.since_ns >= kLostNodeMs * kMs;
+  });
+  std::multimap<std::uint64_t, std::string> lost;  // by when
+  for (const auto& [name, node] : nodes_) {
+    if (node.state == NodeEntry::State::kLost) lost.emplace(node.since_ns, name);
+  }
+  for (auto oldest = lost.begin(); lost.size() > kMaxLostNodes; oldest = lost.erase(oldest))
+    nodes_.erase(oldest->second);
 }
 
 void Coordinator::node_gone(const std::string& name, const std::string& how) {
@@ -202,10 +248,11 @@ void Coordinator::open() {
 
 // By node: those of them that it takes part in.
 std::map<std::uint32_t, std::vector<std::uint64_t>> Coordinator::adopt_groups() {
-  Adoption adoption;
-  for (const auto& [name, node] : nodes_) {
+  Adoption adoption(first_group_id(term_));
+  for (auto& [name, node] : nodes_) {
+    const std::vector<GroupReport> reports = std::exchange(node.attach.groups, {});
     if (node.number != node.attach.number) continue;
-    for (const GroupReport& report : node.attach.groups) adoption.add(node.number, report);
+    for (const GroupReport& report : reports) adoption.add({node.number, node.attach.devices.size()}, report);
   }
   std::map<std::uint32_t, std::vector<std::uint64_t>> stay;
   for (Group& group : adoption.whole()) {
@@ -236,6 +283,7 @@ void Coordinator::tick() {
     if (node.state == NodeEntry::State::kUp && now - node.heard_ns > options_.times.node_timeout_ms * kMs)
       lose(name, node, "silent for " + std::to_string(options_.times.node_timeout_ms) + " ms");
   }
+  forget_lost();
   registry_->tick();
   carry_out();
 }

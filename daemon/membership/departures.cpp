@@ -4,6 +4,13 @@
 #include <vector>
 
 namespace epd::membership {
+namespace {
+
+const char* were(const std::vector<std::uint32_t>& ranks) {
+  return ranks.size() == 1 ? " was " : " were ";
+}
+
+}  // namespace
 
 void Departures::on(const LeaveRequest& event) {
   const Memberships::Place* place = parts_.memberships.find(event.id.session, event.member);
@@ -12,9 +19,10 @@ void Departures::on(const LeaveRequest& event) {
       group == nullptr ? std::map<std::uint32_t, Member>::iterator{} : group->members.find(place->rank);
   if (group == nullptr || group->is(GroupPhase::kForming) || group->is(GroupPhase::kStarting) ||
       found == group->members.end() || found->second.presence != Presence::kHere) {
-    desk_.refuse(event.id,
-                 not_found("member " + std::to_string(event.member) + " is not a membership of session " +
-                           to_string(event.id.session) + "; allowed: the number that Joined gave"));
+    desk_.refuse(
+        event.id,
+        not_found("member " + std::to_string(event.member) + " is not a membership of session " +
+                  parts_.nodes.in_words(event.id.session) + "; allowed: the number that Joined gave"));
     return;
   }
   found->second.leave_request = event.id.number;
@@ -69,8 +77,9 @@ void Departures::on(const RankRefused& event) {
   if (parts_.groups.find_slot(message.group_id, event.engine) == nullptr) return;
   Group& group = *parts_.groups.find(message.group_id);
   if (!group.lives(message.rank)) return;
-  const Status status(message.status, "rank " + std::to_string(message.rank) + ": " +
-                                          std::string(message.text, abi::text_length(message.text)));
+  const StatusCode code = message.status == StatusCode::kOk ? StatusCode::kInternal : message.status;
+  const Status status(code, "rank " + std::to_string(message.rank) + ": " +
+                                std::string(message.text, abi::text_length(message.text)));
   if (group.is(GroupPhase::kStarting)) {
     parts_.forming.abort_start(group, status);
     return;
@@ -85,8 +94,9 @@ void Departures::on(const RankRefused& event) {
 }
 
 void Departures::lose(Group& group, Member& member, const std::string& how) {
-  const std::string text = "rank " + std::to_string(member.rank) + " (session " + to_string(member.session) +
-                           ", pid " + std::to_string(member.pid) + ") " + how;
+  const std::string text = "rank " + std::to_string(member.rank) + " (session " +
+                           parts_.nodes.in_words(member.session) + ", pid " + std::to_string(member.pid) +
+                           ") " + how;
   const bool orderly = how == "left" || how == "detached";
   lose(group, {member.rank}, {StatusCode::kRankLost, static_cast<std::int32_t>(member.rank), text, orderly});
 }
@@ -184,7 +194,7 @@ void Departures::node_lost(Group& group, std::uint32_t node, const std::string& 
   parts_.joins.mark_conflicts(group);
   if (!ranks.empty()) {
     const std::string text =
-        parts_.nodes.name_of(node) + " is lost, with " + ranks_in_words(ranks) + ": " + how;
+        ranks_in_words(ranks) + were(ranks) + "lost: " + parts_.nodes.in_words(node) + " was lost: " + how;
     lose(group, ranks, {StatusCode::kRankLost, static_cast<std::int32_t>(ranks.front()), text});
   }
   if (parts_.groups.find(id) != nullptr) forget_engines(group, node);
@@ -207,7 +217,9 @@ void Departures::put_out(Group& group, const std::set<std::uint32_t>& nodes, con
     if (nodes.contains(member.engine.node) && !member.gone()) ranks.push_back(rank);
   }
   if (ranks.empty()) return;
-  const std::string text = ranks_in_words(ranks) + " put out: " + how;
+  std::string of;
+  for (const std::uint32_t node : nodes) of += (of.empty() ? " of " : ", ") + parts_.nodes.in_words(node);
+  const std::string text = ranks_in_words(ranks) + of + were(ranks) + "put out: " + how;
   for (const std::uint32_t rank : ranks) {
     Member& member = group.members.at(rank);
     if (member.presence == Presence::kJoining) {

@@ -49,7 +49,11 @@ class Desk {
   void sessions_closed(const EndedSessions& ended) {
     std::erase_if(owed_, [&ended](const RequestId& request) { return ended.contains(request.session); });
   }
-  void node_lost(std::uint32_t node) { lost_.insert(node); }
+  // Numbers grow, so the lowest is the one that was lost long ago.
+  void node_lost(std::uint32_t node) {
+    lost_.insert(node);
+    if (lost_.size() > kMaxLostNodes) lost_.erase(lost_.begin());
+  }
   bool is_lost(std::uint32_t node) const { return lost_.contains(node); }
 
  private:

@@ -22,19 +22,21 @@ void Engines::on(const EngineUp& event) {
 void Engines::on(const EngineDown& event) {
   parts_.nodes.engine_down(event.engine);
   parts_.pairs.engine_down(event.engine);
-  keep_boards(event.boards);
+  keep_boards(event.engine, event.boards);
   for (const std::uint64_t id : parts_.groups.ids()) {
     if (parts_.groups.find_slot(id, event.engine) != nullptr)
       down_for(*parts_.groups.find(id), event.engine, event.text);
   }
 }
 
-void Engines::keep_boards(const std::vector<BoardIndex>& boards) {
+// An engine speaks for the ranks on its device alone.
+void Engines::keep_boards(EngineId engine, const std::vector<BoardIndex>& boards) {
   for (const BoardIndex& board : boards) {
     Group* group = parts_.groups.find(board.group_id);
     if (group == nullptr) continue;
     const auto member = group->members.find(board.rank);
-    if (member != group->members.end()) member->second.board_index = board.next_index;
+    if (member != group->members.end() && member->second.engine == engine)
+      member->second.board_index = board.next_index;
   }
 }
 
@@ -86,7 +88,7 @@ void Engines::on(const GroupReady& event) {
     slot->state = EngineSlot::Serving{};
     parts_.forming.engine_ready(group);
   } else {
-    keep_boards(event.boards);
+    keep_boards(event.engine, event.boards);
     std::uint64_t next_index = kNever;
     for (const auto& [rank, member] : group.members) {
       if (member.engine == event.engine && member.holds_memory && member.presence == Presence::kHere)
@@ -111,13 +113,15 @@ void Engines::not_ready(Group& group, const Status& status) {
 }
 
 // Not a step that is late: nobody is to be killed for it. How long the others wait for it is bounded by their
-// joins' deadlines.
+// joins' deadlines. Nothing else bounds a start amid a break, so that has its one deadline.
 void Engines::on(const GroupWaits& event) {
   EngineSlot* slot = parts_.groups.find_slot(event.message.group_id, event.engine);
   const bool owes = slot != nullptr && slot->due_ns() != nullptr &&
                     (slot->is(EnginePhase::kStarting) || slot->is(EnginePhase::kServing));
   if (!owes) return;
-  *slot->due_ns() = desk_.due_in_ms(desk_.limits().engine_start_ms);
+  const bool bounded = slot->is(EnginePhase::kServing) ||
+                       parts_.groups.find(event.message.group_id)->is(GroupPhase::kStarting);
+  if (bounded) *slot->due_ns() = desk_.due_in_ms(desk_.limits().engine_start_ms);
   slot->waits_for.assign(event.message.text, abi::text_length(event.message.text));
 }
 

@@ -40,7 +40,7 @@ class Engines {
   void tick(Group& group);
 
  private:
-  void keep_boards(const std::vector<BoardIndex>& boards);
+  void keep_boards(EngineId engine, const std::vector<BoardIndex>& boards);
   void down_for(Group& group, EngineId engine, const std::string& text);
   void not_ready(Group& group, const Status& status);
   bool is_overdue(std::uint64_t* due_ns) const;

@@ -11,13 +11,14 @@ namespace {
 
 constexpr std::uint32_t kMaxCudaRanks = 32;  // kernels::cuda::kMaxRanks
 
-Status check_name(const abi::Join& join) {
-  const std::size_t length = abi::text_length(join.group);
-  if (length == 0 || length > abi::kMaxGroupName) {
-    return invalid_argument("group name has " + std::to_string(length) + " characters; allowed: 1.." +
+}  // namespace
+
+Status check_group_name(std::string_view name) {
+  if (name.empty() || name.size() > abi::kMaxGroupName) {
+    return invalid_argument("group name has " + std::to_string(name.size()) + " characters; allowed: 1.." +
                             std::to_string(abi::kMaxGroupName));
   }
-  for (const char c : std::string_view(join.group, length)) {
+  for (const char c : name) {
     const bool fine = (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') ||
                       c == '.' || c == '_' || c == '-';
     if (!fine) {
@@ -28,10 +29,17 @@ Status check_name(const abi::Join& join) {
   return {};
 }
 
-}  // namespace
+Status check_span(abi::Span span, bool spanning) {
+  if ((span == abi::Span::kCluster) == spanning) return {};
+  if (spanning)
+    return {StatusCode::kUnsupported, "span is 0 (node); allowed: 1 (cluster) in groups that span nodes"};
+  return {StatusCode::kUnsupported,
+          "span is 1 (cluster); allowed: 0 (node), unless the daemon's configuration has [cluster]"};
+}
 
 Status check_join(const abi::Join& join, std::size_t num_memories) {
-  if (Status status = check_name(join); !status.ok()) return status;
+  const std::string_view name(join.group, abi::text_length(join.group));
+  if (Status status = check_group_name(name); !status.ok()) return status;
   const abi::GroupShape& s = join.shape;
   if (std::string wrong = abi::check_shape(s); !wrong.empty()) return invalid_argument(std::move(wrong));
   if (join.rank < -1 || join.rank >= static_cast<std::int32_t>(s.num_ranks)) {
@@ -42,13 +50,23 @@ Status check_join(const abi::Join& join, std::size_t num_memories) {
     return invalid_argument("priority is " + std::to_string(join.priority) + "; allowed: " +
                             std::to_string(abi::kMinPriority) + " .. " + std::to_string(abi::kMaxPriority));
   }
+  if (num_memories > abi::kNumRegions)
+    return invalid_argument(std::to_string(num_memories) + " descriptors of memory came; allowed: at most " +
+                            std::to_string(abi::kNumRegions));
   if (std::string wrong = abi::check_bindings(s, join.bindings, num_memories); !wrong.empty())
     return invalid_argument(std::move(wrong));
   return {};
 }
 
 Status check_device(abi::DeviceKind kind, const abi::GroupShape& shape) {
-  if (kind != abi::DeviceKind::kCuda) return {};
+  if (kind == abi::DeviceKind::kHost) return {};
+  if (kind != abi::DeviceKind::kCuda)
+    return invalid_argument("device kind is " + std::to_string(static_cast<std::uint32_t>(kind)) +
+                            "; allowed: 0 (host), 1 (CUDA)");
+  if (shape.span == abi::Span::kCluster)
+    return {
+        StatusCode::kUnsupported,
+        "span is 1 (cluster); allowed: 0 (node) on CUDA devices: groups that span nodes are on host devices"};
   if (shape.num_ranks > kMaxCudaRanks)
     return {StatusCode::kUnsupported, "num_ranks is " + std::to_string(shape.num_ranks) +
                                           "; allowed: at most " + std::to_string(kMaxCudaRanks) +

@@ -24,10 +24,7 @@ void Joins::join(JoinRequest request) {
 // Whoever else is there.
 Status Joins::check_alone(const JoinRequest& request) const {
   if (Status status = check_join(request.join, request.num_memories); !status.ok()) return status;
-  if (desk_.spans() && request.device_kind == abi::DeviceKind::kCuda)
-    return {StatusCode::kUnsupported,
-            "this session is on a CUDA device; groups that span nodes are on host "
-            "devices"};
+  if (Status status = check_span(request.join.shape.span, desk_.spans()); !status.ok()) return status;
   return check_device(request.device_kind, request.join.shape);
 }
 

@@ -19,6 +19,39 @@ bool NearGroup::is_steady() const {
                      [](const auto& entry) { return entry.second.is(EnginePhase::kServing); });
 }
 
+GroupPhase NearGroup::phase() const {
+  const auto any = [this](EnginePhase phase, EnginePhase other) {
+    return std::any_of(engines.begin(), engines.end(),
+                       [&](const auto& entry) { return entry.second.is(phase) || entry.second.is(other); });
+  };
+  if (!started) return GroupPhase::kForming;
+  if (any(EnginePhase::kRemoving, EnginePhase::kRemoving)) return GroupPhase::kRemoving;
+  if (failed) {
+    return any(EnginePhase::kBreaking, EnginePhase::kServing) ? GroupPhase::kFailing : GroupPhase::kLost;
+  }
+  const bool starts = std::any_of(engines.begin(), engines.end(), [this](const auto& entry) {
+    return entry.second.is(EnginePhase::kStarting) && !starts_broken.contains(entry.first);
+  });
+  if (starts) return GroupPhase::kStarting;
+  const bool serves = std::all_of(engines.begin(), engines.end(),
+                                  [](const auto& entry) { return entry.second.is(EnginePhase::kServing); });
+  return serves ? GroupPhase::kActive : GroupPhase::kBreaking;
+}
+
+const FarEngine* NearGroup::far_engine_of(std::uint32_t rank) const {
+  if (rank >= told.ranks.size() || told.ranks[rank].active_since == 0) return nullptr;
+  const auto found =
+      std::find_if(told.far_engines.begin(), told.far_engines.end(),
+                   [&](const FarEngine& far) { return far.engine == told.ranks[rank].engine; });
+  return found == told.far_engines.end() ? nullptr : &*found;
+}
+
+bool NearGroup::has_member(std::uint64_t session, std::uint32_t number) const {
+  return std::any_of(members.begin(), members.end(), [&](const auto& entry) {
+    return entry.second.session.number == session && entry.second.member == number;
+  });
+}
+
 Group NearGroup::near_part() const {
   Group group;
   group.id = told.label.id;
@@ -142,7 +175,7 @@ void NearGroups::follow(const StartGroup& action) {
   NearGroup& group = groups_[action.group.label.id];
   group.started = true;
   group.told = action.group;
-  group.engines[action.engine.device].state = EngineSlot::Starting{};
+  group.engines[action.engine.device] = {EngineSlot::Starting{}, 0, {}};
   group.starts_broken.erase(action.engine.device);
   if (action.broken) group.starts_broken.insert(action.engine.device);
   for (const MemberDescription& told : action.group.members)
@@ -164,6 +197,16 @@ void NearGroups::follow(const SendRank& action) {
     group->told.ranks[action.rank.rank] = action.rank;
 }
 
+// It names no group: all that its engine serves may have ranks there.
+void NearGroups::follow(const SendFarEngine& action) {
+  for (auto& [id, group] : groups_) {
+    if (!group.engines.contains(action.engine.device)) continue;
+    std::vector<FarEngine>& known = group.told.far_engines;
+    std::erase_if(known, [&](const FarEngine& far) { return far.engine == action.far.engine; });
+    known.push_back(action.far);
+  }
+}
+
 void NearGroups::follow(const SendStopMember& action) {
   Member* member = find_member(action.message.group_id, action.message.rank);
   if (member != nullptr) member->submissions = Member::Stopping{};
@@ -173,6 +216,7 @@ void NearGroups::follow(const SendBreak& action) {
   EngineSlot* slot = find_slot(action.message.group_id, action.engine);
   if (slot == nullptr) return;
   slot->state = EngineSlot::Breaking{0, action.message.fatal != 0};
+  slot->waits_for.clear();
   NearGroup& group = *find(action.message.group_id);
   group.asks_break = false;
   if (action.message.fatal == 0) return;
@@ -184,7 +228,13 @@ void NearGroups::follow(const SendResume& action) {
   EngineSlot* slot = find_slot(action.message.group_id, action.engine);
   if (slot == nullptr) return;
   slot->state = EngineSlot::Serving{};
+  slot->waits_for.clear();
   GroupDescription& told = find(action.message.group_id)->told;
+  std::erase_if(told.far_engines, [&told](const FarEngine& far) {
+    return std::none_of(told.ranks.begin(), told.ranks.end(), [&far](const RankDescription& rank) {
+      return rank.active_since != 0 && rank.engine == far.engine;
+    });
+  });
   told.epoch = action.message.epoch;
   told.resume_index = action.message.resume_index;
   told.view = action.view;
@@ -260,10 +310,22 @@ void NearGroups::follow(const EngineDown& event) {
 void NearGroups::follow(const GroupReady& event) {
   EngineSlot* slot = find_slot(event.message.group_id, event.engine);
   if (slot == nullptr || !slot->is(EnginePhase::kStarting)) return;
+  slot->waits_for.clear();
   keep_boards(event.boards);
   const bool amid_break = find(event.message.group_id)->starts_broken.contains(event.engine.device);
   slot->state = EngineSlot::Broken{};
   if (event.message.status == StatusCode::kOk && !amid_break) slot->state = EngineSlot::Serving{};
+}
+
+void NearGroups::follow(const GroupWaits& event) {
+  EngineSlot* slot = find_slot(event.message.group_id, event.engine);
+  const bool owes = slot != nullptr && (slot->is(EnginePhase::kStarting) || slot->is(EnginePhase::kServing));
+  if (owes) slot->waits_for.assign(event.message.text, abi::text_length(event.message.text));
+}
+
+void NearGroups::follow(const Resumed& event) {
+  EngineSlot* slot = find_slot(event.message.group_id, event.engine);
+  if (slot != nullptr) slot->waits_for.clear();
 }
 
 void NearGroups::follow(const MemberStopped& event) {

@@ -24,6 +24,7 @@ void Pairs::forget(const Test& test) {
   const auto of = [&test](const Pair& pair) { return test(pair.first) || test(pair.second); };
   std::erase_if(reports_, [&of](const Report& report) { return of(report.pair); });
   std::erase_if(tried_, [&of](const auto& entry) { return of(entry.first.second); });
+  std::erase_if(breaks_ns_, [&of](const auto& entry) { return of(entry.first.second); });
 }
 
 void Pairs::engine_down(EngineId engine) {
@@ -41,7 +42,9 @@ std::uint64_t Pairs::next_due_ns() const {
 }
 
 void Pairs::tick() {
-  std::erase_if(tried_, [this](const auto& entry) { return groups_.find(entry.first.first) == nullptr; });
+  const auto over = [this](const auto& entry) { return groups_.find(entry.first.first) == nullptr; };
+  std::erase_if(tried_, over);
+  std::erase_if(breaks_ns_, over);
   while (next_due_ns() <= desk_.now_ns()) {
     const auto first = std::min_element(reports_.begin(), reports_.end(),
                                         [](const Report& a, const Report& b) { return a.due_ns < b.due_ns; });
@@ -61,22 +64,50 @@ void Pairs::tick() {
   }
 }
 
-// A pair is broken if its group was broken for it, and the engine has not served an epoch since.
+// A pair is broken if its group was broken for it, and the engine has not served an epoch since, or if that
+// has helped too often for no more than a moment.
 void Pairs::judge(Group& group, const std::vector<Report>& reports) {
   std::vector<Report> broken;
-  for (const Report& report : reports) {
+  for (Report report : reports) {
     const auto [tried, first] = tried_.emplace(std::pair(group.id, report.pair), group.epoch);
-    if (!first && group.engines.at(report.pair.first).resumed <= tried->second) {
-      broken.push_back(report);
+    const bool failed = !first && group.engines.at(report.pair.first).resumed <= tried->second;
+    if (breaks_too_often(group, report) || failed) {
+      broken.push_back(std::move(report));
     } else {
       tried->second = group.epoch;
     }
   }
   if (broken.empty()) {
+    count_break(group, reports);
     breaks_.begin(group, {StatusCode::kAborted, -1, in_words(reports.front())});
   } else {
     put_out(group, broken);
   }
+}
+
+namespace {
+
+template <typename Pair>
+Pair lower_first(const Pair& pair) {
+  return std::minmax(pair.first, pair.second);
+}
+
+}  // namespace
+
+bool Pairs::breaks_too_often(const Group& group, Report& report) {
+  const auto found = breaks_ns_.find({group.id, lower_first(report.pair)});
+  if (found == breaks_ns_.end()) return false;
+  std::deque<std::uint64_t>& times = found->second;
+  while (!times.empty() && times.front() + kBreaksMs * 1'000'000 <= desk_.now_ns()) times.pop_front();
+  if (times.size() < kMaxBreaks) return false;
+  report.text += "; the group has broken " + std::to_string(times.size()) + " times within a minute for it";
+  return true;
+}
+
+void Pairs::count_break(const Group& group, const std::vector<Report>& reports) {
+  std::set<Pair> pairs;
+  for (const Report& report : reports) pairs.insert(lower_first(report.pair));
+  for (const Pair& pair : pairs) breaks_ns_[{group.id, pair}].push_back(desk_.now_ns());
 }
 
 std::string Pairs::in_words(const Report& report) const {
@@ -99,10 +130,12 @@ void Pairs::put_out(Group& group, const std::vector<Report>& broken) {
       return report.pair.first.node == worst || report.pair.second.node == worst;
     });
   }
-  std::erase_if(tried_, [&](const auto& entry) {
+  const auto is_over = [&](const auto& entry) {
     const auto& [id, pair] = entry.first;
     return id == group.id && (nodes.contains(pair.first.node) || nodes.contains(pair.second.node));
-  });
+  };
+  std::erase_if(tried_, is_over);
+  std::erase_if(breaks_ns_, is_over);
   departures_.put_out(group, nodes, in_words(broken.front()));
 }
 

@@ -11,6 +11,7 @@
 #include "nodes.h"
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <string>
 #include <utility>
@@ -22,6 +23,10 @@ class Pairs {
  public:
   // For an engine's death to be heard of, and for what others say of the same fault.
   static constexpr std::uint64_t kCollectMs = 100;
+  // A pair for which its group has broken so often within so long does not reach each other, though each of
+  // these breaks went well.
+  static constexpr std::size_t kMaxBreaks = 3;
+  static constexpr std::uint64_t kBreaksMs = 60'000;
 
   Pairs(Desk& desk, GroupTable& groups, const Nodes& nodes, Breaks& breaks, Departures& departures)
       : desk_(desk), groups_(groups), nodes_(nodes), breaks_(breaks), departures_(departures) {}
@@ -46,6 +51,8 @@ class Pairs {
   template <typename Test>
   void forget(const Test& test);
   void judge(Group& group, const std::vector<Report>& reports);
+  bool breaks_too_often(const Group& group, Report& report);
+  void count_break(const Group& group, const std::vector<Report>& reports);
   void put_out(Group& group, const std::vector<Report>& broken);
   std::uint32_t worst_node(const Group& group, const std::vector<Report>& broken) const;
   std::string in_words(const Report& report) const;
@@ -58,6 +65,8 @@ class Pairs {
   std::vector<Report> reports_;
   // The epoch of a group that was broken for a pair.
   std::map<std::pair<std::uint64_t, Pair>, std::uint64_t> tried_;
+  // When a group was broken for a pair, whoever of the two said it: the lower one first.
+  std::map<std::pair<std::uint64_t, Pair>, std::deque<std::uint64_t>> breaks_ns_;
 };
 
 }  // namespace epd::membership

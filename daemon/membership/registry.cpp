@@ -191,6 +191,10 @@ std::uint64_t GroupRegistry::next_due_ns() const {
   return due;
 }
 
+std::size_t GroupRegistry::num_nodes() const {
+  return parts_->nodes.num_known();
+}
+
 std::uint32_t GroupRegistry::memberships(SessionId session) const {
   const std::vector<Memberships::Place> places = parts_->memberships.of(session);
   const auto present = [this](const Memberships::Place& place) {

@@ -303,9 +303,9 @@ Status check_cluster(Config& config) {
         "network.library, network.devices or network.transports is \"\"; allowed: as libucp.so.0, auto, tcp");
   }
   if (config.network_window_bytes < config.network_batch_bytes) {
-    return invalid_argument("network.window_bytes is " + std::to_string(config.network_window_bytes) +
-                            "; allowed: at least network.batch_bytes = " +
-                            std::to_string(config.network_batch_bytes));
+    return invalid_argument(
+        "network.window_bytes is " + std::to_string(config.network_window_bytes) +
+        "; allowed: at least network.batch_bytes = " + std::to_string(config.network_batch_bytes));
   }
   return {};
 }

@@ -1,6 +1,7 @@
 #include "control_reads.h"
 
 #include "cluster/certificates.h"
+#include "deciders.h"
 #include "device_list.h"
 #include "fleet.h"
 #include "live_config.h"
@@ -54,10 +55,21 @@ void fill(v1::Group& message, const membership::Group& group, const EngineFleet&
     out.set_device(fleet.name(member.engine.device));
     out.set_gone(member.gone());
   }
-  if (!group.is(membership::GroupPhase::kForming)) return;
+  if (!group.is(membership::GroupPhase::kForming) || is_spanning(group.id)) return;
   for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
     if (group.members.count(rank) == 0) message.add_missing_ranks(rank);
   }
+}
+
+void add_far(v1::Group& message, const std::vector<Deciders::FarRank>& ranks) {
+  if (ranks.empty()) return;
+  for (const Deciders::FarRank& rank : ranks) {
+    v1::GroupMember& member = *message.add_members();
+    member.set_rank(rank.rank);
+    member.set_device("host:" + std::to_string(rank.device));
+    member.set_node(rank.node);
+  }
+  sort_by(*message.mutable_members(), [](const v1::GroupMember& member) { return member.rank(); });
 }
 
 }  // namespace
@@ -90,7 +102,7 @@ v1::DaemonStatus ControlReads::daemon_status() const {
   message.set_config_generation(rooms_.config.generation());
   message.set_last_reload_error(rooms_.config.last_error());
   message.set_sessions(rooms_.sessions.attached());
-  message.set_groups(rooms_.registry.groups().size());
+  message.set_groups(rooms_.deciders.num_groups());
   message.set_arena_bytes(rooms_.memory.total_bytes());
   message.set_sessions_total(rooms_.sessions.total_attached());
   message.set_sessions_refused(rooms_.sessions.total_refused());
@@ -158,12 +170,12 @@ void ControlReads::fill_cuda(v1::CudaDevice& message, std::uint32_t index) const
 
 v1::ListSessionsResponse ControlReads::list_sessions() const {
   std::map<std::uint64_t, std::uint64_t> arena_bytes;
-  for (const auto& [id, group] : rooms_.registry.groups()) {
+  rooms_.deciders.each([&](const membership::Group& group) {
     for (const auto& [rank, member] : group.members) {
-      const MemberArenas* arenas = rooms_.memory.find(id, rank);
+      const MemberArenas* arenas = rooms_.memory.find(group.id, rank);
       if (arenas != nullptr) arena_bytes[member.session.number] += arenas->bytes;
     }
-  }
+  });
   v1::ListSessionsResponse list;
   const std::uint64_t now = rooms_.loop.now_ns();
   for (const auto& [id, session] : rooms_.sessions.connections()) {
@@ -178,7 +190,7 @@ v1::ListSessionsResponse ControlReads::list_sessions() const {
     message.set_claimed_pid(session.claimed_pid);
     message.set_claimed_host(session.claimed_host);
     message.set_age_ms((now - session.accepted_ns) / kMsNs);
-    message.set_groups(rooms_.registry.memberships({membership::kLocalNode, id}));
+    message.set_groups(rooms_.deciders.memberships(id));
     message.set_arena_bytes(arena_bytes[id]);
   }
   return list;
@@ -187,7 +199,7 @@ v1::ListSessionsResponse ControlReads::list_sessions() const {
 v1::ListGroupsResponse ControlReads::list_groups() const {
   v1::ListGroupsResponse list;
   const std::uint64_t now = rooms_.loop.now_ns();
-  for (const auto& [id, group] : rooms_.registry.groups()) {
+  rooms_.deciders.each([&](const membership::Group& group) {
     v1::Group& message = *list.add_groups();
     fill(message, group, rooms_.fleet, now);
     for (const auto& [rank, member] : group.members) {
@@ -195,7 +207,8 @@ v1::ListGroupsResponse ControlReads::list_groups() const {
       message.set_sms(std::max(message.sms(), settings.sms));
       message.set_priority(settings.priority);
     }
-  }
+    add_far(message, rooms_.deciders.far_ranks(group.id));
+  });
   return list;
 }
 

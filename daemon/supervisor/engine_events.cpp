@@ -1,8 +1,8 @@
 #include "engine_events.h"
 
 #include "base/event.h"
+#include "deciders.h"
 #include "member_memory_store.h"
-#include "membership/registry.h"
 #include "process_state.h"
 #include "session/session_table.h"
 
@@ -28,7 +28,7 @@ void EngineEvents::engine_ready(std::uint32_t device) {
   }
   for (const MemberMemoryStore::OpenStreams& open : rooms_.memory.take_open_streams(device))
     parts_.orders.send(device, abi::LinkType::kCloseStreams, open.message, {open.user.get()});
-  rooms_.registry.handle(membership::EngineUp{local(device)});
+  rooms_.deciders.handle(membership::EngineUp{local(device), rooms_.fleet.far_address(device)});
   parts_.orders.send(device, abi::LinkType::kAllTold, abi::AllTold{});
 }
 
@@ -38,7 +38,7 @@ void EngineEvents::engine_down(std::uint32_t device, const std::string& text, bo
   for (const auto& [id, session] : rooms_.sessions.connections()) {
     if (session.attached && session.device == device) unserve_segments(session.segments);
   }
-  rooms_.registry.handle(membership::EngineDown{local(device), text, rooms_.memory.boards_on(device)});
+  rooms_.deciders.handle(membership::EngineDown{local(device), text, rooms_.memory.boards_on(device)});
 }
 
 void EngineEvents::engine_failed(std::uint32_t device, const std::string& text) {
@@ -74,14 +74,23 @@ std::optional<T> EngineEvents::read(std::uint32_t device, const Packet& packet) 
 template <typename Event>
 void EngineEvents::tell(std::uint32_t device, const Packet& packet) {
   const auto message = read<decltype(Event::message)>(device, packet);
-  if (message) rooms_.registry.handle(Event{local(device), *message});
+  if (message) rooms_.deciders.handle(Event{local(device), *message});
 }
 
 void EngineEvents::tell_ready(std::uint32_t device, const Packet& packet) {
   const auto message = read<abi::GroupReady>(device, packet);
   if (!message) return;
-  rooms_.registry.handle(
+  rooms_.deciders.handle(
       membership::GroupReady{local(device), *message, rooms_.memory.boards_on(device, message->group_id)});
+}
+
+void EngineEvents::tell_peer_lost(std::uint32_t device, const Packet& packet) {
+  const auto message = read<abi::PeerLost>(device, packet);
+  if (!message) return;
+  const std::string text(message->text, abi::text_length(message->text));
+  log_event(LogLevel::kWarning, "engine of another node not reached",
+            {{"device", rooms_.fleet.name(device)}, {"reason", text}});
+  rooms_.deciders.handle(membership::PeerLost{local(device), {message->node, message->device_index}, text});
 }
 
 void EngineEvents::engine_message(std::uint32_t device, const Packet& packet) {
@@ -101,6 +110,7 @@ void EngineEvents::engine_message(std::uint32_t device, const Packet& packet) {
     case LinkType::kBroken: return tell<membership::Broken>(device, packet);
     case LinkType::kResumed: return tell<membership::Resumed>(device, packet);
     case LinkType::kRankRefused: return tell<membership::RankRefused>(device, packet);
+    case LinkType::kPeerLost: return tell_peer_lost(device, packet);
     case LinkType::kGroupRemoved: return tell<membership::GroupRemoved>(device, packet);
     default: rooms_.fleet.kill(device, "it sent message type " + std::to_string(packet.header.type));
   }

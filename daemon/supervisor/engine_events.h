@@ -35,10 +35,11 @@ class EngineEvents final : public FleetHost {
  private:
   template <typename T>
   std::optional<T> read(std::uint32_t device, const Packet& packet);
-  // The registry, of what an engine says.
+  // The deciders, of what an engine says.
   template <typename Event>
   void tell(std::uint32_t device, const Packet& packet);
   void tell_ready(std::uint32_t device, const Packet& packet);
+  void tell_peer_lost(std::uint32_t device, const Packet& packet);
   void session_failed(const abi::SessionFailed& message);
   void end_dying_sessions(std::uint32_t device);
 

@@ -29,8 +29,7 @@ constexpr int kLinkBufferBytes = 1 << 20;
 
 // Between fork and exec of a process with other threads: system calls only.
 [[noreturn]] void become_engine(const std::array<int, kNumEngineFds>& fds, pid_t supervisor, int death_signal,
-                                const char* binary, char* const* arguments,
-                                char* const* environment) {
+                                const char* binary, char* const* arguments, char* const* environment) {
   ::prctl(PR_SET_PDEATHSIG, death_signal);
   if (::getppid() != supervisor) ::_exit(127);  // it died before the line above
   ::setpgid(0, 0);                              // a terminal's Ctrl-C is for the supervisor alone
@@ -54,14 +53,13 @@ constexpr int kLinkBufferBytes = 1 << 20;
 
 void add_network(const NetworkOptions& network, std::vector<std::string>& words) {
   if (network.library.empty()) return;
-  for (const auto& [flag, value] :
-       {std::pair<const char*, std::string>("--network-library", network.library),
-        {"--network-devices", network.devices},
-        {"--network-transports", network.transports},
-        {"--network-batch-bytes", std::to_string(network.batch_bytes)},
-        {"--network-window-bytes", std::to_string(network.window_bytes)},
-        {"--network-max-bytes", std::to_string(network.max_bytes)},
-        {"--network-peer-timeout-ms", std::to_string(network.peer_timeout_ms)}}) {
+  for (const auto& [flag, value] : {std::pair<const char*, std::string>("--network-library", network.library),
+                                    {"--network-devices", network.devices},
+                                    {"--network-transports", network.transports},
+                                    {"--network-batch-bytes", std::to_string(network.batch_bytes)},
+                                    {"--network-window-bytes", std::to_string(network.window_bytes)},
+                                    {"--network-max-bytes", std::to_string(network.max_bytes)},
+                                    {"--network-peer-timeout-ms", std::to_string(network.peer_timeout_ms)}}) {
     words.emplace_back(flag);
     words.push_back(value);
   }

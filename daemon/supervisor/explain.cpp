@@ -1,7 +1,7 @@
 // One operation explains itself: whom it waits for, and what keeps that one.
 #include "control_reads.h"
+#include "deciders.h"
 #include "fleet.h"
-#include "membership/registry.h"
 #include "messages.h"
 #include "process_state.h"
 #include "session/session_table.h"
@@ -91,6 +91,13 @@ v1::Wait ControlReads::wait_of(const membership::Group& group, std::uint32_t ran
   v1::Wait wait;
   wait.set_rank(rank);
   const auto found = group.members.find(rank);
+  for (const Deciders::FarRank& far : rooms_.deciders.far_ranks(group.id)) {
+    if (far.rank != rank) continue;
+    wait.set_node(far.node);
+    wait.set_device("host:" + std::to_string(far.device));
+    wait.set_text("rank " + std::to_string(rank) + " is on node " + far.node + ": epctl ops there");
+    return wait;
+  }
   if (found == group.members.end()) {
     wait.set_device_state(v1::DEVICE_STATE_STARTING);  // it has none; v1 has always said so
     wait.set_gone(true);
@@ -139,12 +146,12 @@ Result<v1::GetOperationResponse> ControlReads::explain(std::uint64_t session_id,
   v1::GetOperationResponse answer;
   *answer.mutable_operation() = *found;
   const Session* session = rooms_.sessions.find(session_id);
-  const auto group = rooms_.registry.groups().find(found->group_id());
-  if (session == nullptr || group == rooms_.registry.groups().end()) {
+  const std::optional<membership::Group> group = rooms_.deciders.find(found->group_id());
+  if (session == nullptr || !group) {
     answer.set_text("its session has ended; it runs to its end alone");
     return answer;
   }
-  answer.set_group(group->second.name);
+  answer.set_group(group->name);
   answer.set_pid(session->peer.pid);
   answer.set_engine_pid(rooms_.fleet.engine_pid(session->device));
   answer.set_engine_stopped(rooms_.fleet.state_now(session->device) == DeviceState::kStopped);
@@ -153,14 +160,14 @@ Result<v1::GetOperationResponse> ControlReads::explain(std::uint64_t session_id,
     const auto rank = static_cast<std::uint32_t>(at->waiting_for());
     if (!seen.insert(rank).second) break;
     at = find_of_rank(all, *found, rank);
-    *answer.add_waits() = wait_of(group->second, rank, at);
+    *answer.add_waits() = wait_of(*group, rank, at);
   }
   if (answer.engine_stopped()) {
     answer.set_text("its own engine (pid " + std::to_string(answer.engine_pid()) +
                     ") stands still; what is shown is as it was " +
                     std::to_string(rooms_.fleet.heartbeat_age_ms(session->device)) + " ms ago");
   } else if (answer.waits().empty()) {
-    answer.set_text(own_reason(*found, all, silent_engines(group->second)));
+    answer.set_text(own_reason(*found, all, silent_engines(*group)));
   } else {
     answer.set_text("waits " + for_ms(found->waiting_us()) + ": " + answer.waits().rbegin()->text());
   }

@@ -69,8 +69,7 @@ void EngineFleet::spawn(std::uint32_t index) {
   device.spared_until_ns = 0;
   Result<std::unique_ptr<EngineProcess>> process =
       EngineProcess::spawn({options_.binary, device.name, device.mode, device.page_fd.get(),
-                            device.bell.get(), options_.log_level, options_.log_format,
-                            options_.network});
+                            device.bell.get(), options_.log_level, options_.log_format, options_.network});
   if (process.status().code() == StatusCode::kResourceExhausted) return start_later(index, process.status());
   if (!process.ok()) {
     device.last_exit = process.status().message();
@@ -121,8 +120,11 @@ void EngineFleet::read_link(std::uint32_t index) {
     } else if (device.state != DeviceState::kReady) {
       device.state = DeviceState::kReady;
       device.ready_ns = clock_.now_ns();
-      if (const Result<abi::EngineReady> ready = packet.read<abi::EngineReady>(); ready.ok())
-        device.max_sms = ready.value().max_sms;
+      if (Result<abi::EngineReady> ready = packet.read<abi::EngineReady>(); ready.ok()) {
+        device.max_sms = ready->max_sms;
+        const std::size_t bytes = std::min<std::size_t>(ready->address_bytes, sizeof(ready->address));
+        device.far_address.assign(reinterpret_cast<const char*>(ready->address), bytes);
+      }
       record_event(EventKind::kEngineReady, LogLevel::kInfo, "engine ready",
                    {{"device", device.name},
                     {"pid", device.process->pid()},

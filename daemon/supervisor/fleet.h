@@ -85,6 +85,8 @@ class EngineFleet {
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(devices_.size()); }
   const std::string& name(std::uint32_t device) const { return devices_[device].name; }
+  // By which engines of other nodes reach its engine; "": they don't.
+  const std::string& far_address(std::uint32_t device) const { return devices_[device].far_address; }
   DeviceState state(std::uint32_t device) const { return devices_[device].state; }
   bool is_ready(std::uint32_t device) const { return devices_[device].state == DeviceState::kReady; }
   bool all_settled() const;  // each ready or failed
@@ -125,6 +127,7 @@ class EngineFleet {
     Loop::WatchId exit_watch = 0;
     bool watching_write = false;
     std::uint32_t max_sms = 0;
+    std::string far_address;
     std::uint32_t restarts = 0;
     std::string last_exit;
     std::string kill_reason;  // why we killed it, until it is dead

@@ -1,6 +1,7 @@
 #include "lifecycle.h"
 
 #include "base/event.h"
+#include "deciders.h"
 #include "device_list.h"
 #include "fleet.h"
 #include "live_config.h"
@@ -99,7 +100,7 @@ void Lifecycle::apply_config() {
   const LiveConfig& config = rooms_.config;
   rooms_.memory.set_limits(config.arena_limits());
   rooms_.sessions.set_limits(config.session_limits());
-  rooms_.registry.set_limits(config.membership_limits());
+  rooms_.deciders.set_limits(config.membership_limits());
   rooms_.fleet.set_options(config.fleet_options(options_.engine_binary));
   for (std::uint32_t i = 0; i < rooms_.fleet.size(); ++i)
     parts_.orders.send(i, abi::LinkType::kSettings, parts_.settings.of_device(i));
@@ -128,7 +129,7 @@ void Lifecycle::drain(const Operator& by, std::uint32_t timeout_ms) {
                 {"timeout_ms", allowed_ms},
                 {"by_uid", by.uid},
                 {"by_pid", by.pid}});
-  rooms_.registry.handle(membership::NodeDrains{membership::kLocalNode, admitting()});
+  rooms_.deciders.handle(membership::NodeDrains{membership::kLocalNode, admitting()});
   if (on_serving_) on_serving_(false);
   notifier_.send("STOPPING=1");
 }
@@ -178,7 +179,7 @@ void Lifecycle::notify_status(const std::string& prefix) {
   if (!bad.empty()) bad += ")";
   std::string status = "STATUS=" + prefix + ": " + count_of(rooms_.fleet.size(), "device") + bad + ", " +
                        count_of(rooms_.sessions.attached(), "session") + ", " +
-                       count_of(rooms_.registry.groups().size(), "group");
+                       count_of(rooms_.deciders.num_groups(), "group");
   if (!rooms_.config.last_error().empty()) status += "; the last reload was refused, the log says why";
   if (status == last_status_) return;
   last_status_ = std::move(status);

@@ -1,5 +1,7 @@
 #include "live_config.h"
 
+#include "network.h"
+
 #include <utility>
 
 namespace epd {

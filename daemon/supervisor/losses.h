@@ -1,7 +1,7 @@
 // The event of ranks that are lost.
 #pragma once
 
-#include "membership/registry.h"
+#include "deciders.h"
 
 #include <cstdint>
 #include <optional>
@@ -9,9 +9,9 @@
 
 namespace epd {
 
-// Of all memberships of the session, or of one. Before the registry is told, so that the loss stands before
+// Of all memberships of the session, or of one. Before the deciders are told, so that the loss stands before
 // the break that it causes.
-void record_losses(const membership::GroupRegistry& registry, std::uint64_t session_id,
-                   std::optional<std::uint32_t> member_id, const std::string& how);
+void record_losses(const Deciders& deciders, std::uint64_t session_id, std::optional<std::uint32_t> member_id,
+                   const std::string& how);
 
 }  // namespace epd

@@ -20,6 +20,7 @@ static_assert(enumerator<v1::Payload>(abi::Payload::kOpaque) == v1::PAYLOAD_OPAQ
 static_assert(enumerator<v1::Layout>(abi::Layout::kExpert) == v1::LAYOUT_EXPERT);
 static_assert(enumerator<v1::ScaleFormat>(abi::ScaleFormat::kUe8m0) == v1::SCALE_FORMAT_UE8M0);
 static_assert(enumerator<v1::IndexType>(abi::IndexType::kInt64) == v1::INDEX_TYPE_INT64);
+static_assert(enumerator<v1::Span>(abi::Span::kCluster) == v1::SPAN_CLUSTER);
 static_assert(enumerator<v1::LossPolicy>(abi::LossPolicy::kDegrade) == v1::LOSS_POLICY_DEGRADE);
 
 // These have their numbers too.
@@ -142,6 +143,7 @@ v1::GroupShape message_of(const abi::GroupShape& shape) {
   message.set_sum_ranks(shape.sum_ranks);
   message.set_index_type(enumerator<v1::IndexType>(shape.index_type));
   message.set_policy(enumerator<v1::LossPolicy>(shape.policy));
+  message.set_span(enumerator<v1::Span>(shape.span));
   return message;
 }
 

@@ -23,9 +23,9 @@ bool same_address(const sockaddr& a, const sockaddr& b) {
     return reinterpret_cast<const sockaddr_in&>(a).sin_addr.s_addr ==
            reinterpret_cast<const sockaddr_in&>(b).sin_addr.s_addr;
   }
-  return a.sa_family == AF_INET6 && std::memcmp(&reinterpret_cast<const sockaddr_in6&>(a).sin6_addr,
-                                                &reinterpret_cast<const sockaddr_in6&>(b).sin6_addr,
-                                                sizeof(in6_addr)) == 0;
+  return a.sa_family == AF_INET6 &&
+         std::memcmp(&reinterpret_cast<const sockaddr_in6&>(a).sin6_addr,
+                     &reinterpret_cast<const sockaddr_in6&>(b).sin6_addr, sizeof(in6_addr)) == 0;
 }
 
 // Which has the address; "": none of this machine.
@@ -73,8 +73,9 @@ std::string interface_to(const std::string& host) {
 
 NetworkOptions network_options(const Config& config) {
   if (!config.cluster) return {};
-  NetworkOptions options{config.network_library,     config.network_devices,      config.network_transports,
-                         config.network_batch_bytes, config.network_window_bytes, config.effective_network_bytes(),
+  NetworkOptions options{config.network_library,        config.network_devices,
+                         config.network_transports,     config.network_batch_bytes,
+                         config.network_window_bytes,   config.effective_network_bytes(),
                          config.network_peer_timeout_ms};
   if (options.devices != "auto") return options;
   options.devices = interface_to(host_of(config.cluster->coordinator));

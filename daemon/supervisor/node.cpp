@@ -1,6 +1,7 @@
 #include "node.h"
 
 #include "base/event.h"
+#include "messages.h"
 
 #include <sys/epoll.h>
 #include <sys/resource.h>
@@ -34,8 +35,9 @@ SessionTable::Options session_options(const DaemonLife& life, const DeviceList& 
   return options;
 }
 
-membership::NodeUp describe(const DeviceList& devices) {
+membership::NodeUp describe(const DeviceList& devices, const std::array<std::uint8_t, 16>& boot_id) {
   membership::NodeUp node;
+  node.boot = hexadecimal(boot_id);
   for (const DeviceList::Device& device : devices.all())
     node.devices.push_back({device.name.text(), device.unreachable});
   return node;
@@ -50,7 +52,7 @@ Node::Node(const Ground& ground, SupervisorOptions options, DeviceList devices)
       config_(options_.config, options_.sources),
       devices_(std::move(devices)),
       descriptors_(descriptor_limit()),
-      rooms_{ground.loop, ground.clock, life_, config_, devices_, sessions_, fleet_, memory_, registry_},
+      rooms_{ground.loop, ground.clock, life_, config_, devices_, sessions_, fleet_, memory_, deciders_},
       settings_(rooms_),
       orders_(rooms_, settings_),
       removals_(rooms_),
@@ -61,12 +63,10 @@ Node::Node(const Ground& ground, SupervisorOptions options, DeviceList devices)
       reads_(rooms_, {settings_, gpu_work_, lifecycle_, cluster_, options_.config.cluster}),
       commands_(rooms_, {orders_, settings_, gpu_work_, lifecycle_}),
       memory_(rooms_, closer_, descriptors_),
-      registry_(ground.deadlines, config_.membership_limits()),
+      deciders_(ground.deadlines, config_.membership_limits(), describe(devices_, life_.boot_id)),
       sessions_(session_options(life_, devices_, config_.session_limits()), ground.deadlines, session_events_,
                 {closer_, descriptors_}),
-      fleet_(ground.loop, ground.clock, engine_events_, config_.fleet_options(options_.engine_binary)) {
-  registry_.handle(describe(devices_));
-}
+      fleet_(ground.loop, ground.clock, engine_events_, config_.fleet_options(options_.engine_binary)) {}
 
 Status Node::start() {
   if (Status status = lifecycle_.watch_signals(); !status.ok()) return status;
@@ -87,9 +87,15 @@ Status Node::start() {
 Status Node::join_cluster() {
   const std::optional<cluster::Settings>& settings = options_.config.cluster;
   if (!settings) return {};
+  membership::NodeUp node = describe(devices_, life_.boot_id);
+  node.name = settings->node;
+  const membership::ClusterTimes times{settings->heartbeat_ms, settings->node_timeout_ms,
+                                       options_.config.cluster_orphan_ms};
+  membership::Agent& agent = deciders_.make_agent(times, config_.membership_limits(), node);
   const auto post = [this](std::function<void()> task) { return loop().post(std::move(task)); };
   Result<std::unique_ptr<cluster::Cluster>> cluster =
-      cluster::Cluster::start(*settings, {deadlines_, post, life_.boot_id, kDaemonVersion});
+      cluster::Cluster::start(*settings, {deadlines_, post, life_.boot_id, kDaemonVersion, agent,
+                                          config_.membership_limits(), options_.config.cluster_orphan_ms});
   if (!cluster.ok()) return cluster.status();
   cluster_ = std::move(*cluster);
   return {};
@@ -104,7 +110,7 @@ void Node::run() {
 std::uint64_t Node::turn() {
   orders_.carry_out_all();
   sessions_.tick();
-  registry_.tick();
+  deciders_.tick();
   removals_.tick();
   fleet_.tick();
   orders_.carry_out_all();
@@ -112,7 +118,7 @@ std::uint64_t Node::turn() {
   orders_.carry_out_all();
   const std::uint64_t cluster_due_ns = turn_of_cluster();
   LogLimiter::tell_suppressed();
-  return std::min({sessions_.next_due_ns(), registry_.next_due_ns(), fleet_.next_due_ns(),
+  return std::min({sessions_.next_due_ns(), deciders_.next_due_ns(), fleet_.next_due_ns(),
                    removals_.next_due_ns(), lifecycle_.next_due_ns(), cluster_due_ns});
 }
 
@@ -122,7 +128,10 @@ std::uint64_t Node::turn_of_cluster() {
   if (phase == DaemonPhase::kDraining && told_cluster_ == DaemonPhase::kServing) cluster_->drain();
   if (phase == DaemonPhase::kStopping && told_cluster_ != DaemonPhase::kStopping) cluster_->leave();
   if (phase != DaemonPhase::kStarting) told_cluster_ = phase;
-  cluster_->tick();
+  // What the coordinator decides here on hearing of this node comes at once.
+  do {
+    cluster_->tick();
+  } while (orders_.carry_out_all());
   return cluster_->next_due_ns();
 }
 

@@ -1,11 +1,12 @@
 // Owns the rooms and the parts of the supervisor, and connects them: sessions and engines report events, the
-// registry decides, orders carry out. Everything runs on the loop.
+// deciders decide, orders carry out. Everything runs on the loop.
 #pragma once
 
 #include "base/closer.h"
 #include "base/descriptors.h"
 #include "cluster/cluster.h"
 #include "control_reads.h"
+#include "deciders.h"
 #include "device_list.h"
 #include "engine_events.h"
 #include "fleet.h"
@@ -14,7 +15,6 @@
 #include "live_config.h"
 #include "loop.h"
 #include "member_memory_store.h"
-#include "membership/registry.h"
 #include "operator_commands.h"
 #include "operator_settings.h"
 #include "orders.h"
@@ -76,7 +76,7 @@ class Node {
 
   // The rooms that report to parts, so they come later and go first.
   MemberMemoryStore memory_;
-  membership::GroupRegistry registry_;
+  Deciders deciders_;
   SessionTable sessions_;
   EngineFleet fleet_;
 };

@@ -1,6 +1,7 @@
 #include "operator_commands.h"
 
 #include "base/event.h"
+#include "deciders.h"
 #include "fleet.h"
 #include "live_config.h"
 #include "losses.h"
@@ -88,14 +89,13 @@ Status OperatorCommands::restart_device(const Operator& by, const std::string& n
 }
 
 Result<std::uint64_t> OperatorCommands::find_group(const std::string& name) const {
-  const auto& groups = rooms_.registry.groups();
   std::uint64_t id = 0;
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), id);
-  if (error == std::errc() && end == name.data() + name.size() && groups.contains(id)) return id;
+  if (error == std::errc() && end == name.data() + name.size() && rooms_.deciders.find(id)) return id;
   std::vector<std::uint64_t> found;
-  for (const auto& [group_id, group] : groups) {
-    if (group.name == name && !has_ended(group)) found.push_back(group_id);
-  }
+  rooms_.deciders.each([&](const membership::Group& group) {
+    if (group.name == name && !has_ended(group)) found.push_back(group.id);
+  });
   if (found.size() == 1) return found.front();
   if (found.empty())
     return not_found("there is no group \"" + name + "\"; allowed: a name or an id that epctl groups prints");
@@ -109,7 +109,7 @@ Status OperatorCommands::set_group(const Operator& by, const std::string& name,
                                    const GroupSettingsChange& change) {
   const Result<std::uint64_t> id = find_group(name);
   if (!id.ok()) return id.status();
-  const membership::Group& group = rooms_.registry.groups().at(id.value());
+  const membership::Group group = *rooms_.deciders.find(id.value());
   if (!change.sms && !change.priority) return invalid_argument("nothing to set; allowed: sms, priority");
   std::uint32_t most_sms = 0;
   for (const auto& [rank, member] : group.members)
@@ -160,7 +160,7 @@ Status OperatorCommands::evict_rank(const Operator& by, const std::string& name,
   if (Status status = check_reason(reason); !status.ok()) return status;
   const Result<std::uint64_t> id = find_group(name);
   if (!id.ok()) return id.status();
-  const membership::Group& group = rooms_.registry.groups().at(id.value());
+  const membership::Group group = *rooms_.deciders.find(id.value());
   const auto member = group.members.find(rank);
   if (member == group.members.end() || member->second.gone()) {
     return not_found("group " + std::to_string(group.id) + " (" + group.name + ") has no rank " +
@@ -176,8 +176,8 @@ Status OperatorCommands::evict_rank(const Operator& by, const std::string& name,
                 {"reason", reason},
                 {"by_uid", by.uid},
                 {"by_pid", by.pid}});
-  record_losses(rooms_.registry, member->second.session.number, member->second.member, how);
-  rooms_.registry.handle(membership::EvictRank{group.id, rank, how});
+  record_losses(rooms_.deciders, member->second.session.number, member->second.member, how);
+  rooms_.deciders.handle(membership::EvictRank{group.id, rank, how});
   parts_.orders.carry_out_all();
   return {};
 }

@@ -1,8 +1,8 @@
 #include "operator_settings.h"
 
+#include "deciders.h"
 #include "device_list.h"
 #include "live_config.h"
-#include "membership/registry.h"
 
 namespace epd {
 
@@ -29,8 +29,7 @@ void OperatorSettings::forget_sms() {
 
 const GroupSettingsChange& OperatorSettings::set_group(std::uint64_t group_id,
                                                        const GroupSettingsChange& change) {
-  std::erase_if(group_settings_,
-                [this](const auto& entry) { return !rooms_.registry.groups().contains(entry.first); });
+  std::erase_if(group_settings_, [this](const auto& entry) { return !rooms_.deciders.find(entry.first); });
   GroupSettingsChange& kept = group_settings_[group_id];
   if (change.sms) kept.sms = change.sms;
   if (change.priority) kept.priority = change.priority;

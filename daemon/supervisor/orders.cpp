@@ -1,15 +1,21 @@
 #include "orders.h"
 
 #include "base/event.h"
+#include "deciders.h"
 #include "loop.h"
 #include "member_memory_store.h"
 
+#include <algorithm>
+#include <cstring>
+
 namespace epd {
 
-void Orders::carry_out_all() {
+bool Orders::carry_out_all() {
   EPD_CHECK(!std::exchange(carrying_out_, true));
-  for (membership::Actions actions = rooms_.registry.take_actions(); !actions.empty();
-       actions = rooms_.registry.take_actions()) {
+  bool any = false;
+  for (membership::Actions actions = rooms_.deciders.take_actions(); !actions.empty();
+       actions = rooms_.deciders.take_actions()) {
+    any = true;
     for (const membership::Action& action : actions) {
       if (log_enabled(LogLevel::kDebug))
         log_event(LogLevel::kDebug, "membership action", {{"action", to_string(action)}});
@@ -17,6 +23,7 @@ void Orders::carry_out_all() {
     }
   }
   carrying_out_ = false;
+  return any;
 }
 
 void Orders::add_session(const Session& session) {
@@ -28,6 +35,7 @@ void Orders::add_session(const Session& session) {
 void Orders::carry_out(const membership::StartGroup& action) {
   const membership::GroupDescription& group = action.group;
   const std::uint32_t device = action.engine.device;
+  for (const membership::FarEngine& far : group.far_engines) send_far_engine(device, far);
   abi::GroupBegin begin{};
   begin.group_id = group.label.id;
   begin.epoch = group.epoch;
@@ -36,6 +44,10 @@ void Orders::carry_out(const membership::StartGroup& action) {
   begin.sms = settings.sms;
   begin.priority = settings.priority;
   begin.broken = action.broken ? 1 : 0;
+  begin.node = action.engine.node;
+  begin.view = group.view;
+  begin.epoch_key[0] = group.epoch_key.high;
+  begin.epoch_key[1] = group.epoch_key.low;
   begin.shape = group.shape;
   abi::set_text(begin.name, group.label.name.data(), group.label.name.size());
   rooms_.fleet.send(device, abi::LinkType::kGroupBegin, begin);
@@ -45,8 +57,28 @@ void Orders::carry_out(const membership::StartGroup& action) {
   rooms_.fleet.send(device, abi::LinkType::kGroupCommit, abi::GroupRef{begin.group_id});
 }
 
+void Orders::send_far_engine(std::uint32_t device, const membership::FarEngine& far) {
+  abi::FarEngine message{};
+  message.node = far.engine.node;
+  message.device_index = far.engine.device;
+  abi::set_text(message.node_name, far.node.data(), far.node.size());
+  message.address_bytes = static_cast<std::uint32_t>(std::min(far.address.size(), sizeof(message.address)));
+  std::memcpy(message.address, far.address.data(), message.address_bytes);
+  rooms_.fleet.send(device, abi::LinkType::kFarEngine, message);
+}
+
+void Orders::carry_out(const membership::SendFarEngine& action) {
+  send_far_engine(action.engine.device, action.far);
+}
+
 void Orders::send_rank(membership::EngineId to, std::uint64_t group_id,
                        const membership::RankDescription& rank) {
+  if (rank.active_since != 0 && rank.engine.node != to.node) {
+    rooms_.fleet.send(
+        to.device, abi::LinkType::kGroupRank,
+        abi::GroupRank{group_id, rank.rank, rank.engine.device, rank.active_since, 0, rank.engine.node, {}});
+    return;
+  }
   const MemberArenas* arenas = rooms_.memory.find(group_id, rank.rank);
   if (rank.active_since == 0 || arenas == nullptr) {
     rooms_.fleet.send(to.device, abi::LinkType::kGroupRank, abi::GroupRank{group_id, rank.rank, 0, 0});
@@ -60,7 +92,7 @@ void Orders::send_rank(membership::EngineId to, std::uint64_t group_id,
   }
   rooms_.fleet.send(to.device, abi::LinkType::kGroupRank,
                     abi::GroupRank{group_id, rank.rank, its_device, rank.active_since,
-                                   rank.engine == to ? 1u : 0u, 0, arenas->wanted.bindings},
+                                   rank.engine == to ? 1u : 0u, to.node, arenas->wanted.bindings},
                     fds);
 }
 
@@ -121,7 +153,11 @@ void Orders::carry_out(const membership::SendResume& action) {
                     {"epoch", action.message.epoch},
                     {"resume_index", action.message.resume_index}});
   }
-  rooms_.fleet.send(action.engine.device, abi::LinkType::kResume, action.message);
+  abi::Resume message = action.message;
+  message.view = action.view;
+  message.epoch_key[0] = action.epoch_key.high;
+  message.epoch_key[1] = action.epoch_key.low;
+  rooms_.fleet.send(action.engine.device, abi::LinkType::kResume, message);
 }
 
 void Orders::carry_out(const membership::SendRemoveGroup& action) {
@@ -145,7 +181,7 @@ void Orders::carry_out(const membership::KillEngine& action) {
 
 // The answer is told in the same turn: on one node a rank that joins counts at once.
 void Orders::carry_out(const membership::AcquireMemory& action) {
-  rooms_.registry.handle(membership::MemoryAcquired{action.request, action.group_id, action.rank,
+  rooms_.deciders.handle(membership::MemoryAcquired{action.request, action.group_id, action.rank,
                                                     rooms_.memory.acquire(action)});
 }
 

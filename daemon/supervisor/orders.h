@@ -1,9 +1,9 @@
-// What engines and sessions are told: the registry's actions, and what others add, in the order in which it
-// was decided.
+// What engines and sessions are told: what the deciders have decided, and what others add, in the order in
+// which it was decided.
 #pragma once
 
 #include "fleet.h"
-#include "membership/registry.h"
+#include "membership/actions.h"
 #include "operator_settings.h"
 #include "rooms.h"
 #include "session/session_table.h"
@@ -18,11 +18,11 @@ class Orders {
  public:
   Orders(const Rooms& rooms, const OperatorSettings& settings) : rooms_(rooms), settings_(settings) {}
 
-  // Carries out what the registry has decided, and what it decides on hearing of memory. Nothing that is
-  // carried out may come back here: its actions would overtake those that still wait.
-  void carry_out_all();
+  // Carries out what has been decided, and what is decided on hearing of memory. Nothing that is carried out
+  // may come back here: its actions would overtake those that still wait. True: there was something.
+  bool carry_out_all();
 
-  // To an engine, after everything that the registry has decided before.
+  // To an engine, after everything that has been decided before.
   template <typename T>
   void send(std::uint32_t device, abi::LinkType type, const T& body, const FdList& fds = {}) {
     carry_out_all();
@@ -49,11 +49,12 @@ class Orders {
   void carry_out(const membership::ReplyLeft& action);
   void carry_out(const membership::ReplyRefused& action);
   void carry_out(const membership::WakeSession& action);
-  // Never said of groups of one node.
-  void carry_out(const membership::SendFarEngine&) { EPD_CHECK(false); }
+  void carry_out(const membership::SendFarEngine& action);
+  // The coordinator's, who keeps its store itself.
   void carry_out(const membership::StoreView&) { EPD_CHECK(false); }
   void carry_out(const membership::DropView&) { EPD_CHECK(false); }
 
+  void send_far_engine(std::uint32_t device, const membership::FarEngine& far);
   void send_rank(membership::EngineId to, std::uint64_t group_id, const membership::RankDescription& rank);
   void send_member(std::uint32_t device, std::uint64_t group_id, const membership::MemberDescription& member);
 

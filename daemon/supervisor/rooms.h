@@ -15,9 +15,7 @@ class DeviceList;
 class SessionTable;
 class EngineFleet;
 class MemberMemoryStore;
-namespace membership {
-class GroupRegistry;
-}
+class Deciders;
 
 // One run of the daemon.
 struct DaemonLife {
@@ -34,7 +32,7 @@ struct Rooms {
   SessionTable& sessions;
   EngineFleet& fleet;
   MemberMemoryStore& memory;
-  membership::GroupRegistry& registry;
+  Deciders& deciders;
 };
 
 }  // namespace epd

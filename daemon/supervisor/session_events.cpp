@@ -1,10 +1,10 @@
 #include "session_events.h"
 
+#include "deciders.h"
 #include "device_list.h"
 #include "fleet.h"
 #include "live_config.h"
 #include "losses.h"
-#include "membership/registry.h"
 
 #include <memory>
 #include <optional>
@@ -59,8 +59,8 @@ void SessionEvents::session_opened(const Session& session) {
 
 void SessionEvents::session_closed(Session session, const std::string& how) {
   parts_.gpu_work.session_closed(session.id);
-  record_losses(rooms_.registry, session.id, std::nullopt, how);
-  rooms_.registry.handle(membership::SessionClosed{local(session.id), how});
+  record_losses(rooms_.deciders, session.id, std::nullopt, how);
+  rooms_.deciders.handle(membership::SessionClosed{local(session.id), how});
   parts_.orders.carry_out_all();
   rooms_.memory.session_closed(session.id);
   if (!rooms_.fleet.is_ready(session.device)) return;
@@ -94,7 +94,7 @@ void SessionEvents::join_requested(const Session& session, std::uint32_t request
   const UserQuotas quotas{rooms_.config->max_arena_bytes_of(caller),
                           rooms_.config->max_routing_bytes_of(caller)};
   rooms_.memory.keep(id, {quotas, join.bindings, std::move(kept)});
-  rooms_.registry.handle(membership::JoinRequest{id,
+  rooms_.deciders.handle(membership::JoinRequest{id,
                                                  session.peer.uid,
                                                  session.peer.pid,
                                                  {membership::kLocalNode, session.device},
@@ -129,8 +129,8 @@ Status SessionEvents::keep_memory(std::uint32_t uid, std::vector<UniqueFd> memor
 
 void SessionEvents::leave_requested(const Session& session, std::uint32_t request_id,
                                     const abi::Leave& leave) {
-  record_losses(rooms_.registry, session.id, leave.member, "left");
-  rooms_.registry.handle(membership::LeaveRequest{{local(session.id), request_id}, leave.member});
+  record_losses(rooms_.deciders, session.id, leave.member, "left");
+  rooms_.deciders.handle(membership::LeaveRequest{{local(session.id), request_id}, leave.member});
 }
 
 }  // namespace epd

@@ -3,9 +3,26 @@
 #include <cstdlib>
 
 namespace epd::test {
+namespace {
+
+std::string letter_of(std::uint32_t node) {
+  return std::string(1, static_cast<char>('a' + node));
+}
+
+}  // namespace
 
 std::unique_ptr<Daemon> Conformance::daemon_;
+std::unique_ptr<DaemonCluster> Conformance::cluster_;
+std::uint32_t Conformance::nodes_ = 0;
 std::string Conformance::prefix_;
+
+std::vector<std::string> kinds_here([[maybe_unused]] const std::vector<std::string>& of_one_node) {
+#ifdef EPD_TEST_NODES
+  return {"nodes2", "nodes3"};
+#else
+  return of_one_node;
+#endif
+}
 
 std::uint64_t base_seed() {
   static const std::uint64_t seed = [] {
@@ -17,17 +34,41 @@ std::uint64_t base_seed() {
 
 void Conformance::SetUp() {
   const std::string kind = device_kind();
-  if (!can_use_devices(kind)) GTEST_SKIP() << "no CUDA driver to be opened here";
-  if (daemon_ != nullptr && daemon_->running() && prefix_ == kind) return;
+  const bool spans = kind.starts_with("nodes");
+  if (!spans && !can_use_devices(kind)) GTEST_SKIP() << "no CUDA driver to be opened here";
+  const bool serves = daemon_ != nullptr ? daemon_->running() : cluster_ != nullptr;
+  if (serves && prefix_ == kind) return;
   TearDownTestSuite();
   prefix_ = kind;
+  let_groups_span_nodes(spans);
+  if (spans) {
+    ASSERT_TRUE(start_nodes(static_cast<std::uint32_t>(std::stoul(kind.substr(5)))));
+    return;
+  }
   DaemonOptions options;
   use_devices(options, kind);
   daemon_ = std::make_unique<Daemon>(options);
   ASSERT_TRUE(daemon_->start());
 }
 
+bool Conformance::start_nodes(std::uint32_t nodes) {
+  constexpr std::uint32_t kDevices = 2;
+  nodes_ = nodes;
+  cluster_ = std::make_unique<DaemonCluster>(kDevices);
+  if (!cluster_->prepare()) return false;
+  for (std::uint32_t i = 0; i < nodes; ++i) cluster_->start(letter_of(i));
+  for (std::uint32_t i = 0; i < nodes; ++i) {
+    if (cluster_->await("a", letter_of(i), "up") < 0) return false;
+  }
+  return true;
+}
+
+Daemon& Conformance::daemon_of(std::uint32_t rank) {
+  return cluster_ == nullptr ? *daemon_ : cluster_->at(letter_of(rank % nodes_));
+}
+
 void Conformance::TearDownTestSuite() {
+  cluster_.reset();
   if (daemon_ == nullptr) return;
   daemon_->stop();
   daemon_.reset();
@@ -42,7 +83,7 @@ void Conformance::with_ranks(const Case& c, const Body& body, double seconds) {
   SCOPED_TRACE(c.describe());
   const std::string name = group_name();
   expect_all_ok(run_ranks(c.num_ranks, seconds, [&](std::uint32_t rank) -> std::string {
-    const Session session(daemon().socket(), daemon().device(rank), c.wait_by_on(rank));
+    const Session session = session_of(rank, c.wait_by_on(rank));
     const Group group(session, c.config(name.c_str(), rank), c.bound_on(rank),
                       in_streams() || c.in_stream_on(rank));
     body(session, group, rank);
@@ -58,7 +99,7 @@ void Conformance::run_scripts(const std::vector<Script>& scripts, double seconds
   const std::string name = group_name();
   expect_all_ok(run_ranks(scripts.front().test_case.num_ranks, seconds, [&](std::uint32_t rank) {
     note("attach");
-    const Session session(daemon().socket(), daemon().device(rank));
+    const Session session = session_of(rank);
     std::string stats;
     for (std::size_t i = 0; i < scripts.size(); ++i) {
       const Case& c = scripts[i].test_case;

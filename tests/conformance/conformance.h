@@ -4,6 +4,7 @@
 #include "support/cases.h"
 #include "support/client.h"
 #include "support/daemon.h"
+#include "support/daemon_cluster.h"
 #include "support/ranks.h"
 #include "support/script.h"
 
@@ -19,6 +20,10 @@ namespace epd::test {
 // Base of all random seeds; EPD_TEST_SEED=N repeats or varies a run.
 std::uint64_t base_seed();
 
+// What this program's suites run on: "host", "cuda", "resident", "resident_in_streams", or "nodes2",
+// "nodes3".
+std::vector<std::string> kinds_here(const std::vector<std::string>& of_one_node);
+
 class Conformance : public testing::TestWithParam<std::string> {
  public:
   static void TearDownTestSuite();
@@ -30,6 +35,7 @@ class Conformance : public testing::TestWithParam<std::string> {
   // Of the devices, as use_devices() has it. A suite may have other parameters.
   virtual std::string device_kind() const { return in_streams() ? "resident" : GetParam(); }
   // "resident_in_streams": all operations of with_ranks() and of scripts are enqueued in streams.
+  bool on_host() const { return device_kind() == "host" || device_kind().starts_with("nodes"); }
   static bool in_streams() { return GetParam() == "resident_in_streams"; }
   // All ranks of a case attach, join and run the body.
   void with_ranks(const Case& c, const Body& body, double seconds = 90);
@@ -43,11 +49,23 @@ class Conformance : public testing::TestWithParam<std::string> {
   void run_scripts(const std::vector<Script>& scripts, double seconds = 120);
   std::string group_name() const;
 
-  static Daemon& daemon() { return *daemon_; }
+  static Daemon& daemon() { return daemon_of(0); }
+  // Of groups that span nodes each rank is on another node than the one before.
+  static Daemon& daemon_of(std::uint32_t rank);
+  static Session session_of(std::uint32_t rank, epd_wait_by_t wait_by = EPD_WAIT_BY_MEMOP) {
+    return Session(daemon_of(rank).socket(), daemon_of(rank).device(rank), wait_by);
+  }
+  static pid_t engine_of(std::uint32_t rank) {
+    return daemon_of(rank).engine(rank % daemon_of(rank).devices());
+  }
 
  private:
+  static bool start_nodes(std::uint32_t nodes);
+
   static std::unique_ptr<Daemon> daemon_;
-  static std::string prefix_;  // of its devices
+  static std::unique_ptr<DaemonCluster> cluster_;
+  static std::uint32_t nodes_;  // of the cluster
+  static std::string prefix_;   // of its devices
 };
 
 constexpr int kWaitMs = 30000;

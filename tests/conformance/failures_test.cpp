@@ -9,7 +9,7 @@ namespace {
 
 class Failures : public Conformance {};
 INSTANTIATE_TEST_SUITE_P(Devices, Failures,
-                         testing::Values("host", "cuda", "resident", "resident_in_streams"),
+                         testing::ValuesIn(kinds_here({"host", "cuda", "resident", "resident_in_streams"})),
                          [](const auto& tested) { return tested.param; });
 
 Case small_case(std::uint32_t num_ranks, std::uint32_t depth = 2) {
@@ -309,7 +309,7 @@ TEST_P(Failures, APeerThatLeavesIsNamedToTheOthers) {
   const std::string name = group_name();
   Shared<Gate> ready;
   expect_all_ok(run_ranks(3, 60, [&](std::uint32_t rank) -> std::string {
-    const Session session(daemon().socket(), daemon().device(rank));
+    const Session session = session_of(rank);
     {
       const Group group(session, c.config(name.c_str(), rank));
       one_round(group, c, rank, 0);

@@ -13,7 +13,8 @@ namespace {
 constexpr epd_layout_t kLayouts[] = {EPD_LAYOUT_COMPACT, EPD_LAYOUT_PACKED, EPD_LAYOUT_EXPERT};
 
 class Modes : public Conformance {};
-INSTANTIATE_TEST_SUITE_P(Devices, Modes, testing::Values("host", "cuda", "resident", "resident_in_streams"),
+INSTANTIATE_TEST_SUITE_P(Devices, Modes,
+                         testing::ValuesIn(kinds_here({"host", "cuda", "resident", "resident_in_streams"})),
                          [](const auto& tested) { return tested.param; });
 
 Case mode_case(std::uint32_t num_ranks, epd_layout_t layout, std::uint32_t depth = 2) {
@@ -85,7 +86,7 @@ TEST_P(Modes, EveryRoutingInEveryLayout) {
 // ---- sum domains
 
 TEST_P(Modes, EverySumDomainInEveryLayout) {
-  if (GetParam() != "host") GTEST_SKIP() << "GPUs have one sum domain: SmallerSumDomainsAreRefused";
+  if (!on_host()) GTEST_SKIP() << "GPUs have one sum domain: SmallerSumDomainsAreRefused";
   constexpr Sizes kSizes[] = {Sizes::kFull, Sizes::kUneven, Sizes::kSomeEmpty};
   std::vector<Script> scripts;
   for (const epd_layout_t layout : kLayouts) {
@@ -120,12 +121,12 @@ TEST_P(Modes, TheGroupSaysItsSumRanks) {
 }
 
 TEST_P(Modes, SmallerSumDomainsAreRefused) {
-  const bool host = GetParam() == "host";
+  const bool host = on_host();
   Case c = mode_case(4, EPD_LAYOUT_COMPACT);
   c.sum_ranks = host ? 5 : 2;
   const std::string name = group_name();
   expect_all_ok(run_ranks(1, 30, [&](std::uint32_t) -> std::string {
-    const Session session(daemon().socket(), daemon().device(0));
+    const Session session = session_of(0);
     const epd_group_config_t config = c.config(name.c_str(), 0);
     epd_group_t* group = nullptr;
     must(epd_group_join(session.get(), &config, &group), "join",
@@ -213,13 +214,14 @@ TEST_P(Modes, KeptRoutingsOutliveTheEngine) {
   const std::string name = group_name();
   std::vector<RankProcess> ranks;
   for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
-    ranks.emplace_back(
-        [&, rank] { return run_case(daemon().socket(), daemon().device(rank), name, c, rank, options); });
+    ranks.emplace_back([&, rank] {
+      return run_case(daemon_of(rank).socket(), daemon_of(rank).device(rank), name, c, rank, options);
+    });
   }
   for (std::uint64_t kill = 0; kill < 2; ++kill) {
     const std::uint64_t wanted = 30 + 100 * kill;
     EXPECT_TRUE(eventually(60, [&] { return stage->completed >= wanted; }));
-    const pid_t engine = daemon().engine(static_cast<std::uint32_t>(kill));
+    const pid_t engine = engine_of(static_cast<std::uint32_t>(kill));
     if (engine > 0) ::kill(engine, SIGKILL);
   }
   const auto outcomes = wait_all(ranks, 90);
@@ -312,7 +314,7 @@ TEST_P(Modes, SmsOfACallChangeNoByte) {
     c.sms = sms;
     const std::string name = group_name();
     const auto outcomes = run_ranks(c.num_ranks, 60, [&](std::uint32_t rank) -> std::string {
-      const Session session(daemon().socket(), daemon().device(rank));
+      const Session session = session_of(rank);
       const Group group(session, c.config(name.c_str(), rank));
       std::string text;
       for (const std::uint64_t digest :
@@ -342,7 +344,7 @@ TEST_P(Modes, EachRankHasItsOwnFlags) {
     own.zero_padding = rank == 2;
     own.defer = rank == 3;
     own.sms = rank;
-    const Session session(daemon().socket(), daemon().device(rank));
+    const Session session = session_of(rank);
     const Group group(session, own.config(name.c_str(), rank));
     return ScriptRunner(group, own, rank, {.rounds = 5}).run().to_string();
   }));
@@ -382,7 +384,7 @@ TEST_P(Modes, ManyGroupsOfManyKindsAtOnce) {
   }
   const std::string name = group_name();
   expect_all_ok(run_ranks(num_ranks, 120, [&](std::uint32_t rank) -> std::string {
-    const Session session(daemon().socket(), daemon().device(rank));
+    const Session session = session_of(rank);
     std::vector<Group> groups;
     for (std::size_t i = 0; i < scripts.size(); ++i) {
       const std::string group = name + "-" + std::to_string(i);

@@ -11,7 +11,7 @@ namespace {
 
 class Operations : public Conformance {};
 INSTANTIATE_TEST_SUITE_P(Devices, Operations,
-                         testing::Values("host", "cuda", "resident", "resident_in_streams"),
+                         testing::ValuesIn(kinds_here({"host", "cuda", "resident", "resident_in_streams"})),
                          [](const auto& tested) { return tested.param; });
 
 Case small_case(std::uint32_t num_ranks, std::uint32_t depth = 2) {
@@ -109,7 +109,7 @@ TEST_P(Operations, SameInputsGiveSameBytes) {
   for (const std::uint32_t sms : {1u, 2u, 3u}) {
     const std::string name = group_name();
     const auto outcomes = run_ranks(c.num_ranks, 60, [&](std::uint32_t rank) -> std::string {
-      const Session session(daemon().socket(), daemon().device(rank));
+      const Session session = session_of(rank);
       epd_group_config_t config = c.config(name.c_str(), rank);
       config.sms = sms;
       const Group group(session, config);
@@ -160,7 +160,7 @@ TEST_P(Operations, TwoGroupsOnTheSameSessionsAtOnce) {
   second.hidden = 512;
   const std::string names[2] = {group_name(), group_name()};
   expect_all_ok(run_ranks(4, 120, [&](std::uint32_t rank) -> std::string {
-    const Session session(daemon().socket(), daemon().device(rank));
+    const Session session = session_of(rank);
     const Group a(session, first.config(names[0].c_str(), rank));
     const Group b(session, second.config(names[1].c_str(), rank));
     std::string failure;
@@ -191,7 +191,7 @@ TEST_P(Operations, TwoGroupsOnTheSameSessionsAtOnce) {
 TEST_P(Operations, AGroupNameCanBeUsedAgain) {
   const Case c = small_case(3);
   expect_all_ok(run_ranks(3, 60, [&](std::uint32_t rank) -> std::string {
-    const Session session(daemon().socket(), daemon().device(rank));
+    const Session session = session_of(rank);
     for (std::uint64_t i = 0; i < 5; ++i) {
       note("turn " + std::to_string(i));
       const std::string name = "again-" + std::to_string(i % 2);

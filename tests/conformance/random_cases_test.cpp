@@ -10,7 +10,7 @@ class RandomCases : public Conformance {
     std::vector<Script> scripts;
     for (std::uint32_t i = 0; i < cases; ++i) {
       Case c = random_case(base_seed() * 1000 + i, num_ranks);
-      if (device_kind() != "host") c.sum_ranks = 0;
+      if (!on_host()) c.sum_ranks = 0;
       ScriptOptions options;
       options.rounds = 3 + i % 3;
       options.order = static_cast<Order>(i % 5);
@@ -21,7 +21,7 @@ class RandomCases : public Conformance {
     run_scripts(scripts, 120);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Devices, RandomCases, testing::Values("host", "cuda", "resident"),
+INSTANTIATE_TEST_SUITE_P(Devices, RandomCases, testing::ValuesIn(kinds_here({"host", "cuda", "resident"})),
                          [](const auto& tested) { return tested.param; });
 
 TEST_P(RandomCases, OneRank) {

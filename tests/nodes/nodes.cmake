@@ -1,8 +1,7 @@
 include(${CMAKE_CURRENT_SOURCE_DIR}/support/support.cmake)
 find_package(nlohmann_json REQUIRED)
 # Several daemons on one machine, by loopback.
-epd_system_test(nodes_test LABEL nodes TIMEOUT 120
+epd_system_test(nodes_test LABEL nodes TIMEOUT 300
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/nodes_test.cpp ${CMAKE_CURRENT_LIST_DIR}/nodes_refused_test.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/cluster_of_daemons.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/nodes_groups_test.cpp ${CMAKE_CURRENT_LIST_DIR}/nodes_faults_test.cpp
   LIBS nlohmann_json::nlohmann_json epd_cluster_proto)
-target_compile_definitions(nodes_test PRIVATE EPD_TEST_CA="${PROJECT_SOURCE_DIR}/deploy/test-ca.sh")

@@ -1,5 +1,5 @@
 // Who is refused at a cluster's port: named, counted, and nobody else is hurt.
-#include "cluster_of_daemons.h"
+#include "support/daemon_cluster.h"
 
 #include <arpa/inet.h>
 #include <grpcpp/grpcpp.h>
@@ -122,7 +122,7 @@ class NodesRefused : public ClusterOfDaemons {
 };
 
 TEST_F(NodesRefused, AnotherCa) {
-  const std::string other = directory_ + "/other";
+  const std::string other = directory() + "/other";
   make_certificates(other, {"node-c"});
   start("c", {{"cluster.tls_ca", "\"" + other + "/ca.pem\""},
               {"cluster.tls_cert", "\"" + other + "/node-c.pem\""},
@@ -137,9 +137,9 @@ TEST_F(NodesRefused, AnotherCa) {
 
 TEST_F(NodesRefused, ACertificateOfAnotherCaOnItsOwnSideToo) {
   // It accepts the coordinator's certificate; the coordinator does not accept its.
-  const std::string other = directory_ + "/other";
+  const std::string other = directory() + "/other";
   make_certificates(other, {"node-b"});
-  std::filesystem::copy(directory_ + "/ca.pem", other + "/ca.pem",
+  std::filesystem::copy(directory() + "/ca.pem", other + "/ca.pem",
                         std::filesystem::copy_options::overwrite_existing);
   RawNode raw(address("a"), other, "node-b");
   raw.write(RawNode::hello("node-b"));
@@ -149,7 +149,7 @@ TEST_F(NodesRefused, ACertificateOfAnotherCaOnItsOwnSideToo) {
 }
 
 TEST_F(NodesRefused, AnotherName) {
-  RawNode raw(address("a"), directory_, "node-c");
+  RawNode raw(address("a"), directory(), "node-c");
   raw.write(RawNode::hello("node-b"));
   expect_ended(raw, grpc::StatusCode::PERMISSION_DENIED,
                "it calls itself node-b, which its certificate does not name; allowed: node-c");
@@ -160,8 +160,8 @@ TEST_F(NodesRefused, AnotherName) {
 TEST_F(NodesRefused, ANameThatIsNotAllowed) {
   // A coordinator with a list; its own b stays outside as well.
   Daemon& d = start("d", {{"cluster.node", "\"node-a\""},
-                          {"cluster.tls_cert", "\"" + directory_ + "/node-a.pem\""},
-                          {"cluster.tls_key", "\"" + directory_ + "/node-a.key\""},
+                          {"cluster.tls_cert", "\"" + directory() + "/node-a.pem\""},
+                          {"cluster.tls_key", "\"" + directory() + "/node-a.key\""},
                           {"cluster.coordinator", "\"" + address("d") + "\""},
                           {"cluster.nodes", "[\"node-a\", \"rack-*\"]"}});
   start("c", {{"cluster.coordinator", "\"" + address("d") + "\""}});
@@ -179,13 +179,13 @@ TEST_F(NodesRefused, ANameThatIsNotAllowed) {
 }
 
 TEST_F(NodesRefused, AnotherClusterAndVersionsWithoutOverlap) {
-  RawNode stranger(address("a"), directory_, "node-c");
+  RawNode stranger(address("a"), directory(), "node-c");
   v1::Frame frame = RawNode::hello("node-c");
   frame.mutable_hello()->set_cluster("staging");
   stranger.write(frame);
   expect_ended(stranger, grpc::StatusCode::FAILED_PRECONDITION,
                "its cluster.name is \"staging\", that of the coordinator \"test\"");
-  RawNode newer(address("a"), directory_, "node-c");
+  RawNode newer(address("a"), directory(), "node-c");
   frame = RawNode::hello("node-c");
   frame.mutable_hello()->set_version_min(5);
   frame.mutable_hello()->set_version_max(6);
@@ -199,8 +199,8 @@ TEST_F(NodesRefused, AnotherClusterAndVersionsWithoutOverlap) {
 TEST_F(NodesRefused, WhoDoesNotCoordinateTakesNobodyIn) {
   // node-b's certificate names no address: its port is asked for by a node that coordinates elsewhere, by
   // name.
-  grpc::SslCredentialsOptions files{contents(directory_ + "/ca.pem"), contents(directory_ + "/node-c.key"),
-                                    contents(directory_ + "/node-c.pem")};
+  grpc::SslCredentialsOptions files{contents(directory() + "/ca.pem"), contents(directory() + "/node-c.key"),
+                                    contents(directory() + "/node-c.pem")};
   grpc::ChannelArguments arguments;
   arguments.SetSslTargetNameOverride("node-b");
   const auto stub =
@@ -218,7 +218,7 @@ TEST_F(NodesRefused, WhoDoesNotCoordinateTakesNobodyIn) {
 }
 
 TEST_F(NodesRefused, ANameInUse) {
-  RawNode raw(address("a"), directory_, "node-b");
+  RawNode raw(address("a"), directory(), "node-b");
   raw.write(RawNode::hello("node-b"));
   expect_ended(raw, grpc::StatusCode::ABORTED, "another daemon is node node-b already");
   expect_bystander_untouched();
@@ -247,56 +247,56 @@ TEST_F(NodesRefused, IllegalFrames) {
     EXPECT_EQ(refused("a", "frame"), ++count);
   };
   {
-    RawNode raw(address("a"), directory_, "node-c");
+    RawNode raw(address("a"), directory(), "node-c");
     raw.write({});
     expect_refused(raw, "an empty frame");
   }
   {
-    RawNode raw(address("a"), directory_, "node-c");
+    RawNode raw(address("a"), directory(), "node-c");
     raw.write(message({}, 1));
     expect_refused(raw, "the first frame is no Hello");
   }
   {
-    RawNode raw(address("a"), directory_, "node-c");
+    RawNode raw(address("a"), directory(), "node-c");
     v1::Frame frame = RawNode::hello("node-c");
     frame.mutable_hello()->mutable_node()->set_boot_id("short");
     raw.write(frame);
     expect_refused(raw, "has 5 bytes; allowed: 16");
   }
   {
-    RawNode raw(address("a"), directory_, "node-c");
+    RawNode raw(address("a"), directory(), "node-c");
     greeted(raw);
     raw.write(RawNode::hello("node-c"));
     expect_refused(raw, "a frame that is no message, after Hello");
   }
   {
-    RawNode raw(address("a"), directory_, "node-c");
+    RawNode raw(address("a"), directory(), "node-c");
     raw.write(message(greeted(raw), 7));
     expect_refused(raw, "message 7 follows message 0");
   }
   {
-    RawNode raw(address("a"), directory_, "node-c");
+    RawNode raw(address("a"), directory(), "node-c");
     v1::Frame frame = message(greeted(raw), 1);
     frame.mutable_message()->set_term(99);
     raw.write(frame);
     expect_refused(raw, "term is 99; allowed: 1");
   }
   {
-    RawNode raw(address("a"), directory_, "node-c");
+    RawNode raw(address("a"), directory(), "node-c");
     v1::Frame frame = message(greeted(raw), 1);
     frame.mutable_message()->set_payload("\xff\xff\xff");
     raw.write(frame);
     expect_refused(raw, "a message of 3 bytes that is none");
   }
   {
-    RawNode raw(address("a"), directory_, "node-c");
+    RawNode raw(address("a"), directory(), "node-c");
     v1::Frame frame = message(greeted(raw), 1);
     frame.mutable_message()->set_payload(std::string(5 << 20, 'x'));
     raw.write(frame);
     expect_refused(raw, "bytes; allowed: 4194304", StatusCode::RESOURCE_EXHAUSTED);
   }
   {  // Far too long: gRPC itself ends it.
-    RawNode raw(address("a"), directory_, "node-c");
+    RawNode raw(address("a"), directory(), "node-c");
     v1::Frame frame = message(greeted(raw), 1);
     frame.mutable_message()->set_payload(std::string(32 << 20, 'x'));
     raw.write(frame);
@@ -339,14 +339,14 @@ TEST_F(NodesRefused, Floods) {
   await_refusal("a", "plain_text", 250);
   // Streams of a node that begin and end, and one that says more than anybody reads.
   for (int i = 0; i < 30; ++i) {
-    RawNode raw(address("a"), directory_, "node-c");
+    RawNode raw(address("a"), directory(), "node-c");
     raw.write(RawNode::hello("node-c"));
     if (i % 2 == 0) raw.cancel();
     if (i % 2 == 1) raw.read();
     raw.cancel();
   }
   {
-    RawNode raw(address("a"), directory_, "node-c");
+    RawNode raw(address("a"), directory(), "node-c");
     raw.write(RawNode::hello("node-c"));
     v1::Frame beat;
     beat.mutable_message()->set_term(1);

@@ -1,5 +1,5 @@
 // Daemons that know each other: who is up, who is lost and how soon, who comes back.
-#include "cluster_of_daemons.h"
+#include "support/daemon_cluster.h"
 
 #include "epd/epd.hpp"
 
@@ -133,10 +133,10 @@ TEST_F(Nodes, CertificatesAreRenewedUnderARunningConnection) {
   start("b", kPatient);
   await("a", "b", "up");
   // Another CA and other certificates, in the same files.
-  const std::string fresh = directory_ + "/fresh";
+  const std::string fresh = directory() + "/fresh";
   make_certificates(fresh, {"node-a,127.0.0.1", "node-b"});
   for (const char* name : {"node-a.key", "node-a.pem", "node-b.key", "node-b.pem", "ca.pem"})
-    fs::rename(fresh + "/" + name, directory_ + "/" + name);
+    fs::rename(fresh + "/" + name, directory() + "/" + name);
   std::this_thread::sleep_for(std::chrono::seconds(3));  // they are looked at each second
   EXPECT_EQ(state("a", "b"), "up");
   EXPECT_GE(node("a", "b")["since_ms"].get<std::uint64_t>(), 3'000u) << "the connection has stayed";
@@ -214,7 +214,7 @@ std::string check_named(const Daemon& daemon, const std::string& name) {
 }
 
 TEST_F(Nodes, DoctorLooksAtCertificatesPortsAndNames) {
-  make_certificates(directory_, {"node-b"}, 10);
+  make_certificates(directory(), {"node-b"}, 10);
   start("a");
   start("b");
   await("b", "a", "up");
@@ -231,7 +231,7 @@ TEST_F(Nodes, DoctorLooksAtCertificatesPortsAndNames) {
   const std::string nameless = check_named(at("a"), "port node node-c");
   EXPECT_TRUE(nameless.starts_with("fail: node-c.invalid:")) << nameless;
   EXPECT_NE(nameless.find("has no address"), std::string::npos) << nameless;
-  std::ofstream(directory_ + "/node-c.pem") << "nothing\n";
+  std::ofstream(directory() + "/node-c.pem") << "nothing\n";
   const std::string bad = check_named(at("c"), "certificate");
   EXPECT_TRUE(bad.starts_with("fail: cluster.tls_cert is ")) << bad;
   at("b").signal(SIGKILL);

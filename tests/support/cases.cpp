@@ -8,6 +8,8 @@
 namespace epd::test {
 namespace {
 
+bool all_span = false;
+
 // SplitMix64: fast, and the same on every machine.
 class Random {
  public:
@@ -223,6 +225,10 @@ kernels::reference::GroupParams Case::params() const {
   return params_of(config("", 0));
 }
 
+void let_groups_span_nodes(bool span) {
+  all_span = span;
+}
+
 epd_group_config_t Case::config(const char* name, std::uint32_t rank) const {
   epd_group_config_t config;
   epd_group_config_init(&config);
@@ -247,6 +253,8 @@ epd_group_config_t Case::config(const char* name, std::uint32_t rank) const {
   config.max_recv_rows = max_recv_rows;
   config.priority = priority;
   config.sum_ranks = sum_ranks;
+  config.span = all_span ? EPD_SPAN_CLUSTER : span;
+  if (config.span == EPD_SPAN_CLUSTER && sum_ranks == 0) config.sum_ranks = num_ranks;
   return config;
 }
 

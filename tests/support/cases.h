@@ -37,6 +37,7 @@ struct Case {
   std::uint32_t num_handles = 0;
   std::uint32_t max_recv_rows = 0;
   std::uint32_t sum_ranks = 0;
+  epd_span_t span = EPD_SPAN_NODE;
   std::int32_t priority = 0;
   bool index64 = false;
   // The group goes on without lost ranks, and takes them back: a script with `recover` does as well.
@@ -68,6 +69,9 @@ struct Case {
   }
   std::uint32_t bound_on(std::uint32_t rank) const;  // of those that the group has
 };
+
+// Of all cases that say nothing else: groups span nodes, and have no sum domains unless they say so.
+void let_groups_span_nodes(bool span);
 
 // A case within a few megabytes; every field but num_ranks follows from the seed. If it has a max_recv_rows,
 // that is just enough for routings 0 .. kRoundsThatFit - 1. On GPUs sum_ranks has to be 0.

@@ -1,4 +1,5 @@
 include_guard(GLOBAL)
+find_package(nlohmann_json REQUIRED)
 include(${CMAKE_CURRENT_LIST_DIR}/fake_cuda.cmake)
 # Shared by the tests that run a real daemon and real client processes.
 add_library(epd_test_support STATIC
@@ -6,6 +7,7 @@ add_library(epd_test_support STATIC
   ${CMAKE_CURRENT_LIST_DIR}/ranks.cpp
   ${CMAKE_CURRENT_LIST_DIR}/namespaces.cpp
   ${CMAKE_CURRENT_LIST_DIR}/daemon.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/daemon_cluster.cpp
   ${CMAKE_CURRENT_LIST_DIR}/case_checks.cpp
   ${CMAKE_CURRENT_LIST_DIR}/cases.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client.cpp
@@ -20,8 +22,10 @@ add_library(epd_test_support STATIC
 target_include_directories(epd_test_support PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}
   ${PROJECT_SOURCE_DIR}/client/tools/kit/include)
 target_compile_definitions(epd_test_support PUBLIC
-  EPD_TEST_DAEMON="$<TARGET_FILE:epd>" EPD_TEST_EPCTL="$<TARGET_FILE:epctl>")
-target_link_libraries(epd_test_support PUBLIC epd_client epd_base epd_kernels epd_proto GTest::gtest PRIVATE epd_options)
+  EPD_TEST_DAEMON="$<TARGET_FILE:epd>" EPD_TEST_EPCTL="$<TARGET_FILE:epctl>"
+  EPD_TEST_CA="${PROJECT_SOURCE_DIR}/deploy/test-ca.sh")
+target_link_libraries(epd_test_support PUBLIC epd_client epd_base epd_kernels epd_proto GTest::gtest
+  nlohmann_json::nlohmann_json PRIVATE epd_options)
 
 # epd_system_test(<name> LABEL <label> TIMEOUT <s> SOURCES ...): a test that starts `epd`. One at a
 # time: two cores carry one daemon with its engines and clients.

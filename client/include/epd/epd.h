@@ -196,8 +196,8 @@ typedef enum epd_policy {
 
 /* Where the ranks of a group may be. */
 typedef enum epd_span {
-  EPD_SPAN_NODE = 0,    /* on one node: the daemon's own group, whatever has the same name elsewhere */
-  EPD_SPAN_CLUSTER = 1  /* on any node of the daemon's cluster. Host devices only */
+  EPD_SPAN_NODE = 0,   /* on one node: the daemon's own group, whatever has the same name elsewhere */
+  EPD_SPAN_CLUSTER = 1 /* on any node of the daemon's cluster. Host devices only */
 } epd_span_t;
 
 /* The regions of a buffer slot. epd_buffers_t says what each holds. */
@@ -294,9 +294,10 @@ static inline void epd_group_config_init(epd_group_config_t* config) {
  * INVALID_ARGUMENT: the text names the field. Also: the rank is taken; another rank has given another value
  * (the text has both); memory that can't be bound (the text names the region). RESOURCE_EXHAUSTED: a quota or
  * limit, or 64 joins of this session wait already. PERMISSION_DENIED: this user may not join the group.
- * UNSUPPORTED: the device can't serve such a group, or there is no cluster for EPD_SPAN_CLUSTER. DEADLINE_EXCEEDED: the text names the ranks that are
- * missing, or says that the group has not agreed to take this rank back, or that the daemon did not answer
- * within 5 seconds more. If the daemon accepts such a join later, the library leaves again. */
+ * UNSUPPORTED: the device can't serve such a group, or there is no cluster for EPD_SPAN_CLUSTER.
+ * DEADLINE_EXCEEDED: the text names the ranks that are missing, or says that the group has not agreed to take
+ * this rank back, or that the daemon did not answer within 5 seconds more. If the daemon accepts such a join
+ * later, the library leaves again. */
 EPD_API epd_status_t epd_group_join(epd_session_t* session, const epd_group_config_t* config,
                                     epd_group_t** group);
 /* *bytes: of the region in one slot of such a group; 0: the group would have no such region. Needs no

@@ -197,6 +197,7 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
   Table table({{"GROUP", kRight},
                {"NAME"},
                {"STATE"},
+               {"SPAN"},
                {"RANKS", kRight},
                {"SUM RANKS", kRight},
                {"EXPERTS", kRight},
@@ -210,15 +211,17 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
                {"PRIO", kRight},
                {"EPOCH", kRight},
                {"AGE", kRight}});
-  Table member_table({{"GROUP", kRight}, {"RANK", kRight}, {"SESSION", kRight}, {"DEVICE"}, {"STATE"}});
+  Table member_table(
+      {{"GROUP", kRight}, {"RANK", kRight}, {"SESSION", kRight}, {"NODE"}, {"DEVICE"}, {"STATE"}});
   std::string notes;
   for (const v1::Group& group : groups.groups()) {
     const v1::GroupShape& shape = group.shape();
-    table.add({number(group.group_id()), group.name(), word(group.state()), number(shape.num_ranks()),
-               number(shape.sum_ranks()), number(shape.num_experts()), number(shape.max_tokens()),
-               number(shape.hidden()), number(shape.topk()), number(shape.depth()), word(shape.payload()),
-               word(shape.index_type()), group.sms() == 0 ? "all" : number(group.sms()),
-               std::to_string(group.priority()), number(group.epoch()), format_ms(group.age_ms())});
+    table.add({number(group.group_id()), group.name(), word(group.state()), word(shape.span()),
+               number(shape.num_ranks()), number(shape.sum_ranks()), number(shape.num_experts()),
+               number(shape.max_tokens()), number(shape.hidden()), number(shape.topk()),
+               number(shape.depth()), word(shape.payload()), word(shape.index_type()),
+               group.sms() == 0 ? "all" : number(group.sms()), std::to_string(group.priority()),
+               number(group.epoch()), format_ms(group.age_ms())});
     const std::string name = "group " + number(group.group_id()) + " (" + printable(group.name()) + "): ";
     if (group.missing_ranks_size() != 0) {
       notes += name + "waits for " + plural(static_cast<std::uint64_t>(group.missing_ranks_size()), "rank") +
@@ -226,7 +229,9 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
     }
     if (!group.cause().empty()) notes += name + "last break: " + printable(group.cause()) + "\n";
     for (const v1::GroupMember& member : group.members()) {
-      member_table.add({number(group.group_id()), number(member.rank()), number(member.session_id()),
+      const bool far = !member.node().empty();  // its session is that node's
+      member_table.add({number(group.group_id()), number(member.rank()),
+                        far ? "-" : number(member.session_id()), far ? printable(member.node()) : "own",
                         member.device(), member.gone() ? "gone" : "here"});
     }
   }

@@ -5,6 +5,7 @@
 #include "membership_fixture.h"
 
 #include <algorithm>
+#include <functional>
 
 namespace epd::membership {
 namespace {
@@ -18,7 +19,7 @@ JoinRequest join_request(std::uint64_t session, std::uint32_t rank, std::uint32_
   request.uid = kUid;
   std::strcpy(request.join.group, "g");
   request.join.rank = static_cast<std::int32_t>(rank);
-  request.join.shape = shape_of(ranks, LossPolicy::kDegrade);
+  request.join.shape = spanning_shape_of(ranks, LossPolicy::kDegrade);
   return request;
 }
 
@@ -175,6 +176,93 @@ TEST_F(CoordinatorAlone, ANodeSpeaksForItselfAlone) {
   EXPECT_EQ(coordinator_->nodes().at("b").state, NodeEntry::State::kUp);
 }
 
+// ---- what it remembers
+
+TEST_F(CoordinatorAlone, ALostNodeIsForgottenAfterAWhile) {
+  open_with({"a", "b"});
+  coordinator_->node_gone("b", "connecting to it is refused");
+  for (int second = 0; second < 599; ++second) {
+    after_ms(1'000);
+    say("a", {1, AgentHeartbeat{}});
+  }
+  EXPECT_EQ(coordinator_->nodes().size(), 2u);
+  after_ms(1'000);
+  EXPECT_EQ(coordinator_->nodes().size(), 1u);
+  take("b");
+  say("b", {1, AgentHeartbeat{}});
+  const std::vector<ToAgent> messages = take("b");
+  ASSERT_EQ(messages.size(), 1u);
+  EXPECT_TRUE(std::holds_alternative<PutOut>(messages[0].body)) << "it has to attach anew";
+  EXPECT_EQ(messages[0].number, 0u);
+  say("b", {1, Superseded{}});
+  EXPECT_TRUE(take("b").empty());
+}
+
+TEST_F(CoordinatorAlone, OfLostNodesNoMoreThanSoManyAreRemembered) {
+  open_with({"a"});
+  for (std::size_t i = 0; i < kMaxLostNodes + 10; ++i) {
+    const std::string name = "lost-" + std::to_string(i);
+    clock_.advance_ms(1);
+    say(name, attach());
+    coordinator_->node_gone(name, "connecting to it is refused");
+    say("a", {1, AgentHeartbeat{}});
+  }
+  after_ms(1);
+  EXPECT_EQ(coordinator_->nodes().size(), kMaxLostNodes + 1);
+  EXPECT_TRUE(coordinator_->nodes().contains("a"));
+  EXPECT_FALSE(coordinator_->nodes().contains("lost-9"));
+  EXPECT_TRUE(coordinator_->nodes().contains("lost-10"));
+}
+
+TEST_F(CoordinatorAlone, OfGroupsThatHaveEndedNothingIsLeft) {
+  open_with({"a"});
+  for (int i = 0; i < 100; ++i) {
+    say("a", told(join_request(10, 0, 1)));
+    const auto wanted = std::get<AcquireMemory>(std::get<Order>(take("a").back().body).action);
+    const std::uint64_t id = wanted.group_id;
+    say("a", told(MemoryAcquired{wanted.request, id, 0, {}}));
+    EXPECT_EQ(store_.views().size(), 1u);
+    say("a", told(GroupReady{{0, 0}, {id, StatusCode::kOk, {}}, {}}));
+    say("a", told(SessionClosed{{0, 10}, "died"}));
+    say("a", told(MemberStopped{{0, 0}, {id, 0, 0, 3}}));
+    say("a", told(Broken{{0, 0}, {id, 1, 3}}));
+    say("a", told(GroupRemoved{{0, 0}, {id}}));
+    EXPECT_TRUE(coordinator_->groups().empty());
+    EXPECT_TRUE(store_.views().empty());
+    take("a");
+  }
+}
+
+// ---- what it does not believe
+
+TEST_F(CoordinatorAlone, ATermOutOfAllReasonIsNone) {
+  say("b", attach("1", ~std::uint64_t{0}));
+  say("a", attach("1", 7));
+  after_ms(2'000);
+  EXPECT_EQ(coordinator_->term(), 8u);
+  EXPECT_FALSE(coordinator_->nodes().contains("b"));
+  say("b", attach("1", ~std::uint64_t{0}));
+  EXPECT_FALSE(coordinator_->superseded());
+}
+
+TEST_F(CoordinatorAlone, ANodeEvictsItsOwnRanksAlone) {
+  open_with({"a", "b"});
+  for (const std::uint32_t rank : {0u, 1u}) {
+    const std::string node = rank == 0 ? "a" : "b";
+    say(node, told(join_request(10, rank, 3)));
+    const auto wanted = std::get<AcquireMemory>(std::get<Order>(take(node).back().body).action);
+    say(node, told(MemoryAcquired{wanted.request, wanted.group_id, rank, {}}));
+  }
+  const Group& group = coordinator_->groups().begin()->second;
+  ASSERT_EQ(group.members.size(), 2u);
+  say("b", told(EvictRank{group.id, 0, "was evicted"}));
+  EXPECT_EQ(group.members.size(), 2u);
+  say("b", told(EvictRank{group.id, 1, "was evicted"}));
+  EXPECT_EQ(group.members.size(), 1u);
+  EXPECT_EQ(std::get<ReplyRefused>(std::get<Order>(take("b").front().body).action).status.message(),
+            "rank 1 was evicted");
+}
+
 // ---- an agent
 
 class AgentAlone : public testing::Test {
@@ -240,6 +328,7 @@ class AgentAlone : public testing::Test {
     start.group.epoch = 1;
     start.group.view = 1;
     start.group.ranks = {{0, {3, 0}, 1}, {1, {8, 0}, 1}};
+    start.group.far_engines = {{{8, 0}, "node-b", "address-b"}};
     start.group.members = {{0, {3, 10}, make_member_id(256, 1), 0}};
     order(start);
     agent_.handle(GroupReady{{kLocalNode, 0}, {kGroup, StatusCode::kOk, {}}, {}});
@@ -295,7 +384,7 @@ TEST_F(AgentAlone, WithoutACoordinatorAJoinIsRefusedAtItsDeadline) {
   EXPECT_EQ(actions(), Lines{});
   after_ms(1);
   EXPECT_EQ(actions(), (Lines{"refused session=10 request=100 status=DEADLINE_EXCEEDED"}));
-  EXPECT_EQ(refusal_.message(), "this node has had no coordinator for 1.5 s");
+  EXPECT_EQ(refusal_.message(), "node a has had no coordinator for 1.5 s");
 }
 
 TEST_F(AgentAlone, ObeysItsTermAndItsNumberAlone) {
@@ -359,7 +448,7 @@ TEST_F(AgentAlone, GroupsThatNeedOneEndHereAfterAWhile) {
   after_ms(1);
   EXPECT_EQ(actions(),
             (Lines{"break device=0 group=G epoch=1 fatal=1 cause=RANK_LOST failed_rank=0 fail_from=0"}));
-  EXPECT_EQ(break_text_, "this node has had no coordinator for 10.0 s");
+  EXPECT_EQ(break_text_, "rank 0 was lost: node a has had no coordinator for 10.0 s");
   agent_.handle(Broken{{kLocalNode, 0}, {kGroup, 1, 3}});
   agent_.handle(LeaveRequest{{{kLocalNode, 10}, 101}, make_member_id(256, 1)});
   EXPECT_EQ(actions(), (Lines{"left session=10 request=101", "free device=0 group=G rank=0",
@@ -370,6 +459,143 @@ TEST_F(AgentAlone, GroupsThatNeedOneEndHereAfterAWhile) {
   EXPECT_TRUE(last_attach().groups.empty()) << "it has left them, and says so";
 }
 
+TEST_F(AgentAlone, ALeaveWithoutACoordinatorIsALeaveOfItsOwn) {
+  welcome();
+  serve();
+  after_ms(3'000);
+  agent_.handle(LeaveRequest{{{kLocalNode, 10}, 101}, make_member_id(256, 1)});
+  agent_.handle(LeaveRequest{{{kLocalNode, 10}, 102}, make_member_id(256, 7)});
+  after_ms(6'999);
+  EXPECT_EQ(actions(), Lines{});
+  EXPECT_EQ(agent_.next_due_ns(), clock_.now_ns() + 1'000'000);
+  after_ms(1);
+  EXPECT_EQ(
+      actions(),
+      (Lines{"break device=0 group=G epoch=1 fatal=1 cause=RANK_LOST failed_rank=0 fail_from=0",
+             "stop_member device=0 group=G rank=0", "refused session=10 request=102 status=NOT_FOUND"}));
+  agent_.handle(MemberStopped{{kLocalNode, 0}, {kGroup, 0, 0, 3}});
+  EXPECT_EQ(actions(), (Lines{"left session=10 request=101"}));
+}
+
+TEST_F(AgentAlone, ALeaveWhileItIsApartIsAnsweredAtOnce) {
+  welcome();
+  serve();
+  after_ms(20'000);
+  EXPECT_EQ(actions(), Lines{});
+  agent_.handle(LeaveRequest{{{kLocalNode, 10}, 101}, make_member_id(256, 1)});
+  EXPECT_LE(agent_.next_due_ns(), clock_.now_ns());
+  after_ms(0);
+  EXPECT_EQ(actions().size(), 2u);
+  agent_.handle(MemberStopped{{kLocalNode, 0}, {kGroup, 0, 0, 3}});
+  EXPECT_EQ(actions(), (Lines{"left session=10 request=101"}));
+  agent_.handle(Broken{{kLocalNode, 0}, {kGroup, 1, 3}});
+  agent_.handle(GroupRemoved{{kLocalNode, 0}, {kGroup}});
+  EXPECT_TRUE(agent_.ended().empty());
+  EXPECT_GT(agent_.next_due_ns(), clock_.now_ns());
+}
+
+TEST_F(AgentAlone, ARequestIsSaidBehindWhatHasMadeItPossible) {
+  welcome();
+  serve();
+  hear(PutOut{"silent for 2000 ms"});
+  welcome({}, 4, 9);
+  agent_.handle(join_request(11, 0, 2));
+  agent_.handle(Broken{{kLocalNode, 0}, {kGroup, 1, 3}});
+  agent_.handle(SessionClosed{{kLocalNode, 10}, "died"});
+  EXPECT_EQ(actions().back(), "remove device=0 group=G");
+  ASSERT_EQ(agent_.ended().size(), 1u);
+  events();
+  agent_.handle(EngineDown{{kLocalNode, 0}, "died", {}});
+  EXPECT_TRUE(agent_.ended().empty());
+  const std::vector<Event> said = events();
+  ASSERT_EQ(said.size(), 2u);
+  EXPECT_TRUE(std::holds_alternative<EngineDown>(said[0]));
+  EXPECT_TRUE(std::holds_alternative<JoinRequest>(said[1]));
+}
+
+TEST_F(AgentAlone, OfSessionsThatHaveClosedNothingIsRemembered) {
+  welcome();
+  serve();
+  EXPECT_EQ(agent_.num_sessions(), 1u);
+  agent_.handle(SessionClosed{{kLocalNode, 10}, "died"});
+  EXPECT_EQ(agent_.num_sessions(), 0u);
+  order(SendMember{{3, 0}, kGroup, {0, {3, 10}, make_member_id(256, 1), 0}});
+  EXPECT_EQ(agent_.num_sessions(), 0u) << "said before the coordinator has heard of it";
+}
+
+TEST_F(AgentAlone, WhomTheCoordinatorHasForgottenAttachesAnew) {
+  welcome();
+  hear(PutOut{"the coordinator does not know it"}, 4, 0);
+  EXPECT_FALSE(agent_.attached());
+}
+
+TEST_F(AgentAlone, EvictsRanksOfItsOwnNode) {
+  welcome();
+  serve();
+  EXPECT_EQ(agent_.evict({kGroup + 1, 0, "was evicted"}).code(), StatusCode::kNotFound);
+  const Status far = agent_.evict({kGroup, 1, "was evicted"});
+  EXPECT_EQ(far.code(), StatusCode::kUnsupported);
+  EXPECT_EQ(far.message(), "rank 1 of group " + std::to_string(kGroup) +
+                               " is on node node-b; allowed on node a: its own ranks");
+  EXPECT_EQ(agent_.evict({kGroup, 2, "was evicted"}).code(), StatusCode::kNotFound);
+  EXPECT_TRUE(events().empty());
+  EXPECT_TRUE(agent_.evict({kGroup, 0, "was evicted"}).ok());
+  const std::vector<Event> said = events();
+  ASSERT_EQ(said.size(), 1u);
+  EXPECT_EQ(std::get<EvictRank>(said[0]).rank, 0u);
+  after_ms(3'000);
+  EXPECT_EQ(agent_.evict({kGroup, 0, "was evicted"}).code(), StatusCode::kAborted) << "no coordinator";
+}
+
+TEST_F(AgentAlone, EvictsRanksOfGroupsThatEndHere) {
+  welcome();
+  serve();
+  hear(PutOut{"silent for 2000 ms"});
+  welcome({}, 4, 9);
+  agent_.handle(Broken{{kLocalNode, 0}, {kGroup, 1, 3}});
+  actions();
+  EXPECT_TRUE(agent_.evict({kGroup, 0, "was evicted"}).ok());
+  EXPECT_EQ(actions().back(), "remove device=0 group=G");
+}
+
+TEST_F(AgentAlone, KnowsWhatIsToBeShownOfItsGroups) {
+  welcome();
+  serve();
+  const NearGroup& group = agent_.groups().at(kGroup);
+  EXPECT_EQ(group.phase(), GroupPhase::kActive);
+  EXPECT_EQ(group.far_engine_of(0), nullptr) << "it is here";
+  EXPECT_EQ(group.far_engine_of(1)->node, "node-b");
+  GroupWaits waits{{kLocalNode, 0}, {kGroup, {}}};
+  abi::set_text(waits.message.text, "for node-b", 10);
+  agent_.handle(waits);
+  EXPECT_EQ(group.near_part().waits(), "; for node-b");
+  SendBreak stop{{3, 0}, {}, {}, false};
+  stop.message.group_id = kGroup;
+  stop.message.epoch = 1;
+  order(stop);
+  EXPECT_EQ(group.phase(), GroupPhase::kBreaking);
+  agent_.handle(Broken{{kLocalNode, 0}, {kGroup, 1, 3}});
+  EXPECT_EQ(group.phase(), GroupPhase::kBreaking);
+  order(SendFarEngine{{3, 0}, {{9, 0}, "node-c", "address-c"}});
+  order(SendRank{{3, 0}, kGroup, {1, {9, 0}, 2}});
+  SendResume resume{{3, 0}, {}, {}, 2, {}};
+  resume.message.group_id = kGroup;
+  resume.message.epoch = 2;
+  order(resume);
+  EXPECT_EQ(group.phase(), GroupPhase::kActive);
+  EXPECT_EQ(group.told.epoch, 2u);
+  EXPECT_EQ(group.near_part().waits(), "");
+  EXPECT_EQ(group.far_engine_of(1)->node, "node-c");
+  EXPECT_EQ(group.told.far_engines.size(), 1u) << "nobody is on node-b any more";
+  stop.message.fatal = 1;
+  order(stop);
+  EXPECT_EQ(group.phase(), GroupPhase::kFailing);
+  agent_.handle(Broken{{kLocalNode, 0}, {kGroup, 2, 3}});
+  EXPECT_EQ(group.phase(), GroupPhase::kLost);
+  order(SendRemoveGroup{{3, 0}, {kGroup}});
+  EXPECT_EQ(group.phase(), GroupPhase::kRemoving);
+}
+
 TEST_F(AgentAlone, WhoWasPutOutEndsItsGroupsAndAttachesAnew) {
   welcome();
   serve();
@@ -378,7 +604,7 @@ TEST_F(AgentAlone, WhoWasPutOutEndsItsGroupsAndAttachesAnew) {
   welcome({}, 4, 9);
   EXPECT_EQ(actions(),
             (Lines{"break device=0 group=G epoch=1 fatal=1 cause=RANK_LOST failed_rank=0 fail_from=0"}));
-  EXPECT_EQ(break_text_, "the node was put out of the cluster");
+  EXPECT_EQ(break_text_, "rank 0 was lost: node a was put out of the cluster: silent for 2000 ms");
 }
 
 TEST_F(AgentAlone, AJoinWaitsUntilTheGroupIsForgottenHere) {
@@ -417,7 +643,8 @@ class Reports : public CoordinatorAlone {
     ToCoordinator message = attach("1", 5, rank + 1);
     GroupReport group;
     group.told.label = {kGroup, kUid, "g"};
-    group.told.shape = shape_of(2, LossPolicy::kDegrade);
+    group.told.shape = spanning_shape_of(2, LossPolicy::kDegrade);
+    group.told.shape.sum_ranks = 1;
     group.told.epoch = epoch;
     group.told.view = 2;
     group.told.ranks = {{0, {1, 0}, 1}, {1, {2, 0}, 1}};
@@ -453,6 +680,80 @@ TEST_F(Reports, OneThatIsNotWhollyReportedEnds) {
 TEST_F(Reports, OneOfWhichTwoThingsAreReportedEnds) {
   say("a", report_of(0));
   say("b", report_of(1, 5));
+  after_ms(2'000);
+  EXPECT_TRUE(coordinator_->groups().empty());
+}
+
+// Each is what no honest node reports. Node c reports it of a group of its own, and of that of the others.
+const std::vector<std::function<void(GroupReport&)>>& lies() {
+  static const std::vector<std::function<void(GroupReport&)>> all = {
+      [](GroupReport& r) { r.ranks[0].member = 0; },
+      [](GroupReport& r) { r.ranks[0].member = make_member_id(255, 1); },
+      [](GroupReport& r) { r.ranks[0].member = make_member_id(512, 1); },
+      [](GroupReport& r) { r.ranks[0].member = make_member_id(256, 0); },
+      [](GroupReport& r) { r.ranks[0].rank = 1; },
+      [](GroupReport& r) { r.ranks[0].rank = ~0u; },
+      [](GroupReport& r) { r.ranks[0].device = 1; },
+      [](GroupReport& r) { r.ranks[0].uid = 0; },
+      [](GroupReport& r) { r.ranks[0].bound = ~0u; },
+      [](GroupReport& r) { r.ranks[0].priority = 1 << 20; },
+      [](GroupReport& r) { r.ranks[0].active_since = 0; },
+      [](GroupReport& r) { r.ranks[0].active_since = 9; },
+      [](GroupReport& r) { r.ranks.push_back(r.ranks[0]); },
+      [](GroupReport& r) { r.ranks.clear(); },
+      [](GroupReport& r) { r.told.ranks.clear(); },
+      [](GroupReport& r) { r.told.ranks.resize(2000); },
+      [](GroupReport& r) { r.told.ranks[0].rank = 5; },
+      [](GroupReport& r) { r.told.ranks[0].engine.node = 1; },
+      [](GroupReport& r) { r.told.ranks[0].active_since = r.ranks[0].active_since = 1'000; },
+      [](GroupReport& r) { r.told.epoch = 0; },
+      [](GroupReport& r) { r.told.label.name = ""; },
+      [](GroupReport& r) { r.told.label.name = std::string(1'000, 'x'); },
+      [](GroupReport& r) { r.told.shape.num_ranks = 0; },
+      [](GroupReport& r) { r.told.shape.num_ranks = ~0u; },
+      [](GroupReport& r) { r.told.shape.hidden = 1; },
+      [](GroupReport& r) { r.told.shape.depth = 0; },
+      [](GroupReport& r) { r.told.shape.span = abi::Span::kNode; },
+      [](GroupReport& r) { r.told.shape.sum_ranks = 0; },
+      [](GroupReport& r) { r.asked_sum_ranks = 7; },
+  };
+  return all;
+}
+class Lies : public Reports, public testing::WithParamInterface<std::size_t> {};
+
+TEST_P(Lies, AreDroppedAndHurtNobodyElse) {
+  GroupReport own;
+  own.told.label = {kGroup + 1, kUid, "own"};
+  own.told.shape = spanning_shape_of(1, LossPolicy::kDegrade);
+  own.told.shape.sum_ranks = 1;
+  own.told.epoch = 4;
+  own.told.ranks = {{0, {3, 0}, 1}};
+  own.ranks = {{0, 0, 10, make_member_id(256, 3), kUid, 1000, 0, 0, 0, 100, 1, 0}};
+  lies().at(GetParam())(own);
+  GroupReport same = own;
+  same.told.label.id = kGroup;
+  GroupReport later = own;
+  later.told.label.id = (std::uint64_t{1} << 63) | (std::uint64_t{6} << 32) | 1;
+  ToCoordinator message = attach("1", 5, 3);
+  std::get<Attach>(message.body).groups = {own, same, later};
+  say("a-liar", message);
+  say("b", report_of(0));
+  say("c", report_of(1));
+  after_ms(2'000);
+  EXPECT_EQ(coordinator_->groups().size(), 1u);
+  ASSERT_TRUE(coordinator_->groups().contains(kGroup));
+  EXPECT_EQ(coordinator_->groups().at(kGroup).members.size(), 2u);
+  for (const auto& [name, node] : coordinator_->nodes()) EXPECT_TRUE(node.attach.groups.empty()) << name;
+  EXPECT_TRUE(std::get<Welcome>(take("a-liar").at(0).body).groups.empty());
+}
+INSTANTIATE_TEST_SUITE_P(All, Lies, testing::Range<std::size_t>(0, lies().size()));
+
+TEST_F(Reports, AGroupOfTheNextCoordinatorIsNone) {
+  ToCoordinator message = report_of(0);
+  auto& groups = std::get<Attach>(message.body).groups;
+  groups[0].told.label.id = (std::uint64_t{1} << 63) | (std::uint64_t{6} << 32) | 1;
+  groups[0].told.ranks[1].active_since = 0;
+  say("a", message);
   after_ms(2'000);
   EXPECT_TRUE(coordinator_->groups().empty());
 }

@@ -333,7 +333,7 @@ void ClusterWorld::join(Node& node) {
   request.uid = kUid;
   request.engine = {kLocalNode, client.device};
   std::strcpy(request.join.group, below(8) == 0 ? "other" : "g");
-  request.join.shape = shape_of(kRanks, options_.policy);
+  request.join.shape = spanning_shape_of(kRanks, options_.policy);
   request.join.rank = below(3) == 0 ? static_cast<std::int32_t>(below(kRanks)) : -1;
   request.join.timeout_ms = static_cast<std::uint32_t>(500 + below(4'000));
   client.owed.insert(request.id.number);

@@ -57,6 +57,13 @@ inline GroupShape shape_of(std::uint32_t ranks, LossPolicy policy = LossPolicy::
   return {ranks, ranks * 2, 16, 128, 2, 2, abi::Payload::kBf16, abi::IndexType::kInt32, policy};
 }
 
+// Of a group that may span nodes.
+inline GroupShape spanning_shape_of(std::uint32_t ranks, LossPolicy policy = LossPolicy::kFailFast) {
+  GroupShape shape = shape_of(ranks, policy);
+  shape.span = abi::Span::kCluster;
+  return shape;
+}
+
 // Sessions are numbered 10 + rank, requests 100 + session; rank r lives on device r % devices_. All is on one
 // node: what the registry wants of memory is done and answered at once.
 class Membership : public testing::Test {

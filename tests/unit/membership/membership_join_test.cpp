@@ -538,5 +538,17 @@ TEST_F(Membership, AnEngineThatCannotServeTheGroupRefusesEveryJoiner) {
   EXPECT_EQ(refusal_.message(), "no memory");
 }
 
+class JoinOfSpanningGroup : public Membership {};
+
+TEST_F(JoinOfSpanningGroup, IsRefusedHere) {
+  JoinRequest r = request(0, 2);
+  r.join.shape.span = abi::Span::kCluster;
+  join(r);
+  EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=UNSUPPORTED"}));
+  EXPECT_EQ(refusal_.message(),
+            "span is 1 (cluster); allowed: 0 (node), unless the daemon's configuration has [cluster]");
+  EXPECT_TRUE(registry_.groups().empty());
+}
+
 }  // namespace
 }  // namespace epd::membership

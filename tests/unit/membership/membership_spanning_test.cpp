@@ -16,7 +16,11 @@ class SpanningByMessages : public testing::Test {
 
   void begin(std::uint32_t nodes) {
     for (std::uint32_t n = 1; n <= nodes; ++n) {
-      handle(NodeUp{n, {{"host:0", {}}}, "node-" + std::to_string(n), "boot-" + std::to_string(n)});
+      handle(NodeUp{n,
+                    {{"host:0", {}}},
+                    "node-" + std::to_string(n),
+                    "boot-" + std::to_string(n),
+                    "10.0.0." + std::to_string(n) + ":7410"});
       handle(EngineUp{{n, 0}, "address-" + std::to_string(n)});
     }
     take();
@@ -53,7 +57,7 @@ class SpanningByMessages : public testing::Test {
     request.engine = {node, 0};
     std::strcpy(request.join.group, "g");
     request.join.rank = static_cast<std::int32_t>(rank);
-    request.join.shape = shape_of(ranks, policy_);
+    request.join.shape = spanning_shape_of(ranks, policy_);
     request.join.shape.sum_ranks = sum_ranks_;
     return request;
   }
@@ -196,6 +200,59 @@ TEST_F(SpanningByMessages, GpusAreNotThereYet) {
   JoinRequest request = join_of(0, 2, 1);
   request.device_kind = abi::DeviceKind::kCuda;
   EXPECT_EQ(tell(request), (Lines{"refused session=10 request=100 status=UNSUPPORTED node=1"}));
+  EXPECT_EQ(
+      refusal_.message(),
+      "span is 1 (cluster); allowed: 0 (node) on CUDA devices: groups that span nodes are on host devices");
+}
+
+TEST_F(SpanningByMessages, GroupsOfOneNodeAreNotHere) {
+  begin(1);
+  JoinRequest request = join_of(0, 2, 1);
+  request.join.shape.span = abi::Span::kNode;
+  EXPECT_EQ(tell(request), (Lines{"refused session=10 request=100 status=UNSUPPORTED node=1"}));
+  EXPECT_EQ(refusal_.message(), "span is 0 (node); allowed: 1 (cluster) in groups that span nodes");
+}
+
+TEST_F(SpanningByMessages, AnEngineWithoutANetworkServesNoneOfThem) {
+  begin(2);
+  tell(EngineUp{{1, 0}, ""});
+  EXPECT_EQ(tell(join_of(0, 2, 1)), (Lines{"refused session=10 request=100 status=UNSUPPORTED node=1"}));
+  EXPECT_EQ(refusal_.message(),
+            "the engine of host:0 on node node-1 (10.0.0.1:7410) has no network to other nodes; see its log");
+  EXPECT_TRUE(registry_.groups().empty());
+  tell(EngineUp{{1, 0}, "address-1"});
+  EXPECT_EQ(tell(join_of(0, 2, 1)).size(), 1u);
+}
+
+TEST_F(SpanningByMessages, DevicesThatANodeHasNotAreRefused) {
+  begin(1);
+  JoinRequest request = join_of(0, 2, 1);
+  request.engine.device = 4;
+  EXPECT_EQ(tell(request), (Lines{"refused session=10 request=100 status=INVALID_ARGUMENT node=1"}));
+  EXPECT_EQ(refusal_.message(), "device is 4; allowed: below 1 on node-1");
+  request = join_of(0, 2, 1);
+  request.device_kind = static_cast<abi::DeviceKind>(9);
+  EXPECT_EQ(tell(request), (Lines{"refused session=10 request=100 status=INVALID_ARGUMENT node=1"}));
+  request = join_of(0, 2, 1);
+  request.num_memories = ~0u;
+  EXPECT_EQ(tell(request), (Lines{"refused session=10 request=100 status=INVALID_ARGUMENT node=1"}));
+}
+
+TEST_F(SpanningByMessages, AnEngineSaysNothingOfTheBoardsOfOthers) {
+  begin(3);
+  activate({1, 2});
+  tell(EngineDown{{3, 0}, "died", {{kFirst, 0, 99}, {kFirst, 1, 99}, {77, 0, 1}}});
+  tell(EngineDown{{1, 0}, "died", {{kFirst, 0, 5}, {kFirst, 1, 99}}});
+  EXPECT_EQ(group().members.at(0).board_index, 5u);
+  EXPECT_EQ(group().members.at(1).board_index, 0u);
+}
+
+TEST_F(SpanningByMessages, ABreakThatAnEngineAsksForHasACauseAndARank) {
+  begin(2);
+  activate({1, 2});
+  tell(BreakRequested{{1, 0}, {kFirst, 1, 0, 0, static_cast<StatusCode>(1234), 77, {}}});
+  EXPECT_EQ(group().reason.cause, StatusCode::kAborted);
+  EXPECT_EQ(group().reason.failed_rank, -1);
 }
 
 // ---- addresses and keys
@@ -266,7 +323,7 @@ TEST_F(SpanningByMessages, UnderDegradeALostNodeIsOneBreakForAllOfItsRanks) {
   activate({1, 2, 2, 1});
   EXPECT_EQ(tell(NodeLost{2, "silent for 2.0 s"}),
             (Lines{"break device=0 group=G epoch=1 fatal=0 cause=RANK_LOST failed_rank=1 node=1"}));
-  EXPECT_EQ(break_text_, "node-2 is lost, with ranks 1, 2: silent for 2.0 s");
+  EXPECT_EQ(break_text_, "ranks 1, 2 were lost: node node-2 (10.0.0.2:7410) was lost: silent for 2.0 s");
   broken(1, 1, 8);
   EXPECT_EQ(stored(2).back(), "resume device=0 group=G epoch=2 index=8 node=1");
   EXPECT_EQ(living(), (std::set<std::uint32_t>{0, 3}));
@@ -289,6 +346,15 @@ TEST_F(SpanningByMessages, UnderFailFastEverythingInFlightFails) {
   EXPECT_TRUE(registry_.groups().empty());
 }
 
+TEST_F(SpanningByMessages, TheLastLostNodesAreRemembered) {
+  begin(1);
+  for (std::uint32_t node = 2; node < kMaxLostNodes + 100; ++node) {
+    tell(NodeUp{node, {{"host:0", {}}}, "node-b"});
+    tell(NodeLost{node, "silent"});
+  }
+  EXPECT_EQ(registry_.num_nodes(), kMaxLostNodes + 1);
+}
+
 TEST_F(SpanningByMessages, ALostNodeEndsGroupsThatStart) {
   begin(2);
   join_all({1, 2});
@@ -296,7 +362,8 @@ TEST_F(SpanningByMessages, ALostNodeEndsGroupsThatStart) {
   const Lines lines = tell(NodeLost{2, "silent"});
   EXPECT_EQ(lines, (Lines{"refused session=10 request=100 status=RANK_LOST node=1",
                           "remove device=0 group=G node=1"}));
-  EXPECT_EQ(refusal_.message(), "node-2 is lost, with rank 1: silent while the group started");
+  EXPECT_EQ(refusal_.message(),
+            "rank 1 was lost: node node-2 (10.0.0.2:7410) was lost: silent while the group started");
 }
 
 TEST_F(SpanningByMessages, AndItsRanksMakeRoomInGroupsThatForm) {
@@ -346,7 +413,8 @@ TEST_F(SpanningByMessages, OutOfReachIsABreakAndThenTheHigherNodeOfTwoGoes) {
                    "break device=0 group=G epoch=2 fatal=0 cause=RANK_LOST failed_rank=1 node=1",
                    "break device=0 group=G epoch=2 fatal=0 cause=RANK_LOST failed_rank=1 node=2"}));
   EXPECT_EQ(break_text_,
-            "rank 1 put out: device 0 of node-1 can't reach device 0 of node-2 at address-2: no answer");
+            "rank 1 of node node-2 (10.0.0.2:7410) was put out: device 0 of node-1 can't reach device 0 of "
+            "node-2 at address-2: no answer");
   broken(1, 2, 4);
   broken(2, 2, 4);
   const Lines lines = stored(2);
@@ -367,6 +435,38 @@ TEST_F(SpanningByMessages, APairThatHasWorkedSinceIsTriedAgain) {
     broken(2, epoch, 4);
     resumed(1, epoch + 1);
     resumed(2, epoch + 1);
+  }
+  EXPECT_EQ(living().size(), 2u);
+}
+
+TEST_F(SpanningByMessages, APairThatWorksForNoMoreThanAMomentEachTimeIsPutOut) {
+  begin(2);
+  activate({1, 2});
+  for (std::uint64_t epoch = 1; epoch < 4; ++epoch) {
+    out_of_reach(epoch == 2 ? 2 : 1, epoch == 2 ? 1 : 2);
+    EXPECT_EQ(breaks_of(tick_after(100)).size(), 2u);
+    for (const std::uint32_t node : {1u, 2u}) broken(node, epoch, 4);
+    for (const std::uint32_t node : {1u, 2u}) resumed(node, epoch + 1);
+  }
+  EXPECT_EQ(living().size(), 2u);
+  out_of_reach(1, 2);
+  tick_after(100);
+  EXPECT_EQ(living(), (std::set<std::uint32_t>{0}));
+  EXPECT_EQ(
+      break_text_,
+      "rank 1 of node node-2 (10.0.0.2:7410) was put out: device 0 of node-1 can't reach device 0 of node-2 "
+      "at address-2: no answer; the group has broken 3 times within a minute for it");
+}
+
+TEST_F(SpanningByMessages, APairThatBreaksNowAndThenStays) {
+  begin(2);
+  activate({1, 2});
+  for (std::uint64_t epoch = 1; epoch < 12; ++epoch) {
+    out_of_reach(1, 2);
+    EXPECT_EQ(breaks_of(tick_after(100)).size(), 2u);
+    for (const std::uint32_t node : {1u, 2u}) broken(node, epoch, 4);
+    for (const std::uint32_t node : {1u, 2u}) resumed(node, epoch + 1);
+    tick_after(20'000);
   }
   EXPECT_EQ(living().size(), 2u);
 }
@@ -410,7 +510,8 @@ TEST_F(SpanningByMessages, UnderFailFastTheGroupEndsAndNamesThePair) {
   }
   EXPECT_EQ(group().phase(), GroupPhase::kFailing);
   EXPECT_EQ(group().reason.text,
-            "rank 1 put out: device 0 of node-2 can't reach device 0 of node-1 at address-1: no answer");
+            "rank 1 of node node-2 (10.0.0.2:7410) was put out: device 0 of node-2 can't reach device 0 of "
+            "node-1 at address-1: no answer");
 }
 
 }  // namespace

@@ -70,6 +70,20 @@ TEST_F(Waits, TheJoinFailsInTimeAndSaysWhatWasWaitedFor) {
   EXPECT_EQ(take(), (Lines{"kill device=0", "kill device=1"}));
 }
 
+// The others stand still until then, and no join's deadline bounds that.
+TEST_F(Waits, AStartAmidABreakHasItsDeadlineAllTheSame) {
+  activate(2);
+  engine_down(1, "killed");
+  broken(0, 4);
+  engine_up(1);
+  take();
+  wait_for(8'000);
+  EXPECT_EQ(take(), (Lines{"release device=0 group=1"})) << "its clients need not wait so long";
+  EXPECT_EQ(group().waits(), "; the kernel of rank 1 waits for SMs");
+  wait_for(2'000);
+  EXPECT_EQ(take(), (Lines{"kill device=1"}));
+}
+
 TEST_F(Waits, ItCountsOnlyForWhoOwesTheStart) {
   activate(2);
   say_waits(1, "nothing is owed");

@@ -135,7 +135,8 @@ void World::join() {
   request.engine = open_.at(session);
   request.device_kind = options_.kind;
   std::strcpy(request.join.group, below(6) == 0 ? "other" : "g");
-  request.join.shape = shape_of(kRanks, options_.policy);
+  request.join.shape =
+      options_.spans ? spanning_shape_of(kRanks, options_.policy) : shape_of(kRanks, options_.policy);
   request.join.rank = static_cast<std::int32_t>(below(kRanks + 1)) - 1;
   request.join.timeout_ms = 1 + below(20'000);
   owed_.insert(request.id);

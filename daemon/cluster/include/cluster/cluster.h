@@ -5,6 +5,8 @@
 #include "base/clock.h"
 #include "cluster/settings.h"
 #include "common/status.h"
+#include "membership/agent.h"
+#include "membership/group.h"
 
 #include <array>
 #include <cstdint>
@@ -48,6 +50,16 @@ struct View {
   std::vector<std::pair<std::string, std::uint64_t>> refusals;  // by reason; those that are not zero
 };
 
+// A group that spans nodes, as the coordinator's registry has it.
+struct SpanningGroup {
+  std::uint64_t id = 0;
+  std::uint32_t uid = 0;
+  std::string name;
+  membership::GroupPhase phase{};
+  std::uint64_t epoch = 0;
+  std::vector<std::pair<std::uint32_t, std::string>> ranks;  // with the names of their nodes
+};
+
 // Runs a task on the daemon's loop, from any thread. False: the loop has stopped.
 using Post = std::function<bool(std::function<void()>)>;
 
@@ -59,6 +71,12 @@ class Cluster {
     Post post;
     std::array<std::uint8_t, 16> boot_id{};
     std::string version;  // of the daemon
+    // This node's, and its owner's: who tells it, ticks it, and carries its actions out in every turn of the
+    // loop, before tick() and after what tick() and messages have brought. The cluster gives it the
+    // coordinator's messages, and takes those that it has for the coordinator.
+    membership::Agent& agent;
+    membership::MembershipLimits limits;  // of groups that span nodes, if this node coordinates
+    std::uint32_t orphan_ms = 10'000;     // cluster.orphan_ms
   };
   // Opens the port. `settings` as complete() has returned them.
   static Result<std::unique_ptr<Cluster>> start(const Settings& settings, Ground ground);
@@ -73,6 +91,8 @@ class Cluster {
   virtual std::uint64_t next_due_ns() const = 0;
 
   virtual View view() const = 0;
+  // Where this node coordinates; else none. By id.
+  virtual std::vector<SpanningGroup> spanning_groups() const = 0;
   virtual const Settings& settings() const = 0;
 };
 

@@ -29,6 +29,9 @@ class Agent {
 
   // From the node. A MemoryAcquired comes before anything else that is told.
   void handle(Event event);
+  // A rank of this node. NOT_FOUND: there is none; UNSUPPORTED: it is on another node, which the text names;
+  // ABORTED: the coordinator is out of reach.
+  Status evict(const EvictRank& event);
   // There is a channel on which nothing has been said yet.
   void channel_began();
   void handle(const ToAgent& message);
@@ -46,6 +49,8 @@ class Agent {
   bool attached() const { return state_ == State::kAttached; }
   // Nothing has been heard of the coordinator for node_timeout_ms.
   bool cut_off() const;
+  // Sessions whose last membership is remembered.
+  std::size_t num_sessions() const { return generations_.size(); }
 
  private:
   enum class State {
@@ -55,14 +60,14 @@ class Agent {
   };
   struct Request {
     Event event;               // JoinRequest, LeaveRequest
-    std::uint64_t due_ns = 0;  // of a join
+    std::uint64_t due_ns = 0;  // of a join; a leave has none
     bool said = false;         // to the coordinator that the agent is attached to
   };
 
   // What the coordinator says.
   void obey(const Welcome& message);
   void obey(const Order& message);
-  void obey(const PutOut&) { attach(); }
+  void obey(const PutOut& message);
   void obey(const CoordinatorHeartbeat&) {}
   bool is_late(const Order& order) const;
 
@@ -75,14 +80,17 @@ class Agent {
 
   void attach();
   void carry_out(Action action);
-  void note_number(const MemberDescription& member);
+  void note_number(std::uint64_t group_id, const MemberDescription& member);
   void end(std::uint64_t group_id, const BreakReason& reason);
   void end_all_but(const std::vector<std::uint64_t>& stay, const std::string& why);
+  std::string here() const { return "node " + options_.node.name; }
   void release_unstarted();
   void say_requests();
   void refuse_overdue();
   void give_up();
   bool needs_decision() const;
+  bool has_leave_of(const NearGroup& group) const;
+  void refuse_leaves();
   bool is_overdue(const Request& request) const;
   bool has_to_wait(const Request& request) const;
   void send(decltype(ToCoordinator::body) body);
@@ -95,6 +103,7 @@ class Agent {
   std::uint64_t term_ = 0;     // the highest heard of
   std::uint64_t attempt_ = 0;  // to attach
   std::uint32_t number_ = 0;
+  std::string put_out_;        // why, until it is welcome again
   std::uint64_t heard_ns_;     // when the coordinator was heard of last
   std::uint64_t beat_ns_ = 0;  // when the next heartbeat is due
   std::uint64_t told_ = 0;     // events since Attach

@@ -43,6 +43,7 @@ class Coordinator {
     MembershipLimits limits;
     std::uint64_t first_term = 1;  // higher than that of whoever was there before, if that can be known
     std::function<EpochKey()> new_epoch_key;
+    std::function<std::string(const std::string& node)> address_of = {};  // for texts; may be missing
   };
   struct Sent {
     std::string node;
@@ -71,6 +72,8 @@ class Coordinator {
  private:
   void attach(const std::string& name, const Attach& message, std::uint64_t term);
   void take(const std::string& name, NodeEntry& node, const ToCoordinator& message);
+  bool may_say(const NodeEntry& node, const Event& event) const;
+  void forget_lost();
   void open();
   void admit(const std::string& name, NodeEntry& node);
   std::map<std::uint32_t, std::vector<std::uint64_t>> adopt_groups();

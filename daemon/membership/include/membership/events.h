@@ -26,8 +26,9 @@ struct DeviceDescription {
 struct NodeUp {
   std::uint32_t node = kLocalNode;
   std::vector<DeviceDescription> devices;
-  std::string name = {};  // "": it has none but its number
-  std::string boot = {};  // names the run of its daemon
+  std::string name = {};     // "": it has none but its number
+  std::string boot = {};     // names the run of its daemon
+  std::string address = {};  // under which other nodes know it, for texts; "": unknown
 };
 // Its engines, its sessions and its ranks are gone for ever, and its number names nobody any more: a node
 // that comes back is another one.
@@ -72,7 +73,8 @@ struct SessionClosed {
   SessionId session;
   std::string how;  // "died", "detached", "was ended: ..."
 };
-// The rank is lost as if it had left; `how` says so to the others. A join that waits is refused with it.
+// The rank is lost as if it had left; `how` says so to the others. A join that waits is refused with it. A
+// node may say it of its own ranks.
 struct EvictRank {
   std::uint64_t group_id = 0;
   std::uint32_t rank = 0;

@@ -5,11 +5,15 @@
 #include "proto/attach.h"
 
 #include <string>
+#include <string_view>
 
 namespace epd::membership {
 
 // Every field against the limits of shape.h; the bindings also against the descriptors that came.
 Status check_join(const abi::Join& join, std::size_t num_memories);
+Status check_group_name(std::string_view name);
+// UNSUPPORTED: such groups are in another registry, or in none.
+Status check_span(abi::Span span, bool spanning);
 // What a kind of device can't do: UNSUPPORTED.
 Status check_device(abi::DeviceKind kind, const abi::GroupShape& shape);
 // INVALID_ARGUMENT: the ranks of a group are on devices of one kind.

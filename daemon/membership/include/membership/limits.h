@@ -33,6 +33,10 @@ struct ClusterTimes {
 // Memberships of groups that span nodes have indices from here on, those of a node's own groups below.
 inline constexpr std::uint32_t kFirstSpanningIndex = 256;
 
+// Of nodes that are lost so many are remembered, each of them for so long.
+inline constexpr std::size_t kMaxLostNodes = 4096;
+inline constexpr std::uint64_t kLostNodeMs = 600'000;
+
 // What a registry of groups that span nodes has, and one of a node's own groups has not.
 struct Spanning {
   std::uint64_t first_group_id = 1;

@@ -25,6 +25,10 @@ struct NearGroup {
 
   // Everything here serves the group, and nothing is owed.
   bool is_steady() const;
+  GroupPhase phase() const;
+  // The engine of another node that serves the rank. Null: it is here, or nowhere.
+  const FarEngine* far_engine_of(std::uint32_t rank) const;
+  bool has_member(std::uint64_t session, std::uint32_t number) const;
   // As a registry of this node alone has it, under kLocalNode.
   Group near_part() const;
 };
@@ -51,6 +55,7 @@ class NearGroups {
   void follow(const StartGroup& action);
   void follow(const SendRank& action);
   void follow(const SendMember& action);
+  void follow(const SendFarEngine& action);
   void follow(const SendStopMember& action);
   void follow(const SendBreak& action);
   void follow(const SendResume& action);
@@ -62,6 +67,8 @@ class NearGroups {
   void follow(const SessionClosed& event);
   void follow(const EngineDown& event);
   void follow(const GroupReady& event);
+  void follow(const GroupWaits& event);
+  void follow(const Resumed& event);
   void follow(const MemberStopped& event);
   void follow(const BreakRequested& event);
   void follow(const Broken& event);

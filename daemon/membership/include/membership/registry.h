@@ -43,6 +43,8 @@ class GroupRegistry {
   const std::map<std::uint64_t, Group>& groups() const;
   // Groups that the session is in, or waits for.
   std::uint32_t memberships(SessionId session) const;
+  // That are remembered, the last lost ones too.
+  std::size_t num_nodes() const;
 
  private:
   struct Parts;

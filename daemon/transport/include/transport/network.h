@@ -8,8 +8,8 @@ namespace epd {
 
 // How engines of several nodes reach each other (network.* of the configuration).
 struct NetworkOptions {
-  std::string library;     // of UCX; empty: engines of other nodes don't reach this one, and nothing is opened
-  std::string devices;     // UCX_NET_DEVICES
+  std::string library;  // of UCX; empty: engines of other nodes don't reach this one, and nothing is opened
+  std::string devices;  // UCX_NET_DEVICES
   std::string transports;  // UCX_TLS
   std::uint64_t batch_bytes = 0;
   std::uint64_t window_bytes = 0;

@@ -23,16 +23,22 @@ double now_seconds();
 // Until `condition`, for so long at most. The seconds that it took, or -1.
 double until(double seconds, const std::function<bool()>& condition);
 
-class ClusterOfDaemons : public testing::Test {
- protected:
+class DaemonCluster {
+ public:
+  // `devices`: of each daemon.
+  explicit DaemonCluster(std::uint32_t devices = 1) : devices_(devices) {}
+  ~DaemonCluster();
+  DaemonCluster(const DaemonCluster&) = delete;
+  DaemonCluster& operator=(const DaemonCluster&) = delete;
+
   // Generous, where a test does not mean the time itself.
   static constexpr double kSoon = 20;
 
-  void SetUp() override;
-  ~ClusterOfDaemons() override;
-
+  // The directory and the certificates. A test failure (and false) if that can't be.
+  bool prepare();
   // deploy/test-ca.sh; a test failure if it fails.
-  void make_certificates(const std::string& directory, const std::vector<std::string>& nodes, int days = 90);
+  static void make_certificates(const std::string& directory, const std::vector<std::string>& nodes,
+                                int days = 90);
   // "a" is node-a, which coordinates. Each has a port and settings; `more` replaces or adds some (in TOML).
   Settings settings_of(const std::string& letter, const Settings& more = {});
   Daemon& add(const std::string& letter, const Settings& more = {});
@@ -53,9 +59,19 @@ class ClusterOfDaemons : public testing::Test {
   std::uint64_t refused(const std::string& by, const std::string& reason);
   void await_refusal(const std::string& by, const std::string& reason, std::uint64_t at_least = 1);
 
+  const std::string& directory() const { return directory_; }
+
+ private:
+  const std::uint32_t devices_;
   std::string directory_;  // of ca.pem, node-a.pem, node-a.key, ...
   std::map<std::string, std::uint16_t> ports_;
   std::map<std::string, std::unique_ptr<Daemon>> daemons_;
+};
+
+// A test with one.
+class ClusterOfDaemons : public testing::Test, protected DaemonCluster {
+ protected:
+  void SetUp() override { ASSERT_TRUE(prepare()); }
 };
 
 }  // namespace epd::test

@@ -1,4 +1,4 @@
-#include "cluster_of_daemons.h"
+#include "support/daemon_cluster.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -48,13 +48,14 @@ double until(double seconds, const std::function<bool()>& condition) {
   return now_seconds() - begin;
 }
 
-void ClusterOfDaemons::SetUp() {
+bool DaemonCluster::prepare() {
   std::string pattern = (fs::temp_directory_path() / "epd-nodes-XXXXXX").string();
   directory_ = ::mkdtemp(pattern.data());
-  make_certificates(directory_, {"node-a,127.0.0.1", "node-b", "node-c"});
+  make_certificates(directory_, {"node-a,127.0.0.1", "node-b", "node-c", "node-d"});
+  return !testing::Test::HasFatalFailure();
 }
 
-ClusterOfDaemons::~ClusterOfDaemons() {
+DaemonCluster::~DaemonCluster() {
   // One by one, so that a stopped one, too, is ended.
   for (auto& [letter, daemon] : daemons_) daemon->signal(SIGCONT);
   daemons_.clear();
@@ -62,21 +63,21 @@ ClusterOfDaemons::~ClusterOfDaemons() {
   fs::remove_all(directory_, ignored);
 }
 
-void ClusterOfDaemons::make_certificates(const std::string& directory, const std::vector<std::string>& nodes,
-                                         int days) {
+void DaemonCluster::make_certificates(const std::string& directory, const std::vector<std::string>& nodes,
+                                      int days) {
   std::vector<std::string> command{EPD_TEST_CA, "--days", std::to_string(days), directory};
   command.insert(command.end(), nodes.begin(), nodes.end());
   const CommandResult result = run_command(command);
   ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
 }
 
-std::uint16_t ClusterOfDaemons::port(const std::string& letter) {
+std::uint16_t DaemonCluster::port(const std::string& letter) {
   const auto [entry, is_new] = ports_.try_emplace(letter, 0);
   if (is_new) entry->second = free_port();
   return entry->second;
 }
 
-Settings ClusterOfDaemons::settings_of(const std::string& letter, const Settings& more) {
+Settings DaemonCluster::settings_of(const std::string& letter, const Settings& more) {
   const std::string files = directory_ + "/node-" + letter;
   Settings settings{{"cluster.name", "\"test\""},
                     {"cluster.node", "\"node-" + letter + "\""},
@@ -93,28 +94,28 @@ Settings ClusterOfDaemons::settings_of(const std::string& letter, const Settings
   return settings;
 }
 
-Daemon& ClusterOfDaemons::add(const std::string& letter, const Settings& more) {
+Daemon& DaemonCluster::add(const std::string& letter, const Settings& more) {
   DaemonOptions options;
-  options.devices = 1;
+  options.devices = devices_;
   options.settings = settings_of(letter, more);
   return *(daemons_[letter] = std::make_unique<Daemon>(options));
 }
 
-Daemon& ClusterOfDaemons::start(const std::string& letter, const Settings& more) {
+Daemon& DaemonCluster::start(const std::string& letter, const Settings& more) {
   Daemon& daemon = add(letter, more);
   EXPECT_TRUE(daemon.start());
   return daemon;
 }
 
-Json ClusterOfDaemons::nodes(const Daemon& daemon) {
+Json DaemonCluster::nodes(const Daemon& daemon) {
   return parse(daemon.epctl({"nodes", "--json"}));
 }
 
-Json ClusterOfDaemons::status(const Daemon& daemon) {
+Json DaemonCluster::status(const Daemon& daemon) {
   return parse(daemon.epctl({"status", "--json"}));
 }
 
-Json ClusterOfDaemons::node(const std::string& seen_by, const std::string& letter) {
+Json DaemonCluster::node(const std::string& seen_by, const std::string& letter) {
   const Json table = nodes(at(seen_by));
   if (!table.contains("nodes")) return {};
   for (const Json& row : table["nodes"]) {
@@ -123,20 +124,20 @@ Json ClusterOfDaemons::node(const std::string& seen_by, const std::string& lette
   return {};
 }
 
-std::string ClusterOfDaemons::state(const std::string& seen_by, const std::string& letter) {
+std::string DaemonCluster::state(const std::string& seen_by, const std::string& letter) {
   const Json row = node(seen_by, letter);
   return row.is_null() ? "unknown" : row["state"].get<std::string>();
 }
 
-double ClusterOfDaemons::await(const std::string& seen_by, const std::string& letter,
-                               const std::string& wanted, double seconds) {
+double DaemonCluster::await(const std::string& seen_by, const std::string& letter, const std::string& wanted,
+                            double seconds) {
   const double took = until(seconds, [&] { return state(seen_by, letter) == wanted; });
   EXPECT_GE(took, 0) << "node-" << letter << " is not " << wanted << ":\n"
                      << at(seen_by).epctl({"nodes"}).out;
   return took;
 }
 
-std::uint64_t ClusterOfDaemons::refused(const std::string& by, const std::string& reason) {
+std::uint64_t DaemonCluster::refused(const std::string& by, const std::string& reason) {
   const Json table = nodes(at(by));
   if (!table.contains("cluster")) return 0;
   for (const Json& entry : table["cluster"]["refusals"]) {
@@ -145,8 +146,7 @@ std::uint64_t ClusterOfDaemons::refused(const std::string& by, const std::string
   return 0;
 }
 
-void ClusterOfDaemons::await_refusal(const std::string& by, const std::string& reason,
-                                     std::uint64_t at_least) {
+void DaemonCluster::await_refusal(const std::string& by, const std::string& reason, std::uint64_t at_least) {
   EXPECT_GE(until(kSoon, [&] { return refused(by, reason) >= at_least; }), 0) << reason << ":\n"
                                                                               << at(by).epctl({"nodes"}).out;
 }

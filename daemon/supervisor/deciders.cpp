@@ -1,0 +1,153 @@
+#include "deciders.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+namespace epd {
+namespace {
+
+using namespace membership;
+
+enum class Concern { kLocal, kSpanning, kBoth };
+
+Concern of_group(std::uint64_t group_id) {
+  return is_spanning(group_id) ? Concern::kSpanning : Concern::kLocal;
+}
+
+// Who has to hear of it.
+Concern concern_of(const Event& event) {
+  const auto judge = [](const auto& e) {
+    using T = std::decay_t<decltype(e)>;
+    if constexpr (std::is_same_v<T, JoinRequest>) {
+      return e.join.shape.span == abi::Span::kCluster ? Concern::kSpanning : Concern::kLocal;
+    } else if constexpr (std::is_same_v<T, LeaveRequest>) {
+      return member_index(e.member) >= kFirstSpanningIndex ? Concern::kSpanning : Concern::kLocal;
+    } else if constexpr (std::is_same_v<T, PeerLost>) {
+      return Concern::kSpanning;
+    } else if constexpr (requires { e.group_id; }) {
+      return of_group(e.group_id);
+    } else if constexpr (requires { e.message.group_id; }) {
+      return of_group(e.message.group_id);
+    } else {
+      return Concern::kBoth;
+    }
+  };
+  return std::visit(judge, event);
+}
+
+GroupPhase phase_of(const NearGroup& group) {
+  const auto any = [&group](auto... phases) {
+    return std::any_of(group.engines.begin(), group.engines.end(),
+                       [&](const auto& entry) { return (entry.second.is(phases) || ...); });
+  };
+  if (group.failed) return GroupPhase::kLost;
+  if (!group.started) return GroupPhase::kForming;
+  if (group.asks_break || any(EnginePhase::kBreaking, EnginePhase::kBroken, EnginePhase::kAbsent))
+    return GroupPhase::kBreaking;
+  return any(EnginePhase::kStarting) ? GroupPhase::kStarting : GroupPhase::kActive;
+}
+
+Group shown(const NearGroup& near) {
+  Group group = near.near_part();
+  for (const auto& [rank, member] : near.members) group.members.at(rank).presence = member.presence;
+  switch (phase_of(near)) {
+    case GroupPhase::kForming: group.state = Group::Forming{}; break;
+    case GroupPhase::kStarting: group.state = Group::Starting{}; break;
+    case GroupPhase::kBreaking: group.state = Group::Breaking{}; break;
+    case GroupPhase::kLost: group.state = Group::Lost{}; break;
+    default: group.state = Group::Active{}; break;
+  }
+  if (near.failed) group.reason = *near.failed;
+  return group;
+}
+
+}  // namespace
+
+Deciders::Deciders(const Clock& deadlines, const MembershipLimits& limits, const NodeUp& node)
+    : deadlines_(deadlines), local_(deadlines, limits) {
+  local_.handle(node);
+}
+
+Agent& Deciders::make_agent(const ClusterTimes& times, const MembershipLimits& limits, const NodeUp& node) {
+  agent_ = std::make_unique<Agent>(deadlines_, Agent::Options{times, limits, node});
+  return *agent_;
+}
+
+// Without a cluster its registry says that nothing spans nodes.
+void Deciders::handle(const Event& event) {
+  const Concern concern = agent_ == nullptr ? Concern::kLocal : concern_of(event);
+  if (concern != Concern::kSpanning) local_.handle(event);
+  if (concern != Concern::kLocal) agent_->handle(event);
+}
+
+void Deciders::tick() {
+  local_.tick();
+  if (agent_ != nullptr) agent_->tick();
+}
+
+std::uint64_t Deciders::next_due_ns() const {
+  const std::uint64_t due = local_.next_due_ns();
+  return agent_ == nullptr ? due : std::min(due, agent_->next_due_ns());
+}
+
+Actions Deciders::take_actions() {
+  Actions actions = local_.take_actions();
+  if (agent_ == nullptr) return actions;
+  for (Action& action : agent_->take_actions()) actions.push_back(std::move(action));
+  return actions;
+}
+
+void Deciders::each(const std::function<void(const Group&)>& look) const {
+  for (const auto& [id, group] : local_.groups()) look(group);
+  if (agent_ == nullptr) return;
+  for (const auto& [id, near] : agent_->groups()) look(shown(near));
+  for (const auto& [id, group] : agent_->ended()) look(group);
+}
+
+std::optional<Group> Deciders::find(std::uint64_t group_id) const {
+  const auto local = local_.groups().find(group_id);
+  if (local != local_.groups().end()) return local->second;
+  if (const NearGroup* near = near_group(group_id); near != nullptr) return shown(*near);
+  if (agent_ == nullptr) return std::nullopt;
+  const auto ended = agent_->ended().find(group_id);
+  return ended == agent_->ended().end() ? std::nullopt : std::optional(ended->second);
+}
+
+const NearGroup* Deciders::near_group(std::uint64_t group_id) const {
+  if (agent_ == nullptr) return nullptr;
+  const auto found = agent_->groups().find(group_id);
+  return found == agent_->groups().end() ? nullptr : &found->second;
+}
+
+std::vector<Deciders::FarRank> Deciders::far_ranks(std::uint64_t group_id) const {
+  const NearGroup* near = near_group(group_id);
+  if (near == nullptr) return {};
+  std::vector<FarRank> ranks;
+  for (const RankDescription& rank : near->told.ranks) {
+    const auto engine = std::find_if(near->told.far_engines.begin(), near->told.far_engines.end(),
+                                     [&rank](const FarEngine& far) { return far.engine == rank.engine; });
+    if (rank.active_since != 0 && engine != near->told.far_engines.end())
+      ranks.push_back({rank.rank, rank.engine.device, engine->node});
+  }
+  return ranks;
+}
+
+std::size_t Deciders::num_groups() const {
+  const std::size_t spanning = agent_ == nullptr ? 0 : agent_->groups().size() + agent_->ended().size();
+  return local_.groups().size() + spanning;
+}
+
+std::uint32_t Deciders::memberships(std::uint64_t session_id) const {
+  std::uint32_t count = local_.memberships({kLocalNode, session_id});
+  if (agent_ == nullptr) return count;
+  for (const auto& [id, group] : agent_->groups()) {
+    count += static_cast<std::uint32_t>(
+        std::count_if(group.members.begin(), group.members.end(), [session_id](const auto& entry) {
+          return entry.second.session.number == session_id && !entry.second.gone();
+        }));
+  }
+  return count;
+}
+
+}  // namespace epd

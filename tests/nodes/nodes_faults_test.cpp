@@ -1,0 +1,307 @@
+// Losses under groups that span nodes: the others go on or hear why not, bit for bit, and groups that are
+// beside it notice nothing.
+#include "support/cases.h"
+#include "support/client.h"
+#include "support/daemon_cluster.h"
+#include "support/ranks.h"
+#include "support/script.h"
+
+#include <signal.h>
+#include <atomic>
+#include <cstdio>
+#include <memory>
+#include <set>
+
+namespace epd::test {
+namespace {
+
+constexpr std::uint32_t kRanks = 4;
+
+// node-a coordinates and has no rank of the group, but for where a test says so.
+const std::vector<std::string> kPlaces{"b", "b", "c", "c"};
+
+struct Stage {
+  std::atomic<std::uint64_t> completed[kRanks];
+  std::atomic<double> failed_at[kRanks];  // of the first operation that failed
+  std::atomic<double> good_at[kRanks];    // of the first one that completed after that
+  Gate finished;
+  Gate seen;
+  Gate joined;
+};
+
+class NodesFaults : public ClusterOfDaemons {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(prepare());
+    const Settings quick{{"cluster.node_timeout_ms", "1000"},
+                         {"cluster.heartbeat_ms", "50"},
+                         {"cluster.orphan_ms", "3000"},
+                         {"engine.max_restarts_per_minute", "10000"}};
+    for (const char* letter : {"a", "b", "c"}) start(letter, quick);
+    for (const char* letter : {"b", "c"}) await("a", letter, "up");
+  }
+  void TearDown() override { bystander_asks_->ask(); }
+
+  static Case spanning_case(bool degrade) {
+    Case c;
+    c.seed = 77;
+    c.num_ranks = kRanks;
+    c.num_experts = kRanks * 4;
+    c.max_tokens = 16;
+    c.hidden = 256;
+    c.topk = 4;
+    c.depth = 2;
+    c.degrade = degrade;
+    c.span = EPD_SPAN_CLUSTER;
+    c.sum_ranks = 2;
+    return c;
+  }
+  Session attach(const std::string& letter, std::uint32_t rank) {
+    return Session(at(letter).socket(), at(letter).device(rank));
+  }
+  // What each rank does: rounds that it repeats after failures, until `rounds` are done or `end` comes.
+  ScriptOptions options(std::uint32_t rank, std::uint32_t rounds, std::uint32_t finishers) {
+    ScriptOptions o;
+    o.rounds = rounds;
+    o.order = Order::kWindows;
+    o.recover = true;
+    o.finished = &stage_->finished;
+    o.num_finishers = finishers;
+    o.on_complete = [this, rank](std::uint64_t) {
+      stage_->completed[rank].fetch_add(1);
+      if (stage_->failed_at[rank] > 0 && stage_->good_at[rank] == 0) stage_->good_at[rank] = now_seconds();
+    };
+    o.on_failure = [this, rank](epd_status_t) {
+      if (stage_->failed_at[rank] == 0) stage_->failed_at[rank] = now_seconds();
+    };
+    return o;
+  }
+  void start_ranks(const Case& c, std::uint32_t rounds, std::uint32_t finishers,
+                   const std::set<std::string>& allowed) {
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      ranks_.emplace_back([this, &c, rank, rounds, finishers, allowed]() -> std::string {
+        const Session session = attach(kPlaces[rank], rank);
+        const Group group(session, c.config("spans", rank));
+        const ScriptStats stats = ScriptRunner(group, c, rank, options(rank, rounds, finishers)).run();
+        for (const auto& [status, count] : stats.failures)
+          RANK_CHECK(allowed.contains(status), stats.to_string());
+        stage_->seen.meet(finishers);
+        return stats.to_string();
+      });
+    }
+  }
+  bool run_for(std::uint64_t operations) {
+    return eventually(60, [&] {
+      for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+        if (stage_->completed[rank] < operations) return false;
+      }
+      return true;
+    });
+  }
+  void expect_ends_well(const std::set<std::uint32_t>& survivors) {
+    for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+      const RankOutcome outcome = ranks_[rank].wait(survivors.contains(rank) ? 90 : 10);
+      if (survivors.contains(rank)) {
+        EXPECT_TRUE(outcome.ok) << "rank " << rank << " " << outcome.to_string();
+      }
+      std::printf("rank %u: %s\n", rank, outcome.to_string().c_str());
+    }
+  }
+  void say_when(const char* what, double from, const std::set<std::uint32_t>& survivors) {
+    for (const std::uint32_t rank : survivors) {
+      std::printf("%s: rank %u failed after %.3f s, went on after %.3f s\n", what, rank,
+                  stage_->failed_at[rank] - from, stage_->good_at[rank] - from);
+    }
+  }
+
+  // A group on nodes a and b that runs beside all this.
+  void start_bystander() {
+    Case c = spanning_case(false);
+    c.num_ranks = 2;
+    c.num_experts = 8;
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      bystanders_.emplace_back([this, c, rank]() -> std::string {
+        const Session session = attach(rank == 0 ? "a" : "b", 1);
+        const Group group(session, c.config("bystander", rank));
+        std::uint64_t round = 0;
+        for (; bystander_asks_->comes(rank, round); ++round) {
+          ScriptOptions o;
+          o.rounds = 1;
+          o.first_op = 2 * round;
+          ScriptRunner(group, c, rank, o).run();
+          bystander_rounds_->fetch_add(1);
+        }
+        return std::to_string(round) + " rounds";
+      });
+    }
+    ASSERT_TRUE(eventually(30, [&] { return *bystander_rounds_ > 20; }));
+  }
+  void expect_bystander_unharmed() {
+    bystander_asks_->ask();
+    const std::vector<RankOutcome> outcomes = wait_all(bystanders_, 30);
+    expect_all_ok(outcomes);
+    std::printf("bystander: %s\n", outcomes[0].text.c_str());
+  }
+
+  Shared<Stage> stage_;
+  Shared<LastRound> bystander_asks_;
+  Shared<std::atomic<std::uint64_t>> bystander_rounds_;
+  std::vector<RankProcess> ranks_;
+  std::vector<RankProcess> bystanders_;
+};
+
+TEST_F(NodesFaults, AKilledDaemonUnderDegrade) {
+  const Case c = spanning_case(true);
+  start_bystander();
+  start_ranks(c, 200, 2, {"RANK_LOST", "ENGINE_RESTARTED", "ABORTED", "DAEMON_LOST"});
+  ASSERT_TRUE(run_for(40));
+  const double killed = now_seconds();
+  at("c").signal(SIGKILL);
+  expect_ends_well({0, 1});
+  say_when("kill -9 of a daemon", killed, {0, 1});
+  expect_bystander_unharmed();
+}
+
+TEST_F(NodesFaults, AKilledDaemonUnderFailFastSaysRankNodeAndAddress) {
+  const Case c = spanning_case(false);
+  start_bystander();
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    ranks_.emplace_back([this, &c, rank]() -> std::string {
+      const Session session = attach(kPlaces[rank], rank);
+      const Group group(session, c.config("spans", rank));
+      ScriptOptions o = options(rank, 100'000, kRanks);
+      o.end = EPD_RANK_LOST;
+      (void)ScriptRunner(group, c, rank, o).run();
+      return epd_last_error();
+    });
+  }
+  ASSERT_TRUE(run_for(40));
+  at("c").signal(SIGKILL);
+  for (const std::uint32_t rank : {0u, 1u}) {
+    const RankOutcome outcome = ranks_[rank].wait(30);
+    EXPECT_TRUE(outcome.ok) << outcome.to_string();
+    for (const std::string& part : {std::string("rank 2"), std::string("node-c"), address("c")})
+      EXPECT_NE(outcome.text.find(part), std::string::npos) << part << " is not in: " << outcome.text;
+  }
+  expect_bystander_unharmed();
+}
+
+TEST_F(NodesFaults, KilledEnginesAreRestartedAndAllGoesOn) {
+  for (const bool degrade : {false, true}) {
+    const Case c = spanning_case(degrade);
+    ranks_.clear();
+    new (&*stage_) Stage{};
+    start_ranks(c, 300, kRanks, {"ENGINE_RESTARTED"});
+    for (const char* letter : {"c", "b", "c"}) {
+      ASSERT_TRUE(run_for(stage_->completed[0] + 30));
+      ::kill(at(letter).engine(0), SIGKILL);
+    }
+    expect_ends_well({0, 1, 2, 3});
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(NodesFaults, ALostRankComesBackOnAnotherNode) {
+  const Case c = spanning_case(true);
+  start_bystander();
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    ranks_.emplace_back([this, &c, rank]() -> std::string {
+      const Session session = attach(kPlaces[rank], rank);
+      const Group group(session, c.config("spans", rank));
+      ScriptOptions o = options(rank, 150, kRanks);
+      o.on_complete = [this, rank](std::uint64_t completed) {
+        stage_->completed[rank].store(completed);
+        if (completed == 40 && rank == 3) sleep_ms(60'000);  // until it is killed
+        if (completed == 150) stage_->joined.wait_for(1);
+      };
+      const ScriptStats stats = ScriptRunner(group, c, rank, o).run();
+      RANK_CHECK(epd_group_active(group.get(), 3) == 1, "the rank is back");
+      stage_->seen.meet(kRanks);
+      return stats.to_string();
+    });
+  }
+  ASSERT_TRUE(run_for(40));
+  ranks_[3].kill(SIGKILL);
+  ranks_[3].wait(10);
+  ASSERT_TRUE(eventually(60, [&] { return stage_->completed[0] >= 100; }));
+  RankProcess newcomer([this, &c]() -> std::string {
+    const Session session = attach("a", 0);
+    const Group group(session, c.config("spans", 3));
+    stage_->joined.open();
+    const ScriptStats stats = ScriptRunner(group, c, 3, options(3, 150, kRanks)).run();
+    stage_->seen.meet(kRanks);
+    return stats.to_string();
+  });
+  expect_ends_well({0, 1, 2});
+  const RankOutcome outcome = newcomer.wait(60);
+  EXPECT_TRUE(outcome.ok) << outcome.to_string();
+  expect_bystander_unharmed();
+}
+
+// Its processes stand still for longer than others wait; then they go on, and join again.
+TEST_F(NodesFaults, AStoppedNodeIsPutOutAndItsRanksRejoin) {
+  const Case c = spanning_case(true);
+  start_bystander();
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    ranks_.emplace_back([this, &c, rank]() -> std::string {
+      const Session session = attach(kPlaces[rank], rank);
+      ScriptOptions o = options(rank, 400, kRanks);
+      o.on_complete = [this, rank](std::uint64_t completed) {
+        stage_->completed[rank].store(completed);
+        if (rank < 2 && completed == 400) stage_->joined.wait_for(2, 90);
+      };
+      std::string text;
+      for (int life = 0; life < 2; ++life) {
+        const Group group(session, c.config("spans", rank));
+        if (life == 1) stage_->joined.arrive();
+        if (rank >= 2 && life == 0) o.end = EPD_RANK_LOST;
+        if (rank >= 2 && life == 1) o.end = EPD_OK;
+        const ScriptStats stats = ScriptRunner(group, c, rank, o).run();
+        text += stats.to_string() + "; ";
+        const bool over = rank < 2 || life == 1;
+        if (over) {
+          stage_->seen.meet(kRanks);
+          break;
+        }
+        RANK_CHECK(std::string(epd_last_error()).find("rank") != std::string::npos, epd_last_error());
+      }
+      return text;
+    });
+  }
+  ASSERT_TRUE(run_for(40));
+  std::vector<pid_t> stopped = at("c").all_pids();
+  for (const std::uint32_t rank : {2u, 3u}) stopped.push_back(ranks_[rank].pid());
+  const double begin = now_seconds();
+  for (const pid_t pid : stopped) ::kill(pid, SIGSTOP);
+  sleep_ms(10'000);
+  for (const pid_t pid : stopped) ::kill(pid, SIGCONT);
+  std::printf("stopped for %.1f s\n", now_seconds() - begin);
+  expect_ends_well({0, 1, 2, 3});
+  expect_bystander_unharmed();
+}
+
+// Its groups need nothing of it meanwhile.
+TEST_F(NodesFaults, GroupsRunOnWithoutTheirCoordinator) {
+  const Case c = spanning_case(false);
+  start_ranks(c, 600, kRanks, {});
+  ASSERT_TRUE(run_for(40));
+  at("a").signal(SIGKILL);
+  ASSERT_NE(at("a").wait_exit(10), -1);
+  ASSERT_TRUE(run_for(stage_->completed[0] + 100));
+  start("a");
+  expect_ends_well({0, 1, 2, 3});
+  // It takes the nodes in again, and serves.
+  await("a", "b", "up");
+  await("a", "c", "up");
+  expect_all_ok(run_ranks(2, 60, [&](std::uint32_t rank) -> std::string {
+    Case small = spanning_case(false);
+    small.num_ranks = 2;
+    small.num_experts = 8;
+    const Session session = attach(rank == 0 ? "b" : "c", 0);
+    const Group group(session, small.config("after", rank));
+    return ScriptRunner(group, small, rank, {.rounds = 3}).run().to_string();
+  }));
+}
+
+}  // namespace
+}  // namespace epd::test
