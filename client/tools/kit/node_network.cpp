@@ -14,6 +14,7 @@
 
 #include <fcntl.h>
 #include <sched.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -171,6 +172,11 @@ std::string NodeNetwork::address(std::uint32_t node) const {
 const char* NodeNetwork::enter(std::uint32_t node) const {
   if (::setns(nodes_[node].network.get(), CLONE_NEWNET) != 0) return "setns to the node's network";
   if (::setns(nodes_[node].ipc.get(), CLONE_NEWIPC) != 0) return "setns to the node's IPC namespace";
+  // A sysfs has the interfaces of the network in which it was mounted, and UCX looks for them there.
+  if (::unshare(CLONE_NEWNS) != 0) return "unshare of the mount namespace";
+  if (::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return "mount of / as private";
+  if (::mount("sysfs", "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr) != 0)
+    return "mount of /sys";
   return "";
 }
 

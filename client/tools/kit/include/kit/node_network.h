@@ -32,7 +32,7 @@ class NodeNetwork {
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(nodes_.size()); }
   std::string address(std::uint32_t node) const;
-  // The calling thread is there from now on. For a process between fork and exec, too: "" or what failed.
+  // For a process between fork and exec: it is there from now on, with a /sys of its own. "" or what failed.
   const char* enter(std::uint32_t node) const;
   // Counters of the node's interface. In any process forked from this one.
   Traffic traffic(std::uint32_t node) const;
