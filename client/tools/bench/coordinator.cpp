@@ -81,9 +81,10 @@ std::vector<Report> run_ranks(const RunPlan& plan, const Daemon& daemon, const s
   const std::uint32_t ceiling_tokens = no_ceiling ? 0 : plan.tokens;
   kit::CopyCeiling ceiling(plan.params(), ceiling_tokens);
   const BarrierWords start_barrier(plan.ranks);
-  const RunContext context{
-      plan,     daemon.socket(), next_group_name(), kit::RoutingSource(plan.routing_spec()),
-      &ceiling, &samples,        &start_barrier};
+  RunContext context{plan, {daemon.socket()}, next_group_name(), kit::RoutingSource(plan.routing_spec())};
+  context.ceiling = &ceiling;
+  context.samples = &samples;
+  context.start_barrier = &start_barrier;
   const ProgressLine progress(label, plan.warmup + plan.iterations);
   kit::Team team(plan.ranks);
   kit::Team::Options options;
