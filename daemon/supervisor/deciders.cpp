@@ -36,6 +36,14 @@ Concern concern_of(const Event& event) {
   return std::visit(judge, event);
 }
 
+// The coordinator names sessions by this node's number; here they have none.
+void name_own_request(Action& action) {
+  const auto name = [](auto& a) {
+    if constexpr (requires { a.request.session; }) a.request.session.node = kLocalNode;
+  };
+  std::visit(name, action);
+}
+
 GroupPhase phase_of(const NearGroup& group) {
   const auto any = [&group](auto... phases) {
     return std::any_of(group.engines.begin(), group.engines.end(),
@@ -94,7 +102,10 @@ std::uint64_t Deciders::next_due_ns() const {
 Actions Deciders::take_actions() {
   Actions actions = local_.take_actions();
   if (agent_ == nullptr) return actions;
-  for (Action& action : agent_->take_actions()) actions.push_back(std::move(action));
+  for (Action& action : agent_->take_actions()) {
+    name_own_request(action);
+    actions.push_back(std::move(action));
+  }
   return actions;
 }
 

@@ -73,7 +73,7 @@ TEST_F(SamePlaces, TwoNodesOfTwo) {
   run({"2x2", {"a", "a", "b", "b"}}, kCases);
 }
 TEST_F(SamePlaces, ThreeAndOne) {
-  run({"3+1", {"b", "b", "b", "c"}}, kCases);
+  run({"3and1", {"b", "b", "b", "c"}}, kCases);
 }
 TEST_F(SamePlaces, FourNodesOfOne) {
   run({"4x1", {"d", "c", "b", "a"}}, kCases);
