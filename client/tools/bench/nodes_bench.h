@@ -55,6 +55,9 @@ struct NodesReport {
 // Daemons on nodes of their own. Returns the reports of all runs. This process must have one thread.
 std::vector<NodesReport> measure_nodes(const NodesPlan& plan, const std::string& program);
 
+// Of one iteration: the largest sum of the ranks' bytes of a node.
+std::uint64_t busiest_node(const kit::SharedArray<std::uint64_t>& of_ranks, std::uint32_t iteration,
+                           const RunPlan& plan);
 NodesReport make_nodes_report(const std::string& operation, const NodesPlan& plan, const RunPlan& run,
                               const Samples& samples);
 std::string to_json(const NodesReport& report);  // one line

@@ -53,6 +53,7 @@ std::string OwnNodes::why_not() {
 
 OwnNodes::OwnNodes(const NodesOptions& options) {
   if (options.nodes > 1) {
+    if (const std::string why = why_not(); !why.empty()) fail("nodes can't be made here: " + why);
     network_.emplace(options.nodes, options.rate);
     directory_ = make_temporary_directory();
     make_certificates();

@@ -15,7 +15,7 @@
 namespace epd::kit {
 
 struct NodesOptions {
-  std::string program;        // path of epd; empty: beside this executable
+  std::string program{};      // path of epd; empty: beside this executable
   std::uint32_t nodes = 1;    // 1: a daemon without a cluster, and no network
   std::uint32_t devices = 1;  // host devices of each
   std::uint32_t sms = 0;      // of each device; 0: the daemon's default

@@ -1,9 +1,14 @@
-// Figures of groups that span nodes, and their table.
+// Plans and figures of groups that span nodes, and their table.
+#include "kit/nodes.h"
 #include "nodes_bench.h"
 
+#include <algorithm>
 #include <cstdio>
+#include <span>
 
 #include <nlohmann/json.hpp>
+
+#include <unistd.h>
 
 namespace epd::bench {
 namespace {
@@ -20,6 +25,7 @@ double median(const std::vector<double>& values) {
   return kit::quantile(values, 0.5);
 }
 
+constexpr std::uint32_t kManyTokens = 1024;
 // A client that waits, its engine's loop and the engine's proxy.
 constexpr std::uint32_t kPollingThreads = 3;
 
@@ -29,6 +35,79 @@ std::string verdict(const NodesReport& report) {
 }
 
 }  // namespace
+
+RunPlan NodesPlan::run_of(std::uint32_t with_tokens) const {
+  RunPlan made = run;
+  made.ranks = run.nodes * ranks_per_node;
+  made.tokens = with_tokens;
+  made.iterations = pairs * (pair_iterations != 0 ? pair_iterations : with_tokens >= kManyTokens ? 3 : 20);
+  if (made.sum_ranks == 0) made.sum_ranks = ranks_per_node;
+  return made;
+}
+
+void NodesPlan::validate() const {
+  require_range("nodes", run.nodes, 1, kit::NodeNetwork::kMaxNodes);
+  require_range("ranks-per-node", ranks_per_node, 1, 64);
+  require_range("pairs", pairs, 1, 1000);
+  require_range("iters", pair_iterations, 0, 100'000);
+  kit::bits_per_second(rate);
+  for (const std::uint32_t each : tokens) bench::validate(run_of(each));
+}
+
+std::uint64_t busiest_node(const kit::SharedArray<std::uint64_t>& of_ranks, std::uint32_t iteration,
+                           const RunPlan& plan) {
+  std::vector<std::uint64_t> nodes(plan.nodes);
+  for (std::uint32_t rank = 0; rank < plan.ranks; ++rank)
+    nodes[kit::place_of(rank, plan.ranks, plan.nodes).node] += of_ranks[std::size_t{iteration} * plan.ranks + rank];
+  return *std::max_element(nodes.begin(), nodes.end());
+}
+
+NodesReport make_nodes_report(const std::string& operation, const NodesPlan& plan, const RunPlan& run,
+                              const Samples& samples) {
+  const bool dispatch = operation == "dispatch";
+  const OperationSamples& measured = dispatch ? samples.dispatch : samples.combine;
+  NodesReport report;
+  report.operation = operation;
+  report.plan = run;
+  report.rate = plan.rate;
+  report.daemon = samples.daemon.data();
+  report.cores = static_cast<std::uint32_t>(::sysconf(_SC_NPROCESSORS_ONLN));
+  const std::vector<double> times = kit::slowest_rank(measured.time_us.span(), run.ranks);
+  report.time = kit::summarize(times);
+  report.noop_p50_us = kit::summarize(samples.noop_us.span()).p50;
+  for (const std::uint64_t bytes : measured.link_bytes.span()) report.link_bytes += bytes;
+  std::uint64_t announcements = 0;
+  for (std::size_t i = 0; i < measured.needed_bytes.size(); ++i) {
+    report.needed_bytes += measured.needed_bytes[i];
+    announcements += measured.needed_bytes[i] - measured.record_bytes[i];
+    report.asked_bytes += measured.request_bytes[i];
+  }
+  report.asked_bytes -= announcements;
+  const std::uint32_t each = run.iterations / plan.pairs;
+  for (std::uint32_t pair = 0; pair < plan.pairs; ++pair) {
+    const double us = kit::quantile(std::span(times).subspan(std::size_t{pair} * each, each), 0.5);
+    const auto bytes = static_cast<double>(busiest_node(measured.record_bytes, (pair + 1) * each - 1, run));
+    const double trip = dispatch ? samples.raw_dispatch_us[pair] : samples.raw_combine_us[pair];
+    if (samples.raw_stream_mibps[pair] > 0 && us > 0) {
+      report.own_mibps.push_back(bytes / us * 1e6 / (1 << 20));
+      report.raw_mibps.push_back(samples.raw_stream_mibps[pair]);
+    } else if (trip > 0) {
+      report.own_us.push_back(us);
+      report.raw_us.push_back(trip);
+    }
+  }
+  const double bits = kit::bits_per_second(plan.rate);
+  const auto needed = static_cast<double>(busiest_node(measured.needed_bytes, run.iterations - 1, run));
+  if (bits > 0) report.link_us = needed * 8 / bits * 1e6;
+  report.correct = true;
+  for (const Verdict& verdict : measured.verdicts.span()) {
+    report.checks += verdict.checks;
+    if (verdict.failures == 0) continue;
+    if (report.correct) report.first_difference = verdict.first;
+    report.correct = false;
+  }
+  return report;
+}
 
 double NodesReport::link_bytes_over_needed() const {
   return needed_bytes != 0 ? static_cast<double>(link_bytes) / static_cast<double>(needed_bytes) : 0;
