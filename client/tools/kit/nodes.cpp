@@ -101,18 +101,22 @@ std::string OwnNodes::cluster_settings(std::uint32_t node) const {
   return text;
 }
 
+// Each of them sees all.
 void OwnNodes::await_all() const {
   const auto end = std::chrono::steady_clock::now() + kPatience;
-  for (;;) {
+  for (std::uint32_t node = 0; node < size();) {
     std::string told;
     try {
-      told = epctl(daemons_[0]->control_socket(), {"nodes"});
+      told = epctl(daemons_[node]->control_socket(), {"nodes"});
     } catch (const ToolError& error) {
       told = error.what();
     }
-    if (nodes_up(told) == size()) return;
+    if (nodes_up(told) == size()) {
+      ++node;
+      continue;
+    }
     if (std::chrono::steady_clock::now() > end) {
-      fail("not all of the " + std::to_string(size()) + " nodes are up after " +
+      fail(name_of(node) + " does not see all " + std::to_string(size()) + " nodes up after " +
            std::to_string(kPatience.count()) + " s: " + told + log_tail());
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
