@@ -333,7 +333,7 @@ void CoordinatorSide::lose(const std::string& name, const std::string& reason) {
   }
   table_.lost(name, reason, self_.clock.now_ns());
   record_event(EventKind::kNodeLost, LogLevel::kWarning, "node lost", {{"node", name}, {"reason", reason}});
-  coordinator_->node_gone(name, reason + " (" + table_.find(name)->node.address() + ")");
+  coordinator_->node_gone(name, reason);
   deliver();
 }
 
@@ -391,6 +391,10 @@ void CoordinatorSide::begin_term(std::uint64_t term) {
           term_,
           [random = options_.random] {
             return membership::EpochKey{random(), random()};
+          },
+          [this](const std::string& name) {
+            const NodeRow* row = name == own_.node.name() ? &own_ : table_.find(name);
+            return row == nullptr ? std::string() : row->node.address();
           }},
       store_);
   self_.agent.channel_began();

@@ -173,6 +173,13 @@ void carry(Io& io, wire::PeerLost& m, PeerLost& v) {
   EPD_TEXT(text, v.text, kMaxWireText);
 }
 
+template <typename Io>
+void carry(Io& io, wire::EvictRank& m, EvictRank& v) {
+  EPD_NUMBER(group_id, v.group_id, kAny);
+  EPD_NUMBER(rank, v.rank, kMostRank);
+  EPD_TEXT(how, v.how, kMaxWireText);
+}
+
 #define EPD_EVENTS(X)                  \
   X(NodeDrains, node_drains)           \
   X(MemoryAcquired, memory_acquired)   \
@@ -189,7 +196,8 @@ void carry(Io& io, wire::PeerLost& m, PeerLost& v) {
   X(Resumed, resumed)                  \
   X(GroupRemoved, group_removed)       \
   X(RankRefused, rank_refused)         \
-  X(PeerLost, peer_lost)
+  X(PeerLost, peer_lost)               \
+  X(EvictRank, evict_rank)
 
 #define EPD_WRITE(Type, field) \
   static void write(wire::Event& m, Type& v) { Writer().part(#field, *m.mutable_##field(), v); }
@@ -198,7 +206,6 @@ EPD_EVENTS(EPD_WRITE)
 // Said on the registry's own side alone. Whoever adds an event gives it a message or a line here.
 static void write(wire::Event&, NodeUp&) { EPD_CHECK(false); }
 static void write(wire::Event&, NodeLost&) { EPD_CHECK(false); }
-static void write(wire::Event&, EvictRank&) { EPD_CHECK(false); }
 static void write(wire::Event&, ViewStored&) { EPD_CHECK(false); }
 
 static void carry(Writer&, wire::Event& m, Event& v) {

@@ -599,7 +599,8 @@ std::string HostCrossing::waits_for() const {
     return " of rank " + std::to_string(rank) + " on node " + std::to_string(span_.node_of(rank));
   };
   for (const Target& target : targets_) {
-    if (target.packed < target.tokens.size() && announced_ && !may_pack(target) && !target.packing)
+    const bool begun = is_dispatch() ? started_ : announced_;
+    if (target.packed < target.tokens.size() && begun && !may_pack(target) && !target.packing)
       return std::string("a credit for ") + (is_dispatch() ? "rows" : "asks") + of(target.gateway) + ", " +
              std::to_string(target.packed) + " of " + std::to_string(target.tokens.size()) + " packed";
   }

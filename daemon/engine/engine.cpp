@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <unistd.h>
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace epd {
@@ -15,10 +16,15 @@ constexpr std::uint64_t kLinkPollNs = 100'000;        // look at the link this o
 constexpr std::uint64_t kMaxSleepNs = 1'000'000'000;  // so that the heartbeat advances
 constexpr std::uint64_t kLeaveNs = 1'000'000'000;
 
+FarEngines make_far_engines(Engine::Network network, SupervisorLink& link, const RoundClock& clock) {
+  if (!network.proxy.ok()) return {network.proxy.status(), link, clock};
+  return {std::move(network.proxy).value(), network.options, link, clock};
+}
+
 }  // namespace
 
 Engine::Engine(SupervisorLink& link, Bell& bell, Page& page, std::unique_ptr<Device> device,
-               const Clock& clock)
+               Network network, const Clock& clock)
     : link_(link),
       bell_(bell),
       page_(page),
@@ -27,7 +33,8 @@ Engine::Engine(SupervisorLink& link, Bell& bell, Page& page, std::unique_ptr<Dev
       watch_(*device_, page),
       sessions_(page, link),
       operations_(page, link, clock_, device_->launcher()),
-      groups_(*device_, page, link, sessions_, operations_, clock_),
+      far_engines_(make_far_engines(std::move(network), link, clock_)),
+      groups_(*device_, page, link, sessions_, operations_, far_engines_, clock_),
       admission_(sessions_, operations_, *device_, page, clock_) {
   listen();
 }
@@ -38,6 +45,7 @@ void Engine::listen() {
   link_.on(LinkType::kRemoveSession, *this, &Engine::remove_session);
   link_.on(LinkType::kAddSession, sessions_, &Sessions::add);
   link_.on(LinkType::kAllTold, sessions_, &Sessions::note_all_told);
+  link_.on(LinkType::kFarEngine, far_engines_, &FarEngines::note);
   link_.on(LinkType::kGroupBegin, groups_, &Groups::begin_group);
   link_.on(LinkType::kGroupRank, groups_, &Groups::add_rank);
   link_.on(LinkType::kGroupMember, groups_, &Groups::add_member);
@@ -55,6 +63,7 @@ Status Engine::apply_settings(const abi::Settings& message) {
   device_->set_num_sms(message.sms);
   log_set_level(static_cast<LogLevel>(message.log_level));
   spin_limit_ns_ = std::uint64_t{message.spin_us} * 1000;
+  far_engines_.set_spin_ns(spin_limit_ns_);
   admission_.set_default_timeout(message.default_timeout_ms);
   groups_.set_default_timeout(message.default_timeout_ms);
   return {};
@@ -65,9 +74,17 @@ Status Engine::remove_session(const abi::SessionRef& message) {
   return sessions_.remove(message);
 }
 
+void Engine::say_ready() {
+  const transport::Address& address = far_engines_.address();
+  EPD_CHECK(address.size() <= abi::kMaxFarAddressBytes);
+  abi::EngineReady ready{::getpid(), device_->max_sms(), static_cast<std::uint32_t>(address.size()), {}};
+  std::memcpy(ready.address, address.data(), address.size());
+  link_.send(abi::LinkType::kReady, ready);
+}
+
 int Engine::run() {
   page_.start(device_->num_sms());
-  link_.send(abi::LinkType::kReady, abi::EngineReady{::getpid(), device_->max_sms(), 0, {}});
+  say_ready();
   while (!link_.exit_code()) {
     clock_.begin_round();
     const std::uint64_t now_ns = clock_.round_ns();
@@ -81,7 +98,9 @@ int Engine::run() {
     }
     bool progress = admission_.poll();
     progress |= sessions_.answer_stray_orphans(clock_);
+    progress |= far_engines_.receive();
     progress |= operations_.step();
+    progress |= far_engines_.step();
     progress |= groups_.read_journals();
     watch_.advance();
     groups_.advance();
@@ -136,7 +155,8 @@ void Engine::grow_spin_budget() {
 
 // True if a round of the loop would find something to do: the same looks, without the work.
 bool Engine::anything_pending() const {
-  return sessions_.pending() || groups_.pending() || device_->has_news() || operations_.runnable();
+  return sessions_.pending() || groups_.pending() || device_->has_news() || far_engines_.pending() ||
+         operations_.runnable();
 }
 
 void Engine::set_sleeping(bool sleeping) {
@@ -172,7 +192,8 @@ void Engine::sleep() {
 }
 
 std::uint64_t Engine::next_look_ns(std::uint64_t now) const {
-  return std::min({watch_.next_look_ns(now), groups_.next_look_ns(now), operations_.next_look_ns(now)});
+  return std::min({watch_.next_look_ns(now), groups_.next_look_ns(now), operations_.next_look_ns(now),
+                   far_engines_.next_look_ns()});
 }
 
 }  // namespace epd

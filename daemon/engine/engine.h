@@ -6,6 +6,7 @@
 #include "admission.h"
 #include "device/device.h"
 #include "device_watch.h"
+#include "far_engines.h"
 #include "groups.h"
 #include "operations.h"
 #include "page.h"
@@ -20,14 +21,21 @@ namespace epd {
 
 class Engine {
  public:
-  // The device's notify must ring the bell.
-  Engine(SupervisorLink& link, Bell& bell, Page& page, std::unique_ptr<Device> device, const Clock& clock);
+  // What engines of other nodes are reached by, or why none are.
+  struct Network {
+    Result<std::unique_ptr<FarProxy>> proxy;
+    NetworkOptions options;
+  };
+  // The device's notify must ring the bell, and the proxy's.
+  Engine(SupervisorLink& link, Bell& bell, Page& page, std::unique_ptr<Device> device, Network network,
+         const Clock& clock);
 
   // Until kStop or the end of the link. Returns the process's exit code.
   int run();
 
  private:
   void listen();
+  void say_ready();
   Status apply_settings(const abi::Settings& message);
   Status remove_session(const abi::SessionRef& message);
   int leave();
@@ -46,6 +54,7 @@ class Engine {
   DeviceWatch watch_;
   Sessions sessions_;
   Operations operations_;
+  FarEngines far_engines_;
   Groups groups_;
   Admission admission_;
   std::uint64_t spin_limit_ns_ = 50'000;

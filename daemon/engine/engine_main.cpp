@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 #include "engine.h"
+#include "transport/ucx.h"
 
 #include <malloc.h>
 #include <signal.h>
@@ -14,15 +15,53 @@ namespace {
 
 constexpr unsigned kLeaveSeconds = 3;
 constexpr int kHeapBytes = 32 << 20;
+constexpr std::uint64_t kProxySpinNs = 50'000;  // until kSettings
 
 // The supervisor is gone, which the loop notices by itself, by the link. Should it hang, then this ends it.
 void limit_time(int) {
   ::alarm(kLeaveSeconds);
 }
 
+Result<std::unique_ptr<transport::Transport>> open_ucx_network(const NetworkOptions& network,
+                                                               const transport::Limits& limits) {
+  transport::UcxOptions ucx;
+  ucx.library = network.library;
+  ucx.devices = network.devices;
+  ucx.transports = network.transports;
+  ucx.limits = limits;
+  return transport::open_ucx(ucx);
+}
+
+// What can't be opened is no end: groups of this node are served on.
+Result<std::unique_ptr<FarProxy>> start_proxy(const EngineOptions& options, const OpenTransport& open,
+                                              Bell& bell) {
+  const auto unsupported = [](std::string why) { return Status(StatusCode::kUnsupported, std::move(why)); };
+  if (options.network.library.empty()) return unsupported("this engine was given no network to other nodes");
+  if (!options.device.starts_with("host:"))
+    return unsupported("groups that span nodes are for host devices; this is " + options.device);
+  transport::Limits limits;
+  limits.max_body_bytes = far_body_bytes(options.network);
+  Result<std::unique_ptr<FarProxy>> proxy = FarProxy::start([&] { return open(limits); }, kProxySpinNs,
+                                                            [&bell] { bell.ring(); });
+  if (proxy.ok() && (*proxy)->address().size() > abi::kMaxFarAddressBytes)
+    proxy = Result<std::unique_ptr<FarProxy>>(
+        unsupported("the network address of this engine has " + std::to_string((*proxy)->address().size()) +
+                    " bytes; allowed: " + std::to_string(abi::kMaxFarAddressBytes)));
+  if (!proxy.ok())
+    log_event(LogLevel::kError, "engines of other nodes can't be reached",
+              {{"error", proxy.status().to_string()}});
+  return proxy;
+}
+
 }  // namespace
 
 int engine_main(const EngineOptions& options) {
+  return engine_main(options, [&options](const transport::Limits& limits) {
+    return open_ucx_network(options.network, limits);
+  });
+}
+
+int engine_main(const EngineOptions& options, const OpenTransport& open) {
   // Routings come from the heap, large ones too: they would be mappings, of which a process has only so many.
   ::mallopt(M_MMAP_THRESHOLD, kHeapBytes);
   if (options.device.starts_with("cuda:")) {  // see EngineProcess::spawn
@@ -50,7 +89,8 @@ int engine_main(const EngineOptions& options) {
     log_event(LogLevel::kError, "no such device", {{"error", device.status().to_string()}});
     return 2;
   }
-  Engine engine(link, bell, page, std::move(device).value(), clock);
+  Engine engine(link, bell, page, std::move(device).value(), {start_proxy(options, open, bell), options.network},
+                clock);
   log_event(LogLevel::kInfo, "engine started", {{"device", options.device}});
   const int code = engine.run();
   log_event(LogLevel::kInfo, "engine stopped", {{"device", options.device}, {"code", code}});

@@ -32,7 +32,8 @@ Failure changed_group_failure(const Subject& subject, const std::string& routing
                               std::uint64_t routing_epoch);
 // Why an operation waited in vain for `rank`: that its engine stands still (`still_ms` is not
 // 0), or else what `else_text` says of it.
-std::string awaited_text(std::uint32_t rank, std::uint64_t still_ms, const std::string& else_text);
+std::string awaited_text(const Group& group, std::uint32_t rank, std::uint64_t still_ms,
+                         const std::string& else_text);
 // What a device says of an operation that it ran. `ended_after`: see above.
 Failure device_failure(const Subject& subject, Launcher& launcher, const kernels::cuda::OpResult& result,
                        const std::string& ended_after, std::uint64_t now_ns);

@@ -55,16 +55,24 @@ FarProxy::~FarProxy() {
 // ---- the loop's
 
 void FarProxy::connect(far::EngineId engine, transport::Address address) {
-  order({ToThread::Kind::kConnect, engine, nullptr, {}, std::move(address)});
+  const Connection connection = ++last_connection_;
+  connections_[engine] = connection;
+  order({ToThread::Kind::kConnect, engine, connection, nullptr, {}, std::move(address)});
 }
+
 void FarProxy::close(far::EngineId engine) {
-  order({ToThread::Kind::kClose, engine, nullptr, {}, {}});
+  if (connections_.erase(engine) != 0) order({ToThread::Kind::kClose, engine, 0, nullptr, {}, {}});
 }
 
 bool FarProxy::send(std::unique_ptr<far::Message>& message) {
+  const auto connection = connections_.find(message->engine);
+  if (connection == connections_.end()) {
+    message.reset();
+    return true;
+  }
   if (!unsent_orders_.empty()) return false;
-  ToThread command{ToThread::Kind::kSend, message->engine, std::move(message), {}, {}};
-  if (!to_thread_.push(command)) {
+  ToThread command{ToThread::Kind::kSend, message->engine, connection->second, std::move(message), {}, {}};
+  if (!push(command)) {
     message = std::move(command.message);
     return false;
   }
@@ -73,12 +81,28 @@ bool FarProxy::send(std::unique_ptr<far::Message>& message) {
 }
 
 void FarProxy::release(const far::Body& body) {
-  if (body.hold != 0) order({ToThread::Kind::kRelease, 0, nullptr, body, {}});
+  if (body.hold != 0) order({ToThread::Kind::kRelease, 0, 0, nullptr, body, {}});
 }
 
 void FarProxy::order(ToThread command) {
-  if (!unsent_orders_.empty() || !to_thread_.push(command)) unsent_orders_.push_back(std::move(command));
+  if (!unsent_orders_.empty() || !push(command)) unsent_orders_.push_back(std::move(command));
   wake();
+}
+
+// False: there is no room, and the loop is notified when there is.
+bool FarProxy::push(ToThread& command) {
+  if (to_thread_.push(command)) return true;
+  ring_was_full_.store(true, std::memory_order_seq_cst);
+  return to_thread_.push(command);  // the thread may have made room before it could see that
+}
+
+void FarProxy::send_orders() {
+  bool moved = false;
+  while (!unsent_orders_.empty() && push(unsent_orders_.front())) {
+    unsent_orders_.pop_front();
+    moved = true;
+  }
+  if (moved) wake();
 }
 
 void FarProxy::wake() {
@@ -90,18 +114,19 @@ void FarProxy::wake() {
 }
 
 bool FarProxy::next(Event& event) {
-  bool moved = false;
-  while (!unsent_orders_.empty() && to_thread_.push(unsent_orders_.front())) {
-    unsent_orders_.pop_front();
-    moved = true;
-  }
-  if (moved) wake();
+  send_orders();
   ToLoop told;
   while (to_loop_.pop(told)) {
     if (told.away != nullptr) {
       told.away.reset();
       continue;
     }
+    const auto connection = connections_.find(told.event.engine);
+    if (connection == connections_.end() || connection->second != told.connection) {
+      release(told.event.body);
+      continue;
+    }
+    if (told.event.kind == Event::Kind::kDown) connections_.erase(connection);
     event = std::move(told.event);
     return true;
   }
@@ -120,7 +145,7 @@ void FarProxy::run() {
     worked |= tell_loop();
     if (worked) {
       idle_since_ns = clock.now_ns();
-    } else if (clock.now_ns() - idle_since_ns < spin_ns_) {
+    } else if (clock.now_ns() - idle_since_ns < spin_ns_.load(std::memory_order_relaxed)) {
       ::sched_yield();
     } else {
       sleep();
@@ -135,69 +160,95 @@ bool FarProxy::take_orders() {
     carry_out(command);
     any = true;
   }
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // with push(): it sees the room, or this its wish
+  if (any && ring_was_full_.load(std::memory_order_relaxed) && ring_was_full_.exchange(false)) notify_();
   return any;
 }
 
 void FarProxy::carry_out(ToThread& command) {
   switch (command.kind) {
-    case ToThread::Kind::kConnect: return connect_peer(command.engine, command.address);
-    case ToThread::Kind::kRelease:
-      if ((command.body.hold & kCopied) != 0) {
-        aligned_.erase(command.body.hold);
-      } else {
-        transport_->release({command.body.data, command.body.bytes, command.body.hold});
-      }
-      return;
-    case ToThread::Kind::kClose:
-      if (const auto peer = peers_.find(command.engine); peer != peers_.end()) {
-        for (auto& message : peer->second.waiting) untold_.push_back({std::move(message), {}});
-        // NOT_FOUND: it went down before.
-        (void)transport_->close(peer->second.id);
-        engines_.erase(peer->second.id);
-        peers_.erase(peer);
-      }
-      return;
-    case ToThread::Kind::kSend: break;
-  }
-  const auto peer = peers_.find(command.engine);
-  if (peer == peers_.end()) {  // it is down, and the loop is told
-    untold_.push_back({std::move(command.message), {}});
-  } else if (!peer->second.waiting.empty() || !send_one(peer->second, command.message)) {
-    peer->second.waiting.push_back(std::move(command.message));
+    case ToThread::Kind::kConnect: return connect_peer(command);
+    case ToThread::Kind::kRelease: return release_body(command.body);
+    case ToThread::Kind::kClose: return forget(command.engine);
+    case ToThread::Kind::kSend: return send_to_peer(command);
   }
 }
 
-void FarProxy::connect_peer(far::EngineId engine, const transport::Address& address) {
-  Result<transport::PeerId> peer = transport_->connect(address);
+void FarProxy::connect_peer(const ToThread& command) {
+  forget(command.engine);
+  Result<transport::PeerId> peer = transport_->connect(command.address);
   if (!peer.ok()) {
-    tell_down(engine, peer.status());
+    tell_down(command.engine, command.connection, peer.status());
     return;
   }
-  peers_[engine].id = *peer;
-  engines_[*peer] = engine;
+  peers_[command.engine] = {*peer, command.connection, {}};
+  engines_[*peer] = command.engine;
 }
 
-// False: there is no room. A message to a peer that is down is away.
-bool FarProxy::send_one(Peer& peer, std::unique_ptr<far::Message>& message) {
+void FarProxy::release_body(const far::Body& body) {
+  if ((body.hold & kCopied) != 0) {
+    aligned_.erase(body.hold);
+  } else {
+    transport_->release({body.data, body.bytes, body.hold});
+  }
+}
+
+void FarProxy::send_to_peer(ToThread& command) {
+  const auto found = peers_.find(command.engine);
+  if (found == peers_.end() || found->second.connection != command.connection) {  // the loop is told
+    untold_.push_back({std::move(command.message), {}, 0});
+    return;
+  }
+  Peer& peer = found->second;
+  Status status = peer.waiting.empty() ? send_one(peer, command.message)
+                                       : Status(StatusCode::kWouldBlock, "others wait");
+  if (status.code() == StatusCode::kWouldBlock) {
+    peer.waiting.push_back(std::move(command.message));
+  } else if (!status.ok()) {
+    tell_down(command.engine, command.connection, status);
+    forget(command.engine);
+  }
+}
+
+// Messages that wait for its room are away.
+void FarProxy::forget(far::EngineId engine) {
+  const auto peer = peers_.find(engine);
+  if (peer == peers_.end()) return;
+  for (auto& message : peer->second.waiting) untold_.push_back({std::move(message), {}, 0});
+  (void)transport_->close(peer->second.id);  // one that is down too
+  engines_.erase(peer->second.id);
+  peers_.erase(peer);
+}
+
+// WOULD_BLOCK: there is no room. OK: it is under way. Else it is lost, and so is the peer.
+Status FarProxy::send_one(const Peer& peer, std::unique_ptr<far::Message>& message) {
   const std::uint64_t cookie = ++last_;
-  const Status status =
+  Status status =
       transport_->send(peer.id, std::as_bytes(std::span(&message->header, 1)), message->bytes(), cookie);
-  if (status.code() == StatusCode::kWouldBlock) return false;
+  if (status.code() == StatusCode::kWouldBlock) return status;
   if (status.ok()) {
     sent_[cookie] = std::move(message);
   } else {
-    untold_.push_back({std::move(message), {}});
+    untold_.push_back({std::move(message), {}, 0});
   }
-  return true;
+  return status;
 }
 
 bool FarProxy::send_waiting() {
   bool any = false;
-  for (auto& [engine, peer] : peers_) {
-    while (!peer.waiting.empty() && send_one(peer, peer.waiting.front())) {
+  for (auto next = peers_.begin(); next != peers_.end();) {
+    const auto entry = next++;
+    Peer& peer = entry->second;
+    Status status;
+    while (status.ok() && !peer.waiting.empty()) {
+      status = send_one(peer, peer.waiting.front());
+      if (status.code() == StatusCode::kWouldBlock) break;
       peer.waiting.pop_front();
       any = true;
     }
+    if (status.ok() || status.code() == StatusCode::kWouldBlock) continue;
+    tell_down(entry->first, peer.connection, status);
+    forget(entry->first);
   }
   return any;
 }
@@ -214,18 +265,15 @@ void FarProxy::take(transport::Event& event) {
   switch (event.kind) {
     case transport::EventKind::kSent:
       if (const auto sent = sent_.find(event.cookie); sent != sent_.end()) {
-        untold_.push_back({std::move(sent->second), {}});
+        untold_.push_back({std::move(sent->second), {}, 0});
         sent_.erase(sent);
       }
       return;
     case transport::EventKind::kDown:
       if (const auto engine = engines_.find(event.peer); engine != engines_.end()) {
         const far::EngineId number = engine->second;
-        Peer& peer = peers_.at(number);
-        for (auto& message : peer.waiting) untold_.push_back({std::move(message), {}});
-        peers_.erase(number);
-        engines_.erase(engine);
-        tell_down(number, event.status);
+        tell_down(number, peers_.at(number).connection, event.status);
+        forget(number);
       }
       return;
     case transport::EventKind::kFlushed: return;
@@ -238,6 +286,7 @@ void FarProxy::take(transport::Event& event) {
   }
   ToLoop told;
   told.event.engine = engine->second;
+  told.connection = peers_.at(engine->second).connection;
   told.event.header = event.header;
   told.event.body = {event.body.data, event.body.bytes, event.body.hold};
   if (reinterpret_cast<std::uintptr_t>(event.body.data) % abi::kFarRecordAlign != 0) {
@@ -251,11 +300,12 @@ void FarProxy::take(transport::Event& event) {
   untold_.push_back(std::move(told));
 }
 
-void FarProxy::tell_down(far::EngineId engine, const Status& status) {
+void FarProxy::tell_down(far::EngineId engine, Connection connection, const Status& status) {
   ToLoop told;
   told.event.kind = Event::Kind::kDown;
   told.event.engine = engine;
   told.event.status = status;
+  told.connection = connection;
   untold_.push_back(std::move(told));
 }
 
@@ -269,17 +319,18 @@ bool FarProxy::tell_loop() {
   return any;
 }
 
+// What waits for room in a ring, or at the transport, is looked at again after a millisecond. With a full
+// ring the transport is left alone: it may have news that nobody could take.
 void FarProxy::sleep() {
   sleeping_.store(true, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  // What waits for room in a ring, or at the transport, is looked at again after a millisecond.
-  const bool pressed = !untold_.empty() || std::any_of(peers_.begin(), peers_.end(), [](const auto& peer) {
-    return !peer.second.waiting.empty();
-  });
-  if (to_thread_.empty() && !stop_.load(std::memory_order_relaxed) && transport_->arm()) {
+  const bool full = !untold_.empty();
+  const bool pressed = full || std::any_of(peers_.begin(), peers_.end(),
+                                           [](const auto& peer) { return !peer.second.waiting.empty(); });
+  if (to_thread_.empty() && !stop_.load(std::memory_order_relaxed) && (full || transport_->arm())) {
     pollfd waiting[] = {{bell_.get(), POLLIN, 0}, {transport_->wait_fd(), POLLIN, 0}};
     sleeps_.fetch_add(1, std::memory_order_relaxed);
-    ::poll(waiting, 2, pressed ? 1 : transport::kMaxSleepMs);
+    ::poll(waiting, full ? 1 : 2, pressed ? 1 : transport::kMaxSleepMs);
     std::uint64_t rung = 0;
     if (waiting[0].revents != 0 && ::read(bell_.get(), &rung, sizeof(rung)) < 0) ::sched_yield();
   }

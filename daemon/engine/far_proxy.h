@@ -1,6 +1,8 @@
 // The thread that owns an engine's transport, behind a far::Port of the engine's loop. Two rings connect
 // them: messages, releases and peers go there, what has come and messages that are away come back. Neither
-// side waits for the other.
+// side waits for the other. What finds no room in a ring is kept, and the other side is woken for it.
+//
+// Each connect() begins a connection of its own. What an earlier one of that engine still brings is nobody's.
 //
 // The thread polls for a while after work, then it arms the transport and sleeps, at most
 // transport::kMaxSleepMs at a time. The loop is told by `notify`, which rings its bell if it sleeps.
@@ -44,22 +46,30 @@ class FarProxy final : public far::Port {
   // ---- the loop's
 
   const transport::Address& address() const { return address_; }
-  // A peer whose address is no good, or that can't be reached, is down.
+  // In place of a connection that there is. A peer whose address is no good, or that can't be reached, is
+  // down: kDown is the last of its connection.
   void connect(far::EngineId engine, transport::Address address);
-  // Nothing of it comes any more but what lies in the ring.
+  // Nothing of it comes any more.
   void close(far::EngineId engine);
+  // A message to an engine without connection is lost. One that the transport refuses takes its peer down.
   bool send(std::unique_ptr<far::Message>& message) override;
   void release(const far::Body& body) override;
   // False: nothing has come. Messages that are away are freed here.
   bool next(Event& event);
-  bool has_news() const { return !to_loop_.empty(); }
+  // Whether next() has something to do.
+  bool has_news() const { return !to_loop_.empty() || (!unsent_orders_.empty() && !to_thread_.full()); }
+  // How long the thread polls after work.
+  void set_spin_ns(std::uint64_t spin_ns) { spin_ns_.store(spin_ns, std::memory_order_relaxed); }
   std::uint64_t sleeps() const { return sleeps_.load(std::memory_order_relaxed); }
 
  private:
+  using Connection = std::uint64_t;  // from 1, never used again
+
   struct ToThread {
     enum class Kind { kSend, kRelease, kConnect, kClose };
     Kind kind = Kind::kSend;
     far::EngineId engine = 0;
+    Connection connection = 0;
     std::unique_ptr<far::Message> message;
     far::Body body;
     transport::Address address;
@@ -67,9 +77,11 @@ class FarProxy final : public far::Port {
   struct ToLoop {
     std::unique_ptr<far::Message> away;  // or
     Event event;
+    Connection connection = 0;
   };
   struct Peer {
     transport::PeerId id = 0;
+    Connection connection = 0;
     std::deque<std::unique_ptr<far::Message>> waiting;  // for room
   };
   struct alignas(64) Line {
@@ -77,34 +89,45 @@ class FarProxy final : public far::Port {
   };
 
   FarProxy(UniqueFd bell, std::uint64_t spin_ns, std::function<void()> notify);
-  void order(ToThread command);  // the loop's
-  void wake();                   // likewise
+  // The loop's.
+  bool push(ToThread& command);
+  void order(ToThread command);
+  void send_orders();
+  void wake();
 
   // The thread's.
   void run();
   bool take_orders();
   void carry_out(ToThread& command);
-  void connect_peer(far::EngineId engine, const transport::Address& address);
+  void connect_peer(const ToThread& command);
+  void send_to_peer(ToThread& command);
+  void release_body(const far::Body& body);
   bool send_waiting();
-  bool send_one(Peer& peer, std::unique_ptr<far::Message>& message);
+  Status send_one(const Peer& peer, std::unique_ptr<far::Message>& message);
   bool progress();
   void take(transport::Event& event);
-  void tell_down(far::EngineId engine, const Status& status);
+  void forget(far::EngineId engine);
+  void tell_down(far::EngineId engine, Connection connection, const Status& status);
   bool tell_loop();
   void sleep();
 
   static constexpr std::size_t kSlots = 4096;
 
   const UniqueFd bell_;
-  const std::uint64_t spin_ns_;
+  std::atomic<std::uint64_t> spin_ns_;
   const std::function<void()> notify_;
   transport::Address address_;
   SpscRing<ToThread> to_thread_{kSlots};
   SpscRing<ToLoop> to_loop_{kSlots};
-  std::deque<ToThread> unsent_orders_;  // the loop's: the ring was full
+  std::atomic<bool> ring_was_full_{false};  // the loop is to be told of room in to_thread_
   std::atomic<bool> sleeping_{false};
   std::atomic<bool> stop_{false};
   std::atomic<std::uint64_t> sleeps_{0};
+
+  // The loop's.
+  std::deque<ToThread> unsent_orders_;  // the ring was full
+  std::map<far::EngineId, Connection> connections_;
+  Connection last_connection_ = 0;
 
   // The thread's.
   std::unique_ptr<transport::Transport> transport_;

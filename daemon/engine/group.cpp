@@ -127,7 +127,7 @@ void Member::publish_sent(std::uint32_t slot, std::uint64_t ticket) const {
   if (session != nullptr) session->ring();
 }
 
-Group::Group(const abi::GroupBegin& message)
+Group::Group(const abi::GroupBegin& message, std::unique_ptr<FarSide> far_side)
     : id(message.group_id),
       shape(message.shape),
       exchange_layout(shape),
@@ -137,7 +137,8 @@ Group::Group(const abi::GroupBegin& message)
       resume_index(message.resume_index),
       life(message.broken != 0),
       ranks(shape.num_ranks),
-      active_since(shape.num_ranks) {}
+      active_since(shape.num_ranks),
+      far(std::move(far_side)) {}
 
 bool Group::calls_halted() const {
   return std::all_of(members.begin(), members.end(),
@@ -164,14 +165,14 @@ void Group::set_active(std::uint32_t rank, std::uint64_t since) {
       std::any_of(active_since.begin(), active_since.end(), [](auto s) { return s == 0; });
   masked.clear();
   for (std::size_t r = 0; any_masked && r < active_since.size(); ++r) masked.push_back(active_since[r] == 0);
-  if (since != 0) {
+  if (since != 0 && is_near(rank)) {
     ranks[rank].set_active(since);
     return;
   }
   ranks[rank] = {};
   std::erase_if(peers, [this](const auto& peer) {
     for (std::uint32_t r = 0; r < shape.num_ranks; ++r) {
-      if (active(r) && ranks[r].device_index == peer->device_index) return false;
+      if (active(r) && is_near(r) && ranks[r].device_index == peer->device_index) return false;
     }
     return true;
   });
@@ -188,7 +189,7 @@ void Group::ring_peers() const {
 
 std::uint64_t Group::stands_still_ms(std::uint32_t rank, std::uint64_t now_ns, std::uint64_t bell_ns) const {
   for (const auto& peer : peers) {
-    if (peer->device_index != ranks[rank].device_index) continue;
+    if (!is_near(rank) || peer->device_index != ranks[rank].device_index) continue;
     const std::uint64_t beat = peer->page.as<abi::EnginePage>()->heartbeat_ns.load(std::memory_order_relaxed);
     const std::uint64_t patience_ns = beat < bell_ns ? kDeafNs : kSilentNs;
     return beat != 0 && now_ns > beat + patience_ns ? (now_ns - beat) / 1'000'000 : 0;
@@ -198,7 +199,7 @@ std::uint64_t Group::stands_still_ms(std::uint32_t rank, std::uint64_t now_ns, s
 
 std::string Group::check_complete() const {
   for (std::uint32_t rank = 0; rank < shape.num_ranks; ++rank) {
-    if (active(rank) && ranks[rank].user == nullptr)
+    if (active(rank) && is_near(rank) && ranks[rank].user == nullptr)
       return "rank " + std::to_string(rank) + " was not announced";
   }
   if (members.empty() && refused.empty()) return "no member on this device";

@@ -3,6 +3,7 @@
 
 #include "common/memory.h"
 #include "device/launcher.h"
+#include "far_side.h"
 #include "group_life.h"
 #include "proto/link.h"
 #include "route_heads.h"
@@ -120,7 +121,8 @@ class Member {
 };
 
 struct Group {
-  explicit Group(const abi::GroupBegin& message);
+  // `far`: of a group whose ranks are on several nodes; else null.
+  Group(const abi::GroupBegin& message, std::unique_ptr<FarSide> far_side);
 
   const std::uint64_t id;
   const abi::GroupShape shape;
@@ -141,13 +143,16 @@ struct Group {
   std::set<std::uint32_t> refused;                 // masked here alone, until the supervisor says more
   std::vector<std::uint8_t> masked;                // [R] active_since as a mask; empty while no rank is
   std::uint64_t changed_epoch = 0;                 // in which a rank was last masked or replaced
-  std::vector<std::shared_ptr<PeerEngine>> peers;  // engines of the group, each once
+  std::vector<std::shared_ptr<PeerEngine>> peers;  // engines of the group on this node, each once
+  std::unique_ptr<FarSide> far;                    // null: all ranks are on this node. Outlives lanes
   std::vector<std::unique_ptr<Member>> members;
 
   // An operation's number of this epoch as tags, blocks and routing records have it, and back.
   std::uint64_t in_tags(std::uint64_t index) const { return index - abi::tag_base(resume_index); }
   std::uint64_t from_tags(std::uint64_t number) const { return number + abi::tag_base(resume_index); }
   bool active(std::uint32_t rank) const { return active_since[rank] != 0; }
+  // Whether it is on this node, and so its memory is here.
+  bool is_near(std::uint32_t rank) const { return far == nullptr || far->is_near(rank); }
   // Whether the rank holds what it was sent in that epoch.
   bool serves(std::uint32_t rank, std::uint64_t since_epoch) const {
     return active(rank) && active_since[rank] <= since_epoch;
@@ -160,7 +165,8 @@ struct Group {
   bool calls_halted() const;
   bool settled() const;
   Member* member(std::uint32_t rank) const;  // null: this device serves none
-  // `since` 0 masks the rank. Peers that no active rank needs any more are let go.
+  // `since` 0 masks the rank. Peers that no active rank needs any more are let go. A far rank's place is
+  // known.
   void set_active(std::uint32_t rank, std::uint64_t since);
   // Of its device that an operation which asks for `own` may use; 0: all, in both.
   std::uint32_t share_sms(std::uint32_t own) const {

@@ -1,4 +1,5 @@
 // Groups: their part in the break protocol (daemon/README): a group stands still, goes on, or ends.
+#include "base/log.h"
 #include "calls.h"
 #include "groups.h"
 #include "restart.h"
@@ -72,6 +73,7 @@ void Groups::acknowledge_break(Group& group) {
   const bool gone = group.life.is(GroupPhase::kUnmapped);
   if (!gone && (!group.life.is(GroupPhase::kBreaking) || !group.settled())) return;
   journals_.read(group);
+  if (group.far != nullptr) group.far->end();
   std::uint64_t next = std::numeric_limits<std::uint64_t>::max();
   for (const auto& member : group.members) {
     if (!member->stopped()) next = std::min(next, member->next_index());
@@ -92,6 +94,7 @@ void Groups::give_up_memory(Group& group) {
     if (member->lane != nullptr) reclaimer_.take(*member->lane);
     member->lane.reset();
   }
+  end_far(group);
   ranks_.unmap(group);
   group.life.enter(GroupPhase::kUnmapping);
   reclaimer_.then([this, id = group.id] {
@@ -113,6 +116,13 @@ Status Groups::resume_group(const abi::Resume& message) {
     std::memcpy(group->cause.text, message.text, sizeof(message.text));
   }
   for (const auto& member : group->members) member->next_number = message.resume_index;
+  if (group->far != nullptr) {
+    group->far->set_epoch(message.view, message.epoch_key);
+    // A loss may have moved gateways here: more than was promised at the start.
+    if (const Status far = begin_far(*group); !far.ok())
+      log_event(LogLevel::kWarning, "more memory than promised",
+                {{"group", group->id}, {"reason", far.message()}});
+  }
   start_calls(*group, false);
   starts_.owe(*group);
   return {};
@@ -155,6 +165,7 @@ void Groups::finish_removals() {
     if (!group.life.is(GroupPhase::kRemoving) || group.has_operations() || !group.calls_halted())
       return false;
     for (const auto& member : group.members) end_member(*member, StatusCode::kAborted);
+    end_far(group);
     ranks_.unmap(group);
     // Not before nothing of it is mapped here, see give_up_memory.
     reclaimer_.then([this, id = group.id] { link_.send(LinkType::kGroupRemoved, abi::GroupRef{id}); });

@@ -12,16 +12,17 @@ namespace epd {
 using abi::LinkType;
 
 Groups::Groups(Device& device, Page& page, SupervisorLink& link, Sessions& sessions, Operations& operations,
-               const RoundClock& clock)
+               FarEngines& far_engines, const RoundClock& clock)
     : device_(device),
       link_(link),
       sessions_(sessions),
       operations_(operations),
+      far_engines_(far_engines),
       clock_(clock),
       reclaimer_(clock),
       ranks_(device, page, reclaimer_),
       journals_(page, link, sessions, clock),
-      starts_(device.name(), link, operations, journals_, clock) {}
+      starts_(device.name(), link, operations, journals_, far_engines, clock) {}
 
 // Of one that is being removed the supervisor speaks no more.
 Group* Groups::find(std::uint64_t id) const {
@@ -33,7 +34,11 @@ Group* Groups::find(std::uint64_t id) const {
 Status Groups::begin_group(const abi::GroupBegin& message) {
   if (groups_.contains(message.group_id))
     return invalid_argument("group " + std::to_string(message.group_id) + " twice");
-  groups_[message.group_id] = std::make_unique<Group>(message);
+  std::unique_ptr<FarSide> far = message.node == 0 ? nullptr : far_engines_.make_side(message);
+  auto& group = groups_[message.group_id] = std::make_unique<Group>(message, std::move(far));
+  if (group->far == nullptr) return {};
+  group->unusable = far_engines_.usable();
+  if (group->unusable.ok()) group->unusable = far_engines_.check_sizes(*group->far);
   return {};
 }
 
@@ -43,7 +48,9 @@ Status Groups::add_rank(Packet& packet) {
   const abi::GroupRank& message = body.value();
   Group* group = find(message.group_id);
   const bool changeable = group != nullptr && group->life.takes_ranks();
-  const bool fits = message.active_since != 0 ? packet.fds.size() >= abi::kRankFds : packet.fds.empty();
+  const bool is_far = changeable && group->far != nullptr && message.node != group->far->node();
+  const bool mapped = message.active_since != 0 && !is_far;
+  const bool fits = mapped ? packet.fds.size() >= abi::kRankFds : packet.fds.empty();
   if (!changeable || message.rank >= group->shape.num_ranks || !fits) {
     return invalid_argument("kGroupRank for group " + std::to_string(message.group_id) + " rank " +
                             std::to_string(message.rank) + " with " + std::to_string(packet.fds.size()) +
@@ -54,10 +61,10 @@ Status Groups::add_rank(Packet& packet) {
   if (message.active_since != 0 && group->active_since[message.rank] == message.active_since) return {};
   group->refused.erase(message.rank);
   drop_member(*group, message.rank);
-  if (message.active_since == 0) {
-    ranks_.mask(*group, message.rank);
-    return {};
-  }
+  if (group->far != nullptr) group->far->place(message);
+  if (message.active_since == 0) ranks_.mask(*group, message.rank);
+  if (is_far && message.active_since != 0) ranks_.place_far(*group, message.rank, message.active_since);
+  if (!mapped) return {};
   const Status status = ranks_.map(*group, message, packet);
   if (!status.ok()) refuse_rank(*group, message.rank, status);
   return {};
@@ -137,6 +144,10 @@ Status Groups::commit_group(const abi::GroupRef& message) {
     abi::set_text(ready.text, missing.data(), missing.size());
   } else if (group->life.is(GroupPhase::kRestoring)) {
     restore(*group);
+  } else if (const Status far = begin_far(*group); !far.ok()) {
+    end_far(*group);
+    ready.status = far.code();
+    abi::set_text(ready.text, far.message().data(), far.message().size());
   } else {
     group->life.enter(GroupPhase::kStarting);
     start_calls(*group, true);
@@ -156,6 +167,20 @@ void Groups::restore(Group& group) {
       group.members.empty() ? -1 : static_cast<std::int32_t>(group.members.front()->rank);
   const std::string text = "the engine of " + device_.name() + " was restarted";
   abi::set_text(group.cause.text, text.data(), text.size());
+}
+
+// Of a group whose ranks are on several nodes: its engines are connected, and hellos begin. An error is of the
+// memory that was promised.
+Status Groups::begin_far(Group& group) {
+  if (group.far == nullptr) return {};
+  group.far->begin(group.epoch, group.in_tags(group.resume_index), group.masked);
+  return far_engines_.serve(*group.far);
+}
+
+void Groups::end_far(const Group& group) {
+  if (group.far == nullptr) return;
+  group.far->end();
+  far_engines_.forget(*group.far);
 }
 
 void Groups::start_calls(const Group& group, bool fresh) {
@@ -220,6 +245,13 @@ void Groups::halt() {
       if (member->calls != nullptr) member->calls->halt();
     }
   }
+}
+
+void Groups::clear() {
+  for (const auto& [id, group] : groups_) {
+    if (group->far != nullptr) far_engines_.forget(*group->far);
+  }
+  groups_.clear();
 }
 
 bool Groups::settled() const {

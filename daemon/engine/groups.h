@@ -3,6 +3,7 @@
 // round that finds what it waited for.
 #pragma once
 
+#include "far_engines.h"
 #include "journals.h"
 #include "operations.h"
 #include "ranks.h"
@@ -19,7 +20,7 @@ namespace epd {
 class Groups {
  public:
   Groups(Device& device, Page& page, SupervisorLink& link, Sessions& sessions, Operations& operations,
-         const RoundClock& clock);
+         FarEngines& far_engines, const RoundClock& clock);
 
   // The supervisor's messages: a group forms.
   Status begin_group(const abi::GroupBegin& message);
@@ -50,7 +51,7 @@ class Groups {
   // At the end of the engine: calls end; when the device has left all there is they are forgotten.
   void halt();
   bool settled() const;
-  void clear() { groups_.clear(); }
+  void clear();
 
  private:
   Group* find(std::uint64_t id) const;
@@ -58,6 +59,8 @@ class Groups {
   void drop_member(Group& group, std::uint32_t rank);
   void end_member(Member& member, StatusCode status);
   void restore(Group& group);
+  Status begin_far(Group& group);
+  void end_far(const Group& group);
   void start_calls(const Group& group, bool fresh);
   void follow_settings(const Group& group) const;
   void answer_stops();
@@ -69,6 +72,7 @@ class Groups {
   SupervisorLink& link_;
   Sessions& sessions_;
   Operations& operations_;
+  FarEngines& far_engines_;
   const RoundClock& clock_;
   Reclaimer reclaimer_;
   Ranks ranks_;

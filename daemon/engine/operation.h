@@ -82,6 +82,10 @@ class Operation final : private OperationPeers {
   // OperationPeers
   kernels::cuda::Peer peer(std::uint32_t rank) const override;
   std::span<const std::uint8_t> masked() const override { return group_.masked; }
+  RoutedRows routed_rows(std::uint32_t rank, std::uint64_t routing) const override;
+  bool holds_rows(std::uint32_t rank, std::uint64_t routing) const override {
+    return group_.serves(rank, abi::epoch_of_tag(routing));
+  }
   void ring() const override { group_.ring_peers(); }
 
   bool is_noop() const { return submission_.op == abi::Op::kNoop; }
@@ -139,6 +143,7 @@ class Operation final : private OperationPeers {
   bool counted_ = false;  // and told
   bool sent_ = false;
   bool expired_ = false;
+  std::string waited_for_;  // of other nodes, when it expired
   bool concluded_ = false;
 };
 

@@ -31,6 +31,16 @@ kernels::cuda::Peer Operation::peer(std::uint32_t rank) const {
   return peer;
 }
 
+OperationPeers::RoutedRows Operation::routed_rows(std::uint32_t rank, std::uint64_t routing) const {
+  const GroupRankMemory& memory = group_.ranks[rank];
+  const std::byte* const half =
+      find_routing(memory.exchange->bytes(), group_.exchange_layout, call_.route, routing);
+  if (half == nullptr) return {};
+  return {reinterpret_cast<const std::int32_t*>(half + group_.exchange_layout.placement),
+          memory.view.y.at<const std::uint16_t>(call_.slot),
+          memory.view.y_weights.at<const float>(call_.slot)};
+}
+
 StepResult Operation::step(std::uint64_t now_ns) {
   if (stage() == OpStage::kBreaking) return StepResult::kIdle;
   if (in_flight_ != nullptr) return look(now_ns);
@@ -213,7 +223,10 @@ StepResult Operation::expire(std::uint64_t now_ns) {
   if (in_flight_ == nullptr)
     return fail(
         {StatusCode::kDeadlineExceeded, -1, expired_text(now_ns) + ": an earlier operation had not ended"});
-  if (!std::exchange(expired_, true)) in_flight_->abort();  // its result will name who was waited for
+  if (!std::exchange(expired_, true)) {
+    waited_for_ = in_flight_->waits_for();
+    in_flight_->abort();  // its result will name who was waited for
+  }
   return in_flight_->ended() ? conclude(now_ns) : StepResult::kIdle;
 }
 
@@ -230,14 +243,19 @@ Failure Operation::device_failed(std::uint64_t now_ns) const {
   const OpResult& result = in_flight_->result();
   if (result.error == OpError::kNoRouting) return stale_handle();
   const bool late = result.error == OpError::kAborted || result.error == OpError::kDeadline;
-  if (!late || in_flight_->awaited(0) == OperationInFlight::kNobody)
-    return device_failure(subject(), launcher_, result, expired_text(now_ns), now_ns);
+  const std::string far_text = waited_for_.empty() ? "" : "; it waited for " + waited_for_;
+  if (!late || in_flight_->awaited(0) == OperationInFlight::kNobody) {
+    Failure failure = device_failure(subject(), launcher_, result, expired_text(now_ns), now_ns);
+    failure.text += far_text;
+    return failure;
+  }
   const std::uint32_t rank = whom_to_blame(now_ns);
   const std::string why =
-      awaited_text(rank, group_.stands_still_ms(rank, now_ns, seen_ns_),
+      awaited_text(group_, rank, group_.stands_still_ms(rank, now_ns, seen_ns_),
                    in_flight_->stage() == OpStage::kWaitReady ? "has not submitted it"
                                                               : "has not finished moving its rows");
-  return {StatusCode::kDeadlineExceeded, static_cast<std::int32_t>(rank), expired_text(now_ns) + ": " + why};
+  return {StatusCode::kDeadlineExceeded, static_cast<std::int32_t>(rank),
+          expired_text(now_ns) + ": " + why + far_text};
 }
 
 // Of the ranks that are missing one whose engine stands still, else the first: a rank may well have submitted

@@ -77,6 +77,11 @@ void Ranks::mask(Group& group, std::uint32_t rank) {
   group.set_active(rank, 0);
 }
 
+void Ranks::place_far(Group& group, std::uint32_t rank, std::uint64_t since) {
+  reclaimer_.take(group.ranks[rank]);
+  group.set_active(rank, since);
+}
+
 void Ranks::unmap(Group& group) {
   for (GroupRankMemory& rank : group.ranks) reclaimer_.take(rank);
   group.ranks.clear();
@@ -106,8 +111,10 @@ Result<std::unique_ptr<Member>> Ranks::serve(Group& group, const abi::GroupMembe
 }
 
 Status Ranks::open_lane(Group& group, Member& member) const {
+  if (!group.unusable.ok()) return {};
   Launcher& launcher = device_.launcher();
   LaneShape shape = lane_shape(group.shape, group.priority);
+  if (group.far != nullptr) shape.far = &group.far->group(group.ranks[member.rank].device_index);
   if (device_.traits().has_streams) shape.exchange = group.ranks[member.rank].exchange;
   Result<std::unique_ptr<Lane>> lane = launcher.open_lane(shape);
   if (!lane.ok()) {

@@ -23,6 +23,8 @@ class Ranks {
   // that fails, what has been mapped stays until mask().
   Status map(Group& group, const abi::GroupRank& message, Packet& packet);
   void mask(Group& group, std::uint32_t rank);
+  // It is active since then, on another node.
+  void place_far(Group& group, std::uint32_t rank, std::uint64_t since);
   // The memory of all: nothing touches an arena of this group any more.
   void unmap(Group& group);
 

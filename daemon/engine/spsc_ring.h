@@ -29,6 +29,9 @@ class SpscRing {
     head_.store(head + 1, std::memory_order_release);
     return true;
   }
+  bool full() const {
+    return tail_.load(std::memory_order_acquire) - head_.load(std::memory_order_acquire) == slots_.size();
+  }
   bool empty() const {
     return tail_.load(std::memory_order_acquire) == head_.load(std::memory_order_acquire);
   }

@@ -33,14 +33,49 @@ void Starts::owe(Group& group) {
 // knows of it would be discarded.
 void Starts::finish() {
   std::erase_if(owed_, [this](Owed& owed) {
-    const Member* const late = late_member(*owed.group);
-    if (late == nullptr) {
+    if (refuse(owed)) return true;
+    const std::string text = awaited(*owed.group);
+    if (text.empty()) {
       activate(*owed.group);
     } else if (clock_.round_ns() >= owed.say_waits_ns) {
-      say_waits(owed, *late);
+      say_waits(owed, text);
     }
-    return late == nullptr;
+    return text.empty();
   });
+}
+
+// True: a far engine was told something else of the group, and it does not begin. One that goes on has the
+// engine taken for lost.
+bool Starts::refuse(Owed& owed) {
+  const Group& group = *owed.group;
+  if (group.far == nullptr || owed.difference_told) return false;
+  const std::optional<FarSide::Difference> difference = group.far->difference();
+  if (!difference) return false;
+  owed.difference_told = true;
+  const std::string reason = std::string("has another ") + difference->what;
+  if (!group.life.is(GroupPhase::kStarting)) {
+    far_engines_.lose(difference->engine, reason);
+    return false;
+  }
+  const std::string text = far_engines_.name(difference->engine) + " " + reason;
+  abi::GroupReady ready{group.id, StatusCode::kInvalidArgument, {}};
+  abi::set_text(ready.text, text.data(), text.size());
+  link_.send(abi::LinkType::kGroupReady, ready);
+  return true;
+}
+
+// What the group waits for; "" if for nothing.
+std::string Starts::awaited(const Group& group) const {
+  if (const Member* const late = late_member(group); late != nullptr) return awaited(group, *late);
+  const std::optional<far::EngineId> engine = group.far == nullptr ? std::nullopt : group.far->awaited();
+  return engine ? "hello of " + far_engines_.name(*engine) : "";
+}
+
+// A kernel gets its SMs when what runs there has ended, which may wait for a slow peer.
+std::string Starts::awaited(const Group& group, const Member& late) const {
+  const std::string kernel = "the kernel of rank " + std::to_string(late.rank) + " waits for ";
+  if (!late.calls->waits_for_room()) return kernel + device_ + " to begin it";
+  return kernel + "SMs of " + device_ + holder_of_sms(group);
 }
 
 void Starts::begin(Group& group) {
@@ -52,16 +87,9 @@ void Starts::forget(const Group& group) {
   std::erase_if(owed_, [&group](const Owed& owed) { return owed.group == &group; });
 }
 
-// A kernel gets its SMs when what runs there has ended, which may wait for a slow peer: the supervisor is not
-// to take that for an engine that hangs. Said as long as this loop turns.
-void Starts::say_waits(Owed& owed, const Member& late) {
+// The supervisor is not to take that for an engine that hangs. Said as long as this loop turns.
+void Starts::say_waits(Owed& owed, const std::string& text) {
   const Group& group = *owed.group;
-  std::string text = "the kernel of rank " + std::to_string(late.rank) + " waits for ";
-  if (late.calls->waits_for_room()) {
-    text += "SMs of " + device_ + holder_of_sms(group);
-  } else {
-    text += device_ + " to begin it";
-  }
   // Not of a start that just takes a moment.
   if (clock_.round_ns() >= owed.since_ns + kNextWordNs && !std::exchange(owed.waits_logged, true))
     log_event(LogLevel::kWarning, "group waits", {{"group", group.id}, {"reason", text}});

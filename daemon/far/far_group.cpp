@@ -96,6 +96,14 @@ void FarGroup::end() {
   state_.reset();
 }
 
+// As whoever uses a gateway: rows to it, sums from it. As a gateway: the other way round.
+std::uint64_t FarGroup::memory_bytes() const {
+  std::uint64_t windows = 0;
+  for (const auto& [ranks, with] : state_->pairs)
+    windows += (with.to_gateway ? 2u : 0u) + (with.for_far_rank ? 2u : 0u);
+  return windows * state_->sizes.window * state_->sizes.batch_bytes;
+}
+
 const Span& FarGroup::span() const {
   return state_->span;
 }

@@ -8,6 +8,7 @@
 #include "coordinator_side.h"
 #include "frames.h"
 #include "fuzz.h"
+#include "membership_wire.h"
 
 #include <deque>
 #include <functional>
@@ -43,9 +44,12 @@ class FuzzStream final : public Stream {
 class Life {
  public:
   explicit Life(Bytes input)
-      : input_(input), coordinator_(self(), [this](const SocketAddress&, std::function<void(bool)> answer) {
-          if (probes_.size() < 8) probes_.push_back(std::move(answer));
-        }) {}
+      : input_(input),
+        agent_(clock_, {{100, 2'000, 10'000}, {}, {membership::kLocalNode, {{"host:0", {}}}, "node-a", "A"}}),
+        coordinator_(self(), {{}, 10'000, 1, [this] { return ++last_number_; }},
+                     [this](const SocketAddress&, std::function<void(bool)> answer) {
+                       if (probes_.size() < 8) probes_.push_back(std::move(answer));
+                     }) {}
 
   void run() {
     while (!input_.empty()) {
@@ -58,7 +62,7 @@ class Life {
  private:
   Self self() {
     settings_ = {"c", "node-a", "127.0.0.1:1", "node-a:1", "node-a:1", {}, "", "", "", true, 100, 2'000};
-    Self self{settings_, clock_, refusals_, {}};
+    Self self{settings_, clock_, refusals_, {}, agent_};
     self.description.set_name("node-a");
     self.description.set_boot_id(std::string(16, 'A'));
     return self;
@@ -93,7 +97,9 @@ class Life {
         break;
       default:
         clock_.advance_ms(input_.byte() * 16);
+        agent_.tick();
         coordinator_.tick();
+        (void)agent_.take_actions();
         if (!probes_.empty()) {
           const auto answer = std::move(probes_.front());
           probes_.pop_front();
@@ -113,8 +119,8 @@ class Life {
     v1::Frame frame;
     v1::Hello& hello = *frame.mutable_hello();
     const std::uint8_t how = input_.byte();
-    hello.set_version_min(1);
-    hello.set_version_max(1 + how % 2);
+    hello.set_version_min(kVersionMin);
+    hello.set_version_max(kVersionMax - 1 + (how % 8 != 0));
     hello.set_cluster("c");
     hello.mutable_node()->set_name("node-" + std::to_string(how % 4));
     hello.mutable_node()->set_boot_id(std::string(16, static_cast<char>('0' + how / 4 % 2)));
@@ -134,8 +140,38 @@ class Life {
     message.set_boot_id(std::string(16, static_cast<char>('0' + input_.byte() % 2)));
     message.set_number(input_.byte() % 4);
     message.set_acknowledged(input_.byte() % 4);
-    if (message.number() != 0) message.set_payload(input_.text(input_.byte() % 8));
+    if (message.number() != 0) message.set_payload(payload());
     return frame;
+  }
+
+  std::string payload() {
+    const std::uint8_t how = input_.byte();
+    if (how % 4 == 0) return input_.text(how / 4);
+    v1::NodeMessage content;
+    const std::uint64_t term = coordinator_.view().term;
+    membership::ToCoordinator said{how / 4 % 4 == 0 ? 0 : term, membership::AgentHeartbeat{how / 16 % 2 == 0}};
+    if (how % 4 == 1) {
+      membership::Attach attach;
+      attach.attempt = input_.byte();
+      attach.number = input_.byte() % 4;
+      attach.devices.push_back({"host:0", {}});
+      attach.engines.push_back({input_.byte() % 2u, "x"});
+      said.body = attach;
+    } else if (how % 4 == 2) {
+      membership::JoinRequest join;
+      join.id = {{0, input_.byte() % 3u}, input_.byte()};
+      join.join.group[0] = 'g';
+      join.join.rank = input_.byte() % 3 - 1;
+      join.join.shape = {2, 2, 16, 128, 2, 2, abi::Payload::kBf16, abi::IndexType::kInt32, abi::LossPolicy::kFailFast};
+      join.join.shape.span = abi::Span::kCluster;
+      input_.dent(join.join.shape);
+      said.body = membership::Told{join};
+    }
+    *content.mutable_to_coordinator() = message_of(said);
+    // What else an agent may say is a field of the same message away.
+    std::string bytes = content.SerializeAsString();
+    if (how >= 0xc0 && !bytes.empty()) bytes[input_.byte() % bytes.size()] = static_cast<char>(input_.byte());
+    return bytes;
   }
 
   Bytes input_;
@@ -144,6 +180,8 @@ class Life {
   Settings settings_;
   std::deque<std::function<void(bool)>> probes_;
   std::vector<std::shared_ptr<FuzzStream>> streams_;
+  std::uint64_t last_number_ = 0;
+  membership::Agent agent_;
   CoordinatorSide coordinator_;
 };
 

@@ -26,6 +26,8 @@ epd_fuzzer(config_fuzz SOURCE config_fuzz.cpp CORPUS config RUNS 1000 LIBS epd_s
 epd_fuzzer(far_fuzz SOURCE far_fuzz.cpp CORPUS far RUNS 20000 LIBS epd_proto)
 epd_fuzzer(cluster_fuzz SOURCE cluster_fuzz.cpp ROOM cluster CORPUS cluster RUNS 2000
   LIBS epd_cluster epd_membership epd_cluster_messages)
+epd_fuzzer(cluster_wire_fuzz SOURCE cluster_wire_fuzz.cpp ROOM cluster CORPUS cluster_wire RUNS 20000
+  LIBS epd_cluster epd_membership epd_cluster_messages)
 if(EPD_BUILD_FUZZERS)
   # Coverage guides only where the code under test is instrumented too.
   foreach(_room base session membership cluster supervisor control engine device)

@@ -39,8 +39,20 @@ void EngineThread::start() {
   options.link_fd = theirs.release();
   options.page_fd = value_of(duplicate(page_.get())).release();
   options.bell_fd = value_of(duplicate(bell_.get())).release();
-  thread_ = std::thread([this, options] { exit_code_ = engine_main(options); });
-  if (!expect(abi::LinkType::kReady)) throw std::runtime_error("engine did not start");
+  options.network = network_;
+  thread_ = std::thread([this, options] {
+    exit_code_ = open_ == nullptr ? engine_main(options) : engine_main(options, open_);
+  });
+  const std::optional<Packet> ready = expect(abi::LinkType::kReady);
+  if (!ready) throw std::runtime_error("engine did not start");
+  const auto body = value_of(ready->read<abi::EngineReady>());
+  const auto* const address = reinterpret_cast<const std::byte*>(body.address);
+  address_.assign(address, address + body.address_bytes);
+}
+
+void EngineThread::set_network(const NetworkOptions& network, OpenTransport open) {
+  network_ = network;
+  open_ = std::move(open);
 }
 
 int EngineThread::stop() {

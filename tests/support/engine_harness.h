@@ -4,6 +4,7 @@
 
 #include "common/memory.h"
 #include "common/packet.h"
+#include "engine/engine_main.h"
 #include "proto/link.h"
 
 #include <chrono>
@@ -37,6 +38,10 @@ class EngineThread {
   ~EngineThread();
 
   void start();
+  // From the next start on: how it reaches engines of other nodes.
+  void set_network(const NetworkOptions& network, OpenTransport open);
+  // Where it is reached, as it said when it started.
+  const std::vector<std::byte>& address() const { return address_; }
   // kStop, then join. Returns engine_main's exit code.
   int stop();
   int link() const { return link_.get(); }
@@ -55,6 +60,9 @@ class EngineThread {
   const std::uint32_t device_index_;
   const std::string kind_;
   const bool resident_;
+  NetworkOptions network_;
+  OpenTransport open_;
+  std::vector<std::byte> address_;
   UniqueFd link_;
   UniqueFd page_;
   UniqueFd bell_;

@@ -88,6 +88,7 @@ struct FarHello {
   std::uint64_t incarnation;   // of the sender's engine
   std::uint64_t shape_digest;  // of the group's shape and view: both sides must have the same
   std::uint64_t view_digest;
+  std::uint64_t heard;  // 1: the receiver's hello of this epoch has come, and none is asked for
   char node[kFarNodeBytes];
   char version[kFarNodeBytes];  // epd's and UCX's, for people
 };
@@ -274,6 +275,7 @@ constexpr FarReason check_far_records(const FarHeader& header, std::uint64_t str
 
 inline FarReason read_far_hello(std::span<const std::byte> body, FarHello& out) {
   if (FarReason reason = detail::copy_far_body(body, out); reason != FarReason::kNone) return reason;
+  if (out.heard > 1) return FarReason::kReserved;
   return detail::is_far_text(out.node) && detail::is_far_text(out.version) ? FarReason::kNone
                                                                            : FarReason::kText;
 }

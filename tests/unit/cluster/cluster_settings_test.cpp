@@ -125,7 +125,9 @@ TEST_F(ClusterSettings, Certificates) {
   expect_says(refusal([&](Settings& s) { s.tls_key = file("node-b.key"); }),
               "which is not the key of cluster.tls_cert");
   expect_says(refusal([](Settings& s) { s.node = s.coordinator = "node-c:7410", s.node = "node-c"; }),
-              "cluster.node is \"node-c\", which is no name of cluster.tls_cert; allowed: node-a, 10.0.0.1");
+              "cluster.node is \"node-c\", which is no DNS name of cluster.tls_cert; allowed: node-a");
+  expect_says(refusal([](Settings& s) { s.node = "10.0.0.1"; }),
+              "cluster.node is \"10.0.0.1\", which is no DNS name of cluster.tls_cert; allowed: node-a");
   expect_says(refusal([](Settings& s) { s.advertise = s.coordinator = "10.0.0.2:7410"; }),
               "cluster.coordinator is \"10.0.0.2:7410\", whose host is no name of cluster.tls_cert");
   make("", "/other");
@@ -133,6 +135,26 @@ TEST_F(ClusterSettings, Certificates) {
               "which does not lead to cluster.tls_ca: ");
   make("--days 0");
   expect_says(refusal([](Settings&) {}), "whose certificate expired at");
+}
+
+TEST_F(ClusterSettings, CertificatesAreForBothEnds) {
+  const auto make_for = [&](const std::string& uses) {
+    std::ofstream(file("extensions")) << "subjectAltName=DNS:node-a\n" << (uses.empty() ? "" : "extendedKeyUsage=" + uses);
+    const std::string command = "cd " + directory_ +
+                                " && openssl req -new -key node-a.key -subj /CN=node-a -out request 2>log && openssl x509 "
+                                "-req -in request -CA ca.pem -CAkey ca.key -days 9 -extfile extensions -out node-a.pem "
+                                "2>log";
+    ASSERT_EQ(std::system(command.c_str()), 0) << command;
+  };
+  make_for("serverAuth");
+  expect_says(refusal([](Settings&) {}),
+              "whose extendedKeyUsage lacks clientAuth; allowed: one with serverAuth and clientAuth, or without");
+  make_for("clientAuth,emailProtection");
+  expect_says(refusal([](Settings&) {}), "whose extendedKeyUsage lacks serverAuth");
+  for (const char* uses : {"", "clientAuth,serverAuth"}) {
+    make_for(uses);
+    EXPECT_TRUE(complete(settings_).ok()) << complete(settings_).status().to_string();
+  }
 }
 
 TEST_F(ClusterSettings, AnUnreadableKey) {

@@ -1,187 +1,9 @@
 // Coordinator and agents in stepped time, over streams that the test carries, cuts and holds up.
-#include "agent_side.h"
-#include "base/clock.h"
-#include "coordinator_side.h"
-#include "frames.h"
-
-#include <gtest/gtest.h>
-#include <deque>
-#include <map>
-#include <memory>
-#include <vector>
+#include "base/event.h"
+#include "cluster_fixture.h"
 
 namespace epd::cluster {
 namespace {
-
-// One end of a stream; what it writes waits at the other end until the test carries it.
-class FakeStream final : public Stream {
- public:
-  FakeStream(StreamEvents& events, PeerFacts peer) : events_(events), peer_(std::move(peer)) {}
-  const PeerFacts& peer() const override { return peer_; }
-  void read() override { reading_ = true; }
-  void write(const v1::Frame& frame) override {
-    EXPECT_FALSE(writing_) << "one frame at a time";
-    writing_ = true;
-    out_.push_back(frame);
-  }
-  void finish(const Status& status) override {
-    finished_ = true;
-    status_ = status;
-  }
-
-  StreamEvents& events_;
-  const PeerFacts peer_;
-  bool reading_ = false;
-  bool writing_ = false;
-  bool finished_ = false;
-  Status status_;
-  std::deque<v1::Frame> out_;
-};
-
-struct Pair {
-  std::shared_ptr<FakeStream> agent;
-  std::shared_ptr<FakeStream> coordinator;
-  bool held_up = false;  // nothing passes, and nobody is told
-};
-
-constexpr std::uint32_t kTimeoutMs = 2'000;
-
-class ClusterSides : public testing::Test {
- protected:
-  ClusterSides() { restart_coordinator('A'); }
-
-  Settings settings_of(const std::string& node) {
-    return {"test", node, "127.0.0.1:1", node + ":1", "node-a:1", {"node-*"}, "",
-            "",     "",   true,          100,         kTimeoutMs};
-  }
-  Self self_of(const std::string& node, char boot) {
-    kept_.push_back(std::make_unique<Settings>(settings_of(node)));
-    Self self{*kept_.back(), clock_, refusals_, {}};
-    self.description.set_name(node);
-    self.description.set_boot_id(std::string(16, boot));
-    self.description.set_address(node + ":1");
-    self.description.set_listen("127.0.0.1:1");
-    self.description.set_daemon_version("0.1.0");
-    return self;
-  }
-  void restart_coordinator(char boot) {
-    coordinator_ = std::make_unique<CoordinatorSide>(
-        self_of("node-a", boot), [this](const SocketAddress& address, std::function<void(bool)> answer) {
-          probes_.emplace_back(to_string(address), std::move(answer));
-        });
-  }
-  AgentSide& agent(const std::string& node, char boot) {
-    agents_[node] =
-        std::make_unique<AgentSide>(self_of(node, boot), [this, node]() -> std::shared_ptr<Stream> {
-          Pair pair;
-          pair.agent = std::make_shared<FakeStream>(*agents_.at(node), PeerFacts{"10.0.0.1:1", false, {}});
-          pair.coordinator = std::make_shared<FakeStream>(*coordinator_, PeerFacts{"10.0.0.2:9", false, {}});
-          streams_.push_back(pair);
-          coordinator_->on_opened(pair.coordinator);
-          return pair.agent;
-        });
-    return *agents_[node];
-  }
-
-  static bool carry(FakeStream& from, FakeStream& to) {
-    bool moved = false;
-    if (!from.out_.empty() && to.reading_ && !to.finished_) {
-      const v1::Frame frame = from.out_.front();
-      from.out_.pop_front();
-      to.reading_ = false;
-      to.events_.on_frame(to, frame);
-      moved = true;
-    }
-    if (from.writing_ && from.out_.empty() && !from.finished_) {
-      from.writing_ = false;
-      from.events_.on_written(from);
-      moved = true;
-    }
-    if (from.finished_ && from.out_.empty() && !to.finished_) {
-      to.finished_ = true;
-      to.events_.on_closed(to, from.status_);
-      moved = true;
-    }
-    return moved;
-  }
-  void settle() {
-    for (bool moved = true; moved;) {
-      moved = false;
-      for (std::size_t i = 0; i < streams_.size(); ++i) {  // it may grow
-        const Pair pair = streams_[i];
-        if (pair.held_up) continue;
-        moved |= carry(*pair.agent, *pair.coordinator);
-        moved |= carry(*pair.coordinator, *pair.agent);
-      }
-    }
-  }
-  void step(std::uint64_t ms) {
-    for (std::uint64_t end = ms; end > 0;) {
-      const std::uint64_t now = std::min<std::uint64_t>(end, 25);
-      clock_.advance_ms(now);
-      end -= now;
-      tick();
-    }
-  }
-  void tick() {
-    coordinator_->tick();
-    for (auto& [name, side] : agents_) side->tick();
-    settle();
-  }
-  // As if the connection had been reset: both are told, what is under way is gone.
-  void cut(const std::string& why = "reset") {
-    for (const Pair& pair : streams_) {
-      for (const auto& end : {pair.agent, pair.coordinator}) {
-        end->out_.clear();
-        if (end->finished_) continue;
-        end->finished_ = true;
-        end->events_.on_closed(*end, {StatusCode::kAborted, why});
-      }
-    }
-  }
-  static const NodeView* find(const View& view, const std::string& node) {
-    for (const NodeView& one : view.nodes) {
-      if (one.name == node) return &one;
-    }
-    return nullptr;
-  }
-  NodeState state(const Side& side, const std::string& node) {
-    const View view = side.view();
-    const NodeView* found = find(view, node);
-    EXPECT_NE(found, nullptr) << node;
-    return found == nullptr ? NodeState::kLost : found->state;
-  }
-  // A stream that the test speaks on by itself.
-  std::shared_ptr<FakeStream> open_raw(PeerFacts peer = {"10.0.0.9:9", false, {}}) {
-    auto stream = std::make_shared<FakeStream>(*coordinator_, std::move(peer));
-    coordinator_->on_opened(stream);
-    return stream;
-  }
-  static v1::Frame hello(const std::string& node, char boot) {
-    v1::Frame frame;
-    v1::Hello& hello = *frame.mutable_hello();
-    hello.set_version_min(1);
-    hello.set_version_max(3);
-    hello.set_cluster("test");
-    hello.mutable_node()->set_name(node);
-    hello.mutable_node()->set_boot_id(std::string(16, boot));
-    hello.mutable_node()->set_address(node + ":1");
-    hello.mutable_node()->set_listen("0.0.0.0:1");
-    return frame;
-  }
-  static void say(FakeStream& stream, const v1::Frame& frame) {
-    stream.reading_ = false;
-    stream.events_.on_frame(stream, frame);
-  }
-
-  ManualClock clock_;
-  Refusals refusals_;
-  std::vector<std::unique_ptr<Settings>> kept_;
-  std::unique_ptr<CoordinatorSide> coordinator_;
-  std::map<std::string, std::unique_ptr<AgentSide>> agents_;
-  std::vector<Pair> streams_;
-  std::vector<std::pair<std::string, std::function<void(bool)>>> probes_;
-};
 
 TEST_F(ClusterSides, AllSeeAll) {
   AgentSide& b = agent("node-b", 'B');
@@ -305,7 +127,8 @@ TEST_F(ClusterSides, HelloIsJudged) {
   refused([](v1::Hello& h) { h.mutable_node()->set_boot_id("x"); }, plain, "has 1 bytes; allowed: 16");
   refused([](v1::Hello& h) { h.mutable_node()->set_address("nowhere"); }, plain, "allowed: HOST:PORT");
   refused([](v1::Hello& h) { h.mutable_node()->set_daemon_version("\n"); }, plain, "no printable text");
-  refused([](v1::Hello& h) { h.set_version_min(2); }, plain, "it speaks versions 2..3, this daemon 1..1");
+  refused([](v1::Hello& h) { h.set_version_min(3); }, plain, "it speaks versions 3..3, this daemon 2..2");
+  refused([](v1::Hello& h) { h.set_version_max(1); }, plain, "it speaks versions 1..1, this daemon 2..2");
   refused([](v1::Hello& h) { h.set_version_max(0); }, plain, "it speaks versions 1..0");
   refused([](v1::Hello& h) { h.set_cluster("prod"); }, plain, "its cluster.name is \"prod\"");
   refused([](v1::Hello& h) { h.mutable_node()->set_name("rack-1"); }, plain,
@@ -318,7 +141,7 @@ TEST_F(ClusterSides, HelloIsJudged) {
   const auto good = open_raw({"10.0.0.9:9", true, {"NODE-X"}});
   say(*good, hello("node-x", 'X'));
   EXPECT_FALSE(good->finished_);
-  EXPECT_EQ(good->out_.front().welcome().version(), 1u);
+  EXPECT_EQ(good->out_.front().welcome().version(), 2u);
 }
 
 TEST_F(ClusterSides, WhoSaysNoHelloIsSentAway) {
@@ -354,6 +177,91 @@ TEST_F(ClusterSides, AnIllegalMessageEndsItsStreamAlone) {
   EXPECT_EQ(state(*coordinator_, "node-x"), NodeState::kSilent);
   EXPECT_EQ(state(*coordinator_, "node-b"), NodeState::kUp);
   EXPECT_EQ(b.view().problem, "");
+}
+
+// A node is replaced by itself alone while its stream is open, and nobody can guess its channel.
+TEST_F(ClusterSides, ATakeoverIsRefused) {
+  agent("node-b", 'B');
+  step(200);
+  const auto refused = [&](char boot, std::uint64_t channel) {
+    const auto raw = open_raw();
+    v1::Frame frame = hello("node-b", boot);
+    frame.mutable_hello()->set_coordinator_boot_id(std::string(16, 'A'));
+    frame.mutable_hello()->set_channel(channel);
+    say(*raw, frame);
+    EXPECT_EQ(raw->status_.message(), "another daemon is node node-b already");
+  };
+  refused('X', 0);
+  for (std::uint64_t channel = 0; channel < 5; ++channel) refused('B', channel);  // the table tells boot ids
+  streams_[0].held_up = true;
+  step(kTimeoutMs / 2 + 100);
+  EXPECT_EQ(state(*coordinator_, "node-b"), NodeState::kSilent);
+  refused('X', 0);
+  streams_[0].held_up = false;
+  step(200);
+  EXPECT_EQ(state(*coordinator_, "node-b"), NodeState::kUp);
+  EXPECT_EQ(streams_.size(), 1u) << "its own stream has gone on";
+  EXPECT_EQ(refusals_.counts(), (std::vector<std::pair<std::string, std::uint64_t>>{{"nodes", 7}}));
+}
+
+// The daemon itself, whose connection has died on its way while the coordinator still has it.
+TEST_F(ClusterSides, ANodeReplacesItsOwnStream) {
+  agent("node-b", 'B');
+  step(200);
+  streams_[0].held_up = true;
+  end(*streams_[0].agent, "reset");
+  step(300);
+  EXPECT_EQ(streams_.size(), 2u);
+  EXPECT_TRUE(streams_[0].coordinator->finished_);
+  EXPECT_EQ(state(*coordinator_, "node-b"), NodeState::kUp);
+  EXPECT_TRUE(refusals_.counts().empty());
+}
+
+// However often states change, the table goes out once per heartbeat.
+TEST_F(ClusterSides, TheTableIsPaced) {
+  const auto raw = open_raw();
+  say(*raw, hello("node-x", 'X'));
+  std::size_t tables = 0;
+  const auto drain = [&] {
+    while (!raw->out_.empty()) {
+      if (raw->out_.front().has_message()) {
+        v1::NodeMessage content;
+        ASSERT_TRUE(content.ParseFromString(raw->out_.front().message().payload()));
+        tables += content.has_table();
+      }
+      raw->out_.pop_front();
+      raw->writing_ = false;
+      raw->events_.on_written(*raw);
+    }
+  };
+  drain();
+  for (int i = 0; i < 50; ++i) {
+    say(*open_raw(), hello("node-" + std::to_string(i), 'X'));
+    clock_.advance_ms(10);
+    coordinator_->tick();
+    drain();
+  }
+  EXPECT_GE(tables, 4u);
+  EXPECT_LE(tables, 6u) << "in 500 ms";
+}
+
+// Welcome may come before gRPC says that Hello has left.
+TEST_F(ClusterSides, NothingIsWrittenWhileHelloLeaves) {
+  AgentSide& b = agent("node-b", 'B');
+  b.tick();
+  FakeStream& stream = *streams_.at(0).agent;
+  ASSERT_TRUE(stream.writing_);
+  ASSERT_TRUE(carry_frame(stream, *streams_[0].coordinator));
+  ASSERT_TRUE(carry_frame(*streams_[0].coordinator, stream));
+  EXPECT_TRUE(stream.writing_) << "Hello";
+  b.drain();
+  b.tick();  // the stream would say that a second frame is written
+  EXPECT_TRUE(stream.out_.empty());
+  stream.writing_ = false;
+  b.on_written(stream);
+  EXPECT_TRUE(stream.writing_);
+  ASSERT_EQ(stream.out_.size(), 1u);
+  EXPECT_TRUE(stream.out_[0].has_message());
 }
 
 }  // namespace

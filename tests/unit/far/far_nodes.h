@@ -3,6 +3,7 @@
 #pragma once
 
 #include "support/cases.h"
+#include "support/far_steps.h"
 #include "transport_port.h"
 
 #include "device/launcher.h"
@@ -18,18 +19,6 @@
 #include <vector>
 
 namespace epd::test {
-
-// One operation, the same on all ranks.
-struct FarStep {
-  bool dispatch = true;
-  bool cached = false;
-  std::uint32_t slot = 0;
-  std::uint32_t record = 0;
-  Round round{0};
-};
-// Operations on all slots in an order from the seed: each slot dispatches, perhaps dispatches more by the
-// same routing, combines once or twice, and begins anew.
-std::vector<FarStep> random_steps(const Case& c, std::uint32_t count, std::mt19937& random);
 
 struct FarOptions {
   std::vector<std::uint32_t> nodes;    // [R]
@@ -76,6 +65,7 @@ class FarNodes {
 
   void open_transport(Engine& engine);
   void connect_engines();
+  void greet_engines();
   bool step_engine(Engine& engine);
   bool step_rank(Rank& rank, const std::vector<FarStep>& steps);
   std::size_t last_made(std::uint32_t record) const;

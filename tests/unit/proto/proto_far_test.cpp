@@ -148,6 +148,11 @@ TEST(Far, BodiesAreReadOrTheirReasonIs) {
   EXPECT_EQ(read_far_hello(bytes_of(hello), hello_out), FarReason::kNone);
   EXPECT_STREQ(hello_out.node, "node-a");
   EXPECT_EQ(read_far_hello(bytes_of(hello).first(sizeof(hello) - 1), hello_out), FarReason::kBodyBytes);
+  hello.heard = 1;
+  EXPECT_EQ(read_far_hello(bytes_of(hello), hello_out), FarReason::kNone);
+  hello.heard = 2;
+  EXPECT_EQ(read_far_hello(bytes_of(hello), hello_out), FarReason::kReserved);
+  hello.heard = 0;
   hello.node[20] = 'x';
   EXPECT_EQ(read_far_hello(bytes_of(hello), hello_out), FarReason::kText);
   std::memset(hello.node, 'x', sizeof(hello.node));

@@ -61,6 +61,8 @@ class FarGroup {
   // On a break: what is held or queued is given back or forgotten. No operation is open.
   void end();
   bool in_epoch() const { return state_ != nullptr; }
+  // What its send buffers, and batches that others may have under way to it, take at most in this epoch.
+  std::uint64_t memory_bytes() const;
 
   // ---- of the port
 

@@ -1,0 +1,272 @@
+#include "far_engines.h"
+
+#include "base/log.h"
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <utility>
+
+namespace epd {
+
+using abi::FarHeader;
+using abi::FarType;
+using far::Drop;
+using far::EngineId;
+
+namespace {
+
+constexpr std::uint64_t kFirstPauseNs = 20'000'000;
+constexpr std::uint64_t kLongestPauseNs = 1'000'000'000;
+// What a gateway is told of the ranks and experts of its node.
+constexpr std::uint64_t kAnnouncementBytes =
+    sizeof(abi::FarAnnouncement) + sizeof(std::uint32_t) * (std::uint64_t{abi::kMaxRanks} + abi::kMaxExperts);
+
+std::uint64_t random_number() {
+  std::random_device device;
+  return std::uint64_t{device()} << 32 | device();
+}
+
+}  // namespace
+
+std::uint64_t far_body_bytes(const NetworkOptions& network) {
+  const std::uint64_t most = std::max({network.batch_bytes, network.window_bytes / 2, kAnnouncementBytes});
+  return std::min<std::uint64_t>(most, abi::kMaxFarBodyBytes);
+}
+
+FarEngines::FarEngines(const Status& why_not, SupervisorLink& link, const RoundClock& clock)
+    : usable_(why_not), link_(link), clock_(clock) {
+  EPD_CHECK(!why_not.ok());
+}
+
+FarEngines::FarEngines(std::unique_ptr<FarProxy> proxy, const NetworkOptions& network, SupervisorLink& link,
+                       const RoundClock& clock)
+    : network_(network),
+      max_body_bytes_(far_body_bytes(network)),
+      timeout_ns_(std::uint64_t{network.peer_timeout_ms} * 1'000'000),
+      incarnation_(random_number()),
+      link_(link),
+      clock_(clock),
+      proxy_(std::move(proxy)),
+      address_(proxy_->address()) {}
+
+void FarEngines::set_spin_ns(std::uint64_t spin_ns) {
+  if (proxy_ != nullptr) proxy_->set_spin_ns(spin_ns);
+}
+
+std::string FarEngines::name(EngineId engine) const {
+  const std::string device = "host:" + std::to_string(engine & 0xffffffff);
+  const auto found = peers_.find(engine);
+  const bool named = found != peers_.end() && !found->second.node_name.empty();
+  return device + " on " + (named ? found->second.node_name : "node " + std::to_string(engine >> 32));
+}
+
+Status FarEngines::note(const abi::FarEngine& message) {
+  if (message.node == 0 || message.address_bytes > abi::kMaxFarAddressBytes)
+    return invalid_argument("kFarEngine of node " + std::to_string(message.node) + " with an address of " +
+                            std::to_string(message.address_bytes) + " bytes");
+  if (proxy_ == nullptr) return {};
+  const EngineId engine = far_engine_id(message.node, message.device_index);
+  const auto* const bytes = reinterpret_cast<const std::byte*>(message.address);
+  transport::Address address(bytes, bytes + message.address_bytes);
+  Peer& peer = peers_[engine];
+  peer.node_name.assign(message.node_name, abi::text_length(message.node_name));
+  if (peer.address == address) return {};
+  disconnect(engine, peer);
+  peer.address = std::move(address);
+  peer.why = peer.address.empty() ? "it is down" : "";
+  peer.retry_ns = peer.pause_ns = 0;
+  if (peer.address.empty() && peer.users.empty()) peers_.erase(engine);
+  return {};
+}
+
+// ---- of groups
+
+std::unique_ptr<FarSide> FarEngines::make_side(const abi::GroupBegin& message) {
+  return std::make_unique<FarSide>(message, network_, incarnation_, proxy_.get());
+}
+
+Status FarEngines::serve(FarSide& side) {
+  sides_[side.group_id()] = &side;
+  const std::vector<EngineId> engines = side.engines();
+  for (const EngineId engine : engines) need(engine, side);
+  for (auto entry = peers_.begin(); entry != peers_.end();) {
+    auto& [engine, peer] = *entry++;
+    if (!std::binary_search(engines.begin(), engines.end(), engine)) let_go(engine, peer, side);
+  }
+  std::uint64_t bytes = 0;
+  for (const auto& [id, each] : sides_) bytes += each->memory_bytes();
+  if (bytes <= network_.max_bytes) return {};
+  return resource_exhausted("network.max_bytes is " + std::to_string(network_.max_bytes) +
+                            "; allowed: room for windows and send buffers of all groups of this engine, "
+                            "which with this one is " +
+                            std::to_string(bytes));
+}
+
+// It is tried at once, whatever came before.
+void FarEngines::need(EngineId engine, const FarSide& side) {
+  Peer& peer = peers_[engine];
+  peer.users.insert(&side);
+  peer.retry_ns = peer.pause_ns = 0;
+  peer.silent_ns = clock_.round_ns();
+  peer.told_ns = 0;
+}
+
+// It may be the end of `peer`.
+void FarEngines::let_go(EngineId engine, Peer& peer, const FarSide& side) {
+  if (peer.users.erase(&side) == 0 || !peer.users.empty()) return;
+  disconnect(engine, peer);
+  if (peer.address.empty()) peers_.erase(engine);
+}
+
+void FarEngines::forget(const FarSide& side) {
+  if (sides_.erase(side.group_id()) == 0) return;
+  for (auto entry = peers_.begin(); entry != peers_.end();) {
+    auto& [engine, peer] = *entry++;
+    let_go(engine, peer, side);
+  }
+}
+
+void FarEngines::disconnect(EngineId engine, Peer& peer) {
+  if (peer.connected) proxy_->close(engine);
+  peer.connected = false;
+}
+
+void FarEngines::lose(EngineId engine, const std::string& reason) {
+  const std::string text = name(engine) + " " + reason;
+  abi::PeerLost message{static_cast<std::uint32_t>(engine >> 32), static_cast<std::uint32_t>(engine), {}};
+  abi::set_text(message.text, text.data(), text.size());
+  log_event(LogLevel::kWarning, "far engine lost", {{"reason", text}});
+  link_.send(abi::LinkType::kPeerLost, message);
+}
+
+// ---- what comes
+
+bool FarEngines::receive() {
+  full_ = false;
+  if (proxy_ == nullptr || !proxy_->has_news()) return false;
+  const std::uint64_t end = clock_.now_ns() + kShareNs;
+  FarProxy::Event event;
+  while (proxy_->next(event)) {
+    take(event);
+    if (clock_.now_ns() < end) continue;
+    full_ = true;
+    break;
+  }
+  return true;
+}
+
+void FarEngines::take(FarProxy::Event& event) {
+  const auto peer = peers_.find(event.engine);
+  if (event.kind == FarProxy::Event::Kind::kDown) {
+    if (peer != peers_.end()) came_down(event.engine, peer->second, event.status);
+    return;
+  }
+  if (peer != peers_.end()) {
+    peer->second.silent_ns = clock_.round_ns();
+    peer->second.told_ns = peer->second.pause_ns = 0;
+  }
+  receive_message(event);
+}
+
+void FarEngines::receive_message(const FarProxy::Event& event) {
+  FarHeader header{};
+  const std::span<const std::byte> bytes = event.header.bytes();
+  if (bytes.size() == sizeof(header)) std::memcpy(&header, bytes.data(), sizeof(header));
+  if (const auto side = sides_.find(header.group); side != sides_.end())
+    return side->second->received(event.engine, bytes, event.body);
+  if (abi::read_far_header(bytes, event.body.bytes, header) != abi::FarReason::kNone) {
+    drops_.count(Drop::kHeader);
+  } else if (header.type == FarType::kPing) {
+    send_ping(event.engine, FarType::kPong, header.time_ns);
+  } else if (header.type != FarType::kPong) {
+    drops_.count(Drop::kGroup);
+  }
+  proxy_->release(event.body);
+}
+
+void FarEngines::came_down(EngineId engine, Peer& peer, const Status& status) {
+  const std::uint64_t now_ns = clock_.round_ns();
+  peer.connected = false;
+  peer.why = status.message();
+  peer.retry_ns = now_ns + peer.pause_ns;
+  peer.pause_ns = std::clamp(2 * peer.pause_ns, kFirstPauseNs, kLongestPauseNs);
+  if (!peer.needed() || (peer.told_ns != 0 && now_ns < peer.told_ns + timeout_ns_)) return;
+  peer.told_ns = now_ns;
+  lose(engine, "can't be reached: " + peer.why);
+}
+
+// ---- what goes
+
+bool FarEngines::Peer::needed() const {
+  return std::any_of(users.begin(), users.end(), [](const FarSide* side) { return side->in_epoch(); });
+}
+
+void FarEngines::send_ping(EngineId engine, FarType type, std::uint64_t time_ns) {
+  auto message = std::make_unique<far::Message>();
+  message->header.magic = abi::kFarMagic;
+  message->header.version = abi::kFarVersion;
+  message->header.type = type;
+  message->header.from_rank = message->header.to_rank = abi::kFarNoRank;
+  message->header.time_ns = time_ns;
+  message->engine = engine;
+  (void)proxy_->send(message);  // without room there is enough to hear of
+}
+
+bool FarEngines::step() {
+  if (proxy_ == nullptr) return false;
+  const std::uint64_t now_ns = clock_.round_ns();
+  // A loop that stood still has heard nothing by its own fault.
+  if (now_ns > last_step_ns_ + timeout_ns_ / 2) {
+    for (auto& [engine, peer] : peers_) peer.silent_ns = now_ns;
+  }
+  last_step_ns_ = now_ns;
+  bool sent = false;
+  for (auto& [engine, peer] : peers_) sent |= look_after(engine, peer);
+  for (const auto& [id, side] : sides_) sent |= side->step(now_ns);
+  return sent;
+}
+
+bool FarEngines::look_after(EngineId engine, Peer& peer) {
+  const std::uint64_t now_ns = clock_.round_ns();
+  bool did = false;
+  if (!peer.connected && !peer.users.empty() && !peer.address.empty() && now_ns >= peer.retry_ns) {
+    proxy_->connect(engine, peer.address);
+    peer.connected = did = true;
+  }
+  if (!peer.needed()) {
+    peer.silent_ns = now_ns;
+    return did;
+  }
+  if (peer.connected && now_ns >= std::max(peer.silent_ns, peer.pinged_ns) + timeout_ns_ / 3) {
+    send_ping(engine, FarType::kPing, now_ns);
+    peer.pinged_ns = now_ns;
+    did = true;
+  }
+  if (now_ns < peer.silent_ns + timeout_ns_) return did;
+  peer.silent_ns = peer.told_ns = now_ns;
+  lose(engine, "has said nothing for " + std::to_string(network_.peer_timeout_ms) + " ms" +
+                   (peer.connected || peer.why.empty() ? "" : ": " + peer.why));
+  return true;
+}
+
+bool FarEngines::pending() const {
+  if (proxy_ == nullptr) return false;
+  return full_ || proxy_->has_news() || next_look_ns() <= clock_.now_ns();
+}
+
+std::uint64_t FarEngines::next_look_ns() const {
+  std::uint64_t next = kNever;
+  for (const auto& [id, side] : sides_) next = std::min(next, side->next_look_ns());
+  for (const auto& [engine, peer] : peers_) {
+    if (peer.users.empty()) continue;
+    if (!peer.connected && !peer.address.empty()) next = std::min(next, peer.retry_ns);
+    if (!peer.needed()) continue;
+    if (peer.connected)
+      next = std::min(next, std::max(peer.silent_ns, peer.pinged_ns) + timeout_ns_ / 3);
+    next = std::min(next, last_step_ns_ + timeout_ns_ / 3);  // or step() takes it for having stood still
+  }
+  return next;
+}
+
+}  // namespace epd

@@ -1,0 +1,231 @@
+#include "far_side.h"
+
+#include "round_clock.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <string>
+
+namespace epd {
+
+using abi::FarHeader;
+using abi::FarHello;
+using far::Drop;
+
+namespace {
+
+// No secret: two engines compare what they were told.
+std::uint64_t digest(std::span<const std::uint64_t> words) {
+  return far::sip_hash({}, std::as_bytes(words));
+}
+
+}  // namespace
+
+FarSide::FarSide(const abi::GroupBegin& message, const NetworkOptions& network, std::uint64_t incarnation,
+                 far::Port* port)
+    : id_(message.group_id),
+      shape_(message.shape),
+      node_(message.node),
+      incarnation_(incarnation),
+      batch_bytes_(static_cast<std::uint32_t>(network.batch_bytes)),
+      window_bytes_(static_cast<std::uint32_t>(network.window_bytes)),
+      port_(port),
+      places_(message.shape.num_ranks),
+      view_(message.view),
+      key_{message.epoch_key[0], message.epoch_key[1]} {}
+
+// ---- the view
+
+// Of a rank that is masked the supervisor names no place.
+void FarSide::place(const abi::GroupRank& message) {
+  Place& place = places_[message.rank];
+  place.active = message.active_since != 0;
+  if (place.active) place = {message.node, message.device_index, true};
+}
+
+void FarSide::set_epoch(std::uint64_t view, const std::uint64_t (&key)[2]) {
+  view_ = view;
+  key_ = {key[0], key[1]};
+}
+
+std::vector<far::EngineId> FarSide::engines() const {
+  std::set<far::EngineId> engines;
+  for (std::uint32_t rank = 0; rank < places_.size(); ++rank) {
+    if (places_[rank].active && !is_near(rank)) engines.insert(engine_of(rank));
+  }
+  return {engines.begin(), engines.end()};
+}
+
+std::uint64_t FarSide::shape_digest() const {
+  std::vector<std::uint64_t> words{batch_bytes_, window_bytes_};
+  std::uint32_t fields[sizeof(shape_) / sizeof(std::uint32_t)];
+  std::memcpy(fields, &shape_, sizeof(shape_));
+  words.insert(words.end(), std::begin(fields), std::end(fields));
+  return digest(words);
+}
+
+std::uint64_t FarSide::view_digest() const {
+  std::vector<std::uint64_t> words{view_, first_index_};
+  for (const Place& place : places_)
+    words.push_back(place.active ? far_engine_id(place.node, place.device) : ~std::uint64_t{0});
+  return digest(words);
+}
+
+// ---- epochs
+
+far::FarGroup& FarSide::group(std::uint32_t device) {
+  EPD_CHECK(port_ != nullptr);
+  if (group_ == nullptr) {
+    own_ = far_engine_id(node_, device);
+    group_ = std::make_unique<far::FarGroup>(
+        far::FarGroup::Facts{id_, shape_, own_, batch_bytes_, window_bytes_}, *port_);
+  }
+  EPD_CHECK(own_ == far_engine_id(node_, device));
+  return *group_;
+}
+
+// Whatever view the group may have: on a node there may be all of its ranks but one.
+Status FarSide::check_sizes(std::uint64_t max_body_bytes) const {
+  const far::FarSizes sizes(shape_, std::max(1u, shape_.num_ranks - 1), 0, 0);
+  const std::uint64_t token = sizes.batch_bytes;
+  if (2 * token > window_bytes_) {
+    return resource_exhausted("network.window_bytes is " + std::to_string(window_bytes_) +
+                              "; allowed: room for what two tokens of this group may need, which is " +
+                              std::to_string(2 * token));
+  }
+  if (token > max_body_bytes) {
+    return resource_exhausted("what a token of this group may need is " + std::to_string(token) +
+                              " bytes; allowed: " + std::to_string(max_body_bytes) + " in a message");
+  }
+  return {};
+}
+
+void FarSide::begin(std::uint64_t epoch, std::uint64_t first_index, std::span<const std::uint8_t> masked) {
+  if (group_ == nullptr) return;
+  epoch_ = epoch;
+  first_index_ = first_index;
+  std::vector<std::uint32_t> nodes;
+  std::vector<far::EngineId> engines;
+  std::vector<std::uint8_t> away;
+  for (std::uint32_t rank = 0; rank < places_.size(); ++rank) {
+    nodes.push_back(places_[rank].node);
+    engines.push_back(engine_of(rank));
+    away.push_back(!places_[rank].active || (!masked.empty() && masked[rank] != 0) ? 1 : 0);
+  }
+  group_->begin({epoch, first_index, nodes, engines, away, node_, key_});
+  memory_bytes_ = group_->memory_bytes();
+  greetings_.clear();
+  for (const far::EngineId engine : this->engines()) greetings_[engine] = {};
+}
+
+void FarSide::end() {
+  if (in_epoch()) group_->end();
+  greetings_.clear();
+}
+
+// ---- hellos
+
+std::optional<far::EngineId> FarSide::awaited() const {
+  for (const auto& [engine, greeting] : greetings_) {
+    if (!greeting.heard) return engine;
+  }
+  return std::nullopt;
+}
+
+bool FarSide::awaits(far::EngineId engine) const {
+  const auto found = greetings_.find(engine);
+  return found != greetings_.end() && !found->second.heard;
+}
+
+std::optional<FarSide::Difference> FarSide::difference() const {
+  for (const auto& [engine, greeting] : greetings_) {
+    if (greeting.differs != nullptr) return Difference{engine, greeting.differs};
+  }
+  return std::nullopt;
+}
+
+Drop FarSide::greet(far::EngineId from, std::span<const std::byte> bytes, const far::Body& body) {
+  FarHeader header;
+  FarHello hello;
+  if (abi::read_far_header(bytes, body.bytes, header) != abi::FarReason::kNone) return Drop::kHeader;
+  if (!in_epoch()) return Drop::kBroken;
+  if (header.tag != abi::far_epoch_tag(epoch_)) return Drop::kEpoch;
+  const auto found = greetings_.find(from);
+  if (found == greetings_.end()) return Drop::kEngine;
+  if (header.token != far::message_token(key_, from, own_)) return Drop::kToken;
+  if (abi::read_far_hello({body.data, body.bytes}, hello) != abi::FarReason::kNone) return Drop::kContent;
+  Greeting& greeting = found->second;
+  greeting.asked |= hello.heard == 0;
+  if (hello.shape_digest != shape_digest()) {
+    greeting.differs = "shape, network.batch_bytes or network.window_bytes";
+  } else if (hello.view_digest != view_digest()) {
+    greeting.differs = "view: which ranks take part, and where";
+  } else {
+    greeting.heard = true;
+  }
+  return Drop::kNone;
+}
+
+bool FarSide::say_hello(far::EngineId to, const Greeting& greeting) {
+  auto message = std::make_unique<far::Message>();
+  FarHeader& header = message->header;
+  header.magic = abi::kFarMagic;
+  header.version = abi::kFarVersion;
+  header.type = abi::FarType::kHello;
+  header.token = far::message_token(key_, own_, to);
+  header.tag = abi::far_epoch_tag(epoch_);
+  header.group = id_;
+  header.from_rank = header.to_rank = abi::kFarNoRank;
+  header.body_bytes = sizeof(FarHello);
+  FarHello hello{};
+  hello.incarnation = incarnation_;
+  hello.shape_digest = shape_digest();
+  hello.view_digest = view_digest();
+  hello.heard = greeting.heard ? 1 : 0;
+  const std::string node = "node " + std::to_string(node_);
+  std::memcpy(hello.node, node.data(), std::min(node.size(), sizeof(hello.node) - 1));
+  message->engine = to;
+  message->body = far::Buffer(sizeof(hello));
+  std::memcpy(message->body.data(), &hello, sizeof(hello));
+  return port_->send(message);
+}
+
+// ---- of the loop
+
+void FarSide::received(far::EngineId from, std::span<const std::byte> header, const far::Body& body) {
+  FarHeader raw;
+  std::memcpy(&raw, header.data(), sizeof(raw));  // whoever found this group in it has seen that it is there
+  if (raw.type != abi::FarType::kHello) {
+    if (group_ != nullptr) return group_->received(from, header, body);
+  } else if (const Drop drop = greet(from, header, body); drop != Drop::kNone && group_ != nullptr) {
+    group_->count(drop);
+  }
+  port_->release(body);
+}
+
+bool FarSide::step(std::uint64_t now_ns) {
+  if (!in_epoch()) return false;
+  bool sent = false;
+  for (auto& [engine, greeting] : greetings_) {
+    const bool due = !greeting.heard && now_ns >= greeting.say_ns;
+    if ((!due && !greeting.asked) || !say_hello(engine, greeting)) continue;
+    greeting.asked = false;
+    greeting.say_ns = now_ns + kHelloNs;
+    sent = true;
+  }
+  return group_->step(now_ns) || sent;
+}
+
+std::uint64_t FarSide::next_look_ns() const {
+  if (!in_epoch()) return kNever;
+  const std::uint64_t due = group_->due_ns();
+  std::uint64_t next = due == 0 ? kNever : due;
+  for (const auto& [engine, greeting] : greetings_) {
+    if (greeting.asked) return 0;
+    if (!greeting.heard) next = std::min(next, greeting.say_ns);
+  }
+  return next;
+}
+
+}  // namespace epd

@@ -1,0 +1,125 @@
+// What a group whose ranks are on several nodes has of other nodes, in this engine: its view, the far::FarGroup
+// of each epoch, and the hellos. An epoch has begun for clients when each far engine that serves an active rank
+// has said hello in it: then both have the same shape and view, they reach each other, and nobody sends to
+// somebody who has not entered the epoch.
+//
+// A hello is said every kHelloNs until the other's has come. It says whether that has come; one that asks is
+// answered.
+#pragma once
+
+#include "common/status.h"
+#include "far/far_group.h"
+#include "proto/link.h"
+#include "transport/network.h"
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace epd {
+
+// By which engines know each other.
+constexpr far::EngineId far_engine_id(std::uint32_t node, std::uint32_t device_index) {
+  return std::uint64_t{node} << 32 | device_index;
+}
+
+class FarSide {
+ public:
+  static constexpr std::uint64_t kHelloNs = 20'000'000;
+
+  // `port` is null in an engine that reaches no others: then only the view is kept. It outlives the side.
+  // `incarnation`: of this engine.
+  FarSide(const abi::GroupBegin& message, const NetworkOptions& network, std::uint64_t incarnation,
+          far::Port* port);
+
+  // ---- the view, as the supervisor tells it
+
+  void place(const abi::GroupRank& message);
+  void set_epoch(std::uint64_t view, const std::uint64_t (&key)[2]);
+  bool is_near(std::uint32_t rank) const { return places_[rank].node == node_; }
+  std::uint32_t node_of(std::uint32_t rank) const { return places_[rank].node; }
+  std::uint32_t node() const { return node_; }  // this one
+  std::uint64_t group_id() const { return id_; }
+  // Engines that serve active ranks on other nodes, ascending.
+  std::vector<far::EngineId> engines() const;
+  far::EngineId engine_of(std::uint32_t rank) const {
+    return far_engine_id(places_[rank].node, places_[rank].device);
+  }
+
+  // ---- epochs
+
+  // Of lanes. This engine's device is `device`; the same at each call.
+  far::FarGroup& group(std::uint32_t device);
+  // Why the group's records don't fit into windows and messages; OK if they do.
+  Status check_sizes(std::uint64_t max_body_bytes) const;
+  // Nothing, if no rank of this engine could be served. `masked`: [R] or empty. `first_index` as tags count.
+  void begin(std::uint64_t epoch, std::uint64_t first_index, std::span<const std::uint8_t> masked);
+  // No operation is in flight. May be called between epochs.
+  void end();
+  bool in_epoch() const { return group_ != nullptr && group_->in_epoch(); }
+  // Of windows and send buffers in the epoch, or in the last one.
+  std::uint64_t memory_bytes() const { return memory_bytes_; }
+
+  // ---- hellos
+
+  // All have come; or nobody is to say any.
+  bool greeted() const { return !awaited(); }
+  // The first whose hello has not come.
+  std::optional<far::EngineId> awaited() const;
+  bool awaits(far::EngineId engine) const;
+  // The first that was told something else of the group, and in what it differs.
+  struct Difference {
+    far::EngineId engine;
+    const char* what;
+  };
+  std::optional<Difference> difference() const;
+
+  // ---- of the loop
+
+  // A message with this group's number. The body is the side's.
+  void received(far::EngineId from, std::span<const std::byte> header, const far::Body& body);
+  // True: something was sent.
+  bool step(std::uint64_t now_ns);
+  // When step() has something to do; kNever: when something has come.
+  std::uint64_t next_look_ns() const;
+
+ private:
+  struct Place {
+    std::uint32_t node = 0;  // 0: the rank was never active
+    std::uint32_t device = 0;
+    bool active = false;  // as told, whether or not it could be mapped here
+  };
+  struct Greeting {
+    bool heard = false;
+    bool asked = false;  // by the other, which has not heard
+    const char* differs = nullptr;
+    std::uint64_t say_ns = 0;
+  };
+
+  far::Drop greet(far::EngineId from, std::span<const std::byte> header, const far::Body& body);
+  bool say_hello(far::EngineId to, const Greeting& greeting);
+  std::uint64_t shape_digest() const;
+  std::uint64_t view_digest() const;
+
+  const std::uint64_t id_;
+  const abi::GroupShape shape_;
+  const std::uint32_t node_;
+  const std::uint64_t incarnation_;
+  const std::uint32_t batch_bytes_;
+  const std::uint32_t window_bytes_;
+  far::Port* const port_;
+  std::vector<Place> places_;  // [R]
+  std::uint64_t view_;
+  far::EpochKey key_;
+  std::unique_ptr<far::FarGroup> group_;
+  far::EngineId own_ = 0;
+  std::uint64_t epoch_ = 0;
+  std::uint64_t first_index_ = 0;
+  std::uint64_t memory_bytes_ = 0;
+  std::map<far::EngineId, Greeting> greetings_;  // of the epoch
+};
+
+}  // namespace epd

@@ -1,0 +1,476 @@
+#include "engine_nodes.h"
+
+#include "base/clock.h"
+#include "device/memory.h"
+#include "device/name.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <stdexcept>
+
+namespace epd::test {
+
+using abi::LinkType;
+using abi::Region;
+
+namespace {
+
+template <typename T>
+T value_of(Result<T> result) {
+  if (!result.ok()) throw std::runtime_error(result.status().to_string());
+  return std::move(result).value();
+}
+
+}  // namespace
+
+struct EngineNodes::Engine {
+  std::uint32_t node = 0;
+  std::uint32_t device = 0;
+  std::unique_ptr<EngineThread> thread;
+  bool stopped = false;
+};
+
+struct EngineNodes::Rank {
+  std::uint32_t number = 0;
+  Engine* engine = nullptr;
+  std::unique_ptr<RawSession> session;
+  UniqueFd user_fd, exchange_fd, board_fd;
+  Mapping user, board;
+  std::uint64_t since = 1;  // 0: masked
+  std::uint64_t first_index = 0;
+  std::uint32_t member = 0;
+  std::size_t next = 0;                      // step
+  std::map<std::uint64_t, std::size_t> in_flight;  // step by ticket
+  std::vector<std::vector<std::size_t>> made;      // dispatches by record
+  std::vector<std::uint32_t> num_recv_rows;        // by slot
+};
+
+EngineNodes::EngineNodes(const Case& c, const EngineNodesOptions& options)
+    : case_(c), shape_(c.shape()), options_(options) {
+  if (options_.open == nullptr)
+    options_.open = [this](const transport::Limits& limits) { return network_.open(limits); };
+  for (std::uint32_t number = 0; number < c.num_ranks; ++number) {
+    const std::uint32_t node = options_.nodes[number];
+    const std::uint32_t device = options_.devices[number];
+    auto found = std::find_if(engines_.begin(), engines_.end(), [&](const auto& engine) {
+      return engine->node == node && engine->device == device;
+    });
+    if (found == engines_.end()) {
+      engines_.push_back(std::make_unique<Engine>());
+      found = engines_.end() - 1;
+      Engine& engine = **found;
+      engine.node = node;
+      engine.device = device;
+      engine.thread = std::make_unique<EngineThread>(device);
+      NetworkOptions network;
+      network.library = "the test's";
+      network.batch_bytes = options_.batch_bytes;
+      network.window_bytes = options_.window_bytes;
+      network.max_bytes = options_.max_bytes;
+      network.peer_timeout_ms = options_.peer_timeout_ms;
+      engine.thread->set_network(network, options_.open);
+      engine.thread->start();
+    }
+    ranks_.push_back(std::make_unique<Rank>());
+    Rank& rank = *ranks_.back();
+    rank.number = number;
+    rank.engine = found->get();
+    rank.member = RawGroup::member(number);
+    rank.session = std::make_unique<RawSession>(50 + number);
+    rank.session->add_to(*rank.engine->thread);
+    rank.made.resize(shape_.num_routes());
+    rank.num_recv_rows.resize(shape_.depth);
+    if (options_.masked.contains(number)) rank.since = 0;
+    make(rank);
+  }
+}
+
+EngineNodes::~EngineNodes() = default;
+
+void EngineNodes::make(Rank& rank) const {
+  const DeviceName device = value_of(parse_device_name("host:" + std::to_string(rank.engine->device)));
+  const std::uint64_t user = abi::UserArenaLayout(shape_).total_bytes;
+  const std::uint64_t board = abi::BoardLayout(shape_).total_bytes;
+  rank.user_fd = value_of(make_arena_memory(device, "test-user", user));
+  rank.exchange_fd = value_of(
+      make_arena_memory(device, "test-exchange", abi::ExchangeArenaLayout(shape_).total_bytes));
+  rank.board_fd = value_of(make_sealed_memfd("test-board", board));
+  rank.user = value_of(Mapping::map(rank.user_fd.get(), user, Access::kReadWrite));
+  rank.board = value_of(Mapping::map(rank.board_fd.get(), board, Access::kReadWrite));
+}
+
+EngineThread& EngineNodes::engine(std::size_t which) {
+  return *engines_[which]->thread;
+}
+
+std::size_t EngineNodes::engine_of(std::uint32_t rank) const {
+  for (std::size_t i = 0; i < engines_.size(); ++i) {
+    if (engines_[i].get() == ranks_[rank]->engine) return i;
+  }
+  return 0;
+}
+
+bool EngineNodes::active(const Rank& rank) const {
+  return rank.since != 0;
+}
+
+std::string EngineNodes::describe() const {
+  std::string text = case_.describe() + "; engines";
+  for (const auto& rank : ranks_)
+    text += " " + std::to_string(rank->engine->node) + "/" + std::to_string(rank->engine->device) +
+            (active(*rank) ? "" : " (masked)");
+  return text + "; batches of " + std::to_string(options_.batch_bytes) + ", windows of " +
+         std::to_string(options_.window_bytes);
+}
+
+// ---- the supervisors
+
+void EngineNodes::tell_address(std::size_t to, std::size_t of, bool down) const {
+  const Engine& engine = *engines_[of];
+  const std::vector<std::byte>& address = engine.thread->address();
+  abi::FarEngine message{};
+  message.node = engine.node;
+  message.device_index = engine.device;
+  std::strcpy(message.node_name, name(engine.node).c_str());
+  if (!down) {
+    message.address_bytes = static_cast<std::uint32_t>(address.size());
+    std::memcpy(message.address, address.data(), address.size());
+  }
+  engines_[to]->thread->send(LinkType::kFarEngine, message);
+}
+
+void EngineNodes::tell_rank(const Engine& engine, std::uint32_t number) const {
+  const Rank& rank = *ranks_[number];
+  abi::GroupRank message{kGroup, number, 0, 0};
+  if (!active(rank)) {
+    engine.thread->send(LinkType::kGroupRank, message);
+    return;
+  }
+  message.device_index = rank.engine->device;
+  message.active_since = rank.since;
+  message.node = rank.engine->node;
+  message.here = rank.engine == &engine ? 1 : 0;
+  if (rank.engine->node != engine.node) {
+    engine.thread->send(LinkType::kGroupRank, message);
+    return;
+  }
+  engine.thread->send(LinkType::kGroupRank, message,
+                      {rank.user_fd.get(), rank.exchange_fd.get(), rank.engine->thread->bell().get(),
+                       rank.engine->thread->page().get()});
+  if (rank.engine != &engine) return;
+  engine.thread->send(
+      LinkType::kGroupMember,
+      abi::GroupMember{kGroup, rank.session->id(), number, rank.member, rank.first_index},
+      {rank.board_fd.get()});
+}
+
+void EngineNodes::begin_engine(std::size_t which, bool broken) const {
+  const Engine& engine = *engines_[which];
+  for (std::size_t other = 0; other < engines_.size(); ++other) {
+    const bool serves = std::any_of(ranks_.begin(), ranks_.end(), [&](const auto& rank) {
+      return rank->engine == engines_[other].get() && active(*rank);
+    });
+    if (serves && engines_[other]->node != engine.node) tell_address(which, other);
+  }
+  abi::GroupBegin message{};
+  message.group_id = kGroup;
+  message.epoch = epoch_;
+  message.resume_index = resume_index_;
+  message.broken = broken ? 1 : 0;
+  message.node = engine.node;
+  message.view = views_.contains(which) ? views_.at(which) : epoch_;
+  message.epoch_key[0] = epoch_ * 31;
+  message.epoch_key[1] = epoch_ * 37;
+  message.shape = shape_;
+  engine.thread->send(LinkType::kGroupBegin, message);
+  for (std::uint32_t rank = 0; rank < shape_.num_ranks; ++rank) tell_rank(engine, rank);
+  engine.thread->send(LinkType::kGroupCommit, abi::GroupRef{kGroup});
+}
+
+void EngineNodes::begin(std::optional<std::size_t> left_out) const {
+  for (std::size_t i = 0; i < engines_.size(); ++i) {
+    if (left_out != i) begin_engine(i, false);
+  }
+}
+
+std::string EngineNodes::expect_ready(std::size_t engine) const {
+  const auto ready = engines_[engine]->thread->expect(LinkType::kGroupReady);
+  if (!ready) return "engine " + std::to_string(engine) + " did not get ready";
+  const auto body = ready->read<abi::GroupReady>().value();
+  if (body.status == StatusCode::kOk) return "";
+  return std::string(status_name(body.status)) + ": " + body.text;
+}
+
+std::string EngineNodes::expect_ready() const {
+  for (std::size_t i = 0; i < engines_.size(); ++i) {
+    if (std::string wrong = expect_ready(i); !wrong.empty()) return wrong;
+  }
+  return "";
+}
+
+std::string EngineNodes::break_all(const std::set<std::size_t>& without) {
+  abi::Break message{};
+  message.group_id = kGroup;
+  message.epoch = epoch_;
+  message.cause = StatusCode::kAborted;
+  message.failed_rank = -1;
+  abi::set_text(message.text, "test", 4);
+  std::uint64_t resume = ~std::uint64_t{0};
+  for (std::size_t i = 0; i < engines_.size(); ++i) {
+    if (!without.contains(i)) engines_[i]->thread->send(LinkType::kBreak, message);
+  }
+  for (std::size_t i = 0; i < engines_.size(); ++i) {
+    if (without.contains(i)) continue;
+    const auto broken = engines_[i]->thread->expect(LinkType::kBroken);
+    if (!broken) return "engine " + std::to_string(i) + " did not break";
+    resume = std::min(resume, broken->read<abi::Broken>().value().next_index);
+  }
+  resume_index_ = resume;
+  return "";
+}
+
+void EngineNodes::take_next_index(std::uint64_t index) {
+  resume_index_ = std::min(resume_index_, index);
+}
+
+void EngineNodes::resume_engine(std::size_t which) const {
+  abi::Resume message{kGroup, epoch_, resume_index_, StatusCode::kOk, -1, {}};
+  message.view = views_.contains(which) ? views_.at(which) : epoch_;
+  message.epoch_key[0] = epoch_ * 31;
+  message.epoch_key[1] = epoch_ * 37;
+  engines_[which]->thread->send(LinkType::kResume, message);
+}
+
+void EngineNodes::resume(const std::set<std::size_t>& without) {
+  ++epoch_;
+  go_back_to(resume_index_);
+  for (std::size_t i = 0; i < engines_.size(); ++i) {
+    if (!without.contains(i)) resume_engine(i);
+  }
+}
+
+std::string EngineNodes::expect_resumed(const std::set<std::size_t>& without) const {
+  for (std::size_t i = 0; i < engines_.size(); ++i) {
+    if (!without.contains(i) && !engines_[i]->thread->expect(LinkType::kResumed))
+      return "engine " + std::to_string(i) + " did not go on";
+  }
+  return "";
+}
+
+std::string EngineNodes::break_and_resume() {
+  if (std::string wrong = break_all(); !wrong.empty()) return wrong;
+  resume();
+  return expect_resumed();
+}
+
+void EngineNodes::mask(std::uint32_t number) {
+  ranks_[number]->since = 0;
+  inputs_.clear();
+  for (const auto& engine : engines_) tell_rank(*engine, number);
+}
+
+void EngineNodes::admit(std::uint32_t number) {
+  Rank& rank = *ranks_[number];
+  rank.since = epoch_ + 1;
+  rank.first_index = resume_index_;
+  rank.member += 1000;
+  for (auto& made : rank.made) made.clear();
+  make(rank);
+  inputs_.clear();
+  for (std::size_t to = 0; to < engines_.size(); ++to) {
+    if (engines_[to]->node != rank.engine->node) tell_address(to, engine_of(number));
+    tell_rank(*engines_[to], number);
+  }
+}
+
+void EngineNodes::stop(std::size_t which) {
+  engines_[which]->thread->stop();
+  engines_[which]->stopped = true;
+}
+
+void EngineNodes::restart(std::size_t which) {
+  Engine& engine = *engines_[which];
+  if (!engine.stopped) stop(which);
+  engine.stopped = false;
+  engine.thread->start();
+  for (const auto& rank : ranks_) {
+    if (rank->engine == &engine) rank->session->add_to(*engine.thread);
+  }
+  for (std::size_t to = 0; to < engines_.size(); ++to) {
+    if (engines_[to]->node != engine.node) tell_address(to, which);
+  }
+  begin_engine(which, true);
+}
+
+std::string EngineNodes::remove() {
+  for (const auto& engine : engines_) engine->thread->send(LinkType::kRemoveGroup, abi::GroupRef{kGroup});
+  for (const auto& engine : engines_) {
+    if (!engine->thread->expect(LinkType::kGroupRemoved)) return "the group was not removed";
+  }
+  return "";
+}
+
+// ---- the clients
+
+epd_buffers_t EngineNodes::buffers(const Rank& rank, std::uint32_t slot) const {
+  const abi::UserArenaLayout layout(shape_);
+  const auto at = [&](Region region) -> std::byte* {
+    return abi::region_bytes(shape_, region) == 0 ? nullptr : rank.user.bytes() + layout.at(slot, region);
+  };
+  const auto as = [&]<typename T>(T*, Region region) { return reinterpret_cast<T*>(at(region)); };
+  epd_buffers_t b;
+  epd_buffers_init(&b);
+  b.x = at(Region::kX);
+  b.topk_idx = at(Region::kTopkIdx);
+  b.topk_weights = as(b.topk_weights, Region::kTopkWeights);
+  b.recv_x = at(Region::kRecvX);
+  b.recv_scales = at(Region::kRecvScales);
+  b.recv_topk_idx = at(Region::kRecvTopkIdx);
+  b.recv_topk_weights = as(b.recv_topk_weights, Region::kRecvTopkWeights);
+  b.recv_src = as(b.recv_src, Region::kRecvSrc);
+  b.rank_offsets = as(b.rank_offsets, Region::kRankOffsets);
+  b.expert_counts = as(b.expert_counts, Region::kExpertCounts);
+  b.y = at(Region::kY);
+  b.out = at(Region::kOut);
+  b.x_scales = at(Region::kXScales);
+  b.expert_offsets = as(b.expert_offsets, Region::kExpertOffsets);
+  b.source_ranges = as(b.source_ranges, Region::kSourceRanges);
+  b.y_weights = as(b.y_weights, Region::kYWeights);
+  b.bias[0] = at(Region::kBias0);
+  b.bias[1] = at(Region::kBias1);
+  b.out_weights = as(b.out_weights, Region::kOutWeights);
+  return b;
+}
+
+const std::vector<Input>& EngineNodes::inputs(Round round) {
+  auto found = inputs_.find(round);
+  if (found != inputs_.end()) return found->second;
+  std::set<std::uint32_t> lost;
+  for (const auto& rank : ranks_) {
+    if (!active(*rank)) lost.insert(rank->number);
+  }
+  return inputs_.emplace(round, without_ranks(case_, make_inputs(case_, round), lost)).first->second;
+}
+
+void EngineNodes::submit(std::uint32_t number, const FarStep& step, std::uint32_t timeout_ms) {
+  Rank& rank = *ranks_[number];
+  const Input& input = inputs(step.round)[number];
+  const std::size_t index = rank.next++;
+  const epd_buffers_t b = buffers(rank, step.slot);
+  abi::Submission s{};
+  s.op = step.dispatch ? abi::Op::kDispatch : abi::Op::kCombine;
+  s.member = rank.member;
+  s.slot = step.slot;
+  s.route = step.record;
+  s.epoch = epoch_;
+  s.timeout_ms = timeout_ms;
+  s.submit_ns = MonotonicClock().now_ns();
+  if (step.dispatch && !step.cached) {
+    s.num_tokens = input.num_tokens;
+    rank.made[step.record].push_back(index);
+  } else {
+    // Of one before its time the rank knows the number, as all do.
+    std::size_t last = 0;
+    for (const auto& other : ranks_) {
+      if (!other->made[step.record].empty()) last = std::max(last, other->made[step.record].back());
+    }
+    s.handle = rank.made[step.record].empty() ? last : rank.made[step.record].back();
+  }
+  if (step.dispatch) {
+    if (case_.send_weights) s.flags |= abi::kFlagWeights;
+    if (step.cached) s.flags |= abi::kFlagCached;
+    if (case_.zero_padding) s.flags |= abi::kFlagZeroPadding;
+    if (case_.mark_unused) s.flags |= abi::kFlagMarkUnused;
+    fill_dispatch(case_, b, input, step.cached);
+  } else {
+    if (case_.weighted) s.flags |= abi::kFlagWeights;
+    if (case_.return_weights) s.flags |= abi::kFlagReturnWeights;
+    s.flags |= biases_of(case_, step.round) << abi::kBiasShift;
+    fill_combine(case_, b, number, step.round, rank.num_recv_rows[step.slot]);
+  }
+  rank.in_flight[rank.session->submit(s)] = index;
+}
+
+std::optional<abi::Completion> EngineNodes::wait(std::uint32_t rank, int timeout_ms) {
+  const auto completion = ranks_[rank]->session->wait(timeout_ms);
+  if (completion) ranks_[rank]->in_flight.erase(completion->ticket);
+  return completion;
+}
+
+std::string EngineNodes::message_of(std::uint32_t rank, std::uint32_t slot) const {
+  return ranks_[rank]->board.as<abi::Board>()->slots[slot].message;
+}
+
+std::string EngineNodes::conclude(Rank& rank, const abi::Completion& completion,
+                                  const std::vector<FarStep>& steps) {
+  const std::size_t index = rank.in_flight.at(completion.ticket);
+  rank.in_flight.erase(completion.ticket);
+  const FarStep& step = steps[index];
+  const std::string operation =
+      "operation " + std::to_string(index) + " of rank " + std::to_string(rank.number) +
+      (step.dispatch ? step.cached ? ", a cached dispatch: " : ", a dispatch: " : ", a combine: ");
+  if (completion.status != StatusCode::kOk)
+    return operation + status_name(completion.status) + ": " + message_of(rank.number, step.slot);
+  std::string difference;
+  if (step.dispatch) {
+    rank.num_recv_rows[step.slot] = completion.num_recv_rows;
+    epd_result_t told{};
+    told.num_recv_rows = completion.num_recv_rows;
+    difference =
+        check_dispatch(case_, buffers(rank, step.slot), inputs(step.round), rank.number, told, nullptr);
+  } else {
+    difference = check_combine(case_, buffers(rank, step.slot), inputs(step.round), rank.number, step.round);
+  }
+  return difference.empty() ? "" : operation + difference;
+}
+
+std::string EngineNodes::run(const std::vector<FarStep>& steps, std::size_t until) {
+  until = std::min(until, steps.size());
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto done = [&](const auto& rank) {
+    return !active(*rank) || (rank->next >= until && rank->in_flight.empty());
+  };
+  while (!std::all_of(ranks_.begin(), ranks_.end(), done)) {
+    if (std::chrono::steady_clock::now() > end) return stuck();
+    for (const auto& rank : ranks_) {
+      if (!active(*rank)) continue;
+      while (const auto completion = rank->session->wait(0)) {
+        if (!rank->in_flight.contains(completion->ticket)) continue;  // of before a break
+        if (std::string wrong = conclude(*rank, *completion, steps); !wrong.empty()) return wrong;
+      }
+      const auto uses_slot = [&](const auto& entry) {
+        return steps[entry.second].slot == steps[rank->next].slot;
+      };
+      if (rank->next < until && std::none_of(rank->in_flight.begin(), rank->in_flight.end(), uses_slot))
+        submit(rank->number, steps[rank->next]);
+    }
+  }
+  return "";
+}
+
+std::string EngineNodes::stuck() const {
+  std::string text = "operations do not end";
+  for (const auto& rank : ranks_) {
+    text += "; rank " + std::to_string(rank->number) + " is before operation " + std::to_string(rank->next);
+    for (const auto& [ticket, index] : rank->in_flight) text += ", waits for " + std::to_string(index);
+  }
+  for (const auto& engine : engines_) {
+    const auto asked = engine->thread->expect(LinkType::kBreakRequest, 100);
+    if (asked) text += "; " + std::string(asked->read<abi::Break>().value().text);
+  }
+  return text;
+}
+
+// What was not completed everywhere is submitted again, when it has ended.
+void EngineNodes::go_back_to(std::uint64_t index) {
+  for (const auto& rank : ranks_) {
+    rank->in_flight.clear();
+    rank->next = index;
+    for (auto& made : rank->made) {
+      while (!made.empty() && made.back() >= index) made.pop_back();
+    }
+  }
+}
+
+}  // namespace epd::test

@@ -1,0 +1,107 @@
+// Engines of several nodes in one process, each on a thread, and a group that spans them. The test is the
+// supervisor of all nodes, and the clients.
+#pragma once
+
+#include "cases.h"
+#include "engine/engine_main.h"
+#include "engine_harness.h"
+#include "far_steps.h"
+#include "transport/in_process.h"
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace epd::test {
+
+struct EngineNodesOptions {
+  // Of each rank: its node, from 1, and its device there.
+  std::vector<std::uint32_t> nodes;
+  std::vector<std::uint32_t> devices;
+  std::set<std::uint32_t> masked;
+  std::uint64_t batch_bytes = 4096;
+  std::uint64_t window_bytes = 16384;
+  std::uint64_t max_bytes = 1 << 30;
+  std::uint32_t peer_timeout_ms = 5000;
+  OpenTransport open;  // null: in-process
+};
+
+class EngineNodes {
+ public:
+  static constexpr std::uint64_t kGroup = std::uint64_t{1} << 63 | 7;
+
+  EngineNodes(const Case& c, const EngineNodesOptions& options);
+  ~EngineNodes();
+
+  // ---- the supervisors
+
+  // Tells all engines of the group, or all but `left_out`.
+  void begin(std::optional<std::size_t> left_out = {}) const;
+  void begin_engine(std::size_t engine, bool broken) const;
+  // "" or what engines say of it that is wrong.
+  std::string expect_ready() const;
+  std::string expect_ready(std::size_t engine) const;
+  // A break, in which each engine but those says how far it has come.
+  std::string break_all(const std::set<std::size_t>& without = {});
+  // The next epoch, with another key.
+  void resume(const std::set<std::size_t>& without = {});
+  void resume_engine(std::size_t engine) const;
+  std::string expect_resumed(const std::set<std::size_t>& without = {}) const;
+  std::string break_and_resume();
+  // Between a break and the resume: the rank goes, or comes with memory that is new.
+  void mask(std::uint32_t rank);
+  void admit(std::uint32_t rank);
+  // The engine ends. Its successor has another address, which the others are told.
+  void stop(std::size_t engine);
+  void restart(std::size_t engine);
+  // A resume index below which a restarted engine begins is not known by the others.
+  void take_next_index(std::uint64_t index);
+  void tell_address(std::size_t to, std::size_t of, bool down = false) const;
+  std::string remove();
+  // What the epoch's messages are judged by, and the view's number, on one node only.
+  void set_view(std::size_t engine, std::uint64_t view) { views_[engine] = view; }
+
+  std::size_t num_engines() const { return engines_.size(); }
+  std::size_t engine_of(std::uint32_t rank) const;
+  EngineThread& engine(std::size_t which);
+  static std::string name(std::uint32_t node) { return "node-" + std::to_string(node); }
+
+  // ---- the clients
+
+  // Carries out the steps that are not done yet; "" or what went wrong first. `until`: so many of them.
+  std::string run(const std::vector<FarStep>& steps, std::size_t until = ~std::size_t{0});
+  // Submits a step on these ranks.
+  void submit(std::uint32_t rank, const FarStep& step, std::uint32_t timeout_ms = 10'000);
+  std::optional<abi::Completion> wait(std::uint32_t rank, int timeout_ms = 10'000);
+  std::string message_of(std::uint32_t rank, std::uint32_t slot) const;
+  std::string describe() const;
+
+ private:
+  struct Engine;
+  struct Rank;
+
+  void make(Rank& rank) const;
+  void tell_rank(const Engine& engine, std::uint32_t rank) const;
+  bool active(const Rank& rank) const;
+  epd_buffers_t buffers(const Rank& rank, std::uint32_t slot) const;
+  const std::vector<Input>& inputs(Round round);
+  std::string conclude(Rank& rank, const abi::Completion& completion, const std::vector<FarStep>& steps);
+  void go_back_to(std::uint64_t index);
+  std::string stuck() const;
+
+  const Case case_;
+  const abi::GroupShape shape_;
+  EngineNodesOptions options_;
+  transport::Network network_;
+  std::vector<std::unique_ptr<Engine>> engines_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::map<std::size_t, std::uint64_t> views_;
+  std::map<Round, std::vector<Input>> inputs_;
+  std::uint64_t epoch_ = 1;
+  std::uint64_t resume_index_ = 0;
+};
+
+}  // namespace epd::test

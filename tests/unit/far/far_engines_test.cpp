@@ -1,0 +1,412 @@
+// Engines of several nodes that share a group: hellos, operations, breaks, losses, restarts. A failure prints
+// its case; EPD_TEST_SEED=N gives other cases.
+#include "engine_nodes.h"
+#include "wrapped_transport.h"
+
+#include "transport/ucx.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <random>
+
+namespace epd::test {
+namespace {
+
+using abi::LinkType;
+
+std::uint64_t base_seed() {
+  const char* seed = std::getenv("EPD_TEST_SEED");
+  return seed == nullptr ? 1 : std::strtoull(seed, nullptr, 10);
+}
+
+std::mt19937 random_of(std::uint64_t test, std::uint64_t number) {
+  return std::mt19937(static_cast<std::uint32_t>(base_seed() * 7919 + test * 104729 + number));
+}
+
+Case far_case(std::mt19937& random, std::uint32_t ranks) {
+  Case c = random_case(random(), ranks);
+  c.bound = 0;
+  c.defer = false;
+  return c;
+}
+
+Case plain_case(std::uint32_t ranks) {
+  Case c;
+  c.num_ranks = ranks;
+  c.num_experts = 2 * ranks;
+  return c;
+}
+
+using Numbers = std::vector<std::uint32_t>;
+
+EngineNodesOptions places(Numbers nodes, Numbers devices) {
+  EngineNodesOptions options;
+  options.nodes = std::move(nodes);
+  options.devices = std::move(devices);
+  options.window_bytes = 1 << 20;
+  return options;
+}
+
+// One engine on each node.
+EngineNodesOptions two_nodes() {
+  return places({1, 1, 2, 2}, {0, 0, 0, 0});
+}
+
+const std::vector<std::pair<Numbers, Numbers>> kPlaces = {{{1, 1, 2, 2}, {0, 0, 0, 0}},
+                                                          {{1, 2, 2, 1}, {0, 0, 1, 1}},
+                                                          {{1, 2, 3, 3}, {0, 0, 0, 1}},
+                                                          {{3, 3, 3, 7}, {0, 1, 0, 0}}};
+
+EngineNodesOptions random_places(std::mt19937& random) {
+  const auto& [nodes, devices] = kPlaces[random() % kPlaces.size()];
+  EngineNodesOptions options = places(nodes, devices);
+  constexpr std::uint64_t kBatches[] = {1024, 4096, 65536};
+  options.batch_bytes = kBatches[random() % 3];
+  return options;
+}
+
+std::string text_of(const std::optional<Packet>& packet) {
+  return packet ? packet->read<abi::PeerLost>().value().text : "nothing";
+}
+
+TEST(FarEngines, RandomOperationsAreAsSpecified) {
+  for (std::uint64_t i = 0; i < 16; ++i) {
+    std::mt19937 random = random_of(1, i);
+    const Case c = far_case(random, 4);
+    EngineNodes nodes(c, random_places(random));
+    nodes.begin();
+    ASSERT_EQ(nodes.expect_ready(), "") << nodes.describe();
+    ASSERT_EQ(nodes.run(random_steps(c, 12, random)), "") << nodes.describe();
+    ASSERT_EQ(nodes.remove(), "") << nodes.describe();
+  }
+}
+
+// Some ranks have begun what others have not.
+TEST(FarEngines, ABrokenGroupGoesOnInTheNextEpoch) {
+  for (std::uint64_t i = 0; i < 8; ++i) {
+    std::mt19937 random = random_of(2, i);
+    const Case c = far_case(random, 4);
+    EngineNodes nodes(c, random_places(random));
+    nodes.begin();
+    ASSERT_EQ(nodes.expect_ready(), "") << nodes.describe();
+    const std::vector<FarStep> steps = random_steps(c, 12, random);
+    for (std::size_t done = 3; done < 12; done += 3) {
+      ASSERT_EQ(nodes.run(steps, done), "") << nodes.describe();
+      for (std::uint32_t rank = 0; rank < 4; ++rank) {
+        if (random() % 2 == 0) nodes.submit(rank, steps[done]);
+      }
+      ASSERT_EQ(nodes.break_and_resume(), "") << nodes.describe();
+    }
+    ASSERT_EQ(nodes.run(steps), "") << nodes.describe();
+  }
+}
+
+TEST(FarEngines, ARankGoesAndAnotherComesInItsPlace) {
+  for (std::uint64_t i = 0; i < 8; ++i) {
+    std::mt19937 random = random_of(3, i);
+    Case c = far_case(random, 4);
+    c.degrade = true;
+    // Each engine keeps a rank.
+    EngineNodes nodes(c, i % 2 == 0 ? two_nodes() : places({1, 2, 2, 1}, {0, 0, 0, 0}));
+    nodes.begin();
+    ASSERT_EQ(nodes.expect_ready(), "") << nodes.describe();
+    const auto rank = static_cast<std::uint32_t>(random() % 4);
+    // Each part makes its own routings: those of before are of another group.
+    std::vector<FarStep> steps = random_steps(c, 4, random);
+    ASSERT_EQ(nodes.run(steps), "") << nodes.describe();
+    ASSERT_EQ(nodes.break_all(), "");
+    nodes.mask(rank);
+    nodes.resume();
+    ASSERT_EQ(nodes.expect_resumed(), "") << nodes.describe();
+    for (const FarStep& step : random_steps(c, 6, random)) steps.push_back(step);
+    ASSERT_EQ(nodes.run(steps), "") << nodes.describe();
+    ASSERT_EQ(nodes.break_all(), "");
+    nodes.admit(rank);
+    nodes.resume();
+    ASSERT_EQ(nodes.expect_resumed(), "") << nodes.describe();
+    for (const FarStep& step : random_steps(c, 6, random)) steps.push_back(step);
+    ASSERT_EQ(nodes.run(steps), "") << nodes.describe();
+  }
+}
+
+TEST(FarEngines, ARestartedEngineGoesOnWithAnotherAddress) {
+  for (std::uint64_t i = 0; i < 6; ++i) {
+    std::mt19937 random = random_of(4, i);
+    const Case c = far_case(random, 4);
+    EngineNodes nodes(c, random_places(random));
+    nodes.begin();
+    ASSERT_EQ(nodes.expect_ready(), "") << nodes.describe();
+    const std::vector<FarStep> steps = random_steps(c, 10, random);
+    ASSERT_EQ(nodes.run(steps, 5), "") << nodes.describe();
+    const std::size_t which = random() % nodes.num_engines();
+    nodes.stop(which);
+    ASSERT_EQ(nodes.break_all({which}), "") << nodes.describe();
+    nodes.restart(which);
+    ASSERT_EQ(nodes.expect_ready(which), "") << nodes.describe();
+    nodes.take_next_index(5);
+    nodes.resume();
+    ASSERT_EQ(nodes.expect_resumed(), "") << nodes.describe();
+    ASSERT_EQ(nodes.run(steps), "") << nodes.describe();
+  }
+}
+
+// Engine 0 begins long before engine 1.
+TEST(FarEngines, AGroupWaitsForEachHello) {
+  EngineNodes nodes(plain_case(4), two_nodes());
+  nodes.begin(1);
+  const auto waits = nodes.engine(0).expect(LinkType::kGroupWaits);
+  ASSERT_TRUE(waits.has_value());
+  EXPECT_STREQ(waits->read<abi::GroupWaits>().value().text, "hello of host:0 on node-2");
+  EXPECT_FALSE(nodes.engine(0).expect(LinkType::kGroupReady, 200).has_value());
+  nodes.begin_engine(1, false);
+  EXPECT_EQ(nodes.expect_ready(), "");
+}
+
+TEST(FarEngines, AnEngineThatSaysNoHelloIsLostForTheGroup) {
+  EngineNodesOptions options = two_nodes();
+  options.peer_timeout_ms = 300;
+  EngineNodes nodes(plain_case(4), options);
+  nodes.begin(1);
+  for (int again = 0; again < 2; ++again) {
+    const auto lost = nodes.engine(0).expect(LinkType::kPeerLost);
+    ASSERT_TRUE(lost.has_value());
+    const auto body = lost->read<abi::PeerLost>().value();
+    EXPECT_EQ(body.node, 2u);
+    EXPECT_EQ(body.device_index, 0u);
+    EXPECT_STREQ(body.text, "host:0 on node-2 has said nothing for 300 ms");
+  }
+  nodes.begin_engine(1, false);
+  EXPECT_EQ(nodes.expect_ready(), "");
+}
+
+TEST(FarEngines, ADifferentViewIsRefusedByName) {
+  EngineNodes nodes(plain_case(4), two_nodes());
+  nodes.set_view(1, 99);
+  nodes.begin();
+  EXPECT_EQ(nodes.expect_ready(0),
+            "INVALID_ARGUMENT: host:0 on node-2 has another view: which ranks take part, and where");
+  EXPECT_EQ(nodes.expect_ready(1),
+            "INVALID_ARGUMENT: host:0 on node-1 has another view: which ranks take part, and where");
+  EXPECT_EQ(nodes.remove(), "");
+}
+
+TEST(FarEngines, ADifferentViewAtAResumeIsALostPeer) {
+  EngineNodes nodes(plain_case(4), two_nodes());
+  nodes.begin();
+  ASSERT_EQ(nodes.expect_ready(), "");
+  ASSERT_EQ(nodes.break_all(), "");
+  nodes.set_view(1, 99);
+  nodes.resume();
+  EXPECT_EQ(text_of(nodes.engine(0).expect(LinkType::kPeerLost)),
+            "host:0 on node-2 has another view: which ranks take part, and where");
+  EXPECT_FALSE(nodes.engine(0).expect(LinkType::kResumed, 100).has_value());
+  ASSERT_EQ(nodes.break_all(), "");
+  nodes.set_view(1, 3);
+  nodes.resume();
+  EXPECT_EQ(nodes.expect_resumed(), "");
+}
+
+// Nothing comes to it for a while.
+class Deaf final : public WrappedTransport {
+ public:
+  Deaf(std::unique_ptr<transport::Transport> inner, std::atomic<bool>& deaf)
+      : WrappedTransport(std::move(inner)), deaf_(deaf) {}
+  std::size_t progress(std::span<transport::Event> events) override {
+    return deaf_ ? 0 : inner().progress(events);
+  }
+
+ private:
+  std::atomic<bool>& deaf_;
+};
+
+TEST(FarEngines, AnEngineThatFallsSilentIsLostAndComesBack) {
+  transport::Network network;
+  std::atomic<bool> deaf{false};
+  std::atomic<int> opened{0};
+  EngineNodesOptions options = two_nodes();
+  options.peer_timeout_ms = 300;
+  options.open = [&](const transport::Limits& limits) -> Result<std::unique_ptr<transport::Transport>> {
+    auto inner = network.open(limits);
+    if (!inner.ok() || ++opened != 2) return inner;
+    return std::unique_ptr<transport::Transport>(std::make_unique<Deaf>(std::move(inner).value(), deaf));
+  };
+  const Case c = plain_case(4);
+  EngineNodes nodes(c, options);
+  nodes.begin();
+  ASSERT_EQ(nodes.expect_ready(), "");
+  std::mt19937 random = random_of(5, 0);
+  const std::vector<FarStep> steps = random_steps(c, 6, random);
+  ASSERT_EQ(nodes.run(steps, 3), "");
+  // Nobody is lost while all are idle and well. Engine 0 still hears the other's pings.
+  EXPECT_FALSE(nodes.engine(0).expect(LinkType::kPeerLost, 1000).has_value());
+  deaf = true;
+  EXPECT_EQ(text_of(nodes.engine(1).expect(LinkType::kPeerLost)),
+            "host:0 on node-1 has said nothing for 300 ms");
+  deaf = false;
+  ASSERT_EQ(nodes.break_and_resume(), "");
+  EXPECT_EQ(nodes.run(steps), "");
+}
+
+TEST(FarEngines, AnEngineThatEndsIsLostAtOnce) {
+  EngineNodes nodes(plain_case(4), two_nodes());
+  nodes.begin();
+  ASSERT_EQ(nodes.expect_ready(), "");
+  nodes.stop(1);
+  const std::string text = text_of(nodes.engine(0).expect(LinkType::kPeerLost));
+  EXPECT_EQ(text.find("host:0 on node-2 can't be reached: "), 0u) << text;
+}
+
+TEST(FarEngines, AnEngineThatIsDownIsLostWhileItIsNeeded) {
+  EngineNodesOptions options = two_nodes();
+  options.peer_timeout_ms = 300;
+  EngineNodes nodes(plain_case(4), options);
+  nodes.begin();
+  ASSERT_EQ(nodes.expect_ready(), "");
+  nodes.tell_address(0, 1, true);
+  EXPECT_EQ(text_of(nodes.engine(0).expect(LinkType::kPeerLost)),
+            "host:0 on node-2 has said nothing for 300 ms: it is down");
+  nodes.tell_address(0, 1);
+  ASSERT_EQ(nodes.break_and_resume(), "");
+  EXPECT_EQ(nodes.run({FarStep{}}), "");
+  ASSERT_EQ(nodes.remove(), "");
+  // No group needs it any more.
+  nodes.stop(1);
+  EXPECT_FALSE(nodes.engine(0).expect(LinkType::kPeerLost, 500).has_value());
+}
+
+TEST(FarEngines, AnOperationThatIsLateNamesWhomItWaitsFor) {
+  const Case c = plain_case(4);
+  EngineNodes nodes(c, two_nodes());
+  nodes.begin();
+  ASSERT_EQ(nodes.expect_ready(), "");
+  // Rank 1 is rank 3's gateway.
+  nodes.submit(0, FarStep{}, 10'000);
+  nodes.submit(1, FarStep{}, 300);
+  nodes.submit(2, FarStep{}, 10'000);
+  const auto asked = nodes.engine(0).expect(LinkType::kBreakRequest);
+  ASSERT_TRUE(asked.has_value());
+  const auto body = asked->read<abi::Break>().value();
+  EXPECT_EQ(body.cause, StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(body.failed_rank, 3);
+  const std::string text = body.text;
+  EXPECT_NE(text.find("rank 3 on node 2 has not submitted it"), std::string::npos) << text;
+  EXPECT_NE(text.find("it waited for the announcement of rank 3 on node 2"), std::string::npos) << text;
+  ASSERT_EQ(nodes.break_and_resume(), "");
+  EXPECT_EQ(nodes.run({FarStep{}}), "");
+}
+
+TEST(FarEngines, MemoryIsPromisedAtTheStart) {
+  EngineNodesOptions options = two_nodes();
+  options.max_bytes = 100'000;
+  EngineNodes nodes(plain_case(4), options);
+  nodes.begin();
+  // Two ranks, each with one gateway and gateway for one, four windows of 1 MiB.
+  EXPECT_EQ(nodes.expect_ready(0),
+            "RESOURCE_EXHAUSTED: network.max_bytes is 100000; allowed: room for windows and send buffers of all "
+            "groups of this engine, which with this one is 8388608");
+  EXPECT_EQ(nodes.remove(), "");
+}
+
+TEST(FarEngines, AWindowHasRoomForTwoTokens) {
+  EngineNodesOptions options = two_nodes();
+  options.batch_bytes = options.window_bytes = 1000;
+  EngineNodes nodes(plain_case(4), options);
+  nodes.begin();
+  EXPECT_EQ(nodes.expect_ready(0).find("RESOURCE_EXHAUSTED: network.window_bytes is 1000; allowed: room for what "
+                                       "two tokens of this group may need, which is "),
+            0u);
+  EXPECT_EQ(nodes.remove(), "");
+}
+
+TEST(FarEngines, AnEngineWithoutNetworkSaysSo) {
+  EngineNodesOptions options = two_nodes();
+  options.open = [](const transport::Limits&) -> Result<std::unique_ptr<transport::Transport>> {
+    return not_found("no libucp in this test");
+  };
+  EngineNodes nodes(plain_case(4), options);
+  EXPECT_TRUE(nodes.engine(0).address().empty());
+  nodes.begin();
+  EXPECT_EQ(nodes.expect_ready(0), "NOT_FOUND: no libucp in this test");
+  EXPECT_EQ(nodes.remove(), "");
+}
+
+// A group of one node on an engine whose other group breaks, loses its peer, and goes.
+TEST(FarEngines, AGroupOfOneNodeIsNotTouched) {
+  const Case c = plain_case(4);
+  EngineNodes nodes(c, two_nodes());
+  nodes.begin();
+  ASSERT_EQ(nodes.expect_ready(), "");
+  RawSession session(10);
+  session.add_to(nodes.engine(0));
+  const abi::GroupShape shape{1, 2, 8, 128, 1, 1, {}, {}, {}};
+  RawGroup near(9, shape);
+  near.add_to({&nodes.engine(0)}, {&session});
+  std::uint64_t done = 0;
+  const auto works = [&] {
+    abi::Submission s{};
+    s.op = abi::Op::kDispatch;
+    s.member = RawGroup::member(0);
+    s.epoch = 1;
+    session.submit(s);
+    const auto completion = session.wait();
+    return completion && completion->status == StatusCode::kOk && completion->op_index == done++;
+  };
+  EXPECT_TRUE(works());
+  ASSERT_EQ(nodes.break_all(), "");
+  EXPECT_TRUE(works());
+  nodes.resume({1});  // and nobody says hello
+  EXPECT_TRUE(works());
+  nodes.resume_engine(1);
+  ASSERT_EQ(nodes.expect_resumed(), "");
+  EXPECT_TRUE(works());
+  nodes.stop(1);
+  ASSERT_TRUE(nodes.engine(0).expect(LinkType::kPeerLost).has_value());
+  EXPECT_TRUE(works());
+  nodes.engine(0).send(LinkType::kRemoveGroup, abi::GroupRef{EngineNodes::kGroup});
+  ASSERT_TRUE(nodes.engine(0).expect(LinkType::kGroupRemoved).has_value());
+  EXPECT_TRUE(works());
+}
+
+TEST(FarEngines, OverUcx) {
+  EngineNodesOptions options = places({1, 1, 2, 3}, {0, 1, 0, 0});
+  options.open = [](const transport::Limits& limits) {
+    transport::UcxOptions ucx;
+    ucx.devices = "lo";
+    ucx.limits = limits;
+    return transport::open_ucx(ucx);
+  };
+  if (const Status status = options.open({}).status(); status.code() == StatusCode::kNotFound)
+    GTEST_SKIP() << status.message();
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    std::mt19937 random = random_of(6, i);
+    const Case c = far_case(random, 4);
+    EngineNodes nodes(c, options);
+    nodes.begin();
+    ASSERT_EQ(nodes.expect_ready(), "") << nodes.describe();
+    const std::vector<FarStep> steps = random_steps(c, 12, random);
+    ASSERT_EQ(nodes.run(steps, 4), "") << nodes.describe();
+    ASSERT_EQ(nodes.break_and_resume(), "") << nodes.describe();
+    ASSERT_EQ(nodes.run(steps, 8), "") << nodes.describe();
+    nodes.stop(2);
+    ASSERT_EQ(nodes.break_all({2}), "") << nodes.describe();
+    nodes.restart(2);
+    ASSERT_EQ(nodes.expect_ready(2), "") << nodes.describe();
+    nodes.take_next_index(8);
+    nodes.resume();
+    ASSERT_EQ(nodes.expect_resumed(), "") << nodes.describe();
+    ASSERT_EQ(nodes.run(steps), "") << nodes.describe();
+  }
+}
+
+}  // namespace
+}  // namespace epd::test
+
+// UCX reads parts of its environment before any thread runs.
+int main(int argc, char** argv) {
+  for (const auto& [name, value] : epd::transport::ucx_environment())
+    ::setenv(name.c_str(), value.c_str(), 0);
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,149 @@
+// Hellos of two engines, whose messages the test carries, or does not.
+#include "far_side.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <deque>
+#include <memory>
+
+namespace epd::test {
+namespace {
+
+constexpr std::uint64_t kGroup = std::uint64_t{1} << 63 | 3;
+
+class Mailbox final : public far::Port {
+ public:
+  bool send(std::unique_ptr<far::Message>& message) override {
+    sent.push_back(std::move(message));
+    return true;
+  }
+  void release(const far::Body&) override { ++released; }
+
+  std::deque<std::unique_ptr<far::Message>> sent;
+  int released = 0;
+};
+
+// One rank on each of two nodes.
+struct End {
+  explicit End(std::uint32_t node, std::uint64_t window_bytes = 1 << 20) {
+    abi::GroupBegin begin{};
+    begin.group_id = kGroup;
+    begin.node = node;
+    begin.shape = abi::GroupShape{2, 4, 8, 128, 2, 2, {}, {}, {}};
+    NetworkOptions network;
+    network.batch_bytes = 4096;
+    network.window_bytes = window_bytes;
+    side = std::make_unique<FarSide>(begin, network, node, &port);
+    for (std::uint32_t rank = 0; rank < 2; ++rank) side->place({kGroup, rank, 5, 1, 0, rank + 1, {}});
+    side->group(5);
+    own = far_engine_id(node, 5);
+  }
+  void begin(std::uint64_t epoch, std::uint64_t key = 7) {
+    const std::uint64_t words[2] = {key, epoch};
+    side->end();
+    side->set_epoch(epoch, words);
+    side->begin(epoch, 0, {});
+  }
+  // Its turn; what it says goes to the other, or is lost.
+  int say(End& other, std::uint64_t now_ns, bool lost = false) {
+    side->step(now_ns);
+    int count = 0;
+    for (; !port.sent.empty(); port.sent.pop_front(), ++count) {
+      const far::Message& message = *port.sent.front();
+      EXPECT_EQ(message.engine, other.own);
+      if (lost) continue;
+      other.side->received(own, std::as_bytes(std::span(&message.header, 1)),
+                           {message.body.data(), message.header.body_bytes, 1});
+    }
+    return count;
+  }
+
+  Mailbox port;
+  std::unique_ptr<FarSide> side;
+  far::EngineId own = 0;
+};
+
+TEST(FarSide, BothAreGreetedWhoeverIsFirst) {
+  End a(1), b(2);
+  a.begin(1);
+  EXPECT_EQ(a.say(b, 1), 1);  // b is not there yet
+  EXPECT_EQ(b.port.released, 1);
+  EXPECT_FALSE(a.side->greeted());
+  EXPECT_EQ(a.side->awaited(), b.own);
+  EXPECT_EQ(a.side->next_look_ns(), 1 + FarSide::kHelloNs);
+  EXPECT_EQ(a.say(b, 2), 0);  // not before its time
+  b.begin(1);
+  EXPECT_EQ(b.say(a, 3), 1);
+  EXPECT_TRUE(a.side->greeted());
+  EXPECT_FALSE(b.side->greeted());
+  EXPECT_EQ(a.say(b, 4), 1);  // b has asked
+  EXPECT_TRUE(b.side->greeted());
+  // And that is all.
+  EXPECT_EQ(b.say(a, 5) + a.say(b, 6) + b.say(a, 7), 0);
+  EXPECT_EQ(a.say(b, 10 * FarSide::kHelloNs) + b.say(a, 10 * FarSide::kHelloNs), 0);
+}
+
+TEST(FarSide, WhoIsPastItAnswersAgain) {
+  End a(1), b(2);
+  a.begin(1);
+  b.begin(1);
+  a.say(b, 1);
+  EXPECT_EQ(b.say(a, 2, true), 1);  // lost: a does not hear it
+  EXPECT_TRUE(b.side->greeted());
+  EXPECT_EQ(b.say(a, 3), 0);
+  EXPECT_EQ(a.say(b, 1 + FarSide::kHelloNs), 1);
+  EXPECT_EQ(b.say(a, 4), 1);
+  EXPECT_TRUE(a.side->greeted());
+  EXPECT_EQ(a.say(b, 5), 0);
+}
+
+TEST(FarSide, HellosOfOtherKeysAndEpochsAreNotHeard) {
+  End a(1), b(2);
+  a.begin(2);
+  b.begin(1);
+  EXPECT_EQ(b.say(a, 1), 1);
+  EXPECT_FALSE(a.side->greeted());
+  EXPECT_EQ(a.side->group(5).drops().of(far::Drop::kEpoch), 1u);
+  b.begin(2, 8);
+  EXPECT_EQ(b.say(a, 2), 1);
+  EXPECT_FALSE(a.side->greeted());
+  EXPECT_EQ(a.side->group(5).drops().of(far::Drop::kToken), 1u);
+  EXPECT_FALSE(a.side->difference().has_value());
+  b.begin(2);
+  EXPECT_EQ(b.say(a, 3), 1);
+  EXPECT_TRUE(a.side->greeted());
+  EXPECT_EQ(a.port.released, 3);
+  a.begin(3);
+  EXPECT_FALSE(a.side->greeted());
+}
+
+TEST(FarSide, OtherWindowsAreADifference) {
+  End a(1), b(2, 2 << 20);
+  a.begin(1);
+  b.begin(1);
+  a.say(b, 1);
+  b.say(a, 2);
+  for (const End* end : {&a, &b}) {
+    ASSERT_TRUE(end->side->difference().has_value());
+    EXPECT_STREQ(end->side->difference()->what, "shape, network.batch_bytes or network.window_bytes");
+    EXPECT_FALSE(end->side->greeted());
+  }
+}
+
+// It was served here and could not be mapped: what the supervisor told is the same everywhere.
+TEST(FarSide, ARankThatIsRefusedIsNoDifference) {
+  End a(1), b(2);
+  const std::uint64_t words[2] = {7, 1};
+  const std::uint8_t masked[] = {1, 0};
+  a.side->set_epoch(1, words);
+  a.side->begin(1, 0, masked);
+  b.begin(1);
+  a.say(b, 1);
+  b.say(a, 2);
+  EXPECT_TRUE(a.side->greeted());
+  EXPECT_TRUE(b.side->greeted());
+}
+
+}  // namespace
+}  // namespace epd::test
