@@ -200,7 +200,8 @@ void NearGroups::follow(const SendMember& action) {
   member->announced = true;
   member->member = action.member.member;
   member->first_index = action.member.first_index;
-  member->active_since = find(action.group_id)->told.ranks.at(action.member.rank).active_since;
+  const std::vector<RankDescription>& ranks = find(action.group_id)->told.ranks;
+  if (action.member.rank < ranks.size()) member->active_since = ranks[action.member.rank].active_since;
 }
 
 void NearGroups::follow(const SendRank& action) {

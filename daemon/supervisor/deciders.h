@@ -59,6 +59,7 @@ class Deciders {
   const membership::NearGroup* near_group(std::uint64_t group_id) const;
 
   const Clock& deadlines_;
+  const std::uint32_t num_devices_;
   membership::GroupRegistry local_;
   std::unique_ptr<membership::Agent> agent_;  // null: the node is in no cluster
 };
