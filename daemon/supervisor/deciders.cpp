@@ -144,6 +144,10 @@ std::vector<Deciders::FarRank> Deciders::far_ranks(std::uint64_t group_id) const
   return ranks;
 }
 
+bool Deciders::owes_groups(std::uint32_t device) const {
+  return agent_ != nullptr && agent_->owes_groups(device);
+}
+
 std::size_t Deciders::num_groups() const {
   const std::size_t spanning = agent_ == nullptr ? 0 : agent_->groups().size() + agent_->ended().size();
   return local_.groups().size() + spanning;

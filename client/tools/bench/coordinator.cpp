@@ -81,14 +81,15 @@ std::vector<Report> run_ranks(const RunPlan& plan, const Daemon& daemon, const s
   const std::uint32_t ceiling_tokens = no_ceiling ? 0 : plan.tokens;
   kit::CopyCeiling ceiling(plan.params(), ceiling_tokens);
   const BarrierWords start_barrier(plan.ranks);
-  const RunContext context{
-      plan,     daemon.socket(), next_group_name(), kit::RoutingSource(plan.routing_spec()),
-      &ceiling, &samples,        &start_barrier};
+  RunContext context{plan, {daemon.socket()}, next_group_name(), kit::RoutingSource(plan.routing_spec())};
+  context.ceiling = &ceiling;
+  context.samples = &samples;
+  context.start_barrier = &start_barrier;
   const ProgressLine progress(label, plan.warmup + plan.iterations);
   kit::Team team(plan.ranks);
   kit::Team::Options options;
   options.limit = kRunLimit;
-  options.daemon = daemon.pid();
+  if (daemon.pid() > 0) options.daemons = {daemon.pid()};
   SmsChanges changes(plan, daemon.control_socket());
   options.on_progress = [&](std::uint32_t done) {
     progress.show(done);

@@ -125,7 +125,7 @@ std::string leak_of(pid_t daemon, int before) {
 void run_alone(const Daemon& daemon, const std::function<void()>& body) {
   kit::Team team(1);
   kit::Team::Options options;
-  options.daemon = daemon.pid();
+  if (daemon.pid() > 0) options.daemons = {daemon.pid()};
   team.run([&body](kit::TeamRank&) { body(); }, options);
 }
 

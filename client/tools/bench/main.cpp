@@ -89,6 +89,7 @@ bool run(const Options& options, const std::vector<SuiteRun>& runs, const std::v
       const auto reports = measure_reap(daemon, options.rounds);
       return print(reports, options.json, to_table(reports));
     }
+    case Command::kNodes: break;  // without this daemon
   }
   return false;
 }
@@ -99,6 +100,7 @@ std::uint32_t devices_for(const Options& options) {
     case Command::kSuite: return options.run.on_gpus() ? options.run.ranks : kSuiteRanks;
     case Command::kAttach: return 1;
     case Command::kReap: return 2;
+    case Command::kNodes: break;
   }
   return 1;
 }
@@ -117,6 +119,10 @@ Daemon::Devices find_devices(Options& options) {
 
 int run_tool(Options& options) {
   try {
+    if (options.command == Command::kNodes) {
+      const auto reports = measure_nodes(options.nodes, options.daemon.program);
+      return print(reports, options.json, to_table(reports)) ? 0 : 1;
+    }
     Daemon::Devices devices = find_devices(options);
     const std::vector<SuiteRun> runs = runs_of(options);
     for (const SuiteRun& each : runs) {

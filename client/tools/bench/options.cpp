@@ -24,6 +24,7 @@ constexpr const char* kFooter =
     "  epbench --ranks 4 --op both --tokens 128\n"
     "  epbench --op dispatch --payload fp8 --tokens 4096 --routing zipf --json\n"
     "  epbench suite\n"
+    "  epbench nodes --nodes 2 --ranks-per-node 2 --rate 4gbit\n"
     "  epbench suite --backend cuda\n";
 
 void add_daemon_options(CLI::App& app, Options& options) {
@@ -148,6 +149,42 @@ void add_mode_options(CLI::App& app, RunPlan& run, Names& names) {
   app.add_flag("--mark-unused", run.mark_unused, "dispatch marks all rows that no token fills");
 }
 
+void add_nodes_options(CLI::App& app, Options& options, Names& names) {
+  NodesPlan& nodes = options.nodes;
+  nodes.run.nodes = 2;
+  nodes.run.depth = 1;
+  app.add_option("--epd", options.daemon.program, "The daemons to start (default: epd beside epbench)");
+  app.add_flag("--json", options.json, "JSON, one object per line and operation, instead of a table");
+  app.add_option("--nodes", nodes.run.nodes, "Daemons, each in network and IPC namespaces of its own")
+      ->capture_default_str();
+  app.add_option("--ranks-per-node", nodes.ranks_per_node, "Client processes of each node")
+      ->capture_default_str();
+  app.add_option("--rate", nodes.rate, "That each node sends at, as 4gbit (default: as fast as it goes)");
+  app.add_option("--tokens", nodes.tokens, "Tokens of each rank in each call, a run each; as 4096,128,1")
+      ->delimiter(',')
+      ->capture_default_str();
+  app.add_option("--pairs", nodes.pairs, "Measurements of operations and of raw UCX, in turn")
+      ->capture_default_str();
+  app.add_option("--iters", nodes.pair_iterations,
+                 "Iterations in each pair (0: 3 from 1024 tokens on, else 20)")
+      ->capture_default_str();
+  app.add_option("--hidden", nodes.run.hidden, "Values per token, a multiple of 128")->capture_default_str();
+  app.add_option("--experts", nodes.run.experts, "Experts of the group, a multiple of the ranks")
+      ->capture_default_str();
+  app.add_option("--topk", nodes.run.topk, "Experts per token")->capture_default_str();
+  app.add_option("--sms", nodes.run.sms, "Threads of each device (0: the device's default)")
+      ->capture_default_str();
+  app.add_option("--routing", nodes.run.routing, "uniform, zipf, group-limited, one-expert, or a routing file")
+      ->capture_default_str();
+  app.add_option("--seed", nodes.run.seed, "Of routing and data")->capture_default_str();
+  app.add_option("--check", names.check,
+                 "Iterations compared with the reference: all, some (first, last, about four more), one, none")
+      ->check(one_of("check", {"all", "some", "one", "none"}))
+      ->capture_default_str();
+
+  add_mode_options(app, nodes.run, names);
+}
+
 void apply(const Names& names, RunPlan& run) {
   static const std::map<std::string, Operation> kOperations{{"dispatch", Operation::kDispatch},
                                                             {"combine", Operation::kCombine},
@@ -200,6 +237,9 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
   suite->add_flag("--small", options.small_suite, "Few tokens and small rows: to see that all of it works");
   suite->add_flag("--warm-cache", options.run.warm_cache, "Flush no caches before the timed parts");
   add_backend_option(*suite, names);
+  CLI::App* nodes = app.add_subcommand(
+      "nodes", "A group that spans nodes: bytes on the links, time, and raw UCX on the same links in turn");
+  add_nodes_options(*nodes, options, names);
   for (CLI::App* command : {attach, reap}) {
     command->add_option("--rounds", options.rounds, "Measurements")->capture_default_str();
   }
@@ -210,6 +250,11 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
     if (*suite) options.command = Command::kSuite;
     if (*attach) options.command = Command::kAttach;
     if (*reap) options.command = Command::kReap;
+    if (*nodes) {
+      options.command = Command::kNodes;
+      apply(names, options.nodes.run);
+      options.nodes.validate();
+    }
     if (options.run.on_gpus() && (*attach || *reap)) kit::fail("attach and reap measure host devices only");
     if (!options.run.on_gpus() && app.count("--wait") + app.count("--overlap") != 0)
       kit::fail("wait and overlap are about streams; allowed: with backend cuda");

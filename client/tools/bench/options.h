@@ -1,6 +1,7 @@
 // The command line of epbench.
 #pragma once
 
+#include "nodes_bench.h"
 #include "plan.h"
 
 #include <cstdint>
@@ -8,11 +9,12 @@
 
 namespace epd::bench {
 
-enum class Command { kRun, kSuite, kAttach, kReap };
+enum class Command { kRun, kSuite, kAttach, kReap, kNodes };
 
 struct Options {
   Command command = Command::kRun;
   RunPlan run;
+  NodesPlan nodes;
   DaemonPlan daemon;
   bool json = false;
   bool small_suite = false;

@@ -2,8 +2,11 @@
 
 #include "kit/config_shape.h"
 #include "kit/error.h"
+#include "kit/nodes.h"
 #include "kit/random.h"
 #include "proto/shape_rules.h"
+
+#include <algorithm>
 
 namespace epd::bench {
 
@@ -26,6 +29,7 @@ epd_group_config_t RunPlan::config() const {
   config.max_recv_rows = max_recv_rows;
   config.priority = priority;
   config.sum_ranks = sum_ranks;
+  config.span = nodes > 1 ? EPD_SPAN_CLUSTER : EPD_SPAN_NODE;
   return config;
 }
 
@@ -38,7 +42,8 @@ kernels::reference::GroupParams RunPlan::params() const {
 }
 
 std::string RunPlan::device_of(std::uint32_t rank) const {
-  return on_gpus() ? "cuda:" + std::to_string(rank % gpus) : "host:" + std::to_string(rank);
+  if (on_gpus()) return "cuda:" + std::to_string(rank % gpus);
+  return "host:" + std::to_string(kit::place_of(rank, ranks, nodes).device);
 }
 
 std::string RunPlan::wait_name() const {
@@ -87,6 +92,7 @@ void require_range(const char* name, std::int64_t value, std::int64_t low, std::
 
 void validate(const RunPlan& plan) {
   require_range("ranks", plan.ranks, 1, 64);
+  require_range("nodes", plan.nodes, 1, std::min(plan.ranks, kit::NodeNetwork::kMaxNodes));
   require_range("tokens", plan.tokens, 0, abi::kMaxTokens);
   require_range("iters", plan.iterations, 1, 1'000'000);
   require_range("warmup", plan.warmup, 0, 1'000'000);

@@ -22,6 +22,7 @@ struct RunPlan {
   bool resident = false;   // their kernels stay (devices.mode)
   Operation operation = Operation::kBoth;
   std::uint32_t ranks = 4;
+  std::uint32_t nodes = 1;     // over which they are spread in order; more than one: the group spans them
   std::uint32_t tokens = 128;  // of each rank, in each call
   std::uint32_t hidden = 7168;
   std::uint32_t experts = 256;
@@ -59,7 +60,7 @@ struct RunPlan {
   bool does_combine() const { return operation == Operation::kCombine || operation == Operation::kBoth; }
   std::uint32_t max_tokens() const { return tokens != 0 ? tokens : 1; }
   bool on_gpus() const { return backend == Backend::kCuda; }
-  // "host:2"
+  // "host:2", of its node
   std::string device_of(std::uint32_t rank) const;
   // The group's, but for its name, rank and time limit.
   epd_group_config_t config() const;

@@ -32,6 +32,10 @@ struct OperationSamples {
         moved_rows(std::size_t{iterations} * ranks),
         wire_rows(std::size_t{iterations} * ranks),
         logical_rows(std::size_t{iterations} * ranks),
+        link_bytes(iterations),
+        needed_bytes(std::size_t{iterations} * ranks),
+        record_bytes(std::size_t{iterations} * ranks),
+        request_bytes(std::size_t{iterations} * ranks),
         verdicts(ranks) {}
 
   kit::SharedArray<double> time_us;  // on GPUs the time in the stream, else on the host
@@ -51,7 +55,12 @@ struct OperationSamples {
   kit::SharedArray<std::uint32_t> moved_rows;    // pushed or pulled by this rank, its own included
   kit::SharedArray<std::uint32_t> wire_rows;     // of these, to or from other ranks
   kit::SharedArray<std::uint32_t> logical_rows;  // received by this rank's dispatch, its own included
-  kit::SharedArray<Verdict> verdicts;            // [ranks]
+  // With several nodes.
+  kit::SharedArray<std::uint64_t> link_bytes;     // [iterations] sent between nodes, with the links' headers
+  kit::SharedArray<std::uint64_t> needed_bytes;   // of this rank: its records and announcements
+  kit::SharedArray<std::uint64_t> record_bytes;   // of these, the records
+  kit::SharedArray<std::uint64_t> request_bytes;  // what goes before them, the other way
+  kit::SharedArray<Verdict> verdicts;             // [ranks]
 };
 
 struct Samples {
@@ -62,6 +71,9 @@ struct Samples {
         noop_ahead_us(noops),
         events_us(noops),
         events_ahead_us(noops),
+        raw_stream_mibps(iterations),
+        raw_dispatch_us(iterations),
+        raw_combine_us(iterations),
         row_counts(std::size_t{ranks} * targets),
         daemon(64),
         gpu(128) {}
@@ -73,6 +85,10 @@ struct Samples {
   kit::SharedArray<double> noop_ahead_us;
   kit::SharedArray<double> events_us;
   kit::SharedArray<double> events_ahead_us;
+  // With several nodes, [pairs] of so many as there are iterations at most; 0: not measured.
+  kit::SharedArray<double> raw_stream_mibps;
+  kit::SharedArray<double> raw_dispatch_us;
+  kit::SharedArray<double> raw_combine_us;
   kit::SharedArray<std::uint32_t> row_counts;  // of the current iteration: kit::TargetCounts
   kit::SharedArray<char> daemon;               // its name and version
   kit::SharedArray<char> gpu;                  // rank 0's, and whether there is MPS

@@ -33,9 +33,10 @@ void Worker::run() {
     }
   } else {
     fill_slots();
-    if (gpu_ == nullptr) context_.ceiling->warm(self_.rank());
+    if (context_.ceiling != nullptr && gpu_ == nullptr) context_.ceiling->warm(self_.rank());
     for (std::uint32_t i = 0; i < plan_.warmup + plan_.iterations; ++i) {
       iterate(i);
+      end_pair(i);
       if (self_.rank() == 0) self_.set_progress(i + 1);
     }
   }
@@ -57,7 +58,8 @@ void Worker::make_device() {
 }
 
 void Worker::connect() {
-  session_ = kit::attach(context_.socket, plan_.device_of(self_.rank()), kAttachPatience, plan_.wait_by);
+  const std::uint32_t node = kit::place_of(self_.rank(), plan_.ranks, plan_.nodes).node;
+  session_ = kit::attach(context_.sockets[node], plan_.device_of(self_.rank()), kAttachPatience, plan_.wait_by);
   epd_group_config_t config = plan_.config();
   config.name = context_.group.c_str();
   config.rank = static_cast<std::int32_t>(self_.rank());
@@ -136,7 +138,8 @@ void Worker::iterate(std::uint32_t iteration) {
   if (in_stream() && plan_.does_dispatch())
     samples.dispatch.ahead_us[at] = timed_dispatch(slot_index, true).time_us;
   if (check) poison(slot);
-  const Timing dispatched = timed_dispatch(slot_index, false);
+  const Timing dispatched =
+      with_link_bytes(samples.dispatch, measured, [&] { return timed_dispatch(slot_index, false); });
   record(samples.dispatch, at, dispatched);
   if (check && plan_.does_dispatch()) check_dispatch(iteration, slot, dispatched.result.num_recv_rows);
   if (plan_.does_combine()) {
@@ -144,7 +147,8 @@ void Worker::iterate(std::uint32_t iteration) {
       samples.combine.ahead_us[at] = timed_combine(slot_index, true).time_us;
       if (check) poison_combine(slot);
     }
-    record(samples.combine, at, timed_combine(slot_index, false));
+    record(samples.combine, at, with_link_bytes(samples.combine, measured,
+                                                [&] { return timed_combine(slot_index, false); }));
     if (check) check_combine(iteration, slot);
   }
   if (plan_.overlap) overlap(iteration, at, check);
@@ -152,8 +156,9 @@ void Worker::iterate(std::uint32_t iteration) {
     const std::size_t line = std::size_t{measured} * plan_.ranks + self_.rank();
     return run_stream_noops(line * kStreamNoopsBetween, kStreamNoopsBetween);
   }
-  if (plan_.does_dispatch()) measure_ceiling(samples.dispatch, measured, true);
-  if (plan_.does_combine()) measure_ceiling(samples.combine, measured, false);
+  const bool ceiling = context_.ceiling != nullptr;
+  if (ceiling && plan_.does_dispatch()) measure_ceiling(samples.dispatch, measured, true);
+  if (ceiling && plan_.does_combine()) measure_ceiling(samples.combine, measured, false);
   self_.barrier();
   if (self_.rank() == 0) run_noops(std::size_t{measured} * kNoopsBetween, kNoopsBetween);
 }
@@ -163,6 +168,8 @@ void Worker::prepare(std::uint32_t iteration) {
   const Choices choices = choices_of(self_.rank(), iteration);
   put(slot.buffers.topk_idx, choices.idx);
   put(slot.buffers.topk_weights, choices.weights);
+  if (iteration >= plan_.warmup)
+    note_far_bytes(std::size_t{iteration - plan_.warmup} * plan_.ranks + self_.rank(), choices);
   kernels::RoutingInput input;
   input.topk_idx = choices.idx.data();
   input.per_expert = plan_.layout != EPD_LAYOUT_COMPACT;

@@ -5,6 +5,7 @@
 #include "kernels/routing.h"
 #include "kit/ceiling.h"
 #include "kit/compare.h"
+#include "kit/nodes.h"
 #include "kit/routing.h"
 #include "kit/session.h"
 #include "kit/team.h"
@@ -26,12 +27,16 @@ namespace epd::bench {
 // What all ranks get from the coordinator; outlives them.
 struct RunContext {
   RunPlan plan;
-  std::string socket;
+  std::vector<std::string> sockets;  // of each node
   std::string group;  // name
   kit::RoutingSource routing;
-  kit::CopyCeiling* ceiling = nullptr;
+  kit::CopyCeiling* ceiling = nullptr;  // null: not measured
   Samples* samples = nullptr;
   const BarrierWords* start_barrier = nullptr;
+  const kit::OwnNodes* nodes = nullptr;  // whose links are looked at; or null
+  // Called on rank 0 after each so many measured iterations, while the others wait.
+  std::uint32_t iterations_of_pair = 0;
+  std::function<void(std::uint32_t pair)> after_pair{};
 };
 
 class Worker {
@@ -88,6 +93,12 @@ class Worker {
   bool in_stream() const { return gpu_ != nullptr && plan_.in_stream; }
   // Of what has been submitted; ticket 0: no operation, and what is in the stream.
   epd_result_t finish(epd_ticket_t ticket, const std::string& what);
+  // `body`, and what the nodes' links carried meanwhile.
+  Timing with_link_bytes(OperationSamples& samples, std::uint32_t measured,
+                         const std::function<Timing()>& body);
+  std::uint64_t link_bytes();
+  void note_far_bytes(std::size_t at, const Choices& choices);
+  void end_pair(std::uint32_t iteration);
   Timing timed_dispatch(std::uint32_t slot_index, bool ahead);
   Timing timed_combine(std::uint32_t slot_index, bool ahead);
   Timing timed_noop(bool ahead);

@@ -1,5 +1,6 @@
 // Worker: what is timed, and how.
 #include "bench/barrier_lines.h"
+#include "far_bytes.h"
 #include "kit/error.h"
 #include "worker.h"
 
@@ -23,6 +24,45 @@ void Worker::run_stream_noops(std::size_t first, std::uint32_t count) {
     context_.samples->events_ahead_us[first + i] = time_of_no_work_us(true);
     context_.samples->events_us[first + i] = time_of_no_work_us(false);
   }
+}
+
+Worker::Timing Worker::with_link_bytes(OperationSamples& samples, std::uint32_t measured,
+                                       const std::function<Timing()>& body) {
+  const std::uint64_t before = link_bytes();
+  const Timing timing = body();
+  const std::uint64_t sent = link_bytes() - before;
+  if (self_.rank() == 0) samples.link_bytes[measured] = sent;
+  return timing;
+}
+
+// While nothing is under way. On rank 0.
+std::uint64_t Worker::link_bytes() {
+  if (context_.nodes == nullptr) return 0;
+  self_.barrier();
+  const std::uint64_t bytes = self_.rank() == 0 ? context_.nodes->link_bytes() : 0;
+  self_.barrier();
+  return bytes;
+}
+
+void Worker::note_far_bytes(std::size_t at, const Choices& choices) {
+  if (context_.nodes == nullptr) return;
+  const FarBytes bytes = far_bytes(plan_, self_.rank(), choices.idx);
+  Samples& samples = *context_.samples;
+  samples.dispatch.record_bytes[at] = bytes.rows;
+  samples.dispatch.request_bytes[at] = bytes.announcements;
+  samples.dispatch.needed_bytes[at] = bytes.rows + bytes.announcements;
+  samples.combine.record_bytes[at] = bytes.sums;
+  samples.combine.request_bytes[at] = bytes.announcements + bytes.asks;
+  samples.combine.needed_bytes[at] = bytes.sums + bytes.announcements;
+}
+
+void Worker::end_pair(std::uint32_t iteration) {
+  if (!context_.after_pair || iteration < plan_.warmup) return;
+  const std::uint32_t measured = iteration - plan_.warmup + 1;
+  if (measured % context_.iterations_of_pair != 0) return;
+  self_.barrier();
+  if (self_.rank() == 0) context_.after_pair(measured / context_.iterations_of_pair - 1);
+  self_.barrier();
 }
 
 epd_dispatch_args_t Worker::dispatch_args(std::uint32_t slot_index) const {

@@ -1,6 +1,7 @@
 // epd-moe-demo: see README.md and --help.
 #include "kit/daemon.h"
 #include "kit/error.h"
+#include "kit/nodes.h"
 #include "kit/routing.h"
 #include "options.h"
 #include "rank.h"
@@ -73,12 +74,16 @@ void dump_routing(const DemoPlan& plan, const DemoRecords& records) {
   if (!file.flush()) kit::fail("writing '" + plan.dump_routing + "' failed");
 }
 
-bool run(const DemoPlan& plan, const std::string& socket, pid_t daemon) {
+// `nodes`: null: plan.socket's daemon.
+bool run(const DemoPlan& plan, const kit::OwnNodes* nodes) {
   DemoRecords records(plan);
   kit::CopyCeiling ceiling(plan.params(), plan.max_tokens());
   DemoContext context;
   context.plan = plan;
-  context.socket = socket;
+  context.nodes = nodes;
+  if (nodes == nullptr) context.sockets.push_back(plan.socket);
+  for (std::uint32_t node = 0; nodes != nullptr && node < nodes->size(); ++node)
+    context.sockets.push_back(nodes->daemon(node).socket());
   context.group = "moe-demo-" + std::to_string(::getpid());
   context.pieces = split_into_pieces(read_text(plan.text_path));
   if (context.pieces.empty()) kit::fail("the text '" + plan.text_path + "' has no words");
@@ -89,7 +94,7 @@ bool run(const DemoPlan& plan, const std::string& socket, pid_t daemon) {
     Progress progress(plan);
     kit::Team team(plan.model.num_ranks);
     kit::Team::Options options;
-    options.daemon = daemon;
+    if (nodes != nullptr) options.daemons = nodes->pids();
     options.on_progress = [&progress](std::uint32_t done) { progress.show(done); };
     team.run([&context](kit::TeamRank& self) { DemoRank(context, self).run(); }, options);
   }
@@ -101,20 +106,19 @@ bool run(const DemoPlan& plan, const std::string& socket, pid_t daemon) {
 }
 
 int run_tool(const DemoPlan& plan) {
-  std::optional<kit::OwnDaemon> own;
+  std::optional<kit::OwnNodes> own;
   try {
     if (plan.socket.empty()) {
-      own.emplace(kit::DaemonOptions{.program = plan.program, .host_devices = plan.model.num_ranks});
+      const std::uint32_t devices = (plan.model.num_ranks + plan.nodes - 1) / plan.nodes;
+      own.emplace(kit::NodesOptions{.program = plan.program, .nodes = plan.nodes, .devices = devices});
     }
-    const bool correct = run(plan, own ? own->socket() : plan.socket, own ? own->pid() : -1);
+    const bool correct = run(plan, own ? &*own : nullptr);
     const std::string outcome = own ? own->stop() : "";
     if (!outcome.empty()) kit::fail(outcome);
     return correct ? 0 : 1;
   } catch (const kit::ToolError& error) {
     std::fprintf(stderr, "epd-moe-demo: %s\n", error.what());
-    if (own && !own->log_tail().empty()) {
-      std::fprintf(stderr, "the end of the daemon's log:\n%s", own->log_tail().c_str());
-    }
+    if (own) std::fprintf(stderr, "%s\n", own->log_tail().c_str());
     return 1;
   }
 }

@@ -2,8 +2,11 @@
 
 #include "epd/epd.h"
 #include "kit/error.h"
+#include "kit/node_network.h"
 
 #include <CLI/CLI.hpp>
+
+#include <algorithm>
 
 namespace epd::demo {
 namespace {
@@ -11,7 +14,7 @@ namespace {
 constexpr const char* kAbout =
     "A forward pass through Mixture-of-Experts layers of DeepSeek-V3's shape, on several client processes "
     "of\n"
-    "one epd daemon: sigmoid gate with group-limited top-k on hidden states made from a text, FP8 dispatch,\n"
+    "one epd daemon, or of one on each of several nodes: sigmoid gate with group-limited top-k on hidden states made from a text, FP8 dispatch,\n"
     "low-rank SwiGLU experts, BF16 combine, two micro-batches so that communication hides behind "
     "computation.\n"
     "Every result of every layer is compared bit for bit with the reference.";
@@ -38,6 +41,9 @@ void require_multiple(const char* name, std::uint32_t value, std::uint32_t of) {
 void validate(const DemoPlan& plan) {
   const ModelShape& model = plan.model;
   require_range("ranks", model.num_ranks, 1, 64);
+  require_range("nodes", plan.nodes, 1, std::min(model.num_ranks, kit::NodeNetwork::kMaxNodes));
+  if (plan.nodes > 1 && !plan.socket.empty())
+    kit::fail("nodes starts daemons of its own; allowed: without socket");
   require_range("sum-ranks", plan.sum_ranks, 0, model.num_ranks);
   require_range("layers", model.num_layers, 1, 64);
   require_range("steps", plan.steps, 1, 10'000);
@@ -62,7 +68,10 @@ bool parse_options(int argc, char** argv, DemoPlan& plan, int& exit_code) {
   app.add_option("--socket", plan.socket, "Attach to the daemon at this socket (default: start one)");
   app.add_option("--epd", plan.program, "The daemon to start (default: epd beside this program)");
   app.add_option("--text", plan.text_path, "The text (default: the shipped one)");
-  app.add_option("--ranks", plan.model.num_ranks, "Client processes, on devices host:0 and up")
+  app.add_option("--ranks", plan.model.num_ranks, "Client processes, on devices host:0 and up of their node")
+      ->capture_default_str();
+  app.add_option("--nodes", plan.nodes,
+                 "Daemons in network namespaces of their own, over which the ranks are spread in order")
       ->capture_default_str();
   app.add_option("--sum-ranks", plan.sum_ranks,
                  "Ranks of a sum domain, whose rows combine adds up before it rounds them for another one "

@@ -17,6 +17,7 @@ struct DemoPlan {
   std::uint32_t steps = 3;      // measured forward passes; one more before them measures operations alone
   std::uint32_t tokens = 128;   // of each rank and step, in two micro-batches
   std::uint32_t sum_ranks = 0;  // ranks of a sum domain; 0: the daemon's choice
+  std::uint32_t nodes = 1;      // with a daemon each, in namespaces
   std::string text_path;        // empty: the shipped text
   std::string socket;           // of a running daemon; empty: start one
   std::string program;          // epd; empty: beside this executable
@@ -87,6 +88,8 @@ struct DemoRecords {
         row_counts(std::size_t{plan.model.num_ranks} * plan.model.num_ranks),
         routing(std::size_t{plan.passes()} * plan.model.num_layers * plan.model.num_ranks * plan.tokens *
                 plan.model.gate.topk),
+        link_bytes(std::size_t{plan.passes()} + 1),
+        sum_ranks(1),
         daemon(64) {
     for (std::uint32_t rank = 0; rank < plan.model.num_ranks; ++rank) published.emplace_back(plan);
   }
@@ -97,6 +100,8 @@ struct DemoRecords {
   kit::SharedArray<std::uint64_t> expert_counts;  // [layers, E] selections in the measured steps
   kit::SharedArray<std::uint32_t> row_counts;     // [R,R] of the current micro-batch
   kit::SharedArray<std::int32_t> routing;         // [passes, layers, R, tokens, K]
+  kit::SharedArray<std::uint64_t> link_bytes;     // [passes + 1] sent between nodes before each pass, and in the end
+  kit::SharedArray<std::uint32_t> sum_ranks;      // what the daemon has chosen, or was asked for
   kit::SharedArray<char> daemon;                  // its name and version
   std::vector<Publication> published;
 };

@@ -25,6 +25,7 @@ void DemoRank::run() {
   context_.ceiling->warm(self_.rank());
   for (std::uint32_t pass = 0; pass < plan_.passes(); ++pass) {
     measuring_ = pass > 0;
+    note_link_bytes(pass);
     load_text(pass);
     double pass_us = 0;
     for (std::uint32_t begin = 0; begin < plan_.model.num_layers; begin += plan_.segment()) {
@@ -47,11 +48,12 @@ void DemoRank::run() {
       context_.records->step_us[std::size_t{pass - 1} * self_.size() + self_.rank()] = pass_us;
     }
   }
-  self_.barrier();  // no rank leaves while others still work
+  note_link_bytes(plan_.passes());  // and no rank leaves while others still work
 }
 
 void DemoRank::connect() {
-  session_ = kit::attach(context_.socket, "host:" + std::to_string(self_.rank()));
+  const kit::RankPlace place = kit::place_of(self_.rank(), self_.size(), plan_.nodes);
+  session_ = kit::attach(context_.sockets[place.node], "host:" + std::to_string(place.device));
   epd_group_config_t config;
   epd_group_config_init(&config);
   config.name = context_.group.c_str();
@@ -64,13 +66,24 @@ void DemoRank::connect() {
   config.depth = plan_.segment() * kMicroBatches;
   config.payload = EPD_PAYLOAD_FP8_CAST;
   config.sum_ranks = plan_.sum_ranks;
+  config.span = plan_.nodes > 1 ? EPD_SPAN_CLUSTER : EPD_SPAN_NODE;
   group_ = kit::join(session_.get(), config);
+  plan_.sum_ranks = epd_group_sum_ranks(group_.get());
   slots_.resize(config.depth);
   for (std::uint32_t i = 0; i < config.depth; ++i) slots_[i].buffers = kit::buffers_of(group_.get(), i);
   if (self_.rank() == 0) {
+    context_.records->sum_ranks[0] = plan_.sum_ranks;
     const std::string name = kit::daemon_name(session_.get());
     std::strncpy(context_.records->daemon.data(), name.c_str(), context_.records->daemon.size() - 1);
   }
+}
+
+// While nothing is under way.
+void DemoRank::note_link_bytes(std::uint32_t pass) {
+  self_.barrier();
+  if (self_.rank() == 0 && context_.nodes != nullptr)
+    context_.records->link_bytes[pass] = context_.nodes->link_bytes();
+  self_.barrier();
 }
 
 // Each pass and rank reads on in the text, and begins again at its end.

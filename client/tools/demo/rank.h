@@ -4,6 +4,7 @@
 #include "kernels/reference.h"
 #include "kernels/routing.h"
 #include "kit/ceiling.h"
+#include "kit/nodes.h"
 #include "kit/session.h"
 #include "kit/team.h"
 #include "plan.h"
@@ -16,10 +17,11 @@ namespace epd::demo {
 // What all ranks get from the parent; outlives them.
 struct DemoContext {
   DemoPlan plan;
-  std::string socket;
+  std::vector<std::string> sockets;  // of each node
   std::string group;
   std::vector<std::string> pieces;  // of the text
   std::vector<Gate> gates;          // per layer
+  const kit::OwnNodes* nodes = nullptr;  // null: daemons of somebody else's
   kit::CopyCeiling* ceiling = nullptr;
   DemoRecords* records = nullptr;
 };
@@ -41,6 +43,7 @@ class DemoRank {
   };
 
   void connect();
+  void note_link_bytes(std::uint32_t pass);
   void load_text(std::uint32_t pass);
   void poison_slots();
   double overlapped_layers(std::uint32_t begin, std::uint32_t end);  // returns its time in us
@@ -67,7 +70,7 @@ class DemoRank {
   }
 
   const DemoContext& context_;
-  const DemoPlan& plan_;
+  DemoPlan plan_;  // with the group's sum_ranks, once it has joined
   kit::TeamRank& self_;
   kit::SessionPtr session_;
   kit::GroupPtr group_;  // leaves before session_ detaches

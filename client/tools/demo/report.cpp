@@ -107,6 +107,9 @@ DemoReport make_report(const DemoPlan& plan, const DemoRecords& records) {
   const std::uint32_t ranks = plan.model.num_ranks;
   DemoReport report;
   report.daemon = records.daemon.data();
+  report.sum_ranks = records.sum_ranks[0];
+  report.link_bytes =
+      static_cast<double>(records.link_bytes[plan.passes()] - records.link_bytes[1]) / plan.steps;
   double blocked_us = 0;
   double operation_us = 0;
   for (std::uint32_t layer = 0; layer < plan.model.num_layers; ++layer) {
@@ -135,9 +138,10 @@ DemoReport make_report(const DemoPlan& plan, const DemoRecords& records) {
 std::string to_table(const DemoPlan& plan, const DemoReport& report) {
   const ModelShape& model = plan.model;
   std::string text = format(
-      "%u ranks, %u layers, %u steps of %u tokens a rank; H=%u E=%u K=%u, FP8 dispatch, BF16 combine; %s\n\n",
-      model.num_ranks, model.num_layers, plan.steps, plan.tokens, model.hidden, model.gate.num_experts,
-      model.gate.topk, report.daemon.c_str());
+      "%u ranks on %u node%s, %u layers, %u steps of %u tokens a rank; H=%u E=%u K=%u, FP8 dispatch, BF16 "
+      "combine, sums of %u ranks; %s\n\n",
+      model.num_ranks, plan.nodes, plan.nodes > 1 ? "s" : "", model.num_layers, plan.steps, plan.tokens,
+      model.hidden, model.gate.num_experts, model.gate.topk, report.sum_ranks, report.daemon.c_str());
   text += "                     |         dispatch, alone         |          combine, alone         |\n";
   text += "layer  tokens   rows |      us    GB/s ceiling  share  |      us    GB/s ceiling  share  | hidden";
   text += "  skew  result\n";
@@ -154,6 +158,10 @@ std::string to_table(const DemoPlan& plan, const DemoReport& report) {
   }
   text += format("\nA step takes %.1f ms (p50); %.0f %% of its communication is hidden behind computation.\n",
                  report.step_p50_us / 1e3, 100 * report.hidden_share);
+  if (plan.nodes > 1) {
+    text += format("%u nodes sent each other %.1f MB in a step, headers of the link included (%.2f MB a layer).\n",
+                   plan.nodes, report.link_bytes / 1e6, report.link_bytes / 1e6 / model.num_layers);
+  }
   text += format(
       "%u results compared with kernels/reference, %u differ. Checksum of the hidden states: %016llx\n",
       report.checks, report.failures, static_cast<unsigned long long>(report.checksum));
@@ -179,6 +187,9 @@ std::string to_json(const DemoPlan& plan, const DemoReport& report) {
   }
   const ModelShape& model = plan.model;
   const Json json{{"ranks", model.num_ranks},
+                  {"nodes", plan.nodes},
+                  {"sum_ranks", report.sum_ranks},
+                  {"link_bytes", report.link_bytes},
                   {"layers", layers},
                   {"steps", plan.steps},
                   {"tokens", plan.tokens},

@@ -35,6 +35,8 @@ struct DemoReport {
   std::uint32_t checks = 0;
   std::uint32_t failures = 0;
   std::uint64_t checksum = 0;  // of the final hidden states of all passes and ranks
+  std::uint32_t sum_ranks = 0;
+  double link_bytes = 0;  // of a step, on the links between nodes, with their headers
   std::string daemon;
 
   bool correct() const { return failures == 0 && checks > 0; }

@@ -1,5 +1,6 @@
 #include "kit/daemon.h"
 
+#include "kit/command.h"
 #include "kit/error.h"
 
 #include <csignal>
@@ -20,13 +21,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string make_temporary_directory() {
-  const char* base = std::getenv("TMPDIR");
-  std::string path = std::string(base != nullptr && *base != '\0' ? base : "/tmp") + "/epd-XXXXXX";
-  if (::mkdtemp(path.data()) == nullptr) fail_errno("making a directory like " + path);
-  return path;
-}
-
 std::string describe_end(int status) {
   if (WIFSIGNALED(status)) return "the daemon was killed by signal " + std::to_string(WTERMSIG(status));
   if (WEXITSTATUS(status) != 0) {
@@ -44,11 +38,24 @@ std::string numbers_below(std::uint32_t count) {
 
 }  // namespace
 
+std::string make_temporary_directory() {
+  const char* base = std::getenv("TMPDIR");
+  std::string path = std::string(base != nullptr && *base != '\0' ? base : "/tmp") + "/epd-XXXXXX";
+  if (::mkdtemp(path.data()) == nullptr) fail_errno("making a directory like " + path);
+  return path;
+}
+
 std::string executable_directory() {
   std::error_code error;
   const fs::path path = fs::read_symlink("/proc/self/exe", error);
   if (error) fail("reading /proc/self/exe: " + error.message());
   return path.parent_path().string();
+}
+
+std::string epctl(const std::string& control_socket, const std::vector<std::string>& words) {
+  std::vector<std::string> all{executable_directory() + "/epctl", "--socket", control_socket, "--json"};
+  all.insert(all.end(), words.begin(), words.end());
+  return must_run(all);
 }
 
 OwnDaemon::OwnDaemon(const DaemonOptions& options) {
@@ -59,7 +66,7 @@ OwnDaemon::OwnDaemon(const DaemonOptions& options) {
   directory_ = make_temporary_directory();
   socket_ = directory_ + "/epd.sock";
   write_config(options);
-  spawn(program);
+  spawn(program, options.in_child);
 }
 
 OwnDaemon::~OwnDaemon() {
@@ -73,10 +80,11 @@ void OwnDaemon::write_config(const DaemonOptions& options) const {
        << "]\n"
        << "mode = \"" << (options.resident ? "resident" : "launched") << "\"\n";
   if (options.sms != 0) file << "sms = " << options.sms << "\n";
+  file << options.settings;
   if (!file.flush()) fail("writing " + directory_ + "/epd.toml failed");
 }
 
-void OwnDaemon::spawn(const std::string& program) {
+void OwnDaemon::spawn(const std::string& program, const std::function<void()>& in_child) {
   const std::string config = directory_ + "/epd.toml";
   const std::string log = directory_ + "/epd.log";
   const char* arguments[] = {program.c_str(), "serve", "--config", config.c_str(), nullptr};
@@ -88,6 +96,7 @@ void OwnDaemon::spawn(const std::string& program) {
   if (::getppid() != parent) ::_exit(126);
   const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   if (out < 0 || ::dup2(out, STDOUT_FILENO) < 0 || ::dup2(out, STDERR_FILENO) < 0) ::_exit(126);
+  if (in_child) in_child();
   ::execv(program.c_str(), const_cast<char**>(arguments));
   ::_exit(127);
 }

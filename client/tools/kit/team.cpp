@@ -161,7 +161,8 @@ void Team::wait(const Options& options) {
       std::erase(running_, all[rank]);
       if (status != 0) set_failed("rank " + std::to_string(rank) + " " + describe_end(status));
     }
-    if (options.daemon > 0 && !failed && has_ended(options.daemon)) set_failed("the daemon has ended");
+    if (!failed && std::any_of(options.daemons.begin(), options.daemons.end(), has_ended))
+      set_failed("the daemon has ended");
     const auto now = SteadyClock::now();
     if (!failed && now - begin > options.limit) {
       set_failed("not finished after " + std::to_string(options.limit.count()) + " s");

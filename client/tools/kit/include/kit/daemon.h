@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <vector>
 
 #include <sys/types.h>
 
@@ -14,6 +16,8 @@ struct DaemonOptions {
   std::uint32_t cuda_devices = 0;  // cuda:0 and up
   bool resident = false;           // devices.mode of these
   std::uint32_t sms = 0;           // of each (host: worker threads); 0: the daemon's default
+  std::string settings{};          // further lines of its configuration: "[cluster]\n..."
+  std::function<void()> in_child{};  // called before it is executed, in its process
 };
 
 // Started by the constructor, stopped by stop() or the destructor. Dies with this process.
@@ -34,14 +38,18 @@ class OwnDaemon {
 
  private:
   void write_config(const DaemonOptions& options) const;
-  void spawn(const std::string& program);
+  void spawn(const std::string& program, const std::function<void()>& in_child);
 
   std::string directory_;
   std::string socket_;
   pid_t pid_ = -1;
 };
 
+// An empty one, in $TMPDIR or /tmp.
+std::string make_temporary_directory();
 // The directory of this executable, without a slash at the end.
 std::string executable_directory();
+// What epctl, which lies beside this program, prints with --json. Throws ToolError if it fails.
+std::string epctl(const std::string& control_socket, const std::vector<std::string>& words);
 
 }  // namespace epd::kit

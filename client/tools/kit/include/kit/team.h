@@ -52,7 +52,7 @@ class Team {
  public:
   struct Options {
     std::chrono::seconds limit{600};                 // for the whole run
-    pid_t daemon = -1;                               // if it ends, the run ends
+    std::vector<pid_t> daemons;                      // if one ends, the run ends
     std::function<void(std::uint32_t)> on_progress;  // in the parent, a few times a second
   };
   using Body = std::function<void(TeamRank&)>;

@@ -1,0 +1,188 @@
+// Nodes in network namespaces: they reach each other, are counted, cut off and shaped, and leave nothing.
+#include "kit/command.h"
+#include "kit/error.h"
+#include "kit/nodes.h"
+#include "kit/team.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+
+namespace epd {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint16_t kPort = 5000;
+
+class Lab : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string why = kit::OwnNodes::why_not(); !why.empty()) GTEST_SKIP() << why;
+  }
+};
+
+sockaddr_in address_of(const kit::NodeNetwork& network, std::uint32_t node) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(kPort);
+  ::inet_pton(AF_INET, network.address(node).c_str(), &address.sin_addr);
+  return address;
+}
+
+// In a process there.
+int datagram_socket(const kit::NodeNetwork& network, std::uint32_t node) {
+  if (const std::string what = network.enter(node); !what.empty()) kit::fail_errno(what);
+  const int fd = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  const sockaddr_in own = address_of(network, node);
+  if (::bind(fd, reinterpret_cast<const sockaddr*>(&own), sizeof(own)) != 0) kit::fail_errno("bind");
+  return fd;
+}
+
+constexpr std::size_t kBytes = 1000;
+constexpr int kMessages = 20;
+
+// Node 1 answers what node 0 says. Whether all answers came.
+bool talk(const kit::NodeNetwork& network) {
+  kit::SharedArray<std::uint32_t> answers(1);
+  kit::Team team(2);
+  team.run(
+      [&](kit::TeamRank& self) {
+        const int fd = datagram_socket(network, self.rank());
+        const sockaddr_in other = address_of(network, 1 - self.rank());
+        char message[kBytes] = {};
+        self.barrier();
+        for (int i = 0; i < kMessages; ++i) {
+          const auto say = [&] {
+            (void)::sendto(fd, message, kBytes, 0, reinterpret_cast<const sockaddr*>(&other), sizeof(other));
+          };
+          if (self.rank() == 0) say();
+          pollfd entry{fd, POLLIN, 0};
+          if (::poll(&entry, 1, 500) != 1 || ::recv(fd, message, kBytes, 0) != kBytes) break;
+          if (self.rank() == 1) say();
+          if (self.rank() == 0) ++answers[0];
+        }
+        self.barrier();
+      },
+      {});
+  return answers[0] == kMessages;
+}
+
+TEST_F(Lab, NodesReachEachOtherAndEachByteIsCounted) {
+  const kit::NodeNetwork network(3);
+  const kit::Traffic before[] = {network.traffic(0), network.traffic(1), network.traffic(2)};
+  ASSERT_TRUE(talk(network));
+  const auto sent = [&](std::uint32_t node) {
+    return network.traffic(node).sent_bytes - before[node].sent_bytes;
+  };
+  constexpr std::uint64_t kWithHeaders = kMessages * (kBytes + 8 + 20 + 14);  // UDP, IP, Ethernet
+  constexpr std::uint64_t kQuestions = 4 * 64;                               // of ARP
+  for (const std::uint32_t node : {0u, 1u}) {
+    EXPECT_GE(sent(node), kWithHeaders);
+    EXPECT_LE(sent(node), kWithHeaders + kQuestions);
+    EXPECT_GE(network.traffic(node).received_bytes - before[node].received_bytes, kWithHeaders);
+  }
+  EXPECT_LE(sent(2), kQuestions) << "a bridge keeps to whom it is meant for";
+}
+
+TEST_F(Lab, ACableCanBePulledAndPutBack) {
+  kit::NodeNetwork network(2);
+  EXPECT_TRUE(talk(network));
+  network.unplug(1);
+  EXPECT_FALSE(talk(network));
+  network.plug(1);
+  EXPECT_TRUE(talk(network));
+}
+
+TEST_F(Lab, ARateIsTheLinksOwn) {
+  const kit::NodeNetwork network(2, "4gbit");
+  for (const std::uint32_t node : {0u, 1u}) {
+    kit::CommandOptions there;
+    there.in_child = [&, node] {
+      if (*network.enter(node) != '\0') ::_exit(126);
+    };
+    const std::string said = kit::must_run({"tc", "qdisc", "show", "dev", kit::NodeNetwork::kInterface}, there);
+    EXPECT_NE(said.find("tbf"), std::string::npos) << said;
+    EXPECT_NE(said.find("rate 4Gbit"), std::string::npos) << said;
+    EXPECT_EQ(kit::must_run({"ls", "/sys/class/net"}, there), "eth0\nlo\n") << "a /sys of its own";
+  }
+}
+
+std::set<std::string> interfaces_here() {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator("/sys/class/net")) names.insert(entry.path().filename());
+  return names;
+}
+
+// Of the network namespaces in which processes are.
+std::set<std::string> network_namespaces() {
+  std::set<std::string> links;
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    std::error_code ended;
+    const fs::path link = fs::read_symlink(entry.path() / "ns/net", ended);
+    if (!ended) links.insert(link);
+  }
+  return links;
+}
+
+TEST_F(Lab, NothingIsLeft) {
+  const std::set<std::string> interfaces = interfaces_here();
+  std::string there;
+  {
+    const kit::OwnNodes nodes({.nodes = 2});
+    there = fs::read_symlink("/proc/" + std::to_string(nodes.daemon(1).pid()) + "/ns/net");
+    EXPECT_EQ(network_namespaces().count(there), 1u) << "the test can see it";
+    EXPECT_EQ(interfaces_here(), interfaces) << "nothing has a name outside";
+    ::kill(nodes.daemon(0).pid(), SIGKILL);  // its engines end by themselves
+  }
+  for (int i = 0; i < 100 && network_namespaces().count(there) != 0; ++i) ::usleep(50'000);
+  EXPECT_EQ(network_namespaces().count(there), 0u);
+  EXPECT_EQ(interfaces_here(), interfaces);
+}
+
+TEST_F(Lab, DaemonsOnItAreUpAndEndWell) {
+  kit::OwnNodes nodes({.nodes = 3});
+  const auto table = nlohmann::json::parse(kit::epctl(nodes.daemon(2).control_socket(), {"nodes"}));
+  EXPECT_EQ(table.at("nodes").size(), 3u);
+  EXPECT_GT(nodes.link_bytes(), 0u);
+  EXPECT_EQ(nodes.stop(), "");
+}
+
+TEST_F(Lab, OneNodeNeedsNoNetwork) {
+  kit::OwnNodes nodes({});
+  EXPECT_EQ(nodes.link_bytes(), 0u);
+  EXPECT_EQ(nodes.size(), 1u);
+}
+
+TEST_F(Lab, RefusesWithWhatIsAllowed) {
+  const auto refusal = [](std::uint32_t nodes, const std::string& rate) -> std::string {
+    try {
+      const kit::NodeNetwork network(nodes, rate);
+    } catch (const kit::ToolError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(refusal(65, ""), "nodes is 65; allowed: 0..64");
+  EXPECT_EQ(refusal(2, "4 tons"), "rate is '4 tons'; allowed: a number of kbit, mbit or gbit, as 4gbit");
+}
+
+TEST(LabWithoutTools, SaysWhatIsMissing) {
+  const std::string path = std::getenv("PATH");
+  ::setenv("PATH", "/nonexistent", 1);
+  EXPECT_EQ(kit::OwnNodes::why_not(), "openssl is missing");
+  EXPECT_EQ(kit::NodeNetwork::why_not(), "ip is missing (iproute2)");
+  ::setenv("PATH", path.c_str(), 1);
+}
+
+}  // namespace
+}  // namespace epd
