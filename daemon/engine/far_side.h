@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace epd {
@@ -62,6 +63,9 @@ class FarSide {
   bool in_epoch() const { return group_ != nullptr && group_->in_epoch(); }
   // Of windows and send buffers in the epoch, or in the last one.
   std::uint64_t memory_bytes() const { return memory_bytes_; }
+
+  // Messages that were dropped since the group began, by reason; "none".
+  std::string drops() const { return group_ == nullptr ? "none" : group_->drops().text(); }
 
   // ---- hellos
 

@@ -180,6 +180,9 @@ Status Groups::begin_far(Group& group) {
 void Groups::end_far(const Group& group) {
   if (group.far == nullptr) return;
   group.far->end();
+  // Some of a former epoch are usual.
+  if (const std::string drops = group.far->drops(); drops != "none")
+    log_event(LogLevel::kInfo, "far messages dropped", {{"group", group.id}, {"reasons", drops}});
   far_engines_.forget(*group.far);
 }
 
