@@ -309,6 +309,7 @@ void ScriptRunner::drain() {
 // Everything in flight ends first; then all ranks agree where to go on. False: the group has ended.
 bool ScriptRunner::recover(epd_status_t status) {
   drain();
+  if (options_.ends.contains(status) && !allows_resume(status, case_.degrade)) return false;
   RANK_CHECK(allows_resume(status, case_.degrade),
              case_.describe() + ": " + epd_status_name(status) + ": " + epd_last_error());
   epd_resume_info_t info;
@@ -345,7 +346,7 @@ void ScriptRunner::release_handles(std::size_t completed) {
 bool ScriptRunner::resume(const std::string& why, epd_resume_info_t& info) {
   note("resume after " + why);
   const epd_status_t status = epd_group_resume(group_.get(), kResumeMs, &info);
-  if (status != EPD_OK && status == options_.end) return false;
+  if (status != EPD_OK && is_end(status)) return false;
   must(status, "resume after " + why);
   learn_losses(info.epoch);
   return true;

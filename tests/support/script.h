@@ -43,6 +43,8 @@ struct ScriptOptions {
   std::uint64_t first_op = 0;  // number of the group's next operation
   bool recover = false;        // resume and redo after a failure that allows it
   epd_status_t end = EPD_OK;   // the script ends with the first operation or resume that gives this
+  // The script ends with a resume that gives one of these, or an operation after which none is allowed.
+  std::set<epd_status_t> ends = {};
   // With `recover`: counts the ranks that are done. Until all are, a rank may be asked to redo what it
   // has completed and its peers have not, so nobody leaves before.
   Gate* finished = nullptr;
@@ -86,6 +88,7 @@ class ScriptRunner {
   bool redo_for_peers();
   void drain();
   bool recover(epd_status_t status);
+  bool is_end(epd_status_t status) const { return status == options_.end || options_.ends.contains(status); }
   void go_back_to(std::size_t step);
   // Gives back the handles that no redo can ask for once `completed` is done.
   void release_handles(std::size_t completed);
