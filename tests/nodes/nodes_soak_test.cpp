@@ -633,7 +633,7 @@ TEST_F(NodesSoak, RandomFaults) {
           now = take();
           return differences(before, now).empty();
         }))
-      ADD_FAILURE() << differences(before, now);
+      ADD_FAILURE() << differences(before, now) << run_command({"ss", "-tnp"}).out;
     for (const Daemon* daemon : daemons_) EXPECT_EQ(daemon->epctl({"status"}).exit_code, 0);
     expect_logs_clean();
   }

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <unistd.h>
 #include <chrono>
+#include <filesystem>
 
 namespace epd::transport {
 namespace {
@@ -96,6 +97,36 @@ TEST_P(UcxKilled, CloseOfAPeerThatHasDiedUnnoticed) {
     ASSERT_TRUE(run_until({own.get()}, [&] { return own->unsettled() == 0; }));
     EXPECT_TRUE(own->received.empty());
   }
+}
+
+std::size_t open_descriptors() {
+  const std::filesystem::directory_iterator entries("/proc/self/fd");
+  return static_cast<std::size_t>(std::distance(begin(entries), end(entries)));
+}
+
+// Killed before they are connected to, while they are, and later.
+TEST_P(UcxKilled, NoDescriptorIsLeftOfPeersThatHaveDied) {
+  auto own = world.end(1);
+  std::size_t before = 0;
+  for (std::uint64_t round = 0; round < 24; ++round) {
+    if (round == 3) before = open_descriptors();
+    const std::uint64_t name = 100 + round;
+    Child child("talk", name, GetParam());
+    child.introduce(own->transport().address());
+    if (round % 3 == 0) child.kill_and_reap();
+    const PeerId peer = own->connect(child.address());
+    (void)own->send(peer, 100);
+    if (round % 3 == 1) run_for({own.get()}, random() % 20);
+    if (round % 3 == 2) {
+      ASSERT_TRUE(run_until({own.get()}, [&] { return own->received_of(name) > 0; }));
+    }
+    if (round % 3 != 0) child.kill_and_reap();
+    ASSERT_TRUE(run_until({own.get()}, [&] { return own->down(peer); }));
+    ASSERT_TRUE(own->close(peer).ok());
+    own->received.clear();
+  }
+  EXPECT_TRUE(run_until({own.get()}, [&] { return open_descriptors() <= before; }))
+      << open_descriptors() << " descriptors, before: " << before;
 }
 
 // Stopped, a peer holds its sender back; nothing blocks, nobody is told that it is down; then all goes on.
