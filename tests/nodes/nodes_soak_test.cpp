@@ -492,6 +492,27 @@ class NodesSoak : public testing::Test {
     return count;
   }
 
+  // Who stood still hears late of what others have said meanwhile.
+  void let_it_settle(const std::string& after) {
+    std::uint64_t failures = all_failures();
+    double since = now_s();
+    const bool settled = eventually(kBackSeconds, [&] {
+      const std::uint64_t now = all_failures();
+      if (now != failures) since = now_s();
+      failures = now;
+      sleep_ms(20);
+      return now_s() > since + 0.7;
+    });
+    EXPECT_TRUE(settled) << "seed " << seed_ << ", fault " << fault_ << ": no rest after " << after;
+    expect_all_back("the rest after " + after);
+  }
+
+  std::uint64_t all_failures() const {
+    std::uint64_t count = 0;
+    for (const Progress& progress : board_->seats) count += progress.failures + progress.generations;
+    return count;
+  }
+
   // One, or some on top of each other; then whoever had no part in it must not have noticed.
   void strike() {
     struck_.clear();
@@ -517,6 +538,8 @@ class NodesSoak : public testing::Test {
       std::printf("%.3f fault %u: %s\n", now_s(), fault_, text.c_str());
     let_all_pass();
     expect_all_back(text);
+    if (HasFailure()) return;
+    let_it_settle(text);
     for (std::size_t plan = 0; plan < plans_.size(); ++plan) {
       if (struck_.contains(plan)) continue;
       EXPECT_EQ(failures_of(plan), failures[plan]) << plans_[plan].name << " noticed " << text;
