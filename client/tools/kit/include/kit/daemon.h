@@ -33,7 +33,8 @@ class OwnDaemon {
   pid_t pid() const { return pid_; }
   // The last lines of its output.
   std::string log_tail() const;
-  // Sends SIGTERM, then SIGKILL after ten seconds. Returns "" after a clean exit, else what happened.
+  // Sends SIGTERM, then SIGKILL after ten seconds. Returns "" after a clean exit, else what happened
+  // and the end of its log.
   std::string stop();
 
  private:
