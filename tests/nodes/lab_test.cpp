@@ -85,7 +85,7 @@ TEST_F(Lab, NodesReachEachOtherAndEachByteIsCounted) {
     return network.traffic(node).sent_bytes - before[node].sent_bytes;
   };
   constexpr std::uint64_t kWithHeaders = kMessages * (kBytes + 8 + 20 + 14);  // UDP, IP, Ethernet
-  constexpr std::uint64_t kQuestions = 4 * 64;                               // of ARP
+  constexpr std::uint64_t kQuestions = 4 * 64;                                // of ARP
   for (const std::uint32_t node : {0u, 1u}) {
     EXPECT_GE(sent(node), kWithHeaders);
     EXPECT_LE(sent(node), kWithHeaders + kQuestions);
@@ -110,7 +110,8 @@ TEST_F(Lab, ARateIsTheLinksOwn) {
     there.in_child = [&, node] {
       if (*network.enter(node) != '\0') ::_exit(126);
     };
-    const std::string said = kit::must_run({"tc", "qdisc", "show", "dev", kit::NodeNetwork::kInterface}, there);
+    const std::string said =
+        kit::must_run({"tc", "qdisc", "show", "dev", kit::NodeNetwork::kInterface}, there);
     EXPECT_NE(said.find("tbf"), std::string::npos) << said;
     EXPECT_NE(said.find("rate 4Gbit"), std::string::npos) << said;
     EXPECT_EQ(kit::must_run({"ls", "/sys/class/net"}, there), "eth0\nlo\n") << "a /sys of its own";

@@ -12,7 +12,7 @@ epd_system_test(nodes_lab_test LABEL nodes TIMEOUT 120 SOURCES ${CMAKE_CURRENT_L
 # What the tools say of a group that spans nodes.
 add_test(NAME nodes.demo_same_checksum
   COMMAND ${CMAKE_CURRENT_LIST_DIR}/same_checksum.sh $<TARGET_FILE:epd-moe-demo>)
-set(_epbench_nodes epbench nodes --ranks-per-node 2 --hidden 512 --experts 24 --pairs 2 --iters 3 --check all --json)
+set(_epbench_nodes epbench nodes --ranks-per-node 2 --hidden 512 --experts 24 --pairs 2 --iters 2 --check all --json)
 add_test(NAME nodes.epbench_two COMMAND ${_epbench_nodes} --nodes 2 --tokens 33,1 --rate 4gbit)
 add_test(NAME nodes.epbench_three_packed_weighted
   COMMAND ${_epbench_nodes} --nodes 3 --tokens 20 --layout packed --payload fp8 --sum-ranks 3 --weighted --return-weights)
