@@ -122,8 +122,8 @@ Status AgentSide::take_welcome(const v1::Welcome& welcome) {
                             std::to_string(kMaxTerm));
   }
   const std::uint64_t now = self_.clock.now_ns();
-  const bool goes_on = conversation_ && welcome.channel() == channel_ && welcome.term() == term_ &&
-                       same_coordinator;
+  const bool goes_on =
+      conversation_ && welcome.channel() == channel_ && welcome.term() == term_ && same_coordinator;
   if (!goes_on) {
     conversation_.emplace(
         membership::Channel::Ends{welcome.term(), boot_id_of(own_.boot_id()), boot_id_of(node.boot_id())},
@@ -251,7 +251,8 @@ void AgentSide::send_of_agent() {
     *content.mutable_to_coordinator() = message_of(message);
     // Groups that are not reported end at a change of the coordinator, as far as they don't fit.
     auto& reports = *content.mutable_to_coordinator();
-    while (reports.has_attach() && content.ByteSizeLong() > kMaxPayloadBytes && reports.attach().groups_size() > 0)
+    while (reports.has_attach() && content.ByteSizeLong() > kMaxPayloadBytes &&
+           reports.attach().groups_size() > 0)
       reports.mutable_attach()->mutable_groups()->RemoveLast();
     send(content);
   }

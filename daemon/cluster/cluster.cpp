@@ -69,7 +69,8 @@ std::unique_ptr<Side> ClusterImpl::make_side() {
     return std::make_unique<AgentSide>(std::move(self), [this] { return dialer_->dial(); });
   CoordinatorSide::Options options{ground_.limits, ground_.orphan_ms, seconds_of_wall_clock(), random_number};
   return std::make_unique<CoordinatorSide>(
-      std::move(self), std::move(options), [this](const SocketAddress& address, std::function<void(bool)> answer) {
+      std::move(self), std::move(options),
+      [this](const SocketAddress& address, std::function<void(bool)> answer) {
         server_->door().probe(address, [post = ground_.post, answer = std::move(answer)](bool refused) {
           post([answer, refused] { answer(refused); });
         });

@@ -104,6 +104,7 @@ void CoordinatorSide::on_frame(Stream& stream, Result<v1::Frame> frame) {
       }
       // It counts as received, so nothing can be built on this channel any more.
       self_.refusals.refuse(Who::kNode, Refusal::kFrame, stream.peer().address, name, status.message());
+      drop(name, status);
       lose(name, "it says what no node says: " + status.message());
       return;
     }
@@ -165,8 +166,8 @@ bool CoordinatorSide::judge_term(Stream& stream, const v1::Hello& hello) {
   const std::uint64_t most = own ? term_ : kMaxTerm;
   if (hello.term() > most) {
     refuse(stream, Refusal::kFrame, name,
-           invalid_argument("its term is " + std::to_string(hello.term()) +
-                            "; allowed: at most " + std::to_string(most)));
+           invalid_argument("its term is " + std::to_string(hello.term()) + "; allowed: at most " +
+                            std::to_string(most)));
     return false;
   }
   if (!is_raised_by(hello)) return true;
@@ -385,17 +386,17 @@ void CoordinatorSide::begin_term(std::uint64_t term) {
   const Settings& settings = self_.settings;
   coordinator_ = std::make_unique<membership::Coordinator>(
       self_.clock,
-      membership::Coordinator::Options{
-          {settings.heartbeat_ms, settings.node_timeout_ms, options_.orphan_ms},
-          options_.limits,
-          term_,
-          [random = options_.random] {
-            return membership::EpochKey{random(), random()};
-          },
-          [this](const std::string& name) {
-            const NodeRow* row = name == own_.node.name() ? &own_ : table_.find(name);
-            return row == nullptr ? std::string() : row->node.address();
-          }},
+      membership::Coordinator::Options{{settings.heartbeat_ms, settings.node_timeout_ms, options_.orphan_ms},
+                                       options_.limits,
+                                       term_,
+                                       [random = options_.random] {
+                                         return membership::EpochKey{random(), random()};
+                                       },
+                                       [this](const std::string& name) {
+                                         const NodeRow* row =
+                                             name == own_.node.name() ? &own_ : table_.find(name);
+                                         return row == nullptr ? std::string() : row->node.address();
+                                       }},
       store_);
   self_.agent.channel_began();
 }
@@ -404,7 +405,8 @@ void CoordinatorSide::turn_of_groups() {
   coordinator_->tick();
   deliver();
   // The own agent is connected without a channel.
-  for (auto messages = self_.agent.take_messages(); !messages.empty(); messages = self_.agent.take_messages()) {
+  for (auto messages = self_.agent.take_messages(); !messages.empty();
+       messages = self_.agent.take_messages()) {
     for (membership::ToCoordinator& message : messages) {
       coordinator_->handle(own_.node.name(), std::move(message));
       deliver();

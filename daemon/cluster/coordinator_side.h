@@ -27,7 +27,7 @@ class CoordinatorSide final : public Side {
   struct Options {
     membership::MembershipLimits limits;  // of groups that span nodes
     std::uint32_t orphan_ms = 0;
-    std::uint64_t first_term = 1;           // of the first coordinator: higher than that of any before, if it can be
+    std::uint64_t first_term = 1;  // of the first coordinator: higher than that of any before, if it can be
     std::function<std::uint64_t()> random;  // which nobody can guess
   };
   CoordinatorSide(Self self, Options options, Probe probe);

@@ -156,7 +156,8 @@ void Door::take_in() {
 
 Status Door::check_room(const std::string& host) const {
   if (connections_.size() >= options_.max_connections)
-    return resource_exhausted("there are " + std::to_string(options_.max_connections) + " connections already");
+    return resource_exhausted("there are " + std::to_string(options_.max_connections) +
+                              " connections already");
   const auto found = of_address_.find(host);
   if (found == of_address_.end() || found->second < options_.max_of_address) return {};
   return resource_exhausted("there are " + std::to_string(options_.max_of_address) +

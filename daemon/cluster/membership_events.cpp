@@ -180,33 +180,41 @@ void carry(Io& io, wire::EvictRank& m, EvictRank& v) {
   EPD_TEXT(how, v.how, kMaxWireText);
 }
 
-#define EPD_EVENTS(X)                  \
-  X(NodeDrains, node_drains)           \
-  X(MemoryAcquired, memory_acquired)   \
-  X(JoinRequest, join_request)         \
-  X(LeaveRequest, leave_request)       \
-  X(SessionClosed, session_closed)     \
-  X(EngineUp, engine_up)               \
-  X(EngineDown, engine_down)           \
-  X(GroupReady, group_ready)           \
-  X(GroupWaits, group_waits)           \
-  X(MemberStopped, member_stopped)     \
-  X(BreakRequested, break_requested)   \
-  X(Broken, broken)                    \
-  X(Resumed, resumed)                  \
-  X(GroupRemoved, group_removed)       \
-  X(RankRefused, rank_refused)         \
-  X(PeerLost, peer_lost)               \
+#define EPD_EVENTS(X)                \
+  X(NodeDrains, node_drains)         \
+  X(MemoryAcquired, memory_acquired) \
+  X(JoinRequest, join_request)       \
+  X(LeaveRequest, leave_request)     \
+  X(SessionClosed, session_closed)   \
+  X(EngineUp, engine_up)             \
+  X(EngineDown, engine_down)         \
+  X(GroupReady, group_ready)         \
+  X(GroupWaits, group_waits)         \
+  X(MemberStopped, member_stopped)   \
+  X(BreakRequested, break_requested) \
+  X(Broken, broken)                  \
+  X(Resumed, resumed)                \
+  X(GroupRemoved, group_removed)     \
+  X(RankRefused, rank_refused)       \
+  X(PeerLost, peer_lost)             \
   X(EvictRank, evict_rank)
 
-#define EPD_WRITE(Type, field) \
-  static void write(wire::Event& m, Type& v) { Writer().part(#field, *m.mutable_##field(), v); }
+#define EPD_WRITE(Type, field)                      \
+  static void write(wire::Event& m, Type& v) {      \
+    Writer().part(#field, *m.mutable_##field(), v); \
+  }
 EPD_EVENTS(EPD_WRITE)
 #undef EPD_WRITE
 // Said on the registry's own side alone. Whoever adds an event gives it a message or a line here.
-static void write(wire::Event&, NodeUp&) { EPD_CHECK(false); }
-static void write(wire::Event&, NodeLost&) { EPD_CHECK(false); }
-static void write(wire::Event&, ViewStored&) { EPD_CHECK(false); }
+static void write(wire::Event&, NodeUp&) {
+  EPD_CHECK(false);
+}
+static void write(wire::Event&, NodeLost&) {
+  EPD_CHECK(false);
+}
+static void write(wire::Event&, ViewStored&) {
+  EPD_CHECK(false);
+}
 
 static void carry(Writer&, wire::Event& m, Event& v) {
   std::visit([&m](auto& event) { write(m, event); }, v);
@@ -286,14 +294,16 @@ void carry(Io& io, wire::Told& m, Told& v) {
 template <typename Io>
 void carry(Io&, wire::Superseded&, Superseded&) {}
 
-#define EPD_BODIES(X)                 \
-  X(Attach, attach)                   \
-  X(AgentHeartbeat, agent_heartbeat)  \
-  X(Told, told)                       \
+#define EPD_BODIES(X)                \
+  X(Attach, attach)                  \
+  X(AgentHeartbeat, agent_heartbeat) \
+  X(Told, told)                      \
   X(Superseded, superseded)
 
-#define EPD_WRITE(Type, field) \
-  static void write(wire::ToCoordinator& m, Type& v) { Writer().part(#field, *m.mutable_##field(), v); }
+#define EPD_WRITE(Type, field)                         \
+  static void write(wire::ToCoordinator& m, Type& v) { \
+    Writer().part(#field, *m.mutable_##field(), v);    \
+  }
 EPD_BODIES(EPD_WRITE)
 #undef EPD_WRITE
 

@@ -1,5 +1,5 @@
-// One list of fields for both directions: carry(io, message, value) names each field of a message and where it
-// belongs in the value. A Writer fills the message, a Reader judges the message and fills the value.
+// One list of fields for both directions: carry(io, message, value) names each field of a message and where
+// it belongs in the value. A Writer fills the message, a Reader judges the message and fills the value.
 #pragma once
 
 #include "common/status.h"
@@ -142,7 +142,8 @@ class Reader {
   std::vector<std::string_view> path_;
 };
 
-// In carry(io, m, v): the field of m, and where it belongs. Undefined again at the end of a file that has lists.
+// In carry(io, m, v): the field of m, and where it belongs. Undefined again at the end of a file that has
+// lists.
 #define EPD_INTEGER(field, value, low, most) \
   io.number(#field, value, low, most, m.field(), [&](auto x) { m.set_##field(x); })
 #define EPD_NUMBER(field, value, most) EPD_INTEGER(field, value, 0, most)

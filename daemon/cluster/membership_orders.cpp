@@ -95,10 +95,10 @@ void carry(Io& io, wire::AcquireMemory& m, AcquireMemory& v) {
   EPD_NUMBER(uid, v.uid, kAnyWord);
   EPD_PART(shape, v.shape);
   io.judge([&v] {
-    return v.rank < v.shape.num_ranks ? ""
-                                      : "rank is " + std::to_string(v.rank) +
-                                            "; allowed: below num_ranks, which is " +
-                                            std::to_string(v.shape.num_ranks);
+    return v.rank < v.shape.num_ranks
+               ? ""
+               : "rank is " + std::to_string(v.rank) + "; allowed: below num_ranks, which is " +
+                     std::to_string(v.shape.num_ranks);
   });
 }
 
@@ -149,33 +149,39 @@ void carry(Io& io, wire::WakeSession& m, WakeSession& v) {
   EPD_PART(session, v.session);
 }
 
-#define EPD_ACTIONS(X)                   \
-  X(StartGroup, start_group)             \
-  X(SendRank, send_rank)                 \
-  X(SendMember, send_member)             \
-  X(SendFarEngine, send_far_engine)      \
-  X(SendStopMember, send_stop_member)    \
-  X(SendBreak, send_break)               \
-  X(SendRelease, send_release)           \
-  X(SendResume, send_resume)             \
-  X(SendRemoveGroup, send_remove_group)  \
-  X(CloseStreams, close_streams)         \
-  X(KillEngine, kill_engine)             \
-  X(AcquireMemory, acquire_memory)       \
-  X(ReleaseMemory, release_memory)       \
-  X(MarkLost, mark_lost)                 \
-  X(ReplyJoined, reply_joined)           \
-  X(ReplyLeft, reply_left)               \
-  X(ReplyRefused, reply_refused)         \
+#define EPD_ACTIONS(X)                  \
+  X(StartGroup, start_group)            \
+  X(SendRank, send_rank)                \
+  X(SendMember, send_member)            \
+  X(SendFarEngine, send_far_engine)     \
+  X(SendStopMember, send_stop_member)   \
+  X(SendBreak, send_break)              \
+  X(SendRelease, send_release)          \
+  X(SendResume, send_resume)            \
+  X(SendRemoveGroup, send_remove_group) \
+  X(CloseStreams, close_streams)        \
+  X(KillEngine, kill_engine)            \
+  X(AcquireMemory, acquire_memory)      \
+  X(ReleaseMemory, release_memory)      \
+  X(MarkLost, mark_lost)                \
+  X(ReplyJoined, reply_joined)          \
+  X(ReplyLeft, reply_left)              \
+  X(ReplyRefused, reply_refused)        \
   X(WakeSession, wake_session)
 
-#define EPD_WRITE(Type, field) \
-  static void write(wire::Action& m, Type& v) { Writer().part(#field, *m.mutable_##field(), v); }
+#define EPD_WRITE(Type, field)                      \
+  static void write(wire::Action& m, Type& v) {     \
+    Writer().part(#field, *m.mutable_##field(), v); \
+  }
 EPD_ACTIONS(EPD_WRITE)
 #undef EPD_WRITE
 // For the store. Whoever adds an action gives it a message or a line here.
-static void write(wire::Action&, StoreView&) { EPD_CHECK(false); }
-static void write(wire::Action&, DropView&) { EPD_CHECK(false); }
+static void write(wire::Action&, StoreView&) {
+  EPD_CHECK(false);
+}
+static void write(wire::Action&, DropView&) {
+  EPD_CHECK(false);
+}
 
 static void carry(Writer&, wire::Action& m, Action& v) {
   std::visit([&m](auto& action) { write(m, action); }, v);
@@ -214,14 +220,16 @@ void carry(Io& io, wire::PutOut& m, PutOut& v) {
   EPD_TEXT(text, v.text, kMaxWireText);
 }
 
-#define EPD_BODIES(X)                             \
-  X(Welcome, welcome)                             \
-  X(CoordinatorHeartbeat, coordinator_heartbeat)  \
-  X(Order, order)                                 \
+#define EPD_BODIES(X)                            \
+  X(Welcome, welcome)                            \
+  X(CoordinatorHeartbeat, coordinator_heartbeat) \
+  X(Order, order)                                \
   X(PutOut, put_out)
 
-#define EPD_WRITE(Type, field) \
-  static void write(wire::ToAgent& m, Type& v) { Writer().part(#field, *m.mutable_##field(), v); }
+#define EPD_WRITE(Type, field)                      \
+  static void write(wire::ToAgent& m, Type& v) {    \
+    Writer().part(#field, *m.mutable_##field(), v); \
+  }
 EPD_BODIES(EPD_WRITE)
 #undef EPD_WRITE
 

@@ -132,7 +132,8 @@ inline std::string check_ranks(const membership::GroupDescription& group) {
     return "ranks is a list of " + std::to_string(group.ranks.size()) + allowed;
   for (std::size_t i = 0; i < group.ranks.size(); ++i) {
     if (group.ranks[i].rank != i)
-      return "ranks.rank is " + std::to_string(group.ranks[i].rank) + " at place " + std::to_string(i) + allowed;
+      return "ranks.rank is " + std::to_string(group.ranks[i].rank) + " at place " + std::to_string(i) +
+             allowed;
   }
   for (const membership::MemberDescription& member : group.members) {
     if (member.rank >= group.ranks.size())

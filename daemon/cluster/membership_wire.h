@@ -8,8 +8,8 @@
 
 namespace epd::cluster {
 
-// Of what a node or its agent says, and what an agent is told. Events and actions that a registry keeps to its
-// own side have no message. Texts are cut, and made printable.
+// Of what a node or its agent says, and what an agent is told. Events and actions that a registry keeps to
+// its own side have no message. Texts are cut, and made printable.
 v1::membership::ToCoordinator message_of(const membership::ToCoordinator& message);
 v1::membership::ToAgent message_of(const membership::ToAgent& message);
 

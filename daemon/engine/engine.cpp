@@ -23,8 +23,8 @@ FarEngines make_far_engines(Engine::Network network, SupervisorLink& link, const
 
 }  // namespace
 
-Engine::Engine(SupervisorLink& link, Bell& bell, Page& page, std::unique_ptr<Device> device,
-               Network network, const Clock& clock)
+Engine::Engine(SupervisorLink& link, Bell& bell, Page& page, std::unique_ptr<Device> device, Network network,
+               const Clock& clock)
     : link_(link),
       bell_(bell),
       page_(page),

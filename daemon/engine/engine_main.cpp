@@ -41,8 +41,8 @@ Result<std::unique_ptr<FarProxy>> start_proxy(const EngineOptions& options, cons
     return unsupported("groups that span nodes are for host devices; this is " + options.device);
   transport::Limits limits;
   limits.max_body_bytes = far_body_bytes(options.network);
-  Result<std::unique_ptr<FarProxy>> proxy = FarProxy::start([&] { return open(limits); }, kProxySpinNs,
-                                                            [&bell] { bell.ring(); });
+  Result<std::unique_ptr<FarProxy>> proxy =
+      FarProxy::start([&] { return open(limits); }, kProxySpinNs, [&bell] { bell.ring(); });
   if (proxy.ok() && (*proxy)->address().size() > abi::kMaxFarAddressBytes)
     proxy = Result<std::unique_ptr<FarProxy>>(
         unsupported("the network address of this engine has " + std::to_string((*proxy)->address().size()) +
@@ -89,8 +89,8 @@ int engine_main(const EngineOptions& options, const OpenTransport& open) {
     log_event(LogLevel::kError, "no such device", {{"error", device.status().to_string()}});
     return 2;
   }
-  Engine engine(link, bell, page, std::move(device).value(), {start_proxy(options, open, bell), options.network},
-                clock);
+  Engine engine(link, bell, page, std::move(device).value(),
+                {start_proxy(options, open, bell), options.network}, clock);
   log_event(LogLevel::kInfo, "engine started", {{"device", options.device}});
   const int code = engine.run();
   log_event(LogLevel::kInfo, "engine stopped", {{"device", options.device}, {"code", code}});

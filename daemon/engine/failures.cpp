@@ -88,8 +88,7 @@ Failure changed_group_failure(const Subject& subject, const std::string& routing
 
 std::string awaited_text(const Group& group, std::uint32_t rank, std::uint64_t still_ms,
                          const std::string& else_text) {
-  const std::string where =
-      group.is_near(rank) ? "" : " on node " + std::to_string(group.far->node_of(rank));
+  const std::string where = group.is_near(rank) ? "" : " on node " + std::to_string(group.far->node_of(rank));
   if (still_ms == 0) return "rank " + std::to_string(rank) + where + " " + else_text;
   return "the engine of rank " + std::to_string(rank) + " has stood still for " + std::to_string(still_ms) +
          " ms: it is stopped, or held up";
@@ -109,7 +108,8 @@ Failure device_failure(const Subject& subject, Launcher& launcher, const OpResul
   std::string why = of_stream ? "its inputs were not ready" : "its own rows were still moving";
   if (result.failed_rank >= 0) {
     const auto rank = static_cast<std::uint32_t>(result.failed_rank);
-    why = awaited_text(subject.member.group, rank, subject.member.group.stands_still_ms(rank, now_ns, 0), "has not got as far");
+    why = awaited_text(subject.member.group, rank, subject.member.group.stands_still_ms(rank, now_ns, 0),
+                       "has not got as far");
   }
   return {StatusCode::kDeadlineExceeded, result.failed_rank, ended_after + ": " + why};
 }

@@ -262,8 +262,7 @@ std::uint64_t FarEngines::next_look_ns() const {
     if (peer.users.empty()) continue;
     if (!peer.connected && !peer.address.empty()) next = std::min(next, peer.retry_ns);
     if (!peer.needed()) continue;
-    if (peer.connected)
-      next = std::min(next, std::max(peer.silent_ns, peer.pinged_ns) + timeout_ns_ / 3);
+    if (peer.connected) next = std::min(next, std::max(peer.silent_ns, peer.pinged_ns) + timeout_ns_ / 3);
     next = std::min(next, last_step_ns_ + timeout_ns_ / 3);  // or step() takes it for having stood still
   }
   return next;

@@ -1,9 +1,9 @@
 // Engines of other nodes with which this one shares groups. The supervisor tells where they are; those that a
 // group needs are connected, and again with a pause when a connection ends. Messages go to their groups.
 //
-// While a group is in an epoch, each of its far engines is to say something now and then: whoever is silent for
-// a third of network.peer_timeout_ms is pinged. One whose connection ends, or that is silent for all of it, is
-// told to the supervisor (kPeerLost), again after as long.
+// While a group is in an epoch, each of its far engines is to say something now and then: whoever is silent
+// for a third of network.peer_timeout_ms is pinged. One whose connection ends, or that is silent for all of
+// it, is told to the supervisor (kPeerLost), again after as long.
 #pragma once
 
 #include "far_proxy.h"

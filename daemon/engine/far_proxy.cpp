@@ -11,6 +11,8 @@
 #include <cerrno>
 #include <cstring>
 #include <future>
+#include <string>
+#include <system_error>
 #include <utility>
 
 namespace epd {
@@ -27,7 +29,7 @@ Result<std::unique_ptr<FarProxy>> FarProxy::start(Open open, std::uint64_t spin_
   if (!bell.valid()) return errno_status("eventfd");
   std::unique_ptr<FarProxy> proxy(new FarProxy(std::move(bell), spin_ns, std::move(notify)));
   std::promise<Status> opened;
-  proxy->thread_ = std::thread([self = proxy.get(), &opened, &open] {
+  const auto run = [self = proxy.get(), &opened, &open] {
     Result<std::unique_ptr<transport::Transport>> made = open();
     if (!made.ok()) {
       opened.set_value(made.status());
@@ -38,7 +40,12 @@ Result<std::unique_ptr<FarProxy>> FarProxy::start(Open open, std::uint64_t spin_
     opened.set_value({});
     self->run();
     self->transport_.reset();
-  });
+  };
+  try {
+    proxy->thread_ = std::thread(run);
+  } catch (const std::system_error& error) {
+    return resource_exhausted(std::string("no thread for the network: ") + error.what());
+  }
   if (Status status = opened.get_future().get(); !status.ok()) return status;
   return proxy;
 }
@@ -49,7 +56,7 @@ FarProxy::FarProxy(UniqueFd bell, std::uint64_t spin_ns, std::function<void()> n
 FarProxy::~FarProxy() {
   stop_.store(true, std::memory_order_relaxed);
   wake();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 // ---- the loop's
@@ -200,8 +207,8 @@ void FarProxy::send_to_peer(ToThread& command) {
     return;
   }
   Peer& peer = found->second;
-  Status status = peer.waiting.empty() ? send_one(peer, command.message)
-                                       : Status(StatusCode::kWouldBlock, "others wait");
+  Status status =
+      peer.waiting.empty() ? send_one(peer, command.message) : Status(StatusCode::kWouldBlock, "others wait");
   if (status.code() == StatusCode::kWouldBlock) {
     peer.waiting.push_back(std::move(command.message));
   } else if (!status.ok()) {

@@ -37,7 +37,8 @@ class FarProxy final : public far::Port {
   };
   using Open = std::function<Result<std::unique_ptr<transport::Transport>>()>;
 
-  // `open` and `notify` are called by the thread. An error is that of `open`, or of eventfd.
+  // `open` and `notify` are called by the thread. An error is that of `open`, of eventfd, or that there are
+  // no more threads.
   static Result<std::unique_ptr<FarProxy>> start(Open open, std::uint64_t spin_ns,
                                                  std::function<void()> notify);
   // Bodies that were not released are gone with it.

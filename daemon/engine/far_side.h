@@ -1,7 +1,7 @@
-// What a group whose ranks are on several nodes has of other nodes, in this engine: its view, the far::FarGroup
-// of each epoch, and the hellos. An epoch has begun for clients when each far engine that serves an active rank
-// has said hello in it: then both have the same shape and view, they reach each other, and nobody sends to
-// somebody who has not entered the epoch.
+// What a group whose ranks are on several nodes has of other nodes, in this engine: its view, the
+// far::FarGroup of each epoch, and the hellos. An epoch has begun for clients when each far engine that
+// serves an active rank has said hello in it: then both have the same shape and view, they reach each other,
+// and nobody sends to somebody who has not entered the epoch.
 //
 // A hello is said every kHelloNs until the other's has come. It says whether that has come; one that asks is
 // answered.
@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace epd {
@@ -63,10 +64,15 @@ class FarSide {
   // Of windows and send buffers in the epoch, or in the last one.
   std::uint64_t memory_bytes() const { return memory_bytes_; }
 
+  // Messages that were dropped since the group began, by reason; "none".
+  std::string drops() const { return group_ == nullptr ? "none" : group_->drops().text(); }
+
   // ---- hellos
 
   // All have come; or nobody is to say any.
   bool greeted() const { return !awaited(); }
+  // In an epoch, and all have come: operations may be launched.
+  bool has_begun() const { return in_epoch() && greeted(); }
   // The first whose hello has not come.
   std::optional<far::EngineId> awaited() const;
   bool awaits(far::EngineId engine) const;

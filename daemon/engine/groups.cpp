@@ -169,8 +169,8 @@ void Groups::restore(Group& group) {
   abi::set_text(group.cause.text, text.data(), text.size());
 }
 
-// Of a group whose ranks are on several nodes: its engines are connected, and hellos begin. An error is of the
-// memory that was promised.
+// Of a group whose ranks are on several nodes: its engines are connected, and hellos begin. An error is of
+// the memory that was promised.
 Status Groups::begin_far(Group& group) {
   if (group.far == nullptr) return {};
   group.far->begin(group.epoch, group.in_tags(group.resume_index), group.masked);
@@ -180,6 +180,9 @@ Status Groups::begin_far(Group& group) {
 void Groups::end_far(const Group& group) {
   if (group.far == nullptr) return;
   group.far->end();
+  // Some of a former epoch are usual.
+  if (const std::string drops = group.far->drops(); drops != "none")
+    log_event(LogLevel::kInfo, "far messages dropped", {{"group", group.id}, {"reasons", drops}});
   far_engines_.forget(*group.far);
 }
 

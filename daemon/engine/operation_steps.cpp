@@ -70,6 +70,7 @@ bool Operation::may_launch() const {
     if (!earlier->lets_launch()) return false;
   }
   if (is_noop()) return true;
+  if (group_.far != nullptr && !group_.far->has_begun()) return false;
   return member_.next_index() + group_.shape.depth > index_ &&
          (!routes() || member_.heads->may_begin(submission_.route));
 }
@@ -280,7 +281,9 @@ bool Operation::completed_anyway() {
   concluded_ = true;
   OpResult result = in_flight_->result();
   if (is_noop()) return result.error == OpError::kNone;
-  if (result.error == OpError::kAborted && !has(abi::kFlagStream) &&
+  // Sums of other nodes come behind `arrived`.
+  const bool sums_far = group_.far != nullptr && !is_dispatch();
+  if (result.error == OpError::kAborted && !has(abi::kFlagStream) && !sums_far &&
       all_arrived(member_, launcher_, index_, tag_)) {
     if (is_dispatch() && !counted_) publish_counts();
     result.error = OpError::kNone;

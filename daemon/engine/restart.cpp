@@ -99,7 +99,10 @@ void catch_up(Member& member, Launcher& launcher) {
   } else {
     const auto has_ended = [&](std::uint64_t index) {
       const std::uint64_t tag = abi::op_tag(member.group.epoch, member.group.in_tags(index));
-      return index < begun && all_arrived(member, launcher, index, tag);
+      // Sums of other nodes come behind `arrived`.
+      const bool sums_far = member.group.far != nullptr &&
+                            announced(member, launcher, index).op == static_cast<std::uint32_t>(Op::kCombine);
+      return index < begun && !sums_far && all_arrived(member, launcher, index, tag);
     };
     for (; has_ended(member.next_number); ++member.next_number)
       find_endings(member, launcher, member.next_number);

@@ -1,5 +1,5 @@
-// Groups that are to begin, or to go on, once the kernels of their ranks know of it and their far engines have
-// said hello.
+// Groups that are to begin, or to go on, once the kernels of their ranks know of it and their far engines
+// have said hello.
 #pragma once
 
 #include "far_engines.h"

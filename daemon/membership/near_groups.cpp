@@ -94,6 +94,18 @@ std::vector<GroupReport> NearGroups::steady() const {
   return reports;
 }
 
+bool NearGroups::owes_groups(std::uint32_t device) const {
+  return std::any_of(groups_.begin(), groups_.end(), [device](const auto& entry) {
+    const NearGroup& group = entry.second;
+    const auto slot = group.engines.find(device);
+    if (!group.started || slot == group.engines.end() || !slot->second.is(EnginePhase::kAbsent)) return false;
+    return std::any_of(group.members.begin(), group.members.end(), [device](const auto& of_rank) {
+      const Member& member = of_rank.second;
+      return member.engine.device == device && member.presence == Presence::kHere && member.evicted.empty();
+    });
+  });
+}
+
 std::vector<ReleaseMemory> NearGroups::take_unannounced() {
   std::vector<ReleaseMemory> taken;
   for (const auto& [id, group] : groups_) {
@@ -188,7 +200,8 @@ void NearGroups::follow(const SendMember& action) {
   member->announced = true;
   member->member = action.member.member;
   member->first_index = action.member.first_index;
-  member->active_since = find(action.group_id)->told.ranks.at(action.member.rank).active_since;
+  const std::vector<RankDescription>& ranks = find(action.group_id)->told.ranks;
+  if (action.member.rank < ranks.size()) member->active_since = ranks[action.member.rank].active_since;
 }
 
 void NearGroups::follow(const SendRank& action) {
@@ -258,6 +271,11 @@ void NearGroups::follow(const ReplyJoined& action) {
   if (member != nullptr && member->presence == Presence::kJoining) member->presence = Presence::kHere;
 }
 
+// No engine will serve it.
+void NearGroups::follow(const MarkLost& action) {
+  if (Member* member = find_member(action.group_id, action.rank); member != nullptr)
+    member->evicted = action.text.empty() ? "lost" : action.text;
+}
 void NearGroups::follow(const ReplyLeft& action) {
   for (auto& [id, group] : groups_) {
     for (auto& [rank, member] : group.members) {

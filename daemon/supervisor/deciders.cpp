@@ -1,5 +1,7 @@
 #include "deciders.h"
 
+#include "base/event.h"
+
 #include <algorithm>
 #include <utility>
 #include <variant>
@@ -16,7 +18,7 @@ Concern of_group(std::uint64_t group_id) {
 }
 
 // Who has to hear of it.
-Concern concern_of(const Event& event) {
+Concern concern_of(const membership::Event& event) {
   const auto judge = [](const auto& e) {
     using T = std::decay_t<decltype(e)>;
     if constexpr (std::is_same_v<T, JoinRequest>) {
@@ -44,22 +46,18 @@ void name_own_request(Action& action) {
   std::visit(name, action);
 }
 
-GroupPhase phase_of(const NearGroup& group) {
-  const auto any = [&group](auto... phases) {
-    return std::any_of(group.engines.begin(), group.engines.end(),
-                       [&](const auto& entry) { return (entry.second.is(phases) || ...); });
+bool names_no_device(const Action& action, std::uint32_t num_devices) {
+  const auto judge = [num_devices](const auto& a) {
+    if constexpr (requires { a.engine.device; }) return a.engine.device >= num_devices;
+    return false;
   };
-  if (group.failed) return GroupPhase::kLost;
-  if (!group.started) return GroupPhase::kForming;
-  if (group.asks_break || any(EnginePhase::kBreaking, EnginePhase::kBroken, EnginePhase::kAbsent))
-    return GroupPhase::kBreaking;
-  return any(EnginePhase::kStarting) ? GroupPhase::kStarting : GroupPhase::kActive;
+  return std::visit(judge, action);
 }
 
 Group shown(const NearGroup& near) {
   Group group = near.near_part();
   for (const auto& [rank, member] : near.members) group.members.at(rank).presence = member.presence;
-  switch (phase_of(near)) {
+  switch (near.phase()) {
     case GroupPhase::kForming: group.state = Group::Forming{}; break;
     case GroupPhase::kStarting: group.state = Group::Starting{}; break;
     case GroupPhase::kBreaking: group.state = Group::Breaking{}; break;
@@ -73,7 +71,9 @@ Group shown(const NearGroup& near) {
 }  // namespace
 
 Deciders::Deciders(const Clock& deadlines, const MembershipLimits& limits, const NodeUp& node)
-    : deadlines_(deadlines), local_(deadlines, limits) {
+    : deadlines_(deadlines),
+      num_devices_(static_cast<std::uint32_t>(node.devices.size())),
+      local_(deadlines, limits) {
   local_.handle(node);
 }
 
@@ -83,7 +83,7 @@ Agent& Deciders::make_agent(const ClusterTimes& times, const MembershipLimits& l
 }
 
 // Without a cluster its registry says that nothing spans nodes.
-void Deciders::handle(const Event& event) {
+void Deciders::handle(const membership::Event& event) {
   const Concern concern = agent_ == nullptr ? Concern::kLocal : concern_of(event);
   if (concern != Concern::kSpanning) local_.handle(event);
   if (concern != Concern::kLocal) agent_->handle(event);
@@ -103,6 +103,12 @@ Actions Deciders::take_actions() {
   Actions actions = local_.take_actions();
   if (agent_ == nullptr) return actions;
   for (Action& action : agent_->take_actions()) {
+    if (names_no_device(action, num_devices_)) {
+      static LogLimiter limiter;
+      limiter.log(LogLevel::kError, "order of the coordinator dropped: there is no such device",
+                  {{"order", to_string(action)}, {"devices", num_devices_}});
+      continue;
+    }
     name_own_request(action);
     actions.push_back(std::move(action));
   }
@@ -136,12 +142,14 @@ std::vector<Deciders::FarRank> Deciders::far_ranks(std::uint64_t group_id) const
   if (near == nullptr) return {};
   std::vector<FarRank> ranks;
   for (const RankDescription& rank : near->told.ranks) {
-    const auto engine = std::find_if(near->told.far_engines.begin(), near->told.far_engines.end(),
-                                     [&rank](const FarEngine& far) { return far.engine == rank.engine; });
-    if (rank.active_since != 0 && engine != near->told.far_engines.end())
-      ranks.push_back({rank.rank, rank.engine.device, engine->node});
+    const FarEngine* engine = rank.active_since == 0 ? nullptr : near->far_engine_of(rank.rank);
+    if (engine != nullptr) ranks.push_back({rank.rank, rank.engine.device, engine->node});
   }
   return ranks;
+}
+
+bool Deciders::owes_groups(std::uint32_t device) const {
+  return agent_ != nullptr && agent_->owes_groups(device);
 }
 
 std::size_t Deciders::num_groups() const {

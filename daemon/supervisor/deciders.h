@@ -48,6 +48,9 @@ class Deciders {
   // Its active ranks on other nodes, ascending. None if it does not span nodes.
   std::vector<FarRank> far_ranks(std::uint64_t group_id) const;
 
+  // Whether the engine is still to be told of a group that one before it has served: the coordinator says of
+  // groups that span nodes.
+  bool owes_groups(std::uint32_t device) const;
   std::size_t num_groups() const;
   // Groups that the session is in, or waits for.
   std::uint32_t memberships(std::uint64_t session_id) const;
@@ -56,6 +59,7 @@ class Deciders {
   const membership::NearGroup* near_group(std::uint64_t group_id) const;
 
   const Clock& deadlines_;
+  const std::uint32_t num_devices_;
   membership::GroupRegistry local_;
   std::unique_ptr<membership::Agent> agent_;  // null: the node is in no cluster
 };

@@ -29,11 +29,20 @@ void EngineEvents::engine_ready(std::uint32_t device) {
   for (const MemberMemoryStore::OpenStreams& open : rooms_.memory.take_open_streams(device))
     parts_.orders.send(device, abi::LinkType::kCloseStreams, open.message, {open.user.get()});
   rooms_.deciders.handle(membership::EngineUp{local(device), rooms_.fleet.far_address(device)});
-  parts_.orders.send(device, abi::LinkType::kAllTold, abi::AllTold{});
+  coming_.insert(device);
+}
+
+void EngineEvents::tick() {
+  std::erase_if(coming_, [this](std::uint32_t device) {
+    if (rooms_.deciders.owes_groups(device)) return false;
+    parts_.orders.send(device, abi::LinkType::kAllTold, abi::AllTold{});
+    return true;
+  });
 }
 
 void EngineEvents::engine_down(std::uint32_t device, const std::string& text, bool device_failed) {
   parts_.removals.engine_down(device);
+  coming_.erase(device);
   if (device_failed) end_dying_sessions(device);
   for (const auto& [id, session] : rooms_.sessions.connections()) {
     if (session.attached && session.device == device) unserve_segments(session.segments);

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 
 namespace epd {
@@ -32,6 +33,9 @@ class EngineEvents final : public FleetHost {
   void before_kill(std::uint32_t device, std::function<void()> then) override;
   void engine_failed(std::uint32_t device, const std::string& text) override;
 
+  // Once per turn, when what has been decided is carried out.
+  void tick();
+
  private:
   template <typename T>
   std::optional<T> read(std::uint32_t device, const Packet& packet);
@@ -45,6 +49,7 @@ class EngineEvents final : public FleetHost {
 
   const Rooms& rooms_;
   const Parts parts_;
+  std::set<std::uint32_t> coming_;  // devices whose engine has not been told all
 };
 
 }  // namespace epd

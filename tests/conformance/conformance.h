@@ -35,7 +35,8 @@ class Conformance : public testing::TestWithParam<std::string> {
   // Of the devices, as use_devices() has it. A suite may have other parameters.
   virtual std::string device_kind() const { return in_streams() ? "resident" : GetParam(); }
   // "resident_in_streams": all operations of with_ranks() and of scripts are enqueued in streams.
-  bool on_host() const { return device_kind() == "host" || device_kind().starts_with("nodes"); }
+  bool spans() const { return device_kind().starts_with("nodes"); }
+  bool on_host() const { return device_kind() == "host" || spans(); }
   static bool in_streams() { return GetParam() == "resident_in_streams"; }
   // All ranks of a case attach, join and run the body.
   void with_ranks(const Case& c, const Body& body, double seconds = 90);

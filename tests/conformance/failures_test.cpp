@@ -275,7 +275,15 @@ TEST_P(Failures, TooManyRowsAreNamedOnEveryRank) {
       Expected want{EPD_RESOURCE_EXHAUSTED,
                     {"rank 2", std::to_string(rows), "max_recv_rows", std::to_string(c.max_recv_rows)}};
       if (layout == EPD_LAYOUT_EXPERT) want.words.emplace_back("expert 5");
-      must_fail(group, ticket, want);
+      // A rank of another node may have had all of its rows: then its next operation fails so, and the resume
+      // takes it back to this one.
+      const epd_status_t status = group.wait(ticket, kWaitMs);
+      if (spans() && status == EPD_OK) {
+        must_be_broken(group, want);
+      } else {
+        must(status, "the operation", want.status);
+        check_said(want);
+      }
       must_go_on(group, c, rank, 2);
     });
   }

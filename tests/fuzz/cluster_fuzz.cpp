@@ -149,7 +149,8 @@ class Life {
     if (how % 4 == 0) return input_.text(how / 4);
     v1::NodeMessage content;
     const std::uint64_t term = coordinator_.view().term;
-    membership::ToCoordinator said{how / 4 % 4 == 0 ? 0 : term, membership::AgentHeartbeat{how / 16 % 2 == 0}};
+    membership::ToCoordinator said{how / 4 % 4 == 0 ? 0 : term,
+                                   membership::AgentHeartbeat{how / 16 % 2 == 0}};
     if (how % 4 == 1) {
       membership::Attach attach;
       attach.attempt = input_.byte();
@@ -162,7 +163,8 @@ class Life {
       join.id = {{0, input_.byte() % 3u}, input_.byte()};
       join.join.group[0] = 'g';
       join.join.rank = input_.byte() % 3 - 1;
-      join.join.shape = {2, 2, 16, 128, 2, 2, abi::Payload::kBf16, abi::IndexType::kInt32, abi::LossPolicy::kFailFast};
+      join.join.shape = {
+          2, 2, 16, 128, 2, 2, abi::Payload::kBf16, abi::IndexType::kInt32, abi::LossPolicy::kFailFast};
       join.join.shape.span = abi::Span::kCluster;
       input_.dent(join.join.shape);
       said.body = membership::Told{join};

@@ -1,5 +1,5 @@
-// Messages about groups that span nodes: whatever bytes come are refused with a reason, or are a message that,
-// said again, is the same. Input: a byte for the direction, then the bytes of the message.
+// Messages about groups that span nodes: whatever bytes come are refused with a reason, or are a message
+// that, said again, is the same. Input: a byte for the direction, then the bytes of the message.
 
 #include "fuzz.h"
 #include "membership_wire.h"
@@ -19,7 +19,8 @@ void hear(const std::string& bytes) {
   const Wire said = cluster::message_of(heard.value());
   const auto again = cluster::parse(said);
   require(again.ok(), again.status().message());
-  require(cluster::message_of(again.value()).SerializeAsString() == said.SerializeAsString(), "it is another one");
+  require(cluster::message_of(again.value()).SerializeAsString() == said.SerializeAsString(),
+          "it is another one");
 }
 
 }  // namespace

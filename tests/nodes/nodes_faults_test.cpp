@@ -171,6 +171,7 @@ TEST_F(NodesFaults, AKilledDaemonUnderFailFastSaysRankNodeAndAddress) {
       const Group group(session, c.config("spans", rank));
       ScriptOptions o = options(rank, 100'000, kRanks);
       o.end = EPD_RANK_LOST;
+      o.finished = nullptr;
       (void)ScriptRunner(group, c, rank, o).run();
       return epd_last_error();
     });
@@ -254,8 +255,10 @@ TEST_F(NodesFaults, AStoppedNodeIsPutOutAndItsRanksRejoin) {
       for (int life = 0; life < 2; ++life) {
         const Group group(session, c.config("spans", rank));
         if (life == 1) stage_->joined.arrive();
-        if (rank >= 2 && life == 0) o.end = EPD_RANK_LOST;
-        if (rank >= 2 && life == 1) o.end = EPD_OK;
+        if (rank >= 2) {
+          o.end = life == 0 ? EPD_RANK_LOST : EPD_OK;
+          o.finished = life == 0 ? nullptr : &stage_->finished;
+        }
         const ScriptStats stats = ScriptRunner(group, c, rank, o).run();
         text += stats.to_string() + "; ";
         const bool over = rank < 2 || life == 1;

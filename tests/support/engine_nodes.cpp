@@ -40,7 +40,7 @@ struct EngineNodes::Rank {
   std::uint64_t since = 1;  // 0: masked
   std::uint64_t first_index = 0;
   std::uint32_t member = 0;
-  std::size_t next = 0;                      // step
+  std::size_t next = 0;                            // step
   std::map<std::uint64_t, std::size_t> in_flight;  // step by ticket
   std::vector<std::vector<std::size_t>> made;      // dispatches by record
   std::vector<std::uint32_t> num_recv_rows;        // by slot
@@ -93,8 +93,8 @@ void EngineNodes::make(Rank& rank) const {
   const std::uint64_t user = abi::UserArenaLayout(shape_).total_bytes;
   const std::uint64_t board = abi::BoardLayout(shape_).total_bytes;
   rank.user_fd = value_of(make_arena_memory(device, "test-user", user));
-  rank.exchange_fd = value_of(
-      make_arena_memory(device, "test-exchange", abi::ExchangeArenaLayout(shape_).total_bytes));
+  rank.exchange_fd =
+      value_of(make_arena_memory(device, "test-exchange", abi::ExchangeArenaLayout(shape_).total_bytes));
   rank.board_fd = value_of(make_sealed_memfd("test-board", board));
   rank.user = value_of(Mapping::map(rank.user_fd.get(), user, Access::kReadWrite));
   rank.board = value_of(Mapping::map(rank.board_fd.get(), board, Access::kReadWrite));
@@ -159,10 +159,9 @@ void EngineNodes::tell_rank(const Engine& engine, std::uint32_t number) const {
                       {rank.user_fd.get(), rank.exchange_fd.get(), rank.engine->thread->bell().get(),
                        rank.engine->thread->page().get()});
   if (rank.engine != &engine) return;
-  engine.thread->send(
-      LinkType::kGroupMember,
-      abi::GroupMember{kGroup, rank.session->id(), number, rank.member, rank.first_index},
-      {rank.board_fd.get()});
+  engine.thread->send(LinkType::kGroupMember,
+                      abi::GroupMember{kGroup, rank.session->id(), number, rank.member, rank.first_index},
+                      {rank.board_fd.get()});
 }
 
 void EngineNodes::begin_engine(std::size_t which, bool broken) const {

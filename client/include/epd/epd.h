@@ -275,7 +275,8 @@ typedef struct epd_group_config {
   uint32_t num_handles;      /* handles that dispatches may keep, 0..4096 */
   uint32_t max_recv_rows; /* rows of recv_x and y (layout expert: of each expert's block); 0: the worst case,
                              see epd_buffers_t. A dispatch that needs more fails with RESOURCE_EXHAUSTED on
-                             all ranks */
+                             all ranks; with EPD_SPAN_CLUSTER on those of the node, and ranks of
+                             other nodes may be taken back to it by the resume */
   int32_t priority;       /* of this rank's operations on its device, -8..7; higher goes first */
   const epd_binding_t* bindings; /* regions in memory of your own, each at most once; NULL: none */
   uint32_t num_bindings;

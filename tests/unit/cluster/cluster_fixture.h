@@ -1,5 +1,5 @@
-// A cluster in one thread and stepped time: the sides of its nodes over streams that the test carries, cuts and
-// holds up, each with a real agent and an engine of the test's own.
+// A cluster in one thread and stepped time: the sides of its nodes over streams that the test carries, cuts
+// and holds up, each with a real agent and an engine of the test's own.
 #pragma once
 
 #include "agent_side.h"
@@ -81,8 +81,8 @@ class TestNode {
     join.engine = kEngine;
     abi::set_text(join.join.group, group.data(), group.size());
     join.join.rank = static_cast<std::int32_t>(rank);
-    join.join.shape = {ranks, ranks, 16, 128, 2, 2, abi::Payload::kBf16, abi::IndexType::kInt32,
-                       abi::LossPolicy::kFailFast};
+    join.join.shape = {
+        ranks, ranks, 16, 128, 2, 2, abi::Payload::kBf16, abi::IndexType::kInt32, abi::LossPolicy::kFailFast};
     join.join.shape.span = abi::Span::kCluster;
     owed.insert(last_request_);
     agent.handle(join);
@@ -112,9 +112,9 @@ class TestNode {
   bool ticks = true;
   std::map<std::uint64_t, Known> groups;  // of the engine
   std::set<std::pair<std::uint64_t, std::uint32_t>> memory;
-  std::set<std::uint32_t> owed;                     // requests
-  std::map<std::uint32_t, abi::Joined> joined;      // by request
-  std::map<std::uint32_t, std::string> refused;     // likewise
+  std::set<std::uint32_t> owed;                  // requests
+  std::map<std::uint32_t, abi::Joined> joined;   // by request
+  std::map<std::uint32_t, std::string> refused;  // likewise
 
  private:
   static constexpr membership::EngineId kEngine{membership::kLocalNode, 0};
@@ -179,7 +179,7 @@ class ClusterSides : public testing::Test {
   ClusterSides() { restart_coordinator('A'); }
 
   Settings settings_of(const std::string& node) {
-    return {"test", node, "127.0.0.1:1", node + ":1", "node-a:1", {"node-*"}, "",
+    return {"test", node, "127.0.0.1:1", node + ":1",  "node-a:1", {"node-*"}, "",
             "",     "",   true,          kHeartbeatMs, kTimeoutMs};
   }
   Self self_of(const std::string& node, char boot) {

@@ -49,7 +49,8 @@ TEST_F(ClusterGroups, AGroupFormsAndBreaksAndEnds) {
   ASSERT_EQ(groups.size(), 1u);
   EXPECT_EQ(groups[0].name, "g");
   EXPECT_EQ(groups[0].phase, membership::GroupPhase::kActive);
-  EXPECT_EQ(groups[0].ranks, (std::vector<std::pair<std::uint32_t, std::string>>{{0, "node-a"}, {1, "node-b"}}));
+  EXPECT_EQ(groups[0].ranks,
+            (std::vector<std::pair<std::uint32_t, std::string>>{{0, "node-a"}, {1, "node-b"}}));
   node("node-b").ask_break(id);
   step(300);
   expect_serves(id, "node-a", 2);
@@ -221,8 +222,9 @@ TEST_F(ClusterGroups, AnIllegalEventIsItsNodesEnd) {
   v1::NodeMessage content;
   content.mutable_to_coordinator()->set_term(2);
   content.mutable_to_coordinator()->mutable_superseded();
-  EXPECT_NE(say_content("node-x", content).find("term is 2; allowed: at most that of the channel, which is 1"),
-            std::string::npos);
+  EXPECT_NE(
+      say_content("node-x", content).find("term is 2; allowed: at most that of the channel, which is 1"),
+      std::string::npos);
   content.mutable_to_coordinator()->set_term(1);
   content.mutable_to_coordinator()->mutable_told();
   EXPECT_NE(say_content("node-x", content).find("told.event.what is none that is known"), std::string::npos);
@@ -326,7 +328,8 @@ TEST_P(ClusterGroupsRandom, EverythingComesToItsEnd) {
   }
   for (const auto& [id, of_group] : epochs) EXPECT_EQ(of_group.size(), 1u) << "group " << id;
   for (const SpanningGroup& group : coordinator_->spanning_groups())
-    EXPECT_TRUE(group.phase == membership::GroupPhase::kActive || group.phase == membership::GroupPhase::kLost);
+    EXPECT_TRUE(group.phase == membership::GroupPhase::kActive ||
+                group.phase == membership::GroupPhase::kLost);
   const std::uint64_t id = form("node-b", "node-c", "last");
   expect_serves(id, "node-b", 1);
 }

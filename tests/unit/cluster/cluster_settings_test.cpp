@@ -139,16 +139,19 @@ TEST_F(ClusterSettings, Certificates) {
 
 TEST_F(ClusterSettings, CertificatesAreForBothEnds) {
   const auto make_for = [&](const std::string& uses) {
-    std::ofstream(file("extensions")) << "subjectAltName=DNS:node-a\n" << (uses.empty() ? "" : "extendedKeyUsage=" + uses);
-    const std::string command = "cd " + directory_ +
-                                " && openssl req -new -key node-a.key -subj /CN=node-a -out request 2>log && openssl x509 "
-                                "-req -in request -CA ca.pem -CAkey ca.key -days 9 -extfile extensions -out node-a.pem "
-                                "2>log";
+    std::ofstream(file("extensions")) << "subjectAltName=DNS:node-a\n"
+                                      << (uses.empty() ? "" : "extendedKeyUsage=" + uses);
+    const std::string command =
+        "cd " + directory_ +
+        " && openssl req -new -key node-a.key -subj /CN=node-a -out request 2>log && openssl x509 "
+        "-req -in request -CA ca.pem -CAkey ca.key -days 9 -extfile extensions -out node-a.pem "
+        "2>log";
     ASSERT_EQ(std::system(command.c_str()), 0) << command;
   };
   make_for("serverAuth");
-  expect_says(refusal([](Settings&) {}),
-              "whose extendedKeyUsage lacks clientAuth; allowed: one with serverAuth and clientAuth, or without");
+  expect_says(
+      refusal([](Settings&) {}),
+      "whose extendedKeyUsage lacks clientAuth; allowed: one with serverAuth and clientAuth, or without");
   make_for("clientAuth,emailProtection");
   expect_says(refusal([](Settings&) {}), "whose extendedKeyUsage lacks serverAuth");
   for (const char* uses : {"", "clientAuth,serverAuth"}) {

@@ -55,7 +55,8 @@ TEST(ClusterWire, WhatIsSaidIsHeard) {
     }
     for (std::size_t i = 0; i < std::variant_size_v<Action>; ++i) {
       const Action action = random.alternative<Action>(i);
-      if (has_message(action)) expect_round_trip(ToAgent{random.below(99), 7, Order{random.below(99), action}});
+      if (has_message(action))
+        expect_round_trip(ToAgent{random.below(99), 7, Order{random.below(99), action}});
     }
     using Said = decltype(ToCoordinator::body);
     for (std::size_t i = 0; i < std::variant_size_v<Said>; ++i) {
@@ -105,52 +106,71 @@ TEST(ClusterWire, EventsAreJudged) {
     expect_refused(
         ToCoordinator{1, Told{event}}, [&](auto& m) { change(*m.mutable_told()->mutable_event()); }, text);
   };
-  refused(random.value<BreakRequested>(), [](auto& e) { e.mutable_break_requested()->mutable_message()->set_cause(99); },
-          "told.event.break_requested.message.cause is 99; allowed: 0 .. 13");
-  refused(random.value<Broken>(), [](auto& e) { e.mutable_broken()->set_epoch(abi::kLastEpoch + 1); },
-          "told.event.broken.epoch is " + std::to_string(abi::kLastEpoch + 1) +
-              "; allowed: 0 .. " + std::to_string(abi::kLastEpoch));
-  refused(random.value<PeerLost>(), [](auto& e) { e.mutable_peer_lost()->mutable_far()->set_device(1024); },
-          "told.event.peer_lost.far.device is 1024; allowed: 0 .. 1023");
-  refused(random.value<SessionClosed>(), [](auto& e) { e.mutable_session_closed()->set_how("a\nb"); },
-          "told.event.session_closed.how is text with the byte 10; allowed: 32 .. 126");
-  refused(random.value<GroupReady>(), [](auto& e) { e.mutable_group_ready()->set_text(std::string(512, 'x')); },
-          "told.event.group_ready.text is of 512 characters; allowed: at most 511");
-  refused(random.value<EngineUp>(), [](auto& e) { e.mutable_engine_up()->set_address(std::string(1025, 'x')); },
-          "told.event.engine_up.address is of 1025 bytes; allowed: at most 1024");
-  refused(random.value<MemoryAcquired>(), [](auto& e) { e.mutable_memory_acquired()->set_rank(1024); },
-          "told.event.memory_acquired.rank is 1024; allowed: 0 .. 1023");
-  refused(random.value<JoinRequest>(), [](auto& e) { e.mutable_join_request()->set_device_kind(2); },
-          "told.event.join_request.device_kind is 2; allowed: 0 .. 1");
-  refused(random.value<JoinRequest>(), [](auto& e) { e.mutable_join_request()->set_pid(-1); },
-          "told.event.join_request.pid is -1; allowed: 0 .. 2147483647");
-  refused(random.value<JoinRequest>(),
-          [](auto& e) { e.mutable_join_request()->mutable_join()->add_bindings()->set_region(19); },
-          "told.event.join_request.join.bindings.region is 19; allowed: 0 .. 18");
-  refused(EngineDown{},
-          [](auto& e) {
-            for (int i = 0; i < 65'537; ++i) e.mutable_engine_down()->add_boards();
-          },
-          "told.event.engine_down.boards is a list of 65537; allowed: at most 65536");
-  refused(random.value<Resumed>(), [](auto& e) { e.clear_what(); },
-          "told.event.what is none that is known; allowed: an event of a node");
+  refused(
+      random.value<BreakRequested>(),
+      [](auto& e) { e.mutable_break_requested()->mutable_message()->set_cause(99); },
+      "told.event.break_requested.message.cause is 99; allowed: 0 .. 13");
+  refused(
+      random.value<Broken>(), [](auto& e) { e.mutable_broken()->set_epoch(abi::kLastEpoch + 1); },
+      "told.event.broken.epoch is " + std::to_string(abi::kLastEpoch + 1) + "; allowed: 0 .. " +
+          std::to_string(abi::kLastEpoch));
+  refused(
+      random.value<PeerLost>(), [](auto& e) { e.mutable_peer_lost()->mutable_far()->set_device(1024); },
+      "told.event.peer_lost.far.device is 1024; allowed: 0 .. 1023");
+  refused(
+      random.value<SessionClosed>(), [](auto& e) { e.mutable_session_closed()->set_how("a\nb"); },
+      "told.event.session_closed.how is text with the byte 10; allowed: 32 .. 126");
+  refused(
+      random.value<GroupReady>(), [](auto& e) { e.mutable_group_ready()->set_text(std::string(512, 'x')); },
+      "told.event.group_ready.text is of 512 characters; allowed: at most 511");
+  refused(
+      random.value<EngineUp>(), [](auto& e) { e.mutable_engine_up()->set_address(std::string(1025, 'x')); },
+      "told.event.engine_up.address is of 1025 bytes; allowed: at most 1024");
+  refused(
+      random.value<MemoryAcquired>(), [](auto& e) { e.mutable_memory_acquired()->set_rank(1024); },
+      "told.event.memory_acquired.rank is 1024; allowed: 0 .. 1023");
+  refused(
+      random.value<JoinRequest>(), [](auto& e) { e.mutable_join_request()->set_device_kind(2); },
+      "told.event.join_request.device_kind is 2; allowed: 0 .. 1");
+  refused(
+      random.value<JoinRequest>(), [](auto& e) { e.mutable_join_request()->set_pid(-1); },
+      "told.event.join_request.pid is -1; allowed: 0 .. 2147483647");
+  refused(
+      random.value<JoinRequest>(),
+      [](auto& e) { e.mutable_join_request()->mutable_join()->add_bindings()->set_region(19); },
+      "told.event.join_request.join.bindings.region is 19; allowed: 0 .. 18");
+  refused(
+      EngineDown{},
+      [](auto& e) {
+        for (int i = 0; i < 65'537; ++i) e.mutable_engine_down()->add_boards();
+      },
+      "told.event.engine_down.boards is a list of 65537; allowed: at most 65536");
+  refused(
+      random.value<Resumed>(), [](auto& e) { e.clear_what(); },
+      "told.event.what is none that is known; allowed: an event of a node");
 }
 
 TEST(ClusterWire, MessagesAreJudged) {
   Random random(4);
-  expect_refused(ToCoordinator{1, Superseded{}}, [](auto& m) { m.set_term(kMaxTerm + 1); },
-                 "term is 281474976710657; allowed: 0 .. 281474976710656");
-  expect_refused(ToCoordinator{1, Superseded{}}, [](auto& m) { m.clear_body(); },
-                 "body is none that is known; allowed: a message of an agent");
-  expect_refused(ToAgent{1, 1, PutOut{}}, [](auto& m) { m.clear_body(); },
-                 "body is none that is known; allowed: a message of a coordinator");
-  expect_refused(ToAgent{1, 1, PutOut{}}, [](auto& m) { m.set_number((1u << 30) + 1); },
-                 "number is 1073741825; allowed: 0 .. 1073741824");
+  expect_refused(
+      ToCoordinator{1, Superseded{}}, [](auto& m) { m.set_term(kMaxTerm + 1); },
+      "term is 281474976710657; allowed: 0 .. 281474976710656");
+  expect_refused(
+      ToCoordinator{1, Superseded{}}, [](auto& m) { m.clear_body(); },
+      "body is none that is known; allowed: a message of an agent");
+  expect_refused(
+      ToAgent{1, 1, PutOut{}}, [](auto& m) { m.clear_body(); },
+      "body is none that is known; allowed: a message of a coordinator");
+  expect_refused(
+      ToAgent{1, 1, PutOut{}}, [](auto& m) { m.set_number((1u << 30) + 1); },
+      "number is 1073741825; allowed: 0 .. 1073741824");
   AcquireMemory memory = random.value<AcquireMemory>();
   memory.shape.num_ranks = memory.shape.num_experts = 4;
   expect_refused(
       ToAgent{1, 1, Order{0, memory}},
-      [](auto& m) { m.mutable_order()->mutable_action()->mutable_acquire_memory()->mutable_shape()->set_hidden(100); },
+      [](auto& m) {
+        m.mutable_order()->mutable_action()->mutable_acquire_memory()->mutable_shape()->set_hidden(100);
+      },
       "order.action.acquire_memory.shape.hidden is 100; allowed: multiples of 128, 128 .. 16384");
   expect_refused(
       ToAgent{1, 1, Order{0, memory}},
@@ -159,7 +179,9 @@ TEST(ClusterWire, MessagesAreJudged) {
   StartGroup start = random.value<StartGroup>();
   expect_refused(
       ToAgent{1, 1, Order{0, start}},
-      [](auto& m) { m.mutable_order()->mutable_action()->mutable_start_group()->mutable_group()->clear_ranks(); },
+      [](auto& m) {
+        m.mutable_order()->mutable_action()->mutable_start_group()->mutable_group()->clear_ranks();
+      },
       "order.action.start_group.group.ranks is a list of 0; allowed: num_ranks, which is " +
           std::to_string(start.group.shape.num_ranks) + ", in their order");
 }

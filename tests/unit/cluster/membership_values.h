@@ -14,84 +14,84 @@
 namespace epd::membership {
 
 #define EPD_FIELDS(n, ...) EPD_FIELDS_##n(__VA_ARGS__)
-#define EPD_FIELDS_1(Type)                    \
-  template <typename F>                       \
-  void each(const F& f, Type& x, Type& y) {   \
-    auto& [a] = x;                            \
-    auto& [b] = y;                            \
-    f(a, b);                                  \
+#define EPD_FIELDS_1(Type)                  \
+  template <typename F>                     \
+  void each(const F& f, Type& x, Type& y) { \
+    auto& [a] = x;                          \
+    auto& [b] = y;                          \
+    f(a, b);                                \
   }
-#define EPD_FIELDS_2(Type)                    \
-  template <typename F>                       \
-  void each(const F& f, Type& x, Type& y) {   \
-    auto& [a1, a2] = x;                       \
-    auto& [b1, b2] = y;                       \
-    f(a1, b1), f(a2, b2);                     \
+#define EPD_FIELDS_2(Type)                  \
+  template <typename F>                     \
+  void each(const F& f, Type& x, Type& y) { \
+    auto& [a1, a2] = x;                     \
+    auto& [b1, b2] = y;                     \
+    f(a1, b1), f(a2, b2);                   \
   }
-#define EPD_FIELDS_3(Type)                    \
-  template <typename F>                       \
-  void each(const F& f, Type& x, Type& y) {   \
-    auto& [a1, a2, a3] = x;                   \
-    auto& [b1, b2, b3] = y;                   \
-    f(a1, b1), f(a2, b2), f(a3, b3);          \
+#define EPD_FIELDS_3(Type)                  \
+  template <typename F>                     \
+  void each(const F& f, Type& x, Type& y) { \
+    auto& [a1, a2, a3] = x;                 \
+    auto& [b1, b2, b3] = y;                 \
+    f(a1, b1), f(a2, b2), f(a3, b3);        \
   }
-#define EPD_FIELDS_4(Type)                           \
-  template <typename F>                              \
-  void each(const F& f, Type& x, Type& y) {          \
-    auto& [a1, a2, a3, a4] = x;                      \
-    auto& [b1, b2, b3, b4] = y;                      \
-    f(a1, b1), f(a2, b2), f(a3, b3), f(a4, b4);      \
+#define EPD_FIELDS_4(Type)                      \
+  template <typename F>                         \
+  void each(const F& f, Type& x, Type& y) {     \
+    auto& [a1, a2, a3, a4] = x;                 \
+    auto& [b1, b2, b3, b4] = y;                 \
+    f(a1, b1), f(a2, b2), f(a3, b3), f(a4, b4); \
   }
-#define EPD_FIELDS_5(Type)                                      \
-  template <typename F>                                         \
-  void each(const F& f, Type& x, Type& y) {                     \
-    auto& [a1, a2, a3, a4, a5] = x;                             \
-    auto& [b1, b2, b3, b4, b5] = y;                             \
-    f(a1, b1), f(a2, b2), f(a3, b3), f(a4, b4), f(a5, b5);      \
+#define EPD_FIELDS_5(Type)                                 \
+  template <typename F>                                    \
+  void each(const F& f, Type& x, Type& y) {                \
+    auto& [a1, a2, a3, a4, a5] = x;                        \
+    auto& [b1, b2, b3, b4, b5] = y;                        \
+    f(a1, b1), f(a2, b2), f(a3, b3), f(a4, b4), f(a5, b5); \
   }
-#define EPD_FIELDS_6(Type)                                                 \
-  template <typename F>                                                    \
-  void each(const F& f, Type& x, Type& y) {                                \
-    auto& [a1, a2, a3, a4, a5, a6] = x;                                    \
-    auto& [b1, b2, b3, b4, b5, b6] = y;                                    \
-    f(a1, b1), f(a2, b2), f(a3, b3), f(a4, b4), f(a5, b5), f(a6, b6);      \
+#define EPD_FIELDS_6(Type)                                            \
+  template <typename F>                                               \
+  void each(const F& f, Type& x, Type& y) {                           \
+    auto& [a1, a2, a3, a4, a5, a6] = x;                               \
+    auto& [b1, b2, b3, b4, b5, b6] = y;                               \
+    f(a1, b1), f(a2, b2), f(a3, b3), f(a4, b4), f(a5, b5), f(a6, b6); \
   }
-#define EPD_FIELDS_7(Type)                                                            \
-  template <typename F>                                                               \
-  void each(const F& f, Type& x, Type& y) {                                           \
-    auto& [a1, a2, a3, a4, a5, a6, a7] = x;                                           \
-    auto& [b1, b2, b3, b4, b5, b6, b7] = y;                                           \
-    f(a1, b1), f(a2, b2), f(a3, b3), f(a4, b4), f(a5, b5), f(a6, b6), f(a7, b7);      \
+#define EPD_FIELDS_7(Type)                                                       \
+  template <typename F>                                                          \
+  void each(const F& f, Type& x, Type& y) {                                      \
+    auto& [a1, a2, a3, a4, a5, a6, a7] = x;                                      \
+    auto& [b1, b2, b3, b4, b5, b6, b7] = y;                                      \
+    f(a1, b1), f(a2, b2), f(a3, b3), f(a4, b4), f(a5, b5), f(a6, b6), f(a7, b7); \
   }
-#define EPD_FIELDS_8(Type)                                                                       \
-  template <typename F>                                                                          \
-  void each(const F& f, Type& x, Type& y) {                                                      \
-    auto& [a1, a2, a3, a4, a5, a6, a7, a8] = x;                                                  \
-    auto& [b1, b2, b3, b4, b5, b6, b7, b8] = y;                                                  \
-    f(a1, b1), f(a2, b2), f(a3, b3), f(a4, b4), f(a5, b5), f(a6, b6), f(a7, b7), f(a8, b8);      \
+#define EPD_FIELDS_8(Type)                                                                  \
+  template <typename F>                                                                     \
+  void each(const F& f, Type& x, Type& y) {                                                 \
+    auto& [a1, a2, a3, a4, a5, a6, a7, a8] = x;                                             \
+    auto& [b1, b2, b3, b4, b5, b6, b7, b8] = y;                                             \
+    f(a1, b1), f(a2, b2), f(a3, b3), f(a4, b4), f(a5, b5), f(a6, b6), f(a7, b7), f(a8, b8); \
   }
-#define EPD_FIELDS_9(Type)                                                                                  \
-  template <typename F>                                                                                     \
-  void each(const F& f, Type& x, Type& y) {                                                                 \
-    auto& [a1, a2, a3, a4, a5, a6, a7, a8, a9] = x;                                                         \
-    auto& [b1, b2, b3, b4, b5, b6, b7, b8, b9] = y;                                                         \
-    f(a1, b1), f(a2, b2), f(a3, b3), f(a4, b4), f(a5, b5), f(a6, b6), f(a7, b7), f(a8, b8), f(a9, b9);      \
+#define EPD_FIELDS_9(Type)                                                                             \
+  template <typename F>                                                                                \
+  void each(const F& f, Type& x, Type& y) {                                                            \
+    auto& [a1, a2, a3, a4, a5, a6, a7, a8, a9] = x;                                                    \
+    auto& [b1, b2, b3, b4, b5, b6, b7, b8, b9] = y;                                                    \
+    f(a1, b1), f(a2, b2), f(a3, b3), f(a4, b4), f(a5, b5), f(a6, b6), f(a7, b7), f(a8, b8), f(a9, b9); \
   }
-#define EPD_FIELDS_10(Type)                                                                    \
-  template <typename F>                                                                        \
-  void each(const F& f, Type& x, Type& y) {                                                    \
-    auto& [a1, a2, a3, a4, a5, a6, a7, a8, a9, a10] = x;                                       \
-    auto& [b1, b2, b3, b4, b5, b6, b7, b8, b9, b10] = y;                                       \
-    f(a1, b1), f(a2, b2), f(a3, b3), f(a4, b4), f(a5, b5), f(a6, b6), f(a7, b7), f(a8, b8);    \
-    f(a9, b9), f(a10, b10);                                                                    \
+#define EPD_FIELDS_10(Type)                                                                 \
+  template <typename F>                                                                     \
+  void each(const F& f, Type& x, Type& y) {                                                 \
+    auto& [a1, a2, a3, a4, a5, a6, a7, a8, a9, a10] = x;                                    \
+    auto& [b1, b2, b3, b4, b5, b6, b7, b8, b9, b10] = y;                                    \
+    f(a1, b1), f(a2, b2), f(a3, b3), f(a4, b4), f(a5, b5), f(a6, b6), f(a7, b7), f(a8, b8); \
+    f(a9, b9), f(a10, b10);                                                                 \
   }
-#define EPD_FIELDS_12(Type)                                                                    \
-  template <typename F>                                                                        \
-  void each(const F& f, Type& x, Type& y) {                                                    \
-    auto& [a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12] = x;                             \
-    auto& [b1, b2, b3, b4, b5, b6, b7, b8, b9, b10, b11, b12] = y;                             \
-    f(a1, b1), f(a2, b2), f(a3, b3), f(a4, b4), f(a5, b5), f(a6, b6), f(a7, b7), f(a8, b8);    \
-    f(a9, b9), f(a10, b10), f(a11, b11), f(a12, b12);                                          \
+#define EPD_FIELDS_12(Type)                                                                 \
+  template <typename F>                                                                     \
+  void each(const F& f, Type& x, Type& y) {                                                 \
+    auto& [a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12] = x;                          \
+    auto& [b1, b2, b3, b4, b5, b6, b7, b8, b9, b10, b11, b12] = y;                          \
+    f(a1, b1), f(a2, b2), f(a3, b3), f(a4, b4), f(a5, b5), f(a6, b6), f(a7, b7), f(a8, b8); \
+    f(a9, b9), f(a10, b10), f(a11, b11), f(a12, b12);                                       \
   }
 
 EPD_FIELDS(2, EngineId)
@@ -260,7 +260,15 @@ class Random {
       v = Status(static_cast<StatusCode>(1 + below(kNumStatusCodes - 1)), text(20));
     } else if constexpr (std::is_same_v<T, abi::GroupShape>) {
       const auto ranks = static_cast<std::uint32_t>(1 + below(4));
-      v = {ranks, ranks * 2, 16, 128, 2, 2, abi::Payload::kBf16, abi::IndexType::kInt64, abi::LossPolicy::kDegrade};
+      v = {ranks,
+           ranks * 2,
+           16,
+           128,
+           2,
+           2,
+           abi::Payload::kBf16,
+           abi::IndexType::kInt64,
+           abi::LossPolicy::kDegrade};
       v.span = static_cast<abi::Span>(below(2));
       v.num_handles = static_cast<std::uint32_t>(below(9));
     } else if constexpr (std::is_array_v<T>) {

@@ -202,7 +202,7 @@ TEST_F(Proxies, FullRingsLoseNothing) {
   }));
   constexpr std::uint64_t kOrders = 20'000;
   for (std::uint64_t i = 0; i < kOrders; ++i) a->connect(100 + i, {});  // no address: it is down
-  EXPECT_FALSE(a->has_news());  // no room yet
+  EXPECT_FALSE(a->has_news());                                          // no room yet
   const int before = notified;
   calls.held = false;
   ASSERT_TRUE(comes([&] { return notified != before && a->has_news(); }));
