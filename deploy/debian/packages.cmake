@@ -30,7 +30,7 @@ set(CPACK_DEBIAN_DAEMON_PACKAGE_SECTION admin)
 set(CPACK_DEBIAN_DAEMON_PACKAGE_DEPENDS "systemd | systemd-standalone-sysusers, init-system-helpers (>= 1.54)")
 # UCX, for groups that span nodes; engines open it at run time.
 set(CPACK_DEBIAN_DAEMON_PACKAGE_RECOMMENDS "libucx0")
-set(CPACK_DEBIAN_DAEMON_PACKAGE_SUGGESTS nvidia-cuda-mps)
+set(CPACK_DEBIAN_DAEMON_PACKAGE_SUGGESTS "nvidia-cuda-mps, iproute2, openssl, ucx-utils")
 set(CPACK_COMPONENT_DAEMON_DESCRIPTION 
   "One daemon for each node carries out dispatch and combine of Mixture-of-Experts models for processes that link
 libepd. This package has the daemon, its service, epctl to look at it and operate it, and the benchmark epbench.")

@@ -78,8 +78,8 @@ def body(lines):
 
 
 def commands(bin_dir, program, lines):
-    """What each command of epctl says of itself."""
-    if program != "epctl":
+    """What each command says of itself."""
+    if program == "epd":
         return []
     names = next(text for title, _, text in sections(lines) if title == "SUBCOMMANDS")
     out = [".SH EACH COMMAND"]

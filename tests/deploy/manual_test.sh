@@ -25,5 +25,7 @@ done
 for command in status op set evict drain doctor size; do
   grep -qx "   $command" "$work/epctl.1" || fail "epctl(1) does not explain $command"
 done
-grep -q -- "--tokens" "$work/epbench.1" || fail "epbench(1) lacks --tokens"
+for option in tokens ranks-per-node rounds; do
+  grep -q -- "--$option" "$work/epbench.1" || fail "epbench(1) lacks --$option"
+done
 echo "4 pages, $(cat "$work"/* | wc -l) lines"

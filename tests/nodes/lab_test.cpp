@@ -2,6 +2,7 @@
 #include "kit/command.h"
 #include "kit/error.h"
 #include "kit/nodes.h"
+#include "kit/session.h"
 #include "kit/team.h"
 
 #include <arpa/inet.h>
@@ -12,8 +13,10 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -156,6 +159,88 @@ TEST_F(Lab, DaemonsOnItAreUpAndEndWell) {
   EXPECT_EQ(table.at("nodes").size(), 3u);
   EXPECT_GT(nodes.link_bytes(), 0u);
   EXPECT_EQ(nodes.stop(), "");
+}
+
+std::string state_of(const kit::OwnDaemon& seen_by, const std::string& node) {
+  const auto table = nlohmann::json::parse(kit::epctl(seen_by.control_socket(), {"nodes"}));
+  for (const auto& row : table.at("nodes")) {
+    if (row.at("name") == node) return row.at("state");
+  }
+  return "unknown";
+}
+
+// Generous: how long it took is not looked at.
+bool eventually(const std::function<bool()>& condition) {
+  for (int i = 0; i < 400; ++i) {
+    if (condition()) return true;
+    ::usleep(50'000);
+  }
+  return false;
+}
+
+TEST_F(Lab, ANodeWithoutItsCableIsLostAndComesBack) {
+  kit::OwnNodes nodes({.nodes = 3});
+  nodes.network().unplug(2);
+  EXPECT_TRUE(eventually([&] { return state_of(nodes.daemon(0), "node-2") == "lost"; }));
+  EXPECT_EQ(state_of(nodes.daemon(0), "node-1"), "up") << "nobody else is hurt";
+  EXPECT_EQ(state_of(nodes.daemon(2), "node-2"), "up");
+  nodes.network().plug(2);
+  EXPECT_TRUE(eventually([&] { return state_of(nodes.daemon(0), "node-2") == "up"; }));
+  EXPECT_TRUE(eventually([&] { return state_of(nodes.daemon(2), "node-0") == "up"; }));
+  EXPECT_EQ(nodes.stop(), "");
+}
+
+// Ranks on nodes 1 and 2; node 0 coordinates.
+epd_group_config_t pair_of_nodes(std::uint32_t rank) {
+  epd_group_config_t config;
+  epd_group_config_init(&config);
+  config.name = "pair";
+  config.rank = static_cast<std::int32_t>(rank);
+  config.num_ranks = 2;
+  config.num_experts = 2;
+  config.max_tokens = 4;
+  config.hidden = 128;
+  config.topk = 1;
+  config.span = EPD_SPAN_CLUSTER;
+  return config;
+}
+
+TEST_F(Lab, BothSidesOfACutHearOfItAndNoneHangs) {
+  kit::OwnNodes nodes({.nodes = 3});
+  kit::SharedArray<std::uint32_t> good(2), ended(2);
+  kit::SharedArray<double> cut_us(1), ended_us(2);
+  kit::Team team(2);
+  team.run(
+      [&](kit::TeamRank& self) {
+        const kit::SessionPtr session = kit::attach(nodes.daemon(1 + self.rank()).socket(), "host:0");
+        const kit::GroupPtr group = kit::join(session.get(), pair_of_nodes(self.rank()));
+        auto* choices = static_cast<std::int32_t*>(kit::buffers_of(group.get(), 0).topk_idx);
+        for (int t = 0; t < 4; ++t) choices[t] = t % 2;
+        epd_status_t status = EPD_OK;
+        for (int i = 0; status == EPD_OK; ++i) {
+          if (i == 20 && self.rank() == 0) {
+            cut_us[0] = kit::now_us();
+            nodes.network().unplug(2);
+          }
+          epd_dispatch_args_t args;
+          epd_dispatch_args_init(&args);
+          args.num_tokens = 4;
+          epd_ticket_t ticket = 0;
+          epd_handle_t handle = 0;
+          status = epd_dispatch(group.get(), &args, EPD_NO_STREAM, &ticket, &handle);
+          if (status == EPD_OK) status = epd_ticket_wait(group.get(), ticket, 60'000, nullptr);
+          if (status == EPD_OK) ++good[self.rank()];
+        }
+        ended[self.rank()] = static_cast<std::uint32_t>(status);
+        ended_us[self.rank()] = kit::now_us();
+      },
+      {});
+  for (const std::uint32_t rank : {0u, 1u}) {
+    std::printf("rank %u: %s %.1f s after the cut\n", rank,
+                epd_status_name(static_cast<epd_status_t>(ended[rank])), (ended_us[rank] - cut_us[0]) * 1e-6);
+    EXPECT_GE(good[rank], 19u);
+    EXPECT_EQ(ended[rank], static_cast<std::uint32_t>(EPD_RANK_LOST));
+  }
 }
 
 TEST_F(Lab, OneNodeNeedsNoNetwork) {

@@ -63,9 +63,8 @@ Daemon::Daemon(const DaemonPlan& plan, const Devices& devices) : socket_(plan.so
 
 void Daemon::stop() {
   if (!own_) return;
-  const std::string tail = log();
   const std::string outcome = own_->stop();
-  if (!outcome.empty()) kit::fail(outcome + tail);
+  if (!outcome.empty()) kit::fail(outcome);
 }
 
 std::string Daemon::log() const {

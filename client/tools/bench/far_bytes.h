@@ -10,11 +10,11 @@ namespace epd::bench {
 
 // Of one rank as a source of dispatch and as an owner of tokens in combine.
 struct FarBytes {
-  std::uint64_t pairs = 0;          // (token, other node) with an expert of the token's there
-  std::uint64_t rows = 0;           // dispatch: one record for each pair
-  std::uint64_t sums = 0;           // combine: one for each (token, domain) or, where several nodes share a domain,
-                                    // for each (token, rank)
-  std::uint64_t asks = 0;           // combine: what it asks other nodes for
+  std::uint64_t pairs = 0;  // (token, other node) with an expert of the token's there
+  std::uint64_t rows = 0;   // dispatch: one record for each pair
+  std::uint64_t sums = 0;   // combine: one for each (token, domain) or, where several nodes share a domain,
+                            // for each (token, rank)
+  std::uint64_t asks = 0;   // combine: what it asks other nodes for
   std::uint64_t announcements = 0;  // to other nodes, of one operation
 };
 

@@ -14,7 +14,7 @@ namespace epd::bench {
 namespace {
 
 constexpr std::chrono::seconds kRunLimit{900};
-constexpr std::uint64_t kBatchBytes = 256 << 10;             // network.batch_bytes of the daemons
+constexpr std::uint64_t kBatchBytes = 256 << 10;                 // network.batch_bytes of the daemons
 constexpr std::uint64_t kStreamBytes = std::uint64_t{16} << 20;  // compared as a stream from here on
 
 double round_trip_us(const RawUcx& raw, const OperationSamples& samples, std::uint32_t iteration,
@@ -37,8 +37,8 @@ void measure_raw(const RawUcx& raw, const RunPlan& plan, std::uint32_t pair, std
 
 void measure(const NodesPlan& plan, const RunPlan& run, const kit::OwnNodes& nodes, const RawUcx* raw,
              Samples& samples) {
-  RunContext context{run, {}, "epbench-nodes-" + std::to_string(run.tokens),
-                     kit::RoutingSource(run.routing_spec())};
+  RunContext context{
+      run, {}, "epbench-nodes-" + std::to_string(run.tokens), kit::RoutingSource(run.routing_spec())};
   for (std::uint32_t node = 0; node < nodes.size(); ++node)
     context.sockets.push_back(nodes.daemon(node).socket());
   context.samples = &samples;

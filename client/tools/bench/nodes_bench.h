@@ -14,10 +14,10 @@ namespace epd::bench {
 struct NodesPlan {
   RunPlan run;  // its ranks and tokens follow from the rest
   std::uint32_t ranks_per_node = 2;
-  std::string rate;                                  // of each node's link: "4gbit"; empty: as fast as it goes
+  std::string rate;                                 // of each node's link: "4gbit"; empty: as fast as it goes
   std::vector<std::uint32_t> tokens{4096, 128, 1};  // a run each
-  std::uint32_t pairs = 5;                           // of a measurement of ours and one of raw UCX
-  std::uint32_t pair_iterations = 0;                 // of ours; 0: 3 from 1024 tokens on, else 20
+  std::uint32_t pairs = 5;                          // of a measurement of ours and one of raw UCX
+  std::uint32_t pair_iterations = 0;                // of ours; 0: 3 from 1024 tokens on, else 20
 
   // Throws kit::ToolError naming the bad value and what is allowed.
   void validate() const;
@@ -38,9 +38,10 @@ struct NodesReport {
   std::uint64_t asked_bytes = 0;   // combine: asks, which are not counted as needed
   // Of raw UCX: not measured, because. Else, of each pair, one or the other.
   std::string no_raw;
-  std::vector<double> own_mibps, raw_mibps;  // records that the busiest node must send, in the time of an operation
-  std::vector<double> own_us, raw_us;        // raw: what goes before the records one way, the records back
-  double link_us = 0;                        // the busiest node's needed bytes at the rate; 0: no rate
+  std::vector<double> own_mibps,
+      raw_mibps;                       // records that the busiest node must send, in the time of an operation
+  std::vector<double> own_us, raw_us;  // raw: what goes before the records one way, the records back
+  double link_us = 0;                  // the busiest node's needed bytes at the rate; 0: no rate
   std::uint32_t cores = 0;
   std::uint32_t checks = 0;
   bool correct = false;

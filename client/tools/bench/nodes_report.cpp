@@ -58,7 +58,8 @@ std::uint64_t busiest_node(const kit::SharedArray<std::uint64_t>& of_ranks, std:
                            const RunPlan& plan) {
   std::vector<std::uint64_t> nodes(plan.nodes);
   for (std::uint32_t rank = 0; rank < plan.ranks; ++rank)
-    nodes[kit::place_of(rank, plan.ranks, plan.nodes).node] += of_ranks[std::size_t{iteration} * plan.ranks + rank];
+    nodes[kit::place_of(rank, plan.ranks, plan.nodes).node] +=
+        of_ranks[std::size_t{iteration} * plan.ranks + rank];
   return *std::max_element(nodes.begin(), nodes.end());
 }
 
@@ -133,27 +134,28 @@ std::string NodesReport::bound() const {
 
 std::string to_json(const NodesReport& report) {
   const RunPlan& plan = report.plan;
-  Json json{{"op", report.operation},
-            {"nodes", plan.nodes},
-            {"ranks", plan.ranks},
-            {"sum_ranks", plan.sum_ranks},
-            {"tokens", plan.tokens},
-            {"hidden", plan.hidden},
-            {"topk", plan.topk},
-            {"experts", plan.experts},
-            {"rows", plan.mode()},
-            {"routing", plan.routing},
-            {"seed", plan.seed},
-            {"rate", report.rate},
-            {"iters", plan.iterations},
-            {"p50_us", report.time.p50},
-            {"p90_us", report.time.p90},
-            {"p99_us", report.time.p99},
-            {"noop_p50_us", report.noop_p50_us},
-            {"link_bytes", report.link_bytes},
-            {"needed_bytes", report.needed_bytes},
-            {"asked_bytes", report.asked_bytes},
-            {"link_bytes_over_needed", report.needed_bytes != 0 ? Json(report.link_bytes_over_needed()) : Json()}};
+  Json json{
+      {"op", report.operation},
+      {"nodes", plan.nodes},
+      {"ranks", plan.ranks},
+      {"sum_ranks", plan.sum_ranks},
+      {"tokens", plan.tokens},
+      {"hidden", plan.hidden},
+      {"topk", plan.topk},
+      {"experts", plan.experts},
+      {"rows", plan.mode()},
+      {"routing", plan.routing},
+      {"seed", plan.seed},
+      {"rate", report.rate},
+      {"iters", plan.iterations},
+      {"p50_us", report.time.p50},
+      {"p90_us", report.time.p90},
+      {"p99_us", report.time.p99},
+      {"noop_p50_us", report.noop_p50_us},
+      {"link_bytes", report.link_bytes},
+      {"needed_bytes", report.needed_bytes},
+      {"asked_bytes", report.asked_bytes},
+      {"link_bytes_over_needed", report.needed_bytes != 0 ? Json(report.link_bytes_over_needed()) : Json()}};
   if (!report.no_raw.empty()) json["no_raw"] = report.no_raw;
   if (!report.raw_mibps.empty()) {
     json["own_mibps"] = median(report.own_mibps);
@@ -177,18 +179,19 @@ std::string to_json(const NodesReport& report) {
 std::string to_table(const std::vector<NodesReport>& reports) {
   if (reports.empty()) return "";
   const RunPlan& plan = reports.front().plan;
-  std::string text = format("%u nodes x %u ranks, link %s, H=%u E=%u K=%u, %s, sums of %u ranks; %s\n",
-                            plan.nodes, plan.ranks / plan.nodes,
-                            reports.front().rate.empty() ? "unshaped" : reports.front().rate.c_str(),
-                            plan.hidden, plan.experts, plan.topk, plan.mode().c_str(), plan.sum_ranks,
-                            reports.front().daemon.c_str());
+  std::string text =
+      format("%u nodes x %u ranks, link %s, H=%u E=%u K=%u, %s, sums of %u ranks; %s\n", plan.nodes,
+             plan.ranks / plan.nodes,
+             reports.front().rate.empty() ? "unshaped" : reports.front().rate.c_str(), plan.hidden,
+             plan.experts, plan.topk, plan.mode().c_str(), plan.sum_ranks, reports.front().daemon.c_str());
   text += format("%-9s %6s %10s %10s %12s %8s %10s %10s %9s  %-9s  %s\n", "op", "tokens", "p50 us", "p99 us",
                  "link bytes", "/needed", "raw MiB/s", "raw us", "of raw", "result", "bound by");
   for (const NodesReport& report : reports) {
     const double operations = report.plan.iterations;
     text += format("%-9s %6u %10.1f %10.1f %12.0f ", report.operation.c_str(), report.plan.tokens,
                    report.time.p50, report.time.p99, static_cast<double>(report.link_bytes) / operations);
-    text += report.needed_bytes != 0 ? format("%8.4f ", report.link_bytes_over_needed()) : format("%8s ", "-");
+    text +=
+        report.needed_bytes != 0 ? format("%8.4f ", report.link_bytes_over_needed()) : format("%8s ", "-");
     if (!report.raw_mibps.empty()) {
       text += format("%10.0f %10s %9.3f ", median(report.raw_mibps), "-", median(report.shares()));
     } else if (!report.raw_us.empty()) {
@@ -198,8 +201,9 @@ std::string to_table(const std::vector<NodesReport>& reports) {
     }
     text += format(" %-9s  %s\n", verdict(report).c_str(), report.bound().c_str());
   }
-  text += "link bytes: of an operation, all nodes, by the interfaces' counters. of raw: share of ucx_perftest's\n"
-          "stream, or time added to its round trip of the same bytes; medians of pairs.\n";
+  text +=
+      "link bytes: of an operation, all nodes, by the interfaces' counters. of raw: share of ucx_perftest's\n"
+      "stream, or time added to its round trip of the same bytes; medians of pairs.\n";
   if (!reports.front().no_raw.empty()) text += "Raw UCX was not measured: " + reports.front().no_raw + ".\n";
   for (const NodesReport& report : reports) {
     if (!report.first_difference.empty()) text += "first difference: " + report.first_difference + "\n";

@@ -24,8 +24,8 @@ constexpr const char* kFooter =
     "  epbench --ranks 4 --op both --tokens 128\n"
     "  epbench --op dispatch --payload fp8 --tokens 4096 --routing zipf --json\n"
     "  epbench suite\n"
-    "  epbench nodes --nodes 2 --ranks-per-node 2 --rate 4gbit\n"
-    "  epbench suite --backend cuda\n";
+    "  epbench suite --backend cuda\n"
+    "  epbench nodes --nodes 2 --ranks-per-node 2 --rate 4gbit\n";
 
 void add_daemon_options(CLI::App& app, Options& options) {
   app.add_option("--socket", options.daemon.socket, "Attach to the daemon at this socket instead");
@@ -174,11 +174,13 @@ void add_nodes_options(CLI::App& app, Options& options, Names& names) {
   app.add_option("--topk", nodes.run.topk, "Experts per token")->capture_default_str();
   app.add_option("--sms", nodes.run.sms, "Threads of each device (0: the device's default)")
       ->capture_default_str();
-  app.add_option("--routing", nodes.run.routing, "uniform, zipf, group-limited, one-expert, or a routing file")
+  app.add_option("--routing", nodes.run.routing,
+                 "uniform, zipf, group-limited, one-expert, or a routing file")
       ->capture_default_str();
   app.add_option("--seed", nodes.run.seed, "Of routing and data")->capture_default_str();
-  app.add_option("--check", names.check,
-                 "Iterations compared with the reference: all, some (first, last, about four more), one, none")
+  app.add_option(
+         "--check", names.check,
+         "Iterations compared with the reference: all, some (first, last, about four more), one, none")
       ->check(one_of("check", {"all", "some", "one", "none"}))
       ->capture_default_str();
 

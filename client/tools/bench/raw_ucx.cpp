@@ -66,8 +66,7 @@ std::string RawUcx::why_not() {
 RawUcx::RawUcx(const kit::OwnNodes& nodes, std::uint64_t batch_bytes)
     : nodes_(nodes), batch_bytes_(batch_bytes), environment_(settings_of_engine(nodes.daemon(0).pid())) {
   // What an engine says to UCX itself: all is eager, and copied.
-  for (const std::string setting :
-       {"UCX_TLS=tcp", "UCX_RNDV_THRESH=inf", "UCX_ZCOPY_THRESH=inf"})
+  for (const std::string setting : {"UCX_TLS=tcp", "UCX_RNDV_THRESH=inf", "UCX_ZCOPY_THRESH=inf"})
     environment_.push_back(setting);
   environment_.push_back(std::string("UCX_NET_DEVICES=") + kit::NodeNetwork::kInterface);
 }
@@ -107,7 +106,7 @@ double RawUcx::stream_mibps(std::uint64_t bytes) const {
 
 double RawUcx::one_way_us(std::uint64_t bytes) const {
   const std::uint64_t size = std::max<std::uint64_t>(bytes, 1);
-  const std::uint64_t messages = std::clamp<std::uint64_t>((std::uint64_t{64} << 20) / size, 20, 1000);
+  const std::uint64_t messages = std::clamp<std::uint64_t>((std::uint64_t{64} << 20) / size, 20, 300);
   return run({"-t", "ucp_am_lat", "-s", std::to_string(size), "-n", std::to_string(messages), "-w",
               std::to_string(messages / 10 + 1)})[1];
 }

@@ -59,7 +59,8 @@ void Worker::make_device() {
 
 void Worker::connect() {
   const std::uint32_t node = kit::place_of(self_.rank(), plan_.ranks, plan_.nodes).node;
-  session_ = kit::attach(context_.sockets[node], plan_.device_of(self_.rank()), kAttachPatience, plan_.wait_by);
+  session_ =
+      kit::attach(context_.sockets[node], plan_.device_of(self_.rank()), kAttachPatience, plan_.wait_by);
   epd_group_config_t config = plan_.config();
   config.name = context_.group.c_str();
   config.rank = static_cast<std::int32_t>(self_.rank());
@@ -147,8 +148,8 @@ void Worker::iterate(std::uint32_t iteration) {
       samples.combine.ahead_us[at] = timed_combine(slot_index, true).time_us;
       if (check) poison_combine(slot);
     }
-    record(samples.combine, at, with_link_bytes(samples.combine, measured,
-                                                [&] { return timed_combine(slot_index, false); }));
+    record(samples.combine, at,
+           with_link_bytes(samples.combine, measured, [&] { return timed_combine(slot_index, false); }));
     if (check) check_combine(iteration, slot);
   }
   if (plan_.overlap) overlap(iteration, at, check);

@@ -28,7 +28,7 @@ namespace epd::bench {
 struct RunContext {
   RunPlan plan;
   std::vector<std::string> sockets;  // of each node
-  std::string group;  // name
+  std::string group;                 // name
   kit::RoutingSource routing;
   kit::CopyCeiling* ceiling = nullptr;  // null: not measured
   Samples* samples = nullptr;

@@ -14,7 +14,8 @@ namespace {
 constexpr const char* kAbout =
     "A forward pass through Mixture-of-Experts layers of DeepSeek-V3's shape, on several client processes "
     "of\n"
-    "one epd daemon, or of one on each of several nodes: sigmoid gate with group-limited top-k on hidden states made from a text, FP8 dispatch,\n"
+    "one epd daemon, or of one on each of several nodes: sigmoid gate with group-limited top-k on hidden "
+    "states made from a text, FP8 dispatch,\n"
     "low-rank SwiGLU experts, BF16 combine, two micro-batches so that communication hides behind "
     "computation.\n"
     "Every result of every layer is compared bit for bit with the reference.";

@@ -100,9 +100,10 @@ struct DemoRecords {
   kit::SharedArray<std::uint64_t> expert_counts;  // [layers, E] selections in the measured steps
   kit::SharedArray<std::uint32_t> row_counts;     // [R,R] of the current micro-batch
   kit::SharedArray<std::int32_t> routing;         // [passes, layers, R, tokens, K]
-  kit::SharedArray<std::uint64_t> link_bytes;     // [passes + 1] sent between nodes before each pass, and in the end
-  kit::SharedArray<std::uint32_t> sum_ranks;      // what the daemon has chosen, or was asked for
-  kit::SharedArray<char> daemon;                  // its name and version
+  kit::SharedArray<std::uint64_t>
+      link_bytes;  // [passes + 1] sent between nodes before each pass, and in the end
+  kit::SharedArray<std::uint32_t> sum_ranks;  // what the daemon has chosen, or was asked for
+  kit::SharedArray<char> daemon;              // its name and version
   std::vector<Publication> published;
 };
 

@@ -19,8 +19,8 @@ struct DemoContext {
   DemoPlan plan;
   std::vector<std::string> sockets;  // of each node
   std::string group;
-  std::vector<std::string> pieces;  // of the text
-  std::vector<Gate> gates;          // per layer
+  std::vector<std::string> pieces;       // of the text
+  std::vector<Gate> gates;               // per layer
   const kit::OwnNodes* nodes = nullptr;  // null: daemons of somebody else's
   kit::CopyCeiling* ceiling = nullptr;
   DemoRecords* records = nullptr;

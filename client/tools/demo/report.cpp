@@ -159,8 +159,9 @@ std::string to_table(const DemoPlan& plan, const DemoReport& report) {
   text += format("\nA step takes %.1f ms (p50); %.0f %% of its communication is hidden behind computation.\n",
                  report.step_p50_us / 1e3, 100 * report.hidden_share);
   if (plan.nodes > 1) {
-    text += format("%u nodes sent each other %.1f MB in a step, headers of the link included (%.2f MB a layer).\n",
-                   plan.nodes, report.link_bytes / 1e6, report.link_bytes / 1e6 / model.num_layers);
+    text += format(
+        "%u nodes sent each other %.1f MB in a step, headers of the link included (%.2f MB a layer).\n",
+        plan.nodes, report.link_bytes / 1e6, report.link_bytes / 1e6 / model.num_layers);
   }
   text += format(
       "%u results compared with kernels/reference, %u differ. Checksum of the hidden states: %016llx\n",

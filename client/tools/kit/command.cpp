@@ -74,8 +74,8 @@ bool read_both(const Pipe& out, const Pipe& err, SteadyClock::time_point end, Co
 CommandResult run_command(const std::vector<std::string>& words, const CommandOptions& options) {
   CommandResult result;
   Pipe out, err;
-  const auto limit = std::chrono::duration_cast<SteadyClock::duration>(
-      std::chrono::duration<double>(options.seconds));
+  const auto limit =
+      std::chrono::duration_cast<SteadyClock::duration>(std::chrono::duration<double>(options.seconds));
   const auto end = SteadyClock::now() + limit;
   const pid_t pid = spawn(words, options, out.write_end.get(), err.write_end.get());
   out.write_end.reset();

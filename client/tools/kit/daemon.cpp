@@ -128,6 +128,7 @@ std::string OwnDaemon::stop() {
     outcome = "the daemon did not stop within 10 s of SIGTERM";
   }
   pid_ = -1;
+  if (!outcome.empty()) outcome += "\nthe end of its log:\n" + log_tail();
   std::error_code ignored;
   fs::remove_all(directory_, ignored);
   return outcome;

@@ -78,7 +78,8 @@ double bits_per_second(const std::string& rate) {
   if (rate.empty()) return 0;
   std::uint32_t number = 0;
   const auto [unit, error] = std::from_chars(rate.data(), rate.data() + rate.size(), number);
-  for (const auto& [name, factor] : {std::pair{"kbit", 1e3}, std::pair{"mbit", 1e6}, std::pair{"gbit", 1e9}}) {
+  for (const auto& [name, factor] :
+       {std::pair{"kbit", 1e3}, std::pair{"mbit", 1e6}, std::pair{"gbit", 1e9}}) {
     if (error == std::errc{} && number != 0 && unit == std::string(name)) return number * factor;
   }
   fail("rate is '" + rate + "'; allowed: a number of kbit, mbit or gbit, as 4gbit");
@@ -144,7 +145,8 @@ void NodeNetwork::add_node(const std::string& rate) {
   const std::string port = port_of(node);
   const std::string there =
       "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(place.network.get());
-  run_in(bridge_, {"ip", "link", "add", "name", port, "type", "veth", "peer", "name", kInterface, "netns", there});
+  run_in(bridge_,
+         {"ip", "link", "add", "name", port, "type", "veth", "peer", "name", kInterface, "netns", there});
   run_in(bridge_, {"ip", "link", "set", "dev", port, "master", "switch", "up"});
   run_in(place, {"ip", "link", "set", "dev", "lo", "up"});
   // No packets of IPv6's own among those that are counted.

@@ -81,7 +81,8 @@ TEST(FarBytes, ATokenCrossesOnceForEachNode) {
 
 TEST(FarBytes, SumsCrossForEachDomainOnlyWhereANodeHasAllOfIt) {
   bench::RunPlan plan = four_ranks_on_two_nodes();
-  for (const auto& [sum_ranks, sums] : {std::pair{1u, 4u}, std::pair{2u, 3u}, std::pair{4u, 4u}, std::pair{0u, 4u}}) {
+  for (const auto& [sum_ranks, sums] :
+       {std::pair{1u, 4u}, std::pair{2u, 3u}, std::pair{4u, 4u}, std::pair{0u, 4u}}) {
     plan.sum_ranks = sum_ranks;
     EXPECT_EQ(bench::far_bytes(plan, 0, kChoices).sums, sums * abi::far_sum_bytes(512, 0)) << sum_ranks;
   }
@@ -170,7 +171,7 @@ TEST(NodesReport, AWrongResultIsNamed) {
 TEST(NodesPlan, TellsWhatIsAllowed) {
   for (const auto& [change, text] :
        {std::pair<void (*)(bench::NodesPlan&), const char*>{[](bench::NodesPlan& p) { p.run.nodes = 65; },
-                                                           "nodes is 65; allowed: 1..64"},
+                                                            "nodes is 65; allowed: 1..64"},
         {[](bench::NodesPlan& p) { p.ranks_per_node = 0; }, "ranks-per-node is 0; allowed: 1..64"},
         {[](bench::NodesPlan& p) { p.pairs = 0; }, "pairs is 0; allowed: 1..1000"},
         {[](bench::NodesPlan& p) { p.rate = "fast"; }, "rate is 'fast'"},

@@ -10,9 +10,9 @@
 namespace epd::kit {
 
 struct CommandOptions {
-  double seconds = 60;                    // then it is killed
+  double seconds = 60;                     // then it is killed
   std::vector<std::string> environment{};  // "NAME=VALUE", beside ours
-  std::function<void()> in_child{};      // called before it is executed, in its process
+  std::function<void()> in_child{};        // called before it is executed, in its process
 };
 
 struct CommandResult {

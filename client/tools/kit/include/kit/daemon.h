@@ -11,12 +11,12 @@
 namespace epd::kit {
 
 struct DaemonOptions {
-  std::string program;             // path of epd; empty: beside this executable
-  std::uint32_t host_devices = 1;  // host:0 and up
-  std::uint32_t cuda_devices = 0;  // cuda:0 and up
-  bool resident = false;           // devices.mode of these
-  std::uint32_t sms = 0;           // of each (host: worker threads); 0: the daemon's default
-  std::string settings{};          // further lines of its configuration: "[cluster]\n..."
+  std::string program;               // path of epd; empty: beside this executable
+  std::uint32_t host_devices = 1;    // host:0 and up
+  std::uint32_t cuda_devices = 0;    // cuda:0 and up
+  bool resident = false;             // devices.mode of these
+  std::uint32_t sms = 0;             // of each (host: worker threads); 0: the daemon's default
+  std::string settings{};            // further lines of its configuration: "[cluster]\n..."
   std::function<void()> in_child{};  // called before it is executed, in its process
 };
 
@@ -33,7 +33,8 @@ class OwnDaemon {
   pid_t pid() const { return pid_; }
   // The last lines of its output.
   std::string log_tail() const;
-  // Sends SIGTERM, then SIGKILL after ten seconds. Returns "" after a clean exit, else what happened.
+  // Sends SIGTERM, then SIGKILL after ten seconds. Returns "" after a clean exit, else what happened
+  // and the end of its log.
   std::string stop();
 
  private:

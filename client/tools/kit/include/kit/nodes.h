@@ -44,6 +44,7 @@ class OwnNodes {
   std::vector<pid_t> pids() const;
   // Only of more than one.
   const NodeNetwork& network() const { return *network_; }
+  NodeNetwork& network() { return *network_; }
   // Bytes that the nodes have sent to each other, with the links' headers; 0 with one node.
   std::uint64_t link_bytes() const;
   // The last lines of all.
