@@ -524,7 +524,7 @@ class NodesSoak : public testing::Test {
       for (std::uint32_t device = 0; device < 2; ++device) engines[node][device] = daemons_[node]->engine(device);
     }
     std::string text;
-    const std::uint64_t together = below(3) == 0 ? 2 + below(2) : 1;
+    const std::uint64_t together = below(3) != 0 ? 1 : below(3) != 0 ? 2 + below(2) : 4 + below(5);
     for (std::uint64_t i = 0; i < together; ++i) {
       if (i != 0) sleep_ms(static_cast<int>(below(700)));
       continue_stopped(false);
