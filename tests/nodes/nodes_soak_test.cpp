@@ -1,7 +1,10 @@
 // Random faults on three daemons whose groups span them, as many as one likes:
 //   EPD_TEST_FAULTS=1000 EPD_TEST_SEED=7 build/dev/bin/nodes_test --gtest_filter='NodesSoak*'
+// Each node has a network of its own, where that can be made; else there are no faults of links.
 // After each the ranks are back within a bound and compute on, right to the bit. Groups that a fault does not
 // touch notice nothing. In the end the daemons hold what they held at first.
+#include "kit/command.h"
+#include "kit/node_network.h"
 #include "support/cases.h"
 #include "support/census.h"
 #include "support/client.h"
@@ -11,6 +14,7 @@
 
 #include <signal.h>
 #include <sys/wait.h>
+#include <unistd.h>
 #include <array>
 #include <atomic>
 #include <cstdio>
@@ -193,6 +197,16 @@ class NodesSoak : public testing::Test {
   NodesSoak() : seed_(number_from("EPD_TEST_SEED", 1)), random_(seed_) { cluster_.emplace(2); }
 
   void SetUp() override {
+    if (const std::string why_not = kit::NodeNetwork::why_not(); why_not.empty()) {
+      network_.emplace(3);
+      for (std::uint32_t node = 0; node < 3; ++node) {
+        cluster_->place(kNodes[node], network_->address(node), [this, node] {
+          if (const std::string what = network_->enter(node); !what.empty()) ::_exit(126);
+        });
+      }
+    } else {
+      std::printf("no faults of links: %s\n", why_not.c_str());
+    }
     ASSERT_TRUE(cluster_->prepare());
     const Settings quick{{"cluster.node_timeout_ms", "1000"},     {"cluster.heartbeat_ms", "50"},
                          {"cluster.orphan_ms", "3000"},           {"engine.max_restarts_per_minute", "10000"},
@@ -291,6 +305,9 @@ class NodesSoak : public testing::Test {
     }
     for (std::size_t i = 0; i < kSeats; ++i)
       std::printf("%s: %s\n", name_of(i).c_str(), processes_[i].wait(0.1).to_string().c_str());
+  }
+
+  void keep_logs() const {
     if (std::getenv("EPD_TEST_KEEP_LOGS") == nullptr) return;
     for (std::size_t node = 0; node < 3; ++node) {
       const std::string path = std::string("/tmp/soak-") + std::to_string(seed_) + "-" + kNodes[node] + ".log";
@@ -445,7 +462,47 @@ class NodesSoak : public testing::Test {
     return text + " by session";
   }
 
+  std::string unplug() {
+    const auto node = static_cast<std::uint32_t>(below(3));
+    strike_node(node);
+    network_->unplug(node);
+    mends_.push_back({now_s() + 2 * some_time(), [this, node] { network_->plug(node); }});
+    return std::string("no cable at node ") + kNodes[node];
+  }
+  // What one sends to the other goes nowhere; whatever the other sends arrives.
+  std::string cut_one_way() {
+    const auto from = static_cast<std::uint32_t>(below(3));
+    const auto to = static_cast<std::uint32_t>((from + 1 + below(2)) % 3);
+    if (from == 0) strike_node(to);  // the coordinator's own node stays
+    if (to == 0) strike_node(from);
+    for (std::uint32_t device = 0; device < 2; ++device) strike_pair(from, to, device);
+    const std::string address = network_->address(to);
+    run_at(from, {"ip", "neigh", "replace", address, "lladdr", "02:00:00:00:00:99", "nud", "permanent", "dev",
+                  kit::NodeNetwork::kInterface});
+    mends_.push_back({now_s() + 2 * some_time(), [this, from, address] {
+                        run_at(from, {"ip", "neigh", "del", address, "dev", kit::NodeNetwork::kInterface});
+                      }});
+    return std::string("one-way cut from node ") + kNodes[from] + " to node " + kNodes[to];
+  }
+  void strike_pair(std::uint32_t one, std::uint32_t other, std::uint32_t device) {
+    std::map<std::size_t, std::set<std::uint32_t>> nodes;
+    for (std::size_t i = 0; i < kSeats; ++i) {
+      if (plan_of(i).device == device) nodes[seats_[i].plan].insert(board_->seats[i].node);
+    }
+    for (const auto& [plan, at] : nodes) {
+      if (at.contains(one) && at.contains(other)) struck_.insert(plan);
+    }
+  }
+  void run_at(std::uint32_t node, const std::vector<std::string>& words) {
+    kit::CommandOptions options;
+    options.in_child = [this, node] {
+      if (const std::string what = network_->enter(node); !what.empty()) ::_exit(126);
+    };
+    kit::must_run(words, options);
+  }
+
   std::string one_fault() {
+    if (network_ && below(4) == 0) return below(2) == 0 ? unplug() : cut_one_way();
     const std::uint64_t dice = below(100);
     if (dice < 14) return kill_client();
     if (dice < 20) return stop_client();
@@ -469,6 +526,13 @@ class NodesSoak : public testing::Test {
       return true;
     });
   }
+  void mend_links() {
+    std::erase_if(mends_, [](const auto& mend) {
+      if (mend.first > now_s()) return false;
+      mend.second();
+      return true;
+    });
+  }
   void restart_daemons() {
     std::erase_if(restarts_, [&](const auto& restart) {
       if (restart.second > now_s()) return false;
@@ -477,8 +541,9 @@ class NodesSoak : public testing::Test {
     });
   }
   void let_all_pass() {
-    while (!stops_.empty() || !restarts_.empty()) {
+    while (!stops_.empty() || !restarts_.empty() || !mends_.empty()) {
       continue_stopped(false);
+      mend_links();
       restart_daemons();
       sleep_ms(5);
     }
@@ -528,6 +593,7 @@ class NodesSoak : public testing::Test {
     for (std::uint64_t i = 0; i < together; ++i) {
       if (i != 0) sleep_ms(static_cast<int>(below(700)));
       continue_stopped(false);
+      mend_links();
       restart_daemons();
       const std::string what = one_fault();
       if (what.empty()) continue;
@@ -625,6 +691,7 @@ class NodesSoak : public testing::Test {
 
   const std::uint64_t seed_;
   std::mt19937_64 random_;
+  std::optional<kit::NodeNetwork> network_;
   std::optional<DaemonCluster> cluster_;
   std::array<Daemon*, 3> daemons_{};
   std::vector<Plan> plans_;
@@ -632,6 +699,7 @@ class NodesSoak : public testing::Test {
   Shared<Board> board_;
   std::array<RankProcess, kSeats> processes_;
   std::vector<std::pair<double, std::vector<pid_t>>> stops_;  // when they go on
+  std::vector<std::pair<double, std::function<void()>>> mends_;  // of links, when
   std::map<std::uint32_t, double> restarts_;                  // of daemons, when
   std::set<std::size_t> struck_;                              // plans that the faults touch
   std::set<std::pair<std::uint32_t, std::uint32_t>> struck_engines_;
@@ -661,6 +729,7 @@ TEST_F(NodesSoak, RandomFaults) {
     expect_logs_clean();
   }
   print_tally();
+  if (HasFailure()) keep_logs();
 }
 
 }  // namespace

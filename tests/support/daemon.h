@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -34,7 +35,7 @@ struct DaemonOptions {
   std::vector<std::pair<std::string, std::string>> settings;
   std::string directory;              // "" = a new one; a given one is used as it is and kept
   std::uint32_t max_descriptors = 0;  // its RLIMIT_NOFILE; 0 = as here
-  void (*in_child)() = nullptr;       // called before it is executed, in its process
+  std::function<void()> in_child{};   // called before it is executed, in its process
   int log_fd = -1;                    // in place of a file: what it logs to; the caller's
 };
 

@@ -48,10 +48,14 @@ double until(double seconds, const std::function<bool()>& condition) {
   return now_seconds() - begin;
 }
 
+void DaemonCluster::place(const std::string& letter, const std::string& host, std::function<void()> enter) {
+  places_[letter] = {host, std::move(enter)};
+}
+
 bool DaemonCluster::prepare() {
   std::string pattern = (fs::temp_directory_path() / "epd-nodes-XXXXXX").string();
   directory_ = ::mkdtemp(pattern.data());
-  make_certificates(directory_, {"node-a,127.0.0.1", "node-b", "node-c", "node-d"});
+  make_certificates(directory_, {"node-a," + host("a"), "node-b", "node-c", "node-d"});
   return !testing::Test::HasFatalFailure();
 }
 
@@ -98,6 +102,7 @@ Daemon& DaemonCluster::add(const std::string& letter, const Settings& more) {
   DaemonOptions options;
   options.devices = devices_;
   options.settings = settings_of(letter, more);
+  options.in_child = places_[letter].enter;
   return *(daemons_[letter] = std::make_unique<Daemon>(options));
 }
 

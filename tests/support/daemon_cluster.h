@@ -34,6 +34,8 @@ class DaemonCluster {
   // Generous, where a test does not mean the time itself.
   static constexpr double kSoon = 20;
 
+  // Before prepare(): that node is elsewhere. `enter` takes a process there.
+  void place(const std::string& letter, const std::string& host, std::function<void()> enter);
   // The directory and the certificates. A test failure (and false) if that can't be.
   bool prepare();
   // deploy/test-ca.sh; a test failure if it fails.
@@ -45,7 +47,7 @@ class DaemonCluster {
   Daemon& start(const std::string& letter, const Settings& more = {});
   Daemon& at(const std::string& letter) { return *daemons_.at(letter); }
   std::uint16_t port(const std::string& letter);
-  std::string address(const std::string& letter) { return "127.0.0.1:" + std::to_string(port(letter)); }
+  std::string address(const std::string& letter) { return host(letter) + ":" + std::to_string(port(letter)); }
 
   // What epctl says there.
   static Json nodes(const Daemon& daemon);
@@ -62,8 +64,15 @@ class DaemonCluster {
   const std::string& directory() const { return directory_; }
 
  private:
+  struct Place {
+    std::string host = "127.0.0.1";
+    std::function<void()> enter{};
+  };
+  std::string host(const std::string& letter) { return places_[letter].host; }
+
   const std::uint32_t devices_;
   std::string directory_;  // of ca.pem, node-a.pem, node-a.key, ...
+  std::map<std::string, Place> places_;
   std::map<std::string, std::uint16_t> ports_;
   std::map<std::string, std::unique_ptr<Daemon>> daemons_;
 };
