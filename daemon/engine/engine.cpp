@@ -33,6 +33,7 @@ Engine::Engine(SupervisorLink& link, Bell& bell, Page& page, std::unique_ptr<Dev
       watch_(*device_, page),
       sessions_(page, link),
       operations_(page, link, clock_, device_->launcher()),
+      late_network_(std::move(network.late)),
       far_engines_(make_far_engines(std::move(network), link, clock_)),
       groups_(*device_, page, link, sessions_, operations_, far_engines_, clock_),
       admission_(sessions_, operations_, *device_, page, clock_) {
@@ -94,6 +95,7 @@ int Engine::run() {
     if (now_ns - last_link_ns_ >= kLinkPollNs) {
       last_link_ns_ = now_ns;
       link_.receive(clock_, clock_.now_ns() + kShareNs);
+      if (late_network_ != nullptr && late_network_->is_there()) link_.end(abi::kExitNetworkThere);
       if (link_.exit_code()) break;
     }
     bool progress = admission_.poll();

@@ -8,6 +8,7 @@
 #include "device_watch.h"
 #include "far_engines.h"
 #include "groups.h"
+#include "late_network.h"
 #include "operations.h"
 #include "page.h"
 #include "round_clock.h"
@@ -25,6 +26,7 @@ class Engine {
   struct Network {
     Result<std::unique_ptr<FarProxy>> proxy;
     NetworkOptions options;
+    std::unique_ptr<LateNetwork> late{};  // if there is no proxy, and there is to be one
   };
   // The device's notify must ring the bell, and the proxy's.
   Engine(SupervisorLink& link, Bell& bell, Page& page, std::unique_ptr<Device> device, Network network,
@@ -54,6 +56,7 @@ class Engine {
   DeviceWatch watch_;
   Sessions sessions_;
   Operations operations_;
+  const std::unique_ptr<LateNetwork> late_network_;
   FarEngines far_engines_;
   Groups groups_;
   Admission admission_;

@@ -7,6 +7,7 @@
 #include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
+#include <chrono>
 #include <memory>
 
 namespace epd {
@@ -15,6 +16,7 @@ namespace {
 
 constexpr unsigned kLeaveSeconds = 3;
 constexpr int kHeapBytes = 32 << 20;
+constexpr std::chrono::seconds kNetworkPause{2};  // between tries to open it
 constexpr std::uint64_t kProxySpinNs = 50'000;  // until kSettings
 
 // The supervisor is gone, which the loop notices by itself, by the link. Should it hang, then this ends it.
@@ -53,6 +55,14 @@ Result<std::unique_ptr<FarProxy>> start_proxy(const EngineOptions& options, cons
   return proxy;
 }
 
+// A successor has it: an engine's address is part of what it says when it is ready.
+std::unique_ptr<LateNetwork> wait_for_network(const EngineOptions& options, const OpenTransport& open,
+                                              Bell& bell) {
+  if (options.network.library.empty() || !options.device.starts_with("host:")) return nullptr;
+  const auto opens = [open, limits = transport::Limits{}] { return open(limits).ok(); };
+  return std::make_unique<LateNetwork>(opens, kNetworkPause, [&bell] { bell.ring(); });
+}
+
 }  // namespace
 
 int engine_main(const EngineOptions& options) {
@@ -89,8 +99,9 @@ int engine_main(const EngineOptions& options, const OpenTransport& open) {
     log_event(LogLevel::kError, "no such device", {{"error", device.status().to_string()}});
     return 2;
   }
-  Engine engine(link, bell, page, std::move(device).value(),
-                {start_proxy(options, open, bell), options.network}, clock);
+  Engine::Network network{start_proxy(options, open, bell), options.network};
+  if (!network.proxy.ok()) network.late = wait_for_network(options, open, bell);
+  Engine engine(link, bell, page, std::move(device).value(), std::move(network), clock);
   log_event(LogLevel::kInfo, "engine started", {{"device", options.device}});
   const int code = engine.run();
   log_event(LogLevel::kInfo, "engine stopped", {{"device", options.device}, {"code", code}});

@@ -39,6 +39,8 @@ class SupervisorLink {
   void receive(const Clock& clock, std::uint64_t until_ns);
   // Of the process, once the loop is to end: kStop has come, or the link has ended or can't be trusted.
   const std::optional<int>& exit_code() const { return exit_code_; }
+  // The loop is to end, for a reason of the engine's own.
+  void end(int exit_code) { exit_code_ = exit_code_.value_or(exit_code); }
 
   template <typename T>
   void send(abi::LinkType type, const T& body) {

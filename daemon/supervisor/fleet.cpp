@@ -223,6 +223,7 @@ void EngineFleet::on_exit(std::uint32_t index) {
   device.last_exit = device.process->reap();
   const bool busy = device.process->exit_code() == abi::kExitDeviceBusy;
   const bool failed = device.process->exit_code() == abi::kExitDeviceFailed;
+  const bool for_network = device.process->exit_code() == abi::kExitNetworkThere;
   device.process.reset();
   device.kill_at_ns = 0;
   device.state = DeviceState::kRestarting;
@@ -231,6 +232,7 @@ void EngineFleet::on_exit(std::uint32_t index) {
       "the engine of " + device.name + " (pid " + std::to_string(pid) + ") ended: " + device.last_exit;
   if (!device.kill_reason.empty()) text += ", killed because " + device.kill_reason;
   device.kill_reason.clear();
+  if (for_network) text += ": the network to other nodes is there by now";
   if (stopping_) return;
   if (busy) {
     try_again(index);
@@ -239,7 +241,12 @@ void EngineFleet::on_exit(std::uint32_t index) {
   record_event(EventKind::kEngineDied, LogLevel::kError, "engine died",
                {{"device", device.name}, {"pid", pid}, {"exit", device.last_exit}});
   if (!std::exchange(device.down_told, false)) host_.engine_down(index, text, failed);
-  schedule_restart(index);
+  if (for_network) {
+    device.start_at_ns = loop_.now_ns();  // that is no death of the engine's
+    ++device.restarts;
+  } else {
+    schedule_restart(index);
+  }
 }
 
 // What peers read of it must not mislead them while nobody writes it.

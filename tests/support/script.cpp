@@ -12,8 +12,8 @@ constexpr int kHangMs = 60000;  // no operation lasts that long: each has a dead
 constexpr int kResumeMs = 20000;
 
 bool allows_resume(epd_status_t status, bool degrade) {
-  if (degrade && (status == EPD_RANK_LOST || status == EPD_ABORTED)) return true;
-  return status == EPD_ENGINE_RESTARTED || status == EPD_DEADLINE_EXCEEDED || status == EPD_INVALID_ARGUMENT;
+  if (degrade && status == EPD_RANK_LOST) return true;
+  return status == EPD_ABORTED || status == EPD_ENGINE_RESTARTED || status == EPD_DEADLINE_EXCEEDED || status == EPD_INVALID_ARGUMENT;
 }
 
 }  // namespace
