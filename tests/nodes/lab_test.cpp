@@ -4,6 +4,7 @@
 #include "kit/nodes.h"
 #include "kit/session.h"
 #include "kit/team.h"
+#include "support/census.h"
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
@@ -203,6 +204,39 @@ epd_group_config_t pair_of_nodes(std::uint32_t rank) {
   config.topk = 1;
   config.span = EPD_SPAN_CLUSTER;
   return config;
+}
+
+TEST_F(Lab, AnEngineThatStartsWithoutItsCableServesOthersLater) {
+  kit::OwnNodes nodes({.nodes = 2});
+  nodes.network().unplug(1);
+  ASSERT_TRUE(eventually([&] { return state_of(nodes.daemon(0), "node-1") == "lost"; }));
+  const std::vector<pid_t> engines = test::children_of(nodes.daemon(1).pid());
+  ASSERT_EQ(engines.size(), 1u);
+  ::kill(engines[0], SIGKILL);
+  ASSERT_TRUE(eventually([&] {
+    const std::vector<pid_t> now = test::children_of(nodes.daemon(1).pid());
+    return now.size() == 1 && now != engines;
+  }));
+  ::sleep(1);  // it has looked for a network by then
+  nodes.network().plug(1);
+  ASSERT_TRUE(eventually([&] { return state_of(nodes.daemon(0), "node-1") == "up"; }));
+  kit::Team team(2);
+  team.run(
+      [&](kit::TeamRank& self) {
+        const kit::SessionPtr session = kit::attach(nodes.daemon(self.rank()).socket(), "host:0");
+        epd_group_config_t config = pair_of_nodes(self.rank());
+        config.timeout_ms = 1000;
+        epd_status_t status = EPD_UNSUPPORTED;
+        EXPECT_TRUE(eventually([&] {
+          epd_group_t* group = nullptr;
+          status = epd_group_join(session.get(), &config, &group);
+          if (status == EPD_OK) self.barrier();  // both have joined
+          if (status == EPD_OK) epd_group_leave(group);
+          return status == EPD_OK;
+        })) << epd_last_error();
+        if (status != EPD_OK) ::_exit(1);
+      },
+      {});
 }
 
 TEST_F(Lab, BothSidesOfACutHearOfItAndNoneHangs) {

@@ -6,7 +6,7 @@ gtest_discover_tests(far_test PROPERTIES TIMEOUT 60 LABELS unit)
 
 # Host devices of several nodes in one process, over in-process transports.
 add_executable(far_operations_test ${CMAKE_CURRENT_LIST_DIR}/far_operations_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/far_proxy_test.cpp ${CMAKE_CURRENT_LIST_DIR}/far_nodes.cpp ${CMAKE_CURRENT_LIST_DIR}/transport_port.cpp)
+  ${CMAKE_CURRENT_LIST_DIR}/far_proxy_test.cpp ${CMAKE_CURRENT_LIST_DIR}/late_network_test.cpp ${CMAKE_CURRENT_LIST_DIR}/far_nodes.cpp ${CMAKE_CURRENT_LIST_DIR}/transport_port.cpp)
 target_include_directories(far_operations_test PRIVATE ${PROJECT_SOURCE_DIR}/daemon/engine)
 target_link_libraries(far_operations_test PRIVATE epd_test_support epd_engine epd_device epd_far epd_transport
   GTest::gtest epd_options)
