@@ -17,7 +17,7 @@ namespace {
 constexpr unsigned kLeaveSeconds = 3;
 constexpr int kHeapBytes = 32 << 20;
 constexpr std::chrono::seconds kNetworkPause{2};  // between tries to open it
-constexpr std::uint64_t kProxySpinNs = 50'000;  // until kSettings
+constexpr std::uint64_t kProxySpinNs = 50'000;    // until kSettings
 
 // The supervisor is gone, which the loop notices by itself, by the link. Should it hang, then this ends it.
 void limit_time(int) {

@@ -13,7 +13,8 @@ namespace epd {
 
 class LateNetwork {
  public:
-  // `opens` says whether it can be opened, in the thread. `notify` is called when it can; that is the end of it.
+  // `opens` says whether it can be opened, in the thread. `notify` is called when it can; that is the end of
+  // it.
   LateNetwork(std::function<bool()> opens, std::chrono::milliseconds pause, std::function<void()> notify);
   ~LateNetwork();
 

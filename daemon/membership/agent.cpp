@@ -309,7 +309,7 @@ void Agent::carry_out(Action action) {
     }
   };
   std::visit(note, action);
-  near_.decided(action, join);
+  near_.decided(action, join, clock_.now_ns());
   if (const auto* start = std::get_if<StartGroup>(&action)) {
     for (const MemberDescription& member : start->group.members) note_number(start->group.label.id, member);
   } else if (const auto* newcomer = std::get_if<SendMember>(&action)) {

@@ -59,6 +59,7 @@ Group NearGroup::near_part() const {
   group.name = told.label.name;
   group.shape = told.shape;
   group.asked_sum_ranks = asked_sum_ranks;
+  group.created_ns = created_ns;
   group.epoch = told.epoch;
   group.resume_index = told.resume_index;
   group.view = told.view;
@@ -159,13 +160,15 @@ void NearGroups::keep_boards(const std::vector<BoardIndex>& boards) {
 
 // ---- decided
 
-void NearGroups::decided(const Action& action, const JoinRequest* request) {
+void NearGroups::decided(const Action& action, const JoinRequest* request, std::uint64_t now_ns) {
   const auto* wanted = std::get_if<AcquireMemory>(&action);
   if (wanted == nullptr) {
     std::visit([this](const auto& what) { follow(what); }, action);
     return;
   }
-  NearGroup& group = groups_[wanted->group_id];
+  const auto [entry, is_new] = groups_.try_emplace(wanted->group_id);
+  NearGroup& group = entry->second;
+  if (is_new) group.created_ns = now_ns;
   group.told.label.id = wanted->group_id;
   Member& member = group.members[wanted->rank];
   member = Member{};

@@ -28,7 +28,8 @@ std::vector<std::pair<std::string, std::string>> ucx_environment() {
       {"UCX_TCP_RX_SEG_SIZE", "264k"},
       // Rendezvous goes by messages: when a peer dies amid a put, UCX 1.13 aborts the process.
       {"UCX_TCP_PUT_ENABLE", "n"},
-      // A connect would wait otherwise, minutes if a node is dark, and others would wait behind it. One that is
+      // A connect would wait otherwise, minutes if a node is dark, and others would wait behind it. One that
+      // is
       // refused at once would leave its socket and its endpoint (uct_tcp_ep_create; 1.13).
       {"UCX_TCP_CONN_NB", "y"},
       // A node that has gone dark, while nothing is under way.

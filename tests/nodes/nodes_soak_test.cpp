@@ -29,7 +29,7 @@
 namespace epd::test {
 namespace {
 
-constexpr double kBackSeconds = 60;  // after a fault: until all ranks compute again
+constexpr double kBackSeconds = 60;   // after a fault: until all ranks compute again
 constexpr std::uint64_t kRounds = 6;  // operations that each then completes
 constexpr std::size_t kStatuses = EPD_INTERNAL + 1;
 const std::array<const char*, 3> kNodes{"a", "b", "c"};  // the first coordinates
@@ -312,7 +312,8 @@ class NodesSoak : public testing::Test {
   void keep_logs() const {
     if (std::getenv("EPD_TEST_KEEP_LOGS") == nullptr) return;
     for (std::size_t node = 0; node < 3; ++node) {
-      const std::string path = std::string("/tmp/soak-") + std::to_string(seed_) + "-" + kNodes[node] + ".log";
+      const std::string path =
+          std::string("/tmp/soak-") + std::to_string(seed_) + "-" + kNodes[node] + ".log";
       std::FILE* out = std::fopen(path.c_str(), "w");
       if (out == nullptr) continue;
       std::fputs(daemons_[node]->log().c_str(), out);
@@ -459,7 +460,8 @@ class NodesSoak : public testing::Test {
     if (!table.contains("sessions")) return text;
     for (const Json& session : table["sessions"]) {
       if (session["pid"] == processes_[i].pid())
-        daemons_[node]->epctl({"evict", "session", std::to_string(session["session_id"].get<std::uint64_t>())});
+        daemons_[node]->epctl(
+            {"evict", "session", std::to_string(session["session_id"].get<std::uint64_t>())});
     }
     return text + " by session";
   }
@@ -591,7 +593,8 @@ class NodesSoak : public testing::Test {
     for (std::size_t plan = 0; plan < plans_.size(); ++plan) failures.push_back(failures_of(plan));
     std::array<std::array<pid_t, 2>, 3> engines;
     for (std::size_t node = 0; node < 3; ++node) {
-      for (std::uint32_t device = 0; device < 2; ++device) engines[node][device] = daemons_[node]->engine(device);
+      for (std::uint32_t device = 0; device < 2; ++device)
+        engines[node][device] = daemons_[node]->engine(device);
     }
     std::string text;
     const std::uint64_t together = below(3) != 0 ? 1 : below(3) != 0 ? 2 + below(2) : 4 + below(5);
@@ -700,8 +703,9 @@ class NodesSoak : public testing::Test {
       const Progress& p = board_->seats[i];
       std::printf("  %s rank %u: %llu right to the bit, %llu generations; %s%s%s\n", plan_of(i).name.c_str(),
                   seats_[i].rank, static_cast<unsigned long long>(p.completed),
-                  static_cast<unsigned long long>(p.generations), p.operations.to_string("operations:").c_str(),
-                  p.joins.to_string("joins:").c_str(), p.attaches.to_string("attaches:").c_str());
+                  static_cast<unsigned long long>(p.generations),
+                  p.operations.to_string("operations:").c_str(), p.joins.to_string("joins:").c_str(),
+                  p.attaches.to_string("attaches:").c_str());
     }
   }
 
@@ -714,10 +718,10 @@ class NodesSoak : public testing::Test {
   std::vector<Seat> seats_;
   Shared<Board> board_;
   std::array<RankProcess, kSeats> processes_;
-  std::vector<std::pair<double, std::vector<pid_t>>> stops_;  // when they go on
+  std::vector<std::pair<double, std::vector<pid_t>>> stops_;     // when they go on
   std::vector<std::pair<double, std::function<void()>>> mends_;  // of links, when
-  std::map<std::uint32_t, double> restarts_;                  // of daemons, when
-  std::set<std::size_t> struck_;                              // plans that the faults touch
+  std::map<std::uint32_t, double> restarts_;                     // of daemons, when
+  std::set<std::size_t> struck_;                                 // plans that the faults touch
   std::set<std::pair<std::uint32_t, std::uint32_t>> struck_engines_;
   std::uint32_t fault_ = 0;
   double slowest_ = 0;

@@ -13,7 +13,8 @@ constexpr int kResumeMs = 20000;
 
 bool allows_resume(epd_status_t status, bool degrade) {
   if (degrade && status == EPD_RANK_LOST) return true;
-  return status == EPD_ABORTED || status == EPD_ENGINE_RESTARTED || status == EPD_DEADLINE_EXCEEDED || status == EPD_INVALID_ARGUMENT;
+  return status == EPD_ABORTED || status == EPD_ENGINE_RESTARTED || status == EPD_DEADLINE_EXCEEDED ||
+         status == EPD_INVALID_ARGUMENT;
 }
 
 }  // namespace

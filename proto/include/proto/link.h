@@ -69,7 +69,8 @@ enum class LinkType : std::uint16_t {
 // and:
 inline constexpr int kExitDeviceFailed = 3;  // nothing can be done with the GPU any more; memory is as it was
 inline constexpr int kExitDeviceBusy = 4;    // the GPU takes no new process yet: try again
-inline constexpr int kExitNetworkThere = 5;  // there was no network to other nodes when it started; now there is
+inline constexpr int kExitNetworkThere =
+    5;  // there was no network to other nodes when it started; now there is
 
 struct AddSession {
   std::uint64_t session_id;

@@ -24,7 +24,9 @@ TEST(LateNetwork, IsTriedUntilItOpensAndThenNoMore) {
 
 TEST(LateNetwork, ItsEndDoesNotWaitForTheNextTry) {
   std::atomic<int> tries = 0;
-  { const LateNetwork network([&] { return ++tries == 0; }, std::chrono::hours(24), [] {}); }
+  {
+    const LateNetwork network([&] { return ++tries == 0; }, std::chrono::hours(24), [] {});
+  }
   EXPECT_EQ(tries, 0);
 }
 

@@ -354,6 +354,16 @@ class AgentAlone : public testing::Test {
   std::vector<ToCoordinator> said_;
 };
 
+TEST_F(AgentAlone, KnowsSinceWhenItHasAGroup) {
+  welcome();
+  clock_.advance_ms(700);
+  const std::uint64_t then = clock_.now_ns();
+  serve();
+  clock_.advance_ms(700);
+  EXPECT_EQ(agent_.groups().at(kGroup).created_ns, then);
+  EXPECT_EQ(agent_.groups().at(kGroup).near_part().created_ns, then);
+}
+
 TEST_F(AgentAlone, RequestsWaitForAWelcomeAndHaveTheRestOfTheirTime) {
   JoinRequest join = join_request(10, 0, 2);
   join.join.timeout_ms = 1'500;

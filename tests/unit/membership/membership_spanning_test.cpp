@@ -454,7 +454,7 @@ TEST_F(SpanningByMessages, APairThatWorksForNoMoreThanAMomentEachTimeIsPutOut) {
   EXPECT_EQ(living(), (std::set<std::uint32_t>{0}));
   EXPECT_EQ(
       break_text_,
-      "rank 1 of node node-2 (10.0.0.2:7410) was put out: device 0 of node-1 can't reach device 0 of node-2 "
+      "rank 1 of node node-2 (10.0.0.2:7410) was put out: device 0 of node-1 can't reach device 0 of node-2"
       ": no answer; the group has broken 3 times within a minute for it");
 }
 

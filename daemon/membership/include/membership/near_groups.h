@@ -16,6 +16,7 @@ namespace epd::membership {
 struct NearGroup {
   GroupDescription told;  // its members are those of all engines here
   std::uint32_t asked_sum_ranks = 0;
+  std::uint64_t created_ns = 0;                 // heard of here, by this node's clock
   bool started = false;                         // an engine here has been told of it
   std::optional<BreakReason> failed;            // a fatal break has been told here
   std::set<std::uint32_t> starts_broken;        // devices whose engine has been told of it amid a break
@@ -47,7 +48,7 @@ class NearGroups {
   std::vector<ReleaseMemory> take_unannounced();
 
   // What is about to be carried out.
-  void decided(const Action& action, const JoinRequest* request);
+  void decided(const Action& action, const JoinRequest* request, std::uint64_t now_ns);
   // What the node says.
   void said(const Event& event);
 
