@@ -1,36 +1,24 @@
-include(${CMAKE_CURRENT_SOURCE_DIR} / support / support.cmake) find_package(nlohmann_json REQUIRED)
-    find_program(EPD_PYTHON NAMES python3 PATHS / usr / bin NO_DEFAULT_PATH)
-#Several daemons on one machine, by loopback.
-        epd_system_test(nodes_test LABEL nodes TIMEOUT 300 SOURCES ${CMAKE_CURRENT_LIST_DIR} /
-                        nodes_test.cpp ${CMAKE_CURRENT_LIST_DIR} /
-                        nodes_refused_test.cpp ${CMAKE_CURRENT_LIST_DIR} /
-                        nodes_groups_test.cpp ${CMAKE_CURRENT_LIST_DIR} /
-                        nodes_faults_test.cpp ${CMAKE_CURRENT_LIST_DIR} /
-                        nodes_soak_test.cpp LIBS nlohmann_json::nlohmann_json epd_cluster_proto epd_kit)
-#Nodes with addresses, links and counters of their own.
-            epd_system_test(nodes_lab_test LABEL nodes TIMEOUT 120 SOURCES ${CMAKE_CURRENT_LIST_DIR} /
-                            lab_test.cpp LIBS epd_kit nlohmann_json::nlohmann_json)
-#What the tools say of a group that spans nodes.
-                add_test(NAME nodes.demo_same_checksum COMMAND ${CMAKE_CURRENT_LIST_DIR} /
-                                 same_checksum.sh $ <
-                             TARGET_FILE
-                         : epd - moe - demo >)
-                    set(_epbench_nodes epbench nodes-- ranks - per -
-                        node 2 --hidden 512 --experts 24 --pairs 2 --iters 2 --check all-- json)
-                        add_test(
-                            NAME nodes.epbench_two COMMAND $ { _epbench_nodes } --nodes 2 --tokens 33,
-                            1 --rate 4gbit) add_test(NAME nodes.epbench_three_packed_weighted COMMAND $ {
-                          _epbench_nodes
-                        } --nodes 3 --tokens 20 --layout packed-- payload fp8-- sum -
-                                                     ranks 3 --weighted-- return -weights)
-                            add_test(NAME nodes.epbench_bytes_on_the_link COMMAND ${EPD_PYTHON} ${
-                                         CMAKE_CURRENT_LIST_DIR} /
-                                             bytes_on_the_link.py $ <
-                                         TARGET_FILE
-                                     : epbench >)
-                                set_tests_properties(nodes.demo_same_checksum nodes.epbench_two nodes
-                                                         .epbench_three_packed_weighted nodes
-                                                         .epbench_bytes_on_the_link PROPERTIES LABELS nodes
-                                                             TIMEOUT 120 RESOURCE_LOCK epd_daemon
-                                                                 SKIP_RETURN_CODE 77 SKIP_REGULAR_EXPRESSION
-                                                     "nodes can't be made here: ")
+include(${CMAKE_CURRENT_SOURCE_DIR}/support/support.cmake)
+find_package(nlohmann_json REQUIRED)
+find_program(EPD_PYTHON NAMES python3 PATHS /usr/bin NO_DEFAULT_PATH)
+# Several daemons on one machine, by loopback.
+epd_system_test(nodes_test LABEL nodes TIMEOUT 300
+  SOURCES ${CMAKE_CURRENT_LIST_DIR}/nodes_test.cpp ${CMAKE_CURRENT_LIST_DIR}/nodes_refused_test.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/nodes_groups_test.cpp ${CMAKE_CURRENT_LIST_DIR}/nodes_faults_test.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/nodes_soak_test.cpp
+  LIBS nlohmann_json::nlohmann_json epd_cluster_proto epd_kit)
+# Nodes with addresses, links and counters of their own.
+epd_system_test(nodes_lab_test LABEL nodes TIMEOUT 120 SOURCES ${CMAKE_CURRENT_LIST_DIR}/lab_test.cpp
+  LIBS epd_kit nlohmann_json::nlohmann_json)
+# What the tools say of a group that spans nodes.
+add_test(NAME nodes.demo_same_checksum
+  COMMAND ${CMAKE_CURRENT_LIST_DIR}/same_checksum.sh $<TARGET_FILE:epd-moe-demo>)
+set(_epbench_nodes epbench nodes --ranks-per-node 2 --hidden 512 --experts 24 --pairs 2 --iters 2 --check all --json)
+add_test(NAME nodes.epbench_two COMMAND ${_epbench_nodes} --nodes 2 --tokens 33,1 --rate 4gbit)
+add_test(NAME nodes.epbench_three_packed_weighted
+  COMMAND ${_epbench_nodes} --nodes 3 --tokens 20 --layout packed --payload fp8 --sum-ranks 3 --weighted --return-weights)
+add_test(NAME nodes.epbench_bytes_on_the_link
+  COMMAND ${EPD_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/bytes_on_the_link.py $<TARGET_FILE:epbench>)
+set_tests_properties(nodes.demo_same_checksum nodes.epbench_two nodes.epbench_three_packed_weighted nodes.epbench_bytes_on_the_link
+  PROPERTIES LABELS nodes TIMEOUT 120 RESOURCE_LOCK epd_daemon SKIP_RETURN_CODE 77
+  SKIP_REGULAR_EXPRESSION "nodes can't be made here: ")
