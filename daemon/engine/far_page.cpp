@@ -43,8 +43,7 @@ void clear(FarRow& row) {
 
 FarPage::FarPage(abi::FarTable& table) : table_(table) {
   for (FarRow& row : table_.rows) {
-    // Only those in use: reading leaves the page's untouched memory untouched. A reader sees no row that is
-    // half of one engine and half of another, because its key changes.
+    // A reader takes no row for one engine's that became another's meanwhile: its key changes.
     next_key_ = std::max(next_key_, row.key.load(kRelaxed) + 1);
     if (row.key.load(kRelaxed) != 0) row.key.store(0, std::memory_order_release);
   }
