@@ -35,6 +35,16 @@ TEST_F(CtlTest, NetworkShowsFarEnginesAndWhatPasses) {
   EXPECT_TRUE(epctl({"network", "--help"}).says("EXAMPLES"));
 }
 
+TEST(CtlNetwork, OperationsSayWhatTheyWaitForOfOtherNodes) {
+  v1::ListOperationsResponse operations;
+  v1::Operation& op = *operations.add_operations();
+  op.set_waiting_for(-1);
+  op.set_far_wait("a credit for rows of rank 3 on node-b, 5 of 10 packed");
+  EXPECT_NE(render(operations).find("a credit for rows of rank 3 on node-b"), std::string::npos);
+  op.set_waiting_for(2);
+  EXPECT_NE(render(operations).find("rank 2 0 us"), std::string::npos) << render(operations);
+}
+
 TEST(CtlNetwork, NobodyIsNeeded) {
   EXPECT_EQ(render(v1::ListFarEnginesResponse()).find("no engine of another node is needed\n"), 0u);
 }
