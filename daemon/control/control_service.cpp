@@ -104,6 +104,12 @@ class ControlService final : public v1::Control::Service {
         *context, "list nodes", [this] { return facade_.nodes(); }, *response);
   }
 
+  grpc::Status ListFarEngines(grpc::ServerContext* context, const v1::ListFarEnginesRequest* /*request*/,
+                              v1::ListFarEnginesResponse* response) override {
+    return pass_on(
+        *context, "see the network", [this] { return facade_.far_engines(); }, *response);
+  }
+
   grpc::Status ListOperations(grpc::ServerContext* context, const v1::ListOperationsRequest* /*request*/,
                               v1::ListOperationsResponse* response) override {
     return pass_on(

@@ -257,17 +257,21 @@ bool HostCrossing::sent() const {
   });
 }
 
+bool HostCrossing::wants_to_pack(const Target& target) const {
+  return (is_dispatch() ? started_ : announced_) && !target.packing && target.packed < target.tokens.size();
+}
 bool HostCrossing::may_pack(const Target& target) const {
-  return (is_dispatch() ? started_ : announced_) && !target.packing && target.packed < target.tokens.size() &&
-         group_.room_for_rows(needs_.op.rank, target.gateway, tag()) != 0;
+  return wants_to_pack(target) && group_.room_for_rows(needs_.op.rank, target.gateway, tag()) != 0;
 }
 bool HostCrossing::may_forward(const Source& source) const {
   return is_dispatch() && started_ && !source.busy && !source.arrived && !source.held.empty();
 }
-bool HostCrossing::may_serve(const Source& source) const {
+bool HostCrossing::wants_to_serve(const Source& source) const {
   return !is_dispatch() && started_ && !source.busy && !source.arrived && !source.held.empty() &&
-         source.held.begin()->first == source.next_asks &&
-         group_.room_for_sums(needs_.op.rank, source.rank, tag()) != 0;
+         source.held.begin()->first == source.next_asks;
+}
+bool HostCrossing::may_serve(const Source& source) const {
+  return wants_to_serve(source) && group_.room_for_sums(needs_.op.rank, source.rank, tag()) != 0;
 }
 
 bool HostCrossing::can_step() const {
@@ -298,10 +302,12 @@ bool HostCrossing::step() {
 bool HostCrossing::begin_job() {
   for (Target& target : targets_) {
     if (may_pack(target)) return begin_pack(target), true;
+    if (wants_to_pack(target)) group_.wants_rows(needs_.op.rank, target.gateway);
   }
   for (std::size_t i = 0; i < sources_.size(); ++i) {
     if (may_forward(sources_[i])) return begin_forward(i), true;
     if (may_serve(sources_[i])) return begin_serve(i), true;
+    if (wants_to_serve(sources_[i])) group_.wants_sums(needs_.op.rank, sources_[i].rank);
   }
   if (!more_sums_ || !merge_ || merging_) return false;
   begin_merge();
@@ -386,7 +392,7 @@ void HostCrossing::begin_forward(std::size_t index) {
   std::uint32_t records = 0;
   for (const auto& [batch, arrival] : source.held) {
     if (batch >= source.seen.size()) {  // it came before the announcement
-      group_.count(Drop::kBatch);
+      group_.drop_content(source.rank, Drop::kBatch);
       group_.settle(arrival);
       continue;
     }
@@ -420,7 +426,8 @@ void HostCrossing::begin_forward(std::size_t index) {
         for (const Arrival& arrival : source.forwarding) group_.settle(arrival);
         source.forwarding.clear();
         if (forward->bad) {
-          group_.count(Drop::kContent);  // and the operation waits until its deadline: the source stays busy
+          // And the operation waits until its deadline: the source stays busy.
+          group_.drop_content(source.rank, Drop::kContent);
           return;
         }
         source.busy = false;
@@ -491,7 +498,7 @@ void HostCrossing::begin_serve(std::size_t index) {
       [=, this, &source] {
         for (Batch& batch : serve->batches) {
           if (batch.made.fault || batch.made.asks != batch.end - batch.begin) {
-            group_.count(Drop::kContent);  // and the operation waits until its deadline
+            group_.drop_content(source.rank, Drop::kContent);  // and the operation waits until its deadline
             return;
           }
           FarHeader h = header(FarType::kSums, source.rank);
@@ -543,7 +550,8 @@ void HostCrossing::begin_merge() {
     Range range{at, std::min(tokens, at + piece), streams};
     const kernels::FarMerged judged = kernels::judge_sums(*merge_, streams, range.begin, range.end);
     if (judged.fault) {
-      group_.count(Drop::kContent);  // and the operation waits until its deadline
+      // And the operation waits until its deadline.
+      group_.drop_content(targets_[judged.node].gateway, Drop::kContent);
       return;
     }
     range.end = at + judged.tokens;
@@ -595,12 +603,9 @@ std::uint32_t HostCrossing::awaited() const {
 }
 
 std::string HostCrossing::waits_for() const {
-  const auto of = [this](std::uint32_t rank) {
-    return " of rank " + std::to_string(rank) + " on node " + std::to_string(span_.node_of(rank));
-  };
+  const auto of = [this](std::uint32_t rank) { return " of " + group_.name_of_rank(rank); };
   for (const Target& target : targets_) {
-    const bool begun = is_dispatch() ? started_ : announced_;
-    if (target.packed < target.tokens.size() && begun && !may_pack(target) && !target.packing)
+    if (wants_to_pack(target) && !may_pack(target))
       return std::string("a credit for ") + (is_dispatch() ? "rows" : "asks") + of(target.gateway) + ", " +
              std::to_string(target.packed) + " of " + std::to_string(target.tokens.size()) + " packed";
   }

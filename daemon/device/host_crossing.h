@@ -125,6 +125,8 @@ class HostCrossing final : private far::Receiver {
   bool recall_places(std::size_t source);
   void pass_arrival(Source& source);
 
+  bool wants_to_pack(const Target& target) const;
+  bool wants_to_serve(const Source& source) const;
   bool may_pack(const Target& target) const;
   bool may_forward(const Source& source) const;
   bool may_serve(const Source& source) const;

@@ -16,9 +16,10 @@ constexpr std::uint64_t kLinkPollNs = 100'000;        // look at the link this o
 constexpr std::uint64_t kMaxSleepNs = 1'000'000'000;  // so that the heartbeat advances
 constexpr std::uint64_t kLeaveNs = 1'000'000'000;
 
-FarEngines make_far_engines(Engine::Network network, SupervisorLink& link, const RoundClock& clock) {
-  if (!network.proxy.ok()) return {network.proxy.status(), link, clock};
-  return {std::move(network.proxy).value(), network.options, link, clock};
+FarEngines make_far_engines(Engine::Network network, abi::FarTable& table, SupervisorLink& link,
+                            const RoundClock& clock) {
+  if (!network.proxy.ok()) return {network.proxy.status(), table, link, clock};
+  return {std::move(network.proxy).value(), network.options, table, link, clock};
 }
 
 }  // namespace
@@ -34,7 +35,7 @@ Engine::Engine(SupervisorLink& link, Bell& bell, Page& page, std::unique_ptr<Dev
       sessions_(page, link),
       operations_(page, link, clock_, device_->launcher()),
       late_network_(std::move(network.late)),
-      far_engines_(make_far_engines(std::move(network), link, clock_)),
+      far_engines_(make_far_engines(std::move(network), page->far, link, clock_)),
       groups_(*device_, page, link, sessions_, operations_, far_engines_, clock_),
       admission_(sessions_, operations_, *device_, page, clock_) {
   listen();

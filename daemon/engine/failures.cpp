@@ -88,7 +88,7 @@ Failure changed_group_failure(const Subject& subject, const std::string& routing
 
 std::string awaited_text(const Group& group, std::uint32_t rank, std::uint64_t still_ms,
                          const std::string& else_text) {
-  const std::string where = group.is_near(rank) ? "" : " on node " + std::to_string(group.far->node_of(rank));
+  const std::string where = group.is_near(rank) ? "" : " on " + group.far->node_name(rank);
   if (still_ms == 0) return "rank " + std::to_string(rank) + where + " " + else_text;
   return "the engine of rank " + std::to_string(rank) + " has stood still for " + std::to_string(still_ms) +
          " ms: it is stopped, or held up";

@@ -1,6 +1,7 @@
 #include "far_engines.h"
 
 #include "base/log.h"
+#include "page.h"
 
 #include <algorithm>
 #include <cstring>
@@ -18,6 +19,7 @@ namespace {
 
 constexpr std::uint64_t kFirstPauseNs = 20'000'000;
 constexpr std::uint64_t kLongestPauseNs = 1'000'000'000;
+constexpr std::uint64_t kRoundTripNs = 1'000'000'000;
 // What a gateway is told of the ranks and experts of its node.
 constexpr std::uint64_t kAnnouncementBytes =
     sizeof(abi::FarAnnouncement) + sizeof(std::uint32_t) * (std::uint64_t{abi::kMaxRanks} + abi::kMaxExperts);
@@ -34,21 +36,26 @@ std::uint64_t far_body_bytes(const NetworkOptions& network) {
   return std::min<std::uint64_t>(most, abi::kMaxFarBodyBytes);
 }
 
-FarEngines::FarEngines(const Status& why_not, SupervisorLink& link, const RoundClock& clock)
-    : usable_(why_not), link_(link), clock_(clock) {
+FarEngines::FarEngines(const Status& why_not, abi::FarTable& table, SupervisorLink& link,
+                       const RoundClock& clock)
+    : usable_(why_not), link_(link), clock_(clock), page_(table) {
   EPD_CHECK(!why_not.ok());
+  page_.show_problem(why_not);
 }
 
-FarEngines::FarEngines(std::unique_ptr<FarProxy> proxy, const NetworkOptions& network, SupervisorLink& link,
-                       const RoundClock& clock)
+FarEngines::FarEngines(std::unique_ptr<FarProxy> proxy, const NetworkOptions& network, abi::FarTable& table,
+                       SupervisorLink& link, const RoundClock& clock)
     : network_(network),
       max_body_bytes_(far_body_bytes(network)),
       timeout_ns_(std::uint64_t{network.peer_timeout_ms} * 1'000'000),
       incarnation_(random_number()),
       link_(link),
       clock_(clock),
+      page_(table),
       proxy_(std::move(proxy)),
-      address_(proxy_->address()) {}
+      address_(proxy_->address()) {
+  page_.show_network(proxy_->carrier(), network_);
+}
 
 void FarEngines::set_spin_ns(std::uint64_t spin_ns) {
   if (proxy_ != nullptr) proxy_->set_spin_ns(spin_ns);
@@ -76,6 +83,7 @@ Status FarEngines::note(const abi::FarEngine& message) {
   peer.address = std::move(address);
   peer.why = peer.address.empty() ? "it is down" : "";
   peer.retry_ns = peer.pause_ns = 0;
+  show(engine, peer);
   if (peer.address.empty() && peer.users.empty()) peers_.erase(engine);
   return {};
 }
@@ -83,7 +91,7 @@ Status FarEngines::note(const abi::FarEngine& message) {
 // ---- of groups
 
 std::unique_ptr<FarSide> FarEngines::make_side(const abi::GroupBegin& message) {
-  return std::make_unique<FarSide>(message, network_, incarnation_, proxy_.get());
+  return std::make_unique<FarSide>(message, network_, incarnation_, proxy_.get(), &page_);
 }
 
 Status FarEngines::serve(FarSide& side) {
@@ -94,6 +102,7 @@ Status FarEngines::serve(FarSide& side) {
     auto& [engine, peer] = *entry++;
     if (!std::binary_search(engines.begin(), engines.end(), engine)) let_go(engine, peer, side);
   }
+  show_all();
   std::uint64_t bytes = 0;
   for (const auto& [id, each] : sides_) bytes += each->memory_bytes();
   if (bytes <= network_.max_bytes) return {};
@@ -110,12 +119,14 @@ void FarEngines::need(EngineId engine, const FarSide& side) {
   peer.retry_ns = peer.pause_ns = 0;
   peer.silent_ns = clock_.round_ns();
   peer.told_ns = 0;
+  peer.silent = false;
 }
 
 // It may be the end of `peer`.
 void FarEngines::let_go(EngineId engine, Peer& peer, const FarSide& side) {
   if (peer.users.erase(&side) == 0 || !peer.users.empty()) return;
   disconnect(engine, peer);
+  show(engine, peer);
   if (peer.address.empty()) peers_.erase(engine);
 }
 
@@ -125,11 +136,12 @@ void FarEngines::forget(const FarSide& side) {
     auto& [engine, peer] = *entry++;
     let_go(engine, peer, side);
   }
+  show_all();
 }
 
 void FarEngines::disconnect(EngineId engine, Peer& peer) {
   if (peer.connected) proxy_->close(engine);
-  peer.connected = false;
+  peer.connected = peer.heard = peer.silent = false;
 }
 
 void FarEngines::lose(EngineId engine, const std::string& reason) {
@@ -165,7 +177,12 @@ void FarEngines::take(FarProxy::Event& event) {
   if (peer != peers_.end()) {
     peer->second.silent_ns = clock_.round_ns();
     peer->second.told_ns = peer->second.pause_ns = 0;
+    if (!peer->second.heard || std::exchange(peer->second.silent, false)) {
+      peer->second.heard = true;
+      show(event.engine, peer->second);
+    }
   }
+  if (event.kind == FarProxy::Event::Kind::kConnected) return page_.show_facts(event.engine, *event.facts);
   receive_message(event);
 }
 
@@ -176,19 +193,29 @@ void FarEngines::receive_message(const FarProxy::Event& event) {
   if (const auto side = sides_.find(header.group); side != sides_.end())
     return side->second->received(event.engine, bytes, event.body);
   if (abi::read_far_header(bytes, event.body.bytes, header) != abi::FarReason::kNone) {
-    drops_.count(Drop::kHeader);
+    count(page_.counters(event.engine).dropped[static_cast<std::uint32_t>(Drop::kHeader)]);
   } else if (header.type == FarType::kPing) {
     send_ping(event.engine, FarType::kPong, header.time_ns);
-  } else if (header.type != FarType::kPong) {
-    drops_.count(Drop::kGroup);
+  } else if (header.type == FarType::kPong) {
+    receive_pong(event.engine, header.time_ns);
+  } else {
+    count(page_.counters(event.engine).dropped[static_cast<std::uint32_t>(Drop::kGroup)]);
   }
   proxy_->release(event.body);
 }
 
+// Of the last ping only: what else it may say proves nothing.
+void FarEngines::receive_pong(EngineId engine, std::uint64_t time_ns) {
+  const auto peer = peers_.find(engine);
+  if (peer == peers_.end() || time_ns == 0 || time_ns != peer->second.pinged_ns) return;
+  page_.show_round_trip(engine, std::max<std::uint64_t>(1, clock_.now_ns() - time_ns));
+}
+
 void FarEngines::came_down(EngineId engine, Peer& peer, const Status& status) {
   const std::uint64_t now_ns = clock_.round_ns();
-  peer.connected = false;
+  peer.connected = peer.heard = peer.silent = false;
   peer.why = status.message();
+  show(engine, peer);
   peer.retry_ns = now_ns + peer.pause_ns;
   peer.pause_ns = std::clamp(2 * peer.pause_ns, kFirstPauseNs, kLongestPauseNs);
   if (!peer.needed() || (peer.told_ns != 0 && now_ns < peer.told_ns + timeout_ns_)) return;
@@ -233,21 +260,61 @@ bool FarEngines::look_after(EngineId engine, Peer& peer) {
   if (!peer.connected && !peer.users.empty() && !peer.address.empty() && now_ns >= peer.retry_ns) {
     proxy_->connect(engine, peer.address);
     peer.connected = did = true;
+    show(engine, peer);
   }
   if (!peer.needed()) {
     peer.silent_ns = now_ns;
     return did;
   }
-  if (peer.connected && now_ns >= std::max(peer.silent_ns, peer.pinged_ns) + timeout_ns_ / 3) {
-    send_ping(engine, FarType::kPing, now_ns);
-    peer.pinged_ns = now_ns;
+  if (peer.connected && now_ns >= next_ping_ns(peer)) {
+    peer.pinged_ns = clock_.now_ns();
+    send_ping(engine, FarType::kPing, peer.pinged_ns);
     did = true;
   }
   if (now_ns < peer.silent_ns + timeout_ns_) return did;
   peer.silent_ns = peer.told_ns = now_ns;
-  lose(engine, "has said nothing for " + std::to_string(network_.peer_timeout_ms) + " ms" +
-                   (peer.connected || peer.why.empty() ? "" : ": " + peer.why));
+  peer.silent = peer.connected;
+  show(engine, peer);
+  lose(engine, silent_text() + (peer.connected || peer.why.empty() ? "" : ": " + peer.why));
   return true;
+}
+
+std::string FarEngines::silent_text() const {
+  return "has said nothing for " + std::to_string(network_.peer_timeout_ms) + " ms";
+}
+
+// A greeting has to come before anybody hears a ping.
+std::uint64_t FarEngines::next_ping_ns(const Peer& peer) const {
+  const std::uint64_t for_silence = std::max(peer.silent_ns, peer.pinged_ns) + timeout_ns_ / 3;
+  return peer.heard ? std::min(for_silence, peer.pinged_ns + kRoundTripNs) : for_silence;
+}
+
+// ---- for people
+
+void FarEngines::show(EngineId engine, const Peer& peer) {
+  FarPage::State shown;
+  shown.node_name = peer.node_name;
+  shown.groups = static_cast<std::uint32_t>(peer.users.size());
+  for (const FarSide* side : peer.users) shown.window_bytes += side->memory_bytes(engine);
+  if (peer.users.empty()) {
+    shown.state = abi::FarState::kIdle;
+  } else if (!peer.connected || peer.silent) {
+    shown.state = abi::FarState::kDown;
+    shown.reason = peer.silent ? silent_text() : peer.why;
+  } else if (!peer.heard) {
+    shown.state = abi::FarState::kConnecting;
+    shown.reason = peer.why;
+  } else {
+    shown.state = abi::FarState::kConnected;
+  }
+  page_.show(engine, shown);
+}
+
+void FarEngines::show_all() {
+  std::uint64_t bytes = 0;
+  for (const auto& [id, side] : sides_) bytes += side->memory_bytes();
+  page_.show_promised(bytes);
+  for (const auto& [engine, peer] : peers_) show(engine, peer);
 }
 
 bool FarEngines::pending() const {
@@ -262,7 +329,7 @@ std::uint64_t FarEngines::next_look_ns() const {
     if (peer.users.empty()) continue;
     if (!peer.connected && !peer.address.empty()) next = std::min(next, peer.retry_ns);
     if (!peer.needed()) continue;
-    if (peer.connected) next = std::min(next, std::max(peer.silent_ns, peer.pinged_ns) + timeout_ns_ / 3);
+    if (peer.connected) next = std::min(next, next_ping_ns(peer));
     next = std::min(next, last_step_ns_ + timeout_ns_ / 3);  // or step() takes it for having stood still
   }
   return next;

@@ -2,10 +2,12 @@
 // group needs are connected, and again with a pause when a connection ends. Messages go to their groups.
 //
 // While a group is in an epoch, each of its far engines is to say something now and then: whoever is silent
-// for a third of network.peer_timeout_ms is pinged. One whose connection ends, or that is silent for all of
-// it, is told to the supervisor (kPeerLost), again after as long.
+// for a third of network.peer_timeout_ms is pinged, and each once a second, to know the round trip. One whose
+// connection ends, or that is silent for all of it, is told to the supervisor (kPeerLost), again after as
+// long.
 #pragma once
 
+#include "far_page.h"
 #include "far_proxy.h"
 #include "far_side.h"
 #include "round_clock.h"
@@ -22,9 +24,9 @@ namespace epd {
 class FarEngines {
  public:
   // An engine that reaches no others, for that reason.
-  FarEngines(const Status& why_not, SupervisorLink& link, const RoundClock& clock);
-  FarEngines(std::unique_ptr<FarProxy> proxy, const NetworkOptions& network, SupervisorLink& link,
-             const RoundClock& clock);
+  FarEngines(const Status& why_not, abi::FarTable& table, SupervisorLink& link, const RoundClock& clock);
+  FarEngines(std::unique_ptr<FarProxy> proxy, const NetworkOptions& network, abi::FarTable& table,
+             SupervisorLink& link, const RoundClock& clock);
 
   // OK, or why engines of other nodes can't be reached.
   const Status& usable() const { return usable_; }
@@ -61,9 +63,11 @@ class FarEngines {
 
  private:
   struct Peer {
-    std::string node_name;       // "" if it was never told
-    transport::Address address;  // empty: it is down
-    bool connected = false;
+    std::string node_name;        // "" if it was never told
+    transport::Address address;   // empty: it is down
+    bool connected = false;       // or being so
+    bool heard = false;           // in this connection
+    bool silent = false;          // and is lost for that, though it is connected
     std::string why;              // the connection ended
     std::uint64_t retry_ns = 0;   // when it is connected again
     std::uint64_t pause_ns = 0;   // between tries
@@ -82,6 +86,12 @@ class FarEngines {
   void receive_message(const FarProxy::Event& event);
   void came_down(far::EngineId engine, Peer& peer, const Status& status);
   void send_ping(far::EngineId engine, abi::FarType type, std::uint64_t time_ns);
+  void receive_pong(far::EngineId engine, std::uint64_t time_ns);
+  std::uint64_t next_ping_ns(const Peer& peer) const;
+  std::string silent_text() const;
+  // In the page.
+  void show(far::EngineId engine, const Peer& peer);
+  void show_all();
   bool look_after(far::EngineId engine, Peer& peer);
 
   const Status usable_;
@@ -91,11 +101,11 @@ class FarEngines {
   const std::uint64_t incarnation_ = 0;
   SupervisorLink& link_;
   const RoundClock& clock_;
+  FarPage page_;
   const std::unique_ptr<FarProxy> proxy_;  // null: not usable
   transport::Address address_;
   std::map<far::EngineId, Peer> peers_;
   std::map<std::uint64_t, FarSide*> sides_;  // by group
-  far::DropCounts drops_;                    // what is no group's
   std::uint64_t last_step_ns_ = 0;
   bool full_ = false;  // receive() left something
 };

@@ -37,6 +37,7 @@ Result<std::unique_ptr<FarProxy>> FarProxy::start(Open open, std::uint64_t spin_
     }
     self->transport_ = std::move(made).value();
     self->address_ = self->transport_->address();
+    self->carrier_ = self->transport_->carrier();
     opened.set_value({});
     self->run();
     self->transport_.reset();
@@ -188,7 +189,7 @@ void FarProxy::connect_peer(const ToThread& command) {
     tell_down(command.engine, command.connection, peer.status());
     return;
   }
-  peers_[command.engine] = {*peer, command.connection, {}};
+  peers_[command.engine] = {*peer, command.connection, false, {}};
   engines_[*peer] = command.engine;
 }
 
@@ -291,9 +292,11 @@ void FarProxy::take(transport::Event& event) {
     transport_->release(event.body);
     return;
   }
+  Peer& from = peers_.at(engine->second);
+  if (!from.heard) tell_connected(engine->second, from);
   ToLoop told;
   told.event.engine = engine->second;
-  told.connection = peers_.at(engine->second).connection;
+  told.connection = from.connection;
   told.event.header = event.header;
   told.event.body = {event.body.data, event.body.bytes, event.body.hold};
   if (reinterpret_cast<std::uintptr_t>(event.body.data) % abi::kFarRecordAlign != 0) {
@@ -304,6 +307,18 @@ void FarProxy::take(transport::Event& event) {
     told.event.body.data = copy.data()->bytes;
     aligned_[told.event.body.hold] = std::move(copy);
   }
+  untold_.push_back(std::move(told));
+}
+
+void FarProxy::tell_connected(far::EngineId engine, Peer& peer) {
+  peer.heard = true;
+  Result<transport::Facts> facts = transport_->facts(peer.id);
+  if (!facts.ok()) return;
+  ToLoop told;
+  told.event.kind = Event::Kind::kConnected;
+  told.event.engine = engine;
+  told.event.facts = std::make_unique<transport::Facts>(std::move(facts).value());
+  told.connection = peer.connection;
   untold_.push_back(std::move(told));
 }
 

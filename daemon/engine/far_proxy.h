@@ -28,12 +28,13 @@ namespace epd {
 class FarProxy final : public far::Port {
  public:
   struct Event {
-    enum class Kind { kReceived, kDown };
+    enum class Kind { kReceived, kConnected, kDown };
     Kind kind = Kind::kReceived;
     far::EngineId engine = 0;
     transport::Header header;
     far::Body body;
-    Status status;  // kDown: why
+    Status status;                            // kDown: why
+    std::unique_ptr<transport::Facts> facts;  // kConnected
   };
   using Open = std::function<Result<std::unique_ptr<transport::Transport>>()>;
 
@@ -47,8 +48,9 @@ class FarProxy final : public far::Port {
   // ---- the loop's
 
   const transport::Address& address() const { return address_; }
+  const std::string& carrier() const { return carrier_; }
   // In place of a connection that there is. A peer whose address is no good, or that can't be reached, is
-  // down: kDown is the last of its connection.
+  // down: kDown is the last of its connection. kConnected is its first, before what it says.
   void connect(far::EngineId engine, transport::Address address);
   // Nothing of it comes any more.
   void close(far::EngineId engine);
@@ -83,6 +85,7 @@ class FarProxy final : public far::Port {
   struct Peer {
     transport::PeerId id = 0;
     Connection connection = 0;
+    bool heard = false;
     std::deque<std::unique_ptr<far::Message>> waiting;  // for room
   };
   struct alignas(64) Line {
@@ -108,6 +111,7 @@ class FarProxy final : public far::Port {
   bool progress();
   void take(transport::Event& event);
   void forget(far::EngineId engine);
+  void tell_connected(far::EngineId engine, Peer& peer);
   void tell_down(far::EngineId engine, Connection connection, const Status& status);
   bool tell_loop();
   void sleep();
@@ -118,6 +122,7 @@ class FarProxy final : public far::Port {
   std::atomic<std::uint64_t> spin_ns_;
   const std::function<void()> notify_;
   transport::Address address_;
+  std::string carrier_;
   SpscRing<ToThread> to_thread_{kSlots};
   SpscRing<ToLoop> to_loop_{kSlots};
   std::atomic<bool> ring_was_full_{false};  // the loop is to be told of room in to_thread_

@@ -23,7 +23,7 @@ std::uint64_t digest(std::span<const std::uint64_t> words) {
 }  // namespace
 
 FarSide::FarSide(const abi::GroupBegin& message, const NetworkOptions& network, std::uint64_t incarnation,
-                 far::Port* port)
+                 far::Port* port, far::Ledger* ledger)
     : id_(message.group_id),
       shape_(message.shape),
       node_(message.node),
@@ -31,6 +31,7 @@ FarSide::FarSide(const abi::GroupBegin& message, const NetworkOptions& network, 
       batch_bytes_(static_cast<std::uint32_t>(network.batch_bytes)),
       window_bytes_(static_cast<std::uint32_t>(network.window_bytes)),
       port_(port),
+      ledger_(ledger),
       places_(message.shape.num_ranks),
       view_(message.view),
       key_{message.epoch_key[0], message.epoch_key[1]} {}
@@ -47,6 +48,16 @@ void FarSide::place(const abi::GroupRank& message) {
 void FarSide::set_epoch(std::uint64_t view, const std::uint64_t (&key)[2]) {
   view_ = view;
   key_ = {key[0], key[1]};
+}
+
+std::string FarSide::node_name(std::uint32_t rank) const {
+  const std::string name = ledger_ == nullptr ? "" : ledger_->node_name(engine_of(rank));
+  return name.empty() ? "node " + std::to_string(node_of(rank)) : name;
+}
+
+std::uint64_t FarSide::memory_bytes(far::EngineId engine) const {
+  const auto found = memory_of_.find(engine);
+  return found == memory_of_.end() ? 0 : found->second;
 }
 
 std::vector<far::EngineId> FarSide::engines() const {
@@ -79,7 +90,7 @@ far::FarGroup& FarSide::group(std::uint32_t device) {
   if (group_ == nullptr) {
     own_ = far_engine_id(node_, device);
     group_ = std::make_unique<far::FarGroup>(
-        far::FarGroup::Facts{id_, shape_, own_, batch_bytes_, window_bytes_}, *port_);
+        far::FarGroup::Facts{id_, shape_, own_, batch_bytes_, window_bytes_, ledger_}, *port_);
   }
   EPD_CHECK(own_ == far_engine_id(node_, device));
   return *group_;
@@ -115,8 +126,12 @@ void FarSide::begin(std::uint64_t epoch, std::uint64_t first_index, std::span<co
   }
   group_->begin({epoch, first_index, nodes, engines, away, node_, key_});
   memory_bytes_ = group_->memory_bytes();
+  memory_of_.clear();
   greetings_.clear();
-  for (const far::EngineId engine : this->engines()) greetings_[engine] = {};
+  for (const far::EngineId engine : this->engines()) {
+    memory_of_[engine] = group_->memory_bytes(engine);
+    greetings_[engine] = {};
+  }
 }
 
 void FarSide::end() {
@@ -163,6 +178,7 @@ Drop FarSide::greet(far::EngineId from, std::span<const std::byte> bytes, const 
     greeting.differs = "view: which ranks take part, and where";
   } else {
     greeting.heard = true;
+    greeting.differs = nullptr;
   }
   return Drop::kNone;
 }
@@ -199,7 +215,7 @@ void FarSide::received(far::EngineId from, std::span<const std::byte> header, co
   if (raw.type != abi::FarType::kHello) {
     if (group_ != nullptr) return group_->received(from, header, body);
   } else if (const Drop drop = greet(from, header, body); drop != Drop::kNone && group_ != nullptr) {
-    group_->count(drop);
+    group_->drop(from, drop);
   }
   port_->release(body);
 }

@@ -33,8 +33,9 @@ class FarSide {
 
   // `port` is null in an engine that reaches no others: then only the view is kept. It outlives the side.
   // `incarnation`: of this engine.
+  // `ledger` is null in tests, and outlives the side.
   FarSide(const abi::GroupBegin& message, const NetworkOptions& network, std::uint64_t incarnation,
-          far::Port* port);
+          far::Port* port, far::Ledger* ledger);
 
   // ---- the view, as the supervisor tells it
 
@@ -42,6 +43,8 @@ class FarSide {
   void set_epoch(std::uint64_t view, const std::uint64_t (&key)[2]);
   bool is_near(std::uint32_t rank) const { return places_[rank].node == node_; }
   std::uint32_t node_of(std::uint32_t rank) const { return places_[rank].node; }
+  // "node-b"; "node 2" if nobody has told its name.
+  std::string node_name(std::uint32_t rank) const;
   std::uint32_t node() const { return node_; }  // this one
   std::uint64_t group_id() const { return id_; }
   // Engines that serve active ranks on other nodes, ascending.
@@ -63,6 +66,8 @@ class FarSide {
   bool in_epoch() const { return group_ != nullptr && group_->in_epoch(); }
   // Of windows and send buffers in the epoch, or in the last one.
   std::uint64_t memory_bytes() const { return memory_bytes_; }
+  // Of that with one engine.
+  std::uint64_t memory_bytes(far::EngineId engine) const;
 
   // Messages that were dropped since the group began, by reason; "none".
   std::string drops() const { return group_ == nullptr ? "none" : group_->drops().text(); }
@@ -117,6 +122,7 @@ class FarSide {
   const std::uint32_t batch_bytes_;
   const std::uint32_t window_bytes_;
   far::Port* const port_;
+  far::Ledger* const ledger_;
   std::vector<Place> places_;  // [R]
   std::uint64_t view_;
   far::EpochKey key_;
@@ -125,7 +131,8 @@ class FarSide {
   std::uint64_t epoch_ = 0;
   std::uint64_t first_index_ = 0;
   std::uint64_t memory_bytes_ = 0;
-  std::map<far::EngineId, Greeting> greetings_;  // of the epoch
+  std::map<far::EngineId, std::uint64_t> memory_of_;  // likewise
+  std::map<far::EngineId, Greeting> greetings_;       // of the epoch
 };
 
 }  // namespace epd

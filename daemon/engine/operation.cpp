@@ -10,6 +10,10 @@ namespace epd {
 
 using abi::OpStage;
 
+namespace {
+constexpr std::uint64_t kFarWaitPauseNs = 1'000'000;
+}  // namespace
+
 std::uint32_t saturated_us(std::uint64_t from_ns, std::uint64_t to_ns) {
   if (to_ns <= from_ns) return 0;
   return static_cast<std::uint32_t>(
@@ -57,6 +61,18 @@ void Operation::show_awaited() {
   const std::uint32_t rank = in_flight_->awaited(0);
   if (view_ != nullptr && rank != OperationInFlight::kNobody)
     Page::wait_for(view_, rank, MonotonicClock().now_ns());
+}
+
+// At the first look that finds it waiting, and now and then while it waits.
+void Operation::show_far_wait(bool waits, std::uint64_t now_ns) {
+  if (view_ == nullptr || group_.far == nullptr) return;
+  if (!waits) {
+    view_->far_wait.clear();
+    far_wait_ns_ = 0;
+  } else if (far_wait_ns_ == 0 || now_ns >= far_wait_ns_ + kFarWaitPauseNs) {
+    view_->far_wait.store(in_flight_->waits_for());
+    far_wait_ns_ = now_ns;
+  }
 }
 
 StepResult Operation::fail(const Failure& failure) {

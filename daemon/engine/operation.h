@@ -98,6 +98,7 @@ class Operation final : private OperationPeers {
   StepResult fail(const Failure& failure);
   void enter(abi::OpStage stage);
   void show_awaited();
+  void show_far_wait(bool waits, std::uint64_t now_ns);
 
   // operation_steps.cpp
   bool may_launch() const;
@@ -138,6 +139,7 @@ class Operation final : private OperationPeers {
   RouteHeads::Place route_;
   kernels::cuda::TakenCall call_{};  // of one in flight
   std::unique_ptr<OperationInFlight> in_flight_;
+  std::uint64_t far_wait_ns_ = 0;  // when it was shown last; 0: it does not wait
   bool held_up_ = false;
   bool route_kept_ = false;
   bool counted_ = false;  // and told

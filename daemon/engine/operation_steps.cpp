@@ -158,6 +158,7 @@ StepResult Operation::look(std::uint64_t now_ns) {
   }
   if (in_flight_->ended()) return conclude(now_ns);
   show_awaited();
+  show_far_wait(!progress, now_ns);
   return progress ? StepResult::kProgress : StepResult::kIdle;
 }
 

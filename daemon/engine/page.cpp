@@ -10,7 +10,10 @@ void Page::start(std::uint32_t sms) {
   page_->version = abi::kAbiVersion;
   page_->sms.store(sms, std::memory_order_relaxed);
   page_->sleep.sleeping.store(0, std::memory_order_relaxed);
-  for (abi::OpView& view : page_->ops) view.ticket.store(0, std::memory_order_relaxed);
+  for (abi::OpView& view : page_->ops) {
+    view.ticket.store(0, std::memory_order_relaxed);
+    view.far_wait.reset();
+  }
   for (auto* counter :
        {&page_->ops_submitted, &page_->ops_completed, &page_->ops_failed, &page_->bytes_dispatched,
         &page_->bytes_combined, &page_->submissions_refused, &page_->sleeps}) {
@@ -47,6 +50,7 @@ abi::OpView* Page::claim(const abi::Submission& submission) {
     view.stage.store(0, std::memory_order_relaxed);
     view.waiting_for.store(-1, std::memory_order_relaxed);
     view.waiting_since_ns.store(0, std::memory_order_relaxed);
+    view.far_wait.clear();
     for (auto& entered : view.stage_ns) entered.store(0, std::memory_order_relaxed);
     view.ticket.store(submission.ticket, std::memory_order_release);
     return &view;
@@ -64,6 +68,7 @@ void Page::enter(abi::OpView* view, abi::OpStage stage, std::uint64_t now_ns) {
   view->stage.store(static_cast<std::uint32_t>(stage), std::memory_order_relaxed);
   view->waiting_for.store(-1, std::memory_order_relaxed);
   view->waiting_since_ns.store(0, std::memory_order_relaxed);
+  view->far_wait.clear();
 }
 
 void Page::wait_for(abi::OpView* view, std::uint32_t rank, std::uint64_t now_ns) {

@@ -46,9 +46,6 @@ class Bell {
   Page& page_;
 };
 
-// Adds to a counter that only this process's loop writes.
-inline void count(std::atomic<std::uint64_t>& counter, std::uint64_t by = 1) {
-  counter.store(counter.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
-}
+using abi::count;
 
 }  // namespace epd

@@ -4,11 +4,19 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 namespace epd::far {
 
 using abi::FarHeader;
 using abi::FarType;
+
+// An operation wants credits of a window that has none.
+struct FarGroup::Stall {
+  bool wanted = false;
+  std::uint64_t since_ns = 0;    // 0: it is not counted yet
+  std::uint64_t counted_ns = 0;  // up to here
+};
 
 // Of a rank here and a far one.
 struct FarGroup::Pair {
@@ -28,6 +36,8 @@ struct FarGroup::Pair {
   bool for_far_rank = false;  // this one is the far rank's gateway
   Window rows;
   Window sums;
+  Stall row_stall;
+  Stall sum_stall;
   Debt row_debt;
   Debt sum_debt;
   std::shared_ptr<BufferPool> row_buffers;
@@ -104,6 +114,25 @@ std::uint64_t FarGroup::memory_bytes() const {
   return windows * state_->sizes.window * state_->sizes.batch_bytes;
 }
 
+std::uint64_t FarGroup::memory_bytes(EngineId engine) const {
+  std::uint64_t windows = 0;
+  for (const auto& [ranks, with] : state_->pairs) {
+    if (engine_of(with.far_rank) != engine) continue;
+    windows += (with.to_gateway ? 2u : 0u) + (with.for_far_rank ? 2u : 0u);
+  }
+  return windows * state_->sizes.window * state_->sizes.batch_bytes;
+}
+
+EngineId FarGroup::engine_of(std::uint32_t rank) const {
+  return state_->engines.at(rank);
+}
+
+std::string FarGroup::name_of_rank(std::uint32_t rank) const {
+  const std::string node = facts_.ledger == nullptr ? "" : facts_.ledger->node_name(engine_of(rank));
+  return "rank " + std::to_string(rank) + " on " +
+         (node.empty() ? "node " + std::to_string(span().node_of(rank)) : node);
+}
+
 const Span& FarGroup::span() const {
   return state_->span;
 }
@@ -123,9 +152,15 @@ void FarGroup::received(EngineId from, std::span<const std::byte> header, const 
   Arrival arrival{{}, body};
   Drop drop = judge(from, header, body, arrival.header);
   if (drop == Drop::kNone) drop = take_in(arrival);
-  if (drop == Drop::kNone) return;
-  drops_.count(drop);
+  if (drop == Drop::kNone) return count_batch(arrival.header, from, false);
+  this->drop(from, drop);
   port_.release(body);
+}
+
+void FarGroup::drop(EngineId from, Drop why) {
+  drops_.count(why);
+  if (facts_.ledger != nullptr)
+    abi::count(facts_.ledger->counters(from).dropped[static_cast<std::uint32_t>(why)]);
 }
 
 Drop FarGroup::judge(EngineId from, std::span<const std::byte> bytes, const Body& body,
@@ -243,7 +278,7 @@ void FarGroup::open(std::uint32_t number, std::uint64_t tag, Receiver& receiver)
   for (const Arrival& arrival : arrivals) {
     const Drop drop = receiver.receive(arrival);
     if (drop == Drop::kNone) continue;
-    drops_.count(drop);
+    this->drop(engine_of(arrival.header.from_rank), drop);
     settle(arrival);
   }
 }
@@ -297,6 +332,7 @@ void FarGroup::post(const FarHeader& header, Buffer body) {
   message->header = header;
   message->engine = s.engines[header.to_rank];
   message->body = std::move(body);
+  count_batch(header, message->engine, true);
   FarHeader& h = message->header;
   h.magic = abi::kFarMagic;
   h.version = abi::kFarVersion;
@@ -304,6 +340,18 @@ void FarGroup::post(const FarHeader& header, Buffer body) {
   h.token = message_token(s.key, facts_.engine, message->engine);
   add_credits(h, pair(header.from_rank, header.to_rank));
   s.outgoing.push_back(std::move(message));
+}
+
+void FarGroup::count_batch(const FarHeader& header, EngineId engine, bool sent) {
+  const bool asks = header.type == FarType::kAsk;
+  const bool sums = header.type == FarType::kSums;
+  if (facts_.ledger == nullptr || (!asks && !sums && header.type != FarType::kRows)) return;
+  const auto kind = static_cast<std::size_t>(asks   ? abi::FarBatch::kAsks
+                                             : sums ? abi::FarBatch::kSums
+                                                    : abi::FarBatch::kRows);
+  abi::FarCounters& counters = facts_.ledger->counters(engine);
+  abi::count((sent ? counters.batches_sent : counters.batches_received)[kind]);
+  abi::count((sent ? counters.bytes_sent : counters.bytes_received)[kind], header.body_bytes);
 }
 
 void FarGroup::settle(const Arrival& arrival) {
@@ -318,6 +366,10 @@ bool FarGroup::step(std::uint64_t now_ns) {
   now_ns_ = now_ns;
   if (state_ == nullptr) return false;
   give_back_credits();
+  for (auto& [ranks, with] : state_->pairs) {
+    count_stall(with, with.rows, with.row_stall);
+    count_stall(with, with.sums, with.sum_stall);
+  }
   bool sent = false;
   // Messages to an engine that takes none do not hold up those to others.
   std::set<EngineId> full;
@@ -332,6 +384,34 @@ bool FarGroup::step(std::uint64_t now_ns) {
   }
   std::erase(state_->outgoing, nullptr);
   return sent;
+}
+
+void FarGroup::wants_rows(std::uint32_t rank, std::uint32_t far_rank) {
+  Pair& with = pair(rank, far_rank);
+  with.row_stall.wanted |= with.rows.credits() == 0;
+}
+void FarGroup::wants_sums(std::uint32_t rank, std::uint32_t far_rank) {
+  Pair& with = pair(rank, far_rank);
+  with.sum_stall.wanted |= with.sums.credits() == 0;
+}
+
+void FarGroup::count_stall(Pair& with, Window& window, Stall& stall) {
+  if (!stall.wanted) return;
+  if (facts_.ledger != nullptr) {
+    abi::FarCounters& counters = facts_.ledger->counters(engine_of(with.far_rank));
+    if (stall.since_ns == 0) {
+      stall.since_ns = stall.counted_ns = now_ns_;
+      abi::count(counters.credit_stalls);
+    }
+    abi::count(counters.credit_stall_ns, now_ns_ - std::exchange(stall.counted_ns, now_ns_));
+    const std::uint64_t lasted_ns = now_ns_ - stall.since_ns;
+    if (lasted_ns > counters.longest_stall_ns.load(std::memory_order_relaxed)) {
+      counters.longest_stall_ns.store(lasted_ns, std::memory_order_relaxed);
+      counters.longest_stall_group.store(facts_.id, std::memory_order_relaxed);
+      counters.longest_stall_rank.store(with.far_rank, std::memory_order_relaxed);
+    }
+  }
+  if (window.credits() != 0) stall = {};
 }
 
 void FarGroup::give_back_credits() {

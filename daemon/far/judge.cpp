@@ -1,16 +1,16 @@
 #include "far/judge.h"
 
+#include "proto/far_statistics.h"
+
 #include <algorithm>
 #include <numeric>
 
 namespace epd::far {
 
 const char* drop_name(Drop drop) {
-  constexpr const char* kNames[kNumDrops] = {"none",   "header", "type",  "group",   "broken",
-                                             "epoch",  "engine", "token", "ranks",   "operation",
-                                             "credit", "twice",  "batch", "records", "content"};
+  static_assert(kNumDrops == abi::kNumFarDrops);
   const auto index = static_cast<std::uint32_t>(drop);
-  return index < kNumDrops ? kNames[index] : "unknown";
+  return index < kNumDrops ? abi::kFarDropNames[index] : "unknown";
 }
 
 std::uint64_t DropCounts::total() const {

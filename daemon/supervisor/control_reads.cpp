@@ -61,6 +61,10 @@ void fill(v1::Group& message, const membership::Group& group, const EngineFleet&
   }
 }
 
+Status in_no_cluster() {
+  return {StatusCode::kUnsupported, "this daemon is in no cluster: cluster.name is not set"};
+}
+
 void add_far(v1::Group& message, const std::vector<Deciders::FarRank>& ranks) {
   if (ranks.empty()) return;
   for (const Deciders::FarRank& rank : ranks) {
@@ -113,12 +117,27 @@ v1::DaemonStatus ControlReads::daemon_status() const {
 }
 
 Result<v1::ListNodesResponse> ControlReads::list_nodes() const {
-  if (parts_.cluster == nullptr)
-    return Status(StatusCode::kUnsupported, "this daemon is in no cluster: cluster.name is not set");
+  if (parts_.cluster == nullptr) return in_no_cluster();
   const cluster::View view = parts_.cluster->view();
   v1::ListNodesResponse list;
   *list.mutable_cluster() = message_of(parts_.cluster->settings(), view);
   for (const cluster::NodeView& node : view.nodes) *list.add_nodes() = message_of(node);
+  return list;
+}
+
+// What an engine counted is lost with it, so one that is down sees nobody.
+Result<v1::ListFarEnginesResponse> ControlReads::list_far_engines() const {
+  if (parts_.cluster == nullptr) return in_no_cluster();
+  v1::ListFarEnginesResponse list;
+  for (std::uint32_t i = 0; i < rooms_.fleet.size(); ++i) {
+    const DeviceState state = rooms_.fleet.state_now(i);
+    v1::NetworkEngine& engine = *list.add_engines();
+    engine.set_device(rooms_.fleet.name(i));
+    engine.set_state(message_of(state));
+    if (state == DeviceState::kReady || state == DeviceState::kStopped)
+      add_far_engines(list, engine, rooms_.fleet.page(i).far);
+  }
+  sort(list);
   return list;
 }
 

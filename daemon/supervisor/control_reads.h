@@ -40,6 +40,7 @@ class ControlReads {
   v1::ListSessionsResponse list_sessions() const;
   v1::ListGroupsResponse list_groups() const;
   Result<v1::ListNodesResponse> list_nodes() const;
+  Result<v1::ListFarEnginesResponse> list_far_engines() const;
   std::vector<ConfigEntry> config_entries() const;
   // From any thread: what the certificate files are now.
   void add_certificate(v1::ListNodesResponse& nodes) const;

@@ -95,7 +95,8 @@ v1::Wait ControlReads::wait_of(const membership::Group& group, std::uint32_t ran
     if (far.rank != rank) continue;
     wait.set_node(far.node);
     wait.set_device("host:" + std::to_string(far.device));
-    wait.set_text("rank " + std::to_string(rank) + " is on node " + far.node + ": epctl ops there");
+    wait.set_text("rank " + std::to_string(rank) + " (" + wait.device() + " on node " + far.node +
+                  "): what holds it up, epctl ops says there");
     return wait;
   }
   if (found == group.members.end()) {
@@ -166,10 +167,13 @@ Result<v1::GetOperationResponse> ControlReads::explain(std::uint64_t session_id,
     answer.set_text("its own engine (pid " + std::to_string(answer.engine_pid()) +
                     ") stands still; what is shown is as it was " +
                     std::to_string(rooms_.fleet.heartbeat_age_ms(session->device)) + " ms ago");
+  } else if (answer.waits().empty() && !found->far_wait().empty()) {
+    answer.set_text("waits for " + found->far_wait());
   } else if (answer.waits().empty()) {
     answer.set_text(own_reason(*found, all, silent_engines(*group)));
   } else {
-    answer.set_text("waits " + for_ms(found->waiting_us()) + ": " + answer.waits().rbegin()->text());
+    answer.set_text("waits " + for_ms(found->waiting_us()) + ": " + answer.waits().rbegin()->text() +
+                    (found->far_wait().empty() ? "" : "; it waits for " + found->far_wait()));
   }
   return answer;
 }

@@ -211,6 +211,7 @@ void add_operation(v1::ListOperationsResponse& list, const abi::OpView& op, cons
     add_stage(message, stage_name(static_cast<abi::OpStage>(stage)), op.submit_ns,
               op.stage_ns[stage].load(std::memory_order_relaxed));
   }
+  message.set_far_wait(op.far_wait.load());
   std::atomic_thread_fence(std::memory_order_acquire);
   if (op.ticket.load(std::memory_order_relaxed) != ticket) list.mutable_operations()->RemoveLast();
 }

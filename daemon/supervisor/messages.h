@@ -32,6 +32,10 @@ void add_operation(v1::ListOperationsResponse& list, const abi::OpView& op, cons
                    std::uint64_t now_ns);
 void sort(v1::ListOperationsResponse& list);
 
+// Of one engine, and of those of other nodes that its table shows. `list` has `engine`.
+void add_far_engines(v1::ListFarEnginesResponse& list, v1::NetworkEngine& engine, const abi::FarTable& table);
+void sort(v1::ListFarEnginesResponse& list);
+
 // Of sessions, ranks and groups, all in one: a group's sum needs the counts of its ranks.
 struct DevicePage {
   const std::string& device;

@@ -127,7 +127,10 @@ std::uint64_t Node::turn_of_cluster() {
   if (cluster_ == nullptr) return std::numeric_limits<std::uint64_t>::max();
   const DaemonPhase phase = lifecycle_.phase();
   if (phase == DaemonPhase::kDraining && told_cluster_ == DaemonPhase::kServing) cluster_->drain();
-  if (phase == DaemonPhase::kStopping && told_cluster_ != DaemonPhase::kStopping) cluster_->leave();
+  if (phase == DaemonPhase::kStopping && told_cluster_ != DaemonPhase::kStopping) {
+    cluster_->tick();  // the leaves of its ranks first
+    cluster_->leave();
+  }
   if (phase != DaemonPhase::kStarting) told_cluster_ = phase;
   // What the coordinator decides here on hearing of this node comes at once.
   do {

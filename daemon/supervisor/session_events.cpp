@@ -5,6 +5,7 @@
 #include "fleet.h"
 #include "live_config.h"
 #include "losses.h"
+#include "membership/join_rules.h"
 
 #include <memory>
 #include <optional>
@@ -79,6 +80,9 @@ void SessionEvents::join_requested(const Session& session, std::uint32_t request
     if (status.ok() && join.priority <= abi::kMaxPriority)
       status = rooms_.config->access.may_take_priority(caller, join.priority);
   }
+  // What the coordinator would refuse does not travel: a frame with it is none.
+  if (status.ok() && join.shape.span == abi::Span::kCluster)
+    status = membership::check_join(join, memory.size());
   const auto num_memories = static_cast<std::uint32_t>(memory.size());
   ClientMemory kept;
   if (status.ok()) {

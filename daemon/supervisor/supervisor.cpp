@@ -36,6 +36,9 @@ class Facade final : public ControlFacade {
     if (list.ok()) node_.reads().add_certificate(*list);
     return list;
   }
+  Result<v1::ListFarEnginesResponse> far_engines() override {
+    return flat(on_loop(&ControlReads::list_far_engines));
+  }
   Result<v1::ListOperationsResponse> operations() override {
     v1::ListOperationsResponse list = node_.reads().list_operations();
     sort(list);

@@ -24,6 +24,7 @@ class Faulty final : public FaultyTransport {
 
   const Address& address() const override { return inner_->address(); }
   const Limits& limits() const override { return inner_->limits(); }
+  std::string carrier() const override { return inner_->carrier(); }
   Result<PeerId> connect(std::span<const std::byte> address) override;
   Status close(PeerId id) override;
   Status send(PeerId id, std::span<const std::byte> header, std::span<const std::byte> body,

@@ -59,6 +59,7 @@ class InProcess final : public Transport {
 
   const Address& address() const override { return address_; }
   const Limits& limits() const override { return limits_; }
+  std::string carrier() const override { return "in-process"; }
   Result<PeerId> connect(std::span<const std::byte> address) override;
   Status close(PeerId peer) override;
   Status send(PeerId peer, std::span<const std::byte> header, std::span<const std::byte> body,
@@ -266,7 +267,7 @@ InProcess::~InProcess() {
 Result<Facts> InProcess::facts(PeerId peer) const {
   const std::lock_guard lock(hub_->mutex);
   if (peers_.find(peer) == peers_.end()) return no_such_peer(peer);
-  return Facts{"in-process", "in-process", ""};
+  return Facts{carrier(), carrier(), ""};
 }
 
 }  // namespace

@@ -185,11 +185,15 @@ void UcxTransport::advance_closing() {
   }
 }
 
+std::string UcxTransport::carrier() const {
+  return version_text(packed(ucx_.major, ucx_.minor, ucx_.release));
+}
+
 Result<Facts> UcxTransport::facts(PeerId id) const {
   const auto found = peers_.find(id);
   if (found == peers_.end() || found->second->forgotten) return no_such_peer(id);
   const Peer& peer = *found->second;
-  Facts facts{version_text(packed(ucx_.major, ucx_.minor, ucx_.release)), version_text(peer.version), ""};
+  Facts facts{carrier(), version_text(peer.version), ""};
   if (peer.state != State::kOpen) return facts;
   char* text = nullptr;
   std::size_t bytes = 0;

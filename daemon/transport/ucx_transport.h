@@ -19,6 +19,7 @@ class UcxTransport final : public Transport {
 
   const Address& address() const override { return address_; }
   const Limits& limits() const override { return limits_; }
+  std::string carrier() const override;
   Result<PeerId> connect(std::span<const std::byte> address) override;
   Status close(PeerId peer) override;
   Status send(PeerId peer, std::span<const std::byte> header, std::span<const std::byte> body,

@@ -5,7 +5,7 @@ find_program(EPD_PYTHON NAMES python3 PATHS /usr/bin NO_DEFAULT_PATH)
 epd_system_test(nodes_test LABEL nodes TIMEOUT 300
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/nodes_test.cpp ${CMAKE_CURRENT_LIST_DIR}/nodes_refused_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/nodes_groups_test.cpp ${CMAKE_CURRENT_LIST_DIR}/nodes_faults_test.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/nodes_soak_test.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/nodes_soak_test.cpp ${CMAKE_CURRENT_LIST_DIR}/nodes_network_test.cpp
   LIBS nlohmann_json::nlohmann_json epd_cluster_proto epd_kit)
 # Nodes with addresses, links and counters of their own.
 epd_system_test(nodes_lab_test LABEL nodes TIMEOUT 120 SOURCES ${CMAKE_CURRENT_LIST_DIR}/lab_test.cpp

@@ -728,7 +728,7 @@ class NodesSoak : public testing::Test {
 };
 
 TEST_F(NodesSoak, RandomFaults) {
-  const std::uint64_t faults = number_from("EPD_TEST_FAULTS", 15);
+  const std::uint64_t faults = number_from("EPD_TEST_FAULTS", 5);
   run_load_for_a_moment("the start");
   const Holdings before = settled();
   start_load();

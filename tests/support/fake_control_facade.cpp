@@ -214,6 +214,54 @@ void fill(v1::ListNodesResponse& nodes) {
   certificate.set_seconds_left(40 * 86'400);
 }
 
+// An engine with one far engine that is connected and one that is down, and one that has no network.
+void fill(v1::ListFarEnginesResponse& network) {
+  v1::NetworkEngine& engine = *network.add_engines();
+  engine.set_device("host:0");
+  engine.set_state(v1::DEVICE_STATE_READY);
+  engine.set_carrier("UCX 1.13.1");
+  engine.set_library("libucp.so.0");
+  engine.set_interfaces("lo");
+  engine.set_promised_bytes(std::uint64_t{32} << 20);
+  engine.set_max_bytes(std::uint64_t{1} << 30);
+  v1::NetworkEngine& other = *network.add_engines();
+  other.set_device("host:1");
+  other.set_state(v1::DEVICE_STATE_READY);
+  other.set_problem("libucp.so.0: cannot open shared object file");
+  v1::FarEngine& far = *network.add_far_engines();
+  far.set_device("host:0");
+  far.set_node("node-b");
+  far.set_far_device("host:0");
+  far.set_state(v1::FAR_ENGINE_STATE_CONNECTED);
+  far.set_carrier("UCX 1.13.1");
+  far.set_far_carrier("UCX 1.19.0");
+  far.set_lanes("#\n# lane[0]: tcp/eth0\n");
+  far.set_round_trip_us(43);
+  far.set_groups(2);
+  far.set_window_bytes(std::uint64_t{8} << 20);
+  for (v1::FarTraffic* traffic : {far.mutable_rows(), far.mutable_asks(), far.mutable_sums()}) {
+    traffic->set_batches_sent(10);
+    traffic->set_bytes_sent(1 << 20);
+    traffic->set_batches_received(20);
+    traffic->set_bytes_received(2 << 20);
+  }
+  far.set_credit_stalls(3);
+  far.set_credit_stall_us(4500);
+  far.mutable_longest_stall()->set_us(2500);
+  far.mutable_longest_stall()->set_group_id(9);
+  far.mutable_longest_stall()->set_rank(7);
+  v1::DropCount& drop = *far.add_dropped();
+  drop.set_reason("token");
+  drop.set_count(5);
+  v1::FarEngine& down = *network.add_far_engines();
+  down.set_device("host:0");
+  down.set_node("node-c");
+  down.set_far_device("host:1");
+  down.set_state(v1::FAR_ENGINE_STATE_DOWN);
+  down.set_reason("has said nothing for 2000 ms");
+  down.set_groups(1);
+}
+
 void add(v1::GetConfigResponse& config, const std::string& key, const std::string& value,
          v1::ConfigOrigin origin, bool reloadable) {
   v1::ConfigEntry& entry = *config.add_entries();
@@ -239,6 +287,7 @@ FakeControlFacade::FakeControlFacade() {
   daemon.set_sessions_total(17);
   daemon.set_sessions_refused(1);
   fill(views_.nodes);
+  fill(views_.network);
   for (const std::uint32_t i : {0u, 1u}) {
     const std::string device = "host:" + std::to_string(i);
     fill(*views_.devices.add_devices(), device);

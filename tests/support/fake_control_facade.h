@@ -21,6 +21,7 @@ class FakeControlFacade final : public ControlFacade {
   Result<v1::ListGroupsResponse> groups() override { return answer(views_.groups); }
   Result<v1::ListOperationsResponse> operations() override { return answer(views_.operations); }
   Result<v1::ListNodesResponse> nodes() override { return answer(views_.nodes); }
+  Result<v1::ListFarEnginesResponse> far_engines() override { return answer(views_.network); }
   Result<v1::GetConfigResponse> config() override { return answer(views_.config); }
   Status authorize(const Operator& by, Right wanted, const std::string& what) override;
   Status drain(const Operator& by, std::uint32_t timeout_ms) override;
@@ -50,6 +51,7 @@ class FakeControlFacade final : public ControlFacade {
     v1::ListGroupsResponse groups;
     v1::ListOperationsResponse operations;
     v1::ListNodesResponse nodes;
+    v1::ListFarEnginesResponse network;
     v1::GetConfigResponse config;
     v1::GetStatisticsResponse statistics;
   };

@@ -39,6 +39,7 @@ class SlowFacade final : public ControlFacade {
   Result<v1::ListSessionsResponse> sessions() override { return slow(fake_.sessions()); }
   Result<v1::ListGroupsResponse> groups() override { return slow(fake_.groups()); }
   Result<v1::ListOperationsResponse> operations() override { return slow(fake_.operations()); }
+  Result<v1::ListFarEnginesResponse> far_engines() override { return slow(fake_.far_engines()); }
   Result<v1::ListNodesResponse> nodes() override { return slow(fake_.nodes()); }
   Result<v1::GetConfigResponse> config() override { return slow(fake_.config()); }
   Status authorize(const Operator& by, Right wanted, const std::string& what) override {

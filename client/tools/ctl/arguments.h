@@ -11,6 +11,7 @@ enum class Command {
   kStatus,
   kDevices,
   kNodes,
+  kNetwork,
   kSessions,
   kGroups,
   kOps,

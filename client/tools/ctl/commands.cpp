@@ -112,6 +112,9 @@ Exit run(const Arguments& arguments, Output& output) {
     case Command::kNodes:
       return list<v1::ListNodesRequest, v1::ListNodesResponse>(arguments, connection, output,
                                                                [](const auto& r) { return render(r); });
+    case Command::kNetwork:
+      return list<v1::ListFarEnginesRequest, v1::ListFarEnginesResponse>(
+          arguments, connection, output, [](const auto& r) { return render(r); });
     case Command::kSessions:
       return list<v1::ListSessionsRequest, v1::ListSessionsResponse>(arguments, connection, output,
                                                                      [](const auto& r) { return render(r); });

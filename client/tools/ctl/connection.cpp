@@ -216,6 +216,10 @@ std::optional<Failure> Connection::call(const v1::ListNodesRequest& request,
                                         v1::ListNodesResponse& response) {
   return impl_->ask(&v1::Control::Stub::ListNodes, request, response);
 }
+std::optional<Failure> Connection::call(const v1::ListFarEnginesRequest& request,
+                                        v1::ListFarEnginesResponse& response) {
+  return impl_->ask(&v1::Control::Stub::ListFarEngines, request, response);
+}
 std::optional<Failure> Connection::call(const v1::ListSessionsRequest& request,
                                         v1::ListSessionsResponse& response) {
   return impl_->ask(&v1::Control::Stub::ListSessions, request, response);

@@ -24,6 +24,7 @@ class Connection {
   std::optional<Failure> call(const v1::GetStatusRequest& request, v1::GetStatusResponse& response);
   std::optional<Failure> call(const v1::ListDevicesRequest& request, v1::ListDevicesResponse& response);
   std::optional<Failure> call(const v1::ListNodesRequest& request, v1::ListNodesResponse& response);
+  std::optional<Failure> call(const v1::ListFarEnginesRequest& request, v1::ListFarEnginesResponse& response);
   std::optional<Failure> call(const v1::ListSessionsRequest& request, v1::ListSessionsResponse& response);
   std::optional<Failure> call(const v1::ListGroupsRequest& request, v1::ListGroupsResponse& response);
   std::optional<Failure> call(const v1::ListOperationsRequest& request, v1::ListOperationsResponse& response);

@@ -112,6 +112,12 @@ Exit run_doctor(const Arguments& arguments, Connection& connection, Output& outp
         cluster.ports = probe_ports(cluster.nodes);
         append(judge_cluster(cluster));
       }
+      if (const auto failure = connection.call(v1::ListFarEnginesRequest(), cluster.network)) {
+        append({{Level::kFail, "network", "its state can't be read", failure->message}});
+      } else {
+        cluster.interfaces = probe_interfaces();
+        append(judge_network(cluster));
+      }
     }
   }
   append(judge_host(probe_host(), daemon.status));

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 #include "epd/v1/control.pb.h"
@@ -53,6 +54,8 @@ struct PortFacts {
 struct ClusterFacts {
   v1::ListNodesResponse nodes;
   std::vector<PortFacts> ports;
+  v1::ListFarEnginesResponse network;
+  std::set<std::string> interfaces;  // of this machine: "eth0", "mlx5_0"
 };
 
 enum class Level { kOk, kWarn, kFail };
@@ -74,7 +77,10 @@ std::vector<Check> judge_devices(const v1::GetStatusResponse& status);
 std::vector<Check> judge_gpus(const v1::GetStatusResponse& status);
 // Looks whether the coordinator and the nodes can be reached from here; each for a second at most.
 std::vector<PortFacts> probe_ports(const v1::ListNodesResponse& nodes);
+std::set<std::string> probe_interfaces();
 std::vector<Check> judge_cluster(const ClusterFacts& cluster);
+// What the engines say of the network between nodes.
+std::vector<Check> judge_network(const ClusterFacts& cluster);
 // `status` is empty if no daemon answers.
 std::vector<Check> judge_host(const HostFacts& host, const v1::GetStatusResponse& status);
 

@@ -88,6 +88,7 @@ void add_views(CLI::App& app, Arguments& arguments) {
   add_command(app, arguments, "status", Command::kStatus, help::kStatus);
   add_command(app, arguments, "devices", Command::kDevices, help::kDevices);
   add_command(app, arguments, "nodes", Command::kNodes, help::kNodes);
+  add_command(app, arguments, "network", Command::kNetwork, help::kNetwork);
   add_command(app, arguments, "sessions", Command::kSessions, help::kSessions);
   CLI::App* groups = add_command(app, arguments, "groups", Command::kGroups, help::kGroups);
   groups->add_flag("--members", arguments.members, "List the members of each group too");

@@ -87,6 +87,28 @@ EXAMPLES
   epctl nodes --json | jq -r '.nodes[] | select(.state == "lost") | .name'
 )HELP"};
 
+const Page kNetwork = {"Engines of other nodes, and what passes between them and those here", R"HELP(
+One line per engine of this node and engine of another with which it shares groups, or did since it started. What the
+engines here have counted since then. Fails with UNSUPPORTED if the daemon is in no cluster.
+  DEVICE      of the engine here; NODE and FAR say which other one
+  STATE       connected, connecting (it has not said anything yet), down (tried again and again), idle (no group
+              needs it any more)
+  CARRIER     what carries the messages; HERE / THERE if the two sides have different versions
+  ROUND TRIP  of a ping from loop to loop, once a second
+  GROUPS      that the two share
+  WINDOWS     memory promised for them: windows and send buffers
+  SENT, RECEIVED  batches and their bytes: rows, asks and sums; --json has each
+  STALLS      how often an operation had something to send and no credit of a rank there, and for how long in all
+  DROPPED     messages from there that were dropped; below it why
+Below it: why engines are not connected, the longest stall with its rank and group, and for each engine here its
+carrier, interfaces, and what of network.max_bytes is promised.
+
+EXAMPLES
+  epctl network
+  epctl network --json | jq -r '.far_engines[] | select(.state != "connected") | .reason'
+  epctl network --json | jq -r '.far_engines[].lanes'
+)HELP"};
+
 const Page kSessions = {"Attached client processes", R"HELP(
 One line per session: a client process attached to one device. PID, UID and GID are what the kernel
 says about the client; LIBRARY is what the client says about itself. A client in another PID namespace

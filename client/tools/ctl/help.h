@@ -13,6 +13,7 @@ struct Page {
 extern const Page kStatus;
 extern const Page kDevices;
 extern const Page kNodes;
+extern const Page kNetwork;
 extern const Page kSessions;
 extern const Page kGroups;
 extern const Page kOps;

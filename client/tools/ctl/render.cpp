@@ -258,7 +258,7 @@ std::string render(const v1::ListOperationsResponse& operations) {
   for (const v1::Operation& operation : operations.operations()) {
     const std::string waits =
         operation.waiting_for() < 0
-            ? ""
+            ? operation.far_wait()
             : "rank " + std::to_string(operation.waiting_for()) + " " + format_us(operation.waiting_us());
     table.add({operation.id(), number(operation.group_id()), number(operation.op_index()),
                word(operation.op()), number(operation.rank()), operation.device(),

@@ -9,6 +9,7 @@ namespace epd::ctl {
 std::string render(const v1::GetStatusResponse& status);
 std::string render(const v1::ListDevicesResponse& devices);
 std::string render(const v1::ListNodesResponse& nodes);
+std::string render(const v1::ListFarEnginesResponse& network);
 std::string render(const v1::ListSessionsResponse& sessions);
 std::string render(const v1::ListGroupsResponse& groups, bool members);
 std::string render(const v1::ListOperationsResponse& operations);

@@ -74,6 +74,7 @@ std::string render(const v1::GetOperationResponse& detail) {
   for (const v1::StageEntry& stage : op.stages())
     text += " " + printable(stage.stage()) + " +" + format_us(stage.after_us());
   text += "\n";
+  if (!op.far_wait().empty()) text += "  far        waits for " + printable(op.far_wait()) + "\n";
   for (const v1::Wait& wait : detail.waits()) text += "  waits for  " + printable(wait.text()) + "\n";
   return text + "  why        " + printable(detail.text()) + "\n";
 }

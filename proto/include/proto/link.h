@@ -17,6 +17,7 @@
 
 #include "proto/arena.h"
 #include "proto/far.h"
+#include "proto/far_statistics.h"
 #include "proto/statistics.h"
 #include "proto/wire.h"
 
@@ -244,6 +245,7 @@ enum class OpStage : std::uint32_t {
   kBreaking = 5,     // failed; waiting for the group to agree
 };
 inline constexpr std::size_t kNumOpStages = 6;
+inline constexpr std::size_t kFarWaitBytes = 192;
 
 struct OpView {
   std::atomic<std::uint64_t> ticket;  // 0 = free; others are a hint while it changes
@@ -262,6 +264,8 @@ struct OpView {
   std::uint64_t deadline_ns;
   std::atomic<std::uint64_t> waiting_since_ns;        // for waiting_for; 0 = for nobody
   std::atomic<std::uint64_t> stage_ns[kNumOpStages];  // when each was entered, by OpStage; 0 = not yet
+  PageText<kFarWaitBytes>
+      far_wait;  // for what of another node, "a credit for rows of rank 3 on node-b"; or ""
 };
 
 // An engine whose heartbeat is older stands still: stopped, or hung. A sleeping one turns each second.
@@ -289,6 +293,7 @@ struct EnginePage {
   alignas(64) Histogram kernel_stops;
   std::atomic<std::uint32_t> kernel_stop_max_us;
   std::atomic<std::uint32_t> times_stuck;  // the GPU began no kernel, and those that stay stepped aside
+  FarTable far;
 };
 
 }  // namespace epd::abi

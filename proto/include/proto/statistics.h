@@ -97,4 +97,9 @@ struct StatisticsTable {
   StatisticsRow rows[Rows + 1];
 };
 
+// Adds to a counter that only the calling thread writes.
+inline void count(std::atomic<std::uint64_t>& counter, std::uint64_t by = 1) {
+  counter.store(counter.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
+}
+
 }  // namespace epd::abi

@@ -4,7 +4,7 @@ foreach(_name proto base)
   gtest_discover_tests(${_name}_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 60)
 endforeach()
 target_sources(proto_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/unit/proto/proto_ring_test.cpp ${CMAKE_CURRENT_SOURCE_DIR}/unit/proto/proto_arena_test.cpp
-  ${CMAKE_CURRENT_SOURCE_DIR}/unit/proto/proto_far_test.cpp)
+  ${CMAKE_CURRENT_SOURCE_DIR}/unit/proto/proto_far_test.cpp ${CMAKE_CURRENT_SOURCE_DIR}/unit/proto/page_text_test.cpp)
 find_package(nlohmann_json REQUIRED)
 target_include_directories(base_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
 target_sources(base_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/support/census.cpp ${CMAKE_CURRENT_LIST_DIR}/event_test.cpp

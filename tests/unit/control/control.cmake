@@ -14,7 +14,7 @@ add_executable(fake_control support/fake_control_main.cpp)
 target_link_libraries(fake_control PRIVATE epd_fake_control epd_options)
 
 add_executable(ctl_test ${CMAKE_CURRENT_SOURCE_DIR}/unit/ctl/ctl_test.cpp ${CMAKE_CURRENT_SOURCE_DIR}/unit/ctl/ctl_output_test.cpp ${CMAKE_CURRENT_SOURCE_DIR}/unit/ctl/ctl_tools_test.cpp ${CMAKE_CURRENT_SOURCE_DIR}/unit/ctl/ctl_size_test.cpp ${CMAKE_CURRENT_SOURCE_DIR}/unit/ctl/ctl_parts_test.cpp
-  ${CMAKE_CURRENT_SOURCE_DIR}/unit/ctl/ctl_connection_test.cpp)
+  ${CMAKE_CURRENT_SOURCE_DIR}/unit/ctl/ctl_connection_test.cpp ${CMAKE_CURRENT_SOURCE_DIR}/unit/ctl/ctl_network_test.cpp)
 target_compile_definitions(ctl_test PRIVATE EPCTL_PATH="$<TARGET_FILE:epctl>"
                                             FAKE_CONTROL_PATH="$<TARGET_FILE:fake_control>")
 target_link_libraries(ctl_test PRIVATE epd_ctl epd_proto epd_options GTest::gtest_main)

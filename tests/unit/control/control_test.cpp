@@ -47,6 +47,8 @@ TEST_F(ControlTest, ListsArrivePreciselyAsTheSupervisorHasFilledThem) {
   expect_same(call(*stub, &v1::Control::Stub::GetStatistics, {}, statistics), statistics, filled.statistics);
   v1::ListNodesResponse nodes;
   expect_same(call(*stub, &v1::Control::Stub::ListNodes, {}, nodes), nodes, filled.nodes);
+  v1::ListFarEnginesResponse network;
+  expect_same(call(*stub, &v1::Control::Stub::ListFarEngines, {}, network), network, filled.network);
   v1::GetConfigResponse config;
   expect_same(call(*stub, &v1::Control::Stub::GetConfig, {}, config), config, filled.config);
 }
@@ -104,6 +106,8 @@ TEST_F(ControlTest, WhoMayNothingSeesNothing) {
   v1::ListNodesResponse nodes;
   v1::GetVersionResponse version;
   refused(call(*stub, &v1::Control::Stub::ListNodes, {}, nodes));
+  v1::ListFarEnginesResponse network;
+  refused(call(*stub, &v1::Control::Stub::ListFarEngines, {}, network));
   refused(call(*stub, &v1::Control::Stub::GetStatus, {}, status));
   refused(call(*stub, &v1::Control::Stub::ListDevices, {}, devices));
   refused(call(*stub, &v1::Control::Stub::ListSessions, {}, sessions));

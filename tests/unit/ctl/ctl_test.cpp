@@ -98,7 +98,8 @@ TEST_F(CtlTest, VersionComparesBothSides) {
 }
 
 TEST_F(CtlTest, NoDaemonIsUnreachableWhateverTheCommand) {
-  for (const char* command : {"status", "devices", "sessions", "groups", "ops", "config", "drain"}) {
+  for (const char* command :
+       {"status", "devices", "nodes", "network", "sessions", "groups", "ops", "config", "drain"}) {
     const Finished text = epctl({command});
     EXPECT_EQ(text.exit_code, 3) << command;
     EXPECT_EQ(text.out, "") << command;

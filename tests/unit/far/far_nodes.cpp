@@ -461,7 +461,7 @@ bool FarNodes::step_engine(Engine& engine) {
       if (event.kind == FarProxy::Event::Kind::kReceived) {
         if (is_greeting(event.header)) continue;
         engine.far->received(event.engine, event.header.bytes(), event.body);
-      } else if (wrong_.empty()) {
+      } else if (event.kind == FarProxy::Event::Kind::kDown && wrong_.empty()) {
         wrong_ = "engine " + std::to_string(event.engine) + " is down: " + event.status.message();
       }
     }

@@ -99,15 +99,48 @@ class Proxies : public ::testing::Test {
       ::usleep(1000);
       bool any = false;
       while (to.next(event)) {
-        any = true;
+        any |= event.kind == FarProxy::Event::Kind::kReceived;
         to.release(event.body);
       }
       return any;
     }));
   }
 
+  // The first message that comes.
+  static bool next_received(FarProxy& proxy, FarProxy::Event& event) {
+    while (proxy.next(event)) {
+      if (event.kind != FarProxy::Event::Kind::kConnected) return true;
+    }
+    return false;
+  }
+
   transport::Network network_;
 };
+
+TEST_F(Proxies, ThatAPeerIsHeardComesFirstAndOnceWithItsFacts) {
+  auto a = start(), b = start();
+  EXPECT_EQ(a->carrier(), "in-process");
+  a->connect(kB, b->address());
+  b->connect(kA, a->address());
+  std::vector<FarProxy::Event::Kind> kinds;
+  FarProxy::Event event;
+  ASSERT_TRUE(comes([&] {
+    auto message = message_to(kA, 0);
+    b->send(message);
+    ::usleep(1000);
+    while (a->next(event)) {
+      if (kinds.empty()) {
+        EXPECT_TRUE(event.facts != nullptr && event.facts->peer == "in-process");
+      }
+      EXPECT_EQ(event.engine, kB);
+      kinds.push_back(event.kind);
+      a->release(event.body);
+    }
+    return kinds.size() > 2;
+  }));
+  EXPECT_EQ(kinds[0], FarProxy::Event::Kind::kConnected);
+  EXPECT_EQ(std::count(kinds.begin(), kinds.end(), FarProxy::Event::Kind::kConnected), 1);
+}
 
 TEST_F(Proxies, WhatAnEarlierConnectionBroughtIsNobodys) {
   std::atomic<int> notified{0};
@@ -129,7 +162,7 @@ TEST_F(Proxies, WhatAnEarlierConnectionBroughtIsNobodys) {
     auto message = message_to(kA, 8);
     b->send(message);
     ::usleep(1000);
-    return a->next(event);
+    return next_received(*a, event);
   }));
   EXPECT_EQ(event.kind, FarProxy::Event::Kind::kReceived);
   EXPECT_EQ(number_of(event), 8u);
@@ -151,7 +184,7 @@ TEST_F(Proxies, AnEarlierConnectionsEndIsNotTheNewOnes) {
     auto message = message_to(kA, 9);
     c->send(message);
     ::usleep(1000);
-    return a->next(event);
+    return next_received(*a, event);
   }));
   EXPECT_EQ(event.kind, FarProxy::Event::Kind::kReceived);
   EXPECT_EQ(number_of(event), 9u);
@@ -166,7 +199,7 @@ TEST_F(Proxies, ConnectingAgainToTheSameAddressIsANewConnection) {
   greet(*a, *b, kB);
   greet(*b, *a, kA);
   FarProxy::Event event;
-  while (a->next(event)) EXPECT_EQ(event.kind, FarProxy::Event::Kind::kReceived) << event.status.message();
+  while (a->next(event)) EXPECT_NE(event.kind, FarProxy::Event::Kind::kDown) << event.status.message();
 }
 
 TEST_F(Proxies, AMessageThatIsTooLargeTakesItsPeerDown) {

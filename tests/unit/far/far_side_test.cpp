@@ -34,7 +34,7 @@ struct End {
     NetworkOptions network;
     network.batch_bytes = 4096;
     network.window_bytes = window_bytes;
-    side = std::make_unique<FarSide>(begin, network, node, &port);
+    side = std::make_unique<FarSide>(begin, network, node, &port, nullptr);
     for (std::uint32_t rank = 0; rank < 2; ++rank) side->place({kGroup, rank, 5, 1, 0, rank + 1, {}});
     side->group(5);
     own = far_engine_id(node, 5);

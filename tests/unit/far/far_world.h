@@ -23,6 +23,15 @@ inline abi::GroupShape small_shape(std::uint32_t ranks, std::uint32_t depth) {
 
 // One engine on each node.
 class World {
+  class Books final : public Ledger {
+   public:
+    abi::FarCounters& counters(EngineId engine) override { return counters_[engine]; }
+    std::string node_name(EngineId engine) const override { return "node-" + std::to_string(engine - 100); }
+
+   private:
+    std::map<EngineId, abi::FarCounters> counters_;
+  };
+
  public:
   World(const abi::GroupShape& shape, std::vector<std::uint32_t> nodes, std::uint32_t seed)
       : nodes_(std::move(nodes)), random_(seed) {
@@ -30,7 +39,7 @@ class World {
     for (const std::uint32_t node : nodes_) {
       if (groups_.contains(node)) continue;
       ports_[node] = std::make_unique<PortOf>(*this, 100 + node);
-      FarGroup::Facts facts{kGroup, shape, 100 + node, 1024, 3072};
+      FarGroup::Facts facts{kGroup, shape, 100 + node, 1024, 3072, &ledgers_[node]};
       groups_[node] = std::make_unique<FarGroup>(facts, *ports_[node]);
     }
   }
@@ -68,6 +77,8 @@ class World {
     held_[last_hold_] = std::move(memory);
     group(static_cast<std::uint32_t>(to - 100)).received(from, std::as_bytes(std::span(&header, 1)), held);
   }
+  // Of that node's engine.
+  Ledger& ledger(std::uint32_t node) { return ledgers_.at(node); }
   std::size_t on_its_way() const { return on_its_way_.size(); }
   std::size_t held() const { return held_.size(); }
 
@@ -95,6 +106,7 @@ class World {
   std::map<std::uint32_t, std::unique_ptr<PortOf>> ports_;
   std::vector<std::pair<EngineId, std::unique_ptr<Message>>> on_its_way_;
   std::map<std::uint64_t, std::unique_ptr<std::byte[]>> held_;
+  std::map<std::uint32_t, Books> ledgers_;  // by node
   std::map<std::uint32_t, std::unique_ptr<FarGroup>> groups_;
   std::uint64_t last_hold_ = 0;
   std::uint64_t now_ns_ = 1;

@@ -13,6 +13,7 @@ class WrappedTransport : public transport::Transport {
 
   const transport::Address& address() const override { return inner_->address(); }
   const transport::Limits& limits() const override { return inner_->limits(); }
+  std::string carrier() const override { return inner_->carrier(); }
   Result<transport::PeerId> connect(std::span<const std::byte> address) override {
     return inner_->connect(address);
   }

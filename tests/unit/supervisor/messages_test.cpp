@@ -271,5 +271,63 @@ TEST(Messages, StatisticsOfAGroupAreTheSumOfItsRanks) {
   EXPECT_EQ(sum.bytes_combined(), 2u << 10);
 }
 
+TEST(FarMessages, ATableBecomesEnginesInOrder) {
+  const auto page = std::make_unique<abi::EnginePage>();
+  abi::FarTable& table = page->far;
+  table.carrier.store("UCX 1.13.1");
+  table.interfaces.store("eth0");
+  table.promised_bytes = 10;
+  table.max_bytes = 20;
+  const auto fill_row = [&](std::size_t at, std::uint32_t node, const char* name,
+                            abi::FarState state) -> auto& {
+    abi::FarRow& row = table.rows[at];
+    row.key = at + 1;
+    row.node = node;
+    row.device_index = 3;
+    row.state = static_cast<std::uint32_t>(state);
+    row.node_name.store(name);
+    return row;
+  };
+  fill_row(0, 2, "node-c", abi::FarState::kDown).reason.store("it is down");
+  abi::FarRow& b = fill_row(7, 1, "node-b", abi::FarState::kConnected);
+  b.round_trip_ns = 43'001;
+  b.counters.bytes_sent[static_cast<std::size_t>(abi::FarBatch::kAsks)] = 77;
+  b.counters.dropped[4] = 5;
+  b.counters.longest_stall_ns = 2'000;
+  b.counters.longest_stall_rank = 6;
+  table.rows[abi::kFarRows].key = 99;  // of all that found no row
+  table.rows[abi::kFarRows].counters.bytes_received[0] = 8;
+
+  v1::ListFarEnginesResponse list;
+  v1::NetworkEngine& engine = *list.add_engines();
+  engine.set_device("host:0");
+  add_far_engines(list, engine, table);
+  sort(list);
+  EXPECT_EQ(engine.carrier(), "UCX 1.13.1");
+  EXPECT_EQ(engine.interfaces(), "eth0");
+  EXPECT_EQ(engine.promised_bytes(), 10u);
+  EXPECT_EQ(engine.max_bytes(), 20u);
+  EXPECT_EQ(engine.unlisted_bytes_received(), 8u);
+  ASSERT_EQ(list.far_engines_size(), 2);
+  const v1::FarEngine& first = list.far_engines(0);
+  EXPECT_EQ(first.node(), "node-b");
+  EXPECT_EQ(first.far_device(), "host:3");
+  EXPECT_EQ(first.state(), v1::FAR_ENGINE_STATE_CONNECTED);
+  EXPECT_EQ(first.round_trip_us(), 44u);
+  EXPECT_EQ(first.asks().bytes_sent(), 77u);
+  EXPECT_EQ(first.rows().bytes_sent(), 0u);
+  ASSERT_EQ(first.dropped_size(), 1);
+  EXPECT_EQ(first.dropped(0).reason(), "broken");
+  EXPECT_EQ(first.dropped(0).count(), 5u);
+  EXPECT_EQ(first.longest_stall().us(), 2u);
+  EXPECT_EQ(first.longest_stall().rank(), 6u);
+  const v1::FarEngine& second = list.far_engines(1);
+  EXPECT_EQ(second.node(), "node-c");
+  EXPECT_EQ(second.state(), v1::FAR_ENGINE_STATE_DOWN);
+  EXPECT_EQ(second.reason(), "it is down");
+  EXPECT_FALSE(second.has_round_trip_us());
+  EXPECT_FALSE(second.has_longest_stall());
+}
+
 }  // namespace
 }  // namespace epd

@@ -4,6 +4,7 @@
 
 #include "far/flow.h"
 #include "far/judge.h"
+#include "far/ledger.h"
 #include "far/port.h"
 #include "far/span.h"
 #include "far/token.h"
@@ -41,6 +42,7 @@ class FarGroup {
     EngineId engine = 0;  // this one
     std::uint32_t batch_bytes = 256u << 10;
     std::uint32_t window_bytes = 1u << 20;
+    Ledger* ledger = nullptr;  // null: nothing is counted by engine. Outlives the group
   };
   struct Epoch {
     std::uint64_t epoch = 0;
@@ -63,6 +65,8 @@ class FarGroup {
   bool in_epoch() const { return state_ != nullptr; }
   // What its send buffers, and batches that others may have under way to it, take at most in this epoch.
   std::uint64_t memory_bytes() const;
+  // Of that with one engine.
+  std::uint64_t memory_bytes(EngineId engine) const;
 
   // ---- of the port
 
@@ -73,8 +77,10 @@ class FarGroup {
   // When step() has something to do though nothing has come; 0: never.
   std::uint64_t due_ns() const;
   const DropCounts& drops() const { return drops_; }
-  // Something in a message that was taken first.
-  void count(Drop drop) { drops_.count(drop); }
+  // A message of that engine, or something in one that was taken first.
+  void drop(EngineId from, Drop why);
+  // Likewise, of a message that an operation has taken.
+  void drop_content(std::uint32_t from_rank, Drop why) { drop(engine_of(from_rank), why); }
 
   // ---- of operations
 
@@ -91,6 +97,12 @@ class FarGroup {
   // How many batches the operation may pack now: credits, its turn, and buffers.
   std::uint32_t room_for_rows(std::uint32_t rank, std::uint32_t far_rank, std::uint64_t tag);
   std::uint32_t room_for_sums(std::uint32_t rank, std::uint32_t far_rank, std::uint64_t tag);
+  // An operation has batches to pack for that rank, and there is no room: if for want of credits, the time
+  // until some come is counted.
+  void wants_rows(std::uint32_t rank, std::uint32_t far_rank);
+  void wants_sums(std::uint32_t rank, std::uint32_t far_rank);
+  // "rank 3 on node-b"
+  std::string name_of_rank(std::uint32_t rank) const;
   // A batch takes its credit and its buffer. There is room.
   Buffer take_rows(std::uint32_t rank, std::uint32_t far_rank, std::uint64_t tag);
   Buffer take_sums(std::uint32_t rank, std::uint32_t far_rank, std::uint64_t tag);
@@ -105,6 +117,7 @@ class FarGroup {
   std::string unsettled() const;
 
  private:
+  struct Stall;
   struct Pair;
   struct Rank;
   struct State;
@@ -114,6 +127,9 @@ class FarGroup {
   Drop judge_sizes(const abi::FarHeader& header) const;
   Drop take_in(const Arrival& arrival);
   Pair& pair(std::uint32_t rank, std::uint32_t far_rank);
+  EngineId engine_of(std::uint32_t rank) const;
+  void count_batch(const abi::FarHeader& header, EngineId engine, bool sent);
+  void count_stall(Pair& pair, Window& window, Stall& stall);
   Debt* debt_of(const abi::FarHeader& header);
   void give_back_credits();
   void add_credits(abi::FarHeader& header, Pair& pair) const;

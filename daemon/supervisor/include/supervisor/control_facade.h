@@ -23,6 +23,7 @@ class GetConfigResponse;
 class GetOperationResponse;
 class GetStatisticsResponse;
 class ListDevicesResponse;
+class ListFarEnginesResponse;
 class ListGroupsResponse;
 class ListNodesResponse;
 class ListOperationsResponse;
@@ -55,6 +56,8 @@ class ControlFacade {
   virtual Result<v1::ListOperationsResponse> operations() = 0;
   // UNSUPPORTED without a cluster. Reads the certificate files, on the thread that asks.
   virtual Result<v1::ListNodesResponse> nodes() = 0;
+  // UNSUPPORTED without a cluster.
+  virtual Result<v1::ListFarEnginesResponse> far_engines() = 0;
   virtual Result<v1::GetConfigResponse> config() = 0;
   // NOT_FOUND if no such operation is in flight.
   virtual Result<v1::GetOperationResponse> operation(std::uint64_t session_id, std::uint64_t ticket) = 0;

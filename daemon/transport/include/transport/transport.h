@@ -85,6 +85,8 @@ class Transport {
 
   virtual const Address& address() const = 0;
   virtual const Limits& limits() const = 0;
+  // As Facts::carrier.
+  virtual std::string carrier() const = 0;
 
   // Begins at once; kDown tells if the peer can't be reached. INVALID_ARGUMENT: no address, that of another
   // kind of transport, the own one, or one that is a peer already. VERSION_MISMATCH: an address of another
