@@ -151,7 +151,7 @@ void Breaks::resume(Group& group) {
   ++group.epoch;
   group.epoch_key = desk_.new_epoch_key();
   // No rank is left of those that could say: then nobody has got further.
-  if (resume_index != kNever) group.resume_index = std::max(group.resume_index, resume_index);
+  if (resume_index != kNever) group.resume_index = resume_index;
   steps_.send_changes(group, over.changed);
   apply_changes(group, over.changed);
   steps_.resume(group, over.reason_changed);

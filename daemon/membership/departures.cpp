@@ -85,7 +85,6 @@ void Departures::on(const RankRefused& event) {
     return;
   }
   Member& member = group.members.at(message.rank);
-  if (member.engine.node != event.engine.node) return;  // no engine maps memory of another node
   if (member.presence == Presence::kJoining) {
     parts_.members.refuse_join(member, status);
   } else if (group.device_kind == abi::DeviceKind::kCuda && member.engine == event.engine) {
