@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 
+#include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -57,13 +58,27 @@ std::string host_of(const std::string& address) {
   return host;
 }
 
+// A name of this machine may stand for a loopback address (Debian's /etc/hosts), by which nobody else reaches
+// it.
+bool is_loopback(const addrinfo& target) {
+  if (target.ai_family == AF_INET6)
+    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(target.ai_addr)->sin6_addr) != 0;
+  const auto* address = reinterpret_cast<const sockaddr_in*>(target.ai_addr);
+  return ntohl(address->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+}
+
 std::string interface_to(const std::string& host) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_DGRAM;
+  hints.ai_flags = AI_NUMERICHOST;
   addrinfo* found = nullptr;
+  const bool is_name = ::getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0;
+  if (!is_name) ::freeaddrinfo(found);
+  hints.ai_flags = 0;
   if (::getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return "";
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> guard(found, ::freeaddrinfo);
   for (const addrinfo* target = found; target != nullptr; target = target->ai_next) {
+    if (is_name && is_loopback(*target)) continue;
     if (std::string name = interface_to(*target); !name.empty()) return name;
   }
   return "";
