@@ -428,9 +428,10 @@ TEST_F(ConfigFile, AReloadRefusesWhatIsFixedByName) {
     EXPECT_NE(after.status().message().find(word), std::string::npos) << after.status().message();
   for (const OptionInfo& option : config_options()) {
     const bool fixed = option.key.starts_with("daemon.") || option.key.starts_with("mps.") ||
-                       option.key.starts_with("cluster.") || option.key.starts_with("metrics.") ||
-                       option.key == "log.format" || option.key == "devices.host" ||
-                       option.key == "devices.cuda" || option.key == "devices.mode";
+                       option.key.starts_with("cluster.") || option.key.starts_with("network.") ||
+                       option.key.starts_with("metrics.") || option.key == "log.format" ||
+                       option.key == "devices.host" || option.key == "devices.cuda" ||
+                       option.key == "devices.mode";
     EXPECT_EQ(option.reloadable, !fixed) << option.key;
   }
 }
