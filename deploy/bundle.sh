@@ -105,7 +105,7 @@ set_search_paths() {
   while read -r file; do
     case $file in
       "$stage"/bin/*) patchelf --set-rpath "\$ORIGIN/../lib:\$ORIGIN/../lib/epd" "$file" ;;
-      "$stage"/lib/epd/ucx/*) patchelf --set-rpath "\$ORIGIN/.." "$file" ;;
+      "$stage"/lib/epd/ucx/*) patchelf --set-rpath "\$ORIGIN:\$ORIGIN/.." "$file" ;;
       "$stage"/lib/epd/*) patchelf --set-rpath "\$ORIGIN" "$file" ;;
       *) patchelf --remove-rpath "$file" ;;  # libepd: found by who links it, takes the process's C++ runtime
     esac
@@ -125,6 +125,7 @@ check() {
     newest_of_all=$(newer "$newest" "$newest_of_all")
     while read -r soname; do
       if [[ $file == "$stage"/lib/epd/ucx/* ]] && is_from_rdma "$soname"; then continue; fi
+      if [[ $file == "$stage"/lib/epd/ucx/* && -e $stage/lib/epd/ucx/$soname ]]; then continue; fi
       if ! is_from_glibc "$soname" && [[ ! -e $stage/lib/$soname && ! -e $stage/lib/epd/$soname ]]; then
         fail "${file#"$stage"/} needs $soname, which is not in the bundle"
       fi
