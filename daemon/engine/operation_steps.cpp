@@ -33,8 +33,11 @@ kernels::cuda::Peer Operation::peer(std::uint32_t rank) const {
 
 OperationPeers::RoutedRows Operation::routed_rows(std::uint32_t rank, std::uint64_t routing) const {
   const GroupRankMemory& memory = group_.ranks[rank];
+  const std::uint32_t route =
+      peer(member_.rank).announcement[rank].route;  // records are each rank's own choice
+  if (route >= group_.shape.num_routes()) return {};
   const std::byte* const half =
-      find_routing(memory.exchange->bytes(), group_.exchange_layout, call_.route, routing);
+      find_routing(memory.exchange->bytes(), group_.exchange_layout, route, routing);
   if (half == nullptr) return {};
   return {reinterpret_cast<const std::int32_t*>(half + group_.exchange_layout.placement),
           memory.view.y.at<const std::uint16_t>(call_.slot),

@@ -75,6 +75,20 @@ void find_endings(const Member& member, Launcher& launcher, std::uint64_t index)
   }
 }
 
+// Whether sums of other nodes come behind `arrived`.
+bool sums_come(const Member& member, Launcher& launcher, std::uint64_t index) {
+  return member.group.far != nullptr &&
+         announced(member, launcher, index).op == static_cast<std::uint32_t>(Op::kCombine);
+}
+
+// Whether the former engine had not answered it.
+bool is_orphan(const Member& member, std::uint64_t index) {
+  const std::vector<SessionPort::Orphan>& all = member.session->orphans();
+  return std::any_of(all.begin(), all.end(), [&](const SessionPort::Orphan& orphan) {
+    return orphan.record.member == member.number && orphan.record.op_index == index;
+  });
+}
+
 // Of one that the former engine had seen to its end: as far as it has told.
 SessionPort::Ending told_ending(const Member& member, const abi::InflightRecord& record) {
   SessionPort::Ending ending;
@@ -99,10 +113,8 @@ void catch_up(Member& member, Launcher& launcher) {
   } else {
     const auto has_ended = [&](std::uint64_t index) {
       const std::uint64_t tag = abi::op_tag(member.group.epoch, member.group.in_tags(index));
-      // Sums of other nodes come behind `arrived`.
-      const bool sums_far = member.group.far != nullptr &&
-                            announced(member, launcher, index).op == static_cast<std::uint32_t>(Op::kCombine);
-      return index < begun && !sums_far && all_arrived(member, launcher, index, tag);
+      return index < begun && all_arrived(member, launcher, index, tag) &&
+             !(sums_come(member, launcher, index) && is_orphan(member, index));
     };
     for (; has_ended(member.next_number); ++member.next_number)
       find_endings(member, launcher, member.next_number);

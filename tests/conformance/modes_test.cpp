@@ -1,5 +1,6 @@
 // Every mode of dispatch and combine through real processes: layouts, payloads, routings, cached and kept
 // routings, rows that nobody counts, many groups at once.
+#include "common/signal.h"
 #include "conformance.h"
 
 #include <signal.h>
@@ -12,7 +13,10 @@ namespace {
 
 constexpr epd_layout_t kLayouts[] = {EPD_LAYOUT_COMPACT, EPD_LAYOUT_PACKED, EPD_LAYOUT_EXPERT};
 
-class Modes : public Conformance {};
+class Modes : public Conformance {
+ protected:
+  void outlive_engines(const Case& c, Order order);
+};
 INSTANTIATE_TEST_SUITE_P(Devices, Modes,
                          testing::ValuesIn(kinds_here({"host", "cuda", "resident", "resident_in_streams"})),
                          [](const auto& tested) { return tested.param; });
@@ -193,21 +197,43 @@ TEST_P(Modes, AKeptHandleStandsWhateverItsSlotDoes) {
   });
 }
 
-// The engine's death takes nothing that had been completed: kept routings are used on, lost ones are made
-// anew.
-TEST_P(Modes, KeptRoutingsOutliveTheEngine) {
+// Ranks keep the same routings in different records, by the order in which they give handles back.
+TEST_P(Modes, EachRankGivesHandlesBackInItsOwnOrder) {
+  Case c = mode_case(4, EPD_LAYOUT_COMPACT);
+  c.num_handles = 2;
+  with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
+    const auto dispatch_and_keep = [&](std::uint64_t round) {
+      const Input input = make_input(c, rank, round);
+      fill_dispatch(c, group.buffers(0), input);
+      epd_dispatch_args_t args = dispatch_args(c, input.num_tokens);
+      args.keep_handle = 1;
+      epd_ticket_t ticket = 0;
+      epd_handle_t kept = 0;
+      must(group.dispatch(&args, &ticket, &kept), "dispatch");
+      finish_dispatch(group, c, rank, 0, round, ticket);
+      return kept;
+    };
+    const epd_handle_t first = dispatch_and_keep(0);
+    const epd_handle_t second = dispatch_and_keep(1);
+    must(epd_handle_release(group.get(), rank % 3 == 0 ? second : first), "release");
+    const epd_handle_t third = dispatch_and_keep(2);
+    one_round(group, c, rank, 3);
+    finish_combine(group, c, rank, 0, 2, submit_combine(group, c, rank, 0, 2, third));
+    must(epd_handle_release(group.get(), rank % 3 == 0 ? first : second), "release");
+    must(epd_handle_release(group.get(), third), "release");
+  });
+}
+
+// Two engines die while many operations are in flight; ranks resume and do again what was lost.
+void Modes::outlive_engines(const Case& c, Order order) {
   struct Stage {
     Gate finished;
     std::atomic<std::uint64_t> completed;
   };
-  Case c = mode_case(3, EPD_LAYOUT_PACKED, 3);
-  c.max_tokens = 64;
-  c.num_handles = handles_needed(c);
-  c.return_weights = true;
   Shared<Stage> stage;
   ScriptOptions options;
   options.rounds = 24;
-  options.order = Order::kTraining;
+  options.order = order;
   options.recover = true;
   options.finished = &stage->finished;
   options.on_complete = [&stage](std::uint64_t) { stage->completed.fetch_add(1); };
@@ -218,15 +244,33 @@ TEST_P(Modes, KeptRoutingsOutliveTheEngine) {
       return run_case(daemon_of(rank).socket(), daemon_of(rank).device(rank), name, c, rank, options);
     });
   }
+  const std::uint64_t all = make_script(c, options.rounds, order).size() * c.num_ranks;
   for (std::uint64_t kill = 0; kill < 2; ++kill) {
-    const std::uint64_t wanted = 30 + 100 * kill;
+    const std::uint64_t wanted = all / 8 + all / 4 * kill;
     EXPECT_TRUE(eventually(60, [&] { return stage->completed >= wanted; }));
     const pid_t engine = engine_of(static_cast<std::uint32_t>(kill));
-    if (engine > 0) ::kill(engine, SIGKILL);
+    if (engine > 0) send_signal(engine, SIGKILL);
   }
   const auto outcomes = wait_all(ranks, 90);
   expect_all_ok(outcomes);
   std::printf("rank 0: %s\n", outcomes[0].text.c_str());
+}
+
+// The engine's death takes nothing that had been completed: kept routings are used on, lost ones are made
+// anew.
+TEST_P(Modes, KeptRoutingsOutliveTheEngine) {
+  Case c = mode_case(3, EPD_LAYOUT_PACKED, 3);
+  c.max_tokens = 64;
+  c.num_handles = handles_needed(c);
+  c.return_weights = true;
+  outlive_engines(c, Order::kTraining);
+}
+
+// More dispatches have been made since than a routing record has halves.
+TEST_P(Modes, DeepGroupsOutliveTheEngine) {
+  Case c = mode_case(3, EPD_LAYOUT_COMPACT, 8);
+  c.max_tokens = 64;
+  outlive_engines(c, Order::kInTurn);
 }
 
 // ---- rows that nobody counts -------------------------------------------------------------------------

@@ -148,7 +148,8 @@ EPD_HOST_DEVICE inline void compose_announcement(Operation& op, const TakenCall&
   op.announcement.slot = call.slot;
   op.announcement.routing = call.routing_tag;
   op.announcement.num_tokens = call.num_tokens;
-  op.announcement.flags = call.flags;
+  op.announcement.flags = static_cast<std::uint16_t>(call.flags);
+  op.announcement.route = static_cast<std::uint16_t>(call.route);
   const bool dispatch = is_dispatch(call);
   op.cached = dispatch && !makes_routing(call);
   op.mark_unused = dispatch && has_flag(call, abi::kFlagMarkUnused);

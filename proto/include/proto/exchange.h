@@ -76,9 +76,10 @@ struct OpAnnouncement {
   std::uint32_t slot;
   std::uint64_t routing;     // op_tag of the dispatch whose routing is used; 0 = a new one
   std::uint32_t num_tokens;  // n of the source (not compared)
-  std::uint32_t flags;
+  std::uint16_t flags;       // (not compared)
+  std::uint16_t route;       // the source's routing record, made or used (not compared)
 };
-static_assert(sizeof(OpAnnouncement) == 32);
+static_assert(sizeof(OpAnnouncement) == 32 && kMaxDepth + kMaxHandles <= 1u << 16);
 
 // A dispatch's routing, kept by the rank's own engine for combine and for dispatches that reuse it. It
 // lies in the arena so that it outlives the engine. Record r < depth is that of buffer slot r's last

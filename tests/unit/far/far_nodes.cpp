@@ -97,7 +97,8 @@ class FarNodes::Peers final : public OperationPeers {
   void ring() const override {}
   RoutedRows routed_rows(std::uint32_t rank, std::uint64_t routing) const override {
     const Rank& other = *nodes_.ranks_[rank];
-    const std::byte* half = find_routing(other.exchange.get(), nodes_.exchange_, call_.route, routing);
+    const std::uint32_t route = peer(own_.number).announcement[rank].route;
+    const std::byte* half = find_routing(other.exchange.get(), nodes_.exchange_, route, routing);
     if (half == nullptr) return {};
     return {reinterpret_cast<const std::int32_t*>(half + nodes_.exchange_.placement),
             other.peer_view.y.at<const std::uint16_t>(call_.slot),
@@ -357,7 +358,9 @@ void FarNodes::submit(Rank& rank, const FarStep& step) {
   call.op_code = static_cast<std::uint8_t>(step.dispatch ? abi::Op::kDispatch : abi::Op::kCombine);
   call.slot = static_cast<std::uint8_t>(step.slot);
   call.block = static_cast<std::uint8_t>(index % shape_.depth);
-  call.route = static_cast<std::uint16_t>(step.record);
+  // Each rank has its own order of records.
+  const std::uint32_t record = (step.record + rank.number) % shape_.num_routes();
+  call.route = static_cast<std::uint16_t>(record);
   std::uint32_t flags = 0;
   if (step.dispatch && !step.cached) {
     call.num_tokens = input.num_tokens;
@@ -391,7 +394,7 @@ void FarNodes::submit(Rank& rank, const FarStep& step) {
   request.place = call.block;
   request.op = &op;
   request.peers = in_flight.peers.get();
-  request.record = step.record;
+  request.record = record;
   request.sms = case_.sms;
   in_flight.operation = rank.lane->launch(request);
   rank.operations.push_back(std::move(in_flight));
