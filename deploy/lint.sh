@@ -7,9 +7,10 @@ usage() {
 Usage: deploy/lint.sh [--help] [--documents] [--format-only] [--fix] [FILE...]
 
 Checks formatting (clang-format) and runs clang-tidy with the repository's configurations over FILE...,
-default all sources that git knows; then also whether the shells can read their scripts, and the lines,
-links and words of all documents (deploy/lint_documents.py; the words are in proto/GLOSSARY.md). clang-tidy
-needs a configured build/dev and takes a few minutes.
+default all sources that git knows; then also whether the shells can read their scripts, the lines, links
+and words of all documents (deploy/lint_documents.py; the words are in proto/GLOSSARY.md), and that signals
+are sent by send_signal() alone: kill(-1) ends every process of a machine. clang-tidy needs a configured
+build/dev and takes a few minutes.
 
   --documents     the documents only
   --format-only   no clang-tidy
@@ -47,6 +48,10 @@ if (( ${#files[@]} == 0 )); then
     if [[ $(head -n 1 "$script") == '#!/bin/sh' ]]; then shell=sh; fi
     "$shell" -n "$script"
   done
+  if git grep -nE '(^|[^[:alnum:]_])::kill\(' -- '*.cpp' '*.h' ':!proto/common/include/common/signal.h'; then
+    echo "error: the lines above call kill(2); allowed: send_signal() of common/signal.h" >&2
+    exit 1
+  fi
 fi
 
 if ! command -v clang-format >/dev/null; then echo "skipped: clang-format is not installed"; exit 77; fi

@@ -1,5 +1,6 @@
 #include "engine_process.h"
 
+#include "common/signal.h"
 #include "device_choice.h"
 #include "transport/ucx.h"
 
@@ -143,13 +144,13 @@ Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand&
 
 EngineProcess::~EngineProcess() {
   if (pid_ > 0 && !reaped_) {
-    ::kill(pid_, SIGKILL);
+    send_signal(pid_, SIGKILL);
     reap();
   }
 }
 
 void EngineProcess::kill() {
-  if (!reaped_) ::kill(pid_, SIGKILL);
+  if (!reaped_) send_signal(pid_, SIGKILL);
 }
 
 bool EngineProcess::has_left() const {

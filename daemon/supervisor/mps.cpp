@@ -1,5 +1,6 @@
 #include "mps.h"
 
+#include "common/signal.h"
 #include "process_state.h"
 
 #include <fcntl.h>
@@ -249,7 +250,7 @@ Result<std::string> MpsControl::run(const std::string& command, std::uint64_t du
   int state = 0;
   if (::waitpid(*pid, &state, WNOHANG) == 0) {
     in_time = false;
-    ::kill(*pid, SIGKILL);
+    send_signal(*pid, SIGKILL);
     while (::waitpid(*pid, &state, 0) < 0 && errno == EINTR) {
     }
   }

@@ -1,5 +1,6 @@
 // A group whose operations are calls beside clients that come and go, die, or ring nonsense on the same GPUs:
 // it goes on replaying, every round is bit-exact, and no engine is restarted.
+#include "common/signal.h"
 #include "replaying_ranks.h"
 #include "stream_rounds.h"
 
@@ -158,7 +159,7 @@ TEST_P(CallsBystander, AllGroupsOfAnEngineGoOnWhenItWasKilled) {
       ranks.push_back(std::move(rank));
   }
   ASSERT_TRUE(eventually(60, [&] { return played->count == 3; }));
-  ASSERT_EQ(::kill(daemon().engine(0), SIGKILL), 0);
+  ASSERT_EQ(send_signal(daemon().engine(0), SIGKILL), 0);
   killed->open();
   expect_all_ok(wait_all(ranks, 90));
 }

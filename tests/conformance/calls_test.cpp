@@ -1,5 +1,6 @@
 // Operations that are calls: any sequence of them, graphs that are replayed, ranks in streams and ranks
 // without, what tickets tell, and what becomes of streams when something fails.
+#include "common/signal.h"
 #include "replaying_ranks.h"
 #include "stream_rounds.h"
 
@@ -449,7 +450,7 @@ TEST_P(Calls, AGraphGoesOnAfterAnEngineThatWasKilled) {
     ASSERT_TRUE(eventually(60, [&] { return played->count == 2; }));
     const pid_t engine = daemon().engine(victim % daemon().devices());
     ASSERT_GT(engine, 0);
-    ASSERT_EQ(::kill(engine, SIGKILL), 0);
+    ASSERT_EQ(send_signal(engine, SIGKILL), 0);
     killed->open();
     expect_all_ok(wait_all(ranks, 90));
   }

@@ -1,4 +1,5 @@
 // Streams that go on whoever dies, and rounds that go on after it.
+#include "common/signal.h"
 #include "stream_rounds.h"
 
 #include <signal.h>
@@ -78,7 +79,7 @@ TEST_P(StreamFailures, AnEngineThatIsKilledHoldsNoStream) {
     sleep_ms(50);  // so that it is in the kernel, or about to be
     const pid_t engine = daemon().engine(victim % daemon().devices());
     ASSERT_GT(engine, 0);
-    ASSERT_EQ(::kill(engine, SIGKILL), 0);
+    ASSERT_EQ(send_signal(engine, SIGKILL), 0);
     expect_all_ok(wait_all(ranks, 90));
   }
 }
@@ -140,7 +141,7 @@ void kill_engines_under_rounds(const std::string& kind, const Case& c, std::uint
   for (std::uint32_t kills = 0; kills < kMostKills && finished->count < c.num_ranks; ++kills) {
     sleep_ms(60 + 17 * static_cast<int>(kills));
     const pid_t engine = own.engine(kills % c.num_ranks % own.devices());
-    if (engine > 0) ::kill(engine, SIGKILL);
+    if (engine > 0) send_signal(engine, SIGKILL);
   }
   expect_all_ok(wait_all(ranks, 90));
   own.stop();
@@ -276,7 +277,7 @@ void end_without_an_engine(const std::string& kind, const Case& c, End end, epd_
   }
   ASSERT_TRUE(eventually(60, [&] { return waiting->count == 3; }));
   sleep_ms(50);  // so that its stream waits for what an engine has
-  ASSERT_EQ(::kill(own.engine(0), SIGKILL), 0);
+  ASSERT_EQ(send_signal(own.engine(0), SIGKILL), 0);
   ASSERT_TRUE(eventually(10, [&] { return own.log().find("engine died") != std::string::npos; }));
   gone->arrive();
   ASSERT_TRUE(eventually(60, [&] { return waiting->count == 4; }));

@@ -1,4 +1,5 @@
 // Regions in memory of the clients' own: where they are, what is refused, and who dies with what.
+#include "common/signal.h"
 #include "fault.h"
 #include "proto/binding_rules.h"
 #include "support/own_memory.h"
@@ -288,7 +289,7 @@ TEST_P(Bound, EnginesThatDieGetItAgain) {
     ASSERT_TRUE(eventually(30, [&] { return stage->progress > 60 + device * 150; }));
     pid_t pid = -1;
     ASSERT_TRUE(eventually(20, [&] { return (pid = daemon_->engine(device)) > 0; }));
-    ASSERT_EQ(::kill(pid, SIGKILL), 0);
+    ASSERT_EQ(send_signal(pid, SIGKILL), 0);
   }
   const std::vector<RankOutcome> outcomes = wait_all(ranks, 90);
   expect_all_ok(outcomes);

@@ -2,6 +2,7 @@
 // or ends are walked one by one (support/kill_points.h); those that only write to shared memory are made by
 // hand. After each: the peer hears of it or never notices, the group's name and the dead rank's seat are
 // free, a fresh group on the same devices is right to the bit, and the daemon holds what it held before.
+#include "common/signal.h"
 #include "fault.h"
 #include "support/kill_points.h"
 #include "support/raw_client.h"
@@ -291,7 +292,7 @@ TEST_F(ClientKillPoints, StepsInMemoryOnly) {
         [&](const std::string& name, Death&) {
           RankProcess victim([&]() -> std::string {
             by_hand(*daemon_, case_, name, point);
-            ::kill(::getpid(), SIGKILL);
+            send_signal(::getpid(), SIGKILL);
             return "";
           });
           const RankOutcome outcome = victim.wait(30);

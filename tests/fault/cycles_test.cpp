@@ -1,4 +1,5 @@
 // A thousand clients that attach, join, submit and are killed leave nothing behind in any process.
+#include "common/signal.h"
 #include "fault.h"
 
 #include <gtest/gtest.h>
@@ -37,9 +38,9 @@ std::string live_and_die(const Daemon& daemon, const Case& c, int cycle, std::ui
       if (last != Last::kInAPair) must(status, "dispatch");  // the other one may be dead already
       if (last == Last::kCompleted) must(group.wait(ticket, 20000), "dispatch");
     }
-    ::kill(::getpid(), SIGKILL);  // before the group is left
+    send_signal(::getpid(), SIGKILL);  // before the group is left
   }
-  ::kill(::getpid(), SIGKILL);
+  send_signal(::getpid(), SIGKILL);
   return "";
 }
 

@@ -1,5 +1,6 @@
 // A rank is lost under the policy `degrade`: the others go on without it, bit for bit as if nobody had chosen
 // its experts, and take it back when it returns.
+#include "common/signal.h"
 #include "fault.h"
 
 #include <gtest/gtest.h>
@@ -178,7 +179,7 @@ TEST_P(DegradeFault, ACombineWhoseDispatchCameBeforeTheLoss) {
     ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == kRanks; }));
     ranks[1].kill(SIGKILL);
     // Its successor reads the routing of before the loss from the arena.
-    if (engine_dies) ::kill(daemon_->engine(0), SIGKILL);
+    if (engine_dies) send_signal(daemon_->engine(0), SIGKILL);
     ranks[1].wait(10);
     stage->lost.open();
     for (const std::uint32_t rank : {0u, 2u, 3u}) {
@@ -231,7 +232,7 @@ TEST_P(DegradeFault, ALostRankRejoinsAndAllAreWholeAgain) {
     ranks[2].kill(SIGKILL);
     ranks[2].wait(10);
     ASSERT_TRUE(eventually(60, [&] { return stage->degraded.count == kRanks - 1; }));
-    if (turn == 2) ::kill(daemon_->engine(0), SIGKILL);  // its successor must know who is masked
+    if (turn == 2) send_signal(daemon_->engine(0), SIGKILL);  // its successor must know who is masked
     // On another device than before, in the second turn: one that serves the group already.
     RankProcess newcomer([&]() -> std::string {
       const Session session(daemon_->socket(), daemon_->device(turn == 1 ? 0 : 2));

@@ -1,4 +1,5 @@
 // Descriptors of the supervisor: what clients may make it hold, and what is left for its own work.
+#include "common/signal.h"
 #include "fault.h"
 
 #include "support/census.h"
@@ -81,7 +82,7 @@ TEST(Descriptors, NobodyCanTakeWhatOthersAndEnginesNeed) {
   // The reserve is the daemon's: an engine that dies is started again.
   const pid_t engine = daemon.engine(1);
   ASSERT_GT(engine, 0);
-  ::kill(engine, SIGKILL);
+  send_signal(engine, SIGKILL);
   EXPECT_TRUE(eventually(20, [&] { return daemon.engine(1) > 0 && daemon.engine(1) != engine; }));
   EXPECT_EQ(daemon.epctl({"status"}).exit_code, 0);
   const std::string devices = daemon.epctl({"devices"}).out;
@@ -108,7 +109,7 @@ TEST(Descriptors, AnEngineThatCantBeStartedForWantOfThemHasNotDied) {
   ASSERT_EQ(::prlimit(daemon.pid(), RLIMIT_NOFILE, &none, nullptr), 0);
   const pid_t engine = daemon.engine(1);
   ASSERT_GT(engine, 0);
-  ::kill(engine, SIGKILL);
+  send_signal(engine, SIGKILL);
   const auto logged = [&](const char* text) { return daemon.log().find(text) != std::string::npos; };
   EXPECT_TRUE(eventually(20, [&] { return logged("engine not started yet"); }));
   sleep_ms(1500);  // some seven attempts
@@ -133,7 +134,7 @@ TEST(Descriptors, SessionsThatAStoppedEngineHasToLetGoCount) {
   const pid_t engine = daemon.engine(1);
   ASSERT_GT(engine, 0);
   const std::size_t before = take_census(daemon.pid()).fds;
-  ASSERT_EQ(::kill(engine, SIGSTOP), 0);
+  ASSERT_EQ(send_signal(engine, SIGSTOP), 0);
   std::string refused;
   for (int i = 0; i < 100 && refused.empty(); ++i) {
     epd_session_t* session = nullptr;
@@ -150,7 +151,7 @@ TEST(Descriptors, SessionsThatAStoppedEngineHasToLetGoCount) {
   EXPECT_NE(refused.find("24 sessions that have ended"), std::string::npos) << refused;
   EXPECT_NE(refused.find("limits.max_sessions_per_user"), std::string::npos) << refused;
   EXPECT_LT(take_census(daemon.pid()).fds, before + 2 * 24 * 10);
-  ASSERT_EQ(::kill(engine, SIGCONT), 0);
+  ASSERT_EQ(send_signal(engine, SIGCONT), 0);
   EXPECT_TRUE(eventually(20, [&] {
     epd_session_t* session = nullptr;
     epd_attach_options_t args;

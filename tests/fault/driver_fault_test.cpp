@@ -1,6 +1,7 @@
 // One driver call of the daemon fails, once, wherever a group's life or an engine's start needs it. Whoever
 // is concerned is told by status, the log or a client's error names the call, nobody hangs, nothing leaks,
 // and the next group's results are right to the bit. By the file `fail` of the fake driver.
+#include "common/signal.h"
 #include "cuda_driver.h"
 #include "fault.h"
 
@@ -187,8 +188,9 @@ TEST_P(DriverFault, OfTheSupervisorInAGroupsLife) {
 TEST_P(DriverFault, OfAnEngineThatStarts) {
   sweep("", 2, [this] {
     const std::size_t logged = daemon_->log().size();
-    const pid_t engine = daemon_->engine(kVictim);
-    EXPECT_EQ(::kill(engine, SIGKILL), 0);
+    pid_t engine = -1;  // after a start that failed none runs for a while
+    EXPECT_TRUE(eventually(10, [&] { return (engine = daemon_->engine(kVictim)) > 0; }));
+    EXPECT_EQ(send_signal(engine, SIGKILL), 0);
     EXPECT_TRUE(eventually(
         10, [&] { return log_from(logged).find("engine ready\" device=\"cuda:1\"") != std::string::npos; }));
     return std::vector<std::string>();

@@ -1,5 +1,6 @@
 // An engine dies: what was in flight ends with ENGINE_RESTARTED or is right, arenas and routing
 // survive, and the clients go on without restarting.
+#include "common/signal.h"
 #include "fault.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +38,7 @@ class EngineDeath : public testing::TestWithParam<std::string> {
     pid_t pid = -1;
     ASSERT_TRUE(eventually(20, [&] { return (pid = daemon_->engine(device)) > 0; }))
         << "no engine on " << device;
-    ASSERT_EQ(::kill(pid, number), 0);
+    ASSERT_EQ(send_signal(pid, number), 0);
     if (number == SIGKILL) {
       ASSERT_TRUE(eventually(10, [&] { return !is_running(pid); }));
     }
@@ -261,7 +262,7 @@ TEST_P(EngineDeath, AllEnginesAtOnce) {
   options.on_complete = [&](std::uint64_t) { stage->progress.fetch_add(1); };
   auto ranks = run_script(fault_case(4, 3), "all", options);
   ASSERT_TRUE(eventually(30, [&] { return stage->progress > 40; }));
-  for (const pid_t engine : daemon_->engines()) ::kill(engine, SIGKILL);
+  for (const pid_t engine : daemon_->engines()) send_signal(engine, SIGKILL);
   expect_all_ok(wait_all(ranks, 90));
 }
 
@@ -329,7 +330,7 @@ TEST_P(EngineDeath, AnEngineThatDiesTooOftenIsGivenUp) {
       return given_up || (pid = daemon_->engine(0)) > 0;
     }));
     if (given_up || pid <= 0) break;
-    ::kill(pid, SIGKILL);
+    send_signal(pid, SIGKILL);
     eventually(5, [&] { return !is_running(pid); });
   }
   const RankOutcome outcome = client.wait(40);

@@ -3,6 +3,7 @@
 // operation with many rows on one SM. Each is confirmed on the engine's page, while it stands still, before
 // it dies. Afterwards every rank has ENGINE_RESTARTED and nothing else, resumes, redoes, and is right to the
 // bit.
+#include "common/signal.h"
 #include "fault.h"
 #include "support/engine_pages.h"
 
@@ -147,7 +148,7 @@ class EngineKillPoints : public testing::Test {
   }
 
   void kill_now(pid_t pid) {
-    ASSERT_EQ(::kill(pid, SIGKILL), 0);
+    ASSERT_EQ(send_signal(pid, SIGKILL), 0);
     ASSERT_TRUE(eventually(10, [&] { return !is_running(pid); }));
   }
 
@@ -283,11 +284,11 @@ TEST_F(EngineKillPoints, WaitingForAPeersRows) {
       // The peer may have stopped just behind its last row: then the victim gets through.
       waits = stop_when(
           victim, victim_waits, [] { return false; }, 2);
-      if (!waits) ::kill(peer, SIGCONT);
+      if (!waits) send_signal(peer, SIGCONT);
     }
     ASSERT_TRUE(waits);
     kill_now(victim);
-    ::kill(peer, SIGCONT);
+    send_signal(peer, SIGCONT);
     expect_recovery(op == Op::kDispatch ? "waiting for a peer's rows" : "waiting for a peer's pulls");
     if (HasFailure()) return;
   }
@@ -299,7 +300,7 @@ TEST_F(EngineKillPoints, Breaking) {
     start_ranks(fault_case(kRanks, 2), 4, op == Op::kDispatch ? 0 : 1);
     const pid_t holder = break_that_lasts(op);
     kill_in(kVictim, op, OpStage::kBreaking);
-    ::kill(holder, SIGCONT);
+    send_signal(holder, SIGCONT);
     expect_recovery(op == Op::kDispatch ? "breaking, with a dispatch" : "breaking, with a combine");
     if (HasFailure()) return;
   }
@@ -312,7 +313,7 @@ TEST_F(EngineKillPoints, WithTheResumeUnread) {
   sleep_ms(300);  // its answer goes out in the round that showed the break
   const pid_t victim = engine(kVictim);
   ASSERT_TRUE(stop_process(victim));
-  ::kill(holder, SIGCONT);
+  send_signal(holder, SIGCONT);
   ASSERT_TRUE(eventually(20, [&] {
     return daemon_->log().find("event=\"group goes on\"") != std::string::npos;
   })) << "the supervisor has not resumed the group";

@@ -1,5 +1,6 @@
 // An engine dies, and a group ends before the next one is there: what is submitted to the group that has
 // ended does not hold up the others of its session.
+#include "common/signal.h"
 #include "fault.h"
 #include "hostile.h"
 
@@ -45,7 +46,7 @@ TEST(EngineTold, AGroupThatEndedMeanwhileStallsNoOther) {
     RANK_CHECK(session.next_answer() == "OK", "join");
     const abi::Joined pair = session.answer().read<abi::Joined>().value();
 
-    RANK_CHECK(::kill(daemon.engine(0), SIGKILL) == 0, "kill");
+    RANK_CHECK(send_signal(daemon.engine(0), SIGKILL) == 0, "kill");
     peer.reset();
     // It is told to resume when it has been told of all.
     RANK_CHECK(eventually(20, [&] { return board.epoch.load() > alone.epoch; }), "the group did not go on");

@@ -1,5 +1,7 @@
 #include "gpu_fault.h"
 
+#include "common/signal.h"
+
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/ptrace.h>
@@ -87,7 +89,7 @@ bool FaultyGpus::start(const std::vector<std::pair<std::string, std::string>>& s
 double FaultyGpus::strike(pid_t process, std::uint32_t device) {
   std::ofstream(folder_ + "/busy-" + std::to_string(device)).close();  // turns newcomers away
   const double killed = now_s();
-  EXPECT_EQ(::kill(process, SIGKILL), 0);
+  EXPECT_EQ(send_signal(process, SIGKILL), 0);
   std::ofstream(folder_ + "/device-" + std::to_string(device)).close();
   return killed;
 }

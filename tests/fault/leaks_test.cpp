@@ -1,5 +1,6 @@
 // Nothing piles up: clients that come and go, politely or not, and strangers that send garbage leave the
 // daemon's descriptors, mappings and threads as they were.
+#include "common/signal.h"
 #include "fault.h"
 #include "support/raw_client.h"
 
@@ -152,7 +153,7 @@ TEST_F(Leaks, HalfOpenConnections) {
       const RawClient raw(daemon_->socket());
       const abi::Hello hello = RawClient::good_hello();
       if (i % 2 == 0) raw.send(abi::AttachType::kHello, &hello, sizeof(hello));
-      ::kill(::getpid(), SIGKILL);
+      send_signal(::getpid(), SIGKILL);
       return "";
     });
     doomed.wait(10);

@@ -1,4 +1,5 @@
 // A reader of standard error that goes away, or stands still, costs lines and nothing else.
+#include "common/signal.h"
 #include "fault.h"
 
 #include "common/fd.h"
@@ -56,7 +57,7 @@ class LogReader : public testing::Test {
   void expect_engine_comes_back() const {
     const pid_t engine = daemon_->engine(0);
     ASSERT_GT(engine, 0);
-    ::kill(engine, SIGKILL);
+    send_signal(engine, SIGKILL);
     EXPECT_TRUE(eventually(kPatienceS, [&] {
       const pid_t next = daemon_->engine(0);
       return next > 0 && next != engine &&

@@ -3,6 +3,7 @@
 // Several groups work meanwhile, under both loss policies. Every operation that succeeds is right to the bit,
 // every failure has one of the statuses that the faults explain, nobody waits for ever, a group whose devices
 // and clients are spared notices nothing, and in the end the daemon holds what it held at first.
+#include "common/signal.h"
 #include "fault.h"
 
 #include <gtest/gtest.h>
@@ -258,7 +259,7 @@ class Soak : public testing::Test {
   void kill_engine(std::uint32_t device) {
     const pid_t pid = daemon_->engine(device);
     if (pid <= 0) return;
-    ::kill(pid, SIGKILL);
+    send_signal(pid, SIGKILL);
     ++tally_["engines killed"];
   }
 
@@ -266,7 +267,7 @@ class Soak : public testing::Test {
   // a SIGCONT to whoever has it then does no harm.
   void stop_for_a_while(pid_t pid, const char* what) {
     if (pid <= 0 || pids_due_.contains(pid)) return;
-    ::kill(pid, SIGSTOP);
+    send_signal(pid, SIGSTOP);
     pids_due_[pid] = now_s() + some_time();
     ++tally_[what];
   }
@@ -286,7 +287,7 @@ class Soak : public testing::Test {
     });
     std::erase_if(pids_due_, [&](const auto& entry) {
       if (!all && entry.second > now) return false;
-      ::kill(entry.first, SIGCONT);
+      send_signal(entry.first, SIGCONT);
       return true;
     });
   }

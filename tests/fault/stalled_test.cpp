@@ -1,5 +1,6 @@
 // The supervisor stands still for longer than anybody may take to answer (SIGSTOP). What came meanwhile was
 // in time: nobody is killed or refused for what the supervisor has not read.
+#include "common/signal.h"
 #include "fault.h"
 #include "hostile.h"
 #include "support/engine_pages.h"
@@ -98,7 +99,7 @@ TEST_F(Stalled, AnEnginesAnswerToABreakIsReadBeforeItIsJudged) {
     ASSERT_TRUE(stop_process(engines_[1]));
     stage->stopped.open();
     EXPECT_TRUE(logged("name=\"" + name + "\" epoch=1 fatal=false"));
-    stall([&] { ::kill(engines_[1], SIGCONT); });
+    stall([&] { send_signal(engines_[1], SIGCONT); });
     expect_all_ok(wait_all(ranks, 60));
     ASSERT_EQ(daemon_->engine_of_each_device(), engines_) << "try " << i;
   }

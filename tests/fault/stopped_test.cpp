@@ -1,5 +1,6 @@
 // SIGSTOP is not death: whoever is stopped is waited for, peers hear DEADLINE_EXCEEDED meanwhile, and after
 // SIGCONT everything goes on.
+#include "common/signal.h"
 #include "fault.h"
 #include "support/engine_pages.h"
 
@@ -138,7 +139,7 @@ TEST_F(Stopped, AnEngineIsNotKilledAndNobodyWaitsForIt) {
   EXPECT_TRUE(eventually(30, [&] { return stage->heard.count == 2; }));
   while (now_s() - since < 5.5) sleep_ms(20);  // two looks of the watchdog, nine acknowledgements
   EXPECT_EQ(daemon_->engine(1), engine);
-  ::kill(engine, SIGCONT);
+  send_signal(engine, SIGCONT);
   stage->gone_on.open();
   expect_all_ok(wait_all(ranks, 60));
   EXPECT_EQ(daemon_->engine(1), engine) << "the same process";
@@ -178,7 +179,7 @@ TEST_F(Stopped, AnEngineDoesNotKeepItsGroupFromEnding) {
   stage->stopped.open();
   const RankOutcome outcome = ranks[0].wait(20);
   EXPECT_TRUE(outcome.ok) << outcome.to_string();
-  ::kill(engine, SIGCONT);
+  send_signal(engine, SIGCONT);
   expect_serves(*daemon_, 2, "ending");
   EXPECT_EQ(daemon_->engine(1), engine);
 }

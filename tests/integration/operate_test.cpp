@@ -1,5 +1,6 @@
 // Operating a daemon: what epctl shows, that it answers under load, reload, drain, termination, and
 // what an idle daemon costs.
+#include "common/signal.h"
 #include "support/cases.h"
 #include "support/census.h"
 #include "support/client.h"
@@ -173,7 +174,7 @@ TEST_F(Operate, AnEngineThatWasRestartedIsShown) {
   start(2);
   const pid_t before = daemon_->engine(0);
   ASSERT_GT(before, 0);
-  ::kill(before, SIGKILL);
+  send_signal(before, SIGKILL);
   json device;
   EXPECT_TRUE(eventually(20, [&] {
     device = epctl("devices")["devices"][0];
@@ -187,7 +188,7 @@ TEST_F(Operate, AnEngineThatWasRestartedIsShown) {
 TEST_F(Operate, AStoppedEngineIsShownAsStopped) {
   start(2);
   const pid_t engine = daemon_->engine(1);
-  ::kill(engine, SIGSTOP);
+  send_signal(engine, SIGSTOP);
   json device;
   EXPECT_TRUE(eventually(20, [&] {
     device = epctl("devices")["devices"][1];
@@ -199,7 +200,7 @@ TEST_F(Operate, AStoppedEngineIsShownAsStopped) {
   EXPECT_EQ(doctor.exit_code, 4) << doctor.out;
   EXPECT_NE(doctor.out.find("stopped: its engine stands still"), std::string::npos) << doctor.out;
   EXPECT_TRUE(eventually(20, [&] { return daemon_->log().find("engine is stopped") != std::string::npos; }));
-  ::kill(engine, SIGCONT);
+  send_signal(engine, SIGCONT);
   EXPECT_TRUE(eventually(20, [&] { return daemon_->log().find("engine goes on") != std::string::npos; }));
   EXPECT_TRUE(eventually(20, [&] { return epctl("devices")["devices"][1]["state"] == "ready"; }));
   EXPECT_EQ(daemon_->engine(1), engine);
@@ -214,7 +215,7 @@ TEST_F(Operate, AFailedDeviceIsStartedAgainAndTakesSessions) {
       const json device = epctl("devices")["devices"][0];
       return device["state"] == "ready" && device["restarts"] == restarts;
     }));
-    ::kill(daemon_->engine(0), SIGKILL);
+    send_signal(daemon_->engine(0), SIGKILL);
   }
   ASSERT_TRUE(eventually(20, [&] { return state() == "failed"; }));
   const CommandResult doctor = daemon_->epctl({"doctor"});

@@ -1,4 +1,5 @@
 // Events of a real daemon, evictions, and the words that go with them.
+#include "common/signal.h"
 #include "operator_fixture.h"
 
 #include <signal.h>
@@ -21,7 +22,7 @@ TEST_F(Operator, EventsTellWhatHappenedAndWhy) {
     });
   }
   ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 2; }));
-  ::kill(daemon_->engine(0), SIGKILL);
+  send_signal(daemon_->engine(0), SIGKILL);
   ASSERT_TRUE(eventually(20, [&] { return event_kinds().contains("group_resumed"); }));
   daemon_->rewrite({{"limits.max_sessions", "9"}});
   daemon_->signal(SIGHUP);

@@ -1,5 +1,6 @@
 // What systemd is told: READY, STATUS, RELOADING, WATCHDOG and STOPPING, over a notify socket of the test's
 // own.
+#include "common/signal.h"
 #include "support/daemon.h"
 #include "support/ranks.h"
 
@@ -78,12 +79,12 @@ constexpr unsigned kWatchdogMs = 3000;
 void expect_that_the_watchdog_needs(pid_t process, ServiceManager& manager) {
   ASSERT_GT(process, 0);
   ASSERT_TRUE(manager.comes_to_ping_again(2)) << "it is not fed while all is well";
-  ::kill(process, SIGSTOP);
+  send_signal(process, SIGSTOP);
   sleep_ms(kWatchdogMs * 3 / 4);  // a ping for what was done before may still come
   const std::size_t before = manager.pings();
   sleep_ms(kWatchdogMs + 1000);  // systemd would have ended the service by now
   EXPECT_EQ(manager.pings(), before);
-  ::kill(process, SIGCONT);
+  send_signal(process, SIGCONT);
   EXPECT_TRUE(manager.comes_to_ping_again(2)) << "it is not fed again";
 }
 
@@ -95,7 +96,7 @@ TEST(OperatorStatus, ADeviceThatIsStartedAnewIsNotCalledStopped) {
   Daemon daemon(std::move(options));
   ASSERT_TRUE(daemon.start());
   ASSERT_TRUE(manager.comes_to_say("STATUS=serving: 2 devices, 0 sessions"));
-  ::kill(daemon.engine(0), SIGSTOP);
+  send_signal(daemon.engine(0), SIGSTOP);
   ASSERT_TRUE(manager.comes_to_say("serving: 2 devices (host:0 is stopped)"));
   sleep_ms(3500);  // beyond the time after which a silent engine stands still
   const std::size_t before = manager.told().size();

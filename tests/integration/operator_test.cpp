@@ -1,4 +1,5 @@
 // The operator's tools against a real daemon: stuck operations explain themselves, statistics, live settings.
+#include "common/signal.h"
 #include "operator_fixture.h"
 #include "support/cases.h"
 #include "support/script.h"
@@ -98,16 +99,16 @@ TEST_F(Stuck, AStoppedEngineIsNamedAndNotItsClient) {
   start();
   start_ranks();
   const pid_t engine = daemon_->engine(1);
-  ::kill(engine, SIGSTOP);
+  send_signal(engine, SIGSTOP);
   EXPECT_TRUE(text_becomes("the engine of host:1 (pid " + std::to_string(engine) + ") stands still"))
       << detail_;
   EXPECT_EQ(detail_["waits"][0]["engine_stopped"], true);
   EXPECT_EQ(detail_["waits"][0]["client_stopped"], false);
-  ::kill(engine, SIGCONT);
-  ::kill(daemon_->engine(0), SIGSTOP);
+  send_signal(engine, SIGCONT);
+  send_signal(daemon_->engine(0), SIGSTOP);
   EXPECT_TRUE(text_becomes("its own engine")) << detail_;
   EXPECT_EQ(detail_["engine_stopped"], true);
-  ::kill(daemon_->engine(0), SIGCONT);
+  send_signal(daemon_->engine(0), SIGCONT);
   EXPECT_TRUE(text_becomes("has not submitted it")) << detail_;
   finish();
 }
@@ -187,7 +188,7 @@ TEST_F(Operator, WhatIsSetOutlivesEnginesAndYieldsToAChangedFile) {
   epctl({"set", "device", "host:0", "sms=3"});
   const auto sms = [&](std::uint32_t device) { return epctl({"devices"})["devices"][device]["sms"]; };
   EXPECT_TRUE(eventually(10, [&] { return sms(0) == 3; }));
-  ::kill(daemon_->engine(0), SIGKILL);
+  send_signal(daemon_->engine(0), SIGKILL);
   EXPECT_TRUE(eventually(20, [&] {
     const json device = epctl({"devices"})["devices"][0];
     return device["restarts"] == 1 && device["state"] == "ready" && device["sms"] == 3;

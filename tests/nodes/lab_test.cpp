@@ -1,4 +1,5 @@
 // Nodes in network namespaces: they reach each other, are counted, cut off and shaped, and leave nothing.
+#include "common/signal.h"
 #include "kit/command.h"
 #include "kit/error.h"
 #include "kit/nodes.h"
@@ -147,7 +148,7 @@ TEST_F(Lab, NothingIsLeft) {
     there = fs::read_symlink("/proc/" + std::to_string(nodes.daemon(1).pid()) + "/ns/net");
     EXPECT_EQ(network_namespaces().count(there), 1u) << "the test can see it";
     EXPECT_EQ(interfaces_here(), interfaces) << "nothing has a name outside";
-    ::kill(nodes.daemon(0).pid(), SIGKILL);  // its engines end by themselves
+    send_signal(nodes.daemon(0).pid(), SIGKILL);  // its engines end by themselves
   }
   for (int i = 0; i < 100 && network_namespaces().count(there) != 0; ++i) ::usleep(50'000);
   EXPECT_EQ(network_namespaces().count(there), 0u);
@@ -212,7 +213,7 @@ TEST_F(Lab, AnEngineThatStartsWithoutItsCableServesOthersLater) {
   ASSERT_TRUE(eventually([&] { return state_of(nodes.daemon(0), "node-1") == "lost"; }));
   const std::vector<pid_t> engines = test::children_of(nodes.daemon(1).pid());
   ASSERT_EQ(engines.size(), 1u);
-  ::kill(engines[0], SIGKILL);
+  send_signal(engines[0], SIGKILL);
   ASSERT_TRUE(eventually([&] {
     const std::vector<pid_t> now = test::children_of(nodes.daemon(1).pid());
     return now.size() == 1 && now != engines;

@@ -1,5 +1,6 @@
 // Losses under groups that span nodes: the others go on or hear why not, bit for bit, and groups that are
 // beside it notice nothing.
+#include "common/signal.h"
 #include "support/cases.h"
 #include "support/client.h"
 #include "support/daemon_cluster.h"
@@ -195,7 +196,7 @@ TEST_F(NodesFaults, KilledEnginesAreRestartedAndAllGoesOn) {
     start_ranks(c, 300, kRanks, {"ENGINE_RESTARTED"});
     for (const char* letter : {"c", "b", "c"}) {
       ASSERT_TRUE(run_for(stage_->completed[0] + 30));
-      ::kill(at(letter).engine(0), SIGKILL);
+      send_signal(at(letter).engine(0), SIGKILL);
     }
     expect_ends_well({0, 1, 2, 3});
     if (HasFailure()) return;
@@ -275,9 +276,9 @@ TEST_F(NodesFaults, AStoppedNodeIsPutOutAndItsRanksRejoin) {
   std::vector<pid_t> stopped = at("c").all_pids();
   for (const std::uint32_t rank : {2u, 3u}) stopped.push_back(ranks_[rank].pid());
   const double begin = now_seconds();
-  for (const pid_t pid : stopped) ::kill(pid, SIGSTOP);
+  for (const pid_t pid : stopped) send_signal(pid, SIGSTOP);
   sleep_ms(10'000);
-  for (const pid_t pid : stopped) ::kill(pid, SIGCONT);
+  for (const pid_t pid : stopped) send_signal(pid, SIGCONT);
   std::printf("stopped for %.1f s\n", now_seconds() - begin);
   expect_ends_well({0, 1, 2, 3});
   expect_bystander_unharmed();

@@ -3,6 +3,7 @@
 // Each node has a network of its own, where that can be made; else there are no faults of links.
 // After each the ranks are back within a bound and compute on, right to the bit. Groups that a fault does not
 // touch notice nothing. In the end the daemons hold what they held at first.
+#include "common/signal.h"
 #include "kit/command.h"
 #include "kit/node_network.h"
 #include "support/cases.h"
@@ -339,7 +340,7 @@ class NodesSoak : public testing::Test {
   }
   void stop_for(const std::vector<pid_t>& pids, double seconds) {
     for (const pid_t pid : pids) {
-      if (pid > 0) ::kill(pid, SIGSTOP);
+      if (pid > 0) send_signal(pid, SIGSTOP);
     }
     stops_.push_back({now_s() + seconds, pids});
   }
@@ -372,7 +373,7 @@ class NodesSoak : public testing::Test {
     for (int i = 0; i < times; ++i) {
       if (i != 0) sleep_ms(static_cast<int>(below(150)));
       const pid_t pid = daemons_[node]->engine(device);
-      if (pid > 0) ::kill(pid, SIGKILL);
+      if (pid > 0) send_signal(pid, SIGKILL);
     }
     return "kill -9, " + std::to_string(times) + " times, of engine " + std::to_string(device) + " of node " +
            kNodes[node];
@@ -384,7 +385,7 @@ class NodesSoak : public testing::Test {
       if (restarts_.contains(node)) continue;
       strike_engine(node, device);
       const pid_t pid = daemons_[node]->engine(device);
-      if (pid > 0) ::kill(pid, SIGKILL);
+      if (pid > 0) send_signal(pid, SIGKILL);
       sleep_ms(static_cast<int>(below(60)));
     }
     return "kill -9 of engines " + std::to_string(device) + " of all nodes";
@@ -528,7 +529,7 @@ class NodesSoak : public testing::Test {
     std::erase_if(stops_, [&](const auto& stop) {
       if (!all && stop.first > now_s()) return false;
       for (const pid_t pid : stop.second) {
-        if (pid > 0) ::kill(pid, SIGCONT);
+        if (pid > 0) send_signal(pid, SIGCONT);
       }
       return true;
     });

@@ -233,6 +233,7 @@ def test_engine_restarted(own_daemon: Callable[..., Daemon]) -> None:
         groups[0].buffers(0).x[0] = 7
         ticket = groups[0].dispatch(0, 0)
         devices = json.loads(running.epctl("--json", "devices").stdout)["devices"]
+        assert devices[0]["engine_pid"] > 0  # 0 and -1 name many processes to kill(2)
         os.kill(devices[0]["engine_pid"], signal.SIGKILL)
         raised(epd.EngineRestarted, lambda: ticket.wait(20000))
         others = threading.Thread(target=groups[1].resume)

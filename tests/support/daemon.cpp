@@ -1,5 +1,6 @@
 #include "support/daemon.h"
 
+#include "common/signal.h"
 #include "support/census.h"
 #include "support/client.h"
 #include "support/cuda_memory.h"
@@ -130,7 +131,7 @@ CommandResult run_command(const std::vector<std::string>& arguments, double seco
   bool ended = false;
   int status = wait_for(pid, start + seconds, &ended);
   if (!ended) {
-    ::kill(pid, SIGKILL);
+    send_signal(pid, SIGKILL);
     ::waitpid(pid, &status, 0);
     result.err += "\n[killed after " + std::to_string(seconds) + " s]";
   }
@@ -155,12 +156,12 @@ Daemon::Daemon(DaemonOptions options) : options_(std::move(options)), directory_
 Daemon::~Daemon() {
   const std::vector<pid_t> engine_pids = engines();
   if (pid_ > 0) {
-    ::kill(pid_, SIGKILL);
+    send_signal(pid_, SIGKILL);
     ::waitpid(pid_, nullptr, 0);
     // They follow it by themselves; a test that is about to end in failure does not rely on that.
     eventually(2, [&] { return std::none_of(engine_pids.begin(), engine_pids.end(), is_running); });
     for (const pid_t engine : engine_pids)
-      if (is_running(engine)) ::kill(engine, SIGKILL);
+      if (is_running(engine)) send_signal(engine, SIGKILL);
     while (::waitpid(-1, nullptr, WNOHANG) > 0) {
     }
   }
@@ -268,7 +269,7 @@ int Daemon::wait_exit(double seconds) {
 }
 
 void Daemon::signal(int number) const {
-  if (pid_ > 0) ::kill(pid_, number);
+  if (pid_ > 0) send_signal(pid_, number);
 }
 
 void Daemon::stop() {

@@ -1,5 +1,6 @@
 #include "support/engine_pages.h"
 
+#include "common/signal.h"
 #include "support/census.h"
 #include "support/ranks.h"
 
@@ -36,7 +37,7 @@ bool EnginePages::shows(std::uint32_t device, abi::Op op, abi::OpStage stage) co
 }
 
 bool stop_process(pid_t pid) {
-  if (::kill(pid, SIGSTOP) != 0) return false;
+  if (send_signal(pid, SIGSTOP) != 0) return false;
   return eventually(10, [&] {
     const char state = process_state(pid);
     return state == 'T' || state == 't';
@@ -54,7 +55,7 @@ bool stop_when(pid_t pid, const std::function<bool()>& state, const std::functio
     }
     if (!stop_process(pid)) return false;
     if (state()) return true;
-    ::kill(pid, SIGCONT);
+    send_signal(pid, SIGCONT);
   }
   return false;
 }

@@ -20,7 +20,8 @@ add_library(fake_cuda SHARED
   ${_dir}/bench_kernels.cpp ${_dir}/context.cpp ${_dir}/device.cpp ${_dir}/errors.cpp ${_dir}/event.cpp ${_dir}/graph.cpp ${_dir}/green.cpp
   ${_dir}/kernel_protocol.cpp ${_dir}/library.cpp ${_dir}/memory.cpp ${_dir}/memory_calls.cpp
   ${_dir}/operation_check.cpp ${_dir}/operation_exchange.cpp ${_dir}/operation_kernel.cpp ${_dir}/played_thread.cpp ${_dir}/stream.cpp ${_dir}/stream_calls.cpp ${_dir}/watching.cpp ${_dir}/word_kernels.cpp)
-target_include_directories(fake_cuda PRIVATE ${PROJECT_SOURCE_DIR}/client/tools ${CMAKE_CURRENT_LIST_DIR} ${CMAKE_CURRENT_LIST_DIR}/..
+target_include_directories(fake_cuda PRIVATE ${PROJECT_SOURCE_DIR}/client/tools ${PROJECT_SOURCE_DIR}/proto/common/include
+  ${CMAKE_CURRENT_LIST_DIR} ${CMAKE_CURRENT_LIST_DIR}/..
   ${PROJECT_SOURCE_DIR}/kernels ${PROJECT_SOURCE_DIR}/client/src  # device code that one thread runs
   ${PROJECT_SOURCE_DIR}/daemon/device ${PROJECT_SOURCE_DIR}/daemon/device/include)
 target_compile_definitions(fake_cuda PRIVATE EPD_KERNEL_ASSERTS)  # range checks in that code

@@ -1,5 +1,6 @@
 #include "support/kill_points.h"
 
+#include "common/signal.h"
 #include "support/ranks.h"
 
 #include <sched.h>
@@ -132,7 +133,7 @@ std::optional<std::string> kill_at(pid_t pid, int n, double seconds) {
       return std::nullopt;
     }
     if (signal != kCallStop || !stops.reached(pid, n)) continue;
-    ::kill(pid, SIGKILL);
+    send_signal(pid, SIGKILL);
     return stops.name();
   }
 }
@@ -147,7 +148,7 @@ std::optional<std::string> kill_unasked(pid_t pid, int n, const std::function<bo
     const int signal = WSTOPSIG(status);
     const bool event = (status >> 16) != 0;  // the interruption itself
     if (signal == kCallStop && stops.reached(pid, n)) {
-      ::kill(pid, SIGKILL);
+      send_signal(pid, SIGKILL);
       return stops.name();
     }
     if (::ptrace(PTRACE_SYSCALL, pid, nullptr, event || signal == kCallStop ? 0 : signal) != 0) break;

@@ -1,5 +1,7 @@
 #include "support/ranks.h"
 
+#include "common/signal.h"
+
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -109,7 +111,7 @@ RankProcess::~RankProcess() {
 
 void RankProcess::reset() {
   if (pid_ > 0) {
-    ::kill(pid_, SIGKILL);
+    send_signal(pid_, SIGKILL);
     ::waitpid(pid_, nullptr, 0);
   }
   if (pipe_ >= 0) ::close(pipe_);
@@ -119,7 +121,7 @@ void RankProcess::reset() {
 }
 
 void RankProcess::kill(int signal) const {
-  if (pid_ > 0) ::kill(pid_, signal);
+  if (pid_ > 0) send_signal(pid_, signal);
 }
 
 RankOutcome RankProcess::wait(double seconds) {
@@ -137,7 +139,7 @@ RankOutcome RankProcess::wait(double seconds) {
     if (ready < 0 && errno == EINTR) continue;
     if (ready <= 0) {
       outcome.hung = true;
-      ::kill(pid_, SIGKILL);
+      send_signal(pid_, SIGKILL);
       break;
     }
     const ssize_t n = ::read(pipe_, buffer, sizeof(buffer));

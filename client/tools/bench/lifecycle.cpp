@@ -1,5 +1,6 @@
 #include "lifecycle.h"
 
+#include "common/signal.h"
 #include "kit/error.h"
 #include "kit/session.h"
 #include "kit/team.h"
@@ -87,7 +88,7 @@ ReapRound reap_once(const std::string& socket, const std::string& group,
   // Long enough for the survivor's engine to be waiting for the other rank.
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
   const double begin = kit::now_us();
-  ::kill(victim, SIGKILL);
+  send_signal(victim, SIGKILL);
   const epd_status_t status = epd_ticket_wait(membership.get(), ticket, EPD_FOREVER, nullptr);
   round.rank_lost_us = kit::now_us() - begin;
   if (status != EPD_RANK_LOST) {

@@ -1,6 +1,7 @@
 #include "kit/command.h"
 
 #include "common/fd.h"
+#include "common/signal.h"
 #include "kit/error.h"
 
 #include <array>
@@ -81,7 +82,7 @@ CommandResult run_command(const std::vector<std::string>& words, const CommandOp
   out.write_end.reset();
   err.write_end.reset();
   if (!read_both(out, err, end, result)) {
-    ::kill(pid, SIGKILL);
+    send_signal(pid, SIGKILL);
     result.err += "(killed after " + std::to_string(options.seconds) + " s)";
   }
   int status = 0;
@@ -116,7 +117,7 @@ BackgroundCommand::BackgroundCommand(const std::vector<std::string>& words, cons
 }
 
 BackgroundCommand::~BackgroundCommand() {
-  ::kill(pid_, SIGKILL);
+  send_signal(pid_, SIGKILL);
   ::waitpid(pid_, nullptr, 0);
 }
 

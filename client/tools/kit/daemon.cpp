@@ -1,5 +1,6 @@
 #include "kit/daemon.h"
 
+#include "common/signal.h"
 #include "kit/command.h"
 #include "kit/error.h"
 
@@ -112,7 +113,7 @@ std::string OwnDaemon::log_tail() const {
 
 std::string OwnDaemon::stop() {
   if (pid_ <= 0) return "";
-  ::kill(pid_, SIGTERM);
+  send_signal(pid_, SIGTERM);
   std::string outcome;
   int status = 0;
   bool ended = false;
@@ -123,7 +124,7 @@ std::string OwnDaemon::stop() {
   if (ended) {
     outcome = describe_end(status);
   } else {
-    ::kill(pid_, SIGKILL);
+    send_signal(pid_, SIGKILL);
     ::waitpid(pid_, &status, 0);
     outcome = "the daemon did not stop within 10 s of SIGTERM";
   }

@@ -1,5 +1,6 @@
 #include "kit/team.h"
 
+#include "common/signal.h"
 #include "kit/error.h"
 
 #include <algorithm>
@@ -115,7 +116,7 @@ Team::Team(std::uint32_t ranks) : state_(1), size_(ranks) {}
 
 Team::~Team() {
   for (const pid_t pid : running_) {
-    ::kill(pid, SIGKILL);
+    send_signal(pid, SIGKILL);
     ::waitpid(pid, nullptr, 0);
   }
 }
@@ -169,7 +170,7 @@ void Team::wait(const Options& options) {
     }
     if (failed && now - failed_at > kGrace) {
       for (const pid_t pid : std::exchange(running_, {})) {
-        ::kill(pid, SIGKILL);
+        send_signal(pid, SIGKILL);
         ::waitpid(pid, nullptr, 0);
       }
     }

@@ -2,9 +2,10 @@
 // /dev/shm if it is to be shared.
 #include "fake_cuda/stream.h"
 
+#include "common/signal.h"
+
 #include <dirent.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -71,7 +72,7 @@ void sweep() {
   while (const dirent* const entry = ::readdir(directory)) {
     if (std::strncmp(entry->d_name, kPrefix, sizeof(kPrefix) - 1) != 0) continue;
     const int process = std::atoi(entry->d_name + sizeof(kPrefix) - 1);
-    if (process > 0 && ::kill(process, 0) != 0 && errno == ESRCH)
+    if (process > 0 && epd::send_signal(process, 0) != 0 && errno == ESRCH)
       ::unlink((std::string(kDirectory) + entry->d_name).c_str());
   }
   ::closedir(directory);

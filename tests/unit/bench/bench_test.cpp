@@ -2,6 +2,7 @@
 #include "bench/overlap.h"
 #include "bench/plan.h"
 #include "bench/suite.h"
+#include "common/signal.h"
 #include "kit/error.h"
 #include "kit/statistics.h"
 #include "kit/team.h"
@@ -163,7 +164,7 @@ TEST(Team, AFailedRankEndsTheRunWithItsMessage) {
 
 TEST(Team, AKilledRankEndsTheRun) {
   EXPECT_EQ(failure_of([](kit::TeamRank& self) {
-              if (self.rank() == 2) ::kill(::getpid(), SIGKILL);
+              if (self.rank() == 2) send_signal(::getpid(), SIGKILL);
               self.barrier();
             }),
             "rank 2 was killed by signal 9");

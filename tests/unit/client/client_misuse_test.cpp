@@ -1,6 +1,7 @@
 // Handles where they must not be used: after their end, and in a forked child. And memory that runs out in
 // the thread that watches for all.
 #include "client_fixture.h"
+#include "common/signal.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -93,7 +94,7 @@ int in_child(const std::function<int()>& body) {
     pause_ms(1);
   }
   ADD_FAILURE() << "the child hangs";
-  ::kill(child, SIGKILL);
+  send_signal(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
   return -1;
 }

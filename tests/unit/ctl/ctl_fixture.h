@@ -1,6 +1,7 @@
 // epctl as a child process, and a control plane without a daemon for it to talk to.
 #pragma once
 
+#include "common/signal.h"
 #include "json.h"
 
 #include <fcntl.h>
@@ -67,7 +68,7 @@ class Process {
   ~Process() {
     close_input();
     if (pid_ > 0) {
-      ::kill(pid_, SIGKILL);
+      send_signal(pid_, SIGKILL);
       ::waitpid(pid_, nullptr, 0);
     }
     ::close(out_);

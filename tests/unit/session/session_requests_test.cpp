@@ -1,4 +1,5 @@
 // What an attached client asks for, and how its session ends.
+#include "common/signal.h"
 #include "session_fixture.h"
 
 #include <signal.h>
@@ -126,7 +127,7 @@ TEST_F(Attach, ADeadClientIsReportedOnce) {
   ASSERT_EQ(::read(ready[0], &byte, 1), 1);
   ASSERT_TRUE(pump_until([&] { return host_.opened.size() == 1; }));
   EXPECT_EQ(table_->find(host_.opened[0])->peer.pid, child);
-  ::kill(child, SIGKILL);
+  send_signal(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
   EXPECT_TRUE(pump_until([&] { return !host_.closed.empty(); }));
   EXPECT_EQ(host_.closed, host_.opened);

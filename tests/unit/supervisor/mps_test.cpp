@@ -1,5 +1,6 @@
 // MPS's control program is asked in the right order, about the right process, and never for too long.
 #include "mps.h"
+#include "common/signal.h"
 #include "process_state.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +37,7 @@ class Idle {
   ~Idle() { end(); }
   void end() {
     if (pid_ <= 0) return;
-    ::kill(pid_, SIGKILL);
+    send_signal(pid_, SIGKILL);
     ::waitpid(pid_, nullptr, 0);
     ended_ = std::exchange(pid_, -1);
   }
@@ -62,7 +63,7 @@ class Leaving {
     pidfd_.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
   }
   ~Leaving() {
-    ::kill(pid_, SIGKILL);
+    send_signal(pid_, SIGKILL);
     ::waitpid(pid_, nullptr, 0);
   }
   bool reached() const {

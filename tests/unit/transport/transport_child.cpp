@@ -1,5 +1,7 @@
 #include "transport_child.h"
 
+#include "common/signal.h"
+
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -63,12 +65,12 @@ void Child::introduce(const Address& own) {
 }
 
 void Child::signal(int number) const {
-  EXPECT_EQ(::kill(pid_, number), 0);
+  EXPECT_EQ(send_signal(pid_, number), 0);
 }
 
 void Child::kill_and_reap() {
   if (pid_ < 0) return;
-  ::kill(pid_, SIGKILL);
+  send_signal(pid_, SIGKILL);
   int status = 0;
   ::waitpid(pid_, &status, 0);
   EXPECT_TRUE(WIFSIGNALED(status)) << "the peer process ended by itself: " << WEXITSTATUS(status);
