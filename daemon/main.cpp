@@ -1,5 +1,6 @@
 // The executable: `epd serve`, `epd engine`, `epd check-config`.
 #include "base/log.h"
+#include "common/build_info.h"
 #include "control/control_server.h"
 #include "engine/engine_main.h"
 #include "metrics/metrics_server.h"
@@ -96,8 +97,7 @@ ConfigSources sources_of(const ServeFlags& flags, const Environment& environment
 }
 
 int fail(int code, const Status& status) {
-  log_flush();
-  print_error("epd: " + status.to_string() + "\n");
+  print_last_error("epd: " + status.to_string() + "\n");
   return code;
 }
 
@@ -121,7 +121,7 @@ int serve(const ServeFlags& flags) {
   const ConfigSources sources = sources_of(flags, environment);
   Result<Config> config = load_config(sources);
   if (!config.ok()) return fail(kExitUsage, config.status());
-  log_init("epd", config->level(), config->format());
+  log_init("epd", config->log_levels(), config->format(), environment.journal);
   Supervisor::block_signals();
   raise_descriptor_limit();
 
@@ -133,7 +133,7 @@ int serve(const ServeFlags& flags) {
   Result<std::unique_ptr<Supervisor>> supervisor = Supervisor::create(std::move(options));
   if (!supervisor.ok()) return fail(kExitFailure, supervisor.status());
   const ControlOptions control_options{config->control_socket, config->control_socket_mode,
-                                       config->control_socket_gid};
+                                       config->control_socket_gid, config->health_listen};
   Result<std::unique_ptr<ControlServer>> control =
       ControlServer::start((*supervisor)->control(), control_options);
   if (!control.ok()) return fail(kExitFailure, control.status());
@@ -185,21 +185,15 @@ CLI::App* add_engine_command(CLI::App& app, EngineFlags& flags) {
   command->add_option("--network-window-bytes", network.window_bytes);
   command->add_option("--network-max-bytes", network.max_bytes);
   command->add_option("--network-peer-timeout-ms", network.peer_timeout_ms);
-  command->add_option("--log-level", flags.log_level)
-      ->check(CLI::IsMember({"trace", "debug", "info", "warning", "error"}));
+  command->add_option("--log-level", flags.log_level);
   command->add_option("--log-format", flags.log_format)->check(CLI::IsMember({"logfmt", "json"}));
   return command;
 }
 
 int run_engine(const EngineFlags& flags) {
-  const std::map<std::string, LogLevel> levels = {{"trace", LogLevel::kTrace},
-                                                  {"debug", LogLevel::kDebug},
-                                                  {"info", LogLevel::kInfo},
-                                                  {"warning", LogLevel::kWarning},
-                                                  {"error", LogLevel::kError}};
   ::prctl(PR_SET_NAME, ("epd-" + flags.options.device).c_str());
-  log_init("engine " + flags.options.device, levels.at(flags.log_level),
-           flags.log_format == "json" ? LogFormat::kJson : LogFormat::kLogfmt);
+  log_init("engine " + flags.options.device, parse_log_levels(flags.log_level).value_or(LogLevels()),
+           flags.log_format == "json" ? LogFormat::kJson : LogFormat::kLogfmt, read_environment().journal);
   EngineOptions options = flags.options;
   options.resident = flags.mode == "resident";
   return engine_main(options);
@@ -223,7 +217,7 @@ bool explain_unknown_option(int argc, char** argv) {
 
 int run(int argc, char** argv) {
   CLI::App app(kDescription, "epd");
-  app.set_version_flag("-V,--version", std::string("epd ") + kDaemonVersion);
+  app.set_version_flag("-V,--version", version_text("epd"));
   app.footer(kFooter);
   app.require_subcommand(0, 1);
   // Given to `epd` itself or after the subcommand: the same flags.
@@ -262,9 +256,9 @@ int main(int argc, char** argv) {
   try {
     code = epd::run(argc, argv);
   } catch (const std::exception& error) {
-    epd::print_error(std::string("epd: INTERNAL: ") + error.what() + "\n");
+    epd::print_last_error(std::string("epd: INTERNAL: ") + error.what() + "\n");
   } catch (...) {
-    epd::print_error("epd: INTERNAL: something was thrown that is no error\n");
+    epd::print_last_error("epd: INTERNAL: something was thrown that is no error\n");
   }
   epd::log_flush();
   return code;

@@ -1,4 +1,5 @@
 // The C functions: they check and copy arguments by the size rule, stop exceptions, and keep the error text.
+#include "log.h"
 #include "session.h"
 #include "struct_size.h"
 
@@ -10,6 +11,8 @@ namespace {
 using epd::Status;
 using epd::client::Group;
 using epd::client::Handle;
+using epd::client::log_line;
+using epd::client::LogLevel;
 using epd::client::report;
 using epd::client::Session;
 using epd::client::SubmitRequest;
@@ -25,11 +28,31 @@ Group* object_of(const epd_group_t* group) {
   return reinterpret_cast<const Handle<Group>*>(group)->object();
 }
 
+// WOULD_BLOCK is an answer, not a failure.
+void log_failure(const char* call, const Status& status) {
+  const LogLevel level = status.code() == epd::StatusCode::kWouldBlock ? LogLevel::kDebug : LogLevel::kError;
+  log_line(level, "call failed",
+           {{"call", call}, {"status", epd::status_name(status.code())}, {"text", status.message()}});
+}
+
+void log_submission(const Group& group, const SubmitRequest& request, epd_ticket_t ticket) {
+  if (!epd::client::logs(LogLevel::kDebug)) return;
+  const char* op = request.op == abi::Op::kDispatch ? "dispatch" : request.op == abi::Op::kCombine ? "combine" : "noop";
+  log_line(LogLevel::kDebug, "submitted",
+           {{"group", group.name},
+            {"rank", std::to_string(group.rank)},
+            {"op", op},
+            {"slot", std::to_string(request.slot)},
+            {"ticket", std::to_string(ticket)}});
+}
+
 // Runs the body of a C function. Nothing may be thrown into the caller.
 template <typename Body>
-epd_status_t guarded(Body body) noexcept {
+epd_status_t guarded(Body body, const char* call = __builtin_FUNCTION()) noexcept {
   try {
-    return report(body());
+    const Status status = body();
+    if (!status.ok()) log_failure(call, status);
+    return report(status);
   } catch (const std::bad_alloc&) {
     return report(epd::StatusCode::kResourceExhausted, "out of memory");
   } catch (const std::exception& error) {
@@ -193,6 +216,12 @@ epd_status_t epd_session_attach(const epd_attach_options_t* options, epd_session
     auto made = std::make_unique<Session>(std::move(attachment));
     auto handle = std::make_unique<Handle<Session>>();
     EPD_RETURN_IF_ERROR(made->prepare());
+    const epd_session_info_t info = made->info();
+    log_line(LogLevel::kInfo, "attached",
+             {{"library", epd_version()},
+              {"daemon", info.daemon},
+              {"session", std::to_string(info.session_id)},
+              {"device", info.device}});
     *session = reinterpret_cast<epd_session_t*>(Handle<Session>::give(std::move(handle), *made.release()));
     return {};
   });
@@ -203,7 +232,9 @@ epd_status_t epd_session_detach(epd_session_t* session) {
     if (session == nullptr) return {};
     EPD_OPEN(Session, s, session);
     if (s->in_hook_thread()) return epd::invalid_argument("a hook may not detach its own session");
+    const std::string number = std::to_string(s->info().session_id);
     delete s;
+    log_line(LogLevel::kInfo, "detached", {{"session", number}});
     return {};
   });
 }
@@ -262,6 +293,12 @@ epd_status_t epd_group_join(epd_session_t* session, const epd_group_config_t* co
     Group* joined = nullptr;
     auto handle = std::make_unique<Handle<Group>>();
     EPD_RETURN_IF_ERROR(s->join(c, joined));
+    joined->name = c.name;
+    log_line(LogLevel::kInfo, "joined",
+             {{"group", joined->name},
+              {"rank", std::to_string(joined->rank)},
+              {"ranks", std::to_string(joined->shape.num_ranks)},
+              {"session", std::to_string(s->info().session_id)}});
     *group = reinterpret_cast<epd_group_t*>(Handle<Group>::give(std::move(handle), *joined));
     return {};
   });
@@ -273,7 +310,10 @@ epd_status_t epd_group_leave(epd_group_t* group) {
     EPD_OPEN(Group, g, group);
     Session& session = *g->session;
     if (session.in_hook_thread()) return epd::invalid_argument("a hook may not leave a group");
+    const std::string name = g->name;
+    const std::string rank = std::to_string(g->rank);
     session.leave(g, epd::client::Deadline::in_ms(epd::client::kLeaveMs));
+    log_line(LogLevel::kInfo, "left", {{"group", name}, {"rank", rank}});
     return {};
   });
 }
@@ -327,6 +367,8 @@ epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, epd_resume
     if (info != nullptr) EPD_RETURN_IF_ERROR(epd::client::check_output(info, "info"));
     epd_resume_info_t out{};
     EPD_RETURN_IF_ERROR(g->session->resume(*g, timeout_ms, out));
+    log_line(LogLevel::kInfo, "resumed",
+             {{"group", g->name}, {"rank", std::to_string(g->rank)}, {"epoch", std::to_string(out.epoch)}});
     if (info != nullptr) epd::client::write_struct(info, out);
     return {};
   });
@@ -353,7 +395,9 @@ epd_status_t epd_dispatch(epd_group_t* group, const epd_dispatch_args_t* args, v
     SubmitRequest request;
     EPD_RETURN_IF_ERROR(read_dispatch(a, stream, request));
     if (request.keep) EPD_REQUIRE(handle);
-    return g->session->operations().submit(*g, request, *ticket, handle);
+    EPD_RETURN_IF_ERROR(g->session->operations().submit(*g, request, *ticket, handle));
+    log_submission(*g, request, *ticket);
+    return {};
   });
 }
 
@@ -366,7 +410,9 @@ epd_status_t epd_combine(epd_group_t* group, const epd_combine_args_t* args, voi
     EPD_RETURN_IF_ERROR(epd::client::read_struct(args, "args", a));
     SubmitRequest request;
     EPD_RETURN_IF_ERROR(read_combine(a, stream, request));
-    return g->session->operations().submit(*g, request, *ticket, nullptr);
+    EPD_RETURN_IF_ERROR(g->session->operations().submit(*g, request, *ticket, nullptr));
+    log_submission(*g, request, *ticket);
+    return {};
   });
 }
 
@@ -383,7 +429,9 @@ epd_status_t epd_noop(epd_group_t* group, uint32_t slot, void* stream, epd_ticke
     EPD_REQUIRE(ticket);
     SubmitRequest request{abi::Op::kNoop, slot};
     request.stream = {stream};
-    return g->session->operations().submit(*g, request, *ticket, nullptr);
+    EPD_RETURN_IF_ERROR(g->session->operations().submit(*g, request, *ticket, nullptr));
+    log_submission(*g, request, *ticket);
+    return {};
   });
 }
 

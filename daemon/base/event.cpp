@@ -57,8 +57,8 @@ EventBatch EventLog::read(std::uint64_t after, std::size_t limit, std::uint32_t 
 }
 
 void record_event(EventKind kind, LogLevel level, std::string_view event,
-                  std::initializer_list<LogField> fields, EventOwner owner) {
-  log_event(level, event, fields);
+                  std::initializer_list<LogField> fields, EventOwner owner, const char* file) {
+  log_event(level, event, fields, file);
   EventLog* log = g_event_log.load();
   if (log == nullptr) return;
   Event record;
@@ -75,12 +75,12 @@ void record_event(EventKind kind, LogLevel level, std::string_view event,
 }
 
 void record_of_user(EventOwner owner, EventKind kind, LogLevel level, std::string_view event,
-                    std::initializer_list<LogField> fields) {
+                    std::initializer_list<LogField> fields, const char* file) {
   // A program of many ranks makes a burst: it attaches and joins all of them.
   constexpr std::uint32_t kBurst = 1000;
   constexpr std::uint32_t kEachSecond = 20;
   static LogLimiter limiter(kBurst, kEachSecond);
-  limiter.record(kind, level, event, fields, owner);
+  limiter.record(kind, level, event, fields, owner, file);
 }
 
 }  // namespace epd

@@ -28,6 +28,11 @@ namespace {
 
 LogFormat g_format = LogFormat::kLogfmt;
 std::string g_process = "epd";
+bool g_journal = false;
+// Below it no room logs. The rooms' levels are looked at above it.
+std::atomic<int> g_lowest_level{static_cast<int>(LogLevel::kInfo)};
+std::atomic<int> g_general_level{static_cast<int>(LogLevel::kInfo)};
+std::array<std::atomic<int>, kLogRooms.size()> g_room_levels;  // the level + 1; 0: the general one
 std::mutex g_limiter_mutex;
 constexpr const char* kSuppressed = "lines like this one were suppressed";
 constexpr std::size_t kQueuedLines = 2048;
@@ -35,6 +40,38 @@ constexpr int kPatienceMs = 1000;  // for the reader of the log, when the proces
 constexpr std::uint64_t kTellLostNs = 1'000'000'000;
 constexpr std::size_t kMostOwners = 1024;  // of one limiter
 constexpr EventOwner kOtherOwners = -2;
+
+constexpr std::array<LogLevel, 5> kLevels = {LogLevel::kTrace, LogLevel::kDebug, LogLevel::kInfo,
+                                             LogLevel::kWarning, LogLevel::kError};
+
+std::optional<LogLevel> level_of(std::string_view word) {
+  const auto found = std::find_if(kLevels.begin(), kLevels.end(),
+                                  [&](LogLevel level) { return word == log_level_word(level); });
+  return found == kLevels.end() ? std::nullopt : std::optional(*found);
+}
+
+// ".../daemon/session/handshake.cpp" is of the room "session". kLogRooms.size(): of none.
+std::size_t room_of(std::string_view file) {
+  constexpr std::string_view kFolder = "daemon/";
+  const std::size_t at = file.rfind(kFolder);
+  if (at == std::string_view::npos) return kLogRooms.size();
+  file.remove_prefix(at + kFolder.size());
+  const std::string_view room = file.substr(0, file.find('/'));
+  return static_cast<std::size_t>(std::find(kLogRooms.begin(), kLogRooms.end(), room) - kLogRooms.begin());
+}
+
+// sd-daemon(3)
+const char* journal_prefix(spdlog::level::level_enum level) {
+  switch (static_cast<LogLevel>(level)) {
+    case LogLevel::kTrace:
+    case LogLevel::kDebug: return "<7>";
+    case LogLevel::kInfo: return "<6>";
+    case LogLevel::kWarning: return "<4>";
+    case LogLevel::kError:
+    case LogLevel::kOff: break;
+  }
+  return "<3>";
+}
 
 // Guarded by g_limiter_mutex. Never destroyed: limiters are static objects of other files.
 std::set<LogLimiter*>& all_limiters() {
@@ -78,6 +115,7 @@ class StderrSink final : public spdlog::sinks::base_sink<spdlog::details::null_m
  private:
   void sink_it_(const spdlog::details::log_msg& message) override {
     spdlog::memory_buf_t line;
+    if (g_journal) line.append(std::string_view(journal_prefix(message.level)));
     formatter_->format(message, line);
     if (!write_all(line.data(), line.size())) ++failed_;
     ++done_;
@@ -130,6 +168,7 @@ Log& log() {
     auto* made = new Log;
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     made->logger->set_pattern("%Y-%m-%dT%H:%M:%S.%f%z level=%l %v");
+    made->logger->set_level(spdlog::level::trace);  // see log_enabled
     return made;
   }();
   return *instance;
@@ -159,16 +198,65 @@ void tell_lost() {
 LogField::LogField(std::string_view key, double value)
     : key_(key), value_(fmt::format("{:.3f}", value)), quoted_(!std::isfinite(value)) {}
 
-void log_init(const std::string& process, LogLevel level, LogFormat format) {
-  g_process = process;
-  g_format = format;
-  logger().set_pattern(format == LogFormat::kJson ? R"({"time":"%Y-%m-%dT%H:%M:%S.%f%z","level":"%l",%v})"
-                                                  : "%Y-%m-%dT%H:%M:%S.%f%z level=%l %v");
-  log_set_level(level);
+const char* log_level_word(LogLevel level) {
+  switch (level) {
+    case LogLevel::kTrace: return "trace";
+    case LogLevel::kDebug: return "debug";
+    case LogLevel::kInfo: return "info";
+    case LogLevel::kWarning: return "warning";
+    case LogLevel::kError: return "error";
+    case LogLevel::kOff: break;
+  }
+  return "off";
 }
 
-void log_set_level(LogLevel level) {
-  logger().set_level(static_cast<spdlog::level::level_enum>(level));
+std::optional<LogLevels> parse_log_levels(std::string_view text) {
+  LogLevels levels;
+  for (bool first = true;; first = false) {
+    const std::size_t comma = text.find(',');
+    const std::string_view part = text.substr(0, comma);
+    const std::size_t equals = part.find('=');
+    const std::optional<LogLevel> level =
+        level_of(equals == std::string_view::npos ? part : part.substr(equals + 1));
+    if (!level || first != (equals == std::string_view::npos)) return std::nullopt;
+    if (first) {
+      levels.general = *level;
+    } else {
+      const auto room = std::find(kLogRooms.begin(), kLogRooms.end(), part.substr(0, equals));
+      if (room == kLogRooms.end()) return std::nullopt;
+      levels.rooms[static_cast<std::size_t>(room - kLogRooms.begin())] = level;
+    }
+    if (comma == std::string_view::npos) return levels;
+    text.remove_prefix(comma + 1);
+  }
+}
+
+std::string to_text(const LogLevels& levels) {
+  std::string text = log_level_word(levels.general);
+  for (std::size_t i = 0; i < kLogRooms.size(); ++i) {
+    if (levels.rooms[i]) text.append(",").append(kLogRooms[i]).append("=").append(log_level_word(*levels.rooms[i]));
+  }
+  return text;
+}
+
+void log_init(const std::string& process, const LogLevels& levels, LogFormat format, bool journal) {
+  g_process = process;
+  g_format = format;
+  g_journal = journal;
+  logger().set_pattern(format == LogFormat::kJson ? R"({"time":"%Y-%m-%dT%H:%M:%S.%f%z","level":"%l",%v})"
+                                                  : "%Y-%m-%dT%H:%M:%S.%f%z level=%l %v");
+  log_set_levels(levels);
+}
+
+void log_set_levels(const LogLevels& levels) {
+  int lowest = static_cast<int>(levels.general);
+  for (std::size_t i = 0; i < kLogRooms.size(); ++i) {
+    const int level = static_cast<int>(levels.rooms[i].value_or(levels.general));
+    g_room_levels[i].store(levels.rooms[i] ? level + 1 : 0);
+    lowest = std::min(lowest, level);
+  }
+  g_general_level.store(static_cast<int>(levels.general));
+  g_lowest_level.store(lowest);
 }
 
 void log_flush() {
@@ -188,12 +276,26 @@ void print_error(const std::string& line) {
   [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, line.data(), line.size());
 }
 
-bool log_enabled(LogLevel level) {
-  return logger().should_log(static_cast<spdlog::level::level_enum>(level));
+void print_last_error(const std::string& text) {
+  if (g_format != LogFormat::kJson && !g_journal) {
+    log_flush();
+    print_error(text);
+    return;
+  }
+  log_event(LogLevel::kError, "the program ends", {{"reason", text.substr(0, text.find_last_not_of('\n') + 1)}});
+  log_flush();
 }
 
-void log_event(LogLevel level, std::string_view event, std::initializer_list<LogField> fields) {
-  if (!log_enabled(level)) return;
+bool log_enabled(LogLevel level, const char* file) {
+  if (static_cast<int>(level) < g_lowest_level.load(std::memory_order_relaxed)) return false;
+  const std::size_t room = room_of(file);
+  const int own = room == kLogRooms.size() ? 0 : g_room_levels[room].load(std::memory_order_relaxed);
+  return static_cast<int>(level) >= (own != 0 ? own - 1 : g_general_level.load(std::memory_order_relaxed));
+}
+
+void log_event(LogLevel level, std::string_view event, std::initializer_list<LogField> fields,
+               const char* file) {
+  if (!log_enabled(level, file)) return;
   const bool json = g_format == LogFormat::kJson;
   std::string line = json ? "\"process\":" : "process=";
   append_quoted(line, g_process);
@@ -266,12 +368,12 @@ void LogLimiter::Suppressed::tell() const {
   const LogField number("count", count);
   if (owner < 0) {
     if (recorded) {
-      record_event(kind, level, kSuppressed, {name, number});
+      record_event(kind, level, kSuppressed, {name, number}, kDaemonOwner, file);
     } else {
-      log_event(level, kSuppressed, {name, number});
+      log_event(level, kSuppressed, {name, number}, file);
     }
   } else {
-    record_event(kind, level, kSuppressed, {name, number, {"uid", owner}}, owner);
+    record_event(kind, level, kSuppressed, {name, number, {"uid", owner}}, owner, file);
   }
 }
 
@@ -293,18 +395,20 @@ void LogLimiter::tell_suppressed() {
   for (const Suppressed& suppressed : all) suppressed.tell();
 }
 
-void LogLimiter::log(LogLevel level, std::string_view event, std::initializer_list<LogField> fields) {
+void LogLimiter::log(LogLevel level, std::string_view event, std::initializer_list<LogField> fields,
+                     const char* file) {
   Suppressed before;
-  if (!log_enabled(level) || !admit({kDaemonOwner, 0, std::string(event), level, {}, false}, before)) return;
-  log_event(level, event, fields);
+  if (!log_enabled(level, file)) return;
+  if (!admit({kDaemonOwner, 0, std::string(event), level, {}, false, file}, before)) return;
+  log_event(level, event, fields, file);
   before.tell();
 }
 
 void LogLimiter::record(EventKind kind, LogLevel level, std::string_view event,
-                        std::initializer_list<LogField> fields, EventOwner owner) {
+                        std::initializer_list<LogField> fields, EventOwner owner, const char* file) {
   Suppressed before;
-  if (!admit({owner, 0, std::string(event), level, kind, true}, before)) return;
-  record_event(kind, level, event, fields, owner);
+  if (!admit({owner, 0, std::string(event), level, kind, true, file}, before)) return;
+  record_event(kind, level, event, fields, owner, file);
   before.tell();
 }
 

@@ -3,6 +3,7 @@
 #include "acceptor.h"
 #include "base/log.h"
 #include "control_service.h"
+#include "health_port.h"
 #include "health_service.h"
 #include "reflection_service.h"
 #include "socket.h"
@@ -79,6 +80,7 @@ struct ControlServer::Impl {
   ReflectionService reflection;
   UserServers servers;                 // declared after the objects that they call
   std::unique_ptr<Acceptor> acceptor;  // declared after the servers that it feeds
+  std::unique_ptr<HealthPort> health_port;
 };
 
 ControlServer::ControlServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -103,6 +105,11 @@ Result<std::unique_ptr<ControlServer>> ControlServer::start(ControlFacade& facad
                       [servers = &impl->servers](int fd, bool privileged) { servers->take(fd, privileged); });
   if (!acceptor.ok()) return acceptor.status();
   impl->acceptor = std::move(*acceptor);
+  if (!options.health_listen.empty()) {
+    Result<std::unique_ptr<HealthPort>> port = HealthPort::open(options.health_listen, impl->model);
+    if (!port.ok()) return port.status();
+    impl->health_port = std::move(*port);
+  }
   return std::unique_ptr<ControlServer>(new ControlServer(std::move(impl)));
 }
 
@@ -110,8 +117,13 @@ void ControlServer::set_serving(bool serving) {
   impl_->model.set_serving(serving);
 }
 
+std::uint16_t ControlServer::health_port() const {
+  return impl_->health_port == nullptr ? 0 : impl_->health_port->port();
+}
+
 void ControlServer::shutdown() {
   if (impl_->stopping.exchange(true)) return;
+  impl_->health_port.reset();
   impl_->acceptor->stop_accepting();
   impl_->health.stop();
   impl_->servers.shutdown(std::chrono::system_clock::now() + kShutdownGrace);

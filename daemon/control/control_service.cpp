@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "caller.h"
+#include "common/build_info.h"
 #include "grpc_status.h"
 #include "places.h"
 #include "proto/attach.h"
@@ -40,14 +41,6 @@ std::optional<std::uint64_t> number(std::string_view text) {
   return value;
 }
 
-const char* level_name(LogLevel level) {
-  switch (level) {
-    case LogLevel::kError: return "error";
-    case LogLevel::kWarning: return "warning";
-    default: return "info";
-  }
-}
-
 void fill(v1::WatchEventsResponse& message, const EventBatch& batch) {
   const std::uint64_t now = MonotonicClock().now_ns();
   message.set_lost(batch.lost);
@@ -55,7 +48,7 @@ void fill(v1::WatchEventsResponse& message, const EventBatch& batch) {
     v1::Event& out = *message.add_events();
     out.set_sequence(event.sequence);
     out.set_kind(static_cast<v1::EventKind>(event.kind));
-    out.set_level(level_name(event.level));
+    out.set_level(log_level_word(event.level));
     out.set_text(clean_text(event.text));
     out.set_unix_ms(event.unix_ms);
     out.set_age_ms(now > event.monotonic_ns ? (now - event.monotonic_ns) / 1'000'000 : 0);
@@ -147,11 +140,35 @@ class ControlService final : public v1::Control::Service {
     });
   }
 
+  grpc::Status ReloadConfig(grpc::ServerContext* context, const v1::ReloadConfigRequest* /*request*/,
+                            v1::ReloadConfigResponse* response) override {
+    return serve(*context, Right::kChange, "reload the configuration", [&](const Operator& by) -> grpc::Status {
+      return answer(facade_.reload(by), *response);
+    });
+  }
+
+  grpc::Status SetOptions(grpc::ServerContext* context, const v1::SetOptionsRequest* request,
+                          v1::SetOptionsResponse* response) override {
+    return serve(*context, Right::kChange, "set options", [&](const Operator& by) -> grpc::Status {
+      OptionSettings options;
+      for (const auto& [key, value] : request->values()) options[key] = value;
+      for (const std::string& key : request->unset()) {
+        if (!options.try_emplace(key).second)
+          return to_grpc(invalid_argument(key + " is to be both set and unset, or unset twice; allowed: once"));
+      }
+      if (options.empty()) return to_grpc(invalid_argument("nothing to set; allowed: log.level, limits.*"));
+      return answer(facade_.set_options(by, options), *response);
+    });
+  }
+
   grpc::Status SetDevice(grpc::ServerContext* context, const v1::SetDeviceRequest* request,
                          v1::SetDeviceResponse* /*response*/) override {
     return serve(*context, Right::kChange, "set a device", [&](const Operator& by) -> grpc::Status {
-      if (!request->has_sms()) return to_grpc(invalid_argument("nothing to set; allowed: sms"));
-      return to_grpc(facade_.set_device(by, request->device(), request->sms()));
+      if (request->has_sms() == request->unset_sms())
+        return to_grpc(invalid_argument(request->has_sms() ? "sms is to be both set and unset; allowed: one of them"
+                                                           : "nothing to set; allowed: sms"));
+      return to_grpc(facade_.set_device(
+          by, request->device(), request->has_sms() ? std::optional(request->sms()) : std::nullopt));
     });
   }
 
@@ -161,6 +178,12 @@ class ControlService final : public v1::Control::Service {
       GroupSettingsChange change;
       if (request->has_sms()) change.sms = request->sms();
       if (request->has_priority()) change.priority = request->priority();
+      change.unset_sms = request->unset_sms();
+      change.unset_priority = request->unset_priority();
+      if ((change.sms && change.unset_sms) || (change.priority && change.unset_priority)) {
+        return to_grpc(invalid_argument(std::string(change.unset_sms && change.sms ? "sms" : "priority") +
+                                        " is to be both set and unset; allowed: one of them"));
+      }
       return to_grpc(facade_.set_group(by, request->group(), change));
     });
   }
@@ -210,6 +233,8 @@ class ControlService final : public v1::Control::Service {
       response->set_version(daemon->version());
       response->set_boot_id(daemon->boot_id());
       response->set_grpc_version(grpc::Version());
+      response->set_commit(build_info().commit);
+      response->set_cuda_kernels(build_info().cuda_kernels);
       response->set_abi_version_min(abi::kAbiVersionMin);
       response->set_abi_version_max(abi::kAbiVersion);
       std::array<char, 20> hash{};

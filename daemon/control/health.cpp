@@ -12,15 +12,35 @@ Health serving_if(bool serving) {
   return serving ? Health::kServing : Health::kNotServing;
 }
 
+Health of_daemon(const Result<v1::DaemonStatus>& daemon, bool serving) {
+  return serving_if(serving && daemon.ok() && daemon.value().state() == v1::DAEMON_STATE_SERVING);
+}
+
+Health of_cluster(const Result<v1::DaemonStatus>& daemon) {
+  if (daemon.ok() && !daemon.value().has_cluster()) return Health::kNoSuchService;
+  return serving_if(daemon.ok() && daemon.value().cluster().problem().empty());
+}
+
+Health of_device(const v1::Device& device) {
+  return serving_if(device.state() == v1::DEVICE_STATE_READY);
+}
+
+bool is_control(const std::string& service) {
+  return service == "control" || service == "epd.v1.Control";
+}
+
 }  // namespace
 
+Health HealthTable::of(const std::string& service) const {
+  const auto found = services.find(service);
+  if (found != services.end()) return found->second;
+  return !answers && service.starts_with(kDevicePrefix) ? Health::kNotServing : Health::kNoSuchService;
+}
+
 Health HealthModel::check(const std::string& service) {
-  if (service.empty()) {
-    if (!serving_.load()) return Health::kNotServing;
-    auto daemon = facade_.daemon();
-    return serving_if(daemon.ok() && daemon->state() == v1::DAEMON_STATE_SERVING);
-  }
-  if (service == "control" || service == "epd.v1.Control") return serving_if(facade_.daemon().ok());
+  if (service.empty()) return serving_.load() ? of_daemon(facade_.daemon(), true) : Health::kNotServing;
+  if (is_control(service)) return serving_if(facade_.daemon().ok());
+  if (service == "cluster") return of_cluster(facade_.daemon());
   if (service == "membership") return serving_if(facade_.groups().ok());
   if (!service.starts_with(kDevicePrefix)) return Health::kNoSuchService;
 
@@ -29,9 +49,27 @@ Health HealthModel::check(const std::string& service) {
   if (!devices.ok()) return Health::kNotServing;
   const std::string_view name = std::string_view(service).substr(kDevicePrefix.size());
   for (const v1::Device& device : devices->devices()) {
-    if (device.name() == name) return serving_if(device.state() == v1::DEVICE_STATE_READY);
+    if (device.name() == name) return of_device(device);
   }
   return Health::kNoSuchService;
+}
+
+HealthTable HealthModel::table() {
+  HealthTable table;
+  const auto daemon = facade_.daemon();
+  table.answers = daemon.ok();
+  table.services[""] = of_daemon(daemon, serving_.load());
+  for (const char* name : {"control", "epd.v1.Control"}) table.services[name] = serving_if(daemon.ok());
+  table.services["membership"] = serving_if(daemon.ok() && facade_.groups().ok());
+  if (const Health cluster = of_cluster(daemon); cluster != Health::kNoSuchService)
+    table.services["cluster"] = cluster;
+  if (!daemon.ok()) return table;
+  auto devices = facade_.devices();
+  table.answers = devices.ok();
+  if (!devices.ok()) return table;
+  for (const v1::Device& device : devices->devices())
+    table.services[std::string(kDevicePrefix) + device.name()] = of_device(device);
+  return table;
 }
 
 }  // namespace epd

@@ -3,16 +3,26 @@
 //   "control", "epd.v1.Control"   the supervisor's loop answers
 //   "membership"             groups can be listed
 //   "device/<name>"          that device is ready; its name as in ListDevices
+//   "cluster"                the coordinator answers, or this node is the coordinator; only in a cluster
 #pragma once
 
 #include "supervisor/control_facade.h"
 
 #include <atomic>
+#include <map>
 #include <string>
 
 namespace epd {
 
 enum class Health { kServing, kNotServing, kNoSuchService };
+
+// What is healthy at one moment.
+struct HealthTable {
+  bool answers = false;  // the supervisor does; otherwise it is not known which devices there are
+  std::map<std::string, Health> services;
+
+  Health of(const std::string& service) const;
+};
 
 class HealthModel {
  public:
@@ -22,6 +32,8 @@ class HealthModel {
   void set_serving(bool serving) { serving_.store(serving); }
   // Any thread. Calls the facade at most once.
   Health check(const std::string& service);
+  // Any thread. All services; calls the facade three times.
+  HealthTable table();
 
  private:
   ControlFacade& facade_;

@@ -2,6 +2,7 @@
 
 #include "caller.h"
 #include "grpc_status.h"
+#include "text.h"
 
 #include <chrono>
 #include <optional>
@@ -32,6 +33,20 @@ HealthCheckResponse::ServingStatus to_message(Health health) {
 
 }  // namespace
 
+grpc::Status answer_check(const std::string& service, const std::function<Health(const std::string&)>& check,
+                          HealthCheckResponse& response) {
+  if (auto status = check_name(service); !status.ok()) return status;
+  const Health health = check(service);
+  if (health == Health::kNoSuchService) {
+    return {grpc::StatusCode::NOT_FOUND,
+            "no service '" + clean_text(service) +
+                "'; there are '', 'control', 'epd.v1.Control', 'membership', 'device/NAME', and in a cluster "
+                "'cluster'"};
+  }
+  response.set_status(to_message(health));
+  return grpc::Status::OK;
+}
+
 Result<Operator> HealthService::authorize(const grpc::ServerContext& context) {
   Result<Operator> by = callers_.caller_of(context);
   if (!by.ok()) return by;
@@ -42,15 +57,8 @@ Result<Operator> HealthService::authorize(const grpc::ServerContext& context) {
 grpc::Status HealthService::Check(grpc::ServerContext* context, const HealthCheckRequest* request,
                                   HealthCheckResponse* response) {
   if (const auto by = authorize(*context); !by.ok()) return to_grpc(by.status());
-  if (auto status = check_name(request->service()); !status.ok()) return status;
-  const Health health = model_.check(request->service());
-  if (health == Health::kNoSuchService) {
-    return {grpc::StatusCode::NOT_FOUND,
-            "no service '" + request->service() +
-                "'; there are '', 'control', 'epd.v1.Control', 'membership' and 'device/NAME'"};
-  }
-  response->set_status(to_message(health));
-  return grpc::Status::OK;
+  return answer_check(
+      request->service(), [this](const std::string& service) { return model_.check(service); }, *response);
 }
 
 grpc::Status HealthService::Watch(grpc::ServerContext* context, const HealthCheckRequest* request,

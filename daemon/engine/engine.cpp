@@ -63,7 +63,8 @@ void Engine::listen() {
 
 Status Engine::apply_settings(const abi::Settings& message) {
   device_->set_num_sms(message.sms);
-  log_set_level(static_cast<LogLevel>(message.log_level));
+  const std::string_view levels(message.log_levels, abi::text_length(message.log_levels));
+  log_set_levels(parse_log_levels(levels).value_or(LogLevels()));
   spin_limit_ns_ = std::uint64_t{message.spin_us} * 1000;
   far_engines_.set_spin_ns(spin_limit_ns_);
   admission_.set_default_timeout(message.default_timeout_ms);

@@ -61,6 +61,19 @@ Failure placement_failure(const Subject& subject, const OpResult& result) {
 
 }  // namespace
 
+void log_failure(const Member& member, abi::Op op, std::uint64_t index, const Failure& failure) {
+  const bool left = member.stopped() || member.session == nullptr;
+  member.group.failures.log(left ? LogLevel::kInfo : LogLevel::kWarning, "operation failed",
+                            {{"group", member.group.id},
+                             {"name", member.group.name},
+                             {"rank", member.rank},
+                             {"op", op_name(op)},
+                             {"index", index},
+                             {"status", status_name(failure.cause)},
+                             {"failed_rank", failure.failed_rank},
+                             {"cause", failure.text}});
+}
+
 abi::Break as_break(const Group& group, const Failure& failure) {
   abi::Break all{};
   all.group_id = group.id;

@@ -129,6 +129,7 @@ void Member::publish_sent(std::uint32_t slot, std::uint64_t ticket) const {
 
 Group::Group(const abi::GroupBegin& message, std::unique_ptr<FarSide> far_side)
     : id(message.group_id),
+      name(message.name, abi::text_length(message.name)),
       shape(message.shape),
       exchange_layout(shape),
       sms(message.sms),

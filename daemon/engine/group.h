@@ -1,6 +1,7 @@
 // A group as one engine sees it: everybody's arenas, and the members that this device serves.
 #pragma once
 
+#include "base/log.h"
 #include "common/memory.h"
 #include "device/launcher.h"
 #include "far_side.h"
@@ -125,6 +126,7 @@ struct Group {
   Group(const abi::GroupBegin& message, std::unique_ptr<FarSide> far_side);
 
   const std::uint64_t id;
+  const std::string name;
   const abi::GroupShape shape;
   const abi::ExchangeArenaLayout exchange_layout;
   std::uint32_t sms;      // of its device that an operation may use; 0 = all
@@ -146,6 +148,7 @@ struct Group {
   std::vector<std::shared_ptr<PeerEngine>> peers;  // engines of the group on this node, each once
   std::unique_ptr<FarSide> far;                    // null: all ranks are on this node. Outlives lanes
   std::vector<std::unique_ptr<Member>> members;
+  mutable LogLimiter failures;  // lines about failed operations, so that no group's suppress another's
 
   // An operation's number of this epoch as tags, blocks and routing records have it, and back.
   std::uint64_t in_tags(std::uint64_t index) const { return index - abi::tag_base(resume_index); }

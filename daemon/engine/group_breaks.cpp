@@ -121,7 +121,7 @@ Status Groups::resume_group(const abi::Resume& message) {
     // A loss may have moved gateways here: more than was promised at the start.
     if (const Status far = begin_far(*group); !far.ok())
       log_event(LogLevel::kWarning, "more memory than promised",
-                {{"group", group->id}, {"reason", far.message()}});
+                {{"group", group->id}, {"name", group->name}, {"reason", far.message()}});
   }
   start_calls(*group, false);
   starts_.owe(*group);

@@ -74,7 +74,7 @@ Status Groups::add_rank(Packet& packet) {
 // supervisor refuses the group or breaks it.
 void Groups::refuse_rank(Group& group, std::uint32_t rank, const Status& status) {
   log_event(LogLevel::kWarning, "rank refused",
-            {{"group", group.id}, {"rank", rank}, {"reason", status.message()}});
+            {{"group", group.id}, {"name", group.name}, {"rank", rank}, {"reason", status.message()}});
   ranks_.mask(group, rank);
   group.refused.insert(rank);
   abi::RankRefused message{group.id, rank, status.code(), {}};
@@ -182,7 +182,7 @@ void Groups::end_far(const Group& group) {
   group.far->end();
   // Some of a former epoch are usual.
   if (const std::string drops = group.far->drops(); drops != "none")
-    log_event(LogLevel::kInfo, "far messages dropped", {{"group", group.id}, {"reasons", drops}});
+    log_event(LogLevel::kInfo, "far messages dropped", {{"group", group.id}, {"name", group.name}, {"reasons", drops}});
   far_engines_.forget(*group.far);
 }
 

@@ -1,6 +1,7 @@
 #include "journals.h"
 
 #include "break_request.h"
+#include "failures.h"
 #include "calls.h"
 #include "operation.h"
 
@@ -78,8 +79,13 @@ StatusCode Journals::fail_call(Member& member, const kernels::cuda::JournalEntry
   if (member.calls->submission(entry).op == abi::Op::kNoop) return StatusCode::kAborted;
   member.next_number = member.calls->index_of(entry);
   member.failed_from = std::min(member.failed_from, member.next_number);
-  if (entry.result.error == OpError::kAborted) return StatusCode::kAborted;
+  const abi::Op op = member.calls->submission(entry).op;
+  if (entry.result.error == OpError::kAborted) {
+    log_failure(member, op, member.next_number, {StatusCode::kAborted, -1, "the group breaks, or the rank leaves"});
+    return StatusCode::kAborted;
+  }
   const Failure failure = member.calls->failure(entry, clock_.round_ns());
+  log_failure(member, op, member.next_number, failure);
   request_break(member.group, as_break(member.group, failure), link_);
   return failure.cause;
 }

@@ -2,6 +2,7 @@
 
 #include "break_request.h"
 #include "device_watch.h"
+#include "failures.h"
 #include "session_port.h"
 
 #include <algorithm>
@@ -167,8 +168,9 @@ void Operations::finish(const Operation& operation, StatusCode status, const abi
       operation.completion(status, ok ? -1 : cause.failed_rank, clock_.now_ns());
   count_ended(member, operation.submission().op, completion);
   if (!ok) {
-    member.publish_message(slot, operation.submission().ticket,
-                           std::string(cause.text, abi::text_length(cause.text)));
+    std::string text(cause.text, abi::text_length(cause.text));
+    member.publish_message(slot, operation.submission().ticket, text);
+    log_failure(member, operation.submission().op, operation.index(), {status, cause.failed_rank, std::move(text)});
   }
   member.session->complete(completion);
   schedule_.remove(operation);

@@ -175,7 +175,7 @@ void SessionTable::receive(std::uint64_t id) {
     const ReceiveResult result =
         receive_prefixed(session.socket.get(), packet, error, {&carried, sizeof(carried)});
     if (result == ReceiveResult::kNothing) return;
-    if (result == ReceiveResult::kClosed) return close(id, "died");
+    if (result == ReceiveResult::kClosed) return close(id, kDied);
     if (carried.truncated != 0) {
       error = too_large();
     } else if (result == ReceiveResult::kPacket) {
@@ -335,7 +335,9 @@ void SessionTable::close(std::uint64_t id, const std::string& how) {
   hang_up(std::move(session.socket), session.peer.uid);
   if (!session.attached) return;
   --attached_;
-  record_of_user(session.peer.uid, EventKind::kSessionEnded, LogLevel::kInfo, "session closed",
+  // A client that ends as it should detaches first.
+  const LogLevel level = how == kDied ? LogLevel::kWarning : LogLevel::kInfo;
+  record_of_user(session.peer.uid, EventKind::kSessionEnded, level, "session closed",
                  {{"session", id}, {"uid", session.peer.uid}, {"pid", session.peer.pid}, {"how", how}});
   host_.session_closed(std::move(session), how);
 }

@@ -258,11 +258,26 @@ bool is_address_and_port(const std::string& text) {
   return error == std::errc() && rest == end && colon + 1 != text.size();
 }
 
-Status check_metrics(const Config& config) {
-  if (config.metrics_listen.empty() || is_address_and_port(config.metrics_listen)) return {};
-  return invalid_argument(
-      "metrics.listen is \"" + config.metrics_listen +
-      "\"; allowed: empty, or an address and a port 0..65535: 127.0.0.1:9455, [::1]:9455");
+// A port alone is one of the loopback address, so that nobody else reaches it by mistake.
+Status complete_listen(const char* key, std::string& listen) {
+  if (listen.empty()) return {};
+  const std::string complete = listen.find(':') == std::string::npos ? "127.0.0.1:" + listen : listen;
+  if (!is_address_and_port(complete)) {
+    return invalid_argument(std::string(key) + " is \"" + listen +
+                            "\"; allowed: empty, a port 0..65535 of 127.0.0.1, or an address and a port: "
+                            "127.0.0.1:9455, [::1]:9455");
+  }
+  listen = complete;
+  return {};
+}
+
+Status check_listens(Config& config) {
+  if (Status status = complete_listen("metrics.listen", config.metrics_listen); !status.ok()) return status;
+  if (Status status = complete_listen("health.listen", config.health_listen); !status.ok()) return status;
+  const bool same = config.metrics_listen == config.health_listen && !config.health_listen.ends_with(":0");
+  if (config.health_listen.empty() || !same) return {};
+  return invalid_argument("health.listen and metrics.listen are both \"" + config.health_listen +
+                          "\"; allowed: two ports");
 }
 
 Status check_together(const Config& config) {
@@ -310,6 +325,10 @@ Status check_cluster(Config& config) {
   return {};
 }
 
+AccessDefaults defaults_of(const Config& config) {
+  return {config.access_default == 0, static_cast<Right>(config.access_operate), config.max_priority};
+}
+
 constexpr std::uint32_t kCudaSms = 24;  // with which the large operations come close to the wire's speed
 
 std::uint64_t physical_bytes() {
@@ -329,6 +348,13 @@ Quota general_quota(const Caller& caller, std::uint64_t set, std::uint64_t whole
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
+}
+
+// Of "DEVICE:INODE", see systemd.exec(5).
+bool is_standard_error(const std::string& stream) {
+  struct stat info {};
+  if (stream.empty() || ::fstat(STDERR_FILENO, &info) != 0) return false;
+  return stream == std::to_string(info.st_dev) + ":" + std::to_string(info.st_ino);
 }
 
 std::uint64_t number_or_zero(const std::string& text) {
@@ -408,6 +434,7 @@ Environment read_environment() {
       environment.options[option.environment] = std::move(value);
   }
   environment.config_path = variable("EPD_CONFIG");
+  environment.journal = is_standard_error(variable("JOURNAL_STREAM"));
   environment.notify_socket = variable("NOTIFY_SOCKET");
   const std::string meant_for = variable("WATCHDOG_PID");
   if (meant_for.empty() || number_or_zero(meant_for) == static_cast<std::uint64_t>(::getpid()))
@@ -436,16 +463,15 @@ Result<Config> load_config(const ConfigSources& sources) {
     config.entries.push_back({option.key, setting.text, setting.origin, option.reloadable});
   }
   if (Status status = check_together(config); !status.ok()) return status;
-  if (Status status = check_metrics(config); !status.ok()) return status;
+  if (Status status = check_listens(config); !status.ok()) return status;
   if (Status status = check_sockets(config); !status.ok()) return status;
   if (Status status = check_cluster(config); !status.ok()) return status;
   for (const AccessRule& rule : settings.access.rules) {
     const std::size_t number = &rule - settings.access.rules.data() + 1;
     config.entries.push_back({std::string(kRules) + " " + std::to_string(number), rule.text, "file", true});
   }
-  const AccessDefaults defaults{config.access_default == 0, static_cast<Right>(config.access_operate),
-                                config.max_priority};
-  config.access = AccessPolicy(defaults, std::move(settings.access.rules), std::move(settings.access.names));
+  config.access =
+      AccessPolicy(defaults_of(config), std::move(settings.access.rules), std::move(settings.access.names));
   return config;
 }
 
@@ -460,6 +486,36 @@ Result<Config> reload_config(const Config& current, const ConfigSources& sources
                             "\"; it is fixed at start: nothing was applied, restart the daemon");
   }
   return loaded;
+}
+
+bool is_settable(const std::string& key) {
+  return find_option(key) != nullptr && (key == "log.level" || key.starts_with("limits."));
+}
+
+Result<Config> with_options(const Config& config, const std::map<std::string, std::string>& values) {
+  Config changed = config;
+  for (const auto& [key, value] : values) {
+    const Option* option = find_option(key);
+    if (option == nullptr) return unknown_option(key, "what is to be set");
+    if (!is_settable(key)) return invalid_argument(key + " can't be set while the daemon runs; allowed: log.level, limits.*");
+    if (Status status = store_option(*option, value, changed); !status.ok()) return status;
+    ConfigEntry& entry = changed.entries[static_cast<std::size_t>(option - option_table().data())];
+    entry.value = value;
+    entry.origin = "operator";
+  }
+  changed.access.set_defaults(defaults_of(changed));
+  return changed;
+}
+
+std::vector<ConfigChange> changes_between(const Config& before, const Config& after) {
+  std::vector<ConfigChange> changes;
+  static const ConfigEntry kNone;
+  for (std::size_t i = 0; i < std::max(before.entries.size(), after.entries.size()); ++i) {
+    const ConfigEntry& old = i < before.entries.size() ? before.entries[i] : kNone;
+    const ConfigEntry& now = i < after.entries.size() ? after.entries[i] : kNone;
+    if (old.value != now.value) changes.push_back({old.key.empty() ? now.key : old.key, old.value, now.value});
+  }
+  return changes;
 }
 
 }  // namespace epd

@@ -60,14 +60,15 @@ std::vector<Option> make_table() {
            "Group that owns the control socket, by name or number; empty: the group of the daemon."),
       {"log.level",
        "info",
-       OptionKind::kChoice,
+       OptionKind::kLevels,
        &C::log_level,
        0,
        0,
-       {"trace", "debug", "info", "warning", "error"},
+       {},
        "EPD_LOG_LEVEL",
        kLive,
-       "Least important line that is logged, in the daemon and its engines."},
+       "Least important line that is logged, in the daemon and its engines. Rooms of the daemon may have levels "
+       "of their own: info,session=debug,engine=trace."},
       {"log.format",
        "logfmt",
        OptionKind::kChoice,
@@ -201,9 +202,13 @@ std::vector<Option> make_table() {
              "An engine that dies more often than this in a minute is given up, and its sessions end."),
       text("metrics.listen", "", &C::metrics_listen, "",
            "Address and port where Prometheus may read metrics over HTTP, for anybody who reaches them: "
-           "127.0.0.1:9455, [::1]:9455, 0.0.0.0:9455. Empty: nowhere."),
+           "127.0.0.1:9455, [::1]:9455, 0.0.0.0:9455. A port alone is one of 127.0.0.1. Empty: nowhere."),
       number("metrics.max_groups", "64", &C::metrics_max_groups, 1, 1024, kFixed,
              "Groups that have metrics of their own; the rest is told as one, group \"other\"."),
+      text("health.listen", "", &C::health_listen, "",
+           "Address and port where probes may ask for health by gRPC (grpc.health.v1), and for nothing else; "
+           "anybody who reaches them may: 127.0.0.1:9456, [::1]:9456, 0.0.0.0:9456. A port alone is one of "
+           "127.0.0.1. Empty: nowhere."),
       text(
           "mps.control", "nvidia-cuda-mps-control", &C::mps_control, "",
           "Program that is asked to terminate a client's or an engine's work on a GPU under MPS before it is "
@@ -306,6 +311,13 @@ Status refused(const Option& option, const std::string& value) {
                           "\"; allowed: " + allowed_values(option));
 }
 
+std::string allowed_levels() {
+  std::string rooms;
+  for (const std::string_view room : kLogRooms) rooms.append(rooms.empty() ? "" : ", ").append(room);
+  return "trace, debug, info, warning, error; after it levels of rooms, as info,session=debug (rooms: " + rooms +
+         ")";
+}
+
 // "a,b" as two; what is between commas is judged where its meaning is known.
 std::vector<std::string> split_names(const std::string& text) {
   std::vector<std::string> names;
@@ -358,6 +370,7 @@ std::string allowed_values(const Option& option) {
     case OptionKind::kBytes: return "bytes up to 1024 TiB, as 123, \"64MiB\", \"10GiB\"";
     case OptionKind::kOctal: return "octal 0..0777";
     case OptionKind::kNames: return "a list of names, as [\"node-*\"]";
+    case OptionKind::kLevels: return allowed_levels();
     case OptionKind::kSwitch:
     case OptionKind::kChoice: break;
   }
@@ -368,6 +381,11 @@ std::string allowed_values(const Option& option) {
 
 Status store_option(const Option& option, const std::string& text, Config& config) {
   if (option.kind == OptionKind::kText) {
+    config.*std::get<std::string Config::*>(option.field) = text;
+    return {};
+  }
+  if (option.kind == OptionKind::kLevels) {
+    if (!parse_log_levels(text)) return refused(option, text);
     config.*std::get<std::string Config::*>(option.field) = text;
     return {};
   }

@@ -17,7 +17,8 @@ enum class OptionKind {
   kChoice,
   kGpus,
   kSwitch,
-  kNames
+  kNames,
+  kLevels
 };
 
 struct Option {

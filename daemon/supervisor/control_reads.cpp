@@ -1,6 +1,7 @@
 #include "control_reads.h"
 
 #include "cluster/certificates.h"
+#include "common/build_info.h"
 #include "deciders.h"
 #include "device_list.h"
 #include "fleet.h"
@@ -87,7 +88,7 @@ std::vector<ConfigEntry> ControlReads::config_entries() const {
 v1::DaemonStatus ControlReads::daemon_status() const {
   const DaemonPhase phase = parts_.lifecycle.phase();
   v1::DaemonStatus message;
-  message.set_version(kDaemonVersion);
+  message.set_version(build_info().version);
   message.set_boot_id(hexadecimal(rooms_.life.boot_id));
   message.set_pid(::getpid());
   message.set_uptime_ms((rooms_.clock.now_ns() - rooms_.life.started_ns) / kMsNs);
@@ -165,6 +166,7 @@ v1::ListDevicesResponse ControlReads::list_devices() const {
     message.set_last_exit(rooms_.fleet.last_exit(i));
     message.set_sessions(rooms_.sessions.attached_on(i));
     message.set_heartbeat_age_ms(rooms_.fleet.heartbeat_age_ms(i));
+    message.set_sms_set(parts_.settings.sms_set(i));
     fill_counters(message, rooms_.fleet.page(i));
     if (rooms_.devices[i].name.kind == abi::DeviceKind::kCuda) fill_cuda(*message.mutable_cuda(), i);
   }
@@ -226,6 +228,9 @@ v1::ListGroupsResponse ControlReads::list_groups() const {
       message.set_sms(std::max(message.sms(), settings.sms));
       message.set_priority(settings.priority);
     }
+    const GroupSettingsChange set = parts_.settings.set_for_group(group.id);
+    message.set_sms_set(set.sms.has_value());
+    message.set_priority_set(set.priority.has_value());
     add_far(message, rooms_.deciders.far_ranks(group.id));
   });
   return list;

@@ -40,15 +40,32 @@ void tell_of(const ServedDevice& device) {
 Result<DeviceList> DeviceList::find(const Config& config) {
   Result<DeviceChoice> choice = choose_devices(config);
   if (!choice.ok()) return choice.status();
-  for (const std::string& reason : choice->skipped)
-    log_event(LogLevel::kWarning, "GPU not served", {{"reason", reason}});
   DeviceList list;
-  for (ServedDevice& device : choice->devices) {
-    if (is_cuda(device.name)) tell_of(device);
-    list.devices_.push_back({std::move(device), {}});
-  }
+  list.skipped_ = std::move(choice->skipped);
+  for (ServedDevice& device : choice->devices) list.devices_.push_back({std::move(device), {}});
   Status status = list.find_unreachable();
   return status.ok() ? Result<DeviceList>(std::move(list)) : status;
+}
+
+void DeviceList::tell() const {
+  for (const std::string& reason : skipped_)
+    log_event(LogLevel::kWarning, "GPU not served", {{"reason", reason}});
+  for (const Device& device : devices_) {
+    if (is_cuda(device.name)) tell_of(device);
+    for (const std::uint32_t other : device.unreachable) {
+      if (devices_[other].name.index > device.name.index) continue;  // it is told once of both
+      log_event(LogLevel::kError,
+                "two GPUs can't map each other's memory (no P2P); groups with ranks on both are refused",
+                {{"device", devices_[other].name.text()}, {"other", device.name.text()}});
+    }
+  }
+}
+
+std::string DeviceList::text() const {
+  std::string text;
+  for (const Device& device : devices_)
+    text.append(text.empty() ? "" : ", ").append(device.name.text()).append(" ").append(launch_mode_text(device.mode));
+  return text;
 }
 
 bool DeviceList::any_under_mps() const {
@@ -64,9 +81,6 @@ Status DeviceList::find_unreachable() {
       if (*reach) continue;
       devices_[i].unreachable.push_back(k);
       devices_[k].unreachable.push_back(i);
-      log_event(LogLevel::kError,
-                "two GPUs can't map each other's memory (no P2P); groups with ranks on both are refused",
-                {{"device", devices_[k].name.text()}, {"other", devices_[i].name.text()}});
     }
   }
   return {};

@@ -6,6 +6,7 @@
 #include "supervisor/config.h"
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace epd {
@@ -18,6 +19,10 @@ class DeviceList {
 
   // See choose_devices().
   static Result<DeviceList> find(const Config& config);
+
+  // Logs what was found, and what was not served.
+  void tell() const;
+  std::string text() const;  // "cuda:0 resident, host:0 launched"
 
   std::size_t size() const { return devices_.size(); }
   const Device& operator[](std::uint32_t device) const { return devices_[device]; }
@@ -32,6 +37,7 @@ class DeviceList {
   Status find_unreachable();
 
   std::vector<Device> devices_;
+  std::vector<std::string> skipped_;  // GPUs that are not served: why
 };
 
 }  // namespace epd

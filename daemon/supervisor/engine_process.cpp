@@ -87,18 +87,6 @@ std::vector<char*> pointers_to(std::vector<std::string>& words) {
   return pointers;
 }
 
-const char* level_name(LogLevel level) {
-  switch (level) {
-    case LogLevel::kTrace: return "trace";
-    case LogLevel::kDebug: return "debug";
-    case LogLevel::kInfo: return "info";
-    case LogLevel::kWarning: return "warning";
-    case LogLevel::kError:
-    case LogLevel::kOff: break;
-  }
-  return "error";
-}
-
 }  // namespace
 
 Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand& command) {
@@ -113,7 +101,7 @@ Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand&
                                     "--device",     command.device,
                                     "--mode",       launch_mode_text(command.mode),
                                     "--link-fd",    std::to_string(kFirstEngineFd),
-                                    "--log-level",  level_name(command.log_level),
+                                    "--log-level",  to_text(command.log_levels),
                                     "--log-format", format};
   add_network(command.network, words);
   const std::vector<char*> arguments = pointers_to(words);

@@ -20,7 +20,7 @@ struct EngineCommand {
   LaunchMode mode = LaunchMode::kLaunched;
   int page_fd = -1;  // becomes descriptor 4 of the engine
   int bell_fd = -1;  // becomes descriptor 5
-  LogLevel log_level = LogLevel::kInfo;
+  LogLevels log_levels;
   LogFormat log_format = LogFormat::kLogfmt;
   NetworkOptions network;
 };

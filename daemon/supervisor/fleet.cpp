@@ -69,7 +69,7 @@ void EngineFleet::spawn(std::uint32_t index) {
   device.spared_until_ns = 0;
   Result<std::unique_ptr<EngineProcess>> process =
       EngineProcess::spawn({options_.binary, device.name, device.mode, device.page_fd.get(),
-                            device.bell.get(), options_.log_level, options_.log_format, options_.network});
+                            device.bell.get(), options_.log_levels, options_.log_format, options_.network});
   if (process.status().code() == StatusCode::kResourceExhausted) return start_later(index, process.status());
   if (!process.ok()) {
     device.last_exit = process.status().message();

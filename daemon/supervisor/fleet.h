@@ -41,7 +41,7 @@ class EngineFleet {
  public:
   struct Options {
     std::string binary;
-    LogLevel log_level = LogLevel::kInfo;
+    LogLevels log_levels;
     LogFormat log_format = LogFormat::kLogfmt;
     std::uint32_t watchdog_ms = 10'000;
     std::uint32_t backoff_min_ms = 10;

@@ -41,6 +41,17 @@ const char* trouble_of(DeviceState state) {
   return nullptr;
 }
 
+// "limits.max_groups 256 -> 8, log.level info -> debug"
+std::string text_of(const std::vector<ConfigChange>& changes) {
+  std::string text;
+  for (const ConfigChange& change : changes) {
+    text.append(text.empty() ? "" : ", ").append(change.key).append(" ");
+    text.append(change.before.empty() ? "\"\"" : change.before).append(" -> ");
+    text.append(change.after.empty() ? "\"\"" : change.after);
+  }
+  return text.empty() ? "nothing" : text;
+}
+
 std::string count_of(std::size_t count, const char* what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
@@ -69,7 +80,7 @@ void Lifecycle::on_signal() {
               {{"number", info.ssi_signo}, {"from_pid", info.ssi_pid}, {"from_uid", info.ssi_uid}});
     const Operator by{info.ssi_uid, static_cast<std::int32_t>(info.ssi_pid), {}, {}};
     if (info.ssi_signo == SIGHUP) {
-      reload(by);
+      (void)reload(by);  // the log says why not
     } else if (phase_ == DaemonPhase::kDraining) {
       begin_stopping();  // the second one: at once
     } else {
@@ -78,26 +89,42 @@ void Lifecycle::on_signal() {
   }
 }
 
-void Lifecycle::reload(const Operator& by) {
-  if (phase_ != DaemonPhase::kStarting && phase_ != DaemonPhase::kServing) return;
+Result<std::vector<ConfigChange>> Lifecycle::reload(const Operator& by) {
+  if (Status status = admitting(); !status.ok())
+    return Status(StatusCode::kAborted, "the daemon is draining: its configuration stays");
   notifier_.send("RELOADING=1\nMONOTONIC_USEC=" + std::to_string(rooms_.clock.now_ns() / 1000));
   const std::uint32_t sms = rooms_.config->device_sms;
-  if (const Status status = rooms_.config.reload(); status.ok()) {
+  Result<std::vector<ConfigChange>> changes = rooms_.config.reload();
+  if (changes.ok()) {
     // What was set by hand stays until the file says something new.
     if (rooms_.config->device_sms != sms) parts_.settings.forget_sms();
-    log_set_level(rooms_.config->level());
     apply_config();
     record_event(EventKind::kConfigReloaded, LogLevel::kInfo, "configuration reloaded",
-                 {{"generation", rooms_.config.generation()}, {"by_uid", by.uid}, {"by_pid", by.pid}});
+                 {{"generation", rooms_.config.generation()},
+                  {"changed", text_of(*changes)},
+                  {"by_uid", by.uid},
+                  {"by_pid", by.pid}});
   } else {
     record_event(EventKind::kConfigRefused, LogLevel::kError, "configuration not reloaded",
-                 {{"reason", status.message()}, {"by_uid", by.uid}, {"by_pid", by.pid}});
+                 {{"reason", changes.status().message()}, {"by_uid", by.uid}, {"by_pid", by.pid}});
   }
   if (phase_ == DaemonPhase::kServing) notifier_.send("READY=1");
+  return changes;
+}
+
+Result<std::vector<ConfigChange>> Lifecycle::set_options(const Operator& by,
+                                                         const OptionSettings& options) {
+  Result<std::vector<ConfigChange>> changes = rooms_.config.set(options);
+  if (!changes.ok()) return changes;
+  apply_config();
+  record_event(EventKind::kSettingChanged, LogLevel::kInfo, "options set by the operator",
+               {{"changed", text_of(*changes)}, {"by_uid", by.uid}, {"by_pid", by.pid}});
+  return changes;
 }
 
 void Lifecycle::apply_config() {
   const LiveConfig& config = rooms_.config;
+  log_set_levels(config->log_levels());
   rooms_.memory.set_limits(config.arena_limits());
   rooms_.sessions.set_limits(config.session_limits());
   rooms_.deciders.set_limits(config.membership_limits());

@@ -12,6 +12,7 @@
 #include <functional>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace epd {
 
@@ -33,6 +34,10 @@ class Lifecycle {
   std::uint64_t drain_due_ns() const { return drain_due_ns_; }  // while it drains
   Status admitting() const;                                     // OK, or that it drains
   void drain(const Operator& by, std::uint32_t timeout_ms);     // 0: the configured one; again: no change
+  // Reads the configuration again. A refusal changes nothing.
+  Result<std::vector<ConfigChange>> reload(const Operator& by);
+  // Sets options for as long as the daemon runs; no value: as configured again.
+  Result<std::vector<ConfigChange>> set_options(const Operator& by, const OptionSettings& options);
 
   // Once per turn of the loop: goes on to the next phase, and tells systemd.
   void tick();
@@ -41,7 +46,6 @@ class Lifecycle {
  private:
   void on_signal();
   void begin_stopping();
-  void reload(const Operator& by);
   void apply_config();
   void notify_status(const std::string& prefix);
 

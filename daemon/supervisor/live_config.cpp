@@ -13,27 +13,51 @@ constexpr std::uint32_t kJoinConflictMs = 250;
 }  // namespace
 
 LiveConfig::LiveConfig(Config config, ConfigSources sources)
-    : config_(std::move(config)), sources_(std::move(sources)), network_(network_options(config_)) {
-  publish_access();
+    : configured_(std::move(config)), sources_(std::move(sources)), network_(network_options(configured_)) {
+  put_in_force(configured_);
 }
 
-Status LiveConfig::reload() {
-  Result<Config> loaded = reload_config(config_, sources_);
+Result<std::vector<ConfigChange>> LiveConfig::reload() {
+  Result<Config> loaded = reload_config(configured_, sources_);
   if (!loaded.ok()) {
     last_error_ = loaded.status().message();
     return loaded.status();
   }
-  config_ = std::move(*loaded);
-  publish_access();
+  std::map<std::string, std::string> still_set = set_;
+  for (const ConfigChange& change : changes_between(configured_, *loaded)) still_set.erase(change.key);
+  Result<Config> together = with_options(*loaded, still_set);
+  if (!together.ok()) {
+    last_error_ = together.status().message();
+    return together.status();
+  }
+  configured_ = std::move(*loaded);
+  set_ = std::move(still_set);
   ++generation_;
   last_error_.clear();
-  return {};
+  return put_in_force(std::move(*together));
 }
 
-void LiveConfig::publish_access() {
+Result<std::vector<ConfigChange>> LiveConfig::set(const OptionSettings& options) {
+  std::map<std::string, std::string> wanted = set_;
+  for (const auto& [key, value] : options) {
+    wanted.erase(key);
+    // One that is to be unset must be one that could be set.
+    if (!value && !is_settable(key)) return with_options(configured_, {{key, ""}}).status();
+    if (value) wanted[key] = *value;
+  }
+  Result<Config> together = with_options(configured_, wanted);
+  if (!together.ok()) return together.status();
+  set_ = std::move(wanted);
+  return put_in_force(std::move(*together));
+}
+
+std::vector<ConfigChange> LiveConfig::put_in_force(Config config) {
+  std::vector<ConfigChange> changes = changes_between(config_, config);
+  config_ = std::move(config);
   auto access = std::make_shared<const AccessPolicy>(config_.access);
   const std::lock_guard lock(access_mutex_);
   access_ = std::move(access);
+  return changes;
 }
 
 std::shared_ptr<const AccessPolicy> LiveConfig::access() const {
@@ -57,7 +81,7 @@ ArenaStore::Limits LiveConfig::arena_limits() const {
 
 EngineFleet::Options LiveConfig::fleet_options(const std::string& engine_binary) const {
   return {engine_binary,
-          config_.level(),
+          config_.log_levels(),
           config_.format(),
           config_.engine_watchdog_ms,
           config_.restart_backoff_min_ms,

@@ -6,11 +6,14 @@
 #include "membership/limits.h"
 #include "session/session_table.h"
 #include "supervisor/config.h"
+#include "supervisor/control_facade.h"
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 namespace epd {
 
@@ -20,8 +23,11 @@ class LiveConfig {
   LiveConfig(Config config, ConfigSources sources);
 
   const Config* operator->() const { return &config_; }
-  // Reads the sources again. If it is not OK, nothing has changed.
-  Status reload();
+  // Reads the sources again. If it is not OK, nothing has changed. What an operator has set stays, unless the sources
+  // say something new about it.
+  Result<std::vector<ConfigChange>> reload();
+  // Sets options, or (no value) has the sources decide again: all of them, or none.
+  Result<std::vector<ConfigChange>> set(const OptionSettings& options);
   std::uint64_t generation() const { return generation_; }
   const std::string& last_error() const { return last_error_; }  // of the last reload; empty: it was OK
 
@@ -34,9 +40,11 @@ class LiveConfig {
   EngineFleet::Options fleet_options(const std::string& engine_binary) const;
 
  private:
-  void publish_access();
+  std::vector<ConfigChange> put_in_force(Config config);
 
-  Config config_;
+  Config configured_;                       // what the sources say
+  std::map<std::string, std::string> set_;  // by key: what an operator has set
+  Config config_;                           // both together
   const ConfigSources sources_;
   const NetworkOptions network_;  // as it was at the start
   std::uint64_t generation_ = 1;

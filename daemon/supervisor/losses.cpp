@@ -1,6 +1,7 @@
 #include "losses.h"
 
 #include "base/event.h"
+#include "session/session_table.h"
 
 namespace epd {
 
@@ -12,7 +13,7 @@ void record_losses(const Deciders& deciders, std::uint64_t session_id, std::opti
     for (const auto& [rank, member] : group.members) {
       if (member.session.number != session_id || member.gone()) continue;
       if (member_id && member.member != *member_id) continue;
-      record_of_user(group.uid, EventKind::kRankLost, LogLevel::kInfo, "rank lost",
+      record_of_user(group.uid, EventKind::kRankLost, how == kDied ? LogLevel::kWarning : LogLevel::kInfo, "rank lost",
                      {{"group", group.id},
                       {"name", group.name},
                       {"rank", rank},

@@ -168,7 +168,8 @@ v1::GetConfigResponse message_of(std::vector<ConfigEntry> entries) {
   const std::map<std::string, v1::ConfigOrigin> origins{{"default", v1::CONFIG_ORIGIN_DEFAULT},
                                                         {"file", v1::CONFIG_ORIGIN_FILE},
                                                         {"flag", v1::CONFIG_ORIGIN_FLAG},
-                                                        {"environment", v1::CONFIG_ORIGIN_ENVIRONMENT}};
+                                                        {"environment", v1::CONFIG_ORIGIN_ENVIRONMENT},
+                                                        {"operator", v1::CONFIG_ORIGIN_OPERATOR}};
   v1::GetConfigResponse message;
   for (ConfigEntry& entry : entries) {
     v1::ConfigEntry& out = *message.add_entries();
@@ -179,6 +180,18 @@ v1::GetConfigResponse message_of(std::vector<ConfigEntry> entries) {
   }
   sort_by(*message.mutable_entries(), [](const v1::ConfigEntry& entry) { return entry.key(); });
   return message;
+}
+
+google::protobuf::RepeatedPtrField<v1::OptionChange> messages_of(const std::vector<ConfigChange>& changes) {
+  google::protobuf::RepeatedPtrField<v1::OptionChange> list;
+  for (const ConfigChange& change : changes) {
+    v1::OptionChange& message = *list.Add();
+    message.set_key(change.key);
+    message.set_before(change.before);
+    message.set_after(change.after);
+  }
+  sort_by(list, [](const v1::OptionChange& change) { return change.key(); });
+  return list;
 }
 
 void add_operation(v1::ListOperationsResponse& list, const abi::OpView& op, const std::string& device,

@@ -23,6 +23,7 @@ v1::GroupState message_of(membership::GroupPhase phase);
 v1::GroupShape message_of(const abi::GroupShape& shape);
 v1::Histogram message_of(const abi::Histogram& histogram);
 v1::GetConfigResponse message_of(std::vector<ConfigEntry> entries);
+google::protobuf::RepeatedPtrField<v1::OptionChange> messages_of(const std::vector<ConfigChange>& changes);
 
 v1::ClusterStatus message_of(const cluster::Settings& settings, const cluster::View& view);
 v1::Node message_of(const cluster::NodeView& node);

@@ -1,6 +1,7 @@
 #include "node.h"
 
 #include "base/event.h"
+#include "common/build_info.h"
 #include "messages.h"
 
 #include <sys/epoll.h>
@@ -24,7 +25,7 @@ std::uint64_t descriptor_limit() {
 SessionTable::Options session_options(const DaemonLife& life, const DeviceList& devices,
                                       const SessionLimits& limits) {
   SessionTable::Options options;
-  options.daemon = std::string("epd ") + kDaemonVersion;
+  options.daemon = std::string("epd ") + build_info().version;
   options.boot_id = life.boot_id;
   for (std::uint32_t i = 0; i < devices.size(); ++i) {
     const DeviceList::Device& device = devices[i];
@@ -94,7 +95,7 @@ Status Node::join_cluster() {
   membership::Agent& agent = deciders_.make_agent(times, config_.membership_limits(), node);
   const auto post = [this](std::function<void()> task) { return loop().post(std::move(task)); };
   Result<std::unique_ptr<cluster::Cluster>> cluster =
-      cluster::Cluster::start(*settings, {deadlines_, post, life_.boot_id, kDaemonVersion, agent,
+      cluster::Cluster::start(*settings, {deadlines_, post, life_.boot_id, build_info().version, agent,
                                           config_.membership_limits(), options_.config.cluster_orphan_ms});
   if (!cluster.ok()) return cluster.status();
   cluster_ = std::move(*cluster);

@@ -62,18 +62,24 @@ Result<std::uint32_t> OperatorCommands::find_device(const std::string& name) con
   return not_found("device is \"" + name + "\"; allowed: " + known);
 }
 
-Status OperatorCommands::set_device(const Operator& by, const std::string& name, std::uint32_t sms) {
+Status OperatorCommands::set_device(const Operator& by, const std::string& name,
+                                    std::optional<std::uint32_t> sms) {
   Result<std::uint32_t> device = find_device(name);
   if (!device.ok()) return device.status();
   const std::uint32_t most = rooms_.fleet.max_sms(*device);
   if (most == 0) {
     return {StatusCode::kWouldBlock, name + " has no engine yet that could say how many SMs it has"};
   }
-  if (Status status = check_range("sms", sms, 1, most); !status.ok()) return status;
+  if (sms) {
+    if (Status status = check_range("sms", *sms, 1, most); !status.ok()) return status;
+  }
   parts_.settings.set_sms(*device, sms);
   parts_.orders.send(*device, abi::LinkType::kSettings, parts_.settings.of_device(*device));
   record_event(EventKind::kSettingChanged, LogLevel::kInfo, "device set by the operator",
-               {{"device", name}, {"sms", sms}, {"by_uid", by.uid}, {"by_pid", by.pid}});
+               {{"device", name},
+                {"sms", sms ? std::to_string(*sms) : "as configured"},
+                {"by_uid", by.uid},
+                {"by_pid", by.pid}});
   return {};
 }
 
@@ -110,7 +116,8 @@ Status OperatorCommands::set_group(const Operator& by, const std::string& name,
   const Result<std::uint64_t> id = find_group(name);
   if (!id.ok()) return id.status();
   const membership::Group group = *rooms_.deciders.find(id.value());
-  if (!change.sms && !change.priority) return invalid_argument("nothing to set; allowed: sms, priority");
+  if (!change.sms && !change.priority && !change.unset_sms && !change.unset_priority)
+    return invalid_argument("nothing to set; allowed: sms, priority");
   std::uint32_t most_sms = 0;
   for (const auto& [rank, member] : group.members)
     most_sms = std::max(most_sms, rooms_.fleet.max_sms(member.engine.device));
@@ -121,7 +128,7 @@ Status OperatorCommands::set_group(const Operator& by, const std::string& name,
     Status status = check_range("priority", *change.priority, abi::kMinPriority, abi::kMaxPriority);
     if (!status.ok()) return status;
   }
-  const GroupSettingsChange& kept = parts_.settings.set_group(group.id, change);
+  const GroupSettingsChange kept = parts_.settings.set_group(group.id, change);
   parts_.orders.carry_out_all();  // an engine may be about to be told of the group
   for (const auto& [engine, slot] : group.engines) {
     if (!knows_group(slot)) continue;
@@ -170,6 +177,7 @@ Status OperatorCommands::evict_rank(const Operator& by, const std::string& name,
   const std::string how = with_reason("was evicted by operator", reason);
   record_event(EventKind::kEvicted, LogLevel::kWarning, "rank evicted by the operator",
                {{"group", group.id},
+                {"name", group.name},
                 {"rank", rank},
                 {"session", member->second.session.number},
                 {"pid", member->second.pid},

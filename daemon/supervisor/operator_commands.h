@@ -25,7 +25,7 @@ class OperatorCommands {
   OperatorCommands(const Rooms& rooms, const Parts& parts) : rooms_(rooms), parts_(parts) {}
 
   Status authorize(const Operator& by, Right wanted, const std::string& what);  // from any thread
-  Status set_device(const Operator& by, const std::string& name, std::uint32_t sms);
+  Status set_device(const Operator& by, const std::string& name, std::optional<std::uint32_t> sms);
   Status set_group(const Operator& by, const std::string& name, const GroupSettingsChange& change);
   Status evict_session(const Operator& by, std::uint64_t session_id, const std::string& reason);
   Status evict_rank(const Operator& by, const std::string& name, std::uint32_t rank,

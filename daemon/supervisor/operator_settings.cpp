@@ -10,16 +10,18 @@ OperatorSettings::OperatorSettings(const Rooms& rooms) : rooms_(rooms), device_s
 
 abi::Settings OperatorSettings::of_device(std::uint32_t device) const {
   const LiveConfig& config = rooms_.config;
-  return {device_sms_[device].value_or(config->effective_sms(rooms_.devices[device].name.kind)),
-          config->operation_ms, config->spin_us, config->log_level};
+  abi::Settings settings{device_sms_[device].value_or(config->effective_sms(rooms_.devices[device].name.kind)),
+                         config->operation_ms, config->spin_us, {}};
+  const std::string levels = to_text(config->log_levels());
+  abi::set_text(settings.log_levels, levels.data(), levels.size());
+  return settings;
 }
 
 abi::GroupSettings OperatorSettings::of_group(const abi::GroupSettings& joined) const {
   abi::GroupSettings settings = joined;
-  const auto found = group_settings_.find(joined.group_id);
-  if (found == group_settings_.end()) return settings;
-  if (found->second.sms) settings.sms = *found->second.sms;
-  if (found->second.priority) settings.priority = *found->second.priority;
+  const GroupSettingsChange set = set_for_group(joined.group_id);
+  settings.sms = set.sms.value_or(joined.sms);
+  settings.priority = set.priority.value_or(joined.priority);
   return settings;
 }
 
@@ -27,13 +29,17 @@ void OperatorSettings::forget_sms() {
   device_sms_.assign(device_sms_.size(), std::nullopt);
 }
 
-const GroupSettingsChange& OperatorSettings::set_group(std::uint64_t group_id,
-                                                       const GroupSettingsChange& change) {
+GroupSettingsChange OperatorSettings::set_group(std::uint64_t group_id, const GroupSettingsChange& change) {
   std::erase_if(group_settings_, [this](const auto& entry) { return !rooms_.deciders.find(entry.first); });
   GroupSettingsChange& kept = group_settings_[group_id];
-  if (change.sms) kept.sms = change.sms;
-  if (change.priority) kept.priority = change.priority;
+  if (change.sms || change.unset_sms) kept.sms = change.sms;
+  if (change.priority || change.unset_priority) kept.priority = change.priority;
   return kept;
+}
+
+GroupSettingsChange OperatorSettings::set_for_group(std::uint64_t group_id) const {
+  const auto found = group_settings_.find(group_id);
+  return found == group_settings_.end() ? GroupSettingsChange() : found->second;
 }
 
 }  // namespace epd

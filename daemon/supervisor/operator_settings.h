@@ -21,10 +21,13 @@ class OperatorSettings {
   // `joined`: what the ranks on a device have asked for.
   abi::GroupSettings of_group(const abi::GroupSettings& joined) const;
 
-  void set_sms(std::uint32_t device, std::uint32_t sms) { device_sms_[device] = sms; }
+  // No value: as configured.
+  void set_sms(std::uint32_t device, std::optional<std::uint32_t> sms) { device_sms_[device] = sms; }
+  bool sms_set(std::uint32_t device) const { return device_sms_[device].has_value(); }
   void forget_sms();  // of all devices
   // All that is set for the group now.
-  const GroupSettingsChange& set_group(std::uint64_t group_id, const GroupSettingsChange& change);
+  GroupSettingsChange set_group(std::uint64_t group_id, const GroupSettingsChange& change);
+  GroupSettingsChange set_for_group(std::uint64_t group_id) const;
 
  private:
   const Rooms& rooms_;

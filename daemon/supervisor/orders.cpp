@@ -229,7 +229,10 @@ void Orders::refuse(std::uint64_t session_id, std::uint32_t request_id, const St
   const Session* session = rooms_.sessions.find(session_id);
   static LogLimiter limiter;
   limiter.record(EventKind::kRefused, LogLevel::kWarning, "request refused",
-                 {{"session", session_id}, {"reason", status.to_string()}},
+                 {{"session", session_id},
+                  {"uid", session == nullptr ? 0 : session->peer.uid},
+                  {"pid", session == nullptr ? 0 : session->peer.pid},
+                  {"reason", status.to_string()}},
                  session == nullptr ? kDaemonOwner : EventOwner{session->peer.uid});
   rooms_.sessions.refuse(session_id, request_id, status);
 }

@@ -1,10 +1,13 @@
 #include "supervisor/supervisor.h"
 
 #include "ask.h"
+#include "common/build_info.h"
+#include "device_list.h"
 #include "messages.h"
 #include "node.h"
 
 #include <sys/random.h>
+#include <unistd.h>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -71,7 +74,33 @@ class Facade final : public ControlFacade {
       return Status();
     });
   }
-  Status set_device(const Operator& by, const std::string& device, std::uint32_t sms) override {
+  Result<v1::ReloadConfigResponse> reload(const Operator& by) override {
+    return flat(ask<Result<v1::ReloadConfigResponse>>(
+        node_.loop(),
+        [this, by]() -> Result<v1::ReloadConfigResponse> {
+          auto changes = node_.lifecycle().reload(by);
+          if (!changes.ok()) return changes.status();
+          v1::ReloadConfigResponse response;
+          response.set_generation(node_.reads().daemon_status().config_generation());
+          *response.mutable_changes() = messages_of(*changes);
+          return response;
+        },
+        by.has_gone));
+  }
+  Result<v1::SetOptionsResponse> set_options(const Operator& by, const OptionSettings& options) override {
+    return flat(ask<Result<v1::SetOptionsResponse>>(
+        node_.loop(),
+        [this, by, options]() -> Result<v1::SetOptionsResponse> {
+          auto changes = node_.lifecycle().set_options(by, options);
+          if (!changes.ok()) return changes.status();
+          v1::SetOptionsResponse response;
+          *response.mutable_changes() = messages_of(*changes);
+          return response;
+        },
+        by.has_gone));
+  }
+  Status set_device(const Operator& by, const std::string& device,
+                    std::optional<std::uint32_t> sms) override {
     return act(by, [this, by, device, sms] { return node_.commands().set_device(by, device, sms); });
   }
   Status set_group(const Operator& by, const std::string& group, const GroupSettingsChange& change) override {
@@ -107,6 +136,18 @@ class Facade final : public ControlFacade {
   EventLog& events_;
 };
 
+// The first line of the log.
+void tell_start(const SupervisorOptions& options, const DeviceList& devices) {
+  const bool has_file = ::access(options.sources.path.c_str(), F_OK) == 0;
+  log_event(LogLevel::kInfo, "epd starts",
+            {{"version", build_info().version},
+             {"commit", build_info().commit},
+             {"pid", ::getpid()},
+             {"config", has_file ? options.sources.path : "defaults: there is no " + options.sources.path},
+             {"devices", devices.text()}});
+  devices.tell();
+}
+
 class SupervisorImpl final : public Supervisor {
  public:
   SupervisorImpl() { event_log_.install(); }
@@ -139,6 +180,7 @@ Status SupervisorImpl::start(SupervisorOptions options) {
   loop_ = std::move(*loop);
   Result<DeviceList> devices = DeviceList::find(options.config);
   if (!devices.ok()) return devices.status();
+  tell_start(options, *devices);
   node_ = std::make_unique<Node>(Node::Ground{*loop_, clock_, loop_clock_, life}, std::move(options),
                                  std::move(*devices));
   facade_ = std::make_unique<Facade>(*node_, event_log_);

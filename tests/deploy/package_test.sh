@@ -172,17 +172,20 @@ for part in libepd0 libepd-dev; do dpkg-deb --extract "$(package $part)" "$work/
 pkgconfig=$(find "$work/sdk" -name epd.pc -printf '%h')
 read -r -a flags <<<"$(PKG_CONFIG_PATH=$pkgconfig pkg-config --cflags --libs epd)"
 cc -std=c11 "$tests/support/package/consumer.c" "${flags[@]}" -o "$root/opt/consumer"
-[[ $(there /opt/consumer) == $(there epd --version | sed 's/epd //') ]] || explain "the consumer says $(there /opt/consumer)"
+[[ $(there /opt/consumer) == $(there epd --version | sed -n '1s/epd //p') ]] || explain "the consumer says $(there /opt/consumer)"
 
-# Reload: an error fails it, a change that needs a restart is told, and the daemon goes on.
+# Reload: an error or a change that needs a restart fails it, with the reason, and the daemon goes on.
 there sed -i 's/^max_sessions = 256/max_sessions = -1/' /etc/epd/epd.toml
 if there systemctl reload epd.service 2>/dev/null; then explain "a reload of a wrong file succeeds"; fi
+if there epctl reload >"$work/reload" 2>&1; then explain "epctl reload of a wrong file succeeds"; fi
+grep -q 'limits.max_sessions is "-1"; allowed: 1..65536' "$work/reload" || explain "epctl reload says: $(cat "$work/reload")"
 there sed -i 's/^max_sessions = -1/max_sessions = 5/; s/^host = 2/host = 3/' /etc/epd/epd.toml
-there systemctl reload epd.service || explain "reload"
+if there systemctl reload epd.service 2>/dev/null; then explain "a reload that needs a restart succeeds"; fi
 eventually 10 says '*the last reload was refused*' || explain "epd says: $(property StatusText)"
 there sed -i 's/^host = 3/host = 2/' /etc/epd/epd.toml
 there systemctl reload epd.service || explain "reload"
 eventually 10 says 'serving: 2 devices, 0 sessions, 0 groups' || explain "epd says: $(property StatusText)"
+there epctl health >"$work/health" || explain "epctl health says: $(cat "$work/health")"
 there epctl config >"$work/config"
 grep -q 'limits.max_sessions .*5' "$work/config" || explain "the new limit is not there: $(cat "$work/config")"
 [[ $(property MainPID) == "$pid" ]] || explain "a reload took another process"

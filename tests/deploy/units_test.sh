@@ -59,7 +59,7 @@ cmake --install "$build" --prefix "$work/opt" --component daemon >/dev/null
 grep -q '^# mine' "$work/opt/etc/epd/epd.toml" || fail "an edited configuration was overwritten"
 cmp --silent "$work/opt/etc/epd/epd.toml.new" "$root/etc/epd/epd.toml" || fail "the new configuration is not beside the edited one"
 
-# What `systemctl reload` runs first.
+# What people run before they reload.
 echo 'nonsense = 1' >>"$work/opt/etc/epd/epd.toml"
 if "$work/opt/bin/epd" check-config --quiet --config "$work/opt/etc/epd/epd.toml" >"$work/out" 2>"$work/err"; then
   fail "check-config passes an unknown option"

@@ -183,7 +183,7 @@ std::size_t open_descriptors() {
 class Target {
  public:
   Target() : host_(clock_) {
-    log_set_level(LogLevel::kOff);
+    log_set_levels(LogLevel::kOff);
     std::string pattern = (std::filesystem::temp_directory_path() / "epd-fuzz-XXXXXX").string();
     directory_ = ::mkdtemp(pattern.data());
     path_ = directory_ + "/epd.sock";

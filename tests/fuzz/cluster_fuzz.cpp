@@ -191,7 +191,7 @@ class Life {
 }  // namespace epd::test
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  epd::log_set_level(epd::LogLevel::kOff);
+  epd::log_set_levels(epd::LogLevel::kOff);
   epd::test::Life(epd::test::Bytes(data, size)).run();
   return 0;
 }

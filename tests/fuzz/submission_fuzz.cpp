@@ -90,7 +90,7 @@ class Scribbler {
 class Target {
  public:
   Target() {
-    log_set_level(LogLevel::kOff);
+    log_set_levels(LogLevel::kOff);
     engine_.start();
     bystander_.add_to(engine_);
     group_.add_to_engine({&engine_}, {&bystander_}, 0, false);

@@ -366,14 +366,41 @@ Status FakeControlFacade::ask(const Operator& by, std::string text) {
   return {};
 }
 
-Status FakeControlFacade::set_device(const Operator& by, const std::string& device, std::uint32_t sms) {
-  return ask(by, "set device " + device + " sms=" + std::to_string(sms));
+Result<v1::ReloadConfigResponse> FakeControlFacade::reload(const Operator& by) {
+  if (Status status = ask(by, "reload"); !status.ok()) return status;
+  v1::ReloadConfigResponse response;
+  response.set_generation(2);
+  v1::OptionChange& change = *response.add_changes();
+  change.set_key("limits.max_sessions");
+  change.set_before("256");
+  change.set_after("8");
+  return response;
+}
+
+Result<v1::SetOptionsResponse> FakeControlFacade::set_options(const Operator& by, const OptionSettings& options) {
+  std::string text = "set options";
+  v1::SetOptionsResponse response;
+  for (const auto& [key, value] : options) {
+    text += " " + key + "=" + value.value_or("(unset)");
+    v1::OptionChange& change = *response.add_changes();
+    change.set_key(key);
+    change.set_before("old");
+    change.set_after(value.value_or("configured"));
+  }
+  if (Status status = ask(by, text); !status.ok()) return status;
+  return response;
+}
+
+Status FakeControlFacade::set_device(const Operator& by, const std::string& device,
+                                     std::optional<std::uint32_t> sms) {
+  return ask(by, "set device " + device + " sms=" + (sms ? std::to_string(*sms) : "(unset)"));
 }
 
 Status FakeControlFacade::set_group(const Operator& by, const std::string& group,
                                     const GroupSettingsChange& change) {
   return ask(by, "set group " + group + (change.sms ? " sms=" + std::to_string(*change.sms) : "") +
-                     (change.priority ? " priority=" + std::to_string(*change.priority) : ""));
+                     (change.priority ? " priority=" + std::to_string(*change.priority) : "") +
+                     (change.unset_sms ? " sms=(unset)" : "") + (change.unset_priority ? " priority=(unset)" : ""));
 }
 
 Status FakeControlFacade::evict_session(const Operator& by, std::uint64_t session_id,

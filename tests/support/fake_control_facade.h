@@ -30,7 +30,9 @@ class FakeControlFacade final : public ControlFacade {
   Result<EventBatch> events(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms) override {
     return events_.read(after, limit, wait_ms);
   }
-  Status set_device(const Operator& by, const std::string& device, std::uint32_t sms) override;
+  Result<v1::ReloadConfigResponse> reload(const Operator& by) override;
+  Result<v1::SetOptionsResponse> set_options(const Operator& by, const OptionSettings& options) override;
+  Status set_device(const Operator& by, const std::string& device, std::optional<std::uint32_t> sms) override;
   Status set_group(const Operator& by, const std::string& group, const GroupSettingsChange& change) override;
   Status evict_session(const Operator& by, std::uint64_t session_id, const std::string& reason) override;
   Status evict_rank(const Operator& by, const std::string& group, std::uint32_t rank,

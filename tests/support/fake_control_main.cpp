@@ -6,6 +6,7 @@
 //   work                it answers again
 //   empty               no devices, sessions, groups, operations, options
 //   sick                host:1 hangs, the last reload failed
+//   down                host:1 restarts
 //   hang                calls take two seconds
 //   draining            a drain goes on, with 700 ms left, and no end comes of it
 //   read_only           callers may read and change nothing
@@ -53,7 +54,11 @@ class SlowFacade final : public ControlFacade {
   Result<EventBatch> events(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms) override {
     return fake_.events(after, limit, wait_ms);
   }
-  Status set_device(const Operator& by, const std::string& device, std::uint32_t sms) override {
+  Result<v1::ReloadConfigResponse> reload(const Operator& by) override { return fake_.reload(by); }
+  Result<v1::SetOptionsResponse> set_options(const Operator& by, const OptionSettings& options) override {
+    return fake_.set_options(by, options);
+  }
+  Status set_device(const Operator& by, const std::string& device, std::optional<std::uint32_t> sms) override {
     return fake_.set_device(by, device, sms);
   }
   Status set_group(const Operator& by, const std::string& group, const GroupSettingsChange& change) override {
@@ -107,6 +112,10 @@ void obey(const std::string& line, SlowFacade& facade) {
     fake.change([](FakeControlFacade::Views& views) {
       views.devices.mutable_devices(1)->set_heartbeat_age_ms(60'000);
       views.daemon.set_last_reload_error("limits.max_sessions is \"many\"");
+    });
+  } else if (verb == "down") {
+    fake.change([](FakeControlFacade::Views& views) {
+      views.devices.mutable_devices(1)->set_state(v1::DEVICE_STATE_RESTARTING);
     });
   } else if (verb == "draining") {
     fake.change([](FakeControlFacade::Views& views) {

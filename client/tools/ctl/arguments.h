@@ -20,8 +20,12 @@ enum class Command {
   kEvents,
   kWatch,
   kConfig,
+  kHealth,
+  kReload,
   kSetDevice,
   kSetGroup,
+  kSetLog,
+  kSetLimits,
   kEvictSession,
   kEvictRank,
   kRestartDevice,
@@ -75,6 +79,7 @@ struct Arguments {
   std::uint32_t rank = 0;             // evict group
   std::string reason;                 // evict
   std::string shell;                  // completion
+  std::string subsystem;              // health; empty: all, and the daemon as a whole decides
   SizeArguments size;
 };
 
@@ -84,7 +89,7 @@ enum class Exit : int {
   kRefused = 1,  // the daemon refused
   kUsage = 2,
   kUnreachable = 3,  // no daemon, no permission, no answer in time
-  kProblems = 4,     // doctor found some
+  kProblems = 4,     // doctor found some, or what health asked for does not serve
   kUnwritten = 5,    // standard output took not all of the answer
 };
 

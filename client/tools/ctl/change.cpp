@@ -1,8 +1,9 @@
-// epctl set, evict and restart: what an operator changes.
+// epctl set, reload, evict and restart: what an operator changes.
 #include "commands.h"
 #include "numbers.h"
 #include "table.h"
 
+#include <algorithm>
 #include <optional>
 #include <ostream>
 #include <string_view>
@@ -10,45 +11,60 @@
 namespace epd::ctl {
 namespace {
 
+// KEY=VALUE. The value "unset" takes back what was set.
 struct Setting {
   std::string key;
-  std::int64_t value = 0;
+  std::string text;
+  std::optional<std::int64_t> number;
+
+  bool unset() const { return text == "unset"; }
 };
+
+std::optional<std::int64_t> parse_number(std::string_view text) {
+  const bool negative = text.starts_with('-');
+  const std::optional<std::uint64_t> size = parse_whole(text.substr(negative ? 1 : 0));
+  if (!size || *size > std::uint64_t{INT64_MAX}) return std::nullopt;
+  return negative ? -static_cast<std::int64_t>(*size) : static_cast<std::int64_t>(*size);
+}
 
 std::optional<Setting> parse(std::string_view text) {
   const std::size_t equals = text.find('=');
   if (equals == std::string_view::npos || equals == 0) return std::nullopt;
-  Setting setting{std::string(text.substr(0, equals)), 0};
   const std::string_view value = text.substr(equals + 1);
-  const bool negative = value.starts_with('-');
-  const std::optional<std::uint64_t> size = parse_whole(value.substr(negative ? 1 : 0));
-  if (!size || *size > std::uint64_t{INT64_MAX}) return std::nullopt;
-  setting.value = negative ? -static_cast<std::int64_t>(*size) : static_cast<std::int64_t>(*size);
-  return setting;
+  return Setting{std::string(text.substr(0, equals)), std::string(value), parse_number(value)};
 }
 
 Exit wrong(const Arguments& arguments, Output& output, const std::string& what, const std::string& allowed) {
   return report(arguments, output, {Exit::kUsage, "INVALID_ARGUMENT", what + "; allowed: " + allowed});
 }
 
-bool fits_sms(std::int64_t value) {
-  return value >= 0 && value <= std::int64_t{UINT32_MAX};
+bool fits_sms(const std::optional<std::int64_t>& value) {
+  return value && *value >= 0 && *value <= std::int64_t{UINT32_MAX};
 }
-bool fits_priority(std::int64_t value) {
-  return value >= INT32_MIN && value <= INT32_MAX;
+bool fits_priority(const std::optional<std::int64_t>& value) {
+  return value && *value >= INT32_MIN && *value <= INT32_MAX;
 }
 
 // The daemon knows what is allowed; here only what a message can carry.
 bool put(const Setting& setting, v1::SetDeviceRequest& request) {
-  if (setting.key != "sms" || !fits_sms(setting.value)) return false;
-  request.set_sms(static_cast<std::uint32_t>(setting.value));
+  if (setting.key != "sms") return false;
+  if (setting.unset()) {
+    request.set_unset_sms(true);
+    return true;
+  }
+  if (!fits_sms(setting.number)) return false;
+  request.set_sms(static_cast<std::uint32_t>(*setting.number));
   return true;
 }
 bool put(const Setting& setting, v1::SetGroupRequest& request) {
-  if (setting.key == "sms" && fits_sms(setting.value)) {
-    request.set_sms(static_cast<std::uint32_t>(setting.value));
-  } else if (setting.key == "priority" && fits_priority(setting.value)) {
-    request.set_priority(static_cast<std::int32_t>(setting.value));
+  if (setting.key == "sms" && setting.unset()) {
+    request.set_unset_sms(true);
+  } else if (setting.key == "priority" && setting.unset()) {
+    request.set_unset_priority(true);
+  } else if (setting.key == "sms" && fits_sms(setting.number)) {
+    request.set_sms(static_cast<std::uint32_t>(*setting.number));
+  } else if (setting.key == "priority" && fits_priority(setting.number)) {
+    request.set_priority(static_cast<std::int32_t>(*setting.number));
   } else {
     return false;
   }
@@ -75,7 +91,7 @@ Exit set(const Arguments& arguments, Connection& connection, Output& output, Req
       return wrong(arguments, output, "setting \"" + text + "\" is not understood", allowed);
     if (document["set"].contains(setting->key))
       return wrong(arguments, output, "setting \"" + setting->key + "\" is given twice", "once");
-    document["set"][setting->key] = setting->value;
+    document["set"][setting->key] = setting->number ? Json(*setting->number) : Json(nullptr);
     words += " " + text;
   }
   Response response;
@@ -84,19 +100,73 @@ Exit set(const Arguments& arguments, Connection& connection, Output& output, Req
   return done(arguments, output, document, arguments.target + ":" + words);
 }
 
+std::string text_of(const google::protobuf::RepeatedPtrField<v1::OptionChange>& changes) {
+  std::string text;
+  for (const v1::OptionChange& change : changes) {
+    const auto shown = [](const std::string& value) { return value.empty() ? "\"\"" : printable(value); };
+    text += "  " + printable(change.key()) + ": " + shown(change.before()) + " -> " + shown(change.after()) + "\n";
+  }
+  return text;
+}
+
+// `section`: "log." or "limits.". What its options are and allow, the daemon knows.
+Exit set_options(const Arguments& arguments, Connection& connection, Output& output, const std::string& section,
+                 const std::string& allowed) {
+  v1::SetOptionsRequest request;
+  for (const std::string& text : arguments.settings) {
+    const std::optional<Setting> setting = parse(text);
+    if (!setting) return wrong(arguments, output, "setting \"" + text + "\" is not understood", allowed);
+    const std::string key = section + setting->key;
+    const bool twice = request.values().contains(key) ||
+                       std::find(request.unset().begin(), request.unset().end(), key) != request.unset().end();
+    if (twice) return wrong(arguments, output, "setting \"" + setting->key + "\" is given twice", "once");
+    if (setting->unset()) {
+      request.add_unset(key);
+    } else {
+      (*request.mutable_values())[key] = setting->text;
+    }
+  }
+  v1::SetOptionsResponse response;
+  if (auto failure = connection.call(request, response)) return report(arguments, output, *failure);
+  if (arguments.json) {
+    write_json(output, to_json(response));
+  } else {
+    output.out << (response.changes().empty() ? "it was so already\n" : "set, until the daemon ends:\n")
+               << text_of(response.changes());
+  }
+  return Exit::kOk;
+}
+
 }  // namespace
 
+Exit run_reload(const Arguments& arguments, Connection& connection, Output& output) {
+  v1::ReloadConfigResponse response;
+  if (auto failure = connection.call(v1::ReloadConfigRequest(), response))
+    return report(arguments, output, *failure);
+  if (arguments.json) {
+    write_json(output, to_json(response));
+  } else {
+    output.out << "configuration reloaded, generation " << response.generation()
+               << (response.changes().empty() ? "; nothing changed\n" : ":\n") << text_of(response.changes());
+  }
+  return Exit::kOk;
+}
+
 Exit run_set(const Arguments& arguments, Connection& connection, Output& output) {
+  if (arguments.command == Command::kSetLog)
+    return set_options(arguments, connection, output, "log.", "level=LEVEL, level=unset");
+  if (arguments.command == Command::kSetLimits)
+    return set_options(arguments, connection, output, "limits.", "OPTION=VALUE, OPTION=unset");
   if (arguments.command == Command::kSetDevice) {
     v1::SetDeviceRequest request;
     request.set_device(arguments.target);
     return set<v1::SetDeviceRequest, v1::SetDeviceResponse>(arguments, connection, output, request,
-                                                            "sms=NUMBER");
+                                                            "sms=NUMBER, sms=unset");
   }
   v1::SetGroupRequest request;
   request.set_group(arguments.target);
   return set<v1::SetGroupRequest, v1::SetGroupResponse>(arguments, connection, output, request,
-                                                        "sms=NUMBER, priority=NUMBER");
+                                                        "sms=NUMBER, priority=NUMBER, or =unset for either");
 }
 
 Exit run_evict(const Arguments& arguments, Connection& connection, Output& output) {

@@ -35,14 +35,14 @@ Exit run_op(const Arguments& arguments, Connection& connection, Output& output) 
 }
 
 std::string version_lines(const OwnVersion& own, const v1::GetVersionResponse* daemon) {
-  Table table({{"PROGRAM"}, {"VERSION"}, {"ABI"}, {"LAYOUT"}, {"GRPC"}});
+  Table table({{"PROGRAM"}, {"VERSION"}, {"COMMIT"}, {"ABI"}, {"LAYOUT"}, {"GRPC"}});
   const auto abi = [](std::uint32_t low, std::uint32_t high) {
     return low == high ? std::to_string(low) : std::to_string(low) + ".." + std::to_string(high);
   };
-  table.add({"epctl", own.version, abi(own.abi_version_min, own.abi_version_max), own.layout_hash,
+  table.add({"epctl", own.version, own.commit, abi(own.abi_version_min, own.abi_version_max), own.layout_hash,
              own.grpc_version});
   if (daemon != nullptr) {
-    table.add({"epd", daemon->version(), abi(daemon->abi_version_min(), daemon->abi_version_max()),
+    table.add({"epd", daemon->version(), daemon->commit(), abi(daemon->abi_version_min(), daemon->abi_version_max()),
                daemon->layout_hash(), daemon->grpc_version()});
   }
   return table.text();
@@ -58,6 +58,7 @@ Exit run_version(const Arguments& arguments, Connection& connection, Output& out
   }
   Json document;
   document["client"] = {{"version", own.version},
+                        {"commit", own.commit},
                         {"abi_version_min", own.abi_version_min},
                         {"abi_version_max", own.abi_version_max},
                         {"layout_hash", own.layout_hash},
@@ -130,8 +131,12 @@ Exit run(const Arguments& arguments, Output& output) {
           arguments, connection, output, [&](const auto& r) { return render(r, arguments.ranks); });
     case Command::kEvents: return run_events(arguments, connection, output);
     case Command::kWatch: return run_watch(arguments, connection, output);
+    case Command::kHealth: return run_health(arguments, connection, output);
+    case Command::kReload: return run_reload(arguments, connection, output);
     case Command::kSetDevice:
-    case Command::kSetGroup: return run_set(arguments, connection, output);
+    case Command::kSetGroup:
+    case Command::kSetLog:
+    case Command::kSetLimits: return run_set(arguments, connection, output);
     case Command::kEvictSession:
     case Command::kEvictRank: return run_evict(arguments, connection, output);
     case Command::kRestartDevice: return run_restart(arguments, connection, output);

@@ -26,6 +26,8 @@ Exit run_size(const Arguments& arguments, Output& output);  // needs no daemon
 Exit run_events(const Arguments& arguments, Connection& connection, Output& output);
 Exit run_watch(const Arguments& arguments, Connection& connection, Output& output);
 Exit run_set(const Arguments& arguments, Connection& connection, Output& output);
+Exit run_health(const Arguments& arguments, Connection& connection, Output& output);
+Exit run_reload(const Arguments& arguments, Connection& connection, Output& output);
 Exit run_restart(const Arguments& arguments, Connection& connection, Output& output);
 Exit run_evict(const Arguments& arguments, Connection& connection, Output& output);
 

@@ -12,10 +12,12 @@
 #include <string_view>
 #include <utility>
 #include "epd/v1/control.grpc.pb.h"
+#include "grpc/health/v1/health.grpc.pb.h"
 
 namespace epd::ctl {
 namespace {
 
+using grpc::health::v1::Health;
 using std::chrono::steady_clock;
 using std::chrono::system_clock;
 
@@ -112,6 +114,7 @@ struct Connection::Impl {
   std::string socket;
   std::uint32_t timeout_ms = 0;
   std::unique_ptr<v1::Control::Stub> stub;  // null: not connected
+  std::unique_ptr<Health::Stub> health;     // likewise
   Descriptor watched = Descriptor();        // the connection's too: gRPC does not tell that it has ended
   bool answered = false;                    // over this connection
 
@@ -122,6 +125,7 @@ struct Connection::Impl {
 
   void disconnect() {
     stub.reset();
+    health.reset();
     watched.reset();
     answered = false;
   }
@@ -137,7 +141,9 @@ struct Connection::Impl {
     if (watched.get() < 0 || ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK) != 0)
       return unreachable("UNAVAILABLE",
                          "can't use the connection to " + socket + ": " + std::strerror(errno));
-    stub = v1::Control::NewStub(channel_over(std::move(dialled.fd)));
+    const auto channel = channel_over(std::move(dialled.fd));
+    stub = v1::Control::NewStub(channel);
+    health = Health::NewStub(channel);
     return std::nullopt;
   }
 
@@ -163,32 +169,36 @@ struct Connection::Impl {
     }
   }
 
-  template <typename Request, typename Response>
-  using Method = grpc::Status (v1::Control::Stub::*)(grpc::ClientContext*, const Request&, Response*);
+  template <typename Stub, typename Request, typename Response>
+  using Method = grpc::Status (Stub::*)(grpc::ClientContext*, const Request&, Response*);
 
-  template <typename Request, typename Response>
-  std::optional<Failure> run(Method<Request, Response> method, const Request& request, Response& response,
-                             steady_clock::time_point deadline) {
+  v1::Control::Stub& of(v1::Control::Stub* /*which*/) { return *stub; }
+  Health::Stub& of(Health::Stub* /*which*/) { return *health; }
+
+  template <typename Stub, typename Request, typename Response>
+  std::optional<Failure> run(Method<Stub, Request, Response> method, const Request& request,
+                             Response& response, steady_clock::time_point deadline) {
     if (auto failure = connect(deadline)) return failure;
     grpc::ClientContext context;
     context.set_deadline(on_system_clock(deadline));
-    const grpc::Status status = (stub.get()->*method)(&context, request, &response);
+    const grpc::Status status = (of(static_cast<Stub*>(nullptr)).*method)(&context, request, &response);
     std::optional<Failure> failure;
     if (!status.ok()) failure = explain(status);
     answered = answered || status.ok() || !daemon_status(status).empty();
     return failure;
   }
 
-  template <typename Request, typename Response>
-  std::optional<Failure> change(Method<Request, Response> method, const Request& request,
+  template <typename Stub, typename Request, typename Response>
+  std::optional<Failure> change(Method<Stub, Request, Response> method, const Request& request,
                                 Response& response) {
     return run(method, request, response, deadline());
   }
 
   // Calls that change nothing are repeated over a new connection if the daemon ended an idle one just as the
   // call began.
-  template <typename Request, typename Response>
-  std::optional<Failure> ask(Method<Request, Response> method, const Request& request, Response& response) {
+  template <typename Stub, typename Request, typename Response>
+  std::optional<Failure> ask(Method<Stub, Request, Response> method, const Request& request,
+                             Response& response) {
     const auto until = deadline();
     const bool used = answered;
     const auto failure = run(method, request, response, until);
@@ -200,7 +210,7 @@ struct Connection::Impl {
 };
 
 Connection::Connection(const std::string& socket, std::uint32_t timeout_ms)
-    : impl_(std::make_unique<Impl>(Impl{socket, timeout_ms, nullptr})) {}
+    : impl_(std::make_unique<Impl>(Impl{socket, timeout_ms, nullptr, nullptr})) {}
 
 Connection::~Connection() = default;
 
@@ -251,6 +261,22 @@ std::optional<Failure> Connection::call(const v1::GetOperationRequest& request,
 std::optional<Failure> Connection::call(const v1::GetStatisticsRequest& request,
                                         v1::GetStatisticsResponse& response) {
   return impl_->ask(&v1::Control::Stub::GetStatistics, request, response);
+}
+std::optional<Failure> Connection::call(const v1::ReloadConfigRequest& request,
+                                        v1::ReloadConfigResponse& response) {
+  return impl_->change(&v1::Control::Stub::ReloadConfig, request, response);
+}
+std::optional<Failure> Connection::call(const v1::SetOptionsRequest& request,
+                                        v1::SetOptionsResponse& response) {
+  return impl_->change(&v1::Control::Stub::SetOptions, request, response);
+}
+std::optional<Failure> Connection::check_health(const std::string& service, bool& serving) {
+  grpc::health::v1::HealthCheckRequest request;
+  request.set_service(service);
+  grpc::health::v1::HealthCheckResponse response;
+  auto failure = impl_->ask(&Health::Stub::Check, request, response);
+  serving = !failure && response.status() == grpc::health::v1::HealthCheckResponse::SERVING;
+  return failure;
 }
 std::optional<Failure> Connection::call(const v1::SetDeviceRequest& request,
                                         v1::SetDeviceResponse& response) {

@@ -33,11 +33,15 @@ class Connection {
   std::optional<Failure> call(const v1::GetVersionRequest& request, v1::GetVersionResponse& response);
   std::optional<Failure> call(const v1::GetOperationRequest& request, v1::GetOperationResponse& response);
   std::optional<Failure> call(const v1::GetStatisticsRequest& request, v1::GetStatisticsResponse& response);
+  std::optional<Failure> call(const v1::ReloadConfigRequest& request, v1::ReloadConfigResponse& response);
+  std::optional<Failure> call(const v1::SetOptionsRequest& request, v1::SetOptionsResponse& response);
   std::optional<Failure> call(const v1::SetDeviceRequest& request, v1::SetDeviceResponse& response);
   std::optional<Failure> call(const v1::SetGroupRequest& request, v1::SetGroupResponse& response);
   std::optional<Failure> call(const v1::EvictSessionRequest& request, v1::EvictSessionResponse& response);
   std::optional<Failure> call(const v1::EvictRankRequest& request, v1::EvictRankResponse& response);
   std::optional<Failure> call(const v1::RestartDeviceRequest& request, v1::RestartDeviceResponse& response);
+  // What grpc.health.v1 says of a service; an unknown one is a failure with status NOT_FOUND.
+  std::optional<Failure> check_health(const std::string& service, bool& serving);
   // Until the daemon ends the stream; with `follow` there is no timeout. `each` returns false to end it.
   std::optional<Failure> watch(const v1::WatchEventsRequest& request,
                                const std::function<bool(const v1::WatchEventsResponse&)>& each);

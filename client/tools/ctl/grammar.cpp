@@ -114,6 +114,10 @@ void add_views(CLI::App& app, Arguments& arguments) {
       ->type_name("N")
       ->check(whole(0, UINT64_MAX));
   add_command(app, arguments, "config", Command::kConfig, help::kConfig);
+  CLI::App* health = add_command(app, arguments, "health", Command::kHealth, help::kHealth);
+  health->add_option("SUBSYSTEM", arguments.subsystem, "daemon, control, membership, cluster or device/NAME")
+      ->type_name("SUBSYSTEM")
+      ->check(utf8());
 }
 
 void add_set(CLI::App& app, Arguments& arguments) {
@@ -128,6 +132,16 @@ void add_set(CLI::App& app, Arguments& arguments) {
   CLI::App* group = add_command(*set, arguments, "group", Command::kSetGroup, help::kSetGroup);
   group->add_option("GROUP", arguments.target, "Name or id")->type_name("GROUP")->check(utf8())->required();
   group->add_option("SETTING", arguments.settings, "What to set")->type_name("sms=N|priority=N")->required();
+  CLI::App* log = add_command(*set, arguments, "log", Command::kSetLog, help::kSetLog);
+  log->add_option("SETTING", arguments.settings, "What to set")
+      ->type_name("level=LEVELS")
+      ->check(utf8())
+      ->required();
+  CLI::App* limits = add_command(*set, arguments, "limits", Command::kSetLimits, help::kSetLimits);
+  limits->add_option("SETTING", arguments.settings, "What to set")
+      ->type_name("LIMIT")
+      ->check(utf8())
+      ->required();
 }
 
 void add_evict(CLI::App& app, Arguments& arguments) {
@@ -206,6 +220,7 @@ void build_grammar(CLI::App& app, Arguments& arguments) {
   add_options(app, arguments);
   add_views(app, arguments);
   add_set(app, arguments);
+  add_command(app, arguments, "reload", Command::kReload, help::kReload);
   add_evict(app, arguments);
   add_restart(app, arguments);
   add_size(app, arguments);

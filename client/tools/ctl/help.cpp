@@ -14,7 +14,7 @@ EXIT CODES
   1  the daemon answered, and said no
   2  wrong usage
   3  no daemon, no permission, or no answer in time
-  4  doctor found problems
+  4  doctor found problems; health: what was asked for does not serve
   5  standard output took not all of the answer (a full disk)
 
 JSON
@@ -34,6 +34,7 @@ EXAMPLES
   epctl ops                    (who waits for whom)
   epctl watch                  (rates, each second)
   epctl size --ranks 8 --experts 256 --hidden 7168 --tokens 128 --topk 8
+  epctl health && echo ready
   epctl drain --timeout-ms 30000 --wait
 )HELP";
 
@@ -52,7 +53,7 @@ One line per device. Counters are those of the present engine; a restart begins 
   STATE       starting, ready, restarting (died; another one comes after a pause), failed (given up: see
               epctl restart), stopped (its engine stands still: by a signal, a debugger, or it hangs)
   ENGINE      process id of the engine
-  SMS         SMs (host devices: threads) that operations may use
+  SMS         SMs (host devices: threads) that operations may use; * if epctl set said so
   HEARTBEAT   when the engine's loop last turned; "sleeping" when it has nothing to do
   RESTARTS    engines that died, and how the last one ended
 GPUs have a second line, with what the driver said of them when the daemon started.
@@ -123,8 +124,8 @@ const Page kGroups = {"Groups of ranks, and what they wait for", R"HELP(
 One line per group. Below, for a group that forms, the ranks that have not joined, and for one that broke, why.
   STATE   forming (ranks are missing), starting, active, breaking (operations are being failed),
           lost (a rank is gone for good; the others are to leave)
-  SMS     the group's own limit, or "all" of its devices
-  PRIO    priority among the groups of a device, -8 .. 7; higher goes first
+  SMS     the group's own limit, or "all" of its devices; * if epctl set said so
+  PRIO    priority among the groups of a device, -8 .. 7; higher goes first; * likewise
   EPOCH   grows with each break
 
 EXAMPLES
@@ -151,8 +152,8 @@ EXAMPLES
 )HELP"};
 
 const Page kConfig = {"Every option with its value and where it came from", R"HELP(
-FROM is default, file, flag or environment. RELOADABLE options change with SIGHUP to the daemon, others
-with a restart. A reload that was refused is shown by: epctl status
+FROM is default, file, flag, environment, or operator (epctl set). RELOADABLE options change with epctl reload or
+SIGHUP to the daemon, others with a restart. A reload that was refused is shown by: epctl status
 
 EXAMPLES
   epctl config
@@ -234,19 +235,73 @@ EXAMPLES
   epctl watch --interval 0.5 --count 10 --json | jq .groups
 )HELP"};
 
-const Page kSet = {"Change a device or a group while it runs", R"HELP(
-Takes effect with the next operations; none is lost, no result changes. Nothing is written to the
-configuration file: what is set ends with the daemon. It outlives engines. A reload of the configuration
-replaces the SMs of all devices if the file's devices.sms has changed.
+const Page kSet = {"Change a device, a group, the log or limits while the daemon runs", R"HELP(
+For users who may change the daemon: see access.operate in its configuration. Operations that are launched from now
+on follow it; none is lost, no result changes. Nothing is written to the configuration file: what is set ends with
+the daemon. It outlives engines. A reload of the configuration replaces what is set for an option (of devices:
+devices.sms) if its value in the configuration has changed. The value "unset" takes back what was set.
 
 WHAT CAN BE SET
-  device DEVICE  sms=N       SMs (host devices: threads) that operations may use, from 1
-  group GROUP    sms=N       the same for one group's operations; 0: all of the device's
-                 priority=N  among the groups of a device, -8 .. 7, higher goes first
+  device DEVICE  sms=N         SMs (host devices: threads) that operations may use, from 1
+  group GROUP    sms=N         the same for one group's operations; 0: all of the device's
+                 priority=N    among the groups of a device, -8 .. 7, higher goes first
+  log            level=LEVELS  what is logged: debug, or with levels of rooms: info,session=debug
+  limits         OPTION=VALUE  options of [limits] in the configuration: max_sessions=8, max_arena_bytes=64GiB
 
 EXAMPLES
   epctl set device host:0 sms=4
   epctl set group layer-experts sms=2 priority=5
+  epctl set log level=info,session=debug
+  epctl set limits max_sessions=512 max_sessions_per_user=64
+  epctl set limits max_sessions=unset
+)HELP"};
+
+const Page kSetLog = {"What the daemon and its engines log", R"HELP(
+LEVELS is as log.level of the configuration: trace, debug, info, warning or error, then levels of single rooms of
+the daemon, as info,session=debug,engine=trace.
+
+EXAMPLES
+  epctl set log level=debug
+  epctl set log level=info,session=debug
+  epctl set log level=unset
+)HELP"};
+
+const Page kSetLimits = {"Limits of sessions, groups and memory", R"HELP(
+The options of [limits] in the configuration, by their names there. A lowered limit ends nothing that is there.
+epctl config shows what is in force; FROM is "operator" where it was set.
+
+EXAMPLES
+  epctl set limits max_sessions=512 max_groups=64
+  epctl set limits max_arena_bytes=64GiB
+  epctl set limits max_sessions=unset
+)HELP"};
+
+const Page kHealth = {"What serves, with an exit status for probes", R"HELP(
+Exits with 0 if SUBSYSTEM serves, or without one if the daemon does, and with 4 if not. Asks grpc.health.v1 on the
+control socket, as other probes may.
+  daemon       it has started, and admits clients
+  control      the supervisor answers
+  membership   groups can be listed
+  cluster      the coordinator answers; only in a cluster
+  device/NAME  the device is ready, and its engine does not stand still
+
+Use daemon to know when clients may come (readiness), and control to know whether to restart the daemon (liveness):
+all clients lose their sessions by that, so a failed device is no reason.
+
+EXAMPLES
+  epctl health
+  epctl health device/cuda:0 || epctl restart device cuda:0
+  epctl health --json | jq -r '.subsystems[] | select(.serving | not) | .name'
+)HELP"};
+
+const Page kReload = {"Read the configuration again", R"HELP(
+As SIGHUP does: all of it is applied, or nothing, and then epctl prints why and exits with 1. Prints what has
+changed. For users who may change the daemon: see access.operate in its configuration. Options that need a restart
+are named by: epctl config
+
+EXAMPLES
+  epctl reload
+  epctl reload --json | jq -r '.changes[] | "\(.key): \(.before) -> \(.after)"'
 )HELP"};
 
 const Page kSetDevice = {"SMs of a device", R"HELP(

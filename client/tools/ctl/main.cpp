@@ -1,5 +1,6 @@
 // epctl: the process. The command line's grammar is in grammar.cpp.
 #include "commands.h"
+#include "common/build_info.h"
 #include "completion.h"
 #include "grammar.h"
 #include "help.h"
@@ -36,8 +37,17 @@ std::vector<std::string> list_names(const std::string& kind, const std::string& 
   v1::ListGroupsResponse groups;
   v1::ListSessionsResponse sessions;
   v1::ListOperationsResponse operations;
+  v1::GetConfigResponse config;
   if (kind == "DEVICE" && !connection.call(v1::ListDevicesRequest(), devices)) {
     for (const auto& device : devices.devices()) names.push_back(device.name());
+  } else if (kind == "SUBSYSTEM" && !connection.call(v1::ListDevicesRequest(), devices)) {
+    names = {"daemon", "control", "membership", "cluster"};
+    for (const auto& device : devices.devices()) names.push_back("device/" + device.name());
+  } else if (kind == "LIMIT" && !connection.call(v1::GetConfigRequest(), config)) {
+    for (const auto& entry : config.entries()) {
+      constexpr std::string_view kSection = "limits.";
+      if (entry.key().starts_with(kSection)) names.push_back(entry.key().substr(kSection.size()) + "=");
+    }
   } else if (kind == "GROUP" && !connection.call(v1::ListGroupsRequest(), groups)) {
     for (const auto& group : groups.groups()) names.push_back(group.name());
   } else if (kind == "SESSION" && !connection.call(v1::ListSessionsRequest(), sessions)) {
@@ -91,7 +101,7 @@ Exit answer(const CLI::App& app, const CLI::ParseError& error, const Arguments& 
 Exit run(int argc, char** argv, Output& output) {
   Arguments arguments;
   CLI::App app(epd::ctl::help::kProgram, "epctl");
-  app.set_version_flag("--version", "epctl " EPD_VERSION);
+  app.set_version_flag("-V,--version", epd::version_text("epctl"));
   build_grammar(app, arguments);
   if (argc > 1 && std::string_view(argv[1]) == "complete") return answer_completion(app, argc, argv, output);
   try {

@@ -34,6 +34,11 @@ std::string pid(std::int32_t value) {
   return value == 0 ? "" : std::to_string(value);
 }
 
+// An operator has set it.
+std::string set_mark(bool set) {
+  return set ? "*" : "";
+}
+
 std::string device_table(const google::protobuf::RepeatedPtrField<v1::Device>& devices) {
   Table table({{"DEVICE"},
                {"STATE"},
@@ -48,7 +53,7 @@ std::string device_table(const google::protobuf::RepeatedPtrField<v1::Device>& d
                {"RESTARTS", kRight},
                {"LAST EXIT"}});
   for (const v1::Device& device : devices) {
-    table.add({device.name(), word(device.state()), pid(device.engine_pid()), number(device.sms()),
+    table.add({device.name(), word(device.state()), pid(device.engine_pid()), number(device.sms()) + set_mark(device.sms_set()),
                number(device.sessions()), number(device.ops_completed()), number(device.ops_failed()),
                format_bytes(device.bytes_dispatched()), format_bytes(device.bytes_combined()),
                heartbeat(device), number(device.restarts()), device.last_exit()});
@@ -220,7 +225,8 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
                number(shape.num_ranks()), number(shape.sum_ranks()), number(shape.num_experts()),
                number(shape.max_tokens()), number(shape.hidden()), number(shape.topk()),
                number(shape.depth()), word(shape.payload()), word(shape.index_type()),
-               group.sms() == 0 ? "all" : number(group.sms()), std::to_string(group.priority()),
+               (group.sms() == 0 ? "all" : number(group.sms())) + set_mark(group.sms_set()),
+               std::to_string(group.priority()) + set_mark(group.priority_set()),
                number(group.epoch()), format_ms(group.age_ms())});
     const std::string name = "group " + number(group.group_id()) + " (" + printable(group.name()) + "): ";
     if (group.missing_ranks_size() != 0) {

@@ -8,6 +8,7 @@ namespace epd::ctl {
 
 struct OwnVersion {
   std::string version;
+  std::string commit;
   std::uint32_t abi_version_min = 0;
   std::uint32_t abi_version_max = 0;
   std::string layout_hash;  // hexadecimal

@@ -196,11 +196,12 @@ struct Resumed {
   std::uint64_t epoch;
 };
 
+inline constexpr std::size_t kLogLevelBytes = 160;
 struct Settings {
   std::uint32_t sms;                 // of the device
   std::uint32_t default_timeout_ms;  // for operations that give none
   std::uint32_t spin_us;             // how long an idle engine polls before it sleeps
-  std::uint32_t log_level;           // spdlog's numbers
+  char log_levels[kLogLevelBytes];   // as log.level of the configuration
 };
 
 struct GroupSettings {  // for operations that are launched from now on

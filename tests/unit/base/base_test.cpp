@@ -1,5 +1,6 @@
 // The base room: sealed memory, packets with descriptors, statuses, logs.
 #include "base/clock.h"
+#include "base/event.h"
 #include "base/log.h"
 #include "common/fd.h"
 #include "common/memory.h"
@@ -424,12 +425,74 @@ TEST(Log, LogfmtIsOneLineWithQuotedText) {
 TEST(Log, LevelsBelowTheThresholdAreSilent) {
   const std::vector<std::string> lines = captured_lines(LogFormat::kLogfmt, [] {
     log_event(LogLevel::kDebug, "no");
-    log_set_level(LogLevel::kError);
+    log_set_levels(LogLevel::kError);
     EXPECT_FALSE(log_enabled(LogLevel::kInfo));
     log_event(LogLevel::kInfo, "no");
     log_event(LogLevel::kError, "yes");
   });
   ASSERT_EQ(lines.size(), 1u);
+}
+
+TEST(Log, ARoomMayHaveALevelOfItsOwn) {
+  const char* const session = "../../daemon/session/handshake.cpp";
+  const std::vector<std::string> lines = captured_lines(LogFormat::kLogfmt, [&] {
+    log_set_levels(*parse_log_levels("warning,session=debug,engine=error"));
+    EXPECT_TRUE(log_enabled(LogLevel::kDebug, session));
+    EXPECT_FALSE(log_enabled(LogLevel::kTrace, session));
+    EXPECT_FALSE(log_enabled(LogLevel::kInfo, "daemon/supervisor/orders.cpp"));
+    EXPECT_FALSE(log_enabled(LogLevel::kInfo)) << "a file of no room has the general level";
+    EXPECT_FALSE(log_enabled(LogLevel::kWarning, "/src/daemon/engine/starts.cpp"));
+    log_event(LogLevel::kDebug, "yes", {}, session);
+    log_event(LogLevel::kDebug, "no", {}, "daemon/control/acceptor.cpp");
+    LogLimiter limiter(3);
+    limiter.log(LogLevel::kDebug, "limited", {}, session);
+    record_event(EventKind::kOther, LogLevel::kDebug, "event", {}, kDaemonOwner, session);
+  });
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_NE(lines[0].find("level=debug process=\"epd \\\"test\\\"\" event=\"yes\""), std::string::npos) << lines[0];
+  EXPECT_NE(lines[1].find("event=\"limited\""), std::string::npos) << lines[1];
+}
+
+TEST(Log, LevelsAreReadAndWrittenAlike) {
+  for (const char* text : {"trace", "info", "error", "info,session=debug", "debug,base=error,supervisor=warning"}) {
+    const auto levels = parse_log_levels(text);
+    ASSERT_TRUE(levels) << text;
+    EXPECT_EQ(to_text(*levels), text);
+  }
+  EXPECT_EQ(to_text(*parse_log_levels("info,engine=debug,engine=trace,base=info")), "info,base=info,engine=trace");
+  for (const char* text : {"", "loud", "off", "info,", ",info", "session=debug", "info,kitchen=debug", "info,debug",
+                           "info,session=loud", "info,session=", "info session=debug", "INFO"}) {
+    EXPECT_FALSE(parse_log_levels(text)) << text;
+  }
+}
+
+// sd-daemon(3): the journal takes a line's importance from its beginning.
+TEST(Log, InTheJournalLinesBeginWithTheirImportance) {
+  for (const LogFormat format : {LogFormat::kLogfmt, LogFormat::kJson}) {
+    const std::vector<std::string> lines = captured_lines(format, [&] {
+      log_init("epd", LogLevel::kTrace, format, true);
+      log_event(LogLevel::kDebug, "a");
+      log_event(LogLevel::kInfo, "b");
+      log_event(LogLevel::kWarning, "c");
+      log_event(LogLevel::kError, "d");
+      print_last_error("epd: INTERNAL: it is over\n");
+    });
+    ASSERT_EQ(lines.size(), 5u);
+    const char* const begins[] = {"<7>", "<6>", "<4>", "<3>", "<3>"};
+    for (std::size_t i = 0; i < lines.size(); ++i) EXPECT_TRUE(lines[i].starts_with(begins[i])) << lines[i];
+    if (format != LogFormat::kJson) continue;
+    EXPECT_EQ(nlohmann::json::parse(lines[4].substr(3))["reason"], "epd: INTERNAL: it is over");
+  }
+  EXPECT_FALSE(captured_lines(LogFormat::kLogfmt, [] { log_event(LogLevel::kInfo, "a"); }).at(0).starts_with("<"));
+}
+
+// Who reads JSON gets JSON to the end; at a terminal people get their text.
+TEST(Log, TheLastErrorHasTheFormatOfTheLog) {
+  const auto last = [] { print_last_error("epd: INTERNAL: it is \"over\"\n"); };
+  const std::vector<std::string> json = captured_lines(LogFormat::kJson, last);
+  ASSERT_EQ(json.size(), 1u);
+  EXPECT_EQ(nlohmann::json::parse(json[0])["reason"], "epd: INTERNAL: it is \"over\"");
+  EXPECT_EQ(captured_lines(LogFormat::kLogfmt, last), std::vector<std::string>{"epd: INTERNAL: it is \"over\""});
 }
 
 TEST(LogLimiterTest, SaysHowManyItKeptBack) {

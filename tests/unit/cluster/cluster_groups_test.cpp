@@ -294,7 +294,7 @@ class ClusterGroupsRandom : public ClusterGroups, public testing::WithParamInter
 };
 
 TEST_P(ClusterGroupsRandom, EverythingComesToItsEnd) {
-  log_set_level(LogLevel::kOff);
+  log_set_levels(LogLevel::kOff);
   agent("node-b", 'B');
   agent("node-c", 'C');
   step(kTimeoutMs + 200);

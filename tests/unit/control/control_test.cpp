@@ -81,6 +81,10 @@ TEST_F(ControlTest, ReadersMayLookAndChangeNothing) {
   refused(call(*stub, &v1::Control::Stub::EvictRank, {}, rank), "evict a rank");
   v1::RestartDeviceResponse restarted;
   refused(call(*stub, &v1::Control::Stub::RestartDevice, {}, restarted), "restart a device");
+  v1::ReloadConfigResponse reloaded;
+  refused(call(*stub, &v1::Control::Stub::ReloadConfig, {}, reloaded), "reload the configuration");
+  v1::SetOptionsResponse options_set;
+  refused(call(*stub, &v1::Control::Stub::SetOptions, {}, options_set), "set options");
   EXPECT_TRUE(facade_.asked().empty());
   EXPECT_FALSE(facade_.drained().has_value());
   v1::GetStatusResponse status;

@@ -170,5 +170,60 @@ TEST_F(ControlTest, SettingsAndEvictionsArePassedOnAsTheyAre) {
             "sms is 99; allowed: 1..8");
 }
 
+TEST_F(ControlTest, OptionsAreSetAndUnsetAllTogether) {
+  start();
+  const auto stub = control();
+  v1::SetOptionsRequest request;
+  v1::SetOptionsResponse response;
+  const grpc::Status nothing = call(*stub, &v1::Control::Stub::SetOptions, request, response);
+  EXPECT_EQ(nothing.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_NE(nothing.error_message().find("allowed: log.level, limits.*"), std::string::npos) << nothing.error_message();
+  (*request.mutable_values())["log.level"] = "debug";
+  request.add_unset("limits.max_groups");
+  ASSERT_TRUE(call(*stub, &v1::Control::Stub::SetOptions, request, response).ok());
+  EXPECT_EQ(response.changes_size(), 2);
+  EXPECT_EQ(facade_.asked(), std::vector<std::string>{"set options limits.max_groups=(unset) log.level=debug"});
+  EXPECT_EQ(facade_.last_operator().uid, ::geteuid());
+  request.add_unset("log.level");
+  const grpc::Status both = call(*stub, &v1::Control::Stub::SetOptions, request, response);
+  EXPECT_EQ(both.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_NE(both.error_message().find("log.level"), std::string::npos) << both.error_message();
+}
+
+TEST_F(ControlTest, WhatIsSetIsNotAlsoUnset) {
+  start();
+  const auto stub = control();
+  v1::SetDeviceRequest device;
+  v1::SetDeviceResponse device_set;
+  device.set_device("host:0");
+  device.set_unset_sms(true);
+  EXPECT_TRUE(call(*stub, &v1::Control::Stub::SetDevice, device, device_set).ok());
+  device.set_sms(3);
+  EXPECT_EQ(call(*stub, &v1::Control::Stub::SetDevice, device, device_set).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  v1::SetGroupRequest group;
+  v1::SetGroupResponse group_set;
+  group.set_group("g");
+  group.set_priority(1);
+  group.set_unset_priority(true);
+  EXPECT_EQ(call(*stub, &v1::Control::Stub::SetGroup, group, group_set).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(facade_.asked(), std::vector<std::string>{"set device host:0 sms=(unset)"});
+}
+
+TEST_F(ControlTest, AReloadTellsWhatHasChangedOrWhyNot) {
+  start();
+  const auto stub = control();
+  v1::ReloadConfigResponse response;
+  ASSERT_TRUE(call(*stub, &v1::Control::Stub::ReloadConfig, {}, response).ok());
+  EXPECT_EQ(response.generation(), 2u);
+  ASSERT_EQ(response.changes_size(), 1);
+  EXPECT_EQ(response.changes(0).key(), "limits.max_sessions");
+  facade_.fail(invalid_argument("limits.max_sessions is \"0\"; allowed: 1..65536"));
+  const grpc::Status refused = call(*stub, &v1::Control::Stub::ReloadConfig, {}, response);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(refused.error_message(), "limits.max_sessions is \"0\"; allowed: 1..65536");
+}
+
 }  // namespace
 }  // namespace epd

@@ -117,6 +117,86 @@ TEST_F(CtlTest, SetAndEvictSayWhatTheyDid) {
   }
 }
 
+TEST_F(CtlTest, WhatWasSetCanBeUnset) {
+  start_server();
+  EXPECT_EQ(epctl({"set", "device", "host:0", "sms=unset"}).out, "host:0: sms=unset\n");
+  const Json group = epctl({"--json", "set", "group", "9", "sms=unset", "priority=unset"}).json();
+  ASSERT_TRUE(group.is_object());
+  EXPECT_TRUE(group["set"]["sms"].is_null());
+  EXPECT_EQ(epctl({"set", "limits", "max_groups=unset"}).exit_code, 0);
+  ASSERT_TRUE(server_->write("asked\n"));
+  for (const char* line : {"set device host:0 sms=(unset)\n", "set group 9 sms=(unset) priority=(unset)\n",
+                           "set options limits.max_groups=(unset)\n", "done\n"}) {
+    EXPECT_TRUE(server_->read_until(line)) << line;
+  }
+}
+
+TEST_F(CtlTest, LogAndLimitsAreSetAsTheConfigurationWritesThem) {
+  start_server();
+  const Finished limits = epctl({"set", "limits", "max_sessions=8", "max_arena_bytes=64GiB"});
+  EXPECT_EQ(limits.exit_code, 0) << limits.err;
+  EXPECT_TRUE(limits.says("limits.max_sessions: old -> 8")) << limits.out;
+  const Json log = epctl({"--json", "set", "log", "level=info,session=debug"}).json();
+  ASSERT_TRUE(log.is_object());
+  EXPECT_EQ(log["changes"][0]["key"], "log.level");
+  EXPECT_EQ(log["changes"][0]["after"], "info,session=debug");
+  for (const std::vector<std::string>& wrong :
+       {std::vector<std::string>{"set", "limits"}, {"set", "limits", "max_sessions"}, {"set", "log", "=debug"},
+        {"set", "limits", "max_sessions=1", "max_sessions=2"}, {"set", "log", "level=debug", "level=unset"}}) {
+    EXPECT_EQ(epctl(wrong).exit_code, 2) << wrong.back();
+  }
+  ASSERT_TRUE(server_->write("asked\n"));
+  for (const char* line : {"set options limits.max_arena_bytes=64GiB limits.max_sessions=8\n",
+                           "set options log.level=info,session=debug\n", "done\n"}) {
+    EXPECT_TRUE(server_->read_until(line)) << line;
+  }
+  tell_server("fail 2 limits.max_sessions is \"0\"; allowed: 1..65536");
+  const Finished refused = epctl({"set", "limits", "max_sessions=0"});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_TRUE(refused.complains("INVALID_ARGUMENT: limits.max_sessions is \"0\"; allowed: 1..65536")) << refused.err;
+}
+
+TEST_F(CtlTest, ReloadTellsWhatHasChangedOrWhyNot) {
+  start_server();
+  const Finished done = epctl({"reload"});
+  EXPECT_EQ(done.exit_code, 0) << done.err;
+  EXPECT_EQ(done.out, "configuration reloaded, generation 2:\n  limits.max_sessions: 256 -> 8\n");
+  EXPECT_EQ(epctl({"--json", "reload"}).json()["changes"][0]["after"], "8");
+  tell_server("fail 2 devices.host changed from \"1\" to \"2\"; it is fixed at start");
+  const Finished refused = epctl({"reload"});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_TRUE(refused.complains("INVALID_ARGUMENT: devices.host changed")) << refused.err;
+  EXPECT_EQ(refused.out, "");
+}
+
+TEST_F(CtlTest, HealthIsAnExitStatus) {
+  start_server();
+  const Finished all = epctl({"health"});
+  EXPECT_EQ(all.exit_code, 0) << all.out << all.err;
+  for (const char* name : {"daemon ", "control ", "membership ", "device/host:0 "}) EXPECT_TRUE(all.says(name)) << all.out;
+  EXPECT_FALSE(all.says("NOT SERVING")) << all.out;
+  EXPECT_EQ(epctl({"health", "device/host:0"}).exit_code, 0);
+  const Finished unknown = epctl({"health", "device/host:9"});
+  EXPECT_EQ(unknown.exit_code, 1);
+  EXPECT_TRUE(unknown.complains("NOT_FOUND")) << unknown.err;
+  EXPECT_TRUE(unknown.complains("device/NAME")) << unknown.err;
+
+  tell_server("down");  // host:1
+  EXPECT_EQ(epctl({"health", "device/host:1"}).exit_code, 4);
+  EXPECT_EQ(epctl({"health"}).exit_code, 0) << "one device is not the daemon";
+  const Json json = epctl({"--json", "health"}).json();
+  ASSERT_TRUE(json.is_object());
+  EXPECT_EQ(json["serving"], true);
+  for (const Json& part : json["subsystems"]) EXPECT_EQ(part["serving"], part["name"] != "device/host:1") << part;
+  tell_server("draining");
+  EXPECT_EQ(epctl({"health"}).exit_code, 4);
+  EXPECT_EQ(epctl({"health", "control"}).exit_code, 0) << "the supervisor answers";
+  tell_server("fail 8 the loop hangs");
+  EXPECT_EQ(epctl({"health", "control"}).exit_code, 4);
+  server_.reset();
+  EXPECT_EQ(epctl({"health"}).exit_code, 3);
+}
+
 // A hole in the middle is told where it is.
 TEST_F(CtlTest, EventsThatWereForgottenBetweenOthersAreCountedThere) {
   start_server();
@@ -145,6 +225,9 @@ TEST_F(CtlTest, AReaderWhoWantsToChangeSomethingIsToldWhatItNeeds) {
   for (const std::vector<std::string>& change : {std::vector<std::string>{"drain"},
                                                  {"set", "device", "host:0", "sms=1"},
                                                  {"evict", "session", "11"},
+                                                 {"reload"},
+                                                 {"set", "log", "level=debug"},
+                                                 {"set", "limits", "max_groups=1"},
                                                  {"restart", "device", "host:0"}}) {
     const Finished result = epctl(change);
     EXPECT_EQ(result.exit_code, 1) << change[0];
@@ -199,12 +282,14 @@ TEST_F(CtlTest, BashCompletesCommandsOptionsAndNames) {
   EXPECT_NE(bash_offers(base).find("watch|"), std::string::npos);
   EXPECT_EQ(bash_offers(base + "ev"), "events|evict|");
   EXPECT_EQ(bash_offers(base + "events --f"), "--follow|");
-  EXPECT_EQ(bash_offers(base + "set "), "device|group|");
+  EXPECT_EQ(bash_offers(base + "set "), "device|group|log|limits|");
   EXPECT_EQ(bash_offers(base + "set device "), "host:0|host:1|");
   EXPECT_EQ(bash_offers(base + "set device host:"), "0|1|") << "readline replaces what follows the colon";
   EXPECT_EQ(bash_offers(base + "set device host:0 "), "sms=|");
   EXPECT_EQ(bash_offers(base + "set group l"), "layer-experts|late|");
   EXPECT_EQ(bash_offers(base + "set group late sms=1 p"), "priority=|");
+  EXPECT_EQ(bash_offers(base + "set log "), "level=|");
+  EXPECT_EQ(bash_offers(base + "health d"), "daemon|device/host:0|device/host:1|");
   EXPECT_EQ(bash_offers(base + "evict session 1"), "11|12|");
   EXPECT_EQ(bash_offers(base + "op 12:"), "501|");
   EXPECT_EQ(bash_offers(base + "completion "), "bash|zsh|fish|");

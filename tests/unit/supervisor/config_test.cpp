@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include <filesystem>
 #include <fstream>
+#include <tuple>
 
 namespace epd {
 namespace {
@@ -49,7 +50,7 @@ TEST_F(ConfigFile, WithoutAFileEverythingHasItsDefault) {
   EXPECT_EQ(config.value().socket, "/run/epd/epd.sock");
   EXPECT_EQ(config.value().socket_mode, 0660u);
   EXPECT_EQ(config.value().operation_ms, 30'000u);
-  EXPECT_EQ(config.value().level(), LogLevel::kInfo);
+  EXPECT_EQ(config.value().log_levels().general, LogLevel::kInfo);
   EXPECT_GE(config.value().effective_sms(abi::DeviceKind::kHost), 1u);
   EXPECT_GT(config.value().effective_arena_bytes(), std::uint64_t{1} << 30);
   for (const ConfigEntry& entry : config.value().entries) EXPECT_EQ(entry.origin, "default") << entry.key;
@@ -74,7 +75,7 @@ TEST_F(ConfigFile, LaterSourcesWin) {
   ASSERT_TRUE(config.ok()) << config.status().to_string();
   EXPECT_EQ(config.value().max_sessions, 9u);
   EXPECT_EQ(config.value().max_groups, 8u);
-  EXPECT_EQ(config.value().level(), LogLevel::kError);
+  EXPECT_EQ(config.value().log_levels().general, LogLevel::kError);
   EXPECT_EQ(config.value().socket, "/tmp/b");
   EXPECT_EQ(origin(config.value(), "limits.max_sessions"), "flag");
   EXPECT_EQ(origin(config.value(), "limits.max_groups"), "file");
@@ -108,7 +109,12 @@ TEST_F(ConfigFile, BadValuesAreRefusedWithWhatIsAllowed) {
       {"devices.host = 2.5", {"devices.host", "wrong type", "\"auto\", 0..64", "line 1"}},
       {"limits.max_groups = 2.5", {"limits.max_groups", "integer"}},
       {"log.level = \"loud\"", {"log.level", "loud", "trace, debug, info, warning, error"}},
+      {"log.level = \"info,kitchen=debug\"", {"log.level", "kitchen", "info,session=debug", "supervisor"}},
       {"log.format = 3", {"log.format", "string"}},
+      {"health.listen = \"localhost:9456\"", {"health.listen", "localhost:9456", "127.0.0.1:9455"}},
+      {"health.listen = \"99999\"", {"health.listen", "99999", "0..65535"}},
+      {"health.listen = 9456", {"health.listen", "string"}},
+      {"metrics.listen = \"9455\"\nhealth.listen = \"127.0.0.1:9455\"", {"health.listen", "two ports"}},
       {"daemon.socket_mode = \"0999\"", {"daemon.socket_mode", "0999", "octal"}},
       {"daemon.socket_mode = \"7777\"", {"daemon.socket_mode", "7777"}},
       {"limits.max_arena_bytes = \"12 parsecs\"", {"limits.max_arena_bytes", "12 parsecs", "MiB"}},
@@ -469,6 +475,63 @@ TEST_F(ConfigFile, EveryOptionIsDocumented) {
     EXPECT_GT(option.help.size(), 10u) << option.key;
     EXPECT_FALSE(option.allowed.empty()) << option.key;
   }
+}
+
+TEST_F(ConfigFile, APortAloneIsOneOfTheLoopbackAddress) {
+  const Result<Config> config = load("metrics.listen = \"9455\"\nhealth.listen = \"9456\"\n");
+  ASSERT_TRUE(config.ok()) << config.status().to_string();
+  EXPECT_EQ(config.value().metrics_listen, "127.0.0.1:9455");
+  EXPECT_EQ(config.value().health_listen, "127.0.0.1:9456");
+  EXPECT_EQ(load("health.listen = \"[::1]:0\"\n").value().health_listen, "[::1]:0");
+  EXPECT_EQ(load("").value().health_listen, "") << "off unless somebody asks for it";
+}
+
+TEST_F(ConfigFile, RoomsMayLogMore) {
+  const Result<Config> config = load("log.level = \"warning,session=debug\"\n");
+  ASSERT_TRUE(config.ok()) << config.status().to_string();
+  EXPECT_EQ(to_text(config.value().log_levels()), "warning,session=debug");
+}
+
+TEST_F(ConfigFile, AnOperatorSetsLimitsAndTheLogAndNothingElse) {
+  const Result<Config> config = load("limits.max_sessions = 7\n[[access.rule]]\nusers = [1]\nattach = false\n");
+  ASSERT_TRUE(config.ok()) << config.status().to_string();
+  const Result<Config> changed =
+      with_options(config.value(), {{"limits.max_sessions", "9"}, {"log.level", "debug"}, {"limits.max_priority", "-3"}});
+  ASSERT_TRUE(changed.ok()) << changed.status().to_string();
+  EXPECT_EQ(changed.value().max_sessions, 9u);
+  EXPECT_EQ(origin(changed.value(), "limits.max_sessions"), "operator");
+  EXPECT_EQ(origin(changed.value(), "limits.max_groups"), "default");
+  const std::vector<std::uint32_t> nobody;
+  EXPECT_FALSE(changed.value().access.may_take_priority({2, nobody}, -2).ok()) << "the policy has the new limit";
+  EXPECT_FALSE(changed.value().access.may_attach({1, nobody}).ok()) << "and its rules";
+  const auto changes = changes_between(config.value(), changed.value());
+  ASSERT_EQ(changes.size(), 3u);
+  EXPECT_EQ(changes[1].key, "limits.max_sessions");
+  EXPECT_EQ(changes[1].before, "7");
+  EXPECT_EQ(changes[1].after, "9");
+  EXPECT_EQ(config.value().max_sessions, 7u);
+
+  for (const auto& [key, value, says] :
+       {std::tuple("limits.max_sessions", "0", "limits.max_sessions is \"0\"; allowed: 1..65536"),
+        {"limits.max_session", "1", "did you mean \"limits.max_sessions\"?"},
+        {"devices.sms", "1", "devices.sms can't be set while the daemon runs; allowed: log.level, limits.*"},
+        {"log.level", "loud", "log.level is \"loud\"; allowed: trace, debug"}}) {
+    const Result<Config> refused = with_options(config.value(), {{"limits.max_groups", "3"}, {key, value}});
+    EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument) << key;
+    EXPECT_NE(refused.status().message().find(says), std::string::npos) << refused.status().message();
+  }
+}
+
+TEST_F(ConfigFile, RulesThatComeAndGoAreChanges) {
+  const Result<Config> without = load("");
+  const Result<Config> with = load("[[access.rule]]\nusers = [1]\nattach = false\n");
+  ASSERT_TRUE(without.ok() && with.ok());
+  const auto came = changes_between(without.value(), with.value());
+  ASSERT_EQ(came.size(), 1u);
+  EXPECT_EQ(came[0].key, "access.rule 1");
+  EXPECT_EQ(came[0].before, "");
+  EXPECT_NE(came[0].after, "");
+  EXPECT_EQ(changes_between(with.value(), without.value()).at(0).after, "");
 }
 
 }  // namespace

@@ -89,10 +89,11 @@ class EventLog {
 
 // Logs, and remembers whatever the log level is.
 void record_event(EventKind kind, LogLevel level, std::string_view event,
-                  std::initializer_list<LogField> fields = {}, EventOwner owner = kDaemonOwner);
+                  std::initializer_list<LogField> fields = {}, EventOwner owner = kDaemonOwner,
+                  const char* file = __builtin_FILE());
 // The same for what a client brings about by doing what it may (attach, join, go): limited for each user, far
 // above what programs do. What is left out is counted, and told by LogLimiter::tell_suppressed().
 void record_of_user(EventOwner owner, EventKind kind, LogLevel level, std::string_view event,
-                    std::initializer_list<LogField> fields);
+                    std::initializer_list<LogField> fields, const char* file = __builtin_FILE());
 
 }  // namespace epd

@@ -4,9 +4,11 @@
 //   log_event(LogLevel::kInfo, "session attached", {{"session", id}, {"pid", pid}});
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -22,6 +24,23 @@ inline constexpr EventOwner kDaemonOwner = -1;
 // spdlog's numbers.
 enum class LogLevel : int { kTrace = 0, kDebug = 1, kInfo = 2, kWarning = 3, kError = 4, kOff = 6 };
 enum class LogFormat { kLogfmt, kJson };
+
+const char* log_level_word(LogLevel level);  // "info"
+
+// The rooms (folders of the daemon) that log. Each may have a level of its own.
+inline constexpr std::array<std::string_view, 8> kLogRooms = {"base",   "cluster", "control", "device",
+                                                              "engine", "metrics", "session", "supervisor"};
+
+struct LogLevels {
+  LogLevel general = LogLevel::kInfo;
+  std::array<std::optional<LogLevel>, kLogRooms.size()> rooms{};  // in the order of kLogRooms; none: as general
+
+  LogLevels() = default;
+  LogLevels(LogLevel level) : general(level) {}  // NOLINT(google-explicit-constructor): one for all
+};
+// "info", "info,session=debug,engine=trace". No value: it is nothing of the kind.
+std::optional<LogLevels> parse_log_levels(std::string_view text);
+std::string to_text(const LogLevels& levels);
 
 class LogField {
  public:
@@ -44,17 +63,23 @@ class LogField {
   bool quoted_ = false;
 };
 
-// `process` names the writer in each line: "epd", "engine host:0". Call once, before other threads.
-void log_init(const std::string& process, LogLevel level, LogFormat format);
-void log_set_level(LogLevel level);
-bool log_enabled(LogLevel level);
-void log_event(LogLevel level, std::string_view event, std::initializer_list<LogField> fields = {});
+// `process` names the writer in each line: "epd", "engine host:0". `journal`: standard error is systemd's
+// journal, and each line begins with its importance, as <6>. Call once, before other threads.
+void log_init(const std::string& process, const LogLevels& levels, LogFormat format, bool journal = false);
+void log_set_levels(const LogLevels& levels);
+// `file` is the caller's, which tells its room.
+bool log_enabled(LogLevel level, const char* file = __builtin_FILE());
+void log_event(LogLevel level, std::string_view event, std::initializer_list<LogField> fields = {},
+               const char* file = __builtin_FILE());
 
 // Waits until everything has been written, at most a second. Before the process ends.
 void log_flush();
 std::uint64_t log_lines_lost();
 // Writes one line outside of the log, before the process ends. It is lost if the reader does not read.
 void print_error(const std::string& line);
+// The same for what a program that may have begun to log has to say last: a line of the log in JSON and in the
+// journal, else the text for people.
+void print_last_error(const std::string& text);
 
 // Allows each owner `burst` lines, then `each_second`. So no user's flood suppresses another's lines. The
 // owner's next line, or tell_suppressed(), says how many were suppressed. One static object for each call
@@ -66,10 +91,11 @@ class LogLimiter {
   LogLimiter(const LogLimiter&) = delete;
   LogLimiter& operator=(const LogLimiter&) = delete;
 
-  void log(LogLevel level, std::string_view event, std::initializer_list<LogField> fields);
+  void log(LogLevel level, std::string_view event, std::initializer_list<LogField> fields,
+           const char* file = __builtin_FILE());
   // The same for an event (base/event.h).
   void record(EventKind kind, LogLevel level, std::string_view event, std::initializer_list<LogField> fields,
-              EventOwner owner);
+              EventOwner owner, const char* file = __builtin_FILE());
 
   // Logs what the limiters have suppressed, as far as they may write again. Called from time to time.
   static void tell_suppressed();
@@ -82,6 +108,7 @@ class LogLimiter {
     LogLevel level = LogLevel::kInfo;
     EventKind kind{};
     bool recorded = false;
+    const char* file = "";
     void tell() const;
   };
   struct Budget {

@@ -6,6 +6,7 @@
 #include "supervisor/control_facade.h"
 
 #include <sys/types.h>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,13 +17,14 @@ struct ControlOptions {
   std::string socket_path;
   mode_t mode = 0600;          // of the socket; the facade decides what a user may do
   std::optional<gid_t> group;  // owner group; none: the daemon's own
+  std::string health_listen;   // address and port where health is told to whoever asks; empty: nowhere
 };
 
 class ControlServer {
  public:
   // Listens when it returns. Replaces a socket file on which no process listens. Refuses (ABORTED) one on
   // which a process does. The socket is never open wider than `mode`. Errors: INVALID_ARGUMENT (path, mode),
-  // NOT_FOUND (directory), PERMISSION_DENIED, ABORTED. `facade` outlives the server and is called from
+  // NOT_FOUND (directory), PERMISSION_DENIED, ABORTED, RESOURCE_EXHAUSTED (health_listen). `facade` outlives the server and is called from
   // several threads.
   static Result<std::unique_ptr<ControlServer>> start(ControlFacade& facade, const ControlOptions& options);
 
@@ -33,6 +35,9 @@ class ControlServer {
   // Health of the whole daemon (""): SERVING needs true here (false at the start) and a facade that
   // says kServing. Any thread; takes effect with the next check.
   void set_serving(bool serving);
+
+  // Of health_listen; 0: nowhere.
+  std::uint16_t health_port() const;
 
   // Refuses new calls, ends open watches, cancels other calls after half a second, and removes the socket.
   // Waits for a call inside the facade (its contract: two seconds). Later calls do nothing. Not from inside

@@ -79,6 +79,9 @@ struct PeerResources {
   DescriptorBudget& descriptors;
 };
 
+// How a session ends whose client has gone without a word: killed, crashed, or it exited without detaching.
+inline constexpr const char* kDied = "died";
+
 struct Carried;  // of a porter: porter.h
 
 class SessionTable {

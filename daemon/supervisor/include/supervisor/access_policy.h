@@ -74,6 +74,7 @@ class AccessPolicy {
   Quota max_routing_bytes(const Caller& caller, Quota general) const;
 
   const std::vector<AccessRule>& rules() const { return rules_; }
+  void set_defaults(const AccessDefaults& defaults) { defaults_ = defaults; }
 
  private:
   const AccessRule* rule_for(const Caller& caller) const;

@@ -33,7 +33,7 @@ inline constexpr std::uint32_t kAutomatic = 0xffff'ffff;  // a number that says 
 struct ConfigEntry {
   std::string key;  // "limits.max_sessions"
   std::string value;
-  std::string origin;  // "default", "file", "flag", "environment"
+  std::string origin;  // "default", "file", "flag", "environment", "operator"
   bool reloadable = false;
 };
 
@@ -48,7 +48,7 @@ struct Config {
   // The groups' numbers; none: the daemon's own.
   std::optional<std::uint32_t> socket_gid;
   std::optional<std::uint32_t> control_socket_gid;
-  std::uint32_t log_level = 0;     // LogLevel
+  std::string log_level;           // see log_levels
   std::uint32_t log_format = 0;    // LogFormat
   std::uint32_t host_devices = 0;  // kAutomatic: one if no GPU is served
   GpuList cuda_devices;
@@ -77,6 +77,7 @@ struct Config {
   std::uint32_t max_restarts_per_minute = 0;
   std::string metrics_listen;  // "127.0.0.1:9455"; empty: nowhere
   std::uint32_t metrics_max_groups = 0;
+  std::string health_listen;  // as metrics_listen
   std::string mps_control;  // empty: never asked
   std::uint32_t mps_timeout_ms = 0;
   std::string cluster_name;  // empty: no cluster, and none of the following counts
@@ -106,7 +107,7 @@ struct Config {
   // Every option in the table's order, then "access.rule N" for each rule.
   std::vector<ConfigEntry> entries;
 
-  LogLevel level() const { return static_cast<LogLevel>(log_level); }
+  LogLevels log_levels() const { return parse_log_levels(log_level).value_or(LogLevels()); }
   LogFormat format() const { return static_cast<LogFormat>(log_format); }
   std::uint32_t effective_sms(abi::DeviceKind kind) const;
   std::uint64_t effective_arena_bytes() const;
@@ -146,6 +147,7 @@ struct Environment {
   std::string config_path;        // EPD_CONFIG
   std::string notify_socket;      // NOTIFY_SOCKET
   std::uint64_t watchdog_us = 0;  // WATCHDOG_USEC, if it is meant for this process
+  bool journal = false;           // JOURNAL_STREAM is standard error
 };
 Environment read_environment();
 
@@ -153,5 +155,19 @@ Environment read_environment();
 Result<Config> load_config(const ConfigSources& sources);
 // The same again at run time; INVALID_ARGUMENT naming the key if one that is fixed at start has changed.
 Result<Config> reload_config(const Config& current, const ConfigSources& sources);
+
+// What an operator may set while the daemon runs: log.level and limits.*.
+bool is_settable(const std::string& key);
+// `config` with other values of such options, by key; their origin is "operator". INVALID_ARGUMENT naming the key, the
+// value and what is allowed.
+Result<Config> with_options(const Config& config, const std::map<std::string, std::string>& values);
+
+struct ConfigChange {
+  std::string key;
+  std::string before;  // empty: a rule that is new
+  std::string after;   // empty: a rule that is gone
+};
+// Where values differ, in the order of entries.
+std::vector<ConfigChange> changes_between(const Config& before, const Config& after);
 
 }  // namespace epd

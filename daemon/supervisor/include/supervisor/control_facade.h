@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -28,12 +29,19 @@ class ListGroupsResponse;
 class ListNodesResponse;
 class ListOperationsResponse;
 class ListSessionsResponse;
+class ReloadConfigResponse;
+class SetOptionsResponse;
 }  // namespace v1
 
 struct GroupSettingsChange {
   std::optional<std::uint32_t> sms;
   std::optional<std::int32_t> priority;
+  // As the ranks have joined again.
+  bool unset_sms = false;
+  bool unset_priority = false;
 };
+// By key; no value: as the configuration says again.
+using OptionSettings = std::map<std::string, std::optional<std::string>>;
 
 // Who asks for something on the control socket, or by a signal, as the kernel knows it.
 struct Operator {
@@ -70,9 +78,17 @@ class ControlFacade {
   // Stops admitting, waits for sessions to end, ends what is left after timeout_ms (0: the
   // configured drain timeout), then the daemon exits. Returns as soon as draining has begun.
   virtual Status drain(const Operator& by, std::uint32_t timeout_ms) = 0;
+  // Reads the configuration again: all of it, or nothing, with a status that names the option, its value and what is
+  // allowed.
+  virtual Result<v1::ReloadConfigResponse> reload(const Operator& by) = 0;
+  // Sets log.level and limits.*, all that are named or none. Kept until the daemon ends, or a reload brings another
+  // value of the option.
+  virtual Result<v1::SetOptionsResponse> set_options(const Operator& by, const OptionSettings& options) = 0;
   // Changes what operations that are launched from now on may use. Kept over engine restarts, not over the
   // daemon's. INVALID_ARGUMENT says what is allowed. `group` is a name or an id.
-  virtual Status set_device(const Operator& by, const std::string& device, std::uint32_t sms) = 0;
+  // No SMs: what the configuration says again.
+  virtual Status set_device(const Operator& by, const std::string& device,
+                            std::optional<std::uint32_t> sms) = 0;
   virtual Status set_group(const Operator& by, const std::string& group,
                            const GroupSettingsChange& change) = 0;
   // Ends a session with ABORTED; takes one rank from its group as if it had left.

@@ -10,8 +10,6 @@
 
 namespace epd {
 
-inline constexpr const char* kDaemonVersion = "0.1.0";
-
 struct SupervisorOptions {
   Config config;
   ConfigSources sources;  // read again on SIGHUP

@@ -1,0 +1,17 @@
+// The build that a program is of.
+#pragma once
+
+#include <string>
+
+namespace epd {
+
+struct BuildInfo {
+  const char* version;  // "0.1.0"
+  const char* commit;   // "229aa93f1c2d", with "-dirty" if the sources had changes; "unknown" without git
+  bool cuda_kernels;    // GPUs can be served
+};
+const BuildInfo& build_info();
+// What --version of a program says: "epd 0.1.0\ncommit 229aa93f1c2d, with CUDA kernels"
+std::string version_text(const std::string& program);
+
+}  // namespace epd
