@@ -47,6 +47,35 @@ TEST_F(Examples, MoeLayerInCpp) {
   }
 }
 
+TEST_F(Examples, LibepdSaysWhatItDoesIfItIsAsked) {
+  const std::string socket = "EPD_SOCKET=" + daemon_.socket();
+  const auto run = [&](const std::string& log) {
+    return run_command({EPD_EXAMPLE_MINIMAL}, 60, {socket, "EPD_LOG=" + log});
+  };
+  EXPECT_EQ(run("").err, "") << "off by default";
+  EXPECT_EQ(run("off").err, "");
+  EXPECT_EQ(run("error").err, "") << "nothing has failed";
+  const CommandResult info = run("info");
+  EXPECT_EQ(info.out, "received 8 rows\n") << "standard output is the program's";
+  for (const char* event : {"attached", "joined", "left", "detached"}) {
+    EXPECT_EQ(lines_with(info.err, std::string("level=info process=\"libepd\" pid=")), 4u) << info.err;
+    EXPECT_EQ(lines_with(info.err, "event=\"" + std::string(event) + "\""), 1u) << info.err;
+  }
+  EXPECT_EQ(lines_with(info.err, "event=\"joined\" group=\"minimal\" rank=\"0\" ranks=\"1\""), 1u) << info.err;
+  EXPECT_EQ(lines_with(run("debug").err, "level=debug process=\"libepd\""), 2u) << "a dispatch and a combine";
+  const CommandResult loud = run("loud");
+  EXPECT_EQ(loud.exit_code, 0);
+  EXPECT_EQ(loud.err, "libepd: EPD_LOG is \"loud\"; allowed: off, error, info, debug\n");
+}
+
+TEST(ExamplesWithoutADaemon, LibepdNamesTheCallThatFailed) {
+  const CommandResult result =
+      run_command({EPD_EXAMPLE_MINIMAL}, 60, {"EPD_SOCKET=/nonexistent/epd.sock", "EPD_LOG=error"});
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_EQ(lines_with(result.err, "event=\"call failed\" call=\"epd_session_attach\" status=\"DAEMON_LOST\""), 1u)
+      << result.err;
+}
+
 #ifdef EPD_EXAMPLE_MOE_GRAPH_C
 TEST(ExamplesOnGpus, MoeGraphInC) {
   DaemonOptions options;

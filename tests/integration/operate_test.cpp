@@ -18,6 +18,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -313,6 +314,197 @@ TEST_F(Operate, AReloadIsAppliedOrRefusedAsAWhole) {
   EXPECT_NE(error.find("daemon.socket_mode"), std::string::npos) << error;
   EXPECT_EQ(value_of(epctl("config"), "limits.max_sessions"), "1") << "half a reload was applied";
   EXPECT_EQ(epctl("status")["daemon"]["config_generation"], 2);
+}
+
+TEST_F(Operate, EpctlReloadsAndSaysWhatChangedOrWhyNot) {
+  start(2, {{"limits.max_sessions", "5"}});
+  daemon_->rewrite({{"limits.max_sessions", "6"}});
+  const json reloaded = epctl("reload");
+  EXPECT_EQ(reloaded["generation"], 2);
+  ASSERT_EQ(reloaded["changes"].size(), 1u) << reloaded;
+  EXPECT_EQ(reloaded["changes"][0]["key"], "limits.max_sessions");
+  EXPECT_EQ(reloaded["changes"][0]["before"], "5");
+  EXPECT_EQ(reloaded["changes"][0]["after"], "6");
+  EXPECT_NE(daemon_->log().find("changed=\"limits.max_sessions 5 -> 6\""), std::string::npos);
+
+  daemon_->rewrite({{"limits.max_sessions", "0"}});
+  const CommandResult bad = daemon_->epctl({"reload"});
+  EXPECT_EQ(bad.exit_code, 1);
+  EXPECT_NE(bad.err.find("INVALID_ARGUMENT: limits.max_sessions is \"0\"; allowed: 1..65536"), std::string::npos)
+      << bad.err;
+  daemon_->rewrite({{"limits.max_sessions", "8"}, {"daemon.socket_mode", "\"0600\""}});
+  const CommandResult fixed = daemon_->epctl({"reload"});
+  EXPECT_EQ(fixed.exit_code, 1);
+  EXPECT_NE(fixed.err.find("daemon.socket_mode changed"), std::string::npos) << fixed.err;
+  EXPECT_EQ(value_of(epctl("config"), "limits.max_sessions"), "6");
+  EXPECT_EQ(epctl("status")["daemon"]["config_generation"], 2);
+}
+
+TEST_F(Operate, LimitsAreSetWhileTheDaemonRunsAndUnset) {
+  start(1, {{"limits.max_sessions", "5"}});
+  const CommandResult set = daemon_->epctl({"set", "limits", "max_sessions=1"});
+  EXPECT_EQ(set.exit_code, 0) << set.err;
+  EXPECT_NE(set.out.find("limits.max_sessions: 5 -> 1"), std::string::npos) << set.out;
+  const auto origin = [this] {
+    const json config = epctl("config");
+    for (const json& entry : config["entries"]) {
+      if (entry["key"] == "limits.max_sessions") return entry["origin"].get<std::string>();
+    }
+    return std::string("none");
+  };
+  EXPECT_EQ(origin(), "operator");
+  const auto second_attaches_with = [this](epd_status_t expected) {
+    expect_all_ok(run_ranks(1, 30, [&](std::uint32_t) -> std::string {
+      const Session session(daemon_->socket(), "host:0");
+      epd_attach_options_t options;
+      epd_attach_options_init(&options);
+      options.socket_path = daemon_->socket().c_str();
+      epd_session_t* other = nullptr;
+      must(epd_session_attach(&options, &other), "the second session", expected);
+      if (other != nullptr) epd_session_detach(other);
+      return "";
+    }));
+  };
+  second_attaches_with(EPD_RESOURCE_EXHAUSTED);
+  daemon_->rewrite({{"limits.max_groups", "9"}});
+  EXPECT_EQ(daemon_->epctl({"reload"}).exit_code, 0);
+  second_attaches_with(EPD_RESOURCE_EXHAUSTED);  // the file says nothing new about it
+  EXPECT_EQ(daemon_->epctl({"set", "limits", "max_sessions=unset"}).exit_code, 0);
+  second_attaches_with(EPD_OK);
+  EXPECT_EQ(origin(), "file");
+
+  const CommandResult bad = daemon_->epctl({"set", "limits", "max_groups=3", "max_sessions=many"});
+  EXPECT_EQ(bad.exit_code, 1);
+  EXPECT_NE(bad.err.find("limits.max_sessions is \"many\"; allowed: 1..65536"), std::string::npos) << bad.err;
+  EXPECT_EQ(value_of(epctl("config"), "limits.max_groups"), "9") << "half of it was set";
+  const CommandResult unknown = daemon_->epctl({"set", "limits", "max_session=3"});
+  EXPECT_EQ(unknown.exit_code, 1);
+  EXPECT_NE(unknown.err.find("did you mean \"limits.max_sessions\"?"), std::string::npos) << unknown.err;
+}
+
+TEST_F(Operate, TheLogSaysMoreOfTheRoomThatIsAskedFor) {
+  start(1);
+  const auto attach = [this] {
+    expect_all_ok(run_ranks(1, 30, [&](std::uint32_t) -> std::string {
+      const Session session(daemon_->socket(), "host:0");
+      const Group group(session, small_config("talks", 0, 1));
+      return "";
+    }));
+  };
+  const auto lines_of_level = [this](const std::string& level) {
+    const std::string log = daemon_->log();
+    std::size_t count = 0;
+    for (std::size_t at = 0; (at = log.find("level=" + level, at)) != std::string::npos; ++at) ++count;
+    return count;
+  };
+  attach();
+  EXPECT_EQ(lines_of_level("debug"), 0u);
+  EXPECT_EQ(daemon_->epctl({"set", "log", "level=info,supervisor=debug"}).exit_code, 0);
+  attach();
+  EXPECT_TRUE(eventually(20, [&] { return lines_of_level("debug") != 0; })) << daemon_->log();
+  EXPECT_EQ(daemon_->epctl({"set", "log", "level=error"}).exit_code, 0);
+  const std::size_t before = lines_of_level("info");
+  attach();
+  EXPECT_EQ(lines_of_level("info"), before);
+  EXPECT_EQ(daemon_->epctl({"set", "log", "level=unset"}).exit_code, 0);
+  attach();
+  EXPECT_TRUE(eventually(20, [&] { return lines_of_level("info") > before; }));
+  const CommandResult bad = daemon_->epctl({"set", "log", "level=info,kitchen=debug"});
+  EXPECT_EQ(bad.exit_code, 1);
+  EXPECT_NE(bad.err.find("info,kitchen=debug"), std::string::npos) << bad.err;
+  EXPECT_NE(bad.err.find("supervisor"), std::string::npos) << bad.err;
+}
+
+std::vector<std::string> lines_with(const std::string& log, const std::string& piece) {
+  std::vector<std::string> found;
+  std::istringstream in(log);
+  for (std::string line; std::getline(in, line);) {
+    if (line.find(piece) != std::string::npos) found.push_back(line);
+  }
+  return found;
+}
+
+// Otherwise an alert on warnings would fire at each program's end.
+TEST_F(Operate, WhoEndsAsItShouldIsNoWarning) {
+  start(2);
+  const Case c = load_case(2);
+  ScriptOptions script;
+  script.rounds = 2;
+  expect_all_ok(run_ranks(2, 60, [&](std::uint32_t rank) -> std::string {
+    return run_case(daemon_->socket(), daemon_->device(rank), "orderly", c, rank, script);
+  }));
+  ASSERT_TRUE(eventually(20, [&] { return lines_with(daemon_->log(), "event=\"session closed\"").size() == 2; }));
+  daemon_->stop();
+  for (const char* level : {"level=warning", "level=error", "operation failed"})
+    EXPECT_TRUE(lines_with(daemon_->log(), level).empty()) << daemon_->log();
+}
+
+TEST_F(Operate, ADeathIsAWarningAndEachFailedOperationHasALine) {
+  start(2);
+  Shared<Gate> waits;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(rank));
+      const Group group(session, small_config("mourned", rank, 2));
+      epd_dispatch_args_t args;
+      epd_dispatch_args_init(&args);
+      epd_ticket_t ticket = 0;
+      if (rank == 0) must(group.dispatch(&args, &ticket, nullptr), "dispatch");
+      waits->arrive();
+      if (rank == 1) ::pause();
+      must(group.wait(ticket, 30000), "dispatch", EPD_RANK_LOST);
+      return "";
+    });
+  }
+  ASSERT_TRUE(eventually(30, [&] { return waits->count == 2; }));
+  ranks[1].kill(SIGKILL);
+  EXPECT_TRUE(ranks[0].wait(30).ok);
+  ASSERT_TRUE(eventually(20, [&] { return !lines_with(daemon_->log(), "operation failed").empty(); }));
+  const auto failed = lines_with(daemon_->log(), "event=\"operation failed\"");
+  ASSERT_EQ(failed.size(), 1u);
+  for (const char* part : {"level=warning", "process=\"engine host:0\"", "name=\"mourned\"", "rank=0", "op=\"dispatch\"",
+                           "index=0", "status=\"RANK_LOST\"", "failed_rank=1", "cause=\"rank 1"}) {
+    EXPECT_NE(failed[0].find(part), std::string::npos) << part << " is not in " << failed[0];
+  }
+  for (const char* event : {"event=\"session closed\"", "event=\"rank lost\""}) {
+    const auto lines = lines_with(daemon_->log(), event);
+    ASSERT_FALSE(lines.empty()) << event;
+    EXPECT_NE(lines[0].find("level=warning"), std::string::npos) << lines[0];
+    EXPECT_NE(lines[0].find("how=\"died\""), std::string::npos) << lines[0];
+  }
+  for (const char* event : {"rank joined", "rank lost", "group breaks", "operation failed"}) {
+    for (const std::string& line : lines_with(daemon_->log(), "event=\"" + std::string(event) + "\""))
+      EXPECT_NE(line.find("name=\"mourned\""), std::string::npos) << line;
+  }
+}
+
+TEST_F(Operate, TheFirstLineTellsWhatRunsHere) {
+  start(2);
+  const std::string log = daemon_->log();
+  const std::string first = log.substr(0, log.find('\n'));
+  for (const char* part : {"event=\"epd starts\"", "version=\"0.1.0\"", "commit=\"", "config=\"/",
+                           "devices=\"host:0 launched, host:1 launched\""}) {
+    EXPECT_NE(first.find(part), std::string::npos) << part << " is not in " << first;
+  }
+  EXPECT_EQ(first.find("commit=\"\""), std::string::npos) << first;
+  const json version = epctl("version");
+  EXPECT_EQ(version["daemon"]["commit"], version["client"]["commit"]);
+  EXPECT_NE(first.find(version["daemon"]["commit"].get<std::string>()), std::string::npos) << first;
+}
+
+TEST_F(Operate, HealthIsAnExitStatus) {
+  start(2);
+  EXPECT_EQ(daemon_->epctl({"health"}).exit_code, 0);
+  EXPECT_EQ(daemon_->epctl({"health", "device/host:1"}).exit_code, 0);
+  const CommandResult unknown = daemon_->epctl({"health", "device/host:9"});
+  EXPECT_EQ(unknown.exit_code, 1);
+  send_signal(daemon_->engine(1), SIGSTOP);
+  EXPECT_TRUE(eventually(20, [&] { return daemon_->epctl({"health", "device/host:1"}).exit_code == 4; }));
+  EXPECT_EQ(daemon_->epctl({"health"}).exit_code, 0) << "the daemon serves all the same";
+  EXPECT_EQ(daemon_->epctl({"health", "cluster"}).exit_code, 1) << "there is none";
+  send_signal(daemon_->engine(1), SIGCONT);
+  EXPECT_TRUE(eventually(20, [&] { return daemon_->epctl({"health", "device/host:1"}).exit_code == 0; }));
 }
 
 // Operations are in flight, in chunks that several threads share, when the number of threads changes.
