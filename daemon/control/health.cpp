@@ -3,7 +3,7 @@
 #include <string_view>
 #include "epd/v1/control.pb.h"
 
-namespace epd {
+namespace epd::control {
 namespace {
 
 constexpr std::string_view kDevicePrefix = "device/";
@@ -72,4 +72,4 @@ HealthTable HealthModel::table() {
   return table;
 }
 
-}  // namespace epd
+}  // namespace epd::control

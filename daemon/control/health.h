@@ -12,7 +12,7 @@
 #include <map>
 #include <string>
 
-namespace epd {
+namespace epd::control {
 
 enum class Health { kServing, kNotServing, kNoSuchService };
 
@@ -26,7 +26,7 @@ struct HealthTable {
 
 class HealthModel {
  public:
-  explicit HealthModel(ControlFacade& facade) : facade_(facade) {}
+  explicit HealthModel(supervisor::ControlFacade& facade) : facade_(facade) {}
 
   // Any thread.
   void set_serving(bool serving) { serving_.store(serving); }
@@ -36,8 +36,8 @@ class HealthModel {
   HealthTable table();
 
  private:
-  ControlFacade& facade_;
+  supervisor::ControlFacade& facade_;
   std::atomic<bool> serving_{false};
 };
 
-}  // namespace epd
+}  // namespace epd::control

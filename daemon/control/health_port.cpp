@@ -24,7 +24,7 @@
 #include <utility>
 #include <vector>
 
-namespace epd {
+namespace epd::control {
 namespace {
 
 using grpc::health::v1::HealthCheckRequest;
@@ -217,4 +217,4 @@ bool HealthPort::has_room(const std::string& host) {
   return false;
 }
 
-}  // namespace epd
+}  // namespace epd::control

@@ -16,7 +16,7 @@
 #include <string>
 #include <thread>
 
-namespace epd {
+namespace epd::control {
 
 class HealthPort {
  public:
@@ -51,4 +51,4 @@ class HealthPort {
   std::thread thread_;
 };
 
-}  // namespace epd
+}  // namespace epd::control

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-namespace epd {
+namespace epd::engine {
 
 using kernels::cuda::OpError;
 
@@ -124,4 +124,4 @@ const Member* Journals::running_beside(const Group& group) const {
   return found != members_.end() ? *found : nullptr;
 }
 
-}  // namespace epd
+}  // namespace epd::engine

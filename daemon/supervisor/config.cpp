@@ -19,7 +19,7 @@
 #include <thread>
 #include <utility>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 struct Setting {
@@ -518,4 +518,4 @@ std::vector<ConfigChange> changes_between(const Config& before, const Config& af
   return changes;
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace epd {
+namespace epd::supervisor {
 
 class DeviceList {
  public:
@@ -40,4 +40,4 @@ class DeviceList {
   std::vector<std::string> skipped_;  // GPUs that are not served: why
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

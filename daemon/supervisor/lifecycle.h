@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace epd {
+namespace epd::supervisor {
 
 enum class DaemonPhase { kStarting, kServing, kDraining, kStopping };
 
@@ -61,4 +61,4 @@ class Lifecycle {
   std::string last_status_;
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

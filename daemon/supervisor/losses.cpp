@@ -3,7 +3,7 @@
 #include "base/event.h"
 #include "session/session_table.h"
 
-namespace epd {
+namespace epd::supervisor {
 
 void record_losses(const Deciders& deciders, std::uint64_t session_id, std::optional<std::uint32_t> member_id,
                    const std::string& how) {
@@ -13,7 +13,7 @@ void record_losses(const Deciders& deciders, std::uint64_t session_id, std::opti
     for (const auto& [rank, member] : group.members) {
       if (member.session.number != session_id || member.gone()) continue;
       if (member_id && member.member != *member_id) continue;
-      record_of_user(group.uid, EventKind::kRankLost, how == kDied ? LogLevel::kWarning : LogLevel::kInfo, "rank lost",
+      record_of_user(group.uid, EventKind::kRankLost, how == session::kDied ? LogLevel::kWarning : LogLevel::kInfo, "rank lost",
                      {{"group", group.id},
                       {"name", group.name},
                       {"rank", rank},
@@ -24,4 +24,4 @@ void record_losses(const Deciders& deciders, std::uint64_t session_id, std::opti
   });
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

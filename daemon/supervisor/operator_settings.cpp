@@ -4,7 +4,7 @@
 #include "device_list.h"
 #include "live_config.h"
 
-namespace epd {
+namespace epd::supervisor {
 
 OperatorSettings::OperatorSettings(const Rooms& rooms) : rooms_(rooms), device_sms_(rooms.devices.size()) {}
 
@@ -42,4 +42,4 @@ GroupSettingsChange OperatorSettings::set_for_group(std::uint64_t group_id) cons
   return found == group_settings_.end() ? GroupSettingsChange() : found->second;
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-namespace epd {
+namespace epd::control {
 namespace {
 
 TEST_F(ControlTest, GetOperationFindsByTheIdThatListOperationsGives) {
@@ -226,4 +226,4 @@ TEST_F(ControlTest, AReloadTellsWhatHasChangedOrWhyNot) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::control

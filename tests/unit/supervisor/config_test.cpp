@@ -8,7 +8,7 @@
 #include <fstream>
 #include <tuple>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 class ConfigFile : public testing::Test {
@@ -535,4 +535,4 @@ TEST_F(ConfigFile, RulesThatComeAndGoAreChanges) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 class LiveConfigTest : public testing::Test {
@@ -74,4 +74,4 @@ TEST_F(LiveConfigTest, ARefusalChangesNothing) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::supervisor

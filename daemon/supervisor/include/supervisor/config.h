@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-namespace epd {
+namespace epd::supervisor {
 
 inline constexpr const char* kDefaultConfigPath = "/etc/epd/epd.toml";
 
@@ -170,4 +170,4 @@ struct ConfigChange {
 // Where values differ, in the order of entries.
 std::vector<ConfigChange> changes_between(const Config& before, const Config& after);
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -15,10 +15,8 @@
 #include <string>
 #include <vector>
 
-namespace epd {
-
 // Of epd/v1/control.proto, which says what each field is.
-namespace v1 {
+namespace epd::v1 {
 class DaemonStatus;
 class GetConfigResponse;
 class GetOperationResponse;
@@ -31,7 +29,9 @@ class ListOperationsResponse;
 class ListSessionsResponse;
 class ReloadConfigResponse;
 class SetOptionsResponse;
-}  // namespace v1
+}  // namespace epd::v1
+
+namespace epd::supervisor {
 
 struct GroupSettingsChange {
   std::optional<std::uint32_t> sms;
@@ -100,4 +100,4 @@ class ControlFacade {
   virtual Status restart_device(const Operator& by, const std::string& device) = 0;
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

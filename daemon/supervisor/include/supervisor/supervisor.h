@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-namespace epd {
+namespace epd::supervisor {
 
 struct SupervisorOptions {
   Config config;
@@ -36,4 +36,4 @@ class Supervisor {
   virtual int run() = 0;
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor
