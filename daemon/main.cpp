@@ -69,7 +69,10 @@ struct ServeFlags {
 
 void add_config_flags(CLI::App& command, ServeFlags& flags) {
   command.add_option("-c,--config", flags.config_path, "Configuration file [/etc/epd/epd.toml]")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check([](const std::string& path) {
+        return path.empty() ? std::string("is empty; allowed: a path") : std::string();
+      });
   for (const supervisor::OptionInfo& option : supervisor::config_options()) {
     std::string names = "--" + option.key;
     if (option.key == "daemon.socket") names += ",--socket";
@@ -124,6 +127,10 @@ int serve(const ServeFlags& flags) {
   Result<supervisor::Config> config = supervisor::load_config(sources);
   if (!config.ok()) return fail(kExitUsage, config.status());
   log_init("epd", config->log_levels(), config->format(), environment.journal);
+  for (const auto& [name, key] : environment.ignored) {
+    log_event(LogLevel::kWarning, "environment variable is not read",
+              {{"name", name}, {"instead", "the configuration file, or --" + key}});
+  }
   supervisor::Supervisor::block_signals();
   raise_descriptor_limit();
 
@@ -159,10 +166,7 @@ int check_config(const ServeFlags& flags) {
   Result<supervisor::Config> config = supervisor::load_config(sources);
   if (!config.ok()) return fail(kExitUsage, config.status());
   if (flags.quiet) return 0;
-  for (const supervisor::ConfigEntry& entry : config->entries) {
-    std::printf("%-36s = %-24s # %s\n", entry.key.c_str(), ("\"" + entry.value + "\"").c_str(),
-                entry.origin.c_str());
-  }
+  std::fputs(supervisor::to_toml(*config).c_str(), stdout);
   return 0;
 }
 
@@ -196,7 +200,8 @@ CLI::App* add_engine_command(CLI::App& app, EngineFlags& flags) {
 int run_engine(const EngineFlags& flags) {
   ::prctl(PR_SET_NAME, ("epd-" + flags.options.device).c_str());
   log_init("engine " + flags.options.device, parse_log_levels(flags.log_level).value_or(LogLevels()),
-           flags.log_format == "json" ? LogFormat::kJson : LogFormat::kLogfmt, supervisor::read_environment().journal);
+           flags.log_format == "json" ? LogFormat::kJson : LogFormat::kLogfmt,
+           supervisor::read_environment().journal);
   engine::EngineOptions options = flags.options;
   options.resident = flags.mode == "resident";
   return engine::engine_main(options);
@@ -227,7 +232,7 @@ int run(int argc, char** argv) {
   ServeFlags flags;
   add_config_flags(app, flags);
   app.fallthrough();
-  CLI::App* serve_command = app.add_subcommand("serve", "Run the daemon (what `epd` alone does)");
+  CLI::App* serve_command = app.add_subcommand("serve", "Run the daemon");
   CLI::App* check_command =
       app.add_subcommand("check-config", "Check the configuration, print every option with its origin, exit");
   check_command->add_flag("-q,--quiet", flags.quiet, "Print errors only");
@@ -236,6 +241,8 @@ int run(int argc, char** argv) {
   serve_command->fallthrough();
   check_command->fallthrough();
   engine_command->fallthrough(false);
+  // What the program's own help says is not said again.
+  for (CLI::App* command : {serve_command, check_command, engine_command}) command->footer("");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ExtrasError& error) {
@@ -246,7 +253,11 @@ int run(int argc, char** argv) {
   }
   if (engine_command->parsed()) return run_engine(engine_flags);
   if (check_command->parsed()) return check_config(flags);
-  return serve(flags);
+  if (serve_command->parsed()) return serve(flags);
+  // A daemon is nothing that somebody should get who wanted to see what `epd` is.
+  print_error(
+      "epd: no command is given; allowed: serve (runs the daemon), check-config. epd --help says more.\n");
+  return kExitUsage;
 }
 
 }  // namespace

@@ -37,7 +37,9 @@ void log_failure(const char* call, const Status& status) {
 
 void log_submission(const Group& group, const SubmitRequest& request, epd_ticket_t ticket) {
   if (!epd::client::logs(LogLevel::kDebug)) return;
-  const char* op = request.op == abi::Op::kDispatch ? "dispatch" : request.op == abi::Op::kCombine ? "combine" : "noop";
+  const char* op = request.op == abi::Op::kDispatch  ? "dispatch"
+                   : request.op == abi::Op::kCombine ? "combine"
+                                                     : "noop";
   log_line(LogLevel::kDebug, "submitted",
            {{"group", group.name},
             {"rank", std::to_string(group.rank)},

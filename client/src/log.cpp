@@ -16,8 +16,10 @@ std::atomic<int> level{static_cast<int>(LogLevel::kUnread)};
 
 namespace {
 
-constexpr std::array<std::pair<std::string_view, LogLevel>, 4> kWords = {
-    {{"off", LogLevel::kOff}, {"error", LogLevel::kError}, {"info", LogLevel::kInfo}, {"debug", LogLevel::kDebug}}};
+constexpr std::array<std::pair<std::string_view, LogLevel>, 4> kWords = {{{"off", LogLevel::kOff},
+                                                                          {"error", LogLevel::kError},
+                                                                          {"info", LogLevel::kInfo},
+                                                                          {"debug", LogLevel::kDebug}}};
 
 const char* word_of(LogLevel level) {
   for (const auto& [word, each] : kWords) {
@@ -76,8 +78,8 @@ LogLevel log_detail::read_level() {
 void log_line(LogLevel level, const char* event,
               std::initializer_list<std::pair<const char*, std::string>> fields) {
   if (!logs(level)) return;
-  std::string line = now() + " level=" + word_of(level) + " process=\"libepd\" pid=" + std::to_string(::getpid()) +
-                     " event=";
+  std::string line = now() + " level=" + word_of(level) +
+                     " process=\"libepd\" pid=" + std::to_string(::getpid()) + " event=";
   append_quoted(line, event);
   for (const auto& [key, value] : fields) {
     line.append(" ").append(key).append("=");

@@ -304,7 +304,8 @@ Result<std::unique_ptr<Gate>> Gate::open(UniqueFd listener, MakePorter make, Lim
   shared->limits = limits;
   const auto thread = std::make_shared<GateThread>(shared, listener.get(), channel->second.get());
   auto own = std::make_unique<std::shared_ptr<GateThread>>(thread);
-  (void)log_lines_lost();  // starts the log's thread here: started by a porter, it would keep the porter's table
+  (void)log_lines_lost();  // starts the log's thread here: started by a porter, it would keep the porter's
+                           // table
   if (Status status = start_detached_thread(run_gate, own.get()); !status.ok()) return status;
   (void)own.release();
   if (!thread->departure().has_left()) return resource_exhausted("no room for another table of descriptors");

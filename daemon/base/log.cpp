@@ -234,7 +234,8 @@ std::optional<LogLevels> parse_log_levels(std::string_view text) {
 std::string to_text(const LogLevels& levels) {
   std::string text = log_level_word(levels.general);
   for (std::size_t i = 0; i < kLogRooms.size(); ++i) {
-    if (levels.rooms[i]) text.append(",").append(kLogRooms[i]).append("=").append(log_level_word(*levels.rooms[i]));
+    if (levels.rooms[i])
+      text.append(",").append(kLogRooms[i]).append("=").append(log_level_word(*levels.rooms[i]));
   }
   return text;
 }
@@ -282,7 +283,8 @@ void print_last_error(const std::string& text) {
     print_error(text);
     return;
   }
-  log_event(LogLevel::kError, "the program ends", {{"reason", text.substr(0, text.find_last_not_of('\n') + 1)}});
+  log_event(LogLevel::kError, "the program ends",
+            {{"reason", text.substr(0, text.find_last_not_of('\n') + 1)}});
   log_flush();
 }
 

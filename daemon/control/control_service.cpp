@@ -145,9 +145,8 @@ class ControlService final : public v1::Control::Service {
 
   grpc::Status ReloadConfig(grpc::ServerContext* context, const v1::ReloadConfigRequest* /*request*/,
                             v1::ReloadConfigResponse* response) override {
-    return serve(*context, Right::kChange, "reload the configuration", [&](const Operator& by) -> grpc::Status {
-      return answer(facade_.reload(by), *response);
-    });
+    return serve(*context, Right::kChange, "reload the configuration",
+                 [&](const Operator& by) -> grpc::Status { return answer(facade_.reload(by), *response); });
   }
 
   grpc::Status SetOptions(grpc::ServerContext* context, const v1::SetOptionsRequest* request,
@@ -157,7 +156,8 @@ class ControlService final : public v1::Control::Service {
       for (const auto& [key, value] : request->values()) options[key] = value;
       for (const std::string& key : request->unset()) {
         if (!options.try_emplace(key).second)
-          return to_grpc(invalid_argument(key + " is to be both set and unset, or unset twice; allowed: once"));
+          return to_grpc(
+              invalid_argument(key + " is to be both set and unset, or unset twice; allowed: once"));
       }
       if (options.empty()) return to_grpc(invalid_argument("nothing to set; allowed: log.level, limits.*"));
       return answer(facade_.set_options(by, options), *response);
@@ -168,10 +168,11 @@ class ControlService final : public v1::Control::Service {
                          v1::SetDeviceResponse* /*response*/) override {
     return serve(*context, Right::kChange, "set a device", [&](const Operator& by) -> grpc::Status {
       if (request->has_sms() == request->unset_sms())
-        return to_grpc(invalid_argument(request->has_sms() ? "sms is to be both set and unset; allowed: one of them"
-                                                           : "nothing to set; allowed: sms"));
-      return to_grpc(facade_.set_device(
-          by, request->device(), request->has_sms() ? std::optional(request->sms()) : std::nullopt));
+        return to_grpc(invalid_argument(request->has_sms()
+                                            ? "sms is to be both set and unset; allowed: one of them"
+                                            : "nothing to set; allowed: sms"));
+      return to_grpc(facade_.set_device(by, request->device(),
+                                        request->has_sms() ? std::optional(request->sms()) : std::nullopt));
     });
   }
 

@@ -69,9 +69,10 @@ Address address_of(const std::string& text) {
 
 std::string host_of(const Address& address) {
   std::array<char, INET6_ADDRSTRLEN> text{};
-  const void* bytes = address.bytes.ss_family == AF_INET6
-                          ? static_cast<const void*>(&reinterpret_cast<const sockaddr_in6&>(address.bytes).sin6_addr)
-                          : &reinterpret_cast<const sockaddr_in&>(address.bytes).sin_addr;
+  const void* bytes =
+      address.bytes.ss_family == AF_INET6
+          ? static_cast<const void*>(&reinterpret_cast<const sockaddr_in6&>(address.bytes).sin6_addr)
+          : &reinterpret_cast<const sockaddr_in&>(address.bytes).sin_addr;
   const char* host = ::inet_ntop(address.bytes.ss_family, bytes, text.data(), text.size());
   return host == nullptr ? "?" : host;
 }
@@ -83,8 +84,9 @@ std::uint16_t port_of(const Address& address) {
 }
 
 Status not_opened(const std::string& listen) {
-  return {StatusCode::kResourceExhausted, "health.listen is \"" + listen + "\": " + std::strerror(errno) +
-                                              "; allowed: an address of this machine and a port that is free"};
+  return {StatusCode::kResourceExhausted,
+          "health.listen is \"" + listen + "\": " + std::strerror(errno) +
+              "; allowed: an address of this machine and a port that is free"};
 }
 
 // Calls hold no thread while their answer is written.
@@ -177,7 +179,8 @@ void HealthPort::run() {
   ::prctl(PR_SET_NAME, "epd-health");
   for (;;) {
     std::vector<pollfd> entries = {{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
-    for (const auto& [fd, _] : connections_) entries.push_back({fd, 0, 0});  // that it has ended is always told
+    for (const auto& [fd, _] : connections_)
+      entries.push_back({fd, 0, 0});  // that it has ended is always told
     if (::poll(entries.data(), entries.size(), -1) < 0 && errno != EINTR) return;
     if (entries[0].revents != 0) return;
     for (std::size_t i = 2; i < entries.size(); ++i) {
@@ -205,15 +208,17 @@ void HealthPort::take_in() {
 }
 
 bool HealthPort::has_room(const std::string& host) {
-  const auto of_host = static_cast<std::size_t>(std::count_if(
-      connections_.begin(), connections_.end(), [&](const auto& entry) { return entry.second.host == host; }));
+  const auto of_host =
+      static_cast<std::size_t>(std::count_if(connections_.begin(), connections_.end(),
+                                             [&](const auto& entry) { return entry.second.host == host; }));
   if (connections_.size() < kMaxConnections && of_host < kMaxOfAddress) return true;
   static LogLimiter limiter;
   limiter.log(LogLevel::kWarning, "health connection refused",
               {{"peer", host},
                {"connections", connections_.size()},
                {"of_its_address", of_host},
-               {"allowed", std::to_string(kMaxConnections) + ", " + std::to_string(kMaxOfAddress) + " of an address"}});
+               {"allowed",
+                std::to_string(kMaxConnections) + ", " + std::to_string(kMaxOfAddress) + " of an address"}});
   return false;
 }
 

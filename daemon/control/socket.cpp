@@ -66,7 +66,9 @@ Status clear_socket_path(const std::string& path) {
     const std::size_t slash = path.rfind('/');
     const std::string directory = slash == std::string::npos ? "." : path.substr(0, slash + 1);
     if (::access(directory.c_str(), F_OK) == 0) return {};
-    return not_found("control socket " + path + ": its directory does not exist; create it first");
+    return not_found("control socket " + path +
+                     ": its directory does not exist; create it first, or use another daemon.control_socket "
+                     "(EPD_CONTROL_SOCKET)");
   }
   if (!S_ISSOCK(info.st_mode)) {
     return invalid_argument("control socket " + path +
@@ -80,7 +82,8 @@ Status clear_socket_path(const std::string& path) {
   }
   if (error != ECONNREFUSED && error != ENOENT) {
     errno = error;
-    return denied("control socket " + path + ": can't tell whether somebody listens");
+    return denied("control socket " + path +
+                  ": can't tell whether somebody listens (another daemon.control_socket can be named)");
   }
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) return denied("can't remove the stale socket " + path);
   return {};

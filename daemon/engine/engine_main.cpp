@@ -103,7 +103,7 @@ int engine_main(const EngineOptions& options, const OpenTransport& open) {
   Engine::Network network{start_proxy(options, open, bell), options.network};
   if (!network.proxy.ok()) network.late = wait_for_network(options, open, bell);
   Engine engine(link, bell, page, std::move(device).value(), std::move(network), clock);
-  log_event(LogLevel::kInfo, "engine started", {{"device", options.device}});
+  log_event(LogLevel::kDebug, "engine runs", {{"device", options.device}});
   const int code = engine.run();
   log_event(LogLevel::kInfo, "engine stopped", {{"device", options.device}, {"code", code}});
   return code;

@@ -24,7 +24,8 @@ struct Subject {
 };
 
 abi::Break as_break(const Group& group, const Failure& failure);
-// One line of the log for an operation that has failed, limited for each group. At info if its own client has left.
+// One line of the log for an operation that has failed, limited for each group. At info if its own client has
+// left.
 void log_failure(const Member& member, abi::Op op, std::uint64_t index, const Failure& failure);
 
 // "operation 7 (dispatch, slot 1) of rank 2 ended after 30000 ms"

@@ -182,7 +182,8 @@ void Groups::end_far(const Group& group) {
   group.far->end();
   // Some of a former epoch are usual.
   if (const std::string drops = group.far->drops(); drops != "none")
-    log_event(LogLevel::kInfo, "far messages dropped", {{"group", group.id}, {"name", group.name}, {"reasons", drops}});
+    log_event(LogLevel::kInfo, "far messages dropped",
+              {{"group", group.id}, {"name", group.name}, {"reasons", drops}});
   far_engines_.forget(*group.far);
 }
 

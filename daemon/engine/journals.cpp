@@ -1,8 +1,8 @@
 #include "journals.h"
 
 #include "break_request.h"
-#include "failures.h"
 #include "calls.h"
+#include "failures.h"
 #include "operation.h"
 
 #include <algorithm>
@@ -81,7 +81,8 @@ StatusCode Journals::fail_call(Member& member, const kernels::cuda::JournalEntry
   member.failed_from = std::min(member.failed_from, member.next_number);
   const abi::Op op = member.calls->submission(entry).op;
   if (entry.result.error == OpError::kAborted) {
-    log_failure(member, op, member.next_number, {StatusCode::kAborted, -1, "the group breaks, or the rank leaves"});
+    log_failure(member, op, member.next_number,
+                {StatusCode::kAborted, -1, "the group breaks, or the rank leaves"});
     return StatusCode::kAborted;
   }
   const Failure failure = member.calls->failure(entry, clock_.round_ns());

@@ -170,7 +170,8 @@ void Operations::finish(const Operation& operation, StatusCode status, const abi
   if (!ok) {
     std::string text(cause.text, abi::text_length(cause.text));
     member.publish_message(slot, operation.submission().ticket, text);
-    log_failure(member, operation.submission().op, operation.index(), {status, cause.failed_rank, std::move(text)});
+    log_failure(member, operation.submission().op, operation.index(),
+                {status, cause.failed_rank, std::move(text)});
   }
   member.session->complete(completion);
   schedule_.remove(operation);

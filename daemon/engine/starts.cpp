@@ -92,7 +92,8 @@ void Starts::say_waits(Owed& owed, const std::string& text) {
   const Group& group = *owed.group;
   // Not of a start that just takes a moment.
   if (clock_.round_ns() >= owed.since_ns + kNextWordNs && !std::exchange(owed.waits_logged, true))
-    log_event(LogLevel::kWarning, "group waits", {{"group", group.id}, {"name", group.name}, {"reason", text}});
+    log_event(LogLevel::kWarning, "group waits",
+              {{"group", group.id}, {"name", group.name}, {"reason", text}});
   owed.say_waits_ns = clock_.round_ns() + kNextWordNs;
   abi::GroupWaits message{group.id, {}};
   abi::set_text(message.text, text.data(), text.size());

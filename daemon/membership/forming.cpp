@@ -105,7 +105,7 @@ void Forming::expire_join(Group& group) {
   const Status status(StatusCode::kDeadlineExceeded,
                       "group \"" + group.name + "\" has " + std::to_string(group.members.size()) + " of " +
                           std::to_string(group.shape.num_ranks) +
-                          " ranks; missing: " + rank_list(missing_ranks(group)));
+                          " ranks; missing: " + rank_list(missing_ranks(group)) + group.refusal);
   for (const auto& [rank, member] : group.members) members_.refuse_join(member, status);
   for (const auto& [rank, arrival] : group.arrivals) members_.refuse_join(arrival.member, status);
   breaks_.forget(group);

@@ -18,7 +18,17 @@ void Joins::join(JoinRequest request) {
     if (!status.ok() && put_aside(request)) return;
   }
   if (status.ok()) status = try_join(request);
-  if (!status.ok()) desk_.refuse(request.id, std::move(status));
+  if (!status.ok()) refuse(request, std::move(status));
+}
+
+// The ranks that wait for this one are told why it does not come.
+void Joins::refuse(const JoinRequest& request, Status status) {
+  Group* group = groups_.find_named({request.uid, request.join.group});
+  if (group != nullptr && group->is(GroupPhase::kForming)) {
+    const std::string who = request.join.rank < 0 ? "a rank" : "rank " + std::to_string(request.join.rank);
+    group->refusal = "; " + who + " was refused: " + status.message();
+  }
+  desk_.refuse(request.id, std::move(status));
 }
 
 // Whoever else is there.
@@ -120,7 +130,7 @@ void Joins::retry(const GroupName& name, GroupConflicts& conflicts) {
       continue;
     }
     if (status.ok()) status = try_join(conflict.request);
-    if (!status.ok()) desk_.refuse(conflict.request.id, std::move(status));
+    if (!status.ok()) refuse(conflict.request, std::move(status));
   }
 }
 

@@ -31,13 +31,24 @@ Status make_directory(const std::string& path) {
   if (parent.empty()) return {};
   std::error_code error;
   std::filesystem::create_directories(parent, error);
-  if (error) return internal_error("directory " + parent.string() + ": " + error.message());
-  return {};
+  if (!error) return {};
+  const bool denied = error == std::errc::permission_denied || error == std::errc::read_only_file_system;
+  return {denied ? StatusCode::kPermissionDenied : StatusCode::kInternal,
+          "directory " + parent.string() + " can't be made: " + error.message() +
+              (denied ? "; make it as root, or name sockets in a directory of your own: daemon.socket and "
+                        "daemon.control_socket (EPD_SOCKET, EPD_CONTROL_SOCKET)"
+                      : "")};
 }
 
 Result<UniqueFd> take_lock(const std::string& path) {
   const std::string lock_path = path + ".lock";
   UniqueFd lock(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!lock.valid() && (errno == EACCES || errno == EPERM || errno == EROFS)) {
+    return Status(
+        StatusCode::kPermissionDenied,
+        lock_path + " can't be opened: " + std::strerror(errno) +
+            "; it is of a daemon of another user, or you may not write there: use another daemon.socket");
+  }
   if (!lock.valid()) return errno_status("open " + lock_path);
   if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     char owner[32] = {};
@@ -65,15 +76,14 @@ Result<Listener> Listener::open(const ListenerOptions& options) {
   Result<sockaddr_un> address = socket_address(options.path);
   if (!address.ok()) return address.status();
   if (Status status = make_directory(options.path); !status.ok()) return status;
+  // Before the lock, so that none is left beside what is none of ours.
+  struct stat info {};
+  if (::lstat(options.path.c_str(), &info) == 0 && !S_ISSOCK(info.st_mode))
+    return invalid_argument(options.path + " exists and is not a socket; remove it or use another path");
   Result<UniqueFd> lock = take_lock(options.path);
   if (!lock.ok()) return lock.status();
-
-  struct stat info {};
-  if (::lstat(options.path.c_str(), &info) == 0) {
-    if (!S_ISSOCK(info.st_mode))
-      return invalid_argument(options.path + " exists and is not a socket; remove it or use another path");
+  if (::lstat(options.path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode))
     ::unlink(options.path.c_str());  // its daemon is dead, because the lock was free
-  }
   Listener listener;
   listener.lock_ = std::move(*lock);
   listener.socket_ = UniqueFd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));

@@ -25,6 +25,7 @@ namespace {
 struct Setting {
   std::string text;
   const char* origin;
+  std::string where;  // for refusals: "epd.toml (line 3)", "the environment"
 };
 // What the file, and then the environment and the flags, say.
 struct Settings {
@@ -96,18 +97,18 @@ Status read_table(const toml::table& table, const std::string& prefix, const std
     const bool may_be_number =
         number || option->kind == OptionKind::kBytes || option->kind == OptionKind::kAutoNumber;
     if (const auto* list = node.as_array(); list != nullptr && option->kind == OptionKind::kGpus) {
-      settings.values[key] = {text_of_list(*list), "file"};
+      settings.values[key] = {text_of_list(*list), "file", here};
     } else if (list != nullptr && option->kind == OptionKind::kNames) {
-      settings.values[key] = {list->empty() ? "" : text_of_list(*list), "file"};
+      settings.values[key] = {list->empty() ? "" : text_of_list(*list), "file", here};
     } else if (const auto* on = node.as_boolean(); on != nullptr && option->kind == OptionKind::kSwitch) {
-      settings.values[key] = {on->get() ? "true" : "false", "file"};
+      settings.values[key] = {on->get() ? "true" : "false", "file", here};
     } else if (const auto* text = node.as_string(); text != nullptr && !number) {
       if (has_control_characters(text->get()))
         return invalid_argument(
             std::string(key).append(" in ").append(here).append(" holds control characters; allowed: none"));
-      settings.values[key] = {text->get(), "file"};
+      settings.values[key] = {text->get(), "file", here};
     } else if (const auto* integer = node.as_integer(); integer != nullptr && may_be_number) {
-      settings.values[key] = {std::to_string(integer->get()), "file"};
+      settings.values[key] = {std::to_string(integer->get()), "file", here};
     } else {
       std::string why = key;
       why.append(" in ").append(here).append(" has the wrong type; allowed: ");
@@ -350,6 +351,52 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+// "devices.host" as "EPD_DEVICES_HOST"
+std::string variable_like(const std::string& key) {
+  std::string name = "EPD_";
+  for (const char c : key)
+    name += c == '.' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return name;
+}
+
+// Text that has no control characters.
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out + "\"";
+}
+
+std::string quoted_list(const std::string& text) {
+  std::string out;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    out.append(out.empty() ? "" : ", ").append(quoted(text.substr(begin, end - begin)));
+    begin = end + 1;
+  }
+  return "[" + out + "]";
+}
+
+// As the file has to write it.
+std::string toml_value(const Option& option, const std::string& text) {
+  switch (option.kind) {
+    case OptionKind::kNumber:
+    case OptionKind::kSigned:
+    case OptionKind::kSwitch: return text;
+    case OptionKind::kAutoNumber: return text == "auto" ? quoted(text) : text;
+    case OptionKind::kGpus: return text == "auto" || text == "none" ? quoted(text) : quoted_list(text);
+    case OptionKind::kNames: return quoted_list(text);
+    case OptionKind::kText:
+    case OptionKind::kBytes:
+    case OptionKind::kOctal:
+    case OptionKind::kChoice:
+    case OptionKind::kLevels: break;
+  }
+  return quoted(text);
+}
+
 // Of "DEVICE:INODE", see systemd.exec(5).
 bool is_standard_error(const std::string& stream) {
   struct stat info {};
@@ -429,7 +476,11 @@ Status unknown_option(const std::string& key, const std::string& where) {
 Environment read_environment() {
   Environment environment;
   for (const Option& option : option_table()) {
-    if (*option.environment == '\0') continue;
+    if (*option.environment == '\0') {
+      if (const std::string name = variable_like(option.key); !variable(name.c_str()).empty())
+        environment.ignored.emplace_back(name, option.key);
+      continue;
+    }
     if (std::string value = variable(option.environment); !value.empty())
       environment.options[option.environment] = std::move(value);
   }
@@ -448,20 +499,24 @@ Result<Config> load_config(const ConfigSources& sources) {
   for (const Option& option : option_table()) {
     const auto found = sources.environment.find(option.environment);
     if (*option.environment != '\0' && found != sources.environment.end())
-      settings.values[option.key] = {found->second, "environment"};
+      settings.values[option.key] = {found->second, "environment",
+                                     std::string("the environment: ") + option.environment};
   }
   for (const auto& [key, value] : sources.flags) {
     if (find_option(key) == nullptr) return unknown_option(key, "the flags");
-    settings.values[key] = {value, "flag"};
+    settings.values[key] = {value, "flag", "the flags"};
   }
   Config config;
+  std::string wrong;  // all values that are not allowed
   for (const Option& option : option_table()) {
     const auto found = settings.values.find(option.key);
     const Setting setting =
-        found == settings.values.end() ? Setting{option.default_text, "default"} : found->second;
-    if (Status status = store_option(option, setting.text, config); !status.ok()) return status;
+        found == settings.values.end() ? Setting{option.default_text, "default", ""} : found->second;
+    if (const Status status = store_option(option, setting.text, config); !status.ok())
+      wrong.append(wrong.empty() ? "" : "; ").append(status.message()).append(" (" + setting.where + ")");
     config.entries.push_back({option.key, setting.text, setting.origin, option.reloadable});
   }
+  if (!wrong.empty()) return invalid_argument(std::move(wrong));
   if (Status status = check_together(config); !status.ok()) return status;
   if (Status status = check_listens(config); !status.ok()) return status;
   if (Status status = check_sockets(config); !status.ok()) return status;
@@ -497,7 +552,8 @@ Result<Config> with_options(const Config& config, const std::map<std::string, st
   for (const auto& [key, value] : values) {
     const Option* option = find_option(key);
     if (option == nullptr) return unknown_option(key, "what is to be set");
-    if (!is_settable(key)) return invalid_argument(key + " can't be set while the daemon runs; allowed: log.level, limits.*");
+    if (!is_settable(key))
+      return invalid_argument(key + " can't be set while the daemon runs; allowed: log.level, limits.*");
     if (Status status = store_option(*option, value, changed); !status.ok()) return status;
     ConfigEntry& entry = changed.entries[static_cast<std::size_t>(option - option_table().data())];
     entry.value = value;
@@ -507,13 +563,27 @@ Result<Config> with_options(const Config& config, const std::map<std::string, st
   return changed;
 }
 
+std::string to_toml(const Config& config) {
+  std::string file;
+  for (const ConfigEntry& entry : config.entries) {
+    const Option* option = find_option(entry.key);
+    std::string line = option == nullptr ? "# " + entry.key + ": " + entry.value
+                                         : entry.key + " = " + toml_value(*option, entry.value);
+    constexpr std::size_t kComment = 64;
+    line.append(line.size() < kComment ? kComment - line.size() : 1, ' ');
+    file += line + "# " + entry.origin + "\n";
+  }
+  return file;
+}
+
 std::vector<ConfigChange> changes_between(const Config& before, const Config& after) {
   std::vector<ConfigChange> changes;
   static const ConfigEntry kNone;
   for (std::size_t i = 0; i < std::max(before.entries.size(), after.entries.size()); ++i) {
     const ConfigEntry& old = i < before.entries.size() ? before.entries[i] : kNone;
     const ConfigEntry& now = i < after.entries.size() ? after.entries[i] : kNone;
-    if (old.value != now.value) changes.push_back({old.key.empty() ? now.key : old.key, old.value, now.value});
+    if (old.value != now.value)
+      changes.push_back({old.key.empty() ? now.key : old.key, old.value, now.value});
   }
   return changes;
 }

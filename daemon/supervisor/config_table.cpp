@@ -67,7 +67,8 @@ std::vector<Option> make_table() {
        {},
        "EPD_LOG_LEVEL",
        kLive,
-       "Least important line that is logged, in the daemon and its engines. Rooms of the daemon may have levels "
+       "Least important line that is logged, in the daemon and its engines. Rooms of the daemon may have "
+       "levels "
        "of their own: info,session=debug,engine=trace."},
       {"log.format",
        "logfmt",
@@ -314,8 +315,8 @@ Status refused(const Option& option, const std::string& value) {
 std::string allowed_levels() {
   std::string rooms;
   for (const std::string_view room : kLogRooms) rooms.append(rooms.empty() ? "" : ", ").append(room);
-  return "trace, debug, info, warning, error; after it levels of rooms, as info,session=debug (rooms: " + rooms +
-         ")";
+  return "trace, debug, info, warning, error; after it levels of rooms, as info,session=debug (rooms: " +
+         rooms + ")";
 }
 
 // "a,b" as two; what is between commas is judged where its meaning is known.

@@ -56,7 +56,9 @@ void fill(v1::Group& message, const membership::Group& group, const EngineFleet&
     out.set_device(fleet.name(member.engine.device));
     out.set_gone(member.gone());
   }
-  if (!group.is(membership::GroupPhase::kForming) || is_spanning(group.id)) return;
+  const bool degraded =
+      group.is(membership::GroupPhase::kActive) || group.is(membership::GroupPhase::kBreaking);
+  if ((!group.is(membership::GroupPhase::kForming) && !degraded) || is_spanning(group.id)) return;
   for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
     if (group.members.count(rank) == 0) message.add_missing_ranks(rank);
   }

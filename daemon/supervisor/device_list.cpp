@@ -64,7 +64,10 @@ void DeviceList::tell() const {
 std::string DeviceList::text() const {
   std::string text;
   for (const Device& device : devices_)
-    text.append(text.empty() ? "" : ", ").append(device.name.text()).append(" ").append(launch_mode_text(device.mode));
+    text.append(text.empty() ? "" : ", ")
+        .append(device.name.text())
+        .append(" ")
+        .append(launch_mode_text(device.mode));
   return text;
 }
 

@@ -112,8 +112,7 @@ Result<std::vector<ConfigChange>> Lifecycle::reload(const Operator& by) {
   return changes;
 }
 
-Result<std::vector<ConfigChange>> Lifecycle::set_options(const Operator& by,
-                                                         const OptionSettings& options) {
+Result<std::vector<ConfigChange>> Lifecycle::set_options(const Operator& by, const OptionSettings& options) {
   Result<std::vector<ConfigChange>> changes = rooms_.config.set(options);
   if (!changes.ok()) return changes;
   apply_config();

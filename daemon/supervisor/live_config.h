@@ -23,8 +23,8 @@ class LiveConfig {
   LiveConfig(Config config, ConfigSources sources);
 
   const Config* operator->() const { return &config_; }
-  // Reads the sources again. If it is not OK, nothing has changed. What an operator has set stays, unless the sources
-  // say something new about it.
+  // Reads the sources again. If it is not OK, nothing has changed. What an operator has set stays, unless the
+  // sources say something new about it.
   Result<std::vector<ConfigChange>> reload();
   // Sets options, or (no value) has the sources decide again: all of them, or none.
   Result<std::vector<ConfigChange>> set(const OptionSettings& options);

@@ -13,7 +13,8 @@ void record_losses(const Deciders& deciders, std::uint64_t session_id, std::opti
     for (const auto& [rank, member] : group.members) {
       if (member.session.number != session_id || member.gone()) continue;
       if (member_id && member.member != *member_id) continue;
-      record_of_user(group.uid, EventKind::kRankLost, how == session::kDied ? LogLevel::kWarning : LogLevel::kInfo, "rank lost",
+      record_of_user(group.uid, EventKind::kRankLost,
+                     how == session::kDied ? LogLevel::kWarning : LogLevel::kInfo, "rank lost",
                      {{"group", group.id},
                       {"name", group.name},
                       {"rank", rank},

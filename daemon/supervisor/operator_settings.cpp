@@ -10,8 +10,11 @@ OperatorSettings::OperatorSettings(const Rooms& rooms) : rooms_(rooms), device_s
 
 abi::Settings OperatorSettings::of_device(std::uint32_t device) const {
   const LiveConfig& config = rooms_.config;
-  abi::Settings settings{device_sms_[device].value_or(config->effective_sms(rooms_.devices[device].name.kind)),
-                         config->operation_ms, config->spin_us, {}};
+  abi::Settings settings{
+      device_sms_[device].value_or(config->effective_sms(rooms_.devices[device].name.kind)),
+      config->operation_ms,
+      config->spin_us,
+      {}};
   const std::string levels = to_text(config->log_levels());
   abi::set_text(settings.log_levels, levels.data(), levels.size());
   return settings;

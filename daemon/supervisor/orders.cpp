@@ -228,7 +228,9 @@ void Orders::carry_out(const membership::ReplyRefused& action) {
 void Orders::refuse(std::uint64_t session_id, std::uint32_t request_id, const Status& status) {
   const session::Session* session = rooms_.sessions.find(session_id);
   static LogLimiter limiter;
-  limiter.record(EventKind::kRefused, LogLevel::kWarning, "request refused",
+  // Somebody who leaves what an operator has taken from him, or what has ended, has done nothing wrong.
+  const LogLevel level = status.code() == StatusCode::kNotFound ? LogLevel::kInfo : LogLevel::kWarning;
+  limiter.record(EventKind::kRefused, level, "request refused",
                  {{"session", session_id},
                   {"uid", session == nullptr ? 0 : session->peer.uid},
                   {"pid", session == nullptr ? 0 : session->peer.pid},

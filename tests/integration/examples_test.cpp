@@ -61,7 +61,8 @@ TEST_F(Examples, LibepdSaysWhatItDoesIfItIsAsked) {
     EXPECT_EQ(lines_with(info.err, std::string("level=info process=\"libepd\" pid=")), 4u) << info.err;
     EXPECT_EQ(lines_with(info.err, "event=\"" + std::string(event) + "\""), 1u) << info.err;
   }
-  EXPECT_EQ(lines_with(info.err, "event=\"joined\" group=\"minimal\" rank=\"0\" ranks=\"1\""), 1u) << info.err;
+  EXPECT_EQ(lines_with(info.err, "event=\"joined\" group=\"minimal\" rank=\"0\" ranks=\"1\""), 1u)
+      << info.err;
   EXPECT_EQ(lines_with(run("debug").err, "level=debug process=\"libepd\""), 2u) << "a dispatch and a combine";
   const CommandResult loud = run("loud");
   EXPECT_EQ(loud.exit_code, 0);
@@ -72,7 +73,8 @@ TEST(ExamplesWithoutADaemon, LibepdNamesTheCallThatFailed) {
   const CommandResult result =
       run_command({EPD_EXAMPLE_MINIMAL}, 60, {"EPD_SOCKET=/nonexistent/epd.sock", "EPD_LOG=error"});
   EXPECT_NE(result.exit_code, 0);
-  EXPECT_EQ(lines_with(result.err, "event=\"call failed\" call=\"epd_session_attach\" status=\"DAEMON_LOST\""), 1u)
+  EXPECT_EQ(
+      lines_with(result.err, "event=\"call failed\" call=\"epd_session_attach\" status=\"DAEMON_LOST\""), 1u)
       << result.err;
 }
 

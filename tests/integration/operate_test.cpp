@@ -330,7 +330,8 @@ TEST_F(Operate, EpctlReloadsAndSaysWhatChangedOrWhyNot) {
   daemon_->rewrite({{"limits.max_sessions", "0"}});
   const CommandResult bad = daemon_->epctl({"reload"});
   EXPECT_EQ(bad.exit_code, 1);
-  EXPECT_NE(bad.err.find("INVALID_ARGUMENT: limits.max_sessions is \"0\"; allowed: 1..65536"), std::string::npos)
+  EXPECT_NE(bad.err.find("INVALID_ARGUMENT: limits.max_sessions is \"0\"; allowed: 1..65536"),
+            std::string::npos)
       << bad.err;
   daemon_->rewrite({{"limits.max_sessions", "8"}, {"daemon.socket_mode", "\"0600\""}});
   const CommandResult fixed = daemon_->epctl({"reload"});
@@ -433,7 +434,8 @@ TEST_F(Operate, WhoEndsAsItShouldIsNoWarning) {
   expect_all_ok(run_ranks(2, 60, [&](std::uint32_t rank) -> std::string {
     return run_case(daemon_->socket(), daemon_->device(rank), "orderly", c, rank, script);
   }));
-  ASSERT_TRUE(eventually(20, [&] { return lines_with(daemon_->log(), "event=\"session closed\"").size() == 2; }));
+  ASSERT_TRUE(
+      eventually(20, [&] { return lines_with(daemon_->log(), "event=\"session closed\"").size() == 2; }));
   daemon_->stop();
   for (const char* level : {"level=warning", "level=error", "operation failed"})
     EXPECT_TRUE(lines_with(daemon_->log(), level).empty()) << daemon_->log();
@@ -463,8 +465,9 @@ TEST_F(Operate, ADeathIsAWarningAndEachFailedOperationHasALine) {
   ASSERT_TRUE(eventually(20, [&] { return !lines_with(daemon_->log(), "operation failed").empty(); }));
   const auto failed = lines_with(daemon_->log(), "event=\"operation failed\"");
   ASSERT_EQ(failed.size(), 1u);
-  for (const char* part : {"level=warning", "process=\"engine host:0\"", "name=\"mourned\"", "rank=0", "op=\"dispatch\"",
-                           "index=0", "status=\"RANK_LOST\"", "failed_rank=1", "cause=\"rank 1"}) {
+  for (const char* part :
+       {"level=warning", "process=\"engine host:0\"", "name=\"mourned\"", "rank=0", "op=\"dispatch\"",
+        "index=0", "status=\"RANK_LOST\"", "failed_rank=1", "cause=\"rank 1"}) {
     EXPECT_NE(failed[0].find(part), std::string::npos) << part << " is not in " << failed[0];
   }
   for (const char* event : {"event=\"session closed\"", "event=\"rank lost\""}) {
@@ -477,6 +480,19 @@ TEST_F(Operate, ADeathIsAWarningAndEachFailedOperationHasALine) {
     for (const std::string& line : lines_with(daemon_->log(), "event=\"" + std::string(event) + "\""))
       EXPECT_NE(line.find("name=\"mourned\""), std::string::npos) << line;
   }
+}
+
+TEST(Programs, EpdAloneStartsNoDaemon) {
+  const CommandResult alone = run_command({daemon_program()});
+  EXPECT_EQ(alone.exit_code, 2);
+  EXPECT_NE(alone.err.find("allowed: serve"), std::string::npos) << alone.err;
+  const CommandResult empty = run_command({daemon_program(), "serve", "--config", ""});
+  EXPECT_EQ(empty.exit_code, 2);
+  EXPECT_NE(empty.err.find("is empty; allowed: a path"), std::string::npos) << empty.err;
+  const CommandResult version = run_command({daemon_program(), "--version"});
+  EXPECT_EQ(version.out.find("epd 0.1.0\ncommit "), 0u) << version.out;
+  EXPECT_EQ(run_command({epctl_program(), "-V"}).out, "epctl" + version.out.substr(3));
+  EXPECT_EQ(run_command({daemon_program(), "engine", "--help"}).out.find("SIGTERM"), std::string::npos);
 }
 
 TEST_F(Operate, TheFirstLineTellsWhatRunsHere) {

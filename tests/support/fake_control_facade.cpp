@@ -379,7 +379,8 @@ Result<v1::ReloadConfigResponse> FakeControlFacade::reload(const Operator& by) {
   return response;
 }
 
-Result<v1::SetOptionsResponse> FakeControlFacade::set_options(const Operator& by, const supervisor::OptionSettings& options) {
+Result<v1::SetOptionsResponse> FakeControlFacade::set_options(const Operator& by,
+                                                              const supervisor::OptionSettings& options) {
   std::string text = "set options";
   v1::SetOptionsResponse response;
   for (const auto& [key, value] : options) {
@@ -402,7 +403,8 @@ Status FakeControlFacade::set_group(const Operator& by, const std::string& group
                                     const supervisor::GroupSettingsChange& change) {
   return ask(by, "set group " + group + (change.sms ? " sms=" + std::to_string(*change.sms) : "") +
                      (change.priority ? " priority=" + std::to_string(*change.priority) : "") +
-                     (change.unset_sms ? " sms=(unset)" : "") + (change.unset_priority ? " priority=(unset)" : ""));
+                     (change.unset_sms ? " sms=(unset)" : "") +
+                     (change.unset_priority ? " priority=(unset)" : ""));
 }
 
 Status FakeControlFacade::evict_session(const Operator& by, std::uint64_t session_id,

@@ -57,10 +57,12 @@ class SlowFacade final : public supervisor::ControlFacade {
     return fake_.events(after, limit, wait_ms);
   }
   Result<v1::ReloadConfigResponse> reload(const Operator& by) override { return fake_.reload(by); }
-  Result<v1::SetOptionsResponse> set_options(const Operator& by, const supervisor::OptionSettings& options) override {
+  Result<v1::SetOptionsResponse> set_options(const Operator& by,
+                                             const supervisor::OptionSettings& options) override {
     return fake_.set_options(by, options);
   }
-  Status set_device(const Operator& by, const std::string& device, std::optional<std::uint32_t> sms) override {
+  Status set_device(const Operator& by, const std::string& device,
+                    std::optional<std::uint32_t> sms) override {
     return fake_.set_device(by, device, sms);
   }
   Status set_group(const Operator& by, const std::string& group,

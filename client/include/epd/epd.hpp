@@ -18,6 +18,10 @@
 // Threads. As in epd.h. One object of these types belongs to one thread at a time.
 #pragma once
 
+#if __cplusplus < 201703L
+#error "epd.hpp needs C++17 or later (-std=c++17); epd.h needs C89 or C++98"
+#endif
+
 #include "epd/epd.h"
 
 #include <array>

@@ -71,6 +71,7 @@ struct Arguments {
   std::string operation;              // op: its id
   bool follow = false;                // events: what happens from now on too
   std::uint64_t since = 0;            // events: after this number
+  std::string level = "info";         // events: of this importance at least
   double interval_s = 1;              // watch
   std::uint32_t count = 0;            // watch: frames; 0: until interrupted
   std::string target;                 // set, restart: name of the device or group; evict: of the group

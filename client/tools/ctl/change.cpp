@@ -104,21 +104,23 @@ std::string text_of(const google::protobuf::RepeatedPtrField<v1::OptionChange>& 
   std::string text;
   for (const v1::OptionChange& change : changes) {
     const auto shown = [](const std::string& value) { return value.empty() ? "\"\"" : printable(value); };
-    text += "  " + printable(change.key()) + ": " + shown(change.before()) + " -> " + shown(change.after()) + "\n";
+    text += "  " + printable(change.key()) + ": " + shown(change.before()) + " -> " + shown(change.after()) +
+            "\n";
   }
   return text;
 }
 
 // `section`: "log." or "limits.". What its options are and allow, the daemon knows.
-Exit set_options(const Arguments& arguments, Connection& connection, Output& output, const std::string& section,
-                 const std::string& allowed) {
+Exit set_options(const Arguments& arguments, Connection& connection, Output& output,
+                 const std::string& section, const std::string& allowed) {
   v1::SetOptionsRequest request;
   for (const std::string& text : arguments.settings) {
     const std::optional<Setting> setting = parse(text);
     if (!setting) return wrong(arguments, output, "setting \"" + text + "\" is not understood", allowed);
     const std::string key = section + setting->key;
-    const bool twice = request.values().contains(key) ||
-                       std::find(request.unset().begin(), request.unset().end(), key) != request.unset().end();
+    const bool twice =
+        request.values().contains(key) ||
+        std::find(request.unset().begin(), request.unset().end(), key) != request.unset().end();
     if (twice) return wrong(arguments, output, "setting \"" + setting->key + "\" is given twice", "once");
     if (setting->unset()) {
       request.add_unset(key);

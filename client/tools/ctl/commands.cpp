@@ -4,6 +4,7 @@
 #include "table.h"
 #include "versions.h"
 
+#include <map>
 #include <ostream>
 
 namespace epd::ctl {
@@ -34,6 +35,15 @@ Exit run_op(const Arguments& arguments, Connection& connection, Output& output) 
   return Exit::kOk;
 }
 
+// Without names rather than without statistics.
+std::map<std::uint64_t, std::string> names_of_groups(Connection& connection) {
+  std::map<std::uint64_t, std::string> names;
+  v1::ListGroupsResponse groups;
+  if (connection.call(v1::ListGroupsRequest(), groups)) return names;
+  for (const v1::Group& group : groups.groups()) names[group.group_id()] = group.name();
+  return names;
+}
+
 std::string version_lines(const OwnVersion& own, const v1::GetVersionResponse* daemon) {
   Table table({{"PROGRAM"}, {"VERSION"}, {"COMMIT"}, {"ABI"}, {"LAYOUT"}, {"GRPC"}});
   const auto abi = [](std::uint32_t low, std::uint32_t high) {
@@ -42,8 +52,9 @@ std::string version_lines(const OwnVersion& own, const v1::GetVersionResponse* d
   table.add({"epctl", own.version, own.commit, abi(own.abi_version_min, own.abi_version_max), own.layout_hash,
              own.grpc_version});
   if (daemon != nullptr) {
-    table.add({"epd", daemon->version(), daemon->commit(), abi(daemon->abi_version_min(), daemon->abi_version_max()),
-               daemon->layout_hash(), daemon->grpc_version()});
+    table.add({"epd", daemon->version(), daemon->commit(),
+               abi(daemon->abi_version_min(), daemon->abi_version_max()), daemon->layout_hash(),
+               daemon->grpc_version()});
   }
   return table.text();
 }
@@ -128,7 +139,8 @@ Exit run(const Arguments& arguments, Output& output) {
     case Command::kOp: return run_op(arguments, connection, output);
     case Command::kStats:
       return list<v1::GetStatisticsRequest, v1::GetStatisticsResponse>(
-          arguments, connection, output, [&](const auto& r) { return render(r, arguments.ranks); });
+          arguments, connection, output,
+          [&](const auto& r) { return render(r, arguments.ranks, names_of_groups(connection)); });
     case Command::kEvents: return run_events(arguments, connection, output);
     case Command::kWatch: return run_watch(arguments, connection, output);
     case Command::kHealth: return run_health(arguments, connection, output);

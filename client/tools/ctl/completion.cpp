@@ -68,8 +68,8 @@ std::vector<std::string> split(const std::string& text, char separator) {
 
 std::vector<std::string> values(const CLI::Option& option, const std::string& socket, const Lister& list) {
   const std::string type = option.get_type_name();
-  if (type == "DEVICE" || type == "GROUP" || type == "SESSION" || type == "OPERATION" || type == "SUBSYSTEM" ||
-      type == "LIMIT")
+  if (type == "DEVICE" || type == "GROUP" || type == "SESSION" || type == "OPERATION" ||
+      type == "SUBSYSTEM" || type == "LIMIT")
     return list(type, socket);
   // IsMember describes itself as "TEXT:{bash,zsh,fish}".
   if (const std::size_t brace = type.find('{'); brace != std::string::npos)

@@ -48,6 +48,7 @@ Failure explain_connect(const std::string& path, int error, std::uint32_t timeou
     case SocketFile::Kind::kForbidden:
       return unreachable("PERMISSION_DENIED", "may not open " + path + " (" + owner_and_mode(file) + "); " +
                                                   how_to_get_in(file, kControlKeys));
+    case SocketFile::Kind::kStale:
     case SocketFile::Kind::kUsable: break;
   }
   if (error == ECONNREFUSED)

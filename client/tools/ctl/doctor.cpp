@@ -28,6 +28,13 @@ DaemonFacts ask_daemon(const Arguments& arguments, Connection& connection) {
   }
   facts.attach_path = facts.failure ? arguments.attach_socket : facts.status.daemon().socket_path();
   facts.attach_file = look_at_socket(facts.attach_path);
+  if (facts.failure) {
+    const auto mark = [](const std::string& path, SocketFile& file) {
+      if (file.kind == SocketFile::Kind::kUsable && is_stale(path)) file.kind = SocketFile::Kind::kStale;
+    };
+    mark(facts.control_path, facts.control_file);
+    mark(facts.attach_path, facts.attach_file);
+  }
   if (!facts.failure) facts.open_files = open_files_of(facts.status.daemon().pid());
   return facts;
 }

@@ -39,6 +39,8 @@ Check judge_socket(const std::string& name, const std::string& path, const Socke
     case SocketFile::Kind::kForbidden:
       return fail(name, "may not open " + path + " (" + owner_and_mode(file) + ")",
                   how_to_get_in(file, keys));
+    case SocketFile::Kind::kStale:
+      return fail(name, path + " was left behind: nobody listens", "start epd, which replaces it");
     case SocketFile::Kind::kUsable: break;
   }
   if ((file.mode & 02) != 0) {

@@ -7,6 +7,10 @@
 namespace epd::ctl {
 namespace {
 
+int importance(const std::string& level) {
+  return level == "error" ? 2 : level == "warning" ? 1 : 0;
+}
+
 // Where they would stand.
 void tell_lost(const Arguments& arguments, Output& output, std::uint64_t lost) {
   if (arguments.json) {
@@ -27,6 +31,7 @@ Exit run_events(const Arguments& arguments, Connection& connection, Output& outp
     for (const v1::Event& event : response.events()) {
       if (event.sequence() > seen + 1) tell_lost(arguments, output, event.sequence() - seen - 1);
       seen = event.sequence();
+      if (importance(event.level()) < importance(arguments.level)) continue;
       if (arguments.json) {
         write_json_line(output, to_json(event));
       } else {

@@ -110,6 +110,9 @@ void add_views(CLI::App& app, Arguments& arguments) {
       ->check(whole(1, UINT32_MAX));
   CLI::App* events = add_command(app, arguments, "events", Command::kEvents, help::kEvents);
   events->add_flag("--follow", arguments.follow, "Go on with what happens from now on");
+  events->add_option("--level", arguments.level, "Only events that are at least so important")
+      ->check(CLI::IsMember({"info", "warning", "error"}))
+      ->capture_default_str();
   events->add_option("--since", arguments.since, "Only events after number N")
       ->type_name("N")
       ->check(whole(0, UINT64_MAX));

@@ -216,19 +216,20 @@ EXAMPLES
 const Page kEvents = {"What has happened: joins, losses, breaks, restarts, refusals", R"HELP(
 Attaches and ends of sessions, joins and losses of ranks, breaks of groups with their causes, starts and
 deaths of engines, reloads, settings, evictions, refusals (limited in rate; a "count" says how many are
-left out). What an operator did has by_uid and by_pid. The daemon remembers 4096; then the oldest of the user
+left out). What an operator did has by_uid and by_pid. --level warning leaves out what is of less importance. The daemon remembers 4096; then the oldest of the user
 with the most goes. Where some are forgotten, a line tells how many. Each line is also in the daemon's log.
 
 EXAMPLES
   epctl events --follow
   epctl events --json | jq -c 'select(.kind == "group_broke") | .fields'
   epctl events --since 120 --follow
+  epctl events --level warning
 )HELP"};
 
 const Page kWatch = {"Rates of devices, sessions and groups, again and again", R"HELP(
 Operations and bytes per second, median and 99th percentile of the time from submission to end, between
-two looks; depth of the queue now; stalls and failures since the look before; and what the slowest
-operation waits for. Redrawn on a terminal, else one block of text (or one line of JSON) per look.
+two looks (of a group: of its ranks together); depth of the queue now; stalls and failures since the look before; and what the slowest
+operation waits for. JSON has the time of each look as unix_ms. Redrawn on a terminal, else one block of text (or one line of JSON) per look.
 
 EXAMPLES
   epctl watch

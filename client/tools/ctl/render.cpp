@@ -1,6 +1,7 @@
 #include "render.h"
 
 #include "json.h"
+#include "socket_file.h"
 #include "table.h"
 #include "units.h"
 
@@ -53,8 +54,9 @@ std::string device_table(const google::protobuf::RepeatedPtrField<v1::Device>& d
                {"RESTARTS", kRight},
                {"LAST EXIT"}});
   for (const v1::Device& device : devices) {
-    table.add({device.name(), word(device.state()), pid(device.engine_pid()), number(device.sms()) + set_mark(device.sms_set()),
-               number(device.sessions()), number(device.ops_completed()), number(device.ops_failed()),
+    table.add({device.name(), word(device.state()), pid(device.engine_pid()),
+               number(device.sms()) + set_mark(device.sms_set()), number(device.sessions()),
+               number(device.ops_completed()), number(device.ops_failed()),
                format_bytes(device.bytes_dispatched()), format_bytes(device.bytes_combined()),
                heartbeat(device), number(device.restarts()), device.last_exit()});
   }
@@ -184,6 +186,7 @@ std::string render(const v1::ListSessionsResponse& sessions) {
   Table table({{"SESSION", kRight},
                {"DEVICE"},
                {"PID", kRight},
+               {"USER"},
                {"UID", kRight},
                {"GID", kRight},
                {"GROUPS", kRight},
@@ -191,9 +194,9 @@ std::string render(const v1::ListSessionsResponse& sessions) {
                {"AGE", kRight},
                {"LIBRARY"}});
   for (const v1::Session& session : sessions.sessions()) {
-    table.add({number(session.session_id()), session.device(), process(session), number(session.uid()),
-               number(session.gid()), number(session.groups()), format_bytes(session.arena_bytes()),
-               format_ms(session.age_ms()), session.library()});
+    table.add({number(session.session_id()), session.device(), process(session), user_name(session.uid()),
+               number(session.uid()), number(session.gid()), number(session.groups()),
+               format_bytes(session.arena_bytes()), format_ms(session.age_ms()), session.library()});
   }
   return table.empty() ? "no sessions\n" : table.text();
 }
@@ -211,7 +214,9 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
                {"TOPK", kRight},
                {"DEPTH", kRight},
                {"PAYLOAD"},
+               {"LAYOUT"},
                {"INDEX"},
+               {"POLICY"},
                {"SMS", kRight},
                {"PRIO", kRight},
                {"EPOCH", kRight},
@@ -224,14 +229,16 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
     table.add({number(group.group_id()), group.name(), word(group.state()), word(shape.span()),
                number(shape.num_ranks()), number(shape.sum_ranks()), number(shape.num_experts()),
                number(shape.max_tokens()), number(shape.hidden()), number(shape.topk()),
-               number(shape.depth()), word(shape.payload()), word(shape.index_type()),
+               number(shape.depth()), word(shape.payload()), word(shape.layout()), word(shape.index_type()),
+               word(shape.policy()),
                (group.sms() == 0 ? "all" : number(group.sms())) + set_mark(group.sms_set()),
-               std::to_string(group.priority()) + set_mark(group.priority_set()),
-               number(group.epoch()), format_ms(group.age_ms())});
+               std::to_string(group.priority()) + set_mark(group.priority_set()), number(group.epoch()),
+               format_ms(group.age_ms())});
     const std::string name = "group " + number(group.group_id()) + " (" + printable(group.name()) + "): ";
     if (group.missing_ranks_size() != 0) {
-      notes += name + "waits for " + plural(static_cast<std::uint64_t>(group.missing_ranks_size()), "rank") +
-               ": " + ranks(group.missing_ranks()) + "\n";
+      notes += name + (group.state() == v1::GROUP_STATE_FORMING ? "waits for " : "goes on without ") +
+               plural(static_cast<std::uint64_t>(group.missing_ranks_size()), "rank") + ": " +
+               ranks(group.missing_ranks()) + "\n";
     }
     if (!group.cause().empty()) notes += name + "last break: " + printable(group.cause()) + "\n";
     for (const v1::GroupMember& member : group.members()) {
@@ -268,7 +275,8 @@ std::string render(const v1::ListOperationsResponse& operations) {
             : "rank " + std::to_string(operation.waiting_for()) + " " + format_us(operation.waiting_us());
     table.add({operation.id(), number(operation.group_id()), number(operation.op_index()),
                word(operation.op()), number(operation.rank()), operation.device(),
-               number(operation.session_id()), number(operation.slot()), number(operation.num_tokens()),
+               number(operation.session_id()), number(operation.slot()),
+               operation.op() == v1::OPERATION_KIND_DISPATCH ? number(operation.num_tokens()) : "",
                word(operation.stage()), waits, format_us(operation.age_us())});
   }
   return table.empty() ? "no operations in flight\n" : table.text();

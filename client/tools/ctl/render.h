@@ -1,6 +1,8 @@
 // Answers of the daemon as text for people. Ends with a newline, no colours.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <string>
 #include "epd/v1/control.pb.h"
 
@@ -15,7 +17,9 @@ std::string render(const v1::ListGroupsResponse& groups, bool members);
 std::string render(const v1::ListOperationsResponse& operations);
 std::string render(const v1::GetConfigResponse& config);
 std::string render(const v1::GetOperationResponse& detail);
-std::string render(const v1::GetStatisticsResponse& statistics, bool ranks);
+// `names`: of groups, by id.
+std::string render(const v1::GetStatisticsResponse& statistics, bool ranks,
+                   const std::map<std::uint64_t, std::string>& names);
 // One line.
 std::string render(const v1::Event& event);
 

@@ -79,12 +79,16 @@ std::string render(const v1::GetOperationResponse& detail) {
   return text + "  why        " + printable(detail.text()) + "\n";
 }
 
-std::string render(const v1::GetStatisticsResponse& statistics, bool ranks) {
+std::string render(const v1::GetStatisticsResponse& statistics, bool ranks,
+                   const std::map<std::uint64_t, std::string>& names) {
   Table sessions(statistics_columns({{"SESSION", Align::kRight}, {"DEVICE"}}));
   for (const v1::SessionStatistics& s : statistics.sessions())
     add(sessions, {owner(s.session_id()), s.device()}, s.statistics());
-  Table groups(statistics_columns({{"GROUP", Align::kRight}}));
-  for (const v1::GroupStatistics& g : statistics.groups()) add(groups, {owner(g.group_id())}, g.statistics());
+  Table groups(statistics_columns({{"GROUP", Align::kRight}, {"NAME"}}));
+  for (const v1::GroupStatistics& g : statistics.groups()) {
+    const auto name = names.find(g.group_id());
+    add(groups, {owner(g.group_id()), name == names.end() ? "" : name->second}, g.statistics());
+  }
   if (sessions.empty() && groups.empty()) return "nothing has been counted\n";
   std::string text = sessions.text();
   if (!groups.empty()) text += "\n" + groups.text();
@@ -106,7 +110,9 @@ std::string render(const v1::Event& event) {
   const std::size_t length = std::strftime(time.data(), time.size(), "%F %T", &local);
   std::snprintf(time.data() + length, time.size() - length, ".%03d",
                 static_cast<int>(event.unix_ms() % 1000));
-  std::string text = std::to_string(event.sequence()) + "  " + time.data() + "  " + printable(event.text());
+  std::string text = std::to_string(event.sequence()) + "  " + time.data() + "  " +
+                     (event.level() == "info" ? "" : printable(event.level()) + ": ") +
+                     printable(event.text());
   const std::map<std::string, std::string> ordered(event.fields().begin(), event.fields().end());
   for (const auto& [key, value] : ordered) {
     const bool plain = !value.empty() && value.find_first_of(" \"=") == std::string::npos;

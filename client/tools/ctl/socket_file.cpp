@@ -2,7 +2,9 @@
 
 #include <grp.h>
 #include <pwd.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 #include <array>
 #include <cerrno>
@@ -11,14 +13,6 @@
 
 namespace epd::ctl {
 namespace {
-
-std::string user_name(uid_t uid) {
-  std::array<char, 4096> buffer{};
-  ::passwd record{};
-  ::passwd* found = nullptr;
-  ::getpwuid_r(uid, &record, buffer.data(), buffer.size(), &found);
-  return found != nullptr ? found->pw_name : std::to_string(uid);
-}
 
 std::string group_name(gid_t gid) {
   std::array<char, 4096> buffer{};
@@ -29,6 +23,14 @@ std::string group_name(gid_t gid) {
 }
 
 }  // namespace
+
+std::string user_name(std::uint32_t uid) {
+  std::array<char, 4096> buffer{};
+  ::passwd record{};
+  ::passwd* found = nullptr;
+  ::getpwuid_r(uid, &record, buffer.data(), buffer.size(), &found);
+  return found != nullptr ? found->pw_name : std::to_string(uid);
+}
 
 SocketFile look_at_socket(const std::string& path) {
   SocketFile file;
@@ -47,6 +49,19 @@ SocketFile look_at_socket(const std::string& path) {
     file.kind = ::access(path.c_str(), W_OK) == 0 ? SocketFile::Kind::kUsable : SocketFile::Kind::kForbidden;
   }
   return file;
+}
+
+bool is_stale(const std::string& path) {
+  sockaddr_un address{};
+  if (path.size() >= sizeof(address.sun_path)) return false;
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.data(), path.size());
+  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return false;
+  const bool refused = ::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 &&
+                       errno == ECONNREFUSED;
+  ::close(fd);
+  return refused;
 }
 
 std::string owner_and_mode(const SocketFile& file) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <sys/types.h>
+#include <cstdint>
 #include <string>
 
 namespace epd::ctl {
@@ -12,6 +13,7 @@ struct SocketFile {
     kUnseen,     // a directory on the way may not be entered; `error` says so
     kOther,      // something that is no socket
     kForbidden,  // this process may not connect
+    kStale,      // nobody listens; only where it was looked for
     kUsable,
   };
   Kind kind = Kind::kMissing;
@@ -23,6 +25,9 @@ struct SocketFile {
 
 SocketFile look_at_socket(const std::string& path);
 
+// Whether a daemon has left it behind. Makes no connection to the attach socket.
+bool is_stale(const std::string& path);
+std::string user_name(std::uint32_t uid);  // its number if it has none
 // "root:epd 0660"
 std::string owner_and_mode(const SocketFile& file);
 // What a person without permission can do: "join group epd, or use sudo".

@@ -13,7 +13,8 @@ namespace epd::ctl {
 OwnVersion own_version() {
   std::array<char, 20> hash{};
   std::snprintf(hash.data(), hash.size(), "%016llx", static_cast<unsigned long long>(abi::layout_hash()));
-  return {build_info().version, build_info().commit, abi::kAbiVersionMin, abi::kAbiVersion, hash.data(), grpc_version()};
+  return {build_info().version, build_info().commit, abi::kAbiVersionMin,
+          abi::kAbiVersion,     hash.data(),         grpc_version()};
 }
 
 }  // namespace epd::ctl

@@ -211,7 +211,9 @@ Json json_of(const std::vector<Row>& rows) {
 }
 
 Json json_of(const Sample& sample, const Frame& frame) {
-  return {{"seconds", frame.seconds},
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return {{"unix_ms", std::chrono::duration_cast<std::chrono::milliseconds>(now).count()},
+          {"seconds", frame.seconds},
           {"devices", json_of(frame.devices)},
           {"sessions", json_of(frame.sessions)},
           {"groups", json_of(frame.groups)},

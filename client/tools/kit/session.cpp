@@ -2,9 +2,15 @@
 
 #include "kit/error.h"
 
+#include <cstdio>
 #include <thread>
+#include <utility>
 
 namespace epd::kit {
+
+namespace {
+constexpr std::chrono::seconds kSilence{1};  // a daemon that was started just now is there by then
+}  // namespace
 
 SessionPtr attach(const std::string& socket, const std::string& device, std::chrono::milliseconds patience,
                   epd_wait_by_t wait_by) {
@@ -14,14 +20,20 @@ SessionPtr attach(const std::string& socket, const std::string& device, std::chr
   options.device = device.c_str();
   options.wait_by = wait_by;
   const auto begin = std::chrono::steady_clock::now();
+  bool told = false;
   for (;;) {
     epd_session_t* session = nullptr;
     const epd_status_t status = epd_session_attach(&options, &session);
     if (status == EPD_OK) return SessionPtr(session);
     // No daemon listens yet, or it is starting and its engine is not ready.
     const bool starting = status == EPD_DAEMON_LOST || status == EPD_ENGINE_RESTARTED;
-    if (!starting || std::chrono::steady_clock::now() - begin > patience)
-      require(status, "attach to " + device);
+    const auto waited = std::chrono::steady_clock::now() - begin;
+    if (!starting || waited > patience) require(status, "attach to " + device);
+    if (waited > kSilence && !std::exchange(told, true)) {
+      std::fprintf(stderr, "waiting for a daemon, up to %lld s: %s\n",
+                   static_cast<long long>(std::chrono::duration_cast<std::chrono::seconds>(patience).count()),
+                   epd_last_error());
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
 }

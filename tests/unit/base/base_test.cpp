@@ -449,19 +449,23 @@ TEST(Log, ARoomMayHaveALevelOfItsOwn) {
     record_event(EventKind::kOther, LogLevel::kDebug, "event", {}, kDaemonOwner, session);
   });
   ASSERT_EQ(lines.size(), 3u);
-  EXPECT_NE(lines[0].find("level=debug process=\"epd \\\"test\\\"\" event=\"yes\""), std::string::npos) << lines[0];
+  EXPECT_NE(lines[0].find("level=debug process=\"epd \\\"test\\\"\" event=\"yes\""), std::string::npos)
+      << lines[0];
   EXPECT_NE(lines[1].find("event=\"limited\""), std::string::npos) << lines[1];
 }
 
 TEST(Log, LevelsAreReadAndWrittenAlike) {
-  for (const char* text : {"trace", "info", "error", "info,session=debug", "debug,base=error,supervisor=warning"}) {
+  for (const char* text :
+       {"trace", "info", "error", "info,session=debug", "debug,base=error,supervisor=warning"}) {
     const auto levels = parse_log_levels(text);
     ASSERT_TRUE(levels) << text;
     EXPECT_EQ(to_text(*levels), text);
   }
-  EXPECT_EQ(to_text(*parse_log_levels("info,engine=debug,engine=trace,base=info")), "info,base=info,engine=trace");
-  for (const char* text : {"", "loud", "off", "info,", ",info", "session=debug", "info,kitchen=debug", "info,debug",
-                           "info,session=loud", "info,session=", "info session=debug", "INFO"}) {
+  EXPECT_EQ(to_text(*parse_log_levels("info,engine=debug,engine=trace,base=info")),
+            "info,base=info,engine=trace");
+  for (const char* text :
+       {"", "loud", "off", "info,", ",info", "session=debug", "info,kitchen=debug", "info,debug",
+        "info,session=loud", "info,session=", "info session=debug", "INFO"}) {
     EXPECT_FALSE(parse_log_levels(text)) << text;
   }
 }
@@ -483,7 +487,8 @@ TEST(Log, InTheJournalLinesBeginWithTheirImportance) {
     if (format != LogFormat::kJson) continue;
     EXPECT_EQ(nlohmann::json::parse(lines[4].substr(3))["reason"], "epd: INTERNAL: it is over");
   }
-  EXPECT_FALSE(captured_lines(LogFormat::kLogfmt, [] { log_event(LogLevel::kInfo, "a"); }).at(0).starts_with("<"));
+  EXPECT_FALSE(
+      captured_lines(LogFormat::kLogfmt, [] { log_event(LogLevel::kInfo, "a"); }).at(0).starts_with("<"));
 }
 
 // Who reads JSON gets JSON to the end; at a terminal people get their text.
@@ -492,7 +497,8 @@ TEST(Log, TheLastErrorHasTheFormatOfTheLog) {
   const std::vector<std::string> json = captured_lines(LogFormat::kJson, last);
   ASSERT_EQ(json.size(), 1u);
   EXPECT_EQ(nlohmann::json::parse(json[0])["reason"], "epd: INTERNAL: it is \"over\"");
-  EXPECT_EQ(captured_lines(LogFormat::kLogfmt, last), std::vector<std::string>{"epd: INTERNAL: it is \"over\""});
+  EXPECT_EQ(captured_lines(LogFormat::kLogfmt, last),
+            std::vector<std::string>{"epd: INTERNAL: it is \"over\""});
 }
 
 TEST(LogLimiterTest, SaysHowManyItKeptBack) {

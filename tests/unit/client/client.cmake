@@ -42,3 +42,8 @@ if(EPD_CUDA_DRIVER_INCLUDE_DIR AND EPD_FAKE_CUDA)
   gtest_discover_tests(client_cuda_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 120)
 endif()
 gtest_discover_tests(client_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 120)
+# Whoever compiles the wrapper with an older C++ is told so in one line.
+file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/old_cxx.cpp "#include <epd/epd.hpp>\n")
+add_test(NAME client.wrapper_names_its_cxx COMMAND ${CMAKE_CXX_COMPILER} -std=c++14 -fsyntax-only
+  -I${PROJECT_SOURCE_DIR}/client/include ${CMAKE_CURRENT_BINARY_DIR}/old_cxx.cpp)
+set_tests_properties(client.wrapper_names_its_cxx PROPERTIES LABELS unit PASS_REGULAR_EXPRESSION "epd.hpp needs C\\+\\+17")

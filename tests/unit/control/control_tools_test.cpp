@@ -177,12 +177,14 @@ TEST_F(ControlTest, OptionsAreSetAndUnsetAllTogether) {
   v1::SetOptionsResponse response;
   const grpc::Status nothing = call(*stub, &v1::Control::Stub::SetOptions, request, response);
   EXPECT_EQ(nothing.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_NE(nothing.error_message().find("allowed: log.level, limits.*"), std::string::npos) << nothing.error_message();
+  EXPECT_NE(nothing.error_message().find("allowed: log.level, limits.*"), std::string::npos)
+      << nothing.error_message();
   (*request.mutable_values())["log.level"] = "debug";
   request.add_unset("limits.max_groups");
   ASSERT_TRUE(call(*stub, &v1::Control::Stub::SetOptions, request, response).ok());
   EXPECT_EQ(response.changes_size(), 2);
-  EXPECT_EQ(facade_.asked(), std::vector<std::string>{"set options limits.max_groups=(unset) log.level=debug"});
+  EXPECT_EQ(facade_.asked(),
+            std::vector<std::string>{"set options limits.max_groups=(unset) log.level=debug"});
   EXPECT_EQ(facade_.last_operator().uid, ::geteuid());
   request.add_unset("log.level");
   const grpc::Status both = call(*stub, &v1::Control::Stub::SetOptions, request, response);

@@ -1,7 +1,7 @@
 // The TCP port of health: what it tells, what it does not do, and how much of it a stranger can take.
+#include "health_port.h"
 #include "common/fd.h"
 #include "control_fixture.h"
-#include "health_port.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -95,7 +95,8 @@ TEST_F(HealthPortTest, UnknownNamesAreRefusedByName) {
   start();
   const Checked unknown = check_port("device/host:7");
   EXPECT_EQ(unknown.status.error_code(), grpc::StatusCode::NOT_FOUND);
-  EXPECT_NE(unknown.status.error_message().find("device/host:7"), std::string::npos) << unknown.status.error_message();
+  EXPECT_NE(unknown.status.error_message().find("device/host:7"), std::string::npos)
+      << unknown.status.error_message();
   EXPECT_EQ(check_port(std::string(200, 'x')).status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 
@@ -104,11 +105,13 @@ TEST_F(HealthPortTest, NothingElseIsServedThere) {
   start();
   const auto stub = v1::Control::NewStub(port_channel_);
   v1::GetStatusResponse status;
-  EXPECT_EQ(call(*stub, &v1::Control::Stub::GetStatus, {}, status).error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_EQ(call(*stub, &v1::Control::Stub::GetStatus, {}, status).error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
   v1::DrainResponse drain;
   EXPECT_EQ(call(*stub, &v1::Control::Stub::Drain, {}, drain).error_code(), grpc::StatusCode::UNIMPLEMENTED);
   v1::SetOptionsResponse set;
-  EXPECT_EQ(call(*stub, &v1::Control::Stub::SetOptions, {}, set).error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_EQ(call(*stub, &v1::Control::Stub::SetOptions, {}, set).error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
   EXPECT_FALSE(facade_.drained().has_value());
   grpc::ClientContext context;
   limit(context);
@@ -160,7 +163,8 @@ TEST_F(HealthPortTest, APortThatIsTakenIsNamed) {
   other.health_listen = "127.0.0.1:" + std::to_string(server_->health_port());
   const auto second = ControlServer::start(facade_, other);
   EXPECT_EQ(second.status().code(), StatusCode::kResourceExhausted);
-  EXPECT_NE(second.status().message().find(other.health_listen), std::string::npos) << second.status().message();
+  EXPECT_NE(second.status().message().find(other.health_listen), std::string::npos)
+      << second.status().message();
 }
 
 TEST_F(HealthPortTest, ItIsOffUnlessItIsAskedFor) {

@@ -1,6 +1,8 @@
 // epctl's tools for operators: op, stats, events, watch, set, evict, completion.
 #include "ctl_fixture.h"
 
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sstream>
 
 namespace epd::ctl {
@@ -117,6 +119,33 @@ TEST_F(CtlTest, SetAndEvictSayWhatTheyDid) {
   }
 }
 
+TEST_F(CtlTest, EventsOfLessImportanceCanBeLeftOut) {
+  start_server();
+  const Finished all = epctl({"events"});
+  const Finished warnings = epctl({"events", "--level", "warning"});
+  EXPECT_EQ(warnings.exit_code, 0) << warnings.err;
+  EXPECT_LT(warnings.out.size(), all.out.size());
+  for (const Json& event : {epctl({"--json", "events", "--level", "error"}).json()})
+    if (event.is_object()) EXPECT_EQ(event["level"], "error") << event;
+  EXPECT_EQ(epctl({"events", "--level", "loud"}).exit_code, 2);
+}
+
+// A daemon that was killed leaves its sockets.
+TEST_F(CtlTest, DoctorKnowsSocketsThatWereLeftBehind) {
+  for (const auto& [path, type] : {std::pair(control_, SOCK_STREAM), {attach_, SOCK_SEQPACKET}}) {
+    const int fd = ::socket(AF_UNIX, type, 0);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+    ASSERT_EQ(::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    ::close(fd);
+  }
+  const Finished doctor = epctl({"doctor"}, {"EPD_SOCKET=" + attach_});
+  EXPECT_EQ(doctor.exit_code, 4);
+  EXPECT_TRUE(doctor.says(control_ + " was left behind")) << doctor.out;
+  EXPECT_TRUE(doctor.says(attach_ + " was left behind")) << doctor.out;
+}
+
 TEST_F(CtlTest, WhatWasSetCanBeUnset) {
   start_server();
   EXPECT_EQ(epctl({"set", "device", "host:0", "sms=unset"}).out, "host:0: sms=unset\n");
@@ -140,9 +169,11 @@ TEST_F(CtlTest, LogAndLimitsAreSetAsTheConfigurationWritesThem) {
   ASSERT_TRUE(log.is_object());
   EXPECT_EQ(log["changes"][0]["key"], "log.level");
   EXPECT_EQ(log["changes"][0]["after"], "info,session=debug");
-  for (const std::vector<std::string>& wrong :
-       {std::vector<std::string>{"set", "limits"}, {"set", "limits", "max_sessions"}, {"set", "log", "=debug"},
-        {"set", "limits", "max_sessions=1", "max_sessions=2"}, {"set", "log", "level=debug", "level=unset"}}) {
+  for (const std::vector<std::string>& wrong : {std::vector<std::string>{"set", "limits"},
+                                                {"set", "limits", "max_sessions"},
+                                                {"set", "log", "=debug"},
+                                                {"set", "limits", "max_sessions=1", "max_sessions=2"},
+                                                {"set", "log", "level=debug", "level=unset"}}) {
     EXPECT_EQ(epctl(wrong).exit_code, 2) << wrong.back();
   }
   ASSERT_TRUE(server_->write("asked\n"));
@@ -153,7 +184,8 @@ TEST_F(CtlTest, LogAndLimitsAreSetAsTheConfigurationWritesThem) {
   tell_server("fail 2 limits.max_sessions is \"0\"; allowed: 1..65536");
   const Finished refused = epctl({"set", "limits", "max_sessions=0"});
   EXPECT_EQ(refused.exit_code, 1);
-  EXPECT_TRUE(refused.complains("INVALID_ARGUMENT: limits.max_sessions is \"0\"; allowed: 1..65536")) << refused.err;
+  EXPECT_TRUE(refused.complains("INVALID_ARGUMENT: limits.max_sessions is \"0\"; allowed: 1..65536"))
+      << refused.err;
 }
 
 TEST_F(CtlTest, ReloadTellsWhatHasChangedOrWhyNot) {
@@ -173,7 +205,8 @@ TEST_F(CtlTest, HealthIsAnExitStatus) {
   start_server();
   const Finished all = epctl({"health"});
   EXPECT_EQ(all.exit_code, 0) << all.out << all.err;
-  for (const char* name : {"daemon ", "control ", "membership ", "device/host:0 "}) EXPECT_TRUE(all.says(name)) << all.out;
+  for (const char* name : {"daemon ", "control ", "membership ", "device/host:0 "})
+    EXPECT_TRUE(all.says(name)) << all.out;
   EXPECT_FALSE(all.says("NOT SERVING")) << all.out;
   EXPECT_EQ(epctl({"health", "device/host:0"}).exit_code, 0);
   const Finished unknown = epctl({"health", "device/host:9"});
@@ -187,7 +220,8 @@ TEST_F(CtlTest, HealthIsAnExitStatus) {
   const Json json = epctl({"--json", "health"}).json();
   ASSERT_TRUE(json.is_object());
   EXPECT_EQ(json["serving"], true);
-  for (const Json& part : json["subsystems"]) EXPECT_EQ(part["serving"], part["name"] != "device/host:1") << part;
+  for (const Json& part : json["subsystems"])
+    EXPECT_EQ(part["serving"], part["name"] != "device/host:1") << part;
   tell_server("draining");
   EXPECT_EQ(epctl({"health"}).exit_code, 4);
   EXPECT_EQ(epctl({"health", "control"}).exit_code, 0) << "the supervisor answers";

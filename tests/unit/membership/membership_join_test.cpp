@@ -403,6 +403,21 @@ TEST_F(Membership, AFirstJoinerWithoutMemoryLeavesNoGroup) {
   EXPECT_TRUE(registry_.groups().empty());
 }
 
+// Otherwise they would look for a rank that is there and has an error of its own.
+TEST_F(Membership, WhoWaitsIsToldWhyTheMissingRankWasRefused) {
+  join(request(0, 2));
+  JoinRequest other = request(1, 2);
+  other.join.shape.hidden = 256;
+  join(other);
+  clock_.advance_ms(60'000);
+  tick();
+  const Lines told = take();
+  ASSERT_EQ(told.back(), "refused session=10 request=100 status=DEADLINE_EXCEEDED");
+  EXPECT_NE(refusal_.message().find("missing: 1; rank 1 was refused: "), std::string::npos)
+      << refusal_.message();
+  EXPECT_NE(refusal_.message().find("hidden is 256"), std::string::npos) << refusal_.message();
+}
+
 TEST_F(Membership, TheJoinDeadlineNamesTheMissingRanks) {
   join(request(0, 4));
   JoinRequest impatient = request(2, 4);

@@ -42,8 +42,27 @@ TEST_F(Attach, OtherFilesAndBadPathsAreLeftAlone) {
   std::ofstream(file) << "precious";
   EXPECT_EQ(Listener::open({file, 0660, {}}).status().code(), StatusCode::kInvalidArgument);
   EXPECT_TRUE(std::filesystem::exists(file));
+  EXPECT_FALSE(std::filesystem::exists(file + ".lock")) << "nothing is left beside it";
   const Result<Listener> longer = Listener::open({directory_ + "/" + std::string(200, 'x'), 0660, {}});
   EXPECT_NE(longer.status().message().find("107"), std::string::npos) << longer.status().message();
+}
+
+// A plain user who starts a daemon on the default paths.
+TEST_F(Attach, WhoMayNotWriteThereIsToldWhatToName) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  ASSERT_EQ(::chmod(directory_.c_str(), 0755), 0);
+  for (const char* path : {"/closed/epd.sock", "/epd2.sock"}) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      if (::setuid(65534) != 0) ::_exit(2);
+      const Result<Listener> listener = Listener::open({directory_ + path, 0660, {}});
+      const bool says = listener.status().message().find("daemon.socket") != std::string::npos;
+      ::_exit(listener.status().code() == StatusCode::kPermissionDenied && says ? 0 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0) << path;
+  }
 }
 
 }  // namespace

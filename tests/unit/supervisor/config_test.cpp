@@ -477,6 +477,57 @@ TEST_F(ConfigFile, EveryOptionIsDocumented) {
   }
 }
 
+// What check-config prints.
+TEST_F(ConfigFile, WhatIsPrintedCanBeReadBack) {
+  const Result<Config> config = load(
+      "devices.host = 2\ndevices.cuda = [0, \"GPU-1a\"]\nlimits.max_arena_bytes = "
+      "\"64MiB\"\nlimits.max_priority = -2\n"
+      "log.level = \"info,session=debug\"\n[[access.rule]]\nusers = [1]\nattach = false\n");
+  ASSERT_TRUE(config.ok()) << config.status().to_string();
+  const std::string text = to_toml(config.value());
+  EXPECT_NE(text.find("\ndevices.host = 2 "), std::string::npos) << text;
+  EXPECT_NE(text.find("\ndevices.cuda = [\"0\", \"GPU-1a\"] "), std::string::npos) << text;
+  EXPECT_NE(text.find("\n# access.rule 1: "), std::string::npos) << text;
+  const Result<Config> again = load(text);
+  ASSERT_TRUE(again.ok()) << again.status().to_string() << "\n" << text;
+  for (std::size_t i = 0; i < config_options().size(); ++i)
+    EXPECT_EQ(again.value().entries[i].value, config.value().entries[i].value)
+        << again.value().entries[i].key;
+}
+
+TEST_F(ConfigFile, AllValuesThatAreWrongAreNamedWithTheirPlaces) {
+  sources_.environment["EPD_LOG_LEVEL"] = "loud";
+  sources_.flags["devices.host"] = "99";
+  const std::string text = refusal("[limits]\nmax_groups = 0\nmax_sessions = 0\n");
+  for (const char* part : {"limits.max_groups is \"0\"; allowed: 1..65536 (", "epd.toml (line 2))",
+                           "limits.max_sessions is \"0\"", "epd.toml (line 3))", "log.level is \"loud\"",
+                           "(the environment: EPD_LOG_LEVEL)", "devices.host is \"99\"", "(the flags)"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " is not in " << text;
+  }
+}
+
+TEST(Environments, VariablesThatAreNamedLikeAnOptionAndNotReadAreTold) {
+  ::setenv("EPD_DEVICES_HOST", "9", 1);
+  ::setenv("EPD_LOG_LEVEL", "info", 1);
+  const Environment environment = read_environment();
+  ::unsetenv("EPD_DEVICES_HOST");
+  ::unsetenv("EPD_LOG_LEVEL");
+  ASSERT_EQ(environment.ignored.size(), 1u);
+  EXPECT_EQ(environment.ignored[0].first, "EPD_DEVICES_HOST");
+  EXPECT_EQ(environment.ignored[0].second, "devices.host");
+}
+
+TEST(Environments, TheJournalIsKnownByItsDescriptor) {
+  struct stat info {};
+  ASSERT_EQ(::fstat(STDERR_FILENO, &info), 0);
+  ::setenv("JOURNAL_STREAM", (std::to_string(info.st_dev) + ":" + std::to_string(info.st_ino)).c_str(), 1);
+  EXPECT_TRUE(read_environment().journal);
+  ::setenv("JOURNAL_STREAM", "1:1", 1);
+  EXPECT_FALSE(read_environment().journal) << "standard error has been redirected since";
+  ::unsetenv("JOURNAL_STREAM");
+  EXPECT_FALSE(read_environment().journal);
+}
+
 TEST_F(ConfigFile, APortAloneIsOneOfTheLoopbackAddress) {
   const Result<Config> config = load("metrics.listen = \"9455\"\nhealth.listen = \"9456\"\n");
   ASSERT_TRUE(config.ok()) << config.status().to_string();
@@ -493,16 +544,18 @@ TEST_F(ConfigFile, RoomsMayLogMore) {
 }
 
 TEST_F(ConfigFile, AnOperatorSetsLimitsAndTheLogAndNothingElse) {
-  const Result<Config> config = load("limits.max_sessions = 7\n[[access.rule]]\nusers = [1]\nattach = false\n");
+  const Result<Config> config =
+      load("limits.max_sessions = 7\n[[access.rule]]\nusers = [1]\nattach = false\n");
   ASSERT_TRUE(config.ok()) << config.status().to_string();
-  const Result<Config> changed =
-      with_options(config.value(), {{"limits.max_sessions", "9"}, {"log.level", "debug"}, {"limits.max_priority", "-3"}});
+  const Result<Config> changed = with_options(
+      config.value(), {{"limits.max_sessions", "9"}, {"log.level", "debug"}, {"limits.max_priority", "-3"}});
   ASSERT_TRUE(changed.ok()) << changed.status().to_string();
   EXPECT_EQ(changed.value().max_sessions, 9u);
   EXPECT_EQ(origin(changed.value(), "limits.max_sessions"), "operator");
   EXPECT_EQ(origin(changed.value(), "limits.max_groups"), "default");
   const std::vector<std::uint32_t> nobody;
-  EXPECT_FALSE(changed.value().access.may_take_priority({2, nobody}, -2).ok()) << "the policy has the new limit";
+  EXPECT_FALSE(changed.value().access.may_take_priority({2, nobody}, -2).ok())
+      << "the policy has the new limit";
   EXPECT_FALSE(changed.value().access.may_attach({1, nobody}).ok()) << "and its rules";
   const auto changes = changes_between(config.value(), changed.value());
   ASSERT_EQ(changes.size(), 3u);

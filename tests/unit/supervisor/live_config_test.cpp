@@ -66,7 +66,8 @@ TEST_F(LiveConfigTest, ARefusalChangesNothing) {
   write("limits.max_sessions = 8\ndaemon.socket = \"/elsewhere\"\n");
   const auto refused = config.reload();
   EXPECT_FALSE(refused.ok());
-  EXPECT_NE(refused.status().message().find("daemon.socket changed"), std::string::npos) << refused.status().message();
+  EXPECT_NE(refused.status().message().find("daemon.socket changed"), std::string::npos)
+      << refused.status().message();
   EXPECT_EQ(config.last_error(), refused.status().message());
   EXPECT_EQ(config->max_sessions, 7u);
   EXPECT_EQ(config->max_groups, 3u);

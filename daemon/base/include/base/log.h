@@ -33,7 +33,8 @@ inline constexpr std::array<std::string_view, 8> kLogRooms = {"base",   "cluster
 
 struct LogLevels {
   LogLevel general = LogLevel::kInfo;
-  std::array<std::optional<LogLevel>, kLogRooms.size()> rooms{};  // in the order of kLogRooms; none: as general
+  std::array<std::optional<LogLevel>, kLogRooms.size()>
+      rooms{};  // in the order of kLogRooms; none: as general
 
   LogLevels() = default;
   LogLevels(LogLevel level) : general(level) {}  // NOLINT(google-explicit-constructor): one for all
@@ -77,8 +78,8 @@ void log_flush();
 std::uint64_t log_lines_lost();
 // Writes one line outside of the log, before the process ends. It is lost if the reader does not read.
 void print_error(const std::string& line);
-// The same for what a program that may have begun to log has to say last: a line of the log in JSON and in the
-// journal, else the text for people.
+// The same for what a program that may have begun to log has to say last: a line of the log in JSON and in
+// the journal, else the text for people.
 void print_last_error(const std::string& text);
 
 // Allows each owner `burst` lines, then `each_second`. So no user's flood suppresses another's lines. The

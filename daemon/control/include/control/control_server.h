@@ -24,8 +24,8 @@ class ControlServer {
  public:
   // Listens when it returns. Replaces a socket file on which no process listens. Refuses (ABORTED) one on
   // which a process does. The socket is never open wider than `mode`. Errors: INVALID_ARGUMENT (path, mode),
-  // NOT_FOUND (directory), PERMISSION_DENIED, ABORTED, RESOURCE_EXHAUSTED (health_listen). `facade` outlives the server and is called from
-  // several threads.
+  // NOT_FOUND (directory), PERMISSION_DENIED, ABORTED, RESOURCE_EXHAUSTED (health_listen). `facade` outlives
+  // the server and is called from several threads.
   static Result<std::unique_ptr<ControlServer>> start(supervisor::ControlFacade& facade,
                                                       const ControlOptions& options);
 

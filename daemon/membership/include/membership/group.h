@@ -197,6 +197,7 @@ struct Group {
   std::optional<std::uint64_t> storing;  // the view that the store has been asked to take
   EpochKey epoch_key;
   std::uint64_t created_ns = 0;
+  std::string refusal;                        // "; rank 1 was refused: ...", the last one while it forms
   std::map<std::uint32_t, Member> members;    // by rank; a masked one is missing
   std::map<std::uint32_t, Arrival> arrivals;  // by rank; none of them is in members
   std::map<EngineId, EngineSlot> engines;     // empty while forming

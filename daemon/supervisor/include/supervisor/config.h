@@ -78,7 +78,7 @@ struct Config {
   std::string metrics_listen;  // "127.0.0.1:9455"; empty: nowhere
   std::uint32_t metrics_max_groups = 0;
   std::string health_listen;  // as metrics_listen
-  std::string mps_control;  // empty: never asked
+  std::string mps_control;    // empty: never asked
   std::uint32_t mps_timeout_ms = 0;
   std::string cluster_name;  // empty: no cluster, and none of the following counts
   std::string cluster_node;
@@ -148,6 +148,8 @@ struct Environment {
   std::string notify_socket;      // NOTIFY_SOCKET
   std::uint64_t watchdog_us = 0;  // WATCHDOG_USEC, if it is meant for this process
   bool journal = false;           // JOURNAL_STREAM is standard error
+  // Variables that are named like an option and not read: "EPD_DEVICES_HOST", with its key.
+  std::vector<std::pair<std::string, std::string>> ignored;
 };
 Environment read_environment();
 
@@ -158,9 +160,13 @@ Result<Config> reload_config(const Config& current, const ConfigSources& sources
 
 // What an operator may set while the daemon runs: log.level and limits.*.
 bool is_settable(const std::string& key);
-// `config` with other values of such options, by key; their origin is "operator". INVALID_ARGUMENT naming the key, the
-// value and what is allowed.
+// `config` with other values of such options, by key; their origin is "operator". INVALID_ARGUMENT naming the
+// key, the value and what is allowed.
 Result<Config> with_options(const Config& config, const std::map<std::string, std::string>& values);
+
+// All options as a configuration file, each with its origin as a comment. Rules are comments: the file has
+// them.
+std::string to_toml(const Config& config);
 
 struct ConfigChange {
   std::string key;

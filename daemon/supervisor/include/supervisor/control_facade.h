@@ -78,11 +78,11 @@ class ControlFacade {
   // Stops admitting, waits for sessions to end, ends what is left after timeout_ms (0: the
   // configured drain timeout), then the daemon exits. Returns as soon as draining has begun.
   virtual Status drain(const Operator& by, std::uint32_t timeout_ms) = 0;
-  // Reads the configuration again: all of it, or nothing, with a status that names the option, its value and what is
-  // allowed.
+  // Reads the configuration again: all of it, or nothing, with a status that names the option, its value and
+  // what is allowed.
   virtual Result<v1::ReloadConfigResponse> reload(const Operator& by) = 0;
-  // Sets log.level and limits.*, all that are named or none. Kept until the daemon ends, or a reload brings another
-  // value of the option.
+  // Sets log.level and limits.*, all that are named or none. Kept until the daemon ends, or a reload brings
+  // another value of the option.
   virtual Result<v1::SetOptionsResponse> set_options(const Operator& by, const OptionSettings& options) = 0;
   // Changes what operations that are launched from now on may use. Kept over engine restarts, not over the
   // daemon's. INVALID_ARGUMENT says what is allowed. `group` is a name or an id.
