@@ -44,16 +44,16 @@ constexpr const char* kFooter =
     "  SIGTERM, SIGINT  drain: admit nobody, wait for sessions to end (timeouts.drain_ms), end the rest, "
     "exit 0.\n"
     "                   A second one: at once.\n"
-    "  SIGHUP           read the configuration again. Applied as a whole or, with the reason in the log, not "
-    "at\n"
-    "                   all; keys marked 'restart' can't change.\n\n"
+    "  SIGHUP           read the configuration again, as epctl reload does. Applied as a whole or, with the "
+    "reason in\n"
+    "                   the log, not at all; keys marked 'restart' can't change.\n\n"
     "SERVICE MANAGER\n"
     "  Speaks systemd's notify protocol: READY, STATUS, WATCHDOG, RELOADING, STOPPING.\n\n"
     "EXIT STATUS\n"
     "  0 stopped as asked; 1 could not start; 2 wrong usage or configuration.\n\n"
     "ENVIRONMENT\n"
     "  EPD_CONFIG       configuration file, if --config is not given\n"
-    "  NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID   set by the service manager\n\n"
+    "  NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID, JOURNAL_STREAM   set by the service manager\n\n"
     "FILES\n"
     "  /etc/epd/epd.toml     configuration; may be missing\n"
     "  /run/epd/epd.sock     clients attach here\n"
@@ -127,10 +127,6 @@ int serve(const ServeFlags& flags) {
   Result<supervisor::Config> config = supervisor::load_config(sources);
   if (!config.ok()) return fail(kExitUsage, config.status());
   log_init("epd", config->log_levels(), config->format(), environment.journal);
-  for (const auto& [name, key] : environment.ignored) {
-    log_event(LogLevel::kWarning, "environment variable is not read",
-              {{"name", name}, {"instead", "the configuration file, or --" + key}});
-  }
   supervisor::Supervisor::block_signals();
   raise_descriptor_limit();
 
@@ -142,6 +138,10 @@ int serve(const ServeFlags& flags) {
   Result<std::unique_ptr<supervisor::Supervisor>> supervisor =
       supervisor::Supervisor::create(std::move(options));
   if (!supervisor.ok()) return fail(kExitFailure, supervisor.status());
+  for (const auto& [name, key] : environment.ignored) {
+    log_event(LogLevel::kWarning, "environment variable is not read",
+              {{"name", name}, {"instead", "the configuration file, or --" + key}});
+  }
   const control::ControlOptions control_options{config->control_socket, config->control_socket_mode,
                                                 config->control_socket_gid, config->health_listen};
   Result<std::unique_ptr<control::ControlServer>> control =

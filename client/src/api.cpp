@@ -41,7 +41,7 @@ void log_submission(const Group& group, const SubmitRequest& request, epd_ticket
                    : request.op == abi::Op::kCombine ? "combine"
                                                      : "noop";
   log_line(LogLevel::kDebug, "submitted",
-           {{"group", group.name},
+           {{"group", group.group_name},
             {"rank", std::to_string(group.rank)},
             {"op", op},
             {"slot", std::to_string(request.slot)},
@@ -295,9 +295,9 @@ epd_status_t epd_group_join(epd_session_t* session, const epd_group_config_t* co
     Group* joined = nullptr;
     auto handle = std::make_unique<Handle<Group>>();
     EPD_RETURN_IF_ERROR(s->join(c, joined));
-    joined->name = c.name;
+    joined->group_name = c.name;
     log_line(LogLevel::kInfo, "joined",
-             {{"group", joined->name},
+             {{"group", joined->group_name},
               {"rank", std::to_string(joined->rank)},
               {"ranks", std::to_string(joined->shape.num_ranks)},
               {"session", std::to_string(s->info().session_id)}});
@@ -312,7 +312,7 @@ epd_status_t epd_group_leave(epd_group_t* group) {
     EPD_OPEN(Group, g, group);
     Session& session = *g->session;
     if (session.in_hook_thread()) return epd::invalid_argument("a hook may not leave a group");
-    const std::string name = g->name;
+    const std::string name = g->group_name;
     const std::string rank = std::to_string(g->rank);
     session.leave(g, epd::client::Deadline::in_ms(epd::client::kLeaveMs));
     log_line(LogLevel::kInfo, "left", {{"group", name}, {"rank", rank}});
@@ -369,8 +369,9 @@ epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, epd_resume
     if (info != nullptr) EPD_RETURN_IF_ERROR(epd::client::check_output(info, "info"));
     epd_resume_info_t out{};
     EPD_RETURN_IF_ERROR(g->session->resume(*g, timeout_ms, out));
-    log_line(LogLevel::kInfo, "resumed",
-             {{"group", g->name}, {"rank", std::to_string(g->rank)}, {"epoch", std::to_string(out.epoch)}});
+    log_line(
+        LogLevel::kInfo, "resumed",
+        {{"group", g->group_name}, {"rank", std::to_string(g->rank)}, {"epoch", std::to_string(out.epoch)}});
     if (info != nullptr) epd::client::write_struct(info, out);
     return {};
   });

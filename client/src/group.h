@@ -132,7 +132,7 @@ struct Group {
   const abi::UserArenaLayout arena;
   // Set by join, before any other thread sees the group.
   Handle<Group>* given = nullptr;  // the handle that the caller has
-  std::string name;
+  std::string group_name;
   std::uint32_t member = 0;
   std::uint32_t rank = 0;
   std::uint32_t sum_ranks = 0;           // the shape's, or the daemon's choice

@@ -25,7 +25,7 @@ namespace {
 struct Setting {
   std::string text;
   const char* origin;
-  std::string where;  // for refusals: "epd.toml (line 3)", "the environment"
+  std::string where;  // for refusals: "epd.toml (line 3)", "the flags"
 };
 // What the file, and then the environment and the flags, say.
 struct Settings {
@@ -500,7 +500,7 @@ Result<Config> load_config(const ConfigSources& sources) {
     const auto found = sources.environment.find(option.environment);
     if (*option.environment != '\0' && found != sources.environment.end())
       settings.values[option.key] = {found->second, "environment",
-                                     std::string("the environment: ") + option.environment};
+                                     std::string("the environment (") + option.environment + ")"};
   }
   for (const auto& [key, value] : sources.flags) {
     if (find_option(key) == nullptr) return unknown_option(key, "the flags");
@@ -513,7 +513,7 @@ Result<Config> load_config(const ConfigSources& sources) {
     const Setting setting =
         found == settings.values.end() ? Setting{option.default_text, "default", ""} : found->second;
     if (const Status status = store_option(option, setting.text, config); !status.ok())
-      wrong.append(wrong.empty() ? "" : "; ").append(status.message()).append(" (" + setting.where + ")");
+      wrong.append(wrong.empty() ? "" : "; ").append(status.message()).append(" in " + setting.where);
     config.entries.push_back({option.key, setting.text, setting.origin, option.reloadable});
   }
   if (!wrong.empty()) return invalid_argument(std::move(wrong));

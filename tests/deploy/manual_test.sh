@@ -22,7 +22,7 @@ done
   grep -qx " *${option#*.}\( .*\)\?" "$work/epd.toml.5" || fail "epd.toml(5) lacks $option"
   grep -qF "[${option%%.*}]" "$work/epd.toml.5" || fail "epd.toml(5) lacks [${option%%.*}]"
 done
-for command in status op set evict drain doctor size; do
+for command in status op set evict reload health drain doctor size; do
   grep -qx "   $command" "$work/epctl.1" || fail "epctl(1) does not explain $command"
 done
 for option in tokens ranks-per-node rounds; do

@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 #include <vector>
 
-namespace epd {
+namespace epd::control {
 namespace {
 
 using grpc::health::v1::Health;
@@ -173,4 +173,4 @@ TEST_F(HealthPortTest, ItIsOffUnlessItIsAskedFor) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::control

@@ -132,7 +132,7 @@ TEST_F(EngineCallsRoomTest, HowLongKernelsTookToStopIsCounted) {
   run_and_check(0);
   for (std::uint32_t i = 0; i < 10; ++i) {
     const std::uint64_t before = stops();
-    engines_[0]->send(LinkType::kSettings, abi::Settings{16 + 2 * (i % 2), 5000, 20, 2});
+    engines_[0]->send(LinkType::kSettings, abi::Settings{16 + 2 * (i % 2), 5000, 20, "info"});
     run_and_check(i % kShape.depth);
     EXPECT_TRUE(comes([&] { return stops() >= before + 2; })) << "of both ranks, " << stops() - before;
   }
@@ -141,7 +141,7 @@ TEST_F(EngineCallsRoomTest, HowLongKernelsTookToStopIsCounted) {
   const std::uint32_t first = ringers_[0].ring(dispatch_on(0), inputs[0].num_tokens, group_->epoch);
   ASSERT_TRUE(takes_part(0, next_, 0));
   const std::uint64_t before = stops();
-  engines_[0]->send(LinkType::kSettings, abi::Settings{16, 5000, 20, 2});
+  engines_[0]->send(LinkType::kSettings, abi::Settings{16, 5000, 20, "info"});
   ASSERT_TRUE(comes([&] { return stops() == before + 1; })) << "rank 2's, which has nothing to end";
   std::this_thread::sleep_for(kWait);
   others_come(inputs, first);
@@ -177,7 +177,7 @@ TEST_F(EngineCallsRoomTest, SmsChangeThoughSomethingIsAlwaysInFlight) {
     submit(0);
     EXPECT_TRUE(in_flight(1));
     const std::uint64_t before = kernel_stops(page);
-    engines_[0]->send(LinkType::kSettings, abi::Settings{sms[i % 2], 5000, 20, 2});
+    engines_[0]->send(LinkType::kSettings, abi::Settings{sms[i % 2], 5000, 20, "info"});
     EXPECT_TRUE(comes([&] { return kernel_stops(page) > before; })) << "rank 0's has nothing to end";
     submit(1);
     EXPECT_TRUE(in_flight(2));

@@ -61,7 +61,7 @@ TEST_F(EngineCallsSmsTest, EachHasItsShareByPriorityAndNothingFitsBesideIt) {
     const std::int32_t ours = any_priority(), its = any_priority();
     SCOPED_TRACE(testing::Message() << sms << " SMs, priorities " << ours << " and " << its);
     for (EngineThread* engine : engine_view_) {
-      engine->send(LinkType::kSettings, abi::Settings{sms, 5000, 20, 2});
+      engine->send(LinkType::kSettings, abi::Settings{sms, 5000, 20, "info"});
       engine->send(LinkType::kGroupSettings, abi::GroupSettings{kGroup, 0, ours});
     }
     engine_view_[0]->send(LinkType::kGroupSettings, abi::GroupSettings{8, 0, its});
@@ -72,7 +72,7 @@ TEST_F(EngineCallsSmsTest, EachHasItsShareByPriorityAndNothingFitsBesideIt) {
   }
   engine_view_[0]->send(LinkType::kRemoveGroup, abi::GroupRef{8});
   ASSERT_TRUE(engine_view_[0]->expect(LinkType::kGroupRemoved).has_value());
-  engine_view_[0]->send(LinkType::kSettings, abi::Settings{24, 5000, 20, 2});
+  engine_view_[0]->send(LinkType::kSettings, abi::Settings{24, 5000, 20, "info"});
   expect_shares(0, 24, {0, 0});
   run_and_check(0);
 }

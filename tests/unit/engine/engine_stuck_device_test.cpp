@@ -47,7 +47,7 @@ class EngineStuckDeviceTest : public EngineCallsFixture {
         << kernels_.on(0).size() << " kernels stay";
   }
   void set_sms(std::uint32_t sms) {
-    engine_view_[0]->send(LinkType::kSettings, abi::Settings{sms, 5000, 20, 2});
+    engine_view_[0]->send(LinkType::kSettings, abi::Settings{sms, 5000, 20, "info"});
   }
   void expect_sms(std::uint32_t sms) const {
     const auto all_sms = [&] {

@@ -422,7 +422,7 @@ TEST_F(ConfigFile, AReloadAppliesWhatMayChange) {
   const Result<Config> after = reload_config(before, sources_);
   ASSERT_TRUE(after.ok()) << after.status().to_string();
   EXPECT_EQ(after.value().max_sessions, 4u);
-  EXPECT_EQ(after.value().level(), LogLevel::kDebug);
+  EXPECT_EQ(after.value().log_levels().general, LogLevel::kDebug);
 }
 
 TEST_F(ConfigFile, AReloadRefusesWhatIsFixedByName) {
@@ -435,18 +435,18 @@ TEST_F(ConfigFile, AReloadRefusesWhatIsFixedByName) {
   for (const OptionInfo& option : config_options()) {
     const bool fixed = option.key.starts_with("daemon.") || option.key.starts_with("mps.") ||
                        option.key.starts_with("cluster.") || option.key.starts_with("network.") ||
-                       option.key.starts_with("metrics.") || option.key == "log.format" ||
-                       option.key == "devices.host" || option.key == "devices.cuda" ||
-                       option.key == "devices.mode";
+                       option.key.starts_with("metrics.") || option.key.starts_with("health.") ||
+                       option.key == "log.format" || option.key == "devices.host" ||
+                       option.key == "devices.cuda" || option.key == "devices.mode";
     EXPECT_EQ(option.reloadable, !fixed) << option.key;
   }
 }
 
 TEST_F(ConfigFile, MetricsAreServedAtAnAddressAndAPort) {
-  for (const char* allowed : {"", "127.0.0.1:9455", "0.0.0.0:0", "[::1]:65535"})
+  for (const char* allowed : {"", "9455", "127.0.0.1:9455", "0.0.0.0:0", "[::1]:65535"})
     EXPECT_TRUE(load(std::string("metrics.listen = \"") + allowed + "\"").ok()) << allowed;
   for (const char* refused :
-       {"9455", ":9455", "localhost:9455", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:9455s",
+       {"94555", ":9455", "localhost:9455", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:9455s",
         "127.0.0.1:1,127.0.0.1:2", "::1:9455", "[127.0.0.1]:1", " "}) {
     const Result<Config> config = load(std::string("metrics.listen = \"") + refused + "\"");
     ASSERT_FALSE(config.ok()) << refused;
@@ -480,13 +480,16 @@ TEST_F(ConfigFile, EveryOptionIsDocumented) {
 // What check-config prints.
 TEST_F(ConfigFile, WhatIsPrintedCanBeReadBack) {
   const Result<Config> config = load(
-      "devices.host = 2\ndevices.cuda = [0, \"GPU-1a\"]\nlimits.max_arena_bytes = "
+      "devices.host = 2\ndevices.cuda = [0, "
+      "\"GPU-01234567-89ab-cdef-0123-456789abcdef\"]\nlimits.max_arena_bytes = "
       "\"64MiB\"\nlimits.max_priority = -2\n"
       "log.level = \"info,session=debug\"\n[[access.rule]]\nusers = [1]\nattach = false\n");
   ASSERT_TRUE(config.ok()) << config.status().to_string();
   const std::string text = to_toml(config.value());
   EXPECT_NE(text.find("\ndevices.host = 2 "), std::string::npos) << text;
-  EXPECT_NE(text.find("\ndevices.cuda = [\"0\", \"GPU-1a\"] "), std::string::npos) << text;
+  EXPECT_NE(text.find("\ndevices.cuda = [\"0\", \"GPU-01234567-89ab-cdef-0123-456789abcdef\"] "),
+            std::string::npos)
+      << text;
   EXPECT_NE(text.find("\n# access.rule 1: "), std::string::npos) << text;
   const Result<Config> again = load(text);
   ASSERT_TRUE(again.ok()) << again.status().to_string() << "\n" << text;
@@ -499,9 +502,9 @@ TEST_F(ConfigFile, AllValuesThatAreWrongAreNamedWithTheirPlaces) {
   sources_.environment["EPD_LOG_LEVEL"] = "loud";
   sources_.flags["devices.host"] = "99";
   const std::string text = refusal("[limits]\nmax_groups = 0\nmax_sessions = 0\n");
-  for (const char* part : {"limits.max_groups is \"0\"; allowed: 1..65536 (", "epd.toml (line 2))",
-                           "limits.max_sessions is \"0\"", "epd.toml (line 3))", "log.level is \"loud\"",
-                           "(the environment: EPD_LOG_LEVEL)", "devices.host is \"99\"", "(the flags)"}) {
+  for (const char* part : {"limits.max_groups is \"0\"; allowed: 1..65536 in ", "epd.toml (line 2)",
+                           "limits.max_sessions is \"0\"", "epd.toml (line 3)", "log.level is \"loud\"",
+                           "in the environment (EPD_LOG_LEVEL)", "devices.host is \"99\"", "in the flags"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << " is not in " << text;
   }
 }
