@@ -164,7 +164,7 @@ TEST(CtlDoctorRules, VersionsAndSockets) {
   daemon.version.set_version("0.1.0");
   daemon.version.set_layout_hash("aa");
   daemon.status.mutable_daemon()->set_state(v1::DAEMON_STATE_SERVING);
-  const OwnVersion own{"0.1.0", 1, 1, "aa", "1"};
+  const OwnVersion own{"0.1.0", "c0ffee", 1, 1, "aa", "1"};
   const auto level = [&](const std::string& name) {
     for (const Check& check : judge_daemon(daemon, own))
       if (check.name == name) return check.level;
