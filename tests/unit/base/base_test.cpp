@@ -338,8 +338,6 @@ TEST_F(Packets, APeerThatDoesNotReadGivesWouldBlock) {
   EXPECT_EQ(status.code(), StatusCode::kWouldBlock) << "after " << sent;
 }
 
-// ---- status, clock -----------------------------------------------------------------------------
-
 // ---- signals -------------------------------------------------------------------------------------
 
 // To kill(2) these name the process group, all processes, and another group. Signal 0 harms nobody if they
@@ -353,6 +351,8 @@ TEST(Signals, NumbersThatNameNoProcessReachNobody) {
   }
   EXPECT_EQ(send_signal(::getpid(), 0), 0);
 }
+
+// ---- status, clock -----------------------------------------------------------------------------
 
 TEST(StatusTest, SaysCodeAndMessage) {
   EXPECT_EQ(Status().to_string(), "OK");
