@@ -94,14 +94,14 @@ bool LaunchProbe::has_run() {
   return true;
 }
 
-void LaunchProbe::begin_round() {
+void LaunchProbe::begin_yield() {
   stuck_.store(true, std::memory_order_release);
   std::atomic_ref(*yield_epoch_).fetch_add(1, std::memory_order_acq_rel);
   changes_.fetch_add(1, std::memory_order_acq_rel);
   notify_();
 }
 
-void LaunchProbe::end_round() {
+void LaunchProbe::end_yield() {
   stuck_.store(false, std::memory_order_release);
   changes_.fetch_add(1, std::memory_order_acq_rel);
   notify_();
@@ -133,13 +133,13 @@ void LaunchProbe::run() {
     }
     if (!sleep(kBetweenNs)) return;
     while (!has_run()) {
-      if (!stuck() && clock.now_ns() - launched_ns >= patience_ns) begin_round();
+      if (!stuck() && clock.now_ns() - launched_ns >= patience_ns) begin_yield();
       if (!sleep(stuck() ? kLookNs : kBetweenNs)) return;
     }
     if (!stuck()) continue;
     patience_ns = std::min(2 * patience_ns, kMostPatienceNs);
     quiet_since_ns = clock.now_ns();
-    end_round();
+    end_yield();
   }
 }
 

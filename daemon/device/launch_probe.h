@@ -50,8 +50,8 @@ class LaunchProbe {
   bool launch();
   // Whether the probe that launch() launched has run, or the driver gives no answer.
   bool has_run();
-  void begin_round();
-  void end_round();
+  void begin_yield();
+  void end_yield();
 
   const CudaDriver& driver_;
   const CUcontext context_;

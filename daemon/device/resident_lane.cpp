@@ -41,7 +41,7 @@ void ResidentLane::follow_share() {
 
 bool ResidentLane::advance() {
   if (waits_) follow_share();
-  follow_round();
+  follow_yield_epoch();
   if (!stopping()) return waits_;
   const CUresult state = driver_.cuStreamQuery(stream_);
   if (state == CUDA_ERROR_NOT_READY) return true;
@@ -73,7 +73,7 @@ void ResidentLane::stop() {
 }
 
 // The kernel has seen by itself that it is to leave.
-void ResidentLane::follow_round() {
+void ResidentLane::follow_yield_epoch() {
   if (!runs() || stopping() || yield_epoch_ == device_.yield_epoch()) return;
   aside_ = true;
   told_ns_ = device_.now_ns();

@@ -32,7 +32,7 @@ class ResidentLane final : public CudaLane {
   bool runs() const { return ctas_ != 0; }
   bool stopping() const { return told_ns_ != 0; }
   void stop();
-  void follow_round();
+  void follow_yield_epoch();
   void start_kernel();
 
   std::uint32_t ctas_ = 0;         // 0: there has been no kernel
