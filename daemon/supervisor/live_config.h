@@ -20,10 +20,10 @@ class LiveConfig {
   LiveConfig(Config config, ConfigSources sources);
 
   const Config* operator->() const { return &config_; }
-  // Reads the sources again. If it is not OK, nothing has changed.
+  // Reads the sources again. After an error nothing has changed.
   Status reload();
   std::uint64_t generation() const { return generation_; }
-  const std::string& last_error() const { return last_error_; }  // of the last reload; empty: it was OK
+  const std::string& last_error() const { return last_error_; }  // of the last reload; empty: it succeeded
 
   // The policy, for any thread.
   std::shared_ptr<const AccessPolicy> access() const;
