@@ -14,8 +14,6 @@ import sys
 
 MAX_COLUMNS = 100
 GLOSSARY = "proto/GLOSSARY.md"
-# Documents whose lines are longer still: the columns of these are not checked.
-LONG_LINES = {"daemon/engine/README.md", "daemon/transport/README.md"}
 
 LINK = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 INLINE_CODE = re.compile(r"(`+)(?:.*?)\1")
@@ -153,8 +151,7 @@ def main():
         path = root / name
         document = documents.setdefault(path.resolve(), Document(path))
         found = list(check_links(path, document, documents))
-        if name not in LONG_LINES:
-            found += check_lines(document)
+        found += check_lines(document)
         if name != GLOSSARY:
             found += check_words(document, words)
         for number, text in sorted(found):
