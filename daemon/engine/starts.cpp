@@ -68,7 +68,7 @@ bool Starts::refuse(Owed& owed) {
 std::string Starts::awaited(const Group& group) const {
   if (const Member* const late = late_member(group); late != nullptr) return awaited(group, *late);
   const std::optional<far::EngineId> engine = group.far == nullptr ? std::nullopt : group.far->awaited();
-  return engine ? "hello of " + far_engines_.name(*engine) : "";
+  return engine ? "greeting of " + far_engines_.name(*engine) : "";
 }
 
 // A kernel gets its SMs when the kernel before it has ended. That one may wait for a slow peer.
