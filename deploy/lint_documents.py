@@ -5,6 +5,8 @@ Lines      at most 100 columns. Exempt: tables, code fences, and lines whose one
 Links      a relative link names a file or folder that exists; an anchor names a heading of that document.
 Words      phrases of the table "Old words" in proto/GLOSSARY.md whose last column says `documents`.
            Exempt: the glossary itself, code fences, inline code, link targets.
+README.md  at most 150 lines.
+Names      at most three sources of one file name; sources of a daemon's room declare nothing in epd itself.
 """
 import argparse
 import pathlib
@@ -13,9 +15,9 @@ import subprocess
 import sys
 
 MAX_COLUMNS = 100
+MAX_README_LINES = 150
+MAX_SAME_NAMES = 3
 GLOSSARY = "proto/GLOSSARY.md"
-# Documents whose lines are longer still: the columns of these are not checked.
-LONG_LINES = {"daemon/engine/README.md", "daemon/transport/README.md"}
 
 LINK = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 INLINE_CODE = re.compile(r"(`+)(?:.*?)\1")
@@ -135,6 +137,24 @@ def check_code(path, words):
                 yield number, f"says '{phrase}'; the glossary says: {instead}"
 
 
+def check_names(names):
+    by_name = {}
+    for name in names:
+        by_name.setdefault(pathlib.PurePath(name).name, []).append(name)
+    for same in by_name.values():
+        if len(same) > MAX_SAME_NAMES:
+            yield same[0], 1, f"has the file name of {len(same)} sources; allowed: {MAX_SAME_NAMES}"
+
+
+def check_namespace(name, path):
+    """Rooms of the daemon have namespaces of their own; base and common are the foundation."""
+    if not re.match(r"daemon/(?!base/)\w+/.*\.(h|cpp)$", name):
+        return
+    for number, line in enumerate(path.read_text(errors="replace").split("\n"), 1):
+        if line.startswith("namespace epd {"):
+            yield number, "declares in epd itself; allowed: the namespace of its room"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent)
@@ -153,8 +173,9 @@ def main():
         path = root / name
         document = documents.setdefault(path.resolve(), Document(path))
         found = list(check_links(path, document, documents))
-        if name not in LONG_LINES:
-            found += check_lines(document)
+        found += check_lines(document)
+        if name == "README.md" and len(document.lines) > MAX_README_LINES:
+            found.append((MAX_README_LINES + 1, f"has {len(document.lines)} lines; allowed: {MAX_README_LINES}"))
         if name != GLOSSARY:
             found += check_words(document, words)
         for number, text in sorted(found):
@@ -163,10 +184,12 @@ def main():
     if not arguments.files:
         sources = subprocess.run(["git", "ls-files", *CODE], cwd=root, check=True, capture_output=True, text=True)
         code_words = old_words(Document(root / GLOSSARY), "code")
-        for name in sources.stdout.split():
-            if not (root / name).is_file():
-                continue
-            found = list(check_code(root / name, code_words))
+        sources = [name for name in sources.stdout.split() if (root / name).is_file()]
+        for name, number, text in check_names(sources):
+            print(f"{name}:{number}: {text}")
+            findings += 1
+        for name in sources:
+            found = [*check_code(root / name, code_words), *check_namespace(name, root / name)]
             for number, text in found:
                 print(f"{name}:{number}: {text}")
             findings += len(found)

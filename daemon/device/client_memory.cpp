@@ -1,6 +1,6 @@
-// What can be told of a descriptor that a client sent. A call that asks a file system (fstat of a file on
-// FUSE) could be made to wait for as long as the client likes, so none is made before the file is known to be
-// a memfd.
+// Checks of a descriptor that a client sent. A call that asks a file system (fstat of a file on FUSE) could
+// be delayed by the client for as long as it likes. So no such call is made before the file is known to be a
+// memfd.
 #include "device/memory.h"
 
 #include <fcntl.h>
@@ -35,7 +35,7 @@ Status check_host_memory(int fd, std::uint64_t bytes) {
   if ((seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) != 0)
     return refused("has seals " + std::to_string(seals) + ", which forbid writing", kAllowedHost);
   struct statfs system {};
-  // A huge page that is punched out may not come back: touching it would be SIGBUS.
+  // A huge page that has been punched out may not come back. Touching it would then raise SIGBUS.
   if (::fstatfs(fd, &system) != 0 || system.f_type != TMPFS_MAGIC)
     return refused("is not of ordinary pages (MFD_HUGETLB?)", kAllowedHost);
   struct stat info {};
@@ -45,9 +45,11 @@ Status check_host_memory(int fd, std::uint64_t bytes) {
 }
 
 Status check_cuda_memory(int fd) {
-  if (::fcntl(fd, F_GET_SEALS) >= 0) return {};  // as a driver for tests exports it
+  if (::fcntl(fd, F_GET_SEALS) >= 0)
+    return {};  // if (::fcntl(fd, F_GET_SEALS) >= 0) return {};  // a driver for tests exports memory as a
+                // memfd
   struct statx info {};
-  // Without asking whoever serves the file.
+  // AT_STATX_DONT_SYNC: whoever serves the file is not asked.
   if (::statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &info) != 0)
     return refused("is of no known kind", kAllowedCuda);
   const auto type = info.stx_mode & S_IFMT;

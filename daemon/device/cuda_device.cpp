@@ -27,7 +27,8 @@ std::function<void()>& last_word() {
   return word;
 }
 
-// With these the driver has stopped all work of the context. After another, what is in flight may still run.
+// After these errors the driver has stopped all work of the context. After any other, operations in flight
+// may still run.
 bool context_is_lost(CUresult result) {
   switch (result) {
     case CUDA_ERROR_ILLEGAL_ADDRESS:
@@ -43,8 +44,7 @@ bool context_is_lost(CUresult result) {
   }
 }
 
-// The end of a process that has used a GPU takes the driver almost half a second. Peers need not wait for
-// that.
+// The driver takes almost half a second to end a process that has used a GPU. Peers are told before that.
 [[noreturn]] void lost(const std::string& error, CUresult result) {
   log_event(LogLevel::kError, "the GPU has failed; the engine ends", {{"error", error}});
   if (context_is_lost(result) && last_word()) last_word()();
@@ -52,15 +52,16 @@ bool context_is_lost(CUresult result) {
   ::_exit(abi::kExitDeviceFailed);  // no destructor may touch the context again
 }
 
-// What kernels have printed comes to stdout when somebody synchronises.
+// The output of kernels' printf comes to stdout when somebody synchronises.
 void show_printed(const CudaDriver& driver) {
   driver.cuStreamSynchronize(nullptr);
   std::fflush(stdout);
 }
 
-constexpr int kHighest = std::numeric_limits<int>::min();  // of streams; clamped
+constexpr int kHighest =
+    std::numeric_limits<int>::min();  // highest priority of streams; the driver clamps it
 
-// Of which no resident kernel may take hold: the driver's own kernels (memset) must have somewhere to run.
+// SMs that no resident kernel may take: the driver's own kernels (memset) must have somewhere to run.
 constexpr std::uint32_t kSpareSms = 2;
 
 }  // namespace
@@ -139,7 +140,7 @@ CUstream Partition::take_stream(int priority) {
 
 Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, LaunchMode mode, const Clock& clock,
                                                  std::function<void()> notify) {
-  // While a resident kernel runs, the first launch of any other would wait for ever to be loaded.
+  // While a resident kernel runs, loading any other kernel at its first launch would wait for ever.
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(kQueues).c_str(), 0);
   Result<DeviceFacts> facts = cuda_facts(name);
@@ -204,7 +205,7 @@ Status CudaDevice::start(std::function<void()> notify) {
 }
 
 void CudaDevice::set_num_sms(std::uint32_t sms) {
-  sms = std::clamp(sms, std::max(1u, num_lanes()), max_sms_);  // each lane keeps one
+  sms = std::clamp(sms, std::max(1u, num_lanes()), max_sms_);  // each lane keeps one SM
   if (mode_ == LaunchMode::kResident) {
     if (sms == num_sms_) return;
     num_sms_ = sms;
@@ -215,10 +216,10 @@ void CudaDevice::set_num_sms(std::uint32_t sms) {
   change_partition();
 }
 
-// When nothing is in flight on the device: the driver may wait for kernels while it makes a partition, and
-// kernels wait for those of other devices. A lane moves when its stream has ended, too. Until then both
-// partitions are in use, so the new one takes other SMs, and there is no third one: it could have SMs of the
-// first, and kernels of both would wait for each other.
+// A partition is changed only while nothing is in flight on the device: the driver may wait for kernels while
+// it makes a partition, and kernels wait for those of other devices. A lane moves to the new partition when
+// its stream has ended, too. Until then both partitions are in use, so the new one takes other SMs. There is
+// no third partition: it could have SMs of the first, and kernels of both would wait for each other.
 void CudaDevice::change_partition() {
   const std::uint32_t sms = wanted_sms_;
   const bool busy = std::any_of(lanes_.begin(), lanes_.end(), [this](const CudaLane* lane) {
@@ -226,7 +227,7 @@ void CudaDevice::change_partition() {
     return lane->in_flight() != 0 || !follows;
   });
   if (sms == 0 || busy || !leaving_.empty()) return;
-  // The next partition's control stream must not overtake this one's.
+  // The control stream of the next partition must not overtake that of this one.
   const CUresult control = driver_.cuStreamQuery(partition_->control());
   if (control == CUDA_ERROR_NOT_READY) return;
   cuda_must(driver_, "cuStreamQuery", control);
@@ -268,7 +269,7 @@ void CudaDevice::check() {
 
 bool CudaDevice::advance() {
   if (wanted_sms_ != 0) {
-    share_anew();  // a lane may not have followed the change before
+    share_anew();  // a lane may not have followed the last change
     change_partition();
   }
   for (auto lane = leaving_.begin(); lane != leaving_.end();)
@@ -279,7 +280,7 @@ bool CudaDevice::advance() {
   return under_way;
 }
 
-// The round is read first: one that begins meanwhile is for the next time.
+// The epoch is read first: if it changes meanwhile, the next call handles that.
 bool CudaDevice::follow_probe() {
   changes_seen_ = probe_->changes();
   probe_->watch(!lanes_.empty() || !leaving_.empty());
@@ -317,9 +318,9 @@ bool CudaDevice::see_off(LeavingLane& lane) {
   return true;
 }
 
-// Waits compare cyclically, and no ticket that a stream may ask for is as far from the one that it began last
-// (client/README, "Streams"). From `ready`, which only the client writes now: to close twice is to close
-// once.
+// Waits compare cyclically, and no ticket that a stream may wait for is that far from the one that it began
+// last (client/README, "Streams"). The value follows from `ready`, which only the client writes now. So
+// closing twice has the same effect as closing once.
 void CudaDevice::close_streams(std::byte* words, std::uint32_t depth) {
   constexpr std::uint32_t kBeyondAll = std::uint32_t{1} << 30;
   std::vector<abi::StreamWords> now(depth);
@@ -334,8 +335,8 @@ void CudaDevice::close_streams(std::byte* words, std::uint32_t depth) {
   cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(stream));
 }
 
-// First that nobody comes any more, then what those wait for who have not seen it: see proto/README. The
-// words' memory may be unmapped after this.
+// The first word says that no kernel serves the rings any more. The others release those who wait and have
+// not seen that: see proto/README. The words' memory may be unmapped after this call.
 void CudaDevice::close_calls(std::byte* words) {
   const CUstream stream = partition_->control();
   const auto write = [&](std::size_t offset) {
@@ -458,7 +459,8 @@ void CudaDevice::write(void* device, const void* from, std::size_t bytes) {
   cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(stream));
 }
 
-// By a kernel of the driver's: the partition's SMs may all be held.
+// A memset is a kernel of the driver's. It runs in the stream aside, because the partition's SMs may all be
+// held.
 void CudaDevice::clear(void* device, std::size_t bytes) {
   cuda_must(driver_, "cuCtxSetCurrent", driver_.cuCtxSetCurrent(primary_));
   cuda_must(driver_, "cuMemsetD8Async",

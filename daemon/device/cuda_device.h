@@ -1,5 +1,5 @@
-// A GPU: a partition of its SMs, the kernels, and lanes to run them in. The calling thread is the engine's
-// loop, and its current context stays the partition's.
+// A GPU: a partition of its SMs, the kernels, and lanes to run them in. All calls come from the thread of the
+// engine's loop, whose current context stays the partition's.
 #pragma once
 
 #include "cuda_driver.h"
@@ -16,38 +16,39 @@
 
 namespace epd::device {
 
-// Of any call that must not fail: a GPU on which one did is lost to this process, which ends
+// For calls that must not fail. After such a failure this process can't use the GPU any more and ends
 // (kExitDeviceFailed).
 void cuda_must(const CudaDriver& driver, const char* what, CUresult result);
 
 void set_last_word(std::function<void()> word);
 
-// Queues from the host to the device that the engine asks the driver for, and the lanes that so many allow:
-// what is left is for the control stream, the launch probe, and streams of a former partition.
+// The number of queues from the host to the device that the engine asks the driver for, and the number of
+// lanes that they allow. The other queues serve the control stream, the launch probe, and streams of a former
+// partition.
 inline constexpr std::uint32_t kQueues = 32;
 inline constexpr std::uint32_t kMaxLanes = 24;
 
-// Where lanes have their streams. Lives as long as one is in it.
+// The SMs on which lanes have their streams. It lives as long as a lane uses it.
 class Partition {
  public:
-  // Of the whole device: for resident kernels, which hold SMs by themselves. (In a green context they would
-  // take turns with the clients' kernels, 200 us each, also under MPS.)
+  // The whole device: for resident kernels, which hold SMs by themselves. (In a green context they would take
+  // turns of 200 us with the clients' kernels, also under MPS.)
   static Result<std::shared_ptr<Partition>> whole(const CudaDriver& driver, CUcontext primary);
-  // Of some SMs that are the engine's, as a green context.
-  // `beside`: a partition that is still in use; the SMs are taken from the others if there are enough.
+  // Some SMs, for the engine alone, as a green context. `beside` is a partition that is still in use: the new
+  // one takes other SMs if there are enough.
   static Result<std::shared_ptr<Partition>> make(const CudaDriver& driver, CUdevice device, std::uint32_t sms,
                                                  const Partition* beside);
   ~Partition();
   Partition(const Partition&) = delete;
   Partition& operator=(const Partition&) = delete;
 
-  // Streams are used again and never destroyed. The driver lays them on a limited number of queues in turn,
-  // as they are made (kQueues): two on one queue would wait for each other, whatever they do.
+  // Streams are used again and never destroyed. The driver assigns them, as they are made, to a limited
+  // number of queues (kQueues). Two streams on one queue would wait for each other, whatever they do.
   CUstream take_stream(int priority);
   void give_back(CUstream stream, int priority) { free_streams_.emplace_back(priority, stream); }
   CUcontext context() const { return context_; }
   std::uint32_t num_sms() const { return num_sms_; }  // 0: the whole device
-  CUstream control() const { return control_; }       // for what may wait for nothing
+  CUstream control() const { return control_; }       // for work that must not wait for anything
 
  private:
   explicit Partition(const CudaDriver& driver) : driver_(driver) {}
@@ -60,11 +61,11 @@ class Partition {
   CUcontext context_ = nullptr;
   CUstream control_ = nullptr;
   std::vector<std::pair<int, CUstream>> free_streams_;
-  CUdevResource rest_{};  // of what this one was taken from
+  CUdevResource rest_{};  // what is left of the resource that this one was taken from
 };
 
-// What a lane needs of memory. Never freed, but used again: freeing waits for all streams, and what one of
-// them waits for may be what this engine is to launch next.
+// The memory of a lane. It is used again and never freed: freeing waits for all streams, and one of them may
+// wait for an operation that this engine has yet to launch.
 struct LaneMemory {
   CUdeviceptr device = 0;
   std::size_t device_bytes = 0;
@@ -80,10 +81,10 @@ struct LeavingLane {
   CUstream stream = nullptr;  // null: nothing runs there any more
   int stream_priority = 0;
   std::uint32_t sms = 0;      // that the kernel holds
-  std::uint64_t told_ns = 0;  // when it was told to stop; 0: there is none
+  std::uint64_t told_ns = 0;  // when the kernel was told to stop; 0: there is none
   LaneMemory memory;
-  CallPort::Layout calls;           // no words: it took none
-  std::shared_ptr<Arena> exchange;  // at which a look is under way
+  CallPort::Layout calls;           // without words: it took no calls
+  std::shared_ptr<Arena> exchange;  // kept while a look reads it
 };
 
 class CudaDevice final : public Device, public Launcher {
@@ -119,38 +120,39 @@ class CudaDevice final : public Device, public Launcher {
   // For lanes.
   const CudaDriver& driver() const { return driver_; }
   const std::shared_ptr<Partition>& partition() const { return partition_; }
-  // For what may have to wait for SMs, or behind clients' copies. A lane's is over when it has been seen off.
+  // A stream for work that may have to wait for SMs, or behind clients' copies. A lane's work there has ended
+  // when see_off() is true.
   CUstream aside() const { return aside_; }
-  // read_rows() in that stream; then `word` gets `value`. `to` and `word`: pinned.
+  // Does read_rows() in that stream, then stores `value` in `word`. `to` and `word` are pinned memory.
   void read_aside(void* to, const void* device, std::size_t bytes, std::size_t stride, std::size_t rows,
                   const std::uint32_t* word, std::uint32_t value);
   std::size_t max_shared_bytes() const { return max_shared_bytes_; }
-  // lane_share() of what the lane is in: a launched one may still be in a former partition.
+  // lane_share() within the lane's partition. A launched lane may still be in a former partition.
   std::uint32_t lane_sms(const CudaLane& lane) const;
   CUkernel kernel(const char* name) const;
   Result<LaneMemory> take_memory(std::size_t device_bytes, std::size_t host_bytes);
   void give_back(const LaneMemory& memory) { free_memory_.push_back(memory); }
   void lane_closed(CudaLane* lane);
-  // Of resident kernels: when the device began kernels last. One of an earlier round leaves by itself.
+  // For resident kernels: the current yield epoch. A kernel of an earlier one leaves by itself.
   std::uint32_t yield_epoch() const { return yield_epoch_; }
   const std::uint32_t* yield_epoch_word() const { return probe_->yield_epoch_word(); }
   std::uint64_t now_ns() const { return clock_.now_ns(); }
   void kernel_stopped(std::uint64_t told_ns);
   void let_go(LeavingLane lane) { leaving_.push_back(std::move(lane)); }
   void share_anew();
-  // Whether a kernel that holds `sms` can begin, besides those of other lanes. A kernel that began to wait
-  // for one of these could not be ended before it.
+  // Whether a kernel that holds `sms` fits besides those of other lanes. A kernel that is launched without
+  // room could not be ended before it has begun.
   bool has_room(const CudaLane& lane, std::uint32_t sms) const;
 
  private:
   CudaDevice(const CudaDriver& driver, CUdevice device, std::string name, LaunchMode mode, const Clock& clock)
       : driver_(driver), device_(device), name_(std::move(name)), mode_(mode), clock_(clock) {}
   Status start(std::function<void()> notify);
-  // Of launched lanes, to what is wanted, if nothing is in flight.
+  // Changes the partition of launched lanes to the wanted size, if nothing is in flight.
   void change_partition();
   // False: the device begins no kernel. Nothing goes on until the launch probe notifies.
   bool follow_probe();
-  // True: it has gone.
+  // True: the lane's stream has ended.
   bool see_off(LeavingLane& lane);
   bool is_idle(CUstream stream) const;
   void copy_rows(void* to, const void* device, std::size_t bytes, std::size_t stride, std::size_t rows,
@@ -164,14 +166,14 @@ class CudaDevice final : public Device, public Launcher {
   const Clock& clock_;
   std::uint32_t max_sms_ = 0;
   std::uint32_t num_sms_ = 0;
-  std::uint32_t wanted_sms_ = 0;  // of launched lanes, when they are idle; 0: none
+  std::uint32_t wanted_sms_ = 0;  // for launched lanes, as soon as they are idle; 0: no change
   std::size_t max_shared_bytes_ = 0;
-  CUcontext primary_ = nullptr;  // of the process until it ends; green contexts need it
-  CUstream aside_ = nullptr;     // the primary context's, of all SMs
+  CUcontext primary_ = nullptr;  // lives until the process ends; green contexts need it
+  CUstream aside_ = nullptr;     // in the primary context, on all SMs
   std::shared_ptr<Partition> partition_;
   std::vector<CudaLane*> lanes_;
   std::vector<LeavingLane> leaving_;
-  std::vector<std::uint32_t> kernel_stops_;  // us each
+  std::vector<std::uint32_t> kernel_stops_;  // microseconds of each stop
   std::vector<LaneMemory> free_memory_;
   std::unique_ptr<LaunchProbe> probe_;  // LaunchMode::kResident
   std::uint32_t changes_seen_ = 0;

@@ -11,11 +11,11 @@ Status unsupported(std::string text) {
   return {StatusCode::kUnsupported, std::move(text)};
 }
 
-// Names with their versions, as cuda.h maps them.
+// Function names with their versions, as cuda.h maps them.
 #define EPD_TEXT_OF(name) #name
 #define EPD_TEXT(name) EPD_TEXT_OF(name)
 
-// `absent`: the machine has no driver, or no GPU.
+// `absent` is set if the machine has no driver, or no GPU.
 Status load(CudaDriver& driver, bool& absent) {
   void* library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);  // kept for the life of the process
   absent = library == nullptr;

@@ -1,4 +1,4 @@
-// The CUDA driver, opened when first asked for: the same program starts where there is none.
+// The CUDA driver, opened at its first use. So the same program starts on machines without a driver.
 #pragma once
 
 #include "common/status.h"
@@ -33,7 +33,7 @@ struct CudaDriver {
   EPD_CUDA_FUNCTIONS(EPD_CUDA_MEMBER)
 #undef EPD_CUDA_MEMBER
 
-  // WOULD_BLOCK while MPS recovers from a fault and takes nobody, else `otherwise`.
+  // WOULD_BLOCK while MPS recovers from a fault and accepts no process, else `otherwise`.
   Status refused(StatusCode otherwise, const std::string& where, const char* what, CUresult result) const;
   // "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (out of memory)"
   std::string describe(const char* what, CUresult result) const;

@@ -23,7 +23,7 @@ Status CudaLane::allocate() {
   probe.shape = shape_.shape;
   for (std::uint32_t i = 0; i < shape_.limits.num_biases; ++i)
     probe.bias[i] = reinterpret_cast<std::uint16_t*>(64);
-  // One SM needs most shared memory for some shapes, all SMs for others.
+  // For some shapes the work of one SM needs most shared memory, for others the work of all SMs.
   const auto fits = [&](Kind kind) {
     return kernels::cuda::configure(kind, device_.max_shared_bytes(), 1, probe) &&
            kernels::cuda::configure(kind, device_.max_shared_bytes(), device_.max_sms(), probe);
@@ -48,7 +48,7 @@ Status CudaLane::allocate() {
 }
 
 CudaLane::~CudaLane() {
-  // Words that it writes lie in an arena that is unmapped next.
+  // The stream writes words in an arena that is unmapped next.
   must("cuStreamSynchronize", driver_.cuStreamSynchronize(control()));
   if (memory_.device != 0 && signals_.under_way()) {
     leave({partition_, nullptr, 0, 0, 0, memory_, {}, {}});
@@ -65,7 +65,7 @@ void CudaLane::describe_workspace(Operation& op) const {
 
 void CudaLane::take_stream() {
   int least = 0;
-  int greatest = 0;  // the smaller number
+  int greatest = 0;  // of the two, the smaller number
   must("cuCtxGetStreamPriorityRange", driver_.cuCtxGetStreamPriorityRange(&least, &greatest));
   partition_ = device_.partition();
   stream_priority_ = std::clamp(-shape_.priority, greatest, least);

@@ -1,5 +1,5 @@
-// What all lanes of a GPU have: a stream, memory, a share of the SMs. How operations get to run is for
-// launched_lane.h and resident_lane.h.
+// What all lanes of a GPU have: a stream, memory, and a share of the SMs. launched_lane.h and resident_lane.h
+// say how operations are started.
 #pragma once
 
 #include "cuda_device.h"
@@ -13,17 +13,17 @@ class CudaLane : public Lane {
  public:
   ~CudaLane() override;
 
-  // Once, before anything else. UNSUPPORTED: the device can't hold a row.
+  // Called once, before anything else. UNSUPPORTED: the device can't hold a row.
   Status allocate();
-  // The device's SMs, or their share for each lane, are not what they were.
+  // The SMs of the device, or the lane's share of them, have changed.
   virtual void follow_share() = 0;
-  // Goes on with that; true while it is under way.
+  // Continues the change of share. True while it is under way.
   virtual bool advance() { return false; }
-  // SMs that nobody else can have, while nothing runs too.
+  // SMs that the lane holds even while nothing runs.
   virtual std::uint32_t held_sms() const { return 0; }
   std::int32_t priority() const { return priority_; }
   virtual std::uint32_t in_flight() const { return 0; }  // operations that were launched
-  // Where its stream is; null: it has had none.
+  // The partition of its stream; null: it has had no stream.
   const Partition* partition() const { return partition_.get(); }
   void set_priority(std::int32_t priority) final;
   void look_at_signals() final { signals_.begin(); }
@@ -35,18 +35,17 @@ class CudaLane : public Lane {
 
   CudaLane(CudaDevice& device, const LaneShape& shape);
 
-  // Memory of this kind of lane, zeroed. The host's is pinned.
+  // Sizes of the memory that this kind of lane needs. It is zeroed. That of the host is pinned.
   virtual std::size_t own_device_bytes() const = 0;
   virtual std::size_t own_host_bytes() const = 0;
   CUdeviceptr own_device() const { return memory_.device + workspace_bytes_; }
   std::byte* own_host() const { return memory_.host; }
-  // The lane's part of an operation that has nothing else.
+  // Fills in the lane's workspace, of an operation that has no other part of the lane's.
   void describe_workspace(Operation& op) const;
   void take_stream();
-  // Nothing is in flight, and the stream has come to its end.
+  // Called when nothing is in flight and the stream has ended: gives the stream back.
   void let_stream_go();
-  // Of a lane that is being destroyed: stream and memory are the device's, until the stream has come to its
-  // end.
+  // Called by the destructor: the device keeps stream and memory until the stream has ended.
   void leave_running(std::uint32_t held_sms, std::uint64_t told_ns, CallPort::Layout calls);
   CUstream control() const { return device_.partition()->control(); }
   void write_word(const void* word, std::uint32_t value) const;
@@ -67,7 +66,7 @@ class CudaLane : public Lane {
 
   std::int32_t priority_ = 0;
   int stream_priority_ = 0;
-  LaneMemory memory_;  // of the device: workspace, own; of the host: own, signals
+  LaneMemory memory_;  // on the device: workspace, own; on the host: own, signals
   std::size_t workspace_bytes_ = 0;
 };
 

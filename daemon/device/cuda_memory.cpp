@@ -16,7 +16,7 @@ CUmemAllocationProp properties(CUdevice device) {
   return prop;
 }
 
-// Of the host's memory that is nearest to it.
+// Properties of host memory at the GPU's NUMA node.
 Result<CUmemAllocationProp> host_properties(const CudaDriver& driver, CUdevice device) {
   CUmemAllocationProp prop = properties(device);
   int node = 0;
@@ -36,7 +36,7 @@ Result<std::uint64_t> rounded(const CudaDriver& driver, const CUmemAllocationPro
   return (bytes + unit - 1) / unit * unit;
 }
 
-// Of several calls, the first that has failed.
+// Of several calls, the first that failed.
 struct Failure {
   const char* call = nullptr;
   CUresult result = CUDA_SUCCESS;
@@ -61,7 +61,7 @@ Result<CUdevice> find_device(const CudaDriver& driver, const DeviceName& name) {
   return Status(StatusCode::kUnsupported, name.text() + ": " + driver.describe(failure.call, failure.result));
 }
 
-// What there is no way around.
+// Requirements without which a device can't be served.
 struct Need {
   CUdevice_attribute attribute;
   const char* what;
@@ -152,7 +152,7 @@ Result<bool> cuda_devices_reach_each_other(const DeviceName& a, const DeviceName
 
 namespace {
 
-// The descriptor alone keeps the memory: a handle would only keep it in this process as well.
+// Only the descriptor keeps the memory. A handle would keep it in this process as well.
 Result<UniqueFd> make_memory(const CudaDriver& driver, const DeviceName& name,
                              const CUmemAllocationProp& prop, std::uint64_t bytes) {
   Result<std::uint64_t> size = rounded(driver, prop, bytes);
@@ -201,7 +201,7 @@ Result<UniqueFd> make_cuda_host_memory(const DeviceName& name, std::uint64_t byt
 
 namespace {
 
-// Owns a handle; a mapping keeps the memory without it.
+// Owns an imported handle. A mapping keeps the memory without it.
 class Import {
  public:
   explicit Import(const CudaDriver& driver) : driver_(driver) {}
@@ -232,7 +232,8 @@ constexpr CUmemLocation of_device(CUdevice device) {
   return location;
 }
 
-// For those who are named, of which a GPU may be a peer of the memory's own. `size` is whole units.
+// Maps the memory for the named locations, of which a GPU may be a peer of the memory's own GPU. `size` is a
+// multiple of the granularity.
 std::unique_ptr<Arena> map_handle(const CudaDriver& driver, std::initializer_list<CUmemLocation> who,
                                   CUmemGenericAllocationHandle handle, std::uint64_t size, Failure& failure) {
   CUdeviceptr base = 0;

@@ -1,4 +1,4 @@
-// Which implementation stands behind a name.
+// Which class implements a device, by its name.
 #include "device/device.h"
 #include "device/memory.h"
 

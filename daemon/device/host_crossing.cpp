@@ -15,7 +15,7 @@ using kernels::FarStream;
 
 namespace {
 
-constexpr std::uint32_t kMergeChunks = 32;  // of a job
+constexpr std::uint32_t kMergeChunks = 32;  // per job
 constexpr std::uint64_t kMergeBytes = std::uint64_t{512} * 1024;
 
 void store_release(std::uint64_t& word, std::uint64_t value) {
@@ -61,7 +61,7 @@ HostCrossing::HostCrossing(const Needs& needs)
 }
 
 HostCrossing::~HostCrossing() {
-  jobs_.clear();  // waits for the chunks in hand
+  jobs_.clear();  // waits for the chunks that run
   group_.close(needs_.op.rank, tag());
   for (Target& target : targets_) {
     group_.rows_window(needs_.op.rank, target.gateway).leave(tag());
@@ -107,8 +107,8 @@ Drop HostCrossing::receive(const Arrival& arrival) {
   }
 }
 
-// As the far rank would announce it. Its former use of the blocks has ended: this rank's operation `depth`
-// before has, and so every rank of this node has read them.
+// Stores the announcement as the far rank would. The blocks are free: this rank's operation `depth` earlier
+// has ended, so every rank of this node has read them.
 Drop HostCrossing::receive_announcement(const Arrival& arrival, std::size_t index) {
   Source& source = sources_[index];
   if (source.announced) return Drop::kTwice;
@@ -141,7 +141,7 @@ Drop HostCrossing::receive_announcement(const Arrival& arrival, std::size_t inde
   return Drop::kNone;
 }
 
-// Before the announcement has come nothing is known of their number; there are no more than a window has.
+// Before the announcement has come the number of batches is not known. It is at most that of a window.
 Drop HostCrossing::receive_batch(const Arrival& arrival, Source& source) const {
   const std::uint32_t batch = arrival.header.batch;
   if (batch >= group_.shape().max_tokens) return Drop::kBatch;
@@ -214,7 +214,7 @@ bool HostCrossing::start() {
   return true;
 }
 
-// Where the source's rows lie, as each rank of this node keeps it of the dispatch.
+// Finds where the source's rows lie, as each rank of this node has kept it from the dispatch.
 bool HostCrossing::recall_places(std::size_t index) {
   Source& source = sources_[index];
   kernels::SourcePlaces& places = places_[index];
@@ -234,7 +234,7 @@ bool HostCrossing::recall_places(std::size_t index) {
   return true;
 }
 
-// Nothing of the far rank's operation is under way on this node any more.
+// The far rank's operation is no longer under way on this node.
 void HostCrossing::pass_arrival(Source& source) {
   source.arrived = true;
   if (!is_dispatch()) group_.sums_window(needs_.op.rank, source.rank).leave(tag());
@@ -293,12 +293,12 @@ bool HostCrossing::step() {
       ended.done();
       return true;
     }
-    if (ran) return true;  // else the rest of it runs on helpers
+    if (ran) return true;  // else its rest runs on helpers
   }
   return false;
 }
 
-// At most one of each kind for each far node and each far rank.
+// At most one job of each kind for each far node and each far rank.
 bool HostCrossing::begin_job() {
   for (Target& target : targets_) {
     if (may_pack(target)) return begin_pack(target), true;
@@ -426,7 +426,7 @@ void HostCrossing::begin_forward(std::size_t index) {
         for (const Arrival& arrival : source.forwarding) group_.settle(arrival);
         source.forwarding.clear();
         if (forward->bad) {
-          // And the operation waits until its deadline: the source stays busy.
+          // The source stays busy, so the operation waits until its deadline.
           group_.drop_content(source.rank, Drop::kContent);
           return;
         }
@@ -440,7 +440,7 @@ void HostCrossing::begin_forward(std::size_t index) {
 
 // ---- asks that come
 
-// The most records that an ask may lead to.
+// The most records that one ask may lead to.
 std::uint32_t HostCrossing::sums_of_ask() const {
   std::uint32_t most = 0;
   std::uint32_t last = ~std::uint32_t{0};
@@ -522,7 +522,8 @@ void HostCrossing::begin_serve(std::size_t index) {
 
 // ---- sums that come
 
-// Cuts the tokens that have all their sums into ranges, each with the streams as they are at its beginning.
+// Cuts the tokens whose sums have all come into ranges. Each range has the positions of the streams at its
+// beginning.
 void HostCrossing::begin_merge() {
   struct Range {
     std::uint32_t begin;
@@ -530,7 +531,7 @@ void HostCrossing::begin_merge() {
     std::vector<FarStream> streams;
   };
   struct Merge {
-    std::vector<std::vector<kernels::FarBatch>> batches;  // of each far node
+    std::vector<std::vector<kernels::FarBatch>> batches;  // by far node
     std::vector<Range> ranges;
   };
   more_sums_ = false;
@@ -550,7 +551,7 @@ void HostCrossing::begin_merge() {
     Range range{at, std::min(tokens, at + piece), streams};
     const kernels::FarMerged judged = kernels::judge_sums(*merge_, streams, range.begin, range.end);
     if (judged.fault) {
-      // And the operation waits until its deadline.
+      // The operation then waits until its deadline.
       group_.drop_content(targets_[judged.node].gateway, Drop::kContent);
       return;
     }

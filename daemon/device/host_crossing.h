@@ -33,7 +33,7 @@ namespace epd::device {
 
 class HostCrossing final : private far::Receiver {
  public:
-  // All of it outlives the crossing.
+  // All of it must outlive the crossing.
   struct Needs {
     far::FarGroup& group;
     const kernels::cuda::Operation& op;
@@ -42,54 +42,55 @@ class HostCrossing final : private far::Receiver {
     Share share;
   };
   explicit HostCrossing(const Needs& needs);
-  // Gives back all that is held.
+  // Gives back everything that it holds.
   ~HostCrossing() override;
   HostCrossing(const HostCrossing&) = delete;
   HostCrossing& operator=(const HostCrossing&) = delete;
 
   bool is_near(std::uint32_t rank) const { return near_[rank] != 0; }
-  // [R] not 0: active ranks of this node. Others neither have nor need places here.
+  // [R] not 0: active ranks of this node. Other ranks neither have nor need places here.
   std::span<const std::uint8_t> near() const { return near_; }
 
   // ---- in the order of their calls
 
-  // Which tokens have rows on which node. True when it is done. The plan outlives the crossing.
+  // Finds which tokens have rows on which node. True when it is done. The plan must outlive the crossing.
   bool list(const kernels::RoutingPlan& plan, std::uint32_t tokens);
   void announce();
-  // Those for which a new routing has to place rows: they are placed beside the rank's own.
+  // The sources for which a new routing has to place rows, beside the rank's own.
   std::span<kernels::SourcePlaces> places() { return places_; }
-  // Every rank has announced. False: a rank of this node does not hold the routing that it announced.
+  // Called when every rank has announced. False: a rank of this node does not hold the routing that it
+  // announced.
   bool start();
-  // Of a combine, behind start(): its arguments as in one node, far sources null.
+  // Called for a combine, after start(): the arguments are those of one node, with null for far sources.
   void merge(const kernels::CombineArgs& args);
 
   // ---- at any time
 
   bool step();
   bool can_step() const;
-  // The own inputs are read no more; of a combine: the output is complete.
+  // The rank's inputs are no longer read. For a combine: the output is complete, too.
   bool sent() const;
-  // A rank that the own part waits for, or OperationInFlight::kNobody.
+  // A rank that the rank's own part waits for, or OperationInFlight::kNobody.
   std::uint32_t awaited() const;
-  // What it waits for, for people; "" if for nothing.
+  // What it waits for, as text for people; "" if for nothing.
   std::string waits_for() const;
 
  private:
-  // A far node, as the own rank uses it.
+  // A far node to which this rank sends.
   struct Target {
     std::uint32_t node = 0;
     std::uint32_t gateway = 0;
-    kernels::PlanArray<std::uint32_t> tokens;  // with rows there
+    kernels::PlanArray<std::uint32_t> tokens;  // that have rows there
     std::uint32_t packed = 0;                  // tokens
     std::uint32_t batches = 0;                 // handed out
     bool packing = false;
     // Combine: sums that have come.
-    std::map<std::uint32_t, far::Arrival> early;  // by batch: one before is missing
+    std::map<std::uint32_t, far::Arrival> early;  // by batch: an earlier one is missing
     std::deque<far::Arrival> sums;                // in order, not used up
-    std::uint32_t next_sums = 0;                  // batch
+    std::uint32_t next_sums = 0;                  // number of the next batch
     std::uint32_t used = 0;                       // records of the first of `sums`
   };
-  // A far rank whose gateway this one is.
+  // A far rank whose gateway this rank is.
   struct Source {
     std::uint32_t rank = 0;
     bool announced = false;
@@ -97,11 +98,11 @@ class HostCrossing final : private far::Receiver {
     std::map<std::uint32_t, far::Arrival> held;   // by batch: rows or asks
     std::vector<far::Arrival> forwarding;         // dispatch: taken from `held`
     std::vector<bool> seen;                       // dispatch: batches
-    std::uint32_t next_asks = 0;                  // combine: batch that is served next
-    std::uint32_t served = 0;                     // of its asks
+    std::uint32_t next_asks = 0;                  // combine: the batch to serve next
+    std::uint32_t served = 0;                     // asks of that batch
     std::uint32_t done = 0;                       // records forwarded, asks served
     std::uint32_t batches = 0;                    // of sums, handed out
-    std::vector<kernels::CombineSource> sources;  // [R] combine: of this node
+    std::vector<kernels::CombineSource> sources;  // [R] combine: ranks of this node
     bool busy = false;
     bool arrived = false;
   };
@@ -148,7 +149,7 @@ class HostCrossing final : private far::Receiver {
   std::vector<std::uint32_t> nodes_;         // [R] kernels::FarNodes
   std::vector<std::uint8_t> whole_domains_;  // [domains]
   const kernels::RoutingPlan* plan_ = nullptr;
-  std::vector<kernels::PlanArray<std::uint32_t>> lists_;  // until they are the targets'
+  std::vector<kernels::PlanArray<std::uint32_t>> lists_;  // until the targets take them
   std::optional<kernels::FarLister> lister_;
   std::vector<Target> targets_;                // in the order of Span::far_nodes
   std::vector<Source> sources_;                // by rank
@@ -158,7 +159,7 @@ class HostCrossing final : private far::Receiver {
   std::optional<kernels::FarMergeArgs> merge_;
   std::uint32_t merged_ = 0;  // tokens
   bool merging_ = false;
-  bool more_sums_ = false;  // have come since begin_merge() looked
+  bool more_sums_ = false;  // sums have come since begin_merge() looked
   std::deque<Job> jobs_;
 };
 

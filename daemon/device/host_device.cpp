@@ -20,7 +20,7 @@ class HostArena final : public Arena {
   Mapping mapping_;
 };
 
-// A rank's. Operations run beside each other, on the loop; what they share are plans.
+// The lane of one rank. Its operations run beside each other, on the loop. They share plans.
 class HostLane final : public Lane {
  public:
   HostLane(HostSms& sms, const LaneShape& shape)
@@ -60,13 +60,13 @@ HostDevice::HostDevice(std::string name, std::function<void()> notify)
 Result<std::unique_ptr<Arena>> HostDevice::map_arena(int fd, std::uint64_t bytes) {
   Result<Mapping> mapping = Mapping::map(fd, bytes, Access::kReadWrite);
   if (!mapping.ok()) return mapping.status();
-  // Fewer page faults and TLB misses where the kernel offers huge pages for shared memory; elsewhere
-  // the advice is refused, which is fine.
+  // Huge pages mean fewer page faults and TLB misses, where the kernel offers them for shared memory.
+  // Elsewhere it refuses the advice, which does no harm.
   ::madvise(mapping->data(), bytes, MADV_HUGEPAGE);
   return std::unique_ptr<Arena>(std::make_unique<HostArena>(std::move(mapping).value()));
 }
 
-// What could be wrong with it has been seen by the supervisor; but its client may have sealed it since.
+// The supervisor has checked the memory. But its client may have sealed it since.
 Result<std::unique_ptr<Arena>> HostDevice::map_client_memory(int fd, std::uint64_t bytes, bool /*here*/) {
   Result<std::unique_ptr<Arena>> mapped = map_arena(fd, bytes);
   if (mapped.ok() || mapped.status().code() == StatusCode::kResourceExhausted) return mapped;

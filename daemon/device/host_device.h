@@ -1,5 +1,5 @@
-// The emulated device: "SMs" are threads, memory is shared memory. The engine's loop is the first
-// SM; the others are helper threads that sleep when there is nothing to do.
+// The emulated device: "SMs" are threads, and its memory is shared memory. The engine's loop is the first SM.
+// The others are helper threads that sleep when there is nothing to do.
 #pragma once
 
 #include "device/launcher.h"

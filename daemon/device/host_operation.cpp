@@ -14,14 +14,14 @@ using kernels::cuda::Peer;
 
 namespace {
 
-// Of a piece. A choice takes some nanoseconds, and ten times as long if its pages are new; so do a rank's
-// counts for each expert.
+// The choices in one piece of work. A choice takes some nanoseconds, and ten times as long if its pages are
+// new. The counts of a rank for each expert take as long.
 constexpr std::uint32_t kChoices = 2048;
 constexpr std::size_t kCopied = 8192;  // choices
 constexpr std::uint32_t kCounts = 8192;
 constexpr std::uint32_t kRanks = 64;
 
-// atomic_ref wants what it may write.
+// std::atomic_ref needs a type that it may write.
 std::uint64_t load_acquire(const std::uint64_t& word) {
   return std::atomic_ref(const_cast<std::uint64_t&>(word)).load(std::memory_order_acquire);
 }
@@ -136,7 +136,7 @@ std::uint32_t HostOperation::awaited(std::uint32_t from) const {
   return rank < ranks_ ? rank : kNobody;
 }
 
-// The first rank, from `from` on, that has not got as far as this operation.
+// The first rank, from `from` on, that has not reached this operation.
 std::uint32_t HostOperation::first_behind(const abi::SignalLine* lines, std::uint32_t from) const {
   while (from < ranks_ && (!peers_.active(from) || load_acquire(lines[from].tag) >= op_.tag)) ++from;
   return from;
@@ -156,7 +156,7 @@ void HostOperation::end(const OpResult& result) {
 
 void HostOperation::abort() {
   if (ended_) return;
-  works_.clear();  // waits for the chunks in hand
+  works_.clear();  // waits for the chunks that run
   const std::uint32_t rank = awaited(0);
   OpResult result = ending(OpError::kAborted, rank == kNobody ? -1 : static_cast<std::int32_t>(rank));
   result.num_dropped = num_dropped_;
@@ -174,7 +174,7 @@ void HostOperation::begin_new() {
                    plan_->plan);
 }
 
-// In memory, or else in its record.
+// Finds the plan in memory, or makes it from the routing's record.
 void HostOperation::begin_known() {
   const kernels::cuda::Shape& s = op_.shape;
   const std::uint64_t tag = op_.announcement.routing;
@@ -223,7 +223,7 @@ void HostOperation::plan_ended() {
   end(result);
 }
 
-// The rest of what an earlier dispatch left.
+// Fills in what the plan of an earlier dispatch lacks.
 void HostOperation::recall() {
   kernels::Placement& placement = plan_->placement;
   placement.reset(ranks_, op_.shape.num_experts, op_.shape.per_expert);
@@ -263,7 +263,7 @@ void HostOperation::announce_to(std::uint32_t rank) const {
     const kernels::RoutingPlan& plan = plan_->plan;
     const std::size_t row = op_.rank;
     std::copy(plan.rank_counts.begin(), plan.rank_counts.end(), peer.rank_counts + row * ranks_);
-    // Compact: nobody but the rank needs to know of its experts.
+    // Layout compact: only the rank itself needs the counts of its experts.
     const bool all = op_.shape.per_expert;
     const std::uint32_t first = all ? 0 : rank * experts_;
     const std::uint32_t count = all ? op_.shape.num_experts : experts_;
@@ -446,7 +446,7 @@ bool HostOperation::move() {
   if (!works_.empty()) {
     RowWork& work = *works_.front();
     const bool ran = work.run_chunk();
-    if (!work.done()) return ran;  // or the rest runs on helpers, of which the last rings
+    if (!work.done()) return ran;  // or helpers run the rest; the last one rings
     works_.pop_front();
     if (!works_.empty()) return true;
   }

@@ -35,12 +35,12 @@ class HostOperation final : public OperationInFlight {
   struct Needs {
     const OperationPeers& peers;
     HostPlans& plans;
-    std::uint32_t record = 0;  // of the plan
+    std::uint32_t record = 0;  // routing record of the plan
     Share share;
     std::uint32_t sum_ranks = 0;   // ranks of a sum domain; 0: all
     far::FarGroup* far = nullptr;  // null: all ranks are on this node
   };
-  // A dispatch or a combine.
+  // `kind` is a dispatch or a combine.
   HostOperation(kernels::cuda::Kind kind, const kernels::cuda::Operation& op, const Needs& needs);
   ~HostOperation() override;
 
@@ -65,13 +65,13 @@ class HostOperation final : public OperationInFlight {
   std::uint32_t count_selections(std::span<const std::uint8_t> ranks) const override;
   void abort() override;
 
-  // Complete when stage() is not kPlanning any more; the placement when it is kMoving.
+  // The plan is complete when stage() is no longer kPlanning. The placement is complete in kMoving.
   const HostPlan& plan() const { return *plan_; }
 
  private:
   using OpError = kernels::cuda::OpError;
 
-  // What the next step does; a stage has several.
+  // What the next step does. A stage has several parts.
   enum class Part {
     kPlan,      // planning: choices are read, and become a plan
     kList,      //   tokens of far nodes
@@ -92,7 +92,7 @@ class HostOperation final : public OperationInFlight {
   }
   bool can_cross() const { return crossing_ != nullptr && crossing_->can_step(); }
   bool routes() const { return is_dispatch() && !op_.cached; }
-  // Of a combine that uses a routing from before this rank's time, or of no tokens: there is nothing to read.
+  // A combine of no tokens, or one whose routing is from before this rank's time: there is nothing to read.
   bool uses_nothing() const { return !is_dispatch() && op_.num_tokens == 0; }
   kernels::PlacementRules rules() const;
   std::uint32_t first_behind(const abi::SignalLine* lines, std::uint32_t from) const;
@@ -134,22 +134,22 @@ class HostOperation final : public OperationInFlight {
   const std::uint32_t experts_;  // of one rank
   const kernels::cuda::Peer own_;
   Part part_ = Part::kPlan;
-  std::uint32_t scanned_ = 0;  // ranks below have been seen ready (or arrived)
-  std::uint32_t done_ = 0;     // of the part: ranks below
-  std::size_t kept_ = 0;       // choices in the record
+  std::uint32_t scanned_ = 0;  // ranks below this one were seen ready (or arrived)
+  std::uint32_t done_ = 0;     // within the part: ranks below this one
+  std::size_t kept_ = 0;       // choices that are in the record
   bool counted_ = false;
   bool sent_ = false;
   bool ended_ = false;
   std::uint32_t num_dropped_ = 0;  // of a new routing
   std::shared_ptr<HostPlan> plan_;
-  std::optional<kernels::RoutingPlanner> planner_;  // in the parts that need them
+  std::optional<kernels::RoutingPlanner> planner_;  // in the parts that need it
   std::optional<kernels::RowPlacer> placer_;
   std::vector<const std::uint32_t*> rank_counts_;
   std::vector<const std::uint32_t*> expert_counts_;
   std::vector<kernels::DispatchTarget> targets_;
   std::vector<kernels::CombineSource> sources_;
   std::vector<kernels::RowRange> unfilled_;
-  std::deque<std::unique_ptr<RowWork>> works_;  // of the stage moving: what is not done yet
+  std::deque<std::unique_ptr<RowWork>> works_;  // of the stage moving: work that has not ended
   std::unique_ptr<HostCrossing> crossing_;      // until it has ended; null if all ranks are on this node
   kernels::cuda::OpResult result_{};
 };

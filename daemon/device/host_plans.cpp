@@ -27,7 +27,7 @@ std::shared_ptr<HostPlan> HostPlans::find(std::uint32_t record, std::uint64_t ta
   return kept_.front().plan;
 }
 
-// Those that operations hold come back from them.
+// Plans that operations hold come back when those end.
 void HostPlans::forget(std::list<Kept>::iterator kept) {
   if (kept->plan.use_count() == 1) spare_.push_back(std::move(kept->plan));
   by_record_.erase(kept->record);

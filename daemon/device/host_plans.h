@@ -1,6 +1,6 @@
-// The plans that a host device keeps of one rank's routings: what combine, and dispatches that reuse a
-// routing, need of a past dispatch. Every routing lies in the exchange arena and outlives the engine; a plan
-// that has left memory is made of that again.
+// The plans that a host device keeps of one rank's routings. Combine needs the plan of its dispatch. So does
+// a dispatch that reuses a routing. Every routing lies in the exchange arena and outlives the engine: a plan
+// that was dropped is made again from there.
 #pragma once
 
 #include "kernels/routing.h"
@@ -20,24 +20,25 @@ struct HostPlan {
   kernels::Placement placement;
 };
 
-// At most `kept` plans, those that were used last, and one for each operation in flight: an operation holds
-// the plan that it uses, and a later dispatch on the same record makes a new one beside it.
+// Keeps at most `kept` plans, those used last, and one more for each operation in flight. An operation holds
+// the plan that it uses. A later dispatch on the same record makes a new plan beside it.
 class HostPlans {
  public:
   explicit HostPlans(std::size_t kept) : most_(kept) {}
 
-  // A plan to be made anew, whose memory may be that of one that nobody needs; in place of the record's.
+  // A plan to be filled in, in place of the record's. It may reuse the memory of an unused plan.
   std::shared_ptr<HostPlan> renew(std::uint32_t record);
-  // That of the dispatch with this tag, or null.
+  // The plan of the dispatch with this tag, or null.
   std::shared_ptr<HostPlan> find(std::uint32_t record, std::uint64_t tag);
-  // It is complete, and the record's.
+  // The plan is complete. It becomes that of the record.
   void keep(std::uint32_t record, std::shared_ptr<HostPlan> plan);
-  // An operation needs it no more.
+  // An operation no longer needs the plan.
   void give_back(std::shared_ptr<HostPlan> plan);
-  // All that are not held elsewhere, for somebody else to free.
+  // All plans that no operation holds. The caller frees them.
   std::vector<std::shared_ptr<HostPlan>> take_all();
 
-  // Of a dispatch in flight until its routing is complete: nobody else may use that before.
+  // Marks a dispatch in flight until its routing is complete. No other operation may use the routing before
+  // that.
   void begin_making(std::uint64_t tag) { making_.push_back(tag); }
   void end_making(std::uint64_t tag) { std::erase(making_, tag); }
   bool is_making(std::uint64_t tag) const;
@@ -50,9 +51,9 @@ class HostPlans {
   void forget(std::list<Kept>::iterator kept);
 
   const std::size_t most_;
-  std::list<Kept> kept_;  // used last: first
+  std::list<Kept> kept_;  // in order of last use, the latest first
   std::unordered_map<std::uint32_t, std::list<Kept>::iterator> by_record_;
-  std::vector<std::shared_ptr<HostPlan>> spare_;  // nobody's
+  std::vector<std::shared_ptr<HostPlan>> spare_;  // not used
   std::vector<std::uint64_t> making_;             // tags
 };
 

@@ -8,7 +8,7 @@
 namespace epd::device {
 namespace {
 
-// A chunk is small enough that the loop stays responsive, large enough that claiming is free.
+// A chunk is small enough to keep the loop responsive, and large enough to make claiming cheap.
 constexpr std::uint64_t kChunkBytes = std::uint64_t{512} * 1024;
 
 std::uint32_t grain_for(std::uint64_t bytes_per_item) {
@@ -16,17 +16,17 @@ std::uint32_t grain_for(std::uint64_t bytes_per_item) {
       std::clamp<std::uint64_t>(kChunkBytes / std::max<std::uint64_t>(bytes_per_item, 1), 1, 1024));
 }
 
-// Tokens cut into chunks by what each of them moves: some may have all the rows, and most none.
+// Divides tokens into chunks by the bytes that they move: a few tokens may have all the rows.
 class TokenChunks {
  public:
-  // Bytes for each row of a token, and for each token.
+  // `row_bytes` is per row of a token, `token_bytes` per token.
   TokenChunks(const kernels::RoutingPlan& plan, std::uint64_t row_bytes, std::uint64_t token_bytes)
       : plan_(plan), row_bytes_(std::max<std::uint64_t>(row_bytes, kLeastBytes)), token_bytes_(token_bytes) {}
 
   std::uint32_t count() const {
     return static_cast<std::uint32_t>((before(plan_.num_tokens()) + kChunkBytes - 1) / kChunkBytes);
   }
-  // The first token of a chunk; behind the last chunk, the number of tokens.
+  // The first token of a chunk. After the last chunk: the number of tokens.
   std::uint32_t first(std::uint32_t chunk) const {
     if (chunk >= count()) return plan_.num_tokens();
     std::uint32_t low = 0;
@@ -43,7 +43,7 @@ class TokenChunks {
   }
 
  private:
-  static constexpr std::uint64_t kLeastBytes = 512;  // a short row takes the time of so many
+  static constexpr std::uint64_t kLeastBytes = 512;  // a shorter row takes as long as one of so many
 
   std::uint64_t before(std::uint32_t token) const {
     return plan_.begin[token] * row_bytes_ + token * token_bytes_;
@@ -57,7 +57,7 @@ class TokenChunks {
 }  // namespace
 
 std::unique_ptr<RowWork> RowWork::dispatch(const kernels::DispatchArgs& args, const Share& share) {
-  constexpr std::uint64_t kTokenBytes = 128;  // of the plan, whether it sends anything or not
+  constexpr std::uint64_t kTokenBytes = 128;  // of the plan, whether the token sends rows or not
   const TokenChunks chunks(*args.plan, args.format.row_bytes, kTokenBytes);
   return std::make_unique<RowWork>(
       [args, chunks](std::uint32_t begin, std::uint32_t end) {
@@ -89,13 +89,13 @@ RowWork::RowWork(Body body, std::uint32_t items, std::uint64_t bytes, const Shar
       items_(items),
       grain_(grain_for(bytes)),
       share_(share),
-      // Work of a single chunk is done sooner by the loop than by waking anybody.
+      // The loop runs a single chunk sooner than it could wake a helper.
       shared_(share.of != nullptr && share.of->num() > 1 && share.sms != 1 && items_ > grain_) {
   if (shared_) share_.of->add(*this);
 }
 
 RowWork::~RowWork() {
-  next_.store(items_, std::memory_order_relaxed);  // nothing more to claim
+  next_.store(items_, std::memory_order_relaxed);  // nothing is left to claim
   if (shared_) share_.of->withdraw(*this);
 }
 
@@ -129,7 +129,7 @@ void HostSms::set_num(std::uint32_t sms) {
     const auto index = static_cast<std::uint32_t>(helpers_.size());
     try {
       helpers_.emplace_back([this, index] { helper_main(index); });
-    } catch (const std::exception& error) {  // with fewer threads operations are slower, and as right
+    } catch (const std::exception& error) {  // with fewer threads operations are slower, and as correct
       log_event(LogLevel::kError, "no further SM", {{"sms", index + 1}, {"reason", error.what()}});
       break;
     }

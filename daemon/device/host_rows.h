@@ -1,5 +1,5 @@
-// How a host moves rows: in chunks, which the engine's loop and helper threads claim one by one. Each of them
-// counts as an SM; the loop is the first.
+// How a host moves rows: in chunks, which the engine's loop and helper threads claim one by one. Each of
+// these threads counts as an SM. The loop is the first.
 #pragma once
 
 #include "kernels/operations.h"
@@ -19,46 +19,46 @@ namespace epd::device {
 
 class RowWork;
 
-// The helper threads of a device, which sleep when there is nothing to do.
+// The helper threads of a device. They sleep when there is nothing to do.
 class HostSms {
  public:
   static constexpr std::uint32_t kMost = 256;
 
-  // `notify`: from a helper, when work has ended that the loop has not seen end.
+  // A helper calls `notify` when work has ended and the loop has not seen that.
   explicit HostSms(std::function<void()> notify);
   ~HostSms();
 
   std::uint32_t max() const { return max_; }
   std::uint32_t num() const { return num_; }
-  // Clamped to 1 .. max(); takes effect with the next chunk.
+  // Clamped to 1 .. max(). Takes effect with the next chunk.
   void set_num(std::uint32_t sms);
   void add(RowWork& work);
   void withdraw(RowWork& work);  // waits until no helper holds it
 
  private:
   void helper_main(std::uint32_t index);
-  RowWork* claimable(std::uint32_t index);  // mutex_ held
+  RowWork* claimable(std::uint32_t index);  // with mutex_ held
 
   const std::function<void()> notify_;
   const std::uint32_t max_;
   std::uint32_t num_ = 1;  // written by the loop, under mutex_
   std::mutex mutex_;
   std::condition_variable wake_;      // helpers: work or stop
-  std::condition_variable released_;  // the loop: a helper let go of a work
+  std::condition_variable released_;  // the loop waits until a helper has released a work
   std::deque<RowWork*> works_;        // guarded by mutex_; highest priority first, then oldest
   bool stop_ = false;                 // guarded by mutex_
   std::vector<std::thread> helpers_;  // index i is SM i + 1
 };
 
-// What an operation may have of a device's SMs.
+// The share of a device's SMs that an operation may use.
 struct Share {
   HostSms* of = nullptr;      // null: the calling thread alone
   std::uint32_t sms = 0;      // at most; 0 = all
   std::int32_t priority = 0;  // SMs take the highest first
 };
 
-// Tokens or rows [0, items) cut into chunks that SMs claim. What its arguments point to must live until it is
-// done or destroyed; destroying it waits for the chunks in hand, which are short.
+// Tokens or rows [0, items), divided into chunks that SMs claim. What its arguments point to must live until
+// it is done or destroyed. The destructor waits for the chunks that run, which are short.
 class RowWork {
  public:
   using Body = std::function<void(std::uint32_t begin, std::uint32_t end)>;
@@ -67,17 +67,17 @@ class RowWork {
   static std::unique_ptr<RowWork> fill(const kernels::FillArgs& args, const Share& share);
   static std::unique_ptr<RowWork> combine(const kernels::CombineArgs& args, const Share& share);
 
-  // bytes: moved per item.
+  // `bytes` are moved per item.
   RowWork(Body body, std::uint32_t items, std::uint64_t bytes, const Share& share);
   ~RowWork();
   RowWork(const RowWork&) = delete;
   RowWork& operator=(const RowWork&) = delete;
 
-  // Claims and runs one chunk; false if none is left. After done() every row is visible to whoever
+  // Claims and runs one chunk. False if none is left. After done() every row is visible to whoever
   // synchronises with the caller.
   bool run_chunk();
   bool done() const { return finished_.load(std::memory_order_acquire) == items_; }
-  // For helpers, which run the rest.
+  // Whether helpers may run the rest.
   bool waiting() const { return !unclaimed() && !done(); }
 
  private:
@@ -87,7 +87,7 @@ class RowWork {
 
   const Body body_;
   const std::uint32_t items_;
-  const std::uint32_t grain_;  // items of a chunk
+  const std::uint32_t grain_;  // items per chunk
   const Share share_;
   const bool shared_;          // with helpers
   std::uint32_t helpers_ = 0;  // guarded by HostSms::mutex_

@@ -14,13 +14,14 @@ namespace epd::device {
 namespace {
 
 constexpr std::uint64_t kBetweenNs = 50'000'000;
-// A launch probe runs within microseconds. But clients' kernels may hold all other SMs, and for long: then it
-// has to wait for one of their CTAs, and nothing is wrong. So patience doubles with each time, and halves
-// with each quiet while.
+// A launch probe normally runs within microseconds. But clients' kernels may hold all other SMs for long.
+// Then it waits for one of their CTAs, and nothing is wrong. So the patience doubles each time, and halves
+// after each quiet period.
 constexpr std::uint64_t kPatienceNs = 100'000'000;
 constexpr std::uint64_t kMostPatienceNs = 6'400'000'000;
 constexpr std::uint64_t kQuietNs = 10'000'000'000;
-// While it is stuck: it runs as soon as the last kernel has left, two milliseconds after it was told.
+// The interval of looks while the GPU is stuck. The probe runs as soon as the last kernel has left, two
+// milliseconds after it was told.
 constexpr std::uint64_t kLookNs = 500'000;
 
 }  // namespace
@@ -47,7 +48,7 @@ Result<std::unique_ptr<LaunchProbe>> LaunchProbe::make(const CudaDriver& driver,
   return probe;
 }
 
-// Stream and word stay: to give them back would wait for what is stuck.
+// Stream and word are not freed: freeing them would wait for what is stuck.
 LaunchProbe::~LaunchProbe() {
   {
     const std::lock_guard lock(mutex_);
@@ -93,21 +94,20 @@ bool LaunchProbe::has_run() {
   return true;
 }
 
-void LaunchProbe::begin_round() {
+void LaunchProbe::begin_yield() {
   stuck_.store(true, std::memory_order_release);
   std::atomic_ref(*yield_epoch_).fetch_add(1, std::memory_order_acq_rel);
   changes_.fetch_add(1, std::memory_order_acq_rel);
   notify_();
 }
 
-void LaunchProbe::end_round() {
+void LaunchProbe::end_yield() {
   stuck_.store(false, std::memory_order_release);
   changes_.fetch_add(1, std::memory_order_acq_rel);
   notify_();
 }
 
-// What is refused is tried again: the engine's loop finds out about a device that has failed, and ends the
-// process.
+// A refused call is tried again. The engine's loop notices a device that has failed, and ends the process.
 void LaunchProbe::run() {
   ::pthread_setname_np(::pthread_self(), "epd-probe");
   const MonotonicClock clock;
@@ -133,13 +133,13 @@ void LaunchProbe::run() {
     }
     if (!sleep(kBetweenNs)) return;
     while (!has_run()) {
-      if (!stuck() && clock.now_ns() - launched_ns >= patience_ns) begin_round();
+      if (!stuck() && clock.now_ns() - launched_ns >= patience_ns) begin_yield();
       if (!sleep(stuck() ? kLookNs : kBetweenNs)) return;
     }
     if (!stuck()) continue;
     patience_ns = std::min(2 * patience_ns, kMostPatienceNs);
     quiet_since_ns = clock.now_ns();
-    end_round();
+    end_yield();
   }
 }
 

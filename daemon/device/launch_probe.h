@@ -1,6 +1,6 @@
 // Notices that a GPU begins no kernel any more while a resident kernel runs, and tells the resident kernels
-// to yield: the README of this room, "Yielding". The probe has a thread of its own, because the engine's loop
-// may be waiting for the GPU itself.
+// to yield: see "Yielding" in the README of this room. The probe has a thread of its own, because the
+// engine's loop may itself be waiting for the GPU.
 #pragma once
 
 #include "common/status.h"
@@ -20,8 +20,8 @@ namespace epd::device {
 
 class LaunchProbe {
  public:
-  // `kernel`: one that does nothing. `notify` is called on another thread, with every change. INTERNAL: the
-  // driver refuses a stream or memory.
+  // `kernel` does nothing. `notify` is called on another thread, at every change. INTERNAL: the driver
+  // refuses a stream or memory.
   static Result<std::unique_ptr<LaunchProbe>> make(const CudaDriver& driver, CUcontext context,
                                                    CUkernel kernel, std::function<void()> notify);
   ~LaunchProbe();
@@ -30,27 +30,28 @@ class LaunchProbe {
 
   // Whether a resident kernel runs. The probe is launched only then.
   void watch(bool staying);
-  // Changes when kernels that began before are to leave; and where they see that, in pinned memory.
+  // The yield epoch. It changes when kernels that began before are to leave. The second function says where
+  // kernels read it, in pinned memory.
   std::uint32_t yield_epoch() const { return std::atomic_ref(*yield_epoch_).load(std::memory_order_acquire); }
   const std::uint32_t* yield_epoch_word() const { return yield_epoch_; }
-  // Since the last round began no kernel has.
+  // No kernel has begun since the yield epoch changed last.
   bool stuck() const { return stuck_.load(std::memory_order_acquire); }
-  std::uint32_t changes() const { return changes_.load(std::memory_order_acquire); }  // of these
+  std::uint32_t changes() const { return changes_.load(std::memory_order_acquire); }  // of stuck()
 
  private:
   LaunchProbe(const CudaDriver& driver, CUcontext context, CUkernel kernel, std::function<void()> notify)
       : driver_(driver), context_(context), kernel_(kernel), notify_(std::move(notify)) {}
 
   void run();
-  // False: to end.
+  // False: the thread is to end.
   bool sleep(std::uint64_t ns);
   // Logs the first call that the driver refuses.
   bool went_well(const char* call, CUresult result);
   bool launch();
-  // That of launch(), or the driver does not say.
+  // Whether the probe that launch() launched has run, or the driver gives no answer.
   bool has_run();
-  void begin_round();
-  void end_round();
+  void begin_yield();
+  void end_yield();
 
   const CudaDriver& driver_;
   const CUcontext context_;
@@ -64,7 +65,7 @@ class LaunchProbe {
   std::condition_variable wake_;
   bool staying_ = false;      // guarded by mutex_
   bool end_ = false;          // guarded by mutex_
-  std::string_view refused_;  // the thread's: the call that was refused last, until it is not
+  std::string_view refused_;  // used by the thread: the call that was refused last; empty once it succeeds
   std::thread thread_;
 };
 

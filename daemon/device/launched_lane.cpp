@@ -17,7 +17,8 @@ using kernels::cuda::Signal;
 namespace {
 
 constexpr std::uint64_t kLookAtDeviceNs = 1'000'000;
-constexpr std::uint64_t kSoonEndedNs = 20'000'000;           // most are; others are looked at while they run
+constexpr std::uint64_t kSoonEndedNs =
+    20'000'000;  // most operations have ended by then; others are looked at while they run
 constexpr std::uint64_t kNoopTags = std::uint64_t{1} << 63;  // no operation of a group has such a tag
 
 }  // namespace
@@ -34,11 +35,11 @@ class CudaOperationInFlight final : public OperationInFlight {
         mark_(request.op->counts.mark) {}
 
   ~CudaOperationInFlight() override {
-    if (!left()) std::abort();  // the GPU would write into what is given to others now
+    if (!left()) std::abort();  // the GPU would write into memory that is given to others now
     lane_.operation_ended(number_, signal_);
   }
 
-  // Nothing of it is done here. It is looked at, if it takes long.
+  // The GPU does all of the work. The loop looks at signals if it takes long.
   bool advance() override {
     if (!is_noop() && lane_.device_.now_ns() >= launched_ns_ + kSoonEndedNs)
       lane_.signals_.begin_now_and_then();
@@ -48,12 +49,12 @@ class CudaOperationInFlight final : public OperationInFlight {
     const SignalCopy* const copy = signals();
     return copy != nullptr ? copy->stage(signalled()) : abi::OpStage::kPlanning;
   }
-  // The result says whom one that has failed has waited for.
+  // The result of a failed operation names the rank that it waited for.
   std::uint32_t awaited(std::uint32_t from) const override {
     const SignalCopy* const copy = is_ours(place_.result.tag) ? nullptr : signals();
     return copy != nullptr ? copy->awaited(signalled(), from) : kNobody;
   }
-  // Words come in any order.
+  // The words come in any order.
   bool counted() override {
     const std::uint64_t* const words = lane_.counts(number_);
     while (counted_ < lane_.shape_.placement_words) {
@@ -65,7 +66,7 @@ class CudaOperationInFlight final : public OperationInFlight {
     return true;
   }
   bool sent() override { return std::atomic_ref(place_.sent).load(std::memory_order_acquire) == mark_; }
-  // Whoever is told of the end may use the client's words again, so what an abort writes there comes first.
+  // Whoever hears of the end may use the client's words again. So the words that an abort writes come first.
   bool ended() override {
     if (!is_ours(place_.result.tag)) return look_at_device();
     return !aborted_ || lane_.has_written_client_words(words_of_abort_);
@@ -84,7 +85,7 @@ class CudaOperationInFlight final : public OperationInFlight {
     return counts_;
   }
   const OpResult& result() const override { return place_.result; }
-  // Read back in one go: 8 MiB at most.
+  // The choices are read back in one copy of at most 8 MiB.
   std::uint32_t count_selections(std::span<const std::uint8_t> ranks) const override {
     const kernels::cuda::Operation& op = lane_.given(number_);
     std::vector<std::int32_t> topk(std::size_t{op.num_tokens} * op.shape.topk);
@@ -103,7 +104,7 @@ class CudaOperationInFlight final : public OperationInFlight {
 
  private:
   bool is_noop() const { return peers_ == nullptr; }
-  // Signals of an earlier look say nothing of it.
+  // Signals of an earlier look say nothing about this operation.
   const SignalCopy* signals() const {
     const SignalCopy* const copy = is_noop() ? nullptr : lane_.signals_.seen();
     return copy != nullptr && copy->begun_ns >= launched_ns_ ? copy : nullptr;
@@ -114,7 +115,7 @@ class CudaOperationInFlight final : public OperationInFlight {
   bool is_ours(std::uint64_t& word) const {
     return std::atomic_ref(word).load(std::memory_order_acquire) == tag_;
   }
-  // Of a GPU that has failed nothing comes any more: then the process ends here. Else false.
+  // Ends the process if the GPU has failed, because nothing would come from it any more. Else returns false.
   bool look_at_device() {
     const std::uint64_t now = MonotonicClock().now_ns();
     if (now - looked_ns_ < kLookAtDeviceNs) return false;
@@ -133,7 +134,7 @@ class CudaOperationInFlight final : public OperationInFlight {
   const std::uint32_t mark_;
   const std::uint64_t launched_ns_ = lane_.device_.now_ns();
   bool aborted_ = false;
-  std::uint32_t words_of_abort_ = 0;  // LaunchedLane::client_words_ then
+  std::uint32_t words_of_abort_ = 0;  // LaunchedLane::client_words_ at the abort
   std::uint32_t counted_ = 0;         // words of the placement that have come
   kernels::Placement counts_;
   std::uint64_t looked_ns_ = MonotonicClock().now_ns();
@@ -143,7 +144,7 @@ LaunchedLane::LaunchedLane(CudaDevice& device, const LaneShape& shape) : CudaLan
 
 LaunchedLane::~LaunchedLane() {
   if (stream_ == nullptr) return;
-  // What has ended may still be leaving.
+  // An operation that has ended may still run its last instructions.
   must("cuStreamSynchronize", driver_.cuStreamSynchronize(stream_));
   let_stream_go();
 }
@@ -192,7 +193,7 @@ std::uint32_t LaunchedLane::take_noop_place() {
 
 // ---- launches
 
-// A share is asked for with each operation; only another partition needs another stream.
+// Each operation asks for its share of SMs. Only a change of partition needs another stream.
 void LaunchedLane::follow_share() {
   if (partition_ == device_.partition() || in_flight() != 0) return;
   if (stream_ != nullptr) {
@@ -204,7 +205,8 @@ void LaunchedLane::follow_share() {
   take_stream();
 }
 
-// What of an operation is the lane's to fill in, and how it moves rows on `sms` of its SMs (0: on all).
+// Fills in the lane's part of an operation, and how it divides its work among `sms` of the lane's SMs (0:
+// all).
 void LaunchedLane::describe_own(Kind kind, std::uint32_t sms, Operation& op) const {
   describe_workspace(op);
   if (kind == Kind::kNoop) {
@@ -252,7 +254,7 @@ void LaunchedLane::await_word(const std::uint32_t* word, std::uint32_t value) {
                                                           CU_STREAM_WAIT_VALUE_GEQ));
 }
 
-// The stream waits for the client and not the kernel: until then its SMs are for others.
+// The stream waits for the client, not the kernel. Until then its SMs are free for others.
 void LaunchedLane::start(Kind kind, std::uint32_t place) {
   Operation& op = given(place);
   const Signal signal = op.signal;
@@ -305,7 +307,7 @@ void LaunchedLane::write_client_word(const void* word, std::uint32_t value) {
 
 bool LaunchedLane::has_written_client_words(std::uint32_t number) const {
   const std::uint32_t written = std::atomic_ref(*client_words_written()).load(std::memory_order_acquire);
-  return static_cast<std::int32_t>(written - number) >= 0;  // few are ever under way
+  return static_cast<std::int32_t>(written - number) >= 0;  // few words are ever under way
 }
 
 void LaunchedLane::release(const Signal& signal, std::uint64_t ticket) {

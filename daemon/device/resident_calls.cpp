@@ -85,7 +85,7 @@ void ResidentCalls::write_state(std::size_t offset, std::uint32_t value) {
   lane_.write_word(reinterpret_cast<const void*>(state() + offset), value);
 }
 
-// The rings go on where the last kernel that served them left them, be it another engine's.
+// The rings continue where the last kernel that served them stopped, even one of another engine.
 void ResidentCalls::open(const Layout& layout) {
   layout_ = layout;
   CallStart& first = host().start;
@@ -93,15 +93,16 @@ void ResidentCalls::open(const Layout& layout) {
                      layout.words + offsetof(abi::CallWords, done), sizeof(std::uint32_t));
   first.sequence[kernels::cuda::kByHost] = host_ended();
   first.sets = 1;
-  lane_.write_word(&reinterpret_cast<abi::CallWords*>(layout.words)->closed, 0);  // by a former engine
+  lane_.write_word(&reinterpret_cast<abi::CallWords*>(layout.words)->closed,
+                   0);  // a former engine may have closed it
   write_divisions();
   write_results();
-  // What is written by that stream is there before a kernel that another one starts.
+  // What this stream has written is visible to a kernel that another stream starts later.
   lane_.must("cuStreamSynchronize", lane_.driver_.cuStreamSynchronize(lane_.control()));
   lane_.follow_share();
 }
 
-// Of each number of SMs that a call may ask for.
+// Writes a work division for each number of SMs that a call may ask for.
 void ResidentCalls::write_divisions() const {
   const std::uint32_t most = lane_.device_.max_sms();
   std::vector<WorkDivision> all(std::size_t{kDivisionKinds} * most);
@@ -119,7 +120,7 @@ void ResidentCalls::write_divisions() const {
   lane_.device_.write(reinterpret_cast<void*>(division()), all.data(), all.size() * sizeof(WorkDivision));
 }
 
-// What is written there, and how often what graphs have captured has run, goes on likewise.
+// The numbers of results, and of runs of captured calls, continue likewise.
 void ResidentCalls::write_results() {
   auto& results = *reinterpret_cast<abi::Results*>(layout_.results->bytes());
   std::vector<ResultRuns> runs_of(abi::kReplayedResults);
@@ -162,9 +163,9 @@ void ResidentCalls::set_limits(std::uint32_t sms, std::uint32_t timeout_ms) {
     write_state(offsetof(CallState, timeout_ms), timeout_ms);
 }
 
-// ---- turns
+// ---- halt and resume
 
-// The first kernel finds the turn as it is then.
+// The first kernel reads the enabled epoch as it is when it begins.
 void ResidentCalls::halt() {
   if (enabled_epoch_ % 2 == 0) return;
   write_state(offsetof(CallState, enabled_epoch), ++enabled_epoch_);
@@ -188,7 +189,7 @@ bool ResidentCalls::waits_for_room() const {
   return !lane_.runs();
 }
 
-// No kernel reads it before the next odd enabled epoch.
+// No kernel reads the view before the next enabled epoch.
 void ResidentCalls::write_view(const DeviceView& view_of_group) const {
   DeviceView own = view_of_group;
   Operation probe;
@@ -240,8 +241,8 @@ std::uint32_t ResidentCalls::host_ended() const {
   return std::atomic_ref(results.host_ended).load(std::memory_order_acquire);
 }
 
-// Not the words between: those are the client's own. And not in the control stream: the copies may lie behind
-// some of a client's, which take milliseconds.
+// Copies the words that the engine needs. Those between them are the client's own. The control stream is not
+// used: copies may wait there for milliseconds behind some of a client's.
 void ResidentCalls::look() {
   if (std::exchange(looking_, true)) return;
   Look& look = last_look();

@@ -34,9 +34,9 @@ class ResidentCalls final : public CallPort {
   void look() override;
   const Ring* seen() override;
 
-  // For the lane: the kernel with this number is to leave.
+  // Called by the lane: the kernel with this number is to leave.
   void stop(std::uint32_t kernel) { write_state(offsetof(kernels::cuda::CallState, stop), kernel); }
-  // The kernel is not to run before this.
+  // The kernel must not be started before this is true.
   bool opened() const { return layout_.words != nullptr; }
   kernels::cuda::CallArguments arguments() const;
   const Layout& layout() const { return layout_; }
@@ -44,7 +44,7 @@ class ResidentCalls final : public CallPort {
  private:
   struct Look {
     Ring ring;
-    std::uint32_t number;  // of the look that has brought it
+    std::uint32_t number;  // of the look that has copied it
   };
   CUdeviceptr state() const;
   CUdeviceptr routes() const;
@@ -67,9 +67,9 @@ class ResidentCalls final : public CallPort {
   std::uint32_t timeout_ms_ = 0;
   std::uint32_t enabled_epoch_ = 0;
   std::uint32_t read_ = 0;  // entries of the journal
-  std::uint32_t told_ = 0;  // of these, how many the kernel knows of
+  std::uint32_t told_ = 0;  // how many of these the kernel knows to be read
   std::uint32_t looks_ = 0;
-  bool looking_ = false;  // seen() has not given the last one
+  bool looking_ = false;  // seen() has not returned the last copy
 };
 
 }  // namespace epd::device

@@ -12,8 +12,8 @@ std::size_t ResidentLane::own_device_bytes() const {
   return sizeof(ResidentState) + ResidentCalls::device_bytes(shape_, device_.max_sms());
 }
 
-// A client may make calls as long as its rank is here: the last kernel ends what it runs, and then nobody
-// waits for another. The loop does not wait for that kernel: it may not have begun.
+// A client may make calls as long as its rank is active. The last kernel ends the call that it runs, and no
+// other call waits after that. The loop does not wait for the kernel, which may not even have begun.
 ResidentLane::~ResidentLane() {
   calls_.halt();
   if (stream_ == nullptr) return;
@@ -41,7 +41,7 @@ void ResidentLane::follow_share() {
 
 bool ResidentLane::advance() {
   if (waits_) follow_share();
-  follow_round();
+  follow_yield_epoch();
   if (!stopping()) return waits_;
   const CUresult state = driver_.cuStreamQuery(stream_);
   if (state == CUDA_ERROR_NOT_READY) return true;
@@ -49,7 +49,7 @@ bool ResidentLane::advance() {
   const std::uint64_t told_ns = std::exchange(told_ns_, 0);
   if (!std::exchange(aside_, false) && yield_epoch_ == device_.yield_epoch()) device_.kernel_stopped(told_ns);
   start_kernel();
-  follow_share();  // of what came meanwhile
+  follow_share();  // follows changes that came meanwhile
   return stopping() || waits_;
 }
 
@@ -72,8 +72,8 @@ void ResidentLane::stop() {
   told_ns_ = device_.now_ns();
 }
 
-// It has seen by itself that it is to leave.
-void ResidentLane::follow_round() {
+// The kernel has seen by itself that it is to leave.
+void ResidentLane::follow_yield_epoch() {
   if (!runs() || stopping() || yield_epoch_ == device_.yield_epoch()) return;
   aside_ = true;
   told_ns_ = device_.now_ns();

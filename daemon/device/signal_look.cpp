@@ -19,7 +19,7 @@ SignalLook::SignalLook(CudaDevice& device, const LaneShape& shape)
       copy_(shape.shape.num_ranks, shape.limits.depth,
             shape.inbox.max_tokens != 0 && shape.shape.per_expert) {}
 
-// `ready` is a block's first part, and `arrived` lies behind it.
+// `ready` is the first part of a block, and `arrived` follows it.
 std::size_t SignalLook::row_bytes() const {
   return std::size_t{2} * shape_.shape.num_ranks * sizeof(abi::SignalLine);
 }

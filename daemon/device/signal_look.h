@@ -1,5 +1,5 @@
-// A lane's looks at what ranks have signalled to its own: all its exchange blocks in one copy, in the stream
-// aside. Nobody waits for it.
+// Copies what ranks have signalled to a lane: all its exchange blocks in one copy, in the stream aside.
+// Nobody waits for it.
 #pragma once
 
 #include "cuda_driver.h"
@@ -16,30 +16,30 @@ class SignalLook {
  public:
   SignalLook(CudaDevice& device, const LaneShape& shape);
 
-  // Of the lane's pinned memory.
+  // Bytes of the lane's pinned memory.
   std::size_t host_bytes() const;
-  // Zeroed. Once, before all else.
+  // Called once, before all else. The memory is zeroed.
   void open(std::byte* host) { host_ = host; }
 
-  // Unless one is under way.
+  // Begins a copy unless one is under way.
   void begin();
-  // begin(), if the last one was not just now.
+  // Calls begin(), unless the last copy was a moment ago.
   void begin_now_and_then();
-  // The last one that has come.
+  // The last complete copy.
   const SignalCopy* seen();
-  // It writes the pinned memory, and reads the arena.
+  // A copy writes the pinned memory, and reads the arena.
   bool under_way();
 
  private:
   std::size_t row_bytes() const;  // of a block
-  std::uint32_t& number() const;  // of the look that has brought what lies there
+  std::uint32_t& number() const;  // of the look that has copied what lies there
 
   CudaDevice& device_;
   const LaneShape& shape_;
   std::byte* host_ = nullptr;
   SignalCopy copy_;
   std::uint32_t looks_ = 0;
-  std::uint64_t begun_ns_ = 0;  // of the last one
+  std::uint64_t begun_ns_ = 0;  // when the last copy was begun
   bool under_way_ = false;
 };
 

@@ -18,10 +18,10 @@ std::uint32_t SignalCopy::missing_ready(const SignalledOperation& op, std::uint3
   return from < num_ranks_ ? from : kNobody;
 }
 
-// Through inboxes a rank's own line says that it has ended the operation, and nobody waits for that.
+// On the low-latency path a rank's own line says that it has ended the operation. Nobody waits for that line.
 std::uint32_t SignalCopy::missing_arrived(const SignalledOperation& op, std::uint32_t from) const {
   const abi::SignalLine* const lines = arrived(op.block);
-  if (!by_inboxes_ && lines[op.rank].tag < op.tag) return kNobody;  // it waits for nobody yet
+  if (!by_inboxes_ && lines[op.rank].tag < op.tag) return kNobody;  // the rank waits for nobody yet
   const auto there = [&](std::uint32_t rank) {
     return !is_active(op, rank) || rank == op.rank || lines[rank].tag >= op.tag;
   };

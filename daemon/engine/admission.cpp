@@ -11,8 +11,8 @@ using abi::Submission;
 
 namespace {
 
-// So that a client which submits as fast as it is answered can't keep the loop from the others, nor
-// from the supervisor.
+// A client that submits as fast as it is answered must not keep the loop from the others, or from the
+// supervisor.
 constexpr int kTakesPerRound = 16;
 
 }  // namespace
@@ -23,7 +23,7 @@ bool Admission::poll() {
   for (std::size_t left = sessions_.size(); left > 0; --left) {
     if (!poll(sessions_.next())) continue;
     progress = true;
-    // Not asked for a single submission.
+    // Not worth it for a single submission.
     if (left == 1) break;
     const std::uint64_t now = clock_.now_ns();
     if (end == 0) end = clock_.round_ns() + kShareNs;
@@ -43,7 +43,7 @@ bool Admission::poll(SessionPort& session) {
   return progress;
 }
 
-// What no correct client library writes; "" if there is nothing of the kind.
+// What a correct client library never writes; "" if the submission is legal.
 std::string Admission::illegal(const SessionPort& session, const Submission& s) const {
   const auto bad = [](const char* field, std::uint64_t value, const std::string& allowed) {
     return bad_field("submission", field, value, allowed);
@@ -101,7 +101,7 @@ void Admission::accept(SessionPort& session, const Submission& submission) {
                     submission.timeout_ms != 0 ? submission.timeout_ms : default_timeout_ms_);
 }
 
-// Its group ended while no engine was here, or it was submitted as its rank left.
+// Its group ended while no engine ran, or the client submitted it while its rank left.
 void Admission::answer_former(SessionPort& session, const Submission& submission) {
   session.begin(submission, kUnnumbered);
   const abi::Completion completion =
@@ -112,7 +112,7 @@ void Admission::answer_former(SessionPort& session, const Submission& submission
   count(page_->ops_failed);
 }
 
-// Outside of any stream there is nothing that it could wait for.
+// A noop outside of any stream has nothing to wait for.
 void Admission::answer_noop(SessionPort& session, const Submission& submission, Member& member) {
   count_taken(member, Op::kNoop);
   session.begin(submission, kUnnumbered);
@@ -124,7 +124,7 @@ void Admission::answer_noop(SessionPort& session, const Submission& submission, 
   count(page_->ops_completed);
 }
 
-// For a group that has ended or has moved to an epoch which this client does not know yet.
+// For a group that has ended, or that is in an epoch which this client does not know yet.
 void Admission::refuse(SessionPort& session, const Submission& submission, Member& member) {
   const abi::Break& cause = member.group.cause;
   session.begin(submission, kUnnumbered);

@@ -1,5 +1,5 @@
-// From a slot in a session's ring to an operation: each submission is copied once, and the copy is validated.
-// What is answered without an operation is answered here: noops outside of streams, and what is refused.
+// Turns submissions in a session's ring into operations. Each is copied once, and the copy is validated. Two
+// kinds are answered here without an operation: noops outside of streams, and submissions that are refused.
 #pragma once
 
 #include "device/device.h"
@@ -17,9 +17,9 @@ class Admission {
             const RoundClock& clock)
       : sessions_(sessions), operations_(operations), device_(device), page_(page), clock_(clock) {}
 
-  // Of submissions that name none.
+  // The timeout of submissions that give none.
   void set_default_timeout(std::uint32_t timeout_ms) { default_timeout_ms_ = timeout_ms; }
-  // A round's share of what lies in the rings. True: there was something.
+  // Takes a share of the submissions in the rings. True: there was at least one.
   bool poll();
 
  private:

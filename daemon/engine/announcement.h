@@ -1,4 +1,4 @@
-// What ranks announce to each other about an operation, and how a difference is told to people.
+// What ranks announce to each other about an operation, and how a difference is described.
 #pragma once
 
 #include "proto/exchange.h"
@@ -12,7 +12,7 @@
 namespace epd::engine {
 
 // The first rank whose announcement differs from that of `own`, and a sentence with the field and both
-// values; or nothing. Ranks whose `active_since` is 0 are masked: what they announced once is not looked at.
+// values; or nothing. A rank whose `active_since` is 0 is masked: its old announcement is not compared.
 struct Disagreement {
   std::uint32_t rank;
   std::string text;

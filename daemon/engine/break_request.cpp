@@ -10,7 +10,7 @@ void request_break(Group& group, const abi::Break& failure, SupervisorLink& link
   link.send(abi::LinkType::kBreakRequest, failure);
 }
 
-// Any rank's engine asks, whichever comes there first. To the clients it is a break like any other.
+// Any rank's engine asks, whichever reaches the limit first. For the clients it is an ordinary break.
 void renew_numbers(const Member& member, SupervisorLink& link) {
   Group& group = member.group;
   if (group.in_tags(member.next_number) < abi::kTagRenewal) return;

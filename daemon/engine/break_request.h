@@ -1,4 +1,4 @@
-// What this engine asks the supervisor for when an operation fails, or when an epoch has no numbers left.
+// What this engine asks the supervisor for when an operation fails, or when the numbers of an epoch run out.
 #pragma once
 
 #include "group.h"
@@ -6,10 +6,10 @@
 
 namespace epd::engine {
 
-// Once for each break; of a group that is not active not at all.
+// Asks once for each break. Does nothing if the group is not active.
 void request_break(Group& group, const abi::Break& failure, SupervisorLink& link);
 
-// Whenever the member's next operation has a new number: an epoch whose tags run out is ended.
+// Called whenever the member's next operation has a new number: ends an epoch whose tags run out.
 void renew_numbers(const Member& member, SupervisorLink& link);
 
 }  // namespace epd::engine

@@ -12,7 +12,7 @@ using abi::OpView;
 
 namespace {
 
-// Of one rank: the page is for all of them.
+// Per rank, because all ranks share the page.
 constexpr std::size_t kMostShown = 16;
 
 }  // namespace
@@ -49,7 +49,7 @@ void CallViews::show_first(OpStage stage, std::uint32_t awaited, std::uint64_t n
 void CallViews::end_before(kernels::cuda::CallRing ring, std::uint32_t number) {
   std::erase_if(shown_, [ring, number](const Shown& shown) {
     const bool ended =
-        shown.ring == ring && static_cast<std::int32_t>(shown.number - number) < 0;  // they are cyclic
+        shown.ring == ring && static_cast<std::int32_t>(shown.number - number) < 0;  // the numbers are cyclic
     if (ended) Page::release(shown.view);
     return ended;
   });
@@ -62,7 +62,7 @@ void CallViews::clear() {
 
 OpView* CallViews::claim(const Enqueued& enqueued, Page& page, std::uint64_t now_ns) const {
   abi::Submission call = enqueued.submission;
-  // Unlike that of any submission: a membership's number is never that small.
+  // Ids differ from those of submissions, because a membership's number is never that small.
   const auto of_host = static_cast<std::uint64_t>(enqueued.ring == kernels::cuda::kByHost);
   call.ticket = of_host << 63 | std::uint64_t{member_.number} << 32 | std::uint32_t{enqueued.number + 1};
   call.submit_ns = now_ns;

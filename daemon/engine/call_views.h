@@ -1,5 +1,5 @@
-// The calls of a rank in the engine's page, beside operations that hosts have submitted: what is enqueued and
-// has not ended, as far as the host knows.
+// Shows the calls of a rank in the engine's page, beside submitted operations: those that are enqueued and
+// have not ended, as far as the engine knows.
 #pragma once
 
 #include "group.h"
@@ -16,7 +16,7 @@ class CallViews {
   struct Enqueued {
     kernels::cuda::CallRing ring = kernels::cuda::kByStreams;
     std::uint32_t number = 0;
-    std::uint64_t index = 0;  // of the operation in its group; of a noop the next one's
+    std::uint64_t index = 0;  // of the operation in its group; for a noop that of the next operation
     abi::Submission submission{};
     std::uint32_t timeout_ms = 0;
   };
@@ -26,11 +26,12 @@ class CallViews {
   CallViews(const CallViews&) = delete;
   CallViews& operator=(const CallViews&) = delete;
 
-  // In order: others wait behind the first. Their times begin when they are first seen here.
+  // In the order of execution: the first one runs, the others wait behind it. Their times begin when they are
+  // first seen here.
   void show(std::span<const Enqueued> enqueued, Page& page, std::uint64_t now_ns);
-  // How far the first has come, and whom it waits for (OperationInFlight::kNobody).
+  // How far the first one has come, and which rank it waits for (or OperationInFlight::kNobody).
   void show_first(abi::OpStage stage, std::uint32_t awaited, std::uint64_t now_ns);
-  // Calls of the ring before this one have ended.
+  // Calls of the ring before this number have ended.
   void end_before(kernels::cuda::CallRing ring, std::uint32_t number);
   void clear();
   bool empty() const { return shown_.empty(); }
@@ -39,7 +40,7 @@ class CallViews {
   struct Shown {
     kernels::cuda::CallRing ring = kernels::cuda::kByStreams;
     std::uint32_t number = 0;
-    abi::OpView* view = nullptr;  // null: the page has no room
+    abi::OpView* view = nullptr;  // null: the page is full
     bool is_first = false;        // and its time counts
   };
   abi::OpView* claim(const Enqueued& enqueued, Page& page, std::uint64_t now_ns) const;

@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::uint64_t kLookNs = 50'000'000;
 
-// Of numbers that are cyclic.
+// Compares cyclic numbers.
 bool is_behind(std::uint32_t number, std::uint32_t other) {
   return static_cast<std::int32_t>(number - other) < 0;
 }
@@ -60,13 +60,13 @@ void Calls::follow_settings(std::uint32_t timeout_ms) {
   port_.set_limits(group_.sms, timeout_ms);
 }
 
-// ---- turns
+// ---- halt and resume
 
 void Calls::resume(bool fresh) {
   std::vector<RouteState> routes(group_.shape.num_routes());
   std::vector<RouteHeads::Standing> standing;
   recv_rows_.assign(routes.size(), 0);
-  // Of dispatches before its time a rank has no rows, but takes part in their combines.
+  // A rank has no rows of dispatches from before it joined, but takes part in their combines.
   if (member_.first_index != 0)
     std::fill(routes.begin(), routes.end(), RouteState{abi::kUnknownRouting, 0, 0});
   if (!fresh) standing = member_.heads->standing(member_.next_number, member_.exchange());
@@ -98,7 +98,8 @@ void Calls::show_none() {
 
 void Calls::look(Page& page, std::uint64_t now_ns) {
   if (const device::CallPort::Ring* ring = port_.seen(); ring != nullptr) {
-    // The journal, which was read after that look, may know more; what was discarded it does not tell.
+    // The journal was read after that look, so it may know of more ends. But it does not tell what was
+    // discarded.
     note_ended(kByStreams, ring->done);
     note_ended(kByHost, ring->host_ended);
     const std::vector<CallViews::Enqueued> all = enqueued(*ring);
@@ -115,7 +116,7 @@ void Calls::look(Page& page, std::uint64_t now_ns) {
   port_.look();
 }
 
-// A look at signals from before it was seen may be of another operation.
+// A look at signals from before the call was seen may be about another operation.
 void Calls::show_running(std::uint64_t now_ns) {
   const device::SignalCopy* const signals = running_ ? member_.lane->signals() : nullptr;
   if (signals == nullptr || signals->begun_ns < running_->seen_ns) return;
@@ -130,8 +131,8 @@ void Calls::note_ended(CallRing ring, std::uint32_t end) {
   if (!known || is_behind(*known, end)) known = end;
 }
 
-// The rings are taken from in turn, so which index a call gets that lies behind others is a guess if both
-// have some.
+// Calls are taken from the two rings by turns. So if both have some, the index of a call that waits is a
+// guess.
 std::vector<CallViews::Enqueued> Calls::enqueued(const device::CallPort::Ring& ring) const {
   std::vector<CallViews::Enqueued> all;
   std::uint64_t index = member_.next_number;
@@ -140,7 +141,7 @@ std::vector<CallViews::Enqueued> Calls::enqueued(const device::CallPort::Ring& r
   return all;
 }
 
-// The client writes the ring, and it may be anything.
+// The client writes the ring, so it may hold anything.
 void Calls::add_enqueued(CallRing ring, const abi::PackedCall (&calls)[abi::kCallSlots], std::uint64_t& index,
                          std::vector<CallViews::Enqueued>& all) const {
   for (std::uint32_t i = 0; i < abi::kCallSlots; ++i) {

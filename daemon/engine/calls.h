@@ -1,5 +1,5 @@
-// The engine's side of a rank whose operations are calls (proto/call_words.h): where the device is to go on,
-// and what it says that it has done.
+// The engine's part in the operations of a rank that are calls (proto/call_words.h): it tells the device
+// where to continue, and reads what the device has done.
 #pragma once
 
 #include "call_views.h"
@@ -17,16 +17,16 @@ class Calls {
  public:
   using JournalEntry = kernels::cuda::JournalEntry;
 
-  // The member has its lane and its memory. Halted at first.
+  // The member must have its lane and its memory. Halted at first.
   Calls(Member& member, device::Launcher& launcher);
 
-  // Of calls that are taken from now on: the group's SMs, and the timeout of those that say none.
+  // For calls that are taken from now on: the group's SMs, and the timeout of calls that give none.
   void follow_settings(std::uint32_t timeout_ms);
 
   void halt() { port_.halt(); }
   bool halted() const { return port_.halted(); }
-  // The operation that the member has next is the device's next. `fresh`: nothing has run in this group, and
-  // no record holds a routing.
+  // The device continues with the member's next operation. `fresh`: nothing has run in this group, and no
+  // record holds a routing.
   void resume(bool fresh);
 
   bool resumed() const { return port_.resumed(); }
@@ -35,24 +35,24 @@ class Calls {
   const JournalEntry* front() const { return port_.front(); }
   void pop();
 
-  // Shows what is enqueued, by a look at the rings now and then, which takes a moment. Of an active group,
-  // when the journal has been read.
+  // Now and then copies the rings, which takes a moment, and shows what is enqueued. Called for an active
+  // group, after the journal has been read.
   void look(Page& page, std::uint64_t now_ns);
   void show_none();
-  // Whether one was seen that has not ended.
+  // Whether a call was seen that has not ended.
   bool runs() const { return !views_.empty(); }
 
-  // Of an entry. What ends the session; "" if the call was lawful.
+  // Why the call of this entry ends the session; "" if it was legal.
   std::string illegal(const JournalEntry& entry) const;
-  // Of one that is lawful:
+  // The following are for entries of legal calls.
   static abi::Submission submission(const JournalEntry& entry);
   // The operation's number.
   std::uint64_t index_of(const JournalEntry& entry) const { return group_.from_tags(entry.index); }
   Failure failure(const JournalEntry& entry, std::uint64_t now_ns) const;
-  // Of one that went well, each once and in their order: see count_rows().
+  // Rows of a call that succeeded. To be called once for each, in their order: see count_rows().
   std::uint32_t rows_of(const JournalEntry& entry);
 
-  std::uint64_t last_end_ns = 0;  // when the journal last had something
+  std::uint64_t last_end_ns = 0;  // when the journal last had an entry
 
  private:
   std::uint32_t timeout_of(std::uint32_t own_ms) const { return own_ms != 0 ? own_ms : timeout_ms_; }
@@ -67,17 +67,17 @@ class Calls {
   device::Launcher& launcher_;
   device::CallPort& port_;
   std::uint32_t timeout_ms_ = 0;
-  // Calls of each ring, as far as the journal or a look at it has told.
+  // For each ring, the calls that have ended, as far as the journal or a look has told.
   std::optional<std::uint32_t> ended_[kernels::cuda::kCallRings];
   std::uint64_t next_look_ns_ = 0;
   CallViews views_;
-  // The first that is shown: it runs, or is about to.
+  // The first call that is shown: it runs, or is about to.
   struct Running {
     std::uint64_t index = 0;
     std::uint64_t seen_ns = 0;
   };
   std::optional<Running> running_;        // none, or a noop
-  std::vector<std::uint32_t> recv_rows_;  // of the routing in each record
+  std::vector<std::uint32_t> recv_rows_;  // by record: rows of its routing
 };
 
 }  // namespace epd::engine

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::uint64_t kCheckNs = 1'000'000'000;
 constexpr std::uint64_t kCheckOftenNs = 5'000'000;
-constexpr std::uint64_t kAfterClientNs = 2'000'000'000;  // for so long after a client has gone
+constexpr std::uint64_t kAfterClientNs = 2'000'000'000;  // after a client has gone
 
 }  // namespace
 
@@ -26,8 +26,8 @@ void DeviceWatch::note_stuck() {
             {{"device", device_.name()}, {"times", device_.times_stuck()}});
 }
 
-// Under MPS a client that ends in the middle of its own kernel takes along every process on the GPU, and MPS
-// takes nobody new until all of them are gone: an engine with nothing to do must notice too.
+// Under MPS a client that ends inside its own kernel takes along every process on the GPU, and MPS accepts no
+// new process until all of them have gone. So an engine must notice that even while it has nothing to do.
 void DeviceWatch::check(std::uint64_t now_ns) {
   if (now_ns < next_check_ns_) return;
   device_.check();

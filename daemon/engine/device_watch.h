@@ -1,5 +1,5 @@
-// What the loop does for the device itself, whoever's operations it runs: it lets the device go on, counts
-// what the device says of itself, and asks now and then whether it has failed.
+// What the loop does for the device as a whole: it lets the device continue, counts what the device reports,
+// and checks now and then whether it has failed.
 #pragma once
 
 #include "device/device.h"
@@ -13,13 +13,13 @@ class DeviceWatch {
  public:
   DeviceWatch(device::Device& device, Page& page) : device_(device), page_(page) {}
 
-  // In each round, before what waits for the device.
+  // Called in each round, before whatever waits for the device.
   void advance();
-  // In each round, at its end. Ends the process if the device has failed.
+  // Called at the end of each round. Ends the process if the device has failed.
   void check(std::uint64_t now_ns);
-  // A client has gone. That it took the device along shows a moment later.
+  // A client has gone. If that took the device along, it shows a moment later.
   void note_client_gone(std::uint64_t now_ns);
-  // When a round is due for the device's sake.
+  // When the device next needs a round.
   std::uint64_t next_look_ns(std::uint64_t now_ns) const;
 
  private:
@@ -28,11 +28,11 @@ class DeviceWatch {
   device::Device& device_;
   Page& page_;
   std::uint64_t next_check_ns_ = 0;
-  std::uint64_t check_often_ns_ = 0;  // until then
-  bool busy_ = false;                 // with what it does by itself
+  std::uint64_t check_often_ns_ = 0;  // check more often until then
+  bool busy_ = false;                 // the device has work of its own under way
 };
 
-// Nobody rings for what a GPU has done.
+// A GPU rings no bell for what it has done.
 inline constexpr std::uint64_t kDeviceLookNs = 50'000;
 
 }  // namespace epd::engine

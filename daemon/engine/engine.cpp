@@ -12,7 +12,7 @@
 namespace epd::engine {
 namespace {
 
-constexpr std::uint64_t kLinkPollNs = 100'000;        // look at the link this often while busy
+constexpr std::uint64_t kLinkPollNs = 100'000;        // how often a busy loop looks at the link
 constexpr std::uint64_t kMaxSleepNs = 1'000'000'000;  // so that the heartbeat advances
 constexpr std::uint64_t kLeaveNs = 1'000'000'000;
 
@@ -93,7 +93,7 @@ int Engine::run() {
     const std::uint64_t now_ns = clock_.round_ns();
     count(page_->loops);
     page_->heartbeat_ns.store(now_ns, std::memory_order_relaxed);
-    page_->sms.store(device_->num_sms(), std::memory_order_relaxed);  // may follow a setting later
+    page_->sms.store(device_->num_sms(), std::memory_order_relaxed);  // a later setting may change it
     if (now_ns - last_link_ns_ >= kLinkPollNs) {
       last_link_ns_ = now_ns;
       link_.receive(clock_, clock_.now_ns() + kShareNs);
@@ -117,7 +117,7 @@ int Engine::run() {
   return leave();
 }
 
-// A device that hangs does not hold up the end.
+// A device that hangs does not delay the end.
 int Engine::leave() {
   operations_.abandon_all();
   groups_.halt();
@@ -137,8 +137,8 @@ int Engine::leave() {
   return code;
 }
 
-// Polls on for a while when that pays: a short wait costs less than a sleep. Yields meanwhile, because
-// engines and clients may outnumber the cores.
+// Keeps polling for a while when that pays off: a short wait costs less than a sleep. Yields meanwhile,
+// because there may be more engines and clients than cores.
 bool Engine::spin() {
   if (spin_budget_ns_ == 0) return false;
   const std::uint64_t start = clock_.now_ns();
@@ -157,7 +157,7 @@ void Engine::grow_spin_budget() {
   spin_budget_ns_ = std::min(spin_limit_ns_, spin_budget_ns_ + spin_limit_ns_ / 4);
 }
 
-// True if a round of the loop would find something to do: the same looks, without the work.
+// True if a round of the loop would find work. The same looks as a round, without the work.
 bool Engine::anything_pending() const {
   return sessions_.pending() || groups_.pending() || device_->has_news() || far_engines_.pending() ||
          operations_.runnable();
@@ -170,7 +170,8 @@ void Engine::set_sleeping(bool sleeping) {
 
 void Engine::sleep() {
   set_sleeping(true);
-  // Pairs with the fence of whoever rings: either it sees us sleeping, or we see what it published.
+  // Pairs with the fence of whoever rings: either they see that this loop sleeps, or it sees what they
+  // published.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (anything_pending()) {
     set_sleeping(false);
@@ -185,7 +186,7 @@ void Engine::sleep() {
   count(page_->sleeps);
   const int ready = ::ppoll(waiting, 2, &wait, nullptr);
   set_sleeping(false);
-  // A sleep so short that polling on would have won.
+  // The sleep was so short that polling would have been better.
   if (ready > 0 && clock_.now_ns() - now < 2 * spin_limit_ns_) grow_spin_budget();
   if (ready <= 0) return;
   if (waiting[0].revents != 0) bell_.take();

@@ -1,6 +1,6 @@
-// The engine: one loop that takes submissions, steps operations and obeys the supervisor. One thread; helpers
-// of the device only run pieces of operations. What the loop works on are objects of their own (README,
-// "Objects"), which this one makes, connects and gives their turns.
+// The engine: one loop that takes submissions, steps operations and obeys the supervisor. It has one thread.
+// The device's helper threads only run pieces of operations. The loop works on objects (README, "Objects"),
+// which the engine makes, connects and calls in each round.
 #pragma once
 
 #include "admission.h"
@@ -22,17 +22,17 @@ namespace epd::engine {
 
 class Engine {
  public:
-  // What engines of other nodes are reached by, or why none are.
+  // How engines of other nodes reach this one, or why they can't.
   struct Network {
     Result<std::unique_ptr<FarProxy>> proxy;
     transport::NetworkOptions options;
-    std::unique_ptr<LateNetwork> late{};  // if there is no proxy, and there is to be one
+    std::unique_ptr<LateNetwork> late{};  // set if there is no proxy yet and there is to be one
   };
-  // The device's notify must ring the bell, and the proxy's.
+  // The device's and the proxy's `notify` must ring the bell.
   Engine(SupervisorLink& link, Bell& bell, Page& page, std::unique_ptr<device::Device> device,
          Network network, const Clock& clock);
 
-  // Until kStop or the end of the link. Returns the process's exit code.
+  // Runs until kStop or the end of the link. Returns the process's exit code.
   int run();
 
  private:

@@ -16,10 +16,10 @@ namespace {
 
 constexpr unsigned kLeaveSeconds = 3;
 constexpr int kHeapBytes = 32 << 20;
-constexpr std::chrono::seconds kNetworkPause{2};  // between tries to open it
+constexpr std::chrono::seconds kNetworkPause{2};  // between attempts to open it
 constexpr std::uint64_t kProxySpinNs = 50'000;    // until kSettings
 
-// The supervisor is gone, which the loop notices by itself, by the link. Should it hang, then this ends it.
+// The supervisor has ended. The loop notices that by the link. This ends the process if the loop hangs.
 void limit_time(int) {
   ::alarm(kLeaveSeconds);
 }
@@ -34,7 +34,7 @@ Result<std::unique_ptr<transport::Transport>> open_ucx_network(const transport::
   return transport::open_ucx(ucx);
 }
 
-// What can't be opened is no end: groups of this node are served on.
+// A network that can't be opened is no reason to end: groups of this node are still served.
 Result<std::unique_ptr<FarProxy>> start_proxy(const EngineOptions& options, const OpenTransport& open,
                                               Bell& bell) {
   const auto unsupported = [](std::string why) { return Status(StatusCode::kUnsupported, std::move(why)); };
@@ -55,7 +55,8 @@ Result<std::unique_ptr<FarProxy>> start_proxy(const EngineOptions& options, cons
   return proxy;
 }
 
-// A successor has it: an engine's address is part of what it says when it is ready.
+// Waits until the network can be opened. Then this engine ends, and its successor uses the network: an engine
+// tells its address when it says that it is ready.
 std::unique_ptr<LateNetwork> wait_for_network(const EngineOptions& options, const OpenTransport& open,
                                               Bell& bell) {
   if (options.network.library.empty() || !options.device.starts_with("host:")) return nullptr;
@@ -72,7 +73,7 @@ int engine_main(const EngineOptions& options) {
 }
 
 int engine_main(const EngineOptions& options, const OpenTransport& open) {
-  // Routings come from the heap, large ones too: they would be mappings, of which a process has only so many.
+  // Routings come from the heap, large ones too. As mappings they would count against the process's limit.
   ::mallopt(M_MMAP_THRESHOLD, kHeapBytes);
   if (options.device.starts_with("cuda:")) {  // see EngineProcess::spawn
     struct sigaction action = {};

@@ -17,7 +17,7 @@ std::string operation(const Subject& subject) {
   return "operation " + std::to_string(subject.index);
 }
 
-// The device tells values in 32 bits; a larger one is looked up, if it still stands there.
+// The device reports values in 32 bits. A larger one is read from the inputs, if it is still there.
 std::int64_t refused_value(const Subject& subject, Launcher& launcher, const OpResult& result) {
   constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
   const abi::GroupShape& shape = subject.member.group.shape;
@@ -30,7 +30,7 @@ std::int64_t refused_value(const Subject& subject, Launcher& launcher, const OpR
   return value >= kMost || value < -kMost ? value : result.value;
 }
 
-// Which field of whose announcement differs, from a copy of the block.
+// Which field of which announcement differs, from a copy of the block.
 std::string disagreement_text(const Subject& subject, Launcher& launcher) {
   const Group& group = subject.member.group;
   std::vector<abi::OpAnnouncement> all(group.shape.num_ranks);

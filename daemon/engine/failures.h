@@ -1,4 +1,4 @@
-// How operations fail, in the same words whoever ran them: host devices, launches, calls.
+// How operations fail. The words are the same for host devices, launches and calls.
 #pragma once
 
 #include "device/launcher.h"
@@ -12,11 +12,11 @@ namespace epd::engine {
 
 struct Failure {
   StatusCode cause = StatusCode::kInternal;
-  std::int32_t failed_rank = -1;  // rank
+  std::int32_t failed_rank = -1;  // a rank, or -1
   std::string text;
 };
 
-// Of which operation is spoken.
+// The operation that failed.
 struct Subject {
   const Member& member;
   const abi::Submission& submission;
@@ -30,19 +30,19 @@ void log_failure(const Member& member, abi::Op op, std::uint64_t index, const Fa
 
 // "operation 7 (dispatch, slot 1) of rank 2 ended after 30000 ms"
 std::string ended_after(const Subject& subject, std::uint64_t ms);
-// `routing`: "the routing of dispatch 3"
+// `routing`: for example "the routing of dispatch 3".
 Failure changed_group_failure(const Subject& subject, const std::string& routing,
                               std::uint64_t routing_epoch);
-// Why an operation waited in vain for `rank`: that its engine stands still (`still_ms` is not
-// 0), or else what `else_text` says of it.
+// Why an operation waited in vain for `rank`: its engine stands still (if `still_ms` is not 0), or else
+// `else_text`.
 std::string awaited_text(const Group& group, std::uint32_t rank, std::uint64_t still_ms,
                          const std::string& else_text);
-// What a device says of an operation that it ran. `ended_after`: see above.
+// The failure that a device reports for an operation which it ran. `ended_after`: see above.
 Failure device_failure(const Subject& subject, device::Launcher& launcher,
                        const kernels::cuda::OpResult& result, const std::string& ended_after,
                        std::uint64_t now_ns);
 
-// Of this rank's block of the exchange arena.
+// The block of this rank in its exchange arena.
 std::byte* own_block(const Member& member, std::uint64_t index);
 // Whether every rank has said that it is done with this rank in the operation with this tag.
 bool all_arrived(const Member& member, device::Launcher& launcher, std::uint64_t index, std::uint64_t tag);

@@ -112,7 +112,7 @@ Status FarEngines::serve(FarSide& side) {
                             std::to_string(bytes));
 }
 
-// It is tried at once, whatever came before.
+// Connects at once, whatever pause was due.
 void FarEngines::need(EngineId engine, const FarSide& side) {
   Peer& peer = peers_[engine];
   peer.users.insert(&side);
@@ -122,7 +122,7 @@ void FarEngines::need(EngineId engine, const FarSide& side) {
   peer.silent = false;
 }
 
-// It may be the end of `peer`.
+// May destroy `peer`.
 void FarEngines::let_go(EngineId engine, Peer& peer, const FarSide& side) {
   if (peer.users.erase(&side) == 0 || !peer.users.empty()) return;
   disconnect(engine, peer);
@@ -204,7 +204,7 @@ void FarEngines::receive_message(const FarProxy::Event& event) {
   proxy_->release(event.body);
 }
 
-// Of the last ping only: what else it may say proves nothing.
+// Only the answer to the last ping counts. An older one proves nothing.
 void FarEngines::receive_pong(EngineId engine, std::uint64_t time_ns) {
   const auto peer = peers_.find(engine);
   if (peer == peers_.end() || time_ns == 0 || time_ns != peer->second.pinged_ns) return;
@@ -237,13 +237,13 @@ void FarEngines::send_ping(EngineId engine, FarType type, std::uint64_t time_ns)
   message->header.from_rank = message->header.to_rank = abi::kFarNoRank;
   message->header.time_ns = time_ns;
   message->engine = engine;
-  (void)proxy_->send(message);  // without room there is enough to hear of
+  (void)proxy_->send(message);  // if there is no room, enough other messages are under way
 }
 
 bool FarEngines::step() {
   if (proxy_ == nullptr) return false;
   const std::uint64_t now_ns = clock_.round_ns();
-  // A loop that stood still has heard nothing by its own fault.
+  // If this loop stood still, it heard nothing through its own fault.
   if (now_ns > last_step_ns_ + timeout_ns_ / 2) {
     for (auto& [engine, peer] : peers_) peer.silent_ns = now_ns;
   }
@@ -283,7 +283,7 @@ std::string FarEngines::silent_text() const {
   return "has said nothing for " + std::to_string(network_.peer_timeout_ms) + " ms";
 }
 
-// A greeting has to come before anybody hears a ping.
+// A ping is understood only after the first message of a connection.
 std::uint64_t FarEngines::next_ping_ns(const Peer& peer) const {
   const std::uint64_t for_silence = std::max(peer.silent_ns, peer.pinged_ns) + timeout_ns_ / 3;
   return peer.heard ? std::min(for_silence, peer.pinged_ns + kRoundTripNs) : for_silence;
@@ -330,7 +330,9 @@ std::uint64_t FarEngines::next_look_ns() const {
     if (!peer.connected && !peer.address.empty()) next = std::min(next, peer.retry_ns);
     if (!peer.needed()) continue;
     if (peer.connected) next = std::min(next, next_ping_ns(peer));
-    next = std::min(next, last_step_ns_ + timeout_ns_ / 3);  // or step() takes it for having stood still
+    next = std::min(
+        next,
+        last_step_ns_ + timeout_ns_ / 3);  // a later call of step() would look as if the loop had stood still
   }
   return next;
 }

@@ -43,7 +43,7 @@ void clear(FarRow& row) {
 
 FarPage::FarPage(abi::FarTable& table) : table_(table) {
   for (FarRow& row : table_.rows) {
-    // A reader takes no row for one engine's that became another's meanwhile: its key changes.
+    // A new key tells a reader that the row became another engine's while it read.
     next_key_ = std::max(next_key_, row.key.load(kRelaxed) + 1);
     if (row.key.load(kRelaxed) != 0) row.key.store(0, std::memory_order_release);
   }

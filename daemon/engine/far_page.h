@@ -1,4 +1,4 @@
-// What this engine's page shows of engines of other nodes. The loop's.
+// Shows engines of other nodes in this engine's page. Belongs to the loop.
 #pragma once
 
 #include "far/ledger.h"
@@ -15,10 +15,10 @@ namespace epd::engine {
 
 class FarPage final : public far::Ledger {
  public:
-  // Begins the table anew: that of an engine before this one is forgotten.
+  // Clears the table, which may show engines of a former engine's.
   explicit FarPage(abi::FarTable& table);
 
-  // Why no engine of other nodes can be reached; or by what they are.
+  // Shows why no engine of other nodes can be reached, or through which network they are.
   void show_problem(const Status& why);
   void show_network(const std::string& carrier, const transport::NetworkOptions& network);
   void show_promised(std::uint64_t bytes) { table_.promised_bytes.store(bytes, std::memory_order_relaxed); }
@@ -30,12 +30,12 @@ class FarPage final : public far::Ledger {
     std::uint32_t groups = 0;
     std::uint64_t window_bytes = 0;
   };
-  // An engine that is shown for the first time gets a row: a free one, or that of an idle one.
+  // An engine that is shown for the first time gets a row: a free one, or that of an idle engine.
   void show(far::EngineId engine, const State& state);
   void show_facts(far::EngineId engine, const transport::Facts& facts);
   void show_round_trip(far::EngineId engine, std::uint64_t ns);
 
-  // far::Ledger. Of an engine without a row: those that all such share.
+  // The counters of far::Ledger. Engines without a row share one set.
   abi::FarCounters& counters(far::EngineId engine) override;
   std::string node_name(far::EngineId engine) const override;
 

@@ -18,8 +18,9 @@
 namespace epd::engine {
 namespace {
 
-constexpr std::uint64_t kCopied = std::uint64_t{1} << 63;  // a hold of a body that was moved to be aligned
-constexpr std::size_t kMostUntold = 64;                    // then nothing more is received
+constexpr std::uint64_t kCopied = std::uint64_t{1}
+                                  << 63;  // marks a hold of a body that was copied to be aligned
+constexpr std::size_t kMostUntold = 64;   // with so many events pending, nothing more is received
 
 }  // namespace
 
@@ -97,7 +98,7 @@ void FarProxy::order(ToThread command) {
   wake();
 }
 
-// False: there is no room, and the loop is notified when there is.
+// False: there is no room. The loop is notified when there is.
 bool FarProxy::push(ToThread& command) {
   if (to_thread_.push(command)) return true;
   ring_was_full_.store(true, std::memory_order_seq_cst);
@@ -114,11 +115,13 @@ void FarProxy::send_orders() {
 }
 
 void FarProxy::wake() {
-  // Pairs with the fence of sleep(): either the thread sees what was published, or this sees it sleep.
+  // Pairs with the fence of sleep(): either the thread sees what was published, or this function sees that it
+  // sleeps.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (!sleeping_.load(std::memory_order_relaxed)) return;
   const std::uint64_t one = 1;
-  if (::write(bell_.get(), &one, sizeof(one)) < 0 && errno != EAGAIN) ::sched_yield();  // it wakes by itself
+  if (::write(bell_.get(), &one, sizeof(one)) < 0 && errno != EAGAIN)
+    ::sched_yield();  // the thread wakes by itself
 }
 
 bool FarProxy::next(Event& event) {
@@ -168,7 +171,8 @@ bool FarProxy::take_orders() {
     carry_out(command);
     any = true;
   }
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // with push(): it sees the room, or this its wish
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with push(): either this thread sees the
+                                                        // room, or push() sees the wish
   if (any && ring_was_full_.load(std::memory_order_relaxed) && ring_was_full_.exchange(false)) notify_();
   return any;
 }
@@ -203,7 +207,7 @@ void FarProxy::release_body(const far::Body& body) {
 
 void FarProxy::send_to_peer(ToThread& command) {
   const auto found = peers_.find(command.engine);
-  if (found == peers_.end() || found->second.connection != command.connection) {  // the loop is told
+  if (found == peers_.end() || found->second.connection != command.connection) {  // the loop has been told
     untold_.push_back({std::move(command.message), {}, 0});
     return;
   }
@@ -218,17 +222,17 @@ void FarProxy::send_to_peer(ToThread& command) {
   }
 }
 
-// Messages that wait for its room are away.
+// Drops messages that wait for the peer's room, and reports them as sent.
 void FarProxy::forget(far::EngineId engine) {
   const auto peer = peers_.find(engine);
   if (peer == peers_.end()) return;
   for (auto& message : peer->second.waiting) untold_.push_back({std::move(message), {}, 0});
-  (void)transport_->close(peer->second.id);  // one that is down too
+  (void)transport_->close(peer->second.id);  // also if it is down
   engines_.erase(peer->second.id);
   peers_.erase(peer);
 }
 
-// WOULD_BLOCK: there is no room. OK: it is under way. Else it is lost, and so is the peer.
+// WOULD_BLOCK: there is no room. OK: the message is under way. Any other status: message and peer are lost.
 Status FarProxy::send_one(const Peer& peer, std::unique_ptr<far::Message>& message) {
   const std::uint64_t cookie = ++last_;
   Status status =
@@ -341,8 +345,8 @@ bool FarProxy::tell_loop() {
   return any;
 }
 
-// What waits for room in a ring, or at the transport, is looked at again after a millisecond. With a full
-// ring the transport is left alone: it may have news that nobody could take.
+// If something waits for room in a ring or at the transport, the thread looks again after a millisecond.
+// While a ring is full the transport is not armed: it may have events that nobody could take.
 void FarProxy::sleep() {
   sleeping_.store(true, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);

@@ -1,11 +1,11 @@
-// The thread that owns an engine's transport, behind a far::Port of the engine's loop. Two rings connect
-// them: messages, releases and peers go there, what has come and messages that are away come back. Neither
-// side waits for the other. What finds no room in a ring is kept, and the other side is woken for it.
+// The thread that owns an engine's transport. For the engine's loop it is a far::Port. Two rings connect
+// them: messages, releases and peers go to the thread; events and sent messages come back. Neither side waits
+// for the other. What finds no room in a ring is kept, and the other side is woken for it.
 //
-// Each connect() begins a connection of its own. What an earlier one of that engine still brings is nobody's.
+// Each connect() begins a new connection. What an earlier connection of that engine still brings is ignored.
 //
-// The thread polls for a while after work, then it arms the transport and sleeps, at most
-// transport::kMaxSleepMs at a time. The loop is told by `notify`, which rings its bell if it sleeps.
+// The thread polls for a while after work. Then it arms the transport and sleeps, at most
+// transport::kMaxSleepMs at a time. It tells the loop by `notify`, which rings the loop's bell if it sleeps.
 #pragma once
 
 #include "far/port.h"
@@ -33,31 +33,32 @@ class FarProxy final : public far::Port {
     far::EngineId engine = 0;
     transport::Header header;
     far::Body body;
-    Status status;                            // kDown: why
-    std::unique_ptr<transport::Facts> facts;  // kConnected
+    Status status;                            // for kDown: the reason
+    std::unique_ptr<transport::Facts> facts;  // for kConnected
   };
   using Open = std::function<Result<std::unique_ptr<transport::Transport>>()>;
 
-  // `open` and `notify` are called by the thread. An error is that of `open`, of eventfd, or that there are
-  // no more threads.
+  // The thread calls `open` and `notify`. An error comes from `open` or from eventfd, or there are no more
+  // threads.
   static Result<std::unique_ptr<FarProxy>> start(Open open, std::uint64_t spin_ns,
                                                  std::function<void()> notify);
-  // Bodies that were not released are gone with it.
+  // Bodies that were not released become invalid.
   ~FarProxy() override;
 
   // ---- the loop's
 
   const transport::Address& address() const { return address_; }
   const std::string& carrier() const { return carrier_; }
-  // In place of a connection that there is. A peer whose address is no good, or that can't be reached, is
-  // down: kDown is the last of its connection. kConnected is its first, before what it says.
+  // Replaces an existing connection. If the address is no good, or the peer can't be reached, the peer is
+  // down. kConnected is the first event of a connection, and kDown the last.
   void connect(far::EngineId engine, transport::Address address);
-  // Nothing of it comes any more.
+  // Nothing more comes from this engine.
   void close(far::EngineId engine);
-  // A message to an engine without connection is lost. One that the transport refuses takes its peer down.
+  // A message to an engine without a connection is lost. A message that the transport refuses takes its peer
+  // down.
   bool send(std::unique_ptr<far::Message>& message) override;
   void release(const far::Body& body) override;
-  // False: nothing has come. Messages that are away are freed here.
+  // False: nothing has come. Sent messages are freed here.
   bool next(Event& event);
   // Whether next() has something to do.
   bool has_news() const { return !to_loop_.empty() || (!unsent_orders_.empty() && !to_thread_.full()); }
@@ -78,7 +79,7 @@ class FarProxy final : public far::Port {
     transport::Address address;
   };
   struct ToLoop {
-    std::unique_ptr<far::Message> away;  // or
+    std::unique_ptr<far::Message> away;  // a message that was sent, or
     Event event;
     Connection connection = 0;
   };
@@ -93,13 +94,13 @@ class FarProxy final : public far::Port {
   };
 
   FarProxy(UniqueFd bell, std::uint64_t spin_ns, std::function<void()> notify);
-  // The loop's.
+  // For the loop.
   bool push(ToThread& command);
   void order(ToThread command);
   void send_orders();
   void wake();
 
-  // The thread's.
+  // For the thread.
   void run();
   bool take_orders();
   void carry_out(ToThread& command);
@@ -130,12 +131,12 @@ class FarProxy final : public far::Port {
   std::atomic<bool> stop_{false};
   std::atomic<std::uint64_t> sleeps_{0};
 
-  // The loop's.
+  // Used by the loop.
   std::deque<ToThread> unsent_orders_;  // the ring was full
   std::map<far::EngineId, Connection> connections_;
   Connection last_connection_ = 0;
 
-  // The thread's.
+  // Used by the thread.
   std::unique_ptr<transport::Transport> transport_;
   std::map<far::EngineId, Peer> peers_;
   std::map<transport::PeerId, far::EngineId> engines_;

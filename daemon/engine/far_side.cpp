@@ -15,7 +15,7 @@ using far::Drop;
 
 namespace {
 
-// No secret: two engines compare what they were told.
+// A checksum by which two engines compare what they were told. It protects no secret.
 std::uint64_t digest(std::span<const std::uint64_t> words) {
   return far::sip_hash({}, std::as_bytes(words));
 }
@@ -38,7 +38,7 @@ FarSide::FarSide(const abi::GroupBegin& message, const transport::NetworkOptions
 
 // ---- the view
 
-// Of a rank that is masked the supervisor names no place.
+// For a masked rank the supervisor names no node.
 void FarSide::place(const abi::GroupRank& message) {
   Place& place = places_[message.rank];
   place.active = message.active_since != 0;
@@ -96,7 +96,7 @@ far::FarGroup& FarSide::group(std::uint32_t device) {
   return *group_;
 }
 
-// Whatever view the group may have: on a node there may be all of its ranks but one.
+// Checked for every possible view: all ranks but one may be on another node.
 Status FarSide::check_sizes(std::uint64_t max_body_bytes) const {
   const far::FarSizes sizes(shape_, std::max(1u, shape_.num_ranks - 1), 0, 0);
   const std::uint64_t token = sizes.batch_bytes;
@@ -139,7 +139,7 @@ void FarSide::end() {
   greetings_.clear();
 }
 
-// ---- hellos
+// ---- greetings
 
 std::optional<far::EngineId> FarSide::awaited() const {
   for (const auto& [engine, greeting] : greetings_) {
@@ -211,7 +211,8 @@ bool FarSide::say_hello(far::EngineId to, const Greeting& greeting) {
 
 void FarSide::received(far::EngineId from, std::span<const std::byte> header, const far::Body& body) {
   FarHeader raw;
-  std::memcpy(&raw, header.data(), sizeof(raw));  // whoever found this group in it has seen that it is there
+  std::memcpy(&raw, header.data(),
+              sizeof(raw));  // whoever found the group's number in the header has checked its size
   if (raw.type != abi::FarType::kHello) {
     if (group_ != nullptr) return group_->received(from, header, body);
   } else if (const Drop drop = greet(from, header, body); drop != Drop::kNone && group_ != nullptr) {

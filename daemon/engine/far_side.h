@@ -1,10 +1,10 @@
-// What a group whose ranks are on several nodes has of other nodes, in this engine: its view, the
-// far::FarGroup of each epoch, and the hellos. An epoch has begun for clients when each far engine that
-// serves an active rank has said hello in it: then both have the same shape and view, they reach each other,
-// and nobody sends to somebody who has not entered the epoch.
+// What a group whose ranks are on several nodes knows of the other nodes, in this engine: its view, the
+// far::FarGroup of each epoch, and the greetings. For clients an epoch has begun when each far engine that
+// serves an active rank has sent its greeting. Then both sides have the same shape and view, they reach each
+// other, and nobody sends to an engine that has not entered the epoch.
 //
-// A hello is said every kHelloNs until the other's has come. It says whether that has come; one that asks is
-// answered.
+// A greeting is repeated every kHelloNs until that of the other side has come. It tells whether that is so. A
+// message that says "not yet" is answered.
 #pragma once
 
 #include "common/status.h"
@@ -22,7 +22,7 @@
 
 namespace epd::engine {
 
-// By which engines know each other.
+// The number by which engines know each other.
 constexpr far::EngineId far_engine_id(std::uint32_t node, std::uint32_t device_index) {
   return std::uint64_t{node} << 32 | device_index;
 }
@@ -31,9 +31,8 @@ class FarSide {
  public:
   static constexpr std::uint64_t kHelloNs = 20'000'000;
 
-  // `port` is null in an engine that reaches no others: then only the view is kept. It outlives the side.
-  // `incarnation`: of this engine.
-  // `ledger` is null in tests, and outlives the side.
+  // `port` is null in an engine that reaches no others: then only the view is kept. The port must outlive the
+  // side. `incarnation` is that of this engine. `ledger` must outlive the side; tests may pass null.
   FarSide(const abi::GroupBegin& message, const transport::NetworkOptions& network, std::uint64_t incarnation,
           far::Port* port, far::Ledger* ledger);
 
@@ -43,11 +42,11 @@ class FarSide {
   void set_epoch(std::uint64_t view, const std::uint64_t (&key)[2]);
   bool is_near(std::uint32_t rank) const { return places_[rank].node == node_; }
   std::uint32_t node_of(std::uint32_t rank) const { return places_[rank].node; }
-  // "node-b"; "node 2" if nobody has told its name.
+  // For example "node-b", or "node 2" if its name was never told.
   std::string node_name(std::uint32_t rank) const;
-  std::uint32_t node() const { return node_; }  // this one
+  std::uint32_t node() const { return node_; }  // of this engine
   std::uint64_t group_id() const { return id_; }
-  // Engines that serve active ranks on other nodes, ascending.
+  // Engines that serve active ranks on other nodes, in ascending order.
   std::vector<far::EngineId> engines() const;
   far::EngineId engine_of(std::uint32_t rank) const {
     return far_engine_id(places_[rank].node, places_[rank].device);
@@ -55,33 +54,34 @@ class FarSide {
 
   // ---- epochs
 
-  // Of lanes. This engine's device is `device`; the same at each call.
+  // What lanes need of the group. `device` is this engine's device, the same at each call.
   far::FarGroup& group(std::uint32_t device);
   // Why the group's records don't fit into windows and messages; OK if they do.
   Status check_sizes(std::uint64_t max_body_bytes) const;
-  // Nothing, if no rank of this engine could be served. `masked`: [R] or empty. `first_index` as tags count.
+  // Does nothing if no rank of this engine could be served. `masked`: [R] or empty. `first_index` is counted
+  // as in tags.
   void begin(std::uint64_t epoch, std::uint64_t first_index, std::span<const std::uint8_t> masked);
-  // No operation is in flight. May be called between epochs.
+  // No operation may be in flight. May be called between epochs.
   void end();
   bool in_epoch() const { return group_ != nullptr && group_->in_epoch(); }
-  // Of windows and send buffers in the epoch, or in the last one.
+  // Bytes of windows and send buffers in the epoch, or in the last one.
   std::uint64_t memory_bytes() const { return memory_bytes_; }
-  // Of that with one engine.
+  // Those for one engine.
   std::uint64_t memory_bytes(far::EngineId engine) const;
 
-  // Messages that were dropped since the group began, by reason; "none".
+  // Messages dropped since the group began, by reason; or "none".
   std::string drops() const { return group_ == nullptr ? "none" : group_->drops().text(); }
 
-  // ---- hellos
+  // ---- greetings
 
-  // All have come; or nobody is to say any.
+  // All greetings have come, or none is expected.
   bool greeted() const { return !awaited(); }
-  // In an epoch, and all have come: operations may be launched.
+  // In an epoch, and all greetings have come: operations may be launched.
   bool has_begun() const { return in_epoch() && greeted(); }
-  // The first whose hello has not come.
+  // The first engine whose greeting has not come.
   std::optional<far::EngineId> awaited() const;
   bool awaits(far::EngineId engine) const;
-  // The first that was told something else of the group, and in what it differs.
+  // The first engine that was told something else of the group, and what differs.
   struct Difference {
     far::EngineId engine;
     const char* what;
@@ -90,11 +90,11 @@ class FarSide {
 
   // ---- of the loop
 
-  // A message with this group's number. The body is the side's.
+  // Handles a message with this group's number. The side keeps the body.
   void received(far::EngineId from, std::span<const std::byte> header, const far::Body& body);
   // True: something was sent.
   bool step(std::uint64_t now_ns);
-  // When step() has something to do; kNever: when something has come.
+  // When step() next has something to do; kNever: only after a message has come.
   std::uint64_t next_look_ns() const;
 
  private:
@@ -105,7 +105,7 @@ class FarSide {
   };
   struct Greeting {
     bool heard = false;
-    bool asked = false;  // by the other, which has not heard
+    bool asked = false;  // by the other side, which has not heard this one
     const char* differs = nullptr;
     std::uint64_t say_ns = 0;
   };
@@ -131,7 +131,7 @@ class FarSide {
   std::uint64_t epoch_ = 0;
   std::uint64_t first_index_ = 0;
   std::uint64_t memory_bytes_ = 0;
-  std::map<far::EngineId, std::uint64_t> memory_of_;  // likewise
+  std::map<far::EngineId, std::uint64_t> memory_of_;  // by engine
   std::map<far::EngineId, Greeting> greetings_;       // of the epoch
 };
 

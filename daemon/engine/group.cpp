@@ -11,7 +11,7 @@ namespace epd::engine {
 
 namespace {
 
-// A sleeping engine's loop turns each second, and as soon as its bell rings.
+// A sleeping engine's loop makes a round each second, and as soon as its bell rings.
 constexpr std::uint64_t kSilentNs = 2'000'000'000;
 constexpr std::uint64_t kDeafNs = 200'000'000;
 

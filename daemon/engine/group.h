@@ -1,4 +1,4 @@
-// A group as one engine sees it: everybody's arenas, and the members that this device serves.
+// A group as one engine sees it: the arenas of all ranks, and the members that this device serves.
 #pragma once
 
 #include "base/log.h"
@@ -23,20 +23,20 @@ class Calls;
 class Operation;
 class SessionPort;
 
-// A rank's memory. Its regions lie in its user arena or where its client has bound them.
+// A rank's memory. Its regions lie in its user arena or in memory that its client has bound.
 struct GroupRankMemory {
-  std::shared_ptr<device::Arena> user;                 // also kept by the kernel that looks at its call words
-  std::shared_ptr<device::Arena> exchange;             // also kept by a lane that looks at its signals
-  std::vector<std::unique_ptr<device::Arena>> client;  // its client's own
+  std::shared_ptr<device::Arena> user;                 // also kept by the kernel that reads its call words
+  std::shared_ptr<device::Arena> exchange;             // also kept by a lane that reads its signals
+  std::vector<std::unique_ptr<device::Arena>> client;  // the client's own
   std::uint32_t device_index = 0;
 
-  // As the device's operations reach it; empty while the rank is not active.
+  // How the device's operations reach the rank; empty while it is inactive.
   kernels::cuda::PeerView view;
 
-  // Once the memory is there. The bindings' `memory` is at most client.size().
+  // Called once the memory is mapped. The bindings' `memory` must be at most client.size().
   void place_regions(const abi::GroupShape& shape, const abi::Bindings& bindings);
-  void set_active(std::uint64_t since);  // 0: it is not
-  // The only place that knows where a region is.
+  void set_active(std::uint64_t since);  // 0: inactive
+  // The only function that knows where a region lies.
   const kernels::cuda::RegionPlace& region(abi::Region region) const {
     return places_[static_cast<std::size_t>(region)];
   }
@@ -54,7 +54,7 @@ struct GroupRankMemory {
   std::array<kernels::cuda::RegionPlace, abi::kNumRegions> places_{};
 };
 
-// An engine to ring; several ranks, and groups, share one.
+// An engine to ring. Ranks and groups share it.
 struct PeerEngine {
   std::uint32_t device_index = 0;
   UniqueFd bell;
@@ -75,46 +75,46 @@ class Member {
   abi::Board& board() const { return *board_mapping.as<abi::Board>(); }
   std::byte* user(std::uint32_t slot, abi::Region region) const;
   std::byte* exchange() const;
-  // Selections that the dispatch saved in the record dropped; 0 if there is none.
+  // Selections dropped by the dispatch whose routing the record holds; 0 if it holds none.
   std::uint32_t saved_dropped(std::uint32_t record) const;
-  // Lowest operation not completed.
+  // The lowest operation that has not completed.
   std::uint64_t next_index() const {
     return std::min(inflight.empty() ? next_number : *inflight.begin(), failed_from);
   }
   void publish_next_index() const;
   // Changes the board's group state under its seqlock.
   void publish_state(abi::GroupState state, const abi::Break& cause) const;
-  // Message for one operation; must precede its completion.
+  // Publishes the message of one operation. Must precede its completion.
   void publish_message(std::uint32_t slot, std::uint64_t ticket, const std::string& text) const;
-  // Counts of a dispatch, for the CPU.
+  // Publishes the counts of a dispatch for the CPU.
   void publish_counts(std::uint32_t slot, std::uint64_t ticket, const kernels::Placement& placement) const;
-  // It submits no more, and has no say in where the others go on.
+  // The rank submits no more. Where the others continue no longer depends on it.
   void stop();
   bool stopped() const { return stopped_; }
-  // An operation that was asked to say so reads its inputs no more.
+  // Says that an operation no longer reads its inputs, if it was asked to say so.
   void publish_sent(std::uint32_t slot, std::uint64_t ticket) const;
 
   Group& group;
   const std::uint32_t rank;
   const std::uint32_t number;  // as in submissions
-  SessionPort* session;        // null once removed
+  SessionPort* session;        // null once it is removed
   Mapping board_mapping;
-  std::uint64_t first_index = 0;           // the operation with which this rank came
+  std::uint64_t first_index = 0;           // the first operation in which this rank takes part
   std::uint64_t next_number = 0;           // of the next operation
-  std::uint64_t failed_from = kNoFailure;  // lowest that failed in this epoch: to be done again
-  std::set<std::uint64_t> inflight;        // numbers of operations not completed
+  std::uint64_t failed_from = kNoFailure;  // the lowest that failed in this epoch and is to be repeated
+  std::set<std::uint64_t> inflight;        // numbers of operations that have not completed
   struct SlotUse {
-    std::uint32_t operations = 0;  // in flight on the slot; more than one only if all are a stream's
+    std::uint32_t operations = 0;  // in flight on the slot; more than one only if all are in streams
     bool of_stream = false;
-    std::uint64_t ticket = 0;  // of the last
+    std::uint64_t ticket = 0;  // of the last one
   };
   std::vector<SlotUse> slot_use;           // [depth]
   std::unique_ptr<device::Lane> lane;      // null: it could not be opened, or the group was lost
-  std::unique_ptr<RouteHeads> heads;       // with the lane
-  kernels::cuda::GroupView view;           // likewise
+  std::unique_ptr<RouteHeads> heads;       // present if the lane is
+  kernels::cuda::GroupView view;           // filled in if the lane is present
   std::vector<Operation*> operations;      // that have not ended, in the order of submission
   std::shared_ptr<device::Arena> results;  // if its operations are calls (abi::Results)
-  std::unique_ptr<Calls> calls;            // then, of its lane. next_number: of the first not completed
+  std::unique_ptr<Calls> calls;            // likewise; then next_number is that of the first not completed
   Statistics statistics;
 
  private:
@@ -122,41 +122,42 @@ class Member {
 };
 
 struct Group {
-  // `far`: of a group whose ranks are on several nodes; else null.
+  // `far_side` is for a group whose ranks are on several nodes, else null.
   Group(const abi::GroupBegin& message, std::unique_ptr<FarSide> far_side);
 
   const std::uint64_t id;
   const std::string name;
   const abi::GroupShape shape;
   const abi::ExchangeArenaLayout exchange_layout;
-  std::uint32_t sms;      // of its device that an operation may use; 0 = all
+  std::uint32_t sms;      // that an operation may use on its device; 0: all
   std::int32_t priority;  // among the device's groups, higher first
   std::uint64_t epoch;
   std::uint64_t resume_index;  // first operation of the epoch
   GroupLife life;
   std::uint64_t owed_since_ns = 0;
-  std::uint64_t say_waits_ns = 0;  // when the supervisor is told what they wait for, if they have not begun
+  std::uint64_t say_waits_ns =
+      0;  // when the supervisor is next told what the operations wait for, if they have not begun
   bool waits_logged = false;
-  Status unusable;                                 // why this device can't serve it
-  std::uint64_t broken_ns = 0;                     // when the break under way came
-  abi::Break cause{};                              // of the break under way, or of the last
-  std::vector<GroupRankMemory> ranks;              // [R]; emptied when lost
-  std::vector<std::uint64_t> active_since;         // [R] epoch in which the rank came; 0 = masked
-  std::set<std::uint32_t> refused;                 // masked here alone, until the supervisor says more
-  std::vector<std::uint8_t> masked;                // [R] active_since as a mask; empty while no rank is
-  std::uint64_t changed_epoch = 0;                 // in which a rank was last masked or replaced
-  std::vector<std::shared_ptr<PeerEngine>> peers;  // engines of the group on this node, each once
+  Status unusable;                          // why this device can't serve it
+  std::uint64_t broken_ns = 0;              // when the current break began
+  abi::Break cause{};                       // of the current break, or of the last one
+  std::vector<GroupRankMemory> ranks;       // [R]; emptied when the group is lost
+  std::vector<std::uint64_t> active_since;  // [R] epoch in which the rank joined; 0: masked
+  std::set<std::uint32_t> refused;          // masked by this engine alone, until the supervisor says more
+  std::vector<std::uint8_t> masked;         // [R] active_since as a mask; empty while no rank is masked
+  std::uint64_t changed_epoch = 0;          // in which a rank was last masked or replaced
+  std::vector<std::shared_ptr<PeerEngine>> peers;  // engines of the group on this node, without duplicates
   std::unique_ptr<FarSide> far;                    // null: all ranks are on this node. Outlives lanes
   std::vector<std::unique_ptr<Member>> members;
   mutable LogLimiter failures;  // lines about failed operations, so that no group's suppress another's
 
-  // An operation's number of this epoch as tags, blocks and routing records have it, and back.
+  // Converts an operation's number of this epoch to that of tags, blocks and routing records, and back.
   std::uint64_t in_tags(std::uint64_t index) const { return index - abi::tag_base(resume_index); }
   std::uint64_t from_tags(std::uint64_t number) const { return number + abi::tag_base(resume_index); }
   bool active(std::uint32_t rank) const { return active_since[rank] != 0; }
-  // Whether it is on this node, and so its memory is here.
+  // Whether the rank is on this node, so that its memory is mapped here.
   bool is_near(std::uint32_t rank) const { return far == nullptr || far->is_near(rank); }
-  // Whether the rank holds what it was sent in that epoch.
+  // Whether the rank still holds what it was sent in that epoch.
   bool serves(std::uint32_t rank, std::uint64_t since_epoch) const {
     return active(rank) && active_since[rank] <= since_epoch;
   }
@@ -164,24 +165,25 @@ struct Group {
     return std::any_of(members.begin(), members.end(),
                        [](const auto& member) { return !member->operations.empty(); });
   }
-  // Whether nothing of its members' calls runs, and the device has left their other operations.
+  // Whether none of its members' calls runs and the device has left their other operations.
   bool calls_halted() const;
   bool settled() const;
-  Member* member(std::uint32_t rank) const;  // null: this device serves none
-  // `since` 0 masks the rank. Peers that no active rank needs any more are let go. A far rank's place is
-  // known.
+  Member* member(std::uint32_t rank) const;  // null: this device does not serve it
+  // `since` 0 masks the rank. Peers that no active rank needs any more are forgotten. For a far rank its node
+  // must be known.
   void set_active(std::uint32_t rank, std::uint64_t since);
-  // Of its device that an operation which asks for `own` may use; 0: all, in both.
+  // The SMs of its device that an operation which asks for `own` may use. 0 means all, in argument and
+  // result.
   std::uint32_t share_sms(std::uint32_t own) const {
     return own == 0 || sms == 0 ? std::max(own, sms) : std::min(own, sms);
   }
-  // Wakes the sleeping engines among `peers`. After a release store that they wait for.
+  // Wakes the sleeping engines among `peers`. To be called after a release store that they wait for.
   void ring_peers() const;
-  // How long the loop of the rank's engine has not turned, if so long that the engine must be stopped or held
-  // up; else 0. Judged by its page, from here. `bell_ns`: its bell has been ringing since then, so it should
-  // have turned.
+  // For how long the rank's engine has not made a round, if that is so long that it must be stopped or
+  // blocked; else 0. Judged by its page, from this process. `bell_ns`: its bell has been ringing since then,
+  // so it should have made a round.
   std::uint64_t stands_still_ms(std::uint32_t rank, std::uint64_t now_ns, std::uint64_t bell_ns) const;
-  std::string check_complete() const;  // what a commit finds missing; "" if nothing
+  std::string check_complete() const;  // what is missing at a commit; "" if nothing is
 };
 
 }  // namespace epd::engine

@@ -1,4 +1,4 @@
-// Groups: their part in the break protocol (daemon/README): a group stands still, goes on, or ends.
+// Groups, second part: the break protocol (daemon/README). A group halts, continues, or ends.
 #include "base/log.h"
 #include "calls.h"
 #include "groups.h"
@@ -24,7 +24,7 @@ Status Groups::stop_member(const abi::MemberRef& message) {
   return {};
 }
 
-// What a rank has submitted is known when nothing of it runs any more.
+// What a rank has submitted is known only when nothing of it runs any more.
 void Groups::answer_stops() {
   std::erase_if(stops_, [this](abi::MemberRef& reply) {
     Group* group = find(reply.group_id);
@@ -82,8 +82,8 @@ void Groups::acknowledge_break(Group& group) {
   link_.send(LinkType::kBroken, abi::Broken{group.id, group.cause.epoch, next});
 }
 
-// Of a lost group, when its operations have ended. The supervisor is not told before nothing of it is mapped
-// here any more: who closes a memory last has all its pages to free.
+// For a lost group, when its operations have ended. The supervisor is told only after the memory has been
+// unmapped here: the last process to close a memory has to free all its pages.
 void Groups::give_up_memory(Group& group) {
   if (!group.life.is(GroupPhase::kLosing) || group.has_operations() || !group.calls_halted()) return;
   for (const auto& member : group.members) {
@@ -118,7 +118,7 @@ Status Groups::resume_group(const abi::Resume& message) {
   for (const auto& member : group->members) member->next_number = message.resume_index;
   if (group->far != nullptr) {
     group->far->set_epoch(message.view, message.epoch_key);
-    // A loss may have moved gateways here: more than was promised at the start.
+    // A loss may have moved gateways here, which need more memory than was promised at the start.
     if (const Status far = begin_far(*group); !far.ok())
       log_event(LogLevel::kWarning, "more memory than promised",
                 {{"group", group->id}, {"name", group->name}, {"reason", far.message()}});
@@ -128,8 +128,8 @@ Status Groups::resume_group(const abi::Resume& message) {
   return {};
 }
 
-// Some other engine is silent. It may still write into buffers of the operations that fail here, but no
-// later operation can begin before it has spoken.
+// Another engine is silent. It may still write into buffers of the operations that fail here. But no later
+// operation can begin before it has answered.
 Status Groups::release_group(const abi::GroupRef& message) {
   Group* group = find(message.group_id);
   if (group == nullptr || !group->life.may(GroupPhase::kReleased))
@@ -139,8 +139,8 @@ Status Groups::release_group(const abi::GroupRef& message) {
   return {};
 }
 
-// Its operations fail, each when the device has left it; then it is forgotten. A device that does not let go
-// has its engine killed by the supervisor, which waits for the answer.
+// The group's operations fail, each when the device has left it. Then the group is forgotten. If the device
+// does not leave an operation, the supervisor, which waits for the answer, kills the engine.
 Status Groups::remove_group(const abi::GroupRef& message) {
   Group* group = find(message.group_id);
   if (group == nullptr) {
@@ -167,7 +167,7 @@ void Groups::finish_removals() {
     for (const auto& member : group.members) end_member(*member, StatusCode::kAborted);
     end_far(group);
     ranks_.unmap(group);
-    // Not before nothing of it is mapped here, see give_up_memory.
+    // Sent only when nothing of the group is mapped here, see give_up_memory.
     reclaimer_.then([this, id = group.id] { link_.send(LinkType::kGroupRemoved, abi::GroupRef{id}); });
     return true;
   });

@@ -13,7 +13,7 @@ constexpr std::uint32_t bits(std::initializer_list<GroupPhase> phases) {
   return all;
 }
 
-// But for kRemoving, which may follow all others.
+// Phases that may follow. kRemoving may follow any other.
 constexpr std::uint32_t following(GroupPhase phase) {
   using enum GroupPhase;
   switch (phase) {

@@ -20,33 +20,33 @@
 namespace epd::engine {
 
 enum class GroupPhase : std::uint8_t {
-  kForming,    // ranks and members are told of, until kGroupCommit
-  kRestoring,  // the same, of a group that a former engine has served: it is broken then
-  kStarting,   // kernels are to begin it; then kGroupReady
+  kForming,    // ranks and members are told, until kGroupCommit
+  kRestoring,  // the same for a group that a former engine has served: it is then broken
+  kStarting,   // kernels are to begin the group; then kGroupReady
   kActive,
   kAsking,     // active, and the supervisor has been asked for a break
   kBreaking,   // operations stop; then kBroken
-  kBroken,     // until kResume. Ranks may come and go
+  kBroken,     // until kResume. Ranks may join and leave
   kReleased,   // likewise, and since kRelease operations fail at once
   kResuming,   // kernels are to begin the epoch; then kResumed
-  kLosing,     // what every rank has begun may still end
-  kUnmapping,  // its memory is on its way back
-  kUnmapped,   // it is gone; then kBroken
+  kLosing,     // operations that every rank has begun may still end
+  kUnmapping,  // its memory is being freed
+  kUnmapped,   // its memory is freed; then kBroken
   kLost,
-  kRemoving,  // kRemoveGroup has come: forgotten when the device has left it
+  kRemoving,  // kRemoveGroup has come: the group is forgotten when the device has left it
 };
 
 class GroupLife {
  public:
-  // `broken`: a former engine has served it.
+  // `broken`: a former engine has served the group.
   explicit GroupLife(bool broken) : phase_(broken ? GroupPhase::kRestoring : GroupPhase::kForming) {}
 
   GroupPhase phase() const { return phase_; }
   bool is(GroupPhase phase) const { return phase_ == phase; }
   bool may(GroupPhase next) const;
-  // Only what may follow.
+  // `next` must be a phase that may follow.
   void enter(GroupPhase next);
-  // By a fatal break, of one that is_lost() by another too: kBroken is owed again.
+  // Whether a fatal break may come. It may come again to a group that is_lost(): then kBroken is owed again.
   bool may_lose() const { return may(after_loss()); }
   void lose() { enter(after_loss()); }
 
@@ -56,15 +56,15 @@ class GroupLife {
   bool is_broken() const { return is(GroupPhase::kBroken) || is(GroupPhase::kReleased); }
   bool is_lost() const { return phase_ >= GroupPhase::kLosing && phase_ <= GroupPhase::kLost; }
 
-  // Whether ranks may come and go.
+  // Whether ranks may join and leave.
   bool takes_ranks() const { return is_forming() || is_broken(); }
-  // Whether operations that are submitted fail at once, or wait with the others for their verdict.
+  // Whether submitted operations fail at once. Otherwise they wait with the others for their verdict.
   bool refuses() const { return is(GroupPhase::kReleased) || is_lost() || is(GroupPhase::kRemoving); }
   bool holds_back() const {
     return is(GroupPhase::kBreaking) || is(GroupPhase::kBroken) || is(GroupPhase::kResuming);
   }
   // Whether an operation that ends now still counts. Once the supervisor knows how far this engine has come,
-  // what was not completed then is done again.
+  // operations that had not completed are repeated.
   bool counts_ends() const { return !is_broken() && !is(GroupPhase::kResuming) && !is(GroupPhase::kLost); }
   // Whether the device is to begin the group, or to leave it.
   bool awaits_device() const { return !is_active() && !is_broken() && !is(GroupPhase::kLost); }

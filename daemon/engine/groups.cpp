@@ -1,4 +1,4 @@
-// Groups: how they form, and what each round does for them. How they break: group_breaks.cpp.
+// Groups, first part: how they form, and what each round does for them. group_breaks.cpp has the breaks.
 #include "groups.h"
 
 #include "base/log.h"
@@ -24,7 +24,7 @@ Groups::Groups(device::Device& device, Page& page, SupervisorLink& link, Session
       journals_(page, link, sessions, clock),
       starts_(device.name(), link, operations, journals_, far_engines, clock) {}
 
-// Of one that is being removed the supervisor speaks no more.
+// The supervisor no longer names a group that is being removed.
 Group* Groups::find(std::uint64_t id) const {
   const auto found = groups_.find(id);
   const bool known = found != groups_.end() && !found->second->life.is(GroupPhase::kRemoving);
@@ -56,8 +56,8 @@ Status Groups::add_rank(Packet& packet) {
                             std::to_string(message.rank) + " with " + std::to_string(packet.fds.size()) +
                             " descriptors");
   }
-  // One that came while this engine was being told of the group is told of again: the same memory, which a
-  // kernel may look at.
+  // A rank that joined while this engine was being told of the group is told twice. Its memory is the same,
+  // and a kernel may be reading it.
   if (message.active_since != 0 && group->active_since[message.rank] == message.active_since) return {};
   group->refused.erase(message.rank);
   drop_member(*group, message.rank);
@@ -70,8 +70,8 @@ Status Groups::add_rank(Packet& packet) {
   return {};
 }
 
-// To this engine the rank is masked. No operation can be completed so while others count on it, and the
-// supervisor refuses the group or breaks it.
+// This engine masks the rank. It can't complete operations in which others expect the rank, so the supervisor
+// refuses the group or breaks it.
 void Groups::refuse_rank(Group& group, std::uint32_t rank, const Status& status) {
   log_event(LogLevel::kWarning, "rank refused",
             {{"group", group.id}, {"name", group.name}, {"rank", rank}, {"reason", status.message()}});
@@ -94,7 +94,7 @@ Status Groups::add_member(Packet& packet) {
     return invalid_argument("kGroupMember for group " + std::to_string(message.group_id) + " session " +
                             std::to_string(message.session_id));
   }
-  // One that came while this engine was being told of the group is told of again.
+  // A member that joined while this engine was being told of the group is told twice.
   if (Member* known = group->member(message.rank); known != nullptr) {
     known->first_index = message.first_index;
     return {};
@@ -106,13 +106,13 @@ Status Groups::add_member(Packet& packet) {
   }
   std::unique_ptr<Member> member = std::move(made).value();
   if (member->calls != nullptr) journals_.add(*member);
-  // While a group forms its members wait for kGroupCommit, which another round may bring.
+  // While a group forms, its members wait for kGroupCommit, which may come in another round.
   if (!group->life.is_forming()) session->members[message.member] = member.get();
   group->members.push_back(std::move(member));
   return {};
 }
 
-// A rank that has been lost; its operations have been abandoned.
+// For a rank that has been lost. Its operations have been abandoned.
 void Groups::drop_member(Group& group, std::uint32_t rank) {
   Member* member = group.member(rank);
   if (member == nullptr) return;
@@ -122,7 +122,7 @@ void Groups::drop_member(Group& group, std::uint32_t rank) {
   std::erase_if(group.members, [member](const auto& entry) { return entry.get() == member; });
 }
 
-// Before it is destroyed.
+// To be called before the member is destroyed.
 void Groups::end_member(Member& member, StatusCode status) {
   answer_orphans(member, status, device_.name());
   if (member.session != nullptr) member.session->end_member(member.number);
@@ -158,7 +158,7 @@ Status Groups::commit_group(const abi::GroupRef& message) {
   return {};
 }
 
-// kGroupReady is the acknowledgement of the break, and boards say how far ranks have come.
+// kGroupReady also acknowledges the break. The boards tell how far ranks have come.
 void Groups::restore(Group& group) {
   group.life.enter(GroupPhase::kBroken);
   for (const auto& member : group.members) catch_up(*member, device_.launcher());
@@ -169,7 +169,7 @@ void Groups::restore(Group& group) {
   abi::set_text(group.cause.text, text.data(), text.size());
 }
 
-// Of a group whose ranks are on several nodes: its engines are connected, and hellos begin. An error is of
+// For a group whose ranks are on several nodes: connects its engines and sends greetings. An error concerns
 // the memory that was promised.
 Status Groups::begin_far(Group& group) {
   if (group.far == nullptr) return {};
@@ -180,7 +180,7 @@ Status Groups::begin_far(Group& group) {
 void Groups::end_far(const Group& group) {
   if (group.far == nullptr) return;
   group.far->end();
-  // Some of a former epoch are usual.
+  // Some messages of a former epoch are normal.
   if (const std::string drops = group.far->drops(); drops != "none")
     log_event(LogLevel::kInfo, "far messages dropped",
               {{"group", group.id}, {"name", group.name}, {"reasons", drops}});

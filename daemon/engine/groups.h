@@ -1,6 +1,6 @@
-// The groups that this engine serves, from kGroupBegin to kGroupRemoved: their ranks come and go, and they
-// begin, break and go on as the supervisor says. Nothing here waits: an answer that is owed goes out in the
-// round that finds what it waited for.
+// The groups that this engine serves, from kGroupBegin to kGroupRemoved. Ranks join and leave. Groups begin,
+// break and continue as the supervisor orders. Nothing here blocks: an answer that is owed is sent in the
+// round in which its condition is met.
 #pragma once
 
 #include "far_engines.h"
@@ -22,13 +22,13 @@ class Groups {
   Groups(device::Device& device, Page& page, SupervisorLink& link, Sessions& sessions, Operations& operations,
          FarEngines& far_engines, const RoundClock& clock);
 
-  // The supervisor's messages: a group forms.
+  // Messages of the supervisor while a group forms.
   Status begin_group(const abi::GroupBegin& message);
   Status add_rank(Packet& packet);
   Status add_member(Packet& packet);
   Status commit_group(const abi::GroupRef& message);
   Status apply_settings(const abi::GroupSettings& message);
-  // It stands still, goes on, or ends (daemon/README, the break protocol).
+  // Messages of the break protocol (daemon/README): a group halts, continues, or ends.
   Status stop_member(const abi::MemberRef& message);
   Status break_group(const abi::Break& message);
   Status resume_group(const abi::Resume& message);
@@ -36,19 +36,19 @@ class Groups {
   Status remove_group(const abi::GroupRef& message);
   Status close_streams(Packet& packet) { return ranks_.close_streams(packet); }
 
-  // Of calls that name none.
+  // The timeout of calls that give none.
   void set_default_timeout(std::uint32_t timeout_ms);
 
-  // In each round, before and after the device has gone on. True: there was something.
+  // Called in each round, before and after the device has continued. True: there was something to do.
   bool read_journals();
   void advance();
-  // A round's share of memory that goes. True: there is some.
+  // Frees a share of the memory that is no longer used. True: there was some.
   bool reclaim();
-  // Whether a round would find something of these.
+  // Whether a round would find work for these.
   bool pending() const { return !reclaimer_.empty() || journals_.pending(); }
   std::uint64_t next_look_ns(std::uint64_t now_ns) const { return journals_.next_look_ns(now_ns); }
 
-  // At the end of the engine: calls end; when the device has left all there is they are forgotten.
+  // At the end of the engine: ends calls. Groups are forgotten when the device has left everything.
   void halt();
   bool settled() const;
   void clear();
@@ -79,7 +79,7 @@ class Groups {
   Journals journals_;
   Starts starts_;
   std::map<std::uint64_t, std::unique_ptr<Group>> groups_;
-  std::vector<abi::MemberRef> stops_;  // to be answered
+  std::vector<abi::MemberRef> stops_;  // still to be answered
   std::uint32_t default_timeout_ms_ = 30'000;
 };
 

@@ -13,9 +13,9 @@ using kernels::cuda::OpError;
 
 namespace {
 
-constexpr std::uint64_t kBusyNs = 100'000'000;     // so long after the last call others are awaited
-constexpr std::uint64_t kBusyLookNs = 1'000'000;   // nobody rings for what a call has done, and nobody
-constexpr std::uint64_t kIdleLookNs = 20'000'000;  // waits for that; operations take longer to fill a journal
+constexpr std::uint64_t kBusyNs = 100'000'000;     // for so long after a call, others are expected
+constexpr std::uint64_t kBusyLookNs = 1'000'000;   // no bell rings for what a call has done, and nobody
+constexpr std::uint64_t kIdleLookNs = 20'000'000;  // waits for it; a journal does not fill up in that time
 constexpr std::uint64_t kHaltingLookNs = 50'000;
 constexpr std::uint64_t kGraceNs = 100'000'000;  // see halt_lost
 
@@ -58,7 +58,7 @@ void Journals::read_entry(Member& member, const kernels::cuda::JournalEntry& ent
   const abi::Op op = calls.submission(entry).op;
   count(page_->ops_submitted);
   count_taken(member, op);
-  abi::Completion completion{};  // which nobody gets: for counting
+  abi::Completion completion{};  // nobody receives it: used for counting
   const bool done = entry.result.error == OpError::kNone;
   if (done && op != abi::Op::kNoop) {
     member.next_number = calls.index_of(entry) + 1;
@@ -70,11 +70,11 @@ void Journals::read_entry(Member& member, const kernels::cuda::JournalEntry& ent
     completion.status = fail_call(member, entry);
   }
   count(done ? page_->ops_completed : page_->ops_failed);
-  count_ended(member, abi::Op::kNone, completion);  // nobody knows when it was enqueued
+  count_ended(member, abi::Op::kNone, completion);  // the time of its enqueuing is not known
 }
 
-// What was aborted, was so because the group breaks or ends, or this rank does. It has failed though every
-// rank may have completed it: its stream has gone on, perhaps without the last rows.
+// A call is aborted only because its group breaks or ends, or its rank does. It fails even if every rank has
+// completed it: its stream has continued, perhaps without the last rows.
 StatusCode Journals::fail_call(Member& member, const kernels::cuda::JournalEntry& entry) {
   if (member.calls->submission(entry).op == abi::Op::kNoop) return StatusCode::kAborted;
   member.next_number = member.calls->index_of(entry);

@@ -1,5 +1,5 @@
-// The ranks of this device whose operations are calls: what the device says in their journals that it has
-// done, and when those of a lost group are to stop.
+// The ranks of this device whose operations are calls: reads what the device has done from their journals,
+// and halts the calls of a lost group in time.
 #pragma once
 
 #include "group.h"
@@ -16,22 +16,22 @@ class Journals {
   Journals(Page& page, SupervisorLink& link, Sessions& sessions, const RoundClock& clock)
       : page_(page), link_(link), sessions_(sessions), clock_(clock) {}
 
-  // A member that has calls, until it is taken out, which must be before they go.
+  // A member that has calls. It must be removed before its calls are destroyed.
   void add(Member& member) { members_.push_back(&member); }
   void remove(const Member& member) { std::erase(members_, &member); }
 
-  // True: there was something.
+  // True: there was at least one entry.
   bool read();
   bool read(Member& member);
   void read(const Group& group);
-  // In each round. A group that is lost may still complete what every rank has begun (Break::fail_from): as
-  // long as calls end, and a little longer.
+  // Called in each round. A lost group may still complete what every rank has begun (Break::fail_from). It
+  // may do so while calls end, and a little longer.
   void halt_lost();
 
-  // Whether read() would find something.
+  // Whether read() would find an entry.
   bool pending() const;
   std::uint64_t next_look_ns(std::uint64_t now_ns) const;
-  // A member of another group of whose calls one runs; null: none is known to.
+  // A member of another group with a call that runs; null: none is known.
   const Member* running_beside(const Group& group) const;
 
  private:

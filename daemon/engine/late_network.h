@@ -1,5 +1,5 @@
-// A network that could not be opened, for example because the node's cable was out: a thread tries again and
-// again whether it can be by now.
+// Waits for a network that could not be opened, for example because the node's cable was out: a thread tries
+// again and again.
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,8 @@ namespace epd::engine {
 
 class LateNetwork {
  public:
-  // `opens` says whether it can be opened, in the thread. `notify` is called when it can; that is the end of
-  // it.
+  // The thread calls `opens` to find out whether the network can be opened. When it can, the thread calls
+  // `notify` and ends.
   LateNetwork(std::function<bool()> opens, std::chrono::milliseconds pause, std::function<void()> notify);
   ~LateNetwork();
 
@@ -30,7 +30,7 @@ class LateNetwork {
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false;
-  std::thread thread_;  // none if there is no thread to be had
+  std::thread thread_;  // none if no thread could be started
 };
 
 }  // namespace epd::engine

@@ -1,4 +1,4 @@
-// What no correct client library asks for, in words.
+// What a correct client library never asks for, in words.
 #pragma once
 
 #include "proto/operation.h"
@@ -8,10 +8,10 @@
 
 namespace epd::engine {
 
-// "call field slot is 9; allowed: 0 .. 3", where `what` is "call".
+// For example "call field slot is 9; allowed: 0 .. 3", where `what` is "call".
 std::string bad_field(const std::string& what, const char* field, std::uint64_t value,
                       const std::string& allowed);
-// The first field of a request that abi::bad_field refuses; "" if there is none.
+// The first field of a request that abi::bad_field() refuses; "" if there is none.
 std::string refusal(const std::string& what, const abi::OpRequest& request, const abi::OpLimits& limits);
 
 }  // namespace epd::engine

@@ -35,7 +35,7 @@ Operation::Operation(Member& member, const abi::Submission& submission, std::uin
   member_.operations.push_back(this);
 }
 
-// A routing that was begun and is not complete must not be found.
+// An incomplete routing must not be found.
 Operation::~Operation() {
   in_flight_.reset();
   if (route_.making != nullptr && !route_kept_) member_.heads->forget(submission_.route, number_);
@@ -54,7 +54,7 @@ void Operation::show(abi::OpView* view) {
 void Operation::enter(OpStage stage) {
   stage_ = stage;
   if (view_ == nullptr) return;
-  Page::enter(view_, stage, MonotonicClock().now_ns());  // the round of the loop may have begun long ago
+  Page::enter(view_, stage, MonotonicClock().now_ns());  // the loop's round may have begun long ago
 }
 
 void Operation::show_awaited() {
@@ -63,7 +63,7 @@ void Operation::show_awaited() {
     Page::wait_for(view_, rank, MonotonicClock().now_ns());
 }
 
-// At the first look that finds it waiting, and now and then while it waits.
+// Called at the first look that finds it waiting, and now and then while it waits.
 void Operation::show_far_wait(bool waits, std::uint64_t now_ns) {
   if (view_ == nullptr || group_.far == nullptr) return;
   if (!waits) {

@@ -29,7 +29,8 @@ namespace epd::engine {
 
 enum class StepResult { kIdle, kProgress, kDone, kFailed };
 
-// Microseconds between two clock readings, of which the first may be a client's: 0 if it lies ahead.
+// Microseconds between two clock readings. The first may be a client's: the result is 0 if it is the later
+// one.
 std::uint32_t saturated_us(std::uint64_t from_ns, std::uint64_t to_ns);
 
 class Operation final : private device::OperationPeers {
@@ -40,28 +41,28 @@ class Operation final : private device::OperationPeers {
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  // One short piece of work. kFailed: failure() says what the group is to be told.
+  // Does one short piece of work. kFailed: failure() has what the group is told.
   StepResult step(std::uint64_t now_ns);
-  // Whether step() would get on: the same look, without the work.
+  // Whether step() would make progress. The same look, without the work.
   bool runnable() const;
   // Whether the loop's thread could move rows of it now.
   bool can_move() const { return in_flight_ != nullptr && in_flight_->can_move(); }
-  // Whether the loop must look again soon, because nobody rings for what it waits for.
+  // Whether the loop must look again soon, because no bell rings for what it waits for.
   bool needs_polling() const { return in_flight_ != nullptr && in_flight_->needs_polling(); }
   // Whether step() may find that every rank has completed it.
   bool may_be_done() const;
-  // Its deadline has passed. kFailed at once, or kIdle and from step() later.
+  // Its deadline has passed. Returns kFailed, or kIdle: then step() returns kFailed later.
   StepResult expire(std::uint64_t now_ns);
-  // Stops touching any arena: at once, or as soon as settled() says.
+  // Stops touching any arena: at once, or as soon as settled() is true.
   void abandon();
   bool settled() const { return in_flight_ == nullptr || in_flight_->left(); }
-  // Whether the device has been told of it, and it has not failed.
+  // Whether the device has been told of it and it has not failed.
   bool in_flight() const { return in_flight_ != nullptr && stage_ != abi::OpStage::kBreaking; }
-  // Whether the client's stream will go on without being told.
+  // Whether the client's stream will continue without the engine.
   bool releases_stream() const { return in_flight_ != nullptr; }
-  // Whether it has a number in its group, and all ranks take part.
+  // Whether it has a number in its group, so that all ranks take part.
   bool is_collective() const { return !is_noop(); }
-  // Of one that was abandoned and has settled: every rank has completed it all the same.
+  // For an operation that was abandoned and has settled: whether every rank has completed it nevertheless.
   bool completed_anyway();
 
   Member& member() const { return member_; }
@@ -72,11 +73,11 @@ class Operation final : private device::OperationPeers {
   const abi::Break& failure() const { return failure_; }
   abi::Completion completion(StatusCode status, std::int32_t failed_rank, std::uint64_t now_ns) const;
 
-  // As what it is to end once it has settled.
+  // What it ends with once it has settled.
   void set_verdict(const abi::Break& cause) { verdict_ = cause; }
   const std::optional<abi::Break>& verdict() const { return verdict_; }
 
-  void show(abi::OpView* view);  // takes over the entry
+  void show(abi::OpView* view);  // owns the entry from now on
 
  private:
   // OperationPeers
@@ -91,7 +92,7 @@ class Operation final : private device::OperationPeers {
   bool is_noop() const { return submission_.op == abi::Op::kNoop; }
   bool is_dispatch() const { return submission_.op == abi::Op::kDispatch; }
   bool has(abi::OpFlags flag) const { return (submission_.flags & flag) != 0; }
-  // A dispatch that makes a routing rather than using one.
+  // Whether it is a dispatch that makes a routing.
   bool routes() const { return abi::makes_routing(submission_.op, submission_.flags); }
   Subject subject() const { return {member_, submission_, index_}; }
   std::string expired_text(std::uint64_t now_ns) const;
@@ -100,7 +101,7 @@ class Operation final : private device::OperationPeers {
   void show_awaited();
   void show_far_wait(bool waits, std::uint64_t now_ns);
 
-  // operation_steps.cpp
+  // In operation_steps.cpp.
   bool may_launch() const;
   bool lets_launch() const;
   StepResult plan(std::uint64_t now_ns);
@@ -129,7 +130,7 @@ class Operation final : private device::OperationPeers {
   const std::uint64_t tag_;
   const std::uint64_t seen_ns_;
   const std::uint64_t deadline_ns_;
-  std::uint64_t begun_ns_ = 0;  // by the device; before it says when: launched
+  std::uint64_t begun_ns_ = 0;  // when the device began it; until that is known: when it was launched
   std::uint32_t num_recv_rows_ = 0;
   std::uint32_t num_dropped_ = 0;
   abi::OpView* view_ = nullptr;
@@ -137,19 +138,19 @@ class Operation final : private device::OperationPeers {
   abi::Break failure_{};
   std::optional<abi::Break> verdict_;
   RouteHeads::Place route_;
-  kernels::cuda::TakenCall call_{};  // of one in flight
+  kernels::cuda::TakenCall call_{};  // while it is in flight
   std::unique_ptr<device::OperationInFlight> in_flight_;
-  std::uint64_t far_wait_ns_ = 0;  // when it was shown last; 0: it does not wait
+  std::uint64_t far_wait_ns_ = 0;  // when the wait was shown last; 0: it does not wait
   bool held_up_ = false;
   bool route_kept_ = false;
-  bool counted_ = false;  // and told
+  bool counted_ = false;  // and published
   bool sent_ = false;
   bool expired_ = false;
-  std::string waited_for_;  // of other nodes, when it expired
+  std::string waited_for_;  // what it waited for of other nodes, when it expired
   bool concluded_ = false;
 };
 
-// By which the streams of client and engine wait for each other.
+// The words by which the streams of client and engine wait for each other.
 kernels::cuda::Signal stream_signal(const Member& member, std::uint32_t slot, std::uint64_t ticket);
 // Unblocks the client's stream if it waits for an operation that nothing will run.
 void unblock_stream(const Member& member, const abi::Submission& submission);

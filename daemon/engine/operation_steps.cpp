@@ -1,4 +1,4 @@
-// Operation: how it is launched, and what comes of what the device says.
+// Operation, second part: how it is launched, and how it follows what the device reports.
 
 #include "announcement.h"
 #include "device_operation.h"
@@ -34,7 +34,7 @@ kernels::cuda::Peer Operation::peer(std::uint32_t rank) const {
 device::OperationPeers::RoutedRows Operation::routed_rows(std::uint32_t rank, std::uint64_t routing) const {
   const GroupRankMemory& memory = group_.ranks[rank];
   const std::uint32_t route =
-      peer(member_.rank).announcement[rank].route;  // records are each rank's own choice
+      peer(member_.rank).announcement[rank].route;  // each rank chooses its records itself
   if (route >= group_.shape.num_routes()) return {};
   const std::byte* const half =
       device::find_routing(memory.exchange->bytes(), group_.exchange_layout, route, routing);
@@ -64,9 +64,9 @@ bool Operation::may_be_done() const {
 
 // ---- planning
 
-// In the order of submission. A lane keeps the order in which it is told of operations, and that must be the
-// streams'. And what a host device reads back from a routing record must not be overwritten by what came
-// later. A block serves the operations `depth` apart; its former user must be done everywhere.
+// Launches follow the order of submission. A lane keeps the order of its launches, and that must be the order
+// of the streams. A later operation must not overwrite a routing record that a host device still reads. A
+// block serves operations that are `depth` apart: its former user must be done on every rank.
 bool Operation::may_launch() const {
   for (const Operation* earlier : member_.operations) {
     if (earlier == this) break;
@@ -78,7 +78,7 @@ bool Operation::may_launch() const {
          (!routes() || member_.heads->may_begin(submission_.route));
 }
 
-// Operations behind it.
+// Whether operations behind this one may be launched.
 bool Operation::lets_launch() const {
   return stage() != OpStage::kPlanning || (in_flight_ != nullptr && in_flight_->in_order());
 }
@@ -89,13 +89,14 @@ StepResult Operation::plan(std::uint64_t now_ns) {
   return StepResult::kProgress;
 }
 
-// False: failure() says why.
+// False: failure() has the reason.
 bool Operation::find_route() {
   std::byte* const exchange = member_.exchange();
   const std::string routing = "the routing of dispatch " + std::to_string(submission_.handle);
   if (routes()) {
-    // The device writes the head in the arena. This one is found at once, for operations of a stream: the
-    // lane keeps their order, and before they run the engine knows how it ends: if badly, then all fail.
+    // The device writes the head in the arena. The engine's copy is found at once, so that operations of a
+    // stream can be launched: the lane keeps their order. If this dispatch fails, the engine knows that
+    // before they run, and all of them fail.
     const RouteHeads::Head head{number_ + 1, group_.epoch, submission_.num_tokens, 0, 0, 0};
     route_ = member_.heads->begin(submission_.route, head, exchange);
   } else if (submission_.handle >= member_.first_index) {
@@ -111,13 +112,13 @@ bool Operation::find_route() {
   } else if (is_dispatch()) {
     fail(changed_group_failure(subject(), routing, 0));
     return false;
-  } else {  // of a dispatch before this rank's time it has no rows
+  } else {  // the rank has no rows of a dispatch from before it joined
     route_.half = exchange + group_.exchange_layout.routing_of(submission_.route);
   }
   return true;
 }
 
-// The tag of the dispatch that made it: of the record's epoch, which is 0 if that is not known.
+// The tag of the dispatch that made the routing, with the record's epoch (0 if that is not known).
 std::uint64_t Operation::routing_tag() const {
   if (routes()) return 0;
   const std::uint64_t made_by = route_.head.handle != 0 ? route_.head.handle : submission_.handle + 1;
@@ -128,7 +129,7 @@ void Operation::launch(std::uint64_t now_ns) {
   if (!is_noop())
     call_ = taken_call(group_, submission_,
                        {tag_, number_, routing_tag(), route_.head.num_tokens, route_.half_index});
-  // Some 4 KB: made in place.
+  // About 4 KB, so it is made in place.
   kernels::cuda::Operation op =
       is_noop() ? kernels::cuda::Operation() : kernels::cuda::compose(member_.view, call_);
   // The engine's own deadline comes first, unless the loop stands still.
@@ -136,7 +137,8 @@ void Operation::launch(std::uint64_t now_ns) {
   if (has(abi::kFlagStream)) op.signal = stream_signal(member_, submission_.slot, submission_.ticket);
   device::LaunchRequest request;
   request.kind = kind_of(submission_.op);
-  request.place = static_cast<std::uint32_t>(number_ % group_.shape.depth);  // as its exchange block: free
+  request.place = static_cast<std::uint32_t>(
+      number_ % group_.shape.depth);  // the slot of its exchange block, which is free
   request.op = &op;
   request.peers = this;
   request.record = submission_.route;
@@ -187,7 +189,7 @@ void Operation::publish_counts() {
 
 StepResult Operation::conclude(std::uint64_t now_ns) {
   concluded_ = true;
-  const OpResult& result = in_flight_->result();  // what is left of it may still leave
+  const OpResult& result = in_flight_->result();  // the rest of it may still leave the device
   if (result.error != OpError::kNone) return fail(device_failed(now_ns));
   if (is_noop()) return StepResult::kDone;
   if (result.ran_ns != 0) begun_ns_ = std::max(begun_ns_, now_ns - std::min(now_ns, result.ran_ns));
@@ -213,7 +215,7 @@ void Operation::keep_route(const OpResult& result) {
   count_rows(page_, member_, submission_.op, route_.head.num_recv_rows);
 }
 
-// Selections whose rows went to ranks that were lost since.
+// Selections whose rows went to ranks that have been lost since.
 std::uint32_t Operation::count_lost_selections() const {
   if (route_.head.epoch >= group_.changed_epoch || route_.head.num_tokens == 0) return 0;
   std::vector<std::uint8_t> lost(group_.shape.num_ranks);
@@ -230,7 +232,7 @@ StepResult Operation::expire(std::uint64_t now_ns) {
         {StatusCode::kDeadlineExceeded, -1, expired_text(now_ns) + ": an earlier operation had not ended"});
   if (!std::exchange(expired_, true)) {
     waited_for_ = in_flight_->waits_for();
-    in_flight_->abort();  // its result will name who was waited for
+    in_flight_->abort();  // its result will name the rank that it waited for
   }
   return in_flight_->ended() ? conclude(now_ns) : StepResult::kIdle;
 }
@@ -263,7 +265,7 @@ Failure Operation::device_failed(std::uint64_t now_ns) const {
           expired_text(now_ns) + ": " + why + far_text};
 }
 
-// Of the ranks that are missing one whose engine stands still, else the first: a rank may well have submitted
+// Among the missing ranks, prefers one whose engine stands still to the first one: a rank may have submitted
 // what its engine has not taken.
 std::uint32_t Operation::whom_to_blame(std::uint64_t now_ns) const {
   const std::uint32_t first = in_flight_->awaited(0);
@@ -279,14 +281,14 @@ void Operation::abandon() {
   enter(OpStage::kBreaking);
 }
 
-// The break and the last arrival may have crossed: what the peers saw succeed need not fail here. It does in
-// a stream, which went on when the operation was aborted, perhaps without the last rows.
+// The break and the last arrival may have crossed. What the peers saw succeed need not fail here. In a stream
+// it does fail: the stream continued when the operation was aborted, perhaps without the last rows.
 bool Operation::completed_anyway() {
   if (in_flight_ == nullptr || concluded_) return false;
   concluded_ = true;
   OpResult result = in_flight_->result();
   if (is_noop()) return result.error == OpError::kNone;
-  // Sums of other nodes come behind `arrived`.
+  // The sums of other nodes come after `arrived`.
   const bool sums_far = group_.far != nullptr && !is_dispatch();
   if (result.error == OpError::kAborted && !has(abi::kFlagStream) && !sums_far &&
       all_arrived(member_, launcher_, index_, tag_)) {

@@ -11,7 +11,7 @@
 namespace epd::engine {
 namespace {
 
-constexpr std::uint64_t kTurnNs = 50'000;        // of a session's operations
+constexpr std::uint64_t kTurnNs = 50'000;        // for the operations of one session
 constexpr std::uint32_t kTurnsPerLowChunk = 16;  // see take_turn
 
 std::vector<Operation*> operations_of(const Group& group) {
@@ -36,8 +36,8 @@ void Operations::start(Member& member, const abi::Submission& submission, std::u
   }
   count_taken(member, submission.op);
   show(*operation);
-  // While the group agrees on a break, or on what a lost rank leaves behind (all ranks are stopped then),
-  // the operation waits with the others for its verdict.
+  // While the group agrees on a break, or on what a lost rank leaves behind, all ranks are stopped. The
+  // operation then waits with the others for its verdict.
   if (member.group.life.holds_back() || member.stopped()) {
     count_stall(member, abi::Stall::kGroup);
     operation->abandon();
@@ -57,7 +57,7 @@ void Operations::show(Operation& operation) {
   operation.show(view);
 }
 
-// Sessions in turn, until each has had its own or the round has lasted long enough.
+// Serves the sessions by turns, until each has had its turn or the round has lasted long enough.
 bool Operations::step() {
   if (schedule_.empty()) return false;
   bool progress = false;
@@ -73,8 +73,8 @@ bool Operations::step() {
   return progress || idle_turns_ < schedule_.num_sessions();
 }
 
-// The operations of one session, each until it waits. While rows of a higher priority can move, those of a
-// lower one stand back; now and then they get a chunk, so that they end.
+// Steps the operations of one session, each until it waits. While rows of a higher priority can move,
+// operations of a lower one pause. Now and then they get a chunk, so that they end.
 bool Operations::take_turn(Schedule::Queue& queue, std::int32_t first, std::uint64_t until_ns) {
   const std::int32_t moves_from = ++queue.turns % kTurnsPerLowChunk == 0 ? kNoPriority : first;
   bool progress = false;
@@ -117,14 +117,14 @@ StepResult Operations::step(Operation& operation, std::int32_t first) {
   if (result == StepResult::kIdle && now_ns >= operation.deadline_ns()) result = operation.expire(now_ns);
   if (result != StepResult::kFailed) return result;
   if (group.life.is_lost() || !operation.is_collective()) {
-    operation.set_verdict(operation.failure());  // the group will not break (once more) for it
+    operation.set_verdict(operation.failure());  // the group will not break (again) because of it
   } else {
     request_break(group, operation.failure(), link_);
   }
   return StepResult::kIdle;
 }
 
-// An operation that the peers saw succeed must not fail for a break that came later.
+// An operation that the peers saw succeed must not fail because of a later break.
 void Operations::finish_arrived(const Group& group) {
   for (Operation* operation : operations_of(group)) {
     if (operation->may_be_done() && operation->step(clock_.round_ns()) == StepResult::kDone)
@@ -151,7 +151,7 @@ void Operations::abandon_all() {
   schedule_.for_each([](Operation& operation) { operation.abandon(); });
 }
 
-// Answers it, and forgets it.
+// Answers the operation and destroys it.
 void Operations::finish(const Operation& operation, StatusCode status, const abi::Break& cause) {
   Member& member = operation.member();
   const bool ok = status == StatusCode::kOk;

@@ -1,5 +1,5 @@
-// The operations in flight, from the submission that was admitted to its completion: stepped in turns, each
-// until it waits, ended by what the device says, by their deadlines, or with their group.
+// The operations in flight, from admission to completion. They are stepped by turns, each until it waits.
+// They end when the device says so, at their deadlines, or with their group.
 #pragma once
 
 #include "round_clock.h"
@@ -16,26 +16,25 @@ class Operations {
   Operations(Page& page, SupervisorLink& link, const RoundClock& clock, device::Launcher& launcher)
       : page_(page), link_(link), clock_(clock), launcher_(launcher) {}
 
-  // Takes a submission up that its session has recorded as taken: a collective has the member's next number.
+  // Starts a submission that its session has recorded as taken. A collective gets the member's next number.
   void start(Member& member, const abi::Submission& submission, std::uint32_t timeout_ms);
-  // A round's share of steps. True: the next round may go on at once.
+  // Does a share of steps. True: the next round may continue at once.
   bool step();
 
-  // Of the group: what all ranks have completed is completed here, though nobody may have looked yet.
+  // Completes those operations of the group that all ranks have completed, even if nobody has looked yet.
   void finish_arrived(const Group& group);
-  // They end with `cause` when the device has left them: those from operation `from` on, and those that have
-  // been abandoned.
+  // Operations from `from` on, and abandoned ones, end with `cause` when the device has left them.
   void fail(const Group& group, std::uint64_t from, const abi::Break& cause);
-  // Of a member that goes; they have been abandoned, and the device has left them.
+  // Ends the operations of a member that is removed. They have been abandoned, and the device has left them.
   void end(const Member& member, const abi::Break& cause);
   void abandon_all();
   void clear() { schedule_.clear(); }
 
   bool has(std::uint64_t session_id) const { return schedule_.has(session_id); }
-  // Whether step() would get on.
+  // Whether step() would make progress.
   bool runnable() const;
   std::uint64_t next_look_ns(std::uint64_t now_ns) const;
-  // A collective in flight that is of another group; null: none.
+  // A collective in flight of another group; null: there is none.
   const Operation* in_flight_beside(const Group& group) const;
 
  private:
@@ -50,7 +49,7 @@ class Operations {
   const RoundClock& clock_;
   device::Launcher& launcher_;
   Schedule schedule_;
-  std::size_t idle_turns_ = 0;  // of sessions, one after another, in which nothing got on
+  std::size_t idle_turns_ = 0;  // consecutive turns of sessions without progress
 };
 
 }  // namespace epd::engine

@@ -22,7 +22,7 @@ void Page::start(std::uint32_t sms) {
   const auto forget = [](auto& table) {
     table.unlisted.store(0, std::memory_order_relaxed);
     for (abi::StatisticsRow& row : table.rows) {
-      // Only those in use: reading leaves the page's untouched memory untouched.
+      // Clears only rows in use: so pages of memory that were never touched stay untouched.
       if (row.key.load(std::memory_order_relaxed) != 0) row.key.store(0, std::memory_order_release);
     }
   };

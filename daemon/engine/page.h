@@ -1,4 +1,4 @@
-// The page that this engine publishes: counters, the operations in flight, and whether it sleeps.
+// The page that this engine publishes: counters, the operations in flight, and whether the engine sleeps.
 #pragma once
 
 #include "common/memory.h"
@@ -9,16 +9,16 @@ namespace epd::engine {
 class Page {
  public:
   explicit Page(Mapping mapping) : mapping_(std::move(mapping)), page_(mapping_.as<abi::EnginePage>()) {}
-  // A new engine begins everything anew.
+  // Clears everything that a former engine has left.
   void start(std::uint32_t sms);
 
   abi::EnginePage& operator*() const { return *page_; }
   abi::EnginePage* operator->() const { return page_; }
 
-  // Entry for one operation, or null if the table is full (the operation then simply isn't shown).
+  // An entry for one operation, or null if the table is full. Then the operation is not shown.
   abi::OpView* claim(const abi::Submission& submission);
   static void release(abi::OpView* view);
-  // Nothing is shown if `view` is null. Whom it waits for is of the stage.
+  // Shows nothing if `view` is null. The awaited rank belongs to the stage.
   static void enter(abi::OpView* view, abi::OpStage stage, std::uint64_t now_ns);
   static void wait_for(abi::OpView* view, std::uint32_t rank, std::uint64_t now_ns);
 
@@ -30,14 +30,14 @@ class Page {
   abi::EnginePage* page_;
 };
 
-// By which others wake this engine's loop.
+// The bell by which others wake this engine's loop.
 class Bell {
  public:
   Bell(UniqueFd fd, Page& page) : fd_(std::move(fd)), page_(page) {}
 
   // From any thread: something that the loop waits for has happened.
   void ring();
-  // By the loop: takes the rings that have come.
+  // For the loop: takes the rings that have come.
   void take();
   int fd() const { return fd_.get(); }
 

@@ -21,7 +21,7 @@ Status Ranks::map(Group& group, const abi::GroupRank& message, Packet& packet) {
   return {};
 }
 
-// Its page and its bell stay what they are, whatever becomes of it: one mapping for all groups.
+// The page and the bell of an engine stay the same over its restarts. All groups share one mapping.
 Status Ranks::add_peer(Group& group, const abi::GroupRank& message, Packet& packet) {
   for (const auto& peer : group.peers) {
     if (peer->device_index == message.device_index) return {};
@@ -40,8 +40,8 @@ Status Ranks::add_peer(Group& group, const abi::GroupRank& message, Packet& pack
   return {};
 }
 
-// What the supervisor has made: that it can't be mapped is no client's fault, but there may be no room for
-// it.
+// The supervisor made the arenas. If they can't be mapped that is not the client's fault, but there may be no
+// room.
 Status Ranks::map_arenas(Group& group, const abi::GroupRank& message, const Packet& packet) const {
   const abi::UserArenaLayout layout(group.shape, abi::bound_regions(message.bindings));
   Result<std::unique_ptr<Arena>> user = device_.map_arena(packet.fds[0].get(), layout.total_bytes);
@@ -57,7 +57,7 @@ Status Ranks::map_arenas(Group& group, const abi::GroupRank& message, const Pack
   return {};
 }
 
-// What its client has sent may be anything; only the bindings have been checked.
+// The client's memory may be anything. Only the bindings have been checked.
 Status Ranks::map_client_memory(Group& group, const abi::GroupRank& message, const Packet& packet) const {
   const std::size_t memories = packet.fds.size() - abi::kRankFds;
   if (const std::string wrong = abi::check_bindings(group.shape, message.bindings, memories); !wrong.empty())
@@ -106,7 +106,7 @@ Result<std::unique_ptr<Member>> Ranks::serve(Group& group, const abi::GroupMembe
     member->results = std::move(results).value();
   }
   if (Status status = open_lane(group, *member); !status.ok()) return status;
-  // Under a break it goes on where its former engine stood; kResume says where all go on.
+  // Under a break it continues where its former engine stood. kResume says where all continue.
   if (group.life.is(GroupPhase::kRestoring))
     member->next_number = member->board().next_index.load(std::memory_order_relaxed);
   member->statistics = Statistics::of_member(page_, message.session_id, group.id, message.rank);
@@ -136,11 +136,11 @@ Status Ranks::open_lane(Group& group, Member& member) const {
   return {};
 }
 
-// What is in the memory of a new rank is anything.
+// The memory of a new rank may hold anything.
 void Ranks::clear_memory(const Group& group, const Member& member) const {
   Launcher& launcher = device_.launcher();
   const GroupRankMemory& memory = group.ranks[member.rank];
-  // What peers write to one that rejoins is theirs to clear, see clear_signals.
+  // Signals that peers write to a rank that rejoins are theirs to clear, see clear_signals.
   const bool rejoins = group.active_since[member.rank] > group.epoch;
   const std::uint64_t first = rejoins ? group.exchange_layout.routing : 0;
   launcher.clear(memory.exchange->bytes() + first, group.exchange_layout.total_bytes - first);
@@ -165,7 +165,7 @@ void Ranks::clear_signals(const Group& group) const {
   }
 }
 
-// Which words its client uses makes no difference.
+// Closes all words, whichever of them the client uses.
 Status Ranks::close_streams(Packet& packet) const {
   const Result<abi::CloseStreams> body = packet.read<abi::CloseStreams>();
   if (!body.ok()) return body.status();
@@ -174,7 +174,7 @@ Status Ranks::close_streams(Packet& packet) const {
   if (packet.fds.size() != 1 || message.depth > abi::kMaxDepth || !device_.traits().has_streams)
     return invalid_argument("kCloseStreams");
   Result<std::unique_ptr<Arena>> user = device_.map_arena(packet.fds[0].get(), message.user_bytes);
-  if (!user.ok()) {  // they wait until their client goes
+  if (!user.ok()) {  // the streams wait until their client ends
     log_event(LogLevel::kWarning, "streams not closed", {{"error", user.status().to_string()}});
     return {};
   }

@@ -1,5 +1,5 @@
-// What this engine has of the ranks of its groups: their memory and the engines that serve them; and of those
-// that its own device serves, the members, with their lanes.
+// What this engine has of the ranks of its groups: their memory and the engines that serve them. Those that
+// its own device serves are members and have lanes.
 #pragma once
 
 #include "common/packet.h"
@@ -19,27 +19,28 @@ class Ranks {
   Ranks(device::Device& device, Page& page, Reclaimer& reclaimer)
       : device_(device), page_(page), reclaimer_(reclaimer) {}
 
-  // Of a rank that is active then; what was its memory goes. The descriptors are abi::kRankFds or more. If
-  // that fails, what has been mapped stays until mask().
+  // Maps an active rank, in place of the memory that the rank had before. There must be at least
+  // abi::kRankFds descriptors. After a failure, what has been mapped stays until mask().
   Status map(Group& group, const abi::GroupRank& message, Packet& packet);
   void mask(Group& group, std::uint32_t rank);
-  // It is active since then, on another node.
+  // The rank is active since that epoch, on another node.
   void place_far(Group& group, std::uint32_t rank, std::uint64_t since);
-  // The memory of all: nothing touches an arena of this group any more.
+  // Unmaps the memory of all ranks: nothing touches an arena of this group any more.
   void unmap(Group& group);
 
-  // A member of the group, whose memory is mapped. If its lane can't be opened, the group is unusable.
+  // Makes a member of the group. Its memory must be mapped. If its lane can't be opened, the group is
+  // unusable.
   Result<std::unique_ptr<Member>> serve(Group& group, const abi::GroupMember& message, SessionPort& session,
                                         const Packet& packet) const;
-  // Of a member that goes, or stays without a lane: its client may not know yet, and what it submits then is
-  // refused when there is no lane to unblock its stream.
+  // For a member that is removed, or that stays without a lane. Its client may not know yet: what it submits
+  // then is refused, and no lane would unblock its stream.
   void close_streams_of(const Member& member) const;
-  // kCloseStreams: of a rank that this engine does not serve.
+  // Handles kCloseStreams, for a rank that this engine does not serve.
   Status close_streams(Packet& packet) const;
 
-  // A rank that begins with this epoch, in a group that runs: its signals are cleared by who will write them,
-  // before he does. Its client is told that it has joined when every engine has resumed, so it looks at none
-  // before that.
+  // A rank that joins a running group with this epoch: each engine clears the signals that it will write
+  // there, before it writes any. The client is told that it has joined when every engine has resumed, so it
+  // reads none before that.
   void clear_signals(const Group& group) const;
 
  private:
@@ -52,7 +53,7 @@ class Ranks {
   device::Device& device_;
   Page& page_;
   Reclaimer& reclaimer_;
-  std::map<std::uint32_t, std::weak_ptr<PeerEngine>> peers_;  // by device: those that groups have
+  std::map<std::uint32_t, std::weak_ptr<PeerEngine>> peers_;  // by device: engines that groups use
 };
 
 }  // namespace epd::engine

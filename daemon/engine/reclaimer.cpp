@@ -14,9 +14,9 @@ namespace {
 constexpr std::uint64_t kShortNs = 10'000;
 constexpr std::uint64_t kLongNs = 40'000;
 constexpr std::uint64_t kLeastPiece = std::uint64_t{1} << 20;
-constexpr std::uint64_t kLargestPiece = std::uint64_t{1} << 40;  // of what has hardly any pages
+constexpr std::uint64_t kLargestPiece = std::uint64_t{1} << 40;  // of memory with hardly any pages
 
-// A board is small, and goes in one piece.
+// A board is small, so it is unmapped at once.
 class OneMapping final : public device::Arena {
  public:
   explicit OneMapping(Mapping mapping) : device::Arena(mapping.bytes()), mapping_(std::move(mapping)) {}
@@ -25,7 +25,7 @@ class OneMapping final : public device::Arena {
   const Mapping mapping_;
 };
 
-// Its pages, as far as they are its alone. The contents are lost.
+// Frees the pages that lie entirely in the range. Their contents are lost.
 void drop_pages(std::byte* begin, std::size_t bytes) {
   static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto address = reinterpret_cast<std::uintptr_t>(begin);
@@ -70,7 +70,7 @@ void Reclaimer::step() {
 }
 
 bool Reclaimer::give_back(Thing& thing) {
-  // One that is shared, a kernel's, goes with its last owner.
+  // Memory that a kernel shares is freed by its last owner.
   if (thing.arena != nullptr) return thing.arena.use_count() > 1 || thing.arena->give_back(piece_bytes_);
   return thing.plan == nullptr || thing.plan.use_count() > 1 || give_back(*thing.plan);
 }

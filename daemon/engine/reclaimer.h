@@ -1,5 +1,5 @@
-// Memory that nobody uses any more, on its way back to the system: a page takes some ten nanoseconds, and
-// there may be many GiB of it, so it goes in pieces between other things of the loop.
+// Frees memory that is no longer used. A page takes some ten nanoseconds, and there may be many GiB. So
+// memory is freed in pieces, between other work of the loop.
 #pragma once
 
 #include "base/clock.h"
@@ -20,15 +20,16 @@ class Reclaimer {
  public:
   explicit Reclaimer(const Clock& clock) : clock_(clock) {}
 
-  // Their memory: a rank's arenas, a lane's plans, or all that a member has. They are empty then.
+  // Takes their memory: a rank's arenas, a lane's plans, or everything of a member. They are empty
+  // afterwards.
   void take(GroupRankMemory& rank);
   void take(device::Lane& lane);
   void take(Member& member);
-  // To be called when all that was taken before is gone.
+  // To be called when everything that was taken before is freed.
   void then(std::function<void()> call) { things_.push_back({{}, {}, std::move(call)}); }
 
   bool empty() const { return things_.empty(); }
-  // One piece, which takes some ten microseconds. Not empty().
+  // Frees one piece, which takes some ten microseconds. Must not be empty().
   void step();
 
  private:
@@ -42,7 +43,7 @@ class Reclaimer {
 
   const Clock& clock_;
   std::deque<Thing> things_;
-  std::uint64_t piece_bytes_ = std::uint64_t{4} << 20;  // so many take some ten microseconds
+  std::uint64_t piece_bytes_ = std::uint64_t{4} << 20;  // takes some ten microseconds
   std::uint64_t done_bytes_ = 0;                        // of the plan at the head
 };
 

@@ -13,12 +13,12 @@ using device::Launcher;
 
 namespace {
 
-// The last operation that the rank has announced in this epoch, to itself as to all: those before it have
-// ended. What an earlier epoch left may be of what was undone. 0: none, or operation 0.
+// The last operation that the rank has announced in this epoch, also to itself: those before it have ended.
+// What an earlier epoch left may be of operations that were undone. 0: none, or operation 0.
 std::uint64_t last_begun(const Member& member, Launcher& launcher) {
   const Group& group = member.group;
   const abi::ExchangeArenaLayout& layout = group.exchange_layout;
-  std::vector<abi::SignalLine> lines(group.shape.depth);  // in each block its own
+  std::vector<abi::SignalLine> lines(group.shape.depth);  // in each block the rank's own line
   launcher.read_rows(lines.data(), member.exchange() + layout.ready + member.rank * sizeof(lines[0]),
                      sizeof(lines[0]), layout.block_bytes, lines.size());
   std::uint64_t last = 0;
@@ -29,7 +29,7 @@ std::uint64_t last_begun(const Member& member, Launcher& launcher) {
   return last;
 }
 
-// What the rank itself has announced of an operation whose block nobody uses for a later one.
+// What the rank has announced of an operation, if no later one uses its block.
 abi::OpAnnouncement announced(const Member& member, Launcher& launcher, std::uint64_t index) {
   abi::OpAnnouncement own{};
   launcher.read(
@@ -38,7 +38,7 @@ abi::OpAnnouncement announced(const Member& member, Launcher& launcher, std::uin
   return own;
 }
 
-// Counts of a dispatch, from the routing that it made or used.
+// Publishes the counts of a dispatch from the routing that it made or used.
 void publish_kept_counts(const Member& member, Launcher& launcher, const abi::InflightRecord& dispatch,
                          const RouteHeads::Place& route) {
   if (member.board().slots[dispatch.slot].counts_ticket.load() >= dispatch.ticket) return;
@@ -56,13 +56,13 @@ bool is_sound(const Member& member, const abi::InflightRecord& record) {
   return record.slot < member.group.shape.depth && record.route < member.group.shape.num_routes();
 }
 
-// Of an operation that has ended since: as the former engine would have found it.
+// The ending of an operation that has ended since, as the former engine would have found it.
 SessionPort::Ending found_ending(const Member& member, Launcher& launcher,
                                  const abi::InflightRecord& record) {
   const abi::OpAnnouncement own = announced(member, launcher, record.op_index);
   const std::uint64_t made_by = own.routing == 0 ? record.op_index : abi::index_of_tag(own.routing);
   const RouteHeads::Place route = member.heads->find(record.route, made_by, member.exchange());
-  if (route.half == nullptr) return {};  // made before this rank's time: it has no rows
+  if (route.half == nullptr) return {};  // made before this rank joined: it has no rows
   if (own.op != static_cast<std::uint32_t>(Op::kDispatch)) return {0, route.head.num_dropped};
   publish_kept_counts(member, launcher, record, route);
   return {route.head.num_recv_rows, route.head.num_dropped};
@@ -76,7 +76,7 @@ void find_endings(const Member& member, Launcher& launcher, std::uint64_t index)
   }
 }
 
-// Whether sums of other nodes come behind `arrived`.
+// Whether sums of other nodes come after `arrived`.
 bool sums_come(const Member& member, Launcher& launcher, std::uint64_t index) {
   return member.group.far != nullptr &&
          announced(member, launcher, index).op == static_cast<std::uint32_t>(Op::kCombine);
@@ -90,7 +90,7 @@ bool is_orphan(const Member& member, std::uint64_t index) {
   });
 }
 
-// Of one that the former engine had seen to its end: as far as it has told.
+// The ending of an operation that the former engine had seen end, as far as it was published.
 SessionPort::Ending told_ending(const Member& member, const abi::InflightRecord& record) {
   SessionPort::Ending ending;
   const abi::BoardSlot& slot = member.board().slots[record.slot];
@@ -101,15 +101,15 @@ SessionPort::Ending told_ending(const Member& member, const abi::InflightRecord&
 
 }  // namespace
 
-// The member begins where its board says. That follows what an engine has looked at, and may be far behind
-// what its device has done: a journal of calls, or what was in flight. Others may have gone on meanwhile,
-// and if the group went on from there, would want routings that their dispatches have overwritten in both
-// halves of their records. Before the last operation that a rank has announced all have ended, and peers have
-// begun one more at most.
+// The member begins where its board says. The board follows what an engine has looked at, so it may be far
+// behind what the device has done: there may be entries in the journal, or operations that were in flight.
+// Other ranks may have continued meanwhile. If the group went on from the board's number, they would need
+// routings that their later dispatches have overwritten in both halves of their records. All operations
+// before the last one that a rank has announced have ended, and peers have begun at most one more.
 void catch_up(Member& member, Launcher& launcher) {
   if (member.lane == nullptr) return;
   const std::uint64_t begun = last_begun(member, launcher);
-  if (member.calls != nullptr) {  // one that fails is the last to begin
+  if (member.calls != nullptr) {  // a call that fails is the last to begin
     member.next_number = std::max(member.next_number, begun);
   } else {
     const auto has_ended = [&](std::uint64_t index) {
@@ -123,8 +123,8 @@ void catch_up(Member& member, Launcher& launcher) {
   member.publish_next_index();
 }
 
-// An operation below resume_index has been completed by every rank; the former engine died before it could
-// say so. Nobody will redo it, so it has succeeded.
+// Every rank has completed operations below resume_index. The former engine died before it could say so.
+// Nobody will repeat them, so they have succeeded.
 void answer_orphans(Member& member, StatusCode status, const std::string& device) {
   if (member.session == nullptr) return;
   std::erase_if(member.session->orphans(), [&](const SessionPort::Orphan& orphan) {

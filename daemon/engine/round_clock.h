@@ -1,12 +1,12 @@
-// The clock of the loop: the time now, and when the round under way began, which costs no look.
+// The clock of the loop. It gives the time now, and, without reading a clock, the time when this round began.
 #pragma once
 
 #include "base/clock.h"
 
 namespace epd::engine {
 
-// What a round spends at most on each of the link, the rings, the operations and memory that goes: it ends
-// with the piece of work in hand, and the next round goes on where it was.
+// The most time that a round spends on each of the link, the rings, the operations and memory to be freed.
+// After that it ends with the current piece of work, and the next round continues.
 inline constexpr std::uint64_t kShareNs = 100'000;
 inline constexpr std::uint64_t kNever = ~std::uint64_t{0};
 
@@ -16,7 +16,7 @@ class RoundClock final : public Clock {
 
   std::uint64_t now_ns() const override { return clock_.now_ns(); }
   std::uint64_t round_ns() const { return round_ns_; }
-  // By the loop.
+  // Called by the loop.
   void begin_round() { round_ns_ = clock_.now_ns(); }
 
  private:

@@ -5,7 +5,7 @@
 namespace epd::engine {
 namespace {
 
-// Of two dispatches on one record. Handles only grow within an epoch.
+// Compares two dispatches on one record. Handles only grow within an epoch.
 bool is_older(const RouteHeads::Head& a, const RouteHeads::Head& b) {
   return std::tie(a.epoch, a.handle) < std::tie(b.epoch, b.handle);
 }
@@ -25,8 +25,8 @@ RouteHeads::Record& RouteHeads::load(std::uint32_t record, const std::byte* aren
 RouteHeads::Place RouteHeads::begin(std::uint32_t record, const Head& head, std::byte* arena) {
   Record& entry = load(record, arena);
   std::size_t half = is_older(entry.halves[1], entry.halves[0]) ? 1 : 0;  // the older
-  // What is there of this dispatch or of later ones is from before a break: it is done again now, must not be
-  // found twice, and goes before what still stands.
+  // If the record holds this dispatch or a later one, that is from before a break. The dispatch is repeated
+  // now, so the old entry must not be found twice, and it is overwritten before a valid one.
   const bool stands = !abi::not_before(entry.halves[half].handle, head.handle);
   if (stands && abi::not_before(entry.halves[1 - half].handle, head.handle)) half = 1 - half;
   entry.halves[half] = head;
@@ -56,7 +56,7 @@ void RouteHeads::forget(std::uint32_t record, std::uint64_t op_index) {
   }
 }
 
-// There may be thousands, and a copy takes some ten microseconds: all in one.
+// There may be thousands of heads, and a copy takes some ten microseconds. So all are copied at once.
 void RouteHeads::load_all(const std::byte* arena) {
   std::vector<std::array<Head, 2>> heads(records_.size());
   launcher_.read_rows(heads.data(), arena + layout_.routing, sizeof(Head), layout_.half_bytes,

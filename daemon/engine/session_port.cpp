@@ -37,7 +37,8 @@ void SessionPort::adopt() {
   for (const abi::InflightRecord& record : b_->inflight) {
     if (record.ticket != 0) orphans_.push_back({record, {}});
   }
-  // As they were submitted: what is released for one may not take back what was released for a later one.
+  // In the order of submission: releasing a stream for an earlier operation must not undo what was released
+  // for a later one.
   std::sort(orphans_.begin(), orphans_.end(),
             [](const Orphan& a, const Orphan& b) { return a.record.ticket < b.record.ticket; });
   inflight_ = orphans_.size();
@@ -48,7 +49,7 @@ void SessionPort::adopt() {
   if (inherited_) ring();
 }
 
-// The former engine may have recorded an operation and died before it gave the slot back.
+// The former engine may have recorded an operation and died before it gave the ring slot back.
 void SessionPort::give_back_recorded() {
   abi::Submission first;
   if (!abi::ring_peek(a_->submissions, head_, first)) return;
@@ -62,7 +63,7 @@ std::optional<abi::Submission> SessionPort::take() {
   if (ended_ || removing) return std::nullopt;
   if (!waiting_.empty()) return stall(abi::Stall::kCompletions);
   if (inflight_ >= abi::kSubmissionSlots) return stall(abi::Stall::kDepth);
-  // The slot taken last is given back only now, after begin() has recorded its operation.
+  // The ring slot taken last is given back only now, after begin() has recorded its operation.
   b_->submission_head.value.store(head_, std::memory_order_release);
   abi::Submission submission;
   if (!abi::ring_peek(a_->submissions, head_, submission)) return std::nullopt;
@@ -121,7 +122,7 @@ void SessionPort::begin(const abi::Submission& submission, std::uint64_t op_inde
 
 bool SessionPort::post(const abi::Completion& completion) {
   const abi::PushResult result = abi::ring_push(b_->completions, tail_, a_->completion_head, completion);
-  // A corrupt index can only come from the client; it loses its completions, nobody else.
+  // Only the client can have corrupted the index. It loses its completions, and nobody else does.
   if (result != abi::PushResult::kPushed) return false;
   b_->completion_tail.value.store(++tail_, std::memory_order_relaxed);
   for (abi::InflightRecord& record : b_->inflight) {

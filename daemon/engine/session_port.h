@@ -1,5 +1,5 @@
-// The engine's end of one session: takes submissions, posts completions, rings the client.
-// Everything the client can write is read once and believed never.
+// The engine's end of one session: takes submissions, posts completions, rings the client. Everything that
+// the client can write is read once and validated.
 #pragma once
 
 #include "common/memory.h"
@@ -21,7 +21,7 @@ class Member;
 
 class SessionPort {
  public:
-  // Maps the segments; takes over what a former engine left: its indices and its operations in flight.
+  // Maps the segments. Takes over what a former engine has left: its indices and its operations in flight.
   struct Ends {
     UniqueFd segment_a;
     UniqueFd segment_b;
@@ -31,13 +31,13 @@ class SessionPort {
 
   std::uint64_t id() const { return id_; }
 
-  // The next submission, private copy, if there is one and there is room to answer it.
+  // A private copy of the next submission, if there is one and there is room to answer it.
   std::optional<abi::Submission> take();
-  // Records an operation as taken; must precede release of its ring slot by the next take().
+  // Records an operation as taken. Must precede the next take(), which gives its ring slot back.
   void begin(const abi::Submission& submission, std::uint64_t op_index);
   // Posts a completion, now or as soon as the client makes room, and forgets the operation.
   void complete(const abi::Completion& completion);
-  // Tries again to post what did not fit. True if something moved.
+  // Tries again to post completions that did not fit. True if at least one did.
   bool flush();
   std::size_t inflight() const { return inflight_; }
 
@@ -47,41 +47,42 @@ class SessionPort {
     const abi::Sleep asleep = waiting_.empty() ? abi::kAsleep : abi::kAsleepForRoom;
     b_->engine_sleep.sleeping.store(sleeping ? asleep : abi::kAwake, std::memory_order_relaxed);
   }
-  // flush() would move something.
+  // Whether flush() would post a completion.
   bool can_flush() const;
   bool has_submission();
 
   void set_state(abi::SessionState state) {
     b_->state.store(static_cast<std::uint32_t>(state), std::memory_order_release);
   }
-  // Ends the session for the client: reason first, then the state, then the bell.
+  // Ends the session for the client: publishes the reason, then the state, then rings.
   void end(StatusCode status, const std::string& text);
   bool ended() const { return ended_; }
 
-  // Operations that a former engine took and never answered. Filled by open(), emptied by the engine
-  // when it can say what became of them.
+  // Operations that a former engine took and never answered. open() fills the list. The engine empties it
+  // when it knows what became of them.
   struct Ending {
     std::uint32_t num_recv_rows = 0;
     std::uint32_t num_dropped = 0;
   };
   struct Orphan {
     abi::InflightRecord record;
-    std::optional<Ending> ending;  // of one that has ended since
+    std::optional<Ending> ending;  // of an operation that has ended since
   };
   std::vector<Orphan>& orphans() { return orphans_; }
-  // Another engine has served this session before: what its client submits may name memberships that this
-  // one has yet to hear of, or (set_all_told()) never will because their group has ended.
+  // Another engine has served this session before. So the client may submit for memberships that this engine
+  // has not been told of yet. After set_all_told() it never will be: those groups have ended.
   bool inherited() const { return inherited_; }
-  // No submission waits in the ring any more for the group that it names.
+  // No submission in the ring waits for its group any more.
   void set_all_told() { awaits_groups_ = false; }
 
   std::unordered_map<std::uint32_t, Member*> members;  // by the number that submissions carry
-  // Takes a membership out. What may be in the ring of it by now, a ring's length at most, is not illegal.
+  // Removes a membership. Submissions for it that may be in the ring by now, at most a ring's length, are not
+  // illegal.
   void end_member(std::uint32_t number);
-  // Of the submission taken last.
+  // Whether the submission taken last was for a former member.
   bool was_member(std::uint32_t number) const;
   Statistics statistics;
-  bool removing = false;  // kRemoveSession came; goes when nothing is in flight
+  bool removing = false;  // kRemoveSession came; the session goes when nothing is in flight
 
  private:
   SessionPort() = default;
@@ -90,9 +91,9 @@ class SessionPort {
   void give_back_recorded();
 
   std::uint64_t id_ = 0;
-  // The submission waits in the ring for the group that it names.
+  // Whether the submission waits in the ring for its group.
   bool awaits_group(const abi::Submission& submission) const;
-  // Counts, once, that the submission at the head must wait; always nullopt.
+  // Counts, once, that the submission at the head must wait. Always returns nullopt.
   std::optional<abi::Submission> stall(abi::Stall why);
 
   bool inherited_ = false;
@@ -117,10 +118,10 @@ class SessionPort {
   bool ended_ = false;
 };
 
-// Set in InflightRecord::op_index for an operation that has no number in its group.
+// In InflightRecord::op_index: the operation has no number in its group.
 inline constexpr std::uint64_t kUnnumbered = ~std::uint64_t{0};
 
-// Of a submission, or of its record, that has no operation: what every answer says.
+// The answer to a submission, or to its record, that became no operation: the fields that all answers have.
 template <typename Taken>
 abi::Completion completion_of(const Taken& taken, StatusCode status) {
   abi::Completion completion{};

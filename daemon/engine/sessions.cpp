@@ -32,14 +32,14 @@ Status Sessions::add(Packet& packet) {
 Status Sessions::remove(const abi::SessionRef& message) {
   SessionPort* const session = find(message.session_id);
   if (session == nullptr) {
-    link_.send(LinkType::kSessionRemoved, message);  // never got this far, or failed to open
+    link_.send(LinkType::kSessionRemoved, message);  // the session never came here, or could not be opened
   } else {
     session->removing = true;
   }
   return {};
 }
 
-// Whatever former engines left behind for another group than those told by now, nobody waits for any more.
+// What former engines left for groups that have not been told by now belongs to no group any more.
 Status Sessions::note_all_told(const abi::AllTold& /*message*/) {
   all_told_ = true;
   for (const auto& [id, session] : sessions_) session->set_all_told();

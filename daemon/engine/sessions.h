@@ -1,5 +1,5 @@
-// The sessions whose operations this engine runs: they come and go by the supervisor's messages, and lose
-// their engine by their own fault.
+// The sessions whose operations this engine runs. The supervisor's messages add and remove them. A session
+// that breaks the rules is ended.
 #pragma once
 
 #include "round_clock.h"
@@ -18,20 +18,20 @@ class Sessions {
  public:
   Sessions(Page& page, SupervisorLink& link) : page_(page), link_(link) {}
 
-  // The supervisor's messages.
+  // Messages of the supervisor.
   Status add(Packet& packet);
   Status remove(const abi::SessionRef& message);
   Status note_all_told(const abi::AllTold& message);
 
   SessionPort* find(std::uint64_t id);
   std::size_t size() const { return sessions_.size(); }
-  // The one behind that which this gave last, and so on around. There is one.
+  // The session after the one that was returned last, in a circle. There must be one.
   SessionPort& next();
-  // What no correct client library writes: `text` has the field, the value and what is allowed.
+  // Ends a session whose client wrote what a correct client library never writes. `text` has the field, the
+  // value and what is allowed.
   void end(SessionPort& session, const std::string& text);
 
-  // Of those that are being removed forgets the ones that `busy`, given the id, is false of. True: there
-  // were some.
+  // Forgets sessions that are being removed and for whose id `busy` is false. True: there was at least one.
   template <typename Busy>
   bool finish_removals(Busy busy) {
     bool removed = false;
@@ -42,12 +42,12 @@ class Sessions {
     }
     return removed;
   }
-  // Operations that a former engine took for a group that did not come back with this one. True if there
-  // may be more of them.
+  // Answers operations that a former engine took for a group that did not come back with this engine. True if
+  // there may be more.
   bool answer_stray_orphans(const Clock& clock);
 
   void set_sleeping(bool sleeping);
-  // Whether a ring has a submission, or room that a completion waits for.
+  // Whether a ring has a submission, or room for a completion that waits.
   bool pending() const;
 
  private:
@@ -58,7 +58,7 @@ class Sessions {
   SupervisorLink& link_;
   Map sessions_;
   bool all_told_ = false;   // kAllTold has come
-  std::uint64_t last_ = 0;  // that next() gave
+  std::uint64_t last_ = 0;  // the last that next() returned
 };
 
 }  // namespace epd::engine

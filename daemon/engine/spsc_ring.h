@@ -1,4 +1,4 @@
-// A bounded queue from one thread to another. Neither waits.
+// A bounded queue from one thread to another. Neither thread waits.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@ class SpscRing {
  public:
   explicit SpscRing(std::size_t slots) : slots_(slots) {}
 
-  // The writer's. False: it is full, and `value` is as it was.
+  // For the writer. False: the queue is full, and `value` is unchanged.
   bool push(T& value) {
     const std::size_t tail = tail_.load(std::memory_order_relaxed);
     if (tail - head_.load(std::memory_order_acquire) == slots_.size()) return false;
@@ -21,7 +21,7 @@ class SpscRing {
     tail_.store(tail + 1, std::memory_order_release);
     return true;
   }
-  // The reader's. False: it is empty.
+  // For the reader. False: the queue is empty.
   bool pop(T& value) {
     const std::size_t head = head_.load(std::memory_order_relaxed);
     if (tail_.load(std::memory_order_acquire) == head) return false;

@@ -11,10 +11,10 @@ namespace epd::engine {
 
 namespace {
 
-constexpr std::uint64_t kFirstWordNs = 5'000'000;   // well within the time that the supervisor gives
+constexpr std::uint64_t kFirstWordNs = 5'000'000;   // well within the time that the supervisor allows
 constexpr std::uint64_t kNextWordNs = 200'000'000;  // likewise
 
-// The first whose kernel does not know yet; null: all do.
+// The first member whose kernel does not know of the epoch yet; null: all do.
 const Member* late_member(const Group& group) {
   const auto late = std::find_if(group.members.begin(), group.members.end(), [](const auto& member) {
     return member->calls != nullptr && !member->stopped() && !member->calls->resumed();
@@ -29,8 +29,8 @@ void Starts::owe(Group& group) {
   finish();
 }
 
-// Clients enqueue as soon as they are told that the group goes on, and what is enqueued before the kernel
-// knows of it would be discarded.
+// Clients enqueue as soon as they are told that the group continues. A kernel that did not know that would
+// discard the calls.
 void Starts::finish() {
   std::erase_if(owed_, [this](Owed& owed) {
     if (refuse(owed)) return true;
@@ -44,8 +44,8 @@ void Starts::finish() {
   });
 }
 
-// True: a far engine was told something else of the group, and it does not begin. One that goes on has the
-// engine taken for lost.
+// True: a far engine was told something else of the group, so the group does not begin. A group that resumes
+// treats that engine as lost.
 bool Starts::refuse(Owed& owed) {
   const Group& group = *owed.group;
   if (group.far == nullptr || owed.difference_told) return false;
@@ -68,10 +68,10 @@ bool Starts::refuse(Owed& owed) {
 std::string Starts::awaited(const Group& group) const {
   if (const Member* const late = late_member(group); late != nullptr) return awaited(group, *late);
   const std::optional<far::EngineId> engine = group.far == nullptr ? std::nullopt : group.far->awaited();
-  return engine ? "hello of " + far_engines_.name(*engine) : "";
+  return engine ? "greeting of " + far_engines_.name(*engine) : "";
 }
 
-// A kernel gets its SMs when what runs there has ended, which may wait for a slow peer.
+// A kernel gets its SMs when the kernel before it has ended. That one may wait for a slow peer.
 std::string Starts::awaited(const Group& group, const Member& late) const {
   const std::string kernel = "the kernel of rank " + std::to_string(late.rank) + " waits for ";
   if (!late.calls->waits_for_room()) return kernel + device_ + " to begin it";
@@ -87,10 +87,10 @@ void Starts::forget(const Group& group) {
   std::erase_if(owed_, [&group](const Owed& owed) { return owed.group == &group; });
 }
 
-// The supervisor is not to take that for an engine that hangs. Said as long as this loop turns.
+// Tells the supervisor that this engine does not hang. Repeated for as long as the loop runs.
 void Starts::say_waits(Owed& owed, const std::string& text) {
   const Group& group = *owed.group;
-  // Not of a start that just takes a moment.
+  // Not for a start that takes only a moment.
   if (clock_.round_ns() >= owed.since_ns + kNextWordNs && !std::exchange(owed.waits_logged, true))
     log_event(LogLevel::kWarning, "group waits",
               {{"group", group.id}, {"name", group.name}, {"reason", text}});
@@ -100,7 +100,7 @@ void Starts::say_waits(Owed& owed, const std::string& text) {
   link_.send(abi::LinkType::kGroupWaits, message);
 }
 
-// Of the operations of others the one that is in flight for longest: "" if nothing is known to be.
+// The operation of another group that has been in flight longest; "" if none is known.
 std::string Starts::holder_of_sms(const Group& group) const {
   const auto holds = [](std::uint64_t index, const Member& member) {
     return ", which operation " + std::to_string(index) + " of rank " + std::to_string(member.rank) +
@@ -112,11 +112,11 @@ std::string Starts::holder_of_sms(const Group& group) const {
   return member != nullptr ? holds(member->next_index(), *member) : "";
 }
 
-// Its kernels go on already.
+// Its kernels have already begun.
 void Starts::activate(Group& group) {
   const bool is_new = group.life.is(GroupPhase::kStarting);
   group.life.enter(GroupPhase::kActive);
-  // The board first: whoever sees a failed operation must find the new epoch there.
+  // The board comes first: whoever sees a failed operation must find the new epoch there.
   for (const auto& member : group.members) member->publish_state(abi::GroupState::kActive, group.cause);
   if (is_new) {
     link_.send(abi::LinkType::kGroupReady, abi::GroupReady{group.id, StatusCode::kOk, {}});

@@ -1,5 +1,5 @@
-// Groups that are to begin, or to go on, once the kernels of their ranks know of it and their far engines
-// have said hello.
+// Groups that are to begin, or to resume, once the kernels of their ranks know of it and the greetings of
+// their far engines have come.
 #pragma once
 
 #include "far_engines.h"
@@ -14,7 +14,7 @@ namespace epd::engine {
 
 class Starts {
  public:
-  // `device`: its name.
+  // `device` is the device's name.
   Starts(std::string device, SupervisorLink& link, Operations& operations, const Journals& journals,
          FarEngines& far_engines, const RoundClock& clock)
       : device_(std::move(device)),
@@ -26,11 +26,12 @@ class Starts {
 
   // The group begins as soon as its kernels are ready, which may be at once.
   void owe(Group& group);
-  // In each round: those that are ready begin; of others the supervisor is told what they wait for.
+  // Called in each round: begins the groups that are ready, and tells the supervisor what the others wait
+  // for.
   void finish();
-  // Ready or not: nobody has enqueued anything yet.
+  // Begins a group without waiting for kernels, because nothing can have been enqueued yet.
   void begin(Group& group);
-  // One that will not begin any more.
+  // Forgets a group that will not begin any more.
   void forget(const Group& group);
 
  private:

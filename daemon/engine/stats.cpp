@@ -19,7 +19,7 @@ void add(abi::Histogram& histogram, std::uint32_t us) {
   count(histogram.buckets[abi::histogram_bucket(us)]);
 }
 
-// Key and owner excepted.
+// Clears all but key and owner.
 void clear(abi::StatisticsRow& row) {
   const auto zero = [](auto& counters) {
     for (auto& counter : counters) counter.store(0, std::memory_order_relaxed);
@@ -120,7 +120,7 @@ void Statistics::took(abi::Op op, const abi::Completion& c) {
   };
   add(interval(abi::Interval::kSeen), c.seen_us);
   if (op == abi::Op::kNoop) return;
-  // A client's clock reading may lie ahead of ours: then its differences saturate at 0.
+  // A client's clock reading may be later than ours. Then the differences saturate at 0.
   const auto between = [](std::uint32_t from, std::uint32_t to) { return to > from ? to - from : 0; };
   add(interval(abi::Interval::kLaunched), between(c.seen_us, c.launched_us));
   add(interval(abi::Interval::kDone), between(c.launched_us, c.done_us));
@@ -135,7 +135,7 @@ void Statistics::ran(std::uint32_t us) {
 
 void Statistics::set_queue_depth(std::uint64_t depth) {
   if (row_ == nullptr) return;
-  count(row_->queue_depth, depth - std::exchange(depth_, depth));  // wraps as it should
+  count(row_->queue_depth, depth - std::exchange(depth_, depth));  // wrapping around is intended
 }
 
 void count_taken(Member& member, abi::Op op) {
@@ -171,7 +171,7 @@ void count_ran(Member& member, std::uint32_t us) {
 void count_ended(Member& member, abi::Op op, const abi::Completion& completion) {
   const auto tell = [&](Statistics& statistics) {
     statistics.ended(completion.status);
-    // Of what a former engine had taken, nobody knows how long it took.
+    // How long an operation took that a former engine had taken is not known.
     if (completion.status == StatusCode::kOk && op != abi::Op::kNone) statistics.took(op, completion);
   };
   tell(member.statistics);

@@ -1,4 +1,4 @@
-// Counting: what each session and each membership has in the engine's page (proto/statistics.h).
+// Counts what each session and each membership does, in the engine's page (proto/statistics.h).
 #pragma once
 
 #include "page.h"
@@ -11,7 +11,8 @@ namespace epd::engine {
 class Member;
 class SessionPort;
 
-// An owner's row, given back when the owner goes. Owners beyond the table's end share its last row.
+// An owner's row. It is given back when the owner is destroyed. Owners for whom the table has no row share
+// the last one.
 class Statistics {
  public:
   Statistics() = default;  // counts nowhere
@@ -28,9 +29,9 @@ class Statistics {
   void moved(abi::Op op, std::uint64_t bytes);
   // `status` of an operation that was answered.
   void ended(StatusCode status);
-  // How long the steps of one that went well took.
+  // How long the steps of an operation that succeeded took.
   void took(abi::Op op, const abi::Completion& completion);
-  // Of one that nobody saw come: so long from its beginning to its end.
+  // For an operation whose submission nobody saw: the time from its beginning to its end.
   void ran(std::uint32_t us);
   void set_queue_depth(std::uint64_t depth);
 
@@ -44,12 +45,12 @@ class Statistics {
   std::uint64_t depth_ = 0;  // this owner's part of row_->queue_depth
 };
 
-// The same for a membership and its session at once. The engine calls these, and no others.
+// The same for a membership and its session at once. The engine calls only these.
 void count_taken(Member& member, abi::Op op);
 void count_stall(Member& member, abi::Stall why);
 void count_refused(Member& member, StatusCode status);
-// Rows that a dispatch has delivered to the rank; of a combine those of the routing that it used, which it
-// has taken from there. With padding (layout packed), as num_recv_rows is.
+// Rows that a dispatch has delivered to the rank. For a combine: those of the routing that it used. With
+// padding (layout packed), as in num_recv_rows.
 void count_rows(Page& page, Member& member, abi::Op op, std::uint64_t rows);
 void count_ran(Member& member, std::uint32_t us);
 void count_ended(Member& member, abi::Op op, const abi::Completion& completion);

@@ -16,7 +16,7 @@ void SupervisorLink::receive(const Clock& clock, std::uint64_t until_ns) {
     switch (receive_packet(socket_.get(), packet, error)) {
       case ReceiveResult::kNothing: return;
       case ReceiveResult::kClosed:
-        exit_code_ = 1;  // the supervisor is gone: so are the owners of all memory
+        exit_code_ = 1;  // the supervisor has ended, and with it the owners of all memory
         return;
       case ReceiveResult::kMalformed:
         log_event(LogLevel::kError, "malformed link message", {{"error", error.to_string()}});
@@ -65,7 +65,7 @@ void SupervisorLink::flush() {
     const Status sent =
         send_packet(socket_.get(), packet.header.type, 0, packet.body.data(), packet.body_bytes);
     if (sent.code() == StatusCode::kWouldBlock) return;
-    backlog_.pop_front();  // a failure means that the supervisor is gone; receive() will see it
+    backlog_.pop_front();  // after a failure the supervisor is gone; receive() will see that
   }
 }
 

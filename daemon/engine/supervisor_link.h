@@ -1,7 +1,7 @@
-// The engine's end of its link to the supervisor. A message that comes goes to the handler of its type; one
-// that goes waits here as long as the socket has no room. Both ends of the link are ours: a message that
-// makes no sense is logged and, since nothing can be trusted then, ends the engine, which the supervisor
-// restarts.
+// The engine's end of its link to the supervisor. A message that comes is given to the handler of its type. A
+// message that is sent waits here while the socket has no room. Both ends of the link are epd's own. So a
+// message that makes no sense is logged and ends the engine, because nothing can be trusted then. The
+// supervisor restarts it.
 #pragma once
 
 #include "base/clock.h"
@@ -22,7 +22,7 @@ class SupervisorLink {
   explicit SupervisorLink(UniqueFd socket) : socket_(std::move(socket)) {}
 
   // The object's handler gets each message of the type: its body, or the packet if descriptors come with it.
-  // What is not OK ends the engine.
+  // A status that is not OK ends the engine.
   template <typename Object, typename Message>
   void on(abi::LinkType type, Object& object, Status (Object::*handler)(const Message&)) {
     handlers_[type] = [&object, handler](Packet& packet) -> Status {
@@ -35,18 +35,19 @@ class SupervisorLink {
     handlers_[type] = [&object, handler](Packet& packet) { return (object.*handler)(packet); };
   }
 
-  // Hands on what has come, until the time has passed. What is left stays in the socket.
+  // Handles messages until the time has passed. The rest stays in the socket.
   void receive(const Clock& clock, std::uint64_t until_ns);
-  // Of the process, once the loop is to end: kStop has come, or the link has ended or can't be trusted.
+  // Set once the loop is to end: kStop has come, or the link has ended or can't be trusted. It is the
+  // process's exit code.
   const std::optional<int>& exit_code() const { return exit_code_; }
-  // The loop is to end, for a reason of the engine's own.
+  // Ends the loop for a reason of the engine's own.
   void end(int exit_code) { exit_code_ = exit_code_.value_or(exit_code); }
 
   template <typename T>
   void send(abi::LinkType type, const T& body) {
     send_bytes(type, &body, sizeof(T));
   }
-  // The loop's thread is about to end the process.
+  // Told when the loop's thread is about to end the process.
   void say_device_failed();
 
   int fd() const { return socket_.get(); }
@@ -58,7 +59,7 @@ class SupervisorLink {
 
   const UniqueFd socket_;
   std::map<abi::LinkType, std::function<Status(Packet&)>> handlers_;
-  std::list<Packet> backlog_;  // messages that the supervisor had no room for
+  std::list<Packet> backlog_;  // messages for which the supervisor had no room
   std::optional<int> exit_code_;
 };
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint64_t kMaxCount = 65536;
 
-// What was written, for messages.
+// What the file says, for messages.
 std::string shown(const toml::node& node) {
   if (const auto* text = node.as_string()) return '"' + text->get() + '"';
   if (const auto* number = node.as_integer()) return std::to_string(number->get());
@@ -97,7 +97,7 @@ Status RuleReader::read_key(const std::string& key, const toml::node& node) {
 Status RuleReader::each(const std::string& key, const toml::node& node,
                         const std::function<Status(const toml::node&)>& take) {
   const toml::array* items = node.as_array();
-  // An empty list of users would make the rule one about everybody.
+  // With an empty list of users the rule would apply to everybody.
   if (items == nullptr || items->empty()) return refused(key, node, "an array of at least one");
   for (const toml::node& item : *items) {
     if (Status status = take(item); !status.ok()) return status;

@@ -15,8 +15,8 @@ struct AccessRules {
   std::map<std::uint32_t, std::string> names;  // of users, as the rules write them
 };
 
-// `node` is what stands under access.rule in the file `where`. Every refusal names the rule, the line, the
-// value and what is allowed.
+// `node` is what the file `where` has under access.rule. Every refusal names the rule, the line, the value
+// and what is allowed.
 Result<AccessRules> read_access_rules(const toml::node& node, const std::string& where);
 
 }  // namespace epd::supervisor

@@ -34,7 +34,7 @@ std::uint64_t MemberArenas::next_index() const {
   return board_map.as<Board>()->next_index.load(std::memory_order_acquire);
 }
 
-// Subtracting, so that no sum can overflow.
+// Subtracts, so that no sum can overflow.
 Status ArenaStore::check_quota(const MemberArenas& wanted, const Quota& of_user) const {
   const std::uint64_t bytes = wanted.bytes;
   const auto refuse = [bytes](const std::string& who, std::uint64_t used, const Quota& quota) {
@@ -55,7 +55,8 @@ Status ArenaStore::check_quota(const MemberArenas& wanted, const Quota& of_user)
                             " allocations of its own; allowed: " + std::to_string(kMaxClientMemoriesPerUser));
 }
 
-// Real memory, unlike an arena's promise: so it is counted in the worst case, and nothing fails for it later.
+// This is real memory, unlike an arena, which is only promised. So the worst case is counted, and nothing
+// fails later.
 Status ArenaStore::check_routing_quota(const MemberArenas& wanted, const Quota& of_user) const {
   const auto check = [&wanted](const std::string& who, std::uint64_t used, const Quota& quota) -> Status {
     if (used <= quota.limit && wanted.routing_bytes <= quota.limit - used) return {};

@@ -1,4 +1,4 @@
-// The memory of group members: arenas and boards, held here so that they outlive engines.
+// The memory of group members: arenas and boards. The supervisor holds them so that they outlive engines.
 #pragma once
 
 #include "base/closer.h"
@@ -21,10 +21,10 @@
 
 namespace epd::supervisor {
 
-// Descriptors of memory that a client keeps regions in; null: of none.
+// Descriptors of the memory in which a client keeps regions; null: there are none.
 using ClientMemory = std::shared_ptr<const std::vector<UniqueFd>>;
 
-// What a rank keeps its regions in: arenas of ours, but for those that it has bound to memory of its own.
+// Where a rank keeps its regions: in epd's arenas, except those that it has bound to memory of its own.
 struct WantedMemory {
   abi::GroupShape shape{};
   abi::Bindings bindings{};
@@ -37,29 +37,30 @@ struct WantedMemory {
 struct MemberArenas {
   std::uint32_t uid = 0;
   device::DeviceName device;
-  // Counted: the two arenas, the board, and results. On a host device also what is bound: engines may be the
-  // first to touch a page of it, and a page is charged to who touches it first.
+  // The bytes that count against limits: the two arenas, the board, and results. On a host device also bound
+  // memory: an engine may be the first to touch a page of it, and a page is charged to the process that
+  // touches it first.
   std::uint64_t bytes = 0;
-  std::uint64_t host_bytes = 0;  // of them in host memory
-  // Counted by itself: what its engine may have in its own memory of the rank's routings.
+  std::uint64_t host_bytes = 0;  // those in host memory
+  // Counted separately: the memory that the rank's engine may need for the rank's routings.
   std::uint64_t routing_bytes = 0;
   WantedMemory wanted;
   DescriptorShare descriptors;
   UniqueFd user;
   UniqueFd exchange;
   UniqueFd board;
-  UniqueFd results;  // if it has any
+  UniqueFd results;  // if there are any
   Mapping board_map;
 
-  // Of the board: the first operation that its engine has not completed.
+  // The first operation that its engine has not completed, from the board.
   std::uint64_t next_index() const;
-  // Where in `user` a client's streams wait.
+  // The words in `user` at which the client's streams wait.
   abi::CloseStreams streams() const;
 };
 
 class ArenaStore {
  public:
-  // Descriptors that the members of one user may have us keep of memory of their own.
+  // The most descriptors of their own memory that the members of one user may have the supervisor keep.
   static constexpr std::uint64_t kMaxClientMemoriesPerUser = 4096;
 
   struct Limits {
@@ -67,7 +68,7 @@ class ArenaStore {
     std::uint64_t max_routing_bytes = 0;
     MappingLimit mappings;
   };
-  // Both outlive the store. The closer closes memory.
+  // Closer and budget must outlive the store. The closer closes memory.
   ArenaStore(const Limits& limits, Closer& closer, DescriptorBudget& descriptors)
       : closer_(closer), descriptors_(descriptors) {
     set_limits(limits);
@@ -77,14 +78,14 @@ class ArenaStore {
     mappings_.set_limit(limits.mappings);
   }
 
-  // For (group, rank). RESOURCE_EXHAUSTED, with the numbers, if a limit says no; max_bytes is of host memory,
-  // a GPU's is limited by what it has; mappings are those of the engines that will map it. INVALID_ARGUMENT
-  // if memory of the client's can't be used, as far as that can be told without using it. The board is ready
-  // to be read.
+  // Makes the memory of (group, rank). RESOURCE_EXHAUSTED, with the numbers, if a limit is reached. max_bytes
+  // limits host memory; a GPU's memory is limited by the GPU. The limit of mappings is that of the engines
+  // that will map the memory. INVALID_ARGUMENT if the client's own memory can't be used, as far as that can
+  // be told without using it. The board is ready to be read.
   Status acquire(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid, const UserQuotas& quotas,
                  const device::DeviceName& device, const WantedMemory& wanted);
   void release(std::uint64_t group_id, std::uint32_t rank);
-  // nullptr if released.
+  // nullptr if it was released.
   const MemberArenas* find(std::uint64_t group_id, std::uint32_t rank) const;
   // By group and rank.
   const std::map<std::pair<std::uint64_t, std::uint32_t>, MemberArenas>& all() const { return arenas_; }

@@ -1,4 +1,4 @@
-// Asking the loop from another thread.
+// How another thread asks the loop.
 #pragma once
 
 #include "common/status.h"
@@ -17,12 +17,13 @@
 namespace epd::supervisor {
 
 inline constexpr std::chrono::seconds kAnswerTime{2};
-inline constexpr std::chrono::milliseconds kLookTime{20};  // at whether the caller is still there
+inline constexpr std::chrono::milliseconds kLookTime{
+    20};  // how often to check whether the caller still waits
 
 namespace asking {
 
-// A question belongs to one of two: the loop takes it, or the caller gives it up. So a caller either hears
-// what came of it, or it does not happen.
+// Either the loop takes a question, or the caller gives it up. So the caller either hears the answer, or
+// nothing happens.
 enum class Claim { kOpen, kTaken, kGivenUp };
 
 template <typename T>
@@ -47,7 +48,7 @@ Result<T> answer_of(std::future<T>& future) {
   }
 }
 
-// True if it is ready before the time is over, and before the caller has gone.
+// True if the answer is ready before the time is over and before the caller has gone.
 template <typename T>
 bool wait(std::future<T>& future, const std::function<bool()>& has_gone) {
   const auto due = std::chrono::steady_clock::now() + kAnswerTime;
@@ -61,9 +62,9 @@ bool wait(std::future<T>& future, const std::function<bool()>& has_gone) {
 
 }  // namespace asking
 
-// Waits for what `what` returns on the loop. DEADLINE_EXCEEDED after kAnswerTime, or as soon as `has_gone`
-// says so (asked from this thread): then `what` has not run, and will not. INTERNAL if it threw; ABORTED if
-// the loop has stopped.
+// Runs `what` on the loop and returns its result. DEADLINE_EXCEEDED after kAnswerTime, or as soon as
+// `has_gone` returns true (it is called on this thread): then `what` has not run and never will. INTERNAL if
+// it threw. ABORTED if the loop has stopped.
 template <typename T>
 Result<T> ask(Loop& loop, std::function<T()> what, const std::function<bool()>& has_gone = {}) {
   if (has_gone && has_gone()) return Status(StatusCode::kAborted, "the caller has gone; nothing was done");
@@ -86,7 +87,7 @@ Result<T> ask(Loop& loop, std::function<T()> what, const std::function<bool()>& 
                                                      std::to_string(kAnswerTime.count()) +
                                                      " s); nothing was done, and nothing will be");
   }
-  // The loop has it in hand, which takes it no time.
+  // The loop has taken the question, and answers at once.
   if (future.wait_for(kAnswerTime) == std::future_status::ready) return asking::answer_of(future);
   return Status(StatusCode::kDeadlineExceeded, "the supervisor's loop has begun and not ended within " +
                                                    std::to_string(kAnswerTime.count()) +

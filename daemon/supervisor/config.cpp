@@ -27,7 +27,7 @@ struct Setting {
   const char* origin;
   std::string where;  // for refusals: "epd.toml (line 3)", "the flags"
 };
-// What the file, and then the environment and the flags, say.
+// What the file says, then what the environment and the flags say.
 struct Settings {
   std::map<std::string, Setting> values;
   AccessRules access;
@@ -36,7 +36,7 @@ constexpr const char* kRules = "access.rule";
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
 constexpr std::size_t kMaxKeyParts = 32;
-constexpr std::size_t kMaxNamedKey = 100;  // a longer one resembles nothing, and is cut in messages
+constexpr std::size_t kMaxNamedKey = 100;  // a longer key resembles none, and is cut in messages
 
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
@@ -60,7 +60,8 @@ const Option* find_option(const std::string& key) {
   return nullptr;
 }
 
-// [0, "GPU-..."] as "0,GPU-...". What can't stand in such a list becomes an entry that is refused.
+// Turns [0, "GPU-..."] into "0,GPU-...". An element that can't stand in such a list becomes an entry that is
+// refused.
 std::string text_of_list(const toml::array& list) {
   std::string text;
   for (const toml::node& node : list) {
@@ -133,7 +134,7 @@ Status unreadable(const std::string& path) {
                     std::strerror(error));
 }
 
-// A pipe or a terminal could make the daemon's loop wait: what must be waited for is refused.
+// A pipe or a terminal could block the daemon's loop. So only what can be read at once is accepted.
 Result<std::string> read_bytes(const std::string& path, const UniqueFd& file) {
   struct stat info {};
   if (::fstat(file.get(), &info) != 0) return unreadable(path);
@@ -157,14 +158,14 @@ Result<std::string> read_bytes(const std::string& path, const UniqueFd& file) {
   }
 }
 
-// The file's text in ASCII: in comments, other bytes become '?'; elsewhere they are refused. The parser of
-// Debian 12 (toml++ 3.3) runs into undefined behaviour at some characters that are not ASCII. It recurses for
-// each part of a key, so keys of many parts are refused before they use up the stack.
+// The file's text in ASCII. In comments, other bytes become '?'. Elsewhere they are refused. Reason: the
+// parser of Debian 12 (toml++ 3.3) has undefined behaviour at some characters that are not ASCII. It also
+// recurses for each part of a key, so keys of many parts are refused before they use up the stack.
 Result<std::string> to_ascii(const std::string& path, std::string text) {
   bool comment = false;
-  char quote = 0;  // the string that we are in, on this line
+  char quote = 0;  // the string that the position is in, on this line
   bool escaped = false;
-  std::size_t parts = 1;  // of the key or number that we are in
+  std::size_t parts = 1;  // of the key or number that the position is in
   std::size_t line = 1;
   for (char& c : text) {
     const bool after_escape = std::exchange(escaped, false);
@@ -330,14 +331,14 @@ AccessDefaults defaults_of(const Config& config) {
   return {config.access_default == 0, static_cast<Right>(config.access_operate), config.max_priority};
 }
 
-constexpr std::uint32_t kCudaSms = 24;  // with which the large operations come close to the wire's speed
+constexpr std::uint32_t kCudaSms = 24;  // enough for large operations to come close to the wire's speed
 
 std::uint64_t physical_bytes() {
   const auto pages = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES));
   return pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
-// `set`: the limit for one user that somebody has set; 0: nobody. At least 1.
+// `set` is the limit for one user that the configuration sets; 0: it sets none. The result is at least 1.
 Quota general_quota(const Caller& caller, std::uint64_t set, std::uint64_t whole, const std::string& key) {
   const std::string own_key = key + "_per_user";
   if (set != 0) return {set, own_key};
@@ -533,7 +534,8 @@ Result<Config> load_config(const ConfigSources& sources) {
 Result<Config> reload_config(const Config& current, const ConfigSources& sources) {
   Result<Config> loaded = load_config(sources);
   if (!loaded.ok()) return loaded.status();
-  for (std::size_t i = 0; i < option_table().size(); ++i) {  // rules, which follow, may always change
+  for (std::size_t i = 0; i < option_table().size();
+       ++i) {  // access rules come after the options, and may always change
     const ConfigEntry& before = current.entries[i];
     const ConfigEntry& after = loaded->entries[i];
     if (before.reloadable || before.value == after.value) continue;

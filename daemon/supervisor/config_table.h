@@ -41,10 +41,10 @@ inline constexpr std::int64_t kMaxBytes = std::int64_t{1} << 50;
 const std::vector<Option>& option_table();
 // "1..1024"
 std::string allowed_values(const Option& option);
-// Parses `text` and stores it; INVALID_ARGUMENT naming key, value and what is allowed.
+// Parses `text` and stores it. INVALID_ARGUMENT names key, value and what is allowed.
 Status store_option(const Option& option, const std::string& text, Config& config);
 
-// "12345", "64MiB", "10GiB"; false if it is nothing of the kind.
+// "12345", "64MiB", "10GiB"; false if it is none of these.
 bool parse_bytes(const std::string& text, std::uint64_t& bytes);
 
 }  // namespace epd::supervisor

@@ -128,7 +128,7 @@ Result<v1::ListNodesResponse> ControlReads::list_nodes() const {
   return list;
 }
 
-// What an engine counted is lost with it, so one that is down sees nobody.
+// An engine's counts are lost with it. So an engine that is down shows no others.
 Result<v1::ListFarEnginesResponse> ControlReads::list_far_engines() const {
   if (parts_.cluster == nullptr) return in_no_cluster();
   v1::ListFarEnginesResponse list;
@@ -156,7 +156,7 @@ void ControlReads::add_certificate(v1::ListNodesResponse& nodes) const {
   message.set_error(status.message());
 }
 
-// In the order of their names and numbers, as they were found.
+// In the order of names and numbers, as they were found.
 v1::ListDevicesResponse ControlReads::list_devices() const {
   v1::ListDevicesResponse list;
   for (std::uint32_t i = 0; i < rooms_.fleet.size(); ++i) {

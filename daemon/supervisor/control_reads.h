@@ -30,8 +30,8 @@ class ControlReads {
     const OperatorSettings& settings;
     const GpuWork& gpu_work;
     const Lifecycle& lifecycle;
-    const std::unique_ptr<cluster::Cluster>& cluster;          // null: the daemon is in none
-    const std::optional<cluster::Settings>& cluster_settings;  // as it was started: for any thread
+    const std::unique_ptr<cluster::Cluster>& cluster;          // null: the daemon is in no cluster
+    const std::optional<cluster::Settings>& cluster_settings;  // as at start; for any thread
   };
   ControlReads(const Rooms& rooms, const Parts& parts);
 
@@ -42,19 +42,19 @@ class ControlReads {
   Result<v1::ListNodesResponse> list_nodes() const;
   Result<v1::ListFarEnginesResponse> list_far_engines() const;
   std::vector<ConfigEntry> config_entries() const;
-  // From any thread: what the certificate files are now.
+  // From any thread: reads the certificate files.
   void add_certificate(v1::ListNodesResponse& nodes) const;
   // From any thread: these read only the engines' pages. Operations are not sorted yet.
   v1::ListOperationsResponse list_operations() const;
   v1::GetStatisticsResponse statistics() const;
 
-  // explain.cpp
+  // In explain.cpp.
   Result<v1::GetOperationResponse> explain(std::uint64_t session_id, std::uint64_t ticket) const;
 
  private:
   void fill_cuda(v1::CudaDevice& message, std::uint32_t index) const;
 
-  // explain.cpp
+  // In explain.cpp.
   v1::Wait wait_of(const membership::Group& group, std::uint32_t rank, const v1::Operation* its) const;
   std::string silent_engines(const membership::Group& group) const;
   Status no_such_operation(std::uint64_t session_id, std::uint64_t ticket) const;

@@ -17,7 +17,7 @@ Concern of_group(std::uint64_t group_id) {
   return is_spanning(group_id) ? Concern::kSpanning : Concern::kLocal;
 }
 
-// Who has to hear of it.
+// Which decider an event concerns.
 Concern concern_of(const membership::Event& event) {
   const auto judge = [](const auto& e) {
     using T = std::decay_t<decltype(e)>;
@@ -38,7 +38,7 @@ Concern concern_of(const membership::Event& event) {
   return std::visit(judge, event);
 }
 
-// The coordinator names sessions by this node's number; here they have none.
+// The coordinator names sessions with this node's number. Here they have none.
 void name_own_request(Action& action) {
   const auto name = [](auto& a) {
     if constexpr (requires { a.request.session; }) a.request.session.node = kLocalNode;
@@ -82,7 +82,7 @@ Agent& Deciders::make_agent(const ClusterTimes& times, const MembershipLimits& l
   return *agent_;
 }
 
-// Without a cluster its registry says that nothing spans nodes.
+// Without a cluster the registry itself says that no group spans nodes.
 void Deciders::handle(const membership::Event& event) {
   const Concern concern = agent_ == nullptr ? Concern::kLocal : concern_of(event);
   if (concern != Concern::kSpanning) local_.handle(event);

@@ -1,6 +1,6 @@
-// Who decides about groups: the node's own registry about groups of one node, and the coordinator, through
-// this node's agent, about groups that span nodes. Events go to whom they concern, and what is decided comes
-// back as actions of one kind.
+// The deciders about groups. The node's own registry decides about groups of one node. The coordinator
+// decides, through this node's agent, about groups that span nodes. Each event goes to the decider that it
+// concerns. Both answer with actions of the same kind.
 #pragma once
 
 #include "base/clock.h"
@@ -16,7 +16,7 @@
 
 namespace epd::supervisor {
 
-// Spanning groups have numbers of their own, in the whole cluster.
+// The numbers of spanning groups are unique in the whole cluster.
 constexpr bool is_spanning(std::uint64_t group_id) {
   return (group_id >> 63) != 0;
 }
@@ -26,7 +26,7 @@ class Deciders {
   Deciders(const Clock& deadlines, const membership::MembershipLimits& limits,
            const membership::NodeUp& node);
 
-  // The node is in a cluster. Before the first other event.
+  // For a node in a cluster. To be called before any other event.
   membership::Agent& make_agent(const membership::ClusterTimes& times,
                                 const membership::MembershipLimits& limits, const membership::NodeUp& node);
   void set_limits(const membership::MembershipLimits& limits) { local_.set_limits(limits); }
@@ -36,8 +36,8 @@ class Deciders {
   std::uint64_t next_due_ns() const;
   membership::Actions take_actions();
 
-  // All groups that have ranks here. Of those that span nodes what this node knows: members and engines are
-  // its own.
+  // Visits all groups that have ranks here. For a spanning group it shows what this node knows: only its own
+  // members and engines.
   void each(const std::function<void(const membership::Group&)>& look) const;
   std::optional<membership::Group> find(std::uint64_t group_id) const;
   struct FarRank {
@@ -45,14 +45,14 @@ class Deciders {
     std::uint32_t device = 0;
     std::string node;
   };
-  // Its active ranks on other nodes, ascending. None if it does not span nodes.
+  // Its active ranks on other nodes, in ascending order. None if the group does not span nodes.
   std::vector<FarRank> far_ranks(std::uint64_t group_id) const;
 
-  // Whether the engine is still to be told of a group that one before it has served: the coordinator says of
-  // groups that span nodes.
+  // Whether the engine is still to be told of a group that a former engine has served. The coordinator tells
+  // about spanning groups.
   bool owes_groups(std::uint32_t device) const;
   std::size_t num_groups() const;
-  // Groups that the session is in, or waits for.
+  // The number of groups that the session is in, or waits for.
   std::uint32_t memberships(std::uint64_t session_id) const;
 
  private:

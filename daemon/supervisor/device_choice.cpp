@@ -23,8 +23,9 @@ Status unsupported(std::string text) {
   return {StatusCode::kUnsupported, std::move(text)};
 }
 
-// Every GPU of the machine that epd can use. None on a machine without; but where there are some, a machine
-// that silently served its processors in their place would be slow and nobody would know why.
+// Every GPU of the machine that epd can use; none on a machine without GPUs. If there are GPUs and none can
+// be used, that is an error: a machine that silently served its processors instead would be slow, and nobody
+// would know why.
 Result<std::vector<Gpu>> find_gpus(const Machine& machine, std::vector<std::string>& skipped) {
   constexpr const char* kWayOut = "; to serve host devices all the same: devices.cuda = \"none\"";
   Result<std::uint32_t> count = machine.num_gpus();
@@ -46,7 +47,7 @@ Result<std::vector<Gpu>> find_gpus(const Machine& machine, std::vector<std::stri
   return unsupported("devices.cuda is \"auto\" and no GPU can be used: " + reasons + kWayOut);
 }
 
-// One entry of the list: a number, or a UUID.
+// One entry of the list: a number or a UUID.
 Result<Gpu> find_gpu(const std::string& entry, std::uint32_t count, const Machine& machine) {
   std::uint32_t index = 0;
   if (std::from_chars(entry.data(), entry.data() + entry.size(), index).ptr == entry.data() + entry.size()) {
@@ -54,7 +55,8 @@ Result<Gpu> find_gpu(const std::string& entry, std::uint32_t count, const Machin
     if (!facts.ok()) return facts.status();
     return Gpu(gpu_name(index), *facts);
   }
-  const std::string uuid = "GPU-" + entry.substr(entry.find('-') + 1);  // a part (MIG) has one as well
+  const std::string uuid =
+      "GPU-" + entry.substr(entry.find('-') + 1);  // a part of a GPU (MIG) has one as well
   std::string known;
   for (index = 0; index < count; ++index) {
     Result<DeviceFacts> facts = machine.facts(gpu_name(index));

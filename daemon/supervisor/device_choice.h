@@ -1,5 +1,5 @@
-// Which devices a daemon serves, and how each of its GPUs runs operations: devices.cuda, devices.host,
-// devices.mode.
+// Which devices a daemon serves, and how each of its GPUs runs operations. From devices.cuda, devices.host
+// and devices.mode.
 #pragma once
 
 #include "device/device.h"
@@ -17,7 +17,7 @@ struct ServedDevice {
   device::DeviceName name;
   device::DeviceFacts facts;
   device::LaunchMode mode = device::LaunchMode::kLaunched;
-  std::string mode_reason;  // of a GPU, for people
+  std::string mode_reason;  // of a GPU, as text for people
 };
 
 const char* launch_mode_text(device::LaunchMode mode);
@@ -29,13 +29,13 @@ struct DeviceChoice {
   std::vector<std::string> skipped;   // GPUs that "auto" has left out, with the reason
 };
 
-// What is asked of the machine. Tests have machines of their own.
+// The machine, as this room asks about it. Tests replace it.
 struct Machine {
   std::function<Result<std::uint32_t>()> num_gpus = device::num_gpus;
   std::function<Result<device::DeviceFacts>(const device::DeviceName&)> facts = device::device_facts;
 };
 
-// UNSUPPORTED: a GPU that is asked for is not there or can't be used, or resident mode can't be had.
+// UNSUPPORTED: a GPU that was asked for does not exist or can't be used, or resident mode is not possible.
 // INVALID_ARGUMENT: no device is left to serve.
 Result<DeviceChoice> choose_devices(const Config& config, const Machine& machine = {});
 

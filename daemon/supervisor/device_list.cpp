@@ -75,7 +75,8 @@ bool DeviceList::any_under_mps() const {
   return std::any_of(devices_.begin(), devices_.end(), [](const Device& d) { return d.facts.mps; });
 }
 
-// The daemon serves such devices all the same: groups within one, or on others, need no way between them.
+// The daemon serves such devices nevertheless: groups on one of them, or on other pairs, need no path between
+// them.
 Status DeviceList::find_unreachable() {
   for (std::uint32_t i = 0; i < devices_.size(); ++i) {
     for (std::uint32_t k = 0; k < i; ++k) {

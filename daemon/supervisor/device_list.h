@@ -1,4 +1,4 @@
-// The devices that this daemon serves, as they were found at start.
+// The devices that this daemon serves, as found at start.
 #pragma once
 
 #include "common/status.h"
@@ -29,7 +29,7 @@ class DeviceList {
   const std::vector<Device>& all() const { return devices_; }
   bool any_under_mps() const;
 
-  // A kernel of its engine is, and operations are calls.
+  // Whether its engine keeps a resident kernel, so that operations are calls.
   bool is_resident(std::uint32_t device) const;
 
  private:

@@ -59,8 +59,8 @@ void EngineEvents::engine_failed(std::uint32_t device, const std::string& text) 
   for (const std::uint64_t id : ids) rooms_.sessions.end(id, internal_error(text));
 }
 
-// Its process keeps what it has on the GPU: nothing of ours depends on that. Its streams are let go, and all
-// that its kernels can write is memory that it has mapped itself.
+// The process keeps what it has on the GPU, because nothing of epd's depends on that. Its streams are
+// unblocked. Its kernels can write only memory that it has mapped itself.
 void EngineEvents::session_failed(const abi::SessionFailed& message) {
   const std::string text(message.text, abi::text_length(message.text));
   const session::Session* session = rooms_.sessions.find(message.session_id);
@@ -71,7 +71,7 @@ void EngineEvents::session_failed(const abi::SessionFailed& message) {
   rooms_.sessions.end(message.session_id, Status(message.status, text));
 }
 
-// An engine that sends a body of another size than its type has is killed.
+// An engine that sends a body whose size does not fit its type is killed.
 template <typename T>
 std::optional<T> EngineEvents::read(std::uint32_t device, const Packet& packet) {
   Result<T> message = packet.read<T>();
@@ -125,9 +125,9 @@ void EngineEvents::engine_message(std::uint32_t device, const Packet& packet) {
   }
 }
 
-// A GPU mostly fails because a client was killed in the middle of its kernel. That one needs half a second to
-// end, with all that it has mapped of the GPU, and only then are its socket and its process seen to have; the
-// other ranks of its groups need not wait for that.
+// A GPU mostly fails because a client was killed inside its kernel. That client needs half a second to end,
+// with everything that it has mapped of the GPU. Only then do its socket and its process show that it has
+// ended. The other ranks of its groups need not wait for that.
 void EngineEvents::end_dying_sessions(std::uint32_t device) {
   std::vector<std::uint64_t> dying;
   for (const auto& [id, session] : rooms_.sessions.connections()) {

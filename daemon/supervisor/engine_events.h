@@ -1,4 +1,4 @@
-// What engines do: come up, say, wait, and go down.
+// Handles what engines do: start, send messages, wait, and end.
 #pragma once
 
 #include "fleet.h"
@@ -33,13 +33,13 @@ class EngineEvents final : public FleetHost {
   void before_kill(std::uint32_t device, std::function<void()> then) override;
   void engine_failed(std::uint32_t device, const std::string& text) override;
 
-  // Once per turn, when what has been decided is carried out.
+  // Called in each turn, when everything that was decided is carried out.
   void tick();
 
  private:
   template <typename T>
   std::optional<T> read(std::uint32_t device, const Packet& packet);
-  // The deciders, of what an engine says.
+  // Gives the deciders an event about an engine.
   template <typename Event>
   void tell(std::uint32_t device, const Packet& packet);
   void tell_ready(std::uint32_t device, const Packet& packet);
@@ -49,7 +49,7 @@ class EngineEvents final : public FleetHost {
 
   const Rooms& rooms_;
   const Parts parts_;
-  std::set<std::uint32_t> coming_;  // devices whose engine has not been told all
+  std::set<std::uint32_t> coming_;  // devices whose engine has not been told everything
 };
 
 }  // namespace epd::supervisor

@@ -28,7 +28,7 @@ constexpr int kNumEngineFds = 3;  // link, page, bell
 constexpr int kParkingFd = 64;    // above those, so that no dup2 overwrites one that is still needed
 constexpr int kLinkBufferBytes = 1 << 20;
 
-// Between fork and exec of a process with other threads: system calls only.
+// Runs between fork and exec of a process with other threads: system calls only.
 [[noreturn]] void become_engine(const std::array<int, kNumEngineFds>& fds, pid_t supervisor, int death_signal,
                                 const char* binary, char* const* arguments, char* const* environment) {
   ::prctl(PR_SET_PDEATHSIG, death_signal);
@@ -66,7 +66,7 @@ void add_network(const transport::NetworkOptions& network, std::vector<std::stri
   }
 }
 
-// Ours, and what UCX reads when it is loaded.
+// epd's own variables, and those that UCX reads when it is loaded.
 std::vector<std::string> environment_of(const EngineCommand& command) {
   std::vector<std::string> variables;
   for (char** variable = environ; *variable != nullptr; ++variable) variables.emplace_back(*variable);
@@ -92,7 +92,7 @@ std::vector<char*> pointers_to(std::vector<std::string>& words) {
 Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand& command) {
   Result<std::pair<UniqueFd, UniqueFd>> link = make_socketpair();
   if (!link.ok()) return link.status();
-  // Best effort: what does not fit is queued.
+  // If that fails, messages that do not fit are queued.
   ::setsockopt(link->first.get(), SOL_SOCKET, SO_SNDBUF, &kLinkBufferBytes, sizeof(kLinkBufferBytes));
   ::setsockopt(link->second.get(), SOL_SOCKET, SO_SNDBUF, &kLinkBufferBytes, sizeof(kLinkBufferBytes));
 
@@ -112,13 +112,13 @@ Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand&
   const pid_t self = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) {
-    const bool no_process = errno == EAGAIN;  // too many of them
+    const bool no_process = errno == EAGAIN;  // there are too many
     Status status = errno_status("fork");
     return no_process ? resource_exhausted(status.message()) : status;
   }
   if (pid == 0) {
-    // Under MPS a process that is killed amid a kernel takes the clients of its GPU along, so an engine of a
-    // GPU is only told, and leaves by itself (engine_main).
+    // Under MPS a process that is killed inside a kernel takes the other clients of its GPU along. So an
+    // engine of a GPU only gets a signal and ends by itself (engine_main).
     const bool on_gpu = command.device.starts_with("cuda:");
     become_engine({link->second.get(), command.page_fd, command.bell_fd}, self, on_gpu ? SIGTERM : SIGKILL,
                   command.binary.c_str(), arguments.data(), environment.data());

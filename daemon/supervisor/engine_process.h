@@ -27,19 +27,19 @@ struct EngineCommand {
 
 class EngineProcess {
  public:
-  // Forks and executes. RESOURCE_EXHAUSTED: not now, for want of descriptors, processes or memory. The engine
-  // dies with the calling thread, so that must be the one that lives as long as the daemon.
+  // Forks and executes. RESOURCE_EXHAUSTED: not possible now, for lack of descriptors, processes or memory.
+  // The engine dies with the calling thread, so that thread must live as long as the daemon.
   static Result<std::unique_ptr<EngineProcess>> spawn(const EngineCommand& command);
   EngineProcess(const EngineProcess&) = delete;
-  // Kills it if it still runs, and waits for its end.
+  // Kills the engine if it still runs, and waits for its end.
   ~EngineProcess();
 
   pid_t pid() const { return pid_; }
   int link_fd() const { return link_.get(); }
   int pidfd() const { return pidfd_.get(); }
 
-  // Sends at once, or keeps the message (with duplicates of the descriptors) until flush() finds room.
-  // An error means that the link is broken.
+  // Sends the message at once, or keeps it (with duplicates of the descriptors) until flush() finds room. An
+  // error means that the link is broken.
   template <typename T>
   Status send(abi::LinkType type, const T& body, const FdList& fds = {}) {
     return send_bytes(static_cast<std::uint16_t>(type), &body, sizeof(body), fds);
@@ -50,11 +50,12 @@ class EngineProcess {
   Status flush();
 
   void kill();
-  // It has closed its link, which it does when nothing of it runs any more: its process ends.
+  // Whether the engine has closed its link. It does so when nothing of it runs any more, and then its process
+  // ends.
   bool has_left() const;
-  // After pidfd() has become readable: "exit 1", "signal 9".
+  // Called after pidfd() has become readable. Returns "exit 1" or "signal 9", for example.
   std::string reap();
-  // Once reaped; -1: ended by a signal.
+  // Valid after reap(). -1: a signal ended it.
   int exit_code() const { return exit_code_; }
 
  private:

@@ -1,4 +1,4 @@
-// One operation explains itself: whom it waits for, and what keeps that one.
+// Explains one operation: which rank it waits for, and what stops that rank.
 #include "control_reads.h"
 #include "deciders.h"
 #include "fleet.h"
@@ -38,7 +38,7 @@ std::string stage_words(v1::OperationStage stage) {
   }
 }
 
-// `process`: its client's, for people.
+// `process` names the client's process, for people.
 std::string describe(const v1::Wait& wait, DeviceState state, const std::string& process) {
   std::string text = "rank " + std::to_string(wait.rank()) + " (session " +
                      std::to_string(wait.session_id()) + ", pid " + process + ", " + wait.device() + ") ";
@@ -65,7 +65,7 @@ const v1::Operation* find_of_rank(const Operations& all, const v1::Operation& li
   return found == all.end() ? nullptr : &*found;
 }
 
-// What an operation that waits for no rank is about.
+// The reason of an operation that waits for no rank.
 std::string own_reason(const v1::Operation& op, const Operations& all, const std::string& silent_engines) {
   if (op.stage() == v1::OPERATION_STAGE_MOVING) return "its own rows are moving";
   if (op.stage() == v1::OPERATION_STAGE_BREAKING) {
@@ -100,7 +100,8 @@ v1::Wait ControlReads::wait_of(const membership::Group& group, std::uint32_t ran
     return wait;
   }
   if (found == group.members.end()) {
-    wait.set_device_state(v1::DEVICE_STATE_STARTING);  // it has none; v1 has always said so
+    wait.set_device_state(
+        v1::DEVICE_STATE_STARTING);  // the rank has no device; v1 has always shown this state
     wait.set_gone(true);
     wait.set_text("rank " + std::to_string(rank) + " has left the group");
     return wait;
@@ -124,7 +125,7 @@ v1::Wait ControlReads::wait_of(const membership::Group& group, std::uint32_t ran
   return wait;
 }
 
-// Engines that owe the group an answer to its break.
+// Engines that have not acknowledged the group's break.
 std::string ControlReads::silent_engines(const membership::Group& group) const {
   std::string names;
   for (const auto& [engine, slot] : group.engines) {

@@ -1,4 +1,4 @@
-// What the engines see of the network between nodes, read from their pages without asking them.
+// What the engines know of the network between nodes, read from their pages without asking them.
 #include "messages.h"
 
 #include <atomic>
@@ -102,7 +102,8 @@ void add_far_engines(v1::ListFarEnginesResponse& list, v1::NetworkEngine& engine
     far.set_device(engine.device());
     fill(far, row);
     std::atomic_thread_fence(std::memory_order_acquire);
-    if (value(row.key) != key) list.mutable_far_engines()->RemoveLast();  // it was given to another
+    if (value(row.key) != key)
+      list.mutable_far_engines()->RemoveLast();  // the row was given to another engine
   }
 }
 

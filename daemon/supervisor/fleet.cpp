@@ -11,8 +11,8 @@ namespace epd::supervisor {
 namespace {
 
 constexpr std::uint64_t kMsNs = 1'000'000;
-constexpr std::uint64_t kLastWordsMs = 1'000;  // between the end of a link and the end of its engine
-constexpr std::uint64_t kSparedMs = 1'000;     // to answer after a stop
+constexpr std::uint64_t kLastWordsMs = 1'000;  // from the end of a link to the end of its engine
+constexpr std::uint64_t kSparedMs = 1'000;     // to answer after it was stopped
 constexpr std::uint64_t kTryAgainNs = 20'000'000;
 constexpr std::uint64_t kStartLaterNs = 200'000'000;
 constexpr std::uint64_t kSayBusyNs = 5'000'000'000;
@@ -33,7 +33,7 @@ void EngineFleet::stop_watching(Loop::WatchId& watch, int fd) {
 }
 
 Status EngineFleet::start(const std::vector<DeviceToServe>& devices) {
-  devices_.reserve(devices.size());  // pages are handed out by reference
+  devices_.reserve(devices.size());  // references to pages are handed out
   for (const DeviceToServe& device : devices) {
     if (Status status = make_device(device); !status.ok()) return status;
   }
@@ -106,7 +106,7 @@ void EngineFleet::read_link(std::uint32_t index) {
     switch (receive_packet(device.process->link_fd(), packet, error)) {
       case ReceiveResult::kNothing: return;
       case ReceiveResult::kClosed:
-        // The process is about to end; if it only closed its link, it is of no use any more.
+        // The process is about to end. If it has only closed its link, it is of no use any more.
         stop_watching(device.link_watch, device.process->link_fd());
         device.kill_at_ns = loop_.now_ns() + kLastWordsMs * kMsNs;
         return;
@@ -134,8 +134,7 @@ void EngineFleet::read_link(std::uint32_t index) {
   }
 }
 
-// Its process is still to end, which takes the driver a while; the next engine waits for that, its groups
-// need not.
+// The driver takes a while to end the process. The next engine waits for that, but its groups need not.
 void EngineFleet::on_device_failed(std::uint32_t index) {
   Device& device = devices_[index];
   if (!is_ready(index) || stopping_) return;
@@ -216,7 +215,7 @@ bool EngineFleet::is_stopped(std::uint32_t index, const std::string& noticed_by)
 
 void EngineFleet::on_exit(std::uint32_t index) {
   Device& device = devices_[index];
-  if (device.link_watch != 0) read_link(index);  // its last words
+  if (device.link_watch != 0) read_link(index);  // its last messages
   stop_watching(device.exit_watch, device.process->pidfd());
   stop_watching(device.link_watch, device.process->link_fd());
   const pid_t pid = device.process->pid();
@@ -242,14 +241,14 @@ void EngineFleet::on_exit(std::uint32_t index) {
                {{"device", device.name}, {"pid", pid}, {"exit", device.last_exit}});
   if (!std::exchange(device.down_told, false)) host_.engine_down(index, text, failed);
   if (for_network) {
-    device.start_at_ns = loop_.now_ns();  // that is no death of the engine's
+    device.start_at_ns = loop_.now_ns();  // the engine has not died
     ++device.restarts;
   } else {
     schedule_restart(index);
   }
 }
 
-// What peers read of it must not mislead them while nobody writes it.
+// Clears what peers read in the page, so that it does not mislead them while nobody writes it.
 void EngineFleet::clear_page(Device& device) const {
   auto* page = device.page.as<abi::EnginePage>();
   page->sleep.sleeping.store(0, std::memory_order_release);
@@ -258,8 +257,8 @@ void EngineFleet::clear_page(Device& device) const {
   for (abi::StatisticsRow& row : page->members.rows) row.key.store(0, std::memory_order_release);
 }
 
-// The machine, or this process's limits, have no room for another process now. That is no death of the
-// engine's.
+// There is no room for another process now, on the machine or within this process's limits. That does not
+// count as a death of the engine.
 void EngineFleet::start_later(std::uint32_t index, const Status& status) {
   Device& device = devices_[index];
   const std::uint64_t now = loop_.now_ns();
@@ -272,8 +271,8 @@ void EngineFleet::start_later(std::uint32_t index, const Status& status) {
                {{"device", device.name}, {"reason", device.last_exit}});
 }
 
-// After a fault MPS takes no process until the last that had its part in it has gone. That is no death of the
-// engine's: it never lived.
+// After a fault, MPS accepts no process until every process that was part of it has gone. That does not count
+// as a death of the engine, which never ran.
 void EngineFleet::try_again(std::uint32_t index) {
   Device& device = devices_[index];
   const std::uint64_t now = loop_.now_ns();
@@ -312,14 +311,14 @@ std::uint64_t EngineFleet::check_period_ns() const {
   return std::clamp<std::uint64_t>(options_.watchdog_ms / 4, 1'000, 2'500) * kMsNs;
 }
 
-// Its heartbeat has been the same for too long. How long, our own clock says, from look to look: after a
-// pause of the whole machine no heartbeat is young.
+// Its heartbeat has not changed for too long. The loop's clock measures that from look to look, because after
+// a pause of the whole machine every heartbeat is old.
 void EngineFleet::check_alive(std::uint32_t index) {
   Device& device = devices_[index];
   if (device.process == nullptr) return;
   const bool stopped = is_stopped(index, "a regular look");
   const std::uint64_t beat = is_ready(index) ? page(index).heartbeat_ns.load(std::memory_order_relaxed) : 0;
-  // One that goes on after a stop has all the time that it had before.
+  // An engine that continues after a stop has its whole time again.
   if (std::exchange(device.beat, beat) != beat || stopped) device.beat_since_ns = loop_.now_ns();
   const std::uint64_t age_ms = (loop_.now_ns() - device.beat_since_ns) / kMsNs;
   if (age_ms <= options_.watchdog_ms) return;
@@ -394,14 +393,14 @@ bool EngineFleet::all_loops_advanced() {
   for (std::uint32_t i = 0; i < size(); ++i) {
     if (devices_[i].state == DeviceState::kFailed) continue;
     const std::uint64_t loops = page(i).loops.load(std::memory_order_relaxed);
-    // One that is being restarted is in our hands, not stuck.
+    // an engine that is being restarted is not stuck
     if (is_ready(i) && loops == devices_[i].loops_seen) all = false;
     devices_[i].loops_seen = loops;
   }
   return all;
 }
 
-// The page keeps the last heartbeat of the engine before until this one's first.
+// Until the engine's first heartbeat the page shows that of the former engine.
 std::uint64_t EngineFleet::last_sign_ns(std::uint32_t index) const {
   const std::uint64_t beat = page(index).heartbeat_ns.load(std::memory_order_relaxed);
   return is_ready(index) ? std::max(devices_[index].ready_ns, beat) : beat;

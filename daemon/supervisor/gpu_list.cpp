@@ -13,7 +13,7 @@ bool is_number(std::string_view text) {
          std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
 }
 
-// "GPU-01234567-89ab-cdef-0123-456789abcdef", of a part of one "MIG-...".
+// "GPU-01234567-89ab-cdef-0123-456789abcdef", or "MIG-..." for a part of a GPU.
 bool is_uuid(std::string_view text) {
   constexpr std::string_view kForm = "xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx";
   constexpr std::size_t kPrefix = 4;

@@ -43,8 +43,8 @@ std::vector<pid_t> GpuWork::engine_pids() const {
   return pids;
 }
 
-// `then` is called when nothing of the process runs on the GPU any more, or that can't be had in time: now,
-// or later on the loop. `left`: see MpsControl::Target.
+// `then` is called when nothing of the process runs on the GPU any more, or when that can't be achieved in
+// time: now, or later on the loop. `left`: see MpsControl::Target.
 void GpuWork::terminate(std::uint32_t device, pid_t pid, int pidfd,
                         std::shared_ptr<const std::atomic<bool>> left, std::function<void()> then) {
   Result<UniqueFd> same = mps_ == nullptr || !rooms_.devices[device].facts.mps || pidfd < 0
@@ -72,11 +72,11 @@ void GpuWork::before_kill(std::uint32_t device, std::function<void()> then) {
   terminate(device, process->pid(), process->pidfd(), nullptr, std::move(then));
 }
 
-// Such a client mostly ends as well, by itself or by whoever had it evicted, and its kernels may run: MPS
-// terminates them first. That ends all of its process's work on GPUs, so it is left out while the process has
-// another session.
+// Such a client mostly ends as well, by itself or because of whoever evicted it, while its kernels may run.
+// So MPS first terminates its kernels. That ends all work of the process on GPUs, so it is not done while the
+// process has another session.
 void GpuWork::expel(const session::Session& session, const Status& status) {
-  if (expelled_.contains(session.id)) return;  // MPS is being asked
+  if (expelled_.contains(session.id)) return;  // MPS has been asked
   const auto& all = rooms_.sessions.connections();
   const bool stays = std::any_of(all.begin(), all.end(), [&](const auto& entry) {
     return entry.second.attached && entry.first != session.id && entry.second.peer.pid == session.peer.pid;
@@ -91,7 +91,7 @@ void GpuWork::expel(const session::Session& session, const Status& status) {
   }
 }
 
-// Its client may be about to end, which MPS must not be asked to hasten.
+// The client's process may be about to end. MPS must not be asked to hasten that.
 void GpuWork::session_closed(std::uint64_t session_id) {
   const auto asked = expelled_.extract(session_id);
   if (!asked.empty()) *asked.mapped() = true;

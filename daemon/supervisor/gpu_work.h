@@ -1,4 +1,5 @@
-// How work on GPUs is ended under MPS, before its process is cut off. See README, "GPUs under MPS".
+// Ends the work of a process on GPUs under MPS, before the process is cut off. See "GPUs under MPS" in the
+// README.
 #pragma once
 
 #include "mps.h"
@@ -21,16 +22,16 @@ class GpuWork {
   explicit GpuWork(const Rooms& rooms) : rooms_(rooms) {}
 
   Status start();
-  // When engines are on their GPUs: whether MPS could be asked.
+  // Called when engines are on their GPUs: finds out whether MPS can be asked.
   void probe();
-  // Why MPS can't be asked; empty: it can, or need not.
+  // Why MPS can't be asked; empty: it can, or it is not needed.
   const std::string& error() const { return error_; }
 
   // FleetHost::before_kill
   void before_kill(std::uint32_t device, std::function<void()> then);
-  // Ends a session because the operator wants it gone.
+  // Ends a session because the operator wants that.
   void expel(const session::Session& session, const Status& status);
-  // It ends: MPS must not be asked for it any more.
+  // The session ends: MPS must not be asked about it any more.
   void session_closed(std::uint64_t session_id);
 
  private:
@@ -39,9 +40,10 @@ class GpuWork {
                  std::function<void()> then);
 
   const Rooms& rooms_;
-  std::unique_ptr<MpsControl> mps_;  // null: nobody to ask
+  std::unique_ptr<MpsControl> mps_;  // null: there is no MPS
   std::string error_;
-  // Sessions whose clients' work MPS is asked to terminate; set when they end before it has.
+  // Sessions of clients whose work MPS is asked to terminate. The flag is set when the session ends before
+  // MPS has done so.
   std::map<std::uint64_t, std::shared_ptr<std::atomic<bool>>> expelled_;
 };
 

@@ -29,7 +29,7 @@ sigset_t handled_signals() {
   return set;
 }
 
-// Null: none.
+// Null: the state is no trouble.
 const char* trouble_of(DeviceState state) {
   switch (state) {
     case DeviceState::kFailed: return " has failed";
@@ -82,7 +82,7 @@ void Lifecycle::on_signal() {
     if (info.ssi_signo == SIGHUP) {
       (void)reload(by);  // the log says why not
     } else if (phase_ == DaemonPhase::kDraining) {
-      begin_stopping();  // the second one: at once
+      begin_stopping();  // at the second signal: at once
     } else {
       drain(by, 0);
     }
@@ -96,7 +96,7 @@ Result<std::vector<ConfigChange>> Lifecycle::reload(const Operator& by) {
   const std::uint32_t sms = rooms_.config->device_sms;
   Result<std::vector<ConfigChange>> changes = rooms_.config.reload();
   if (changes.ok()) {
-    // What was set by hand stays until the file says something new.
+    // What an operator has set stays until the file changes.
     if (rooms_.config->device_sms != sms) parts_.settings.forget_sms();
     apply_config();
     record_event(EventKind::kConfigReloaded, LogLevel::kInfo, "configuration reloaded",
@@ -142,7 +142,7 @@ void Lifecycle::drain(const Operator& by, std::uint32_t timeout_ms) {
   const std::uint64_t allowed_ms = timeout_ms != 0 ? timeout_ms : rooms_.config->drain_ms;
   const std::uint64_t due_ns = rooms_.loop.now_ns() + allowed_ms * kMsNs;
   if (phase_ == DaemonPhase::kDraining) {
-    if (due_ns >= drain_due_ns_) return;  // sooner than asked for is never too late
+    if (due_ns >= drain_due_ns_) return;  // the deadline can only come sooner
     record_event(EventKind::kDaemonState, LogLevel::kInfo, "draining sooner",
                  {{"timeout_ms", allowed_ms}, {"by_uid", by.uid}, {"by_pid", by.pid}});
     drain_due_ns_ = due_ns;

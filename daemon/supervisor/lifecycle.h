@@ -1,4 +1,4 @@
-// Start, drain, stop and reload: what the daemon is about, and what systemd is told of it.
+// Start, drain, stop and reload: the phase of the daemon's life, and what systemd is told of it.
 #pragma once
 
 #include "gpu_work.h"
@@ -31,15 +31,16 @@ class Lifecycle {
   void on_serving(std::function<void(bool)> callback) { on_serving_ = std::move(callback); }
 
   DaemonPhase phase() const { return phase_; }
-  std::uint64_t drain_due_ns() const { return drain_due_ns_; }  // while it drains
-  Status admitting() const;                                     // OK, or that it drains
-  void drain(const Operator& by, std::uint32_t timeout_ms);     // 0: the configured one; again: no change
+  std::uint64_t drain_due_ns() const { return drain_due_ns_; }  // valid while it drains
+  Status admitting() const;                                     // OK, or that the daemon drains
+  // timeout_ms of 0: the configured timeout. A second drain changes nothing.
+  void drain(const Operator& by, std::uint32_t timeout_ms);
   // Reads the configuration again. A refusal changes nothing.
   Result<std::vector<ConfigChange>> reload(const Operator& by);
   // Sets options for as long as the daemon runs; no value: as configured again.
   Result<std::vector<ConfigChange>> set_options(const Operator& by, const OptionSettings& options);
 
-  // Once per turn of the loop: goes on to the next phase, and tells systemd.
+  // Called in each turn of the loop: enters the next phase, and tells systemd.
   void tick();
   std::uint64_t next_due_ns() const;
 

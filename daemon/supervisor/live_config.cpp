@@ -7,7 +7,7 @@
 namespace epd::supervisor {
 namespace {
 
-// A process that ends and one that takes its place are heard of by different threads.
+// The end of a process and the start of its successor are seen by different threads, in any order.
 constexpr std::uint32_t kJoinConflictMs = 250;
 
 }  // namespace

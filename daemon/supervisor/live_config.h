@@ -23,13 +23,13 @@ class LiveConfig {
   LiveConfig(Config config, ConfigSources sources);
 
   const Config* operator->() const { return &config_; }
-  // Reads the sources again. If it is not OK, nothing has changed. What an operator has set stays, unless the
+  // Reads the sources again. After an error nothing has changed. What an operator has set stays, unless the
   // sources say something new about it.
   Result<std::vector<ConfigChange>> reload();
   // Sets options, or (no value) has the sources decide again: all of them, or none.
   Result<std::vector<ConfigChange>> set(const OptionSettings& options);
   std::uint64_t generation() const { return generation_; }
-  const std::string& last_error() const { return last_error_; }  // of the last reload; empty: it was OK
+  const std::string& last_error() const { return last_error_; }  // of the last reload; empty: it succeeded
 
   // The policy, for any thread.
   std::shared_ptr<const AccessPolicy> access() const;

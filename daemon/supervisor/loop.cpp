@@ -18,7 +18,7 @@ void log_thrown(const char* where, const char* what) noexcept {
   try {
     static LogLimiter limiter;
     limiter.log(LogLevel::kError, "exception in the loop", {{"where", where}, {"what", what}});
-  } catch (...) {  // not even memory for a line
+  } catch (...) {  // there is no memory even for a line of the log
   }
 }
 
@@ -94,7 +94,7 @@ void Loop::run_posted() {
   for (const auto& task : tasks) guarded("a posted task", task);
 }
 
-// Looks at the clock before it sleeps and after: what came before the second look, handle_events() finds.
+// Reads the clock before and after the sleep. What came before the second reading, handle_events() finds.
 void Loop::sleep_until(std::uint64_t due_ns) {
   clock_.look(0);
   const std::uint64_t now = clock_.now_ns();
@@ -104,14 +104,14 @@ void Loop::sleep_until(std::uint64_t due_ns) {
   clock_.look(wait_ms * kMsNs);
 }
 
-// One call takes every watch that is ready.
+// One call returns every watch that is ready.
 void Loop::handle_events() {
   events_.resize(handlers_.size());
   const int n = ::epoll_wait(epoll_.get(), events_.data(), static_cast<int>(events_.size()), 0);
   for (int i = 0; i < n; ++i) {
     const epoll_event event = events_[static_cast<std::size_t>(i)];
     const auto found = handlers_.find(event.data.u64);
-    if (found == handlers_.end()) continue;  // removed by an earlier handler of this turn
+    if (found == handlers_.end()) continue;  // an earlier handler of this turn has removed it
     const std::shared_ptr<Handler> handler = found->second;
     guarded("a handler", [&] { (*handler)(event.events); });
   }

@@ -1,5 +1,5 @@
-// A single-threaded epoll loop. Everything but post() belongs to the thread that runs it. What a handler, a
-// task or a turn throws (there is no memory) is logged and ends there: the loop goes on.
+// A single-threaded epoll loop. Everything but post() belongs to the thread that runs it. An exception (out
+// of memory) of a handler, a task or a turn is logged and goes no further: the loop continues.
 #pragma once
 
 #include "common/fd.h"
@@ -20,7 +20,7 @@ class Loop {
   using Handler = std::function<void(std::uint32_t epoll_events)>;
   using WatchId = std::uint64_t;  // never 0
 
-  // The clock is this loop's: it looks at it, nobody else does.
+  // The clock belongs to this loop: nobody else advances it.
   static Result<std::unique_ptr<Loop>> create(LoopClock& clock);
 
   // The descriptor must stay open until remove(). A handler may remove any watch, its own included.
@@ -31,8 +31,8 @@ class Loop {
   // From any thread: runs `task` on the loop. False once the loop has stopped.
   bool post(std::function<void()> task);
 
-  // Runs until stop(). `turn` is called when everything that was readable has been handled, and returns when
-  // it wants to be called again at the latest (by the loop's clock; UINT64_MAX: only after events).
+  // Runs until stop(). `turn` is called when everything that was readable has been handled. It returns the
+  // time of its next call at the latest (on the loop's clock; UINT64_MAX: only after events).
   void run(const std::function<std::uint64_t()>& turn);
   void stop() { stopping_ = true; }
   // For deadlines.
@@ -50,7 +50,7 @@ class Loop {
   bool stopping_ = false;
   WatchId next_id_ = 1;
   std::map<WatchId, std::shared_ptr<Handler>> handlers_;
-  std::vector<epoll_event> events_;  // room for one of each
+  std::vector<epoll_event> events_;  // room for one of each watch
   std::mutex mutex_;
   std::vector<std::function<void()>> posted_;  // guarded by mutex_
   bool stopped_ = false;                       // guarded by mutex_

@@ -1,16 +1,16 @@
-// The time by which the loop's deadlines are set and judged.
+// The clock by which the loop's deadlines are set and checked.
 //
-// It moves only when the loop looks: after it has slept, before it reads what has come. So what a turn
-// judges, it judges as of a moment by which all that others had sent has been read. An answer that lies in
-// its socket is never late.
+// It advances only when the loop reads it: after a sleep, before the loop reads what has come. So a turn
+// judges deadlines as of a moment before which everything that others had sent has been read. An answer that
+// lies in its socket is never late.
 //
-// Time in which the loop stands still (it was stopped, the machine was, a call blocked) hardly counts where
-// it shows, which is by the loop's coming back later than it meant to: then it can't know what others have
-// done, and they may have stood still as well. A pause can begin in the loop's sleep and be longer than that
-// shows, so as much again is taken off. At least kLateNs count each time: the time never stands for good.
+// Time in which the loop stands still (its process was stopped, the machine was, or a call blocked) hardly
+// counts. Such a pause shows when the loop wakes later than it meant to. Then the loop can't know what others
+// have done, and they may have stood still as well. A pause can begin in the loop's sleep and be longer than
+// it shows, so as much again is subtracted. At least kLateNs count each time, so the clock always advances.
 //
-// A deadline may therefore pass later than CLOCK_MONOTONIC says, and up to kLateNs earlier, after a turn that
-// took so long. What is compared with times of other processes (heartbeats) needs the other clock.
+// A deadline may therefore pass later than CLOCK_MONOTONIC says, and up to kLateNs earlier after a turn that
+// took so long. Times of other processes (heartbeats) must be compared with the other clock.
 #pragma once
 
 #include "base/clock.h"
@@ -24,12 +24,13 @@ class LoopClock final : public Clock {
   explicit LoopClock(const Clock& real) : real_(real), looked_ns_(real.now_ns()), now_ns_(looked_ns_) {}
 
   std::uint64_t now_ns() const override { return now_ns_; }
-  // By the loop, in its thread. `wanted_ns`: how long it meant to sleep, at most, since it last looked.
+  // Called by the loop, in its thread. `wanted_ns` is how long it meant to sleep, at most, since the last
+  // call.
   void look(std::uint64_t wanted_ns);
 
  private:
   const Clock& real_;
-  std::uint64_t looked_ns_;  // as the real clock has it
+  std::uint64_t looked_ns_;  // on the real clock
   std::uint64_t now_ns_;
 };
 

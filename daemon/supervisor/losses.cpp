@@ -8,7 +8,7 @@ namespace epd::supervisor {
 void record_losses(const Deciders& deciders, std::uint64_t session_id, std::optional<std::uint32_t> member_id,
                    const std::string& how) {
   deciders.each([&](const membership::Group& group) {
-    // Nobody leaves by name what it has not joined yet.
+    // A member that leaves before its group has formed is not lost.
     if (member_id && group.engines.empty()) return;
     for (const auto& [rank, member] : group.members) {
       if (member.session.number != session_id || member.gone()) continue;

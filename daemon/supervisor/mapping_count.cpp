@@ -8,7 +8,8 @@ namespace {
 
 constexpr std::uint64_t kArenas = 2;  // user, exchange
 constexpr std::uint64_t kBoard = 1;
-constexpr std::uint64_t kSession = 4;  // segments; here the stack of its porter and its guard
+constexpr std::uint64_t kSession =
+    4;  // segments in an engine; in the supervisor the stack of its porter and a guard
 constexpr std::uint64_t kProcess = 8192;
 constexpr const char* kSupervisor = "the supervisor";
 
@@ -65,7 +66,7 @@ Status MappingCount::add(std::pair<std::uint64_t, std::uint32_t> member, std::ui
   const auto found = groups_.find(member.first);
   std::map<Process, std::uint64_t> more = {{its, cost + kBoard}, {kSupervisor, kBoard}};
   if (found != groups_.end()) {
-    // An engine that is new to the group maps all of it.
+    // An engine that has no other rank of the group maps the memory of all ranks.
     if (found->second.engines.count(its) == 0) more[its] += found->second.mappings;
     for (const auto& [engine, ranks] : found->second.engines) more.try_emplace(engine, cost);
   }
@@ -81,7 +82,7 @@ Status MappingCount::add(std::pair<std::uint64_t, std::uint32_t> member, std::ui
   return {};
 }
 
-// An engine without a rank of the group forgets it.
+// An engine without a rank of the group unmaps it.
 void MappingCount::remove(std::pair<std::uint64_t, std::uint32_t> member) {
   const auto found = groups_.find(member.first);
   if (found == groups_.end() || found->second.ranks.count(member.second) == 0) return;

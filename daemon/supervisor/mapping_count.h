@@ -1,8 +1,9 @@
-// Memory mappings that memberships cost engines, against what the kernel lets a process have.
+// Counts the memory mappings that memberships cost engines, and compares them with the kernel's limit for a
+// process.
 //
-// An engine maps of every rank of its groups two arenas and what its client has bound, and of its own ranks
-// the board too. It can't do without one of them, so a rank for which one of the engines has no room is
-// refused before any of them is told.
+// For every rank of its groups an engine maps two arenas and the memory that the rank's client has bound. For
+// its own ranks it maps the board too. It needs all of them. So a rank for which one of the engines has no
+// room is refused before any engine is told.
 #pragma once
 
 #include "common/status.h"
@@ -15,12 +16,12 @@
 
 namespace epd::supervisor {
 
-// What a process may have, and what of it memberships may use.
+// The mappings that a process may have, and how many of them memberships may use.
 struct MappingLimit {
   std::uint64_t kernel = 65530;   // vm.max_map_count
   std::uint64_t reserve = 16384;  // for sessions, threads, code, drivers
 
-  // Of this machine, for so many sessions.
+  // The limit of this machine, for this number of sessions.
   static MappingLimit of_kernel(std::uint32_t max_sessions);
   std::uint64_t allowed() const { return kernel - reserve; }
 };
@@ -28,12 +29,12 @@ struct MappingLimit {
 class MappingCount {
  public:
   void set_limit(const MappingLimit& limit) { limit_ = limit; }
-  // RESOURCE_EXHAUSTED, with the numbers, if a process that must map the rank's memory has no room for it, or
-  // the user, whose group it is, would have more than half of what there is.
+  // RESOURCE_EXHAUSTED, with the numbers, if a process that must map the rank's memory has no room for it.
+  // Likewise if the user who owns the group would have more than half of the mappings.
   Status add(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid,
              const device::DeviceName& device, std::uint64_t client_memories);
   void remove(std::pair<std::uint64_t, std::uint32_t> member);
-  // Of all users.
+  // The mappings of all users.
   std::uint64_t of_engine(const device::DeviceName& device) const;
 
  private:
@@ -45,7 +46,7 @@ class MappingCount {
   struct Group {
     std::uint32_t uid = 0;
     std::map<std::uint32_t, Rank> ranks;
-    std::map<Process, std::uint64_t> engines;  // its ranks on each
+    std::map<Process, std::uint64_t> engines;  // its ranks on each engine
     std::uint64_t mappings = 0;                // of all its ranks
   };
   struct Use {

@@ -43,7 +43,7 @@ std::vector<membership::BoardIndex> MemberMemoryStore::boards_on(
 Status MemberMemoryStore::acquire(const membership::AcquireMemory& action) {
   const auto brought = brought_.find(action.request);
   if (brought == brought_.end()) return {StatusCode::kAborted, "its session has closed"};
-  // An engine that does not read its link: what is sent meanwhile waits there, with descriptors of its own.
+  // The engine does not read its link. Messages that wait there hold descriptors of their own.
   const std::uint64_t waiting = rooms_.fleet.queued_descriptors();
   if (waiting > descriptors_.allowed() / 4) {
     return resource_exhausted("messages to engines that do not read them hold " + std::to_string(waiting) +

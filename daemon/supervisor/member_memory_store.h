@@ -20,7 +20,7 @@ namespace epd::supervisor {
 
 class MemberMemoryStore {
  public:
-  // What stays here of a Join while the registry decides.
+  // The part of a join that stays here while the registry decides.
   struct Brought {
     UserQuotas quotas;
     abi::Bindings bindings{};
@@ -31,25 +31,25 @@ class MemberMemoryStore {
     UniqueFd user;
   };
 
-  // Closer and budget outlive the store.
+  // Closer and budget must outlive the store.
   MemberMemoryStore(const Rooms& rooms, Closer& closer, DescriptorBudget& descriptors);
   void set_limits(const ArenaStore::Limits& limits) { arenas_.set_limits(limits); }
 
-  // Until the join is answered, or its session has closed.
+  // Keeps it until the join is answered or its session has closed.
   void keep(const membership::RequestId& request, Brought brought);
   void answered(const membership::RequestId& request) { brought_.erase(request); }
   void session_closed(std::uint64_t session_id);
 
-  // nullptr if released.
+  // nullptr if it was released.
   const MemberArenas* find(std::uint64_t group_id, std::uint32_t rank) const;
   std::uint64_t total_bytes() const { return arenas_.total_bytes(); }
-  // What the boards of ranks on the device say, of all groups or of one. While no engine writes them.
+  // What the boards of ranks on the device say, for all groups or for one. Only while no engine writes them.
   std::vector<membership::BoardIndex> boards_on(std::uint32_t device,
                                                 std::optional<std::uint64_t> group_id = {}) const;
-  // What close_streams_later() has been asked for; nothing is left here.
+  // The streams that close_streams_later() was given. None is left here.
   std::vector<OpenStreams> take_open_streams(std::uint32_t device);
 
-  // The registry's actions.
+  // Actions of the registry.
   Status acquire(const membership::AcquireMemory& action);
   void release(const membership::ReleaseMemory& action) { arenas_.release(action.group_id, action.rank); }
   void mark_lost(const membership::MarkLost& action);

@@ -9,7 +9,7 @@
 namespace epd::supervisor {
 namespace {
 
-// control.proto has the same enumerators in the same order, behind UNSPECIFIED.
+// control.proto has the same enumerators in the same order, after UNSPECIFIED.
 template <typename Enum, typename Ours>
 constexpr Enum enumerator(Ours value) {
   return static_cast<Enum>(static_cast<int>(value) + 1);
@@ -23,7 +23,7 @@ static_assert(enumerator<v1::IndexType>(abi::IndexType::kInt64) == v1::INDEX_TYP
 static_assert(enumerator<v1::Span>(abi::Span::kCluster) == v1::SPAN_CLUSTER);
 static_assert(enumerator<v1::LossPolicy>(abi::LossPolicy::kDegrade) == v1::LOSS_POLICY_DEGRADE);
 
-// These have their numbers too.
+// These have the same numbers.
 static_assert(static_cast<int>(abi::Op::kCombine) == v1::OPERATION_KIND_COMBINE);
 static_assert(static_cast<int>(abi::OpStage::kBreaking) == v1::OPERATION_STAGE_BREAKING);
 

@@ -33,7 +33,7 @@ Result<Pipe> make_pipe() {
   return Pipe{UniqueFd(ends[0]), UniqueFd(ends[1])};
 }
 
-// The program with its standard streams in the pipes, and with no signal blocked.
+// Starts the program with its standard streams in the pipes and no signal blocked.
 Result<pid_t> spawn(const std::string& program, const Pipe& in, const Pipe& out) {
   posix_spawn_file_actions_t files;
   posix_spawnattr_t attributes;
@@ -90,7 +90,7 @@ std::string one_line(std::string text) {
   return text.size() > 200 ? text.substr(0, 200) + "..." : text;
 }
 
-// The last look before it is terminated.
+// The last check before it is terminated.
 Status still_there(const MpsControl::Target& target) {
   const std::string process = "process " + std::to_string(target.pid);
   if (target.left != nullptr && target.left->load())
@@ -99,7 +99,7 @@ Status still_there(const MpsControl::Target& target) {
   return has_ended(target.pidfd.get()) ? not_found(process + " has ended") : Status{};
 }
 
-// It exits with 0 in any case; what the server returned stands in its last line, after what was wrong.
+// The program always exits with 0. What the server returned is in its last line, after the error.
 Status judge_termination(const std::string& said) {
   const std::string line = one_line(said);
   if (line == "0") return {};
@@ -208,7 +208,7 @@ Result<std::string> MpsControl::terminate_now(const Question& question) const {
   return not_found("MPS knows no client " + pid);
 }
 
-// What the program says to one command: numbers, one a line, or nothing.
+// What the program answers to one command: numbers, one a line, or nothing.
 Result<std::string> MpsControl::run(const std::string& command, std::uint64_t due_ns) const {
   Result<Pipe> in = make_pipe();
   if (!in.ok()) return in.status();
@@ -219,7 +219,7 @@ Result<std::string> MpsControl::run(const std::string& command, std::uint64_t du
   in->read.reset();
   out->write.reset();
   const std::string line = command + "\n";
-  // The pipe has room. SIGPIPE is ignored; one that does not read has ended, which is seen next.
+  // The pipe has room. SIGPIPE is ignored. A program that does not read has ended, which the next read shows.
   [[maybe_unused]] const ssize_t written = ::write(in->write.get(), line.data(), line.size());
   in->write.reset();
 
@@ -228,7 +228,7 @@ Result<std::string> MpsControl::run(const std::string& command, std::uint64_t du
   pollfd entries[] = {{out->read.get(), POLLIN, 0}, {stop_.get(), POLLIN, 0}};
   while (text.size() < kMostOutput) {
     const std::uint64_t now = clock_.now_ns();
-    // What it has said is read even when this thread comes late.
+    // What the program has said is read even if this thread comes late.
     const int left_ms = due_ns > now ? static_cast<int>((due_ns - now) / kMsNs + 1) : 0;
     const int ready = ::poll(entries, 2, left_ms);
     if (ready < 0 && errno == EINTR) continue;
@@ -242,7 +242,7 @@ Result<std::string> MpsControl::run(const std::string& command, std::uint64_t du
       break;
     }
   }
-  // It has closed its output, so it is about to end; or it is late.
+  // It has closed its output, so it is about to end. Or it is late.
   const UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, *pid, 0)));
   entries[0] = {pidfd.get(), POLLIN, 0};
   const std::uint64_t now = clock_.now_ns();

@@ -1,8 +1,8 @@
-// MPS's control program, which can terminate what a process runs on the GPU. That comes before the process is
-// cut off: one that ends in the middle of a kernel takes along every process on its GPU.
+// MPS's control program, which can terminate what a process runs on the GPU. That is done before the process
+// is cut off, because a process that ends inside a kernel takes every process on its GPU along.
 //
-// Asking takes some ten milliseconds and may hang, so a thread of its own does it, one question after
-// another. Threads: all calls from the loop's, which is also where answers arrive.
+// A question takes some ten milliseconds and may hang. So a thread of its own asks, one question after
+// another. All calls come from the loop's thread, and answers arrive there.
 #pragma once
 
 #include "base/clock.h"
@@ -25,32 +25,32 @@ namespace epd::supervisor {
 class MpsControl {
  public:
   struct Options {
-    std::string program;               // nvidia-cuda-mps-control, by its path or to be found in PATH
-    std::uint32_t timeout_ms = 1'000;  // for a whole answer, waiting for its turn included
+    std::string program;               // nvidia-cuda-mps-control, as a path or a name in PATH
+    std::uint32_t timeout_ms = 1'000;  // for a whole answer, including the wait for its turn
   };
   // The text says what was done.
   using Answer = std::function<void(const Result<std::string>&)>;
 
   static Result<std::unique_ptr<MpsControl>> start(Loop& loop, const Clock& clock, Options options);
-  ~MpsControl();  // answers what is still asked with nothing
+  ~MpsControl();  // answers nothing to open questions
 
-  // `ours`: processes of this daemon on GPUs. If MPS lists none of them, it knows processes by other numbers
-  // than we do (another PID namespace), and a number might be anybody's.
+  // `ours` are processes of this daemon on GPUs. If MPS lists none of them, it knows processes by other
+  // numbers than this daemon does (another PID namespace). Then a number might be anybody's.
 
-  // Whether work could be terminated: it answers, and lists one of ours. Else as terminate().
+  // Whether work could be terminated: MPS answers, and lists one of `ours`. Errors are those of terminate().
   void probe(std::vector<pid_t> ours, Answer answer);
 
   struct Target {
     pid_t pid = 0;
-    UniqueFd pidfd;  // of the same process: a later one of that number is left alone
+    UniqueFd pidfd;  // of the same process: a later process with its number is left alone
     std::vector<pid_t> ours;
-    // Null, or true as soon as it has left us by itself, which is mostly because its process ends.
+    // Null, or true as soon as the client has left by itself. It mostly does so because its process ends.
     std::shared_ptr<const std::atomic<bool>> left;
   };
-  // One that is on its way out is left alone: MPS answers 201 then (driver 580). What remains is the time
-  // between a last look and the server's turn. NOT_FOUND: MPS does not know it, so nothing of it runs, or it
-  // is on its way out. DEADLINE_EXCEEDED. UNSUPPORTED: no such program. INTERNAL: what the program said
-  // instead.
+  // Terminates the work of a process. A process that is about to end is left alone: MPS answers 201 then
+  // (driver 580). That leaves the time between the last check and the server's turn. NOT_FOUND: MPS does not
+  // know the process, so nothing of it runs, or it is about to end. DEADLINE_EXCEEDED: no answer in time.
+  // UNSUPPORTED: there is no such program. INTERNAL: another answer of the program, with its text.
   void terminate(Target target, Answer answer);
 
  private:
@@ -72,7 +72,7 @@ class MpsControl {
   Loop& loop_;
   const Clock& clock_;
   const Options options_;
-  const UniqueFd stop_;  // readable when it is time to leave
+  const UniqueFd stop_;  // readable when the thread is to end
   std::mutex mutex_;
   std::condition_variable asked_;
   std::deque<Question> questions_;  // guarded by mutex_

@@ -17,7 +17,7 @@
 namespace epd::supervisor {
 namespace {
 
-// The addresses alone, whatever the ports.
+// Compares the addresses without the ports.
 bool same_address(const sockaddr& a, const sockaddr& b) {
   if (a.sa_family != b.sa_family) return false;
   if (a.sa_family == AF_INET) {
@@ -29,7 +29,7 @@ bool same_address(const sockaddr& a, const sockaddr& b) {
                      &reinterpret_cast<const sockaddr_in6&>(b).sin6_addr, sizeof(in6_addr)) == 0;
 }
 
-// Which has the address; "": none of this machine.
+// The interface that has the address; "": none of this machine.
 std::string interface_of(const sockaddr& address) {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return "";
@@ -40,7 +40,8 @@ std::string interface_of(const sockaddr& address) {
   return "";
 }
 
-// By which this machine sends to it. A connected socket of datagrams says so, and sends nothing.
+// The interface by which this machine sends to the address. A connected datagram socket knows it, without
+// sending.
 std::string interface_to(const addrinfo& target) {
   const UniqueFd socket(::socket(target.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_storage own{};
@@ -51,15 +52,15 @@ std::string interface_to(const addrinfo& target) {
   return interface_of(reinterpret_cast<const sockaddr&>(own));
 }
 
-// "HOST:PORT", "[HOST]:PORT"
+// The host in "HOST:PORT" or "[HOST]:PORT".
 std::string host_of(const std::string& address) {
   std::string host = address.substr(0, address.rfind(':'));
   if (host.size() >= 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
   return host;
 }
 
-// A name of this machine may stand for a loopback address (Debian's /etc/hosts), by which nobody else reaches
-// it.
+// A name of this machine may stand for a loopback address (Debian's /etc/hosts). No other machine can reach
+// it there.
 bool is_loopback(const addrinfo& target) {
   if (target.ai_family == AF_INET6)
     return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(target.ai_addr)->sin6_addr) != 0;

@@ -6,8 +6,8 @@
 
 namespace epd::supervisor {
 
-// Of a daemon in a cluster; else nothing is opened. network.devices = "auto" is looked up here: the interface
-// by which the coordinator is reached. May ask the resolver for cluster.coordinator.
+// For a daemon in a cluster; otherwise no network is opened. network.devices = "auto" is resolved here: it
+// becomes the interface by which the coordinator is reached. May ask the resolver for cluster.coordinator.
 transport::NetworkOptions network_options(const Config& config);
 
 }  // namespace epd::supervisor

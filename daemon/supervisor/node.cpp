@@ -108,7 +108,7 @@ void Node::run() {
   cluster_.reset();  // its threads post to the loop
 }
 
-// Once per turn of the loop: what the events have led to, and what is due.
+// Called once per turn of the loop: carries out what the events have led to, and what is due.
 std::uint64_t Node::turn() {
   orders_.carry_out_all();
   sessions_.tick();
@@ -130,11 +130,11 @@ std::uint64_t Node::turn_of_cluster() {
   const DaemonPhase phase = lifecycle_.phase();
   if (phase == DaemonPhase::kDraining && told_cluster_ == DaemonPhase::kServing) cluster_->drain();
   if (phase == DaemonPhase::kStopping && told_cluster_ != DaemonPhase::kStopping) {
-    cluster_->tick();  // the leaves of its ranks first
+    cluster_->tick();  // sends the leaves of its ranks first
     cluster_->leave();
   }
   if (phase != DaemonPhase::kStarting) told_cluster_ = phase;
-  // What the coordinator decides here on hearing of this node comes at once.
+  // What the coordinator on this node decides about this node's events comes at once.
   do {
     cluster_->tick();
   } while (orders_.carry_out_all());

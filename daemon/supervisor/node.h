@@ -1,5 +1,5 @@
-// Owns the rooms and the parts of the supervisor, and connects them: sessions and engines report events, the
-// deciders decide, orders carry out. Everything runs on the loop.
+// Owns the rooms and the parts of the supervisor, and connects them. Sessions and engines report events, the
+// deciders decide, and orders are carried out. Everything runs on the loop.
 #pragma once
 
 #include "base/closer.h"
@@ -31,7 +31,7 @@ namespace epd::supervisor {
 
 class Node {
  public:
-  // What is there before the node and outlives it. `deadlines`: the loop's clock.
+  // What exists before the node and outlives it. `deadlines` is the loop's clock.
   struct Ground {
     Loop& loop;
     const Clock& clock;
@@ -60,7 +60,7 @@ class Node {
   DescriptorBudget descriptors_;
   Closer closer_;
 
-  // Each part knows the rooms, and of the parts only those before it.
+  // Each part knows the rooms, and only those parts that come before it.
   const Rooms rooms_;
   OperatorSettings settings_;
   Orders orders_;
@@ -69,12 +69,12 @@ class Node {
   Lifecycle lifecycle_;
   SessionEvents session_events_;
   EngineEvents engine_events_;
-  std::unique_ptr<cluster::Cluster> cluster_;  // null: the daemon is in none
+  std::unique_ptr<cluster::Cluster> cluster_;  // null: the daemon is in no cluster
   DaemonPhase told_cluster_ = DaemonPhase::kServing;
   ControlReads reads_;
   OperatorCommands commands_;
 
-  // The rooms that report to parts, so they come later and go first.
+  // The rooms that report to parts. So they are made later and destroyed first.
   MemberMemoryStore memory_;
   Deciders deciders_;
   session::SessionTable sessions_;

@@ -10,11 +10,11 @@ namespace epd::supervisor {
 
 class ServiceNotifier {
  public:
-  // `path`: $NOTIFY_SOCKET; a leading '@' names an abstract socket; empty: nobody listens.
+  // `path` is $NOTIFY_SOCKET. A leading '@' names an abstract socket. Empty: nobody listens.
   explicit ServiceNotifier(std::string path) : path_(std::move(path)) {}
   bool enabled() const { return !path_.empty(); }
-  // Newline-separated assignments, such as "READY=1\nSTATUS=serving". Never blocks; a failure is
-  // logged once.
+  // Newline-separated assignments, such as "READY=1\nSTATUS=serving". Never blocks. The first failure is
+  // logged.
   void send(std::string_view message);
 
  private:

@@ -33,7 +33,7 @@ bool has_ended(const membership::Group& group) {
   return group.is(membership::GroupPhase::kLost) || group.is(membership::GroupPhase::kRemoving);
 }
 
-// It has been told of the group and not yet that the group is removed.
+// Whether the engine has been told of the group, and not yet that the group is removed.
 bool knows_group(const membership::EngineSlot& slot) {
   using membership::EnginePhase;
   return slot.is(EnginePhase::kStarting) || slot.is(EnginePhase::kServing) ||
@@ -42,7 +42,7 @@ bool knows_group(const membership::EngineSlot& slot) {
 
 }  // namespace
 
-// Root, and whoever the daemon runs as, could do all of it by other means.
+// Root, and the user that the daemon runs as, could do all of it by other means.
 Status OperatorCommands::authorize(const Operator& by, Right wanted, const std::string& what) {
   if (by.uid == 0 || by.uid == ::geteuid()) return {};
   Status status = rooms_.config.access()->may_operate({by.uid, by.gids}, wanted, what);

@@ -1,5 +1,5 @@
-// What an operator may do and changes: rights, settings of devices and groups, who stays, engines that start
-// anew. See ControlFacade.
+// What an operator may do and change: rights, settings of devices and groups, evictions, restarts of engines.
+// See ControlFacade.
 #pragma once
 
 #include "gpu_work.h"

@@ -1,5 +1,5 @@
-// What engines are to use: the configuration, joins, and what an operator has set, which is stronger than
-// both.
+// What engines are to use: by the configuration, by joins, and by what an operator has set. The operator's
+// settings override both.
 #pragma once
 
 #include "proto/link.h"
@@ -18,14 +18,14 @@ class OperatorSettings {
   explicit OperatorSettings(const Rooms& rooms);
 
   abi::Settings of_device(std::uint32_t device) const;
-  // `joined`: what the ranks on a device have asked for.
+  // `joined` is what the ranks on a device have asked for.
   abi::GroupSettings of_group(const abi::GroupSettings& joined) const;
 
   // No value: as configured.
   void set_sms(std::uint32_t device, std::optional<std::uint32_t> sms) { device_sms_[device] = sms; }
   bool sms_set(std::uint32_t device) const { return device_sms_[device].has_value(); }
   void forget_sms();  // of all devices
-  // All that is set for the group now.
+  // All settings of the group that are in force now.
   GroupSettingsChange set_group(std::uint64_t group_id, const GroupSettingsChange& change);
   GroupSettingsChange set_for_group(std::uint64_t group_id) const;
 

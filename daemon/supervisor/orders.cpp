@@ -121,11 +121,11 @@ void Orders::carry_out(const membership::SendStopMember& action) {
 
 void Orders::carry_out(const membership::SendBreak& action) {
   const abi::Break& m = action.message;
-  // Once for the group, not once for each engine and not for a fatal break that takes more with it.
+  // Logged once for the group, not once for each engine, and not for a fatal break that follows from another.
   const std::tuple now_logged(m.group_id, m.epoch, m.fatal);
   if (now_logged != last_break_) {
     last_break_ = now_logged;
-    // A program that ends as it should is nothing to be warned of.
+    // A program that ends as it should is no reason for a warning.
     record_of_user(action.group.uid, EventKind::kGroupBroke,
                    action.orderly ? LogLevel::kInfo : LogLevel::kWarning, "group breaks",
                    {{"group", m.group_id},
@@ -179,7 +179,7 @@ void Orders::carry_out(const membership::KillEngine& action) {
   rooms_.fleet.kill_unless_stopped(action.engine.device, action.text);
 }
 
-// The answer is told in the same turn: on one node a rank that joins counts at once.
+// The answer is given in the same turn: on one node a rank that joins counts at once.
 void Orders::carry_out(const membership::AcquireMemory& action) {
   rooms_.deciders.handle(membership::MemoryAcquired{action.request, action.group_id, action.rank,
                                                     rooms_.memory.acquire(action)});
@@ -200,7 +200,8 @@ void Orders::carry_out(const membership::ReplyJoined& action) {
   if (arenas == nullptr) return;  // the session closed meanwhile
   Result<UniqueFd> board = reopen_read_only(arenas->board.get());
   if (!board.ok()) {
-    // Without its answer the client can't go on; its end ends the membership. Later: that decides more.
+    // Without its answer the client can't continue. Its end ends the membership. That is done later, because
+    // it leads to more decisions.
     rooms_.loop.post(
         [this, session_id, status = board.status()] { rooms_.sessions.end(session_id, status); });
     return;

@@ -1,5 +1,5 @@
-// What engines and sessions are told: what the deciders have decided, and what others add, in the order in
-// which it was decided.
+// Orders to engines and sessions: what the deciders have decided and what other parts add, in the order of
+// the decisions.
 #pragma once
 
 #include "fleet.h"
@@ -18,11 +18,12 @@ class Orders {
  public:
   Orders(const Rooms& rooms, const OperatorSettings& settings) : rooms_(rooms), settings_(settings) {}
 
-  // Carries out what has been decided, and what is decided on hearing of memory. Nothing that is carried out
-  // may come back here: its actions would overtake those that still wait. True: there was something.
+  // Carries out everything that was decided, and what is decided because of memory. Code that is carried out
+  // must not call this again: its actions would overtake those that still wait. True: there was something to
+  // do.
   bool carry_out_all();
 
-  // To an engine, after everything that has been decided before.
+  // Sends a message to an engine, after everything that was decided before.
   template <typename T>
   void send(std::uint32_t device, abi::LinkType type, const T& body, const FdList& fds = {}) {
     carry_out_all();
@@ -50,7 +51,7 @@ class Orders {
   void carry_out(const membership::ReplyRefused& action);
   void carry_out(const membership::WakeSession& action);
   void carry_out(const membership::SendFarEngine& action);
-  // The coordinator's, who keeps its store itself.
+  // For the coordinator, which keeps its store itself.
   void carry_out(const membership::StoreView&) { EPD_CHECK(false); }
   void carry_out(const membership::DropView&) { EPD_CHECK(false); }
 

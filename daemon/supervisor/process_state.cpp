@@ -7,12 +7,12 @@
 namespace epd::supervisor {
 namespace {
 
-// The fields of /proc/<pid>/stat from the state on; empty if the process is not to be seen.
+// The fields of /proc/<pid>/stat from the state on; empty if the process can't be seen.
 std::istringstream stat_from_state(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string line;
   std::getline(file, line);
-  const std::size_t name_end = line.rfind(')');  // the name may hold anything
+  const std::size_t name_end = line.rfind(')');  // the name may contain anything
   return std::istringstream(name_end == std::string::npos ? "" : line.substr(name_end + 1));
 }
 

@@ -1,15 +1,15 @@
-// What /proc says of a process. Each is false of one that is not there, and where /proc hides other users'
-// processes. From any thread.
+// What /proc says of a process. Each function returns false for a process that does not exist, and where
+// /proc hides the processes of other users. From any thread.
 #pragma once
 
 #include <sys/types.h>
 
 namespace epd::supervisor {
 
-// By a signal or a tracer.
+// Whether a signal or a tracer has stopped it.
 bool is_stopped(pid_t pid);
-// It is on its way out, whatever the driver still has to do for that. The number may be a later process's:
-// whoever must know asks the pidfd behind this.
+// Whether it is about to end, even if the driver still has work for that. The number may be a later
+// process's: whoever must be sure checks the pidfd afterwards.
 bool is_ending(pid_t pid);
 
 }  // namespace epd::supervisor

@@ -1,4 +1,4 @@
-// Why an operator did something, in words that clients, logs and other operators get to read.
+// The reason of an operator's command. Clients, logs and other operators read it.
 #pragma once
 
 #include "common/status.h"
@@ -10,7 +10,7 @@ namespace epd::supervisor {
 inline constexpr std::size_t kMaxReasonBytes = 160;  // a client's message has room for it
 
 // INVALID_ARGUMENT unless it is UTF-8 of at most kMaxReasonBytes without control characters, line breaks and
-// marks that turn the direction of text: nobody's terminal or log shall show what was not said.
+// marks that turn the direction of text. So no terminal or log shows what was not said.
 Status check_reason(const std::string& reason);
 
 }  // namespace epd::supervisor

@@ -18,7 +18,7 @@ constexpr std::uint64_t kMsNs = 1'000'000;
 
 Removals::Removals(const Rooms& rooms) : rooms_(rooms), pending_(rooms.devices.size()) {}
 
-// Its operations may run to their end first, and its groups' breaks have two deadlines of their own.
+// Its operations may first run to their end, and the breaks of its groups have two deadlines of their own.
 void Removals::add(session::Session session) {
   const std::uint64_t patience_ms =
       std::uint64_t{rooms_.config->operation_ms} + 3 * std::uint64_t{rooms_.config->engine_ack_ms};
@@ -39,7 +39,7 @@ void Removals::tick() {
   for (std::uint32_t device = 0; device < pending_.size(); ++device) {
     for (auto& [session, removal] : pending_[device]) {
       if (removal.due_ns > now) continue;
-      // For one that is stopped, or dying.
+      // For an engine that is stopped or dying.
       removal.due_ns = now + std::uint64_t{rooms_.config->engine_ack_ms} * kMsNs;
       rooms_.fleet.kill_unless_stopped(device,
                                        "session " + std::to_string(session) + " was not removed in time");

@@ -1,5 +1,5 @@
-// Sessions that have closed, and that their engines have yet to let go. They count as sessions: what the
-// engine was to be told of them may still wait in its link, with descriptors.
+// Sessions that have closed but are not yet removed by their engines. They still count as sessions: messages
+// to the engine about them may wait in its link, with descriptors.
 #pragma once
 
 #include "base/descriptors.h"
@@ -16,7 +16,7 @@ class Removals {
  public:
   explicit Removals(const Rooms& rooms);
 
-  // Its kRemoveSession has been sent.
+  // kRemoveSession must have been sent.
   void add(session::Session session);
   void removed(std::uint32_t device, std::uint64_t session_id) { pending_[device].erase(session_id); }
   void engine_down(std::uint32_t device) { pending_[device].clear(); }
@@ -28,7 +28,7 @@ class Removals {
 
  private:
   struct Removal {
-    std::uint64_t due_ns;  // when patience ends
+    std::uint64_t due_ns;  // when the engine is killed
     std::uint32_t uid;
     DescriptorShare descriptors;
   };

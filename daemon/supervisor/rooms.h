@@ -1,4 +1,4 @@
-// What the parts of the supervisor work on. The node owns one of each; all belong to the loop, but for what a
+// What the parts of the supervisor work on. The node owns one of each. All belong to the loop, unless a
 // declaration says otherwise.
 #pragma once
 
@@ -28,7 +28,7 @@ struct DaemonLife {
 
 struct Rooms {
   Loop& loop;
-  const Clock& clock;  // CLOCK_MONOTONIC, as others are told; deadlines go by the loop's
+  const Clock& clock;  // CLOCK_MONOTONIC, as shown to others; deadlines use the loop's clock
   const DaemonLife& life;
   LiveConfig& config;
   const DeviceList& devices;

@@ -78,11 +78,11 @@ void SessionEvents::join_requested(const Session& session, std::uint32_t request
   if (status.ok()) {
     const std::string group = session::printable(join.group, abi::text_length(join.group));
     status = rooms_.config->access.may_join(caller, group);
-    // Above every limit: not allowed to anybody, which the registry says.
+    // A priority above every limit is allowed to nobody. The registry refuses it.
     if (status.ok() && join.priority <= abi::kMaxPriority)
       status = rooms_.config->access.may_take_priority(caller, join.priority);
   }
-  // What the coordinator would refuse does not travel: a frame with it is none.
+  // What the coordinator would refuse is not sent: such a frame would be malformed.
   if (status.ok() && join.shape.span == abi::Span::kCluster)
     status = membership::check_join(join, memory.size());
   const auto num_memories = static_cast<std::uint32_t>(memory.size());
@@ -111,8 +111,8 @@ void SessionEvents::join_requested(const Session& session, std::uint32_t request
   parts_.orders.carry_out_all();  // what waits in links by then counts for the next join
 }
 
-// Counted from now on: a join may wait for long before it has arenas. Whoever lets go of the memory last, the
-// closer closes it.
+// Counted from now on, because a join may wait for long before it has arenas. The closer closes the memory
+// when nobody uses it any more.
 Status SessionEvents::keep_memory(std::uint32_t uid, std::vector<UniqueFd> memory, ClientMemory& out) {
   struct Kept {
     Kept(std::vector<UniqueFd> fds, std::uint32_t user, Closer& slowly)

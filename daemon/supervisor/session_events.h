@@ -1,4 +1,4 @@
-// What clients do: sessions that open and close, joins, leaves.
+// Handles what clients do: sessions open and close, ranks join and leave.
 #pragma once
 
 #include "base/closer.h"

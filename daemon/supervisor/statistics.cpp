@@ -18,7 +18,7 @@ void add_each(std::atomic<std::uint64_t> (&sum)[Size], const std::atomic<std::ui
     sum[i].store(value(sum[i]) + value(more[i]), std::memory_order_relaxed);
 }
 
-// `sum` is the caller's own: a copy of one row, or a sum of several. Its owner is that of `more`.
+// `sum` belongs to the caller: a copy of one row, or a sum of several. Its owner becomes that of `more`.
 void add(abi::StatisticsRow& sum, const abi::StatisticsRow& more) {
   sum.session_id = value(more.session_id);
   sum.group_id = value(more.group_id);
@@ -68,7 +68,7 @@ void fill(v1::Statistics& message, const abi::StatisticsRow& row) {
   *message.mutable_total() = interval(abi::Interval::kTotal);
 }
 
-// Calls use(copy) with each row that is neither free nor given to another owner while it was read.
+// Calls use(copy) for each row that is not free and was not given to another owner while it was read.
 template <std::size_t Rows, typename Use>
 void for_each_row(const abi::StatisticsTable<Rows>& table, const Use& use) {
   for (const abi::StatisticsRow& row : table.rows) {

@@ -15,7 +15,8 @@
 namespace epd::supervisor {
 namespace {
 
-// Of what the loop was asked to do; wrapped, because a Result<Status> would be two things at once.
+// The status of a request to the loop. It is wrapped because a Result<Status> could not tell two statuses
+// apart.
 struct Done {
   Status status;
 };

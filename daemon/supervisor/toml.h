@@ -1,4 +1,5 @@
-// toml++ with results instead of exceptions, which Debian's compiled library does not offer: headers only.
+// toml++ with results instead of exceptions. Debian's compiled library does not offer that, so only its
+// headers are used.
 #pragma once
 
 #define TOML_EXCEPTIONS 0
@@ -18,8 +19,8 @@ inline std::string line_of(const toml::node& node) {
   return line_of(node.source());
 }
 
-// Control characters, which a file may write as escapes, belong in no value: system calls would see the name
-// only up to a zero, and logs would be torn.
+// A file may write control characters as escapes. No value may contain them: system calls would see a name
+// only up to a zero, and log lines would be torn.
 inline bool has_control_characters(const std::string& text) {
   return std::any_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
 }

@@ -3,6 +3,7 @@
 #include "common/signal.h"
 #include "replaying_ranks.h"
 #include "stream_rounds.h"
+#include "support/rank_bodies.h"
 
 #include "proto/arena.h"
 #include "proto/call_words.h"
@@ -87,24 +88,20 @@ TEST_P(CallsBystander, GroupsComeAndGo) {
     SCOPED_TRACE(c.describe() + (in_streams ? "; in streams" : "") + (killed ? "; killed" : ""));
     const std::string comer = group_name();
     Shared<Gate> played;
-    std::vector<RankProcess> ranks;
-    for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
-      ranks.emplace_back([&, rank]() -> std::string {
-        const Session session(daemon().socket(), daemon().device(rank), c.wait_by_on(rank));
-        const Group group(session, c.config(comer.c_str(), rank));
-        if (in_streams) {
-          Rounds rounds(group, c, rank, 4);
-          for (std::uint64_t round = 0; round < 4; ++round) rounds.submit(round);
-          rounds.must_finish();
-          rounds.check_all();
-        } else {
-          rounds_without_a_stream(group, c, rank, 0, 4);
-        }
-        played->meet(c.num_ranks);
-        if (killed) ::raise(SIGKILL);
-        return "";
-      });
-    }
+    std::vector<RankProcess> ranks =
+        start_group(daemon(), c, comer, [&](const Group& group, std::uint32_t rank) -> std::string {
+          if (in_streams) {
+            Rounds rounds(group, c, rank, 4);
+            for (std::uint64_t round = 0; round < 4; ++round) rounds.submit(round);
+            rounds.must_finish();
+            rounds.check_all();
+          } else {
+            rounds_without_a_stream(group, c, rank, 0, 4);
+          }
+          played->meet(c.num_ranks);
+          if (killed) ::raise(SIGKILL);
+          return "";
+        });
     set({"group", name, "priority=" + std::to_string(static_cast<int>(below(16)) - 8)});
     set({"device", daemon().device(below(2)), "sms=" + std::to_string(16 + 8 * below(3))});
     EXPECT_TRUE(eventually(60, [&] { return played->count == c.num_ranks; }));

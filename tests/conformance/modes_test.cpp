@@ -238,12 +238,9 @@ void Modes::outlive_engines(const Case& c, Order order) {
   options.finished = &stage->finished;
   options.on_complete = [&stage](std::uint64_t) { stage->completed.fetch_add(1); };
   const std::string name = group_name();
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
-    ranks.emplace_back([&, rank] {
-      return run_case(daemon_of(rank).socket(), daemon_of(rank).device(rank), name, c, rank, options);
-    });
-  }
+  std::vector<RankProcess> ranks = start_ranks(c.num_ranks, [&](std::uint32_t rank) {
+    return run_case(daemon_of(rank).socket(), daemon_of(rank).device(rank), name, c, rank, options);
+  });
   const std::uint64_t all = make_script(c, options.rounds, order).size() * c.num_ranks;
   for (std::uint64_t kill = 0; kill < 2; ++kill) {
     const std::uint64_t wanted = all / 8 + all / 4 * kill;

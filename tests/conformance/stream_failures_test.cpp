@@ -1,6 +1,7 @@
 // Streams that go on whoever dies, and rounds that go on after it.
 #include "common/signal.h"
 #include "stream_rounds.h"
+#include "support/rank_bodies.h"
 
 #include <signal.h>
 #include <unistd.h>
@@ -66,15 +67,11 @@ TEST_P(StreamFailures, AnEngineThatIsKilledHoldsNoStream) {
     const std::string name = group_name();
     Shared<Gate> waiting;
     Shared<Gate> failed;
-    std::vector<RankProcess> ranks;
-    for (std::uint32_t rank = 0; rank < 2; ++rank) {
-      ranks.emplace_back([&, rank]() -> std::string {
-        const Session session(daemon().socket(), daemon().device(rank), c.wait_by_on(rank));
-        const Group group(session, c.config(name.c_str(), rank));
-        break_and_go_on(c, group, rank, 30000, EPD_ENGINE_RESTARTED, *waiting, *failed);
-        return "";
-      });
-    }
+    std::vector<RankProcess> ranks =
+        start_group(daemon(), c, name, [&](const Group& group, std::uint32_t rank) -> std::string {
+          break_and_go_on(c, group, rank, 30000, EPD_ENGINE_RESTARTED, *waiting, *failed);
+          return "";
+        });
     ASSERT_TRUE(eventually(60, [&] { return waiting->count == 3; }));
     sleep_ms(50);  // so that it is in the kernel, or about to be
     const pid_t engine = daemon().engine(victim % daemon().devices());
@@ -129,15 +126,11 @@ void kill_engines_under_rounds(const std::string& kind, const Case& c, std::uint
   Daemon own(options);
   ASSERT_TRUE(own.start());
   Shared<Gate> finished;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(own.socket(), own.device(rank), c.wait_by_on(rank));
-      const Group group(session, c.config("under", rank));
-      rounds_through_breaks(c, group, rank, slots, *finished);
-      return "";
-    });
-  }
+  std::vector<RankProcess> ranks =
+      start_group(own, c, "under", [&](const Group& group, std::uint32_t rank) -> std::string {
+        rounds_through_breaks(c, group, rank, slots, *finished);
+        return "";
+      });
   for (std::uint32_t kills = 0; kills < kMostKills && finished->count < c.num_ranks; ++kills) {
     sleep_ms(60 + 17 * static_cast<int>(kills));
     const pid_t engine = own.engine(kills % c.num_ranks % own.devices());
@@ -168,33 +161,29 @@ TEST_P(StreamFailures, ADaemonThatIsKilledHoldsNoStream) {
   const Case c = stream_case(2, 1);
   Shared<Gate> waiting;
   Shared<Gate> killed;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(own.socket(), own.device(rank), c.wait_by_on(rank));
-      const Group group(session, c.config("killed", rank));
-      Rounds rounds(group, c, rank, 4);
-      for (std::uint64_t i = 0; i < 2; ++i) rounds.submit(i);
-      rounds.must_finish();
-      rounds.check_all();
-      if (rank == 0) {
-        for (std::uint64_t i = 2; i < 4; ++i) rounds.submit(i);
-        waiting->arrive();
-        rounds.must_finish();  // nobody is in the library
-        rounds.all_must_fail(EPD_DAEMON_LOST);
-      } else {
-        waiting->arrive();
-        killed->wait_for(1);
-      }
-      epd_ticket_t ticket = 0;
-      const bool lost = eventually(20, [&] {
-        const epd_status_t status = epd_noop(group.get(), 0, rounds.stream().get(), &ticket);
-        return status == EPD_DAEMON_LOST;
+  std::vector<RankProcess> ranks =
+      start_group(own, c, "killed", [&](const Group& group, std::uint32_t rank) -> std::string {
+        Rounds rounds(group, c, rank, 4);
+        for (std::uint64_t i = 0; i < 2; ++i) rounds.submit(i);
+        rounds.must_finish();
+        rounds.check_all();
+        if (rank == 0) {
+          for (std::uint64_t i = 2; i < 4; ++i) rounds.submit(i);
+          waiting->arrive();
+          rounds.must_finish();  // nobody is in the library
+          rounds.all_must_fail(EPD_DAEMON_LOST);
+        } else {
+          waiting->arrive();
+          killed->wait_for(1);
+        }
+        epd_ticket_t ticket = 0;
+        const bool lost = eventually(20, [&] {
+          const epd_status_t status = epd_noop(group.get(), 0, rounds.stream().get(), &ticket);
+          return status == EPD_DAEMON_LOST;
+        });
+        RANK_CHECK(lost, epd_last_error());
+        return "";
       });
-      RANK_CHECK(lost, epd_last_error());
-      return "";
-    });
-  }
   ASSERT_TRUE(eventually(60, [&] { return waiting->count == 2; }));
   sleep_ms(50);
   own.signal(SIGKILL);
@@ -221,23 +210,19 @@ TEST_P(StreamFailures, AGroupThatEndsHoldsNoStream) {
     const Case c = stream_case(2, 1);
     const std::string name = group_name();
     Shared<Gate> waiting;
-    std::vector<RankProcess> ranks;
-    for (std::uint32_t rank = 0; rank < 2; ++rank) {
-      ranks.emplace_back([&, rank]() -> std::string {
-        const Session session(daemon().socket(), daemon().device(rank), c.wait_by_on(rank));
-        const Group group(session, c.config(name.c_str(), rank));
-        Rounds rounds(group, c, rank, 4);
-        wait_in_vain(c, rounds, rank, *waiting);
-        if (rank == 0) {
-          rounds.must_finish();
-          rounds.all_must_fail(EPD_RANK_LOST);
+    std::vector<RankProcess> ranks =
+        start_group(daemon(), c, name, [&](const Group& group, std::uint32_t rank) -> std::string {
+          Rounds rounds(group, c, rank, 4);
+          wait_in_vain(c, rounds, rank, *waiting);
+          if (rank == 0) {
+            rounds.must_finish();
+            rounds.all_must_fail(EPD_RANK_LOST);
+            return "";
+          }
+          waiting->wait_for(3);
+          if (killed) ::raise(SIGKILL);
           return "";
-        }
-        waiting->wait_for(3);
-        if (killed) ::raise(SIGKILL);
-        return "";
-      });
-    }
+        });
     const auto outcomes = wait_all(ranks, 90);
     EXPECT_TRUE(outcomes[0].ok) << outcomes[0].to_string();
     EXPECT_EQ(outcomes[1].ok, !killed) << outcomes[1].to_string();
@@ -256,25 +241,21 @@ void end_without_an_engine(const std::string& kind, const Case& c, End end, epd_
   ASSERT_TRUE(own.start());
   Shared<Gate> waiting;
   Shared<Gate> gone;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(own.socket(), own.device(rank), c.wait_by_on(rank));
-      const Group group(session, c.config("ends", rank));
-      Rounds rounds(group, c, rank, 5);
-      wait_in_vain(c, rounds, rank, *waiting);
-      if (rank == 1) ::pause();
-      gone->wait_for(1);
-      rounds.submit(4);
-      const double since = now_s();
-      waiting->arrive();
-      rounds.must_finish();
-      RANK_CHECK(now_s() - since < 15, "the waits had an end of their own: this shows nothing");
-      rounds.all_must_fail(group.resident() ? told : EPD_ENGINE_RESTARTED);
-      must(epd_group_check(group.get(), nullptr), "check", told);
-      return "";
-    });
-  }
+  std::vector<RankProcess> ranks =
+      start_group(own, c, "ends", [&](const Group& group, std::uint32_t rank) -> std::string {
+        Rounds rounds(group, c, rank, 5);
+        wait_in_vain(c, rounds, rank, *waiting);
+        if (rank == 1) ::pause();
+        gone->wait_for(1);
+        rounds.submit(4);
+        const double since = now_s();
+        waiting->arrive();
+        rounds.must_finish();
+        RANK_CHECK(now_s() - since < 15, "the waits had an end of their own: this shows nothing");
+        rounds.all_must_fail(group.resident() ? told : EPD_ENGINE_RESTARTED);
+        must(epd_group_check(group.get(), nullptr), "check", told);
+        return "";
+      });
   ASSERT_TRUE(eventually(60, [&] { return waiting->count == 3; }));
   sleep_ms(50);  // so that its stream waits for what an engine has
   ASSERT_EQ(send_signal(own.engine(0), SIGKILL), 0);
@@ -311,28 +292,25 @@ TEST_P(StreamFailures, AnEvictedSessionHoldsNoStream) {
   const std::string name = group_name();
   Shared<Gate> waiting;
   Shared<std::atomic<std::uint64_t>> victim;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon().socket(), daemon().device(rank), c.wait_by_on(rank));
-      const Group group(session, c.config(name.c_str(), rank));
-      Rounds rounds(group, c, rank, 4);
-      epd_session_info_t info;
-      epd_session_info_init(&info);
-      must(epd_session_info(session.get(), &info), "info");
-      if (rank == 0) victim->store(info.session_id);
-      wait_in_vain(c, rounds, rank, *waiting);
-      if (rank == 0) {
-        rounds.must_finish();
-        // Asked first: a ticket that is taken before the session's end is noticed knows of a lost rank only.
-        must(epd_session_check(session.get()), "the session", EPD_ABORTED);
-        rounds.all_must_fail(EPD_ABORTED);
-        waiting->arrive();
-      }
-      waiting->wait_for(4);
-      return "";
-    });
-  }
+  std::vector<RankProcess> ranks = start_ranks(2, [&](std::uint32_t rank) -> std::string {
+    const Session session(daemon().socket(), daemon().device(rank), c.wait_by_on(rank));
+    const Group group(session, c.config(name.c_str(), rank));
+    Rounds rounds(group, c, rank, 4);
+    epd_session_info_t info;
+    epd_session_info_init(&info);
+    must(epd_session_info(session.get(), &info), "info");
+    if (rank == 0) victim->store(info.session_id);
+    wait_in_vain(c, rounds, rank, *waiting);
+    if (rank == 0) {
+      rounds.must_finish();
+      // Asked first: a ticket that is taken before the session's end is noticed knows of a lost rank only.
+      must(epd_session_check(session.get()), "the session", EPD_ABORTED);
+      rounds.all_must_fail(EPD_ABORTED);
+      waiting->arrive();
+    }
+    waiting->wait_for(4);
+    return "";
+  });
   ASSERT_TRUE(eventually(60, [&] { return waiting->count == 3; }));
   EXPECT_EQ(daemon().epctl({"evict", "session", std::to_string(victim->load())}).exit_code, 0);
   expect_all_ok(wait_all(ranks, 90));
@@ -345,30 +323,27 @@ TEST_P(StreamFailures, LeavingAndDetachingHoldNoStream) {
     const Case c = stream_case(2, 1);
     const std::string name = group_name();
     Shared<Gate> waiting;
-    std::vector<RankProcess> ranks;
-    for (std::uint32_t rank = 0; rank < 2; ++rank) {
-      ranks.emplace_back([&, rank]() -> std::string {
-        Session session(daemon().socket(), daemon().device(rank), c.wait_by_on(rank));
-        auto group = std::make_unique<Group>(session, c.config(name.c_str(), rank));
-        Rounds rounds(*group, c, rank, 4);
-        wait_in_vain(c, rounds, rank, *waiting);
-        if (rank != 0) {
-          waiting->wait_for(4);
-          return "";
-        }
-        if (leaves) {
-          group.reset();
-        } else {
-          session = Session();
-          // With the session. Kept where leak checkers find it.
-          [[maybe_unused]] static const Group* volatile gone = nullptr;
-          gone = group.release();
-        }
-        RANK_CHECK(rounds.stream().idle(), "leaving has waited for it");
-        waiting->arrive();
+    std::vector<RankProcess> ranks = start_ranks(2, [&](std::uint32_t rank) -> std::string {
+      Session session(daemon().socket(), daemon().device(rank), c.wait_by_on(rank));
+      auto group = std::make_unique<Group>(session, c.config(name.c_str(), rank));
+      Rounds rounds(*group, c, rank, 4);
+      wait_in_vain(c, rounds, rank, *waiting);
+      if (rank != 0) {
+        waiting->wait_for(4);
         return "";
-      });
-    }
+      }
+      if (leaves) {
+        group.reset();
+      } else {
+        session = Session();
+        // With the session. Kept where leak checkers find it.
+        [[maybe_unused]] static const Group* volatile gone = nullptr;
+        gone = group.release();
+      }
+      RANK_CHECK(rounds.stream().idle(), "leaving has waited for it");
+      waiting->arrive();
+      return "";
+    });
     expect_all_ok(wait_all(ranks, 90));
   }
 }

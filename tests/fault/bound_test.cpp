@@ -232,36 +232,31 @@ TEST_P(Bound, MemoryThatIsSealedWhileTheGroupForms) {
   if (!on_host()) GTEST_SKIP() << "host memory only";
   const Case c = fault_case(2, 2);
   Shared<Gate> sealed;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(rank));
-      epd_session_info_t info;
-      epd_session_info_init(&info);
-      must(epd_session_info(session.get(), &info), "info");
-      epd_group_config_t config = c.config("sealed", rank);
-      BoundMemory own = bind_regions(info, config, abi::region_bit(Region::kRecvX));
-      config.bindings = own.bindings.data();
-      config.num_bindings = 1;
-      if (rank == 1) sealed->wait_for(1);
-      RankProcess sealer;  // while rank 0 waits in its join
-      if (rank == 0) {
-        sealer = RankProcess([&]() -> std::string {
-          const auto joins = [&] {
-            return daemon_->epctl({"groups"}).out.find("sealed") != std::string::npos;
-          };
-          RANK_CHECK(eventually(20, joins), "the supervisor has looked at the memory");
-          RANK_CHECK(::fcntl(own.memory[0]->fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE) == 0, "seal");
-          sealed->arrive();
-          return "";
-        });
-      }
-      epd_group_t* group = nullptr;
-      must(epd_group_join(session.get(), &config, &group), "join", EPD_INVALID_ARGUMENT);
-      must_say("rank 0: the memory that recv_x is bound to can't be used");
-      return "";
-    });
-  }
+  std::vector<RankProcess> ranks = start_ranks(2, [&](std::uint32_t rank) -> std::string {
+    const Session session(daemon_->socket(), daemon_->device(rank));
+    epd_session_info_t info;
+    epd_session_info_init(&info);
+    must(epd_session_info(session.get(), &info), "info");
+    epd_group_config_t config = c.config("sealed", rank);
+    BoundMemory own = bind_regions(info, config, abi::region_bit(Region::kRecvX));
+    config.bindings = own.bindings.data();
+    config.num_bindings = 1;
+    if (rank == 1) sealed->wait_for(1);
+    RankProcess sealer;  // while rank 0 waits in its join
+    if (rank == 0) {
+      sealer = RankProcess([&]() -> std::string {
+        const auto joins = [&] { return daemon_->epctl({"groups"}).out.find("sealed") != std::string::npos; };
+        RANK_CHECK(eventually(20, joins), "the supervisor has looked at the memory");
+        RANK_CHECK(::fcntl(own.memory[0]->fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE) == 0, "seal");
+        sealed->arrive();
+        return "";
+      });
+    }
+    epd_group_t* group = nullptr;
+    must(epd_group_join(session.get(), &config, &group), "join", EPD_INVALID_ARGUMENT);
+    must_say("rank 0: the memory that recv_x is bound to can't be used");
+    return "";
+  });
   expect_all_ok(wait_all(ranks, 60));
   expect_serves(*daemon_, 3, "after");
 }
@@ -274,17 +269,14 @@ TEST_P(Bound, EnginesThatDieGetItAgain) {
     std::atomic<std::uint64_t> progress{0};
   };
   Shared<Stage> stage;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      ScriptOptions options;
-      options.rounds = 120;
-      options.recover = true;
-      options.finished = &stage->finished;
-      options.on_submit = [&](std::uint64_t) { stage->progress.fetch_add(1); };
-      return run_case(daemon_->socket(), daemon_->device(rank), "restarts", c, rank, options);
-    });
-  }
+  std::vector<RankProcess> ranks = start_ranks(c.num_ranks, [&](std::uint32_t rank) -> std::string {
+    ScriptOptions options;
+    options.rounds = 120;
+    options.recover = true;
+    options.finished = &stage->finished;
+    options.on_submit = [&](std::uint64_t) { stage->progress.fetch_add(1); };
+    return run_case(daemon_->socket(), daemon_->device(rank), "restarts", c, rank, options);
+  });
   for (std::uint32_t device = 0; device < 2; ++device) {
     ASSERT_TRUE(eventually(30, [&] { return stage->progress > 60 + device * 150; }));
     pid_t pid = -1;
@@ -381,15 +373,12 @@ TEST_P(Bound, NothingIsLeftOfIt) {
   const auto cycles = [&](int count) {
     for (int i = 0; i < count; ++i) {
       const bool killed = i % 2 == 1;
-      std::vector<RankProcess> ranks;
-      for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
-        ranks.emplace_back([&, rank]() -> std::string {
-          ScriptOptions options;
-          options.rounds = killed ? 100000 : 4;
-          return run_case(daemon_->socket(), daemon_->device(rank), "cycle-" + std::to_string(i), c, rank,
-                          options);
-        });
-      }
+      std::vector<RankProcess> ranks = start_ranks(c.num_ranks, [&](std::uint32_t rank) -> std::string {
+        ScriptOptions options;
+        options.rounds = killed ? 100000 : 4;
+        return run_case(daemon_->socket(), daemon_->device(rank), "cycle-" + std::to_string(i), c, rank,
+                        options);
+      });
       if (!killed) {
         expect_all_ok(wait_all(ranks, 60));
         continue;

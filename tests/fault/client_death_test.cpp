@@ -47,42 +47,27 @@ void must_be_lost(const Group& group, epd_status_t submitted, epd_ticket_t ticke
   must_say("rank " + std::to_string(lost));
 }
 
-epd_status_t submit(const Group& group, const Case& c, std::uint32_t rank, std::uint32_t slot,
-                    epd_ticket_t* ticket) {
-  const Input input = make_input(c, rank, 0);
-  fill_dispatch(c, group.buffers(slot), input);
-  epd_dispatch_args_t args;
-  epd_dispatch_args_init(&args);
-  args.slot = slot;
-  args.num_tokens = input.num_tokens;
-  args.timeout_ms = kHangMs;
-  return group.dispatch(&args, ticket, nullptr);
-}
-
 TEST_F(ClientDeath, WhileIdle) {
   const Case c = fault_case(3);
   const std::size_t memfds = settled_memfds(*daemon_);
   Shared<Times> times;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 3; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(rank));
-      double noticed = 0;
-      {
-        const Group group(session, c.config("idle", rank));
-        ScriptOptions options;
-        ScriptRunner(group, c, rank, options).run();
-        times->ready.arrive();
-        times->killed.wait_for(1);
-        epd_ticket_t ticket = 0;
-        const epd_status_t submitted = submit(group, c, rank, 0, &ticket);
-        must_be_lost(group, submitted, ticket, 1);
-        noticed = now_s() - times->killed_at;
-      }
-      must(epd_session_check(session.get()), "the session lives on");
-      return std::to_string(noticed * 1000);
-    });
-  }
+  std::vector<RankProcess> ranks = start_ranks(3, [&](std::uint32_t rank) -> std::string {
+    const Session session(daemon_->socket(), daemon_->device(rank));
+    double noticed = 0;
+    {
+      const Group group(session, c.config("idle", rank));
+      ScriptOptions options;
+      ScriptRunner(group, c, rank, options).run();
+      times->ready.arrive();
+      times->killed.wait_for(1);
+      epd_ticket_t ticket = 0;
+      const epd_status_t submitted = submit_dispatch(group, c, rank, 0, kHangMs, &ticket);
+      must_be_lost(group, submitted, ticket, 1);
+      noticed = now_s() - times->killed_at;
+    }
+    must(epd_session_check(session.get()), "the session lives on");
+    return std::to_string(noticed * 1000);
+  });
   ASSERT_TRUE(eventually(30, [&] { return times->ready.count == 3; }));
   times->killed_at = now_s();
   ranks[1].kill(SIGKILL);
@@ -105,24 +90,20 @@ TEST_F(ClientDeath, WhileWaitingInAnOperation) {
   const Case c = fault_case(3);
   const std::size_t memfds = settled_memfds(*daemon_);
   Shared<Times> times;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 3; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(rank));
-      const Group group(session, c.config("waiting", rank));
-      if (rank == 2) {  // holds everybody up
-        times->ready.arrive();
-        times->killed.wait_for(1);
-        sleep_ms(100);
-      }
-      epd_ticket_t ticket = 0;
-      const epd_status_t submitted = submit(group, c, rank, 0, &ticket);
-      if (rank != 2) times->ready.arrive();
-      must_be_lost(group, submitted, ticket, 1);
-      const double noticed = now_s() - times->killed_at;
-      return std::to_string(noticed * 1000);
-    });
-  }
+  std::vector<RankProcess> ranks =
+      start_group(*daemon_, c, "waiting", [&](const Group& group, std::uint32_t rank) -> std::string {
+        if (rank == 2) {  // holds everybody up
+          times->ready.arrive();
+          times->killed.wait_for(1);
+          sleep_ms(100);
+        }
+        epd_ticket_t ticket = 0;
+        const epd_status_t submitted = submit_dispatch(group, c, rank, 0, kHangMs, &ticket);
+        if (rank != 2) times->ready.arrive();
+        must_be_lost(group, submitted, ticket, 1);
+        const double noticed = now_s() - times->killed_at;
+        return std::to_string(noticed * 1000);
+      });
   ASSERT_TRUE(eventually(30, [&] { return times->ready.count == 3; }));
   sleep_ms(50);
   times->killed_at = now_s();
@@ -146,21 +127,17 @@ TEST_F(ClientDeath, InAStormOfSubmissions) {
     Case c = fault_case(4, 1 + turn % 4);
     c.seed += turn;
     Shared<Times> times;
-    std::vector<RankProcess> ranks;
-    for (std::uint32_t rank = 0; rank < 4; ++rank) {
-      ranks.emplace_back([&, rank]() -> std::string {
-        const Session session(daemon_->socket(), daemon_->device(rank));
-        const Group group(session, c.config("storm", rank));
-        ScriptOptions options;
-        options.rounds = 100000;
-        options.order = static_cast<Order>(turn % 3);
-        options.end = EPD_RANK_LOST;
-        options.on_submit = [&](std::uint64_t) { times->progress.fetch_add(1); };
-        const ScriptStats stats = ScriptRunner(group, c, rank, options).run();
-        RANK_CHECK(stats.failures.size() <= 1, "RANK_LOST and nothing else: " + stats.to_string());
-        return stats.to_string();
-      });
-    }
+    std::vector<RankProcess> ranks =
+        start_group(*daemon_, c, "storm", [&](const Group& group, std::uint32_t rank) -> std::string {
+          ScriptOptions options;
+          options.rounds = 100000;
+          options.order = static_cast<Order>(turn % 3);
+          options.end = EPD_RANK_LOST;
+          options.on_submit = [&](std::uint64_t) { times->progress.fetch_add(1); };
+          const ScriptStats stats = ScriptRunner(group, c, rank, options).run();
+          RANK_CHECK(stats.failures.size() <= 1, "RANK_LOST and nothing else: " + stats.to_string());
+          return stats.to_string();
+        });
     ASSERT_TRUE(eventually(30, [&] { return times->progress > 40 + turn * 37; }));
     const std::uint32_t victim = turn % 4;
     ranks[victim].kill(SIGKILL);
@@ -195,30 +172,23 @@ TEST_F(ClientDeath, WhileTheGroupForms) {
 TEST_F(ClientDeath, ABystandingGroupNoticesNothing) {
   const Case c = fault_case(3);
   Shared<Times> times;
-  std::vector<RankProcess> bystanders;
-  for (std::uint32_t rank = 0; rank < 3; ++rank) {
-    bystanders.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(rank));
-      const Group group(session, c.config("bystander", rank));
-      ScriptOptions options;
-      options.rounds = 300;
-      options.on_submit = [&](std::uint64_t) { times->progress.fetch_add(1); };
-      return ScriptRunner(group, c, rank, options).run().to_string();
-    });
-  }
+  std::vector<RankProcess> bystanders =
+      start_group(*daemon_, c, "bystander", [&](const Group& group, std::uint32_t rank) -> std::string {
+        ScriptOptions options;
+        options.rounds = 300;
+        options.on_submit = [&](std::uint64_t) { times->progress.fetch_add(1); };
+        return ScriptRunner(group, c, rank, options).run().to_string();
+      });
   ASSERT_TRUE(eventually(30, [&] { return times->progress > 20; }));
   for (int turn = 0; turn < 5; ++turn) {
     Shared<Gate> joined;
-    std::vector<RankProcess> pair;
-    for (std::uint32_t rank = 0; rank < 2; ++rank) {
-      pair.emplace_back([&, rank]() -> std::string {
-        const Session session(daemon_->socket(), daemon_->device(rank));
-        const Group group(session, fault_case(2).config("doomed", rank));
-        joined->arrive();
-        sleep_ms(60000);
-        return "";
-      });
-    }
+    std::vector<RankProcess> pair = start_ranks(2, [&](std::uint32_t rank) -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(rank));
+      const Group group(session, fault_case(2).config("doomed", rank));
+      joined->arrive();
+      sleep_ms(60000);
+      return "";
+    });
     ASSERT_TRUE(eventually(30, [&] { return joined->count == 2; }));
     for (const RankProcess& rank : pair) rank.kill(SIGKILL);
     for (RankProcess& rank : pair) rank.wait(10);

@@ -63,29 +63,25 @@ TEST_P(DegradeFault, TheOthersGoOnWithoutALostRank) {
     if (turn == 1) c.payload = EPD_PAYLOAD_FP8_CAST;
     const std::uint32_t victim = turn;  // 0 shares its device with a survivor
     Shared<Stage> stage;
-    std::vector<RankProcess> ranks;
-    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
-      ranks.emplace_back([&, rank]() -> std::string {
-        const Session session(daemon_->socket(), daemon_->device(rank));
-        const Group group(session, c.config("degrade", rank));
-        ScriptOptions options;
-        options.rounds = 150;
-        options.order = static_cast<Order>(turn);
-        options.recover = true;
-        options.finished = &stage->finished;
-        options.num_finishers = kRanks - 1;
-        options.on_submit = [&](std::uint64_t) { stage->progress.fetch_add(1); };
-        options.on_complete = [&](std::uint64_t completed) {
-          if (rank == victim && completed == 100) sleep_ms(60000);  // it is not to get to its end
-        };
-        const ScriptStats stats = ScriptRunner(group, c, rank, options).run();
-        only_these(stats, {"RANK_LOST"});
-        RANK_CHECK(epd_group_active(group.get(), victim) == 0, "the lost rank counts as active");
-        RANK_CHECK(epd_group_active(group.get(), rank) == 1, "this rank does not");
-        RANK_CHECK(epd_group_active(group.get(), kRanks) == 0, "there is no such rank");
-        return stats.to_string();
-      });
-    }
+    std::vector<RankProcess> ranks =
+        start_group(*daemon_, c, "degrade", [&](const Group& group, std::uint32_t rank) -> std::string {
+          ScriptOptions options;
+          options.rounds = 150;
+          options.order = static_cast<Order>(turn);
+          options.recover = true;
+          options.finished = &stage->finished;
+          options.num_finishers = kRanks - 1;
+          options.on_submit = [&](std::uint64_t) { stage->progress.fetch_add(1); };
+          options.on_complete = [&](std::uint64_t completed) {
+            if (rank == victim && completed == 100) sleep_ms(60000);  // it is not to get to its end
+          };
+          const ScriptStats stats = ScriptRunner(group, c, rank, options).run();
+          only_these(stats, {"RANK_LOST"});
+          RANK_CHECK(epd_group_active(group.get(), victim) == 0, "the lost rank counts as active");
+          RANK_CHECK(epd_group_active(group.get(), rank) == 1, "this rank does not");
+          RANK_CHECK(epd_group_active(group.get(), kRanks) == 0, "there is no such rank");
+          return stats.to_string();
+        });
     ASSERT_TRUE(eventually(30, [&] { return stage->progress > 40 + turn * 37; }));
     ranks[victim].kill(SIGKILL);
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
@@ -168,14 +164,10 @@ TEST_P(DegradeFault, ACombineWhoseDispatchCameBeforeTheLoss) {
     Case c = degrade_case(2, engine_dies ? 2 : 1);
     c.weighted = engine_dies;
     Shared<Stage> stage;
-    std::vector<RankProcess> ranks;
-    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
-      ranks.emplace_back([&, rank]() -> std::string {
-        const Session session(daemon_->socket(), daemon_->device(rank));
-        const Group group(session, c.config("between", rank));
-        return combine_after_loss(group, c, rank, *stage, engine_dies);
-      });
-    }
+    std::vector<RankProcess> ranks =
+        start_group(*daemon_, c, "between", [&](const Group& group, std::uint32_t rank) -> std::string {
+          return combine_after_loss(group, c, rank, *stage, engine_dies);
+        });
     ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == kRanks; }));
     ranks[1].kill(SIGKILL);
     // Its successor reads the routing of before the loss from the arena.
@@ -208,26 +200,22 @@ TEST_P(DegradeFault, ALostRankRejoinsAndAllAreWholeAgain) {
       o.num_finishers = finishers;
       return o;
     };
-    std::vector<RankProcess> ranks;
-    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
-      ranks.emplace_back([&, rank]() -> std::string {
-        const Session session(daemon_->socket(), daemon_->device(rank));
-        const Group group(session, c.config("rejoin", rank));
-        ScriptOptions o = options(kRanks);
-        o.on_complete = [&, rank](std::uint64_t completed) {
-          if (completed == kLoss) stage->ready.arrive();
-          if (completed == kLoss && rank == 2) sleep_ms(60000);  // until it is killed
-          if (completed == kRejoin - 20) stage->degraded.arrive();
-          if (completed == kRejoin) stage->joined.wait_for(1);
-        };
-        const ScriptStats stats = ScriptRunner(group, c, rank, o).run();
-        only_these(stats, {"RANK_LOST", "ABORTED", "ENGINE_RESTARTED"});
-        RANK_CHECK(stats.resumes >= 2, stats.to_string());
-        RANK_CHECK(epd_group_active(group.get(), 2) == 1, "the rank is back");
-        stage->seen.meet(kRanks);  // nobody leaves before
-        return stats.to_string();
-      });
-    }
+    std::vector<RankProcess> ranks =
+        start_group(*daemon_, c, "rejoin", [&](const Group& group, std::uint32_t rank) -> std::string {
+          ScriptOptions o = options(kRanks);
+          o.on_complete = [&, rank](std::uint64_t completed) {
+            if (completed == kLoss) stage->ready.arrive();
+            if (completed == kLoss && rank == 2) sleep_ms(60000);  // until it is killed
+            if (completed == kRejoin - 20) stage->degraded.arrive();
+            if (completed == kRejoin) stage->joined.wait_for(1);
+          };
+          const ScriptStats stats = ScriptRunner(group, c, rank, o).run();
+          only_these(stats, {"RANK_LOST", "ABORTED", "ENGINE_RESTARTED"});
+          RANK_CHECK(stats.resumes >= 2, stats.to_string());
+          RANK_CHECK(epd_group_active(group.get(), 2) == 1, "the rank is back");
+          stage->seen.meet(kRanks);  // nobody leaves before
+          return stats.to_string();
+        });
     ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == kRanks; }));
     ranks[2].kill(SIGKILL);
     ranks[2].wait(10);

@@ -54,12 +54,9 @@ class EngineDeath : public testing::TestWithParam<std::string> {
   // Ranks of a group that run a script, on the devices from `first` on.
   std::vector<RankProcess> run_script(const Case& c, const std::string& group, const ScriptOptions& options,
                                       std::uint32_t first = 0) const {
-    std::vector<RankProcess> ranks;
-    for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
-      ranks.emplace_back([&, rank] {
-        return run_case(daemon_->socket(), daemon_->device(first + rank), group, c, rank, options);
-      });
-    }
+    std::vector<RankProcess> ranks = start_ranks(c.num_ranks, [&](std::uint32_t rank) {
+      return run_case(daemon_->socket(), daemon_->device(first + rank), group, c, rank, options);
+    });
     return ranks;
   }
   std::unique_ptr<Daemon> daemon_;
@@ -78,18 +75,10 @@ struct Stage {
   std::atomic<bool> stop{false};
 };
 
-epd_ticket_t dispatch(const Group& group, const Case& c, std::uint32_t rank, std::uint64_t round,
+epd_ticket_t dispatch(const Group& group, const Case& c, std::uint32_t rank, std::uint32_t round,
                       epd_handle_t* handle) {
-  const auto slot = static_cast<std::uint32_t>(round % c.depth);
-  const Input input = make_input(c, rank, round);
-  fill_dispatch(c, group.buffers(slot), input);
-  epd_dispatch_args_t args;
-  epd_dispatch_args_init(&args);
-  args.slot = slot;
-  args.num_tokens = input.num_tokens;
-  args.timeout_ms = kHangMs;
   epd_ticket_t ticket = 0;
-  must(group.dispatch(&args, &ticket, handle), "dispatch");
+  must(submit_dispatch(group, c, rank, round, kHangMs, &ticket, handle), "dispatch");
   return ticket;
 }
 
@@ -116,11 +105,8 @@ void combine_after_restart(const Group& group, const Case& c, epd_handle_t handl
   RANK_CHECK(status == EPD_OK || status == EPD_ENGINE_RESTARTED,
              std::string(epd_status_name(status)) + ": " + epd_last_error());
   if (status == EPD_OK) return;
-  epd_resume_info_t info;
-  epd_resume_info_init(&info);
-  must(epd_group_resume(group.get(), kHangMs, &info), "resume");
-  RANK_CHECK(info.resume_op == 1,
-             "the dispatch is done, the combine is not: " + std::to_string(info.resume_op));
+  const std::uint64_t resume_op = resume(group, kHangMs);
+  RANK_CHECK(resume_op == 1, "the dispatch is done, the combine is not: " + std::to_string(resume_op));
   must(group.combine(&args, &ticket), "combine");
   must(group.wait(ticket, kHangMs), "combine");
 }
@@ -128,29 +114,25 @@ void combine_after_restart(const Group& group, const Case& c, epd_handle_t handl
 TEST_P(EngineDeath, ArenasAndRoutingSurvive) {
   const Case c = fault_case(3, 2);
   Shared<Stage> stage;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 3; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(rank));
-      const Group group(session, c.config("survive", rank));
-      epd_handle_t handle = 0;
-      finish_dispatch(group, c, rank, 0, dispatch(group, c, rank, 0, &handle));
-      const epd_buffers_t buffers = group.buffers(0);
-      const auto rows = static_cast<std::uint32_t>(buffers.rank_offsets[3]);
-      const std::uint64_t received = digest_dispatch(c, buffers, rows);
-      fill_combine(c, buffers, rank, 0, rows);
-      static_cast<std::uint64_t*>(group.buffers(1).x)[rank] = 0x1234567890abcdefu;
-      stage->ready.arrive();
-      stage->go.wait_for(1);
-      RANK_CHECK(digest_dispatch(c, buffers, rows) == received, "received rows changed");
-      combine_after_restart(group, c, handle);
-      const std::string text = check_combine(c, buffers, make_inputs(c, 0), rank, 0);
-      RANK_CHECK(text.empty(), text);
-      RANK_CHECK(static_cast<std::uint64_t*>(group.buffers(1).x)[rank] == 0x1234567890abcdefu, "x changed");
-      RANK_CHECK(digest_dispatch(c, buffers, rows) == received, "received rows changed");
-      return "";
-    });
-  }
+  std::vector<RankProcess> ranks =
+      start_group(*daemon_, c, "survive", [&](const Group& group, std::uint32_t rank) -> std::string {
+        epd_handle_t handle = 0;
+        finish_dispatch(group, c, rank, 0, dispatch(group, c, rank, 0, &handle));
+        const epd_buffers_t buffers = group.buffers(0);
+        const auto rows = static_cast<std::uint32_t>(buffers.rank_offsets[3]);
+        const std::uint64_t received = digest_dispatch(c, buffers, rows);
+        fill_combine(c, buffers, rank, 0, rows);
+        static_cast<std::uint64_t*>(group.buffers(1).x)[rank] = 0x1234567890abcdefu;
+        stage->ready.arrive();
+        stage->go.wait_for(1);
+        RANK_CHECK(digest_dispatch(c, buffers, rows) == received, "received rows changed");
+        combine_after_restart(group, c, handle);
+        const std::string text = check_combine(c, buffers, make_inputs(c, 0), rank, 0);
+        RANK_CHECK(text.empty(), text);
+        RANK_CHECK(static_cast<std::uint64_t*>(group.buffers(1).x)[rank] == 0x1234567890abcdefu, "x changed");
+        RANK_CHECK(digest_dispatch(c, buffers, rows) == received, "received rows changed");
+        return "";
+      });
   ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == 3; }));
   // Clients of resident kernels hear of an end before their engine does.
   ASSERT_TRUE(eventually(30, [&] { return completed_operations() == 3; }));
@@ -163,32 +145,26 @@ TEST_P(EngineDeath, ArenasAndRoutingSurvive) {
 TEST_P(EngineDeath, WithAnOperationInFlight) {
   const Case c = fault_case(2, 2);
   Shared<Stage> stage;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(rank));
-      const Group group(session, c.config("inflight", rank));
-      if (rank == 0) {
-        const epd_ticket_t ticket = dispatch(group, c, rank, 0, nullptr);  // waits for rank 1
-        stage->ready.arrive();
-        epd_result_t result;
-        epd_result_init(&result);
-        must(group.wait(ticket, kHangMs, &result), "the operation in flight", EPD_ENGINE_RESTARTED);
-        RANK_CHECK(std::string(epd_last_error()).find(daemon_->device(0)) != std::string::npos,
-                   epd_last_error());
-        stage->go.arrive();
-      } else {
-        stage->go.wait_for(1);
-      }
-      epd_resume_info_t info;
-      epd_resume_info_init(&info);
-      must(epd_group_resume(group.get(), kHangMs, &info), "resume");
-      RANK_CHECK(info.resume_op == 0, "resume_op " + std::to_string(info.resume_op));
-      ScriptOptions options;
-      ScriptRunner(group, c, rank, options).run();
-      return "";
-    });
-  }
+  std::vector<RankProcess> ranks =
+      start_group(*daemon_, c, "inflight", [&](const Group& group, std::uint32_t rank) -> std::string {
+        if (rank == 0) {
+          const epd_ticket_t ticket = dispatch(group, c, rank, 0, nullptr);  // waits for rank 1
+          stage->ready.arrive();
+          epd_result_t result;
+          epd_result_init(&result);
+          must(group.wait(ticket, kHangMs, &result), "the operation in flight", EPD_ENGINE_RESTARTED);
+          RANK_CHECK(std::string(epd_last_error()).find(daemon_->device(0)) != std::string::npos,
+                     epd_last_error());
+          stage->go.arrive();
+        } else {
+          stage->go.wait_for(1);
+        }
+        const std::uint64_t resume_op = resume(group, kHangMs);
+        RANK_CHECK(resume_op == 0, "resume_op " + std::to_string(resume_op));
+        ScriptOptions options;
+        ScriptRunner(group, c, rank, options).run();
+        return "";
+      });
   ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == 1; }));
   sleep_ms(50);
   kill_engine(0);
@@ -208,31 +184,27 @@ TEST_P(EngineDeath, AgainAndAgainUnderLoad) {
     SCOPED_TRACE(c.describe());
     const std::string name = "again-" + std::to_string(turn);
     Shared<Stage> stage;
-    std::vector<RankProcess> ranks;
-    for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
-      ranks.emplace_back([&, rank]() -> std::string {
-        const Session session(daemon_->socket(), daemon_->device(rank));
-        const Group group(session, c.config(name.c_str(), rank));
-        ScriptOptions options;
-        options.rounds = 400;
-        options.order = static_cast<Order>(turn % 3);
-        options.recover = true;
-        options.finished = &stage->finished;
-        double last_done = 0;
-        options.on_complete = [&](std::uint64_t) {
-          stage->progress.fetch_add(1);
-          if (stage->recovered_at < stage->killed_at) stage->recovered_at = now_s();
-          if (rank != 0) return;
-          const double pause = last_done == 0 ? 0 : now_s() - last_done;
-          last_done = now_s();
-          if (pause > stage->longest_pause) stage->longest_pause = pause;
-        };
-        const ScriptStats stats = ScriptRunner(group, c, rank, options).run();
-        for (const auto& [status, count] : stats.failures)
-          RANK_CHECK(status == "ENGINE_RESTARTED", stats.to_string());
-        return stats.to_string();
-      });
-    }
+    std::vector<RankProcess> ranks =
+        start_group(*daemon_, c, name, [&](const Group& group, std::uint32_t rank) -> std::string {
+          ScriptOptions options;
+          options.rounds = 400;
+          options.order = static_cast<Order>(turn % 3);
+          options.recover = true;
+          options.finished = &stage->finished;
+          double last_done = 0;
+          options.on_complete = [&](std::uint64_t) {
+            stage->progress.fetch_add(1);
+            if (stage->recovered_at < stage->killed_at) stage->recovered_at = now_s();
+            if (rank != 0) return;
+            const double pause = last_done == 0 ? 0 : now_s() - last_done;
+            last_done = now_s();
+            if (pause > stage->longest_pause) stage->longest_pause = pause;
+          };
+          const ScriptStats stats = ScriptRunner(group, c, rank, options).run();
+          for (const auto& [status, count] : stats.failures)
+            RANK_CHECK(status == "ENGINE_RESTARTED", stats.to_string());
+          return stats.to_string();
+        });
     const auto over = [&] { return stage->finished.count == c.num_ranks; };
     int kills = 0;
     for (; kills < 5 && !over() && !HasFailure(); ++kills) {

@@ -218,10 +218,8 @@ std::string overtaken(const Session& session, const Case& c, std::uint32_t rank,
     }
     RANK_CHECK(status == EPD_OK || status == EPD_ENGINE_RESTARTED, epd_last_error());
     RANK_CHECK(slow_status == EPD_OK || slow_status == EPD_ENGINE_RESTARTED, epd_last_error());
-    epd_resume_info_t info;
-    epd_resume_info_init(&info);
-    must(epd_group_resume(group.get(), 30000, &info), "resume");
-    RANK_CHECK(info.resume_op == 0, "the slow dispatch has not ended: " + std::to_string(info.resume_op));
+    const std::uint64_t resume_op = resume(group, 30000);
+    RANK_CHECK(resume_op == 0, "the slow dispatch has not ended: " + std::to_string(resume_op));
     resumed = true;
   }
 }

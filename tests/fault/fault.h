@@ -6,6 +6,7 @@
 #include "support/client.h"
 #include "support/cuda_memory.h"
 #include "support/daemon.h"
+#include "support/rank_bodies.h"
 #include "support/ranks.h"
 #include "support/script.h"
 

@@ -238,9 +238,8 @@ INSTANTIATE_TEST_SUITE_P(Deaths, GpuFaultCalls,
                          [](const auto& tested) { return tested.param.name; });
 
 TEST_P(GpuFaultCalls, TheOthersGoOnReplaying) {
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < kFaultRanks; ++rank)
-    ranks.emplace_back([&, rank] { return play_until_the_end(rank); });
+  std::vector<RankProcess> ranks =
+      start_ranks(kFaultRanks, [&](std::uint32_t rank) { return play_until_the_end(rank); });
   ASSERT_TRUE(eventually(60, [&] { return stage_->ready.count == kFaultRanks; }));
   const double killed = kill(ranks);
   RankProcess newcomer = successor(*stage_, [&](const Session& session) -> std::string {

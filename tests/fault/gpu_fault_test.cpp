@@ -23,34 +23,31 @@ TEST_F(GpuFault, ADegradedGroupGoesOnAndTakesTheRankBack) {
     o.finished = &stage->finished;
     return o;
   };
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < kFaultRanks; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon().socket(), device_of(rank));
-      const Keepsake keepsake(session, rank);
-      const Group group(session, c.config("degrade", rank));
-      RankTimes& times = stage->times[rank];
-      ScriptOptions o = options();
-      o.on_failure = [&](epd_status_t) { set_first(times.told); };
-      o.on_complete = [&](std::uint64_t completed) {
-        if (completed == kLoss) {
-          if (rank == kVictim) occupy_its_gpu();
-          stage->ready.arrive();
-          if (rank == kVictim) sleep_ms(60000);  // until it is killed
-        }
-        if (times.told != 0) set_first(times.again);
-        if (completed == kRejoin - 20) stage->degraded.arrive();
-        if (completed == kRejoin) stage->joined.wait_for(1);
-        if (times.again != 0 && epd_group_active(group.get(), kVictim) == 1) set_first(times.whole);
-      };
-      const ScriptStats stats = ScriptRunner(group, c, rank, o).run();
-      only_these(stats.failures, {"RANK_LOST", "ENGINE_RESTARTED", "ABORTED"});
-      RANK_CHECK(times.told != 0 && times.whole != 0, stats.to_string());
-      keepsake.check();
-      stage->seen.meet(kFaultRanks);  // nobody leaves before
-      return stats.to_string();
-    });
-  }
+  std::vector<RankProcess> ranks = start_ranks(kFaultRanks, [&](std::uint32_t rank) -> std::string {
+    const Session session(daemon().socket(), device_of(rank));
+    const Keepsake keepsake(session, rank);
+    const Group group(session, c.config("degrade", rank));
+    RankTimes& times = stage->times[rank];
+    ScriptOptions o = options();
+    o.on_failure = [&](epd_status_t) { set_first(times.told); };
+    o.on_complete = [&](std::uint64_t completed) {
+      if (completed == kLoss) {
+        if (rank == kVictim) occupy_its_gpu();
+        stage->ready.arrive();
+        if (rank == kVictim) sleep_ms(60000);  // until it is killed
+      }
+      if (times.told != 0) set_first(times.again);
+      if (completed == kRejoin - 20) stage->degraded.arrive();
+      if (completed == kRejoin) stage->joined.wait_for(1);
+      if (times.again != 0 && epd_group_active(group.get(), kVictim) == 1) set_first(times.whole);
+    };
+    const ScriptStats stats = ScriptRunner(group, c, rank, o).run();
+    only_these(stats.failures, {"RANK_LOST", "ENGINE_RESTARTED", "ABORTED"});
+    RANK_CHECK(times.told != 0 && times.whole != 0, stats.to_string());
+    keepsake.check();
+    stage->seen.meet(kFaultRanks);  // nobody leaves before
+    return stats.to_string();
+  });
   ASSERT_TRUE(eventually(60, [&] { return stage->ready.count == kFaultRanks; }));
   const double killed = gpus_->kill_in_a_kernel(ranks[kVictim], victims_gpu());
   RankProcess newcomer = successor(*stage, [&](const Session& session) -> std::string {
@@ -77,33 +74,30 @@ TEST_F(GpuFault, AGroupThatFailsFastEndsAndTheNextOneForms) {
     o.on_complete = [&](std::uint64_t) { set_first(stage->times[rank].whole); };
     return ScriptRunner(group, c, rank, o).run().to_string();
   };
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < kFaultRanks; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon().socket(), device_of(rank));
-      const Keepsake keepsake(session, rank);
-      {
-        const Group group(session, c.config("first", rank));
-        ScriptOptions o;
-        o.rounds = 1000;
-        o.order = Order::kInTurn;
-        o.recover = true;  // an engine that dies first makes a break of its own
-        o.end = EPD_RANK_LOST;
-        o.on_failure = [&](epd_status_t) { set_first(stage->times[rank].told); };
-        o.on_complete = [&](std::uint64_t completed) {
-          if (completed != 30) return;
-          if (rank == kVictim) occupy_its_gpu();
-          stage->ready.arrive();
-          if (rank == kVictim) sleep_ms(60000);
-        };
-        const ScriptStats stats = ScriptRunner(group, c, rank, o).run();
-        only_these(stats.failures, {"RANK_LOST", "ENGINE_RESTARTED"});
-        RANK_CHECK(stats.completed < 2 * std::uint64_t{o.rounds}, "nothing but RANK_LOST ends it before");
-      }
-      keepsake.check();
-      return next_group(session, rank);
-    });
-  }
+  std::vector<RankProcess> ranks = start_ranks(kFaultRanks, [&](std::uint32_t rank) -> std::string {
+    const Session session(daemon().socket(), device_of(rank));
+    const Keepsake keepsake(session, rank);
+    {
+      const Group group(session, c.config("first", rank));
+      ScriptOptions o;
+      o.rounds = 1000;
+      o.order = Order::kInTurn;
+      o.recover = true;  // an engine that dies first makes a break of its own
+      o.end = EPD_RANK_LOST;
+      o.on_failure = [&](epd_status_t) { set_first(stage->times[rank].told); };
+      o.on_complete = [&](std::uint64_t completed) {
+        if (completed != 30) return;
+        if (rank == kVictim) occupy_its_gpu();
+        stage->ready.arrive();
+        if (rank == kVictim) sleep_ms(60000);
+      };
+      const ScriptStats stats = ScriptRunner(group, c, rank, o).run();
+      only_these(stats.failures, {"RANK_LOST", "ENGINE_RESTARTED"});
+      RANK_CHECK(stats.completed < 2 * std::uint64_t{o.rounds}, "nothing but RANK_LOST ends it before");
+    }
+    keepsake.check();
+    return next_group(session, rank);
+  });
   ASSERT_TRUE(eventually(60, [&] { return stage->ready.count == kFaultRanks; }));
   const double killed = gpus_->kill_in_a_kernel(ranks[kVictim], victims_gpu());
   RankProcess newcomer =
@@ -118,29 +112,26 @@ TEST_F(GpuFault, AGroupThatFailsFastEndsAndTheNextOneForms) {
 TEST_F(GpuFault, TheOthersDoNotWaitForTheEndOfTheEnginesProcess) {
   const Case c = gpu_case(true);
   Shared<Stage> stage;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < kFaultRanks; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon().socket(), device_of(rank));
-      const Group group(session, c.config("degrade", rank));
-      ScriptOptions o;
-      o.rounds = 60;
-      o.order = Order::kInTurn;
-      o.recover = true;
-      o.finished = &stage->finished;
-      o.num_finishers = kFaultRanks - 1;
-      o.on_complete = [&](std::uint64_t completed) {
-        if (completed != 30) return;
-        if (rank == kVictim) occupy_its_gpu();
-        stage->ready.arrive();
-        if (rank == kVictim) sleep_ms(60000);
-      };
-      const ScriptStats stats = ScriptRunner(group, c, rank, o).run();
-      only_these(stats.failures, {"RANK_LOST", "ENGINE_RESTARTED"});
-      RANK_CHECK(epd_group_active(group.get(), kVictim) == 0, "the rank is lost");
-      return stats.to_string();
-    });
-  }
+  std::vector<RankProcess> ranks = start_ranks(kFaultRanks, [&](std::uint32_t rank) -> std::string {
+    const Session session(daemon().socket(), device_of(rank));
+    const Group group(session, c.config("degrade", rank));
+    ScriptOptions o;
+    o.rounds = 60;
+    o.order = Order::kInTurn;
+    o.recover = true;
+    o.finished = &stage->finished;
+    o.num_finishers = kFaultRanks - 1;
+    o.on_complete = [&](std::uint64_t completed) {
+      if (completed != 30) return;
+      if (rank == kVictim) occupy_its_gpu();
+      stage->ready.arrive();
+      if (rank == kVictim) sleep_ms(60000);
+    };
+    const ScriptStats stats = ScriptRunner(group, c, rank, o).run();
+    only_these(stats.failures, {"RANK_LOST", "ENGINE_RESTARTED"});
+    RANK_CHECK(epd_group_active(group.get(), kVictim) == 0, "the rank is lost");
+    return stats.to_string();
+  });
   ASSERT_TRUE(eventually(60, [&] { return stage->ready.count == kFaultRanks; }));
   HeldExit engine(daemon().engine(victims_gpu()));
   if (!engine.works()) GTEST_SKIP() << "may not trace here";
@@ -246,9 +237,7 @@ TEST_F(OneGpuFault, AnEngineThatHangsIsTerminatedFirst) {
     const Keepsake keepsake(session, 0);
     keepsake.check();
     epd_ticket_t ticket = 0;
-    epd_resume_info_t info;
-    epd_resume_info_init(&info);
-    must(epd_group_resume(group.get(), 30000, &info), "resume");
+    resume(group, 30000);
     must(epd_noop(group.get(), 0, EPD_NO_STREAM, &ticket), "noop");
     must(group.wait(ticket, 30000), "noop");
     return "";

@@ -66,15 +66,12 @@ TEST_F(Leaks, ClientsThatAreKilled) {
   const auto kill_some = [&](int cycles) {
     std::mt19937 random(12);
     for (int i = 0; i < cycles; ++i) {
-      std::vector<RankProcess> ranks;
       const std::string name = "killed-" + std::to_string(i);
-      for (std::uint32_t rank = 0; rank < 2; ++rank) {
-        ranks.emplace_back([&, rank]() -> std::string {
-          ScriptOptions options;
-          options.rounds = 100000;
-          return run_case(daemon_->socket(), daemon_->device(rank), name, c, rank, options);
-        });
-      }
+      std::vector<RankProcess> ranks = start_ranks(2, [&](std::uint32_t rank) {
+        ScriptOptions options;
+        options.rounds = 100000;
+        return run_case(daemon_->socket(), daemon_->device(rank), name, c, rank, options);
+      });
       sleep_ms(static_cast<int>(random() % 40));  // before, while or after they attach and join
       for (const RankProcess& rank : ranks) rank.kill(SIGKILL);
       for (RankProcess& rank : ranks) rank.wait(10);
@@ -91,14 +88,11 @@ TEST_F(Leaks, GarbageOnTheAttachSocket) {
   const Case c = fault_case(2, 2);
   Shared<Gate> stop;
   const SystemCensus before = settled_census(*daemon_);
-  std::vector<RankProcess> bystanders;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    bystanders.emplace_back([&, rank]() -> std::string {
-      ScriptOptions options;
-      options.rounds = 400;
-      return run_case(daemon_->socket(), daemon_->device(rank), "bystander", c, rank, options);
-    });
-  }
+  std::vector<RankProcess> bystanders = start_ranks(2, [&](std::uint32_t rank) -> std::string {
+    ScriptOptions options;
+    options.rounds = 400;
+    return run_case(daemon_->socket(), daemon_->device(rank), "bystander", c, rank, options);
+  });
   std::mt19937_64 random(99);
   for (int i = 0; i < 400; ++i) {
     const RawClient raw(daemon_->socket());

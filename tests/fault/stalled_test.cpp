@@ -63,26 +63,17 @@ std::string rank_of_a_break(const Daemon& daemon, const Case& c, const std::stri
   stage.ready.arrive();
   stage.stopped.wait_for(1);
   if (rank == 0) {
-    const Input input = make_input(c, rank, 0);
-    fill_dispatch(c, group.buffers(0), input);
-    epd_dispatch_args_t args;
-    epd_dispatch_args_init(&args);
-    args.num_tokens = input.num_tokens;
-    args.timeout_ms = kOperationMs;
     epd_ticket_t ticket = 0;
-    must(group.dispatch(&args, &ticket, nullptr), "dispatch");
+    must(submit_dispatch(group, c, rank, 0, kOperationMs, &ticket), "dispatch");
     epd_result_t result;
     epd_result_init(&result);
     must(group.wait(ticket, kHangMs, &result), "the operation", EPD_DEADLINE_EXCEEDED);
   }
-  epd_resume_info_t info;
-  epd_resume_info_init(&info);
   if (!eventually(20, [&] { return epd_group_check(group.get(), nullptr) != EPD_OK; }))
     return "no break came";
-  must(epd_group_resume(group.get(), kHangMs, &info), "resume");
   ScriptOptions options;
   options.rounds = 4;
-  options.first_op = info.resume_op;
+  options.first_op = resume(group, kHangMs);
   return ScriptRunner(group, c, rank, options).run().to_string();
 }
 
@@ -92,9 +83,8 @@ TEST_F(Stalled, AnEnginesAnswerToABreakIsReadBeforeItIsJudged) {
   for (int i = 0; i < kTries; ++i) {
     const std::string name = "try" + std::to_string(i);
     Shared<Stage> stage;
-    std::vector<RankProcess> ranks;
-    for (std::uint32_t rank = 0; rank < 2; ++rank)
-      ranks.emplace_back([&, rank] { return rank_of_a_break(*daemon_, c, name, rank, *stage); });
+    std::vector<RankProcess> ranks =
+        start_ranks(2, [&](std::uint32_t rank) { return rank_of_a_break(*daemon_, c, name, rank, *stage); });
     ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == 2; }));
     ASSERT_TRUE(stop_process(engines_[1]));
     stage->stopped.open();
@@ -122,21 +112,18 @@ TEST_F(Stalled, AJoinIsReadBeforeThoseWhoWaitForItAreRefused) {
   for (int i = 0; i < kTries; ++i) {
     const std::string name = "try" + std::to_string(i);
     Shared<Stage> stage;
-    std::vector<RankProcess> ranks;
-    for (std::uint32_t rank = 0; rank < 2; ++rank) {
-      ranks.emplace_back([&, rank]() -> std::string {
-        HostileSession session(daemon_->socket(), daemon_->device(rank));
-        abi::Join join = HostileSession::good_join(name);
-        join.shape.num_ranks = 2;
-        join.rank = static_cast<std::int32_t>(rank);
-        join.timeout_ms = kAllowedMs;
-        stage->ready.arrive();
-        if (rank == 1) stage->stopped.wait_for(1);
-        const std::string answer = session.ask(abi::AttachType::kJoin, join);
-        RANK_CHECK(answer == "OK", answer);
-        return "";
-      });
-    }
+    std::vector<RankProcess> ranks = start_ranks(2, [&](std::uint32_t rank) -> std::string {
+      HostileSession session(daemon_->socket(), daemon_->device(rank));
+      abi::Join join = HostileSession::good_join(name);
+      join.shape.num_ranks = 2;
+      join.rank = static_cast<std::int32_t>(rank);
+      join.timeout_ms = kAllowedMs;
+      stage->ready.arrive();
+      if (rank == 1) stage->stopped.wait_for(1);
+      const std::string answer = session.ask(abi::AttachType::kJoin, join);
+      RANK_CHECK(answer == "OK", answer);
+      return "";
+    });
     ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == 2; }));
     ASSERT_TRUE(
         eventually(0.8, [&] { return daemon_->epctl({"groups"}).out.find(name) != std::string::npos; }));

@@ -40,25 +40,16 @@ struct Stage {
 };
 
 epd_ticket_t dispatch(const Group& group, const Case& c, std::uint32_t rank) {
-  const Input input = make_input(c, rank, 0);
-  fill_dispatch(c, group.buffers(0), input);
-  epd_dispatch_args_t args;
-  epd_dispatch_args_init(&args);
-  args.num_tokens = input.num_tokens;
-  args.timeout_ms = kOperationMs;
   epd_ticket_t ticket = 0;
-  must(group.dispatch(&args, &ticket, nullptr), "dispatch");
+  must(submit_dispatch(group, c, rank, 0, kOperationMs, &ticket), "dispatch");
   return ticket;
 }
 
 // After the stop: both go on where the group agrees, and are right to the bit.
 std::string go_on(const Group& group, const Case& c, std::uint32_t rank) {
-  epd_resume_info_t info;
-  epd_resume_info_init(&info);
-  must(epd_group_resume(group.get(), kHangMs, &info), "resume");
   ScriptOptions options;
   options.rounds = 8;
-  options.first_op = info.resume_op;
+  options.first_op = resume(group, kHangMs);
   return ScriptRunner(group, c, rank, options).run().to_string();
 }
 
@@ -74,21 +65,17 @@ void must_exceed(const Group& group, epd_ticket_t ticket, std::int32_t failed_ra
 TEST_F(Stopped, AClientIsNotDeclaredDeadAndGoesOn) {
   const Case c = fault_case(2);
   Shared<Stage> stage;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(rank));
-      const Group group(session, c.config("client", rank));
-      stage->ready.arrive();
-      stage->stopped.wait_for(1);
-      if (rank == 0) {
-        must_exceed(group, dispatch(group, c, rank), 1);
-        stage->heard.arrive();
-      }
-      stage->gone_on.wait_for(1);
-      return go_on(group, c, rank);
-    });
-  }
+  std::vector<RankProcess> ranks =
+      start_group(*daemon_, c, "client", [&](const Group& group, std::uint32_t rank) -> std::string {
+        stage->ready.arrive();
+        stage->stopped.wait_for(1);
+        if (rank == 0) {
+          must_exceed(group, dispatch(group, c, rank), 1);
+          stage->heard.arrive();
+        }
+        stage->gone_on.wait_for(1);
+        return go_on(group, c, rank);
+      });
   ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == 2; }));
   const double since = now_s();
   ASSERT_TRUE(stop_process(ranks[1].pid()));
@@ -104,33 +91,29 @@ TEST_F(Stopped, AClientIsNotDeclaredDeadAndGoesOn) {
 TEST_F(Stopped, AnEngineIsNotKilledAndNobodyWaitsForIt) {
   const Case c = fault_case(2);
   Shared<Stage> stage;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(rank));
-      const Group group(session, c.config("engine", rank));
-      stage->ready.arrive();
-      stage->stopped.wait_for(1);
-      const epd_ticket_t ticket = dispatch(group, c, rank);
-      if (rank == 0) {
-        must_exceed(group, ticket, 1);
-        must_say("the engine of rank 1 has stood still");  // its client did submit
-        epd_resume_info_t info;
-        epd_resume_info_init(&info);
-        must(epd_group_resume(group.get(), 50, &info), "resume", EPD_DEADLINE_EXCEEDED);
-      } else {  // its own engine is the one that can't answer
-        epd_result_t result;
-        epd_result_init(&result);
-        must(group.wait(ticket, EPD_FOREVER, &result), "a wait for ever", EPD_DEADLINE_EXCEEDED);
-        RANK_CHECK(epd_ticket_pending(group.get(), ticket) == 1, "it has not ended");
-        must_say("stopped");
-      }
-      stage->heard.arrive();
-      stage->gone_on.wait_for(1);
-      if (rank == 1) must_exceed(group, ticket, 1);
-      return go_on(group, c, rank);
-    });
-  }
+  std::vector<RankProcess> ranks =
+      start_group(*daemon_, c, "engine", [&](const Group& group, std::uint32_t rank) -> std::string {
+        stage->ready.arrive();
+        stage->stopped.wait_for(1);
+        const epd_ticket_t ticket = dispatch(group, c, rank);
+        if (rank == 0) {
+          must_exceed(group, ticket, 1);
+          must_say("the engine of rank 1 has stood still");  // its client did submit
+          epd_resume_info_t info;
+          epd_resume_info_init(&info);
+          must(epd_group_resume(group.get(), 50, &info), "resume", EPD_DEADLINE_EXCEEDED);
+        } else {  // its own engine is the one that can't answer
+          epd_result_t result;
+          epd_result_init(&result);
+          must(group.wait(ticket, EPD_FOREVER, &result), "a wait for ever", EPD_DEADLINE_EXCEEDED);
+          RANK_CHECK(epd_ticket_pending(group.get(), ticket) == 1, "it has not ended");
+          must_say("stopped");
+        }
+        stage->heard.arrive();
+        stage->gone_on.wait_for(1);
+        if (rank == 1) must_exceed(group, ticket, 1);
+        return go_on(group, c, rank);
+      });
   ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == 2; }));
   const pid_t engine = daemon_->engine(1);
   const double since = now_s();
@@ -153,24 +136,20 @@ TEST_F(Stopped, AnEngineIsNotKilledAndNobodyWaitsForIt) {
 TEST_F(Stopped, AnEngineDoesNotKeepItsGroupFromEnding) {
   const Case c = fault_case(2);
   Shared<Stage> stage;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(rank));
-      const Group group(session, c.config("ending", rank));
-      stage->ready.arrive();
-      stage->stopped.wait_for(1);
-      if (rank == 1) sleep_ms(60000);  // until it is killed
-      epd_dispatch_args_t args;
-      epd_dispatch_args_init(&args);
-      fill_dispatch(c, group.buffers(0), Input{});
-      epd_ticket_t ticket = 0;
-      epd_status_t status = group.dispatch(&args, &ticket, nullptr);
-      if (status == EPD_OK) status = group.wait(ticket, kHangMs);
-      RANK_CHECK(status == EPD_RANK_LOST, std::string(epd_status_name(status)) + ": " + epd_last_error());
-      return "";
-    });
-  }
+  std::vector<RankProcess> ranks =
+      start_group(*daemon_, c, "ending", [&](const Group& group, std::uint32_t rank) -> std::string {
+        stage->ready.arrive();
+        stage->stopped.wait_for(1);
+        if (rank == 1) sleep_ms(60000);  // until it is killed
+        epd_dispatch_args_t args;
+        epd_dispatch_args_init(&args);
+        fill_dispatch(c, group.buffers(0), Input{});
+        epd_ticket_t ticket = 0;
+        epd_status_t status = group.dispatch(&args, &ticket, nullptr);
+        if (status == EPD_OK) status = group.wait(ticket, kHangMs);
+        RANK_CHECK(status == EPD_RANK_LOST, std::string(epd_status_name(status)) + ": " + epd_last_error());
+        return "";
+      });
   ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == 2; }));
   const pid_t engine = daemon_->engine(1);
   ASSERT_TRUE(stop_process(engine));

@@ -88,38 +88,35 @@ void everything_is_lost(const Session& session, const Group& group) {
 TEST_F(SupervisorDeath, ClientsHearOfItAndAttachAgain) {
   const Case c = fault_case(2, 3);
   Shared<Stage> stage;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const std::string device = daemon_->device(rank);
-      {
-        const Session session(daemon_->socket(), device);
-        const Group group(session, c.config("first", rank));
-        if (rank == 0) {  // waits in an operation, with a hook on another
-          const epd_ticket_t hooked = submit(group, 0);
-          const epd_ticket_t ticket = submit(group, 1);
-          must(epd_ticket_on_complete(group.get(), hooked, hook, &*stage), "hook");
-          stage->ready.arrive();
-          must(group.wait(ticket, 60000), "the operation in flight", EPD_DAEMON_LOST);
-          expect_noticed(*stage, "a waiting client");
-          RANK_CHECK(eventually(kNoticeSeconds, [&] { return stage->hook_status == EPD_DAEMON_LOST; }),
-                     "the hook says " + std::to_string(stage->hook_status));
-        } else {  // does nothing but look now and then
-          stage->ready.arrive();
-          RANK_CHECK(eventually(30, [&] { return epd_session_check(session.get()) != EPD_OK; }), "check");
-          expect_noticed(*stage, "an idle client");
-        }
-        everything_is_lost(session, group);
-        stage->noticed.arrive();
-      }
-      stage->restarted.wait_for(1);
+  std::vector<RankProcess> ranks = start_ranks(2, [&](std::uint32_t rank) -> std::string {
+    const std::string device = daemon_->device(rank);
+    {
       const Session session(daemon_->socket(), device);
       const Group group(session, c.config("first", rank));
-      ScriptOptions options;
-      ScriptRunner(group, c, rank, options).run();
-      return "";
-    });
-  }
+      if (rank == 0) {  // waits in an operation, with a hook on another
+        const epd_ticket_t hooked = submit(group, 0);
+        const epd_ticket_t ticket = submit(group, 1);
+        must(epd_ticket_on_complete(group.get(), hooked, hook, &*stage), "hook");
+        stage->ready.arrive();
+        must(group.wait(ticket, 60000), "the operation in flight", EPD_DAEMON_LOST);
+        expect_noticed(*stage, "a waiting client");
+        RANK_CHECK(eventually(kNoticeSeconds, [&] { return stage->hook_status == EPD_DAEMON_LOST; }),
+                   "the hook says " + std::to_string(stage->hook_status));
+      } else {  // does nothing but look now and then
+        stage->ready.arrive();
+        RANK_CHECK(eventually(30, [&] { return epd_session_check(session.get()) != EPD_OK; }), "check");
+        expect_noticed(*stage, "an idle client");
+      }
+      everything_is_lost(session, group);
+      stage->noticed.arrive();
+    }
+    stage->restarted.wait_for(1);
+    const Session session(daemon_->socket(), device);
+    const Group group(session, c.config("first", rank));
+    ScriptOptions options;
+    ScriptRunner(group, c, rank, options).run();
+    return "";
+  });
   ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == 2; }));
   sleep_ms(50);
   stage->killed_at = now_s();
@@ -155,18 +152,14 @@ TEST_F(SupervisorDeath, InAStormOfSubmissions) {
     SCOPED_TRACE("turn " + std::to_string(turn));
     const Case c = fault_case(3, 1 + turn);
     Shared<std::atomic<std::uint64_t>> progress;
-    std::vector<RankProcess> ranks;
-    for (std::uint32_t rank = 0; rank < 3; ++rank) {
-      ranks.emplace_back([&, rank]() -> std::string {
-        const Session session(daemon_->socket(), daemon_->device(rank));
-        const Group group(session, c.config("storm", rank));
-        ScriptOptions options;
-        options.rounds = 100000;
-        options.end = EPD_DAEMON_LOST;
-        options.on_submit = [&](std::uint64_t) { progress->fetch_add(1); };
-        return ScriptRunner(group, c, rank, options).run().to_string();
-      });
-    }
+    std::vector<RankProcess> ranks =
+        start_group(*daemon_, c, "storm", [&](const Group& group, std::uint32_t rank) -> std::string {
+          ScriptOptions options;
+          options.rounds = 100000;
+          options.end = EPD_DAEMON_LOST;
+          options.on_submit = [&](std::uint64_t) { progress->fetch_add(1); };
+          return ScriptRunner(group, c, rank, options).run().to_string();
+        });
     ASSERT_TRUE(eventually(30, [&] { return progress->load() > 50; }));
     kill_and_restart([&] { expect_all_ok(wait_all(ranks, 30)); });
     expect_serves(*daemon_, 3, "storm");

@@ -94,13 +94,10 @@ TEST_F(Operate, StatusAnswersWhileTheDataPlaneIsSaturated) {
   start(4);
   const Case c = load_case(4);
   Shared<Stage> stage;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 4; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      saturate(*daemon_, *stage, c, rank);
-      return "";
-    });
-  }
+  std::vector<RankProcess> ranks = start_ranks(4, [&](std::uint32_t rank) -> std::string {
+    saturate(*daemon_, *stage, c, rank);
+    return "";
+  });
   ASSERT_TRUE(eventually(60, [&] { return stage->joined.count == 4 && stage->operations > 50; }));
   std::vector<double> seconds;
   std::uint64_t last = 0;
@@ -527,12 +524,9 @@ TEST_F(Operate, SmsChangeWhileOperationsRun) {
   script.rounds = 40;
   Shared<Stage> stage;
   script.on_complete = [&stage](std::uint64_t) { stage->operations.fetch_add(1); };
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 4; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      return run_case(daemon_->socket(), daemon_->device(rank), "sms", c, rank, script);
-    });
-  }
+  std::vector<RankProcess> ranks = start_ranks(4, [&](std::uint32_t rank) -> std::string {
+    return run_case(daemon_->socket(), daemon_->device(rank), "sms", c, rank, script);
+  });
   ASSERT_TRUE(eventually(60, [&] { return stage->operations > 0; }));
   for (const std::uint32_t sms : {1u, 4u, 3u, 1u, 2u}) {
     const std::uint64_t before = stage->operations;
@@ -620,28 +614,23 @@ TEST_F(Operate, DrainRefusesNewSessionsAndWaitsForTheOld) {
 TEST_F(Operate, TerminationEndsSessionsThatStay) {
   start(2, {{"timeouts.drain_ms", "300"}});
   Shared<Stage> stage;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(rank));
-      const Group group(session, small_config("terminated", rank, 2));
-      epd_ticket_t ticket = 0;
-      epd_dispatch_args_t args;
-      epd_dispatch_args_init(&args);
-      args.timeout_ms = 60000;
-      if (rank == 0) must(group.dispatch(&args, &ticket, nullptr), "dispatch");  // waits for rank 1
-      stage->joined.arrive();
-      const auto ended = [](epd_status_t status) {
-        return status == EPD_ABORTED || status == EPD_DAEMON_LOST;
-      };
-      if (rank == 0) {
-        const epd_status_t status = group.wait(ticket, 20000);
-        RANK_CHECK(ended(status), std::string(epd_status_name(status)) + ": " + epd_last_error());
-      }
-      RANK_CHECK(eventually(20, [&] { return ended(epd_session_check(session.get())); }), "the session ends");
-      return epd_last_error();
-    });
-  }
+  std::vector<RankProcess> ranks = start_ranks(2, [&](std::uint32_t rank) -> std::string {
+    const Session session(daemon_->socket(), daemon_->device(rank));
+    const Group group(session, small_config("terminated", rank, 2));
+    epd_ticket_t ticket = 0;
+    epd_dispatch_args_t args;
+    epd_dispatch_args_init(&args);
+    args.timeout_ms = 60000;
+    if (rank == 0) must(group.dispatch(&args, &ticket, nullptr), "dispatch");  // waits for rank 1
+    stage->joined.arrive();
+    const auto ended = [](epd_status_t status) { return status == EPD_ABORTED || status == EPD_DAEMON_LOST; };
+    if (rank == 0) {
+      const epd_status_t status = group.wait(ticket, 20000);
+      RANK_CHECK(ended(status), std::string(epd_status_name(status)) + ": " + epd_last_error());
+    }
+    RANK_CHECK(eventually(20, [&] { return ended(epd_session_check(session.get())); }), "the session ends");
+    return epd_last_error();
+  });
   ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 2; }));
   daemon_->stop();
   expect_all_ok(wait_all(ranks, 30));
@@ -657,20 +646,17 @@ TEST_F(Operate, InterruptEndsItToo) {
 TEST_F(Operate, IdleCostsNextToNothing) {
   start(4);
   Shared<Stage> stage;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 4; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(rank));
-      const Case c = load_case(4);
-      const Group group(session, c.config("idle", rank));
-      ScriptOptions options;
-      options.rounds = 2;
-      ScriptRunner(group, c, rank, options).run();
-      stage->joined.arrive();
-      stage->stop.wait_for(1);
-      return "";
-    });
-  }
+  std::vector<RankProcess> ranks = start_ranks(4, [&](std::uint32_t rank) -> std::string {
+    const Session session(daemon_->socket(), daemon_->device(rank));
+    const Case c = load_case(4);
+    const Group group(session, c.config("idle", rank));
+    ScriptOptions options;
+    options.rounds = 2;
+    ScriptRunner(group, c, rank, options).run();
+    stage->joined.arrive();
+    stage->stop.wait_for(1);
+    return "";
+  });
   ASSERT_TRUE(eventually(60, [&] { return stage->joined.count == 4; }));
   sleep_ms(500);
   const std::vector<pid_t> pids = daemon_->all_pids();

@@ -11,16 +11,13 @@ namespace {
 TEST_F(Operator, EventsTellWhatHappenedAndWhy) {
   start();
   Shared<Stage> stage;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(rank));
-      const Group group(session, small_config("eventful", rank, 2));
-      stage->joined.arrive();
-      stage->stop.wait_for(1);
-      return "";
-    });
-  }
+  std::vector<RankProcess> ranks = start_ranks(2, [&](std::uint32_t rank) -> std::string {
+    const Session session(daemon_->socket(), daemon_->device(rank));
+    const Group group(session, small_config("eventful", rank, 2));
+    stage->joined.arrive();
+    stage->stop.wait_for(1);
+    return "";
+  });
   ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 2; }));
   send_signal(daemon_->engine(0), SIGKILL);
   ASSERT_TRUE(eventually(20, [&] { return event_kinds().contains("group_resumed"); }));
@@ -62,27 +59,24 @@ TEST_F(Operator, EventsTellWhatHappenedAndWhy) {
 TEST_F(Operator, AnEvictedSessionIsToldByWhomAndWhy) {
   start();
   Shared<Stage> stage;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(rank));
-      const Group group(session, small_config("evicted", rank, 2));
-      epd_ticket_t ticket = 0;
-      epd_dispatch_args_t args;
-      epd_dispatch_args_init(&args);
-      if (rank == 0) {  // waits for rank 1, which is evicted instead
-        must(group.dispatch(&args, &ticket, nullptr), "dispatch");
-        stage->joined.arrive();
-        must(group.wait(ticket, 30000), "dispatch", EPD_RANK_LOST);
-        must_say("evicted by operator: it is slow");
-        return "";
-      }
+  std::vector<RankProcess> ranks = start_ranks(2, [&](std::uint32_t rank) -> std::string {
+    const Session session(daemon_->socket(), daemon_->device(rank));
+    const Group group(session, small_config("evicted", rank, 2));
+    epd_ticket_t ticket = 0;
+    epd_dispatch_args_t args;
+    epd_dispatch_args_init(&args);
+    if (rank == 0) {  // waits for rank 1, which is evicted instead
+      must(group.dispatch(&args, &ticket, nullptr), "dispatch");
       stage->joined.arrive();
-      RANK_CHECK(eventually(30, [&] { return epd_session_check(session.get()) == EPD_ABORTED; }), "it ends");
+      must(group.wait(ticket, 30000), "dispatch", EPD_RANK_LOST);
       must_say("evicted by operator: it is slow");
       return "";
-    });
-  }
+    }
+    stage->joined.arrive();
+    RANK_CHECK(eventually(30, [&] { return epd_session_check(session.get()) == EPD_ABORTED; }), "it ends");
+    must_say("evicted by operator: it is slow");
+    return "";
+  });
   ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 2; }));
   json victim;
   const json sessions = epctl({"sessions"})["sessions"];
@@ -99,32 +93,29 @@ TEST_F(Operator, AnEvictedSessionIsToldByWhomAndWhy) {
 TEST_F(Operator, AnEvictedRankLosesItsGroupAndKeepsItsSession) {
   start();
   Shared<Stage> stage;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(rank));
-      epd_group_config_t config = small_config("thrown-out", rank, 2);
-      {
-        const Group group(session, config);
-        stage->joined.arrive();
-        stage->go.wait_for(1);
-        epd_ticket_t ticket = 0;
-        epd_dispatch_args_t args;
-        epd_dispatch_args_init(&args);
-        epd_status_t status = group.dispatch(&args, &ticket, nullptr);
-        if (status == EPD_OK) status = group.wait(ticket, 30000);
-        RANK_CHECK(status == EPD_RANK_LOST, epd_status_name(status));
-        must_say("rank 1 (session");
-        must_say("was evicted by operator: make room");
-      }
-      const Group again(session, config);  // the same session may join again
+  std::vector<RankProcess> ranks = start_ranks(2, [&](std::uint32_t rank) -> std::string {
+    const Session session(daemon_->socket(), daemon_->device(rank));
+    epd_group_config_t config = small_config("thrown-out", rank, 2);
+    {
+      const Group group(session, config);
+      stage->joined.arrive();
+      stage->go.wait_for(1);
       epd_ticket_t ticket = 0;
-      must(epd_noop(again.get(), 0, EPD_NO_STREAM, &ticket), "noop");
-      must(again.wait(ticket, 10000), "noop");
-      stage->stop.meet(2);  // who leaves first breaks the group for the other
-      return "";
-    });
-  }
+      epd_dispatch_args_t args;
+      epd_dispatch_args_init(&args);
+      epd_status_t status = group.dispatch(&args, &ticket, nullptr);
+      if (status == EPD_OK) status = group.wait(ticket, 30000);
+      RANK_CHECK(status == EPD_RANK_LOST, epd_status_name(status));
+      must_say("rank 1 (session");
+      must_say("was evicted by operator: make room");
+    }
+    const Group again(session, config);  // the same session may join again
+    epd_ticket_t ticket = 0;
+    must(epd_noop(again.get(), 0, EPD_NO_STREAM, &ticket), "noop");
+    must(again.wait(ticket, 10000), "noop");
+    stage->stop.meet(2);  // who leaves first breaks the group for the other
+    return "";
+  });
   ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 2; }));
   EXPECT_EQ(daemon_->epctl({"evict", "group", "thrown-out", "rank", "2"}).exit_code, 1);
   EXPECT_EQ(daemon_->epctl({"evict", "group", "nobody", "rank", "1"}).exit_code, 1);
@@ -137,26 +128,23 @@ TEST_F(Operator, AnEvictedRankLosesItsGroupAndKeepsItsSession) {
 TEST_F(Operator, ARankThatIsThrownOutOfAGroupThatGoesOnIsTold) {
   start();
   Shared<Stage> stage;
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(rank));
-      epd_group_config_t config = small_config("thrown-out", rank, 2);
-      config.policy = EPD_POLICY_DEGRADE;
-      const Group group(session, config);
-      stage->joined.arrive();
-      stage->go.wait_for(1);
-      const auto resumes = [&] {
-        epd_resume_info_t info;
-        epd_resume_info_init(&info);
-        const epd_status_t status = epd_group_resume(group.get(), 20000, &info);
-        return rank == 0 ? status == EPD_OK && info.num_active_ranks == 1 : status == EPD_RANK_LOST;
-      };
-      RANK_CHECK(eventually(10, resumes), epd_last_error());
-      if (rank == 1) must_say("rank 1 was evicted by operator: make room");
-      return "";
-    });
-  }
+  std::vector<RankProcess> ranks = start_ranks(2, [&](std::uint32_t rank) -> std::string {
+    const Session session(daemon_->socket(), daemon_->device(rank));
+    epd_group_config_t config = small_config("thrown-out", rank, 2);
+    config.policy = EPD_POLICY_DEGRADE;
+    const Group group(session, config);
+    stage->joined.arrive();
+    stage->go.wait_for(1);
+    const auto resumes = [&] {
+      epd_resume_info_t info;
+      epd_resume_info_init(&info);
+      const epd_status_t status = epd_group_resume(group.get(), 20000, &info);
+      return rank == 0 ? status == EPD_OK && info.num_active_ranks == 1 : status == EPD_RANK_LOST;
+    };
+    RANK_CHECK(eventually(10, resumes), epd_last_error());
+    if (rank == 1) must_say("rank 1 was evicted by operator: make room");
+    return "";
+  });
   ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 2; }));
   epctl({"evict", "group", "thrown-out", "rank", "1", "--reason", "make room"});
   stage->go.open();

@@ -40,16 +40,13 @@ class Size : public Operator {
   // The group's ranks are there while `look` runs.
   void with_group(const Case& c, const std::function<void()>& look) {
     Shared<Stage> stage;
-    std::vector<RankProcess> ranks;
-    for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
-      ranks.emplace_back([&, rank]() -> std::string {
-        const Session session(daemon_->socket(), daemon_->device(rank));
-        const Group group(session, c.config("sized", rank), c.bound);
-        stage->joined.arrive();
-        stage->stop.wait_for(1);
-        return "";
-      });
-    }
+    std::vector<RankProcess> ranks = start_ranks(c.num_ranks, [&](std::uint32_t rank) -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(rank));
+      const Group group(session, c.config("sized", rank), c.bound);
+      stage->joined.arrive();
+      stage->stop.wait_for(1);
+      return "";
+    });
     ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == c.num_ranks; }));
     look();
     stage->stop.open();

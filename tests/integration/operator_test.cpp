@@ -2,6 +2,7 @@
 #include "common/signal.h"
 #include "operator_fixture.h"
 #include "support/cases.h"
+#include "support/rank_bodies.h"
 #include "support/script.h"
 
 #include <gtest/gtest.h>
@@ -130,17 +131,13 @@ TEST_F(Operator, SettingsChangeUnderLoadAndCountersTellAllOfIt) {
   script.rounds = 24;
   Shared<Stage> stage;
   script.on_complete = [&stage](std::uint64_t) { stage->operations.fetch_add(1); };
-  std::vector<RankProcess> ranks;
-  for (std::uint32_t rank = 0; rank < 4; ++rank) {
-    ranks.emplace_back([&, rank]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(rank));
-      const Group group(session, c.config("live", rank));
-      ScriptRunner(group, c, rank, script).run();
-      stage->joined.arrive();
-      stage->stop.wait_for(1);
-      return "";
-    });
-  }
+  std::vector<RankProcess> ranks =
+      start_group(*daemon_, c, "live", [&](const Group& group, std::uint32_t rank) -> std::string {
+        ScriptRunner(group, c, rank, script).run();
+        stage->joined.arrive();
+        stage->stop.wait_for(1);
+        return "";
+      });
   ASSERT_TRUE(eventually(60, [&] { return stage->operations > 0; }));
   const std::vector<std::vector<std::string>> changes = {
       {"device", "host:0", "sms=1"}, {"group", "live", "sms=2", "priority=5"}, {"device", "host:1", "sms=4"},

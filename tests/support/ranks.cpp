@@ -171,11 +171,17 @@ std::vector<RankOutcome> wait_all(std::vector<RankProcess>& ranks, double second
   return outcomes;
 }
 
-std::vector<RankOutcome> run_ranks(std::uint32_t num_ranks, double seconds,
-                                   const std::function<std::string(std::uint32_t)>& body) {
+std::vector<RankProcess> start_ranks(std::uint32_t num_ranks,
+                                     const std::function<std::string(std::uint32_t)>& body) {
   std::vector<RankProcess> ranks;
   for (std::uint32_t rank = 0; rank < num_ranks; ++rank)
     ranks.emplace_back([&body, rank] { return body(rank); });
+  return ranks;
+}
+
+std::vector<RankOutcome> run_ranks(std::uint32_t num_ranks, double seconds,
+                                   const std::function<std::string(std::uint32_t)>& body) {
+  std::vector<RankProcess> ranks = start_ranks(num_ranks, body);
   return wait_all(ranks, seconds);
 }
 

@@ -63,6 +63,9 @@ class RankProcess {
 // Says what this rank is about to do; shown when it hangs or is killed.
 void note(const std::string& text);
 
+// Starts a process for each of body(0..num_ranks-1).
+std::vector<RankProcess> start_ranks(std::uint32_t num_ranks,
+                                     const std::function<std::string(std::uint32_t)>& body);
 // Runs body(0..num_ranks-1) side by side. The watchdog covers all of them together.
 std::vector<RankOutcome> run_ranks(std::uint32_t num_ranks, double seconds,
                                    const std::function<std::string(std::uint32_t)>& body);

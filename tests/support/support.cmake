@@ -4,6 +4,7 @@ include(${CMAKE_CURRENT_LIST_DIR}/fake_cuda.cmake)
 # Shared by the tests that run a real daemon and real client processes.
 add_library(epd_test_support STATIC
   ${CMAKE_CURRENT_LIST_DIR}/census.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/rank_bodies.cpp
   ${CMAKE_CURRENT_LIST_DIR}/ranks.cpp
   ${CMAKE_CURRENT_LIST_DIR}/namespaces.cpp
   ${CMAKE_CURRENT_LIST_DIR}/daemon.cpp

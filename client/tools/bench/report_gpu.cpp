@@ -53,16 +53,16 @@ std::string conditions(const Report& report) {
 
 std::string legend(const Report& report) {
   std::string text =
-      "Client-stream time, slowest rank, us. wait: the stream waits by stream memory operation (memop) or by "
-      "kernel; no stream: submitted without\none, the CPU's time until it saw the end. less events: less the "
-      "p50 of an empty pair of events timed alike; net: less "
-      "that of an empty operation (same wait); ahead: submitted "
-      "before, behind a\ngate at which the streams of all ranks go on together (in a graph: both events and "
-      "the "
-      "start_barrier in it too).\nGB/s of the busiest rank at net p50; ceiling: plain copies of the same "
-      "bytes on the same "
-      "GPUs before the run\n(dispatch: bulk stores, combine: bulk loads). call: epd_dispatch or epd_combine "
-      "on the CPU; "
+      "Client-stream time, slowest rank, us. wait: how the stream waits (memop, kernel); no stream: "
+      "submitted "
+      "without\none, the CPU's time until it saw the end. less events: less the p50 of an empty pair of "
+      "events; "
+      "net: less\nthat of an empty operation (same wait); ahead: submitted before, behind a start barrier at "
+      "which the streams\nof all ranks go on together (in a graph: both events and the start barrier are in "
+      "it)."
+      "\nGB/s of the busiest rank at net p50; ceiling: plain copies of the same bytes on the same GPUs "
+      "before "
+      "the run\n(dispatch: bulk stores, combine: bulk loads). call: epd_dispatch or epd_combine on the CPU; "
       "counts: epd_ticket_counts returned,\nand its share of the time until the CPU saw the end (host). (n): "
       "results compared "
       "with the reference, one for each rank and\niteration that was checked.\n";

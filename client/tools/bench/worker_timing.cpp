@@ -136,7 +136,7 @@ Worker::Timing Worker::timed_in_stream(const Attempt& attempt) {
   timing.time_us = gpu_->elapsed_us();
   constexpr double kGateUs = static_cast<double>(gpu_test::kGateNs) * 1e-3;
   if (attempt.ahead && timing.host_us > kGateUs)
-    kit::fail(attempt.what + ": the streams of all ranks have not come to the start_barrier within 20 s");
+    kit::fail(attempt.what + ": the streams of all ranks have not reached the start barrier within 20 s");
   return timing;
 }
 

@@ -2,7 +2,7 @@
 // and host (proto/ordered.h).
 #pragma once
 
-#include "cuda/resident/calls.h"
+#include "cuda/resident/watch.h"
 
 #include <cstring>
 

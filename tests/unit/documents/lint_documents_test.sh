@@ -61,5 +61,18 @@ if command -v git >/dev/null; then
     fi
   done
   if [[ $status != 1 || $output == *a.h:3* ]]; then echo "status $status, got: $output"; exit 1; fi
+
+  # A README that is too long, a file name too often, a room that declares in epd itself.
+  seq 151 >"$root/README.md"
+  mkdir -p "$root"/{x,y,z,daemon/base,daemon/room}
+  touch "$root"/{x,y,z}/a.h
+  printf 'namespace epd {\n' | tee "$root/daemon/base/b.h" >"$root/daemon/room/c.h"
+  git -C "$root" add .
+  output=$("$check" --root "$root") || true
+  for text in 'README.md:151: has 151 lines; allowed: 150' 'a.h:1: has the file name of 4 sources; allowed: 3' \
+    'daemon/room/c.h:1: declares in epd itself'; do
+    if [[ $output != *"$text"* ]]; then printf 'not found: %s, got: %s\n' "$text" "$output"; exit 1; fi
+  done
+  if [[ $output == *base/b.h* ]]; then echo "got: $output"; exit 1; fi
 fi
 echo "every fault was found"

@@ -161,7 +161,7 @@ TEST(FarEngines, AGroupWaitsForEachHello) {
   nodes.begin(1);
   const auto waits = nodes.engine(0).expect(LinkType::kGroupWaits);
   ASSERT_TRUE(waits.has_value());
-  EXPECT_STREQ(waits->read<abi::GroupWaits>().value().text, "hello of host:0 on node-2");
+  EXPECT_STREQ(waits->read<abi::GroupWaits>().value().text, "greeting of host:0 on node-2");
   // What a client submits too early waits as well.
   nodes.submit(0, FarStep{});
   EXPECT_FALSE(nodes.engine(0).expect(LinkType::kGroupReady, 200).has_value());

@@ -1,6 +1,6 @@
 // Range checks in device code that one thread runs: a number beyond its bound ends the process, and the
 // message says where, which and what was allowed. Compiled with EPD_KERNEL_ASSERTS.
-#include "cuda/resident/calls.h"
+#include "cuda/resident/watch.h"
 
 #include <gtest/gtest.h>
 
@@ -57,7 +57,7 @@ using RangeChecksDeathTest = RangeChecks;
 TEST_F(RangeChecksDeathTest, ARoutingRecordBeyondTheLast) {
   EXPECT_EQ(route_of(own_, watch_, kRoutes - 1).num_tokens, 77u);
   EXPECT_DEATH(route_of(own_, watch_, kRoutes),
-               "cuda/resident/calls\\.h:[0-9]+: record is 3, allowed: below 3\n");
+               "cuda/resident/watch\\.h:[0-9]+: record is 3, allowed: below 3\n");
 }
 
 TEST_F(RangeChecksDeathTest, MoreRoutingsThanThereAreRecords) {
@@ -65,7 +65,7 @@ TEST_F(RangeChecksDeathTest, MoreRoutingsThanThereAreRecords) {
   EXPECT_EQ(routes_[kRoutes - 1].num_tokens, 78u);
   host_->start.num_routes = kRoutes + 1;
   EXPECT_DEATH(take_enabled_epoch(own_, watch_),
-               "cuda/resident/calls\\.h:[0-9]+: routes is 4, allowed: at most 3\n");
+               "cuda/resident/watch\\.h:[0-9]+: routes is 4, allowed: at most 3\n");
 }
 
 TEST_F(RangeChecksDeathTest, AJournalEntryThatTheHostHasNotRead) {
@@ -75,7 +75,7 @@ TEST_F(RangeChecksDeathTest, AJournalEntryThatTheHostHasNotRead) {
   EXPECT_EQ(host_->journal[4].index, 9u);
   EXPECT_DEATH(
       write_journal(own_, watch_, {}, kByStreams, 10),
-      "cuda/resident/calls\\.h:[0-9]+: watch\\.state\\.journal - watch\\.journal_read is 1024, allowed: "
+      "cuda/resident/watch\\.h:[0-9]+: watch\\.state\\.journal - watch\\.journal_read is 1024, allowed: "
       "below 1024\n");
 }
 

@@ -1,5 +1,5 @@
-// Memory that outlives engines, and what can be told about a device without using it: for the supervisor,
-// which never creates a context.
+// Memory that outlives engines, and facts about a device that can be found without using it. For the
+// supervisor, which never creates a context.
 #pragma once
 
 #include "common/fd.h"
@@ -20,21 +20,23 @@ struct DeviceFacts {
   std::uint32_t driver = 0;        // 13000 for CUDA 13.0
   std::uint32_t sm_partition = 0;  // SMs of the smallest partition (green context); 0: there are none
   bool mps = false;                // contexts are shared through MPS
-  bool maps_host_memory = false;   // of other processes, by descriptors: resident kernels need that
+  bool maps_host_memory =
+      false;  // host memory of other processes, by descriptors: resident kernels need that
 };
 
-// GPUs that the driver numbers; 0 where there is no driver, or no GPU. UNSUPPORTED: the driver can't be used.
+// The number of GPUs; 0 where there is no driver, or no GPU. UNSUPPORTED: the driver can't be used.
 Result<std::uint32_t> num_gpus();
-// UNSUPPORTED: no such device, no driver, or one that lacks what epd needs; the text says which.
+// UNSUPPORTED: there is no such device or no driver, or the device lacks what epd needs. The text says which.
 Result<DeviceFacts> device_facts(const DeviceName& device);
-// Whether engines of these two can map each other's memory: always, unless both are GPUs without P2P.
+// Whether engines of these two devices can map each other's memory. That fails only between GPUs without P2P.
 Result<bool> devices_reach_each_other(const DeviceName& a, const DeviceName& b);
 
-// Memory that any engine and client can map through the descriptor, which alone keeps it. A host device's is
-// zero-filled; what is in a GPU's is for its engine to clear. RESOURCE_EXHAUSTED: the device has no more.
+// Makes memory that any engine and client can map through the descriptor. Only the descriptor keeps it. A
+// host device's memory is zeroed. That of a GPU is for its engine to clear. RESOURCE_EXHAUSTED: the device
+// has no more.
 Result<UniqueFd> make_arena_memory(const DeviceName& device, const char* label, std::uint64_t bytes);
 
-// Likewise memory of the host that a GPU writes: what its resident kernels tell clients. Zero-filled.
+// Makes memory of the host that a GPU writes: the results that its resident kernels give to clients. Zeroed.
 Result<UniqueFd> make_results_memory(const DeviceName& device, std::uint64_t bytes);
 
 // Whether a client's descriptor can be memory of this device, as far as that can be told without using it:

@@ -19,7 +19,7 @@ struct DeviceName {
   }
 };
 
-// INVALID_ARGUMENT for a name that is not understood.
+// INVALID_ARGUMENT: the name is not understood.
 Result<DeviceName> parse_device_name(std::string_view text);
 
 }  // namespace epd::device

@@ -10,8 +10,8 @@
 
 namespace epd::device {
 
-// The half of a routing record that holds what the dispatch with this tag made; null: neither does.
-// `exchange`: the rank's arena.
+// The half of a routing record that the dispatch with this tag wrote; null: neither half is. `exchange` is
+// the rank's arena.
 inline const std::byte* find_routing(const std::byte* exchange, const abi::ExchangeArenaLayout& layout,
                                      std::uint32_t record, std::uint64_t tag) {
   const std::byte* half = exchange + layout.routing_of(record);
@@ -25,25 +25,25 @@ inline const std::byte* find_routing(const std::byte* exchange, const abi::Excha
 class OperationPeers {
  public:
   virtual ~OperationPeers() = default;
-  // Of a rank that is active. Computed at each call: a group may have more ranks than fit in an Operation.
+  // For an active rank. Computed at each call, because a group may have more ranks than fit in an Operation.
   virtual kernels::cuda::Peer peer(std::uint32_t rank) const = 0;
-  // [R] not 0: the rank is not active. Empty: all are.
+  // [R] not 0: the rank is inactive. Empty: all ranks are active.
   virtual std::span<const std::uint8_t> masked() const = 0;
 
   // ---- of groups whose ranks are on several nodes
 
-  // What a gateway needs of a rank of its node, of a combine or of a dispatch that uses a routing again.
+  // What a gateway needs of a rank of its node, for a combine or for a dispatch that reuses a routing.
   struct RoutedRows {
     const std::int32_t* placement = nullptr;  // kernels::Placement's words of the dispatch; null: it has none
     const std::uint16_t* y = nullptr;         // combine: [rows,H]
     const float* y_weights = nullptr;         // [rows,C], whether or not the rank itself asks for weights
   };
-  // `routing`: the tag of that dispatch, as it was announced.
+  // `routing` is the tag of that dispatch, as it was announced.
   virtual RoutedRows routed_rows(std::uint32_t /*rank*/, std::uint64_t /*routing*/) const { return {}; }
-  // Whether an active rank of any node holds rows of that dispatch: it had come before.
+  // Whether an active rank of any node holds rows of that dispatch, that is, it was active then.
   virtual bool holds_rows(std::uint32_t rank, std::uint64_t /*routing*/) const { return active(rank); }
 
-  // This rank has stored (with release) what others wait for, and their engines may sleep.
+  // This rank has stored (with release) what others wait for. Their engines may sleep, so they are rung.
   virtual void ring() const = 0;
 
   bool active(std::uint32_t rank) const { return masked().empty() || masked()[rank] == 0; }

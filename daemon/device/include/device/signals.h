@@ -1,5 +1,6 @@
-// How far operations have come, by what ranks have signalled in a rank's exchange blocks (proto/exchange.h):
-// where the engine has to ask the device for that. A copy of the signals, as they were a moment ago.
+// How far operations have come, from what ranks have signalled in a rank's exchange blocks
+// (proto/exchange.h). Used where the engine has to ask the device for that. It is a copy of the signals, from
+// a moment ago.
 #pragma once
 
 #include "proto/exchange.h"
@@ -11,32 +12,33 @@
 
 namespace epd::device {
 
-// Whose signals are looked at.
+// The operation whose signals are looked at.
 struct SignalledOperation {
-  std::uint32_t rank = 0;  // whose blocks they are
+  std::uint32_t rank = 0;  // the rank that owns the blocks
   std::uint64_t tag = 0;   // abi::op_tag
   std::uint32_t block = 0;
-  std::span<const std::uint8_t> masked;  // [R] not 0: the rank is not active. Empty: all are
+  std::span<const std::uint8_t> masked;  // [R] not 0: the rank is inactive. Empty: all are active
 };
 
 class SignalCopy {
  public:
   static constexpr std::uint32_t kNobody = ~std::uint32_t{0};
 
-  // `by_inboxes`: operations go by inboxes. Of these a rank says only at the end that it has sent all.
+  // `by_inboxes`: operations take the low-latency path. There a rank says only at the end that it has sent
+  // all.
   SignalCopy(std::uint32_t num_ranks, std::uint32_t depth, bool by_inboxes)
       : num_ranks_(num_ranks), by_inboxes_(by_inboxes), lines_(std::size_t{2} * num_ranks * depth) {}
 
   // [depth,2,R]: `ready`, then `arrived`, of each block.
   std::span<abi::SignalLine> lines() { return lines_; }
 
-  // kPlanning: the rank has not announced it. kWaitReady: another has not. kWaitArrived: the rank is done
-  // with the others, and one of them is not done with it.
+  // kPlanning: the rank has not announced the operation. kWaitReady: another rank has not. kWaitArrived: the
+  // rank has sent all, and another has not.
   abi::OpStage stage(const SignalledOperation& op) const;
-  // The first rank, from `from` on, that it waits for in kWaitReady and kWaitArrived; else kNobody.
+  // The first rank, from `from` on, that it waits for in kWaitReady and kWaitArrived, else kNobody.
   std::uint32_t awaited(const SignalledOperation& op, std::uint32_t from) const;
 
-  // Nothing that is seen is older.
+  // When the copy was begun: nothing in it is older.
   std::uint64_t begun_ns = 0;
 
  private:

@@ -20,12 +20,12 @@ struct EngineOptions {
   transport::NetworkOptions network;
 };
 
-// How a transport is opened, with these limits. The engine's proxy calls it in a thread of its own.
+// Opens a transport with these limits. The engine's proxy calls it in its own thread.
 using OpenTransport = std::function<Result<std::unique_ptr<transport::Transport>>(const transport::Limits&)>;
 
-// Runs until the supervisor says stop or is gone. Returns the process's exit code.
+// Runs until the supervisor says stop or ends. Returns the process's exit code.
 int engine_main(const EngineOptions& options);
-// The same over another network than UCX, if there is to be one: options.network.library is not empty.
+// The same with another network than UCX, if options.network.library is not empty.
 int engine_main(const EngineOptions& options, const OpenTransport& open);
 
 }  // namespace epd::engine

@@ -1,7 +1,6 @@
 // Who may attach, to which devices, which groups they may join, how much of each they may hold, and who may
-// operate the daemon. Immutable
-// and without I/O: names of users and groups become numbers when the configuration is read, because asking
-// the system for them (LDAP) could hold up the supervisor's loop.
+// operate the daemon. Immutable and without I/O. Names of users and groups become numbers when the
+// configuration is read: the system's answer may be slow (LDAP), and would delay the supervisor's loop.
 #pragma once
 
 #include "base/quota.h"
@@ -15,16 +14,16 @@
 
 namespace epd::supervisor {
 
-// Who asks, as the kernel knows it.
+// Who asks, according to the kernel.
 struct Caller {
   std::uint32_t uid = 0;
   const std::vector<std::uint32_t>& gids;  // primary and supplementary
 };
 
-// What a caller of the control plane may do; each includes those before it.
+// What a caller of the control plane may do. Each right includes those before it.
 enum class Right : std::uint32_t { kNone, kRead, kChange };
 
-// For callers whom no rule is about, and for what a rule does not say.
+// For callers to whom no rule applies, and for what a rule leaves open.
 struct AccessDefaults {
   bool attach = true;
   Right operate = Right::kRead;
@@ -32,18 +31,18 @@ struct AccessDefaults {
 };
 
 struct AccessRule {
-  // Whom it is about; both empty: everybody.
+  // To whom the rule applies; both empty: to everybody.
   std::vector<std::uint32_t> users;
   std::vector<std::uint32_t> unix_groups;
 
   bool attach = true;
   std::vector<std::string> groups;   // globs; empty: all
   std::vector<std::string> devices;  // likewise
-  // Instead of limits.max_..._per_user.
+  // In place of limits.max_..._per_user.
   std::optional<std::uint64_t> max_sessions;
   std::optional<std::uint64_t> max_groups;
   std::optional<std::uint64_t> max_arena_bytes;
-  // Instead of access.operate and limits.max_priority.
+  // In place of access.operate and limits.max_priority.
   std::optional<Right> operate;
   std::optional<std::int32_t> max_priority;
   std::optional<std::uint64_t> max_routing_bytes;
@@ -58,16 +57,16 @@ class AccessPolicy {
                std::map<std::uint32_t, std::string> names)
       : defaults_(defaults), rules_(std::move(rules)), names_(std::move(names)) {}
 
-  // Each is OK or PERMISSION_DENIED naming the user, what was asked, and the rule or default that says no.
-  // The first rule that is about the caller decides everything; those after it are not looked at.
+  // Each returns OK, or PERMISSION_DENIED that names the user, what was asked, and the rule or default that
+  // refuses it. The first rule that applies to the caller decides everything. Later rules are not considered.
   Status may_attach(const Caller& caller) const;
   Status may_use_device(const Caller& caller, const std::string& device) const;
   Status may_join(const Caller& caller, const std::string& group) const;
   Status may_take_priority(const Caller& caller, std::int32_t priority) const;
-  // `what`: "drain", after "may not". Root is asked about like anybody else.
+  // `what` is for example "drain", as in "may not drain". Root has no exception here.
   Status may_operate(const Caller& caller, Right wanted, const std::string& what) const;
 
-  // The rule's, or else `general`.
+  // The rule's limit, or else `general`.
   Quota max_sessions(const Caller& caller, Quota general) const;
   Quota max_groups(const Caller& caller, Quota general) const;
   Quota max_arena_bytes(const Caller& caller, Quota general) const;
@@ -86,7 +85,7 @@ class AccessPolicy {
 
   AccessDefaults defaults_;
   std::vector<AccessRule> rules_;
-  std::map<std::uint32_t, std::string> names_;  // of users that rules name
+  std::map<std::uint32_t, std::string> names_;  // names of users that rules name
 };
 
 }  // namespace epd::supervisor

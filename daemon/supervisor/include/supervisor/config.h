@@ -1,4 +1,4 @@
-// The one gate of configuration: file, environment and flags become one immutable, validated Config.
+// The only place for configuration: file, environment and flags become one immutable, validated Config.
 // Nothing else in the daemon reads the environment.
 #pragma once
 
@@ -24,11 +24,11 @@ enum class DeviceMode : std::uint32_t { kAuto, kLaunched, kResident };
 
 // devices.cuda
 struct GpuList {
-  bool automatic = false;         // all that the machine has
+  bool automatic = false;         // every GPU of the machine
   std::vector<std::string> list;  // else these: "0", "GPU-..."
 };
 
-inline constexpr std::uint32_t kAutomatic = 0xffff'ffff;  // a number that says "auto"
+inline constexpr std::uint32_t kAutomatic = 0xffff'ffff;  // the number that means "auto"
 
 struct ConfigEntry {
   std::string key;  // "limits.max_sessions"
@@ -37,7 +37,7 @@ struct ConfigEntry {
   bool reloadable = false;
 };
 
-// Defaults live in the option table (config_table.cpp), not here.
+// Defaults are in the option table (config_table.cpp), not here.
 struct Config {
   std::string socket;
   std::string control_socket;
@@ -45,7 +45,7 @@ struct Config {
   std::string socket_group;
   std::uint32_t control_socket_mode = 0;
   std::string control_socket_group;
-  // The groups' numbers; none: the daemon's own.
+  // The groups' numbers; none: the daemon's own group.
   std::optional<std::uint32_t> socket_gid;
   std::optional<std::uint32_t> control_socket_gid;
   std::string log_level;           // see log_levels
@@ -55,7 +55,8 @@ struct Config {
   std::uint32_t device_sms = 0;  // 0: see effective_sms
   std::uint32_t mode = 0;        // DeviceMode
   std::uint32_t max_sessions = 0;
-  std::uint32_t max_sessions_per_user = 0;  // 0: see max_sessions_of, as for the others of one user
+  std::uint32_t max_sessions_per_user =
+      0;  // 0: see max_sessions_of; likewise for the other limits of one user
   std::uint32_t max_groups = 0;
   std::uint32_t max_groups_per_user = 0;
   std::int32_t max_priority = 0;      // see access, also for the next two
@@ -75,12 +76,12 @@ struct Config {
   std::uint32_t restart_backoff_min_ms = 0;
   std::uint32_t restart_backoff_max_ms = 0;
   std::uint32_t max_restarts_per_minute = 0;
-  std::string metrics_listen;  // "127.0.0.1:9455"; empty: nowhere
+  std::string metrics_listen;  // "127.0.0.1:9455"; empty: no metrics
   std::uint32_t metrics_max_groups = 0;
   std::string health_listen;  // as metrics_listen
-  std::string mps_control;    // empty: never asked
+  std::string mps_control;    // empty: MPS is never asked
   std::uint32_t mps_timeout_ms = 0;
-  std::string cluster_name;  // empty: no cluster, and none of the following counts
+  std::string cluster_name;  // empty: no cluster, and the following options have no effect
   std::string cluster_node;
   std::string cluster_listen;
   std::string cluster_advertise;
@@ -101,7 +102,7 @@ struct Config {
   std::uint64_t network_max_bytes = 0;  // 0: see effective_network_bytes
   std::uint32_t network_peer_timeout_ms = 0;
 
-  std::optional<cluster::Settings> cluster;  // of cluster_*, completed
+  std::optional<cluster::Settings> cluster;  // from the options cluster_*, completed
   AccessPolicy access;
 
   // Every option in the table's order, then "access.rule N" for each rule.
@@ -113,8 +114,8 @@ struct Config {
   std::uint64_t effective_arena_bytes() const;
   std::uint64_t effective_routing_bytes() const;
   std::uint64_t effective_network_bytes() const;
-  // What one user may have: what a rule of the policy says, else limits.*_per_user, else three quarters of
-  // the whole. Root and the daemon's own user may have the whole, where neither says otherwise.
+  // The limits of one user: what a rule of the policy says, else limits.*_per_user, else three quarters of
+  // the whole. Root and the daemon's own user may have the whole, if neither of the two says otherwise.
   Quota max_sessions_of(const Caller& caller) const;
   Quota max_groups_of(const Caller& caller) const;
   Quota max_arena_bytes_of(const Caller& caller) const;
@@ -131,17 +132,17 @@ struct OptionInfo {
   std::string help;
 };
 std::vector<OptionInfo> config_options();
-// INVALID_ARGUMENT naming `key`, `where` it stands and the option that it resembles most.
+// INVALID_ARGUMENT that names `key`, `where` it stands, and the option that it resembles most.
 Status unknown_option(const std::string& key, const std::string& where);
 
 struct ConfigSources {
   std::string path;                                // configuration file
-  bool path_given = false;                         // false: a missing file is fine
-  std::map<std::string, std::string> environment;  // variable -> value, the ones of the table
+  bool path_given = false;                         // false: the file need not exist
+  std::map<std::string, std::string> environment;  // variable -> value, only variables of the table
   std::map<std::string, std::string> flags;        // key -> value
 };
 
-// What the process's environment says, beside the options: EPD_CONFIG and systemd's variables.
+// What else the daemon reads from the environment: EPD_CONFIG and systemd's variables.
 struct Environment {
   std::map<std::string, std::string> options;
   std::string config_path;        // EPD_CONFIG
@@ -153,9 +154,9 @@ struct Environment {
 };
 Environment read_environment();
 
-// Later ones win: defaults, file, environment, flags. Unknown keys and bad values are refused by name.
+// Later sources win: defaults, file, environment, flags. Unknown keys and bad values are refused by name.
 Result<Config> load_config(const ConfigSources& sources);
-// The same again at run time; INVALID_ARGUMENT naming the key if one that is fixed at start has changed.
+// The same at run time. INVALID_ARGUMENT names the key if an option has changed that is fixed at start.
 Result<Config> reload_config(const Config& current, const ConfigSources& sources);
 
 // What an operator may set while the daemon runs: log.level and limits.*.

@@ -20,19 +20,20 @@ struct SupervisorOptions {
 
 class Supervisor {
  public:
-  // Signals that the loop takes (SIGTERM, SIGINT, SIGHUP): call before any thread is started.
+  // Blocks the signals that the loop handles (SIGTERM, SIGINT, SIGHUP). To be called before any thread is
+  // started.
   static void block_signals();
 
-  // Opens the attach socket and starts the engines. The calling thread must be the one that calls run():
-  // engines die with it.
+  // Opens the attach socket and starts the engines. The calling thread must be the one that calls run(),
+  // because engines die with it.
   static Result<std::unique_ptr<Supervisor>> create(SupervisorOptions options);
   virtual ~Supervisor() = default;
 
-  // May be used from any thread, for as long as the supervisor lives.
+  // Any thread may use it while the supervisor lives.
   virtual ControlFacade& control() = 0;
-  // Called on the loop with true when every engine is ready, false when draining begins.
+  // Called on the loop: with true when every engine is ready, with false when draining begins.
   virtual void on_serving(std::function<void(bool)> callback) = 0;
-  // Runs until drained; returns the exit status of the process.
+  // Runs until the daemon is drained. Returns the exit status of the process.
   virtual int run() = 0;
 };
 
