@@ -141,7 +141,8 @@ int serve(const ServeFlags& flags) {
   std::unique_ptr<MetricsServer> metrics;
   if (!config->metrics_listen.empty()) {
     Result<std::unique_ptr<MetricsServer>> started =
-        MetricsServer::start((*supervisor)->control(), {config->metrics_listen, config->metrics_max_groups});
+        MetricsServer::start((*supervisor)->control(),
+                             {config->metrics_listen, config->metrics_max_groups, config->metrics_max_ranks});
     if (!started.ok()) return fail(kExitFailure, started.status());
     metrics = std::move(*started);
   }

@@ -1,6 +1,6 @@
 #include "families.h"
 
-#include "base/utf8.h"
+#include "family_list.h"
 #include "proto/statistics.h"
 
 #include <algorithm>
@@ -17,39 +17,10 @@ namespace {
 
 using prometheus::ClientMetric;
 using prometheus::MetricFamily;
-using prometheus::MetricType;
 
-using Labels = std::vector<std::pair<std::string, std::string>>;
-
+constexpr std::size_t kAllPairs = std::numeric_limits<std::size_t>::max();
 constexpr double kSecondsOfMs = 1e-3;
 constexpr double kSecondsOfUs = 1e-6;
-
-// Families in the order in which they are first used.
-class Families {
- public:
-  void gauge(const char* name, const char* help, const Labels& labels, double value) {
-    metric(name, help, MetricType::Gauge, labels).gauge.value = value;
-  }
-  void counter(const char* name, const char* help, const Labels& labels, double value) {
-    metric(name, help, MetricType::Counter, labels).counter.value = value;
-  }
-  ClientMetric::Histogram& histogram(const char* name, const char* help, const Labels& labels) {
-    return metric(name, help, MetricType::Histogram, labels).histogram;
-  }
-  std::vector<MetricFamily> take() && { return std::move(families_); }
-
- private:
-  ClientMetric& metric(const char* name, const char* help, MetricType type, const Labels& labels) {
-    const auto [found, is_new] = index_.try_emplace(name, families_.size());
-    if (is_new) families_.push_back({name, help, type, {}});
-    ClientMetric& metric = families_[found->second].metric.emplace_back();
-    for (const auto& [label, value] : labels) metric.label.push_back({label, clean_text(value)});
-    return metric;
-  }
-
-  std::vector<MetricFamily> families_;
-  std::map<std::string_view, std::size_t> index_;
-};
 
 // "DEVICE_STATE_READY" becomes "ready".
 std::string short_name(std::string_view name, std::string_view prefix) {
@@ -117,11 +88,6 @@ void add(v1::Statistics& sum, const v1::Statistics& more) {
   add(*sum.mutable_refused(), more.refused());
   add(*sum.mutable_done(), more.done());
   add(*sum.mutable_total(), more.total());
-}
-
-Labels with(Labels labels, const char* name, const std::string& value) {
-  labels.emplace_back(name, value);
-  return labels;
 }
 
 void tell_daemon(Families& out, const v1::DaemonStatus& daemon) {
@@ -320,7 +286,7 @@ void tell_group_states(Families& out, const v1::ListGroupsResponse& groups) {
 
 }  // namespace
 
-Result<Snapshot> take_snapshot(ControlFacade& facade) {
+Result<Snapshot> take_snapshot(ControlFacade& facade, std::uint32_t max_ranks) {
   Snapshot snapshot;
   const auto take = [](auto answer, auto& message) {
     if (answer.ok()) message = std::move(answer).value();
@@ -331,10 +297,11 @@ Result<Snapshot> take_snapshot(ControlFacade& facade) {
   if (status.ok()) status = take(facade.groups(), snapshot.groups);
   if (status.ok()) status = take(facade.operations(), snapshot.operations);
   if (status.ok()) status = take(facade.statistics(), snapshot.statistics);
+  if (status.ok()) status = take(facade.waits({"", max_ranks, kAllPairs}), snapshot.waits);
   return status.ok() ? Result<Snapshot>(std::move(snapshot)) : Result<Snapshot>(status);
 }
 
-std::vector<MetricFamily> families_of(const Snapshot& snapshot, std::size_t max_groups) {
+std::vector<MetricFamily> families_of(const Snapshot& snapshot, std::size_t max_groups, RankSeries& ranks) {
   Families out;
   tell_daemon(out, snapshot.daemon);
   if (snapshot.daemon.has_cluster()) tell_cluster(out, snapshot.daemon.cluster());
@@ -344,6 +311,7 @@ std::vector<MetricFamily> families_of(const Snapshot& snapshot, std::size_t max_
   for (const v1::GroupStatistics& of : snapshot.statistics.groups()) groups.add_statistics(of);
   for (const v1::Operation& operation : snapshot.operations.operations()) groups.add_wait(operation);
   groups.tell(out);
+  ranks.tell(out, snapshot.waits, max_groups);
   return std::move(out).take();
 }
 

@@ -204,6 +204,10 @@ std::vector<Option> make_table() {
            "127.0.0.1:9455, [::1]:9455, 0.0.0.0:9455. Empty: nowhere."),
       number("metrics.max_groups", "64", &C::metrics_max_groups, 1, 1024, kFixed,
              "Groups that have metrics of their own; the rest is told as one, group \"other\"."),
+      number("metrics.max_ranks", "16", &C::metrics_max_ranks, 1, 128, kFixed,
+             "Ranks of a group that have metrics of their own. Of a group with more, those that others "
+             "waited for "
+             "most; the rest is told as one, rank \"other\", and pairs of ranks are not told."),
       text(
           "mps.control", "nvidia-cuda-mps-control", &C::mps_control, "",
           "Program that is asked to terminate a client's or an engine's work on a GPU under MPS before it is "

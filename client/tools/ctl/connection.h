@@ -33,6 +33,7 @@ class Connection {
   std::optional<Failure> call(const v1::GetVersionRequest& request, v1::GetVersionResponse& response);
   std::optional<Failure> call(const v1::GetOperationRequest& request, v1::GetOperationResponse& response);
   std::optional<Failure> call(const v1::GetStatisticsRequest& request, v1::GetStatisticsResponse& response);
+  std::optional<Failure> call(const v1::GetWaitsRequest& request, v1::GetWaitsResponse& response);
   std::optional<Failure> call(const v1::SetDeviceRequest& request, v1::SetDeviceResponse& response);
   std::optional<Failure> call(const v1::SetGroupRequest& request, v1::SetGroupResponse& response);
   std::optional<Failure> call(const v1::EvictSessionRequest& request, v1::EvictSessionResponse& response);

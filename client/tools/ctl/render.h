@@ -16,6 +16,7 @@ std::string render(const v1::ListOperationsResponse& operations);
 std::string render(const v1::GetConfigResponse& config);
 std::string render(const v1::GetOperationResponse& detail);
 std::string render(const v1::GetStatisticsResponse& statistics, bool ranks);
+std::string render(const v1::GetWaitsResponse& waits);
 // One line.
 std::string render(const v1::Event& event);
 
