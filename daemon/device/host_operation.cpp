@@ -137,7 +137,11 @@ void HostOperation::count_waits(std::uint32_t end) {
     if (rank == op_.rank || !peers_.active(rank)) continue;
     const bool came = load_acquire(lines[rank].tag) >= op_.tag;
     const std::uint64_t until_ns = came ? given_at(lines[rank]) : MonotonicClock().now_ns();
-    part_ == Part::kAwait ? waits_.ready(rank, until_ns) : waits_.arrived(rank, until_ns);
+    if (part_ == Part::kAwait) {
+      waits_.ready(rank, until_ns);
+    } else {
+      waits_.arrived(rank, until_ns);
+    }
   }
 }
 
