@@ -161,11 +161,37 @@ void tell_device(Families& out, const v1::Device& device) {
               labels, static_cast<double>(device.times_stuck()));
 }
 
+// As many as an engine's page shows, 256 of each.
+void tell_far_engine(Families& out, const v1::FarEngine& far) {
+  const Labels labels = {{"device", far.device()}, {"node", far.node()}, {"far_device", far.far_device()}};
+  out.gauge("epd_far_engine_connected", "1 if the engine of the device reaches the one of another node.",
+            labels, far.state() == v1::FAR_ENGINE_STATE_CONNECTED ? 1 : 0);
+  if (far.has_round_trip_us()) {
+    out.gauge("epd_far_round_trip_seconds", "Of the last ping between the two engines' loops.", labels,
+              static_cast<double>(far.round_trip_us()) * kSecondsOfUs);
+  }
+  const char* bytes = "Batches' bytes between engines of two nodes: rows, what combines ask for, and sums.";
+  for (const auto& [kind, traffic] :
+       {std::pair("rows", &far.rows()), std::pair("asks", &far.asks()), std::pair("sums", &far.sums())}) {
+    const Labels of_kind = with(labels, "kind", kind);
+    out.counter("epd_far_bytes_total", bytes, with(of_kind, "direction", "sent"),
+                static_cast<double>(traffic->bytes_sent()));
+    out.counter("epd_far_bytes_total", bytes, with(of_kind, "direction", "received"),
+                static_cast<double>(traffic->bytes_received()));
+  }
+  out.counter("epd_far_credit_stall_seconds_total", "For which operations had no credit of a rank there.",
+              labels, static_cast<double>(far.credit_stall_us()) * kSecondsOfUs);
+  std::uint64_t dropped = 0;
+  for (const v1::DropCount& drop : far.dropped()) dropped += drop.count();
+  out.counter("epd_far_dropped_total", "Messages from there that were dropped.", labels,
+              static_cast<double>(dropped));
+}
+
 // A group, or all that are told as one.
 struct GroupSum {
   Labels labels;
   v1::Statistics statistics;
-  std::uint64_t ranks = 0, active = 0, breaks = 0;
+  std::uint64_t ranks = 0, active = 0, breaks = 0, arena_bytes = 0;
   double waited_for = 0;  // seconds: the longest wait of now
   std::string waited_for_rank;
 };
@@ -214,6 +240,8 @@ void tell_group(Families& out, const GroupSum& group) {
   out.gauge("epd_group_ranks", "Ranks of the group.", group.labels, static_cast<double>(group.ranks));
   out.gauge("epd_group_ranks_active", "Ranks that have joined and not gone.", group.labels,
             static_cast<double>(group.active));
+  out.gauge("epd_group_arena_bytes", "Arenas that are promised to the group's ranks of this node.",
+            group.labels, static_cast<double>(group.arena_bytes));
   out.counter("epd_group_breaks_total", "Breaks that the group has gone through.", group.labels,
               static_cast<double>(group.breaks));
   if (!group.waited_for_rank.empty())
@@ -242,6 +270,7 @@ class GroupSums {
           std::count_if(group->members().begin(), group->members().end(),
                         [](const v1::GroupMember& member) { return !member.gone(); }));
       sum->breaks += group->epoch() == 0 ? 0 : group->epoch() - 1;
+      sum->arena_bytes += group->arena_bytes();
     }
   }
 
@@ -269,7 +298,7 @@ class GroupSums {
   }
 
   std::map<std::uint64_t, GroupSum> sums_;
-  GroupSum other_{{{"group", "other"}, {"group_id", "0"}}, {}, 0, 0, 0, 0, {}};
+  GroupSum other_{{{"group", "other"}, {"group_id", "0"}}, {}, 0, 0, 0, 0, 0, {}};
   bool has_other_ = false;
 };
 
@@ -298,6 +327,7 @@ Result<Snapshot> take_snapshot(ControlFacade& facade, std::uint32_t max_ranks) {
   if (status.ok()) status = take(facade.operations(), snapshot.operations);
   if (status.ok()) status = take(facade.statistics(), snapshot.statistics);
   if (status.ok()) status = take(facade.waits({"", max_ranks, kAllPairs}), snapshot.waits);
+  if (status.ok() && snapshot.daemon.has_cluster()) status = take(facade.far_engines(), snapshot.network);
   return status.ok() ? Result<Snapshot>(std::move(snapshot)) : Result<Snapshot>(status);
 }
 
@@ -305,6 +335,7 @@ std::vector<MetricFamily> families_of(const Snapshot& snapshot, std::size_t max_
   Families out;
   tell_daemon(out, snapshot.daemon);
   if (snapshot.daemon.has_cluster()) tell_cluster(out, snapshot.daemon.cluster());
+  for (const v1::FarEngine& far : snapshot.network.far_engines()) tell_far_engine(out, far);
   for (const v1::Device& device : snapshot.devices.devices()) tell_device(out, device);
   tell_group_states(out, snapshot.groups);
   GroupSums groups(snapshot.groups, max_groups);

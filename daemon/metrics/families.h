@@ -21,6 +21,7 @@ struct Snapshot {
   v1::ListOperationsResponse operations;
   v1::GetStatisticsResponse statistics;
   v1::GetWaitsResponse waits;
+  v1::ListFarEnginesResponse network;  // empty if the daemon is in no cluster
 };
 // Pairs of ranks are there of groups that have at most `max_ranks`.
 Result<Snapshot> take_snapshot(ControlFacade& facade, std::uint32_t max_ranks);

@@ -222,6 +222,8 @@ v1::ListGroupsResponse ControlReads::list_groups() const {
     v1::Group& message = *list.add_groups();
     fill(message, group, rooms_.fleet, now);
     for (const auto& [rank, member] : group.members) {
+      if (const MemberArenas* arenas = rooms_.memory.find(group.id, rank); arenas != nullptr)
+        message.set_arena_bytes(message.arena_bytes() + arenas->bytes);
       const abi::GroupSettings settings = parts_.settings.of_group(group.settings_on(member.engine));
       message.set_sms(std::max(message.sms(), settings.sms));
       message.set_priority(settings.priority);

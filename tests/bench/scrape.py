@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import urllib.request
 
 def quantiles(build, socket):
     done = subprocess.run(
-        [build / "bin/epbench", "--socket", socket, "--ranks", "2", "--op", "noop", "--iters", "8000", "--json"],
+        [build / "bin/epbench", "--socket", socket, "--ranks", "2", "--op", "noop", "--iters", "5000", "--json"],
         capture_output=True, text=True, check=True, timeout=300,
     )
     result = json.loads(done.stdout.splitlines()[-1])
@@ -69,6 +70,7 @@ def port_of(log):
 def main():
     build = pathlib.Path(sys.argv[1]).resolve()
     pairs = int(sys.argv[2]) if len(sys.argv) > 2 else 6
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what is below cleans up
     with tempfile.TemporaryDirectory(prefix="epd-scrape-") as directory, contextlib.ExitStack() as at_end:
         work = pathlib.Path(directory)
         with open(work / "log", "w") as log:

@@ -74,6 +74,7 @@ v1::Group make_group() {
   group.set_epoch(3);
   group.set_age_ms(64'000);
   group.set_cause("engine of host:1 restarted");
+  group.set_arena_bytes(std::uint64_t{500} << 20);
   add_member(group, 0, 11, "host:0");
   add_member(group, 1, 12, "host:1");
   return group;

@@ -71,6 +71,28 @@ TEST(MetricFamilies, TellTheNodesOfAClusterByState) {
   EXPECT_THAT(text_of(snapshot), HasSubstr("epd_cluster_attached 0"));
 }
 
+TEST(MetricFamilies, TellTheMemoryOfGroups) {
+  EXPECT_THAT(text_of(fixed_snapshot()),
+              HasSubstr("epd_group_arena_bytes{group=\"layer-experts\",group_id=\"9\"} 524288000"));
+}
+
+TEST(MetricFamilies, TellTheNetworkOfADaemonInACluster) {
+  FakeControlFacade facade;
+  Result<Snapshot> alone = take_snapshot(facade, 16);
+  ASSERT_TRUE(alone.ok());
+  EXPECT_THAT(text_of(*alone), Not(HasSubstr("epd_far_")));
+  facade.change([](FakeControlFacade::Views& views) { views.daemon.mutable_cluster()->set_name("prod"); });
+  Result<Snapshot> snapshot = take_snapshot(facade, 16);
+  ASSERT_TRUE(snapshot.ok());
+  const std::string text = text_of(*snapshot);
+  const std::string b = "{device=\"host:0\",node=\"node-b\",far_device=\"host:0\"";
+  EXPECT_THAT(text, HasSubstr("epd_far_engine_connected" + b + "} 1"));
+  EXPECT_THAT(text, HasSubstr("epd_far_engine_connected{device=\"host:0\",node=\"node-c\",far_device=\"host:1\"} 0"));
+  EXPECT_THAT(text, HasSubstr("epd_far_bytes_total" + b + ",kind=\"sums\",direction=\"received\"} 2097152"));
+  EXPECT_THAT(text, HasSubstr("epd_far_credit_stall_seconds_total" + b + "} 0.0045"));
+  EXPECT_THAT(text, HasSubstr("epd_far_dropped_total" + b + "} 5"));
+}
+
 TEST(MetricFamilies, EachFamilyStandsOnceAndNoSeriesTwice) {
   Snapshot snapshot = fixed_snapshot();
   for (std::uint64_t id = 100; id < 110; ++id) add_group(snapshot, id, "same name", 2);
