@@ -5,7 +5,7 @@
 #include <limits>
 #include <utility>
 
-namespace epd {
+namespace epd::device {
 
 using abi::OpStage;
 using kernels::cuda::Kind;
@@ -506,4 +506,4 @@ std::uint32_t HostOperation::count_selections(std::span<const std::uint8_t> rank
   return count;
 }
 
-}  // namespace epd
+}  // namespace epd::device

@@ -29,7 +29,7 @@
 #include <optional>
 #include <vector>
 
-namespace epd {
+namespace epd::device {
 
 class HostOperation final : public OperationInFlight {
  public:
@@ -159,4 +159,4 @@ class HostOperation final : public OperationInFlight {
   kernels::cuda::OpResult result_{};
 };
 
-}  // namespace epd
+}  // namespace epd::device

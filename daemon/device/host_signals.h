@@ -10,7 +10,7 @@
 #include <atomic>
 #include <cstdint>
 
-namespace epd {
+namespace epd::device {
 
 // atomic_ref wants what it may write.
 inline std::uint64_t load_acquire(const std::uint64_t& word) {
@@ -61,4 +61,4 @@ class HostWaits {
   std::uint64_t last_ns_ = 0;
 };
 
-}  // namespace epd
+}  // namespace epd::device

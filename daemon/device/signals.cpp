@@ -4,7 +4,7 @@
 
 #include <utility>
 
-namespace epd {
+namespace epd::device {
 
 using abi::OpStage;
 
@@ -63,4 +63,4 @@ void SeenWaits::look(const SignalCopy& signals, const SignalledOperation& op, co
   }
 }
 
-}  // namespace epd
+}  // namespace epd::device

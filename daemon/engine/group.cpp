@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace epd {
+namespace epd::engine {
 
 namespace {
 
@@ -210,4 +210,4 @@ std::string Group::check_complete() const {
   return "";
 }
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace epd {
+namespace epd::metrics {
 
 // Taken one after the other, so that a group may be in one list and not in another.
 struct Snapshot {
@@ -24,7 +24,7 @@ struct Snapshot {
   v1::ListFarEnginesResponse network;  // empty if the daemon is in no cluster
 };
 // Pairs of ranks are there of groups that have at most `max_ranks`.
-Result<Snapshot> take_snapshot(ControlFacade& facade, std::uint32_t max_ranks);
+Result<Snapshot> take_snapshot(supervisor::ControlFacade& facade, std::uint32_t max_ranks);
 
 // Groups in the order of their ids; those behind the first `max_groups` are summed up as group "other".
 std::vector<prometheus::MetricFamily> families_of(const Snapshot& snapshot, std::size_t max_groups,
@@ -32,4 +32,4 @@ std::vector<prometheus::MetricFamily> families_of(const Snapshot& snapshot, std:
 // When the supervisor has not answered.
 std::vector<prometheus::MetricFamily> families_of_silence();
 
-}  // namespace epd
+}  // namespace epd::metrics

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace epd {
+namespace epd::metrics {
 
 using Labels = std::vector<std::pair<std::string, std::string>>;
 
@@ -48,4 +48,4 @@ inline Labels with(Labels labels, const char* name, const std::string& value) {
   return labels;
 }
 
-}  // namespace epd
+}  // namespace epd::metrics

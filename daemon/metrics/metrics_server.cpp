@@ -18,8 +18,10 @@
 #include <utility>
 #include <vector>
 
-namespace epd {
+namespace epd::metrics {
 namespace {
+
+using supervisor::ControlFacade;
 
 constexpr const char* kThreads = "2";           // of the HTTP server: requests at one time
 constexpr const char* kRequestTimeMs = "5000";  // a client that says nothing holds a thread for so long
@@ -115,4 +117,4 @@ Result<std::unique_ptr<MetricsServer>> MetricsServer::start(ControlFacade& facad
   }
 }
 
-}  // namespace epd
+}  // namespace epd::metrics

@@ -7,7 +7,7 @@
 #include <utility>
 #include "epd/v1/control.pb.h"
 
-namespace epd {
+namespace epd::metrics {
 namespace {
 
 constexpr double kSecondsOfUs = 1e-6;
@@ -135,4 +135,4 @@ void RankSeries::tell(Families& out, const v1::GetWaitsResponse& waits, std::siz
   groups_ = std::move(groups);  // what has ended is forgotten
 }
 
-}  // namespace epd
+}  // namespace epd::metrics

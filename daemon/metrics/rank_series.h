@@ -15,12 +15,12 @@
 #include <map>
 #include <vector>
 
-namespace epd {
-
-namespace v1 {
+namespace epd::v1 {
 class GetWaitsResponse;
 class GroupWaits;
-}  // namespace v1
+}  // namespace epd::v1
+
+namespace epd::metrics {
 
 class RankSeries {
  public:
@@ -64,4 +64,4 @@ class RankSeries {
   std::map<std::uint64_t, Group> groups_;
 };
 
-}  // namespace epd
+}  // namespace epd::metrics

@@ -6,7 +6,7 @@
 #include <tuple>
 #include "epd/v1/control.pb.h"
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 constexpr std::uint64_t kUsNs = 1000;
@@ -103,4 +103,4 @@ v1::GetWaitsResponse message_of(const std::vector<WaitingGroup>& groups, const W
   return message;
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

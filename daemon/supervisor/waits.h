@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-namespace epd {
-
-namespace v1 {
+namespace epd::v1 {
 class GetWaitsResponse;
 }
+
+namespace epd::supervisor {
 
 struct WaitSum {
   std::uint64_t ready_ns = 0;
@@ -42,4 +42,4 @@ struct WaitingGroup {
 // In the order of `groups`.
 v1::GetWaitsResponse message_of(const std::vector<WaitingGroup>& groups, const WaitsWanted& wanted);
 
-}  // namespace epd
+}  // namespace epd::supervisor

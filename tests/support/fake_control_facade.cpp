@@ -9,6 +9,8 @@
 namespace epd::test {
 namespace {
 
+using supervisor::Operator;
+
 void fill(v1::Device& device, const std::string& name) {
   device.set_name(name);
   device.set_state(v1::DEVICE_STATE_READY);
@@ -360,7 +362,7 @@ Result<v1::GetOperationResponse> FakeControlFacade::operation(std::uint64_t sess
   return not_found("operation is not in flight");
 }
 
-Result<v1::GetWaitsResponse> FakeControlFacade::waits(const WaitsWanted& wanted) {
+Result<v1::GetWaitsResponse> FakeControlFacade::waits(const supervisor::WaitsWanted& wanted) {
   Result<v1::GetWaitsResponse> all = answer(views_.waits);
   if (!all.ok()) return all;
   if (!wanted.group.empty() && wanted.group != all->groups(0).name())
@@ -371,7 +373,7 @@ Result<v1::GetWaitsResponse> FakeControlFacade::waits(const WaitsWanted& wanted)
   return all;
 }
 
-Status FakeControlFacade::authorize(const Operator& by, Right wanted, const std::string& what) {
+Status FakeControlFacade::authorize(const Operator& by, supervisor::Right wanted, const std::string& what) {
   const std::lock_guard lock(mutex_);
   if (wanted <= allowed_) return {};
   return {StatusCode::kPermissionDenied,
@@ -379,7 +381,7 @@ Status FakeControlFacade::authorize(const Operator& by, Right wanted, const std:
               ": no access.rule gives it more, and access.operate is \"read\""};
 }
 
-void FakeControlFacade::allow(Right right) {
+void FakeControlFacade::allow(supervisor::Right right) {
   const std::lock_guard lock(mutex_);
   allowed_ = right;
 }
@@ -407,7 +409,7 @@ Status FakeControlFacade::set_device(const Operator& by, const std::string& devi
 }
 
 Status FakeControlFacade::set_group(const Operator& by, const std::string& group,
-                                    const GroupSettingsChange& change) {
+                                    const supervisor::GroupSettingsChange& change) {
   return ask(by, "set group " + group + (change.sms ? " sms=" + std::to_string(*change.sms) : "") +
                      (change.priority ? " priority=" + std::to_string(*change.priority) : ""));
 }

@@ -11,6 +11,10 @@ namespace epd::test {
 namespace {
 
 using abi::OpStage;
+using device::give_signal;
+using device::HostOperation;
+using device::HostPlans;
+using device::OperationPeers;
 
 constexpr std::uint32_t kRanks = 3;
 constexpr std::uint64_t kTag = abi::op_tag(1, 7);

@@ -12,13 +12,14 @@
 namespace epd::test {
 namespace {
 
+using metrics::Snapshot;
 using testing::HasSubstr;
 using testing::Not;
 
 std::vector<prometheus::MetricFamily> families(const Snapshot& snapshot, std::size_t max_groups) {
   const ManualClock clock;
-  RankSeries ranks(16, clock);
-  return families_of(snapshot, max_groups, ranks);
+  metrics::RankSeries ranks(16, clock);
+  return metrics::families_of(snapshot, max_groups, ranks);
 }
 
 std::string text_of(const Snapshot& snapshot, std::size_t max_groups = 64) {
@@ -27,7 +28,7 @@ std::string text_of(const Snapshot& snapshot, std::size_t max_groups = 64) {
 
 Snapshot fixed_snapshot() {
   FakeControlFacade facade;
-  Result<Snapshot> snapshot = take_snapshot(facade, 16);
+  Result<Snapshot> snapshot = metrics::take_snapshot(facade, 16);
   EXPECT_TRUE(snapshot.ok()) << snapshot.status().to_string();
   return *snapshot;
 }
@@ -78,11 +79,11 @@ TEST(MetricFamilies, TellTheMemoryOfGroups) {
 
 TEST(MetricFamilies, TellTheNetworkOfADaemonInACluster) {
   FakeControlFacade facade;
-  Result<Snapshot> alone = take_snapshot(facade, 16);
+  Result<Snapshot> alone = metrics::take_snapshot(facade, 16);
   ASSERT_TRUE(alone.ok());
   EXPECT_THAT(text_of(*alone), Not(HasSubstr("epd_far_")));
   facade.change([](FakeControlFacade::Views& views) { views.daemon.mutable_cluster()->set_name("prod"); });
-  Result<Snapshot> snapshot = take_snapshot(facade, 16);
+  Result<Snapshot> snapshot = metrics::take_snapshot(facade, 16);
   ASSERT_TRUE(snapshot.ok());
   const std::string text = text_of(*snapshot);
   const std::string b = "{device=\"host:0\",node=\"node-b\",far_device=\"host:0\"";
@@ -189,8 +190,8 @@ TEST(MetricFamilies, BucketsHoldWhatTheEngineCounted) {
 TEST(MetricFamilies, ASupervisorThatDoesNotAnswerIsToldToBeDown) {
   FakeControlFacade facade;
   facade.fail({StatusCode::kDeadlineExceeded, "busy"});
-  EXPECT_FALSE(take_snapshot(facade, 16).ok());
-  EXPECT_THAT(prometheus::TextSerializer().Serialize(families_of_silence()),
+  EXPECT_FALSE(metrics::take_snapshot(facade, 16).ok());
+  EXPECT_THAT(prometheus::TextSerializer().Serialize(metrics::families_of_silence()),
               HasSubstr("epd_supervisor_up 0"));
 }
 

@@ -10,6 +10,9 @@
 namespace epd::test {
 namespace {
 
+using metrics::Families;
+using metrics::RankSeries;
+
 class RankSeriesTest : public testing::Test {
  protected:
   static constexpr std::uint64_t kSecond = 1'000'000;  // us

@@ -11,8 +11,10 @@
 #include <vector>
 #include "epd/v1/control.pb.h"
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
+
+using device::DeviceName;
 
 constexpr std::uint32_t kUser = 1001;
 
@@ -142,4 +144,4 @@ TEST(MappingCount, MappingsAreGivenBackWithTheRank) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-namespace epd {
+namespace epd::device {
 
 // Whose signals are looked at.
 struct SignalledOperation {
@@ -65,4 +65,4 @@ class SeenWaits {
   std::uint64_t seen_ns_ = 0;
 };
 
-}  // namespace epd
+}  // namespace epd::device
