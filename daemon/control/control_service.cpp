@@ -143,7 +143,8 @@ class ControlService final : public v1::Control::Service {
 
   grpc::Status GetWaits(grpc::ServerContext* context, const v1::GetWaitsRequest* request,
                         v1::GetWaitsResponse* response) override {
-    supervisor::WaitsWanted wanted{request->group(), request->group().empty() ? 0 : abi::kMaxRanks, kMaxPairs};
+    supervisor::WaitsWanted wanted{request->group(), request->group().empty() ? 0 : abi::kMaxRanks,
+                                   kMaxPairs};
     if (request->max_pairs() != 0) wanted.max_pairs = request->max_pairs();
     return serve(*context, Right::kRead, "see waits", [&](const Operator& /*by*/) -> grpc::Status {
       if (wanted.max_pairs > kMaxPairs) {

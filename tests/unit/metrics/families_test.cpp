@@ -88,7 +88,8 @@ TEST(MetricFamilies, TellTheNetworkOfADaemonInACluster) {
   const std::string text = text_of(*snapshot);
   const std::string b = "{device=\"host:0\",node=\"node-b\",far_device=\"host:0\"";
   EXPECT_THAT(text, HasSubstr("epd_far_engine_connected" + b + "} 1"));
-  EXPECT_THAT(text, HasSubstr("epd_far_engine_connected{device=\"host:0\",node=\"node-c\",far_device=\"host:1\"} 0"));
+  EXPECT_THAT(
+      text, HasSubstr("epd_far_engine_connected{device=\"host:0\",node=\"node-c\",far_device=\"host:1\"} 0"));
   EXPECT_THAT(text, HasSubstr("epd_far_bytes_total" + b + ",kind=\"sums\",direction=\"received\"} 2097152"));
   EXPECT_THAT(text, HasSubstr("epd_far_credit_stall_seconds_total" + b + "} 0.0045"));
   EXPECT_THAT(text, HasSubstr("epd_far_dropped_total" + b + "} 5"));

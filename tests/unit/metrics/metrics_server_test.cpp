@@ -42,7 +42,8 @@ std::string get(int port, const std::string& path) {
 }
 
 struct Started {
-  explicit Started(const std::string& listen) : server(metrics::MetricsServer::start(facade, {listen, 8, 16})) {}
+  explicit Started(const std::string& listen)
+      : server(metrics::MetricsServer::start(facade, {listen, 8, 16})) {}
   FakeControlFacade facade;
   Result<std::unique_ptr<metrics::MetricsServer>> server;
 };
