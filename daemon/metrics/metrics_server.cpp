@@ -43,7 +43,7 @@ void knock(const std::string& listen, int port) {
   if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return;
   const std::unique_ptr<addrinfo, FreeAddresses> address(found);
   const UniqueFd socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (socket.valid()) ::connect(socket.get(), address->ai_addr, address->ai_addrlen);
+  if (socket.valid()) (void)::connect(socket.get(), address->ai_addr, address->ai_addrlen);
 }
 
 class Reader final : public prometheus::Collectable {

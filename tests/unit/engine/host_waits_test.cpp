@@ -27,8 +27,8 @@ class HostWaitsTest : public ::testing::Test, private OperationPeers {
     std::array<abi::SignalLine, kRanks> ready{};
     std::array<abi::SignalLine, kRanks> arrived{};
     std::array<abi::OpAnnouncement, kRanks> announcement{};
-    std::array<std::uint32_t, kRanks * kRanks> rank_counts{};
-    std::array<std::uint32_t, kRanks * kRanks> expert_counts{};
+    std::array<std::uint32_t, std::size_t{kRanks} * kRanks> rank_counts{};
+    std::array<std::uint32_t, std::size_t{kRanks} * kRanks> expert_counts{};
   };
 
   kernels::cuda::Peer peer(std::uint32_t rank) const override {
