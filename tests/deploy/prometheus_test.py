@@ -210,8 +210,10 @@ def test_site(site):
     prometheus.must_become_true("sum(epd_rank_last_arrivals_total) > 0")
     check(not prometheus.ask(alert("EpdRowsUneven")), "uniform routing is even")
 
-    # An engine dies: the load fails, and is started again.
-    os.kill(engines[0], signal.SIGKILL)
+    # An engine dies while an operation waits for it: the load fails, and is started again.
+    os.kill(engines[1], signal.SIGSTOP)
+    prometheus.must_become_true("epd_group_waited_for_seconds > 0.5")
+    os.kill(engines[1], signal.SIGKILL)
     prometheus.must_become_true(alert("EpdEngineRestarted"))
     prometheus.must_become_true(alert("EpdOperationsFail"))
     site.processes[-1].wait(120)
