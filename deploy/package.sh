@@ -7,10 +7,13 @@ usage() {
 Usage: deploy/package.sh [--help] [--output DIR] [--build-dir DIR]
 
 Builds epd (preset package) and makes the Debian packages epd (daemon, service, tools), libepd0 (client
-library) and libepd-dev (headers), for the Debian release that this machine runs.
+library), libepd-dev (headers) and python3-epd (module epd), for the Debian release that this machine runs.
 
   --output DIR      where to write them [.]
   --build-dir DIR   packs what was built there, and builds nothing
+
+The maintainer is a placeholder. Whoever gives the packages to others configures the build with
+-D EPD_MAINTAINER="NAME <ADDRESS>".
 END
 }
 

@@ -36,6 +36,7 @@ grpc::Status answer(Result<Message> filled, Message& response) {
 // How late a watcher may notice that its caller or the daemon has ended.
 constexpr std::uint32_t kWatchSliceMs = 200;
 constexpr std::size_t kEventsPerMessage = 64;
+constexpr std::uint32_t kMaxPairs = 4096;  // of a group, in an answer
 
 std::optional<std::uint64_t> number(std::string_view text) {
   std::uint64_t value = 0;
@@ -131,6 +132,20 @@ class ControlService final : public v1::Control::Service {
                              v1::GetStatisticsResponse* response) override {
     return pass_on(
         *context, "see statistics", [this] { return facade_.statistics(); }, *response);
+  }
+
+  grpc::Status GetWaits(grpc::ServerContext* context, const v1::GetWaitsRequest* request,
+                        v1::GetWaitsResponse* response) override {
+    supervisor::WaitsWanted wanted{request->group(), request->group().empty() ? 0 : abi::kMaxRanks,
+                                   kMaxPairs};
+    if (request->max_pairs() != 0) wanted.max_pairs = request->max_pairs();
+    return serve(*context, Right::kRead, "see waits", [&](const Operator& /*by*/) -> grpc::Status {
+      if (wanted.max_pairs > kMaxPairs) {
+        return to_grpc(invalid_argument("max_pairs is " + std::to_string(wanted.max_pairs) +
+                                        "; allowed: 0.." + std::to_string(kMaxPairs) + " (0: the most)"));
+      }
+      return answer(facade_.waits(wanted), *response);
+    });
   }
 
   grpc::Status WatchEvents(grpc::ServerContext* context, const v1::WatchEventsRequest* request,

@@ -1,5 +1,7 @@
 #include "host_crossing.h"
 
+#include "host_signals.h"
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -17,10 +19,6 @@ namespace {
 
 constexpr std::uint32_t kMergeChunks = 32;  // per job
 constexpr std::uint64_t kMergeBytes = std::uint64_t{512} * 1024;
-
-void store_release(std::uint64_t& word, std::uint64_t value) {
-  std::atomic_ref(word).store(value, std::memory_order_release);
-}
 
 kernels::FarShape far_shape(const kernels::cuda::Shape& s) {
   kernels::FarShape shape;
@@ -135,7 +133,8 @@ Drop HostCrossing::receive_announcement(const Arrival& arrival, std::size_t inde
   source.announced = true;
   source.announcement = said;
   if (is_dispatch()) source.seen.assign(said.num_tokens, false);
-  for (const std::uint32_t rank : ranks) store_release(needs_.peers.peer(rank).ready[row].tag, tag());
+  const std::uint64_t now_ns = MonotonicClock().now_ns();
+  for (const std::uint32_t rank : ranks) give_signal(needs_.peers.peer(rank).ready[row], tag(), now_ns);
   needs_.peers.ring();
   group_.settle(arrival);
   return Drop::kNone;
@@ -238,8 +237,9 @@ bool HostCrossing::recall_places(std::size_t index) {
 void HostCrossing::pass_arrival(Source& source) {
   source.arrived = true;
   if (!is_dispatch()) group_.sums_window(needs_.op.rank, source.rank).leave(tag());
+  const std::uint64_t now_ns = MonotonicClock().now_ns();
   for (const std::uint32_t rank : span_.near_ranks())
-    store_release(needs_.peers.peer(rank).arrived[source.rank].tag, tag());
+    give_signal(needs_.peers.peer(rank).arrived[source.rank], tag(), now_ns);
   needs_.peers.ring();
 }
 

@@ -31,10 +31,14 @@ class HostLane final : public Lane {
         priority_(shape.priority) {}
 
   std::unique_ptr<OperationInFlight> launch(const LaunchRequest& request) override {
-    return std::make_unique<HostOperation>(
-        request.kind, *request.op,
-        HostOperation::Needs{
-            *request.peers, plans_, request.record, {&sms_, request.sms, priority_}, sum_ranks_, far_});
+    return std::make_unique<HostOperation>(request.kind, *request.op,
+                                           HostOperation::Needs{*request.peers,
+                                                                plans_,
+                                                                request.record,
+                                                                {&sms_, request.sms, priority_},
+                                                                sum_ranks_,
+                                                                far_,
+                                                                request.waits});
   }
   void release(const kernels::cuda::Signal& /*signal*/, std::uint64_t /*ticket*/) override {}
   void set_priority(std::int32_t priority) override { priority_ = priority; }

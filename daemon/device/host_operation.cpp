@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <utility>
 
 namespace epd::device {
 
@@ -20,15 +21,6 @@ constexpr std::uint32_t kChoices = 2048;
 constexpr std::size_t kCopied = 8192;  // choices
 constexpr std::uint32_t kCounts = 8192;
 constexpr std::uint32_t kRanks = 64;
-
-// std::atomic_ref needs a type that it may write.
-std::uint64_t load_acquire(const std::uint64_t& word) {
-  return std::atomic_ref(const_cast<std::uint64_t&>(word)).load(std::memory_order_acquire);
-}
-
-void store_release(std::uint64_t& word, std::uint64_t value) {
-  std::atomic_ref(word).store(value, std::memory_order_release);
-}
 
 OpResult ending(kernels::cuda::OpError error, std::int32_t failed_rank) {
   OpResult result{};
@@ -50,7 +42,8 @@ HostOperation::HostOperation(Kind kind, const Operation& op, const Needs& needs)
       sum_ranks_(needs.sum_ranks),
       ranks_(op.shape.num_ranks),
       experts_(op.shape.num_experts / op.shape.num_ranks),
-      own_(needs.peers.peer(op.rank)) {
+      own_(needs.peers.peer(op.rank)),
+      waits_(needs.waits) {
   if (needs.far != nullptr && !needs.far->span().far_nodes().empty())
     crossing_ = std::make_unique<HostCrossing>(HostCrossing::Needs{*needs.far, op_, kind_, peers_, share_});
   if (routes()) {
@@ -136,6 +129,29 @@ std::uint32_t HostOperation::awaited(std::uint32_t from) const {
   return rank < ranks_ ? rank : kNobody;
 }
 
+// For the ranks from scanned_ on, below `end`: until their signals came, or until now.
+void HostOperation::count_waits(std::uint32_t end) {
+  if (part_ != Part::kAwait && part_ != Part::kAwaitArrived) return;
+  const abi::SignalLine* const lines = part_ == Part::kAwait ? own_.ready : own_.arrived;
+  for (std::uint32_t rank = scanned_; rank < end; ++rank) {
+    if (rank == op_.rank || !peers_.active(rank)) continue;
+    const bool came = load_acquire(lines[rank].tag) >= op_.tag;
+    const std::uint64_t until_ns = came ? given_at(lines[rank]) : MonotonicClock().now_ns();
+    if (part_ == Part::kAwait) {
+      waits_.ready(rank, until_ns);
+    } else {
+      waits_.arrived(rank, until_ns);
+    }
+  }
+}
+
+// Returns whether the scan has advanced.
+bool HostOperation::scan(const abi::SignalLine* lines) {
+  const std::uint32_t end = first_behind(lines, scanned_);
+  count_waits(end);
+  return std::exchange(scanned_, end) != end;
+}
+
 // The first rank, from `from` on, that has not reached this operation.
 std::uint32_t HostOperation::first_behind(const abi::SignalLine* lines, std::uint32_t from) const {
   while (from < ranks_ && (!peers_.active(from) || load_acquire(lines[from].tag) >= op_.tag)) ++from;
@@ -157,6 +173,7 @@ void HostOperation::end(const OpResult& result) {
 void HostOperation::abort() {
   if (ended_) return;
   works_.clear();  // waits for the chunks that run
+  count_waits(ranks_);
   const std::uint32_t rank = awaited(0);
   OpResult result = ending(OpError::kAborted, rank == kNobody ? -1 : static_cast<std::int32_t>(rank));
   result.num_dropped = num_dropped_;
@@ -247,16 +264,18 @@ bool HostOperation::list() {
 bool HostOperation::announce() {
   const std::uint32_t words = routes() ? ranks_ + op_.shape.num_experts : kCounts / kRanks;
   const std::uint32_t end = std::min(ranks_, done_ + std::max(1u, kCounts / words));
+  const std::uint64_t now_ns = MonotonicClock().now_ns();
   for (; done_ < end; ++done_) {
-    if (reaches(done_)) announce_to(done_);
+    if (reaches(done_)) announce_to(done_, now_ns);
   }
   if (done_ < ranks_) return true;
+  waits_.begin(now_ns);
   if (crossing_ != nullptr) crossing_->announce();
   peers_.ring();
   return next(Part::kAwait);
 }
 
-void HostOperation::announce_to(std::uint32_t rank) const {
+void HostOperation::announce_to(std::uint32_t rank, std::uint64_t now_ns) const {
   const Peer peer = peers_.peer(rank);
   peer.announcement[op_.rank] = op_.announcement;
   if (routes()) {
@@ -270,15 +289,15 @@ void HostOperation::announce_to(std::uint32_t rank) const {
     std::copy_n(plan.expert_counts.begin() + first, count,
                 peer.expert_counts + row * op_.shape.num_experts + first);
   }
-  store_release(peer.ready[op_.rank].tag, op_.tag);
+  give_signal(peer.ready[op_.rank], op_.tag, now_ns);
 }
 
 // ---- wait_ready
 
 bool HostOperation::wait_ready() {
-  const std::uint32_t before = scanned_;
-  scanned_ = first_behind(own_.ready, scanned_);
-  if (scanned_ < ranks_) return scanned_ != before;
+  const bool progress = scan(own_.ready);
+  if (scanned_ < ranks_) return progress;
+  waits_.all_ready();
   if (routes()) begin_placing();
   return next(Part::kAgree);
 }
@@ -457,10 +476,12 @@ bool HostOperation::move() {
 
 bool HostOperation::arrive() {
   const std::uint32_t end = std::min(ranks_, done_ + kRanks);
+  const std::uint64_t now_ns = MonotonicClock().now_ns();
   for (; done_ < end; ++done_) {
-    if (reaches(done_)) store_release(peers_.peer(done_).arrived[op_.rank].tag, op_.tag);
+    if (reaches(done_)) give_signal(peers_.peer(done_).arrived[op_.rank], op_.tag, now_ns);
   }
   if (done_ < ranks_) return true;
+  waits_.begin(now_ns);
   peers_.ring();
   return next(Part::kAwaitArrived);
 }
@@ -468,9 +489,8 @@ bool HostOperation::arrive() {
 // ---- wait_arrived
 
 bool HostOperation::wait_arrived() {
-  const std::uint32_t before = scanned_;
-  scanned_ = first_behind(own_.arrived, scanned_);
-  if (scanned_ < ranks_ || (crossing_ != nullptr && !crossing_->sent())) return scanned_ != before;
+  const bool progress = scan(own_.arrived);
+  if (scanned_ < ranks_ || (crossing_ != nullptr && !crossing_->sent())) return progress;
   OpResult result = ending(OpError::kNone, -1);
   if (is_dispatch()) result.num_recv_rows = plan_->placement.num_recv_rows;
   result.num_dropped = num_dropped_;

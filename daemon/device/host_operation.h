@@ -22,6 +22,7 @@
 #include "host_crossing.h"
 #include "host_plans.h"
 #include "host_rows.h"
+#include "host_signals.h"
 
 #include <deque>
 #include <memory>
@@ -39,6 +40,7 @@ class HostOperation final : public OperationInFlight {
     Share share;
     std::uint32_t sum_ranks = 0;   // ranks of a sum domain; 0: all
     far::FarGroup* far = nullptr;  // null: all ranks are on this node
+    abi::RankWaits waits{};        // where it counts what it waits for
   };
   // `kind` is a dispatch or a combine.
   HostOperation(kernels::cuda::Kind kind, const kernels::cuda::Operation& op, const Needs& needs);
@@ -96,6 +98,8 @@ class HostOperation final : public OperationInFlight {
   bool uses_nothing() const { return !is_dispatch() && op_.num_tokens == 0; }
   kernels::PlacementRules rules() const;
   std::uint32_t first_behind(const abi::SignalLine* lines, std::uint32_t from) const;
+  bool scan(const abi::SignalLine* lines);
+  void count_waits(std::uint32_t end);
   bool next(Part part);
   void end(const kernels::cuda::OpResult& result);
 
@@ -107,7 +111,7 @@ class HostOperation final : public OperationInFlight {
   void planned();
   bool list();
   bool announce();
-  void announce_to(std::uint32_t rank) const;
+  void announce_to(std::uint32_t rank, std::uint64_t now_ns) const;
   bool wait_ready();
   void begin_placing();
   bool agree();
@@ -133,6 +137,7 @@ class HostOperation final : public OperationInFlight {
   const std::uint32_t ranks_;
   const std::uint32_t experts_;  // of one rank
   const kernels::cuda::Peer own_;
+  HostWaits waits_;
   Part part_ = Part::kPlan;
   std::uint32_t scanned_ = 0;  // ranks below this one were seen ready (or arrived)
   std::uint32_t done_ = 0;     // within the part: ranks below this one

@@ -32,6 +32,7 @@ class CudaOperationInFlight final : public OperationInFlight {
         number_(place),
         signal_(request.op->signal),
         tag_(request.op->tag),
+        waits_(request.waits),
         mark_(request.op->counts.mark) {}
 
   ~CudaOperationInFlight() override {
@@ -41,8 +42,10 @@ class CudaOperationInFlight final : public OperationInFlight {
 
   // The GPU does all of the work. The loop looks at signals if it takes long.
   bool advance() override {
-    if (!is_noop() && lane_.device_.now_ns() >= launched_ns_ + kSoonEndedNs)
-      lane_.signals_.begin_now_and_then();
+    if (is_noop() || lane_.device_.now_ns() < launched_ns_ + kSoonEndedNs) return false;
+    lane_.signals_.begin_now_and_then();
+    if (const SignalCopy* const copy = is_ours(place_.result.tag) ? nullptr : signals(); copy != nullptr)
+      seen_waits_.look(*copy, signalled(), waits_);
     return false;
   }
   abi::OpStage stage() const override {
@@ -131,6 +134,8 @@ class CudaOperationInFlight final : public OperationInFlight {
   const std::uint32_t number_;
   const Signal signal_;
   const std::uint64_t tag_;
+  const abi::RankWaits waits_;
+  SeenWaits seen_waits_;
   const std::uint32_t mark_;
   const std::uint64_t launched_ns_ = lane_.device_.now_ns();
   bool aborted_ = false;

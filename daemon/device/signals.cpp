@@ -1,5 +1,9 @@
 #include "device/signals.h"
 
+#include "proto/statistics.h"
+
+#include <utility>
+
 namespace epd::device {
 
 using abi::OpStage;
@@ -40,6 +44,22 @@ std::uint32_t SignalCopy::awaited(const SignalledOperation& op, std::uint32_t fr
     case OpStage::kWaitReady: return missing_ready(op, from);
     case OpStage::kWaitArrived: return missing_arrived(op, from);
     default: return kNobody;
+  }
+}
+
+// Who is missing now was missing at the look before, if that was at the same stage.
+void SeenWaits::look(const SignalCopy& signals, const SignalledOperation& op, const abi::RankWaits& counted) {
+  if (op.tag == tag_ && signals.begun_ns == seen_ns_) return;
+  const OpStage stage = signals.stage(op);
+  const bool goes_on = op.tag == tag_ && stage == stage_;
+  const std::uint64_t passed_ns = signals.begun_ns - std::exchange(seen_ns_, signals.begun_ns);
+  tag_ = op.tag;
+  stage_ = stage;
+  if (!goes_on || counted.peers == nullptr) return;
+  for (std::uint32_t rank = signals.awaited(op, 0); rank != SignalCopy::kNobody;
+       rank = signals.awaited(op, rank + 1)) {
+    abi::PeerWait& peer = counted.peers[rank];
+    abi::count(stage == OpStage::kWaitReady ? peer.ready_ns : peer.arrived_ns, passed_ns);
   }
 }
 

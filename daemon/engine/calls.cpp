@@ -124,6 +124,7 @@ void Calls::show_running(std::uint64_t now_ns) {
   const device::SignalledOperation op{member_.rank, abi::op_tag(group_.epoch, number),
                                       static_cast<std::uint32_t>(number % group_.shape.depth), group_.masked};
   views_.show_first(signals->stage(op), signals->awaited(op, 0), now_ns);
+  seen_waits_.look(*signals, op, member_.waits());
 }
 
 void Calls::note_ended(CallRing ring, std::uint32_t end) {

@@ -76,7 +76,8 @@ class Calls {
     std::uint64_t index = 0;
     std::uint64_t seen_ns = 0;
   };
-  std::optional<Running> running_;        // none, or a noop
+  std::optional<Running> running_;  // none, or a noop
+  device::SeenWaits seen_waits_;
   std::vector<std::uint32_t> recv_rows_;  // by record: rows of its routing
 };
 

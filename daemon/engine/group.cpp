@@ -65,6 +65,10 @@ std::byte* Member::user(std::uint32_t slot, abi::Region region) const {
   return group.ranks[rank].at(slot, region);
 }
 
+abi::RankWaits Member::waits() const {
+  return abi::RankWaits::in(board_mapping.bytes(), group.shape);
+}
+
 std::byte* Member::exchange() const {
   return group.ranks[rank].exchange->bytes();
 }

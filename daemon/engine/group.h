@@ -7,6 +7,7 @@
 #include "far_side.h"
 #include "group_life.h"
 #include "proto/link.h"
+#include "proto/waits.h"
 #include "route_heads.h"
 #include "stats.h"
 
@@ -73,6 +74,7 @@ class Member {
   ~Member();
 
   abi::Board& board() const { return *board_mapping.as<abi::Board>(); }
+  abi::RankWaits waits() const;
   std::byte* user(std::uint32_t slot, abi::Region region) const;
   std::byte* exchange() const;
   // Selections dropped by the dispatch whose routing the record holds; 0 if it holds none.

@@ -142,6 +142,7 @@ void Operation::launch(std::uint64_t now_ns) {
   request.op = &op;
   request.peers = this;
   request.record = submission_.route;
+  request.waits = member_.waits();
   request.sms = group_.share_sms(submission_.sms);
   in_flight_ = member_.lane->launch(request);
   begun_ns_ = now_ns;

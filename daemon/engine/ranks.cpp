@@ -94,7 +94,7 @@ void Ranks::unmap(Group& group) {
 Result<std::unique_ptr<Member>> Ranks::serve(Group& group, const abi::GroupMember& message,
                                              SessionPort& session, const Packet& packet) const {
   Result<Mapping> board =
-      Mapping::map(packet.fds[0].get(), abi::BoardLayout(group.shape).total_bytes, Access::kReadWrite);
+      Mapping::map(packet.fds[0].get(), abi::WaitsLayout(group.shape).total_bytes, Access::kReadWrite);
   if (!board.ok()) return board.status();
   auto member =
       std::make_unique<Member>(group, message.rank, message.member, &session, std::move(board).value());

@@ -160,6 +160,7 @@ void count_rows(Page& page, Member& member, abi::Op op, std::uint64_t rows) {
   const std::uint64_t bytes = rows * row;
   count(op == abi::Op::kDispatch ? page->bytes_dispatched : page->bytes_combined, bytes);
   member.statistics.moved(op, bytes);
+  if (op == abi::Op::kDispatch) count(member.waits().counts->rows, rows);
   if (member.session != nullptr) member.session->statistics.moved(op, bytes);
 }
 

@@ -1,6 +1,6 @@
 #include "families.h"
 
-#include "base/utf8.h"
+#include "family_list.h"
 #include "proto/statistics.h"
 
 #include <algorithm>
@@ -17,39 +17,10 @@ namespace {
 
 using prometheus::ClientMetric;
 using prometheus::MetricFamily;
-using prometheus::MetricType;
 
-using Labels = std::vector<std::pair<std::string, std::string>>;
-
+constexpr std::size_t kAllPairs = std::numeric_limits<std::size_t>::max();
 constexpr double kSecondsOfMs = 1e-3;
 constexpr double kSecondsOfUs = 1e-6;
-
-// Families in the order in which they are first used.
-class Families {
- public:
-  void gauge(const char* name, const char* help, const Labels& labels, double value) {
-    metric(name, help, MetricType::Gauge, labels).gauge.value = value;
-  }
-  void counter(const char* name, const char* help, const Labels& labels, double value) {
-    metric(name, help, MetricType::Counter, labels).counter.value = value;
-  }
-  ClientMetric::Histogram& histogram(const char* name, const char* help, const Labels& labels) {
-    return metric(name, help, MetricType::Histogram, labels).histogram;
-  }
-  std::vector<MetricFamily> take() && { return std::move(families_); }
-
- private:
-  ClientMetric& metric(const char* name, const char* help, MetricType type, const Labels& labels) {
-    const auto [found, is_new] = index_.try_emplace(name, families_.size());
-    if (is_new) families_.push_back({name, help, type, {}});
-    ClientMetric& metric = families_[found->second].metric.emplace_back();
-    for (const auto& [label, value] : labels) metric.label.push_back({label, clean_text(value)});
-    return metric;
-  }
-
-  std::vector<MetricFamily> families_;
-  std::map<std::string_view, std::size_t> index_;
-};
 
 // "DEVICE_STATE_READY" becomes "ready".
 std::string short_name(std::string_view name, std::string_view prefix) {
@@ -117,11 +88,6 @@ void add(v1::Statistics& sum, const v1::Statistics& more) {
   add(*sum.mutable_refused(), more.refused());
   add(*sum.mutable_done(), more.done());
   add(*sum.mutable_total(), more.total());
-}
-
-Labels with(Labels labels, const char* name, const std::string& value) {
-  labels.emplace_back(name, value);
-  return labels;
 }
 
 void tell_daemon(Families& out, const v1::DaemonStatus& daemon) {
@@ -195,11 +161,37 @@ void tell_device(Families& out, const v1::Device& device) {
               labels, static_cast<double>(device.times_stuck()));
 }
 
+// As many as an engine's page shows, 256 of each.
+void tell_far_engine(Families& out, const v1::FarEngine& far) {
+  const Labels labels = {{"device", far.device()}, {"node", far.node()}, {"far_device", far.far_device()}};
+  out.gauge("epd_far_engine_connected", "1 if the engine of the device reaches the one of another node.",
+            labels, far.state() == v1::FAR_ENGINE_STATE_CONNECTED ? 1 : 0);
+  if (far.has_round_trip_us()) {
+    out.gauge("epd_far_round_trip_seconds", "Of the last ping between the two engines' loops.", labels,
+              static_cast<double>(far.round_trip_us()) * kSecondsOfUs);
+  }
+  const char* bytes = "Batches' bytes between engines of two nodes: rows, what combines ask for, and sums.";
+  for (const auto& [kind, traffic] :
+       {std::pair("rows", &far.rows()), std::pair("asks", &far.asks()), std::pair("sums", &far.sums())}) {
+    const Labels of_kind = with(labels, "kind", kind);
+    out.counter("epd_far_bytes_total", bytes, with(of_kind, "direction", "sent"),
+                static_cast<double>(traffic->bytes_sent()));
+    out.counter("epd_far_bytes_total", bytes, with(of_kind, "direction", "received"),
+                static_cast<double>(traffic->bytes_received()));
+  }
+  out.counter("epd_far_credit_stall_seconds_total", "For which operations had no credit of a rank there.",
+              labels, static_cast<double>(far.credit_stall_us()) * kSecondsOfUs);
+  std::uint64_t dropped = 0;
+  for (const v1::DropCount& drop : far.dropped()) dropped += drop.count();
+  out.counter("epd_far_dropped_total", "Messages from there that were dropped.", labels,
+              static_cast<double>(dropped));
+}
+
 // A group, or all that are told as one.
 struct GroupSum {
   Labels labels;
   v1::Statistics statistics;
-  std::uint64_t ranks = 0, active = 0, breaks = 0;
+  std::uint64_t ranks = 0, active = 0, breaks = 0, arena_bytes = 0;
   double waited_for = 0;  // seconds: the longest wait of now
   std::string waited_for_rank;
 };
@@ -248,6 +240,8 @@ void tell_group(Families& out, const GroupSum& group) {
   out.gauge("epd_group_ranks", "Ranks of the group.", group.labels, static_cast<double>(group.ranks));
   out.gauge("epd_group_ranks_active", "Ranks that have joined and not gone.", group.labels,
             static_cast<double>(group.active));
+  out.gauge("epd_group_arena_bytes", "Arenas that are promised to the group's ranks of this node.",
+            group.labels, static_cast<double>(group.arena_bytes));
   out.counter("epd_group_breaks_total", "Breaks that the group has gone through.", group.labels,
               static_cast<double>(group.breaks));
   if (!group.waited_for_rank.empty())
@@ -276,6 +270,7 @@ class GroupSums {
           std::count_if(group->members().begin(), group->members().end(),
                         [](const v1::GroupMember& member) { return !member.gone(); }));
       sum->breaks += group->epoch() == 0 ? 0 : group->epoch() - 1;
+      sum->arena_bytes += group->arena_bytes();
     }
   }
 
@@ -303,7 +298,7 @@ class GroupSums {
   }
 
   std::map<std::uint64_t, GroupSum> sums_;
-  GroupSum other_{{{"group", "other"}, {"group_id", "0"}}, {}, 0, 0, 0, 0, {}};
+  GroupSum other_{{{"group", "other"}, {"group_id", "0"}}, {}, 0, 0, 0, 0, 0, {}};
   bool has_other_ = false;
 };
 
@@ -320,7 +315,7 @@ void tell_group_states(Families& out, const v1::ListGroupsResponse& groups) {
 
 }  // namespace
 
-Result<Snapshot> take_snapshot(supervisor::ControlFacade& facade) {
+Result<Snapshot> take_snapshot(supervisor::ControlFacade& facade, std::uint32_t max_ranks) {
   Snapshot snapshot;
   const auto take = [](auto answer, auto& message) {
     if (answer.ok()) message = std::move(answer).value();
@@ -331,19 +326,23 @@ Result<Snapshot> take_snapshot(supervisor::ControlFacade& facade) {
   if (status.ok()) status = take(facade.groups(), snapshot.groups);
   if (status.ok()) status = take(facade.operations(), snapshot.operations);
   if (status.ok()) status = take(facade.statistics(), snapshot.statistics);
+  if (status.ok()) status = take(facade.waits({"", max_ranks, kAllPairs}), snapshot.waits);
+  if (status.ok() && snapshot.daemon.has_cluster()) status = take(facade.far_engines(), snapshot.network);
   return status.ok() ? Result<Snapshot>(std::move(snapshot)) : Result<Snapshot>(status);
 }
 
-std::vector<MetricFamily> families_of(const Snapshot& snapshot, std::size_t max_groups) {
+std::vector<MetricFamily> families_of(const Snapshot& snapshot, std::size_t max_groups, RankSeries& ranks) {
   Families out;
   tell_daemon(out, snapshot.daemon);
   if (snapshot.daemon.has_cluster()) tell_cluster(out, snapshot.daemon.cluster());
+  for (const v1::FarEngine& far : snapshot.network.far_engines()) tell_far_engine(out, far);
   for (const v1::Device& device : snapshot.devices.devices()) tell_device(out, device);
   tell_group_states(out, snapshot.groups);
   GroupSums groups(snapshot.groups, max_groups);
   for (const v1::GroupStatistics& of : snapshot.statistics.groups()) groups.add_statistics(of);
   for (const v1::Operation& operation : snapshot.operations.operations()) groups.add_wait(operation);
   groups.tell(out);
+  ranks.tell(out, snapshot.waits, max_groups);
   return std::move(out).take();
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/status.h"
+#include "rank_series.h"
 #include "supervisor/control_facade.h"
 
 #include "epd/v1/control.pb.h"
@@ -19,11 +20,15 @@ struct Snapshot {
   v1::ListGroupsResponse groups;
   v1::ListOperationsResponse operations;
   v1::GetStatisticsResponse statistics;
+  v1::GetWaitsResponse waits;
+  v1::ListFarEnginesResponse network;  // empty if the daemon is in no cluster
 };
-Result<Snapshot> take_snapshot(supervisor::ControlFacade& facade);
+// Pairs of ranks are there of groups that have at most `max_ranks`.
+Result<Snapshot> take_snapshot(supervisor::ControlFacade& facade, std::uint32_t max_ranks);
 
 // Groups in the order of their ids; those behind the first `max_groups` are summed up as group "other".
-std::vector<prometheus::MetricFamily> families_of(const Snapshot& snapshot, std::size_t max_groups);
+std::vector<prometheus::MetricFamily> families_of(const Snapshot& snapshot, std::size_t max_groups,
+                                                  RankSeries& ranks);
 // When the supervisor has not answered.
 std::vector<prometheus::MetricFamily> families_of_silence();
 

@@ -31,7 +31,7 @@ abi::CloseStreams MemberArenas::streams() const {
 }
 
 std::uint64_t MemberArenas::next_index() const {
-  return board_map.as<Board>()->next_index.load(std::memory_order_acquire);
+  return board_map->as<Board>()->next_index.load(std::memory_order_acquire);
 }
 
 // Subtracts, so that no sum can overflow.
@@ -144,7 +144,7 @@ Status ArenaStore::make(MemberArenas& made, const device::DeviceName& device) co
   made.exchange = std::move(*exchange);
   made.board = std::move(*board);
   made.results = std::move(results);
-  made.board_map = std::move(*map);
+  made.board_map = std::make_shared<const Mapping>(std::move(*map));
   return {};
 }
 
@@ -166,8 +166,23 @@ void ArenaStore::release(std::uint64_t group_id, std::uint32_t rank) {
   closer_.close(std::move(found->second.exchange));
   closer_.close(std::move(found->second.results));
   mappings_.remove({group_id, rank});
+  keep_waits(group_id, found->second);
   arenas_.erase(found);
+  const auto other = arenas_.lower_bound({group_id, 0});
+  if (other == arenas_.end() || other->first.first != group_id) gone_waits_.erase(group_id);
   drop_idle_user(uid);
+}
+
+// So that what is told of the others never falls.
+void ArenaStore::keep_waits(std::uint64_t group_id, const MemberArenas& of) {
+  std::vector<WaitSum>& sums = gone_waits_[group_id];
+  sums.resize(of.wanted.shape.num_ranks);
+  add_waits(sums, *of.board_map, of.wanted.shape);
+}
+
+std::vector<WaitSum> ArenaStore::gone_waits(std::uint64_t group_id) const {
+  const auto found = gone_waits_.find(group_id);
+  return found == gone_waits_.end() ? std::vector<WaitSum>() : found->second;
 }
 
 const MemberArenas* ArenaStore::find(std::uint64_t group_id, std::uint32_t rank) const {
@@ -179,7 +194,7 @@ void ArenaStore::mark_lost(std::uint64_t group_id, std::uint32_t rank, const std
                            StatusCode cause, std::int32_t failed_rank) {
   const MemberArenas* arenas = find(group_id, rank);
   if (arenas == nullptr) return;
-  auto* board = arenas->board_map.as<Board>();
+  auto* board = arenas->board_map->as<Board>();
   const auto lost = static_cast<std::uint32_t>(abi::GroupState::kLost);
   const std::uint32_t change = board->change.load(std::memory_order_acquire);
   if (change % 2 == 0 && board->state.load() == lost) return;

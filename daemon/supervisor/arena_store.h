@@ -11,6 +11,7 @@
 #include "proto/link.h"
 #include "proto/session.h"
 #include "proto/shape.h"
+#include "waits.h"
 
 #include <cstdint>
 #include <map>
@@ -49,8 +50,8 @@ struct MemberArenas {
   UniqueFd user;
   UniqueFd exchange;
   UniqueFd board;
-  UniqueFd results;  // if there are any
-  Mapping board_map;
+  UniqueFd results;                          // if there are any
+  std::shared_ptr<const Mapping> board_map;  // also kept by readers of what is counted behind the board
 
   // The first operation that its engine has not completed, from the board.
   std::uint64_t next_index() const;
@@ -90,6 +91,9 @@ class ArenaStore {
   // By group and rank.
   const std::map<std::pair<std::uint64_t, std::uint32_t>, MemberArenas>& all() const { return arenas_; }
 
+  // What ranks that the group no longer has had waited for each rank.
+  std::vector<WaitSum> gone_waits(std::uint64_t group_id) const;
+
   std::uint64_t total_bytes() const { return total_bytes_; }
   // Only while no engine writes the board.
   void mark_lost(std::uint64_t group_id, std::uint32_t rank, const std::string& text, StatusCode cause,
@@ -100,6 +104,7 @@ class ArenaStore {
   Status check_routing_quota(const MemberArenas& wanted, const Quota& of_user) const;
   Status make(MemberArenas& made, const device::DeviceName& device) const;
 
+  void keep_waits(std::uint64_t group_id, const MemberArenas& of);
   void drop_idle_user(std::uint32_t uid);
 
   struct User {
@@ -116,6 +121,7 @@ class ArenaStore {
   std::uint64_t total_bytes_ = 0;  // in host memory
   std::map<std::uint32_t, User> users_;
   std::map<std::pair<std::uint64_t, std::uint32_t>, MemberArenas> arenas_;
+  std::map<std::uint64_t, std::vector<WaitSum>> gone_waits_;  // by group, of those that have ranks
 };
 
 }  // namespace epd::supervisor

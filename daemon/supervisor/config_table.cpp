@@ -206,6 +206,9 @@ std::vector<Option> make_table() {
            "127.0.0.1:9455, [::1]:9455, 0.0.0.0:9455. A port alone is one of 127.0.0.1. Empty: nowhere."),
       number("metrics.max_groups", "64", &C::metrics_max_groups, 1, 1024, kFixed,
              "Groups that have metrics of their own; the rest is told as one, group \"other\"."),
+      number("metrics.max_ranks", "16", &C::metrics_max_ranks, 1, 128, kFixed,
+             "Ranks of a group that have metrics of their own. Of a group with more, those that others "
+             "waited for most; the rest is told as one, rank \"other\", and pairs of ranks are not told."),
       text("health.listen", "", &C::health_listen, "",
            "Address and port where probes may ask for health by gRPC (grpc.health.v1), and for nothing else; "
            "anybody who reaches them may: 127.0.0.1:9456, [::1]:9456, 0.0.0.0:9456. A port alone is one of "

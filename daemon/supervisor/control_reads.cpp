@@ -226,6 +226,8 @@ v1::ListGroupsResponse ControlReads::list_groups() const {
     v1::Group& message = *list.add_groups();
     fill(message, group, rooms_.fleet, now);
     for (const auto& [rank, member] : group.members) {
+      if (const MemberArenas* arenas = rooms_.memory.find(group.id, rank); arenas != nullptr)
+        message.set_arena_bytes(message.arena_bytes() + arenas->bytes);
       const abi::GroupSettings settings = parts_.settings.of_group(group.settings_on(member.engine));
       message.set_sms(std::max(message.sms(), settings.sms));
       message.set_priority(settings.priority);
@@ -236,6 +238,21 @@ v1::ListGroupsResponse ControlReads::list_groups() const {
     add_far(message, rooms_.deciders.far_ranks(group.id));
   });
   return list;
+}
+
+std::vector<WaitingGroup> ControlReads::waiting_groups(std::optional<std::uint64_t> group_id) const {
+  std::vector<WaitingGroup> groups;
+  rooms_.deciders.each([&](const membership::Group& group) {
+    if (group_id && *group_id != group.id) return;
+    WaitingGroup waiting{group.id, group.name, group.shape, {}, rooms_.memory.gone_waits(group.id)};
+    for (const auto& [rank, member] : group.members) {
+      if (const MemberArenas* arenas = rooms_.memory.find(group.id, rank); arenas != nullptr)
+        waiting.ranks.push_back({rank, rooms_.fleet.name(member.engine.device), arenas->board_map});
+    }
+    groups.push_back(std::move(waiting));
+  });
+  std::sort(groups.begin(), groups.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
+  return groups;
 }
 
 v1::ListOperationsResponse ControlReads::list_operations() const {

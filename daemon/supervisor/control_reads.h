@@ -8,6 +8,7 @@
 #include "rooms.h"
 #include "supervisor/config.h"
 #include "supervisor/control_facade.h"
+#include "waits.h"
 
 #include <cstdint>
 #include <memory>
@@ -42,6 +43,8 @@ class ControlReads {
   Result<v1::ListNodesResponse> list_nodes() const;
   Result<v1::ListFarEnginesResponse> list_far_engines() const;
   std::vector<ConfigEntry> config_entries() const;
+  // All, or one. By id.
+  std::vector<WaitingGroup> waiting_groups(std::optional<std::uint64_t> group_id) const;
   // From any thread: reads the certificate files.
   void add_certificate(v1::ListNodesResponse& nodes) const;
   // From any thread: these read only the engines' pages. Operations are not sorted yet.

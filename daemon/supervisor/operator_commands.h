@@ -31,10 +31,11 @@ class OperatorCommands {
   Status evict_rank(const Operator& by, const std::string& name, std::uint32_t rank,
                     const std::string& reason);
   Status restart_device(const Operator& by, const std::string& name);
+  // By name or id.
+  Result<std::uint64_t> find_group(const std::string& name) const;
 
  private:
   Result<std::uint32_t> find_device(const std::string& name) const;
-  Result<std::uint64_t> find_group(const std::string& name) const;
 
   const Rooms& rooms_;
   const Parts parts_;

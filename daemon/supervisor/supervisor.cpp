@@ -49,6 +49,15 @@ class Facade final : public ControlFacade {
     return list;
   }
   Result<v1::GetStatisticsResponse> statistics() override { return node_.reads().statistics(); }
+  Result<v1::GetWaitsResponse> waits(const WaitsWanted& wanted) override {
+    using Groups = std::vector<WaitingGroup>;
+    auto groups = flat(ask<Result<Groups>>(node_.loop(), [this, wanted]() -> Result<Groups> {
+      if (wanted.group.empty()) return node_.reads().waiting_groups({});
+      Result<std::uint64_t> id = node_.commands().find_group(wanted.group);
+      return id.ok() ? Result<Groups>(node_.reads().waiting_groups(*id)) : id.status();
+    }));
+    return groups.ok() ? Result<v1::GetWaitsResponse>(message_of(*groups, wanted)) : groups.status();
+  }
   Result<EventBatch> events(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms) override {
     return events_.read(after, limit, wait_ms);
   }

@@ -1,9 +1,12 @@
-# Debian packages by CPack: epd (component daemon), libepd0 (client), libepd-dev (client-dev). deploy/package.sh makes them.
+# Debian packages by CPack: epd (component daemon), libepd0 (client), libepd-dev (client-dev), python3-epd (python).
+# deploy/package.sh makes them.
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME epd)
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
 set(CPACK_PACKAGE_VENDOR epd)
-set(CPACK_PACKAGE_CONTACT "The authors of epd <epd@localhost>")
+# Whoever gives packages to others sets an address at which they can be asked.
+set(EPD_MAINTAINER "The authors of epd <epd@localhost>" CACHE STRING "Maintainer of the Debian packages: NAME <ADDRESS>")
+set(CPACK_PACKAGE_CONTACT "${EPD_MAINTAINER}")
 set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 # Below /usr, except for /etc.
@@ -13,7 +16,7 @@ set(CPACK_STRIP_FILES ON)
 set(CPACK_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS
   OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
 set(CPACK_DEB_COMPONENT_INSTALL ON)
-set(CPACK_COMPONENTS_ALL daemon client client-dev)
+set(CPACK_COMPONENTS_ALL daemon client client-dev python)
 
 # libepd answers for its symbols by the version that has the same interface; the daemon and its library are updated
 # together, because a client attaches only to a daemon with the same layout of shared memory.
@@ -24,6 +27,7 @@ set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS_POLICY "=")
 set(CPACK_DEBIAN_ENABLE_COMPONENT_DEPENDS ON)
 set(CPACK_COMPONENT_DAEMON_DEPENDS client)
 set(CPACK_COMPONENT_CLIENT-DEV_DEPENDS client)
+set(CPACK_COMPONENT_PYTHON_DEPENDS client)
 
 set(CPACK_DEBIAN_DAEMON_PACKAGE_NAME epd)
 set(CPACK_DEBIAN_DAEMON_PACKAGE_SECTION admin)
@@ -43,12 +47,37 @@ set(CPACK_DEBIAN_CLIENT-DEV_PACKAGE_SECTION libdevel)
 set(CPACK_COMPONENT_CLIENT-DEV_DESCRIPTION 
   "These are the headers of the client library for C and C++, and what CMake and pkg-config need to find it.")
 
+set(CPACK_DEBIAN_PYTHON_PACKAGE_NAME python3-epd)
+set(CPACK_DEBIAN_PYTHON_PACKAGE_SECTION python)
+set(CPACK_DEBIAN_PYTHON_PACKAGE_ARCHITECTURE all)
+set(CPACK_DEBIAN_PYTHON_PACKAGE_SHLIBDEPS OFF)
+set(CPACK_DEBIAN_PYTHON_PACKAGE_DEPENDS "python3 (>= 3.9)")
+set(CPACK_DEBIAN_PYTHON_PACKAGE_RECOMMENDS "python3-numpy")
+set(CPACK_COMPONENT_PYTHON_DESCRIPTION
+  "This is the client library for Python 3: the module epd, which calls libepd by ctypes, and its examples.")
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/client/python/epd DESTINATION lib/python3/dist-packages COMPONENT python EXCLUDE_FROM_ALL
+  FILES_MATCHING PATTERN "*.py" PATTERN "py.typed" PATTERN "__pycache__" EXCLUDE)
+install(FILES ${PROJECT_SOURCE_DIR}/client/tools/demo/text.txt DESTINATION lib/python3/dist-packages/epd/demo COMPONENT python EXCLUDE_FROM_ALL)
+install(FILES ${PROJECT_SOURCE_DIR}/client/python/README.md DESTINATION share/doc/python3-epd COMPONENT python EXCLUDE_FROM_ALL)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/client/python/examples DESTINATION share/doc/python3-epd COMPONENT python EXCLUDE_FROM_ALL
+  FILES_MATCHING PATTERN "*.py" PATTERN "__pycache__" EXCLUDE)
+foreach(_package daemon:epd client:libepd0 client-dev:libepd-dev python:python3-epd)
+  string(REPLACE ":" ";" _package ${_package})
+  list(GET _package 0 _component)
+  list(GET _package 1 _name)
+  install(FILES ${CMAKE_CURRENT_LIST_DIR}/copyright DESTINATION share/doc/${_name} COMPONENT ${_component} EXCLUDE_FROM_ALL)
+endforeach()
+
 # The scripts are run from the build directory, where they are executable whatever the checkout says.
 set(_scripts)
-foreach(_script postinst prerm postrm)
+foreach(_script postinst prerm postrm python/postinst python/prerm)
   configure_file(${CMAKE_CURRENT_LIST_DIR}/${_script} ${CMAKE_CURRENT_BINARY_DIR}/debian/${_script} COPYONLY
     FILE_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
-  list(APPEND _scripts ${CMAKE_CURRENT_BINARY_DIR}/debian/${_script})
+  if(_script MATCHES "^python/")
+    list(APPEND CPACK_DEBIAN_PYTHON_PACKAGE_CONTROL_EXTRA ${CMAKE_CURRENT_BINARY_DIR}/debian/${_script})
+  else()
+    list(APPEND _scripts ${CMAKE_CURRENT_BINARY_DIR}/debian/${_script})
+  endif()
 endforeach()
 configure_file(${CMAKE_CURRENT_LIST_DIR}/conffiles ${CMAKE_CURRENT_BINARY_DIR}/debian/conffiles COPYONLY)
 set(CPACK_DEBIAN_DAEMON_PACKAGE_CONTROL_EXTRA ${_scripts} ${CMAKE_CURRENT_BINARY_DIR}/debian/conffiles)

@@ -78,8 +78,14 @@ for expected in 'libepd0 (= ' 'libgrpc++' 'libc6 (>= ' 'init-system-helpers'; do
   [[ $depends == *"$expected"* ]] || fail "epd depends on $depends"
 done
 [[ $(field libepd-dev Depends) == "libepd0 (= $(field libepd0 Version))" ]] || fail "libepd-dev depends on $(field libepd-dev Depends)"
+[[ $(field python3-epd Depends) == *"libepd0 (= $(field libepd0 Version))"* ]] || fail "python3-epd depends on $(field python3-epd Depends)"
+for part in epd libepd0 libepd-dev python3-epd; do
+  [[ $(field $part Maintainer) == *'<'*'@'*'>' ]] || fail "the maintainer of $part is $(field $part Maintainer)"
+  dpkg-deb --fsys-tarfile "$(package $part)" | tar --extract --to-stdout "./usr/share/doc/$part/copyright" |
+    grep --quiet '^License: Apache-2.0' || fail "$part has no copyright file"
+done
 suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
-wanted=$(printf '%s, %s' "$depends" "$(field libepd0 Depends)" | tr ',' '\n' |
+wanted=$(printf '%s, %s, %s' "$depends" "$(field libepd0 Depends)" "$(field python3-epd Depends)" | tr ',' '\n' |
            sed 's/|.*//; s/(.*//; s/ //g; /^libepd/d' | sort --unique | paste --serial --delimiters=,)
 key=$(printf '%s' "$suite $wanted" | sha256sum | cut -c 1-16)
 kept=$build/deploy/package-test-root-$key.tar
@@ -167,6 +173,12 @@ if as other timeout 60 "${bench[@]}" >"$work/other" 2>&1; then explain "epbench 
 grep -qi 'permission denied' "$work/other" || explain "another user hears: $(cat "$work/other")"
 there epctl status
 there epctl doctor >"$work/doctor" || { cat "$work/doctor"; explain "epctl doctor"; }
+# Python, as packaged: the module, its example, and bytecode that goes with it.
+there sh -c 'ls /usr/lib/python3/dist-packages/epd/__pycache__/group.*.pyc' >/dev/null || explain "python3-epd has not been compiled"
+example=$(as member env EPD_SOCKET=/run/epd/epd.sock python3 /usr/share/doc/python3-epd/examples/minimal.py 2>&1) || explain "minimal.py: $example"
+[[ $example == 'received 8 rows, out begins with 0x3f80' ]] || explain "minimal.py says: $example"
+there python3 -c 'import epd, sys; sys.exit(epd._library.path != "libepd.so.0")' ||
+  explain "the module has loaded another library: $(there python3 -c 'import epd; print(epd._library.path)')"
 # A program that is built against libepd-dev runs with libepd0.
 for part in libepd0 libepd-dev; do dpkg-deb --extract "$(package $part)" "$work/sdk"; done
 pkgconfig=$(find "$work/sdk" -name epd.pc -printf '%h')
@@ -276,10 +288,10 @@ there test -d /run/epd || explain "the directory that containers mount is gone"
 
 # Removed while it runs; then purged.
 there systemctl start epd.service
-there dpkg --remove epd libepd-dev >"$work/dpkg" 2>&1 || { cat "$work/dpkg" >&2; explain "dpkg --remove"; }
+there dpkg --remove epd libepd-dev python3-epd >"$work/dpkg" 2>&1 || { cat "$work/dpkg" >&2; explain "dpkg --remove"; }
 if there systemctl --quiet is-active epd.service; then explain "the removed daemon runs"; fi
 there test -f /etc/epd/epd.toml || explain "remove took the configuration along"
-there dpkg --purge epd libepd0 libepd-dev >"$work/dpkg" 2>&1 || { cat "$work/dpkg" >&2; explain "dpkg --purge"; }
+there dpkg --purge epd libepd0 libepd-dev python3-epd >"$work/dpkg" 2>&1 || { cat "$work/dpkg" >&2; explain "dpkg --purge"; }
 there userdel member
 there userdel other
 files >"$work/after"

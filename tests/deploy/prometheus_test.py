@@ -97,6 +97,11 @@ class Prometheus:
             return False
 
 
+def soon(query):
+    """The same over seconds: nothing here lasts for minutes."""
+    return re.sub(r"\[\d+m\]", "[8s]", query)
+
+
 def alert(name):
     return next(rule["expr"] for rule in RULES if rule["alert"] == name)
 
@@ -104,6 +109,17 @@ def alert(name):
 def test_documents():
     for rule in RULES:
         check(re.search(rf"^### {rule['alert']}$", MANUAL, re.MULTILINE), f"{rule['alert']} has no page in OPERATING.md")
+
+
+def group_of(site):
+    groups = site.epctl("groups", "--json")["groups"]
+    check(len(groups) == 1, f"groups: {groups}")
+    return str(groups[0]["group_id"])
+
+
+def waits_of_pairs(prometheus):
+    found = prometheus.must_become_true("epd_rank_wait_seconds_total")
+    return {(series["metric"]["rank"], series["metric"]["peer"]): float(series["value"][1]) for series in found}
 
 
 class Site:
@@ -172,15 +188,32 @@ def test_site(site):
     prometheus.must_become_true("sum(rate(epd_group_operations_total[8s])) > 1")
 
     # A rank's engine stands still: who waits for whom is told.
+    before = waits_of_pairs(prometheus)
+    check(set(before) == {("0", "1"), ("1", "0")}, f"pairs: {before}")
     engines = [int(device["engine_pid"]) for device in site.epctl("devices", "--json")["devices"]]
     check(min(engines) > 0, f"engines: {engines}")  # 0 and -1 name many processes to kill(2)
     os.kill(engines[1], signal.SIGSTOP)
     waits = prometheus.must_become_true(alert("EpdRankSlow"))
     check({series["metric"]["rank"] for series in waits} == {"1"}, f"waited for: {waits}")
+    time.sleep(3)
     os.kill(engines[1], signal.SIGCONT)
+    # What the others have waited for rank 1 is added up, and each number is one that epctl tells too.
+    late = prometheus.must_become_true(soon(alert("EpdRankLate")))
+    late = {series["metric"]["rank"]: float(series["value"][1]) for series in late}
+    check(max(late, key=late.get) == "1", f"late: {late}")
+    after = waits_of_pairs(prometheus)
+    more = {pair: after[pair] - before[pair] for pair in before}
+    check(more["0", "1"] > 3 and more["0", "1"] > more["1", "0"], f"rank 1 was stopped for three seconds: {more}")
+    told = {(str(pair["rank"]), str(pair["peer"])): (pair["ready_us"] + pair["arrived_us"]) / 1e6
+            for group in site.epctl("waits", "--json", group_of(site))["groups"] for pair in group["pairs"]}
+    check(all(told[pair] >= after[pair] for pair in after), f"epctl: {told}; Prometheus, before that: {after}")
+    prometheus.must_become_true("sum(epd_rank_last_arrivals_total) > 0")
+    check(not prometheus.ask(alert("EpdRowsUneven")), "uniform routing is even")
 
-    # An engine dies: the load fails, and is started again.
-    os.kill(engines[0], signal.SIGKILL)
+    # An engine dies while an operation waits for it: the load fails, and is started again.
+    os.kill(engines[1], signal.SIGSTOP)
+    prometheus.must_become_true("epd_group_waited_for_seconds > 0.5")
+    os.kill(engines[1], signal.SIGKILL)
     prometheus.must_become_true(alert("EpdEngineRestarted"))
     prometheus.must_become_true(alert("EpdOperationsFail"))
     site.processes[-1].wait(120)

@@ -126,7 +126,8 @@ TEST_F(Access, ReadersLookAndOperatorsChangeAndItIsKnownWhoDid) {
          {"daemon.control_socket_group", "\"62001\""},
          rules(R"({users = ["61002"], operate = "change"}, {users = [61003], operate = "none"})")});
   as({kAlice, kNobodys, {kTeam}}, [&] {
-    for (const char* view : {"status", "devices", "sessions", "groups", "ops", "stats", "events", "config"}) {
+    for (const char* view :
+         {"status", "devices", "sessions", "groups", "ops", "stats", "waits", "events", "config"}) {
       const CommandResult result = epctl_of(*daemon_, {view});
       RANK_CHECK(result.exit_code == 0, std::string(view) + ": " + result.err);
     }

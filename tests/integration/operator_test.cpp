@@ -176,6 +176,33 @@ TEST_F(Operator, SettingsChangeUnderLoadAndCountersTellAllOfIt) {
   const json devices = epctl({"devices"})["devices"];
   for (const json& device : devices) of_devices += device["bytes_dispatched"].get<std::uint64_t>();
   EXPECT_EQ(sum["bytes_dispatched"], of_devices);
+
+  // Of each operation one rank was the last; who has rows has waited for them.
+  const json waits = epctl({"waits", "live"})["groups"];
+  ASSERT_EQ(waits.size(), 1u);
+  ASSERT_EQ(waits[0]["ranks"].size(), 4u);
+  std::uint64_t last_arrivals = 0;
+  std::uint64_t rows = 0;
+  for (const json& rank : waits[0]["ranks"]) {
+    EXPECT_EQ(rank["operations"], 2 * script.rounds) << rank;
+    last_arrivals += rank["last_arrivals"].get<std::uint64_t>();
+    rows += rank["rows"].get<std::uint64_t>();
+  }
+  EXPECT_EQ(last_arrivals, 2 * script.rounds);
+  EXPECT_EQ(rows * c.hidden * 2, sum["bytes_dispatched"].get<std::uint64_t>()) << "bf16";
+  EXPECT_GT(waits[0]["pairs"].size(), 0u);
+  // All of that is the group's, not the engine's.
+  send_signal(daemon_->engine(0), SIGKILL);
+  EXPECT_TRUE(eventually(20, [&] {
+    const json device = epctl({"devices"})["devices"][0];
+    return device["restarts"] == 1 && device["state"] == "ready";
+  }));
+  EXPECT_EQ(epctl({"waits", "live"})["groups"], waits);
+  for (const json& rank : epctl({"stats"})["ranks"]) {
+    const std::uint64_t completed = rank["statistics"]["completed"];
+    EXPECT_EQ(completed, rank["device"] == "host:0" ? 0u : 2 * script.rounds)
+        << "what an engine counts is its own";
+  }
   stage->stop.open();
   expect_all_ok(wait_all(ranks, 60));
 }

@@ -146,7 +146,7 @@ void RawGroup::make(std::uint32_t rank) {
     return value_of(device::make_arena_memory(device, label, bytes));
   };
   const std::uint64_t user = abi::UserArenaLayout(shape_).total_bytes;
-  const std::uint64_t board = abi::BoardLayout(shape_).total_bytes;
+  const std::uint64_t board = abi::WaitsLayout(shape_).total_bytes;
   user_fd_[rank] = memory("test-user", user);
   exchange_fd_[rank] = memory("test-exchange", abi::ExchangeArenaLayout(shape_).total_bytes);
   board_fd_[rank] = value_of(make_sealed_memfd("test-board", board));

@@ -6,6 +6,7 @@
 #include "common/packet.h"
 #include "engine/engine_main.h"
 #include "proto/link.h"
+#include "proto/waits.h"
 
 #include <chrono>
 #include <cstdint>
@@ -111,6 +112,7 @@ class RawGroup {
     return user_[rank].as<T>(abi::UserArenaLayout(shape_).at(slot, region));
   }
   abi::Board& board(std::uint32_t rank) const { return *board_[rank].as<abi::Board>(); }
+  abi::RankWaits waits(std::uint32_t rank) const { return abi::RankWaits::in(board_[rank].bytes(), shape_); }
   static std::uint32_t member(std::uint32_t rank) { return 100 + rank; }
 
   std::uint64_t epoch = 1;

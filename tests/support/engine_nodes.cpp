@@ -92,7 +92,7 @@ void EngineNodes::make(Rank& rank) const {
   const device::DeviceName device =
       value_of(device::parse_device_name("host:" + std::to_string(rank.engine->device)));
   const std::uint64_t user = abi::UserArenaLayout(shape_).total_bytes;
-  const std::uint64_t board = abi::BoardLayout(shape_).total_bytes;
+  const std::uint64_t board = abi::WaitsLayout(shape_).total_bytes;
   rank.user_fd = value_of(device::make_arena_memory(device, "test-user", user));
   rank.exchange_fd = value_of(
       device::make_arena_memory(device, "test-exchange", abi::ExchangeArenaLayout(shape_).total_bytes));

@@ -76,6 +76,7 @@ v1::Group make_group() {
   group.set_epoch(3);
   group.set_age_ms(64'000);
   group.set_cause("engine of host:1 restarted");
+  group.set_arena_bytes(std::uint64_t{500} << 20);
   add_member(group, 0, 11, "host:0");
   add_member(group, 1, 12, "host:1");
   return group;
@@ -174,6 +175,29 @@ void fill(v1::GetStatisticsResponse& statistics) {
   v1::GroupStatistics& group = *statistics.add_groups();
   group.set_group_id(9);
   fill(*group.mutable_statistics(), 2);
+}
+
+// Rank 1 has waited for rank 0, for 1.5 s, and was last in 3 of 40 operations.
+void fill(v1::GetWaitsResponse& waits) {
+  v1::GroupWaits& group = *waits.add_groups();
+  group.set_group_id(9);
+  group.set_name("layer-experts");
+  for (const std::uint32_t rank : {0u, 1u}) {
+    v1::RankWaits& out = *group.add_ranks();
+    out.set_rank(rank);
+    out.set_device("host:" + std::to_string(rank));
+    out.set_operations(40);
+    out.set_last_arrivals(rank == 0 ? 37 : 3);
+    out.set_rows(rank == 0 ? 3000 : 1000);
+    out.set_waited_us(rank == 0 ? 0 : 1'500'000);
+  }
+  group.mutable_ranks(0)->set_waited_for_ready_us(1'250'000);
+  group.mutable_ranks(0)->set_waited_for_arrived_us(250'000);
+  v1::PairWait& pair = *group.add_pairs();
+  pair.set_rank(1);
+  pair.set_peer(0);
+  pair.set_ready_us(1'250'000);
+  pair.set_arrived_us(250'000);
 }
 
 // Three nodes: this one, which coordinates, one that is silent, one that is lost.
@@ -299,6 +323,7 @@ FakeControlFacade::FakeControlFacade() {
   *views_.groups.add_groups() = make_group();
   *views_.groups.add_groups() = make_forming_group();
   fill(views_.statistics);
+  fill(views_.waits);
   add(views_.config, "device.host", "2", v1::CONFIG_ORIGIN_FLAG, false);
   add(views_.config, "limits.max_sessions", "64", v1::CONFIG_ORIGIN_FILE, true);
   for (const char* text : {"session attached", "rank joined", "group breaks"}) {
@@ -335,6 +360,17 @@ Result<v1::GetOperationResponse> FakeControlFacade::operation(std::uint64_t sess
     return detail;
   }
   return not_found("operation is not in flight");
+}
+
+Result<v1::GetWaitsResponse> FakeControlFacade::waits(const supervisor::WaitsWanted& wanted) {
+  Result<v1::GetWaitsResponse> all = answer(views_.waits);
+  if (!all.ok()) return all;
+  if (!wanted.group.empty() && wanted.group != all->groups(0).name())
+    return not_found("there is no group \"" + wanted.group + "\"");
+  for (v1::GroupWaits& group : *all->mutable_groups()) {
+    if (group.ranks_size() > static_cast<int>(wanted.max_ranks)) group.clear_pairs();
+  }
+  return all;
 }
 
 Status FakeControlFacade::authorize(const Operator& by, supervisor::Right wanted, const std::string& what) {

@@ -28,6 +28,7 @@ class FakeControlFacade final : public supervisor::ControlFacade {
   Status drain(const supervisor::Operator& by, std::uint32_t timeout_ms) override;
   Result<v1::GetOperationResponse> operation(std::uint64_t session_id, std::uint64_t ticket) override;
   Result<v1::GetStatisticsResponse> statistics() override { return answer(views_.statistics); }
+  Result<v1::GetWaitsResponse> waits(const supervisor::WaitsWanted& wanted) override;
   Result<EventBatch> events(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms) override {
     return events_.read(after, limit, wait_ms);
   }
@@ -61,6 +62,7 @@ class FakeControlFacade final : public supervisor::ControlFacade {
     v1::ListFarEnginesResponse network;
     v1::GetConfigResponse config;
     v1::GetStatisticsResponse statistics;
+    v1::GetWaitsResponse waits;
   };
   // Calls change(views) while no call reads them.
   template <typename Change>

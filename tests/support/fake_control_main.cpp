@@ -53,6 +53,9 @@ class SlowFacade final : public supervisor::ControlFacade {
     return slow(fake_.operation(session_id, ticket));
   }
   Result<v1::GetStatisticsResponse> statistics() override { return slow(fake_.statistics()); }
+  Result<v1::GetWaitsResponse> waits(const supervisor::WaitsWanted& wanted) override {
+    return slow(fake_.waits(wanted));
+  }
   Result<EventBatch> events(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms) override {
     return fake_.events(after, limit, wait_ms);
   }

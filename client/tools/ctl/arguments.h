@@ -17,6 +17,7 @@ enum class Command {
   kOps,
   kOp,
   kStats,
+  kWaits,
   kEvents,
   kWatch,
   kConfig,
@@ -74,7 +75,7 @@ struct Arguments {
   std::string level = "info";         // events: of this importance at least
   double interval_s = 1;              // watch
   std::uint32_t count = 0;            // watch: frames; 0: until interrupted
-  std::string target;                 // set, restart: name of the device or group; evict: of the group
+  std::string target;                 // set, restart: name of the device or group; evict, waits: of the group
   std::vector<std::string> settings;  // set: "sms=4"
   std::uint64_t session_id = 0;       // evict session
   std::uint32_t rank = 0;             // evict group

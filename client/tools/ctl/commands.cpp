@@ -10,10 +10,11 @@
 namespace epd::ctl {
 namespace {
 
-template <typename Request, typename Response, typename Render>
-Exit list(const Arguments& arguments, Connection& connection, Output& output, Render to_text) {
+template <typename Response, typename Request, typename Render>
+Exit ask(const Arguments& arguments, Connection& connection, Output& output, const Request& request,
+         Render to_text) {
   Response response;
-  if (auto failure = connection.call(Request(), response)) return report(arguments, output, *failure);
+  if (auto failure = connection.call(request, response)) return report(arguments, output, *failure);
   if (arguments.json) {
     write_json(output, to_json(response));
   } else {
@@ -22,17 +23,23 @@ Exit list(const Arguments& arguments, Connection& connection, Output& output, Re
   return Exit::kOk;
 }
 
+template <typename Request, typename Response, typename Render>
+Exit list(const Arguments& arguments, Connection& connection, Output& output, Render to_text) {
+  return ask<Response>(arguments, connection, output, Request(), to_text);
+}
+
 Exit run_op(const Arguments& arguments, Connection& connection, Output& output) {
   v1::GetOperationRequest request;
   request.set_id(arguments.operation);
-  v1::GetOperationResponse response;
-  if (auto failure = connection.call(request, response)) return report(arguments, output, *failure);
-  if (arguments.json) {
-    write_json(output, to_json(response));
-  } else {
-    output.out << render(response);
-  }
-  return Exit::kOk;
+  return ask<v1::GetOperationResponse>(arguments, connection, output, request,
+                                       [](const auto& r) { return render(r); });
+}
+
+Exit run_waits(const Arguments& arguments, Connection& connection, Output& output) {
+  v1::GetWaitsRequest request;
+  request.set_group(arguments.target);
+  return ask<v1::GetWaitsResponse>(arguments, connection, output, request,
+                                   [](const auto& r) { return render(r); });
 }
 
 // Without names rather than without statistics.
@@ -141,6 +148,7 @@ Exit run(const Arguments& arguments, Output& output) {
       return list<v1::GetStatisticsRequest, v1::GetStatisticsResponse>(
           arguments, connection, output,
           [&](const auto& r) { return render(r, arguments.ranks, names_of_groups(connection)); });
+    case Command::kWaits: return run_waits(arguments, connection, output);
     case Command::kEvents: return run_events(arguments, connection, output);
     case Command::kWatch: return run_watch(arguments, connection, output);
     case Command::kHealth: return run_health(arguments, connection, output);

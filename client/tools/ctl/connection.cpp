@@ -263,6 +263,9 @@ std::optional<Failure> Connection::call(const v1::GetStatisticsRequest& request,
                                         v1::GetStatisticsResponse& response) {
   return impl_->ask(&v1::Control::Stub::GetStatistics, request, response);
 }
+std::optional<Failure> Connection::call(const v1::GetWaitsRequest& request, v1::GetWaitsResponse& response) {
+  return impl_->ask(&v1::Control::Stub::GetWaits, request, response);
+}
 std::optional<Failure> Connection::call(const v1::ReloadConfigRequest& request,
                                         v1::ReloadConfigResponse& response) {
   return impl_->change(&v1::Control::Stub::ReloadConfig, request, response);

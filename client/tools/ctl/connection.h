@@ -35,6 +35,7 @@ class Connection {
   std::optional<Failure> call(const v1::GetStatisticsRequest& request, v1::GetStatisticsResponse& response);
   std::optional<Failure> call(const v1::ReloadConfigRequest& request, v1::ReloadConfigResponse& response);
   std::optional<Failure> call(const v1::SetOptionsRequest& request, v1::SetOptionsResponse& response);
+  std::optional<Failure> call(const v1::GetWaitsRequest& request, v1::GetWaitsResponse& response);
   std::optional<Failure> call(const v1::SetDeviceRequest& request, v1::SetDeviceResponse& response);
   std::optional<Failure> call(const v1::SetGroupRequest& request, v1::SetGroupResponse& response);
   std::optional<Failure> call(const v1::EvictSessionRequest& request, v1::EvictSessionResponse& response);

@@ -100,6 +100,10 @@ void add_views(CLI::App& app, Arguments& arguments) {
       ->required();
   CLI::App* stats = add_command(app, arguments, "stats", Command::kStats, help::kStats);
   stats->add_flag("--ranks", arguments.ranks, "One line per rank of each group too");
+  CLI::App* waits = add_command(app, arguments, "waits", Command::kWaits, help::kWaits);
+  waits->add_option("GROUP", arguments.target, "Name or id; default: all, without pairs of ranks")
+      ->type_name("GROUP")
+      ->check(utf8());
   CLI::App* watch = add_command(app, arguments, "watch", Command::kWatch, help::kWatch);
   watch->add_option("--interval", arguments.interval_s, "Seconds between two looks, 0.05..3600")
       ->type_name("SECONDS")

@@ -213,6 +213,24 @@ EXAMPLES
   epctl stats --json | jq '.groups[] | {group_id, p99: .statistics.total.p99_us}'
 )HELP"};
 
+const Page kWaits = {"Who has waited for whom in a group", R"HELP(
+One line per rank, and with a group below it how long each rank (line) has waited for each other (column). Of more
+than 16 ranks it shows the longest waits of pairs. All of it since the group began; an engine's restart loses nothing.
+  OPERATIONS  dispatches and combines that all ranks have announced
+  LAST        of them those that this rank announced last: it held the others up
+  ROWS        received by dispatches
+  WAITED      this rank, for all others
+  WAITED FOR  all others, for this rank: until it announced an operation (READY), until it was done with them
+              (ARRIVED)
+Ranks are waited for at the same time, so that sums are longer than what passed. On a GPU a wait counts from one look
+of the engine to the next, which is 50 ms later: shorter ones are hardly ever seen, and OPERATIONS and LAST are 0.
+
+EXAMPLES
+  epctl waits
+  epctl waits training
+  epctl waits training --json | jq '.groups[0].pairs | max_by(.ready_us)'
+)HELP"};
+
 const Page kEvents = {"What has happened: joins, losses, breaks, restarts, refusals", R"HELP(
 Attaches and ends of sessions, joins and losses of ranks, breaks of groups with their causes, starts and
 deaths of engines, reloads, settings, evictions, refusals (limited in rate; a "count" says how many are

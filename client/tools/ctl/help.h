@@ -24,6 +24,7 @@ extern const Page kDoctor;
 extern const Page kVersion;
 extern const Page kOp;
 extern const Page kStats;
+extern const Page kWaits;
 extern const Page kEvents;
 extern const Page kWatch;
 extern const Page kSet;

@@ -20,6 +20,7 @@ std::string render(const v1::GetOperationResponse& detail);
 // `names`: of groups, by id.
 std::string render(const v1::GetStatisticsResponse& statistics, bool ranks,
                    const std::map<std::uint64_t, std::string>& names);
+std::string render(const v1::GetWaitsResponse& waits);
 // One line.
 std::string render(const v1::Event& event);
 

@@ -19,6 +19,7 @@ constexpr std::uint64_t align_up(std::uint64_t value, std::uint64_t alignment) {
 // One signal word on a cache line of its own; holds an operation tag (see op_tag) that only grows.
 struct alignas(64) SignalLine {
   std::uint64_t tag;
+  std::uint64_t at_ns;  // when it was given, CLOCK_MONOTONIC: stored before the tag, by hosts alone
 };
 static_assert(sizeof(SignalLine) == 64);
 

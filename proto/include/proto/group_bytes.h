@@ -5,6 +5,7 @@
 #include "proto/arena.h"
 #include "proto/route_memory.h"
 #include "proto/session.h"
+#include "proto/waits.h"
 
 #include <cstdint>
 
@@ -16,12 +17,12 @@ struct GroupBytes {
   std::uint64_t exchange_arena = 0;
   std::uint64_t routing_records = 0;  // in the exchange arena
   std::uint64_t inboxes = 0;          // in the exchange arena
-  std::uint64_t board = 0;
-  std::uint64_t results = 0;        // of the host, where operations are calls
-  std::uint64_t rank = 0;           // what the daemon makes: both arenas, the board, results
-  std::uint64_t group = 0;          // of all ranks, if they bind alike
-  std::uint64_t arena_quota = 0;    // what counts for its user
-  std::uint64_t host_quota = 0;     // what counts for all users: memory of the host
+  std::uint64_t board = 0;            // with what is counted behind it (waits.h)
+  std::uint64_t results = 0;          // of the host, where operations are calls
+  std::uint64_t rank = 0;             // what the daemon makes: both arenas, the board, results
+  std::uint64_t group = 0;            // of all ranks, if they bind alike
+  std::uint64_t arena_quota = 0;      // what counts for its user
+  std::uint64_t host_quota = 0;       // what counts for all users: memory of the host
   std::uint64_t routing_quota = 0;  // what an engine of a host device may keep of routings in its own memory
 
   // `bound`: regions that have no room in the arena (region_bit).
@@ -32,7 +33,7 @@ struct GroupBytes {
     exchange_arena = exchange.total_bytes;
     routing_records = exchange.routing_bytes * shape.num_routes();
     inboxes = exchange.inbox_bytes * shape.depth;
-    board = BoardLayout(shape).total_bytes;
+    board = WaitsLayout(shape).total_bytes;
     if (calls) results = ResultsLayout(shape).total_bytes;
     rank = user_arena + exchange_arena + board + results;
     group = rank * shape.num_ranks;

@@ -49,7 +49,7 @@ TEST(ClientBytes, AreThoseOfTheLayouts) {
         EXPECT_EQ(bytes.routing_records, exchange.inboxes - exchange.routing);
         EXPECT_EQ(bytes.inboxes, exchange.total_bytes - exchange.inboxes);
         EXPECT_EQ(bytes.inboxes != 0, layout != EPD_LAYOUT_COMPACT);
-        EXPECT_EQ(bytes.board, abi::BoardLayout(shape).total_bytes);
+        EXPECT_EQ(bytes.board, abi::WaitsLayout(shape).total_bytes);
         const std::uint64_t results = abi::ResultsLayout(shape).total_bytes;
         EXPECT_EQ(bytes.results, kind == EPD_DEVICE_KIND_HOST ? 0 : results);
         EXPECT_EQ(bytes.rank, bytes.user_arena + bytes.exchange_arena + bytes.board + bytes.results);

@@ -140,7 +140,7 @@ Finished epctl_into(const std::string& redirection, const std::string& socket, c
 TEST_F(CtlTest, AnAnswerThatCannotBeWrittenIsAFailure) {
   start_server();
   for (const char* arguments :
-       {"status", "--json status", "devices", "op 11:500", "stats", "events", "--json events",
+       {"status", "--json status", "devices", "op 11:500", "stats", "waits", "events", "--json events",
         "watch --interval 0.05 --count 3", "--json watch --interval 0.05", "config", "doctor", "version",
         "set device host:0 sms=2", "evict session 11", "restart device host:0", "completion bash", "--help",
         "--version"}) {

@@ -220,8 +220,8 @@ TEST_F(CtlTest, EveryCommandHasHelpWithExamples) {
   EXPECT_EQ(main.exit_code, 0);
   EXPECT_TRUE(main.says("EXIT CODES"));
   for (const char* command :
-       {"status", "devices", "sessions", "groups", "ops", "op", "stats", "events", "watch", "config", "set",
-        "evict", "restart", "size", "drain", "doctor", "version", "completion"}) {
+       {"status", "devices", "sessions", "groups", "ops", "op", "stats", "waits", "events", "watch", "config",
+        "set", "evict", "restart", "size", "drain", "doctor", "version", "completion"}) {
     EXPECT_TRUE(main.says(command));
     const Finished help = epctl({command, "--help"});
     EXPECT_EQ(help.exit_code, 0) << command;

@@ -50,6 +50,27 @@ TEST_F(CtlTest, StatsShowCountersAndPercentiles) {
   EXPECT_EQ(document["ranks"][0]["statistics"]["total"]["buckets"].size(), 2u);
 }
 
+TEST_F(CtlTest, WaitsShowRanksAndWhoWaitedForWhom) {
+  start_server();
+  const Finished text = epctl({"waits", "layer-experts"});
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  for (const char* part :
+       {"group 9 (layer-experts)", "WAITED FOR", "37", "3000", "FOR 0  FOR 1", "1.5 s", "1.2 s"})
+    EXPECT_TRUE(text.says(part)) << part << "\n" << text.out;
+  const Finished all = epctl({"waits"});
+  EXPECT_EQ(all.exit_code, 0) << all.err;
+  EXPECT_TRUE(all.says("WAITED FOR")) << all.out;
+  EXPECT_FALSE(all.says("FOR 0")) << "pairs are for one group";
+  const Json document = epctl({"waits", "layer-experts", "--json"}).json();
+  ASSERT_TRUE(document.is_object());
+  EXPECT_EQ(document["groups"][0]["ranks"][1]["last_arrivals"], 3);
+  EXPECT_EQ(document["groups"][0]["pairs"][0]["peer"], 0);
+  EXPECT_EQ(document["groups"][0]["pairs"][0]["ready_us"], 1'250'000);
+  const Finished missing = epctl({"waits", "nobody"});
+  EXPECT_EQ(missing.exit_code, 1);
+  EXPECT_TRUE(missing.complains("NOT_FOUND")) << missing.err;
+}
+
 TEST_F(CtlTest, EventsPrintOneLineEach) {
   start_server();
   const Finished text = epctl({"events", "--since", "1"});

@@ -5,7 +5,8 @@ target_link_libraries(epd_engine_harness PUBLIC epd_base epd_engine PRIVATE epd_
 add_executable(engine_test ${CMAKE_CURRENT_LIST_DIR}/engine_test.cpp ${CMAKE_CURRENT_LIST_DIR}/engine_priority_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/engine_all_told_test.cpp ${CMAKE_CURRENT_LIST_DIR}/engine_parts_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/statistics_test.cpp ${CMAKE_CURRENT_LIST_DIR}/lane_share_test.cpp ${CMAKE_CURRENT_LIST_DIR}/route_heads_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/host_operation_test.cpp ${CMAKE_CURRENT_LIST_DIR}/signals_test.cpp)
+  ${CMAKE_CURRENT_LIST_DIR}/host_operation_test.cpp ${CMAKE_CURRENT_LIST_DIR}/host_waits_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/signals_test.cpp)
 target_include_directories(engine_test PRIVATE ${PROJECT_SOURCE_DIR}/daemon/engine ${PROJECT_SOURCE_DIR}/daemon/device)
 target_link_libraries(engine_test PRIVATE epd_engine_harness epd_device epd_host_operation epd_kernels GTest::gtest_main epd_options)
 gtest_discover_tests(engine_test PROPERTIES TIMEOUT 60 LABELS unit)

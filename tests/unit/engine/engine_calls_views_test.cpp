@@ -189,6 +189,26 @@ TEST_P(EngineWaits, NameTheRankThatHasNotSubmitted) {
   for (const std::uint32_t rank : {0u, 1u, 2u}) EXPECT_TRUE(comes_to_show(rank, 0)) << rank;
 }
 
+TEST_P(EngineWaits, AreAddedUpByTheRankThatIsMissing) {
+  const auto waited_ns = [&](std::uint32_t rank, std::uint32_t peer) {
+    return group_->waits(rank).peers[peer].ready_ns.load();
+  };
+  run_and_check(0);
+  ask_of(0, Op::kDispatch, 1);
+  EXPECT_TRUE(comes([&] { return waited_ns(0, 1) != 0 && waited_ns(0, 2) != 0; }));
+  ask_of(1, Op::kDispatch, 1);
+  ASSERT_TRUE(comes_to(0, abi::OpStage::kWaitReady, 2));
+  look_away();
+  const std::uint64_t for_1 = waited_ns(0, 1);
+  const std::uint64_t for_2 = waited_ns(0, 2);
+  EXPECT_TRUE(comes([&] { return waited_ns(0, 2) > for_2 && waited_ns(1, 2) != 0; }));
+  EXPECT_EQ(waited_ns(0, 1), for_1) << "it is no longer missing";
+  EXPECT_EQ(waited_ns(1, 0), 0u);
+  ask_of(2, Op::kDispatch, 1);
+  for (const std::uint32_t rank : {0u, 1u, 2u}) EXPECT_TRUE(comes_to_show(rank, 0)) << rank;
+  EXPECT_EQ(waited_ns(2, 0) + waited_ns(2, 1), 0u);
+}
+
 // Rank 1 has told rank 0 alone that it takes part, and no more comes of it.
 TEST_P(EngineWaits, NameTheRankThatHasNotArrived) {
   ask_of(0, Op::kDispatch, 1);

@@ -227,6 +227,32 @@ TEST_F(EngineTest, DeadlineNamesTheRankThatIsMissing) {
   run_and_check(1);
 }
 
+// Rank 2 comes when the others have announced it.
+TEST_F(EngineTest, WaitsAndRowsAreCountedBehindTheBoard) {
+  const auto inputs = fill(0);
+  for (const std::uint32_t rank : {0u, 1u}) sessions_[rank]->submit(dispatch_of(rank, 0, inputs[rank]));
+  for (const std::uint32_t rank : {0u, 1u}) ASSERT_TRUE(takes_part(rank, 0, 2));
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  sessions_[2]->submit(dispatch_of(2, 0, inputs[2]));
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    const auto done = sessions_[rank]->wait();
+    ASSERT_TRUE(done.has_value());
+    const abi::RankWaits waits = group_->waits(rank);
+    EXPECT_EQ(waits.counts->operations, 1u);
+    EXPECT_EQ(waits.counts->last_arrivals, rank == 2 ? 1u : 0u) << rank;
+    EXPECT_EQ(waits.counts->rows, done->num_recv_rows);
+    const std::uint64_t for_2 = waits.peers[2].ready_ns;
+    if (rank == 2) {
+      EXPECT_EQ(waits.peers[0].ready_ns + waits.peers[1].ready_ns, 0u);
+    } else {
+      EXPECT_GE(for_2, 2'000'000u) << rank;
+      EXPECT_LT(waits.peers[1 - rank].ready_ns, for_2);
+    }
+  }
+  run_and_check(1);
+  EXPECT_EQ(group_->waits(0).counts->operations, 3u) << "combines too";
+}
+
 TEST_F(EngineTest, LostRankFailsWhatItNeverSubmitted) {
   sessions_[0]->submit(submission(0, Op::kDispatch, 0));
   engine_view_[1]->send(LinkType::kStopMember, abi::MemberRef{kGroup, 1, 0, 0});

@@ -7,6 +7,7 @@ namespace epd::test {
 namespace {
 
 using abi::OpStage;
+using device::SeenWaits;
 using device::SignalCopy;
 
 constexpr std::uint32_t kRanks = 4;
@@ -92,6 +93,57 @@ TEST_F(SignalCopyByInboxes, TheRanksOwnArrivalComesLast) {
   expect(OpStage::kMoving, SignalCopy::kNobody);
   arrived(kOwn);
   expect(OpStage::kMoving, SignalCopy::kNobody);
+}
+
+class SeenWaitsTest : public SignalCopyTest {
+ protected:
+  void look(std::uint64_t at_ns) {
+    copy_.begun_ns = at_ns;
+    seen_.look(copy_, op_, {&counts_, waits_});
+  }
+
+  SeenWaits seen_;
+  abi::RankCounts counts_{};
+  abi::PeerWait waits_[kRanks]{};
+};
+
+TEST_F(SeenWaitsTest, CountFromLookToLookOfTheSameStage) {
+  ready(kOwn);
+  ready(3);
+  look(1000);
+  EXPECT_EQ(waits_[0].ready_ns, 0u) << "since when is not known";
+  look(1050);
+  look(1050);  // the same one
+  EXPECT_EQ(waits_[0].ready_ns, 50u);
+  EXPECT_EQ(waits_[1].ready_ns, 50u);
+  EXPECT_EQ(waits_[3].ready_ns, 0u);
+  ready(0);
+  look(1150);
+  EXPECT_EQ(waits_[0].ready_ns, 50u);
+  EXPECT_EQ(waits_[1].ready_ns, 150u);
+  ready(1);
+  arrived(kOwn);
+  arrived(0);
+  look(1200);
+  EXPECT_EQ(waits_[1].ready_ns, 150u);
+  EXPECT_EQ(waits_[1].arrived_ns, 0u);
+  look(1300);
+  EXPECT_EQ(waits_[1].arrived_ns, 100u);
+  EXPECT_EQ(waits_[3].arrived_ns, 100u);
+  EXPECT_EQ(waits_[0].arrived_ns, 0u);
+  EXPECT_EQ(waits_[kOwn].ready_ns + waits_[kOwn].arrived_ns, 0u);
+}
+
+TEST_F(SeenWaitsTest, AnotherOperationBeginsAnew) {
+  ready(kOwn);
+  look(1000);
+  op_.tag = kTag - 1;
+  look(1050);
+  op_.tag = kTag;
+  look(1100);
+  for (const abi::PeerWait& wait : waits_) EXPECT_EQ(wait.ready_ns, 0u);
+  look(1150);
+  EXPECT_EQ(waits_[0].ready_ns, 50u);
 }
 
 }  // namespace

@@ -16,13 +16,19 @@ using metrics::Snapshot;
 using testing::HasSubstr;
 using testing::Not;
 
+std::vector<prometheus::MetricFamily> families(const Snapshot& snapshot, std::size_t max_groups) {
+  const ManualClock clock;
+  metrics::RankSeries ranks(16, clock);
+  return metrics::families_of(snapshot, max_groups, ranks);
+}
+
 std::string text_of(const Snapshot& snapshot, std::size_t max_groups = 64) {
-  return prometheus::TextSerializer().Serialize(metrics::families_of(snapshot, max_groups));
+  return prometheus::TextSerializer().Serialize(families(snapshot, max_groups));
 }
 
 Snapshot fixed_snapshot() {
   FakeControlFacade facade;
-  Result<Snapshot> snapshot = metrics::take_snapshot(facade);
+  Result<Snapshot> snapshot = metrics::take_snapshot(facade, 16);
   EXPECT_TRUE(snapshot.ok()) << snapshot.status().to_string();
   return *snapshot;
 }
@@ -66,11 +72,34 @@ TEST(MetricFamilies, TellTheNodesOfAClusterByState) {
   EXPECT_THAT(text_of(snapshot), HasSubstr("epd_cluster_attached 0"));
 }
 
+TEST(MetricFamilies, TellTheMemoryOfGroups) {
+  EXPECT_THAT(text_of(fixed_snapshot()),
+              HasSubstr("epd_group_arena_bytes{group=\"layer-experts\",group_id=\"9\"} 524288000"));
+}
+
+TEST(MetricFamilies, TellTheNetworkOfADaemonInACluster) {
+  FakeControlFacade facade;
+  Result<Snapshot> alone = metrics::take_snapshot(facade, 16);
+  ASSERT_TRUE(alone.ok());
+  EXPECT_THAT(text_of(*alone), Not(HasSubstr("epd_far_")));
+  facade.change([](FakeControlFacade::Views& views) { views.daemon.mutable_cluster()->set_name("prod"); });
+  Result<Snapshot> snapshot = metrics::take_snapshot(facade, 16);
+  ASSERT_TRUE(snapshot.ok());
+  const std::string text = text_of(*snapshot);
+  const std::string b = "{device=\"host:0\",node=\"node-b\",far_device=\"host:0\"";
+  EXPECT_THAT(text, HasSubstr("epd_far_engine_connected" + b + "} 1"));
+  EXPECT_THAT(
+      text, HasSubstr("epd_far_engine_connected{device=\"host:0\",node=\"node-c\",far_device=\"host:1\"} 0"));
+  EXPECT_THAT(text, HasSubstr("epd_far_bytes_total" + b + ",kind=\"sums\",direction=\"received\"} 2097152"));
+  EXPECT_THAT(text, HasSubstr("epd_far_credit_stall_seconds_total" + b + "} 0.0045"));
+  EXPECT_THAT(text, HasSubstr("epd_far_dropped_total" + b + "} 5"));
+}
+
 TEST(MetricFamilies, EachFamilyStandsOnceAndNoSeriesTwice) {
   Snapshot snapshot = fixed_snapshot();
   for (std::uint64_t id = 100; id < 110; ++id) add_group(snapshot, id, "same name", 2);
   std::set<std::string> names;
-  for (const prometheus::MetricFamily& family : metrics::families_of(snapshot, 4)) {
+  for (const prometheus::MetricFamily& family : families(snapshot, 4)) {
     EXPECT_TRUE(names.insert(family.name).second) << family.name;
     EXPECT_FALSE(family.help.empty()) << family.name;
     std::set<std::string> series;
@@ -134,7 +163,7 @@ TEST(MetricFamilies, BucketsHoldWhatTheEngineCounted) {
   count(5, 2);
   count(100, 4);
   count(4'000'000'000, 8);
-  for (const prometheus::MetricFamily& family : metrics::families_of(snapshot, 1)) {
+  for (const prometheus::MetricFamily& family : families(snapshot, 1)) {
     if (family.name != "epd_group_operation_seconds") continue;
     const prometheus::ClientMetric::Histogram& histogram = family.metric.front().histogram;
     EXPECT_EQ(histogram.sample_count, 15u);
@@ -162,7 +191,7 @@ TEST(MetricFamilies, BucketsHoldWhatTheEngineCounted) {
 TEST(MetricFamilies, ASupervisorThatDoesNotAnswerIsToldToBeDown) {
   FakeControlFacade facade;
   facade.fail({StatusCode::kDeadlineExceeded, "busy"});
-  EXPECT_FALSE(metrics::take_snapshot(facade).ok());
+  EXPECT_FALSE(metrics::take_snapshot(facade, 16).ok());
   EXPECT_THAT(prometheus::TextSerializer().Serialize(metrics::families_of_silence()),
               HasSubstr("epd_supervisor_up 0"));
 }

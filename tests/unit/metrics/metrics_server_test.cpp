@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <chrono>
 
 namespace epd::test {
 namespace {
@@ -41,7 +42,8 @@ std::string get(int port, const std::string& path) {
 }
 
 struct Started {
-  explicit Started(const std::string& listen) : server(metrics::MetricsServer::start(facade, {listen, 8})) {}
+  explicit Started(const std::string& listen)
+      : server(metrics::MetricsServer::start(facade, {listen, 8, 16})) {}
   FakeControlFacade facade;
   Result<std::unique_ptr<metrics::MetricsServer>> server;
 };
@@ -72,6 +74,27 @@ TEST(MetricsServerTest, SurvivesNonsense) {
   answer_to(port, "POST /metrics HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
   answer_to(port, std::string("\0\xff\r\n\r\n", 6));
   EXPECT_THAT(get(port, "/metrics"), HasSubstr("epd_supervisor_up 1"));
+}
+
+TEST(MetricsServerTest, TellsWhoWaitedForWhom) {
+  Started started("127.0.0.1:0");
+  ASSERT_TRUE(started.server.ok());
+  EXPECT_THAT(get((*started.server)->port(), "/metrics"),
+              HasSubstr("epd_rank_wait_seconds_total{group=\"layer-experts\",group_id=\"9\",rank=\"1\","
+                        "peer=\"0\"} 1.5"));
+}
+
+// By itself the library looks every two seconds: four ends would take up to eight. A daemon that is told to
+// end would wait for that.
+TEST(MetricsServerTest, EndsWithoutWaitingForItsNextLook) {
+  for (const char* listen : {"127.0.0.1:0", "0.0.0.0:0", "127.0.0.1:0", "0.0.0.0:0"}) {
+    Started started(listen);
+    ASSERT_TRUE(started.server.ok()) << listen;
+    EXPECT_THAT(get((*started.server)->port(), "/metrics"), HasSubstr("epd_supervisor_up 1"));
+    const auto begin = std::chrono::steady_clock::now();
+    started.server = Status(StatusCode::kAborted, "");
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(1500)) << listen;
+  }
 }
 
 TEST(MetricsServerTest, AnAddressThatIsTakenIsRefusedByName) {

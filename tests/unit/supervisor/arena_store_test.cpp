@@ -2,12 +2,14 @@
 #include "arena_store.h"
 
 #include "proto/route_memory.h"
+#include "proto/waits.h"
 
 #include <gtest/gtest.h>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
+#include "epd/v1/control.pb.h"
 
 namespace epd::supervisor {
 namespace {
@@ -76,6 +78,50 @@ TEST_F(ArenaStoreTest, MappingsAreCountedForEachEngineThatMustMap) {
   EXPECT_TRUE(store.acquire({1, 4}, kUser, {}, second, wanted).ok()) << "2 more on host:0; all 5 on host:1";
   expect_says(store.acquire({1, 5}, kUser, {}, second, wanted), {"engine of host:0 has 14", "allowed: 14"});
   EXPECT_TRUE(store.acquire({2, 0}, 7, {}, first, wanted).ok()) << "another user";
+}
+
+// What is told of the ranks that stay must not fall when another leaves.
+TEST_F(ArenaStoreTest, WaitsOfRanksThatHaveGoneAreKeptWhileTheGroupLives) {
+  abi::GroupShape shape = shape_of(16);
+  shape.num_ranks = 3;
+  shape.num_experts = 9;
+  ArenaStore store(plenty(), closer_, descriptors_);
+  const DeviceName host{abi::DeviceKind::kHost, 0};
+  for (std::uint32_t rank = 0; rank < 3; ++rank)
+    ASSERT_TRUE(store.acquire({7, rank}, kUser, {}, host, {shape, {}, nullptr}).ok());
+  ASSERT_TRUE(store.acquire({8, 0}, kUser, {}, host, {shape, {}, nullptr}).ok());
+  EXPECT_TRUE(store.gone_waits(7).empty());
+  const std::shared_ptr<const Mapping> board = store.find(7, 1)->board_map;
+  abi::RankWaits::in(board->bytes(), shape).peers[2].ready_ns = 70;
+  abi::RankWaits::in(store.find(7, 2)->board_map->bytes(), shape).peers[2].arrived_ns = 5;
+  store.release(7, 1);
+  store.release(7, 2);
+  const std::vector<WaitSum> gone = store.gone_waits(7);
+  ASSERT_EQ(gone.size(), 3u);
+  EXPECT_EQ(gone[2].ready_ns, 70u);
+  EXPECT_EQ(gone[2].arrived_ns, 5u);
+  EXPECT_EQ(gone[0].ready_ns, 0u);
+  EXPECT_TRUE(store.gone_waits(8).empty());
+
+  WaitingGroup group{7, "g", shape, {{0, "host:0", store.find(7, 0)->board_map}}, gone};
+  abi::RankWaits::in(group.ranks[0].board->bytes(), shape).peers[2].ready_ns = 1'930;
+  abi::RankWaits::in(group.ranks[0].board->bytes(), shape).peers[1].ready_ns = 9'000;
+  abi::RankWaits::in(group.ranks[0].board->bytes(), shape).counts->rows = 12;
+  const v1::GetWaitsResponse told = message_of({group}, {"", 3, 1});
+  ASSERT_EQ(told.groups_size(), 1);
+  ASSERT_EQ(told.groups(0).ranks_size(), 3);
+  EXPECT_EQ(told.groups(0).ranks(2).waited_for_ready_us(), 2u)
+      << "70 ns of the one that has gone, and 1.93 us";
+  EXPECT_EQ(told.groups(0).ranks(2).device(), "");
+  EXPECT_EQ(told.groups(0).ranks(0).waited_us(), 10u);
+  EXPECT_EQ(told.groups(0).ranks(0).rows(), 12u);
+  ASSERT_EQ(told.groups(0).pairs_size(), 1) << "the longest one";
+  EXPECT_EQ(told.groups(0).pairs(0).peer(), 1u);
+  EXPECT_EQ(told.groups(0).pairs_left_out(), 1u);
+  EXPECT_EQ(message_of({group}, {"", 2, 9}).groups(0).pairs_size(), 0) << "it has more ranks than that";
+
+  store.release(7, 0);
+  EXPECT_TRUE(store.gone_waits(7).empty()) << "with its last rank the group is forgotten";
 }
 
 TEST(MappingCount, MappingsAreGivenBackWithTheRank) {

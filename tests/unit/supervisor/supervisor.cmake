@@ -23,7 +23,7 @@ target_link_libraries(loop_test PRIVATE epd_supervisor epd_options GTest::gtest_
 gtest_discover_tests(loop_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 60)
 add_executable(arena_store_test ${CMAKE_CURRENT_LIST_DIR}/arena_store_test.cpp)
 target_include_directories(arena_store_test PRIVATE ${PROJECT_SOURCE_DIR}/daemon/supervisor)
-target_link_libraries(arena_store_test PRIVATE epd_supervisor epd_device epd_membership epd_options GTest::gtest_main)
+target_link_libraries(arena_store_test PRIVATE epd_supervisor epd_control_messages epd_device epd_membership epd_options GTest::gtest_main)
 gtest_discover_tests(arena_store_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 60)
 add_executable(messages_test ${CMAKE_CURRENT_LIST_DIR}/messages_test.cpp)
 target_include_directories(messages_test PRIVATE ${PROJECT_SOURCE_DIR}/daemon/supervisor)

@@ -16,6 +16,7 @@
 #include "kernels/group_view.h"
 #include "kernels/routing.h"
 #include "proto/link.h"
+#include "proto/waits.h"
 
 #include <cstdint>
 #include <memory>
@@ -39,6 +40,7 @@ struct LaunchRequest {
   const OperationPeers* peers = nullptr;  // null for noops; must outlive the operation in flight
   std::uint32_t record = 0;               // routing record that it makes or uses
   std::uint32_t sms = 0;                  // at most; 0: the lane's share
+  abi::RankWaits waits;                   // of the rank; not of noops. Outlives the operation in flight
 };
 
 // An operation in flight. left() must be true before it is destroyed, because the destructor does not wait.

@@ -5,6 +5,7 @@
 
 #include "proto/exchange.h"
 #include "proto/link.h"
+#include "proto/waits.h"
 
 #include <cstdint>
 #include <span>
@@ -52,6 +53,18 @@ class SignalCopy {
   const std::uint32_t num_ranks_;
   const bool by_inboxes_;
   std::vector<abi::SignalLine> lines_;
+};
+
+// Adds up, from look to look, whom operations were seen to wait for.
+class SeenWaits {
+ public:
+  // Does nothing if it has had this look already.
+  void look(const SignalCopy& signals, const SignalledOperation& op, const abi::RankWaits& counted);
+
+ private:
+  std::uint64_t tag_ = 0;  // of the last look
+  abi::OpStage stage_ = abi::OpStage::kNone;
+  std::uint64_t seen_ns_ = 0;
 };
 
 }  // namespace epd::device

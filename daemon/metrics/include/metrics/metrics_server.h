@@ -13,6 +13,7 @@ namespace epd::metrics {
 struct MetricsOptions {
   std::string listen;            // "HOST:PORT": an address of this machine, and 0 for any free port
   std::uint32_t max_groups = 0;  // with series of their own; the rest is summed up as group "other"
+  std::uint32_t max_ranks = 0;   // of a group, likewise, as rank "other"
 };
 
 class MetricsServer {

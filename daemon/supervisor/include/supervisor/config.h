@@ -78,6 +78,7 @@ struct Config {
   std::uint32_t max_restarts_per_minute = 0;
   std::string metrics_listen;  // "127.0.0.1:9455"; empty: no metrics
   std::uint32_t metrics_max_groups = 0;
+  std::uint32_t metrics_max_ranks = 0;
   std::string health_listen;  // as metrics_listen
   std::string mps_control;    // empty: MPS is never asked
   std::uint32_t mps_timeout_ms = 0;

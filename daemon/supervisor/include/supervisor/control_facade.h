@@ -21,6 +21,7 @@ class DaemonStatus;
 class GetConfigResponse;
 class GetOperationResponse;
 class GetStatisticsResponse;
+class GetWaitsResponse;
 class ListDevicesResponse;
 class ListFarEnginesResponse;
 class ListGroupsResponse;
@@ -32,6 +33,13 @@ class SetOptionsResponse;
 }  // namespace epd::v1
 
 namespace epd::supervisor {
+
+struct WaitsWanted {
+  std::string group;  // name or id; empty: all
+  // Pairs of ranks: of groups that have at most so many ranks, and the longest so many of a group.
+  std::uint32_t max_ranks = 0;
+  std::size_t max_pairs = 0;
+};
 
 struct GroupSettingsChange {
   std::optional<std::uint32_t> sms;
@@ -71,6 +79,8 @@ class ControlFacade {
   // NOT_FOUND if no such operation is in flight.
   virtual Result<v1::GetOperationResponse> operation(std::uint64_t session_id, std::uint64_t ticket) = 0;
   virtual Result<v1::GetStatisticsResponse> statistics() = 0;
+  // NOT_FOUND if no such group is known. Sums are added up on the thread that asks.
+  virtual Result<v1::GetWaitsResponse> waits(const WaitsWanted& wanted) = 0;
   // Up to `limit` events after number `after`. Waits up to `wait_ms` for one. Does not use the loop.
   virtual Result<EventBatch> events(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms) = 0;
   // PERMISSION_DENIED names the caller, `what` ("drain") and the rule. Whoever serves the calls must ask
