@@ -443,6 +443,31 @@ TEST(FarEngines, AnEngineWithoutNetworkSaysSo) {
   EXPECT_EQ(nodes.remove(), "");
 }
 
+// Its successor was started while the node had no network. The group's end, or that of its ranks here, is
+// nothing that it may not hear of.
+TEST(FarEngines, ARestartedEngineWithoutNetworkHearsOfTheEnd) {
+  EngineNodesOptions options = two_nodes();
+  options.open = [](const transport::Limits&) -> Result<std::unique_ptr<transport::Transport>> {
+    return not_found("no network in this test");
+  };
+  for (const bool fatal : {true, false}) {
+    EngineNodes nodes(plain_case(4), options);
+    EngineThread& engine = nodes.engine(0);
+    nodes.begin_engine(0, true);
+    EXPECT_EQ(nodes.expect_ready(0), "NOT_FOUND: no network in this test");
+    if (fatal) {
+      engine.send(LinkType::kBreak,
+                  abi::Break{EngineNodes::kGroup, 1, 0, 1, StatusCode::kRankLost, 0, "a test"});
+      ASSERT_TRUE(engine.expect(LinkType::kBroken).has_value());
+    } else {
+      engine.send(LinkType::kStopMember, abi::MemberRef{EngineNodes::kGroup, 0, 0, 0});
+      ASSERT_TRUE(engine.expect(LinkType::kMemberStopped).has_value());
+    }
+    engine.send(LinkType::kRemoveGroup, abi::GroupRef{EngineNodes::kGroup});
+    ASSERT_TRUE(engine.expect(LinkType::kGroupRemoved).has_value());
+  }
+}
+
 // A group of one node on an engine whose other group breaks, loses its peer, and goes.
 TEST(FarEngines, AGroupOfOneNodeIsNotTouched) {
   const Case c = plain_case(4);
