@@ -83,7 +83,8 @@ void Engines::on(const GroupReady& event) {
   slot->waits_for.clear();
   if (message.status != StatusCode::kOk) {
     slot->state = EngineSlot::Broken{kNever};
-    not_ready(group, event.engine, {message.status, std::string(message.text, abi::text_length(message.text))});
+    not_ready(group, event.engine,
+              {message.status, std::string(message.text, abi::text_length(message.text))});
   } else if (group.is(GroupPhase::kStarting)) {
     slot->state = EngineSlot::Serving{};
     parts_.forming.engine_ready(group);

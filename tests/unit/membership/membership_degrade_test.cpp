@@ -485,10 +485,11 @@ TEST_F(Degrade, ARestartedEngineThatCannotServeTheGroupLosesItsRanks) {
   for (const std::uint32_t device : {0u, 1u}) broken(device, 5);
   take();
   say(2, abi::GroupReady{1, StatusCode::kInternal, "arena lost"});
-  EXPECT_EQ(take(), (Lines{}));
+  EXPECT_EQ(take(), (Lines{"stop_member device=2 group=1 rank=2", "rank device=0 group=1 rank=2 since=0",
+                           "rank device=1 group=1 rank=2 since=0", "remove device=2 group=1",
+                           "wake session=12", "resume device=0 group=1 epoch=2 index=5 cause=RANK_LOST",
+                           "resume device=1 group=1 epoch=2 index=5 cause=RANK_LOST"}));
   EXPECT_EQ(group().reason.text, "rank 2 was lost: the engine can't serve the group: arena lost");
-  stopped(2, 3);
-  EXPECT_EQ(take(), (Lines{}));
 }
 
 }  // namespace
