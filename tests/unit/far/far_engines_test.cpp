@@ -103,6 +103,33 @@ TEST(FarEngines, ABrokenGroupGoesOnInTheNextEpoch) {
   }
 }
 
+// Operations are numbered near the place where tags begin anew (proto/README, "Numbers that wrap"). After the
+// second break they are counted from another base than those that made the routings.
+TEST(FarEngines, OperationsGoOnWhereTagsBeginAnew) {
+  for (std::uint64_t i = 0; i < 8; ++i) {
+    std::mt19937 random = random_of(7, i);
+    const Case c = far_case(random, 4);
+    EngineNodesOptions options = random_places(random);
+    options.first_op = (1 + i % 3) * abi::kTagRound - 5;
+    EngineNodes nodes(c, options);
+    nodes.begin();
+    ASSERT_EQ(nodes.expect_ready(), "") << nodes.describe();
+    const std::vector<FarStep> steps = random_steps(c, 16, random);
+    for (const std::size_t done : {4, 8}) {
+      ASSERT_EQ(nodes.run(steps, done), "") << nodes.describe();
+      ASSERT_EQ(nodes.break_and_resume(), "") << nodes.describe();
+    }
+    nodes.stop(1);
+    ASSERT_EQ(nodes.break_all({1}), "");
+    nodes.restart(1);
+    ASSERT_EQ(nodes.expect_ready(1), "") << nodes.describe();
+    nodes.take_next_index(8);
+    nodes.resume();
+    ASSERT_EQ(nodes.expect_resumed(), "") << nodes.describe();
+    ASSERT_EQ(nodes.run(steps), "") << nodes.describe();
+  }
+}
+
 TEST(FarEngines, ARankGoesAndAnotherComesInItsPlace) {
   for (std::uint64_t i = 0; i < 8; ++i) {
     std::mt19937 random = random_of(3, i);
