@@ -212,7 +212,7 @@ class NodesSoak : public testing::Test {
       std::printf("no faults of links: %s\n", why_not.c_str());
     }
     ASSERT_TRUE(cluster_->prepare());
-    const Settings quick{{"cluster.node_timeout_ms", "1000"},     {"cluster.heartbeat_ms", "50"},
+    const Settings quick{{"cluster.node_timeout_ms", "2000"},     {"cluster.heartbeat_ms", "50"},
                          {"cluster.orphan_ms", "3000"},           {"engine.max_restarts_per_minute", "10000"},
                          {"engine.restart_backoff_max_ms", "20"}, {"log.level", "\"info\""}};
     for (std::size_t node = 0; node < 3; ++node) daemons_[node] = &cluster_->start(kNodes[node], quick);
