@@ -145,7 +145,7 @@ Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand&
 EngineProcess::~EngineProcess() {
   if (pid_ > 0 && !reaped_) {
     send_signal(pid_, SIGKILL);
-    reap();
+    (void)wait(0);
   }
 }
 
@@ -158,12 +158,17 @@ bool EngineProcess::has_left() const {
   return ::poll(&entry, 1, 0) > 0 && (entry.revents & POLLHUP) != 0;
 }
 
-std::string EngineProcess::reap() {
+std::optional<std::string> EngineProcess::reap() {
+  return wait(WNOHANG);
+}
+
+std::optional<std::string> EngineProcess::wait(int options) {
   int state = 0;
   pid_t waited;
   do {
-    waited = ::waitpid(pid_, &state, 0);
+    waited = ::waitpid(pid_, &state, options);
   } while (waited < 0 && errno == EINTR);
+  if (waited == 0) return std::nullopt;
   reaped_ = true;
   if (waited < 0) return "unknown";
   if (WIFSIGNALED(state)) return "signal " + std::to_string(WTERMSIG(state));

@@ -10,6 +10,7 @@
 #include <sys/types.h>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace epd {
@@ -52,8 +53,9 @@ class EngineProcess {
   void kill();
   // It has closed its link, which it does when nothing of it runs any more: its process ends.
   bool has_left() const;
-  // After pidfd() has become readable: "exit 1", "signal 9".
-  std::string reap();
+  // After pidfd() has become readable: "exit 1", "signal 9". Nothing: threads of it are still on their way
+  // out, which may take a second on a busy machine. Does not wait for them.
+  std::optional<std::string> reap();
   // Once reaped; -1: ended by a signal.
   int exit_code() const { return exit_code_; }
 
@@ -65,6 +67,7 @@ class EngineProcess {
   };
   EngineProcess() = default;
   Status send_bytes(std::uint16_t type, const void* body, std::size_t bytes, const FdList& fds);
+  std::optional<std::string> wait(int options);
 
   pid_t pid_ = -1;
   bool reaped_ = false;

@@ -137,6 +137,7 @@ class EngineFleet {
     std::uint64_t start_at_ns = 0;  // when down: the next start; 0 = none
     std::uint64_t say_busy_ns = 0;  // when to say again that the GPU takes nobody
     std::uint64_t kill_at_ns = 0;   // it has closed its link: patience until then
+    std::uint64_t reap_at_ns = 0;   // it has ended, but for threads on their way out: to be looked at again
     std::uint64_t backoff_ms = 0;
     std::deque<std::uint64_t> deaths;  // of the last minute
     std::uint64_t beat = 0;            // its heartbeat when it was last looked at; 0 = it is not ready
