@@ -22,6 +22,8 @@
 namespace epd {
 namespace {
 
+using supervisor::ConfigSources;
+
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
 
@@ -67,7 +69,7 @@ struct ServeFlags {
 void add_config_flags(CLI::App& command, ServeFlags& flags) {
   command.add_option("-c,--config", flags.config_path, "Configuration file [/etc/epd/epd.toml]")
       ->type_name("FILE");
-  for (const OptionInfo& option : config_options()) {
+  for (const supervisor::OptionInfo& option : supervisor::config_options()) {
     std::string names = "--" + option.key;
     if (option.key == "daemon.socket") names += ",--socket";
     if (option.key == "daemon.control_socket") names += ",--control-socket";
@@ -84,11 +86,11 @@ void add_config_flags(CLI::App& command, ServeFlags& flags) {
   }
 }
 
-ConfigSources sources_of(const ServeFlags& flags, const Environment& environment) {
+ConfigSources sources_of(const ServeFlags& flags, const supervisor::Environment& environment) {
   ConfigSources sources;
   sources.path = !flags.config_path.empty()         ? flags.config_path
                  : !environment.config_path.empty() ? environment.config_path
-                                                    : kDefaultConfigPath;
+                                                    : supervisor::kDefaultConfigPath;
   sources.path_given = !flags.config_path.empty() || !environment.config_path.empty();
   sources.environment = environment.options;
   sources.flags = flags.values;
@@ -117,31 +119,32 @@ void open_standard_descriptors() {
 }
 
 int serve(const ServeFlags& flags) {
-  const Environment environment = read_environment();
+  const supervisor::Environment environment = supervisor::read_environment();
   const ConfigSources sources = sources_of(flags, environment);
-  Result<Config> config = load_config(sources);
+  Result<supervisor::Config> config = supervisor::load_config(sources);
   if (!config.ok()) return fail(kExitUsage, config.status());
   log_init("epd", config->level(), config->format());
-  Supervisor::block_signals();
+  supervisor::Supervisor::block_signals();
   raise_descriptor_limit();
 
-  SupervisorOptions options;
+  supervisor::SupervisorOptions options;
   options.config = *config;
   options.sources = sources;
   options.notify_socket = environment.notify_socket;
   options.watchdog_us = environment.watchdog_us;
-  Result<std::unique_ptr<Supervisor>> supervisor = Supervisor::create(std::move(options));
+  Result<std::unique_ptr<supervisor::Supervisor>> supervisor =
+      supervisor::Supervisor::create(std::move(options));
   if (!supervisor.ok()) return fail(kExitFailure, supervisor.status());
-  const ControlOptions control_options{config->control_socket, config->control_socket_mode,
-                                       config->control_socket_gid};
-  Result<std::unique_ptr<ControlServer>> control =
-      ControlServer::start((*supervisor)->control(), control_options);
+  const control::ControlOptions control_options{config->control_socket, config->control_socket_mode,
+                                                config->control_socket_gid};
+  Result<std::unique_ptr<control::ControlServer>> control =
+      control::ControlServer::start((*supervisor)->control(), control_options);
   if (!control.ok()) return fail(kExitFailure, control.status());
-  ControlServer* server = control->get();
-  std::unique_ptr<MetricsServer> metrics;
+  control::ControlServer* server = control->get();
+  std::unique_ptr<metrics::MetricsServer> metrics;
   if (!config->metrics_listen.empty()) {
-    Result<std::unique_ptr<MetricsServer>> started =
-        MetricsServer::start((*supervisor)->control(), {config->metrics_listen, config->metrics_max_groups});
+    Result<std::unique_ptr<metrics::MetricsServer>> started = metrics::MetricsServer::start(
+        (*supervisor)->control(), {config->metrics_listen, config->metrics_max_groups});
     if (!started.ok()) return fail(kExitFailure, started.status());
     metrics = std::move(*started);
   }
@@ -152,11 +155,11 @@ int serve(const ServeFlags& flags) {
 }
 
 int check_config(const ServeFlags& flags) {
-  const ConfigSources sources = sources_of(flags, read_environment());
-  Result<Config> config = load_config(sources);
+  const ConfigSources sources = sources_of(flags, supervisor::read_environment());
+  Result<supervisor::Config> config = supervisor::load_config(sources);
   if (!config.ok()) return fail(kExitUsage, config.status());
   if (flags.quiet) return 0;
-  for (const ConfigEntry& entry : config->entries) {
+  for (const supervisor::ConfigEntry& entry : config->entries) {
     std::printf("%-36s = %-24s # %s\n", entry.key.c_str(), ("\"" + entry.value + "\"").c_str(),
                 entry.origin.c_str());
   }
@@ -164,7 +167,7 @@ int check_config(const ServeFlags& flags) {
 }
 
 struct EngineFlags {
-  EngineOptions options{"", false, 3, 4, 5, {}};
+  engine::EngineOptions options{"", false, 3, 4, 5, {}};
   std::string mode = "launched";
   std::string log_level = "info";
   std::string log_format = "logfmt";
@@ -177,7 +180,7 @@ CLI::App* add_engine_command(CLI::App& app, EngineFlags& flags) {
   command->add_option("--link-fd", flags.options.link_fd, "Socket to the supervisor");
   command->add_option("--page-fd", flags.options.page_fd, "This engine's EnginePage");
   command->add_option("--bell-fd", flags.options.bell_fd, "Eventfd that other engines ring");
-  NetworkOptions& network = flags.options.network;
+  transport::NetworkOptions& network = flags.options.network;
   command->add_option("--network-library", network.library, "UCX, to reach engines of other nodes");
   command->add_option("--network-devices", network.devices, "UCX_NET_DEVICES");
   command->add_option("--network-transports", network.transports, "UCX_TLS");
@@ -200,14 +203,14 @@ int run_engine(const EngineFlags& flags) {
   ::prctl(PR_SET_NAME, ("epd-" + flags.options.device).c_str());
   log_init("engine " + flags.options.device, levels.at(flags.log_level),
            flags.log_format == "json" ? LogFormat::kJson : LogFormat::kLogfmt);
-  EngineOptions options = flags.options;
+  engine::EngineOptions options = flags.options;
   options.resident = flags.mode == "resident";
-  return engine_main(options);
+  return engine::engine_main(options);
 }
 
 // A mistyped option deserves a better answer than CLI11's.
 bool explain_unknown_option(int argc, char** argv) {
-  const std::vector<OptionInfo> options = config_options();
+  const std::vector<supervisor::OptionInfo> options = supervisor::config_options();
   for (int i = 1; i < argc; ++i) {
     const std::string_view word(argv[i]);
     if (!word.starts_with("--") || word.find('.') == std::string_view::npos) continue;
@@ -215,7 +218,7 @@ bool explain_unknown_option(int argc, char** argv) {
     const bool known =
         std::any_of(options.begin(), options.end(), [&](const auto& o) { return o.key == key; });
     if (known) continue;
-    fail(kExitUsage, unknown_option(key, "the flags"));
+    fail(kExitUsage, supervisor::unknown_option(key, "the flags"));
     return true;
   }
   return false;
@@ -223,7 +226,7 @@ bool explain_unknown_option(int argc, char** argv) {
 
 int run(int argc, char** argv) {
   CLI::App app(kDescription, "epd");
-  app.set_version_flag("-V,--version", std::string("epd ") + kDaemonVersion);
+  app.set_version_flag("-V,--version", std::string("epd ") + supervisor::kDaemonVersion);
   app.footer(kFooter);
   app.require_subcommand(0, 1);
   // Given to `epd` itself or after the subcommand: the same flags.

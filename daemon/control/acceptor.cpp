@@ -11,7 +11,7 @@
 #include <system_error>
 #include <utility>
 
-namespace epd {
+namespace epd::control {
 namespace {
 
 // The connections that are counted below, and those that are being refused.
@@ -167,4 +167,4 @@ void Acceptor::admit(Gate::Arrival arrival) {
   }
 }
 
-}  // namespace epd
+}  // namespace epd::control

@@ -18,7 +18,7 @@
 #include <string>
 #include <thread>
 
-namespace epd {
+namespace epd::control {
 
 // Far more than operators and probes open, and far less than would be missed elsewhere. Root and the daemon's
 // own user have as many for themselves. No user can keep others out.
@@ -91,4 +91,4 @@ class Acceptor {
   std::thread thread_;
 };
 
-}  // namespace epd
+}  // namespace epd::control

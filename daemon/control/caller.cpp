@@ -6,9 +6,9 @@
 #include <string_view>
 #include <utility>
 
-namespace epd {
+namespace epd::control {
 
-void Callers::add(int fd, std::uint64_t connection, Operator client) {
+void Callers::add(int fd, std::uint64_t connection, supervisor::Operator client) {
   const std::lock_guard lock(mutex_);
   clients_[fd] = {connection, std::move(client)};
 }
@@ -31,7 +31,7 @@ bool Callers::is_connected(std::uint32_t uid) const {
                      [uid](const auto& entry) { return entry.second.who.uid == uid; });
 }
 
-Result<Operator> Callers::caller_of(const grpc::ServerContext& context) const {
+Result<supervisor::Operator> Callers::caller_of(const grpc::ServerContext& context) const {
   const std::string peer = context.peer();
   constexpr std::string_view kPrefix = "fd:";
   int fd = -1;
@@ -43,9 +43,9 @@ Result<Operator> Callers::caller_of(const grpc::ServerContext& context) const {
   const std::lock_guard lock(mutex_);
   const auto found = clients_.find(fd);
   if (found == clients_.end()) return Status(StatusCode::kAborted, "the caller's connection has ended");
-  Operator who = found->second.who;
+  supervisor::Operator who = found->second.who;
   who.has_gone = [&context] { return context.IsCancelled(); };
   return who;
 }
 
-}  // namespace epd
+}  // namespace epd::control

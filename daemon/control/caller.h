@@ -9,7 +9,7 @@
 #include <mutex>
 #include <optional>
 
-namespace epd {
+namespace epd::control {
 
 // The clients of connections, by the number of the descriptor that gRPC has for each. gRPC names the peer of
 // such a connection "fd:N", and closes N only when all calls of the connection have ended. So N names one
@@ -17,7 +17,7 @@ namespace epd {
 class Callers {
  public:
   // `connection` is a unique number.
-  void add(int fd, std::uint64_t connection, Operator client);
+  void add(int fd, std::uint64_t connection, supervisor::Operator client);
   // Does nothing if another connection has the descriptor's number now.
   void remove(int fd, std::uint64_t connection);
   // No value: no such connection.
@@ -25,15 +25,15 @@ class Callers {
   // Whether the user has a connection.
   bool is_connected(std::uint32_t uid) const;
   // INTERNAL: gRPC does not name a connection of ours.
-  Result<Operator> caller_of(const grpc::ServerContext& context) const;
+  Result<supervisor::Operator> caller_of(const grpc::ServerContext& context) const;
 
  private:
   mutable std::mutex mutex_;
   struct Client {
     std::uint64_t connection;
-    Operator who;
+    supervisor::Operator who;
   };
   std::map<int, Client> clients_;  // guarded by mutex_
 };
 
-}  // namespace epd
+}  // namespace epd::control

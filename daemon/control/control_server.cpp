@@ -16,7 +16,7 @@
 #include <chrono>
 #include <utility>
 
-namespace epd {
+namespace epd::control {
 namespace {
 
 // For a few operators and probes, never a data path: few threads, little memory. For each user's server.
@@ -59,7 +59,7 @@ std::unique_ptr<grpc::Server> build(const std::array<grpc::Service*, 3>& service
 }  // namespace
 
 struct ControlServer::Impl {
-  explicit Impl(ControlFacade& facade)
+  explicit Impl(supervisor::ControlFacade& facade)
       : model(facade),
         health(model, facade, callers),
         control(make_control_service(facade, callers, stopping)),
@@ -87,7 +87,7 @@ ControlServer::~ControlServer() {
   shutdown();
 }
 
-Result<std::unique_ptr<ControlServer>> ControlServer::start(ControlFacade& facade,
+Result<std::unique_ptr<ControlServer>> ControlServer::start(supervisor::ControlFacade& facade,
                                                             const ControlOptions& options) {
   if (Status status = check_socket_options(options); !status.ok()) return status;
   if (Status status = clear_socket_path(options.socket_path); !status.ok()) return status;
@@ -118,4 +118,4 @@ void ControlServer::shutdown() {
   impl_->acceptor->stop();
 }
 
-}  // namespace epd
+}  // namespace epd::control

@@ -17,8 +17,11 @@
 #include <utility>
 #include "epd/v1/control.grpc.pb.h"
 
-namespace epd {
+namespace epd::control {
 namespace {
+
+using supervisor::Operator;
+using supervisor::Right;
 
 // Returns what the supervisor has filled.
 template <typename Message>
@@ -65,7 +68,7 @@ void fill(v1::WatchEventsResponse& message, const EventBatch& batch) {
 
 class ControlService final : public v1::Control::Service {
  public:
-  ControlService(ControlFacade& facade, const Callers& callers, const std::atomic<bool>& stopping)
+  ControlService(supervisor::ControlFacade& facade, const Callers& callers, const std::atomic<bool>& stopping)
       : facade_(facade), callers_(callers), stopping_(stopping) {}
 
   grpc::Status GetStatus(grpc::ServerContext* context, const v1::GetStatusRequest* /*request*/,
@@ -158,7 +161,7 @@ class ControlService final : public v1::Control::Service {
   grpc::Status SetGroup(grpc::ServerContext* context, const v1::SetGroupRequest* request,
                         v1::SetGroupResponse* /*response*/) override {
     return serve(*context, Right::kChange, "set a group", [&](const Operator& by) -> grpc::Status {
-      GroupSettingsChange change;
+      supervisor::GroupSettingsChange change;
       if (request->has_sms()) change.sms = request->sms();
       if (request->has_priority()) change.priority = request->priority();
       return to_grpc(facade_.set_group(by, request->group(), change));
@@ -270,7 +273,7 @@ class ControlService final : public v1::Control::Service {
                             : grpc::Status::CANCELLED;
   }
 
-  ControlFacade& facade_;
+  supervisor::ControlFacade& facade_;
   const Callers& callers_;
   const std::atomic<bool>& stopping_;
   Places watches_{kMaxEventWatches, "watches of events"};
@@ -278,9 +281,9 @@ class ControlService final : public v1::Control::Service {
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> make_control_service(ControlFacade& facade, const Callers& callers,
+std::unique_ptr<grpc::Service> make_control_service(supervisor::ControlFacade& facade, const Callers& callers,
                                                     const std::atomic<bool>& stopping) {
   return std::make_unique<ControlService>(facade, callers, stopping);
 }
 
-}  // namespace epd
+}  // namespace epd::control

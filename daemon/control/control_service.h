@@ -10,7 +10,7 @@ namespace grpc {
 class Service;
 }
 
-namespace epd {
+namespace epd::control {
 
 class Callers;
 
@@ -18,7 +18,7 @@ class Callers;
 inline constexpr int kMaxEventWatches = 4;
 
 // All arguments outlive it. Watches end when `stopping` is set.
-std::unique_ptr<grpc::Service> make_control_service(ControlFacade& facade, const Callers& callers,
+std::unique_ptr<grpc::Service> make_control_service(supervisor::ControlFacade& facade, const Callers& callers,
                                                     const std::atomic<bool>& stopping);
 
-}  // namespace epd
+}  // namespace epd::control

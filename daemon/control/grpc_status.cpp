@@ -4,7 +4,7 @@
 
 #include "epd/v1/control.pb.h"
 
-namespace epd {
+namespace epd::control {
 namespace {
 
 grpc::StatusCode grpc_code(StatusCode code) {
@@ -40,4 +40,4 @@ grpc::Status to_grpc(const Status& status) {
   return {grpc_code(status.code()), error.message(), error.SerializeAsString()};
 }
 
-}  // namespace epd
+}  // namespace epd::control

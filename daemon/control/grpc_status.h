@@ -5,8 +5,8 @@
 
 #include <grpcpp/support/status.h>
 
-namespace epd {
+namespace epd::control {
 
 grpc::Status to_grpc(const Status& status);
 
-}  // namespace epd
+}  // namespace epd::control

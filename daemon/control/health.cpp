@@ -3,7 +3,7 @@
 #include <string_view>
 #include "epd/v1/control.pb.h"
 
-namespace epd {
+namespace epd::control {
 namespace {
 
 constexpr std::string_view kDevicePrefix = "device/";
@@ -34,4 +34,4 @@ Health HealthModel::check(const std::string& service) {
   return Health::kNoSuchService;
 }
 
-}  // namespace epd
+}  // namespace epd::control

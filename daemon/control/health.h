@@ -10,13 +10,13 @@
 #include <atomic>
 #include <string>
 
-namespace epd {
+namespace epd::control {
 
 enum class Health { kServing, kNotServing, kNoSuchService };
 
 class HealthModel {
  public:
-  explicit HealthModel(ControlFacade& facade) : facade_(facade) {}
+  explicit HealthModel(supervisor::ControlFacade& facade) : facade_(facade) {}
 
   // Any thread.
   void set_serving(bool serving) { serving_.store(serving); }
@@ -24,8 +24,8 @@ class HealthModel {
   Health check(const std::string& service);
 
  private:
-  ControlFacade& facade_;
+  supervisor::ControlFacade& facade_;
   std::atomic<bool> serving_{false};
 };
 
-}  // namespace epd
+}  // namespace epd::control

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <optional>
 
-namespace epd {
+namespace epd::control {
 namespace {
 
 using grpc::health::v1::HealthCheckRequest;
@@ -32,10 +32,11 @@ HealthCheckResponse::ServingStatus to_message(Health health) {
 
 }  // namespace
 
-Result<Operator> HealthService::authorize(const grpc::ServerContext& context) {
-  Result<Operator> by = callers_.caller_of(context);
+Result<supervisor::Operator> HealthService::authorize(const grpc::ServerContext& context) {
+  Result<supervisor::Operator> by = callers_.caller_of(context);
   if (!by.ok()) return by;
-  if (Status status = facade_.authorize(*by, Right::kRead, "ask for health"); !status.ok()) return status;
+  if (Status status = facade_.authorize(*by, supervisor::Right::kRead, "ask for health"); !status.ok())
+    return status;
   return by;
 }
 
@@ -101,4 +102,4 @@ void HealthService::stop() {
   stopped_.notify_all();
 }
 
-}  // namespace epd
+}  // namespace epd::control

@@ -10,7 +10,7 @@
 #include <string>
 #include "grpc/health/v1/health.grpc.pb.h"
 
-namespace epd {
+namespace epd::control {
 
 // Each open Watch holds one thread of its user's server, so a user has few; one more gets RESOURCE_EXHAUSTED.
 inline constexpr int kMaxWatches = 4;
@@ -18,7 +18,7 @@ inline constexpr std::size_t kMaxHealthName = 128;
 
 class HealthService final : public grpc::health::v1::Health::Service {
  public:
-  HealthService(HealthModel& model, ControlFacade& facade, const Callers& callers)
+  HealthService(HealthModel& model, supervisor::ControlFacade& facade, const Callers& callers)
       : model_(model), facade_(facade), callers_(callers) {}
 
   grpc::Status Check(grpc::ServerContext* context, const grpc::health::v1::HealthCheckRequest* request,
@@ -35,10 +35,10 @@ class HealthService final : public grpc::health::v1::Health::Service {
   // True if it was stopped meanwhile.
   bool pause();
 
-  Result<Operator> authorize(const grpc::ServerContext& context);
+  Result<supervisor::Operator> authorize(const grpc::ServerContext& context);
 
   HealthModel& model_;
-  ControlFacade& facade_;
+  supervisor::ControlFacade& facade_;
   const Callers& callers_;
   std::mutex mutex_;
   std::condition_variable stopped_;
@@ -46,4 +46,4 @@ class HealthService final : public grpc::health::v1::Health::Service {
   Places watches_{kMaxWatches, "open watches (Check needs none)"};
 };
 
-}  // namespace epd
+}  // namespace epd::control

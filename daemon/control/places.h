@@ -9,7 +9,7 @@
 #include <mutex>
 #include <string>
 
-namespace epd {
+namespace epd::control {
 
 // Any thread may call. Outlives its places.
 class Places {
@@ -47,4 +47,4 @@ class Places {
   std::map<std::uint32_t, int> taken_;  // guarded by mutex_
 };
 
-}  // namespace epd
+}  // namespace epd::control

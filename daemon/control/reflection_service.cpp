@@ -9,7 +9,7 @@
 #include "epd/v1/control.grpc.pb.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 
-namespace epd {
+namespace epd::control {
 namespace {
 
 using google::protobuf::DescriptorPool;
@@ -71,9 +71,9 @@ Response answer(const Request& request) {
 
 grpc::Status ReflectionService::ServerReflectionInfo(grpc::ServerContext* context,
                                                      grpc::ServerReaderWriter<Response, Request>* stream) {
-  Result<Operator> by = callers_.caller_of(*context);
+  Result<supervisor::Operator> by = callers_.caller_of(*context);
   if (!by.ok()) return to_grpc(by.status());
-  if (Status status = facade_.authorize(*by, Right::kRead, "ask for the API"); !status.ok())
+  if (Status status = facade_.authorize(*by, supervisor::Right::kRead, "ask for the API"); !status.ok())
     return to_grpc(status);
   const auto place = places_.take(by->uid);
   if (!place.ok()) return to_grpc(place.status());
@@ -84,4 +84,4 @@ grpc::Status ReflectionService::ServerReflectionInfo(grpc::ServerContext* contex
   return grpc::Status::OK;
 }
 
-}  // namespace epd
+}  // namespace epd::control

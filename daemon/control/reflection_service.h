@@ -7,7 +7,7 @@
 
 #include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
 
-namespace epd {
+namespace epd::control {
 
 // Each open stream holds one thread of its user's server.
 inline constexpr int kMaxReflections = 4;
@@ -17,15 +17,16 @@ class ReflectionService final : public grpc::reflection::v1alpha::ServerReflecti
   using Request = grpc::reflection::v1alpha::ServerReflectionRequest;
   using Response = grpc::reflection::v1alpha::ServerReflectionResponse;
 
-  ReflectionService(ControlFacade& facade, const Callers& callers) : facade_(facade), callers_(callers) {}
+  ReflectionService(supervisor::ControlFacade& facade, const Callers& callers)
+      : facade_(facade), callers_(callers) {}
 
   grpc::Status ServerReflectionInfo(grpc::ServerContext* context,
                                     grpc::ServerReaderWriter<Response, Request>* stream) override;
 
  private:
-  ControlFacade& facade_;
+  supervisor::ControlFacade& facade_;
   const Callers& callers_;
   Places places_{kMaxReflections, "reflection streams"};
 };
 
-}  // namespace epd
+}  // namespace epd::control

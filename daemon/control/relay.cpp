@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <utility>
 
-namespace epd {
+namespace epd::control {
 namespace {
 
 constexpr int kRefillMs = 20;
@@ -162,4 +162,4 @@ bool Relay::move() {
   return !(down_.ended && down_.empty());
 }
 
-}  // namespace epd
+}  // namespace epd::control

@@ -14,7 +14,7 @@
 #include <memory>
 #include <mutex>
 
-namespace epd {
+namespace epd::control {
 
 // A user's budget of bytes to send and of streams to begin: many at once, then few. gRPC keeps some 20 kB for
 // each stream that a client opens and resets, without a limit. A stream costs a client some 30 bytes. Any
@@ -99,4 +99,4 @@ class Relay {
   bool begins_stream_ = false;  // the next bytes of the client begin a stream
 };
 
-}  // namespace epd
+}  // namespace epd::control

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <string_view>
 
-namespace epd {
+namespace epd::control {
 namespace {
 
 constexpr std::size_t kMaxPath = sizeof(sockaddr_un::sun_path) - 1;
@@ -106,4 +106,4 @@ Result<UniqueFd> listen_on(const ControlOptions& options) {
   return socket;
 }
 
-}  // namespace epd
+}  // namespace epd::control

@@ -7,7 +7,7 @@
 
 #include <string>
 
-namespace epd {
+namespace epd::control {
 
 // Checks that the path is short enough for a socket address, and has no character that gRPC's addresses treat
 // specially.
@@ -19,4 +19,4 @@ Status clear_socket_path(const std::string& path);
 // Binds and listens. Only the owner may open the file until it has its group, and then its mode.
 Result<UniqueFd> listen_on(const ControlOptions& options);
 
-}  // namespace epd
+}  // namespace epd::control

@@ -5,7 +5,7 @@
 #include <google/protobuf/message.h>
 #include <vector>
 
-namespace epd {
+namespace epd::control {
 namespace {
 
 using google::protobuf::FieldDescriptor;
@@ -53,4 +53,4 @@ void clean_strings(Message& message) {
   }
 }
 
-}  // namespace epd
+}  // namespace epd::control

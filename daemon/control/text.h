@@ -11,7 +11,7 @@ namespace google::protobuf {
 class Message;
 }
 
-namespace epd {
+namespace epd::control {
 
 // clean_text for a refusal, which also shortens a long one in the middle. A long value of the caller, quoted,
 // would not fit into the headers of a refusal, and the caller would get no text.
@@ -20,4 +20,4 @@ std::string refusal_text(std::string_view text);
 // clean_text for every string of a message and of its messages.
 void clean_strings(google::protobuf::Message& message);
 
-}  // namespace epd
+}  // namespace epd::control

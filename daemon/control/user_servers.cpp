@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace epd {
+namespace epd::control {
 
 UserServers::UserServers(Build build, const Callers& callers) : build_(std::move(build)), callers_(callers) {}
 
@@ -64,4 +64,4 @@ void UserServers::shutdown(std::chrono::system_clock::time_point deadline) {
   for (Room& room : rooms_) end(room.server, deadline);
 }
 
-}  // namespace epd
+}  // namespace epd::control

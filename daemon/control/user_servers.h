@@ -19,7 +19,7 @@ namespace grpc {
 class Server;
 }
 
-namespace epd {
+namespace epd::control {
 
 class UserServers {
  public:
@@ -54,4 +54,4 @@ class UserServers {
   std::array<Room, kMost> rooms_;             // in the order of first use
 };
 
-}  // namespace epd
+}  // namespace epd::control

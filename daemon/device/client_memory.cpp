@@ -13,7 +13,7 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 
-namespace epd {
+namespace epd::device {
 namespace {
 
 constexpr const char* kAllowedHost =
@@ -61,4 +61,4 @@ Status check_client_memory(const DeviceName& device, int fd, std::uint64_t bytes
   return device.kind == abi::DeviceKind::kHost ? check_host_memory(fd, bytes) : check_cuda_memory(fd);
 }
 
-}  // namespace epd
+}  // namespace epd::device

@@ -18,7 +18,7 @@
 #include <limits>
 #include <utility>
 
-namespace epd {
+namespace epd::device {
 
 namespace {
 
@@ -472,4 +472,4 @@ Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, LaunchM
   return CudaDevice::make(name, mode, clock, std::move(notify));
 }
 
-}  // namespace epd
+}  // namespace epd::device

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace epd {
+namespace epd::device {
 
 // Of any call that must not fail: a GPU on which one did is lost to this process, which ends
 // (kExitDeviceFailed).
@@ -183,4 +183,4 @@ class CudaDevice final : public Device, public Launcher {
 Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, LaunchMode mode, const Clock& clock,
                                                  std::function<void()> notify);
 
-}  // namespace epd
+}  // namespace epd::device

@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-namespace epd {
+namespace epd::device {
 namespace {
 
 constexpr const char* kLibrary = "libcuda.so.1";
@@ -77,4 +77,4 @@ Result<std::uint32_t> num_cuda_devices() {
   return static_cast<std::uint32_t>(count);
 }
 
-}  // namespace epd
+}  // namespace epd::device

@@ -25,7 +25,7 @@
                                                   X(cuGreenCtxStreamCreate)
 // clang-format on
 
-namespace epd {
+namespace epd::device {
 
 struct CudaDriver {
 // NOLINTNEXTLINE(bugprone-macro-parentheses): the name of a member
@@ -44,4 +44,4 @@ Result<const CudaDriver*> cuda_driver();
 // 0: the machine has no driver, or no GPU. UNSUPPORTED: its driver can't be used now.
 Result<std::uint32_t> num_cuda_devices();
 
-}  // namespace epd
+}  // namespace epd::device

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace epd {
+namespace epd::device {
 
 using kernels::cuda::Kind;
 
@@ -93,4 +93,4 @@ void CudaLane::write_word(const void* word, std::uint32_t value) const {
        driver_.cuStreamWriteValue32(control(), reinterpret_cast<CUdeviceptr>(word), value, 0));
 }
 
-}  // namespace epd
+}  // namespace epd::device

@@ -7,7 +7,7 @@
 
 #include <memory>
 
-namespace epd {
+namespace epd::device {
 
 class CudaLane : public Lane {
  public:
@@ -71,4 +71,4 @@ class CudaLane : public Lane {
   std::size_t workspace_bytes_ = 0;
 };
 
-}  // namespace epd
+}  // namespace epd::device

@@ -4,7 +4,7 @@
 
 #include <initializer_list>
 
-namespace epd {
+namespace epd::device {
 namespace {
 
 CUmemAllocationProp properties(CUdevice device) {
@@ -318,4 +318,4 @@ Result<std::unique_ptr<Arena>> map_cuda_client_memory(const CudaDriver& driver, 
                           "; allowed: an allocation that large");
 }
 
-}  // namespace epd
+}  // namespace epd::device

@@ -5,7 +5,7 @@
 #include "device/device.h"
 #include "device/memory.h"
 
-namespace epd {
+namespace epd::device {
 
 Result<DeviceFacts> cuda_facts(const DeviceName& device);
 Result<bool> cuda_devices_reach_each_other(const DeviceName& a, const DeviceName& b);
@@ -24,4 +24,4 @@ Result<std::unique_ptr<Arena>> map_cuda_host_memory(const CudaDriver& driver, CU
 Result<std::unique_ptr<Arena>> map_cuda_client_memory(const CudaDriver& driver, CUdevice device, int fd,
                                                       std::uint64_t bytes, bool here);
 
-}  // namespace epd
+}  // namespace epd::device

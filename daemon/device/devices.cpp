@@ -12,7 +12,7 @@
 
 #include <charconv>
 
-namespace epd {
+namespace epd::device {
 namespace {
 
 bool parse_index(std::string_view text, std::uint32_t& index) {
@@ -102,4 +102,4 @@ Result<std::unique_ptr<Device>> make_device(const std::string& name, LaunchMode 
 #endif
 }
 
-}  // namespace epd
+}  // namespace epd::device

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstring>
 
-namespace epd {
+namespace epd::device {
 
 using abi::FarHeader;
 using abi::FarType;
@@ -619,4 +619,4 @@ std::string HostCrossing::waits_for() const {
   return "";
 }
 
-}  // namespace epd
+}  // namespace epd::device

@@ -29,7 +29,7 @@
 #include <string>
 #include <vector>
 
-namespace epd {
+namespace epd::device {
 
 class HostCrossing final : private far::Receiver {
  public:
@@ -162,4 +162,4 @@ class HostCrossing final : private far::Receiver {
   std::deque<Job> jobs_;
 };
 
-}  // namespace epd
+}  // namespace epd::device

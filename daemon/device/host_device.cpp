@@ -7,7 +7,7 @@
 #include <cstring>
 #include <utility>
 
-namespace epd {
+namespace epd::device {
 namespace {
 
 class HostArena final : public Arena {
@@ -98,4 +98,4 @@ void HostDevice::clear(void* device, std::size_t bytes) {
   std::memset(device, 0, bytes);
 }
 
-}  // namespace epd
+}  // namespace epd::device

@@ -5,7 +5,7 @@
 #include "device/launcher.h"
 #include "host_rows.h"
 
-namespace epd {
+namespace epd::device {
 
 class HostDevice final : public Device, public Launcher {
  public:
@@ -38,4 +38,4 @@ class HostDevice final : public Device, public Launcher {
   HostSms sms_;
 };
 
-}  // namespace epd
+}  // namespace epd::device

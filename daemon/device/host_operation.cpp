@@ -4,7 +4,7 @@
 #include <atomic>
 #include <limits>
 
-namespace epd {
+namespace epd::device {
 
 using abi::OpStage;
 using kernels::cuda::Kind;
@@ -486,4 +486,4 @@ std::uint32_t HostOperation::count_selections(std::span<const std::uint8_t> rank
   return count;
 }
 
-}  // namespace epd
+}  // namespace epd::device

@@ -28,7 +28,7 @@
 #include <optional>
 #include <vector>
 
-namespace epd {
+namespace epd::device {
 
 class HostOperation final : public OperationInFlight {
  public:
@@ -154,4 +154,4 @@ class HostOperation final : public OperationInFlight {
   kernels::cuda::OpResult result_{};
 };
 
-}  // namespace epd
+}  // namespace epd::device

@@ -4,7 +4,7 @@
 #include <iterator>
 #include <utility>
 
-namespace epd {
+namespace epd::device {
 
 std::shared_ptr<HostPlan> HostPlans::renew(std::uint32_t record) {
   if (const auto found = by_record_.find(record); found != by_record_.end()) forget(found->second);
@@ -57,4 +57,4 @@ bool HostPlans::is_making(std::uint64_t tag) const {
   return std::find(making_.begin(), making_.end(), tag) != making_.end();
 }
 
-}  // namespace epd
+}  // namespace epd::device

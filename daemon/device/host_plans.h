@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace epd {
+namespace epd::device {
 
 struct HostPlan {
   std::uint64_t tag = 0;  // abi::op_tag of the dispatch that made the routing
@@ -56,4 +56,4 @@ class HostPlans {
   std::vector<std::uint64_t> making_;             // tags
 };
 
-}  // namespace epd
+}  // namespace epd::device

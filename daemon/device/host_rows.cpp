@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <exception>
 
-namespace epd {
+namespace epd::device {
 namespace {
 
 // A chunk is small enough that the loop stays responsive, large enough that claiming is free.
@@ -184,4 +184,4 @@ void HostSms::helper_main(std::uint32_t index) {
   }
 }
 
-}  // namespace epd
+}  // namespace epd::device

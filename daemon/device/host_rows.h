@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-namespace epd {
+namespace epd::device {
 
 class RowWork;
 
@@ -95,4 +95,4 @@ class RowWork {
   std::atomic<std::uint64_t> finished_{0};
 };
 
-}  // namespace epd
+}  // namespace epd::device

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
-namespace epd {
+namespace epd::device {
 
 std::uint32_t lane_share(std::uint32_t sms, std::span<const std::int32_t> lanes, std::size_t lane) {
   const auto weight = [](std::int32_t priority) {
@@ -19,4 +19,4 @@ std::uint32_t lane_share(std::uint32_t sms, std::span<const std::int32_t> lanes,
   return 1 + static_cast<std::uint32_t>(rest * weight(lanes[lane]) / all);
 }
 
-}  // namespace epd
+}  // namespace epd::device

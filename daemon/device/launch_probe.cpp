@@ -9,7 +9,7 @@
 #include <exception>
 #include <utility>
 
-namespace epd {
+namespace epd::device {
 
 namespace {
 
@@ -143,4 +143,4 @@ void LaunchProbe::run() {
   }
 }
 
-}  // namespace epd
+}  // namespace epd::device

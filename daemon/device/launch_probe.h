@@ -16,7 +16,7 @@
 #include <thread>
 #include <utility>
 
-namespace epd {
+namespace epd::device {
 
 class LaunchProbe {
  public:
@@ -68,4 +68,4 @@ class LaunchProbe {
   std::thread thread_;
 };
 
-}  // namespace epd
+}  // namespace epd::device

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <utility>
 
-namespace epd {
+namespace epd::device {
 
 using kernels::cuda::Kind;
 using kernels::cuda::OpError;
@@ -322,4 +322,4 @@ void LaunchedLane::write_owed(const void* word) {
   state.owed = false;
 }
 
-}  // namespace epd
+}  // namespace epd::device

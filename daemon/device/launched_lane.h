@@ -8,7 +8,7 @@
 #include <map>
 #include <memory>
 
-namespace epd {
+namespace epd::device {
 
 class LaunchedLane final : public CudaLane {
  public:
@@ -74,4 +74,4 @@ class LaunchedLane final : public CudaLane {
   std::uint32_t client_words_ = 0;  // written, or to be
 };
 
-}  // namespace epd
+}  // namespace epd::device

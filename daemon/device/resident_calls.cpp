@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace epd {
+namespace epd::device {
 
 using kernels::cuda::CallArguments;
 using kernels::cuda::CallHost;
@@ -266,4 +266,4 @@ const CallPort::Ring* ResidentCalls::seen() {
   return &look.ring;
 }
 
-}  // namespace epd
+}  // namespace epd::device

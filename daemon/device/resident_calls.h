@@ -11,7 +11,7 @@
 
 #include <cstddef>
 
-namespace epd {
+namespace epd::device {
 
 class ResidentLane;
 
@@ -72,4 +72,4 @@ class ResidentCalls final : public CallPort {
   bool looking_ = false;  // seen() has not given the last one
 };
 
-}  // namespace epd
+}  // namespace epd::device

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace epd {
+namespace epd::device {
 
 using kernels::cuda::ResidentArguments;
 using kernels::cuda::ResidentState;
@@ -79,4 +79,4 @@ void ResidentLane::follow_round() {
   told_ns_ = device_.now_ns();
 }
 
-}  // namespace epd
+}  // namespace epd::device

@@ -4,7 +4,7 @@
 #include "cuda_lane.h"
 #include "resident_calls.h"
 
-namespace epd {
+namespace epd::device {
 
 class ResidentLane final : public CudaLane {
  public:
@@ -45,4 +45,4 @@ class ResidentLane final : public CudaLane {
   ResidentCalls calls_;
 };
 
-}  // namespace epd
+}  // namespace epd::device

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <cstring>
 
-namespace epd {
+namespace epd::device {
 
 namespace {
 
@@ -58,4 +58,4 @@ const SignalCopy* SignalLook::seen() {
   return copy_.begun_ns != 0 ? &copy_ : nullptr;
 }
 
-}  // namespace epd
+}  // namespace epd::device

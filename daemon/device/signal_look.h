@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace epd {
+namespace epd::device {
 
 class CudaDevice;
 
@@ -43,4 +43,4 @@ class SignalLook {
   bool under_way_ = false;
 };
 
-}  // namespace epd
+}  // namespace epd::device

@@ -1,6 +1,6 @@
 #include "device/signals.h"
 
-namespace epd {
+namespace epd::device {
 
 using abi::OpStage;
 
@@ -43,4 +43,4 @@ std::uint32_t SignalCopy::awaited(const SignalledOperation& op, std::uint32_t fr
   }
 }
 
-}  // namespace epd
+}  // namespace epd::device

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace epd {
+namespace epd::engine {
 
 using abi::Op;
 using abi::Submission;
@@ -138,4 +138,4 @@ void Admission::refuse(SessionPort& session, const Submission& submission, Membe
   count(page_->ops_failed);
 }
 
-}  // namespace epd
+}  // namespace epd::engine

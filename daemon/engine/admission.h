@@ -9,11 +9,11 @@
 #include <cstdint>
 #include <string>
 
-namespace epd {
+namespace epd::engine {
 
 class Admission {
  public:
-  Admission(Sessions& sessions, Operations& operations, const Device& device, Page& page,
+  Admission(Sessions& sessions, Operations& operations, const device::Device& device, Page& page,
             const RoundClock& clock)
       : sessions_(sessions), operations_(operations), device_(device), page_(page), clock_(clock) {}
 
@@ -32,10 +32,10 @@ class Admission {
 
   Sessions& sessions_;
   Operations& operations_;
-  const Device& device_;
+  const device::Device& device_;
   Page& page_;
   const RoundClock& clock_;
   std::uint32_t default_timeout_ms_ = 30'000;
 };
 
-}  // namespace epd
+}  // namespace epd::engine

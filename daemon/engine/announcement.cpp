@@ -1,6 +1,6 @@
 #include "announcement.h"
 
-namespace epd {
+namespace epd::engine {
 
 const char* op_name(abi::Op op) {
   switch (op) {
@@ -49,4 +49,4 @@ std::optional<Disagreement> disagreement(std::span<const abi::OpAnnouncement> an
   return std::nullopt;
 }
 
-}  // namespace epd
+}  // namespace epd::engine

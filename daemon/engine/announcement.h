@@ -9,7 +9,7 @@
 #include <span>
 #include <string>
 
-namespace epd {
+namespace epd::engine {
 
 // The first rank whose announcement differs from that of `own`, and a sentence with the field and both
 // values; or nothing. Ranks whose `active_since` is 0 are masked: what they announced once is not looked at.
@@ -23,4 +23,4 @@ std::optional<Disagreement> disagreement(std::span<const abi::OpAnnouncement> an
 
 const char* op_name(abi::Op op);
 
-}  // namespace epd
+}  // namespace epd::engine

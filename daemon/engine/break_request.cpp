@@ -2,7 +2,7 @@
 
 #include "failures.h"
 
-namespace epd {
+namespace epd::engine {
 
 void request_break(Group& group, const abi::Break& failure, SupervisorLink& link) {
   if (!group.life.may(GroupPhase::kAsking)) return;
@@ -21,4 +21,4 @@ void renew_numbers(const Member& member, SupervisorLink& link) {
   request_break(group, as_break(group, failure), link);
 }
 
-}  // namespace epd
+}  // namespace epd::engine

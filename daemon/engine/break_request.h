@@ -4,7 +4,7 @@
 #include "group.h"
 #include "supervisor_link.h"
 
-namespace epd {
+namespace epd::engine {
 
 // Once for each break; of a group that is not active not at all.
 void request_break(Group& group, const abi::Break& failure, SupervisorLink& link);
@@ -12,4 +12,4 @@ void request_break(Group& group, const abi::Break& failure, SupervisorLink& link
 // Whenever the member's next operation has a new number: an epoch whose tags run out is ended.
 void renew_numbers(const Member& member, SupervisorLink& link);
 
-}  // namespace epd
+}  // namespace epd::engine

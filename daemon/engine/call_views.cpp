@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace epd {
+namespace epd::engine {
 
 using abi::OpStage;
 using abi::OpView;
@@ -43,7 +43,7 @@ void CallViews::show_first(OpStage stage, std::uint32_t awaited, std::uint64_t n
   OpView* const first = shown_.front().view;
   if (first->stage.load(std::memory_order_relaxed) != static_cast<std::uint32_t>(stage))
     Page::enter(first, stage, now_ns);
-  if (awaited != OperationInFlight::kNobody) Page::wait_for(first, awaited, now_ns);
+  if (awaited != device::OperationInFlight::kNobody) Page::wait_for(first, awaited, now_ns);
 }
 
 void CallViews::end_before(kernels::cuda::CallRing ring, std::uint32_t number) {
@@ -79,4 +79,4 @@ OpView* CallViews::claim(const Enqueued& enqueued, Page& page, std::uint64_t now
   return view;
 }
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-namespace epd {
+namespace epd::engine {
 
 class CallViews {
  public:
@@ -48,4 +48,4 @@ class CallViews {
   std::vector<Shown> shown_;
 };
 
-}  // namespace epd
+}  // namespace epd::engine

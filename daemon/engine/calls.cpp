@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace epd {
+namespace epd::engine {
 
 using abi::Submission;
 using kernels::cuda::CallRing;
@@ -44,7 +44,7 @@ Submission submission_of(const abi::Call& call) {
 
 }  // namespace
 
-Calls::Calls(Member& member, Launcher& launcher)
+Calls::Calls(Member& member, device::Launcher& launcher)
     : member_(member),
       group_(member.group),
       launcher_(launcher),
@@ -97,7 +97,7 @@ void Calls::show_none() {
 }
 
 void Calls::look(Page& page, std::uint64_t now_ns) {
-  if (const CallPort::Ring* ring = port_.seen(); ring != nullptr) {
+  if (const device::CallPort::Ring* ring = port_.seen(); ring != nullptr) {
     // The journal, which was read after that look, may know more; what was discarded it does not tell.
     note_ended(kByStreams, ring->done);
     note_ended(kByHost, ring->host_ended);
@@ -117,11 +117,11 @@ void Calls::look(Page& page, std::uint64_t now_ns) {
 
 // A look at signals from before it was seen may be of another operation.
 void Calls::show_running(std::uint64_t now_ns) {
-  const SignalCopy* const signals = running_ ? member_.lane->signals() : nullptr;
+  const device::SignalCopy* const signals = running_ ? member_.lane->signals() : nullptr;
   if (signals == nullptr || signals->begun_ns < running_->seen_ns) return;
   const std::uint64_t number = group_.in_tags(running_->index);
-  const SignalledOperation op{member_.rank, abi::op_tag(group_.epoch, number),
-                              static_cast<std::uint32_t>(number % group_.shape.depth), group_.masked};
+  const device::SignalledOperation op{member_.rank, abi::op_tag(group_.epoch, number),
+                                      static_cast<std::uint32_t>(number % group_.shape.depth), group_.masked};
   views_.show_first(signals->stage(op), signals->awaited(op, 0), now_ns);
 }
 
@@ -132,7 +132,7 @@ void Calls::note_ended(CallRing ring, std::uint32_t end) {
 
 // The rings are taken from in turn, so which index a call gets that lies behind others is a guess if both
 // have some.
-std::vector<CallViews::Enqueued> Calls::enqueued(const CallPort::Ring& ring) const {
+std::vector<CallViews::Enqueued> Calls::enqueued(const device::CallPort::Ring& ring) const {
   std::vector<CallViews::Enqueued> all;
   std::uint64_t index = member_.next_number;
   add_enqueued(kByStreams, ring.calls, index, all);
@@ -202,4 +202,4 @@ std::uint32_t Calls::rows_of(const JournalEntry& entry) {
   return entry.result.num_recv_rows;
 }
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -11,14 +11,14 @@
 #include <string>
 #include <vector>
 
-namespace epd {
+namespace epd::engine {
 
 class Calls {
  public:
   using JournalEntry = kernels::cuda::JournalEntry;
 
   // The member has its lane and its memory. Halted at first.
-  Calls(Member& member, Launcher& launcher);
+  Calls(Member& member, device::Launcher& launcher);
 
   // Of calls that are taken from now on: the group's SMs, and the timeout of those that say none.
   void follow_settings(std::uint32_t timeout_ms);
@@ -57,15 +57,15 @@ class Calls {
  private:
   std::uint32_t timeout_of(std::uint32_t own_ms) const { return own_ms != 0 ? own_ms : timeout_ms_; }
   void note_ended(kernels::cuda::CallRing ring, std::uint32_t end);
-  std::vector<CallViews::Enqueued> enqueued(const CallPort::Ring& ring) const;
+  std::vector<CallViews::Enqueued> enqueued(const device::CallPort::Ring& ring) const;
   void add_enqueued(kernels::cuda::CallRing ring, const abi::PackedCall (&calls)[abi::kCallSlots],
                     std::uint64_t& index, std::vector<CallViews::Enqueued>& all) const;
   void show_running(std::uint64_t now_ns);
 
   Member& member_;
   Group& group_;
-  Launcher& launcher_;
-  CallPort& port_;
+  device::Launcher& launcher_;
+  device::CallPort& port_;
   std::uint32_t timeout_ms_ = 0;
   // Calls of each ring, as far as the journal or a look at it has told.
   std::optional<std::uint32_t> ended_[kernels::cuda::kCallRings];
@@ -80,4 +80,4 @@ class Calls {
   std::vector<std::uint32_t> recv_rows_;  // of the routing in each record
 };
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace epd {
+namespace epd::engine {
 
 using kernels::cuda::Kind;
 
@@ -39,8 +39,8 @@ kernels::cuda::Shape device_shape(const abi::GroupShape& s) {
 
 }  // namespace
 
-LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority) {
-  LaneShape lane;
+device::LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority) {
+  device::LaneShape lane;
   lane.shape = device_shape(shape);
   lane.limits = abi::op_limits(shape);
   lane.placement_words = static_cast<std::uint32_t>(abi::placement_words(shape));
@@ -94,4 +94,4 @@ Kind kind_of(abi::Op op) {
   return op == abi::Op::kDispatch ? Kind::kDispatch : Kind::kCombine;
 }
 
-}  // namespace epd
+}  // namespace epd::engine

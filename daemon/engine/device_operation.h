@@ -4,9 +4,9 @@
 #include "device/launcher.h"
 #include "group.h"
 
-namespace epd {
+namespace epd::engine {
 
-LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority);
+device::LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority);
 // The rank itself, whose memory is there; what is the lane's (workspace) excepted.
 kernels::cuda::GroupView group_view(const Group& group, std::uint32_t rank);
 // And all that are active.
@@ -24,4 +24,4 @@ kernels::cuda::TakenCall taken_call(const Group& group, const abi::Submission& s
                                     const OperationPlace& place);
 kernels::cuda::Kind kind_of(abi::Op op);
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace epd {
+namespace epd::engine {
 namespace {
 
 constexpr std::uint64_t kCheckNs = 1'000'000'000;
@@ -45,4 +45,4 @@ std::uint64_t DeviceWatch::next_look_ns(std::uint64_t now_ns) const {
   return busy_ ? std::min(next, now_ns + kDeviceLookNs) : next;
 }
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -7,11 +7,11 @@
 
 #include <cstdint>
 
-namespace epd {
+namespace epd::engine {
 
 class DeviceWatch {
  public:
-  DeviceWatch(Device& device, Page& page) : device_(device), page_(page) {}
+  DeviceWatch(device::Device& device, Page& page) : device_(device), page_(page) {}
 
   // In each round, before what waits for the device.
   void advance();
@@ -25,7 +25,7 @@ class DeviceWatch {
  private:
   void note_stuck();
 
-  Device& device_;
+  device::Device& device_;
   Page& page_;
   std::uint64_t next_check_ns_ = 0;
   std::uint64_t check_often_ns_ = 0;  // until then
@@ -35,4 +35,4 @@ class DeviceWatch {
 // Nobody rings for what a GPU has done.
 inline constexpr std::uint64_t kDeviceLookNs = 50'000;
 
-}  // namespace epd
+}  // namespace epd::engine

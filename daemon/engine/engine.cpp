@@ -9,7 +9,7 @@
 #include <cstring>
 #include <utility>
 
-namespace epd {
+namespace epd::engine {
 namespace {
 
 constexpr std::uint64_t kLinkPollNs = 100'000;        // look at the link this often while busy
@@ -24,8 +24,8 @@ FarEngines make_far_engines(Engine::Network network, abi::FarTable& table, Super
 
 }  // namespace
 
-Engine::Engine(SupervisorLink& link, Bell& bell, Page& page, std::unique_ptr<Device> device, Network network,
-               const Clock& clock)
+Engine::Engine(SupervisorLink& link, Bell& bell, Page& page, std::unique_ptr<device::Device> device,
+               Network network, const Clock& clock)
     : link_(link),
       bell_(bell),
       page_(page),
@@ -199,4 +199,4 @@ std::uint64_t Engine::next_look_ns(std::uint64_t now) const {
                    far_engines_.next_look_ns()});
 }
 
-}  // namespace epd
+}  // namespace epd::engine

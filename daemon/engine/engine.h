@@ -18,19 +18,19 @@
 #include <cstdint>
 #include <memory>
 
-namespace epd {
+namespace epd::engine {
 
 class Engine {
  public:
   // What engines of other nodes are reached by, or why none are.
   struct Network {
     Result<std::unique_ptr<FarProxy>> proxy;
-    NetworkOptions options;
+    transport::NetworkOptions options;
     std::unique_ptr<LateNetwork> late{};  // if there is no proxy, and there is to be one
   };
   // The device's notify must ring the bell, and the proxy's.
-  Engine(SupervisorLink& link, Bell& bell, Page& page, std::unique_ptr<Device> device, Network network,
-         const Clock& clock);
+  Engine(SupervisorLink& link, Bell& bell, Page& page, std::unique_ptr<device::Device> device,
+         Network network, const Clock& clock);
 
   // Until kStop or the end of the link. Returns the process's exit code.
   int run();
@@ -52,7 +52,7 @@ class Engine {
   Bell& bell_;
   Page& page_;
   RoundClock clock_;
-  const std::unique_ptr<Device> device_;
+  const std::unique_ptr<device::Device> device_;
   DeviceWatch watch_;
   Sessions sessions_;
   Operations operations_;
@@ -65,4 +65,4 @@ class Engine {
   std::uint64_t last_link_ns_ = 0;
 };
 
-}  // namespace epd
+}  // namespace epd::engine

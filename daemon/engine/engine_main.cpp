@@ -10,7 +10,7 @@
 #include <chrono>
 #include <memory>
 
-namespace epd {
+namespace epd::engine {
 
 namespace {
 
@@ -24,7 +24,7 @@ void limit_time(int) {
   ::alarm(kLeaveSeconds);
 }
 
-Result<std::unique_ptr<transport::Transport>> open_ucx_network(const NetworkOptions& network,
+Result<std::unique_ptr<transport::Transport>> open_ucx_network(const transport::NetworkOptions& network,
                                                                const transport::Limits& limits) {
   transport::UcxOptions ucx;
   ucx.library = network.library;
@@ -91,9 +91,10 @@ int engine_main(const EngineOptions& options, const OpenTransport& open) {
   const MonotonicClock clock;
   Page page(std::move(mapping).value());
   Bell bell(std::move(bell_fd), page);
-  on_device_failed([&link] { link.say_device_failed(); });
-  const LaunchMode mode = options.resident ? LaunchMode::kResident : LaunchMode::kLaunched;
-  auto device = make_device(options.device, mode, clock, [&bell] { bell.ring(); });
+  device::on_device_failed([&link] { link.say_device_failed(); });
+  const device::LaunchMode mode =
+      options.resident ? device::LaunchMode::kResident : device::LaunchMode::kLaunched;
+  auto device = device::make_device(options.device, mode, clock, [&bell] { bell.ring(); });
   if (device.status().code() == StatusCode::kWouldBlock) return abi::kExitDeviceBusy;
   if (!device.ok()) {
     log_event(LogLevel::kError, "no such device", {{"error", device.status().to_string()}});
@@ -108,4 +109,4 @@ int engine_main(const EngineOptions& options, const OpenTransport& open) {
   return code;
 }
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -5,8 +5,9 @@
 #include <limits>
 #include <vector>
 
-namespace epd {
+namespace epd::engine {
 
+using device::Launcher;
 using kernels::cuda::OpError;
 using kernels::cuda::OpResult;
 
@@ -130,4 +131,4 @@ bool all_arrived(const Member& member, Launcher& launcher, std::uint64_t index, 
   return true;
 }
 
-}  // namespace epd
+}  // namespace epd::engine

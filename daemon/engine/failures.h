@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-namespace epd {
+namespace epd::engine {
 
 struct Failure {
   StatusCode cause = StatusCode::kInternal;
@@ -35,12 +35,13 @@ Failure changed_group_failure(const Subject& subject, const std::string& routing
 std::string awaited_text(const Group& group, std::uint32_t rank, std::uint64_t still_ms,
                          const std::string& else_text);
 // What a device says of an operation that it ran. `ended_after`: see above.
-Failure device_failure(const Subject& subject, Launcher& launcher, const kernels::cuda::OpResult& result,
-                       const std::string& ended_after, std::uint64_t now_ns);
+Failure device_failure(const Subject& subject, device::Launcher& launcher,
+                       const kernels::cuda::OpResult& result, const std::string& ended_after,
+                       std::uint64_t now_ns);
 
 // Of this rank's block of the exchange arena.
 std::byte* own_block(const Member& member, std::uint64_t index);
 // Whether every rank has said that it is done with this rank in the operation with this tag.
-bool all_arrived(const Member& member, Launcher& launcher, std::uint64_t index, std::uint64_t tag);
+bool all_arrived(const Member& member, device::Launcher& launcher, std::uint64_t index, std::uint64_t tag);
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -8,7 +8,7 @@
 #include <random>
 #include <utility>
 
-namespace epd {
+namespace epd::engine {
 
 using abi::FarHeader;
 using abi::FarType;
@@ -31,7 +31,7 @@ std::uint64_t random_number() {
 
 }  // namespace
 
-std::uint64_t far_body_bytes(const NetworkOptions& network) {
+std::uint64_t far_body_bytes(const transport::NetworkOptions& network) {
   const std::uint64_t most = std::max({network.batch_bytes, network.window_bytes / 2, kAnnouncementBytes});
   return std::min<std::uint64_t>(most, abi::kMaxFarBodyBytes);
 }
@@ -43,8 +43,8 @@ FarEngines::FarEngines(const Status& why_not, abi::FarTable& table, SupervisorLi
   page_.show_problem(why_not);
 }
 
-FarEngines::FarEngines(std::unique_ptr<FarProxy> proxy, const NetworkOptions& network, abi::FarTable& table,
-                       SupervisorLink& link, const RoundClock& clock)
+FarEngines::FarEngines(std::unique_ptr<FarProxy> proxy, const transport::NetworkOptions& network,
+                       abi::FarTable& table, SupervisorLink& link, const RoundClock& clock)
     : network_(network),
       max_body_bytes_(far_body_bytes(network)),
       timeout_ns_(std::uint64_t{network.peer_timeout_ms} * 1'000'000),
@@ -335,4 +335,4 @@ std::uint64_t FarEngines::next_look_ns() const {
   return next;
 }
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -19,13 +19,13 @@
 #include <set>
 #include <string>
 
-namespace epd {
+namespace epd::engine {
 
 class FarEngines {
  public:
   // An engine that reaches no others, for that reason.
   FarEngines(const Status& why_not, abi::FarTable& table, SupervisorLink& link, const RoundClock& clock);
-  FarEngines(std::unique_ptr<FarProxy> proxy, const NetworkOptions& network, abi::FarTable& table,
+  FarEngines(std::unique_ptr<FarProxy> proxy, const transport::NetworkOptions& network, abi::FarTable& table,
              SupervisorLink& link, const RoundClock& clock);
 
   // OK, or why engines of other nodes can't be reached.
@@ -95,7 +95,7 @@ class FarEngines {
   bool look_after(far::EngineId engine, Peer& peer);
 
   const Status usable_;
-  const NetworkOptions network_;
+  const transport::NetworkOptions network_;
   const std::uint64_t max_body_bytes_ = 0;
   const std::uint64_t timeout_ns_ = 0;
   const std::uint64_t incarnation_ = 0;
@@ -111,6 +111,6 @@ class FarEngines {
 };
 
 // The bodies of messages, at most, with such windows.
-std::uint64_t far_body_bytes(const NetworkOptions& network);
+std::uint64_t far_body_bytes(const transport::NetworkOptions& network);
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <span>
 
-namespace epd {
+namespace epd::engine {
 
 using abi::FarRow;
 using abi::FarState;
@@ -59,7 +59,7 @@ void FarPage::show_problem(const Status& why) {
   table_.problem.store(why.message());
 }
 
-void FarPage::show_network(const std::string& carrier, const NetworkOptions& network) {
+void FarPage::show_network(const std::string& carrier, const transport::NetworkOptions& network) {
   table_.carrier.store(carrier);
   table_.library.store(network.library);
   table_.interfaces.store(network.devices);
@@ -130,4 +130,4 @@ std::string FarPage::node_name(far::EngineId engine) const {
   return row == nullptr ? std::string() : row->node_name.load();
 }
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -11,7 +11,7 @@
 #include <map>
 #include <string>
 
-namespace epd {
+namespace epd::engine {
 
 class FarPage final : public far::Ledger {
  public:
@@ -20,7 +20,7 @@ class FarPage final : public far::Ledger {
 
   // Why no engine of other nodes can be reached; or by what they are.
   void show_problem(const Status& why);
-  void show_network(const std::string& carrier, const NetworkOptions& network);
+  void show_network(const std::string& carrier, const transport::NetworkOptions& network);
   void show_promised(std::uint64_t bytes) { table_.promised_bytes.store(bytes, std::memory_order_relaxed); }
 
   struct State {
@@ -49,4 +49,4 @@ class FarPage final : public far::Ledger {
   std::uint64_t next_key_ = 1;
 };
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -15,7 +15,7 @@
 #include <system_error>
 #include <utility>
 
-namespace epd {
+namespace epd::engine {
 namespace {
 
 constexpr std::uint64_t kCopied = std::uint64_t{1} << 63;  // a hold of a body that was moved to be aligned
@@ -359,4 +359,4 @@ void FarProxy::sleep() {
   sleeping_.store(false, std::memory_order_relaxed);
 }
 
-}  // namespace epd
+}  // namespace epd::engine

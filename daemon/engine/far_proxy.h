@@ -23,7 +23,7 @@
 #include <thread>
 #include <vector>
 
-namespace epd {
+namespace epd::engine {
 
 class FarProxy final : public far::Port {
  public:
@@ -147,4 +147,4 @@ class FarProxy final : public far::Port {
   std::thread thread_;
 };
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -7,7 +7,7 @@
 #include <set>
 #include <string>
 
-namespace epd {
+namespace epd::engine {
 
 using abi::FarHeader;
 using abi::FarHello;
@@ -22,8 +22,8 @@ std::uint64_t digest(std::span<const std::uint64_t> words) {
 
 }  // namespace
 
-FarSide::FarSide(const abi::GroupBegin& message, const NetworkOptions& network, std::uint64_t incarnation,
-                 far::Port* port, far::Ledger* ledger)
+FarSide::FarSide(const abi::GroupBegin& message, const transport::NetworkOptions& network,
+                 std::uint64_t incarnation, far::Port* port, far::Ledger* ledger)
     : id_(message.group_id),
       shape_(message.shape),
       node_(message.node),
@@ -244,4 +244,4 @@ std::uint64_t FarSide::next_look_ns() const {
   return next;
 }
 
-}  // namespace epd
+}  // namespace epd::engine

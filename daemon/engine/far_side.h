@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-namespace epd {
+namespace epd::engine {
 
 // By which engines know each other.
 constexpr far::EngineId far_engine_id(std::uint32_t node, std::uint32_t device_index) {
@@ -34,7 +34,7 @@ class FarSide {
   // `port` is null in an engine that reaches no others: then only the view is kept. It outlives the side.
   // `incarnation`: of this engine.
   // `ledger` is null in tests, and outlives the side.
-  FarSide(const abi::GroupBegin& message, const NetworkOptions& network, std::uint64_t incarnation,
+  FarSide(const abi::GroupBegin& message, const transport::NetworkOptions& network, std::uint64_t incarnation,
           far::Port* port, far::Ledger* ledger);
 
   // ---- the view, as the supervisor tells it
@@ -135,4 +135,4 @@ class FarSide {
   std::map<far::EngineId, Greeting> greetings_;       // of the epoch
 };
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace epd {
+namespace epd::engine {
 
 namespace {
 
@@ -206,4 +206,4 @@ std::string Group::check_complete() const {
   return "";
 }
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-namespace epd {
+namespace epd::engine {
 
 class Calls;
 class Operation;
@@ -24,9 +24,9 @@ class SessionPort;
 
 // A rank's memory. Its regions lie in its user arena or where its client has bound them.
 struct GroupRankMemory {
-  std::shared_ptr<Arena> user;                 // also kept by the kernel that looks at its call words
-  std::shared_ptr<Arena> exchange;             // also kept by a lane that looks at its signals
-  std::vector<std::unique_ptr<Arena>> client;  // its client's own
+  std::shared_ptr<device::Arena> user;                 // also kept by the kernel that looks at its call words
+  std::shared_ptr<device::Arena> exchange;             // also kept by a lane that looks at its signals
+  std::vector<std::unique_ptr<device::Arena>> client;  // its client's own
   std::uint32_t device_index = 0;
 
   // As the device's operations reach it; empty while the rank is not active.
@@ -107,13 +107,13 @@ class Member {
     bool of_stream = false;
     std::uint64_t ticket = 0;  // of the last
   };
-  std::vector<SlotUse> slot_use;       // [depth]
-  std::unique_ptr<Lane> lane;          // null: it could not be opened, or the group was lost
-  std::unique_ptr<RouteHeads> heads;   // with the lane
-  kernels::cuda::GroupView view;       // likewise
-  std::vector<Operation*> operations;  // that have not ended, in the order of submission
-  std::shared_ptr<Arena> results;      // if its operations are calls (abi::Results)
-  std::unique_ptr<Calls> calls;        // then, of its lane. next_number: of the first not completed
+  std::vector<SlotUse> slot_use;           // [depth]
+  std::unique_ptr<device::Lane> lane;      // null: it could not be opened, or the group was lost
+  std::unique_ptr<RouteHeads> heads;       // with the lane
+  kernels::cuda::GroupView view;           // likewise
+  std::vector<Operation*> operations;      // that have not ended, in the order of submission
+  std::shared_ptr<device::Arena> results;  // if its operations are calls (abi::Results)
+  std::unique_ptr<Calls> calls;            // then, of its lane. next_number: of the first not completed
   Statistics statistics;
 
  private:
@@ -181,4 +181,4 @@ struct Group {
   std::string check_complete() const;  // what a commit finds missing; "" if nothing
 };
 
-}  // namespace epd
+}  // namespace epd::engine

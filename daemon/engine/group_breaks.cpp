@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-namespace epd {
+namespace epd::engine {
 
 using abi::LinkType;
 
@@ -173,4 +173,4 @@ void Groups::finish_removals() {
   });
 }
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -4,7 +4,7 @@
 
 #include <initializer_list>
 
-namespace epd {
+namespace epd::engine {
 namespace {
 
 constexpr std::uint32_t bits(std::initializer_list<GroupPhase> phases) {
@@ -52,4 +52,4 @@ GroupPhase GroupLife::after_loss() const {
   return is_lost() && !is(GroupPhase::kLosing) ? GroupPhase::kUnmapped : GroupPhase::kLosing;
 }
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -17,7 +17,7 @@
 
 #include <cstdint>
 
-namespace epd {
+namespace epd::engine {
 
 enum class GroupPhase : std::uint8_t {
   kForming,    // ranks and members are told of, until kGroupCommit
@@ -75,4 +75,4 @@ class GroupLife {
   GroupPhase phase_;
 };
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -7,12 +7,12 @@
 
 #include <algorithm>
 
-namespace epd {
+namespace epd::engine {
 
 using abi::LinkType;
 
-Groups::Groups(Device& device, Page& page, SupervisorLink& link, Sessions& sessions, Operations& operations,
-               FarEngines& far_engines, const RoundClock& clock)
+Groups::Groups(device::Device& device, Page& page, SupervisorLink& link, Sessions& sessions,
+               Operations& operations, FarEngines& far_engines, const RoundClock& clock)
     : device_(device),
       link_(link),
       sessions_(sessions),
@@ -264,4 +264,4 @@ bool Groups::settled() const {
                      [](const auto& entry) { return entry.second->settled(); });
 }
 
-}  // namespace epd
+}  // namespace epd::engine

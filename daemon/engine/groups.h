@@ -15,11 +15,11 @@
 #include <memory>
 #include <vector>
 
-namespace epd {
+namespace epd::engine {
 
 class Groups {
  public:
-  Groups(Device& device, Page& page, SupervisorLink& link, Sessions& sessions, Operations& operations,
+  Groups(device::Device& device, Page& page, SupervisorLink& link, Sessions& sessions, Operations& operations,
          FarEngines& far_engines, const RoundClock& clock);
 
   // The supervisor's messages: a group forms.
@@ -68,7 +68,7 @@ class Groups {
   void give_up_memory(Group& group);
   void finish_removals();
 
-  Device& device_;
+  device::Device& device_;
   SupervisorLink& link_;
   Sessions& sessions_;
   Operations& operations_;
@@ -83,4 +83,4 @@ class Groups {
   std::uint32_t default_timeout_ms_ = 30'000;
 };
 
-}  // namespace epd
+}  // namespace epd::engine

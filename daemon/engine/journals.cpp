@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-namespace epd {
+namespace epd::engine {
 
 using kernels::cuda::OpError;
 
@@ -118,4 +118,4 @@ const Member* Journals::running_beside(const Group& group) const {
   return found != members_.end() ? *found : nullptr;
 }
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace epd {
+namespace epd::engine {
 
 class Journals {
  public:
@@ -45,4 +45,4 @@ class Journals {
   std::vector<Member*> members_;
 };
 
-}  // namespace epd
+}  // namespace epd::engine

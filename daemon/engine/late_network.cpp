@@ -5,7 +5,7 @@
 #include <system_error>
 #include <utility>
 
-namespace epd {
+namespace epd::engine {
 
 LateNetwork::LateNetwork(std::function<bool()> opens, std::chrono::milliseconds pause,
                          std::function<void()> notify)
@@ -39,4 +39,4 @@ void LateNetwork::run() {
   }
 }
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -9,7 +9,7 @@
 #include <mutex>
 #include <thread>
 
-namespace epd {
+namespace epd::engine {
 
 class LateNetwork {
  public:
@@ -33,4 +33,4 @@ class LateNetwork {
   std::thread thread_;  // none if there is no thread to be had
 };
 
-}  // namespace epd
+}  // namespace epd::engine

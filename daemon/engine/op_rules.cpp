@@ -1,6 +1,6 @@
 #include "op_rules.h"
 
-namespace epd {
+namespace epd::engine {
 
 using abi::BadField;
 
@@ -36,4 +36,4 @@ std::string refusal(const std::string& what, const abi::OpRequest& request, cons
   return "";
 }
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-namespace epd {
+namespace epd::engine {
 
 // "call field slot is 9; allowed: 0 .. 3", where `what` is "call".
 std::string bad_field(const std::string& what, const char* field, std::uint64_t value,
@@ -14,4 +14,4 @@ std::string bad_field(const std::string& what, const char* field, std::uint64_t 
 // The first field of a request that abi::bad_field refuses; "" if there is none.
 std::string refusal(const std::string& what, const abi::OpRequest& request, const abi::OpLimits& limits);
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -6,7 +6,7 @@
 #include <limits>
 #include <utility>
 
-namespace epd {
+namespace epd::engine {
 
 using abi::OpStage;
 
@@ -21,7 +21,7 @@ std::uint32_t saturated_us(std::uint64_t from_ns, std::uint64_t to_ns) {
 }
 
 Operation::Operation(Member& member, const abi::Submission& submission, std::uint64_t seen_ns,
-                     std::uint64_t deadline_ns, Launcher& launcher, Page& page)
+                     std::uint64_t deadline_ns, device::Launcher& launcher, Page& page)
     : member_(member),
       group_(member.group),
       launcher_(launcher),
@@ -59,7 +59,7 @@ void Operation::enter(OpStage stage) {
 
 void Operation::show_awaited() {
   const std::uint32_t rank = in_flight_->awaited(0);
-  if (view_ != nullptr && rank != OperationInFlight::kNobody)
+  if (view_ != nullptr && rank != device::OperationInFlight::kNobody)
     Page::wait_for(view_, rank, MonotonicClock().now_ns());
 }
 
@@ -102,4 +102,4 @@ abi::Completion Operation::completion(StatusCode status, std::int32_t failed_ran
   return c;
 }
 
-}  // namespace epd
+}  // namespace epd::engine

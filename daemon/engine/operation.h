@@ -25,17 +25,17 @@
 #include <optional>
 #include <string>
 
-namespace epd {
+namespace epd::engine {
 
 enum class StepResult { kIdle, kProgress, kDone, kFailed };
 
 // Microseconds between two clock readings, of which the first may be a client's: 0 if it lies ahead.
 std::uint32_t saturated_us(std::uint64_t from_ns, std::uint64_t to_ns);
 
-class Operation final : private OperationPeers {
+class Operation final : private device::OperationPeers {
  public:
   Operation(Member& member, const abi::Submission& submission, std::uint64_t seen_ns,
-            std::uint64_t deadline_ns, Launcher& launcher, Page& page);
+            std::uint64_t deadline_ns, device::Launcher& launcher, Page& page);
   ~Operation() override;
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
@@ -121,7 +121,7 @@ class Operation final : private OperationPeers {
 
   Member& member_;
   Group& group_;
-  Launcher& launcher_;
+  device::Launcher& launcher_;
   Page& page_;
   const abi::Submission submission_;
   const std::uint64_t index_;
@@ -138,7 +138,7 @@ class Operation final : private OperationPeers {
   std::optional<abi::Break> verdict_;
   RouteHeads::Place route_;
   kernels::cuda::TakenCall call_{};  // of one in flight
-  std::unique_ptr<OperationInFlight> in_flight_;
+  std::unique_ptr<device::OperationInFlight> in_flight_;
   std::uint64_t far_wait_ns_ = 0;  // when it was shown last; 0: it does not wait
   bool held_up_ = false;
   bool route_kept_ = false;
@@ -154,4 +154,4 @@ kernels::cuda::Signal stream_signal(const Member& member, std::uint32_t slot, st
 // Unblocks the client's stream if it waits for an operation that nothing will run.
 void unblock_stream(const Member& member, const abi::Submission& submission);
 
-}  // namespace epd
+}  // namespace epd::engine

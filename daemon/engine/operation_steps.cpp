@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace epd {
+namespace epd::engine {
 
 using abi::OpStage;
 using kernels::cuda::OpError;
@@ -31,13 +31,13 @@ kernels::cuda::Peer Operation::peer(std::uint32_t rank) const {
   return peer;
 }
 
-OperationPeers::RoutedRows Operation::routed_rows(std::uint32_t rank, std::uint64_t routing) const {
+device::OperationPeers::RoutedRows Operation::routed_rows(std::uint32_t rank, std::uint64_t routing) const {
   const GroupRankMemory& memory = group_.ranks[rank];
   const std::uint32_t route =
       peer(member_.rank).announcement[rank].route;  // records are each rank's own choice
   if (route >= group_.shape.num_routes()) return {};
   const std::byte* const half =
-      find_routing(memory.exchange->bytes(), group_.exchange_layout, route, routing);
+      device::find_routing(memory.exchange->bytes(), group_.exchange_layout, route, routing);
   if (half == nullptr) return {};
   return {reinterpret_cast<const std::int32_t*>(half + group_.exchange_layout.placement),
           memory.view.y.at<const std::uint16_t>(call_.slot),
@@ -134,7 +134,7 @@ void Operation::launch(std::uint64_t now_ns) {
   // The engine's own deadline comes first, unless the loop stands still.
   op.timeout_ns = deadline_ns_ - seen_ns_;
   if (has(abi::kFlagStream)) op.signal = stream_signal(member_, submission_.slot, submission_.ticket);
-  LaunchRequest request;
+  device::LaunchRequest request;
   request.kind = kind_of(submission_.op);
   request.place = static_cast<std::uint32_t>(number_ % group_.shape.depth);  // as its exchange block: free
   request.op = &op;
@@ -249,7 +249,7 @@ Failure Operation::device_failed(std::uint64_t now_ns) const {
   if (result.error == OpError::kNoRouting) return stale_handle();
   const bool late = result.error == OpError::kAborted || result.error == OpError::kDeadline;
   const std::string far_text = waited_for_.empty() ? "" : "; it waited for " + waited_for_;
-  if (!late || in_flight_->awaited(0) == OperationInFlight::kNobody) {
+  if (!late || in_flight_->awaited(0) == device::OperationInFlight::kNobody) {
     Failure failure = device_failure(subject(), launcher_, result, expired_text(now_ns), now_ns);
     failure.text += far_text;
     return failure;
@@ -267,7 +267,8 @@ Failure Operation::device_failed(std::uint64_t now_ns) const {
 // what its engine has not taken.
 std::uint32_t Operation::whom_to_blame(std::uint64_t now_ns) const {
   const std::uint32_t first = in_flight_->awaited(0);
-  for (std::uint32_t rank = first; rank != OperationInFlight::kNobody; rank = in_flight_->awaited(rank + 1)) {
+  for (std::uint32_t rank = first; rank != device::OperationInFlight::kNobody;
+       rank = in_flight_->awaited(rank + 1)) {
     if (group_.stands_still_ms(rank, now_ns, seen_ns_) != 0) return rank;
   }
   return first;
@@ -304,4 +305,4 @@ bool Operation::completed_anyway() {
   return true;
 }
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace epd {
+namespace epd::engine {
 namespace {
 
 constexpr std::uint64_t kTurnNs = 50'000;        // of a session's operations
@@ -193,4 +193,4 @@ const Operation* Operations::in_flight_beside(const Group& group) const {
   });
 }
 
-}  // namespace epd
+}  // namespace epd::engine

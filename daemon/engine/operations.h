@@ -9,11 +9,11 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace epd {
+namespace epd::engine {
 
 class Operations {
  public:
-  Operations(Page& page, SupervisorLink& link, const RoundClock& clock, Launcher& launcher)
+  Operations(Page& page, SupervisorLink& link, const RoundClock& clock, device::Launcher& launcher)
       : page_(page), link_(link), clock_(clock), launcher_(launcher) {}
 
   // Takes a submission up that its session has recorded as taken: a collective has the member's next number.
@@ -48,9 +48,9 @@ class Operations {
   Page& page_;
   SupervisorLink& link_;
   const RoundClock& clock_;
-  Launcher& launcher_;
+  device::Launcher& launcher_;
   Schedule schedule_;
   std::size_t idle_turns_ = 0;  // of sessions, one after another, in which nothing got on
 };
 
-}  // namespace epd
+}  // namespace epd::engine

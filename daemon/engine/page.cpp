@@ -3,7 +3,7 @@
 #include <unistd.h>
 #include <algorithm>
 
-namespace epd {
+namespace epd::engine {
 
 void Page::start(std::uint32_t sms) {
   page_->magic = abi::kEnginePageMagic;
@@ -88,4 +88,4 @@ void Bell::take() {
   [[maybe_unused]] const ssize_t n = ::read(fd_.get(), &rings, sizeof(rings));
 }
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -4,7 +4,7 @@
 #include "common/memory.h"
 #include "proto/link.h"
 
-namespace epd {
+namespace epd::engine {
 
 class Page {
  public:
@@ -48,4 +48,4 @@ class Bell {
 
 using abi::count;
 
-}  // namespace epd
+}  // namespace epd::engine

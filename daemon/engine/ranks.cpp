@@ -5,7 +5,10 @@
 #include "device_operation.h"
 #include "proto/binding_rules.h"
 
-namespace epd {
+namespace epd::engine {
+
+using device::Arena;
+using device::Launcher;
 
 Status Ranks::map(Group& group, const abi::GroupRank& message, Packet& packet) {
   reclaimer_.take(group.ranks[message.rank]);
@@ -113,10 +116,10 @@ Result<std::unique_ptr<Member>> Ranks::serve(Group& group, const abi::GroupMembe
 Status Ranks::open_lane(Group& group, Member& member) const {
   if (!group.unusable.ok()) return {};
   Launcher& launcher = device_.launcher();
-  LaneShape shape = lane_shape(group.shape, group.priority);
+  device::LaneShape shape = lane_shape(group.shape, group.priority);
   if (group.far != nullptr) shape.far = &group.far->group(group.ranks[member.rank].device_index);
   if (device_.traits().has_streams) shape.exchange = group.ranks[member.rank].exchange;
-  Result<std::unique_ptr<Lane>> lane = launcher.open_lane(shape);
+  Result<std::unique_ptr<device::Lane>> lane = launcher.open_lane(shape);
   if (!lane.ok()) {
     group.unusable = lane.status();
     return {};
@@ -187,4 +190,4 @@ void Ranks::close_streams_of(const Member& member) const {
   device_.launcher().close_streams(group.ranks[member.rank].stream_words(), group.shape.depth);
 }
 
-}  // namespace epd
+}  // namespace epd::engine

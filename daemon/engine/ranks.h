@@ -12,11 +12,11 @@
 #include <map>
 #include <memory>
 
-namespace epd {
+namespace epd::engine {
 
 class Ranks {
  public:
-  Ranks(Device& device, Page& page, Reclaimer& reclaimer)
+  Ranks(device::Device& device, Page& page, Reclaimer& reclaimer)
       : device_(device), page_(page), reclaimer_(reclaimer) {}
 
   // Of a rank that is active then; what was its memory goes. The descriptors are abi::kRankFds or more. If
@@ -49,10 +49,10 @@ class Ranks {
   Status open_lane(Group& group, Member& member) const;
   void clear_memory(const Group& group, const Member& member) const;
 
-  Device& device_;
+  device::Device& device_;
   Page& page_;
   Reclaimer& reclaimer_;
   std::map<std::uint32_t, std::weak_ptr<PeerEngine>> peers_;  // by device: those that groups have
 };
 
-}  // namespace epd
+}  // namespace epd::engine

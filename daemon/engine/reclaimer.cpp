@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <utility>
 
-namespace epd {
+namespace epd::engine {
 namespace {
 
 constexpr std::uint64_t kShortNs = 10'000;
@@ -17,9 +17,9 @@ constexpr std::uint64_t kLeastPiece = std::uint64_t{1} << 20;
 constexpr std::uint64_t kLargestPiece = std::uint64_t{1} << 40;  // of what has hardly any pages
 
 // A board is small, and goes in one piece.
-class OneMapping final : public Arena {
+class OneMapping final : public device::Arena {
  public:
-  explicit OneMapping(Mapping mapping) : Arena(mapping.bytes()), mapping_(std::move(mapping)) {}
+  explicit OneMapping(Mapping mapping) : device::Arena(mapping.bytes()), mapping_(std::move(mapping)) {}
 
  private:
   const Mapping mapping_;
@@ -37,7 +37,7 @@ void drop_pages(std::byte* begin, std::size_t bytes) {
 }  // namespace
 
 void Reclaimer::take(GroupRankMemory& rank) {
-  const auto add = [this](std::shared_ptr<Arena> arena) {
+  const auto add = [this](std::shared_ptr<device::Arena> arena) {
     if (arena != nullptr) things_.push_back({std::move(arena), {}, {}});
   };
   add(std::exchange(rank.user, {}));
@@ -46,7 +46,7 @@ void Reclaimer::take(GroupRankMemory& rank) {
   rank.client.clear();
 }
 
-void Reclaimer::take(Lane& lane) {
+void Reclaimer::take(device::Lane& lane) {
   for (auto& plan : lane.take_plans()) things_.push_back({{}, std::move(plan), {}});
 }
 
@@ -92,4 +92,4 @@ bool Reclaimer::give_back(kernels::RoutingPlan& plan) {
   return !drop(plan.entries) && !drop(plan.topk) && !drop(plan.begin);
 }
 
-}  // namespace epd
+}  // namespace epd::engine

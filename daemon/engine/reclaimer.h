@@ -11,7 +11,7 @@
 #include <functional>
 #include <memory>
 
-namespace epd {
+namespace epd::engine {
 
 struct GroupRankMemory;
 class Member;
@@ -22,7 +22,7 @@ class Reclaimer {
 
   // Their memory: a rank's arenas, a lane's plans, or all that a member has. They are empty then.
   void take(GroupRankMemory& rank);
-  void take(Lane& lane);
+  void take(device::Lane& lane);
   void take(Member& member);
   // To be called when all that was taken before is gone.
   void then(std::function<void()> call) { things_.push_back({{}, {}, std::move(call)}); }
@@ -33,7 +33,7 @@ class Reclaimer {
 
  private:
   struct Thing {
-    std::shared_ptr<Arena> arena;
+    std::shared_ptr<device::Arena> arena;
     std::shared_ptr<kernels::RoutingPlan> plan;
     std::function<void()> call;
   };
@@ -46,4 +46,4 @@ class Reclaimer {
   std::uint64_t done_bytes_ = 0;                        // of the plan at the head
 };
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -6,9 +6,10 @@
 #include <algorithm>
 #include <vector>
 
-namespace epd {
+namespace epd::engine {
 
 using abi::Op;
+using device::Launcher;
 
 namespace {
 
@@ -151,4 +152,4 @@ void answer_orphans(Member& member, StatusCode status, const std::string& device
   });
 }
 
-}  // namespace epd
+}  // namespace epd::engine

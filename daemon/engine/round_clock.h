@@ -3,7 +3,7 @@
 
 #include "base/clock.h"
 
-namespace epd {
+namespace epd::engine {
 
 // What a round spends at most on each of the link, the rings, the operations and memory that goes: it ends
 // with the piece of work in hand, and the next round goes on where it was.
@@ -24,4 +24,4 @@ class RoundClock final : public Clock {
   std::uint64_t round_ns_ = 0;
 };
 
-}  // namespace epd
+}  // namespace epd::engine

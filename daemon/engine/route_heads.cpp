@@ -2,7 +2,7 @@
 
 #include <tuple>
 
-namespace epd {
+namespace epd::engine {
 namespace {
 
 // Of two dispatches on one record. Handles only grow within an epoch.
@@ -92,4 +92,4 @@ std::uint32_t RouteHeads::saved_dropped(std::uint32_t record, std::byte* arena) 
   return last.handle != 0 ? last.num_dropped : 0;
 }
 
-}  // namespace epd
+}  // namespace epd::engine

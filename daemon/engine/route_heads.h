@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace epd {
+namespace epd::engine {
 
 // Whether abi::RoutingRecord::handle is that of dispatch `op_index`, however either is counted.
 inline bool is_of(std::uint64_t handle, std::uint64_t op_index) {
@@ -29,7 +29,7 @@ class RouteHeads {
     std::shared_ptr<const void> making;  // of begin(): for who makes it to hold
   };
 
-  RouteHeads(const abi::GroupShape& shape, Launcher& launcher)
+  RouteHeads(const abi::GroupShape& shape, device::Launcher& launcher)
       : layout_(shape), launcher_(launcher), records_(shape.num_routes()) {}
 
   // Whether nobody makes one in the record. Until a dispatch is seen to have ended, its group may go on from
@@ -67,8 +67,8 @@ class RouteHeads {
   }
 
   const abi::ExchangeArenaLayout layout_;
-  Launcher& launcher_;
+  device::Launcher& launcher_;
   std::vector<Record> records_;
 };
 
-}  // namespace epd
+}  // namespace epd::engine

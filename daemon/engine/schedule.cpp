@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace epd {
+namespace epd::engine {
 
 Operation* Schedule::Queue::next() {
   if (operations_.empty()) return nullptr;
@@ -61,4 +61,4 @@ void Schedule::clear() {
   count_ = 0;
 }
 
-}  // namespace epd
+}  // namespace epd::engine

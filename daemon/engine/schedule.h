@@ -12,7 +12,7 @@
 #include <map>
 #include <memory>
 
-namespace epd {
+namespace epd::engine {
 
 inline constexpr std::int32_t kNoPriority = std::numeric_limits<std::int32_t>::min();
 
@@ -79,4 +79,4 @@ class Schedule {
   std::size_t count_ = 0;
 };
 
-}  // namespace epd
+}  // namespace epd::engine

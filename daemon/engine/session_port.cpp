@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace epd {
+namespace epd::engine {
 
 using abi::SegmentA;
 using abi::SegmentB;
@@ -170,4 +170,4 @@ void SessionPort::end(StatusCode status, const std::string& text) {
   ring();
 }
 
-}  // namespace epd
+}  // namespace epd::engine

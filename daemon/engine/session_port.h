@@ -15,7 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace epd {
+namespace epd::engine {
 
 class Member;
 
@@ -132,4 +132,4 @@ abi::Completion completion_of(const Taken& taken, StatusCode status) {
   return completion;
 }
 
-}  // namespace epd
+}  // namespace epd::engine

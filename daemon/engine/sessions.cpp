@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace epd {
+namespace epd::engine {
 
 using abi::LinkType;
 
@@ -105,4 +105,4 @@ bool Sessions::pending() const {
   });
 }
 
-}  // namespace epd
+}  // namespace epd::engine

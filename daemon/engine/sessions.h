@@ -12,7 +12,7 @@
 #include <memory>
 #include <string>
 
-namespace epd {
+namespace epd::engine {
 
 class Sessions {
  public:
@@ -61,4 +61,4 @@ class Sessions {
   std::uint64_t last_ = 0;  // that next() gave
 };
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace epd {
+namespace epd::engine {
 
 template <typename T>
 class SpscRing {
@@ -42,4 +42,4 @@ class SpscRing {
   alignas(64) std::atomic<std::size_t> tail_{0};
 };
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace epd {
+namespace epd::engine {
 
 namespace {
 
@@ -130,4 +130,4 @@ void Starts::activate(Group& group) {
   link_.send(abi::LinkType::kResumed, abi::Resumed{group.id, group.epoch});
 }
 
-}  // namespace epd
+}  // namespace epd::engine

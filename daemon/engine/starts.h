@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace epd {
+namespace epd::engine {
 
 class Starts {
  public:
@@ -57,4 +57,4 @@ class Starts {
   std::vector<Owed> owed_;
 };
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -5,7 +5,7 @@
 
 #include <utility>
 
-namespace epd {
+namespace epd::engine {
 namespace {
 
 constexpr std::uint64_t kSharedKey = ~std::uint64_t{0};
@@ -179,4 +179,4 @@ void count_ended(Member& member, abi::Op op, const abi::Completion& completion) 
   if (member.session != nullptr) tell(member.session->statistics);
 }
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace epd {
+namespace epd::engine {
 
 class Member;
 class SessionPort;
@@ -54,4 +54,4 @@ void count_rows(Page& page, Member& member, abi::Op op, std::uint64_t rows);
 void count_ran(Member& member, std::uint32_t us);
 void count_ended(Member& member, abi::Op op, const abi::Completion& completion);
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-namespace epd {
+namespace epd::engine {
 
 using abi::LinkType;
 
@@ -69,4 +69,4 @@ void SupervisorLink::flush() {
   }
 }
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -15,7 +15,7 @@
 #include <map>
 #include <optional>
 
-namespace epd {
+namespace epd::engine {
 
 class SupervisorLink {
  public:
@@ -62,4 +62,4 @@ class SupervisorLink {
   std::optional<int> exit_code_;
 };
 
-}  // namespace epd
+}  // namespace epd::engine

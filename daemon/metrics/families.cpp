@@ -12,7 +12,7 @@
 #include <string_view>
 #include <utility>
 
-namespace epd {
+namespace epd::metrics {
 namespace {
 
 using prometheus::ClientMetric;
@@ -320,7 +320,7 @@ void tell_group_states(Families& out, const v1::ListGroupsResponse& groups) {
 
 }  // namespace
 
-Result<Snapshot> take_snapshot(ControlFacade& facade) {
+Result<Snapshot> take_snapshot(supervisor::ControlFacade& facade) {
   Snapshot snapshot;
   const auto take = [](auto answer, auto& message) {
     if (answer.ok()) message = std::move(answer).value();
@@ -353,4 +353,4 @@ std::vector<MetricFamily> families_of_silence() {
   return std::move(out).take();
 }
 
-}  // namespace epd
+}  // namespace epd::metrics

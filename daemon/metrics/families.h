@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace epd {
+namespace epd::metrics {
 
 // Taken one after the other, so that a group may be in one list and not in another.
 struct Snapshot {
@@ -20,11 +20,11 @@ struct Snapshot {
   v1::ListOperationsResponse operations;
   v1::GetStatisticsResponse statistics;
 };
-Result<Snapshot> take_snapshot(ControlFacade& facade);
+Result<Snapshot> take_snapshot(supervisor::ControlFacade& facade);
 
 // Groups in the order of their ids; those behind the first `max_groups` are summed up as group "other".
 std::vector<prometheus::MetricFamily> families_of(const Snapshot& snapshot, std::size_t max_groups);
 // When the supervisor has not answered.
 std::vector<prometheus::MetricFamily> families_of_silence();
 
-}  // namespace epd
+}  // namespace epd::metrics

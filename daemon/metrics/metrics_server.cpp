@@ -8,8 +8,10 @@
 #include <exception>
 #include <utility>
 
-namespace epd {
+namespace epd::metrics {
 namespace {
+
+using supervisor::ControlFacade;
 
 constexpr std::size_t kThreads = 2;  // of the HTTP server: requests at one time
 
@@ -55,4 +57,4 @@ Result<std::unique_ptr<MetricsServer>> MetricsServer::start(ControlFacade& facad
   }
 }
 
-}  // namespace epd
+}  // namespace epd::metrics

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 
-namespace epd {
+namespace epd::session {
 namespace {
 
 std::string version_range(std::uint32_t low, std::uint32_t high) {
@@ -175,4 +175,4 @@ void SessionTable::hello(Session& session, const Packet& packet) {
   host_.session_opened(session);
 }
 
-}  // namespace epd
+}  // namespace epd::session

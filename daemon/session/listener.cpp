@@ -10,7 +10,7 @@
 #include <cstring>
 #include <filesystem>
 
-namespace epd {
+namespace epd::session {
 namespace {
 
 constexpr int kBacklog = 128;
@@ -104,4 +104,4 @@ void Listener::remove() {
   lock_.reset();  // the lock file stays, because removing it would race with the next daemon
 }
 
-}  // namespace epd
+}  // namespace epd::session

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace epd {
+namespace epd::session {
 namespace {
 
 constexpr unsigned kNvidiaMajor = 195;  // of /dev/nvidiactl, to which CUDA's exported handles belong
@@ -236,4 +236,4 @@ void carry_packets(const Doorstep& doorstep) {
   porter->leave_to_the_kernel();  // does not block, because this task ends
 }
 
-}  // namespace epd
+}  // namespace epd::session

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace epd {
+namespace epd::session {
 
 // The loop's orders to a porter. Any smaller number is a message for the client.
 inline constexpr std::uint16_t kPorterOrders = 0xff00;
@@ -96,4 +96,4 @@ class PacketPorter {
 // Runs a porter.
 void carry_packets(const Doorstep& doorstep);
 
-}  // namespace epd
+}  // namespace epd::session

@@ -4,7 +4,7 @@
 
 #include <sys/socket.h>
 
-namespace epd {
+namespace epd::session {
 
 using abi::SegmentA;
 using abi::SegmentB;
@@ -66,4 +66,4 @@ void unserve_segments(const Segments& segments) {
       serving, static_cast<std::uint32_t>(SessionState::kStarting), std::memory_order_acq_rel);
 }
 
-}  // namespace epd
+}  // namespace epd::session

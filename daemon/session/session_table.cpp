@@ -11,7 +11,7 @@
 #include <cstring>
 #include <limits>
 
-namespace epd {
+namespace epd::session {
 namespace {
 
 constexpr std::uint64_t kGateKey = 0;  // in the epoll set; other keys are ids of connections
@@ -403,4 +403,4 @@ std::uint32_t SessionTable::attached_on(std::uint32_t device) const {
       [device](const auto& entry) { return entry.second.attached && entry.second.device == device; }));
 }
 
-}  // namespace epd
+}  // namespace epd::session

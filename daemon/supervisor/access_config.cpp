@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 constexpr std::uint64_t kMaxCount = 65536;
@@ -193,4 +193,4 @@ Result<AccessRules> read_access_rules(const toml::node& node, const std::string&
   return result;
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace epd {
+namespace epd::supervisor {
 
 struct AccessRules {
   std::vector<AccessRule> rules;
@@ -19,4 +19,4 @@ struct AccessRules {
 // value and what is allowed.
 Result<AccessRules> read_access_rules(const toml::node& node, const std::string& where);
 
-}  // namespace epd
+}  // namespace epd::supervisor

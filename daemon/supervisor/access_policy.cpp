@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 bool contains(const std::vector<std::uint32_t>& list, std::uint32_t value) {
@@ -114,4 +114,4 @@ Quota AccessPolicy::max_routing_bytes(const Caller& caller, Quota general) const
   return quota(caller, &AccessRule::max_routing_bytes, std::move(general));
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

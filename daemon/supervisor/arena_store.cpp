@@ -5,7 +5,7 @@
 #include "proto/group_bytes.h"
 #include "proto/wire.h"
 
-namespace epd {
+namespace epd::supervisor {
 
 using abi::Board;
 
@@ -74,11 +74,11 @@ Status ArenaStore::check_routing_quota(const MemberArenas& wanted, const Quota& 
 
 namespace {
 
-Status check_client_memories(const DeviceName& device, const WantedMemory& wanted) {
+Status check_client_memories(const device::DeviceName& device, const WantedMemory& wanted) {
   for (std::size_t i = 0; i < wanted.num_memories(); ++i) {
     const auto index = static_cast<std::uint32_t>(i + 1);
-    Status status = check_client_memory(device, (*wanted.memory)[i].get(),
-                                        abi::memory_bytes(wanted.shape, wanted.bindings, index));
+    Status status = device::check_client_memory(device, (*wanted.memory)[i].get(),
+                                                abi::memory_bytes(wanted.shape, wanted.bindings, index));
     if (status.ok()) continue;
     return {status.code(), "the memory that " + abi::bound_names(wanted.bindings, index) + " is bound to " +
                                status.message()};
@@ -89,7 +89,8 @@ Status check_client_memories(const DeviceName& device, const WantedMemory& wante
 }  // namespace
 
 Status ArenaStore::acquire(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid,
-                           const UserQuotas& quotas, const DeviceName& device, const WantedMemory& wanted) {
+                           const UserQuotas& quotas, const device::DeviceName& device,
+                           const WantedMemory& wanted) {
   MemberArenas made;
   made.uid = uid;
   made.device = device;
@@ -117,18 +118,18 @@ Status ArenaStore::acquire(std::pair<std::uint64_t, std::uint32_t> member, std::
   return {};
 }
 
-Status ArenaStore::make(MemberArenas& made, const DeviceName& device) const {
+Status ArenaStore::make(MemberArenas& made, const device::DeviceName& device) const {
   const abi::GroupBytes needed(made.wanted.shape, device.kind == abi::DeviceKind::kHost,
                                abi::bound_regions(made.wanted.bindings), made.wanted.results);
   Result<DescriptorShare> share = descriptors_.take(made.uid, kMemberDescriptors);
   if (!share.ok()) return share.status();
-  Result<UniqueFd> user = make_arena_memory(device, "epd-user-arena", needed.user_arena);
+  Result<UniqueFd> user = device::make_arena_memory(device, "epd-user-arena", needed.user_arena);
   if (!user.ok()) return user.status();
-  Result<UniqueFd> exchange = make_arena_memory(device, "epd-exchange-arena", needed.exchange_arena);
+  Result<UniqueFd> exchange = device::make_arena_memory(device, "epd-exchange-arena", needed.exchange_arena);
   if (!exchange.ok()) return exchange.status();
   UniqueFd results;
   if (made.wanted.results) {
-    Result<UniqueFd> memory = make_results_memory(device, needed.results);
+    Result<UniqueFd> memory = device::make_results_memory(device, needed.results);
     if (!memory.ok()) return memory.status();
     results = std::move(*memory);
   }
@@ -191,4 +192,4 @@ void ArenaStore::mark_lost(std::uint64_t group_id, std::uint32_t rank, const std
   board->change.store(odd + 1, std::memory_order_release);
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-namespace epd {
+namespace epd::supervisor {
 
 // Descriptors of memory that a client keeps regions in; null: of none.
 using ClientMemory = std::shared_ptr<const std::vector<UniqueFd>>;
@@ -36,7 +36,7 @@ struct WantedMemory {
 
 struct MemberArenas {
   std::uint32_t uid = 0;
-  DeviceName device;
+  device::DeviceName device;
   // Counted: the two arenas, the board, and results. On a host device also what is bound: engines may be the
   // first to touch a page of it, and a page is charged to who touches it first.
   std::uint64_t bytes = 0;
@@ -82,7 +82,7 @@ class ArenaStore {
   // if memory of the client's can't be used, as far as that can be told without using it. The board is ready
   // to be read.
   Status acquire(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid, const UserQuotas& quotas,
-                 const DeviceName& device, const WantedMemory& wanted);
+                 const device::DeviceName& device, const WantedMemory& wanted);
   void release(std::uint64_t group_id, std::uint32_t rank);
   // nullptr if released.
   const MemberArenas* find(std::uint64_t group_id, std::uint32_t rank) const;
@@ -97,7 +97,7 @@ class ArenaStore {
  private:
   Status check_quota(const MemberArenas& wanted, const Quota& of_user) const;
   Status check_routing_quota(const MemberArenas& wanted, const Quota& of_user) const;
-  Status make(MemberArenas& made, const DeviceName& device) const;
+  Status make(MemberArenas& made, const device::DeviceName& device) const;
 
   void drop_idle_user(std::uint32_t uid);
 
@@ -117,4 +117,4 @@ class ArenaStore {
   std::map<std::pair<std::uint64_t, std::uint32_t>, MemberArenas> arenas_;
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -14,7 +14,7 @@
 #include <string>
 #include <utility>
 
-namespace epd {
+namespace epd::supervisor {
 
 inline constexpr std::chrono::seconds kAnswerTime{2};
 inline constexpr std::chrono::milliseconds kLookTime{20};  // at whether the caller is still there
@@ -93,4 +93,4 @@ Result<T> ask(Loop& loop, std::function<T()> what, const std::function<bool()>& 
                                                    " s; epctl events will tell what came of it");
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -19,7 +19,7 @@
 #include <thread>
 #include <utility>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 struct Setting {
@@ -462,4 +462,4 @@ Result<Config> reload_config(const Config& current, const ConfigSources& sources
   return loaded;
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

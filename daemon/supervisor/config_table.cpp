@@ -6,7 +6,7 @@
 #include <charconv>
 #include <limits>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 constexpr std::int64_t kDayMs = 86'400'000;
@@ -403,4 +403,4 @@ Status store_option(const Option& option, const std::string& text, Config& confi
   return {};
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

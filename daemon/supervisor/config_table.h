@@ -5,7 +5,7 @@
 
 #include <variant>
 
-namespace epd {
+namespace epd::supervisor {
 
 enum class OptionKind {
   kText,
@@ -46,4 +46,4 @@ Status store_option(const Option& option, const std::string& text, Config& confi
 // "12345", "64MiB", "10GiB"; false if it is nothing of the kind.
 bool parse_bytes(const std::string& text, std::uint64_t& bytes);
 
-}  // namespace epd
+}  // namespace epd::supervisor

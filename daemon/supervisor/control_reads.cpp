@@ -13,7 +13,7 @@
 #include <unistd.h>
 #include <algorithm>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 constexpr std::uint64_t kMsNs = 1'000'000;
@@ -173,7 +173,7 @@ v1::ListDevicesResponse ControlReads::list_devices() const {
 
 void ControlReads::fill_cuda(v1::CudaDevice& message, std::uint32_t index) const {
   const DeviceList::Device& device = rooms_.devices[index];
-  const DeviceFacts& facts = device.facts;
+  const device::DeviceFacts& facts = device.facts;
   message.set_model(facts.model);
   message.set_compute_capability(version_text(facts.compute / 10, facts.compute % 10));
   message.set_cuda_version(version_text(facts.driver / 1000, facts.driver % 1000 / 10));
@@ -248,4 +248,4 @@ v1::GetStatisticsResponse ControlReads::statistics() const {
   return message_of(pages);
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

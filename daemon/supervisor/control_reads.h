@@ -15,14 +15,14 @@
 #include <string>
 #include <vector>
 
-namespace epd {
-
-namespace v1 {
+namespace epd::v1 {
 class ClusterStatus;
 class CudaDevice;
 class Operation;
 class Wait;
-}  // namespace v1
+}  // namespace epd::v1
+
+namespace epd::supervisor {
 
 class ControlReads {
  public:
@@ -63,4 +63,4 @@ class ControlReads {
   const Parts parts_;
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -6,7 +6,7 @@
 #include <utility>
 #include <variant>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 using namespace membership;
@@ -169,4 +169,4 @@ std::uint32_t Deciders::memberships(std::uint64_t session_id) const {
   return count;
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-namespace epd {
+namespace epd::supervisor {
 
 // Spanning groups have numbers of their own, in the whole cluster.
 constexpr bool is_spanning(std::uint64_t group_id) {
@@ -64,4 +64,4 @@ class Deciders {
   std::unique_ptr<membership::Agent> agent_;  // null: the node is in no cluster
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -6,8 +6,12 @@
 #include <optional>
 #include <utility>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
+
+using device::DeviceFacts;
+using device::DeviceName;
+using device::LaunchMode;
 
 using Gpu = std::pair<DeviceName, DeviceFacts>;
 
@@ -148,4 +152,4 @@ Result<DeviceChoice> choose_devices(const Config& config, const Machine& machine
       "devices.host is 0 and there is no GPU to serve (devices.cuda); allowed: at least one device");
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

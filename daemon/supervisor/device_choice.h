@@ -11,18 +11,18 @@
 #include <string>
 #include <vector>
 
-namespace epd {
+namespace epd::supervisor {
 
 struct ServedDevice {
-  DeviceName name;
-  DeviceFacts facts;
-  LaunchMode mode = LaunchMode::kLaunched;
+  device::DeviceName name;
+  device::DeviceFacts facts;
+  device::LaunchMode mode = device::LaunchMode::kLaunched;
   std::string mode_reason;  // of a GPU, for people
 };
 
-const char* launch_mode_text(LaunchMode mode);
+const char* launch_mode_text(device::LaunchMode mode);
 // "GPU-01234567-89ab-cdef-0123-456789abcdef"
-std::string uuid_text(const DeviceFacts& facts);
+std::string uuid_text(const device::DeviceFacts& facts);
 
 struct DeviceChoice {
   std::vector<ServedDevice> devices;  // GPUs by number, then host devices
@@ -31,12 +31,12 @@ struct DeviceChoice {
 
 // What is asked of the machine. Tests have machines of their own.
 struct Machine {
-  std::function<Result<std::uint32_t>()> num_gpus = epd::num_gpus;
-  std::function<Result<DeviceFacts>(const DeviceName&)> facts = device_facts;
+  std::function<Result<std::uint32_t>()> num_gpus = device::num_gpus;
+  std::function<Result<device::DeviceFacts>(const device::DeviceName&)> facts = device::device_facts;
 };
 
 // UNSUPPORTED: a GPU that is asked for is not there or can't be used, or resident mode can't be had.
 // INVALID_ARGUMENT: no device is left to serve.
 Result<DeviceChoice> choose_devices(const Config& config, const Machine& machine = {});
 
-}  // namespace epd
+}  // namespace epd::supervisor

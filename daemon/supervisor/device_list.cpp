@@ -6,16 +6,16 @@
 #include <string>
 #include <utility>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
-bool is_cuda(const DeviceName& name) {
+bool is_cuda(const device::DeviceName& name) {
   return name.kind == abi::DeviceKind::kCuda;
 }
 
 void tell_of(const ServedDevice& device) {
-  const DeviceName& name = device.name;
-  const DeviceFacts& facts = device.facts;
+  const device::DeviceName& name = device.name;
+  const device::DeviceFacts& facts = device.facts;
   log_event(LogLevel::kInfo, "GPU found",
             {{"device", name.text()},
              {"model", facts.model},
@@ -59,7 +59,7 @@ bool DeviceList::any_under_mps() const {
 Status DeviceList::find_unreachable() {
   for (std::uint32_t i = 0; i < devices_.size(); ++i) {
     for (std::uint32_t k = 0; k < i; ++k) {
-      Result<bool> reach = devices_reach_each_other(devices_[k].name, devices_[i].name);
+      Result<bool> reach = device::devices_reach_each_other(devices_[k].name, devices_[i].name);
       if (!reach.ok()) return reach.status();
       if (*reach) continue;
       devices_[i].unreachable.push_back(k);
@@ -73,7 +73,7 @@ Status DeviceList::find_unreachable() {
 }
 
 bool DeviceList::is_resident(std::uint32_t device) const {
-  return is_cuda(devices_[device].name) && devices_[device].mode == LaunchMode::kResident;
+  return is_cuda(devices_[device].name) && devices_[device].mode == device::LaunchMode::kResident;
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

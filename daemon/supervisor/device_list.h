@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace epd {
+namespace epd::supervisor {
 
 class DeviceList {
  public:
@@ -34,4 +34,4 @@ class DeviceList {
   std::vector<Device> devices_;
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

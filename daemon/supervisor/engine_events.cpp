@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 membership::EngineId local(std::uint32_t device) {
@@ -45,7 +45,7 @@ void EngineEvents::engine_down(std::uint32_t device, const std::string& text, bo
   coming_.erase(device);
   if (device_failed) end_dying_sessions(device);
   for (const auto& [id, session] : rooms_.sessions.connections()) {
-    if (session.attached && session.device == device) unserve_segments(session.segments);
+    if (session.attached && session.device == device) session::unserve_segments(session.segments);
   }
   rooms_.deciders.handle(membership::EngineDown{local(device), text, rooms_.memory.boards_on(device)});
 }
@@ -63,7 +63,7 @@ void EngineEvents::engine_failed(std::uint32_t device, const std::string& text) 
 // that its kernels can write is memory that it has mapped itself.
 void EngineEvents::session_failed(const abi::SessionFailed& message) {
   const std::string text(message.text, abi::text_length(message.text));
-  const Session* session = rooms_.sessions.find(message.session_id);
+  const session::Session* session = rooms_.sessions.find(message.session_id);
   const EventOwner owner = session == nullptr ? kDaemonOwner : EventOwner{session->peer.uid};
   static LogLimiter limiter;
   limiter.record(EventKind::kRefused, LogLevel::kWarning, "session ended for an illegal submission",
@@ -154,4 +154,4 @@ void EngineEvents::engine_waits(std::uint32_t device) {
       {{"device", rooms_.fleet.name(device)}, {"clients", pids}});
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -14,7 +14,7 @@
 #include <set>
 #include <string>
 
-namespace epd {
+namespace epd::supervisor {
 
 class EngineEvents final : public FleetHost {
  public:
@@ -52,4 +52,4 @@ class EngineEvents final : public FleetHost {
   std::set<std::uint32_t> coming_;  // devices whose engine has not been told all
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -20,7 +20,7 @@
 #define P_PIDFD 3
 #endif
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 constexpr int kFirstEngineFd = 3;
@@ -52,7 +52,7 @@ constexpr int kLinkBufferBytes = 1 << 20;
   ::_exit(127);
 }
 
-void add_network(const NetworkOptions& network, std::vector<std::string>& words) {
+void add_network(const transport::NetworkOptions& network, std::vector<std::string>& words) {
   if (network.library.empty()) return;
   for (const auto& [flag, value] : {std::pair<const char*, std::string>("--network-library", network.library),
                                     {"--network-devices", network.devices},
@@ -210,4 +210,4 @@ Status EngineProcess::flush() {
   return {};
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -13,17 +13,17 @@
 #include <optional>
 #include <string>
 
-namespace epd {
+namespace epd::supervisor {
 
 struct EngineCommand {
   std::string binary;  // "/proc/self/exe"
   std::string device;  // "host:0"
-  LaunchMode mode = LaunchMode::kLaunched;
+  device::LaunchMode mode = device::LaunchMode::kLaunched;
   int page_fd = -1;  // becomes descriptor 4 of the engine
   int bell_fd = -1;  // becomes descriptor 5
   LogLevel log_level = LogLevel::kInfo;
   LogFormat log_format = LogFormat::kLogfmt;
-  NetworkOptions network;
+  transport::NetworkOptions network;
 };
 
 class EngineProcess {
@@ -78,4 +78,4 @@ class EngineProcess {
   std::uint64_t queued_descriptors_ = 0;
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

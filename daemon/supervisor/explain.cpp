@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <set>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 std::string for_ms(std::uint64_t us) {
@@ -118,9 +118,9 @@ v1::Wait ControlReads::wait_of(const membership::Group& group, std::uint32_t ran
   wait.set_client_stopped(!member.gone() && member.pid != 0 && is_stopped(member.pid));
   wait.set_submitted(its != nullptr);
   if (its != nullptr) wait.set_stage(its->stage());
-  const Session* session = rooms_.sessions.find(member.session.number);
-  wait.set_text(
-      describe(wait, state, session == nullptr ? std::to_string(member.pid) : process_name(*session)));
+  const session::Session* session = rooms_.sessions.find(member.session.number);
+  wait.set_text(describe(wait, state,
+                         session == nullptr ? std::to_string(member.pid) : session::process_name(*session)));
   return wait;
 }
 
@@ -146,7 +146,7 @@ Result<v1::GetOperationResponse> ControlReads::explain(std::uint64_t session_id,
   if (found == all.end()) return no_such_operation(session_id, ticket);
   v1::GetOperationResponse answer;
   *answer.mutable_operation() = *found;
-  const Session* session = rooms_.sessions.find(session_id);
+  const session::Session* session = rooms_.sessions.find(session_id);
   const std::optional<membership::Group> group = rooms_.deciders.find(found->group_id());
   if (session == nullptr || !group) {
     answer.set_text("its session has ended; it runs to its end alone");
@@ -180,7 +180,7 @@ Result<v1::GetOperationResponse> ControlReads::explain(std::uint64_t session_id,
 
 Status ControlReads::no_such_operation(std::uint64_t session_id, std::uint64_t ticket) const {
   const std::string name = "operation " + std::to_string(session_id) + ":" + std::to_string(ticket);
-  const Session* session = rooms_.sessions.find(session_id);
+  const session::Session* session = rooms_.sessions.find(session_id);
   if (session == nullptr) {
     return not_found(name + ": there is no session " + std::to_string(session_id) +
                      "; allowed: an ID that epctl ops prints");
@@ -193,4 +193,4 @@ Status ControlReads::no_such_operation(std::uint64_t session_id, std::uint64_t t
   return not_found(name + " is not in flight; allowed: an ID that epctl ops prints");
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

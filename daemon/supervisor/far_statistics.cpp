@@ -4,7 +4,7 @@
 #include <atomic>
 #include <tuple>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 template <typename T>
@@ -111,4 +111,4 @@ void sort(v1::ListFarEnginesResponse& list) {
           [](const v1::FarEngine& far) { return std::tuple(far.device(), far.node(), far.far_device()); });
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <limits>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 constexpr std::uint64_t kMsNs = 1'000'000;
@@ -202,7 +202,7 @@ void EngineFleet::restart(std::uint32_t index, const std::string& why) {
 
 bool EngineFleet::is_stopped(std::uint32_t index, const std::string& noticed_by) {
   Device& device = devices_[index];
-  const bool stopped = epd::is_stopped(device.process->pid());
+  const bool stopped = supervisor::is_stopped(device.process->pid());
   if (stopped == std::exchange(device.looked_stopped, stopped)) return stopped;
   if (stopped) {
     record_event(EventKind::kEngineStopped, LogLevel::kWarning, "engine is stopped",
@@ -431,7 +431,8 @@ DeviceState EngineFleet::seen_state(std::uint32_t index) const {
 DeviceState EngineFleet::state_now(std::uint32_t index) const {
   const DeviceState seen = seen_state(index);
   const EngineProcess* process = devices_[index].process.get();
-  const bool stopped = seen == DeviceState::kReady && process != nullptr && epd::is_stopped(process->pid());
+  const bool stopped =
+      seen == DeviceState::kReady && process != nullptr && supervisor::is_stopped(process->pid());
   return stopped ? DeviceState::kStopped : seen;
 }
 
@@ -445,4 +446,4 @@ std::uint64_t EngineFleet::heartbeat_age_ms(std::uint32_t index) const {
   return sign == 0 || sign > now ? 0 : (now - sign) / kMsNs;
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace epd {
+namespace epd::supervisor {
 
 // kStopped: ready, but its engine stands still: stopped by a signal or a debugger, or hung. In the order of
 // control.proto.
@@ -47,11 +47,11 @@ class EngineFleet {
     std::uint32_t backoff_min_ms = 10;
     std::uint32_t backoff_max_ms = 5'000;
     std::uint32_t max_restarts_per_minute = 10;
-    NetworkOptions network;
+    transport::NetworkOptions network;
   };
   struct DeviceToServe {
     std::string name;
-    LaunchMode mode = LaunchMode::kLaunched;
+    device::LaunchMode mode = device::LaunchMode::kLaunched;
   };
 
   // `clock`: the one that engines write their heartbeats by. Deadlines go by the loop's.
@@ -117,7 +117,7 @@ class EngineFleet {
  private:
   struct Device {
     std::string name;
-    LaunchMode mode = LaunchMode::kLaunched;
+    device::LaunchMode mode = device::LaunchMode::kLaunched;
     UniqueFd page_fd;
     Mapping page;
     UniqueFd bell;
@@ -175,4 +175,4 @@ class EngineFleet {
   bool stopping_ = false;
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

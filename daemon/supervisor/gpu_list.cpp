@@ -4,7 +4,7 @@
 #include <cctype>
 #include <string_view>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 bool is_number(std::string_view text) {
@@ -62,4 +62,4 @@ bool parse_gpu_list(const std::string& text, GpuList& gpus) {
   return true;
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

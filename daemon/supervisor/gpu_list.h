@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace epd {
+namespace epd::supervisor {
 
 inline constexpr std::size_t kMaxGpus = 64;
 inline constexpr const char* kAllowedGpus =
@@ -14,4 +14,4 @@ inline constexpr const char* kAllowedGpus =
 // False: it is nothing of the kind. UUIDs become lower case.
 bool parse_gpu_list(const std::string& text, GpuList& gpus);
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace epd {
+namespace epd::supervisor {
 
 Status GpuWork::start() {
   if (!rooms_.devices.any_under_mps()) return {};
@@ -75,7 +75,7 @@ void GpuWork::before_kill(std::uint32_t device, std::function<void()> then) {
 // Such a client mostly ends as well, by itself or by whoever had it evicted, and its kernels may run: MPS
 // terminates them first. That ends all of its process's work on GPUs, so it is left out while the process has
 // another session.
-void GpuWork::expel(const Session& session, const Status& status) {
+void GpuWork::expel(const session::Session& session, const Status& status) {
   if (expelled_.contains(session.id)) return;  // MPS is being asked
   const auto& all = rooms_.sessions.connections();
   const bool stays = std::any_of(all.begin(), all.end(), [&](const auto& entry) {
@@ -97,4 +97,4 @@ void GpuWork::session_closed(std::uint64_t session_id) {
   if (!asked.empty()) *asked.mapped() = true;
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

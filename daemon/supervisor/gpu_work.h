@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-namespace epd {
+namespace epd::supervisor {
 
 class GpuWork {
  public:
@@ -29,7 +29,7 @@ class GpuWork {
   // FleetHost::before_kill
   void before_kill(std::uint32_t device, std::function<void()> then);
   // Ends a session because the operator wants it gone.
-  void expel(const Session& session, const Status& status);
+  void expel(const session::Session& session, const Status& status);
   // It ends: MPS must not be asked for it any more.
   void session_closed(std::uint64_t session_id);
 
@@ -45,4 +45,4 @@ class GpuWork {
   std::map<std::uint64_t, std::shared_ptr<std::atomic<bool>>> expelled_;
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -15,7 +15,7 @@
 #include <algorithm>
 #include <limits>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 constexpr std::uint64_t kMsNs = 1'000'000;
@@ -196,4 +196,4 @@ std::uint64_t Lifecycle::next_due_ns() const {
   return due;
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -13,7 +13,7 @@
 #include <string>
 #include <utility>
 
-namespace epd {
+namespace epd::supervisor {
 
 enum class DaemonPhase { kStarting, kServing, kDraining, kStopping };
 
@@ -57,4 +57,4 @@ class Lifecycle {
   std::string last_status_;
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

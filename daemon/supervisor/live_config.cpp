@@ -4,7 +4,7 @@
 
 #include <utility>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 // A process that ends and one that takes its place are heard of by different threads.
@@ -41,7 +41,7 @@ std::shared_ptr<const AccessPolicy> LiveConfig::access() const {
   return access_;
 }
 
-SessionLimits LiveConfig::session_limits() const {
+session::SessionLimits LiveConfig::session_limits() const {
   return {config_.max_sessions, config_.attach_ms};
 }
 
@@ -66,4 +66,4 @@ EngineFleet::Options LiveConfig::fleet_options(const std::string& engine_binary)
           network_};
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

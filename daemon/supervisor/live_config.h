@@ -12,7 +12,7 @@
 #include <mutex>
 #include <string>
 
-namespace epd {
+namespace epd::supervisor {
 
 // Everything but access() belongs to the loop.
 class LiveConfig {
@@ -28,7 +28,7 @@ class LiveConfig {
   // The policy, for any thread.
   std::shared_ptr<const AccessPolicy> access() const;
 
-  SessionLimits session_limits() const;
+  session::SessionLimits session_limits() const;
   membership::MembershipLimits membership_limits() const;
   ArenaStore::Limits arena_limits() const;
   EngineFleet::Options fleet_options(const std::string& engine_binary) const;
@@ -38,11 +38,11 @@ class LiveConfig {
 
   Config config_;
   const ConfigSources sources_;
-  const NetworkOptions network_;  // as it was at the start
+  const transport::NetworkOptions network_;  // as it was at the start
   std::uint64_t generation_ = 1;
   std::string last_error_;
   mutable std::mutex access_mutex_;
   std::shared_ptr<const AccessPolicy> access_;  // config_.access; guarded by access_mutex_
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <exception>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 constexpr std::uint64_t kMsNs = 1'000'000;
@@ -130,4 +130,4 @@ void Loop::run(const std::function<std::uint64_t()>& turn) {
   posted_.clear();
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -13,7 +13,7 @@
 #include <mutex>
 #include <vector>
 
-namespace epd {
+namespace epd::supervisor {
 
 class Loop {
  public:
@@ -56,4 +56,4 @@ class Loop {
   bool stopped_ = false;                       // guarded by mutex_
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace epd {
+namespace epd::supervisor {
 
 void LoopClock::look(std::uint64_t wanted_ns) {
   const std::uint64_t real_ns = real_.now_ns();
@@ -16,4 +16,4 @@ void LoopClock::look(std::uint64_t wanted_ns) {
   }
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -15,7 +15,7 @@
 
 #include "base/clock.h"
 
-namespace epd {
+namespace epd::supervisor {
 
 class LoopClock final : public Clock {
  public:
@@ -33,4 +33,4 @@ class LoopClock final : public Clock {
   std::uint64_t now_ns_;
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -2,7 +2,7 @@
 
 #include "base/event.h"
 
-namespace epd {
+namespace epd::supervisor {
 
 void record_losses(const Deciders& deciders, std::uint64_t session_id, std::optional<std::uint32_t> member_id,
                    const std::string& how) {
@@ -23,4 +23,4 @@ void record_losses(const Deciders& deciders, std::uint64_t session_id, std::opti
   });
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

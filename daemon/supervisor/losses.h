@@ -7,11 +7,11 @@
 #include <optional>
 #include <string>
 
-namespace epd {
+namespace epd::supervisor {
 
 // Of all memberships of the session, or of one. Before the deciders are told, so that the loss stands before
 // the break that it causes.
 void record_losses(const Deciders& deciders, std::uint64_t session_id, std::optional<std::uint32_t> member_id,
                    const std::string& how);
 
-}  // namespace epd
+}  // namespace epd::supervisor

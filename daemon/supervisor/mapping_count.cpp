@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <fstream>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 constexpr std::uint64_t kArenas = 2;  // user, exchange
@@ -12,7 +12,7 @@ constexpr std::uint64_t kSession = 4;  // segments; here the stack of its porter
 constexpr std::uint64_t kProcess = 8192;
 constexpr const char* kSupervisor = "the supervisor";
 
-std::string engine_of(const DeviceName& device) {
+std::string engine_of(const device::DeviceName& device) {
   return "the engine of " + device.text();
 }
 
@@ -59,7 +59,7 @@ void MappingCount::give_back(const Process& process, std::uint32_t uid, std::uin
 }
 
 Status MappingCount::add(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid,
-                         const DeviceName& device, std::uint64_t client_memories) {
+                         const device::DeviceName& device, std::uint64_t client_memories) {
   const std::string its = engine_of(device);
   const std::uint64_t cost = kArenas + client_memories;
   const auto found = groups_.find(member.first);
@@ -99,9 +99,9 @@ void MappingCount::remove(std::pair<std::uint64_t, std::uint32_t> member) {
   if (group.ranks.empty()) groups_.erase(found);
 }
 
-std::uint64_t MappingCount::of_engine(const DeviceName& device) const {
+std::uint64_t MappingCount::of_engine(const device::DeviceName& device) const {
   const auto found = used_.find(engine_of(device));
   return found == used_.end() ? 0 : found->second.all;
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

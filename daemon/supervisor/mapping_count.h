@@ -13,7 +13,7 @@
 #include <string>
 #include <utility>
 
-namespace epd {
+namespace epd::supervisor {
 
 // What a process may have, and what of it memberships may use.
 struct MappingLimit {
@@ -30,11 +30,11 @@ class MappingCount {
   void set_limit(const MappingLimit& limit) { limit_ = limit; }
   // RESOURCE_EXHAUSTED, with the numbers, if a process that must map the rank's memory has no room for it, or
   // the user, whose group it is, would have more than half of what there is.
-  Status add(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid, const DeviceName& device,
-             std::uint64_t client_memories);
+  Status add(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid,
+             const device::DeviceName& device, std::uint64_t client_memories);
   void remove(std::pair<std::uint64_t, std::uint32_t> member);
   // Of all users.
-  std::uint64_t of_engine(const DeviceName& device) const;
+  std::uint64_t of_engine(const device::DeviceName& device) const;
 
  private:
   using Process = std::string;  // as messages name it
@@ -61,4 +61,4 @@ class MappingCount {
   std::map<Process, Use> used_;
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-namespace epd {
+namespace epd::supervisor {
 
 MemberMemoryStore::MemberMemoryStore(const Rooms& rooms, Closer& closer, DescriptorBudget& descriptors)
     : rooms_(rooms),
@@ -30,7 +30,7 @@ const MemberArenas* MemberMemoryStore::find(std::uint64_t group_id, std::uint32_
 
 std::vector<membership::BoardIndex> MemberMemoryStore::boards_on(
     std::uint32_t device, std::optional<std::uint64_t> group_id) const {
-  const DeviceName& name = rooms_.devices[device].name;
+  const device::DeviceName& name = rooms_.devices[device].name;
   std::vector<membership::BoardIndex> boards;
   for (const auto& [member, arenas] : arenas_.all()) {
     const bool here = arenas.device.kind == name.kind && arenas.device.index == name.index;
@@ -72,4 +72,4 @@ std::vector<MemberMemoryStore::OpenStreams> MemberMemoryStore::take_open_streams
   return std::exchange(open_streams_[device], {});
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -16,7 +16,7 @@
 #include <optional>
 #include <vector>
 
-namespace epd {
+namespace epd::supervisor {
 
 class MemberMemoryStore {
  public:
@@ -63,4 +63,4 @@ class MemberMemoryStore {
   std::vector<std::vector<OpenStreams>> open_streams_;  // by device, for its next engine
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -6,7 +6,7 @@
 #include <map>
 #include <tuple>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 // control.proto has the same enumerators in the same order, behind UNSPECIFIED.
@@ -222,4 +222,4 @@ void sort(v1::ListOperationsResponse& list) {
   });
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

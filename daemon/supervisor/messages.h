@@ -15,7 +15,7 @@
 #include <vector>
 #include "epd/v1/control.pb.h"
 
-namespace epd {
+namespace epd::supervisor {
 
 std::string hexadecimal(const std::array<std::uint8_t, 16>& bytes);
 v1::DeviceState message_of(DeviceState state);
@@ -50,4 +50,4 @@ void sort_by(Messages& messages, const Key& key) {
             [&](const auto* a, const auto* b) { return key(*a) < key(*b); });
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -16,7 +16,7 @@
 #include <exception>
 #include <sstream>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 constexpr std::uint64_t kMsNs = 1'000'000;
@@ -271,4 +271,4 @@ Result<std::string> MpsControl::run(const std::string& command, std::uint64_t du
   return text;
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

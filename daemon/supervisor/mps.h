@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-namespace epd {
+namespace epd::supervisor {
 
 class MpsControl {
  public:
@@ -80,4 +80,4 @@ class MpsControl {
   std::thread thread_;
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -14,7 +14,7 @@
 
 #include "common/fd.h"
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 // The addresses alone, whatever the ports.
@@ -86,12 +86,12 @@ std::string interface_to(const std::string& host) {
 
 }  // namespace
 
-NetworkOptions network_options(const Config& config) {
+transport::NetworkOptions network_options(const Config& config) {
   if (!config.cluster) return {};
-  NetworkOptions options{config.network_library,        config.network_devices,
-                         config.network_transports,     config.network_batch_bytes,
-                         config.network_window_bytes,   config.effective_network_bytes(),
-                         config.network_peer_timeout_ms};
+  transport::NetworkOptions options{config.network_library,        config.network_devices,
+                                    config.network_transports,     config.network_batch_bytes,
+                                    config.network_window_bytes,   config.effective_network_bytes(),
+                                    config.network_peer_timeout_ms};
   if (options.devices != "auto") return options;
   options.devices = interface_to(host_of(config.cluster->coordinator));
   if (!options.devices.empty()) return options;
@@ -101,4 +101,4 @@ NetworkOptions network_options(const Config& config) {
   return options;
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 std::uint64_t descriptor_limit() {
@@ -21,9 +21,9 @@ std::uint64_t descriptor_limit() {
   return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 1024;
 }
 
-SessionTable::Options session_options(const DaemonLife& life, const DeviceList& devices,
-                                      const SessionLimits& limits) {
-  SessionTable::Options options;
+session::SessionTable::Options session_options(const DaemonLife& life, const DeviceList& devices,
+                                               const session::SessionLimits& limits) {
+  session::SessionTable::Options options;
   options.daemon = std::string("epd ") + kDaemonVersion;
   options.boot_id = life.boot_id;
   for (std::uint32_t i = 0; i < devices.size(); ++i) {
@@ -70,7 +70,8 @@ Node::Node(const Ground& ground, SupervisorOptions options, DeviceList devices)
 
 Status Node::start() {
   if (Status status = lifecycle_.watch_signals(); !status.ok()) return status;
-  Result<Listener> listener = Listener::open({config_->socket, config_->socket_mode, config_->socket_gid});
+  Result<session::Listener> listener =
+      session::Listener::open({config_->socket, config_->socket_mode, config_->socket_gid});
   if (!listener.ok()) return listener.status();
   if (Status status = sessions_.listen(std::move(*listener)); !status.ok()) return status;
   Result<Loop::WatchId> watch =
@@ -139,4 +140,4 @@ std::uint64_t Node::turn_of_cluster() {
   return cluster_->next_due_ns();
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

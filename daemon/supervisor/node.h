@@ -27,7 +27,7 @@
 #include <cstdint>
 #include <memory>
 
-namespace epd {
+namespace epd::supervisor {
 
 class Node {
  public:
@@ -77,8 +77,8 @@ class Node {
   // The rooms that report to parts, so they come later and go first.
   MemberMemoryStore memory_;
   Deciders deciders_;
-  SessionTable sessions_;
+  session::SessionTable sessions_;
   EngineFleet fleet_;
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

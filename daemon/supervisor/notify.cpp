@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstring>
 
-namespace epd {
+namespace epd::supervisor {
 
 void ServiceNotifier::send(std::string_view message) {
   sockaddr_un address{};
@@ -25,4 +25,4 @@ void ServiceNotifier::send(std::string_view message) {
             {{"socket", path_}, {"reason", errno_status("sendto").message()}});
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

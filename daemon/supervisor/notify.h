@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace epd {
+namespace epd::supervisor {
 
 class ServiceNotifier {
  public:
@@ -23,4 +23,4 @@ class ServiceNotifier {
   bool complained_ = false;
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

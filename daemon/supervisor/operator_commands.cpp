@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <charconv>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 std::string range(std::int64_t low, std::int64_t high) {
@@ -141,7 +141,7 @@ Status OperatorCommands::set_group(const Operator& by, const std::string& name,
 Status OperatorCommands::evict_session(const Operator& by, std::uint64_t session_id,
                                        const std::string& reason) {
   if (Status status = check_reason(reason); !status.ok()) return status;
-  const Session* session = rooms_.sessions.find(session_id);
+  const session::Session* session = rooms_.sessions.find(session_id);
   if (session == nullptr)
     return not_found("there is no session " + std::to_string(session_id) +
                      "; allowed: one that epctl sessions prints");
@@ -182,4 +182,4 @@ Status OperatorCommands::evict_rank(const Operator& by, const std::string& name,
   return {};
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

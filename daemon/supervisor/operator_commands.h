@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <string>
 
-namespace epd {
+namespace epd::supervisor {
 
 class OperatorCommands {
  public:
@@ -40,4 +40,4 @@ class OperatorCommands {
   const Parts parts_;
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

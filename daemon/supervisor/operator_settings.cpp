@@ -4,7 +4,7 @@
 #include "device_list.h"
 #include "live_config.h"
 
-namespace epd {
+namespace epd::supervisor {
 
 OperatorSettings::OperatorSettings(const Rooms& rooms) : rooms_(rooms), device_sms_(rooms.devices.size()) {}
 
@@ -36,4 +36,4 @@ const GroupSettingsChange& OperatorSettings::set_group(std::uint64_t group_id,
   return kept;
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-namespace epd {
+namespace epd::supervisor {
 
 class OperatorSettings {
  public:
@@ -32,4 +32,4 @@ class OperatorSettings {
   std::map<std::uint64_t, GroupSettingsChange> group_settings_;  // by group
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

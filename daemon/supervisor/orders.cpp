@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace epd {
+namespace epd::supervisor {
 
 bool Orders::carry_out_all() {
   EPD_CHECK(!std::exchange(carrying_out_, true));
@@ -26,7 +26,7 @@ bool Orders::carry_out_all() {
   return any;
 }
 
-void Orders::add_session(const Session& session) {
+void Orders::add_session(const session::Session& session) {
   send(session.device, abi::LinkType::kAddSession,
        abi::AddSession{session.id, session.peer.uid, session.peer.pid},
        {session.segments.a.get(), session.segments.b.get(), session.segments.ring_client.get()});
@@ -226,7 +226,7 @@ void Orders::carry_out(const membership::ReplyRefused& action) {
 }
 
 void Orders::refuse(std::uint64_t session_id, std::uint32_t request_id, const Status& status) {
-  const Session* session = rooms_.sessions.find(session_id);
+  const session::Session* session = rooms_.sessions.find(session_id);
   static LogLimiter limiter;
   limiter.record(EventKind::kRefused, LogLevel::kWarning, "request refused",
                  {{"session", session_id}, {"reason", status.to_string()}},
@@ -238,4 +238,4 @@ void Orders::carry_out(const membership::WakeSession& action) {
   rooms_.sessions.ring(action.session.number);
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

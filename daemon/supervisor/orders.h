@@ -12,7 +12,7 @@
 #include <tuple>
 #include <utility>
 
-namespace epd {
+namespace epd::supervisor {
 
 class Orders {
  public:
@@ -28,7 +28,7 @@ class Orders {
     carry_out_all();
     rooms_.fleet.send(device, type, body, fds);
   }
-  void add_session(const Session& session);
+  void add_session(const session::Session& session);
   void refuse(std::uint64_t session_id, std::uint32_t request_id, const Status& status);
 
  private:
@@ -66,4 +66,4 @@ class Orders {
   std::pair<std::uint64_t, std::uint64_t> last_resume_;                 // group, epoch
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -4,7 +4,7 @@
 #include <sstream>
 #include <string>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 // The fields of /proc/<pid>/stat from the state on; empty if the process is not to be seen.
@@ -34,4 +34,4 @@ bool is_ending(pid_t pid) {
   return fields && (flags & kExiting) != 0;
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -4,7 +4,7 @@
 
 #include <sys/types.h>
 
-namespace epd {
+namespace epd::supervisor {
 
 // By a signal or a tracer.
 bool is_stopped(pid_t pid);
@@ -12,4 +12,4 @@ bool is_stopped(pid_t pid);
 // whoever must know asks the pidfd behind this.
 bool is_ending(pid_t pid);
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <string_view>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 bool is_printable(std::uint32_t character) {
@@ -39,4 +39,4 @@ Status check_reason(const std::string& reason) {
   return {};
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

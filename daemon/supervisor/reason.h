@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace epd {
+namespace epd::supervisor {
 
 inline constexpr std::size_t kMaxReasonBytes = 160;  // a client's message has room for it
 
@@ -13,4 +13,4 @@ inline constexpr std::size_t kMaxReasonBytes = 160;  // a client's message has r
 // marks that turn the direction of text: nobody's terminal or log shall show what was not said.
 Status check_reason(const std::string& reason);
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 constexpr std::uint64_t kMsNs = 1'000'000;
@@ -19,7 +19,7 @@ constexpr std::uint64_t kMsNs = 1'000'000;
 Removals::Removals(const Rooms& rooms) : rooms_(rooms), pending_(rooms.devices.size()) {}
 
 // Its operations may run to their end first, and its groups' breaks have two deadlines of their own.
-void Removals::add(Session session) {
+void Removals::add(session::Session session) {
   const std::uint64_t patience_ms =
       std::uint64_t{rooms_.config->operation_ms} + 3 * std::uint64_t{rooms_.config->engine_ack_ms};
   pending_[session.device][session.id] = {rooms_.loop.now_ns() + patience_ms * kMsNs, session.peer.uid,
@@ -55,4 +55,4 @@ std::uint64_t Removals::next_due_ns() const {
   return due;
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -10,14 +10,14 @@
 #include <map>
 #include <vector>
 
-namespace epd {
+namespace epd::supervisor {
 
 class Removals {
  public:
   explicit Removals(const Rooms& rooms);
 
   // Its kRemoveSession has been sent.
-  void add(Session session);
+  void add(session::Session session);
   void removed(std::uint32_t device, std::uint64_t session_id) { pending_[device].erase(session_id); }
   void engine_down(std::uint32_t device) { pending_[device].clear(); }
   std::uint64_t of_user(std::uint32_t uid) const;
@@ -37,4 +37,4 @@ class Removals {
   std::vector<std::map<std::uint64_t, Removal>> pending_;  // by device, then session
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

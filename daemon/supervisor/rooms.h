@@ -7,12 +7,15 @@
 #include <array>
 #include <cstdint>
 
-namespace epd {
+namespace epd::session {
+class SessionTable;
+}  // namespace epd::session
+
+namespace epd::supervisor {
 
 class Loop;
 class LiveConfig;
 class DeviceList;
-class SessionTable;
 class EngineFleet;
 class MemberMemoryStore;
 class Deciders;
@@ -29,10 +32,10 @@ struct Rooms {
   const DaemonLife& life;
   LiveConfig& config;
   const DeviceList& devices;
-  SessionTable& sessions;
+  session::SessionTable& sessions;
   EngineFleet& fleet;
   MemberMemoryStore& memory;
   Deciders& deciders;
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

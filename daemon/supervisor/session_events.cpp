@@ -11,8 +11,10 @@
 #include <optional>
 #include <utility>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
+
+using session::Session;
 
 Caller caller_of(const PeerIdentity& peer) {
   return {peer.uid, peer.gids};
@@ -74,7 +76,7 @@ void SessionEvents::join_requested(const Session& session, std::uint32_t request
   const Caller caller = caller_of(session.peer);
   Status status = parts_.lifecycle.admitting();
   if (status.ok()) {
-    const std::string group = printable(join.group, abi::text_length(join.group));
+    const std::string group = session::printable(join.group, abi::text_length(join.group));
     status = rooms_.config->access.may_join(caller, group);
     // Above every limit: not allowed to anybody, which the registry says.
     if (status.ok() && join.priority <= abi::kMaxPriority)
@@ -137,4 +139,4 @@ void SessionEvents::leave_requested(const Session& session, std::uint32_t reques
   rooms_.deciders.handle(membership::LeaveRequest{{local(session.id), request_id}, leave.member});
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -15,9 +15,9 @@
 #include <string>
 #include <vector>
 
-namespace epd {
+namespace epd::supervisor {
 
-class SessionEvents final : public SessionHost {
+class SessionEvents final : public session::SessionHost {
  public:
   struct Parts {
     Orders& orders;
@@ -34,11 +34,12 @@ class SessionEvents final : public SessionHost {
   Quota max_sessions_of(const PeerIdentity& peer) override;
   std::uint64_t ending_sessions(std::uint32_t uid) const override;
   int engine_bell(std::uint32_t device) const override;
-  void session_opened(const Session& session) override;
-  void session_closed(Session session, const std::string& how) override;
-  void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join,
+  void session_opened(const session::Session& session) override;
+  void session_closed(session::Session session, const std::string& how) override;
+  void join_requested(const session::Session& session, std::uint32_t request_id, const abi::Join& join,
                       std::vector<UniqueFd> memory) override;
-  void leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) override;
+  void leave_requested(const session::Session& session, std::uint32_t request_id,
+                       const abi::Leave& leave) override;
 
  private:
   Status keep_memory(std::uint32_t uid, std::vector<UniqueFd> memory, ClientMemory& out);
@@ -47,4 +48,4 @@ class SessionEvents final : public SessionHost {
   const Parts parts_;
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -5,7 +5,7 @@
 #include <map>
 #include <tuple>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 std::uint64_t value(const std::atomic<std::uint64_t>& counter) {
@@ -115,4 +115,4 @@ v1::GetStatisticsResponse message_of(const std::vector<DevicePage>& pages) {
   return message;
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

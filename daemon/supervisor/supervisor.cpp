@@ -9,7 +9,7 @@
 #include <memory>
 #include <utility>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 // Of what the loop was asked to do; wrapped, because a Result<Status> would be two things at once.
@@ -153,4 +153,4 @@ Result<std::unique_ptr<Supervisor>> Supervisor::create(SupervisorOptions options
   return Result<std::unique_ptr<Supervisor>>(std::move(supervisor));
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <string>
 
-namespace epd {
+namespace epd::supervisor {
 
 // " (line 12)"
 inline std::string line_of(const toml::source_region& source) {
@@ -24,4 +24,4 @@ inline bool has_control_characters(const std::string& text) {
   return std::any_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
 }
 
-}  // namespace epd
+}  // namespace epd::supervisor

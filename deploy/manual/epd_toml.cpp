@@ -21,7 +21,7 @@ std::string roff(const std::string& text) {
   return out.starts_with('.') || out.starts_with('\'') ? "\\&" + out : out;
 }
 
-void print_option(const epd::OptionInfo& option, const std::string& name) {
+void print_option(const epd::supervisor::OptionInfo& option, const std::string& name) {
   std::printf(".TP\n.B %s\n%s\n", roff(name).c_str(), roff(option.help).c_str());
   std::printf("Default: %s. Allowed: %s.\n", roff("\"" + option.default_text + "\"").c_str(),
               roff(option.allowed).c_str());
@@ -83,7 +83,7 @@ int main() {
       "all of it is applied, or nothing, with the reason in the log.\n"
       ".B epd check\\-config\nchecks a file without a daemon.\n.SH OPTIONS\n");
   std::string section;
-  for (const epd::OptionInfo& option : epd::config_options()) {
+  for (const epd::supervisor::OptionInfo& option : epd::supervisor::config_options()) {
     const std::size_t dot = option.key.find('.');
     if (option.key.substr(0, dot) != section) {
       section = option.key.substr(0, dot);

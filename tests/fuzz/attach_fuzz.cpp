@@ -28,6 +28,8 @@ namespace epd::test {
 namespace {
 
 using abi::AttachType;
+using session::Session;
+using session::SessionTable;
 
 constexpr std::uint32_t kDevices = 2;
 constexpr std::size_t kConnections = 4;
@@ -51,7 +53,7 @@ enum Step : std::uint8_t {
 };
 
 // The supervisor without engines: whatever the registry asks of one is answered at once.
-class Host final : public SessionHost {
+class Host final : public session::SessionHost {
  public:
   explicit Host(const Clock& clock) : registry_(clock, {4, 60'000, 3'000, 10'000, 30'000}) {
     registry_.handle(membership::NodeUp{membership::kLocalNode, {{"host:0", {}}, {"host:1", {}}}});
@@ -187,14 +189,14 @@ class Target {
     std::string pattern = (std::filesystem::temp_directory_path() / "epd-fuzz-XXXXXX").string();
     directory_ = ::mkdtemp(pattern.data());
     path_ = directory_ + "/epd.sock";
-    Result<Listener> listener = Listener::open({path_, 0600, {}});
+    Result<session::Listener> listener = session::Listener::open({path_, 0600, {}});
     require(listener.ok(), listener.status().to_string());
     SessionTable::Options options;
     options.daemon = "epd fuzz";
     options.devices = {{"host:0"}, {"host:1"}};
     options.limits = {kConnections, 5'000};
-    table_ =
-        std::make_unique<SessionTable>(std::move(options), clock_, host_, PeerResources{closer_, budget_});
+    table_ = std::make_unique<SessionTable>(std::move(options), clock_, host_,
+                                            session::PeerResources{closer_, budget_});
     const Status listening = table_->listen(std::move(*listener));
     require(listening.ok(), listening.to_string());
     bystander_ = connect();
@@ -402,7 +404,7 @@ class Target {
     Porting(UniqueFd outer, UniqueFd inner)
         : peer(std::move(outer)), loop(std::move(inner)), porter({peer.get(), loop.get(), -1}) {}
     UniqueFd peer, loop;
-    PacketPorter porter;
+    session::PacketPorter porter;
   };
   std::vector<std::unique_ptr<Porting>> porters_;
   std::uint64_t last_number_ = 0;

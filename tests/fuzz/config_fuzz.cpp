@@ -12,9 +12,11 @@
 namespace epd::test {
 namespace {
 
+using supervisor::Config;
+
 struct Sources {
   std::string text;
-  ConfigSources sources;
+  supervisor::ConfigSources sources;
 };
 
 Sources parse(const std::string& input) {
@@ -43,11 +45,12 @@ void check_refusal(const Status& status) {
 }
 
 void check(const Config& config) {
-  const std::vector<OptionInfo> options = config_options();
+  const std::vector<supervisor::OptionInfo> options = supervisor::config_options();
   require(config.entries.size() == options.size() + config.access.rules().size(),
           "every option and rule is shown");
-  const GpuList& gpus = config.cuda_devices;
-  require(config.host_devices == kAutomatic || config.host_devices <= 64, "devices.host in its limits");
+  const supervisor::GpuList& gpus = config.cuda_devices;
+  require(config.host_devices == supervisor::kAutomatic || config.host_devices <= 64,
+          "devices.host in its limits");
   require(config.host_devices != 0 || gpus.automatic || !gpus.list.empty(), "there may be a device");
   require(gpus.list.size() <= 64 && (gpus.list.empty() || !gpus.automatic), "devices.cuda in its limits");
   require(config.max_sessions >= 1 && config.max_sessions <= 65536, "limits.max_sessions in its limits");
@@ -58,7 +61,7 @@ void check(const Config& config) {
           "effective values");
   const std::vector<std::uint32_t> gids = {0, 1000};
   for (const std::uint32_t uid : {0u, 1000u, 65534u}) {
-    const Caller caller{uid, gids};
+    const supervisor::Caller caller{uid, gids};
     const bool attach = config.access.may_attach(caller).ok();
     for (const char* name : {"", "prod-1", "host:0"}) {
       require(attach || !config.access.may_join(caller, name).ok(), "who may not attach may not join");
@@ -78,14 +81,14 @@ void run(const std::string& input) {
           "a file to read from");
   parsed.sources.path = "/proc/self/fd/" + std::to_string(file);
   parsed.sources.path_given = true;
-  const Result<Config> config = load_config(parsed.sources);
+  const Result<Config> config = supervisor::load_config(parsed.sources);
   if (!config.ok()) return check_refusal(config.status());
   check(config.value());
   // The same again changes nothing, whatever a running daemon had before it either is applied or refused.
-  const Result<Config> again = reload_config(config.value(), parsed.sources);
+  const Result<Config> again = supervisor::reload_config(config.value(), parsed.sources);
   require(again.ok(), "the same sources again are no change: " + again.status().to_string());
-  static const Config other = load_config({}).value();
-  const Result<Config> changed = reload_config(other, parsed.sources);
+  static const Config other = supervisor::load_config({}).value();
+  const Result<Config> changed = supervisor::reload_config(other, parsed.sources);
   if (!changed.ok()) check_refusal(changed.status());
 }
 

@@ -66,7 +66,7 @@ class Target {
     std::string pattern = (std::filesystem::temp_directory_path() / "epd-fuzz-XXXXXX").string();
     directory_ = ::mkdtemp(pattern.data());
     const std::string socket = directory_ + "/control.sock";
-    auto server = ControlServer::start(facade_, {socket, 0600, {}});
+    auto server = control::ControlServer::start(facade_, {socket, 0600, {}});
     require(server.ok(), server.status().to_string());
     server_ = std::move(*server);
     server_->set_serving(true);
@@ -159,7 +159,7 @@ class Target {
   const std::vector<const MethodDescriptor*> methods_;
   FakeControlFacade facade_;
   std::string directory_;
-  std::unique_ptr<ControlServer> server_;
+  std::unique_ptr<control::ControlServer> server_;
   std::unique_ptr<grpc::GenericStub> stub_;
 };
 

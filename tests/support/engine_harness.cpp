@@ -33,7 +33,7 @@ EngineThread::~EngineThread() {
 void EngineThread::start() {
   auto [ours, theirs] = value_of(make_socketpair());
   link_ = std::move(ours);
-  EngineOptions options;
+  engine::EngineOptions options;
   options.device = kind_ + ":" + std::to_string(device_index_);
   options.resident = resident_;
   options.link_fd = theirs.release();
@@ -41,7 +41,7 @@ void EngineThread::start() {
   options.bell_fd = value_of(duplicate(bell_.get())).release();
   options.network = network_;
   thread_ = std::thread([this, options] {
-    exit_code_ = open_ == nullptr ? engine_main(options) : engine_main(options, open_);
+    exit_code_ = open_ == nullptr ? engine::engine_main(options) : engine::engine_main(options, open_);
   });
   const std::optional<Packet> ready = expect(abi::LinkType::kReady);
   if (!ready) throw std::runtime_error("engine did not start");
@@ -50,7 +50,7 @@ void EngineThread::start() {
   address_.assign(address, address + body.address_bytes);
 }
 
-void EngineThread::set_network(const NetworkOptions& network, OpenTransport open) {
+void EngineThread::set_network(const transport::NetworkOptions& network, engine::OpenTransport open) {
   network_ = network;
   open_ = std::move(open);
 }
@@ -140,9 +140,10 @@ RawGroup::RawGroup(std::uint64_t id, const abi::GroupShape& shape, const std::st
 }
 
 void RawGroup::make(std::uint32_t rank) {
-  const DeviceName device = value_of(parse_device_name(kind_ + ":" + std::to_string(rank % num_devices_)));
+  const device::DeviceName device =
+      value_of(device::parse_device_name(kind_ + ":" + std::to_string(rank % num_devices_)));
   const auto memory = [&](const char* label, std::uint64_t bytes) {
-    return value_of(make_arena_memory(device, label, bytes));
+    return value_of(device::make_arena_memory(device, label, bytes));
   };
   const std::uint64_t user = abi::UserArenaLayout(shape_).total_bytes;
   const std::uint64_t board = abi::BoardLayout(shape_).total_bytes;
@@ -153,7 +154,7 @@ void RawGroup::make(std::uint32_t rank) {
   board_[rank] = value_of(Mapping::map(board_fd_[rank].get(), board, Access::kReadWrite));
   if (device.kind != abi::DeviceKind::kCuda) return;
   const std::uint64_t results = abi::ResultsLayout(shape_).total_bytes;
-  results_fd_[rank] = value_of(make_results_memory(device, results));
+  results_fd_[rank] = value_of(device::make_results_memory(device, results));
   results_[rank] = value_of(Mapping::map(results_fd_[rank].get(), results, Access::kReadWrite));
 }
 

@@ -39,7 +39,7 @@ class EngineThread {
 
   void start();
   // From the next start on: how it reaches engines of other nodes.
-  void set_network(const NetworkOptions& network, OpenTransport open);
+  void set_network(const transport::NetworkOptions& network, engine::OpenTransport open);
   // Where it is reached, as it said when it started.
   const std::vector<std::byte>& address() const { return address_; }
   // kStop, then join. Returns engine_main's exit code.
@@ -60,8 +60,8 @@ class EngineThread {
   const std::uint32_t device_index_;
   const std::string kind_;
   const bool resident_;
-  NetworkOptions network_;
-  OpenTransport open_;
+  transport::NetworkOptions network_;
+  engine::OpenTransport open_;
   std::vector<std::byte> address_;
   UniqueFd link_;
   UniqueFd page_;

@@ -63,7 +63,7 @@ EngineNodes::EngineNodes(const Case& c, const EngineNodesOptions& options)
       engine.node = node;
       engine.device = device;
       engine.thread = std::make_unique<EngineThread>(device);
-      NetworkOptions network;
+      transport::NetworkOptions network;
       network.library = "the test's";
       network.batch_bytes = options_.batch_bytes;
       network.window_bytes = options_.window_bytes;
@@ -89,12 +89,13 @@ EngineNodes::EngineNodes(const Case& c, const EngineNodesOptions& options)
 EngineNodes::~EngineNodes() = default;
 
 void EngineNodes::make(Rank& rank) const {
-  const DeviceName device = value_of(parse_device_name("host:" + std::to_string(rank.engine->device)));
+  const device::DeviceName device =
+      value_of(device::parse_device_name("host:" + std::to_string(rank.engine->device)));
   const std::uint64_t user = abi::UserArenaLayout(shape_).total_bytes;
   const std::uint64_t board = abi::BoardLayout(shape_).total_bytes;
-  rank.user_fd = value_of(make_arena_memory(device, "test-user", user));
-  rank.exchange_fd =
-      value_of(make_arena_memory(device, "test-exchange", abi::ExchangeArenaLayout(shape_).total_bytes));
+  rank.user_fd = value_of(device::make_arena_memory(device, "test-user", user));
+  rank.exchange_fd = value_of(
+      device::make_arena_memory(device, "test-exchange", abi::ExchangeArenaLayout(shape_).total_bytes));
   rank.board_fd = value_of(make_sealed_memfd("test-board", board));
   rank.user = value_of(Mapping::map(rank.user_fd.get(), user, Access::kReadWrite));
   rank.board = value_of(Mapping::map(rank.board_fd.get(), board, Access::kReadWrite));

@@ -27,7 +27,7 @@ struct EngineNodesOptions {
   std::uint64_t max_bytes = 1 << 30;
   std::uint32_t peer_timeout_ms = 5000;
   std::uint64_t first_op = 0;  // of the group
-  OpenTransport open;          // null: in-process
+  engine::OpenTransport open;  // null: in-process
 };
 
 class EngineNodes {

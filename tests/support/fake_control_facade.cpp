@@ -9,6 +9,8 @@
 namespace epd::test {
 namespace {
 
+using supervisor::Operator;
+
 void fill(v1::Device& device, const std::string& name) {
   device.set_name(name);
   device.set_state(v1::DEVICE_STATE_READY);
@@ -335,7 +337,7 @@ Result<v1::GetOperationResponse> FakeControlFacade::operation(std::uint64_t sess
   return not_found("operation is not in flight");
 }
 
-Status FakeControlFacade::authorize(const Operator& by, Right wanted, const std::string& what) {
+Status FakeControlFacade::authorize(const Operator& by, supervisor::Right wanted, const std::string& what) {
   const std::lock_guard lock(mutex_);
   if (wanted <= allowed_) return {};
   return {StatusCode::kPermissionDenied,
@@ -343,7 +345,7 @@ Status FakeControlFacade::authorize(const Operator& by, Right wanted, const std:
               ": no access.rule gives it more, and access.operate is \"read\""};
 }
 
-void FakeControlFacade::allow(Right right) {
+void FakeControlFacade::allow(supervisor::Right right) {
   const std::lock_guard lock(mutex_);
   allowed_ = right;
 }
@@ -371,7 +373,7 @@ Status FakeControlFacade::set_device(const Operator& by, const std::string& devi
 }
 
 Status FakeControlFacade::set_group(const Operator& by, const std::string& group,
-                                    const GroupSettingsChange& change) {
+                                    const supervisor::GroupSettingsChange& change) {
   return ask(by, "set group " + group + (change.sms ? " sms=" + std::to_string(*change.sms) : "") +
                      (change.priority ? " priority=" + std::to_string(*change.priority) : ""));
 }

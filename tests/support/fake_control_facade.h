@@ -10,7 +10,7 @@
 
 namespace epd::test {
 
-class FakeControlFacade final : public ControlFacade {
+class FakeControlFacade final : public supervisor::ControlFacade {
  public:
   // Two devices, two sessions, an active group of two ranks and one that forms, two operations.
   FakeControlFacade();
@@ -23,22 +23,25 @@ class FakeControlFacade final : public ControlFacade {
   Result<v1::ListNodesResponse> nodes() override { return answer(views_.nodes); }
   Result<v1::ListFarEnginesResponse> far_engines() override { return answer(views_.network); }
   Result<v1::GetConfigResponse> config() override { return answer(views_.config); }
-  Status authorize(const Operator& by, Right wanted, const std::string& what) override;
-  Status drain(const Operator& by, std::uint32_t timeout_ms) override;
+  Status authorize(const supervisor::Operator& by, supervisor::Right wanted,
+                   const std::string& what) override;
+  Status drain(const supervisor::Operator& by, std::uint32_t timeout_ms) override;
   Result<v1::GetOperationResponse> operation(std::uint64_t session_id, std::uint64_t ticket) override;
   Result<v1::GetStatisticsResponse> statistics() override { return answer(views_.statistics); }
   Result<EventBatch> events(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms) override {
     return events_.read(after, limit, wait_ms);
   }
-  Status set_device(const Operator& by, const std::string& device, std::uint32_t sms) override;
-  Status set_group(const Operator& by, const std::string& group, const GroupSettingsChange& change) override;
-  Status evict_session(const Operator& by, std::uint64_t session_id, const std::string& reason) override;
-  Status evict_rank(const Operator& by, const std::string& group, std::uint32_t rank,
+  Status set_device(const supervisor::Operator& by, const std::string& device, std::uint32_t sms) override;
+  Status set_group(const supervisor::Operator& by, const std::string& group,
+                   const supervisor::GroupSettingsChange& change) override;
+  Status evict_session(const supervisor::Operator& by, std::uint64_t session_id,
+                       const std::string& reason) override;
+  Status evict_rank(const supervisor::Operator& by, const std::string& group, std::uint32_t rank,
                     const std::string& reason) override;
-  Status restart_device(const Operator& by, const std::string& device) override;
+  Status restart_device(const supervisor::Operator& by, const std::string& device) override;
   // What callers may do from now on (at the start: everything), and who asked for the last change.
-  void allow(Right right);
-  Operator last_operator() const;
+  void allow(supervisor::Right right);
+  supervisor::Operator last_operator() const;
 
   EventLog& event_log() { return events_; }
   // What was asked for that changes something: "set device host:0 sms=4".
@@ -74,16 +77,16 @@ class FakeControlFacade final : public ControlFacade {
     return view;
   }
 
-  Status ask(const Operator& by, std::string text);
+  Status ask(const supervisor::Operator& by, std::string text);
 
   EventLog events_{8};
   mutable std::mutex mutex_;
-  Views views_;                           // guarded by mutex_
-  Status failure_;                        // guarded by mutex_
-  std::optional<std::uint32_t> drained_;  // guarded by mutex_
-  std::vector<std::string> asked_;        // guarded by mutex_
-  Right allowed_ = Right::kChange;        // guarded by mutex_
-  Operator last_operator_;                // guarded by mutex_; has_gone is not kept
+  Views views_;                                             // guarded by mutex_
+  Status failure_;                                          // guarded by mutex_
+  std::optional<std::uint32_t> drained_;                    // guarded by mutex_
+  std::vector<std::string> asked_;                          // guarded by mutex_
+  supervisor::Right allowed_ = supervisor::Right::kChange;  // guarded by mutex_
+  supervisor::Operator last_operator_;                      // guarded by mutex_; has_gone is not kept
 };
 
 }  // namespace epd::test

@@ -32,7 +32,9 @@
 namespace epd::test {
 namespace {
 
-class SlowFacade final : public ControlFacade {
+using supervisor::Operator;
+
+class SlowFacade final : public supervisor::ControlFacade {
  public:
   Result<v1::DaemonStatus> daemon() override { return slow(fake_.daemon()); }
   Result<v1::ListDevicesResponse> devices() override { return slow(fake_.devices()); }
@@ -42,7 +44,7 @@ class SlowFacade final : public ControlFacade {
   Result<v1::ListFarEnginesResponse> far_engines() override { return slow(fake_.far_engines()); }
   Result<v1::ListNodesResponse> nodes() override { return slow(fake_.nodes()); }
   Result<v1::GetConfigResponse> config() override { return slow(fake_.config()); }
-  Status authorize(const Operator& by, Right wanted, const std::string& what) override {
+  Status authorize(const Operator& by, supervisor::Right wanted, const std::string& what) override {
     return fake_.authorize(by, wanted, what);
   }
   Status drain(const Operator& by, std::uint32_t timeout_ms) override { return fake_.drain(by, timeout_ms); }
@@ -56,7 +58,8 @@ class SlowFacade final : public ControlFacade {
   Status set_device(const Operator& by, const std::string& device, std::uint32_t sms) override {
     return fake_.set_device(by, device, sms);
   }
-  Status set_group(const Operator& by, const std::string& group, const GroupSettingsChange& change) override {
+  Status set_group(const Operator& by, const std::string& group,
+                   const supervisor::GroupSettingsChange& change) override {
     return fake_.set_group(by, group, change);
   }
   Status evict_session(const Operator& by, std::uint64_t session_id, const std::string& reason) override {
@@ -114,7 +117,7 @@ void obey(const std::string& line, SlowFacade& facade) {
       views.daemon.set_drain_left_ms(700);
     });
   } else if (verb == "read_only") {
-    fake.allow(Right::kRead);
+    fake.allow(supervisor::Right::kRead);
   } else if (verb == "hang") {
     facade.set_slow();
   } else if (verb == "event" || verb == "event_of") {
@@ -170,9 +173,9 @@ int main(int argc, char** argv) {
     views.daemon.set_control_path(argv[1]);
     views.daemon.set_socket_path(attach_path);
   });
-  ControlOptions options;
+  control::ControlOptions options;
   options.socket_path = argv[1];
-  auto server = ControlServer::start(facade, options);
+  auto server = control::ControlServer::start(facade, options);
   if (!server.ok()) {
     std::fprintf(stderr, "%s\n", server.status().to_string().c_str());
     return 1;

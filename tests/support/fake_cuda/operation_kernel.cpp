@@ -10,10 +10,12 @@
 namespace epd::fake_cuda {
 namespace {
 
+using device::HostPlan;
+
 using namespace kernels;
 using namespace kernels::cuda;
 
-class Peers final : public OperationPeers {
+class Peers final : public device::OperationPeers {
  public:
   explicit Peers(const Operation& op) : op_(op) {
     for (std::uint32_t rank = 0; rank < kMaxRanks; ++rank)
@@ -42,7 +44,7 @@ class Kernel : public OperationExchange {
   std::string run();
 
  private:
-  std::string note(HostOperation& operation);
+  std::string note(device::HostOperation& operation);
   std::int32_t row_of(const HostPlan& plan, std::uint32_t token, std::uint32_t k) const;
   std::string check_rows(const HostPlan& plan) const;
   void record_rows(const HostPlan& plan) const;
@@ -62,8 +64,8 @@ std::string Kernel::run() {
   op.routing.head = nullptr;
   if (makes_ && op_.routing.head != nullptr) store_release(&op_.routing.head->handle, std::uint64_t{0});
   const Peers peers(op_);
-  HostPlans none(1);
-  HostOperation operation(is_dispatch_ ? Kind::kDispatch : Kind::kCombine, op, {peers, none, 0, {}});
+  device::HostPlans none(1);
+  device::HostOperation operation(is_dispatch_ ? Kind::kDispatch : Kind::kCombine, op, {peers, none, 0, {}});
   unsigned looks = 1;
   while (!operation.ended()) {
     if (operation.advance()) {
@@ -86,7 +88,7 @@ std::string Kernel::run() {
 }
 
 // After each step: what the operation has come to.
-std::string Kernel::note(HostOperation& operation) {
+std::string Kernel::note(device::HostOperation& operation) {
   const HostPlan& plan = operation.plan();
   if (!planned_ && !makes_ && operation.stage() != abi::OpStage::kPlanning) {
     planned_ = true;

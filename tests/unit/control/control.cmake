@@ -17,6 +17,6 @@ add_executable(ctl_test ${CMAKE_CURRENT_SOURCE_DIR}/unit/ctl/ctl_test.cpp ${CMAK
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/ctl/ctl_connection_test.cpp ${CMAKE_CURRENT_SOURCE_DIR}/unit/ctl/ctl_network_test.cpp)
 target_compile_definitions(ctl_test PRIVATE EPCTL_PATH="$<TARGET_FILE:epctl>"
                                             FAKE_CONTROL_PATH="$<TARGET_FILE:fake_control>")
-target_link_libraries(ctl_test PRIVATE epd_ctl epd_proto epd_options GTest::gtest_main)
+target_link_libraries(ctl_test PRIVATE epd_ctl epd_common epd_proto epd_options GTest::gtest_main)
 add_dependencies(ctl_test epctl fake_control)
 gtest_discover_tests(ctl_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 120)

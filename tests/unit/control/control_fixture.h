@@ -15,7 +15,7 @@
 #include "epd/v1/control.grpc.pb.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 
-namespace epd {
+namespace epd::control {
 
 using grpc::health::v1::HealthCheckRequest;
 using grpc::health::v1::HealthCheckResponse;
@@ -84,4 +84,4 @@ grpc::Status call(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*,
   return (stub.*method)(&context, request, &response);
 }
 
-}  // namespace epd
+}  // namespace epd::control

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-namespace epd {
+namespace epd::control {
 namespace {
 
 TEST_F(ControlTest, HealthFollowsTheFacade) {
@@ -200,7 +200,7 @@ TEST_F(ControlTest, ReflectionListsTheServicesAndServesTheirFiles) {
 
 TEST_F(ControlTest, ReflectionIsForThoseWhoMayRead) {
   start();
-  facade_.allow(Right::kNone);
+  facade_.allow(supervisor::Right::kNone);
   const std::string refused = reflect(channel_, "list_services", "*");
   EXPECT_NE(refused.find("may not ask for the API"), std::string::npos) << refused;
 }
@@ -312,4 +312,4 @@ TEST_F(ControlTest, PathsThatCannotWorkAreRefused) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::control

@@ -1,7 +1,7 @@
 // The control plane in process, over a real unix socket, with a supervisor made of fixed answers.
 #include "control_fixture.h"
 
-namespace epd {
+namespace epd::control {
 namespace {
 
 TEST_F(ControlTest, GetStatusTellsTheDaemonAndItsDevicesInOrder) {
@@ -56,7 +56,7 @@ TEST_F(ControlTest, ListsArrivePreciselyAsTheSupervisorHasFilledThem) {
 // Whoever could open the socket could drain the daemon.
 TEST_F(ControlTest, ReadersMayLookAndChangeNothing) {
   start();
-  facade_.allow(Right::kRead);
+  facade_.allow(supervisor::Right::kRead);
   const auto stub = control();
   const auto refused = [](const grpc::Status& status, const std::string& what) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED) << what;
@@ -90,7 +90,7 @@ TEST_F(ControlTest, ReadersMayLookAndChangeNothing) {
 
 TEST_F(ControlTest, WhoMayNothingSeesNothing) {
   start();
-  facade_.allow(Right::kNone);
+  facade_.allow(supervisor::Right::kNone);
   const auto stub = control();
   const auto refused = [](const grpc::Status& status) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED) << status.error_message();
@@ -257,4 +257,4 @@ TEST_F(ControlTest, BytesThatAreNotUtf8DoNotMakeAListUnreadable) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::control

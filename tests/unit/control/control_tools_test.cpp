@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-namespace epd {
+namespace epd::control {
 namespace {
 
 TEST_F(ControlTest, GetOperationFindsByTheIdThatListOperationsGives) {
@@ -171,4 +171,4 @@ TEST_F(ControlTest, SettingsAndEvictionsArePassedOnAsTheyAre) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::control

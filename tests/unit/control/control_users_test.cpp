@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-namespace epd {
+namespace epd::control {
 namespace {
 
 constexpr std::uint32_t kMallory = 61001;
@@ -156,4 +156,4 @@ TEST_F(ControlUsers, ManyUsersAreAllAnswered) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::control

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-namespace epd {
+namespace epd::control {
 namespace {
 
 class RelayTest : public testing::Test {
@@ -154,4 +154,4 @@ TEST_F(RelayTest, AClientThatHasGoneEndsItWithWhatItHasLeft) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::control

@@ -62,7 +62,7 @@ TEST_F(EngineAllToldTest, ASubmissionWaitsForItsGroupUntilAllAreTold) {
 
 TEST_F(EngineAllToldTest, WhatWasInFlightForAGroupThatHasEndedIsAnsweredWhenAllAreTold) {
   session(1).b().inflight[0] = {70, 2, 0, kEnded, 0, 0, 0};
-  session(1).b().inflight[1] = {71, kUnnumbered, 0, RawGroup::member(1), 0, 0, 0};
+  session(1).b().inflight[1] = {71, engine::kUnnumbered, 0, RawGroup::member(1), 0, 0, 0};
   engines_[1]->start();
   session(1).add_to(*engine_view_[1]);
   break_without_engine_1();

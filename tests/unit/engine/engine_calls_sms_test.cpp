@@ -25,7 +25,7 @@ class EngineCallsSmsTest : public EngineCallsFixture {
     std::vector<StayingKernel> wanted;
     for (std::size_t i = 0; i < priorities.size(); ++i) {
       const std::uint32_t all_there_is = kSharedOptin - kernels::cuda::kStaticBytes;
-      wanted.push_back({lane_share(sms, priorities, i), kernels::cuda::kMaxThreads, all_there_is});
+      wanted.push_back({device::lane_share(sms, priorities, i), kernels::cuda::kMaxThreads, all_there_is});
     }
     std::sort(wanted.begin(), wanted.end(),
               [](const StayingKernel& a, const StayingKernel& b) { return a.ctas < b.ctas; });

@@ -11,11 +11,12 @@ namespace epd::test {
 namespace {
 
 using abi::LinkType;
-using enum GroupPhase;
+using engine::GroupLife;
+using enum engine::GroupPhase;
 
-GroupLife life_of(std::initializer_list<GroupPhase> phases, bool broken = false) {
+GroupLife life_of(std::initializer_list<engine::GroupPhase> phases, bool broken = false) {
   GroupLife life(broken);
-  for (const GroupPhase phase : phases) life.enter(phase);
+  for (const engine::GroupPhase phase : phases) life.enter(phase);
   return life;
 }
 
@@ -95,7 +96,7 @@ class LinkTest : public ::testing::Test {
   void SetUp() override {
     auto [ours, theirs] = make_socketpair().value();
     supervisor_ = std::move(ours);
-    link_ = std::make_unique<SupervisorLink>(std::move(theirs));
+    link_ = std::make_unique<engine::SupervisorLink>(std::move(theirs));
   }
   void receive() { link_->receive(clock_, clock_.now_ns() + 1'000'000'000); }
   std::optional<Packet> reply() const {
@@ -111,7 +112,7 @@ class LinkTest : public ::testing::Test {
 
   MonotonicClock clock_;
   UniqueFd supervisor_;
-  std::unique_ptr<SupervisorLink> link_;
+  std::unique_ptr<engine::SupervisorLink> link_;
 };
 
 struct Listener {
@@ -186,9 +187,9 @@ class SessionsTest : public LinkTest {
  protected:
   void SetUp() override {
     LinkTest::SetUp();
-    page_ = std::make_unique<Page>(own_page());
+    page_ = std::make_unique<engine::Page>(own_page());
     page_->start(1);
-    sessions_ = std::make_unique<Sessions>(*page_, *link_);
+    sessions_ = std::make_unique<engine::Sessions>(*page_, *link_);
   }
   static Mapping own_page() {
     const UniqueFd fd = make_sealed_memfd("test-page", sizeof(abi::EnginePage)).value();
@@ -206,8 +207,8 @@ class SessionsTest : public LinkTest {
     ASSERT_TRUE(sessions_->add(packet).ok());
   }
 
-  std::unique_ptr<Page> page_;
-  std::unique_ptr<Sessions> sessions_;
+  std::unique_ptr<engine::Page> page_;
+  std::unique_ptr<engine::Sessions> sessions_;
 };
 
 TEST_F(SessionsTest, AreGivenInTurn) {

@@ -384,7 +384,7 @@ TEST_F(EngineTest, WhatWasRecordedAndIsStillInTheRingIsAnsweredOnce) {
   engines_[1]->stop();
   std::multiset<std::uint64_t> recorded;
   for (std::uint32_t i = 0; i + 1 < abi::kSubmissionSlots; ++i) {
-    session.b().inflight[i] = {1000 + i, kUnnumbered, 0, RawGroup::member(1), i % kShape.depth, 0, 0};
+    session.b().inflight[i] = {1000 + i, engine::kUnnumbered, 0, RawGroup::member(1), i % kShape.depth, 0, 0};
     recorded.insert(1000 + i);
   }
   const std::uint64_t last = session.submit(submission(1, Op::kDispatch, 0));

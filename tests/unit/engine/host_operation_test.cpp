@@ -14,6 +14,10 @@
 namespace epd::test {
 namespace {
 
+using device::HostOperation;
+using device::HostPlan;
+using device::HostPlans;
+
 // Of so many choices that few routings are kept.
 constexpr abi::GroupShape kLarge = [] {
   abi::GroupShape shape = kShape;
@@ -70,7 +74,7 @@ TEST(HostPlans, PlansOfNobodyTakeNoMore) {
 }
 
 // A group of one rank, whose memory is the test's.
-class HostOperations : public ::testing::Test, private OperationPeers {
+class HostOperations : public ::testing::Test, private device::OperationPeers {
  protected:
   static constexpr std::size_t kTokens = 3;
   static constexpr std::size_t kChoices = 2;
@@ -177,7 +181,7 @@ TEST_F(HostOperations, OneThatIsAbortedSaysWhereItWasAndNamesWhoItWaitedFor) {
   ready_.tag = 0;  // as if the rank had not come
   EXPECT_FALSE(dispatch->advance());
   EXPECT_EQ(dispatch->awaited(0), 0u);
-  EXPECT_EQ(dispatch->awaited(1), OperationInFlight::kNobody);
+  EXPECT_EQ(dispatch->awaited(1), device::OperationInFlight::kNobody);
   dispatch->abort();
   EXPECT_TRUE(dispatch->left());
   EXPECT_EQ(dispatch->result().error, kernels::cuda::OpError::kAborted);

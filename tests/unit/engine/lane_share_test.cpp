@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-namespace epd {
+namespace epd::device {
 namespace {
 
 TEST(LaneShare, OneLaneHasAll) {
@@ -40,4 +40,4 @@ TEST(LaneShare, AllFitBesideEachOtherAndNoneHasNothing) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::device

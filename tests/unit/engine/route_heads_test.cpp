@@ -9,15 +9,17 @@
 #include <random>
 #include <vector>
 
-namespace epd {
+namespace epd::engine {
 namespace {
 
 using Head = RouteHeads::Head;
 
 // Its memory is the test's.
-class CountingLauncher final : public Launcher {
+class CountingLauncher final : public device::Launcher {
  public:
-  Result<std::unique_ptr<Lane>> open_lane(const LaneShape&) override { return internal_error("no lanes"); }
+  Result<std::unique_ptr<device::Lane>> open_lane(const device::LaneShape&) override {
+    return internal_error("no lanes");
+  }
   void read(void* to, const void* device, std::size_t bytes) override {
     ++copies;
     std::memcpy(to, device, bytes);
@@ -149,4 +151,4 @@ TEST_F(RouteHeadsTest, ADispatchBeginsWhenTheRecordsLastHasEnded) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::engine

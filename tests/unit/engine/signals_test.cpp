@@ -7,6 +7,7 @@ namespace epd::test {
 namespace {
 
 using abi::OpStage;
+using device::SignalCopy;
 
 constexpr std::uint32_t kRanks = 4;
 constexpr std::uint32_t kOwn = 2;
@@ -31,7 +32,7 @@ class SignalCopyTest : public ::testing::Test {
   }
 
   SignalCopy copy_;
-  SignalledOperation op_{kOwn, kTag, 1, {}};
+  device::SignalledOperation op_{kOwn, kTag, 1, {}};
 };
 
 TEST_F(SignalCopyTest, StagesAndMissingRanksInTheirOrder) {

@@ -13,6 +13,7 @@
 namespace epd::test {
 
 using abi::Region;
+using engine::FarProxy;
 
 namespace {
 
@@ -31,7 +32,7 @@ struct FarNodes::Engine {
   std::unique_ptr<FarProxy> proxy;  // or
   std::unique_ptr<TransportPort> port;
   transport::FaultyTransport* faulty = nullptr;  // the port's
-  std::unique_ptr<Device> device;
+  std::unique_ptr<device::Device> device;
   std::unique_ptr<far::FarGroup> far;
   std::vector<Rank*> ranks;
 };
@@ -40,7 +41,7 @@ struct FarNodes::Rank {
   struct InFlight {
     std::size_t index;
     std::unique_ptr<Peers> peers;
-    std::unique_ptr<OperationInFlight> operation;
+    std::unique_ptr<device::OperationInFlight> operation;
   };
   // What a record holds: the last dispatches that made it.
   struct Made {
@@ -55,7 +56,7 @@ struct FarNodes::Rank {
   std::unique_ptr<std::byte[]> exchange;
   kernels::cuda::GroupView view;
   kernels::cuda::PeerView peer_view;
-  std::unique_ptr<Lane> lane;
+  std::unique_ptr<device::Lane> lane;
   std::deque<InFlight> operations;
   std::size_t next = 0;                      // step
   std::set<std::size_t> completed;           // steps
@@ -78,7 +79,7 @@ void FarNodes::Rank::serve(std::uint64_t since) {
 }
 
 // The ranks of this node, as one operation of one rank reaches them.
-class FarNodes::Peers final : public OperationPeers {
+class FarNodes::Peers final : public device::OperationPeers {
  public:
   Peers(const FarNodes& nodes, const Rank& own, const kernels::cuda::TakenCall& call)
       : nodes_(nodes), own_(own), call_(call) {}
@@ -98,7 +99,7 @@ class FarNodes::Peers final : public OperationPeers {
   RoutedRows routed_rows(std::uint32_t rank, std::uint64_t routing) const override {
     const Rank& other = *nodes_.ranks_[rank];
     const std::uint32_t route = peer(own_.number).announcement[rank].route;
-    const std::byte* half = find_routing(other.exchange.get(), nodes_.exchange_, route, routing);
+    const std::byte* half = device::find_routing(other.exchange.get(), nodes_.exchange_, route, routing);
     if (half == nullptr) return {};
     return {reinterpret_cast<const std::int32_t*>(half + nodes_.exchange_.placement),
             other.peer_view.y.at<const std::uint16_t>(call_.slot),
@@ -130,7 +131,8 @@ FarNodes::FarNodes(const Case& c, const FarOptions& options)
       engine->number = options_.engines[number];
       engine->node = options_.nodes[number];
       open_transport(*engine);
-      engine->device = make_device("host:0", LaunchMode::kLaunched, MonotonicClock(), [] {}).value();
+      engine->device =
+          device::make_device("host:0", device::LaunchMode::kLaunched, MonotonicClock(), [] {}).value();
       engine->device->set_num_sms(options_.sms);
       engine->far = std::make_unique<far::FarGroup>(
           far::FarGroup::Facts{7, shape_, engine->number, options_.batch_bytes, options_.window_bytes},
@@ -145,7 +147,7 @@ FarNodes::FarNodes(const Case& c, const FarOptions& options)
     rank.exchange = std::make_unique<std::byte[]>(exchange_.total_bytes);
     rank.made.resize(shape_.num_routes());
     rank.num_recv_rows.resize(shape_.depth);
-    LaneShape lane = lane_shape(shape_, 0);
+    device::LaneShape lane = engine::lane_shape(shape_, 0);
     lane.far = engine->far.get();
     rank.lane = engine->device->launcher().open_lane(lane).value();
     rank.view.shape = lane.shape;
@@ -389,7 +391,7 @@ void FarNodes::submit(Rank& rank, const FarStep& step) {
   call.flags = static_cast<std::uint16_t>(flags);
   kernels::cuda::Operation op = kernels::cuda::compose(rank.view, call);
   Rank::InFlight in_flight{index, std::make_unique<Peers>(*this, rank, call), nullptr};
-  LaunchRequest request;
+  device::LaunchRequest request;
   request.kind = step.dispatch ? kernels::cuda::Kind::kDispatch : kernels::cuda::Kind::kCombine;
   request.place = call.block;
   request.op = &op;
@@ -431,7 +433,7 @@ bool FarNodes::step_rank(Rank& rank, const std::vector<FarStep>& steps) {
   bool planning = false;
   std::set<std::uint32_t> slots;
   for (std::size_t i = 0; i < rank.operations.size(); ++i) {
-    OperationInFlight& operation = *rank.operations[i].operation;
+    device::OperationInFlight& operation = *rank.operations[i].operation;
     const bool can = operation.can_advance();
     const bool did = !operation.ended() && operation.advance();
     if (options_.sms == 1 && did != can && !operation.ended() &&

@@ -29,7 +29,7 @@ struct FarOptions {
   std::uint32_t sms = 1;
   std::optional<transport::FaultRates> faults;
   // Threads own the transports, which this opens; else the test steps in-process ones.
-  FarProxy::Open open;
+  engine::FarProxy::Open open;
   std::uint64_t seed = 1;
 };
 

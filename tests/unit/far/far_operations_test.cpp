@@ -14,6 +14,8 @@
 namespace epd::test {
 namespace {
 
+using engine::FarProxy;
+
 std::uint64_t base_seed() {
   const char* seed = std::getenv("EPD_TEST_SEED");
   return seed == nullptr ? 1 : std::strtoull(seed, nullptr, 10);

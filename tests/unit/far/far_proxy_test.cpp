@@ -15,6 +15,8 @@
 namespace epd::test {
 namespace {
 
+using engine::FarProxy;
+
 constexpr far::EngineId kA = 1, kB = 2;
 
 transport::Limits limits() {

@@ -10,6 +10,8 @@
 namespace epd::test {
 namespace {
 
+using engine::FarSide;
+
 constexpr std::uint64_t kGroup = std::uint64_t{1} << 63 | 3;
 
 class Mailbox final : public far::Port {
@@ -31,13 +33,13 @@ struct End {
     begin.group_id = kGroup;
     begin.node = node;
     begin.shape = abi::GroupShape{2, 4, 8, 128, 2, 2, {}, {}, {}};
-    NetworkOptions network;
+    transport::NetworkOptions network;
     network.batch_bytes = 4096;
     network.window_bytes = window_bytes;
     side = std::make_unique<FarSide>(begin, network, node, &port, nullptr);
     for (std::uint32_t rank = 0; rank < 2; ++rank) side->place({kGroup, rank, 5, 1, 0, rank + 1, {}});
     side->group(5);
-    own = far_engine_id(node, 5);
+    own = engine::far_engine_id(node, 5);
   }
   void begin(std::uint64_t epoch, std::uint64_t key = 7) {
     const std::uint64_t words[2] = {key, epoch};

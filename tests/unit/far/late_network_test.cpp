@@ -5,7 +5,7 @@
 #include <atomic>
 #include <thread>
 
-namespace epd {
+namespace epd::engine {
 namespace {
 
 using std::chrono::milliseconds;
@@ -31,4 +31,4 @@ TEST(LateNetwork, ItsEndDoesNotWaitForTheNextTry) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::engine

@@ -12,16 +12,17 @@
 namespace epd::test {
 namespace {
 
+using metrics::Snapshot;
 using testing::HasSubstr;
 using testing::Not;
 
 std::string text_of(const Snapshot& snapshot, std::size_t max_groups = 64) {
-  return prometheus::TextSerializer().Serialize(families_of(snapshot, max_groups));
+  return prometheus::TextSerializer().Serialize(metrics::families_of(snapshot, max_groups));
 }
 
 Snapshot fixed_snapshot() {
   FakeControlFacade facade;
-  Result<Snapshot> snapshot = take_snapshot(facade);
+  Result<Snapshot> snapshot = metrics::take_snapshot(facade);
   EXPECT_TRUE(snapshot.ok()) << snapshot.status().to_string();
   return *snapshot;
 }
@@ -69,7 +70,7 @@ TEST(MetricFamilies, EachFamilyStandsOnceAndNoSeriesTwice) {
   Snapshot snapshot = fixed_snapshot();
   for (std::uint64_t id = 100; id < 110; ++id) add_group(snapshot, id, "same name", 2);
   std::set<std::string> names;
-  for (const prometheus::MetricFamily& family : families_of(snapshot, 4)) {
+  for (const prometheus::MetricFamily& family : metrics::families_of(snapshot, 4)) {
     EXPECT_TRUE(names.insert(family.name).second) << family.name;
     EXPECT_FALSE(family.help.empty()) << family.name;
     std::set<std::string> series;
@@ -133,7 +134,7 @@ TEST(MetricFamilies, BucketsHoldWhatTheEngineCounted) {
   count(5, 2);
   count(100, 4);
   count(4'000'000'000, 8);
-  for (const prometheus::MetricFamily& family : families_of(snapshot, 1)) {
+  for (const prometheus::MetricFamily& family : metrics::families_of(snapshot, 1)) {
     if (family.name != "epd_group_operation_seconds") continue;
     const prometheus::ClientMetric::Histogram& histogram = family.metric.front().histogram;
     EXPECT_EQ(histogram.sample_count, 15u);
@@ -161,8 +162,8 @@ TEST(MetricFamilies, BucketsHoldWhatTheEngineCounted) {
 TEST(MetricFamilies, ASupervisorThatDoesNotAnswerIsToldToBeDown) {
   FakeControlFacade facade;
   facade.fail({StatusCode::kDeadlineExceeded, "busy"});
-  EXPECT_FALSE(take_snapshot(facade).ok());
-  EXPECT_THAT(prometheus::TextSerializer().Serialize(families_of_silence()),
+  EXPECT_FALSE(metrics::take_snapshot(facade).ok());
+  EXPECT_THAT(prometheus::TextSerializer().Serialize(metrics::families_of_silence()),
               HasSubstr("epd_supervisor_up 0"));
 }
 

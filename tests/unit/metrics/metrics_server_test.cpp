@@ -41,9 +41,9 @@ std::string get(int port, const std::string& path) {
 }
 
 struct Started {
-  explicit Started(const std::string& listen) : server(MetricsServer::start(facade, {listen, 8})) {}
+  explicit Started(const std::string& listen) : server(metrics::MetricsServer::start(facade, {listen, 8})) {}
   FakeControlFacade facade;
-  Result<std::unique_ptr<MetricsServer>> server;
+  Result<std::unique_ptr<metrics::MetricsServer>> server;
 };
 
 TEST(MetricsServerTest, ServesMetricsAndNothingElse) {

@@ -24,7 +24,7 @@ extern std::atomic<int> g_peer_pidfd_error;
 extern std::atomic<std::int64_t>
     g_peer_uid;  // of the next to connect, and those after it have others; -1: its own
 
-namespace epd {
+namespace epd::session {
 
 using abi::AttachType;
 
@@ -202,4 +202,4 @@ class Attach : public testing::Test {
   std::uint64_t arrived_ = 0;  // the highest id that a connection has had
 };
 
-}  // namespace epd
+}  // namespace epd::session

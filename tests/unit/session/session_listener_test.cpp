@@ -6,7 +6,7 @@
 #include <unistd.h>
 #include <fstream>
 
-namespace epd {
+namespace epd::session {
 namespace {
 
 TEST_F(Attach, TheSocketHasItsModeAndGoesWithTheTable) {
@@ -47,4 +47,4 @@ TEST_F(Attach, OtherFilesAndBadPathsAreLeftAlone) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::session

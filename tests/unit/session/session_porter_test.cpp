@@ -15,7 +15,7 @@
 #include <optional>
 #include <thread>
 
-namespace epd {
+namespace epd::session {
 namespace {
 
 using test::count_own_fds;
@@ -267,4 +267,4 @@ TEST_F(PorterTest, WhatADeadProcessHasSaidStillCounts) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::session

@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-namespace epd {
+namespace epd::session {
 namespace {
 
 TEST_F(Attach, AJoinMayBringMemory) {
@@ -154,4 +154,4 @@ TEST_F(Attach, EndSaysGoodbyeAndWakesTheClient) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::session

@@ -23,7 +23,7 @@ extern "C" int getsockopt(int socket, int level, int option, void* value, sockle
   return result;
 }
 
-namespace epd {
+namespace epd::session {
 namespace {
 
 TEST_F(Attach, WelcomeCarriesTheSessionsMemory) {
@@ -259,4 +259,4 @@ TEST_F(Attach, WhatAClientSaysOfItsProcessIsShownAsAClaim) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::session

@@ -9,8 +9,10 @@
 #include <utility>
 #include <vector>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
+
+using device::DeviceName;
 
 constexpr std::uint32_t kUser = 1001;
 
@@ -96,4 +98,4 @@ TEST(MappingCount, MappingsAreGivenBackWithTheRank) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::supervisor

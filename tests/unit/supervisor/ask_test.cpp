@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <thread>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 class Ask : public testing::Test {
@@ -123,4 +123,4 @@ TEST_F(Ask, ALoopThatStopsLeavesNobodyWaiting) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::supervisor

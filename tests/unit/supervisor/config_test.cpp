@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 class ConfigFile : public testing::Test {
@@ -472,4 +472,4 @@ TEST_F(ConfigFile, EveryOptionIsDocumented) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::supervisor

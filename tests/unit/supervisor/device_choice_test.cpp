@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 // Of GPUs whose UUIDs end in their numbers plus one.
@@ -23,11 +23,11 @@ struct FakeMachine {
       if (!broken.ok()) return broken;
       return gpus;
     };
-    machine.facts = [this](const DeviceName& name) -> Result<DeviceFacts> {
+    machine.facts = [this](const device::DeviceName& name) -> Result<device::DeviceFacts> {
       if (name.index >= gpus) return Status(StatusCode::kUnsupported, name.text() + " is not there");
       if (name.index < unusable.size() && unusable[name.index])
         return Status(StatusCode::kUnsupported, name.text() + " has no virtual memory management");
-      DeviceFacts facts;
+      device::DeviceFacts facts;
       facts.uuid.fill(0xab);
       facts.uuid.back() = static_cast<std::uint8_t>(name.index + 1);
       facts.mps = name.index >= mps.size() || mps[name.index];
@@ -135,4 +135,4 @@ TEST(GpuListTest, WhatIsNoListIsRefused) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 class EngineProcesses : public testing::Test {
@@ -70,4 +70,4 @@ TEST_F(EngineProcesses, OneThatIsNotWantedAnyMoreIsKilled) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -10,7 +10,7 @@
 #include <unistd.h>
 #include <vector>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 constexpr std::uint64_t kMsNs = 1'000'000;
@@ -163,4 +163,4 @@ TEST_F(LoopDeadlines, EveryReadableWatchIsHandledBeforeTheTurn) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <memory>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 using membership::GroupPhase;
@@ -330,4 +330,4 @@ TEST(FarMessages, ATableBecomesEnginesInOrder) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::supervisor

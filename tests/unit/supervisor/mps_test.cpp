@@ -18,7 +18,7 @@
 #include <sstream>
 #include <thread>
 
-namespace epd {
+namespace epd::supervisor {
 namespace {
 
 namespace fs = std::filesystem;
@@ -302,4 +302,4 @@ TEST_F(Mps, AProbeThatFindsNoEngineSaysWhatThatMeans) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -10,7 +10,7 @@
 #include <optional>
 #include <string>
 
-namespace epd {
+namespace epd::control {
 
 struct ControlOptions {
   std::string socket_path;
@@ -24,7 +24,8 @@ class ControlServer {
   // which a process does. The socket is never open wider than `mode`. Errors: INVALID_ARGUMENT (path, mode),
   // NOT_FOUND (directory), PERMISSION_DENIED, ABORTED. `facade` outlives the server and is called from
   // several threads.
-  static Result<std::unique_ptr<ControlServer>> start(ControlFacade& facade, const ControlOptions& options);
+  static Result<std::unique_ptr<ControlServer>> start(supervisor::ControlFacade& facade,
+                                                      const ControlOptions& options);
 
   ControlServer(const ControlServer&) = delete;
   ControlServer& operator=(const ControlServer&) = delete;
@@ -45,4 +46,4 @@ class ControlServer {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace epd
+}  // namespace epd::control

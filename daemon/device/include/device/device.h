@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-namespace epd {
+namespace epd::device {
 
 class Launcher;
 
@@ -94,4 +94,4 @@ void on_device_failed(std::function<void()> last_word);
 Result<std::unique_ptr<Device>> make_device(const std::string& name, LaunchMode mode, const Clock& clock,
                                             std::function<void()> notify);
 
-}  // namespace epd
+}  // namespace epd::device

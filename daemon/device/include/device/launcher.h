@@ -23,11 +23,11 @@
 #include <string>
 #include <vector>
 
-namespace epd {
-
-namespace far {
+namespace epd::far {
 class FarGroup;
 }
+
+namespace epd::device {
 
 struct LaunchRequest {
   kernels::cuda::Kind kind = kernels::cuda::Kind::kNoop;
@@ -200,4 +200,4 @@ class Launcher {
   virtual void close_calls(std::byte* words) = 0;
 };
 
-}  // namespace epd
+}  // namespace epd::device

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <string>
 
-namespace epd {
+namespace epd::device {
 
 struct DeviceFacts {
   std::array<std::uint8_t, 16> uuid{};  // zero: a host device
@@ -46,4 +46,4 @@ Result<UniqueFd> make_results_memory(const DeviceName& device, std::uint64_t byt
 //   cuda  a device or a nameless file, as drivers export memory; the engines' drivers see the rest
 Status check_client_memory(const DeviceName& device, int fd, std::uint64_t bytes);
 
-}  // namespace epd
+}  // namespace epd::device

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace epd {
+namespace epd::device {
 
 struct DeviceName {
   abi::DeviceKind kind = abi::DeviceKind::kHost;
@@ -22,4 +22,4 @@ struct DeviceName {
 // INVALID_ARGUMENT for a name that is not understood.
 Result<DeviceName> parse_device_name(std::string_view text);
 
-}  // namespace epd
+}  // namespace epd::device

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <span>
 
-namespace epd {
+namespace epd::device {
 
 // The half of a routing record that holds what the dispatch with this tag made; null: neither does.
 // `exchange`: the rank's arena.
@@ -49,4 +49,4 @@ class OperationPeers {
   bool active(std::uint32_t rank) const { return masked().empty() || masked()[rank] == 0; }
 };
 
-}  // namespace epd
+}  // namespace epd::device

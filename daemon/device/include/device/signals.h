@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-namespace epd {
+namespace epd::device {
 
 // Whose signals are looked at.
 struct SignalledOperation {
@@ -52,4 +52,4 @@ class SignalCopy {
   std::vector<abi::SignalLine> lines_;
 };
 
-}  // namespace epd
+}  // namespace epd::device

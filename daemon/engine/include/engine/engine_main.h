@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-namespace epd {
+namespace epd::engine {
 
 struct EngineOptions {
   std::string device;
@@ -17,7 +17,7 @@ struct EngineOptions {
   int link_fd = -1;       // socketpair to the supervisor
   int page_fd = -1;       // this engine's EnginePage
   int bell_fd = -1;       // eventfd that peers ring
-  NetworkOptions network;
+  transport::NetworkOptions network;
 };
 
 // How a transport is opened, with these limits. The engine's proxy calls it in a thread of its own.
@@ -28,4 +28,4 @@ int engine_main(const EngineOptions& options);
 // The same over another network than UCX, if there is to be one: options.network.library is not empty.
 int engine_main(const EngineOptions& options, const OpenTransport& open);
 
-}  // namespace epd
+}  // namespace epd::engine

@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-namespace epd {
+namespace epd::metrics {
 
 struct MetricsOptions {
   std::string listen;            // "HOST:PORT": an address of this machine, and 0 for any free port
@@ -18,9 +18,10 @@ struct MetricsOptions {
 class MetricsServer {
  public:
   // RESOURCE_EXHAUSTED if the address can't be had. The facade outlives the server.
-  static Result<std::unique_ptr<MetricsServer>> start(ControlFacade& facade, const MetricsOptions& options);
+  static Result<std::unique_ptr<MetricsServer>> start(supervisor::ControlFacade& facade,
+                                                      const MetricsOptions& options);
   virtual ~MetricsServer() = default;
   virtual int port() const = 0;
 };
 
-}  // namespace epd
+}  // namespace epd::metrics

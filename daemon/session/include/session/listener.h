@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-namespace epd {
+namespace epd::session {
 
 struct ListenerOptions {
   std::string path;
@@ -39,4 +39,4 @@ class Listener {
   std::string path_;
 };
 
-}  // namespace epd
+}  // namespace epd::session

@@ -4,7 +4,7 @@
 #include "common/memory.h"
 #include "proto/session.h"
 
-namespace epd {
+namespace epd::session {
 
 struct Segments {
   UniqueFd a;            // read-write for both
@@ -30,4 +30,4 @@ bool end_segments(const Segments& segments, const Status& status);
 // The engine is away, so the session is not served.
 void unserve_segments(const Segments& segments);
 
-}  // namespace epd
+}  // namespace epd::session

@@ -24,7 +24,7 @@
 #include <string>
 #include <vector>
 
-namespace epd {
+namespace epd::session {
 
 struct SessionLimits {
   std::uint32_t max_sessions = 256;
@@ -188,4 +188,4 @@ class SessionTable {
   std::uint64_t total_refused_ = 0;
 };
 
-}  // namespace epd
+}  // namespace epd::session

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-namespace epd {
+namespace epd::supervisor {
 
 // Who asks, as the kernel knows it.
 struct Caller {
@@ -88,4 +88,4 @@ class AccessPolicy {
   std::map<std::uint32_t, std::string> names_;  // of users that rules name
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-namespace epd {
+namespace epd::supervisor {
 
 inline constexpr const char* kDefaultConfigPath = "/etc/epd/epd.toml";
 
@@ -154,4 +154,4 @@ Result<Config> load_config(const ConfigSources& sources);
 // The same again at run time; INVALID_ARGUMENT naming the key if one that is fixed at start has changed.
 Result<Config> reload_config(const Config& current, const ConfigSources& sources);
 
-}  // namespace epd
+}  // namespace epd::supervisor

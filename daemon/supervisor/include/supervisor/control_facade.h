@@ -14,10 +14,8 @@
 #include <string>
 #include <vector>
 
-namespace epd {
-
 // Of epd/v1/control.proto, which says what each field is.
-namespace v1 {
+namespace epd::v1 {
 class DaemonStatus;
 class GetConfigResponse;
 class GetOperationResponse;
@@ -28,7 +26,9 @@ class ListGroupsResponse;
 class ListNodesResponse;
 class ListOperationsResponse;
 class ListSessionsResponse;
-}  // namespace v1
+}  // namespace epd::v1
+
+namespace epd::supervisor {
 
 struct GroupSettingsChange {
   std::optional<std::uint32_t> sms;
@@ -84,4 +84,4 @@ class ControlFacade {
   virtual Status restart_device(const Operator& by, const std::string& device) = 0;
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

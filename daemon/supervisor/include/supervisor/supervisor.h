@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-namespace epd {
+namespace epd::supervisor {
 
 inline constexpr const char* kDaemonVersion = "0.1.0";
 
@@ -38,4 +38,4 @@ class Supervisor {
   virtual int run() = 0;
 };
 
-}  // namespace epd
+}  // namespace epd::supervisor

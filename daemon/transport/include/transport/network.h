@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace epd {
+namespace epd::transport {
 
 // How engines of several nodes reach each other (network.* of the configuration).
 struct NetworkOptions {
@@ -17,4 +17,4 @@ struct NetworkOptions {
   std::uint32_t peer_timeout_ms = 0;
 };
 
-}  // namespace epd
+}  // namespace epd::transport
