@@ -1,5 +1,6 @@
 #include "engine_process.h"
 
+#include "base/thread.h"
 #include "common/signal.h"
 #include "device_choice.h"
 #include "transport/ucx.h"
@@ -14,6 +15,7 @@
 #include <unistd.h>
 #include <array>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 
 #ifndef P_PIDFD
@@ -99,6 +101,14 @@ const char* level_name(LogLevel level) {
   return "error";
 }
 
+// Waits for the end of the process of that number.
+void* let_go(void* pid) {
+  const auto number = static_cast<pid_t>(reinterpret_cast<std::intptr_t>(pid));
+  while (::waitpid(number, nullptr, 0) < 0 && errno == EINTR) {
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand& command) {
@@ -145,7 +155,7 @@ Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand&
 EngineProcess::~EngineProcess() {
   if (pid_ > 0 && !reaped_) {
     send_signal(pid_, SIGKILL);
-    (void)wait(0);
+    (void)let_go(reinterpret_cast<void*>(static_cast<std::intptr_t>(pid_)));
   }
 }
 
@@ -159,20 +169,17 @@ bool EngineProcess::has_left() const {
 }
 
 std::optional<std::string> EngineProcess::reap() {
-  return wait(WNOHANG);
-}
-
-std::optional<std::string> EngineProcess::wait(int options) {
-  int state = 0;
-  pid_t waited;
-  do {
-    waited = ::waitpid(pid_, &state, options);
-  } while (waited < 0 && errno == EINTR);
-  if (waited == 0) return std::nullopt;
+  siginfo_t end{};
+  if (::waitid(P_PID, static_cast<id_t>(pid_), &end, WEXITED | WNOHANG | WNOWAIT) != 0) {
+    reaped_ = true;
+    return "unknown";
+  }
+  if (end.si_pid == 0) return std::nullopt;
   reaped_ = true;
-  if (waited < 0) return "unknown";
-  if (WIFSIGNALED(state)) return "signal " + std::to_string(WTERMSIG(state));
-  exit_code_ = WEXITSTATUS(state);
+  void* const pid = reinterpret_cast<void*>(static_cast<std::intptr_t>(pid_));
+  if (!start_detached_thread(let_go, pid).ok()) (void)let_go(pid);
+  if (end.si_code != CLD_EXITED) return "signal " + std::to_string(end.si_status);
+  exit_code_ = end.si_status;
   return "exit " + std::to_string(exit_code_);
 }
 

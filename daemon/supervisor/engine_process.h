@@ -54,7 +54,8 @@ class EngineProcess {
   // It has closed its link, which it does when nothing of it runs any more: its process ends.
   bool has_left() const;
   // After pidfd() has become readable: "exit 1", "signal 9". Nothing: threads of it are still on their way
-  // out, which may take a second on a busy machine. Does not wait for them.
+  // out. Waits neither for them nor for the kernel, which may take seconds to let a process go: another
+  // thread does.
   std::optional<std::string> reap();
   // Once reaped; -1: ended by a signal.
   int exit_code() const { return exit_code_; }
@@ -67,7 +68,6 @@ class EngineProcess {
   };
   EngineProcess() = default;
   Status send_bytes(std::uint16_t type, const void* body, std::size_t bytes, const FdList& fds);
-  std::optional<std::string> wait(int options);
 
   pid_t pid_ = -1;
   bool reaped_ = false;
