@@ -135,6 +135,7 @@ struct Group {
   std::uint32_t rank = 0;
   std::uint32_t sum_ranks = 0;           // the shape's, or the daemon's choice
   std::uint32_t default_timeout_ms = 0;  // of operations that give no timeout
+  bool shares_device = false;            // another rank of the group is on this rank's device
   std::uint64_t first_index = 0;         // the first operation of this rank; 0 unless it has rejoined
   Mapping user;                          // on host devices
   DeviceMemory device_user;              // on CUDA devices

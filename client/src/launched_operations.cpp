@@ -155,7 +155,7 @@ Status LaunchedOperations::wait_on_stream(Group& group, epd_ticket_t ticket, voi
     if (!op->in_stream) return not_in_stream(ticket);
     wait = end_of(group, *op, ticket);
   }
-  return streams_.wait_after(stream, wait, ticket);
+  return streams_.wait_after(group, stream, wait, ticket);
 }
 
 Status LaunchedOperations::on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user) {

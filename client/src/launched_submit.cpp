@@ -180,9 +180,9 @@ Status LaunchedOperations::mark_ready(Lock& lock, Group& group, const SubmitRequ
   lock.unlock();
   Device& device = streams_.device();
   if (stale) status = renew_words(device, group, request.slot, ticket);
-  if (status.ok() && !streams_.begins_and_waits(request.stream, request.deferred())) {
+  if (status.ok() && !streams_.begins_and_waits(group, request.stream, request.deferred())) {
     const std::uintptr_t ready = group.user_base() + group.arena.ready_word(request.slot);
-    status = device.write(request.stream.stream, ready, low(ticket), streams_.wait_by());
+    status = device.write(request.stream.stream, ready, low(ticket), streams_.wait_by(group));
   }
   lock.lock();
   if (!status.ok()) words.last = before;
@@ -244,11 +244,11 @@ Status LaunchedOperations::submit(Group& group, const SubmitRequest& request, ep
     lock.unlock();
     ring_.wake_engine(abi::kAsleep);
     // Under submit_mutex, so that ready words are written in the order of submission.
-    if (streams_.begins_and_waits(request.stream, request.deferred()))
+    if (streams_.begins_and_waits(group, request.stream, request.deferred()))
       return begin_and_wait(group, request, wait, number);
   }
   if (!request.stream.any() || request.deferred()) return {};
-  return streams_.wait_after(request.stream.stream, wait, ticket);
+  return streams_.wait_after(group, request.stream.stream, wait, ticket);
 }
 
 }  // namespace epd::client

@@ -135,7 +135,7 @@ Status ResidentOperations::prepare_call(Lock& lock, Group& group, const SubmitRe
   if (made.ticket == 0)
     return connection_.blocked(
         lock, "all places for results belong to operations with hooks, or that use kept handles");
-  made.call = call_of(group, request, made.use.route, streams_.wait_by() == WaitBy::kMemop);
+  made.call = call_of(group, request, made.use.route, streams_.wait_by(group) == WaitBy::kMemop);
   KnownCall& known = *group.calls.find(made.ticket);
   made.call.result = known.result;
   if (!captured && made.use.route != kNoRoute && made.use.route >= group.shape.depth)
@@ -158,7 +158,7 @@ Status ResidentOperations::enqueue(Group& group, const SubmitRequest& request, M
     call.words = group.call_words();
     call.call = made.call;
     call.num_tokens_at = reinterpret_cast<std::uintptr_t>(request.num_tokens_at);
-    call.waits = streams_.begins_and_waits(request.stream, request.deferred());
+    call.waits = streams_.begins_and_waits(group, request.stream, request.deferred());
     call.limit_ns = made.limit_ns;
     return device.call(request.stream.stream, call);
   }
@@ -196,8 +196,9 @@ Status ResidentOperations::submit(Group& group, const SubmitRequest& request, ep
     if (handle != nullptr) *handle = its;
   }
   ticket = made.ticket;
-  if (!in_stream || streams_.wait_by() == WaitBy::kKernel || request.deferred()) return {};
-  return streams_.wait_after(request.stream.stream, flag_of(group, CallTicket::unpack(ticket)), ticket);
+  if (!in_stream || streams_.wait_by(group) == WaitBy::kKernel || request.deferred()) return {};
+  return streams_.wait_after(group, request.stream.stream, flag_of(group, CallTicket::unpack(ticket)),
+                             ticket);
 }
 
 Status ResidentOperations::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {
@@ -211,7 +212,7 @@ Status ResidentOperations::wait_on_stream(Group& group, epd_ticket_t ticket, voi
     if (about.by_host) return not_in_stream(ticket);
     limit_ns = limit_of(group);
   }
-  if (streams_.wait_by() == WaitBy::kKernel)
+  if (streams_.wait_by(group) == WaitBy::kKernel)
     return streams_.device().await_call(stream, group.call_words(), about.slot, limit_ns);
   return streams_.device().wait(stream, flag_of(group, about), WaitBy::kMemop);
 }

@@ -175,6 +175,7 @@ Status Session::adopt_joined(Packet& packet, Group& group) {
   group.epoch = joined.epoch;
   group.next_index = group.first_index = joined.resume_index;
   group.sum_ranks = joined.sum_ranks;
+  group.shares_device = joined.shares_device != 0;
   group.default_timeout_ms = joined.default_timeout_ms;
   const std::uint64_t board_bytes = abi::BoardLayout(group.shape).total_bytes;
   if (joined.user_bytes != group.arena.total_bytes || joined.board_bytes != board_bytes) {

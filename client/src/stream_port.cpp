@@ -28,8 +28,9 @@ Status StreamPort::prepare() {
   return watch_wake_.valid() ? Status() : errno_status("eventfd");
 }
 
-Status StreamPort::wait_after(void* stream, const StreamWait& wait, epd_ticket_t ticket) {
-  return submitted_but(device_->wait(stream, wait, wait_by_), ticket, "the stream does not wait for it");
+Status StreamPort::wait_after(const Group& group, void* stream, const StreamWait& wait, epd_ticket_t ticket) {
+  return submitted_but(device_->wait(stream, wait, wait_by(group)), ticket,
+                       "the stream does not wait for it");
 }
 
 Status StreamPort::start_watch_locked() {

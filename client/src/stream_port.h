@@ -31,13 +31,16 @@ class StreamPort {
   // Not in sessions on host devices.
   Device& device() const { return *device_; }
   bool exists() const { return device_ != nullptr; }
-  WaitBy wait_by() const { return wait_by_; }
+  // How streams wait for the group's operations: as the session has chosen. But where ranks of the group
+  // share a GPU they wait by memory operations: a kernel that waits there may hold the GPU that another rank
+  // needs before it can end the wait (daemon/device/README, "Yielding").
+  WaitBy wait_by(const Group& group) const { return group.shares_device ? WaitBy::kMemop : wait_by_; }
   // True if one kernel both lets the operation begin and waits for it.
-  bool begins_and_waits(const StreamUse& stream, bool deferred) const {
-    return stream.any() && wait_by_ == WaitBy::kKernel && !deferred;
+  bool begins_and_waits(const Group& group, const StreamUse& stream, bool deferred) const {
+    return stream.any() && wait_by(group) == WaitBy::kKernel && !deferred;
   }
   // Makes later work of the stream wait for an operation that was enqueued.
-  Status wait_after(void* stream, const StreamWait& wait, epd_ticket_t ticket);
+  Status wait_after(const Group& group, void* stream, const StreamWait& wait, epd_ticket_t ticket);
 
   // ---- the watch. With the mutex
   Status start_watch_locked();

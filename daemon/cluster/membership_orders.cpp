@@ -129,6 +129,7 @@ void carry(Io& io, wire::ReplyJoined& m, ReplyJoined& v) {
   EPD_NUMBER(board_bytes, v.message.board_bytes, kAny);
   EPD_NUMBER(default_timeout_ms, v.message.default_timeout_ms, kAnyWord);
   EPD_NUMBER(sum_ranks, v.message.sum_ranks, abi::kMaxRanks);
+  EPD_NUMBER(shares_device, v.message.shares_device, 1);
   EPD_PART(group, v.group);
 }
 

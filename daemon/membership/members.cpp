@@ -2,6 +2,7 @@
 
 #include "proto/arena.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace epd::membership {
@@ -33,13 +34,24 @@ void Members::has_stopped(Member& member, std::uint64_t next_submit) {
   member.leave_request.reset();
 }
 
+namespace {
+
+bool shares_device(const Group& group, const Member& member) {
+  return std::any_of(group.members.begin(), group.members.end(), [&](const auto& entry) {
+    return entry.second.rank != member.rank && entry.second.engine == member.engine;
+  });
+}
+
+}  // namespace
+
 void Members::reply_joined(const Group& group, const Member& member) {
   const std::uint64_t arena_bytes = abi::UserArenaLayout(group.shape, member.bound).total_bytes;
   const std::uint64_t board_bytes = abi::BoardLayout(group.shape).total_bytes;
-  desk_.answer(ReplyJoined{member.join_id(),
-                           {member.member, member.rank, group.id, group.epoch, group.resume_index,
-                            arena_bytes, board_bytes, desk_.limits().operation_ms, group.shape.sum_ranks},
-                           group.label()});
+  desk_.answer(ReplyJoined{
+      member.join_id(),
+      {member.member, member.rank, group.id, group.epoch, group.resume_index, arena_bytes, board_bytes,
+       desk_.limits().operation_ms, group.shape.sum_ranks, shares_device(group, member) ? 1u : 0u, 0},
+      group.label()});
 }
 
 void Members::release_memory(const Group& group, Member& member) {

@@ -68,7 +68,6 @@ class Undisturbed {
 // In streams and without; each ends as it should or is killed between its operations. Shares of SMs follow
 // priorities, which change meanwhile, as does the number of SMs.
 TEST_P(CallsBystander, GroupsComeAndGo) {
-  EPD_SKIP_IF_WAITS_MAY_HOLD_A_GPU(2);
   std::mt19937_64 random(base_seed() + 11000);
   const auto below = [&](std::uint32_t n) { return static_cast<std::uint32_t>(random() % n); };
   const auto set = [&](const std::vector<std::string>& what) {
@@ -120,7 +119,6 @@ TEST_P(CallsBystander, GroupsComeAndGo) {
 // Processes that do not use epd. Under MPS a GPU may then begin no kernel while a persistent kernel runs on
 // it (daemon/device/README, "Yielding"): with one new process in ten, when it was measured.
 TEST_P(CallsBystander, ProcessesThatMakeAContextAndGo) {
-  EPD_SKIP_IF_WAITS_MAY_HOLD_A_GPU(2);
   Undisturbed undisturbed(daemon(), stream_case(2, 1), group_name());
   for (std::uint32_t i = 0; i < 20; ++i) {
     SCOPED_TRACE("process " + std::to_string(i));
@@ -293,7 +291,6 @@ void CallsNonsense::attack(std::uint64_t first_seed, const Attack& attack) {
 }
 
 TEST_P(CallsNonsense, WhoRingsIllegallyHurtsOnlyItself) {
-  EPD_SKIP_IF_WAITS_MAY_HOLD_A_GPU(2);
   attack(12000, [](const Session& session, const OwnWords& words, std::mt19937_64& random) {
     words.ring_illegally(random);
     RANK_CHECK(eventually(20, [&] { return epd_session_check(session.get()) != EPD_OK; }), "it was taken");
@@ -304,7 +301,6 @@ TEST_P(CallsNonsense, WhoRingsIllegallyHurtsOnlyItself) {
 }
 
 TEST_P(CallsNonsense, WhoScribblesHurtsOnlyItself) {
-  EPD_SKIP_IF_WAITS_MAY_HOLD_A_GPU(2);
   attack(12100, [](const Session&, const OwnWords& words, std::mt19937_64& random) {
     for (int n = 0; n < 200; ++n) words.scribble(random);  // past its session's end, if that comes
   });

@@ -13,11 +13,6 @@ std::string name(std::uint64_t round, const char* what) {
 
 }  // namespace
 
-bool StreamConformance::waits_may_hold_a_gpu(std::uint32_t num_ranks) {
-  const char* gpus = std::getenv("EPD_TEST_GPUS");
-  return gpus != nullptr && kernel_waits() != 0 && std::strtoul(gpus, nullptr, 10) < num_ranks;
-}
-
 Case StreamConformance::stream_case(std::uint32_t num_ranks, std::uint32_t depth, epd_layout_t layout) {
   Case c;
   c.kernel_waits = kernel_waits();

@@ -22,18 +22,12 @@ class StreamConformance : public Conformance {
   }
   static Case stream_case(std::uint32_t num_ranks, std::uint32_t depth,
                           epd_layout_t layout = EPD_LAYOUT_COMPACT);
-  // Whether KERNEL waits of a group of `num_ranks` may hold a GPU against a process that makes its context
-  // there: two of its ranks share a GPU, and it is not a fake one (daemon/device/README.md, "Yielding").
-  static bool waits_may_hold_a_gpu(std::uint32_t num_ranks);
 };
 #define EPD_INSTANTIATE_STREAMS(suite)                                                               \
   INSTANTIATE_TEST_SUITE_P(                                                                          \
       Devices, suite,                                                                                \
       testing::Values("cuda", "cuda_by_kernel", "resident", "resident_by_kernel", "resident_mixed"), \
       [](const auto& tested) { return tested.param; })
-#define EPD_SKIP_IF_WAITS_MAY_HOLD_A_GPU(num_ranks) \
-  if (waits_may_hold_a_gpu(num_ranks))              \
-  GTEST_SKIP() << "ranks that share a GPU wait by KERNEL, which holds it while a process makes its context"
 // Where operations are calls.
 #define EPD_INSTANTIATE_CALLS(suite)                                                          \
   INSTANTIATE_TEST_SUITE_P(Devices, suite, testing::Values("resident", "resident_by_kernel"), \

@@ -234,6 +234,7 @@ void FakeDaemon::join(const abi::Join& request, std::uint32_t request_id, std::v
   joined.group_id = 5;
   joined.epoch = member->epoch;
   joined.sum_ranks = request.shape.sum_ranks != 0 ? request.shape.sum_ranks : request.shape.num_ranks;
+  joined.shares_device = settings_.shares_device ? 1 : 0;
   joined.user_bytes = user_bytes + static_cast<std::uint64_t>(settings_.more_user_bytes);
   joined.board_bytes = board_bytes;
   members_.push_back(std::move(member));

@@ -42,6 +42,7 @@ struct FakeSettings {
   std::string arena_name = "fake-user";  // of its memory
   std::size_t arena_unit = 1;            // its memory is a multiple of it
   bool resident = false;                 // operations are calls
+  bool shares_device = false;            // another rank of the group is on the rank's device
   bool automatic = true;  // completes every submission with OK; else the test does, see next_submission
 };
 

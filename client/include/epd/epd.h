@@ -100,7 +100,9 @@ EPD_API const char* epd_last_error(void);
 /* How the streams of a session wait for operations. client/GUIDE.md, "Streams and waits", compares them. */
 typedef enum epd_wait_by {
   EPD_WAIT_BY_MEMOP = 0, /* MEMOP wait: a stream memory operation. It uses no SM */
-  EPD_WAIT_BY_KERNEL = 1 /* KERNEL wait: a kernel of one thread. It has less latency */
+  /* KERNEL wait: a kernel of one thread. It has less latency. Groups of which another rank is on the same GPU
+   * have MEMOP waits all the same, because a waiting kernel may hold the GPU that the other rank needs */
+  EPD_WAIT_BY_KERNEL = 1
 } epd_wait_by_t;
 
 typedef struct epd_attach_options {

@@ -78,6 +78,10 @@ struct Joined {
   std::uint64_t board_bytes;  // BoardLayout::total_bytes, likewise
   std::uint32_t default_timeout_ms;  // of operations that give none
   std::uint32_t sum_ranks;           // of the group's shape; never 0
+  // Not 0: another rank of the group is on the rank's device. Then a stream that waits by a kernel might hold
+  // the GPU that the other rank needs.
+  std::uint32_t shares_device;
+  std::uint32_t reserved;
 };
 
 struct Leave {

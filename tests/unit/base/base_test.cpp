@@ -4,6 +4,7 @@
 #include "common/fd.h"
 #include "common/memory.h"
 #include "common/packet.h"
+#include "common/signal.h"
 #include "common/status.h"
 #include "support/census.h"
 
@@ -335,6 +336,20 @@ TEST_F(Packets, APeerThatDoesNotReadGivesWouldBlock) {
   for (; sent < 100000 && status.ok(); ++sent)
     status = send_message(there_.get(), PingType::kFirst, PingBody{});
   EXPECT_EQ(status.code(), StatusCode::kWouldBlock) << "after " << sent;
+}
+
+// ---- signals -------------------------------------------------------------------------------------
+
+// To kill(2) these name the process group, all processes, and another group. Signal 0 harms nobody if they
+// get there.
+TEST(Signals, NumbersThatNameNoProcessReachNobody) {
+  for (const pid_t none : {0, -1, -::getpgrp()}) {
+    SCOPED_TRACE(none);
+    errno = 0;
+    EXPECT_EQ(send_signal(none, 0), -1);
+    EXPECT_EQ(errno, ESRCH);
+  }
+  EXPECT_EQ(send_signal(::getpid(), 0), 0);
 }
 
 // ---- status, clock -----------------------------------------------------------------------------

@@ -123,6 +123,22 @@ TEST_F(ClientCudaWaits, TheSessionChooses) {
   }
 }
 
+// A kernel that waits might hold the GPU that the other rank needs before it can end the wait.
+TEST_F(ClientCudaWaits, NoKernelWaitsWhereRanksShareTheGpu) {
+  FakeSettings settings = cuda_settings();
+  settings.shares_device = true;
+  daemon_.set(settings);
+  ASSERT_EQ(attach_again(EPD_WAIT_BY_KERNEL), EPD_OK) << epd_last_error();
+  epd_ticket_t ticket = 0;
+  for (const bool deferred : {false, true}) {
+    ASSERT_EQ(dispatch(0, stream_, &ticket, deferred), EPD_OK) << epd_last_error();
+    EXPECT_EQ(last_kernel(stream_), "none");
+    ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_OK) << epd_last_error();
+    EXPECT_EQ(last_kernel(other_), "none");
+    finish(ticket);
+  }
+}
+
 TEST_F(ClientCudaWaits, ADeferredOperationLeavesNoKernelUntilTheHook) {
   ASSERT_EQ(attach_again(EPD_WAIT_BY_KERNEL), EPD_OK) << epd_last_error();
   epd_ticket_t ticket = 0;

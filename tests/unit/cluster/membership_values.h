@@ -85,6 +85,14 @@ namespace epd::membership {
     f(a1, b1), f(a2, b2), f(a3, b3), f(a4, b4), f(a5, b5), f(a6, b6), f(a7, b7), f(a8, b8); \
     f(a9, b9), f(a10, b10);                                                                 \
   }
+#define EPD_FIELDS_11(Type)                                                                 \
+  template <typename F>                                                                     \
+  void each(const F& f, Type& x, Type& y) {                                                 \
+    auto& [a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11] = x;                               \
+    auto& [b1, b2, b3, b4, b5, b6, b7, b8, b9, b10, b11] = y;                               \
+    f(a1, b1), f(a2, b2), f(a3, b3), f(a4, b4), f(a5, b5), f(a6, b6), f(a7, b7), f(a8, b8); \
+    f(a9, b9), f(a10, b10), f(a11, b11);                                                    \
+  }
 #define EPD_FIELDS_12(Type)                                                                 \
   template <typename F>                                                                     \
   void each(const F& f, Type& x, Type& y) {                                                 \
@@ -160,7 +168,7 @@ EPD_FIELDS(2, KillEngine)
 EPD_FIELDS(6, AcquireMemory)
 EPD_FIELDS(3, ReleaseMemory)
 EPD_FIELDS(6, MarkLost)
-EPD_FIELDS(9, abi::Joined)
+EPD_FIELDS(11, abi::Joined)
 EPD_FIELDS(3, ReplyJoined)
 EPD_FIELDS(2, abi::Left)
 EPD_FIELDS(2, ReplyLeft)
@@ -304,6 +312,10 @@ class Random {
   void mend(abi::Break& v) { v.fatal %= 2; }
   void mend(abi::MemberRef& v) { v.reserved = 0; }
   void mend(abi::Left& v) { v.reserved = 0; }
+  void mend(abi::Joined& v) {
+    v.shares_device %= 2;
+    v.reserved = 0;
+  }
   void mend(abi::Resume& v) { v.view = 0; }
   void mend(NodeDrains& v) { v.node = kLocalNode; }
 

@@ -135,8 +135,10 @@ class Membership : public testing::Test {
       lines.push_back(to_string(action));
       if (const auto* refused = std::get_if<ReplyRefused>(&action)) refusal_ = refused->status;
       if (const auto* sent = std::get_if<SendBreak>(&action)) break_text_ = sent->message.text;
-      if (const auto* joined = std::get_if<ReplyJoined>(&action))
-        members_[joined->request.session.number] = joined->message.member;
+      const auto* joined = std::get_if<ReplyJoined>(&action);
+      if (joined == nullptr) continue;
+      members_[joined->request.session.number] = joined->message.member;
+      shares_device_[joined->request.session.number] = joined->message.shares_device;
     }
     return lines;
   }
@@ -192,7 +194,8 @@ class Membership : public testing::Test {
   GroupRegistry registry_{clock_, MembershipLimits{4, 60'000, 3'000, 10'000, 30'000, kLastEpoch}};
   Status refusal_;
   std::string break_text_;
-  std::map<std::uint64_t, std::uint32_t> members_;
+  std::map<std::uint64_t, std::uint32_t> members_;        // by session
+  std::map<std::uint64_t, std::uint32_t> shares_device_;  // likewise
 
  private:
   void carry_out() {

@@ -295,6 +295,11 @@ TEST_F(Membership, SumRanksIsChosenWhenTheFirstRankJoins) {
   EXPECT_EQ(refusal_.message(), "sum_ranks is 4, but the ranks already in group \"pairs\" have 2");
 }
 
+TEST_F(Membership, ARankIsToldOfAnotherOneOnItsDevice) {
+  activate(3);  // ranks 0 and 2 are on device 0
+  EXPECT_EQ(shares_device_, (std::map<std::uint64_t, std::uint32_t>{{10, 1}, {11, 0}, {12, 1}}));
+}
+
 TEST_F(Membership, GpusHaveOneSumDomain) {
   kind_ = abi::DeviceKind::kCuda;
   JoinRequest r = request(0, 4);
