@@ -20,9 +20,11 @@ fail() { echo "FAILED: $1" >&2; exit 1; }
 work=$(mktemp -d "${TMPDIR:-/tmp}/epd-bundle-test-XXXXXX")
 daemon=
 proc=
+sys=
 cleanup() {
   if [[ -n $daemon ]]; then kill -KILL "$daemon" 2>/dev/null || true; wait "$daemon" || true; fi
   if [[ -n $proc ]]; then umount --lazy "$proc" || true; fi
+  if [[ -n $sys ]]; then umount --lazy "$sys" || true; fi
   rm -rf "$work"
 }
 trap cleanup EXIT
@@ -44,9 +46,12 @@ if [[ -z $root ]]; then
     install -D "$libraries/$library" "$root$libraries/$library"
   done
 fi
-mkdir -p "$root/opt" "$root/proc" "$root/tmp"
+mkdir -p "$root/opt" "$root/proc" "$root/sys" "$root/tmp"
 mount --bind /proc "$root/proc" || { echo "skipped: /proc can't be mounted under $root"; exit 77; }
 proc=$root/proc
+# UCX looks for network interfaces there.
+mount --rbind /sys "$root/sys" || { echo "skipped: /sys can't be mounted under $root"; exit 77; }
+sys=$root/sys
 tar --extract --file "$work/epd.tar.gz" --directory "$root/opt"
 home=/opt/$(tar --list --file "$work/epd.tar.gz" | sed -n '1s|/.*||p')
 
@@ -103,6 +108,7 @@ cat >>"$root/tmp/epd.toml" <<'END'
 name = "bundle"
 node = "node-a"
 listen = "127.0.0.1:17410"
+advertise = "127.0.0.1:17410"
 coordinator = "127.0.0.1:17410"
 insecure = true
 END
