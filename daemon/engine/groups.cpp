@@ -136,12 +136,14 @@ Status Groups::commit_group(const abi::GroupRef& message) {
     return invalid_argument("kGroupCommit for group " + std::to_string(message.group_id));
   for (const auto& member : group->members) member->session->members[member->number] = member.get();
   abi::GroupReady ready{message.group_id, StatusCode::kOk, {}};
-  if (!group->unusable.ok()) {
-    ready.status = group->unusable.code();
-    abi::set_text(ready.text, group->unusable.message().data(), group->unusable.message().size());
-  } else if (const std::string missing = group->check_complete(); !missing.empty()) {
-    ready.status = StatusCode::kInternal;
-    abi::set_text(ready.text, missing.data(), missing.size());
+  Status usable = group->unusable;
+  if (const std::string missing = group->check_complete(); usable.ok() && !missing.empty())
+    usable = Status(StatusCode::kInternal, missing);
+  if (!usable.ok()) {
+    ready.status = usable.code();
+    abi::set_text(ready.text, usable.message().data(), usable.message().size());
+    // Its end, or that of its ranks here, comes as to any engine that has broken.
+    if (group->life.is(GroupPhase::kRestoring)) group->life.enter(GroupPhase::kBroken);
   } else if (group->life.is(GroupPhase::kRestoring)) {
     restore(*group);
   } else if (const Status far = begin_far(*group); !far.ok()) {

@@ -220,15 +220,41 @@ void Departures::put_out(Group& group, const std::set<std::uint32_t>& nodes, con
   std::string of;
   for (const std::uint32_t node : nodes) of += (of.empty() ? " of " : ", ") + parts_.nodes.in_words(node);
   const std::string text = ranks_in_words(ranks) + of + were(ranks) + "put out: " + how;
+  put_out(group, ranks, Status(StatusCode::kAborted, text), text);
+}
+
+// `joining`: what those hear that have not come yet.
+void Departures::put_out(Group& group, const std::vector<std::uint32_t>& ranks, const Status& joining,
+                         const std::string& text) {
   for (const std::uint32_t rank : ranks) {
     Member& member = group.members.at(rank);
     if (member.presence == Presence::kJoining) {
-      parts_.members.refuse_join(member, Status(StatusCode::kAborted, text));
+      parts_.members.refuse_join(member, joining);
     } else {
       member.evicted = text;
     }
   }
   lose(group, ranks, {StatusCode::kRankLost, static_cast<std::int32_t>(ranks.front()), text});
+}
+
+// How far its operations had come nobody knows: under fail fast nothing runs any more.
+void Departures::cannot_serve(Group& group, EngineId engine, const Status& status) {
+  std::vector<std::uint32_t> ranks;
+  for (const auto& [rank, member] : group.members) {
+    if (member.engine == engine && !member.gone()) ranks.push_back(rank);
+  }
+  if (ranks.empty()) {
+    parts_.breaks.advance(group);
+    return;
+  }
+  const std::string text =
+      ranks_in_words(ranks) + were(ranks) + "lost: the engine can't serve the group: " + status.message();
+  if (group.shape.policy == abi::LossPolicy::kDegrade) {
+    put_out(group, ranks, status, text);
+  } else {
+    parts_.breaks.fail(group, {StatusCode::kRankLost, static_cast<std::int32_t>(ranks.front()), text}, 0);
+    parts_.breaks.advance(group);
+  }
 }
 
 void Departures::expire_rejoins(Group& group) {

@@ -40,6 +40,8 @@ class Departures {
   // Nodes that others of the group can't reach: their ranks are lost, and their clients hear of it. One break
   // for all of them. May forget the group.
   void put_out(Group& group, const std::set<std::uint32_t>& nodes, const std::string& how);
+  // An engine that was to take its ranks up again has refused: they are lost. May forget the group.
+  void cannot_serve(Group& group, EngineId engine, const Status& status);
   // Ranks that have not come back in time are refused, and lost. May forget the group.
   void expire_rejoins(Group& group);
 
@@ -50,6 +52,8 @@ class Departures {
   void lose(Group& group, Member& member, const std::string& how);
   void lose(Group& group, const std::vector<std::uint32_t>& ranks, BreakReason reason);
   void lose_some(Group& group, const std::vector<std::uint32_t>& ranks, BreakReason reason);
+  void put_out(Group& group, const std::vector<std::uint32_t>& ranks, const Status& joining,
+               const std::string& text);
   void forget_engines(Group& group, std::uint32_t node);
   void node_lost(Group& group, std::uint32_t node, const std::string& how);
 

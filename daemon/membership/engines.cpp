@@ -82,8 +82,9 @@ void Engines::on(const GroupReady& event) {
   Group& group = *parts_.groups.find(message.group_id);
   slot->waits_for.clear();
   if (message.status != StatusCode::kOk) {
-    slot->state = EngineSlot::Broken{};
-    not_ready(group, {message.status, std::string(message.text, abi::text_length(message.text))});
+    slot->state = EngineSlot::Broken{kNever};
+    not_ready(group, event.engine,
+              {message.status, std::string(message.text, abi::text_length(message.text))});
   } else if (group.is(GroupPhase::kStarting)) {
     slot->state = EngineSlot::Serving{};
     parts_.forming.engine_ready(group);
@@ -99,17 +100,15 @@ void Engines::on(const GroupReady& event) {
   }
 }
 
-void Engines::not_ready(Group& group, const Status& status) {
+void Engines::not_ready(Group& group, EngineId engine, const Status& status) {
   if (group.is(GroupPhase::kStarting)) {
     parts_.forming.abort_start(group, status);
-    return;
+  } else if (group.is(GroupPhase::kBreaking)) {
+    parts_.departures.cannot_serve(group, engine, status);
+  } else {
+    if (auto* failing = std::get_if<Group::Failing>(&group.state)) failing->fail_from = 0;
+    parts_.breaks.advance(group);
   }
-  if (group.is(GroupPhase::kBreaking)) {
-    parts_.breaks.fail(group, {status.code(), -1, status.message()}, 0);
-  } else if (auto* failing = std::get_if<Group::Failing>(&group.state)) {
-    failing->fail_from = 0;
-  }
-  parts_.breaks.advance(group);
 }
 
 // Not a step that is late: nobody is to be killed for it. How long the others wait for it is bounded by their

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "breaks.h"
+#include "departures.h"
 #include "desk.h"
 #include "forming.h"
 #include "group_table.h"
@@ -26,6 +27,7 @@ class Engines {
     Breaks& breaks;
     Forming& forming;
     Rejoins& rejoins;
+    Departures& departures;
     Pairs& pairs;
   };
   Engines(Desk& desk, const Parts& parts) : desk_(desk), parts_(parts) {}
@@ -42,7 +44,7 @@ class Engines {
  private:
   void keep_boards(EngineId engine, const std::vector<BoardIndex>& boards);
   void down_for(Group& group, EngineId engine, const std::string& text);
-  void not_ready(Group& group, const Status& status);
+  void not_ready(Group& group, EngineId engine, const Status& status);  // may forget the group
   bool is_overdue(std::uint64_t* due_ns) const;
   bool tick_stopping(Group& group);
 

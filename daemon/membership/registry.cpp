@@ -71,7 +71,7 @@ struct GroupRegistry::Parts {
   Joins joins{desk, groups, arrivals, forming, rejoins};
   Departures departures{desk, {groups, nodes, memberships, members, breaks, forming, rejoins, joins}};
   Pairs pairs{desk, groups, nodes, breaks, departures};
-  Engines engines{desk, {groups, nodes, members, steps, breaks, forming, rejoins, pairs}};
+  Engines engines{desk, {groups, nodes, members, steps, breaks, forming, rejoins, departures, pairs}};
 };
 
 GroupRegistry::GroupRegistry(const Clock& clock, const MembershipLimits& limits,

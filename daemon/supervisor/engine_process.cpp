@@ -1,5 +1,6 @@
 #include "engine_process.h"
 
+#include "base/thread.h"
 #include "common/signal.h"
 #include "device_choice.h"
 #include "transport/ucx.h"
@@ -14,6 +15,7 @@
 #include <unistd.h>
 #include <array>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 
 #ifndef P_PIDFD
@@ -87,6 +89,14 @@ std::vector<char*> pointers_to(std::vector<std::string>& words) {
   return pointers;
 }
 
+// Waits for the end of the process of that number.
+void* wait_for_end(void* pid) {
+  const auto number = static_cast<pid_t>(reinterpret_cast<std::intptr_t>(pid));
+  while (::waitpid(number, nullptr, 0) < 0 && errno == EINTR) {
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand& command) {
@@ -133,7 +143,7 @@ Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand&
 EngineProcess::~EngineProcess() {
   if (pid_ > 0 && !reaped_) {
     send_signal(pid_, SIGKILL);
-    reap();
+    (void)wait_for_end(reinterpret_cast<void*>(static_cast<std::intptr_t>(pid_)));
   }
 }
 
@@ -146,16 +156,18 @@ bool EngineProcess::has_left() const {
   return ::poll(&entry, 1, 0) > 0 && (entry.revents & POLLHUP) != 0;
 }
 
-std::string EngineProcess::reap() {
-  int state = 0;
-  pid_t waited;
-  do {
-    waited = ::waitpid(pid_, &state, 0);
-  } while (waited < 0 && errno == EINTR);
+std::optional<std::string> EngineProcess::reap() {
+  siginfo_t end{};
+  if (::waitid(P_PID, static_cast<id_t>(pid_), &end, WEXITED | WNOHANG | WNOWAIT) != 0) {
+    reaped_ = true;
+    return "unknown";
+  }
+  if (end.si_pid == 0) return std::nullopt;
   reaped_ = true;
-  if (waited < 0) return "unknown";
-  if (WIFSIGNALED(state)) return "signal " + std::to_string(WTERMSIG(state));
-  exit_code_ = WEXITSTATUS(state);
+  void* const pid = reinterpret_cast<void*>(static_cast<std::intptr_t>(pid_));
+  if (!start_detached_thread(wait_for_end, pid).ok()) (void)wait_for_end(pid);
+  if (end.si_code != CLD_EXITED) return "signal " + std::to_string(end.si_status);
+  exit_code_ = end.si_status;
   return "exit " + std::to_string(exit_code_);
 }
 

@@ -10,6 +10,7 @@
 #include <sys/types.h>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace epd::supervisor {
@@ -53,9 +54,11 @@ class EngineProcess {
   // Whether the engine has closed its link. It does so when nothing of it runs any more, and then its process
   // ends.
   bool has_left() const;
-  // Called after pidfd() has become readable. Returns "exit 1" or "signal 9", for example.
-  std::string reap();
-  // Valid after reap(). -1: a signal ended it.
+  // Called after pidfd() has become readable. Returns "exit 1" or "signal 9", for example, or nothing while
+  // threads of the process have not ended. It waits neither for them nor for the kernel, which may take
+  // seconds to release a process: another thread waits for that.
+  std::optional<std::string> reap();
+  // Valid after reap() has returned an end. -1: a signal ended it.
   int exit_code() const { return exit_code_; }
 
  private:

@@ -13,6 +13,7 @@ namespace {
 constexpr std::uint64_t kMsNs = 1'000'000;
 constexpr std::uint64_t kLastWordsMs = 1'000;  // from the end of a link to the end of its engine
 constexpr std::uint64_t kSparedMs = 1'000;     // to answer after it was stopped
+constexpr std::uint64_t kReapNs = 2'000'000;
 constexpr std::uint64_t kTryAgainNs = 20'000'000;
 constexpr std::uint64_t kStartLaterNs = 200'000'000;
 constexpr std::uint64_t kSayBusyNs = 5'000'000'000;
@@ -217,9 +218,15 @@ void EngineFleet::on_exit(std::uint32_t index) {
   Device& device = devices_[index];
   if (device.link_watch != 0) read_link(index);  // its last messages
   stop_watching(device.exit_watch, device.process->pidfd());
+  std::optional<std::string> how = device.process->reap();
+  if (!how) {
+    device.reap_at_ns = loop_.now_ns() + kReapNs;
+    return;
+  }
+  device.reap_at_ns = 0;
   stop_watching(device.link_watch, device.process->link_fd());
   const pid_t pid = device.process->pid();
-  device.last_exit = device.process->reap();
+  device.last_exit = std::move(*how);
   const bool busy = device.process->exit_code() == abi::kExitDeviceBusy;
   const bool failed = device.process->exit_code() == abi::kExitDeviceFailed;
   const bool for_network = device.process->exit_code() == abi::kExitNetworkThere;
@@ -315,7 +322,7 @@ std::uint64_t EngineFleet::check_period_ns() const {
 // a pause of the whole machine every heartbeat is old.
 void EngineFleet::check_alive(std::uint32_t index) {
   Device& device = devices_[index];
-  if (device.process == nullptr) return;
+  if (device.process == nullptr || device.reap_at_ns != 0) return;
   const bool stopped = is_stopped(index, "a regular look");
   const std::uint64_t beat = is_ready(index) ? page(index).heartbeat_ns.load(std::memory_order_relaxed) : 0;
   // An engine that continues after a stop has its whole time again.
@@ -329,6 +336,9 @@ void EngineFleet::check_alive(std::uint32_t index) {
 
 void EngineFleet::tick() {
   const std::uint64_t now = loop_.now_ns();
+  for (std::uint32_t i = 0; i < size(); ++i) {
+    if (devices_[i].reap_at_ns != 0 && devices_[i].reap_at_ns <= now) on_exit(i);
+  }
   if (stopping_) {
     if (kill_all_ns_ > now) return;
     for (std::uint32_t i = 0; i < size(); ++i) kill(i, "it did not stop");
@@ -339,7 +349,7 @@ void EngineFleet::tick() {
     if (device.start_at_ns != 0 && device.start_at_ns <= now) spawn(i);
     if (device.kill_at_ns != 0 && device.kill_at_ns <= now) {
       device.kill_at_ns = 0;
-      kill(i, "it closed its link");
+      if (device.reap_at_ns == 0) kill(i, "it closed its link");
     }
   }
   if (next_check_ns_ > now) return;
@@ -348,14 +358,16 @@ void EngineFleet::tick() {
 }
 
 std::uint64_t EngineFleet::next_due_ns() const {
+  std::uint64_t due = next_check_ns_;
   if (stopping_) {
     const bool killed = std::all_of(devices_.begin(), devices_.end(), [](const Device& d) {
       return d.process == nullptr || !d.kill_reason.empty();
     });
-    return killed ? std::numeric_limits<std::uint64_t>::max() : kill_all_ns_;
+    due = killed ? std::numeric_limits<std::uint64_t>::max() : kill_all_ns_;
   }
-  std::uint64_t due = next_check_ns_;
   for (const Device& device : devices_) {
+    if (device.reap_at_ns != 0) due = std::min(due, device.reap_at_ns);
+    if (stopping_) continue;
     if (device.start_at_ns != 0) due = std::min(due, device.start_at_ns);
     if (device.kill_at_ns != 0) due = std::min(due, device.kill_at_ns);
   }

@@ -140,6 +140,7 @@ class EngineFleet {
     std::uint64_t start_at_ns = 0;  // when down: time of the next start; 0 = none
     std::uint64_t say_busy_ns = 0;  // when to say again that the GPU accepts no process
     std::uint64_t kill_at_ns = 0;   // it has closed its link: when it is killed
+    std::uint64_t reap_at_ns = 0;   // it has ended but for some threads: when to look again
     std::uint64_t backoff_ms = 0;
     std::deque<std::uint64_t> deaths;  // in the last minute
     std::uint64_t beat = 0;            // its heartbeat at the last look; 0 = it is not ready

@@ -1,16 +1,17 @@
-/* Operations between two nodes of two ranks: what gateways pass on, windows and credits, done, and a break.
- * No code does that yet; the rules are those that engines of several nodes are to follow. Messages arrive in any
- * order, each once. GATEWAY(s) is the rank of the other node that does there what s would do.
+/* Operations between two nodes of two ranks: what gateways pass on, windows and credits, and a break: daemon/far,
+ * HostCrossing, FarSide. Messages arrive in any order, each once. GATEWAY(s) is the rank of the other node that
+ * does there what s would do, as part of its own operation of the same number.
  *
  * The operations are a dispatch and then a combine (-DDISPATCHES: two dispatches). A rank has up to DEPTH in
  * flight. Clients of ranks 0 and 1 submit at once, those of 2 and 3 (-DPATIENT: all) when the
  * operation before has ended.
  *
- * dispatch  announced to near ranks by stores, to the gateway by a message, which stores it for all its near
- *           ranks. Who has seen all sends rows in batches, then how many (done). A gateway that has seen all
- *           passes batches on, gives their credits back, and stores `arrived` when it has passed on all.
- * combine   announced likewise. Asks leave at once; a gateway serves one when its near ranks are ready, by a
- *           sum, in the order of tokens; the owner takes sums in that order.
+ * dispatch  announced to near ranks by stores, to the gateway by a message, which says how many batches there
+ *           will be. The gateway stores it for all its near ranks, once its own operation has been opened. Who has
+ *           seen all sends rows in batches. A gateway that has seen all passes batches on, gives their credits
+ *           back, and stores `arrived` when it has passed on all.
+ * combine   announced likewise. Asks leave at once; a gateway that has seen all serves one by a sum, in the
+ *           order of tokens; the owner takes sums in that order.
  *
  * Never: everybody at rest while an operation has not ended; a row passed on twice, or `arrived` before the
  * last; a block announced in while its last announcement is still read; more credits than a window has; a
@@ -25,7 +26,7 @@
 #ifdef MUTANT_SUMS_AS_ASKS_COME
 #define WINDOW 2
 #endif
-#ifdef MUTANT_DONE_BEFORE_READY
+#ifdef MUTANT_STORED_BEFORE_OPEN
 #define DISPATCHES
 #define DEPTH 1
 #endif
@@ -61,7 +62,6 @@
 #define NODE(r) ((r) / PER_NODE)
 #define GATEWAY(s) (((s) + PER_NODE) % RANKS)
 #define BIT(i) (1 << (i))
-#define NEAR(node) ((BIT(PER_NODE) - 1) << (PER_NODE * (node)))
 #define ALL (BIT(RANKS) - 1)
 #define FIRST(node) (PER_NODE * (node))
 #define LAST(node) (FIRST(node) + PER_NODE - 1)
@@ -89,13 +89,11 @@ byte placed[RANKS];     /* likewise: all were ready, and the block has been read
 byte ready[RANKS * OPS], arrived[RANKS * OPS]; /* in a rank's block: sets of ranks */
 byte sent[RANKS * OPS];                        /* batches, asks */
 byte credits[RANKS], sum_credits[RANKS];       /* of a rank; of its gateway to it */
-byte counted[RANKS];                           /* ops of which done was sent */
 byte summed[RANKS * OPS];                      /* tokens that the owner has added up */
 /* A gateway's, by the rank that it works for. */
 byte held[RANKS * OPS], passed[RANKS * OPS]; /* sets of batches; of asks: not served, served */
-byte all_sent[RANKS];                        /* ops of which done has come */
 /* On their way, by epoch. */
-byte announces[EPOCHS * RANKS], dones[EPOCHS * RANKS];         /* sets of ops */
+byte announces[EPOCHS * RANKS];                                 /* sets of ops */
 byte batches[EPOCHS * RANKS * OPS], sums[EPOCHS * RANKS * OPS]; /* sets of numbers */
 byte credits_back[EPOCHS * RANKS], sum_credits_back[EPOCHS * RANKS];
 bit said[2];                        /* the node's greeting is on its way, or has come */
@@ -138,16 +136,13 @@ inline arrive_in(e, s, op, node) {
 #endif
 #define MAY_SEND(s, op) (announced[s] > (op) && (!IS_DISPATCH(op) || (placed[s] & BIT(op)) != 0))
 
-#ifdef MUTANT_DONE_BEFORE_READY
-#define MAY_COUNT(s, op) (announced[s] > (op))
-#else
-#define MAY_COUNT(s, op) ((placed[s] & BIT(op)) != 0)
-#endif
+/* The client has submitted it, and the block of the operation DEPTH before is free, since that has ended. */
+#define MAY_BEGIN(s, op) (announced[s] == (op) && PREFIX(s) + DEPTH > (op) && (EAGER(s) || PREFIX(s) == (op)))
+#define IS_OPEN(s, op) (announced[s] > (op) || MAY_BEGIN(s, op))
 
-/* planning: the block of the operation DEPTH before is free when that has ended */
 inline announce(s, op) {
   if
-  :: SERVES(NODE(s)) && announced[s] == op && PREFIX(s) + DEPTH > op && (EAGER(s) || PREFIX(s) == op) ->
+  :: SERVES(NODE(s)) && MAY_BEGIN(s, op) ->
      announce_in(epoch[NODE(s)], s, op, FIRST(NODE(s)));
      announce_in(epoch[NODE(s)], s, op, LAST(NODE(s)));
      announces[epoch[NODE(s)] * RANKS + s] = announces[epoch[NODE(s)] * RANKS + s] | BIT(op);
@@ -164,24 +159,14 @@ inline send_batch(s, op) {
   fi
 }
 
-#ifdef MUTANT_NO_DONE_OF_NOTHING
-#define DONES(s, op) (NEED(s, op) == 0 -> 0 : BIT(op))
-#else
-#define DONES(s, op) BIT(op)
-#endif
-
 /* Steps that follow at once, and from which nobody can keep the rank. */
 #define FOLLOWING(s, op) \
   /* all are ready: rows of near ranks are moved, too */ \
   :: SERVES(NODE(s)) && announced[s] > op && (placed[s] & BIT(op)) == 0 && ready[AT(s, op)] == ALL -> \
      placed[s] = placed[s] | BIT(op); \
      arrive_in(epoch[NODE(s)], s, op, NODE(s)) \
-  :: SERVES(NODE(s)) && IS_DISPATCH(op) && MAY_COUNT(s, op) && sent[AT(s, op)] == NEED(s, op) && \
-       (counted[s] & BIT(op)) == 0 -> \
-     dones[epoch[NODE(s)] * RANKS + s] = dones[epoch[NODE(s)] * RANKS + s] | DONES(s, op); \
-     counted[s] = counted[s] | BIT(op) \
   :: SERVES(NODE(s)) && (ended[s] & BIT(op)) == 0 && (placed[s] & BIT(op)) != 0 && arrived[AT(s, op)] == ALL && \
-       (IS_DISPATCH(op) -> (counted[s] & BIT(op)) != 0 : summed[AT(s, op)] == NEED(s, op)) -> \
+       (IS_DISPATCH(op) -> sent[AT(s, op)] : summed[AT(s, op)]) == NEED(s, op) -> \
      ended[s] = ended[s] | BIT(op)
 
 #ifdef DISPATCHES /* fewer states, so that these steps may take their time */
@@ -248,9 +233,16 @@ inline take_sum_credit(e, s) {
 
 /* --- the gateway of s --- */
 
+/* One that comes before waits in the group. */
+#ifdef MUTANT_STORED_BEFORE_OPEN
+#define MAY_STORE(s, op) true
+#else
+#define MAY_STORE(s, op) IS_OPEN(GATEWAY(s), op)
+#endif
+
 inline take_announcement(e, s, op) {
   if
-  :: (announces[e * RANKS + s] & BIT(op)) != 0 ->
+  :: (announces[e * RANKS + s] & BIT(op)) != 0 && (!CURRENT(e, NODE(GATEWAY(s))) || MAY_STORE(s, op)) ->
      announces[e * RANKS + s] = announces[e * RANKS + s] & ~BIT(op);
      if
      :: CURRENT(e, NODE(GATEWAY(s))) ->
@@ -276,17 +268,6 @@ inline take_batch(e, s, op, number) {
   fi
 }
 
-inline take_done(e, s, op) {
-  if
-  :: (dones[e * RANKS + s] & BIT(op)) != 0 ->
-     dones[e * RANKS + s] = dones[e * RANKS + s] & ~BIT(op);
-     if
-     :: CURRENT(e, NODE(GATEWAY(s))) -> all_sent[s] = all_sent[s] | BIT(op)
-     :: else
-     fi
-  fi
-}
-
 inline pass_on(s, op, number) {
   STORES(epoch[NODE(GATEWAY(s))], NODE(GATEWAY(s)));
   held[AT(s, op)] = held[AT(s, op)] & ~BIT(number);
@@ -295,8 +276,10 @@ inline pass_on(s, op, number) {
 }
 
 #define PASSED_ALL(s, op) (passed[AT(s, op)] == BIT(NEED(s, op)) - 1)
-#ifdef MUTANT_DONE_NOT_COUNTED
+#if defined(MUTANT_NOT_COUNTED)
 #define MAY_ARRIVE(s, op) true
+#elif defined(MUTANT_NOTHING_NOT_COUNTED)
+#define MAY_ARRIVE(s, op) (PASSED_ALL(s, op) && NEED(s, op) != 0)
 #else
 #define MAY_ARRIVE(s, op) PASSED_ALL(s, op)
 #endif
@@ -318,7 +301,7 @@ inline serve(s, op, number) {
        (placed[GATEWAY(s)] & BIT(op)) != 0 ->
      pass_on(s, op, number)
   :: SERVES(NODE(GATEWAY(s))) && (held[AT(s, op)] & BIT(number)) != 0 && !IS_DISPATCH(op) &&
-       (ready[AT(GATEWAY(s), op)] & NEAR(NODE(GATEWAY(s)))) == NEAR(NODE(GATEWAY(s))) && MAY_SUM(s) &&
+       (placed[GATEWAY(s)] & BIT(op)) != 0 && MAY_SUM(s) &&
        NEXT_SUM(s, op, number) ->
      pass_on(s, op, number);
 #ifdef MUTANT_ONE_WINDOW
@@ -332,12 +315,9 @@ inline serve(s, op, number) {
 
 inline finish(s, op) {
   if
-  :: SERVES(NODE(GATEWAY(s))) && IS_DISPATCH(op) && (all_sent[s] & BIT(op)) != 0 && MAY_ARRIVE(s, op) &&
+  :: SERVES(NODE(GATEWAY(s))) && (placed[GATEWAY(s)] & BIT(op)) != 0 && MAY_ARRIVE(s, op) &&
        (arrived[AT(GATEWAY(s), op)] & BIT(s)) == 0 ->
      assert(PASSED_ALL(s, op));
-     arrive_in(epoch[NODE(GATEWAY(s))], s, op, NODE(GATEWAY(s)))
-  :: SERVES(NODE(GATEWAY(s))) && !IS_DISPATCH(op) && (ready[AT(GATEWAY(s), op)] & BIT(s)) != 0 &&
-       PASSED_ALL(s, op) && (arrived[AT(GATEWAY(s), op)] & BIT(s)) == 0 ->
      arrive_in(epoch[NODE(GATEWAY(s))], s, op, NODE(GATEWAY(s)))
   fi
 }
@@ -345,8 +325,6 @@ inline finish(s, op) {
 #define OF_EPOCH(e) \
   :: atomic { take_announcement(e, s, 0); follow() } \
   :: atomic { take_announcement(e, s, 1); follow() } \
-  :: atomic { take_done(e, s, 0); follow() } \
-  :: atomic { take_done(e, s, 1); follow() } \
   :: atomic { take_batch(e, s, 0, 0) } \
   :: atomic { take_batch(e, s, 0, 1) } \
   :: atomic { take_batch(e, s, 1, 0) } \
@@ -387,8 +365,7 @@ inline forget_op(r, op) {
   arrived[AT(r, op)] = 0;
   sent[AT(r, op)] = 0;
   summed[AT(r, op)] = 0;
-  placed[r] = placed[r] & ~BIT(op);
-  counted[r] = counted[r] & ~BIT(op)
+  placed[r] = placed[r] & ~BIT(op)
 }
 
 /* What the node keeps as the gateway of s. */
@@ -397,7 +374,6 @@ inline forget_from(s) {
   held[AT(s, 0)] = 0; held[AT(s, 1)] = 0;
 #endif
   passed[AT(s, 0)] = 0; passed[AT(s, 1)] = 0;
-  all_sent[s] = 0;
   sum_credits[s] = 1
 }
 
@@ -431,7 +407,6 @@ inline drop_old(r) {
 #endif
 #ifndef MUTANT_NO_EPOCH_CHECK
   announces[GATEWAY(r)] = 0;
-  dones[GATEWAY(r)] = 0;
   batches[IN(0, GATEWAY(r), 0)] = 0;
   batches[IN(0, GATEWAY(r), 1)] = 0;
   sums[IN(0, r, 0)] = 0;

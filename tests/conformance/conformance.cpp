@@ -1,5 +1,6 @@
 #include "conformance.h"
 
+#include <unistd.h>
 #include <cstdlib>
 
 namespace epd::test {
@@ -12,6 +13,7 @@ std::string letter_of(std::uint32_t node) {
 }  // namespace
 
 std::unique_ptr<Daemon> Conformance::daemon_;
+std::unique_ptr<kit::NodeNetwork> Conformance::network_;
 std::unique_ptr<DaemonCluster> Conformance::cluster_;
 std::uint32_t Conformance::nodes_ = 0;
 std::string Conformance::prefix_;
@@ -42,6 +44,8 @@ void Conformance::SetUp() {
   prefix_ = kind;
   let_groups_span_nodes(spans);
   if (spans) {
+    if (const std::string why_not = kit::NodeNetwork::why_not(); !why_not.empty())
+      GTEST_SKIP() << "nodes can't be made here: " << why_not;
     ASSERT_TRUE(start_nodes(static_cast<std::uint32_t>(std::stoul(kind.substr(5)))));
     return;
   }
@@ -51,10 +55,17 @@ void Conformance::SetUp() {
   ASSERT_TRUE(daemon_->start());
 }
 
+// Each in network and IPC namespaces of its own. Ranks are here: of a daemon they need its files alone.
 bool Conformance::start_nodes(std::uint32_t nodes) {
   constexpr std::uint32_t kDevices = 2;
   nodes_ = nodes;
+  network_ = std::make_unique<kit::NodeNetwork>(nodes);
   cluster_ = std::make_unique<DaemonCluster>(kDevices);
+  for (std::uint32_t i = 0; i < nodes; ++i) {
+    cluster_->place(letter_of(i), network_->address(i), [i] {
+      if (*network_->enter(i) != '\0') ::_exit(126);
+    });
+  }
   if (!cluster_->prepare()) return false;
   for (std::uint32_t i = 0; i < nodes; ++i) cluster_->start(letter_of(i));
   for (std::uint32_t i = 0; i < nodes; ++i) {
@@ -69,6 +80,7 @@ Daemon& Conformance::daemon_of(std::uint32_t rank) {
 
 void Conformance::TearDownTestSuite() {
   cluster_.reset();
+  network_.reset();
   if (daemon_ == nullptr) return;
   daemon_->stop();
   daemon_.reset();

@@ -1,6 +1,7 @@
 // The fixture of the conformance suite: one daemon per device prefix, and ranks on all of its devices.
 #pragma once
 
+#include "kit/node_network.h"
 #include "support/cases.h"
 #include "support/client.h"
 #include "support/daemon.h"
@@ -64,6 +65,7 @@ class Conformance : public testing::TestWithParam<std::string> {
   static bool start_nodes(std::uint32_t nodes);
 
   static std::unique_ptr<Daemon> daemon_;
+  static std::unique_ptr<kit::NodeNetwork> network_;  // the cluster's
   static std::unique_ptr<DaemonCluster> cluster_;
   static std::uint32_t nodes_;  // of the cluster
   static std::string prefix_;   // of its devices

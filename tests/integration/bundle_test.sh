@@ -20,9 +20,11 @@ fail() { echo "FAILED: $1" >&2; exit 1; }
 work=$(mktemp -d "${TMPDIR:-/tmp}/epd-bundle-test-XXXXXX")
 daemon=
 proc=
+sys=
 cleanup() {
   if [[ -n $daemon ]]; then kill -KILL "$daemon" 2>/dev/null || true; wait "$daemon" || true; fi
   if [[ -n $proc ]]; then umount --lazy "$proc" || true; fi
+  if [[ -n $sys ]]; then umount --lazy "$sys" || true; fi
   rm -rf "$work"
 }
 trap cleanup EXIT
@@ -44,9 +46,12 @@ if [[ -z $root ]]; then
     install -D "$libraries/$library" "$root$libraries/$library"
   done
 fi
-mkdir -p "$root/opt" "$root/proc" "$root/tmp"
+mkdir -p "$root/opt" "$root/proc" "$root/sys" "$root/tmp"
 mount --bind /proc "$root/proc" || { echo "skipped: /proc can't be mounted under $root"; exit 77; }
 proc=$root/proc
+# UCX looks for network interfaces there.
+mount --rbind /sys "$root/sys" || { echo "skipped: /sys can't be mounted under $root"; exit 77; }
+sys=$root/sys
 tar --extract --file "$work/epd.tar.gz" --directory "$root/opt"
 home=/opt/$(tar --list --file "$work/epd.tar.gz" | sed -n '1s|/.*||p')
 
@@ -90,9 +95,35 @@ there epd-moe-demo --socket /tmp/epd.sock --ranks 2 --layers 2 --steps 1 --token
 # And with a daemon of its own, which it finds beside itself.
 there epbench --ranks 1 --op noop --iters 3
 
-kill -TERM "$daemon"
-status=0
-wait "$daemon" || status=$?
-daemon=
-if (( status != 0 )); then cat "$work/log"; fail "the daemon ended with status $status after SIGTERM"; fi
-if [[ -e $root/tmp/epd.sock ]]; then fail "the daemon left its socket behind"; fi
+# stop LOG: the daemon ends well.
+stop() {
+  local status=0
+  kill -TERM "$daemon"
+  wait "$daemon" || status=$?
+  daemon=
+  if (( status != 0 )); then cat "$1"; fail "the daemon ended with status $status after SIGTERM"; fi
+  if [[ -e $root/tmp/epd.sock ]]; then fail "the daemon left its socket behind"; fi
+}
+stop "$work/log"
+
+# In a cluster its engines open the UCX of the bundle, with its modules.
+cat >>"$root/tmp/epd.toml" <<'END'
+[cluster]
+name = "bundle"
+node = "node-a"
+listen = "127.0.0.1:17410"
+advertise = "127.0.0.1:17410"
+coordinator = "127.0.0.1:17410"
+insecure = true
+END
+become epd serve --config /tmp/epd.toml >"$work/cluster-log" 2>&1 &
+daemon=$!
+for (( i = 0; i < 300; i++ )); do
+  there epctl --socket /tmp/control.sock --json network >"$work/network" 2>/dev/null || true
+  if [[ $(grep -o '"carrier": *"UCX 1' "$work/network" | wc -l) == 2 ]]; then break; fi
+  kill -0 "$daemon" 2>/dev/null || break
+  sleep 0.1
+done
+cat "$work/network"
+if (( i == 300 )) || ! kill -0 "$daemon" 2>/dev/null; then cat "$work/cluster-log"; fail "engines have no UCX"; fi
+stop "$work/cluster-log"

@@ -1,6 +1,7 @@
 // Losses under groups that span nodes: the others go on or hear why not, bit for bit, and groups that are
 // beside it notice nothing.
 #include "common/signal.h"
+#include "kit/node_network.h"
 #include "support/cases.h"
 #include "support/client.h"
 #include "support/daemon_cluster.h"
@@ -8,9 +9,11 @@
 #include "support/script.h"
 
 #include <signal.h>
+#include <unistd.h>
 #include <atomic>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <set>
 
 namespace epd::test {
@@ -281,6 +284,43 @@ TEST_F(NodesFaults, AStoppedNodeIsPutOutAndItsRanksRejoin) {
   for (const pid_t pid : stopped) send_signal(pid, SIGCONT);
   std::printf("stopped for %.1f s\n", now_seconds() - begin);
   expect_ends_well({0, 1, 2, 3});
+  expect_bystander_unharmed();
+}
+
+// Each node has a network of its own, and times are those of the default configuration.
+class NodesFaultsOfLinks : public NodesFaults {
+ protected:
+  void SetUp() override {
+    if (const std::string why_not = kit::NodeNetwork::why_not(); !why_not.empty())
+      GTEST_SKIP() << "nodes can't be made here: " << why_not;
+    network_.emplace(3);
+    for (std::uint32_t node = 0; node < 3; ++node) {
+      place(kLetters[node], network_->address(node), [this, node] {
+        if (*network_->enter(node) != '\0') ::_exit(126);
+      });
+    }
+    ASSERT_TRUE(prepare());
+    for (const char* letter : kLetters) start(letter);
+    for (const char* letter : kLetters) await("a", letter, "up");
+  }
+
+  static constexpr const char* kLetters[] = {"a", "b", "c"};
+  std::optional<kit::NodeNetwork> network_;
+};
+
+TEST_F(NodesFaultsOfLinks, ANodeWithoutItsCableUnderDegrade) {
+  const Case c = spanning_case(true);
+  start_bystander();
+  start_ranks(c, 200, 2, {"RANK_LOST", "ENGINE_RESTARTED", "ABORTED"});
+  ASSERT_TRUE(run_for(40));
+  const double cut = now_seconds();
+  network_->unplug(2);
+  // Nobody decides for its own ranks there, so that it ends them itself, and it comes back.
+  EXPECT_TRUE(eventually(30, [&] { return stage_->failed_at[2] > 0 && stage_->failed_at[3] > 0; }));
+  say_when("link down", cut, {0, 1});
+  network_->plug(2);
+  expect_ends_well({0, 1});
+  await("a", "c", "up");
   expect_bystander_unharmed();
 }
 

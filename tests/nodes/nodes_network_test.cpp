@@ -6,7 +6,11 @@
 #include "support/script.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <memory>
+#include <set>
+#include <sstream>
 
 namespace epd::test {
 namespace {
@@ -152,6 +156,77 @@ TEST(NodesNetworkAlone, ADaemonInNoClusterSaysSo) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_NE(result.err.find("UNSUPPORTED: this daemon is in no cluster"), std::string::npos) << result.err;
   daemon.stop();
+}
+
+// Of a file in /proc/PID.
+std::string contents(pid_t pid, const std::string& name) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/" + name);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// Inodes of the sockets that a process has.
+std::set<std::string> sockets_of(pid_t pid) {
+  std::set<std::string> inodes;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/fd")) {
+    std::error_code gone;
+    const std::string target = std::filesystem::read_symlink(entry.path(), gone);
+    if (target.starts_with("socket:[")) inodes.insert(target.substr(8, target.size() - 9));
+  }
+  return inodes;
+}
+
+std::vector<std::string> tcp_sockets_of(pid_t pid) {
+  const std::set<std::string> own = sockets_of(pid);
+  std::vector<std::string> found;
+  for (const char* table : {"net/tcp", "net/tcp6"}) {
+    std::istringstream lines(contents(pid, table));
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line);
+      std::string word;
+      for (int i = 0; i < 10; ++i) words >> word;  // the tenth is the inode
+      if (own.contains(word)) found.push_back(line);
+    }
+  }
+  return found;
+}
+
+void expect_tcp_and_ucx(Daemon& daemon, bool expected) {
+  std::size_t ports = 0;
+  bool ucx = false;
+  for (const pid_t pid : daemon.all_pids()) {
+    ports += tcp_sockets_of(pid).size();
+    const bool mapped = contents(pid, "maps").find("libucp") != std::string::npos;
+    EXPECT_FALSE(mapped && pid == daemon.pid()) << "the supervisor never loads UCX";
+    ucx = ucx || mapped;
+  }
+  EXPECT_EQ(ports != 0, expected);
+  EXPECT_EQ(ucx, expected);
+}
+
+TEST(NodesNetworkAlone, ADaemonInNoClusterHasNoPortAndNoUcx) {
+  Daemon daemon{DaemonOptions{}};
+  ASSERT_TRUE(daemon.start());
+  Case c;
+  c.num_ranks = 2;
+  c.num_experts = 4;
+  c.max_tokens = 8;
+  c.hidden = 128;
+  c.topk = 2;
+  expect_all_ok(run_ranks(2, 30, [&](std::uint32_t rank) {
+    const Session session(daemon.socket(), daemon.device(rank));
+    const Group group(session, c.config("alone", rank));
+    const std::string stats = ScriptRunner(group, c, rank, {.rounds = 2}).run().to_string();
+    return stats;
+  }));
+  expect_tcp_and_ucx(daemon, false);
+  daemon.stop();
+}
+
+// That the test above can see them.
+TEST_F(NodesNetwork, ADaemonInAClusterHasAPortAndItsEnginesUcx) {
+  expect_tcp_and_ucx(at("a"), true);
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ struct EngineNodes::Rank {
 };
 
 EngineNodes::EngineNodes(const Case& c, const EngineNodesOptions& options)
-    : case_(c), shape_(c.shape()), options_(options) {
+    : case_(c), shape_(c.shape()), options_(options), resume_index_(options.first_op) {
   if (options_.open == nullptr)
     options_.open = [this](const transport::Limits& limits) { return network_.open(limits); };
   for (std::uint32_t number = 0; number < c.num_ranks; ++number) {
@@ -231,7 +231,7 @@ std::string EngineNodes::break_all(const std::set<std::size_t>& without) {
 }
 
 void EngineNodes::take_next_index(std::uint64_t index) {
-  resume_index_ = std::min(resume_index_, index);
+  resume_index_ = std::min(resume_index_, options_.first_op + index);
 }
 
 void EngineNodes::resume_engine(std::size_t which) const {
@@ -244,7 +244,7 @@ void EngineNodes::resume_engine(std::size_t which) const {
 
 void EngineNodes::resume(const std::set<std::size_t>& without) {
   ++epoch_;
-  go_back_to(resume_index_);
+  go_back_to(resume_index_ - options_.first_op);
   for (std::size_t i = 0; i < engines_.size(); ++i) {
     if (!without.contains(i)) resume_engine(i);
   }
@@ -375,7 +375,7 @@ void EngineNodes::submit(std::uint32_t number, const FarStep& step, std::uint32_
     for (const auto& other : ranks_) {
       if (!other->made[step.record].empty()) last = std::max(last, other->made[step.record].back());
     }
-    s.handle = rank.made[step.record].empty() ? last : rank.made[step.record].back();
+    s.handle = options_.first_op + (rank.made[step.record].empty() ? last : rank.made[step.record].back());
   }
   if (step.dispatch) {
     if (case_.send_weights) s.flags |= abi::kFlagWeights;

@@ -26,6 +26,7 @@ struct EngineNodesOptions {
   std::uint64_t window_bytes = 16384;
   std::uint64_t max_bytes = 1 << 30;
   std::uint32_t peer_timeout_ms = 5000;
+  std::uint64_t first_op = 0;  // of the group
   engine::OpenTransport open;  // null: in-process
 };
 

@@ -11,6 +11,7 @@
 #include <system_error>
 #include <thread>
 
+#include <sched.h>
 #include <unistd.h>
 
 namespace epd::bench {
@@ -25,6 +26,21 @@ std::string contents(const std::string& path) {
   std::ostringstream text;
   text << file.rdbuf();
   return text.str();
+}
+
+void append(std::vector<std::string>& words, const std::vector<std::string>& more) {
+  words.insert(words.end(), more.begin(), more.end());
+}
+
+// Both ends poll: on one processor each would wait for the other's time slice. None if there is one only.
+std::vector<std::string> processor_of(std::uint32_t node) {
+  cpu_set_t allowed;
+  if (::sched_getaffinity(0, sizeof(allowed), &allowed) != 0 || CPU_COUNT(&allowed) < 2) return {};
+  int processor = 0;
+  for (std::uint32_t found = 0; processor < CPU_SETSIZE; ++processor) {
+    if (CPU_ISSET(processor, &allowed) && found++ == node) break;
+  }
+  return {"-c", std::to_string(processor)};
 }
 
 // UCX's variables in the environment of the daemon's first engine.
@@ -82,12 +98,14 @@ std::vector<double> RawUcx::run(const std::vector<std::string>& words) const {
     };
     return made;
   };
-  const std::string number = std::to_string(port);
-  const kit::BackgroundCommand server({kProgram, "-p", number}, options(1));
+  std::vector<std::string> serve{kProgram, "-p", std::to_string(port)};
+  std::vector<std::string> all{kProgram, nodes_.network().address(1), "-p", std::to_string(port), "-e", "-f"};
+  append(serve, processor_of(1));
+  append(all, processor_of(0));
+  append(all, words);
+  const kit::BackgroundCommand server(serve, options(1));
   for (int i = 0; i < 500 && !listens(server.pid(), port); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  std::vector<std::string> all{kProgram, nodes_.network().address(1), "-p", number, "-e", "-f"};
-  all.insert(all.end(), words.begin(), words.end());
   const std::string said = kit::must_run(all, options(0));
   std::vector<double> numbers;
   const std::string body = said.substr(0, said.find_last_not_of('\n') + 1);

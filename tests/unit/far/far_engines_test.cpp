@@ -103,6 +103,33 @@ TEST(FarEngines, ABrokenGroupGoesOnInTheNextEpoch) {
   }
 }
 
+// Operations are numbered near the place where tags begin anew (proto/README, "Numbers that wrap"). After the
+// second break they are counted from another base than those that made the routings.
+TEST(FarEngines, OperationsGoOnWhereTagsBeginAnew) {
+  for (std::uint64_t i = 0; i < 8; ++i) {
+    std::mt19937 random = random_of(7, i);
+    const Case c = far_case(random, 4);
+    EngineNodesOptions options = random_places(random);
+    options.first_op = (1 + i % 3) * abi::kTagRound - 5;
+    EngineNodes nodes(c, options);
+    nodes.begin();
+    ASSERT_EQ(nodes.expect_ready(), "") << nodes.describe();
+    const std::vector<FarStep> steps = random_steps(c, 16, random);
+    for (const std::size_t done : {4, 8}) {
+      ASSERT_EQ(nodes.run(steps, done), "") << nodes.describe();
+      ASSERT_EQ(nodes.break_and_resume(), "") << nodes.describe();
+    }
+    nodes.stop(1);
+    ASSERT_EQ(nodes.break_all({1}), "");
+    nodes.restart(1);
+    ASSERT_EQ(nodes.expect_ready(1), "") << nodes.describe();
+    nodes.take_next_index(8);
+    nodes.resume();
+    ASSERT_EQ(nodes.expect_resumed(), "") << nodes.describe();
+    ASSERT_EQ(nodes.run(steps), "") << nodes.describe();
+  }
+}
+
 TEST(FarEngines, ARankGoesAndAnotherComesInItsPlace) {
   for (std::uint64_t i = 0; i < 8; ++i) {
     std::mt19937 random = random_of(3, i);
@@ -441,6 +468,31 @@ TEST(FarEngines, AnEngineWithoutNetworkSaysSo) {
   EXPECT_EQ(nodes.expect_ready(0), "NOT_FOUND: no libucp in this test");
   EXPECT_EQ(ShownPage(nodes, 0).far().problem.load(), "no libucp in this test");
   EXPECT_EQ(nodes.remove(), "");
+}
+
+// Its successor was started while the node had no network. The group's end, or that of its ranks here, is
+// nothing that it may not hear of.
+TEST(FarEngines, ARestartedEngineWithoutNetworkHearsOfTheEnd) {
+  EngineNodesOptions options = two_nodes();
+  options.open = [](const transport::Limits&) -> Result<std::unique_ptr<transport::Transport>> {
+    return not_found("no network in this test");
+  };
+  for (const bool fatal : {true, false}) {
+    EngineNodes nodes(plain_case(4), options);
+    EngineThread& engine = nodes.engine(0);
+    nodes.begin_engine(0, true);
+    EXPECT_EQ(nodes.expect_ready(0), "NOT_FOUND: no network in this test");
+    if (fatal) {
+      engine.send(LinkType::kBreak,
+                  abi::Break{EngineNodes::kGroup, 1, 0, 1, StatusCode::kRankLost, 0, "a test"});
+      ASSERT_TRUE(engine.expect(LinkType::kBroken).has_value());
+    } else {
+      engine.send(LinkType::kStopMember, abi::MemberRef{EngineNodes::kGroup, 0, 0, 0});
+      ASSERT_TRUE(engine.expect(LinkType::kMemberStopped).has_value());
+    }
+    engine.send(LinkType::kRemoveGroup, abi::GroupRef{EngineNodes::kGroup});
+    ASSERT_TRUE(engine.expect(LinkType::kGroupRemoved).has_value());
+  }
 }
 
 // A group of one node on an engine whose other group breaks, loses its peer, and goes.

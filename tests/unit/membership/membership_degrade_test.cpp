@@ -468,13 +468,28 @@ TEST_F(Degrade, ARankIsWaitedForOnceByEachSession) {
   EXPECT_EQ(group().waiting.size(), 1u);
 }
 
-TEST_F(Degrade, AJoinerIsAnsweredWhenTheGroupEndsInstead) {
+TEST_F(Degrade, AJoinerWhoseEngineCannotServeItIsRefusedAndTheOthersGoOn) {
   activate_without(2);
   join(newcomer(2, 77, 2));
   take();
   say(2, abi::GroupReady{1, StatusCode::kInternal, "arena lost"});
   const Lines lines = take();
-  EXPECT_EQ(lines.front(), "refused session=77 request=100 status=ABORTED");
+  EXPECT_EQ(lines.front(), "refused session=77 request=100 status=INTERNAL");
+  EXPECT_FALSE(group().is(GroupPhase::kFailing));
+}
+
+TEST_F(Degrade, ARestartedEngineThatCannotServeTheGroupLosesItsRanks) {
+  activate(3);
+  engine_down(2, "died");
+  engine_up(2);
+  for (const std::uint32_t device : {0u, 1u}) broken(device, 5);
+  take();
+  say(2, abi::GroupReady{1, StatusCode::kInternal, "arena lost"});
+  EXPECT_EQ(take(), (Lines{"stop_member device=2 group=1 rank=2", "rank device=0 group=1 rank=2 since=0",
+                           "rank device=1 group=1 rank=2 since=0", "remove device=2 group=1",
+                           "wake session=12", "resume device=0 group=1 epoch=2 index=5 cause=RANK_LOST",
+                           "resume device=1 group=1 epoch=2 index=5 cause=RANK_LOST"}));
+  EXPECT_EQ(group().reason.text, "rank 2 was lost: the engine can't serve the group: arena lost");
 }
 
 }  // namespace

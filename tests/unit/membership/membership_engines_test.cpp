@@ -149,8 +149,9 @@ TEST_F(Membership, ARestartedEngineThatCannotServeTheGroupEndsIt) {
   take();
   say(0, abi::GroupReady{1, StatusCode::kInternal, "arena lost"});
   EXPECT_EQ(take(),
-            (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=INTERNAL failed_rank=-1 fail_from=0",
-                   "break device=1 group=1 epoch=1 fatal=1 cause=INTERNAL failed_rank=-1 fail_from=0"}));
+            (Lines{"break device=0 group=1 epoch=1 fatal=1 cause=RANK_LOST failed_rank=0 fail_from=0",
+                   "break device=1 group=1 epoch=1 fatal=1 cause=RANK_LOST failed_rank=0 fail_from=0"}));
+  EXPECT_EQ(group().reason.text, "rank 0 was lost: the engine can't serve the group: arena lost");
 }
 
 // ---- engines that do not answer
