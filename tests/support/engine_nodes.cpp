@@ -34,10 +34,11 @@ struct EngineNodes::Engine {
 struct EngineNodes::Rank {
   std::uint32_t number = 0;
   Engine* engine = nullptr;
-  std::unique_ptr<RawSession> session;
+  RawSession* session = nullptr;
   UniqueFd user_fd, exchange_fd, board_fd;
   Mapping user, board;
   std::uint64_t since = 1;  // 0: masked
+  std::size_t first = 0;    // step: it has no rows of dispatches before
   std::uint64_t first_index = 0;
   std::uint32_t member = 0;
   std::size_t next = 0;                            // step
@@ -77,8 +78,7 @@ EngineNodes::EngineNodes(const Case& c, const EngineNodesOptions& options)
     rank.number = number;
     rank.engine = found->get();
     rank.member = RawGroup::member(number);
-    rank.session = std::make_unique<RawSession>(50 + number);
-    rank.session->add_to(*rank.engine->thread);
+    attach(rank);
     rank.made.resize(shape_.num_routes());
     rank.num_recv_rows.resize(shape_.depth);
     if (options_.masked.contains(number)) rank.since = 0;
@@ -87,6 +87,12 @@ EngineNodes::EngineNodes(const Case& c, const EngineNodesOptions& options)
 }
 
 EngineNodes::~EngineNodes() = default;
+
+void EngineNodes::attach(Rank& rank) {
+  sessions_.push_back(std::make_unique<RawSession>(50 + sessions_.size()));
+  rank.session = sessions_.back().get();
+  rank.session->add_to(*rank.engine->thread);
+}
 
 void EngineNodes::make(Rank& rank) const {
   const device::DeviceName device =
@@ -274,6 +280,8 @@ void EngineNodes::admit(std::uint32_t number) {
   Rank& rank = *ranks_[number];
   rank.since = epoch_ + 1;
   rank.first_index = resume_index_;
+  rank.first = resume_index_ - options_.first_op;
+  rank.num_recv_rows.assign(shape_.depth, 0);
   rank.member += 1000;
   for (auto& made : rank.made) made.clear();
   make(rank);
@@ -282,6 +290,11 @@ void EngineNodes::admit(std::uint32_t number) {
     if (engines_[to]->node != rank.engine->node) tell_address(to, engine_of(number));
     tell_rank(*engines_[to], number);
   }
+}
+
+void EngineNodes::move(std::uint32_t number, std::size_t engine) {
+  ranks_[number]->engine = engines_[engine].get();
+  attach(*ranks_[number]);
 }
 
 void EngineNodes::stop(std::size_t which) {
@@ -343,14 +356,18 @@ epd_buffers_t EngineNodes::buffers(const Rank& rank, std::uint32_t slot) const {
   return b;
 }
 
-const std::vector<Input>& EngineNodes::inputs(Round round) {
-  auto found = inputs_.find(round);
-  if (found != inputs_.end()) return found->second;
+std::set<std::uint32_t> EngineNodes::lost() const {
   std::set<std::uint32_t> lost;
   for (const auto& rank : ranks_) {
     if (!active(*rank)) lost.insert(rank->number);
   }
-  return inputs_.emplace(round, without_ranks(case_, make_inputs(case_, round), lost)).first->second;
+  return lost;
+}
+
+const std::vector<Input>& EngineNodes::inputs(Round round) {
+  auto found = inputs_.find(round);
+  if (found != inputs_.end()) return found->second;
+  return inputs_.emplace(round, without_ranks(case_, make_inputs(case_, round), lost())).first->second;
 }
 
 void EngineNodes::submit(std::uint32_t number, const FarStep& step, std::uint32_t timeout_ms) {
@@ -369,6 +386,7 @@ void EngineNodes::submit(std::uint32_t number, const FarStep& step, std::uint32_
   if (step.dispatch && !step.cached) {
     s.num_tokens = input.num_tokens;
     rank.made[step.record].push_back(index);
+    lost_at_[index] = lost();
   } else {
     // Of one before its time the rank knows the number, as all do.
     std::size_t last = 0;
@@ -420,9 +438,37 @@ std::string EngineNodes::conclude(Rank& rank, const abi::Completion& completion,
     difference =
         check_dispatch(case_, buffers(rank, step.slot), inputs(step.round), rank.number, told, nullptr);
   } else {
-    difference = check_combine(case_, buffers(rank, step.slot), inputs(step.round), rank.number, step.round);
+    difference = check_combined(rank, completion, step);
   }
   return difference.empty() ? "" : operation + difference;
+}
+
+// Ranks that have gone since the dispatch add nothing, back or not. Who has come since has no tokens.
+std::string EngineNodes::check_combined(const Rank& rank, const abi::Completion& completion,
+                                        const FarStep& step) const {
+  const epd_buffers_t b = buffers(rank, step.slot);
+  const std::vector<std::size_t>& made = rank.made[step.record];
+  std::uint32_t dropped = 0;
+  std::string difference;
+  if (made.empty()) {
+    const auto* const out = static_cast<const std::uint8_t*>(b.out);
+    const bool untouched = std::all_of(out, out + abi::region_bytes(shape_, Region::kOut),
+                                       [](std::uint8_t byte) { return byte == kPoison; });
+    if (!untouched) difference = "wrote to the output of a rank that came after the dispatch";
+  } else {
+    std::set<std::uint32_t> gone = lost();
+    for (const auto& other : ranks_) {
+      if (other->first > made.back()) gone.insert(other->number);
+    }
+    // Clients did not choose ranks that were lost at the dispatch.
+    const std::vector<Input> inputs =
+        without_ranks(case_, make_inputs(case_, step.round), lost_at_.at(made.back()));
+    difference = check_combine(case_, b, inputs, rank.number, step.round, gone);
+    dropped = selections_of(case_, inputs[rank.number], gone);
+  }
+  if (!difference.empty() || completion.num_dropped_selections == dropped) return difference;
+  return std::to_string(completion.num_dropped_selections) + " selections dropped, not " +
+         std::to_string(dropped);
 }
 
 std::string EngineNodes::run(const std::vector<FarStep>& steps, std::size_t until) {

@@ -55,6 +55,8 @@ class EngineNodes {
   // Between a break and the resume: the rank goes, or comes with memory that is new.
   void mask(std::uint32_t rank);
   void admit(std::uint32_t rank);
+  // Before it comes: it does so from another engine, in another session.
+  void move(std::uint32_t rank, std::size_t engine);
   // The engine ends. Its successor has another address, which the others are told.
   void stop(std::size_t engine);
   void restart(std::size_t engine);
@@ -85,11 +87,14 @@ class EngineNodes {
   struct Rank;
 
   void make(Rank& rank) const;
+  void attach(Rank& rank);
+  std::set<std::uint32_t> lost() const;
   void tell_rank(const Engine& engine, std::uint32_t rank) const;
   bool active(const Rank& rank) const;
   epd_buffers_t buffers(const Rank& rank, std::uint32_t slot) const;
   const std::vector<Input>& inputs(Round round);
   std::string conclude(Rank& rank, const abi::Completion& completion, const std::vector<FarStep>& steps);
+  std::string check_combined(const Rank& rank, const abi::Completion& completion, const FarStep& step) const;
   void go_back_to(std::uint64_t index);
   std::string stuck() const;
 
@@ -100,7 +105,9 @@ class EngineNodes {
   std::vector<std::unique_ptr<Engine>> engines_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::map<std::size_t, std::uint64_t> views_;
+  std::vector<std::unique_ptr<RawSession>> sessions_;
   std::map<Round, std::vector<Input>> inputs_;
+  std::map<std::size_t, std::set<std::uint32_t>> lost_at_;  // by step, of dispatches
   std::uint64_t epoch_ = 1;
   std::uint64_t resume_index_ = 0;
 };

@@ -89,7 +89,8 @@ ScriptRunner::ScriptRunner(const Group& group, const Case& c, std::uint32_t rank
       rank_(rank),
       options_(std::move(options)),
       script_(make_script(c, options_.rounds, options_.order)),
-      routed_(options_.rounds) {
+      routed_(options_.rounds),
+      losses_(c, rank) {
   for (std::size_t i = 0; i < script_.size(); ++i) {
     Routed& routed = routed_[script_[i].round.routing];
     if (script_[i].kind == Kind::kDispatch) routed.dispatch = i;
@@ -168,77 +169,32 @@ epd_status_t ScriptRunner::submit(std::size_t step) {
 
 void ScriptRunner::check(const Step& step, const epd_result_t& result, const epd_counts_t* counts) {
   const std::uint64_t routing = step.round.routing;
-  if (step.kind == Kind::kDispatch) {
-    lost_at_[routing] = lost_;
-    lost_since_[routing].clear();
-    doubtful_.erase(routing);
-  }
+  if (step.kind == Step::Kind::kDispatch) losses_.make_routing(routing);
   const std::vector<Input>& all = inputs_of(step.round);
-  const bool was_here = lost_at_.contains(routing);
+  const std::vector<Input> inputs = losses_.dispatched(routing, all);
   const bool combine = step.kind == Kind::kCombine;
-  const bool doubtful = combine && doubtful_.contains(routing);
-  if (was_here && !doubtful) check_dropped(step, all[rank_], result);
-  const std::set<std::uint32_t> absent = was_here ? lost_at_[routing] : std::set<std::uint32_t>{rank_};
-  const std::vector<Input> inputs = without_ranks(case_, all, absent);
   const epd_buffers_t buffers = group_.buffers(step.slot);
-  const std::string text =
-      doubtful  ? check_degraded_combine(step, result)
-      : combine ? check_combine(case_, buffers, inputs, rank_, step.round, lost_since_[routing])
-                : check_dispatch(case_, buffers, inputs, rank_, result, counts);
+  std::string text = combine ? losses_.check_combine(buffers, step.round, all, result.num_dropped_selections)
+                             : check_dispatch(case_, buffers, inputs, rank_, result, counts);
+  if (!combine && text.empty()) text = losses_.check_dropped(routing, all, result.num_dropped_selections);
   if (!text.empty()) RANK_FAIL(text);
   if (!combine) routed_[step.round.routing].num_recv_rows = result.num_recv_rows;
   stats_.digests.push_back(combine ? digest_combine(case_, buffers, inputs[rank_].num_tokens)
                                    : digest_dispatch(case_, buffers, result.num_recv_rows));
 }
 
-// Ranks may have been lost and come back before this one looked; they, too, hold nothing of what they were
-// sent. Then the result must be right for some such set of ranks, and the number of dropped selections that
-// set's.
-std::string ScriptRunner::check_degraded_combine(const Step& step, const epd_result_t& result) {
-  const std::uint64_t routing = step.round.routing;
-  const std::vector<Input>& all = inputs_of(step.round);
-  const std::set<std::uint32_t>& at = lost_at_[routing];
-  const std::vector<Input> inputs = without_ranks(case_, all, at);
-  const std::set<std::uint32_t> known = lost_since_[routing];
-  for (std::uint32_t mask = 0; mask < (1u << case_.num_ranks); ++mask) {
-    std::set<std::uint32_t> since = known;
+// Who takes part from now on is read by itself, so it may be of a later epoch than the one that was told.
+epd_status_t ScriptRunner::take_epoch(epd_resume_info_t& info) {
+  for (std::uint64_t told = 0;; told = info.epoch) {
+    std::set<std::uint32_t> lost;
     for (std::uint32_t rank = 0; rank < case_.num_ranks; ++rank) {
-      if ((mask >> rank & 1) != 0 && rank != rank_ && !at.contains(rank)) since.insert(rank);
+      if (epd_group_active(group_.get(), rank) == 0) lost.insert(rank);
     }
-    std::set<std::uint32_t> dropped = at;
-    dropped.insert(since.begin(), since.end());
-    if (selections_of(case_, all[rank_], dropped) != result.num_dropped_selections) continue;
-    if (!check_combine(case_, group_.buffers(step.slot), inputs, rank_, step.round, since).empty()) continue;
-    lost_since_[routing] = since;
-    return "";
-  }
-  return "right for no set of ranks that may have been replaced; selections dropped: " +
-         std::to_string(result.num_dropped_selections);
-}
-
-void ScriptRunner::check_dropped(const Step& step, const Input& own, const epd_result_t& result) const {
-  std::set<std::uint32_t> dropped = lost_at_.at(step.round.routing);
-  dropped.insert(lost_since_.at(step.round.routing).begin(), lost_since_.at(step.round.routing).end());
-  const std::uint32_t wanted = selections_of(case_, own, dropped);
-  RANK_CHECK(
-      result.num_dropped_selections == wanted,
-      std::to_string(result.num_dropped_selections) + " selections dropped, not " + std::to_string(wanted));
-}
-
-// Who takes part from now on. A rank that came back meanwhile holds nothing of what it was sent before.
-void ScriptRunner::learn_losses(std::uint64_t epoch) {
-  if (epoch > epoch_ + 1) {
-    for (const auto& [routing, since] : lost_since_) doubtful_.insert(routing);
-  }
-  epoch_ = epoch;
-  lost_.clear();
-  for (std::uint32_t rank = 0; rank < case_.num_ranks; ++rank) {
-    if (epd_group_active(group_.get(), rank) == 0) lost_.insert(rank);
-  }
-  for (auto& [routing, since] : lost_since_) {
-    for (const std::uint32_t rank : lost_) {
-      if (!lost_at_[routing].contains(rank)) since.insert(rank);
-    }
+    const epd_status_t status = epd_group_resume(group_.get(), kResumeMs, &info);
+    if (status != EPD_OK) return status;
+    if (info.epoch != told) continue;
+    losses_.begin_epoch(told, lost);
+    return EPD_OK;
   }
 }
 
@@ -346,10 +302,9 @@ void ScriptRunner::release_handles(std::size_t completed) {
 
 bool ScriptRunner::resume(const std::string& why, epd_resume_info_t& info) {
   note("resume after " + why);
-  const epd_status_t status = epd_group_resume(group_.get(), kResumeMs, &info);
+  const epd_status_t status = take_epoch(info);
   if (status != EPD_OK && is_end(status)) return false;
   must(status, "resume after " + why);
-  learn_losses(info.epoch);
   return true;
 }
 
@@ -361,13 +316,12 @@ bool ScriptRunner::redo_for_peers() {
   while (options_.finished->count.load() < num_finishers()) {
     RANK_CHECK(now_s() < end, "the other ranks have not finished in 60 s");
     sleep_ms(2);
-    const std::uint64_t epoch = epoch_;
+    const std::uint64_t epoch = losses_.epoch();
     epd_resume_info_t info;
     epd_resume_info_init(&info);
-    const epd_status_t status = epd_group_resume(group_.get(), kResumeMs, &info);
+    const epd_status_t status = take_epoch(info);
     if (options_.finished->count.load() >= num_finishers()) break;  // others may have left by now
     must(status, "resume while the others finish");
-    learn_losses(info.epoch);
     if (info.epoch == epoch || info.resume_op >= options_.first_op + script_.size()) continue;
     options_.finished->count.fetch_sub(1);
     ++stats_.resumes;

@@ -4,6 +4,7 @@
 
 #include "support/cases.h"
 #include "support/client.h"
+#include "support/losses.h"
 #include "support/ranks.h"
 
 #include <cstdint>
@@ -93,9 +94,7 @@ class ScriptRunner {
   // Gives back the handles that no redo can ask for once `completed` is done.
   void release_handles(std::size_t completed);
   const std::vector<Input>& inputs_of(Round round);
-  void learn_losses(std::uint64_t epoch);
-  std::string check_degraded_combine(const Step& step, const epd_result_t& result);
-  void check_dropped(const Step& step, const Input& own, const epd_result_t& result) const;
+  epd_status_t take_epoch(epd_resume_info_t& info);
   std::uint32_t num_finishers() const {
     return options_.num_finishers != 0 ? options_.num_finishers : case_.num_ranks;
   }
@@ -107,7 +106,6 @@ class ScriptRunner {
   const ScriptOptions options_;
   const std::vector<Step> script_;
   std::size_t next_ = 0;
-  std::uint64_t epoch_ = 0;
   std::deque<InFlight> in_flight_;
   struct Routed {
     epd_handle_t handle = 0;
@@ -118,10 +116,7 @@ class ScriptRunner {
   };
   std::vector<Routed> routed_;  // by routing
   std::map<Round, std::vector<Input>> inputs_;
-  std::set<std::uint32_t> lost_;                                 // now
-  std::map<std::uint64_t, std::set<std::uint32_t>> lost_at_;     // routing -> when it was made
-  std::map<std::uint64_t, std::set<std::uint32_t>> lost_since_;  // routing -> after that, back or not
-  std::set<std::uint64_t> doubtful_;  // routings since when epochs have passed that this rank has not seen
+  Losses losses_;
   ScriptStats stats_;
 };
 

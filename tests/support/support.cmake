@@ -20,6 +20,7 @@ add_library(epd_test_support STATIC
   ${CMAKE_CURRENT_LIST_DIR}/kill_points.cpp
   ${CMAKE_CURRENT_LIST_DIR}/engine_pages.cpp
   ${CMAKE_CURRENT_LIST_DIR}/raw_client.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/losses.cpp
   ${CMAKE_CURRENT_LIST_DIR}/script.cpp)
 target_include_directories(epd_test_support PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}
   ${PROJECT_SOURCE_DIR}/client/tools/kit/include)

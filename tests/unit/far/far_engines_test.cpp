@@ -158,6 +158,53 @@ TEST(FarEngines, ARankGoesAndAnotherComesInItsPlace) {
   }
 }
 
+// Each combine is without the rows and the tokens of all that were replaced before it.
+TEST(FarEngines, RanksAreReplacedElsewhereAndOlderRoutingsAreCombined) {
+  for (std::uint64_t i = 0; i < 12; ++i) {
+    std::mt19937 random = random_of(8, i);
+    Case c = far_case(random, 5);
+    c.degrade = true;
+    // Each engine keeps a rank.
+    EngineNodes nodes(c, places({1, 1, 2, 2, 3}, {0, 0, 0, 0, 0}));
+    nodes.begin();
+    ASSERT_EQ(nodes.expect_ready(), "") << nodes.describe();
+    std::vector<FarStep> steps;
+    const auto add = [&](bool dispatch) {
+      for (std::uint32_t slot = 0; slot < c.depth; ++slot)
+        steps.push_back({dispatch, false, slot, slot, Round(slot)});
+    };
+    add(true);
+    ASSERT_EQ(nodes.run(steps), "") << nodes.describe();
+    add(false);
+    for (std::uint32_t rank = 0; rank < 5; ++rank) {
+      if (random() % 2 == 0) nodes.submit(rank, steps[c.depth]);
+    }
+    const std::uint32_t first = i % 2 == 0 ? 0 : 2;
+    for (const std::uint32_t rank : {first, 2 - first}) {
+      ASSERT_EQ(nodes.break_all(), "");
+      nodes.mask(rank);
+      nodes.resume();
+      ASSERT_EQ(nodes.expect_resumed(), "") << nodes.describe();
+      if (random() % 2 == 0) {
+        ASSERT_EQ(nodes.run(steps), "") << nodes.describe();
+        add(false);
+      }
+      ASSERT_EQ(nodes.break_all(), "");
+      if (random() % 4 != 0) nodes.move(rank, nodes.engine_of((rank + 2) % 5));
+      nodes.admit(rank);
+      nodes.resume();
+      ASSERT_EQ(nodes.expect_resumed(), "") << nodes.describe();
+      if (random() % 2 == 0) {
+        ASSERT_EQ(nodes.run(steps), "") << nodes.describe();
+        add(false);
+      }
+    }
+    ASSERT_EQ(nodes.run(steps), "") << nodes.describe();
+    for (const FarStep& step : random_steps(c, 6, random)) steps.push_back(step);
+    ASSERT_EQ(nodes.run(steps), "") << nodes.describe();
+  }
+}
+
 TEST(FarEngines, ARestartedEngineGoesOnWithAnotherAddress) {
   for (std::uint64_t i = 0; i < 6; ++i) {
     std::mt19937 random = random_of(4, i);

@@ -59,6 +59,7 @@ struct FarNodes::Rank {
   std::unique_ptr<device::Lane> lane;
   std::deque<InFlight> operations;
   std::size_t next = 0;                      // step
+  std::size_t first = 0;                     // step: it has no rows of dispatches before
   std::set<std::size_t> completed;           // steps
   std::vector<std::vector<Made>> made;       // by record
   std::vector<std::uint32_t> num_recv_rows;  // by slot
@@ -141,29 +142,36 @@ FarNodes::FarNodes(const Case& c, const FarOptions& options)
     ranks_.push_back(std::make_unique<Rank>());
     Rank& rank = *ranks_.back();
     rank.number = number;
-    rank.engine = engine;
-    engine->ranks.push_back(&rank);
-    rank.user = std::make_unique<std::byte[]>(user_.total_bytes);
-    rank.exchange = std::make_unique<std::byte[]>(exchange_.total_bytes);
     rank.made.resize(shape_.num_routes());
     rank.num_recv_rows.resize(shape_.depth);
-    device::LaneShape lane = engine::lane_shape(shape_, 0);
-    lane.far = engine->far.get();
-    rank.lane = engine->device->launcher().open_lane(lane).value();
-    rank.view.shape = lane.shape;
-    rank.view.rank = number;
-    rank.view.exchange_arena = reinterpret_cast<std::uint8_t*>(rank.exchange.get());
-    rank.view.exchange = exchange_;
-    for (std::uint32_t region = 0; region < abi::kNumRegions; ++region) {
-      if (abi::region_bytes(shape_, static_cast<Region>(region)) == 0) continue;
-      rank.view.regions[region] = {
-          reinterpret_cast<std::uint8_t*>(rank.user.get()) + user_.at(0, static_cast<Region>(region)),
-          user_.slot_bytes};
-    }
+    place(rank, *engine);
     if (!lost_.contains(number)) rank.serve(1);
   }
   connect_engines();
   begin_epoch();
+}
+
+// Its memory is new, and what it puts there itself is not zeros before.
+void FarNodes::place(Rank& rank, Engine& engine) {
+  rank.engine = &engine;
+  engine.ranks.push_back(&rank);
+  rank.lane.reset();
+  rank.user = std::make_unique<std::byte[]>(user_.total_bytes);
+  std::memset(rank.user.get(), 0x3c, user_.total_bytes);
+  rank.exchange = std::make_unique<std::byte[]>(exchange_.total_bytes);
+  device::LaneShape lane = engine::lane_shape(shape_, 0);
+  lane.far = engine.far.get();
+  rank.lane = engine.device->launcher().open_lane(lane).value();
+  rank.view.shape = lane.shape;
+  rank.view.rank = rank.number;
+  rank.view.exchange_arena = reinterpret_cast<std::uint8_t*>(rank.exchange.get());
+  rank.view.exchange = exchange_;
+  for (std::uint32_t region = 0; region < abi::kNumRegions; ++region) {
+    if (abi::region_bytes(shape_, static_cast<Region>(region)) == 0) continue;
+    rank.view.regions[region] = {
+        reinterpret_cast<std::uint8_t*>(rank.user.get()) + user_.at(0, static_cast<Region>(region)),
+        user_.slot_bytes};
+  }
 }
 
 void FarNodes::open_transport(Engine& engine) {
@@ -420,11 +428,28 @@ void FarNodes::conclude(Rank& rank, std::size_t which, const std::vector<FarStep
     difference =
         check_dispatch(case_, buffers(rank, step.slot), inputs(step.round), rank.number, told, nullptr);
   } else {
-    difference = check_combine(case_, buffers(rank, step.slot), inputs(step.round), rank.number, step.round);
+    difference = check_combined(rank, step);
   }
   if (wrong_.empty() && !difference.empty()) wrong_ = name + difference;
   rank.completed.insert(at->index);
   rank.operations.erase(at);
+}
+
+// Ranks that have gone since the dispatch add nothing, back or not. Who has come since has no tokens.
+std::string FarNodes::check_combined(const Rank& rank, const FarStep& step) {
+  const epd_buffers_t b = buffers(rank, step.slot);
+  const std::vector<Rank::Made>& made = rank.made[step.record];
+  if (made.empty()) {
+    const auto* const out = static_cast<const std::uint8_t*>(b.out);
+    const bool untouched = std::all_of(out, out + abi::region_bytes(shape_, Region::kOut),
+                                       [](std::uint8_t byte) { return byte == kPoison; });
+    return untouched ? "" : "wrote to the output of a rank that came after the dispatch";
+  }
+  std::set<std::uint32_t> silent = lost_;
+  for (const auto& other : ranks_) {
+    if (other->first > made.back().index) silent.insert(other->number);
+  }
+  return check_combine(case_, b, inputs(step.round), rank.number, step.round, silent);
 }
 
 bool FarNodes::step_rank(Rank& rank, const std::vector<FarStep>& steps) {
@@ -559,10 +584,37 @@ void FarNodes::break_all(bool from_the_beginning) {
 }
 
 void FarNodes::admit(std::uint32_t number) {
-  ranks_[number]->serve(epoch_ + 1);
+  Rank& rank = *ranks_[number];
+  rank.serve(epoch_ + 1);
   masked_[number] = 0;
   break_all(false);
+  rank.first = rank.next;
   lost_.erase(number);
+}
+
+void FarNodes::mask(std::uint32_t number) {
+  Rank& rank = *ranks_[number];
+  masked_.resize(case_.num_ranks);
+  masked_[number] = 1;
+  break_all(false);
+  rank.peer_view = {};
+  for (auto& made : rank.made) made.clear();
+  std::fill(rank.num_recv_rows.begin(), rank.num_recv_rows.end(), 0);
+  lost_.insert(number);
+}
+
+void FarNodes::move(std::uint32_t number, std::uint32_t engine) {
+  Rank& rank = *ranks_[number];
+  std::erase(rank.engine->ranks, &rank);
+  const auto to = std::find_if(engines_.begin(), engines_.end(),
+                               [engine](const auto& other) { return other->number == engine; });
+  place(rank, **to);
+  options_.engines[number] = engine;
+  options_.nodes[number] = rank.engine->node;
+}
+
+void FarNodes::run_turns(const std::vector<FarStep>& steps, std::uint32_t turns) {
+  for (; turns > 0 && !done(steps) && wrong_.empty(); --turns) turn(steps);
 }
 
 void FarNodes::run_spoiled(const std::vector<FarStep>& steps, std::uint32_t turns) {

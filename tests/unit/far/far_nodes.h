@@ -46,6 +46,12 @@ class FarNodes {
   // Everything is aborted, and goes on from the first operation that a rank has not completed. A masked rank
   // comes in.
   void admit(std::uint32_t rank);
+  // The same, but the rank goes: it is masked.
+  void mask(std::uint32_t rank);
+  // A masked rank moves to another engine, with memory that is new.
+  void move(std::uint32_t rank, std::uint32_t engine);
+  // Runs for so many turns.
+  void run_turns(const std::vector<FarStep>& steps, std::uint32_t turns);
   // Runs for so many turns with messages that are spoiled, whatever comes of it. Then everything is aborted,
   // and begins anew.
   void run_spoiled(const std::vector<FarStep>& steps, std::uint32_t turns);
@@ -64,6 +70,7 @@ class FarNodes {
   class Peers;
 
   void open_transport(Engine& engine);
+  void place(Rank& rank, Engine& engine);
   void connect_engines();
   void greet_engines();
   bool step_engine(Engine& engine);
@@ -71,6 +78,7 @@ class FarNodes {
   std::size_t last_made(std::uint32_t record) const;
   void submit(Rank& rank, const FarStep& step);
   void conclude(Rank& rank, std::size_t which, const std::vector<FarStep>& steps);
+  std::string check_combined(const Rank& rank, const FarStep& step);
   void begin_epoch();
   void break_all(bool from_the_beginning);
   void count_needed(const FarStep& step);
@@ -84,7 +92,7 @@ class FarNodes {
   const abi::GroupShape shape_;
   const abi::ExchangeArenaLayout exchange_;
   const abi::UserArenaLayout user_;
-  const FarOptions options_;
+  FarOptions options_;
   std::vector<std::uint8_t> masked_;
   std::set<std::uint32_t> lost_;
   std::mt19937 random_;

@@ -155,6 +155,48 @@ TEST(FarBreaks, RanksComeInAndOlderRoutingsAreCombined) {
   }
 }
 
+// Ranks hold rows of a dispatch, and are replaced in the midst of its combines, one after the other, here or
+// on another node. Each combine is without all that were replaced before it, and without their tokens.
+TEST(FarBreaks, RanksAreReplacedOneByOneAndOlderRoutingsAreCombined) {
+  for (std::uint32_t i = 0; i < 120; ++i) {
+    std::mt19937 random(static_cast<std::uint32_t>(base_seed() * 86028121 + i));
+    const Case c = far_case(base_seed() * 21000 + i, 4, random);
+    FarOptions options = random_options(i % 2 == 0 ? Nodes{0, 1, 2, 2} : Nodes{0, 0, 1, 2}, random);
+    options.faults = kFaults;
+    FarNodes nodes(c, options);
+    std::vector<FarStep> steps;
+    for (std::uint32_t slot = 0; slot < c.depth; ++slot)
+      steps.push_back({true, false, slot, slot, Round(slot)});
+    ASSERT_EQ(nodes.run(steps), "") << nodes.describe();
+    const auto combine_all = [&] {
+      for (std::uint32_t slot = 0; slot < c.depth; ++slot)
+        steps.push_back({false, false, slot, slot, Round(slot)});
+    };
+    combine_all();
+    nodes.run_turns(steps, random() % 100);
+    for (std::uint32_t replaced = 0; replaced < 2; ++replaced) {
+      const std::uint32_t rank = random() % 4;
+      nodes.mask(rank);
+      if (random() % 2 == 0) nodes.run_turns(steps, random() % 200);
+      options.engines[rank] = options.engines[(rank + random() % 4) % 4];
+      nodes.move(rank, options.engines[rank]);
+      nodes.admit(rank);
+      nodes.run_turns(steps, random() % 200);
+      if (random() % 2 == 0) {
+        ASSERT_EQ(nodes.run(steps), "") << nodes.describe();
+        combine_all();
+      }
+    }
+    for (FarStep step : random_steps(c, 8, random)) {
+      step.round.data += 100;
+      step.round.routing = (step.round.routing + 1) % kRoundsThatFit;
+      steps.push_back(step);
+    }
+    ASSERT_EQ(nodes.run(steps), "") << nodes.describe();
+    ASSERT_EQ(nodes.settle(), "") << nodes.describe();
+  }
+}
+
 // Bodies that are not what their sender made: nothing outside of the rows that are due is written, and when
 // the group has begun anew everything is exact.
 TEST(FarBreaks, SpoiledMessagesHurtTheirOperationsOnly) {
