@@ -5,6 +5,7 @@
 #include "proto/results.h"
 #include "proto/route_memory.h"
 #include "proto/session.h"
+#include "proto/waits.h"
 
 #include <cstring>
 #include <functional>
