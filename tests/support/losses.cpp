@@ -57,7 +57,7 @@ std::string Losses::check_combine(const epd_buffers_t& buffers, Round round, con
   return test::check_combine(case_, buffers, inputs, rank_, round, found->second.since);
 }
 
-// It has no tokens, whoever else held rows.
+// It has no tokens of it, whatever has become of the others.
 std::string Losses::check_newcomers_combine(const epd_buffers_t& buffers, std::uint32_t num_dropped) const {
   const abi::GroupShape shape = case_.shape();
   if (num_dropped != 0) return dropped_text(num_dropped, 0) + ", of a dispatch before the rank's time";
