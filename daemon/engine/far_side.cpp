@@ -9,8 +9,8 @@
 
 namespace epd::engine {
 
+using abi::FarGreeting;
 using abi::FarHeader;
-using abi::FarHello;
 using far::Drop;
 
 namespace {
@@ -162,19 +162,20 @@ std::optional<FarSide::Difference> FarSide::difference() const {
 
 Drop FarSide::greet(far::EngineId from, std::span<const std::byte> bytes, const far::Body& body) {
   FarHeader header;
-  FarHello hello;
+  FarGreeting greeting;
   if (abi::read_far_header(bytes, body.bytes, header) != abi::FarReason::kNone) return Drop::kHeader;
   if (!in_epoch()) return Drop::kBroken;
   if (header.tag != abi::far_epoch_tag(epoch_)) return Drop::kEpoch;
   const auto found = greetings_.find(from);
   if (found == greetings_.end()) return Drop::kEngine;
   if (header.token != far::message_token(key_, from, own_)) return Drop::kToken;
-  if (abi::read_far_hello({body.data, body.bytes}, hello) != abi::FarReason::kNone) return Drop::kContent;
+  if (abi::read_far_greeting({body.data, body.bytes}, greeting) != abi::FarReason::kNone)
+    return Drop::kContent;
   Greeting& greeting = found->second;
-  greeting.asked |= hello.heard == 0;
-  if (hello.shape_digest != shape_digest()) {
+  greeting.asked |= greeting.heard == 0;
+  if (greeting.shape_digest != shape_digest()) {
     greeting.differs = "shape, network.batch_bytes or network.window_bytes";
-  } else if (hello.view_digest != view_digest()) {
+  } else if (greeting.view_digest != view_digest()) {
     greeting.differs = "view: which ranks take part, and where";
   } else {
     greeting.heard = true;
@@ -188,22 +189,22 @@ bool FarSide::say_hello(far::EngineId to, const Greeting& greeting) {
   FarHeader& header = message->header;
   header.magic = abi::kFarMagic;
   header.version = abi::kFarVersion;
-  header.type = abi::FarType::kHello;
+  header.type = abi::FarType::kGreeting;
   header.token = far::message_token(key_, own_, to);
   header.tag = abi::far_epoch_tag(epoch_);
   header.group = id_;
   header.from_rank = header.to_rank = abi::kFarNoRank;
-  header.body_bytes = sizeof(FarHello);
-  FarHello hello{};
-  hello.incarnation = incarnation_;
-  hello.shape_digest = shape_digest();
-  hello.view_digest = view_digest();
-  hello.heard = greeting.heard ? 1 : 0;
+  header.body_bytes = sizeof(FarGreeting);
+  FarGreeting greeting{};
+  greeting.incarnation = incarnation_;
+  greeting.shape_digest = shape_digest();
+  greeting.view_digest = view_digest();
+  greeting.heard = greeting.heard ? 1 : 0;
   const std::string node = "node " + std::to_string(node_);
-  std::memcpy(hello.node, node.data(), std::min(node.size(), sizeof(hello.node) - 1));
+  std::memcpy(greeting.node, node.data(), std::min(node.size(), sizeof(greeting.node) - 1));
   message->engine = to;
-  message->body = far::Buffer(sizeof(hello));
-  std::memcpy(message->body.data(), &hello, sizeof(hello));
+  message->body = far::Buffer(sizeof(greeting));
+  std::memcpy(message->body.data(), &greeting, sizeof(greeting));
   return port_->send(message);
 }
 
@@ -213,7 +214,7 @@ void FarSide::received(far::EngineId from, std::span<const std::byte> header, co
   FarHeader raw;
   std::memcpy(&raw, header.data(),
               sizeof(raw));  // whoever found the group's number in the header has checked its size
-  if (raw.type != abi::FarType::kHello) {
+  if (raw.type != abi::FarType::kGreeting) {
     if (group_ != nullptr) return group_->received(from, header, body);
   } else if (const Drop drop = greet(from, header, body); drop != Drop::kNone && group_ != nullptr) {
     group_->drop(from, drop);
@@ -228,7 +229,7 @@ bool FarSide::step(std::uint64_t now_ns) {
     const bool due = !greeting.heard && now_ns >= greeting.say_ns;
     if ((!due && !greeting.asked) || !say_hello(engine, greeting)) continue;
     greeting.asked = false;
-    greeting.say_ns = now_ns + kHelloNs;
+    greeting.say_ns = now_ns + kGreetingNs;
     sent = true;
   }
   return group_->step(now_ns) || sent;
