@@ -162,20 +162,19 @@ std::optional<FarSide::Difference> FarSide::difference() const {
 
 Drop FarSide::greet(far::EngineId from, std::span<const std::byte> bytes, const far::Body& body) {
   FarHeader header;
-  FarGreeting greeting;
+  FarGreeting words;
   if (abi::read_far_header(bytes, body.bytes, header) != abi::FarReason::kNone) return Drop::kHeader;
   if (!in_epoch()) return Drop::kBroken;
   if (header.tag != abi::far_epoch_tag(epoch_)) return Drop::kEpoch;
   const auto found = greetings_.find(from);
   if (found == greetings_.end()) return Drop::kEngine;
   if (header.token != far::message_token(key_, from, own_)) return Drop::kToken;
-  if (abi::read_far_greeting({body.data, body.bytes}, greeting) != abi::FarReason::kNone)
-    return Drop::kContent;
+  if (abi::read_far_greeting({body.data, body.bytes}, words) != abi::FarReason::kNone) return Drop::kContent;
   Greeting& greeting = found->second;
-  greeting.asked |= greeting.heard == 0;
-  if (greeting.shape_digest != shape_digest()) {
+  greeting.asked |= words.heard == 0;
+  if (words.shape_digest != shape_digest()) {
     greeting.differs = "shape, network.batch_bytes or network.window_bytes";
-  } else if (greeting.view_digest != view_digest()) {
+  } else if (words.view_digest != view_digest()) {
     greeting.differs = "view: which ranks take part, and where";
   } else {
     greeting.heard = true;
@@ -184,7 +183,7 @@ Drop FarSide::greet(far::EngineId from, std::span<const std::byte> bytes, const 
   return Drop::kNone;
 }
 
-bool FarSide::say_hello(far::EngineId to, const Greeting& greeting) {
+bool FarSide::say_greeting(far::EngineId to, const Greeting& greeting) {
   auto message = std::make_unique<far::Message>();
   FarHeader& header = message->header;
   header.magic = abi::kFarMagic;
@@ -195,16 +194,16 @@ bool FarSide::say_hello(far::EngineId to, const Greeting& greeting) {
   header.group = id_;
   header.from_rank = header.to_rank = abi::kFarNoRank;
   header.body_bytes = sizeof(FarGreeting);
-  FarGreeting greeting{};
-  greeting.incarnation = incarnation_;
-  greeting.shape_digest = shape_digest();
-  greeting.view_digest = view_digest();
-  greeting.heard = greeting.heard ? 1 : 0;
+  FarGreeting words{};
+  words.incarnation = incarnation_;
+  words.shape_digest = shape_digest();
+  words.view_digest = view_digest();
+  words.heard = greeting.heard ? 1 : 0;
   const std::string node = "node " + std::to_string(node_);
-  std::memcpy(greeting.node, node.data(), std::min(node.size(), sizeof(greeting.node) - 1));
+  std::memcpy(words.node, node.data(), std::min(node.size(), sizeof(words.node) - 1));
   message->engine = to;
-  message->body = far::Buffer(sizeof(greeting));
-  std::memcpy(message->body.data(), &greeting, sizeof(greeting));
+  message->body = far::Buffer(sizeof(words));
+  std::memcpy(message->body.data(), &words, sizeof(words));
   return port_->send(message);
 }
 
@@ -227,7 +226,7 @@ bool FarSide::step(std::uint64_t now_ns) {
   bool sent = false;
   for (auto& [engine, greeting] : greetings_) {
     const bool due = !greeting.heard && now_ns >= greeting.say_ns;
-    if ((!due && !greeting.asked) || !say_hello(engine, greeting)) continue;
+    if ((!due && !greeting.asked) || !say_greeting(engine, greeting)) continue;
     greeting.asked = false;
     greeting.say_ns = now_ns + kGreetingNs;
     sent = true;

@@ -111,7 +111,7 @@ class FarSide {
   };
 
   far::Drop greet(far::EngineId from, std::span<const std::byte> header, const far::Body& body);
-  bool say_hello(far::EngineId to, const Greeting& greeting);
+  bool say_greeting(far::EngineId to, const Greeting& greeting);
   std::uint64_t shape_digest() const;
   std::uint64_t view_digest() const;
 
