@@ -52,7 +52,7 @@ bool Dismissals::start(User& user) {
   }
   user.batches.push_back(batch);
   for (const int socket : batch->sockets) own_table::close(socket);
-  batch->departure.let_go();
+  batch->departure.permit();
   return true;
 }
 

@@ -157,7 +157,7 @@ class GateThread {
     if (!insist(connect) || !insist(prepare) || !insist([&] { return start_porter(start); })) return false;
     own_table::close(socket);
     own_table::close(inner[1]);
-    start->departure.let_go();
+    start->departure.permit();
     const bool told = announce(number, inner[0], process);
     own_table::close(inner[0]);
     own_table::close(process);
@@ -311,7 +311,7 @@ Result<std::unique_ptr<Gate>> Gate::open(UniqueFd listener, MakePorter make, Lim
   if (!thread->departure().has_left()) return resource_exhausted("no room for another table of descriptors");
   listener.reset();
   channel->second.reset();
-  thread->departure().let_go();
+  thread->departure().permit();
   return std::unique_ptr<Gate>(new Gate(shared, std::move(channel->first)));
 }
 

@@ -67,7 +67,7 @@ void AgentSide::on_opened(std::shared_ptr<Stream> stream) {
   stream->finish({StatusCode::kVersionMismatch, text});
 }
 
-void AgentSide::say_hello() {
+void AgentSide::say_greeting() {
   stream_ = dial_();
   heard_ns_ = self_.clock.now_ns();
   v1::Frame frame;
@@ -284,7 +284,7 @@ void AgentSide::tick() {
     }
   }
   send_of_agent();
-  if (stream_ == nullptr && now >= retry_ns_) say_hello();
+  if (stream_ == nullptr && now >= retry_ns_) say_greeting();
   if (attached()) conversation_->pump(now);
 }
 

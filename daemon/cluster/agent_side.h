@@ -34,7 +34,7 @@ class AgentSide final : public Side {
 
  private:
   bool attached() const { return conversation_ && conversation_->stream() != nullptr; }
-  void say_hello();
+  void say_greeting();
   Status take_welcome(const v1::Welcome& welcome);
   Status take_message(v1::ChannelMessage&& message);
   Status take_content(v1::NodeMessage&& content);

@@ -138,7 +138,7 @@ class CudaDevice final : public Device, public Launcher {
   const std::uint32_t* yield_epoch_word() const { return probe_->yield_epoch_word(); }
   std::uint64_t now_ns() const { return clock_.now_ns(); }
   void kernel_stopped(std::uint64_t told_ns);
-  void let_go(LeavingLane lane) { leaving_.push_back(std::move(lane)); }
+  void take_leaving(LeavingLane lane) { leaving_.push_back(std::move(lane)); }
   void share_anew();
   // Whether a kernel that holds `sms` fits besides those of other lanes. A kernel that is launched without
   // room could not be ended before it has begun.

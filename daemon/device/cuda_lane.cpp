@@ -84,7 +84,7 @@ void CudaLane::leave_running(std::uint32_t held_sms, std::uint64_t told_ns, Call
 
 void CudaLane::leave(LeavingLane lane) {
   if (signals_.under_way()) lane.exchange = shape_.exchange;
-  device_.let_go(std::move(lane));
+  device_.take_leaving(std::move(lane));
   memory_ = {};
 }
 

@@ -25,11 +25,11 @@ constexpr std::uint64_t kNoopTags = std::uint64_t{1} << 63;  // no operation of 
 
 class CudaOperationInFlight final : public OperationInFlight {
  public:
-  CudaOperationInFlight(LaunchedLane& lane, const LaunchRequest& request, std::uint32_t place)
+  CudaOperationInFlight(LaunchedLane& lane, const LaunchRequest& request, std::uint32_t op_slot)
       : lane_(lane),
         peers_(request.peers),
-        place_(lane.host_place(place)),
-        number_(place),
+        op_slot_(lane.host_slot(op_slot)),
+        number_(op_slot),
         signal_(request.op->signal),
         tag_(request.op->tag),
         waits_(request.waits),
@@ -44,7 +44,7 @@ class CudaOperationInFlight final : public OperationInFlight {
   bool advance() override {
     if (is_noop() || lane_.device_.now_ns() < launched_ns_ + kSoonEndedNs) return false;
     lane_.signals_.begin_now_and_then();
-    if (const SignalCopy* const copy = is_ours(place_.result.tag) ? nullptr : signals(); copy != nullptr)
+    if (const SignalCopy* const copy = is_ours(op_slot_.result.tag) ? nullptr : signals(); copy != nullptr)
       seen_waits_.look(*copy, signalled(), waits_);
     return false;
   }
@@ -54,7 +54,7 @@ class CudaOperationInFlight final : public OperationInFlight {
   }
   // The result of a failed operation names the rank that it waited for.
   std::uint32_t awaited(std::uint32_t from) const override {
-    const SignalCopy* const copy = is_ours(place_.result.tag) ? nullptr : signals();
+    const SignalCopy* const copy = is_ours(op_slot_.result.tag) ? nullptr : signals();
     return copy != nullptr ? copy->awaited(signalled(), from) : kNobody;
   }
   // The words come in any order.
@@ -68,14 +68,14 @@ class CudaOperationInFlight final : public OperationInFlight {
     }
     return true;
   }
-  bool sent() override { return std::atomic_ref(place_.sent).load(std::memory_order_acquire) == mark_; }
+  bool sent() override { return std::atomic_ref(op_slot_.sent).load(std::memory_order_acquire) == mark_; }
   // Whoever hears of the end may use the client's words again. So the words that an abort writes come first.
   bool ended() override {
-    if (!is_ours(place_.result.tag)) return look_at_device();
+    if (!is_ours(op_slot_.result.tag)) return look_at_device();
     return !aborted_ || lane_.has_written_client_words(words_of_abort_);
   }
   bool left() override {
-    return ended() && (result().error == OpError::kNone || is_ours(place_.result.left) || look_at_device());
+    return ended() && (result().error == OpError::kNone || is_ours(op_slot_.result.left) || look_at_device());
   }
 
   const kernels::Placement& counts() override {
@@ -87,7 +87,7 @@ class CudaOperationInFlight final : public OperationInFlight {
     counts_.count_rows(s.expert_blocks);
     return counts_;
   }
-  const OpResult& result() const override { return place_.result; }
+  const OpResult& result() const override { return op_slot_.result; }
   // The choices are read back in one copy of at most 8 MiB.
   std::uint32_t count_selections(std::span<const std::uint8_t> ranks) const override {
     const kernels::cuda::Operation& op = lane_.given(number_);
@@ -130,7 +130,7 @@ class CudaOperationInFlight final : public OperationInFlight {
 
   LaunchedLane& lane_;
   const OperationPeers* const peers_;  // null: a noop
-  LaunchedLane::HostPlace& place_;
+  LaunchedLane::HostOperationSlot& op_slot_;
   const std::uint32_t number_;
   const Signal signal_;
   const std::uint64_t tag_;
@@ -154,46 +154,46 @@ LaunchedLane::~LaunchedLane() {
   let_stream_go();
 }
 
-// ---- memory: operations, places, noops' places, a word
+// ---- memory: operations, operation slots, those of noops, a word
 
 std::size_t LaunchedLane::own_device_bytes() const {
-  return num_places() * sizeof(Operation);
+  return num_op_slots() * sizeof(Operation);
 }
 
-std::size_t LaunchedLane::place_stride() const {
-  return aligned(sizeof(HostPlace) + shape_.placement_words * sizeof(std::uint64_t));
+std::size_t LaunchedLane::op_slot_stride() const {
+  return aligned(sizeof(HostOperationSlot) + shape_.placement_words * sizeof(std::uint64_t));
 }
 
 std::size_t LaunchedLane::words_at() const {
-  return num_places() * sizeof(Operation) +
-         aligned(place_stride() * shape_.limits.depth + sizeof(HostPlace) * kMaxNoops);
+  return num_op_slots() * sizeof(Operation) +
+         aligned(op_slot_stride() * shape_.limits.depth + sizeof(HostOperationSlot) * kMaxNoops);
 }
 
 std::size_t LaunchedLane::own_host_bytes() const {
   return words_at() + sizeof(std::uint32_t);
 }
 
-LaunchedLane::HostPlace& LaunchedLane::host_place(std::uint32_t place) const {
-  const std::size_t noops = place_stride() * shape_.limits.depth;
-  const std::size_t at = place < shape_.limits.depth
-                             ? place * place_stride()
-                             : noops + (place - shape_.limits.depth) * sizeof(HostPlace);
-  return *reinterpret_cast<HostPlace*>(own_host() + num_places() * sizeof(Operation) + at);
+LaunchedLane::HostOperationSlot& LaunchedLane::host_slot(std::uint32_t op_slot) const {
+  const std::size_t noops = op_slot_stride() * shape_.limits.depth;
+  const std::size_t at = op_slot < shape_.limits.depth
+                             ? op_slot * op_slot_stride()
+                             : noops + (op_slot - shape_.limits.depth) * sizeof(HostOperationSlot);
+  return *reinterpret_cast<HostOperationSlot*>(own_host() + num_op_slots() * sizeof(Operation) + at);
 }
 
-std::uint64_t* LaunchedLane::counts(std::uint32_t place) const {
-  return reinterpret_cast<std::uint64_t*>(&host_place(place) + 1);
+std::uint64_t* LaunchedLane::counts(std::uint32_t op_slot) const {
+  return reinterpret_cast<std::uint64_t*>(&host_slot(op_slot) + 1);
 }
 
 std::uint32_t* LaunchedLane::client_words_written() const {
   return reinterpret_cast<std::uint32_t*>(own_host() + words_at());
 }
 
-std::uint32_t LaunchedLane::take_noop_place() {
-  const auto free = std::find(noop_places_.begin(), noop_places_.end(), false);
-  EPD_CHECK(free != noop_places_.end());
+std::uint32_t LaunchedLane::take_noop_slot() {
+  const auto free = std::find(noop_slots_.begin(), noop_slots_.end(), false);
+  EPD_CHECK(free != noop_slots_.end());
   *free = true;
-  return shape_.limits.depth + static_cast<std::uint32_t>(free - noop_places_.begin());
+  return shape_.limits.depth + static_cast<std::uint32_t>(free - noop_slots_.begin());
 }
 
 // ---- launches
@@ -223,9 +223,9 @@ void LaunchedLane::describe_own(Kind kind, std::uint32_t sms, Operation& op) con
   EPD_CHECK(kernels::cuda::configure(kind, device_.max_shared_bytes(), sms, op));
 }
 
-void LaunchedLane::prepare(const LaunchRequest& request, std::uint32_t place) {
+void LaunchedLane::prepare(const LaunchRequest& request, std::uint32_t op_slot) {
   Operation& op = *request.op;
-  HostPlace& host = host_place(place);
+  HostOperationSlot& host = host_slot(op_slot);
   op.abort = &host.abort;
   op.result = &host.result;
   op.counts.mark = ++launches_ != 0 ? launches_ : ++launches_;
@@ -233,25 +233,25 @@ void LaunchedLane::prepare(const LaunchRequest& request, std::uint32_t place) {
   if (request.kind == Kind::kNoop) {
     op.tag = kNoopTags + ++noops_;
   } else if (request.kind == Kind::kDispatch) {
-    op.counts.host_words = counts(place);
+    op.counts.host_words = counts(op_slot);
     op.counts.host_sent = &host.sent;
   }
   for (std::uint32_t rank = 0; request.kind != Kind::kNoop && rank < op.shape.num_ranks; ++rank) {
     if (request.peers->active(rank)) op.peers[rank] = request.peers->peer(rank);
   }
   describe_own(request.kind, request.sms, op);
-  given(place) = op;
+  given(op_slot) = op;
 }
 
 std::unique_ptr<OperationInFlight> LaunchedLane::launch(const LaunchRequest& request) {
   if (in_flight_ == 0) follow_share();
-  const std::uint32_t place = request.kind == Kind::kNoop ? take_noop_place() : request.place;
-  prepare(request, place);
+  const std::uint32_t op_slot = request.kind == Kind::kNoop ? take_noop_slot() : request.op_slot;
+  prepare(request, op_slot);
   const Signal signal = request.op->signal;
   if (signal.done != nullptr) ++done_[signal.done].in_flight;
   ++in_flight_;
-  start(request.kind, place);
-  return std::make_unique<CudaOperationInFlight>(*this, request, place);
+  start(request.kind, op_slot);
+  return std::make_unique<CudaOperationInFlight>(*this, request, op_slot);
 }
 
 void LaunchedLane::await_word(const std::uint32_t* word, std::uint32_t value) {
@@ -260,21 +260,21 @@ void LaunchedLane::await_word(const std::uint32_t* word, std::uint32_t value) {
 }
 
 // The stream waits for the client, not the kernel. Until then its SMs are free for others.
-void LaunchedLane::start(Kind kind, std::uint32_t place) {
-  Operation& op = given(place);
+void LaunchedLane::start(Kind kind, std::uint32_t op_slot) {
+  Operation& op = given(op_slot);
   const Signal signal = op.signal;
   op.signal.ready = nullptr;
   if (!has_written_client_words(client_words_)) await_word(client_words_written(), client_words_);
   if (kind != Kind::kNoop) {
-    must("cuMemcpyHtoDAsync", driver_.cuMemcpyHtoDAsync(device_op(place), &op, sizeof(Operation), stream_));
+    must("cuMemcpyHtoDAsync", driver_.cuMemcpyHtoDAsync(device_op(op_slot), &op, sizeof(Operation), stream_));
   }
   if (signal.ready != nullptr) await_word(signal.ready, signal.value);
   if (kind == Kind::kNoop) {
-    start_noop(op, signal, place);
+    start_noop(op, signal, op_slot);
     return;
   }
   const kernels::cuda::WorkDivision& division = op.division;
-  CUdeviceptr on_device = device_op(place);
+  CUdeviceptr on_device = device_op(op_slot);
   void* arguments[] = {&on_device};
   const CUkernel kernel = device_.kernel(kernels::cuda::kernel_name(kind, op));
   must("cuLaunchKernel",
@@ -282,23 +282,23 @@ void LaunchedLane::start(Kind kind, std::uint32_t place) {
                               1, division.shared_bytes, stream_, arguments, nullptr));
 }
 
-void LaunchedLane::start_noop(const Operation& op, const Signal& signal, std::uint32_t place) {
+void LaunchedLane::start_noop(const Operation& op, const Signal& signal, std::uint32_t op_slot) {
   if (signal.done != nullptr) {
     must("cuStreamWriteValue32",
          driver_.cuStreamWriteValue32(stream_, reinterpret_cast<CUdeviceptr>(signal.done), signal.value, 0));
   }
   must("cuStreamWriteValue64",
-       driver_.cuStreamWriteValue64(stream_, reinterpret_cast<CUdeviceptr>(&host_place(place).result.tag),
+       driver_.cuStreamWriteValue64(stream_, reinterpret_cast<CUdeviceptr>(&host_slot(op_slot).result.tag),
                                     op.tag, 0));
 }
 
-void LaunchedLane::abort(std::uint32_t place, const Signal& signal) {
-  std::atomic_ref(host_place(place).abort).store(1);
+void LaunchedLane::abort(std::uint32_t op_slot, const Signal& signal) {
+  std::atomic_ref(host_slot(op_slot).abort).store(1);
   if (signal.ready != nullptr) write_client_word(signal.ready, signal.value);
 }
 
-void LaunchedLane::operation_ended(std::uint32_t place, const Signal& signal) {
-  if (place >= shape_.limits.depth) noop_places_[place - shape_.limits.depth] = false;
+void LaunchedLane::operation_ended(std::uint32_t op_slot, const Signal& signal) {
+  if (op_slot >= shape_.limits.depth) noop_slots_[op_slot - shape_.limits.depth] = false;
   if (signal.done != nullptr && --done_[signal.done].in_flight == 0) write_owed(signal.done);
   if (--in_flight_ == 0) follow_share();
 }

@@ -26,31 +26,31 @@ class LaunchedLane final : public CudaLane {
 
   // The part of an operation slot that host and device both see. Those of dispatch and combine are followed
   // by the words of a placement (CountOutputs::host_words).
-  struct HostPlace {
+  struct HostOperationSlot {
     kernels::cuda::OpResult result;
     std::uint32_t sent;   // CountOutputs::mark
     std::uint32_t abort;  // in the host's memory: the host writes it without a stream
   };
   std::size_t own_device_bytes() const override;
   std::size_t own_host_bytes() const override;
-  HostPlace& host_place(std::uint32_t place) const;
-  std::uint64_t* counts(std::uint32_t place) const;
+  HostOperationSlot& host_slot(std::uint32_t op_slot) const;
+  std::uint64_t* counts(std::uint32_t op_slot) const;
   // Operations as the host writes them, and the device's copies, by operation slot.
-  Operation& given(std::uint32_t place) const { return reinterpret_cast<Operation*>(own_host())[place]; }
-  CUdeviceptr device_op(std::uint32_t place) const { return own_device() + place * sizeof(Operation); }
-  std::uint32_t num_places() const { return shape_.limits.depth + kMaxNoops; }
-  std::size_t place_stride() const;
+  Operation& given(std::uint32_t op_slot) const { return reinterpret_cast<Operation*>(own_host())[op_slot]; }
+  CUdeviceptr device_op(std::uint32_t op_slot) const { return own_device() + op_slot * sizeof(Operation); }
+  std::uint32_t num_op_slots() const { return shape_.limits.depth + kMaxNoops; }
+  std::size_t op_slot_stride() const;
   std::size_t words_at() const;
 
-  void prepare(const LaunchRequest& request, std::uint32_t place);
+  void prepare(const LaunchRequest& request, std::uint32_t op_slot);
   void describe_own(Kind kind, std::uint32_t sms, Operation& op) const;
-  void start(Kind kind, std::uint32_t place);
-  void start_noop(const Operation& op, const Signal& signal, std::uint32_t place);
+  void start(Kind kind, std::uint32_t op_slot);
+  void start_noop(const Operation& op, const Signal& signal, std::uint32_t op_slot);
   void await_word(const std::uint32_t* word, std::uint32_t value);
   // Makes the operation end soon, wherever it waits.
-  void abort(std::uint32_t place, const Signal& signal);
-  std::uint32_t take_noop_place();
-  void operation_ended(std::uint32_t place, const Signal& signal);
+  void abort(std::uint32_t op_slot, const Signal& signal);
+  std::uint32_t take_noop_slot();
+  void operation_ended(std::uint32_t op_slot, const Signal& signal);
 
   // Writes a word of the client's streams. The control stream may be delayed. A later write of the same word
   // comes from the slot's next operation, or from the client once it knows of the end. It must not be
@@ -64,7 +64,7 @@ class LaunchedLane final : public CudaLane {
   std::uint32_t in_flight_ = 0;
   std::uint32_t launches_ = 0;
   std::uint64_t noops_ = 0;
-  std::array<bool, kMaxNoops> noop_places_{};  // slots in use
+  std::array<bool, kMaxNoops> noop_slots_{};  // slots in use
   struct Word {
     std::uint32_t in_flight = 0;  // operations that will write it
     bool owed = false;            // `furthest` is still to be written

@@ -100,7 +100,7 @@ Status FarEngines::serve(FarSide& side) {
   for (const EngineId engine : engines) need(engine, side);
   for (auto entry = peers_.begin(); entry != peers_.end();) {
     auto& [engine, peer] = *entry++;
-    if (!std::binary_search(engines.begin(), engines.end(), engine)) let_go(engine, peer, side);
+    if (!std::binary_search(engines.begin(), engines.end(), engine)) stop_using(engine, peer, side);
   }
   show_all();
   std::uint64_t bytes = 0;
@@ -123,7 +123,7 @@ void FarEngines::need(EngineId engine, const FarSide& side) {
 }
 
 // May destroy `peer`.
-void FarEngines::let_go(EngineId engine, Peer& peer, const FarSide& side) {
+void FarEngines::stop_using(EngineId engine, Peer& peer, const FarSide& side) {
   if (peer.users.erase(&side) == 0 || !peer.users.empty()) return;
   disconnect(engine, peer);
   show(engine, peer);
@@ -134,7 +134,7 @@ void FarEngines::forget(const FarSide& side) {
   if (sides_.erase(side.group_id()) == 0) return;
   for (auto entry = peers_.begin(); entry != peers_.end();) {
     auto& [engine, peer] = *entry++;
-    let_go(engine, peer, side);
+    stop_using(engine, peer, side);
   }
   show_all();
 }

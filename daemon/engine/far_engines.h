@@ -81,7 +81,7 @@ class FarEngines {
   };
 
   void need(far::EngineId engine, const FarSide& side);
-  void let_go(far::EngineId engine, Peer& peer, const FarSide& side);
+  void stop_using(far::EngineId engine, Peer& peer, const FarSide& side);
   void disconnect(far::EngineId engine, Peer& peer);
   void take(FarProxy::Event& event);
   void receive_message(const FarProxy::Event& event);

@@ -9,8 +9,8 @@
 
 namespace epd::engine {
 
+using abi::FarGreeting;
 using abi::FarHeader;
-using abi::FarHello;
 using far::Drop;
 
 namespace {
@@ -162,19 +162,19 @@ std::optional<FarSide::Difference> FarSide::difference() const {
 
 Drop FarSide::greet(far::EngineId from, std::span<const std::byte> bytes, const far::Body& body) {
   FarHeader header;
-  FarHello hello;
+  FarGreeting words;
   if (abi::read_far_header(bytes, body.bytes, header) != abi::FarReason::kNone) return Drop::kHeader;
   if (!in_epoch()) return Drop::kBroken;
   if (header.tag != abi::far_epoch_tag(epoch_)) return Drop::kEpoch;
   const auto found = greetings_.find(from);
   if (found == greetings_.end()) return Drop::kEngine;
   if (header.token != far::message_token(key_, from, own_)) return Drop::kToken;
-  if (abi::read_far_hello({body.data, body.bytes}, hello) != abi::FarReason::kNone) return Drop::kContent;
+  if (abi::read_far_greeting({body.data, body.bytes}, words) != abi::FarReason::kNone) return Drop::kContent;
   Greeting& greeting = found->second;
-  greeting.asked |= hello.heard == 0;
-  if (hello.shape_digest != shape_digest()) {
+  greeting.asked |= words.heard == 0;
+  if (words.shape_digest != shape_digest()) {
     greeting.differs = "shape, network.batch_bytes or network.window_bytes";
-  } else if (hello.view_digest != view_digest()) {
+  } else if (words.view_digest != view_digest()) {
     greeting.differs = "view: which ranks take part, and where";
   } else {
     greeting.heard = true;
@@ -183,27 +183,27 @@ Drop FarSide::greet(far::EngineId from, std::span<const std::byte> bytes, const 
   return Drop::kNone;
 }
 
-bool FarSide::say_hello(far::EngineId to, const Greeting& greeting) {
+bool FarSide::say_greeting(far::EngineId to, const Greeting& greeting) {
   auto message = std::make_unique<far::Message>();
   FarHeader& header = message->header;
   header.magic = abi::kFarMagic;
   header.version = abi::kFarVersion;
-  header.type = abi::FarType::kHello;
+  header.type = abi::FarType::kGreeting;
   header.token = far::message_token(key_, own_, to);
   header.tag = abi::far_epoch_tag(epoch_);
   header.group = id_;
   header.from_rank = header.to_rank = abi::kFarNoRank;
-  header.body_bytes = sizeof(FarHello);
-  FarHello hello{};
-  hello.incarnation = incarnation_;
-  hello.shape_digest = shape_digest();
-  hello.view_digest = view_digest();
-  hello.heard = greeting.heard ? 1 : 0;
+  header.body_bytes = sizeof(FarGreeting);
+  FarGreeting words{};
+  words.incarnation = incarnation_;
+  words.shape_digest = shape_digest();
+  words.view_digest = view_digest();
+  words.heard = greeting.heard ? 1 : 0;
   const std::string node = "node " + std::to_string(node_);
-  std::memcpy(hello.node, node.data(), std::min(node.size(), sizeof(hello.node) - 1));
+  std::memcpy(words.node, node.data(), std::min(node.size(), sizeof(words.node) - 1));
   message->engine = to;
-  message->body = far::Buffer(sizeof(hello));
-  std::memcpy(message->body.data(), &hello, sizeof(hello));
+  message->body = far::Buffer(sizeof(words));
+  std::memcpy(message->body.data(), &words, sizeof(words));
   return port_->send(message);
 }
 
@@ -213,7 +213,7 @@ void FarSide::received(far::EngineId from, std::span<const std::byte> header, co
   FarHeader raw;
   std::memcpy(&raw, header.data(),
               sizeof(raw));  // whoever found the group's number in the header has checked its size
-  if (raw.type != abi::FarType::kHello) {
+  if (raw.type != abi::FarType::kGreeting) {
     if (group_ != nullptr) return group_->received(from, header, body);
   } else if (const Drop drop = greet(from, header, body); drop != Drop::kNone && group_ != nullptr) {
     group_->drop(from, drop);
@@ -226,9 +226,9 @@ bool FarSide::step(std::uint64_t now_ns) {
   bool sent = false;
   for (auto& [engine, greeting] : greetings_) {
     const bool due = !greeting.heard && now_ns >= greeting.say_ns;
-    if ((!due && !greeting.asked) || !say_hello(engine, greeting)) continue;
+    if ((!due && !greeting.asked) || !say_greeting(engine, greeting)) continue;
     greeting.asked = false;
-    greeting.say_ns = now_ns + kHelloNs;
+    greeting.say_ns = now_ns + kGreetingNs;
     sent = true;
   }
   return group_->step(now_ns) || sent;

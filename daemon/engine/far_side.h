@@ -3,8 +3,8 @@
 // serves an active rank has sent its greeting. Then both sides have the same shape and view, they reach each
 // other, and nobody sends to an engine that has not entered the epoch.
 //
-// A greeting is repeated every kHelloNs until that of the other side has come. It tells whether that is so. A
-// message that says "not yet" is answered.
+// A greeting is repeated every kGreetingNs until that of the other side has come. It tells whether that is
+// so. A message that says "not yet" is answered.
 #pragma once
 
 #include "common/status.h"
@@ -29,7 +29,7 @@ constexpr far::EngineId far_engine_id(std::uint32_t node, std::uint32_t device_i
 
 class FarSide {
  public:
-  static constexpr std::uint64_t kHelloNs = 20'000'000;
+  static constexpr std::uint64_t kGreetingNs = 20'000'000;
 
   // `port` is null in an engine that reaches no others: then only the view is kept. The port must outlive the
   // side. `incarnation` is that of this engine. `ledger` must outlive the side; tests may pass null.
@@ -111,7 +111,7 @@ class FarSide {
   };
 
   far::Drop greet(far::EngineId from, std::span<const std::byte> header, const far::Body& body);
-  bool say_hello(far::EngineId to, const Greeting& greeting);
+  bool say_greeting(far::EngineId to, const Greeting& greeting);
   std::uint64_t shape_digest() const;
   std::uint64_t view_digest() const;
 

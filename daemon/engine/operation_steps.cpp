@@ -137,7 +137,7 @@ void Operation::launch(std::uint64_t now_ns) {
   if (has(abi::kFlagStream)) op.signal = stream_signal(member_, submission_.slot, submission_.ticket);
   device::LaunchRequest request;
   request.kind = kind_of(submission_.op);
-  request.place = static_cast<std::uint32_t>(
+  request.op_slot = static_cast<std::uint32_t>(
       number_ % group_.shape.depth);  // the slot of its exchange block, which is free
   request.op = &op;
   request.peers = this;

@@ -20,7 +20,7 @@ bool any_took_part(const Group& group) {
   });
 }
 
-bool has_let_go(const EngineSlot& slot) {
+bool has_released(const EngineSlot& slot) {
   return slot.is(EnginePhase::kBroken) || slot.is(EnginePhase::kRemoving) || slot.is(EnginePhase::kDone);
 }
 
@@ -94,7 +94,7 @@ void Breaks::advance_fatal(Group& group) {
     return !s.is(EnginePhase::kBreaking) && !s.is(EnginePhase::kStarting);
   });
   if (!stopping && !owed) send_fatal(group, failing);
-  if (failing.told && all_slots(group, has_let_go)) become_lost(group);
+  if (failing.told && all_slots(group, has_released)) become_lost(group);
 }
 
 // From the first kBreak on no rank's submissions are taken any more, so an operation that a living rank has

@@ -104,11 +104,11 @@ class EngineKillPoints : public testing::Test {
     }
   }
 
-  void let_go() { (*stage_)->go.open(); }
+  void unblock() { (*stage_)->go.open(); }
 
   // Everything ends well; the daemon holds what it held, and serves.
   void expect_recovery(const char* state) {
-    let_go();
+    unblock();
     const auto outcomes = wait_all(ranks_, HasFailure() ? 2 : 60);
     expect_all_ok(outcomes);
     std::printf("%-44s victim: %s\n", state, outcomes[kVictim].text.c_str());

@@ -171,7 +171,7 @@ HeldMps::HeldMps(const FaultyGpus& gpus) : folder_(gpus.folder_) {
   fs::remove(folder_ + "/asked");
 }
 
-void HeldMps::let_go() const {
+void HeldMps::unblock() const {
   fs::remove(folder_ + "/hold");
 }
 

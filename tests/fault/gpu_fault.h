@@ -81,10 +81,10 @@ class FaultyGpus {
 class HeldMps {
  public:
   explicit HeldMps(const FaultyGpus& gpus);
-  ~HeldMps() { let_go(); }
+  ~HeldMps() { unblock(); }
   HeldMps(const HeldMps&) = delete;
   HeldMps& operator=(const HeldMps&) = delete;
-  void let_go() const;
+  void unblock() const;
   // Since it is held, a line for each question.
   std::string asked() const;
 

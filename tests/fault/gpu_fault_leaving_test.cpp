@@ -68,7 +68,7 @@ TEST_F(OneGpuFault, AnEvictedClientThatLeavesMeanwhileIsNotTerminated) {
   EXPECT_TRUE(eventually(20, [&] { return held.asked().find("get_client_list") != std::string::npos; }));
   stage->joined.open();
   EXPECT_TRUE(eventually(20, [&] { return gpus_->session_of(client.pid()).empty(); }));
-  held.let_go();
+  held.unblock();
   EXPECT_TRUE(eventually(
       20, [&] { return daemon().log().find("work on the GPU not terminated") != std::string::npos; }));
   EXPECT_NE(daemon().log().find("has ended meanwhile"), std::string::npos);

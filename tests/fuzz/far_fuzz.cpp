@@ -14,13 +14,13 @@ using abi::FarReason;
 using abi::FarType;
 
 bool between_engines(FarType type) {
-  return type == FarType::kHello || type == FarType::kPing || type == FarType::kPong ||
+  return type == FarType::kGreeting || type == FarType::kPing || type == FarType::kPong ||
          type == FarType::kRefuse;
 }
 
 void check_header(const FarHeader& h, std::size_t body_bytes) {
   require(h.magic == abi::kFarMagic && h.version == abi::kFarVersion, "format");
-  require(h.type >= FarType::kHello && h.type <= FarType::kRefuse, "a type");
+  require(h.type >= FarType::kGreeting && h.type <= FarType::kRefuse, "a type");
   require(h.body_bytes == body_bytes && body_bytes <= abi::kMaxFarBodyBytes, "the body is what it says");
   const bool ping = h.type == FarType::kPing || h.type == FarType::kPong;
   require((h.group == 0) == ping && (abi::epoch_of_tag(h.tag) == 0) == ping, "a group has an epoch");
@@ -41,11 +41,11 @@ void check_text(const char (&text)[N]) {
 }
 
 void check_body(const FarHeader& h, std::span<const std::byte> body) {
-  if (h.type == FarType::kHello) {
-    abi::FarHello hello{};
-    if (abi::read_far_hello(body, hello) != FarReason::kNone) return;
-    check_text(hello.node);
-    check_text(hello.version);
+  if (h.type == FarType::kGreeting) {
+    abi::FarGreeting greeting{};
+    if (abi::read_far_greeting(body, greeting) != FarReason::kNone) return;
+    check_text(greeting.node);
+    check_text(greeting.version);
   } else if (h.type == FarType::kRefuse) {
     abi::FarRefusal refusal{};
     if (abi::read_far_refusal(body, refusal) != FarReason::kNone) return;
@@ -78,10 +78,10 @@ void run(const std::uint8_t* data, std::size_t size) {
   require(std::strcmp(abi::far_reason_name(reason), "unknown") != 0, "a reason has a name");
   if (reason != FarReason::kNone) {
     // Each by itself reads no further than its bytes.
-    abi::FarHello hello{};
+    abi::FarGreeting greeting{};
     abi::FarAnnouncement announcement{};
     abi::FarRefusal refusal{};
-    (void)abi::read_far_hello(body_span, hello);
+    (void)abi::read_far_greeting(body_span, greeting);
     (void)abi::read_far_announcement(body_span, announcement);
     (void)abi::read_far_refusal(body_span, refusal);
     return;

@@ -255,7 +255,7 @@ GpuStream::GpuStream(int gpu) : gpu_(gpu) {
 }
 
 GpuStream::~GpuStream() {
-  let_go();
+  unblock();
   driver().destroy_stream(stream_);
 }
 
@@ -304,7 +304,7 @@ void GpuStream::hold() {
   check(driver().wait(stream_, address(gate_), 1, kGreaterOrEqual), "cuStreamWaitValue32");
 }
 
-void GpuStream::let_go() const {
+void GpuStream::unblock() const {
   std::atomic_ref(*gate_).store(1);
 }
 

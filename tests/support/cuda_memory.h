@@ -65,9 +65,9 @@ class GpuStream {
   void begin_capture() const;
   GpuGraph end_capture() const;
   void launch(const GpuGraph& graph) const;
-  // What comes after begins when let_go() has been called.
+  // What comes after begins when unblock() has been called.
   void hold();
-  void let_go() const;
+  void unblock() const;
   // Whether all has run by now.
   bool idle() const;
   // Waits for that; false after `seconds`.

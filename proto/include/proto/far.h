@@ -4,7 +4,7 @@
 // What a message says of ranks, epochs and tokens of a group is judged by who knows the group.
 //
 //   type      from → to                  body
-//   hello     engine → engine            FarHello
+//   greeting  engine → engine            FarGreeting
 //   announce  rank → far gateway         FarAnnouncement, counts[records] of the ranks and experts there
 //   rows      rank → far gateway         records: FarRowRecord
 //   ask       owner → far gateway        records: FarAskRecord
@@ -40,7 +40,7 @@ inline constexpr std::size_t kMaxFarAddressBytes = 1024;  // of an engine's tran
 inline constexpr std::size_t kFarTextBytes = 256;
 
 enum class FarType : std::uint8_t {
-  kHello = 1,
+  kGreeting = 1,
   kAnnounce = 2,
   kRows = 3,
   kAsk = 4,
@@ -84,11 +84,11 @@ constexpr std::uint64_t far_epoch_tag(std::uint64_t epoch) {
 
 // ---- bodies ------------------------------------------------------------------------------------
 
-struct FarHello {
+struct FarGreeting {
   std::uint64_t incarnation;   // of the sender's engine
   std::uint64_t shape_digest;  // of the group's shape and view: both sides must have the same
   std::uint64_t view_digest;
-  std::uint64_t heard;  // 1: the receiver's hello of this epoch has come, and none is asked for
+  std::uint64_t heard;  // 1: the receiver's greeting of this epoch has come, and none is asked for
   char node[kFarNodeBytes];
   char version[kFarNodeBytes];  // epd's and UCX's, for people
 };
@@ -189,8 +189,8 @@ struct FarRule {
 
 constexpr FarRule far_rule(FarType type) {
   switch (type) {
-    case FarType::kHello:
-      return {false, true, false, false, false, false, sizeof(FarHello), sizeof(FarHello)};
+    case FarType::kGreeting:
+      return {false, true, false, false, false, false, sizeof(FarGreeting), sizeof(FarGreeting)};
     case FarType::kAnnounce:
       return {true, true, true, false, true, false, sizeof(FarAnnouncement), kMaxFarBodyBytes};
     case FarType::kRows:
@@ -259,7 +259,7 @@ inline FarReason read_far_header(std::span<const std::byte> header, std::uint64_
   std::memcpy(&out, header.data(), sizeof(out));
   if (out.magic != kFarMagic) return FarReason::kMagic;
   if (out.version != kFarVersion) return FarReason::kVersion;
-  if (out.type < FarType::kHello || out.type > FarType::kRefuse) return FarReason::kType;
+  if (out.type < FarType::kGreeting || out.type > FarType::kRefuse) return FarReason::kType;
   const detail::FarRule rule = detail::far_rule(out.type);
   if ((out.flags & ~(rule.batch ? std::uint32_t{kFarDone} : 0u)) != 0) return FarReason::kFlags;
   if (FarReason reason = detail::check_far_place(out, rule); reason != FarReason::kNone) return reason;
@@ -273,7 +273,7 @@ constexpr FarReason check_far_records(const FarHeader& header, std::uint64_t str
   return header.records * stride == header.body_bytes ? FarReason::kNone : FarReason::kRecords;
 }
 
-inline FarReason read_far_hello(std::span<const std::byte> body, FarHello& out) {
+inline FarReason read_far_greeting(std::span<const std::byte> body, FarGreeting& out) {
   if (FarReason reason = detail::copy_far_body(body, out); reason != FarReason::kNone) return reason;
   if (out.heard > 1) return FarReason::kReserved;
   return detail::is_far_text(out.node) && detail::is_far_text(out.version) ? FarReason::kNone

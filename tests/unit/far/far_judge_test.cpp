@@ -81,13 +81,13 @@ TEST_F(FarJudge, EachFieldThatIsWrongByItsReason) {
          h.records = 2;
          h.body_bytes = sizeof(abi::FarAnnouncement) + 8;
        }},
-      {"a hello", Drop::kType,
+      {"a greeting", Drop::kType,
        [](auto& h) {
-         h.type = abi::FarType::kHello;
+         h.type = abi::FarType::kGreeting;
          h.tag = abi::far_epoch_tag(2);
          h.from_rank = h.to_rank = abi::kFarNoRank;
          h.records = 0;
-         h.body_bytes = sizeof(abi::FarHello);
+         h.body_bytes = sizeof(abi::FarGreeting);
        }},
   };
   open();

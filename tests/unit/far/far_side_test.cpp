@@ -73,7 +73,7 @@ TEST(FarSide, BothAreGreetedWhoeverIsFirst) {
   EXPECT_EQ(b.port.released, 1);
   EXPECT_FALSE(a.side->greeted());
   EXPECT_EQ(a.side->awaited(), b.own);
-  EXPECT_EQ(a.side->next_look_ns(), 1 + FarSide::kHelloNs);
+  EXPECT_EQ(a.side->next_look_ns(), 1 + FarSide::kGreetingNs);
   EXPECT_EQ(a.say(b, 2), 0);  // not before its time
   b.begin(1);
   EXPECT_EQ(b.say(a, 3), 1);
@@ -83,7 +83,7 @@ TEST(FarSide, BothAreGreetedWhoeverIsFirst) {
   EXPECT_TRUE(b.side->greeted());
   // And that is all.
   EXPECT_EQ(b.say(a, 5) + a.say(b, 6) + b.say(a, 7), 0);
-  EXPECT_EQ(a.say(b, 10 * FarSide::kHelloNs) + b.say(a, 10 * FarSide::kHelloNs), 0);
+  EXPECT_EQ(a.say(b, 10 * FarSide::kGreetingNs) + b.say(a, 10 * FarSide::kGreetingNs), 0);
 }
 
 TEST(FarSide, WhoIsPastItAnswersAgain) {
@@ -94,7 +94,7 @@ TEST(FarSide, WhoIsPastItAnswersAgain) {
   EXPECT_EQ(b.say(a, 2, true), 1);  // lost: a does not hear it
   EXPECT_TRUE(b.side->greeted());
   EXPECT_EQ(b.say(a, 3), 0);
-  EXPECT_EQ(a.say(b, 1 + FarSide::kHelloNs), 1);
+  EXPECT_EQ(a.say(b, 1 + FarSide::kGreetingNs), 1);
   EXPECT_EQ(b.say(a, 4), 1);
   EXPECT_TRUE(a.side->greeted());
   EXPECT_EQ(a.say(b, 5), 0);

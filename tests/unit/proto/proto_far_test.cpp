@@ -28,9 +28,9 @@ FarHeader header_of(FarType type) {
   }
   h.group = 5;
   h.tag = far_epoch_tag(3);
-  if (type == FarType::kHello) h.body_bytes = sizeof(FarHello);
+  if (type == FarType::kGreeting) h.body_bytes = sizeof(FarGreeting);
   if (type == FarType::kRefuse) h.body_bytes = sizeof(FarRefusal);
-  if (type == FarType::kHello || type == FarType::kRefuse) return h;
+  if (type == FarType::kGreeting || type == FarType::kRefuse) return h;
   h.from_rank = 7;
   h.to_rank = 2;
   h.row_credits = 1;
@@ -55,9 +55,9 @@ FarReason read(const FarHeader& h) {
   return read_far_header(bytes_of(h), h.body_bytes, out);
 }
 
-constexpr FarType kTypes[] = {FarType::kHello, FarType::kAnnounce, FarType::kRows,   FarType::kAsk,
-                              FarType::kSums,  FarType::kDone,     FarType::kCredit, FarType::kPing,
-                              FarType::kPong,  FarType::kRefuse};
+constexpr FarType kTypes[] = {FarType::kGreeting, FarType::kAnnounce, FarType::kRows,   FarType::kAsk,
+                              FarType::kSums,     FarType::kDone,     FarType::kCredit, FarType::kPing,
+                              FarType::kPong,     FarType::kRefuse};
 
 TEST(Far, EveryTypeIsReadAsItWasWritten) {
   for (FarType type : kTypes) {
@@ -91,7 +91,7 @@ TEST(Far, WhatIsWrongIsNamed) {
       {FarType::kRows, FarReason::kRanks, [](FarHeader& h) { h.from_rank = kMaxRanks; }},
       {FarType::kRows, FarReason::kRanks, [](FarHeader& h) { h.to_rank = kFarNoRank; }},
       {FarType::kRows, FarReason::kRanks, [](FarHeader& h) { h.to_rank = h.from_rank; }},
-      {FarType::kHello, FarReason::kRanks, [](FarHeader& h) { h.from_rank = 0; }},
+      {FarType::kGreeting, FarReason::kRanks, [](FarHeader& h) { h.from_rank = 0; }},
       {FarType::kRows, FarReason::kBatch, [](FarHeader& h) { h.batch = kMaxFarBatches; }},
       {FarType::kDone, FarReason::kBatch, [](FarHeader& h) { h.batch = 1; }},
       {FarType::kRows, FarReason::kBatches, [](FarHeader& h) { h.batches = 3; }},
@@ -104,7 +104,7 @@ TEST(Far, WhatIsWrongIsNamed) {
       {FarType::kDone, FarReason::kRecords, [](FarHeader& h) { h.records = 1; }},
       {FarType::kRows, FarReason::kBodyBytes, [](FarHeader& h) { h.body_bytes = kMaxFarBodyBytes + 10; }},
       {FarType::kDone, FarReason::kBodyBytes, [](FarHeader& h) { h.body_bytes = 1; }},
-      {FarType::kHello, FarReason::kBodyBytes, [](FarHeader& h) { --h.body_bytes; }},
+      {FarType::kGreeting, FarReason::kBodyBytes, [](FarHeader& h) { --h.body_bytes; }},
       {FarType::kCredit, FarReason::kCredits, [](FarHeader& h) { h.row_credits = 0; }},
       {FarType::kPing, FarReason::kCredits, [](FarHeader& h) { h.sum_credits = 1; }},
       {FarType::kRows, FarReason::kTime, [](FarHeader& h) { h.time_ns = 1; }},
@@ -141,22 +141,23 @@ TEST(Far, RecordsHaveTheStrideOfTheGroup) {
 }
 
 TEST(Far, BodiesAreReadOrTheirReasonIs) {
-  FarHello hello{};
-  hello.incarnation = 3;
-  std::strcpy(hello.node, "node-a");
-  FarHello hello_out{};
-  EXPECT_EQ(read_far_hello(bytes_of(hello), hello_out), FarReason::kNone);
-  EXPECT_STREQ(hello_out.node, "node-a");
-  EXPECT_EQ(read_far_hello(bytes_of(hello).first(sizeof(hello) - 1), hello_out), FarReason::kBodyBytes);
-  hello.heard = 1;
-  EXPECT_EQ(read_far_hello(bytes_of(hello), hello_out), FarReason::kNone);
-  hello.heard = 2;
-  EXPECT_EQ(read_far_hello(bytes_of(hello), hello_out), FarReason::kReserved);
-  hello.heard = 0;
-  hello.node[20] = 'x';
-  EXPECT_EQ(read_far_hello(bytes_of(hello), hello_out), FarReason::kText);
-  std::memset(hello.node, 'x', sizeof(hello.node));
-  EXPECT_EQ(read_far_hello(bytes_of(hello), hello_out), FarReason::kText);
+  FarGreeting greeting{};
+  greeting.incarnation = 3;
+  std::strcpy(greeting.node, "node-a");
+  FarGreeting greeting_out{};
+  EXPECT_EQ(read_far_greeting(bytes_of(greeting), greeting_out), FarReason::kNone);
+  EXPECT_STREQ(greeting_out.node, "node-a");
+  EXPECT_EQ(read_far_greeting(bytes_of(greeting).first(sizeof(greeting) - 1), greeting_out),
+            FarReason::kBodyBytes);
+  greeting.heard = 1;
+  EXPECT_EQ(read_far_greeting(bytes_of(greeting), greeting_out), FarReason::kNone);
+  greeting.heard = 2;
+  EXPECT_EQ(read_far_greeting(bytes_of(greeting), greeting_out), FarReason::kReserved);
+  greeting.heard = 0;
+  greeting.node[20] = 'x';
+  EXPECT_EQ(read_far_greeting(bytes_of(greeting), greeting_out), FarReason::kText);
+  std::memset(greeting.node, 'x', sizeof(greeting.node));
+  EXPECT_EQ(read_far_greeting(bytes_of(greeting), greeting_out), FarReason::kText);
 
   FarAnnouncement announcement{};
   announcement.num_tokens = 9;

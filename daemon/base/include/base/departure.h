@@ -21,7 +21,7 @@ class Departure {
     state_.wait(kStarting);
     return state_.load() == kLeft;
   }
-  void let_go() { set(kMayGo); }
+  void permit() { set(kMayGo); }
   void try_again() { state_.store(kStarting); }
 
  private:

@@ -32,8 +32,8 @@ namespace epd::device {
 
 struct LaunchRequest {
   kernels::cuda::Kind kind = kernels::cuda::Kind::kNoop;
-  std::uint32_t place =
-      0;  // operation slot, below the lane's depth, with no other operation in flight; not needed by noops
+  // Operation slot, below the lane's depth, with no other operation in flight. Noops need none.
+  std::uint32_t op_slot = 0;
   // The engine fills in `signal`. Of operations other than noops it also fills in all but peers, work
   // division, workspace, abort, result and the host's counts, which the lane fills in.
   kernels::cuda::Operation* op = nullptr;
