@@ -84,6 +84,7 @@ bool sums_come(const Member& member, Launcher& launcher, std::uint64_t index) {
 
 // Whether the former engine had not answered it.
 bool is_orphan(const Member& member, std::uint64_t index) {
+  if (member.session == nullptr) return false;
   const std::vector<SessionPort::Orphan>& all = member.session->orphans();
   return std::any_of(all.begin(), all.end(), [&](const SessionPort::Orphan& orphan) {
     return orphan.record.member == member.number && orphan.record.op_index == index;
@@ -99,6 +100,14 @@ SessionPort::Ending told_ending(const Member& member, const abi::InflightRecord&
   return ending;
 }
 
+// Whether the former engine has answered the member's first operation that it had not completed: with a
+// failure, as the board would be past it otherwise. Then all that came behind it has failed too, and must be
+// done again: sums of other nodes may be missing although every rank has arrived.
+bool has_failed(const Member& member, std::uint64_t begun) {
+  return member.group.far != nullptr && member.session != nullptr && member.next_number < begun &&
+         !is_orphan(member, member.next_number);
+}
+
 }  // namespace
 
 // The member begins where its board says. The board follows what an engine has looked at, so it may be far
@@ -111,7 +120,7 @@ void catch_up(Member& member, Launcher& launcher) {
   const std::uint64_t begun = last_begun(member, launcher);
   if (member.calls != nullptr) {  // a call that fails is the last to begin
     member.next_number = std::max(member.next_number, begun);
-  } else {
+  } else if (!has_failed(member, begun)) {
     const auto has_ended = [&](std::uint64_t index) {
       const std::uint64_t tag = abi::op_tag(member.group.epoch, member.group.in_tags(index));
       return index < begun && all_arrived(member, launcher, index, tag) &&
