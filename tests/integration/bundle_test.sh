@@ -74,7 +74,7 @@ host = 2
 END
 there epd check-config --config "$home/etc/epd/epd.toml" >/dev/null
 # The terms of epd, of the libraries that are copied, and of those whose headers are compiled in.
-for terms in epd/copyright epd/libraries/libcli11-dev epd/libraries/nlohmann-json3-dev epd/libraries/libprotobuf32; do
+for terms in epd/LICENSE epd/libraries/libcli11-dev epd/libraries/nlohmann-json3-dev epd/libraries/libprotobuf32; do
   [[ -s $root$home/share/doc/$terms ]] || { echo "FAILED: the bundle lacks share/doc/$terms" >&2; exit 1; }
 done
 
