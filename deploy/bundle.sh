@@ -97,7 +97,7 @@ add_licences() {
       install -D --mode 644 "/usr/share/doc/$package/copyright" "$stage/share/doc/epd/libraries/$package"
     fi
   done < <(
-    sed 'p; s|^/usr||' "$work/copied" | xargs dpkg-query --search 2>/dev/null | cut -d: -f1 | sort --unique
+    { sed 'p; s|^/usr||' "$work/copied" | xargs dpkg-query --search 2>/dev/null || true; } | cut -d: -f1 | sort --unique
     # Of these the headers are compiled in.
     printf '%s\n' libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libspdlog-dev libfmt-dev libboost-dev
   )
