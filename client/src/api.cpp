@@ -31,6 +31,7 @@ Group* object_of(const epd_group_t* group) {
 // WOULD_BLOCK is an answer, not a failure.
 void log_failure(const char* call, const Status& status) {
   const LogLevel level = status.code() == epd::StatusCode::kWouldBlock ? LogLevel::kDebug : LogLevel::kError;
+  if (!epd::client::logs(level)) return;  // before any text is made: a poll may be refused again and again
   log_line(level, "call failed",
            {{"call", call}, {"status", epd::status_name(status.code())}, {"text", status.message()}});
 }
