@@ -67,7 +67,7 @@ struct RunPlan {
   abi::GroupShape shape() const;
   kernels::reference::GroupParams params() const;
   kit::RoutingSpec routing_spec() const;
-  // "memop", "kernel", "memop graph", "kernel graph"; or "no stream"
+  // How streams really wait: "memop", "kernel", "memop graph", "kernel graph"; or "no stream"
   std::string wait_name() const;
   // "bf16", "packed fp8", ...: what rows dispatch delivers.
   std::string mode() const;
