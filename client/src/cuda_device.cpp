@@ -85,6 +85,10 @@ class CudaDevice final : public Device {
   Status write(void* stream, std::uintptr_t word, std::uint32_t value, WaitBy by) override;
   Status wait(void* stream, const StreamWait& wait, WaitBy by) override;
   Status write_and_wait(void* stream, std::uintptr_t word, const StreamWait& wait) override;
+  Status make_event(DeviceEvent& out) override;
+  void destroy_event(void* event) noexcept override;
+  Status record(void* stream, void* event) override;
+  Status wait_event(void* stream, void* event) override;
   Status call(void* stream, const StreamCall& call) override;
   Status await_call(void* stream, std::uintptr_t words, std::uint32_t slot, std::uint64_t limit_ns) override;
   Status write_aside(std::uintptr_t word, std::uint32_t value) override;
@@ -284,6 +288,33 @@ Status CudaDevice::wait(void* stream, const StreamWait& wait, WaitBy by) {
 Status CudaDevice::write_and_wait(void* stream, std::uintptr_t word, const StreamWait& wait) {
   return within("launching epd_signal_and_wait",
                 [&] { return kernels_->signal_and_wait(static_cast<CUstream>(stream), word, wait); });
+}
+
+// Interprocess, so that an application can hand it on to other processes of its own.
+Status CudaDevice::make_event(DeviceEvent& out) {
+  CUevent event = nullptr;
+  Status made = within("cuEventCreate", [&] {
+    return driver_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS);
+  });
+  if (made.ok()) out = DeviceEvent(*this, event);
+  return made;
+}
+
+// If it fails, the driver or the context is gone, and the event with it.
+void CudaDevice::destroy_event(void* event) noexcept {
+  driver_.cuEventDestroy(static_cast<CUevent>(event));
+}
+
+Status CudaDevice::record(void* stream, void* event) {
+  return within("cuEventRecord", [&] {
+    return driver_.cuEventRecord(static_cast<CUevent>(event), static_cast<CUstream>(stream));
+  });
+}
+
+Status CudaDevice::wait_event(void* stream, void* event) {
+  return within("cuStreamWaitEvent", [&] {
+    return driver_.cuStreamWaitEvent(static_cast<CUstream>(stream), static_cast<CUevent>(event), 0);
+  });
 }
 
 Status CudaDevice::call(void* stream, const StreamCall& call) {

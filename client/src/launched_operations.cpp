@@ -147,6 +147,7 @@ Status LaunchedOperations::wait_sent(Group& group, epd_ticket_t ticket, std::int
 Status LaunchedOperations::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {
   if (stream == EPD_NO_STREAM) return invalid_argument("stream is EPD_NO_STREAM; allowed: a stream");
   StreamWait wait;
+  std::uint32_t slot = 0;
   {
     const Lock lock = waits_.lock();
     const Operation* const op = completions_.find(ticket);
@@ -154,8 +155,9 @@ Status LaunchedOperations::wait_on_stream(Group& group, epd_ticket_t ticket, voi
     if (op->group != &group) return of_another_group(ticket);
     if (!op->in_stream) return not_in_stream(ticket);
     wait = end_of(group, *op, ticket);
+    slot = op->slot;
   }
-  return streams_.wait_after(group, stream, wait, ticket);
+  return streams_.wait_after(group, slot, stream, wait, ticket);
 }
 
 Status LaunchedOperations::on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user) {

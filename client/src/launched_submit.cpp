@@ -248,7 +248,7 @@ Status LaunchedOperations::submit(Group& group, const SubmitRequest& request, ep
       return begin_and_wait(group, request, wait, number);
   }
   if (!request.stream.any() || request.deferred()) return {};
-  return streams_.wait_after(group, request.stream.stream, wait, ticket);
+  return streams_.wait_after(group, request.slot, request.stream.stream, wait, ticket);
 }
 
 }  // namespace epd::client

@@ -197,8 +197,8 @@ Status ResidentOperations::submit(Group& group, const SubmitRequest& request, ep
   }
   ticket = made.ticket;
   if (!in_stream || streams_.wait_by(group) == WaitBy::kKernel || request.deferred()) return {};
-  return streams_.wait_after(group, request.stream.stream, flag_of(group, CallTicket::unpack(ticket)),
-                             ticket);
+  return streams_.wait_after(group, request.slot, request.stream.stream,
+                             flag_of(group, CallTicket::unpack(ticket)), ticket);
 }
 
 Status ResidentOperations::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {
@@ -214,7 +214,7 @@ Status ResidentOperations::wait_on_stream(Group& group, epd_ticket_t ticket, voi
   }
   if (streams_.wait_by(group) == WaitBy::kKernel)
     return streams_.device().await_call(stream, group.call_words(), about.slot, limit_ns);
-  return streams_.device().wait(stream, flag_of(group, about), WaitBy::kMemop);
+  return streams_.wait_after(group, about.slot, stream, flag_of(group, about), ticket);
 }
 
 // On a resident device a handle names a record, not one dispatch. Which routing it holds depends on the calls

@@ -28,9 +28,60 @@ Status StreamPort::prepare() {
   return watch_wake_.valid() ? Status() : errno_status("eventfd");
 }
 
-Status StreamPort::wait_after(const Group& group, void* stream, const StreamWait& wait, epd_ticket_t ticket) {
-  return submitted_but(device_->wait(stream, wait, wait_by(group)), ticket,
-                       "the stream does not wait for it");
+Status StreamPort::wait_after(Group& group, std::uint32_t slot, void* stream, const StreamWait& wait,
+                              epd_ticket_t ticket) {
+  const Status waits = group.events.empty()
+                           ? device_->wait(stream, wait, wait_by(group))
+                           : wait_with_event(group, group.events[slot], stream, wait, ticket);
+  return submitted_but(waits, ticket, "the stream does not wait for it");
+}
+
+// The event may belong to a later operation of the slot by the time that somebody looks at it. It completes
+// later then, never earlier.
+Status StreamPort::wait_with_event(Group& group, SlotEvent& its, void* stream, const StreamWait& wait,
+                                   epd_ticket_t ticket) {
+  bool captures = false;
+  Status status = device_->check_stream(stream, captures);
+  if (!status.ok()) return status;
+  // What is recorded in a capture belongs to the graph.
+  if (captures) return device_->wait(stream, wait, wait_by(group));
+  const std::lock_guard<std::mutex> pair(group.events_mutex);
+  // Only this function writes the ticket, under the mutex that it has.
+  if (its.ticket == ticket) return device_->wait_event(stream, its.event.get());
+  status = device_->wait(stream, wait, wait_by(group));
+  if (status.ok()) status = device_->record(stream, its.event.get());
+  if (!status.ok()) return status;
+  const Lock lock = waits_.lock();
+  its.ticket = ticket;
+  return {};
+}
+
+Status StreamPort::make_events(Group& group) const {
+  if (!has_events()) return {};
+  std::vector<SlotEvent> events(group.shape.depth);
+  for (SlotEvent& its : events) {
+    Status made = device_->make_event(its.event);
+    if (!made.ok()) return made;
+  }
+  group.events = std::move(events);
+  return {};
+}
+
+Status StreamPort::event_of(const Group& group, epd_ticket_t ticket, void*& event) {
+  if (!exists())
+    return {StatusCode::kUnsupported, "the session's device has no events; allowed: on CUDA devices"};
+  if (!has_events())
+    return invalid_argument(
+        "the streams of the session do not wait by event; allowed: with EPD_WAIT_BY_EVENT at attach");
+  const Lock lock = waits_.lock();
+  const auto found = std::find_if(group.events.begin(), group.events.end(),
+                                  [&](const SlotEvent& its) { return ticket != 0 && its.ticket == ticket; });
+  if (found == group.events.end())
+    return not_found("ticket " + std::to_string(ticket) +
+                     " has no event: its slot has a later operation, no stream waits for it (defer_receive), "
+                     "it was captured, or it is no ticket of a stream's operation in this group");
+  event = found->event.get();
+  return {};
 }
 
 Status StreamPort::start_watch_locked() {
