@@ -229,6 +229,7 @@ v1::ListSessionsResponse ControlReads::list_sessions() const {
     message.set_groups(rooms_.deciders.memberships(id));
     message.set_arena_bytes(arena_bytes[id]);
   }
+  add_users(list);
   return list;
 }
 
@@ -279,12 +280,12 @@ v1::ListOperationsResponse ControlReads::list_operations(const std::vector<bool>
   v1::ListOperationsResponse list;
   const std::uint64_t now = rooms_.clock.now_ns();
   for (std::uint32_t device = 0; device < rooms_.fleet.size(); ++device) {
-    for (const abi::OpView& op : rooms_.fleet.page(device).ops)
     const int before = list.operations_size();
+    for (const abi::OpView& op : rooms_.fleet.page(device).ops)
       add_operation(list, op, rooms_.fleet.name(device), now);
-  }
     for (int i = before; stopped[device] && i < list.operations_size(); ++i)
       mark_stopped(*list.mutable_operations(i));
+  }
   return list;
 }
 

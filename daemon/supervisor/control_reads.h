@@ -57,6 +57,8 @@ class ControlReads {
   Result<v1::GetOperationResponse> explain(std::uint64_t session_id, std::uint64_t ticket) const;
 
  private:
+  // In users.cpp.
+  void add_users(v1::ListSessionsResponse& list) const;
   void fill_cuda(v1::CudaDevice& message, std::uint32_t index) const;
 
   // In explain.cpp.
