@@ -28,9 +28,26 @@ Status StreamPort::prepare() {
   return watch_wake_.valid() ? Status() : errno_status("eventfd");
 }
 
-Status StreamPort::wait_after(const Group& group, void* stream, const StreamWait& wait, epd_ticket_t ticket) {
-  return submitted_but(device_->wait(stream, wait, wait_by(group)), ticket,
-                       "the stream does not wait for it");
+Status StreamPort::wait_after(const Group& group, void* stream, abi::Op op, const StreamWait& wait,
+                              epd_ticket_t ticket) {
+  static constexpr char kNot[] = "the stream does not wait for it";
+  if (wait_by(group) == WaitBy::kMemop) return submitted_but(device_->wait(stream, wait), ticket, kNot);
+  stream_kernels::Step step;
+  step.wait = stream_kernels::Wait::kDone;
+  step.done = reinterpret_cast<const std::uint32_t*>(wait.word);  // NOLINT: an address of the device
+  step.value = wait.value;
+  step.limit_ns = wait.limit_ns;
+  return submitted_but(device_->launch(stream, op, step), ticket, kNot);
+}
+
+Status StreamPort::copy_out(const Group& group, void* stream, abi::Op op, std::uint32_t slot,
+                            const stream_kernels::Copies& copies, epd_ticket_t ticket) {
+  if (copies.num_out == 0) return {};
+  stream_kernels::Step step;
+  step.staging = group.staging_words(slot);
+  step.copies = copies;
+  step.copies.num_in = 0;
+  return submitted_but(device_->launch(stream, op, step), ticket, "its outputs are not copied");
 }
 
 Status StreamPort::start_watch_locked() {

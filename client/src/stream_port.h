@@ -39,8 +39,12 @@ class StreamPort {
   bool begins_and_waits(const Group& group, const StreamUse& stream, bool deferred) const {
     return stream.any() && wait_by(group) == WaitBy::kKernel && !deferred;
   }
-  // Makes later work of the stream wait for an operation that was enqueued.
-  Status wait_after(const Group& group, void* stream, const StreamWait& wait, epd_ticket_t ticket);
+  // Makes later work of the stream wait for an operation of the kind that was enqueued.
+  Status wait_after(const Group& group, void* stream, abi::Op op, const StreamWait& wait,
+                    epd_ticket_t ticket);
+  // The outputs of such an operation, which the stream has waited for.
+  Status copy_out(const Group& group, void* stream, abi::Op op, std::uint32_t slot,
+                  const stream_kernels::Copies& copies, epd_ticket_t ticket);
 
   // ---- the watch. With the mutex
   Status start_watch_locked();
