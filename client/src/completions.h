@@ -26,7 +26,7 @@ struct Operation {
   bool crowded = false;      // it has ended well, but brought more rows than `room`
   std::uint32_t room = 0;    // rows of a dispatch for which the caller's memory has room; 0: it gets none
   std::unique_ptr<stream_kernels::Copies> copies;  // in a stream: outputs that are still to be copied
-  SteadyClock::time_point answer_by;  // a running engine has ended it by then
+  SteadyClock::time_point answer_by;               // a running engine has ended it by then
   bool done = false;
   epd_result_t result{};             // set when done
   std::string text;                  // why it failed; may be empty

@@ -49,8 +49,8 @@ class LaunchedOperations final : public Operations {
   Status check_stream(const StreamUse& stream) const;
   Status ready_to_submit(Lock& lock, Group& group, const SubmitRequest& request);
   Status choose_route(Lock& lock, Group& group, const SubmitRequest& request, RouteUse& use);
-  // On a host device: copies what the caller's memory gets of the last operation on the slot, if that has ended
-  // well. With submit_mutex.
+  // On a host device: copies what the caller's memory gets of the last operation on the slot, if that has
+  // ended well. With submit_mutex.
   void copy_outputs(Group& group, std::uint32_t slot);
   void copy_by_host(Lock& lock, Group& group, std::uint32_t slot, const stream_kernels::Copies& copies);
   // Everything that can refuse a submission.

@@ -22,9 +22,10 @@ Status check_request(const Group& group, const SubmitRequest& request) {
 Status check_memory(const SubmitRequest& request, const StreamPort& streams) {
   if (request.memory == nullptr || !streams.exists()) return {};
   if (!request.stream.any())
-    return {StatusCode::kUnsupported,
-            "memory is given with EPD_NO_STREAM on a CUDA device; allowed: memory in a stream, which copies it, "
-            "or the slot's regions"};
+    return {
+        StatusCode::kUnsupported,
+        "memory is given with EPD_NO_STREAM on a CUDA device; allowed: memory in a stream, which copies it, "
+        "or the slot's regions"};
   const Status kernels = streams.device().has_kernels();
   if (kernels.ok()) return {};
   return {kernels.code(),

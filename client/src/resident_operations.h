@@ -35,7 +35,8 @@ class ResidentOperations final : public Operations {
 
   std::size_t num_descriptors() const override { return 3; }
   Status open(Group& group, const Packet& joined) override;
-  // Handles name records, so a new epoch does not change them. But what they counted may be a failed dispatch's.
+  // Handles name records, so a new epoch does not change them. But what they counted may be a failed
+  // dispatch's.
   void begin_epoch_locked(Group& group) override { group.forget_counts(); }
   Status renew(Group& group) override;
   // Nothing to do: each wait for a call sees by itself that its group or session has ended.

@@ -124,7 +124,8 @@ class Planner {
     if (own == nullptr || !status_.ok()) return nullptr;
     void* const place = group_.region(request_.slot, region);
     if (place == nullptr)
-      status_ = invalid_argument(std::string(name) + " is given; allowed: NULL, the group has no such region");
+      status_ =
+          invalid_argument(std::string(name) + " is given; allowed: NULL, the group has no such region");
     const bool lies_there = own == place && (!in_blocks || copies_.own_block == copies_.region_block);
     return lies_there ? nullptr : static_cast<std::uint8_t*>(place);
   }
@@ -137,8 +138,8 @@ class Planner {
   void input(const char* name, const void* own, Region region, Rows counted) {
     std::uint8_t* const to = region_for(name, own, region, counted == Rows::kReceived && copies_.blocks > 1);
     if (to == nullptr) return;
-    copies_.in[copies_.num_in++] = {to, static_cast<const std::uint8_t*>(own), row_bytes_of(shape_, region), 0,
-                                    0,  counted,                               0,                            0};
+    copies_.in[copies_.num_in++] = {
+        to, static_cast<const std::uint8_t*>(own), row_bytes_of(shape_, region), 0, 0, counted, 0, 0};
     note(counted);
   }
 
@@ -154,26 +155,26 @@ class Planner {
   // Rows that no token fills.
   void mark(void* own, Region region, std::uint8_t value) {
     if (region_for("", own, region, copies_.blocks > 1) == nullptr) return;
-    copies_.out[copies_.num_out++] = {
-        static_cast<std::uint8_t*>(own), nullptr, row_bytes_of(shape_, region), 0, 0, Rows::kUnused, value, 0};
+    copies_.out[copies_.num_out++] = {static_cast<std::uint8_t*>(own),
+                                      nullptr,
+                                      row_bytes_of(shape_, region),
+                                      0,
+                                      0,
+                                      Rows::kUnused,
+                                      value,
+                                      0};
   }
 
   // `of_block`: as Piece::renumber, where the caller's blocks are not as far apart as the group's.
   void numbers(const char* name, std::int32_t* own, Region region, std::uint32_t count,
                std::uint32_t of_block) {
-    const bool renumbers = of_block != 0 && copies_.own_block != copies_.region_block &&
-                           shape_.layout == abi::Layout::kExpert;
+    const bool renumbers =
+        of_block != 0 && copies_.own_block != copies_.region_block && shape_.layout == abi::Layout::kExpert;
     const std::uint8_t* const from = region_for(name, own, region, renumbers);
     if (from == nullptr) return;
     status_ = check_numbers(name, own);
-    copies_.out[copies_.num_out++] = {reinterpret_cast<std::uint8_t*>(own),
-                                      from,
-                                      4,
-                                      count,
-                                      renumbers ? of_block : 0,
-                                      Rows::kGiven,
-                                      0,
-                                      0};
+    copies_.out[copies_.num_out++] = {
+        reinterpret_cast<std::uint8_t*>(own), from, 4, count, renumbers ? of_block : 0, Rows::kGiven, 0, 0};
   }
 
   // ---- how many rows there are
@@ -229,9 +230,10 @@ class Planner {
     const std::string handle = "handle " + std::to_string(request_.handle);
     if (!route.tokens_known) {
       if (request_.num_tokens != 0) return {};
-      return invalid_argument("num_tokens is 0, and libepd does not know the n of " + handle +
-                              ": its dispatch had num_tokens_at, or the group has resumed since; allowed with "
-                              "memory: n, in num_tokens or num_tokens_at");
+      return invalid_argument(
+          "num_tokens is 0, and libepd does not know the n of " + handle +
+          ": its dispatch had num_tokens_at, or the group has resumed since; allowed with "
+          "memory: n, in num_tokens or num_tokens_at");
     }
     copies_.num_tokens = route.num_tokens;
     if (request_.num_tokens == 0 || request_.num_tokens == route.num_tokens) return {};
@@ -270,7 +272,8 @@ HostRows rows_of(const Copies& c, const Piece& piece, std::uint32_t block) {
   const auto counted = static_cast<std::uint32_t>(c.counts[block]);
   if (counted > c.room && c.received_in == 0) return {};
   const std::uint32_t received = std::min(counted, c.room);
-  return piece.counted == Rows::kReceived ? HostRows{0, received} : HostRows{received, c.own_block - received};
+  return piece.counted == Rows::kReceived ? HostRows{0, received}
+                                          : HostRows{received, c.own_block - received};
 }
 
 void copy_numbers(const Copies& c, const Piece& piece) {

@@ -1,5 +1,5 @@
-// The caller's own memory of one operation (epd_memory_t): what is copied between it and the slot's regions. See
-// README, "Memory of the caller's".
+// The caller's own memory of one operation (epd_memory_t): what is copied between it and the slot's regions.
+// See README, "Memory of the caller's".
 #pragma once
 
 #include "operations.h"
@@ -9,8 +9,8 @@ namespace epd::client {
 
 using stream_kernels::Copies;
 
-// With the session's mutex. `out` is empty if nothing is to be copied. INVALID_ARGUMENT: a field of the memory,
-// or what is copied can't be known.
+// With the session's mutex. `out` is empty if nothing is to be copied. INVALID_ARGUMENT: a field of the
+// memory, or what is copied can't be known.
 Status plan_copies(const Group& group, const SubmitRequest& request, const RouteUse& use, Copies& out);
 
 // By this thread, on a host device. What operations have counted is there.

@@ -36,13 +36,13 @@ inline constexpr std::uint32_t kMostPiecesOut = 12;  // of a dispatch: its outpu
 
 // All that an operation copies between the caller's memory and its slot's regions. `own` is the caller's.
 struct Copies {
-  const std::int32_t* counts = nullptr;  // [blocks]: the rows received in each
+  const std::int32_t* counts = nullptr;  // [blocks]: the rows received in each; null: no piece has such rows
   std::uint32_t blocks = 0;              // of received rows: 1, layout expert: one for each local expert
   std::uint32_t room = 0;                // rows of a block, there and here: no more are copied
   std::uint32_t own_block = 0;           // rows from block to block
   std::uint32_t region_block = 0;
-  std::uint32_t received_in = 0;   // 1: received rows are inputs: as many are copied as there is room for. 0:
-                                   // outputs: if there are more, none is copied
+  std::uint32_t received_in = 0;  // 1: received rows are inputs: as many are copied as there is room for. 0:
+                                  // outputs: if there are more, none is copied
   std::uint32_t most_tokens = 0;  // n is no more than that
   std::uint32_t num_tokens = 0;
   std::uint32_t num_in = 0;
@@ -75,10 +75,10 @@ struct Step {
   std::uint32_t* ready = nullptr;
   const std::uint32_t* done = nullptr;
   std::uint32_t value = 0;
-  std::uint32_t slot = 0;                        // kLastCall
-  std::uint64_t limit_ns = 0;                    // of the wait
+  std::uint32_t slot = 0;                         // kLastCall
+  std::uint64_t limit_ns = 0;                     // of the wait
   const std::uint32_t* call_tokens_at = nullptr;  // not null: in place of call.num_tokens
-  abi::Call call;                                // without number and epoch
+  abi::Call call;                                 // without number and epoch
   Copies copies;
 };
 static_assert(offsetof(Step, copies) <= 128 && sizeof(Step) % 8 == 0);
@@ -125,7 +125,9 @@ constexpr Launch launch_of(const Step& step) {
   const std::uint64_t out = most_bytes(c, c.out, c.num_out);
   const std::uint64_t parts = ((in < out ? out : in) + kChunkBytes - 1) / kChunkBytes;
   Launch launch;
-  launch.blocks = parts == 0 ? 1 : parts < kMostCopyBlocks ? static_cast<std::uint32_t>(parts) : kMostCopyBlocks;
+  launch.blocks = parts == 0                ? 1
+                  : parts < kMostCopyBlocks ? static_cast<std::uint32_t>(parts)
+                                            : kMostCopyBlocks;
   launch.threads = kCopyThreads;
   // The step, SharedWords, and what is behind them.
   launch.shared_bytes = sizeof(Step) + kSharedWords + 4 * (kCopyThreads + c.blocks);

@@ -1,10 +1,10 @@
-// A step that copies: what the blocks of one kernel do. They need not all run at the same time. Each takes parts
-// of the inputs until none is left. Whoever finishes the last one begins the operation. Then each waits for its
-// end, and copies its share of the outputs.
+// A step that copies: what the blocks of one kernel do. They need not all run at the same time. Each takes
+// parts of the inputs until none is left. Whoever finishes the last one begins the operation. Then each waits
+// for its end, and copies its share of the outputs.
 //
 // Memory ordering. The threads of a block have stored a part -> barrier -> the acquire and release of
-// `finished` by thread 0 of each block -> the release that begins the operation. Its end is acquired by thread
-// 0 -> barrier -> the others load, past L1.
+// `finished` by thread 0 of each block -> the release that begins the operation. Its end is acquired by
+// thread 0 -> barrier -> the others load, past L1.
 //
 // A Block has index(), count(), thread(), threads(), sync() and shared(). A test plays blocks of one thread
 // each, one after the other. See proto/ordered.h.
@@ -72,7 +72,7 @@ EPD_DEVICE inline Tally tally(const Copies& c, const Block& block, bool received
   Tally tally;
   const std::uint32_t n = c.num_tokens_at != nullptr ? load_relaxed_system(c.num_tokens_at) : c.num_tokens;
   tally.tokens = least(n, c.most_tokens);
-  if (!received || c.blocks == 0) return tally;
+  if (!received || c.counts == nullptr) return tally;
   add_up(c, block);
   tally.received = block.shared().ends[c.blocks - 1];
   tally.unused = c.received_in != 0 || has_room(c) ? c.blocks * c.own_block - tally.received : 0;

@@ -23,8 +23,7 @@ StreamKernels::~StreamKernels() {
 
 CUresult StreamKernels::take(CUdevice device, std::uint32_t number) {
   CUkernel& kernel = kernels_[number];
-  const CUresult error =
-      driver_.cuLibraryGetKernel(&kernel, library_, stream_kernels::kKernelNames[number]);
+  const CUresult error = driver_.cuLibraryGetKernel(&kernel, library_, stream_kernels::kKernelNames[number]);
   if (error != CUDA_SUCCESS) return error;
   // While this kernel waits on an SM that is set up for little shared memory, no kernel that needs much can
   // begin there: not even the engine's kernel that it waits for.

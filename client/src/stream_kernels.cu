@@ -7,8 +7,8 @@ namespace epd {
 namespace stream_kernels {
 namespace {
 
-// A block of threads, and its shared memory: the step, so that its parameters are read once and by many threads,
-// then SharedWords and what is behind them.
+// A block of threads, and its shared memory: the step, so that its parameters are read once and by many
+// threads, then SharedWords and what is behind them.
 class CudaBlock {
  public:
   __device__ CudaBlock(unsigned char* memory, std::uint32_t threads)

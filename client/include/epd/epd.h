@@ -457,15 +457,15 @@ EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progres
  *                 first. epd_ticket_drop copies nothing. Afterwards libepd never touches the memory. An
  *                 operation that fails writes nothing to it
  *   CUDA device   in a stream only (UNSUPPORTED with EPD_NO_STREAM): memory that the session's context
- *                 reaches, copied by libepd's kernels in that stream, so it obeys the stream's order and may be
- *                 captured. With defer_receive outputs are copied where epd_ticket_wait_on_stream is called, which must
- *                 be once; without, it must not be called: further streams wait by an event. The outputs of an
- *                 operation that fails hold anything
+ *                 reaches, copied by libepd's kernels in that stream, so it obeys the stream's order and may
+ * be captured. With defer_receive outputs are copied where epd_ticket_wait_on_stream is called, which must be
+ * once; without, it must not be called: further streams wait by an event. The outputs of an operation that
+ * fails hold anything
  *
  * More rows than recv_rows: nothing of recv_x, recv_scales, recv_topk_idx, recv_topk_weights and recv_src is
  * written, counts and offsets are. On this rank alone the ticket ends with RESOURCE_EXHAUSTED and with M in
- * num_recv_rows. The dispatch has gone well: its handle is valid, and its rows lie in the slot's regions, where
- * epd_group_buffers finds them until the slot's next dispatch. */
+ * num_recv_rows. The dispatch has gone well: its handle is valid, and its rows lie in the slot's regions,
+ * where epd_group_buffers finds them until the slot's next dispatch. */
 typedef struct epd_memory {
   size_t size;
   /* dispatch, in */
@@ -577,16 +577,16 @@ EPD_API epd_status_t epd_handle_release(epd_group_t* group, epd_handle_t handle)
 
 typedef struct epd_combine_args {
   size_t size;
-  epd_handle_t handle;     /* of the dispatch whose rows y answers */
-  uint32_t slot;           /* whose y, topk_weights and biases are read, and whose out is written */
-  uint32_t weighted;       /* 1: rows are multiplied by topk_weights of the slot */
-  uint32_t num_biases;     /* how many bias regions are added, 0..the group's */
-  uint32_t return_weights; /* 1: y_weights return to the tokens, as out_weights */
-  uint32_t defer_receive;  /* as of dispatch */
-  uint32_t sms;            /* for this operation; 0: the group's */
-  int32_t timeout_ms;      /* as of dispatch */
-  uint32_t num_tokens;     /* with memory: the n of the handle's dispatch; 0: libepd knows it, see there */
-  const epd_memory_t* memory;    /* in place of regions of the slot; NULL: the regions */
+  epd_handle_t handle;        /* of the dispatch whose rows y answers */
+  uint32_t slot;              /* whose y, topk_weights and biases are read, and whose out is written */
+  uint32_t weighted;          /* 1: rows are multiplied by topk_weights of the slot */
+  uint32_t num_biases;        /* how many bias regions are added, 0..the group's */
+  uint32_t return_weights;    /* 1: y_weights return to the tokens, as out_weights */
+  uint32_t defer_receive;     /* as of dispatch */
+  uint32_t sms;               /* for this operation; 0: the group's */
+  int32_t timeout_ms;         /* as of dispatch */
+  uint32_t num_tokens;        /* with memory: the n of the handle's dispatch; 0: libepd knows it, see there */
+  const epd_memory_t* memory; /* in place of regions of the slot; NULL: the regions */
   const uint32_t* num_tokens_at; /* with memory: as of dispatch */
 } epd_combine_args_t;
 static inline void epd_combine_args_init(epd_combine_args_t* args) {

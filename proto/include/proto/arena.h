@@ -72,8 +72,8 @@ constexpr std::uint64_t region_bytes(const GroupShape& s, Region region) {
   return 0;
 }
 
-// On a CUDA device: by these the blocks of one kernel of the client, which copies memory of its caller's, tell
-// each other how far they are. 0 between kernels. Nobody else looks at them.
+// On a CUDA device: by these the blocks of one kernel of the client, which copies memory of its caller's,
+// tell each other how far they are. 0 between kernels. Nobody else looks at them.
 struct StagingWords {
   std::uint32_t taken;     // parts of the inputs that a block has taken
   std::uint32_t finished;  // of these, those that are copied; 0 when all are

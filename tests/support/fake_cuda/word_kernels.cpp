@@ -46,8 +46,8 @@ void run(const Step& step, std::uint32_t blocks, bool backwards) {
 }  // namespace
 
 bool is_word_kernel(const std::string& kernel) {
-  return std::find(std::begin(stream_kernels::kKernelNames), std::end(stream_kernels::kKernelNames), kernel) !=
-         std::end(stream_kernels::kKernelNames);
+  return std::find(std::begin(stream_kernels::kKernelNames), std::end(stream_kernels::kKernelNames),
+                   kernel) != std::end(stream_kernels::kKernelNames);
 }
 
 Stream::Work word_kernel(const std::string& kernel, unsigned blocks, unsigned threads, unsigned shared_bytes,

@@ -75,9 +75,9 @@ TEST_F(ClientCudaWaits, OtherValuesAreRefused) {
   EXPECT_ERROR_HAS("reserved is 7; allowed: 0");
   epd_combine_args_t combine_args;
   epd_combine_args_init(&combine_args);
-  combine_args.reserved = 1;
+  combine_args.num_tokens = 1;
   EXPECT_EQ(epd_combine(group_, &combine_args, stream_, &ticket), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("reserved is 1");
+  EXPECT_ERROR_HAS("num_tokens is 1; allowed: 0 without memory");
   EXPECT_EQ(cuda_.enqueued_anywhere(), 0u);
   for (const std::uint32_t number : {2u, 4'000'000'000u}) {
     epd_wait_by_t wrong;

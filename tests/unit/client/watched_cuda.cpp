@@ -272,7 +272,7 @@ void WatchedCuda::makes_stream(unsigned flags, int priority) {
 
 void WatchedCuda::sets_attribute(const char* kernel, CUfunction_attribute which, int value) {
   const std::lock_guard lock(mutex_);
-  if (which == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) carveouts_[kernel] = value;
+  if (which == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) carveouts_[kept(kernel)] = value;
 }
 
 }  // namespace epd::testing

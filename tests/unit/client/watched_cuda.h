@@ -20,9 +20,9 @@ struct StreamOp {
   enum Kind {
     kWrite,
     kWait,
-    kCheck,  // only asked about, never enqueued
-    kRing,   // a call; address: abi::CallWords
-    kAwait,  // the end of the last call on `slot`
+    kCheck,    // only asked about, never enqueued
+    kRing,     // a call; address: abi::CallWords
+    kAwait,    // the end of the last call on `slot`
     kCopyIn,   // value: pieces
     kCopyOut,  // likewise
   } kind;
