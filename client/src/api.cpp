@@ -163,6 +163,15 @@ Status read_switches(const Switch (&switches)[N], std::uint32_t& flags) {
   return {};
 }
 
+// The caller's own memory; `copy` is what the request points to.
+Status read_memory(const epd_memory_t* given, epd_memory_t& copy, SubmitRequest& request) {
+  if (given == nullptr) return {};
+  EPD_RETURN_IF_ERROR(epd::client::read_struct(given, "memory", copy));
+  if (copy.reserved != 0) return epd::client::bad_value("memory.reserved", copy.reserved, "0");
+  request.memory = &copy;
+  return {};
+}
+
 // The arguments that dispatch and combine have in common.
 template <typename Args>
 Status read_args(const Args& a, void* stream, SubmitRequest& request) {
@@ -170,16 +179,16 @@ Status read_args(const Args& a, void* stream, SubmitRequest& request) {
   request.timeout_ms = static_cast<std::uint32_t>(a.timeout_ms);
   request.sms = a.sms;
   request.handle = a.handle;
+  request.num_tokens = a.num_tokens;
+  request.num_tokens_at = a.num_tokens_at;
   request.stream = {stream};
-  if (a.reserved != 0) return epd::client::bad_value("reserved", a.reserved, "0");
   return epd::client::check_limit(a.timeout_ms, "the daemon's default");
 }
 
 Status read_dispatch(const epd_dispatch_args_t& a, void* stream, SubmitRequest& request) {
   request.op = abi::Op::kDispatch;
-  request.num_tokens = a.num_tokens;
-  request.num_tokens_at = a.num_tokens_at;
   request.keep = a.keep_handle != 0;
+  if (a.reserved != 0) return epd::client::bad_value("reserved", a.reserved, "0");
   EPD_RETURN_IF_ERROR(read_args(a, stream, request));
   if (a.omit_weights == 0) request.flags = abi::kFlagWeights;
   return read_switches({{"omit_weights", a.omit_weights, 0},
@@ -193,6 +202,10 @@ Status read_dispatch(const epd_dispatch_args_t& a, void* stream, SubmitRequest& 
 Status read_combine(const epd_combine_args_t& a, void* stream, SubmitRequest& request) {
   request.op = abi::Op::kCombine;
   EPD_RETURN_IF_ERROR(read_args(a, stream, request));
+  if (a.memory == nullptr && a.num_tokens != 0)
+    return epd::client::bad_value("num_tokens", a.num_tokens, "0 without memory: n is its dispatch's");
+  if (a.memory == nullptr && a.num_tokens_at != nullptr)
+    return epd::invalid_argument("num_tokens_at is given without memory; allowed: NULL, n is its dispatch's");
   if (a.num_biases > abi::kMaxBiases)
     return epd::client::bad_value("num_biases", a.num_biases, "0 .. " + std::to_string(abi::kMaxBiases));
   request.flags = a.num_biases << abi::kBiasShift;
@@ -399,7 +412,9 @@ epd_status_t epd_dispatch(epd_group_t* group, const epd_dispatch_args_t* args, v
     epd_dispatch_args_t a{};
     EPD_RETURN_IF_ERROR(epd::client::read_struct(args, "args", a));
     SubmitRequest request;
+    epd_memory_t memory{};
     EPD_RETURN_IF_ERROR(read_dispatch(a, stream, request));
+    EPD_RETURN_IF_ERROR(read_memory(a.memory, memory, request));
     if (request.keep) EPD_REQUIRE(handle);
     EPD_RETURN_IF_ERROR(g->session->operations().submit(*g, request, *ticket, handle));
     log_submission(*g, request, *ticket);
@@ -415,7 +430,9 @@ epd_status_t epd_combine(epd_group_t* group, const epd_combine_args_t* args, voi
     epd_combine_args_t a{};
     EPD_RETURN_IF_ERROR(epd::client::read_struct(args, "args", a));
     SubmitRequest request;
+    epd_memory_t memory{};
     EPD_RETURN_IF_ERROR(read_combine(a, stream, request));
+    EPD_RETURN_IF_ERROR(read_memory(a.memory, memory, request));
     EPD_RETURN_IF_ERROR(g->session->operations().submit(*g, request, *ticket, nullptr));
     log_submission(*g, request, *ticket);
     return {};

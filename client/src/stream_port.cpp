@@ -14,6 +14,7 @@ namespace {
 // Streams that were unblocked are unblocked again after the first time. The pause doubles, up to the second.
 constexpr int kAgainAfter_ms = 10;
 constexpr int kAgainAtLeast_ms = 1000;
+constexpr char kNotWaiting[] = "the stream does not wait for it";
 
 }  // namespace
 
@@ -28,28 +29,47 @@ Status StreamPort::prepare() {
   return watch_wake_.valid() ? Status() : errno_status("eventfd");
 }
 
-Status StreamPort::wait_after(Group& group, std::uint32_t slot, void* stream, const StreamWait& wait,
-                              epd_ticket_t ticket) {
-  const Status waits = group.events.empty()
-                           ? device_->wait(stream, wait, wait_by(group))
-                           : wait_with_event(group, group.events[slot], stream, wait, ticket);
-  return submitted_but(waits, ticket, "the stream does not wait for it");
+Status StreamPort::wait_after(Group& group, void* stream, const StreamEnd& end, epd_ticket_t ticket) {
+  if (!group.events.empty()) return wait_with_event(group, stream, end, ticket);
+  const Status status = wait_for(group, stream, end, ticket);
+  return status.ok() ? copy_out(group, stream, end, ticket) : status;
 }
 
-// The event may belong to a later operation of the slot by the time that somebody looks at it. It completes
-// later then, never earlier.
-Status StreamPort::wait_with_event(Group& group, SlotEvent& its, void* stream, const StreamWait& wait,
-                                   epd_ticket_t ticket) {
+Status StreamPort::wait_for(const Group& group, void* stream, const StreamEnd& end, epd_ticket_t ticket) {
+  if (wait_by(group) == WaitBy::kMemop)
+    return submitted_but(device_->wait(stream, end.wait), ticket, kNotWaiting);
+  stream_kernels::Step step;
+  step.wait = stream_kernels::Wait::kDone;
+  step.done = reinterpret_cast<const std::uint32_t*>(end.wait.word);  // NOLINT: an address of the device
+  step.value = end.wait.value;
+  step.limit_ns = end.wait.limit_ns;
+  return submitted_but(device_->launch(stream, end.op, step), ticket, kNotWaiting);
+}
+
+Status StreamPort::copy_out(const Group& group, void* stream, const StreamEnd& end, epd_ticket_t ticket) {
+  if (end.copies.num_out == 0) return {};
+  stream_kernels::Step step;
+  step.staging = group.staging_words(end.slot);
+  step.copies = end.copies;
+  step.copies.num_in = 0;
+  return submitted_but(device_->launch(stream, end.op, step), ticket, "its outputs are not copied");
+}
+
+// The event is behind the copies. It may belong to a later operation of the slot by the time that somebody
+// looks at it. It completes later then, never earlier.
+Status StreamPort::wait_with_event(Group& group, void* stream, const StreamEnd& end, epd_ticket_t ticket) {
+  SlotEvent& its = group.events[end.slot];
   bool captures = false;
-  Status status = device_->check_stream(stream, captures);
+  Status status = submitted_but(device_->check_stream(stream, captures), ticket, kNotWaiting);
   if (!status.ok()) return status;
-  // What is recorded in a capture belongs to the graph.
-  if (captures) return device_->wait(stream, wait, wait_by(group));
   const std::lock_guard<std::mutex> pair(group.events_mutex);
   // Only this function writes the ticket, under the mutex that it has.
-  if (its.ticket == ticket) return device_->wait_event(stream, its.event.get());
-  status = device_->wait(stream, wait, wait_by(group));
-  if (status.ok()) status = device_->record(stream, its.event.get());
+  if (!captures && its.ticket == ticket)
+    return submitted_but(device_->wait_event(stream, its.event.get()), ticket, kNotWaiting);
+  status = wait_for(group, stream, end, ticket);
+  if (status.ok()) status = copy_out(group, stream, end, ticket);
+  if (!status.ok() || captures) return status;  // what is recorded in a capture belongs to the graph
+  status = submitted_but(device_->record(stream, its.event.get()), ticket, "it has no event");
   if (!status.ok()) return status;
   const Lock lock = waits_.lock();
   its.ticket = ticket;

@@ -21,6 +21,14 @@ class Unblocker {
   virtual void unblock(const Group& group, const AllSlotWords& words, bool all) = 0;
 };
 
+// An operation that was enqueued on a slot, and what is copied when it has ended.
+struct StreamEnd {
+  abi::Op op;
+  std::uint32_t slot;
+  const StreamWait& wait;
+  const stream_kernels::Copies& copies;
+};
+
 class StreamPort {
  public:
   // No device: a session on a host device, which has no streams.
@@ -41,10 +49,9 @@ class StreamPort {
   bool begins_and_waits(const Group& group, const StreamUse& stream, bool deferred) const {
     return stream.any() && wait_by(group) == WaitBy::kKernel && !deferred;
   }
-  // Makes later work of the stream wait for an operation that was enqueued on the slot. If the session has
-  // events, the slot's event completes with the operation from then on, unless the stream captures.
-  Status wait_after(Group& group, std::uint32_t slot, void* stream, const StreamWait& wait,
-                    epd_ticket_t ticket);
+  // Makes later work of the stream wait for the operation's end and the copies of its outputs. If the session
+  // has events, the slot's event completes with them from then on, unless the stream captures.
+  Status wait_after(Group& group, void* stream, const StreamEnd& end, epd_ticket_t ticket);
   // Of a group that is being joined: makes the events of its slots, if the session has events.
   Status make_events(Group& group) const;
   // epd_ticket_event
@@ -70,8 +77,9 @@ class StreamPort {
 
  private:
   bool has_events() const { return exists() && wait_by_ == WaitBy::kEvent; }
-  Status wait_with_event(Group& group, SlotEvent& its, void* stream, const StreamWait& wait,
-                         epd_ticket_t ticket);
+  Status wait_with_event(Group& group, void* stream, const StreamEnd& end, epd_ticket_t ticket);
+  Status wait_for(const Group& group, void* stream, const StreamEnd& end, epd_ticket_t ticket);
+  Status copy_out(const Group& group, void* stream, const StreamEnd& end, epd_ticket_t ticket);
   void watch();
   bool unblock_a_group(Lock& lock);  // false: none wants it
   bool any_unblocked_locked() const;

@@ -20,9 +20,11 @@ struct StreamOp {
   enum Kind {
     kWrite,
     kWait,
-    kCheck,  // only asked about, never enqueued
-    kRing,   // a call; address: abi::CallWords
-    kAwait,  // the end of the last call on `slot`
+    kCheck,    // only asked about, never enqueued
+    kRing,     // a call; address: abi::CallWords
+    kAwait,    // the end of the last call on `slot`
+    kCopyIn,   // value: pieces
+    kCopyOut,  // likewise
   } kind;
   std::uintptr_t address;
   std::uint32_t value;           // kRing: the program
