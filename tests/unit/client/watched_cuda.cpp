@@ -141,6 +141,10 @@ std::size_t WatchedCuda::enqueued_anywhere() const {
   const std::lock_guard lock(mutex_);
   return num_enqueued_;
 }
+std::size_t WatchedCuda::launches() const {
+  const std::lock_guard lock(mutex_);
+  return launches_;
+}
 std::size_t WatchedCuda::stuck(CUstream stream) const {
   settle();
   return cuFakePending(stream);
@@ -249,6 +253,7 @@ void WatchedCuda::enqueues(const fake_cuda::StreamCall& call) {
     if (hook) hook(call.stream, op);
   }
   const std::lock_guard lock(mutex_);
+  if (call.parameters != nullptr) ++launches_;
   for (const StreamOp& op : ops) {
     if (op.kind == StreamOp::kCheck) continue;
     enqueued_[call.stream].push_back(op);

@@ -70,6 +70,7 @@ class WatchedCuda : private fake_cuda::Watcher {
   // ---- what the library did. All that can go on by itself has been done by then ----
   std::vector<StreamOp> enqueued(CUstream stream) const;
   std::size_t enqueued_anywhere() const;
+  std::size_t launches() const;  // of kernels
   std::size_t stuck(CUstream stream) const;  // what can't end yet
   bool await_idle(CUstream stream) const;    // false after ten seconds
   static void settle() { cuFakeSettle(); }
@@ -105,6 +106,7 @@ class WatchedCuda : private fake_cuda::Watcher {
   std::vector<std::string> loaded_;
   std::map<std::string, int> carveouts_;
   std::size_t num_enqueued_ = 0;
+  std::size_t launches_ = 0;
   int synchronized_ = 0;
 };
 
