@@ -106,15 +106,17 @@ std::string socket_path(const char* given) {
 
 Status read_wait_by(const epd_wait_by_t& given, WaitBy& wait_by) {
   const std::uint32_t number = epd::client::number_in(given);
-  if (number > EPD_WAIT_BY_KERNEL)
-    return epd::client::bad_value("wait_by", number, "0 (EPD_WAIT_BY_MEMOP) or 1 (EPD_WAIT_BY_KERNEL)");
+  if (number > EPD_WAIT_BY_EVENT)
+    return epd::client::bad_value("wait_by", number,
+                                  "0 (EPD_WAIT_BY_MEMOP), 1 (EPD_WAIT_BY_KERNEL) or 2 (EPD_WAIT_BY_EVENT)");
   wait_by = static_cast<WaitBy>(number);
   if (wait_by != WaitBy::kMemop) return {};
   const char* from_environment = std::getenv("EPD_WAIT_BY");
   const std::string text = from_environment != nullptr ? from_environment : "";
   if (text == "kernel") wait_by = WaitBy::kKernel;
-  if (text.empty() || text == "memop" || text == "kernel") return {};
-  return epd::invalid_argument("EPD_WAIT_BY is \"" + text + "\"; allowed: kernel or memop");
+  if (text == "event") wait_by = WaitBy::kEvent;
+  if (text.empty() || text == "memop" || wait_by != WaitBy::kMemop) return {};
+  return epd::invalid_argument("EPD_WAIT_BY is \"" + text + "\"; allowed: event, kernel or memop");
 }
 
 epd_buffers_t regions_of(const Group& group, std::uint32_t slot) {
@@ -510,6 +512,14 @@ epd_status_t epd_ticket_wait_on_stream(epd_group_t* group, epd_ticket_t ticket, 
   return guarded([&]() -> Status {
     EPD_OPEN(Group, g, group);
     return g->session->operations().wait_on_stream(*g, ticket, stream);
+  });
+}
+
+epd_status_t epd_ticket_event(epd_group_t* group, epd_ticket_t ticket, void** event) {
+  return guarded([&]() -> Status {
+    EPD_OPEN(Group, g, group);
+    EPD_REQUIRE(event);
+    return g->session->streams().event_of(*g, ticket, *event);
   });
 }
 

@@ -85,6 +85,10 @@ class CudaDevice final : public Device {
   Status write(void* stream, std::uintptr_t word, std::uint32_t value) override;
   Status wait(void* stream, const StreamWait& wait) override;
   Status launch(void* stream, abi::Op op, const stream_kernels::Step& step) override;
+  Status make_event(DeviceEvent& out) override;
+  void destroy_event(void* event) noexcept override;
+  Status record(void* stream, void* event) override;
+  Status wait_event(void* stream, void* event) override;
   Status write_aside(std::uintptr_t word, std::uint32_t value) override;
   Status finish_aside() override;
   Status read_aside(std::uintptr_t from, std::span<std::uint32_t> words) override;
@@ -271,6 +275,33 @@ Status CudaDevice::wait(void* stream, const StreamWait& wait) {
 Status CudaDevice::launch(void* stream, abi::Op op, const stream_kernels::Step& step) {
   return within(stream_kernels::kKernelTitles[stream_kernels::kernel_of(op)],
                 [&] { return kernels_->launch(static_cast<CUstream>(stream), op, step); });
+}
+
+// Interprocess, so that an application can hand it on to other processes of its own.
+Status CudaDevice::make_event(DeviceEvent& out) {
+  CUevent event = nullptr;
+  Status made = within("cuEventCreate", [&] {
+    return driver_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS);
+  });
+  if (made.ok()) out = DeviceEvent(*this, event);
+  return made;
+}
+
+// If it fails, the driver or the context is gone, and the event with it.
+void CudaDevice::destroy_event(void* event) noexcept {
+  driver_.cuEventDestroy(static_cast<CUevent>(event));
+}
+
+Status CudaDevice::record(void* stream, void* event) {
+  return within("cuEventRecord", [&] {
+    return driver_.cuEventRecord(static_cast<CUevent>(event), static_cast<CUstream>(stream));
+  });
+}
+
+Status CudaDevice::wait_event(void* stream, void* event) {
+  return within("cuStreamWaitEvent", [&] {
+    return driver_.cuStreamWaitEvent(static_cast<CUstream>(stream), static_cast<CUevent>(event), 0);
+  });
 }
 
 Status CudaDevice::write_aside(std::uintptr_t word, std::uint32_t value) {

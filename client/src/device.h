@@ -19,9 +19,14 @@
 namespace epd::client {
 
 class DeviceMemory;
+class DeviceEvent;
 
 // How a stream writes words and waits for them: epd_wait_by_t.
-enum class WaitBy : std::uint32_t { kMemop = EPD_WAIT_BY_MEMOP, kKernel = EPD_WAIT_BY_KERNEL };
+enum class WaitBy : std::uint32_t {
+  kMemop = EPD_WAIT_BY_MEMOP,
+  kKernel = EPD_WAIT_BY_KERNEL,
+  kEvent = EPD_WAIT_BY_EVENT,  // a memory operation, and an event that is recorded behind it
+};
 
 // A wait until the word is `value`, or up to 2^31 - 1 above it.
 struct StreamWait {
@@ -56,6 +61,14 @@ class Device {
   virtual Status wait(void* stream, const StreamWait& wait) = 0;
   // The step, by one kernel, which has the name of the kind of operation. After has_kernels().
   virtual Status launch(void* stream, abi::Op op, const stream_kernels::Step& step) = 0;
+
+  // An event of this process without timing, which other processes may open. The device must outlive `out`.
+  virtual Status make_event(DeviceEvent& out) = 0;
+  // Ends what make_event() made. Only DeviceEvent calls it.
+  virtual void destroy_event(void* event) noexcept = 0;
+  // These enqueue too. The event completes with the stream's work so far; a stream waits for that.
+  virtual Status record(void* stream, void* event) = 0;
+  virtual Status wait_event(void* stream, void* event) = 0;
 
   // Makes a call of the host: copies it to its place in abi::CallWords, in the library's stream. Needs no SM.
   virtual Status call(std::uintptr_t place, const abi::PackedCall& call) = 0;
@@ -94,6 +107,29 @@ class DeviceMemory {
   Device* device_ = nullptr;
   std::uintptr_t address_ = 0;
   std::size_t bytes_ = 0;
+};
+
+// An owned event.
+class DeviceEvent {
+ public:
+  DeviceEvent() = default;
+  DeviceEvent(Device& device, void* event) : device_(&device), event_(event) {}
+  DeviceEvent(DeviceEvent&& other) noexcept
+      : device_(std::exchange(other.device_, nullptr)), event_(other.event_) {}
+  DeviceEvent& operator=(DeviceEvent&& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(event_, other.event_);
+    return *this;
+  }
+  ~DeviceEvent() {
+    if (device_ != nullptr) device_->destroy_event(event_);
+  }
+
+  void* get() const { return event_; }
+
+ private:
+  Device* device_ = nullptr;
+  void* event_ = nullptr;
 };
 
 // Opens the CUDA device that the daemon named, by its UUID: numbers differ under CUDA_VISIBLE_DEVICES. Its

@@ -99,6 +99,12 @@ struct SlotWords {
 
 using AllSlotWords = std::array<SlotWords, abi::kMaxDepth>;
 
+// The event of a slot, if the session has events: it completes with the operation of the ticket.
+struct SlotEvent {
+  DeviceEvent event;
+  epd_ticket_t ticket = 0;  // 0: none yet. Guarded by the session's mutex
+};
+
 struct Group {
   Group(Session* owner, const abi::GroupShape& agreed, OwnMemory bound);
   ~Group() {
@@ -174,6 +180,9 @@ struct Group {
   // while the session's mutex is released for a driver call.
   std::mutex submit_mutex;
   std::vector<Outputs> outputs;  // [depth]; guarded by submit_mutex
+  std::vector<SlotEvent> events;  // [depth], or empty
+  // Held from a wait in a stream until the event behind it is recorded and has its ticket.
+  std::mutex events_mutex;
   // Guarded by the session's mutex.
   std::uint64_t epoch = 0;
   std::uint64_t next_index = 0;     // number of the next dispatch or combine; the engine counts the same

@@ -65,7 +65,7 @@ class LaunchedOperations final : public Operations {
   // What the operation needs for its outputs when it has ended. After push().
   void note_copies(Group& group, const SubmitRequest& request, const stream_kernels::Copies& copies,
                    epd_ticket_t ticket);
-  Status follow(const Group& group, const SubmitRequest& request, const StreamWait& wait,
+  Status follow(Group& group, const SubmitRequest& request, const StreamWait& wait,
                 const stream_kernels::Copies& copies, epd_ticket_t ticket);
   // Memory of the caller's takes kernels of its own: one that waits would keep many SMs from the engine's.
   bool begins_and_waits(const Group& group, const SubmitRequest& request) const {

@@ -250,12 +250,10 @@ void LaunchedOperations::copy_by_host(Lock& lock, Group& group, std::uint32_t sl
 }
 
 // What the stream does after the operation has been published.
-Status LaunchedOperations::follow(const Group& group, const SubmitRequest& request, const StreamWait& wait,
+Status LaunchedOperations::follow(Group& group, const SubmitRequest& request, const StreamWait& wait,
                                   const stream_kernels::Copies& copies, epd_ticket_t ticket) {
   if (!request.stream.any() || request.deferred()) return {};
-  void* const stream = request.stream.stream;
-  const Status status = streams_.wait_after(group, stream, request.op, wait, ticket);
-  return status.ok() ? streams_.copy_out(group, stream, request.op, request.slot, copies, ticket) : status;
+  return streams_.wait_after(group, request.stream.stream, {request.op, request.slot, wait, ticket, copies});
 }
 
 Status LaunchedOperations::submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,

@@ -38,6 +38,7 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
   Status check();
   bool in_hook_thread() const { return hooks_.in_thread(); }
   Operations& operations() const { return *operations_; }
+  StreamPort& streams() { return streams_; }
 
   Status join(const epd_group_config_t& config, Group*& group);
   // Frees the group once its hooks have run. Not from a hook.

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,6 +20,7 @@ using prometheus::ClientMetric;
 using prometheus::MetricFamily;
 
 constexpr std::size_t kAllPairs = std::numeric_limits<std::size_t>::max();
+constexpr std::size_t kUsersTold = 16;
 constexpr double kSecondsOfMs = 1e-3;
 constexpr double kSecondsOfUs = 1e-6;
 
@@ -112,6 +114,68 @@ void tell_daemon(Families& out, const v1::DaemonStatus& daemon) {
             daemon.mps_control_error().empty() ? 0 : 1);
 }
 
+void tell_limits(Families& out, const v1::DaemonStatus& daemon) {
+  for (const v1::LimitUse& limit : daemon.limits()) {
+    const Labels labels = {{"limit", limit.key()}};
+    out.gauge("epd_limit_used", "How much of the daemon's limit is used.", labels,
+              static_cast<double>(limit.used()));
+    out.gauge("epd_limit", "What the limit allows.", labels, static_cast<double>(limit.allowed()));
+  }
+}
+
+// The users with most memory; the rest is told as one.
+void tell_users(Families& out, const v1::ListSessionsResponse& sessions) {
+  struct Use {
+    std::uint64_t sessions = 0;
+    std::uint64_t bytes = 0;
+  };
+  std::map<std::uint32_t, Use> users;
+  for (const v1::Session& session : sessions.sessions()) {
+    Use& use = users[session.uid()];
+    ++use.sessions;
+    use.bytes += session.arena_bytes();
+  }
+  std::vector<std::pair<std::string, Use>> told;
+  for (const auto& [uid, use] : users) told.emplace_back(std::to_string(uid), use);
+  std::stable_sort(told.begin(), told.end(),
+                   [](const auto& a, const auto& b) { return a.second.bytes > b.second.bytes; });
+  while (told.size() > kUsersTold) {
+    const Use last = told.back().second;
+    told.pop_back();
+    if (told.size() == kUsersTold) told.back().first = "other";
+    told.back().second.sessions += last.sessions;
+    told.back().second.bytes += last.bytes;
+  }
+  for (const auto& [uid, use] : told) {
+    out.gauge("epd_user_sessions", "Sessions of the user.", {{"uid", uid}},
+              static_cast<double>(use.sessions));
+    out.gauge("epd_user_arena_bytes", "Arenas that are promised to the user's sessions.", {{"uid", uid}},
+              static_cast<double>(use.bytes));
+  }
+}
+
+void tell_calls(Families& out, const CallTimes::All& calls) {
+  for (const auto& [method, of] : calls) {
+    const Labels labels = {{"method", method}};
+    ClientMetric::Histogram& histogram =
+        out.histogram("epd_rpc_seconds", "Calls of the control plane, by method.", labels);
+    std::uint64_t total = 0;
+    for (std::size_t i = 0; i < of.buckets.size(); ++i) {
+      total += of.buckets[i];
+      const bool last = i + 1 == of.buckets.size();
+      histogram.bucket.push_back(
+          {total, last ? std::numeric_limits<double>::infinity() : CallTimes::kBounds_s[i]});
+    }
+    histogram.sample_count = total;
+    histogram.sample_sum = of.seconds;
+  }
+  for (const auto& [method, of] : calls) {
+    for (const auto& [status, count] : of.failed)
+      out.counter("epd_rpc_failed_total", "Calls that were refused or failed, by gRPC's status.",
+                  {{"method", method}, {"status", status}}, static_cast<double>(count));
+  }
+}
+
 void tell_cluster(Families& out, const v1::ClusterStatus& cluster) {
   const char* nodes = "Nodes of the cluster by state, as far as this daemon knows.";
   out.gauge("epd_cluster_nodes", nodes, {{"state", "up"}}, cluster.nodes_up());
@@ -155,6 +219,9 @@ void tell_device(Families& out, const v1::Device& device) {
               static_cast<double>(device.bytes_dispatched()));
   out.counter("epd_device_bytes_total", bytes, with(labels, "op", "combine"),
               static_cast<double>(device.bytes_combined()));
+  out.counter("epd_device_busy_seconds_total",
+              "With an operation in flight; of resident devices the sum of the operations' times.", labels,
+              static_cast<double>(device.busy_us()) * kSecondsOfUs);
   out.counter("epd_device_illegal_submissions_total", "Submissions that ended their session.", labels,
               static_cast<double>(device.submissions_refused()));
   out.counter("epd_device_stuck_total", "How often the GPU began no kernels and resident ones yielded.",
@@ -191,7 +258,7 @@ void tell_far_engine(Families& out, const v1::FarEngine& far) {
 struct GroupSum {
   Labels labels;
   v1::Statistics statistics;
-  std::uint64_t ranks = 0, active = 0, breaks = 0, arena_bytes = 0;
+  std::uint64_t ranks = 0, active = 0, breaks = 0, arena_bytes = 0, handles = 0;
   double waited_for = 0;  // seconds: the longest wait of now
   std::string waited_for_rank;
 };
@@ -242,6 +309,8 @@ void tell_group(Families& out, const GroupSum& group) {
             static_cast<double>(group.active));
   out.gauge("epd_group_arena_bytes", "Arenas that are promised to the group's ranks of this node.",
             group.labels, static_cast<double>(group.arena_bytes));
+  out.gauge("epd_group_handles_allowed", "Routings that each rank may keep (num_handles).", group.labels,
+            static_cast<double>(group.handles));
   out.counter("epd_group_breaks_total", "Breaks that the group has gone through.", group.labels,
               static_cast<double>(group.breaks));
   if (!group.waited_for_rank.empty())
@@ -271,6 +340,7 @@ class GroupSums {
                         [](const v1::GroupMember& member) { return !member.gone(); }));
       sum->breaks += group->epoch() == 0 ? 0 : group->epoch() - 1;
       sum->arena_bytes += group->arena_bytes();
+      sum->handles += group->shape().num_handles();
     }
   }
 
@@ -298,7 +368,7 @@ class GroupSums {
   }
 
   std::map<std::uint64_t, GroupSum> sums_;
-  GroupSum other_{{{"group", "other"}, {"group_id", "0"}}, {}, 0, 0, 0, 0, 0, {}};
+  GroupSum other_{{{"group", "other"}, {"group_id", "0"}}, {}, 0, 0, 0, 0, 0, 0, {}};
   bool has_other_ = false;
 };
 
@@ -323,6 +393,7 @@ Result<Snapshot> take_snapshot(supervisor::ControlFacade& facade, std::uint32_t 
   };
   Status status = take(facade.daemon(), snapshot.daemon);
   if (status.ok()) status = take(facade.devices(), snapshot.devices);
+  if (status.ok()) status = take(facade.sessions(), snapshot.sessions);
   if (status.ok()) status = take(facade.groups(), snapshot.groups);
   if (status.ok()) status = take(facade.operations(), snapshot.operations);
   if (status.ok()) status = take(facade.statistics(), snapshot.statistics);
@@ -334,13 +405,22 @@ Result<Snapshot> take_snapshot(supervisor::ControlFacade& facade, std::uint32_t 
 std::vector<MetricFamily> families_of(const Snapshot& snapshot, std::size_t max_groups, RankSeries& ranks) {
   Families out;
   tell_daemon(out, snapshot.daemon);
+  tell_limits(out, snapshot.daemon);
+  tell_users(out, snapshot.sessions);
+  tell_calls(out, snapshot.calls);
   if (snapshot.daemon.has_cluster()) tell_cluster(out, snapshot.daemon.cluster());
   for (const v1::FarEngine& far : snapshot.network.far_engines()) tell_far_engine(out, far);
   for (const v1::Device& device : snapshot.devices.devices()) tell_device(out, device);
   tell_group_states(out, snapshot.groups);
   GroupSums groups(snapshot.groups, max_groups);
   for (const v1::GroupStatistics& of : snapshot.statistics.groups()) groups.add_statistics(of);
-  for (const v1::Operation& operation : snapshot.operations.operations()) groups.add_wait(operation);
+  std::set<std::string_view> stopped;  // their engines go on showing what they waited for last
+  for (const v1::Device& device : snapshot.devices.devices()) {
+    if (device.state() == v1::DEVICE_STATE_STOPPED) stopped.insert(device.name());
+  }
+  for (const v1::Operation& operation : snapshot.operations.operations()) {
+    if (!stopped.contains(operation.device())) groups.add_wait(operation);
+  }
   groups.tell(out);
   ranks.tell(out, snapshot.waits, max_groups);
   return std::move(out).take();

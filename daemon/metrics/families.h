@@ -1,6 +1,7 @@
 // What Prometheus is told, made from what the control plane says. No HTTP here.
 #pragma once
 
+#include "base/call_times.h"
 #include "common/status.h"
 #include "rank_series.h"
 #include "supervisor/control_facade.h"
@@ -21,7 +22,9 @@ struct Snapshot {
   v1::ListOperationsResponse operations;
   v1::GetStatisticsResponse statistics;
   v1::GetWaitsResponse waits;
+  v1::ListSessionsResponse sessions;
   v1::ListFarEnginesResponse network;  // empty if the daemon is in no cluster
+  CallTimes::All calls;                // of the control plane; not from the facade
 };
 // Pairs of ranks are there of groups that have at most `max_ranks`.
 Result<Snapshot> take_snapshot(supervisor::ControlFacade& facade, std::uint32_t max_ranks);

@@ -48,18 +48,20 @@ void knock(const std::string& listen, int port) {
 
 class Reader final : public prometheus::Collectable {
  public:
-  Reader(ControlFacade& facade, const MetricsOptions& options)
-      : facade_(facade), options_(options), ranks_(options.max_ranks, clock_) {}
+  Reader(ControlFacade& facade, const CallTimes& calls, const MetricsOptions& options)
+      : facade_(facade), calls_(calls), options_(options), ranks_(options.max_ranks, clock_) {}
 
   // One at a time: each goes on from what the one before has told.
   std::vector<prometheus::MetricFamily> Collect() const override {
     const std::lock_guard lock(mutex_);
     Result<Snapshot> snapshot = take_snapshot(facade_, options_.max_ranks);
+    if (snapshot.ok()) snapshot->calls = calls_.all();
     return snapshot.ok() ? families_of(*snapshot, options_.max_groups, ranks_) : families_of_silence();
   }
 
  private:
   ControlFacade& facade_;
+  const CallTimes& calls_;
   const MetricsOptions options_;
   const MonotonicClock clock_;
   mutable std::mutex mutex_;
@@ -68,9 +70,9 @@ class Reader final : public prometheus::Collectable {
 
 class Server final : public MetricsServer {
  public:
-  Server(ControlFacade& facade, const MetricsOptions& options)
+  Server(ControlFacade& facade, const CallTimes& calls, const MetricsOptions& options)
       : listen_(options.listen),
-        reader_(std::make_shared<Reader>(facade, options)),
+        reader_(std::make_shared<Reader>(facade, calls, options)),
         exposer_(std::make_unique<prometheus::Exposer>(
             std::vector<std::string>{"listening_ports", options.listen, "num_threads", kThreads,
                                      "request_timeout_ms", kRequestTimeMs})) {
@@ -104,10 +106,10 @@ class Server final : public MetricsServer {
 
 }  // namespace
 
-Result<std::unique_ptr<MetricsServer>> MetricsServer::start(ControlFacade& facade,
+Result<std::unique_ptr<MetricsServer>> MetricsServer::start(ControlFacade& facade, const CallTimes& calls,
                                                             const MetricsOptions& options) {
   try {
-    auto server = std::make_unique<Server>(facade, options);
+    auto server = std::make_unique<Server>(facade, calls, options);
     log_event(LogLevel::kInfo, "metrics are served", {{"listen", options.listen}, {"port", server->port()}});
     return std::unique_ptr<MetricsServer>(std::move(server));
   } catch (const std::exception& error) {

@@ -201,6 +201,7 @@ std::string Case::describe() const {
          (zero_padding ? " zero_padding" : "") + (mark_unused ? " mark_unused" : "") +
          (defer ? " defer" : "") + (in_streams != 0 ? " in streams " + std::to_string(in_streams) : "") +
          (kernel_waits != 0 ? " kernel waits " + std::to_string(kernel_waits) : "") +
+         (event_waits != 0 ? " event waits " + std::to_string(event_waits) : "") +
          (bound != 0 ? " bound " + std::to_string(bound) : "") +
          (sms != 0 ? " sms " + std::to_string(sms) : "") + ", routing " + routing_name(routing) + ", sizes " +
          sizes_name(sizes);

@@ -102,7 +102,9 @@ typedef enum epd_wait_by {
   EPD_WAIT_BY_MEMOP = 0, /* MEMOP wait: a stream memory operation. It uses no SM */
   /* KERNEL wait: a kernel of one thread. It has less latency. Groups of which another rank is on the same GPU
    * have MEMOP waits all the same, because a waiting kernel may hold the GPU that the other rank needs */
-  EPD_WAIT_BY_KERNEL = 1
+  EPD_WAIT_BY_KERNEL = 1,
+  /* MEMOP wait, and a CUDA event for each operation that a stream waits for: epd_ticket_event */
+  EPD_WAIT_BY_EVENT = 2
 } epd_wait_by_t;
 
 typedef struct epd_attach_options {
@@ -110,7 +112,7 @@ typedef struct epd_attach_options {
   const char* socket_path; /* NULL: $EPD_SOCKET, else /run/epd/epd.sock */
   const char* device;      /* "host:0", "cuda:1"; NULL: the least used device */
   int32_t timeout_ms;      /* for the whole handshake; 0: 5000 */
-  epd_wait_by_t wait_by;   /* 0: $EPD_WAIT_BY ("memop" or "kernel") if it is set, else MEMOP */
+  epd_wait_by_t wait_by;   /* 0: $EPD_WAIT_BY ("memop", "kernel" or "event") if it is set, else MEMOP */
 } epd_attach_options_t;
 static inline void epd_attach_options_init(epd_attach_options_t* options) {
   memset(options, 0, sizeof(*options));
@@ -691,6 +693,18 @@ EPD_API epd_status_t epd_ticket_wait_sent(epd_group_t* group, epd_ticket_t ticke
  * NOT_FOUND: as of epd_ticket_wait. INVALID_ARGUMENT: EPD_NO_STREAM, here or at the submission. INTERNAL: the
  * driver's error. */
 EPD_API epd_status_t epd_ticket_wait_on_stream(epd_group_t* group, epd_ticket_t ticket, void* stream);
+
+/* *event: the CUDA event (CUevent, cudaEvent_t) that completes when the operation has ended, well or not,
+ * also if the engine or the daemon has died. It belongs to the context of the session. Streams may wait for
+ * it, and threads may query or synchronise it. It is an interprocess event without timing, so other processes
+ * may open it too. The library owns it: don't record or destroy it. It is the slot's: the next operation on
+ * the slot that a stream waits for takes it over. A wait that began before is not affected; a query then
+ * tells of the later operation. It lives until epd_group_leave. May be called for a retired ticket.
+ *
+ * INVALID_ARGUMENT: the session has not attached with EPD_WAIT_BY_EVENT. UNSUPPORTED: a host device.
+ * NOT_FOUND: not a ticket of an operation of this group in a stream; captured; with defer_receive, and no
+ * stream waits for it yet (epd_ticket_wait_on_stream); or the slot has a later operation. */
+EPD_API epd_status_t epd_ticket_event(epd_group_t* group, epd_ticket_t ticket, void** event);
 
 /* The result is not wanted: retires the ticket. The operation goes on. NOT_FOUND: as of epd_ticket_wait, or
  * the ticket has a hook. */

@@ -363,6 +363,12 @@ class Ticket {
   void wait_on_stream(void* stream) const {
     detail::check(epd_ticket_wait_on_stream(handle(), ticket_, stream));
   }
+  // epd_ticket_event: a CUevent that completes with the operation. The ticket stays.
+  void* event() const {
+    void* event = nullptr;
+    detail::check(epd_ticket_event(handle(), ticket_, &event));
+    return event;
+  }
   // epd_ticket_drop: the result is not wanted. An empty ticket stays empty.
   void drop() noexcept {
     if (valid()) epd_ticket_drop(group_->handle, ticket_);

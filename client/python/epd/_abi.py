@@ -252,6 +252,7 @@ FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "epd_ticket_pending": (c_int, (c_void_p, c_uint64)),
     "epd_ticket_counts": (_ENUM_STATUS, (c_void_p, c_uint64, c_int32, c_void_p)),
     "epd_ticket_wait_sent": (_ENUM_STATUS, (c_void_p, c_uint64, c_int32)),
+    "epd_ticket_event": (_ENUM_STATUS, (c_void_p, c_uint64, c_void_p)),
     "epd_ticket_wait_on_stream": (_ENUM_STATUS, (c_void_p, c_uint64, c_void_p)),
     "epd_ticket_drop": (_ENUM_STATUS, (c_void_p, c_uint64)),
 }

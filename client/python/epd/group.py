@@ -20,6 +20,7 @@ from .types import FOREVER, DeviceKind, GroupConfig, Progress, Region, ResumeInf
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
 
 _dispatch = library.epd_dispatch
 _combine = library.epd_combine
@@ -68,6 +69,7 @@ class Group:
         self._shapes = region_shapes(config)
         self._views: dict[int, Buffers[Any]] = {}
         self._numpy: dict[int, Buffers[Any]] = {}
+        self._tensors: dict[int, Buffers[Any]] = {}
         self._counts: dict[int, memoryview] = {}
         self._blocks: list[_ArgumentBlock] = []  # taken out by the call that uses it: pop and append are atomic
         self._results: list[ResultBlock] = []
@@ -265,6 +267,21 @@ class Group:
             self._check_joined()
         return arrays
 
+    def tensors(self, slot: int) -> Buffers[Tensor]:
+        """The regions of a slot as torch tensors in their shapes, without copies. Made once for each slot.
+
+        On the device of the group; needs torch. bf16 comes as bfloat16, e4m3 as float8_e4m3fn (uint8 where torch
+        has no such type), opaque rows as uint8. A tensor keeps the membership: the group is left when the last one
+        has died. Raises InvalidArgument (the slot).
+        """
+        tensors = self._tensors.get(slot)
+        if tensors is None:
+            from .torch import regions
+
+            tensors = self._tensors.setdefault(slot, regions.region_tensors(self, slot))
+            self._check_joined()
+        return tensors
+
     # ---- the group ---------------------------------------------------------------------------------
 
     def active(self, rank: int) -> bool:
@@ -375,15 +392,17 @@ class Group:
             for region, shape in self._shapes.items()
         }
 
+    def _device_arrays(self, slot: int) -> dict[Region, DeviceArray]:
+        owner = self._owner()
+        raw = self._raw_buffers(slot, owner[2])
+        return {
+            region: DeviceArray(region_address(raw, region), shape, owner)
+            for region, shape in self._shapes.items()
+        }
+
     def _load_views(self, slot: int) -> Buffers[Any]:
-        views: dict[Region, Any] = {}
-        if self._kind == DeviceKind.HOST:
-            views.update(self._host_views(slot))
-        else:
-            owner = self._owner()
-            raw = self._raw_buffers(slot, owner[2])
-            for region, shape in self._shapes.items():
-                views[region] = DeviceArray(region_address(raw, region), shape, owner)
+        host = self._kind == DeviceKind.HOST
+        views: dict[Region, Any] = {**(self._host_views(slot) if host else self._device_arrays(slot))}
         buffers = self._views.setdefault(slot, Buffers(views))
         self._check_joined()
         return buffers
@@ -407,6 +426,7 @@ class Group:
                     pass  # it keeps the membership by itself
         self._views.clear()
         self._numpy.clear()
+        self._tensors.clear()
         self._counts.clear()
 
     def _release_abandoned(self) -> None:

@@ -164,6 +164,18 @@ class Ticket:
         if status:
             raise self._error(status)
 
+    def event(self) -> int:
+        """The address of the CUDA event that completes with the operation (WaitBy.EVENT). The ticket stays.
+
+        torch.cuda.ExternalStream has no counterpart for events: pass the address to the CUDA driver, or record
+        an event of torch's behind the operation in the same stream. NotFound: the slot has a later operation.
+        """
+        out = ctypes.c_void_p()
+        status = library.epd_ticket_event(self._group._handle, self._ticket, ctypes.byref(out))
+        if status:
+            raise self._error(status)
+        return out.value or 0
+
     def drop(self) -> None:
         """The result is not wanted: the ticket is empty afterwards, and the operation goes on."""
         ticket, self._ticket = self._ticket, 0

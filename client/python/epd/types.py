@@ -21,6 +21,7 @@ class WaitBy(enum.IntEnum):
 
     MEMOP = 0
     KERNEL = 1
+    EVENT = 2
 
 
 class DeviceKind(enum.IntEnum):

@@ -79,16 +79,16 @@ TEST_F(ClientCudaWaits, OtherValuesAreRefused) {
   EXPECT_EQ(epd_combine(group_, &combine_args, stream_, &ticket), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS("num_tokens is 1; allowed: 0 without memory");
   EXPECT_EQ(cuda_.enqueued_anywhere(), 0u);
-  for (const std::uint32_t number : {2u, 4'000'000'000u}) {
+  for (const std::uint32_t number : {3u, 4'000'000'000u}) {
     epd_wait_by_t wrong;
     std::memcpy(&wrong, &number, sizeof(wrong));
     EXPECT_EQ(attach_again(wrong), EPD_INVALID_ARGUMENT);
     EXPECT_ERROR_HAS("wait_by is " + std::to_string(number) +
-                     "; allowed: 0 (EPD_WAIT_BY_MEMOP) or 1 (EPD_WAIT_BY_KERNEL)");
+                     "; allowed: 0 (EPD_WAIT_BY_MEMOP), 1 (EPD_WAIT_BY_KERNEL) or 2 (EPD_WAIT_BY_EVENT)");
   }
   ::setenv(kVariable, "Kernel", 1);
   EXPECT_EQ(attach_again(EPD_WAIT_BY_MEMOP), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("EPD_WAIT_BY is \"Kernel\"; allowed: kernel or memop");
+  EXPECT_ERROR_HAS("EPD_WAIT_BY is \"Kernel\"; allowed: event, kernel or memop");
   EXPECT_EQ(attach_again(EPD_WAIT_BY_KERNEL), EPD_OK) << "what is given goes before what is around";
 }
 
@@ -243,7 +243,7 @@ TEST_P(ClientCuda, AnEvictionReleasesTheStreams) {
   ASSERT_EQ(dispatch(0, stream_, &first), EPD_OK) << epd_last_error();
   ASSERT_EQ(dispatch(1, stream_, &second, true), EPD_OK) << epd_last_error();
   ASSERT_EQ(epd_ticket_wait_on_stream(group_, second, other_), EPD_OK) << epd_last_error();
-  EXPECT_EQ(cuda_.stuck(other_), 1u);
+  EXPECT_EQ(waits_in(other_), 1u);
   daemon_.end_session(StatusCode::kPermissionDenied, "the operator said so");
   daemon_.hang_up();
   EXPECT_TRUE(cuda_.await_idle(stream_));
@@ -274,9 +274,9 @@ TEST_P(ClientCuda, DetachingReleasesTheStreamsBeforeItUnmaps) {
   ASSERT_EQ(dispatch(0, stream_, &ticket), EPD_OK) << epd_last_error();
   ASSERT_EQ(dispatch(1, other_, &ticket, true), EPD_OK) << epd_last_error();
   ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_OK) << epd_last_error();
-  EXPECT_EQ(cuda_.stuck(stream_) + cuda_.stuck(other_), 2u);
+  EXPECT_EQ(waits_in(stream_) + waits_in(other_), 2u);
   detach();  // the driver records a mistake if it is unmapped too early
-  EXPECT_EQ(cuda_.stuck(stream_) + cuda_.stuck(other_), 0u);
+  EXPECT_EQ(waits_in(stream_) + waits_in(other_), 0u);
 }
 
 }  // namespace

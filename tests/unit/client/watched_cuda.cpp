@@ -87,13 +87,13 @@ CUstream WatchedCuda::make_stream() {
   return stream;
 }
 
-std::uint32_t* WatchedCuda::pinned_word() {
-  void* word = nullptr;
+void* WatchedCuda::pinned_bytes(std::size_t bytes) {
+  void* memory = nullptr;
   EPD_MUST(cuCtxPushCurrent(context_));
-  EPD_MUST(cuMemHostAlloc(&word, sizeof(std::uint32_t), CU_MEMHOSTALLOC_PORTABLE));
+  EPD_MUST(cuMemHostAlloc(&memory, bytes, CU_MEMHOSTALLOC_PORTABLE));
   EPD_MUST(cuCtxPopCurrent(nullptr));
-  pinned_.push_back(word);
-  return static_cast<std::uint32_t*>(word);
+  pinned_.push_back(memory);
+  return memory;
 }
 
 void WatchedCuda::set_current(CUcontext context) {

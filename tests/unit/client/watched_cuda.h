@@ -49,8 +49,9 @@ class WatchedCuda : private fake_cuda::Watcher {
   // ---- what the test says ----
   // In the primary context of kDevice, which the test keeps.
   CUstream make_stream();
-  // A word of the host's that devices reach.
-  std::uint32_t* pinned_word();
+  // Memory of the host's that devices reach.
+  void* pinned_bytes(std::size_t bytes);
+  std::uint32_t* pinned_word() { return static_cast<std::uint32_t*>(pinned_bytes(sizeof(std::uint32_t))); }
   void set_current(CUcontext context);  // of the calling thread, as an application does
   CUcontext current() const;
   CUcontext context() const { return context_; }  // of the test's streams

@@ -72,6 +72,73 @@ TEST(MetricFamilies, TellTheNodesOfAClusterByState) {
   EXPECT_THAT(text_of(snapshot), HasSubstr("epd_cluster_attached 0"));
 }
 
+TEST(MetricFamilies, TellHowMuchOfEachLimitIsUsed) {
+  Snapshot snapshot = fixed_snapshot();
+  v1::LimitUse& limit = *snapshot.daemon.add_limits();
+  limit.set_key("limits.max_groups");
+  limit.set_used(3);
+  limit.set_allowed(4096);
+  EXPECT_THAT(text_of(snapshot), HasSubstr("epd_limit_used{limit=\"limits.max_groups\"} 3"));
+  EXPECT_THAT(text_of(snapshot), HasSubstr("epd_limit{limit=\"limits.max_groups\"} 4096"));
+}
+
+TEST(MetricFamilies, UsersWithLittleMemoryAreToldAsOne) {
+  Snapshot snapshot;
+  for (std::uint32_t uid = 1; uid <= 20; ++uid) {
+    for (int sessions = 0; sessions < 2; ++sessions) {
+      v1::Session& session = *snapshot.sessions.add_sessions();
+      session.set_uid(uid);
+      session.set_arena_bytes(100 * uid);
+    }
+  }
+  const std::string text = text_of(snapshot);
+  EXPECT_THAT(text, HasSubstr("epd_user_arena_bytes{uid=\"20\"} 4000"));
+  EXPECT_THAT(text, HasSubstr("epd_user_sessions{uid=\"6\"} 2"));
+  EXPECT_THAT(text, Not(HasSubstr("{uid=\"5\"}")));
+  EXPECT_THAT(text, HasSubstr("epd_user_sessions{uid=\"other\"} 10"));
+  EXPECT_THAT(text, HasSubstr("epd_user_arena_bytes{uid=\"other\"} 3000"));
+}
+
+TEST(MetricFamilies, TellTheTimesOfCalls) {
+  CallTimes calls;
+  calls.add("ListGroups", 0.0003, "");
+  calls.add("ListGroups", 7, "DEADLINE_EXCEEDED");
+  calls.add("Drain", 0.25e-3, "PERMISSION_DENIED");
+  Snapshot snapshot;
+  snapshot.calls = calls.all();
+  const std::string text = text_of(snapshot);
+  EXPECT_THAT(text, HasSubstr("epd_rpc_seconds_count{method=\"ListGroups\"} 2"));
+  EXPECT_THAT(text, HasSubstr("epd_rpc_seconds_sum{method=\"ListGroups\"} 7.0003"));
+  EXPECT_THAT(text, HasSubstr("epd_rpc_seconds_bucket{method=\"ListGroups\",le=\"0.0005\"} 1"));
+  EXPECT_THAT(text, HasSubstr("epd_rpc_seconds_bucket{method=\"ListGroups\",le=\"+Inf\"} 2"));
+  EXPECT_THAT(text, HasSubstr("epd_rpc_seconds_bucket{method=\"Drain\",le=\"0.00025\"} 1"));
+  EXPECT_THAT(text, HasSubstr("epd_rpc_failed_total{method=\"ListGroups\",status=\"DEADLINE_EXCEEDED\"} 1"));
+  EXPECT_THAT(text, HasSubstr("epd_rpc_failed_total{method=\"Drain\",status=\"PERMISSION_DENIED\"} 1"));
+}
+
+// It shows what it waited for last, whatever has become of that.
+TEST(MetricFamilies, AStoppedEngineWaitsForNobody) {
+  Snapshot snapshot;
+  add_group(snapshot, 1, "g", 2);
+  v1::Operation& operation = *snapshot.operations.add_operations();
+  operation.set_group_id(1);
+  operation.set_device("host:0");
+  operation.set_waiting_for(1);
+  operation.set_waiting_us(5'000'000);
+  v1::Device& device = *snapshot.devices.add_devices();
+  device.set_name("host:0");
+  device.set_state(v1::DEVICE_STATE_READY);
+  EXPECT_THAT(text_of(snapshot), HasSubstr("epd_group_waited_for_seconds"));
+  device.set_state(v1::DEVICE_STATE_STOPPED);
+  EXPECT_THAT(text_of(snapshot), Not(HasSubstr("epd_group_waited_for_seconds")));
+}
+
+TEST(MetricFamilies, TellHowLongADeviceWasBusy) {
+  Snapshot snapshot = fixed_snapshot();
+  snapshot.devices.mutable_devices(0)->set_busy_us(2'500'000);
+  EXPECT_THAT(text_of(snapshot), HasSubstr("epd_device_busy_seconds_total{device=\"host:0\"} 2.5"));
+}
+
 TEST(MetricFamilies, TellTheMemoryOfGroups) {
   EXPECT_THAT(text_of(fixed_snapshot()),
               HasSubstr("epd_group_arena_bytes{group=\"layer-experts\",group_id=\"9\"} 524288000"));

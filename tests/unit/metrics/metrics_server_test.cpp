@@ -43,8 +43,9 @@ std::string get(int port, const std::string& path) {
 
 struct Started {
   explicit Started(const std::string& listen)
-      : server(metrics::MetricsServer::start(facade, {listen, 8, 16})) {}
+      : server(metrics::MetricsServer::start(facade, calls, {listen, 8, 16})) {}
   FakeControlFacade facade;
+  CallTimes calls;
   Result<std::unique_ptr<metrics::MetricsServer>> server;
 };
 
