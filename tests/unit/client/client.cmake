@@ -49,3 +49,14 @@ file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/old_cxx.cpp "#include <epd/epd.hpp>\n")
 add_test(NAME client.wrapper_names_its_cxx COMMAND ${CMAKE_CXX_COMPILER} -std=c++14 -fsyntax-only
   -I${PROJECT_SOURCE_DIR}/client/include ${CMAKE_CURRENT_BINARY_DIR}/old_cxx.cpp)
 set_tests_properties(client.wrapper_names_its_cxx PROPERTIES LABELS unit PASS_REGULAR_EXPRESSION "epd.hpp needs C\\+\\+17")
+# Ranges for profilers: a test that submits and waits, beside a tool that prints what it is told.
+if(EPD_CUDA_DRIVER_INCLUDE_DIR AND EXISTS ${EPD_CUDA_DRIVER_INCLUDE_DIR}/nvtx3/nvToolsExt.h)
+  add_library(nvtx_recorder MODULE ${CMAKE_CURRENT_SOURCE_DIR}/support/nvtx_recorder.cpp)
+  target_include_directories(nvtx_recorder SYSTEM PRIVATE ${EPD_CUDA_DRIVER_INCLUDE_DIR})
+  target_link_libraries(nvtx_recorder PRIVATE epd_options)
+  add_test(NAME client.ranges COMMAND client_test --gtest_filter=ClientMemory.AFailedOperationWritesNothing)
+  set_tests_properties(client.ranges PROPERTIES LABELS unit
+    ENVIRONMENT "NVTX_INJECTION64_PATH=$<TARGET_FILE:nvtx_recorder>"
+    PASS_REGULAR_EXPRESSION "nvtx domain epd\n.*nvtx begins dispatch\nnvtx ends\n.*nvtx begins ticket_wait\nnvtx ends")
+  add_dependencies(client_test nvtx_recorder)
+endif()
