@@ -111,7 +111,7 @@ Status attach(const AttachRequest& request, Attachment& out) {
   if (status.ok()) status = map_segments(packet, out);
   if (status.ok()) status = open_device(out);
   out.wait_by = request.wait_by;
-  if (!status.ok() || out.device == nullptr || out.wait_by == WaitBy::kMemop) return status;
+  if (!status.ok() || out.device == nullptr || out.wait_by != WaitBy::kKernel) return status;
   const Status kernels = out.device->has_kernels();
   if (kernels.ok()) return {};
   return {kernels.code(), "waiting by kernel: " + kernels.message() + "; allowed: EPD_WAIT_BY_MEMOP"};

@@ -84,11 +84,11 @@ class CudaDevice final : public Device {
   Status call(std::uintptr_t place, const abi::PackedCall& call) override;
   Status write(void* stream, std::uintptr_t word, std::uint32_t value) override;
   Status wait(void* stream, const StreamWait& wait) override;
+  Status launch(void* stream, abi::Op op, const stream_kernels::Step& step) override;
   Status make_event(DeviceEvent& out) override;
   void destroy_event(void* event) noexcept override;
   Status record(void* stream, void* event) override;
   Status wait_event(void* stream, void* event) override;
-  Status launch(void* stream, abi::Op op, const stream_kernels::Step& step) override;
   Status write_aside(std::uintptr_t word, std::uint32_t value) override;
   Status finish_aside() override;
   Status read_aside(std::uintptr_t from, std::span<std::uint32_t> words) override;
@@ -272,6 +272,11 @@ Status CudaDevice::wait(void* stream, const StreamWait& wait) {
   });
 }
 
+Status CudaDevice::launch(void* stream, abi::Op op, const stream_kernels::Step& step) {
+  return within(stream_kernels::kKernelTitles[stream_kernels::kernel_of(op)],
+                [&] { return kernels_->launch(static_cast<CUstream>(stream), op, step); });
+}
+
 // Interprocess, so that an application can hand it on to other processes of its own.
 Status CudaDevice::make_event(DeviceEvent& out) {
   CUevent event = nullptr;
@@ -297,11 +302,6 @@ Status CudaDevice::wait_event(void* stream, void* event) {
   return within("cuStreamWaitEvent", [&] {
     return driver_.cuStreamWaitEvent(static_cast<CUstream>(stream), static_cast<CUevent>(event), 0);
   });
-}
-
-Status CudaDevice::launch(void* stream, abi::Op op, const stream_kernels::Step& step) {
-  return within(stream_kernels::kKernelTitles[stream_kernels::kernel_of(op)],
-                [&] { return kernels_->launch(static_cast<CUstream>(stream), op, step); });
 }
 
 Status CudaDevice::write_aside(std::uintptr_t word, std::uint32_t value) {

@@ -154,26 +154,21 @@ Status LaunchedOperations::wait_sent(Group& group, epd_ticket_t ticket, std::int
 
 Status LaunchedOperations::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {
   if (stream == EPD_NO_STREAM) return invalid_argument("stream is EPD_NO_STREAM; allowed: a stream");
-  StreamWait wait;
-  stream_kernels::Copies copies;
-  abi::Op kind{};
-  std::uint32_t slot = 0;
+  Following its;
+  bool copied = false;
   {
     const Lock lock = waits_.lock();
     Operation* const op = completions_.find(ticket);
     if (op == nullptr) return unknown_ticket(ticket);
     if (op->group != &group) return of_another_group(ticket);
     if (!op->in_stream) return not_in_stream(ticket);
-    if (op->staged) {
-      if (op->copies == nullptr) return copied_elsewhere(ticket);
-      copies = *op->copies;
-      op->copies.reset();
-    }
-    wait = end_of(group, *op, ticket);
-    kind = op->op;
-    slot = op->slot;
+    its = {op->op, op->slot, end_of(group, *op, ticket), ticket, {}};
+    copied = op->staged && op->copies == nullptr;
+    if (op->copies != nullptr) its.copies = *op->copies;
+    op->copies.reset();
   }
-  return streams_.wait_after(group, stream, {kind, slot, wait, copies}, ticket);
+  if (copied) return streams_.wait_for_copies(group, stream, its.slot, ticket);
+  return streams_.wait_after(group, stream, its);
 }
 
 Status LaunchedOperations::on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user) {

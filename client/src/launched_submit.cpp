@@ -253,7 +253,7 @@ void LaunchedOperations::copy_by_host(Lock& lock, Group& group, std::uint32_t sl
 Status LaunchedOperations::follow(Group& group, const SubmitRequest& request, const StreamWait& wait,
                                   const stream_kernels::Copies& copies, epd_ticket_t ticket) {
   if (!request.stream.any() || request.deferred()) return {};
-  return streams_.wait_after(group, request.stream.stream, {request.op, request.slot, wait, copies}, ticket);
+  return streams_.wait_after(group, request.stream.stream, {request.op, request.slot, wait, ticket, copies});
 }
 
 Status LaunchedOperations::submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,

@@ -217,30 +217,32 @@ Status ResidentOperations::submit(Group& group, const SubmitRequest& request, ep
   }
   ticket = made.ticket;
   if (!in_stream || streams_.wait_by(group) == WaitBy::kKernel || request.deferred()) return {};
-  return streams_.wait_after(
-      group, request.stream.stream,
-      {request.op, request.slot, flag_of(group, CallTicket::unpack(ticket)), made.copies}, ticket);
+  return streams_.wait_after(group, request.stream.stream,
+                             {request.op, request.slot, flag_of(group, CallTicket::unpack(ticket)), ticket,
+                              made.copies});
 }
 
 Status ResidentOperations::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {
   if (stream == EPD_NO_STREAM) return invalid_argument("stream is EPD_NO_STREAM; allowed: a stream");
   const CallTicket about = CallTicket::unpack(ticket);
   stream_kernels::Step step;
+  bool copied = false;
   {
     const Lock lock = waits_.lock();
     // For another group's ticket the stream would wait until the group is left.
     KnownCall* const call = group.calls.find(ticket);
     if (call == nullptr) return unknown_locked(ticket);
     if (about.by_host) return not_in_stream(ticket);
-    if (call->staged) {
-      if (call->copies == nullptr) return copied_elsewhere(ticket);
-      step.copies = *call->copies;
-      call->copies.reset();
-    }
+    copied = call->staged && call->copies == nullptr;
+    if (call->copies != nullptr) step.copies = *call->copies;
+    call->copies.reset();
     step.limit_ns = limit_of(group);
   }
-  if (streams_.wait_by(group) == WaitBy::kMemop)
-    return streams_.wait_after(group, stream, {about.op, about.slot, flag_of(group, about), step.copies}, ticket);
+  if (copied) return streams_.wait_for_copies(group, stream, about.slot, ticket);
+  if (streams_.wait_by(group) == WaitBy::kMemop) {
+    return streams_.wait_after(group, stream,
+                               {about.op, about.slot, flag_of(group, about), ticket, step.copies});
+  }
   step.wait = stream_kernels::Wait::kLastCall;
   step.words = call_words(group);
   step.slot = about.slot;

@@ -87,13 +87,13 @@ CUstream WatchedCuda::make_stream() {
   return stream;
 }
 
-std::uint32_t* WatchedCuda::pinned_word() {
-  void* word = nullptr;
+void* WatchedCuda::pinned_bytes(std::size_t bytes) {
+  void* memory = nullptr;
   EPD_MUST(cuCtxPushCurrent(context_));
-  EPD_MUST(cuMemHostAlloc(&word, sizeof(std::uint32_t), CU_MEMHOSTALLOC_PORTABLE));
+  EPD_MUST(cuMemHostAlloc(&memory, bytes, CU_MEMHOSTALLOC_PORTABLE));
   EPD_MUST(cuCtxPopCurrent(nullptr));
-  pinned_.push_back(word);
-  return static_cast<std::uint32_t*>(word);
+  pinned_.push_back(memory);
+  return memory;
 }
 
 void WatchedCuda::set_current(CUcontext context) {
@@ -140,6 +140,10 @@ std::vector<StreamOp> WatchedCuda::enqueued(CUstream stream) const {
 std::size_t WatchedCuda::enqueued_anywhere() const {
   const std::lock_guard lock(mutex_);
   return num_enqueued_;
+}
+std::size_t WatchedCuda::launches() const {
+  const std::lock_guard lock(mutex_);
+  return launches_;
 }
 std::size_t WatchedCuda::stuck(CUstream stream) const {
   settle();
@@ -249,6 +253,7 @@ void WatchedCuda::enqueues(const fake_cuda::StreamCall& call) {
     if (hook) hook(call.stream, op);
   }
   const std::lock_guard lock(mutex_);
+  if (call.parameters != nullptr) ++launches_;
   for (const StreamOp& op : ops) {
     if (op.kind == StreamOp::kCheck) continue;
     enqueued_[call.stream].push_back(op);
