@@ -442,6 +442,68 @@ static inline void epd_progress_init(epd_progress_t* progress) {
  * epd_group_resume had returned; or this rank has left. */
 EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progress);
 
+/* ---- memory of your own, call by call ---------------------------------------------------------- */
+
+/* Memory of your own for one operation, in place of regions of its slot. Each field is named for its region,
+ * has the shape and type that epd_buffers_t gives, and any address: no alignment is asked for. NULL is the
+ * slot's region. One struct may serve a layer's dispatch and its combine: an operation ignores the fields of
+ * the other. A field of a region that the group does not have must be NULL. The struct may go when the
+ * submission returns.
+ *
+ * libepd copies between this memory and the regions, which such an operation overwrites: the n rows of a
+ * token-wise input or output, the rows that were received, no others. An address that is the region's own is
+ * not copied. Memory of one operation must not overlap, but for inputs with inputs.
+ *
+ *   host device   inputs are copied by the submission; outputs by the call that takes the operation's end
+ *                 (wait, poll, or a hook, before it runs), or by the slot's next submission if that comes
+ *                 first. epd_ticket_drop copies nothing. Afterwards libepd never touches the memory. An
+ *                 operation that fails writes nothing to it
+ *   CUDA device   in a stream only (UNSUPPORTED with EPD_NO_STREAM): memory that the session's context
+ *                 reaches, copied by libepd's kernels in that stream, so it obeys the stream's order and may
+ * be captured. With defer_receive outputs are copied where epd_ticket_wait_on_stream is called, which must be
+ * once; without, it must not be called: further streams wait by an event. The outputs of an operation that
+ * fails hold anything
+ *
+ * More rows than recv_rows: nothing of recv_x, recv_scales, recv_topk_idx, recv_topk_weights and recv_src is
+ * written, counts and offsets are. On this rank alone the ticket ends with RESOURCE_EXHAUSTED and with M in
+ * num_recv_rows. The dispatch has gone well: its handle is valid, and its rows lie in the slot's regions,
+ * where epd_group_buffers finds them until the slot's next dispatch. */
+typedef struct epd_memory {
+  size_t size;
+  /* dispatch, in */
+  const void* x;
+  const void* x_scales;
+  const void* topk_idx;      /* not read under a handle */
+  const float* topk_weights; /* also of a weighted combine */
+  /* dispatch, out */
+  void* recv_x;
+  void* recv_scales;
+  void* recv_topk_idx;
+  float* recv_topk_weights;
+  int32_t* recv_src;
+  int32_t* rank_offsets;   /* compact: combine reads it, to know the rows of y */
+  int32_t* expert_counts;  /* expert: likewise */
+  int32_t* expert_offsets; /* packed: likewise. Expert: rows of your memory, see recv_rows */
+  int32_t* source_ranges;  /* expert: likewise rows of your memory */
+  /* combine, in */
+  const void* y; /* its rows lie as dispatch delivers them, and are counted as rank_offsets, expert_offsets or
+                    expert_counts say, by layout. If that is NULL: as the regions of a slot say whose last
+                    dispatch had this routing. INVALID_ARGUMENT if there is none, or none since a failure */
+  const float* y_weights;
+  const void* bias[2]; /* the first num_biases of the operation */
+  /* combine, out */
+  void* out;
+  float* out_weights;
+  uint32_t recv_rows; /* rows for which there is room in the memory given for recv_* and y. Compact, packed: 0
+                         or more than the group's [rows]: those. Expert: of each expert's block, and so the
+                         distance from block to block; at least the group's; 0: the group's */
+  uint32_t reserved;  /* 0 */
+} epd_memory_t;
+static inline void epd_memory_init(epd_memory_t* memory) {
+  memset(memory, 0, sizeof(*memory));
+  memory->size = sizeof(*memory);
+}
+
 /* ---- operations ----------------------------------------------------------------------------
  * All ranks submit the same operations of a group in the same order, on the same slots, under the same
  * handles. Everything else concerns this rank's own rows and may differ. A submission returns at once, with
@@ -476,7 +538,7 @@ typedef struct epd_dispatch_args {
                           read, nothing is counted, and rows lie as they did then */
   const uint32_t* num_tokens_at; /* resident devices, in a stream: n is read from this device memory when the
                                     stream gets there, and num_tokens is 0. More than T ends the session.
-                                    NULL: num_tokens */
+                                    NULL: num_tokens. Under a handle only with memory */
   uint32_t omit_weights;         /* 1: topk_weights are not sent along */
   uint32_t keep_handle;   /* 1: *handle stays valid until epd_handle_release; takes one of num_handles. Not
                              under a handle */
@@ -489,6 +551,7 @@ typedef struct epd_dispatch_args {
   int32_t timeout_ms;     /* the operation's deadline; 0: the daemon's timeouts.operation_ms, 30 s if not
                              configured */
   uint32_t reserved;      /* 0 */
+  const epd_memory_t* memory; /* in place of regions of the slot; NULL: the regions */
 } epd_dispatch_args_t;
 static inline void epd_dispatch_args_init(epd_dispatch_args_t* args) {
   memset(args, 0, sizeof(*args));
@@ -534,7 +597,9 @@ typedef struct epd_combine_args {
   uint32_t defer_receive;              /* as of dispatch */
   uint32_t sms;                        /* for this operation; 0: the group's */
   int32_t timeout_ms;                  /* as of dispatch */
-  uint32_t reserved;                   /* 0 */
+  uint32_t num_tokens;        /* with memory: the n of the handle's dispatch; 0: libepd knows it, see there */
+  const epd_memory_t* memory; /* in place of regions of the slot; NULL: the regions */
+  const uint32_t* num_tokens_at; /* with memory: as of dispatch */
 } epd_combine_args_t;
 static inline void epd_combine_args_init(epd_combine_args_t* args) {
   memset(args, 0, sizeof(*args));

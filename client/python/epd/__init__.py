@@ -33,6 +33,7 @@ from .errors import (
     WouldBlock,
 )
 from .group import Group
+from .memory import Memory
 from .session import Session, attach, version
 from .ticket import Dispatch, Handle, Ticket
 from .types import (
@@ -84,6 +85,7 @@ __all__ = [
     "InternalError",
     "InvalidArgument",
     "Layout",
+    "Memory",
     "NotFound",
     "Payload",
     "PermissionDenied",
