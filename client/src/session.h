@@ -64,6 +64,9 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
   void on_late_join_locked() override;
   bool take_hooked_locked() override { return operations_->take_hooked_locked(); }
   bool awaits_packets_locked() const override { return connection_.awaits_late_join_locked(); }
+  void finish_outputs(const HookCall& call) override {
+    operations_->finish_outputs(*call.group, call.slot, call.outputs_of);
+  }
   void look_at_device() override { operations_->look_at_device(); }
   void unblock(const Group& group, const AllSlotWords& words, bool all) override {
     operations_->unblock(group, words, all);

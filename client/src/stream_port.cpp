@@ -1,6 +1,7 @@
 #include "stream_port.h"
 
 #include "thread.h"
+#include "ticket_status.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -9,11 +10,18 @@
 #include <utility>
 
 namespace epd::client {
+
+using stream_kernels::Step;
+
 namespace {
 
 // Streams that were unblocked are unblocked again after the first time. The pause doubles, up to the second.
 constexpr int kAgainAfter_ms = 10;
 constexpr int kAgainAtLeast_ms = 1000;
+
+Status not_waiting(const Status& status, epd_ticket_t ticket) {
+  return submitted_but(status, ticket, "the stream does not wait for it");
+}
 
 }  // namespace
 
@@ -28,32 +36,56 @@ Status StreamPort::prepare() {
   return watch_wake_.valid() ? Status() : errno_status("eventfd");
 }
 
-Status StreamPort::wait_after(Group& group, std::uint32_t slot, void* stream, const StreamWait& wait,
-                              epd_ticket_t ticket) {
-  const Status waits = group.events.empty()
-                           ? device_->wait(stream, wait, wait_by(group))
-                           : wait_with_event(group, group.events[slot], stream, wait, ticket);
-  return submitted_but(waits, ticket, "the stream does not wait for it");
+Status StreamPort::wait_after(Group& group, void* stream, const Following& its) {
+  if (group.events.empty()) return wait_and_copy(group, stream, its);
+  bool captures = false;
+  const Status status = device_->check_stream(stream, captures);
+  if (!status.ok()) return not_waiting(status, its.ticket);
+  // What is recorded in a capture belongs to the graph.
+  return captures ? wait_and_copy(group, stream, its) : wait_with_event(group, stream, its);
+}
+
+Status StreamPort::wait_and_copy(const Group& group, void* stream, const Following& its) {
+  Step step;
+  Status status;
+  if (wait_by(group) == WaitBy::kMemop) {
+    status = device_->wait(stream, its.wait);
+  } else {
+    step.wait = stream_kernels::Wait::kDone;
+    step.done = reinterpret_cast<const std::uint32_t*>(its.wait.word);  // NOLINT: an address of the device
+    step.value = its.wait.value;
+    step.limit_ns = its.wait.limit_ns;
+    status = device_->launch(stream, its.op, step);
+  }
+  if (!status.ok()) return not_waiting(status, its.ticket);
+  if (its.copies.num_out == 0) return {};
+  step = {};
+  step.staging = group.staging_words(its.slot);
+  step.copies = its.copies;
+  step.copies.num_in = 0;
+  return submitted_but(device_->launch(stream, its.op, step), its.ticket, "its outputs are not copied");
 }
 
 // The event may belong to a later operation of the slot by the time that somebody looks at it. It completes
 // later then, never earlier.
-Status StreamPort::wait_with_event(Group& group, SlotEvent& its, void* stream, const StreamWait& wait,
-                                   epd_ticket_t ticket) {
-  bool captures = false;
-  Status status = device_->check_stream(stream, captures);
-  if (!status.ok()) return status;
-  // What is recorded in a capture belongs to the graph.
-  if (captures) return device_->wait(stream, wait, wait_by(group));
+Status StreamPort::wait_with_event(Group& group, void* stream, const Following& its) {
+  SlotEvent& slot = group.events[its.slot];
   const std::lock_guard<std::mutex> pair(group.events_mutex);
   // Only this function writes the ticket, under the mutex that it has.
-  if (its.ticket == ticket) return device_->wait_event(stream, its.event.get());
-  status = device_->wait(stream, wait, wait_by(group));
-  if (status.ok()) status = device_->record(stream, its.event.get());
+  if (slot.ticket == its.ticket)
+    return not_waiting(device_->wait_event(stream, slot.event.get()), its.ticket);
+  Status status = wait_and_copy(group, stream, its);
+  if (status.ok()) status = not_waiting(device_->record(stream, slot.event.get()), its.ticket);
   if (!status.ok()) return status;
   const Lock lock = waits_.lock();
-  its.ticket = ticket;
+  slot.ticket = its.ticket;
   return {};
+}
+
+Status StreamPort::wait_for_copies(Group& group, void* stream, std::uint32_t slot, epd_ticket_t ticket) {
+  const std::lock_guard<std::mutex> pair(group.events_mutex);
+  if (group.events.empty() || group.events[slot].ticket != ticket) return copied_elsewhere(ticket);
+  return not_waiting(device_->wait_event(stream, group.events[slot].event.get()), ticket);
 }
 
 Status StreamPort::make_events(Group& group) const {

@@ -21,6 +21,15 @@ class Unblocker {
   virtual void unblock(const Group& group, const AllSlotWords& words, bool all) = 0;
 };
 
+// What a stream does when an operation that was enqueued has ended.
+struct Following {
+  abi::Op op = abi::Op::kNone;
+  std::uint32_t slot = 0;
+  StreamWait wait;
+  epd_ticket_t ticket = 0;
+  stream_kernels::Copies copies;
+};
+
 class StreamPort {
  public:
   // No device: a session on a host device, which has no streams.
@@ -41,10 +50,11 @@ class StreamPort {
   bool begins_and_waits(const Group& group, const StreamUse& stream, bool deferred) const {
     return stream.any() && wait_by(group) == WaitBy::kKernel && !deferred;
   }
-  // Makes later work of the stream wait for an operation that was enqueued on the slot. If the session has
-  // events, the slot's event completes with the operation from then on, unless the stream captures.
-  Status wait_after(Group& group, std::uint32_t slot, void* stream, const StreamWait& wait,
-                    epd_ticket_t ticket);
+  // Makes later work of the stream wait for an operation that was enqueued, and then for its outputs. If the
+  // session has events, the slot's event completes with that from then on, unless the stream captures.
+  Status wait_after(Group& group, void* stream, const Following& its);
+  // Of an operation whose outputs have been enqueued already: waits for its event, if it still has one.
+  Status wait_for_copies(Group& group, void* stream, std::uint32_t slot, epd_ticket_t ticket);
   // Of a group that is being joined: makes the events of its slots, if the session has events.
   Status make_events(Group& group) const;
   // epd_ticket_event
@@ -70,8 +80,8 @@ class StreamPort {
 
  private:
   bool has_events() const { return exists() && wait_by_ == WaitBy::kEvent; }
-  Status wait_with_event(Group& group, SlotEvent& its, void* stream, const StreamWait& wait,
-                         epd_ticket_t ticket);
+  Status wait_and_copy(const Group& group, void* stream, const Following& its);
+  Status wait_with_event(Group& group, void* stream, const Following& its);
   void watch();
   bool unblock_a_group(Lock& lock);  // false: none wants it
   bool any_unblocked_locked() const;

@@ -15,6 +15,7 @@ from .types import FOREVER, NO_WAIT, Counts, Result
 
 if TYPE_CHECKING:
     from .group import Group
+    from .memory import Memory
 
 _ticket_wait = library.epd_ticket_wait
 _STATUSES = tuple(Status)
@@ -77,11 +78,12 @@ class Ticket:
     operation goes on and its result is dropped.
     """
 
-    __slots__ = ("__weakref__", "_group", "_ticket")
+    __slots__ = ("__weakref__", "_group", "_memory", "_ticket")
 
-    def __init__(self, group: Group, ticket: int) -> None:
+    def __init__(self, group: Group, ticket: int, memory: Optional[Memory] = None) -> None:
         self._group = group
         self._ticket = ticket
+        self._memory = memory  # where outputs are copied when the end is taken
 
     def wait(self, timeout_ms: int = FOREVER) -> Result:
         """The result, once the operation has ended well; raises its status otherwise.
@@ -193,7 +195,7 @@ class Ticket:
         if not self._ticket or group._handle is None:
             raise self._error(Status.NOT_FOUND)
         group._check_process()
-        ticket = Ticket(group, self._ticket)
+        ticket = Ticket(group, self._ticket, self._memory)
         self._ticket = 0
         group._hooks().put((ticket, hook))
 
@@ -217,9 +219,10 @@ class Dispatch(Ticket):
 
     __slots__ = ("handle",)
 
-    def __init__(self, group: Group, ticket: int, handle: Handle) -> None:
+    def __init__(self, group: Group, ticket: int, handle: Handle, memory: Optional[Memory] = None) -> None:
         self._group = group
         self._ticket = ticket
+        self._memory = memory
         self.handle = handle
 
 

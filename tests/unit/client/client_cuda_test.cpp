@@ -71,7 +71,7 @@ TEST_P(ClientCuda, WritesReadyThenPublishesThenWaits) {
   EXPECT_EQ(submission->flags, abi::kFlagStream | abi::kFlagWeights);
   const auto ops = cuda_.enqueued(stream_);
   ASSERT_EQ(ops.size(), 2u);
-  for (const StreamOp& op : ops) EXPECT_STREQ(op.kernel, by_kernel() ? "epd_signal_and_wait" : nullptr);
+  for (const StreamOp& op : ops) EXPECT_STREQ(op.kernel, by_kernel() ? "epd::dispatch" : nullptr);
   expect(ops[0], StreamOp::kWrite, ready(2), ticket);
   expect(ops[1], StreamOp::kWait, done(2), ticket);
   EXPECT_EQ(at(ready(2)), ticket);
@@ -196,11 +196,11 @@ TEST_P(ClientCuda, DeferReceiveLeavesTheWaitToItsHook) {
   ASSERT_EQ(dispatch(0, stream_, &ticket, true), EPD_OK) << epd_last_error();
   ASSERT_EQ(cuda_.enqueued(stream_).size(), 1u);
   EXPECT_EQ(waits_in(stream_), 0u);
-  EXPECT_STREQ(cuda_.enqueued(stream_)[0].kernel, by_kernel() ? "epd_signal" : nullptr);
+  EXPECT_STREQ(cuda_.enqueued(stream_)[0].kernel, by_kernel() ? "epd::dispatch" : nullptr);
   ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, stream_), EPD_OK) << epd_last_error();
   ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_OK) << epd_last_error();
   ASSERT_EQ(cuda_.enqueued(stream_).size(), 2u);
-  EXPECT_STREQ(cuda_.enqueued(stream_)[1].kernel, by_kernel() ? "epd_wait" : nullptr);
+  EXPECT_STREQ(cuda_.enqueued(stream_)[1].kernel, by_kernel() ? "epd::dispatch" : nullptr);
   expect(cuda_.enqueued(stream_)[1], StreamOp::kWait, done(0), ticket);
   // A stream that comes later waits for the event.
   if (by_event())

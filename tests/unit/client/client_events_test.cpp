@@ -99,6 +99,37 @@ TEST_F(ClientEvents, TheSlotsNextOperationTakesTheEventOver) {
   EXPECT_EQ(query(event), CUDA_SUCCESS);
 }
 
+// The event of an operation with memory of the caller's is recorded behind the copies of its outputs.
+TEST_F(ClientEvents, OtherStreamsWaitForOutputsByTheEvent) {
+  epd_memory_t memory;
+  epd_handle_t handle = 0;
+  epd_ticket_t ticket = 0;
+  ASSERT_EQ(dispatch(0, stream_, &ticket, false, &handle), EPD_OK) << epd_last_error();
+  end(submissions().front());
+  ASSERT_EQ(wait(ticket), EPD_OK);
+  epd_combine_args_t args;
+  epd_combine_args_init(&args);
+  args.handle = handle;
+  epd_memory_init(&memory);
+  auto* const out = reinterpret_cast<std::uint32_t*>(cuda_.pinned_bytes(3 * 128 * 2));
+  *out = 0x5a5a5a5a;
+  memory.out = out;
+  args.memory = &memory;
+  ASSERT_EQ(epd_combine(group_, &args, stream_, &ticket), EPD_OK) << epd_last_error();
+  const CUevent event = event_of(ticket);
+  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_OK) << epd_last_error();
+  EXPECT_EQ(query(event), CUDA_ERROR_NOT_READY);
+  EXPECT_EQ(cuda_.stuck(other_), 1u);
+  end(submissions().front());
+  EXPECT_EQ(query(event), CUDA_SUCCESS);
+  EXPECT_NE(*out, 0x5a5a5a5a) << "the region was copied";
+  EXPECT_EQ(cuda_.stuck(other_), 0u);
+  const epd_ticket_t next = submitted(0);
+  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_INVALID_ARGUMENT)
+      << "its event is another's";
+  EXPECT_NE(next, ticket);
+}
+
 TEST_F(ClientEvents, TheSessionsEndCompletesThem) {
   const CUevent event = event_of(submitted(0));
   daemon_.end_session(StatusCode::kPermissionDenied, "the operator said so");
