@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <limits>
 #include <map>
-#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -414,13 +413,7 @@ std::vector<MetricFamily> families_of(const Snapshot& snapshot, std::size_t max_
   tell_group_states(out, snapshot.groups);
   GroupSums groups(snapshot.groups, max_groups);
   for (const v1::GroupStatistics& of : snapshot.statistics.groups()) groups.add_statistics(of);
-  std::set<std::string_view> stopped;  // their engines go on showing what they waited for last
-  for (const v1::Device& device : snapshot.devices.devices()) {
-    if (device.state() == v1::DEVICE_STATE_STOPPED) stopped.insert(device.name());
-  }
-  for (const v1::Operation& operation : snapshot.operations.operations()) {
-    if (!stopped.contains(operation.device())) groups.add_wait(operation);
-  }
+  for (const v1::Operation& operation : snapshot.operations.operations()) groups.add_wait(operation);
   groups.tell(out);
   ranks.tell(out, snapshot.waits, max_groups);
   return std::move(out).take();

@@ -268,13 +268,23 @@ std::vector<WaitingGroup> ControlReads::waiting_groups(std::optional<std::uint64
   return groups;
 }
 
-v1::ListOperationsResponse ControlReads::list_operations() const {
+std::vector<bool> ControlReads::stopped_engines() const {
+  std::vector<bool> stopped(rooms_.fleet.size());
+  for (std::uint32_t i = 0; i < rooms_.fleet.size(); ++i)
+    stopped[i] = rooms_.fleet.state_now(i) == DeviceState::kStopped;
+  return stopped;
+}
+
+v1::ListOperationsResponse ControlReads::list_operations(const std::vector<bool>& stopped) const {
   v1::ListOperationsResponse list;
   const std::uint64_t now = rooms_.clock.now_ns();
   for (std::uint32_t device = 0; device < rooms_.fleet.size(); ++device) {
     for (const abi::OpView& op : rooms_.fleet.page(device).ops)
+    const int before = list.operations_size();
       add_operation(list, op, rooms_.fleet.name(device), now);
   }
+    for (int i = before; stopped[device] && i < list.operations_size(); ++i)
+      mark_stopped(*list.mutable_operations(i));
   return list;
 }
 

@@ -24,7 +24,8 @@ target_compile_definitions(client_test PRIVATE
   EPD_SANITIZERS="$<JOIN:${EPD_SANITIZE},+>"
   EPD_VERSION_TEXT="${PROJECT_VERSION}")
 # The library's parts: against its objects, to look into it.
-add_executable(client_parts_test ${CMAKE_CURRENT_LIST_DIR}/client_parts_test.cpp $<TARGET_OBJECTS:epd_client_objects>)
+add_executable(client_parts_test ${CMAKE_CURRENT_LIST_DIR}/client_parts_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client_log_test.cpp $<TARGET_OBJECTS:epd_client_objects>)
 target_include_directories(client_parts_test PRIVATE $<TARGET_PROPERTY:epd_client_objects,INTERFACE_INCLUDE_DIRECTORIES>)
 target_compile_definitions(client_parts_test PRIVATE EPD_CLIENT_VERSION="${PROJECT_VERSION}")
 target_link_libraries(client_parts_test PRIVATE epd_common GTest::gtest_main epd_options ${CMAKE_DL_LIBS})

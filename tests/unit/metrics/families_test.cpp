@@ -116,23 +116,6 @@ TEST(MetricFamilies, TellTheTimesOfCalls) {
   EXPECT_THAT(text, HasSubstr("epd_rpc_failed_total{method=\"Drain\",status=\"PERMISSION_DENIED\"} 1"));
 }
 
-// It shows what it waited for last, whatever has become of that.
-TEST(MetricFamilies, AStoppedEngineWaitsForNobody) {
-  Snapshot snapshot;
-  add_group(snapshot, 1, "g", 2);
-  v1::Operation& operation = *snapshot.operations.add_operations();
-  operation.set_group_id(1);
-  operation.set_device("host:0");
-  operation.set_waiting_for(1);
-  operation.set_waiting_us(5'000'000);
-  v1::Device& device = *snapshot.devices.add_devices();
-  device.set_name("host:0");
-  device.set_state(v1::DEVICE_STATE_READY);
-  EXPECT_THAT(text_of(snapshot), HasSubstr("epd_group_waited_for_seconds"));
-  device.set_state(v1::DEVICE_STATE_STOPPED);
-  EXPECT_THAT(text_of(snapshot), Not(HasSubstr("epd_group_waited_for_seconds")));
-}
-
 TEST(MetricFamilies, TellHowLongADeviceWasBusy) {
   Snapshot snapshot = fixed_snapshot();
   snapshot.devices.mutable_devices(0)->set_busy_us(2'500'000);
