@@ -216,11 +216,16 @@ Status read_combine(const epd_combine_args_t& a, void* stream, SubmitRequest& re
     return epd::invalid_argument("num_tokens_at is given without memory; allowed: NULL, n is its dispatch's");
   if (a.num_biases > abi::kMaxBiases)
     return epd::client::bad_value("num_biases", a.num_biases, "0 .. " + std::to_string(abi::kMaxBiases));
-  request.flags = a.num_biases << abi::kBiasShift;
-  return read_switches({{"weighted", a.weighted, abi::kFlagWeights},
-                        {"return_weights", a.return_weights, abi::kFlagReturnWeights},
-                        {"defer_receive", a.defer_receive, abi::kFlagDefer}},
-                       request.flags);
+  const std::uint32_t returned = epd::client::number_in(a.return_weights);
+  if (returned > EPD_RETURN_WEIGHTS_SUM)
+    return epd::client::bad_value(
+        "return_weights", returned,
+        "0 (EPD_RETURN_WEIGHTS_NONE), 1 (EPD_RETURN_WEIGHTS_OWN) or 2 (EPD_RETURN_WEIGHTS_SUM)");
+  request.flags =
+      a.num_biases << abi::kBiasShift | abi::return_flags(static_cast<abi::ReturnWeights>(returned));
+  return read_switches(
+      {{"weighted", a.weighted, abi::kFlagWeights}, {"defer_receive", a.defer_receive, abi::kFlagDefer}},
+      request.flags);
 }
 
 }  // namespace

@@ -279,12 +279,11 @@ v1::ListOperationsResponse ControlReads::list_operations(const std::vector<bool>
   v1::ListOperationsResponse list;
   const std::uint64_t now = rooms_.clock.now_ns();
   for (std::uint32_t device = 0; device < rooms_.fleet.size(); ++device) {
-    for (const abi::OpView& op : rooms_.fleet.page(device).ops)
-    const int before = list.operations_size();
-      add_operation(list, op, rooms_.fleet.name(device), now);
+    for (const abi::OpView& op : rooms_.fleet.page(device).ops) const int before = list.operations_size();
+    add_operation(list, op, rooms_.fleet.name(device), now);
   }
-    for (int i = before; stopped[device] && i < list.operations_size(); ++i)
-      mark_stopped(*list.mutable_operations(i));
+  for (int i = before; stopped[device] && i < list.operations_size(); ++i)
+    mark_stopped(*list.mutable_operations(i));
   return list;
 }
 

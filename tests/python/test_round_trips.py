@@ -218,6 +218,34 @@ def test_training_backward_returns_weights(daemon: Daemon) -> None:
             assert (group.numpy(0).out_weights == [[1, 2]] * 8).all()
 
 
+def test_weights_return_summed_over_ranks(daemon: Daemon) -> None:
+    """Column k of all rows of the token, whichever selections they carry: what DeepEP returns."""
+    config = shape(num_ranks=4, num_experts=8, topk=3)
+    random = np.random.default_rng(7)
+    with Ranks(daemon.socket, config) as groups:
+        tokens = [5, 0, 8, 1]
+        for group, n in zip(groups, tokens):
+            group.numpy(0).topk_idx[:n] = random.integers(-1, config.num_experts, (n, 3))
+        forward = [group.dispatch(0, n) for group, n in zip(groups, tokens)]
+        for ticket in forward:
+            ticket.wait()
+        expected = [np.zeros((n, 3), np.float32) for n in tokens]
+        for group in groups:  # ascending
+            b = group.numpy(0)
+            b.y[:] = 0
+            b.y_weights[:] = random.standard_normal(b.y_weights.shape, np.float32)
+            for row in range(b.rank_offsets[-1]):
+                source, token = b.recv_src[row]
+                expected[source][token] += b.y_weights[row]
+        summed = epd.ReturnWeights.SUM
+        for ticket in [g.combine(0, t.handle, return_weights=summed) for g, t in zip(groups, forward)]:
+            ticket.wait()
+        for group, n, sums in zip(groups, tokens, expected):
+            np.testing.assert_array_equal(group.numpy(0).out_weights[:n], sums)
+        with pytest.raises(epd.InvalidArgument, match="return_weights is 3; allowed: 0"):
+            groups[0].combine(0, forward[0].handle, return_weights=3)  # type: ignore[arg-type]
+
+
 def test_receive_hooks(daemon: Daemon) -> None:
     config = shape(num_ranks=2, num_experts=4)
     with Ranks(daemon.socket, config) as groups:

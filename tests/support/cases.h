@@ -5,6 +5,7 @@
 #include "epd/epd.h"
 #include "kernels/reference.h"
 #include "proto/arena.h"
+#include "proto/operation.h"
 
 #include <cstdint>
 #include <set>
@@ -51,9 +52,9 @@ struct Case {
   // Bit r: rank r's operations in streams have events.
   std::uint32_t event_waits = 0;
   // Its operations.
-  bool send_weights = true;     // dispatch
-  bool weighted = true;         // combine
-  bool return_weights = false;  // combine
+  bool send_weights = true;                              // dispatch
+  bool weighted = true;                                  // combine
+  abi::ReturnWeights return_weights = abi::kReturnNone;  // combine
   bool zero_padding = false;
   bool mark_unused = false;
   bool defer = false;

@@ -578,16 +578,26 @@ EPD_API epd_status_t epd_dispatch(epd_group_t* group, const epd_dispatch_args_t*
  * synchronise their stream first. */
 EPD_API epd_status_t epd_handle_release(epd_group_t* group, epd_handle_t handle);
 
+/* Which y_weights a combine returns, as out_weights [T,K]. */
+typedef enum epd_return_weights {
+  EPD_RETURN_WEIGHTS_NONE = 0, /* none: out_weights are not written */
+  EPD_RETURN_WEIGHTS_OWN = 1,  /* each selection's: of the row that carried it (compact: column k of it) */
+  /* Compact: column k, summed over all ranks that got the token, whether or not selection k was theirs. In
+   * float32, in the order in which combine adds rows. Packed, expert: the same as OWN, as a row carries the
+   * selections of one expert only */
+  EPD_RETURN_WEIGHTS_SUM = 2
+} epd_return_weights_t;
+
 typedef struct epd_combine_args {
   size_t size;
-  epd_handle_t handle;     /* of the dispatch whose rows y answers */
-  uint32_t slot;           /* whose y, topk_weights and biases are read, and whose out is written */
-  uint32_t weighted;       /* 1: rows are multiplied by topk_weights of the slot */
-  uint32_t num_biases;     /* how many bias regions are added, 0..the group's */
-  uint32_t return_weights; /* 1: y_weights return to the tokens, as out_weights */
-  uint32_t defer_receive;  /* as of dispatch */
-  uint32_t sms;            /* for this operation; 0: the group's */
-  int32_t timeout_ms;      /* as of dispatch */
+  epd_handle_t handle; /* of the dispatch whose rows y answers */
+  uint32_t slot;       /* whose y, topk_weights and biases are read, and whose out is written */
+  uint32_t weighted;   /* 1: rows are multiplied by topk_weights of the slot */
+  uint32_t num_biases; /* how many bias regions are added, 0..the group's */
+  epd_return_weights_t return_weights; /* which y_weights return to the tokens, as out_weights */
+  uint32_t defer_receive;              /* as of dispatch */
+  uint32_t sms;                        /* for this operation; 0: the group's */
+  int32_t timeout_ms;                  /* as of dispatch */
   uint32_t num_tokens; /* with memory: the n of the handle's dispatch; 0: as that said. It must be given if
                           that had num_tokens_at, or, on a resident device, the group has resumed since. A
                           captured combine keeps it */
@@ -609,8 +619,11 @@ static inline void epd_combine_args_init(epd_combine_args_t* args) {
  *   on d.
  *   Packed, expert: P_d = sum, in order of k, of t's rows on d, weighted by fused multiply-adds, in float32,
  *   then rounded to bf16 for the way back.
- * A token without a selection gets its biases, or zeros. With return_weights, out_weights[t,k] is the
- * y_weights of the row that carried selection k (compact: column k of it), and 0 where there was none.
+ * A token without a selection gets its biases, or zeros. With EPD_RETURN_WEIGHTS_OWN, out_weights[t,k] is
+ * the y_weights of the row that carried selection k (compact: column k of it), and 0 where there was none.
+ * With EPD_RETURN_WEIGHTS_SUM and compact rows it is the sum over ranks d, ascending, of column k of
+ * y_weights of t's row on d, in float32 from +0.0; sums of other sum domains are made first, and are not
+ * rounded.
  *
  * The backward pass of dispatch is a combine under its handle, and that of combine is a dispatch under the
  * handle (client/GUIDE.md, "Training"). Errors beside those of every submission: NOT_FOUND (the handle has

@@ -181,7 +181,7 @@ struct DispatchOptions {
 struct CombineOptions {
   bool weighted = false;
   std::uint32_t num_biases = 0;
-  bool return_weights = false;
+  epd_return_weights_t return_weights = EPD_RETURN_WEIGHTS_NONE;
   bool defer_receive = false;
   std::uint32_t sms = 0;
   std::int32_t timeout_ms = 0;
@@ -506,7 +506,7 @@ class Group {
     args.handle = handle;
     args.timeout_ms = options.timeout_ms;
     args.num_biases = options.num_biases;
-    args.return_weights = options.return_weights ? 1 : 0;
+    args.return_weights = options.return_weights;
     args.defer_receive = options.defer_receive ? 1 : 0;
     args.sms = options.sms;
     args.memory = options.memory;

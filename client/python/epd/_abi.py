@@ -190,7 +190,7 @@ class CombineArgs(ctypes.Structure):
         ("slot", c_uint32),
         ("weighted", c_uint32),
         ("num_biases", c_uint32),
-        ("return_weights", c_uint32),
+        ("return_weights", c_enum),
         ("defer_receive", c_uint32),
         ("sms", c_uint32),
         ("timeout_ms", c_int32),

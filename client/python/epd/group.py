@@ -8,7 +8,7 @@ import os
 import struct
 import weakref
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _abi
 from ._handles import GroupHandle, SessionHandle, is_member
@@ -17,7 +17,17 @@ from .buffers import Buffers, DeviceArray, host_view, numpy_array, region_addres
 from .errors import InvalidArgument, Status, last_error
 from .memory import Memory
 from .ticket import Dispatch, Handle, ResultBlock, Ticket, bad_timeout, start_hooks, stream_address
-from .types import FOREVER, DeviceKind, GroupConfig, Progress, Region, ResumeInfo, SessionInfo, number_range
+from .types import (
+    FOREVER,
+    DeviceKind,
+    GroupConfig,
+    Progress,
+    Region,
+    ResumeInfo,
+    ReturnWeights,
+    SessionInfo,
+    number_range,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -173,7 +183,7 @@ class Group:
         stream: Any = None,
         weighted: bool = False,
         num_biases: int = 0,
-        return_weights: bool = False,
+        return_weights: Union[bool, ReturnWeights] = ReturnWeights.NONE,
         defer_receive: bool = False,
         sms: int = 0,
         timeout_ms: int = 0,
@@ -188,7 +198,7 @@ class Group:
         handle          the routing: Dispatch.handle
         weighted        rows are multiplied by topk_weights of the slot
         num_biases      how many bias regions are added
-        return_weights  y_weights return to the tokens, as out_weights
+        return_weights  which y_weights return to the tokens, as out_weights; True: ReturnWeights.OWN
         stream, defer_receive, sms, timeout_ms, memory: as of dispatch
         num_tokens, num_tokens_at  with memory: n of the handle's dispatch; 0: what that said
 

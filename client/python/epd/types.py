@@ -77,6 +77,14 @@ class Policy(enum.IntEnum):
     DEGRADE = 1  # after Group.resume the others go on without it
 
 
+class ReturnWeights(enum.IntEnum):
+    """Which y_weights a combine returns, as out_weights."""
+
+    NONE = 0
+    OWN = 1  # each selection's: of the row that carried it
+    SUM = 2  # compact: each column, summed over all ranks that got the token; other layouts: as OWN
+
+
 class Region(enum.IntEnum):
     """The regions of a buffer slot. `Buffers` says what each holds."""
 
