@@ -84,6 +84,8 @@ RankProcess::RankProcess(const Body& body) : note_(static_cast<char*>(map_shared
   if (pid_ == 0) {
     ::close(ends[0]);
     g_note = note_;
+    // As without MPS. Under MPS CUDA gives a process so few hardware queues that streams wait for each other.
+    ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8", 0);
     run_body(body, ends[1]);
   }
   ::close(ends[1]);

@@ -169,8 +169,8 @@ class Ticket:
     def event(self) -> int:
         """The address of the CUDA event that completes with the operation (WaitBy.EVENT). The ticket stays.
 
-        torch.cuda.ExternalStream has no counterpart for events: pass the address to the CUDA driver, or record
-        an event of torch's behind the operation in the same stream. NotFound: the slot has a later operation.
+        It is a cudaEvent_t for functions of CUDA. torch takes no event that it has not made: record one of
+        torch's behind the operation in the same stream. NotFound: the slot has a later operation.
         """
         out = ctypes.c_void_p()
         status = library.epd_ticket_event(self._group._handle, self._ticket, ctypes.byref(out))
