@@ -252,8 +252,8 @@ TEST(FarEngines, WhatTheFormerEngineHasAnsweredWithAFailureIsDoneAgain) {
     ASSERT_EQ(nodes.break_all({which}), "") << nodes.describe();
     nodes.restart(which);
     ASSERT_EQ(nodes.expect_ready(which), "") << nodes.describe();
-    EXPECT_EQ(nodes.next_index(2), 1u);
-    EXPECT_EQ(nodes.next_index(3), 3u);
+    ASSERT_EQ(nodes.next_index(2), 1u);
+    ASSERT_EQ(nodes.next_index(3), 3u);
     nodes.take_next_index(1);
     nodes.resume();
     ASSERT_EQ(nodes.expect_resumed(), "") << nodes.describe();
