@@ -8,18 +8,30 @@ import os
 import struct
 import weakref
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _abi
 from ._handles import GroupHandle, SessionHandle, is_member
 from ._library import library
 from .buffers import Buffers, DeviceArray, host_view, numpy_array, region_address, region_shapes
 from .errors import InvalidArgument, Status, last_error
+from .memory import Memory
 from .ticket import Dispatch, Handle, ResultBlock, Ticket, bad_timeout, start_hooks, stream_address
-from .types import FOREVER, DeviceKind, GroupConfig, Progress, Region, ResumeInfo, SessionInfo, number_range
+from .types import (
+    FOREVER,
+    DeviceKind,
+    GroupConfig,
+    Progress,
+    Region,
+    ResumeInfo,
+    ReturnWeights,
+    SessionInfo,
+    number_range,
+)
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
 
 _dispatch = library.epd_dispatch
 _combine = library.epd_combine
@@ -68,6 +80,7 @@ class Group:
         self._shapes = region_shapes(config)
         self._views: dict[int, Buffers[Any]] = {}
         self._numpy: dict[int, Buffers[Any]] = {}
+        self._tensors: dict[int, Buffers[Any]] = {}
         self._counts: dict[int, memoryview] = {}
         self._blocks: list[_ArgumentBlock] = []  # taken out by the call that uses it: pop and append are atomic
         self._results: list[ResultBlock] = []
@@ -97,6 +110,7 @@ class Group:
         num_tokens_at: int = 0,
         sms: int = 0,
         timeout_ms: int = 0,
+        memory: Optional[Memory] = None,
     ) -> Dispatch:
         """Sends the first `num_tokens` rows of the slot's x to the ranks of their experts.
 
@@ -114,6 +128,7 @@ class Group:
         num_tokens_at  resident devices, in a stream: n is read at this address of device memory
         sms            for this operation; 0: the group's
         timeout_ms     the operation's deadline; 0: the daemon's timeouts.operation_ms, 30 s if not configured
+        memory         arrays of the caller's own in place of regions. The ticket keeps them
 
         Raises WouldBlock (the slot or the ring is busy: nothing was submitted), NotFound (the handle has ended),
         ResourceExhausted (all of num_handles are kept), InvalidArgument, and after a break the break's status.
@@ -141,6 +156,7 @@ class Group:
                 sms,
                 timeout_ms,
                 0,
+                0 if memory is None else memory.address,
             )
         except struct.error as error:
             numbers = {"slot": slot, "num_tokens": num_tokens, "num_tokens_at": num_tokens_at, "sms": sms}
@@ -157,7 +173,7 @@ class Group:
         self._blocks.append(block)
         if status:
             raise self._error(status)
-        return Dispatch(self, ticket, Handle(self, routing, keep_handle))
+        return Dispatch(self, ticket, Handle(self, routing, keep_handle), memory)
 
     def combine(
         self,
@@ -167,10 +183,13 @@ class Group:
         stream: Any = None,
         weighted: bool = False,
         num_biases: int = 0,
-        return_weights: bool = False,
+        return_weights: Union[bool, ReturnWeights] = ReturnWeights.NONE,
         defer_receive: bool = False,
         sms: int = 0,
         timeout_ms: int = 0,
+        memory: Optional[Memory] = None,
+        num_tokens: int = 0,
+        num_tokens_at: int = 0,
     ) -> Ticket:
         """Sends the rows of the slot's y back, and writes the sum for each token of the routing to out.
 
@@ -179,8 +198,9 @@ class Group:
         handle          the routing: Dispatch.handle
         weighted        rows are multiplied by topk_weights of the slot
         num_biases      how many bias regions are added
-        return_weights  y_weights return to the tokens, as out_weights
-        stream, defer_receive, sms, timeout_ms: as of dispatch
+        return_weights  which y_weights return to the tokens, as out_weights; True: ReturnWeights.OWN
+        stream, defer_receive, sms, timeout_ms, memory: as of dispatch
+        num_tokens, num_tokens_at  with memory: n of the handle's dispatch; 0: what that said
 
         Raises as dispatch does.
         """
@@ -201,10 +221,13 @@ class Group:
                 defer_receive,
                 sms,
                 timeout_ms,
-                0,
+                num_tokens,
+                0 if memory is None else memory.address,
+                num_tokens_at,
             )
         except struct.error as error:
             numbers = {"slot": slot, "num_biases": num_biases, "sms": sms, "timeout_ms": timeout_ms}
+            numbers |= {"num_tokens": num_tokens, "num_tokens_at": num_tokens_at}
             raise _misfit(error, _abi.CombineArgs, numbers) from None
         status = _combine(
             self._handle,
@@ -216,7 +239,7 @@ class Group:
         self._blocks.append(block)
         if status:
             raise self._error(status)
-        return Ticket(self, ticket)
+        return Ticket(self, ticket, memory)
 
     def noop(self, slot: int, *, stream: Any = None) -> Ticket:
         """Goes to the engine and back, and moves nothing. Not collective. Measures the hand-off."""
@@ -264,6 +287,21 @@ class Group:
             arrays = self._numpy.setdefault(slot, arrays)
             self._check_joined()
         return arrays
+
+    def tensors(self, slot: int) -> Buffers[Tensor]:
+        """The regions of a slot as torch tensors in their shapes, without copies. Made once for each slot.
+
+        On the device of the group; needs torch. bf16 comes as bfloat16, e4m3 as float8_e4m3fn (uint8 where torch
+        has no such type), opaque rows as uint8. A tensor keeps the membership: the group is left when the last one
+        has died. Raises InvalidArgument (the slot).
+        """
+        tensors = self._tensors.get(slot)
+        if tensors is None:
+            from .torch import regions
+
+            tensors = self._tensors.setdefault(slot, regions.region_tensors(self, slot))
+            self._check_joined()
+        return tensors
 
     # ---- the group ---------------------------------------------------------------------------------
 
@@ -375,15 +413,17 @@ class Group:
             for region, shape in self._shapes.items()
         }
 
+    def _device_arrays(self, slot: int) -> dict[Region, DeviceArray]:
+        owner = self._owner()
+        raw = self._raw_buffers(slot, owner[2])
+        return {
+            region: DeviceArray(region_address(raw, region), shape, owner)
+            for region, shape in self._shapes.items()
+        }
+
     def _load_views(self, slot: int) -> Buffers[Any]:
-        views: dict[Region, Any] = {}
-        if self._kind == DeviceKind.HOST:
-            views.update(self._host_views(slot))
-        else:
-            owner = self._owner()
-            raw = self._raw_buffers(slot, owner[2])
-            for region, shape in self._shapes.items():
-                views[region] = DeviceArray(region_address(raw, region), shape, owner)
+        host = self._kind == DeviceKind.HOST
+        views: dict[Region, Any] = {**(self._host_views(slot) if host else self._device_arrays(slot))}
         buffers = self._views.setdefault(slot, Buffers(views))
         self._check_joined()
         return buffers
@@ -407,6 +447,7 @@ class Group:
                     pass  # it keeps the membership by itself
         self._views.clear()
         self._numpy.clear()
+        self._tensors.clear()
         self._counts.clear()
 
     def _release_abandoned(self) -> None:

@@ -1,0 +1,389 @@
+"""Buffer: DeepEP's interface."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Union
+
+import torch
+from torch import Tensor
+
+import epd
+
+from .checks import check_tensor, not_served, refuse
+from .config import Config, low_latency_bytes
+from .events import EventHandle, EventOverlap
+from .groups import Groups
+from .handles import LowLatencyHandle, NormalHandle
+from .layout import dispatch_layout, topk_idx_t
+from .low_latency import LowLatencyMode
+from .normal import NormalMode, Rows
+from .streams import Streams
+from .team import Team
+
+_MOST_RANKS = 160
+
+
+class Buffer:
+    """Dispatch and combine among the ranks of a process group, through the node's epd daemon.
+
+    Attributes:
+        group, rank, group_size: the process group, this rank's number in it, its size
+        num_nvl_bytes, num_rdma_bytes: as given; the daemon sizes the memory of each group by its shape
+        num_sms: of the class: the SMs that normal operations may use
+    """
+
+    num_sms: int = 20
+
+    def __init__(
+        self,
+        group: Any,
+        num_nvl_bytes: int = 0,
+        num_rdma_bytes: int = 0,
+        low_latency_mode: bool = False,
+        num_qps_per_rank: int = 24,
+        allow_nvlink_for_low_latency_mode: bool = True,
+        allow_mnnvl: bool = False,
+        explicitly_destroy: bool = False,
+        enable_shrink: bool = False,
+        comm: Any = None,
+    ) -> None:
+        """Attaches to the daemon ($EPD_SOCKET). Every rank of the process group makes its Buffer at the same time.
+
+        group                a torch.distributed process group of any backend; None with comm
+        comm                 an mpi4py communicator in place of group
+        explicitly_destroy   destroy() ends the Buffer; else its end is its collection
+        num_nvl_bytes, num_rdma_bytes, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl: not needed
+        """
+        if enable_shrink:
+            raise not_served("enable_shrink", True, "False")
+        team = Team(group, comm)
+        self.group = group
+        self.rank = team.rank
+        self.group_size = team.size
+        self.num_nvl_bytes = num_nvl_bytes
+        self.num_rdma_bytes = num_rdma_bytes
+        self.low_latency_mode = low_latency_mode
+        self.explicitly_destroy = explicitly_destroy
+        self._team = team
+        self._groups: Optional[Groups] = Groups(team)
+        self._streams = Streams(self._groups.device)
+        self._normal = NormalMode(team, self._groups, self._streams)
+        self._low_latency = LowLatencyMode(self._groups, self._streams)
+
+    def destroy(self) -> None:
+        """Ends the Buffer, on all ranks at the same time. Views that are alive keep their memory."""
+        if not self.explicitly_destroy:
+            raise refuse("explicitly_destroy", False, "True for destroy()")
+        groups = self._check()
+        if not groups.on_host:
+            torch.cuda.synchronize(groups.device)
+        self._team.gather(None)  # nobody needs this rank any more
+        self._groups = None
+        groups.leave()
+
+    # ---- what needs no Buffer ----------------------------------------------------------------------
+
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        """Whether rows of e4m3 are served."""
+        return True
+
+    @staticmethod
+    def set_num_sms(new_num_sms: int) -> None:
+        """The SMs that normal operations may use, an even number. A resident engine has its SMs in any case."""
+        if new_num_sms < 2 or new_num_sms % 2 != 0:
+            raise refuse("new_num_sms", new_num_sms, "even numbers from 2")
+        Buffer.num_sms = new_num_sms
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """An event of the current stream."""
+        return EventOverlap(EventHandle())
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+    ) -> int:
+        """Bytes that the daemon makes for a rank in low-latency mode with bf16 rows."""
+        return low_latency_bytes(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
+
+    @staticmethod
+    def get_dispatch_config(num_ranks: int) -> Config:
+        """A Config of Buffer.num_sms SMs."""
+        return _config(num_ranks)
+
+    @staticmethod
+    def get_combine_config(num_ranks: int) -> Config:
+        """A Config of Buffer.num_sms SMs."""
+        return _config(num_ranks)
+
+    # ---- streams and memory ------------------------------------------------------------------------
+
+    def get_comm_stream(self) -> Any:
+        """The Buffer's own stream; None on host devices."""
+        self._check()
+        return self._streams.comm
+
+    def get_local_buffer_tensor(
+        self,
+        dtype: torch.dtype,
+        size: Optional[torch.Size] = None,
+        offset: int = 0,
+        use_rdma_buffer: bool = False,
+    ) -> Tensor:
+        """A tensor of its own: epd has no buffer to look into. size None: as many bytes as the Buffer was given."""
+        groups = self._check()
+        if size is None:
+            given = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
+            width = torch.empty(0, dtype=dtype).element_size()
+            size = torch.Size([max(given // width - offset, 0)])
+        return torch.empty(size, dtype=dtype, device=groups.device)
+
+    # ---- normal mode -------------------------------------------------------------------------------
+
+    def get_dispatch_layout(
+        self,
+        topk_idx: Tensor,
+        num_experts: int,
+        previous_event: Optional[EventOverlap] = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Tensor, Optional[Tensor], Tensor, Tensor, EventOverlap]:
+        """Who gets which tokens of topk_idx [n, K] int64 (-1: no selection).
+
+        Returns num_tokens_per_rank [R] int32, None (several nodes), num_tokens_per_expert [E] int32,
+        is_token_in_rank [n, R] bool, and the event.
+        """
+        groups = self._check()
+        check_tensor("topk_idx", topk_idx, dtypes=topk_idx_t, shape=(None, None), device=groups.device)
+        call = self._streams.call(previous_event, async_finish, allocate_on_comm_stream)
+        call.allocate_here = True
+        with call.run():
+            per_rank, per_expert, in_rank = dispatch_layout(topk_idx, num_experts, self.group_size)
+        event = call.end([topk_idx], [per_rank, per_expert, in_rank])
+        return per_rank, None, per_expert, in_rank, event
+
+    def dispatch(
+        self,
+        x: Rows,
+        handle: Optional[NormalHandle] = None,
+        num_tokens_per_rank: Optional[Tensor] = None,
+        num_tokens_per_rdma_rank: Optional[Tensor] = None,
+        is_token_in_rank: Optional[Tensor] = None,
+        num_tokens_per_expert: Optional[Tensor] = None,
+        topk_idx: Optional[Tensor] = None,
+        topk_weights: Optional[Tensor] = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Optional[Config] = None,
+        previous_event: Optional[EventOverlap] = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[
+        Rows, Optional[Tensor], Optional[Tensor], Optional[list[int]], Optional[NormalHandle], EventOverlap
+    ]:
+        """Sends each token to the ranks of its experts, once to each.
+
+        x                      [n, H] bf16, or ([n, H] e4m3, scales [n, H/128] float32 or [n, H/512] int32)
+        handle                 of an earlier dispatch: the same routing, without topk_idx
+        is_token_in_rank, num_tokens_per_expert: of get_dispatch_layout; the first is needed without topk_idx
+        topk_idx, topk_weights [n, K] int64 and float32, both or neither
+        expert_alignment       counts of experts are rounded up to it
+        num_worst_tokens       rows of the results, whatever comes; then nothing waits for counts
+
+        Returns recv_x, recv_topk_idx (local numbers, -1 elsewhere), recv_topk_weights, the counts of the local
+        experts, the handle (None under a handle) and the event.
+        """
+        self._check()
+        config = config or self.get_dispatch_config(self.group_size)
+        if handle is not None:
+            if topk_idx is not None or topk_weights is not None:
+                raise refuse("topk_idx and topk_weights", "given", "None under a handle")
+            call = self._streams.call(previous_event, async_finish, allocate_on_comm_stream)
+            rows, event = self._normal.dispatch_again(x, _checked(handle, NormalHandle), config, call)
+            return rows, None, None, None, None, event
+        if topk_idx is None and topk_weights is not None:
+            raise refuse("topk_idx", None, "a tensor with topk_weights")
+        if expert_alignment < 1:
+            raise refuse("expert_alignment", expert_alignment, "1 or more")
+        call = self._streams.call(previous_event, async_finish, allocate_on_comm_stream)
+        return self._normal.dispatch(
+            x,
+            num_tokens_per_expert,
+            is_token_in_rank,
+            topk_idx,
+            topk_weights,
+            expert_alignment,
+            num_worst_tokens,
+            config,
+            call,
+        )
+
+    def combine(
+        self,
+        x: Tensor,
+        handle: NormalHandle,
+        topk_weights: Optional[Tensor] = None,
+        bias: Union[Tensor, tuple[Tensor, Tensor], None] = None,
+        config: Optional[Config] = None,
+        previous_event: Optional[EventOverlap] = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Tensor, Optional[Tensor], EventOverlap]:
+        """Adds up, for each token of the handle's dispatch, the rows that its ranks answer.
+
+        x             [M, H] bf16, one row for each received row
+        topk_weights  [M, K] float32: each column is summed over the token's ranks
+        bias          one or two tensors [n, H] bf16, added first
+
+        Returns the sums [n, H] bf16, the summed weights [n, K] and the event.
+        """
+        self._check()
+        biases = () if bias is None else bias if isinstance(bias, tuple) else (bias,)
+        if len(biases) > 2:
+            raise refuse("bias", f"{len(biases)} tensors", "at most 2")
+        config = config or self.get_combine_config(self.group_size)
+        call = self._streams.call(previous_event, async_finish, allocate_on_comm_stream)
+        return self._normal.combine(x, _checked(handle, NormalHandle), topk_weights, biases, config, call)
+
+    # ---- low-latency mode --------------------------------------------------------------------------
+
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
+        """Nothing to do: epd needs no clean memory."""
+        self._check()
+
+    def low_latency_dispatch(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        cumulative_local_expert_recv_stats: Optional[Tensor] = None,
+        dispatch_wait_recv_cost_stats: Optional[Tensor] = None,
+        use_fp8: bool = True,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+    ) -> tuple[Rows, Tensor, LowLatencyHandle, EventOverlap, Optional[Callable[[], None]]]:
+        """Sends each token to its experts.
+
+        x         [n, H] bf16, n <= T = num_max_dispatch_tokens_per_rank, which is the same on all ranks
+        topk_idx  [n, K] int64; -1: no selection
+        use_fp8   rows arrive as e4m3 with a scale for each 128 values. round_scale: powers of two. use_ue8m0:
+                  as bytes, four in an int32
+        cumulative_local_expert_recv_stats  [E/R] int32, to which the counts are added
+        return_recv_hook  the results are complete when the returned function was called
+
+        Returns recv_x [E/R, R*T, H] (and scales [E/R, R*T, H/128], the last two dimensions column-major),
+        recv_count [E/R] int32, the handle, the event and the hook. These are views of the slot: they hold until the
+        second dispatch from here begins.
+        """
+        self._check()
+        _one_of(async_finish, return_recv_hook)
+        if dispatch_wait_recv_cost_stats is not None:
+            raise not_served("dispatch_wait_recv_cost_stats", "a tensor", None)
+        payload, scale_format = epd.Payload.BF16, epd.ScaleFormat.FLOAT32
+        if use_fp8:
+            payload = epd.Payload.FP8_CAST
+            if use_ue8m0 and not round_scale:
+                raise refuse("round_scale", False, "True with use_ue8m0")
+            if use_ue8m0:
+                scale_format = epd.ScaleFormat.UE8M0
+            elif round_scale:
+                scale_format = epd.ScaleFormat.FLOAT32_POW2
+        return self._low_latency.dispatch(
+            x,
+            topk_idx,
+            num_max_dispatch_tokens_per_rank,
+            num_experts,
+            payload,
+            scale_format,
+            cumulative_local_expert_recv_stats,
+            async_finish,
+            return_recv_hook,
+        )
+
+    def low_latency_combine(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        topk_weights: Tensor,
+        handle: LowLatencyHandle,
+        use_logfmt: bool = False,
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out: Optional[Tensor] = None,
+        combine_wait_recv_cost_stats: Optional[Tensor] = None,
+    ) -> tuple[Tensor, EventOverlap, Optional[Callable[[], None]]]:
+        """Adds up each token's rows, multiplied by topk_weights [n, K].
+
+        x          [E/R, R*T, H] bf16: one row for each received row
+        zero_copy  the rows are in get_next_low_latency_combine_buffer(handle) already, and x is not read
+        out        [n, H] bf16 for the sums; None: a new tensor
+
+        Returns the sums, the event and the hook.
+        """
+        self._check()
+        _one_of(async_finish, return_recv_hook)
+        if use_logfmt:
+            raise not_served("use_logfmt", True, "False")
+        if combine_wait_recv_cost_stats is not None:
+            raise not_served("combine_wait_recv_cost_stats", "a tensor", None)
+        return self._low_latency.combine(
+            x,
+            topk_idx,
+            topk_weights,
+            _checked(handle, LowLatencyHandle),
+            zero_copy,
+            async_finish,
+            return_recv_hook,
+            out,
+        )
+
+    def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:
+        """Where the next combine with zero_copy finds its rows: [E/R, R*T, H] bf16."""
+        self._check()
+        return self._low_latency.next_combine_buffer(_checked(handle, LowLatencyHandle))
+
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """Not served: the daemon alone says which ranks are lost."""
+        raise not_served("rank_to_mask", rank_to_mask, "no ranks that the caller masks")
+
+    def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
+        """Writes to mask_status [R] int32: 1 for a rank that is lost, else 0."""
+        groups = self._check()
+        size = self.group_size
+        check_tensor("mask_status", mask_status, dtypes=torch.int32, shape=(size,), device=groups.device)
+        joined = [each.group for each in groups.all()]
+        lost = [int(not all(group.active(rank) for group in joined)) for rank in range(size)]
+        mask_status.copy_(torch.tensor(lost, dtype=torch.int32, device="cpu"))
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """Nothing to do: no ranks are masked by the caller."""
+        self._check()
+
+    # ---- inside ------------------------------------------------------------------------------------
+
+    def _check(self) -> Groups:
+        if self._groups is None:
+            raise epd.InvalidArgument("the Buffer is destroyed; allowed: Buffers that are not")
+        return self._groups
+
+
+def _config(num_ranks: int) -> Config:
+    if not 1 <= num_ranks <= _MOST_RANKS:
+        raise refuse("num_ranks", num_ranks, f"1 .. {_MOST_RANKS}")
+    return Config(Buffer.num_sms)
+
+
+def _one_of(async_finish: bool, return_recv_hook: bool) -> None:
+    if async_finish and return_recv_hook:
+        raise refuse("async_finish and return_recv_hook", "both True", "one of them")
+
+
+def _checked(handle: Any, kind: Any) -> Any:
+    if not isinstance(handle, kind):
+        raise refuse("handle", f"a {type(handle).__name__}", f"a {kind.__name__}, which a dispatch returned")
+    return handle

@@ -1,0 +1,71 @@
+"""Numbers for tuning, and how much memory a Buffer is told to have."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import epd
+
+from .checks import refuse
+
+
+def max_tokens() -> int:
+    """The most tokens of a rank in normal mode."""
+    return _from_environment("EPD_DEEPEP_MAX_TOKENS", 8192, 65536)
+
+
+def num_handles() -> int:
+    """The most handles of normal dispatches that live at one time, of each group."""
+    return _from_environment("EPD_DEEPEP_HANDLES", 256, 4096)
+
+
+def _from_environment(name: str, default: int, most: int) -> int:
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise refuse(f"${name}", repr(text), f"1 .. {most}")
+    return int(text)
+
+
+@dataclass(frozen=True)
+class Config:
+    """How many SMs normal operations may use. epd has no chunks: the other numbers are only kept."""
+
+    num_sms: int = 20
+    num_max_nvl_chunked_send_tokens: int = 6
+    num_max_nvl_chunked_recv_tokens: int = 256
+    num_max_rdma_chunked_send_tokens: int = 6
+    num_max_rdma_chunked_recv_tokens: int = 256
+
+    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """Bytes of a rank that the daemon makes for a bf16 group in normal mode, whose rows have hidden_bytes."""
+        if hidden_bytes % 256 != 0:
+            raise refuse("hidden_bytes", hidden_bytes, "a multiple of 256")
+        shape = epd.GroupConfig(
+            num_ranks=num_ranks,
+            num_experts=num_ranks,
+            max_tokens=max_tokens(),
+            hidden=hidden_bytes // 2,
+            topk=1,
+            depth=1,
+            num_handles=num_handles(),
+        )
+        return shape.group_bytes(epd.DeviceKind.CUDA).rank
+
+    def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """0: the ranks are on one node."""
+        return 0
+
+
+def low_latency_bytes(tokens: int, hidden: int, num_ranks: int, num_experts: int) -> int:
+    """Bytes of a rank that the daemon makes for a bf16 group in low-latency mode."""
+    shape = epd.GroupConfig(
+        num_ranks=num_ranks,
+        num_experts=num_experts,
+        max_tokens=tokens,
+        hidden=hidden,
+        topk=1,
+        depth=2,
+        layout=epd.Layout.EXPERT,
+    )
+    return shape.group_bytes(epd.DeviceKind.CUDA).rank

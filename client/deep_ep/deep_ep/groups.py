@@ -1,0 +1,165 @@
+"""The groups of a Buffer. Each is joined when it is first used; all ranks use it first in the same call."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from typing import Any, Callable, NamedTuple, Optional, TypeVar
+
+import torch
+from torch import Tensor
+
+import epd
+
+from . import config
+from .checks import not_served, refuse, refuse_capture
+from .streams import Streams
+from .team import Team
+
+T = TypeVar("T")
+_PATIENCE = 100.0  # seconds that a submission waits for room
+
+
+class Shape(NamedTuple):
+    """What distinguishes the groups of a Buffer."""
+
+    payload: epd.Payload
+    scale_format: epd.ScaleFormat
+    num_experts: int
+    hidden: int
+    topk: int
+    tokens: int = 0  # of low-latency mode, 0: normal mode
+
+    def __str__(self) -> str:
+        mode = f"ll{self.tokens}" if self.tokens else "normal"
+        row = f"{self.payload.name}{int(self.scale_format)}".lower()
+        return f"{mode}-{row}-e{self.num_experts}-h{self.hidden}-k{self.topk}"
+
+
+class Joined:
+    """A group of which this rank is a member."""
+
+    def __init__(self, group: epd.Group, shape: Shape) -> None:
+        self.group = group
+        self.shape = shape
+        self._pending: list[Callable[[], None]] = []  # host devices: hooks of operations in flight
+        self._columns: dict[int, Tensor] = {}
+
+    def regions(self, slot: int) -> epd.Buffers[Tensor]:
+        return self.group.tensors(slot)
+
+    def submit(self, submission: Callable[[], T]) -> T:
+        """Submits when there is room. Operations in flight whose hooks were not called are waited for."""
+        pending, self._pending = self._pending, []
+        for arrive in pending:
+            arrive()
+        end = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                return submission()
+            except epd.WouldBlock:
+                if time.monotonic() > end:
+                    raise
+            time.sleep(0.00002)
+
+    def remember(self, arrive: Callable[[], None]) -> None:
+        """On a host device: the slot is busy until somebody has waited for the operation."""
+        self._pending.append(arrive)
+
+    def scale_columns(self, slot: int) -> Tensor:
+        """[E/R, rows, S] for scales, of which the last two dimensions lie column-major."""
+        columns = self._columns.get(slot)
+        if columns is None:
+            scales = self.regions(slot).recv_scales
+            assert scales is not None
+            experts, rows, width = scales.shape
+            columns = torch.empty((experts, width, rows), dtype=scales.dtype, device=scales.device)
+            self._columns[slot] = columns = columns.transpose(1, 2)
+        return columns
+
+
+class Groups:
+    """A session and the groups that this rank has joined in it."""
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        self.session = epd.attach(device=_device_name())
+        info = self.session.info
+        facts = team.gather((uuid.uuid4().hex[:12], info.boot_id, info.device_kind.name))
+        self._name = f"deepep-{facts[0][0]}"
+        daemons = sorted({boot_id for _, boot_id, _ in facts})
+        if len(daemons) > 1:
+            self.session.detach()
+            raise not_served("the daemons of the ranks", ", ".join(daemons), "ranks on one node, with one daemon")
+        kinds = sorted({kind for _, _, kind in facts})
+        if len(kinds) > 1:
+            self.session.detach()
+            raise refuse("the devices of the ranks", " and ".join(kinds), "devices of one kind")
+        self.on_host = info.device_kind == epd.DeviceKind.HOST
+        current = 0 if self.on_host else torch.cuda.current_device()
+        self.device = torch.device("cpu") if self.on_host else torch.device("cuda", current)
+        self._joined: dict[Shape, Joined] = {}
+
+    def normal(self, shape: Shape, streams: Streams) -> Joined:
+        """One row for each (token, rank), by source rank, then token; operations of one stream use slot 0."""
+        return self._get(
+            shape,
+            streams,
+            max_tokens=config.max_tokens(),
+            depth=1,
+            num_biases=2,
+            num_handles=config.num_handles(),
+        )
+
+    def low_latency(self, shape: Shape, streams: Streams) -> Joined:
+        """Each expert's rows in a block of its own, in two slots."""
+        return self._get(shape, streams, max_tokens=shape.tokens, depth=2, layout=epd.Layout.EXPERT)
+
+    def all(self) -> list[Joined]:
+        return list(self._joined.values())
+
+    def leave(self) -> None:
+        self._joined.clear()
+        self.session.detach()
+
+    def _get(self, shape: Shape, streams: Streams, **fields: Any) -> Joined:
+        joined = self._joined.get(shape)
+        if joined is not None:
+            return joined
+        if streams.capturing:
+            raise refuse_capture(str(shape))
+        group = self.session.join(
+            epd.GroupConfig(
+                name=f"{self._name}-{shape}",
+                rank=self._team.rank,
+                num_ranks=self._team.size,
+                num_experts=shape.num_experts,
+                hidden=shape.hidden,
+                topk=shape.topk,
+                payload=shape.payload,
+                scale_format=shape.scale_format,
+                index_type=epd.IndexType.INT64,
+                **fields,
+            )
+        )
+        joined = self._joined[shape] = Joined(group, shape)
+        return joined
+
+
+def _device_name() -> Optional[str]:
+    """$EPD_DEEPEP_DEVICE, else torch's current GPU as the daemon numbers it, else the least used device."""
+    given = os.environ.get("EPD_DEEPEP_DEVICE")
+    if given:
+        return given
+    if not torch.cuda.is_available():
+        return None
+    current = torch.cuda.current_device()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not visible:
+        return f"cuda:{current}"
+    number = visible.split(",")[current].strip()
+    if not number.isdecimal():
+        allowed = "numbers, or the daemon's device in $EPD_DEEPEP_DEVICE (cuda:1)"
+        raise refuse("$CUDA_VISIBLE_DEVICES", repr(visible), allowed)
+    return f"cuda:{number}"

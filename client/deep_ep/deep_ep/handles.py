@@ -1,0 +1,118 @@
+"""What a dispatch gives for later calls. Frameworks treat handles as opaque."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterator, Optional
+
+import torch
+from torch import Tensor
+
+import epd
+
+from .checks import refuse
+from .groups import Joined, Shape
+
+
+class NormalHandle(tuple):  # type: ignore[type-arg]
+    """(rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx, is_token_in_rank,
+    send_head), of which epd fills:
+
+    rank_prefix_matrix  [R, R] int32; column r of rank r: how many of its rows come from ranks 0..i
+    recv_src_idx        [M] int32: the token's number on its source rank
+    is_token_in_rank    as it was given
+
+    The others are empty. The routing is kept until the handle is collected.
+    """
+
+    def __new__(cls, joined: Joined, routing: epd.Handle, choices: Choices, num_rows: int, fields: tuple[Any, ...]) -> NormalHandle:
+        made = super().__new__(cls, fields)
+        made.joined = joined  # where the routing was made; combines run there
+        made.num_tokens = choices.num_tokens
+        made.num_rows = num_rows
+        made.choices = choices
+        made.routings = {joined.shape: routing}  # the same routing in groups with other rows
+        return made
+
+    joined: Joined
+    num_tokens: int
+    num_rows: int
+    choices: Choices
+    routings: dict[Shape, epd.Handle]
+
+
+class Choices:
+    """The topk_idx of a dispatch, to establish its routing in another group too."""
+
+    def __init__(self, topk_idx: Tensor, num_experts: int) -> None:
+        self.num_experts = num_experts
+        self.num_tokens = topk_idx.shape[0]
+        self.topk = topk_idx.shape[1]
+        try:
+            self._version = topk_idx._version
+        except RuntimeError:  # a tensor of inference mode: nobody knows whether it changes
+            topk_idx = topk_idx.clone()
+            self._version = topk_idx._version if not topk_idx.is_inference() else 0
+        self._topk_idx = topk_idx
+
+    def topk_idx(self) -> Tensor:
+        """Raises InvalidArgument if the tensor was written to since."""
+        if not self._topk_idx.is_inference() and self._topk_idx._version != self._version:
+            allowed = "the numbers of the handle's dispatch, as long as rows of another type are sent under it"
+            raise refuse("topk_idx", "written to", allowed)
+        return self._topk_idx
+
+
+class LowLatencyHandle(tuple):  # type: ignore[type-arg]
+    """(src_info, layout_range, T, H, E)
+
+    src_info      [E/R, R*T] int32: the token's number on its source rank
+    layout_range  [E/R, R] int64: begin << 32 | count, of each source rank; begin in the expert's block. It is
+                  computed when it is asked for, on the current stream, or at once if results are copies
+    """
+
+    joined: Joined
+    slot: int
+    routing: epd.Handle
+    num_tokens: int
+    _range: Callable[[], Tensor]
+    _computed: Optional[Tensor]
+
+    def __new__(
+        cls,
+        joined: Joined,
+        slot: int,
+        routing: epd.Handle,
+        num_tokens: int,
+        src_info: Tensor,
+        layout_range: Callable[[], Tensor],
+    ) -> LowLatencyHandle:
+        shape = joined.shape
+        made = super().__new__(cls, (src_info, None, shape.tokens, shape.hidden, shape.num_experts))
+        made.joined = joined
+        made.slot = slot
+        made.routing = routing
+        made.num_tokens = num_tokens
+        made._range = layout_range
+        made._computed = None
+        return made
+
+    def layout_range(self) -> Tensor:
+        if self._computed is None:
+            self._computed = self._range()
+        return self._computed
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return tuple(self)[at]
+        return self.layout_range() if at in (1, -4) else super().__getitem__(at)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[at] for at in range(len(self)))
+
+
+def layout_range(source_ranges: Tensor, rows: int) -> Tensor:
+    """[E/R, R, 2] int32, first row and number of rows, to [E/R, R] int64: begin in the block << 32 | count."""
+    wide = source_ranges.long()
+    blocks = torch.arange(0, wide.shape[0] * rows, rows, dtype=torch.int64, device=wide.device)
+    begin = torch.where(wide[..., 1] > 0, wide[..., 0] - blocks[:, None], torch.zeros_like(wide[..., 0]))
+    return (begin << 32) | wide[..., 1]

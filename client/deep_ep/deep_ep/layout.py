@@ -1,0 +1,32 @@
+"""Who gets which tokens, by torch's own operations."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .checks import refuse
+
+topk_idx_t = torch.int64  # of topk_idx
+
+
+def dispatch_layout(topk_idx: Tensor, num_experts: int, num_ranks: int) -> tuple[Tensor, Tensor, Tensor]:
+    """num_tokens_per_rank [R] int32, num_tokens_per_expert [E] int32, is_token_in_rank [n, R] bool."""
+    if num_experts < 1 or num_experts % num_ranks != 0:
+        raise refuse("num_experts", num_experts, f"a multiple of {num_ranks}, the group's size")
+    n, device = topk_idx.shape[0], topk_idx.device
+    none = topk_idx < 0
+    ranks = torch.div(topk_idx, num_experts // num_ranks, rounding_mode="floor").masked_fill(none, num_ranks)
+    in_rank = torch.zeros((n, num_ranks + 1), dtype=torch.bool, device=device)
+    in_rank.scatter_(1, ranks, torch.ones_like(ranks, dtype=torch.bool))
+    in_rank = in_rank[:, :num_ranks].contiguous()
+    per_expert = torch.zeros(num_experts + 1, dtype=torch.int32, device=device)
+    chosen = topk_idx.masked_fill(none, num_experts).view(-1)
+    per_expert.scatter_add_(0, chosen, torch.ones_like(chosen, dtype=torch.int32))
+    return in_rank.sum(0, dtype=torch.int32), per_expert[:num_experts], in_rank
+
+
+def one_expert_of_each_rank(is_token_in_rank: Tensor) -> Tensor:
+    """topk_idx [n, R] of a layout with one expert on each rank."""
+    ranks = torch.arange(is_token_in_rank.shape[1], dtype=torch.int64, device=is_token_in_rank.device)
+    return torch.where(is_token_in_rank, ranks, -1)

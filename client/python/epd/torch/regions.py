@@ -1,0 +1,60 @@
+"""The regions of a buffer slot as torch tensors, without copies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..buffers import Buffers, DeviceArray, RegionShape
+from ..errors import InternalError
+from ..types import DeviceKind, Payload, Region
+
+if TYPE_CHECKING:
+    from ..group import Group
+
+# Of e4m3 rows. torch before 2.1 has no such type, and takes the bytes.
+E4M3: torch.dtype = getattr(torch, "float8_e4m3fn", torch.uint8)
+
+_TYPES = {"H": torch.bfloat16, "f": torch.float32, "i": torch.int32, "q": torch.int64}
+
+
+def region_tensors(group: Group, slot: int) -> Buffers[Tensor]:
+    """All regions of a slot. Each tensor keeps the membership."""
+    tensors = _host_tensors(group, slot) if group._kind == DeviceKind.HOST else _cuda_tensors(group, slot)
+    return Buffers(tensors)
+
+
+def _element_type(group: Group, shape: RegionShape) -> torch.dtype:
+    if shape.format == "B":
+        return torch.uint8 if group.config.payload == Payload.OPAQUE else E4M3
+    return _TYPES[shape.format]
+
+
+def _host_tensors(group: Group, slot: int) -> dict[Region, Tensor]:
+    def tensor(view: memoryview, shape: RegionShape) -> Tensor:
+        flat = torch.frombuffer(view.cast("B"), dtype=torch.uint8)
+        return flat.view(_element_type(group, shape)).view(shape.shape)
+
+    return {region: tensor(view, group._shapes[region]) for region, view in group._host_views(slot).items()}
+
+
+def _cuda_tensors(group: Group, slot: int) -> dict[Region, Tensor]:
+    arrays = group._device_arrays(slot)
+    device = _device_of(arrays[Region.RANK_OFFSETS])
+    return {
+        region: torch.as_tensor(array, device=device).view(_element_type(group, group._shapes[region]))
+        for region, array in arrays.items()
+    }
+
+
+def _device_of(array: DeviceArray) -> torch.device:
+    """The GPU as torch numbers it: on another one as_tensor makes a copy."""
+    count = torch.cuda.device_count()
+    current = torch.cuda.current_device()
+    for index in (current, *range(count)):
+        device = torch.device("cuda", index)
+        if torch.as_tensor(array, device=device).data_ptr() == array.address:
+            return device
+    raise InternalError(f"none of torch's {count} GPUs has the address {array.address:#x}")
