@@ -1,7 +1,10 @@
 #include "address.h"
 
+#include "common/fd.h"
+
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <sys/socket.h>
 #include <algorithm>
 #include <cctype>
 #include <charconv>
@@ -99,6 +102,18 @@ bool is_loopback(const std::string& host) {
   }
   const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&address->bytes);
   return IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
+}
+
+// A socket can be bound to such ones only.
+bool is_own_address(const std::string& host) {
+  std::optional<SocketAddress> address = numeric_address({host, 1});
+  if (!address || is_wildcard(host)) return false;
+  auto& port = address->bytes.ss_family == AF_INET ? reinterpret_cast<sockaddr_in&>(address->bytes).sin_port
+                                                   : reinterpret_cast<sockaddr_in6&>(address->bytes).sin6_port;
+  port = 0;  // any that is free
+  const UniqueFd fd(::socket(address->bytes.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  return fd.valid() &&
+         ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address->bytes), address->size) == 0;
 }
 
 bool is_wildcard(const std::string& host) {

@@ -34,6 +34,8 @@ std::string peer_text(const std::string& grpc_peer);
 
 // A numeric loopback address, or "localhost".
 bool is_loopback(const std::string& host);
+// Whether an interface of this machine has the address.
+bool is_own_address(const std::string& host);
 bool is_wildcard(const std::string& host);  // all addresses of the machine
 
 // 1..253 letters, digits, '-', '_', '.'; of a cluster and of a node.

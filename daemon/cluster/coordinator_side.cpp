@@ -17,6 +17,9 @@ constexpr std::uint64_t kHelloNs = 5'000 * kMsNs;
 constexpr std::uint64_t kLookNs = 200 * kMsNs;  // between two looks for a node whose stream has ended
 constexpr std::size_t kMaxNewcomers = 64;
 
+// By so much the wall clocks of two coordinators may differ: 136 years, as when one of them begins in 1970.
+constexpr std::uint64_t kClockErrorSeconds = std::uint64_t{1} << 32;
+
 std::string lower(std::string text) {
   for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return text;
@@ -160,27 +163,29 @@ bool CoordinatorSide::is_raised_by(const v1::Hello& hello) const {
   return hello.term() >= term_ && hello.coordinator_boot_id() != own_.node.boot_id();
 }
 
+// Of another coordinator. Terms begin with the wall clock's seconds, and clocks may be wrong. The bound grows with
+// the clock: whoever raises the term up to it leaves room for the next coordinator, which begins later.
+std::uint64_t CoordinatorSide::most_term() const {
+  return std::min(options_.seconds() + kClockErrorSeconds, kMaxTerm - 2);
+}
+
 bool CoordinatorSide::judge_term(Stream& stream, const v1::Hello& hello) {
   const std::string& name = hello.node().name();
   const bool own = hello.coordinator_boot_id() == own_.node.boot_id();
-  const std::uint64_t most = own ? term_ : kMaxTerm;
+  const std::uint64_t most = own ? term_ : most_term();
   if (hello.term() > most) {
-    refuse(stream, Refusal::kFrame, name,
+    const char* why = own ? ", which is this coordinator's" : ", by this node's clock";
+    refuse(stream, Refusal::kTerm, name,
            invalid_argument("its term is " + std::to_string(hello.term()) + "; allowed: at most " +
-                            std::to_string(most)));
+                            std::to_string(most) + why));
     return false;
   }
   if (!is_raised_by(hello)) return true;
   const auto raised = raised_ns_.find(name);
-  Status status;
-  if (hello.term() == kMaxTerm)
-    status = {StatusCode::kAborted, "its term is " + std::to_string(kMaxTerm) + ", and none follows"};
-  if (raised != raised_ns_.end() && self_.clock.now_ns() < raised->second + raise_ns_) {
-    status = {StatusCode::kAborted, "node " + name + " has raised the term less than " +
-                                        std::to_string(raise_ns_ / kMsNs) + " ms ago"};
-  }
-  if (status.ok()) return true;
-  refuse(stream, Refusal::kTerm, name, status);
+  if (raised == raised_ns_.end() || self_.clock.now_ns() >= raised->second + raise_ns_) return true;
+  refuse(stream, Refusal::kTerm, name,
+         {StatusCode::kAborted, "node " + name + " has raised the term to " + std::to_string(term_) +
+                                    "; allowed: once in " + std::to_string(raise_ns_ / kMsNs) + " ms"});
   return false;
 }
 
@@ -261,9 +266,13 @@ Status CoordinatorSide::take(const std::string& name, const std::string& payload
 Status CoordinatorSide::take_event(const std::string& name, const v1::membership::ToCoordinator& message) {
   Result<membership::ToCoordinator> event = parse(message);
   if (!event.ok()) return event.status();
-  if (event->term > term_) {
-    return invalid_argument("term is " + std::to_string(event->term) +
-                            "; allowed: at most that of the channel, which is " + std::to_string(term_));
+  // Before it is open nobody can have obeyed it. Who said so would have it take the next term, again and again.
+  const bool listens = coordinator_->listening();
+  const std::uint64_t most = listens ? term_ - 1 : term_;
+  if (event->term > most) {
+    return invalid_argument(
+        "term is " + std::to_string(event->term) + "; allowed: at most " + std::to_string(most) +
+        (listens ? ", while the coordinator listens" : ", which is that of the channel"));
   }
   coordinator_->handle(name, std::move(*event));
   deliver();

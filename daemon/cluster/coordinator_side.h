@@ -29,6 +29,7 @@ class CoordinatorSide final : public Side {
     std::uint32_t orphan_ms = 0;
     std::uint64_t first_term = 1;  // of the first coordinator: higher than that of any before, if it can be
     std::function<std::uint64_t()> random;  // which nobody can guess
+    std::function<std::uint64_t()> seconds = [] { return 0; };  // of the wall clock, from which terms come
   };
   CoordinatorSide(Self self, Options options, Probe probe);
 
@@ -59,6 +60,7 @@ class CoordinatorSide final : public Side {
   void take_in(std::shared_ptr<Stream> stream, v1::Hello hello);
   bool judge(Stream& stream, v1::Hello& hello);
   bool judge_term(Stream& stream, const v1::Hello& hello);
+  std::uint64_t most_term() const;
   bool is_raised_by(const v1::Hello& hello) const;
   bool has_channel(const Member& member, const v1::Hello& hello) const;
   void refuse(Stream& stream, Refusal reason, const std::string& node, const Status& status);

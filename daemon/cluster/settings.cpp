@@ -37,6 +37,14 @@ Status fill_in(Settings& settings) {
   return {};
 }
 
+// Whether `address` names what this node listens on.
+bool is_own(const HostPort& address, const Settings& settings) {
+  const HostPort listen = *parse_host_port(settings.listen);
+  if (address.port != listen.port) return false;
+  if (same_name(address.host, settings.node) || same_name(address.host, listen.host)) return true;
+  return is_wildcard(listen.host) && is_own_address(address.host);
+}
+
 Status check_addresses(const Settings& settings) {
   const std::optional<HostPort> advertise = parse_host_port(settings.advertise);
   if (!advertise || is_wildcard(advertise->host))
@@ -44,7 +52,14 @@ Status check_addresses(const Settings& settings) {
   const std::optional<HostPort> coordinator = parse_host_port(settings.coordinator);
   if (!coordinator || is_wildcard(coordinator->host))
     return refused("cluster.coordinator", settings.coordinator, kAllowedAddress);
-  if (same_name(coordinator->host, settings.node) && !settings.coordinates()) {
+  if (settings.coordinates()) return {};
+  if (is_own(*coordinator, settings)) {
+    return invalid_argument("cluster.advertise is \"" + settings.advertise + "\", and cluster.coordinator is \"" +
+                            settings.coordinator + "\", which is this node too; allowed: cluster.advertise = \"" +
+                            settings.coordinator + "\" if this node is to coordinate, else the address of another "
+                            "node as cluster.coordinator");
+  }
+  if (same_name(coordinator->host, settings.node)) {
     return refused("cluster.coordinator", settings.coordinator,
                    "cluster.advertise = \"" + settings.advertise +
                        "\" if this node is to coordinate, else the address of another node");

@@ -20,6 +20,8 @@ namespace {
 constexpr std::uint64_t kFirstPauseNs = 20'000'000;
 constexpr std::uint64_t kLongestPauseNs = 1'000'000'000;
 constexpr std::uint64_t kRoundTripNs = 1'000'000'000;
+constexpr std::uint64_t kNameDropsNs = 10'000'000'000;  // between two lines in the log about one engine
+constexpr EngineId kNobody = 0;                         // no engine has this number
 // What a gateway is told of the ranks and experts of its node.
 constexpr std::uint64_t kAnnouncementBytes =
     sizeof(abi::FarAnnouncement) + sizeof(std::uint32_t) * (std::uint64_t{abi::kMaxRanks} + abi::kMaxExperts);
@@ -169,6 +171,11 @@ bool FarEngines::receive() {
 }
 
 void FarEngines::take(FarProxy::Event& event) {
+  if (event.kind == FarProxy::Event::Kind::kDropped) {
+    if (event.strangers != 0) page_.dropped(kNobody, Drop::kStranger, event.strangers);
+    if (event.malformed != 0) page_.dropped(kNobody, Drop::kFormat, event.malformed);
+    return;
+  }
   const auto peer = peers_.find(event.engine);
   if (event.kind == FarProxy::Event::Kind::kDown) {
     if (peer != peers_.end()) came_down(event.engine, peer->second, event.status);
@@ -193,13 +200,13 @@ void FarEngines::receive_message(const FarProxy::Event& event) {
   if (const auto side = sides_.find(header.group); side != sides_.end())
     return side->second->received(event.engine, bytes, event.body);
   if (abi::read_far_header(bytes, event.body.bytes, header) != abi::FarReason::kNone) {
-    count(page_.counters(event.engine).dropped[static_cast<std::uint32_t>(Drop::kHeader)]);
+    page_.dropped(event.engine, Drop::kHeader);
   } else if (header.type == FarType::kPing) {
     send_ping(event.engine, FarType::kPong, header.time_ns);
   } else if (header.type == FarType::kPong) {
     receive_pong(event.engine, header.time_ns);
   } else {
-    count(page_.counters(event.engine).dropped[static_cast<std::uint32_t>(Drop::kGroup)]);
+    page_.dropped(event.engine, Drop::kGroup);
   }
   proxy_->release(event.body);
 }
@@ -248,6 +255,7 @@ bool FarEngines::step() {
     for (auto& [engine, peer] : peers_) peer.silent_ns = now_ns;
   }
   last_step_ns_ = now_ns;
+  if (!page_.untold_drops().empty()) name_drops(now_ns);
   bool sent = false;
   for (auto& [engine, peer] : peers_) sent |= look_after(engine, peer);
   for (const auto& [id, side] : sides_) sent |= side->step(now_ns);
@@ -291,6 +299,19 @@ std::uint64_t FarEngines::next_ping_ns(const Peer& peer) const {
 
 // ---- for people
 
+// What was dropped, in a line for each engine and pause.
+void FarEngines::name_drops(std::uint64_t now_ns) {
+  std::erase_if(named_ns_, [&](const auto& named) { return now_ns >= named.second + kNameDropsNs; });
+  std::erase_if(page_.untold_drops(), [&](const auto& entry) {
+    const auto& [engine, counts] = entry;
+    if (!named_ns_.try_emplace(engine, now_ns).second) return false;
+    log_event(counts.any_fault() ? LogLevel::kWarning : LogLevel::kInfo, "messages dropped",
+              {{"from", engine == kNobody ? "nobody that this engine is connected to" : name(engine)},
+               {"dropped", counts.text()}});
+    return true;
+  });
+}
+
 void FarEngines::show(EngineId engine, const Peer& peer) {
   FarPage::State shown;
   shown.node_name = peer.node_name;
@@ -325,6 +346,10 @@ bool FarEngines::pending() const {
 std::uint64_t FarEngines::next_look_ns() const {
   std::uint64_t next = kNever;
   for (const auto& [id, side] : sides_) next = std::min(next, side->next_look_ns());
+  for (const auto& [engine, counts] : page_.untold_drops()) {
+    const auto named = named_ns_.find(engine);
+    next = std::min(next, named == named_ns_.end() ? 0 : named->second + kNameDropsNs);
+  }
   for (const auto& [engine, peer] : peers_) {
     if (peer.users.empty()) continue;
     if (!peer.connected && !peer.address.empty()) next = std::min(next, peer.retry_ns);

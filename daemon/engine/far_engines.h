@@ -94,6 +94,7 @@ class FarEngines {
   void show(far::EngineId engine, const Peer& peer);
   void show_all();
   bool look_after(far::EngineId engine, Peer& peer);
+  void name_drops(std::uint64_t now_ns);
 
   const Status usable_;
   const transport::NetworkOptions network_;
@@ -106,7 +107,8 @@ class FarEngines {
   const std::unique_ptr<FarProxy> proxy_;  // null: not usable
   transport::Address address_;
   std::map<far::EngineId, Peer> peers_;
-  std::map<std::uint64_t, FarSide*> sides_;  // by group
+  std::map<std::uint64_t, FarSide*> sides_;          // by group
+  std::map<far::EngineId, std::uint64_t> named_ns_;  // when drops of its messages were named in the log
   std::uint64_t last_step_ns_ = 0;
   bool full_ = false;  // receive() left messages
 };

@@ -125,6 +125,11 @@ abi::FarCounters& FarPage::counters(far::EngineId engine) {
   return shared.counters;
 }
 
+void FarPage::dropped(far::EngineId engine, far::Drop why, std::uint64_t times) {
+  Ledger::dropped(engine, why, times);
+  untold_drops_[engine].count(why, times);
+}
+
 std::string FarPage::node_name(far::EngineId engine) const {
   const FarRow* const row = find(engine);
   return row == nullptr ? std::string() : row->node_name.load();

@@ -38,6 +38,11 @@ class FarPage final : public far::Ledger {
   // The counters of far::Ledger. Engines without a row share one set.
   abi::FarCounters& counters(far::EngineId engine) override;
   std::string node_name(far::EngineId engine) const override;
+  void dropped(far::EngineId engine, far::Drop why, std::uint64_t times = 1) override;
+
+  // What was dropped since it was taken, by engine.
+  std::map<far::EngineId, far::DropCounts>& untold_drops() { return untold_drops_; }
+  const std::map<far::EngineId, far::DropCounts>& untold_drops() const { return untold_drops_; }
 
  private:
   abi::FarRow* find(far::EngineId engine) const;
@@ -46,6 +51,7 @@ class FarPage final : public far::Ledger {
 
   abi::FarTable& table_;
   std::map<far::EngineId, abi::FarRow*> rows_;
+  std::map<far::EngineId, far::DropCounts> untold_drops_;
   std::uint64_t next_key_ = 1;
 };
 

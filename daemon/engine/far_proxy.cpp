@@ -19,8 +19,9 @@ namespace epd::engine {
 namespace {
 
 constexpr std::uint64_t kCopied = std::uint64_t{1}
-                                  << 63;  // marks a hold of a body that was copied to be aligned
-constexpr std::size_t kMostUntold = 64;   // with so many events pending, nothing more is received
+                                  << 63;           // marks a hold of a body that was copied to be aligned
+constexpr std::size_t kMostUntold = 64;            // with so many events pending, nothing more is received
+constexpr std::uint64_t kDroppedNs = 100'000'000;  // between two events about what the transport has dropped
 
 }  // namespace
 
@@ -132,6 +133,10 @@ bool FarProxy::next(Event& event) {
       told.away.reset();
       continue;
     }
+    if (told.event.kind == Event::Kind::kDropped) {
+      event = std::move(told.event);
+      return true;
+    }
     const auto connection = connections_.find(told.event.engine);
     if (connection == connections_.end() || connection->second != told.connection) {
       release(told.event.body);
@@ -153,10 +158,12 @@ void FarProxy::run() {
     bool worked = take_orders();
     worked |= send_waiting();
     worked |= progress();
+    const std::uint64_t now_ns = clock.now_ns();
+    worked |= tell_dropped(now_ns);
     worked |= tell_loop();
     if (worked) {
-      idle_since_ns = clock.now_ns();
-    } else if (clock.now_ns() - idle_since_ns < spin_ns_.load(std::memory_order_relaxed)) {
+      idle_since_ns = now_ns;
+    } else if (now_ns - idle_since_ns < spin_ns_.load(std::memory_order_relaxed)) {
       ::sched_yield();
     } else {
       sleep();
@@ -333,6 +340,23 @@ void FarProxy::tell_down(far::EngineId engine, Connection connection, const Stat
   told.event.status = status;
   told.connection = connection;
   untold_.push_back(std::move(told));
+}
+
+// The thread wakes up often enough by itself.
+bool FarProxy::tell_dropped(std::uint64_t now_ns) {
+  const transport::Counters counters = transport_->counters();
+  if (counters.dropped_unknown == told_dropped_.dropped_unknown &&
+      counters.dropped_malformed == told_dropped_.dropped_malformed)
+    return false;
+  if (now_ns < told_dropped_ns_ + kDroppedNs) return false;
+  ToLoop told;
+  told.event.kind = Event::Kind::kDropped;
+  told.event.strangers = counters.dropped_unknown - told_dropped_.dropped_unknown;
+  told.event.malformed = counters.dropped_malformed - told_dropped_.dropped_malformed;
+  untold_.push_back(std::move(told));
+  told_dropped_ = counters;
+  told_dropped_ns_ = now_ns;
+  return true;
 }
 
 bool FarProxy::tell_loop() {

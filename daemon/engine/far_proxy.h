@@ -28,13 +28,16 @@ namespace epd::engine {
 class FarProxy final : public far::Port {
  public:
   struct Event {
-    enum class Kind { kReceived, kConnected, kDown };
+    enum class Kind { kReceived, kConnected, kDown, kDropped };
     Kind kind = Kind::kReceived;
     far::EngineId engine = 0;
     transport::Header header;
     far::Body body;
     Status status;                            // for kDown: the reason
     std::unique_ptr<transport::Facts> facts;  // for kConnected
+    // For kDropped: messages that the transport has dropped since the event of that kind before.
+    std::uint64_t strangers = 0;
+    std::uint64_t malformed = 0;
   };
   using Open = std::function<Result<std::unique_ptr<transport::Transport>>()>;
 
@@ -114,6 +117,7 @@ class FarProxy final : public far::Port {
   void forget(far::EngineId engine);
   void tell_connected(far::EngineId engine, Peer& peer);
   void tell_down(far::EngineId engine, Connection connection, const Status& status);
+  bool tell_dropped(std::uint64_t now_ns);
   bool tell_loop();
   void sleep();
 
@@ -142,8 +146,10 @@ class FarProxy final : public far::Port {
   std::map<transport::PeerId, far::EngineId> engines_;
   std::map<std::uint64_t, std::unique_ptr<far::Message>> sent_;  // by cookie
   std::map<std::uint64_t, std::vector<Line>> aligned_;           // by hold
-  std::deque<ToLoop> untold_;                                    // the ring was full
-  std::uint64_t last_ = 0;                                       // cookie, hold
+  transport::Counters told_dropped_;
+  std::uint64_t told_dropped_ns_ = 0;
+  std::deque<ToLoop> untold_;  // the ring was full
+  std::uint64_t last_ = 0;     // cookie, hold
 
   std::thread thread_;
 };

@@ -159,8 +159,7 @@ void FarGroup::received(EngineId from, std::span<const std::byte> header, const 
 
 void FarGroup::drop(EngineId from, Drop why) {
   drops_.count(why);
-  if (facts_.ledger != nullptr)
-    abi::count(facts_.ledger->counters(from).dropped[static_cast<std::uint32_t>(why)]);
+  if (facts_.ledger != nullptr) facts_.ledger->dropped(from, why);
 }
 
 Drop FarGroup::judge(EngineId from, std::span<const std::byte> bytes, const Body& body,

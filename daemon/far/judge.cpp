@@ -17,6 +17,13 @@ std::uint64_t DropCounts::total() const {
   return std::accumulate(counts_.begin(), counts_.end(), std::uint64_t{0});
 }
 
+bool DropCounts::any_fault() const {
+  for (std::uint32_t i = 0; i < kNumDrops; ++i) {
+    if (counts_[i] != 0 && !happens(static_cast<Drop>(i))) return true;
+  }
+  return false;
+}
+
 std::string DropCounts::text() const {
   std::string text;
   for (std::uint32_t i = 0; i < kNumDrops; ++i) {

@@ -70,7 +70,7 @@ void Agent::handle(Event event) {
   if (is_answered_here(event)) {
     ended_.handle(event);
   } else {
-    near_.said(event);
+    near_.said(event, clock_.now_ns());
     say(event);
   }
   take_from_ended();  // behind the event: requests that it has made possible
@@ -391,9 +391,16 @@ void Agent::refuse_overdue() {
   });
 }
 
+// Whether nobody has to decide about the group. While its engines can't reach each other it has to break, though
+// no operation has missed its deadline yet.
+bool Agent::runs_on(const NearGroup& group) const {
+  const std::uint64_t lasts_ns = 2 * options_.times.node_timeout_ms * kMs;
+  return group.is_steady() && !(group.pair_lost_ns && clock_.now_ns() < *group.pair_lost_ns + lasts_ns);
+}
+
 bool Agent::needs_decision() const {
   return std::any_of(near_.all().begin(), near_.all().end(),
-                     [](const auto& entry) { return entry.second.started && !entry.second.is_steady(); }) ||
+                     [this](const auto& entry) { return entry.second.started && !runs_on(entry.second); }) ||
          std::any_of(requests_.begin(), requests_.end(), [this](const auto& entry) {
            const Request& request = entry.second;
            return std::holds_alternative<LeaveRequest>(request.event) || is_overdue(request);
@@ -428,7 +435,7 @@ void Agent::give_up() {
   release_unstarted();
   std::vector<std::uint64_t> stay;
   for (const auto& [id, group] : near_.all()) {
-    if (group.is_steady() && !has_leave_of(group)) stay.push_back(id);
+    if (runs_on(group) && !has_leave_of(group)) stay.push_back(id);
   }
   end_all_but(stay, here() + " has had no coordinator for " + seconds(silent_ns()));
   refuse_leaves();

@@ -235,6 +235,7 @@ void NearGroups::follow(const SendBreak& action) {
   slot->waits_for.clear();
   NearGroup& group = *find(action.message.group_id);
   group.asks_break = false;
+  group.pair_lost_ns.reset();
   if (action.message.fatal == 0) return;
   const std::string text(action.message.text, abi::text_length(action.message.text));
   group.failed = BreakReason{action.message.cause, action.message.failed_rank, text, action.orderly};
@@ -290,7 +291,8 @@ void NearGroups::follow(const ReplyLeft& action) {
 
 // ---- said
 
-void NearGroups::said(const Event& event) {
+void NearGroups::said(const Event& event, std::uint64_t now_ns) {
+  if (const auto* lost = std::get_if<PeerLost>(&event)) return follow(*lost, now_ns);
   std::visit([this](const auto& what) { follow(what); }, event);
 }
 
@@ -357,6 +359,16 @@ void NearGroups::follow(const MemberStopped& event) {
 void NearGroups::follow(const BreakRequested& event) {
   NearGroup* group = find(event.message.group_id);
   if (group != nullptr && group->told.epoch == event.message.epoch) group->asks_break = true;
+}
+
+void NearGroups::follow(const PeerLost& event, std::uint64_t now_ns) {
+  for (auto& [id, group] : groups_) {
+    const std::vector<FarEngine>& known = group.told.far_engines;
+    const bool shared = group.engines.contains(event.engine.device) &&
+                        std::any_of(known.begin(), known.end(),
+                                    [&event](const FarEngine& far) { return far.engine == event.far; });
+    if (shared) group.pair_lost_ns = now_ns;
+  }
 }
 
 void NearGroups::follow(const Broken& event) {

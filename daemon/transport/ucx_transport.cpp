@@ -11,6 +11,7 @@ namespace epd::transport {
 namespace {
 
 constexpr unsigned kMessageId = 1;            // UCX's number for the one kind of message there is
+constexpr unsigned kLastMessageId = 0xffff;   // what UCX's header has room for
 constexpr std::uint32_t kMagic = 0x4d445045;  // "EPDM"
 constexpr std::uint32_t kFormat = 1;
 
@@ -54,13 +55,23 @@ UcxTransport::UcxTransport(UcxWorker worker, std::uint64_t id, Address address, 
       rendezvous_bytes_(options.rendezvous_bytes) {}
 
 Status UcxTransport::listen() {
+  // UCX 1.13 calls through a null pointer if a message has a number for which there is no handler. From the
+  // last one on, so that UCX makes its table once.
+  for (unsigned number = kLastMessageId + 1; number-- > 0;) {
+    if (Status status = handle(number, number == kMessageId ? &on_message : &on_other_message); !status.ok())
+      return status;
+  }
+  return {};
+}
+
+Status UcxTransport::handle(unsigned number, ucp_am_recv_callback_t call) {
   ucp_am_handler_param_t param;
   std::memset(&param, 0, sizeof(param));
   param.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                      UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
-  param.id = kMessageId;
+  param.id = number;
   param.flags = UCP_AM_FLAG_WHOLE_MSG | UCP_AM_FLAG_PERSISTENT_DATA;
-  param.cb = &UcxTransport::on_message;
+  param.cb = call;
   param.arg = this;
   const ucs_status_t status = ucx_.ucp_worker_set_am_recv_handler(worker_->get(), &param);
   if (status == UCS_OK) return {};
@@ -353,10 +364,24 @@ ucs_status_t UcxTransport::on_message(void* self, const void* header, std::size_
   return static_cast<UcxTransport*>(self)->receive(wire, data, bytes, param->recv_attr);
 }
 
+ucs_status_t UcxTransport::on_other_message(void* self, const void* /*header*/, std::size_t /*header_bytes*/,
+                                            void* /*data*/, std::size_t /*bytes*/,
+                                            const ucp_am_recv_param_t* /*param*/) {
+  ++static_cast<UcxTransport*>(self)->counters_.dropped_malformed;
+  return UCS_OK;
+}
+
 ucs_status_t UcxTransport::receive(std::span<const std::byte> wire, void* data, std::size_t bytes,
                                    std::uint64_t attributes) {
   Prefix prefix{};
   if (wire.size() >= sizeof(prefix)) std::memcpy(&prefix, wire.data(), sizeof(prefix));
+  // Memory would wait for a body that nobody may send. If the fetch failed, the peer whose number the message
+  // has would be down.
+  const bool rendezvous = (attributes & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+  if (rendezvous && rendezvous_bytes_ == kAlwaysEager) {
+    ++counters_.dropped_malformed;
+    return UCS_OK;
+  }
   if (prefix.magic != kMagic || prefix.format != kFormat || wire.size() > sizeof(prefix) + kMaxHeaderBytes ||
       bytes > limits_.max_body_bytes) {
     ++counters_.dropped_malformed;
@@ -369,7 +394,7 @@ ucs_status_t UcxTransport::receive(std::span<const std::byte> wire, void* data, 
   }
   Peer& peer = *sender->second;
   const Header header(wire.subspan(sizeof(prefix)));
-  if ((attributes & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) return begin_fetch(peer, header, data, bytes);
+  if (rendezvous) return begin_fetch(peer, header, data, bytes);
   // UCX's promise for handlers with UCP_AM_FLAG_PERSISTENT_DATA: the data may be kept.
   EPD_CHECK(bytes == 0 || (attributes & UCP_AM_RECV_ATTR_FLAG_DATA) != 0);
   push_received(peer, header, static_cast<const std::byte*>(data), bytes, {data, nullptr});

@@ -84,10 +84,14 @@ class UcxTransport final : public Transport {
 
   static ucs_status_t on_message(void* self, const void* header, std::size_t header_bytes, void* data,
                                  std::size_t bytes, const ucp_am_recv_param_t* param);
+  // Of a kind that no transport sends.
+  static ucs_status_t on_other_message(void* self, const void* header, std::size_t header_bytes, void* data,
+                                       std::size_t bytes, const ucp_am_recv_param_t* param);
   static void on_settled(void* request, ucs_status_t status, void* pending);
   static void on_fetched(void* request, ucs_status_t status, std::size_t bytes, void* fetch);
   static void on_failure(void* peer, ucp_ep_h endpoint, ucs_status_t status);
 
+  Status handle(unsigned number, ucp_am_recv_callback_t call);
   ucs_status_t receive(std::span<const std::byte> wire, void* data, std::size_t bytes,
                        std::uint64_t attributes);
   ucs_status_t begin_fetch(Peer& peer, const Header& header, void* descriptor, std::uint64_t bytes);

@@ -7,6 +7,12 @@ epd_system_test(nodes_test LABEL nodes TIMEOUT 300
     ${CMAKE_CURRENT_LIST_DIR}/nodes_groups_test.cpp ${CMAKE_CURRENT_LIST_DIR}/nodes_faults_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/nodes_soak_test.cpp ${CMAKE_CURRENT_LIST_DIR}/nodes_network_test.cpp
   LIBS nlohmann_json::nlohmann_json epd_cluster_proto epd_kit)
+# Hostile programs on the data network: clients of UCX that speak to engines.
+epd_system_test(nodes_hostile_test LABEL nodes TIMEOUT 180
+  SOURCES ${CMAKE_CURRENT_LIST_DIR}/nodes_hostile_test.cpp ${CMAKE_CURRENT_LIST_DIR}/hostile_ucx.cpp
+  LIBS nlohmann_json::nlohmann_json epd_transport)
+target_include_directories(nodes_hostile_test PRIVATE ${PROJECT_SOURCE_DIR}/daemon/transport)
+target_include_directories(nodes_hostile_test SYSTEM PRIVATE ${EPD_UCX_INCLUDE_DIR})
 # Nodes with addresses, links and counters of their own.
 epd_system_test(nodes_lab_test LABEL nodes TIMEOUT 120 SOURCES ${CMAKE_CURRENT_LIST_DIR}/lab_test.cpp
   LIBS epd_kit nlohmann_json::nlohmann_json)

@@ -80,6 +80,9 @@ class EngineNodes {
   void submit(std::uint32_t rank, const FarStep& step, std::uint32_t timeout_ms = 10'000);
   std::optional<abi::Completion> wait(std::uint32_t rank, int timeout_ms = 10'000);
   std::string message_of(std::uint32_t rank, std::uint32_t slot) const;
+  // How far the rank's board says that its engine has come.
+  std::uint64_t next_index(std::uint32_t rank) const;
+  void set_next_index(std::uint32_t rank, std::uint64_t index) const;
   std::string describe() const;
 
  private:

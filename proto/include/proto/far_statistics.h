@@ -89,9 +89,9 @@ enum class FarState : std::uint32_t {
 enum class FarBatch : std::uint32_t { kRows = 0, kAsks = 1, kSums = 2 };
 inline constexpr std::size_t kNumFarBatches = 3;
 // Of dropped messages, by far::Drop.
-inline constexpr const char* kFarDropNames[] = {"none",   "header", "type",  "group",   "broken",
-                                                "epoch",  "engine", "token", "ranks",   "operation",
-                                                "credit", "twice",  "batch", "records", "content"};
+inline constexpr const char* kFarDropNames[] = {
+    "none",      "header", "type",  "group", "broken",  "epoch",   "engine",   "token", "ranks",
+    "operation", "credit", "twice", "batch", "records", "content", "stranger", "format"};
 inline constexpr std::size_t kNumFarDrops = std::size(kFarDropNames);
 
 // Of one far engine.

@@ -195,7 +195,8 @@ class ClusterSides : public testing::Test {
   }
   void restart_coordinator(char boot, std::uint64_t first_term = 1) {
     coordinator_.reset();
-    CoordinatorSide::Options options{{}, kOrphanMs, first_term, [this] { return random_(); }};
+    CoordinatorSide::Options options{{}, kOrphanMs, first_term, [this] { return random_(); },
+                                     [this] { return wall_seconds_; }};
     coordinator_ = std::make_unique<CoordinatorSide>(
         self_of("node-a", boot), options,
         [this](const SocketAddress& address, std::function<void(bool)> answer) {
@@ -330,6 +331,7 @@ class ClusterSides : public testing::Test {
   Refusals refusals_;
   std::vector<std::unique_ptr<Settings>> kept_;
   std::mt19937_64 random_{7};
+  std::uint64_t wall_seconds_ = 1'787'600'000;
   std::map<std::string, std::unique_ptr<TestNode>> nodes_;
   std::unique_ptr<CoordinatorSide> coordinator_;
   std::map<std::string, std::unique_ptr<AgentSide>> agents_;

@@ -114,6 +114,31 @@ TEST_F(ClusterSettings, NamesAndAddresses) {
               "cluster.node_timeout_ms is \"299\"; allowed: at least three times");
 }
 
+// An address of this node coordinates, and what it advertises is its name: it would wait for itself.
+TEST_F(ClusterSettings, TheCoordinatorByItsAddressAloneIsToldWhatIsMissing) {
+  const std::string allowed = "allowed: cluster.advertise = \"127.0.0.1:7410\" if this node is to coordinate, else "
+                              "the address of another node as cluster.coordinator";
+  for (const char* listen : {"0.0.0.0:7410", "127.0.0.1:7410"}) {
+    const std::string text = refusal([&](Settings& s) {
+      s.listen = listen;
+      s.coordinator = "127.0.0.1:7410";
+    });
+    expect_says(text, "cluster.advertise is \"node-a:7410\", and cluster.coordinator is \"127.0.0.1:7410\", which is "
+                      "this node too");
+    expect_says(text, allowed);
+  }
+  // Others: of another machine, and of another daemon on this one.
+  for (const auto& [listen, coordinator] : {std::pair("0.0.0.0:7410", "192.0.2.1:7410"),
+                                            {"0.0.0.0:7410", "127.0.0.1:7411"},
+                                            {"127.0.0.2:7410", "127.0.0.1:7410"}}) {
+    Settings settings = settings_;
+    settings.listen = listen;
+    settings.coordinator = coordinator;
+    const Result<Settings> completed = complete(settings);
+    EXPECT_TRUE(completed.ok()) << completed.status().to_string();
+  }
+}
+
 TEST_F(ClusterSettings, Certificates) {
   expect_says(refusal([](Settings& s) { s.tls_ca = ""; }), "cluster.tls_ca is \"\", which names no file");
   expect_says(refusal([](Settings& s) { s.tls_cert += "x"; }), "which can't be read: No such file");

@@ -469,6 +469,38 @@ TEST_F(AgentAlone, GroupsThatNeedOneEndHereAfterAWhile) {
   EXPECT_TRUE(last_attach().groups.empty()) << "it has left them, and says so";
 }
 
+// The node is cut off: its engines reach no others, and no operation has missed its deadline yet.
+TEST_F(AgentAlone, GroupsWhoseEnginesReachNoOthersEndHereAfterAWhile) {
+  welcome();
+  serve();
+  const PeerLost lost{{kLocalNode, 0}, {8, 0}, "host:0 on node-b has said nothing for 2000 ms"};
+  for (int i = 0; i < 4; ++i) {
+    after_ms(2'000);
+    agent_.handle(lost);
+  }
+  after_ms(1'999);
+  EXPECT_EQ(actions(), Lines{});
+  after_ms(1);
+  EXPECT_EQ(actions(),
+            (Lines{"break device=0 group=G epoch=1 fatal=1 cause=RANK_LOST failed_rank=0 fail_from=0"}));
+  EXPECT_EQ(break_text_, "rank 0 was lost: node a has had no coordinator for 10.0 s");
+}
+
+// Of another group, or one that works again, it says nothing any more.
+TEST_F(AgentAlone, GroupsWhoseEnginesReachOthersAgainRunOn) {
+  welcome();
+  serve();
+  after_ms(2'000);
+  agent_.handle(PeerLost{{kLocalNode, 0}, {8, 0}, "silent"});
+  after_ms(2'000);
+  agent_.handle(PeerLost{{kLocalNode, 0}, {8, 0}, "silent"});
+  after_ms(5'000);
+  agent_.handle(PeerLost{{kLocalNode, 0}, {9, 0}, "an engine without a rank of the group"});
+  after_ms(50'000);
+  EXPECT_EQ(actions(), Lines{});
+  EXPECT_TRUE(agent_.groups().contains(kGroup));
+}
+
 TEST_F(AgentAlone, ALeaveWithoutACoordinatorIsALeaveOfItsOwn) {
   welcome();
   serve();

@@ -25,15 +25,24 @@ enum class Drop : std::uint32_t {
   kBatch,      // a batch number, or a number of batches, that cannot be
   kRecords,    // sizes that do not fit the group's rows
   kContent,    // counts, places or tokens that cannot be
+  kStranger,   // from a transport that this one has not connected to
+  kFormat,     // of a transport that this one does not speak, or larger than it takes
 };
-inline constexpr std::uint32_t kNumDrops = 15;
+inline constexpr std::uint32_t kNumDrops = 17;
 const char* drop_name(Drop drop);
+// Whether messages are dropped for it though nobody is at fault: what is under way when a group breaks or
+// ends.
+constexpr bool happens(Drop drop) {
+  return drop == Drop::kGroup || drop == Drop::kBroken || drop == Drop::kEpoch || drop == Drop::kOperation ||
+         drop == Drop::kStranger;
+}
 
 class DropCounts {
  public:
-  void count(Drop drop) { ++counts_[static_cast<std::uint32_t>(drop)]; }
+  void count(Drop drop, std::uint64_t times = 1) { counts_[static_cast<std::uint32_t>(drop)] += times; }
   std::uint64_t of(Drop drop) const { return counts_[static_cast<std::uint32_t>(drop)]; }
   std::uint64_t total() const;
+  bool any_fault() const;    // one that does not happen() by itself
   std::string text() const;  // "token 3, epoch 1"; "none"
 
  private:

@@ -90,6 +90,7 @@ class Agent {
   void say_requests();
   void refuse_overdue();
   void give_up();
+  bool runs_on(const NearGroup& group) const;
   bool needs_decision() const;
   bool has_leave_of(const NearGroup& group) const;
   void refuse_leaves();

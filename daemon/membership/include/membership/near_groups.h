@@ -21,6 +21,9 @@ struct NearGroup {
   std::optional<BreakReason> failed;            // a fatal break has been told here
   std::set<std::uint32_t> starts_broken;        // devices whose engine has been told of it amid a break
   bool asks_break = false;                      // an engine here has asked for one, and none has come
+  // When an engine here said last that it can't reach another of the group, and no break has come. It says so
+  // again as long as that lasts.
+  std::optional<std::uint64_t> pair_lost_ns;
   std::map<std::uint32_t, Member> members;      // of this node, by rank; kJoining: not answered
   std::map<std::uint32_t, EngineSlot> engines;  // of this node, by device
 
@@ -50,7 +53,7 @@ class NearGroups {
   // What is about to be carried out.
   void decided(const Action& action, const JoinRequest* request, std::uint64_t now_ns);
   // What the node says.
-  void said(const Event& event);
+  void said(const Event& event, std::uint64_t now_ns);
 
  private:
   template <typename T>
@@ -77,6 +80,7 @@ class NearGroups {
   void follow(const BreakRequested& event);
   void follow(const Broken& event);
   void follow(const GroupRemoved& event);
+  void follow(const PeerLost& event, std::uint64_t now_ns);
 
   NearGroup* find(std::uint64_t group_id);
   EngineSlot* find_slot(std::uint64_t group_id, EngineId engine);
