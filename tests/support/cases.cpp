@@ -192,7 +192,9 @@ std::string Case::describe() const {
   return "seed " + std::to_string(seed) + ": R=" + std::to_string(num_ranks) +
          " E=" + std::to_string(num_experts) + " T=" + std::to_string(max_tokens) +
          " H=" + std::to_string(hidden) + " K=" + std::to_string(topk) + " depth=" + std::to_string(depth) +
-         layout_name(layout) + payload_name(*this) + (index64 ? " int64" : " int32") +
+         layout_name(layout) + payload_name(*this) +
+         (scale_layout != EPD_SCALE_LAYOUT_ROW_MAJOR ? " scale columns" : "") +
+         (range_format != EPD_RANGE_FORMAT_ROWS ? " packed ranges" : "") + (index64 ? " int64" : " int32") +
          (alignment != 1 ? " alignment " + std::to_string(alignment) : "") +
          (max_recv_rows != 0 ? " room for " + std::to_string(max_recv_rows) : "") +
          (sum_ranks != 0 ? " sum_ranks " + std::to_string(sum_ranks) : "") +
@@ -248,6 +250,8 @@ epd_group_config_t Case::config(const char* name, std::uint32_t rank) const {
   config.timeout_ms = 30000;
   config.layout = layout;
   config.scale_format = scales;
+  config.scale_layout = scale_layout;
+  config.range_format = range_format;
   config.expert_alignment = alignment;
   config.opaque_bytes = opaque_bytes;
   config.num_biases = num_biases;
@@ -265,6 +269,7 @@ std::uint32_t rows_needed(const Case& c, std::uint64_t num_routings) {
   roomy.max_recv_rows = 0;
   roomy.payload = EPD_PAYLOAD_OPAQUE;
   roomy.scales = EPD_SCALE_FORMAT_FLOAT32;
+  roomy.scale_layout = EPD_SCALE_LAYOUT_ROW_MAJOR;
   roomy.opaque_bytes = abi::kOpaqueMultiple;
   std::uint32_t needed = 1;
   for (std::uint64_t routing = 0; routing < num_routings; ++routing) {
@@ -326,6 +331,9 @@ Case random_case(std::uint64_t seed, std::uint32_t num_ranks) {
   if (random.below(3) == 0) c.max_recv_rows = rows_needed(c, kRoundsThatFit);
   if (random.below(3) == 0) c.bound = 1 + random.below((1u << abi::kNumRegions) - 1);
   if (random.below(2) == 0) c.sum_ranks = 1 + random.below(num_ranks);
+  if (c.payload == EPD_PAYLOAD_FP8_CAST || c.payload == EPD_PAYLOAD_FP8)
+    c.scale_layout = static_cast<epd_scale_layout_t>(random.below(2));
+  if (c.layout != EPD_LAYOUT_COMPACT) c.range_format = static_cast<epd_range_format_t>(random.below(2));
   return c;
 }
 
@@ -435,6 +443,7 @@ std::vector<Answer> make_answers(const Case& c, Round round, const std::vector<I
   Case slim = c;
   slim.payload = EPD_PAYLOAD_OPAQUE;
   slim.scales = EPD_SCALE_FORMAT_FLOAT32;
+  slim.scale_layout = EPD_SCALE_LAYOUT_ROW_MAJOR;
   slim.opaque_bytes = abi::kOpaqueMultiple;
   std::vector<Input> inputs(c.num_ranks);
   for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {

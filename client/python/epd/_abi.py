@@ -79,6 +79,8 @@ class GroupConfig(ctypes.Structure):
         ("num_bindings", c_uint32),
         ("sum_ranks", c_uint32),
         ("span", c_enum),
+        ("scale_layout", c_enum),
+        ("range_format", c_enum),
     ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import struct
 import weakref
@@ -409,7 +408,7 @@ class Group:
         owner = self._owner()
         raw = self._raw_buffers(slot, owner[2])
         return {
-            region: host_view(region_address(raw, region), math.prod(shape.shape), shape.format, owner)
+            region: host_view(region_address(raw, region), shape.elements, shape.format, owner)
             for region, shape in self._shapes.items()
         }
 
