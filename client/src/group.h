@@ -179,7 +179,7 @@ struct Group {
   // A submission holds it from its checks until it is in the ring. It keeps the group's operations in order
   // while the session's mutex is released for a driver call.
   std::mutex submit_mutex;
-  std::vector<Outputs> outputs;  // [depth]; guarded by submit_mutex
+  std::vector<Outputs> outputs;   // [depth]; guarded by submit_mutex
   std::vector<SlotEvent> events;  // [depth], or empty
   // Held from a wait in a stream until the event behind it is recorded and has its ticket.
   std::mutex events_mutex;

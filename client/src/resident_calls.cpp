@@ -217,9 +217,9 @@ Status ResidentOperations::submit(Group& group, const SubmitRequest& request, ep
   }
   ticket = made.ticket;
   if (!in_stream || streams_.wait_by(group) == WaitBy::kKernel || request.deferred()) return {};
-  return streams_.wait_after(group, request.stream.stream,
-                             {request.op, request.slot, flag_of(group, CallTicket::unpack(ticket)), ticket,
-                              made.copies});
+  return streams_.wait_after(
+      group, request.stream.stream,
+      {request.op, request.slot, flag_of(group, CallTicket::unpack(ticket)), ticket, made.copies});
 }
 
 Status ResidentOperations::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {

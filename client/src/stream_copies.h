@@ -281,7 +281,9 @@ EPD_DEVICE inline void await_end(const Step& step) {
   std::uint32_t end = 0;
   if (step.begin != Begin::kNothing) {
     // Another block is about to do so.
-    for (std::uint32_t looks = 1; load_acquire(&words.begun) == 0; ++looks) look_again(looks);
+    const std::uint64_t since = nanoseconds();
+    std::uint32_t looks = 0;
+    while (load_acquire(&words.begun) == 0 && nanoseconds() - since < step.limit_ns) look_again(++looks);
     end = load_relaxed_system(&words.end);
   }
   await(step, end);

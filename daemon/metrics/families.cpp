@@ -1,5 +1,7 @@
 #include "families.h"
 
+#include "base/log.h"
+#include "common/build_info.h"
 #include "family_list.h"
 #include "proto/statistics.h"
 
@@ -8,7 +10,6 @@
 #include <cstdint>
 #include <limits>
 #include <map>
-#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -94,7 +95,8 @@ void add(v1::Statistics& sum, const v1::Statistics& more) {
 
 void tell_daemon(Families& out, const v1::DaemonStatus& daemon) {
   out.gauge("epd_supervisor_up", "Whether the supervisor has answered this scrape.", {}, 1);
-  out.gauge("epd_build_info", "1; the daemon's version.", {{"version", daemon.version()}}, 1);
+  out.gauge("epd_build_info", "1; the daemon's version.",
+            {{"version", daemon.version()}, {"commit", build_info().commit}}, 1);
   out.gauge("epd_uptime_seconds", "Since the daemon's start.", {},
             static_cast<double>(daemon.uptime_ms()) * kSecondsOfMs);
   out.gauge("epd_draining", "1 while the daemon drains.", {},
@@ -123,35 +125,52 @@ void tell_limits(Families& out, const v1::DaemonStatus& daemon) {
   }
 }
 
-// The users with most memory; the rest is told as one.
+// As libraries for Prometheus name it. Of the supervisor; engines are processes of their own.
+void tell_process(Families& out, const Snapshot& snapshot) {
+  const ProcessUse& use = snapshot.process;
+  out.counter("process_cpu_seconds_total", "Processor time of the supervisor.", {}, use.cpu_seconds);
+  out.gauge("process_start_time_seconds", "Start of the supervisor, Unix time.", {}, use.start_seconds);
+  out.gauge("process_resident_memory_bytes", "Resident memory of the supervisor.", {},
+            static_cast<double>(use.resident_bytes));
+  out.gauge("process_open_fds", "Descriptors that the supervisor has open.", {},
+            static_cast<double>(use.open_fds));
+  out.gauge("process_max_fds", "Descriptors that the supervisor may have open.", {},
+            static_cast<double>(use.max_fds));
+  out.counter("epd_log_lines_lost_total", "Lines of the log that nobody has taken.", {},
+              static_cast<double>(snapshot.log_lines_lost));
+}
+
+// How near the user is to the limit that it is nearest to.
+double nearness(const v1::UserUse& user) {
+  double nearest = 0;
+  for (const v1::LimitUse& limit : user.limits()) {
+    const auto allowed = static_cast<double>(std::max<std::uint64_t>(limit.allowed(), 1));
+    nearest = std::max(nearest, static_cast<double>(limit.used()) / allowed);
+  }
+  return nearest;
+}
+
+// The users that are nearest to a limit; of the others only what they have together.
 void tell_users(Families& out, const v1::ListSessionsResponse& sessions) {
-  struct Use {
-    std::uint64_t sessions = 0;
-    std::uint64_t bytes = 0;
-  };
-  std::map<std::uint32_t, Use> users;
-  for (const v1::Session& session : sessions.sessions()) {
-    Use& use = users[session.uid()];
-    ++use.sessions;
-    use.bytes += session.arena_bytes();
+  std::vector<const v1::UserUse*> users;
+  for (const v1::UserUse& user : sessions.users()) users.push_back(&user);
+  std::stable_sort(users.begin(), users.end(),
+                   [](const auto* a, const auto* b) { return nearness(*a) > nearness(*b); });
+  const char* used = "How much the user has of what it may have.";
+  std::map<std::string, std::uint64_t> others;
+  for (std::size_t i = 0; i < users.size(); ++i) {
+    for (const v1::LimitUse& limit : users[i]->limits()) {
+      if (i >= kUsersTold) {
+        others[limit.key()] += limit.used();
+        continue;
+      }
+      const Labels labels = {{"uid", std::to_string(users[i]->uid())}, {"limit", limit.key()}};
+      out.gauge("epd_user_limit_used", used, labels, static_cast<double>(limit.used()));
+      out.gauge("epd_user_limit", "What the user may have.", labels, static_cast<double>(limit.allowed()));
+    }
   }
-  std::vector<std::pair<std::string, Use>> told;
-  for (const auto& [uid, use] : users) told.emplace_back(std::to_string(uid), use);
-  std::stable_sort(told.begin(), told.end(),
-                   [](const auto& a, const auto& b) { return a.second.bytes > b.second.bytes; });
-  while (told.size() > kUsersTold) {
-    const Use last = told.back().second;
-    told.pop_back();
-    if (told.size() == kUsersTold) told.back().first = "other";
-    told.back().second.sessions += last.sessions;
-    told.back().second.bytes += last.bytes;
-  }
-  for (const auto& [uid, use] : told) {
-    out.gauge("epd_user_sessions", "Sessions of the user.", {{"uid", uid}},
-              static_cast<double>(use.sessions));
-    out.gauge("epd_user_arena_bytes", "Arenas that are promised to the user's sessions.", {{"uid", uid}},
-              static_cast<double>(use.bytes));
-  }
+  for (const auto& [key, sum] : others)
+    out.gauge("epd_user_limit_used", used, {{"uid", "other"}, {"limit", key}}, static_cast<double>(sum));
 }
 
 void tell_calls(Families& out, const CallTimes::All& calls) {
@@ -399,6 +418,8 @@ Result<Snapshot> take_snapshot(supervisor::ControlFacade& facade, std::uint32_t 
   if (status.ok()) status = take(facade.statistics(), snapshot.statistics);
   if (status.ok()) status = take(facade.waits({"", max_ranks, kAllPairs}), snapshot.waits);
   if (status.ok() && snapshot.daemon.has_cluster()) status = take(facade.far_engines(), snapshot.network);
+  snapshot.process = own_use();
+  snapshot.log_lines_lost = log_lines_lost();
   return status.ok() ? Result<Snapshot>(std::move(snapshot)) : Result<Snapshot>(status);
 }
 
@@ -408,19 +429,14 @@ std::vector<MetricFamily> families_of(const Snapshot& snapshot, std::size_t max_
   tell_limits(out, snapshot.daemon);
   tell_users(out, snapshot.sessions);
   tell_calls(out, snapshot.calls);
+  tell_process(out, snapshot);
   if (snapshot.daemon.has_cluster()) tell_cluster(out, snapshot.daemon.cluster());
   for (const v1::FarEngine& far : snapshot.network.far_engines()) tell_far_engine(out, far);
   for (const v1::Device& device : snapshot.devices.devices()) tell_device(out, device);
   tell_group_states(out, snapshot.groups);
   GroupSums groups(snapshot.groups, max_groups);
   for (const v1::GroupStatistics& of : snapshot.statistics.groups()) groups.add_statistics(of);
-  std::set<std::string_view> stopped;  // their engines go on showing what they waited for last
-  for (const v1::Device& device : snapshot.devices.devices()) {
-    if (device.state() == v1::DEVICE_STATE_STOPPED) stopped.insert(device.name());
-  }
-  for (const v1::Operation& operation : snapshot.operations.operations()) {
-    if (!stopped.contains(operation.device())) groups.add_wait(operation);
-  }
+  for (const v1::Operation& operation : snapshot.operations.operations()) groups.add_wait(operation);
   groups.tell(out);
   ranks.tell(out, snapshot.waits, max_groups);
   return std::move(out).take();

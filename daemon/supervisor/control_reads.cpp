@@ -229,6 +229,7 @@ v1::ListSessionsResponse ControlReads::list_sessions() const {
     message.set_groups(rooms_.deciders.memberships(id));
     message.set_arena_bytes(arena_bytes[id]);
   }
+  add_users(list);
   return list;
 }
 
@@ -268,12 +269,22 @@ std::vector<WaitingGroup> ControlReads::waiting_groups(std::optional<std::uint64
   return groups;
 }
 
-v1::ListOperationsResponse ControlReads::list_operations() const {
+std::vector<bool> ControlReads::stopped_engines() const {
+  std::vector<bool> stopped(rooms_.fleet.size());
+  for (std::uint32_t i = 0; i < rooms_.fleet.size(); ++i)
+    stopped[i] = rooms_.fleet.state_now(i) == DeviceState::kStopped;
+  return stopped;
+}
+
+v1::ListOperationsResponse ControlReads::list_operations(const std::vector<bool>& stopped) const {
   v1::ListOperationsResponse list;
   const std::uint64_t now = rooms_.clock.now_ns();
   for (std::uint32_t device = 0; device < rooms_.fleet.size(); ++device) {
+    const int before = list.operations_size();
     for (const abi::OpView& op : rooms_.fleet.page(device).ops)
       add_operation(list, op, rooms_.fleet.name(device), now);
+    for (int i = before; stopped[device] && i < list.operations_size(); ++i)
+      mark_stopped(*list.mutable_operations(i));
   }
   return list;
 }

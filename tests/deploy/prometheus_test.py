@@ -88,11 +88,16 @@ class Prometheus:
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{query}: {error.read().decode()}") from error
 
-    def must_become_true(self, query, seconds=WAIT_S):
+    def becomes_true(self, query, seconds):
+        """The series; none if there are none within that time."""
         end = time.monotonic() + seconds
-        while not (found := self.ask(query)):
-            check(time.monotonic() < end, f"no data within {seconds} s: {query}")
+        while not (found := self.ask(query)) and time.monotonic() < end:
             time.sleep(0.3)
+        return found
+
+    def must_become_true(self, query, seconds=WAIT_S):
+        found = self.becomes_true(query, seconds)
+        check(found, f"no data within {seconds} s: {query}")
         return found
 
     def is_up(self):
@@ -174,11 +179,14 @@ class Site:
             "--tokens", "64", "--hidden", "512", "--iters", "1000000",
         )
 
-    def epctl(self, *command):
-        done = subprocess.run(
+    def tries_epctl(self, *command):
+        return subprocess.run(
             [self.build / "bin/epctl", "--socket", self.work / "control.sock", *command],
             capture_output=True, text=True, timeout=60,
         )
+
+    def epctl(self, *command):
+        done = self.tries_epctl(*command)
         check(done.returncode == 0, f"epctl {command}: {done.stdout}{done.stderr}")
         return json.loads(done.stdout or "null")
 
@@ -262,6 +270,18 @@ def test_cluster(site):
     return set(re.findall(r"^(epd_\w+)", text, re.MULTILINE))
 
 
+def stop_while_others_wait(prometheus, engine):
+    """Stops the engine of rank 1. If it stops between its last look at rank 0 and the answer to its client, nobody
+    waits, and the wait that it showed last is not told. Then it goes on, and stops once more."""
+    for _ in range(5):
+        os.kill(engine, signal.SIGSTOP)
+        if waits := prometheus.becomes_true(alert("EpdRankSlow"), 8):
+            break
+        os.kill(engine, signal.SIGCONT)
+        prometheus.must_become_true("sum(rate(epd_group_operations_total[3s])) > 1")
+    check({series["metric"]["rank"] for series in waits} == {"1"}, f"waited for: {waits}")
+
+
 def test_site(site, of_clusters):
     prometheus = site.prometheus
     prometheus.must_become_true('up{job="epd"} == 1')
@@ -275,16 +295,7 @@ def test_site(site, of_clusters):
     check(set(before) == {("0", "1"), ("1", "0")}, f"pairs: {before}")
     engines = [int(device["engine_pid"]) for device in site.epctl("devices", "--json")["devices"]]
     check(min(engines) > 0, f"engines: {engines}")  # 0 and -1 name many processes to kill(2)
-    # If it stops between its last look at rank 0 and the answer to its client, it goes on showing that it waits for
-    # rank 0, and rank 0 waits for nobody. Then it stops once more.
-    for _ in range(5):
-        os.kill(engines[1], signal.SIGSTOP)
-        waits = prometheus.must_become_true(alert("EpdRankSlow"))
-        if {series["metric"]["rank"] for series in waits} == {"1"}:
-            break
-        os.kill(engines[1], signal.SIGCONT)
-        prometheus.must_become_true(f"absent({alert('EpdRankSlow')})")
-    check({series["metric"]["rank"] for series in waits} == {"1"}, f"waited for: {waits}")
+    stop_while_others_wait(prometheus, engines[1])
     time.sleep(3)
     os.kill(engines[1], signal.SIGCONT)
     # What the others have waited for rank 1 is added up, and each number is one that epctl tells too.
@@ -301,17 +312,25 @@ def test_site(site, of_clusters):
     check(not prometheus.ask(alert("EpdRowsUneven")), "uniform routing is even")
 
     # An engine dies while an operation waits for it: the load fails, and is started again.
-    os.kill(engines[1], signal.SIGSTOP)
-    prometheus.must_become_true("epd_group_waited_for_seconds > 0.5")
+    stop_while_others_wait(prometheus, engines[1])
+    found = prometheus.must_become_true(re.sub(r"5m", "3s", alert("EpdDeviceBusy")))
+    check("host:0" in {series["metric"]["device"] for series in found}, f"host:0 waits all the time: {found}")
     os.kill(engines[1], signal.SIGKILL)
     prometheus.must_become_true(alert("EpdEngineRestarted"))
     prometheus.must_become_true(alert("EpdOperationsFail"))
     site.processes[-1].wait(120)
     site.load()
-    check(not prometheus.ask(alert("EpdLimitNear")), "limits are far")
+    for name in ("EpdLimitNear", "EpdUserLimitNear", "EpdDescriptorsNear", "EpdControlPlaneFails"):
+        check(not prometheus.ask(alert(name)), f"{name} fires without a reason")
     site.epctl("--json", "set", "limits", "max_sessions=2")
     found = prometheus.must_become_true(alert("EpdLimitNear"))
     check({series["metric"]["limit"] for series in found} == {"limits.max_sessions"}, f"near: {found}")
+    site.epctl("--json", "set", "limits", "max_groups_per_user=1")
+    found = prometheus.must_become_true(alert("EpdUserLimitNear") + ' and on (limit) epd_user_limit{limit=~".*groups.*"}')
+    check({series["metric"]["uid"] for series in found} == {str(os.getuid())}, f"near: {found}")
+    # A call is refused, and counted as that.
+    check(site.tries_epctl("op", "7:7").returncode != 0, "there is no such operation")
+    prometheus.must_become_true('epd_rpc_failed_total{method="GetOperation",status="NOT_FOUND"} > 0')
     for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:
             if CLUSTER.search(target["expr"]):

@@ -84,6 +84,8 @@ epd_gpu_test(streams_resident MPS TIMEOUT 180
   COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*Streams*/resident*-${_kills}")
 epd_gpu_test(calls MPS TIMEOUT 240
   COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*Calls*/resident*-${_kills}")
+epd_gpu_test(memory MPS TIMEOUT 180
+  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*CallersMemory*/cuda*:*CallersMemory*/resident*")
 epd_gpu_test(conformance MPS TIMEOUT 120
   COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*RandomCases*/resident:*Modes*/resident*-${_kills}")
 epd_gpu_test(bound MPS TIMEOUT 180

@@ -464,24 +464,25 @@ EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progres
 /* ---- memory of your own, call by call ---------------------------------------------------------- */
 
 /* Memory of your own for one operation, in place of regions of its slot. Each field is named for its region,
- * has the shape and type that epd_buffers_t gives, and any address: no alignment is asked for. NULL is the
- * slot's region. One struct may serve a layer's dispatch and its combine: an operation ignores the fields of
- * the other. A field of a region that the group does not have must be NULL. The struct may go when the
- * submission returns.
+ * has the shape and type that epd_buffers_t gives, and any address (of the four that follow recv_src: a
+ * multiple of 4). NULL is the slot's region. One struct may serve a layer's dispatch and its combine: an
+ * operation ignores the fields of the other. A field of a region that the group does not have must be NULL.
+ * The struct may go when the submission returns.
  *
  * libepd copies between this memory and the regions, which such an operation overwrites: the n rows of a
  * token-wise input or output, the rows that were received, no others. An address that is the region's own is
  * not copied. Memory of one operation must not overlap, but for inputs with inputs.
  *
- *   host device   inputs are copied by the submission; outputs by the call that takes the operation's end
- *                 (wait, poll, or a hook, before it runs), or by the slot's next submission if that comes
- *                 first. epd_ticket_drop copies nothing. Afterwards libepd never touches the memory. An
- *                 operation that fails writes nothing to it
- *   CUDA device   in a stream only (UNSUPPORTED with EPD_NO_STREAM): memory that the session's context
- *                 reaches, copied by libepd's kernels in that stream, so it obeys the stream's order and may
- * be captured. With defer_receive outputs are copied where epd_ticket_wait_on_stream is called, which must be
- * once; without, it must not be called: further streams wait by an event. The outputs of an operation that
- * fails hold anything
+ * On a host device the submission copies inputs. Outputs are copied by the call that takes the operation's
+ * end (wait, poll, or a hook, before it runs), or by the slot's next submission if that comes first.
+ * epd_ticket_drop copies nothing. Afterwards libepd never touches the memory. An operation that fails writes
+ * nothing to it.
+ *
+ * On a CUDA device the operation must be in a stream (UNSUPPORTED with EPD_NO_STREAM), and the session's
+ * context must reach the memory. libepd's kernels copy in that stream, so the copies obey its order and may
+ * be captured. With defer_receive outputs are copied where epd_ticket_wait_on_stream is called, once; further
+ * streams wait for that one by an event (INVALID_ARGUMENT, unless the operation has its epd_ticket_event).
+ * The outputs of an operation that fails hold anything.
  *
  * More rows than recv_rows: nothing of recv_x, recv_scales, recv_topk_idx, recv_topk_weights and recv_src is
  * written, counts and offsets are. On this rank alone the ticket ends with RESOURCE_EXHAUSTED and with M in
@@ -616,8 +617,10 @@ typedef struct epd_combine_args {
   uint32_t defer_receive;              /* as of dispatch */
   uint32_t sms;                        /* for this operation; 0: the group's */
   int32_t timeout_ms;                  /* as of dispatch */
-  uint32_t num_tokens;        /* with memory: the n of the handle's dispatch; 0: libepd knows it, see there */
-  const epd_memory_t* memory; /* in place of regions of the slot; NULL: the regions */
+  uint32_t num_tokens; /* with memory: the n of the handle's dispatch; 0: as that said. It must be given if
+                          that had num_tokens_at, or, on a resident device, the group has resumed since. A
+                          captured combine keeps it */
+  const epd_memory_t* memory;    /* in place of regions of the slot; NULL: the regions */
   const uint32_t* num_tokens_at; /* with memory: as of dispatch */
 } epd_combine_args_t;
 static inline void epd_combine_args_init(epd_combine_args_t* args) {

@@ -101,7 +101,8 @@ TEST_F(ClientCallsMemory, RowsOfACombineAreCountedByTheDispatchOrByTheCaller) {
   ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
   end_call();
   EXPECT_EQ(epd_combine(group_, &combine, stream_, &ticket_), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("a later dispatch has replaced them, or the group has broken; allowed: memory.rank_offsets");
+  EXPECT_ERROR_HAS(
+      "a later dispatch has replaced them, or the group has broken; allowed: memory.rank_offsets");
   args = dispatch_args(3);
   args.handle = combine.handle;
   args.num_tokens = 0;

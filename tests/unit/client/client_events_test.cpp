@@ -125,7 +125,8 @@ TEST_F(ClientEvents, OtherStreamsWaitForOutputsByTheEvent) {
   EXPECT_NE(*out, 0x5a5a5a5a) << "the region was copied";
   EXPECT_EQ(cuda_.stuck(other_), 0u);
   const epd_ticket_t next = submitted(0);
-  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_INVALID_ARGUMENT) << "its event is another's";
+  EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_INVALID_ARGUMENT)
+      << "its event is another's";
   EXPECT_NE(next, ticket);
 }
 

@@ -71,7 +71,7 @@ class WatchedCuda : private fake_cuda::Watcher {
   // ---- what the library did. All that can go on by itself has been done by then ----
   std::vector<StreamOp> enqueued(CUstream stream) const;
   std::size_t enqueued_anywhere() const;
-  std::size_t launches() const;  // of kernels
+  std::size_t launches() const;              // of kernels
   std::size_t stuck(CUstream stream) const;  // what can't end yet
   bool await_idle(CUstream stream) const;    // false after ten seconds
   static void settle() { cuFakeSettle(); }

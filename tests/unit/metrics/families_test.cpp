@@ -1,12 +1,15 @@
 // What Prometheus is told of a snapshot of the control plane.
 #include "families.h"
 
+#include "common/fd.h"
+#include "process_use.h"
 #include "proto/statistics.h"
 #include "support/fake_control_facade.h"
 
 #include <gmock/gmock.h>
 #include <prometheus/text_serializer.h>
 #include <cmath>
+#include <ctime>
 #include <set>
 
 namespace epd::test {
@@ -82,21 +85,48 @@ TEST(MetricFamilies, TellHowMuchOfEachLimitIsUsed) {
   EXPECT_THAT(text_of(snapshot), HasSubstr("epd_limit{limit=\"limits.max_groups\"} 4096"));
 }
 
-TEST(MetricFamilies, UsersWithLittleMemoryAreToldAsOne) {
+TEST(MetricFamilies, UsersThatAreFarFromTheirLimitsAreToldAsOne) {
   Snapshot snapshot;
   for (std::uint32_t uid = 1; uid <= 20; ++uid) {
-    for (int sessions = 0; sessions < 2; ++sessions) {
-      v1::Session& session = *snapshot.sessions.add_sessions();
-      session.set_uid(uid);
-      session.set_arena_bytes(100 * uid);
+    v1::UserUse& user = *snapshot.sessions.add_users();
+    user.set_uid(uid);
+    for (const char* key : {"limits.max_sessions_per_user", "limits.max_arena_bytes_per_user"}) {
+      v1::LimitUse& limit = *user.add_limits();
+      limit.set_key(key);
+      limit.set_used(uid);
+      limit.set_allowed(100);
     }
   }
+  v1::LimitUse& allowed_nothing = *snapshot.sessions.mutable_users(0)->mutable_limits(1);
+  allowed_nothing.set_allowed(0);  // by a rule: it is nearest of all
   const std::string text = text_of(snapshot);
-  EXPECT_THAT(text, HasSubstr("epd_user_arena_bytes{uid=\"20\"} 4000"));
-  EXPECT_THAT(text, HasSubstr("epd_user_sessions{uid=\"6\"} 2"));
-  EXPECT_THAT(text, Not(HasSubstr("{uid=\"5\"}")));
-  EXPECT_THAT(text, HasSubstr("epd_user_sessions{uid=\"other\"} 10"));
-  EXPECT_THAT(text, HasSubstr("epd_user_arena_bytes{uid=\"other\"} 3000"));
+  EXPECT_THAT(text, HasSubstr("epd_user_limit_used{uid=\"20\",limit=\"limits.max_sessions_per_user\"} 20"));
+  EXPECT_THAT(text, HasSubstr("epd_user_limit{uid=\"20\",limit=\"limits.max_sessions_per_user\"} 100"));
+  EXPECT_THAT(text, HasSubstr("epd_user_limit{uid=\"1\",limit=\"limits.max_arena_bytes_per_user\"} 0"));
+  EXPECT_THAT(text, Not(HasSubstr("{uid=\"5\"")));
+  EXPECT_THAT(text, HasSubstr("epd_user_limit_used{uid=\"other\",limit=\"limits.max_sessions_per_user\"} 14"))
+      << "2 to 5 are left";
+  EXPECT_THAT(text, Not(HasSubstr("epd_user_limit{uid=\"other\""))) << "limits of several users have no sum";
+}
+
+TEST(MetricFamilies, TellWhatTheProcessTakes) {
+  const std::string text = text_of(fixed_snapshot());
+  EXPECT_THAT(text, HasSubstr("epd_log_lines_lost_total "));
+  EXPECT_THAT(text, HasSubstr("epd_build_info{version="));
+  EXPECT_THAT(text, HasSubstr("\",commit=\""));
+  const metrics::ProcessUse before = metrics::own_use();
+  const std::vector<char> touched(64 << 20, 1);
+  std::vector<UniqueFd> fds(7);
+  for (UniqueFd& fd : fds) fd = make_eventfd().value();
+  const metrics::ProcessUse use = metrics::own_use();
+  EXPECT_EQ(use.open_fds, before.open_fds + 7);
+  EXPECT_GE(use.resident_bytes, before.resident_bytes + touched.size() / 2);
+  EXPECT_GT(use.cpu_seconds, before.cpu_seconds);
+  EXPECT_GE(use.max_fds, use.open_fds);
+  EXPECT_EQ(use.start_seconds, before.start_seconds);
+  const auto now = static_cast<double>(::time(nullptr));
+  EXPECT_GT(use.start_seconds, now - 3600);
+  EXPECT_LE(use.start_seconds, now + 2);
 }
 
 TEST(MetricFamilies, TellTheTimesOfCalls) {
@@ -114,23 +144,6 @@ TEST(MetricFamilies, TellTheTimesOfCalls) {
   EXPECT_THAT(text, HasSubstr("epd_rpc_seconds_bucket{method=\"Drain\",le=\"0.00025\"} 1"));
   EXPECT_THAT(text, HasSubstr("epd_rpc_failed_total{method=\"ListGroups\",status=\"DEADLINE_EXCEEDED\"} 1"));
   EXPECT_THAT(text, HasSubstr("epd_rpc_failed_total{method=\"Drain\",status=\"PERMISSION_DENIED\"} 1"));
-}
-
-// It shows what it waited for last, whatever has become of that.
-TEST(MetricFamilies, AStoppedEngineWaitsForNobody) {
-  Snapshot snapshot;
-  add_group(snapshot, 1, "g", 2);
-  v1::Operation& operation = *snapshot.operations.add_operations();
-  operation.set_group_id(1);
-  operation.set_device("host:0");
-  operation.set_waiting_for(1);
-  operation.set_waiting_us(5'000'000);
-  v1::Device& device = *snapshot.devices.add_devices();
-  device.set_name("host:0");
-  device.set_state(v1::DEVICE_STATE_READY);
-  EXPECT_THAT(text_of(snapshot), HasSubstr("epd_group_waited_for_seconds"));
-  device.set_state(v1::DEVICE_STATE_STOPPED);
-  EXPECT_THAT(text_of(snapshot), Not(HasSubstr("epd_group_waited_for_seconds")));
 }
 
 TEST(MetricFamilies, TellHowLongADeviceWasBusy) {
