@@ -368,6 +368,20 @@ EPD_API uint32_t epd_group_rank(const epd_group_t* group);
 /* 1 while the rank takes part in operations. 0: it is lost (EPD_POLICY_DEGRADE), is no rank of the group, or
  * the handle may not be used. */
 EPD_API int epd_group_active(const epd_group_t* group, uint32_t rank);
+/* *mask: int32 [R] in the group's memory, on a CUDA device a device address, which kernels may read. 1: the
+ * rank takes part in operations, as far as this rank knows: it is set by the join and by each
+ * epd_group_resume that returns OK, before it returns. epd_group_active may know more. libepd alone writes
+ * it. Valid until epd_group_leave, and always the same address. */
+EPD_API epd_status_t epd_group_active_mask(const epd_group_t* group, const int32_t** mask);
+/* For how long each rank has held up this rank's device since the join, in nanoseconds. Each array is [R], or
+ * NULL: not wanted. The times only grow: take differences. Other ranks are waited for at the same time, so
+ * the times of one operation add up to more than it took. ready_ns    from when this rank had begun an
+ * operation until that rank had arrived_ns  from when this rank was done with all others until that rank was
+ * done with this one: of a dispatch, until its rows were here On a host device each is exact. On a CUDA
+ * device it is sampled: a time counts that lies between two looks of the engine which both find the same
+ * operation waiting. It looks about every 50 ms. So the waits of most operations are not seen, and those for
+ * a rank that is late by 100 ms or more are. */
+EPD_API epd_status_t epd_group_waits(const epd_group_t* group, int64_t* ready_ns, int64_t* arrived_ns);
 /* Ranks of a sum domain: epd_group_config_t::sum_ranks, or the daemon's choice. The same on all ranks, for
  * the group's whole life. 0 if the handle may not be used. */
 EPD_API uint32_t epd_group_sum_ranks(const epd_group_t* group);

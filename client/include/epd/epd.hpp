@@ -153,6 +153,12 @@ struct Buffers {
   Span<float> out_weights;
 };
 
+// epd_group_waits: by rank.
+struct Waits {
+  std::vector<std::int64_t> ready_ns;
+  std::vector<std::int64_t> arrived_ns;
+};
+
 // epd_counts_t.
 struct Counts {
   std::uint32_t num_recv_rows = 0;
@@ -461,6 +467,18 @@ class Group {
   std::uint32_t rank() const { return epd_group_rank(get()); }
   std::uint32_t sum_ranks() const { return epd_group_sum_ranks(get()); }
   bool active(std::uint32_t rank) const { return epd_group_active(get(), rank) != 0; }
+  Span<const std::int32_t> active_mask() const {
+    const std::int32_t* mask = nullptr;
+    detail::check(epd_group_active_mask(get(), &mask));
+    return {mask, config().num_ranks};
+  }
+  Waits waits() const {
+    Waits waits;
+    waits.ready_ns.resize(config().num_ranks);
+    waits.arrived_ns.resize(config().num_ranks);
+    detail::check(epd_group_waits(get(), waits.ready_ns.data(), waits.arrived_ns.data()));
+    return waits;
+  }
 
   Buffers buffers(std::uint32_t slot) const {
     epd_buffers_t raw;

@@ -60,6 +60,7 @@ from .types import (
     ScaleLayout,
     SessionInfo,
     WaitBy,
+    Waits,
 )
 
 __version__ = "0.1.0"
@@ -110,6 +111,7 @@ __all__ = [
     "Unsupported",
     "VersionMismatch",
     "WaitBy",
+    "Waits",
     "WouldBlock",
     "attach",
     "library_path",

@@ -315,6 +315,13 @@ class Progress(NamedTuple):
     failed: int  # of these, those that were not carried out
 
 
+class Waits(NamedTuple):
+    """For how long each rank has held up this rank's device since the join, in nanoseconds: epd_group_waits."""
+
+    ready_ns: list[int]  # until it had begun an operation that this rank had begun
+    arrived_ns: list[int]  # until it was done with this rank, which was done with all others
+
+
 class Counts(NamedTuple):
     """The counts of a dispatch. The arrays are int32, and stay as they are until the slot's next operation."""
 

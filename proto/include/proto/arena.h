@@ -117,8 +117,9 @@ constexpr std::uint32_t bound_regions(const Bindings& bindings) {
 struct UserArenaLayout {
   std::array<std::uint64_t, kNumRegions> offset{};  // within a slot
   std::uint64_t slot_bytes = 0;
-  std::uint64_t words = 0;  // StreamWords[depth]
-  std::uint64_t calls = 0;  // CallWords
+  std::uint64_t words = 0;   // StreamWords[depth]
+  std::uint64_t calls = 0;   // CallWords
+  std::uint64_t active = 0;  // int32[num_ranks], by the client alone: 1: the rank takes part
   std::uint64_t total_bytes = 0;
 
   constexpr explicit UserArenaLayout(const GroupShape& shape, std::uint32_t bound = 0) {
@@ -129,7 +130,8 @@ struct UserArenaLayout {
     }
     words = slot_bytes * shape.depth;
     calls = words + sizeof(StreamWords) * shape.depth;
-    total_bytes = align_up(calls + sizeof(CallWords), kRegionAlign);
+    active = align_up(calls + sizeof(CallWords), 64);
+    total_bytes = align_up(active + std::uint64_t{shape.num_ranks} * 4, kRegionAlign);
   }
   constexpr std::uint64_t ready_word(std::uint32_t slot) const {
     return words + slot * sizeof(StreamWords) + offsetof(StreamWords, ready);

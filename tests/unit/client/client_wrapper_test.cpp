@@ -145,6 +145,9 @@ TEST_F(ClientWrapper, SpansCoverTheRegionsOfEveryMode) {
       c.index_type = payload < 2 ? EPD_INDEX_TYPE_INT32 : EPD_INDEX_TYPE_INT64;
       const epd::Group group = session.join(c);
       EXPECT_EQ(group.sum_ranks(), payload % 2 == 0 ? c.num_ranks : 1u);
+      EXPECT_EQ(group.active_mask().size(), c.num_ranks);
+      EXPECT_EQ(group.waits().ready_ns, std::vector<std::int64_t>(c.num_ranks, 0));
+      EXPECT_EQ(group.waits().arrived_ns, std::vector<std::int64_t>(c.num_ranks, 0));
       const epd::Buffers b = group.buffers(1);
       EXPECT_EQ(daemon_.member(member).shape.scale_columns(), scales);
       EXPECT_EQ(daemon_.member(member).shape.range_format == abi::RangeFormat::kPacked64,

@@ -130,6 +130,10 @@ TEST(UserArena, RegionsAreAlignedDisjointAndInside) {
     ASSERT_GE(Wide{layout.calls}, end);
     ASSERT_LT(layout.calls - end, Wide{kRegionAlign});
     end = Wide{layout.calls} + sizeof(CallWords);
+    ASSERT_EQ(layout.active % 64, 0u);
+    ASSERT_GE(Wide{layout.active}, end);
+    ASSERT_LT(layout.active - end, Wide{64});
+    end = Wide{layout.active} + Wide{s.num_ranks} * 4;
     ASSERT_LE(end, Wide{layout.total_bytes});
     ASSERT_LT(layout.total_bytes - end, Wide{kRegionAlign});
     ASSERT_LT(Wide{layout.total_bytes}, Wide{1} << 52) << "the header's own promise";
