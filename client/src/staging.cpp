@@ -7,6 +7,7 @@ namespace epd::client {
 namespace {
 
 using abi::Region;
+using stream_kernels::column_rows;
 using stream_kernels::Piece;
 using stream_kernels::Rows;
 

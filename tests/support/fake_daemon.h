@@ -6,6 +6,7 @@
 #include "common/memory.h"
 #include "common/packet.h"
 #include "proto/attach.h"
+#include "proto/waits.h"
 
 #include <array>
 #include <atomic>
