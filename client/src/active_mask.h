@@ -20,12 +20,7 @@ class ActiveMask {
   Status write(const Group& group, Device* device);
 
  private:
-  // -1: nothing has been written.
-  std::array<std::int32_t, abi::kMaxRanks> written_ = [] {
-    std::array<std::int32_t, abi::kMaxRanks> none{};
-    none.fill(-1);
-    return none;
-  }();
+  std::array<std::int32_t, abi::kMaxRanks> written_{};  // the group's memory begins as zeros
   std::mutex mutex_;  // of threads that resume at the same time: the last one writes what is newest
 };
 
