@@ -379,6 +379,30 @@ uint32_t epd_group_sum_ranks(const epd_group_t* group) {
   return sum_ranks;
 }
 
+epd_status_t epd_group_active_mask(const epd_group_t* group, const int32_t** mask) {
+  return guarded([&]() -> Status {
+    EPD_OPEN(Group, g, group);
+    EPD_REQUIRE(mask);
+    *mask = epd::client::active_mask_of(*g);
+    return {};
+  });
+}
+
+epd_status_t epd_group_waits(const epd_group_t* group, int64_t* ready_ns, int64_t* arrived_ns) {
+  return guarded([&]() -> Status {
+    EPD_OPEN(Group, g, group);
+    const auto read = [](const std::atomic<std::uint64_t>& time_ns, int64_t& to) {
+      to = static_cast<int64_t>(time_ns.load(std::memory_order_relaxed));
+    };
+    for (std::uint32_t rank = 0; rank < g->shape.num_ranks; ++rank) {
+      const abi::PeerWait& waited = g->board.waited_for(rank);
+      if (ready_ns != nullptr) read(waited.ready_ns, ready_ns[rank]);
+      if (arrived_ns != nullptr) read(waited.arrived_ns, arrived_ns[rank]);
+    }
+    return {};
+  });
+}
+
 epd_status_t epd_group_buffers(const epd_group_t* group, uint32_t slot, epd_buffers_t* buffers) {
   return guarded([&]() -> Status {
     EPD_OPEN(Group, g, group);

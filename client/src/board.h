@@ -4,6 +4,7 @@
 
 #include "common/memory.h"
 #include "proto/session.h"
+#include "proto/waits.h"
 
 #include <string>
 
@@ -22,7 +23,7 @@ struct BoardSnapshot {
 class BoardView {
  public:
   BoardView() : layout_(abi::GroupShape{1, 1, 1, 128, 1, 1, {}, {}, {}}) {}
-  // The mapping must hold BoardLayout(shape).total_bytes.
+  // The mapping must hold WaitsLayout(shape).total_bytes.
   BoardView(Mapping mapping, const abi::GroupShape& shape)
       : mapping_(std::move(mapping)), layout_(shape), shape_(shape) {}
 
@@ -64,6 +65,11 @@ class BoardView {
   const std::int32_t* expert_offsets(std::uint32_t slot) const {
     return shape_.per_expert() ? mapping_.as<const std::int32_t>(layout_.expert_offsets(shape_, slot))
                                : nullptr;
+  }
+
+  // What this rank has waited for the other one so far.
+  const abi::PeerWait& waited_for(std::uint32_t rank) const {
+    return mapping_.as<const abi::PeerWait>(abi::WaitsLayout(shape_).peers)[rank];
   }
 
  private:

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "common/fd.h"
+#include "epd/epd.h"
 #include "proto/attach.h"
 #include "proto/call_words.h"
 #include "step.h"

@@ -64,6 +64,8 @@ abi::GroupShape make_shape(const epd_group_config_t& c) {
   s.max_recv_rows = c.max_recv_rows;
   s.sum_ranks = c.sum_ranks;
   s.span = as<abi::Span>(c.span);
+  s.scale_layout = as<abi::ScaleLayout>(c.scale_layout);
+  s.range_format = as<abi::RangeFormat>(c.range_format);
   return s;
 }
 

@@ -1,6 +1,7 @@
 // One rank's membership in a group, as the library keeps it.
 #pragma once
 
+#include "active_mask.h"
 #include "bindings.h"
 #include "board.h"
 #include "calls.h"
@@ -176,6 +177,7 @@ struct Group {
   Mapping user;                          // on host devices
   DeviceMemory device_user;              // on CUDA devices
   BoardView board;
+  ActiveMask active_mask;
   // A submission holds it from its checks until it is in the ring. It keeps the group's operations in order
   // while the session's mutex is released for a driver call.
   std::mutex submit_mutex;

@@ -191,12 +191,14 @@ Status Session::adopt_joined(Packet& packet, Group& group) {
   }
   Status status = map_user_arena(packet.fds[0], group);
   if (!status.ok()) return status;
-  Result<Mapping> board = map_sealed(packet.fds[1], board_bytes, Access::kReadOnly, "the board");
+  const std::uint64_t with_waits = abi::WaitsLayout(group.shape).total_bytes;
+  Result<Mapping> board = map_sealed(packet.fds[1], with_waits, Access::kReadOnly, "the board");
   if (!board.ok()) return board.status();
   group.board = BoardView(std::move(*board), group.shape);
   if (!group.board.magic_fits()) return internal_error("the board from the daemon has a wrong magic");
   status = streams_.make_events(group);
-  return status.ok() ? operations_->open(group, packet) : status;
+  if (status.ok()) status = operations_->open(group, packet);
+  return status.ok() ? group.active_mask.write(group, attachment_.device.get()) : status;
 }
 
 void Session::begin_leave_locked(Group& group) {
@@ -231,7 +233,7 @@ Status Session::resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t&
     status = take_epoch(group, timeout_ms, deadline, info);
     if (!status.ok()) return status;
     status = operations_->renew(group);
-    if (status.ok()) return status;
+    if (status.ok()) return group.active_mask.write(group, attachment_.device.get());
     // The group may have broken again meanwhile, which is the same as if it broke a little later. An engine
     // that was restarted says so before the board does.
     const bool restarted = status.code() == StatusCode::kEngineRestarted;

@@ -7,6 +7,7 @@ namespace epd::client {
 namespace {
 
 using abi::Region;
+using stream_kernels::column_rows;
 using stream_kernels::Piece;
 using stream_kernels::Rows;
 
@@ -86,7 +87,7 @@ class Planner {
     if (flagged(abi::kFlagWeights))
       input("memory.topk_weights", m.topk_weights, Region::kTopkWeights, Rows::kTokens);
     output("memory.recv_x", m.recv_x, Region::kRecvX, Rows::kReceived);
-    output("memory.recv_scales", m.recv_scales, Region::kRecvScales, Rows::kReceived);
+    scales(m.recv_scales);
     output("memory.recv_topk_idx", m.recv_topk_idx, Region::kRecvTopkIdx, Rows::kReceived);
     output("memory.recv_topk_weights", m.recv_topk_weights, Region::kRecvTopkWeights, Rows::kReceived);
     output("memory.recv_src", m.recv_src, Region::kRecvSrc, Rows::kReceived);
@@ -99,8 +100,9 @@ class Planner {
     numbers("memory.rank_offsets", m.rank_offsets, Region::kRankOffsets, shape_.num_ranks + 1, 0);
     numbers("memory.expert_counts", m.expert_counts, Region::kExpertCounts, experts, 0);
     numbers("memory.expert_offsets", m.expert_offsets, Region::kExpertOffsets, experts + 1, 1);
+    const bool of_block = shape_.range_format == abi::RangeFormat::kRows;  // else they count from there
     numbers("memory.source_ranges", m.source_ranges, Region::kSourceRanges, experts * shape_.num_ranks * 2,
-            shape_.num_ranks * 2);
+            of_block ? shape_.num_ranks * 2 : 0);
   }
 
   void plan_combine() {
@@ -150,6 +152,14 @@ class Planner {
     copies_.out[copies_.num_out++] = {
         static_cast<std::uint8_t*>(own), from, row_bytes_of(shape_, region), 0, 0, counted, 0, 0};
     note(counted);
+  }
+
+  void scales(void* own) {
+    const std::uint32_t before = copies_.num_out;
+    output("memory.recv_scales", own, Region::kRecvScales, Rows::kReceived);
+    if (copies_.num_out == before || !shape_.scale_columns()) return;
+    if (status_.ok()) status_ = check_numbers("memory.recv_scales", own);
+    copies_.out[before].columns = static_cast<std::uint16_t>(shape_.scale_words());
   }
 
   // Rows that no token fills.
@@ -286,11 +296,25 @@ void copy_numbers(const Copies& c, const Piece& piece) {
   }
 }
 
+// Of column-major scales: outputs.
+void copy_columns(const Copies& c, const Piece& piece, std::uint32_t block, const HostRows& rows) {
+  for (std::uint32_t column = 0; column < piece.columns; ++column) {
+    const std::uint64_t matrix = std::uint64_t{block} * piece.columns + column;
+    const std::uint64_t to = matrix * column_rows(c.own_block) + rows.row;
+    const std::uint64_t from = matrix * column_rows(c.region_block) + rows.row;
+    std::memcpy(piece.to + to * 4, piece.from + from * 4, std::size_t{rows.count} * 4);
+  }
+}
+
 void copy_piece(const Copies& c, const Piece& piece, bool in) {
   if (piece.renumber != 0) return copy_numbers(c, piece);
   const bool in_blocks = piece.counted == Rows::kReceived || piece.counted == Rows::kUnused;
   for (std::uint32_t block = 0; block < (in_blocks ? c.blocks : 1); ++block) {
     const HostRows rows = rows_of(c, piece, block);
+    if (piece.columns != 0) {
+      copy_columns(c, piece, block, rows);
+      continue;
+    }
     const std::uint64_t own = std::uint64_t{block} * c.own_block + rows.row;
     const std::uint64_t region = std::uint64_t{block} * c.region_block + rows.row;
     std::uint8_t* const to = piece.to + (in ? region : own) * piece.row_bytes;

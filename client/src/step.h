@@ -27,9 +27,14 @@ struct Piece {
   std::uint32_t renumber = 0;  // int32 of a block, of which 1, or the first of each pair, is a row's number
   Rows counted = Rows::kGiven;
   std::uint8_t fill = 0;
-  std::uint16_t reserved = 0;
+  std::uint16_t columns = 0;  // of words, one of each row in each (column-major scales); 0: rows lie together
 };
 static_assert(sizeof(Piece) == 32);
+
+// From one column to the next, where a block has so many rows (abi::GroupShape::scale_pitch).
+constexpr std::uint64_t column_rows(std::uint32_t block) {
+  return (std::uint64_t{block} + 3) / 4 * 4;
+}
 
 inline constexpr std::uint32_t kMostPiecesIn = 5;    // of a combine
 inline constexpr std::uint32_t kMostPiecesOut = 12;  // of a dispatch: its outputs, and unused rows of three

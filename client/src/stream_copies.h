@@ -182,10 +182,26 @@ EPD_DEVICE inline std::uint32_t rows_before(const Copies& c, const Piece& piece,
   return piece.counted == Rows::kReceived ? received : block * c.own_block - received;
 }
 
+// Copies `count` rows of column-major scales: outputs.
+EPD_DEVICE inline void copy_columns(const Copies& c, const Piece& piece, std::uint32_t block,
+                                    std::uint32_t row, std::uint32_t count, std::uint32_t who,
+                                    std::uint32_t all) {
+  auto* const to = reinterpret_cast<std::uint32_t*>(piece.to);
+  const auto* const from = reinterpret_cast<const std::uint32_t*>(piece.from);
+  const std::uint64_t first = std::uint64_t{block} * piece.columns;
+  for (std::uint32_t i = who; i < count * piece.columns; i += all) {
+    const std::uint32_t column = i / count;
+    const std::uint32_t at = row + (i - column * count);
+    store_alone(to + (first + column) * column_rows(c.own_block) + at,
+                load_alone(from + (first + column) * column_rows(c.region_block) + at));
+  }
+}
+
 // Copies `count` rows that lie close together, from `row` of the block on.
 EPD_DEVICE inline void copy_rows(const Copies& c, const Piece& piece, bool in, std::uint32_t block,
                                  std::uint32_t row, std::uint32_t count, std::uint32_t who,
                                  std::uint32_t all) {
+  if (piece.columns != 0) return copy_columns(c, piece, block, row, count, who, all);
   const std::uint64_t to_row = std::uint64_t{block} * (in ? c.region_block : c.own_block) + row;
   const std::uint64_t from_row = std::uint64_t{block} * (in ? c.own_block : c.region_block) + row;
   std::uint8_t* const to = piece.to + to_row * piece.row_bytes;

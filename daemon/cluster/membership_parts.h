@@ -73,8 +73,10 @@ void carry_unjudged(Io& io, wire::GroupShape& m, abi::GroupShape& v) {
   EPD_NUMBER(max_recv_rows, v.max_recv_rows, kAnyWord);
   EPD_NUMBER(sum_ranks, v.sum_ranks, kAnyWord);
   EPD_NUMBER(span, v.span, kAnyWord);
+  EPD_NUMBER(scale_layout, v.scale_layout, kAnyWord);
+  EPD_NUMBER(range_format, v.range_format, kAnyWord);
 }
-static_assert(sizeof(abi::GroupShape) == 18 * sizeof(std::uint32_t), "a field is not carried");
+static_assert(sizeof(abi::GroupShape) == 20 * sizeof(std::uint32_t), "a field is not carried");
 
 template <typename Io>
 void carry(Io& io, wire::GroupShape& m, abi::GroupShape& v) {

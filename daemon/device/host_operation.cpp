@@ -397,7 +397,8 @@ void HostOperation::deliver_counts() {
   put(placement.rank_offsets(), op_.counts.rank_offsets);
   put(placement.expert_counts(), op_.counts.expert_counts);
   put(placement.expert_offsets(), op_.counts.expert_offsets);
-  put(placement.source_ranges(), op_.counts.source_ranges);
+  if (op_.counts.source_ranges != nullptr)
+    placement.write_source_ranges(op_.shape.packed_ranges, op_.counts.source_ranges);
   counted_ = true;
 }
 

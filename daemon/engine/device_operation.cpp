@@ -18,6 +18,7 @@ kernels::RowFormat row_format(const abi::GroupShape& s) {
   format.x_bytes = s.x_bytes();
   format.row_bytes = s.row_bytes();
   format.scale_bytes = s.scale_bytes();
+  kernels::set_scale_layout(format, s);
   return format;
 }
 
@@ -30,6 +31,7 @@ kernels::cuda::Shape device_shape(const abi::GroupShape& s) {
   shape.per_expert = s.per_expert();
   shape.expert_blocks = s.layout == abi::Layout::kExpert;
   shape.index64 = s.index_type == abi::IndexType::kInt64;
+  shape.packed_ranges = s.range_format == abi::RangeFormat::kPacked64;
   shape.alignment = s.expert_alignment;
   shape.expert_capacity = s.expert_capacity();
   shape.recv_rows = s.recv_rows();

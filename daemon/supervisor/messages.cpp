@@ -144,6 +144,8 @@ v1::GroupShape message_of(const abi::GroupShape& shape) {
   message.set_index_type(enumerator<v1::IndexType>(shape.index_type));
   message.set_policy(enumerator<v1::LossPolicy>(shape.policy));
   message.set_span(enumerator<v1::Span>(shape.span));
+  if (shape.is_fp8()) message.set_scale_layout(enumerator<v1::ScaleLayout>(shape.scale_layout));
+  if (shape.per_expert()) message.set_range_format(enumerator<v1::RangeFormat>(shape.range_format));
   return message;
 }
 

@@ -47,9 +47,14 @@ inline void store_source(const Delivery& to, std::uint32_t source, std::uint32_t
   to.target->recv_src[2 * to.row + 1] = static_cast<std::int32_t>(token);
 }
 
-inline void store_scales(std::span<const Delivery> deliveries, const void* scales, std::size_t bytes) {
+inline void store_scales(std::span<const Delivery> deliveries, const void* scales, const RowFormat& format) {
+  const std::size_t whole = format.scale_pitch == 0 ? format.scale_bytes : 4;
   for (const Delivery& to : deliveries) {
-    std::memcpy(static_cast<char*>(to.target->recv_scales) + to.row * bytes, scales, bytes);
+    char* at = static_cast<char*>(to.target->recv_scales) + format.scale_word(to.row) * 4;
+    for (std::size_t byte = 0; byte < format.scale_bytes; byte += whole) {
+      std::memcpy(at, static_cast<const char*>(scales) + byte, whole);
+      at += std::size_t{format.scale_pitch} * 4;
+    }
   }
 }
 

@@ -35,7 +35,7 @@ class Dispatcher {
       }
     }
     const void* scales = writer_.write(args_.x, args_.x_scales, token, places_);
-    if (scales != nullptr) host::store_scales(deliveries_, scales, args_.format.scale_bytes);
+    if (scales != nullptr) host::store_scales(deliveries_, scales, args_.format);
   }
 
  private:

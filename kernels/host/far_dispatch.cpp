@@ -188,7 +188,7 @@ class Forwarder {
       store_metadata<std::int32_t>();
     }
     choice_.kernels->copy_row(record, format.row_bytes, places_, choice_.stores);
-    if (format.scale_bytes != 0) host::store_scales(deliveries_, scales, format.scale_bytes);
+    if (format.scale_bytes != 0) host::store_scales(deliveries_, scales, format);
     return {};
   }
 

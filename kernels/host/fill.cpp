@@ -14,6 +14,21 @@ void mark_rows(const FillArgs& args, std::size_t row, std::size_t count) {
   std::fill_n(args.target.recv_src + row * 2, count * 2, std::int32_t{-1});
 }
 
+void zero_scales(const FillArgs& args, std::size_t row, std::size_t count) {
+  const RowFormat& format = args.format;
+  auto* const scales = static_cast<char*>(args.target.recv_scales);
+  if (format.scale_bytes == 0) return;
+  if (format.scale_pitch == 0) {
+    std::memset(scales + row * format.scale_bytes, 0, count * format.scale_bytes);
+    return;
+  }
+  for (const std::size_t end = row + count; row < end; ++row) {
+    char* at = scales + format.scale_word(row) * 4;
+    for (std::uint32_t i = 0; i < format.scale_bytes / 4; ++i, at += std::size_t{format.scale_pitch} * 4)
+      std::memset(at, 0, 4);
+  }
+}
+
 void fill(const FillArgs& args, std::size_t row, std::size_t count) {
   if (args.index64) {
     mark_rows<std::int64_t>(args, row, count);
@@ -21,11 +36,9 @@ void fill(const FillArgs& args, std::size_t row, std::size_t count) {
     mark_rows<std::int32_t>(args, row, count);
   }
   if (!args.zero) return;
-  const auto zero = [row, count](void* rows, std::size_t bytes) {
-    if (bytes != 0) std::memset(static_cast<char*>(rows) + row * bytes, 0, count * bytes);
-  };
-  zero(args.target.recv_x, args.format.row_bytes);
-  zero(args.target.recv_scales, args.format.scale_bytes);
+  const std::size_t bytes = args.format.row_bytes;
+  std::memset(static_cast<char*>(args.target.recv_x) + row * bytes, 0, count * bytes);
+  zero_scales(args, row, count);
 }
 
 }  // namespace

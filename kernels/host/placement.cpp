@@ -41,6 +41,19 @@ std::span<const std::int32_t> Placement::source_ranges() const {
                      : std::span<const std::int32_t>();
 }
 
+void Placement::write_source_ranges(bool packed, std::int32_t* to) const {
+  const std::span<const std::int32_t> ranges = source_ranges();
+  if (!packed) {
+    std::copy(ranges.begin(), ranges.end(), to);
+    return;
+  }
+  for (std::size_t i = 0; i < ranges.size(); i += 2) {
+    const std::int32_t first = ranges[i] - expert_offsets()[i / 2 / num_ranks_];
+    to[i] = ranges[i + 1];  // the low half of an int64
+    to[i + 1] = first;
+  }
+}
+
 void Placement::count_rows(bool expert_blocks) {
   std::int64_t rows = per_expert_ ? expert_offsets().back() : rank_offsets().back();
   if (expert_blocks) rows = std::accumulate(expert_counts().begin(), expert_counts().end(), std::int64_t{0});

@@ -260,7 +260,12 @@ void count_rows(const GroupParams& params, const std::vector<Row>& rows, RankRec
              rows[static_cast<std::size_t>(next)].source == static_cast<std::int32_t>(source)) {
         ++next;
       }
-      received.source_ranges.insert(received.source_ranges.end(), {first, next - first});
+      if (params.range_format == abi::RangeFormat::kRows) {
+        received.source_ranges.insert(received.source_ranges.end(), {first, next - first});
+      } else {  // an int64, its low half first
+        received.source_ranges.insert(received.source_ranges.end(),
+                                      {next - first, first - received.expert_offsets[i]});
+      }
     }
     received.expert_counts[i] = next - received.expert_offsets[i];
   }
@@ -423,6 +428,48 @@ std::uint32_t scale_bytes(const GroupParams& params) {
   const std::uint32_t scales = params.hidden / 128;
   if (params.scale_format != ScaleFormat::kUe8m0) return 4 * scales;
   return scales % 4 == 0 ? scales : scales + 4 - scales % 4;
+}
+
+namespace {
+
+// Rows of a matrix of scales in columns, and what one column takes.
+std::uint64_t rows_of_matrix(const GroupParams& params, std::uint64_t recv_rows) {
+  return params.layout == Layout::kExpert ? params.expert_capacity : recv_rows;
+}
+std::uint64_t column_words(const GroupParams& params, std::uint64_t recv_rows) {
+  std::uint64_t words = rows_of_matrix(params, recv_rows);
+  while (words % 4 != 0) ++words;
+  return words;
+}
+
+}  // namespace
+
+std::uint64_t num_scale_words(const GroupParams& params, std::uint64_t recv_rows) {
+  const std::uint64_t words = scale_bytes(params) / 4;
+  if (params.scale_layout == abi::ScaleLayout::kRowMajor || recv_rows == 0) return recv_rows * words;
+  return recv_rows / rows_of_matrix(params, recv_rows) * words * column_words(params, recv_rows);
+}
+
+std::uint64_t place_of_scale(const GroupParams& params, std::uint64_t recv_rows, std::uint64_t row,
+                             std::uint32_t word) {
+  const std::uint64_t words = scale_bytes(params) / 4;
+  if (params.scale_layout == abi::ScaleLayout::kRowMajor) return row * words + word;
+  const std::uint64_t matrix = row / rows_of_matrix(params, recv_rows);
+  const std::uint64_t column = matrix * words + word;
+  return column * column_words(params, recv_rows) + row % rows_of_matrix(params, recv_rows);
+}
+
+std::vector<std::uint8_t> scales_by_row(const GroupParams& params, std::uint64_t recv_rows,
+                                        const void* recv_scales) {
+  const std::uint32_t bytes = scale_bytes(params);
+  std::vector<std::uint8_t> scales(recv_rows * bytes);
+  for (std::uint64_t row = 0; row < recv_rows; ++row) {
+    for (std::uint32_t word = 0; word < bytes / 4; ++word) {
+      const std::uint64_t place = place_of_scale(params, recv_rows, row, word);
+      std::memcpy(&scales[row * bytes + word * 4], static_cast<const char*>(recv_scales) + place * 4, 4);
+    }
+  }
+  return scales;
 }
 
 std::uint32_t dropped_selections(const GroupParams& params, const RankInput& input) {

@@ -470,6 +470,7 @@ TEST_P(Calls, APeerThatDiesBetweenItsCalls) {
       if (!degrade) return;
       self.resume();
       RANK_CHECK(epd_group_active(self.group.get(), 1) == 0, "it is lost");
+      RANK_CHECK((self.group.active_mask(2) == std::vector<std::int32_t>{1, 0}), "its mask says so too");
       self.play(2, 6, {1});
       self.must_be(EPD_OK);
     });

@@ -40,15 +40,16 @@ struct Case {
     static const char* const layouts[] = {"compact", "packed", "expert"};
     static const char* const payloads[] = {"bf16", "fp8-cast", "fp8", "opaque"};
     char line[400];
-    std::snprintf(
-        line, sizeof(line),
-        "%s %s scales=%d R=%u E=%u H=%u K=%u n0=%u align=%u %s idx%d w=%d%d rw=%u b=%u mark=%d%d cached=%d "
-        "masked=%d inbox=%d sms=%u stages=%u",
-        layouts[static_cast<int>(group.layout)], payloads[static_cast<int>(group.payload)],
-        static_cast<int>(group.scale_format), group.num_ranks, group.num_experts, group.hidden, group.topk,
-        tokens[0], group.alignment, kPatterns[static_cast<int>(pattern)], index64 ? 64 : 32, weights,
-        weighted, static_cast<unsigned>(return_weights), biases, mark_unused, zero_padding, cached,
-        !group.masked.empty(), inbox, sms, stages);
+    std::snprintf(line, sizeof(line),
+                  "%s %s scales=%d columns=%d ranges=%d R=%u E=%u H=%u K=%u n0=%u align=%u %s idx%d w=%d%d "
+                  "rw=%u b=%u mark=%d%d cached=%d "
+                  "masked=%d inbox=%d sms=%u stages=%u",
+                  layouts[static_cast<int>(group.layout)], payloads[static_cast<int>(group.payload)],
+                  static_cast<int>(group.scale_format), static_cast<int>(group.scale_layout),
+                  static_cast<int>(group.range_format), group.num_ranks, group.num_experts, group.hidden,
+                  group.topk, tokens[0], group.alignment, kPatterns[static_cast<int>(pattern)],
+                  index64 ? 64 : 32, weights, weighted, static_cast<unsigned>(return_weights), biases,
+                  mark_unused, zero_padding, cached, !group.masked.empty(), inbox, sms, stages);
     return line;
   }
 };
@@ -72,6 +73,12 @@ inline kernels::cuda::Shape shape_of(const Case& c, std::uint64_t recv_rows) {
               ref::x_bytes(g),
               ref::row_bytes(g),
               ref::scale_bytes(g)};
+  s.packed_ranges = g.range_format == abi::RangeFormat::kPacked64;
+  if (g.scale_layout == abi::ScaleLayout::kColumnMajor && recv_rows != 0) {
+    const std::uint64_t rows = s.expert_blocks ? g.expert_capacity : recv_rows;
+    s.format.scale_block_rows = static_cast<std::uint32_t>(rows);
+    s.format.scale_pitch = static_cast<std::uint32_t>((rows + 3) / 4 * 4);
+  }
   return s;
 }
 
@@ -114,6 +121,8 @@ inline Case random_case(Random& random, std::uint32_t max_hidden) {
   c.stages = pick(random, {1, 2, 3});
   c.inbox = g.layout != ref::Layout::kCompact && random() % 3 != 0;
   c.inboxes = 1 + random() % 3;
+  if (ref::scale_bytes(g) != 0) g.scale_layout = static_cast<abi::ScaleLayout>(random() % 2);
+  if (g.layout != ref::Layout::kCompact) g.range_format = static_cast<abi::RangeFormat>(random() % 2);
   return c;
 }
 

@@ -111,7 +111,7 @@ class CaseRun {
     const std::size_t choices = s.per_expert ? 1 : s.topk;
     EPD_CUDA(cudaSetDevice(rank.device));
     EPD_CUDA(cudaMemset(rank.peer.target.recv_x, kPoison, s.recv_rows * s.format.row_bytes));
-    EPD_CUDA(cudaMemset(rank.peer.target.recv_scales, kPoison, s.recv_rows * s.format.scale_bytes));
+    EPD_CUDA(cudaMemset(rank.peer.target.recv_scales, kPoison, s.format.scales_bytes(s.recv_rows)));
     EPD_CUDA(
         cudaMemset(rank.peer.target.recv_topk_idx, kPoison, s.recv_rows * choices * (s.index64 ? 8 : 4)));
     EPD_CUDA(cudaMemset(rank.peer.target.recv_topk_weights, kPoison, s.recv_rows * choices * 4));
@@ -209,7 +209,8 @@ class CaseRun {
     const std::size_t choices = s.per_expert ? 1 : s.topk;
     check_rows(r, "recv_x", get<std::uint8_t>(rank.peer.target.recv_x, want.recv_x.size()), want.recv_x,
                s.format.row_bytes);
-    check_rows(r, "recv_scales", get<std::uint8_t>(rank.peer.target.recv_scales, want.recv_scales.size()),
+    const auto scales = get<std::uint8_t>(rank.peer.target.recv_scales, s.format.scales_bytes(s.recv_rows));
+    check_rows(r, "recv_scales", ref::scales_by_row(case_.group, s.recv_rows, scales.data()),
                want.recv_scales, s.format.scale_bytes);
     const auto indices = get_indices(rank.peer.target.recv_topk_idx, s.recv_rows * choices, s.index64);
     const auto weights = get<std::uint32_t>(rank.peer.target.recv_topk_weights, s.recv_rows * choices);

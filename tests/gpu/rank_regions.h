@@ -45,13 +45,13 @@ struct RegionSizes {
   std::size_t total() const {
     const kernels::RowFormat& f = shape.format;
     const std::size_t index_bytes = shape.index64 ? 8 : 4;
-    const std::size_t row = f.row_bytes + f.scale_bytes + num_choices(shape) * (index_bytes + 8) + 8 +
-                            std::size_t{shape.hidden} * 2;
+    const std::size_t row =
+        f.row_bytes + num_choices(shape) * (index_bytes + 8) + 8 + std::size_t{shape.hidden} * 2;
     const std::size_t token =
         f.x_bytes + f.scale_bytes + shape.topk * (index_bytes + 16) + std::size_t{shape.hidden} * 6;
-    return shape.recv_rows * row + max_tokens * token + num_placement_words(shape) * 16 + workspace_bytes +
-           inbox_bytes + std::size_t{shape.num_ranks} * (shape.num_ranks + shape.num_experts + 64) * 4 +
-           (256 << 10);
+    return shape.recv_rows * row + f.scales_bytes(shape.recv_rows) + max_tokens * token +
+           num_placement_words(shape) * 16 + workspace_bytes + inbox_bytes +
+           std::size_t{shape.num_ranks} * (shape.num_ranks + shape.num_experts + 64) * 4 + (256 << 10);
   }
 };
 
@@ -129,7 +129,7 @@ struct RankRegions {
     peer.expert_counts = m.template take<std::uint32_t>(s.num_ranks * s.num_experts);
     if (sizes.inbox_bytes != 0) peer.inbox = m.template take<std::uint8_t>(sizes.inbox_bytes);
     peer.target = {m.template take<std::uint8_t>(rows * s.format.row_bytes),
-                   m.template take<std::uint8_t>(rows * s.format.scale_bytes),
+                   m.template take<std::uint8_t>(s.format.scales_bytes(rows)),
                    m.template take<std::uint8_t>(choices * (s.index64 ? 8 : 4)),
                    m.template take<float>(choices), m.template take<std::int32_t>(rows * 2)};
     y = m.template take<std::uint16_t>(rows * s.hidden);

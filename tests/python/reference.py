@@ -94,6 +94,14 @@ def delivered(config: epd.GroupConfig, source: Inputs, token: int) -> tuple[Arra
     return source.x[token], None if source.x_scales is None else source.x_scales[token]
 
 
+def scales_of(config: epd.GroupConfig, b: Any, place: int) -> Array:
+    """The scales of the row at a place of the flat array of rows."""
+    if config.layout != epd.Layout.EXPERT:
+        return b.recv_scales[place]
+    block = b.recv_scales.shape[1]
+    return b.recv_scales[place // block, place % block]
+
+
 def check_dispatch(
     config: epd.GroupConfig, inputs: list[Inputs], rank: int, b: Any, num_recv_rows: int
 ) -> list[Row]:
@@ -110,7 +118,7 @@ def check_dispatch(
         assert flat["recv_src"][row.place].tolist() == [row.source, row.token]
         np.testing.assert_array_equal(flat["recv_x"][row.place], expected)
         if scales is not None:
-            np.testing.assert_array_equal(b.recv_scales.reshape(-1, b.recv_scales.shape[-1])[row.place], scales)
+            np.testing.assert_array_equal(scales_of(config, b, row.place), scales)
         chosen, given = source.topk_idx[row.token], source.topk_weights[row.token]
         if row.expert < 0:
             here = (chosen >= 0) & (chosen // local == rank)
@@ -128,6 +136,11 @@ def check_dispatch(
             assert b.expert_counts[expert] == len(of_expert)
             for source_rank in range(config.num_ranks):
                 places = [row.place for row in of_expert if row.source == source_rank]
+                if config.range_format == epd.RangeFormat.PACKED64:
+                    first = places[0] - b.expert_offsets[expert] if places else 0
+                    packed = int(b.source_ranges[expert, source_rank])
+                    assert packed & 0xFFFFFFFF == len(places) and (not places or packed >> 32 == first)
+                    continue
                 assert b.source_ranges[expert, source_rank, 1] == len(places)
                 assert not places or b.source_ranges[expert, source_rank, 0] == places[0]
     return rows

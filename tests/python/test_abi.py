@@ -26,6 +26,8 @@ ENUMS: dict[str, Any] = {
     "epd_policy": epd.Policy,
     "epd_region": epd.Region,
     "epd_return_weights": epd.ReturnWeights,
+    "epd_scale_layout": epd.ScaleLayout,
+    "epd_range_format": epd.RangeFormat,
 }
 
 

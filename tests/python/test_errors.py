@@ -198,9 +198,13 @@ def test_degrade_goes_on_and_takes_the_rank_back(daemon: Daemon) -> None:
     config = shape(num_ranks=2, policy=epd.Policy.DEGRADE)
     with Ranks(daemon.socket, config) as groups:
         ticket = groups[0].dispatch(0, 0)
+        mask = groups[0].active_mask()
+        assert list(mask) == [1, 1]
         groups[1].leave()
         assert raised(epd.RankLost, ticket.wait).rank == 1
+        assert list(mask) == [1, 1]  # until it resumes
         assert groups[0].resume().num_active_ranks == 1
+        assert list(mask) == [1, 0] and mask.readonly
         assert groups[0].active(0) and not groups[0].active(1) and not groups[0].active(-1)
         b = groups[0].buffers(0)
         b.topk_idx[0], b.topk_idx[1] = 0, 3  # the second on the lost rank
@@ -221,6 +225,7 @@ def test_degrade_goes_on_and_takes_the_rank_back(daemon: Daemon) -> None:
                     error = aborted
             assert error is not None and error.rank == 1
             assert groups[0].resume().num_active_ranks == 2
+            assert list(mask) == [1, 1]
             rejoining.join(10)
             for redo in [group.dispatch(1, 0) for group in (groups[0], again[0])]:
                 redo.wait()
@@ -296,6 +301,21 @@ def test_after_leave_and_detach(daemon: Daemon) -> None:
     for call in (session.check, lambda: session.join(shape())):
         assert "has been detached" in raised(epd.InvalidArgument, call).text
     assert not ticket.pending and not group.active(0)
+
+
+def test_waits_say_who_was_late(daemon: Daemon) -> None:
+    config = shape(num_ranks=2)
+    with Ranks(daemon.socket, config) as groups:
+        before = groups[0].waits()
+        assert before == epd.Waits([0, 0], [0, 0])
+        early = groups[0].dispatch(0, 0)
+        time.sleep(0.05)
+        groups[1].dispatch(0, 0).wait()
+        early.wait()
+        on_time, late = groups[0].waits(), groups[1].waits()
+        assert on_time.ready_ns[1] >= 50_000_000 and on_time.ready_ns[0] == 0
+        assert late.ready_ns[0] < on_time.ready_ns[1]
+    assert raised(epd.InvalidArgument, groups[0].waits)
 
 
 def test_errors_travel_between_processes() -> None:

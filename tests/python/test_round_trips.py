@@ -134,6 +134,41 @@ def test_layouts_and_payloads(
             round_trip(groups, slot, seed=slot + 1, weighted=slot == 1)
 
 
+@pytest.mark.parametrize("layout", epd.Layout)
+@pytest.mark.parametrize("payload, scale_format", [p for p in PAYLOADS if p[0].name.startswith("FP8")])
+@pytest.mark.parametrize("room", [0, 18])  # the worst case is 27 rows
+def test_scales_in_columns_and_ranges_in_one_number(
+    daemon: Daemon, layout: epd.Layout, payload: epd.Payload, scale_format: epd.ScaleFormat, room: int
+) -> None:
+    config = shape(
+        num_ranks=3,
+        num_experts=6,
+        max_tokens=9,
+        hidden=640,
+        topk=2,
+        layout=layout,
+        payload=payload,
+        scale_format=scale_format,
+        max_recv_rows=0 if layout == epd.Layout.PACKED else room,
+        scale_layout=epd.ScaleLayout.COLUMN_MAJOR,
+        range_format=epd.RangeFormat.ROWS if layout == epd.Layout.COMPACT else epd.RangeFormat.PACKED64,
+    )
+    with Ranks(daemon.socket, config) as groups:
+        scales = groups[0].numpy(0).recv_scales
+        rows, words = scales.shape[-2:]
+        pitch = -(-rows // 4) * 4
+        assert scales.strides[-2:] == (4, 4 * pitch) and pitch * words * 4 % 16 == 0
+        assert config.region_bytes(epd.Region.RECV_SCALES) == scales.size // rows * pitch * 4
+        round_trip(groups, 1, seed=11, weighted=True)
+
+
+def test_a_shape_that_has_no_scales_or_ranges(daemon: Daemon) -> None:
+    with epd.attach(daemon.socket) as session:
+        for field in ("scale_layout", "range_format"):
+            with pytest.raises(epd.InvalidArgument, match=f"{field} is 1; allowed: 0 unless"):
+                session.join(shape(**{field: 1}))
+
+
 @pytest.mark.parametrize(
     "fields", [{"index_type": epd.IndexType.INT64}, {"num_biases": 2}, {"max_recv_rows": 15}]
 )

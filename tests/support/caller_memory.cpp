@@ -25,8 +25,8 @@ std::size_t alignment_of(const Case& c, Region region) {
     case Region::kRecvTopkIdx: return c.index64 ? 8 : 4;
     case Region::kX:
     case Region::kRecvX: return c.payload == EPD_PAYLOAD_BF16 || c.payload == EPD_PAYLOAD_FP8_CAST ? 2 : 1;
-    case Region::kXScales:
-    case Region::kRecvScales: return 1;
+    case Region::kXScales: return 1;
+    case Region::kRecvScales: return c.scale_layout == EPD_SCALE_LAYOUT_COLUMN_MAJOR ? 4 : 1;
     case Region::kY:
     case Region::kBias0:
     case Region::kBias1:
@@ -96,6 +96,10 @@ CallerMemory::CallerMemory(const Case& c, std::uint32_t named, std::uint32_t tok
     if (is_numbers(region)) {
       place.row_bytes = 4;
       place.rows = bytes / 4;
+    } else if (region == Region::kRecvScales && shape_.scale_columns()) {
+      columns_ = shape_.scale_words();
+      place.row_bytes = 4;
+      place.rows = blocks_ * columns_ * column_rows();
     } else if (place.received) {
       place.row_bytes = bytes / shape_.recv_rows();
       place.rows = blocks_ * own_block_;
@@ -155,6 +159,7 @@ void CallerMemory::put(Region region, std::byte* mine, const std::byte* slot) co
 void CallerMemory::renumber(Region region, std::byte* numbers, std::int64_t blocks_apart) const {
   if (shape_.layout != abi::Layout::kExpert) return;
   if (region != Region::kExpertOffsets && region != Region::kSourceRanges) return;
+  if (region == Region::kSourceRanges && shape_.range_format == abi::RangeFormat::kPacked64) return;
   auto* const words = reinterpret_cast<std::int32_t*>(numbers);
   const bool pairs = region == Region::kSourceRanges;
   const std::size_t of_block = pairs ? std::size_t{2} * shape_.num_ranks : 1;
@@ -171,6 +176,10 @@ void CallerMemory::take(Region region, const std::byte* mine, std::byte* slot, b
     return;
   }
   const std::size_t common = std::min(own_block_, region_block_);
+  for (std::size_t column = 0; region == Region::kRecvScales && column < blocks_ * columns_; ++column)
+    std::memcpy(to + column * shape_.scale_pitch() * 4, mine + at.offset + column * column_rows() * 4,
+                common * 4);
+  if (region == Region::kRecvScales && columns_ != 0) return;
   for (std::size_t block = 0; block < blocks_; ++block) {
     std::byte* const rows = to + block * region_block_ * at.row_bytes;
     std::memcpy(rows, mine + at.offset + block * own_block_ * at.row_bytes, common * at.row_bytes);
@@ -180,6 +189,11 @@ void CallerMemory::take(Region region, const std::byte* mine, std::byte* slot, b
         marks && region != Region::kRecvX && region != Region::kRecvScales && common < region_block_;
     if (marked) std::memset(rows + common * at.row_bytes, mark, (region_block_ - common) * at.row_bytes);
   }
+}
+
+std::size_t CallerMemory::column_rows() const {
+  const bool expert = shape_.layout == abi::Layout::kExpert;
+  return abi::align_up(expert ? own_block_ : std::min(own_block_, region_block_), 4);
 }
 
 void CallerMemory::poison(Region region, std::byte* mine) const {

@@ -55,6 +55,7 @@ class CallerMemory {
     bool received = false;
   };
   const Place& place(abi::Region region) const { return places_[static_cast<std::size_t>(region)]; }
+  std::size_t column_rows() const;  // from one column of scales to the next
   void renumber(abi::Region region, std::byte* numbers, std::int64_t blocks_apart) const;
 
   const Case case_;
@@ -65,6 +66,7 @@ class CallerMemory {
   std::size_t blocks_ = 1;
   std::size_t own_block_ = 0;
   std::size_t region_block_ = 0;
+  std::size_t columns_ = 0;  // of scales; 0: they lie with their rows
   std::array<Place, abi::kNumRegions> places_{};
   std::size_t bytes_ = 0;
 };

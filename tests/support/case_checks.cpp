@@ -59,7 +59,11 @@ class First {
 // The received rows of one rank, row by row.
 class Rows {
  public:
-  Rows(const Case& c, const epd_buffers_t& b) : case_(c), buffers_(b), shape_(c.shape()) {}
+  Rows(const Case& c, const epd_buffers_t& b)
+      : case_(c),
+        buffers_(b),
+        shape_(c.shape()),
+        scales_(kernels::reference::scales_by_row(c.params(), room(), b.recv_scales)) {}
 
   std::size_t room() const { return shape_.recv_rows(); }
   bool filled(std::size_t row) const { return buffers_.recv_src[row * 2] >= 0; }
@@ -126,13 +130,12 @@ class Rows {
   const std::uint8_t* x(std::size_t row) const {
     return static_cast<const std::uint8_t*>(buffers_.recv_x) + row * shape_.row_bytes();
   }
-  const std::uint8_t* scales_of(std::size_t row) const {
-    return static_cast<const std::uint8_t*>(buffers_.recv_scales) + row * shape_.scale_bytes();
-  }
+  const std::uint8_t* scales_of(std::size_t row) const { return scales_.data() + row * shape_.scale_bytes(); }
 
   const Case& case_;
   const epd_buffers_t& buffers_;
   const abi::GroupShape shape_;
+  const std::vector<std::uint8_t> scales_;
 };
 
 std::uint64_t digest(std::uint64_t hash, const void* data, std::size_t bytes) {

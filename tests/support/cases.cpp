@@ -192,7 +192,9 @@ std::string Case::describe() const {
   return "seed " + std::to_string(seed) + ": R=" + std::to_string(num_ranks) +
          " E=" + std::to_string(num_experts) + " T=" + std::to_string(max_tokens) +
          " H=" + std::to_string(hidden) + " K=" + std::to_string(topk) + " depth=" + std::to_string(depth) +
-         layout_name(layout) + payload_name(*this) + (index64 ? " int64" : " int32") +
+         layout_name(layout) + payload_name(*this) +
+         (scale_layout != EPD_SCALE_LAYOUT_ROW_MAJOR ? " scale columns" : "") +
+         (range_format != EPD_RANGE_FORMAT_ROWS ? " packed ranges" : "") + (index64 ? " int64" : " int32") +
          (alignment != 1 ? " alignment " + std::to_string(alignment) : "") +
          (max_recv_rows != 0 ? " room for " + std::to_string(max_recv_rows) : "") +
          (sum_ranks != 0 ? " sum_ranks " + std::to_string(sum_ranks) : "") +
@@ -248,6 +250,9 @@ epd_group_config_t Case::config(const char* name, std::uint32_t rank) const {
   config.timeout_ms = 30000;
   config.layout = layout;
   config.scale_format = scales;
+  // Tests change layouts and payloads of cases that chance has made.
+  if (payload == EPD_PAYLOAD_FP8_CAST || payload == EPD_PAYLOAD_FP8) config.scale_layout = scale_layout;
+  if (layout != EPD_LAYOUT_COMPACT) config.range_format = range_format;
   config.expert_alignment = alignment;
   config.opaque_bytes = opaque_bytes;
   config.num_biases = num_biases;
@@ -326,6 +331,9 @@ Case random_case(std::uint64_t seed, std::uint32_t num_ranks) {
   if (random.below(3) == 0) c.max_recv_rows = rows_needed(c, kRoundsThatFit);
   if (random.below(3) == 0) c.bound = 1 + random.below((1u << abi::kNumRegions) - 1);
   if (random.below(2) == 0) c.sum_ranks = 1 + random.below(num_ranks);
+  if (c.payload == EPD_PAYLOAD_FP8_CAST || c.payload == EPD_PAYLOAD_FP8)
+    c.scale_layout = static_cast<epd_scale_layout_t>(random.below(2));
+  if (c.layout != EPD_LAYOUT_COMPACT) c.range_format = static_cast<epd_range_format_t>(random.below(2));
   return c;
 }
 

@@ -32,6 +32,8 @@ struct Case {
   epd_payload_t payload = EPD_PAYLOAD_BF16;
   epd_scale_format_t scales = EPD_SCALE_FORMAT_FLOAT32;
   epd_layout_t layout = EPD_LAYOUT_COMPACT;
+  epd_scale_layout_t scale_layout = EPD_SCALE_LAYOUT_ROW_MAJOR;
+  epd_range_format_t range_format = EPD_RANGE_FORMAT_ROWS;
   std::uint32_t alignment = 1;
   std::uint32_t opaque_bytes = 0;
   std::uint32_t num_biases = 0;

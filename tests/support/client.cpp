@@ -260,6 +260,18 @@ void Group::ended(epd_ticket_t ticket) const {
   mirror_->in_flight.erase(found);
 }
 
+std::vector<std::int32_t> Group::active_mask(std::uint32_t num_ranks) const {
+  const std::int32_t* there = nullptr;
+  must(epd_group_active_mask(handle_, &there), "mask of active ranks");
+  std::vector<std::int32_t> mask(num_ranks);
+  if (mirror_ == nullptr) {
+    std::copy_n(there, num_ranks, mask.begin());
+  } else {
+    copy_from_gpu(mirror_->gpu, mask.data(), there, num_ranks * sizeof(std::int32_t));
+  }
+  return mask;
+}
+
 epd_status_t Group::wait(epd_ticket_t ticket, int timeout_ms, epd_result_t* result) const {
   const epd_status_t status = epd_ticket_wait(handle_, ticket, timeout_ms, result);
   if (mirror_ != nullptr && epd_ticket_pending(handle_, ticket) == 0) ended(ticket);

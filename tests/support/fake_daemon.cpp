@@ -209,7 +209,8 @@ void FakeDaemon::join(const abi::Join& request, std::uint32_t request_id, std::v
   const std::uint64_t user_bytes =
       abi::UserArenaLayout(request.shape, abi::bound_regions(request.bindings)).total_bytes;
   const std::uint64_t board_bytes = abi::BoardLayout(request.shape).total_bytes;
-  const std::uint64_t file_bytes = board_bytes - static_cast<std::uint64_t>(settings_.less_board_bytes);
+  const std::uint64_t file_bytes =
+      abi::WaitsLayout(request.shape).total_bytes - static_cast<std::uint64_t>(settings_.less_board_bytes);
   const UniqueFd user_fd =
       make_segment(settings_.arena_name.c_str(), abi::align_up(user_bytes, settings_.arena_unit), true);
   const UniqueFd board_fd = make_segment("fake-board", file_bytes, true);
@@ -217,6 +218,7 @@ void FakeDaemon::join(const abi::Join& request, std::uint32_t request_id, std::v
   member->board_mapping = must(Mapping::map(board_fd.get(), file_bytes, Access::kReadWrite));
   member->board().magic = abi::kBoardMagic;
   member->board().epoch = member->epoch;
+  member->board().active[0] = settings_.active;
   member->board().state = static_cast<std::uint32_t>(abi::GroupState::kActive);
   const UniqueFd board_read_only = must(reopen_read_only(board_fd.get()));
   std::vector<int> fds = {user_fd.get(), board_read_only.get()};

@@ -6,6 +6,7 @@
 #include "common/memory.h"
 #include "common/packet.h"
 #include "proto/attach.h"
+#include "proto/waits.h"
 
 #include <array>
 #include <atomic>
@@ -43,6 +44,7 @@ struct FakeSettings {
   std::size_t arena_unit = 1;            // its memory is a multiple of it
   bool resident = false;                 // operations are calls
   bool shares_device = false;            // another rank of the group is on the rank's device
+  std::uint64_t active = 0;              // ranks that take part, as a board says at the join
   bool automatic = true;  // completes every submission with OK; else the test does, see next_submission
 };
 

@@ -183,6 +183,19 @@ void ScriptRunner::check(const Step& step, const epd_result_t& result, const epd
                                    : digest_dispatch(case_, buffers, result.num_recv_rows));
 }
 
+// The words that kernels read. They may be of a later epoch than `lost`: then the board says so too.
+void ScriptRunner::check_mask(const std::set<std::uint32_t>& lost) const {
+  const std::vector<std::int32_t> mask = group_.active_mask(case_.num_ranks);
+  bool same = true;
+  for (std::uint32_t rank = 0; rank < case_.num_ranks; ++rank)
+    same = same && (epd_group_active(group_.get(), rank) != 0) == !lost.contains(rank);
+  for (std::uint32_t rank = 0; same && rank < case_.num_ranks; ++rank) {
+    if (mask[rank] != (lost.contains(rank) ? 0 : 1))
+      RANK_FAIL("the mask of active ranks has " + std::to_string(mask[rank]) + " for rank " +
+                std::to_string(rank));
+  }
+}
+
 // Who takes part from now on is read by itself, so it may be of a later epoch than the one that was told.
 epd_status_t ScriptRunner::take_epoch(epd_resume_info_t& info) {
   for (std::uint64_t told = 0;; told = info.epoch) {
@@ -193,6 +206,7 @@ epd_status_t ScriptRunner::take_epoch(epd_resume_info_t& info) {
     const epd_status_t status = epd_group_resume(group_.get(), kResumeMs, &info);
     if (status != EPD_OK) return status;
     if (info.epoch != told) continue;
+    check_mask(lost);
     losses_.begin_epoch(told, lost);
     return EPD_OK;
   }

@@ -94,6 +94,7 @@ class ScriptRunner {
   // Gives back the handles that no redo can ask for once `completed` is done.
   void release_handles(std::size_t completed);
   const std::vector<Input>& inputs_of(Round round);
+  void check_mask(const std::set<std::uint32_t>& lost) const;
   epd_status_t take_epoch(epd_resume_info_t& info);
   std::uint32_t num_finishers() const {
     return options_.num_finishers != 0 ? options_.num_finishers : case_.num_ranks;

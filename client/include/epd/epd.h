@@ -174,6 +174,15 @@ typedef enum epd_scale_format {
   EPD_SCALE_FORMAT_UE8M0 = 2         /* int32 [ceil(H/512)]: 4 powers of two 2^e, each as a byte e + 127 */
 } epd_scale_format_t;
 
+/* Where the scales of received rows lie, in recv_scales. */
+typedef enum epd_scale_layout {
+  EPD_SCALE_LAYOUT_ROW_MAJOR = 0, /* with their row: [rows,S], S float32 or int32 by scale format */
+  /* By scale, as TMA and DeepGEMM read them: [S,P]. P is [rows] rounded up to a multiple of 4: 16 bytes.
+   * Layout expert: [E/R,S,P], where P comes from the rows of an expert's block. The last P - [rows] of each S
+   * are never written */
+  EPD_SCALE_LAYOUT_COLUMN_MAJOR = 1
+} epd_scale_layout_t;
+
 /* How received rows lie. Places follow from counts, never from the time of arrival. */
 typedef enum epd_layout {
   /* One row for each (token, rank), by source rank, then token. For prefill and training. */
@@ -184,6 +193,14 @@ typedef enum epd_layout {
   /* The same rows, each expert in a block of its own. For masked grouped GEMM, decode. */
   EPD_LAYOUT_EXPERT = 2
 } epd_layout_t;
+
+/* What source_ranges has for each (local expert, source rank). */
+typedef enum epd_range_format {
+  EPD_RANGE_FORMAT_ROWS = 0, /* int32 [2]: first row in recv_x, number of rows */
+  /* int64: first row << 32 | number of rows, where the first row counts from the expert's own first row. As
+   * DeepEP's layout_range */
+  EPD_RANGE_FORMAT_PACKED64 = 1
+} epd_range_format_t;
 
 /* Of topk_idx and recv_topk_idx. */
 typedef enum epd_index_type { EPD_INDEX_TYPE_INT32 = 0, EPD_INDEX_TYPE_INT64 = 1 } epd_index_type_t;
@@ -288,6 +305,8 @@ typedef struct epd_group_config {
                          Combine adds up the rows of each sum domain, and rounds the sums of other domains
                          than its own to bf16. CUDA devices take 0 and R */
   epd_span_t span;
+  epd_scale_layout_t scale_layout; /* EPD_PAYLOAD_FP8_CAST and EPD_PAYLOAD_FP8 */
+  epd_range_format_t range_format; /* layouts packed and expert */
 } epd_group_config_t;
 static inline void epd_group_config_init(epd_group_config_t* config) {
   memset(config, 0, sizeof(*config));
@@ -349,6 +368,20 @@ EPD_API uint32_t epd_group_rank(const epd_group_t* group);
 /* 1 while the rank takes part in operations. 0: it is lost (EPD_POLICY_DEGRADE), is no rank of the group, or
  * the handle may not be used. */
 EPD_API int epd_group_active(const epd_group_t* group, uint32_t rank);
+/* *mask: int32 [R] in the group's memory, on a CUDA device a device address, which kernels may read. 1: the
+ * rank takes part in operations, as far as this rank knows: it is set by the join and by each
+ * epd_group_resume that returns OK, before it returns. epd_group_active may know more. libepd alone writes
+ * it. Valid until epd_group_leave, and always the same address. */
+EPD_API epd_status_t epd_group_active_mask(const epd_group_t* group, const int32_t** mask);
+/* For how long each rank has held up this rank's device since the join, in nanoseconds. Each array is [R], or
+ * NULL: not wanted. The times only grow: take differences. Other ranks are waited for at the same time, so
+ * the times of one operation add up to more than it took. ready_ns    from when this rank had begun an
+ * operation until that rank had arrived_ns  from when this rank was done with all others until that rank was
+ * done with this one: of a dispatch, until its rows were here On a host device each is exact. On a CUDA
+ * device it is sampled: a time counts that lies between two looks of the engine which both find the same
+ * operation waiting. It looks about every 50 ms. So the waits of most operations are not seen, and those for
+ * a rank that is late by 100 ms or more are. */
+EPD_API epd_status_t epd_group_waits(const epd_group_t* group, int64_t* ready_ns, int64_t* arrived_ns);
 /* Ranks of a sum domain: epd_group_config_t::sum_ranks, or the daemon's choice. The same on all ranks, for
  * the group's whole life. 0 if the handle may not be used. */
 EPD_API uint32_t epd_group_sum_ranks(const epd_group_t* group);
@@ -370,7 +403,7 @@ typedef struct epd_buffers {
   float* topk_weights; /* in  [T,K]. Dispatch sends them along; a weighted combine multiplies by them */
   void* recv_x;        /* out [rows] of dispatch. Compact: the first M are valid. Packed, expert: those of
                           local expert e begin at expert_offsets[e] and are expert_counts[e] */
-  void* recv_scales;   /* out [rows] in the scale format; NULL without FP8 */
+  void* recv_scales;   /* out [rows] in the scale format, by scale_layout; NULL without FP8 */
   void* recv_topk_idx; /* out [rows,C] of the index type: local expert numbers; -1: another rank's, or none */
   float* recv_topk_weights; /* out [rows,C]: their weights; 0 where there is none. Packed, expert: the sum of
                                the token's weights of the expert, in order of k */
@@ -383,11 +416,11 @@ typedef struct epd_buffers {
   void* x_scales;           /* in  [T] in the scale format; NULL unless EPD_PAYLOAD_FP8 */
   int32_t* expert_offsets;  /* out [E/R+1]: first row of each local expert; the last: end of the rows, packed
                                with padding. NULL if compact */
-  int32_t* source_ranges; /* out [E/R,R,2]: first row and number of rows of (local expert, source rank). NULL
-                             if compact */
-  float* y_weights;       /* in  [rows,C]: gradients of recv_topk_weights. Combine with return_weights */
-  void* bias[2];          /* in  [T,H] bf16, added by combine; NULL from num_biases on */
-  float* out_weights;     /* out [T,K] of combine with return_weights: gradients of topk_weights */
+  int32_t* source_ranges;   /* out [E/R,R,2]: first row and number of rows of (local expert, source rank), or
+                               int64 [E/R,R], by range_format. NULL if compact */
+  float* y_weights;         /* in  [rows,C]: gradients of recv_topk_weights. Combine with return_weights */
+  void* bias[2];            /* in  [T,H] bf16, added by combine; NULL from num_biases on */
+  float* out_weights;       /* out [T,K] of combine with return_weights: gradients of topk_weights */
 } epd_buffers_t;
 static inline void epd_buffers_init(epd_buffers_t* buffers) {
   memset(buffers, 0, sizeof(*buffers));
@@ -478,14 +511,14 @@ typedef struct epd_memory {
   const float* topk_weights; /* also of a weighted combine */
   /* dispatch, out */
   void* recv_x;
-  void* recv_scales;
+  void* recv_scales; /* column-major: P comes from recv_rows, as far as the group has so many rows */
   void* recv_topk_idx;
   float* recv_topk_weights;
   int32_t* recv_src;
   int32_t* rank_offsets;   /* compact: combine reads it, to know the rows of y */
   int32_t* expert_counts;  /* expert: likewise */
   int32_t* expert_offsets; /* packed: likewise. Expert: rows of your memory, see recv_rows */
-  int32_t* source_ranges;  /* expert: likewise rows of your memory */
+  int32_t* source_ranges;  /* expert: likewise rows of your memory. EPD_RANGE_FORMAT_PACKED64: int64 */
   /* combine, in */
   const void* y; /* its rows lie as dispatch delivers them, and are counted as rank_offsets, expert_offsets or
                     expert_counts say, by layout. If that is NULL: as the regions of a slot say whose last

@@ -107,6 +107,8 @@ struct Config {
   std::vector<epd_binding_t> bindings;  // regions in memory of your own
   std::uint32_t sum_ranks = 0;
   epd_span_t span = EPD_SPAN_NODE;
+  epd_scale_layout_t scale_layout = EPD_SCALE_LAYOUT_ROW_MAJOR;
+  epd_range_format_t range_format = EPD_RANGE_FORMAT_ROWS;
 };
 
 // A region whose elements' type follows from the configuration.
@@ -136,19 +138,25 @@ struct Buffers {
   Region topk_idx;  // by index_type: std::int32_t or std::int64_t
   Span<float> topk_weights;
   Region recv_x;         // by payload: bf16, e4m3 (also FP8_CAST), or bytes
-  Region recv_scales;    // as x_scales
+  Region recv_scales;    // as x_scales, by scale_layout
   Region recv_topk_idx;  // as topk_idx
   Span<float> recv_topk_weights;
   Span<std::int32_t> recv_src;
   Span<std::int32_t> rank_offsets;
   Span<std::int32_t> expert_counts;
   Span<std::int32_t> expert_offsets;
-  Span<std::int32_t> source_ranges;
+  Span<std::int32_t> source_ranges;  // pairs; EPD_RANGE_FORMAT_PACKED64: the halves of each int64
   Span<std::uint16_t> y;
   Span<float> y_weights;
   Span<std::uint16_t> bias[2];
   Span<std::uint16_t> out;
   Span<float> out_weights;
+};
+
+// epd_group_waits: by rank.
+struct Waits {
+  std::vector<std::int64_t> ready_ns;
+  std::vector<std::int64_t> arrived_ns;
 };
 
 // epd_counts_t.
@@ -229,6 +237,8 @@ inline epd_group_config_t make_config(const Config& config) {
   raw.num_bindings = static_cast<std::uint32_t>(config.bindings.size());
   raw.sum_ranks = config.sum_ranks;
   raw.span = config.span;
+  raw.scale_layout = config.scale_layout;
+  raw.range_format = config.range_format;
   return raw;
 }
 
@@ -457,6 +467,18 @@ class Group {
   std::uint32_t rank() const { return epd_group_rank(get()); }
   std::uint32_t sum_ranks() const { return epd_group_sum_ranks(get()); }
   bool active(std::uint32_t rank) const { return epd_group_active(get(), rank) != 0; }
+  Span<const std::int32_t> active_mask() const {
+    const std::int32_t* mask = nullptr;
+    detail::check(epd_group_active_mask(get(), &mask));
+    return {mask, config().num_ranks};
+  }
+  Waits waits() const {
+    Waits waits;
+    waits.ready_ns.resize(config().num_ranks);
+    waits.arrived_ns.resize(config().num_ranks);
+    detail::check(epd_group_waits(get(), waits.ready_ns.data(), waits.arrived_ns.data()));
+    return waits;
+  }
 
   Buffers buffers(std::uint32_t slot) const {
     epd_buffers_t raw;

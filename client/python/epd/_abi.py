@@ -79,6 +79,8 @@ class GroupConfig(ctypes.Structure):
         ("num_bindings", c_uint32),
         ("sum_ranks", c_uint32),
         ("span", c_enum),
+        ("scale_layout", c_enum),
+        ("range_format", c_enum),
     ]
 
 
@@ -271,6 +273,8 @@ FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "epd_group_rank": (c_uint32, (c_void_p,)),
     "epd_group_sum_ranks": (c_uint32, (c_void_p,)),
     "epd_group_active": (c_int, (c_void_p, c_uint32)),
+    "epd_group_active_mask": (_ENUM_STATUS, (c_void_p, c_void_p)),
+    "epd_group_waits": (_ENUM_STATUS, (c_void_p, c_void_p, c_void_p)),
     "epd_group_buffers": (_ENUM_STATUS, (c_void_p, c_uint32, c_void_p)),
     "epd_group_resume": (_ENUM_STATUS, (c_void_p, c_int32, c_void_p)),
     "epd_group_check": (_ENUM_STATUS, (c_void_p, c_void_p)),

@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Optional, TypeVar
 
 from . import _abi
-from .types import GroupConfig, IndexType, Layout, Payload, Region, ScaleFormat
+from .types import GroupConfig, IndexType, Layout, Payload, RangeFormat, Region, ScaleFormat, ScaleLayout
 
 if TYPE_CHECKING:
     import numpy
@@ -16,20 +16,30 @@ ArrayT = TypeVar("ArrayT")
 
 
 class RegionShape(NamedTuple):
-    """A region's shape, row-major, and the format of its elements as in the module `struct`."""
+    """A region's shape, and the format of its elements as in the module `struct`."""
 
     shape: tuple[int, ...]
     format: str  # "H": bf16 as unsigned 16-bit; "B": e4m3 or opaque bytes; "f", "i", "q"
+    strides: Optional[tuple[int, ...]] = None  # in elements; None: row-major
+
+    @property
+    def elements(self) -> int:
+        """How many there are in memory, with those between columns."""
+        if self.strides is None:
+            return math.prod(self.shape)
+        return max(count * stride for count, stride in zip(self.shape, self.strides))
 
 
 class DeviceArray:
     """A region in a GPU's memory: its address, shape and type. torch and cupy take it without a copy.
 
+    `strides` are in elements; None: row-major.
+
     torch.as_tensor(array, device="cuda:0") keeps the array, and so the group, alive. bf16 comes as int16: add
     .view(torch.bfloat16). e4m3 and opaque rows come as uint8.
     """
 
-    __slots__ = ("__weakref__", "_owner", "address", "format", "shape")
+    __slots__ = ("__weakref__", "_owner", "address", "format", "shape", "strides")
 
     _TYPES = {"H": "<i2", "B": "|u1", "f": "<f4", "i": "<i4", "q": "<i8"}
 
@@ -37,6 +47,7 @@ class DeviceArray:
         self.address = address
         self.shape = region.shape
         self.format = region.format
+        self.strides = region.strides
         self._owner = owner
 
     @property
@@ -45,12 +56,13 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
+        size = ctypes.sizeof(_ELEMENTS[self.format])
         return {
             "version": 3,
             "shape": self.shape,
             "typestr": self._TYPES[self.format],
             "data": (self.address, False),
-            "strides": None,
+            "strides": None if self.strides is None else tuple(stride * size for stride in self.strides),
             "stream": None,  # epd orders nothing by this protocol: tickets and streams do
         }
 
@@ -79,14 +91,16 @@ class Buffers(Generic[ArrayT]):
     topk_idx           in   [T, K] int32 or int64; -1: no selection
     topk_weights       in   [T, K] float32
     recv_x             out  [rows, H] bf16 or e4m3, or [rows, opaque_bytes]
-    recv_scales        out  [rows, S]; FP8_CAST and FP8
+    recv_scales        out  [rows, S]; FP8_CAST and FP8. COLUMN_MAJOR: the same shape with strides (1, P) of
+                            elements, for EXPERT (S * P, 1, P): P is the rows of a block, rounded up to 4
     recv_topk_idx      out  [rows, C] local expert numbers, -1 elsewhere
     recv_topk_weights  out  [rows, C] float32, 0 elsewhere
     recv_src           out  [rows, 2] int32: source rank, token there
     rank_offsets       out  [R+1] int32: tokens from rank r are [r]..[r+1]; compact: its rows
     expert_counts      out  [L] int32
     expert_offsets     out  [L+1] int32; not compact
-    source_ranges      out  [L, R, 2] int32: first row, number of rows of (expert, source rank); not compact
+    source_ranges      out  [L, R, 2] int32: first row, number of rows of (expert, source rank), or [L, R]
+                            int64 (RangeFormat); not compact
     y                  in   [rows, H] bf16: the input of combine
     y_weights          in   [rows, C] float32: for combine's return_weights
     bias               in   a pair of [T, H] bf16; None beyond num_biases
@@ -135,6 +149,11 @@ def region_shapes(config: GroupConfig) -> dict[Region, RegionShape]:
         scales, scale = -(-hidden // 512), "i"
     else:
         scales, scale = hidden // 128, "f"
+    strides: Optional[tuple[int, ...]] = None
+    if config.scale_layout == ScaleLayout.COLUMN_MAJOR:
+        pitch = -(-rows[-1] // 4) * 4
+        strides = (scales * pitch, 1, pitch) if config.layout == Layout.EXPERT else (1, pitch)
+    packed = config.range_format == RangeFormat.PACKED64
     width = config.opaque_bytes if config.payload == Payload.OPAQUE else hidden
     given = "H" if config.payload in (Payload.BF16, Payload.FP8_CAST) else "B"
     received = "H" if config.payload == Payload.BF16 else "B"
@@ -144,14 +163,18 @@ def region_shapes(config: GroupConfig) -> dict[Region, RegionShape]:
         Region.TOPK_IDX: RegionShape((tokens, topk), index),
         Region.TOPK_WEIGHTS: RegionShape((tokens, topk), "f"),
         Region.RECV_X: RegionShape((*rows, width), received),
-        Region.RECV_SCALES: RegionShape((*rows, scales), scale),
+        Region.RECV_SCALES: RegionShape((*rows, scales), scale, strides),
         Region.RECV_TOPK_IDX: RegionShape((*rows, columns), index),
         Region.RECV_TOPK_WEIGHTS: RegionShape((*rows, columns), "f"),
         Region.RECV_SRC: RegionShape((*rows, 2), "i"),
         Region.RANK_OFFSETS: RegionShape((config.num_ranks + 1,), "i"),
         Region.EXPERT_COUNTS: RegionShape((local,), "i"),
         Region.EXPERT_OFFSETS: RegionShape((local + 1,), "i"),
-        Region.SOURCE_RANGES: RegionShape((local, config.num_ranks, 2), "i"),
+        Region.SOURCE_RANGES: (
+            RegionShape((local, config.num_ranks), "q")
+            if packed
+            else RegionShape((local, config.num_ranks, 2), "i")
+        ),
         Region.Y: RegionShape((*rows, hidden), "H"),
         Region.Y_WEIGHTS: RegionShape((*rows, columns), "f"),
         Region.BIAS_0: RegionShape((tokens, hidden), "H"),
@@ -184,4 +207,8 @@ def numpy_array(view: memoryview, region: RegionShape) -> numpy.ndarray[Any, Any
     """The region as an array that keeps what the view keeps."""
     import numpy
 
-    return numpy.frombuffer(view, dtype=_DTYPES[region.format]).reshape(region.shape)
+    flat = numpy.frombuffer(view, dtype=_DTYPES[region.format])
+    if region.strides is None:
+        return flat.reshape(region.shape)
+    strides = [stride * flat.itemsize for stride in region.strides]
+    return numpy.lib.stride_tricks.as_strided(flat, region.shape, strides)

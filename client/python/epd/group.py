@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import struct
 import weakref
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 from . import _abi
 from ._handles import GroupHandle, SessionHandle, is_member
 from ._library import library
-from .buffers import Buffers, DeviceArray, host_view, numpy_array, region_address, region_shapes
+from .buffers import Buffers, DeviceArray, RegionShape, host_view, numpy_array, region_address, region_shapes
 from .errors import InvalidArgument, Status, last_error
 from .memory import Memory
 from .ticket import Dispatch, Handle, ResultBlock, Ticket, bad_timeout, start_hooks, stream_address
@@ -26,6 +25,7 @@ from .types import (
     ResumeInfo,
     ReturnWeights,
     SessionInfo,
+    Waits,
     number_range,
 )
 
@@ -82,6 +82,7 @@ class Group:
         self._numpy: dict[int, Buffers[Any]] = {}
         self._tensors: dict[int, Buffers[Any]] = {}
         self._counts: dict[int, memoryview] = {}
+        self._mask: Union[memoryview, DeviceArray, None] = None
         self._blocks: list[_ArgumentBlock] = []  # taken out by the call that uses it: pop and append are atomic
         self._results: list[ResultBlock] = []
         self._abandoned: list[int] = []  # kept handles that were collected and not released
@@ -312,6 +313,40 @@ class Group:
         active: int = library.epd_group_active(self._handle, rank)
         return active != 0
 
+    def active_mask(self) -> Union[memoryview, DeviceArray]:
+        """int32 [R] in the group's memory, for kernels: 1 where a rank takes part, 0 where it is lost.
+
+        As the join, or this rank's last resume, has found it. On a CUDA device torch.as_tensor takes it without a
+        copy. Read it only. Always the same memory.
+        """
+        mask = self._mask
+        if mask is None:
+            owner = self._owner()
+            address = ctypes.c_void_p()
+            status = library.epd_group_active_mask(owner[2], ctypes.addressof(address))
+            if status:
+                raise self._error(status)
+            shape = RegionShape((self.config.num_ranks,), "i")
+            if self._kind == DeviceKind.HOST:
+                mask = host_view(address.value or 0, self.config.num_ranks, "i", owner, writable=False)
+            else:
+                mask = DeviceArray(address.value or 0, shape, owner)
+            self._mask = mask
+            self._check_joined()
+        return mask
+
+    def waits(self) -> Waits:
+        """For how long each rank has held up this rank's device since the join. See epd_group_waits: on GPUs only
+        times of 100 ms and more are seen.
+        """
+        ranks = self.config.num_ranks
+        times = (ctypes.c_int64 * (2 * ranks))()
+        ready = ctypes.addressof(times)
+        status = library.epd_group_waits(self._handle, ready, ready + 8 * ranks)
+        if status:
+            raise self._error(status)
+        return Waits(list(times[:ranks]), list(times[ranks:]))
+
     def resume(self, timeout_ms: int = FOREVER) -> ResumeInfo:
         """After a break every rank calls this, then submits again from resume_op on. Waits for the others.
 
@@ -409,7 +444,7 @@ class Group:
         owner = self._owner()
         raw = self._raw_buffers(slot, owner[2])
         return {
-            region: host_view(region_address(raw, region), math.prod(shape.shape), shape.format, owner)
+            region: host_view(region_address(raw, region), shape.elements, shape.format, owner)
             for region, shape in self._shapes.items()
         }
 
@@ -439,7 +474,7 @@ class Group:
     def _revoke(self) -> None:
         """Makes the memoryviews that were handed out invalid, but those that others have taken memory from."""
         views = [view for buffers in self._views.values() for view in (*vars(buffers).values(), *buffers.bias)]
-        for view in (*views, *self._counts.values()):
+        for view in (*views, *self._counts.values(), self._mask):
             if isinstance(view, memoryview):
                 try:
                     view.release()
@@ -449,6 +484,7 @@ class Group:
         self._numpy.clear()
         self._tensors.clear()
         self._counts.clear()
+        self._mask = None
 
     def _release_abandoned(self) -> None:
         for _ in range(len(self._abandoned)):

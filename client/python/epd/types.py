@@ -56,6 +56,20 @@ class Layout(enum.IntEnum):
     EXPERT = 2  # the same rows, each expert in a block of its own
 
 
+class ScaleLayout(enum.IntEnum):
+    """Where the scales of received rows lie."""
+
+    ROW_MAJOR = 0  # with their row
+    COLUMN_MAJOR = 1  # by scale, as TMA and DeepGEMM read them; strides see Buffers
+
+
+class RangeFormat(enum.IntEnum):
+    """What source_ranges has for each (local expert, source rank)."""
+
+    ROWS = 0  # two int32: first row, number of rows
+    PACKED64 = 1  # one int64: first row << 32 | number of rows, from the expert's first row on
+
+
 class IndexType(enum.IntEnum):
     """The type of topk_idx and recv_topk_idx."""
 
@@ -155,6 +169,8 @@ class GroupConfig:
     priority          of this rank's operations on its device, -8..7, higher goes first
     sum_ranks         ranks of a sum domain, 1..R; 0: the daemon's choice, on one node R. CUDA devices: 0 or R
     span              Span.CLUSTER: ranks may be on any node of the cluster. Host devices only
+    scale_layout      of received rows; Payload.FP8_CAST and FP8
+    range_format      of source_ranges; Layout.PACKED and EXPERT
     bindings          regions in memory of the caller's own
     """
 
@@ -181,6 +197,8 @@ class GroupConfig:
     priority: int = 0
     sum_ranks: int = 0
     span: Span = Span.NODE
+    scale_layout: ScaleLayout = ScaleLayout.ROW_MAJOR
+    range_format: RangeFormat = RangeFormat.ROWS
     bindings: Sequence[Binding] = ()
 
     def region_bytes(self, region: Region) -> int:
@@ -203,7 +221,7 @@ class GroupConfig:
         for field in (
             "rank num_ranks num_experts max_tokens hidden topk depth payload index_type policy sms timeout_ms "
             "layout scale_format expert_alignment opaque_bytes num_biases num_handles max_recv_rows priority sum_ranks "
-            "span"
+            "span scale_layout range_format"
         ).split():
             set_number(raw, field, getattr(self, field))
         bindings = (_abi.Binding * len(self.bindings))()
@@ -295,6 +313,13 @@ class Progress(NamedTuple):
     next_op: int  # all operations of the group below this number have completed on this rank
     ended: int  # resident devices: operations that have ended since the join, modulo 2^32; else 0
     failed: int  # of these, those that were not carried out
+
+
+class Waits(NamedTuple):
+    """For how long each rank has held up this rank's device since the join, in nanoseconds: epd_group_waits."""
+
+    ready_ns: list[int]  # until it had begun an operation that this rank had begun
+    arrived_ns: list[int]  # until it was done with this rank, which was done with all others
 
 
 class Counts(NamedTuple):

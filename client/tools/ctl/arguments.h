@@ -54,6 +54,7 @@ struct SizeArguments {
   std::string index_type = "int32";
   std::string layout = "compact";
   std::string scale_format = "float32";
+  std::string scale_layout = "row_major";
   std::string device_kind = "cuda";
   std::vector<std::string> bound;  // names of regions
 };

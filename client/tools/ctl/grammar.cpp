@@ -206,6 +206,7 @@ void add_size(CLI::App& app, Arguments& arguments) {
   word("--layout", group.layout, layout_words(), "How received rows lie");
   word("--index-type", group.index_type, index_type_words(), "Of topk_idx");
   word("--scale-format", group.scale_format, scale_format_words(), "Of FP8 rows");
+  word("--scale-layout", group.scale_layout, scale_layout_words(), "Where scales of received rows lie");
   number("--expert-alignment", group.expert_alignment, "Rows")->capture_default_str();
   number("--opaque-bytes", group.opaque_bytes, "Of a row, with payload opaque");
   number("--biases", group.biases, "Bias regions of combine");

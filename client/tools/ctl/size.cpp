@@ -31,6 +31,7 @@ abi::GroupShape shape_of(const SizeArguments& a) {
   shape.index_type = static_cast<abi::IndexType>(number_of(index_type_words(), a.index_type));
   shape.layout = static_cast<abi::Layout>(number_of(layout_words(), a.layout));
   shape.scale_format = static_cast<abi::ScaleFormat>(number_of(scale_format_words(), a.scale_format));
+  shape.scale_layout = static_cast<abi::ScaleLayout>(number_of(scale_layout_words(), a.scale_layout));
   shape.expert_alignment = a.expert_alignment;
   shape.opaque_bytes = a.opaque_bytes;
   shape.num_biases = a.biases;
@@ -49,11 +50,13 @@ Json json_of(const SizeArguments& a, const abi::GroupShape& shape, const abi::Gr
   Json document;
   Json& group = document["shape"];
   for (const abi::ShapeField& field : abi::kShapeFields) group[field.name] = field.value(shape);
-  for (const char* field : {"policy", "sum_ranks", "span"}) group.erase(field);  // have no bearing on it
+  for (const char* field : {"policy", "sum_ranks", "span", "range_format"})
+    group.erase(field);  // have no bearing on it
   group["payload"] = a.payload;
   group["index_type"] = a.index_type;
   group["layout"] = a.layout;
   group["scale_format"] = a.scale_format;
+  group["scale_layout"] = a.scale_layout;
   document["device_kind"] = a.device_kind;
   document["bound"] = a.bound;
   document["rank"] = {{"user_arena_bytes", bytes.user_arena},
@@ -120,6 +123,10 @@ const std::vector<std::string>& layout_words() {
 }
 const std::vector<std::string>& scale_format_words() {
   static const std::vector<std::string> words{"float32", "float32_pow2", "ue8m0"};
+  return words;
+}
+const std::vector<std::string>& scale_layout_words() {
+  static const std::vector<std::string> words{"row_major", "column_major"};
   return words;
 }
 const std::vector<std::string>& device_kind_words() {

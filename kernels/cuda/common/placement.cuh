@@ -199,7 +199,16 @@ __device__ inline void deliver_words(const Operation& op, const Team& team, cons
     if (i >= at.expert_counts) to = op.counts.expert_counts, first = at.expert_counts;
     if (i >= at.expert_offsets) to = op.counts.expert_offsets, first = at.expert_offsets;
     if (i >= at.source_ranges) to = op.counts.source_ranges, first = at.source_ranges;
-    if (to != nullptr) to[i - first] = word;
+    if (to == nullptr) continue;
+    if (i >= at.source_ranges && op.shape.packed_ranges) {
+      // The number of rows becomes the low half, and the first row the high one, from the expert's on.
+      const std::uint32_t pair = (i - first) / 2;
+      const bool is_count = (i - first) % 2 != 0;
+      const std::int32_t begin = words[at.expert_offsets + pair / op.shape.num_ranks];
+      to[(i - first) ^ 1] = is_count ? word : word - begin;
+    } else {
+      to[i - first] = word;
+    }
   }
 }
 

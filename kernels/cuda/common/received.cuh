@@ -15,4 +15,13 @@ __device__ inline void store_index(const Operation& op, void* indices, std::size
   }
 }
 
+// Returns the place of a row's first scale, in words, where scales lie in columns: RowFormat::scale_word() in
+// 32 bits, as far as they reach.
+__device__ inline std::size_t first_scale(const RowFormat& format, std::size_t row) {
+  const auto number = static_cast<std::uint32_t>(row);
+  const std::uint32_t block = number / format.scale_block_rows;
+  return std::size_t{block} * (format.scale_bytes / 4) * format.scale_pitch +
+         (number - block * format.scale_block_rows);
+}
+
 }  // namespace epd::kernels::cuda

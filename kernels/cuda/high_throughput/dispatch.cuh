@@ -106,6 +106,24 @@ __device__ inline void send_scales(const Operation& op, const Shared& shared, co
   }
 }
 
+// The same, to columns (RowFormat::scale_pitch): a word of a lane at a time.
+__device__ inline void send_scale_columns(const Operation& op, const Shared& shared,
+                                          const std::uint8_t* scales, const TokenChoice& choice) {
+  const RowFormat& format = op.shape.format;
+#pragma unroll 1
+  for (std::uint32_t senders = __ballot_sync(kFull, choice.row >= 0); senders != 0; senders &= senders - 1) {
+    const int lane = __ffs(static_cast<int>(senders)) - 1;
+    const std::uint32_t rank = __shfl_sync(kFull, choice.rank, lane);
+    const std::uint32_t row = static_cast<std::uint32_t>(__shfl_sync(kFull, choice.row, lane));
+    EPD_BELOW(rank, op.shape.num_ranks);
+    EPD_BELOW(row, op.shape.recv_rows);
+    auto* const to = static_cast<std::uint32_t*>(shared.targets[rank].recv_scales) + first_scale(format, row);
+#pragma unroll 1
+    for (std::uint32_t i = lane_of(); i < format.scale_bytes / 4; i += 32)
+      to[std::size_t{i} * format.scale_pitch] = reinterpret_cast<const std::uint32_t*>(scales)[i];
+  }
+}
+
 // The parts of a row in its stage. Without a cast: x, then its scales if it has any. With a cast: codes,
 // scales, then x.
 struct StageLayout {
@@ -154,7 +172,9 @@ __device__ inline void send_row(const Operation& op, const Shared& shared, const
              sends);
   stores_commit();
   if (format.scale_bytes == 0) return;
-  if (format.scale_bytes % 16 == 0) {
+  if (format.scale_pitch != 0) {
+    send_scale_columns(op, shared, stage.scales, choice);
+  } else if (format.scale_bytes % 16 == 0) {
     send_scales<uint4>(op, shared, stage.scales, choice);
   } else {
     send_scales<std::uint32_t>(op, shared, stage.scales, choice);
@@ -301,7 +321,15 @@ __device__ inline void fill_range(const Operation& op, Cta cta, const Team& team
     if (lane_of() == 0) reinterpret_cast<int2*>(own.recv_src)[row] = {-1, -1};
     if (!op.zero_padding) continue;
     zero(own.recv_x, row, op.shape.format.row_bytes);
-    zero(own.recv_scales, row, op.shape.format.scale_bytes);
+    const RowFormat& format = op.shape.format;
+    if (format.scale_pitch == 0) {
+      zero(own.recv_scales, row, format.scale_bytes);
+      continue;
+    }
+    auto* const scales = static_cast<std::uint32_t*>(own.recv_scales) + first_scale(format, row);
+#pragma unroll 1
+    for (std::uint32_t i = lane_of(); i < format.scale_bytes / 4; i += 32)
+      scales[std::size_t{i} * format.scale_pitch] = 0;
   }
 }
 

@@ -250,7 +250,9 @@ class LowLatencySender {
     auto* const x = static_cast<std::uint8_t*>(own.recv_x);
     warp_store(x + number * format_.row_bytes, row, format_.row_bytes, has);
     stores_commit();
-    if (format_.scale_bytes % 16 == 0) {
+    if (format_.scale_pitch != 0) {
+      scatter_scale_columns(own, row + format_.row_bytes, place);
+    } else if (format_.scale_bytes % 16 == 0) {
       scatter_scales<uint4>(own, row + format_.row_bytes, place);
     } else {
       scatter_scales<std::uint32_t>(own, row + format_.row_bytes, place);
@@ -279,6 +281,20 @@ class LowLatencySender {
         EPD_BELOW(row, op_.shape.recv_rows);
         if (mine) at[std::size_t{row} * units + first] = unit;
       }
+    }
+  }
+  // The same, to columns (RowFormat::scale_pitch).
+  __device__ void scatter_scale_columns(const DispatchTarget& own, const std::uint8_t* scales,
+                                        std::int32_t place) const {
+#pragma unroll 1
+    for (std::uint32_t left = __ballot_sync(kFull, place >= 0); left != 0; left &= left - 1) {
+      const int lane = __ffs(static_cast<int>(left)) - 1;
+      const auto row = static_cast<std::uint32_t>(__shfl_sync(kFull, place, lane));
+      EPD_BELOW(row, op_.shape.recv_rows);
+      auto* const at = static_cast<std::uint32_t*>(own.recv_scales) + first_scale(format_, row);
+#pragma unroll 1
+      for (std::uint32_t i = lane_of(); i < format_.scale_bytes / 4; i += 32)
+        at[std::size_t{i} * format_.scale_pitch] = reinterpret_cast<const std::uint32_t*>(scales)[i];
     }
   }
   __device__ bool leave(bool good) const {

@@ -92,6 +92,7 @@ struct Shape {
   bool per_expert = false;
   bool expert_blocks = false;
   bool index64 = false;
+  bool packed_ranges = false;  // source_ranges are abi::RangeFormat::kPacked64
   std::uint32_t alignment = 1;
   std::uint64_t expert_capacity = 0;
   std::uint64_t recv_rows = 0;

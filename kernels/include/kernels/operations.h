@@ -20,12 +20,36 @@ struct RowFormat {
   std::uint32_t x_bytes = 0;                   // of a row as given; a multiple of 16
   std::uint32_t row_bytes = 0;                 // as delivered
   std::uint32_t scale_bytes = 0;  // as delivered (and as given, if they are given); a multiple of 4
+  // Column-major scales (abi::ScaleLayout): words from one scale of a received row to its next, and rows of a
+  // matrix. scale_pitch 0: row-major.
+  std::uint32_t scale_pitch = 0;
+  std::uint32_t scale_block_rows = 0;
+
+  // Where the first of a received row's scale_bytes / 4 words lies in recv_scales, in words. The next ones
+  // follow at scale_pitch, or at once.
+  constexpr std::uint64_t scale_word(std::uint64_t row) const {
+    const std::uint32_t words = scale_bytes / 4;
+    if (scale_pitch == 0) return row * words;
+    const std::uint64_t block = row / scale_block_rows;
+    return block * words * scale_pitch + (row - block * scale_block_rows);
+  }
+  // Bytes of recv_scales for so many rows.
+  constexpr std::uint64_t scales_bytes(std::uint64_t rows) const {
+    if (scale_pitch == 0) return rows * scale_bytes;
+    return rows / scale_block_rows * scale_pitch * scale_bytes;
+  }
 };
+// Sets the layout of the scales of a group's received rows.
+constexpr void set_scale_layout(RowFormat& format, const abi::GroupShape& shape) {
+  if (!shape.scale_columns()) return;
+  format.scale_pitch = static_cast<std::uint32_t>(shape.scale_pitch());
+  format.scale_block_rows = static_cast<std::uint32_t>(shape.scale_block_rows());
+}
 
 // Where a destination rank receives. An inactive rank has recv_x null and receives nothing.
 struct DispatchTarget {
   void* recv_x = nullptr;              // [rows,row_bytes]
-  void* recv_scales = nullptr;         // [rows,scale_bytes], if scale_bytes != 0
+  void* recv_scales = nullptr;         // [rows,scale_bytes], or in columns; if scale_bytes != 0
   void* recv_topk_idx = nullptr;       // [rows,C] int32 or int64; C = K (compact) or 1
   float* recv_topk_weights = nullptr;  // [rows,C]
   std::int32_t* recv_src = nullptr;    // [rows,2]

@@ -26,7 +26,9 @@ struct GroupParams {
   std::uint32_t expert_capacity = 0;  // layout expert: rows of each expert's block
   std::uint32_t opaque_bytes = 0;
   std::uint32_t sum_ranks = 0;  // ranks of a sum domain; 0: all
-  std::vector<bool> masked;     // [R] or empty: masked ranks; choices of their experts count as -1
+  abi::ScaleLayout scale_layout = abi::ScaleLayout::kRowMajor;
+  abi::RangeFormat range_format = abi::RangeFormat::kRows;
+  std::vector<bool> masked;  // [R] or empty: masked ranks; choices of their experts count as -1
 };
 
 // What one rank gives to dispatch. Indices are int64 here, whatever the group's index type.
@@ -45,14 +47,14 @@ struct RankReceived {
   std::uint32_t num_rows = 0;
   std::uint32_t num_recv_rows = 0;           // M as epd reports it
   std::vector<std::uint8_t> recv_x;          // [num_rows,row_bytes]
-  std::vector<std::uint8_t> recv_scales;     // [num_rows,scale_bytes], FP8
+  std::vector<std::uint8_t> recv_scales;     // [num_rows,scale_bytes], FP8; see scales_by_row()
   std::vector<std::int64_t> recv_topk_idx;   // [num_rows,C]
   std::vector<float> recv_topk_weights;      // [num_rows,C]
   std::vector<std::int32_t> recv_src;        // [num_rows,2]
   std::vector<std::int32_t> rank_offsets;    // [R+1]
   std::vector<std::int32_t> expert_counts;   // [E/R]
   std::vector<std::int32_t> expert_offsets;  // [E/R+1], packed and expert
-  std::vector<std::int32_t> source_ranges;   // [E/R,R,2], packed and expert
+  std::vector<std::int32_t> source_ranges;   // [E/R,R,2], packed and expert: words as the region has them
 };
 
 // Dispatches all ranks: inputs [R], results [R].
@@ -86,6 +88,14 @@ RankCombined combine_to(const GroupParams& params, const std::vector<RankInput>&
 std::uint32_t x_bytes(const GroupParams& params);
 std::uint32_t row_bytes(const GroupParams& params);
 std::uint32_t scale_bytes(const GroupParams& params);
+
+// Words of recv_scales in a group with so many rows of recv_x, and the place of a word of a row there.
+std::uint64_t num_scale_words(const GroupParams& params, std::uint64_t recv_rows);
+std::uint64_t place_of_scale(const GroupParams& params, std::uint64_t recv_rows, std::uint64_t row,
+                             std::uint32_t word);
+// The region recv_scales as [recv_rows,scale_bytes], whatever its layout.
+std::vector<std::uint8_t> scales_by_row(const GroupParams& params, std::uint64_t recv_rows,
+                                        const void* recv_scales);
 
 // Returns the number of selections of one rank's tokens that name experts of masked ranks.
 std::uint32_t dropped_selections(const GroupParams& params, const RankInput& input);

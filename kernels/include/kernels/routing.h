@@ -120,6 +120,8 @@ class Placement {
   std::span<const std::int32_t> expert_counts() const;   // [E/R]
   std::span<const std::int32_t> expert_offsets() const;  // [E/R+1], empty if compact
   std::span<const std::int32_t> source_ranges() const;   // [E/R,R,2] first row, rows; empty if compact
+  // Writes source_ranges() as the client gets them: `packed` as abi::RangeFormat::kPacked64.
+  void write_source_ranges(bool packed, std::int32_t* to) const;
 
   std::uint32_t num_recv_rows = 0;  // M: compact and expert: rows received; packed: with padding
   // Sets num_recv_rows of a placement whose words were copied.

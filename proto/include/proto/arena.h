@@ -23,14 +23,14 @@ enum class Region : std::uint32_t {
   kTopkIdx,          // in   [T,K] int32 or int64 (GroupShape::index_type); -1 = no selection
   kTopkWeights,      // in   [T,K] float32
   kRecvX,            // out  [rows,row_bytes]
-  kRecvScales,       // out  [rows,scale_bytes], FP8 only
+  kRecvScales,       // out  [rows,scale_bytes], or as GroupShape::scale_layout says; FP8 only
   kRecvTopkIdx,      // out  [rows,C] index type, local expert numbers, -1 elsewhere
   kRecvTopkWeights,  // out  [rows,C] float32, 0 elsewhere
   kRecvSrc,          // out  [rows,2] int32: rank, token; -1 in rows that no token fills
   kRankOffsets,      // out  [R+1] int32
   kExpertCounts,     // out  [E/R] int32
   kExpertOffsets,    // out  [E/R+1] int32, packed and expert
-  kSourceRanges,     // out  [E/R,R,2] int32: first row, rows; packed and expert
+  kSourceRanges,     // out  [E/R,R] in GroupShape::range_format; packed and expert
   kY,                // in   [rows,H] bf16: expert output, the input of combine
   kYWeights,         // in   [rows,C] float32: gradients of recv_topk_weights, for combine
   kBias0,            // in   [T,H] bf16, if num_biases > 0
@@ -54,7 +54,9 @@ constexpr std::uint64_t region_bytes(const GroupShape& s, Region region) {
     case Region::kTopkWeights:
     case Region::kOutWeights: return tokens * s.topk * 4;
     case Region::kRecvX: return rows * s.row_bytes();
-    case Region::kRecvScales: return rows * s.scale_bytes();
+    case Region::kRecvScales:
+      if (s.scale_columns()) return rows / s.scale_block_rows() * s.scale_pitch() * s.scale_bytes();
+      return rows * s.scale_bytes();
     case Region::kRecvTopkIdx: return rows * s.choices_per_row() * s.index_bytes();
     case Region::kRecvTopkWeights:
     case Region::kYWeights: return rows * s.choices_per_row() * 4;
@@ -115,8 +117,9 @@ constexpr std::uint32_t bound_regions(const Bindings& bindings) {
 struct UserArenaLayout {
   std::array<std::uint64_t, kNumRegions> offset{};  // within a slot
   std::uint64_t slot_bytes = 0;
-  std::uint64_t words = 0;  // StreamWords[depth]
-  std::uint64_t calls = 0;  // CallWords
+  std::uint64_t words = 0;   // StreamWords[depth]
+  std::uint64_t calls = 0;   // CallWords
+  std::uint64_t active = 0;  // int32[num_ranks], by the client alone: 1: the rank takes part
   std::uint64_t total_bytes = 0;
 
   constexpr explicit UserArenaLayout(const GroupShape& shape, std::uint32_t bound = 0) {
@@ -127,7 +130,8 @@ struct UserArenaLayout {
     }
     words = slot_bytes * shape.depth;
     calls = words + sizeof(StreamWords) * shape.depth;
-    total_bytes = align_up(calls + sizeof(CallWords), kRegionAlign);
+    active = align_up(calls + sizeof(CallWords), 64);
+    total_bytes = align_up(active + std::uint64_t{shape.num_ranks} * 4, kRegionAlign);
   }
   constexpr std::uint64_t ready_word(std::uint32_t slot) const {
     return words + slot * sizeof(StreamWords) + offsetof(StreamWords, ready);

@@ -40,6 +40,18 @@ enum class ScaleFormat : std::uint32_t {
   kUe8m0 = 2,  // the exponent byte of a power of two, 4 packed to an int32; the last word is filled with 0
 };
 
+// Where the scales of received rows lie.
+enum class ScaleLayout : std::uint32_t {
+  kRowMajor = 0,     // with their row: [rows,scale_bytes]
+  kColumnMajor = 1,  // [scale_words][scale_pitch] for all rows; layout expert: for each expert's block
+};
+
+// How source_ranges says which rows of an expert came from which rank.
+enum class RangeFormat : std::uint32_t {
+  kRows = 0,      // two int32: the first row, the number of rows
+  kPacked64 = 1,  // one int64: first << 32 | number; the first counts from the expert's first row
+};
+
 // How received rows lie.
 enum class Layout : std::uint32_t {
   kCompact = 0,  // one row per (token, rank), by source rank, then token
@@ -76,6 +88,8 @@ struct GroupShape {
   std::uint32_t max_recv_rows = 0;     // room of recv_x and y (layout expert: per expert); 0 = worst case
   std::uint32_t sum_ranks = 0;         // ranks of a sum domain: 1..R; 0 = default, which the daemon chooses
   Span span = Span::kNode;
+  ScaleLayout scale_layout = ScaleLayout::kRowMajor;
+  RangeFormat range_format = RangeFormat::kRows;
 
   // Whether a combine adds up the rows of all ranks in one sum: nothing is rounded in between.
   constexpr bool sums_all_ranks() const { return sum_ranks == 0 || sum_ranks == num_ranks; }
@@ -93,6 +107,8 @@ struct GroupShape {
     const std::uint32_t scales = hidden / kScaleBlock;
     return scale_format == ScaleFormat::kUe8m0 ? (scales + 3) / 4 * 4 : scales * 4;
   }
+  constexpr std::uint32_t scale_words() const { return scale_bytes() / 4; }
+  constexpr bool scale_columns() const { return is_fp8() && scale_layout == ScaleLayout::kColumnMajor; }
   // Bytes of one row without its scales: as given, as delivered.
   constexpr std::uint32_t x_bytes() const { return payload == Payload::kFp8Cast ? hidden * 2 : row_bytes(); }
   constexpr std::uint32_t row_bytes() const {
@@ -112,8 +128,14 @@ struct GroupShape {
     const std::uint32_t choices = topk < experts_per_rank() ? topk : experts_per_rank();
     return worst_rows() * choices + std::uint64_t{experts_per_rank()} * (expert_alignment - 1);
   }
+  // Column-major scales: rows that share a matrix, and words from one scale of a row to its next. TMA wants
+  // multiples of 16 bytes.
+  constexpr std::uint64_t scale_block_rows() const {
+    return layout == Layout::kExpert ? expert_capacity() : recv_rows();
+  }
+  constexpr std::uint64_t scale_pitch() const { return (scale_block_rows() + 3) / 4 * 4; }
   bool operator==(const GroupShape&) const = default;
 };
-static_assert(sizeof(GroupShape) == 72 && std::is_trivially_copyable_v<GroupShape>);
+static_assert(sizeof(GroupShape) == 80 && std::is_trivially_copyable_v<GroupShape>);
 
 }  // namespace epd::abi

@@ -18,7 +18,7 @@ struct ShapeField {
 };
 
 // Every field; ranks that differ in one can't form a group.
-inline constexpr std::array<ShapeField, 18> kShapeFields = {{
+inline constexpr std::array<ShapeField, 20> kShapeFields = {{
     {"num_ranks", [](const GroupShape& s) { return s.num_ranks; }, 1, kMaxRanks, 1},
     {"num_experts", [](const GroupShape& s) { return s.num_experts; }, 1, kMaxExperts, 1},
     {"max_tokens", [](const GroupShape& s) { return s.max_tokens; }, 1, kMaxTokens, 1},
@@ -37,6 +37,8 @@ inline constexpr std::array<ShapeField, 18> kShapeFields = {{
     {"max_recv_rows", [](const GroupShape& s) { return s.max_recv_rows; }, 0, kMaxRecvRows, 1},
     {"sum_ranks", [](const GroupShape& s) { return s.sum_ranks; }, 0, kMaxRanks, 1},
     {"span", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.span); }, 0, 1, 1},
+    {"scale_layout", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.scale_layout); }, 0, 1, 1},
+    {"range_format", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.range_format); }, 0, 1, 1},
 }};
 static_assert(sizeof(GroupShape) == kShapeFields.size() * sizeof(std::uint32_t));
 // Within these limits recv_rows() never passes kMaxRecvRows: R * min(K, E/R) <= E.
@@ -72,6 +74,12 @@ inline std::string check_together(const GroupShape& s) {
   if (s.scale_format == ScaleFormat::kFloat32Pow2 && s.payload != Payload::kFp8Cast)
     return bad_field("scale_format", 1,
                      "0 (float32) and 2 (ue8m0) with payload 2 (fp8): scales are as given");
+  if (s.scale_layout != ScaleLayout::kRowMajor && !s.is_fp8())
+    return bad_field("scale_layout", static_cast<std::uint32_t>(s.scale_layout),
+                     "0 unless payload is 1 (fp8 cast) or 2 (fp8)");
+  if (s.range_format != RangeFormat::kRows && !s.per_expert())
+    return bad_field("range_format", static_cast<std::uint32_t>(s.range_format),
+                     "0 unless layout is 1 (packed) or 2 (expert)");
   GroupShape worst = s;
   worst.max_recv_rows = 0;
   const std::uint64_t rows = s.layout == Layout::kExpert ? worst.expert_capacity() : worst.recv_rows();

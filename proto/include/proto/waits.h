@@ -1,6 +1,6 @@
 // What a rank has waited for each other rank, in memory of its own behind its board: written by its engine's
 // loop alone, with relaxed stores; read by the supervisor without a request. It lives as long as the rank,
-// whatever becomes of engines. Its client maps the board without it.
+// whatever becomes of engines. Its client may read it too.
 //
 // Times are those for which the device of the rank was held up:
 //   ready    from when the rank had announced the operation until the other had

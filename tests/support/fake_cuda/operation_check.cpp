@@ -126,7 +126,7 @@ class Checker {
   void target(const DispatchTarget& target) {
     const std::size_t rows = s_.recv_rows;
     must("a peer's recv_x", target.recv_x, rows * s_.format.row_bytes);
-    must("a peer's recv_scales", target.recv_scales, rows * s_.format.scale_bytes);
+    must("a peer's recv_scales", target.recv_scales, s_.format.scales_bytes(rows));
     must("a peer's recv_topk_idx", target.recv_topk_idx, rows * choices_ * index_bytes());
     must("a peer's recv_topk_weights", target.recv_topk_weights, rows * choices_ * 4);
     must("a peer's recv_src", target.recv_src, rows * 8);

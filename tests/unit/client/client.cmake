@@ -14,6 +14,7 @@ add_executable(client_test
   ${CMAKE_CURRENT_LIST_DIR}/client_binding_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_bytes_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_memory_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client_ranks_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_wrapper_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_abi_test.cpp)
 target_link_libraries(client_test PRIVATE epd::epd epd_fake_daemon GTest::gtest_main epd_options)

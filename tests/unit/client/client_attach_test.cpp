@@ -242,6 +242,12 @@ TEST_F(ClientJoin, ChecksEveryFieldByName) {
   expect("policy is 7", [&](auto& c) { std::memcpy(&c.policy, &nonsense, sizeof(nonsense)); });
   expect("layout is 7; allowed: 0 .. 2", [&](auto& c) { std::memcpy(&c.layout, &nonsense, 4); });
   expect("scale_format is 7", [&](auto& c) { std::memcpy(&c.scale_format, &nonsense, 4); });
+  expect("scale_layout is 7; allowed: 0 .. 1", [&](auto& c) { std::memcpy(&c.scale_layout, &nonsense, 4); });
+  expect("scale_layout is 1; allowed: 0 unless payload is 1 (fp8 cast) or 2 (fp8)",
+         [](auto& c) { c.scale_layout = EPD_SCALE_LAYOUT_COLUMN_MAJOR; });
+  expect("range_format is 7; allowed: 0 .. 1", [&](auto& c) { std::memcpy(&c.range_format, &nonsense, 4); });
+  expect("range_format is 1; allowed: 0 unless layout is 1 (packed) or 2 (expert)",
+         [](auto& c) { c.range_format = EPD_RANGE_FORMAT_PACKED64; });
   expect("expert_alignment is 257; allowed: 1 .. 256", [](auto& c) { c.expert_alignment = 257; });
   expect("num_biases is 3", [](auto& c) { c.num_biases = 3; });
   expect("num_handles is 4097", [](auto& c) { c.num_handles = 4097; });

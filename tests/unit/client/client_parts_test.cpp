@@ -358,7 +358,7 @@ class LaunchedOperationsTest : public HooksTest, protected ConnectionEvents, pro
  protected:
   void SetUp() override {
     WaitsTest::SetUp();
-    const std::uint64_t bytes = abi::BoardLayout(group_.shape).total_bytes;
+    const std::uint64_t bytes = abi::WaitsLayout(group_.shape).total_bytes;
     Result<UniqueFd> fd = make_sealed_memfd("board", bytes);
     ASSERT_TRUE(fd.ok());
     Result<Mapping> mapping = Mapping::map(fd->get(), bytes, Access::kReadWrite);

@@ -135,6 +135,9 @@ TEST_F(ClientWrapper, SpansCoverTheRegionsOfEveryMode) {
       c.opaque_bytes = payload == EPD_PAYLOAD_OPAQUE ? 80 : 0;
       c.scale_format = payload == EPD_PAYLOAD_FP8 ? EPD_SCALE_FORMAT_UE8M0 : EPD_SCALE_FORMAT_FLOAT32;
       c.hidden = 640;
+      const bool scales = payload == EPD_PAYLOAD_FP8 || payload == EPD_PAYLOAD_FP8_CAST;
+      c.scale_layout = scales ? EPD_SCALE_LAYOUT_COLUMN_MAJOR : EPD_SCALE_LAYOUT_ROW_MAJOR;
+      c.range_format = layout == EPD_LAYOUT_COMPACT ? EPD_RANGE_FORMAT_ROWS : EPD_RANGE_FORMAT_PACKED64;
       c.expert_alignment = 16;
       c.num_biases = payload % 3;
       c.max_recv_rows = payload % 2 == 0 ? 0 : 5;
@@ -142,7 +145,13 @@ TEST_F(ClientWrapper, SpansCoverTheRegionsOfEveryMode) {
       c.index_type = payload < 2 ? EPD_INDEX_TYPE_INT32 : EPD_INDEX_TYPE_INT64;
       const epd::Group group = session.join(c);
       EXPECT_EQ(group.sum_ranks(), payload % 2 == 0 ? c.num_ranks : 1u);
+      EXPECT_EQ(group.active_mask().size(), c.num_ranks);
+      EXPECT_EQ(group.waits().ready_ns, std::vector<std::int64_t>(c.num_ranks, 0));
+      EXPECT_EQ(group.waits().arrived_ns, std::vector<std::int64_t>(c.num_ranks, 0));
       const epd::Buffers b = group.buffers(1);
+      EXPECT_EQ(daemon_.member(member).shape.scale_columns(), scales);
+      EXPECT_EQ(daemon_.member(member).shape.range_format == abi::RangeFormat::kPacked64,
+                layout != EPD_LAYOUT_COMPACT);
       expect(b.x, bytes(abi::Region::kX));
       expect(b.x_scales, bytes(abi::Region::kXScales));
       expect(b.topk_idx, bytes(abi::Region::kTopkIdx));

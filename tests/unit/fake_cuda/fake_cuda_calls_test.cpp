@@ -243,13 +243,14 @@ class CallRun {
       SCOPED_TRACE(std::string(what) + ", rank " + std::to_string(r));
       const ref::RankReceived& want = routing.expected[r];
       const kernels::DispatchTarget& target = calls_.rank(r).peer.target;
+      const auto scales = ref::scales_by_row(case_.group, s.recv_rows, target.recv_scales);
       for (std::size_t i = 0; i < want.num_rows; ++i) {
         if (want.recv_src[i * 2] < 0) continue;
         const auto row = [&](const void* from, std::size_t bytes) {
           return get<std::uint8_t>(static_cast<const std::uint8_t*>(from) + i * bytes, bytes);
         };
         ASSERT_TRUE(row(target.recv_x, s.format.row_bytes) == row(want.recv_x.data(), s.format.row_bytes));
-        ASSERT_TRUE(row(target.recv_scales, s.format.scale_bytes) ==
+        ASSERT_TRUE(row(scales.data(), s.format.scale_bytes) ==
                     row(want.recv_scales.data(), s.format.scale_bytes));
         ASSERT_TRUE(row(target.recv_src, 8) == row(want.recv_src.data(), 8));
         const std::size_t choices = calls_.world().choices();

@@ -69,7 +69,7 @@ class CaseRun {
     const auto& s = world_->shape();
     const kernels::DispatchTarget& target = world_->rank(r).peer.target;
     std::memset(target.recv_x, kPoison, s.recv_rows * s.format.row_bytes);
-    std::memset(target.recv_scales, kPoison, s.recv_rows * s.format.scale_bytes);
+    std::memset(target.recv_scales, kPoison, s.format.scales_bytes(s.recv_rows));
     std::memset(target.recv_topk_idx, kPoison, s.recv_rows * world_->choices() * (s.index64 ? 8 : 4));
     std::memset(target.recv_topk_weights, kPoison, s.recv_rows * world_->choices() * 4);
     std::memset(target.recv_src, kPoison, s.recv_rows * 8);
@@ -145,10 +145,12 @@ class CaseRun {
   }
 
   void check_rows(std::uint32_t r) {
-    const RowPart parts[] = {{"recv_x", world_->rank(r).peer.target.recv_x, &expected_[r].recv_x,
-                              world_->shape().format.row_bytes},
-                             {"recv_scales", world_->rank(r).peer.target.recv_scales,
-                              &expected_[r].recv_scales, world_->shape().format.scale_bytes}};
+    const std::vector<std::uint8_t> scales =
+        ref::scales_by_row(case_.group, world_->shape().recv_rows, world_->rank(r).peer.target.recv_scales);
+    const RowPart parts[] = {
+        {"recv_x", world_->rank(r).peer.target.recv_x, &expected_[r].recv_x,
+         world_->shape().format.row_bytes},
+        {"recv_scales", scales.data(), &expected_[r].recv_scales, world_->shape().format.scale_bytes}};
     for (const RowPart& part : parts) {
       for (std::size_t i = 0; i < world_->shape().recv_rows; ++i) {
         const ref::RankReceived& want = expected_[r];

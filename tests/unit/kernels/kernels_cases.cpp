@@ -44,6 +44,10 @@ RowFormat Case::format() const {
   format.x_bytes = reference::x_bytes(params);
   format.row_bytes = reference::row_bytes(params);
   format.scale_bytes = reference::scale_bytes(params);
+  if (params.scale_layout != abi::ScaleLayout::kColumnMajor || rules.recv_rows == 0) return format;
+  const std::uint64_t block = rules.expert_blocks ? rules.expert_capacity : rules.recv_rows;
+  format.scale_block_rows = static_cast<std::uint32_t>(block);
+  format.scale_pitch = static_cast<std::uint32_t>((block + 3) / 4 * 4);
   return format;
 }
 
@@ -239,6 +243,8 @@ Case random_case(std::uint32_t seed, const host::RowKernels* kernels) {
   }
   route(c);
   if (between(random, 0, 2) != 0) c.params.sum_ranks = between(random, 1, c.params.num_ranks);
+  if (reference::scale_bytes(c.params) != 0)
+    c.params.scale_layout = static_cast<abi::ScaleLayout>(between(random, 0, 1));
   return c;
 }
 
@@ -246,9 +252,10 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << "R " << c.params.num_ranks << " E " << c.params.num_experts << " H " << c.params.hidden
              << " K " << c.params.topk << " layout " << static_cast<int>(c.params.layout) << " payload "
              << static_cast<int>(c.params.payload) << " scales " << static_cast<int>(c.params.scale_format)
-             << " alignment " << c.params.alignment << " capacity " << c.params.expert_capacity << " opaque "
-             << c.params.opaque_bytes << " sum_ranks " << c.params.sum_ranks << " masked "
-             << c.params.masked.size() << " shift " << c.shift << " threads " << c.threads;
+             << " in " << static_cast<int>(c.params.scale_layout) << " alignment " << c.params.alignment
+             << " capacity " << c.params.expert_capacity << " opaque " << c.params.opaque_bytes
+             << " sum_ranks " << c.params.sum_ranks << " masked " << c.params.masked.size() << " shift "
+             << c.shift << " threads " << c.threads;
 }
 
 }  // namespace epd::kernels::testing_cases

@@ -143,11 +143,13 @@ TEST(Fill, TouchesExactlyTheRowsThatNobodySends) {
       }
       expect_marked(c, received, row);
       const std::size_t bytes = c.format().row_bytes;
-      const std::size_t scale_bytes = c.format().scale_bytes;
       ASSERT_TRUE(zero ? is_zero(received.x, row, bytes)
                        : received.x.is_poison(row * bytes, (row + 1) * bytes));
-      ASSERT_TRUE(zero ? is_zero(received.scales, row, scale_bytes)
-                       : received.scales.is_poison(row * scale_bytes, (row + 1) * scale_bytes));
+      for (std::uint32_t word = 0; word < c.format().scale_bytes / 4; ++word) {
+        const std::size_t place = received.place_of_scale(c, row, word);
+        ASSERT_TRUE(zero ? is_zero(received.scales, place / 4, 4)
+                         : received.scales.is_poison(place, place + 4));
+      }
       if (HasFailure()) return;
     }
     received.expect_intact();

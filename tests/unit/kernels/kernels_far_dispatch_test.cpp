@@ -346,7 +346,7 @@ void expect_refused(Sample sample, std::uint32_t bad, FarField field, std::uint3
     };
     const std::size_t rows = received[d].rows;
     EXPECT_TRUE(same(received[d].x, expected[d].x, rows * sample.far.c.format().row_bytes));
-    EXPECT_TRUE(same(received[d].scales, expected[d].scales, rows * sample.far.c.format().scale_bytes));
+    EXPECT_TRUE(same(received[d].scales, expected[d].scales, sample.far.c.format().scales_bytes(rows)));
     EXPECT_TRUE(same(received[d].topk_idx, expected[d].topk_idx,
                      rows * sample.far.c.choices_per_row() * (sample.far.c.index64 ? 8 : 4)));
     EXPECT_TRUE(

@@ -147,6 +147,19 @@ void expect_offsets(const PlacementRules& rules, const Placement& own) {
   EXPECT_EQ(own.num_recv_rows, rules.expert_blocks ? rows : static_cast<std::uint64_t>(offsets.back()));
 }
 
+// As the client gets them: the words of the placement, or int64 that count from the expert's first row.
+void expect_written_ranges(const PlacementRules& rules, const Placement& own) {
+  std::vector<std::int32_t> rows(own.source_ranges().size(), -5);
+  own.write_source_ranges(false, rows.data());
+  EXPECT_TRUE(std::equal(rows.begin(), rows.end(), own.source_ranges().begin(), own.source_ranges().end()));
+  std::vector<std::int64_t> packed(rows.size() / 2, -5);
+  own.write_source_ranges(true, reinterpret_cast<std::int32_t*>(packed.data()));
+  for (std::size_t i = 0; i < packed.size(); ++i) {
+    const std::int64_t first = rows[2 * i] - own.expert_offsets()[i / rules.num_ranks];
+    ASSERT_EQ(packed[i], first << 32 | rows[2 * i + 1]) << i;
+  }
+}
+
 // Rows of each expert: first to last without holes, by source; the rest is what unfilled_rows says.
 void expect_per_expert(const PlacementRules& rules, const Counts& counts,
                        const std::vector<Placement>& placements, std::uint32_t d) {
@@ -154,6 +167,7 @@ void expect_per_expert(const PlacementRules& rules, const Counts& counts,
   const std::uint32_t experts = rules.num_experts / rules.num_ranks;
   ASSERT_EQ(own.expert_offsets().size(), experts + 1);
   expect_offsets(rules, own);
+  expect_written_ranges(rules, own);
   for (std::uint32_t i = 0; i < experts; ++i) {
     const std::uint32_t e = d * experts + i;
     std::vector<std::int32_t> owners(counts.to_expert(e), -1);

@@ -16,8 +16,10 @@ void expect_filled(const Case& c, const Received& actual, const RankReceived& ex
   const std::size_t choices = c.choices_per_row();
   expect_bits("recv_x", actual.x.as<std::uint8_t>() + row * x_bytes, expected.recv_x.data() + row * x_bytes,
               x_bytes);
-  expect_bits("recv_scales", actual.scales.as<std::uint8_t>() + row * scale_bytes,
-              expected.recv_scales.data() + row * scale_bytes, scale_bytes);
+  for (std::uint32_t word = 0; word < scale_bytes / 4; ++word) {
+    expect_bits("recv_scales", actual.scales.as<std::uint8_t>() + actual.place_of_scale(c, row, word),
+                expected.recv_scales.data() + row * scale_bytes + word * 4, 4);
+  }
   for (std::size_t i = row * choices; i < (row + 1) * choices; ++i) {
     ASSERT_EQ(actual.index(c, i), expected.recv_topk_idx[i]) << "recv_topk_idx[" << i << "]";
   }
@@ -30,13 +32,28 @@ bool is_untouched(const Case& c, const Received& actual, std::size_t row) {
   const auto poison = [row](const Guarded& guarded, std::size_t bytes) {
     return guarded.is_poison(row * bytes, (row + 1) * bytes);
   };
-  return poison(actual.x, c.format().row_bytes) && poison(actual.scales, c.format().scale_bytes) &&
+  for (std::uint32_t word = 0; word < c.format().scale_bytes / 4; ++word) {
+    const std::size_t place = actual.place_of_scale(c, row, word);
+    if (!actual.scales.is_poison(place, place + 4)) return false;
+  }
+  return poison(actual.x, c.format().row_bytes) &&
          poison(actual.topk_idx, std::size_t{c.choices_per_row()} * (c.index64 ? 8 : 4)) &&
          poison(actual.topk_weights, std::size_t{c.choices_per_row()} * 4) && poison(actual.src, 8);
 }
 
 bool is_filled(const RankReceived& expected, std::size_t row) {
   return row < expected.num_rows && expected.recv_src[2 * row] >= 0;
+}
+
+// Behind the rows of each column.
+void expect_no_scales_between(const Case& c, const Received& actual) {
+  std::vector<bool> of_row(c.format().scales_bytes(actual.rows) / 4);
+  for (std::size_t row = 0; row < actual.rows; ++row) {
+    for (std::uint32_t word = 0; word < c.format().scale_bytes / 4; ++word)
+      of_row[actual.place_of_scale(c, row, word) / 4] = true;
+  }
+  for (std::size_t i = 0; i < of_row.size(); ++i)
+    ASSERT_TRUE(of_row[i] || actual.scales.is_poison(i * 4, i * 4 + 4)) << "word " << i << " of recv_scales";
 }
 
 void expect_received(const Case& c, const Received& actual, const RankReceived& expected) {
@@ -49,6 +66,7 @@ void expect_received(const Case& c, const Received& actual, const RankReceived& 
     }
     if (testing::Test::HasFatalFailure()) return;
   }
+  expect_no_scales_between(c, actual);
   actual.expect_intact();
 }
 

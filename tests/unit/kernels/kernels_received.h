@@ -10,7 +10,7 @@ struct Received {
   explicit Received(const Case& c)
       : rows(c.rules.recv_rows),
         x(rows * c.format().row_bytes, c.shift / 16 * 16),
-        scales(rows * c.format().scale_bytes, c.shift),
+        scales(c.format().scales_bytes(rows), c.shift),
         topk_idx(rows * c.choices_per_row() * (c.index64 ? 8 : 4), c.shift),
         topk_weights(rows * c.choices_per_row() * 4, c.shift),
         src(rows * 8, c.shift) {}
@@ -20,6 +20,10 @@ struct Received {
   }
   std::int64_t index(const Case& c, std::size_t i) const {
     return c.index64 ? topk_idx.as<std::int64_t>()[i] : topk_idx.as<std::int32_t>()[i];
+  }
+  // In bytes.
+  std::size_t place_of_scale(const Case& c, std::size_t row, std::uint32_t word) const {
+    return reference::place_of_scale(c.params, rows, row, word) * 4;
   }
   void expect_intact() const {
     x.expect_intact("recv_x");

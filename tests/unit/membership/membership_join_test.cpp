@@ -218,6 +218,10 @@ TEST_F(Membership, EveryFieldIsCheckedByNameAndValue) {
          j.shape.scale_format = abi::ScaleFormat::kFloat32Pow2;
        },
        "as given"},
+      {"scale_layout", [](abi::Join& j) { j.shape.scale_layout = static_cast<abi::ScaleLayout>(2); }, "2"},
+      {"scale_layout", [](abi::Join& j) { j.shape.scale_layout = abi::ScaleLayout::kColumnMajor; }, "fp8"},
+      {"range_format", [](abi::Join& j) { j.shape.range_format = static_cast<abi::RangeFormat>(2); }, "2"},
+      {"range_format", [](abi::Join& j) { j.shape.range_format = abi::RangeFormat::kPacked64; }, "packed"},
       {"expert_alignment", [](abi::Join& j) { j.shape.expert_alignment = 0; }, "0"},
       {"expert_alignment", [](abi::Join& j) { j.shape.expert_alignment = 257; }, "257"},
       {"opaque_bytes", [](abi::Join& j) { j.shape.opaque_bytes = 16; }, "unless payload is 3"},
@@ -337,9 +341,11 @@ TEST_F(Membership, ShapesAtTheLimitsAreTaken) {
       [](abi::Join& j) {
         j.shape.payload = abi::Payload::kFp8Cast;
         j.shape.scale_format = abi::ScaleFormat::kFloat32Pow2;
+        j.shape.scale_layout = abi::ScaleLayout::kColumnMajor;
       },
       [](abi::Join& j) {
         j.shape.layout = abi::Layout::kPacked;
+        j.shape.range_format = abi::RangeFormat::kPacked64;
         j.shape.expert_alignment = abi::kMaxAlignment;
         j.shape.max_recv_rows = abi::GroupShape(j.shape).recv_rows();
       },

@@ -46,6 +46,8 @@ std::vector<GroupShape> many_shapes() {
     other.num_biases = pick(0, kMaxBiases);
     other.num_handles = pick(0, 64);
     if (pick(0, 2) == 0) other.max_recv_rows = pick(1, 1000);
+    if (other.is_fp8()) other.scale_layout = static_cast<ScaleLayout>(pick(0, 1));
+    if (other.per_expert()) other.range_format = static_cast<RangeFormat>(pick(0, 1));
     shapes.push_back(other);
   }
   return shapes;
@@ -78,7 +80,11 @@ Wide wide_region_bytes(const GroupShape& s, Region region) {
     case Region::kTopkWeights:
     case Region::kOutWeights: return tokens * topk * 4;
     case Region::kRecvX: return rows * row;
-    case Region::kRecvScales: return rows * scales;
+    case Region::kRecvScales: {
+      if (s.scale_layout == ScaleLayout::kRowMajor) return rows * scales;
+      const Wide matrices = s.layout == Layout::kExpert ? experts : 1;
+      return matrices * (scales / 4) * ((rows / matrices + 3) / 4 * 16);
+    }
     case Region::kRecvTopkIdx: return rows * choices * index;
     case Region::kRecvTopkWeights:
     case Region::kYWeights: return rows * choices * 4;
@@ -124,6 +130,10 @@ TEST(UserArena, RegionsAreAlignedDisjointAndInside) {
     ASSERT_GE(Wide{layout.calls}, end);
     ASSERT_LT(layout.calls - end, Wide{kRegionAlign});
     end = Wide{layout.calls} + sizeof(CallWords);
+    ASSERT_EQ(layout.active % 64, 0u);
+    ASSERT_GE(Wide{layout.active}, end);
+    ASSERT_LT(layout.active - end, Wide{64});
+    end = Wide{layout.active} + Wide{s.num_ranks} * 4;
     ASSERT_LE(end, Wide{layout.total_bytes});
     ASSERT_LT(layout.total_bytes - end, Wide{kRegionAlign});
     ASSERT_LT(Wide{layout.total_bytes}, Wide{1} << 52) << "the header's own promise";

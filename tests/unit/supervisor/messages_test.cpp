@@ -34,6 +34,8 @@ abi::GroupShape shape() {
   shape.num_handles = 3;
   shape.max_recv_rows = 9000;
   shape.sum_ranks = 1;
+  shape.scale_layout = abi::ScaleLayout::kColumnMajor;
+  shape.range_format = abi::RangeFormat::kPacked64;
   return shape;
 }
 
@@ -55,6 +57,8 @@ TEST(Messages, AShapeHasEveryField) {
   EXPECT_EQ(message.num_handles(), 3u);
   EXPECT_EQ(message.max_recv_rows(), 9000u);
   EXPECT_EQ(message.sum_ranks(), 1u);
+  EXPECT_EQ(message.scale_layout(), v1::SCALE_LAYOUT_COLUMN_MAJOR);
+  EXPECT_EQ(message.range_format(), v1::RANGE_FORMAT_PACKED64);
 }
 
 TEST(Messages, EveryEnumeratorOfAShapeHasItsOwn) {
@@ -65,6 +69,7 @@ TEST(Messages, EveryEnumeratorOfAShapeHasItsOwn) {
   };
   EXPECT_EQ(payload(abi::Payload::kBf16).payload(), v1::PAYLOAD_BF16);
   EXPECT_EQ(payload(abi::Payload::kBf16).scale_format(), v1::SCALE_FORMAT_UNSPECIFIED) << "it has no scales";
+  EXPECT_EQ(payload(abi::Payload::kBf16).scale_layout(), v1::SCALE_LAYOUT_UNSPECIFIED);
   EXPECT_EQ(payload(abi::Payload::kOpaque).payload(), v1::PAYLOAD_OPAQUE);
   EXPECT_EQ(payload(abi::Payload::kFp8).payload(), v1::PAYLOAD_FP8);
   const auto scales = [&](abi::ScaleFormat value) {
@@ -78,6 +83,7 @@ TEST(Messages, EveryEnumeratorOfAShapeHasItsOwn) {
     return message_of(of);
   };
   EXPECT_EQ(layout(abi::Layout::kCompact).layout(), v1::LAYOUT_COMPACT);
+  EXPECT_EQ(layout(abi::Layout::kCompact).range_format(), v1::RANGE_FORMAT_UNSPECIFIED);
   EXPECT_EQ(layout(abi::Layout::kExpert).layout(), v1::LAYOUT_EXPERT);
   EXPECT_EQ(layout(abi::Layout::kExpert).max_recv_rows(), 9000u) << "per expert";
   of.index_type = abi::IndexType::kInt32;

@@ -35,7 +35,8 @@ def _element_type(group: Group, shape: RegionShape) -> torch.dtype:
 def _host_tensors(group: Group, slot: int) -> dict[Region, Tensor]:
     def tensor(view: memoryview, shape: RegionShape) -> Tensor:
         flat = torch.frombuffer(view.cast("B"), dtype=torch.uint8)
-        return flat.view(_element_type(group, shape)).view(shape.shape)
+        elements = flat.view(_element_type(group, shape))
+        return elements.view(shape.shape) if shape.strides is None else elements.as_strided(shape.shape, shape.strides)
 
     return {region: tensor(view, group._shapes[region]) for region, view in group._host_views(slot).items()}
 

@@ -28,6 +28,8 @@ inline abi::GroupShape shape_of(const epd_group_config_t& c) {
   s.num_handles = c.num_handles;
   s.max_recv_rows = c.max_recv_rows;
   s.sum_ranks = c.sum_ranks;
+  s.scale_layout = static_cast<abi::ScaleLayout>(c.scale_layout);
+  s.range_format = static_cast<abi::RangeFormat>(c.range_format);
   return s;
 }
 
@@ -45,6 +47,8 @@ inline kernels::reference::GroupParams params_of(const epd_group_config_t& c) {
   p.expert_capacity = static_cast<std::uint32_t>(shape_of(c).expert_capacity());
   p.opaque_bytes = c.opaque_bytes;
   p.sum_ranks = c.sum_ranks;
+  p.scale_layout = static_cast<abi::ScaleLayout>(c.scale_layout);
+  p.range_format = static_cast<abi::RangeFormat>(c.range_format);
   return p;
 }
 
