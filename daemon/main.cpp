@@ -151,7 +151,7 @@ int serve(const ServeFlags& flags) {
   std::unique_ptr<metrics::MetricsServer> metrics;
   if (!config->metrics_listen.empty()) {
     Result<std::unique_ptr<metrics::MetricsServer>> started = metrics::MetricsServer::start(
-        (*supervisor)->control(),
+        (*supervisor)->control(), server->times(),
         {config->metrics_listen, config->metrics_max_groups, config->metrics_max_ranks});
     if (!started.ok()) return fail(kExitFailure, started.status());
     metrics = std::move(*started);

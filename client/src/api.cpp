@@ -1,5 +1,6 @@
 // The C functions: they check and copy arguments by the size rule, stop exceptions, and keep the error text.
 #include "log.h"
+#include "ranges.h"
 #include "session.h"
 #include "struct_size.h"
 
@@ -65,6 +66,13 @@ epd_status_t guarded(Body body, const char* call = __builtin_FUNCTION()) noexcep
   }
 }
 
+// The same in a range that profilers show, by the function's name without "epd_".
+template <typename Body>
+epd_status_t ranged(Body body, const char* call = __builtin_FUNCTION()) noexcept {
+  const epd::client::Range range(call + sizeof("epd_") - 1);
+  return guarded(body, call);
+}
+
 Status missing(const char* name) {
   return epd::invalid_argument(std::string(name) + " is NULL");
 }
@@ -106,15 +114,17 @@ std::string socket_path(const char* given) {
 
 Status read_wait_by(const epd_wait_by_t& given, WaitBy& wait_by) {
   const std::uint32_t number = epd::client::number_in(given);
-  if (number > EPD_WAIT_BY_KERNEL)
-    return epd::client::bad_value("wait_by", number, "0 (EPD_WAIT_BY_MEMOP) or 1 (EPD_WAIT_BY_KERNEL)");
+  if (number > EPD_WAIT_BY_EVENT)
+    return epd::client::bad_value("wait_by", number,
+                                  "0 (EPD_WAIT_BY_MEMOP), 1 (EPD_WAIT_BY_KERNEL) or 2 (EPD_WAIT_BY_EVENT)");
   wait_by = static_cast<WaitBy>(number);
   if (wait_by != WaitBy::kMemop) return {};
   const char* from_environment = std::getenv("EPD_WAIT_BY");
   const std::string text = from_environment != nullptr ? from_environment : "";
   if (text == "kernel") wait_by = WaitBy::kKernel;
-  if (text.empty() || text == "memop" || text == "kernel") return {};
-  return epd::invalid_argument("EPD_WAIT_BY is \"" + text + "\"; allowed: kernel or memop");
+  if (text == "event") wait_by = WaitBy::kEvent;
+  if (text.empty() || text == "memop" || wait_by != WaitBy::kMemop) return {};
+  return epd::invalid_argument("EPD_WAIT_BY is \"" + text + "\"; allowed: event, kernel or memop");
 }
 
 epd_buffers_t regions_of(const Group& group, std::uint32_t slot) {
@@ -161,6 +171,15 @@ Status read_switches(const Switch (&switches)[N], std::uint32_t& flags) {
   return {};
 }
 
+// The caller's own memory; `copy` is what the request points to.
+Status read_memory(const epd_memory_t* given, epd_memory_t& copy, SubmitRequest& request) {
+  if (given == nullptr) return {};
+  EPD_RETURN_IF_ERROR(epd::client::read_struct(given, "memory", copy));
+  if (copy.reserved != 0) return epd::client::bad_value("memory.reserved", copy.reserved, "0");
+  request.memory = &copy;
+  return {};
+}
+
 // The arguments that dispatch and combine have in common.
 template <typename Args>
 Status read_args(const Args& a, void* stream, SubmitRequest& request) {
@@ -168,16 +187,16 @@ Status read_args(const Args& a, void* stream, SubmitRequest& request) {
   request.timeout_ms = static_cast<std::uint32_t>(a.timeout_ms);
   request.sms = a.sms;
   request.handle = a.handle;
+  request.num_tokens = a.num_tokens;
+  request.num_tokens_at = a.num_tokens_at;
   request.stream = {stream};
-  if (a.reserved != 0) return epd::client::bad_value("reserved", a.reserved, "0");
   return epd::client::check_limit(a.timeout_ms, "the daemon's default");
 }
 
 Status read_dispatch(const epd_dispatch_args_t& a, void* stream, SubmitRequest& request) {
   request.op = abi::Op::kDispatch;
-  request.num_tokens = a.num_tokens;
-  request.num_tokens_at = a.num_tokens_at;
   request.keep = a.keep_handle != 0;
+  if (a.reserved != 0) return epd::client::bad_value("reserved", a.reserved, "0");
   EPD_RETURN_IF_ERROR(read_args(a, stream, request));
   if (a.omit_weights == 0) request.flags = abi::kFlagWeights;
   return read_switches({{"omit_weights", a.omit_weights, 0},
@@ -191,13 +210,22 @@ Status read_dispatch(const epd_dispatch_args_t& a, void* stream, SubmitRequest& 
 Status read_combine(const epd_combine_args_t& a, void* stream, SubmitRequest& request) {
   request.op = abi::Op::kCombine;
   EPD_RETURN_IF_ERROR(read_args(a, stream, request));
+  if (a.memory == nullptr && a.num_tokens != 0)
+    return epd::client::bad_value("num_tokens", a.num_tokens, "0 without memory: n is its dispatch's");
+  if (a.memory == nullptr && a.num_tokens_at != nullptr)
+    return epd::invalid_argument("num_tokens_at is given without memory; allowed: NULL, n is its dispatch's");
   if (a.num_biases > abi::kMaxBiases)
     return epd::client::bad_value("num_biases", a.num_biases, "0 .. " + std::to_string(abi::kMaxBiases));
-  request.flags = a.num_biases << abi::kBiasShift;
-  return read_switches({{"weighted", a.weighted, abi::kFlagWeights},
-                        {"return_weights", a.return_weights, abi::kFlagReturnWeights},
-                        {"defer_receive", a.defer_receive, abi::kFlagDefer}},
-                       request.flags);
+  const std::uint32_t returned = epd::client::number_in(a.return_weights);
+  if (returned > EPD_RETURN_WEIGHTS_SUM)
+    return epd::client::bad_value(
+        "return_weights", returned,
+        "0 (EPD_RETURN_WEIGHTS_NONE), 1 (EPD_RETURN_WEIGHTS_OWN) or 2 (EPD_RETURN_WEIGHTS_SUM)");
+  request.flags =
+      a.num_biases << abi::kBiasShift | abi::return_flags(static_cast<abi::ReturnWeights>(returned));
+  return read_switches(
+      {{"weighted", a.weighted, abi::kFlagWeights}, {"defer_receive", a.defer_receive, abi::kFlagDefer}},
+      request.flags);
 }
 
 }  // namespace
@@ -365,7 +393,7 @@ epd_status_t epd_group_buffers(const epd_group_t* group, uint32_t slot, epd_buff
 }
 
 epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, epd_resume_info_t* info) {
-  return guarded([&]() -> Status {
+  return ranged([&]() -> Status {
     EPD_OPEN(Group, g, group);
     if (info != nullptr) EPD_RETURN_IF_ERROR(epd::client::check_output(info, "info"));
     epd_resume_info_t out{};
@@ -391,13 +419,15 @@ epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progress) {
 
 epd_status_t epd_dispatch(epd_group_t* group, const epd_dispatch_args_t* args, void* stream,
                           epd_ticket_t* ticket, epd_handle_t* handle) {
-  return guarded([&]() -> Status {
+  return ranged([&]() -> Status {
     EPD_OPEN(Group, g, group);
     EPD_REQUIRE(ticket);
     epd_dispatch_args_t a{};
     EPD_RETURN_IF_ERROR(epd::client::read_struct(args, "args", a));
     SubmitRequest request;
+    epd_memory_t memory{};
     EPD_RETURN_IF_ERROR(read_dispatch(a, stream, request));
+    EPD_RETURN_IF_ERROR(read_memory(a.memory, memory, request));
     if (request.keep) EPD_REQUIRE(handle);
     EPD_RETURN_IF_ERROR(g->session->operations().submit(*g, request, *ticket, handle));
     log_submission(*g, request, *ticket);
@@ -407,13 +437,15 @@ epd_status_t epd_dispatch(epd_group_t* group, const epd_dispatch_args_t* args, v
 
 epd_status_t epd_combine(epd_group_t* group, const epd_combine_args_t* args, void* stream,
                          epd_ticket_t* ticket) {
-  return guarded([&]() -> Status {
+  return ranged([&]() -> Status {
     EPD_OPEN(Group, g, group);
     EPD_REQUIRE(ticket);
     epd_combine_args_t a{};
     EPD_RETURN_IF_ERROR(epd::client::read_struct(args, "args", a));
     SubmitRequest request;
+    epd_memory_t memory{};
     EPD_RETURN_IF_ERROR(read_combine(a, stream, request));
+    EPD_RETURN_IF_ERROR(read_memory(a.memory, memory, request));
     EPD_RETURN_IF_ERROR(g->session->operations().submit(*g, request, *ticket, nullptr));
     log_submission(*g, request, *ticket);
     return {};
@@ -428,7 +460,7 @@ epd_status_t epd_handle_release(epd_group_t* group, epd_handle_t handle) {
 }
 
 epd_status_t epd_noop(epd_group_t* group, uint32_t slot, void* stream, epd_ticket_t* ticket) {
-  return guarded([&]() -> Status {
+  return ranged([&]() -> Status {
     EPD_OPEN(Group, g, group);
     EPD_REQUIRE(ticket);
     SubmitRequest request{abi::Op::kNoop, slot};
@@ -441,7 +473,7 @@ epd_status_t epd_noop(epd_group_t* group, uint32_t slot, void* stream, epd_ticke
 
 epd_status_t epd_ticket_wait(epd_group_t* group, epd_ticket_t ticket, int32_t timeout_ms,
                              epd_result_t* result) {
-  return guarded([&]() -> Status {
+  return ranged([&]() -> Status {
     EPD_OPEN(Group, g, group);
     if (result != nullptr) EPD_RETURN_IF_ERROR(epd::client::check_output(result, "result"));
     EPD_RETURN_IF_ERROR(epd::client::check_wait(timeout_ms));
@@ -469,7 +501,7 @@ int epd_ticket_pending(epd_group_t* group, epd_ticket_t ticket) {
 
 epd_status_t epd_ticket_counts(epd_group_t* group, epd_ticket_t ticket, int32_t timeout_ms,
                                epd_counts_t* counts) {
-  return guarded([&]() -> Status {
+  return ranged([&]() -> Status {
     EPD_OPEN(Group, g, group);
     EPD_REQUIRE(counts);
     EPD_RETURN_IF_ERROR(epd::client::check_output(counts, "counts"));
@@ -482,7 +514,7 @@ epd_status_t epd_ticket_counts(epd_group_t* group, epd_ticket_t ticket, int32_t 
 }
 
 epd_status_t epd_ticket_wait_sent(epd_group_t* group, epd_ticket_t ticket, int32_t timeout_ms) {
-  return guarded([&]() -> Status {
+  return ranged([&]() -> Status {
     EPD_OPEN(Group, g, group);
     EPD_RETURN_IF_ERROR(epd::client::check_wait(timeout_ms));
     return g->session->operations().wait_sent(*g, ticket, timeout_ms);
@@ -490,9 +522,17 @@ epd_status_t epd_ticket_wait_sent(epd_group_t* group, epd_ticket_t ticket, int32
 }
 
 epd_status_t epd_ticket_wait_on_stream(epd_group_t* group, epd_ticket_t ticket, void* stream) {
-  return guarded([&]() -> Status {
+  return ranged([&]() -> Status {
     EPD_OPEN(Group, g, group);
     return g->session->operations().wait_on_stream(*g, ticket, stream);
+  });
+}
+
+epd_status_t epd_ticket_event(epd_group_t* group, epd_ticket_t ticket, void** event) {
+  return guarded([&]() -> Status {
+    EPD_OPEN(Group, g, group);
+    EPD_REQUIRE(event);
+    return g->session->streams().event_of(*g, ticket, *event);
   });
 }
 

@@ -111,7 +111,10 @@ Status attach(const AttachRequest& request, Attachment& out) {
   if (status.ok()) status = map_segments(packet, out);
   if (status.ok()) status = open_device(out);
   out.wait_by = request.wait_by;
-  return status.ok() && out.device != nullptr ? out.device->can_wait_by(out.wait_by) : status;
+  if (!status.ok() || out.device == nullptr || out.wait_by != WaitBy::kKernel) return status;
+  const Status kernels = out.device->has_kernels();
+  if (kernels.ok()) return {};
+  return {kernels.code(), "waiting by kernel: " + kernels.message() + "; allowed: EPD_WAIT_BY_MEMOP"};
 }
 
 }  // namespace epd::client

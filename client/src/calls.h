@@ -9,12 +9,14 @@
 #include "proto/arena.h"
 #include "proto/results.h"
 #include "proto/session.h"
+#include "step.h"
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <list>
+#include <memory>
 #include <vector>
 
 namespace epd::client {
@@ -49,7 +51,10 @@ struct KnownCall {
   std::uint32_t result = 0;
   std::uint32_t kept_route = 0;  // the kept record that it uses, even if retired; 0: it uses a slot's
   bool deferred = false;
-  std::uint32_t runs_taken = 0;            // captured: the replays for which a wait has returned
+  bool staged = false;     // it has memory of the caller's
+  std::uint32_t room = 0;  // rows of a dispatch for which the caller's memory has room; 0: it gets none
+  std::unique_ptr<stream_kernels::Copies> copies;  // outputs that are still to be copied
+  std::uint32_t runs_taken = 0;                    // captured: the replays for which a wait has returned
   SteadyClock::time_point answer_by{};     // of a call of the host: a running engine has ended it by then
   SteadyClock::time_point missed_since{};  // when it was first seen as not carried out; 0: never
   std::list<HookCall> waiting_hook;        // at most one

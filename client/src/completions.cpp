@@ -72,6 +72,9 @@ void Completions::finish(Operations::iterator found, const abi::Completion& comp
   op.result.num_dropped_selections = completion.num_dropped_selections;
   op.result.runs = 1;
   op.group->end_in_flight(found->first, op.result.status == EPD_OK);
+  if (op.has_outputs && op.result.status == EPD_OK) op.group->ended_well[op.slot] = found->first;
+  op.crowded = op.result.status == EPD_OK && op.room != 0 && op.result.num_recv_rows > op.room;
+  if (op.crowded) op.result.status = EPD_RESOURCE_EXHAUSTED;
   streams_.want_slot_unblock_locked(*op.group, op.slot);
   if (op.result.status != EPD_OK) {
     try {

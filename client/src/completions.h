@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <list>
+#include <memory>
 #include <string>
 #include <unordered_map>
 
@@ -20,7 +21,12 @@ struct Operation {
   std::uint32_t slot = 0;
   bool deferred = false;  // submitted with defer_receive
   bool in_stream = false;
-  SteadyClock::time_point answer_by;  // a running engine has ended it by then
+  bool staged = false;       // it has memory of the caller's
+  bool has_outputs = false;  // in the caller's memory, on a host device: Group::outputs
+  bool crowded = false;      // it has ended well, but brought more rows than `room`
+  std::uint32_t room = 0;    // rows of a dispatch for which the caller's memory has room; 0: it gets none
+  std::unique_ptr<stream_kernels::Copies> copies;  // in a stream: outputs that are still to be copied
+  SteadyClock::time_point answer_by;               // a running engine has ended it by then
   bool done = false;
   epd_result_t result{};             // set when done
   std::string text;                  // why it failed; may be empty

@@ -78,15 +78,17 @@ class CudaDevice final : public Device {
   Status map(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) override;
   Status map_host(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) override;
   void unmap(std::uintptr_t address, std::size_t bytes) noexcept override;
-  Status can_wait_by(WaitBy by) const override;
+  Status has_kernels() const override { return kernels_loaded_; }
   Status check() override;
   Status check_stream(void* stream, bool& captures) override;
   Status call(std::uintptr_t place, const abi::PackedCall& call) override;
-  Status write(void* stream, std::uintptr_t word, std::uint32_t value, WaitBy by) override;
-  Status wait(void* stream, const StreamWait& wait, WaitBy by) override;
-  Status write_and_wait(void* stream, std::uintptr_t word, const StreamWait& wait) override;
-  Status call(void* stream, const StreamCall& call) override;
-  Status await_call(void* stream, std::uintptr_t words, std::uint32_t slot, std::uint64_t limit_ns) override;
+  Status write(void* stream, std::uintptr_t word, std::uint32_t value) override;
+  Status wait(void* stream, const StreamWait& wait) override;
+  Status launch(void* stream, abi::Op op, const stream_kernels::Step& step) override;
+  Status make_event(DeviceEvent& out) override;
+  void destroy_event(void* event) noexcept override;
+  Status record(void* stream, void* event) override;
+  Status wait_event(void* stream, void* event) override;
   Status write_aside(std::uintptr_t word, std::uint32_t value) override;
   Status finish_aside() override;
   Status read_aside(std::uintptr_t from, std::span<std::uint32_t> words) override;
@@ -235,12 +237,6 @@ void CudaDevice::unmap(std::uintptr_t address, std::size_t bytes) noexcept {
   driver_.cuMemAddressFree(address, bytes);
 }
 
-Status CudaDevice::can_wait_by(WaitBy by) const {
-  if (by != WaitBy::kKernel || kernels_loaded_.ok()) return {};
-  return {kernels_loaded_.code(),
-          "waiting by kernel: " + kernels_loaded_.message() + "; allowed: EPD_WAIT_BY_MEMOP"};
-}
-
 // Other queries of a stream, for example cuStreamQuery, would end a capture of the application's.
 Status CudaDevice::check() {
   bool captures = false;
@@ -262,42 +258,54 @@ Status CudaDevice::call(std::uintptr_t place, const abi::PackedCall& call) {
                 [&] { return driver_.cuMemcpyHtoDAsync(place, &call, sizeof(call), aside_); });
 }
 
-Status CudaDevice::write(void* stream, std::uintptr_t word, std::uint32_t value, WaitBy by) {
-  if (by == WaitBy::kKernel)
-    return within("launching epd_signal",
-                  [&] { return kernels_->signal(static_cast<CUstream>(stream), word, value); });
+Status CudaDevice::write(void* stream, std::uintptr_t word, std::uint32_t value) {
   return within("cuStreamWriteValue32", [&] {
     return driver_.cuStreamWriteValue32(static_cast<CUstream>(stream), word, value,
                                         CU_STREAM_WRITE_VALUE_DEFAULT);
   });
 }
 
-Status CudaDevice::wait(void* stream, const StreamWait& wait, WaitBy by) {
-  if (by == WaitBy::kKernel)
-    return within("launching epd_wait", [&] { return kernels_->wait(static_cast<CUstream>(stream), wait); });
+Status CudaDevice::wait(void* stream, const StreamWait& wait) {
   return within("cuStreamWaitValue32", [&] {
     return driver_.cuStreamWaitValue32(static_cast<CUstream>(stream), wait.word, wait.value,
                                        CU_STREAM_WAIT_VALUE_GEQ);
   });
 }
 
-Status CudaDevice::write_and_wait(void* stream, std::uintptr_t word, const StreamWait& wait) {
-  return within("launching epd_signal_and_wait",
-                [&] { return kernels_->signal_and_wait(static_cast<CUstream>(stream), word, wait); });
+Status CudaDevice::launch(void* stream, abi::Op op, const stream_kernels::Step& step) {
+  return within(stream_kernels::kKernelTitles[stream_kernels::kernel_of(op)],
+                [&] { return kernels_->launch(static_cast<CUstream>(stream), op, step); });
 }
 
-Status CudaDevice::call(void* stream, const StreamCall& call) {
-  return within("launching epd_enqueue", [&] { return kernels_->call(static_cast<CUstream>(stream), call); });
+// Interprocess, so that an application can hand it on to other processes of its own.
+Status CudaDevice::make_event(DeviceEvent& out) {
+  CUevent event = nullptr;
+  Status made = within("cuEventCreate", [&] {
+    return driver_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS);
+  });
+  if (made.ok()) out = DeviceEvent(*this, event);
+  return made;
 }
 
-Status CudaDevice::await_call(void* stream, std::uintptr_t words, std::uint32_t slot,
-                              std::uint64_t limit_ns) {
-  return within("launching epd_await_call",
-                [&] { return kernels_->await_call(static_cast<CUstream>(stream), words, slot, limit_ns); });
+// If it fails, the driver or the context is gone, and the event with it.
+void CudaDevice::destroy_event(void* event) noexcept {
+  driver_.cuEventDestroy(static_cast<CUevent>(event));
+}
+
+Status CudaDevice::record(void* stream, void* event) {
+  return within("cuEventRecord", [&] {
+    return driver_.cuEventRecord(static_cast<CUevent>(event), static_cast<CUstream>(stream));
+  });
+}
+
+Status CudaDevice::wait_event(void* stream, void* event) {
+  return within("cuStreamWaitEvent", [&] {
+    return driver_.cuStreamWaitEvent(static_cast<CUstream>(stream), static_cast<CUevent>(event), 0);
+  });
 }
 
 Status CudaDevice::write_aside(std::uintptr_t word, std::uint32_t value) {
-  return write(aside_, word, value, WaitBy::kMemop);
+  return write(aside_, word, value);
 }
 
 Status CudaDevice::finish_aside() {

@@ -38,6 +38,10 @@ namespace epd::client {
   X(cuStreamIsCapturing)            \
   X(cuStreamWriteValue32)           \
   X(cuStreamWaitValue32)            \
+  X(cuStreamWaitEvent)              \
+  X(cuEventCreate)                  \
+  X(cuEventDestroy)                 \
+  X(cuEventRecord)                  \
   X(cuMemcpyDtoHAsync)              \
   X(cuMemcpyHtoDAsync)              \
   X(cuLibraryLoadData)              \

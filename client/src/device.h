@@ -8,6 +8,7 @@
 #include "common/fd.h"
 #include "proto/attach.h"
 #include "proto/call_words.h"
+#include "step.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -18,24 +19,20 @@
 namespace epd::client {
 
 class DeviceMemory;
+class DeviceEvent;
 
 // How a stream writes words and waits for them: epd_wait_by_t.
-enum class WaitBy : std::uint32_t { kMemop = EPD_WAIT_BY_MEMOP, kKernel = EPD_WAIT_BY_KERNEL };
+enum class WaitBy : std::uint32_t {
+  kMemop = EPD_WAIT_BY_MEMOP,
+  kKernel = EPD_WAIT_BY_KERNEL,
+  kEvent = EPD_WAIT_BY_EVENT,  // a memory operation, and an event that is recorded behind it
+};
 
 // A wait until the word is `value`, or up to 2^31 - 1 above it.
 struct StreamWait {
   std::uintptr_t word = 0;
   std::uint32_t value = 0;
   std::uint64_t limit_ns = 0;  // a KERNEL wait ends after this time in any case; a MEMOP wait has no limit
-};
-
-// A call to the engine's kernel, see abi::CallWords.
-struct StreamCall {
-  std::uintptr_t words = 0;
-  abi::Call call;                    // without number and epoch, which the stream fills in
-  std::uintptr_t num_tokens_at = 0;  // not 0: in place of call.num_tokens
-  bool waits = false;                // the kernel waits for the call's end itself
-  std::uint64_t limit_ns = 0;        // of that wait
 };
 
 class Device {
@@ -52,24 +49,26 @@ class Device {
   // Ends a mapping of map() or map_host(). Only DeviceMemory calls it.
   virtual void unmap(std::uintptr_t address, std::size_t bytes) noexcept = 0;
 
-  // OK; UNSUPPORTED; or the error with which loading the kernels failed.
-  virtual Status can_wait_by(WaitBy by) const = 0;
+  // OK; UNSUPPORTED; or the error with which loading the library's kernels failed.
+  virtual Status has_kernels() const = 0;
   // OK, or the error after which nothing runs in the context.
   virtual Status check() = 0;
   // Whether the stream captures a graph. Fails if it is no stream, as far as the driver can tell.
   virtual Status check_stream(void* stream, bool& captures) = 0;
 
   // These enqueue in the caller's stream. They return at once, unless its queue is full.
-  virtual Status write(void* stream, std::uintptr_t word, std::uint32_t value, WaitBy by) = 0;
-  virtual Status wait(void* stream, const StreamWait& wait, WaitBy by) = 0;
-  // One kernel writes wait.value to `word`, then waits.
-  virtual Status write_and_wait(void* stream, std::uintptr_t word, const StreamWait& wait) = 0;
+  virtual Status write(void* stream, std::uintptr_t word, std::uint32_t value) = 0;
+  virtual Status wait(void* stream, const StreamWait& wait) = 0;
+  // The step, by one kernel, which has the name of the kind of operation. After has_kernels().
+  virtual Status launch(void* stream, abi::Op op, const stream_kernels::Step& step) = 0;
 
-  // These enqueue too, and are legal in a stream that captures. One kernel makes the call; the other waits
-  // for the end of the last call on the slot. After can_wait_by(kKernel).
-  virtual Status call(void* stream, const StreamCall& call) = 0;
-  virtual Status await_call(void* stream, std::uintptr_t words, std::uint32_t slot,
-                            std::uint64_t limit_ns) = 0;
+  // An event of this process without timing, which other processes may open. The device must outlive `out`.
+  virtual Status make_event(DeviceEvent& out) = 0;
+  // Ends what make_event() made. Only DeviceEvent calls it.
+  virtual void destroy_event(void* event) noexcept = 0;
+  // These enqueue too. The event completes with the stream's work so far; a stream waits for that.
+  virtual Status record(void* stream, void* event) = 0;
+  virtual Status wait_event(void* stream, void* event) = 0;
 
   // Makes a call of the host: copies it to its place in abi::CallWords, in the library's stream. Needs no SM.
   virtual Status call(std::uintptr_t place, const abi::PackedCall& call) = 0;
@@ -108,6 +107,29 @@ class DeviceMemory {
   Device* device_ = nullptr;
   std::uintptr_t address_ = 0;
   std::size_t bytes_ = 0;
+};
+
+// An owned event.
+class DeviceEvent {
+ public:
+  DeviceEvent() = default;
+  DeviceEvent(Device& device, void* event) : device_(&device), event_(event) {}
+  DeviceEvent(DeviceEvent&& other) noexcept
+      : device_(std::exchange(other.device_, nullptr)), event_(other.event_) {}
+  DeviceEvent& operator=(DeviceEvent&& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(event_, other.event_);
+    return *this;
+  }
+  ~DeviceEvent() {
+    if (device_ != nullptr) device_->destroy_event(event_);
+  }
+
+  void* get() const { return event_; }
+
+ private:
+  Device* device_ = nullptr;
+  void* event_ = nullptr;
 };
 
 // Opens the CUDA device that the daemon named, by its UUID: numbers differ under CUDA_VISIBLE_DEVICES. Its

@@ -7,6 +7,7 @@
 #include "device.h"
 #include "handle.h"
 #include "proto/attach.h"
+#include "step.h"
 
 #include <array>
 #include <mutex>
@@ -32,6 +33,8 @@ constexpr std::uint64_t route_of(epd_handle_t handle) {
   return handle >> kHandleIndexBits;
 }
 
+inline constexpr std::uint32_t kNoRoute = ~0u;
+
 // A routing record. The first `depth` belong to the slots. The others are kept by handles, or in
 // Group::free_routes.
 struct Route {
@@ -44,9 +47,21 @@ struct Route {
   epd_handle_t handle = 0;       // kKnown
   epd_ticket_t ticket = 0;       // kKnown: its dispatch's
   std::uint32_t num_tokens = 0;  // kKnown: its dispatch's
+  bool tokens_known = false;     // num_tokens is n
 };
 
-inline constexpr std::uint32_t kNoRoute = ~0u;
+// Of which routing the counts in a slot's regions are, as operations were submitted.
+struct SlotCounts {
+  std::uint32_t route = kNoRoute;
+  epd_ticket_t made = 0;  // Route::ticket
+  epd_ticket_t by = 0;    // the dispatch that delivers them
+};
+
+// What the caller's memory gets of the last operation on a slot. Host devices.
+struct Outputs {
+  epd_ticket_t ticket = 0;  // 0: nothing
+  stream_kernels::Copies copies;
+};
 
 // The stream of an operation, if it has one.
 struct StreamUse {
@@ -84,6 +99,12 @@ struct SlotWords {
 
 using AllSlotWords = std::array<SlotWords, abi::kMaxDepth>;
 
+// The event of a slot, if the session has events: it completes with the operation of the ticket.
+struct SlotEvent {
+  DeviceEvent event;
+  epd_ticket_t ticket = 0;  // 0: none yet. Guarded by the session's mutex
+};
+
 struct Group {
   Group(Session* owner, const abi::GroupShape& agreed, OwnMemory bound);
   ~Group() {
@@ -105,6 +126,9 @@ struct Group {
                                       : reinterpret_cast<std::uintptr_t>(user.as<char>());
   }
 
+  abi::StagingWords* staging_words(std::uint32_t slot) const {
+    return reinterpret_cast<abi::StagingWords*>(user_base() + arena.staging_words(slot));
+  }
   // On resident devices: the address of abi::CallWords.
   std::uintptr_t call_words() const { return device_user.address() + arena.calls; }
 
@@ -118,6 +142,16 @@ struct Group {
   bool route_busy(std::uint32_t route, bool writes, const StreamUse& next) const;
   // An operation has ended. Operations may end in any order.
   void end_in_flight(epd_ticket_t ticket, bool ok);
+  // A dispatch with this ticket was submitted.
+  void note_counts(std::uint32_t slot, std::uint32_t route, epd_ticket_t ticket) {
+    counted[slot] = {route, routes[route].ticket, ticket};
+  }
+  void forget_counts() {
+    counted = {};
+    for (Route& route : routes) route.tokens_known = false;
+  }
+  // A slot whose regions have the counts of the record; the depth: there is none. If it can, the one given.
+  std::uint32_t slot_with_counts(std::uint32_t route, std::uint32_t rather) const;
   // Dispatches from this number on must be repeated: their routings do not exist.
   void forget_routes_from(std::uint64_t op_index);
   Status release_handle(epd_handle_t handle);
@@ -145,6 +179,10 @@ struct Group {
   // A submission holds it from its checks until it is in the ring. It keeps the group's operations in order
   // while the session's mutex is released for a driver call.
   std::mutex submit_mutex;
+  std::vector<Outputs> outputs;   // [depth]; guarded by submit_mutex
+  std::vector<SlotEvent> events;  // [depth], or empty
+  // Held from a wait in a stream until the event behind it is recorded and has its ticket.
+  std::mutex events_mutex;
   // Guarded by the session's mutex.
   std::uint64_t epoch = 0;
   std::uint64_t next_index = 0;     // number of the next dispatch or combine; the engine counts the same
@@ -152,6 +190,8 @@ struct Group {
   std::vector<Route> routes;        // [num_routes]
   std::vector<std::uint32_t> free_routes;  // free records for kept handles; the last is taken first
   AllSlotWords words{};
+  std::array<SlotCounts, abi::kMaxDepth> counted{};
+  std::array<epd_ticket_t, abi::kMaxDepth> ended_well{};  // of Outputs, those whose operation has
   Calls calls;
   // Whether the library must unblock the streams that wait for this group's operations. kDone becomes kWanted
   // again from time to time, until the streams have been synchronised.

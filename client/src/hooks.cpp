@@ -69,6 +69,7 @@ void Hooks::run() {
       call.splice(call.end(), ready_, ready_.begin());
       running_ = call.front().group;
       lock.unlock();
+      if (call.front().outputs_of != 0) source_.finish_outputs(call.front());
       call.front().hook(&call.front().result, call.front().user);
       lock.lock();
       running_ = nullptr;

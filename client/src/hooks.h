@@ -14,10 +14,12 @@ namespace epd::client {
 struct Group;
 
 struct HookCall {
-  const Group* group = nullptr;
+  Group* group = nullptr;
   epd_hook_t hook = nullptr;
   void* user = nullptr;
   epd_result_t result{};
+  epd_ticket_t outputs_of = 0;  // not 0: this operation has outputs in the caller's memory
+  std::uint32_t slot = 0;       // then
 };
 
 // Ends that no doorbell announces: the thread polls them here.
@@ -29,6 +31,8 @@ class HookSource {
   virtual bool take_hooked_locked() = 0;
   // With the mutex. True: there is something to wait for, though no operation has a hook.
   virtual bool awaits_packets_locked() const = 0;
+  // Without the mutex, before the hook is called.
+  virtual void finish_outputs(const HookCall& call) = 0;
   // Without the mutex, from time to time.
   virtual void look_at_device() = 0;
 };

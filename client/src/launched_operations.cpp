@@ -1,6 +1,7 @@
 // How callers wait for operations in flight, and look at them.
 #include "launched_operations.h"
 
+#include "staging.h"
 #include "ticket_status.h"
 
 #include <algorithm>
@@ -18,6 +19,7 @@ Deadline wait_end(const Operation& op, std::int32_t timeout_ms) {
 Status outcome(const Operation& op) {
   const auto code = static_cast<StatusCode>(op.result.status);
   if (code == StatusCode::kOk) return {};
+  if (op.crowded) return too_many_rows(op.result.num_recv_rows, op.room);
   return {code, op.text.empty() ? describe(code, op.result.failed_rank) : op.text};
 }
 
@@ -98,6 +100,12 @@ Status LaunchedOperations::wait(Group& group, epd_ticket_t ticket, std::int32_t 
   if (op == nullptr) return unknown_ticket(ticket);
   if (result != nullptr) *result = op->result;
   Status end = outcome(*op);
+  if (op->has_outputs) {
+    const std::uint32_t slot = op->slot;
+    lock.unlock();
+    finish_outputs(group, slot, ticket);
+    lock.lock();
+  }
   completions_.retire(ticket);
   return end;
 }
@@ -120,7 +128,7 @@ Status LaunchedOperations::counts(Group& group, epd_ticket_t ticket, std::int32_
   const bool ready = waits_.wait(lock, waiter, wait_end(*op, timeout_ms));
   op = by_ticket.operation();
   if (op == nullptr) return unknown_ticket(ticket);
-  if (op->done && op->result.status != EPD_OK) return outcome(*op);
+  if (op->done && op->result.status != EPD_OK && !op->crowded) return outcome(*op);
   if (!ready) return not_yet(ticket, timeout_ms, "has no counts");
   if (!group.board.has_counts(slot, ticket)) return counts_replaced(ticket, slot);
   counts.num_recv_rows = group.board.num_recv_rows(slot);
@@ -140,22 +148,27 @@ Status LaunchedOperations::wait_sent(Group& group, epd_ticket_t ticket, std::int
   const bool ready = waits_.wait(lock, waiter, wait_end(*op, timeout_ms));
   op = by_ticket.operation();
   if (op == nullptr) return unknown_ticket(ticket);
-  if (op->done) return outcome(*op);
+  if (op->done && !op->crowded) return outcome(*op);
   return ready ? Status() : not_yet(ticket, timeout_ms, "still reads its inputs");
 }
 
 Status LaunchedOperations::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {
   if (stream == EPD_NO_STREAM) return invalid_argument("stream is EPD_NO_STREAM; allowed: a stream");
-  StreamWait wait;
+  Following its;
+  bool copied = false;
   {
     const Lock lock = waits_.lock();
-    const Operation* const op = completions_.find(ticket);
+    Operation* const op = completions_.find(ticket);
     if (op == nullptr) return unknown_ticket(ticket);
     if (op->group != &group) return of_another_group(ticket);
     if (!op->in_stream) return not_in_stream(ticket);
-    wait = end_of(group, *op, ticket);
+    its = {op->op, op->slot, end_of(group, *op, ticket), ticket, {}};
+    copied = op->staged && op->copies == nullptr;
+    if (op->copies != nullptr) its.copies = *op->copies;
+    op->copies.reset();
   }
-  return streams_.wait_after(group, stream, wait, ticket);
+  if (copied) return streams_.wait_for_copies(group, stream, its.slot, ticket);
+  return streams_.wait_after(group, stream, its);
 }
 
 Status LaunchedOperations::on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user) {
@@ -168,14 +181,45 @@ Status LaunchedOperations::on_complete(Group& group, epd_ticket_t ticket, epd_ho
   Status started = hooks_.start_locked();
   if (!started.ok()) return started;
   std::list<HookCall> call(1);
-  call.front() = {&group, hook, user, {}};
+  call.front() = {&group, hook, user, {}, op->has_outputs ? ticket : 0, op->slot};
   completions_.add_hook(ticket, call);
   return {};
 }
 
+// Its outputs are wanted no more, even if the slot is used again before the hook has run.
 Status LaunchedOperations::drop(Group& group, epd_ticket_t ticket) {
+  bool has_outputs = false;
+  std::uint32_t slot = 0;
+  {
+    const Lock lock = waits_.lock();
+    const Operation* const op = completions_.find(ticket);
+    if (op != nullptr && op->group == &group && op->waiting_hook.empty()) {
+      has_outputs = op->has_outputs;
+      slot = op->slot;
+    }
+  }
+  if (has_outputs) {
+    const std::lock_guard<std::mutex> order(group.submit_mutex);
+    if (group.outputs[slot].ticket == ticket) group.outputs[slot].ticket = 0;
+  }
   return on_complete(
       group, ticket, [](const epd_result_t*, void*) {}, nullptr);
+}
+
+void LaunchedOperations::copy_outputs(Group& group, std::uint32_t slot) {
+  Outputs& outputs = group.outputs[slot];
+  if (outputs.ticket == 0) return;
+  {
+    const Lock lock = waits_.lock();
+    if (group.ended_well[slot] != outputs.ticket) return;
+  }
+  copy_out(outputs.copies);
+  outputs.ticket = 0;
+}
+
+void LaunchedOperations::finish_outputs(Group& group, std::uint32_t slot, epd_ticket_t ticket) {
+  const std::lock_guard<std::mutex> order(group.submit_mutex);
+  if (group.outputs[slot].ticket == ticket) copy_outputs(group, slot);
 }
 
 Status LaunchedOperations::release_handle(Group& group, epd_handle_t handle) {

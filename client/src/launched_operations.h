@@ -24,6 +24,7 @@ class LaunchedOperations final : public Operations {
   Status wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) override;
   Status on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user) override;
   Status drop(Group& group, epd_ticket_t ticket) override;
+  void finish_outputs(Group& group, std::uint32_t slot, epd_ticket_t ticket) override;
 
   std::size_t num_descriptors() const override { return 2; }
   Status open(Group& /*group*/, const Packet& /*joined*/) override { return {}; }
@@ -48,6 +49,10 @@ class LaunchedOperations final : public Operations {
   Status check_stream(const StreamUse& stream) const;
   Status ready_to_submit(Lock& lock, Group& group, const SubmitRequest& request);
   Status choose_route(Lock& lock, Group& group, const SubmitRequest& request, RouteUse& use);
+  // On a host device: copies what the caller's memory gets of the last operation on the slot, if that has
+  // ended well. With submit_mutex.
+  void copy_outputs(Group& group, std::uint32_t slot);
+  void copy_by_host(Lock& lock, Group& group, std::uint32_t slot, const stream_kernels::Copies& copies);
   // Everything that can refuse a submission.
   Status admit(Lock& lock, Group& group, const SubmitRequest& request, RouteUse& use);
   Status push(Lock& lock, Group& group, const SubmitRequest& request, const RouteUse& use,
@@ -55,7 +60,17 @@ class LaunchedOperations final : public Operations {
   Status no_room(Lock& lock);
   // Enqueues in the caller's stream that the inputs are ready. If one kernel will do that and wait, only
   // checks the stream. Called and returns with the mutex, which it releases meanwhile.
-  Status mark_ready(Lock& lock, Group& group, const SubmitRequest& request, epd_ticket_t ticket);
+  Status mark_ready(Lock& lock, Group& group, const SubmitRequest& request,
+                    const stream_kernels::Copies& copies, epd_ticket_t ticket);
+  // What the operation needs for its outputs when it has ended. After push().
+  void note_copies(Group& group, const SubmitRequest& request, const stream_kernels::Copies& copies,
+                   epd_ticket_t ticket);
+  Status follow(Group& group, const SubmitRequest& request, const StreamWait& wait,
+                const stream_kernels::Copies& copies, epd_ticket_t ticket);
+  // Memory of the caller's takes kernels of its own: one that waits would keep many SMs from the engine's.
+  bool begins_and_waits(const Group& group, const SubmitRequest& request) const {
+    return request.memory == nullptr && streams_.begins_and_waits(group, request.stream, request.deferred());
+  }
   Status begin_and_wait(const Group& group, const SubmitRequest& request, const StreamWait& wait,
                         epd_ticket_t ticket);
   // The word that a stream waits for until the operation ends.

@@ -1,6 +1,7 @@
 // Makes a submission in the ring from a checked call.
 #include "launched_operations.h"
 
+#include "staging.h"
 #include "ticket_status.h"
 
 #include <algorithm>
@@ -27,6 +28,14 @@ Status renew_words(Device& device, const Group& group, std::uint32_t slot, epd_t
   Status status = device.write_aside(base + group.arena.ready_word(slot), low(ticket - 1));
   if (status.ok()) status = device.write_aside(base + group.arena.done_word(slot), low(ticket - 1));
   return status.ok() ? device.finish_aside() : status;
+}
+
+stream_kernels::Step ready_step(std::uintptr_t ready, epd_ticket_t ticket) {
+  stream_kernels::Step step;
+  step.begin = stream_kernels::Begin::kReady;
+  step.ready = reinterpret_cast<std::uint32_t*>(ready);  // NOLINT: an address of the device
+  step.value = low(ticket);
+  return step;
 }
 
 // CLOCK_MONOTONIC
@@ -163,7 +172,7 @@ Status LaunchedOperations::push(Lock& lock, Group& group, const SubmitRequest& r
 // Makes the driver's calls without the session's mutex. They block while a stream's queue is full, and what
 // empties the queue may need the mutex (completions, the end of the session).
 Status LaunchedOperations::mark_ready(Lock& lock, Group& group, const SubmitRequest& request,
-                                      epd_ticket_t ticket) {
+                                      const stream_kernels::Copies& copies, epd_ticket_t ticket) {
   Status status = streams_.start_watch_locked();
   if (!status.ok()) return status;
   // Set before anything is enqueued, so that a session that ends now unblocks this ticket too.
@@ -180,9 +189,17 @@ Status LaunchedOperations::mark_ready(Lock& lock, Group& group, const SubmitRequ
   lock.unlock();
   Device& device = streams_.device();
   if (stale) status = renew_words(device, group, request.slot, ticket);
-  if (status.ok() && !streams_.begins_and_waits(group, request.stream, request.deferred())) {
+  if (status.ok() && !begins_and_waits(group, request)) {
     const std::uintptr_t ready = group.user_base() + group.arena.ready_word(request.slot);
-    status = device.write(request.stream.stream, ready, low(ticket), streams_.wait_by(group));
+    if (streams_.wait_by(group) == WaitBy::kMemop && !copies.any()) {
+      status = device.write(request.stream.stream, ready, low(ticket));
+    } else {
+      stream_kernels::Step step = ready_step(ready, ticket);
+      step.copies = copies;
+      step.copies.num_out = 0;
+      if (copies.any()) step.staging = group.staging_words(request.slot);
+      status = device.launch(request.stream.stream, request.op, step);
+    }
   }
   lock.lock();
   if (!status.ok()) words.last = before;
@@ -198,57 +215,99 @@ StreamWait LaunchedOperations::end_of(const Group& group, const Operation& op, e
 
 Status LaunchedOperations::begin_and_wait(const Group& group, const SubmitRequest& request,
                                           const StreamWait& wait, epd_ticket_t ticket) {
-  const std::uintptr_t ready = group.user_base() + group.arena.ready_word(request.slot);
-  return submitted_but(streams_.device().write_and_wait(request.stream.stream, ready, wait), ticket,
+  stream_kernels::Step step =
+      ready_step(group.user_base() + group.arena.ready_word(request.slot), wait.value);
+  step.wait = stream_kernels::Wait::kDone;
+  step.done = reinterpret_cast<const std::uint32_t*>(wait.word);  // NOLINT: an address of the device
+  step.limit_ns = wait.limit_ns;
+  return submitted_but(streams_.device().launch(request.stream.stream, request.op, step), ticket,
                        "the stream neither lets it begin nor waits for it");
+}
+
+void LaunchedOperations::note_copies(Group& group, const SubmitRequest& request,
+                                     const stream_kernels::Copies& copies, epd_ticket_t ticket) {
+  if (!copies.any()) return;
+  Operation& op = *completions_.find(ticket);
+  op.staged = true;
+  op.room = request.op == abi::Op::kDispatch ? room_for_rows(copies) : 0;
+  if (streams_.exists()) {
+    if (request.deferred()) op.copies = std::make_unique<stream_kernels::Copies>(copies);
+    return;
+  }
+  op.has_outputs = true;
+  group.ended_well[request.slot] = 0;
+  group.outputs[request.slot] = {ticket, copies};
+}
+
+// The slot is free: its last operation has ended. Copies without the session's mutex.
+void LaunchedOperations::copy_by_host(Lock& lock, Group& group, std::uint32_t slot,
+                                      const stream_kernels::Copies& copies) {
+  lock.unlock();
+  copy_outputs(group, slot);
+  group.outputs[slot].ticket = 0;
+  copy_in(copies);
+  lock.lock();
+}
+
+// What the stream does after the operation has been published.
+Status LaunchedOperations::follow(Group& group, const SubmitRequest& request, const StreamWait& wait,
+                                  const stream_kernels::Copies& copies, epd_ticket_t ticket) {
+  if (!request.stream.any() || request.deferred()) return {};
+  return streams_.wait_after(group, request.stream.stream, {request.op, request.slot, wait, ticket, copies});
 }
 
 Status LaunchedOperations::submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
                                   epd_handle_t* handle) {
   Status status = check_request(group, request);
   if (status.ok()) status = check_stream(request.stream);
+  if (status.ok()) status = check_memory(request, streams_);
   if (status.ok() && request.num_tokens_at != nullptr) {
     status = invalid_argument(
         "num_tokens_at is given; allowed: NULL, but on GPUs that the daemon serves by resident kernels");
   }
   if (!status.ok()) return status;
   StreamWait wait;
+  stream_kernels::Copies copies;
   {
     const std::lock_guard<std::mutex> order(group.submit_mutex);
     Lock lock = waits_.lock();
     RouteUse use;
     status = admit(lock, group, request, use);
+    if (status.ok()) status = plan_copies(group, request, use, copies);
     if (!status.ok()) return status;
     // The number is used even if the operation is not published. Otherwise a later operation on the slot
     // might find its ready word already written.
     const epd_ticket_t number = ++last_ticket_;
+    // In the meantime the session may have ended, the group broken, or other groups filled the ring.
     if (request.stream.any()) {
-      status = mark_ready(lock, group, request, number);
-      // In the meantime the session may have ended, the group broken, or other groups filled the ring.
+      status = mark_ready(lock, group, request, copies, number);
       if (status.ok()) status = admit(lock, group, request, use);
       while (status.ok() && streams_.await_slot_unblock(lock, group, request.slot)) {
         status = admit(lock, group, request, use);
       }
-      if (!status.ok()) return status;
+    } else if (copies.any() || group.outputs[request.slot].ticket != 0) {
+      copy_by_host(lock, group, request.slot, copies);
+      status = admit(lock, group, request, use);
     }
+    if (!status.ok()) return status;
     const epd_handle_t made = use.writes ? make_handle(group.next_index, use.route) : request.handle;
     status = push(lock, group, request, use, number);
     if (!status.ok()) return status;
     ticket = number;
     if (use.writes) {
       if (request.keep) group.free_routes.pop_back();
-      group.routes[use.route] = {Route::State::kKnown, made, ticket, request.num_tokens};
+      group.routes[use.route] = {Route::State::kKnown, made, ticket, request.num_tokens, true};
     }
+    if (request.op == abi::Op::kDispatch) group.note_counts(request.slot, use.route, number);
+    note_copies(group, request, copies, number);
     if (handle != nullptr) *handle = made;
     if (request.stream.any()) wait = end_of(group, *completions_.find(number), number);
     lock.unlock();
     ring_.wake_engine(abi::kAsleep);
     // Under submit_mutex, so that ready words are written in the order of submission.
-    if (streams_.begins_and_waits(group, request.stream, request.deferred()))
-      return begin_and_wait(group, request, wait, number);
+    if (begins_and_waits(group, request)) return begin_and_wait(group, request, wait, number);
   }
-  if (!request.stream.any() || request.deferred()) return {};
-  return streams_.wait_after(group, request.stream.stream, wait, ticket);
+  return follow(group, request, wait, copies, ticket);
 }
 
 }  // namespace epd::client

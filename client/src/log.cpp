@@ -3,6 +3,8 @@
 #include <sys/time.h>
 #include <unistd.h>
 #include <array>
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
@@ -49,9 +51,48 @@ std::string now() {
   return text.data();
 }
 
-// One write, so that lines of several threads and processes do not mix.
+bool is_pending(int signal) {
+  sigset_t pending;
+  return ::sigpending(&pending) == 0 && ::sigismember(&pending, signal) == 1;
+}
+
+// Keeps SIGPIPE away from this thread, and takes the one back that a write has raised meanwhile. The
+// application's handlers and masks stay as they are.
+class NoSigpipe {
+ public:
+  NoSigpipe() {
+    ::sigemptyset(&sigpipe_);
+    ::sigaddset(&sigpipe_, SIGPIPE);
+    was_pending_ = is_pending(SIGPIPE);
+    blocks_ = ::pthread_sigmask(SIG_BLOCK, &sigpipe_, &before_) == 0;
+  }
+  ~NoSigpipe() {
+    if (!blocks_) return;
+    if (!was_pending_ && is_pending(SIGPIPE)) {
+      const timespec at_once{};
+      while (::sigtimedwait(&sigpipe_, nullptr, &at_once) < 0 && errno == EINTR) {
+      }
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  NoSigpipe(const NoSigpipe&) = delete;
+  NoSigpipe& operator=(const NoSigpipe&) = delete;
+
+ private:
+  sigset_t sigpipe_{};
+  sigset_t before_{};
+  bool was_pending_ = false;
+  bool blocks_ = false;
+};
+
+// One write, so that lines of several threads and processes do not mix. Nobody may read them any more.
 void write_line(const std::string& line) {
-  [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, line.data(), line.size());
+  const int error = errno;
+  {
+    const NoSigpipe guard;
+    [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, line.data(), line.size());
+  }
+  errno = error;
 }
 
 }  // namespace

@@ -20,12 +20,15 @@ struct SubmitRequest {
   bool keep = false;                             // dispatch: keep_handle
   StreamUse stream = {};                         // CUDA devices; a CUstream
   const std::uint32_t* num_tokens_at = nullptr;  // resident devices, in a stream: device memory
+  const epd_memory_t* memory = nullptr;          // in place of regions
 
   bool deferred() const { return (flags & abi::kFlagDefer) != 0; }
 };
 
 // Checks what the group's shape alone decides.
 Status check_request(const Group& group, const SubmitRequest& request);
+// UNSUPPORTED: memory of the caller's on a device of this kind, without a stream.
+Status check_memory(const SubmitRequest& request, const StreamPort& streams);
 // Flags as the engine accepts them. It ends sessions for flags that have no meaning.
 std::uint32_t engine_flags(const abi::GroupShape& shape, const SubmitRequest& request);
 // The error when no record is free for a kept handle.
@@ -54,6 +57,8 @@ class Operations {
   virtual Status wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) = 0;
   virtual Status on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user) = 0;
   virtual Status drop(Group& group, epd_ticket_t ticket) = 0;
+  // Before an operation's hook is called.
+  virtual void finish_outputs(Group& group, std::uint32_t slot, epd_ticket_t ticket) = 0;
 
   // ---- memberships
   // How many descriptors come with a join: the user arena, the board, and those for open().

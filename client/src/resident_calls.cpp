@@ -1,6 +1,7 @@
 // Makes a call in a ring on the device from a checked request.
 #include "resident_operations.h"
 
+#include "staging.h"
 #include "ticket_status.h"
 
 #include <algorithm>
@@ -23,7 +24,7 @@ Status check_call(const SubmitRequest& request) {
     return invalid_argument(
         "num_tokens_at is given with EPD_NO_STREAM; allowed: in a stream, which reads it");
   if (request.num_tokens != 0) return bad_value("num_tokens", request.num_tokens, "0 with num_tokens_at");
-  if (request.handle != 0)
+  if (request.handle != 0 && request.memory == nullptr)
     return invalid_argument("num_tokens_at is given under a handle; allowed: NULL, n is its dispatch's");
   return {};
 }
@@ -40,6 +41,10 @@ abi::Call call_of(const Group& group, SubmitRequest request, std::uint32_t route
   if (route != kNoRoute) call.route = route;
   call.timeout_ms = request.timeout_ms;
   return call;
+}
+
+abi::CallWords* call_words(const Group& group) {
+  return reinterpret_cast<abi::CallWords*>(group.call_words());
 }
 
 StreamWait flag_of(const Group& group, const CallTicket& about) {
@@ -107,7 +112,7 @@ void ResidentOperations::unblock(const Group& group, const AllSlotWords& /*words
 Status ResidentOperations::check_stream(const SubmitRequest& request, bool& captured) const {
   captured = false;
   if (!request.stream.any()) return {};
-  const Status kernels = streams_.device().can_wait_by(WaitBy::kKernel);
+  const Status kernels = streams_.device().has_kernels();
   if (kernels.ok()) return streams_.device().check_stream(request.stream.stream, captured);
   return {kernels.code(), "operations in streams of " +
                               std::string(welcome_.device, abi::text_length(welcome_.device)) +
@@ -130,6 +135,7 @@ Status ResidentOperations::prepare_call(Lock& lock, Group& group, const SubmitRe
   Status status = usable_locked(group);
   if (status.ok() && !request.stream.any()) status = admit_host_call(lock, group, request);
   if (status.ok()) status = choose_route(group, request, made.use);
+  if (status.ok()) status = plan_copies(group, request, made.use, made.copies);
   if (!status.ok()) return status;
   made.ticket = group.calls.begin(request.op, request.slot, !request.stream.any(), captured);
   if (made.ticket == 0)
@@ -143,6 +149,9 @@ Status ResidentOperations::prepare_call(Lock& lock, Group& group, const SubmitRe
   group.calls.note_timeout(request.timeout_ms);
   made.limit_ns = limit_of(group);
   known.deferred = request.deferred();
+  known.staged = made.copies.any();
+  if (request.op == abi::Op::kDispatch) known.room = room_for_rows(made.copies);
+  if (known.staged && known.deferred) known.copies = std::make_unique<Copies>(made.copies);
   known.answer_by = SteadyClock::now() + nanoseconds(made.limit_ns);
   if (!request.stream.any()) return {};
   status = streams_.start_watch_locked();
@@ -154,13 +163,20 @@ Status ResidentOperations::prepare_call(Lock& lock, Group& group, const SubmitRe
 Status ResidentOperations::enqueue(Group& group, const SubmitRequest& request, MadeCall& made) {
   Device& device = streams_.device();
   if (request.stream.any()) {
-    StreamCall call;
-    call.words = group.call_words();
-    call.call = made.call;
-    call.num_tokens_at = reinterpret_cast<std::uintptr_t>(request.num_tokens_at);
-    call.waits = streams_.begins_and_waits(group, request.stream, request.deferred());
-    call.limit_ns = made.limit_ns;
-    return device.call(request.stream.stream, call);
+    stream_kernels::Step step;
+    step.begin = stream_kernels::Begin::kCall;
+    step.words = call_words(group);
+    step.call = made.call;
+    if (abi::makes_routing(made.call.op, made.call.flags)) step.call_tokens_at = request.num_tokens_at;
+    step.copies = made.copies;
+    if (made.copies.any()) step.staging = group.staging_words(request.slot);
+    if (streams_.begins_and_waits(group, request.stream, request.deferred())) {
+      step.wait = stream_kernels::Wait::kCall;
+      step.limit_ns = made.limit_ns;
+    } else {
+      step.copies.num_out = 0;
+    }
+    return device.launch(request.stream.stream, request.op, step);
   }
   made.call.flagged = false;
   made.call.number = group.calls.host_tail;
@@ -174,6 +190,7 @@ Status ResidentOperations::submit(Group& group, const SubmitRequest& request, ep
   bool captured = false;
   Status status = check_request(group, request);
   if (status.ok()) status = check_call(request);
+  if (status.ok()) status = check_memory(request, streams_);
   if (status.ok()) status = check_stream(request, captured);
   if (!status.ok()) return status;
   const std::lock_guard<std::mutex> order(group.submit_mutex);
@@ -192,29 +209,46 @@ Status ResidentOperations::submit(Group& group, const SubmitRequest& request, ep
     }
     if (!in_stream) group.calls.note_host_call(made.ticket);
     const epd_handle_t its = made.use.writes ? make_handle(0, made.use.route) : request.handle;
-    if (made.use.writes) group.routes[made.use.route] = {Route::State::kKnown, its, 0, 0};
+    if (made.use.writes)
+      group.routes[made.use.route] = {Route::State::kKnown, its, made.ticket, request.num_tokens,
+                                      request.num_tokens_at == nullptr};
+    if (request.op == abi::Op::kDispatch) group.note_counts(request.slot, made.use.route, made.ticket);
     if (handle != nullptr) *handle = its;
   }
   ticket = made.ticket;
   if (!in_stream || streams_.wait_by(group) == WaitBy::kKernel || request.deferred()) return {};
-  return streams_.wait_after(group, request.stream.stream, flag_of(group, CallTicket::unpack(ticket)),
-                             ticket);
+  return streams_.wait_after(
+      group, request.stream.stream,
+      {request.op, request.slot, flag_of(group, CallTicket::unpack(ticket)), ticket, made.copies});
 }
 
 Status ResidentOperations::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {
   if (stream == EPD_NO_STREAM) return invalid_argument("stream is EPD_NO_STREAM; allowed: a stream");
   const CallTicket about = CallTicket::unpack(ticket);
-  std::uint64_t limit_ns = 0;
+  stream_kernels::Step step;
+  bool copied = false;
   {
     const Lock lock = waits_.lock();
     // For another group's ticket the stream would wait until the group is left.
-    if (group.calls.find(ticket) == nullptr) return unknown_locked(ticket);
+    KnownCall* const call = group.calls.find(ticket);
+    if (call == nullptr) return unknown_locked(ticket);
     if (about.by_host) return not_in_stream(ticket);
-    limit_ns = limit_of(group);
+    copied = call->staged && call->copies == nullptr;
+    if (call->copies != nullptr) step.copies = *call->copies;
+    call->copies.reset();
+    step.limit_ns = limit_of(group);
   }
-  if (streams_.wait_by(group) == WaitBy::kKernel)
-    return streams_.device().await_call(stream, group.call_words(), about.slot, limit_ns);
-  return streams_.device().wait(stream, flag_of(group, about), WaitBy::kMemop);
+  if (copied) return streams_.wait_for_copies(group, stream, about.slot, ticket);
+  if (streams_.wait_by(group) == WaitBy::kMemop) {
+    return streams_.wait_after(group, stream,
+                               {about.op, about.slot, flag_of(group, about), ticket, step.copies});
+  }
+  step.wait = stream_kernels::Wait::kLastCall;
+  step.words = call_words(group);
+  step.slot = about.slot;
+  step.copies.num_in = 0;
+  if (step.copies.num_out != 0) step.staging = group.staging_words(about.slot);
+  return streams_.device().launch(stream, about.op, step);
 }
 
 // On a resident device a handle names a record, not one dispatch. Which routing it holds depends on the calls

@@ -1,6 +1,7 @@
 // How calls end, and how callers wait for them.
 #include "resident_operations.h"
 
+#include "staging.h"
 #include "ticket_status.h"
 
 #include <sched.h>
@@ -109,7 +110,11 @@ bool ResidentOperations::ended_locked(const Group& group, KnownCall& call, CallO
     out.result.num_recv_rows = end.num_recv_rows;
     out.result.num_dropped_selections = end.num_dropped;
     set_outcome(out, {}, -1);
-    if (end.ending == abi::CallEnding::kCarriedOut) return true;
+    if (end.ending == abi::CallEnding::kCarriedOut) {
+      if (call.room != 0 && end.num_recv_rows > call.room)
+        set_outcome(out, too_many_rows(end.num_recv_rows, call.room), -1);
+      return true;
+    }
     out.result.num_recv_rows = 0;
     if (connection_.ended().ok() && !group.left) return missed_locked(group, call, out);
   }

@@ -30,11 +30,14 @@ class ResidentOperations final : public Operations {
   Status wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) override;
   Status on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user) override;
   Status drop(Group& group, epd_ticket_t ticket) override;
+  // Streams have copied them.
+  void finish_outputs(Group& /*group*/, std::uint32_t /*slot*/, epd_ticket_t /*ticket*/) override {}
 
   std::size_t num_descriptors() const override { return 3; }
   Status open(Group& group, const Packet& joined) override;
-  // Handles name records, so a new epoch does not change them.
-  void begin_epoch_locked(Group& /*group*/) override {}
+  // Handles name records, so a new epoch does not change them. But what they counted may be a failed
+  // dispatch's.
+  void begin_epoch_locked(Group& group) override { group.forget_counts(); }
   Status renew(Group& group) override;
   // Nothing to do: each wait for a call sees by itself that its group or session has ended.
   void abort_locked(StatusCode /*code*/, const char* /*text*/, const Group* /*only*/) noexcept override {}
@@ -53,6 +56,7 @@ class ResidentOperations final : public Operations {
     RouteUse use;
     epd_ticket_t ticket = 0;
     abi::Call call;
+    stream_kernels::Copies copies;
     std::uint64_t limit_ns = 0;  // how long a kernel waits for its end
   };
   Status check_stream(const SubmitRequest& request, bool& captured) const;

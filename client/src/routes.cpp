@@ -16,6 +16,7 @@ Group::Group(Session* owner, const abi::GroupShape& agreed, OwnMemory bound)
       shape(agreed),
       own(std::move(bound)),
       arena(agreed, abi::bound_regions(own.bindings)),
+      outputs(agreed.depth),
       routes(agreed.num_routes()) {
   free_routes.reserve(shape.num_handles);
   in_flight.reserve(kMostInFlight);
@@ -73,12 +74,25 @@ bool Group::route_busy(std::uint32_t route, bool writes, const StreamUse& next) 
   });
 }
 
+std::uint32_t Group::slot_with_counts(std::uint32_t route, std::uint32_t rather) const {
+  const auto has = [&](std::uint32_t slot) {
+    const SlotCounts& counts = counted[slot];
+    return counts.route == route && counts.made != 0 && counts.made == routes[route].ticket;
+  };
+  std::uint32_t slot = rather;
+  if (!has(slot)) {
+    for (slot = 0; slot < shape.depth && !has(slot);) ++slot;
+  }
+  return slot;
+}
+
 void Group::end_in_flight(epd_ticket_t ticket, bool ok) {
   const auto found = std::find_if(in_flight.begin(), in_flight.end(),
                                   [&](const InFlight& op) { return op.ticket == ticket; });
   if (found == in_flight.end()) return;
   const InFlight op = *found;
   in_flight.erase(found);
+  if (!ok && counted[op.slot].by == ticket) counted[op.slot] = {};
   if (op.stream.any()) {
     SlotWords& slot = words[op.slot];
     slot.ended = std::max(slot.ended, ticket);

@@ -195,7 +195,8 @@ Status Session::adopt_joined(Packet& packet, Group& group) {
   if (!board.ok()) return board.status();
   group.board = BoardView(std::move(*board), group.shape);
   if (!group.board.magic_fits()) return internal_error("the board from the daemon has a wrong magic");
-  return operations_->open(group, packet);
+  status = streams_.make_events(group);
+  return status.ok() ? operations_->open(group, packet) : status;
 }
 
 void Session::begin_leave_locked(Group& group) {

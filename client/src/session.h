@@ -38,6 +38,7 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
   Status check();
   bool in_hook_thread() const { return hooks_.in_thread(); }
   Operations& operations() const { return *operations_; }
+  StreamPort& streams() { return streams_; }
 
   Status join(const epd_group_config_t& config, Group*& group);
   // Frees the group once its hooks have run. Not from a hook.
@@ -63,6 +64,9 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
   void on_late_join_locked() override;
   bool take_hooked_locked() override { return operations_->take_hooked_locked(); }
   bool awaits_packets_locked() const override { return connection_.awaits_late_join_locked(); }
+  void finish_outputs(const HookCall& call) override {
+    operations_->finish_outputs(*call.group, call.slot, call.outputs_of);
+  }
   void look_at_device() override { operations_->look_at_device(); }
   void unblock(const Group& group, const AllSlotWords& words, bool all) override {
     operations_->unblock(group, words, all);

@@ -1,35 +1,60 @@
-// The kernels of stream_words.h: one thread each.
-#include "stream_words.h"
+// The kernels of libepd. Profilers show their names: epd::dispatch, epd::combine, epd::barrier.
+#include "stream_copies.h"
 
 #include <cstdint>
 
-using namespace epd::stream_kernels;
+namespace epd {
+namespace stream_kernels {
+namespace {
 
-// With a null word the kernels do nothing. Such a launch loads them, see stream_kernels.cpp.
+// A block of threads, and its shared memory: the step, so that its parameters are read once and by many
+// threads, then SharedWords and what is behind them.
+class CudaBlock {
+ public:
+  __device__ CudaBlock(unsigned char* memory, std::uint32_t threads)
+      : shared_(*reinterpret_cast<SharedWords*>(memory + sizeof(Step))) {
+    if (threadIdx.x == 0) {
+      shared_.sums = reinterpret_cast<std::uint32_t*>(memory + sizeof(Step) + sizeof(SharedWords));
+      shared_.ends = shared_.sums + threads;
+    }
+  }
+  __device__ std::uint32_t index() const { return blockIdx.x; }
+  __device__ std::uint32_t count() const { return gridDim.x; }
+  __device__ std::uint32_t thread() const { return threadIdx.x; }
+  __device__ std::uint32_t threads() const { return blockDim.x; }
+  __device__ void sync() const { __syncthreads(); }
+  __device__ SharedWords& shared() const { return shared_; }
 
-extern "C" __global__ void __launch_bounds__(1) epd_signal(std::uint32_t* ready, std::uint32_t value) {
-  if (ready != nullptr) store_release_system(ready, value);
+ private:
+  SharedWords& shared_;
+};
+
+__device__ inline void run_kernel(const Step& given) {
+  if (given.staging == nullptr) return run(given);
+  extern __shared__ __align__(16) unsigned char memory[];
+  // A lane at a time reads another line of constant memory: so few lines for each warp.
+  auto* const to = reinterpret_cast<std::uint32_t*>(memory);
+  const auto* const from = reinterpret_cast<const std::uint32_t*>(&given);
+  for (std::uint32_t i = threadIdx.x; i < sizeof(Step) / 4; i += blockDim.x) to[i] = from[i];
+  const CudaBlock block(memory, blockDim.x);
+  __syncthreads();
+  run(*reinterpret_cast<const Step*>(memory), block);
 }
 
-// Ends after limit_ns, even if the word has not come.
-extern "C" __global__ void __launch_bounds__(1)
-    epd_wait(const std::uint32_t* done, std::uint32_t value, std::uint64_t limit_ns) {
-  if (done != nullptr) await(done, value, limit_ns);
+}  // namespace
+}  // namespace stream_kernels
+
+__global__ void __launch_bounds__(stream_kernels::kCopyThreads)
+    dispatch(const __grid_constant__ stream_kernels::Step step) {
+  stream_kernels::run_kernel(step);
+}
+__global__ void __launch_bounds__(stream_kernels::kCopyThreads)
+    combine(const __grid_constant__ stream_kernels::Step step) {
+  stream_kernels::run_kernel(step);
+}
+// Of a noop, which copies nothing.
+__global__ void __launch_bounds__(1) barrier(const __grid_constant__ stream_kernels::Step step) {
+  stream_kernels::run(step);
 }
 
-extern "C" __global__ void __launch_bounds__(1)
-    epd_signal_and_wait(std::uint32_t* ready, const std::uint32_t* done, std::uint32_t value,
-                        std::uint64_t limit_ns) {
-  if (ready == nullptr) return;
-  store_release_system(ready, value);
-  await(done, value, limit_ns);
-}
-
-extern "C" __global__ void __launch_bounds__(1) epd_enqueue(CallWords* words, Enqueued its) {
-  if (words != nullptr) enqueue(*words, its);
-}
-
-extern "C" __global__ void __launch_bounds__(1)
-    epd_await_call(CallWords* words, std::uint32_t slot, std::uint64_t limit_ns) {
-  if (words != nullptr) await_last(*words, slot, limit_ns);
-}
+}  // namespace epd

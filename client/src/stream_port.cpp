@@ -1,6 +1,7 @@
 #include "stream_port.h"
 
 #include "thread.h"
+#include "ticket_status.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -9,11 +10,18 @@
 #include <utility>
 
 namespace epd::client {
+
+using stream_kernels::Step;
+
 namespace {
 
 // Streams that were unblocked are unblocked again after the first time. The pause doubles, up to the second.
 constexpr int kAgainAfter_ms = 10;
 constexpr int kAgainAtLeast_ms = 1000;
+
+Status not_waiting(const Status& status, epd_ticket_t ticket) {
+  return submitted_but(status, ticket, "the stream does not wait for it");
+}
 
 }  // namespace
 
@@ -28,9 +36,84 @@ Status StreamPort::prepare() {
   return watch_wake_.valid() ? Status() : errno_status("eventfd");
 }
 
-Status StreamPort::wait_after(const Group& group, void* stream, const StreamWait& wait, epd_ticket_t ticket) {
-  return submitted_but(device_->wait(stream, wait, wait_by(group)), ticket,
-                       "the stream does not wait for it");
+Status StreamPort::wait_after(Group& group, void* stream, const Following& its) {
+  if (group.events.empty()) return wait_and_copy(group, stream, its);
+  bool captures = false;
+  const Status status = device_->check_stream(stream, captures);
+  if (!status.ok()) return not_waiting(status, its.ticket);
+  // What is recorded in a capture belongs to the graph.
+  return captures ? wait_and_copy(group, stream, its) : wait_with_event(group, stream, its);
+}
+
+Status StreamPort::wait_and_copy(const Group& group, void* stream, const Following& its) {
+  Step step;
+  Status status;
+  if (wait_by(group) == WaitBy::kMemop) {
+    status = device_->wait(stream, its.wait);
+  } else {
+    step.wait = stream_kernels::Wait::kDone;
+    step.done = reinterpret_cast<const std::uint32_t*>(its.wait.word);  // NOLINT: an address of the device
+    step.value = its.wait.value;
+    step.limit_ns = its.wait.limit_ns;
+    status = device_->launch(stream, its.op, step);
+  }
+  if (!status.ok()) return not_waiting(status, its.ticket);
+  if (its.copies.num_out == 0) return {};
+  step = {};
+  step.staging = group.staging_words(its.slot);
+  step.copies = its.copies;
+  step.copies.num_in = 0;
+  return submitted_but(device_->launch(stream, its.op, step), its.ticket, "its outputs are not copied");
+}
+
+// The event may belong to a later operation of the slot by the time that somebody looks at it. It completes
+// later then, never earlier.
+Status StreamPort::wait_with_event(Group& group, void* stream, const Following& its) {
+  SlotEvent& slot = group.events[its.slot];
+  const std::lock_guard<std::mutex> pair(group.events_mutex);
+  // Only this function writes the ticket, under the mutex that it has.
+  if (slot.ticket == its.ticket)
+    return not_waiting(device_->wait_event(stream, slot.event.get()), its.ticket);
+  Status status = wait_and_copy(group, stream, its);
+  if (status.ok()) status = not_waiting(device_->record(stream, slot.event.get()), its.ticket);
+  if (!status.ok()) return status;
+  const Lock lock = waits_.lock();
+  slot.ticket = its.ticket;
+  return {};
+}
+
+Status StreamPort::wait_for_copies(Group& group, void* stream, std::uint32_t slot, epd_ticket_t ticket) {
+  const std::lock_guard<std::mutex> pair(group.events_mutex);
+  if (group.events.empty() || group.events[slot].ticket != ticket) return copied_elsewhere(ticket);
+  return not_waiting(device_->wait_event(stream, group.events[slot].event.get()), ticket);
+}
+
+Status StreamPort::make_events(Group& group) const {
+  if (!has_events()) return {};
+  std::vector<SlotEvent> events(group.shape.depth);
+  for (SlotEvent& its : events) {
+    Status made = device_->make_event(its.event);
+    if (!made.ok()) return made;
+  }
+  group.events = std::move(events);
+  return {};
+}
+
+Status StreamPort::event_of(const Group& group, epd_ticket_t ticket, void*& event) {
+  if (!exists())
+    return {StatusCode::kUnsupported, "the session's device has no events; allowed: on CUDA devices"};
+  if (!has_events())
+    return invalid_argument(
+        "the streams of the session do not wait by event; allowed: with EPD_WAIT_BY_EVENT at attach");
+  const Lock lock = waits_.lock();
+  const auto found = std::find_if(group.events.begin(), group.events.end(),
+                                  [&](const SlotEvent& its) { return ticket != 0 && its.ticket == ticket; });
+  if (found == group.events.end())
+    return not_found("ticket " + std::to_string(ticket) +
+                     " has no event: its slot has a later operation, no stream waits for it (defer_receive), "
+                     "it was captured, or it is no ticket of a stream's operation in this group");
+  event = found->event.get();
+  return {};
 }
 
 Status StreamPort::start_watch_locked() {

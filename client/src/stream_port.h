@@ -21,6 +21,15 @@ class Unblocker {
   virtual void unblock(const Group& group, const AllSlotWords& words, bool all) = 0;
 };
 
+// What a stream does when an operation that was enqueued has ended.
+struct Following {
+  abi::Op op = abi::Op::kNone;
+  std::uint32_t slot = 0;
+  StreamWait wait;
+  epd_ticket_t ticket = 0;
+  stream_kernels::Copies copies;
+};
+
 class StreamPort {
  public:
   // No device: a session on a host device, which has no streams.
@@ -34,13 +43,22 @@ class StreamPort {
   // How streams wait for the group's operations: as the session has chosen. But where ranks of the group
   // share a GPU they wait by memory operations: a kernel that waits there may hold the GPU that another rank
   // needs before it can end the wait (daemon/device/README, "Yielding").
-  WaitBy wait_by(const Group& group) const { return group.shares_device ? WaitBy::kMemop : wait_by_; }
+  WaitBy wait_by(const Group& group) const {
+    return wait_by_ == WaitBy::kKernel && !group.shares_device ? WaitBy::kKernel : WaitBy::kMemop;
+  }
   // True if one kernel both lets the operation begin and waits for it.
   bool begins_and_waits(const Group& group, const StreamUse& stream, bool deferred) const {
     return stream.any() && wait_by(group) == WaitBy::kKernel && !deferred;
   }
-  // Makes later work of the stream wait for an operation that was enqueued.
-  Status wait_after(const Group& group, void* stream, const StreamWait& wait, epd_ticket_t ticket);
+  // Makes later work of the stream wait for an operation that was enqueued, and then for its outputs. If the
+  // session has events, the slot's event completes with that from then on, unless the stream captures.
+  Status wait_after(Group& group, void* stream, const Following& its);
+  // Of an operation whose outputs have been enqueued already: waits for its event, if it still has one.
+  Status wait_for_copies(Group& group, void* stream, std::uint32_t slot, epd_ticket_t ticket);
+  // Of a group that is being joined: makes the events of its slots, if the session has events.
+  Status make_events(Group& group) const;
+  // epd_ticket_event
+  Status event_of(const Group& group, epd_ticket_t ticket, void*& event);
 
   // ---- the watch. With the mutex
   Status start_watch_locked();
@@ -61,6 +79,9 @@ class StreamPort {
   void stop_watch();
 
  private:
+  bool has_events() const { return exists() && wait_by_ == WaitBy::kEvent; }
+  Status wait_and_copy(const Group& group, void* stream, const Following& its);
+  Status wait_with_event(Group& group, void* stream, const Following& its);
   void watch();
   bool unblock_a_group(Lock& lock);  // false: none wants it
   bool any_unblocked_locked() const;

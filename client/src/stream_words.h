@@ -1,5 +1,5 @@
-// One-thread kernels in place of stream memory operations: a stream says that an operation may begin, and
-// waits for its end. The words are StreamWords of a slot (proto/arena.h).
+// What one thread of libepd's kernels does in place of stream memory operations: a stream says that an
+// operation may begin, and waits for its end. The words are StreamWords of a slot (proto/arena.h).
 //
 // Memory ordering. Earlier work of the stream has run when the kernel begins. The store to `ready` is a
 // release, and the load of `done` is an acquire. Both have system scope, because the engine is another
@@ -11,9 +11,9 @@
 // for device and host, see proto/ordered.h.
 #pragma once
 
-#include "enqueued.h"
 #include "proto/call_words.h"
 #include "proto/ordered.h"
+#include "step.h"
 
 #include <cstdint>
 
@@ -61,11 +61,12 @@ EPD_DEVICE inline void await_end(const CallWords& words, std::uint32_t end, std:
   }
 }
 
-// Enqueues a call. It loads all words that it needs together, because one load takes as long as all. Closing
-// stores `closed`, then the flags. This kernel clears its flag, then reads `closed`. With a fence between on
-// both sides, at least one sees the other, and the flag stays 1.
-EPD_DEVICE inline void enqueue(CallWords& words, const Enqueued& its) {
-  abi::Call call = its.call;
+// Enqueues the step's call, and returns its number. It loads all words that it needs together, because one
+// load takes as long as all. Closing stores `closed`, then the flags. This kernel clears its flag, then reads
+// `closed`. With a fence between on both sides, at least one sees the other, and the flag stays 1.
+EPD_DEVICE inline std::uint32_t enqueue(const Step& step) {
+  CallWords& words = *step.words;
+  abi::Call call = step.call;
   std::uint32_t& flag = words.flags[abi::flag_of(call.op, call.slot)];
   if (call.flagged) {
     store_relaxed_system(&flag, 0);
@@ -73,12 +74,12 @@ EPD_DEVICE inline void enqueue(CallWords& words, const Enqueued& its) {
   }
   const std::uint32_t closed = load_relaxed_system(&words.closed);
   call.epoch = load_relaxed_system(&words.epoch);
-  if (its.num_tokens_at != nullptr) call.num_tokens = load_relaxed_system(its.num_tokens_at);
+  if (step.call_tokens_at != nullptr) call.num_tokens = load_relaxed_system(step.call_tokens_at);
   call.number = add(&words.tail, 1);
   store_relaxed_system(&words.enqueued[call.slot], call.number + 1);
   if (closed != 0) {
     store_relaxed_system(&flag, 1);
-    return;
+    return call.number;
   }
   if (call.num_tokens > kMostCommandTokens) call.num_tokens = kMostCommandTokens;
   const abi::PackedCall packed = abi::pack(call);
@@ -86,12 +87,29 @@ EPD_DEVICE inline void enqueue(CallWords& words, const Enqueued& its) {
   for (std::uint32_t i = 1; i < abi::PackedCall::kWords; ++i) store_relaxed_system(to + i, packed.words[i]);
   // The kernel that reads it is on this device.
   store_release(to, packed.words[0]);
-  if (its.waits != 0) await_end(words, call.number + 1, its.limit_ns);
+  return call.number;
 }
 
-// Waits for the end of the last call on the slot that is earlier in the stream.
-EPD_DEVICE inline void await_last(const CallWords& words, std::uint32_t slot, std::uint64_t limit_ns) {
-  await_end(words, load_relaxed_system(&words.enqueued[slot]), limit_ns);
+// ---- steps
+
+// Returns the number of the call + 1, if it makes one.
+EPD_DEVICE inline std::uint32_t begin(const Step& step) {
+  if (step.begin == Begin::kCall) return enqueue(step) + 1;
+  if (step.begin == Begin::kReady) store_release_system(step.ready, step.value);
+  return 0;
+}
+
+// `end`: of the call that the step has made.
+EPD_DEVICE inline void await(const Step& step, std::uint32_t end) {
+  if (step.wait == Wait::kDone) await(step.done, step.value, step.limit_ns);
+  // The last call on the slot that is earlier in the stream.
+  if (step.wait == Wait::kLastCall) end = load_relaxed_system(&step.words->enqueued[step.slot]);
+  if (step.wait == Wait::kCall || step.wait == Wait::kLastCall) await_end(*step.words, end, step.limit_ns);
+}
+
+// One that copies nothing, by one thread.
+EPD_DEVICE inline void run(const Step& step) {
+  await(step, begin(step));
 }
 
 }  // namespace epd::stream_kernels

@@ -50,6 +50,12 @@ inline Status not_in_stream(epd_ticket_t ticket) {
   return invalid_argument("ticket " + std::to_string(ticket) +
                           " is of an operation with EPD_NO_STREAM; allowed: those submitted in a stream");
 }
+inline Status copied_elsewhere(epd_ticket_t ticket) {
+  return invalid_argument(
+      "ticket " + std::to_string(ticket) +
+      " is of an operation with memory, whose outputs another stream copies; allowed: once, "
+      "with defer_receive. Let this stream wait for that one by an event");
+}
 inline Status not_deferred(epd_ticket_t ticket) {
   return invalid_argument("ticket " + std::to_string(ticket) +
                           " is of an operation without defer_receive; allowed: those submitted with it");

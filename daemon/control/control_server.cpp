@@ -63,7 +63,7 @@ struct ControlServer::Impl {
   explicit Impl(supervisor::ControlFacade& facade)
       : model(facade),
         health(model, facade, callers),
-        control(make_control_service(facade, callers, stopping)),
+        control(make_control_service(facade, callers, stopping, times)),
         reflection(facade, callers),
         servers(
             [this](bool privileged) {
@@ -73,6 +73,7 @@ struct ControlServer::Impl {
             callers) {}
 
   std::atomic<bool> stopping{false};
+  CallTimes times;
   Callers callers;
   HealthModel model;
   HealthService health;
@@ -115,6 +116,10 @@ Result<std::unique_ptr<ControlServer>> ControlServer::start(supervisor::ControlF
 
 void ControlServer::set_serving(bool serving) {
   impl_->model.set_serving(serving);
+}
+
+const CallTimes& ControlServer::times() const {
+  return impl_->times;
 }
 
 std::uint16_t ControlServer::health_port() const {

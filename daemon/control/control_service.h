@@ -1,6 +1,7 @@
 // epd.v1.Control over the supervisor's facade.
 #pragma once
 
+#include "base/call_times.h"
 #include "supervisor/control_facade.h"
 
 #include <atomic>
@@ -19,6 +20,6 @@ inline constexpr int kMaxEventWatches = 4;
 
 // All arguments outlive it. Watches end when `stopping` is set.
 std::unique_ptr<grpc::Service> make_control_service(supervisor::ControlFacade& facade, const Callers& callers,
-                                                    const std::atomic<bool>& stopping);
+                                                    const std::atomic<bool>& stopping, CallTimes& times);
 
 }  // namespace epd::control

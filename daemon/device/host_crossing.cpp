@@ -475,6 +475,7 @@ void HostCrossing::begin_serve(std::size_t index) {
   serve->args.whole_domains = whole_domains_;
   serve->args.weighted = (flags & abi::kFlagWeights) != 0;
   serve->args.return_weights = returns_weights(flags);
+  serve->args.sum_weights = (flags & abi::kFlagSumWeights) != 0;
   const std::uint32_t stride = group_.sizes().sum_stride[serve->args.return_weights ? 1 : 0];
   const std::uint32_t room = group_.sizes().batch_bytes / stride;
   const std::uint32_t per_batch = std::max(1u, room / sums_of_ask());

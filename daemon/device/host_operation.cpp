@@ -449,6 +449,7 @@ void HostOperation::start_combine() {
   std::copy_n(op_.bias, 2, args.bias);
   args.out = op_.out;
   args.out_weights = op_.out_weights;
+  args.sum_weights = op_.sum_weights;
   args.hidden = op_.shape.hidden;
   args.topk = op_.shape.topk;
   args.experts_per_rank = experts_;

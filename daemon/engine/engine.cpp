@@ -92,6 +92,9 @@ int Engine::run() {
     clock_.begin_round();
     const std::uint64_t now_ns = clock_.round_ns();
     count(page_->loops);
+    if (busy_) count(page_->busy_ns, now_ns - last_round_ns_);
+    busy_ = operations_.any();
+    last_round_ns_ = now_ns;
     page_->heartbeat_ns.store(now_ns, std::memory_order_relaxed);
     page_->sms.store(device_->num_sms(), std::memory_order_relaxed);  // a later setting may change it
     if (now_ns - last_link_ns_ >= kLinkPollNs) {

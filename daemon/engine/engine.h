@@ -63,6 +63,8 @@ class Engine {
   std::uint64_t spin_limit_ns_ = 50'000;
   std::uint64_t spin_budget_ns_ = 0;
   std::uint64_t last_link_ns_ = 0;
+  std::uint64_t last_round_ns_ = 0;
+  bool busy_ = false;  // an operation was in flight when the last round began
 };
 
 }  // namespace epd::engine

@@ -66,6 +66,7 @@ void Journals::read_entry(Member& member, const kernels::cuda::JournalEntry& ent
     renew_numbers(member, link_);
     count_rows(page_, member, op, calls.rows_of(entry));
     count_ran(member, saturated_us(0, entry.result.ran_ns));
+    count(page_->busy_ns, entry.result.ran_ns);
   } else if (!done) {
     completion.status = fail_call(member, entry);
   }

@@ -30,6 +30,7 @@ class Operations {
   void abandon_all();
   void clear() { schedule_.clear(); }
 
+  bool any() const { return !schedule_.empty(); }
   bool has(std::uint64_t session_id) const { return schedule_.has(session_id); }
   // Whether step() would make progress.
   bool runnable() const;

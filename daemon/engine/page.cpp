@@ -16,7 +16,7 @@ void Page::start(std::uint32_t sms) {
   }
   for (auto* counter :
        {&page_->ops_submitted, &page_->ops_completed, &page_->ops_failed, &page_->bytes_dispatched,
-        &page_->bytes_combined, &page_->submissions_refused, &page_->sleeps}) {
+        &page_->bytes_combined, &page_->submissions_refused, &page_->busy_ns, &page_->sleeps}) {
     counter->store(0, std::memory_order_relaxed);
   }
   const auto forget = [](auto& table) {

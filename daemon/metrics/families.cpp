@@ -1,5 +1,7 @@
 #include "families.h"
 
+#include "base/log.h"
+#include "common/build_info.h"
 #include "family_list.h"
 #include "proto/statistics.h"
 
@@ -19,6 +21,7 @@ using prometheus::ClientMetric;
 using prometheus::MetricFamily;
 
 constexpr std::size_t kAllPairs = std::numeric_limits<std::size_t>::max();
+constexpr std::size_t kUsersTold = 16;
 constexpr double kSecondsOfMs = 1e-3;
 constexpr double kSecondsOfUs = 1e-6;
 
@@ -92,7 +95,8 @@ void add(v1::Statistics& sum, const v1::Statistics& more) {
 
 void tell_daemon(Families& out, const v1::DaemonStatus& daemon) {
   out.gauge("epd_supervisor_up", "Whether the supervisor has answered this scrape.", {}, 1);
-  out.gauge("epd_build_info", "1; the daemon's version.", {{"version", daemon.version()}}, 1);
+  out.gauge("epd_build_info", "1; the daemon's version.",
+            {{"version", daemon.version()}, {"commit", build_info().commit}}, 1);
   out.gauge("epd_uptime_seconds", "Since the daemon's start.", {},
             static_cast<double>(daemon.uptime_ms()) * kSecondsOfMs);
   out.gauge("epd_draining", "1 while the daemon drains.", {},
@@ -110,6 +114,85 @@ void tell_daemon(Families& out, const v1::DaemonStatus& daemon) {
             static_cast<double>(daemon.arena_bytes()));
   out.gauge("epd_mps_control_failed", "1 if MPS control does not answer.", {},
             daemon.mps_control_error().empty() ? 0 : 1);
+}
+
+void tell_limits(Families& out, const v1::DaemonStatus& daemon) {
+  for (const v1::LimitUse& limit : daemon.limits()) {
+    const Labels labels = {{"limit", limit.key()}};
+    out.gauge("epd_limit_used", "How much of the daemon's limit is used.", labels,
+              static_cast<double>(limit.used()));
+    out.gauge("epd_limit", "What the limit allows.", labels, static_cast<double>(limit.allowed()));
+  }
+}
+
+// As libraries for Prometheus name it. Of the supervisor; engines are processes of their own.
+void tell_process(Families& out, const Snapshot& snapshot) {
+  const ProcessUse& use = snapshot.process;
+  out.counter("process_cpu_seconds_total", "Processor time of the supervisor.", {}, use.cpu_seconds);
+  out.gauge("process_start_time_seconds", "Start of the supervisor, Unix time.", {}, use.start_seconds);
+  out.gauge("process_resident_memory_bytes", "Resident memory of the supervisor.", {},
+            static_cast<double>(use.resident_bytes));
+  out.gauge("process_open_fds", "Descriptors that the supervisor has open.", {},
+            static_cast<double>(use.open_fds));
+  out.gauge("process_max_fds", "Descriptors that the supervisor may have open.", {},
+            static_cast<double>(use.max_fds));
+  out.counter("epd_log_lines_lost_total", "Lines of the log that nobody has taken.", {},
+              static_cast<double>(snapshot.log_lines_lost));
+}
+
+// How near the user is to the limit that it is nearest to.
+double nearness(const v1::UserUse& user) {
+  double nearest = 0;
+  for (const v1::LimitUse& limit : user.limits()) {
+    const auto allowed = static_cast<double>(std::max<std::uint64_t>(limit.allowed(), 1));
+    nearest = std::max(nearest, static_cast<double>(limit.used()) / allowed);
+  }
+  return nearest;
+}
+
+// The users that are nearest to a limit; of the others only what they have together.
+void tell_users(Families& out, const v1::ListSessionsResponse& sessions) {
+  std::vector<const v1::UserUse*> users;
+  for (const v1::UserUse& user : sessions.users()) users.push_back(&user);
+  std::stable_sort(users.begin(), users.end(),
+                   [](const auto* a, const auto* b) { return nearness(*a) > nearness(*b); });
+  const char* used = "How much the user has of what it may have.";
+  std::map<std::string, std::uint64_t> others;
+  for (std::size_t i = 0; i < users.size(); ++i) {
+    for (const v1::LimitUse& limit : users[i]->limits()) {
+      if (i >= kUsersTold) {
+        others[limit.key()] += limit.used();
+        continue;
+      }
+      const Labels labels = {{"uid", std::to_string(users[i]->uid())}, {"limit", limit.key()}};
+      out.gauge("epd_user_limit_used", used, labels, static_cast<double>(limit.used()));
+      out.gauge("epd_user_limit", "What the user may have.", labels, static_cast<double>(limit.allowed()));
+    }
+  }
+  for (const auto& [key, sum] : others)
+    out.gauge("epd_user_limit_used", used, {{"uid", "other"}, {"limit", key}}, static_cast<double>(sum));
+}
+
+void tell_calls(Families& out, const CallTimes::All& calls) {
+  for (const auto& [method, of] : calls) {
+    const Labels labels = {{"method", method}};
+    ClientMetric::Histogram& histogram =
+        out.histogram("epd_rpc_seconds", "Calls of the control plane, by method.", labels);
+    std::uint64_t total = 0;
+    for (std::size_t i = 0; i < of.buckets.size(); ++i) {
+      total += of.buckets[i];
+      const bool last = i + 1 == of.buckets.size();
+      histogram.bucket.push_back(
+          {total, last ? std::numeric_limits<double>::infinity() : CallTimes::kBounds_s[i]});
+    }
+    histogram.sample_count = total;
+    histogram.sample_sum = of.seconds;
+  }
+  for (const auto& [method, of] : calls) {
+    for (const auto& [status, count] : of.failed)
+      out.counter("epd_rpc_failed_total", "Calls that were refused or failed, by gRPC's status.",
+                  {{"method", method}, {"status", status}}, static_cast<double>(count));
+  }
 }
 
 void tell_cluster(Families& out, const v1::ClusterStatus& cluster) {
@@ -155,6 +238,9 @@ void tell_device(Families& out, const v1::Device& device) {
               static_cast<double>(device.bytes_dispatched()));
   out.counter("epd_device_bytes_total", bytes, with(labels, "op", "combine"),
               static_cast<double>(device.bytes_combined()));
+  out.counter("epd_device_busy_seconds_total",
+              "With an operation in flight; of resident devices the sum of the operations' times.", labels,
+              static_cast<double>(device.busy_us()) * kSecondsOfUs);
   out.counter("epd_device_illegal_submissions_total", "Submissions that ended their session.", labels,
               static_cast<double>(device.submissions_refused()));
   out.counter("epd_device_stuck_total", "How often the GPU began no kernels and resident ones yielded.",
@@ -191,7 +277,7 @@ void tell_far_engine(Families& out, const v1::FarEngine& far) {
 struct GroupSum {
   Labels labels;
   v1::Statistics statistics;
-  std::uint64_t ranks = 0, active = 0, breaks = 0, arena_bytes = 0;
+  std::uint64_t ranks = 0, active = 0, breaks = 0, arena_bytes = 0, handles = 0;
   double waited_for = 0;  // seconds: the longest wait of now
   std::string waited_for_rank;
 };
@@ -242,6 +328,8 @@ void tell_group(Families& out, const GroupSum& group) {
             static_cast<double>(group.active));
   out.gauge("epd_group_arena_bytes", "Arenas that are promised to the group's ranks of this node.",
             group.labels, static_cast<double>(group.arena_bytes));
+  out.gauge("epd_group_handles_allowed", "Routings that each rank may keep (num_handles).", group.labels,
+            static_cast<double>(group.handles));
   out.counter("epd_group_breaks_total", "Breaks that the group has gone through.", group.labels,
               static_cast<double>(group.breaks));
   if (!group.waited_for_rank.empty())
@@ -271,6 +359,7 @@ class GroupSums {
                         [](const v1::GroupMember& member) { return !member.gone(); }));
       sum->breaks += group->epoch() == 0 ? 0 : group->epoch() - 1;
       sum->arena_bytes += group->arena_bytes();
+      sum->handles += group->shape().num_handles();
     }
   }
 
@@ -298,7 +387,7 @@ class GroupSums {
   }
 
   std::map<std::uint64_t, GroupSum> sums_;
-  GroupSum other_{{{"group", "other"}, {"group_id", "0"}}, {}, 0, 0, 0, 0, 0, {}};
+  GroupSum other_{{{"group", "other"}, {"group_id", "0"}}, {}, 0, 0, 0, 0, 0, 0, {}};
   bool has_other_ = false;
 };
 
@@ -323,17 +412,24 @@ Result<Snapshot> take_snapshot(supervisor::ControlFacade& facade, std::uint32_t 
   };
   Status status = take(facade.daemon(), snapshot.daemon);
   if (status.ok()) status = take(facade.devices(), snapshot.devices);
+  if (status.ok()) status = take(facade.sessions(), snapshot.sessions);
   if (status.ok()) status = take(facade.groups(), snapshot.groups);
   if (status.ok()) status = take(facade.operations(), snapshot.operations);
   if (status.ok()) status = take(facade.statistics(), snapshot.statistics);
   if (status.ok()) status = take(facade.waits({"", max_ranks, kAllPairs}), snapshot.waits);
   if (status.ok() && snapshot.daemon.has_cluster()) status = take(facade.far_engines(), snapshot.network);
+  snapshot.process = own_use();
+  snapshot.log_lines_lost = log_lines_lost();
   return status.ok() ? Result<Snapshot>(std::move(snapshot)) : Result<Snapshot>(status);
 }
 
 std::vector<MetricFamily> families_of(const Snapshot& snapshot, std::size_t max_groups, RankSeries& ranks) {
   Families out;
   tell_daemon(out, snapshot.daemon);
+  tell_limits(out, snapshot.daemon);
+  tell_users(out, snapshot.sessions);
+  tell_calls(out, snapshot.calls);
+  tell_process(out, snapshot);
   if (snapshot.daemon.has_cluster()) tell_cluster(out, snapshot.daemon.cluster());
   for (const v1::FarEngine& far : snapshot.network.far_engines()) tell_far_engine(out, far);
   for (const v1::Device& device : snapshot.devices.devices()) tell_device(out, device);

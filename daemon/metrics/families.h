@@ -1,7 +1,9 @@
 // What Prometheus is told, made from what the control plane says. No HTTP here.
 #pragma once
 
+#include "base/call_times.h"
 #include "common/status.h"
+#include "process_use.h"
 #include "rank_series.h"
 #include "supervisor/control_facade.h"
 
@@ -21,7 +23,12 @@ struct Snapshot {
   v1::ListOperationsResponse operations;
   v1::GetStatisticsResponse statistics;
   v1::GetWaitsResponse waits;
+  v1::ListSessionsResponse sessions;
   v1::ListFarEnginesResponse network;  // empty if the daemon is in no cluster
+  // Not from the facade.
+  CallTimes::All calls;  // of the control plane
+  ProcessUse process;
+  std::uint64_t log_lines_lost = 0;
 };
 // Pairs of ranks are there of groups that have at most `max_ranks`.
 Result<Snapshot> take_snapshot(supervisor::ControlFacade& facade, std::uint32_t max_ranks);

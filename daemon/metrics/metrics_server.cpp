@@ -5,16 +5,15 @@
 #include "common/fd.h"
 #include "families.h"
 
-#include <netdb.h>
+#include <netinet/in.h>
 #include <prometheus/collectable.h>
 #include <prometheus/exposer.h>
 #include <sys/socket.h>
-#include <atomic>
-#include <chrono>
+#include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <mutex>
 #include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -25,41 +24,45 @@ using supervisor::ControlFacade;
 
 constexpr const char* kThreads = "2";           // of the HTTP server: requests at one time
 constexpr const char* kRequestTimeMs = "5000";  // a client that says nothing holds a thread for so long
-constexpr std::chrono::milliseconds kWakePause(5);
 
-struct FreeAddresses {
-  void operator()(addrinfo* addresses) const { ::freeaddrinfo(addresses); }
-};
+// 0: not a socket of TCP or UDP.
+int own_port(int fd) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return 0;
+  if (address.ss_family == AF_INET) return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
+  if (address.ss_family == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6&>(address).sin6_port);
+  return 0;
+}
 
-// Connects to whoever listens there, and is content with that.
-void knock(const std::string& listen, int port) {
-  const std::size_t colon = listen.rfind(':');
-  std::string host = listen.substr(0, colon);
-  if (host.starts_with('[')) host = host.substr(1, host.size() - 2);
-  addrinfo hints{};
-  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return;
-  const std::unique_ptr<addrinfo, FreeAddresses> address(found);
-  const UniqueFd socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (socket.valid()) (void)::connect(socket.get(), address->ai_addr, address->ai_addrlen);
+// The socket that listens at the port, and all connections that have come to it: whoever waits for them wakes
+// up and finds their end. A number may be another file's by now; a duplicate is of one file for good.
+void shut_down_port(int port) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
+    const int number = std::atoi(entry.path().filename().c_str());
+    if (own_port(number) != port) continue;
+    Result<UniqueFd> socket = duplicate(number);
+    if (socket.ok() && own_port(socket->get()) == port) ::shutdown(socket->get(), SHUT_RDWR);
+  }
 }
 
 class Reader final : public prometheus::Collectable {
  public:
-  Reader(ControlFacade& facade, const MetricsOptions& options)
-      : facade_(facade), options_(options), ranks_(options.max_ranks, clock_) {}
+  Reader(ControlFacade& facade, const CallTimes& calls, const MetricsOptions& options)
+      : facade_(facade), calls_(calls), options_(options), ranks_(options.max_ranks, clock_) {}
 
   // One at a time: each goes on from what the one before has told.
   std::vector<prometheus::MetricFamily> Collect() const override {
     const std::lock_guard lock(mutex_);
     Result<Snapshot> snapshot = take_snapshot(facade_, options_.max_ranks);
+    if (snapshot.ok()) snapshot->calls = calls_.all();
     return snapshot.ok() ? families_of(*snapshot, options_.max_groups, ranks_) : families_of_silence();
   }
 
  private:
   ControlFacade& facade_;
+  const CallTimes& calls_;
   const MetricsOptions options_;
   const MonotonicClock clock_;
   mutable std::mutex mutex_;
@@ -68,46 +71,32 @@ class Reader final : public prometheus::Collectable {
 
 class Server final : public MetricsServer {
  public:
-  Server(ControlFacade& facade, const MetricsOptions& options)
-      : listen_(options.listen),
-        reader_(std::make_shared<Reader>(facade, options)),
+  Server(ControlFacade& facade, const CallTimes& calls, const MetricsOptions& options)
+      : reader_(std::make_shared<Reader>(facade, calls, options)),
         exposer_(std::make_unique<prometheus::Exposer>(
             std::vector<std::string>{"listening_ports", options.listen, "num_threads", kThreads,
                                      "request_timeout_ms", kRequestTimeMs})) {
     exposer_->RegisterCollectable(reader_);
   }
-  // The server looks every two seconds whether it is to stop, and after each connection.
+  // By itself the library looks every two seconds whether it is to end, also for each client that says
+  // nothing.
   ~Server() override {
-    const int port = this->port();
-    std::atomic<bool> stopped = false;
-    std::thread waker;
-    try {
-      waker = std::thread([&] {
-        while (!stopped.load()) {
-          knock(listen_, port);
-          std::this_thread::sleep_for(kWakePause);
-        }
-      });
-    } catch (const std::system_error&) {  // then it takes these two seconds
-    }
+    shut_down_port(port());
     exposer_.reset();
-    stopped.store(true);
-    if (waker.joinable()) waker.join();
   }
   int port() const override { return exposer_->GetListeningPorts().front(); }
 
  private:
-  const std::string listen_;
   std::shared_ptr<Reader> reader_;
   std::unique_ptr<prometheus::Exposer> exposer_;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<MetricsServer>> MetricsServer::start(ControlFacade& facade,
+Result<std::unique_ptr<MetricsServer>> MetricsServer::start(ControlFacade& facade, const CallTimes& calls,
                                                             const MetricsOptions& options) {
   try {
-    auto server = std::make_unique<Server>(facade, options);
+    auto server = std::make_unique<Server>(facade, calls, options);
     log_event(LogLevel::kInfo, "metrics are served", {{"listen", options.listen}, {"port", server->port()}});
     return std::unique_ptr<MetricsServer>(std::move(server));
   } catch (const std::exception& error) {

@@ -95,6 +95,7 @@ class ArenaStore {
   std::vector<WaitSum> gone_waits(std::uint64_t group_id) const;
 
   std::uint64_t total_bytes() const { return total_bytes_; }
+  std::uint64_t total_routing_bytes() const { return total_routing_bytes_; }
   // Only while no engine writes the board.
   void mark_lost(std::uint64_t group_id, std::uint32_t rank, const std::string& text, StatusCode cause,
                  std::int32_t failed_rank);

@@ -34,6 +34,7 @@ void fill_counters(v1::Device& message, const abi::EnginePage& page) {
   message.set_bytes_combined(read(page.bytes_combined));
   message.set_submissions_refused(read(page.submissions_refused));
   message.set_times_stuck(read(page.times_stuck));
+  message.set_busy_us(read(page.busy_ns) / 1000);
   v1::Histogram stops = message_of(page.kernel_stops);
   if (stops.count() == 0) return;
   *message.mutable_kernel_stops() = std::move(stops);
@@ -114,6 +115,18 @@ v1::DaemonStatus ControlReads::daemon_status() const {
   message.set_sessions_total(rooms_.sessions.total_attached());
   message.set_sessions_refused(rooms_.sessions.total_refused());
   message.set_mps_control_error(parts_.gpu_work.error());
+  const auto add_limit = [&message](const char* key, std::uint64_t used, std::uint64_t allowed) {
+    v1::LimitUse& limit = *message.add_limits();
+    limit.set_key(key);
+    limit.set_used(used);
+    limit.set_allowed(allowed);
+  };
+  const auto& config = rooms_.config;
+  add_limit("limits.max_sessions", rooms_.sessions.attached(), config->max_sessions);
+  add_limit("limits.max_groups", rooms_.deciders.num_groups(), config->max_groups);
+  add_limit("limits.max_arena_bytes", rooms_.memory.total_bytes(), config->effective_arena_bytes());
+  add_limit("limits.max_routing_bytes", rooms_.memory.total_routing_bytes(),
+            config->effective_routing_bytes());
   if (parts_.cluster != nullptr)
     *message.mutable_cluster() = message_of(parts_.cluster->settings(), parts_.cluster->view());
   return message;
@@ -216,6 +229,7 @@ v1::ListSessionsResponse ControlReads::list_sessions() const {
     message.set_groups(rooms_.deciders.memberships(id));
     message.set_arena_bytes(arena_bytes[id]);
   }
+  add_users(list);
   return list;
 }
 
@@ -255,12 +269,22 @@ std::vector<WaitingGroup> ControlReads::waiting_groups(std::optional<std::uint64
   return groups;
 }
 
-v1::ListOperationsResponse ControlReads::list_operations() const {
+std::vector<bool> ControlReads::stopped_engines() const {
+  std::vector<bool> stopped(rooms_.fleet.size());
+  for (std::uint32_t i = 0; i < rooms_.fleet.size(); ++i)
+    stopped[i] = rooms_.fleet.state_now(i) == DeviceState::kStopped;
+  return stopped;
+}
+
+v1::ListOperationsResponse ControlReads::list_operations(const std::vector<bool>& stopped) const {
   v1::ListOperationsResponse list;
   const std::uint64_t now = rooms_.clock.now_ns();
   for (std::uint32_t device = 0; device < rooms_.fleet.size(); ++device) {
+    const int before = list.operations_size();
     for (const abi::OpView& op : rooms_.fleet.page(device).ops)
       add_operation(list, op, rooms_.fleet.name(device), now);
+    for (int i = before; stopped[device] && i < list.operations_size(); ++i)
+      mark_stopped(*list.mutable_operations(i));
   }
   return list;
 }

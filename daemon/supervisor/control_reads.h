@@ -47,14 +47,18 @@ class ControlReads {
   std::vector<WaitingGroup> waiting_groups(std::optional<std::uint64_t> group_id) const;
   // From any thread: reads the certificate files.
   void add_certificate(v1::ListNodesResponse& nodes) const;
+  // By the devices' numbers: whether the engine stands still.
+  std::vector<bool> stopped_engines() const;
   // From any thread: these read only the engines' pages. Operations are not sorted yet.
-  v1::ListOperationsResponse list_operations() const;
+  v1::ListOperationsResponse list_operations(const std::vector<bool>& stopped) const;
   v1::GetStatisticsResponse statistics() const;
 
   // In explain.cpp.
   Result<v1::GetOperationResponse> explain(std::uint64_t session_id, std::uint64_t ticket) const;
 
  private:
+  // In users.cpp.
+  void add_users(v1::ListSessionsResponse& list) const;
   void fill_cuda(v1::CudaDevice& message, std::uint32_t index) const;
 
   // In explain.cpp.

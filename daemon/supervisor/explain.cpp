@@ -139,7 +139,7 @@ std::string ControlReads::silent_engines(const membership::Group& group) const {
 }
 
 Result<v1::GetOperationResponse> ControlReads::explain(std::uint64_t session_id, std::uint64_t ticket) const {
-  const v1::ListOperationsResponse list = list_operations();
+  const v1::ListOperationsResponse list = list_operations(stopped_engines());
   const Operations& all = list.operations();
   const auto found = std::find_if(all.begin(), all.end(), [&](const v1::Operation& op) {
     return op.session_id() == session_id && op.ticket() == ticket;

@@ -43,6 +43,7 @@ class MemberMemoryStore {
   // nullptr if it was released.
   const MemberArenas* find(std::uint64_t group_id, std::uint32_t rank) const;
   std::uint64_t total_bytes() const { return arenas_.total_bytes(); }
+  std::uint64_t total_routing_bytes() const { return arenas_.total_routing_bytes(); }
   // Waits of ranks that the group no longer has, for each rank.
   std::vector<WaitSum> gone_waits(std::uint64_t group_id) const { return arenas_.gone_waits(group_id); }
   // What the boards of ranks on the device say, for all groups or for one. Only while no engine writes them.

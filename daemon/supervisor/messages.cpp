@@ -229,6 +229,13 @@ void add_operation(v1::ListOperationsResponse& list, const abi::OpView& op, cons
   if (op.ticket.load(std::memory_order_relaxed) != ticket) list.mutable_operations()->RemoveLast();
 }
 
+void mark_stopped(v1::Operation& operation) {
+  operation.set_engine_stopped(true);
+  operation.set_waiting_for(-1);
+  operation.set_waiting_us(0);
+  operation.clear_far_wait();
+}
+
 void sort(v1::ListOperationsResponse& list) {
   sort_by(*list.mutable_operations(), [](const v1::Operation& operation) {
     return std::tuple(operation.group_id(), operation.op_index(), operation.rank(), operation.ticket());

@@ -31,6 +31,8 @@ v1::Node message_of(const cluster::NodeView& node);
 // Nothing is added if `op` is free, or was taken by another operation while it was read.
 void add_operation(v1::ListOperationsResponse& list, const abi::OpView& op, const std::string& device,
                    std::uint64_t now_ns);
+// Of an engine that stands still: what an operation waited for last says nothing of now.
+void mark_stopped(v1::Operation& operation);
 void sort(v1::ListOperationsResponse& list);
 
 // Of one engine, and of those of other nodes that its table shows. `list` has `engine`.

@@ -44,7 +44,9 @@ class Facade final : public ControlFacade {
     return flat(on_loop(&ControlReads::list_far_engines));
   }
   Result<v1::ListOperationsResponse> operations() override {
-    v1::ListOperationsResponse list = node_.reads().list_operations();
+    auto stopped = on_loop(&ControlReads::stopped_engines);
+    if (!stopped.ok()) return stopped.status();
+    v1::ListOperationsResponse list = node_.reads().list_operations(*stopped);
     sort(list);
     return list;
   }

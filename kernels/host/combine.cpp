@@ -2,6 +2,7 @@
 #include "host/store_policy.h"
 #include "host/token_entries.h"
 #include "host/token_sum.h"
+#include "host/weight_sum.h"
 #include "kernels/operations.h"
 
 #include <algorithm>
@@ -17,13 +18,19 @@ class Combiner {
         args_(args),
         per_expert_(args.plan->per_expert),
         entries_(*args.plan, args.topk, args.experts_per_rank, args.topk_weights),
-        sum_(per_expert_, args.rank, args.sum_ranks, args.sources.size(), args.topk + std::size(args.bias)) {}
+        sum_(per_expert_, args.rank, args.sum_ranks, args.sources.size(), args.topk + std::size(args.bias)),
+        weights_(args.topk, args.rank, args.sum_ranks, args.sources.size()) {}
 
   void combine(std::uint32_t token) {
     find_rows(token);
     choice_.kernels->sum_rows(sum_.sum(args_.topk_weights != nullptr), args_.hidden,
                               args_.out + std::size_t{token} * args_.hidden, choice_.stores);
-    if (args_.out_weights != nullptr) return_weights(token);
+    if (args_.out_weights == nullptr) return;
+    if (args_.sum_weights && !per_expert_) {
+      sum_weights(token);
+    } else {
+      return_weights(token);
+    }
   }
 
  private:
@@ -44,6 +51,15 @@ class Combiner {
     }
   }
 
+  void sum_weights(std::uint32_t token) {
+    weights_.begin();
+    for (const RouteEntry& entry : entries_.of(token)) {
+      const float* y_weights = args_.sources[entry.target].y_weights;
+      if (y_weights != nullptr) weights_.add(entry.target, y_weights + row_of(entry) * args_.topk);
+    }
+    weights_.store(args_.out_weights + std::size_t{token} * args_.topk);
+  }
+
   void return_weights(std::uint32_t token) const {
     float* out = args_.out_weights + std::size_t{token} * args_.topk;
     std::fill_n(out, args_.topk, 0.0f);
@@ -62,6 +78,7 @@ class Combiner {
   bool per_expert_;
   host::TokenEntries entries_;
   host::TokenSum sum_;  // of the current token
+  host::WeightSum weights_;
 };
 
 }  // namespace

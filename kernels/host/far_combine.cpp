@@ -3,6 +3,7 @@
 #include "host/store_policy.h"
 #include "host/token_entries.h"
 #include "host/token_sum.h"
+#include "host/weight_sum.h"
 #include "host/weights.h"
 #include "kernels/far.h"
 
@@ -51,7 +52,8 @@ class SumMaker {
         stride_(args.shape.sum_stride(args.return_weights)),
         rank_of_expert_(args.shape.experts_per_rank),
         domains_(args.sum_ranks, args.whole_domains),
-        sum_(args.shape.per_expert, 0, 0, args.shape.num_ranks, args.shape.topk) {
+        sum_(args.shape.per_expert, 0, 0, args.shape.num_ranks, args.shape.topk),
+        weight_sum_(args.shape.topk, 0, 0, args.shape.num_ranks) {
     rows_.reserve(shape_.topk);
     sums_.reserve(shape_.topk);
   }
@@ -134,10 +136,23 @@ class SumMaker {
       choice_.kernels->copy_row(row(rows[0]), row_bytes_, {&place, 1}, choice_.stores);
     }
     if (args_.return_weights) {
-      find_weights(rows);
+      if (args_.sum_weights && !shape_.per_expert) {
+        sum_weights(rows);
+      } else {
+        find_weights(rows);
+      }
       out.put(weights_.data(), shape_.topk * sizeof(float));
     }
     out.put(abi::FarSum{token_, sum.domain});
+  }
+
+  void sum_weights(std::span<const AskedRow> rows) {
+    weight_sum_.begin();
+    for (const AskedRow& asked : rows) {
+      const float* y_weights = args_.sources[asked.rank].y_weights;
+      if (y_weights != nullptr) weight_sum_.add(asked.rank, y_weights + asked.row * shape_.topk);
+    }
+    weight_sum_.store(weights_.data());
   }
 
   void find_weights(std::span<const AskedRow> rows) {
@@ -165,6 +180,7 @@ class SumMaker {
   std::vector<AskedRow> rows_;
   std::vector<Sum> sums_;
   host::TokenSum sum_;
+  host::WeightSum weight_sum_;
   std::array<float, abi::kMaxTopk> weights_{};
 };
 
@@ -183,7 +199,8 @@ class Merger {
         stride_(abi::far_sum_bytes(row_bytes_, own_.out_weights == nullptr ? 0 : own_.topk)),
         entries_(*own_.plan, own_.topk, own_.experts_per_rank, own_.topk_weights),
         domains_(own_.sum_ranks, args.whole_domains),
-        sum_(per_expert_, own_.rank, own_.sum_ranks, own_.sources.size(), own_.topk + std::size(own_.bias)) {
+        sum_(per_expert_, own_.rank, own_.sum_ranks, own_.sources.size(), own_.topk + std::size(own_.bias)),
+        weight_sum_(own_.topk, own_.rank, own_.sum_ranks, own_.sources.size()) {
     taken_.reserve(own_.topk);
   }
 
@@ -210,7 +227,12 @@ class Merger {
   void merge(std::uint32_t token) {
     choice_.kernels->sum_rows(sum_.sum(own_.topk_weights != nullptr), own_.hidden,
                               own_.out + std::size_t{token} * own_.hidden, choice_.stores);
-    if (own_.out_weights != nullptr) return_weights(token);
+    if (own_.out_weights == nullptr) return;
+    if (own_.sum_weights && !per_expert_) {
+      sum_weights(token);
+    } else {
+      return_weights(token);
+    }
   }
 
   FarMerged result(std::uint32_t tokens) const { return {fault_, node_, batch_, tokens}; }
@@ -302,6 +324,29 @@ class Merger {
     return static_cast<std::uint32_t>(own_.base[entry.target]) + entry.position;
   }
 
+  void sum_weights(std::uint32_t token) {
+    weight_sum_.begin();
+    const std::byte* last = nullptr;
+    std::size_t i = 0;
+    for (const RouteEntry& entry : entries_.of(token)) {
+      const std::byte* const record = record_of_[i++];
+      const float* const near = own_.sources[entry.target].y_weights;
+      if (record == nullptr) {
+        if (near != nullptr) weight_sum_.add(entry.target, near + row_of(entry) * own_.topk);
+      } else if (record != last) {
+        std::array<float, abi::kMaxTopk> weights{};
+        std::memcpy(weights.data(), record + row_bytes_, own_.topk * sizeof(float));
+        if (domains_.is_whole(domains_.domain_of(entry.target))) {
+          weight_sum_.add_domain_sum(weights.data());
+        } else {
+          weight_sum_.add(entry.target, weights.data());
+        }
+      }
+      last = record;
+    }
+    weight_sum_.store(own_.out_weights + std::size_t{token} * own_.topk);
+  }
+
   void return_weights(std::uint32_t token) const {
     float* out = own_.out_weights + std::size_t{token} * own_.topk;
     std::fill_n(out, own_.topk, 0.0f);
@@ -333,6 +378,7 @@ class Merger {
   const WholeDomains domains_;
   // Of the current token:
   host::TokenSum sum_;
+  host::WeightSum weight_sum_;
   std::vector<Taken> taken_;
   std::array<const std::byte*, abi::kMaxTopk> record_of_{};  // of each entry; null: its row is near
   std::vector<std::uint16_t> copies_;

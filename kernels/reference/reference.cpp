@@ -335,6 +335,13 @@ struct Answer {
     for (std::size_t h = 0; h < sum.size(); ++h) sum[h] = sum[h] + partial[h];
   }
 
+  // Layout compact: adds the y_weights of the token's row here, whatever it carries.
+  void add_weights_to(std::uint32_t token, Floats& sum) const {
+    if (!has_rows(token)) return;
+    const float* weights = given.y_weights.data() + places[token][0] * params.topk;
+    for (std::uint32_t k = 0; k < params.topk; ++k) sum[k] = sum[k] + weights[k];
+  }
+
   void return_weights(std::uint32_t token, float* out) const {
     for (const std::size_t place : places[token]) {
       for (std::uint32_t k = 0; k < params.topk; ++k) {
@@ -377,6 +384,22 @@ void add_domain(const std::vector<Answer>& all, std::uint32_t domain, bool is_ow
   if (!any || is_owners) return;
   round_to_bf16(on_its_way);
   for (std::size_t h = 0; h < sum.size(); ++h) sum[h] = sum[h] + on_its_way[h];
+}
+
+// kReturnSum, layout compact. Sums of other domains than the owner's are made before they are added.
+void sum_weights(const std::vector<Answer>& all, const GroupParams& params, std::uint32_t owner,
+                 std::uint32_t token, float* out) {
+  Floats sum(params.topk, 0.0f);
+  for (std::uint32_t domain = 0; domain <= domain_of(params, params.num_ranks - 1); ++domain) {
+    Floats of_domain(params.topk, 0.0f);
+    const bool is_owners = domain == domain_of(params, owner);
+    for (const Answer& answer : all) {
+      if (domain_of(params, answer.rank) == domain) answer.add_weights_to(token, is_owners ? sum : of_domain);
+    }
+    for (std::uint32_t k = 0; k < params.topk; ++k) sum[k] = sum[k] + of_domain[k];
+  }
+  for (std::uint32_t k = 0; k < params.topk; ++k)
+    out[k] = std::isnan(sum[k]) ? std::numeric_limits<float>::quiet_NaN() : sum[k];
 }
 
 }  // namespace
@@ -454,7 +477,7 @@ RankCombined combine_to(const GroupParams& params, const std::vector<RankInput>&
   const RankInput& input = inputs[rank];
   const std::vector<Answer> all = answers_to(params, inputs, answers, options, rank);
   RankCombined combined;
-  if (options.return_weights) combined.out_weights.assign(input.topk_idx.size(), 0.0f);
+  if (options.return_weights != abi::kReturnNone) combined.out_weights.assign(input.topk_idx.size(), 0.0f);
   for (std::uint32_t token = 0; token < input.num_tokens; ++token) {
     Floats sum(params.hidden, 0.0f);
     for (const auto& bias : answers[rank].bias) {
@@ -462,9 +485,12 @@ RankCombined combine_to(const GroupParams& params, const std::vector<RankInput>&
     }
     for (std::uint32_t domain = 0; domain <= domain_of(params, params.num_ranks - 1); ++domain)
       add_domain(all, domain, domain == domain_of(params, rank), token, sum);
-    for (const Answer& answer : all) {
-      if (options.return_weights) {
-        answer.return_weights(token, combined.out_weights.data() + std::size_t{token} * params.topk);
+    if (options.return_weights != abi::kReturnNone) {
+      float* weights = combined.out_weights.data() + std::size_t{token} * params.topk;
+      if (options.return_weights == abi::kReturnSum && params.layout == Layout::kCompact) {
+        sum_weights(all, params, rank, token, weights);
+      } else {
+        for (const Answer& answer : all) answer.return_weights(token, weights);
       }
     }
     for (const float value : sum) combined.out.push_back(float_to_bf16(value));

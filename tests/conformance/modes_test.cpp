@@ -102,7 +102,7 @@ TEST_P(Modes, EverySumDomainInEveryLayout) {
         c.topk = 7;
         c.hidden = sum_ranks == 2 ? 640 : 128;
         c.weighted = weighted;
-        c.return_weights = scripts.size() % 3 == 0;
+        c.return_weights = static_cast<abi::ReturnWeights>(scripts.size() % 3);
         c.num_biases = static_cast<std::uint32_t>(scripts.size() % 3);
         c.sizes = kSizes[scripts.size() % 3];
         scripts.push_back({c, {.rounds = 4, .order = Order::kCached}});
@@ -148,7 +148,7 @@ TEST_P(Modes, TrainingGoesForwardAndBackUnderKeptHandles) {
     for (const std::uint32_t depth : {1u, 2u, 4u}) {
       Case c = mode_case(3, layout, depth);
       c.num_handles = handles_needed(c);
-      c.return_weights = true;
+      c.return_weights = depth == 1 ? abi::kReturnSum : abi::kReturnOwn;
       c.num_biases = depth % 3;
       c.weighted = depth != 2;
       scripts.push_back({c, {.rounds = 10, .order = Order::kTraining}});
@@ -259,7 +259,7 @@ TEST_P(Modes, KeptRoutingsOutliveTheEngine) {
   Case c = mode_case(3, EPD_LAYOUT_PACKED, 3);
   c.max_tokens = 64;
   c.num_handles = handles_needed(c);
-  c.return_weights = true;
+  c.return_weights = abi::kReturnOwn;
   outlive_engines(c, Order::kTraining);
 }
 

@@ -16,6 +16,7 @@ std::string name(std::uint64_t round, const char* what) {
 Case StreamConformance::stream_case(std::uint32_t num_ranks, std::uint32_t depth, epd_layout_t layout) {
   Case c;
   c.kernel_waits = kernel_waits();
+  c.event_waits = event_waits();
   c.seed = base_seed() + 7000;
   c.num_ranks = num_ranks;
   c.num_experts = num_ranks * 2;
@@ -27,7 +28,13 @@ Case StreamConformance::stream_case(std::uint32_t num_ranks, std::uint32_t depth
 }
 
 Rounds::Rounds(const Group& group, const Case& c, std::uint32_t rank, std::size_t most, std::uint32_t slots)
-    : group_(group), case_(c), rank_(rank), slots_(slots), bytes_(group.slot_bytes()), stream_(group.gpu()) {
+    : group_(group),
+      case_(c),
+      rank_(rank),
+      slots_(slots),
+      bytes_(group.slot_bytes()),
+      stream_(group.gpu()),
+      downloads_(group.gpu()) {
   left_ = most * kCopies;
   free_ = pinned_memory(group.gpu(), left_ * bytes_);
   rounds_.reserve(most);
@@ -44,10 +51,10 @@ epd_status_t Rounds::try_submit(std::uint64_t number, std::uint32_t timeout_ms, 
   upload(r, slot);
   epd_status_t status = dispatch(r, slot, timeout_ms);
   if (status != EPD_OK) return status;
-  stream_.copy_out(r.received, group_.slot_on_gpu(slot), bytes_);
+  download(r.dispatch, r.received, slot);
   answer(slot, other);
   status = combine(r, other, timeout_ms);
-  if (status == EPD_OK) stream_.copy_out(r.combined, group_.slot_on_gpu(other), bytes_);
+  if (status == EPD_OK) download(r.combine, r.combined, other);
   return status;
 }
 
@@ -61,7 +68,7 @@ epd_status_t Rounds::try_submit_combine(std::uint64_t number) {
   if (!y.empty()) std::memcpy(place, y.data(), y.size() * 2);
   stream_.copy_in(group_.buffers_in(group_.slot_on_gpu(slot)).y, place, y.size() * 2);
   const epd_status_t status = combine(r, slot, 20000);
-  if (status == EPD_OK) stream_.copy_out(r.combined, group_.slot_on_gpu(slot), bytes_);
+  if (status == EPD_OK) download(r.combine, r.combined, slot);
   return status;
 }
 
@@ -96,6 +103,18 @@ epd_status_t Rounds::dispatch(Round& r, std::uint32_t slot, std::uint32_t timeou
   if (status == EPD_OK && case_.defer)
     must(epd_ticket_wait_on_stream(group_.get(), r.dispatch, stream_.get()), "wait on the stream");
   return status;
+}
+
+void Rounds::download(epd_ticket_t ticket, std::byte* to, std::uint32_t slot) {
+  const bool by_event = case_.wait_by_on(rank_) == EPD_WAIT_BY_EVENT;
+  const GpuStream& its = by_event ? downloads_ : stream_;
+  if (by_event) {
+    void* event = nullptr;
+    must(epd_ticket_event(group_.get(), ticket, &event), "the event");
+    its.wait_event(event);
+  }
+  its.copy_out(to, group_.slot_on_gpu(slot), bytes_);
+  if (by_event) stream_.wait_for(its);
 }
 
 void Rounds::answer(std::uint32_t from_slot, std::uint32_t to_slot) {

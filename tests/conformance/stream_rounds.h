@@ -10,8 +10,8 @@
 
 namespace epd::test {
 
-// On CUDA devices, launched and resident, whose streams wait as they do by default, or by kernel, or some so
-// and some so.
+// On CUDA devices, launched and resident, whose streams wait as they do by default, or by kernel, or by
+// event, or some so and some so.
 class StreamConformance : public Conformance {
  protected:
   std::string device_kind() const override {
@@ -20,14 +20,17 @@ class StreamConformance : public Conformance {
   static std::uint32_t kernel_waits() {
     return GetParam().ends_with("by_kernel") ? ~0u : GetParam().ends_with("mixed") ? 0xaaaaaaaa : 0;
   }
+  static std::uint32_t event_waits() {
+    return GetParam().ends_with("by_event") ? ~0u : GetParam().ends_with("mixed") ? 0x44444444 : 0;
+  }
   static Case stream_case(std::uint32_t num_ranks, std::uint32_t depth,
                           epd_layout_t layout = EPD_LAYOUT_COMPACT);
 };
-#define EPD_INSTANTIATE_STREAMS(suite)                                                               \
-  INSTANTIATE_TEST_SUITE_P(                                                                          \
-      Devices, suite,                                                                                \
-      testing::Values("cuda", "cuda_by_kernel", "resident", "resident_by_kernel", "resident_mixed"), \
-      [](const auto& tested) { return tested.param; })
+#define EPD_INSTANTIATE_STREAMS(suite)                                                                   \
+  INSTANTIATE_TEST_SUITE_P(Devices, suite,                                                               \
+                           testing::Values("cuda", "cuda_by_kernel", "cuda_by_event", "resident",        \
+                                           "resident_by_kernel", "resident_by_event", "resident_mixed"), \
+                           [](const auto& tested) { return tested.param; })
 // Where operations are calls.
 #define EPD_INSTANTIATE_CALLS(suite)                                                          \
   INSTANTIATE_TEST_SUITE_P(Devices, suite, testing::Values("resident", "resident_by_kernel"), \
@@ -87,6 +90,9 @@ class Rounds {
   Round& add(std::uint64_t number);
   void upload(const Round& r, std::uint32_t slot);
   epd_status_t dispatch(Round& r, std::uint32_t slot, std::uint32_t timeout_ms);
+  // Behind the operation. If it has an event, by another stream that waits for that, and for which the
+  // rounds' stream waits.
+  void download(epd_ticket_t ticket, std::byte* to, std::uint32_t slot);
   void answer(std::uint32_t from_slot, std::uint32_t to_slot);
   epd_status_t combine(Round& r, std::uint32_t slot, std::uint32_t timeout_ms);
   void check_received(const Round& r, const epd_result_t& result) const;
@@ -98,6 +104,7 @@ class Rounds {
   const std::uint32_t slots_;
   const std::size_t bytes_;  // of a slot
   GpuStream stream_;
+  GpuStream downloads_;
   std::uint32_t failed_ = 0;  // calls, as far as has been told
   std::byte* free_ = nullptr;
   std::size_t left_ = 0;  // copies from there

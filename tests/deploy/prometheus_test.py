@@ -2,7 +2,8 @@
 """prometheus_test.py BUILD_DIR: asks a real Prometheus every query of the dashboard and of the alert rules.
 
 Prometheus comes from Debian's package once, unpacked into BUILD_DIR and not installed. It scrapes a daemon with host
-devices, under load, while an engine stands still and one is killed.
+devices, under load, while an engine stands still and one is killed. Then it scrapes two daemons that form a cluster on
+the loopback interface, with a group that spans them.
 Exit status: 0 passed, 1 failed, 77 skipped because Prometheus can't be had.
 """
 import contextlib
@@ -36,6 +37,10 @@ VARIABLES = {"$__rate_interval": "8s", "$instance": ".*", "$group": ".*"}
 def skip(why):
     print(f"skipped: {why}")
     sys.exit(77)
+
+
+# What only a cluster has.
+CLUSTER = re.compile(r"epd_(far|cluster)_")
 
 
 def check(holds, text):
@@ -83,11 +88,16 @@ class Prometheus:
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{query}: {error.read().decode()}") from error
 
-    def must_become_true(self, query, seconds=WAIT_S):
+    def becomes_true(self, query, seconds):
+        """The series; none if there are none within that time."""
         end = time.monotonic() + seconds
-        while not (found := self.ask(query)):
-            check(time.monotonic() < end, f"no data within {seconds} s: {query}")
+        while not (found := self.ask(query)) and time.monotonic() < end:
             time.sleep(0.3)
+        return found
+
+    def must_become_true(self, query, seconds=WAIT_S):
+        found = self.becomes_true(query, seconds)
+        check(found, f"no data within {seconds} s: {query}")
         return found
 
     def is_up(self):
@@ -130,17 +140,20 @@ class Site:
         self.processes = []
 
     def begin(self):
-        build, work, program = self.build, self.work, self.program
-        metrics = free_port()
+        self.metrics = free_port()
         self.epd = self._start(
-            "epd", build / "bin/epd", "serve", "--config", os.devnull, "--socket", work / "epd.sock",
-            "--control-socket", work / "control.sock", "--devices.cuda", "none", "--devices.host", "2",
-            "--metrics.listen", f"127.0.0.1:{metrics}",
+            "epd", self.build / "bin/epd", "serve", "--config", os.devnull, "--socket", self.work / "epd.sock",
+            "--control-socket", self.work / "control.sock", "--devices.cuda", "none", "--devices.host", "2",
+            "--metrics.listen", f"127.0.0.1:{self.metrics}",
         )
+        self.scrape([self.metrics])
+
+    def scrape(self, ports):
+        work, program = self.work, self.program
         (work / "prometheus.yml").write_text(json.dumps({
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(RULES_FILE)],
-            "scrape_configs": [{"job_name": "epd", "static_configs": [{"targets": [f"127.0.0.1:{metrics}"]}]}],
+            "scrape_configs": [{"job_name": "epd", "static_configs": [{"targets": [f"127.0.0.1:{port}" for port in ports]}]}],
         }))
         self.prometheus = Prometheus(free_port())
         self._start(
@@ -151,11 +164,12 @@ class Site:
         while not self.prometheus.is_up():
             check(time.monotonic() < end, "Prometheus does not start: " + (work / "prometheus.log").read_text())
             time.sleep(0.2)
-        self.metrics = metrics
 
-    def _start(self, name, *command):
+    def _start(self, name, *command, **options):
         with open(self.work / f"{name}.log", "a") as log:
-            process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            process = subprocess.Popen(
+                [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, **options
+            )
         self.processes.append(process)
         return process
 
@@ -165,13 +179,16 @@ class Site:
             "--tokens", "64", "--hidden", "512", "--iters", "1000000",
         )
 
-    def epctl(self, *command):
-        done = subprocess.run(
+    def tries_epctl(self, *command):
+        return subprocess.run(
             [self.build / "bin/epctl", "--socket", self.work / "control.sock", *command],
             capture_output=True, text=True, timeout=60,
         )
-        check(done.returncode == 0, f"epctl {command}: {done.stderr}")
-        return json.loads(done.stdout)
+
+    def epctl(self, *command):
+        done = self.tries_epctl(*command)
+        check(done.returncode == 0, f"epctl {command}: {done.stdout}{done.stderr}")
+        return json.loads(done.stdout or "null")
 
     def end(self):
         for process in reversed(self.processes):
@@ -179,7 +196,93 @@ class Site:
             process.wait()
 
 
-def test_site(site):
+class ClusterSite(Site):
+    """Two daemons of one device each. A group of two ranks spans them."""
+
+    RANK = """
+import array, sys, epd
+rank = int(sys.argv[1])
+group = epd.attach(sys.argv[2]).join(epd.GroupConfig(name="wide", rank=rank, num_ranks=2, num_experts=4, max_tokens=64,
+                                                     hidden=256, topk=2, span=epd.Span.CLUSTER, timeout_ms=20000))
+for number in range(10_000_000):
+    buffers = group.buffers(number % 4)
+    if number < 4:
+        buffers.topk_idx[:] = array.array("i", [token % 4 for token in range(len(buffers.topk_idx))])
+    dispatch = group.dispatch(number % 4, num_tokens=64)
+    dispatch.wait(10000)
+    group.combine(number % 4, dispatch.handle).wait(10000)
+"""
+
+    def begin(self):
+        ports = [free_port() for _ in range(2)]
+        self.metrics = [free_port() for _ in range(2)]
+        self.epds = [self._start_node(node, ports) for node in range(2)]
+        self.ports = ports
+        self.scrape(self.metrics)
+
+    def _start_node(self, node, ports):
+        return self._start(
+            f"epd-{node}", self.build / "bin/epd", "serve", "--config", os.devnull,
+            "--socket", self.work / f"{node}.sock", "--control-socket", self.work / f"{node}.control",
+            "--devices.cuda", "none", "--devices.host", "1", "--network.devices", "lo",
+            "--cluster.name", "test", "--cluster.node", f"node-{node}", "--cluster.insecure", "true",
+            "--cluster.listen", f"127.0.0.1:{ports[node]}", "--cluster.advertise", f"127.0.0.1:{ports[node]}",
+            "--cluster.coordinator", f"127.0.0.1:{ports[0]}", "--metrics.listen", f"127.0.0.1:{self.metrics[node]}",
+        )
+
+    def restart_node(self, node):
+        self.epds[node] = self._start_node(node, self.ports)
+
+    def load(self):
+        own = {"PYTHONPATH": str(ROOT / "client/python"), "EPD_LIBRARY": str(self.build / "lib/libepd.so")}
+        for node in range(2):
+            self._start(
+                f"rank-{node}", sys.executable, "-c", self.RANK, node, self.work / f"{node}.sock", env={**os.environ, **own}
+            )
+
+
+def test_cluster(site):
+    prometheus = site.prometheus
+    prometheus.must_become_true('count(up{job="epd"} == 1) == 2')
+    prometheus.must_become_true('epd_cluster_nodes{state="up"} == 2')
+    site.load()
+    prometheus.must_become_true("count(epd_far_engine_connected == 1) == 2")
+    asked = 0
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            if CLUSTER.search(target["expr"]):
+                prometheus.must_become_true(target["expr"])
+                asked += 1
+    check(asked >= 7, f"only {asked} queries ask for the cluster")
+    for name in ("EpdNodeLost", "EpdNoCoordinator", "EpdFarMessagesDropped"):
+        check(not prometheus.ask(alert(name)), f"{name} fires without a reason")
+    text = get(f"http://127.0.0.1:{site.metrics[0]}/metrics")
+    # A node dies and comes back. Then the coordinator dies, and the other node says so.
+    site.epds[1].kill()
+    found = prometheus.must_become_true(alert("EpdNodeLost"))
+    check(len(found) == 1, f"of the node that lives: {found}")
+    site.epds[1].wait()
+    site.restart_node(1)
+    prometheus.must_become_true('count(epd_cluster_nodes{state="up"} == 2) == 2')
+    site.epds[0].kill()
+    found = prometheus.must_become_true(alert("EpdNoCoordinator"))
+    check(len(found) == 1, f"of the node that lives: {found}")
+    return set(re.findall(r"^(epd_\w+)", text, re.MULTILINE))
+
+
+def stop_while_others_wait(prometheus, engine):
+    """Stops the engine of rank 1. If it stops between its last look at rank 0 and the answer to its client, nobody
+    waits, and the wait that it showed last is not told. Then it goes on, and stops once more."""
+    for _ in range(5):
+        os.kill(engine, signal.SIGSTOP)
+        if waits := prometheus.becomes_true(alert("EpdRankSlow"), 8):
+            break
+        os.kill(engine, signal.SIGCONT)
+        prometheus.must_become_true("sum(rate(epd_group_operations_total[3s])) > 1")
+    check({series["metric"]["rank"] for series in waits} == {"1"}, f"waited for: {waits}")
+
+
+def test_site(site, of_clusters):
     prometheus = site.prometheus
     prometheus.must_become_true('up{job="epd"} == 1')
     for rule in RULES:
@@ -192,16 +295,7 @@ def test_site(site):
     check(set(before) == {("0", "1"), ("1", "0")}, f"pairs: {before}")
     engines = [int(device["engine_pid"]) for device in site.epctl("devices", "--json")["devices"]]
     check(min(engines) > 0, f"engines: {engines}")  # 0 and -1 name many processes to kill(2)
-    # If it stops between its last look at rank 0 and the answer to its client, it goes on showing that it waits for
-    # rank 0, and rank 0 waits for nobody. Then it stops once more.
-    for _ in range(5):
-        os.kill(engines[1], signal.SIGSTOP)
-        waits = prometheus.must_become_true(alert("EpdRankSlow"))
-        if {series["metric"]["rank"] for series in waits} == {"1"}:
-            break
-        os.kill(engines[1], signal.SIGCONT)
-        prometheus.must_become_true(f"absent({alert('EpdRankSlow')})")
-    check({series["metric"]["rank"] for series in waits} == {"1"}, f"waited for: {waits}")
+    stop_while_others_wait(prometheus, engines[1])
     time.sleep(3)
     os.kill(engines[1], signal.SIGCONT)
     # What the others have waited for rank 1 is added up, and each number is one that epctl tells too.
@@ -218,15 +312,29 @@ def test_site(site):
     check(not prometheus.ask(alert("EpdRowsUneven")), "uniform routing is even")
 
     # An engine dies while an operation waits for it: the load fails, and is started again.
-    os.kill(engines[1], signal.SIGSTOP)
-    prometheus.must_become_true("epd_group_waited_for_seconds > 0.5")
+    stop_while_others_wait(prometheus, engines[1])
+    found = prometheus.must_become_true(re.sub(r"5m", "3s", alert("EpdDeviceBusy")))
+    check("host:0" in {series["metric"]["device"] for series in found}, f"host:0 waits all the time: {found}")
     os.kill(engines[1], signal.SIGKILL)
     prometheus.must_become_true(alert("EpdEngineRestarted"))
     prometheus.must_become_true(alert("EpdOperationsFail"))
     site.processes[-1].wait(120)
     site.load()
+    for name in ("EpdLimitNear", "EpdUserLimitNear", "EpdDescriptorsNear", "EpdControlPlaneFails"):
+        check(not prometheus.ask(alert(name)), f"{name} fires without a reason")
+    site.epctl("--json", "set", "limits", "max_sessions=2")
+    found = prometheus.must_become_true(alert("EpdLimitNear"))
+    check({series["metric"]["limit"] for series in found} == {"limits.max_sessions"}, f"near: {found}")
+    site.epctl("--json", "set", "limits", "max_groups_per_user=1")
+    found = prometheus.must_become_true(alert("EpdUserLimitNear") + ' and on (limit) epd_user_limit{limit=~".*groups.*"}')
+    check({series["metric"]["uid"] for series in found} == {str(os.getuid())}, f"near: {found}")
+    # A call is refused, and counted as that.
+    check(site.tries_epctl("op", "7:7").returncode != 0, "there is no such operation")
+    prometheus.must_become_true('epd_rpc_failed_total{method="GetOperation",status="NOT_FOUND"} > 0')
     for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:
+            if CLUSTER.search(target["expr"]):
+                continue  # test_cluster
             # Nobody waits now, as shown above, and nothing fails.
             if "waited_for" in target["expr"] or 'status!="OK"' in target["expr"]:
                 prometheus.ask(target["expr"])
@@ -241,12 +349,26 @@ def test_site(site):
 
     text = get(f"http://127.0.0.1:{site.metrics}/metrics")
     used = set(re.findall(r"\bepd_\w+", RULES_FILE.read_text() + json.dumps(DASHBOARD)))
-    served = set(re.findall(r"^(epd_\w+)", text, re.MULTILINE)) | {"epd_group_waited_for_seconds"}
+    served = set(re.findall(r"^(epd_\w+)", text, re.MULTILINE)) | {"epd_group_waited_for_seconds"} | of_clusters
     check(used <= served, f"asked for, and not served: {used - served}")
     print(f"{len(text.splitlines())} lines, {len(text)} bytes for two devices and one group")
 
     site.epd.kill()
     prometheus.must_become_true(alert("EpdDown"))
+
+
+def run(kind, build, program, directory, test, *arguments):
+    directory.mkdir()
+    site = kind(build, program, directory)
+    try:
+        site.begin()
+        return test(site, *arguments)
+    except AssertionError:
+        for log in sorted(directory.glob("*.log")):
+            print(f"---- {log.name}\n{log.read_text()[-3000:]}")
+        raise
+    finally:
+        site.end()
 
 
 def main():
@@ -256,16 +378,8 @@ def main():
     check(done.returncode == 0, done.stdout + done.stderr)
     test_documents()
     with tempfile.TemporaryDirectory(prefix="epd-prometheus-test-") as directory:
-        site = Site(build, program, pathlib.Path(directory))
-        try:
-            site.begin()
-            test_site(site)
-        except AssertionError:
-            for log in sorted(pathlib.Path(directory).glob("*.log")):
-                print(f"---- {log.name}\n{log.read_text()[-3000:]}")
-            raise
-        finally:
-            site.end()
+        of_clusters = run(ClusterSite, build, program, pathlib.Path(directory) / "cluster", test_cluster)
+        run(Site, build, program, pathlib.Path(directory) / "one", test_site, of_clusters)
 
 
 if __name__ == "__main__":

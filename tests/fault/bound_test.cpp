@@ -77,7 +77,7 @@ Case all_regions() {
   c.alignment = 4;
   c.payload = EPD_PAYLOAD_FP8;
   c.num_biases = 2;
-  c.return_weights = true;
+  c.return_weights = abi::kReturnOwn;
   c.zero_padding = true;
   c.bound = kAll;
   return c;

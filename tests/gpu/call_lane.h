@@ -202,6 +202,7 @@ class CallLane {
     set(op.zero_padding, abi::kFlagZeroPadding);
     set(op.counts.host_sent != nullptr, abi::kFlagDefer);
     set(op.out_weights != nullptr && !dispatch, abi::kFlagReturnWeights);
+    set(op.sum_weights, abi::kFlagSumWeights);
     if (!dispatch)
       call.flags |= std::uint32_t{(op.bias[0] != nullptr) + (op.bias[1] != nullptr) + 0u} << abi::kBiasShift;
     const bool makes = abi::makes_routing(call.op, call.flags);

@@ -79,11 +79,13 @@ set_tests_properties(gpu.asserts_caught PROPERTIES PASS_REGULAR_EXPRESSION "raw.
 set(_kills "*ThatIsKilled*:*ThatAreKilled*:*OutliveTheEngine*:*Engine*")
 epd_gpu_test(faults MPS TIMEOUT 300 COMMAND $<TARGET_FILE:gpu_fault_test>)
 epd_gpu_test(streams_launched MPS TIMEOUT 120
-  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*Streams*/cuda_by_kernel-${_kills}")
+  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*Streams*/cuda_by_kernel:*Streams*/cuda_by_event-${_kills}")
 epd_gpu_test(streams_resident MPS TIMEOUT 180
   COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*Streams*/resident*-${_kills}")
 epd_gpu_test(calls MPS TIMEOUT 240
   COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*Calls*/resident*-${_kills}")
+epd_gpu_test(memory MPS TIMEOUT 180
+  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*CallersMemory*/cuda*:*CallersMemory*/resident*")
 epd_gpu_test(conformance MPS TIMEOUT 120
   COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*RandomCases*/resident:*Modes*/resident*-${_kills}")
 epd_gpu_test(bound MPS TIMEOUT 180

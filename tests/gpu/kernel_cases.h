@@ -26,7 +26,7 @@ struct Case {
   bool index64 = true;
   bool weights = true;    // dispatch delivers weights
   bool weighted = false;  // combine
-  bool return_weights = false;
+  abi::ReturnWeights return_weights = abi::kReturnNone;
   std::uint32_t biases = 0;
   bool mark_unused = false;
   bool zero_padding = false;
@@ -42,13 +42,13 @@ struct Case {
     char line[400];
     std::snprintf(
         line, sizeof(line),
-        "%s %s scales=%d R=%u E=%u H=%u K=%u n0=%u align=%u %s idx%d w=%d%d rw=%d b=%u mark=%d%d cached=%d "
+        "%s %s scales=%d R=%u E=%u H=%u K=%u n0=%u align=%u %s idx%d w=%d%d rw=%u b=%u mark=%d%d cached=%d "
         "masked=%d inbox=%d sms=%u stages=%u",
         layouts[static_cast<int>(group.layout)], payloads[static_cast<int>(group.payload)],
         static_cast<int>(group.scale_format), group.num_ranks, group.num_experts, group.hidden, group.topk,
         tokens[0], group.alignment, kPatterns[static_cast<int>(pattern)], index64 ? 64 : 32, weights,
-        weighted, return_weights, biases, mark_unused, zero_padding, cached, !group.masked.empty(), inbox,
-        sms, stages);
+        weighted, static_cast<unsigned>(return_weights), biases, mark_unused, zero_padding, cached,
+        !group.masked.empty(), inbox, sms, stages);
     return line;
   }
 };
@@ -105,7 +105,7 @@ inline Case random_case(Random& random, std::uint32_t max_hidden) {
   c.index64 = random() % 2;
   c.weights = random() % 4 != 0;
   c.weighted = random() % 2;
-  c.return_weights = random() % 3 == 0;
+  c.return_weights = static_cast<abi::ReturnWeights>(random() % 3);
   c.biases = random() % 3 == 0 ? random() % 3 : 0;
   c.mark_unused = random() % 4 == 0;
   c.zero_padding = random() % 2;

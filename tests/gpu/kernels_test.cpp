@@ -295,7 +295,8 @@ class CaseRun {
       Operation op = world_->operation(r, tag, 2);
       op.topk_weights = weighted ? rank.topk_weights : nullptr;
       for (std::uint32_t b = 0; b < case_.biases; ++b) op.bias[b] = rank.bias[b];
-      op.out_weights = case_.return_weights ? rank.out_weights : nullptr;
+      op.out_weights = case_.return_weights != abi::kReturnNone ? rank.out_weights : nullptr;
+      op.sum_weights = case_.return_weights == abi::kReturnSum;
       world_->start(Kind::kCombine, op, case_.sms, case_.stages);
     }
     world_->wait();

@@ -138,9 +138,10 @@ if [ -n "$daemon" ]; then
   step stops 60 "$daemon/bin/epbench" --backend cuda --mode resident --wait kernel --tokens 4096 --check one \
     --iters 400 --sms-changes 10
   # A daemon starts anew with each kind of device: one kind after the other.
-  step streams_cuda 60 "$daemon/bin/operations_test" --gtest_filter="*Streams*/cuda_by_kernel-$kills"
-  step streams_resident 100 "$daemon/bin/operations_test" --gtest_filter="*Streams*/resident*-$kills"
+  step streams_cuda 90 "$daemon/bin/operations_test" --gtest_filter="*Streams*/cuda_by_kernel:*Streams*/cuda_by_event-$kills"
+  step streams_resident 150 "$daemon/bin/operations_test" --gtest_filter="*Streams*/resident*-$kills"
   step calls 150 "$daemon/bin/operations_test" --gtest_filter="*Calls*/resident*-$kills"
+  step memory 120 "$daemon/bin/operations_test" --gtest_filter="*CallersMemory*/cuda_by_kernel:*CallersMemory*/resident*-$kills"
   step conformance 60 "$daemon/bin/operations_test" --gtest_filter="*RandomCases*/resident:*Modes*/resident*-$kills"
   for image in $images; do
     step "conformance_$image" 90 env EPD_TEST_BIN="$daemon/bin/$image" "$daemon/bin/operations_test" \
@@ -160,7 +161,7 @@ if command -v compute-sanitizer > /dev/null && [ "${EPD_GPU_SANITIZE:-1}" = 1 ];
 fi
 for name in $steps; do
   case $name in
-    test | kernels_* | memcheck | racecheck | streams_* | calls | conformance* | bound_*) lines=12 ;;
+    test | kernels_* | memcheck | racecheck | streams_* | calls | memory | conformance* | bound_*) lines=12 ;;
     *) lines=+1 ;;
   esac
   echo "== $name"

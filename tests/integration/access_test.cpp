@@ -11,12 +11,16 @@
 #include <unistd.h>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 namespace epd::test {
 namespace {
+
+using nlohmann::json;
 
 struct User {
   uid_t uid;
@@ -293,6 +297,22 @@ TEST_F(Access, OneUserLeavesRoomToAnother) {
     const Session session(daemon_->socket(), "host:0");
     const Group group(session, small_config("d", 0, 1));
   });
+  const json sessions = json::parse(daemon_->epctl({"--json", "sessions"}).out, nullptr, false);
+  std::map<std::string, json> of_alice;
+  for (const json& user : sessions["users"]) {
+    for (const json& limit : user["limits"]) {
+      if (user["uid"] == kAlice) of_alice[limit["key"]] = limit;
+    }
+  }
+  ASSERT_EQ(of_alice.size(), 4u) << sessions;
+  EXPECT_EQ(of_alice["limits.max_sessions_per_user"]["used"], 3);
+  EXPECT_EQ(of_alice["limits.max_sessions_per_user"]["allowed"], 3);
+  EXPECT_EQ(of_alice["limits.max_groups_per_user"]["used"], 3);
+  EXPECT_EQ(of_alice["limits.max_groups_per_user"]["allowed"], 3);
+  for (const char* key : {"limits.max_arena_bytes_per_user", "limits.max_routing_bytes_per_user"}) {
+    EXPECT_GT(of_alice[key]["used"].get<std::uint64_t>(), 0u) << key;
+    EXPECT_GT(of_alice[key]["allowed"], of_alice[key]["used"]) << key;
+  }
   tried->open();
   const RankOutcome outcome = alice.wait(30);
   EXPECT_TRUE(outcome.ok) << outcome.to_string();

@@ -114,6 +114,29 @@ TEST_F(Stuck, AStoppedEngineIsNamedAndNotItsClient) {
   finish();
 }
 
+// What it waited for last would go on for ever.
+TEST_F(Stuck, AnOperationOfAStoppedEngineShowsNoWait) {
+  start();
+  start_ranks();
+  json operation = detail_["operation"];
+  EXPECT_EQ(operation["waiting_for"], 1);
+  EXPECT_EQ(operation["engine_stopped"], false);
+  const pid_t engine = daemon_->engine(0);
+  send_signal(engine, SIGSTOP);
+  const auto shown = [&] {
+    operation = epctl({"ops"})["operations"].at(0);
+    return operation["engine_stopped"] == true;
+  };
+  EXPECT_TRUE(eventually(20, shown)) << operation;
+  EXPECT_EQ(operation["waiting_for"], -1);
+  EXPECT_EQ(operation["waiting_us"], 0);
+  EXPECT_EQ(operation["stage"], "wait_ready") << "as it was";
+  EXPECT_NE(daemon_->epctl({"ops"}).out.find("its engine stands still"), std::string::npos);
+  send_signal(engine, SIGCONT);
+  EXPECT_TRUE(eventually(20, [&] { return !shown() && operation["waiting_for"] == 1; })) << operation;
+  finish();
+}
+
 // ---- statistics, settings
 
 TEST_F(Operator, SettingsChangeUnderLoadAndCountersTellAllOfIt) {

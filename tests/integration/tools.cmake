@@ -44,6 +44,10 @@ if(EPD_CUDA AND EPD_FAKE_CUDA)
     COMMAND ${_epbench_cuda} --wait kernel --experts 16 --ranks 2 --op both --tokens 16 --hidden 512 --check all)
   set_tests_properties(tools.epbench_cuda_waits_by_kernel PROPERTIES
     PASS_REGULAR_EXPRESSION "wait by kernel.*bit-exact.*bit-exact.*all ranks go on together" FAIL_REGULAR_EXPRESSION WRONG)
+  add_test(NAME tools.epbench_cuda_waits_by_event
+    COMMAND ${_epbench_cuda} --mode resident --wait event --experts 16 --ranks 2 --op both --tokens 16 --hidden 512 --check all)
+  set_tests_properties(tools.epbench_cuda_waits_by_event PROPERTIES
+    PASS_REGULAR_EXPRESSION "wait by event.*bit-exact.*bit-exact.*all ranks go on together" FAIL_REGULAR_EXPRESSION WRONG)
   set(_no_stream ${_epbench_cuda} --no-stream --experts 16 --ranks 2 --op both --tokens 16 --hidden 512 --check all)
   add_test(NAME tools.epbench_cuda_no_stream COMMAND ${_no_stream})
   add_test(NAME tools.epbench_cuda_no_stream_resident COMMAND ${_no_stream} --mode resident --cached)
@@ -83,11 +87,11 @@ if(EPD_CUDA AND EPD_FAKE_CUDA)
   set(_fake LD_LIBRARY_PATH=$<TARGET_FILE_DIR:fake_cuda>)
   set_tests_properties(tools.epbench_cuda_both tools.epbench_cuda_expert_zipf_cached tools.epbench_cuda_checks_a_window
     ${_overlaps} ${_sms_changes} tools.epbench_cuda_no_stream tools.epbench_cuda_no_stream_resident
-    tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_suite tools.epbench_cuda_suite_resident PROPERTIES ENVIRONMENT "${_fake}")
+    tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_waits_by_event tools.epbench_cuda_suite tools.epbench_cuda_suite_resident PROPERTIES ENVIRONMENT "${_fake}")
   set_tests_properties(tools.epbench_cuda_noop_shared_devices PROPERTIES ENVIRONMENT "${_fake};EPD_FAKE_CUDA_DEVICES=2")
   set_tests_properties(tools.epbench_cuda_without_devices PROPERTIES ENVIRONMENT "${_fake};EPD_FAKE_CUDA_DEVICES=0")
   set_tests_properties(tools.epbench_cuda_both tools.epbench_cuda_expert_zipf_cached tools.epbench_cuda_checks_a_window
-    tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_noop_shared_devices tools.epbench_cuda_suite
+    tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_waits_by_event tools.epbench_cuda_noop_shared_devices tools.epbench_cuda_suite
     ${_overlaps} ${_sms_changes} tools.epbench_cuda_no_stream tools.epbench_cuda_no_stream_resident
     tools.epbench_cuda_suite_resident
     tools.epbench_cuda_without_devices

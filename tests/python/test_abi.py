@@ -25,6 +25,7 @@ ENUMS: dict[str, Any] = {
     "epd_index_type": epd.IndexType,
     "epd_policy": epd.Policy,
     "epd_region": epd.Region,
+    "epd_return_weights": epd.ReturnWeights,
 }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
+import weakref
+from types import SimpleNamespace
 from typing import Any, Optional
 
 import numpy as np
@@ -47,17 +49,36 @@ def write_inputs(b: Any, given: Inputs) -> None:
     b.topk_weights[:n] = given.topk_weights
 
 
-def round_trip(groups: list[epd.Group], slot: int, seed: int, weighted: bool = False) -> None:
+def own_arrays(group: epd.Group, slot: int) -> tuple[Any, epd.Memory]:
+    """Arrays like all regions of a slot, and the memory that they are."""
+    regions = group.numpy(slot)
+    arrays = {
+        name: None if region is None else np.full_like(region, 77)
+        for name, region in vars(regions).items()
+        if name != "bias"
+    }
+    bias = tuple(None if region is None else np.full_like(region, 77) for region in regions.bias)
+    return SimpleNamespace(**arrays, bias=bias), epd.Memory(**arrays, bias=bias)
+
+
+def round_trip(
+    groups: list[epd.Group], slot: int, seed: int, weighted: bool = False, own: bool = False
+) -> None:
     config = groups[0].config
     inputs = make_inputs(config, seed)
-    for group, given in zip(groups, inputs):
-        write_inputs(group.numpy(slot), given)
-    dispatches = [group.dispatch(slot, len(given.x)) for group, given in zip(groups, inputs)]
+    given_memory: list[Any] = [own_arrays(group, slot) if own else (None, None) for group in groups]
+    memories = [memory for _, memory in given_memory]
+    arrays = [mine or group.numpy(slot) for group, (mine, _) in zip(groups, given_memory)]
+    for b, given in zip(arrays, inputs):
+        write_inputs(b, given)
+    dispatches = [
+        group.dispatch(slot, len(given.x), memory=memory)
+        for group, given, memory in zip(groups, inputs, memories)
+    ]
     counts = [dispatch.counts() for dispatch in dispatches]
     random = np.random.default_rng(seed + 1000)
     ys = []
-    for group, dispatch, count in zip(groups, dispatches, counts):
-        b = group.numpy(slot)
+    for group, dispatch, count, b in zip(groups, dispatches, counts, arrays):
         result = dispatch.wait()
         assert result.status == epd.Status.OK and result.failed_rank == -1
         assert count.num_recv_rows == result.num_recv_rows
@@ -70,12 +91,11 @@ def round_trip(groups: list[epd.Group], slot: int, seed: int, weighted: bool = F
         for bias in b.bias[: config.num_biases]:
             bias[...] = to_bf16(random.integers(-8, 9, bias.shape).astype(np.float32))
     combines = [
-        group.combine(slot, dispatch.handle, weighted=weighted, num_biases=config.num_biases)
-        for group, dispatch in zip(groups, dispatches)
+        group.combine(slot, dispatch.handle, weighted=weighted, num_biases=config.num_biases, memory=memory)
+        for group, dispatch, memory in zip(groups, dispatches, memories)
     ]
-    for group, combine, given in zip(groups, combines, inputs):
+    for group, combine, given, b in zip(groups, combines, inputs, arrays):
         combine.wait()
-        b = group.numpy(slot)
         biases = [bias.copy() for bias in b.bias[: config.num_biases]]
         expected = combined(config, inputs, ys, group.rank, weighted, biases)
         np.testing.assert_array_equal(b.out[: len(given.x)], expected)
@@ -198,6 +218,34 @@ def test_training_backward_returns_weights(daemon: Daemon) -> None:
             assert (group.numpy(0).out_weights == [[1, 2]] * 8).all()
 
 
+def test_weights_return_summed_over_ranks(daemon: Daemon) -> None:
+    """Column k of all rows of the token, whichever selections they carry: what DeepEP returns."""
+    config = shape(num_ranks=4, num_experts=8, topk=3)
+    random = np.random.default_rng(7)
+    with Ranks(daemon.socket, config) as groups:
+        tokens = [5, 0, 8, 1]
+        for group, n in zip(groups, tokens):
+            group.numpy(0).topk_idx[:n] = random.integers(-1, config.num_experts, (n, 3))
+        forward = [group.dispatch(0, n) for group, n in zip(groups, tokens)]
+        for ticket in forward:
+            ticket.wait()
+        expected = [np.zeros((n, 3), np.float32) for n in tokens]
+        for group in groups:  # ascending
+            b = group.numpy(0)
+            b.y[:] = 0
+            b.y_weights[:] = random.standard_normal(b.y_weights.shape, np.float32)
+            for row in range(b.rank_offsets[-1]):
+                source, token = b.recv_src[row]
+                expected[source][token] += b.y_weights[row]
+        summed = epd.ReturnWeights.SUM
+        for ticket in [g.combine(0, t.handle, return_weights=summed) for g, t in zip(groups, forward)]:
+            ticket.wait()
+        for group, n, sums in zip(groups, tokens, expected):
+            np.testing.assert_array_equal(group.numpy(0).out_weights[:n], sums)
+        with pytest.raises(epd.InvalidArgument, match="return_weights is 3; allowed: 0"):
+            groups[0].combine(0, forward[0].handle, return_weights=3)  # type: ignore[arg-type]
+
+
 def test_receive_hooks(daemon: Daemon) -> None:
     config = shape(num_ranks=2, num_experts=4)
     with Ranks(daemon.socket, config) as groups:
@@ -214,6 +262,43 @@ def test_receive_hooks(daemon: Daemon) -> None:
         plain = groups[0].noop(1)
         with pytest.raises(epd.InvalidArgument):
             plain.wait_sent()
+
+
+@pytest.mark.parametrize("layout", epd.Layout)
+def test_arrays_in_place_of_regions(daemon: Daemon, layout: epd.Layout) -> None:
+    config = shape(num_ranks=2, num_experts=6, max_tokens=7, hidden=256, topk=3, layout=layout, num_biases=1)
+    with Ranks(daemon.socket, config) as groups:
+        for slot in range(2):
+            round_trip(groups, slot, seed=slot + 30, weighted=slot == 1, own=True)
+
+
+def test_what_memory_may_be(daemon: Daemon) -> None:
+    config = shape(num_ranks=1, num_experts=2, depth=1)
+    with pytest.raises(TypeError, match="memory.x is 'text'; allowed: None, an address, or an array"):
+        epd.Memory(x="text")
+    with pytest.raises(epd.InvalidArgument, match="memory.x has strides"):
+        epd.Memory(x=np.zeros((4, 8), np.uint16)[:, ::2])
+    with pytest.raises(epd.InvalidArgument, match="memory.recv_x is read-only"):
+        epd.Memory(recv_x=bytes(64))
+    with pytest.raises(epd.InvalidArgument, match="recv_rows is -1; allowed: 0 .."):
+        epd.Memory(recv_rows=-1)
+    with Ranks(daemon.socket, config) as (group,):
+        with pytest.raises(epd.InvalidArgument, match="memory.recv_scales is given; allowed: NULL"):
+            group.dispatch(0, 1, memory=epd.Memory(recv_scales=bytearray(64)))
+        group.buffers(0).topk_idx[:2] = memoryview(np.zeros(2, np.int32))
+        # A ticket keeps its memory, until its end is taken.
+        rows = np.zeros((config.max_tokens, config.hidden), np.uint16)
+        ticket = group.dispatch(0, 1, memory=epd.Memory(x=np.full((1, config.hidden), 0x3F80, np.uint16), recv_x=rows))
+        ticket.wait()
+        assert rows[0].tolist() == [0x3F80] * config.hidden and not rows[1:].any()
+        del rows
+        lost = np.zeros((config.max_tokens, config.hidden), np.uint16)
+        array = weakref.ref(lost)
+        ticket = group.dispatch(0, 1, memory=epd.Memory(recv_x=lost))
+        del lost
+        assert array() is not None
+        del ticket
+        assert array() is None
 
 
 def test_regions_in_memory_of_ones_own(daemon: Daemon) -> None:

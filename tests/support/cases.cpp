@@ -197,10 +197,12 @@ std::string Case::describe() const {
          (max_recv_rows != 0 ? " room for " + std::to_string(max_recv_rows) : "") +
          (sum_ranks != 0 ? " sum_ranks " + std::to_string(sum_ranks) : "") +
          (num_biases != 0 ? " biases " + std::to_string(num_biases) : "") + (send_weights ? " weights" : "") +
-         (weighted ? " weighted" : "") + (return_weights ? " return_weights" : "") +
+         (weighted ? " weighted" : "") +
+         (return_weights != abi::kReturnNone ? " return_weights " + std::to_string(return_weights) : "") +
          (zero_padding ? " zero_padding" : "") + (mark_unused ? " mark_unused" : "") +
          (defer ? " defer" : "") + (in_streams != 0 ? " in streams " + std::to_string(in_streams) : "") +
          (kernel_waits != 0 ? " kernel waits " + std::to_string(kernel_waits) : "") +
+         (event_waits != 0 ? " event waits " + std::to_string(event_waits) : "") +
          (bound != 0 ? " bound " + std::to_string(bound) : "") +
          (sms != 0 ? " sms " + std::to_string(sms) : "") + ", routing " + routing_name(routing) + ", sizes " +
          sizes_name(sizes);
@@ -307,7 +309,7 @@ Case random_case(std::uint64_t seed, std::uint32_t num_ranks) {
   if (c.payload == EPD_PAYLOAD_FP8_CAST) c.scales = static_cast<epd_scale_format_t>(random.below(3));
   if (c.payload == EPD_PAYLOAD_FP8 && random.below(2) == 0) c.scales = EPD_SCALE_FORMAT_UE8M0;
   c.num_biases = random.below(3);
-  c.return_weights = random.below(3) == 0;
+  c.return_weights = static_cast<abi::ReturnWeights>(random.below(3));
   c.zero_padding = random.below(2) == 0;
   c.mark_unused = random.below(3) == 0;
   c.defer = random.below(3) == 0;
@@ -373,7 +375,7 @@ epd_combine_args_t combine_args(const Case& c, Round round) {
   epd_combine_args_init(&args);
   args.weighted = c.weighted ? 1 : 0;
   args.num_biases = biases_of(c, round);
-  args.return_weights = c.return_weights ? 1 : 0;
+  args.return_weights = static_cast<epd_return_weights_t>(c.return_weights);
   args.defer_receive = c.defer ? 1 : 0;
   args.sms = c.sms;
   return args;

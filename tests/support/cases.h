@@ -5,6 +5,7 @@
 #include "epd/epd.h"
 #include "kernels/reference.h"
 #include "proto/arena.h"
+#include "proto/operation.h"
 
 #include <cstdint>
 #include <set>
@@ -48,10 +49,12 @@ struct Case {
   std::uint32_t in_streams = 0;
   // Bit r: rank r's streams wait by kernel.
   std::uint32_t kernel_waits = 0;
+  // Bit r: rank r's operations in streams have events.
+  std::uint32_t event_waits = 0;
   // Its operations.
-  bool send_weights = true;     // dispatch
-  bool weighted = true;         // combine
-  bool return_weights = false;  // combine
+  bool send_weights = true;                              // dispatch
+  bool weighted = true;                                  // combine
+  abi::ReturnWeights return_weights = abi::kReturnNone;  // combine
   bool zero_padding = false;
   bool mark_unused = false;
   bool defer = false;
@@ -65,7 +68,8 @@ struct Case {
   epd_group_config_t config(const char* name, std::uint32_t rank) const;
   bool in_stream_on(std::uint32_t rank) const { return (in_streams >> rank & 1) != 0; }
   epd_wait_by_t wait_by_on(std::uint32_t rank) const {
-    return (kernel_waits >> rank & 1) != 0 ? EPD_WAIT_BY_KERNEL : EPD_WAIT_BY_MEMOP;
+    if ((kernel_waits >> rank & 1) != 0) return EPD_WAIT_BY_KERNEL;
+    return (event_waits >> rank & 1) != 0 ? EPD_WAIT_BY_EVENT : EPD_WAIT_BY_MEMOP;
   }
   std::uint32_t bound_on(std::uint32_t rank) const;  // of those that the group has
 };

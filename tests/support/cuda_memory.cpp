@@ -44,6 +44,10 @@ struct Driver {
   int (*copy_out)(void*, Address, std::size_t, void*) = nullptr;
   int (*copy)(Address, Address, std::size_t, void*) = nullptr;
   int (*wait)(void*, Address, std::uint32_t, unsigned int) = nullptr;
+  int (*make_event)(void**, unsigned int) = nullptr;
+  int (*destroy_event)(void*) = nullptr;
+  int (*record)(void*, void*) = nullptr;
+  int (*wait_event)(void*, void*, unsigned int) = nullptr;
   int (*fill)(Address, unsigned char, std::size_t, void*) = nullptr;
   int (*stream_synchronize)(void*) = nullptr;
   int (*allocate)(Address*, std::size_t) = nullptr;
@@ -86,6 +90,10 @@ struct Driver {
     find(copy_out, "cuMemcpyDtoHAsync_v2");
     find(copy, "cuMemcpyDtoDAsync_v2");
     find(wait, "cuStreamWaitValue32_v2");
+    find(make_event, "cuEventCreate");
+    find(destroy_event, "cuEventDestroy_v2");
+    find(record, "cuEventRecord");
+    find(wait_event, "cuStreamWaitEvent");
     find(fill, "cuMemsetD8Async");
     find(stream_synchronize, "cuStreamSynchronize");
     find(allocate, "cuMemAlloc_v2");
@@ -272,6 +280,21 @@ void GpuStream::copy_out(void* to, const void* from, std::size_t bytes) const {
 void GpuStream::copy(void* to, const void* from, std::size_t bytes) const {
   driver().use(gpu_);
   check(driver().copy(address(to), address(from), bytes, stream_), "cuMemcpyDtoDAsync");
+}
+
+void GpuStream::wait_event(void* event) const {
+  driver().use(gpu_);
+  check(driver().wait_event(stream_, event, 0), "cuStreamWaitEvent");
+}
+
+void GpuStream::wait_for(const GpuStream& other) const {
+  constexpr unsigned int kDisableTiming = 2;
+  void* event = nullptr;
+  driver().use(gpu_);
+  check(driver().make_event(&event, kDisableTiming), "cuEventCreate");
+  check(driver().record(event, other.stream_), "cuEventRecord");
+  wait_event(event);
+  check(driver().destroy_event(event), "cuEventDestroy");
 }
 
 GpuGraph::~GpuGraph() {

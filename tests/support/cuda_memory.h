@@ -60,6 +60,9 @@ class GpuStream {
   void copy_in(void* to_gpu, const void* pinned, std::size_t bytes) const;
   void copy_out(void* pinned, const void* from_gpu, std::size_t bytes) const;
   void copy(void* to_gpu, const void* from_gpu, std::size_t bytes) const;
+  // What comes after begins when the event has completed, or what the other stream has by now.
+  void wait_event(void* event) const;
+  void wait_for(const GpuStream& other) const;
   // What is enqueued between these two is not run, but becomes a graph. Without calls that would break the
   // capture, also of other threads.
   void begin_capture() const;

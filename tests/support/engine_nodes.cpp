@@ -403,7 +403,7 @@ void EngineNodes::submit(std::uint32_t number, const FarStep& step, std::uint32_
     fill_dispatch(case_, b, input, step.cached);
   } else {
     if (case_.weighted) s.flags |= abi::kFlagWeights;
-    if (case_.return_weights) s.flags |= abi::kFlagReturnWeights;
+    s.flags |= abi::return_flags(case_.return_weights);
     s.flags |= biases_of(case_, step.round) << abi::kBiasShift;
     fill_combine(case_, b, number, step.round, rank.num_recv_rows[step.slot]);
   }

@@ -102,7 +102,9 @@ typedef enum epd_wait_by {
   EPD_WAIT_BY_MEMOP = 0, /* MEMOP wait: a stream memory operation. It uses no SM */
   /* KERNEL wait: a kernel of one thread. It has less latency. Groups of which another rank is on the same GPU
    * have MEMOP waits all the same, because a waiting kernel may hold the GPU that the other rank needs */
-  EPD_WAIT_BY_KERNEL = 1
+  EPD_WAIT_BY_KERNEL = 1,
+  /* MEMOP wait, and a CUDA event for each operation that a stream waits for: epd_ticket_event */
+  EPD_WAIT_BY_EVENT = 2
 } epd_wait_by_t;
 
 typedef struct epd_attach_options {
@@ -110,7 +112,7 @@ typedef struct epd_attach_options {
   const char* socket_path; /* NULL: $EPD_SOCKET, else /run/epd/epd.sock */
   const char* device;      /* "host:0", "cuda:1"; NULL: the least used device */
   int32_t timeout_ms;      /* for the whole handshake; 0: 5000 */
-  epd_wait_by_t wait_by;   /* 0: $EPD_WAIT_BY ("memop" or "kernel") if it is set, else MEMOP */
+  epd_wait_by_t wait_by;   /* 0: $EPD_WAIT_BY ("memop", "kernel" or "event") if it is set, else MEMOP */
 } epd_attach_options_t;
 static inline void epd_attach_options_init(epd_attach_options_t* options) {
   memset(options, 0, sizeof(*options));
@@ -440,6 +442,69 @@ static inline void epd_progress_init(epd_progress_t* progress) {
  * epd_group_resume had returned; or this rank has left. */
 EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progress);
 
+/* ---- memory of your own, call by call ---------------------------------------------------------- */
+
+/* Memory of your own for one operation, in place of regions of its slot. Each field is named for its region,
+ * has the shape and type that epd_buffers_t gives, and any address (of the four that follow recv_src: a
+ * multiple of 4). NULL is the slot's region. One struct may serve a layer's dispatch and its combine: an
+ * operation ignores the fields of the other. A field of a region that the group does not have must be NULL.
+ * The struct may go when the submission returns.
+ *
+ * libepd copies between this memory and the regions, which such an operation overwrites: the n rows of a
+ * token-wise input or output, the rows that were received, no others. An address that is the region's own is
+ * not copied. Memory of one operation must not overlap, but for inputs with inputs.
+ *
+ * On a host device the submission copies inputs. Outputs are copied by the call that takes the operation's
+ * end (wait, poll, or a hook, before it runs), or by the slot's next submission if that comes first.
+ * epd_ticket_drop copies nothing. Afterwards libepd never touches the memory. An operation that fails writes
+ * nothing to it.
+ *
+ * On a CUDA device the operation must be in a stream (UNSUPPORTED with EPD_NO_STREAM), and the session's
+ * context must reach the memory. libepd's kernels copy in that stream, so the copies obey its order and may
+ * be captured. With defer_receive outputs are copied where epd_ticket_wait_on_stream is called, once; further
+ * streams wait for that one by an event (INVALID_ARGUMENT, unless the operation has its epd_ticket_event).
+ * The outputs of an operation that fails hold anything.
+ *
+ * More rows than recv_rows: nothing of recv_x, recv_scales, recv_topk_idx, recv_topk_weights and recv_src is
+ * written, counts and offsets are. On this rank alone the ticket ends with RESOURCE_EXHAUSTED and with M in
+ * num_recv_rows. The dispatch has gone well: its handle is valid, and its rows lie in the slot's regions,
+ * where epd_group_buffers finds them until the slot's next dispatch. */
+typedef struct epd_memory {
+  size_t size;
+  /* dispatch, in */
+  const void* x;
+  const void* x_scales;
+  const void* topk_idx;      /* not read under a handle */
+  const float* topk_weights; /* also of a weighted combine */
+  /* dispatch, out */
+  void* recv_x;
+  void* recv_scales;
+  void* recv_topk_idx;
+  float* recv_topk_weights;
+  int32_t* recv_src;
+  int32_t* rank_offsets;   /* compact: combine reads it, to know the rows of y */
+  int32_t* expert_counts;  /* expert: likewise */
+  int32_t* expert_offsets; /* packed: likewise. Expert: rows of your memory, see recv_rows */
+  int32_t* source_ranges;  /* expert: likewise rows of your memory */
+  /* combine, in */
+  const void* y; /* its rows lie as dispatch delivers them, and are counted as rank_offsets, expert_offsets or
+                    expert_counts say, by layout. If that is NULL: as the regions of a slot say whose last
+                    dispatch had this routing. INVALID_ARGUMENT if there is none, or none since a failure */
+  const float* y_weights;
+  const void* bias[2]; /* the first num_biases of the operation */
+  /* combine, out */
+  void* out;
+  float* out_weights;
+  uint32_t recv_rows; /* rows for which there is room in the memory given for recv_* and y. Compact, packed: 0
+                         or more than the group's [rows]: those. Expert: of each expert's block, and so the
+                         distance from block to block; at least the group's; 0: the group's */
+  uint32_t reserved;  /* 0 */
+} epd_memory_t;
+static inline void epd_memory_init(epd_memory_t* memory) {
+  memset(memory, 0, sizeof(*memory));
+  memory->size = sizeof(*memory);
+}
+
 /* ---- operations ----------------------------------------------------------------------------
  * All ranks submit the same operations of a group in the same order, on the same slots, under the same
  * handles. Everything else concerns this rank's own rows and may differ. A submission returns at once, with
@@ -474,7 +539,7 @@ typedef struct epd_dispatch_args {
                           read, nothing is counted, and rows lie as they did then */
   const uint32_t* num_tokens_at; /* resident devices, in a stream: n is read from this device memory when the
                                     stream gets there, and num_tokens is 0. More than T ends the session.
-                                    NULL: num_tokens */
+                                    NULL: num_tokens. Under a handle only with memory */
   uint32_t omit_weights;         /* 1: topk_weights are not sent along */
   uint32_t keep_handle;   /* 1: *handle stays valid until epd_handle_release; takes one of num_handles. Not
                              under a handle */
@@ -487,6 +552,7 @@ typedef struct epd_dispatch_args {
   int32_t timeout_ms;     /* the operation's deadline; 0: the daemon's timeouts.operation_ms, 30 s if not
                              configured */
   uint32_t reserved;      /* 0 */
+  const epd_memory_t* memory; /* in place of regions of the slot; NULL: the regions */
 } epd_dispatch_args_t;
 static inline void epd_dispatch_args_init(epd_dispatch_args_t* args) {
   memset(args, 0, sizeof(*args));
@@ -512,17 +578,31 @@ EPD_API epd_status_t epd_dispatch(epd_group_t* group, const epd_dispatch_args_t*
  * synchronise their stream first. */
 EPD_API epd_status_t epd_handle_release(epd_group_t* group, epd_handle_t handle);
 
+/* Which y_weights a combine returns, as out_weights [T,K]. */
+typedef enum epd_return_weights {
+  EPD_RETURN_WEIGHTS_NONE = 0, /* none: out_weights are not written */
+  EPD_RETURN_WEIGHTS_OWN = 1,  /* each selection's: of the row that carried it (compact: column k of it) */
+  /* Compact: column k, summed over all ranks that got the token, whether or not selection k was theirs. In
+   * float32, in the order in which combine adds rows. Packed, expert: the same as OWN, as a row carries the
+   * selections of one expert only */
+  EPD_RETURN_WEIGHTS_SUM = 2
+} epd_return_weights_t;
+
 typedef struct epd_combine_args {
   size_t size;
-  epd_handle_t handle;     /* of the dispatch whose rows y answers */
-  uint32_t slot;           /* whose y, topk_weights and biases are read, and whose out is written */
-  uint32_t weighted;       /* 1: rows are multiplied by topk_weights of the slot */
-  uint32_t num_biases;     /* how many bias regions are added, 0..the group's */
-  uint32_t return_weights; /* 1: y_weights return to the tokens, as out_weights */
-  uint32_t defer_receive;  /* as of dispatch */
-  uint32_t sms;            /* for this operation; 0: the group's */
-  int32_t timeout_ms;      /* as of dispatch */
-  uint32_t reserved;       /* 0 */
+  epd_handle_t handle; /* of the dispatch whose rows y answers */
+  uint32_t slot;       /* whose y, topk_weights and biases are read, and whose out is written */
+  uint32_t weighted;   /* 1: rows are multiplied by topk_weights of the slot */
+  uint32_t num_biases; /* how many bias regions are added, 0..the group's */
+  epd_return_weights_t return_weights; /* which y_weights return to the tokens, as out_weights */
+  uint32_t defer_receive;              /* as of dispatch */
+  uint32_t sms;                        /* for this operation; 0: the group's */
+  int32_t timeout_ms;                  /* as of dispatch */
+  uint32_t num_tokens; /* with memory: the n of the handle's dispatch; 0: as that said. It must be given if
+                          that had num_tokens_at, or, on a resident device, the group has resumed since. A
+                          captured combine keeps it */
+  const epd_memory_t* memory;    /* in place of regions of the slot; NULL: the regions */
+  const uint32_t* num_tokens_at; /* with memory: as of dispatch */
 } epd_combine_args_t;
 static inline void epd_combine_args_init(epd_combine_args_t* args) {
   memset(args, 0, sizeof(*args));
@@ -539,8 +619,11 @@ static inline void epd_combine_args_init(epd_combine_args_t* args) {
  *   on d.
  *   Packed, expert: P_d = sum, in order of k, of t's rows on d, weighted by fused multiply-adds, in float32,
  *   then rounded to bf16 for the way back.
- * A token without a selection gets its biases, or zeros. With return_weights, out_weights[t,k] is the
- * y_weights of the row that carried selection k (compact: column k of it), and 0 where there was none.
+ * A token without a selection gets its biases, or zeros. With EPD_RETURN_WEIGHTS_OWN, out_weights[t,k] is
+ * the y_weights of the row that carried selection k (compact: column k of it), and 0 where there was none.
+ * With EPD_RETURN_WEIGHTS_SUM and compact rows it is the sum over ranks d, ascending, of column k of
+ * y_weights of t's row on d, in float32 from +0.0; sums of other sum domains are made first, and are not
+ * rounded.
  *
  * The backward pass of dispatch is a combine under its handle, and that of combine is a dispatch under the
  * handle (client/GUIDE.md, "Training"). Errors beside those of every submission: NOT_FOUND (the handle has
@@ -626,6 +709,18 @@ EPD_API epd_status_t epd_ticket_wait_sent(epd_group_t* group, epd_ticket_t ticke
  * NOT_FOUND: as of epd_ticket_wait. INVALID_ARGUMENT: EPD_NO_STREAM, here or at the submission. INTERNAL: the
  * driver's error. */
 EPD_API epd_status_t epd_ticket_wait_on_stream(epd_group_t* group, epd_ticket_t ticket, void* stream);
+
+/* *event: the CUDA event (CUevent, cudaEvent_t) that completes when the operation has ended, well or not,
+ * also if the engine or the daemon has died. It belongs to the context of the session. Streams may wait for
+ * it, and threads may query or synchronise it. It is an interprocess event without timing, so other processes
+ * may open it too. The library owns it: don't record or destroy it. It is the slot's: the next operation on
+ * the slot that a stream waits for takes it over. A wait that began before is not affected; a query then
+ * tells of the later operation. It lives until epd_group_leave. May be called for a retired ticket.
+ *
+ * INVALID_ARGUMENT: the session has not attached with EPD_WAIT_BY_EVENT. UNSUPPORTED: a host device.
+ * NOT_FOUND: not a ticket of an operation of this group in a stream; captured; with defer_receive, and no
+ * stream waits for it yet (epd_ticket_wait_on_stream); or the slot has a later operation. */
+EPD_API epd_status_t epd_ticket_event(epd_group_t* group, epd_ticket_t ticket, void** event);
 
 /* The result is not wanted: retires the ticket. The operation goes on. NOT_FOUND: as of epd_ticket_wait, or
  * the ticket has a hook. */

@@ -159,6 +159,11 @@ struct Counts {
   Span<const std::int32_t> expert_offsets;  // empty if compact
 };
 
+// epd_memory_t, initialised. It owns nothing, and must last until the submission has returned.
+struct Memory : epd_memory_t {
+  Memory() { epd_memory_init(this); }
+};
+
 // The optional fields of epd_dispatch_args_t.
 struct DispatchOptions {
   epd_handle_t handle = 0;
@@ -170,15 +175,19 @@ struct DispatchOptions {
   bool mark_unused = false;
   std::uint32_t sms = 0;
   std::int32_t timeout_ms = 0;
+  const Memory* memory = nullptr;  // in place of regions
 };
 // The optional fields of epd_combine_args_t.
 struct CombineOptions {
   bool weighted = false;
   std::uint32_t num_biases = 0;
-  bool return_weights = false;
+  epd_return_weights_t return_weights = EPD_RETURN_WEIGHTS_NONE;
   bool defer_receive = false;
   std::uint32_t sms = 0;
   std::int32_t timeout_ms = 0;
+  const Memory* memory = nullptr;                // in place of regions
+  std::uint32_t num_tokens = 0;                  // with memory
+  const std::uint32_t* num_tokens_at = nullptr;  // with memory
 };
 
 namespace detail {
@@ -354,6 +363,12 @@ class Ticket {
   void wait_on_stream(void* stream) const {
     detail::check(epd_ticket_wait_on_stream(handle(), ticket_, stream));
   }
+  // epd_ticket_event: a CUevent that completes with the operation. The ticket stays.
+  void* event() const {
+    void* event = nullptr;
+    detail::check(epd_ticket_event(handle(), ticket_, &event));
+    return event;
+  }
   // epd_ticket_drop: the result is not wanted. An empty ticket stays empty.
   void drop() noexcept {
     if (valid()) epd_ticket_drop(group_->handle, ticket_);
@@ -467,6 +482,7 @@ class Group {
     args.mark_unused = options.mark_unused ? 1 : 0;
     args.sms = options.sms;
     args.timeout_ms = options.timeout_ms;
+    args.memory = options.memory;
     Dispatch result;
     detail::check(try_dispatch(args, stream, result));
     return result;
@@ -490,9 +506,12 @@ class Group {
     args.handle = handle;
     args.timeout_ms = options.timeout_ms;
     args.num_biases = options.num_biases;
-    args.return_weights = options.return_weights ? 1 : 0;
+    args.return_weights = options.return_weights;
     args.defer_receive = options.defer_receive ? 1 : 0;
     args.sms = options.sms;
+    args.memory = options.memory;
+    args.num_tokens = options.num_tokens;
+    args.num_tokens_at = options.num_tokens_at;
     Ticket result;
     detail::check(try_combine(args, stream, result));
     return result;

@@ -33,6 +33,7 @@ from .errors import (
     WouldBlock,
 )
 from .group import Group
+from .memory import Memory
 from .session import Session, attach, version
 from .ticket import Dispatch, Handle, Ticket
 from .types import (
@@ -53,6 +54,7 @@ from .types import (
     Region,
     Result,
     ResumeInfo,
+    ReturnWeights,
     ScaleFormat,
     SessionInfo,
     WaitBy,
@@ -83,6 +85,7 @@ __all__ = [
     "InternalError",
     "InvalidArgument",
     "Layout",
+    "Memory",
     "NotFound",
     "Payload",
     "PermissionDenied",
@@ -94,6 +97,7 @@ __all__ = [
     "ResourceExhausted",
     "Result",
     "ResumeInfo",
+    "ReturnWeights",
     "ScaleFormat",
     "Session",
     "SessionInfo",

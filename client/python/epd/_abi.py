@@ -138,6 +138,32 @@ class Progress(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("next_op", c_uint64), ("ended", c_uint32), ("failed", c_uint32)]
 
 
+class Memory(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("x", c_void_p),
+        ("x_scales", c_void_p),
+        ("topk_idx", c_void_p),
+        ("topk_weights", c_void_p),
+        ("recv_x", c_void_p),
+        ("recv_scales", c_void_p),
+        ("recv_topk_idx", c_void_p),
+        ("recv_topk_weights", c_void_p),
+        ("recv_src", c_void_p),
+        ("rank_offsets", c_void_p),
+        ("expert_counts", c_void_p),
+        ("expert_offsets", c_void_p),
+        ("source_ranges", c_void_p),
+        ("y", c_void_p),
+        ("y_weights", c_void_p),
+        ("bias", c_void_p * 2),
+        ("out", c_void_p),
+        ("out_weights", c_void_p),
+        ("recv_rows", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
 class DispatchArgs(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -153,6 +179,7 @@ class DispatchArgs(ctypes.Structure):
         ("sms", c_uint32),
         ("timeout_ms", c_int32),
         ("reserved", c_uint32),
+        ("memory", c_void_p),
     ]
 
 
@@ -163,11 +190,13 @@ class CombineArgs(ctypes.Structure):
         ("slot", c_uint32),
         ("weighted", c_uint32),
         ("num_biases", c_uint32),
-        ("return_weights", c_uint32),
+        ("return_weights", c_enum),
         ("defer_receive", c_uint32),
         ("sms", c_uint32),
         ("timeout_ms", c_int32),
-        ("reserved", c_uint32),
+        ("num_tokens", c_uint32),
+        ("memory", c_void_p),
+        ("num_tokens_at", c_void_p),
     ]
 
 
@@ -206,6 +235,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "epd_buffers": Buffers,
     "epd_resume_info": ResumeInfo,
     "epd_progress": Progress,
+    "epd_memory": Memory,
     "epd_dispatch_args": DispatchArgs,
     "epd_combine_args": CombineArgs,
     "epd_result": Result,
@@ -252,6 +282,7 @@ FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "epd_ticket_pending": (c_int, (c_void_p, c_uint64)),
     "epd_ticket_counts": (_ENUM_STATUS, (c_void_p, c_uint64, c_int32, c_void_p)),
     "epd_ticket_wait_sent": (_ENUM_STATUS, (c_void_p, c_uint64, c_int32)),
+    "epd_ticket_event": (_ENUM_STATUS, (c_void_p, c_uint64, c_void_p)),
     "epd_ticket_wait_on_stream": (_ENUM_STATUS, (c_void_p, c_uint64, c_void_p)),
     "epd_ticket_drop": (_ENUM_STATUS, (c_void_p, c_uint64)),
 }

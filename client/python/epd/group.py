@@ -8,15 +8,26 @@ import os
 import struct
 import weakref
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _abi
 from ._handles import GroupHandle, SessionHandle, is_member
 from ._library import library
 from .buffers import Buffers, DeviceArray, host_view, numpy_array, region_address, region_shapes
 from .errors import InvalidArgument, Status, last_error
+from .memory import Memory
 from .ticket import Dispatch, Handle, ResultBlock, Ticket, bad_timeout, start_hooks, stream_address
-from .types import FOREVER, DeviceKind, GroupConfig, Progress, Region, ResumeInfo, SessionInfo, number_range
+from .types import (
+    FOREVER,
+    DeviceKind,
+    GroupConfig,
+    Progress,
+    Region,
+    ResumeInfo,
+    ReturnWeights,
+    SessionInfo,
+    number_range,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,6 +110,7 @@ class Group:
         num_tokens_at: int = 0,
         sms: int = 0,
         timeout_ms: int = 0,
+        memory: Optional[Memory] = None,
     ) -> Dispatch:
         """Sends the first `num_tokens` rows of the slot's x to the ranks of their experts.
 
@@ -116,6 +128,7 @@ class Group:
         num_tokens_at  resident devices, in a stream: n is read at this address of device memory
         sms            for this operation; 0: the group's
         timeout_ms     the operation's deadline; 0: the daemon's timeouts.operation_ms, 30 s if not configured
+        memory         arrays of the caller's own in place of regions. The ticket keeps them
 
         Raises WouldBlock (the slot or the ring is busy: nothing was submitted), NotFound (the handle has ended),
         ResourceExhausted (all of num_handles are kept), InvalidArgument, and after a break the break's status.
@@ -143,6 +156,7 @@ class Group:
                 sms,
                 timeout_ms,
                 0,
+                0 if memory is None else memory.address,
             )
         except struct.error as error:
             numbers = {"slot": slot, "num_tokens": num_tokens, "num_tokens_at": num_tokens_at, "sms": sms}
@@ -159,7 +173,7 @@ class Group:
         self._blocks.append(block)
         if status:
             raise self._error(status)
-        return Dispatch(self, ticket, Handle(self, routing, keep_handle))
+        return Dispatch(self, ticket, Handle(self, routing, keep_handle), memory)
 
     def combine(
         self,
@@ -169,10 +183,13 @@ class Group:
         stream: Any = None,
         weighted: bool = False,
         num_biases: int = 0,
-        return_weights: bool = False,
+        return_weights: Union[bool, ReturnWeights] = ReturnWeights.NONE,
         defer_receive: bool = False,
         sms: int = 0,
         timeout_ms: int = 0,
+        memory: Optional[Memory] = None,
+        num_tokens: int = 0,
+        num_tokens_at: int = 0,
     ) -> Ticket:
         """Sends the rows of the slot's y back, and writes the sum for each token of the routing to out.
 
@@ -181,8 +198,9 @@ class Group:
         handle          the routing: Dispatch.handle
         weighted        rows are multiplied by topk_weights of the slot
         num_biases      how many bias regions are added
-        return_weights  y_weights return to the tokens, as out_weights
-        stream, defer_receive, sms, timeout_ms: as of dispatch
+        return_weights  which y_weights return to the tokens, as out_weights; True: ReturnWeights.OWN
+        stream, defer_receive, sms, timeout_ms, memory: as of dispatch
+        num_tokens, num_tokens_at  with memory: n of the handle's dispatch; 0: what that said
 
         Raises as dispatch does.
         """
@@ -203,10 +221,13 @@ class Group:
                 defer_receive,
                 sms,
                 timeout_ms,
-                0,
+                num_tokens,
+                0 if memory is None else memory.address,
+                num_tokens_at,
             )
         except struct.error as error:
             numbers = {"slot": slot, "num_biases": num_biases, "sms": sms, "timeout_ms": timeout_ms}
+            numbers |= {"num_tokens": num_tokens, "num_tokens_at": num_tokens_at}
             raise _misfit(error, _abi.CombineArgs, numbers) from None
         status = _combine(
             self._handle,
@@ -218,7 +239,7 @@ class Group:
         self._blocks.append(block)
         if status:
             raise self._error(status)
-        return Ticket(self, ticket)
+        return Ticket(self, ticket, memory)
 
     def noop(self, slot: int, *, stream: Any = None) -> Ticket:
         """Goes to the engine and back, and moves nothing. Not collective. Measures the hand-off."""

@@ -15,6 +15,7 @@ from .types import FOREVER, NO_WAIT, Counts, Result
 
 if TYPE_CHECKING:
     from .group import Group
+    from .memory import Memory
 
 _ticket_wait = library.epd_ticket_wait
 _STATUSES = tuple(Status)
@@ -77,11 +78,12 @@ class Ticket:
     operation goes on and its result is dropped.
     """
 
-    __slots__ = ("__weakref__", "_group", "_ticket")
+    __slots__ = ("__weakref__", "_group", "_memory", "_ticket")
 
-    def __init__(self, group: Group, ticket: int) -> None:
+    def __init__(self, group: Group, ticket: int, memory: Optional[Memory] = None) -> None:
         self._group = group
         self._ticket = ticket
+        self._memory = memory  # where outputs are copied when the end is taken
 
     def wait(self, timeout_ms: int = FOREVER) -> Result:
         """The result, once the operation has ended well; raises its status otherwise.
@@ -164,6 +166,18 @@ class Ticket:
         if status:
             raise self._error(status)
 
+    def event(self) -> int:
+        """The address of the CUDA event that completes with the operation (WaitBy.EVENT). The ticket stays.
+
+        torch.cuda.ExternalStream has no counterpart for events: pass the address to the CUDA driver, or record
+        an event of torch's behind the operation in the same stream. NotFound: the slot has a later operation.
+        """
+        out = ctypes.c_void_p()
+        status = library.epd_ticket_event(self._group._handle, self._ticket, ctypes.byref(out))
+        if status:
+            raise self._error(status)
+        return out.value or 0
+
     def drop(self) -> None:
         """The result is not wanted: the ticket is empty afterwards, and the operation goes on."""
         ticket, self._ticket = self._ticket, 0
@@ -181,7 +195,7 @@ class Ticket:
         if not self._ticket or group._handle is None:
             raise self._error(Status.NOT_FOUND)
         group._check_process()
-        ticket = Ticket(group, self._ticket)
+        ticket = Ticket(group, self._ticket, self._memory)
         self._ticket = 0
         group._hooks().put((ticket, hook))
 
@@ -205,9 +219,10 @@ class Dispatch(Ticket):
 
     __slots__ = ("handle",)
 
-    def __init__(self, group: Group, ticket: int, handle: Handle) -> None:
+    def __init__(self, group: Group, ticket: int, handle: Handle, memory: Optional[Memory] = None) -> None:
         self._group = group
         self._ticket = ticket
+        self._memory = memory
         self.handle = handle
 
 

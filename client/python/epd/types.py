@@ -21,6 +21,7 @@ class WaitBy(enum.IntEnum):
 
     MEMOP = 0
     KERNEL = 1
+    EVENT = 2
 
 
 class DeviceKind(enum.IntEnum):
@@ -74,6 +75,14 @@ class Policy(enum.IntEnum):
 
     FAIL_FAST = 0  # the group ends
     DEGRADE = 1  # after Group.resume the others go on without it
+
+
+class ReturnWeights(enum.IntEnum):
+    """Which y_weights a combine returns, as out_weights."""
+
+    NONE = 0
+    OWN = 1  # each selection's: of the row that carried it
+    SUM = 2  # compact: each column, summed over all ranks that got the token; other layouts: as OWN
 
 
 class Region(enum.IntEnum):

@@ -97,9 +97,11 @@ void add_run_options(CLI::App& app, Options& options, Names& names) {
       ->check(one_of("check", {"all", "some", "one", "none"}))
       ->capture_default_str();
   app.add_flag("--warm-cache", run.warm_cache, "Flush no caches before the timed parts");
-  app.add_option("--wait", names.wait,
-                 "Backend cuda: by what a stream waits: memop (stream memory operations) or kernel")
-      ->check(one_of("wait", {"memop", "kernel"}))
+  app.add_option(
+         "--wait", names.wait,
+         "Backend cuda: by what a stream waits: memop (stream memory operations), kernel, or event (memop, "
+         "and an event behind it)")
+      ->check(one_of("wait", {"memop", "kernel", "event"}))
       ->capture_default_str();
   app.add_flag(
       "--no-stream{false}", run.in_stream,
@@ -200,7 +202,9 @@ void apply(const Names& names, RunPlan& run) {
   run.check = kLevels.at(names.check);
   run.backend = names.backend == "cuda" ? Backend::kCuda : Backend::kHost;
   run.resident = names.mode == "resident";
-  run.wait_by = names.wait == "kernel" ? EPD_WAIT_BY_KERNEL : EPD_WAIT_BY_MEMOP;
+  static const std::map<std::string, epd_wait_by_t> kWaits{
+      {"memop", EPD_WAIT_BY_MEMOP}, {"kernel", EPD_WAIT_BY_KERNEL}, {"event", EPD_WAIT_BY_EVENT}};
+  run.wait_by = kWaits.at(names.wait);
   static const std::map<std::string, epd_layout_t> kLayouts{
       {"compact", EPD_LAYOUT_COMPACT}, {"packed", EPD_LAYOUT_PACKED}, {"expert", EPD_LAYOUT_EXPERT}};
   static const std::map<std::string, epd_payload_t> kPayloads{{"bf16", EPD_PAYLOAD_BF16},

@@ -49,7 +49,8 @@ std::string RunPlan::device_of(std::uint32_t rank) const {
 std::string RunPlan::wait_name() const {
   if (!in_stream) return "no stream";
   const bool shares_gpus = ranks > gpus;  // then groups have MEMOP waits, whatever was asked for
-  const std::string by = wait_by == EPD_WAIT_BY_KERNEL && !shares_gpus ? "kernel" : "memop";
+  const bool by_kernel = wait_by == EPD_WAIT_BY_KERNEL && !shares_gpus;
+  const std::string by = by_kernel ? "kernel" : wait_by == EPD_WAIT_BY_EVENT ? "event" : "memop";
   return by + (graph ? " graph" : "");
 }
 

@@ -90,8 +90,9 @@ void Worker::check_combine(std::uint32_t iteration, const Slot& slot) {
     inputs.push_back(input_of(rank, iteration, false));
     answers.push_back(answer_of(rank));
   }
-  const auto expected =
-      reference::combine_to(params_, inputs, answers, {plan_.weighted, plan_.return_weights}, self_.rank());
+  const auto expected = reference::combine_to(
+      params_, inputs, answers, {plan_.weighted, plan_.return_weights ? abi::kReturnOwn : abi::kReturnNone},
+      self_.rank());
   Snapshot snapshot;
   if (gpu_ != nullptr) snapshot = Snapshot::of_combine(params_, slot.buffers, plan_.tokens, *device_);
   const epd_buffers_t& delivered = gpu_ != nullptr ? snapshot.buffers() : slot.buffers;

@@ -82,7 +82,7 @@ epd_combine_args_t Worker::combine_args(std::uint32_t slot_index) const {
   args.handle = slots_[slot_index].handle;
   args.weighted = plan_.weighted ? 1 : 0;
   args.num_biases = plan_.biases;
-  args.return_weights = plan_.return_weights ? 1 : 0;
+  args.return_weights = plan_.return_weights ? EPD_RETURN_WEIGHTS_OWN : EPD_RETURN_WEIGHTS_NONE;
   return args;
 }
 

@@ -127,6 +127,12 @@ std::string ranks(const google::protobuf::RepeatedField<std::uint32_t>& missing)
   return text;
 }
 
+std::string wait_of(const v1::Operation& operation) {
+  if (operation.engine_stopped()) return "its engine stands still";
+  if (operation.waiting_for() < 0) return operation.far_wait();
+  return "rank " + std::to_string(operation.waiting_for()) + " " + format_us(operation.waiting_us());
+}
+
 }  // namespace
 
 std::string render(const v1::GetStatusResponse& status) {
@@ -269,15 +275,11 @@ std::string render(const v1::ListOperationsResponse& operations) {
                {"WAITS FOR"},
                {"AGE", kRight}});
   for (const v1::Operation& operation : operations.operations()) {
-    const std::string waits =
-        operation.waiting_for() < 0
-            ? operation.far_wait()
-            : "rank " + std::to_string(operation.waiting_for()) + " " + format_us(operation.waiting_us());
     table.add({operation.id(), number(operation.group_id()), number(operation.op_index()),
                word(operation.op()), number(operation.rank()), operation.device(),
                number(operation.session_id()), number(operation.slot()),
                operation.op() == v1::OPERATION_KIND_DISPATCH ? number(operation.num_tokens()) : "",
-               word(operation.stage()), waits, format_us(operation.age_us())});
+               word(operation.stage()), wait_of(operation), format_us(operation.age_us())});
   }
   return table.empty() ? "no operations in flight\n" : table.text();
 }

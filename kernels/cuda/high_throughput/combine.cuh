@@ -186,10 +186,32 @@ __device__ inline void sum_piece(const Operation& op, const std::uint8_t* stage,
   }
 }
 
+// Writes out_weights of a token: for each choice the sum of the weights that holders stored for it, by rank.
+// Layout compact. All lanes of a warp call.
+__device__ inline void sum_weights_of_ranks(const Operation& op, std::uint32_t token,
+                                            const PulledRow& pulled) {
+  float sum = 0.0f;
+#pragma unroll 2
+  for (std::uint32_t i = 0; i < pulled.num_rows; ++i) {
+    const std::uint32_t holder = __ballot_sync(kFull, pulled.pulls && pulled.position == i);
+    const int lane = __ffs(static_cast<int>(holder)) - 1;
+    const std::uint32_t rank = __shfl_sync(kFull, pulled.rank, lane);
+    const std::size_t row = static_cast<std::uint32_t>(__shfl_sync(kFull, pulled.row, lane));
+    EPD_BELOW(rank, op.shape.num_ranks);
+    EPD_BELOW(row, op.shape.recv_rows);
+    if (lane_of() >= op.shape.topk) continue;
+    sum = __fadd_rn(sum, op.peers[rank].source.y_weights[row * op.shape.topk + lane_of()]);
+  }
+  if (lane_of() >= op.shape.topk) return;
+  EPD_BELOW(token, op.num_tokens);
+  op.out_weights[token * op.shape.topk + lane_of()] = sum == sum ? sum : __uint_as_float(0x7fc00000u);
+}
+
 // Writes out_weights of a token: for each choice the weight that the holder stored with the choice's row.
 template <bool kPerExpert>
 __device__ inline void return_weights(const Operation& op, std::uint32_t token, const RawChoice& raw,
                                       const PulledRow& pulled) {
+  if (!kPerExpert && op.sum_weights) return sum_weights_of_ranks(op, token, pulled);
   const std::uint32_t key = kPerExpert ? static_cast<std::uint32_t>(raw.expert) : pulled.rank;
   const std::uint32_t carriers = __match_any_sync(kFull, key) & __ballot_sync(kFull, raw.row >= 0);
   const std::int32_t row =

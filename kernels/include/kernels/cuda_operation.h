@@ -206,6 +206,7 @@ struct alignas(64) Operation {
   bool cached = false;                    // dispatch: `routing` exists already
   bool mark_unused = false;               // also mark the rows behind those received
   bool zero_padding = false;              // also zero the rows that are marked
+  bool sum_weights = false;               // combine: out_weights are summed over ranks (CombineArgs)
   Routing routing;
   CountOutputs counts;
   Inbox inbox;

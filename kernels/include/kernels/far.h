@@ -169,6 +169,7 @@ struct FarSumArgs {
   std::span<const std::uint8_t> whole_domains;
   bool weighted = false;
   bool return_weights = false;
+  bool sum_weights = false;  // as in CombineArgs
 };
 
 // The most records that one ask of so many ranks on this node may lead to.
@@ -187,6 +188,7 @@ struct FarSummed {
 // their sum, rounded to bf16. Of a domain that is not whole, to one for each of its ranks here that has rows
 // of the token: compact the row, packed and expert the rank's partial sum rounded to bf16. Domains and ranks
 // ascend. weights[k]: y_weights of the row that carried choice k, if it is one of the record's; else +0.0.
+// With sum_weights, compact: the sum of the k-th y_weights of the record's rows.
 FarSummed sum_rows_for(const FarSumArgs& args, const std::byte* asks, std::uint32_t begin, std::uint32_t end,
                        std::byte* sums, std::uint32_t room);
 

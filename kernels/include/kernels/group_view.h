@@ -154,6 +154,7 @@ EPD_HOST_DEVICE inline void compose_announcement(Operation& op, const TakenCall&
   op.cached = dispatch && !makes_routing(call);
   op.mark_unused = dispatch && has_flag(call, abi::kFlagMarkUnused);
   op.zero_padding = dispatch && has_flag(call, abi::kFlagZeroPadding);
+  op.sum_weights = !dispatch && has_flag(call, abi::kFlagSumWeights);
 }
 
 // Composes the pointers to the routing record.

@@ -82,6 +82,7 @@ struct CombineArgs {
   std::uint32_t experts_per_rank = 0;
   std::uint32_t rank = 0;       // the owner: whose tokens these are
   std::uint32_t sum_ranks = 0;  // ranks of a sum domain; 0, R or more: one domain has all
+  bool sum_weights = false;     // out_weights are those of kReturnSum
 };
 
 // Pulls and sums the rows of tokens [begin, end) into out. The sum of a token, in float32:
@@ -96,7 +97,8 @@ struct CombineArgs {
 // P, compact: the rank's row. Packed, expert: the rank's partial sum as it crosses the wire: p = +0.0;
 // for the token's rows there in plan order p = p + y, or weighted p = fma(w, y, p) with w = sum of the
 // token's weights of that expert in order of k; p rounded to bf16. out_weights[t,k] = y_weights of the row
-// that carried the choice (compact: its k-th), +0.0 if there is none.
+// that carried the choice (compact: its k-th), +0.0 if there is none. With sum_weights, compact: the sum over
+// all rows of the token of their k-th, in float32, by ranks and domains like rows, but never rounded.
 void combine_rows(const CombineArgs& args, std::uint32_t begin, std::uint32_t end);
 
 }  // namespace epd::kernels

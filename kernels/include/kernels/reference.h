@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/operations.h"
+#include "proto/operation.h"
 
 #include <cstdint>
 #include <vector>
@@ -65,7 +66,7 @@ struct CombineInput {
 };
 struct CombineOptions {
   bool weighted = false;
-  bool return_weights = false;
+  abi::ReturnWeights return_weights = abi::kReturnNone;
 };
 struct RankCombined {
   std::vector<std::uint16_t> out;  // [n,H]

@@ -72,10 +72,21 @@ constexpr std::uint64_t region_bytes(const GroupShape& s, Region region) {
   return 0;
 }
 
+// On a CUDA device: by these the blocks of one kernel of the client, which copies memory of its caller's,
+// tell each other how far they are. 0 between kernels. Nobody else looks at them.
+struct StagingWords {
+  std::uint32_t taken;     // parts of the inputs that a block has taken
+  std::uint32_t finished;  // of these, those that are copied; 0 when all are
+  std::uint32_t begun;     // 1: the operation has begun
+  std::uint32_t end;       // then: the number of its call + 1
+  std::uint32_t left;      // blocks that have ended
+};
+
 // On a CUDA device: by these a stream of the client and one of the engine wait for each other, without a host
 // between them. Each holds the low half of the ticket of the slot's last operation that got so far.
 struct StreamWords {
   alignas(64) std::uint32_t ready;  // written on the client's stream: the operation's inputs are there
+  StagingWords staging;             // the client's own
   alignas(64) std::uint32_t done;   // written on the engine's stream: it has ended, well or not
 };
 static_assert(sizeof(StreamWords) == 128);
@@ -123,6 +134,9 @@ struct UserArenaLayout {
   }
   constexpr std::uint64_t done_word(std::uint32_t slot) const {
     return words + slot * sizeof(StreamWords) + offsetof(StreamWords, done);
+  }
+  constexpr std::uint64_t staging_words(std::uint32_t slot) const {
+    return words + slot * sizeof(StreamWords) + offsetof(StreamWords, staging);
   }
   constexpr std::uint64_t at(std::uint32_t slot, Region region) const {
     return slot_bytes * slot + offset[static_cast<std::size_t>(region)];

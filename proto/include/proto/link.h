@@ -284,6 +284,9 @@ struct EnginePage {
   std::atomic<std::uint64_t> bytes_dispatched;  // rows delivered to its ranks x row bytes
   std::atomic<std::uint64_t> bytes_combined;    // rows taken from its ranks x row bytes
   std::atomic<std::uint64_t> submissions_refused;
+  // With an operation in flight; where operations are calls of a kernel, the sum of their times on the
+  // device.
+  std::atomic<std::uint64_t> busy_ns;
   std::atomic<std::uint64_t> sleeps;
   std::atomic<std::uint32_t> sms;
   alignas(64) OpView ops[kMaxOpsShown];

@@ -20,9 +20,12 @@ enum OpFlags : std::uint32_t {
   kBiasShift = 6,                // combine: two bits, the number of biases to add
   kFlagBiases = 3u << kBiasShift,
   kFlagStream = 1u << 8,  // any, on CUDA devices: begins when StreamWords::ready says so, ends with ::done
+  // combine, with kFlagReturnWeights, compact: each of a token's K is summed over all ranks that got it
+  kFlagSumWeights = 1u << 9,
   kNoopFlags = kFlagStream,
   kDispatchFlags = kFlagWeights | kFlagCached | kFlagZeroPadding | kFlagMarkUnused | kFlagDefer | kFlagStream,
-  kCombineFlags = kFlagWeights | kFlagReturnWeights | kFlagDefer | kFlagBiases | kFlagStream,
+  kCombineFlags =
+      kFlagWeights | kFlagReturnWeights | kFlagSumWeights | kFlagDefer | kFlagBiases | kFlagStream,
 };
 
 constexpr std::uint32_t flags_of(Op op) {
@@ -31,6 +34,15 @@ constexpr std::uint32_t flags_of(Op op) {
 }
 constexpr bool makes_routing(Op op, std::uint32_t flags) {
   return op == Op::kDispatch && (flags & kFlagCached) == 0;
+}
+// Which y_weights a combine returns as out_weights. As in epd.h.
+enum ReturnWeights : std::uint32_t {
+  kReturnNone = 0,
+  kReturnOwn = 1,  // of the row that carried the choice
+  kReturnSum = 2,  // compact: the sum over all ranks that got the token. Else the same as kReturnOwn
+};
+constexpr std::uint32_t return_flags(ReturnWeights weights) {
+  return (weights != kReturnNone ? kFlagReturnWeights : 0u) | (weights == kReturnSum ? kFlagSumWeights : 0u);
 }
 constexpr std::uint32_t num_biases(std::uint32_t flags) {
   return (flags & kFlagBiases) >> kBiasShift;

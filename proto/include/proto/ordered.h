@@ -84,6 +84,15 @@ EPD_DEVICE inline std::uint32_t load_here(const std::uint32_t* at) {
 EPD_DEVICE inline Words load_here(const Words* at) {
   return __ldcg(at);
 }
+// Parts of memory that nobody else accesses meanwhile: past L1.
+template <typename Word>
+EPD_DEVICE inline Word load_alone(const Word* at) {
+  return __ldcg(at);
+}
+template <typename Word>
+EPD_DEVICE inline void store_alone(Word* at, Word value) {
+  *at = value;
+}
 // What a host wrote before: past all caches.
 EPD_DEVICE inline Words load_of_host(const Words* at) {
   return __ldcv(at);

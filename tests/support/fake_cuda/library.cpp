@@ -5,6 +5,7 @@
 #include "fake_cuda/played_thread.h"
 #include "fake_cuda/stream.h"
 #include "fake_cuda/word_kernels.h"
+#include "step.h"
 
 #include <algorithm>
 #include <array>
@@ -152,8 +153,10 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
       if (const CUresult given = sees->calls(name)) return given;
       sees->enqueues({.function = name, .stream = handle, .parameters = params});
     }
-    if (grid.ctas[0] != 1 || grid.threads[0] != 1) return CUDA_ERROR_INVALID_VALUE;
-    return enqueue_kernel(handle, word_kernel(kernel->name, params));
+    static std::atomic<unsigned> launches{0};  // blocks run in any order
+    Stream::Work work = word_kernel(kernel->name, grid.ctas[0], grid.threads[0], grid.shared_bytes, params,
+                                    launches++ % 2 != 0);
+    return work != nullptr ? enqueue_kernel(handle, std::move(work)) : CUDA_ERROR_INVALID_VALUE;
   }
   const Launch how{kernel->name, grid.ctas[0], grid.threads[0], grid.shared_bytes};
   if (kernel->name == kResidentKernel) {
@@ -196,7 +199,7 @@ CUresult CUDAAPI cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_o
     made->kernels.push_back(kernel);
   };
   for (const char* const name : kKernelNames) add(name);
-  for (const char* const name : kWordKernels) add(name);
+  for (const char* const name : epd::stream_kernels::kKernelNames) add(name);
   add(kGemmKernel);
   add(kStartBarrierKernel);
   for (const char* const name : kProbeKernels) add(name);

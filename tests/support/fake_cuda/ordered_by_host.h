@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #define EPD_DEVICE
@@ -99,6 +100,18 @@ inline Words load_here(const Words* at) {
   Words words;
   load_whole(words, *at);
   return words;
+}
+template <typename Word>
+inline Word load_alone(const Word* at) {
+  return access(at, [](const Word& source) {
+    Word word;
+    std::memcpy(&word, &source, sizeof(word));
+    return word;
+  });
+}
+template <typename Word>
+inline void store_alone(Word* at, Word value) {
+  access(at, [&value](Word& target) { std::memcpy(&target, &value, sizeof(value)); });
 }
 inline Words load_of_host(const Words* at) {
   return load_here(at);

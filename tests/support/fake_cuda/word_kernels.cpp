@@ -1,59 +1,64 @@
 #include "fake_cuda/word_kernels.h"
 
 #include "fake_cuda/played_thread.h"
-#include "stream_words.h"
+#include "stream_copies.h"
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 namespace epd::fake_cuda {
 namespace {
 
-using abi::CallWords;
-using Word = std::uint32_t;
+using stream_kernels::Step;
 
-template <typename T>
-T parameter(void** parameters, std::size_t index) {
-  T value;
-  std::memcpy(&value, parameters[index], sizeof(T));  // NOLINT(bugprone-sizeof-expression): T a pointer
-  return value;
-}
+// A block of one thread.
+class PlayedBlock {
+ public:
+  PlayedBlock(std::uint32_t index, std::uint32_t count, std::uint32_t blocks_of_rows)
+      : index_(index), count_(count), ends_(blocks_of_rows) {
+    shared_.sums = &sum_;
+    shared_.ends = ends_.data();
+  }
+  std::uint32_t index() const { return index_; }
+  std::uint32_t count() const { return count_; }
+  std::uint32_t thread() const { return 0; }
+  std::uint32_t threads() const { return 1; }
+  void sync() const {}
+  stream_kernels::SharedWords& shared() const { return shared_; }
 
-// The entries of client/src/stream_kernels.cu.
-std::function<void()> code_of(const std::string& kernel, void** parameters) {
-  auto* const first = parameter<Word*>(parameters, 0);
-  if (first == nullptr) return [] {};
-  if (kernel == kWordKernels[0])
-    return [first, value = parameter<Word>(parameters, 1)] { ordered::store_release_system(first, value); };
-  if (kernel == kWordKernels[1])
-    return
-        [first, value = parameter<Word>(parameters, 1), limit_ns = parameter<std::uint64_t>(parameters, 2)] {
-          stream_kernels::await(first, value, limit_ns);
-        };
-  if (kernel == kWordKernels[2])
-    return [first, done = parameter<const Word*>(parameters, 1), value = parameter<Word>(parameters, 2),
-            limit_ns = parameter<std::uint64_t>(parameters, 3)] {
-      ordered::store_release_system(first, value);
-      stream_kernels::await(done, value, limit_ns);
-    };
-  auto* const words = parameter<CallWords*>(parameters, 0);
-  if (kernel == kWordKernels[3])
-    return [words, its = parameter<stream_kernels::Enqueued>(parameters, 1)] {
-      stream_kernels::enqueue(*words, its);
-    };
-  return [words, slot = parameter<Word>(parameters, 1), limit_ns = parameter<std::uint64_t>(parameters, 2)] {
-    stream_kernels::await_last(*words, slot, limit_ns);
-  };
+ private:
+  const std::uint32_t index_;
+  const std::uint32_t count_;
+  std::uint32_t sum_ = 0;
+  std::vector<std::uint32_t> ends_;
+  mutable stream_kernels::SharedWords shared_{};
+};
+
+void run(const Step& step, std::uint32_t blocks, bool backwards) {
+  if (step.staging == nullptr) return stream_kernels::run(step);
+  for (std::uint32_t i = 0; i < blocks; ++i) {
+    const PlayedBlock block(backwards ? blocks - 1 - i : i, blocks, step.copies.blocks);
+    stream_kernels::run(step, block);
+  }
 }
 
 }  // namespace
 
 bool is_word_kernel(const std::string& kernel) {
-  return std::find(kWordKernels.begin(), kWordKernels.end(), kernel) != kWordKernels.end();
+  return std::find(std::begin(stream_kernels::kKernelNames), std::end(stream_kernels::kKernelNames),
+                   kernel) != std::end(stream_kernels::kKernelNames);
 }
 
-Stream::Work word_kernel(const std::string& kernel, void** parameters) {
-  return [kernel, code = code_of(kernel, parameters)](Stream& stream) { return play(stream, kernel, code); };
+Stream::Work word_kernel(const std::string& kernel, unsigned blocks, unsigned threads, unsigned shared_bytes,
+                         void** parameters, bool backwards) {
+  Step step;
+  std::memcpy(static_cast<void*>(&step), parameters[0], sizeof(step));
+  const stream_kernels::Launch how = stream_kernels::launch_of(step);
+  if (blocks != how.blocks || threads != how.threads || shared_bytes < how.shared_bytes) return nullptr;
+  return [kernel, step, blocks, backwards](Stream& stream) {
+    return play(stream, kernel, [&] { run(step, blocks, backwards); });
+  };
 }
 
 }  // namespace epd::fake_cuda

@@ -13,6 +13,7 @@ add_executable(client_test
   ${CMAKE_CURRENT_LIST_DIR}/client_attach_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_binding_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_bytes_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client_memory_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_wrapper_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_abi_test.cpp)
 target_link_libraries(client_test PRIVATE epd::epd epd_fake_daemon GTest::gtest_main epd_options)
@@ -23,7 +24,8 @@ target_compile_definitions(client_test PRIVATE
   EPD_SANITIZERS="$<JOIN:${EPD_SANITIZE},+>"
   EPD_VERSION_TEXT="${PROJECT_VERSION}")
 # The library's parts: against its objects, to look into it.
-add_executable(client_parts_test ${CMAKE_CURRENT_LIST_DIR}/client_parts_test.cpp $<TARGET_OBJECTS:epd_client_objects>)
+add_executable(client_parts_test ${CMAKE_CURRENT_LIST_DIR}/client_parts_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client_log_test.cpp $<TARGET_OBJECTS:epd_client_objects>)
 target_include_directories(client_parts_test PRIVATE $<TARGET_PROPERTY:epd_client_objects,INTERFACE_INCLUDE_DIRECTORIES>)
 target_compile_definitions(client_parts_test PRIVATE EPD_CLIENT_VERSION="${PROJECT_VERSION}")
 target_link_libraries(client_parts_test PRIVATE epd_common GTest::gtest_main epd_options ${CMAKE_DL_LIBS})
@@ -33,7 +35,8 @@ include(${CMAKE_CURRENT_SOURCE_DIR}/support/fake_cuda.cmake)
 if(EPD_CUDA_DRIVER_INCLUDE_DIR AND EPD_FAKE_CUDA)
   add_executable(client_cuda_test ${CMAKE_CURRENT_LIST_DIR}/client_cuda_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/client_cuda_queue_test.cpp ${CMAKE_CURRENT_LIST_DIR}/client_cuda_waits_test.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/client_calls_test.cpp ${CMAKE_CURRENT_LIST_DIR}/client_calls_ends_test.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/client_events_test.cpp ${CMAKE_CURRENT_LIST_DIR}/client_calls_test.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/client_calls_memory_test.cpp ${CMAKE_CURRENT_LIST_DIR}/client_calls_ends_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/watched_cuda.cpp $<TARGET_OBJECTS:epd_client_objects>)
   target_include_directories(client_cuda_test PRIVATE $<TARGET_PROPERTY:epd_client_objects,INTERFACE_INCLUDE_DIRECTORIES>)
   target_include_directories(client_cuda_test SYSTEM PRIVATE ${EPD_CUDA_DRIVER_INCLUDE_DIR})
@@ -47,3 +50,14 @@ file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/old_cxx.cpp "#include <epd/epd.hpp>\n")
 add_test(NAME client.wrapper_names_its_cxx COMMAND ${CMAKE_CXX_COMPILER} -std=c++14 -fsyntax-only
   -I${PROJECT_SOURCE_DIR}/client/include ${CMAKE_CURRENT_BINARY_DIR}/old_cxx.cpp)
 set_tests_properties(client.wrapper_names_its_cxx PROPERTIES LABELS unit PASS_REGULAR_EXPRESSION "epd.hpp needs C\\+\\+17")
+# Ranges for profilers: a test that submits and waits, beside a tool that prints what it is told.
+if(EPD_CUDA_DRIVER_INCLUDE_DIR AND EXISTS ${EPD_CUDA_DRIVER_INCLUDE_DIR}/nvtx3/nvToolsExt.h)
+  add_library(nvtx_recorder MODULE ${CMAKE_CURRENT_SOURCE_DIR}/support/nvtx_recorder.cpp)
+  target_include_directories(nvtx_recorder SYSTEM PRIVATE ${EPD_CUDA_DRIVER_INCLUDE_DIR})
+  target_link_libraries(nvtx_recorder PRIVATE epd_options)
+  add_test(NAME client.ranges COMMAND client_test --gtest_filter=ClientMemory.AFailedOperationWritesNothing)
+  set_tests_properties(client.ranges PROPERTIES LABELS unit
+    ENVIRONMENT "NVTX_INJECTION64_PATH=$<TARGET_FILE:nvtx_recorder>"
+    PASS_REGULAR_EXPRESSION "nvtx domain epd\n.*nvtx begins dispatch\nnvtx ends\n.*nvtx begins ticket_wait\nnvtx ends")
+  add_dependencies(client_test nvtx_recorder)
+endif()

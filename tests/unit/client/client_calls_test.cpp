@@ -118,9 +118,9 @@ TEST_F(ClientCalls, KeptHandlesTakeRecordsAndGiveThemBack) {
   EXPECT_EQ(epd_combine(group_, &args, stream_, &ticket_), EPD_NOT_FOUND);
   EXPECT_ERROR_HAS("is not kept any more");
   // A launch that fails gives its record back.
-  cuda_.fail("epd_enqueue", CUDA_ERROR_LAUNCH_FAILED);
+  cuda_.fail("epd::dispatch", CUDA_ERROR_LAUNCH_FAILED);
   EXPECT_EQ(dispatch_with(keep), EPD_INTERNAL);
-  cuda_.fail("epd_enqueue", CUDA_SUCCESS);
+  cuda_.fail("epd::dispatch", CUDA_SUCCESS);
   ASSERT_EQ(dispatch_with(keep), EPD_OK) << epd_last_error();
   end_call();
   EXPECT_EQ(handle_, kept[0]);
@@ -378,7 +378,7 @@ TEST_F(ClientCalls, TicketsAreForStreams) {
   EXPECT_EQ(cuda_.stuck(stream_), 0u) << "nobody told it to wait";
   for (int twice = 0; twice < 2; ++twice)
     EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_, other_), EPD_OK) << epd_last_error();
-  EXPECT_STREQ(cuda_.enqueued(other_).back().kernel, "epd_await_call");
+  EXPECT_STREQ(cuda_.enqueued(other_).back().kernel, "epd::dispatch");
   EXPECT_EQ(cuda_.stuck(other_), 2u);
   EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket_, EPD_NO_STREAM), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS("stream is EPD_NO_STREAM; allowed: a stream");

@@ -136,6 +136,12 @@ class ClientCuda : public ClientCudaBase, public ::testing::WithParamInterface<e
     ClientCudaBase::SetUp();
   }
   static bool by_kernel() { return GetParam() == EPD_WAIT_BY_KERNEL; }
+  static bool by_event() { return GetParam() == EPD_WAIT_BY_EVENT; }
+  // How many waits have not ended. Behind each there is an event, if the session has events.
+  std::size_t waits_in(CUstream stream) const {
+    const std::size_t stuck = cuda_.stuck(stream);
+    return by_event() ? (stuck + 1) / 2 : stuck;
+  }
 };
 
 }  // namespace epd::testing

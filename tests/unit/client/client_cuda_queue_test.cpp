@@ -35,7 +35,7 @@ TEST_P(ClientCuda, OperationsOfOneStreamNeedNoLookBetweenThem) {
     EXPECT_EQ(at(ready(1)), tickets[i]) << "not before its turn";
     end(submitted[i]);
   }
-  EXPECT_EQ(cuda_.stuck(stream_), 0u);
+  EXPECT_EQ(waits_in(stream_), 0u);
   for (const epd_ticket_t ticket : tickets) EXPECT_EQ(wait(ticket), EPD_OK);
   // All are gone: any stream may use the slot.
   EXPECT_EQ(dispatch(1, other_, &refused), EPD_OK) << epd_last_error();
@@ -106,7 +106,7 @@ TEST_P(ClientCuda, TheyMayEndInAnyOrder) {
     EXPECT_EQ(wait(tickets[i]), EPD_OK);
   }
   cuda_.poke(done(0), static_cast<std::uint32_t>(tickets[2]));
-  EXPECT_EQ(cuda_.stuck(stream_), 0u);
+  EXPECT_EQ(waits_in(stream_), 0u);
   EXPECT_EQ(dispatch(0, other_, &refused), EPD_OK) << epd_last_error();
 }
 
@@ -129,7 +129,7 @@ TEST_P(ClientCuda, TheRingIsFullAtLast) {
     for (const auto& submission : submissions()) taken.push_back(submission);
   }
   for (std::size_t i = 150; i < taken.size(); ++i) end(taken[i]);
-  EXPECT_EQ(cuda_.stuck(stream_), 0u);
+  EXPECT_EQ(waits_in(stream_), 0u);
   for (const epd_ticket_t ticket : tickets) EXPECT_EQ(wait(ticket), EPD_OK);
 }
 
@@ -183,7 +183,7 @@ TEST_P(ClientCuda, ALateFailureDoesNotTakeTheRedosRoute) {
   for (const epd_ticket_t failed : late) EXPECT_EQ(wait(failed), EPD_ENGINE_RESTARTED);
   ASSERT_EQ(combine(0, stream_, handle, &late[1]), EPD_OK) << "it is still the redo's: " << epd_last_error();
   for (const auto& submission : submissions()) end(submission);
-  EXPECT_EQ(cuda_.stuck(stream_), 0u);
+  EXPECT_EQ(waits_in(stream_), 0u);
   EXPECT_EQ(wait(ticket), EPD_OK);
   EXPECT_EQ(wait(late[1]), EPD_OK);
   EXPECT_EQ(epd_handle_release(group_, handle), EPD_OK) << epd_last_error();
@@ -221,12 +221,12 @@ TEST_P(ClientCuda, AFailureThatIsSeenReleasesTheStream) {
   EXPECT_EQ(wait(tickets[1]), EPD_RANK_LOST);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_EQ(at(done(0)), 0u) << "the engine may still write for the first";
-  EXPECT_GT(cuda_.stuck(stream_), 0u);
+  EXPECT_GT(waits_in(stream_), 0u);
   daemon_.complete(all[0], StatusCode::kRankLost, 1, "rank 1 died");
   EXPECT_EQ(wait(tickets[0]), EPD_RANK_LOST);
   EXPECT_TRUE(cuda_.await_idle(stream_));
   EXPECT_EQ(at(done(0)), tickets[1]);
-  EXPECT_EQ(cuda_.stuck(other_), 1u);
+  EXPECT_EQ(waits_in(other_), 1u);
   EXPECT_EQ(at(done(3)), 0u);
   daemon_.complete(all[2], StatusCode::kRankLost, 1, "rank 1 died");
   EXPECT_EQ(wait(tickets[2]), EPD_RANK_LOST);
@@ -258,7 +258,7 @@ TEST_P(ClientCuda, TheSlotsNextOperationIsPublishedAfterTheRelease) {
   const auto submission = daemon_.next_submission();
   ASSERT_TRUE(submission.has_value());
   end(*submission);
-  EXPECT_EQ(cuda_.stuck(stream_), 0u);
+  EXPECT_EQ(waits_in(stream_), 0u);
   EXPECT_EQ(wait(next), EPD_OK);
 }
 

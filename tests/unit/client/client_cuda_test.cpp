@@ -10,10 +10,13 @@
 namespace epd::testing {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(By, ClientCuda, ::testing::Values(EPD_WAIT_BY_MEMOP, EPD_WAIT_BY_KERNEL),
-                         [](const auto& tested) {
-                           return tested.param == EPD_WAIT_BY_KERNEL ? "Kernel" : "Memop";
-                         });
+const char* name_of(epd_wait_by_t by) {
+  return by == EPD_WAIT_BY_EVENT ? "Event" : by == EPD_WAIT_BY_KERNEL ? "Kernel" : "Memop";
+}
+
+INSTANTIATE_TEST_SUITE_P(By, ClientCuda,
+                         ::testing::Values(EPD_WAIT_BY_MEMOP, EPD_WAIT_BY_KERNEL, EPD_WAIT_BY_EVENT),
+                         [](const auto& tested) { return std::string(name_of(tested.param)); });
 
 TEST_F(ClientCudaBase, MapsTheArenaOfTheDeviceWithThatUuid) {
   epd_session_info_t info;
@@ -54,6 +57,7 @@ TEST_F(ClientCudaBase, WithoutAStreamNothingIsEnqueued) {
 TEST_P(ClientCuda, WritesReadyThenPublishesThenWaits) {
   std::optional<abi::Submission> submission;
   cuda_.on_enqueue([&](CUstream, const StreamOp& op) {
+    if (by_event() && op.kind == StreamOp::kCheck) return;  // before the write, and before the event
     auto found = daemon_.next_submission(0);
     // One kernel for both is launched when it is clear that there is something to wait for.
     EXPECT_EQ(found.has_value(), op.kind == (by_kernel() ? StreamOp::kWrite : StreamOp::kWait));
@@ -67,14 +71,14 @@ TEST_P(ClientCuda, WritesReadyThenPublishesThenWaits) {
   EXPECT_EQ(submission->flags, abi::kFlagStream | abi::kFlagWeights);
   const auto ops = cuda_.enqueued(stream_);
   ASSERT_EQ(ops.size(), 2u);
-  for (const StreamOp& op : ops) EXPECT_STREQ(op.kernel, by_kernel() ? "epd_signal_and_wait" : nullptr);
+  for (const StreamOp& op : ops) EXPECT_STREQ(op.kernel, by_kernel() ? "epd::dispatch" : nullptr);
   expect(ops[0], StreamOp::kWrite, ready(2), ticket);
   expect(ops[1], StreamOp::kWait, done(2), ticket);
   EXPECT_EQ(at(ready(2)), ticket);
-  EXPECT_EQ(cuda_.stuck(stream_), 1u);
+  EXPECT_EQ(waits_in(stream_), 1u);
   cuda_.on_enqueue(nullptr);
   end(*submission);
-  EXPECT_EQ(cuda_.stuck(stream_), 0u);
+  EXPECT_EQ(waits_in(stream_), 0u);
   EXPECT_EQ(epd_ticket_wait(group_, ticket, 20'000, nullptr), EPD_OK);
 
   epd_combine_args_t args;
@@ -94,9 +98,9 @@ TEST_P(ClientCuda, WritesReadyThenPublishesThenWaits) {
   submission = daemon_.next_submission();
   ASSERT_TRUE(submission.has_value());
   EXPECT_EQ(submission->flags, std::uint32_t{abi::kFlagStream});
-  EXPECT_EQ(cuda_.stuck(stream_), 1u);
+  EXPECT_EQ(waits_in(stream_), 1u);
   end(*submission, StatusCode::kDeadlineExceeded);
-  EXPECT_EQ(cuda_.stuck(stream_), 0u);
+  EXPECT_EQ(waits_in(stream_), 0u);
   EXPECT_EQ(epd_ticket_wait(group_, ticket, 20'000, nullptr), EPD_DEADLINE_EXCEEDED);
 }
 
@@ -135,7 +139,7 @@ TEST_P(ClientCuda, ARefusedSubmissionEnqueuesNothing) {
 
 // With a KERNEL wait nothing has been written then, but the stream has been looked at.
 TEST_P(ClientCuda, ASessionThatEndsAfterTheWritePublishesNothing) {
-  const StreamOp::Kind last = GetParam() == EPD_WAIT_BY_MEMOP ? StreamOp::kWrite : StreamOp::kCheck;
+  const StreamOp::Kind last = by_kernel() ? StreamOp::kCheck : StreamOp::kWrite;
   cuda_.on_enqueue([&, last](CUstream stream, const StreamOp& op) {
     if (stream == stream_ && op.kind == last)
       daemon_.end_session(StatusCode::kPermissionDenied, "the operator said so");
@@ -144,7 +148,7 @@ TEST_P(ClientCuda, ASessionThatEndsAfterTheWritePublishesNothing) {
   EXPECT_EQ(dispatch(0, stream_, &ticket), EPD_PERMISSION_DENIED);
   EXPECT_EQ(ticket, 0u);
   EXPECT_FALSE(daemon_.next_submission(0).has_value());
-  EXPECT_EQ(cuda_.stuck(stream_), 0u);
+  EXPECT_EQ(waits_in(stream_), 0u);
 }
 
 // Its ready word has been written: no later operation may take that for its own.
@@ -191,24 +195,28 @@ TEST_P(ClientCuda, DeferReceiveLeavesTheWaitToItsHook) {
   epd_ticket_t ticket = 0;
   ASSERT_EQ(dispatch(0, stream_, &ticket, true), EPD_OK) << epd_last_error();
   ASSERT_EQ(cuda_.enqueued(stream_).size(), 1u);
-  EXPECT_EQ(cuda_.stuck(stream_), 0u);
-  EXPECT_STREQ(cuda_.enqueued(stream_)[0].kernel, by_kernel() ? "epd_signal" : nullptr);
+  EXPECT_EQ(waits_in(stream_), 0u);
+  EXPECT_STREQ(cuda_.enqueued(stream_)[0].kernel, by_kernel() ? "epd::dispatch" : nullptr);
   ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, stream_), EPD_OK) << epd_last_error();
   ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_OK) << epd_last_error();
   ASSERT_EQ(cuda_.enqueued(stream_).size(), 2u);
-  EXPECT_STREQ(cuda_.enqueued(stream_)[1].kernel, by_kernel() ? "epd_wait" : nullptr);
+  EXPECT_STREQ(cuda_.enqueued(stream_)[1].kernel, by_kernel() ? "epd::dispatch" : nullptr);
   expect(cuda_.enqueued(stream_)[1], StreamOp::kWait, done(0), ticket);
-  expect(cuda_.enqueued(other_)[0], StreamOp::kWait, done(0), ticket);
+  // A stream that comes later waits for the event.
+  if (by_event())
+    EXPECT_EQ(waits_in(other_), 1u);
+  else
+    expect(cuda_.enqueued(other_)[0], StreamOp::kWait, done(0), ticket);
   const auto submission = daemon_.next_submission();
   ASSERT_TRUE(submission.has_value());
   daemon_.publish_sent(*submission);
   EXPECT_EQ(epd_ticket_wait_sent(group_, ticket, 20'000), EPD_OK);
-  EXPECT_EQ(cuda_.stuck(stream_), 1u);
+  EXPECT_EQ(waits_in(stream_), 1u);
   end(*submission);
-  EXPECT_EQ(cuda_.stuck(stream_) + cuda_.stuck(other_), 0u);
+  EXPECT_EQ(waits_in(stream_) + waits_in(other_), 0u);
   // Also when it has ended, until the ticket is retired.
   ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_OK);
-  EXPECT_EQ(cuda_.stuck(other_), 0u);
+  EXPECT_EQ(waits_in(other_), 0u);
   ASSERT_EQ(epd_ticket_wait(group_, ticket, 20'000, nullptr), EPD_OK);
   EXPECT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_NOT_FOUND);
 }
@@ -219,7 +227,7 @@ TEST_P(ClientCuda, TheDaemonsDeathReleasesTheStreams) {
   epd_ticket_t second = 0;
   ASSERT_EQ(dispatch(0, stream_, &first), EPD_OK) << epd_last_error();
   ASSERT_EQ(dispatch(3, other_, &second), EPD_OK) << epd_last_error();
-  EXPECT_EQ(cuda_.stuck(stream_) + cuda_.stuck(other_), 2u);
+  EXPECT_EQ(waits_in(stream_) + waits_in(other_), 2u);
   daemon_.hang_up();
   EXPECT_TRUE(cuda_.await_idle(stream_));
   EXPECT_TRUE(cuda_.await_idle(other_));
@@ -256,9 +264,9 @@ TEST_P(ClientCuda, ADaemonThatDiesWhileTheDriverMakesTheCallerWait) {
 TEST_P(ClientCuda, LeavingReleasesTheStreamsBeforeItUnmaps) {
   epd_ticket_t ticket = 0;
   ASSERT_EQ(dispatch(0, stream_, &ticket), EPD_OK) << epd_last_error();
-  EXPECT_EQ(cuda_.stuck(stream_), 1u);
+  EXPECT_EQ(waits_in(stream_), 1u);
   epd_group_leave(group_);
-  EXPECT_EQ(cuda_.stuck(stream_), 0u);
+  EXPECT_EQ(waits_in(stream_), 0u);
   EXPECT_EQ(cuda_.synchronized(), 1);
   EXPECT_EQ(cuda_.mapped_bytes(), 0u);
 }
@@ -271,14 +279,14 @@ TEST_P(ClientCuda, DetachingUnblocksAllGroupsFirst) {
   const epd_group_config_t config = small_config();
   ASSERT_EQ(epd_group_join(session_, &config, &second), EPD_OK) << epd_last_error();
   ASSERT_EQ(epd_noop(second, 0, other_, &ticket), EPD_OK) << epd_last_error();
-  EXPECT_EQ(cuda_.stuck(stream_) + cuda_.stuck(other_), 2u);
+  EXPECT_EQ(waits_in(stream_) + waits_in(other_), 2u);
   const std::uintptr_t word = done(0);
   auto detached = std::async(std::launch::async, [this] { detach(); });
   const bool in_time = detached.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
   EXPECT_TRUE(in_time);
   if (!in_time) cuda_.poke(word, static_cast<std::uint32_t>(ticket));
   detached.get();
-  EXPECT_EQ(cuda_.stuck(stream_) + cuda_.stuck(other_), 0u);
+  EXPECT_EQ(waits_in(stream_) + waits_in(other_), 0u);
 }
 
 TEST_P(ClientCuda, AContextThatIsGoneHangsNobody) {
@@ -305,7 +313,7 @@ TEST_P(ClientCuda, WordsAreRenewedBeforeTheyLookAhead) {
   EXPECT_EQ(at(done(0)), static_cast<std::uint32_t>(far));
   cuda_.hold(stream_, false);
   EXPECT_EQ(at(ready(0)), static_cast<std::uint32_t>(ticket));
-  EXPECT_EQ(cuda_.stuck(stream_), 1u);
+  EXPECT_EQ(waits_in(stream_), 1u);
   const auto submission = daemon_.next_submission();
   ASSERT_TRUE(submission.has_value());
   end(*submission);

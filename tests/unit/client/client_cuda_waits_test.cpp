@@ -40,15 +40,14 @@ class ClientCudaWaits : public ClientCudaBase {
 
 // Later a kernel of the engine's may run that they are waited for by, and nothing can be loaded.
 TEST_F(ClientCudaWaits, AttachingLoadsTheKernels) {
-  EXPECT_EQ(cuda_.loaded(), (std::vector<std::string>{"epd_signal", "epd_wait", "epd_signal_and_wait",
-                                                      "epd_enqueue", "epd_await_call"}));
+  EXPECT_EQ(cuda_.loaded(), (std::vector<std::string>{"epd::dispatch", "epd::combine", "epd::barrier"}));
   for (const std::string& kernel : cuda_.loaded()) EXPECT_TRUE(cuda_.prefers_shared_memory(kernel)) << kernel;
   EXPECT_EQ(cuda_.enqueued_anywhere(), 0u);
 }
 
 TEST_F(ClientCudaWaits, WithoutKernelsMemopWaitsRemain) {
-  for (const char* step : {"cuLibraryLoadData", "cuLibraryGetKernel", "cuKernelSetAttribute", "epd_signal",
-                           "epd_wait", "epd_signal_and_wait", "epd_enqueue", "epd_await_call"}) {
+  for (const char* step : {"cuLibraryLoadData", "cuLibraryGetKernel", "cuKernelSetAttribute", "epd::dispatch",
+                           "epd::combine", "epd::barrier"}) {
     SCOPED_TRACE(step);
     cuda_.fail(step, CUDA_ERROR_LAUNCH_FAILED);
     EXPECT_EQ(attach_again(EPD_WAIT_BY_KERNEL), EPD_INTERNAL);
@@ -76,20 +75,20 @@ TEST_F(ClientCudaWaits, OtherValuesAreRefused) {
   EXPECT_ERROR_HAS("reserved is 7; allowed: 0");
   epd_combine_args_t combine_args;
   epd_combine_args_init(&combine_args);
-  combine_args.reserved = 1;
+  combine_args.num_tokens = 1;
   EXPECT_EQ(epd_combine(group_, &combine_args, stream_, &ticket), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("reserved is 1");
+  EXPECT_ERROR_HAS("num_tokens is 1; allowed: 0 without memory");
   EXPECT_EQ(cuda_.enqueued_anywhere(), 0u);
-  for (const std::uint32_t number : {2u, 4'000'000'000u}) {
+  for (const std::uint32_t number : {3u, 4'000'000'000u}) {
     epd_wait_by_t wrong;
     std::memcpy(&wrong, &number, sizeof(wrong));
     EXPECT_EQ(attach_again(wrong), EPD_INVALID_ARGUMENT);
     EXPECT_ERROR_HAS("wait_by is " + std::to_string(number) +
-                     "; allowed: 0 (EPD_WAIT_BY_MEMOP) or 1 (EPD_WAIT_BY_KERNEL)");
+                     "; allowed: 0 (EPD_WAIT_BY_MEMOP), 1 (EPD_WAIT_BY_KERNEL) or 2 (EPD_WAIT_BY_EVENT)");
   }
   ::setenv(kVariable, "Kernel", 1);
   EXPECT_EQ(attach_again(EPD_WAIT_BY_MEMOP), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("EPD_WAIT_BY is \"Kernel\"; allowed: kernel or memop");
+  EXPECT_ERROR_HAS("EPD_WAIT_BY is \"Kernel\"; allowed: event, kernel or memop");
   EXPECT_EQ(attach_again(EPD_WAIT_BY_KERNEL), EPD_OK) << "what is given goes before what is around";
 }
 
@@ -110,15 +109,15 @@ TEST_F(ClientCudaWaits, TheSessionChooses) {
     epd_ticket_t ticket = 0;
     epd_handle_t handle = 0;
     ASSERT_EQ(dispatch(0, stream_, &ticket, false, &handle), EPD_OK) << epd_last_error();
-    EXPECT_EQ(last_kernel(stream_), c.by_kernel ? "epd_signal_and_wait" : "none");
+    EXPECT_EQ(last_kernel(stream_), c.by_kernel ? "epd::dispatch" : "none");
     ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_OK) << epd_last_error();
-    EXPECT_EQ(last_kernel(other_), c.by_kernel ? "epd_wait" : "none");
+    EXPECT_EQ(last_kernel(other_), c.by_kernel ? "epd::dispatch" : "none");
     finish(ticket);
     ASSERT_EQ(combine(0, stream_, handle, &ticket), EPD_OK) << epd_last_error();
-    EXPECT_EQ(last_kernel(stream_), c.by_kernel ? "epd_signal_and_wait" : "none");
+    EXPECT_EQ(last_kernel(stream_), c.by_kernel ? "epd::combine" : "none");
     finish(ticket);
     ASSERT_EQ(noop(0, stream_, &ticket), EPD_OK) << epd_last_error();
-    EXPECT_EQ(last_kernel(stream_), c.by_kernel ? "epd_signal_and_wait" : "none");
+    EXPECT_EQ(last_kernel(stream_), c.by_kernel ? "epd::barrier" : "none");
     finish(ticket);
   }
 }
@@ -143,11 +142,11 @@ TEST_F(ClientCudaWaits, ADeferredOperationLeavesNoKernelUntilTheHook) {
   ASSERT_EQ(attach_again(EPD_WAIT_BY_KERNEL), EPD_OK) << epd_last_error();
   epd_ticket_t ticket = 0;
   ASSERT_EQ(dispatch(0, stream_, &ticket, true), EPD_OK) << epd_last_error();
-  EXPECT_EQ(last_kernel(stream_), "epd_signal");
+  EXPECT_EQ(last_kernel(stream_), "epd::dispatch");
   EXPECT_EQ(cuda_.stuck(stream_), 0u);
   for (const CUstream stream : {stream_, other_}) {
     ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, stream), EPD_OK) << epd_last_error();
-    EXPECT_EQ(last_kernel(stream), "epd_wait");
+    EXPECT_EQ(last_kernel(stream), "epd::dispatch");
   }
   EXPECT_EQ(cuda_.stuck(stream_) + cuda_.stuck(other_), 2u);
   finish(ticket);
@@ -163,13 +162,13 @@ TEST_F(ClientCudaWaits, AKernelThatCanNotBeLaunched) {
   EXPECT_EQ(ticket, 0u);
   EXPECT_FALSE(daemon_.next_submission(0).has_value());
   cuda_.fail("cuStreamIsCapturing", CUDA_SUCCESS);
-  cuda_.fail("epd_signal", CUDA_ERROR_LAUNCH_FAILED);
+  cuda_.fail("epd::dispatch", CUDA_ERROR_LAUNCH_FAILED);
   EXPECT_EQ(dispatch(0, stream_, &ticket, true), EPD_INTERNAL);
-  EXPECT_ERROR_HAS("launching epd_signal: CUDA_ERROR_LAUNCH_FAILED");
+  EXPECT_ERROR_HAS("epd::dispatch: CUDA_ERROR_LAUNCH_FAILED");
   EXPECT_EQ(ticket, 0u);
   EXPECT_FALSE(daemon_.next_submission(0).has_value());
   // The stream is good, so this can only be the end of its context.
-  cuda_.fail("epd_signal_and_wait", CUDA_ERROR_LAUNCH_FAILED);
+  cuda_.fail("epd::dispatch", CUDA_ERROR_LAUNCH_FAILED);
   EXPECT_EQ(dispatch(0, stream_, &ticket), EPD_INTERNAL);
   EXPECT_ERROR_HAS("was submitted and is valid, but the stream neither lets it begin nor waits for it");
   const auto submission = daemon_.next_submission();
@@ -224,15 +223,15 @@ TEST_F(ClientCudaWaits, TheWrapperHasTheSame) {
     ticket.wait(20'000);
   };
   epd::Dispatch dispatch = group.dispatch(0, 3, stream_);
-  EXPECT_EQ(last_kernel(stream_), "epd_signal_and_wait");
+  EXPECT_EQ(last_kernel(stream_), "epd::dispatch");
   dispatch.ticket.wait_on_stream(other_);
-  EXPECT_EQ(last_kernel(other_), "epd_wait");
+  EXPECT_EQ(last_kernel(other_), "epd::dispatch");
   finish(dispatch.ticket);
   epd::Ticket combine = group.combine(0, dispatch.handle, stream_);
-  EXPECT_EQ(last_kernel(stream_), "epd_signal_and_wait");
+  EXPECT_EQ(last_kernel(stream_), "epd::combine");
   finish(combine);
   epd::Ticket noop = group.noop(1, stream_);
-  EXPECT_EQ(last_kernel(stream_), "epd_signal_and_wait");
+  EXPECT_EQ(last_kernel(stream_), "epd::barrier");
   finish(noop);
 }
 
@@ -244,7 +243,7 @@ TEST_P(ClientCuda, AnEvictionReleasesTheStreams) {
   ASSERT_EQ(dispatch(0, stream_, &first), EPD_OK) << epd_last_error();
   ASSERT_EQ(dispatch(1, stream_, &second, true), EPD_OK) << epd_last_error();
   ASSERT_EQ(epd_ticket_wait_on_stream(group_, second, other_), EPD_OK) << epd_last_error();
-  EXPECT_EQ(cuda_.stuck(other_), 1u);
+  EXPECT_EQ(waits_in(other_), 1u);
   daemon_.end_session(StatusCode::kPermissionDenied, "the operator said so");
   daemon_.hang_up();
   EXPECT_TRUE(cuda_.await_idle(stream_));
@@ -275,9 +274,9 @@ TEST_P(ClientCuda, DetachingReleasesTheStreamsBeforeItUnmaps) {
   ASSERT_EQ(dispatch(0, stream_, &ticket), EPD_OK) << epd_last_error();
   ASSERT_EQ(dispatch(1, other_, &ticket, true), EPD_OK) << epd_last_error();
   ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_OK) << epd_last_error();
-  EXPECT_EQ(cuda_.stuck(stream_) + cuda_.stuck(other_), 2u);
+  EXPECT_EQ(waits_in(stream_) + waits_in(other_), 2u);
   detach();  // the driver records a mistake if it is unmapped too early
-  EXPECT_EQ(cuda_.stuck(stream_) + cuda_.stuck(other_), 0u);
+  EXPECT_EQ(waits_in(stream_) + waits_in(other_), 0u);
 }
 
 }  // namespace

@@ -2,7 +2,9 @@
 // of operations, with a scripted engine.
 #include "client_fixture.h"
 
+#include <cstring>
 #include <future>
+#include <utility>
 #include <vector>
 
 namespace epd::testing {
@@ -258,7 +260,6 @@ TEST_F(ClientHandles, EverySwitchIsAFlag) {
     std::uint32_t epd_combine_args_t::*field;
     std::uint32_t flag;
   } const combine_switches[] = {{&epd_combine_args_t::weighted, abi::kFlagWeights},
-                                {&epd_combine_args_t::return_weights, abi::kFlagReturnWeights},
                                 {&epd_combine_args_t::defer_receive, abi::kFlagDefer},
                                 {&epd_combine_args_t::num_biases, 1u << abi::kBiasShift}};
   for (const auto& [field, flag] : combine_switches) {
@@ -274,6 +275,34 @@ TEST_F(ClientHandles, EverySwitchIsAFlag) {
     daemon_.complete(*submission);
     EXPECT_EQ(wait(ticket), EPD_OK);
   }
+}
+
+TEST_F(ClientHandles, CombineSaysWhichWeightsReturn) {
+  epd_handle_t handle = 0;
+  epd_ticket_t ticket = dispatch(3, 2, &handle);
+  daemon_.complete(*daemon_.next_submission());
+  EXPECT_EQ(wait(ticket), EPD_OK);
+  epd_combine_args_t args;
+  epd_combine_args_init(&args);
+  args.handle = handle;
+  const std::pair<epd_return_weights_t, std::uint32_t> kinds[] = {
+      {EPD_RETURN_WEIGHTS_NONE, 0},
+      {EPD_RETURN_WEIGHTS_OWN, abi::kFlagReturnWeights},
+      {EPD_RETURN_WEIGHTS_SUM, abi::kFlagReturnWeights | abi::kFlagSumWeights}};
+  for (const auto& [kind, flags] : kinds) {
+    args.return_weights = kind;
+    ASSERT_EQ(epd_combine(group_, &args, EPD_NO_STREAM, &ticket), EPD_OK) << epd_last_error();
+    const auto submission = daemon_.next_submission();
+    EXPECT_EQ(submission->flags, flags);
+    daemon_.complete(*submission);
+    EXPECT_EQ(wait(ticket), EPD_OK);
+  }
+  const std::uint32_t unknown = 3;
+  std::memcpy(&args.return_weights, &unknown, sizeof(unknown));
+  EXPECT_EQ(epd_combine(group_, &args, EPD_NO_STREAM, &ticket), EPD_INVALID_ARGUMENT);
+  EXPECT_STREQ(epd_last_error(),
+               "return_weights is 3; allowed: 0 (EPD_RETURN_WEIGHTS_NONE), 1 (EPD_RETURN_WEIGHTS_OWN) or 2 "
+               "(EPD_RETURN_WEIGHTS_SUM)");
 }
 
 TEST_F(ClientHandles, ZeroPaddingMeansNothingWithoutPadding) {

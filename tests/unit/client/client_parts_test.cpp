@@ -292,6 +292,7 @@ class HooksTest : public WaitsTest, protected HookSource {
   bool take_hooked_locked() override { return polls_; }
   bool awaits_packets_locked() const override { return false; }
   void look_at_device() override { ++device_looks_; }
+  void finish_outputs(const HookCall& /*call*/) override {}
   std::list<HookCall> call(int value) {
     std::list<HookCall> one(1);
     one.front().group = &group_;

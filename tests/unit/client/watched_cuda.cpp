@@ -1,6 +1,6 @@
 #include "watched_cuda.h"
 
-#include "enqueued.h"
+#include "step.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -11,6 +11,9 @@
 #include <utility>
 
 namespace epd::testing {
+
+using stream_kernels::Step;
+
 namespace {
 
 constexpr std::uint64_t kHour_ns = 3'600'000'000'000;
@@ -29,10 +32,13 @@ T parameter(void** parameters, int index) {
   return value;
 }
 
-// Those of kernels end with their library.
+// Kernels are called as profilers call them. Their names end with their library.
 const char* kept(const char* name) {
   static std::set<std::string> names;
   static std::mutex mutex;
+  for (std::uint32_t i = 0; i < stream_kernels::kNumKernels; ++i) {
+    if (std::strcmp(name, stream_kernels::kKernelNames[i]) == 0) return stream_kernels::kKernelTitles[i];
+  }
   const std::lock_guard lock(mutex);
   return names.emplace(name).first->c_str();
 }
@@ -81,13 +87,13 @@ CUstream WatchedCuda::make_stream() {
   return stream;
 }
 
-std::uint32_t* WatchedCuda::pinned_word() {
-  void* word = nullptr;
+void* WatchedCuda::pinned_bytes(std::size_t bytes) {
+  void* memory = nullptr;
   EPD_MUST(cuCtxPushCurrent(context_));
-  EPD_MUST(cuMemHostAlloc(&word, sizeof(std::uint32_t), CU_MEMHOSTALLOC_PORTABLE));
+  EPD_MUST(cuMemHostAlloc(&memory, bytes, CU_MEMHOSTALLOC_PORTABLE));
   EPD_MUST(cuCtxPopCurrent(nullptr));
-  pinned_.push_back(word);
-  return static_cast<std::uint32_t*>(word);
+  pinned_.push_back(memory);
+  return memory;
 }
 
 void WatchedCuda::set_current(CUcontext context) {
@@ -134,6 +140,10 @@ std::vector<StreamOp> WatchedCuda::enqueued(CUstream stream) const {
 std::size_t WatchedCuda::enqueued_anywhere() const {
   const std::lock_guard lock(mutex_);
   return num_enqueued_;
+}
+std::size_t WatchedCuda::launches() const {
+  const std::lock_guard lock(mutex_);
+  return launches_;
 }
 std::size_t WatchedCuda::stuck(CUstream stream) const {
   settle();
@@ -187,7 +197,7 @@ bool WatchedCuda::prefers_shared_memory(const std::string& kernel) const {
 
 CUresult WatchedCuda::calls(const char* function) {
   const std::lock_guard lock(mutex_);
-  const auto found = failures_.find(function);
+  const auto found = failures_.find(kept(function));
   if (found != failures_.end() && found->second != CUDA_SUCCESS) return found->second;
   if (is(function, "cuCtxSynchronize")) ++synchronized_;
   return CUDA_SUCCESS;
@@ -195,10 +205,13 @@ CUresult WatchedCuda::calls(const char* function) {
 
 bool WatchedCuda::is_loading(const fake_cuda::StreamCall& call) {
   const std::lock_guard lock(mutex_);
-  const bool known = std::find(loaded_.begin(), loaded_.end(), call.function) != loaded_.end();
-  const bool loads = parameter<std::uintptr_t>(call.parameters, 0) == 0;
-  if (loads && !known) loaded_.push_back(call.function);
-  if (!loads && !known) mistakes_.push_back(std::string(call.function) + " had not been loaded");
+  const std::string name = kept(call.function);
+  const bool known = std::find(loaded_.begin(), loaded_.end(), name) != loaded_.end();
+  const auto step = parameter<Step>(call.parameters, 0);
+  const bool loads = step.begin == stream_kernels::Begin::kNothing &&
+                     step.wait == stream_kernels::Wait::kNothing && step.staging == nullptr;
+  if (loads && !known) loaded_.push_back(name);
+  if (!loads && !known) mistakes_.push_back(name + " had not been loaded");
   return loads;
 }
 
@@ -213,23 +226,19 @@ std::vector<StreamOp> WatchedCuda::ops_of(const fake_cuda::StreamCall& call) {
     return {{StreamOp::kWait, call.address, call.value}};
   }
   if (is_loading(call)) return {};
-  void** const given = call.parameters;
-  const auto first = parameter<std::uintptr_t>(given, 0);
-  if (is(name, "epd_signal")) return {{StreamOp::kWrite, first, parameter<std::uint32_t>(given, 1), name}};
-  if (is(name, "epd_wait"))
-    return {{StreamOp::kWait, first, parameter<std::uint32_t>(given, 1), name,
-             parameter<std::uint64_t>(given, 2)}};
-  if (is(name, "epd_await_call"))
-    return {{StreamOp::kAwait, first, 0, name, parameter<std::uint64_t>(given, 2)}};
-  if (is(name, "epd_signal_and_wait")) {
-    const auto value = parameter<std::uint32_t>(given, 2);
-    return {{StreamOp::kWrite, first, value, name},
-            {StreamOp::kWait, parameter<std::uintptr_t>(given, 1), value, name,
-             parameter<std::uint64_t>(given, 3)}};
-  }
-  const auto its = parameter<stream_kernels::Enqueued>(given, 1);
-  std::vector<StreamOp> ops = {{StreamOp::kRing, first, 0, name}};
-  if (its.waits != 0) ops.push_back({StreamOp::kAwait, first, 0, name, its.limit_ns});
+  const auto step = parameter<Step>(call.parameters, 0);
+  const auto words = reinterpret_cast<std::uintptr_t>(step.words);
+  std::vector<StreamOp> ops;
+  if (step.copies.num_in != 0) ops.push_back({StreamOp::kCopyIn, 0, step.copies.num_in, name});
+  if (step.begin == stream_kernels::Begin::kCall) ops.push_back({StreamOp::kRing, words, 0, name});
+  if (step.begin == stream_kernels::Begin::kReady)
+    ops.push_back({StreamOp::kWrite, reinterpret_cast<std::uintptr_t>(step.ready), step.value, name});
+  if (step.wait == stream_kernels::Wait::kDone)
+    ops.push_back(
+        {StreamOp::kWait, reinterpret_cast<std::uintptr_t>(step.done), step.value, name, step.limit_ns});
+  if (step.wait == stream_kernels::Wait::kCall || step.wait == stream_kernels::Wait::kLastCall)
+    ops.push_back({StreamOp::kAwait, words, 0, name, step.limit_ns});
+  if (step.copies.num_out != 0) ops.push_back({StreamOp::kCopyOut, 0, step.copies.num_out, name});
   return ops;
 }
 
@@ -244,6 +253,7 @@ void WatchedCuda::enqueues(const fake_cuda::StreamCall& call) {
     if (hook) hook(call.stream, op);
   }
   const std::lock_guard lock(mutex_);
+  if (call.parameters != nullptr) ++launches_;
   for (const StreamOp& op : ops) {
     if (op.kind == StreamOp::kCheck) continue;
     enqueued_[call.stream].push_back(op);
@@ -267,7 +277,7 @@ void WatchedCuda::makes_stream(unsigned flags, int priority) {
 
 void WatchedCuda::sets_attribute(const char* kernel, CUfunction_attribute which, int value) {
   const std::lock_guard lock(mutex_);
-  if (which == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) carveouts_[kernel] = value;
+  if (which == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) carveouts_[kept(kernel)] = value;
 }
 
 }  // namespace epd::testing

@@ -20,9 +20,11 @@ struct StreamOp {
   enum Kind {
     kWrite,
     kWait,
-    kCheck,  // only asked about, never enqueued
-    kRing,   // a call; address: abi::CallWords
-    kAwait,  // the end of the last call on `slot`
+    kCheck,    // only asked about, never enqueued
+    kRing,     // a call; address: abi::CallWords
+    kAwait,    // the end of the last call on `slot`
+    kCopyIn,   // value: pieces
+    kCopyOut,  // likewise
   } kind;
   std::uintptr_t address;
   std::uint32_t value;           // kRing: the program
@@ -47,8 +49,9 @@ class WatchedCuda : private fake_cuda::Watcher {
   // ---- what the test says ----
   // In the primary context of kDevice, which the test keeps.
   CUstream make_stream();
-  // A word of the host's that devices reach.
-  std::uint32_t* pinned_word();
+  // Memory of the host's that devices reach.
+  void* pinned_bytes(std::size_t bytes);
+  std::uint32_t* pinned_word() { return static_cast<std::uint32_t*>(pinned_bytes(sizeof(std::uint32_t))); }
   void set_current(CUcontext context);  // of the calling thread, as an application does
   CUcontext current() const;
   CUcontext context() const { return context_; }  // of the test's streams
@@ -68,6 +71,7 @@ class WatchedCuda : private fake_cuda::Watcher {
   // ---- what the library did. All that can go on by itself has been done by then ----
   std::vector<StreamOp> enqueued(CUstream stream) const;
   std::size_t enqueued_anywhere() const;
+  std::size_t launches() const;              // of kernels
   std::size_t stuck(CUstream stream) const;  // what can't end yet
   bool await_idle(CUstream stream) const;    // false after ten seconds
   static void settle() { cuFakeSettle(); }
@@ -103,6 +107,7 @@ class WatchedCuda : private fake_cuda::Watcher {
   std::vector<std::string> loaded_;
   std::map<std::string, int> carveouts_;
   std::size_t num_enqueued_ = 0;
+  std::size_t launches_ = 0;
   int synchronized_ = 0;
 };
 

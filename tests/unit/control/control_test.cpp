@@ -1,8 +1,13 @@
 // The control plane in process, over a real unix socket, with a supervisor made of fixed answers.
 #include "control_fixture.h"
 
+#include <gmock/gmock.h>
+#include <numeric>
+
 namespace epd::control {
 namespace {
+
+using ::testing::HasSubstr;
 
 TEST_F(ControlTest, GetStatusTellsTheDaemonAndItsDevicesInOrder) {
   start();
@@ -54,6 +59,43 @@ TEST_F(ControlTest, ListsArrivePreciselyAsTheSupervisorHasFilledThem) {
 }
 
 // Whoever could open the socket could drain the daemon.
+// Of all groups at once they may be more than a client takes.
+TEST_F(ControlTest, WaitsThatAreTooManyAreRefusedInWords) {
+  start();
+  facade_.change([](test::FakeControlFacade::Views& views) {
+    for (int i = 0; i < 300; ++i) {
+      v1::GroupWaits& group = *views.waits.add_groups();
+      group.set_name("wide");
+      for (int rank = 0; rank < 1024; ++rank) group.add_ranks()->set_device("host:" + std::to_string(rank));
+    }
+  });
+  v1::GetWaitsRequest all;
+  v1::GetWaitsResponse waits;
+  const grpc::Status status = call(*control(), &v1::Control::Stub::GetWaits, all, waits);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(status.error_message(), HasSubstr("the waits of 301 groups are "));
+  EXPECT_THAT(status.error_message(), HasSubstr("allowed: 3145728: name one group"));
+}
+
+// Each method has its own times; what was refused is counted by its status.
+TEST_F(ControlTest, CallsAreTimed) {
+  start();
+  v1::GetStatusResponse response;
+  for (int i = 0; i < 3; ++i)
+    ASSERT_TRUE(call(*control(), &v1::Control::Stub::GetStatus, v1::GetStatusRequest(), response).ok());
+  v1::GetOperationRequest nonsense;
+  nonsense.set_id("x");
+  v1::GetOperationResponse operation;
+  EXPECT_FALSE(call(*control(), &v1::Control::Stub::GetOperation, nonsense, operation).ok());
+  const CallTimes::All all = server_->times().all();
+  ASSERT_EQ(all.size(), 2u);
+  const CallTimes::Calls& well = all.at("GetStatus");
+  EXPECT_EQ(std::accumulate(well.buckets.begin(), well.buckets.end(), std::uint64_t{0}), 3u);
+  EXPECT_GT(well.seconds, 0);
+  EXPECT_TRUE(well.failed.empty());
+  EXPECT_EQ(all.at("GetOperation").failed.at("INVALID_ARGUMENT"), 1u);
+}
+
 TEST_F(ControlTest, ReadersMayLookAndChangeNothing) {
   start();
   facade_.allow(supervisor::Right::kRead);

@@ -238,7 +238,7 @@ TEST_F(EngineLaunchedBreaksTest, AnEngineThatIsBackLetsStreamsGoOfAGroupThatIsGo
   std::vector<std::uint32_t> begun;
   for (std::uint32_t slot = 0; slot < kShape.depth; ++slot) {
     begun.push_back(static_cast<std::uint32_t>(random_()));
-    group_->stream_words(2, slot) = {begun.back(), begun.back() - 1};
+    group_->stream_words(2, slot) = {begun.back(), {}, begun.back() - 1};
   }
   engines_[0]->start();
   for (const std::uint32_t rank : {0u, 2u}) session(rank).add_to(*engine_view_[0]);

@@ -162,8 +162,8 @@ TEST_F(EngineRestartTest, AnAbortedOperationThatEveryRankCompletedCountsButInASt
     if (in_stream) {
       s.flags = abi::kFlagStream;
       s.ticket = 100'000 + random_() % 1000;
-      group_->stream_words(0, 0) = {static_cast<std::uint32_t>(s.ticket),
-                                    static_cast<std::uint32_t>(s.ticket - 1)};
+      group_->stream_words(0, 0) = {
+          static_cast<std::uint32_t>(s.ticket), {}, static_cast<std::uint32_t>(s.ticket - 1)};
     }
     session(0).submit(s);
     all_arrive_at(0, next_);

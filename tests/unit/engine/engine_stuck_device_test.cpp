@@ -172,7 +172,7 @@ class LaunchedHeldWordsTest : public EngineStuckDeviceTest {
   // Of rank 2, in its client's stream, which is not there yet. Returns the ticket.
   std::uint32_t submit_ahead(std::uint32_t slot, const std::vector<reference::RankInput>& inputs) {
     const auto ticket = static_cast<std::uint32_t>(random_());
-    group_->stream_words(2, slot) = {ticket - 1, ticket - 1};
+    group_->stream_words(2, slot) = {ticket - 1, {}, ticket - 1};
     abi::Submission s = submission(2, Op::kDispatch, slot);
     s.flags = abi::kFlagStream;
     s.num_tokens = inputs[2].num_tokens;
@@ -183,7 +183,7 @@ class LaunchedHeldWordsTest : public EngineStuckDeviceTest {
   // Of rank 2, whose `done` the engine then writes.
   std::uint32_t refuse_in_stream(std::uint32_t slot) {
     const auto ticket = static_cast<std::uint32_t>(random_() % 1'000'000 + 1);
-    group_->stream_words(2, slot) = {ticket, ticket - 1};
+    group_->stream_words(2, slot) = {ticket, {}, ticket - 1};
     abi::Submission s = submission(2, Op::kDispatch, slot);
     s.epoch = group_->epoch - 1;
     s.flags = abi::kFlagStream;

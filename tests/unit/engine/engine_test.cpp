@@ -253,6 +253,28 @@ TEST_F(EngineTest, WaitsAndRowsAreCountedBehindTheBoard) {
   EXPECT_EQ(group_->waits(0).counts->operations, 3u) << "combines too";
 }
 
+TEST_F(EngineTest, BusyIsTheTimeWithAnOperationInFlight) {
+  const Mapping map =
+      Mapping::map(engines_[0]->page().get(), sizeof(abi::EnginePage), Access::kReadOnly).value();
+  const auto& page = *map.as<const abi::EnginePage>();
+  const auto later = [&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    return page.busy_ns.load();
+  };
+  EXPECT_EQ(later(), 0u);
+  const auto inputs = fill(0);
+  sessions_[0]->submit(dispatch_of(0, 0, inputs[0]));  // and waits for the others
+  ASSERT_TRUE(takes_part(0, 0, 2));
+  // An engine that waits sleeps for a second at most, and counts when it wakes up.
+  for (int i = 0; i < 100 && page.busy_ns < 50'000'000; ++i) later();
+  EXPECT_GE(page.busy_ns, 50'000'000u);
+  for (const std::uint32_t rank : {1u, 2u}) sessions_[rank]->submit(dispatch_of(rank, 0, inputs[rank]));
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) ASSERT_TRUE(sessions_[rank]->wait().has_value());
+  const std::uint64_t idle = later();
+  EXPECT_EQ(later(), idle);
+  EXPECT_EQ(later(), idle);
+}
+
 TEST_F(EngineTest, LostRankFailsWhatItNeverSubmitted) {
   sessions_[0]->submit(submission(0, Op::kDispatch, 0));
   engine_view_[1]->send(LinkType::kStopMember, abi::MemberRef{kGroup, 1, 0, 0});

@@ -1,6 +1,6 @@
 #include "unit/fake_cuda/fake_cuda_call_world.h"
 
-#include "enqueued.h"
+#include "step.h"
 
 #include <utility>
 
@@ -235,11 +235,17 @@ void CallWorld::halt(std::uint32_t r) {
 void CallWorld::ring(std::uint32_t r, const abi::Call& call, const Ring& how) {
   CallRank& own = use(r);
   CUkernel kernel = nullptr;
-  EPD_CU(cuLibraryGetKernel(&kernel, library_, "epd_enqueue"));
-  stream_kernels::Enqueued its{call, how.waits ? 1u : 0u, how.num_tokens_at, kLong_ns};
-  its.call.num_tokens = how.num_tokens;
-  its.call.flagged = how.flagged;
-  void* parameters[] = {&own.words, &its};
+  EPD_CU(cuLibraryGetKernel(&kernel, library_, stream_kernels::kKernelNames[0]));
+  stream_kernels::Step step;
+  step.begin = stream_kernels::Begin::kCall;
+  step.words = own.words;
+  step.call = call;
+  step.call.num_tokens = how.num_tokens;
+  step.call.flagged = how.flagged;
+  step.call_tokens_at = how.num_tokens_at;
+  if (how.waits) step.wait = stream_kernels::Wait::kCall;
+  step.limit_ns = kLong_ns;
+  void* parameters[] = {&step};
   EPD_CU(cuLaunchKernel(reinterpret_cast<CUfunction>(kernel), 1, 1, 1, 1, 1, 1, 0, own.client, parameters,
                         nullptr));
 }

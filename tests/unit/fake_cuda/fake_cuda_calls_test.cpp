@@ -43,7 +43,7 @@ class CallRun {
     if (c.mark_unused) calls_.dispatch_flags |= abi::kFlagMarkUnused;
     if (c.zero_padding) calls_.dispatch_flags |= abi::kFlagZeroPadding;
     if (c.weighted) calls_.combine_flags |= abi::kFlagWeights;
-    if (c.return_weights) calls_.combine_flags |= abi::kFlagReturnWeights;
+    calls_.combine_flags |= abi::return_flags(c.return_weights);
     for (std::uint32_t r = 0; r < size(); ++r) {
       calls_.own(r).host->start.sets = 1;
       calls_.own(r).host->start.index_base = kIndexBase;

@@ -2,6 +2,8 @@
 // were, on whatever stream.
 #include "unit/fake_cuda/fake_cuda_world.h"
 
+#include "step.h"
+
 #include <array>
 #include <chrono>
 #include <functional>
@@ -44,16 +46,18 @@ TEST_F(FakeCudaGraph, WhatWasCapturedRunsAtEachLaunch) {
   CUlibrary library = nullptr;
   CUkernel signal = nullptr;
   EPD_CU(cuLibraryLoadData(&library, "any", nullptr, nullptr, 0, nullptr, nullptr, 0));
-  EPD_CU(cuLibraryGetKernel(&signal, library, "epd_signal"));
+  EPD_CU(cuLibraryGetKernel(&signal, library, stream_kernels::kKernelNames[0]));
   EPD_CU(cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
   EXPECT_EQ(status(), CU_STREAM_CAPTURE_STATUS_ACTIVE);
   EXPECT_EQ(cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_ERROR_ILLEGAL_STATE);
-  CUdeviceptr word = memory_;
-  std::uint32_t value = 5;
-  void* parameters[] = {&word, &value};
+  stream_kernels::Step step;
+  step.begin = stream_kernels::Begin::kReady;
+  step.ready = reinterpret_cast<std::uint32_t*>(memory_);
+  step.value = 5;
+  void* parameters[] = {&step};
   EPD_CU(cuLaunchKernel(reinterpret_cast<CUfunction>(signal), 1, 1, 1, 1, 1, 1, 0, stream_, parameters,
                         nullptr));
-  value = 6;  // parameters are those of the capture
+  step.value = 6;  // parameters are those of the capture
   EPD_CU(cuStreamWaitValue32(stream_, memory_ + 4, 1, CU_STREAM_WAIT_VALUE_EQ));
   EPD_CU(cuMemcpyDtoDAsync(memory_ + 8, memory_, 4, stream_));
   EPD_CU(cuStreamWriteValue32(stream_, memory_ + 4, 0, 0));

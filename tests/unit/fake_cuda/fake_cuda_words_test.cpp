@@ -2,12 +2,16 @@
 // operation.
 #include "unit/fake_cuda/fake_cuda_world.h"
 
+#include "step.h"
+
 #include <chrono>
 #include <functional>
 #include <thread>
 
 namespace epd::fake_cuda_test {
 namespace {
+
+using stream_kernels::Step;
 
 constexpr std::uint64_t kLong_ns = 60'000'000'000;
 
@@ -29,17 +33,30 @@ class FakeCudaWords : public ::testing::Test {
     EXPECT_EQ(cuDevicePrimaryCtxRelease(0), CUDA_SUCCESS);
     cuCtxSetCurrent(nullptr);
   }
-  CUresult launch(const char* name, CUstream stream, std::vector<void*> parameters, unsigned threads = 1) {
+  CUresult launch(CUstream stream, Step step, unsigned threads = 1) {
     CUkernel kernel = nullptr;
-    EPD_CU(cuLibraryGetKernel(&kernel, library_, name));
-    return cuLaunchKernel(reinterpret_cast<CUfunction>(kernel), 1, 1, 1, threads, 1, 1, 0, stream,
-                          parameters.data(), nullptr);
+    EPD_CU(cuLibraryGetKernel(&kernel, library_, stream_kernels::kKernelNames[0]));
+    void* parameters[] = {&step};
+    return cuLaunchKernel(reinterpret_cast<CUfunction>(kernel), 1, 1, 1, threads, 1, 1, 0, stream, parameters,
+                          nullptr);
+  }
+  static Step signal_step(CUdeviceptr word, std::uint32_t value) {
+    Step step;
+    step.begin = stream_kernels::Begin::kReady;
+    step.ready = reinterpret_cast<std::uint32_t*>(word);
+    step.value = value;
+    return step;
   }
   CUresult signal(CUstream stream, CUdeviceptr word, std::uint32_t value) {
-    return launch("epd_signal", stream, {&word, &value});
+    return launch(stream, signal_step(word, value));
   }
   CUresult wait(CUstream stream, CUdeviceptr word, std::uint32_t value, std::uint64_t limit_ns = kLong_ns) {
-    return launch("epd_wait", stream, {&word, &value, &limit_ns});
+    Step step;
+    step.wait = stream_kernels::Wait::kDone;
+    step.done = reinterpret_cast<const std::uint32_t*>(word);
+    step.value = value;
+    step.limit_ns = limit_ns;
+    return launch(stream, step);
   }
   std::uint32_t at(CUdeviceptr word) const { return *reinterpret_cast<volatile std::uint32_t*>(word); }
 
@@ -52,16 +69,16 @@ class FakeCudaWords : public ::testing::Test {
 TEST_F(FakeCudaWords, AStreamWaitsForTheWordAndComparesCyclically) {
   const CUdeviceptr ready = words_;
   const CUdeviceptr done = words_ + 64;
-  std::uint32_t value = 5;
-  std::uint64_t limit_ns = kLong_ns;
   EPD_CU(cuStreamWriteValue32(other_, done, 0xffff'fff0u, 0));
   EPD_CU(cuStreamSynchronize(other_));
   // The answer is enqueued first, in another stream: it can only come when ready has been written.
   EPD_CU(wait(other_, ready, 5));
   EPD_CU(signal(other_, done, 7));
-  CUdeviceptr first = ready;
-  CUdeviceptr second = done;
-  EPD_CU(launch("epd_signal_and_wait", stream_, {&first, &second, &value, &limit_ns}));
+  Step both = signal_step(ready, 5);
+  both.wait = stream_kernels::Wait::kDone;
+  both.done = reinterpret_cast<const std::uint32_t*>(done);
+  both.limit_ns = kLong_ns;
+  EPD_CU(launch(stream_, both));
   EPD_CU(cuStreamSynchronize(stream_));
   EXPECT_EQ(at(ready), 5u);
   EXPECT_EQ(at(done), 7u);
@@ -78,13 +95,10 @@ TEST_F(FakeCudaWords, AWaitWithoutAWordEndsAtItsLimitOrIsReleasedByAnyStore) {
   EPD_CU(cuStreamSynchronize(stream_));
 }
 
-TEST_F(FakeCudaWords, WithoutAWordNothingIsDoneAndMoreThreadsAreRefused) {
-  EPD_CU(signal(stream_, 0, 1));
-  EPD_CU(wait(stream_, 0, 1));
+TEST_F(FakeCudaWords, AnEmptyStepDoesNothingAndMoreThreadsAreRefused) {
+  EPD_CU(launch(stream_, {}));
   EPD_CU(cuStreamSynchronize(stream_));
-  CUdeviceptr word = words_;
-  std::uint32_t value = 1;
-  EXPECT_EQ(launch("epd_signal", stream_, {&word, &value}, 2), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(launch(stream_, signal_step(words_, 1), 2), CUDA_ERROR_INVALID_VALUE);
 }
 
 TEST_F(FakeCudaWords, AWordThatIsNotTheDevicesFaults) {

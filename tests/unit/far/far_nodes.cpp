@@ -392,7 +392,7 @@ void FarNodes::submit(Rank& rank, const FarStep& step) {
     fill_dispatch(case_, b, input, step.cached);
   } else {
     if (case_.weighted) flags |= abi::kFlagWeights;
-    if (case_.return_weights) flags |= abi::kFlagReturnWeights;
+    flags |= abi::return_flags(case_.return_weights);
     flags |= biases_of(case_, step.round) << abi::kBiasShift;
     fill_combine(case_, b, rank.number, step.round, rank.num_recv_rows[step.slot]);
   }

@@ -118,6 +118,7 @@ TEST_F(Calls, BecomeOperationsByTheGroupsView) {
     EXPECT_EQ(op.cached, dispatch && !makes);
     EXPECT_EQ(op.mark_unused, (call.flags & abi::kFlagMarkUnused) != 0);
     EXPECT_EQ(op.zero_padding, (call.flags & abi::kFlagZeroPadding) != 0);
+    EXPECT_EQ(op.sum_weights, (call.flags & abi::kFlagSumWeights) != 0);
     const auto region = [&](Region r) -> const RegionPlace& { return own.region(r); };
     const bool weights = (call.flags & abi::kFlagWeights) != 0;
     const bool returns = (call.flags & abi::kFlagReturnWeights) != 0;
@@ -214,7 +215,7 @@ TEST_F(Calls, TellWhereTheyEnd) {
 // Bytes of an Operation, of its Signal (4), its WorkDivision (12), its CountOutputs (4) and its ResultOut (4)
 // that are of no field.
 constexpr std::size_t kPadding = (offsetof(Operation, division) - sizeof(Shape)) +
-                                 (offsetof(Operation, routing) - offsetof(Operation, zero_padding) - 1) +
+                                 (offsetof(Operation, routing) - offsetof(Operation, sum_weights) - 1) +
                                  (sizeof(Operation) - offsetof(Operation, peers) - sizeof(Operation::peers)) +
                                  4 + 12 + 4 + 4;
 
@@ -304,7 +305,7 @@ TEST_F(Calls, ThatNoLibraryMakesAreRefused) {
       case 0: call.op = Op::kNone; break;
       case 1: call.slot = shape_.depth; break;
       case 2: call.flags |= abi::kFlagStream; break;
-      case 3: call.flags |= 1u << (9 + below(7)); break;
+      case 3: call.flags |= 1u << (10 + below(6)); break;
       case 4: call.num_tokens = shape_.max_tokens + 1; break;
       case 5:
         call.route = shape_.num_routes() + below((1u << abi::kCallRouteBits) - shape_.num_routes());

@@ -38,6 +38,7 @@ void expect_combined(const Case& c, const std::vector<CombineInput>& answers, co
   args.experts_per_rank = c.experts_per_rank();
   args.rank = rank;
   args.sum_ranks = c.params.sum_ranks;
+  args.sum_weights = options.return_weights == abi::kReturnSum;
   split(c.threads, input.num_tokens,
         [&](std::uint32_t begin, std::uint32_t end) { host::combine_rows_with(c.choice, args, begin, end); });
   expect_bits("out", out.as<std::uint16_t>(), expected.out);
@@ -53,7 +54,7 @@ TEST_P(Combine, EqualsReference) {
     const Case c = random_case(seed, GetParam());
     CombineOptions options;
     options.weighted = has_weights(c);
-    options.return_weights = seed % 3 == 0;
+    options.return_weights = static_cast<abi::ReturnWeights>(seed % 3);
     SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << c << (options.weighted ? " weighted" : ""));
     const std::vector<CombineInput> answers = random_answers(c, seed + 1, options);
     for (std::uint32_t r = 0; r < c.params.num_ranks; ++r) {
@@ -84,7 +85,7 @@ TEST_P(Combine, PartialSumsRoundAsTheyCrossTheWire) {
     }
     route(c);
     SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << c);
-    const CombineOptions options{seed % 4 < 2, true};
+    const CombineOptions options{seed % 4 < 2, seed % 3 != 0 ? abi::kReturnSum : abi::kReturnOwn};
     const std::vector<CombineInput> answers = random_answers(c, seed % 12, options);
     const std::uint32_t rank = seed % c.params.num_ranks;
     expect_combined(c, answers, options, rank,
@@ -101,7 +102,7 @@ TEST_P(Combine, ALostRankContributesNothing) {
     c.params.masked.clear();
     c.inputs[lost] = {};  // so that the others' rows lie where they lie without it
     route(c);
-    const CombineOptions options{has_weights(c), true};
+    const CombineOptions options{has_weights(c), seed % 2 == 0 ? abi::kReturnSum : abi::kReturnOwn};
     SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << c);
     const std::vector<CombineInput> answers = random_answers(c, seed + 1, options);
     reference::GroupParams without = c.params;
@@ -158,7 +159,7 @@ TEST_P(Combine, ASumIsRoundedOnItsWayToAnotherDomain) {
           SCOPED_TRACE(testing::Message() << c << " weighted " << weighted << " rank " << r);
           RankCombined out;
           out.out.assign(c.params.hidden, float_to_bf16(expected.out[r]));
-          const CombineOptions options{weighted, false};
+          const CombineOptions options{weighted, abi::kReturnNone};
           expect_combined(c, answers, options, r, out);
           expect_bits("reference", reference::combine_to(c.params, c.inputs, answers, options, r).out.data(),
                       out.out);
@@ -172,7 +173,7 @@ TEST_P(Combine, ASumIsRoundedOnItsWayToAnotherDomain) {
 TEST_P(Combine, OneDomainOfAllRanksIsNone) {
   for (std::uint32_t seed = 4000; seed < 4060; ++seed) {
     Case c = random_case(seed, GetParam());
-    const CombineOptions options{has_weights(c), true};
+    const CombineOptions options{has_weights(c), seed % 2 == 0 ? abi::kReturnSum : abi::kReturnOwn};
     const std::vector<CombineInput> answers = random_answers(c, seed + 1, options);
     const std::uint32_t rank = seed % c.params.num_ranks;
     if (!c.is_there(rank)) continue;

@@ -33,7 +33,7 @@ struct Sample {
 std::optional<Sample> random_sample(std::uint32_t seed) {
   FarCase far = random_far_case(seed, &host::best_row_kernels());
   Sample sample;
-  const CombineOptions options{has_weights(far.c), seed % 2 == 0};
+  const CombineOptions options{has_weights(far.c), seed % 2 == 0 ? abi::kReturnOwn : abi::kReturnNone};
   sample.world = std::make_unique<World>(std::move(far), seed, options);
   const FarCase& group = sample.world->far;
   for (std::uint32_t i = 0; i < group.c.params.num_ranks * group.num_nodes; ++i) {

@@ -38,7 +38,7 @@ TEST_P(FarCombine, EqualsReference) {
     FarCase far = random_far_case(seed, GetParam());
     CombineOptions options;
     options.weighted = has_weights(far.c);
-    options.return_weights = seed % 3 == 0;
+    options.return_weights = static_cast<abi::ReturnWeights>(seed % 3);
     SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << far
                                     << (options.weighted ? " weighted" : ""));
     const World world(std::move(far), seed + 1, options);
@@ -55,7 +55,7 @@ TEST_P(FarCombine, ALostRankContributesNothing) {
     far.c.params.masked.clear();
     far.c.inputs[far.lost] = {};  // so that the others' rows lie where they lie without it
     route(far.c);
-    const CombineOptions options{has_weights(far.c), true};
+    const CombineOptions options{has_weights(far.c), seed % 2 == 0 ? abi::kReturnSum : abi::kReturnOwn};
     SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << far);
     reference::GroupParams without = far.c.params;
     without.masked.assign(far.c.params.num_ranks, false);
@@ -92,7 +92,7 @@ TEST_P(FarCombine, PlacesOfRanksAreNoPartOfTheResult) {
       far.node_of_rank.clear();
       for (std::uint32_t r = 0; r < ranks; ++r) far.node_of_rank.push_back(r * nodes / ranks);
       SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << far);
-      const World world(far, seed % 12, {seed % 4 < 2, true});
+      const World world(far, seed % 12, {seed % 4 < 2, seed % 2 == 0 ? abi::kReturnSum : abi::kReturnOwn});
       ASSERT_NO_FATAL_FAILURE(expect_combined(seed, world, world.far.c.params));
       if (HasFailure()) return;
     }
@@ -149,7 +149,7 @@ TEST_P(FarCombine, AZeroKeepsItsSign) {
   route(c);
   far.num_nodes = 2;
   far.node_of_rank = {0, 1};
-  World world(far, 1, {true, false});
+  World world(far, 1, {true, abi::kReturnNone});
   for (CombineInput& answer : world.answers) {
     answer.bias[0].clear();
     answer.bias[1].clear();

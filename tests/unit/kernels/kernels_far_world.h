@@ -40,7 +40,8 @@ struct Gateway {
     args.sum_ranks = world.far.c.params.sum_ranks;
     args.whole_domains = whole;
     args.weighted = world.options.weighted;
-    args.return_weights = world.options.return_weights;
+    args.return_weights = world.options.return_weights != abi::kReturnNone;
+    args.sum_weights = world.options.return_weights == abi::kReturnSum;
   }
   std::size_t stride() const { return args.shape.sum_stride(args.return_weights); }
 
@@ -97,6 +98,7 @@ struct Owner {
     near.experts_per_rank = far.c.experts_per_rank();
     near.rank = owner;
     near.sum_ranks = far.c.params.sum_ranks;
+    near.sum_weights = world.options.return_weights == abi::kReturnSum;
   }
 
   // As batches come, in any order between the nodes.

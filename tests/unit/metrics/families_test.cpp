@@ -1,12 +1,15 @@
 // What Prometheus is told of a snapshot of the control plane.
 #include "families.h"
 
+#include "common/fd.h"
+#include "process_use.h"
 #include "proto/statistics.h"
 #include "support/fake_control_facade.h"
 
 #include <gmock/gmock.h>
 #include <prometheus/text_serializer.h>
 #include <cmath>
+#include <ctime>
 #include <set>
 
 namespace epd::test {
@@ -70,6 +73,83 @@ TEST(MetricFamilies, TellTheNodesOfAClusterByState) {
   EXPECT_THAT(text_of(snapshot), HasSubstr("epd_cluster_refused_total{reason=\"plain_text\"} 7"));
   cluster.set_problem("nobody listens");
   EXPECT_THAT(text_of(snapshot), HasSubstr("epd_cluster_attached 0"));
+}
+
+TEST(MetricFamilies, TellHowMuchOfEachLimitIsUsed) {
+  Snapshot snapshot = fixed_snapshot();
+  v1::LimitUse& limit = *snapshot.daemon.add_limits();
+  limit.set_key("limits.max_groups");
+  limit.set_used(3);
+  limit.set_allowed(4096);
+  EXPECT_THAT(text_of(snapshot), HasSubstr("epd_limit_used{limit=\"limits.max_groups\"} 3"));
+  EXPECT_THAT(text_of(snapshot), HasSubstr("epd_limit{limit=\"limits.max_groups\"} 4096"));
+}
+
+TEST(MetricFamilies, UsersThatAreFarFromTheirLimitsAreToldAsOne) {
+  Snapshot snapshot;
+  for (std::uint32_t uid = 1; uid <= 20; ++uid) {
+    v1::UserUse& user = *snapshot.sessions.add_users();
+    user.set_uid(uid);
+    for (const char* key : {"limits.max_sessions_per_user", "limits.max_arena_bytes_per_user"}) {
+      v1::LimitUse& limit = *user.add_limits();
+      limit.set_key(key);
+      limit.set_used(uid);
+      limit.set_allowed(100);
+    }
+  }
+  v1::LimitUse& allowed_nothing = *snapshot.sessions.mutable_users(0)->mutable_limits(1);
+  allowed_nothing.set_allowed(0);  // by a rule: it is nearest of all
+  const std::string text = text_of(snapshot);
+  EXPECT_THAT(text, HasSubstr("epd_user_limit_used{uid=\"20\",limit=\"limits.max_sessions_per_user\"} 20"));
+  EXPECT_THAT(text, HasSubstr("epd_user_limit{uid=\"20\",limit=\"limits.max_sessions_per_user\"} 100"));
+  EXPECT_THAT(text, HasSubstr("epd_user_limit{uid=\"1\",limit=\"limits.max_arena_bytes_per_user\"} 0"));
+  EXPECT_THAT(text, Not(HasSubstr("{uid=\"5\"")));
+  EXPECT_THAT(text, HasSubstr("epd_user_limit_used{uid=\"other\",limit=\"limits.max_sessions_per_user\"} 14"))
+      << "2 to 5 are left";
+  EXPECT_THAT(text, Not(HasSubstr("epd_user_limit{uid=\"other\""))) << "limits of several users have no sum";
+}
+
+TEST(MetricFamilies, TellWhatTheProcessTakes) {
+  const std::string text = text_of(fixed_snapshot());
+  EXPECT_THAT(text, HasSubstr("epd_log_lines_lost_total "));
+  EXPECT_THAT(text, HasSubstr("epd_build_info{version="));
+  EXPECT_THAT(text, HasSubstr("\",commit=\""));
+  const metrics::ProcessUse before = metrics::own_use();
+  const std::vector<char> touched(64 << 20, 1);
+  std::vector<UniqueFd> fds(7);
+  for (UniqueFd& fd : fds) fd = make_eventfd().value();
+  const metrics::ProcessUse use = metrics::own_use();
+  EXPECT_EQ(use.open_fds, before.open_fds + 7);
+  EXPECT_GE(use.resident_bytes, before.resident_bytes + touched.size() / 2);
+  EXPECT_GT(use.cpu_seconds, before.cpu_seconds);
+  EXPECT_GE(use.max_fds, use.open_fds);
+  EXPECT_EQ(use.start_seconds, before.start_seconds);
+  const auto now = static_cast<double>(::time(nullptr));
+  EXPECT_GT(use.start_seconds, now - 3600);
+  EXPECT_LE(use.start_seconds, now + 2);
+}
+
+TEST(MetricFamilies, TellTheTimesOfCalls) {
+  CallTimes calls;
+  calls.add("ListGroups", 0.0003, "");
+  calls.add("ListGroups", 7, "DEADLINE_EXCEEDED");
+  calls.add("Drain", 0.25e-3, "PERMISSION_DENIED");
+  Snapshot snapshot;
+  snapshot.calls = calls.all();
+  const std::string text = text_of(snapshot);
+  EXPECT_THAT(text, HasSubstr("epd_rpc_seconds_count{method=\"ListGroups\"} 2"));
+  EXPECT_THAT(text, HasSubstr("epd_rpc_seconds_sum{method=\"ListGroups\"} 7.0003"));
+  EXPECT_THAT(text, HasSubstr("epd_rpc_seconds_bucket{method=\"ListGroups\",le=\"0.0005\"} 1"));
+  EXPECT_THAT(text, HasSubstr("epd_rpc_seconds_bucket{method=\"ListGroups\",le=\"+Inf\"} 2"));
+  EXPECT_THAT(text, HasSubstr("epd_rpc_seconds_bucket{method=\"Drain\",le=\"0.00025\"} 1"));
+  EXPECT_THAT(text, HasSubstr("epd_rpc_failed_total{method=\"ListGroups\",status=\"DEADLINE_EXCEEDED\"} 1"));
+  EXPECT_THAT(text, HasSubstr("epd_rpc_failed_total{method=\"Drain\",status=\"PERMISSION_DENIED\"} 1"));
+}
+
+TEST(MetricFamilies, TellHowLongADeviceWasBusy) {
+  Snapshot snapshot = fixed_snapshot();
+  snapshot.devices.mutable_devices(0)->set_busy_us(2'500'000);
+  EXPECT_THAT(text_of(snapshot), HasSubstr("epd_device_busy_seconds_total{device=\"host:0\"} 2.5"));
 }
 
 TEST(MetricFamilies, TellTheMemoryOfGroups) {

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 #include <chrono>
+#include <thread>
 
 namespace epd::test {
 namespace {
@@ -43,8 +44,9 @@ std::string get(int port, const std::string& path) {
 
 struct Started {
   explicit Started(const std::string& listen)
-      : server(metrics::MetricsServer::start(facade, {listen, 8, 16})) {}
+      : server(metrics::MetricsServer::start(facade, calls, {listen, 8, 16})) {}
   FakeControlFacade facade;
+  CallTimes calls;
   Result<std::unique_ptr<metrics::MetricsServer>> server;
 };
 
@@ -95,6 +97,39 @@ TEST(MetricsServerTest, EndsWithoutWaitingForItsNextLook) {
     started.server = Status(StatusCode::kAborted, "");
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(1500)) << listen;
   }
+}
+
+// Likewise each client that says nothing, or that says it slowly. Both threads of the server have one here.
+TEST(MetricsServerTest, EndsWithoutWaitingForItsClients) {
+  for (int round = 0; round < 2; ++round) {
+    Started started("127.0.0.1:0");
+    ASSERT_TRUE(started.server.ok());
+    const UniqueFd silent = connect_to((*started.server)->port());
+    const UniqueFd slow = connect_to((*started.server)->port());
+    ASSERT_EQ(::send(slow.get(), "GET /met", 8, MSG_NOSIGNAL), 8);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    const auto begin = std::chrono::steady_clock::now();
+    started.server = Status(StatusCode::kAborted, "");
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(1500));
+    char byte = 0;
+    EXPECT_LE(::recv(silent.get(), &byte, 1, 0), 0);
+  }
+}
+
+// Nor does it end what others have at other ports.
+TEST(MetricsServerTest, LeavesOtherServersAlone) {
+  Started first("127.0.0.1:0");
+  Started second("127.0.0.1:0");
+  ASSERT_TRUE(first.server.ok() && second.server.ok());
+  const UniqueFd open = connect_to((*second.server)->port());
+  first.server = Status(StatusCode::kAborted, "");
+  const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
+  ASSERT_EQ(::send(open.get(), request.data(), request.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(request.size()));
+  char bytes[16] = {};
+  EXPECT_EQ(::recv(open.get(), bytes, 15, MSG_WAITALL), 15);
+  EXPECT_THAT(bytes, HasSubstr("200 OK"));
+  EXPECT_THAT(get((*second.server)->port(), "/metrics"), HasSubstr("epd_supervisor_up 1"));
 }
 
 TEST(MetricsServerTest, AnAddressThatIsTakenIsRefusedByName) {

@@ -172,6 +172,21 @@ TEST(Messages, AnOperationHasEveryField) {
   EXPECT_EQ(operation.stages(1).after_us(), 3u);
   EXPECT_EQ(operation.stages(2).stage(), "wait_ready");
   EXPECT_EQ(operation.stages(2).after_us(), 0u) << "never negative";
+  EXPECT_FALSE(operation.engine_stopped());
+}
+
+TEST(Messages, AnOperationOfAStoppedEngineWaitsForNobodyThatIsKnown) {
+  v1::Operation operation;
+  operation.set_stage(v1::OPERATION_STAGE_WAIT_READY);
+  operation.set_waiting_for(3);
+  operation.set_waiting_us(900);
+  operation.set_far_wait("a credit for rows of rank 3 on node-b");
+  mark_stopped(operation);
+  EXPECT_TRUE(operation.engine_stopped());
+  EXPECT_EQ(operation.stage(), v1::OPERATION_STAGE_WAIT_READY) << "as it was";
+  EXPECT_EQ(operation.waiting_for(), -1);
+  EXPECT_EQ(operation.waiting_us(), 0u);
+  EXPECT_EQ(operation.far_wait(), "");
 }
 
 TEST(Messages, WhatAPageSaysOfKindAndStageIsNotBelieved) {

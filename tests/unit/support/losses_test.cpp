@@ -23,7 +23,7 @@ Case four_ranks() {
   c.topk = 3;
   c.degrade = true;
   c.sum_ranks = 1;
-  c.return_weights = true;
+  c.return_weights = abi::kReturnSum;
   return c;
 }
 

@@ -2,6 +2,7 @@
 // who calls (SO_PEERCRED of the connection). ControlFacade::authorize decides for each call.
 #pragma once
 
+#include "base/call_times.h"
 #include "common/status.h"
 #include "supervisor/control_facade.h"
 
@@ -36,6 +37,9 @@ class ControlServer {
   // Health of the whole daemon (""): SERVING needs true here (false at the start) and a facade that
   // says kServing. Any thread; takes effect with the next check.
   void set_serving(bool serving);
+
+  // Of calls that have been answered, by method; of a watch, until it has ended. Lives as long as the server.
+  const CallTimes& times() const;
 
   // Of health_listen; 0: nowhere.
   std::uint16_t health_port() const;

@@ -1,6 +1,7 @@
 // Prometheus reads the daemon over HTTP: GET /metrics. Reads only; no call of it changes anything.
 #pragma once
 
+#include "base/call_times.h"
 #include "common/status.h"
 #include "supervisor/control_facade.h"
 
@@ -18,9 +19,10 @@ struct MetricsOptions {
 
 class MetricsServer {
  public:
-  // RESOURCE_EXHAUSTED if the address can't be had. The facade outlives the server.
+  // RESOURCE_EXHAUSTED if the address can't be had. The facade and `calls`, those of the control plane,
+  // outlive the server.
   static Result<std::unique_ptr<MetricsServer>> start(supervisor::ControlFacade& facade,
-                                                      const MetricsOptions& options);
+                                                      const CallTimes& calls, const MetricsOptions& options);
   virtual ~MetricsServer() = default;
   virtual int port() const = 0;
 };

@@ -1,0 +1,24 @@
+// The caller's own memory of one operation (epd_memory_t): what is copied between it and the slot's regions.
+// See README, "Memory of the caller's".
+#pragma once
+
+#include "operations.h"
+#include "step.h"
+
+namespace epd::client {
+
+using stream_kernels::Copies;
+
+// With the session's mutex. `out` is empty if nothing is to be copied. INVALID_ARGUMENT: a field of the
+// memory, or what is copied can't be known.
+Status plan_copies(const Group& group, const SubmitRequest& request, const RouteUse& use, Copies& out);
+
+// By this thread, on a host device. What operations have counted is there.
+void copy_in(const Copies& copies);
+void copy_out(const Copies& copies);
+
+// The most rows of a dispatch that the caller's memory has room for; 0: it gets no rows.
+std::uint32_t room_for_rows(const Copies& copies);
+Status too_many_rows(std::uint32_t num_recv_rows, std::uint32_t room);
+
+}  // namespace epd::client

@@ -1,0 +1,137 @@
+// What one launch of libepd's kernels does: it copies the caller's memory in, begins an operation, waits for
+// its end, and copies out. Each part may be missing. Plain data, also for device code.
+#pragma once
+
+#include "proto/arena.h"
+#include "proto/call_words.h"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace epd::stream_kernels {
+
+// How the rows of a piece are counted.
+enum class Rows : std::uint8_t {
+  kGiven,     // Piece::rows
+  kTokens,    // n
+  kReceived,  // in each block as many as Copies::counts say
+  kUnused,    // the other rows of each block of the caller's
+};
+
+// Rows to copy. Those of a block lie close together.
+struct Piece {
+  std::uint8_t* to = nullptr;
+  const std::uint8_t* from = nullptr;  // null: `fill` is written
+  std::uint32_t row_bytes = 0;
+  std::uint32_t rows = 0;      // kGiven
+  std::uint32_t renumber = 0;  // int32 of a block, of which 1, or the first of each pair, is a row's number
+  Rows counted = Rows::kGiven;
+  std::uint8_t fill = 0;
+  std::uint16_t reserved = 0;
+};
+static_assert(sizeof(Piece) == 32);
+
+inline constexpr std::uint32_t kMostPiecesIn = 5;    // of a combine
+inline constexpr std::uint32_t kMostPiecesOut = 12;  // of a dispatch: its outputs, and unused rows of three
+
+// All that an operation copies between the caller's memory and its slot's regions. `own` is the caller's.
+struct Copies {
+  const std::int32_t* counts = nullptr;  // [blocks]: the rows received in each; null: no piece has such rows
+  std::uint32_t blocks = 0;              // of received rows: 1, layout expert: one for each local expert
+  std::uint32_t room = 0;                // rows of a block, there and here: no more are copied
+  std::uint32_t own_block = 0;           // rows from block to block
+  std::uint32_t region_block = 0;
+  std::uint32_t received_in = 0;  // 1: received rows are inputs: as many are copied as there is room for. 0:
+                                  // outputs: if there are more, none is copied
+  std::uint32_t most_tokens = 0;  // n is no more than that
+  std::uint32_t num_tokens = 0;
+  std::uint32_t num_in = 0;
+  std::uint32_t num_out = 0;
+  const std::uint32_t* num_tokens_at = nullptr;  // not null: in place of num_tokens
+  Piece in[kMostPiecesIn];
+  Piece out[kMostPiecesOut];
+
+  constexpr bool any() const { return num_in + num_out != 0; }
+};
+
+enum class Begin : std::uint32_t {
+  kNothing,
+  kCall,   // of `words`
+  kReady,  // stores `value` to `ready`
+};
+enum class Wait : std::uint32_t {
+  kNothing,
+  kCall,      // until the call that this step has made has ended
+  kLastCall,  // until the last call on the slot has
+  kDone,      // until `done` is `value`
+};
+
+// What a step without copies needs comes first: two lines of constant memory.
+struct Step {
+  abi::StagingWords* staging = nullptr;  // of the slot; null: nothing is copied
+  Begin begin = Begin::kNothing;
+  Wait wait = Wait::kNothing;
+  abi::CallWords* words = nullptr;
+  std::uint32_t* ready = nullptr;
+  const std::uint32_t* done = nullptr;
+  std::uint32_t value = 0;
+  std::uint32_t slot = 0;                         // kLastCall
+  std::uint64_t limit_ns = 0;                     // of the wait
+  const std::uint32_t* call_tokens_at = nullptr;  // not null: in place of call.num_tokens
+  abi::Call call;                                 // without number and epoch
+  Copies copies;
+};
+static_assert(offsetof(Step, copies) <= 128 && sizeof(Step) % 8 == 0);
+
+// The kernels, one for each kind of operation: all do what the step says, and differ in the name that a
+// profiler shows (epd::dispatch). A C++ compiler gives them these names.
+inline constexpr std::uint32_t kNumKernels = 3;
+inline constexpr const char* kKernelNames[kNumKernels] = {"_ZN3epd8dispatchENS_14stream_kernels4StepE",
+                                                          "_ZN3epd7combineENS_14stream_kernels4StepE",
+                                                          "_ZN3epd7barrierENS_14stream_kernels4StepE"};
+inline constexpr const char* kKernelTitles[kNumKernels] = {"epd::dispatch", "epd::combine", "epd::barrier"};
+constexpr std::uint32_t kernel_of(abi::Op op) {
+  return op == abi::Op::kDispatch ? 0 : op == abi::Op::kCombine ? 1 : 2;
+}
+
+// How a step is launched: by one thread, or, if it copies, by blocks of many.
+struct Launch {
+  std::uint32_t blocks = 1;
+  std::uint32_t threads = 1;
+  std::uint32_t shared_bytes = 0;
+};
+inline constexpr std::uint32_t kCopyThreads = 512;
+inline constexpr std::uint32_t kMostCopyBlocks = 64;
+inline constexpr std::uint32_t kChunkBytes = 32 << 10;  // of a part that a block copies
+inline constexpr std::uint32_t kSharedWords = 24;       // bytes of SharedWords
+
+constexpr std::uint64_t most_bytes(const Copies& c, const Piece* pieces, std::uint32_t count) {
+  std::uint64_t bytes = 0;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const Piece& piece = pieces[i];
+    std::uint64_t rows = piece.rows;
+    if (piece.counted == Rows::kTokens) rows = c.num_tokens_at != nullptr ? c.most_tokens : c.num_tokens;
+    if (piece.counted == Rows::kReceived) rows = std::uint64_t{c.blocks} * c.room;
+    if (piece.counted == Rows::kUnused) rows = std::uint64_t{c.blocks} * c.own_block;
+    bytes += rows * piece.row_bytes;
+  }
+  return bytes;
+}
+
+constexpr Launch launch_of(const Step& step) {
+  const Copies& c = step.copies;
+  if (step.staging == nullptr) return {};
+  const std::uint64_t in = most_bytes(c, c.in, c.num_in);
+  const std::uint64_t out = most_bytes(c, c.out, c.num_out);
+  const std::uint64_t parts = ((in < out ? out : in) + kChunkBytes - 1) / kChunkBytes;
+  Launch launch;
+  launch.blocks = parts == 0                ? 1
+                  : parts < kMostCopyBlocks ? static_cast<std::uint32_t>(parts)
+                                            : kMostCopyBlocks;
+  launch.threads = kCopyThreads;
+  // The step, SharedWords, and what is behind them.
+  launch.shared_bytes = sizeof(Step) + kSharedWords + 4 * (kCopyThreads + c.blocks);
+  return launch;
+}
+
+}  // namespace epd::stream_kernels

@@ -1,0 +1,300 @@
+// A step that copies: what the blocks of one kernel do. They need not all run at the same time. Each takes
+// parts of the inputs until none is left. Whoever finishes the last one begins the operation. Then each waits
+// for its end, and copies its share of the outputs.
+//
+// Memory ordering. The threads of a block have stored a part -> barrier -> the acquire and release of
+// `finished` by thread 0 of each block -> the release that begins the operation. Its end is acquired by
+// thread 0 -> barrier -> the others load, past L1.
+//
+// A Block has index(), count(), thread(), threads(), sync() and shared(). A test plays blocks of one thread
+// each, one after the other. See proto/ordered.h.
+#pragma once
+
+#include "stream_words.h"
+
+namespace epd::stream_kernels {
+
+// Behind it: the sums of the threads, then the ends of the blocks of rows.
+struct SharedWords {
+  std::uint32_t part;
+  std::uint32_t* sums;  // [threads]
+  std::uint32_t* ends;  // [Copies::blocks]: the rows received in this block and those before it
+};
+
+static_assert(sizeof(SharedWords) == kSharedWords);
+
+// How many rows there are of each kind.
+struct Tally {
+  std::uint32_t tokens = 0;
+  std::uint32_t received = 0;
+  std::uint32_t unused = 0;
+};
+
+EPD_DEVICE inline std::uint32_t least(std::uint32_t a, std::uint32_t b) {
+  return a < b ? a : b;
+}
+
+// ---- counting
+
+// Of a block of rows, as far as there is room.
+EPD_DEVICE inline std::uint32_t rows_in(const Copies& c, std::uint32_t block) {
+  const std::uint32_t rows = load_here(reinterpret_cast<const std::uint32_t*>(c.counts) + block);
+  return rows <= c.room ? rows : c.received_in != 0 ? c.room : 0;
+}
+EPD_DEVICE inline bool has_room(const Copies& c) {
+  return c.blocks != 1 || load_here(reinterpret_cast<const std::uint32_t*>(c.counts)) <= c.room;
+}
+
+// Adds up the rows of all blocks. All threads call.
+template <typename Block>
+EPD_DEVICE inline void add_up(const Copies& c, const Block& block) {
+  const SharedWords& shared = block.shared();
+  const std::uint32_t each = (c.blocks + block.threads() - 1) / block.threads();
+  const std::uint32_t first = least(block.thread() * each, c.blocks);
+  const std::uint32_t last = least(first + each, c.blocks);
+  std::uint32_t sum = 0;
+  for (std::uint32_t i = first; i < last; ++i) {
+    sum += rows_in(c, i);
+    shared.ends[i] = sum;
+  }
+  shared.sums[block.thread()] = sum;
+  block.sync();
+  std::uint32_t before = 0;
+  const std::uint32_t others = first < last ? block.thread() : 0;
+  for (std::uint32_t i = 0; i < others; ++i) before += shared.sums[i];
+  for (std::uint32_t i = first; i < last; ++i) shared.ends[i] += before;
+  block.sync();
+}
+
+// All threads call. `received`: also of received rows, whose counts are known by now.
+template <typename Block>
+EPD_DEVICE inline Tally tally(const Copies& c, const Block& block, bool received) {
+  Tally tally;
+  const std::uint32_t n = c.num_tokens_at != nullptr ? load_relaxed_system(c.num_tokens_at) : c.num_tokens;
+  tally.tokens = least(n, c.most_tokens);
+  if (!received || c.counts == nullptr) return tally;
+  add_up(c, block);
+  tally.received = block.shared().ends[c.blocks - 1];
+  tally.unused = c.received_in != 0 || has_room(c) ? c.blocks * c.own_block - tally.received : 0;
+  return tally;
+}
+
+EPD_DEVICE inline std::uint32_t rows_of(const Piece& piece, const Tally& tally) {
+  switch (piece.counted) {
+    case Rows::kTokens: return tally.tokens;
+    case Rows::kReceived: return tally.received;
+    case Rows::kUnused: return tally.unused;
+    case Rows::kGiven: break;
+  }
+  return piece.rows;
+}
+
+// ---- copying, by threads `who` of `all`
+
+template <typename Word>
+EPD_DEVICE inline void copy_by(std::uint8_t* to, const std::uint8_t* from, std::uint32_t bytes,
+                               std::uint32_t who, std::uint32_t all) {
+  const auto address = reinterpret_cast<std::uintptr_t>(to);
+  const std::uint32_t head = least(static_cast<std::uint32_t>(-address % sizeof(Word)), bytes);
+  const std::uint32_t words = (bytes - head) / sizeof(Word);
+  auto* const target = reinterpret_cast<Word*>(to + head);
+  const auto* const source = reinterpret_cast<const Word*>(from + head);
+  constexpr std::uint32_t kAtOnce = 4;  // so many loads are on their way before the first store
+  std::uint32_t i = who;
+  for (; i + (kAtOnce - 1) * all < words; i += kAtOnce * all) {
+    Word some[kAtOnce];
+    for (std::uint32_t k = 0; k < kAtOnce; ++k) some[k] = load_alone(source + i + k * all);
+    for (std::uint32_t k = 0; k < kAtOnce; ++k) store_alone(target + i + k * all, some[k]);
+  }
+  for (; i < words; i += all) store_alone(target + i, load_alone(source + i));
+  for (i = who; i < head; i += all) store_alone(to + i, load_alone(from + i));
+  for (i = head + words * static_cast<std::uint32_t>(sizeof(Word)) + who; i < bytes; i += all)
+    store_alone(to + i, load_alone(from + i));
+}
+
+// By the largest words for which both addresses lie alike.
+EPD_DEVICE inline void copy_bytes(std::uint8_t* to, const std::uint8_t* from, std::uint32_t bytes,
+                                  std::uint32_t who, std::uint32_t all) {
+  const auto apart = reinterpret_cast<std::uintptr_t>(to) ^ reinterpret_cast<std::uintptr_t>(from);
+  if (apart % sizeof(Words) == 0) {
+    copy_by<Words>(to, from, bytes, who, all);
+  } else if (apart % 8 == 0) {
+    copy_by<std::uint64_t>(to, from, bytes, who, all);
+  } else if (apart % 4 == 0) {
+    copy_by<std::uint32_t>(to, from, bytes, who, all);
+  } else if (apart % 2 == 0) {
+    copy_by<std::uint16_t>(to, from, bytes, who, all);
+  } else {
+    copy_by<std::uint8_t>(to, from, bytes, who, all);
+  }
+}
+
+EPD_DEVICE inline void fill_bytes(std::uint8_t* to, std::uint8_t value, std::uint32_t bytes,
+                                  std::uint32_t who, std::uint32_t all) {
+  const auto address = reinterpret_cast<std::uintptr_t>(to);
+  const std::uint32_t head = least(static_cast<std::uint32_t>(-address % 4), bytes);
+  const std::uint32_t words = (bytes - head) / 4;
+  for (std::uint32_t i = who; i < words; i += all)
+    store_alone(reinterpret_cast<std::uint32_t*>(to + head) + i, value * 0x01010101u);
+  for (std::uint32_t i = who; i < head; i += all) store_alone(to + i, value);
+  for (std::uint32_t i = head + 4 * words + who; i < bytes; i += all) store_alone(to + i, value);
+}
+
+// Numbers of rows, as the caller's memory counts them.
+EPD_DEVICE inline void copy_numbers(const Copies& c, const Piece& piece, std::uint32_t first,
+                                    std::uint32_t last, std::uint32_t who, std::uint32_t all) {
+  for (std::uint32_t i = first + who; i < last; i += all) {
+    std::uint32_t number = load_alone(reinterpret_cast<const std::uint32_t*>(piece.from) + i);
+    const bool of_row = piece.renumber == 1 || i % 2 == 0;
+    if (of_row) number += i / piece.renumber * (c.own_block - c.region_block);
+    store_alone(reinterpret_cast<std::uint32_t*>(piece.to) + i, number);
+  }
+}
+
+// ---- parts
+
+EPD_DEVICE inline bool in_blocks(const Copies& c, const Piece& piece) {
+  return c.blocks > 1 && (piece.counted == Rows::kReceived || piece.counted == Rows::kUnused);
+}
+
+// Rows of a part.
+EPD_DEVICE inline std::uint32_t rows_of_part(const Copies& c, const Piece& piece) {
+  constexpr std::uint32_t kMostRows = 256;  // where blocks may be short: each is copied by other threads
+  const std::uint32_t rows = piece.row_bytes < kChunkBytes ? kChunkBytes / piece.row_bytes : 1;
+  return in_blocks(c, piece) ? least(rows, kMostRows) : rows;
+}
+
+EPD_DEVICE inline std::uint32_t parts_of(const Copies& c, const Piece& piece, const Tally& tally) {
+  const std::uint32_t each = rows_of_part(c, piece);
+  return (rows_of(piece, tally) + each - 1) / each;
+}
+EPD_DEVICE inline std::uint32_t parts_of(const Copies& c, const Piece* pieces, std::uint32_t count,
+                                         const Tally& tally) {
+  std::uint32_t parts = 0;
+  for (std::uint32_t i = 0; i < count; ++i) parts += parts_of(c, pieces[i], tally);
+  return parts;
+}
+
+// The rows of a piece that are in blocks before this one.
+EPD_DEVICE inline std::uint32_t rows_before(const Copies& c, const Piece& piece, const std::uint32_t* ends,
+                                            std::uint32_t block) {
+  const std::uint32_t received = block == 0 ? 0 : ends[block - 1];
+  return piece.counted == Rows::kReceived ? received : block * c.own_block - received;
+}
+
+// Copies `count` rows that lie close together, from `row` of the block on.
+EPD_DEVICE inline void copy_rows(const Copies& c, const Piece& piece, bool in, std::uint32_t block,
+                                 std::uint32_t row, std::uint32_t count, std::uint32_t who,
+                                 std::uint32_t all) {
+  const std::uint64_t to_row = std::uint64_t{block} * (in ? c.region_block : c.own_block) + row;
+  const std::uint64_t from_row = std::uint64_t{block} * (in ? c.own_block : c.region_block) + row;
+  std::uint8_t* const to = piece.to + to_row * piece.row_bytes;
+  const std::uint32_t bytes = count * piece.row_bytes;
+  if (piece.from == nullptr) return fill_bytes(to, piece.fill, bytes, who, all);
+  copy_bytes(to, piece.from + from_row * piece.row_bytes, bytes, who, all);
+}
+
+// Copies rows first .. last - 1 of a piece whose rows lie in blocks.
+template <typename Block>
+EPD_DEVICE inline void copy_blocks(const Copies& c, const Piece& piece, bool in, std::uint32_t first,
+                                   std::uint32_t last, const Block& its) {
+  const std::uint32_t* const ends = its.shared().ends;
+  std::uint32_t block = 0;  // the last one before which there are no more rows than `first`
+  for (std::uint32_t end = c.blocks; end - block > 1;) {
+    const std::uint32_t middle = (block + end) / 2;
+    (rows_before(c, piece, ends, middle) <= first ? block : end) = middle;
+  }
+  std::uint32_t who = its.thread();
+  for (; first < last; ++block) {
+    const std::uint32_t before = rows_before(c, piece, ends, block);
+    const std::uint32_t end = rows_before(c, piece, ends, block + 1);
+    if (first >= end) continue;
+    const std::uint32_t received = ends[block] - (block == 0 ? 0 : ends[block - 1]);
+    const std::uint32_t row = first - before + (piece.counted == Rows::kUnused ? received : 0);
+    const std::uint32_t count = least(end, last) - first;
+    copy_rows(c, piece, in, block, row, count, who, its.threads());
+    first += count;
+    who = (who + 32) % its.threads();  // the next one by other warps, at the same time
+  }
+}
+
+// Copies one of parts_of(). All threads call.
+template <typename Block>
+EPD_DEVICE inline void copy_part(const Copies& c, bool in, const Tally& tally, std::uint32_t part,
+                                 const Block& block) {
+  const Piece* piece = in ? c.in : c.out;
+  for (; part >= parts_of(c, *piece, tally); ++piece) part -= parts_of(c, *piece, tally);
+  const std::uint32_t first = part * rows_of_part(c, *piece);
+  const std::uint32_t last = least(first + rows_of_part(c, *piece), rows_of(*piece, tally));
+  if (in_blocks(c, *piece)) {
+    copy_blocks(c, *piece, in, first, last, block);
+  } else if (piece->renumber != 0) {
+    copy_numbers(c, *piece, first, last, block.thread(), block.threads());
+  } else {
+    const std::uint32_t skipped = piece->counted == Rows::kUnused ? tally.received : 0;
+    copy_rows(c, *piece, in, 0, skipped + first, last - first, block.thread(), block.threads());
+  }
+}
+
+// ---- the whole step
+
+template <typename Block>
+EPD_DEVICE inline void copy_in_and_begin(const Step& step, const Block& block) {
+  abi::StagingWords& words = *step.staging;
+  const Copies& c = step.copies;
+  const Tally rows = tally(c, block, c.received_in != 0);
+  const std::uint32_t parts = parts_of(c, c.in, c.num_in, rows);
+  const std::uint32_t last = parts != 0 ? parts - 1 : 0;  // without any, whoever comes first begins
+  for (;;) {
+    if (block.thread() == 0) block.shared().part = add(&words.taken, 1);
+    block.sync();
+    const std::uint32_t part = block.shared().part;
+    block.sync();
+    if (part > last) return;
+    if (part < parts) copy_part(c, true, rows, part, block);
+    block.sync();
+    if (block.thread() != 0 || count_up(&words.finished, last) != last) continue;
+    store_relaxed_system(&words.end, begin(step));
+    store_release(&words.begun, 1);
+  }
+}
+
+// One thread calls.
+EPD_DEVICE inline void await_end(const Step& step) {
+  const abi::StagingWords& words = *step.staging;
+  std::uint32_t end = 0;
+  if (step.begin != Begin::kNothing) {
+    // Another block is about to do so.
+    const std::uint64_t since = nanoseconds();
+    std::uint32_t looks = 0;
+    while (load_acquire(&words.begun) == 0 && nanoseconds() - since < step.limit_ns) look_again(++looks);
+    end = load_relaxed_system(&words.end);
+  }
+  await(step, end);
+}
+
+template <typename Block>
+EPD_DEVICE inline void copy_out(const Copies& c, const Block& block) {
+  const Tally rows = tally(c, block, c.received_in == 0);
+  const std::uint32_t parts = parts_of(c, c.out, c.num_out, rows);
+  for (std::uint32_t part = block.index(); part < parts; part += block.count())
+    copy_part(c, false, rows, part, block);
+}
+
+// All threads of all blocks call.
+template <typename Block>
+EPD_DEVICE inline void run(const Step& step, const Block& block) {
+  if (step.begin != Begin::kNothing) copy_in_and_begin(step, block);
+  if (step.wait != Wait::kNothing) {
+    if (block.thread() == 0) await_end(step);
+    block.sync();
+  }
+  if (step.copies.num_out != 0) copy_out(step.copies, block);
+  block.sync();
+  abi::StagingWords& words = *step.staging;
+  if (block.thread() != 0 || count_up(&words.left, block.count() - 1) != block.count() - 1) return;
+  store_relaxed_system(&words.taken, 0);
+  store_relaxed_system(&words.begun, 0);
+}
+
+}  // namespace epd::stream_kernels
