@@ -88,7 +88,9 @@ def layer(buffer: Any, experts: Any, x: Any, topk_idx: Any, probs: Any) -> Any:
     """x plus the sum over chosen experts of probability * factors of the expert * x."""
     num_experts = experts.shape[0] * buffer.group_size
     recv_x, recv_idx, recv_probs, handle, _ = Dispatch.apply(buffer, num_experts, x, topk_idx, probs)
-    scale = (experts[recv_idx.clamp(min=0)] * recv_probs.unsqueeze(-1)).sum(1)
+    # Selections of other ranks' experts have no gradient here: those of all ranks are summed.
+    here = (recv_idx >= 0).unsqueeze(-1)
+    scale = (experts[recv_idx.clamp(min=0)] * recv_probs.unsqueeze(-1) * here).sum(1)
     y = (recv_x.float() * scale).to(torch.bfloat16)
     return x + Combine.apply(buffer, y, handle)
 
@@ -100,7 +102,8 @@ def dense_layer(experts: Any, x: Any, topk_idx: Any, probs: Any) -> Any:
 
 
 def relative_error(a: Any, b: Any) -> float:
-    return float((a.float() - b.float()).norm() / b.float().norm())
+    a, b = a.detach().float(), b.detach().float()
+    return float((a - b).norm() / b.norm())
 
 
 def make_batch(seed: int, tokens: int, hidden: int, num_experts: int, device: Any) -> tuple[Any, ...]:
