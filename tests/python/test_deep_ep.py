@@ -9,7 +9,7 @@ import sys
 from typing import Iterator
 
 import pytest
-from conftest import ROOT, Daemon
+from conftest import HOST_DEVICES, ROOT, Daemon
 
 torch = pytest.importorskip("torch", reason="torch is not installed (Debian: python3-torch)")
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
@@ -28,6 +28,14 @@ def sizes() -> Iterator[None]:
         patch.setenv("EPD_DEEPEP_MAX_TOKENS", "16")
         patch.setenv("EPD_DEEPEP_HANDLES", "8")
         yield
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    """Ranks that are missing are missed soon."""
+    running = Daemon(f"{HOST_DEVICES}\ntimeouts.join_ms = 8000")
+    yield running
+    assert running.stop() == 0
 
 
 @pytest.fixture(scope="module")

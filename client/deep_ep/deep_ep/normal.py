@@ -50,7 +50,7 @@ class _Received(NamedTuple):
     scales: Optional[Tensor]
     topk_idx: Optional[Tensor]
     topk_weights: Optional[Tensor]
-    src: Tensor
+    src: Optional[Tensor] = None
 
     def rows(self) -> Rows:
         return self.x if self.scales is None else (self.x, self.scales)
@@ -58,6 +58,7 @@ class _Received(NamedTuple):
     @property
     def sources(self) -> Tensor:
         """The token's number on its source rank."""
+        assert self.src is not None
         return self.src[:, 1]
 
     def mark_unused(self) -> None:
@@ -82,6 +83,7 @@ class NormalMode:
         self._team = team
         self._groups = groups
         self._streams = streams
+        self._max_tokens = max_tokens()
 
     # ---- dispatch ----------------------------------------------------------------------------------
 
@@ -150,7 +152,7 @@ class NormalMode:
         with call.run():
             choices = handle.choices
             joined = self._groups.normal(given.shape(choices.num_experts, choices.topk), self._streams)
-            received = self._make(joined, call, handle.num_rows, False)
+            received = self._make(joined, call, handle.num_rows)
             staging = self._staging_of_rows(given, received)
             routing = handle.routings.get(joined.shape)
             if routing is None:  # the first rows of this type under the handle
@@ -202,13 +204,19 @@ class NormalMode:
                 staging.want(region, target)
         return staging
 
-    def _make(self, joined: Joined, call: Call, num_rows: int, chosen: bool) -> _Received:
-        """Tensors for the results. Without topk_idx nobody looks at the choices of experts."""
+    def _make(
+        self, joined: Joined, call: Call, num_rows: int, chosen: Optional[bool] = None
+    ) -> _Received:
+        """Tensors for the results. chosen None: under a handle, for the rows alone; False: without topk_idx."""
         b = joined.regions(_SLOT)
         with call.allocate():
+            recv_x = _like(b.recv_x, num_rows)
+            scales = None if b.recv_scales is None else _like(b.recv_scales, num_rows)
+            if chosen is None:
+                return _Received(recv_x, scales, None, None)
             return _Received(
-                _like(b.recv_x, num_rows),
-                None if b.recv_scales is None else _like(b.recv_scales, num_rows),
+                recv_x,
+                scales,
                 _like(b.recv_topk_idx, num_rows) if chosen else None,
                 _like(b.recv_topk_weights, num_rows) if chosen else None,
                 _like(b.recv_src, num_rows),
@@ -288,8 +296,9 @@ class NormalMode:
             check_tensor("x[1]", scales, dtypes=(torch.float32, torch.int32), shape=shape, device=device)
             format = epd.ScaleFormat.UE8M0 if packed else epd.ScaleFormat.FLOAT32
             given = Given(rows, scales, epd.Payload.FP8, format)
-        if rows.shape[0] > max_tokens():
-            raise refuse("x.shape[0]", rows.shape[0], f"0 .. {max_tokens()}, $EPD_DEEPEP_MAX_TOKENS of all ranks")
+        if rows.shape[0] > self._max_tokens:
+            allowed = f"0 .. {self._max_tokens}, $EPD_DEEPEP_MAX_TOKENS of all ranks"
+            raise refuse("x.shape[0]", rows.shape[0], allowed)
         return given
 
     def _checked_idx(self, given: Given, topk_idx: Tensor) -> Tensor:
