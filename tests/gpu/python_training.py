@@ -134,7 +134,8 @@ def train(rank: int, size: int, group: Any, tokens: int, hidden: int, device: An
         in_flight = []
         for batch in range(BATCHES):
             # Ranks have different numbers of tokens.
-            x, idx, probs = make_batch(100 * step + 10 * batch + rank, tokens - 3 * rank - batch, hidden, num_experts, device)
+            seed, n = 100 * step + 10 * batch + rank, tokens - 3 * rank - batch
+            x, idx, probs = make_batch(seed, n, hidden, num_experts, device)
             x.requires_grad_(), probs.requires_grad_()
             out = x
             for number in range(LAYERS):
@@ -162,7 +163,8 @@ def run(rank: int, size: int, tokens: int, hidden: int) -> None:
     rank, size, group = init_dist(rank, size)
     device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
     worst = train(rank, size, group, tokens, hidden, device)
-    print(f"rank {rank}: {STEPS} steps, {LAYERS} layers, {BATCHES} batches: largest relative error {worst:.4f}", flush=True)
+    what = f"{STEPS} steps, {LAYERS} layers, {BATCHES} batches"
+    print(f"rank {rank}: {what}: largest relative error {worst:.4f}", flush=True)
     assert worst < 0.02, "the dense model gives something else"
     dist.barrier()
     dist.destroy_process_group()

@@ -329,7 +329,9 @@ def as_inputs(all_sent: list[Sent]) -> list[reference.Inputs]:
     ]
 
 
-def check_ll_dispatch(form: str, rank: int, size: int, all_sent: list[Sent], got: Any, counts: Any, handle: Any) -> None:
+def check_ll_dispatch(
+    form: str, rank: int, size: int, all_sent: list[Sent], got: Any, counts: Any, handle: Any
+) -> None:
     _, payload, scale_format = FORMATS[form]
     config, inputs, local = ll_shape(size, payload, scale_format), as_inputs(all_sent), E // size
     rows, _ = reference.received_rows(config, inputs, rank)
