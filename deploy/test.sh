@@ -31,6 +31,7 @@ done
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=deploy/dependencies.sh
 source "$root/deploy/dependencies.sh"
+EPD_PACKAGES+=(python3-torch)  # of the tests of client/deep_ep and epd.torch alone
 
 install_dependencies
 cd "$root"

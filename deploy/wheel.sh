@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Packs the Python package with libepd into a wheel. See --help.
+# Packs the Python packages into wheels, epd with libepd. See --help.
 set -euo pipefail
 
 usage() {
@@ -9,7 +9,10 @@ Usage: deploy/wheel.sh [--help] [--output DIR] [--build-dir DIR]
 Builds libepd (preset release) and packs client/python with it into epd-<version>-py3-none-<platform>.whl, for
 `pip install`. Nothing is downloaded. The wheel needs Python 3.9, the C library and libstdc++.
 
-  --output DIR      where to write it [.]
+Also packs client/deep_ep into deep_ep-<version>-py3-none-any.whl: the interface of DeepEP over epd. It takes the
+place of DeepEP's own package, so install it only where that is wanted. It needs the first wheel and torch.
+
+  --output DIR      where to write them [.]
   --build-dir DIR   packs what was built there, and builds nothing
 
 The platform says the oldest C library that the wheel runs with (manylinux_2_35_x86_64 when built on Debian 12).

@@ -1,4 +1,5 @@
-"""Writes the wheel: client/python/epd, libepd, and the demo's text. Called by deploy/wheel.sh.
+"""Writes the wheels. epd: client/python/epd, libepd, and the demo's text. deep_ep: client/deep_ep. Called by
+deploy/wheel.sh.
 
 Needs the standard library and readelf. The same inputs give the same bytes.
 """
@@ -41,6 +42,24 @@ Classifier: Operating System :: POSIX :: Linux
 Classifier: Typing :: Typed
 Provides-Extra: numpy
 Requires-Dist: numpy; extra == "numpy"
+Provides-Extra: torch
+Requires-Dist: torch; extra == "torch"
+Description-Content-Type: text/markdown
+
+{readme}"""
+
+DEEP_EP_METADATA = """\
+Metadata-Version: 2.1
+Name: deep_ep
+Version: {version}
+Summary: The interface of DeepEP over the epd daemon
+License: Apache-2.0
+License-File: LICENSE
+Requires-Python: >=3.9
+Classifier: Operating System :: POSIX :: Linux
+Classifier: Typing :: Typed
+Requires-Dist: epd
+Requires-Dist: torch
 Description-Content-Type: text/markdown
 
 {readme}"""
@@ -48,7 +67,7 @@ Description-Content-Type: text/markdown
 WHEEL = """\
 Wheel-Version: 1.0
 Generator: epd
-Root-Is-Purelib: false
+Root-Is-Purelib: {pure}
 Tag: {tag}
 """
 
@@ -79,12 +98,17 @@ def platform_tag(library: pathlib.Path) -> str:
     return f"manylinux_{glibc[0]}_{glibc[1]}_{machine}"
 
 
-def contents(library: pathlib.Path) -> dict[str, bytes]:
-    files = {
-        path.relative_to(HERE).as_posix(): path.read_bytes()
-        for path in sorted((HERE / "epd").rglob("*"))
+def modules(package: pathlib.Path) -> dict[str, bytes]:
+    """The files of a package, as the wheel names them."""
+    return {
+        path.relative_to(package.parent).as_posix(): path.read_bytes()
+        for path in sorted(package.rglob("*"))
         if path.is_file() and (path.suffix == ".py" or path.name == "py.typed")
     }
+
+
+def contents(library: pathlib.Path) -> dict[str, bytes]:
+    files = modules(HERE / "epd")
     files["epd/libepd.so.0"] = library.read_bytes()
     files["epd/demo/text.txt"] = (HERE.parent / "tools/demo/text.txt").read_bytes()
     return files
@@ -98,31 +122,39 @@ def record(files: dict[str, bytes], own: str) -> bytes:
     return ("".join(line(name, data) for name, data in files.items()) + f"{own},,\n").encode()
 
 
+def write(
+    folder: pathlib.Path, name: str, files: dict[str, bytes], tag: str, metadata: str, readme: pathlib.Path
+) -> None:
+    """A wheel of the files. The version is that of the package."""
+    found = re.search(rb'__version__ = "([\d.+a-z]+)"', files[f"{name}/__init__.py"])
+    assert found is not None
+    version = found[1].decode()
+    info = f"{name}-{version}.dist-info"
+    files[f"{info}/METADATA"] = metadata.format(version=version, readme=readme.read_text()).encode()
+    files[f"{info}/LICENSE"] = (HERE.parents[1] / "LICENSE").read_bytes()
+    pure = str(tag.endswith("-any")).lower()
+    files[f"{info}/WHEEL"] = WHEEL.format(tag=tag, pure=pure).encode()
+    files[f"{info}/RECORD"] = record(files, f"{info}/RECORD")
+    wheel = folder / f"{name}-{version}-{tag}.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, data in files.items():
+            entry = zipfile.ZipInfo(path)  # of 1980
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = (0o755 if path.endswith(".so.0") else 0o644) << 16
+            archive.writestr(entry, data)
+    print(f"{wheel}: {-(-wheel.stat().st_size // 1024)} KiB")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Writes the wheel.")
+    parser = argparse.ArgumentParser(description="Writes the wheels.")
     parser.add_argument("--library", type=pathlib.Path, required=True, help="libepd, stripped")
     parser.add_argument("--output", type=pathlib.Path, required=True, help="the folder to write to")
     options = parser.parse_args()
-    files = contents(options.library)
-    found = re.search(rb'__version__ = "([\d.]+)"', files["epd/__init__.py"])
-    assert found is not None
-    version = found[1].decode()
     tag = f"py3-none-{platform_tag(options.library)}"
-    info = f"epd-{version}.dist-info"
-    files[f"{info}/METADATA"] = METADATA.format(
-        version=version, readme=(HERE / "README.md").read_text()
-    ).encode()
-    files[f"{info}/LICENSE"] = (HERE.parents[1] / "LICENSE").read_bytes()
-    files[f"{info}/WHEEL"] = WHEEL.format(tag=tag).encode()
-    files[f"{info}/RECORD"] = record(files, f"{info}/RECORD")
-    wheel = options.output / f"epd-{version}-{tag}.whl"
-    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            entry = zipfile.ZipInfo(name)  # of 1980
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            entry.external_attr = (0o755 if name.endswith(".so.0") else 0o644) << 16
-            archive.writestr(entry, data)
-    print(f"{wheel}: {wheel.stat().st_size // 1024} KiB")
+    write(options.output, "epd", contents(options.library), tag, METADATA, HERE / "README.md")
+    drop_in = HERE.parent / "deep_ep"
+    files = modules(drop_in / "deep_ep")
+    write(options.output, "deep_ep", files, "py3-none-any", DEEP_EP_METADATA, drop_in / "README.md")
 
 
 if __name__ == "__main__":

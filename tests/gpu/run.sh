@@ -4,9 +4,9 @@
 # Usage: tests/gpu/run.sh [--daemon DIR] [full]   (from the root of the sources; output in build/gpu;
 # EPD_GPU_STEPS="test suite" runs these steps alone). With --daemon also, under MPS, what pack.sh has put in
 # DIR: the GPU faults, the benchmark's suite, graphs, overlap, the time that kernels take to stop, streams,
-# calls, conformance, bound memory. `full`, some four minutes more: also launched operations in suite,
-# overlap and bound memory, other ways to ask and to wait, and other images of the kernels: the steps with
-# `asserts` (it checks ranges) and `sm80` (the code for devices before sm_90) in their names.
+# calls, conformance, bound memory, torch through deep_ep. `full`, some four minutes more: also launched
+# operations in suite, overlap and bound memory, other ways to ask and to wait, and other images of the kernels:
+# the steps with `asserts` (it checks ranges) and `sm80` (the code for devices before sm_90) in their names.
 # All that the steps have said is in all.log, and what was running 12 s before a step's time was up
 # (what_hangs.sh).
 set -u
@@ -74,6 +74,7 @@ step() {  # step <name> <seconds> <command...>
   case " ${EPD_GPU_STEPS:-$name} " in *" $name "*) ;; *) return ;; esac
   steps="$steps $name"
   begin=$(date +%s)
+  failed_before=$failed
   rm -f "$out/$name.hangs"
   watcher=
   if [ -n "$daemon" ]; then
@@ -89,6 +90,7 @@ step() {  # step <name> <seconds> <command...>
   [ -n "$watcher" ] && kill "$watcher" 2> /dev/null
   [ $rc -eq 0 ] && verdict=PASS || { verdict="FAIL (exit $rc)"; failed=1; }
   grep -q "^\[  PASSED  \] 0 tests" "$out/$name.log" && [ $rc -eq 0 ] && verdict="SKIPPED (all tests)"
+  [ $rc -ne 77 ] || { verdict=$(grep -m 1 '^SKIPPED' "$out/$name.log"); failed=$failed_before; }
   table="$table$(printf '%-23s %s, %s s' "$name" "$verdict" $(($(date +%s) - begin)))
 "
 }
@@ -151,6 +153,10 @@ if [ -n "$daemon" ]; then
   [ "$full" = full ] && kinds="cuda resident"
   for kind in $kinds; do
     step "bound_$kind" 90 "$daemon/bin/bound_test" --gtest_filter="*/$kind-$kills"
+  done
+  # torch's ranks through deep_ep, where torch is there.
+  for program in training decode_graph; do
+    step "python_$program" 120 "$here/tests/gpu/python.sh" "$daemon/bin" "$daemon/lib/libepd.so.0" "python_$program.py"
   done
   echo quit | nvidia-cuda-mps-control > /dev/null
 fi

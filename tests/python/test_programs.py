@@ -24,6 +24,14 @@ def test_moe_layer_is_the_dense_layer(daemon: Daemon, ranks: str) -> None:
     assert done.stdout.count("as the dense layer") == int(ranks)
 
 
+@pytest.mark.parametrize("ranks", ["1", "3"])
+def test_moe_training_is_the_dense_layer(daemon: Daemon, ranks: str) -> None:
+    pytest.importorskip("torch", reason="torch is not installed (Debian: python3-torch)")
+    done = run(sys.executable, str(EXAMPLES / "moe_training.py"), "--ranks", ranks, daemon.socket)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("as the dense layer") == int(ranks)
+
+
 def test_the_readme_shows_the_minimal_example() -> None:
     program = (EXAMPLES / "minimal.py").read_text().split('"""\n\n', 1)[1]
     assert program in (ROOT / "client/python/README.md").read_text()

@@ -39,7 +39,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
     done = run(str(ROOT / "deploy/wheel.sh"), "--build-dir", str(BUILD), "--output", str(folder), PATH=path)
     assert done.returncode == 0, done.stderr
-    (made,) = folder.glob("*.whl")
+    (made,) = folder.glob("epd-*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def drop_in(wheel: pathlib.Path) -> pathlib.Path:
+    (made,) = wheel.parent.glob("deep_ep-*.whl")
     return made
 
 
@@ -67,6 +73,30 @@ def test_what_is_in_it(wheel: pathlib.Path) -> None:
     assert not [name for name in names if "__pycache__" in name or "test" in name]
     assert "py3-none-" in wheel.name and "linux_" in wheel.name
     assert wheel.stat().st_size < 1_000_000
+
+
+def test_what_is_in_the_drop_in(drop_in: pathlib.Path) -> None:
+    with zipfile.ZipFile(drop_in) as archive:
+        assert archive.testzip() is None
+        names = set(archive.namelist())
+        (metadata,) = [name for name in names if name.endswith("/METADATA")]
+        text = archive.read(metadata).decode()
+    assert {"deep_ep/__init__.py", "deep_ep/py.typed", "deep_ep/utils/math.py"} <= names
+    assert not [name for name in names if name.startswith("epd/") or name.endswith(".so.0")]
+    assert "Requires-Dist: epd\nRequires-Dist: torch\n" in text
+    assert drop_in.name.endswith("-py3-none-any.whl")
+
+
+def test_the_drop_in_is_installed_by_itself_only(drop_in: pathlib.Path, python: str) -> None:
+    """And it takes the place of DeepEP's package: pip knows it by that name."""
+    assert run(python, "-c", "import deep_ep").returncode != 0
+    options = ("--no-index", "--no-deps", "--disable-pip-version-check")
+    done = run(python, "-m", "pip", "install", *options, str(drop_in))
+    assert done.returncode == 0, done.stderr
+    assert run(python, "-m", "pip", "show", "deep_ep").stdout.startswith("Name: deep_ep\nVersion: 1.2.1+epd.")
+    done = run(python, "-c", "import deep_ep")
+    assert "No module named 'torch'" in done.stderr
+    assert run(python, "-m", "pip", "uninstall", "--yes", "deep_ep").returncode == 0
 
 
 def test_the_minimal_example_runs(daemon: Daemon, python: str) -> None:

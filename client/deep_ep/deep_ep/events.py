@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Optional
 
 import torch
+
+
+@functools.lru_cache(maxsize=None)
+def _on_gpus() -> bool:
+    return torch.cuda.is_available()
 
 
 class EventHandle:
@@ -12,7 +18,7 @@ class EventHandle:
 
     def __init__(self) -> None:
         self.event: Optional[torch.cuda.Event] = None
-        if torch.cuda.is_available():
+        if _on_gpus():
             self.event = torch.cuda.Event()
             self.event.record(torch.cuda.current_stream())
 

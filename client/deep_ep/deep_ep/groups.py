@@ -103,7 +103,7 @@ class Groups:
 
     def normal(self, shape: Shape, streams: Streams) -> Joined:
         """One row for each (token, rank), by source rank, then token; operations of one stream use slot 0."""
-        return self._get(
+        return self._joined.get(shape) or self._join(
             shape,
             streams,
             max_tokens=config.max_tokens(),
@@ -114,7 +114,9 @@ class Groups:
 
     def low_latency(self, shape: Shape, streams: Streams) -> Joined:
         """Each expert's rows in a block of its own, in two slots."""
-        return self._get(shape, streams, max_tokens=shape.tokens, depth=2, layout=epd.Layout.EXPERT)
+        return self._joined.get(shape) or self._join(
+            shape, streams, max_tokens=shape.tokens, depth=2, layout=epd.Layout.EXPERT
+        )
 
     def all(self) -> list[Joined]:
         return list(self._joined.values())
@@ -123,10 +125,7 @@ class Groups:
         self._joined.clear()
         self.session.detach()
 
-    def _get(self, shape: Shape, streams: Streams, **fields: Any) -> Joined:
-        joined = self._joined.get(shape)
-        if joined is not None:
-            return joined
+    def _join(self, shape: Shape, streams: Streams, **fields: Any) -> Joined:
         if streams.capturing:
             raise refuse_capture(str(shape))
         group = self.session.join(

@@ -17,18 +17,28 @@ class NormalHandle(tuple):  # type: ignore[type-arg]
     """(rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx, is_token_in_rank,
     send_head), of which epd fills:
 
-    rank_prefix_matrix  [R, R] int32; column r of rank r: how many of its rows come from ranks 0..i
-    recv_src_idx        [M] int32: the token's number on its source rank
+    rank_prefix_matrix  [R, R] int32; [i][r] on rank r: how many of its rows come from ranks 0..i. Other columns
+                        repeat this rank's
+    recv_src_idx        [M] int32: the token's number on its source rank; -1: no token
     is_token_in_rank    as it was given
 
     The others are empty. The routing is kept until the handle is collected.
     """
 
-    def __new__(cls, joined: Joined, routing: epd.Handle, choices: Choices, num_rows: int, fields: tuple[Any, ...]) -> NormalHandle:
+    def __new__(
+        cls,
+        joined: Joined,
+        routing: epd.Handle,
+        choices: Choices,
+        num_rows: int,
+        offsets: Tensor,
+        fields: tuple[Any, ...],
+    ) -> NormalHandle:
         made = super().__new__(cls, fields)
         made.joined = joined  # where the routing was made; combines run there
         made.num_tokens = choices.num_tokens
         made.num_rows = num_rows
+        made.offsets = offsets  # [R+1]: where rows of each source begin
         made.choices = choices
         made.routings = {joined.shape: routing}  # the same routing in groups with other rows
         return made
@@ -36,6 +46,7 @@ class NormalHandle(tuple):  # type: ignore[type-arg]
     joined: Joined
     num_tokens: int
     num_rows: int
+    offsets: Tensor
     choices: Choices
     routings: dict[Shape, epd.Handle]
 
@@ -71,27 +82,27 @@ class LowLatencyHandle(tuple):  # type: ignore[type-arg]
     """
 
     joined: Joined
-    slot: int
     routing: epd.Handle
     num_tokens: int
+    counts: Tensor  # [E/R]: rows of each local expert
     _range: Callable[[], Tensor]
     _computed: Optional[Tensor]
 
     def __new__(
         cls,
         joined: Joined,
-        slot: int,
         routing: epd.Handle,
         num_tokens: int,
+        counts: Tensor,
         src_info: Tensor,
         layout_range: Callable[[], Tensor],
     ) -> LowLatencyHandle:
         shape = joined.shape
         made = super().__new__(cls, (src_info, None, shape.tokens, shape.hidden, shape.num_experts))
         made.joined = joined
-        made.slot = slot
         made.routing = routing
         made.num_tokens = num_tokens
+        made.counts = counts
         made._range = layout_range
         made._computed = None
         return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Callable, Iterator, NamedTuple, Optional, Union
+from typing import Callable, ContextManager, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from .checks import check_tensor, refuse
 from .events import EventHandle, EventOverlap
 from .groups import Groups, Joined, Shape
 from .handles import LowLatencyHandle, layout_range
-from .rows import copy_counted
 from .streams import Call, Streams
 
 Rows = Union[Tensor, tuple[Tensor, Tensor]]
@@ -72,7 +71,7 @@ class LowLatencyMode:
         place = self._begin(async_finish)
         results = _Results(joined, slot, self._views)
         with _on(place):
-            staging = Staging(joined.group, slot)
+            staging = Staging()
             staging.give(epd.Region.X, x)
             staging.give(epd.Region.TOPK_IDX, topk_idx)
             ticket = joined.submit(
@@ -82,7 +81,7 @@ class LowLatencyMode:
                     stream=place.stream,
                     omit_weights=True,
                     defer_receive=return_recv_hook and place.stream is not None,
-                    **staging.keywords,
+                    memory=staging,
                 )
             )
 
@@ -91,7 +90,7 @@ class LowLatencyMode:
             if stats is not None:
                 stats.add_(results.counts)
 
-        handle = LowLatencyHandle(joined, slot, ticket.handle, n, results.sources, results.layout_range)
+        handle = LowLatencyHandle(joined, ticket.handle, n, results.counts, results.sources, results.layout_range)
         event, hook = self._finish(
             joined, ticket, place, arrive, return_recv_hook, [x, topk_idx, stats], results.own()
         )
@@ -122,11 +121,11 @@ class LowLatencyMode:
         if out is None:
             out = torch.empty((n, shape.hidden), dtype=torch.bfloat16, device=device)
         with _on(place):
-            staging = Staging(joined.group, slot)
+            staging = Staging()
             staging.give(epd.Region.TOPK_WEIGHTS, topk_weights)
-            if not zero_copy and x.data_ptr() != y.data_ptr():
-                most = self._most_rows(joined)
-                copy_counted(y, x, joined.regions(handle.slot).expert_counts, most)
+            if not zero_copy:
+                staging.give(epd.Region.Y, x)
+                staging.give(epd.Region.EXPERT_COUNTS, handle.counts)
             staging.want(epd.Region.OUT, out)
             ticket = joined.submit(
                 lambda: joined.group.combine(
@@ -135,11 +134,12 @@ class LowLatencyMode:
                     stream=place.stream,
                     weighted=True,
                     defer_receive=return_recv_hook and place.stream is not None,
-                    **staging.keywords,
+                    memory=staging,
+                    num_tokens=n,
                 )
             )
         inputs = [x, topk_idx, topk_weights, out]
-        event, hook = self._finish(joined, ticket, place, staging.finish, return_recv_hook, inputs, [])
+        event, hook = self._finish(joined, ticket, place, _nothing, return_recv_hook, inputs, [])
         return out, event, hook
 
     def next_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:
@@ -152,10 +152,6 @@ class LowLatencyMode:
         slot = self._slot
         self._slot ^= 1
         return slot
-
-    def _most_rows(self, joined: Joined) -> int:
-        shape, ranks = joined.shape, joined.group.config.num_ranks
-        return ranks * shape.tokens * min(shape.topk, shape.num_experts // ranks)
 
     def _begin(self, async_finish: bool) -> _Place:
         """On the Buffer's own stream if nobody waits for the end, else on the current one."""
@@ -209,6 +205,10 @@ class LowLatencyMode:
         return hook
 
 
+def _nothing() -> None:
+    pass
+
+
 class _Results:
     """What a dispatch has delivered: views of the slot's regions, or copies of them. Scales are always copied, as
     their last two dimensions lie column-major."""
@@ -254,10 +254,9 @@ class _Results:
         return layout_range(ranges, self._regions.recv_x.shape[1])
 
 
-@contextlib.contextmanager
-def _on(place: _Place) -> Iterator[None]:
-    if place.call is None:
-        yield
-    else:
-        with place.call.run():
-            yield
+_HERE = contextlib.nullcontext()
+
+
+def _on(place: _Place) -> ContextManager[None]:
+    """The operation's stream is torch's current one."""
+    return _HERE if place.call is None else place.call.run()

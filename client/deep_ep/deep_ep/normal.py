@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional, Sequence, Union
+from typing import NamedTuple, Optional, Sequence, Union
 
 import torch
 from torch import Tensor
@@ -21,7 +21,13 @@ from .streams import Call, Streams
 from .team import Team
 
 Rows = Union[Tensor, tuple[Tensor, Tensor]]
-SUMMED_OVER_RANKS = 2  # return_weights of epd_combine
+_RECEIVED = (
+    epd.Region.RECV_X,
+    epd.Region.RECV_SCALES,
+    epd.Region.RECV_TOPK_IDX,
+    epd.Region.RECV_TOPK_WEIGHTS,
+    epd.Region.RECV_SRC,
+)
 _SLOT = 0
 
 
@@ -37,6 +43,39 @@ class Given(NamedTuple):
         return Shape(self.payload, self.scale_format, num_experts, self.x.shape[1], topk)
 
 
+class _Received(NamedTuple):
+    """Results of a dispatch, in the order of _RECEIVED."""
+
+    x: Tensor
+    scales: Optional[Tensor]
+    topk_idx: Optional[Tensor]
+    topk_weights: Optional[Tensor]
+    src: Optional[Tensor] = None
+
+    def rows(self) -> Rows:
+        return self.x if self.scales is None else (self.x, self.scales)
+
+    @property
+    def sources(self) -> Tensor:
+        """The token's number on its source rank."""
+        assert self.src is not None
+        return self.src[:, 1]
+
+    def mark_unused(self) -> None:
+        """As rows that no token fills stay."""
+        for tensor in (self.topk_idx, self.src):
+            if tensor is not None:
+                tensor.fill_(-1)
+        if self.topk_weights is not None:
+            self.topk_weights.zero_()
+
+    def copy_from(self, regions: epd.Buffers[Tensor]) -> None:
+        """The rows that have come."""
+        for region, target in zip(_RECEIVED, self):
+            if target is not None:
+                target.copy_(getattr(regions, region.name.lower())[: target.shape[0]])
+
+
 class NormalMode:
     """The normal operations of a Buffer."""
 
@@ -44,7 +83,7 @@ class NormalMode:
         self._team = team
         self._groups = groups
         self._streams = streams
-        self._sums_weights = True  # whether libepd adds weights up over ranks
+        self._max_tokens = max_tokens()
 
     # ---- dispatch ----------------------------------------------------------------------------------
 
@@ -76,24 +115,32 @@ class NormalMode:
                 if num_worst_tokens == 0:
                     counts = self._caller_counts(num_tokens_per_expert)
             joined = self._groups.normal(given.shape(choices.num_experts, choices.topk), self._streams)
-            ticket = self._submit(joined, given, call, config, choices, topk_weights, num_worst_tokens > 0)
-            if num_worst_tokens == 0:
+            offsets = self._new(call, (self._team.size + 1,), torch.int32)
+            received: Optional[_Received] = None
+            if num_worst_tokens > 0:
+                received = self._make(joined, call, num_worst_tokens, topk_idx is not None)
+                received.mark_unused()
+            staging = self._staging_of_rows(given, received)
+            staging.give(epd.Region.TOPK_IDX, choices.topk_idx())
+            if topk_weights is not None:
+                staging.give(epd.Region.TOPK_WEIGHTS, topk_weights)
+            staging.want(epd.Region.RANK_OFFSETS, offsets)
+            ticket = self._submit(joined, choices, call, config, topk_weights is None, staging)
+            if received is None:
                 known = ticket.counts()
-                num_rows = known.num_recv_rows
                 counts = list(known.expert_counts) if counts is None else counts
-            else:
-                num_rows = num_worst_tokens
             self._end(ticket)
-            received = self._received(joined, call, given, num_rows, topk_idx is not None)
-            prefix = self._handle_fields(joined, call, num_rows, is_token_in_rank)
-        handle = NormalHandle(joined, ticket.handle, choices, num_rows, prefix)
-        outputs = [*received, *(field for field in prefix if field is not is_token_in_rank)]
+            if received is None:
+                received = self._make(joined, call, known.num_recv_rows, topk_idx is not None)
+                received.copy_from(joined.regions(_SLOT))
+            prefix = self._prefix(call, offsets)
+        none = prefix[:, :0]
+        fields = (prefix, none, none, received.sources, is_token_in_rank, none)
+        handle = NormalHandle(joined, ticket.handle, choices, received.x.shape[0], offsets, fields)
         inputs = [given.x, given.scales, choices.topk_idx(), topk_weights]
-        event = call.end(inputs, outputs)
-        recv_x, recv_scales, recv_idx, recv_weights = received
+        event = call.end(inputs, [*received, prefix, offsets])
         aligned = [-(-count // expert_alignment) * expert_alignment for count in counts or ()]
-        rows = recv_x if recv_scales is None else (recv_x, recv_scales)
-        return rows, recv_idx, recv_weights, aligned, handle, event
+        return received.rows(), received.topk_idx, received.topk_weights, aligned, handle, event
 
     def dispatch_again(
         self, x: Rows, handle: NormalHandle, config: Config, call: Call
@@ -105,48 +152,37 @@ class NormalMode:
         with call.run():
             choices = handle.choices
             joined = self._groups.normal(given.shape(choices.num_experts, choices.topk), self._streams)
-            ticket = self._submit_again(joined, given, call, config, handle)
+            received = self._make(joined, call, handle.num_rows)
+            staging = self._staging_of_rows(given, received)
+            routing = handle.routings.get(joined.shape)
+            if routing is None:  # the first rows of this type under the handle
+                staging.give(epd.Region.TOPK_IDX, choices.topk_idx())
+                ticket = self._submit(joined, choices, call, config, True, staging)
+                handle.routings[joined.shape] = ticket.handle
+            else:
+                ticket = self._submit_again(joined, routing, call, config, staging)
             self._end(ticket)
-            recv_x, recv_scales, _, _ = received = self._received(joined, call, given, handle.num_rows, False)
         event = call.end([given.x, given.scales], received)
-        return recv_x if recv_scales is None else (recv_x, recv_scales), event
+        return received.rows(), event
 
     def _submit(
-        self,
-        joined: Joined,
-        given: Given,
-        call: Call,
-        config: Config,
-        choices: Choices,
-        topk_weights: Optional[Tensor],
-        mark_unused: bool,
+        self, joined: Joined, choices: Choices, call: Call, config: Config, omit_weights: bool, staging: Staging
     ) -> epd.Dispatch:
-        staging = self._give_rows(joined, given)
-        staging.give(epd.Region.TOPK_IDX, choices.topk_idx())
-        if topk_weights is not None:
-            staging.give(epd.Region.TOPK_WEIGHTS, topk_weights)
         return joined.submit(
             lambda: joined.group.dispatch(
                 _SLOT,
                 choices.num_tokens,
                 stream=call.stream,
-                omit_weights=topk_weights is None,
+                omit_weights=omit_weights,
                 keep_handle=True,
-                mark_unused=mark_unused,
                 sms=self._sms(config),
-                **staging.keywords,
+                memory=staging,
             )
         )
 
     def _submit_again(
-        self, joined: Joined, given: Given, call: Call, config: Config, handle: NormalHandle
+        self, joined: Joined, routing: epd.Handle, call: Call, config: Config, staging: Staging
     ) -> epd.Dispatch:
-        routing = handle.routings.get(joined.shape)
-        if routing is None:  # rows of another type than the handle's dispatch had: the first ones under it
-            ticket = self._submit(joined, given, call, config, handle.choices, None, False)
-            handle.routings[joined.shape] = ticket.handle
-            return ticket
-        staging = self._give_rows(joined, given)
         return joined.submit(
             lambda: joined.group.dispatch(
                 _SLOT,
@@ -154,56 +190,47 @@ class NormalMode:
                 stream=call.stream,
                 omit_weights=True,
                 sms=self._sms(config),
-                **staging.keywords,
+                memory=staging,
             )
         )
 
-    def _give_rows(self, joined: Joined, given: Given) -> Staging:
-        staging = Staging(joined.group, _SLOT)
+    def _staging_of_rows(self, given: Given, received: Optional[_Received]) -> Staging:
+        staging = Staging(0 if received is None else received.x.shape[0])
         staging.give(epd.Region.X, given.x)
         if given.scales is not None:
             staging.give(epd.Region.X_SCALES, given.scales)
+        for region, target in zip(_RECEIVED, received or ()):
+            if target is not None:
+                staging.want(region, target)
         return staging
 
-    def _received(
-        self, joined: Joined, call: Call, given: Given, num_rows: int, chosen: bool
-    ) -> tuple[Tensor, Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
-        """Copies of the first num_rows rows, and of their scales, topk_idx and topk_weights."""
+    def _make(
+        self, joined: Joined, call: Call, num_rows: int, chosen: Optional[bool] = None
+    ) -> _Received:
+        """Tensors for the results. chosen None: under a handle, for the rows alone; False: without topk_idx."""
         b = joined.regions(_SLOT)
-        room = b.recv_x.shape[0]
-        regions = (
-            b.recv_x,
-            b.recv_scales if given.scales is not None else None,
-            b.recv_topk_idx if chosen else None,
-            b.recv_topk_weights if chosen else None,
-        )
         with call.allocate():
-            made = [None if region is None else _like(region, num_rows) for region in regions]
-        for target, region in zip(made, regions):
-            if target is not None and region is not None:
-                target[:room].copy_(region[:num_rows])
-        recv_x, recv_scales, recv_idx, recv_weights = made
-        assert recv_x is not None
-        if num_rows > room and recv_idx is not None and recv_weights is not None:
-            recv_idx[room:] = -1
-            recv_weights[room:] = 0
-        return recv_x, recv_scales, recv_idx, recv_weights
+            recv_x = _like(b.recv_x, num_rows)
+            scales = None if b.recv_scales is None else _like(b.recv_scales, num_rows)
+            if chosen is None:
+                return _Received(recv_x, scales, None, None)
+            return _Received(
+                recv_x,
+                scales,
+                _like(b.recv_topk_idx, num_rows) if chosen else None,
+                _like(b.recv_topk_weights, num_rows) if chosen else None,
+                _like(b.recv_src, num_rows),
+            )
 
-    def _handle_fields(
-        self, joined: Joined, call: Call, num_rows: int, is_token_in_rank: Optional[Tensor]
-    ) -> tuple[Any, ...]:
-        """What NormalHandle says."""
-        b, size, device = joined.regions(_SLOT), self._team.size, self._groups.device
+    def _prefix(self, call: Call, offsets: Tensor) -> Tensor:
+        """rank_prefix_matrix, of which this rank knows its own column."""
+        prefix = self._new(call, (self._team.size, self._team.size), torch.int32)
+        prefix.copy_(offsets[1:].unsqueeze(1).expand_as(prefix))
+        return prefix
+
+    def _new(self, call: Call, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         with call.allocate():
-            prefix = torch.empty((size, size), dtype=torch.int32, device=device)
-            sources = torch.empty((num_rows,), dtype=torch.int32, device=device)
-            none = torch.empty((size, 0), dtype=torch.int32, device=device)
-        prefix.zero_()
-        prefix[:, self._team.rank].copy_(b.rank_offsets[1:])
-        room = b.recv_src.shape[0]
-        sources[:room].copy_(b.recv_src[:num_rows, 1])
-        sources[room:].fill_(-1)
-        return prefix, none, none, sources, is_token_in_rank, none
+            return torch.empty(shape, dtype=dtype, device=self._groups.device)
 
     # ---- combine -----------------------------------------------------------------------------------
 
@@ -226,77 +253,32 @@ class NormalMode:
             name = f"bias[{number}]"
             check_tensor(name, bias, dtypes=torch.bfloat16, shape=(n, shape.hidden), device=device)
         with call.run():
-            with call.allocate():
-                out = torch.empty((n, shape.hidden), dtype=torch.bfloat16, device=device)
-                weights = None
-                if topk_weights is not None:
-                    weights = torch.empty((n, shape.topk), dtype=torch.float32, device=device)
-            room = joined.regions(_SLOT).y.shape[0]
-            staging = Staging(joined.group, _SLOT)
-            staging.give(epd.Region.Y, x[:room])
+            out = self._new(call, (n, shape.hidden), torch.bfloat16)
+            staging = Staging(handle.num_rows)
+            staging.give(epd.Region.Y, x)
+            staging.give(epd.Region.RANK_OFFSETS, handle.offsets)
             for region, bias in zip((epd.Region.BIAS_0, epd.Region.BIAS_1), biases):
                 staging.give(region, bias)
             staging.want(epd.Region.OUT, out)
-            summed = topk_weights is not None and self._sums_weights
-            if topk_weights is not None and weights is not None:
-                staging.give(epd.Region.Y_WEIGHTS, topk_weights[:room])
-                if summed:
-                    staging.want(epd.Region.OUT_WEIGHTS, weights)
-            ticket = self._submit_combine(joined, handle, call, config, len(biases), summed, staging)
-            self._end(ticket)
-            staging.finish()
-            if topk_weights is not None and weights is not None and not self._sums_weights:
-                weights.copy_(self._summed_over_ranks(handle, topk_weights))
-        return out, weights, call.end([x, topk_weights, *biases], [out, weights])
-
-    def _submit_combine(
-        self,
-        joined: Joined,
-        handle: NormalHandle,
-        call: Call,
-        config: Config,
-        num_biases: int,
-        return_weights: bool,
-        staging: Staging,
-    ) -> epd.Ticket:
-        def submission(kind: int) -> epd.Ticket:
-            return joined.group.combine(
-                _SLOT,
-                handle.routings[joined.shape],
-                stream=call.stream,
-                num_biases=num_biases,
-                return_weights=kind,
-                sms=self._sms(config),
-                **staging.keywords,
+            weights, kind = None, epd.ReturnWeights.NONE
+            if topk_weights is not None:
+                weights, kind = self._new(call, (n, shape.topk), torch.float32), epd.ReturnWeights.SUM
+                staging.give(epd.Region.Y_WEIGHTS, topk_weights)
+                staging.want(epd.Region.OUT_WEIGHTS, weights)
+            ticket = joined.submit(
+                lambda: joined.group.combine(
+                    _SLOT,
+                    handle.routings[shape],
+                    stream=call.stream,
+                    num_biases=len(biases),
+                    return_weights=kind,
+                    sms=self._sms(config),
+                    memory=staging,
+                    num_tokens=n,
+                )
             )
-
-        if not return_weights:
-            return joined.submit(lambda: submission(0))
-        try:
-            return joined.submit(lambda: submission(SUMMED_OVER_RANKS))
-        except epd.InvalidArgument as error:
-            if error.field != "return_weights":
-                raise
-        self._sums_weights = False
-        return joined.submit(lambda: submission(0))
-
-    def _summed_over_ranks(self, handle: NormalHandle, topk_weights: Tensor) -> Tensor:
-        """Each token's weights [n, K], summed over the ranks that got it, by way of the process group."""
-        if self._streams.capturing:
-            raise refuse("topk_weights", "a tensor", "None while the stream captures a graph, with this libepd")
-        rank, size = self._team.rank, self._team.size
-        prefix, sources = handle[0][:, rank].cpu(), handle[3].cpu().long()
-        weights = topk_weights.cpu()
-        begin, mine = 0, []
-        for source in range(size):
-            end = int(prefix[source])
-            mine.append((sources[begin:end], weights[begin:end]))
-            begin = end
-        total = torch.zeros((handle.num_tokens, weights.shape[1]), dtype=torch.float32)
-        for from_rank in self._team.gather(mine):
-            tokens, values = from_rank[rank]
-            total[tokens] += values
-        return total
+            self._end(ticket)
+        return out, weights, call.end([x, topk_weights, *biases], [out, weights])
 
     # ---- checks ------------------------------------------------------------------------------------
 
@@ -314,8 +296,9 @@ class NormalMode:
             check_tensor("x[1]", scales, dtypes=(torch.float32, torch.int32), shape=shape, device=device)
             format = epd.ScaleFormat.UE8M0 if packed else epd.ScaleFormat.FLOAT32
             given = Given(rows, scales, epd.Payload.FP8, format)
-        if rows.shape[0] > max_tokens():
-            raise refuse("x.shape[0]", rows.shape[0], f"0 .. {max_tokens()}, $EPD_DEEPEP_MAX_TOKENS of all ranks")
+        if rows.shape[0] > self._max_tokens:
+            allowed = f"0 .. {self._max_tokens}, $EPD_DEEPEP_MAX_TOKENS of all ranks"
+            raise refuse("x.shape[0]", rows.shape[0], allowed)
         return given
 
     def _checked_idx(self, given: Given, topk_idx: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ class Streams:
         self.comm: Optional[torch.cuda.Stream] = None
         if device.type == "cuda":
             self.comm = torch.cuda.Stream(device, priority=-1)
-        self._last: Optional[tuple[torch.cuda.Stream, bool]] = None
+        self._last: Any = None
 
     @property
     def capturing(self) -> bool:
@@ -32,13 +32,12 @@ class Streams:
 
     def order(self, stream: Any) -> None:
         """The next operation goes to this stream."""
-        if stream is None:
+        last, self._last = self._last, stream
+        if last is None or last == stream:
             return
-        capturing = self.capturing
-        last, self._last = self._last, (stream, capturing)
-        # What came before a capture has ended before it began.
-        if last is not None and last[0] != stream and last[1] == capturing:
-            stream.wait_stream(last[0])
+        # What is not of the same capture has ended before it began, or runs when the graph is replayed.
+        if _captures(last) == _captures(stream):
+            stream.wait_stream(last)
 
     def current(self) -> Any:
         """torch's current stream, or None."""
@@ -55,6 +54,11 @@ class Streams:
             given = f"True, previous_event {previous_event is not None}, async_finish {async_finish}"
             raise refuse("allocate_on_comm_stream", given, "with previous_event and async_finish")
         return Call(self, previous_event, async_finish, allocate_on_comm_stream)
+
+
+def _captures(stream: Any) -> bool:
+    with torch.cuda.stream(stream):
+        return torch.cuda.is_current_stream_capturing()
 
 
 class Call:

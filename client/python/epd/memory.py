@@ -80,7 +80,7 @@ class Memory:
             raw.bias[i] = array_address(f"bias[{i}]", bias[i], False)
         raw.recv_rows = recv_rows
         self._raw = raw
-        self._arrays = (inputs, outputs, bias)
+        self._arrays: Any = (inputs, outputs, bias)
         self.address = ctypes.addressof(raw)
 
 

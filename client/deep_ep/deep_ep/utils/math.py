@@ -5,10 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+import epd
 from epd.torch import E4M3
 
 _BLOCK = 128  # values that share a scale
 _LARGEST = 448.0  # of e4m3
+
+
+def _check_e4m3() -> None:
+    if E4M3 == torch.uint8:
+        raise epd.Unsupported(f"torch is {torch.__version__}; allowed for rows of e4m3: 2.1 or later")
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -22,6 +28,7 @@ def align(value: int, alignment: int) -> int:
 
 def per_token_cast_to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     """[n, H] to e4m3 [n, H] and float32 scales [n, H/128]. H is a multiple of 128."""
+    _check_e4m3()
     blocks = x.float().unflatten(1, (-1, _BLOCK))
     scales = blocks.abs().amax(-1).clamp_(min=1e-4) / _LARGEST
     return (blocks / scales.unsqueeze(-1)).flatten(1).to(E4M3), scales
@@ -29,6 +36,7 @@ def per_token_cast_to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def per_token_cast_back(x: Tensor, scales: Tensor) -> Tensor:
     """e4m3 [n, H] and scales, float32 [n, H/128] or int32 [n, H/512] of four exponents each, to bf16 [n, H]."""
+    _check_e4m3()
     if x.numel() == 0:
         return x.to(torch.bfloat16)
     if scales.dtype == torch.int32:

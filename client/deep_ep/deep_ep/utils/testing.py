@@ -81,7 +81,8 @@ def bench_kineto(
         events.sort(key=lambda event: event.time_range.start)
         seconds = [event.time_range.elapsed_us() / 1e6 for event in events]
         if not seconds or len(seconds) % num_kernels_per_period != 0:
-            raise RuntimeError(f"{len(seconds)} kernels are named ::{name}; expected: a multiple of {num_kernels_per_period}")
+            expected = f"a multiple of {num_kernels_per_period}"
+            raise RuntimeError(f"{len(seconds)} kernels are named ::{name}; expected: {expected}")
         periods = [seconds[i::num_kernels_per_period] for i in range(num_kernels_per_period)]
         means = [sum(each) / len(each) for each in periods]
         averages.append(means[0] if num_kernels_per_period == 1 else means)

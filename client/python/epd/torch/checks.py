@@ -25,13 +25,22 @@ def check_tensor(
     """The tensor, if it has one of the types, the shape (None: any size) and is on the device."""
     if not isinstance(tensor, Tensor):
         raise refuse(name, f"a {type(tensor).__name__}", "a tensor")
-    allowed = (dtypes,) if isinstance(dtypes, torch.dtype) else tuple(dtypes)
-    if tensor.dtype not in allowed:
-        raise refuse(f"{name}.dtype", tensor.dtype, ", ".join(str(each) for each in allowed))
-    fits = tensor.dim() == len(shape) and all(w is None or w == h for w, h in zip(shape, tensor.shape))
-    if not fits:
+    if tensor.dtype != dtypes:
+        allowed = (dtypes,) if isinstance(dtypes, torch.dtype) else tuple(dtypes)
+        if tensor.dtype not in allowed:
+            raise refuse(f"{name}.dtype", tensor.dtype, ", ".join(str(each) for each in allowed))
+    if not _fits(tensor.shape, shape):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise refuse(f"{name}.shape", list(tensor.shape), f"[{wanted}]")
     if tensor.device != device:
         raise refuse(f"{name}.device", tensor.device, device)
     return tensor
+
+
+def _fits(given: Sequence[int], shape: Sequence[Optional[int]]) -> bool:
+    if len(given) != len(shape):
+        return False
+    for have, want in zip(given, shape):
+        if want is not None and have != want:
+            return False
+    return True

@@ -9,9 +9,16 @@ from torch import Tensor
 
 from ..group import Group
 from ..ticket import Dispatch, Handle, Ticket
-from ..types import IndexType, Layout, Payload, Region
+from ..types import IndexType, Layout, Payload, Region, ReturnWeights
 from .checks import check_tensor, refuse
 from .staging import Staging
+
+# By what a combine counts the rows of y.
+_COUNTED_BY = {
+    Layout.COMPACT: Region.RANK_OFFSETS,
+    Layout.PACKED: Region.EXPERT_OFFSETS,
+    Layout.EXPERT: Region.EXPERT_COUNTS,
+}
 
 
 class Routing:
@@ -20,13 +27,13 @@ class Routing:
     It takes one of the group's num_handles until it is collected.
     """
 
-    __slots__ = ("handle", "num_rows", "num_tokens", "valid")
+    __slots__ = ("counts", "handle", "num_rows", "num_tokens")
 
-    def __init__(self, handle: Handle, num_tokens: int, num_rows: Optional[int], valid: Optional[Tensor]) -> None:
+    def __init__(self, handle: Handle, num_tokens: int, num_rows: Optional[int], counts: Tensor) -> None:
         self.handle = handle
         self.num_tokens = num_tokens  # n
         self.num_rows = num_rows  # M; None: tensors of received rows have room for the worst case
-        self.valid = valid  # [rows] bool: which rows hold a token; None: all
+        self.counts = counts  # by which a combine counts the rows of y
 
 
 class Received(NamedTuple):
@@ -46,7 +53,7 @@ class Received(NamedTuple):
 class Exchange:
     """Runs the dispatches and combines of a group on tensors, on torch's current stream.
 
-    Tensors are copied to and from one buffer slot. So results are the caller's, and stay. All ranks make the same
+    libepd copies tensors to and from one buffer slot. So results are the caller's, and stay. All ranks make the same
     calls in the same order; backward passes make calls too. On a CUDA device nothing waits but `dispatch` with
     exact=True, for its counts; `check` tells of failures.
     """
@@ -141,13 +148,25 @@ class Exchange:
 
     def run_dispatch(self, request: _Request, x: Tensor, topk_weights: Optional[Tensor]) -> Received:
         """A new routing and its rows."""
-        staging = Staging(self.group, self.slot)
+        regions = self.group.tensors(self.slot)
+        staging = Staging()
         staging.give(Region.X, x)
         staging.give(Region.TOPK_IDX, request.topk_idx)
         if request.x_scales is not None:
             staging.give(Region.X_SCALES, request.x_scales)
         if topk_weights is not None:
             staging.give(Region.TOPK_WEIGHTS, topk_weights)
+        expert_counts = self._wanted(staging, Region.EXPERT_COUNTS)
+        expert_offsets = None
+        if regions.expert_offsets is not None:
+            expert_offsets = self._wanted(staging, Region.EXPERT_OFFSETS)
+        counts = expert_counts
+        if self.group.config.layout == Layout.COMPACT:
+            counts = self._wanted(staging, Region.RANK_OFFSETS)
+        elif self.group.config.layout == Layout.PACKED:
+            assert expert_offsets is not None
+            counts = expert_offsets
+        rows = [] if request.exact else self._room_for_rows(staging, topk_weights is not None)
         dispatch = self.group.dispatch(
             self.slot,
             x.shape[0],
@@ -155,45 +174,41 @@ class Exchange:
             omit_weights=topk_weights is None,
             keep_handle=True,
             zero_padding=True,
-            mark_unused=not request.exact,
             sms=request.sms,
-            **staging.keywords,
+            memory=staging,
         )
         num_rows = dispatch.counts().num_recv_rows if request.exact else None
         self._end(dispatch)
-        b = self.group.tensors(self.slot)
-        valid = b.recv_src[..., 0] >= 0 if num_rows is None else None
-        return Received(
-            _taken(b.recv_x, num_rows, valid),
-            None if b.recv_scales is None else _taken(b.recv_scales, num_rows, valid),
-            _copied(b.recv_topk_idx, num_rows),
-            _weights(b.recv_topk_weights, num_rows, topk_weights is not None),
-            _copied(b.recv_src, num_rows),
-            b.expert_counts.clone(),
-            None if b.expert_offsets is None else b.expert_offsets.clone(),
-            Routing(dispatch.handle, x.shape[0], num_rows, valid),
-        )
+        if num_rows is not None:
+            rows = self._copied_rows(num_rows, topk_weights is not None)
+        routing = Routing(dispatch.handle, x.shape[0], num_rows, counts)
+        return Received(*rows, expert_counts, expert_offsets, routing)
 
     def run_dispatch_again(
         self, x: Tensor, routing: Routing, topk_weights: Optional[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """The rows of x under a routing, and the weights that came with them."""
-        staging = Staging(self.group, self.slot)
+        """The rows of x under a routing, and the weights that came with them. Rows without a token are zero."""
+        regions = self.group.tensors(self.slot)
+        rows = self._room if routing.num_rows is None else (routing.num_rows,)
+        staging = Staging(routing.num_rows or 0)
         staging.give(Region.X, x)
         if topk_weights is not None:
             staging.give(Region.TOPK_WEIGHTS, topk_weights)
+        received = self._zeros(rows, regions.recv_x)
+        weights = self._zeros(rows, regions.recv_topk_weights)
+        staging.want(Region.RECV_X, received)
+        if topk_weights is not None:
+            staging.want(Region.RECV_TOPK_WEIGHTS, weights)
         ticket = self.group.dispatch(
             self.slot,
             handle=routing.handle,
             stream=self._stream(),
             omit_weights=topk_weights is None,
             zero_padding=True,
-            **staging.keywords,
+            memory=staging,
         )
         self._end(ticket)
-        b = self.group.tensors(self.slot)
-        rows = _taken(b.recv_x, routing.num_rows, routing.valid)
-        return rows, _taken(b.recv_topk_weights, routing.num_rows, routing.valid)
+        return received, weights
 
     def run_combine(
         self,
@@ -204,8 +219,7 @@ class Exchange:
         sms: int = 0,
     ) -> Tensor:
         """The sums of rows."""
-        staging = Staging(self.group, self.slot)
-        staging.give(Region.Y, y)
+        staging = self._staging_of_y(y, routing)
         if topk_weights is not None:
             staging.give(Region.TOPK_WEIGHTS, topk_weights)
         for region, bias in zip((Region.BIAS_0, Region.BIAS_1), biases):
@@ -219,33 +233,83 @@ class Exchange:
             weighted=topk_weights is not None,
             num_biases=len(biases),
             sms=sms,
-            **staging.keywords,
+            memory=staging,
+            num_tokens=routing.num_tokens,
         )
         self._end(ticket)
-        staging.finish()
         return out
 
     def run_combine_weights(self, y: Tensor, y_weights: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
         """The sums of rows, and for each selection the weight of the row that carried it."""
         config = self.group.config
-        staging = Staging(self.group, self.slot)
-        staging.give(Region.Y, y)
+        staging = self._staging_of_y(y, routing)
         staging.give(Region.Y_WEIGHTS, y_weights)
         out = self._new((routing.num_tokens, config.hidden), torch.bfloat16)
         out_weights = self._new((routing.num_tokens, config.topk), torch.float32)
         staging.want(Region.OUT, out)
         staging.want(Region.OUT_WEIGHTS, out_weights)
         ticket = self.group.combine(
-            self.slot, routing.handle, stream=self._stream(), return_weights=True, **staging.keywords
+            self.slot,
+            routing.handle,
+            stream=self._stream(),
+            return_weights=ReturnWeights.OWN,
+            memory=staging,
+            num_tokens=routing.num_tokens,
         )
         self._end(ticket)
-        staging.finish()
         return out, out_weights
 
     # ---- inside ------------------------------------------------------------------------------------
 
     def _new(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+
+    def _zeros(self, rows: Sequence[int], region: Tensor) -> Tensor:
+        """Rows like the region's. By bytes: not every type can be filled."""
+        made = self._new((*rows, region.shape[-1]), region.dtype)
+        made.view(torch.uint8).zero_()
+        return made
+
+    def _wanted(self, staging: Staging, region: Region) -> Tensor:
+        """A tensor like a region, which the operation will write."""
+        made = torch.empty_like(getattr(self.group.tensors(self.slot), region.name.lower()))
+        staging.want(region, made)
+        return made
+
+    def _room_for_rows(self, staging: Staging, weighted: bool) -> list[Any]:
+        """recv_x, recv_scales, recv_topk_idx, recv_topk_weights, recv_src for the worst case, before the rows."""
+        b = self.group.tensors(self.slot)
+        received = self._zeros(self._room, b.recv_x)
+        scales = None if b.recv_scales is None else self._zeros(self._room, b.recv_scales)
+        idx, src = torch.full_like(b.recv_topk_idx, -1), torch.full_like(b.recv_src, -1)
+        weights = self._zeros(self._room, b.recv_topk_weights)
+        staging.want(Region.RECV_X, received)
+        if scales is not None:
+            staging.want(Region.RECV_SCALES, scales)
+        staging.want(Region.RECV_TOPK_IDX, idx)
+        if weighted:
+            staging.want(Region.RECV_TOPK_WEIGHTS, weights)
+        staging.want(Region.RECV_SRC, src)
+        return [received, scales, idx, weights, src]
+
+    def _copied_rows(self, num_rows: int, weighted: bool) -> list[Any]:
+        """The same, of the rows that have come."""
+        b = self.group.tensors(self.slot)
+        weights = b.recv_topk_weights[:num_rows]
+        return [
+            b.recv_x[:num_rows].clone(),
+            None if b.recv_scales is None else b.recv_scales[:num_rows].clone(),
+            b.recv_topk_idx[:num_rows].clone(),
+            weights.clone() if weighted else torch.zeros_like(weights),
+            b.recv_src[:num_rows].clone(),
+        ]
+
+    def _staging_of_y(self, y: Tensor, routing: Routing) -> Staging:
+        staging = Staging(routing.num_rows or 0)
+        staging.give(Region.Y, y)
+        layout = self.group.config.layout
+        staging.give(_COUNTED_BY[layout], routing.counts)
+        return staging
 
     def _stream(self) -> Any:
         return torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
@@ -295,24 +359,6 @@ class _Request:
 
 def _needs_gradient(tensor: Optional[Tensor]) -> bool:
     return tensor is not None and tensor.requires_grad
-
-
-def _copied(region: Tensor, num_rows: Optional[int]) -> Tensor:
-    return region.clone() if num_rows is None else region[:num_rows].clone()
-
-
-def _weights(region: Tensor, num_rows: Optional[int], sent: bool) -> Tensor:
-    rows = region if num_rows is None else region[:num_rows]
-    return rows.clone() if sent else torch.zeros_like(rows)
-
-
-def _taken(region: Tensor, num_rows: Optional[int], valid: Optional[Tensor]) -> Tensor:
-    """The region's rows, with zeros where there is no token."""
-    rows = _copied(region, num_rows)
-    if valid is not None:
-        # By bytes: not every type can be filled.
-        rows.view(torch.uint8).masked_fill_(~valid.unsqueeze(-1), 0)
-    return rows
 
 
 def row_products(a: Tensor, b: Tensor) -> Tensor:

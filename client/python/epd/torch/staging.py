@@ -1,61 +1,52 @@
-"""How the tensors of a call get into the group's memory, and results out of it.
+"""The tensors of one operation, as the memory that it uses in place of regions (epd_memory_t).
 
-An operation is submitted between `Staging` and `finish`, all on one stream:
-
-    staging = Staging(group, slot)
-    staging.give(Region.X, x)                     # an input
-    staging.want(Region.OUT, out)                 # an output whose size is known before the operation
-    ticket = group.combine(slot, ..., **staging.keywords)
-    staging.finish()                              # after the operation, in the stream's order
+    staging = Staging()
+    staging.give(Region.X, x)                # an input
+    staging.want(Region.OUT, out)            # an output
+    ticket = group.combine(slot, ..., memory=staging)
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import ctypes
+from typing import Any
 
 from torch import Tensor
 
+from .. import _abi
+from ..memory import Memory
 from ..types import Region
 
-if TYPE_CHECKING:
-    from ..group import Group
+_BYTES = ctypes.sizeof(_abi.Memory)
+_FIELDS = {region: region.name.lower() for region in Region}
 
 
-class Staging:
-    """Moves the tensors of one operation by torch's copies, on the current stream."""
+class Staging(Memory):
+    """Memory for one operation. libepd copies; a ticket keeps this, and this keeps the tensors.
 
-    __slots__ = ("_regions", "_wanted")
+    recv_rows  rows of the tensors given for recv_* and y; 0: as many as the group has room for
+    """
 
-    keywords: dict[str, Any] = {}  # of the submission
+    __slots__ = ()
 
-    def __init__(self, group: Group, slot: int) -> None:
-        self._regions = group.tensors(slot)
-        self._wanted: list[tuple[Tensor, Tensor]] = []
-
-    def region(self, region: Region) -> Tensor:
-        if region in (Region.BIAS_0, Region.BIAS_1):
-            tensor = self._regions.bias[region - Region.BIAS_0]
-        else:
-            tensor = getattr(self._regions, region.name.lower())
-        assert tensor is not None, f"the group has no region {region.name}"
-        return tensor
+    def __init__(self, recv_rows: int = 0) -> None:
+        self._raw = _abi.Memory(_BYTES)
+        self._raw.recv_rows = recv_rows
+        self._arrays: Any = []
+        self.address = ctypes.addressof(self._raw)
 
     def give(self, region: Region, source: Tensor) -> None:
-        """The region's first rows become the source, which may have any strides."""
-        target = self.region(region)
-        if source.numel() > 0 and not _is_there(source, target):
-            target[: source.shape[0]].copy_(source)
+        """An input: its first rows. It may have any strides."""
+        self._set(region, source.contiguous())
 
     def want(self, region: Region, target: Tensor) -> None:
-        """The target becomes the region's first rows, once the operation has ended."""
-        self._wanted.append((target, self.region(region)))
+        """An output, which is contiguous: its first rows are written."""
+        self._set(region, target)
 
-    def finish(self) -> None:
-        for target, source in self._wanted:
-            if target.numel() > 0 and not _is_there(target, source):
-                target.copy_(source[: target.shape[0]])
-
-
-def _is_there(tensor: Tensor, region: Tensor) -> bool:
-    """Whether a tensor is the region's first rows."""
-    return tensor.data_ptr() == region.data_ptr() and tensor.is_contiguous()
+    def _set(self, region: Region, tensor: Tensor) -> None:
+        address = tensor.data_ptr() or None  # of an empty tensor: the region, of which nothing is used either
+        if region == Region.BIAS_0 or region == Region.BIAS_1:
+            self._raw.bias[region - Region.BIAS_0] = address
+        else:
+            setattr(self._raw, _FIELDS[region], address)
+        self._arrays.append(tensor)

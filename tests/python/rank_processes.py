@@ -1,0 +1,81 @@
+"""Rank processes with a gloo process group, which run cases by name: torch is loaded once."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import pathlib
+import sys
+import tempfile
+import traceback
+from typing import Any
+
+SECONDS = 60  # of a case
+
+
+def serve(rank: int, size: int, meeting: str, socket: str, path: list[str], pipe: Any) -> None:
+    """The life of a rank process."""
+    os.environ["EPD_SOCKET"] = socket
+    sys.path[:0] = path
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
+    group = dist.new_group(list(range(size)))
+    while True:
+        name, arguments = pipe.recv()
+        if name is None:
+            break
+        module, function = name.split(".")
+        try:
+            pipe.send((None, getattr(importlib.import_module(module), function)(group, **arguments)))
+        except BaseException:  # noqa: B902
+            pipe.send((traceback.format_exc(), None))
+    dist.destroy_process_group()
+
+
+class RankProcesses:
+    """A process for each rank. `run` gives what each rank returned."""
+
+    def __init__(self, size: int, socket: str, path: list[str]) -> None:
+        self.size = size
+        self._folder = tempfile.TemporaryDirectory(prefix="epd-ranks-")
+        meeting = str(pathlib.Path(self._folder.name, "meeting"))
+        context = multiprocessing.get_context("spawn")
+        self._ends, self._processes = [], []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(rank, size, meeting, socket, path, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._ends.append(ours)
+            self._processes.append(process)
+
+    def run(self, name: str, **arguments: Any) -> list[Any]:
+        """name: "module.function" of tests/python, called with the process group."""
+        for end in self._ends:
+            end.send((name, arguments))
+        results, failures = [], []
+        for rank, end in enumerate(self._ends):
+            assert end.poll(SECONDS), f"rank {rank} does not answer"
+            failure, result = end.recv()
+            results.append(result)
+            if failure is not None:
+                failures.append(f"rank {rank}: {failure}")
+        assert not failures, "\n".join(failures)
+        return results
+
+    def stop(self) -> None:
+        for end in self._ends:
+            try:
+                end.send((None, None))
+            except OSError:
+                print("a rank process has ended", file=sys.stderr)
+        for process in self._processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._folder.cleanup()

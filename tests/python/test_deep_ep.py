@@ -1,0 +1,125 @@
+"""deep_ep in rank processes on host devices: what DeepEP's users and its own tests rely on."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import Iterator
+
+import pytest
+from conftest import HOST_DEVICES, ROOT, Daemon
+
+torch = pytest.importorskip("torch", reason="torch is not installed (Debian: python3-torch)")
+if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+    pytest.skip("this torch has no gloo", allow_module_level=True)
+
+from rank_processes import RankProcesses  # noqa: E402
+
+
+PATH = [str(ROOT / folder) for folder in ("client/python", "client/deep_ep", "tests/python")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sizes() -> Iterator[None]:
+    """Small ones, of all rank processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EPD_DEEPEP_MAX_TOKENS", "16")
+        patch.setenv("EPD_DEEPEP_HANDLES", "8")
+        yield
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    """Ranks that are missing are missed soon."""
+    running = Daemon(f"{HOST_DEVICES}\ntimeouts.join_ms = 8000")
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def two(daemon: Daemon) -> Iterator[RankProcesses]:
+    ranks = RankProcesses(2, daemon.socket, PATH)
+    yield ranks
+    ranks.stop()
+
+
+@pytest.fixture(scope="module")
+def four(daemon: Daemon) -> Iterator[RankProcesses]:
+    ranks = RankProcesses(4, daemon.socket, PATH)
+    yield ranks
+    ranks.stop()
+
+
+def test_layout(two: RankProcesses) -> None:
+    two.run("deep_ep_cases.layout")
+
+
+@pytest.mark.parametrize("form", ["bf16", "fp8", "ue8m0"])
+@pytest.mark.parametrize("previous", [False, True])
+@pytest.mark.parametrize("async_finish", [False, True])
+def test_normal(two: RankProcesses, form: str, previous: bool, async_finish: bool) -> None:
+    two.run("deep_ep_cases.normal", form=form, previous=previous, async_finish=async_finish)
+
+
+def test_normal_on_four_ranks_one_without_tokens(four: RankProcesses) -> None:
+    four.run("deep_ep_cases.normal", form="bf16", previous=False, async_finish=False)
+    four.run("deep_ep_cases.low_latency", form="fp8", hooks=True)
+
+
+def test_other_rows_under_a_handle(two: RankProcesses) -> None:
+    two.run("deep_ep_cases.other_rows_under_a_handle")
+
+
+def test_many_handles(two: RankProcesses) -> None:
+    two.run("deep_ep_cases.many_handles")
+
+
+@pytest.mark.parametrize("form", ["bf16", "fp8", "pow2", "ue8m0"])
+@pytest.mark.parametrize("hooks, async_finish", [(False, False), (True, False), (False, True)])
+def test_low_latency(two: RankProcesses, form: str, hooks: bool, async_finish: bool) -> None:
+    two.run("deep_ep_cases.low_latency", form=form, hooks=hooks, async_finish=async_finish)
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["two_batches", "hooks_that_are_not_called", "results_are_copies", "both_modes", "buffers_end_in_any_order", "mpi"],
+)
+def test_low_latency_and_buffers(two: RankProcesses, case: str) -> None:
+    two.run(f"deep_ep_cases.{case}")
+
+
+def test_wrong_arguments(two: RankProcesses) -> None:
+    two.run("deep_ep_cases.wrong_arguments")
+
+
+def test_ranks_that_differ(two: RankProcesses) -> None:
+    """num_max_dispatch_tokens_per_rank is part of the group's name: the other rank is missed."""
+    for answer in two.run("deep_ep_cases.other_values_on_ranks"):
+        assert re.match("DeadlineExceeded: .*missing", answer), answer
+
+
+def test_a_rank_ends(two: RankProcesses) -> None:
+    assert two.run("deep_ep_cases.a_rank_ends") == ["lost 1", "left"]
+
+
+def test_what_is_exported() -> None:
+    code = (
+        "import deep_ep, deep_ep.utils\n"
+        "from deep_ep import Buffer, Config, EventOverlap, EventHandle, topk_idx_t\n"
+        "from deep_ep.utils import EventHandle as Handle, EventOverlap as Overlap\n"
+        "from deep_ep.utils.math import per_token_cast_back, per_token_cast_to_fp8, calc_diff\n"
+        "from deep_ep.utils.testing import bench, bench_kineto\n"
+        "from deep_ep.utils.envs import init_dist\n"
+        "assert (Handle, Overlap) == (EventHandle, EventOverlap)\n"
+        "config = Config(24, 8, 256)\n"
+        "assert config.get_nvl_buffer_size_hint(7168 * 2, 2) > 0 == config.get_rdma_buffer_size_hint(7168 * 2, 2)\n"
+        "assert Buffer.get_low_latency_rdma_size_hint(128, 7168, 2, 288) > 2 * 144 * 256 * 7168 * 2\n"
+        "Buffer.set_num_sms(24)\n"
+        "assert Buffer.get_dispatch_config(2).num_sms == Buffer.get_combine_config(8).num_sms == 24\n"
+        "assert Buffer.is_sm90_compiled() and str(topk_idx_t) == 'torch.int64'\n"
+        "with Buffer.capture() as event: event.current_stream_wait()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": ":".join(PATH)}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=environment)

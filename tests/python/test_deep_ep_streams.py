@@ -1,0 +1,157 @@
+"""Which stream of a GPU waits for which in deep_ep, with streams that only write down what happens to them."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any, Iterator, Optional
+
+import pytest
+from conftest import ROOT
+
+torch = pytest.importorskip("torch", reason="torch is not installed (Debian: python3-torch)")
+sys.path.append(str(ROOT / "client/deep_ep"))
+
+from deep_ep import events, streams  # noqa: E402
+
+import epd  # noqa: E402
+
+
+class Recorder:
+    """torch.cuda as deep_ep sees it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.log: list[str] = []
+        self.capturing: set[str] = set()
+        self.caller = FakeStream(self, "caller")
+        self.current: FakeStream = self.caller
+        cuda = torch.cuda
+        patch.setattr(cuda, "Stream", lambda device, priority: FakeStream(self, "comm"))
+        patch.setattr(cuda, "current_stream", lambda device=None: self.current)
+        patch.setattr(cuda, "is_current_stream_capturing", lambda: self.current.name in self.capturing)
+        patch.setattr(cuda, "stream", self.stream)
+        patch.setattr(cuda, "Event", lambda: FakeEvent(self))
+        patch.setattr(events, "_on_gpus", lambda: True)
+
+    @contextlib.contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def take(self) -> list[str]:
+        log, self.log = self.log, []
+        return log
+
+
+class FakeStream:
+    def __init__(self, recorder: Recorder, name: str) -> None:
+        self.recorder, self.name = recorder, name
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.recorder.log.append(f"{self.name} waits for {other.name}")
+        if other.name in self.recorder.capturing:
+            self.recorder.capturing.add(self.name)
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.recorder.log.append(f"{self.name} waits for event of {event.of}")
+
+
+class FakeEvent:
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder, self.of = recorder, ""
+
+    def record(self, stream: FakeStream) -> None:
+        self.of = stream.name
+        self.recorder.log.append(f"event on {stream.name}")
+
+
+class Used(torch.Tensor):
+    """A tensor that writes down on which streams it is used."""
+
+    def record_stream(self, stream: FakeStream) -> None:
+        stream.recorder.log.append(f"{self.label} on {stream.name}")
+
+
+def used(label: str) -> Any:
+    tensor = torch.zeros(1).as_subclass(Used)
+    tensor.label = label
+    return tensor
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield Recorder(patch)
+
+
+def call(recorder: Recorder, made: streams.Streams, **options: Any) -> tuple[list[str], str, Optional[Any]]:
+    """What happens, on which stream outputs are allocated, and the event."""
+    running = made.call(**options)
+    with running.run():
+        assert recorder.current is made.comm
+        with running.allocate():
+            allocated = recorder.current.name
+    assert recorder.current is recorder.caller
+    event = running.end([used("input"), None], [used("output"), None])
+    return recorder.take(), allocated, event
+
+
+def test_calls_on_the_own_stream(recorder: Recorder) -> None:
+    made = streams.Streams(torch.device("cuda", 0))
+    log, allocated, event = call(recorder, made)
+    assert log == ["comm waits for caller", "caller waits for comm"]
+    assert allocated == "caller" and event.event is None
+
+    log, allocated, event = call(recorder, made, async_finish=True)
+    assert log == ["comm waits for caller", "input on comm", "output on comm", "event on comm"]
+    assert allocated == "caller"
+    event.current_stream_wait()
+    assert recorder.take() == ["caller waits for event of comm"]
+
+    # Behind an event, memory that the caller's stream has freed later must not be taken.
+    log, allocated, _ = call(recorder, made, previous_event=events.EventOverlap(events.EventHandle()))
+    assert log == ["event on caller", "comm waits for event of caller", "caller waits for comm", "output on caller"]
+    assert allocated == "comm"
+
+    before = events.EventOverlap(events.EventHandle())
+    log, allocated, _ = call(
+        recorder, made, previous_event=before, async_finish=True, allocate_on_comm_stream=True
+    )
+    assert log[1:] == ["comm waits for event of caller", "input on comm", "output on caller", "event on comm"]
+    assert allocated == "comm"
+    with pytest.raises(epd.InvalidArgument, match="allocate_on_comm_stream is True"):
+        made.call(None, True, True)
+
+
+def test_operations_keep_their_order(recorder: Recorder) -> None:
+    made = streams.Streams(torch.device("cuda", 0))
+    made.order(recorder.caller)
+    made.order(recorder.caller)
+    assert recorder.take() == []
+    other = FakeStream(recorder, "other")
+    made.order(other)
+    made.order(made.comm)
+    made.order(recorder.caller)
+    assert recorder.take() == ["other waits for caller", "comm waits for other", "caller waits for comm"]
+
+
+def test_captures_do_not_wait_for_what_was_before(recorder: Recorder) -> None:
+    made = streams.Streams(torch.device("cuda", 0))
+    call(recorder, made)  # on the own stream, before the capture
+    recorder.capturing.add("caller")
+    assert made.capturing
+    made.order(made.current())
+    assert recorder.take() == []
+    # In the capture operations keep their order, and the own stream becomes part of it.
+    log, _, _ = call(recorder, made)
+    assert log == ["comm waits for caller", "comm waits for caller", "caller waits for comm"]
+    made.order(made.current())
+    assert recorder.take() == ["caller waits for comm"]
+    # Afterwards the captured operation is nothing to wait for.
+    recorder.capturing.clear()
+    recorder.capturing.add("caller")  # another graph; the own stream is in none
+    made.order(made.comm)
+    recorder.take()
+    made.order(made.current())
+    assert recorder.take() == []
