@@ -61,7 +61,8 @@ std::string check_combined(const Case& c, const epd_buffers_t& copy, std::uint32
   std::vector<Answer> answers;
   for (std::uint32_t source = 0; source < c.num_ranks; ++source)
     answers.push_back(answer_of(c, inputs, source));
-  const auto want = kernels::reference::combine_to(c.params(), inputs, answers, {c.weighted, abi::kReturnNone}, rank);
+  const auto want =
+      kernels::reference::combine_to(c.params(), inputs, answers, {c.weighted, abi::kReturnNone}, rank);
   const auto* out = static_cast<const std::uint16_t*>(copy.out);
   for (std::size_t i = 0; i < want.out.size(); ++i) {
     if (out[i] == want.out[i]) continue;
