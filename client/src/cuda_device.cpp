@@ -273,7 +273,7 @@ Status CudaDevice::wait(void* stream, const StreamWait& wait) {
 }
 
 Status CudaDevice::launch(void* stream, abi::Op op, const stream_kernels::Step& step) {
-  return within(stream_kernels::kKernelTitles[stream_kernels::kernel_of(op)],
+  return within(stream_kernels::kKernelTitles[stream_kernels::kernel_of(op, false)],
                 [&] { return kernels_->launch(static_cast<CUstream>(stream), op, step); });
 }
 

@@ -56,7 +56,7 @@ CUresult StreamKernels::launch(CUstream stream, std::uint32_t number,
 }
 
 CUresult StreamKernels::launch(CUstream stream, abi::Op op, const stream_kernels::Step& step) const {
-  return launch(stream, stream_kernels::kernel_of(op), step);
+  return launch(stream, stream_kernels::kernel_of(op, step.staging != nullptr), step);
 }
 
 }  // namespace epd::client

@@ -44,17 +44,25 @@ __device__ inline void run_kernel(const Step& given) {
 }  // namespace
 }  // namespace stream_kernels
 
-__global__ void __launch_bounds__(stream_kernels::kCopyThreads)
-    dispatch(const __grid_constant__ stream_kernels::Step step) {
-  stream_kernels::run_kernel(step);
+// By one thread.
+__global__ void __launch_bounds__(1) dispatch(const __grid_constant__ stream_kernels::Step step) {
+  stream_kernels::run(step);
 }
-__global__ void __launch_bounds__(stream_kernels::kCopyThreads)
-    combine(const __grid_constant__ stream_kernels::Step step) {
-  stream_kernels::run_kernel(step);
+__global__ void __launch_bounds__(1) combine(const __grid_constant__ stream_kernels::Step step) {
+  stream_kernels::run(step);
 }
 // Of a noop, which copies nothing.
 __global__ void __launch_bounds__(1) barrier(const __grid_constant__ stream_kernels::Step step) {
   stream_kernels::run(step);
+}
+
+__global__ void __launch_bounds__(stream_kernels::kCopyThreads)
+    dispatch(const __grid_constant__ stream_kernels::StagedStep step) {
+  stream_kernels::run_kernel(step);
+}
+__global__ void __launch_bounds__(stream_kernels::kCopyThreads)
+    combine(const __grid_constant__ stream_kernels::StagedStep step) {
+  stream_kernels::run_kernel(step);
 }
 
 }  // namespace epd
