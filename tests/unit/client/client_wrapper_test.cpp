@@ -4,6 +4,7 @@
 #include "client_fixture.h"
 
 #include <future>
+#include <vector>
 
 namespace epd::testing {
 namespace {
@@ -62,6 +63,28 @@ TEST_F(ClientWrapper, RoundTrip) {
   std::promise<epd_status_t> done;
   group.noop(1, EPD_NO_STREAM).on_complete([&done](const epd_result_t& r) { done.set_value(r.status); });
   EXPECT_EQ(done.get_future().get(), EPD_OK);
+}
+
+TEST_F(ClientWrapper, OperationsTakeMemoryOfTheCallers) {
+  epd::Group group = attach().join(config());
+  const std::vector<std::uint16_t> x(5 * 128, 0x3f80);
+  std::vector<std::uint16_t> out(5 * 128, 1);
+  epd::Memory memory;
+  memory.x = x.data();
+  memory.out = out.data();
+  epd::DispatchOptions from;
+  from.memory = &memory;
+  epd::Dispatch d = group.dispatch(0, 5, EPD_NO_STREAM, from);
+  d.ticket.wait(20'000);
+  EXPECT_EQ(group.buffers(0).x.as<std::uint16_t>()[5 * 128 - 1], 0x3f80);
+  group.buffers(0).out[5 * 128 - 1] = 7;
+  epd::CombineOptions to;
+  to.memory = &memory;
+  to.num_tokens = 5;
+  group.combine(0, d.handle, EPD_NO_STREAM, to).wait(20'000);
+  EXPECT_EQ(out.back(), 7);
+  to.num_tokens = 4;
+  EXPECT_THROW(group.combine(0, d.handle, EPD_NO_STREAM, to), epd::Error);
 }
 
 TEST_F(ClientWrapper, ErrorsCarryTheStatus) {
