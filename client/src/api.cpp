@@ -1,4 +1,5 @@
 // The C functions: they check and copy arguments by the size rule, stop exceptions, and keep the error text.
+#include "exportable_memory.h"
 #include "log.h"
 #include "ranges.h"
 #include "session.h"
@@ -573,6 +574,16 @@ epd_status_t epd_ticket_on_complete(epd_group_t* group, epd_ticket_t ticket, epd
     EPD_REQUIRE(hook);
     return g->session->operations().on_complete(*g, ticket, hook, user);
   });
+}
+
+void* epd_memory_alloc(size_t bytes, int device, void* /*stream*/) {
+  void* address = nullptr;
+  guarded([&] { return epd::client::allocate_exportable(bytes, device, address); });
+  return address;
+}
+
+void epd_memory_free(void* address, size_t /*bytes*/, int /*device*/, void* /*stream*/) {
+  guarded([&] { return epd::client::free_exportable(address); });
 }
 
 }  // extern "C"

@@ -41,24 +41,63 @@ Status bound_twice(const std::string& which, std::uint32_t region) {
   return invalid_argument(which + ": " + abi::kRegionNames[region] + " is bound twice; allowed: once");
 }
 
+// The descriptor of the memory, and what is known of where the region lies there.
+struct Place {
+  int fd = -1;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;  // of the allocation, 0: the daemon knows
+};
+
+Status find_place(const epd_binding_t& given, const std::string& which, Allocations& allocations,
+                  Place& place) {
+  if (given.address == nullptr)
+    return invalid_argument(which + ".address is NULL; allowed: where slot 0's region is mapped");
+  if (given.fd != EPD_FD_OF_ADDRESS) {
+    place = {given.fd, given.offset, 0};
+    if (given.fd >= 0 && ::fcntl(given.fd, F_GETFD) >= 0) return {};
+    return bad_value((which + ".fd").c_str(), given.fd, "an open descriptor, or EPD_FD_OF_ADDRESS (-1)");
+  }
+  if (given.offset != 0) {
+    return bad_value((which + ".offset").c_str(), static_cast<long long>(given.offset),
+                     "0 with EPD_FD_OF_ADDRESS");
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(given.address);
+  const ExportedAllocation* found = nullptr;
+  Status status = allocations.find(address, found);
+  if (!status.ok()) return {status.code(), which + ": " + status.message()};
+  place = {found->fd.get(), address - found->begin, found->bytes};
+  return {};
+}
+
+// The driver names where an allocation ends, the daemon only how long it is.
+Status check_end(const std::string& which, const abi::GroupShape& shape, Region region,
+                 const abi::Binding& binding, const Place& place) {
+  const std::uint64_t end = abi::binding_end(shape, region, binding);
+  if (place.bytes == 0 || end <= place.bytes) return {};
+  return invalid_argument(which + ": " + abi::kRegionNames[static_cast<std::size_t>(region)] + " ends " +
+                          std::to_string(end - place.bytes) + " bytes behind the allocation of " +
+                          std::to_string(place.bytes) + " bytes in which it begins; allowed: one " +
+                          "allocation, as epd_memory_alloc makes for each call");
+}
+
 Status add_binding(const epd_binding_t& given, const std::string& which, const abi::GroupShape& shape,
-                   OwnMemory& own) {
+                   Allocations& allocations, OwnMemory& own) {
   std::uint32_t region = 0;
   Status status = read_region(given.region, (which + ".region").c_str(), region);
   if (!status.ok()) return status;
   abi::Binding& binding = own.bindings[region];
   if (binding.memory != 0) return bound_twice(which, region);
-  if (given.fd < 0 || ::fcntl(given.fd, F_GETFD) < 0)
-    return bad_value((which + ".fd").c_str(), given.fd, "an open descriptor");
-  if (given.address == nullptr)
-    return invalid_argument(which + ".address is NULL; allowed: where slot 0's region is mapped");
+  Place place;
+  status = find_place(given, which, allocations, place);
+  if (!status.ok()) return status;
   const std::uint64_t bytes = abi::region_bytes(shape, static_cast<Region>(region));
-  binding.memory = memory_of(given.fd, own.fds);
-  binding.offset = given.offset;
+  binding.memory = memory_of(place.fd, own.fds);
+  binding.offset = place.offset;
   binding.stride = given.stride != 0 ? given.stride : abi::align_up(bytes, abi::kBindingAlign);
   own.at[region] = reinterpret_cast<std::uintptr_t>(given.address);
   std::string wrong = abi::check_binding(shape, static_cast<Region>(region), binding);
-  return wrong.empty() ? Status() : invalid_argument(std::move(wrong));
+  if (!wrong.empty()) return invalid_argument(std::move(wrong));
+  return check_end(which, shape, static_cast<Region>(region), binding, place);
 }
 
 // Calls take(binding, its name in messages) for each binding.
@@ -90,9 +129,25 @@ Status read_region(const epd_region_t& given, const char* name, std::uint32_t& r
   return bad_value(name, region, "0 .. " + std::to_string(abi::kNumRegions - 1));
 }
 
-Status read_bindings(const epd_group_config_t& config, const abi::GroupShape& shape, OwnMemory& own) {
+Status Allocations::find(std::uintptr_t address, const ExportedAllocation*& out) {
+  for (const ExportedAllocation& known : found_) {
+    if (address - known.begin >= known.bytes) continue;
+    out = &known;
+    return {};
+  }
+  if (device_ == nullptr)
+    return invalid_argument("fd is EPD_FD_OF_ADDRESS (-1); allowed on a host device: the descriptor of a memfd");
+  ExportedAllocation found;
+  Status status = device_->export_allocation(address, found);
+  if (!status.ok()) return status;
+  out = &found_.emplace_back(std::move(found));
+  return {};
+}
+
+Status read_bindings(const epd_group_config_t& config, const abi::GroupShape& shape, Allocations& allocations,
+                     OwnMemory& own) {
   return each_binding(config, [&](const epd_binding_t& given, const std::string& which) {
-    return add_binding(given, which, shape, own);
+    return add_binding(given, which, shape, allocations, own);
   });
 }
 

@@ -1,5 +1,6 @@
 // A CUDA device as a session uses it, through the driver's functions.
 #include "cuda_driver.h"
+#include "cuda_memory.h"
 #include "device.h"
 #include "stream_kernels.h"
 
@@ -51,24 +52,6 @@ Status find_device(const CudaDriver& driver, const abi::Welcome& welcome, CUdevi
                           (visible.empty() ? "none" : visible));
 }
 
-// Makes a context current in this thread, for a scope.
-class Current {
- public:
-  Current(const CudaDriver& driver, CUcontext context)
-      : driver_(driver), error_(driver.cuCtxPushCurrent(context)) {}
-  Current(const Current&) = delete;
-  Current& operator=(const Current&) = delete;
-  ~Current() {
-    CUcontext popped = nullptr;
-    if (error_ == CUDA_SUCCESS) driver_.cuCtxPopCurrent(&popped);
-  }
-  CUresult error() const { return error_; }
-
- private:
-  const CudaDriver& driver_;
-  const CUresult error_;
-};
-
 class CudaDevice final : public Device {
  public:
   CudaDevice(const CudaDriver& driver, CUdevice device) : driver_(driver), device_(device) {}
@@ -78,6 +61,7 @@ class CudaDevice final : public Device {
   Status map(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) override;
   Status map_host(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) override;
   void unmap(std::uintptr_t address, std::size_t bytes) noexcept override;
+  Status export_allocation(std::uintptr_t address, ExportedAllocation& out) override;
   Status has_kernels() const override { return kernels_loaded_; }
   Status check() override;
   Status check_stream(void* stream, bool& captures) override;
@@ -178,49 +162,23 @@ Status CudaDevice::map_for(CUmemLocationType who, CUmemAccess_flags how, const U
                            std::uint64_t bytes, DeviceMemory& out) {
   const Current current(driver_, context_);
   if (current.error() != CUDA_SUCCESS) return status(current.error(), "cuCtxPushCurrent");
-  CUmemAllocationProp kind{};
-  kind.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  kind.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  kind.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  kind.location.id = device_;
-  std::size_t granularity = 0;
-  CUresult error =
-      driver_.cuMemGetAllocationGranularity(&granularity, &kind, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
-  if (error != CUDA_SUCCESS) return status(error, "cuMemGetAllocationGranularity");
-  const std::size_t size = abi::align_up(bytes, granularity != 0 ? granularity : 1);
-
+  std::size_t size = 0;
+  Status rounded = round_up(driver_, exportable_memory(device_), bytes, size);
+  if (!rounded.ok()) return rounded;
   CUmemGenericAllocationHandle allocation = 0;
   void* const descriptor = reinterpret_cast<void*>(static_cast<std::uintptr_t>(fd.get()));
-  error = driver_.cuMemImportFromShareableHandle(&allocation, descriptor,
-                                                 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  const CUresult error = driver_.cuMemImportFromShareableHandle(&allocation, descriptor,
+                                                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
   if (error != CUDA_SUCCESS) return status(error, "cuMemImportFromShareableHandle of the daemon's memory");
-  const char* step = "cuMemAddressReserve";
+  CUmemAccessDesc access{};
+  access.location.type = who;
+  access.location.id = who == CU_MEM_LOCATION_TYPE_DEVICE ? device_ : 0;
+  access.flags = how;
   CUdeviceptr address = 0;
-  bool mapped = false;
-  error = driver_.cuMemAddressReserve(&address, size, 0, 0, 0);
-  const bool reserved = error == CUDA_SUCCESS;
-  if (reserved) {
-    step = "cuMemMap";
-    error = driver_.cuMemMap(address, size, 0, allocation, 0);
-    mapped = error == CUDA_SUCCESS;
-  }
-  if (mapped) {
-    step = "cuMemSetAccess";
-    CUmemAccessDesc access{};
-    access.location.type = who;
-    access.location.id = who == CU_MEM_LOCATION_TYPE_DEVICE ? device_ : 0;
-    access.flags = how;
-    error = driver_.cuMemSetAccess(address, size, &access, 1);
-  }
+  Status mapped = map_allocation(driver_, allocation, size, access, "the daemon's memory", address);
   driver_.cuMemRelease(allocation);  // the mapping keeps the memory
-  if (error == CUDA_SUCCESS) {
-    out = DeviceMemory(*this, address, size);
-    return {};
-  }
-  if (mapped) driver_.cuMemUnmap(address, size);
-  if (reserved) driver_.cuMemAddressFree(address, size);
-  return cuda_status(driver_, error,
-                     std::string(step) + " of " + std::to_string(size) + " bytes of the daemon's memory");
+  if (mapped.ok()) out = DeviceMemory(*this, address, size);
+  return mapped;
 }
 
 Status CudaDevice::map(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) {
@@ -233,8 +191,13 @@ Status CudaDevice::map_host(const UniqueFd& fd, std::uint64_t bytes, DeviceMemor
 
 // Needs no context. If it fails, the driver or the context is gone, and the mapping with it.
 void CudaDevice::unmap(std::uintptr_t address, std::size_t bytes) noexcept {
-  driver_.cuMemUnmap(address, bytes);
-  driver_.cuMemAddressFree(address, bytes);
+  unmap_allocation(driver_, address, bytes);
+}
+
+Status CudaDevice::export_allocation(std::uintptr_t address, ExportedAllocation& out) {
+  const Current current(driver_, context_);
+  if (current.error() != CUDA_SUCCESS) return status(current.error(), "cuCtxPushCurrent");
+  return client::export_allocation(driver_, address, out);
 }
 
 // Other queries of a stream, for example cuStreamQuery, would end a capture of the application's.

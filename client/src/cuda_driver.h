@@ -25,6 +25,11 @@ namespace epd::client {
   X(cuCtxSynchronize)               \
   X(cuCtxGetStreamPriorityRange)    \
   X(cuMemGetAllocationGranularity)  \
+  X(cuMemCreate) \
+  X(cuMemExportToShareableHandle) \
+  X(cuMemRetainAllocationHandle) \
+  X(cuMemGetAllocationPropertiesFromHandle) \
+  X(cuMemGetAddressRange) \
   X(cuMemImportFromShareableHandle) \
   X(cuMemRelease)                   \
   X(cuMemAddressReserve)            \

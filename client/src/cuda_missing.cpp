@@ -1,5 +1,6 @@
-// In place of cuda_device.cpp where the library was configured without CUDA's header.
+// In place of cuda_device.cpp and cuda_memory.cpp where the library was configured without CUDA's header.
 #include "device.h"
+#include "exportable_memory.h"
 
 namespace epd::client {
 
@@ -7,6 +8,14 @@ Status open_cuda_device(const abi::Welcome& welcome, std::unique_ptr<Device>&) {
   return {StatusCode::kUnsupported,
           "device " + std::string(welcome.device, abi::text_length(welcome.device)) +
               " is a CUDA device, and this libepd was built without cuda.h; allowed: host devices"};
+}
+
+Status allocate_exportable(std::size_t, int, void*&) {
+  return {StatusCode::kUnsupported, "this libepd was built without cuda.h, and allocates no GPU memory"};
+}
+
+Status free_exportable(void*) {
+  return {};
 }
 
 }  // namespace epd::client

@@ -22,6 +22,13 @@ namespace epd::client {
 class DeviceMemory;
 class DeviceEvent;
 
+// An allocation of the application's that can be passed on.
+struct ExportedAllocation {
+  UniqueFd fd;
+  std::uintptr_t begin = 0;  // where this process has mapped it
+  std::uint64_t bytes = 0;
+};
+
 // How a stream writes words and waits for them: epd_wait_by_t.
 enum class WaitBy : std::uint32_t {
   kMemop = EPD_WAIT_BY_MEMOP,
@@ -49,6 +56,9 @@ class Device {
   virtual Status map_host(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) = 0;
   // Ends a mapping of map() or map_host(). Only DeviceMemory calls it.
   virtual void unmap(std::uintptr_t address, std::size_t bytes) noexcept = 0;
+
+  // The allocation in which the address lies. INVALID_ARGUMENT: there is none, or it can't be exported.
+  virtual Status export_allocation(std::uintptr_t address, ExportedAllocation& out) = 0;
 
   // OK; UNSUPPORTED; or the error with which loading the library's kernels failed.
   virtual Status has_kernels() const = 0;

@@ -206,6 +206,6 @@ Status read_shape(const epd_group_config_t& config, abi::GroupShape& shape);
 // The memory of such a group. Does not set `size`.
 Status read_bytes(const epd_group_config_t& config, const epd_device_kind_t& kind, epd_group_bytes_t& bytes);
 // Checks the configuration and makes the daemon's message from it. `own` gets the descriptors.
-Status make_join(const epd_group_config_t& config, abi::Join& join, OwnMemory& own);
+Status make_join(const epd_group_config_t& config, Allocations& allocations, abi::Join& join, OwnMemory& own);
 
 }  // namespace epd::client

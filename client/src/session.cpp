@@ -135,8 +135,9 @@ Status Session::join(const epd_group_config_t& config, Group*& out) {
   const Deadline send_by = Deadline::in_ms(wait_ms);
   const Deadline reply_by = Deadline::in_ms(wait_ms + kReplyMarginMs);
   abi::Join join{};
+  Allocations allocations(attachment_.device.get());
   OwnMemory own;
-  Status status = make_join(config, join, own);
+  Status status = make_join(config, allocations, join, own);
   if (!status.ok()) return status;
   std::list<std::unique_ptr<Group>> made;
   made.push_back(std::make_unique<Group>(this, join.shape, std::move(own)));

@@ -80,6 +80,59 @@ print("done")
     assert done.stdout == "done\n", done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("cuda_daemon", ["launched", "resident"], indirect=True)
+def test_regions_in_arrays_of_ones_own(cuda_daemon: Daemon) -> None:
+    code = (
+        DRIVER
+        + """
+import gc, weakref
+library = ctypes.CDLL(epd._library.path)
+library.epd_memory_alloc.restype = ctypes.c_void_p
+at = library.epd_memory_alloc(ctypes.c_size_t(1 << 20), 0, None)
+class Tensor:  # as torch's
+    def __init__(self, offset, contiguous=True): self.offset, self.contiguous = offset, contiguous
+    def data_ptr(self): return at + self.offset
+    def is_contiguous(self): return self.contiguous
+    def stride(self): return (1, 8)
+def config(name, x, out):
+    bindings = (epd.Binding(epd.Region.X, None, x), epd.Binding(epd.Region.OUT, None, out))
+    return epd.GroupConfig(name=name, num_ranks=1, num_experts=4, max_tokens=8, hidden=128, topk=1, depth=1,
+                           bindings=bindings)
+session = epd.attach(sys.argv[1], "cuda:0")
+def refused(x, text):
+    try: session.join(config("refused", x, Tensor(0)))
+    except epd.InvalidArgument as error: assert text in str(error), error
+    else: raise AssertionError(text)
+refused(Tensor(64), "binding of x: offset is 64")
+refused(Tensor((2 << 20) - 1024), "bindings[0]: x ends 1024 bytes behind the allocation of 2097152 bytes")
+refused(Tensor(4096, False), "memory.x has strides (1, 8)")
+refused(at + (1 << 40), "no memory of cuMemCreate")
+plain = ctypes.c_uint64(); must(cuda.cuMemAlloc_v2(ctypes.byref(plain), ctypes.c_size_t(4096)))
+refused(plain.value, "no memory of cuMemCreate")
+x, out = Tensor(4096), Tensor(65536)
+kept = weakref.ref(x)
+group = session.join(config("own", x, out))
+del x
+gc.collect()
+assert kept() is not None  # by the group
+b = group.buffers(0)
+assert b.x.address == at + 4096 and b.out.address == at + 65536
+rows = b"".join((0x3F80 + i % 100).to_bytes(2, "little") for i in range(1024))
+put(b.x, rows); put(b.topk_idx, b"\\1\\0\\0\\0" * 8)
+dispatch = group.dispatch(0, 8, stream=Stream())
+must(cuda.cuMemcpyDtoDAsync_v2(address(b.y.address), address(b.recv_x.address), ctypes.c_size_t(2048), stream))
+combine = group.combine(0, dispatch.handle, stream=stream.value)
+must(cuda.cuStreamSynchronize(stream))
+assert dispatch.wait().num_recv_rows == 8 and combine.wait().status == epd.Status.OK
+class At: address = at + 65536
+assert get(At, 2048) == rows
+print("done")
+""".replace("\\\\", "\\")
+    )
+    done = run_python(code, cuda_daemon.socket, LD_LIBRARY_PATH=str(FAKE))
+    assert done.stdout == "done\n", done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("cuda_daemon", ["resident"], indirect=True)
 def test_the_graph_example(cuda_daemon: Daemon) -> None:
     command = [

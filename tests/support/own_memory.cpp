@@ -44,6 +44,16 @@ std::shared_ptr<Allocation> Allocation::of_gpu(int gpu, std::size_t bytes) {
   return made;
 }
 
+std::shared_ptr<Allocation> Allocation::of_epd(int gpu, std::size_t bytes) {
+  std::shared_ptr<Allocation> made(new Allocation);
+  made->gpu_ = gpu;
+  made->fd_ = EPD_FD_OF_ADDRESS;
+  made->address_ = static_cast<std::byte*>(epd_memory_alloc(bytes, gpu, nullptr));
+  RANK_CHECK(made->address_ != nullptr, epd_last_error());
+  made->bytes_ = bytes;
+  return made;
+}
+
 // What is on a GPU stays until the process ends: unmapping would want all streams to be idle.
 Allocation::~Allocation() {
   if (gpu_ < 0 && address_ != nullptr) ::munmap(address_, bytes_);
@@ -78,14 +88,15 @@ BoundMemory bind_regions(const epd_session_info_t& session, const epd_group_conf
   }
   for (const std::uint64_t bytes : end) {
     if (bytes == 0) break;
-    made.memory.push_back(session.device_kind == EPD_DEVICE_KIND_CUDA
-                              ? Allocation::of_gpu(gpu_of(session), bytes)
-                              : Allocation::of_host(bytes));
+    made.memory.push_back(session.device_kind != EPD_DEVICE_KIND_CUDA ? Allocation::of_host(bytes)
+                          : made.memory.empty() ? Allocation::of_gpu(gpu_of(session), bytes)
+                                                : Allocation::of_epd(gpu_of(session), bytes));
   }
   for (std::size_t i = 0; i < made.bindings.size(); ++i) {
     epd_binding_t& binding = made.bindings[i];
     binding.fd = made.memory[place[i]]->fd();
     binding.address = made.memory[place[i]]->address() + binding.offset;
+    if (binding.fd == EPD_FD_OF_ADDRESS) binding.offset = 0;
   }
   return made;
 }

@@ -17,6 +17,8 @@ class Allocation {
   // Sealed as epd wants it, and filled with bytes that are no zeros.
   static std::shared_ptr<Allocation> of_host(std::size_t bytes);
   static std::shared_ptr<Allocation> of_gpu(int gpu, std::size_t bytes);
+  // By epd_memory_alloc: fd() is EPD_FD_OF_ADDRESS.
+  static std::shared_ptr<Allocation> of_epd(int gpu, std::size_t bytes);
   Allocation(const Allocation&) = delete;
   Allocation& operator=(const Allocation&) = delete;
   ~Allocation();
@@ -34,7 +36,8 @@ class Allocation {
   std::size_t bytes_ = 0;
 };
 
-// Bindings of the regions in `bound` (abi::region_bit), by turns in two allocations, with gaps.
+// Bindings of the regions in `bound` (abi::region_bit), by turns in two allocations, with gaps. On a GPU the
+// second one is named by addresses.
 struct BoundMemory {
   std::vector<std::shared_ptr<Allocation>> memory;
   std::vector<epd_binding_t> bindings;

@@ -24,7 +24,7 @@
  * 6. Threads. Any thread may make any call, also on one session at the same time, with two exceptions. Two
  *    threads that submit to one group must agree on an order. Leave and detach must not race with other calls
  *    on the same handle. No call waits for another call.
- * 7. Blocking. Only calls with a timeout block, and leave, detach and epd_group_check. Leave and detach wait
+ * 7. Blocking. Only calls with a timeout block, and leave, detach, epd_group_check and epd_memory_free. Leave and detach wait
  *    for the hooks of what they end, and up to 5 seconds for the daemon.
  * 8. timeout_ms is 1 or more milliseconds, or 0 for the default that each call states. Calls whose default is
  *    EPD_FOREVER also take EPD_FOREVER and EPD_NO_WAIT. Other values are refused. A wait for an operation
@@ -247,8 +247,8 @@ typedef enum epd_region {
 /* A region in memory of your own, in place of the group's memory. It holds for all slots, as long as the
  * membership. Operations read and write it there; the daemon makes no memory for it. The memory must be an
  * allocation that can be passed on as a file descriptor:
- *   CUDA device  cuMemCreate on this session's GPU with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, exported by
- *                cuMemExportToShareableHandle. cudaMalloc memory can't be bound
+ *   CUDA device  epd_memory_alloc, or cuMemCreate on this session's GPU with
+ *                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR. cudaMalloc memory can't be bound
  *   host device  a memfd (memfd_create with MFD_ALLOW_SEALING, ordinary pages) with its final size and
  *                F_SEAL_SHRINK
  * Several bindings may use one descriptor, and may overlap where the operations allow it, for example y on
@@ -257,7 +257,7 @@ typedef enum epd_region {
 typedef struct epd_binding {
   size_t size;
   epd_region_t region;
-  int fd;
+  int fd;          /* of the allocation (cuMemExportToShareableHandle); or EPD_FD_OF_ADDRESS */
   uint64_t offset; /* bytes from the allocation's begin to slot 0's region: a multiple of 128 */
   uint64_t stride; /* bytes from slot to slot: a multiple of 128, at least epd_region_bytes; 0: that, rounded
                       up to 128 */
@@ -268,6 +268,21 @@ static inline void epd_binding_init(epd_binding_t* binding) {
   memset(binding, 0, sizeof(*binding));
   binding->size = sizeof(*binding);
 }
+
+/* epd_binding_t::fd on a CUDA device: that of the allocation in which `address` lies. libepd finds and exports
+ * it. `offset` is 0, and the region of all slots lies in this one allocation. */
+#define EPD_FD_OF_ADDRESS (-1)
+
+/* GPU memory that can be bound: an allocation of its own for each call, reachable from its GPU. Needs no
+ * session. The functions have the form of torch.cuda.memory.CUDAPluggableAllocator's. `device` is the GPU as
+ * CUDA numbers it in this process. `stream` is not used.
+ * NULL: epd_last_error() says why. RESOURCE_EXHAUSTED: no memory is left. INVALID_ARGUMENT: bytes is 0, or
+ * there is no such device. UNSUPPORTED: there is no driver. */
+EPD_API void* epd_memory_alloc(size_t bytes, int device, void* stream);
+/* Waits, like cudaFree, for the GPU's work in the thread's context and in the primary one. If that fails (a
+ * stream captures, the driver has ended) the memory stays. What is bound in a group is held by the daemon until
+ * the group has let it go. NULL is allowed. Only `address` is used. Not while streams capture. */
+EPD_API void epd_memory_free(void* address, size_t bytes, int device, void* stream);
 
 #define EPD_ANY_RANK (-1)
 

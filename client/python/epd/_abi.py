@@ -13,6 +13,7 @@ from ctypes import c_char, c_char_p, c_int, c_int32, c_size_t, c_uint32, c_uint6
 FOREVER = -1  # timeout_ms: until the operation has ended
 NO_WAIT = -2  # timeout_ms: look and return at once
 ANY_RANK = -1
+FD_OF_ADDRESS = -1
 NO_STREAM = ctypes.c_size_t(-1).value  # the address that stands for "in no stream"
 
 c_enum = c_uint32  # the enums of epd.h have no negative number: gcc and clang take unsigned int
@@ -293,5 +294,5 @@ FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
 
 # Functions of epd.h that this package does not call. epd_ticket_poll is epd_ticket_wait with NO_WAIT. A hook of
 # epd_ticket_on_complete runs on a thread of the library, which may outlive the interpreter: see
-# Ticket.on_complete.
-NOT_CALLED = ("epd_ticket_poll", "epd_ticket_on_complete")
+# Ticket.on_complete. torch calls those of memory: see epd.torch.memory_pool.
+NOT_CALLED = ("epd_ticket_poll", "epd_ticket_on_complete", "epd_memory_alloc", "epd_memory_free")

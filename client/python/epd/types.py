@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Optional, Sequence, Union
 from . import _abi
 from ._library import library
 from .errors import InvalidArgument, Status, check
+from .memory import array_address
 
 FOREVER = _abi.FOREVER
 NO_WAIT = _abi.NO_WAIT
@@ -125,26 +126,34 @@ class Region(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Binding:
-    """A region in memory of the caller's own, for example a memfd that is sealed against shrinking.
+    """A region in memory of the caller's own, in all slots.
 
-    `memory` is where this process has mapped slot 0's region: a writable buffer (an mmap, a numpy array), which
-    the group and its arrays keep as it is, or an address. `offset` and `stride` are in bytes, multiples of 128;
-    stride 0 puts the slots close together. See epd_binding_t in epd.h for what memory can be bound.
+    `memory` is slot 0's region in this process, which the group and its arrays keep: an mmap, a numpy array or
+    another writable buffer; a contiguous torch tensor or another array on a CUDA device; or an address. `fd` is a
+    descriptor of the allocation, and `offset` where the region begins there. On a CUDA device fd None makes libepd
+    find both: the memory is of `epd.torch.memory_pool`, or of cuMemCreate and can be exported. `offset` and
+    `stride` are in bytes, multiples of 128; stride 0 puts the slots close together: a tensor [depth, rows, hidden].
+    See epd_binding_t in epd.h for what memory can be bound.
     """
 
     region: Region
-    fd: int
+    fd: Optional[int]
     memory: Any
     offset: int = 0
     stride: int = 0
 
     def hold(self) -> Any:
-        """The memory as a ctypes object: as long as it lives, an mmap can't be closed."""
-        return self.memory if isinstance(self.memory, int) else ctypes.c_char.from_buffer(self.memory)
+        """What keeps the memory: of an mmap a ctypes object. As long as that lives, it can't be closed."""
+        arrays = ("data_ptr", "__cuda_array_interface__")
+        if isinstance(self.memory, int) or any(hasattr(self.memory, name) for name in arrays):
+            return self.memory
+        return ctypes.c_char.from_buffer(self.memory)
 
-    def address(self) -> int:
+    def address(self) -> Optional[int]:
         held = self.hold()
-        return held if isinstance(held, int) else ctypes.addressof(held)
+        if isinstance(held, ctypes.c_char):
+            return ctypes.addressof(held)
+        return array_address(Region(self.region).name.lower(), held, True)
 
 
 @dataclass(frozen=True)
@@ -227,7 +236,8 @@ class GroupConfig:
         bindings = (_abi.Binding * len(self.bindings))()
         for place, binding in zip(bindings, self.bindings):
             place.size = ctypes.sizeof(_abi.Binding)
-            for field in ("region", "fd", "offset", "stride"):
+            set_number(place, "fd", _abi.FD_OF_ADDRESS if binding.fd is None else binding.fd)
+            for field in ("region", "offset", "stride"):
                 set_number(place, field, getattr(binding, field))
             place.address = binding.address()
         raw.bindings = bindings

@@ -116,17 +116,30 @@ CUresult Memory::free_reserved(CUdeviceptr address, std::size_t bytes) {
   return CUDA_SUCCESS;
 }
 
-CUresult Memory::map(CUdeviceptr address, std::size_t bytes, const Allocation& allocation) {
+CUresult Memory::map(CUdeviceptr address, std::size_t bytes, std::shared_ptr<Allocation> allocation) {
   const std::unique_lock lock(mutex_);
-  if (bytes == 0 || bytes % kGranularity != 0 || address % kGranularity != 0 || bytes > allocation.bytes)
+  if (bytes == 0 || bytes % kGranularity != 0 || address % kGranularity != 0 || bytes > allocation->bytes)
     return CUDA_ERROR_INVALID_VALUE;
   if (!reserved(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
   const auto next = ranges_.lower_bound(address);
   if (next != ranges_.end() && next->first < address + bytes) return CUDA_ERROR_INVALID_VALUE;
-  if (::mmap(pointer(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, allocation.fd, 0) == MAP_FAILED)
+  if (::mmap(pointer(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, allocation->fd, 0) == MAP_FAILED)
     return CUDA_ERROR_OUT_OF_MEMORY;
-  ranges_[address] = {bytes, RangeKind::kMapped, 0, allocation.device};
+  const int home = allocation->device;
+  ranges_[address] = {bytes, RangeKind::kMapped, 0, home, std::move(allocation)};
   return CUDA_SUCCESS;
+}
+
+std::shared_ptr<Allocation> Memory::mapped_at(std::uintptr_t address, std::uintptr_t& begin,
+                                              std::size_t& bytes) const {
+  const std::shared_lock lock(mutex_);
+  auto range = ranges_.upper_bound(address);
+  if (range == ranges_.begin()) return nullptr;
+  --range;
+  if (address - range->first >= range->second.bytes) return nullptr;
+  begin = range->first;
+  bytes = range->second.bytes;
+  return range->second.allocation;
 }
 
 CUresult Memory::unmap(CUdeviceptr address, std::size_t bytes) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <map>
+#include <memory>
 #include <shared_mutex>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct Allocation {
   int device = 0;  // in this process, or kHostMemory
   std::size_t bytes = 0;
   bool shareable = false;
+  std::atomic<int> held{1};  // as often as its handle was given away
 
   Allocation() = default;
   ~Allocation();
@@ -44,6 +46,7 @@ struct Range {
   RangeKind kind = RangeKind::kReserved;
   std::uint64_t devices = 0;  // bit d: device d of this process reaches it
   int home = -1;              // kMapped, kDevice: the device, of this process, whose memory it is
+  std::shared_ptr<Allocation> allocation = nullptr;  // kMapped: what is mapped there
 };
 
 // Ranges by their first address. Mapped ranges lie within reserved ones.
@@ -93,8 +96,10 @@ class Memory {
 
   CUresult reserve(std::size_t bytes, std::size_t alignment, CUdeviceptr& address);
   CUresult free_reserved(CUdeviceptr address, std::size_t bytes);
-  CUresult map(CUdeviceptr address, std::size_t bytes, const Allocation& allocation);
+  CUresult map(CUdeviceptr address, std::size_t bytes, std::shared_ptr<Allocation> allocation);
   CUresult unmap(CUdeviceptr address, std::size_t bytes);
+  // What is mapped where the address is, and from where on; null: nothing of cuMemMap.
+  std::shared_ptr<Allocation> mapped_at(std::uintptr_t address, std::uintptr_t& begin, std::size_t& bytes) const;
   CUresult allow(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* desc, std::size_t count);
 
   // Of device `home`, for it and for those that reach it; -1: for all.

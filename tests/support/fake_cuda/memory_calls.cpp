@@ -93,7 +93,32 @@ CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t s
 
 CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle) {
   if (const CUresult error = enter("cuMemRelease", Needs::kNothing)) return error;
-  return allocations().remove(pointer(handle)) == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+  const std::shared_ptr<Allocation> known = find(handle);
+  if (known == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (known->held.fetch_sub(1) == 1) allocations().remove(pointer(handle));
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
+  if (const CUresult error = enter("cuMemRetainAllocationHandle", Needs::kNothing)) return error;
+  std::uintptr_t begin = 0;
+  std::size_t bytes = 0;
+  const auto mapped = memory().mapped_at(reinterpret_cast<std::uintptr_t>(address), begin, bytes);
+  if (handle == nullptr || mapped == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  mapped->held.fetch_add(1);
+  *handle = reinterpret_cast<CUmemGenericAllocationHandle>(allocations().add(mapped));
+  return CUDA_SUCCESS;
+}
+
+// Of what cuMemMap has mapped. Nobody here asks for other memory.
+CUresult CUDAAPI cuMemGetAddressRange(CUdeviceptr* base, std::size_t* size, CUdeviceptr address) {
+  if (const CUresult error = enter("cuMemGetAddressRange", Needs::kContext)) return error;
+  std::uintptr_t begin = 0;
+  std::size_t bytes = 0;
+  if (memory().mapped_at(address, begin, bytes) == nullptr) return CUDA_ERROR_NOT_FOUND;
+  if (base != nullptr) *base = begin;
+  if (size != nullptr) *size = bytes;
+  return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
@@ -158,7 +183,7 @@ CUresult CUDAAPI cuMemMap(CUdeviceptr address, std::size_t size, std::size_t off
   if (const CUresult error = enter("cuMemMap", Needs::kNothing)) return error;
   const std::shared_ptr<Allocation> known = find(handle);
   if (known == nullptr || offset != 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  return memory().map(address, size, *known);
+  return memory().map(address, size, known);
 }
 
 CUresult CUDAAPI cuMemUnmap(CUdeviceptr address, std::size_t size) {

@@ -38,6 +38,7 @@ if(EPD_CUDA_DRIVER_INCLUDE_DIR AND EPD_FAKE_CUDA)
     ${CMAKE_CURRENT_LIST_DIR}/client_cuda_queue_test.cpp ${CMAKE_CURRENT_LIST_DIR}/client_cuda_waits_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/client_events_test.cpp ${CMAKE_CURRENT_LIST_DIR}/client_calls_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/client_calls_memory_test.cpp ${CMAKE_CURRENT_LIST_DIR}/client_calls_ends_test.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/client_cuda_bindings_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/watched_cuda.cpp $<TARGET_OBJECTS:epd_client_objects>)
   target_include_directories(client_cuda_test PRIVATE $<TARGET_PROPERTY:epd_client_objects,INTERFACE_INCLUDE_DIRECTORIES>)
   target_include_directories(client_cuda_test SYSTEM PRIVATE ${EPD_CUDA_DRIVER_INCLUDE_DIR})

@@ -90,7 +90,11 @@ TEST_F(ClientBinding, ArgumentsAreCheckedByName) {
                  "bindings[0].region is 19; allowed: 0 .. 18");
   expect_refused([](auto& b) { b.region = EPD_REGION_X_SCALES; },
                  "binding of x_scales: this group has no such region");
-  expect_refused([](auto& b) { b.fd = -1; }, "bindings[0].fd is -1");
+  expect_refused([](auto& b) { b.fd = -2; }, "bindings[0].fd is -2; allowed: an open descriptor, or");
+  expect_refused([](auto& b) { b.fd = EPD_FD_OF_ADDRESS; },
+                 "bindings[0]: fd is EPD_FD_OF_ADDRESS (-1); allowed on a host device: the descriptor");
+  expect_refused([](auto& b) { b.fd = EPD_FD_OF_ADDRESS, b.offset = 128; },
+                 "bindings[0].offset is 128; allowed: 0 with EPD_FD_OF_ADDRESS");
   expect_refused([](auto& b) { b.fd = 987654; }, "bindings[0].fd is 987654");
   expect_refused([](auto& b) { b.address = nullptr; }, "bindings[0].address is NULL");
   expect_refused([](auto& b) { b.offset = 64; }, "binding of x: offset is 64; allowed: multiples of 128");

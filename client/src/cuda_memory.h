@@ -1,0 +1,44 @@
+// Allocations of a GPU: mapping them, finding and making those that can be passed on by descriptor. Included
+// only where cuda.h exists.
+#pragma once
+
+#include "cuda_driver.h"
+#include "device.h"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace epd::client {
+
+// Makes a context current in this thread, for a scope.
+class Current {
+ public:
+  Current(const CudaDriver& driver, CUcontext context)
+      : driver_(driver), error_(driver.cuCtxPushCurrent(context)) {}
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+  ~Current() {
+    CUcontext popped = nullptr;
+    if (error_ == CUDA_SUCCESS) driver_.cuCtxPopCurrent(&popped);
+  }
+  CUresult error() const { return error_; }
+
+ private:
+  const CudaDriver& driver_;
+  const CUresult error_;
+};
+
+// What can be exported as a descriptor, on the device.
+CUmemAllocationProp exportable_memory(CUdevice device);
+// `bytes` rounded up to what the driver allocates of it.
+Status round_up(const CudaDriver& driver, const CUmemAllocationProp& kind, std::uint64_t bytes,
+                std::size_t& out);
+// Maps the allocation at addresses of its own. `whose` is its name in messages.
+Status map_allocation(const CudaDriver& driver, CUmemGenericAllocationHandle allocation, std::size_t bytes,
+                      const CUmemAccessDesc& access, const char* whose, CUdeviceptr& out);
+void unmap_allocation(const CudaDriver& driver, CUdeviceptr address, std::size_t bytes);
+
+// See Device::export_allocation. A context of the memory's device is current.
+Status export_allocation(const CudaDriver& driver, CUdeviceptr address, ExportedAllocation& out);
+
+}  // namespace epd::client
