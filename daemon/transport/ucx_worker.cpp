@@ -62,8 +62,11 @@ Status UcxWorker::make_context(const UcxOptions& options) {
   // after the requests have been purged), and aborts the process.
   std::vector<std::pair<const char*, std::string>> settings = {
       {"NET_DEVICES", options.devices}, {"TLS", options.transports}, {"ZCOPY_THRESH", "inf"}};
-  // Nothing else ends a send by rendezvous to a peer that has closed its side (20 s by default).
-  if (options.rendezvous_bytes != kAlwaysEager) settings.emplace_back("KEEPALIVE_INTERVAL", "1s");
+  // UCX's keepalive asks whether the endpoint is there that first was the partner of ours. If the peer has
+  // connected anew since, it is not, and UCX ends a connection that works. TCP's own keepalive finds hosts
+  // that are gone. But nothing else ends a send by rendezvous to a peer that has closed its side.
+  const bool eager = options.rendezvous_bytes == kAlwaysEager;
+  settings.emplace_back("KEEPALIVE_INTERVAL", eager ? "inf" : "1s");
   for (const auto& [key, value] : settings) {
     status = ucx_->ucp_config_modify(config, key, value.c_str());
     if (status != UCS_OK) {

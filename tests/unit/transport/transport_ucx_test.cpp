@@ -2,6 +2,7 @@
 #include "transport_flavors.h"
 
 #include <signal.h>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -110,6 +111,37 @@ TEST(Ucx, TransportsOfOneHostTalkByTcp) {
   const std::string lanes = a->transport().facts(to_b)->lanes;
   for (const char* memory : {"posix", "sysv", "cma", "self"})
     EXPECT_EQ(lanes.find(memory), std::string::npos) << lanes;
+}
+
+// UCX pairs the n-th endpoints of both sides. If one side connects again, the other's endpoint works on
+// without its partner. UCX's keepalive takes that for the end of the connection.
+TEST(Ucx, APeerThatConnectsAgainTakesNobodyDown) {
+  ::setenv("UCX_KEEPALIVE_INTERVAL", "50ms", 1);  // 20 s otherwise
+  World world({Carrier::kUcx, false}, 0);
+  auto a = world.end(1);
+  auto b = world.end(2);
+  ::unsetenv("UCX_KEEPALIVE_INTERVAL");
+  auto [to_b, to_a] = introduce(*a, *b);
+  std::size_t from_a = 0;
+  const std::vector<End*> both = {a.get(), b.get()};
+  for (int round = 0; round < 20 && !b->down(to_a); ++round) {
+    SCOPED_TRACE(round);
+    ASSERT_TRUE(run_until(both, [&] { return a->unsettled() + b->unsettled() == 0; }));
+    ASSERT_TRUE(a->close(to_b).ok());
+    to_b = a->connect(*b);
+    const std::size_t before = a->received.size();
+    for (int i = 0; i < 10; ++i) {
+      ASSERT_TRUE(send_patiently(*a, to_b, 100000, both).ok());
+      ASSERT_TRUE(send_patiently(*b, to_a, 100000, both).ok());
+    }
+    from_a += 10;
+    ASSERT_TRUE(
+        run_until(both, [&] { return a->received.size() >= before + 10 && b->received.size() >= from_a; }));
+    run_for(both, 100);
+    EXPECT_FALSE(a->down(to_b)) << a->why(to_b).to_string();
+    EXPECT_FALSE(b->down(to_a)) << b->why(to_a).to_string();
+  }
+  EXPECT_EQ(a->sent_aborted() + b->sent_aborted(), 0u);
 }
 
 }  // namespace
