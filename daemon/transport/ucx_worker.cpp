@@ -1,5 +1,6 @@
 #include "ucx_worker.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace epd::transport {
@@ -50,7 +51,12 @@ Result<UcxWorker> UcxWorker::open(const UcxOptions& options) {
   if (!ucx.ok()) return ucx.status();
   UcxWorker worker(**ucx);
   if (Status status = worker.make_context(options); !status.ok()) return status;
+  const std::vector<Listener> others = listeners();
   if (Status status = worker.make_worker(options); !status.ok()) return status;
+  for (const Listener& listener : listeners()) {
+    if (std::find(others.begin(), others.end(), listener) == others.end())
+      worker.listeners_.push_back(listener);
+  }
   return worker;
 }
 
@@ -105,6 +111,10 @@ Result<Address> UcxWorker::address() const {
   std::memcpy(address.data(), raw, bytes);
   ucx_->ucp_worker_release_address(worker_, raw);
   return address;
+}
+
+bool UcxWorker::deaf() const {
+  return !std::all_of(listeners_.begin(), listeners_.end(), is_open);
 }
 
 UcxWorker::~UcxWorker() {

@@ -9,6 +9,7 @@
 #include "support/script.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 #include <cstring>
 #include <functional>
@@ -409,6 +410,32 @@ TEST_F(NodesHostile, WhoSpeaksUcxsProtocolEndsAtMostThatEngine) {
   attacked_->open();
   end_group();
   EXPECT_EQ(at("a").engine(0), other);
+}
+
+// More connections than the engine may have descriptors. UCX closes its port for good when it can't accept one:
+// the group goes on, and when it needs that port, the engine begins anew.
+TEST_F(NodesHostile, AnEngineThatRanOutOfDescriptorsIsReachedAgain) {
+  start_group(true);
+  if (IsSkipped() || HasFatalFailure()) return;
+  const std::uint16_t port = listening_port(victim_);
+  ASSERT_NE(port, 0);
+  const rlim_t room = take_census(victim_).fds + 50;
+  const rlimit limit{room, room};
+  ASSERT_EQ(::prlimit(victim_, RLIMIT_NOFILE, &limit, nullptr), 0);
+  {
+    std::vector<UniqueFd> open;
+    for (rlim_t i = 0; i < 100; ++i) open.push_back(tcp_connect(port));
+    EXPECT_TRUE(rounds_pass());
+    expect_in_log("nobody can connect to this engine any more");
+  }
+  EXPECT_TRUE(rounds_pass());
+  EXPECT_EQ(listening_port(victim_), 0);
+  EXPECT_EQ(at("b").engine(0), victim_);
+  send_signal(at("a").engine(0), SIGKILL);  // its successor must connect
+  EXPECT_TRUE(eventually(20, [&] { return listening_port(at("b").engine(0)) != 0; }));
+  EXPECT_TRUE(rounds_pass());
+  attacked_->open();
+  end_group();
 }
 
 }  // namespace

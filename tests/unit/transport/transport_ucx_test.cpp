@@ -1,7 +1,11 @@
 // What only UCX can do wrong: options, the library; and what it tells about itself.
 #include "transport_flavors.h"
 
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -142,6 +146,43 @@ TEST(Ucx, APeerThatConnectsAgainTakesNobodyDown) {
     EXPECT_FALSE(b->down(to_a)) << b->why(to_a).to_string();
   }
   EXPECT_EQ(a->sent_aborted() + b->sent_aborted(), 0u);
+}
+
+// Where this process listens; of several places one.
+sockaddr_in listening_address() {
+  sockaddr_in address{};
+  for (int fd = 0; fd < 256; ++fd) {
+    int listens = 0;
+    socklen_t size = sizeof(listens);
+    socklen_t address_size = sizeof(address);
+    if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens != 0 &&
+        ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &address_size) == 0)
+      break;
+  }
+  return address;
+}
+
+// UCX 1.13 closes its port for good when it can't accept a connection.
+TEST(Ucx, WithoutADescriptorForAConnectionItIsDeaf) {
+  World world({Carrier::kUcx, false}, 0);
+  auto a = world.end(1);
+  const sockaddr_in address = listening_address();
+  auto b = world.end(2);
+  const PeerId to_b = introduce(*a, *b).first;
+  EXPECT_FALSE(a->transport().deaf());
+  const int stranger = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{0, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  EXPECT_EQ(::connect(stranger, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  EXPECT_TRUE(run_until({a.get(), b.get()}, [&] { return a->transport().deaf(); }));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  ::close(stranger);
+  EXPECT_FALSE(b->transport().deaf());
+  ASSERT_TRUE(send_patiently(*a, to_b, 1000, {a.get(), b.get()}).ok());
+  EXPECT_TRUE(run_until({a.get(), b.get()}, [&] { return b->received.size() == 1; }));
+  EXPECT_FALSE(a->down(to_b));
 }
 
 }  // namespace
