@@ -22,7 +22,7 @@ namespace {
 
 using supervisor::ControlFacade;
 
-constexpr const char* kThreads = "2";           // of the HTTP server: requests at one time
+constexpr const char* kThreads = "16";          // of the HTTP server: connections at one time
 constexpr const char* kRequestTimeMs = "5000";  // a client that says nothing holds a thread for so long
 
 // 0: not a socket of TCP or UDP.
