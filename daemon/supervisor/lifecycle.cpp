@@ -212,7 +212,8 @@ void Lifecycle::notify_status() {
     if (word != nullptr) bad += (bad.empty() ? " (" : ", ") + rooms_.fleet.name(i) + word;
   }
   if (!bad.empty()) bad += ")";
-  std::string status = std::string("STATUS=") + name_of(phase_) + ": " + count_of(rooms_.fleet.size(), "device") + bad + ", " +
+  std::string status = std::string("STATUS=") + name_of(phase_) + ": " +
+                       count_of(rooms_.fleet.size(), "device") + bad + ", " +
                        count_of(rooms_.sessions.attached(), "session") + ", " +
                        count_of(rooms_.deciders.num_groups(), "group");
   if (!rooms_.config.last_error().empty()) status += "; the last reload was refused, the log says why";

@@ -90,8 +90,9 @@ void OwnDaemon::spawn(const std::string& program, const std::function<void()>& i
   const std::string log = directory_ + "/epd.log";
   const std::string control = control_socket();
   // The sockets as flags too: $EPD_SOCKET and $EPD_CONTROL_SOCKET would win over the file.
-  const char* arguments[] = {program.c_str(), "serve",           "--config",      config.c_str(), "--socket",
-                             socket_.c_str(), "--control-socket", control.c_str(), nullptr};
+  const char* arguments[] = {program.c_str(),    "serve",         "--config",
+                             config.c_str(),     "--socket",      socket_.c_str(),
+                             "--control-socket", control.c_str(), nullptr};
   const pid_t parent = ::getpid();
   pid_ = ::fork();
   if (pid_ < 0) fail_errno("fork of the daemon");
