@@ -84,7 +84,7 @@ class CudaDevice final : public Device {
   Status call(std::uintptr_t place, const abi::PackedCall& call) override;
   Status write(void* stream, std::uintptr_t word, std::uint32_t value) override;
   Status wait(void* stream, const StreamWait& wait) override;
-  Status launch(void* stream, abi::Op op, const stream_kernels::Step& step) override;
+  Status launch(void* stream, abi::Op op, const stream_kernels::StagedStep& step) override;
   Status make_event(DeviceEvent& out) override;
   void destroy_event(void* event) noexcept override;
   Status record(void* stream, void* event) override;
@@ -272,7 +272,7 @@ Status CudaDevice::wait(void* stream, const StreamWait& wait) {
   });
 }
 
-Status CudaDevice::launch(void* stream, abi::Op op, const stream_kernels::Step& step) {
+Status CudaDevice::launch(void* stream, abi::Op op, const stream_kernels::StagedStep& step) {
   return within(stream_kernels::kKernelTitles[stream_kernels::kernel_of(op, false)],
                 [&] { return kernels_->launch(static_cast<CUstream>(stream), op, step); });
 }

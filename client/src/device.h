@@ -61,7 +61,7 @@ class Device {
   virtual Status write(void* stream, std::uintptr_t word, std::uint32_t value) = 0;
   virtual Status wait(void* stream, const StreamWait& wait) = 0;
   // The step, by one kernel, which has the name of the kind of operation. After has_kernels().
-  virtual Status launch(void* stream, abi::Op op, const stream_kernels::Step& step) = 0;
+  virtual Status launch(void* stream, abi::Op op, const stream_kernels::StagedStep& step) = 0;
 
   // An event of this process without timing, which other processes may open. The device must outlive `out`.
   virtual Status make_event(DeviceEvent& out) = 0;

@@ -30,8 +30,8 @@ Status renew_words(Device& device, const Group& group, std::uint32_t slot, epd_t
   return status.ok() ? device.finish_aside() : status;
 }
 
-stream_kernels::Step ready_step(std::uintptr_t ready, epd_ticket_t ticket) {
-  stream_kernels::Step step;
+stream_kernels::StagedStep ready_step(std::uintptr_t ready, epd_ticket_t ticket) {
+  stream_kernels::StagedStep step;
   step.begin = stream_kernels::Begin::kReady;
   step.ready = reinterpret_cast<std::uint32_t*>(ready);  // NOLINT: an address of the device
   step.value = low(ticket);
@@ -194,7 +194,7 @@ Status LaunchedOperations::mark_ready(Lock& lock, Group& group, const SubmitRequ
     if (streams_.wait_by(group) == WaitBy::kMemop && !copies.any()) {
       status = device.write(request.stream.stream, ready, low(ticket));
     } else {
-      stream_kernels::Step step = ready_step(ready, ticket);
+      stream_kernels::StagedStep step = ready_step(ready, ticket);
       step.copies = copies;
       step.copies.num_out = 0;
       if (copies.any()) step.staging = group.staging_words(request.slot);
@@ -215,7 +215,7 @@ StreamWait LaunchedOperations::end_of(const Group& group, const Operation& op, e
 
 Status LaunchedOperations::begin_and_wait(const Group& group, const SubmitRequest& request,
                                           const StreamWait& wait, epd_ticket_t ticket) {
-  stream_kernels::Step step =
+  stream_kernels::StagedStep step =
       ready_step(group.user_base() + group.arena.ready_word(request.slot), wait.value);
   step.wait = stream_kernels::Wait::kDone;
   step.done = reinterpret_cast<const std::uint32_t*>(wait.word);  // NOLINT: an address of the device

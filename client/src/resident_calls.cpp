@@ -163,7 +163,7 @@ Status ResidentOperations::prepare_call(Lock& lock, Group& group, const SubmitRe
 Status ResidentOperations::enqueue(Group& group, const SubmitRequest& request, MadeCall& made) {
   Device& device = streams_.device();
   if (request.stream.any()) {
-    stream_kernels::Step step;
+    stream_kernels::StagedStep step;
     step.begin = stream_kernels::Begin::kCall;
     step.words = call_words(group);
     step.call = made.call;
@@ -225,7 +225,7 @@ Status ResidentOperations::submit(Group& group, const SubmitRequest& request, ep
 Status ResidentOperations::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {
   if (stream == EPD_NO_STREAM) return invalid_argument("stream is EPD_NO_STREAM; allowed: a stream");
   const CallTicket about = CallTicket::unpack(ticket);
-  stream_kernels::Step step;
+  stream_kernels::StagedStep step;
   bool copied = false;
   {
     const Lock lock = waits_.lock();

@@ -71,9 +71,8 @@ enum class Wait : std::uint32_t {
   kDone,      // until `done` is `value`
 };
 
-// What a step without copies needs comes first: two lines of constant memory.
+// A step that copies nothing. A kernel begins the later, the more it is given (StagedStep).
 struct Step {
-  abi::StagingWords* staging = nullptr;  // of the slot; null: nothing is copied
   Begin begin = Begin::kNothing;
   Wait wait = Wait::kNothing;
   abi::CallWords* words = nullptr;
@@ -84,13 +83,16 @@ struct Step {
   std::uint64_t limit_ns = 0;                     // of the wait
   const std::uint32_t* call_tokens_at = nullptr;  // not null: in place of call.num_tokens
   abi::Call call;                                 // without number and epoch
+};
+static_assert(sizeof(Step) <= 128);
+
+// A step that may copy. Its kernels have names of their own, because a kernel that can copy begins 3 us
+// later, also if it copies nothing (2 x H100, 2026-11-25).
+struct StagedStep : Step {
+  abi::StagingWords* staging = nullptr;  // of the slot; null: nothing is copied
   Copies copies;
 };
-static_assert(offsetof(Step, copies) <= 128 && sizeof(Step) % 8 == 0);
-
-// A step that copies. Its kernels have names of their own, because a kernel that can copy begins 3 us later,
-// also if it copies nothing (2 x H100, 2026-11-25).
-struct StagedStep : Step {};
+static_assert(sizeof(StagedStep) % 8 == 0);
 
 // The kernels, one for each kind of operation, and one more for each kind that copies: all do what the step
 // says, and differ in the name that a profiler shows (epd::dispatch). A C++ compiler gives them these names.
@@ -101,9 +103,10 @@ inline constexpr const char* kKernelNames[kNumKernels] = {
     "_ZN3epd7combineENS_14stream_kernels10StagedStepE"};
 inline constexpr const char* kKernelTitles[kNumKernels] = {"epd::dispatch", "epd::combine", "epd::barrier",
                                                            "epd::dispatch", "epd::combine"};
+inline constexpr std::uint32_t kFirstThatCopies = 3;
 constexpr std::uint32_t kernel_of(abi::Op op, bool copies) {
   const std::uint32_t kind = op == abi::Op::kDispatch ? 0 : op == abi::Op::kCombine ? 1 : 2;
-  return copies && kind != 2 ? kind + 3 : kind;
+  return copies && kind != 2 ? kind + kFirstThatCopies : kind;
 }
 
 // How a step is launched: by one thread, or, if it copies, by blocks of many.
@@ -130,7 +133,7 @@ constexpr std::uint64_t most_bytes(const Copies& c, const Piece* pieces, std::ui
   return bytes;
 }
 
-constexpr Launch launch_of(const Step& step) {
+constexpr Launch launch_of(const StagedStep& step) {
   const Copies& c = step.copies;
   if (step.staging == nullptr) return {};
   const std::uint64_t in = most_bytes(c, c.in, c.num_in);
@@ -142,7 +145,7 @@ constexpr Launch launch_of(const Step& step) {
                                             : kMostCopyBlocks;
   launch.threads = kCopyThreads;
   // The step, SharedWords, and what is behind them.
-  launch.shared_bytes = sizeof(Step) + kSharedWords + 4 * (kCopyThreads + c.blocks);
+  launch.shared_bytes = sizeof(StagedStep) + kSharedWords + 4 * (kCopyThreads + c.blocks);
   return launch;
 }
 

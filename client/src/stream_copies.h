@@ -255,7 +255,7 @@ EPD_DEVICE inline void copy_part(const Copies& c, bool in, const Tally& tally, s
 // ---- the whole step
 
 template <typename Block>
-EPD_DEVICE inline void copy_in_and_begin(const Step& step, const Block& block) {
+EPD_DEVICE inline void copy_in_and_begin(const StagedStep& step, const Block& block) {
   abi::StagingWords& words = *step.staging;
   const Copies& c = step.copies;
   const Tally rows = tally(c, block, c.received_in != 0);
@@ -276,7 +276,7 @@ EPD_DEVICE inline void copy_in_and_begin(const Step& step, const Block& block) {
 }
 
 // One thread calls.
-EPD_DEVICE inline void await_end(const Step& step) {
+EPD_DEVICE inline void await_end(const StagedStep& step) {
   const abi::StagingWords& words = *step.staging;
   std::uint32_t end = 0;
   if (step.begin != Begin::kNothing) {
@@ -299,7 +299,7 @@ EPD_DEVICE inline void copy_out(const Copies& c, const Block& block) {
 
 // All threads of all blocks call.
 template <typename Block>
-EPD_DEVICE inline void run(const Step& step, const Block& block) {
+EPD_DEVICE inline void run(const StagedStep& step, const Block& block) {
   if (step.begin != Begin::kNothing) copy_in_and_begin(step, block);
   if (step.wait != Wait::kNothing) {
     if (block.thread() == 0) await_end(step);

@@ -46,16 +46,16 @@ Status StreamKernels::load(CUdevice device, CUstream stream) {
 }
 
 CUresult StreamKernels::launch(CUstream stream, std::uint32_t number,
-                               const stream_kernels::Step& step) const {
+                               const stream_kernels::StagedStep& step) const {
   const stream_kernels::Launch how = stream_kernels::launch_of(step);
-  stream_kernels::Step own = step;
-  void* parameters[] = {&own};
+  // A kernel that copies nothing takes the Step alone.
+  void* parameters[] = {const_cast<stream_kernels::StagedStep*>(&step)};
   // A CUkernel is launched in the stream's context.
   return driver_.cuLaunchKernel(reinterpret_cast<CUfunction>(kernels_[number]), how.blocks, 1, 1, how.threads,
                                 1, 1, how.shared_bytes, stream, parameters, nullptr);
 }
 
-CUresult StreamKernels::launch(CUstream stream, abi::Op op, const stream_kernels::Step& step) const {
+CUresult StreamKernels::launch(CUstream stream, abi::Op op, const stream_kernels::StagedStep& step) const {
   return launch(stream, stream_kernels::kernel_of(op, step.staging != nullptr), step);
 }
 

@@ -12,9 +12,9 @@ namespace {
 class CudaBlock {
  public:
   __device__ CudaBlock(unsigned char* memory, std::uint32_t threads)
-      : shared_(*reinterpret_cast<SharedWords*>(memory + sizeof(Step))) {
+      : shared_(*reinterpret_cast<SharedWords*>(memory + sizeof(StagedStep))) {
     if (threadIdx.x == 0) {
-      shared_.sums = reinterpret_cast<std::uint32_t*>(memory + sizeof(Step) + sizeof(SharedWords));
+      shared_.sums = reinterpret_cast<std::uint32_t*>(memory + sizeof(StagedStep) + sizeof(SharedWords));
       shared_.ends = shared_.sums + threads;
     }
   }
@@ -29,16 +29,16 @@ class CudaBlock {
   SharedWords& shared_;
 };
 
-__device__ inline void run_kernel(const Step& given) {
-  if (given.staging == nullptr) return run(given);
+__device__ inline void run_kernel(const StagedStep& given) {
+  if (given.staging == nullptr) return run(static_cast<const Step&>(given));
   extern __shared__ __align__(16) unsigned char memory[];
   // A lane at a time reads another line of constant memory: so few lines for each warp.
   auto* const to = reinterpret_cast<std::uint32_t*>(memory);
   const auto* const from = reinterpret_cast<const std::uint32_t*>(&given);
-  for (std::uint32_t i = threadIdx.x; i < sizeof(Step) / 4; i += blockDim.x) to[i] = from[i];
+  for (std::uint32_t i = threadIdx.x; i < sizeof(StagedStep) / 4; i += blockDim.x) to[i] = from[i];
   const CudaBlock block(memory, blockDim.x);
   __syncthreads();
-  run(*reinterpret_cast<const Step*>(memory), block);
+  run(*reinterpret_cast<const StagedStep*>(memory), block);
 }
 
 }  // namespace

@@ -21,11 +21,11 @@ class StreamKernels {
   Status load(CUdevice device, CUstream stream);
 
   // Enqueues, in the current context, after load(). Legal in a stream that captures.
-  CUresult launch(CUstream stream, abi::Op op, const stream_kernels::Step& step) const;
+  CUresult launch(CUstream stream, abi::Op op, const stream_kernels::StagedStep& step) const;
 
  private:
   CUresult take(CUdevice device, std::uint32_t number);
-  CUresult launch(CUstream stream, std::uint32_t number, const stream_kernels::Step& step) const;
+  CUresult launch(CUstream stream, std::uint32_t number, const stream_kernels::StagedStep& step) const;
 
   const CudaDriver& driver_;
   CUlibrary library_ = nullptr;

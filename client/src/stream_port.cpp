@@ -11,7 +11,7 @@
 
 namespace epd::client {
 
-using stream_kernels::Step;
+using stream_kernels::StagedStep;
 
 namespace {
 
@@ -46,7 +46,7 @@ Status StreamPort::wait_after(Group& group, void* stream, const Following& its) 
 }
 
 Status StreamPort::wait_and_copy(const Group& group, void* stream, const Following& its) {
-  Step step;
+  StagedStep step;
   Status status;
   if (wait_by(group) == WaitBy::kMemop) {
     status = device_->wait(stream, its.wait);

@@ -108,8 +108,9 @@ bool is_loopback(const std::string& host) {
 bool is_own_address(const std::string& host) {
   std::optional<SocketAddress> address = numeric_address({host, 1});
   if (!address || is_wildcard(host)) return false;
-  auto& port = address->bytes.ss_family == AF_INET ? reinterpret_cast<sockaddr_in&>(address->bytes).sin_port
-                                                   : reinterpret_cast<sockaddr_in6&>(address->bytes).sin6_port;
+  auto& port = address->bytes.ss_family == AF_INET
+                   ? reinterpret_cast<sockaddr_in&>(address->bytes).sin_port
+                   : reinterpret_cast<sockaddr_in6&>(address->bytes).sin6_port;
   port = 0;  // any that is free
   const UniqueFd fd(::socket(address->bytes.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   return fd.valid() &&

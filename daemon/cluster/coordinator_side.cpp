@@ -163,8 +163,8 @@ bool CoordinatorSide::is_raised_by(const v1::Hello& hello) const {
   return hello.term() >= term_ && hello.coordinator_boot_id() != own_.node.boot_id();
 }
 
-// Of another coordinator. Terms begin with the wall clock's seconds, and clocks may be wrong. The bound grows with
-// the clock: whoever raises the term up to it leaves room for the next coordinator, which begins later.
+// Of another coordinator. Terms begin with the wall clock's seconds, and clocks may be wrong. The bound grows
+// with the clock: whoever raises the term up to it leaves room for the next coordinator, which begins later.
 std::uint64_t CoordinatorSide::most_term() const {
   return std::min(options_.seconds() + kClockErrorSeconds, kMaxTerm - 2);
 }
@@ -266,13 +266,14 @@ Status CoordinatorSide::take(const std::string& name, const std::string& payload
 Status CoordinatorSide::take_event(const std::string& name, const v1::membership::ToCoordinator& message) {
   Result<membership::ToCoordinator> event = parse(message);
   if (!event.ok()) return event.status();
-  // Before it is open nobody can have obeyed it. Who said so would have it take the next term, again and again.
+  // Before it is open nobody can have obeyed it. Who said so would have it take the next term, again and
+  // again.
   const bool listens = coordinator_->listening();
   const std::uint64_t most = listens ? term_ - 1 : term_;
   if (event->term > most) {
-    return invalid_argument(
-        "term is " + std::to_string(event->term) + "; allowed: at most " + std::to_string(most) +
-        (listens ? ", while the coordinator listens" : ", which is that of the channel"));
+    return invalid_argument("term is " + std::to_string(event->term) + "; allowed: at most " +
+                            std::to_string(most) +
+                            (listens ? ", while the coordinator listens" : ", which is that of the channel"));
   }
   coordinator_->handle(name, std::move(*event));
   deliver();

@@ -54,9 +54,11 @@ Status check_addresses(const Settings& settings) {
     return refused("cluster.coordinator", settings.coordinator, kAllowedAddress);
   if (settings.coordinates()) return {};
   if (is_own(*coordinator, settings)) {
-    return invalid_argument("cluster.advertise is \"" + settings.advertise + "\", and cluster.coordinator is \"" +
-                            settings.coordinator + "\", which is this node too; allowed: cluster.advertise = \"" +
-                            settings.coordinator + "\" if this node is to coordinate, else the address of another "
+    return invalid_argument("cluster.advertise is \"" + settings.advertise +
+                            "\", and cluster.coordinator is \"" + settings.coordinator +
+                            "\", which is this node too; allowed: cluster.advertise = \"" +
+                            settings.coordinator +
+                            "\" if this node is to coordinate, else the address of another "
                             "node as cluster.coordinator");
   }
   if (same_name(coordinator->host, settings.node)) {

@@ -391,8 +391,8 @@ void Agent::refuse_overdue() {
   });
 }
 
-// Whether nobody has to decide about the group. While its engines can't reach each other it has to break, though
-// no operation has missed its deadline yet.
+// Whether nobody has to decide about the group. While its engines can't reach each other it has to break,
+// though no operation has missed its deadline yet.
 bool Agent::runs_on(const NearGroup& group) const {
   const std::uint64_t lasts_ns = 2 * options_.times.node_timeout_ms * kMs;
   return group.is_steady() && !(group.pair_lost_ns && clock_.now_ns() < *group.pair_lost_ns + lasts_ns);

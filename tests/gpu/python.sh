@@ -8,7 +8,7 @@ bin=$1
 library=$2
 program=$3
 shift 3
-devices=${EPD_TEST_DEVICES:---devices.host none}
+devices=${EPD_TEST_DEVICES:---devices.host 0}
 if ! python3 -c 'import torch' 2> /dev/null; then
   echo "SKIPPED: python3 has no torch"
   exit 77

@@ -1,16 +1,16 @@
 #include "fake_cuda/word_kernels.h"
 
 #include "fake_cuda/played_thread.h"
+#include "fake_cuda/word_step.h"
 #include "stream_copies.h"
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 namespace epd::fake_cuda {
 namespace {
 
-using stream_kernels::Step;
+using stream_kernels::StagedStep;
 
 // A block of one thread.
 class PlayedBlock {
@@ -35,8 +35,8 @@ class PlayedBlock {
   mutable stream_kernels::SharedWords shared_{};
 };
 
-void run(const Step& step, std::uint32_t blocks, bool backwards) {
-  if (step.staging == nullptr) return stream_kernels::run(step);
+void run(const StagedStep& step, std::uint32_t blocks, bool backwards) {
+  if (step.staging == nullptr) return stream_kernels::run(static_cast<const stream_kernels::Step&>(step));
   for (std::uint32_t i = 0; i < blocks; ++i) {
     const PlayedBlock block(backwards ? blocks - 1 - i : i, blocks, step.copies.blocks);
     stream_kernels::run(step, block);
@@ -52,8 +52,7 @@ bool is_word_kernel(const std::string& kernel) {
 
 Stream::Work word_kernel(const std::string& kernel, unsigned blocks, unsigned threads, unsigned shared_bytes,
                          void** parameters, bool backwards) {
-  Step step;
-  std::memcpy(static_cast<void*>(&step), parameters[0], sizeof(step));
+  const StagedStep step = step_of(kernel.c_str(), parameters);
   const stream_kernels::Launch how = stream_kernels::launch_of(step);
   if (blocks != how.blocks || threads != how.threads || shared_bytes < how.shared_bytes) return nullptr;
   return [kernel, step, blocks, backwards](Stream& stream) {

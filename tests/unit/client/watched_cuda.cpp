@@ -1,6 +1,6 @@
 #include "watched_cuda.h"
 
-#include "step.h"
+#include "fake_cuda/word_step.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -12,8 +12,6 @@
 
 namespace epd::testing {
 
-using stream_kernels::Step;
-
 namespace {
 
 constexpr std::uint64_t kHour_ns = 3'600'000'000'000;
@@ -24,13 +22,6 @@ void must(CUresult error, const char* what) {
   std::abort();
 }
 #define EPD_MUST(call) must(call, #call)
-
-template <typename T>
-T parameter(void** parameters, int index) {
-  T value;
-  std::memcpy(&value, parameters[index], sizeof(value));
-  return value;
-}
 
 // Kernels are called as profilers call them. Their names end with their library.
 const char* kept(const char* name) {
@@ -207,7 +198,7 @@ bool WatchedCuda::is_loading(const fake_cuda::StreamCall& call) {
   const std::lock_guard lock(mutex_);
   const std::string name = kept(call.function);
   const bool known = std::find(loaded_.begin(), loaded_.end(), name) != loaded_.end();
-  const auto step = parameter<Step>(call.parameters, 0);
+  const auto step = fake_cuda::step_of(call.function, call.parameters);
   const bool loads = step.begin == stream_kernels::Begin::kNothing &&
                      step.wait == stream_kernels::Wait::kNothing && step.staging == nullptr;
   if (loads && !known) loaded_.push_back(name);
@@ -226,7 +217,7 @@ std::vector<StreamOp> WatchedCuda::ops_of(const fake_cuda::StreamCall& call) {
     return {{StreamOp::kWait, call.address, call.value}};
   }
   if (is_loading(call)) return {};
-  const auto step = parameter<Step>(call.parameters, 0);
+  const auto step = fake_cuda::step_of(call.function, call.parameters);
   const auto words = reinterpret_cast<std::uintptr_t>(step.words);
   std::vector<StreamOp> ops;
   if (step.copies.num_in != 0) ops.push_back({StreamOp::kCopyIn, 0, step.copies.num_in, name});

@@ -195,8 +195,8 @@ class ClusterSides : public testing::Test {
   }
   void restart_coordinator(char boot, std::uint64_t first_term = 1) {
     coordinator_.reset();
-    CoordinatorSide::Options options{{}, kOrphanMs, first_term, [this] { return random_(); },
-                                     [this] { return wall_seconds_; }};
+    CoordinatorSide::Options options{
+        {}, kOrphanMs, first_term, [this] { return random_(); }, [this] { return wall_seconds_; }};
     coordinator_ = std::make_unique<CoordinatorSide>(
         self_of("node-a", boot), options,
         [this](const SocketAddress& address, std::function<void(bool)> answer) {

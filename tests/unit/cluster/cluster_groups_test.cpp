@@ -201,8 +201,8 @@ TEST_F(ClusterGroups, TermsAreJudged) {
   EXPECT_EQ(coordinator_->view().term, 12u);
 }
 
-// A node raises the term as far as it may. Nobody is shut out by that, not even if the coordinator then starts
-// again with the term of its clock.
+// A node raises the term as far as it may. Nobody is shut out by that, not even if the coordinator then
+// starts again with the term of its clock.
 TEST_F(ClusterGroups, TermsThatWereRaisedLeaveRoomForTheNextCoordinator) {
   restart_coordinator('A', wall_seconds_);
   agent("node-b", 'B');

@@ -116,15 +116,18 @@ TEST_F(ClusterSettings, NamesAndAddresses) {
 
 // An address of this node coordinates, and what it advertises is its name: it would wait for itself.
 TEST_F(ClusterSettings, TheCoordinatorByItsAddressAloneIsToldWhatIsMissing) {
-  const std::string allowed = "allowed: cluster.advertise = \"127.0.0.1:7410\" if this node is to coordinate, else "
-                              "the address of another node as cluster.coordinator";
+  const std::string allowed =
+      "allowed: cluster.advertise = \"127.0.0.1:7410\" if this node is to coordinate, else "
+      "the address of another node as cluster.coordinator";
   for (const char* listen : {"0.0.0.0:7410", "127.0.0.1:7410"}) {
     const std::string text = refusal([&](Settings& s) {
       s.listen = listen;
       s.coordinator = "127.0.0.1:7410";
     });
-    expect_says(text, "cluster.advertise is \"node-a:7410\", and cluster.coordinator is \"127.0.0.1:7410\", which is "
-                      "this node too");
+    expect_says(
+        text,
+        "cluster.advertise is \"node-a:7410\", and cluster.coordinator is \"127.0.0.1:7410\", which is "
+        "this node too");
     expect_says(text, allowed);
   }
   // Others: of another machine, and of another daemon on this one.

@@ -229,9 +229,9 @@ TEST(FarEngines, ARestartedEngineGoesOnWithAnotherAddress) {
   }
 }
 
-// A combine has missed its deadline: all ranks have arrived, and sums of the other node have not come. The engine
-// has answered that, and ends with a later operation begun. Its successor finds no record of the combine, as it
-// finds none of what has ended well.
+// A combine has missed its deadline: all ranks have arrived, and sums of the other node have not come. The
+// engine has answered that, and ends with a later operation begun. Its successor finds no record of the
+// combine, as it finds none of what has ended well.
 TEST(FarEngines, WhatTheFormerEngineHasAnsweredWithAFailureIsDoneAgain) {
   for (const std::uint64_t first_op : {std::uint64_t{0}, abi::kTagRound - 2}) {
     Case c = plain_case(4);
