@@ -113,6 +113,10 @@ for unit in systemd-sysctl.service systemd-modules-load.service getty.target dev
   ln -sf /dev/null "$root/etc/systemd/system/$unit"
 done
 
+# Into a root that no systemd runs, and that has no /proc: how images are built.
+for action in "--install /opt/*.deb" "--remove epd libepd-dev python3-epd" "--purge epd libepd0 libepd-dev python3-epd"; do
+  chroot "$root" sh -c "dpkg $action" >"$work/dpkg" 2>&1 || { cat "$work/dpkg" >&2; fail "without systemd: dpkg $action"; }
+done
 (echo "$BASHPID" >"$cgroup/cgroup.procs"
  EPD_PACKAGE_TEST_ROOT=$root exec setpriv --pdeathsig KILL "${namespaces[@]}" "$BASH" "$0" "$build") &
 unshared=$!
