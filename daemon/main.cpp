@@ -108,16 +108,17 @@ int fail(int code, const Status& status) {
 
 constexpr rlim_t kFewestDescriptors = 512;
 
-// Each member of a group costs three descriptors. With too few the daemon would serve, and refuse every client.
+// Each member of a group costs three descriptors. With too few the daemon would serve, and refuse every
+// client.
 Status raise_descriptor_limit() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return {};
   limit.rlim_cur = limit.rlim_max;
   ::setrlimit(RLIMIT_NOFILE, &limit);
   if (limit.rlim_max >= kFewestDescriptors) return {};
-  return {StatusCode::kResourceExhausted,
-          "RLIMIT_NOFILE is " + std::to_string(limit.rlim_max) + "; allowed: " +
-              std::to_string(kFewestDescriptors) + " or more (LimitNOFILE of the service, ulimit -Hn)"};
+  return {StatusCode::kResourceExhausted, "RLIMIT_NOFILE is " + std::to_string(limit.rlim_max) +
+                                              "; allowed: " + std::to_string(kFewestDescriptors) +
+                                              " or more (LimitNOFILE of the service, ulimit -Hn)"};
 }
 
 // One that was closed would become something of ours, and be written to as if it were standard error.

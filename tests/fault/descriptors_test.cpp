@@ -47,7 +47,8 @@ std::string attach_until_refused(const std::string& socket, const char* device,
 // It would serve, and refuse every client; with fewer still its engines could not load their libraries.
 TEST(Descriptors, ADaemonWithTooFewDoesNotStart) {
   const CommandResult result = run_command(
-      {"/bin/sh", "-c", "ulimit -n 511; exec \"$0\" serve --config /dev/null --devices.cuda none --socket /nowhere/s",
+      {"/bin/sh", "-c",
+       "ulimit -n 511; exec \"$0\" serve --config /dev/null --devices.cuda none --socket /nowhere/s",
        daemon_program()},
       20);
   EXPECT_EQ(result.exit_code, 1) << result.err;
