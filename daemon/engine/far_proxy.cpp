@@ -377,8 +377,9 @@ void FarProxy::look_whether_deaf(std::uint64_t now_ns) {
   looked_deaf_ns_ = now_ns;
   if (!transport_->deaf()) return;
   log_event(LogLevel::kError, "nobody can connect to this engine any more",
-            {{"reason", "the network library has closed its port, as it does when a descriptor is missing for a "
-                        "connection"}});
+            {{"reason",
+              "the network library has closed its port, as it does when a descriptor is missing for a "
+              "connection"}});
   deaf_.store(true, std::memory_order_relaxed);
 }
 

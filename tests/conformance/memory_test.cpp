@@ -318,6 +318,29 @@ TEST_P(CallersMemory, AnyCaseIsBitExact) {
   }
 }
 
+// Of which streams copy in larger parts, by more blocks, and wait by one thread.
+TEST_P(CallersMemory, LargeOperationsToo) {
+  for (const epd_layout_t layout : {EPD_LAYOUT_COMPACT, EPD_LAYOUT_EXPERT}) {
+    Case c = memory_case(21100, 2);
+    c.num_experts = 4;
+    c.topk = 2;
+    c.hidden = 16384;
+    c.max_tokens = 300;
+    c.max_recv_rows = 0;
+    c.alignment = 1;
+    c.layout = layout;
+    c.payload = layout == EPD_LAYOUT_COMPACT ? EPD_PAYLOAD_BF16 : EPD_PAYLOAD_FP8_CAST;
+    c.opaque_bytes = 0;
+    c.routing = Routing::kUniform;
+    c.sizes = Sizes::kFull;
+    c.zero_padding = false;
+    with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
+      run_rounds(group, c, rank, on_host());
+    });
+    if (HasFailure()) return;
+  }
+}
+
 // ---- graphs
 
 // Dispatch and combine as one graph, whose number of tokens is read at each replay; y comes from another

@@ -269,7 +269,8 @@ TEST_P(DegradeFault, ARankThatMissesADeadlineIsLost) {
           RANK_CHECK(stats.failures.contains("RANK_LOST"), stats.to_string());
           epd_resume_info_t info;
           epd_resume_info_init(&info);
-          RANK_CHECK(epd_group_resume(group.get(), kHangMs, &info) == EPD_RANK_LOST, "a lost rank has resumed");
+          RANK_CHECK(epd_group_resume(group.get(), kHangMs, &info) == EPD_RANK_LOST,
+                     "a lost rank has resumed");
           must_say("rank 1 is late");
         } else {
           only_these(stats, {"RANK_LOST", "DEADLINE_EXCEEDED"});

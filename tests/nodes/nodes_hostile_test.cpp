@@ -413,8 +413,8 @@ TEST_F(NodesHostile, WhoSpeaksUcxsProtocolEndsAtMostThatEngine) {
   EXPECT_EQ(at("a").engine(0), other);
 }
 
-// More connections than the engine may have descriptors. UCX closes its port for good when it can't accept one:
-// the group goes on, and when it needs that port, the engine begins anew.
+// More connections than the engine may have descriptors. UCX closes its port for good when it can't accept
+// one: the group goes on, and when it needs that port, the engine begins anew.
 TEST_F(NodesHostile, AnEngineThatRanOutOfDescriptorsIsReachedAgain) {
   start_group(true);
   if (IsSkipped() || HasFatalFailure()) return;
@@ -452,7 +452,8 @@ TEST_F(NodesHostile, ClientsThatComeAndGoLeaveNothing) {
       for (int i = 0; i < 5; ++i) {
         clients.push_back(std::make_unique<RawUcx>(to_->ucx));
         for (int n = 0; n < 3; ++n)
-          clients.back()->post(kEpdMessages, with_prefix({.sender = 77}, bytes_of(ping)), Bytes(100'000), UCP_AM_SEND_FLAG_EAGER);
+          clients.back()->post(kEpdMessages, with_prefix({.sender = 77}, bytes_of(ping)), Bytes(100'000),
+                               UCP_AM_SEND_FLAG_EAGER);
         clients.back()->progress_for(5);
       }
       if (round % 2 == 0) ::_exit(0);

@@ -127,8 +127,10 @@ TEST_F(Degrade, WhatBreaksForAnotherReasonLosesNoRank) {
   abi::Break wanted{};
   wanted.group_id = 1;
   wanted.epoch = 1;
-  for (const auto& [cause, rank] : {std::pair{StatusCode::kInvalidArgument, 1}, {StatusCode::kDeadlineExceeded, -1},
-                                    {StatusCode::kDeadlineExceeded, 3}, {StatusCode::kDeadlineExceeded, -7}}) {
+  for (const auto& [cause, rank] : {std::pair{StatusCode::kInvalidArgument, 1},
+                                    {StatusCode::kDeadlineExceeded, -1},
+                                    {StatusCode::kDeadlineExceeded, 3},
+                                    {StatusCode::kDeadlineExceeded, -7}}) {
     wanted.cause = cause;
     wanted.failed_rank = rank;
     say(0, wanted);
