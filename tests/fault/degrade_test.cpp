@@ -266,7 +266,6 @@ TEST_P(DegradeFault, ARankThatMissesADeadlineIsLost) {
         if (rank == 1) options.ends = {EPD_RANK_LOST};
         const ScriptStats stats = ScriptRunner(group, c, rank, options).run();
         if (rank == 1) {
-          RANK_CHECK(stats.failures.contains("RANK_LOST"), stats.to_string());
           epd_resume_info_t info;
           epd_resume_info_init(&info);
           RANK_CHECK(epd_group_resume(group.get(), kHangMs, &info) == EPD_RANK_LOST,
