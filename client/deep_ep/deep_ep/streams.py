@@ -49,7 +49,11 @@ class Streams:
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> Call:
-        """A call that returns an event runs on the Buffer's own stream, others on the caller's, with less work for the CPU."""
+        """A call.
+
+        One that returns an event runs on the Buffer's own stream. Others run on the caller's, with less work for the
+        CPU.
+        """
         if allocate_on_comm_stream and not (async_finish and previous_event is not None):
             given = f"True, previous_event {previous_event is not None}, async_finish {async_finish}"
             raise refuse("allocate_on_comm_stream", given, "with previous_event and async_finish")
