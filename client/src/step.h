@@ -40,8 +40,9 @@ inline constexpr std::uint32_t kMostPiecesIn = 5;    // of a combine
 inline constexpr std::uint32_t kMostPiecesOut = 12;  // of a dispatch: its outputs, and unused rows of three
 
 // Parts of small operations are so small that many blocks share them. Those of large ones are so large that
-// what blocks say to each other costs little. 256 blocks with parts of 32 KiB copy 1.9 TB/s, read and written;
-// with 64 and 128 KiB 2.3 and 2.5, by the times of whole calls (2 x H100, 2026-11-25, an engine with 24 SMs).
+// what blocks say to each other costs little. 256 blocks with parts of 32 KiB copy 1.9 TB/s, read and
+// written; with 64 and 128 KiB 2.3 and 2.5, by the times of whole calls (2 x H100, 2026-11-25, an engine with
+// 24 SMs).
 inline constexpr std::uint32_t kFewBytes = 32 << 10;
 inline constexpr std::uint32_t kManyBytes = 128 << 10;
 
