@@ -106,12 +106,19 @@ int fail(int code, const Status& status) {
   return code;
 }
 
-// Each member of a group costs three descriptors.
-void raise_descriptor_limit() {
+constexpr rlim_t kFewestDescriptors = 512;
+
+// Each member of a group costs three descriptors. With too few the daemon would serve, and refuse every
+// client.
+Status raise_descriptor_limit() {
   rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return {};
   limit.rlim_cur = limit.rlim_max;
   ::setrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_max >= kFewestDescriptors) return {};
+  return {StatusCode::kResourceExhausted, "RLIMIT_NOFILE is " + std::to_string(limit.rlim_max) +
+                                              "; allowed: " + std::to_string(kFewestDescriptors) +
+                                              " or more (LimitNOFILE of the service, ulimit -Hn)"};
 }
 
 // One that was closed would become something of ours, and be written to as if it were standard error.
@@ -128,7 +135,7 @@ int serve(const ServeFlags& flags) {
   if (!config.ok()) return fail(kExitUsage, config.status());
   log_init("epd", config->log_levels(), config->format(), environment.journal);
   supervisor::Supervisor::block_signals();
-  raise_descriptor_limit();
+  if (Status status = raise_descriptor_limit(); !status.ok()) return fail(kExitFailure, status);
 
   supervisor::SupervisorOptions options;
   options.config = *config;

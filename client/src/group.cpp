@@ -29,6 +29,7 @@ static_assert(same(abi::IndexType::kInt32, EPD_INDEX_TYPE_INT32));
 static_assert(same(abi::IndexType::kInt64, EPD_INDEX_TYPE_INT64));
 static_assert(same(abi::LossPolicy::kFailFast, EPD_POLICY_FAIL_FAST));
 static_assert(same(abi::LossPolicy::kDegrade, EPD_POLICY_DEGRADE));
+static_assert(same(abi::LossPolicy::kDegradeLate, EPD_POLICY_DEGRADE_LATE));
 static_assert(same(abi::Span::kNode, EPD_SPAN_NODE));
 static_assert(same(abi::Span::kCluster, EPD_SPAN_CLUSTER));
 

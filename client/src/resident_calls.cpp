@@ -170,7 +170,7 @@ Status ResidentOperations::enqueue(Group& group, const SubmitRequest& request, M
     if (abi::makes_routing(made.call.op, made.call.flags)) step.call_tokens_at = request.num_tokens_at;
     step.copies = made.copies;
     if (made.copies.any()) step.staging = group.staging_words(request.slot);
-    if (streams_.begins_and_waits(group, request.stream, request.deferred())) {
+    if (streams_.begins_and_waits(group, request.stream, request.deferred()) && !made.copies.many()) {
       step.wait = stream_kernels::Wait::kCall;
       step.limit_ns = made.limit_ns;
     } else {
@@ -216,16 +216,42 @@ Status ResidentOperations::submit(Group& group, const SubmitRequest& request, ep
     if (handle != nullptr) *handle = its;
   }
   ticket = made.ticket;
-  if (!in_stream || streams_.wait_by(group) == WaitBy::kKernel || request.deferred()) return {};
+  if (!in_stream || request.deferred()) return {};
+  if (streams_.wait_by(group) == WaitBy::kKernel) {
+    if (!made.copies.many()) return {};
+    const Status waited =
+        await_and_copy(group, request.stream.stream, request.op, request.slot, made.limit_ns, made.copies);
+    return submitted_but(waited, ticket, "the stream does not wait for it, or does not copy its outputs");
+  }
   return streams_.wait_after(
       group, request.stream.stream,
       {request.op, request.slot, flag_of(group, CallTicket::unpack(ticket)), ticket, made.copies});
 }
 
+// For the last call on the slot that is earlier in the stream. Then its outputs: by the same kernel, unless
+// that would have many blocks.
+Status ResidentOperations::await_and_copy(Group& group, void* stream, abi::Op op, std::uint32_t slot,
+                                          std::uint64_t limit_ns, const Copies& copies) {
+  Device& device = streams_.device();
+  stream_kernels::StagedStep copy;
+  copy.copies = copies;
+  copy.copies.num_in = 0;
+  if (copies.num_out != 0) copy.staging = group.staging_words(slot);
+  const bool apart = copy.staging != nullptr && copies.many();
+  stream_kernels::StagedStep wait = apart ? stream_kernels::StagedStep() : copy;
+  wait.wait = stream_kernels::Wait::kLastCall;
+  wait.words = call_words(group);
+  wait.slot = slot;
+  wait.limit_ns = limit_ns;
+  const Status status = device.launch(stream, op, wait);
+  return apart && status.ok() ? device.launch(stream, op, copy) : status;
+}
+
 Status ResidentOperations::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {
   if (stream == EPD_NO_STREAM) return invalid_argument("stream is EPD_NO_STREAM; allowed: a stream");
   const CallTicket about = CallTicket::unpack(ticket);
-  stream_kernels::StagedStep step;
+  Copies copies;
+  std::uint64_t limit_ns = 0;
   bool copied = false;
   {
     const Lock lock = waits_.lock();
@@ -234,21 +260,15 @@ Status ResidentOperations::wait_on_stream(Group& group, epd_ticket_t ticket, voi
     if (call == nullptr) return unknown_locked(ticket);
     if (about.by_host) return not_in_stream(ticket);
     copied = call->staged && call->copies == nullptr;
-    if (call->copies != nullptr) step.copies = *call->copies;
+    if (call->copies != nullptr) copies = *call->copies;
     call->copies.reset();
-    step.limit_ns = limit_of(group);
+    limit_ns = limit_of(group);
   }
   if (copied) return streams_.wait_for_copies(group, stream, about.slot, ticket);
   if (streams_.wait_by(group) == WaitBy::kMemop) {
-    return streams_.wait_after(group, stream,
-                               {about.op, about.slot, flag_of(group, about), ticket, step.copies});
+    return streams_.wait_after(group, stream, {about.op, about.slot, flag_of(group, about), ticket, copies});
   }
-  step.wait = stream_kernels::Wait::kLastCall;
-  step.words = call_words(group);
-  step.slot = about.slot;
-  step.copies.num_in = 0;
-  if (step.copies.num_out != 0) step.staging = group.staging_words(about.slot);
-  return streams_.device().launch(stream, about.op, step);
+  return await_and_copy(group, stream, about.op, about.slot, limit_ns, copies);
 }
 
 // On a resident device a handle names a record, not one dispatch. Which routing it holds depends on the calls

@@ -65,6 +65,8 @@ class ResidentOperations final : public Operations {
   // Takes a free record for a handle that is to be kept.
   static Status choose_route(Group& group, const SubmitRequest& request, RouteUse& use);
   Status enqueue(Group& group, const SubmitRequest& request, MadeCall& made);
+  Status await_and_copy(Group& group, void* stream, abi::Op op, std::uint32_t slot, std::uint64_t limit_ns,
+                        const stream_kernels::Copies& copies);
   Status write_epoch(Group& group, std::uint64_t epoch);
 
   // How calls end.

@@ -8,10 +8,14 @@ namespace {
 
 using abi::Region;
 using stream_kernels::column_rows;
+using stream_kernels::kManyBytes;
 using stream_kernels::Piece;
 using stream_kernels::Rows;
 
 // ---- planning
+
+// An operation whose tokens have no more bytes, in bf16, is a small one.
+constexpr std::uint64_t kMostOfSmallBytes = 8 << 20;
 
 Status check_numbers(const char* name, const void* address) {
   if (reinterpret_cast<std::uintptr_t>(address) % sizeof(std::int32_t) == 0) return {};
@@ -54,6 +58,8 @@ class Planner {
     request_.op == abi::Op::kDispatch ? plan_dispatch() : plan_combine();
     if (status_.ok() && received_) status_ = set_counts();
     if (status_.ok() && tokens_) status_ = set_tokens();
+    const std::uint64_t tokens = copies_.num_tokens_at != nullptr ? shape_.max_tokens : copies_.num_tokens;
+    if (tokens_ && tokens * shape_.hidden * 2 > kMostOfSmallBytes) copies_.part_bytes = kManyBytes;
     return status_;
   }
 

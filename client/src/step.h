@@ -39,6 +39,13 @@ constexpr std::uint64_t column_rows(std::uint32_t block) {
 inline constexpr std::uint32_t kMostPiecesIn = 5;    // of a combine
 inline constexpr std::uint32_t kMostPiecesOut = 12;  // of a dispatch: its outputs, and unused rows of three
 
+// Parts of small operations are so small that many blocks share them. Those of large ones are so large that
+// what blocks say to each other costs little. 256 blocks with parts of 32 KiB copy 1.9 TB/s, read and
+// written; with 64 and 128 KiB 2.3 and 2.5, by the times of whole calls (2 x H100, 2026-11-25, an engine with
+// 24 SMs).
+inline constexpr std::uint32_t kFewBytes = 32 << 10;
+inline constexpr std::uint32_t kManyBytes = 128 << 10;
+
 // All that an operation copies between the caller's memory and its slot's regions. `own` is the caller's.
 struct Copies {
   const std::int32_t* counts = nullptr;  // [blocks]: the rows received in each; null: no piece has such rows
@@ -53,10 +60,13 @@ struct Copies {
   std::uint32_t num_in = 0;
   std::uint32_t num_out = 0;
   const std::uint32_t* num_tokens_at = nullptr;  // not null: in place of num_tokens
+  std::uint32_t part_bytes = kFewBytes;          // of a part that a block copies
   Piece in[kMostPiecesIn];
   Piece out[kMostPiecesOut];
 
   constexpr bool any() const { return num_in + num_out != 0; }
+  // So many blocks copy that they must not wait for the operation: they would hold the GPU.
+  constexpr bool many() const { return part_bytes != kFewBytes; }
 };
 
 enum class Begin : std::uint32_t {
@@ -117,8 +127,8 @@ struct Launch {
 };
 inline constexpr std::uint32_t kCopyThreads = 512;
 inline constexpr std::uint32_t kMostCopyBlocks = 64;
-inline constexpr std::uint32_t kChunkBytes = 32 << 10;  // of a part that a block copies
-inline constexpr std::uint32_t kSharedWords = 24;       // bytes of SharedWords
+inline constexpr std::uint32_t kMostCopyBlocksOfMany = 256;  // of a large operation
+inline constexpr std::uint32_t kSharedWords = 24;            // bytes of SharedWords
 
 constexpr std::uint64_t most_bytes(const Copies& c, const Piece* pieces, std::uint32_t count) {
   std::uint64_t bytes = 0;
@@ -138,11 +148,10 @@ constexpr Launch launch_of(const StagedStep& step) {
   if (step.staging == nullptr) return {};
   const std::uint64_t in = most_bytes(c, c.in, c.num_in);
   const std::uint64_t out = most_bytes(c, c.out, c.num_out);
-  const std::uint64_t parts = ((in < out ? out : in) + kChunkBytes - 1) / kChunkBytes;
+  const std::uint64_t parts = ((in < out ? out : in) + c.part_bytes - 1) / c.part_bytes;
+  const std::uint32_t most = c.part_bytes == kFewBytes ? kMostCopyBlocks : kMostCopyBlocksOfMany;
   Launch launch;
-  launch.blocks = parts == 0                ? 1
-                  : parts < kMostCopyBlocks ? static_cast<std::uint32_t>(parts)
-                                            : kMostCopyBlocks;
+  launch.blocks = parts == 0 ? 1 : parts < most ? static_cast<std::uint32_t>(parts) : most;
   launch.threads = kCopyThreads;
   // The step, SharedWords, and what is behind them.
   launch.shared_bytes = sizeof(StagedStep) + kSharedWords + 4 * (kCopyThreads + c.blocks);

@@ -160,7 +160,7 @@ EPD_DEVICE inline bool in_blocks(const Copies& c, const Piece& piece) {
 // Rows of a part.
 EPD_DEVICE inline std::uint32_t rows_of_part(const Copies& c, const Piece& piece) {
   constexpr std::uint32_t kMostRows = 256;  // where blocks may be short: each is copied by other threads
-  const std::uint32_t rows = piece.row_bytes < kChunkBytes ? kChunkBytes / piece.row_bytes : 1;
+  const std::uint32_t rows = piece.row_bytes < c.part_bytes ? c.part_bytes / piece.row_bytes : 1;
   return in_blocks(c, piece) ? least(rows, kMostRows) : rows;
 }
 

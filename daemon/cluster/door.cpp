@@ -143,7 +143,7 @@ void Door::take_in() {
     ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     std::string peer = to_string(address);
     std::string host = parse_host_port(peer)->host;
-    if (Status room = check_room(host); !room.ok()) {
+    if (Status room = make_room(host); !room.ok()) {
       refusals_.refuse(Who::kStranger, Refusal::kConnections, peer, "", room.message());
       continue;
     }
@@ -154,14 +154,26 @@ void Door::take_in() {
   }
 }
 
-Status Door::check_room(const std::string& host) const {
-  if (connections_.size() >= options_.max_connections)
-    return resource_exhausted("there are " + std::to_string(options_.max_connections) +
-                              " connections already");
-  const auto found = of_address_.find(host);
-  if (found == of_address_.end() || found->second < options_.max_of_address) return {};
-  return resource_exhausted("there are " + std::to_string(options_.max_of_address) +
-                            " connections of its address already");
+Status Door::make_room(const std::string& host) {
+  const auto of_host = of_address_.find(host);
+  if (of_host != of_address_.end() && of_host->second >= options_.max_of_address) {
+    return resource_exhausted("there are " + std::to_string(options_.max_of_address) +
+                              " connections of its address already");
+  }
+  if (connections_.size() < options_.max_connections) return {};
+  const std::string full = "there are " + std::to_string(options_.max_connections) + " connections already";
+  auto oldest = connections_.begin();
+  {
+    const std::lock_guard lock(mutex_);
+    while (oldest != connections_.end() && with_stream_.contains(oldest->second.peer)) ++oldest;
+  }
+  if (oldest == connections_.end()) return resource_exhausted(full);
+  refusals_.refuse(Who::kStranger, Refusal::kConnections, oldest->second.peer, "",
+                   full + "; of those without a stream it is the oldest, and makes room for another");
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, oldest->second.fd.get(), nullptr);
+  ::shutdown(oldest->second.fd.get(), SHUT_RDWR);  // gRPC may have a copy
+  forget(oldest->first);
+  return {};
 }
 
 void Door::forget(std::uint64_t id) {

@@ -68,7 +68,8 @@ class Door {
   Status listen();
   void run();
   void take_in();
-  Status check_room(const std::string& host) const;
+  // Room for one more from that host. If all is full, the oldest connection without a stream is ended for it.
+  Status make_room(const std::string& host);
   void forget(std::uint64_t id);
   void look(std::uint64_t id, Connection& connection);
   void ended(std::uint64_t id, Connection& connection);

@@ -1,6 +1,7 @@
 #include "health_port.h"
 
 #include "base/log.h"
+#include "base/network.h"
 #include "common/fd.h"
 #include "health_service.h"
 
@@ -129,6 +130,8 @@ struct HealthPort::Answers {
 
 Result<std::unique_ptr<HealthPort>> HealthPort::open(const std::string& listen, HealthModel& model) {
   Address address = address_of(listen);
+  if (Status status = may_use_network(address.bytes.ss_family); !status.ok())
+    return Status(status.code(), "health.listen is \"" + listen + "\": " + status.message());
   UniqueFd listener(::socket(address.bytes.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener.valid()) return not_opened(listen);
   const int on = 1;

@@ -100,7 +100,7 @@ int Engine::run() {
     if (now_ns - last_link_ns_ >= kLinkPollNs) {
       last_link_ns_ = now_ns;
       link_.receive(clock_, clock_.now_ns() + kShareNs);
-      if (late_network_ != nullptr && late_network_->is_there()) link_.end(abi::kExitNetworkThere);
+      if (late_network_ != nullptr && late_network_->is_there()) link_.end(abi::kExitForNetwork);
       if (link_.exit_code()) break;
     }
     bool progress = admission_.poll();

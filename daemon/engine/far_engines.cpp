@@ -96,7 +96,10 @@ std::unique_ptr<FarSide> FarEngines::make_side(const abi::GroupBegin& message) {
   return std::make_unique<FarSide>(message, network_, incarnation_, proxy_.get(), &page_);
 }
 
+// The successor of an engine to which nobody can connect has another address. Until a group needs it, nobody
+// is disturbed.
 Status FarEngines::serve(FarSide& side) {
+  if (proxy_ != nullptr && proxy_->deaf()) link_.end(abi::kExitForNetwork);
   sides_[side.group_id()] = &side;
   const std::vector<EngineId> engines = side.engines();
   for (const EngineId engine : engines) need(engine, side);

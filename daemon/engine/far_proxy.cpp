@@ -1,6 +1,7 @@
 #include "far_proxy.h"
 
 #include "base/clock.h"
+#include "base/log.h"
 
 #include <poll.h>
 #include <sched.h>
@@ -21,6 +22,7 @@ namespace {
 constexpr std::uint64_t kCopied = std::uint64_t{1}
                                   << 63;           // marks a hold of a body that was copied to be aligned
 constexpr std::size_t kMostUntold = 64;            // with so many events pending, nothing more is received
+constexpr std::uint64_t kDeafNs = 20'000'000;      // between two looks whether the port is there
 constexpr std::uint64_t kDroppedNs = 100'000'000;  // between two events about what the transport has dropped
 
 }  // namespace
@@ -161,6 +163,7 @@ void FarProxy::run() {
     const std::uint64_t now_ns = clock.now_ns();
     worked |= tell_dropped(now_ns);
     worked |= tell_loop();
+    look_whether_deaf(now_ns);
     if (worked) {
       idle_since_ns = now_ns;
     } else if (now_ns - idle_since_ns < spin_ns_.load(std::memory_order_relaxed)) {
@@ -367,6 +370,17 @@ bool FarProxy::tell_loop() {
   }
   if (any) notify_();
   return any;
+}
+
+void FarProxy::look_whether_deaf(std::uint64_t now_ns) {
+  if (deaf() || now_ns < looked_deaf_ns_ + kDeafNs) return;
+  looked_deaf_ns_ = now_ns;
+  if (!transport_->deaf()) return;
+  log_event(LogLevel::kError, "nobody can connect to this engine any more",
+            {{"reason",
+              "the network library has closed its port, as it does when a descriptor is missing for a "
+              "connection"}});
+  deaf_.store(true, std::memory_order_relaxed);
 }
 
 // If something waits for room in a ring or at the transport, the thread looks again after a millisecond.

@@ -67,6 +67,8 @@ class FarProxy final : public far::Port {
   bool has_news() const { return !to_loop_.empty() || (!unsent_orders_.empty() && !to_thread_.full()); }
   // How long the thread polls after work.
   void set_spin_ns(std::uint64_t spin_ns) { spin_ns_.store(spin_ns, std::memory_order_relaxed); }
+  // Nobody can connect to this engine any more.
+  bool deaf() const { return deaf_.load(std::memory_order_relaxed); }
   std::uint64_t sleeps() const { return sleeps_.load(std::memory_order_relaxed); }
 
  private:
@@ -119,6 +121,7 @@ class FarProxy final : public far::Port {
   void tell_down(far::EngineId engine, Connection connection, const Status& status);
   bool tell_dropped(std::uint64_t now_ns);
   bool tell_loop();
+  void look_whether_deaf(std::uint64_t now_ns);
   void sleep();
 
   static constexpr std::size_t kSlots = 4096;
@@ -133,6 +136,7 @@ class FarProxy final : public far::Port {
   std::atomic<bool> ring_was_full_{false};  // the loop is to be told of room in to_thread_
   std::atomic<bool> sleeping_{false};
   std::atomic<bool> stop_{false};
+  std::atomic<bool> deaf_{false};
   std::atomic<std::uint64_t> sleeps_{0};
 
   // Used by the loop.
@@ -148,6 +152,7 @@ class FarProxy final : public far::Port {
   std::map<std::uint64_t, std::vector<Line>> aligned_;           // by hold
   transport::Counters told_dropped_;
   std::uint64_t told_dropped_ns_ = 0;
+  std::uint64_t looked_deaf_ns_ = 0;
   std::deque<ToLoop> untold_;  // the ring was full
   std::uint64_t last_ = 0;     // cookie, hold
 

@@ -250,7 +250,7 @@ bool Agent::has_to_wait(const Request& request) const {
          std::any_of(ended_.groups().begin(), ended_.groups().end(), [join](const auto& entry) {
            const Group& group = entry.second;
            return group.uid == join->uid && group.name == join->join.group &&
-                  group.shape.policy == abi::LossPolicy::kDegrade;
+                  abi::degrades(group.shape.policy);
          });
 }
 

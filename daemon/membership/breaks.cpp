@@ -219,22 +219,31 @@ void Breaks::fail_everything(Group& group) {
   }
 }
 
+Group* Breaks::asked(const BreakRequested& event) {
+  const abi::Break& message = event.message;
+  if (groups_.find_slot(message.group_id, event.engine) == nullptr) return nullptr;
+  Group* const group = groups_.find(message.group_id);
+  return message.epoch == group->epoch && group->is(GroupPhase::kActive) ? group : nullptr;
+}
+
+BreakReason Breaks::reason_of(const Group& group, const abi::Break& message) {
+  const bool has_cause = message.cause != StatusCode::kOk &&
+                         static_cast<std::uint32_t>(message.cause) < std::uint32_t{kNumStatusCodes};
+  const bool is_rank =
+      message.failed_rank >= 0 && static_cast<std::uint32_t>(message.failed_rank) < group.shape.num_ranks;
+  return {has_cause ? message.cause : StatusCode::kAborted, is_rank ? message.failed_rank : -1,
+          std::string(message.text, abi::text_length(message.text))};
+}
+
 void Breaks::on(const BreakRequested& event) {
   const abi::Break& message = event.message;
-  if (groups_.find_slot(message.group_id, event.engine) == nullptr) return;
-  Group& group = *groups_.find(message.group_id);
-  if (message.epoch != group.epoch) return;
-  if (group.is(GroupPhase::kActive)) {
-    const std::string text(message.text, abi::text_length(message.text));
-    const bool has_cause = message.cause != StatusCode::kOk &&
-                           static_cast<std::uint32_t>(message.cause) < std::uint32_t{kNumStatusCodes};
-    const bool is_rank =
-        message.failed_rank >= 0 && static_cast<std::uint32_t>(message.failed_rank) < group.shape.num_ranks;
-    begin(group,
-          {has_cause ? message.cause : StatusCode::kAborted, is_rank ? message.failed_rank : -1, text});
-  } else if (group.is(GroupPhase::kFailing)) {
-    fail_everything(group);
+  if (Group* const group = asked(event); group != nullptr) {
+    begin(*group, reason_of(*group, message));
+    return;
   }
+  Group* const group = groups_.find(message.group_id);
+  const bool known = groups_.find_slot(message.group_id, event.engine) != nullptr;
+  if (known && message.epoch == group->epoch && group->is(GroupPhase::kFailing)) fail_everything(*group);
 }
 
 void Breaks::on(const Broken& event) {

@@ -25,6 +25,10 @@ class Breaks {
   void on(const GroupRemoved& event);
   void on(const ViewStored& event);
 
+  // The active group of which an engine asks that it break. Null: there is none.
+  Group* asked(const BreakRequested& event);
+  static BreakReason reason_of(const Group& group, const abi::Break& message);
+
   // Recoverable. `changed`: ranks that have come or gone.
   void begin(Group& group, BreakReason reason, std::set<std::uint32_t> changed = {});
   // Fatal. `fail_from` 0: nothing runs any more.

@@ -72,6 +72,18 @@ void Departures::on(const EvictRank& event) {
   lose(*group, member, event.how);
 }
 
+bool Departures::lose_late(const BreakRequested& event) {
+  Group* group = parts_.breaks.asked(event);
+  if (group == nullptr || group->shape.policy != abi::LossPolicy::kDegradeLate) return false;
+  const BreakReason reason = Breaks::reason_of(*group, event.message);
+  if (reason.cause != StatusCode::kDeadlineExceeded || reason.failed_rank < 0) return false;
+  const auto rank = static_cast<std::uint32_t>(reason.failed_rank);
+  if (!group->lives(rank)) return false;
+  const std::string text = "rank " + std::to_string(rank) + " is late, and so lost: " + reason.text;
+  put_out(*group, {rank}, Status(StatusCode::kAborted, text), text);
+  return true;
+}
+
 void Departures::on(const RankRefused& event) {
   const abi::RankRefused& message = event.message;
   if (parts_.groups.find_slot(message.group_id, event.engine) == nullptr) return;
@@ -111,7 +123,7 @@ void Departures::lose(Group& group, const std::vector<std::uint32_t>& ranks, Bre
       return;
     case GroupPhase::kActive:
     case GroupPhase::kBreaking:
-      if (group.shape.policy == abi::LossPolicy::kDegrade && !group.all_gone()) {
+      if (abi::degrades(group.shape.policy) && !group.all_gone()) {
         lose_some(group, ranks, std::move(reason));
         return;
       }
@@ -249,7 +261,7 @@ void Departures::cannot_serve(Group& group, EngineId engine, const Status& statu
   }
   const std::string text =
       ranks_in_words(ranks) + were(ranks) + "lost: the engine can't serve the group: " + status.message();
-  if (group.shape.policy == abi::LossPolicy::kDegrade) {
+  if (abi::degrades(group.shape.policy)) {
     put_out(group, ranks, status, text);
   } else {
     parts_.breaks.fail(group, {StatusCode::kRankLost, static_cast<std::int32_t>(ranks.front()), text}, 0);

@@ -37,6 +37,9 @@ class Departures {
   void on(const EvictRank& event);
   void on(const RankRefused& event);
   void on(const NodeLost& event);
+  // Of a group that loses ranks which miss a deadline: such a rank is lost. False: the event says no such
+  // thing. May forget the group.
+  bool lose_late(const BreakRequested& event);
   // Nodes that others of the group can't reach: their ranks are lost, and their clients hear of it. One break
   // for all of them. May forget the group.
   void put_out(Group& group, const std::set<std::uint32_t>& nodes, const std::string& how);

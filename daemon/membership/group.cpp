@@ -28,7 +28,7 @@ const Member* Group::holder(std::uint32_t rank) const {
 }
 
 bool Group::takes_ranks_back() const {
-  return shape.policy == abi::LossPolicy::kDegrade && (is(GroupPhase::kActive) || is(GroupPhase::kBreaking));
+  return abi::degrades(shape.policy) && (is(GroupPhase::kActive) || is(GroupPhase::kBreaking));
 }
 
 std::uint32_t Group::num_lost() const {

@@ -51,7 +51,9 @@ struct GroupRegistry::Parts {
   void on(const GroupWaits& event) { engines.on(event); }
   void on(const Resumed& event) { engines.on(event); }
   void on(const MemberStopped& event) { breaks.on(event); }
-  void on(const BreakRequested& event) { breaks.on(event); }
+  void on(const BreakRequested& event) {
+    if (!departures.lose_late(event)) breaks.on(event);
+  }
   void on(const Broken& event) { breaks.on(event); }
   void on(const GroupRemoved& event) { breaks.on(event); }
   void on(const PeerLost& event) { pairs.on(event); }

@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/network.h"
 #include "common/fd.h"
 #include "families.h"
 
@@ -22,7 +23,7 @@ namespace {
 
 using supervisor::ControlFacade;
 
-constexpr const char* kThreads = "2";           // of the HTTP server: requests at one time
+constexpr const char* kThreads = "16";          // of the HTTP server: connections at one time
 constexpr const char* kRequestTimeMs = "5000";  // a client that says nothing holds a thread for so long
 
 // 0: not a socket of TCP or UDP.
@@ -95,6 +96,8 @@ class Server final : public MetricsServer {
 
 Result<std::unique_ptr<MetricsServer>> MetricsServer::start(ControlFacade& facade, const CallTimes& calls,
                                                             const MetricsOptions& options) {
+  if (Status status = may_use_network(options.listen.front() == '[' ? AF_INET6 : AF_INET); !status.ok())
+    return Status(status.code(), "metrics.listen is \"" + options.listen + "\": " + status.message());
   try {
     auto server = std::make_unique<Server>(facade, calls, options);
     log_event(LogLevel::kInfo, "metrics are served", {{"listen", options.listen}, {"port", server->port()}});

@@ -229,7 +229,7 @@ void EngineFleet::on_exit(std::uint32_t index) {
   device.last_exit = std::move(*how);
   const bool busy = device.process->exit_code() == abi::kExitDeviceBusy;
   const bool failed = device.process->exit_code() == abi::kExitDeviceFailed;
-  const bool for_network = device.process->exit_code() == abi::kExitNetworkThere;
+  const bool for_network = device.process->exit_code() == abi::kExitForNetwork;
   device.process.reset();
   device.kill_at_ns = 0;
   device.state = DeviceState::kRestarting;
@@ -238,7 +238,7 @@ void EngineFleet::on_exit(std::uint32_t index) {
       "the engine of " + device.name + " (pid " + std::to_string(pid) + ") ended: " + device.last_exit;
   if (!device.kill_reason.empty()) text += ", killed because " + device.kill_reason;
   device.kill_reason.clear();
-  if (for_network) text += ": the network to other nodes is there by now";
+  if (for_network) text += ", for a new network to other nodes";
   if (stopping_) return;
   if (busy) {
     try_again(index);

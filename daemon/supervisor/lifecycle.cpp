@@ -41,6 +41,16 @@ const char* trouble_of(DeviceState state) {
   return nullptr;
 }
 
+const char* name_of(DaemonPhase phase) {
+  switch (phase) {
+    case DaemonPhase::kStarting: return "starting";
+    case DaemonPhase::kServing: return "serving";
+    case DaemonPhase::kDraining: return "draining";
+    case DaemonPhase::kStopping: return "stopping";
+  }
+  return "";
+}
+
 // "limits.max_groups 256 -> 8, log.level info -> debug"
 std::string text_of(const std::vector<ConfigChange>& changes) {
   std::string text;
@@ -187,23 +197,23 @@ void Lifecycle::tick() {
     rooms_.loop.stop();
   }
   if (!notifier_.enabled()) return;
-  notify_status(phase_ == DaemonPhase::kStarting  ? "starting"
-                : phase_ == DaemonPhase::kServing ? "serving"
-                                                  : "draining");
+  notify_status();
   if (options_.watchdog_us != 0 && next_ping_ns_ <= now) {
     next_ping_ns_ = now + std::max<std::uint64_t>(options_.watchdog_us * 1000 / 2, 1000 * kMsNs);
     if (rooms_.fleet.all_loops_advanced() || phase_ != DaemonPhase::kServing) notifier_.send("WATCHDOG=1");
   }
 }
 
-void Lifecycle::notify_status(const std::string& prefix) {
+void Lifecycle::notify_status() {
   std::string bad;
-  for (std::uint32_t i = 0; i < rooms_.fleet.size(); ++i) {
+  const bool stopping = phase_ == DaemonPhase::kStopping;  // engines that end now are in no trouble
+  for (std::uint32_t i = 0; i < rooms_.fleet.size() && !stopping; ++i) {
     const char* word = trouble_of(rooms_.fleet.seen_state(i));
     if (word != nullptr) bad += (bad.empty() ? " (" : ", ") + rooms_.fleet.name(i) + word;
   }
   if (!bad.empty()) bad += ")";
-  std::string status = "STATUS=" + prefix + ": " + count_of(rooms_.fleet.size(), "device") + bad + ", " +
+  std::string status = std::string("STATUS=") + name_of(phase_) + ": " +
+                       count_of(rooms_.fleet.size(), "device") + bad + ", " +
                        count_of(rooms_.sessions.attached(), "session") + ", " +
                        count_of(rooms_.deciders.num_groups(), "group");
   if (!rooms_.config.last_error().empty()) status += "; the last reload was refused, the log says why";

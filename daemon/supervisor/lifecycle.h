@@ -48,7 +48,7 @@ class Lifecycle {
   void on_signal();
   void begin_stopping();
   void apply_config();
-  void notify_status(const std::string& prefix);
+  void notify_status();
 
   const Rooms& rooms_;
   const Parts parts_;

@@ -22,6 +22,7 @@ static_assert(enumerator<v1::ScaleFormat>(abi::ScaleFormat::kUe8m0) == v1::SCALE
 static_assert(enumerator<v1::IndexType>(abi::IndexType::kInt64) == v1::INDEX_TYPE_INT64);
 static_assert(enumerator<v1::Span>(abi::Span::kCluster) == v1::SPAN_CLUSTER);
 static_assert(enumerator<v1::LossPolicy>(abi::LossPolicy::kDegrade) == v1::LOSS_POLICY_DEGRADE);
+static_assert(enumerator<v1::LossPolicy>(abi::LossPolicy::kDegradeLate) == v1::LOSS_POLICY_DEGRADE_LATE);
 
 // These have the same numbers.
 static_assert(static_cast<int>(abi::Op::kCombine) == v1::OPERATION_KIND_COMBINE);

@@ -35,6 +35,7 @@ class Faulty final : public FaultyTransport {
   int wait_fd() const override { return inner_->wait_fd(); }
   bool arm() override;
   Counters counters() const override { return inner_->counters(); }
+  bool deaf() const override { return inner_->deaf(); }
   Result<Facts> facts(PeerId id) const override { return inner_->facts(id); }
 
   Status cut(PeerId id, Cut direction) override;

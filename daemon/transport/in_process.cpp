@@ -70,6 +70,7 @@ class InProcess final : public Transport {
   int wait_fd() const override { return event_.get(); }
   bool arm() override;
   Counters counters() const override { return counters_; }
+  bool deaf() const override { return false; }
   Result<Facts> facts(PeerId peer) const override;
 
  private:

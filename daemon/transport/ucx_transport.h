@@ -30,6 +30,7 @@ class UcxTransport final : public Transport {
   int wait_fd() const override { return worker_->event_fd(); }
   bool arm() override;
   Counters counters() const override { return counters_; }
+  bool deaf() const override { return worker_->deaf(); }
   Result<Facts> facts(PeerId peer) const override;
 
  private:

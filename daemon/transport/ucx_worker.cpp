@@ -1,5 +1,6 @@
 #include "ucx_worker.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace epd::transport {
@@ -50,7 +51,12 @@ Result<UcxWorker> UcxWorker::open(const UcxOptions& options) {
   if (!ucx.ok()) return ucx.status();
   UcxWorker worker(**ucx);
   if (Status status = worker.make_context(options); !status.ok()) return status;
+  const std::vector<Listener> others = listeners();
   if (Status status = worker.make_worker(options); !status.ok()) return status;
+  for (const Listener& listener : listeners()) {
+    if (std::find(others.begin(), others.end(), listener) == others.end())
+      worker.listeners_.push_back(listener);
+  }
   return worker;
 }
 
@@ -62,8 +68,11 @@ Status UcxWorker::make_context(const UcxOptions& options) {
   // after the requests have been purged), and aborts the process.
   std::vector<std::pair<const char*, std::string>> settings = {
       {"NET_DEVICES", options.devices}, {"TLS", options.transports}, {"ZCOPY_THRESH", "inf"}};
-  // Nothing else ends a send by rendezvous to a peer that has closed its side (20 s by default).
-  if (options.rendezvous_bytes != kAlwaysEager) settings.emplace_back("KEEPALIVE_INTERVAL", "1s");
+  // UCX's keepalive asks whether the endpoint is there that first was the partner of ours. If the peer has
+  // connected anew since, it is not, and UCX ends a connection that works. TCP's own keepalive finds hosts
+  // that are gone. But nothing else ends a send by rendezvous to a peer that has closed its side.
+  const bool eager = options.rendezvous_bytes == kAlwaysEager;
+  settings.emplace_back("KEEPALIVE_INTERVAL", eager ? "inf" : "1s");
   for (const auto& [key, value] : settings) {
     status = ucx_->ucp_config_modify(config, key, value.c_str());
     if (status != UCS_OK) {
@@ -102,6 +111,10 @@ Result<Address> UcxWorker::address() const {
   std::memcpy(address.data(), raw, bytes);
   ucx_->ucp_worker_release_address(worker_, raw);
   return address;
+}
+
+bool UcxWorker::deaf() const {
+  return !std::all_of(listeners_.begin(), listeners_.end(), is_open);
 }
 
 UcxWorker::~UcxWorker() {

@@ -269,10 +269,11 @@ CallerMemory random_memory(const Case& c, std::uint32_t rank, Round round, std::
   return {c, named, tokens, room, random()};
 }
 
-void run_rounds(const Group& group, const Case& c, std::uint32_t rank, bool on_host) {
+void run_rounds(const Group& group, const Case& c, std::uint32_t rank, bool on_host,
+                std::uint64_t rounds = 3) {
   Rank self(group, c, rank, on_host);
   std::mt19937_64 random(c.seed * 100 + rank);
-  for (std::uint64_t number = 0; number < 3; ++number) {
+  for (std::uint64_t number = 0; number < rounds; ++number) {
     const Round first(number);
     const std::uint32_t rows = self.rows_of(first);
     // All ranks use the same slots.
@@ -313,6 +314,31 @@ TEST_P(CallersMemory, AnyCaseIsBitExact) {
     const Case c = memory_case(21000 + i, 1 + i % 3);
     with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
       run_rounds(group, c, rank, on_host());
+    });
+    if (HasFailure()) return;
+  }
+}
+
+// Of which streams copy in larger parts, by more blocks, and wait by one thread.
+TEST_P(CallersMemory, LargeOperationsToo) {
+  for (const epd_layout_t layout : {EPD_LAYOUT_COMPACT, EPD_LAYOUT_EXPERT}) {
+    Case c = memory_case(21100, 2);
+    c.num_experts = 4;
+    c.topk = 2;
+    c.hidden = 16384;
+    c.max_tokens = 300;
+    c.max_recv_rows = 0;
+    c.alignment = 1;
+    c.layout = layout;
+    c.payload = layout == EPD_LAYOUT_COMPACT ? EPD_PAYLOAD_BF16 : EPD_PAYLOAD_FP8_CAST;
+    c.scales = EPD_SCALE_FORMAT_FLOAT32;
+    c.scale_layout = EPD_SCALE_LAYOUT_ROW_MAJOR;
+    c.opaque_bytes = 0;
+    c.routing = Routing::kUniform;
+    c.sizes = Sizes::kFull;
+    c.zero_padding = false;
+    with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
+      run_rounds(group, c, rank, on_host(), 1);
     });
     if (HasFailure()) return;
   }

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import venv
 
 import yaml
@@ -67,6 +68,63 @@ def must_be_valid(program, name, text):
     print(f"{name}: valid for Kubernetes {', '.join(VERSIONS)}")
 
 
+def pods_of(documents):
+    for document in documents:
+        if document["kind"] == "Pod":
+            yield document["spec"]
+        elif document["kind"] == "DaemonSet":
+            yield document["spec"]["template"]["spec"]
+
+
+def must_hold_together(name, text):
+    """What a patch can break and no schema sees: mounts have volumes, and volumes their ConfigMaps."""
+    documents = list(yaml.safe_load_all(text))
+    maps = {document["metadata"]["name"] for document in documents if document["kind"] == "ConfigMap"}
+    pods = list(pods_of(documents))
+    if not pods:
+        fail(f"{name} has no pod")
+    for pod in pods:
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        named = {volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume}
+        if not named <= maps:
+            fail(f"{name}: no ConfigMap {named - maps}")
+        containers = pod.get("initContainers", []) + pod["containers"]
+        mounted = {mount["name"] for container in containers for mount in container["volumeMounts"]}
+        if mounted != volumes:
+            fail(f"{name}: volumes {volumes}, mounted {mounted}")
+        order = [container["name"] for container in containers]
+        if order != [each for each in ("directories", "mps", "epd", "server") if each in order]:
+            fail(f"{name}: containers begin in the order {order}")
+
+
+def must_take_a_site(folder, version):
+    """As the README says: a registry, a namespace and a prefix of one's own."""
+    with tempfile.TemporaryDirectory(prefix="epd-kubernetes-test-") as directory:
+        shutil.copytree(MANIFESTS, pathlib.Path(directory) / "epd")
+        (pathlib.Path(directory) / "kustomization.yaml").write_text(
+            f"""apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+namespace: ml
+namePrefix: site-
+resources: [epd/{folder.relative_to(MANIFESTS)}]
+images: [{{name: epd, newName: registry.example/epd}}]
+""")
+        text = render(pathlib.Path(directory))
+    if f"image: epd:{version}" in text or f"image: registry.example/epd:{version}" not in text:
+        fail(f"{folder.relative_to(ROOT)}: images of a site: {re.findall('image: .*', text)}")
+    for document in yaml.safe_load_all(text):
+        if document["metadata"].get("namespace", "ml") != "ml":
+            fail(f"{folder.relative_to(ROOT)}: {document['kind']} is in {document['metadata']['namespace']}")
+    return text
+
+
+def render(folder):
+    done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, timeout=60)
+    if done.returncode != 0:
+        fail(f"{folder}: {done.stderr}")
+    return done.stdout
+
+
 def kustomizations():
     return sorted(path.parent for path in MANIFESTS.rglob("kustomization.yaml"))
 
@@ -95,13 +153,13 @@ def main():
         print("not tested: the kustomizations; kubectl is not installed")
         return
     for folder in kustomizations():
-        done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, timeout=60)
-        if done.returncode != 0:
-            fail(f"{folder.relative_to(ROOT)}: {done.stderr}")
-        must_be_valid(program, folder.relative_to(ROOT), done.stdout)
+        rendered = render(folder)
+        must_be_valid(program, folder.relative_to(ROOT), rendered)
+        for text in (rendered, must_take_a_site(folder, version)):
+            must_hold_together(folder.relative_to(ROOT), text)
         if folder.name.endswith("-host"):
             for word in ("runtimeClassName", "nvidia-cuda-mps-control", "nvidia.com/gpu:", "nvidia.com/gpu.present"):
-                if word in done.stdout:
+                if word in rendered:
                     fail(f"{folder.relative_to(ROOT)} is for machines without GPUs, and says {word}")
 
 

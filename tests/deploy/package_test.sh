@@ -113,6 +113,10 @@ for unit in systemd-sysctl.service systemd-modules-load.service getty.target dev
   ln -sf /dev/null "$root/etc/systemd/system/$unit"
 done
 
+# Into a root that no systemd runs, and that has no /proc: how images are built.
+for action in "--install /opt/*.deb" "--remove epd libepd-dev python3-epd" "--purge epd libepd0 libepd-dev python3-epd"; do
+  chroot "$root" sh -c "dpkg $action" >"$work/dpkg" 2>&1 || { cat "$work/dpkg" >&2; fail "without systemd: dpkg $action"; }
+done
 (echo "$BASHPID" >"$cgroup/cgroup.procs"
  EPD_PACKAGE_TEST_ROOT=$root exec setpriv --pdeathsig KILL "${namespaces[@]}" "$BASH" "$0" "$build") &
 unshared=$!
@@ -202,11 +206,74 @@ there epctl config >"$work/config"
 grep -q 'limits.max_sessions .*5' "$work/config" || explain "the new limit is not there: $(cat "$work/config")"
 [[ $(property MainPID) == "$pid" ]] || explain "a reload took another process"
 
-# An update leaves the running daemon and the edited configuration alone.
-there sh -c 'dpkg --install /opt/epd_*.deb' >"$work/dpkg" 2>&1 </dev/null || { cat "$work/dpkg" >&2; explain "dpkg --install again"; }
+# In the journal lines have their importance, and not twice.
+there journalctl --sync
+errors=$(there journalctl --no-pager --unit=epd.service --priority=err --output=cat)
+[[ $errors == *'level=error '*'configuration not reloaded'* ]] || explain "errors in the journal: $errors"
+[[ $errors != *level=info* && $errors != *level=warning* && $errors != *'<3>'* ]] || explain "not only errors: $errors"
+
+# An update leaves the running daemon, its clients and the edited configuration alone.
+member='
+import epd, sys
+group = epd.attach(device="host:0").join(epd.GroupConfig(name="kept", num_ranks=1, num_experts=4, max_tokens=8, hidden=128, topk=1))
+for line in sys.stdin:
+    try:
+        dispatch = group.dispatch(0, num_tokens=8)
+        dispatch.wait(10000)
+        group.combine(0, dispatch.handle).wait(10000)
+        print("well", flush=True)
+    except epd.Error as error:
+        print(error, flush=True)
+        group.resume()
+'
+mkfifo "$work/to" "$work/from"
+as member python3 -c "$member" <"$work/to" >"$work/from" 2>"$work/member" &
+exec 3>"$work/to" 4<"$work/from"
+says_member() {  # says_member PATTERN: of its next operation
+  local word=
+  echo >&3
+  read -r -t 30 word <&4 || true
+  # shellcheck disable=SC2053  # a pattern
+  [[ $word == $1 ]] || explain "a client says '$word' $(cat "$work/member")"
+}
+says_member well
+there sh -c 'dpkg --install /opt/*.deb' >"$work/dpkg" 2>&1 </dev/null || { cat "$work/dpkg" >&2; explain "dpkg --install again"; }
 grep -q 'restart it when its jobs allow' "$work/dpkg" || explain "the update says: $(cat "$work/dpkg")"
 [[ $(property MainPID) == "$pid" ]] || explain "an update ended the running daemon"
 there grep -q '^max_sessions = 5' /etc/epd/epd.toml || explain "an update overwrote the configuration"
+says_member well
+# An engine that dies is started again, from the program that the daemon was started from.
+engine=$(there epctl --json devices | python3 -c 'import json, sys; print(json.load(sys.stdin)["devices"][0]["engine_pid"])')
+there sh -c "kill -KILL $engine"
+says_member '*ENGINE_RESTARTED*'
+says_member well
+there epctl health >"$work/health" || explain "epctl health says: $(cat "$work/health")"
+exec 3>&- 4<&-
+wait $!
+
+# Metrics and health over TCP: without a network the daemon says what is missing; the drop-in of OPERATING.md gives it one.
+for section in metrics health; do
+  there sed -i "/^\[$section\]/,/^\[/ s/^listen = \"\"/listen = \"127.0.0.1:0\"/" /etc/epd/epd.toml
+  if there systemctl restart epd.service 2>/dev/null; then explain "$section over TCP without a network"; fi
+  there journalctl --sync
+  [[ $(there journalctl --no-pager --unit=epd.service --priority=err --output=cat) == *"$section.listen is "*'OPERATING.md, '* ]] ||
+    explain "$section without a network"
+  there sed -i 's/^listen = "127.0.0.1:0"/listen = ""/' /etc/epd/epd.toml
+done
+there sed -i '/^\[metrics\]/,/^\[/ s/^listen = ""/listen = "9455"/; /^\[health\]/,/^\[/ s/^listen = ""/listen = "9456"/' /etc/epd/epd.toml
+there mkdir -p /etc/systemd/system/epd.service.d
+sed -n '/epd.service.d\/metrics.conf$/,/^```$/ {/^```$/d; p}' "$tests/../deploy/OPERATING.md" |
+  there tee /etc/systemd/system/epd.service.d/metrics.conf >/dev/null
+there systemctl daemon-reload
+there systemctl reset-failed epd.service
+there systemctl restart epd.service || explain "with metrics.conf"
+scraped=$(there python3 -c 'import urllib.request; print(urllib.request.urlopen("http://127.0.0.1:9455/metrics").read().decode())') ||
+  explain "no metrics"
+[[ $scraped == *'epd_supervisor_up 1'* ]] || explain "metrics: $scraped"
+there python3 -c 'import socket; socket.create_connection(("127.0.0.1", 9456)).close()' || explain "no port for health"
+there rm -r /etc/systemd/system/epd.service.d
+there sed -i 's/^listen = "945[56]"/listen = ""/' /etc/epd/epd.toml
+there systemctl daemon-reload
 
 # The watchdog: a daemon that stands still is replaced.
 there mkdir -p /run/systemd/system/epd.service.d
@@ -238,6 +305,7 @@ sleep 1000 &
 echo $! >"$CUDA_MPS_PIPE_DIRECTORY/pid"
 END
 chmod 755 "$root/usr/bin/nvidia-cuda-mps-control"
+there systemctl --quiet enable nvidia-mps.service || explain "nvidia-mps.service can't be enabled"
 there systemctl start nvidia-mps.service || explain "nvidia-mps.service"
 there systemctl start epd.service || explain "epd.service beside nvidia-mps.service"
 pid=$(property MainPID)
@@ -291,6 +359,11 @@ there systemctl start epd.service
 there dpkg --remove epd libepd-dev python3-epd >"$work/dpkg" 2>&1 || { cat "$work/dpkg" >&2; explain "dpkg --remove"; }
 if there systemctl --quiet is-active epd.service; then explain "the removed daemon runs"; fi
 there test -f /etc/epd/epd.toml || explain "remove took the configuration along"
+# Installed once more, it runs as before.
+there sh -c 'dpkg --install /opt/*.deb' >"$work/dpkg" 2>&1 || { cat "$work/dpkg" >&2; explain "dpkg --install after --remove"; }
+eventually 20 says 'serving: 2 devices, 0 sessions, 0 groups' || explain "installed once more, epd says: $(property StatusText)"
+there systemctl --quiet is-enabled epd.service || explain "installed once more, epd.service is not enabled"
+there dpkg --remove epd libepd-dev python3-epd >"$work/dpkg" 2>&1 || { cat "$work/dpkg" >&2; explain "dpkg --remove"; }
 there dpkg --purge epd libepd0 libepd-dev python3-epd >"$work/dpkg" 2>&1 || { cat "$work/dpkg" >&2; explain "dpkg --purge"; }
 there userdel member
 there userdel other

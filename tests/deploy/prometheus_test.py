@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import pathlib
+import random
 import re
 import shutil
 import signal
@@ -64,9 +65,15 @@ def prometheus_programs(build):
 
 
 def free_port():
-    with contextlib.closing(socket.socket()) as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    """Below the ports that connections of other tests take."""
+    for _ in range(1000):
+        port = random.randrange(20000, 32000)
+        with contextlib.closing(socket.socket()) as found:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                found.bind(("127.0.0.1", port))
+                return port
+    raise RuntimeError("no port of 20000 .. 31999 is free")
 
 
 def get(url):

@@ -31,6 +31,13 @@ for unit in epd.service nvidia-mps.service; do
   tail -n 1 "$work/score"
 done
 
+# What the units and the documents name is there.
+documentation=$(sed -n 's|^Documentation=file://||p' "$units/epd.service")
+[[ -f $root$documentation ]] || fail "epd.service names $documentation"
+for file in prometheus/epd.rules.yml grafana/epd.json test-ca.sh; do
+  [[ -f $root/usr/share/epd/$file ]] || fail "share/epd/$file is not installed"
+done
+
 # Without the drop-in for GPUs there are no devices, and less is open.
 score() { systemd-analyze security --root="$root" --offline=true --no-pager epd.service | sed -n 's/.*service: \([0-9.]*\).*/\1/p'; }
 with=$(score)

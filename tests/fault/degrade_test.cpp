@@ -247,5 +247,44 @@ TEST_P(DegradeFault, ALostRankRejoinsAndAllAreWholeAgain) {
   }
 }
 
+// Rank 1 lives and submits nothing more. The others wait for it until one deadline, and never again.
+TEST_P(DegradeFault, ARankThatMissesADeadlineIsLost) {
+  Case c = degrade_case(2, 1);
+  c.late = true;
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks =
+      start_group(*daemon_, c, "late", [&](const Group& group, std::uint32_t rank) -> std::string {
+        ScriptOptions options;
+        options.rounds = 60;
+        options.recover = true;
+        options.timeout_ms = 3000;
+        options.finished = &stage->finished;
+        options.num_finishers = kRanks - 1;
+        options.on_complete = [&](std::uint64_t completed) {
+          if (rank == 1 && completed == 40) stage->finished.wait_for(kRanks - 1);
+        };
+        if (rank == 1) options.ends = {EPD_RANK_LOST};
+        const ScriptStats stats = ScriptRunner(group, c, rank, options).run();
+        if (rank == 1) {
+          epd_resume_info_t info;
+          epd_resume_info_init(&info);
+          RANK_CHECK(epd_group_resume(group.get(), kHangMs, &info) == EPD_RANK_LOST,
+                     "a lost rank has resumed");
+          must_say("rank 1 is late");
+        } else {
+          only_these(stats, {"RANK_LOST", "DEADLINE_EXCEEDED"});
+          RANK_CHECK(stats.resumes == 1, stats.to_string());
+          RANK_CHECK(epd_group_active(group.get(), 1) == 0, "the late rank counts as active");
+        }
+        stage->seen.meet(kRanks);  // nobody leaves before
+        return stats.to_string();
+      });
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    const RankOutcome outcome = ranks[rank].wait(60);
+    EXPECT_TRUE(outcome.ok) << "rank " << rank << " " << outcome.to_string();
+    std::printf("rank %u: %s\n", rank, outcome.text.c_str());
+  }
+}
+
 }  // namespace
 }  // namespace epd::test

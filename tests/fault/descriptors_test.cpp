@@ -44,6 +44,17 @@ std::string attach_until_refused(const std::string& socket, const char* device,
   return "never refused";
 }
 
+// It would serve, and refuse every client; with fewer still its engines could not load their libraries.
+TEST(Descriptors, ADaemonWithTooFewDoesNotStart) {
+  const CommandResult result = run_command(
+      {"/bin/sh", "-c",
+       "ulimit -n 511; exec \"$0\" serve --config /dev/null --devices.cuda none --socket /nowhere/s",
+       daemon_program()},
+      20);
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  EXPECT_NE(result.err.find("RLIMIT_NOFILE is 511; allowed: 512 or more"), std::string::npos) << result.err;
+}
+
 TEST(Descriptors, NobodyCanTakeWhatOthersAndEnginesNeed) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become other users";
   DaemonOptions options;

@@ -367,7 +367,9 @@ TEST_F(Operate, LimitsAreSetWhileTheDaemonRunsAndUnset) {
   daemon_->rewrite({{"limits.max_groups", "9"}});
   EXPECT_EQ(daemon_->epctl({"reload"}).exit_code, 0);
   second_attaches_with(EPD_RESOURCE_EXHAUSTED);  // the file says nothing new about it
-  EXPECT_EQ(daemon_->epctl({"set", "limits", "max_sessions=unset"}).exit_code, 0);
+  const CommandResult unset = daemon_->epctl({"set", "limits", "max_sessions=unset"});
+  EXPECT_EQ(unset.exit_code, 0) << unset.err;
+  EXPECT_EQ(unset.out, "as the configuration says again:\n  limits.max_sessions: 1 -> 5\n");
   second_attaches_with(EPD_OK);
   EXPECT_EQ(origin(), "file");
 

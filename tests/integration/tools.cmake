@@ -13,6 +13,10 @@ add_test(NAME tools.epbench_expert_given
           --mark-unused --weighted --max-recv-rows 100 --priority 3 --tokens 40 --hidden 640 --iters 6 --check all)
 add_test(NAME tools.epbench_noop
   COMMAND epbench --epd $<TARGET_FILE:epd> --ranks 1 --op noop --iters 3)
+# As in README: the sockets of a daemon that ran before are still in the environment.
+add_test(NAME tools.epbench_beside_a_socket_in_the_environment COMMAND epbench --epd $<TARGET_FILE:epd> --ranks 2 --op noop --iters 3)
+set_tests_properties(tools.epbench_beside_a_socket_in_the_environment PROPERTIES
+  ENVIRONMENT "EPD_SOCKET=/tmp/epd-of-others/epd.sock;EPD_CONTROL_SOCKET=/tmp/epd-of-others/control.sock")
 add_test(NAME tools.epbench_attach COMMAND epbench attach --epd $<TARGET_FILE:epd> --rounds 10)
 add_test(NAME tools.epbench_reap COMMAND epbench reap --epd $<TARGET_FILE:epd> --rounds 5)
 add_test(NAME tools.demo
@@ -24,7 +28,7 @@ add_test(NAME tools.epbench_replays_the_demo
           --routing ${CMAKE_CURRENT_BINARY_DIR}/demo-routing.jsonl)
 set_tests_properties(tools.epbench_replays_the_demo PROPERTIES FIXTURES_REQUIRED demo_routing)
 set_tests_properties(tools.epbench_both_bf16 tools.epbench_dispatch_fp8_zipf tools.epbench_combine_weighted_one_expert
-  tools.epbench_packed_opaque_cached tools.epbench_expert_given tools.epbench_noop tools.epbench_attach tools.epbench_reap tools.demo tools.epbench_replays_the_demo
+  tools.epbench_packed_opaque_cached tools.epbench_expert_given tools.epbench_noop tools.epbench_beside_a_socket_in_the_environment tools.epbench_attach tools.epbench_reap tools.demo tools.epbench_replays_the_demo
   PROPERTIES LABELS integration TIMEOUT 120)
 
 # The same on CUDA devices, with the fake driver.

@@ -18,13 +18,18 @@ def main() -> int:
 
     class Counter:
         ran = 0
+        skipped = 0  # modules: their tests are not collected, which is an error to pytest
+
+        def pytest_collectreport(self, report: Any) -> None:
+            self.skipped += report.skipped
 
         def pytest_runtest_logreport(self, report: Any) -> None:
             self.ran += report.when == "call" and not report.skipped
 
     counter = Counter()
     status = pytest.main(["-q", "-p", "no:cacheprovider", "--durations=3", *sys.argv[1:]], plugins=[counter])
-    return SKIPPED if status == 0 and counter.ran == 0 else int(status)
+    nothing = status == pytest.ExitCode.OK or (status == pytest.ExitCode.NO_TESTS_COLLECTED and counter.skipped > 0)
+    return SKIPPED if nothing and counter.ran == 0 else int(status)
 
 
 if __name__ == "__main__":

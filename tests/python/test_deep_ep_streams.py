@@ -89,7 +89,7 @@ def call(recorder: Recorder, made: streams.Streams, **options: Any) -> tuple[lis
     """What happens, on which stream outputs are allocated, and the event."""
     running = made.call(**options)
     with running.run():
-        assert recorder.current is made.comm
+        assert recorder.current is (made.comm if options.get("async_finish") else recorder.caller)
         with running.allocate():
             allocated = recorder.current.name
     assert recorder.current is recorder.caller
@@ -100,18 +100,24 @@ def call(recorder: Recorder, made: streams.Streams, **options: Any) -> tuple[lis
 def test_calls_on_the_own_stream(recorder: Recorder) -> None:
     made = streams.Streams(torch.device("cuda", 0))
     log, allocated, event = call(recorder, made)
-    assert log == ["comm waits for caller", "caller waits for comm"]
+    assert log == []
     assert allocated == "caller" and event.event is None
 
     log, allocated, event = call(recorder, made, async_finish=True)
-    assert log == ["comm waits for caller", "input on comm", "output on comm", "event on comm"]
+    waits = ["comm waits for caller"] * 2  # what the caller has enqueued, and the operation before
+    assert log == [*waits, "input on comm", "output on comm", "event on comm"]
     assert allocated == "caller"
     event.current_stream_wait()
     assert recorder.take() == ["caller waits for event of comm"]
 
-    # Behind an event, memory that the caller's stream has freed later must not be taken.
     log, allocated, _ = call(recorder, made, previous_event=events.EventOverlap(events.EventHandle()))
-    assert log == ["event on caller", "comm waits for event of caller", "caller waits for comm", "output on caller"]
+    assert log == ["event on caller", "caller waits for event of caller", "caller waits for comm"]
+    assert allocated == "caller"
+
+    # Behind an event, memory that the caller's stream has freed later must not be taken.
+    before = events.EventOverlap(events.EventHandle())
+    log, allocated, _ = call(recorder, made, previous_event=before, async_finish=True)
+    assert log[2:] == ["comm waits for caller", "input on comm", "output on caller", "event on comm"]
     assert allocated == "comm"
 
     before = events.EventOverlap(events.EventHandle())
@@ -138,14 +144,14 @@ def test_operations_keep_their_order(recorder: Recorder) -> None:
 
 def test_captures_do_not_wait_for_what_was_before(recorder: Recorder) -> None:
     made = streams.Streams(torch.device("cuda", 0))
-    call(recorder, made)  # on the own stream, before the capture
+    call(recorder, made, async_finish=True)  # on the own stream, before the capture
     recorder.capturing.add("caller")
     assert made.capturing
     made.order(made.current())
     assert recorder.take() == []
     # In the capture operations keep their order, and the own stream becomes part of it.
-    log, _, _ = call(recorder, made)
-    assert log == ["comm waits for caller", "comm waits for caller", "caller waits for comm"]
+    log, _, _ = call(recorder, made, async_finish=True)
+    assert log[:2] == ["comm waits for caller", "comm waits for caller"]
     made.order(made.current())
     assert recorder.take() == ["caller waits for comm"]
     # Afterwards the captured operation is nothing to wait for.

@@ -34,7 +34,7 @@ def test_moe_training_is_the_dense_layer(daemon: Daemon, ranks: str) -> None:
 
 def test_the_readme_shows_the_minimal_example() -> None:
     program = (EXAMPLES / "minimal.py").read_text().split('"""\n\n', 1)[1]
-    assert program in (ROOT / "client/python/README.md").read_text()
+    assert program in (ROOT / "README.md").read_text()
 
 
 def checksum(text: str) -> str:

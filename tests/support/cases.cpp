@@ -246,7 +246,7 @@ epd_group_config_t Case::config(const char* name, std::uint32_t rank) const {
   config.depth = depth;
   config.payload = payload;
   config.index_type = index64 ? EPD_INDEX_TYPE_INT64 : EPD_INDEX_TYPE_INT32;
-  config.policy = degrade ? EPD_POLICY_DEGRADE : EPD_POLICY_FAIL_FAST;
+  config.policy = !degrade ? EPD_POLICY_FAIL_FAST : late ? EPD_POLICY_DEGRADE_LATE : EPD_POLICY_DEGRADE;
   config.timeout_ms = 30000;
   config.layout = layout;
   config.scale_format = scales;

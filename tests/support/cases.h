@@ -45,6 +45,7 @@ struct Case {
   bool index64 = false;
   // The group goes on without lost ranks, and takes them back: a script with `recover` does as well.
   bool degrade = false;
+  bool late = false;  // with `degrade`: also without ranks that miss a deadline
   // Regions that ranks keep in memory of their own, by abi::region_bit; other ones on each rank.
   std::uint32_t bound = 0;
   // Bit r: rank r's scripts submit in a stream, where operations are calls.

@@ -49,7 +49,11 @@ class Streams:
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> Call:
-        """A call on the Buffer's own stream."""
+        """A call.
+
+        One that returns an event runs on the Buffer's own stream. Others run on the caller's, with less work for the
+        CPU.
+        """
         if allocate_on_comm_stream and not (async_finish and previous_event is not None):
             given = f"True, previous_event {previous_event is not None}, async_finish {async_finish}"
             raise refuse("allocate_on_comm_stream", given, "with previous_event and async_finish")
@@ -62,7 +66,7 @@ def _captures(stream: Any) -> bool:
 
 
 class Call:
-    """One call on the Buffer's own stream.
+    """One call.
 
         call = streams.call(previous_event, async_finish, allocate_on_comm_stream)
         with call.run():
@@ -77,10 +81,11 @@ class Call:
         async_finish: bool,
         allocate_on_comm_stream: bool,
     ) -> None:
-        self.stream = streams.comm
         self._streams = streams
         self._caller = streams.current()
         self._async_finish = async_finish
+        self._apart = async_finish and streams.comm is not None  # on the Buffer's own stream
+        self.stream = streams.comm if self._apart else self._caller
         # Memory that the caller's stream has just freed may be in use there later than previous_event.
         self.allocate_here = allocate_on_comm_stream or previous_event is not None
         if self.stream is None:
@@ -88,7 +93,7 @@ class Call:
         event = None if previous_event is None else previous_event.event
         if event is not None and event.event is not None:
             self.stream.wait_event(event.event)
-        else:
+        elif self._apart:
             self.stream.wait_stream(self._caller)
 
     @contextlib.contextmanager
@@ -98,6 +103,9 @@ class Call:
             yield
             return
         self._streams.order(self.stream)
+        if not self._apart:
+            yield
+            return
         with torch.cuda.stream(self.stream):
             yield
 
@@ -105,7 +113,7 @@ class Call:
     def allocate(self) -> Iterator[None]:
         """Tensors that are made belong to the call's stream if `allocate_here`, else to the caller's. They are not
         filled in here."""
-        if self.stream is None or self.allocate_here:
+        if not self._apart or self.allocate_here:
             yield
             return
         with torch.cuda.stream(self._caller):
@@ -113,19 +121,13 @@ class Call:
 
     def end(self, inputs: Sequence[Optional[Tensor]], outputs: Sequence[Optional[Tensor]]) -> EventOverlap:
         """What the caller gets. From here on the tensors may be freed at any time."""
-        if self.stream is None:
+        if not self._apart:
             return EventOverlap(EventHandle() if self._async_finish else None)
-        if not self._async_finish:
-            self._caller.wait_stream(self.stream)
         for tensor in inputs:
-            if tensor is not None and self._async_finish:
+            if tensor is not None:
                 tensor.record_stream(self.stream)
         for tensor in outputs:
-            if tensor is not None and self.allocate_here:
-                tensor.record_stream(self._caller)
-            elif tensor is not None and self._async_finish:
-                tensor.record_stream(self.stream)
-        if not self._async_finish:
-            return EventOverlap()
+            if tensor is not None:
+                tensor.record_stream(self._caller if self.allocate_here else self.stream)
         with torch.cuda.stream(self.stream):
             return EventOverlap(EventHandle())

@@ -212,7 +212,10 @@ typedef enum epd_policy {
   /* The operations in flight end with RANK_LOST. After epd_group_resume the others go on without the rank:
    * selections of its experts count as none. A new process may join in its place; then the operations in
    * flight end with ABORTED, and after epd_group_resume all go on with it. */
-  EPD_POLICY_DEGRADE = 1
+  EPD_POLICY_DEGRADE = 1,
+  /* As EPD_POLICY_DEGRADE. A rank is also lost if an operation has waited for it until its deadline: one rank
+   * for each such operation. The rank's own calls return RANK_LOST, with its own rank. */
+  EPD_POLICY_DEGRADE_LATE = 2
 } epd_policy_t;
 
 /* Where the ranks of a group may be. */

@@ -90,6 +90,7 @@ class Policy(enum.IntEnum):
 
     FAIL_FAST = 0  # the group ends
     DEGRADE = 1  # after Group.resume the others go on without it
+    DEGRADE_LATE = 2  # and a rank is lost that an operation has waited for until its deadline
 
 
 class ReturnWeights(enum.IntEnum):

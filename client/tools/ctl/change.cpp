@@ -133,8 +133,11 @@ Exit set_options(const Arguments& arguments, Connection& connection, Output& out
   if (arguments.json) {
     write_json(output, to_json(response));
   } else {
-    output.out << (response.changes().empty() ? "it was so already\n" : "set, until the daemon ends:\n")
-               << text_of(response.changes());
+    const char* heading = response.changes().empty() ? "it was so already\n"
+                          : request.values().empty() ? "as the configuration says again:\n"
+                          : request.unset().empty()  ? "set, until the daemon ends:\n"
+                                                     : "set until the daemon ends, or unset:\n";
+    output.out << heading << text_of(response.changes());
   }
   return Exit::kOk;
 }

@@ -72,7 +72,8 @@ std::string owner_and_mode(const SocketFile& file) {
 
 std::string how_to_get_in(const SocketFile& file, const std::string& keys) {
   const std::string you = "you are " + user_name(::geteuid()) + ": ";
-  if ((file.mode & 020) != 0) return you + "join group " + group_name(file.gid) + ", or use sudo";
+  if ((file.mode & 020) != 0 && file.gid != 0)
+    return you + "join group " + group_name(file.gid) + ", or use sudo";
   return you + "use sudo, or become " + user_name(file.uid) +
          "; the daemon's configuration may open it: " + keys;
 }

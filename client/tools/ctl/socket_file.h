@@ -30,7 +30,7 @@ bool is_stale(const std::string& path);
 std::string user_name(std::uint32_t uid);  // its number if it has none
 // "root:epd 0660"
 std::string owner_and_mode(const SocketFile& file);
-// What a person without permission can do: "join group epd, or use sudo".
+// What a person without permission can do: "join group epd, or use sudo". Nobody is told to join group root.
 std::string how_to_get_in(const SocketFile& file, const std::string& keys);
 
 }  // namespace epd::ctl

@@ -88,7 +88,11 @@ void OwnDaemon::write_config(const DaemonOptions& options) const {
 void OwnDaemon::spawn(const std::string& program, const std::function<void()>& in_child) {
   const std::string config = directory_ + "/epd.toml";
   const std::string log = directory_ + "/epd.log";
-  const char* arguments[] = {program.c_str(), "serve", "--config", config.c_str(), nullptr};
+  const std::string control = control_socket();
+  // The sockets as flags too: $EPD_SOCKET and $EPD_CONTROL_SOCKET would win over the file.
+  const char* arguments[] = {program.c_str(),    "serve",         "--config",
+                             config.c_str(),     "--socket",      socket_.c_str(),
+                             "--control-socket", control.c_str(), nullptr};
   const pid_t parent = ::getpid();
   pid_ = ::fork();
   if (pid_ < 0) fail_errno("fork of the daemon");

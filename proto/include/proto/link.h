@@ -70,8 +70,9 @@ enum class LinkType : std::uint16_t {
 // and:
 inline constexpr int kExitDeviceFailed = 3;  // nothing can be done with the GPU any more; memory is as it was
 inline constexpr int kExitDeviceBusy = 4;    // the GPU takes no new process yet: try again
-inline constexpr int kExitNetworkThere =
-    5;  // there was no network to other nodes when it started; now there is
+// It needs a network of its own to other nodes: there was none when it started and now there is, or nobody
+// can connect to it any more.
+inline constexpr int kExitForNetwork = 5;
 
 struct AddSession {
   std::uint64_t session_id;

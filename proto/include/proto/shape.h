@@ -67,7 +67,15 @@ enum class Span : std::uint32_t {
   kCluster = 1,  // on any node of the cluster
 };
 
-enum class LossPolicy : std::uint32_t { kFailFast = 0, kDegrade = 1 };
+enum class LossPolicy : std::uint32_t {
+  kFailFast = 0,
+  kDegrade = 1,
+  kDegradeLate = 2,  // and a rank is lost that an operation has waited for until its deadline
+};
+// Does the group go on without lost ranks?
+constexpr bool degrades(LossPolicy policy) {
+  return policy != LossPolicy::kFailFast;
+}
 
 struct GroupShape {
   std::uint32_t num_ranks;    // R: 1..1024

@@ -27,7 +27,7 @@ inline constexpr std::array<ShapeField, 20> kShapeFields = {{
     {"depth", [](const GroupShape& s) { return s.depth; }, 1, kMaxDepth, 1},
     {"payload", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.payload); }, 0, 3, 1},
     {"index_type", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.index_type); }, 0, 1, 1},
-    {"policy", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.policy); }, 0, 1, 1},
+    {"policy", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.policy); }, 0, 2, 1},
     {"layout", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.layout); }, 0, 2, 1},
     {"scale_format", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.scale_format); }, 0, 2, 1},
     {"expert_alignment", [](const GroupShape& s) { return s.expert_alignment; }, 1, kMaxAlignment, 1},

@@ -9,10 +9,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 #include <atomic>
+#include <functional>
 #include <vector>
 
 namespace epd::cluster {
 namespace {
+
+constexpr int kPatienceMs = 20'000;
 
 class ClusterDoor : public testing::Test {
  protected:
@@ -21,7 +24,10 @@ class ClusterDoor : public testing::Test {
     options.listen = *numeric_address({"127.0.0.1", free_port()});
     options.max_connections = most;
     options.max_of_address = most_of_address;
-    options.hand_over = [](UniqueFd) {};
+    options.hand_over = [this](UniqueFd fd) {
+      held_ = std::move(fd);
+      ++handed_over_;
+    };
     where_ = options.listen;
     Result<std::unique_ptr<Door>> door = Door::open(std::move(options), refusals_);
     ASSERT_TRUE(door.ok()) << door.status().to_string();
@@ -51,12 +57,20 @@ class ClusterDoor : public testing::Test {
     return ::poll(&one, 1, wait_ms) == 1 && ::recv(fd.get(), &byte, 1, MSG_DONTWAIT) <= 0;
   }
 
+  static bool eventually(const std::function<bool()>& condition) {
+    for (int ms = 0; ms < kPatienceMs; ms += 5) {
+      if (condition()) return true;
+      ::usleep(5'000);
+    }
+    return false;
+  }
+
   Refusals refusals_;
+  UniqueFd held_;  // as gRPC would
+  std::atomic<int> handed_over_ = 0;
   SocketAddress where_;
   std::unique_ptr<Door> door_;
 };
-
-constexpr int kPatienceMs = 20'000;
 
 TEST_F(ClusterDoor, OneAddressLeavesRoomForOthers) {
   open(100, 3);
@@ -79,11 +93,39 @@ TEST_F(ClusterDoor, OneAddressLeavesRoomForOthers) {
   FAIL() << "there is no room";
 }
 
-TEST_F(ClusterDoor, AllTogether) {
+std::string own_address(const UniqueFd& fd) {
+  SocketAddress own;
+  own.size = sizeof(own.bytes);
+  EXPECT_EQ(::getsockname(fd.get(), own.get(), &own.size), 0);
+  return to_string(own);
+}
+
+// However many strangers there are, a node gets in, and one that is there is not ended.
+TEST_F(ClusterDoor, OfAllTogetherTheOldestWithoutAStreamMakesRoom) {
   open(4, 64);
-  std::vector<UniqueFd> some;
-  for (int i = 0; i < 4; ++i) some.push_back(connect("127.0.0." + std::to_string(i + 1)));
-  EXPECT_TRUE(is_ended(connect("127.0.0.7"), kPatienceMs));
+  std::vector<UniqueFd> all;
+  for (int i = 0; i < 4; ++i) all.push_back(connect("127.0.0." + std::to_string(i + 1)));
+  door_->opened_stream(own_address(all[0]));
+  for (int i = 4; i < 12; ++i) {
+    all.push_back(connect("127.0.0." + std::to_string(i + 1)));
+    EXPECT_TRUE(is_ended(all[static_cast<std::size_t>(i) - 3], kPatienceMs)) << i;
+    EXPECT_FALSE(is_ended(all.back(), 0)) << i;
+  }
+  EXPECT_FALSE(is_ended(all[0], 0));
+  EXPECT_EQ(refusals_.counts(), (std::vector<std::pair<std::string, std::uint64_t>>{{"connections", 8}}));
+  for (std::size_t i = 9; i < 12; ++i) door_->opened_stream(own_address(all[i]));
+  EXPECT_TRUE(is_ended(connect("127.0.0.7"), kPatienceMs)) << "all have streams";
+}
+
+// gRPC holds the connection, which has begun a handshake.
+TEST_F(ClusterDoor, WhoHasBegunAHandshakeMakesRoomToo) {
+  open(1, 64);
+  const UniqueFd slow = connect("127.0.0.1");
+  ASSERT_EQ(::send(slow.get(), "\x16", 1, MSG_NOSIGNAL), 1);
+  ASSERT_TRUE(eventually([this] { return handed_over_ == 1; }));
+  const UniqueFd node = connect("127.0.0.2");
+  EXPECT_TRUE(is_ended(slow, kPatienceMs));
+  EXPECT_FALSE(is_ended(node, 0));
 }
 
 TEST(ClusterRefusals, StrangersDontSilenceNodes) {

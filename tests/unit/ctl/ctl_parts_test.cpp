@@ -3,9 +3,11 @@
 #include "json.h"
 #include "numbers.h"
 #include "render.h"
+#include "socket_file.h"
 #include "table.h"
 #include "units.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <cstdint>
 #include <string>
@@ -188,6 +190,16 @@ TEST(CtlDoctorRules, VersionsAndSockets) {
   EXPECT_EQ(level("daemon_open_files"), Level::kWarn);
   daemon.open_files = kUnlimited;
   EXPECT_EQ(level("daemon_open_files"), Level::kOk);
+}
+
+TEST(CtlSocketFile, NobodyIsToldToJoinGroupRoot) {
+  SocketFile file;
+  file.mode = 0660;
+  EXPECT_THAT(how_to_get_in(file, "daemon.socket_group"),
+              testing::HasSubstr("may open it: daemon.socket_group"));
+  EXPECT_THAT(how_to_get_in(file, ""), testing::Not(testing::HasSubstr("join group")));
+  file.gid = 62001;
+  EXPECT_THAT(how_to_get_in(file, ""), testing::HasSubstr("join group 62001, or use sudo"));
 }
 
 TEST(CtlRender, AProcessOfAnotherPidNamespaceIsMarkedAsAClaim) {

@@ -416,11 +416,12 @@ class ShownPage {
       : mapping_(Mapping::map(nodes.engine(engine).page().get(), sizeof(abi::EnginePage), Access::kReadOnly)
                      .value()) {}
   const abi::FarTable& far() const { return mapping_.as<abi::EnginePage>()->far; }
-  // The only far engine; null: none, or several.
+  // The only far engine; null: none, or several. What strangers sent before it was known is in a row of no
+  // engine.
   const abi::FarRow* row() const {
     const abi::FarRow* found = nullptr;
     for (const abi::FarRow& row : far().rows) {
-      if (row.key == 0) continue;
+      if (row.key == 0 || row.node == 0) continue;
       if (found != nullptr) return nullptr;
       found = &row;
     }

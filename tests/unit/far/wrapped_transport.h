@@ -28,6 +28,7 @@ class WrappedTransport : public transport::Transport {
   int wait_fd() const override { return inner_->wait_fd(); }
   bool arm() override { return inner_->arm(); }
   transport::Counters counters() const override { return inner_->counters(); }
+  bool deaf() const override { return inner_->deaf(); }
   Result<transport::Facts> facts(transport::PeerId peer) const override { return inner_->facts(peer); }
 
  protected:

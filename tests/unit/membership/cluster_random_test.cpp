@@ -51,6 +51,7 @@ INSTANTIATE_TEST_SUITE_P(
                                      Kind{"TwoNodesDegrade", {2, LossPolicy::kDegrade, false}},
                                      Kind{"ThreeNodesDegrade", {3, LossPolicy::kDegrade, false}},
                                      Kind{"FourNodes", {4, LossPolicy::kFailFast, true}},
+                                     Kind{"ThreeNodesLate", {3, LossPolicy::kDegradeLate, false}},
                                      Kind{"FourNodesDegrade", {4, LossPolicy::kDegrade, true}}),
                      testing::Range<std::uint64_t>(0, 20)),
     name_of);

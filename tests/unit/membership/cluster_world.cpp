@@ -230,6 +230,7 @@ void ClusterWorld::fault() {
         wanted.message.group_id = id;
         wanted.message.epoch = known.epoch;
         wanted.message.cause = StatusCode::kDeadlineExceeded;
+        wanted.message.failed_rank = static_cast<std::int32_t>(below(4)) - 1;
         say(node, device, wanted);
       }
       break;

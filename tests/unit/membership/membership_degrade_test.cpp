@@ -92,6 +92,56 @@ TEST_F(Degrade, ARankThatIsEvictedWithoutItsEngineHasItsStreamsClosedByTheNext) 
   }
 }
 
+TEST_F(Degrade, ARankThatMissesADeadlineStaysUnlessThePolicySaysOtherwise) {
+  activate(3);
+  request_break(0);
+  EXPECT_EQ(take_breaks().size(), 3u);
+  for (std::uint32_t d = 0; d < 3; ++d) broken(d, 7);
+  EXPECT_EQ(group().members.count(1), 1u);
+}
+
+TEST_F(Degrade, ARankThatMissesADeadlineIsLostWhereThePolicySaysSo) {
+  policy_ = LossPolicy::kDegradeLate;
+  activate(3);
+  request_break(0);
+  EXPECT_EQ(take(), (Lines{"stop_member device=1 group=1 rank=1",
+                           "break device=0 group=1 epoch=1 fatal=0 cause=RANK_LOST failed_rank=1",
+                           "break device=1 group=1 epoch=1 fatal=0 cause=RANK_LOST failed_rank=1",
+                           "break device=2 group=1 epoch=1 fatal=0 cause=RANK_LOST failed_rank=1"}));
+  request_break(2);  // has waited for the same rank
+  stopped(1, 7);
+  for (std::uint32_t d = 0; d < 3; ++d) broken(d, d == 1 ? ~std::uint64_t{0} : 7);
+  removed(1);
+  take();
+  EXPECT_EQ(group().phase(), GroupPhase::kActive);
+  EXPECT_EQ(group().members.count(1), 0u);
+  EXPECT_EQ(memory_.lost[1], "rank 1 is late, and so lost: rank 1 did not come") << "its client lives";
+  // The engine of the lost rank says the same of the epoch that is over.
+  request_break(0);
+  EXPECT_EQ(group().phase(), GroupPhase::kActive);
+}
+
+TEST_F(Degrade, WhatBreaksForAnotherReasonLosesNoRank) {
+  policy_ = LossPolicy::kDegradeLate;
+  activate(3);
+  abi::Break wanted{};
+  wanted.group_id = 1;
+  wanted.epoch = 1;
+  for (const auto& [cause, rank] : {std::pair{StatusCode::kInvalidArgument, 1},
+                                    {StatusCode::kDeadlineExceeded, -1},
+                                    {StatusCode::kDeadlineExceeded, 3},
+                                    {StatusCode::kDeadlineExceeded, -7}}) {
+    wanted.cause = cause;
+    wanted.failed_rank = rank;
+    say(0, wanted);
+    EXPECT_EQ(take_breaks().size(), 3u);
+    for (std::uint32_t d = 0; d < 3; ++d) broken(d, 7, wanted.epoch);
+    take();
+    EXPECT_EQ(group().members.size(), 3u);
+    ++wanted.epoch;
+  }
+}
+
 TEST_F(Degrade, AnEvictedRankThatRejoinsIsRefusedOnce) {
   activate_without(1);
   join(newcomer(1, 77, 1));

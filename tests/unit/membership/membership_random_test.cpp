@@ -46,6 +46,9 @@ class RandomMembership : public testing::TestWithParam<std::tuple<Run, std::uint
 TEST_P(RandomMembership, UnderDegradeEveryRequestIsAnsweredAndNoGroupIsStuck) {
   run(LossPolicy::kDegrade);
 }
+TEST_P(RandomMembership, AndWhereLateRanksAreLost) {
+  run(LossPolicy::kDegradeLate);
+}
 TEST_P(RandomMembership, AndUnderFailFast) {
   run(LossPolicy::kFailFast);
 }

@@ -308,6 +308,7 @@ void World::ask_break(EngineId id) {
     wanted.message.group_id = group;
     wanted.message.epoch = known.epoch;
     wanted.message.cause = StatusCode::kDeadlineExceeded;
+    wanted.message.failed_rank = static_cast<std::int32_t>(below(4)) - 1;
     engines_[id].outbox.emplace_back(wanted);
   }
 }

@@ -8,8 +8,10 @@
 #include <gmock/gmock.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <cerrno>
 #include <chrono>
 #include <thread>
+#include <vector>
 
 namespace epd::test {
 namespace {
@@ -99,7 +101,23 @@ TEST(MetricsServerTest, EndsWithoutWaitingForItsNextLook) {
   }
 }
 
-// Likewise each client that says nothing, or that says it slowly. Both threads of the server have one here.
+// A port scanner or a probe must not make Prometheus believe that the daemon is down.
+TEST(MetricsServerTest, ClientsThatSayNothingLeaveRoomForOthers) {
+  Started started("127.0.0.1:0");
+  ASSERT_TRUE(started.server.ok());
+  const int port = (*started.server)->port();
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 15; ++i) silent.push_back(connect_to(port));
+  EXPECT_THAT(get(port, "/metrics"), HasSubstr("epd_supervisor_up 1"));
+  // Nobody's time had to run out for that.
+  char byte = 0;
+  for (const UniqueFd& one : silent) {
+    EXPECT_EQ(::recv(one.get(), &byte, 1, MSG_DONTWAIT), -1);
+    EXPECT_EQ(errno, EAGAIN);
+  }
+}
+
+// Likewise each client that says nothing, or that says it slowly. Two threads of the server have one here.
 TEST(MetricsServerTest, EndsWithoutWaitingForItsClients) {
   for (int round = 0; round < 2; ++round) {
     Started started("127.0.0.1:0");

@@ -1,7 +1,12 @@
 // What only UCX can do wrong: options, the library; and what it tells about itself.
 #include "transport_flavors.h"
 
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -110,6 +115,84 @@ TEST(Ucx, TransportsOfOneHostTalkByTcp) {
   const std::string lanes = a->transport().facts(to_b)->lanes;
   for (const char* memory : {"posix", "sysv", "cma", "self"})
     EXPECT_EQ(lanes.find(memory), std::string::npos) << lanes;
+}
+
+// UCX pairs the n-th endpoints of both sides. If one side connects again, the other's endpoint works on
+// without its partner. UCX's keepalive takes that for the end of the connection.
+TEST(Ucx, APeerThatConnectsAgainTakesNobodyDown) {
+  ::setenv("UCX_KEEPALIVE_INTERVAL", "50ms", 1);  // 20 s otherwise
+  World world({Carrier::kUcx, false}, 0);
+  auto a = world.end(1);
+  auto b = world.end(2);
+  ::unsetenv("UCX_KEEPALIVE_INTERVAL");
+  auto [to_b, to_a] = introduce(*a, *b);
+  std::size_t from_a = 0;
+  const std::vector<End*> both = {a.get(), b.get()};
+  for (int round = 0; round < 20 && !b->down(to_a); ++round) {
+    SCOPED_TRACE(round);
+    ASSERT_TRUE(run_until(both, [&] { return a->unsettled() + b->unsettled() == 0; }));
+    ASSERT_TRUE(a->close(to_b).ok());
+    to_b = a->connect(*b);
+    const std::size_t before = a->received.size();
+    for (int i = 0; i < 10; ++i) {
+      ASSERT_TRUE(send_patiently(*a, to_b, 100000, both).ok());
+      ASSERT_TRUE(send_patiently(*b, to_a, 100000, both).ok());
+    }
+    from_a += 10;
+    ASSERT_TRUE(
+        run_until(both, [&] { return a->received.size() >= before + 10 && b->received.size() >= from_a; }));
+    run_for(both, 100);
+    EXPECT_FALSE(a->down(to_b)) << a->why(to_b).to_string();
+    EXPECT_FALSE(b->down(to_a)) << b->why(to_a).to_string();
+  }
+  EXPECT_EQ(a->sent_aborted() + b->sent_aborted(), 0u);
+}
+
+// Where this process listens; of several places one.
+sockaddr_in listening_address() {
+  sockaddr_in address{};
+  for (int fd = 0; fd < 256; ++fd) {
+    int listens = 0;
+    socklen_t size = sizeof(listens);
+    socklen_t address_size = sizeof(address);
+    if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens != 0 &&
+        ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &address_size) == 0)
+      break;
+  }
+  return address;
+}
+
+// UCX 1.13 closes its port for good when it can't accept a connection.
+void run_out_of_descriptors() {
+  World world({Carrier::kUcx, false}, 0);
+  auto a = world.end(1);
+  const sockaddr_in address = listening_address();
+  auto b = world.end(2);
+  const PeerId to_b = introduce(*a, *b).first;
+  EXPECT_FALSE(a->transport().deaf());
+  const int stranger = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{0, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  EXPECT_EQ(::connect(stranger, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  EXPECT_TRUE(run_until({a.get(), b.get()}, [&] { return a->transport().deaf(); }));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  ::close(stranger);
+  EXPECT_FALSE(b->transport().deaf());
+  ASSERT_TRUE(send_patiently(*a, to_b, 1000, {a.get(), b.get()}).ok());
+  EXPECT_TRUE(run_until({a.get(), b.get()}, [&] { return b->received.size() == 1; }));
+  EXPECT_FALSE(a->down(to_b));
+}
+
+// In a process of its own: UCX does not forget the descriptor of its port, and can't use that number again.
+TEST(Ucx, WithoutADescriptorForAConnectionItIsDeaf) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto run = [] {
+    run_out_of_descriptors();
+    std::_Exit(testing::Test::HasFailure() ? 1 : 0);
+  };
+  EXPECT_EXIT(run(), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

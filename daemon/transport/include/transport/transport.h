@@ -119,6 +119,8 @@ class Transport {
   virtual bool arm() = 0;
 
   virtual Counters counters() const = 0;
+  // Nobody can connect to this transport any more. Existing connections work. Only a new transport helps.
+  virtual bool deaf() const = 0;
   // NOT_FOUND: no such peer.
   virtual Result<Facts> facts(PeerId peer) const = 0;
 };
