@@ -576,6 +576,20 @@ epd_status_t epd_ticket_on_complete(epd_group_t* group, epd_ticket_t ticket, epd
   });
 }
 
+epd_status_t epd_memory_register(epd_session_t* session, void* address, size_t bytes) {
+  return guarded([&]() -> Status {
+    EPD_OPEN(Session, s, session);
+    return s->register_memory(address, bytes);
+  });
+}
+
+epd_status_t epd_memory_unregister(epd_session_t* session, void* address) {
+  return guarded([&]() -> Status {
+    EPD_OPEN(Session, s, session);
+    return s->unregister_memory(address);
+  });
+}
+
 void* epd_memory_alloc(size_t bytes, int device, void* /*stream*/) {
   void* address = nullptr;
   guarded([&] { return epd::client::allocate_exportable(bytes, device, address); });

@@ -11,12 +11,6 @@ namespace {
 
 constexpr char kLibrary[] = "libepd " EPD_CLIENT_VERSION;
 
-std::string hex(std::uint64_t value) {
-  char text[17];
-  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(value));
-  return text;
-}
-
 Status make_hello(const std::string& device, abi::Hello& hello) {
   if (device.size() >= sizeof(hello.device)) {
     return invalid_argument("device \"" + device + "\" has " + std::to_string(device.size()) +

@@ -2,18 +2,13 @@
 
 #include "exportable_memory.h"
 
+#include <atomic>
 #include <map>
+#include <memory>
 #include <mutex>
 
 namespace epd::client {
 namespace {
-
-std::string hex(std::uint64_t number) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (; number != 0 || text.empty(); number >>= 4) text.insert(text.begin(), kDigits[number & 15]);
-  return "0x" + text;
-}
 
 constexpr const char* kExportable =
     "; allowed: memory of epd_memory_alloc, or of cuMemCreate with "
@@ -57,6 +52,7 @@ class Primary {
 struct Made {
   std::size_t bytes;
   CUdevice device;
+  std::shared_ptr<std::atomic<bool>> freed;
 };
 struct AllMade {
   std::mutex mutex;
@@ -66,6 +62,14 @@ struct AllMade {
 AllMade& all_made() {
   static auto* const all = new AllMade;
   return *all;
+}
+
+// Null: the memory is not of allocate_exportable().
+std::shared_ptr<const std::atomic<bool>> freed_word(CUdeviceptr begin) {
+  AllMade& all = all_made();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.made.find(begin);
+  return found != all.made.end() ? found->second.freed : nullptr;
 }
 
 Status find_device(const CudaDriver& driver, int number, CUdevice& out) {
@@ -164,7 +168,7 @@ Status export_allocation(const CudaDriver& driver, CUdeviceptr address, Exported
   int fd = -1;
   error = driver.cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
   if (error != CUDA_SUCCESS) return cuda_status(driver, error, "cuMemExportToShareableHandle");
-  out = {UniqueFd(fd), begin, bytes};
+  out = {UniqueFd(fd), begin, bytes, freed_word(begin)};
   return {};
 }
 
@@ -193,7 +197,7 @@ Status allocate_exportable(std::size_t bytes, int number, void*& out) {
   if (!status.ok()) return status;
   AllMade& all = all_made();
   const std::lock_guard lock(all.mutex);
-  all.made[address] = {size, device};
+  all.made[address] = {size, device, std::make_shared<std::atomic<bool>>(false)};
   out = reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
   return {};
 }
@@ -216,6 +220,7 @@ Status free_exportable(void* given) {
   Status status = load_cuda_driver(driver);
   if (status.ok()) status = finish_work(*driver, made.device);
   if (status.ok()) {
+    made.freed->store(true);
     unmap_allocation(*driver, address, made.bytes);
     return {};
   }

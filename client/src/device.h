@@ -11,6 +11,7 @@
 #include "proto/call_words.h"
 #include "step.h"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -27,6 +28,10 @@ struct ExportedAllocation {
   UniqueFd fd;
   std::uintptr_t begin = 0;  // where this process has mapped it
   std::uint64_t bytes = 0;
+  // Becomes true when epd_memory_free frees it; null: it is not of epd_memory_alloc.
+  std::shared_ptr<const std::atomic<bool>> freed;
+
+  bool is_freed() const { return freed != nullptr && freed->load(); }
 };
 
 // How a stream writes words and waits for them: epd_wait_by_t.

@@ -2,6 +2,7 @@
 
 #include "proto/wire.h"
 
+#include <cstdio>
 #include <cstring>
 #include <iterator>
 
@@ -31,6 +32,12 @@ thread_local char last_error[1024];
 
 Status bad_value(const char* field, long long value, const std::string& allowed) {
   return invalid_argument(std::string(field) + " is " + std::to_string(value) + "; allowed: " + allowed);
+}
+
+std::string hex(std::uint64_t number) {
+  char text[19];
+  std::snprintf(text, sizeof(text), "0x%llx", static_cast<unsigned long long>(number));
+  return text;
 }
 
 StatusCode checked_code(std::uint32_t raw) {

@@ -15,6 +15,8 @@ inline Status daemon_lost(std::string text) {
 }
 // "<field> is <value>; allowed: <allowed>"
 Status bad_value(const char* field, long long value, const std::string& allowed);
+// "0x1f"
+std::string hex(std::uint64_t number);
 // A code from shared memory; INTERNAL if it is not one of ours.
 StatusCode checked_code(std::uint32_t raw);
 // The text of a status that came without one.

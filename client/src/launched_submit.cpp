@@ -268,12 +268,13 @@ Status LaunchedOperations::submit(Group& group, const SubmitRequest& request, ep
   if (!status.ok()) return status;
   StreamWait wait;
   stream_kernels::Copies copies;
+  abi::RowPlaces none;  // no memory is registered
   {
     const std::lock_guard<std::mutex> order(group.submit_mutex);
     Lock lock = waits_.lock();
     RouteUse use;
     status = admit(lock, group, request, use);
-    if (status.ok()) status = plan_copies(group, request, use, copies);
+    if (status.ok()) status = plan_copies(group, request, use, copies, none);
     if (!status.ok()) return status;
     // The number is used even if the operation is not published. Otherwise a later operation on the slot
     // might find its ready word already written.

@@ -135,13 +135,14 @@ Status ResidentOperations::prepare_call(Lock& lock, Group& group, const SubmitRe
   Status status = usable_locked(group);
   if (status.ok() && !request.stream.any()) status = admit_host_call(lock, group, request);
   if (status.ok()) status = choose_route(group, request, made.use);
-  if (status.ok()) status = plan_copies(group, request, made.use, made.copies);
+  if (status.ok()) status = plan_copies(group, request, made.use, made.copies, made.places);
   if (!status.ok()) return status;
   made.ticket = group.calls.begin(request.op, request.slot, !request.stream.any(), captured);
   if (made.ticket == 0)
     return connection_.blocked(
         lock, "all places for results belong to operations with hooks, or that use kept handles");
   made.call = call_of(group, request, made.use.route, streams_.wait_by(group) == WaitBy::kMemop);
+  if (made.places.any()) made.call.flags |= abi::kFlagPlaces;
   KnownCall& known = *group.calls.find(made.ticket);
   made.call.result = known.result;
   if (!captured && made.use.route != kNoRoute && made.use.route >= group.shape.depth)
@@ -168,6 +169,7 @@ Status ResidentOperations::enqueue(Group& group, const SubmitRequest& request, M
     step.words = call_words(group);
     step.call = made.call;
     if (abi::makes_routing(made.call.op, made.call.flags)) step.call_tokens_at = request.num_tokens_at;
+    step.places = made.places;
     step.copies = made.copies;
     if (made.copies.any()) step.staging = group.staging_words(request.slot);
     if (streams_.begins_and_waits(group, request.stream, request.deferred()) && !made.copies.many()) {

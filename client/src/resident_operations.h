@@ -57,6 +57,7 @@ class ResidentOperations final : public Operations {
     epd_ticket_t ticket = 0;
     abi::Call call;
     stream_kernels::Copies copies;
+    abi::RowPlaces places;
     std::uint64_t limit_ns = 0;  // how long a kernel waits for its end
   };
   Status check_stream(const SubmitRequest& request, bool& captured) const;

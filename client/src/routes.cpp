@@ -16,6 +16,7 @@ Group::Group(Session* owner, const abi::GroupShape& agreed, OwnMemory bound)
       shape(agreed),
       own(std::move(bound)),
       arena(agreed, abi::bound_regions(own.bindings)),
+      registered(own.registered),
       outputs(agreed.depth),
       routes(agreed.num_routes()) {
   free_routes.reserve(shape.num_handles);

@@ -130,6 +130,37 @@ void Session::on_late_join_locked() {
 
 // ---- memberships ------------------------------------------------------------------------------------
 
+Status Session::register_memory(const void* address, std::uint64_t bytes) {
+  if (attachment_.device == nullptr || attachment_.welcome.resident == 0) {
+    const abi::Welcome& welcome = attachment_.welcome;
+    return {StatusCode::kUnsupported,
+            "operations on " + std::string(welcome.device, abi::text_length(welcome.device)) +
+                " take rows from their slots alone, and memory of the caller's is copied; allowed: on GPUs that the "
+                "daemon serves by resident kernels"};
+  }
+  Registered made;
+  Status status = find_range(*attachment_.device, address, bytes, made);
+  if (!status.ok()) return status;
+  const Lock lock = waits_.lock();
+  status = registered_.check(made.address, made.bytes);
+  if (status.ok()) registered_.add(std::move(made));
+  return status;
+}
+
+Status Session::unregister_memory(const void* address) {
+  Registered removed;  // its descriptor is closed without the mutex
+  const Lock lock = waits_.lock();
+  Status status = registered_.remove(reinterpret_cast<std::uintptr_t>(address), removed);
+  if (!status.ok()) return status;
+  for (const auto& group : groups_) group->registered.forget(removed.allocation.get(), removed.address);
+  return {};
+}
+
+std::vector<Registered> Session::usable_registered() {
+  const Lock lock = waits_.lock();
+  return registered_.usable();
+}
+
 Status Session::join(const epd_group_config_t& config, Group*& out) {
   const std::int64_t wait_ms = config.timeout_ms == 0 ? kLongestJoinMs : config.timeout_ms;
   const Deadline send_by = Deadline::in_ms(wait_ms);
@@ -137,7 +168,7 @@ Status Session::join(const epd_group_config_t& config, Group*& out) {
   abi::Join join{};
   Allocations allocations(attachment_.device.get());
   OwnMemory own;
-  Status status = make_join(config, allocations, join, own);
+  Status status = make_join(config, allocations, usable_registered(), join, own);
   if (!status.ok()) return status;
   std::list<std::unique_ptr<Group>> made;
   made.push_back(std::make_unique<Group>(this, join.shape, std::move(own)));
@@ -153,6 +184,9 @@ Status Session::join(const epd_group_config_t& config, Group*& out) {
     return status;
   }
   const Lock lock = waits_.lock();
+  for (const Registered& its : group.own.registered) {  // some may have ended meanwhile
+    if (!registered_.has(its)) group.registered.forget(its.allocation.get(), its.address);
+  }
   streams_.add_locked(group);
   groups_.splice(groups_.end(), made);
   out = &group;

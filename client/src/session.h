@@ -44,11 +44,16 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
   // Frees the group once its hooks have run. Not from a hook.
   void leave(Group* group, Deadline deadline);
   Status resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t& info);
+  // For groups that are joined from now on.
+  Status register_memory(const void* address, std::uint64_t bytes);
+  // For all groups.
+  Status unregister_memory(const void* address);
 
   // The handle that the caller has; set once, when the session is made.
   Handle<Session>* given = nullptr;
 
  private:
+  std::vector<Registered> usable_registered();
   Status adopt_joined(Packet& packet, Group& group);
   Status map_user_arena(const UniqueFd& fd, Group& group);
   // Ends its operations and unblocks its streams. No submission follows.
@@ -79,7 +84,9 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
   Hooks hooks_;
   StreamPort streams_;
   std::unique_ptr<Operations> operations_;
-  std::list<std::unique_ptr<Group>> groups_;  // guarded by the mutex
+  // Guarded by the mutex.
+  std::list<std::unique_ptr<Group>> groups_;
+  SessionRegistered registered_;
 };
 
 }  // namespace epd::client

@@ -44,11 +44,29 @@ std::uint32_t row_bytes_of(const abi::GroupShape& s, Region region) {
   }
 }
 
+bool holds_hidden_states(Region region) {
+  switch (region) {
+    case Region::kX:
+    case Region::kRecvX:
+    case Region::kY:
+    case Region::kBias0:
+    case Region::kBias1:
+    case Region::kOut: return true;
+    default: return false;
+  }
+}
+
 // Of one operation. Fields that the operation does not use are never asked for.
 class Planner {
  public:
-  Planner(const Group& group, const SubmitRequest& request, const RouteUse& use, Copies& copies)
-      : group_(group), shape_(group.shape), request_(request), use_(use), copies_(copies) {}
+  Planner(const Group& group, const SubmitRequest& request, const RouteUse& use, Copies& copies,
+          abi::RowPlaces& places)
+      : group_(group),
+        shape_(group.shape),
+        request_(request),
+        use_(use),
+        copies_(copies),
+        places_(places) {}
 
   Status plan() {
     copies_.most_tokens = shape_.max_tokens;
@@ -59,7 +77,9 @@ class Planner {
     if (status_.ok() && received_) status_ = set_counts();
     if (status_.ok() && tokens_) status_ = set_tokens();
     const std::uint64_t tokens = copies_.num_tokens_at != nullptr ? shape_.max_tokens : copies_.num_tokens;
-    if (tokens_ && tokens * shape_.hidden * 2 > kMostOfSmallBytes) copies_.part_bytes = kManyBytes;
+    if (!tokens_ || tokens * shape_.hidden * 2 <= kMostOfSmallBytes) return status_;
+    copies_.large = 1;
+    if (rows_) copies_.part_bytes = kManyBytes;
     return status_;
   }
 
@@ -87,12 +107,16 @@ class Planner {
 
   void plan_dispatch() {
     const epd_memory_t& m = memory();
-    input("memory.x", m.x, Region::kX, Rows::kTokens);
+    if (!place(m.x, tokens_at_most() * shape_.x_bytes(), places_.in))
+      input("memory.x", m.x, Region::kX, Rows::kTokens);
     input("memory.x_scales", m.x_scales, Region::kXScales, Rows::kTokens);
     if (request_.handle == 0) input("memory.topk_idx", m.topk_idx, Region::kTopkIdx, Rows::kTokens);
     if (flagged(abi::kFlagWeights))
       input("memory.topk_weights", m.topk_weights, Region::kTopkWeights, Rows::kTokens);
-    output("memory.recv_x", m.recv_x, Region::kRecvX, Rows::kReceived);
+    const bool has_room = copies_.own_block == copies_.region_block ||
+                          (copies_.blocks == 1 && m.recv_rows >= copies_.region_block);
+    if (!has_room || !place(m.recv_x, region_bytes(shape_, Region::kRecvX), places_.out))
+      output("memory.recv_x", m.recv_x, Region::kRecvX, Rows::kReceived);
     scales(m.recv_scales);
     output("memory.recv_topk_idx", m.recv_topk_idx, Region::kRecvTopkIdx, Rows::kReceived);
     output("memory.recv_topk_weights", m.recv_topk_weights, Region::kRecvTopkWeights, Rows::kReceived);
@@ -114,7 +138,9 @@ class Planner {
   void plan_combine() {
     const epd_memory_t& m = memory();
     copies_.received_in = 1;
-    input("memory.y", m.y, Region::kY, Rows::kReceived);
+    const bool lies_alike = copies_.blocks == 1 || copies_.own_block == copies_.region_block;
+    if (!lies_alike || !place(m.y, region_bytes(shape_, Region::kY), places_.in))
+      input("memory.y", m.y, Region::kY, Rows::kReceived);
     if (flagged(abi::kFlagWeights))
       input("memory.topk_weights", m.topk_weights, Region::kTopkWeights, Rows::kTokens);
     if (flagged(abi::kFlagReturnWeights)) {
@@ -124,7 +150,21 @@ class Planner {
     const std::uint32_t biases = abi::num_biases(request_.flags);
     if (biases > 0) input("memory.bias[0]", m.bias[0], Region::kBias0, Rows::kTokens);
     if (biases > 1) input("memory.bias[1]", m.bias[1], Region::kBias1, Rows::kTokens);
-    output("memory.out", m.out, Region::kOut, Rows::kTokens);
+    if (!place(m.out, tokens_at_most() * shape_.hidden * 2, places_.out))
+      output("memory.out", m.out, Region::kOut, Rows::kTokens);
+  }
+
+  // Whether rows lie in registered memory.
+  bool place(const void* rows, std::uint64_t bytes, abi::RowPlace& place) const {
+    if (rows != nullptr) place = group_.registered.find(rows, bytes);
+    return place != 0;
+  }
+  std::uint64_t tokens_at_most() const {
+    const bool given = request_.op == abi::Op::kDispatch && request_.handle == 0;
+    if (given) return request_.num_tokens_at == nullptr ? request_.num_tokens : shape_.max_tokens;
+    if (before_its_time()) return 0;
+    const Route& route = group_.routes[use_.route];
+    return route.tokens_known ? route.num_tokens : shape_.max_tokens;
   }
 
   // Null: there is nothing to copy.
@@ -138,7 +178,8 @@ class Planner {
     return lies_there ? nullptr : static_cast<std::uint8_t*>(place);
   }
 
-  void note(Rows counted) {
+  void note(Region region, Rows counted) {
+    rows_ = rows_ || holds_hidden_states(region);
     received_ = received_ || counted == Rows::kReceived;
     tokens_ = tokens_ || counted == Rows::kTokens;
   }
@@ -148,7 +189,7 @@ class Planner {
     if (to == nullptr) return;
     copies_.in[copies_.num_in++] = {
         to, static_cast<const std::uint8_t*>(own), row_bytes_of(shape_, region), 0, 0, counted, 0, 0};
-    note(counted);
+    note(region, counted);
   }
 
   void output(const char* name, void* own, Region region, Rows counted) {
@@ -157,7 +198,7 @@ class Planner {
     if (from == nullptr) return;
     copies_.out[copies_.num_out++] = {
         static_cast<std::uint8_t*>(own), from, row_bytes_of(shape_, region), 0, 0, counted, 0, 0};
-    note(counted);
+    note(region, counted);
   }
 
   void scales(void* own) {
@@ -269,9 +310,11 @@ class Planner {
   const SubmitRequest& request_;
   const RouteUse& use_;
   Copies& copies_;
+  abi::RowPlaces& places_;
   Status status_;
   bool received_ = false;
   bool tokens_ = false;
+  bool rows_ = false;  // hidden states are copied, beside which all else is little
 };
 
 // ---- copying
@@ -335,10 +378,12 @@ void copy_piece(const Copies& c, const Piece& piece, bool in) {
 
 }  // namespace
 
-Status plan_copies(const Group& group, const SubmitRequest& request, const RouteUse& use, Copies& out) {
+Status plan_copies(const Group& group, const SubmitRequest& request, const RouteUse& use, Copies& out,
+                   abi::RowPlaces& places) {
   out = {};
+  places = {};
   if (request.memory == nullptr) return {};
-  return Planner(group, request, use, out).plan();
+  return Planner(group, request, use, out, places).plan();
 }
 
 void copy_in(const Copies& copies) {

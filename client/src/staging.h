@@ -9,9 +9,11 @@ namespace epd::client {
 
 using stream_kernels::Copies;
 
-// With the session's mutex. `out` is empty if nothing is to be copied. INVALID_ARGUMENT: a field of the
-// memory, or what is copied can't be known.
-Status plan_copies(const Group& group, const SubmitRequest& request, const RouteUse& use, Copies& out);
+// With the session's mutex. Rows that lie in registered memory are not copied, but get a place: 0 if they do
+// not. `out` is empty if nothing is to be copied. INVALID_ARGUMENT: a field of the memory, or what is copied
+// can't be known.
+Status plan_copies(const Group& group, const SubmitRequest& request, const RouteUse& use, Copies& out,
+                   abi::RowPlaces& places);
 
 // By this thread, on a host device. What operations have counted is there.
 void copy_in(const Copies& copies);

@@ -61,12 +61,13 @@ struct Copies {
   std::uint32_t num_out = 0;
   const std::uint32_t* num_tokens_at = nullptr;  // not null: in place of num_tokens
   std::uint32_t part_bytes = kFewBytes;          // of a part that a block copies
+  std::uint32_t large = 0;                       // 1: of a large operation
   Piece in[kMostPiecesIn];
   Piece out[kMostPiecesOut];
 
   constexpr bool any() const { return num_in + num_out != 0; }
   // So many blocks copy that they must not wait for the operation: they would hold the GPU.
-  constexpr bool many() const { return part_bytes != kFewBytes; }
+  constexpr bool many() const { return large != 0; }
 };
 
 enum class Begin : std::uint32_t {
@@ -93,6 +94,7 @@ struct Step {
   std::uint64_t limit_ns = 0;                     // of the wait
   const std::uint32_t* call_tokens_at = nullptr;  // not null: in place of call.num_tokens
   abi::Call call;                                 // without number and epoch
+  abi::RowPlaces places;                          // with abi::kFlagPlaces
 };
 static_assert(sizeof(Step) <= 128);
 

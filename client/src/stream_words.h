@@ -81,6 +81,11 @@ EPD_DEVICE inline std::uint32_t enqueue(const Step& step) {
     store_relaxed_system(&flag, 1);
     return call.number;
   }
+  if ((call.flags & abi::kFlagPlaces) != 0) {
+    abi::RowPlaces& places = words.places[call.number % abi::kCallSlots];
+    store_relaxed_system(&places.in, step.places.in);
+    store_relaxed_system(&places.out, step.places.out);
+  }
   if (call.num_tokens > kMostCommandTokens) call.num_tokens = kMostCommandTokens;
   const abi::PackedCall packed = abi::pack(call);
   std::uint64_t* const to = words.calls[call.number % abi::kCallSlots].words;

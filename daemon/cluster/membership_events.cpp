@@ -27,25 +27,37 @@ void carry(Io& io, wire::MemoryAcquired& m, MemoryAcquired& v) {
 }
 
 static void carry_bindings(Writer&, wire::Join& m, abi::Bindings& v) {
-  for (std::size_t i = 0; i < v.size(); ++i) {
-    const abi::Binding& binding = v[i];
-    if (binding.memory == 0 && binding.reserved == 0 && binding.offset == 0 && binding.stride == 0) continue;
+  const auto add = [&m](std::size_t number, std::uint32_t memory, std::uint32_t reserved, std::uint64_t offset,
+                        std::uint64_t length) {
+    if (memory == 0 && reserved == 0 && offset == 0 && length == 0) return;
     Binding& message = *m.add_bindings();
-    message.set_region(static_cast<std::uint32_t>(i));
-    message.set_memory(binding.memory);
-    message.set_reserved(binding.reserved);
-    message.set_offset(binding.offset);
-    message.set_stride(binding.stride);
+    message.set_region(static_cast<std::uint32_t>(number));
+    message.set_memory(memory);
+    message.set_reserved(reserved);
+    message.set_offset(offset);
+    message.set_stride(length);
+  };
+  for (std::size_t i = 0; i < abi::kNumRegions; ++i)
+    add(i, v[i].memory, v[i].reserved, v[i].offset, v[i].stride);
+  for (std::size_t i = 0; i < abi::kMaxRegistered; ++i) {
+    const abi::RegisteredRange& range = v.registered[i];
+    add(abi::kNumRegions + i, range.memory, range.reserved, range.offset, range.bytes);
   }
 }
 
 static void carry_bindings(Reader& io, wire::Join& m, abi::Bindings& v) {
   for (const Binding& message : m.bindings()) {
-    if (message.region() >= v.size()) {
-      io.refuse("bindings.region", std::to_string(message.region()), "0 .. " + std::to_string(v.size() - 1));
+    const std::size_t number = message.region();
+    if (number < abi::kNumRegions) {
+      v[number] = {message.memory(), message.reserved(), message.offset(), message.stride()};
+    } else if (number < abi::kNumRegions + abi::kMaxRegistered) {
+      v.registered[number - abi::kNumRegions] = {message.memory(), message.reserved(), message.offset(),
+                                                 message.stride()};
+    } else {
+      io.refuse("bindings.region", std::to_string(number),
+                "0 .. " + std::to_string(abi::kNumRegions + abi::kMaxRegistered - 1));
       return;
     }
-    v[message.region()] = {message.memory(), message.reserved(), message.offset(), message.stride()};
   }
 }
 

@@ -1,5 +1,7 @@
 #include "host_operation.h"
 
+#include "kernels/row_places.h"
+
 #include <algorithm>
 #include <atomic>
 #include <limits>
@@ -417,10 +419,18 @@ void HostOperation::start_fill() {
   works_.push_back(RowWork::fill(args, share_));
 }
 
+// The rank, with its rows where it has announced them.
+Peer HostOperation::placed(std::uint32_t rank) const {
+  Peer peer = peers_.peer(rank);
+  if (op_.memories != nullptr && rank != op_.rank)
+    kernels::cuda::take_place(op_, rank, own_.announcement[rank].place, peer);
+  return peer;
+}
+
 void HostOperation::start_dispatch() {
   targets_.resize(ranks_);
   for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
-    if (reaches(rank)) targets_[rank] = peers_.peer(rank).target;
+    if (reaches(rank)) targets_[rank] = placed(rank).target;
   }
   kernels::DispatchArgs args;
   args.plan = &plan_->plan;
@@ -440,7 +450,7 @@ void HostOperation::start_dispatch() {
 void HostOperation::start_combine() {
   sources_.resize(ranks_);
   for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
-    if (reaches(rank)) sources_[rank] = peers_.peer(rank).source;
+    if (reaches(rank)) sources_[rank] = placed(rank).source;
   }
   kernels::CombineArgs args;
   args.plan = &plan_->plan;

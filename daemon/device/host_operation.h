@@ -121,6 +121,7 @@ class HostOperation final : public OperationInFlight {
   bool start();
   void deliver_counts();
   void start_fill();
+  kernels::cuda::Peer placed(std::uint32_t rank) const;
   void start_dispatch();
   void start_combine();
   bool move();

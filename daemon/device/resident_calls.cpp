@@ -21,6 +21,7 @@ using kernels::cuda::JournalEntry;
 using kernels::cuda::kDivisionKinds;
 using kernels::cuda::Kind;
 using kernels::cuda::kJournalEntries;
+using kernels::cuda::MemoryTable;
 using kernels::cuda::Operation;
 using kernels::cuda::ResultRuns;
 using kernels::cuda::RouteState;
@@ -41,7 +42,7 @@ constexpr std::size_t routes_bytes(const LaneShape& shape) {
 
 std::size_t ResidentCalls::device_bytes(const LaneShape& shape, std::uint32_t max_sms) {
   return sizeof(CallState) + routes_bytes(shape) + aligned(sizeof(DeviceView)) +
-         aligned(std::size_t{kDivisionKinds} * max_sms * sizeof(WorkDivision)) +
+         aligned(sizeof(MemoryTable)) + aligned(std::size_t{kDivisionKinds} * max_sms * sizeof(WorkDivision)) +
          abi::kReplayedResults * sizeof(ResultRuns);
 }
 
@@ -61,8 +62,12 @@ CUdeviceptr ResidentCalls::view() const {
   return routes() + routes_bytes(lane_.shape_);
 }
 
-CUdeviceptr ResidentCalls::division() const {
+CUdeviceptr ResidentCalls::memories() const {
   return view() + aligned(sizeof(DeviceView));
+}
+
+CUdeviceptr ResidentCalls::division() const {
+  return memories() + aligned(sizeof(MemoryTable));
 }
 
 CUdeviceptr ResidentCalls::runs() const {
@@ -190,7 +195,7 @@ bool ResidentCalls::waits_for_room() const {
 }
 
 // No kernel reads the view before the next enabled epoch.
-void ResidentCalls::write_view(const DeviceView& view_of_group) const {
+void ResidentCalls::write_view(const DeviceView& view_of_group, const MemoryTable& of_ranks) const {
   DeviceView own = view_of_group;
   Operation probe;
   probe.shape = lane_.shape_.shape;
@@ -200,6 +205,14 @@ void ResidentCalls::write_view(const DeviceView& view_of_group) const {
   own.group.shape = probe.shape;
   own.group.workspace = probe.workspace;
   own.group.workspace_bytes = probe.workspace_bytes;
+  bool any = false;
+  for (const auto& of_rank : of_ranks.of) {
+    any = any || std::any_of(std::begin(of_rank), std::end(of_rank), [](const auto& m) { return m.bytes != 0; });
+  }
+  if (any) {
+    own.group.memories = reinterpret_cast<const abi::RegisteredMemory*>(memories());
+    lane_.device_.write(reinterpret_cast<void*>(memories()), &of_ranks, sizeof(of_ranks));
+  }
   lane_.device_.write(reinterpret_cast<void*>(view()), &own, sizeof(own));
 }
 
@@ -213,7 +226,7 @@ void ResidentCalls::resume(const Start& start) {
   next.changed_epoch = start.changed_epoch;
   next.num_routes = static_cast<std::uint32_t>(start.routes.size());
   next.routes = host_routes();
-  write_view(start.view);
+  write_view(start.view, start.memories);
   std::atomic_thread_fence(std::memory_order_release);
   write_state(offsetof(CallState, abort), 0);
   write_state(offsetof(CallState, enabled_epoch), ++enabled_epoch_);

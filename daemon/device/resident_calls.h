@@ -1,6 +1,6 @@
 // What the host's side of a resident lane has for calls. Memory of the lane's, in two parts:
-//   device  CallState, RouteState[num_routes], DeviceView, WorkDivision[kDivisionKinds, SMs of the device],
-//           ResultRuns[kReplayedResults]
+//   device  CallState, RouteState[num_routes], DeviceView, MemoryTable,
+//           WorkDivision[kDivisionKinds, SMs of the device], ResultRuns[kReplayedResults]
 //   host    CallHost, RouteState[num_routes], Look; pinned
 //
 // Words for the kernel go by the control stream, in their order.
@@ -49,6 +49,7 @@ class ResidentCalls final : public CallPort {
   CUdeviceptr state() const;
   CUdeviceptr routes() const;
   CUdeviceptr view() const;
+  CUdeviceptr memories() const;
   CUdeviceptr division() const;
   CUdeviceptr runs() const;
   kernels::cuda::CallHost& host() const;
@@ -57,7 +58,8 @@ class ResidentCalls final : public CallPort {
   void write_state(std::size_t offset, std::uint32_t value);
   void write_divisions() const;
   void write_results();
-  void write_view(const kernels::cuda::DeviceView& view_of_group) const;
+  void write_view(const kernels::cuda::DeviceView& view_of_group,
+                  const kernels::cuda::MemoryTable& of_ranks) const;
   bool enabled_epoch_taken() const;
   std::uint32_t host_ended() const;
 

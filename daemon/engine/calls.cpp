@@ -77,7 +77,7 @@ void Calls::resume(bool fresh) {
     recv_rows_[record] = now.head.num_recv_rows;
   }
   port_.resume({group_.epoch, group_.in_tags(member_.next_number), group_.from_tags(0), group_.changed_epoch,
-                routes, device_view(member_)});
+                routes, device_view(member_), memory_table(group_)});
 }
 
 // ---- what is enqueued

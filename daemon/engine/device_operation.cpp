@@ -76,6 +76,13 @@ kernels::cuda::DeviceView device_view(const Member& member) {
   return view;
 }
 
+kernels::cuda::MemoryTable memory_table(const Group& group) {
+  kernels::cuda::MemoryTable table;
+  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank)
+    std::copy(group.ranks[rank].registered().begin(), group.ranks[rank].registered().end(), table.of[rank]);
+  return table;
+}
+
 kernels::cuda::TakenCall taken_call(const Group& group, const abi::Submission& submission,
                                     const OperationPlace& place) {
   kernels::cuda::TakenCall call{};

@@ -11,6 +11,7 @@ device::LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority
 kernels::cuda::GroupView group_view(const Group& group, std::uint32_t rank);
 // The same with all active ranks.
 kernels::cuda::DeviceView device_view(const Member& member);
+kernels::cuda::MemoryTable memory_table(const Group& group);
 
 // Where an operation stands in its group's history.
 struct OperationPlace {

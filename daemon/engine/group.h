@@ -44,6 +44,7 @@ struct GroupRankMemory {
   std::byte* at(std::uint32_t slot, abi::Region region) const {
     return this->region(region).at<std::byte>(slot);
   }
+  const std::array<abi::RegisteredMemory, abi::kMaxRegistered>& registered() const { return registered_; }
   std::byte* ready_word(std::uint32_t slot) const { return user->bytes() + layout_.ready_word(slot); }
   std::byte* done_word(std::uint32_t slot) const { return user->bytes() + layout_.done_word(slot); }
   std::byte* stream_words() const { return user->bytes() + layout_.words; }
@@ -53,6 +54,7 @@ struct GroupRankMemory {
  private:
   abi::UserArenaLayout layout_{abi::GroupShape{1, 1, 1, 128, 1, 1, {}, {}, {}}};
   std::array<kernels::cuda::RegionPlace, abi::kNumRegions> places_{};
+  std::array<abi::RegisteredMemory, abi::kMaxRegistered> registered_{};
 };
 
 // An engine to ring. Ranks and groups share it.

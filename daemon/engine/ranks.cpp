@@ -67,8 +67,8 @@ Status Ranks::map_client_memory(Group& group, const abi::GroupRank& message, con
         device_.map_client_memory(packet.fds[abi::kRankFds + index - 1].get(),
                                   abi::memory_bytes(group.shape, message.bindings, index), message.here != 0);
     if (!memory.ok()) {
-      return {memory.status().code(), "the memory that " + abi::bound_names(message.bindings, index) +
-                                          " is bound to " + memory.status().message()};
+      return {memory.status().code(),
+              abi::memory_title(message.bindings, index) + " " + memory.status().message()};
     }
     group.ranks[message.rank].client.push_back(std::move(memory).value());
   }

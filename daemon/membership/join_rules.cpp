@@ -50,9 +50,9 @@ Status check_join(const abi::Join& join, std::size_t num_memories) {
     return invalid_argument("priority is " + std::to_string(join.priority) + "; allowed: " +
                             std::to_string(abi::kMinPriority) + " .. " + std::to_string(abi::kMaxPriority));
   }
-  if (num_memories > abi::kNumRegions)
+  if (num_memories > abi::kMaxMemories)
     return invalid_argument(std::to_string(num_memories) + " descriptors of memory came; allowed: at most " +
-                            std::to_string(abi::kNumRegions));
+                            std::to_string(abi::kMaxMemories));
   if (std::string wrong = abi::check_bindings(s, join.bindings, num_memories); !wrong.empty())
     return invalid_argument(std::move(wrong));
   return {};

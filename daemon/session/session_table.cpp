@@ -201,7 +201,7 @@ Status SessionTable::check_descriptors(const Session& session, const Packet& pac
   }
   const bool join =
       session.attached && static_cast<abi::AttachType>(packet.header.type) == abi::AttachType::kJoin;
-  const std::size_t allowed = join ? abi::kNumRegions : 0;
+  const std::size_t allowed = join ? abi::kMaxMemories : 0;
   if (carried.too_many != 0) {
     return invalid_argument(
         "descriptors that are no memory came with many messages of this connection; allowed: "
@@ -246,8 +246,7 @@ void SessionTable::handle(Session& session, Packet& packet, const Carried& carri
       const auto odd = static_cast<std::uint32_t>(carried.not_memory);
       return refuse(
           session.id, request_id,
-          invalid_argument("the memory that " + abi::bound_names(join->bindings, odd + 1) +
-                           " is bound to: descriptor " + std::to_string(odd) +
+          invalid_argument(abi::memory_title(join->bindings, odd + 1) + ": descriptor " + std::to_string(odd) +
                            " is no memory; allowed: a memfd, or what cuMemExportToShareableHandle gives"));
     }
     host_.join_requested(session, request_id, *join, std::move(packet.fds));

@@ -81,8 +81,7 @@ Status check_client_memories(const device::DeviceName& device, const WantedMemor
     Status status = device::check_client_memory(device, (*wanted.memory)[i].get(),
                                                 abi::memory_bytes(wanted.shape, wanted.bindings, index));
     if (status.ok()) continue;
-    return {status.code(), "the memory that " + abi::bound_names(wanted.bindings, index) + " is bound to " +
-                               status.message()};
+    return {status.code(), abi::memory_title(wanted.bindings, index) + " " + status.message()};
   }
   return {};
 }

@@ -11,7 +11,7 @@
 namespace epd::kernels::cuda {
 
 // Runs one CTA's part of a dispatch. `op` is the CTA's own copy in shared memory.
-__device__ inline void run_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
+__device__ inline void run_dispatch(Operation& op, Cta cta, std::uint8_t* memory) {
   if (is_low_latency(op)) return run_low_latency_dispatch(op, memory);
   invalidate_record(op);
   __syncthreads();
@@ -20,7 +20,7 @@ __device__ inline void run_dispatch(const Operation& op, Cta cta, std::uint8_t* 
 
 // Runs one CTA's part of a combine. `op` is the CTA's own copy in shared memory.
 template <bool kPerExpert>
-__device__ inline void run_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
+__device__ inline void run_combine(Operation& op, Cta cta, std::uint8_t* memory) {
   if (kPerExpert && is_low_latency(op)) {
     run_low_latency_combine(op, memory);
   } else {

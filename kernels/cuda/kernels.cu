@@ -17,7 +17,7 @@ __device__ inline Operation& own_operation() {
 static_assert(sizeof(Operation) + sizeof(ViewCopy) + sizeof(Watch) + 512 + 1024 <= kStaticBytes);
 
 // Copies a launched operation from device memory into the CTA's own copy. All threads call.
-__device__ inline const Operation& fetch(const Operation* from) {
+__device__ inline Operation& fetch(const Operation* from) {
   static_assert(sizeof(Operation) % 16 == 0);
   Operation& copy = own_operation();
   const auto* const source = reinterpret_cast<const uint4*>(from);
@@ -36,35 +36,35 @@ __device__ inline const Operation& fetch(const Operation* from) {
 inline constexpr int kLaunchedRegisters = 120;
 
 extern "C" __global__ void __maxnreg__(kLaunchedRegisters) epd_dispatch(const Operation* op) {
-  const Operation& own = fetch(op);
+  Operation& own = fetch(op);
   run_dispatch(own, {blockIdx.x, gridDim.x}, dynamic_memory);
   leave(own, gridDim.x);
 }
 
 extern "C" __global__ void __launch_bounds__(kMaxThreads, 1) epd_combine(const Operation* op) {
-  const Operation& own = fetch(op);
+  Operation& own = fetch(op);
   run_combine<false>(own, {blockIdx.x, gridDim.x}, dynamic_memory);
   leave(own, gridDim.x);
 }
 
 extern "C" __global__ void __launch_bounds__(kMaxThreads, 1) epd_combine_per_expert(const Operation* op) {
-  const Operation& own = fetch(op);
+  Operation& own = fetch(op);
   run_combine<true>(own, {blockIdx.x, gridDim.x}, dynamic_memory);
   leave(own, gridDim.x);
 }
 
 // Not inlined, so that each has a register allocation of its own: together they need more registers than
 // there are.
-__device__ __noinline__ inline void resident_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
+__device__ __noinline__ inline void resident_dispatch(Operation& op, Cta cta, std::uint8_t* memory) {
   run_dispatch(op, cta, memory);
 }
 template <bool kPerExpert>
-__device__ __noinline__ inline void resident_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
+__device__ __noinline__ inline void resident_combine(Operation& op, Cta cta, std::uint8_t* memory) {
   run_combine<kPerExpert>(op, cta, memory);
 }
 
 // Runs one CTA's part of a call's operation.
-__device__ inline void run_task(Task task, const Operation& op, Cta cta, std::uint8_t* memory) {
+__device__ inline void run_task(Task task, Operation& op, Cta cta, std::uint8_t* memory) {
   if (cta.index >= cta.count) return;  // the operation may use fewer SMs than the kernel
   if (is_low_latency(op)) {
     if (task == Task::kDispatch) run_low_latency_dispatch(op, memory);
@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(kMaxThreads, 1)
       return;
     }
     compose_call(own.calls, blockIdx.x == 0 ? watch.running : call, view, own_operation());
-    const Operation& op = own_operation();
+    Operation& op = own_operation();
     run_task(task, op, {blockIdx.x, op.division.ctas}, dynamic_memory);
     const Leaving left = leave(op, gridDim.x);
     if (left.last && threadIdx.x == 0)

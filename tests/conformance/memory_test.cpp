@@ -3,6 +3,7 @@
 #include "conformance.h"
 #include "support/caller_memory.h"
 #include "support/cuda_memory.h"
+#include "support/own_memory.h"
 
 #include <sys/mman.h>
 #include <algorithm>
@@ -16,6 +17,29 @@ namespace {
 
 using abi::Region;
 using Bytes = std::vector<std::byte>;
+
+// Memory of a GPU that is registered, and handed out once.
+class Slab {
+ public:
+  Slab(const Session& session, std::size_t bytes) {
+    epd_session_info_t info;
+    epd_session_info_init(&info);
+    must(epd_session_info(session.get(), &info), "session info");
+    memory_ = Allocation::of_epd(gpu_of(info), bytes);
+    must(epd_memory_register(session.get(), begin(), bytes), "epd_memory_register");
+  }
+  std::byte* begin() const { return memory_->address(); }
+  std::byte* take(std::size_t bytes) {
+    std::byte* const at = begin() + used_;
+    used_ += abi::align_up(bytes, 256);
+    RANK_CHECK(used_ <= memory_->bytes(), "the slab is too small");
+    return at;
+  }
+
+ private:
+  std::shared_ptr<Allocation> memory_;
+  std::size_t used_ = 0;
+};
 
 // "host"; or a stream on a device: "cuda", "resident", whose streams wait by memory operations or
 // "_by_kernel".
@@ -34,6 +58,44 @@ class CallersMemory : public Conformance {
     c.kernel_waits = kernel_waits();
     if (!on_host()) c.sum_ranks = 0;
     return c;
+  }
+  Case large_case(epd_layout_t layout) const {
+    Case c = memory_case(21100, 2);
+    c.num_experts = 4;
+    c.topk = 2;
+    c.hidden = 16384;
+    c.max_tokens = 300;
+    c.max_recv_rows = 0;
+    c.alignment = 1;
+    c.layout = layout;
+    c.payload = layout == EPD_LAYOUT_COMPACT ? EPD_PAYLOAD_BF16 : EPD_PAYLOAD_FP8_CAST;
+    c.scales = EPD_SCALE_FORMAT_FLOAT32;
+    c.scale_layout = EPD_SCALE_LAYOUT_ROW_MAJOR;
+    c.opaque_bytes = 0;
+    c.routing = Routing::kUniform;
+    c.sizes = Sizes::kFull;
+    c.zero_padding = false;
+    return c;
+  }
+  using RegisteredBody = std::function<void(const Session&, const Group&, std::uint32_t, Slab*)>;
+  // With room for so many slots. Where nothing can be registered, that is said, and there is no slab.
+  void with_registered(const Case& c, std::size_t slots, const RegisteredBody& body) {
+    SCOPED_TRACE(c.describe());
+    const std::string name = group_name();
+    const std::size_t bytes = slots * (SlotImage(c).bytes() * 2 + 65536);
+    expect_all_ok(run_ranks(c.num_ranks, 120, [&](std::uint32_t rank) -> std::string {
+      const Session session = session_of(rank, c.wait_by_on(rank));
+      std::unique_ptr<Slab> slab;
+      if (by_calls()) {
+        slab = std::make_unique<Slab>(session, bytes);
+      } else {
+        std::uint64_t word[4] = {};
+        must(epd_memory_register(session.get(), word, sizeof(word)), "register", EPD_UNSUPPORTED);
+      }
+      const Group group(session, c.config(name.c_str(), rank), 0, in_streams() || c.in_stream_on(rank));
+      body(session, group, rank, slab.get());
+      return "";
+    }));
   }
 };
 INSTANTIATE_TEST_SUITE_P(Devices, CallersMemory,
@@ -59,8 +121,8 @@ std::vector<Region> regions_in(std::uint32_t set, const Case& c) {
 // One rank. An operation is: fill the slot and the memory, submit, wait, check.
 class Rank {
  public:
-  Rank(const Group& group, const Case& c, std::uint32_t rank, bool on_host)
-      : group_(group), case_(c), rank_(rank), image_(c), on_host_(on_host) {
+  Rank(const Group& group, const Case& c, std::uint32_t rank, bool on_host, Slab* slab = nullptr)
+      : group_(group), case_(c), rank_(rank), image_(c), on_host_(on_host), slab_(slab) {
     if (!on_host) stream_ = std::make_unique<GpuStream>(group.gpu());
     slot_ = take(image_.bytes(), false);
   }
@@ -78,7 +140,7 @@ class Rank {
     }
     m.given = pinned_memory(group_.gpu(), bytes);
     m.got = pinned_memory(group_.gpu(), bytes);
-    if (real) m.real = allocate_on_gpu(group_.gpu(), bytes).address;
+    if (real) m.real = slab_ != nullptr ? slab_->take(bytes) : allocate_on_gpu(group_.gpu(), bytes).address;
     return m;
   }
   GpuStream& stream() { return *stream_; }
@@ -245,6 +307,7 @@ class Rank {
   const std::uint32_t rank_;
   const SlotImage image_;
   const bool on_host_;
+  Slab* const slab_;
   std::unique_ptr<GpuStream> stream_;
   std::vector<std::unique_ptr<Bytes>> held_;
   Memory slot_;
@@ -256,7 +319,7 @@ class Rank {
 
 // Regions that are named, rows of tokens, and room for received rows, all as the seed says.
 CallerMemory random_memory(const Case& c, std::uint32_t rank, Round round, std::uint32_t rows,
-                           std::mt19937_64& random) {
+                           std::mt19937_64& random, bool aligned = false) {
   const std::uint32_t tokens = make_input(c, rank, round).num_tokens;
   const std::uint32_t named = random() % 3 == 0 ? kAllRegions : static_cast<std::uint32_t>(random());
   std::uint32_t room = 0;
@@ -266,12 +329,13 @@ CallerMemory random_memory(const Case& c, std::uint32_t rank, Round round, std::
     room = std::max(1u, rows + static_cast<std::uint32_t>(random() % 3));
     room = std::min(room, static_cast<std::uint32_t>(c.shape().recv_rows()));
   }
-  return {c, named, tokens, room, random()};
+  return {c, named, tokens, room, random(), aligned};
 }
 
 void run_rounds(const Group& group, const Case& c, std::uint32_t rank, bool on_host,
-                std::uint64_t rounds = 3) {
-  Rank self(group, c, rank, on_host);
+                std::uint64_t rounds = 3, Slab* slab = nullptr) {
+  Rank self(group, c, rank, on_host, slab);
+  const auto aligned = [&](std::uint64_t number) { return slab != nullptr && number % 3 != 2; };
   std::mt19937_64 random(c.seed * 100 + rank);
   for (std::uint64_t number = 0; number < rounds; ++number) {
     const Round first(number);
@@ -280,7 +344,7 @@ void run_rounds(const Group& group, const Case& c, std::uint32_t rank, bool on_h
     const auto slot = static_cast<std::uint32_t>(number % c.depth);
     const std::uint32_t other = (slot + 1) % c.depth;
     note(c.describe() + ", round " + std::to_string(number));
-    const CallerMemory dispatched = random_memory(c, rank, first, rows, random);
+    const CallerMemory dispatched = random_memory(c, rank, first, rows, random, aligned(number));
     const Memory m = self.take(dispatched.bytes());
     epd_handle_t handle = 0;
     epd_result_t result = self.dispatch(dispatched, m, first, slot, handle, number == 1);
@@ -290,14 +354,14 @@ void run_rounds(const Group& group, const Case& c, std::uint32_t rank, bool on_h
     const epd_memory_t* const own_counts = random() % 2 == 0 ? &counts : nullptr;
 
     note("combine");
-    const CallerMemory combined = random_memory(c, rank, first, rows, random);
+    const CallerMemory combined = random_memory(c, rank, first, rows, random, aligned(number));
     const Memory back = self.take(combined.bytes());
     self.combine(combined, back, first, number % 2 == 0 ? slot : other, handle, own_counts);
     self.check_combine(combined, back, first);
 
     note("dispatch under the handle");
     const Round again(number + 40, number);
-    const CallerMemory under = random_memory(c, rank, again, rows, random);
+    const CallerMemory under = random_memory(c, rank, again, rows, random, aligned(number));
     const Memory third = self.take(under.bytes());
     epd_handle_t same = handle;
     result = self.dispatch(under, third, again, other, same);
@@ -322,23 +386,68 @@ TEST_P(CallersMemory, AnyCaseIsBitExact) {
 // Of which streams copy in larger parts, by more blocks, and wait by one thread.
 TEST_P(CallersMemory, LargeOperationsToo) {
   for (const epd_layout_t layout : {EPD_LAYOUT_COMPACT, EPD_LAYOUT_EXPERT}) {
-    Case c = memory_case(21100, 2);
-    c.num_experts = 4;
-    c.topk = 2;
-    c.hidden = 16384;
-    c.max_tokens = 300;
-    c.max_recv_rows = 0;
-    c.alignment = 1;
-    c.layout = layout;
-    c.payload = layout == EPD_LAYOUT_COMPACT ? EPD_PAYLOAD_BF16 : EPD_PAYLOAD_FP8_CAST;
-    c.scales = EPD_SCALE_FORMAT_FLOAT32;
-    c.scale_layout = EPD_SCALE_LAYOUT_ROW_MAJOR;
-    c.opaque_bytes = 0;
-    c.routing = Routing::kUniform;
-    c.sizes = Sizes::kFull;
-    c.zero_padding = false;
+    const Case c = large_case(layout);
     with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
       run_rounds(group, c, rank, on_host(), 1);
+    });
+    if (HasFailure()) return;
+  }
+}
+
+// ---- registered memory
+
+TEST_P(CallersMemory, AnyCaseInRegisteredMemoryIsBitExact) {
+  for (std::uint64_t i = 0; i < 24; ++i) {
+    const Case c = memory_case(21200 + i, 1 + i % 3);
+    with_registered(c, 24, [&](const Session&, const Group& group, std::uint32_t rank, Slab* slab) {
+      run_rounds(group, c, rank, on_host(), 3, slab);
+    });
+    if (HasFailure()) return;
+  }
+}
+
+TEST_P(CallersMemory, LargeOperationsInRegisteredMemory) {
+  for (const epd_layout_t layout : {EPD_LAYOUT_COMPACT, EPD_LAYOUT_EXPERT}) {
+    const Case c = large_case(layout);
+    with_registered(c, 10, [&](const Session&, const Group& group, std::uint32_t rank, Slab* slab) {
+      run_rounds(group, c, rank, on_host(), 1, slab);
+    });
+    if (HasFailure()) return;
+  }
+}
+
+// What lies in the slot in place of the rows stays there. Once the memory is not registered, they are copied.
+TEST_P(CallersMemory, RowsInRegisteredMemoryAreNotCopied) {
+  if (!by_calls()) GTEST_SKIP() << "only calls have places";
+  for (std::uint64_t i = 0; i < 6; ++i) {
+    Case c = memory_case(21300 + i, 2);
+    c.sizes = Sizes::kFull;
+    with_registered(c, 16, [&](const Session& session, const Group& group, std::uint32_t rank, Slab* slab) {
+      Rank self(group, c, rank, on_host(), slab);
+      const auto junk_in = [&](Region region) {
+        const auto* const at = self.image().region(self.slot_memory().got, region);
+        return std::all_of(at, at + abi::region_bytes(c.shape(), region),
+                           [](std::byte b) { return b == std::byte{0x5a}; });
+      };
+      for (const bool registered : {true, false}) {
+        const Round round(registered ? 1 : 2);
+        const std::uint32_t tokens = make_input(c, rank, round).num_tokens;
+        if (!registered) must(epd_memory_unregister(session.get(), slab->begin()), "unregister");
+        const CallerMemory mine(c, kAllRegions, tokens, 0, 7, true);
+        const Memory there = self.take(mine.bytes());
+        const Memory back = self.take(mine.bytes());
+        epd_handle_t handle = 0;
+        epd_result_t result = self.dispatch(mine, there, round, 0, handle);
+        must(result.status, "dispatch");
+        RANK_CHECK(junk_in(Region::kX) == (registered || tokens == 0), "x");
+        RANK_CHECK(junk_in(Region::kRecvX) == (registered || result.num_recv_rows == 0), "recv_x");
+        self.check_dispatch(mine, there, round, result);
+        self.combine(mine, back, round, 0, handle, nullptr);
+        RANK_CHECK(junk_in(Region::kY) == (registered || result.num_recv_rows == 0), "y");
+        RANK_CHECK(junk_in(Region::kOut) == (registered || tokens == 0), "out");
+        self.check_combine(mine, back, round);
+      }
+      must(epd_memory_unregister(session.get(), slab->begin()), "unregister again", EPD_NOT_FOUND);
     });
     if (HasFailure()) return;
   }

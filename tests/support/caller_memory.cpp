@@ -78,7 +78,7 @@ epd_buffers_t SlotImage::buffers(std::byte* slot) const {
 }
 
 CallerMemory::CallerMemory(const Case& c, std::uint32_t named, std::uint32_t tokens, std::uint32_t recv_rows,
-                           std::uint64_t seed)
+                           std::uint64_t seed, bool aligned)
     : case_(c), shape_(c.shape()), image_(c), recv_rows_(recv_rows) {
   const bool expert = shape_.layout == abi::Layout::kExpert;
   blocks_ = expert ? shape_.experts_per_rank() : 1;
@@ -108,7 +108,8 @@ CallerMemory::CallerMemory(const Case& c, std::uint32_t named, std::uint32_t tok
       place.rows = tokens;
     }
     const std::size_t alignment = alignment_of(c, region);
-    place.offset = abi::align_up(bytes_, 16) + random() % (16 / alignment) * alignment;
+    const std::size_t odd = random() % (16 / alignment) * alignment;
+    place.offset = abi::align_up(bytes_, 16) + (aligned ? 0 : odd);
     bytes_ = place.offset + place.rows * place.row_bytes + kGuard;
   }
   bytes_ = abi::align_up(bytes_, abi::kRegionAlign);

@@ -31,9 +31,9 @@ class SlotImage {
 class CallerMemory {
  public:
   // `named`: by abi::region_bit. Of the rows of tokens there are `tokens`. `recv_rows`: as epd_memory_t has
-  // it.
+  // it. `aligned`: regions begin at multiples of 16.
   CallerMemory(const Case& c, std::uint32_t named, std::uint32_t tokens, std::uint32_t recv_rows,
-               std::uint64_t seed);
+               std::uint64_t seed, bool aligned = false);
 
   std::size_t bytes() const { return bytes_; }
   epd_memory_t memory(std::byte* at) const;

@@ -28,7 +28,7 @@ class Buffer:
 
     Attributes:
         group, rank, group_size: the process group, this rank's number in it, its size
-        num_nvl_bytes, num_rdma_bytes: as given; the daemon sizes the memory of each group by its shape
+        num_nvl_bytes, num_rdma_bytes: as given
         num_sms: of the class: the SMs that normal operations may use
     """
 
@@ -52,7 +52,9 @@ class Buffer:
         group                a torch.distributed process group of any backend; None with comm
         comm                 an mpi4py communicator in place of group
         explicitly_destroy   destroy() ends the Buffer; else its end is its collection
-        num_nvl_bytes, num_rdma_bytes, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl: not needed
+        num_nvl_bytes        GPU memory for rows of normal mode's results, which operations write to in place; what
+                             finds no room there is copied. 0: all is
+        num_rdma_bytes, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl: not needed
         """
         if enable_shrink:
             raise not_served("enable_shrink", True, "False")
@@ -65,7 +67,7 @@ class Buffer:
         self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy
         self._team = team
-        self._groups: Optional[Groups] = Groups(team)
+        self._groups: Optional[Groups] = Groups(team, num_nvl_bytes)
         self._streams = Streams(self._groups.device)
         self._normal = NormalMode(team, self._groups, self._streams)
         self._low_latency = LowLatencyMode(self._groups, self._streams)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import epd
+from epd.torch import registered_pool
 
 from . import config
 from .checks import not_served, refuse, refuse_capture
@@ -82,7 +83,8 @@ class Joined:
 class Groups:
     """A session and the groups that this rank has joined in it."""
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, team: Team, pool_bytes: int = 0) -> None:
+        """pool_bytes: of GPU memory for results, which operations write to in place; 0: none."""
         self._team = team
         self.session = epd.attach(device=_device_name())
         info = self.session.info
@@ -100,6 +102,16 @@ class Groups:
         current = 0 if self.on_host else torch.cuda.current_device()
         self.device = torch.device("cpu") if self.on_host else torch.device("cuda", current)
         self._joined: dict[Shape, Joined] = {}
+        self._pool: Any = None
+        if pool_bytes > 0 and not self.on_host and info.resident:
+            self._pool = registered_pool(self.session, pool_bytes, self.device)
+
+    def rows(self, shape: tuple[int, ...], dtype: torch.dtype, capturing: bool) -> Tensor:
+        """Rows for a result. What a graph allocates is the graph's."""
+        if self._pool is None or capturing:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        with torch.cuda.use_mem_pool(self._pool, self.device):
+            return torch.empty(shape, dtype=dtype, device=self.device)
 
     def normal(self, shape: Shape, streams: Streams) -> Joined:
         """One row for each (token, rank), by source rank, then token; operations of one stream use slot 0."""

@@ -153,7 +153,7 @@ class NormalMode:
             choices = handle.choices
             joined = self._groups.normal(given.shape(choices.num_experts, choices.topk), self._streams)
             received = self._make(joined, call, handle.num_rows)
-            staging = self._staging_of_rows(given, received)
+            staging = self._staging_of_rows(given, received, known=True)
             routing = handle.routings.get(joined.shape)
             if routing is None:  # the first rows of this type under the handle
                 staging.give(epd.Region.TOPK_IDX, choices.topk_idx())
@@ -194,8 +194,9 @@ class NormalMode:
             )
         )
 
-    def _staging_of_rows(self, given: Given, received: Optional[_Received]) -> Staging:
-        staging = Staging(0 if received is None else received.x.shape[0])
+    def _staging_of_rows(self, given: Given, received: Optional[_Received], known: bool = False) -> Staging:
+        """known: exactly the rows of `received` will come."""
+        staging = Staging(0 if received is None or known else received.x.shape[0])
         staging.give(epd.Region.X, given.x)
         if given.scales is not None:
             staging.give(epd.Region.X_SCALES, given.scales)
@@ -210,7 +211,8 @@ class NormalMode:
         """Tensors for the results. chosen None: under a handle, for the rows alone; False: without topk_idx."""
         b = joined.regions(_SLOT)
         with call.allocate():
-            recv_x = _like(b.recv_x, num_rows)
+            like = b.recv_x
+            recv_x = self._rows((num_rows, *like.shape[1:]), like.dtype)
             scales = None if b.recv_scales is None else _like(b.recv_scales, num_rows)
             if chosen is None:
                 return _Received(recv_x, scales, None, None)
@@ -221,6 +223,9 @@ class NormalMode:
                 _like(b.recv_topk_weights, num_rows) if chosen else None,
                 _like(b.recv_src, num_rows),
             )
+
+    def _rows(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return self._groups.rows(shape, dtype, self._streams.capturing)
 
     def _prefix(self, call: Call, offsets: Tensor) -> Tensor:
         """rank_prefix_matrix, of which this rank knows its own column."""
@@ -253,7 +258,8 @@ class NormalMode:
             name = f"bias[{number}]"
             check_tensor(name, bias, dtypes=torch.bfloat16, shape=(n, shape.hidden), device=device)
         with call.run():
-            out = self._new(call, (n, shape.hidden), torch.bfloat16)
+            with call.allocate():
+                out = self._rows((n, shape.hidden), torch.bfloat16)
             staging = Staging(handle.num_rows)
             staging.give(epd.Region.Y, x)
             staging.give(epd.Region.RANK_OFFSETS, handle.offsets)

@@ -287,6 +287,19 @@ EPD_API void* epd_memory_alloc(size_t bytes, int device, void* stream);
  * the group has let it go. NULL is allowed. Only `address` is used. Not while streams capture. */
 EPD_API void epd_memory_free(void* address, size_t bytes, int device, void* stream);
 
+/* Rows in registered memory are not copied: x, recv_x, y and out of epd_memory_t, if they lie there on a multiple
+ * of 16 bytes, and behind where recv_x and y begin there is registered room for the group's region (epd_region_bytes).
+ * Peers store to recv_x and load from y by themselves. All else that epd_memory_t names is copied.
+ * The range lies in one allocation that can be bound (see epd_binding_t). It counts for groups that the session joins
+ * from then on, 16 ranges at most. Their engines keep the memory mapped until the groups are left; a process that
+ * dies frees it so.
+ * UNSUPPORTED: the device's operations take rows from their slots alone (host devices, GPUs without resident
+ * kernels); calls then copy. INVALID_ARGUMENT: such a range can't be registered. RESOURCE_EXHAUSTED: 16 are. */
+EPD_API epd_status_t epd_memory_register(epd_session_t* session, void* address, size_t bytes);
+/* From here on calls copy rows of the range that begins there. Before memory is freed that is not of
+ * epd_memory_alloc, whose epd_memory_free does the same. NOT_FOUND: no range begins there. */
+EPD_API epd_status_t epd_memory_unregister(epd_session_t* session, void* address);
+
 #define EPD_ANY_RANK (-1)
 
 /* All ranks must give the same values, but for rank, timeout_ms, sms, priority and bindings. */

@@ -267,6 +267,8 @@ FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "epd_session_detach": (_ENUM_STATUS, (c_void_p,)),
     "epd_session_info": (_ENUM_STATUS, (c_void_p, c_void_p)),
     "epd_session_check": (_ENUM_STATUS, (c_void_p,)),
+    "epd_memory_register": (_ENUM_STATUS, (c_void_p, c_void_p, c_size_t)),
+    "epd_memory_unregister": (_ENUM_STATUS, (c_void_p, c_void_p)),
     "epd_group_join": (_ENUM_STATUS, (c_void_p, c_void_p, c_void_p)),
     "epd_region_bytes": (_ENUM_STATUS, (c_void_p, c_int, c_void_p)),
     "epd_group_bytes": (_ENUM_STATUS, (c_void_p, c_int, c_void_p)),

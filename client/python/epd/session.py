@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 from . import _abi
 from ._handles import SessionHandle, own_group, own_session
 from ._library import library
 from .errors import Error, InvalidArgument, check, last_error
 from .group import Group
+from .memory import array_address
 from .types import DeviceKind, GroupConfig, SessionInfo, WaitBy, encoded, set_number
 
 
@@ -82,6 +83,30 @@ class Session:
         group = Group(session, self._info, own_group(address.value or 0), config)
         self._groups.add(group)
         return group
+
+    def register(self, memory: Any, bytes: Optional[int] = None) -> None:
+        """Registers memory of a GPU: operations of groups that are joined from now on use rows there in place.
+
+        memory  a contiguous tensor of `epd.torch.memory_pool`, another array on the GPU, or an address
+        bytes   None: those of the tensor
+
+        Raises Unsupported (the device's operations take rows from their slots alone, and copy other memory),
+        InvalidArgument, ResourceExhausted (16 are registered). epd_memory_register in epd.h says what is copied.
+        """
+        address = array_address("memory", memory, True)
+        length = memory.numel() * memory.element_size() if bytes is None else bytes
+        status = library.epd_memory_register(self._handle, address, length)
+        if status:
+            raise self._error(status)
+
+    def unregister(self, memory: Any) -> None:
+        """Rows there are copied from now on. Before memory that is not of `epd.torch.memory_pool` is freed.
+
+        Raises NotFound: nothing that is registered begins there.
+        """
+        status = library.epd_memory_unregister(self._handle, array_address("memory", memory, True))
+        if status:
+            raise self._error(status)
 
     def detach(self) -> bool:
         """Leaves all groups and ends the attachment. True: it has ended.

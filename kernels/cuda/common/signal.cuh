@@ -4,6 +4,7 @@
 #include "cuda/common/ending.h"
 #include "cuda/common/layout.h"
 #include "cuda/common/ptx.cuh"
+#include "kernels/row_places.h"
 
 namespace epd::kernels::cuda {
 
@@ -216,11 +217,15 @@ __device__ inline bool agrees(const Operation& op, std::uint32_t rank) {
   return false;
 }
 
-// Returns whether all ranks run the same operation. All threads call, after wait_signals().
-__device__ inline bool check_announcements(const Operation& op) {
+// Returns whether all ranks run the same operation. Takes the places that they have announced. All threads
+// call, after wait_signals().
+__device__ inline bool check_announcements(Operation& op) {
   const std::uint32_t rank = threadIdx.x;
   const bool active = rank < op.shape.num_ranks && is_active(op, rank);
-  return __syncthreads_and(!active || agrees(op, rank)) != 0;
+  const bool good = !active || agrees(op, rank);
+  if (active && good && rank != op.rank && op.memories != nullptr)
+    take_place(op, rank, op.peers[op.rank].announcement[rank].place, op.peers[rank]);
+  return __syncthreads_and(good) != 0;
 }
 
 // Publishes that this rank's rows have left. The rows are stored elsewhere by now, so nothing needs a fence.

@@ -269,7 +269,7 @@ __device__ inline void pull_rows(const Operation& op, Cta cta, const Shared& sha
 
 // Runs one CTA's part of a high-throughput combine. `op` is the CTA's own copy.
 template <bool kPerExpert>
-__device__ inline void run_high_throughput_combine(const Operation& op, Cta cta, std::uint8_t* memory) {
+__device__ inline void run_high_throughput_combine(Operation& op, Cta cta, std::uint8_t* memory) {
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
   const Shared shared(op, memory);
   if (cta.index == 0) announce(op);

@@ -368,7 +368,7 @@ __device__ inline void recall_placement(const Operation& op, const Shared& share
 
 // Counts and exchanges the choices, or recalls a routing, and computes all places. Returns false if the
 // operation has failed.
-__device__ inline bool route(const Operation& op, Cta cta, const Shared& shared, Dispatcher& dispatcher,
+__device__ inline bool route(Operation& op, Cta cta, const Shared& shared, Dispatcher& dispatcher,
                              std::uint64_t deadline_ns) {
   const Peer& own = op.peers[op.rank];
   if (op.cached) {
@@ -383,6 +383,11 @@ __device__ inline bool route(const Operation& op, Cta cta, const Shared& shared,
   }
   if (!wait_signals(op, own.ready, active_ranks(op), deadline_ns)) return false;
   if (!check_announcements(op)) return false;
+  if (op.memories != nullptr) {
+    if (threadIdx.x < op.shape.num_ranks)
+      shared.targets[threadIdx.x].recv_x = op.peers[threadIdx.x].target.recv_x;
+    __syncthreads();
+  }
   return op.cached || place_rows(op, shared, whole_cta());
 }
 
@@ -423,7 +428,7 @@ __device__ inline void run_metadata_warps(const Operation& op, Cta cta, const Sh
 }
 
 // Runs one CTA's part of a high-throughput dispatch. `op` is the CTA's own copy.
-__device__ inline void run_high_throughput_dispatch(const Operation& op, Cta cta, std::uint8_t* memory) {
+__device__ inline void run_high_throughput_dispatch(Operation& op, Cta cta, std::uint8_t* memory) {
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
   const Shared shared(op, memory);
   if (threadIdx.x < op.shape.num_ranks) shared.targets[threadIdx.x] = op.peers[threadIdx.x].target;

@@ -127,6 +127,13 @@ __device__ inline void compose_by_warps(const CallArguments& own, const TakenCal
   }
 }
 
+// Loads the places of a call's rows. A client may change them at any time: what CTAs then find differently is
+// the client's own.
+__device__ inline abi::RowPlaces load_places(const abi::CallWords& words, const TakenCall& call) {
+  const abi::RowPlaces& places = words.places[call.number % abi::kCallSlots];
+  return {load_relaxed_system(&places.in), load_relaxed_system(&places.out)};
+}
+
 // Composes a call's operation. All threads call. `op` still holds the operation of the call before.
 __device__ inline void compose_call(const CallArguments& own, const TakenCall& call, ViewCopy& copy,
                                     Operation& op) {
@@ -138,6 +145,9 @@ __device__ inline void compose_call(const CallArguments& own, const TakenCall& c
   load_view(own, call, copy, op);
   const WorkDivision& division = load_division(own, call, copy);
   compose_by_warps(own, call, copy.get(), division, op);
+  __syncthreads();
+  if (!has_flag(call, abi::kFlagPlaces)) return;
+  if (threadIdx.x == 0) take_own_places(op, load_places(*own.words, call));
   __syncthreads();
 }
 

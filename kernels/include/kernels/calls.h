@@ -48,7 +48,9 @@ EPD_HOST_DEVICE constexpr Judgement judge_call(const CallState& state, const abi
   if (ahead > 0) return {Verdict::kRefuse, OpError::kLostCall, call.number, state.sequence[ring]};
   if (call.epoch != (state.epoch & 0xff)) return {Verdict::kDiscard};
   const abi::OpRequest request = call.request();
+  const bool may_place = ring == kByStreams;
   if (abi::bad_field(request, limits) != abi::BadField::kNone || (call.flags & abi::kFlagStream) != 0 ||
+      (!may_place && (call.flags & abi::kFlagPlaces) != 0) ||
       abi::place_of(call.result) >= abi::kResultPlaces)
     return {Verdict::kRefuse, OpError::kBadCall};
   return {call.op == abi::Op::kNoop ? Verdict::kNoop : Verdict::kRun};

@@ -228,6 +228,8 @@ struct alignas(64) Operation {
   std::uint64_t timeout_ns = 0;          // for the operation on the device
   OpResult* result = nullptr;
   ResultOut out_result;
+  // [R,kMaxRegistered] The memories that ranks have registered, as this device reaches them; null: none have.
+  const abi::RegisteredMemory* memories = nullptr;
   Peer peers[kMaxRanks];
 };
 

@@ -4,6 +4,7 @@
 
 #include "kernels/host_device.h"
 #include "kernels/resident.h"
+#include "kernels/row_places.h"
 #include "proto/arena.h"
 
 #include <cstddef>
@@ -46,6 +47,7 @@ struct alignas(16) GroupView {
   std::uint64_t workspace_bytes = 0;
   abi::ExchangeArenaLayout exchange{abi::GroupShape{1, 1, 1, 128, 1, 1, {}, {}, {}}};
   RegionPlace regions[abi::kNumRegions];
+  const abi::RegisteredMemory* memories = nullptr;  // see Operation::memories
 
   EPD_HOST_DEVICE const RegionPlace& region(abi::Region r) const {
     return regions[static_cast<std::uint32_t>(r)];
@@ -150,6 +152,7 @@ EPD_HOST_DEVICE inline void compose_announcement(Operation& op, const TakenCall&
   op.announcement.num_tokens = call.num_tokens;
   op.announcement.flags = static_cast<std::uint16_t>(call.flags);
   op.announcement.route = static_cast<std::uint16_t>(call.route);
+  op.announcement.place = 0;
   const bool dispatch = is_dispatch(call);
   op.cached = dispatch && !makes_routing(call);
   op.mark_unused = dispatch && has_flag(call, abi::kFlagMarkUnused);
@@ -179,6 +182,7 @@ EPD_HOST_DEVICE inline void compose_constants(Operation& op, const GroupView& vi
   op.rank = view.rank;
   op.workspace = view.workspace;
   op.workspace_bytes = view.workspace_bytes;
+  op.memories = view.memories;
 }
 
 // Composes an operation without peers, work division, signal, abort and timeout, and without the places of

@@ -102,7 +102,27 @@ struct Binding {
   std::uint64_t stride = 0;
 };
 static_assert(sizeof(Binding) == 24);
-using Bindings = std::array<Binding, kNumRegions>;  // by Region
+
+// A part of such a memory in which rows of calls may lie (RowPlace). `memory` as above; 0: none.
+struct RegisteredRange {
+  std::uint32_t memory = 0;
+  std::uint32_t reserved = 0;
+  std::uint64_t offset = 0;  // in the memory, a multiple of kRowPlaceAlign
+  std::uint64_t bytes = 0;
+};
+static_assert(sizeof(RegisteredRange) == 24);
+
+// Memories of its own that a rank may use, as many descriptors as a message has room for.
+inline constexpr std::size_t kMaxMemories = 20;
+
+// What a rank uses of memory of its own.
+struct Bindings {
+  std::array<Binding, kNumRegions> regions{};  // by Region
+  std::array<RegisteredRange, kMaxRegistered> registered{};
+
+  constexpr Binding& operator[](std::size_t region) { return regions[region]; }
+  constexpr const Binding& operator[](std::size_t region) const { return regions[region]; }
+};
 
 constexpr std::uint32_t region_bit(Region region) {
   return 1u << static_cast<std::uint32_t>(region);

@@ -99,7 +99,7 @@ struct Goodbye {
   char text[kTextBytes];
 };
 
-static_assert(sizeof(Join) + sizeof(WireHeader) <= kMaxMessageBytes && kNumRegions <= kMaxMessageFds);
+static_assert(sizeof(Join) + sizeof(WireHeader) <= kMaxMessageBytes && kMaxMemories <= kMaxMessageFds);
 static_assert(std::is_trivially_copyable_v<Welcome> && std::is_trivially_copyable_v<Join>);
 
 // Changes whenever a size or offset that client and daemon share changes.
@@ -130,6 +130,7 @@ constexpr std::uint64_t layout_hash() {
   h = mix(h, arena.calls);
   h = mix(h, arena.total_bytes);
   h = mix(h, offsetof(CallWords, flags));
+  h = mix(h, sizeof(CallWords));
   h = mix(h, ResultsLayout(probe).total_bytes);
   return mix(h, BoardLayout(probe).total_bytes);
 }

@@ -5,6 +5,7 @@
 
 #include "proto/operation.h"
 #include "proto/results.h"
+#include "proto/row_place.h"
 #include "proto/shape.h"
 
 #include <cstdint>
@@ -93,8 +94,10 @@ struct CallWords {
   alignas(64) std::uint32_t done;               // calls that have ended, well or not. Stored last
   std::uint32_t failed;                         // of these, how many were not carried out
   alignas(64) std::uint32_t flags[kCallFlags];  // 1: the call with `flagged` has ended, see flag_of
+  // By the client: of the calls in `calls` that have kFlagPlaces. Stored before the call.
+  alignas(64) RowPlaces places[kCallSlots];
 };
-static_assert(sizeof(CallWords) == 4608);
+static_assert(sizeof(CallWords) == 5632);
 
 // Whether the call that is the last of `end` has ended when `done` have. No more than kCallSlots are
 // enqueued and have not ended, so an `end` that is further ahead is behind: of a slot that was not used for

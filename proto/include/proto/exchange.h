@@ -3,6 +3,7 @@
 // Computed here and nowhere else. Plain data, also for device code.
 #pragma once
 
+#include "proto/row_place.h"
 #include "proto/shape.h"
 
 #include <cstddef>
@@ -79,8 +80,9 @@ struct OpAnnouncement {
   std::uint32_t num_tokens;  // n of the source (not compared)
   std::uint16_t flags;       // (not compared)
   std::uint16_t route;       // the source's routing record, made or used (not compared)
+  RowPlace place;            // of the rows that others store or load: its recv_x or y (not compared)
 };
-static_assert(sizeof(OpAnnouncement) == 32 && kMaxDepth + kMaxHandles <= 1u << 16);
+static_assert(sizeof(OpAnnouncement) == 40 && kMaxDepth + kMaxHandles <= 1u << 16);
 
 // A dispatch's routing, kept by the rank's own engine for combine and for dispatches that reuse it. It
 // lies in the arena so that it outlives the engine. Record r < depth is that of buffer slot r's last

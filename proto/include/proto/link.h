@@ -114,7 +114,7 @@ struct GroupRank {
   Bindings bindings = {};
 };
 inline constexpr std::size_t kRankFds = 4;  // before the client's memory
-static_assert(kRankFds + kNumRegions <= kMaxMessageFds);
+static_assert(kRankFds + kMaxMemories <= kMaxMessageFds);
 
 struct GroupMember {
   std::uint64_t group_id;

@@ -22,10 +22,13 @@ enum OpFlags : std::uint32_t {
   kFlagStream = 1u << 8,  // any, on CUDA devices: begins when StreamWords::ready says so, ends with ::done
   // combine, with kFlagReturnWeights, compact: each of a token's K is summed over all ranks that got it
   kFlagSumWeights = 1u << 9,
+  // calls of streams: its rows lie where CallWords::places says
+  kFlagPlaces = 1u << 10,
   kNoopFlags = kFlagStream,
-  kDispatchFlags = kFlagWeights | kFlagCached | kFlagZeroPadding | kFlagMarkUnused | kFlagDefer | kFlagStream,
-  kCombineFlags =
-      kFlagWeights | kFlagReturnWeights | kFlagSumWeights | kFlagDefer | kFlagBiases | kFlagStream,
+  kDispatchFlags = kFlagWeights | kFlagCached | kFlagZeroPadding | kFlagMarkUnused | kFlagDefer | kFlagStream |
+                   kFlagPlaces,
+  kCombineFlags = kFlagWeights | kFlagReturnWeights | kFlagSumWeights | kFlagDefer | kFlagBiases | kFlagStream |
+                  kFlagPlaces,
 };
 
 constexpr std::uint32_t flags_of(Op op) {

@@ -68,6 +68,12 @@ std::string Resident::compose(Task task, Operation& op) const {
   for (std::uint32_t rank = 0; rank < kMaxRanks; ++rank)
     compose_peer(op.peers[rank], view.group.exchange, view.peers[rank], call);
   compose_ends(op, calls, call);
+  if (has_flag(call, abi::kFlagPlaces)) {
+    const abi::RowPlaces& places = calls.words->places[call.number % abi::kCallSlots];
+    if (op.memories != nullptr && !device_.reaches(op.memories, sizeof(MemoryTable)))
+      return "the table of registered memories is out of reach";
+    take_own_places(op, {ordered::load_relaxed_system(&places.in), ordered::load_relaxed_system(&places.out)});
+  }
   op.division = calls.division[at];
   return check(task, op);
 }

@@ -191,7 +191,7 @@ TEST(Bindings, PlacesThatCannotBe) {
   expect({1, 0, 0, bytes}, 1, "");
   EXPECT_EQ(check_bindings(s, bindings, 1), "");
   EXPECT_EQ(memory_bytes(s, bindings, 1), 3 * bytes);
-  EXPECT_EQ(bound_names(bindings, 1), "x");
+  EXPECT_EQ(memory_title(bindings, 1), "the memory that x is bound to");
   expect({2, 0, 0, bytes}, 1, "memory is 2; allowed: 0 (the arena) .. 1");
   expect({1, 0, 0, bytes}, 2, "descriptor 2 of 2 is not bound");
   expect({1, 5, 0, bytes}, 1, "reserved is 5");
@@ -201,6 +201,27 @@ TEST(Bindings, PlacesThatCannotBe) {
   expect({1, 0, kMaxBindingOffset + 128, bytes}, 1, "offset is");
   expect({1, 0, 0, ~std::uint64_t{127}}, 1, "stride is");
   expect({0, 0, 128, 0}, 0, "memory is 0 with a place");
+}
+
+TEST(Bindings, RegisteredRangesThatCannotBe) {
+  const GroupShape s{2, 4, 16, 256, 2, 3, {}, {}, {}};
+  Bindings bindings{};
+  const auto said = [&](const RegisteredRange& range, std::size_t memories) {
+    bindings.registered[kMaxRegistered - 1] = range;
+    return check_bindings(s, bindings, memories);
+  };
+  EXPECT_EQ(said({1, 0, 16, 5}, 1), "");
+  EXPECT_EQ(memory_bytes(s, bindings, 1), 21u);
+  EXPECT_EQ(memory_title(bindings, 1), "registered memory 15");
+  EXPECT_EQ(said({2, 0, 0, 5}, 1),
+            "registered memory 15: memory is 2; allowed: 0 (none) .. 1, the descriptors that came");
+  EXPECT_EQ(said({1, 7, 0, 5}, 1), "registered memory 15: reserved is 7; allowed: 0");
+  EXPECT_EQ(said({1, 0, 8, 5}, 1), "registered memory 15: offset is 8; allowed: multiples of 16, up to 2^50");
+  EXPECT_NE(said({1, 0, kMaxBindingOffset + 16, 5}, 1).find("offset is"), std::string::npos);
+  EXPECT_EQ(said({1, 0, 0, 0}, 1), "registered memory 15: bytes is 0; allowed: 1 .. 2^50");
+  EXPECT_NE(said({1, 0, 0, kMaxBindingOffset + 1}, 1).find("bytes is"), std::string::npos);
+  EXPECT_EQ(said({0, 0, 0, 5}, 0), "registered memory 15: bytes is 5; allowed: 0, as memory is 0");
+  EXPECT_NE(said({}, 1).find("descriptor 1 of 1 is not bound"), std::string::npos);
 }
 
 TEST(ExchangeArena, BlocksAndRoutingAreAlignedDisjointAndInside) {

@@ -12,7 +12,7 @@ dispatch and combine as custom operators for torch.compile.
 """
 
 from .exchange import Exchange, Received, Routing
-from .pool import memory_pool
+from .pool import memory_pool, registered_pool
 from .regions import E4M3
 
-__all__ = ["E4M3", "Exchange", "Received", "Routing", "memory_pool"]
+__all__ = ["E4M3", "Exchange", "Received", "Routing", "memory_pool", "registered_pool"]

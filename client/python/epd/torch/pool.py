@@ -1,4 +1,4 @@
-"""Memory of torch tensors that groups can bind."""
+"""Memory of torch tensors that groups can use in place."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .. import _library
+from ..session import Session
 
 
 @functools.lru_cache(maxsize=None)
@@ -29,3 +30,21 @@ def memory_pool() -> Any:
     What a group has bound stays until the group is left.
     """
     return torch.cuda.MemPool(_allocator().allocator())
+
+
+def registered_pool(session: Session, bytes: int, device: Any = None) -> Any:
+    """A memory_pool that holds so many bytes, registered in the session. For groups that are joined from then on.
+
+        pool = epd.torch.registered_pool(session, 2 << 30)
+        group = session.join(...)
+        with torch.cuda.use_mem_pool(pool):
+            x = layer(...)
+        group.dispatch(..., memory=epd.Memory(x=x, ...))     # x is not copied
+
+    What is allocated beyond that is not registered: operations copy it. Raises what Session.register raises.
+    """
+    pool = memory_pool()
+    with torch.cuda.use_mem_pool(pool, device):
+        reserve = torch.empty(bytes, dtype=torch.uint8, device="cuda" if device is None else device)
+    session.register(reserve)
+    return pool  # which keeps the reserve's memory for later tensors

@@ -103,8 +103,9 @@ class CallPort {
     std::uint64_t index_base = 0;  // to be added for the number that clients know
     std::uint64_t changed_epoch = 0;
     std::span<const kernels::cuda::RouteState> routes;  // [num_routes]
-    // What the group is in this epoch, except what the lane fills in (workspace).
+    // What the group is in this epoch, except what the lane fills in (workspace, memories).
     const kernels::cuda::DeviceView& view;
+    const kernels::cuda::MemoryTable& memories;
   };
 
   virtual ~CallPort() = default;

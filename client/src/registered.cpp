@@ -1,0 +1,94 @@
+#include "registered.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace epd::client {
+namespace {
+
+bool same(const Registered& one, const ExportedAllocation* allocation, std::uintptr_t address) {
+  return one.allocation.get() == allocation && one.address == address;
+}
+
+std::string range_of(const Registered& registered) {
+  return std::to_string(registered.bytes) + " bytes at " + hex(registered.address);
+}
+
+}  // namespace
+
+abi::RowPlace GroupRegistered::find(const void* rows, std::uint64_t bytes) const {
+  const auto address = reinterpret_cast<std::uintptr_t>(rows);
+  for (std::size_t i = 0; i < all_.size(); ++i) {
+    const Registered& registered = all_[i];
+    const std::uint64_t offset = address - registered.address;
+    if (address < registered.address || offset > registered.bytes || bytes > registered.bytes - offset) continue;
+    if (offset % abi::kRowPlaceAlign != 0 || !registered.usable()) return 0;
+    return abi::row_place(static_cast<std::uint32_t>(i), offset);
+  }
+  return 0;
+}
+
+void GroupRegistered::forget(const ExportedAllocation* allocation, std::uintptr_t address) {
+  for (Registered& registered : all_) {
+    if (same(registered, allocation, address)) registered.bytes = 0;  // the others keep their numbers
+  }
+}
+
+Status SessionRegistered::check(std::uintptr_t address, std::uint64_t bytes) const {
+  const auto there = std::find_if(all_.begin(), all_.end(), [&](const Registered& known) {
+    return known.usable() && address < known.address + known.bytes && known.address < address + bytes;
+  });
+  if (there != all_.end())
+    return invalid_argument("the range overlaps " + range_of(*there) +
+                            ", which are registered; allowed: each byte once");
+  const std::vector<Registered> known = usable();
+  if (known.size() < abi::kMaxRegistered) return {};
+  return {StatusCode::kResourceExhausted, std::to_string(known.size()) +
+                                              " ranges are registered in this session; allowed: " +
+                                              std::to_string(abi::kMaxRegistered)};
+}
+
+Status SessionRegistered::remove(std::uintptr_t address, Registered& removed) {
+  const auto found = std::find_if(all_.begin(), all_.end(),
+                                  [address](const Registered& known) { return known.address == address; });
+  if (found == all_.end()) {
+    return {StatusCode::kNotFound,
+            "address is " + hex(address) + ", where no registered range of this session begins"};
+  }
+  removed = std::move(*found);
+  all_.erase(found);
+  return {};
+}
+
+std::vector<Registered> SessionRegistered::usable() const {
+  std::vector<Registered> found;
+  std::copy_if(all_.begin(), all_.end(), std::back_inserter(found),
+               [](const Registered& known) { return known.usable(); });
+  return found;
+}
+
+bool SessionRegistered::has(const Registered& registered) const {
+  return std::any_of(all_.begin(), all_.end(), [&](const Registered& known) {
+    return same(known, registered.allocation.get(), registered.address);
+  });
+}
+
+Status find_range(Device& device, const void* address, std::uint64_t bytes, Registered& out) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(address);
+  if (begin == 0 || begin % abi::kRowPlaceAlign != 0)
+    return invalid_argument("address is " + hex(begin) + "; allowed: a multiple of " +
+                            std::to_string(abi::kRowPlaceAlign) + ", not 0");
+  if (bytes == 0) return bad_value("bytes", 0, "1 or more");
+  auto allocation = std::make_shared<ExportedAllocation>();
+  Status status = device.export_allocation(begin, *allocation);
+  if (!status.ok()) return status;
+  const std::uint64_t behind = allocation->bytes - (begin - allocation->begin);
+  if (bytes > behind)
+    return bad_value("bytes", static_cast<long long>(bytes),
+                     "1 .. " + std::to_string(behind) + ", up to the end of the allocation");
+  out = {begin, bytes, std::move(allocation)};
+  return {};
+}
+
+}  // namespace epd::client
