@@ -151,12 +151,14 @@ Status read_bindings(const epd_group_config_t& config, const abi::GroupShape& sh
   });
 }
 
-Status add_registered(std::vector<Registered> registered, OwnMemory& own) {
+Status add_registered(std::vector<Registered> registered, Allocations& allocations, OwnMemory& own) {
   own.registered = std::move(registered);
   for (std::size_t i = 0; i < own.registered.size(); ++i) {
     const Registered& its = own.registered[i];
-    own.bindings.registered[i] = {memory_of(its.allocation->fd.get(), own.fds), 0,
-                                  its.address - its.allocation->begin, its.bytes};
+    const ExportedAllocation* found = nullptr;
+    Status status = allocations.find(its.address, found);
+    if (!status.ok()) return {status.code(), "registered memory: " + status.message()};
+    own.bindings.registered[i] = {memory_of(found->fd.get(), own.fds), 0, its.address - found->begin, its.bytes};
   }
   if (own.fds.size() <= abi::kMaxMemories) return {};
   return invalid_argument(std::to_string(own.fds.size()) +

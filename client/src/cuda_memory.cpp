@@ -65,7 +65,7 @@ AllMade& all_made() {
 }
 
 // Null: the memory is not of allocate_exportable().
-std::shared_ptr<const std::atomic<bool>> freed_word(CUdeviceptr begin) {
+FreedWord freed_word(CUdeviceptr begin) {
   AllMade& all = all_made();
   const std::lock_guard lock(all.mutex);
   const auto found = all.made.find(begin);

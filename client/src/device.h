@@ -23,15 +23,18 @@ namespace epd::client {
 class DeviceMemory;
 class DeviceEvent;
 
+// Becomes true when epd_memory_free frees the memory; null: it is not of epd_memory_alloc.
+using FreedWord = std::shared_ptr<const std::atomic<bool>>;
+inline bool is_freed(const FreedWord& word) {
+  return word != nullptr && word->load();
+}
+
 // An allocation of the application's that can be passed on.
 struct ExportedAllocation {
   UniqueFd fd;
   std::uintptr_t begin = 0;  // where this process has mapped it
   std::uint64_t bytes = 0;
-  // Becomes true when epd_memory_free frees it; null: it is not of epd_memory_alloc.
-  std::shared_ptr<const std::atomic<bool>> freed;
-
-  bool is_freed() const { return freed != nullptr && freed->load(); }
+  FreedWord freed;
 };
 
 // How a stream writes words and waits for them: epd_wait_by_t.

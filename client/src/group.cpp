@@ -119,7 +119,7 @@ Status make_join(const epd_group_config_t& c, Allocations& allocations, std::vec
                      std::to_string(abi::kMinPriority) + " .. " + std::to_string(abi::kMaxPriority));
   }
   status = read_bindings(c, join.shape, allocations, own);
-  if (status.ok()) status = add_registered(std::move(registered), own);
+  if (status.ok()) status = add_registered(std::move(registered), allocations, own);
   if (!status.ok()) return status;
   join.bindings = own.bindings;
   abi::set_text(join.group, c.name, std::strlen(c.name));

@@ -7,10 +7,6 @@
 namespace epd::client {
 namespace {
 
-bool same(const Registered& one, const ExportedAllocation* allocation, std::uintptr_t address) {
-  return one.allocation.get() == allocation && one.address == address;
-}
-
 std::string range_of(const Registered& registered) {
   return std::to_string(registered.bytes) + " bytes at " + hex(registered.address);
 }
@@ -29,9 +25,9 @@ abi::RowPlace GroupRegistered::find(const void* rows, std::uint64_t bytes) const
   return 0;
 }
 
-void GroupRegistered::forget(const ExportedAllocation* allocation, std::uintptr_t address) {
+void GroupRegistered::forget(std::uint64_t number) {
   for (Registered& registered : all_) {
-    if (same(registered, allocation, address)) registered.bytes = 0;  // the others keep their numbers
+    if (registered.number == number) registered.bytes = 0;  // the others keep their places
   }
 }
 
@@ -49,14 +45,21 @@ Status SessionRegistered::check(std::uintptr_t address, std::uint64_t bytes) con
                                               std::to_string(abi::kMaxRegistered)};
 }
 
-Status SessionRegistered::remove(std::uintptr_t address, Registered& removed) {
-  const auto found = std::find_if(all_.begin(), all_.end(),
-                                  [address](const Registered& known) { return known.address == address; });
+void SessionRegistered::add(Registered registered) {
+  std::erase_if(all_, [](const Registered& known) { return !known.usable(); });
+  registered.number = ++last_;
+  all_.push_back(std::move(registered));
+}
+
+Status SessionRegistered::remove(std::uintptr_t address, std::uint64_t& number) {
+  const auto found = std::find_if(all_.begin(), all_.end(), [address](const Registered& known) {
+    return known.address == address && known.usable();
+  });
   if (found == all_.end()) {
     return {StatusCode::kNotFound,
             "address is " + hex(address) + ", where no registered range of this session begins"};
   }
-  removed = std::move(*found);
+  number = found->number;
   all_.erase(found);
   return {};
 }
@@ -68,10 +71,9 @@ std::vector<Registered> SessionRegistered::usable() const {
   return found;
 }
 
-bool SessionRegistered::has(const Registered& registered) const {
-  return std::any_of(all_.begin(), all_.end(), [&](const Registered& known) {
-    return same(known, registered.allocation.get(), registered.address);
-  });
+bool SessionRegistered::has(std::uint64_t number) const {
+  return std::any_of(all_.begin(), all_.end(),
+                     [number](const Registered& known) { return known.number == number; });
 }
 
 Status find_range(Device& device, const void* address, std::uint64_t bytes, Registered& out) {
@@ -80,14 +82,14 @@ Status find_range(Device& device, const void* address, std::uint64_t bytes, Regi
     return invalid_argument("address is " + hex(begin) + "; allowed: a multiple of " +
                             std::to_string(abi::kRowPlaceAlign) + ", not 0");
   if (bytes == 0) return bad_value("bytes", 0, "1 or more");
-  auto allocation = std::make_shared<ExportedAllocation>();
-  Status status = device.export_allocation(begin, *allocation);
+  ExportedAllocation allocation;  // each join exports it again: a descriptor would keep memory that is freed
+  Status status = device.export_allocation(begin, allocation);
   if (!status.ok()) return status;
-  const std::uint64_t behind = allocation->bytes - (begin - allocation->begin);
+  const std::uint64_t behind = allocation.bytes - (begin - allocation.begin);
   if (bytes > behind)
     return bad_value("bytes", static_cast<long long>(bytes),
                      "1 .. " + std::to_string(behind) + ", up to the end of the allocation");
-  out = {begin, bytes, std::move(allocation)};
+  out = {0, begin, bytes, std::move(allocation.freed)};
   return {};
 }
 

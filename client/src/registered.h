@@ -14,11 +14,12 @@
 namespace epd::client {
 
 struct Registered {
+  std::uint64_t number = 0;  // in its session
   std::uintptr_t address = 0;
-  std::uint64_t bytes = 0;  // 0: none
-  std::shared_ptr<const ExportedAllocation> allocation;
+  std::uint64_t bytes = 0;  // 0: not registered any more
+  FreedWord freed;
 
-  bool usable() const { return bytes != 0 && !allocation->is_freed(); }
+  bool usable() const { return bytes != 0 && !is_freed(freed); }
 };
 
 // What a group's engines know, by the numbers that row places have. With the session's mutex.
@@ -30,7 +31,7 @@ class GroupRegistered {
   // Where `bytes` of rows at the address lie; 0: not within one usable memory, or not on kRowPlaceAlign.
   abi::RowPlace find(const void* rows, std::uint64_t bytes) const;
   // The registration has ended.
-  void forget(const ExportedAllocation* allocation, std::uintptr_t address);
+  void forget(std::uint64_t number);
 
  private:
   std::vector<Registered> all_;
@@ -42,15 +43,16 @@ class SessionRegistered {
   // Whether a range may be added. INVALID_ARGUMENT: it is registered, or overlaps one that is.
   // RESOURCE_EXHAUSTED: there are kMaxRegistered.
   Status check(std::uintptr_t address, std::uint64_t bytes) const;
-  void add(Registered registered) { all_.push_back(std::move(registered)); }
+  void add(Registered registered);
   // NOT_FOUND: no range begins there.
-  Status remove(std::uintptr_t address, Registered& removed);
+  Status remove(std::uintptr_t address, std::uint64_t& number);
   // Those whose memory has not been freed.
   std::vector<Registered> usable() const;
-  bool has(const Registered& registered) const;
+  bool has(std::uint64_t number) const;
 
  private:
   std::vector<Registered> all_;
+  std::uint64_t last_ = 0;
 };
 
 // INVALID_ARGUMENT: no range, or it is not within one allocation that can be passed on.

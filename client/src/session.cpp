@@ -148,11 +148,11 @@ Status Session::register_memory(const void* address, std::uint64_t bytes) {
 }
 
 Status Session::unregister_memory(const void* address) {
-  Registered removed;  // its descriptor is closed without the mutex
   const Lock lock = waits_.lock();
-  Status status = registered_.remove(reinterpret_cast<std::uintptr_t>(address), removed);
+  std::uint64_t number = 0;
+  Status status = registered_.remove(reinterpret_cast<std::uintptr_t>(address), number);
   if (!status.ok()) return status;
-  for (const auto& group : groups_) group->registered.forget(removed.allocation.get(), removed.address);
+  for (const auto& group : groups_) group->registered.forget(number);
   return {};
 }
 
@@ -185,7 +185,7 @@ Status Session::join(const epd_group_config_t& config, Group*& out) {
   }
   const Lock lock = waits_.lock();
   for (const Registered& its : group.own.registered) {  // some may have ended meanwhile
-    if (!registered_.has(its)) group.registered.forget(its.allocation.get(), its.address);
+    if (!registered_.has(its.number)) group.registered.forget(its.number);
   }
   streams_.add_locked(group);
   groups_.splice(groups_.end(), made);

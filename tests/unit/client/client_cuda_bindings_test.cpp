@@ -191,6 +191,72 @@ TEST_P(ClientCudaBindings, WhatTheDriverSaysIsPassedOn) {
   }
 }
 
+TEST_P(ClientCudaBindings, RegisteredMemoryGoesWithTheJoinsThatFollow) {
+  const Memory one = allocate(2 * kUnit);
+  if (!resident_) {
+    EXPECT_EQ(epd_memory_register(session_, one.get(), kUnit), EPD_UNSUPPORTED);
+    EXPECT_ERROR_HAS("take rows from their slots alone");
+    EXPECT_EQ(epd_memory_unregister(session_, one.get()), EPD_NOT_FOUND);
+    return;
+  }
+  detach();
+  ASSERT_EQ(attach_to(daemon_, &session_, 10'000, wait_by_), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_memory_register(session_, one.get() + 32, 100), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_memory_register(session_, one.get() + kUnit, kUnit), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_memory_unregister(session_, one.get() + kUnit), EPD_OK) << epd_last_error();
+  ASSERT_EQ(join({bind(EPD_REGION_X, one.get())}, &group_), EPD_OK) << epd_last_error();
+  const FakeMember& member = daemon_.member();
+  EXPECT_EQ(member.memory.size(), 1u) << "the allocation goes once";
+  const auto& ranges = member.bindings.registered;
+  EXPECT_EQ(ranges[0].memory, 1u);
+  EXPECT_EQ(ranges[0].offset, 32u);
+  EXPECT_EQ(ranges[0].bytes, 100u);
+  EXPECT_EQ(ranges[1].memory, 0u);
+  detach();
+}
+
+TEST_P(ClientCudaBindings, RangesThatCantBeRegisteredAreRefusedByName) {
+  if (!resident_) return;
+  const Memory one = allocate(kUnit);
+  const auto refused = [&](void* address, std::size_t bytes, epd_status_t status, const std::string& said) {
+    const std::size_t before = open_descriptors();
+    EXPECT_EQ(epd_memory_register(session_, address, bytes), status) << said;
+    EXPECT_ERROR_HAS(said);
+    EXPECT_EQ(open_descriptors(), before) << said;
+  };
+  char on_host[256] = {};
+  refused(nullptr, 16, EPD_INVALID_ARGUMENT, "address is 0x0; allowed: a multiple of 16, not 0");
+  refused(one.get() + 8, 16, EPD_INVALID_ARGUMENT, "allowed: a multiple of 16, not 0");
+  refused(one.get(), 0, EPD_INVALID_ARGUMENT, "bytes is 0; allowed: 1 or more");
+  refused(one.get() + 16, kUnit, EPD_INVALID_ARGUMENT, "bytes is 2097152; allowed: 1 .. 2097136, up to the end");
+  refused(reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(on_host + 15) & ~std::uintptr_t{15}), 16,
+          EPD_INVALID_ARGUMENT, "where no memory of cuMemCreate is mapped");
+  EXPECT_EQ(epd_memory_unregister(session_, one.get()), EPD_NOT_FOUND);
+  EXPECT_ERROR_HAS("where no registered range of this session begins");
+  for (std::size_t i = 0; i < abi::kMaxRegistered; ++i)
+    ASSERT_EQ(epd_memory_register(session_, one.get() + i * 64, 64), EPD_OK) << epd_last_error();
+  refused(one.get() + 48, 32, EPD_INVALID_ARGUMENT, "the range overlaps 64 bytes at 0x");
+  refused(one.get() + 4096, 32, EPD_RESOURCE_EXHAUSTED, "16 ranges are registered in this session; allowed: 16");
+  for (std::size_t i = 0; i < abi::kMaxRegistered; ++i)
+    ASSERT_EQ(epd_memory_unregister(session_, one.get() + i * 64), EPD_OK) << epd_last_error();
+}
+
+// Its descriptor would keep it, and another allocation may lie at its address.
+TEST_P(ClientCudaBindings, FreedMemoryIsNotRegisteredAnyMore) {
+  if (!resident_) return;
+  detach();
+  ASSERT_EQ(attach_to(daemon_, &session_, 10'000, wait_by_), EPD_OK) << epd_last_error();
+  {
+    const Memory one = allocate(kUnit);
+    ASSERT_EQ(epd_memory_register(session_, one.get(), kUnit), EPD_OK) << epd_last_error();
+  }
+  const Memory again = allocate(kUnit);
+  EXPECT_EQ(epd_memory_register(session_, again.get(), kUnit), EPD_OK) << epd_last_error();
+  ASSERT_EQ(join({}, &group_), EPD_OK) << epd_last_error();
+  EXPECT_EQ(daemon_.member().memory.size(), 1u);
+  detach();
+}
+
 class ClientCudaMemory : public ::testing::Test {
  protected:
   void TearDown() override {
