@@ -8,7 +8,6 @@ namespace {
 
 using abi::Region;
 using stream_kernels::column_rows;
-using stream_kernels::kManyBytes;
 using stream_kernels::Piece;
 using stream_kernels::Rows;
 
@@ -44,18 +43,6 @@ std::uint32_t row_bytes_of(const abi::GroupShape& s, Region region) {
   }
 }
 
-bool holds_hidden_states(Region region) {
-  switch (region) {
-    case Region::kX:
-    case Region::kRecvX:
-    case Region::kY:
-    case Region::kBias0:
-    case Region::kBias1:
-    case Region::kOut: return true;
-    default: return false;
-  }
-}
-
 // Of one operation. Fields that the operation does not use are never asked for.
 class Planner {
  public:
@@ -76,10 +63,7 @@ class Planner {
     request_.op == abi::Op::kDispatch ? plan_dispatch() : plan_combine();
     if (status_.ok() && received_) status_ = set_counts();
     if (status_.ok() && tokens_) status_ = set_tokens();
-    const std::uint64_t tokens = copies_.num_tokens_at != nullptr ? shape_.max_tokens : copies_.num_tokens;
-    if (!tokens_ || tokens * shape_.hidden * 2 <= kMostOfSmallBytes) return status_;
-    copies_.large = 1;
-    if (rows_) copies_.part_bytes = kManyBytes;
+    if (tokens_at_most() * shape_.hidden * 2 > kMostOfSmallBytes) copies_.large = 1;
     return status_;
   }
 
@@ -178,8 +162,7 @@ class Planner {
     return lies_there ? nullptr : static_cast<std::uint8_t*>(place);
   }
 
-  void note(Region region, Rows counted) {
-    rows_ = rows_ || holds_hidden_states(region);
+  void note(Rows counted) {
     received_ = received_ || counted == Rows::kReceived;
     tokens_ = tokens_ || counted == Rows::kTokens;
   }
@@ -189,7 +172,7 @@ class Planner {
     if (to == nullptr) return;
     copies_.in[copies_.num_in++] = {
         to, static_cast<const std::uint8_t*>(own), row_bytes_of(shape_, region), 0, 0, counted, 0, 0};
-    note(region, counted);
+    note(counted);
   }
 
   void output(const char* name, void* own, Region region, Rows counted) {
@@ -198,7 +181,7 @@ class Planner {
     if (from == nullptr) return;
     copies_.out[copies_.num_out++] = {
         static_cast<std::uint8_t*>(own), from, row_bytes_of(shape_, region), 0, 0, counted, 0, 0};
-    note(region, counted);
+    note(counted);
   }
 
   void scales(void* own) {
@@ -314,7 +297,6 @@ class Planner {
   Status status_;
   bool received_ = false;
   bool tokens_ = false;
-  bool rows_ = false;  // hidden states are copied, beside which all else is little
 };
 
 // ---- copying

@@ -56,7 +56,10 @@ CUresult StreamKernels::launch(CUstream stream, std::uint32_t number,
 }
 
 CUresult StreamKernels::launch(CUstream stream, abi::Op op, const stream_kernels::StagedStep& step) const {
-  return launch(stream, stream_kernels::kernel_of(op, step.staging != nullptr), step);
+  if (step.staging == nullptr) return launch(stream, stream_kernels::kernel_of(op, false), step);
+  stream_kernels::StagedStep shared = step;
+  stream_kernels::share_out(shared.copies);
+  return launch(stream, stream_kernels::kernel_of(op, true), shared);
 }
 
 }  // namespace epd::client

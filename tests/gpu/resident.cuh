@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kernels::cuda::kMaxThreads, 1) resident_kernel
       reinterpret_cast<uint4*>(copy)[k] = __ldcg(source + k);
     }
     __syncthreads();
-    const auto& op = *reinterpret_cast<const Operation*>(copy);
+    auto& op = *reinterpret_cast<Operation*>(copy);
     if constexpr (kKind == Kind::kCombine) {
       run_combine<true>(op, {blockIdx.x, gridDim.x}, resident_memory);
     } else {
