@@ -115,7 +115,7 @@ def test_functions_are_those_of_the_header() -> None:
 
 def test_functions_take_what_the_header_says() -> None:
     """Counts the arguments, and tells integers of 64 bits, integers of 32, and addresses apart."""
-    wide = {"epd_ticket_t": ctypes.c_uint64, "epd_handle_t": ctypes.c_uint64}
+    wide = {"epd_ticket_t": ctypes.c_uint64, "epd_handle_t": ctypes.c_uint64, "size_t": ctypes.c_size_t}
     for name, (_, arguments) in _abi.FUNCTIONS.items():
         text = re.search(rf"\b{name}\((.*?)\);", header(), re.DOTALL)
         assert text is not None

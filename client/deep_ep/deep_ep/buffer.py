@@ -121,6 +121,11 @@ class Buffer:
 
     # ---- streams and memory ------------------------------------------------------------------------
 
+    @property
+    def memory_pool(self) -> Any:
+        """A torch.cuda.MemPool in which rows are not copied; None: all are (see num_nvl_bytes)."""
+        return self._check().pool
+
     def get_comm_stream(self) -> Any:
         """The Buffer's own stream; None on host devices."""
         self._check()

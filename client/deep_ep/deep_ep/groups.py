@@ -102,15 +102,15 @@ class Groups:
         current = 0 if self.on_host else torch.cuda.current_device()
         self.device = torch.device("cpu") if self.on_host else torch.device("cuda", current)
         self._joined: dict[Shape, Joined] = {}
-        self._pool: Any = None
+        self.pool: Any = None
         if pool_bytes > 0 and not self.on_host and info.resident:
-            self._pool = registered_pool(self.session, pool_bytes, self.device)
+            self.pool = registered_pool(self.session, pool_bytes, self.device)
 
     def rows(self, shape: tuple[int, ...], dtype: torch.dtype, capturing: bool) -> Tensor:
         """Rows for a result. What a graph allocates is the graph's."""
-        if self._pool is None or capturing:
+        if self.pool is None or capturing:
             return torch.empty(shape, dtype=dtype, device=self.device)
-        with torch.cuda.use_mem_pool(self._pool, self.device):
+        with torch.cuda.use_mem_pool(self.pool, self.device):
             return torch.empty(shape, dtype=dtype, device=self.device)
 
     def normal(self, shape: Shape, streams: Streams) -> Joined:
