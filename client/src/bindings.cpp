@@ -136,7 +136,8 @@ Status Allocations::find(std::uintptr_t address, const ExportedAllocation*& out)
     return {};
   }
   if (device_ == nullptr)
-    return invalid_argument("fd is EPD_FD_OF_ADDRESS (-1); allowed on a host device: the descriptor of a memfd");
+    return invalid_argument(
+        "fd is EPD_FD_OF_ADDRESS (-1); allowed on a host device: the descriptor of a memfd");
   ExportedAllocation found;
   Status status = device_->export_allocation(address, found);
   if (!status.ok()) return status;
@@ -158,12 +159,13 @@ Status add_registered(std::vector<Registered> registered, Allocations& allocatio
     const ExportedAllocation* found = nullptr;
     Status status = allocations.find(its.address, found);
     if (!status.ok()) return {status.code(), "registered memory: " + status.message()};
-    own.bindings.registered[i] = {memory_of(found->fd.get(), own.fds), 0, its.address - found->begin, its.bytes};
+    own.bindings.registered[i] = {memory_of(found->fd.get(), own.fds), 0, its.address - found->begin,
+                                  its.bytes};
   }
   if (own.fds.size() <= abi::kMaxMemories) return {};
-  return invalid_argument(std::to_string(own.fds.size()) +
-                          " memories are bound to regions or registered; allowed: " +
-                          std::to_string(abi::kMaxMemories));
+  return invalid_argument(
+      std::to_string(own.fds.size()) +
+      " memories are bound to regions or registered; allowed: " + std::to_string(abi::kMaxMemories));
 }
 
 Status read_bound_regions(const epd_group_config_t& config, const abi::GroupShape& shape,

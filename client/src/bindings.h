@@ -44,7 +44,8 @@ Status read_bound_regions(const epd_group_config_t& config, const abi::GroupShap
 // Checks the bindings of a configuration whose shape has been checked. The daemon checks the memory itself.
 Status read_bindings(const epd_group_config_t& config, const abi::GroupShape& shape, Allocations& allocations,
                      OwnMemory& own);
-// Adds what the session has registered. Last: INVALID_ARGUMENT if there are more memories than a join may have.
+// Adds what the session has registered. Last: INVALID_ARGUMENT if there are more memories than a join may
+// have.
 Status add_registered(std::vector<Registered> registered, Allocations& allocations, OwnMemory& own);
 
 }  // namespace epd::client

@@ -18,7 +18,8 @@ abi::RowPlace GroupRegistered::find(const void* rows, std::uint64_t bytes) const
   for (std::size_t i = 0; i < all_.size(); ++i) {
     const Registered& registered = all_[i];
     const std::uint64_t offset = address - registered.address;
-    if (address < registered.address || offset > registered.bytes || bytes > registered.bytes - offset) continue;
+    if (address < registered.address || offset > registered.bytes || bytes > registered.bytes - offset)
+      continue;
     if (offset % abi::kRowPlaceAlign != 0 || !registered.usable()) return 0;
     return abi::row_place(static_cast<std::uint32_t>(i), offset);
   }
@@ -40,9 +41,9 @@ Status SessionRegistered::check(std::uintptr_t address, std::uint64_t bytes) con
                             ", which are registered; allowed: each byte once");
   const std::vector<Registered> known = usable();
   if (known.size() < abi::kMaxRegistered) return {};
-  return {StatusCode::kResourceExhausted, std::to_string(known.size()) +
-                                              " ranges are registered in this session; allowed: " +
-                                              std::to_string(abi::kMaxRegistered)};
+  return {StatusCode::kResourceExhausted,
+          std::to_string(known.size()) +
+              " ranges are registered in this session; allowed: " + std::to_string(abi::kMaxRegistered)};
 }
 
 void SessionRegistered::add(Registered registered) {

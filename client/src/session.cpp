@@ -133,10 +133,11 @@ void Session::on_late_join_locked() {
 Status Session::register_memory(const void* address, std::uint64_t bytes) {
   if (attachment_.device == nullptr || attachment_.welcome.resident == 0) {
     const abi::Welcome& welcome = attachment_.welcome;
-    return {StatusCode::kUnsupported,
-            "operations on " + std::string(welcome.device, abi::text_length(welcome.device)) +
-                " take rows from their slots alone, and memory of the caller's is copied; allowed: on GPUs that the "
-                "daemon serves by resident kernels"};
+    return {StatusCode::kUnsupported, "operations on " +
+                                          std::string(welcome.device, abi::text_length(welcome.device)) +
+                                          " take rows from their slots alone, and memory of the caller's is "
+                                          "copied; allowed: on GPUs that the "
+                                          "daemon serves by resident kernels"};
   }
   Registered made;
   Status status = find_range(*attachment_.device, address, bytes, made);

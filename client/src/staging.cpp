@@ -48,12 +48,7 @@ class Planner {
  public:
   Planner(const Group& group, const SubmitRequest& request, const RouteUse& use, Copies& copies,
           abi::RowPlaces& places)
-      : group_(group),
-        shape_(group.shape),
-        request_(request),
-        use_(use),
-        copies_(copies),
-        places_(places) {}
+      : group_(group), shape_(group.shape), request_(request), use_(use), copies_(copies), places_(places) {}
 
   Status plan() {
     copies_.most_tokens = shape_.max_tokens;

@@ -39,9 +39,9 @@ constexpr std::uint64_t column_rows(std::uint32_t block) {
 inline constexpr std::uint32_t kMostPiecesIn = 5;    // of a combine
 inline constexpr std::uint32_t kMostPiecesOut = 12;  // of a dispatch: its outputs, and unused rows of three
 
-// Parts of small operations are so small that many blocks share them. Those of large ones are so large that what
-// blocks say to each other costs little: 256 blocks with parts of 32 KiB copied 1.9 TB/s, read and written, with
-// 128 KiB 2.5, by the times of whole calls (2 x H100, 2026-11-25, an engine with 24 SMs).
+// Parts of small operations are so small that many blocks share them. Those of large ones are so large that
+// what blocks say to each other costs little: 256 blocks with parts of 32 KiB copied 1.9 TB/s, read and
+// written, with 128 KiB 2.5, by the times of whole calls (2 x H100, 2026-11-25, an engine with 24 SMs).
 inline constexpr std::uint32_t kLeastPart = 32 << 10;
 
 // All that an operation copies between the caller's memory and its slot's regions. `own` is the caller's.

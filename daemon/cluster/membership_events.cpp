@@ -27,8 +27,8 @@ void carry(Io& io, wire::MemoryAcquired& m, MemoryAcquired& v) {
 }
 
 static void carry_bindings(Writer&, wire::Join& m, abi::Bindings& v) {
-  const auto add = [&m](std::size_t number, std::uint32_t memory, std::uint32_t reserved, std::uint64_t offset,
-                        std::uint64_t length) {
+  const auto add = [&m](std::size_t number, std::uint32_t memory, std::uint32_t reserved,
+                        std::uint64_t offset, std::uint64_t length) {
     if (memory == 0 && reserved == 0 && offset == 0 && length == 0) return;
     Binding& message = *m.add_bindings();
     message.set_region(static_cast<std::uint32_t>(number));

@@ -42,7 +42,8 @@ constexpr std::size_t routes_bytes(const LaneShape& shape) {
 
 std::size_t ResidentCalls::device_bytes(const LaneShape& shape, std::uint32_t max_sms) {
   return sizeof(CallState) + routes_bytes(shape) + aligned(sizeof(DeviceView)) +
-         aligned(sizeof(MemoryTable)) + aligned(std::size_t{kDivisionKinds} * max_sms * sizeof(WorkDivision)) +
+         aligned(sizeof(MemoryTable)) +
+         aligned(std::size_t{kDivisionKinds} * max_sms * sizeof(WorkDivision)) +
          abi::kReplayedResults * sizeof(ResultRuns);
 }
 
@@ -207,7 +208,8 @@ void ResidentCalls::write_view(const DeviceView& view_of_group, const MemoryTabl
   own.group.workspace_bytes = probe.workspace_bytes;
   bool any = false;
   for (const auto& of_rank : of_ranks.of) {
-    any = any || std::any_of(std::begin(of_rank), std::end(of_rank), [](const auto& m) { return m.bytes != 0; });
+    any = any ||
+          std::any_of(std::begin(of_rank), std::end(of_rank), [](const auto& m) { return m.bytes != 0; });
   }
   if (any) {
     own.group.memories = reinterpret_cast<const abi::RegisteredMemory*>(memories());

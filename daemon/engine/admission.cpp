@@ -57,7 +57,8 @@ std::string Admission::illegal(const SessionPort& session, const Submission& s) 
     return why;
   if (std::any_of(std::begin(s.reserved), std::end(s.reserved), [](std::uint32_t r) { return r != 0; }))
     return "submission field reserved is not zero";
-  if ((s.flags & abi::kFlagPlaces) != 0) return bad("flags", s.flags, "no places of rows: those are for calls");
+  if ((s.flags & abi::kFlagPlaces) != 0)
+    return bad("flags", s.flags, "no places of rows: those are for calls");
   const bool of_stream = (s.flags & abi::kFlagStream) != 0;
   if (of_stream && !device_.traits().has_streams)
     return bad("flags", s.flags, "no stream's on " + device_.name());

@@ -9,6 +9,7 @@
 #include "loop.h"
 #include "member_memory_store.h"
 #include "messages.h"
+#include "proto/binding_rules.h"
 #include "session/session_table.h"
 
 #include <unistd.h>
@@ -41,7 +42,16 @@ void fill_counters(v1::Device& message, const abi::EnginePage& page) {
   message.set_kernel_stop_max_us(read(page.kernel_stop_max_us));
 }
 
-void fill(v1::Group& message, const membership::Group& group, const EngineFleet& fleet, std::uint64_t now) {
+void fill(v1::GroupMember& message, const abi::Bindings& bindings) {
+  for (std::size_t region = 0; region < abi::kNumRegions; ++region) {
+    if (bindings[region].memory != 0) message.add_bound_regions(abi::kRegionNames[region]);
+  }
+  std::uint64_t registered = 0;
+  for (const abi::RegisteredRange& range : bindings.registered) registered += range.bytes;
+  message.set_registered_bytes(registered);
+}
+
+void fill(v1::Group& message, const membership::Group& group, const Rooms& rooms, std::uint64_t now) {
   message.set_group_id(group.id);
   message.set_name(group.name);
   message.set_state(message_of(group.phase()));
@@ -54,8 +64,10 @@ void fill(v1::Group& message, const membership::Group& group, const EngineFleet&
     v1::GroupMember& out = *message.add_members();
     out.set_rank(rank);
     out.set_session_id(member.session.number);
-    out.set_device(fleet.name(member.engine.device));
+    out.set_device(rooms.fleet.name(member.engine.device));
     out.set_gone(member.gone());
+    if (const MemberArenas* arenas = rooms.memory.find(group.id, rank); arenas != nullptr)
+      fill(out, arenas->wanted.bindings);
   }
   const bool degraded =
       group.is(membership::GroupPhase::kActive) || group.is(membership::GroupPhase::kBreaking);
@@ -238,7 +250,7 @@ v1::ListGroupsResponse ControlReads::list_groups() const {
   const std::uint64_t now = rooms_.loop.now_ns();
   rooms_.deciders.each([&](const membership::Group& group) {
     v1::Group& message = *list.add_groups();
-    fill(message, group, rooms_.fleet, now);
+    fill(message, group, rooms_, now);
     for (const auto& [rank, member] : group.members) {
       if (const MemberArenas* arenas = rooms_.memory.find(group.id, rank); arenas != nullptr)
         message.set_arena_bytes(message.arena_bytes() + arenas->bytes);

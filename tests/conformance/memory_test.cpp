@@ -332,8 +332,8 @@ CallerMemory random_memory(const Case& c, std::uint32_t rank, Round round, std::
   return {c, named, tokens, room, random(), aligned};
 }
 
-void run_rounds(const Group& group, const Case& c, std::uint32_t rank, bool on_host,
-                std::uint64_t rounds = 3, Slab* slab = nullptr) {
+void run_rounds(const Group& group, const Case& c, std::uint32_t rank, bool on_host, std::uint64_t rounds = 3,
+                Slab* slab = nullptr) {
   Rank self(group, c, rank, on_host, slab);
   const auto aligned = [&](std::uint64_t number) { return slab != nullptr && number % 3 != 2; };
   std::mt19937_64 random(c.seed * 100 + rank);

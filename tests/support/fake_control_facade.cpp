@@ -79,6 +79,9 @@ v1::Group make_group() {
   group.set_arena_bytes(std::uint64_t{500} << 20);
   add_member(group, 0, 11, "host:0");
   add_member(group, 1, 12, "host:1");
+  group.mutable_members(1)->add_bound_regions("recv_x");
+  group.mutable_members(1)->add_bound_regions("y");
+  group.mutable_members(1)->set_registered_bytes(std::uint64_t{3} << 30);
   return group;
 }
 

@@ -24,8 +24,8 @@
  * 6. Threads. Any thread may make any call, also on one session at the same time, with two exceptions. Two
  *    threads that submit to one group must agree on an order. Leave and detach must not race with other calls
  *    on the same handle. No call waits for another call.
- * 7. Blocking. Only calls with a timeout block, and leave, detach, epd_group_check and epd_memory_free. Leave and detach wait
- *    for the hooks of what they end, and up to 5 seconds for the daemon.
+ * 7. Blocking. Only calls with a timeout block, and leave, detach, epd_group_check and epd_memory_free. Leave
+ * and detach wait for the hooks of what they end, and up to 5 seconds for the daemon.
  * 8. timeout_ms is 1 or more milliseconds, or 0 for the default that each call states. Calls whose default is
  *    EPD_FOREVER also take EPD_FOREVER and EPD_NO_WAIT. Other values are refused. A wait for an operation
  *    with EPD_FOREVER ends too, as the daemon gives every operation a deadline. If this device's engine is
@@ -272,8 +272,8 @@ static inline void epd_binding_init(epd_binding_t* binding) {
   binding->size = sizeof(*binding);
 }
 
-/* epd_binding_t::fd on a CUDA device: that of the allocation in which `address` lies. libepd finds and exports
- * it. `offset` is 0, and the region of all slots lies in this one allocation. */
+/* epd_binding_t::fd on a CUDA device: that of the allocation in which `address` lies. libepd finds and
+ * exports it. `offset` is 0, and the region of all slots lies in this one allocation. */
 #define EPD_FD_OF_ADDRESS (-1)
 
 /* GPU memory that can be bound: an allocation of its own for each call, reachable from its GPU. Needs no
@@ -283,18 +283,18 @@ static inline void epd_binding_init(epd_binding_t* binding) {
  * there is no such device. UNSUPPORTED: there is no driver. */
 EPD_API void* epd_memory_alloc(size_t bytes, int device, void* stream);
 /* Waits, like cudaFree, for the GPU's work in the thread's context and in the primary one. If that fails (a
- * stream captures, the driver has ended) the memory stays. What is bound in a group is held by the daemon until
- * the group has let it go. NULL is allowed. Only `address` is used. Not while streams capture. */
+ * stream captures, the driver has ended) the memory stays. What is bound in a group is held by the daemon
+ * until the group has let it go. NULL is allowed. Only `address` is used. Not while streams capture. */
 EPD_API void epd_memory_free(void* address, size_t bytes, int device, void* stream);
 
-/* Rows in registered memory are not copied: x, recv_x, y and out of epd_memory_t, if they lie there on a multiple
- * of 16 bytes, and behind where recv_x and y begin there is registered room for the group's region (epd_region_bytes).
- * Peers store to recv_x and load from y by themselves. All else that epd_memory_t names is copied.
- * The range lies in one allocation that can be bound (see epd_binding_t). It counts for groups that the session joins
- * from then on, 16 ranges at most. Their engines keep the memory mapped until the groups are left; a process that
- * dies frees it so.
- * UNSUPPORTED: the device's operations take rows from their slots alone (host devices, GPUs without resident
- * kernels); calls then copy. INVALID_ARGUMENT: such a range can't be registered. RESOURCE_EXHAUSTED: 16 are. */
+/* Rows in registered memory are not copied: x, recv_x, y and out of epd_memory_t, if they lie there on a
+ * multiple of 16 bytes, and behind where recv_x and y begin there is registered room for the group's region
+ * (epd_region_bytes). Peers store to recv_x and load from y by themselves. All else that epd_memory_t names
+ * is copied. The range lies in one allocation that can be bound (see epd_binding_t). It counts for groups
+ * that the session joins from then on, 16 ranges at most. Their engines keep the memory mapped until the
+ * groups are left; a process that dies frees it so. UNSUPPORTED: the device's operations take rows from their
+ * slots alone (host devices, GPUs without resident kernels); calls then copy. INVALID_ARGUMENT: such a range
+ * can't be registered. RESOURCE_EXHAUSTED: 16 are. */
 EPD_API epd_status_t epd_memory_register(epd_session_t* session, void* address, size_t bytes);
 /* From here on calls copy rows of the range that begins there. Before memory is freed that is not of
  * epd_memory_alloc, whose epd_memory_free does the same. NOT_FOUND: no range begins there. */

@@ -133,6 +133,16 @@ std::string wait_of(const v1::Operation& operation) {
   return "rank " + std::to_string(operation.waiting_for()) + " " + format_us(operation.waiting_us());
 }
 
+// What lies in memory of the client's own.
+std::string memory_of(const v1::GroupMember& member) {
+  std::string text;
+  for (const std::string& region : member.bound_regions())
+    text += (text.empty() ? "own " : ", ") + printable(region);
+  if (member.registered_bytes() != 0)
+    text += (text.empty() ? "" : "; ") + format_bytes(member.registered_bytes()) + " registered";
+  return text.empty() ? "arena" : text;
+}
+
 }  // namespace
 
 std::string render(const v1::GetStatusResponse& status) {
@@ -227,8 +237,13 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
                {"PRIO", kRight},
                {"EPOCH", kRight},
                {"AGE", kRight}});
-  Table member_table(
-      {{"GROUP", kRight}, {"RANK", kRight}, {"SESSION", kRight}, {"NODE"}, {"DEVICE"}, {"STATE"}});
+  Table member_table({{"GROUP", kRight},
+                      {"RANK", kRight},
+                      {"SESSION", kRight},
+                      {"NODE"},
+                      {"DEVICE"},
+                      {"STATE"},
+                      {"MEMORY"}});
   std::string notes;
   for (const v1::Group& group : groups.groups()) {
     const v1::GroupShape& shape = group.shape();
@@ -251,7 +266,7 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
       const bool far = !member.node().empty();  // its session is that node's
       member_table.add({number(group.group_id()), number(member.rank()),
                         far ? "-" : number(member.session_id()), far ? printable(member.node()) : "own",
-                        member.device(), member.gone() ? "gone" : "here"});
+                        member.device(), member.gone() ? "gone" : "here", far ? "-" : memory_of(member)});
     }
   }
   if (table.empty()) return "no groups\n";

@@ -1,5 +1,5 @@
-// Rows of an operation that lie in registered memory, in place of the regions of its slot. These functions are
-// the same for kernels and hosts.
+// Rows of an operation that lie in registered memory, in place of the regions of its slot. These functions
+// are the same for kernels and hosts.
 #pragma once
 
 #include "kernels/cuda_operation.h"
@@ -21,8 +21,7 @@ EPD_HOST_DEVICE inline std::uint8_t* find_rows(const Operation& op, std::uint32_
                                                std::uint64_t needed) {
   const auto number = static_cast<std::uint32_t>(place >> abi::kRowPlaceBits);
   if (op.memories == nullptr || number == 0 || number > abi::kMaxRegistered) return nullptr;
-  const abi::RegisteredMemory memory =
-      op.memories[std::size_t{rank} * abi::kMaxRegistered + number - 1];
+  const abi::RegisteredMemory memory = op.memories[std::size_t{rank} * abi::kMaxRegistered + number - 1];
   const std::uint64_t offset = place & ((std::uint64_t{1} << abi::kRowPlaceBits) - 1);
   if (offset % abi::kRowPlaceAlign != 0 || memory.bytes < needed || offset > memory.bytes - needed)
     return nullptr;

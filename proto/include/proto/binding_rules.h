@@ -42,7 +42,8 @@ constexpr std::uint64_t binding_end(const GroupShape& s, Region region, const Bi
 
 namespace detail {
 
-inline std::string check_registered(const RegisteredRange& range, std::size_t index, std::size_t num_memories) {
+inline std::string check_registered(const RegisteredRange& range, std::size_t index,
+                                    std::size_t num_memories) {
   const auto wrong = [index](const char* field, std::uint64_t value, const std::string& allowed) {
     return "registered memory " + std::to_string(index) + ": " + field + " is " + std::to_string(value) +
            "; allowed: " + allowed;

@@ -25,10 +25,10 @@ enum OpFlags : std::uint32_t {
   // calls of streams: its rows lie where CallWords::places says
   kFlagPlaces = 1u << 10,
   kNoopFlags = kFlagStream,
-  kDispatchFlags = kFlagWeights | kFlagCached | kFlagZeroPadding | kFlagMarkUnused | kFlagDefer | kFlagStream |
-                   kFlagPlaces,
-  kCombineFlags = kFlagWeights | kFlagReturnWeights | kFlagSumWeights | kFlagDefer | kFlagBiases | kFlagStream |
-                  kFlagPlaces,
+  kDispatchFlags = kFlagWeights | kFlagCached | kFlagZeroPadding | kFlagMarkUnused | kFlagDefer |
+                   kFlagStream | kFlagPlaces,
+  kCombineFlags = kFlagWeights | kFlagReturnWeights | kFlagSumWeights | kFlagDefer | kFlagBiases |
+                  kFlagStream | kFlagPlaces,
 };
 
 constexpr std::uint32_t flags_of(Op op) {

@@ -1,5 +1,5 @@
-// Where the rows of one operation lie, if they are not in the regions of its slot: in memory that the rank has
-// registered (Bindings::registered). Plain data, also for device code.
+// Where the rows of one operation lie, if they are not in the regions of its slot: in memory that the rank
+// has registered (Bindings::registered). Plain data, also for device code.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ inline constexpr std::uint32_t kMaxRegistered = 16;
 // Rows are copied in units of so many bytes.
 inline constexpr std::uint64_t kRowPlaceAlign = 16;
 
-// The number of a registered memory + 1, and how many bytes behind its begin the rows begin. 0: they lie in the
-// slot's region.
+// The number of a registered memory + 1, and how many bytes behind its begin the rows begin. 0: they lie in
+// the slot's region.
 using RowPlace = std::uint64_t;
 inline constexpr std::uint32_t kRowPlaceBits = 56;
 

@@ -72,7 +72,8 @@ std::string Resident::compose(Task task, Operation& op) const {
     const abi::RowPlaces& places = calls.words->places[call.number % abi::kCallSlots];
     if (op.memories != nullptr && !device_.reaches(op.memories, sizeof(MemoryTable)))
       return "the table of registered memories is out of reach";
-    take_own_places(op, {ordered::load_relaxed_system(&places.in), ordered::load_relaxed_system(&places.out)});
+    take_own_places(op,
+                    {ordered::load_relaxed_system(&places.in), ordered::load_relaxed_system(&places.out)});
   }
   op.division = calls.division[at];
   return check(task, op);

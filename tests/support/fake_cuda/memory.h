@@ -99,7 +99,8 @@ class Memory {
   CUresult map(CUdeviceptr address, std::size_t bytes, std::shared_ptr<Allocation> allocation);
   CUresult unmap(CUdeviceptr address, std::size_t bytes);
   // What is mapped where the address is, and from where on; null: nothing of cuMemMap.
-  std::shared_ptr<Allocation> mapped_at(std::uintptr_t address, std::uintptr_t& begin, std::size_t& bytes) const;
+  std::shared_ptr<Allocation> mapped_at(std::uintptr_t address, std::uintptr_t& begin,
+                                        std::size_t& bytes) const;
   CUresult allow(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* desc, std::size_t count);
 
   // Of device `home`, for it and for those that reach it; -1: for all.

@@ -94,7 +94,7 @@ TEST(ClientAttach, VersionMismatchNamesBothVersions) {
 
 TEST(ClientAttach, LayoutMismatchNamesBothLayouts) {
   EXPECT_EQ(attach_status(with([](FakeSettings& s) { s.layout_hash = 0x1234; })), EPD_VERSION_MISMATCH);
-  EXPECT_ERROR_HAS("0000000000001234");
+  EXPECT_ERROR_HAS("0x1234");
 }
 
 TEST(ClientAttach, PassesRefusalsOn) {

@@ -87,17 +87,15 @@ class ClientCudaBindings : public ClientCudaBase, public ::testing::WithParamInt
     EXPECT_EQ(open_descriptors(), before) << said;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Modes, ClientCudaBindings, ::testing::Bool(), [](const auto& tested) {
-  return tested.param ? "Resident" : "Launched";
-});
+INSTANTIATE_TEST_SUITE_P(Modes, ClientCudaBindings, ::testing::Bool(),
+                         [](const auto& tested) { return tested.param ? "Resident" : "Launched"; });
 
 TEST_P(ClientCudaBindings, AddressesBecomeDescriptorsOfTheirAllocations) {
   const Memory one = allocate(kUnit + 1);
   const Memory two = allocate(1);
   ASSERT_NE(one, nullptr) << epd_last_error();
   ASSERT_NE(two, nullptr) << epd_last_error();
-  std::vector<epd_binding_t> bindings = {bind(EPD_REGION_X, one.get() + 256),
-                                         bind(EPD_REGION_OUT, two.get()),
+  std::vector<epd_binding_t> bindings = {bind(EPD_REGION_X, one.get() + 256), bind(EPD_REGION_OUT, two.get()),
                                          bind(EPD_REGION_RECV_X, one.get() + kUnit)};
   bindings[0].stride = 4096;
   detach();
@@ -181,8 +179,8 @@ TEST_P(ClientCudaBindings, MemoryThatCantBePassedOnIsRefusedByName) {
 
 TEST_P(ClientCudaBindings, WhatTheDriverSaysIsPassedOn) {
   const Memory one = allocate(kUnit);
-  for (const char* function : {"cuMemGetAllocationPropertiesFromHandle", "cuMemGetAddressRange",
-                               "cuMemExportToShareableHandle"}) {
+  for (const char* function :
+       {"cuMemGetAllocationPropertiesFromHandle", "cuMemGetAddressRange", "cuMemExportToShareableHandle"}) {
     cuda_.fail(function, CUDA_ERROR_UNKNOWN);
     epd_group_t* group = nullptr;
     EXPECT_EQ(join({bind(EPD_REGION_X, one.get())}, &group), EPD_INTERNAL) << function;
@@ -228,7 +226,8 @@ TEST_P(ClientCudaBindings, RangesThatCantBeRegisteredAreRefusedByName) {
   refused(nullptr, 16, EPD_INVALID_ARGUMENT, "address is 0x0; allowed: a multiple of 16, not 0");
   refused(one.get() + 8, 16, EPD_INVALID_ARGUMENT, "allowed: a multiple of 16, not 0");
   refused(one.get(), 0, EPD_INVALID_ARGUMENT, "bytes is 0; allowed: 1 or more");
-  refused(one.get() + 16, kUnit, EPD_INVALID_ARGUMENT, "bytes is 2097152; allowed: 1 .. 2097136, up to the end");
+  refused(one.get() + 16, kUnit, EPD_INVALID_ARGUMENT,
+          "bytes is 2097152; allowed: 1 .. 2097136, up to the end");
   refused(reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(on_host + 15) & ~std::uintptr_t{15}), 16,
           EPD_INVALID_ARGUMENT, "where no memory of cuMemCreate is mapped");
   EXPECT_EQ(epd_memory_unregister(session_, one.get()), EPD_NOT_FOUND);
@@ -236,7 +235,8 @@ TEST_P(ClientCudaBindings, RangesThatCantBeRegisteredAreRefusedByName) {
   for (std::size_t i = 0; i < abi::kMaxRegistered; ++i)
     ASSERT_EQ(epd_memory_register(session_, one.get() + i * 64, 64), EPD_OK) << epd_last_error();
   refused(one.get() + 48, 32, EPD_INVALID_ARGUMENT, "the range overlaps 64 bytes at 0x");
-  refused(one.get() + 4096, 32, EPD_RESOURCE_EXHAUSTED, "16 ranges are registered in this session; allowed: 16");
+  refused(one.get() + 4096, 32, EPD_RESOURCE_EXHAUSTED,
+          "16 ranges are registered in this session; allowed: 16");
   for (std::size_t i = 0; i < abi::kMaxRegistered; ++i)
     ASSERT_EQ(epd_memory_unregister(session_, one.get() + i * 64), EPD_OK) << epd_last_error();
 }
@@ -293,7 +293,8 @@ TEST_F(ClientCudaMemory, RefusalsLeaveNothing) {
   expect_nothing(0, kDevice, "bytes is 0; allowed: more");
   expect_nothing(kUnit, -1, "device is -1; allowed: 0 .. ");
   expect_nothing(kUnit, 99, "device is 99; allowed: 0 .. ");
-  expect_nothing(std::size_t{1} << 40, kDevice, "cuMemCreate of 1099511627776 bytes: CUDA_ERROR_OUT_OF_MEMORY");
+  expect_nothing(std::size_t{1} << 40, kDevice,
+                 "cuMemCreate of 1099511627776 bytes: CUDA_ERROR_OUT_OF_MEMORY");
   for (const char* function : {"cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"}) {
     cuda_.fail(function, CUDA_ERROR_UNKNOWN);
     expect_nothing(1, kDevice, std::string(function) + " of 2097152 bytes of exportable memory: ");

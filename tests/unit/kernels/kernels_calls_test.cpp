@@ -73,6 +73,7 @@ class Calls : public testing::Test {
     call.op = below(2) != 0 ? Op::kDispatch : Op::kCombine;
     call.slot = below(shape_.depth);
     call.flags = static_cast<std::uint32_t>(random_()) & abi::flags_of(call.op) & ~abi::kFlagStream;
+    if (ring_ == kByHost) call.flags &= ~std::uint32_t{abi::kFlagPlaces};
     if (abi::num_biases(call.flags) > 2) call.flags &= ~std::uint32_t{abi::kFlagBiases};
     call.route = call.slot;
     if (abi::makes_routing(call.op, call.flags)) call.num_tokens = below(shape_.max_tokens + 1);
@@ -301,22 +302,88 @@ TEST_F(Calls, ThatNoLibraryMakesAreRefused) {
     draw_view();
     abi::Call call = draw_call();
     OpError error = OpError::kBadCall;
-    switch (below(8)) {
+    switch (below(9)) {
       case 0: call.op = Op::kNone; break;
       case 1: call.slot = shape_.depth; break;
       case 2: call.flags |= abi::kFlagStream; break;
-      case 3: call.flags |= 1u << (10 + below(6)); break;
+      case 3: call.flags |= 1u << (11 + below(5)); break;
       case 4: call.num_tokens = shape_.max_tokens + 1; break;
       case 5:
         call.route = shape_.num_routes() + below((1u << abi::kCallRouteBits) - shape_.num_routes());
         break;
       case 6: call.result = abi::result_of(abi::kResultPlaces + below(1000), 0); break;
+      case 7:
+        ring_ = kByHost;
+        call.number = state_.sequence[ring_];
+        call.flags |= abi::kFlagPlaces;
+        break;
       default: call.number += 1 + below(1000); error = OpError::kLostCall;
     }
     if (call.slot == abi::kMaxDepth) continue;  // which a call has no room for
     const Judgement judgement = judge(call);
     EXPECT_EQ(judgement.verdict, Verdict::kRefuse);
     EXPECT_EQ(judgement.error, error);
+  }
+}
+
+TEST_F(Calls, TakeTheirRowsFromRegisteredMemoryAsFarAsTheyAreThere) {
+  MemoryTable table;
+  for (int i = 0; i < 2000; ++i) {
+    draw_view();
+    const bool dispatch = below(2) != 0;
+    Operation op;
+    op.shape.num_ranks = 1 + below(kMaxRanks);
+    op.shape.hidden = 128;
+    op.shape.recv_rows = 1 + below(100);
+    op.shape.format.x_bytes = 256;
+    op.shape.format.row_bytes = 128 * (1 + below(2));
+    op.rank = below(op.shape.num_ranks);
+    op.num_tokens = below(50);
+    op.memories = &table.of[0][0];
+    std::uint8_t* const x = dispatch ? address(1) : nullptr;
+    op.x = x;
+    op.out = reinterpret_cast<std::uint16_t*>(dispatch ? nullptr : address(2));
+    Peer& own = op.peers[op.rank];
+    own.target.recv_x = dispatch ? address(3) : nullptr;
+    own.source.y = reinterpret_cast<const std::uint16_t*>(dispatch ? nullptr : address(4));
+    const Peer before = own;
+    const std::uint32_t number = below(abi::kMaxRegistered);
+    for (auto& of_rank : table.of) {
+      for (auto& memory : of_rank) memory = {};
+    }
+    table.of[op.rank][number] = {address(9), 1 + below(40'000)};
+    const std::uint64_t offset = below(3) == 0 ? random_() >> 8 : below(40'000);
+    const abi::RowPlace place = below(9) == 0 ? random_()
+                                : below(9) == 0
+                                    ? abi::row_place(below(abi::kMaxRegistered + 2), offset)
+                                    : abi::row_place(number, offset / 16 * (below(5) != 0 ? 16 : 8));
+    const auto where = [&](std::uint64_t needed) -> std::uint8_t* {
+      const std::uint64_t at = place & ((std::uint64_t{1} << 56) - 1);
+      const bool there = place >> 56 == number + 1 && at % 16 == 0 && at <= table.of[op.rank][number].bytes &&
+                         needed <= table.of[op.rank][number].bytes - at;
+      return there ? address(9) + at : nullptr;
+    };
+    const std::uint64_t tokens = op.num_tokens * std::uint64_t{256};
+    const std::uint64_t rows = op.shape.recv_rows * (dispatch ? op.shape.format.row_bytes : 256);
+    const bool in = below(2) != 0;
+    take_own_places(op, in ? abi::RowPlaces{place, 0} : abi::RowPlaces{0, place});
+    const bool of_tokens = dispatch == in;  // x, out
+    const std::uint8_t* const found = where(of_tokens ? tokens : rows);
+    const void* const now = of_tokens  ? (dispatch ? op.x : op.out)
+                            : dispatch ? own.target.recv_x
+                                       : own.source.y;
+    const void* const region = of_tokens ? (dispatch ? x : address(2)) : address(dispatch ? 3 : 4);
+    EXPECT_EQ(now, found != nullptr ? found : region);
+    EXPECT_EQ(op.announcement.place, found != nullptr && !of_tokens ? place : 0);
+    if (of_tokens) continue;
+    Peer seen = before;  // as a peer sees it
+    take_place(op, op.rank, place, seen);
+    EXPECT_EQ(seen.target.recv_x, own.target.recv_x);
+    EXPECT_EQ(seen.source.y, own.source.y);
+    Peer inactive;
+    take_place(op, op.rank, place, inactive);
+    EXPECT_EQ(inactive.target.recv_x, nullptr);
+    EXPECT_EQ(inactive.source.y, nullptr);
   }
 }
 
