@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 
 namespace epd::transport {
 namespace {
@@ -13,7 +14,11 @@ namespace {
 constexpr unsigned kMessageId = 1;            // UCX's number for the one kind of message there is
 constexpr unsigned kLastMessageId = 0xffff;   // what UCX's header has room for
 constexpr std::uint32_t kMagic = 0x4d445045;  // "EPDM"
-constexpr std::uint32_t kFormat = 1;
+constexpr std::uint16_t kFormat = 2;
+
+// See leave(). Engines break their groups within some milliseconds of each other.
+constexpr std::chrono::milliseconds kAfterYou{300};
+constexpr std::chrono::milliseconds kAtOnce{0};
 
 std::uint64_t packed(std::uint64_t major, std::uint64_t minor, std::uint64_t release) {
   return (major << 32) | (minor << 16) | release;
@@ -87,15 +92,25 @@ Result<PeerId> UcxTransport::connect(std::span<const std::byte> address) {
   if (const auto known = by_transport_.find(parts->transport); known != by_transport_.end()) {
     return already_connected(known->second->id);
   }
+  Partner& partner = partners_[parts->transport];
+  partner.address.assign(parts->payload.begin(), parts->payload.end());
+  partner.version = parts->detail;
+  Peer& peer = make_peer(parts->transport);
+  by_transport_[peer.transport] = &peer;
+  return peer.id;
+}
+
+UcxTransport::Peer& UcxTransport::make_peer(std::uint64_t transport) {
+  Partner& partner = partners_[transport];
   auto peer = std::make_unique<Peer>();
   peer->owner = this;
-  peer->transport = parts->transport;
-  peer->version = parts->detail;
+  peer->transport = transport;
+  peer->version = partner.version;
   ucp_ep_params_t params;
   std::memset(&params, 0, sizeof(params));
   params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                       UCP_EP_PARAM_FIELD_ERR_HANDLER;
-  params.address = reinterpret_cast<const ucp_address_t*>(parts->payload.data());
+  params.address = reinterpret_cast<const ucp_address_t*>(partner.address.data());
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.cb = &UcxTransport::on_failure;
   params.err_handler.arg = peer.get();
@@ -104,9 +119,23 @@ Result<PeerId> UcxTransport::connect(std::span<const std::byte> address) {
   if (status != UCS_OK) {  // nobody listens there, or by nothing that we have: kDown tells
     peer->endpoint = nullptr;
     on_failure(peer.get(), nullptr, status);
+  } else {
+    ++partner.endpoints;
   }
-  by_transport_[peer->transport] = peer.get();
-  return peers_.emplace(peer->id, std::move(peer)).first->first;
+  return *peers_.emplace(peer->id, std::move(peer)).first->second;
+}
+
+// One at a time for each transport, whatever it says. If its partner is gone, UCX closes the socket of an
+// endpoint when both sides have closed theirs.
+void UcxTransport::pair_up() {
+  if (!std::exchange(some_behind_, false)) return;
+  for (auto& [transport, partner] : partners_) {
+    if (!partner.behind() || partner.pairs_up) continue;
+    partner.pairs_up = true;
+    Peer& peer = make_peer(transport);
+    peer.forgotten = peer.shadow = true;
+    if (peer.state == State::kOpen) leave(peer);
+  }
 }
 
 // May come in any call of UCX's, so it only marks.
@@ -129,12 +158,18 @@ Status UcxTransport::close(PeerId id) {
     peers_.erase(found);
     return {};
   }
-  if (peer.state == State::kOpen) {
-    ending_.push_back(&peer);
-    peer.state = State::kLeaving;
-    advance_leaving(peer);
-  }
+  if (peer.state == State::kOpen) leave(peer);
   return {};
+}
+
+// UCX keeps the socket of an endpoint that it closes for the other side's partner, until that is closed. If
+// both close theirs before either has heard of it, both keep the socket for ever. So one side lets the other
+// go first.
+void UcxTransport::leave(Peer& peer) {
+  ending_.push_back(&peer);
+  peer.state = State::kLeaving;
+  peer.leaves_at = std::chrono::steady_clock::now() + (id_ > peer.transport ? kAfterYou : kAtOnce);
+  advance_leaving(peer);
 }
 
 // An endpoint that works is closed when it has nothing to write any more. UCX would keep it half, for
@@ -143,6 +178,7 @@ Status UcxTransport::close(PeerId id) {
 // closed its side never fetches them.
 void UcxTransport::advance_leaving(Peer& peer) {
   if (peer.flushing || peer.sends != peer.rendezvous) return;
+  if (std::chrono::steady_clock::now() < peer.leaves_at) return;
   peer.flushing = true;
   Pending* pending = take_pending(peer, 0, EventKind::kFlushed);
   pending->own = true;
@@ -184,6 +220,10 @@ void UcxTransport::advance_closing() {
     ending_[i] = ending_.back();
     ending_.pop_back();
     peer.state = State::kDown;
+    if (peer.shadow) {
+      partners_[peer.transport].pairs_up = false;
+      some_behind_ = true;
+    }
     if (peer.forgotten) {
       peers_.erase(peer.id);
       continue;
@@ -251,7 +291,7 @@ Status UcxTransport::send(PeerId id, std::span<const std::byte> header, std::spa
   Result<Peer*> peer = sender_to(id);
   if (!peer.ok()) return peer.status();
   Pending* pending = take_pending(**peer, cookie, EventKind::kSent);
-  const Prefix prefix{kMagic, kFormat, id_};
+  const Prefix prefix{kMagic, kFormat, partners_[(*peer)->transport].endpoints, id_};
   std::memcpy(pending->wire.data(), &prefix, sizeof(prefix));
   if (!header.empty()) std::memcpy(pending->wire.data() + sizeof(prefix), header.data(), header.size());
   ucp_request_param_t param;
@@ -393,6 +433,9 @@ ucs_status_t UcxTransport::receive(std::span<const std::byte> wire, void* data, 
     return UCS_OK;  // of a rendezvous the body is not fetched, and UCX tells the sender that it is free
   }
   Peer& peer = *sender->second;
+  Partner& partner = partners_[prefix.sender];
+  partner.theirs = prefix.endpoints;
+  some_behind_ = some_behind_ || partner.behind();
   const Header header(wire.subspan(sizeof(prefix)));
   if (rendezvous) return begin_fetch(peer, header, data, bytes);
   // UCX's promise for handlers with UCP_AM_FLAG_PERSISTENT_DATA: the data may be kept.
@@ -488,6 +531,7 @@ std::size_t UcxTransport::progress(std::span<Event> events) {
   }
   advance_flushes();
   advance_closing();
+  pair_up();
   std::size_t count = 0;
   while (count < events.size() && !events_.empty()) {
     if (deliver(events_.front(), events[count])) ++count;

@@ -5,6 +5,7 @@
 #include "transport/ucx.h"
 #include "ucx_worker.h"
 
+#include <chrono>
 #include <deque>
 #include <optional>
 #include <unordered_map>
@@ -44,20 +45,38 @@ class UcxTransport final : public Transport {
     std::uint64_t version = 0;    // likewise
     State state = State::kOpen;
     bool forgotten = false;  // close() was called
+    bool shadow = false;     // made by pair_up(), for nobody
     ucp_ep_h endpoint = nullptr;
-    void* closing = nullptr;       // UCX's request
-    bool flushing = false;         // kLeaving: a flush of our own is under way
-    std::uint32_t sends = 0;       // flushes too
-    std::uint32_t rendezvous = 0;  // of these sends
-    std::uint32_t fetches = 0;     // bodies on their way here by rendezvous
-    Pending* flush = nullptr;      // the caller's
-    Status reason;                 // of kDown
+    void* closing = nullptr;                          // UCX's request
+    bool flushing = false;                            // kLeaving: a flush of our own is under way
+    std::chrono::steady_clock::time_point leaves_at;  // kLeaving: not before
+    std::uint32_t sends = 0;                          // flushes too
+    std::uint32_t rendezvous = 0;                     // of these sends
+    std::uint32_t fetches = 0;                        // bodies on their way here by rendezvous
+    Pending* flush = nullptr;                         // the caller's
+    Status reason;                                    // of kDown
   };
   // What a message carries in front of its header.
   struct Prefix {
     std::uint32_t magic;
-    std::uint32_t format;
+    std::uint16_t format;
+    std::uint16_t endpoints;  // Partner::endpoints of the sender
     std::uint64_t sender;
+  };
+  // Another transport. UCX pairs the n-th endpoints of both sides, and keeps the socket of an endpoint for
+  // the other's partner. So both sides must make as many.
+  struct Partner {
+    std::vector<std::byte> address;  // as UCX has it
+    std::uint64_t version = 0;
+    std::uint16_t endpoints = 0;  // made to it, cyclic
+    std::uint16_t theirs = 0;     // as its last message said
+    bool pairs_up = false;        // an endpoint of pair_up() has not ended
+    // A transport that says more than so many makes fun of this one.
+    static constexpr std::uint16_t kMostBehind = 64;
+    bool behind() const {
+      const auto missing = static_cast<std::uint16_t>(theirs - endpoints);
+      return missing != 0 && missing <= kMostBehind;
+    }
   };
   // A send or a flush that UCX has.
   struct Pending {
@@ -93,6 +112,9 @@ class UcxTransport final : public Transport {
   static void on_failure(void* peer, ucp_ep_h endpoint, ucs_status_t status);
 
   Status handle(unsigned number, ucp_am_recv_callback_t call);
+  Peer& make_peer(std::uint64_t transport);
+  // Makes and closes the endpoints that others have made alone.
+  void pair_up();
   ucs_status_t receive(std::span<const std::byte> wire, void* data, std::size_t bytes,
                        std::uint64_t attributes);
   ucs_status_t begin_fetch(Peer& peer, const Header& header, void* descriptor, std::uint64_t bytes);
@@ -105,6 +127,7 @@ class UcxTransport final : public Transport {
   Status begun(Pending* pending, const char* call, ucs_status_ptr_t result);
   void settle(Pending* pending, ucs_status_t status);
   void give_back(Pending* pending);
+  void leave(Peer& peer);
   void advance_leaving(Peer& peer);
   void begin_close(Peer& peer);
   Status post_flush(Pending* pending);
@@ -121,6 +144,8 @@ class UcxTransport final : public Transport {
   const std::uint64_t rendezvous_bytes_;
   std::unordered_map<PeerId, std::unique_ptr<Peer>> peers_;
   std::unordered_map<std::uint64_t, Peer*> by_transport_;  // those that are not forgotten
+  std::unordered_map<std::uint64_t, Partner> partners_;    // by transport; UCX's counts last as long as it
+  bool some_behind_ = false;                               // perhaps
   std::vector<Peer*> ending_;                              // kLeaving, kFailed, kClosing
   PeerId last_peer_ = 0;
   std::deque<Event> events_;

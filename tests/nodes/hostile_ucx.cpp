@@ -130,7 +130,7 @@ std::optional<abi::FarHeader> Spy::last_message(std::uint64_t transport) const {
     std::memcpy(&prefix, place.data(), sizeof(prefix));
     abi::FarHeader header;
     std::memcpy(&header, place.data() + sizeof(prefix), sizeof(header));
-    if (prefix.format != 1 || prefix.sender != transport) return;
+    if (prefix.format != Prefix{}.format || prefix.sender != transport) return;
     if (abi::read_far_header(bytes_of(header), header.body_bytes, header) != abi::FarReason::kNone) return;
     const bool of_operation = header.tag != abi::far_epoch_tag(abi::epoch_of_tag(header.tag));
     if (!of_operation || header.from_rank == abi::kFarNoRank || (last && header.tag <= last->tag)) return;

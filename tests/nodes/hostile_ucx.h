@@ -78,7 +78,8 @@ class RawUcx {
 // What stands before an engine's header (daemon/transport/ucx_transport.h).
 struct Prefix {
   std::uint32_t magic = 0x4d445045;  // "EPDM"
-  std::uint32_t format = 1;
+  std::uint16_t format = 2;
+  std::uint16_t endpoints = 1;
   std::uint64_t sender = 0;
 };
 inline constexpr unsigned kEpdMessages = 1;  // UCX's number for them

@@ -184,7 +184,7 @@ TEST_F(NodesHostile, WhoKnowsTheAddressAndNoPeerIsAStranger) {
     for (int i = 0; i < 50; ++i) client.send(kEpdMessages, with_prefix({.sender = 77}, bytes_of(good)), {});
     for (const Bytes& header :
          {Bytes(), Bytes(15), bytes_of(good), with_prefix({.magic = 1}, bytes_of(good)),
-          with_prefix({.format = 2}, bytes_of(good)), with_prefix(of_peer(), Bytes(257))})
+          with_prefix({.format = 1}, bytes_of(good)), with_prefix(of_peer(), Bytes(257))})
       client.send(kEpdMessages, header, Bytes(64));
     client.send(kEpdMessages, with_prefix(of_peer(), bytes_of(good)), Bytes(4 << 20));
     // Kinds of messages that no engine has.
