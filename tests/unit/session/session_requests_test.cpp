@@ -18,14 +18,14 @@ TEST_F(Attach, AJoinMayBringMemory) {
   EXPECT_EQ(sealed_size(host_.last_memory[0].get()).value(), 4096u);
 }
 
-TEST_F(Attach, NoMoreMemoryThanThereAreRegions) {
+TEST_F(Attach, NoMoreMemoryThanAMessageHasRoomFor) {
   const UniqueFd socket = attach();
   ASSERT_TRUE(send_message(socket.get(), AttachType::kJoin, abi::Join{},
-                           std::vector<int>(abi::kNumRegions + 1, socket.get()), 7)
+                           std::vector<int>(abi::kMaxMemories + 1, socket.get()), 7)
                   .ok());
   Packet packet;
   ASSERT_EQ(receive(socket, packet), ReceiveResult::kPacket);
-  expect_refused_and_closed(socket, packet, {"20 descriptors", "allowed: 19"});
+  expect_refused_and_closed(socket, packet, {"21 descriptors", "allowed: 20"});
   EXPECT_TRUE(host_.joins.empty());
 }
 
