@@ -133,6 +133,54 @@ print("done")
     assert done.stdout == "done\n", done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("cuda_daemon", ["launched", "resident"], indirect=True)
+def test_rows_in_registered_memory(cuda_daemon: Daemon) -> None:
+    code = (
+        DRIVER
+        + """
+library = ctypes.CDLL(epd._library.path)
+library.epd_memory_alloc.restype = ctypes.c_void_p
+at = library.epd_memory_alloc(ctypes.c_size_t(1 << 20), 0, None)
+session = epd.attach(sys.argv[1], "cuda:0")
+try: session.register(at + 8, 64)
+except epd.InvalidArgument as error: assert session.info.resident and "a multiple of 16" in str(error), error
+except epd.Unsupported as error: assert not session.info.resident and "slots alone" in str(error), error
+if session.info.resident: session.register(at, 1 << 20)
+group = session.join(epd.GroupConfig(name="own", num_ranks=1, num_experts=4, max_tokens=8, hidden=128, topk=1))
+b = group.buffers(0)
+class At:
+    def __init__(self, offset): self.address = at + offset
+x, recv_x, y, out = At(0), At(4096), At(65536), At(81920)
+rows = b"".join((0x3F80 + i % 100).to_bytes(2, "little") for i in range(1024))
+zeros = bytes(2048)
+for place in (x, recv_x, out, b.x, b.recv_x, b.out): put(place, zeros)
+def run():
+    put(x, rows); put(b.topk_idx, b"\\1\\0\\0\\0" * 8)
+    memory = epd.Memory(x=x.address, recv_x=recv_x.address)
+    dispatch = group.dispatch(0, 8, stream=Stream(), memory=memory)
+    must(cuda.cuMemcpyDtoDAsync_v2(address(y.address), address(recv_x.address), ctypes.c_size_t(2048), stream))
+    back = epd.Memory(y=y.address, out=out.address)
+    combine = group.combine(0, dispatch.handle, stream=stream.value, memory=back)
+    must(cuda.cuStreamSynchronize(stream))
+    assert dispatch.wait().num_recv_rows == 8 and combine.wait().status == epd.Status.OK
+    assert get(recv_x, 2048) == rows and get(out, 2048) == rows
+run()
+copied = [get(region, 2048) != zeros for region in (b.x, b.recv_x, b.out)]
+assert copied == [not session.info.resident] * 3, copied
+if session.info.resident:
+    session.unregister(at)
+    run()
+    assert get(b.x, 2048) == rows
+    try: session.unregister(at)
+    except epd.NotFound as error: assert "no registered range" in str(error), error
+print("done")
+"""
+    )
+    done = run_python(code, cuda_daemon.socket, LD_LIBRARY_PATH=str(FAKE))
+    assert done.stdout == "done\n", done.stdout + done.stderr
+
+
+
 @pytest.mark.parametrize("cuda_daemon", ["resident"], indirect=True)
 def test_the_graph_example(cuda_daemon: Daemon) -> None:
     command = [
