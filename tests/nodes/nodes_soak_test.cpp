@@ -489,7 +489,9 @@ class NodesSoak : public testing::Test {
     run_at(from, {"ip", "neigh", "replace", address, "lladdr", "02:00:00:00:00:99", "nud", "permanent", "dev",
                   kit::NodeNetwork::kInterface});
     mends_.push_back({now_s() + 2 * some_time(), [this, from, address] {
-                        run_at(from, {"ip", "neigh", "del", address, "dev", kit::NodeNetwork::kInterface});
+                        // A cut that overlaps with this one may have ended it.
+                        run_at(from, {"ip", "neigh", "flush", "to", address, "dev",
+                                      kit::NodeNetwork::kInterface, "nud", "permanent"});
                       }});
     return std::string("one-way cut from node ") + kNodes[from] + " to node " + kNodes[to];
   }
