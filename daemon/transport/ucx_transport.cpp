@@ -16,8 +16,9 @@ constexpr unsigned kLastMessageId = 0xffff;   // what UCX's header has room for
 constexpr std::uint32_t kMagic = 0x4d445045;  // "EPDM"
 constexpr std::uint16_t kFormat = 2;
 
-// See leave(). Engines break their groups within some milliseconds of each other.
-constexpr std::chrono::milliseconds kAfterYou{300};
+// See leave(). Engines break their groups within some milliseconds of each other, but while a cable is out the
+// other side hears of nothing: longer than that.
+constexpr std::chrono::milliseconds kAfterYou{6'000};
 constexpr std::chrono::milliseconds kAtOnce{0};
 
 std::uint64_t packed(std::uint64_t major, std::uint64_t minor, std::uint64_t release) {
