@@ -16,8 +16,8 @@ constexpr unsigned kLastMessageId = 0xffff;   // what UCX's header has room for
 constexpr std::uint32_t kMagic = 0x4d445045;  // "EPDM"
 constexpr std::uint16_t kFormat = 2;
 
-// See leave(). Engines break their groups within some milliseconds of each other, but while a cable is out the
-// other side hears of nothing: longer than that.
+// See leave(). Engines break their groups within some milliseconds of each other, but while a cable is out
+// the other side hears of nothing: longer than that.
 constexpr std::chrono::milliseconds kAfterYou{6'000};
 constexpr std::chrono::milliseconds kAtOnce{0};
 
@@ -126,16 +126,17 @@ UcxTransport::Peer& UcxTransport::make_peer(std::uint64_t transport) {
   return *peers_.emplace(peer->id, std::move(peer)).first->second;
 }
 
-// One at a time for each transport, whatever it says. If its partner is gone, UCX closes the socket of an
-// endpoint when both sides have closed theirs.
+// If its partner is gone, UCX closes the socket of an endpoint when both sides have closed theirs.
 void UcxTransport::pair_up() {
   if (!std::exchange(some_behind_, false)) return;
   for (auto& [transport, partner] : partners_) {
-    if (!partner.behind() || partner.pairs_up) continue;
-    partner.pairs_up = true;
-    Peer& peer = make_peer(transport);
-    peer.forgotten = peer.shadow = true;
-    if (peer.state == State::kOpen) leave(peer);
+    while (partner.behind() && partner.shadows < Partner::kMostBehind) {
+      ++partner.shadows;
+      Peer& peer = make_peer(transport);
+      peer.forgotten = peer.shadow = true;
+      if (peer.state != State::kOpen) break;  // it failed at once
+      leave(peer);
+    }
   }
 }
 
@@ -221,10 +222,7 @@ void UcxTransport::advance_closing() {
     ending_[i] = ending_.back();
     ending_.pop_back();
     peer.state = State::kDown;
-    if (peer.shadow) {
-      partners_[peer.transport].pairs_up = false;
-      some_behind_ = true;
-    }
+    if (peer.shadow) --partners_[peer.transport].shadows;
     if (peer.forgotten) {
       peers_.erase(peer.id);
       continue;

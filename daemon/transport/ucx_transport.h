@@ -70,7 +70,7 @@ class UcxTransport final : public Transport {
     std::uint64_t version = 0;
     std::uint16_t endpoints = 0;  // made to it, cyclic
     std::uint16_t theirs = 0;     // as its last message said
-    bool pairs_up = false;        // an endpoint of pair_up() has not ended
+    std::uint16_t shadows = 0;    // of pair_up(), that have not ended
     // A transport that says more than so many makes fun of this one.
     static constexpr std::uint16_t kMostBehind = 64;
     bool behind() const {
