@@ -143,9 +143,10 @@ Status Groups::commit_group(const abi::GroupRef& message) {
     ready.status = usable.code();
     abi::set_text(ready.text, usable.message().data(), usable.message().size());
     // Its end, or that of its ranks here, comes as to any engine that has broken.
-    if (group->life.is(GroupPhase::kRestoring)) group->life.enter(GroupPhase::kBroken);
+    if (group->life.is(GroupPhase::kRestoring)) break_restored(*group);
   } else if (group->life.is(GroupPhase::kRestoring)) {
-    restore(*group);
+    for (const auto& member : group->members) catch_up(*member, device_.launcher());
+    break_restored(*group);
   } else if (const Status far = begin_far(*group); !far.ok()) {
     end_far(*group);
     ready.status = far.code();
@@ -160,15 +161,16 @@ Status Groups::commit_group(const abi::GroupRef& message) {
   return {};
 }
 
-// kGroupReady also acknowledges the break. The boards tell how far ranks have come.
-void Groups::restore(Group& group) {
+// kGroupReady also acknowledges the break. The former engine may have left boards that say that the group is
+// active. The next submission is refused, and its client then asks the board which epoch it is.
+void Groups::break_restored(Group& group) {
   group.life.enter(GroupPhase::kBroken);
-  for (const auto& member : group.members) catch_up(*member, device_.launcher());
   group.cause.cause = StatusCode::kEngineRestarted;
   group.cause.failed_rank =
       group.members.empty() ? -1 : static_cast<std::int32_t>(group.members.front()->rank);
   const std::string text = "the engine of " + device_.name() + " was restarted";
   abi::set_text(group.cause.text, text.data(), text.size());
+  for (const auto& member : group.members) member->publish_state(abi::GroupState::kBroken, group.cause);
 }
 
 // For a group whose ranks are on several nodes: connects its engines and sends greetings. An error concerns

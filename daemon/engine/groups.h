@@ -58,7 +58,7 @@ class Groups {
   void refuse_rank(Group& group, std::uint32_t rank, const Status& status);
   void drop_member(Group& group, std::uint32_t rank);
   void end_member(Member& member, StatusCode status);
-  void restore(Group& group);
+  void break_restored(Group& group);
   Status begin_far(Group& group);
   void end_far(const Group& group);
   void start_calls(const Group& group, bool fresh);
