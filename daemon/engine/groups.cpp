@@ -161,8 +161,8 @@ Status Groups::commit_group(const abi::GroupRef& message) {
   return {};
 }
 
-// kGroupReady also acknowledges the break. The former engine may have left boards that say that the group is
-// active. The next submission is refused, and its client then asks the board which epoch it is.
+// kGroupReady also acknowledges the break. The former engine has left boards that say that the group is
+// active. Before it is that again, submissions of the old epoch are refused, and then clients ask the boards.
 void Groups::break_restored(Group& group) {
   group.life.enter(GroupPhase::kBroken);
   group.cause.cause = StatusCode::kEngineRestarted;
