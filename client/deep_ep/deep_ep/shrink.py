@@ -1,0 +1,97 @@
+"""Going on without lost ranks: what a break of the group has undone is made again.
+
+Under EPD_POLICY_DEGRADE_LATE a rank is lost that ends, or that an operation has waited for until its deadline. Then
+the operations in flight fail on all others, which resume and repeat: a rank also what it has completed and another
+one has not. One operation of a group is in flight at a time, so that is the last one at most.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Optional, Protocol
+
+import epd
+
+if TYPE_CHECKING:
+    from .groups import Joined
+
+BREAKS = (epd.RankLost, epd.DeadlineExceeded, epd.EngineRestarted, epd.Aborted)
+
+
+class Attempt(enum.Enum):
+    FIRST = 0  # inputs are the caller's tensors
+    AGAIN = 1  # it was submitted and failed: the slot has the inputs
+    REPEAT = 2  # it went well here and the caller has the results, but another rank has not completed it
+
+
+class Step(Protocol):
+    """An operation that may be submitted several times."""
+
+    def submit(self, attempt: Attempt) -> epd.Ticket: ...
+
+    def completed(self) -> None:
+        """The caller has the results. Only a REPEAT may follow."""
+
+    def repeated(self) -> None:
+        """The REPEAT has ended well."""
+
+
+class Steps:
+    """The operations of one group. The CPU waits for each."""
+
+    def __init__(self, joined: Joined) -> None:
+        self._joined = joined
+        self._last: Optional[Step] = None  # that has completed
+        self._last_index = -1
+
+    def begin(self, step: Step) -> epd.Ticket:
+        return self._submit(step, Attempt.FIRST)
+
+    def end(self, step: Step, ticket: epd.Ticket) -> None:
+        """Returns when the operation has ended well. Raises RankLost if this rank is lost."""
+        while True:
+            try:
+                result = _wait(ticket)
+                break
+            except BREAKS:
+                self._recover()
+            ticket = self._submit(step, Attempt.AGAIN)
+        step.completed()
+        self._last, self._last_index = step, result.op_index
+
+    def check(self) -> None:
+        """Takes notice of a break. Raises RankLost if this rank is lost."""
+        try:
+            self._joined.group.check()
+        except BREAKS:
+            self._recover()
+
+    def _submit(self, step: Step, attempt: Attempt) -> epd.Ticket:
+        while True:
+            try:
+                return self._joined.submit(lambda: step.submit(attempt))
+            except BREAKS:
+                self._recover()
+
+    def _recover(self) -> None:
+        """Afterwards the group's next operation is the one that this rank has not completed."""
+        while True:
+            resume_op = self._joined.group.resume().resume_op
+            last = self._last
+            if last is None or self._last_index < resume_op:
+                return
+            try:
+                _wait(self._joined.submit(lambda: last.submit(Attempt.REPEAT)))
+            except BREAKS:
+                continue
+            last.repeated()
+            return
+
+
+def _wait(ticket: epd.Ticket) -> epd.Result:
+    while True:
+        try:
+            return ticket.wait()
+        except epd.DeadlineExceeded:
+            if not ticket.pending:
+                raise
