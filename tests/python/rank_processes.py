@@ -53,14 +53,19 @@ class RankProcesses:
             self._ends.append(ours)
             self._processes.append(process)
 
-    def run(self, name: str, **arguments: Any) -> list[Any]:
-        """name: "module.function" of tests/python, called with the process group."""
+    def run(self, name: str, gone: tuple[int, ...] = (), **arguments: Any) -> list[Any]:
+        """name: "module.function" of tests/python, called with the process group. gone: ranks whose processes end
+        meanwhile; the processes serve no other run then."""
         for end in self._ends:
             end.send((name, arguments))
         results, failures = [], []
         for rank, end in enumerate(self._ends):
             assert end.poll(SECONDS), f"rank {rank} does not answer"
-            failure, result = end.recv()
+            try:
+                failure, result = end.recv()
+                assert rank not in gone, f"rank {rank} has answered {result or failure}"
+            except EOFError:
+                failure, result = None if rank in gone else "it has ended", None
             results.append(result)
             if failure is not None:
                 failures.append(f"rank {rank}: {failure}")
