@@ -105,7 +105,7 @@ class FakeStep:
     def __init__(self, name: str, outcomes: list[Any], log: list[str]) -> None:
         self.name, self.outcomes, self.log = name, outcomes, log
 
-    def submit(self, attempt: Attempt) -> Any:
+    def submit(self, joined: FakeJoined, attempt: Attempt) -> Any:
         outcome = self.outcomes.pop(0)
         self.log.append(f"{self.name} {attempt.name}")
         if isinstance(outcome, tuple):
@@ -115,7 +115,7 @@ class FakeStep:
     def completed(self) -> None:
         self.log.append(f"{self.name} completed")
 
-    def repeated(self) -> None:
+    def repeated(self, joined: FakeJoined) -> None:
         self.log.append(f"{self.name} repeated")
 
 
@@ -164,10 +164,11 @@ LATE = epd.DeadlineExceeded("rank 1 has not submitted it")
 )
 def test_what_is_repeated(first: list[Any], second: list[Any], resume_at: list[int], log: str) -> None:
     written: list[str] = []
-    steps = Steps(FakeJoined(resume_at))  # type: ignore[arg-type]
+    joined: Any = FakeJoined(resume_at)
+    steps = Steps()
     for name, outcomes in (("a", first), ("b", second)):
-        step = FakeStep(name, outcomes, written)
-        steps.end(step, steps.begin(step))
+        step: Any = FakeStep(name, outcomes, written)
+        steps.end(joined, step, steps.begin(joined, step))
     assert ", ".join(written) == log
     assert not first and not second and not resume_at
 

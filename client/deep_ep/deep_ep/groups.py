@@ -45,7 +45,7 @@ class Joined:
     def __init__(self, group: epd.Group, shape: Shape, shrink: bool = False) -> None:
         self.group = group
         self.shape = shape
-        self.steps = Steps(self) if shrink else None  # what goes on without lost ranks
+        self.steps = Steps() if shrink else None  # what goes on without lost ranks
         self.slot = 0  # of the next low-latency operation
         self.waits_read: Optional[list[int]] = None  # waits() as statistics last had them
         self._pending: list[Callable[[], None]] = []  # host devices: hooks of operations in flight
@@ -171,7 +171,7 @@ class Groups:
     def _join(self, shape: Shape, streams: Streams, **fields: Any) -> Joined:
         if streams.capturing:
             raise refuse_capture(str(shape))
-        lost = self.lost()
+        lost = self.lost() if self.shrink else set()
         if lost:
             given = f"the first call of its kind after the loss of {', '.join(str(rank) for rank in sorted(lost))}"
             raise not_served(str(shape), given, "kinds of calls that were made before, or a new Buffer without the rank")

@@ -40,19 +40,25 @@ class _Run:
     """An operation in flight."""
 
     def __init__(self, joined: Joined, step: Step, place: _Place) -> None:
-        self._step = step
-        self._place = place
-        if place.steps is not None:
-            self.ticket = place.steps.begin(step)
+        self._steps = place.steps
+        if self._steps is None:
+            self._ticket = joined.submit(lambda: step.submit(joined, Attempt.FIRST))
         else:
-            self.ticket = joined.submit(lambda: step.submit(Attempt.FIRST))
+            self._joined, self._step = joined, step
+            self._ticket = self._steps.begin(joined, step)
 
     def end(self) -> None:
-        """The CPU waits, if it has to."""
-        if self._place.steps is not None:
-            self._place.steps.end(self._step, self.ticket)
-        elif self._place.stream is None:
-            self.ticket.wait()
+        """The CPU waits."""
+        if self._steps is None:
+            self._ticket.wait()
+        else:
+            self._steps.end(self._joined, self._step, self._ticket)
+
+    def receive(self, stream: object) -> None:
+        """The stream waits for the arrival."""
+        self._ticket.wait_on_stream(stream)
+        if self._steps is not None:
+            self._step.stream = stream  # if it must be made again
 
 
 class LowLatencyMode:
@@ -99,7 +105,7 @@ class LowLatencyMode:
         with _on(place):
             chosen = topk_idx if masked is None else without(masked, topk_idx, num_experts)
             defer = return_recv_hook and place.stream is not None
-            run = _Run(joined, Dispatching(joined, slot, x, chosen, results, place.stream, defer), place)
+            run = _Run(joined, Dispatching(slot, x, chosen, results, place.stream, defer), place)
 
         def arrive() -> None:
             results.fill()
@@ -161,12 +167,10 @@ class LowLatencyMode:
         for joined in groups:
             with contextlib.suppress(epd.Error):  # whatever has become of this rank, it goes
                 joined.settle()
-        if not groups or groups[0].steps is None:
-            return False
-        with contextlib.suppress(epd.Error):
-            meeting = Meeting(groups[0])
-            groups[0].steps.end(meeting, groups[0].steps.begin(meeting))
-        return True
+        for joined in groups[:1]:
+            with contextlib.suppress(epd.Error):
+                _Run(joined, Meeting(joined.next_slot()), _Place(None, None, joined.steps)).end()
+        return bool(groups)
 
     # ---- inside ------------------------------------------------------------------------------------
 
@@ -200,18 +204,19 @@ class LowLatencyMode:
         outputs: list[Optional[Tensor]],
     ) -> tuple[EventOverlap, Optional[Hook]]:
         if return_recv_hook:
-            hook = self._hook(run, arrive, inputs)
+            hook = self._hook(run, arrive, place, inputs)
             if place.cpu_waits:
                 joined.remember(hook)
             return EventOverlap(), hook
         with _on(place):
-            run.end()
+            if place.cpu_waits:
+                run.end()
             arrive()
         if place.call is not None:
             return place.call.end(inputs, outputs), None
         return EventOverlap(EventHandle() if place.stream is None else None), None
 
-    def _hook(self, run: _Run, arrive: Hook, inputs: list[Optional[Tensor]]) -> Hook:
+    def _hook(self, run: _Run, arrive: Hook, place: _Place, inputs: list[Optional[Tensor]]) -> Hook:
         """Makes the current stream wait for the arrival; the CPU, if it has to. Once."""
         waiting = [inputs]  # which the operation may still read
 
@@ -219,10 +224,10 @@ class LowLatencyMode:
             if not waiting:
                 return
             waiting.clear()
-            stream = self._streams.current()
-            if stream is not None:
-                run.ticket.wait_on_stream(stream)
-            run.end()
+            if place.stream is not None:
+                run.receive(self._streams.current())
+            if place.cpu_waits:
+                run.end()
             arrive()
 
         return hook

@@ -41,7 +41,7 @@ class Masks:
         for joined in self._groups.all():
             if joined.steps is not None:
                 try:
-                    joined.steps.check()
+                    joined.steps.check(joined)
                 except epd.RankLost:
                     pass  # this rank is, or all others are
         return self._masked | self._groups.lost()

@@ -82,28 +82,27 @@ class Dispatching:
     """A dispatch."""
 
     def __init__(
-        self, joined: Joined, slot: int, x: Tensor, topk_idx: Tensor, results: Results, stream: object, defer: bool
+        self, slot: int, x: Tensor, topk_idx: Tensor, results: Results, stream: object, defer: bool
     ) -> None:
-        self._joined = joined
         self._slot = slot
         self._inputs: Optional[tuple[Tensor, Tensor]] = (x, topk_idx)
         self._results: Optional[Results] = results
-        self._stream = stream
+        self.stream = stream
         self._defer = defer
         self._num_tokens = x.shape[0]
         self._routing = results.routing
 
-    def submit(self, attempt: Attempt) -> epd.Ticket:
+    def submit(self, joined: Joined, attempt: Attempt) -> epd.Ticket:
         memory = Staging()
         if attempt is Attempt.FIRST and self._inputs is not None:
             memory.give(epd.Region.X, self._inputs[0])
             memory.give(epd.Region.TOPK_IDX, self._inputs[1])
         if attempt is not Attempt.REPEAT and self._results is not None:
             self._results.want(memory)
-        ticket = self._joined.group.dispatch(
+        ticket = joined.group.dispatch(
             self._slot,
             self._num_tokens,
-            stream=self._stream,
+            stream=self.stream,
             omit_weights=True,
             defer_receive=self._defer and attempt is Attempt.FIRST,
             memory=memory,
@@ -114,8 +113,8 @@ class Dispatching:
     def completed(self) -> None:
         self._inputs = self._results = None
 
-    def repeated(self) -> None:
-        ranges = self._joined.regions(self._slot).source_ranges
+    def repeated(self, joined: Joined) -> None:
+        ranges = joined.regions(self._slot).source_ranges
         assert ranges is not None
         self._routing.have = counts_in(ranges)
 
@@ -133,7 +132,6 @@ class Combining:
         stream: object,
         defer: bool,
     ) -> None:
-        self._joined = handle.joined
         self._slot = slot
         self._routing = handle.routing
         self._num_tokens = handle.num_tokens
@@ -141,12 +139,12 @@ class Combining:
         self._x = x
         self._weights: Optional[Tensor] = topk_weights
         self._out: Optional[Tensor] = out
-        self._stream = stream
+        self.stream = stream
         self._defer = defer
         self._lie = handle.routing.seen  # how the rows in x, then those in the slot, lie
 
-    def submit(self, attempt: Attempt) -> epd.Ticket:
-        joined, routing = self._joined, self._routing
+    def submit(self, joined: Joined, attempt: Attempt) -> epd.Ticket:
+        routing = self._routing
         assert routing.handle is not None
         memory = Staging()
         rows, counts = self._x, self._counts
@@ -166,7 +164,7 @@ class Combining:
         ticket = joined.group.combine(
             self._slot,
             routing.handle,
-            stream=self._stream,
+            stream=self.stream,
             weighted=True,
             defer_receive=self._defer and attempt is Attempt.FIRST,
             memory=memory,
@@ -178,22 +176,22 @@ class Combining:
     def completed(self) -> None:
         self._x = self._weights = self._out = None
 
-    def repeated(self) -> None:
+    def repeated(self, joined: Joined) -> None:
         pass
 
 
 class Meeting:
     """A dispatch without tokens: it ends when all ranks that live have come."""
 
-    def __init__(self, joined: Joined) -> None:
-        self._joined = joined
-        self._slot = joined.next_slot()
+    def __init__(self, slot: int) -> None:
+        self.stream: object = None
+        self._slot = slot
 
-    def submit(self, attempt: Attempt) -> epd.Ticket:
-        return self._joined.group.dispatch(self._slot)
+    def submit(self, joined: Joined, attempt: Attempt) -> epd.Ticket:
+        return joined.group.dispatch(self._slot)
 
     def completed(self) -> None:
         pass
 
-    def repeated(self) -> None:
+    def repeated(self, joined: Joined) -> None:
         pass

@@ -8,6 +8,7 @@ one has not. One operation of a group is in flight at a time, so that is the las
 from __future__ import annotations
 
 import enum
+import functools
 from typing import TYPE_CHECKING, Optional, Protocol
 
 import epd
@@ -27,64 +28,65 @@ class Attempt(enum.Enum):
 class Step(Protocol):
     """An operation that may be submitted several times."""
 
-    def submit(self, attempt: Attempt) -> epd.Ticket: ...
+    stream: object  # None on host devices
+
+    def submit(self, joined: Joined, attempt: Attempt) -> epd.Ticket: ...
 
     def completed(self) -> None:
         """The caller has the results. Only a REPEAT may follow."""
 
-    def repeated(self) -> None:
+    def repeated(self, joined: Joined) -> None:
         """The REPEAT has ended well."""
 
 
 class Steps:
     """The operations of one group. The CPU waits for each."""
 
-    def __init__(self, joined: Joined) -> None:
-        self._joined = joined
+    def __init__(self) -> None:
         self._last: Optional[Step] = None  # that has completed
         self._last_index = -1
 
-    def begin(self, step: Step) -> epd.Ticket:
-        return self._submit(step, Attempt.FIRST)
+    def begin(self, joined: Joined, step: Step) -> epd.Ticket:
+        return self._submit(joined, step, Attempt.FIRST)
 
-    def end(self, step: Step, ticket: epd.Ticket) -> None:
+    def end(self, joined: Joined, step: Step, ticket: epd.Ticket) -> None:
         """Returns when the operation has ended well. Raises RankLost if this rank is lost."""
         while True:
             try:
                 result = _wait(ticket)
                 break
             except BREAKS:
-                self._recover()
-            ticket = self._submit(step, Attempt.AGAIN)
+                self._recover(joined)
+            ticket = self._submit(joined, step, Attempt.AGAIN)
         step.completed()
         self._last, self._last_index = step, result.op_index
 
-    def check(self) -> None:
+    def check(self, joined: Joined) -> None:
         """Takes notice of a break. Raises RankLost if this rank is lost."""
         try:
-            self._joined.group.check()
+            joined.group.check()
         except BREAKS:
-            self._recover()
+            self._recover(joined)
 
-    def _submit(self, step: Step, attempt: Attempt) -> epd.Ticket:
+    def _submit(self, joined: Joined, step: Step, attempt: Attempt) -> epd.Ticket:
         while True:
             try:
-                return self._joined.submit(lambda: step.submit(attempt))
+                return joined.submit(lambda: step.submit(joined, attempt))
             except BREAKS:
-                self._recover()
+                self._recover(joined)
 
-    def _recover(self) -> None:
+    def _recover(self, joined: Joined) -> None:
         """Afterwards the group's next operation is the one that this rank has not completed."""
         while True:
-            resume_op = self._joined.group.resume().resume_op
+            resume_op = joined.group.resume().resume_op
             last = self._last
             if last is None or self._last_index < resume_op:
                 return
             try:
-                _wait(self._joined.submit(lambda: last.submit(Attempt.REPEAT)))
+                _wait(joined.submit(functools.partial(last.submit, joined, Attempt.REPEAT)))
             except BREAKS:
                 continue
-            last.repeated()
+            last.repeated(joined)
             return
 
 
