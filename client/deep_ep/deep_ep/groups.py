@@ -83,6 +83,10 @@ class Joined:
         """The CPU must have waited for the operation before the next one is submitted."""
         self._pending.append(arrive)
 
+    def lost(self, rank: int) -> bool:
+        itself = self.steps is not None and self.steps.out and rank == self.group.rank
+        return itself or not self.group.active(rank)
+
     def waits(self) -> list[int]:
         """For how long each rank has held up this one since the join, in nanoseconds."""
         waits = self.group.waits()
@@ -161,8 +165,7 @@ class Groups:
 
     def lost(self) -> set[int]:
         """Ranks that any group has lost."""
-        groups = [joined.group for joined in self.all()]
-        return {rank for rank in range(self._team.size) if not all(group.active(rank) for group in groups)}
+        return {rank for joined in self.all() for rank in range(self.size) if joined.lost(rank)}
 
     def leave(self) -> None:
         self._joined.clear()

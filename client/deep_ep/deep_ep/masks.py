@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Optional
 
 import torch
@@ -40,10 +41,8 @@ class Masks:
         """The ranks that are masked or lost. Takes notice of a break first, as that of a replayed graph."""
         for joined in self._groups.all():
             if joined.steps is not None:
-                try:
+                with contextlib.suppress(epd.RankLost):  # this rank is
                     joined.steps.check(joined)
-                except epd.RankLost:
-                    pass  # this rank is, or all others are
         return self._masked | self._groups.lost()
 
     def _set(self, masked: set[int]) -> None:

@@ -40,9 +40,10 @@ class Step(Protocol):
 
 
 class Steps:
-    """The operations of one group. The CPU waits for each."""
+    """The operations of one group. The CPU waits for each. out: this rank is lost itself."""
 
     def __init__(self) -> None:
+        self.out = False
         self._last: Optional[Step] = None  # that has completed
         self._last_index = -1
 
@@ -78,7 +79,11 @@ class Steps:
     def _recover(self, joined: Joined) -> None:
         """Afterwards the group's next operation is the one that this rank has not completed."""
         while True:
-            resume_op = joined.group.resume().resume_op
+            try:
+                resume_op = joined.group.resume().resume_op
+            except epd.RankLost:
+                self.out = True
+                raise
             last = self._last
             if last is None or self._last_index < resume_op:
                 return
