@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import pathlib
+import random
 import signal
+import threading
 import time
-from typing import Any, Iterable
+from typing import Any, Callable, Iterable
 
 import deep_ep
 import numpy as np
@@ -26,6 +31,7 @@ from deep_ep_cases import (
     make_buffer,
     raises,
 )
+from deep_ep.shrink import Steps
 
 import epd
 
@@ -258,6 +264,79 @@ def one_is_silent(group: Any, hooks: bool) -> str:
     torch.distributed.barrier(group)
     buffer.destroy()
     return "went on"
+
+
+def killed_at_any_time(group: Any, seed: int, hooks: bool) -> str:
+    """Ranks 1 and 3 are killed in the midst of whatever. Each result is that with the rank, or that without it."""
+    buffer = make_buffer(group, low_latency_mode=True, enable_shrink=True)
+    rank, size = buffer.rank, buffer.group_size
+    layer = Layer(buffer, "fp8", hooks)
+    layer.checked(0, ll_sent(size, 0))
+    if rank % 2 == 1:
+        delay = random.Random(10 * seed + rank).uniform(0, 0.5) + (0.7 if rank == 3 else 0)
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    step, left = 1, 5  # operations after the last loss
+    while left > 0:
+        step += 1
+        all_sent = ll_sent(size, step)
+        before = mask_of(buffer)
+        got, counts, handle = layer.dispatch(step)
+        one_of(
+            lambda served: check_ll_dispatch("fp8", rank, size, served, got, counts, handle),
+            [without(all_sent, gone) for gone in possible(before, mask_of(buffer))],
+        )
+        out = layer.combine(step, handle, zero_copy=step % 2 == 0)
+        after = mask_of(buffer)
+        one_of(
+            lambda served: check_combined(rank, served, step, out),
+            [without(all_sent, gone) for gone in possible(before, after)],
+        )
+        left -= after == [1, 3]
+    buffer.destroy()
+    return "went on"
+
+
+def possible(before: list[int], after: list[int]) -> list[list[int]]:
+    """Who may have been missing, if more and more were lost meanwhile."""
+    more = [rank for rank in after if rank not in before]
+    return [before + list(some) for n in range(len(more) + 1) for some in itertools.combinations(more, n)]
+
+
+def one_of(check: Callable[[list[Sent]], None], allowed: list[list[Sent]]) -> None:
+    for served in allowed[:-1]:
+        with contextlib.suppress(AssertionError):
+            return check(served)
+    check(allowed[-1])
+
+
+def engines_die(group: Any, begun: str, stop: str, hooks: bool) -> int:
+    """All ranks live. Between the files `begun` and `stop` their engines are killed. Everything arrives, and right."""
+    buffer = make_buffer(group, low_latency_mode=True, enable_shrink=True)
+    rank, size = buffer.rank, buffer.group_size
+    layer = Layer(buffer, "ue8m0", hooks)
+    breaks = 0
+    recover = Steps._recover
+
+    def counted(steps: Steps, joined: Any) -> None:
+        nonlocal breaks
+        breaks += 1
+        recover(steps, joined)
+
+    Steps._recover = counted  # type: ignore[method-assign]
+    try:
+        step, goes_on = 0, [True]
+        while any(goes_on):
+            layer.checked(step, ll_sent(size, step))
+            if rank == 0:
+                pathlib.Path(begun).touch()
+            step += 1
+            goes_on = [False] * size
+            torch.distributed.all_gather_object(goes_on, not os.path.exists(stop), group=group)
+        assert mask_of(buffer) == []
+        buffer.destroy()
+    finally:
+        Steps._recover = recover  # type: ignore[method-assign]
+    return breaks
 
 
 def ends_at_other_times(group: Any) -> None:

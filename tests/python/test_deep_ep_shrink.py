@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import os
+import pathlib
+import re
+import signal
 import sys
+import time
 from typing import Any, Iterator
 
 import pytest
@@ -75,6 +81,35 @@ def test_some_are_killed(daemon: Daemon, form: str, hooks: bool) -> None:
     with processes(4, daemon) as ranks:
         answers = ranks.run(f"{CASES}.some_are_killed", gone=(1, 2), form=form, hooks=hooks)
     assert answers == ["went on", None, None, "went on"]
+
+
+@pytest.mark.parametrize("seed, hooks", [(1, False), (2, True)])
+def test_killed_at_any_time(daemon: Daemon, seed: int, hooks: bool) -> None:
+    with processes(4, daemon) as ranks:
+        answers = ranks.run(f"{CASES}.killed_at_any_time", gone=(1, 3), seed=seed, hooks=hooks)
+    assert answers == ["went on", None, "went on", None]
+
+
+@pytest.mark.parametrize("hooks", [False, True])
+def test_engines_die(four: RankProcesses, daemon: Daemon, tmp_path: pathlib.Path, hooks: bool) -> None:
+    """What some ranks have completed, and another one not, is made again by all."""
+    begun, stop = tmp_path / "begun", tmp_path / "stop"
+
+    def kill() -> None:
+        daemon.wait_for(begun.exists, 60)
+        for turn in range(3):
+            time.sleep(0.3)
+            started = re.findall(r'"engine started" device="host:(\d)" pid=(\d+)', daemon.log.read_text())
+            os.kill(int(dict(started)[str(turn)]), signal.SIGKILL)  # the last that was started
+            ready = len(re.findall("engine ready", daemon.log.read_text()))
+            daemon.wait_for(lambda: len(re.findall("engine ready", daemon.log.read_text())) > ready)
+        stop.touch()
+
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        killing = threads.submit(kill)
+        breaks = four.run(f"{CASES}.engines_die", begun=str(begun), stop=str(stop), hooks=hooks)
+        killing.result()
+    assert all(count >= 3 for count in breaks), breaks
 
 
 # ---- what is repeated after a break -----------------------------------------------------------------
