@@ -283,7 +283,7 @@ class Buffer:
         use_fp8   rows arrive as e4m3 with a scale for each 128 values. round_scale: powers of two. use_ue8m0:
                   as bytes, four in an int32
         cumulative_local_expert_recv_stats  [E/R] int32, to which the counts are added
-        dispatch_wait_recv_cost_stats       [R] int64, to which is added for how long each rank was waited for, in cycles
+        dispatch_wait_recv_cost_stats       [R] int64, to which is added how long each rank was waited for, in cycles
                                             of a clock of 2 GHz. README.md says what is measured on GPUs
         return_recv_hook  the results are complete when the returned function was called
 

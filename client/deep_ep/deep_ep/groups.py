@@ -176,8 +176,9 @@ class Groups:
             raise refuse_capture(str(shape))
         lost = self.lost() if self.shrink else set()
         if lost:
-            given = f"the first call of its kind after the loss of {', '.join(str(rank) for rank in sorted(lost))}"
-            raise not_served(str(shape), given, "kinds of calls that were made before, or a new Buffer without the rank")
+            gone = ", ".join(str(rank) for rank in sorted(lost))
+            given = f"the first call of its kind after the loss of {gone}"
+            raise not_served(str(shape), given, "kinds of calls that were made before, or a new Buffer")
         group = self.session.join(
             epd.GroupConfig(
                 name=f"{self._name}-{shape}",

@@ -34,7 +34,7 @@ class Masks:
         lost = self._groups.lost()
         if lost:
             given = ", ".join(str(rank) for rank in sorted(lost))
-            raise not_served("the lost ranks", given, "none, to be cleaned: they stay masked as long as the Buffer lives")
+            raise not_served("the lost ranks", given, "none, to be cleaned: they stay so as long as the Buffer lives")
         self._set(set())
 
     def status(self) -> set[int]:

@@ -14,9 +14,9 @@ import epd
 class Routing:
     """Of one dispatch: its handle, and how its rows lie for the caller (`seen`) and in the group (`have`).
 
-    These are one tensor if that is the same, and None in a Buffer whose ranks can't be masked. They differ if the caller
-    does not get a masked rank's rows, or if the dispatch was repeated without a lost rank after the caller had got its
-    rows. A repeated dispatch has a new handle.
+    These are one tensor if that is the same, and None in a Buffer whose ranks can't be masked. They differ if the
+    caller does not get a masked rank's rows, or if the dispatch was repeated without a lost rank after the caller had
+    got its rows. A repeated dispatch has a new handle.
     """
 
     def __init__(self) -> None:
