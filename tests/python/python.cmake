@@ -5,12 +5,12 @@ find_program(EPD_PYTHON NAMES python3)
 
 # A library with a sanitizer can't be loaded into a python without.
 if(EPD_PYTHON AND NOT EPD_SANITIZE)
-  foreach(_part abi errors lifetimes programs round_trips threads cuda wheel torch torch_ops deep_ep deep_ep_streams)
+  foreach(_part abi errors lifetimes programs round_trips threads cuda wheel torch torch_ops deep_ep deep_ep_shrink deep_ep_streams)
     add_test(NAME python.${_part}
       COMMAND ${EPD_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/run.py ${CMAKE_CURRENT_LIST_DIR}/test_${_part}.py)
     set_tests_properties(python.${_part} PROPERTIES
       LABELS python TIMEOUT 180 SKIP_RETURN_CODE 77 RESOURCE_LOCK epd_daemon
       ENVIRONMENT "EPD_BUILD_DIR=${PROJECT_BINARY_DIR};EPD_LIBRARY=$<TARGET_FILE:epd_client>")
   endforeach()
-  set_tests_properties(python.deep_ep PROPERTIES TIMEOUT 400)  # its rank processes load torch
+  set_tests_properties(python.deep_ep python.deep_ep_shrink PROPERTIES TIMEOUT 400)  # rank processes load torch
 endif()

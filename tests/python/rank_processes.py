@@ -12,6 +12,7 @@ import traceback
 from typing import Any
 
 SECONDS = 60  # of a case
+START_SECONDS = 200  # until all have loaded torch, on a machine that has much else to do
 
 
 def serve(rank: int, size: int, meeting: str, socket: str, path: list[str], pipe: Any) -> None:
@@ -24,6 +25,7 @@ def serve(rank: int, size: int, meeting: str, socket: str, path: list[str], pipe
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
     group = dist.new_group(list(range(size)))
+    pipe.send("ready")
     while True:
         name, arguments = pipe.recv()
         if name is None:
@@ -52,15 +54,23 @@ class RankProcesses:
             theirs.close()
             self._ends.append(ours)
             self._processes.append(process)
+        for rank, end in enumerate(self._ends):
+            assert end.poll(START_SECONDS), f"rank {rank} does not start"
+            assert end.recv() == "ready"
 
-    def run(self, name: str, **arguments: Any) -> list[Any]:
-        """name: "module.function" of tests/python, called with the process group."""
+    def run(self, name: str, gone: tuple[int, ...] = (), **arguments: Any) -> list[Any]:
+        """name: "module.function" of tests/python, called with the process group. gone: ranks whose processes end
+        meanwhile; the processes serve no other run then."""
         for end in self._ends:
             end.send((name, arguments))
         results, failures = [], []
         for rank, end in enumerate(self._ends):
             assert end.poll(SECONDS), f"rank {rank} does not answer"
-            failure, result = end.recv()
+            try:
+                failure, result = end.recv()
+                assert rank not in gone, f"rank {rank} has answered {result or failure}"
+            except EOFError:
+                failure, result = None if rank in gone else "it has ended", None
             results.append(result)
             if failure is not None:
                 failures.append(f"rank {rank}: {failure}")

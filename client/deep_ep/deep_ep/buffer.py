@@ -16,6 +16,7 @@ from .groups import Groups
 from .handles import LowLatencyHandle, NormalHandle
 from .layout import dispatch_layout, topk_idx_t
 from .low_latency import LowLatencyMode
+from .masks import Masks
 from .normal import NormalMode, Rows
 from .streams import Streams
 from .team import Team
@@ -54,10 +55,10 @@ class Buffer:
         explicitly_destroy   destroy() ends the Buffer; else its end is its collection
         num_nvl_bytes        GPU memory for rows of normal mode's results, which operations write to in place; what
                              finds no room there is copied. 0: all is
+        enable_shrink        low-latency mode goes on without ranks that end, or that an operation has waited for until its
+                             deadline; ranks can be masked. The CPU then waits for each operation
         num_rdma_bytes, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl: not needed
         """
-        if enable_shrink:
-            raise not_served("enable_shrink", True, "False")
         team = Team(group, comm)
         self.group = group
         self.rank = team.rank
@@ -67,10 +68,11 @@ class Buffer:
         self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy
         self._team = team
-        self._groups: Optional[Groups] = Groups(team, num_nvl_bytes)
+        self._groups: Optional[Groups] = Groups(team, num_nvl_bytes, enable_shrink)
         self._streams = Streams(self._groups.device)
+        self._masks = Masks(self._groups) if enable_shrink else None
         self._normal = NormalMode(team, self._groups, self._streams)
-        self._low_latency = LowLatencyMode(self._groups, self._streams)
+        self._low_latency = LowLatencyMode(self._groups, self._streams, self._masks)
 
     def destroy(self) -> None:
         """Ends the Buffer, on all ranks at the same time. Views that are alive keep their memory."""
@@ -79,7 +81,8 @@ class Buffer:
         groups = self._check()
         if not groups.on_host:
             torch.cuda.synchronize(groups.device)
-        self._team.gather(None)  # nobody needs this rank any more
+        if not self._low_latency.meet():
+            self._team.gather(None)  # nobody needs this rank any more
         self._groups = None
         groups.leave()
 
@@ -280,6 +283,8 @@ class Buffer:
         use_fp8   rows arrive as e4m3 with a scale for each 128 values. round_scale: powers of two. use_ue8m0:
                   as bytes, four in an int32
         cumulative_local_expert_recv_stats  [E/R] int32, to which the counts are added
+        dispatch_wait_recv_cost_stats       [R] int64, to which is added how long each rank was waited for, in cycles
+                                            of a clock of 2 GHz. README.md says what is measured on GPUs
         return_recv_hook  the results are complete when the returned function was called
 
         Returns recv_x [E/R, R*T, H] (and scales [E/R, R*T, H/128], the last two dimensions column-major),
@@ -288,8 +293,6 @@ class Buffer:
         """
         self._check()
         _one_of(async_finish, return_recv_hook)
-        if dispatch_wait_recv_cost_stats is not None:
-            raise not_served("dispatch_wait_recv_cost_stats", "a tensor", None)
         payload, scale_format = epd.Payload.BF16, epd.ScaleFormat.FLOAT32
         if use_fp8:
             payload = epd.Payload.FP8_CAST
@@ -307,6 +310,7 @@ class Buffer:
             payload,
             scale_format,
             cumulative_local_expert_recv_stats,
+            dispatch_wait_recv_cost_stats,
             async_finish,
             return_recv_hook,
         )
@@ -329,6 +333,7 @@ class Buffer:
         x          [E/R, R*T, H] bf16: one row for each received row
         zero_copy  the rows are in get_next_low_latency_combine_buffer(handle) already, and x is not read
         out        [n, H] bf16 for the sums; None: a new tensor
+        combine_wait_recv_cost_stats  [R] int64, as of dispatch
 
         Returns the sums, the event and the hook.
         """
@@ -336,8 +341,6 @@ class Buffer:
         _one_of(async_finish, return_recv_hook)
         if use_logfmt:
             raise not_served("use_logfmt", True, "False")
-        if combine_wait_recv_cost_stats is not None:
-            raise not_served("combine_wait_recv_cost_stats", "a tensor", None)
         return self._low_latency.combine(
             x,
             topk_idx,
@@ -347,6 +350,7 @@ class Buffer:
             async_finish,
             return_recv_hook,
             out,
+            combine_wait_recv_cost_stats,
         )
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:
@@ -355,23 +359,39 @@ class Buffer:
         return self._low_latency.next_combine_buffer(_checked(handle, LowLatencyHandle))
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Not served: the daemon alone says which ranks are lost."""
-        raise not_served("rank_to_mask", rank_to_mask, "no ranks that the caller masks")
+        """From this rank's next dispatch on a masked rank gets no tokens from here, and its tokens do not get here.
+
+        The combine of a dispatch goes by that dispatch. A graph keeps the masks with which it was captured. Ranks that
+        are lost stay masked: NotImplementedError.
+        """
+        self._mutable_masks().update(rank_to_mask, mask)
 
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
-        """Writes to mask_status [R] int32: 1 for a rank that is lost, else 0."""
+        """Writes to mask_status [R] int32: 1 for a rank that is masked or lost, else 0."""
         groups = self._check()
         size = self.group_size
         check_tensor("mask_status", mask_status, dtypes=torch.int32, shape=(size,), device=groups.device)
-        joined = [each.group for each in groups.all()]
-        lost = [int(not all(group.active(rank) for group in joined)) for rank in range(size)]
-        mask_status.copy_(torch.tensor(lost, dtype=torch.int32, device="cpu"))
+        if self._streams.capturing:
+            raise not_served("mask_status", "asked for while the stream captures a graph", "calls that no graph has")
+        if self._masks is not None:
+            gone = self._masks.status()
+        else:
+            gone = groups.lost()
+        mask_status.copy_(torch.tensor([int(rank in gone) for rank in range(size)], dtype=torch.int32, device="cpu"))
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """Nothing to do: no ranks are masked by the caller."""
+        """No rank is masked any more. NotImplementedError if ranks are lost."""
         self._check()
+        if self._masks is not None:
+            self._masks.clean()
 
     # ---- inside ------------------------------------------------------------------------------------
+
+    def _mutable_masks(self) -> Masks:
+        self._check()
+        if self._masks is None:
+            raise refuse("enable_shrink", False, "True for masks of the caller's")
+        return self._masks
 
     def _check(self) -> Groups:
         if self._groups is None:

@@ -15,6 +15,7 @@ from epd.torch import registered_pool
 
 from . import config
 from .checks import not_served, refuse, refuse_capture
+from .shrink import Steps
 from .streams import Streams
 from .team import Team
 
@@ -41,20 +42,34 @@ class Shape(NamedTuple):
 class Joined:
     """A group of which this rank is a member."""
 
-    def __init__(self, group: epd.Group, shape: Shape) -> None:
+    def __init__(self, group: epd.Group, shape: Shape, shrink: bool = False) -> None:
         self.group = group
         self.shape = shape
+        self.steps = Steps() if shrink else None  # what goes on without lost ranks
+        self.slot = 0  # of the next low-latency operation
+        self.waits_read: Optional[list[int]] = None  # waits() as statistics last had them
         self._pending: list[Callable[[], None]] = []  # host devices: hooks of operations in flight
         self._columns: dict[int, Tensor] = {}
 
     def regions(self, slot: int) -> epd.Buffers[Tensor]:
         return self.group.tensors(slot)
 
-    def submit(self, submission: Callable[[], T]) -> T:
-        """Submits when there is room. Operations in flight whose hooks were not called are waited for."""
+    def next_slot(self) -> int:
+        """The slot changes with every dispatch and every combine. So a pair leaves it as it was: a rank that replays a
+        graph and a rank that runs eagerly use the same slots."""
+        slot = self.slot
+        self.slot ^= 1
+        return slot
+
+    def settle(self) -> None:
+        """Waits for operations in flight whose hooks were not called, as far as the CPU has to wait for them."""
         pending, self._pending = self._pending, []
         for arrive in pending:
             arrive()
+
+    def submit(self, submission: Callable[[], T]) -> T:
+        """Submits when there is room."""
+        self.settle()
         end = time.monotonic() + _PATIENCE
         while True:
             try:
@@ -65,8 +80,17 @@ class Joined:
             time.sleep(0.00002)
 
     def remember(self, arrive: Callable[[], None]) -> None:
-        """On a host device: the slot is busy until somebody has waited for the operation."""
+        """The CPU must have waited for the operation before the next one is submitted."""
         self._pending.append(arrive)
+
+    def lost(self, rank: int) -> bool:
+        itself = self.steps is not None and self.steps.out and rank == self.group.rank
+        return itself or not self.group.active(rank)
+
+    def waits(self) -> list[int]:
+        """For how long each rank has held up this one since the join, in nanoseconds."""
+        waits = self.group.waits()
+        return [ready + arrived for ready, arrived in zip(waits.ready_ns, waits.arrived_ns)]
 
     def scale_columns(self, slot: int) -> Tensor:
         """[E/R, rows, S] for scales, of which the last two dimensions lie column-major."""
@@ -83,9 +107,13 @@ class Joined:
 class Groups:
     """A session and the groups that this rank has joined in it."""
 
-    def __init__(self, team: Team, pool_bytes: int = 0) -> None:
-        """pool_bytes: of GPU memory for results, which operations write to in place; 0: none."""
+    def __init__(self, team: Team, pool_bytes: int = 0, shrink: bool = False) -> None:
+        """pool_bytes: of GPU memory for results, which operations write to in place; 0: none.
+        shrink: low-latency groups go on without lost ranks.
+        """
         self._team = team
+        self.size = team.size
+        self.shrink = shrink
         self.session = epd.attach(device=_device_name())
         info = self.session.info
         facts = team.gather((uuid.uuid4().hex[:12], info.boot_id, info.device_kind.name))
@@ -103,7 +131,8 @@ class Groups:
         self.device = torch.device("cpu") if self.on_host else torch.device("cuda", current)
         self._joined: dict[Shape, Joined] = {}
         self.pool: Any = None
-        if pool_bytes > 0 and not self.on_host and info.resident:
+        # What lies in the pool is not copied to the slot, where a repeated operation would find it.
+        if pool_bytes > 0 and not self.on_host and info.resident and not shrink:
             self.pool = registered_pool(self.session, pool_bytes, self.device)
 
     def rows(self, shape: tuple[int, ...], dtype: torch.dtype, capturing: bool) -> Tensor:
@@ -126,12 +155,17 @@ class Groups:
 
     def low_latency(self, shape: Shape, streams: Streams) -> Joined:
         """Each expert's rows in a block of its own, in two slots."""
+        policy = epd.Policy.DEGRADE_LATE if self.shrink else epd.Policy.FAIL_FAST
         return self._joined.get(shape) or self._join(
-            shape, streams, max_tokens=shape.tokens, depth=2, layout=epd.Layout.EXPERT
+            shape, streams, max_tokens=shape.tokens, depth=2, layout=epd.Layout.EXPERT, policy=policy
         )
 
     def all(self) -> list[Joined]:
         return list(self._joined.values())
+
+    def lost(self) -> set[int]:
+        """Ranks that any group has lost."""
+        return {rank for joined in self.all() for rank in range(self.size) if joined.lost(rank)}
 
     def leave(self) -> None:
         self._joined.clear()
@@ -140,6 +174,11 @@ class Groups:
     def _join(self, shape: Shape, streams: Streams, **fields: Any) -> Joined:
         if streams.capturing:
             raise refuse_capture(str(shape))
+        lost = self.lost() if self.shrink else set()
+        if lost:
+            gone = ", ".join(str(rank) for rank in sorted(lost))
+            given = f"the first call of its kind after the loss of {gone}"
+            raise not_served(str(shape), given, "kinds of calls that were made before, or a new Buffer")
         group = self.session.join(
             epd.GroupConfig(
                 name=f"{self._name}-{shape}",
@@ -154,7 +193,7 @@ class Groups:
                 **fields,
             )
         )
-        joined = self._joined[shape] = Joined(group, shape)
+        joined = self._joined[shape] = Joined(group, shape, shrink=self.shrink and shape.tokens > 0)
         return joined
 
 

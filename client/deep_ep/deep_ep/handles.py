@@ -11,6 +11,7 @@ import epd
 
 from .checks import refuse
 from .groups import Joined, Shape
+from .places import Routing
 
 
 class NormalHandle(tuple):  # type: ignore[type-arg]
@@ -82,7 +83,7 @@ class LowLatencyHandle(tuple):  # type: ignore[type-arg]
     """
 
     joined: Joined
-    routing: epd.Handle
+    routing: Routing
     num_tokens: int
     counts: Tensor  # [E/R]: rows of each local expert
     _range: Callable[[], Tensor]
@@ -91,7 +92,7 @@ class LowLatencyHandle(tuple):  # type: ignore[type-arg]
     def __new__(
         cls,
         joined: Joined,
-        routing: epd.Handle,
+        routing: Routing,
         num_tokens: int,
         counts: Tensor,
         src_info: Tensor,
@@ -119,11 +120,3 @@ class LowLatencyHandle(tuple):  # type: ignore[type-arg]
 
     def __iter__(self) -> Iterator[Any]:
         return (self[at] for at in range(len(self)))
-
-
-def layout_range(source_ranges: Tensor, rows: int) -> Tensor:
-    """[E/R, R, 2] int32, first row and number of rows, to [E/R, R] int64: begin in the block << 32 | count."""
-    wide = source_ranges.long()
-    blocks = torch.arange(0, wide.shape[0] * rows, rows, dtype=torch.int64, device=wide.device)
-    begin = torch.where(wide[..., 1] > 0, wide[..., 0] - blocks[:, None], torch.zeros_like(wide[..., 0]))
-    return (begin << 32) | wide[..., 1]

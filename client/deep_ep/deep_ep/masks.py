@@ -1,0 +1,57 @@
+"""Which ranks the caller has masked, and which are lost."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+import epd
+
+from .checks import not_served, refuse
+from .groups import Groups
+
+
+class Masks:
+    """Of one Buffer with enable_shrink. A masked rank gets no tokens of this rank, and its tokens do not get here."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+        self._size = groups.size
+        self._masked: set[int] = set()
+        self.hidden: Optional[Tensor] = None  # [R] bool: the ranks that the caller has masked. None: nobody
+
+    def update(self, rank: int, mask: bool) -> None:
+        if not 0 <= rank < self._size:
+            raise refuse("rank_to_mask", rank, f"0 .. {self._size - 1}")
+        if not mask and rank in self._groups.lost():
+            raise not_served(f"mask of rank {rank}, which is lost,", False, "True, as long as the Buffer lives")
+        self._set(self._masked | {rank} if mask else self._masked - {rank})
+
+    def clean(self) -> None:
+        lost = self._groups.lost()
+        if lost:
+            given = ", ".join(str(rank) for rank in sorted(lost))
+            raise not_served("the lost ranks", given, "none, to be cleaned: they stay so as long as the Buffer lives")
+        self._set(set())
+
+    def status(self) -> set[int]:
+        """The ranks that are masked or lost. Takes notice of a break first, as that of a replayed graph."""
+        for joined in self._groups.all():
+            if joined.steps is not None:
+                with contextlib.suppress(epd.RankLost):  # this rank is
+                    joined.steps.check(joined)
+        return self._masked | self._groups.lost()
+
+    def _set(self, masked: set[int]) -> None:
+        self._masked = masked
+        table = [rank in masked for rank in range(self._size)]
+        self.hidden = torch.tensor(table, device=self._groups.device) if masked else None
+
+
+def without(hidden: Tensor, topk_idx: Tensor, num_experts: int) -> Tensor:
+    """topk_idx with -1 for the experts of hidden ranks."""
+    of_expert = hidden.repeat_interleave(num_experts // len(hidden))
+    return topk_idx.masked_fill(of_expert[topk_idx.clamp(0, num_experts - 1)], -1)

@@ -1,0 +1,197 @@
+"""One low-latency operation: what it reads, what it delivers, and how it is submitted."""
+
+from __future__ import annotations
+
+from typing import Optional, Union
+
+import torch
+from torch import Tensor
+
+import epd
+from epd.torch.staging import Staging
+
+from .groups import Joined
+from .handles import LowLatencyHandle
+from .places import Routing, counts_in, layout_range, move
+from .shrink import Attempt
+
+Rows = Union[Tensor, tuple[Tensor, Tensor]]
+
+
+class Results:
+    """What a dispatch delivers: views of the slot's regions, or tensors of its own. Scales are always copied, as their
+    last two dimensions lie column-major."""
+
+    def __init__(self, joined: Joined, slot: int, views: bool, hidden: Optional[Tensor] = None) -> None:
+        """hidden: the caller does not get rows of these ranks [R] bool. Not with views."""
+        b = joined.regions(slot)
+        self.routing = Routing()
+        self._regions = b
+        self._views = views
+        self._keeps_counts = joined.steps is not None
+        self._hidden = hidden
+        self._range: Optional[Tensor] = None
+        self._ranges = b.source_ranges if views else torch.empty_like(b.source_ranges)
+        self._src = b.recv_src if views else torch.empty_like(b.recv_src)
+        self.x = b.recv_x if views else torch.empty_like(b.recv_x)
+        self.counts = b.expert_counts if views else torch.empty_like(b.expert_counts)
+        self.sources = self._src[..., 1]
+        self.scales: Optional[Tensor] = None
+        if b.recv_scales is not None:
+            columns = joined.scale_columns(slot)
+            self.scales = columns if views else torch.empty_like(columns)
+
+    def want(self, memory: Staging) -> None:
+        """Where the operation writes to."""
+        if self._views:
+            return
+        memory.want(epd.Region.RECV_X, self.x)
+        memory.want(epd.Region.RECV_SRC, self._src)
+        memory.want(epd.Region.EXPERT_COUNTS, self.counts)
+        memory.want(epd.Region.SOURCE_RANGES, self._ranges)
+
+    def fill(self) -> None:
+        """After the arrival, in the stream's order."""
+        if self.scales is not None:
+            self.scales.copy_(self._regions.recv_scales)
+        if self._views:
+            return
+        have = counts_in(self._ranges)
+        seen = have if self._hidden is None else have.masked_fill(self._hidden, 0)
+        self._range = layout_range(seen)
+        if seen is not have:
+            self.counts.copy_(seen.sum(1))
+            for rows in (self.x, self._src, self.scales):
+                if rows is not None:
+                    rows.copy_(move(rows, have, seen))
+        if self._keeps_counts:
+            self.routing.have, self.routing.seen = have, seen
+
+    def rows(self) -> Rows:
+        return self.x if self.scales is None else (self.x, self.scales)
+
+    def layout_range(self) -> Tensor:
+        return layout_range(counts_in(self._ranges)) if self._range is None else self._range
+
+    def own(self) -> list[Optional[Tensor]]:
+        """Tensors that were made for this dispatch."""
+        return [] if self._views else [self.x, self.counts, self._src, self._ranges, self.scales]
+
+
+class Dispatching:
+    """A dispatch."""
+
+    def __init__(
+        self, slot: int, x: Tensor, topk_idx: Tensor, results: Results, stream: object, defer: bool
+    ) -> None:
+        self._slot = slot
+        self._inputs: Optional[tuple[Tensor, Tensor]] = (x, topk_idx)
+        self._results: Optional[Results] = results
+        self.stream = stream
+        self._defer = defer
+        self._num_tokens = x.shape[0]
+        self._routing = results.routing
+
+    def submit(self, joined: Joined, attempt: Attempt) -> epd.Ticket:
+        memory = Staging()
+        if attempt is Attempt.FIRST and self._inputs is not None:
+            memory.give(epd.Region.X, self._inputs[0])
+            memory.give(epd.Region.TOPK_IDX, self._inputs[1])
+        if attempt is not Attempt.REPEAT and self._results is not None:
+            self._results.want(memory)
+        ticket = joined.group.dispatch(
+            self._slot,
+            self._num_tokens,
+            stream=self.stream,
+            omit_weights=True,
+            defer_receive=self._defer and attempt is Attempt.FIRST,
+            memory=memory,
+        )
+        self._routing.handle = ticket.handle
+        return ticket
+
+    def completed(self) -> None:
+        self._inputs = self._results = None
+
+    def repeated(self, joined: Joined) -> None:
+        ranges = joined.regions(self._slot).source_ranges
+        assert ranges is not None
+        self._routing.have = counts_in(ranges)
+
+
+class Combining:
+    """A combine. x is None if its rows are in the slot already."""
+
+    def __init__(
+        self,
+        slot: int,
+        handle: LowLatencyHandle,
+        x: Optional[Tensor],
+        topk_weights: Tensor,
+        out: Tensor,
+        stream: object,
+        defer: bool,
+    ) -> None:
+        self._slot = slot
+        self._routing = handle.routing
+        self._num_tokens = handle.num_tokens
+        self._counts = handle.counts
+        self._x = x
+        self._weights: Optional[Tensor] = topk_weights
+        self._out: Optional[Tensor] = out
+        self.stream = stream
+        self._defer = defer
+        self._lie = handle.routing.seen  # how the rows in x, then those in the slot, lie
+
+    def submit(self, joined: Joined, attempt: Attempt) -> epd.Ticket:
+        routing = self._routing
+        assert routing.handle is not None
+        memory = Staging()
+        rows, counts = self._x, self._counts
+        if attempt is not Attempt.FIRST:
+            rows = None
+        elif self._weights is not None:
+            memory.give(epd.Region.TOPK_WEIGHTS, self._weights)
+        have = routing.have
+        if self._lie is not have and self._lie is not None and have is not None:
+            rows = move(joined.regions(self._slot).y if rows is None else rows, self._lie, have)
+            counts = have.sum(1).int()
+        if rows is not None:
+            memory.give(epd.Region.Y, rows)
+            memory.give(epd.Region.EXPERT_COUNTS, counts)
+        if attempt is not Attempt.REPEAT and self._out is not None:
+            memory.want(epd.Region.OUT, self._out)
+        ticket = joined.group.combine(
+            self._slot,
+            routing.handle,
+            stream=self.stream,
+            weighted=True,
+            defer_receive=self._defer and attempt is Attempt.FIRST,
+            memory=memory,
+            num_tokens=self._num_tokens,
+        )
+        self._lie = have
+        return ticket
+
+    def completed(self) -> None:
+        self._x = self._weights = self._out = None
+
+    def repeated(self, joined: Joined) -> None:
+        pass
+
+
+class Meeting:
+    """A dispatch without tokens: it ends when all ranks that live have come."""
+
+    def __init__(self, slot: int) -> None:
+        self.stream: object = None
+        self._slot = slot
+
+    def submit(self, joined: Joined, attempt: Attempt) -> epd.Ticket:
+        return joined.group.dispatch(self._slot)
+
+    def completed(self) -> None:
+        pass
+
+    def repeated(self, joined: Joined) -> None:
+        pass

@@ -1,0 +1,225 @@
+"""deep_ep's low-latency mode on host devices, with ranks that are masked, late, gone or slow."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import os
+import pathlib
+import re
+import signal
+import sys
+import time
+from typing import Any, Iterator
+
+import pytest
+from conftest import HOST_DEVICES, ROOT, Daemon
+
+torch = pytest.importorskip("torch", reason="torch is not installed (Debian: python3-torch)")
+if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+    pytest.skip("this torch has no gloo", allow_module_level=True)
+sys.path.append(str(ROOT / "client/deep_ep"))
+
+from deep_ep import places  # noqa: E402
+from deep_ep.shrink import Attempt, Steps  # noqa: E402
+from rank_processes import RankProcesses  # noqa: E402
+
+import epd  # noqa: E402
+
+PATH = [str(ROOT / folder) for folder in ("client/python", "client/deep_ep", "tests/python")]
+CASES = "deep_ep_shrink_cases"
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    running = Daemon(f"{HOST_DEVICES}\ntimeouts.operation_ms = 5000")
+    yield running
+    assert running.stop() == 0
+
+
+@contextlib.contextmanager
+def processes(size: int, daemon: Daemon) -> Iterator[RankProcesses]:
+    ranks = RankProcesses(size, daemon.socket, PATH)
+    try:
+        yield ranks
+    finally:
+        ranks.stop()
+
+
+@pytest.fixture(scope="module")
+def four(daemon: Daemon) -> Iterator[RankProcesses]:
+    with processes(4, daemon) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("form", ["bf16", "fp8", "ue8m0"])
+@pytest.mark.parametrize("hooks", [False, True])
+def test_masks(four: RankProcesses, form: str, hooks: bool) -> None:
+    four.run(f"{CASES}.masks", form=form, hooks=hooks)
+
+
+def test_refusals(four: RankProcesses) -> None:
+    four.run(f"{CASES}.refusals")
+
+
+def test_ends_at_other_times(four: RankProcesses) -> None:
+    four.run(f"{CASES}.ends_at_other_times")
+
+
+@pytest.mark.parametrize("shrink, hooks, slow", [(False, False, 0), (False, True, 2), (True, True, 3)])
+def test_slow_rank(four: RankProcesses, shrink: bool, hooks: bool, slow: int) -> None:
+    four.run(f"{CASES}.slow_rank", slow=slow, shrink=shrink, hooks=hooks)
+
+
+@pytest.mark.parametrize("hooks", [False, True])
+def test_one_is_silent(four: RankProcesses, hooks: bool) -> None:
+    assert four.run(f"{CASES}.one_is_silent", hooks=hooks) == ["went on", "lost", "went on", "went on"]
+
+
+@pytest.mark.parametrize("form, hooks", [("bf16", False), ("fp8", True)])
+def test_some_are_killed(daemon: Daemon, form: str, hooks: bool) -> None:
+    with processes(4, daemon) as ranks:
+        answers = ranks.run(f"{CASES}.some_are_killed", gone=(1, 2), form=form, hooks=hooks)
+    assert answers == ["went on", None, None, "went on"]
+
+
+@pytest.mark.parametrize("seed, hooks", [(1, False), (2, True)])
+def test_killed_at_any_time(daemon: Daemon, seed: int, hooks: bool) -> None:
+    with processes(4, daemon) as ranks:
+        answers = ranks.run(f"{CASES}.killed_at_any_time", gone=(1, 3), seed=seed, hooks=hooks)
+    assert answers == ["went on", None, "went on", None]
+
+
+def test_engines_die(four: RankProcesses, daemon: Daemon, tmp_path: pathlib.Path) -> None:
+    """What some ranks have completed, and another one not, is made again by all."""
+    begun, stop = tmp_path / "begun", tmp_path / "stop"
+
+    def kill() -> None:
+        daemon.wait_for(begun.exists, 60)
+        for turn in range(3):
+            time.sleep(0.3)
+            started = re.findall(r'"engine started" device="host:(\d)" pid=(\d+)', daemon.log.read_text())
+            ready = daemon.log.read_text().count("engine ready")
+            os.kill(int(dict(started)[str(turn)]), signal.SIGKILL)  # the last that was started
+            daemon.wait_for(lambda: daemon.log.read_text().count("engine ready") > ready)
+        stop.touch()
+
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        killing = threads.submit(kill)
+        breaks = four.run(f"{CASES}.engines_die", begun=str(begun), stop=str(stop))
+        killing.result()
+    assert all(breaks), breaks  # deaths that come soon after each other may be one break
+
+
+# ---- what is repeated after a break -----------------------------------------------------------------
+
+
+class FakeGroup:
+    """Breaks, and resumes at these operations."""
+
+    def __init__(self, resume_at: list[int]) -> None:
+        self.resume_at = resume_at
+
+    def resume(self) -> epd.ResumeInfo:
+        return epd.ResumeInfo(2, self.resume_at.pop(0), 1)
+
+
+class FakeJoined:
+    def __init__(self, resume_at: list[int]) -> None:
+        self.group = FakeGroup(resume_at)
+
+    def submit(self, submission: Any) -> Any:
+        return submission()
+
+
+class FakeStep:
+    """Each attempt is written down. outcomes: the numbers of operations that go well, or errors: of the submission if
+    it is a tuple, else of the operation."""
+
+    def __init__(self, name: str, outcomes: list[Any], log: list[str]) -> None:
+        self.name, self.outcomes, self.log = name, outcomes, log
+
+    def submit(self, joined: FakeJoined, attempt: Attempt) -> Any:
+        outcome = self.outcomes.pop(0)
+        self.log.append(f"{self.name} {attempt.name}")
+        if isinstance(outcome, tuple):
+            raise outcome[0]
+        return FakeTicket(outcome)
+
+    def completed(self) -> None:
+        self.log.append(f"{self.name} completed")
+
+    def repeated(self, joined: FakeJoined) -> None:
+        self.log.append(f"{self.name} repeated")
+
+
+class FakeTicket:
+    pending = False
+
+    def __init__(self, outcome: Any) -> None:
+        self.outcome = outcome
+
+    def wait(self) -> Any:
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return epd.Result(epd.Status.OK, -1, self.outcome, 0, 0, 0, 0, 0, 1)
+
+
+LOST = epd.RankLost("rank 2 is lost")
+LATE = epd.DeadlineExceeded("rank 1 has not submitted it")
+
+
+@pytest.mark.parametrize(
+    "first, second, resume_at, log",
+    [
+        ([5], [6], [], "a FIRST, a completed, b FIRST, b completed"),
+        ([5], [LATE, 6], [6], "a FIRST, a completed, b FIRST, b AGAIN, b completed"),
+        ([5], [(LOST,), 6], [6], "a FIRST, a completed, b FIRST, b FIRST, b completed"),
+        (
+            [5, 5],
+            [LOST, 6],
+            [5],
+            "a FIRST, a completed, b FIRST, a REPEAT, a repeated, b AGAIN, b completed",
+        ),
+        (  # another rank is lost while the first is made again
+            [5, LOST, (LATE,), 5],
+            [(LOST,), 6],
+            [5, 5, 5],
+            "a FIRST, a completed, b FIRST, a REPEAT, a REPEAT, a REPEAT, a repeated, b FIRST, b completed",
+        ),
+        (
+            [5, LOST],
+            [LOST, LOST, 6],
+            [5, 6, 6],
+            "a FIRST, a completed, b FIRST, a REPEAT, b AGAIN, b AGAIN, b completed",
+        ),
+        ([LOST, LOST, 5], [6], [5, 5], "a FIRST, a AGAIN, a AGAIN, a completed, b FIRST, b completed"),
+    ],
+)
+def test_what_is_repeated(first: list[Any], second: list[Any], resume_at: list[int], log: str) -> None:
+    written: list[str] = []
+    joined: Any = FakeJoined(resume_at)
+    steps = Steps()
+    for name, outcomes in (("a", first), ("b", second)):
+        step: Any = FakeStep(name, outcomes, written)
+        steps.end(joined, step, steps.begin(joined, step))
+    assert ", ".join(written) == log
+    assert not first and not second and not resume_at
+
+
+def test_rows_move() -> None:
+    made = torch.Generator().manual_seed(1)
+    for turn in range(20):
+        experts, ranks, size, dtype = 3, 4, 16, (torch.float32, torch.uint8, torch.bfloat16)[turn % 3]
+        have = torch.randint(0, 5, (experts, ranks), generator=made)
+        want = torch.where(torch.rand((experts, ranks), generator=made) < 0.5, have, torch.zeros_like(have))
+        if turn % 2:
+            want, have = have, want
+        rows = torch.randint(1, 100, (experts, size, 2), generator=made).to(dtype)
+        expected = torch.zeros_like(rows)
+        for expert in range(experts):
+            for rank in range(ranks):
+                count = min(int(have[expert, rank]), int(want[expert, rank]))
+                here, there = int(have[expert, :rank].sum()), int(want[expert, :rank].sum())
+                expected[expert, there : there + count] = rows[expert, here : here + count]
+        assert torch.equal(places.move(rows, have, want), expected)
