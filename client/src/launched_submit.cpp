@@ -5,6 +5,7 @@
 #include "ticket_status.h"
 
 #include <algorithm>
+#include <optional>
 #include <ctime>
 
 namespace epd::client {
@@ -29,6 +30,8 @@ Status renew_words(Device& device, const Group& group, std::uint32_t slot, epd_t
   if (status.ok()) status = device.write_aside(base + group.arena.done_word(slot), low(ticket - 1));
   return status.ok() ? device.finish_aside() : status;
 }
+
+constexpr stream_kernels::Copies kNoCopies;
 
 stream_kernels::StagedStep ready_step(std::uintptr_t ready, epd_ticket_t ticket) {
   stream_kernels::StagedStep step;
@@ -267,15 +270,18 @@ Status LaunchedOperations::submit(Group& group, const SubmitRequest& request, ep
   }
   if (!status.ok()) return status;
   StreamWait wait;
-  stream_kernels::Copies copies;
-  abi::RowPlaces none;  // no memory is registered
+  std::optional<stream_kernels::Copies> planned;  // 600 bytes, so made only for the caller's own memory
   {
     const std::lock_guard<std::mutex> order(group.submit_mutex);
     Lock lock = waits_.lock();
     RouteUse use;
     status = admit(lock, group, request, use);
-    if (status.ok()) status = plan_copies(group, request, use, copies, none);
+    if (status.ok() && request.memory != nullptr) {
+      abi::RowPlaces none;  // no memory is registered
+      status = plan_copies(group, request, use, planned.emplace(), none);
+    }
     if (!status.ok()) return status;
+    const stream_kernels::Copies& copies = planned ? *planned : kNoCopies;
     // The number is used even if the operation is not published. Otherwise a later operation on the slot
     // might find its ready word already written.
     const epd_ticket_t number = ++last_ticket_;
@@ -308,7 +314,7 @@ Status LaunchedOperations::submit(Group& group, const SubmitRequest& request, ep
     // Under submit_mutex, so that ready words are written in the order of submission.
     if (begins_and_waits(group, request)) return begin_and_wait(group, request, wait, number);
   }
-  return follow(group, request, wait, copies, ticket);
+  return follow(group, request, wait, planned ? *planned : kNoCopies, ticket);
 }
 
 }  // namespace epd::client

@@ -357,8 +357,6 @@ void copy_piece(const Copies& c, const Piece& piece, bool in) {
 
 Status plan_copies(const Group& group, const SubmitRequest& request, const RouteUse& use, Copies& out,
                    abi::RowPlaces& places) {
-  out = {};
-  places = {};
   if (request.memory == nullptr) return {};
   return Planner(group, request, use, out, places).plan();
 }
