@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 #include <gtest/gtest.h>
+#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -228,6 +229,8 @@ TEST_P(ClientCudaBindings, RangesThatCantBeRegisteredAreRefusedByName) {
   refused(one.get(), 0, EPD_INVALID_ARGUMENT, "bytes is 0; allowed: 1 or more");
   refused(one.get() + 16, kUnit, EPD_INVALID_ARGUMENT,
           "bytes is 2097152; allowed: 1 .. 2097136, up to the end");
+  refused(one.get(), SIZE_MAX, EPD_INVALID_ARGUMENT,
+          "bytes is 18446744073709551615; allowed: 1 .. 2097152, up to the end");
   refused(reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(on_host + 15) & ~std::uintptr_t{15}), 16,
           EPD_INVALID_ARGUMENT, "where no memory of cuMemCreate is mapped");
   EXPECT_EQ(epd_memory_unregister(session_, one.get()), EPD_NOT_FOUND);
@@ -239,6 +242,19 @@ TEST_P(ClientCudaBindings, RangesThatCantBeRegisteredAreRefusedByName) {
           "16 ranges are registered in this session; allowed: 16");
   for (std::size_t i = 0; i < abi::kMaxRegistered; ++i)
     ASSERT_EQ(epd_memory_unregister(session_, one.get() + i * 64), EPD_OK) << epd_last_error();
+}
+
+// The daemon would refuse each join that brings it.
+TEST_P(ClientCudaBindings, MemoryOfAnotherGpuIsRefusedByName) {
+  constexpr int kOther = kDevice + 1;
+  const Memory other(static_cast<char*>(epd_memory_alloc(kUnit, kOther, nullptr)));
+  ASSERT_NE(other, nullptr) << epd_last_error();
+  const std::string said = "in memory of GPU " + std::to_string(kOther) + ", and the session is on GPU " +
+                           std::to_string(kDevice) + "; allowed: ";
+  expect_refused(bind(EPD_REGION_X, other.get()), said);
+  if (!resident_) return;
+  EXPECT_EQ(epd_memory_register(session_, other.get(), kUnit), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS(said);
 }
 
 // Its descriptor would keep it, and another allocation may lie at its address.
@@ -255,6 +271,31 @@ TEST_P(ClientCudaBindings, FreedMemoryIsNotRegisteredAnyMore) {
   ASSERT_EQ(join({}, &group_), EPD_OK) << epd_last_error();
   EXPECT_EQ(daemon_.member().memory.size(), 1u);
   detach();
+}
+
+// Another thread frees it, or ends its registration, while the join looks where it lies.
+TEST_P(ClientCudaBindings, MemoryThatIsFreedAmidAJoinDoesNotHinderIt) {
+  if (!resident_) return;
+  for (const bool freed : {false, true}) {
+    detach();
+    ASSERT_EQ(attach_to(daemon_, &session_, 10'000, wait_by_), EPD_OK) << epd_last_error();
+    const Memory kept = allocate(kUnit);
+    Memory one = allocate(kUnit);
+    auto other = std::make_unique<Mapped>(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 1);
+    void* const at = freed ? one.get() : other->at(0);
+    ASSERT_EQ(epd_memory_register(session_, at, kUnit), EPD_OK) << epd_last_error();
+    ASSERT_EQ(epd_memory_register(session_, kept.get(), kUnit), EPD_OK) << epd_last_error();
+    cuda_.before_next("cuMemRetainAllocationHandle", [&] {
+      if (freed) return one.reset();
+      EXPECT_EQ(epd_memory_unregister(session_, at), EPD_OK) << epd_last_error();
+      other.reset();
+    });
+    ASSERT_EQ(join({}, &group_), EPD_OK) << epd_last_error();
+    EXPECT_EQ(daemon_.member().memory.size(), 1u);
+    EXPECT_EQ(daemon_.member().bindings.registered[0].memory, 1u);
+    EXPECT_EQ(daemon_.member().bindings.registered[1].memory, 0u);
+    detach();
+  }
 }
 
 class ClientCudaMemory : public ::testing::Test {

@@ -103,6 +103,10 @@ void WatchedCuda::after_next_copy(std::function<void()> hook) {
   const std::lock_guard lock(mutex_);
   after_copy_ = std::move(hook);
 }
+void WatchedCuda::before_next(const std::string& function, std::function<void()> hook) {
+  const std::lock_guard lock(mutex_);
+  before_[function] = std::move(hook);
+}
 void WatchedCuda::fail(const std::string& function, CUresult error) {
   const std::lock_guard lock(mutex_);
   failures_[function] = error;
@@ -187,6 +191,13 @@ bool WatchedCuda::prefers_shared_memory(const std::string& kernel) const {
 // ---- what the fake driver tells
 
 CUresult WatchedCuda::calls(const char* function) {
+  std::function<void()> hook;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto before = before_.find(function);
+    if (before != before_.end()) hook = std::exchange(before->second, {});
+  }
+  if (hook) hook();
   const std::lock_guard lock(mutex_);
   const auto found = failures_.find(kept(function));
   if (found != failures_.end() && found->second != CUDA_SUCCESS) return found->second;

@@ -59,6 +59,8 @@ class WatchedCuda : private fake_cuda::Watcher {
   void on_enqueue(std::function<void(CUstream, const StreamOp&)> hook);
   // Called once, when the library has read the device's memory; without locks.
   void after_next_copy(std::function<void()> hook);
+  // Called once, before the next call of the function; without locks.
+  void before_next(const std::string& function, std::function<void()> hook);
   // From now on the function, or the launch of the kernel, answers so; CUDA_SUCCESS: as it should.
   void fail(const std::string& function, CUresult error);
   void hold(CUstream stream, bool held);                   // as if a long kernel ran in it
@@ -103,6 +105,7 @@ class WatchedCuda : private fake_cuda::Watcher {
   std::map<CUstream, std::vector<StreamOp>> enqueued_;
   std::function<void(CUstream, const StreamOp&)> hook_;
   std::function<void()> after_copy_;
+  std::map<std::string, std::function<void()>> before_;
   std::vector<std::string> mistakes_;
   std::vector<std::string> loaded_;
   std::map<std::string, int> carveouts_;
