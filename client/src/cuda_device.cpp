@@ -197,7 +197,7 @@ void CudaDevice::unmap(std::uintptr_t address, std::size_t bytes) noexcept {
 Status CudaDevice::export_allocation(std::uintptr_t address, ExportedAllocation& out) {
   const Current current(driver_, context_);
   if (current.error() != CUDA_SUCCESS) return status(current.error(), "cuCtxPushCurrent");
-  return client::export_allocation(driver_, address, out);
+  return client::export_allocation(driver_, device_, address, out);
 }
 
 // Other queries of a stream, for example cuStreamQuery, would end a capture of the application's.

@@ -148,7 +148,8 @@ void unmap_allocation(const CudaDriver& driver, CUdeviceptr address, std::size_t
   driver.cuMemAddressFree(address, bytes);
 }
 
-Status export_allocation(const CudaDriver& driver, CUdeviceptr address, ExportedAllocation& out) {
+Status export_allocation(const CudaDriver& driver, CUdevice device, CUdeviceptr address,
+                         ExportedAllocation& out) {
   CUmemGenericAllocationHandle handle = 0;
   void* const at = reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
   if (driver.cuMemRetainAllocationHandle(&handle, at) != CUDA_SUCCESS)
@@ -161,6 +162,12 @@ Status export_allocation(const CudaDriver& driver, CUdeviceptr address, Exported
   if ((kind.requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0)
     return invalid_argument("address is " + hex(address) + ", in memory that can't be exported" +
                             kExportable);
+  const bool on_gpu = kind.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+  if (!on_gpu || kind.location.id != device)
+    return invalid_argument("address is " + hex(address) + ", in memory of " +
+                            (on_gpu ? "GPU " + std::to_string(kind.location.id) : "the host") +
+                            ", and the session is on GPU " + std::to_string(device) + kExportable +
+                            ", on the session's GPU");
   CUdeviceptr begin = 0;
   std::size_t bytes = 0;
   error = driver.cuMemGetAddressRange(&begin, &bytes, address);

@@ -38,7 +38,8 @@ Status map_allocation(const CudaDriver& driver, CUmemGenericAllocationHandle all
                       const CUmemAccessDesc& access, const char* whose, CUdeviceptr& out);
 void unmap_allocation(const CudaDriver& driver, CUdeviceptr address, std::size_t bytes);
 
-// See Device::export_allocation. A context of the memory's device is current.
-Status export_allocation(const CudaDriver& driver, CUdeviceptr address, ExportedAllocation& out);
+// See Device::export_allocation. A context of the device is current.
+Status export_allocation(const CudaDriver& driver, CUdevice device, CUdeviceptr address,
+                         ExportedAllocation& out);
 
 }  // namespace epd::client

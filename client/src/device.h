@@ -65,7 +65,8 @@ class Device {
   // Ends a mapping of map() or map_host(). Only DeviceMemory calls it.
   virtual void unmap(std::uintptr_t address, std::size_t bytes) noexcept = 0;
 
-  // The allocation in which the address lies. INVALID_ARGUMENT: there is none, or it can't be exported.
+  // The allocation in which the address lies. INVALID_ARGUMENT: there is none, it can't be exported,
+  // or it is not the device's.
   virtual Status export_allocation(std::uintptr_t address, ExportedAllocation& out) = 0;
 
   // OK; UNSUPPORTED; or the error with which loading the library's kernels failed.

@@ -88,8 +88,8 @@ Status find_range(Device& device, const void* address, std::uint64_t bytes, Regi
   if (!status.ok()) return status;
   const std::uint64_t behind = allocation.bytes - (begin - allocation.begin);
   if (bytes > behind)
-    return bad_value("bytes", static_cast<long long>(bytes),
-                     "1 .. " + std::to_string(behind) + ", up to the end of the allocation");
+    return invalid_argument("bytes is " + std::to_string(bytes) + "; allowed: 1 .. " +
+                            std::to_string(behind) + ", up to the end of the allocation");
   out = {0, begin, bytes, std::move(allocation.freed)};
   return {};
 }
