@@ -162,14 +162,34 @@ std::vector<Registered> Session::usable_registered() {
   return registered_.usable();
 }
 
+bool Session::have_ended(const std::vector<Registered>& registered) {
+  const Lock lock = waits_.lock();
+  return std::any_of(registered.begin(), registered.end(), [this](const Registered& its) {
+    return !its.usable() || !registered_.has(its.number);
+  });
+}
+
+// If a registration ends meanwhile, its memory may be gone, or something else may lie there.
+Status Session::make_join(const epd_group_config_t& config, std::optional<Allocations>& allocations,
+                          abi::Join& join, OwnMemory& own) {
+  for (;;) {
+    const std::vector<Registered> registered = usable_registered();
+    allocations.emplace(attachment_.device.get());
+    join = {};
+    own = {};
+    Status status = client::make_join(config, *allocations, registered, join, own);
+    if (!have_ended(registered)) return status;
+  }
+}
+
 Status Session::join(const epd_group_config_t& config, Group*& out) {
   const std::int64_t wait_ms = config.timeout_ms == 0 ? kLongestJoinMs : config.timeout_ms;
   const Deadline send_by = Deadline::in_ms(wait_ms);
   const Deadline reply_by = Deadline::in_ms(wait_ms + kReplyMarginMs);
   abi::Join join{};
-  Allocations allocations(attachment_.device.get());
+  std::optional<Allocations> allocations;
   OwnMemory own;
-  Status status = make_join(config, allocations, usable_registered(), join, own);
+  Status status = make_join(config, allocations, join, own);
   if (!status.ok()) return status;
   std::list<std::unique_ptr<Group>> made;
   made.push_back(std::make_unique<Group>(this, join.shape, std::move(own)));
