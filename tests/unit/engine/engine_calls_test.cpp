@@ -104,6 +104,13 @@ TEST_F(EngineCallsTest, WhatNoLibraryAsksForIsNamed) {
   }
 }
 
+TEST_F(EngineCallsTest, PlacesOfACallWithoutAStreamAreNamed) {
+  abi::Call call = combine_on(1);
+  call.flags = abi::kFlagPlaces;
+  ring(2, call);
+  expect_session_ended(2, "call field flags is 1024; allowed: no places of rows, which calls of streams have");
+}
+
 // A later call lies where the next one was.
 TEST_F(EngineCallsTest, ACommandThatWasOverwrittenEndsTheSession) {
   run_and_check(0);
