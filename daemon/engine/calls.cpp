@@ -174,6 +174,8 @@ std::string Calls::illegal(const JournalEntry& entry) const {
   if (!why.empty()) return why;
   if (const std::uint32_t place = abi::place_of(call.result); place >= abi::kResultPlaces)
     return bad("result", place, "a place below " + std::to_string(abi::kResultPlaces));
+  if ((call.flags & abi::kFlagPlaces) != 0 && entry.ring == kByHost)
+    return bad("flags", call.flags, "no places of rows, which calls of streams have");
   return bad("flags", call.flags, "without that of streams, whose calls are no submissions");
 }
 
