@@ -182,6 +182,42 @@ print("done")
 
 
 @pytest.mark.parametrize("cuda_daemon", ["resident"], indirect=True)
+def test_what_can_be_registered(cuda_daemon: Daemon) -> None:
+    code = (
+        DRIVER
+        + """
+library = ctypes.CDLL(epd._library.path)
+library.epd_memory_alloc.restype = ctypes.c_void_p
+at = library.epd_memory_alloc(ctypes.c_size_t(1 << 20), 0, None)
+session = epd.attach(sys.argv[1], "cuda:0")
+group = session.join(epd.GroupConfig(name="own", num_ranks=1, num_experts=4, max_tokens=8, hidden=128, topk=1))
+class Array:
+    __cuda_array_interface__ = {"version": 3, "shape": (4, 8), "typestr": "<f4", "data": (at, False)}
+def overlaps(bytes):
+    try: session.register(at, 1 << 20)
+    except epd.InvalidArgument as error: return f" {bytes} bytes at {at:#x}," in str(error)
+session.register(Array())
+assert overlaps(128)
+session.unregister(Array())
+x = group.buffers(0).x
+session.register(x)
+session.unregister(x)
+def refused(said, *arguments):
+    try: session.register(*arguments)
+    except epd.InvalidArgument as error: assert said in str(error), error
+    else: raise AssertionError(said)
+refused("bytes is None; allowed: a number, as memory is an address", at)
+refused("bytes is -1; allowed: 0 .. 18446744073709551615", at, -1)
+refused("bytes is 18446744073709551632; allowed: 0 .. 18446744073709551615", at, (1 << 64) + 16)
+refused("address is 0x0", None, 16)
+print("done")
+"""
+    )
+    done = run_python(code, cuda_daemon.socket, LD_LIBRARY_PATH=str(FAKE))
+    assert done.stdout == "done\n", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("cuda_daemon", ["resident"], indirect=True)
 def test_the_graph_example(cuda_daemon: Daemon) -> None:
     command = [
         sys.executable,
