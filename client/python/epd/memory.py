@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any, Optional
 
 from . import _abi
@@ -82,6 +83,18 @@ class Memory:
         self._raw = raw
         self._arrays: Any = (inputs, outputs, bias)
         self.address = ctypes.addressof(raw)
+
+
+def array_bytes(array: Any) -> int:
+    """The bytes of an array whose elements lie close together. Raises InvalidArgument: it is an address."""
+    if array is None or isinstance(array, int):
+        raise InvalidArgument("bytes is None; allowed: a number, as memory is an address")
+    if hasattr(array, "data_ptr"):
+        return int(array.numel() * array.element_size())
+    device = getattr(array, "__cuda_array_interface__", None)
+    if device is not None:
+        return math.prod(device["shape"]) * int(device["typestr"][2:])
+    return memoryview(array).nbytes
 
 
 def array_address(name: str, array: Any, written: bool) -> Optional[int]:

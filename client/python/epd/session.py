@@ -11,7 +11,7 @@ from ._handles import SessionHandle, own_group, own_session
 from ._library import library
 from .errors import Error, InvalidArgument, check, last_error
 from .group import Group
-from .memory import array_address
+from .memory import array_address, array_bytes
 from .types import DeviceKind, GroupConfig, SessionInfo, WaitBy, encoded, set_number
 
 
@@ -88,13 +88,15 @@ class Session:
         """Registers memory of a GPU: operations of groups that are joined from now on use rows there in place.
 
         memory  a contiguous tensor of `epd.torch.memory_pool`, another array on the GPU, or an address
-        bytes   None: those of the tensor
+        bytes   None: those of the array
 
         Raises Unsupported (the device's operations take rows from their slots alone, and copy other memory),
         InvalidArgument, ResourceExhausted (16 are registered). epd_memory_register in epd.h says what is copied.
         """
         address = array_address("memory", memory, True)
-        length = memory.numel() * memory.element_size() if bytes is None else bytes
+        length = array_bytes(memory) if bytes is None else bytes
+        if not 0 <= length < 1 << 64:
+            raise InvalidArgument(f"bytes is {length}; allowed: 0 .. {(1 << 64) - 1}")
         status = library.epd_memory_register(self._handle, address, length)
         if status:
             raise self._error(status)
