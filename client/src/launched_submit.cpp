@@ -278,7 +278,7 @@ Status LaunchedOperations::submit(Group& group, const SubmitRequest& request, ep
     status = admit(lock, group, request, use);
     if (status.ok() && request.memory != nullptr) {
       abi::RowPlaces none;  // no memory is registered
-      status = plan_copies(group, request, use, planned.emplace(), none);
+      status = plan_copies(group, request, use, false, planned.emplace(), none);
     }
     if (!status.ok()) return status;
     const stream_kernels::Copies& copies = planned ? *planned : kNoCopies;

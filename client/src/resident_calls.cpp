@@ -135,7 +135,7 @@ Status ResidentOperations::prepare_call(Lock& lock, Group& group, const SubmitRe
   Status status = usable_locked(group);
   if (status.ok() && !request.stream.any()) status = admit_host_call(lock, group, request);
   if (status.ok()) status = choose_route(group, request, made.use);
-  if (status.ok()) status = plan_copies(group, request, made.use, made.copies, made.places);
+  if (status.ok()) status = plan_copies(group, request, made.use, captured, made.copies, made.places);
   if (!status.ok()) return status;
   made.ticket = group.calls.begin(request.op, request.slot, !request.stream.any(), captured);
   if (made.ticket == 0)

@@ -46,9 +46,15 @@ std::uint32_t row_bytes_of(const abi::GroupShape& s, Region region) {
 // Of one operation. Fields that the operation does not use are never asked for.
 class Planner {
  public:
-  Planner(const Group& group, const SubmitRequest& request, const RouteUse& use, Copies& copies,
+  Planner(const Group& group, const SubmitRequest& request, const RouteUse& use, bool captured, Copies& copies,
           abi::RowPlaces& places)
-      : group_(group), shape_(group.shape), request_(request), use_(use), copies_(copies), places_(places) {}
+      : group_(group),
+        shape_(group.shape),
+        request_(request),
+        use_(use),
+        captured_(captured),
+        copies_(copies),
+        places_(places) {}
 
   Status plan() {
     copies_.most_tokens = shape_.max_tokens;
@@ -86,7 +92,7 @@ class Planner {
 
   void plan_dispatch() {
     const epd_memory_t& m = memory();
-    if (!place(m.x, tokens_at_most() * shape_.x_bytes(), places_.in))
+    if (!place_tokens(m.x, shape_.x_bytes(), places_.in))
       input("memory.x", m.x, Region::kX, Rows::kTokens);
     input("memory.x_scales", m.x_scales, Region::kXScales, Rows::kTokens);
     if (request_.handle == 0) input("memory.topk_idx", m.topk_idx, Region::kTopkIdx, Rows::kTokens);
@@ -129,7 +135,7 @@ class Planner {
     const std::uint32_t biases = abi::num_biases(request_.flags);
     if (biases > 0) input("memory.bias[0]", m.bias[0], Region::kBias0, Rows::kTokens);
     if (biases > 1) input("memory.bias[1]", m.bias[1], Region::kBias1, Rows::kTokens);
-    if (!place(m.out, tokens_at_most() * shape_.hidden * 2, places_.out))
+    if (!place_tokens(m.out, std::uint64_t{shape_.hidden} * 2, places_.out))
       output("memory.out", m.out, Region::kOut, Rows::kTokens);
   }
 
@@ -137,6 +143,13 @@ class Planner {
   bool place(const void* rows, std::uint64_t bytes, abi::RowPlace& place) const {
     if (rows != nullptr) place = group_.registered.find(rows, bytes);
     return place != 0;
+  }
+  // A replayed call uses the routing that its record holds then. If that is not of the graph, it may have more
+  // tokens than there is room for. A copy keeps n.
+  bool place_tokens(const void* rows, std::uint64_t row_bytes, abi::RowPlace& found) const {
+    const bool of_graph = request_.handle == 0 || !captured_ ||
+                          CallTicket::unpack(group_.routes[use_.route].ticket).captured();
+    return of_graph && place(rows, tokens_at_most() * row_bytes, found);
   }
   std::uint64_t tokens_at_most() const {
     const bool given = request_.op == abi::Op::kDispatch && request_.handle == 0;
@@ -287,6 +300,7 @@ class Planner {
   const abi::GroupShape& shape_;
   const SubmitRequest& request_;
   const RouteUse& use_;
+  const bool captured_;
   Copies& copies_;
   abi::RowPlaces& places_;
   Status status_;
@@ -355,10 +369,10 @@ void copy_piece(const Copies& c, const Piece& piece, bool in) {
 
 }  // namespace
 
-Status plan_copies(const Group& group, const SubmitRequest& request, const RouteUse& use, Copies& out,
-                   abi::RowPlaces& places) {
+Status plan_copies(const Group& group, const SubmitRequest& request, const RouteUse& use, bool captured,
+                   Copies& out, abi::RowPlaces& places) {
   if (request.memory == nullptr) return {};
-  return Planner(group, request, use, out, places).plan();
+  return Planner(group, request, use, captured, out, places).plan();
 }
 
 void copy_in(const Copies& copies) {

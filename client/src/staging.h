@@ -12,8 +12,8 @@ using stream_kernels::Copies;
 // With the session's mutex. Rows that lie in registered memory are not copied, but get a place: 0 if they do
 // not. `out` and `places` are new; they stay so if nothing is to be copied. INVALID_ARGUMENT: a field of the
 // memory, or what is copied can't be known.
-Status plan_copies(const Group& group, const SubmitRequest& request, const RouteUse& use, Copies& out,
-                   abi::RowPlaces& places);
+Status plan_copies(const Group& group, const SubmitRequest& request, const RouteUse& use, bool captured,
+                   Copies& out, abi::RowPlaces& places);
 
 // By this thread, on a host device. What operations have counted is there.
 void copy_in(const Copies& copies);

@@ -528,6 +528,56 @@ TEST_P(CallersMemory, AGraphIsReplayedWithWhatTheMemoryHoldsThen) {
   }
 }
 
+// `out` has room for n rows. The dispatch that the combine is replayed for had more.
+TEST_P(CallersMemory, AReplayedCombineWritesNoMoreRowsThanWhenItWasCaptured) {
+  if (!by_calls()) GTEST_SKIP() << "graphs are for calls";
+  constexpr std::uint32_t kFew = 2;
+  for (const bool registered : {false, true}) {
+    SCOPED_TRACE(registered ? "registered" : "not registered");
+    Case c;
+    c.seed = base_seed() + 22100;
+    c.num_ranks = 1;
+    c.num_experts = 2;
+    c.kernel_waits = kernel_waits();
+    with_registered(c, 4, [&](const Session&, const Group& group, std::uint32_t, Slab* slab) {
+      const std::size_t row = std::size_t{c.hidden} * 2;
+      const std::size_t bytes = c.max_tokens * row;
+      const GpuStream stream(group.gpu());
+      std::byte* const out = registered ? slab->take(bytes) : allocate_on_gpu(group.gpu(), bytes).address;
+      std::byte* const seen = pinned_memory(group.gpu(), bytes);
+      const auto dispatch = [&](std::uint32_t tokens) {
+        const epd_dispatch_args_t args = dispatch_args(c, tokens);
+        epd_ticket_t ticket = 0;
+        epd_handle_t handle = 0;
+        must(epd_dispatch(group.get(), &args, stream.get(), &ticket, &handle), "dispatch");
+        RANK_CHECK(stream.finish(60), "the stream waits");
+        must(epd_ticket_wait(group.get(), ticket, kWaitMs, nullptr), "dispatch");
+        return handle;
+      };
+      epd_memory_t memory;
+      epd_memory_init(&memory);
+      memory.out = out;
+      epd_combine_args_t args = combine_args(c, Round(0));
+      args.handle = dispatch(kFew);
+      args.memory = &memory;
+      epd_ticket_t ticket = 0;
+      stream.begin_capture();
+      must(epd_combine(group.get(), &args, stream.get(), &ticket), "captured combine");
+      const GpuGraph graph = stream.end_capture();
+      dispatch(c.max_tokens);
+      std::memset(seen, kPoison, bytes);
+      stream.copy_in(out, seen, bytes);
+      stream.launch(graph);
+      stream.copy_out(seen, out, bytes);
+      RANK_CHECK(stream.finish(60), "the stream waits");
+      const auto poisoned = [](std::byte b) { return b == std::byte{kPoison}; };
+      RANK_CHECK(std::none_of(seen, seen + kFew * row, poisoned), "no rows");
+      RANK_CHECK(std::all_of(seen + kFew * row, seen + bytes, poisoned), "more rows than there is room for");
+    });
+    if (HasFailure()) return;
+  }
+}
+
 // ---- what goes wrong
 
 TEST_P(CallersMemory, MoreRowsThanThereIsRoomForFailOnThisRankOnly) {
