@@ -5,8 +5,8 @@
 #include "ticket_status.h"
 
 #include <algorithm>
-#include <optional>
 #include <ctime>
+#include <optional>
 
 namespace epd::client {
 namespace {

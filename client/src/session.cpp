@@ -164,9 +164,8 @@ std::vector<Registered> Session::usable_registered() {
 
 bool Session::have_ended(const std::vector<Registered>& registered) {
   const Lock lock = waits_.lock();
-  return std::any_of(registered.begin(), registered.end(), [this](const Registered& its) {
-    return !its.usable() || !registered_.has(its.number);
-  });
+  return std::any_of(registered.begin(), registered.end(),
+                     [this](const Registered& its) { return !its.usable() || !registered_.has(its.number); });
 }
 
 // If a registration ends meanwhile, its memory may be gone, or something else may lie there.

@@ -46,8 +46,8 @@ std::uint32_t row_bytes_of(const abi::GroupShape& s, Region region) {
 // Of one operation. Fields that the operation does not use are never asked for.
 class Planner {
  public:
-  Planner(const Group& group, const SubmitRequest& request, const RouteUse& use, bool captured, Copies& copies,
-          abi::RowPlaces& places)
+  Planner(const Group& group, const SubmitRequest& request, const RouteUse& use, bool captured,
+          Copies& copies, abi::RowPlaces& places)
       : group_(group),
         shape_(group.shape),
         request_(request),
@@ -92,8 +92,7 @@ class Planner {
 
   void plan_dispatch() {
     const epd_memory_t& m = memory();
-    if (!place_tokens(m.x, shape_.x_bytes(), places_.in))
-      input("memory.x", m.x, Region::kX, Rows::kTokens);
+    if (!place_tokens(m.x, shape_.x_bytes(), places_.in)) input("memory.x", m.x, Region::kX, Rows::kTokens);
     input("memory.x_scales", m.x_scales, Region::kXScales, Rows::kTokens);
     if (request_.handle == 0) input("memory.topk_idx", m.topk_idx, Region::kTopkIdx, Rows::kTokens);
     if (flagged(abi::kFlagWeights))
@@ -144,11 +143,11 @@ class Planner {
     if (rows != nullptr) place = group_.registered.find(rows, bytes);
     return place != 0;
   }
-  // A replayed call uses the routing that its record holds then. If that is not of the graph, it may have more
-  // tokens than there is room for. A copy keeps n.
+  // A replayed call uses the routing that its record holds then. If that is not of the graph, it may have
+  // more tokens than there is room for. A copy keeps n.
   bool place_tokens(const void* rows, std::uint64_t row_bytes, abi::RowPlace& found) const {
-    const bool of_graph = request_.handle == 0 || !captured_ ||
-                          CallTicket::unpack(group_.routes[use_.route].ticket).captured();
+    const bool of_graph =
+        request_.handle == 0 || !captured_ || CallTicket::unpack(group_.routes[use_.route].ticket).captured();
     return of_graph && place(rows, tokens_at_most() * row_bytes, found);
   }
   std::uint64_t tokens_at_most() const {

@@ -108,7 +108,8 @@ TEST_F(EngineCallsTest, PlacesOfACallWithoutAStreamAreNamed) {
   abi::Call call = combine_on(1);
   call.flags = abi::kFlagPlaces;
   ring(2, call);
-  expect_session_ended(2, "call field flags is 1024; allowed: no places of rows, which calls of streams have");
+  expect_session_ended(2,
+                       "call field flags is 1024; allowed: no places of rows, which calls of streams have");
 }
 
 // A later call lies where the next one was.
