@@ -169,15 +169,15 @@ bool Session::have_ended(const std::vector<Registered>& registered) {
 }
 
 // If a registration ends meanwhile, its memory may be gone, or something else may lie there.
-Status Session::make_join(const epd_group_config_t& config, std::optional<Allocations>& allocations,
-                          abi::Join& join, OwnMemory& own) {
+Status Session::make_join(const epd_group_config_t& config, Deadline end,
+                          std::optional<Allocations>& allocations, abi::Join& join, OwnMemory& own) {
   for (;;) {
     const std::vector<Registered> registered = usable_registered();
     allocations.emplace(attachment_.device.get());
     join = {};
     own = {};
     Status status = client::make_join(config, *allocations, registered, join, own);
-    if (!have_ended(registered)) return status;
+    if (!have_ended(registered) || end.passed()) return status;
   }
 }
 
@@ -188,7 +188,7 @@ Status Session::join(const epd_group_config_t& config, Group*& out) {
   abi::Join join{};
   std::optional<Allocations> allocations;
   OwnMemory own;
-  Status status = make_join(config, allocations, join, own);
+  Status status = make_join(config, send_by, allocations, join, own);
   if (!status.ok()) return status;
   std::list<std::unique_ptr<Group>> made;
   made.push_back(std::make_unique<Group>(this, join.shape, std::move(own)));

@@ -57,8 +57,8 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
  private:
   std::vector<Registered> usable_registered();
   bool have_ended(const std::vector<Registered>& registered);
-  Status make_join(const epd_group_config_t& config, std::optional<Allocations>& allocations, abi::Join& join,
-                   OwnMemory& own);
+  Status make_join(const epd_group_config_t& config, Deadline end, std::optional<Allocations>& allocations,
+                   abi::Join& join, OwnMemory& own);
   Status adopt_joined(Packet& packet, Group& group);
   Status map_user_arena(const UniqueFd& fd, Group& group);
   // Ends its operations and unblocks its streams. No submission follows.

@@ -143,12 +143,12 @@ class Planner {
     if (rows != nullptr) place = group_.registered.find(rows, bytes);
     return place != 0;
   }
-  // A replayed call uses the routing that its record holds then. If that is not of the graph, it may have
-  // more tokens than there is room for. A copy keeps n.
+  // A replayed call uses the routing that its record holds at the replay. If no call in a graph has made it,
+  // it may be of another dispatch by then, with more tokens than the caller's rows. A copy keeps n.
   bool place_tokens(const void* rows, std::uint64_t row_bytes, abi::RowPlace& found) const {
-    const bool of_graph =
+    const bool keeps_n =
         request_.handle == 0 || !captured_ || CallTicket::unpack(group_.routes[use_.route].ticket).captured();
-    return of_graph && place(rows, tokens_at_most() * row_bytes, found);
+    return keeps_n && place(rows, tokens_at_most() * row_bytes, found);
   }
   std::uint64_t tokens_at_most() const {
     const bool given = request_.op == abi::Op::kDispatch && request_.handle == 0;

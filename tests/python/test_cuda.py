@@ -133,15 +133,21 @@ print("done")
     assert done.stdout == "done\n", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("cuda_daemon", ["launched", "resident"], indirect=True)
-def test_rows_in_registered_memory(cuda_daemon: Daemon) -> None:
-    code = (
-        DRIVER
-        + """
+# A session, and 1 MiB at `at` that can be registered in it.
+ALLOCATED = """
 library = ctypes.CDLL(epd._library.path)
 library.epd_memory_alloc.restype = ctypes.c_void_p
 at = library.epd_memory_alloc(ctypes.c_size_t(1 << 20), 0, None)
 session = epd.attach(sys.argv[1], "cuda:0")
+"""
+
+
+@pytest.mark.parametrize("cuda_daemon", ["launched", "resident"], indirect=True)
+def test_rows_in_registered_memory(cuda_daemon: Daemon) -> None:
+    code = (
+        DRIVER
+        + ALLOCATED
+        + """
 try: session.register(at + 8, 64)
 except epd.InvalidArgument as error: assert session.info.resident and "a multiple of 16" in str(error), error
 except epd.Unsupported as error: assert not session.info.resident and "slots alone" in str(error), error
@@ -180,16 +186,12 @@ print("done")
     assert done.stdout == "done\n", done.stdout + done.stderr
 
 
-
 @pytest.mark.parametrize("cuda_daemon", ["resident"], indirect=True)
 def test_what_can_be_registered(cuda_daemon: Daemon) -> None:
     code = (
         DRIVER
+        + ALLOCATED
         + """
-library = ctypes.CDLL(epd._library.path)
-library.epd_memory_alloc.restype = ctypes.c_void_p
-at = library.epd_memory_alloc(ctypes.c_size_t(1 << 20), 0, None)
-session = epd.attach(sys.argv[1], "cuda:0")
 group = session.join(epd.GroupConfig(name="own", num_ranks=1, num_experts=4, max_tokens=8, hidden=128, topk=1))
 class Array:
     __cuda_array_interface__ = {"version": 3, "shape": (4, 8), "typestr": "<f4", "data": (at, False)}
