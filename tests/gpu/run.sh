@@ -143,7 +143,7 @@ if [ -n "$daemon" ]; then
   step streams_cuda 90 "$daemon/bin/operations_test" --gtest_filter="*Streams*/cuda_by_kernel:*Streams*/cuda_by_event-$kills"
   step streams_resident 150 "$daemon/bin/operations_test" --gtest_filter="*Streams*/resident*-$kills"
   step calls 150 "$daemon/bin/operations_test" --gtest_filter="*Calls*/resident*-$kills"
-  step memory 240 "$daemon/bin/operations_test" --gtest_filter="*CallersMemory*/cuda_by_kernel:*CallersMemory*/resident*-$kills"
+  step memory 300 "$daemon/bin/operations_test" --gtest_filter="*CallersMemory*/cuda_by_kernel:*CallersMemory*/resident*-$kills"
   step conformance 120 "$daemon/bin/operations_test" --gtest_filter="*RandomCases*/resident:*Modes*/resident*-$kills"
   for image in $images; do
     step "conformance_$image" 90 env EPD_TEST_BIN="$daemon/bin/$image" "$daemon/bin/operations_test" \

@@ -47,6 +47,8 @@ class Buffer:
         explicitly_destroy: bool = False,
         enable_shrink: bool = False,
         comm: Any = None,
+        *,
+        use_fabric: bool = False,
     ) -> None:
         """Attaches to the daemon ($EPD_SOCKET). Every rank of the process group makes its Buffer at the same time.
 
@@ -57,7 +59,7 @@ class Buffer:
                              finds no room there is copied. 0: all is
         enable_shrink        low-latency mode goes on without ranks that end, or that an operation has waited for until its
                              deadline; ranks can be masked. The CPU then waits for each operation
-        num_rdma_bytes, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl: not needed
+        num_rdma_bytes, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric: not needed
         """
         team = Team(group, comm)
         self.group = group
