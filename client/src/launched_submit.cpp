@@ -5,7 +5,6 @@
 #include "ticket_status.h"
 
 #include <algorithm>
-#include <ctime>
 #include <optional>
 
 namespace epd::client {
@@ -39,13 +38,6 @@ stream_kernels::StagedStep ready_step(std::uintptr_t ready, epd_ticket_t ticket)
   step.ready = reinterpret_cast<std::uint32_t*>(ready);  // NOLINT: an address of the device
   step.value = low(ticket);
   return step;
-}
-
-// CLOCK_MONOTONIC
-std::uint64_t monotonic_ns() {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
 }
 
 }  // namespace
@@ -144,7 +136,8 @@ Status LaunchedOperations::push(Lock& lock, Group& group, const SubmitRequest& r
   submission.ticket = ticket;
   submission.epoch = group.epoch;
   submission.handle = use.route != kNoRoute && !use.writes ? op_of(request.handle) : 0;
-  submission.submit_ns = monotonic_ns();
+  const SteadyClock::time_point now = SteadyClock::now();  // CLOCK_MONOTONIC
+  submission.submit_ns = static_cast<std::uint64_t>(nanoseconds(now.time_since_epoch()).count());
   submission.op = request.op;
   submission.member = group.member;
   submission.slot = request.slot;
@@ -162,7 +155,7 @@ Status LaunchedOperations::push(Lock& lock, Group& group, const SubmitRequest& r
   op.in_stream = request.stream.any();
   group.in_flight.push_back({ticket, request.slot, use.route, use.writes, request.stream});
   const std::uint32_t timeout_ms = request.timeout_ms != 0 ? request.timeout_ms : group.default_timeout_ms;
-  op.answer_by = SteadyClock::now() + std::chrono::milliseconds(timeout_ms) + kAnswerGrace;
+  op.answer_by = now + std::chrono::milliseconds(timeout_ms) + kAnswerGrace;
   if (!ring_.push(submission)) {
     completions_.withdraw(ticket);
     group.in_flight.pop_back();
