@@ -4,9 +4,10 @@
 #include "kit/error.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
-#include <filesystem>
 #include <fstream>
+#include <future>
 #include <sstream>
 #include <system_error>
 #include <thread>
@@ -16,8 +17,6 @@
 
 namespace epd::bench {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr const char* kProgram = "ucx_perftest";
 
@@ -30,6 +29,11 @@ std::string contents(const std::string& path) {
 
 void append(std::vector<std::string>& words, const std::vector<std::string>& more) {
   words.insert(words.end(), more.begin(), more.end());
+}
+
+std::vector<std::string> joined(std::vector<std::string> words, const std::vector<std::string>& more) {
+  append(words, more);
+  return words;
 }
 
 // Both ends poll: on one processor each would wait for the other's time slice. None if there is one only.
@@ -87,26 +91,28 @@ RawUcx::RawUcx(const kit::OwnNodes& nodes, std::uint64_t batch_bytes)
   environment_.push_back(std::string("UCX_NET_DEVICES=") + kit::NodeNetwork::kInterface);
 }
 
-std::vector<double> RawUcx::run(const std::vector<std::string>& words) const {
-  static int port = 20000;  // another one for each run: nobody waits for the last one's connections
-  ++port;
-  const auto options = [this](std::uint32_t node) {
-    kit::CommandOptions made;
-    made.environment = environment_;
-    made.in_child = [this, node] {
-      if (*nodes_.network().enter(node) != '\0') ::_exit(126);
-    };
-    return made;
+kit::CommandOptions RawUcx::on_node(std::uint32_t node) const {
+  kit::CommandOptions options;
+  options.environment = environment_;
+  options.in_child = [this, node] {
+    if (*nodes_.network().enter(node) != '\0') ::_exit(126);
   };
+  return options;
+}
+
+std::vector<double> RawUcx::run(std::uint32_t from, std::uint32_t to, const Ends& ends) const {
+  static std::atomic<int> last_port{
+      20000};  // another one for each run: nobody waits for the last one's connections
+  const int port = ++last_port;
   std::vector<std::string> serve{kProgram, "-p", std::to_string(port)};
-  std::vector<std::string> all{kProgram, nodes_.network().address(1), "-p", std::to_string(port), "-e", "-f"};
-  append(serve, processor_of(1));
-  append(all, processor_of(0));
-  append(all, words);
-  const kit::BackgroundCommand server(serve, options(1));
+  std::vector<std::string> all{kProgram, nodes_.network().address(to), "-p", std::to_string(port), "-e",
+                               "-f"};
+  append(serve, ends.server);
+  append(all, ends.client);
+  const kit::BackgroundCommand server(serve, on_node(to));
   for (int i = 0; i < 500 && !listens(server.pid(), port); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  const std::string said = kit::must_run(all, options(0));
+  const std::string said = kit::must_run(all, on_node(from));
   std::vector<double> numbers;
   const std::string body = said.substr(0, said.find_last_not_of('\n') + 1);
   std::istringstream last(body.substr(body.find_last_of('\n') + 1));
@@ -116,17 +122,26 @@ std::vector<double> RawUcx::run(const std::vector<std::string>& words) const {
   return numbers;
 }
 
+// All four ends sleep while they have nothing to do: if they polled, they would take each other's processors.
 double RawUcx::stream_mibps(std::uint64_t bytes) const {
   const std::uint64_t messages = std::max<std::uint64_t>(bytes / batch_bytes_, 64);
-  return run({"-t", "ucp_am_bw", "-s", std::to_string(batch_bytes_), "-n", std::to_string(messages), "-w",
-              std::to_string(messages / 10), "-O", "16"})[5];
+  const std::vector<std::string> sleeping{"-E", "sleep"};
+  const Ends ends{sleeping, joined(sleeping, {"-t", "ucp_am_bw", "-s", std::to_string(batch_bytes_), "-n",
+                                              std::to_string(messages), "-w", std::to_string(messages / 10),
+                                              "-O", "16"})};
+  const auto way = [&](std::uint32_t from, std::uint32_t to) { return run(from, to, ends)[5]; };
+  std::future<double> back = std::async(std::launch::async, way, 1, 0);
+  const double there = way(0, 1);
+  return std::min(there, back.get());
 }
 
 double RawUcx::one_way_us(std::uint64_t bytes) const {
   const std::uint64_t size = std::max<std::uint64_t>(bytes, 1);
   const std::uint64_t messages = std::clamp<std::uint64_t>((std::uint64_t{64} << 20) / size, 20, 300);
-  return run({"-t", "ucp_am_lat", "-s", std::to_string(size), "-n", std::to_string(messages), "-w",
-              std::to_string(messages / 10 + 1)})[1];
+  const Ends ends{processor_of(1), joined(processor_of(0), {"-t", "ucp_am_lat", "-s", std::to_string(size),
+                                                            "-n", std::to_string(messages), "-w",
+                                                            std::to_string(messages / 10 + 1)})};
+  return run(0, 1, ends)[1];
 }
 
 }  // namespace epd::bench

@@ -1,6 +1,7 @@
 // ucx_perftest between two nodes, with the settings of their engines.
 #pragma once
 
+#include "kit/command.h"
 #include "kit/nodes.h"
 
 #include <cstdint>
@@ -13,17 +14,23 @@ class RawUcx {
  public:
   // "", or what is missing here.
   static std::string why_not();
-  // From node 0 to node 1. `batch_bytes`: of a message.
+  // Between node 0 and node 1. `batch_bytes`: of a message.
   RawUcx(const kit::OwnNodes& nodes, std::uint64_t batch_bytes);
 
-  // MiB a second of so many bytes, one way.
+  // MiB a second, while so many bytes go each way at the same time: of the slower way.
   double stream_mibps(std::uint64_t bytes) const;
-  // One message of so many bytes there, median of some: half of there and back.
+  // One message of so many bytes, median of some: half of there and back.
   double one_way_us(std::uint64_t bytes) const;
 
  private:
-  // Numbers of its last line.
-  std::vector<double> run(const std::vector<std::string>& words) const;
+  // The program's options.
+  struct Ends {
+    std::vector<std::string> server;
+    std::vector<std::string> client;
+  };
+  kit::CommandOptions on_node(std::uint32_t node) const;
+  // Numbers of the client's last line.
+  std::vector<double> run(std::uint32_t from, std::uint32_t to, const Ends& ends) const;
 
   const kit::OwnNodes& nodes_;
   std::uint64_t batch_bytes_;
