@@ -2,22 +2,25 @@
 
     python python_call_cost.py [--ranks R] [--calls N] [--tokens T] [--hidden H] [--profile]
 
-A process for each rank with few rows, and a dozen calls in flight. "us" is the CPU time of the calling thread (CLOCK_THREAD_CPUTIME_ID),
-median, and "tenth" what one call in ten takes less than. On host devices a call waits for its operation, and copies
-scales and rows itself. "default device" is a second run after torch.set_default_device("cuda"), as DeepEP's own tests
-do: torch then calls Python for each of its functions. --profile: also cProfile's 40 dearest functions of each call.
+A process for each rank with few rows, and a dozen calls in flight. "us" is the CPU time of the calling thread
+(CLOCK_THREAD_CPUTIME_ID), median, and "tenth" what one call in ten takes less than. On host devices a call waits for
+its operation, and copies scales and rows itself. "default device" is a second run after
+torch.set_default_device("cuda"), as DeepEP's own tests do: torch then calls Python for each of its functions. "Python
+and torch alone" is one call after the other in a loop, with nothing in place of the operation. --profile: also
+cProfile's 40 dearest functions of each call.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import cProfile
 import io
 import os
 import pstats
 import statistics
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -140,6 +143,75 @@ def settle() -> None:
         torch.cuda.synchronize()
 
 
+class NoTicket:
+    """Of no operation."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+
+    def wait(self) -> None:
+        pass
+
+    def wait_on_stream(self, stream: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def no_operations(handle: Any) -> Iterator[None]:
+    """Groups submit nothing."""
+    import epd
+
+    ticket = NoTicket(handle)
+
+    def submit(group: Any, slot: int, *arguments: Any, **options: Any) -> Any:
+        return ticket
+
+    dispatch, combine = epd.Group.dispatch, epd.Group.combine
+    epd.Group.dispatch = epd.Group.combine = submit  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        epd.Group.dispatch, epd.Group.combine = dispatch, combine  # type: ignore[method-assign]
+
+
+def python_part(calls: Calls, repeat: int) -> dict[str, float]:
+    """CPU time of calls without the operation, in us."""
+    buffer, x, idx, weights = calls.buffer, calls.x, calls.topk_idx, calls.weights
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(idx, calls.num_experts)
+    fresh = {"num_tokens_per_rank": per_rank, "num_tokens_per_expert": per_expert, "is_token_in_rank": in_rank}
+    fresh.update(topk_idx=idx, topk_weights=weights)
+    rows, _, _, _, normal, _ = buffer.dispatch(x, **fresh)
+    sent = (x, idx, calls.tokens, calls.num_experts)
+    handle = buffer.low_latency_dispatch(*sent, use_fp8=False)[2]
+    y = torch.empty_like(buffer.get_next_low_latency_combine_buffer(handle))
+    buffer.low_latency_combine(y, idx, weights, handle)
+    for _ in range(4):
+        buffer.low_latency_dispatch(*sent)
+    made: dict[str, Callable[[], object]] = {"nothing": nothing}
+    for way in ("", ", return_recv_hook", ", async_finish"):
+        given = {way[2:]: True} if way else {}
+
+        def dispatch(given: Any = given, use_fp8: bool = False) -> None:
+            hook = buffer.low_latency_dispatch(*sent, use_fp8=use_fp8, **given)[4]
+            if hook is not None:
+                hook()
+
+        def combine(given: Any = given) -> None:
+            hook = buffer.low_latency_combine(y, idx, weights, handle, **given)[2]
+            if hook is not None:
+                hook()
+
+        made[f"low_latency_dispatch{way}"] = dispatch
+        made[f"low_latency_dispatch, fp8{way}"] = lambda dispatch=dispatch, given=given: dispatch(given, True)
+        made[f"low_latency_combine{way}"] = combine
+    for way in ("", ", async_finish"):
+        given = {"async_finish": True} if way else {}
+        made[f"dispatch, handle{way}"] = lambda given=given: buffer.dispatch(x, handle=normal, **given)
+        made[f"combine{way}"] = lambda given=given: buffer.combine(rows, normal, **given)
+    with no_operations(handle.routing.handle):
+        return measure_primitives(made, repeat)
+
+
 def primitives(buffer: Any, x: Any) -> dict[str, Callable[[], object]]:
     """What calls are made of, and the same calls of the package epd."""
     import deep_ep
@@ -211,7 +283,7 @@ def stream_primitives(x: Any) -> dict[str, Callable[[], object]]:
 def measure_primitives(made: dict[str, Callable[[], object]], calls: int) -> dict[str, float]:
     """CPU time of each, in us: the median of 20 loops, without the loop's own."""
     times: dict[str, float] = {}
-    repeat = max(calls // 10, 1)
+    repeat = max(calls // 2, 1)
     for name, function in made.items():
         loops = []
         for _ in range(20):
@@ -290,6 +362,12 @@ def table(title: str, meters: list[Meter]) -> None:
             print(f"{name:52}{cells}")
 
 
+def list_times(title: str, times: dict[str, float]) -> None:
+    print(f"\n{title:56}      us")
+    for name, us in times.items():
+        print(f"{name:52}{us:13.2f}")
+
+
 def print_profiles(meter: Meter) -> None:
     for name, profile in meter.profiles.items():
         if name == "nothing":
@@ -316,12 +394,12 @@ def measure(group: Any, device: Any, options: argparse.Namespace, rank: int) -> 
             print_profiles(meters[0])
         if title == kinds[-1][0]:
             raw = raw_calls(calls.buffer, group, calls.x, options.calls)
+            alone = python_part(calls, options.calls)
             single = measure_primitives(primitives(calls.buffer, calls.x), options.calls)
             if rank == 0:
                 table("the package epd", [raw])
-                print(f"\n{'what calls are made of':56}      us")
-                for name, us in single.items():
-                    print(f"{name:52}{us:13.2f}")
+                list_times("Python and torch alone", alone)
+                list_times("what calls are made of", single)
         calls.buffer.destroy()
 
 
