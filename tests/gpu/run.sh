@@ -155,7 +155,9 @@ if [ -n "$daemon" ]; then
     step "bound_$kind" 90 "$daemon/bin/bound_test" --gtest_filter="*/$kind-$kills"
   done
   # torch's ranks through deep_ep, where torch is there.
-  for program in training decode_graph; do
+  programs="training decode_graph"
+  [ "$full" = full ] && programs="$programs call_cost"
+  for program in $programs; do
     step "python_$program" 120 "$here/tests/gpu/python.sh" "$daemon/bin" "$daemon/lib/libepd.so.0" "python_$program.py"
   done
   echo quit | nvidia-cuda-mps-control > /dev/null

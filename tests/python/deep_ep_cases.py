@@ -562,6 +562,18 @@ def buffers_end_in_any_order(group: Any) -> None:
     gc.collect()
 
 
+def memberships_end_with_the_buffer(group: Any) -> None:
+    """A Buffer keeps views of its slots, but not beyond its end."""
+    buffer = make_buffer(group, low_latency_mode=True)
+    mine = ll_sent(buffer.group_size, 0)[buffer.rank]
+    for _ in range(2):
+        buffer.low_latency_dispatch(mine.x, mine.topk_idx, LL_T, E)
+    joined = buffer._groups.all()[0]
+    assert len(joined.results) == 2
+    buffer.destroy()
+    assert joined.group.leave(), "something keeps the membership"
+
+
 def wrong_arguments(group: Any) -> None:
     buffer = make_buffer(group, low_latency_mode=True)
     rank, size = buffer.rank, buffer.group_size
@@ -596,6 +608,19 @@ def wrong_arguments(group: Any) -> None:
             lambda: buffer.dispatch(mine.x, **numbers, **choice, allocate_on_comm_stream=True),
         ),
         (f"x.shape[0] is {LL_T}; allowed: 0 .. 4", lambda: buffer.low_latency_dispatch(few.x, few.topk_idx, 4, E)),
+        (
+            "topk_idx.dtype is torch.int32; allowed: torch.int64",
+            lambda: buffer.low_latency_dispatch(few.x, few.topk_idx.int(), LL_T, E),
+        ),
+        (
+            f"topk_idx.shape is [{len(few.x) - 1}, {K}]; allowed: [{len(few.x)}, any]",
+            lambda: buffer.low_latency_dispatch(few.x, few.topk_idx[1:], LL_T, E),
+        ),
+        ("x is a ndarray", lambda: buffer.low_latency_dispatch(few.x.float().numpy(), few.topk_idx, LL_T, E)),
+        (
+            "topk_idx is a list",
+            lambda: buffer.low_latency_dispatch(few.x, few.topk_idx.tolist(), LL_T, E),
+        ),
         (
             "round_scale is False; allowed: True with use_ue8m0",
             lambda: buffer.low_latency_dispatch(few.x, few.topk_idx, LL_T, E, use_ue8m0=True),

@@ -84,7 +84,15 @@ def test_low_latency(two: RankProcesses, form: str, hooks: bool, async_finish: b
 
 @pytest.mark.parametrize(
     "case",
-    ["two_batches", "hooks_that_are_not_called", "results_are_copies", "both_modes", "buffers_end_in_any_order", "mpi"],
+    [
+        "two_batches",
+        "hooks_that_are_not_called",
+        "results_are_copies",
+        "both_modes",
+        "buffers_end_in_any_order",
+        "memberships_end_with_the_buffer",
+        "mpi",
+    ],
 )
 def test_low_latency_and_buffers(two: RankProcesses, case: str) -> None:
     two.run(f"deep_ep_cases.{case}")

@@ -128,8 +128,8 @@ class FakeJoined:
     def __init__(self, resume_at: list[int]) -> None:
         self.group = FakeGroup(resume_at)
 
-    def submit(self, submission: Any) -> Any:
-        return submission()
+    def submit(self, submission: Any, *arguments: Any) -> Any:
+        return submission(*arguments)
 
 
 class FakeStep:

@@ -32,6 +32,7 @@ class Recorder:
         patch.setattr(cuda, "stream", self.stream)
         patch.setattr(cuda, "Event", lambda: FakeEvent(self))
         patch.setattr(events, "_on_gpus", lambda: True)
+        patch.setattr(streams, "_raw_stream", None)  # as in a torch without CUDA
 
     @contextlib.contextmanager
     def stream(self, stream: FakeStream) -> Iterator[None]:
@@ -104,7 +105,7 @@ def test_calls_on_the_own_stream(recorder: Recorder) -> None:
     assert allocated == "caller" and event.event is None
 
     log, allocated, event = call(recorder, made, async_finish=True)
-    waits = ["comm waits for caller"] * 2  # what the caller has enqueued, and the operation before
+    waits = ["comm waits for caller"]  # for what the caller has enqueued, and so for the operation before
     assert log == [*waits, "input on comm", "output on comm", "event on comm"]
     assert allocated == "caller"
     event.current_stream_wait()
@@ -130,6 +131,48 @@ def test_calls_on_the_own_stream(recorder: Recorder) -> None:
         made.call(None, True, True)
 
 
+def test_calls_in_which_torch_has_nothing_to_do(recorder: Recorder) -> None:
+    """torch's current stream stays, and everything else is as in other calls."""
+    made = streams.Streams(torch.device("cuda", 0))
+    running = made.call(async_finish=True)
+    with running.run(torch_works=False):
+        assert recorder.current is recorder.caller
+        with running.allocate():
+            assert recorder.current is recorder.caller
+    running.end([used("input")], [used("output")])
+    assert recorder.take() == ["comm waits for caller", "input on comm", "output on comm", "event on comm"]
+
+    running = made.call(events.EventOverlap(events.EventHandle()), async_finish=True)
+    with running.run(torch_works=False):
+        assert recorder.current is recorder.caller
+        with running.allocate():  # not where the caller's stream may have freed memory later
+            assert recorder.current is made.comm
+        assert recorder.current is recorder.caller
+    running.end([], [used("output")])
+    assert recorder.take()[1:] == ["comm waits for event of caller", "output on caller", "event on comm"]
+
+
+def test_streams_are_known_by_their_addresses(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def current_stream(device: Any = None) -> FakeStream:
+        asked.append(device)
+        return recorder.current
+
+    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
+    monkeypatch.setattr(streams, "_raw_stream", lambda index: (index, recorder.current.name))
+    made = streams.Streams(torch.device("cuda", 3))
+    other = FakeStream(recorder, "other")
+    for stream in (recorder.caller, other, recorder.caller, other):
+        recorder.current = stream
+        assert made.current() is stream
+    assert asked == [torch.device("cuda", 3)] * 2
+    monkeypatch.setattr(streams, "_MOST_STREAMS", 2)
+    for stream in (FakeStream(recorder, "third"), other):
+        recorder.current = stream
+        assert made.current() is stream
+
+
 def test_operations_keep_their_order(recorder: Recorder) -> None:
     made = streams.Streams(torch.device("cuda", 0))
     made.order(recorder.caller)
@@ -151,7 +194,7 @@ def test_captures_do_not_wait_for_what_was_before(recorder: Recorder) -> None:
     assert recorder.take() == []
     # In the capture operations keep their order, and the own stream becomes part of it.
     log, _, _ = call(recorder, made, async_finish=True)
-    assert log[:2] == ["comm waits for caller", "comm waits for caller"]
+    assert log[:2] == ["comm waits for caller", "input on comm"]
     made.order(made.current())
     assert recorder.take() == ["caller waits for comm"]
     # Afterwards the captured operation is nothing to wait for.

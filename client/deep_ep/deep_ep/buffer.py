@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Optional, Union
 
 import torch
@@ -15,7 +16,7 @@ from .events import EventHandle, EventOverlap
 from .groups import Groups
 from .handles import LowLatencyHandle, NormalHandle
 from .layout import dispatch_layout, topk_idx_t
-from .low_latency import LowLatencyMode
+from .low_latency import BF16_ROWS, FP8_ROWS, POW2_ROWS, UE8M0_ROWS, LowLatencyMode
 from .masks import Masks
 from .normal import NormalMode, Rows
 from .streams import Streams
@@ -207,7 +208,7 @@ class Buffer:
         experts, the handle (None under a handle) and the event.
         """
         self._check()
-        config = config or self.get_dispatch_config(self.group_size)
+        config = config or _config_of(Buffer.num_sms)
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 raise refuse("topk_idx and topk_weights", "given", "None under a handle")
@@ -254,7 +255,7 @@ class Buffer:
         biases = () if bias is None else bias if isinstance(bias, tuple) else (bias,)
         if len(biases) > 2:
             raise refuse("bias", f"{len(biases)} tensors", "at most 2")
-        config = config or self.get_combine_config(self.group_size)
+        config = config or _config_of(Buffer.num_sms)
         call = self._streams.call(previous_event, async_finish, allocate_on_comm_stream)
         return self._normal.combine(x, _checked(handle, NormalHandle), topk_weights, biases, config, call)
 
@@ -295,22 +296,17 @@ class Buffer:
         """
         self._check()
         _one_of(async_finish, return_recv_hook)
-        payload, scale_format = epd.Payload.BF16, epd.ScaleFormat.FLOAT32
+        form = BF16_ROWS
         if use_fp8:
-            payload = epd.Payload.FP8_CAST
             if use_ue8m0 and not round_scale:
                 raise refuse("round_scale", False, "True with use_ue8m0")
-            if use_ue8m0:
-                scale_format = epd.ScaleFormat.UE8M0
-            elif round_scale:
-                scale_format = epd.ScaleFormat.FLOAT32_POW2
+            form = UE8M0_ROWS if use_ue8m0 else POW2_ROWS if round_scale else FP8_ROWS
         return self._low_latency.dispatch(
             x,
             topk_idx,
             num_max_dispatch_tokens_per_rank,
             num_experts,
-            payload,
-            scale_format,
+            form,
             cumulative_local_expert_recv_stats,
             dispatch_wait_recv_cost_stats,
             async_finish,
@@ -404,7 +400,10 @@ class Buffer:
 def _config(num_ranks: int) -> Config:
     if not 1 <= num_ranks <= _MOST_RANKS:
         raise refuse("num_ranks", num_ranks, f"1 .. {_MOST_RANKS}")
-    return Config(Buffer.num_sms)
+    return _config_of(Buffer.num_sms)
+
+
+_config_of = functools.lru_cache(maxsize=8)(Config)
 
 
 def _one_of(async_finish: bool, return_recv_hook: bool) -> None:

@@ -14,13 +14,15 @@ def _on_gpus() -> bool:
 
 
 class EventHandle:
-    """An event of the current stream, recorded when this is made."""
+    """An event of a stream, recorded when this is made. stream None: torch's current one."""
 
-    def __init__(self) -> None:
+    __slots__ = ("__weakref__", "event")
+
+    def __init__(self, stream: Any = None) -> None:
         self.event: Optional[torch.cuda.Event] = None
         if _on_gpus():
             self.event = torch.cuda.Event()
-            self.event.record(torch.cuda.current_stream())
+            self.event.record(torch.cuda.current_stream() if stream is None else stream)
 
     def current_stream_wait(self) -> None:
         """The current stream's later work begins after the event."""

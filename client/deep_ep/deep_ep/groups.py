@@ -21,6 +21,7 @@ from .team import Team
 
 T = TypeVar("T")
 _PATIENCE = 100.0  # seconds that a submission waits for room
+_MOST_KNOWN = 4096  # arguments of calls that are remembered
 
 
 class Shape(NamedTuple):
@@ -48,8 +49,17 @@ class Joined:
         self.steps = Steps() if shrink else None  # what goes on without lost ranks
         self.slot = 0  # of the next low-latency operation
         self.waits_read: Optional[list[int]] = None  # waits() as statistics last had them
+        self.results: dict[int, Any] = {}  # views of the slots, as low-latency dispatches give them
         self._pending: list[Callable[[], None]] = []  # host devices: hooks of operations in flight
-        self._columns: dict[int, Tensor] = {}
+        self._y_shape: Optional[tuple[int, ...]] = None
+
+    @property
+    def y_shape(self) -> tuple[int, ...]:
+        """Of the rows that a combine sends back."""
+        shape = self._y_shape
+        if shape is None:
+            shape = self._y_shape = tuple(self.regions(0).y.shape)
+        return shape
 
     def regions(self, slot: int) -> epd.Buffers[Tensor]:
         return self.group.tensors(slot)
@@ -63,19 +73,23 @@ class Joined:
 
     def settle(self) -> None:
         """Waits for operations in flight whose hooks were not called, as far as the CPU has to wait for them."""
+        if not self._pending:
+            return
         pending, self._pending = self._pending, []
         for arrive in pending:
             arrive()
 
-    def submit(self, submission: Callable[[], T]) -> T:
+    def submit(self, submission: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """Submits when there is room."""
         self.settle()
-        end = time.monotonic() + _PATIENCE
+        end = 0.0
         while True:
             try:
-                return submission()
+                return submission(*arguments, **options)
             except epd.WouldBlock:
-                if time.monotonic() > end:
+                now = time.monotonic()
+                end = end or now + _PATIENCE
+                if now > end:
                     raise
             time.sleep(0.00002)
 
@@ -91,17 +105,6 @@ class Joined:
         """For how long each rank has held up this one since the join, in nanoseconds."""
         waits = self.group.waits()
         return [ready + arrived for ready, arrived in zip(waits.ready_ns, waits.arrived_ns)]
-
-    def scale_columns(self, slot: int) -> Tensor:
-        """[E/R, rows, S] for scales, of which the last two dimensions lie column-major."""
-        columns = self._columns.get(slot)
-        if columns is None:
-            scales = self.regions(slot).recv_scales
-            assert scales is not None
-            experts, rows, width = scales.shape
-            columns = torch.empty((experts, width, rows), dtype=scales.dtype, device=scales.device)
-            self._columns[slot] = columns = columns.transpose(1, 2)
-        return columns
 
 
 class Groups:
@@ -130,16 +133,17 @@ class Groups:
         current = 0 if self.on_host else torch.cuda.current_device()
         self.device = torch.device("cpu") if self.on_host else torch.device("cuda", current)
         self._joined: dict[Shape, Joined] = {}
+        self._known: dict[object, Joined] = {}
         self.pool: Any = None
         # What lies in the pool is not copied to the slot, where a repeated operation would find it.
         if pool_bytes > 0 and not self.on_host and info.resident and not shrink:
             self.pool = registered_pool(self.session, pool_bytes, self.device)
 
-    def rows(self, shape: tuple[int, ...], dtype: torch.dtype, capturing: bool) -> Tensor:
+    def rows(self, shape: tuple[int, ...], dtype: torch.dtype, streams: Streams) -> Tensor:
         """Rows for a result. What a graph allocates is the graph's."""
-        if self.pool is None or capturing:
+        if self.pool is None or streams.capturing:
             return torch.empty(shape, dtype=dtype, device=self.device)
-        with torch.cuda.use_mem_pool(self.pool, self.device):
+        with torch.cuda.use_mem_pool(self.pool, self.device.index):  # a number takes it less time
             return torch.empty(shape, dtype=dtype, device=self.device)
 
     def normal(self, shape: Shape, streams: Streams) -> Joined:
@@ -155,10 +159,27 @@ class Groups:
 
     def low_latency(self, shape: Shape, streams: Streams) -> Joined:
         """Each expert's rows in a block of its own, in two slots."""
-        policy = epd.Policy.DEGRADE_LATE if self.shrink else epd.Policy.FAIL_FAST
         return self._joined.get(shape) or self._join(
-            shape, streams, max_tokens=shape.tokens, depth=2, layout=epd.Layout.EXPERT, policy=policy
+            shape,
+            streams,
+            max_tokens=shape.tokens,
+            depth=2,
+            layout=epd.Layout.EXPERT,
+            policy=epd.Policy.DEGRADE_LATE if self.shrink else epd.Policy.FAIL_FAST,
         )
+
+    def of_arguments(self, arguments: object) -> Optional[Joined]:
+        """The group of a call with such arguments, if there was one. Then these are right."""
+        try:
+            return self._known.get(arguments)
+        except TypeError:  # can't be hashed
+            return None
+
+    def remember(self, arguments: object, joined: Joined) -> None:
+        """These arguments of a call are right, and the group is theirs."""
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[arguments] = joined
 
     def all(self) -> list[Joined]:
         return list(self._joined.values())
@@ -168,7 +189,10 @@ class Groups:
         return {rank for joined in self.all() for rank in range(self.size) if joined.lost(rank)}
 
     def leave(self) -> None:
+        for joined in self._joined.values():
+            joined.results.clear()  # views that the caller has keep their memory, no others
         self._joined.clear()
+        self._known.clear()
         self.session.detach()
 
     def _join(self, shape: Shape, streams: Streams, **fields: Any) -> Joined:

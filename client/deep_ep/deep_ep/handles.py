@@ -35,7 +35,7 @@ class NormalHandle(tuple):  # type: ignore[type-arg]
         offsets: Tensor,
         fields: tuple[Any, ...],
     ) -> NormalHandle:
-        made = super().__new__(cls, fields)
+        made = tuple.__new__(cls, fields)
         made.joined = joined  # where the routing was made; combines run there
         made.num_tokens = choices.num_tokens
         made.num_rows = num_rows
@@ -87,7 +87,7 @@ class LowLatencyHandle(tuple):  # type: ignore[type-arg]
     num_tokens: int
     counts: Tensor  # [E/R]: rows of each local expert
     _range: Callable[[], Tensor]
-    _computed: Optional[Tensor]
+    _computed: Optional[Tensor] = None
 
     def __new__(
         cls,
@@ -99,13 +99,12 @@ class LowLatencyHandle(tuple):  # type: ignore[type-arg]
         layout_range: Callable[[], Tensor],
     ) -> LowLatencyHandle:
         shape = joined.shape
-        made = super().__new__(cls, (src_info, None, shape.tokens, shape.hidden, shape.num_experts))
+        made = tuple.__new__(cls, (src_info, None, shape.tokens, shape.hidden, shape.num_experts))
         made.joined = joined
         made.routing = routing
         made.num_tokens = num_tokens
         made.counts = counts
         made._range = layout_range
-        made._computed = None
         return made
 
     def layout_range(self) -> Tensor:

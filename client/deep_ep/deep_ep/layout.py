@@ -15,14 +15,14 @@ def dispatch_layout(topk_idx: Tensor, num_experts: int, num_ranks: int) -> tuple
     if num_experts < 1 or num_experts % num_ranks != 0:
         raise refuse("num_experts", num_experts, f"a multiple of {num_ranks}, the group's size")
     n, device = topk_idx.shape[0], topk_idx.device
-    none = topk_idx < 0
-    ranks = torch.div(topk_idx, num_experts // num_ranks, rounding_mode="floor").masked_fill(none, num_ranks)
-    in_rank = torch.zeros((n, num_ranks + 1), dtype=torch.bool, device=device)
-    in_rank.scatter_(1, ranks, torch.ones_like(ranks, dtype=torch.bool))
+    # No selection counts as one of an expert behind the last, on a rank behind the last.
+    chosen = topk_idx.masked_fill(topk_idx < 0, num_experts)
+    ranks = torch.div(chosen, num_experts // num_ranks, rounding_mode="floor")
+    in_rank = torch.zeros((n, num_ranks + 1), dtype=torch.bool, device=device).scatter_(1, ranks, True)
     in_rank = in_rank[:, :num_ranks].contiguous()
     per_expert = torch.zeros(num_experts + 1, dtype=torch.int32, device=device)
-    chosen = topk_idx.masked_fill(none, num_experts).view(-1)
-    per_expert.scatter_add_(0, chosen, torch.ones_like(chosen, dtype=torch.int32))
+    one = torch.ones(1, dtype=torch.int32, device=device)
+    per_expert.scatter_add_(0, chosen.view(-1), one.expand(chosen.numel()))
     return in_rank.sum(0, dtype=torch.int32), per_expert[:num_experts], in_rank
 
 

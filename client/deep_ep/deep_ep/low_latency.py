@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Callable, ContextManager, NamedTuple, Optional
+from typing import Any, Callable, ContextManager, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -17,48 +17,137 @@ from .groups import Groups, Joined, Shape
 from .handles import LowLatencyHandle
 from .masks import Masks, without
 from .operations import Combining, Dispatching, Meeting, Results, Rows
-from .shrink import Attempt, Step, Steps
+from .places import Routing
+from .shrink import Attempt, Step
 from .streams import Call, Streams
 from .waits import WaitStats, check_stats
 
 Hook = Callable[[], None]
+Form = tuple[epd.Payload, epd.ScaleFormat]
+
+BF16_ROWS: Form = (epd.Payload.BF16, epd.ScaleFormat.FLOAT32)
+FP8_ROWS: Form = (epd.Payload.FP8_CAST, epd.ScaleFormat.FLOAT32)
+POW2_ROWS: Form = (epd.Payload.FP8_CAST, epd.ScaleFormat.FLOAT32_POW2)
+UE8M0_ROWS: Form = (epd.Payload.FP8_CAST, epd.ScaleFormat.UE8M0)
+
+_HERE: ContextManager[Any] = contextlib.nullcontext()
 
 
-class _Place(NamedTuple):
-    """Where an operation runs."""
+class _Operation:
+    """One on its way: where it runs, and what is to be done when it has arrived."""
 
-    stream: object  # None on host devices
-    call: Optional[Call]  # on the Buffer's own stream
-    steps: Optional[Steps]  # what repeats it; None: nothing
+    __slots__ = (
+        "_call",
+        "_inputs",
+        "_joined",
+        "_results",
+        "_routing",
+        "_stats",
+        "_step",
+        "_steps",
+        "_streams",
+        "_ticket",
+        "cpu_waits",
+        "stream",
+        "waited",
+    )
 
-    @property
-    def cpu_waits(self) -> bool:
-        return self.stream is None or self.steps is not None
-
-
-class _Run:
-    """An operation in flight."""
-
-    def __init__(self, joined: Joined, step: Step, place: _Place) -> None:
-        self._steps = place.steps
-        if self._steps is None:
-            self._ticket = joined.submit(lambda: step.submit(joined, Attempt.FIRST))
+    def __init__(
+        self, joined: Joined, streams: Streams, async_finish: bool, inputs: tuple[Optional[Tensor], ...]
+    ) -> None:
+        """On the Buffer's own stream if nobody waits for the end, else on the current one."""
+        joined.settle()
+        self._joined = joined
+        self._streams = streams
+        self._inputs: Optional[tuple[Optional[Tensor], ...]] = inputs  # which the operation may read
+        self._results: Optional[Results] = None
+        self._stats: Optional[Tensor] = None
+        self.waited: Optional[WaitStats] = None
+        self._call: Optional[Call] = None  # on the Buffer's own stream
+        self.stream: Any = None  # None on host devices
+        # What repeats it; None: nothing.
+        self._steps = None if joined.steps is None or streams.capturing else joined.steps
+        self.cpu_waits = streams.comm is None or self._steps is not None
+        if streams.comm is None:
+            return
+        if async_finish:
+            self._call = streams.call(async_finish=True)
+            self.stream = self._call.stream
         else:
-            self._joined, self._step = joined, step
-            self._ticket = self._steps.begin(joined, step)
+            self.stream = streams.current()
+            streams.order(self.stream)
 
-    def end(self) -> None:
-        """The CPU waits."""
+    def on(self) -> ContextManager[Any]:
+        """The operation's stream is torch's current one."""
+        return _HERE if self._call is None else self._call.run()
+
+    def begin(self, step: Step, torch_works: bool) -> None:
+        """torch_works: copies of inputs are made."""
+        self._step = step
+        if self._call is None:
+            self._submit()
+            return
+        with self._call.run(torch_works or self._steps is not None):
+            self._submit()
+
+    def _submit(self) -> None:
         if self._steps is None:
-            self._ticket.wait()
+            self._ticket = self._joined.submit(self._step.submit, self._joined, Attempt.FIRST)
         else:
-            self._steps.end(self._joined, self._step, self._ticket)
+            self._ticket = self._steps.begin(self._joined, self._step)
 
-    def receive(self, stream: object) -> None:
-        """The stream waits for the arrival."""
-        self._ticket.wait_on_stream(stream)
+    def fills(self, results: Results, routing: Routing, stats: Optional[Tensor]) -> None:
+        """What a dispatch fills when it has arrived."""
+        self._results, self._routing, self._stats = results, routing, stats
+
+    def later(self) -> Hook:
+        """The caller says when it waits."""
+        if self.cpu_waits:
+            self._joined.remember(self.hook)
+        return self.hook
+
+    def hook(self) -> None:
+        """Makes the current stream wait for the arrival; the CPU, if it has to. Once."""
+        if self._inputs is None:
+            return
+        self._inputs = None
+        if self.stream is not None:
+            stream = self._streams.current()
+            self._ticket.wait_on_stream(stream)
+            if self._steps is not None:
+                self._step.stream = stream  # if it must be made again
+        self._wait()
+        self._arrive()
+
+    def finish(self, outputs: Sequence[Optional[Tensor]]) -> EventOverlap:
+        """The event that the caller gets."""
+        if self._call is None:
+            self._wait()
+            self._arrive()
+            return EventOverlap(EventHandle() if self.stream is None else None)
+        filled = self._results is not None and self._results.torch_works
+        torch_works = filled or self._stats is not None or self.waited is not None
+        with self._call.run(torch_works or self._steps is not None):
+            self._wait()
+            self._arrive()
+        assert self._inputs is not None
+        return self._call.end(self._inputs, outputs)
+
+    def _wait(self) -> None:
+        """The CPU waits, if it has to."""
         if self._steps is not None:
-            self._step.stream = stream  # if it must be made again
+            self._steps.end(self._joined, self._step, self._ticket)
+        elif self.stream is None:
+            self._ticket.wait()
+
+    def _arrive(self) -> None:
+        results = self._results
+        if results is not None:
+            results.fill(self._routing)
+            if self._stats is not None:
+                self._stats.add_(results.counts)
+        if self.waited is not None:
+            self.waited.add()
 
 
 class LowLatencyMode:
@@ -76,50 +165,41 @@ class LowLatencyMode:
         topk_idx: Tensor,
         tokens: int,
         num_experts: int,
-        payload: epd.Payload,
-        scale_format: epd.ScaleFormat,
+        form: Form,
         stats: Optional[Tensor],
         wait_stats: Optional[Tensor],
         async_finish: bool,
         return_recv_hook: bool,
     ) -> tuple[Rows, Tensor, LowLatencyHandle, EventOverlap, Optional[Hook]]:
-        device = self._groups.device
-        check_tensor("x", x, dtypes=torch.bfloat16, shape=(None, None), device=device)
-        n, hidden = x.shape
-        if n > tokens:
-            raise refuse("x.shape[0]", n, f"0 .. {tokens}, num_max_dispatch_tokens_per_rank")
-        check_tensor("topk_idx", topk_idx, dtypes=torch.int64, shape=(n, None), device=device)
-        self._check_wait_stats("dispatch_wait_recv_cost_stats", wait_stats)
-        shape = Shape(payload, scale_format, num_experts, hidden, topk_idx.shape[1], tokens)
-        joined = self._groups.low_latency(shape, self._streams)
-        local = joined.regions(0).expert_counts.shape
+        joined = self._joined_for(x, topk_idx, tokens, num_experts, form)
         if stats is not None:
+            local = (num_experts // self._groups.size,)
             check_tensor(
-                "cumulative_local_expert_recv_stats", stats, dtypes=torch.int32, shape=local, device=device
+                "cumulative_local_expert_recv_stats",
+                stats,
+                dtypes=torch.int32,
+                shape=local,
+                device=self._groups.device,
             )
-        place = self._begin(joined, async_finish)
-        waited = self._wait_stats(joined, wait_stats, place)
-        slot = joined.next_slot()
-        masked = None if self._masks is None else self._masks.hidden
-        results = Results(joined, slot, self._views, masked)
-        with _on(place):
-            chosen = topk_idx if masked is None else without(masked, topk_idx, num_experts)
-            defer = return_recv_hook and place.stream is not None
-            run = _Run(joined, Dispatching(slot, x, chosen, results, place.stream, defer), place)
-
-        def arrive() -> None:
-            results.fill()
-            if stats is not None:
-                stats.add_(results.counts)
-            if waited is not None:
-                waited.add()
-
-        handle = LowLatencyHandle(
-            joined, results.routing, n, results.counts, results.sources, results.layout_range
-        )
-        inputs = [x, topk_idx, stats, wait_stats]
-        event, hook = self._finish(joined, run, place, arrive, return_recv_hook, inputs, results.own())
-        return results.rows(), results.counts, handle, event, hook
+        self._check_wait_stats("dispatch_wait_recv_cost_stats", wait_stats)
+        operation = _Operation(joined, self._streams, async_finish, (x, topk_idx, stats, wait_stats))
+        if wait_stats is not None:
+            operation.waited = WaitStats(joined, wait_stats, apart=operation.cpu_waits)
+        slot, n = joined.next_slot(), x.shape[0]
+        masked, chosen = None, topk_idx
+        if self._masks is not None and self._masks.hidden is not None:
+            masked = self._masks.hidden
+            with operation.on():
+                chosen = without(masked, topk_idx, num_experts)
+        results, routing = self._results(joined, slot, masked), Routing()
+        defer = return_recv_hook and operation.stream is not None
+        step = Dispatching(slot, (x, chosen), n, results, routing, operation.stream, defer)
+        operation.begin(step, torch_works=not (x.is_contiguous() and chosen.is_contiguous()))
+        operation.fills(results, routing, stats)
+        handle = LowLatencyHandle(joined, routing, n, results.counts, results.sources, results.layout_range)
+        if return_recv_hook:
+            return results.rows, results.counts, handle, EventOverlap(), operation.later()
+        return results.rows, results.counts, handle, operation.finish(results.own()), None
 
     def combine(
         self,
@@ -138,24 +218,25 @@ class LowLatencyMode:
         weights_shape = (n, shape.topk)
         check_tensor("topk_idx", topk_idx, dtypes=torch.int64, shape=weights_shape, device=device)
         check_tensor("topk_weights", topk_weights, dtypes=torch.float32, shape=weights_shape, device=device)
-        y = joined.regions(joined.slot).y
-        check_tensor("x", x, dtypes=torch.bfloat16, shape=tuple(y.shape), device=device)
+        check_tensor("x", x, dtypes=torch.bfloat16, shape=joined.y_shape, device=device)
         if out is not None:
             check_tensor("out", out, dtypes=torch.bfloat16, shape=(n, shape.hidden), device=device)
         self._check_wait_stats("combine_wait_recv_cost_stats", wait_stats)
-        place = self._begin(joined, async_finish)
-        waited = self._wait_stats(joined, wait_stats, place)
-        slot = joined.next_slot()
-        if out is None:
-            out = torch.empty((n, shape.hidden), dtype=torch.bfloat16, device=device)
-        with _on(place):
-            rows = None if zero_copy else x
-            defer = return_recv_hook and place.stream is not None
-            run = _Run(joined, Combining(slot, handle, rows, topk_weights, out, place.stream, defer), place)
-        inputs = [x, topk_idx, topk_weights, out, wait_stats]
-        arrive = _nothing if waited is None else waited.add
-        event, hook = self._finish(joined, run, place, arrive, return_recv_hook, inputs, [])
-        return out, event, hook
+        made = torch.empty((n, shape.hidden), dtype=torch.bfloat16, device=device) if out is None else out
+        inputs = (x, topk_idx, topk_weights, made, wait_stats)
+        operation = _Operation(joined, self._streams, async_finish, inputs)
+        if wait_stats is not None:
+            operation.waited = WaitStats(joined, wait_stats, apart=operation.cpu_waits)
+        slot, stream = joined.next_slot(), operation.stream
+        rows = None if zero_copy else x
+        step = Combining(
+            slot, handle, rows, topk_weights, made, stream, defer=return_recv_hook and stream is not None
+        )
+        copies = not (topk_weights.is_contiguous() and (rows is None or rows.is_contiguous()))
+        operation.begin(step, torch_works=copies)
+        if return_recv_hook:
+            return made, EventOverlap(), operation.later()
+        return made, operation.finish(()), None
 
     def next_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:
         """y of the slot that the next combine uses."""
@@ -169,77 +250,39 @@ class LowLatencyMode:
                 joined.settle()
         for joined in groups[:1]:
             with contextlib.suppress(epd.Error):
-                _Run(joined, Meeting(joined.next_slot()), _Place(None, None, joined.steps)).end()
+                assert joined.steps is not None
+                meeting = Meeting(joined.next_slot())
+                joined.steps.end(joined, meeting, joined.steps.begin(joined, meeting))
         return bool(groups)
 
     # ---- inside ------------------------------------------------------------------------------------
 
+    def _joined_for(self, x: Tensor, topk_idx: Tensor, tokens: int, num_experts: int, form: Form) -> Joined:
+        """The group of a dispatch, whose arguments are checked."""
+        groups, arguments = self._groups, None
+        if isinstance(x, Tensor) and isinstance(topk_idx, Tensor):
+            tensors = (x.shape, x.dtype, x.device, topk_idx.shape, topk_idx.dtype, topk_idx.device)
+            arguments = (tensors, tokens, num_experts, form)
+            joined = groups.of_arguments(arguments)
+            if joined is not None:
+                return joined
+        check_tensor("x", x, dtypes=torch.bfloat16, shape=(None, None), device=groups.device)
+        n, hidden = x.shape
+        if n > tokens:
+            raise refuse("x.shape[0]", n, f"0 .. {tokens}, num_max_dispatch_tokens_per_rank")
+        check_tensor("topk_idx", topk_idx, dtypes=torch.int64, shape=(n, None), device=groups.device)
+        joined = groups.low_latency(Shape(*form, num_experts, hidden, topk_idx.shape[1], tokens), self._streams)
+        groups.remember(arguments, joined)
+        return joined
+
     def _check_wait_stats(self, name: str, stats: Optional[Tensor]) -> None:
-        check_stats(name, stats, self._groups.size, self._groups.device, self._streams.capturing)
+        if stats is not None:
+            check_stats(name, stats, self._groups.size, self._groups.device, self._streams.capturing)
 
-    def _wait_stats(self, joined: Joined, stats: Optional[Tensor], place: _Place) -> Optional[WaitStats]:
-        return None if stats is None else WaitStats(joined, stats, apart=place.cpu_waits)
-
-    def _begin(self, joined: Joined, async_finish: bool) -> _Place:
-        """On the Buffer's own stream if nobody waits for the end, else on the current one."""
-        joined.settle()
-        steps = None if self._streams.capturing else joined.steps
-        if self._groups.on_host:
-            return _Place(None, None, steps)
-        if async_finish:
-            call = self._streams.call(async_finish=True)
-            return _Place(call.stream, call, steps)
-        stream = self._streams.current()
-        self._streams.order(stream)
-        return _Place(stream, None, steps)
-
-    def _finish(
-        self,
-        joined: Joined,
-        run: _Run,
-        place: _Place,
-        arrive: Hook,
-        return_recv_hook: bool,
-        inputs: list[Optional[Tensor]],
-        outputs: list[Optional[Tensor]],
-    ) -> tuple[EventOverlap, Optional[Hook]]:
-        if return_recv_hook:
-            hook = self._hook(run, arrive, place, inputs)
-            if place.cpu_waits:
-                joined.remember(hook)
-            return EventOverlap(), hook
-        with _on(place):
-            if place.cpu_waits:
-                run.end()
-            arrive()
-        if place.call is not None:
-            return place.call.end(inputs, outputs), None
-        return EventOverlap(EventHandle() if place.stream is None else None), None
-
-    def _hook(self, run: _Run, arrive: Hook, place: _Place, inputs: list[Optional[Tensor]]) -> Hook:
-        """Makes the current stream wait for the arrival; the CPU, if it has to. Once."""
-        waiting = [inputs]  # which the operation may still read
-
-        def hook() -> None:
-            if not waiting:
-                return
-            waiting.clear()
-            if place.stream is not None:
-                run.receive(self._streams.current())
-            if place.cpu_waits:
-                run.end()
-            arrive()
-
-        return hook
-
-
-def _nothing() -> None:
-    pass
-
-
-_HERE = contextlib.nullcontext()
-
-
-def _on(place: _Place) -> ContextManager[None]:
-    """The operation's stream is torch's current one."""
-    return _HERE if place.call is None else place.call.run()
+    def _results(self, joined: Joined, slot: int, masked: Optional[Tensor]) -> Results:
+        if not self._views:
+            return Results(joined, slot, False, masked)
+        results: Optional[Results] = joined.results.get(slot)
+        if results is None:
+            results = joined.results[slot] = Results(joined, slot, True)
+        return results

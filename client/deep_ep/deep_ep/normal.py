@@ -28,6 +28,10 @@ _RECEIVED = (
     epd.Region.RECV_TOPK_WEIGHTS,
     epd.Region.RECV_SRC,
 )
+_X, _X_SCALES, _Y, _OUT = epd.Region.X, epd.Region.X_SCALES, epd.Region.Y, epd.Region.OUT
+_RECV_X, _RECV_SCALES = epd.Region.RECV_X, epd.Region.RECV_SCALES
+_RANK_OFFSETS, _NO_WEIGHTS = epd.Region.RANK_OFFSETS, epd.ReturnWeights.NONE
+_BF16 = (epd.Payload.BF16, epd.ScaleFormat.FLOAT32)
 _SLOT = 0
 
 
@@ -120,7 +124,10 @@ class NormalMode:
             if num_worst_tokens > 0:
                 received = self._make(joined, call, num_worst_tokens, topk_idx is not None)
                 received.mark_unused()
-            staging = self._staging_of_rows(given, received)
+            staging = self._staging_of_rows(given, num_worst_tokens)
+            for region, target in zip(_RECEIVED, received or ()):
+                if target is not None:
+                    staging.want(region, target)
             staging.give(epd.Region.TOPK_IDX, choices.topk_idx())
             if topk_weights is not None:
                 staging.give(epd.Region.TOPK_WEIGHTS, topk_weights)
@@ -133,12 +140,13 @@ class NormalMode:
             if received is None:
                 received = self._make(joined, call, known.num_recv_rows, topk_idx is not None)
                 received.copy_from(joined.regions(_SLOT))
-            prefix = self._prefix(call, offsets)
+        # rank_prefix_matrix, of which this rank knows its own column
+        prefix = offsets[1:].unsqueeze(1).expand(self._team.size, self._team.size)
         none = prefix[:, :0]
         fields = (prefix, none, none, received.sources, is_token_in_rank, none)
         handle = NormalHandle(joined, ticket.handle, choices, received.x.shape[0], offsets, fields)
         inputs = [given.x, given.scales, choices.topk_idx(), topk_weights]
-        event = call.end(inputs, [*received, prefix, offsets])
+        event = call.end(inputs, [*received, offsets])
         aligned = [-(-count // expert_alignment) * expert_alignment for count in counts or ()]
         return received.rows(), received.topk_idx, received.topk_weights, aligned, handle, event
 
@@ -149,60 +157,60 @@ class NormalMode:
         given = self._given(x)
         if given.x.shape[0] != handle.num_tokens:
             raise refuse("x.shape[0]", given.x.shape[0], f"{handle.num_tokens}, as of the handle's dispatch")
-        with call.run():
-            choices = handle.choices
-            joined = self._groups.normal(given.shape(choices.num_experts, choices.topk), self._streams)
+        choices, scales = handle.choices, given.scales
+        shape = given.shape(choices.num_experts, choices.topk)
+        routing = handle.routings.get(shape)
+        copies = not (given.x.is_contiguous() and (scales is None or scales.is_contiguous()))
+        with call.run(torch_works=copies or routing is None):
+            joined = self._groups.normal(shape, self._streams)
             received = self._make(joined, call, handle.num_rows)
-            staging = self._staging_of_rows(given, received, known=True)
-            routing = handle.routings.get(joined.shape)
+            staging = self._staging_of_rows(given)
+            staging.want(_RECV_X, received.x)
+            if received.scales is not None:
+                staging.want(_RECV_SCALES, received.scales)
             if routing is None:  # the first rows of this type under the handle
                 staging.give(epd.Region.TOPK_IDX, choices.topk_idx())
                 ticket = self._submit(joined, choices, call, config, True, staging)
-                handle.routings[joined.shape] = ticket.handle
+                handle.routings[shape] = ticket.handle
             else:
                 ticket = self._submit_again(joined, routing, call, config, staging)
             self._end(ticket)
-        event = call.end([given.x, given.scales], received)
+        event = call.end((given.x, scales), (received.x, received.scales))
         return received.rows(), event
 
     def _submit(
         self, joined: Joined, choices: Choices, call: Call, config: Config, omit_weights: bool, staging: Staging
     ) -> epd.Dispatch:
         return joined.submit(
-            lambda: joined.group.dispatch(
-                _SLOT,
-                choices.num_tokens,
-                stream=call.stream,
-                omit_weights=omit_weights,
-                keep_handle=True,
-                sms=self._sms(config),
-                memory=staging,
-            )
+            joined.group.dispatch,
+            _SLOT,
+            choices.num_tokens,
+            stream=call.stream,
+            omit_weights=omit_weights,
+            keep_handle=True,
+            sms=self._sms(config),
+            memory=staging,
         )
 
     def _submit_again(
         self, joined: Joined, routing: epd.Handle, call: Call, config: Config, staging: Staging
     ) -> epd.Dispatch:
         return joined.submit(
-            lambda: joined.group.dispatch(
-                _SLOT,
-                handle=routing,
-                stream=call.stream,
-                omit_weights=True,
-                sms=self._sms(config),
-                memory=staging,
-            )
+            joined.group.dispatch,
+            _SLOT,
+            handle=routing,
+            stream=call.stream,
+            omit_weights=True,
+            sms=self._sms(config),
+            memory=staging,
         )
 
-    def _staging_of_rows(self, given: Given, received: Optional[_Received], known: bool = False) -> Staging:
-        """known: exactly the rows of `received` will come."""
-        staging = Staging(0 if received is None or known else received.x.shape[0])
-        staging.give(epd.Region.X, given.x)
+    def _staging_of_rows(self, given: Given, recv_rows: int = 0) -> Staging:
+        """recv_rows: for which there is room; 0: exactly as many as will come."""
+        staging = Staging(recv_rows)
+        staging.give(_X, given.x)
         if given.scales is not None:
-            staging.give(epd.Region.X_SCALES, given.scales)
-        for region, target in zip(_RECEIVED, received or ()):
-            if target is not None:
-                staging.want(region, target)
+            staging.give(_X_SCALES, given.scales)
         return staging
 
     def _make(
@@ -211,8 +219,7 @@ class NormalMode:
         """Tensors for the results. chosen None: under a handle, for the rows alone; False: without topk_idx."""
         b = joined.regions(_SLOT)
         with call.allocate():
-            like = b.recv_x
-            recv_x = self._rows((num_rows, *like.shape[1:]), like.dtype)
+            recv_x = self._groups.rows((num_rows, joined.shape.hidden), b.recv_x.dtype, self._streams)
             scales = None if b.recv_scales is None else _like(b.recv_scales, num_rows)
             if chosen is None:
                 return _Received(recv_x, scales, None, None)
@@ -223,15 +230,6 @@ class NormalMode:
                 _like(b.recv_topk_weights, num_rows) if chosen else None,
                 _like(b.recv_src, num_rows),
             )
-
-    def _rows(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return self._groups.rows(shape, dtype, self._streams.capturing)
-
-    def _prefix(self, call: Call, offsets: Tensor) -> Tensor:
-        """rank_prefix_matrix, of which this rank knows its own column."""
-        prefix = self._new(call, (self._team.size, self._team.size), torch.int32)
-        prefix.copy_(offsets[1:].unsqueeze(1).expand_as(prefix))
-        return prefix
 
     def _new(self, call: Call, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         with call.allocate():
@@ -257,34 +255,34 @@ class NormalMode:
         for number, bias in enumerate(biases):
             name = f"bias[{number}]"
             check_tensor(name, bias, dtypes=torch.bfloat16, shape=(n, shape.hidden), device=device)
-        with call.run():
+        inputs = (x, topk_weights, *biases)
+        with call.run(torch_works=not all(each is None or each.is_contiguous() for each in inputs)):
             with call.allocate():
-                out = self._rows((n, shape.hidden), torch.bfloat16)
+                out = self._groups.rows((n, shape.hidden), torch.bfloat16, self._streams)
             staging = Staging(handle.num_rows)
-            staging.give(epd.Region.Y, x)
-            staging.give(epd.Region.RANK_OFFSETS, handle.offsets)
+            staging.give(_Y, x)
+            staging.give(_RANK_OFFSETS, handle.offsets)
             for region, bias in zip((epd.Region.BIAS_0, epd.Region.BIAS_1), biases):
                 staging.give(region, bias)
-            staging.want(epd.Region.OUT, out)
-            weights, kind = None, epd.ReturnWeights.NONE
+            staging.want(_OUT, out)
+            weights, kind = None, _NO_WEIGHTS
             if topk_weights is not None:
                 weights, kind = self._new(call, (n, shape.topk), torch.float32), epd.ReturnWeights.SUM
                 staging.give(epd.Region.Y_WEIGHTS, topk_weights)
                 staging.want(epd.Region.OUT_WEIGHTS, weights)
             ticket = joined.submit(
-                lambda: joined.group.combine(
-                    _SLOT,
-                    handle.routings[shape],
-                    stream=call.stream,
-                    num_biases=len(biases),
-                    return_weights=kind,
-                    sms=self._sms(config),
-                    memory=staging,
-                    num_tokens=n,
-                )
+                joined.group.combine,
+                _SLOT,
+                handle.routings[shape],
+                stream=call.stream,
+                num_biases=len(biases),
+                return_weights=kind,
+                sms=self._sms(config),
+                memory=staging,
+                num_tokens=n,
             )
             self._end(ticket)
-        return out, weights, call.end([x, topk_weights, *biases], [out, weights])
+        return out, weights, call.end(inputs, (out, weights))
 
     # ---- checks ------------------------------------------------------------------------------------
 
@@ -293,7 +291,7 @@ class NormalMode:
         rows, scales = x if isinstance(x, tuple) else (x, None)
         if scales is None:
             check_tensor("x", rows, dtypes=torch.bfloat16, shape=(None, None), device=device)
-            given = Given(rows, None, epd.Payload.BF16, epd.ScaleFormat.FLOAT32)
+            given = Given(rows, None, *_BF16)
         else:
             check_tensor("x[0]", rows, dtypes=E4M3, shape=(None, None), device=device)
             packed = isinstance(scales, Tensor) and scales.dtype == torch.int32

@@ -18,14 +18,17 @@ from .shrink import Attempt
 Rows = Union[Tensor, tuple[Tensor, Tensor]]
 
 
+_X, _TOPK_IDX, _TOPK_WEIGHTS = epd.Region.X, epd.Region.TOPK_IDX, epd.Region.TOPK_WEIGHTS
+_Y, _EXPERT_COUNTS, _OUT = epd.Region.Y, epd.Region.EXPERT_COUNTS, epd.Region.OUT
+
+
 class Results:
-    """What a dispatch delivers: views of the slot's regions, or tensors of its own. Scales are always copied, as their
-    last two dimensions lie column-major."""
+    """What a dispatch delivers: views of the slot's regions, which are the same for each dispatch, or tensors of its
+    own. Scales are always copied, as their last two dimensions lie column-major."""
 
     def __init__(self, joined: Joined, slot: int, views: bool, hidden: Optional[Tensor] = None) -> None:
         """hidden: the caller does not get rows of these ranks [R] bool. Not with views."""
         b = joined.regions(slot)
-        self.routing = Routing()
         self._regions = b
         self._views = views
         self._keeps_counts = joined.steps is not None
@@ -38,8 +41,11 @@ class Results:
         self.sources = self._src[..., 1]
         self.scales: Optional[Tensor] = None
         if b.recv_scales is not None:
-            columns = joined.scale_columns(slot)
-            self.scales = columns if views else torch.empty_like(columns)
+            experts, rows, width = b.recv_scales.shape
+            columns = torch.empty((experts, width, rows), dtype=b.recv_scales.dtype, device=b.recv_scales.device)
+            self.scales = columns.transpose(1, 2)
+        self.rows: Rows = self.x if self.scales is None else (self.x, self.scales)
+        self.torch_works = self.scales is not None or not views  # in `fill`
 
     def want(self, memory: Staging) -> None:
         """Where the operation writes to."""
@@ -47,11 +53,11 @@ class Results:
             return
         memory.want(epd.Region.RECV_X, self.x)
         memory.want(epd.Region.RECV_SRC, self._src)
-        memory.want(epd.Region.EXPERT_COUNTS, self.counts)
+        memory.want(_EXPERT_COUNTS, self.counts)
         memory.want(epd.Region.SOURCE_RANGES, self._ranges)
 
-    def fill(self) -> None:
-        """After the arrival, in the stream's order."""
+    def fill(self, routing: Routing) -> None:
+        """After the arrival, in the stream's order. routing: of the dispatch."""
         if self.scales is not None:
             self.scales.copy_(self._regions.recv_scales)
         if self._views:
@@ -65,10 +71,7 @@ class Results:
                 if rows is not None:
                     rows.copy_(move(rows, have, seen))
         if self._keeps_counts:
-            self.routing.have, self.routing.seen = have, seen
-
-    def rows(self) -> Rows:
-        return self.x if self.scales is None else (self.x, self.scales)
+            routing.have, routing.seen = have, seen
 
     def layout_range(self) -> Tensor:
         return layout_range(counts_in(self._ranges)) if self._range is None else self._range
@@ -81,22 +84,31 @@ class Results:
 class Dispatching:
     """A dispatch."""
 
+    __slots__ = ("_defer", "_inputs", "_num_tokens", "_results", "_routing", "_slot", "stream")
+
     def __init__(
-        self, slot: int, x: Tensor, topk_idx: Tensor, results: Results, stream: object, defer: bool
+        self,
+        slot: int,
+        inputs: tuple[Tensor, Tensor],
+        num_tokens: int,
+        results: Results,
+        routing: Routing,
+        stream: object,
+        defer: bool,
     ) -> None:
         self._slot = slot
-        self._inputs: Optional[tuple[Tensor, Tensor]] = (x, topk_idx)
+        self._inputs: Optional[tuple[Tensor, Tensor]] = inputs  # x, topk_idx
         self._results: Optional[Results] = results
         self.stream = stream
         self._defer = defer
-        self._num_tokens = x.shape[0]
-        self._routing = results.routing
+        self._num_tokens = num_tokens
+        self._routing = routing
 
     def submit(self, joined: Joined, attempt: Attempt) -> epd.Ticket:
         memory = Staging()
         if attempt is Attempt.FIRST and self._inputs is not None:
-            memory.give(epd.Region.X, self._inputs[0])
-            memory.give(epd.Region.TOPK_IDX, self._inputs[1])
+            memory.give(_X, self._inputs[0])
+            memory.give(_TOPK_IDX, self._inputs[1])
         if attempt is not Attempt.REPEAT and self._results is not None:
             self._results.want(memory)
         ticket = joined.group.dispatch(
@@ -121,6 +133,19 @@ class Dispatching:
 
 class Combining:
     """A combine. x is None if its rows are in the slot already."""
+
+    __slots__ = (
+        "_counts",
+        "_defer",
+        "_lie",
+        "_num_tokens",
+        "_out",
+        "_routing",
+        "_slot",
+        "_weights",
+        "_x",
+        "stream",
+    )
 
     def __init__(
         self,
@@ -151,16 +176,16 @@ class Combining:
         if attempt is not Attempt.FIRST:
             rows = None
         elif self._weights is not None:
-            memory.give(epd.Region.TOPK_WEIGHTS, self._weights)
+            memory.give(_TOPK_WEIGHTS, self._weights)
         have = routing.have
         if self._lie is not have and self._lie is not None and have is not None:
             rows = move(joined.regions(self._slot).y if rows is None else rows, self._lie, have)
             counts = have.sum(1).int()
         if rows is not None:
-            memory.give(epd.Region.Y, rows)
-            memory.give(epd.Region.EXPERT_COUNTS, counts)
+            memory.give(_Y, rows)
+            memory.give(_EXPERT_COUNTS, counts)
         if attempt is not Attempt.REPEAT and self._out is not None:
-            memory.want(epd.Region.OUT, self._out)
+            memory.want(_OUT, self._out)
         ticket = joined.group.combine(
             self._slot,
             routing.handle,

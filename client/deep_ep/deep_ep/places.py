@@ -19,6 +19,8 @@ class Routing:
     got its rows. A repeated dispatch has a new handle.
     """
 
+    __slots__ = ("handle", "have", "seen")
+
     def __init__(self) -> None:
         self.handle: Optional[epd.Handle] = None
         self.seen: Optional[Tensor] = None

@@ -8,7 +8,6 @@ one has not. One operation of a group is in flight at a time, so that is the las
 from __future__ import annotations
 
 import enum
-import functools
 from typing import TYPE_CHECKING, Optional, Protocol
 
 import epd
@@ -72,7 +71,7 @@ class Steps:
     def _submit(self, joined: Joined, step: Step, attempt: Attempt) -> epd.Ticket:
         while True:
             try:
-                return joined.submit(lambda: step.submit(joined, attempt))
+                return joined.submit(step.submit, joined, attempt)
             except BREAKS:
                 self._recover(joined)
 
@@ -88,7 +87,7 @@ class Steps:
             if last is None or self._last_index < resume_op:
                 return
             try:
-                _wait(joined.submit(functools.partial(last.submit, joined, Attempt.REPEAT)))
+                _wait(joined.submit(last.submit, joined, Attempt.REPEAT))
             except BREAKS:
                 continue
             last.repeated(joined)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, Optional, Sequence
+from typing import Any, ContextManager, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from .checks import refuse
 from .events import EventHandle, EventOverlap
+
+_HERE: ContextManager[Any] = contextlib.nullcontext()
+_MOST_STREAMS = 256  # that are remembered by address
+# The address of a GPU's current stream. To make an object of torch's for it takes thirty times as long.
+_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 class Streams:
@@ -25,15 +30,16 @@ class Streams:
         if device.type == "cuda":
             self.comm = torch.cuda.Stream(device, priority=-1)
         self._last: Any = None
+        self._by_address: dict[int, Any] = {}
 
     @property
     def capturing(self) -> bool:
         return self.comm is not None and torch.cuda.is_current_stream_capturing()
 
-    def order(self, stream: Any) -> None:
-        """The next operation goes to this stream."""
+    def order(self, stream: Any, waits_for: Any = None) -> None:
+        """The next operation goes to this stream. waits_for: a stream for which it waits already."""
         last, self._last = self._last, stream
-        if last is None or last == stream:
+        if last is stream or last is None or last is waits_for or last == stream:
             return
         # What is not of the same capture has ended before it began, or runs when the graph is replayed.
         if _captures(last) == _captures(stream):
@@ -41,7 +47,17 @@ class Streams:
 
     def current(self) -> Any:
         """torch's current stream, or None."""
-        return None if self.comm is None else torch.cuda.current_stream(self.device)
+        if self.comm is None:
+            return None
+        if _raw_stream is None:
+            return torch.cuda.current_stream(self.device)
+        address = _raw_stream(self.device.index)
+        stream = self._by_address.get(address)
+        if stream is None:
+            if len(self._by_address) >= _MOST_STREAMS:
+                self._by_address.clear()
+            stream = self._by_address[address] = torch.cuda.current_stream(self.device)
+        return stream
 
     def call(
         self,
@@ -74,6 +90,8 @@ class Call:
         return call.end(inputs, outputs)    # the event
     """
 
+    __slots__ = ("_apart", "_async_finish", "_caller", "_inside", "_streams", "_waits_for", "allocate_here", "stream")
+
     def __init__(
         self,
         streams: Streams,
@@ -82,42 +100,42 @@ class Call:
         allocate_on_comm_stream: bool,
     ) -> None:
         self._streams = streams
-        self._caller = streams.current()
         self._async_finish = async_finish
-        self._apart = async_finish and streams.comm is not None  # on the Buffer's own stream
-        self.stream = streams.comm if self._apart else self._caller
+        self._inside = False  # the call's stream is torch's current one
+        self._waits_for: Any = None
         # Memory that the caller's stream has just freed may be in use there later than previous_event.
         self.allocate_here = allocate_on_comm_stream or previous_event is not None
-        if self.stream is None:
+        self.stream: Any = None
+        self._apart = False  # on the Buffer's own stream
+        if streams.comm is None:
             return
+        self._caller = self.stream = streams.current()
+        if async_finish:
+            self._apart, self.stream = True, streams.comm
         event = None if previous_event is None else previous_event.event
         if event is not None and event.event is not None:
             self.stream.wait_event(event.event)
         elif self._apart:
             self.stream.wait_stream(self._caller)
+            self._waits_for = self._caller
 
-    @contextlib.contextmanager
-    def run(self) -> Iterator[None]:
-        """The call's stream is torch's current one."""
+    def run(self, torch_works: bool = True) -> ContextManager[Any]:
+        """The call's stream is torch's current one. torch_works False: torch has nothing to do there, so that it may
+        stay what it is. That takes less time."""
         if self.stream is None:
-            yield
-            return
-        self._streams.order(self.stream)
+            return _HERE
+        self._streams.order(self.stream, self._waits_for)
         if not self._apart:
-            yield
-            return
-        with torch.cuda.stream(self.stream):
-            yield
+            return _HERE
+        self._inside = torch_works
+        return torch.cuda.stream(self.stream) if torch_works else _HERE
 
-    @contextlib.contextmanager
-    def allocate(self) -> Iterator[None]:
+    def allocate(self) -> ContextManager[Any]:
         """Tensors that are made belong to the call's stream if `allocate_here`, else to the caller's. They are not
         filled in here."""
-        if not self._apart or self.allocate_here:
-            yield
-            return
-        with torch.cuda.stream(self._caller):
-            yield
+        if not self._apart or self.allocate_here == self._inside:
+            return _HERE
+        return torch.cuda.stream(self.stream if self.allocate_here else self._caller)
 
     def end(self, inputs: Sequence[Optional[Tensor]], outputs: Sequence[Optional[Tensor]]) -> EventOverlap:
         """What the caller gets. From here on the tensors may be freed at any time."""
@@ -129,5 +147,4 @@ class Call:
         for tensor in outputs:
             if tensor is not None:
                 tensor.record_stream(self._caller if self.allocate_here else self.stream)
-        with torch.cuda.stream(self.stream):
-            return EventOverlap(EventHandle())
+        return EventOverlap(EventHandle(self.stream))

@@ -41,9 +41,7 @@ class WaitStats:
         self._stats.add_(torch.tensor(cycles, dtype=torch.int64, device=self._stats.device))
 
 
-def check_stats(name: str, stats: Optional[Tensor], ranks: int, device: torch.device, capturing: bool) -> None:
-    if stats is None:
-        return
+def check_stats(name: str, stats: Tensor, ranks: int, device: torch.device, capturing: bool) -> None:
     check_tensor(name, stats, dtypes=torch.int64, shape=(ranks,), device=device)
     if capturing:
         raise not_served(name, "a tensor while the stream captures a graph", "tensors of calls that no graph has")

@@ -23,7 +23,11 @@ def check_tensor(
     device: torch.device,
 ) -> Tensor:
     """The tensor, if it has one of the types, the shape (None: any size) and is on the device."""
-    if not isinstance(tensor, Tensor):
+    if isinstance(tensor, Tensor):
+        given = tensor.shape
+        if tensor.dtype is dtypes and (given == shape or _fits(given, shape)) and tensor.device == device:
+            return tensor  # the common case
+    else:
         raise refuse(name, f"a {type(tensor).__name__}", "a tensor")
     if tensor.dtype != dtypes:
         allowed = (dtypes,) if isinstance(dtypes, torch.dtype) else tuple(dtypes)

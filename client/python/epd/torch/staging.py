@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +19,20 @@ from ..memory import Memory
 from ..types import Region
 
 _BYTES = ctypes.sizeof(_abi.Memory)
-_FIELDS = {region: region.name.lower() for region in Region}
+_Words = ctypes.c_uint64 * (_BYTES // 8)  # the struct, for addresses by their place: faster than by name
+
+
+def _word(region: Region) -> int:
+    """The place of a region's address."""
+    if region in (Region.BIAS_0, Region.BIAS_1):
+        return _abi.Memory.bias.offset // 8 + (region - Region.BIAS_0)
+    offset: int = getattr(_abi.Memory, region.name.lower()).offset
+    return offset // 8
+
+
+_WORDS = [_word(region) for region in sorted(Region)]  # by region
+_ROWS_WORD = _abi.Memory.recv_rows.offset // 8
+_ROWS_SHIFT = 0 if sys.byteorder == "little" else 32  # recv_rows is the first half of its word
 
 
 class Staging(Memory):
@@ -30,23 +44,18 @@ class Staging(Memory):
     __slots__ = ()
 
     def __init__(self, recv_rows: int = 0) -> None:
-        self._raw = _abi.Memory(_BYTES)
-        self._raw.recv_rows = recv_rows
+        raw = self._raw = _Words(_BYTES)
+        if recv_rows:
+            raw[_ROWS_WORD] = recv_rows << _ROWS_SHIFT
         self._arrays: Any = []
-        self.address = ctypes.addressof(self._raw)
+        self.address = ctypes.addressof(raw)
 
     def give(self, region: Region, source: Tensor) -> None:
         """An input: its first rows. It may have any strides."""
-        self._set(region, source.contiguous())
+        self.want(region, source.contiguous())
 
     def want(self, region: Region, target: Tensor) -> None:
         """An output, which is contiguous: its first rows are written."""
-        self._set(region, target)
-
-    def _set(self, region: Region, tensor: Tensor) -> None:
-        address = tensor.data_ptr() or None  # of an empty tensor: the region, of which nothing is used either
-        if region == Region.BIAS_0 or region == Region.BIAS_1:
-            self._raw.bias[region - Region.BIAS_0] = address
-        else:
-            setattr(self._raw, _FIELDS[region], address)
-        self._arrays.append(tensor)
+        # 0 of an empty tensor: the region, of which nothing is used either.
+        self._raw[_WORDS[region]] = target.data_ptr()
+        self._arrays.append(target)
