@@ -197,8 +197,8 @@ Status read_args(const Args& a, void* stream, SubmitRequest& request) {
 Status read_dispatch(const epd_dispatch_args_t& a, void* stream, SubmitRequest& request) {
   request.op = abi::Op::kDispatch;
   request.keep = a.keep_handle != 0;
-  if (a.reserved != 0) return epd::client::bad_value("reserved", a.reserved, "0");
   EPD_RETURN_IF_ERROR(read_args(a, stream, request));
+  request.row_format = a.row_format;
   if (a.omit_weights == 0) request.flags = abi::kFlagWeights;
   return read_switches({{"omit_weights", a.omit_weights, 0},
                         {"keep_handle", a.keep_handle, 0},

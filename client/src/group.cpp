@@ -70,10 +70,27 @@ abi::GroupShape make_shape(const epd_group_config_t& c) {
   return s;
 }
 
+Status read_more_formats(const epd_group_config_t& c, abi::GroupShape& shape) {
+  static_assert(EPD_MAX_MORE_FORMATS == abi::kMaxMoreFormats);
+  if (c.num_more_formats > abi::kMaxMoreFormats)
+    return bad_value("num_more_formats", c.num_more_formats, "0 .. " + std::to_string(abi::kMaxMoreFormats));
+  if (c.num_more_formats != 0 && c.more_formats == nullptr)
+    return invalid_argument("more_formats is NULL and num_more_formats " +
+                            std::to_string(c.num_more_formats));
+  shape.num_more_formats = c.num_more_formats;
+  for (std::uint32_t i = 0; i < c.num_more_formats; ++i) {
+    shape.more_formats[i] = {as<abi::Payload>(c.more_formats[i].payload),
+                             as<abi::ScaleFormat>(c.more_formats[i].scale_format)};
+  }
+  return {};
+}
+
 }  // namespace
 
 Status read_shape(const epd_group_config_t& c, abi::GroupShape& shape) {
   shape = make_shape(c);
+  Status status = read_more_formats(c, shape);
+  if (!status.ok()) return status;
   std::string wrong = abi::check_shape(shape);
   return wrong.empty() ? Status() : invalid_argument(std::move(wrong));
 }

@@ -13,6 +13,10 @@ Status check_request(const Group& group, const SubmitRequest& request) {
   if (biases > group.shape.num_biases) {
     return bad_value("num_biases", biases, "0 .. " + std::to_string(group.shape.num_biases));
   }
+  if (request.row_format >= group.shape.num_formats()) {
+    return bad_value("row_format", request.row_format,
+                     "0 .. " + std::to_string(group.shape.num_formats() - 1));
+  }
   if (request.keep && request.handle != 0) {
     return bad_value("keep_handle", 1, "0 under a handle: its routing stays as long as it was to stay");
   }
@@ -33,7 +37,7 @@ Status check_memory(const SubmitRequest& request, const StreamPort& streams) {
 }
 
 std::uint32_t engine_flags(const abi::GroupShape& shape, const SubmitRequest& request) {
-  std::uint32_t flags = request.flags;
+  std::uint32_t flags = request.flags | request.row_format << abi::kFormatShift;
   if (request.op == abi::Op::kDispatch && request.handle != 0) flags |= abi::kFlagCached;
   if (request.stream.any()) flags |= abi::kFlagStream;
   if (shape.layout != abi::Layout::kPacked) flags &= ~std::uint32_t{abi::kFlagZeroPadding};

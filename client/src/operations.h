@@ -13,7 +13,8 @@ struct SubmitRequest {
   abi::Op op = abi::Op::kNone;
   std::uint32_t slot = 0;
   std::uint32_t num_tokens = 0;
-  std::uint32_t flags = 0;  // abi::OpFlags without kFlagCached, which follows from the handle
+  std::uint32_t flags = 0;       // abi::OpFlags but for those of fields below
+  std::uint32_t row_format = 0;  // dispatch
   std::uint32_t timeout_ms = 0;
   std::uint32_t sms = 0;
   epd_handle_t handle = 0;                       // of a combine, or of a dispatch under a handle

@@ -49,7 +49,7 @@ class Planner {
   Planner(const Group& group, const SubmitRequest& request, const RouteUse& use, bool captured,
           Copies& copies, abi::RowPlaces& places)
       : group_(group),
-        shape_(group.shape),
+        shape_(group.shape.with_format(request.row_format)),
         request_(request),
         use_(use),
         captured_(captured),
@@ -161,10 +161,13 @@ class Planner {
   // Null: there is nothing to copy.
   std::uint8_t* region_for(const char* name, const void* own, Region region, bool in_blocks) {
     if (own == nullptr || !status_.ok()) return nullptr;
-    void* const place = group_.region(request_.slot, region);
+    void* const place = region_bytes(shape_, region) != 0 ? group_.region(request_.slot, region) : nullptr;
     if (place == nullptr)
       status_ =
-          invalid_argument(std::string(name) + " is given; allowed: NULL, the group has no such region");
+          invalid_argument(std::string(name) + " is given; allowed: NULL, " +
+                           (group_.region(request_.slot, region) == nullptr
+                                ? "the group has no such region"
+                                : "row format " + std::to_string(request_.row_format) + " has no such rows"));
     const bool lies_there = own == place && (!in_blocks || copies_.own_block == copies_.region_block);
     return lies_there ? nullptr : static_cast<std::uint8_t*>(place);
   }
@@ -296,7 +299,7 @@ class Planner {
   }
 
   const Group& group_;
-  const abi::GroupShape& shape_;
+  const abi::GroupShape shape_;  // with the operation's row format alone
   const SubmitRequest& request_;
   const RouteUse& use_;
   const bool captured_;

@@ -52,6 +52,12 @@ void carry(Io& io, wire::Status& m, Status& v) {
   v = Status(code, std::move(text));
 }
 
+template <typename Io>
+void carry(Io& io, wire::RowFormat& m, abi::RowFormat& v) {
+  EPD_NUMBER(payload, v.payload, kAnyWord);
+  EPD_NUMBER(scale_format, v.scale_format, kAnyWord);
+}
+
 // Each field as it is: a client's shape is the registry's to judge.
 template <typename Io>
 void carry_unjudged(Io& io, wire::GroupShape& m, abi::GroupShape& v) {
@@ -75,8 +81,12 @@ void carry_unjudged(Io& io, wire::GroupShape& m, abi::GroupShape& v) {
   EPD_NUMBER(span, v.span, kAnyWord);
   EPD_NUMBER(scale_layout, v.scale_layout, kAnyWord);
   EPD_NUMBER(range_format, v.range_format, kAnyWord);
+  EPD_NUMBER(num_more_formats, v.num_more_formats, kAnyWord);
+  EPD_PART(more_format_1, v.more_formats[0]);
+  EPD_PART(more_format_2, v.more_formats[1]);
+  EPD_PART(more_format_3, v.more_formats[2]);
 }
-static_assert(sizeof(abi::GroupShape) == 20 * sizeof(std::uint32_t), "a field is not carried");
+static_assert(sizeof(abi::GroupShape) == 27 * sizeof(std::uint32_t), "a field is not carried");
 
 template <typename Io>
 void carry(Io& io, wire::GroupShape& m, abi::GroupShape& v) {

@@ -18,22 +18,28 @@ void CudaLane::set_priority(std::int32_t priority) {
   if (std::exchange(priority_, priority) != priority) device_.share_anew();
 }
 
-Status CudaLane::allocate() {
+// Whether an SM's shared memory has room for such operations.
+bool CudaLane::fits(const kernels::cuda::Shape& shape) const {
   Operation probe;
-  probe.shape = shape_.shape;
+  probe.shape = shape;
   for (std::uint32_t i = 0; i < shape_.limits.num_biases; ++i)
     probe.bias[i] = reinterpret_cast<std::uint16_t*>(64);
   // For some shapes the work of one SM needs most shared memory, for others the work of all SMs.
-  const auto fits = [&](Kind kind) {
-    return kernels::cuda::configure(kind, device_.max_shared_bytes(), 1, probe) &&
-           kernels::cuda::configure(kind, device_.max_shared_bytes(), device_.max_sms(), probe);
+  const auto fit = [&](Kind kind, std::uint32_t sms) {
+    return kernels::cuda::configure(kind, device_.max_shared_bytes(), sms, probe);
   };
-  for (const Kind kind : {Kind::kDispatch, Kind::kCombine}) {
-    if (fits(kind)) continue;
-    return {StatusCode::kUnsupported,
-            device_.name() + " can't hold rows of " + std::to_string(shape_.shape.format.row_bytes) +
-                " bytes of " + std::to_string(shape_.shape.num_ranks) + " ranks in the " +
-                std::to_string(device_.max_shared_bytes()) + " bytes of an SM's shared memory"};
+  return fit(Kind::kDispatch, 1) && fit(Kind::kDispatch, device_.max_sms()) && fit(Kind::kCombine, 1) &&
+         fit(Kind::kCombine, device_.max_sms());
+}
+
+Status CudaLane::allocate() {
+  for (std::uint32_t format = 0; format < shape_.limits.num_formats; ++format) {
+    if (fits(shape_.with_format(format))) continue;
+    return {StatusCode::kUnsupported, device_.name() + " can't hold rows of " +
+                                          std::to_string(shape_.with_format(format).format.row_bytes) +
+                                          " bytes of " + std::to_string(shape_.shape.num_ranks) +
+                                          " ranks in the " + std::to_string(device_.max_shared_bytes()) +
+                                          " bytes of an SM's shared memory"};
   }
   workspace_bytes_ = aligned(kernels::cuda::workspace_bytes(shape_.shape, device_.max_sms()));
   const std::size_t device_bytes = workspace_bytes_ + own_device_bytes();

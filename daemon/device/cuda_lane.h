@@ -62,6 +62,7 @@ class CudaLane : public Lane {
   SignalLook signals_;
 
  private:
+  bool fits(const kernels::cuda::Shape& shape) const;
   void leave(LeavingLane lane);
 
   std::int32_t priority_ = 0;

@@ -144,6 +144,8 @@ Drop HostCrossing::receive_announcement(const Arrival& arrival, std::size_t inde
 Drop HostCrossing::receive_batch(const Arrival& arrival, Source& source) const {
   const std::uint32_t batch = arrival.header.batch;
   if (batch >= group_.shape().max_tokens) return Drop::kBatch;
+  if (is_dispatch() && abi::check_far_records(arrival.header, shape_.row_stride()) != abi::FarReason::kNone)
+    return Drop::kRecords;
   const bool seen =
       is_dispatch() ? batch < source.seen.size() && source.seen[batch] : batch < source.next_asks;
   if (seen || source.held.contains(batch)) return Drop::kTwice;
@@ -343,8 +345,8 @@ void HostCrossing::pack(const Target& target, std::uint32_t first, std::uint32_t
 
 void HostCrossing::begin_pack(Target& target) {
   const far::FarSizes& sizes = group_.sizes();
-  const std::uint32_t stride = is_dispatch() ? sizes.row_stride : sizes.ask_stride;
-  const std::uint32_t per_batch = is_dispatch() ? sizes.rows_per_batch() : sizes.asks_per_batch();
+  const auto stride = is_dispatch() ? static_cast<std::uint32_t>(shape_.row_stride()) : sizes.ask_stride;
+  const std::uint32_t per_batch = is_dispatch() ? sizes.rows_per_batch(stride) : sizes.asks_per_batch();
   const std::uint32_t first = target.packed;
   const auto left = static_cast<std::uint32_t>(target.tokens.size()) - first;
   const std::uint32_t batches = std::min(group_.room_for_rows(needs_.op.rank, target.gateway, tag()),
@@ -421,7 +423,7 @@ void HostCrossing::begin_forward(std::size_t index) {
           before += count;
         }
       },
-      records, group_.sizes().row_stride,
+      records, shape_.row_stride(),
       [this, &source, forward, records] {
         for (const Arrival& arrival : source.forwarding) group_.settle(arrival);
         source.forwarding.clear();

@@ -319,7 +319,8 @@ void HostOperation::begin_placing() {
 bool HostOperation::agrees(std::uint32_t rank) const {
   const abi::OpAnnouncement& theirs = own_.announcement[rank];
   const abi::OpAnnouncement& mine = op_.announcement;
-  return theirs.op == mine.op && theirs.slot == mine.slot && abi::same_routing(theirs.routing, mine.routing);
+  return theirs.op == mine.op && theirs.slot == mine.slot && theirs.format == mine.format &&
+         abi::same_routing(theirs.routing, mine.routing);
 }
 
 bool HostOperation::agree() {

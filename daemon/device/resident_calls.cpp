@@ -16,6 +16,7 @@ using kernels::cuda::CallHost;
 using kernels::cuda::CallStart;
 using kernels::cuda::CallState;
 using kernels::cuda::DeviceView;
+using kernels::cuda::division_kind;
 using kernels::cuda::GroupView;
 using kernels::cuda::JournalEntry;
 using kernels::cuda::kDivisionKinds;
@@ -108,20 +109,26 @@ void ResidentCalls::open(const Layout& layout) {
   lane_.follow_share();
 }
 
-// Writes a work division for each number of SMs that a call may ask for.
+// Writes the work divisions for each number of SMs that a call may ask for.
 void ResidentCalls::write_divisions() const {
   const std::uint32_t most = lane_.device_.max_sms();
   std::vector<WorkDivision> all(std::size_t{kDivisionKinds} * most);
-  for (std::uint32_t kind = 0; kind < 2 + lane_.shape_.limits.num_biases; ++kind) {
+  const auto add = [&](Kind kind, std::uint32_t place, const Operation& like) {
     for (std::uint32_t sms = 1; sms <= most; ++sms) {
-      Operation op;
-      op.shape = lane_.shape_.shape;
-      op.inbox = lane_.shape_.inbox;
-      for (std::uint32_t i = 0; i + 1 < kind; ++i) op.bias[i] = reinterpret_cast<const std::uint16_t*>(64);
-      EPD_CHECK(kernels::cuda::configure(kind == 0 ? Kind::kDispatch : Kind::kCombine,
-                                         lane_.device_.max_shared_bytes(), sms, op));
-      all[kind * most + sms - 1] = op.division;
+      Operation op = like;
+      EPD_CHECK(kernels::cuda::configure(kind, lane_.device_.max_shared_bytes(), sms, op));
+      all[place * most + sms - 1] = op.division;
     }
+  };
+  Operation op;
+  op.inbox = lane_.shape_.inbox;
+  for (std::uint32_t format = 0; format < lane_.shape_.limits.num_formats; ++format) {
+    op.shape = lane_.shape_.with_format(format);
+    add(Kind::kDispatch, division_kind(abi::Op::kDispatch, format << abi::kFormatShift), op);
+  }
+  for (std::uint32_t biases = 0; biases <= lane_.shape_.limits.num_biases; ++biases) {
+    if (biases > 0) op.bias[biases - 1] = reinterpret_cast<const std::uint16_t*>(64);
+    add(Kind::kCombine, division_kind(abi::Op::kCombine, biases << abi::kBiasShift), op);
   }
   lane_.device_.write(reinterpret_cast<void*>(division()), all.data(), all.size() * sizeof(WorkDivision));
 }

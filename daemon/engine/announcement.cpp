@@ -42,6 +42,8 @@ std::optional<Disagreement> disagreement(std::span<const abi::OpAnnouncement> an
     }
     if (other.slot != mine.slot)
       return differ(rank, "slot", std::to_string(mine.slot), std::to_string(other.slot));
+    if (other.format != mine.format)
+      return differ(rank, "row_format", std::to_string(mine.format), std::to_string(other.format));
     if (!abi::same_routing(mine.routing, other.routing)) {
       return differ(rank, "routing", routing_name(mine.routing), routing_name(other.routing));
     }

@@ -39,11 +39,17 @@ kernels::cuda::Shape device_shape(const abi::GroupShape& s) {
   return shape;
 }
 
+// Of all formats beyond the first.
+void set_more_formats(const abi::GroupShape& s, kernels::RowFormat (&more)[abi::kMaxMoreFormats]) {
+  for (std::uint32_t i = 1; i < s.num_formats(); ++i) more[i - 1] = row_format(s.with_format(i));
+}
+
 }  // namespace
 
 device::LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority) {
   device::LaneShape lane;
   lane.shape = device_shape(shape);
+  set_more_formats(shape, lane.more_formats);
   lane.limits = abi::op_limits(shape);
   lane.placement_words = static_cast<std::uint32_t>(abi::placement_words(shape));
   lane.priority = priority;
@@ -58,6 +64,7 @@ kernels::cuda::GroupView group_view(const Group& group, std::uint32_t rank) {
   const GroupRankMemory& memory = group.ranks[rank];
   kernels::cuda::GroupView view;
   view.shape = device_shape(group.shape);
+  set_more_formats(group.shape, view.more_formats);
   view.inbox = kernels::cuda::inbox_of(group.shape);
   view.rank = rank;
   view.exchange_arena = reinterpret_cast<std::uint8_t*>(memory.exchange->bytes());

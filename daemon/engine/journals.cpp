@@ -55,7 +55,8 @@ void Journals::read_entry(Member& member, const kernels::cuda::JournalEntry& ent
     if (member.session != nullptr && !member.session->ended()) sessions_.end(*member.session, why);
     return;
   }
-  const abi::Op op = calls.submission(entry).op;
+  const abi::Submission submission = calls.submission(entry);
+  const abi::Op op = submission.op;
   count(page_->ops_submitted);
   count_taken(member, op);
   abi::Completion completion{};  // nobody receives it: used for counting
@@ -64,7 +65,7 @@ void Journals::read_entry(Member& member, const kernels::cuda::JournalEntry& ent
     member.next_number = calls.index_of(entry) + 1;
     member.publish_next_index();
     renew_numbers(member, link_);
-    count_rows(page_, member, op, calls.rows_of(entry));
+    count_rows(page_, member, op, submission.flags, calls.rows_of(entry));
     count_ran(member, saturated_us(0, entry.result.ran_ns));
     count(page_->busy_ns, entry.result.ran_ns);
   } else if (!done) {

@@ -23,6 +23,9 @@ std::string refusal(const std::string& what, const abi::OpRequest& request, cons
                        "the bits of " + std::to_string(abi::flags_of(request.op)));
     case BadField::kBiases:
       return bad_field(what, "biases in flags", abi::num_biases(request.flags), up_to(limits.num_biases));
+    case BadField::kFormat:
+      return bad_field(what, "row format in flags", abi::format_of(request.flags),
+                       up_to(limits.num_formats - 1));
     case BadField::kTokens:
       return bad_field(what, "num_tokens", request.num_tokens,
                        routes ? up_to(limits.max_tokens) : "0, the routing's own counts");

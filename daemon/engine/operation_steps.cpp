@@ -213,7 +213,7 @@ void Operation::keep_route(const OpResult& result) {
   }
   if (is_dispatch()) num_recv_rows_ = route_.head.num_recv_rows;
   num_dropped_ = route_.head.num_dropped + count_lost_selections();
-  count_rows(page_, member_, submission_.op, route_.head.num_recv_rows);
+  count_rows(page_, member_, submission_.op, submission_.flags, route_.head.num_recv_rows);
 }
 
 // Selections whose rows went to ranks that have been lost since.

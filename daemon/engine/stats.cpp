@@ -154,8 +154,8 @@ void count_refused(Member& member, StatusCode status) {
   if (member.session != nullptr) member.session->statistics.refused(status);
 }
 
-void count_rows(Page& page, Member& member, abi::Op op, std::uint64_t rows) {
-  const abi::GroupShape& s = member.group.shape;
+void count_rows(Page& page, Member& member, abi::Op op, std::uint32_t flags, std::uint64_t rows) {
+  const abi::GroupShape s = member.group.shape.with_format(abi::format_of(flags));
   const std::uint64_t row = op == abi::Op::kDispatch ? s.row_bytes() + s.scale_bytes() : s.hidden * 2ull;
   const std::uint64_t bytes = rows * row;
   count(op == abi::Op::kDispatch ? page->bytes_dispatched : page->bytes_combined, bytes);

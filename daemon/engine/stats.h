@@ -51,7 +51,7 @@ void count_stall(Member& member, abi::Stall why);
 void count_refused(Member& member, StatusCode status);
 // Rows that a dispatch has delivered to the rank. For a combine: those of the routing that it used. With
 // padding (layout packed), as in num_recv_rows.
-void count_rows(Page& page, Member& member, abi::Op op, std::uint64_t rows);
+void count_rows(Page& page, Member& member, abi::Op op, std::uint32_t flags, std::uint64_t rows);
 void count_ran(Member& member, std::uint32_t us);
 void count_ended(Member& member, abi::Op op, const abi::Completion& completion);
 

@@ -209,7 +209,10 @@ Drop FarGroup::judge_sizes(const FarHeader& header) const {
   };
   bool good = true;
   switch (header.type) {
-    case FarType::kRows: good = fits(sizes.row_stride); break;
+    case FarType::kRows:  // the operation tells which format: HostCrossing::receive_batch
+      good = std::any_of(sizes.row_stride.begin(), sizes.row_stride.end(),
+                         [&](std::uint32_t stride) { return stride != 0 && fits(stride); });
+      break;
     case FarType::kAsk: good = fits(sizes.ask_stride); break;
     case FarType::kSums: good = fits(sizes.sum_stride[0]) || fits(sizes.sum_stride[1]); break;
     case FarType::kAnnounce: {

@@ -135,6 +135,12 @@ v1::GroupShape message_of(const abi::GroupShape& shape) {
   message.set_payload(enumerator<v1::Payload>(shape.payload));
   message.set_layout(enumerator<v1::Layout>(shape.layout));
   if (shape.is_fp8()) message.set_scale_format(enumerator<v1::ScaleFormat>(shape.scale_format));
+  for (std::uint32_t i = 1; i < shape.num_formats(); ++i) {
+    v1::RowFormat& format = *message.add_more_formats();
+    const abi::GroupShape of = shape.with_format(i);
+    format.set_payload(enumerator<v1::Payload>(of.payload));
+    if (of.is_fp8()) format.set_scale_format(enumerator<v1::ScaleFormat>(of.scale_format));
+  }
   message.set_expert_alignment(shape.expert_alignment);
   message.set_opaque_bytes(shape.opaque_bytes);
   message.set_num_biases(shape.num_biases);
@@ -145,7 +151,7 @@ v1::GroupShape message_of(const abi::GroupShape& shape) {
   message.set_index_type(enumerator<v1::IndexType>(shape.index_type));
   message.set_policy(enumerator<v1::LossPolicy>(shape.policy));
   message.set_span(enumerator<v1::Span>(shape.span));
-  if (shape.is_fp8()) message.set_scale_layout(enumerator<v1::ScaleLayout>(shape.scale_layout));
+  if (shape.has_scales()) message.set_scale_layout(enumerator<v1::ScaleLayout>(shape.scale_layout));
   if (shape.per_expert()) message.set_range_format(enumerator<v1::RangeFormat>(shape.range_format));
   return message;
 }

@@ -78,7 +78,8 @@ class Sequence {
     epd_handle_t handle = 0;
   };
   static constexpr std::size_t kNone = ~std::size_t{0};
-  // Of a replay. So many that a step has as many biases in each, which its arguments say.
+  // Of a replay. So many that a step has as many biases in each, and the same row format: its arguments say
+  // both.
   static constexpr std::uint64_t kRounds = std::uint64_t{17} * 2 * 3;
 
   std::uint32_t below(std::size_t n) { return static_cast<std::uint32_t>(random_() % n); }
@@ -158,7 +159,7 @@ class Sequence {
 
   epd_status_t dispatch(std::size_t i) {
     Step& s = steps_[i];
-    epd_dispatch_args_t args = dispatch_args(case_, s.kind == Kind::kCached ? 0 : num_tokens_[i]);
+    epd_dispatch_args_t args = dispatch_args(case_.at(s.round), s.kind == Kind::kCached ? 0 : num_tokens_[i]);
     args.slot = s.slot;
     args.handle = s.kind == Kind::kCached ? steps_[s.of].handle : 0;
     args.keep_handle = s.keep ? 1 : 0;
@@ -186,8 +187,9 @@ class Sequence {
   }
 
   std::uint32_t rows_of(std::size_t dispatch) const {
-    const auto inputs = make_inputs(case_, steps_[dispatch].round);
-    return kernels::reference::dispatch_to(case_.params(), inputs, rank_).num_recv_rows;
+    const Round& round = steps_[dispatch].round;
+    const auto inputs = make_inputs(case_, round);
+    return kernels::reference::dispatch_to(case_.at(round).params(), inputs, rank_).num_recv_rows;
   }
 
   // `runs`: how often all has run.
@@ -220,7 +222,7 @@ class Sequence {
     if (s.kind == Kind::kCombine) {
       text = check_combine(case_, got, inputs, rank_, s.round);
     } else {
-      text = check_dispatch(case_, got, inputs, rank_, result, nullptr);
+      text = check_dispatch(case_.at(s.round), got, inputs, rank_, result, nullptr);
     }
     RANK_CHECK(text.empty(), at(i) + ": " + text);
   }
@@ -253,6 +255,7 @@ void Calls::run_sequences(std::uint64_t seed, const std::function<void(Sequence&
     c.depth = 2 + i % 2;
     c.num_handles = 2;
     c.kernel_waits = kernel_waits() | 2;  // one rank does in any case
+    add_formats(c);
     // A noop needs no peer, but does not come after one that has left.
     Shared<Gate> finished;
     with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {

@@ -129,7 +129,7 @@ epd_ticket_t submit_dispatch(const Group& group, const Case& c, std::uint32_t ra
                              Round round, epd_handle_t* handle, std::uint32_t timeout_ms) {
   const Input input = make_input(c, rank, round);
   fill_dispatch(c, group.buffers(slot), input);
-  epd_dispatch_args_t args = dispatch_args(c, input.num_tokens);
+  epd_dispatch_args_t args = dispatch_args(c.at(round), input.num_tokens);
   args.slot = slot;
   args.timeout_ms = timeout_ms;
   epd_ticket_t ticket = 0;
@@ -160,7 +160,7 @@ void finish_dispatch(const Group& group, const Case& c, std::uint32_t rank, std:
   epd_result_init(&result);
   must(group.wait(ticket, kWaitMs, &result), "dispatch of round " + std::to_string(round.data));
   const std::string text =
-      check_dispatch(c, group.buffers(slot), make_inputs(c, round), rank, result, nullptr);
+      check_dispatch(c.at(round), group.buffers(slot), make_inputs(c, round), rank, result, nullptr);
   RANK_CHECK(text.empty(), "round " + std::to_string(round.data) + ": " + text);
 }
 

@@ -257,6 +257,30 @@ TEST_P(Failures, DifferentRoutingsAreNamedOnEveryRank) {
   });
 }
 
+// Rows of one format would be read as rows of another.
+TEST_P(Failures, DifferentRowFormatsAreNamedOnEveryRank) {
+  for (const epd_layout_t layout : {EPD_LAYOUT_COMPACT, EPD_LAYOUT_EXPERT}) {
+    Case c = small_case(3);
+    c.layout = layout;
+    c.more_formats = {{EPD_PAYLOAD_FP8_CAST, EPD_SCALE_FORMAT_FLOAT32}};
+    with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
+      const Input input = make_input(c, rank, 0);
+      const auto dispatch = [&](std::uint32_t slot, std::uint32_t row_format) {
+        fill_dispatch(c, group.buffers(slot), input);
+        epd_dispatch_args_t args = dispatch_args(c, input.num_tokens);
+        args.slot = slot;
+        args.row_format = row_format;
+        epd_ticket_t ticket = 0;
+        must(group.dispatch(&args, &ticket, nullptr), "dispatch");
+        return ticket;
+      };
+      must(group.wait(dispatch(0, 1), kWaitMs), "a dispatch with one format on all ranks");
+      must_fail(group, dispatch(1, rank == 2 ? 1 : 0), {EPD_INVALID_ARGUMENT, {"row_format is", "rank 2"}});
+      must_go_on(group, c, rank, 1);
+    });
+  }
+}
+
 // A rank whose rows would not fit: nobody writes beyond the room, everybody hears who, how many and how much.
 TEST_P(Failures, TooManyRowsAreNamedOnEveryRank) {
   for (const epd_layout_t layout : {EPD_LAYOUT_COMPACT, EPD_LAYOUT_PACKED, EPD_LAYOUT_EXPERT}) {

@@ -57,6 +57,7 @@ class CallersMemory : public Conformance {
     c.num_handles = 2;
     c.kernel_waits = kernel_waits();
     if (!on_host()) c.sum_ranks = 0;
+    add_formats(c);
     return c;
   }
   Case large_case(epd_layout_t layout) const {
@@ -70,6 +71,7 @@ class CallersMemory : public Conformance {
     c.layout = layout;
     c.payload = layout == EPD_LAYOUT_COMPACT ? EPD_PAYLOAD_BF16 : EPD_PAYLOAD_FP8_CAST;
     c.scales = EPD_SCALE_FORMAT_FLOAT32;
+    c.more_formats.clear();
     c.scale_layout = EPD_SCALE_LAYOUT_ROW_MAJOR;
     c.opaque_bytes = 0;
     c.routing = Routing::kUniform;
@@ -189,8 +191,8 @@ class Rank {
   }
   void check_dispatch(const CallerMemory& mine, const Memory& m, Round round, const epd_result_t& result) {
     gather(mine, m, slot_, kDispatchOutputs, case_.mark_unused);
-    const std::string text = test::check_dispatch(case_, image_.buffers(slot_.got), make_inputs(case_, round),
-                                                  rank_, result, nullptr);
+    const std::string text = test::check_dispatch(case_.at(round), image_.buffers(slot_.got),
+                                                  make_inputs(case_, round), rank_, result, nullptr);
     RANK_CHECK(text.empty(), text);
   }
   void fill_combine(const CallerMemory& mine, const Memory& m, Round round) {
@@ -206,7 +208,8 @@ class Rank {
   }
 
   std::uint32_t rows_of(Round round) const {
-    return kernels::reference::dispatch_to(case_.params(), make_inputs(case_, round), rank_).num_recv_rows;
+    return kernels::reference::dispatch_to(case_.at(round).params(), make_inputs(case_, round), rank_)
+        .num_recv_rows;
   }
 
   // All of a dispatch. `handle`: 0, or of the routing that it uses.
@@ -217,7 +220,7 @@ class Rank {
     fill_dispatch(mine, m, round, cached);
     upload(mine, m, slot, kDispatchOutputs);
     const epd_memory_t memory = mine.memory(m.real);
-    epd_dispatch_args_t args = dispatch_args(case_, cached ? 0 : n);
+    epd_dispatch_args_t args = dispatch_args(case_.at(round), cached ? 0 : n);
     args.slot = slot;
     args.handle = handle;
     args.memory = &memory;
@@ -329,7 +332,7 @@ CallerMemory random_memory(const Case& c, std::uint32_t rank, Round round, std::
     room = std::max(1u, rows + static_cast<std::uint32_t>(random() % 3));
     room = std::min(room, static_cast<std::uint32_t>(c.shape().recv_rows()));
   }
-  return {c, named, tokens, room, random(), aligned};
+  return {c.at(round), named, tokens, room, random(), aligned};
 }
 
 void run_rounds(const Group& group, const Case& c, std::uint32_t rank, bool on_host, std::uint64_t rounds = 3,

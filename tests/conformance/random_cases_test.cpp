@@ -11,6 +11,7 @@ class RandomCases : public Conformance {
     for (std::uint32_t i = 0; i < cases; ++i) {
       Case c = random_case(base_seed() * 1000 + i, num_ranks);
       if (!on_host()) c.sum_ranks = 0;
+      add_formats(c);
       ScriptOptions options;
       options.rounds = 3 + i % 3;
       options.order = static_cast<Order>(i % 5);

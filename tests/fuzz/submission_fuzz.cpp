@@ -18,8 +18,13 @@
 namespace epd::test {
 namespace {
 
-constexpr abi::GroupShape kShape{
-    1, 4, 8, 128, 2, 2, abi::Payload::kFp8Cast, abi::IndexType::kInt64, abi::LossPolicy::kFailFast};
+constexpr abi::GroupShape kShape = [] {
+  abi::GroupShape shape{
+      1, 4, 8, 128, 2, 2, abi::Payload::kFp8Cast, abi::IndexType::kInt64, abi::LossPolicy::kFailFast};
+  shape.num_more_formats = 2;  // bf16, e4m3 with its scales
+  shape.more_formats[1].payload = abi::Payload::kFp8;
+  return shape;
+}();
 
 constexpr int kNoops = 4;  // of the bystander, while the ring is written
 

@@ -37,6 +37,7 @@ std::pair<Case, ScriptOptions> numbered_case(std::uint32_t number, std::uint32_t
   Case c = random_case(base_seed() * 10'000 + number, ranks);
   c.span = EPD_SPAN_CLUSTER;
   c.sum_ranks = 1 + number % ranks;
+  add_formats(c);
   ScriptOptions options;
   options.rounds = 2 + number % 2;
   options.order = static_cast<Order>(number % 5);

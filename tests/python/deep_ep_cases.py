@@ -249,10 +249,12 @@ def other_rows_under_a_handle(group: Any) -> None:
         mine.x, num_tokens_per_expert=layout[2], topk_idx=idx, topk_weights=mine.topk_weights
     )[4]
     idx.add_(0)
+    check_rows(buffer.dispatch(by_form["fp8"][rank].rows, handle=handle)[0], by_form["fp8"], expected)
+    narrow = mine.x[:, : H // 2].contiguous()
     raises(
         epd.InvalidArgument,
         "topk_idx is written to; allowed:",
-        lambda: buffer.dispatch(by_form["fp8"][rank].rows, handle=handle),
+        lambda: buffer.dispatch(narrow, handle=handle),
     )
     buffer.destroy()
 

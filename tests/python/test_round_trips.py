@@ -49,9 +49,9 @@ def write_inputs(b: Any, given: Inputs) -> None:
     b.topk_weights[:n] = given.topk_weights
 
 
-def own_arrays(group: epd.Group, slot: int) -> tuple[Any, epd.Memory]:
+def own_arrays(group: epd.Group, slot: int, row_format: int) -> tuple[Any, epd.Memory]:
     """Arrays like all regions of a slot, and the memory that they are."""
-    regions = group.numpy(slot)
+    regions = group.numpy(slot, row_format)
     arrays = {
         name: None if region is None else np.full_like(region, 77)
         for name, region in vars(regions).items()
@@ -62,17 +62,24 @@ def own_arrays(group: epd.Group, slot: int) -> tuple[Any, epd.Memory]:
 
 
 def round_trip(
-    groups: list[epd.Group], slot: int, seed: int, weighted: bool = False, own: bool = False
+    groups: list[epd.Group],
+    slot: int,
+    seed: int,
+    weighted: bool = False,
+    own: bool = False,
+    row_format: int = 0,
 ) -> None:
-    config = groups[0].config
+    config = groups[0].config.with_format(row_format)
     inputs = make_inputs(config, seed)
-    given_memory: list[Any] = [own_arrays(group, slot) if own else (None, None) for group in groups]
+    given_memory: list[Any] = [
+        own_arrays(group, slot, row_format) if own else (None, None) for group in groups
+    ]
     memories = [memory for _, memory in given_memory]
-    arrays = [mine or group.numpy(slot) for group, (mine, _) in zip(groups, given_memory)]
+    arrays = [mine or group.numpy(slot, row_format) for group, (mine, _) in zip(groups, given_memory)]
     for b, given in zip(arrays, inputs):
         write_inputs(b, given)
     dispatches = [
-        group.dispatch(slot, len(given.x), memory=memory)
+        group.dispatch(slot, len(given.x), row_format=row_format, memory=memory)
         for group, given, memory in zip(groups, inputs, memories)
     ]
     counts = [dispatch.counts() for dispatch in dispatches]
@@ -132,6 +139,50 @@ def test_layouts_and_payloads(
     with Ranks(daemon.socket, config) as groups:
         for slot in range(2):
             round_trip(groups, slot, seed=slot + 1, weighted=slot == 1)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("layout", epd.Layout)
+def test_row_formats_of_one_group(daemon: Daemon, layout: epd.Layout, own: bool) -> None:
+    config = shape(
+        num_ranks=2,
+        num_experts=8,
+        max_tokens=9,
+        hidden=640,
+        topk=4,
+        layout=layout,
+        payload=epd.Payload.FP8_CAST,
+        more_formats=[
+            epd.RowFormat(),
+            epd.RowFormat(epd.Payload.FP8, epd.ScaleFormat.UE8M0),
+            epd.RowFormat(epd.Payload.FP8_CAST, epd.ScaleFormat.UE8M0),
+        ],
+        # An array of the caller's has no columns.
+        scale_layout=epd.ScaleLayout.ROW_MAJOR if own else epd.ScaleLayout.COLUMN_MAJOR,
+    )
+    with Ranks(daemon.socket, config) as groups:
+        for i, row_format in enumerate((0, 1, 2, 3, 1, 0)):
+            round_trip(groups, i % 2, seed=i + 1, own=own, row_format=row_format)
+        group = groups[0]
+        assert group.buffers(0).recv_x.format == "B" and group.buffers(0, 1).recv_x.format == "H"
+        assert group.buffers(0, 1) is group.buffers(0, 1) is not group.buffers(0)
+        assert group.buffers(0, 1).recv_scales is None and group.buffers(0, 0).x_scales is None
+        for call in (lambda: group.buffers(0, 4), lambda: group.dispatch(0, 1, row_format=4)):
+            with pytest.raises(epd.InvalidArgument, match=r"row_format is 4; allowed: 0 \.\. 3"):
+                call()
+
+
+def test_more_formats_are_checked() -> None:
+    def region_bytes(more: list[epd.RowFormat]) -> int:
+        return shape(more_formats=more).region_bytes(epd.Region.RECV_SCALES)
+
+    assert region_bytes([]) == 0 and region_bytes([epd.RowFormat(epd.Payload.FP8)]) > 0
+    with pytest.raises(epd.InvalidArgument, match=r"more_formats\[0\]\.payload is 3; allowed: 0 \.\. 2"):
+        region_bytes([epd.RowFormat(epd.Payload.OPAQUE)])
+    with pytest.raises(epd.InvalidArgument, match=r"num_more_formats is 4; allowed: 0 \.\. 3"):
+        region_bytes([epd.RowFormat()] * 4)
+    with pytest.raises(epd.InvalidArgument, match="row_format is 1; allowed: 0 .. 0"):
+        shape().with_format(1)
 
 
 @pytest.mark.parametrize("layout", epd.Layout)

@@ -24,7 +24,10 @@ std::size_t alignment_of(const Case& c, Region region) {
     case Region::kTopkIdx:
     case Region::kRecvTopkIdx: return c.index64 ? 8 : 4;
     case Region::kX:
-    case Region::kRecvX: return c.payload == EPD_PAYLOAD_BF16 || c.payload == EPD_PAYLOAD_FP8_CAST ? 2 : 1;
+    case Region::kRecvX: {
+      const abi::Payload payload = c.row_shape().payload;
+      return payload == abi::Payload::kBf16 || payload == abi::Payload::kFp8Cast ? 2 : 1;
+    }
     case Region::kXScales: return 1;
     case Region::kRecvScales: return c.scale_layout == EPD_SCALE_LAYOUT_COLUMN_MAJOR ? 4 : 1;
     case Region::kY:
@@ -79,7 +82,7 @@ epd_buffers_t SlotImage::buffers(std::byte* slot) const {
 
 CallerMemory::CallerMemory(const Case& c, std::uint32_t named, std::uint32_t tokens, std::uint32_t recv_rows,
                            std::uint64_t seed, bool aligned)
-    : case_(c), shape_(c.shape()), image_(c), recv_rows_(recv_rows) {
+    : case_(c), shape_(c.row_shape()), image_(c), recv_rows_(recv_rows) {
   const bool expert = shape_.layout == abi::Layout::kExpert;
   blocks_ = expert ? shape_.experts_per_rank() : 1;
   region_block_ = expert ? shape_.expert_capacity() : shape_.recv_rows();

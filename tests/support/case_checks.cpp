@@ -62,7 +62,7 @@ class Rows {
   Rows(const Case& c, const epd_buffers_t& b)
       : case_(c),
         buffers_(b),
-        shape_(c.shape()),
+        shape_(c.row_shape()),
         scales_(kernels::reference::scales_by_row(c.params(), room(), b.recv_scales)) {}
 
   std::size_t room() const { return shape_.recv_rows(); }
@@ -195,8 +195,9 @@ std::string check_dispatch(const Case& c, const epd_buffers_t& b, const std::vec
 
 std::string check_combine(const Case& c, const epd_buffers_t& b, const std::vector<Input>& inputs,
                           std::uint32_t rank, Round round, const std::set<std::uint32_t>& silent) {
-  const auto want = kernels::reference::combine_to(c.params(), inputs, make_answers(c, round, inputs, silent),
-                                                   {c.weighted, c.return_weights}, rank);
+  const auto want =
+      kernels::reference::combine_to(c.at(round).params(), inputs, make_answers(c, round, inputs, silent),
+                                     {c.weighted, c.return_weights}, rank);
   First first;
   first.also(differ("out", static_cast<const std::uint16_t*>(b.out), want.out));
   first.also(differ("out_weights", b.out_weights, want.out_weights));

@@ -55,7 +55,8 @@ std::vector<std::uint8_t> any_bytes(Random& random, std::size_t count) {
 
 // Any bits for rows that are only copied; for the cast: finite, also tiny, huge and zero blocks.
 std::vector<std::uint8_t> make_x(const Case& c, Random& random, std::size_t tokens) {
-  if (c.payload != EPD_PAYLOAD_FP8_CAST) return any_bytes(random, tokens * c.shape().x_bytes());
+  const abi::GroupShape shape = c.row_shape();
+  if (shape.payload != abi::Payload::kFp8Cast) return any_bytes(random, tokens * shape.x_bytes());
   std::vector<std::uint16_t> x(tokens * c.hidden);
   fill_finite(random, x.data(), x.size());
   for (std::size_t block = 0; block < x.size(); block += 128) {
@@ -164,15 +165,31 @@ const char* layout_name(epd_layout_t layout) {
   return " ?";
 }
 
-std::string payload_name(const Case& c) {
+std::string format_name(const Case& c, epd_row_format_t format) {
   const char* const scales[] = {"", " pow2", " ue8m0"};
-  switch (c.payload) {
+  switch (format.payload) {
     case EPD_PAYLOAD_BF16: return " bf16";
-    case EPD_PAYLOAD_FP8_CAST: return std::string(" fp8 cast") + scales[c.scales];
-    case EPD_PAYLOAD_FP8: return std::string(" fp8") + scales[c.scales];
+    case EPD_PAYLOAD_FP8_CAST: return std::string(" fp8 cast") + scales[format.scale_format];
+    case EPD_PAYLOAD_FP8: return std::string(" fp8") + scales[format.scale_format];
     case EPD_PAYLOAD_OPAQUE: return " opaque " + std::to_string(c.opaque_bytes);
   }
   return " ?";
+}
+
+std::string format_names(const Case& c) {
+  std::string names = format_name(c, {c.payload, c.scales});
+  for (const epd_row_format_t& more : c.more_formats) names += " or" + format_name(c, more);
+  return names;
+}
+
+// The same group as far as places are concerned, with rows of no weight.
+Case slim_case(Case c) {
+  c.payload = EPD_PAYLOAD_OPAQUE;
+  c.scales = EPD_SCALE_FORMAT_FLOAT32;
+  c.more_formats.clear();
+  c.row_format = 0;
+  c.opaque_bytes = abi::kOpaqueMultiple;
+  return c;
 }
 
 // Inputs with rows of no weight: who receives what is all that they say.
@@ -192,7 +209,7 @@ std::string Case::describe() const {
   return "seed " + std::to_string(seed) + ": R=" + std::to_string(num_ranks) +
          " E=" + std::to_string(num_experts) + " T=" + std::to_string(max_tokens) +
          " H=" + std::to_string(hidden) + " K=" + std::to_string(topk) + " depth=" + std::to_string(depth) +
-         layout_name(layout) + payload_name(*this) +
+         layout_name(layout) + format_names(*this) +
          (scale_layout != EPD_SCALE_LAYOUT_ROW_MAJOR ? " scale columns" : "") +
          (range_format != EPD_RANGE_FORMAT_ROWS ? " packed ranges" : "") + (index64 ? " int64" : " int32") +
          (alignment != 1 ? " alignment " + std::to_string(alignment) : "") +
@@ -225,8 +242,19 @@ abi::GroupShape Case::shape() const {
   return shape_of(config("", 0));
 }
 
+// A graph has one row format for each of its dispatches, whose replays are multiples of 6 rounds apart.
+Case Case::at(const Round& round) const {
+  Case at = *this;
+  at.row_format = static_cast<std::uint32_t>(mixed(seed, 44, round.data % 6, 0) % (more_formats.size() + 1));
+  return at;
+}
+
 kernels::reference::GroupParams Case::params() const {
-  return params_of(config("", 0));
+  kernels::reference::GroupParams params = params_of(config("", 0));
+  const abi::GroupShape of = row_shape();
+  params.payload = static_cast<kernels::reference::Payload>(of.payload);
+  params.scale_format = of.scale_format;
+  return params;
 }
 
 void let_groups_span_nodes(bool span) {
@@ -250,8 +278,10 @@ epd_group_config_t Case::config(const char* name, std::uint32_t rank) const {
   config.timeout_ms = 30000;
   config.layout = layout;
   config.scale_format = scales;
+  config.more_formats = more_formats.data();
+  config.num_more_formats = static_cast<std::uint32_t>(more_formats.size());
   // Tests change layouts and payloads of cases that chance has made.
-  if (payload == EPD_PAYLOAD_FP8_CAST || payload == EPD_PAYLOAD_FP8) config.scale_layout = scale_layout;
+  if (shape_of(config).has_scales()) config.scale_layout = scale_layout;
   if (layout != EPD_LAYOUT_COMPACT) config.range_format = range_format;
   config.expert_alignment = alignment;
   config.opaque_bytes = opaque_bytes;
@@ -266,11 +296,8 @@ epd_group_config_t Case::config(const char* name, std::uint32_t rank) const {
 }
 
 std::uint32_t rows_needed(const Case& c, std::uint64_t num_routings) {
-  Case roomy = c;
+  Case roomy = slim_case(c);
   roomy.max_recv_rows = 0;
-  roomy.payload = EPD_PAYLOAD_OPAQUE;
-  roomy.scales = EPD_SCALE_FORMAT_FLOAT32;
-  roomy.opaque_bytes = abi::kOpaqueMultiple;
   std::uint32_t needed = 1;
   for (std::uint64_t routing = 0; routing < num_routings; ++routing) {
     for (const auto& received : kernels::reference::dispatch(roomy.params(), slim_inputs(c, routing))) {
@@ -337,13 +364,29 @@ Case random_case(std::uint64_t seed, std::uint32_t num_ranks) {
   return c;
 }
 
-Input make_input(const Case& c, std::uint32_t rank, Round round) {
+void add_formats(Case& c) {
+  if (c.payload == EPD_PAYLOAD_OPAQUE) return;
+  const std::vector<epd_row_format_t> all{
+      {EPD_PAYLOAD_BF16, EPD_SCALE_FORMAT_FLOAT32},          {EPD_PAYLOAD_FP8_CAST, EPD_SCALE_FORMAT_FLOAT32},
+      {EPD_PAYLOAD_FP8_CAST, EPD_SCALE_FORMAT_FLOAT32_POW2}, {EPD_PAYLOAD_FP8_CAST, EPD_SCALE_FORMAT_UE8M0},
+      {EPD_PAYLOAD_FP8, EPD_SCALE_FORMAT_FLOAT32},           {EPD_PAYLOAD_FP8, EPD_SCALE_FORMAT_UE8M0}};
+  Random random(mixed(c.seed, 45, 0, 0));
+  const std::uint32_t wanted = random.below(EPD_MAX_MORE_FORMATS + 1);
+  for (std::uint32_t i = 0, at = random.below(6); i < 6 && c.more_formats.size() < wanted; ++i) {
+    const epd_row_format_t& next = all[(at + 5 * i) % 6];
+    if (next.payload != c.payload || next.scale_format != c.scales) c.more_formats.push_back(next);
+  }
+  if (c.shape().has_scales()) c.scale_layout = static_cast<epd_scale_layout_t>(random.below(2));
+}
+
+Input make_input(const Case& of_group, std::uint32_t rank, Round round) {
+  const Case c = of_group.at(round);
   Random random(mixed(c.seed, 22, rank, round.data));
-  const abi::GroupShape shape = c.shape();
+  const abi::GroupShape shape = c.row_shape();
   Input input;
   input.num_tokens = num_tokens_of(c, rank, round.routing);
   input.x = make_x(c, random, input.num_tokens);
-  if (c.payload == EPD_PAYLOAD_FP8)
+  if (shape.payload == abi::Payload::kFp8)
     input.x_scales = any_bytes(random, std::size_t{input.num_tokens} * shape.scale_bytes());
   input.topk_idx = make_choices(c, rank, round.routing);
   input.topk_weights = make_weights(c, rank, round);
@@ -370,6 +413,7 @@ epd_dispatch_args_t dispatch_args(const Case& c, std::uint32_t num_tokens) {
   epd_dispatch_args_t args;
   epd_dispatch_args_init(&args);
   args.num_tokens = num_tokens;
+  args.row_format = c.row_format;
   args.omit_weights = c.send_weights ? 0 : 1;
   args.defer_receive = c.defer ? 1 : 0;
   args.zero_padding = c.zero_padding ? 1 : 0;
@@ -440,10 +484,7 @@ void fill_combine(const Case& c, const epd_buffers_t& b, std::uint32_t rank, Rou
 
 std::vector<Answer> make_answers(const Case& c, Round round, const std::vector<Input>& dispatched,
                                  const std::set<std::uint32_t>& silent) {
-  Case slim = c;
-  slim.payload = EPD_PAYLOAD_OPAQUE;
-  slim.scales = EPD_SCALE_FORMAT_FLOAT32;
-  slim.opaque_bytes = abi::kOpaqueMultiple;
+  const Case slim = slim_case(c);
   std::vector<Input> inputs(c.num_ranks);
   for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
     inputs[rank].num_tokens = dispatched[rank].num_tokens;

@@ -20,6 +20,8 @@ inline constexpr int kPoison = 0xa5;
 enum class Routing { kUniform, kZipf, kOneExpert, kOneRank, kSparse, kNothing, kRepeated };
 enum class Sizes { kFull, kUneven, kSomeEmpty, kAllEmpty };
 
+struct Round;
+
 struct Case {
   std::uint64_t seed = 1;
   // The group.
@@ -43,6 +45,7 @@ struct Case {
   epd_span_t span = EPD_SPAN_NODE;
   std::int32_t priority = 0;
   bool index64 = false;
+  std::vector<epd_row_format_t> more_formats;
   // The group goes on without lost ranks, and takes them back: a script with `recover` does as well.
   bool degrade = false;
   bool late = false;  // with `degrade`: also without ranks that miss a deadline
@@ -55,6 +58,7 @@ struct Case {
   // Bit r: rank r's operations in streams have events.
   std::uint32_t event_waits = 0;
   // Its operations.
+  std::uint32_t row_format = 0;                          // dispatch, see at()
   bool send_weights = true;                              // dispatch
   bool weighted = true;                                  // combine
   abi::ReturnWeights return_weights = abi::kReturnNone;  // combine
@@ -67,6 +71,11 @@ struct Case {
 
   std::string describe() const;
   abi::GroupShape shape() const;
+  // The case as a dispatch with the data of the round has it: with the row format that it chooses. Whatever
+  // is about the rows of a dispatch takes such a case.
+  Case at(const Round& round) const;
+  // With row_format alone.
+  abi::GroupShape row_shape() const { return shape().with_format(row_format); }
   kernels::reference::GroupParams params() const;
   epd_group_config_t config(const char* name, std::uint32_t rank) const;
   bool in_stream_on(std::uint32_t rank) const { return (in_streams >> rank & 1) != 0; }
@@ -84,6 +93,8 @@ void let_groups_span_nodes(bool span);
 // that is just enough for routings 0 .. kRoundsThatFit - 1. On GPUs sum_ranks has to be 0.
 Case random_case(std::uint64_t seed, std::uint32_t num_ranks);
 inline constexpr std::uint64_t kRoundsThatFit = 8;
+// Gives the group more row formats, of which dispatches choose; some cases stay as they are.
+void add_formats(Case& c);
 // The least max_recv_rows for these routings.
 std::uint32_t rows_needed(const Case& c, std::uint64_t num_routings);
 

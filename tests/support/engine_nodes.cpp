@@ -408,6 +408,7 @@ void EngineNodes::submit(std::uint32_t number, const FarStep& step, std::uint32_
     if (step.cached) s.flags |= abi::kFlagCached;
     if (case_.zero_padding) s.flags |= abi::kFlagZeroPadding;
     if (case_.mark_unused) s.flags |= abi::kFlagMarkUnused;
+    s.flags |= case_.at(step.round).row_format << abi::kFormatShift;
     fill_dispatch(case_, b, input, step.cached);
   } else {
     if (case_.weighted) s.flags |= abi::kFlagWeights;
@@ -443,8 +444,8 @@ std::string EngineNodes::conclude(Rank& rank, const abi::Completion& completion,
     rank.num_recv_rows[step.slot] = completion.num_recv_rows;
     epd_result_t told{};
     told.num_recv_rows = completion.num_recv_rows;
-    difference =
-        check_dispatch(case_, buffers(rank, step.slot), inputs(step.round), rank.number, told, nullptr);
+    difference = check_dispatch(case_.at(step.round), buffers(rank, step.slot), inputs(step.round),
+                                rank.number, told, nullptr);
   } else {
     difference = check_combined(rank, completion, step);
   }

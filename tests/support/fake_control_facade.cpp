@@ -52,6 +52,7 @@ void fill(v1::GroupShape& shape) {
   shape.set_policy(v1::LOSS_POLICY_FAIL_FAST);
   shape.set_layout(v1::LAYOUT_PACKED);
   shape.set_scale_format(v1::SCALE_FORMAT_UE8M0);
+  shape.add_more_formats()->set_payload(v1::PAYLOAD_BF16);
   shape.set_expert_alignment(128);
   shape.set_num_biases(2);
   shape.set_num_handles(3);
@@ -92,6 +93,7 @@ v1::Group make_forming_group() {
   group.set_state(v1::GROUP_STATE_FORMING);
   group.mutable_shape()->set_payload(v1::PAYLOAD_BF16);
   group.mutable_shape()->clear_scale_format();
+  group.mutable_shape()->clear_more_formats();
   group.mutable_shape()->set_index_type(v1::INDEX_TYPE_INT32);
   group.mutable_shape()->set_num_ranks(4);
   group.clear_cause();

@@ -126,7 +126,7 @@ epd_status_t ScriptRunner::submit_dispatch(const Step& s, const Input& own, epd_
   Routed& routed = routed_[s.round.routing];
   const bool cached = s.kind == Kind::kCached;
   fill_dispatch(case_, group_.buffers(s.slot), own, cached);
-  epd_dispatch_args_t args = dispatch_args(case_, own.num_tokens);
+  epd_dispatch_args_t args = dispatch_args(case_.at(s.round), own.num_tokens);
   args.slot = s.slot;
   args.timeout_ms = options_.timeout_ms;
   args.keep_handle = s.keep ? 1 : 0;
@@ -175,12 +175,12 @@ void ScriptRunner::check(const Step& step, const epd_result_t& result, const epd
   const bool combine = step.kind == Kind::kCombine;
   const epd_buffers_t buffers = group_.buffers(step.slot);
   std::string text = combine ? losses_.check_combine(buffers, step.round, all, result.num_dropped_selections)
-                             : check_dispatch(case_, buffers, inputs, rank_, result, counts);
+                             : check_dispatch(case_.at(step.round), buffers, inputs, rank_, result, counts);
   if (!combine && text.empty()) text = losses_.check_dropped(routing, all, result.num_dropped_selections);
   if (!text.empty()) RANK_FAIL(text);
   if (!combine) routed_[step.round.routing].num_recv_rows = result.num_recv_rows;
   stats_.digests.push_back(combine ? digest_combine(case_, buffers, inputs[rank_].num_tokens)
-                                   : digest_dispatch(case_, buffers, result.num_recv_rows));
+                                   : digest_dispatch(case_.at(step.round), buffers, result.num_recv_rows));
 }
 
 // The words that kernels read. They may be of a later epoch than `lost`: then the board says so too.

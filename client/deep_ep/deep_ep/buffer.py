@@ -296,17 +296,17 @@ class Buffer:
         """
         self._check()
         _one_of(async_finish, return_recv_hook)
-        form = BF16_ROWS
+        row_format = BF16_ROWS
         if use_fp8:
             if use_ue8m0 and not round_scale:
                 raise refuse("round_scale", False, "True with use_ue8m0")
-            form = UE8M0_ROWS if use_ue8m0 else POW2_ROWS if round_scale else FP8_ROWS
+            row_format = UE8M0_ROWS if use_ue8m0 else POW2_ROWS if round_scale else FP8_ROWS
         return self._low_latency.dispatch(
             x,
             topk_idx,
             num_max_dispatch_tokens_per_rank,
             num_experts,
-            form,
+            row_format,
             cumulative_local_expert_recv_stats,
             dispatch_wait_recv_cost_stats,
             async_finish,

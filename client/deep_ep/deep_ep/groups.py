@@ -24,11 +24,23 @@ _PATIENCE = 100.0  # seconds that a submission waits for room
 _MOST_KNOWN = 4096  # arguments of calls that are remembered
 
 
+# Row formats of the groups of each mode, by number.
+NORMAL_ROWS = (
+    epd.RowFormat(epd.Payload.BF16),
+    epd.RowFormat(epd.Payload.FP8, epd.ScaleFormat.FLOAT32),
+    epd.RowFormat(epd.Payload.FP8, epd.ScaleFormat.UE8M0),
+)
+LOW_LATENCY_ROWS = (
+    epd.RowFormat(epd.Payload.BF16),
+    epd.RowFormat(epd.Payload.FP8_CAST, epd.ScaleFormat.FLOAT32),
+    epd.RowFormat(epd.Payload.FP8_CAST, epd.ScaleFormat.FLOAT32_POW2),
+    epd.RowFormat(epd.Payload.FP8_CAST, epd.ScaleFormat.UE8M0),
+)
+
+
 class Shape(NamedTuple):
     """What distinguishes the groups of a Buffer."""
 
-    payload: epd.Payload
-    scale_format: epd.ScaleFormat
     num_experts: int
     hidden: int
     topk: int
@@ -36,8 +48,7 @@ class Shape(NamedTuple):
 
     def __str__(self) -> str:
         mode = f"ll{self.tokens}" if self.tokens else "normal"
-        row = f"{self.payload.name}{int(self.scale_format)}".lower()
-        return f"{mode}-{row}-e{self.num_experts}-h{self.hidden}-k{self.topk}"
+        return f"{mode}-e{self.num_experts}-h{self.hidden}-k{self.topk}"
 
 
 class Joined:
@@ -49,7 +60,8 @@ class Joined:
         self.steps = Steps() if shrink else None  # what goes on without lost ranks
         self.slot = 0  # of the next low-latency operation
         self.waits_read: Optional[list[int]] = None  # waits() as statistics last had them
-        self.results: dict[int, Any] = {}  # views of the slots, as low-latency dispatches give them
+        # Views of the slots, as low-latency dispatches give them: by slot and row format.
+        self.results: dict[tuple[int, int], Any] = {}
         self._pending: list[Callable[[], None]] = []  # host devices: hooks of operations in flight
         self._y_shape: Optional[tuple[int, ...]] = None
 
@@ -61,8 +73,8 @@ class Joined:
             shape = self._y_shape = tuple(self.regions(0).y.shape)
         return shape
 
-    def regions(self, slot: int) -> epd.Buffers[Tensor]:
-        return self.group.tensors(slot)
+    def regions(self, slot: int, row_format: int = 0) -> epd.Buffers[Tensor]:
+        return self.group.tensors(slot, row_format)
 
     def next_slot(self) -> int:
         """The slot changes with every dispatch and every combine. So a pair leaves it as it was: a rank that replays a
@@ -211,8 +223,7 @@ class Groups:
                 num_experts=shape.num_experts,
                 hidden=shape.hidden,
                 topk=shape.topk,
-                payload=shape.payload,
-                scale_format=shape.scale_format,
+                more_formats=(LOW_LATENCY_ROWS if shape.tokens else NORMAL_ROWS)[1:],
                 index_type=epd.IndexType.INT64,
                 **fields,
             )

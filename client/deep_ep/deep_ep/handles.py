@@ -41,7 +41,7 @@ class NormalHandle(tuple):  # type: ignore[type-arg]
         made.num_rows = num_rows
         made.offsets = offsets  # [R+1]: where rows of each source begin
         made.choices = choices
-        made.routings = {joined.shape: routing}  # the same routing in groups with other rows
+        made.routings = {joined.shape: routing}  # the same routing in groups of other hidden sizes
         return made
 
     joined: Joined
@@ -69,7 +69,7 @@ class Choices:
     def topk_idx(self) -> Tensor:
         """Raises InvalidArgument if the tensor was written to since."""
         if not self._topk_idx.is_inference() and self._topk_idx._version != self._version:
-            allowed = "the numbers of the handle's dispatch, as long as rows of another type are sent under it"
+            allowed = "the numbers of the handle's dispatch, as long as rows of another hidden size are sent under it"
             raise refuse("topk_idx", "written to", allowed)
         return self._topk_idx
 

@@ -13,7 +13,7 @@ import epd
 
 from .checks import check_tensor, refuse
 from .events import EventHandle, EventOverlap
-from .groups import Groups, Joined, Shape
+from .groups import LOW_LATENCY_ROWS, Groups, Joined, Shape
 from .handles import LowLatencyHandle
 from .masks import Masks, without
 from .operations import Combining, Dispatching, Meeting, Results, Rows
@@ -23,12 +23,8 @@ from .streams import Call, Streams
 from .waits import WaitStats, check_stats
 
 Hook = Callable[[], None]
-Form = tuple[epd.Payload, epd.ScaleFormat]
 
-BF16_ROWS: Form = (epd.Payload.BF16, epd.ScaleFormat.FLOAT32)
-FP8_ROWS: Form = (epd.Payload.FP8_CAST, epd.ScaleFormat.FLOAT32)
-POW2_ROWS: Form = (epd.Payload.FP8_CAST, epd.ScaleFormat.FLOAT32_POW2)
-UE8M0_ROWS: Form = (epd.Payload.FP8_CAST, epd.ScaleFormat.UE8M0)
+BF16_ROWS, FP8_ROWS, POW2_ROWS, UE8M0_ROWS = range(len(LOW_LATENCY_ROWS))
 
 _HERE: ContextManager[Any] = contextlib.nullcontext()
 
@@ -165,13 +161,13 @@ class LowLatencyMode:
         topk_idx: Tensor,
         tokens: int,
         num_experts: int,
-        form: Form,
+        row_format: int,
         stats: Optional[Tensor],
         wait_stats: Optional[Tensor],
         async_finish: bool,
         return_recv_hook: bool,
     ) -> tuple[Rows, Tensor, LowLatencyHandle, EventOverlap, Optional[Hook]]:
-        joined = self._joined_for(x, topk_idx, tokens, num_experts, form)
+        joined = self._joined_for(x, topk_idx, tokens, num_experts, row_format)
         if stats is not None:
             local = (num_experts // self._groups.size,)
             check_tensor(
@@ -191,7 +187,7 @@ class LowLatencyMode:
             masked = self._masks.hidden
             with operation.on():
                 chosen = without(masked, topk_idx, num_experts)
-        results, routing = self._results(joined, slot, masked), Routing()
+        results, routing = self._results(joined, slot, row_format, masked), Routing()
         defer = return_recv_hook and operation.stream is not None
         step = Dispatching(slot, (x, chosen), n, results, routing, operation.stream, defer)
         operation.begin(step, torch_works=not (x.is_contiguous() and chosen.is_contiguous()))
@@ -257,12 +253,14 @@ class LowLatencyMode:
 
     # ---- inside ------------------------------------------------------------------------------------
 
-    def _joined_for(self, x: Tensor, topk_idx: Tensor, tokens: int, num_experts: int, form: Form) -> Joined:
+    def _joined_for(
+        self, x: Tensor, topk_idx: Tensor, tokens: int, num_experts: int, row_format: int
+    ) -> Joined:
         """The group of a dispatch, whose arguments are checked."""
         groups, arguments = self._groups, None
         if isinstance(x, Tensor) and isinstance(topk_idx, Tensor):
             tensors = (x.shape, x.dtype, x.device, topk_idx.shape, topk_idx.dtype, topk_idx.device)
-            arguments = (tensors, tokens, num_experts, form)
+            arguments = (tensors, tokens, num_experts, row_format)
             joined = groups.of_arguments(arguments)
             if joined is not None:
                 return joined
@@ -271,7 +269,7 @@ class LowLatencyMode:
         if n > tokens:
             raise refuse("x.shape[0]", n, f"0 .. {tokens}, num_max_dispatch_tokens_per_rank")
         check_tensor("topk_idx", topk_idx, dtypes=torch.int64, shape=(n, None), device=groups.device)
-        joined = groups.low_latency(Shape(*form, num_experts, hidden, topk_idx.shape[1], tokens), self._streams)
+        joined = groups.low_latency(Shape(num_experts, hidden, topk_idx.shape[1], tokens), self._streams)
         groups.remember(arguments, joined)
         return joined
 
@@ -279,10 +277,10 @@ class LowLatencyMode:
         if stats is not None:
             check_stats(name, stats, self._groups.size, self._groups.device, self._streams.capturing)
 
-    def _results(self, joined: Joined, slot: int, masked: Optional[Tensor]) -> Results:
+    def _results(self, joined: Joined, slot: int, row_format: int, masked: Optional[Tensor]) -> Results:
         if not self._views:
-            return Results(joined, slot, False, masked)
-        results: Optional[Results] = joined.results.get(slot)
+            return Results(joined, slot, row_format, False, masked)
+        results: Optional[Results] = joined.results.get((slot, row_format))
         if results is None:
-            results = joined.results[slot] = Results(joined, slot, True)
+            results = joined.results[slot, row_format] = Results(joined, slot, row_format, True)
         return results

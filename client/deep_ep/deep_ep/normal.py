@@ -14,7 +14,7 @@ from epd.torch.staging import Staging
 from .checks import check_tensor, refuse
 from .config import Config, max_tokens
 from .events import EventOverlap
-from .groups import Groups, Joined, Shape
+from .groups import NORMAL_ROWS, Groups, Joined, Shape
 from .handles import Choices, NormalHandle
 from .layout import one_expert_of_each_rank
 from .streams import Call, Streams
@@ -31,7 +31,7 @@ _RECEIVED = (
 _X, _X_SCALES, _Y, _OUT = epd.Region.X, epd.Region.X_SCALES, epd.Region.Y, epd.Region.OUT
 _RECV_X, _RECV_SCALES = epd.Region.RECV_X, epd.Region.RECV_SCALES
 _RANK_OFFSETS, _NO_WEIGHTS = epd.Region.RANK_OFFSETS, epd.ReturnWeights.NONE
-_BF16 = (epd.Payload.BF16, epd.ScaleFormat.FLOAT32)
+_BF16, _FP8, _UE8M0 = range(len(NORMAL_ROWS))
 _SLOT = 0
 
 
@@ -40,11 +40,10 @@ class Given(NamedTuple):
 
     x: Tensor  # [n, H] bf16 or e4m3
     scales: Optional[Tensor]  # [n, S] of e4m3
-    payload: epd.Payload
-    scale_format: epd.ScaleFormat
+    row_format: int
 
     def shape(self, num_experts: int, topk: int) -> Shape:
-        return Shape(self.payload, self.scale_format, num_experts, self.x.shape[1], topk)
+        return Shape(num_experts, self.x.shape[1], topk)
 
 
 class _Received(NamedTuple):
@@ -122,7 +121,7 @@ class NormalMode:
             offsets = self._new(call, (self._team.size + 1,), torch.int32)
             received: Optional[_Received] = None
             if num_worst_tokens > 0:
-                received = self._make(joined, call, num_worst_tokens, topk_idx is not None)
+                received = self._make(joined, given, call, num_worst_tokens, topk_idx is not None)
                 received.mark_unused()
             staging = self._staging_of_rows(given, num_worst_tokens)
             for region, target in zip(_RECEIVED, received or ()):
@@ -132,14 +131,14 @@ class NormalMode:
             if topk_weights is not None:
                 staging.give(epd.Region.TOPK_WEIGHTS, topk_weights)
             staging.want(epd.Region.RANK_OFFSETS, offsets)
-            ticket = self._submit(joined, choices, call, config, topk_weights is None, staging)
+            ticket = self._submit(joined, given, choices, call, config, topk_weights is None, staging)
             if received is None:
                 known = ticket.counts()
                 counts = list(known.expert_counts) if counts is None else counts
             self._end(ticket)
             if received is None:
-                received = self._make(joined, call, known.num_recv_rows, topk_idx is not None)
-                received.copy_from(joined.regions(_SLOT))
+                received = self._make(joined, given, call, known.num_recv_rows, topk_idx is not None)
+                received.copy_from(joined.regions(_SLOT, given.row_format))
         # rank_prefix_matrix, of which this rank knows its own column
         prefix = offsets[1:].unsqueeze(1).expand(self._team.size, self._team.size)
         none = prefix[:, :0]
@@ -163,23 +162,30 @@ class NormalMode:
         copies = not (given.x.is_contiguous() and (scales is None or scales.is_contiguous()))
         with call.run(torch_works=copies or routing is None):
             joined = self._groups.normal(shape, self._streams)
-            received = self._make(joined, call, handle.num_rows)
+            received = self._make(joined, given, call, handle.num_rows)
             staging = self._staging_of_rows(given)
             staging.want(_RECV_X, received.x)
             if received.scales is not None:
                 staging.want(_RECV_SCALES, received.scales)
-            if routing is None:  # the first rows of this type under the handle
+            if routing is None:  # the first rows of this hidden size under the handle
                 staging.give(epd.Region.TOPK_IDX, choices.topk_idx())
-                ticket = self._submit(joined, choices, call, config, True, staging)
+                ticket = self._submit(joined, given, choices, call, config, True, staging)
                 handle.routings[shape] = ticket.handle
             else:
-                ticket = self._submit_again(joined, routing, call, config, staging)
+                ticket = self._submit_again(joined, given, routing, call, config, staging)
             self._end(ticket)
         event = call.end((given.x, scales), (received.x, received.scales))
         return received.rows(), event
 
     def _submit(
-        self, joined: Joined, choices: Choices, call: Call, config: Config, omit_weights: bool, staging: Staging
+        self,
+        joined: Joined,
+        given: Given,
+        choices: Choices,
+        call: Call,
+        config: Config,
+        omit_weights: bool,
+        staging: Staging,
     ) -> epd.Dispatch:
         return joined.submit(
             joined.group.dispatch,
@@ -189,11 +195,12 @@ class NormalMode:
             omit_weights=omit_weights,
             keep_handle=True,
             sms=self._sms(config),
+            row_format=given.row_format,
             memory=staging,
         )
 
     def _submit_again(
-        self, joined: Joined, routing: epd.Handle, call: Call, config: Config, staging: Staging
+        self, joined: Joined, given: Given, routing: epd.Handle, call: Call, config: Config, staging: Staging
     ) -> epd.Dispatch:
         return joined.submit(
             joined.group.dispatch,
@@ -202,6 +209,7 @@ class NormalMode:
             stream=call.stream,
             omit_weights=True,
             sms=self._sms(config),
+            row_format=given.row_format,
             memory=staging,
         )
 
@@ -214,10 +222,10 @@ class NormalMode:
         return staging
 
     def _make(
-        self, joined: Joined, call: Call, num_rows: int, chosen: Optional[bool] = None
+        self, joined: Joined, given: Given, call: Call, num_rows: int, chosen: Optional[bool] = None
     ) -> _Received:
         """Tensors for the results. chosen None: under a handle, for the rows alone; False: without topk_idx."""
-        b = joined.regions(_SLOT)
+        b = joined.regions(_SLOT, given.row_format)
         with call.allocate():
             recv_x = self._groups.rows((num_rows, joined.shape.hidden), b.recv_x.dtype, self._streams)
             scales = None if b.recv_scales is None else _like(b.recv_scales, num_rows)
@@ -291,15 +299,14 @@ class NormalMode:
         rows, scales = x if isinstance(x, tuple) else (x, None)
         if scales is None:
             check_tensor("x", rows, dtypes=torch.bfloat16, shape=(None, None), device=device)
-            given = Given(rows, None, *_BF16)
+            given = Given(rows, None, _BF16)
         else:
             check_tensor("x[0]", rows, dtypes=E4M3, shape=(None, None), device=device)
             packed = isinstance(scales, Tensor) and scales.dtype == torch.int32
             width = -(-rows.shape[1] // 512) if packed else rows.shape[1] // 128
             shape = (rows.shape[0], width)
             check_tensor("x[1]", scales, dtypes=(torch.float32, torch.int32), shape=shape, device=device)
-            format = epd.ScaleFormat.UE8M0 if packed else epd.ScaleFormat.FLOAT32
-            given = Given(rows, scales, epd.Payload.FP8, format)
+            given = Given(rows, scales, _UE8M0 if packed else _FP8)
         if rows.shape[0] > self._max_tokens:
             allowed = f"0 .. {self._max_tokens}, $EPD_DEEPEP_MAX_TOKENS of all ranks"
             raise refuse("x.shape[0]", rows.shape[0], allowed)

@@ -26,9 +26,12 @@ class Results:
     """What a dispatch delivers: views of the slot's regions, which are the same for each dispatch, or tensors of its
     own. Scales are always copied, as their last two dimensions lie column-major."""
 
-    def __init__(self, joined: Joined, slot: int, views: bool, hidden: Optional[Tensor] = None) -> None:
+    def __init__(
+        self, joined: Joined, slot: int, row_format: int, views: bool, hidden: Optional[Tensor] = None
+    ) -> None:
         """hidden: the caller does not get rows of these ranks [R] bool. Not with views."""
-        b = joined.regions(slot)
+        b = joined.regions(slot, row_format)
+        self.row_format = row_format
         self._regions = b
         self._views = views
         self._keeps_counts = joined.steps is not None
@@ -84,7 +87,7 @@ class Results:
 class Dispatching:
     """A dispatch."""
 
-    __slots__ = ("_defer", "_inputs", "_num_tokens", "_results", "_routing", "_slot", "stream")
+    __slots__ = ("_defer", "_inputs", "_num_tokens", "_results", "_routing", "_row_format", "_slot", "stream")
 
     def __init__(
         self,
@@ -99,6 +102,7 @@ class Dispatching:
         self._slot = slot
         self._inputs: Optional[tuple[Tensor, Tensor]] = inputs  # x, topk_idx
         self._results: Optional[Results] = results
+        self._row_format = results.row_format
         self.stream = stream
         self._defer = defer
         self._num_tokens = num_tokens
@@ -117,6 +121,7 @@ class Dispatching:
             stream=self.stream,
             omit_weights=True,
             defer_receive=self._defer and attempt is Attempt.FIRST,
+            row_format=self._row_format,
             memory=memory,
         )
         self._routing.handle = ticket.handle

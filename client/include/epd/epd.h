@@ -174,6 +174,15 @@ typedef enum epd_scale_format {
   EPD_SCALE_FORMAT_UE8M0 = 2         /* int32 [ceil(H/512)]: 4 powers of two 2^e, each as a byte e + 127 */
 } epd_scale_format_t;
 
+/* A row format: what the rows of a dispatch are. */
+typedef struct epd_row_format {
+  epd_payload_t payload;
+  epd_scale_format_t scale_format;
+} epd_row_format_t;
+
+/* The most row formats of a group beyond its first. */
+#define EPD_MAX_MORE_FORMATS 3
+
 /* Where the scales of received rows lie, in recv_scales. */
 typedef enum epd_scale_layout {
   EPD_SCALE_LAYOUT_ROW_MAJOR = 0, /* with their row: [rows,S], S float32 or int32 by scale format */
@@ -305,15 +314,15 @@ EPD_API epd_status_t epd_memory_unregister(epd_session_t* session, void* address
 /* All ranks must give the same values, but for rank, timeout_ms, sms, priority and bindings. */
 typedef struct epd_group_config {
   size_t size;
-  const char* name;     /* 1..63 characters of [A-Za-z0-9._-] */
-  int32_t rank;         /* 0..num_ranks-1, or EPD_ANY_RANK: any free one */
-  uint32_t num_ranks;   /* R 1..1024 */
-  uint32_t num_experts; /* E: a multiple of R, at most 4096 */
-  uint32_t max_tokens;  /* T 1..65536: the most tokens of a dispatch. Sizes of buffers follow from it */
-  uint32_t hidden;      /* H: a multiple of 128, at most 16384 */
-  uint32_t topk;        /* K 1..32 */
-  uint32_t depth;       /* buffer slots, 1..16; 0: 4 */
-  epd_payload_t payload;
+  const char* name;      /* 1..63 characters of [A-Za-z0-9._-] */
+  int32_t rank;          /* 0..num_ranks-1, or EPD_ANY_RANK: any free one */
+  uint32_t num_ranks;    /* R 1..1024 */
+  uint32_t num_experts;  /* E: a multiple of R, at most 4096 */
+  uint32_t max_tokens;   /* T 1..65536: the most tokens of a dispatch. Sizes of buffers follow from it */
+  uint32_t hidden;       /* H: a multiple of 128, at most 16384 */
+  uint32_t topk;         /* K 1..32 */
+  uint32_t depth;        /* buffer slots, 1..16; 0: 4 */
+  epd_payload_t payload; /* with scale_format: row format 0 */
   epd_index_type_t index_type;
   epd_policy_t policy;
   uint32_t sms;       /* SMs (host: threads) of the device to use; 0: the device's default */
@@ -338,6 +347,10 @@ typedef struct epd_group_config {
   epd_span_t span;
   epd_scale_layout_t scale_layout; /* EPD_PAYLOAD_FP8_CAST and EPD_PAYLOAD_FP8 */
   epd_range_format_t range_format; /* layouts packed and expert */
+  /* Row formats 1 to num_more_formats: epd_dispatch_args_t::row_format chooses. All differ. Regions have room
+   * for the largest. EPD_PAYLOAD_OPAQUE is a group's only format. Read during the call; NULL: none */
+  const epd_row_format_t* more_formats;
+  uint32_t num_more_formats; /* 0..EPD_MAX_MORE_FORMATS */
 } epd_group_config_t;
 static inline void epd_group_config_init(epd_group_config_t* config) {
   memset(config, 0, sizeof(*config));
@@ -424,8 +437,10 @@ EPD_API uint32_t epd_group_sum_ranks(const epd_group_t* group);
  * defer_receive: when epd_ticket_wait_sent has returned). An output is valid from completion until the next
  * operation is submitted on the slot; in a stream, until the next operation begins.
  *
- * row = H bf16, H e4m3 or opaque_bytes, by payload. [rows] = max_recv_rows, or the worst case: compact R*T;
- * packed R*T*min(K, E/R) + E/R*(expert_alignment-1); expert E/R blocks of R*T. C = K (compact) or 1. */
+ * row = H bf16, H e4m3 or opaque_bytes, by the payload of the dispatch's row format. Rows lie close together
+ * whatever the format: in a group with several, what is behind the last row of a smaller one is not used.
+ * [rows] = max_recv_rows, or the worst case: compact R*T; packed R*T*min(K, E/R) + E/R*(expert_alignment-1);
+ * expert E/R blocks of R*T. C = K (compact) or 1. */
 typedef struct epd_buffers {
   size_t size;
   /* in: written by the caller, read by an operation. out: the reverse */
@@ -434,7 +449,7 @@ typedef struct epd_buffers {
   float* topk_weights; /* in  [T,K]. Dispatch sends them along; a weighted combine multiplies by them */
   void* recv_x;        /* out [rows] of dispatch. Compact: the first M are valid. Packed, expert: those of
                           local expert e begin at expert_offsets[e] and are expert_counts[e] */
-  void* recv_scales;   /* out [rows] in the scale format, by scale_layout; NULL without FP8 */
+  void* recv_scales;   /* out [rows] in the scale format, by scale_layout; NULL if no row format is FP8 */
   void* recv_topk_idx; /* out [rows,C] of the index type: local expert numbers; -1: another rank's, or none */
   float* recv_topk_weights; /* out [rows,C]: their weights; 0 where there is none. Packed, expert: the sum of
                                the token's weights of the expert, in order of k */
@@ -444,7 +459,7 @@ typedef struct epd_buffers {
   int32_t* expert_counts;   /* out [E/R]: rows of each local expert; compact: selections of it */
   void* y;                  /* in  [rows,H] bf16: the experts' results, one row for each received row */
   void* out;                /* out [T,H] bf16 of combine */
-  void* x_scales;           /* in  [T] in the scale format; NULL unless EPD_PAYLOAD_FP8 */
+  void* x_scales;           /* in  [T] in the scale format; NULL if no row format is EPD_PAYLOAD_FP8 */
   int32_t* expert_offsets;  /* out [E/R+1]: first row of each local expert; the last: end of the rows, packed
                                with padding. NULL if compact */
   int32_t* source_ranges;   /* out [E/R,R,2]: first row and number of rows of (local expert, source rank), or
@@ -511,8 +526,8 @@ EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progres
 /* Memory of your own for one operation, in place of regions of its slot. Each field is named for its region,
  * has the shape and type that epd_buffers_t gives, and any address (of the four that follow recv_src: a
  * multiple of 4). NULL is the slot's region. One struct may serve a layer's dispatch and its combine: an
- * operation ignores the fields of the other. A field of a region that the group does not have must be NULL.
- * The struct may go when the submission returns.
+ * operation ignores the fields of the other. A field of a region that the group, or the row format, does not
+ * have must be NULL. The struct may go when the submission returns.
  *
  * libepd copies between this memory and the regions, which such an operation overwrites: the n rows of a
  * token-wise input or output, the rows that were received, no others. An address that is the region's own is
@@ -571,8 +586,8 @@ static inline void epd_memory_init(epd_memory_t* memory) {
 
 /* ---- operations ----------------------------------------------------------------------------
  * All ranks submit the same operations of a group in the same order, on the same slots, under the same
- * handles. Everything else concerns this rank's own rows and may differ. A submission returns at once, with
- * a ticket; the operation's own failure comes from the ticket.
+ * handles, dispatches with the same row format. Everything else concerns this rank's own rows and may differ.
+ * A submission returns at once, with a ticket; the operation's own failure comes from the ticket.
  *
  * stream: EPD_NO_STREAM, or on a CUDA device a cudaStream_t or CUstream of the session's context that lives
  * until its operations have ended. With EPD_NO_STREAM the operation begins at once, and its inputs must be
@@ -615,7 +630,8 @@ typedef struct epd_dispatch_args {
   uint32_t sms;           /* for this operation; 0: the group's */
   int32_t timeout_ms;     /* the operation's deadline; 0: the daemon's timeouts.operation_ms, 30 s if not
                              configured */
-  uint32_t reserved;      /* 0 */
+  uint32_t row_format;    /* 0: the group's payload and scale_format; i: its more_formats[i - 1]. The same on
+                             all ranks. Under a handle it may differ from that of the handle's dispatch */
   const epd_memory_t* memory; /* in place of regions of the slot; NULL: the regions */
 } epd_dispatch_args_t;
 static inline void epd_dispatch_args_init(epd_dispatch_args_t* args) {

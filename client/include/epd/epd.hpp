@@ -109,6 +109,7 @@ struct Config {
   epd_span_t span = EPD_SPAN_NODE;
   epd_scale_layout_t scale_layout = EPD_SCALE_LAYOUT_ROW_MAJOR;
   epd_range_format_t range_format = EPD_RANGE_FORMAT_ROWS;
+  std::vector<epd_row_format_t> more_formats;  // row formats 1, 2, 3 of dispatches
 };
 
 // A region whose elements' type follows from the configuration.
@@ -133,7 +134,7 @@ class Region {
 // The regions of a slot, whole; epd_buffers_t says how much of each an operation uses. A region that the
 // group does not have is empty. bf16 elements are std::uint16_t, e4m3 elements std::uint8_t.
 struct Buffers {
-  Region x;         // by payload: bf16 (also FP8_CAST), e4m3, or bytes
+  Region x;         // by payload of the row format: bf16 (also FP8_CAST), e4m3, or bytes
   Region x_scales;  // by scale_format: float, or std::int32_t of UE8M0
   Region topk_idx;  // by index_type: std::int32_t or std::int64_t
   Span<float> topk_weights;
@@ -183,6 +184,7 @@ struct DispatchOptions {
   bool mark_unused = false;
   std::uint32_t sms = 0;
   std::int32_t timeout_ms = 0;
+  std::uint32_t row_format = 0;
   const Memory* memory = nullptr;  // in place of regions
 };
 // The optional fields of epd_combine_args_t.
@@ -239,6 +241,8 @@ inline epd_group_config_t make_config(const Config& config) {
   raw.span = config.span;
   raw.scale_layout = config.scale_layout;
   raw.range_format = config.range_format;
+  raw.more_formats = config.more_formats.data();
+  raw.num_more_formats = static_cast<std::uint32_t>(config.more_formats.size());
   return raw;
 }
 
@@ -504,6 +508,7 @@ class Group {
     args.mark_unused = options.mark_unused ? 1 : 0;
     args.sms = options.sms;
     args.timeout_ms = options.timeout_ms;
+    args.row_format = options.row_format;
     args.memory = options.memory;
     Dispatch result;
     detail::check(try_dispatch(args, stream, result));

@@ -52,6 +52,10 @@ class Binding(ctypes.Structure):
     ]
 
 
+class RowFormat(ctypes.Structure):
+    _fields_ = [("payload", c_enum), ("scale_format", c_enum)]
+
+
 class GroupConfig(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -82,6 +86,8 @@ class GroupConfig(ctypes.Structure):
         ("span", c_enum),
         ("scale_layout", c_enum),
         ("range_format", c_enum),
+        ("more_formats", ctypes.POINTER(RowFormat)),
+        ("num_more_formats", c_uint32),
     ]
 
 
@@ -181,7 +187,7 @@ class DispatchArgs(ctypes.Structure):
         ("mark_unused", c_uint32),
         ("sms", c_uint32),
         ("timeout_ms", c_int32),
-        ("reserved", c_uint32),
+        ("row_format", c_uint32),
         ("memory", c_void_p),
     ]
 
@@ -232,6 +238,7 @@ class Counts(ctypes.Structure):
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "epd_attach_options": AttachOptions,
     "epd_session_info_s": SessionInfo,
+    "epd_row_format": RowFormat,
     "epd_binding": Binding,
     "epd_group_config": GroupConfig,
     "epd_group_bytes_s": GroupBytes,

@@ -77,10 +77,12 @@ class Group:
         self._session: Optional[SessionHandle] = session
         self._resident = info.resident
         self._kind = info.device_kind
-        self._shapes = region_shapes(config)
-        self._views: dict[int, Buffers[Any]] = {}
-        self._numpy: dict[int, Buffers[Any]] = {}
-        self._tensors: dict[int, Buffers[Any]] = {}
+        formats = range(1 + len(config.more_formats))
+        self._shapes = [region_shapes(config.with_format(row_format)) for row_format in formats]
+        # By slot and row format.
+        self._views: dict[tuple[int, int], Buffers[Any]] = {}
+        self._numpy: dict[tuple[int, int], Buffers[Any]] = {}
+        self._tensors: dict[tuple[int, int], Buffers[Any]] = {}
         self._counts: dict[int, memoryview] = {}
         self._mask: Union[memoryview, DeviceArray, None] = None
         self._blocks: list[_ArgumentBlock] = []  # taken out by the call that uses it: pop and append are atomic
@@ -111,6 +113,7 @@ class Group:
         num_tokens_at: int = 0,
         sms: int = 0,
         timeout_ms: int = 0,
+        row_format: int = 0,
         memory: Optional[Memory] = None,
     ) -> Dispatch:
         """Sends the first `num_tokens` rows of the slot's x to the ranks of their experts.
@@ -129,6 +132,7 @@ class Group:
         num_tokens_at  resident devices, in a stream: n is read at this address of device memory
         sms            for this operation; 0: the group's
         timeout_ms     the operation's deadline; 0: the daemon's timeouts.operation_ms, 30 s if not configured
+        row_format     of the rows: 0, or i for config.more_formats[i - 1]. The same on all ranks
         memory         arrays of the caller's own in place of regions. The ticket keeps them
 
         Raises WouldBlock (the slot or the ring is busy: nothing was submitted), NotFound (the handle has ended),
@@ -156,12 +160,13 @@ class Group:
                 mark_unused,
                 sms,
                 timeout_ms,
-                0,
+                row_format,
                 0 if memory is None else memory.address,
             )
         except struct.error as error:
             numbers = {"slot": slot, "num_tokens": num_tokens, "num_tokens_at": num_tokens_at, "sms": sms}
-            raise _misfit(error, _abi.DispatchArgs, {**numbers, "timeout_ms": timeout_ms}) from None
+            numbers |= {"timeout_ms": timeout_ms, "row_format": row_format}
+            raise _misfit(error, _abi.DispatchArgs, numbers) from None
         status = _dispatch(
             self._handle,
             block.address,
@@ -261,46 +266,47 @@ class Group:
 
     # ---- memory ------------------------------------------------------------------------------------
 
-    def buffers(self, slot: int) -> Buffers[Any]:
-        """The regions of a slot, without copies. Made once for each slot.
+    def buffers(self, slot: int, row_format: int = 0) -> Buffers[Any]:
+        """The regions of a slot as dispatches of a row format have them, without copies. Made once for each.
 
         Host devices: flat memoryviews of the whole region ("H": bf16, "B": e4m3 or bytes, "f", "i", "q").
         `leave` makes them invalid: to touch one then is a ValueError. CUDA devices: DeviceArray, for torch and
-        the like. Raises InvalidArgument (the slot).
+        the like. Raises InvalidArgument (the slot, the row format).
         """
-        views = self._views.get(slot)
-        return views if views is not None else self._load_views(slot)
+        views = self._views.get((slot, row_format))
+        return views if views is not None else self._load_views(slot, row_format)
 
-    def numpy(self, slot: int) -> Buffers[np.ndarray[Any, Any]]:
-        """The regions of a slot as numpy arrays in their shapes, without copies. Made once for each slot.
+    def numpy(self, slot: int, row_format: int = 0) -> Buffers[np.ndarray[Any, Any]]:
+        """The same as numpy arrays in their shapes.
 
         Host devices only; needs numpy. bf16 comes as uint16, e4m3 as uint8: see epd.numbers. An array keeps the
-        membership: the group is left when the last one has died. Raises InvalidArgument (the slot, the device).
+        membership: the group is left when the last one has died. Raises InvalidArgument (the slot, the row format, the
+        device).
         """
-        arrays = self._numpy.get(slot)
+        arrays = self._numpy.get((slot, row_format))
         if arrays is None:
             if self._kind != DeviceKind.HOST:
                 raise InvalidArgument("the group is on a CUDA device; allowed for numpy: host devices")
-            views = self._host_views(slot)
-            arrays = Buffers(
-                {region: numpy_array(view, self._shapes[region]) for region, view in views.items()}
-            )
-            arrays = self._numpy.setdefault(slot, arrays)
+            views = self._host_views(slot, row_format)
+            shapes = self._shapes_of(row_format)
+            arrays = Buffers({region: numpy_array(view, shapes[region]) for region, view in views.items()})
+            arrays = self._numpy.setdefault((slot, row_format), arrays)
             self._check_joined()
         return arrays
 
-    def tensors(self, slot: int) -> Buffers[Tensor]:
-        """The regions of a slot as torch tensors in their shapes, without copies. Made once for each slot.
+    def tensors(self, slot: int, row_format: int = 0) -> Buffers[Tensor]:
+        """The same as torch tensors in their shapes.
 
         On the device of the group; needs torch. bf16 comes as bfloat16, e4m3 as float8_e4m3fn (uint8 where torch
         has no such type), opaque rows as uint8. A tensor keeps the membership: the group is left when the last one
-        has died. Raises InvalidArgument (the slot).
+        has died. Raises InvalidArgument (the slot, the row format).
         """
-        tensors = self._tensors.get(slot)
+        tensors = self._tensors.get((slot, row_format))
         if tensors is None:
             from .torch import regions
 
-            tensors = self._tensors.setdefault(slot, regions.region_tensors(self, slot))
+            tensors = regions.region_tensors(self, slot, row_format)
+            tensors = self._tensors.setdefault((slot, row_format), tensors)
             self._check_joined()
         return tensors
 
@@ -440,26 +446,31 @@ class Group:
             raise self._error(status)
         return raw
 
-    def _host_views(self, slot: int) -> dict[Region, memoryview]:
+    def _shapes_of(self, row_format: int) -> dict[Region, RegionShape]:
+        if not 0 <= row_format < len(self._shapes):
+            raise InvalidArgument(f"row_format is {row_format}; allowed: 0 .. {len(self._shapes) - 1}")
+        return self._shapes[row_format]
+
+    def _host_views(self, slot: int, row_format: int) -> dict[Region, memoryview]:
         owner = self._owner()
         raw = self._raw_buffers(slot, owner[2])
         return {
             region: host_view(region_address(raw, region), shape.elements, shape.format, owner)
-            for region, shape in self._shapes.items()
+            for region, shape in self._shapes_of(row_format).items()
         }
 
-    def _device_arrays(self, slot: int) -> dict[Region, DeviceArray]:
+    def _device_arrays(self, slot: int, row_format: int) -> dict[Region, DeviceArray]:
         owner = self._owner()
         raw = self._raw_buffers(slot, owner[2])
         return {
             region: DeviceArray(region_address(raw, region), shape, owner)
-            for region, shape in self._shapes.items()
+            for region, shape in self._shapes_of(row_format).items()
         }
 
-    def _load_views(self, slot: int) -> Buffers[Any]:
-        host = self._kind == DeviceKind.HOST
-        views: dict[Region, Any] = {**(self._host_views(slot) if host else self._device_arrays(slot))}
-        buffers = self._views.setdefault(slot, Buffers(views))
+    def _load_views(self, slot: int, row_format: int) -> Buffers[Any]:
+        load = self._host_views if self._kind == DeviceKind.HOST else self._device_arrays
+        views: dict[Region, Any] = {**load(slot, row_format)}
+        buffers = self._views.setdefault((slot, row_format), Buffers(views))
         self._check_joined()
         return buffers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Optional, Sequence, Union
 
 from . import _abi
@@ -157,6 +157,13 @@ class Binding:
         return array_address(Region(self.region).name.lower(), held, True)
 
 
+class RowFormat(NamedTuple):
+    """What the rows of a dispatch are."""
+
+    payload: Payload = Payload.BF16
+    scale_format: ScaleFormat = ScaleFormat.FLOAT32
+
+
 @dataclass(frozen=True)
 class GroupConfig:
     """The shape of a group. All ranks give the same, but for rank, timeout_ms, sms, priority and bindings.
@@ -182,6 +189,8 @@ class GroupConfig:
     scale_layout      of received rows; Payload.FP8_CAST and FP8
     range_format      of source_ranges; Layout.PACKED and EXPERT
     bindings          regions in memory of the caller's own
+    more_formats      row formats 1, 2, 3, which a dispatch may choose; payload with scale_format is 0. Regions
+                      have room for the largest. Not with Payload.OPAQUE
     """
 
     name: str = ""
@@ -210,6 +219,21 @@ class GroupConfig:
     scale_layout: ScaleLayout = ScaleLayout.ROW_MAJOR
     range_format: RangeFormat = RangeFormat.ROWS
     bindings: Sequence[Binding] = ()
+    more_formats: Sequence[RowFormat] = ()
+
+    def with_format(self, row_format: int) -> GroupConfig:
+        """The same with this row format alone. Raises InvalidArgument."""
+        if not 0 <= row_format <= len(self.more_formats):
+            raise InvalidArgument(f"row_format is {row_format}; allowed: 0 .. {len(self.more_formats)}")
+        if not self.more_formats:
+            return self
+        formats = [RowFormat(self.payload, self.scale_format), *self.more_formats]
+        payload, scale_format = formats[row_format]
+        has_scales = payload in (Payload.FP8_CAST, Payload.FP8)
+        scale_layout = self.scale_layout if has_scales else ScaleLayout.ROW_MAJOR
+        return replace(
+            self, payload=payload, scale_format=scale_format, scale_layout=scale_layout, more_formats=()
+        )
 
     def region_bytes(self, region: Region) -> int:
         """Bytes of a region in one slot; 0 if such a group has no such region. Raises InvalidArgument."""
@@ -243,6 +267,12 @@ class GroupConfig:
             place.address = binding.address()
         raw.bindings = bindings
         raw.num_bindings = len(self.bindings)
+        formats = (_abi.RowFormat * len(self.more_formats))()
+        for place, more in zip(formats, self.more_formats):
+            set_number(place, "payload", more.payload)
+            set_number(place, "scale_format", more.scale_format)
+        raw.more_formats = formats
+        raw.num_more_formats = len(self.more_formats)
         return raw
 
 

@@ -55,6 +55,7 @@ struct SizeArguments {
   std::string layout = "compact";
   std::string scale_format = "float32";
   std::string scale_layout = "row_major";
+  std::vector<std::string> more_formats;  // row formats beyond payload with scale_format
   std::string device_kind = "cuda";
   std::vector<std::string> bound;  // names of regions
 };

@@ -207,6 +207,11 @@ void add_size(CLI::App& app, Arguments& arguments) {
   word("--index-type", group.index_type, index_type_words(), "Of topk_idx");
   word("--scale-format", group.scale_format, scale_format_words(), "Of FP8 rows");
   word("--scale-layout", group.scale_layout, scale_layout_words(), "Where scales of received rows lie");
+  size->add_option("--more-formats", group.more_formats,
+                   "Row formats that dispatches may choose in place of the first, separated by commas")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::IsMember(row_format_words()));
   number("--expert-alignment", group.expert_alignment, "Rows")->capture_default_str();
   number("--opaque-bytes", group.opaque_bytes, "Of a row, with payload opaque");
   number("--biases", group.biases, "Bias regions of combine");

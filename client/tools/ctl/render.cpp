@@ -143,6 +143,13 @@ std::string memory_of(const v1::GroupMember& member) {
   return text.empty() ? "arena" : text;
 }
 
+// Of all row formats.
+std::string payloads(const v1::GroupShape& shape) {
+  std::string text = word(shape.payload());
+  for (const v1::RowFormat& more : shape.more_formats()) text += "," + word(more.payload());
+  return text;
+}
+
 }  // namespace
 
 std::string render(const v1::GetStatusResponse& status) {
@@ -250,7 +257,7 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
     table.add({number(group.group_id()), group.name(), word(group.state()), word(shape.span()),
                number(shape.num_ranks()), number(shape.sum_ranks()), number(shape.num_experts()),
                number(shape.max_tokens()), number(shape.hidden()), number(shape.topk()),
-               number(shape.depth()), word(shape.payload()), word(shape.layout()), word(shape.index_type()),
+               number(shape.depth()), payloads(shape), word(shape.layout()), word(shape.index_type()),
                word(shape.policy()),
                (group.sms() == 0 ? "all" : number(group.sms())) + set_mark(group.sms_set()),
                std::to_string(group.priority()) + set_mark(group.priority_set()), number(group.epoch()),

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <ostream>
+#include <string_view>
 
 namespace epd::ctl {
 namespace {
@@ -17,6 +18,17 @@ namespace {
 // The grammar takes no other words.
 std::uint32_t number_of(const std::vector<std::string>& words, const std::string& word) {
   return static_cast<std::uint32_t>(std::find(words.begin(), words.end(), word) - words.begin());
+}
+
+// PAYLOAD or PAYLOAD:SCALE_FORMAT, where float32 is not said.
+abi::RowFormat row_format_of(const std::string& word) {
+  const std::size_t colon = word.find(':');
+  abi::RowFormat format;
+  format.payload = static_cast<abi::Payload>(number_of(payload_words(), word.substr(0, colon)));
+  if (colon != std::string::npos)
+    format.scale_format =
+        static_cast<abi::ScaleFormat>(number_of(scale_format_words(), word.substr(colon + 1)));
+  return format;
 }
 
 abi::GroupShape shape_of(const SizeArguments& a) {
@@ -37,6 +49,9 @@ abi::GroupShape shape_of(const SizeArguments& a) {
   shape.num_biases = a.biases;
   shape.num_handles = a.handles;
   shape.max_recv_rows = a.max_recv_rows;
+  shape.num_more_formats = static_cast<std::uint32_t>(a.more_formats.size());
+  const std::size_t known = std::min<std::size_t>(a.more_formats.size(), abi::kMaxMoreFormats);
+  for (std::size_t i = 0; i < known; ++i) shape.more_formats[i] = row_format_of(a.more_formats[i]);
   return shape;
 }
 
@@ -52,6 +67,10 @@ Json json_of(const SizeArguments& a, const abi::GroupShape& shape, const abi::Gr
   for (const abi::ShapeField& field : abi::kShapeFields) group[field.name] = field.value(shape);
   for (const char* field : {"policy", "sum_ranks", "span", "range_format"})
     group.erase(field);  // have no bearing on it
+  for (const abi::ShapeField& field : abi::kShapeFields) {
+    if (std::string_view(field.name).find("more_formats") != std::string_view::npos) group.erase(field.name);
+  }
+  group["more_formats"] = a.more_formats;
   group["payload"] = a.payload;
   group["index_type"] = a.index_type;
   group["layout"] = a.layout;
@@ -123,6 +142,11 @@ const std::vector<std::string>& layout_words() {
 }
 const std::vector<std::string>& scale_format_words() {
   static const std::vector<std::string> words{"float32", "float32_pow2", "ue8m0"};
+  return words;
+}
+const std::vector<std::string>& row_format_words() {
+  static const std::vector<std::string> words{"bf16",           "fp8_cast", "fp8_cast:float32_pow2",
+                                              "fp8_cast:ue8m0", "fp8",      "fp8:ue8m0"};
   return words;
 }
 const std::vector<std::string>& scale_layout_words() {

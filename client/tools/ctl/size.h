@@ -13,6 +13,7 @@ const std::vector<std::string>& payload_words();
 const std::vector<std::string>& index_type_words();
 const std::vector<std::string>& layout_words();
 const std::vector<std::string>& scale_format_words();
+const std::vector<std::string>& row_format_words();
 const std::vector<std::string>& scale_layout_words();
 const std::vector<std::string>& device_kind_words();
 const std::vector<std::string>& region_words();

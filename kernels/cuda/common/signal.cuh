@@ -203,8 +203,8 @@ __device__ inline void announce(const Operation& op) {
   announce_at(op, threadIdx.x);
 }
 
-// Reads the operation and its slot in one access.
-__device__ inline std::uint64_t op_and_slot(const abi::OpAnnouncement& announcement) {
+// Reads the operation, its slot and its row format in one access.
+__device__ inline std::uint64_t op_slot_and_format(const abi::OpAnnouncement& announcement) {
   return *reinterpret_cast<const std::uint64_t*>(&announcement.op);
 }
 // Returns whether a ready rank has announced the same operation. If not, the operation fails.
@@ -212,7 +212,8 @@ __device__ inline bool agrees(const Operation& op, std::uint32_t rank) {
   EPD_BELOW(rank, op.shape.num_ranks);
   const abi::OpAnnouncement& own = op.announcement;
   const abi::OpAnnouncement& theirs = op.peers[op.rank].announcement[rank];
-  if (op_and_slot(theirs) == op_and_slot(own) && abi::same_routing(theirs.routing, own.routing)) return true;
+  if (op_slot_and_format(theirs) == op_slot_and_format(own) && abi::same_routing(theirs.routing, own.routing))
+    return true;
   fail(op, ended(OpError::kMismatch, static_cast<std::int32_t>(rank)));
   return false;
 }

@@ -81,20 +81,25 @@ __device__ inline void load_view(const CallArguments& own, const TakenCall& call
   if (threadIdx.x == 0) {
     compose_constants(op, copy.get().group);
     copy.enabled_epoch = call.enabled_epoch;
+    copy.divisions_at[0] = ViewCopy::kNone;  // a dispatch then takes its row format again
   }
   __syncthreads();
 }
 
-// Returns the call's work division; loads it if the last operation of its kind had another one.
+// Returns the call's work division; loads it if the last operation of its kind had another one. Dispatches of
+// other row formats have other divisions, so a dispatch's row format is also loaded then.
 __device__ inline const WorkDivision& load_division(const CallArguments& own, const TakenCall& call,
-                                                    ViewCopy& copy) {
+                                                    ViewCopy& copy, Operation& op) {
   const std::uint32_t kind = is_dispatch(call) ? 0 : 1;
   const std::uint32_t at = division_index(call, own.most_ctas, gridDim.x);
   EPD_BELOW(at, kDivisionKinds * own.most_ctas);
   if (copy.divisions_at[kind] == at) return copy.division[kind];
   __syncthreads();
   copy_by_threads(copy.division + kind, own.division + at);
-  if (threadIdx.x == 0) copy.divisions_at[kind] = at;
+  if (threadIdx.x == 0) {
+    copy.divisions_at[kind] = at;
+    if (kind == 0) op.shape.format = row_format(copy.get().group, call);
+  }
   __syncthreads();
   return copy.division[kind];
 }
@@ -107,8 +112,7 @@ __device__ inline void compose_by_warps(const CallArguments& own, const TakenCal
   switch (warp_of()) {
     case 0: compose_peer(op.peers[lane], view.group.exchange, view.peers[lane], call); break;
     case 1:
-      if (lane < abi::kNumRegions)
-        compose_region(op, view.group.regions[lane], static_cast<abi::Region>(lane), call);
+      if (lane < abi::kNumRegions) compose_region(op, view.group, static_cast<abi::Region>(lane), call);
       break;
     case 2:
       if (lane < sizeof(WorkDivision) / 16)
@@ -142,8 +146,9 @@ __device__ inline void compose_call(const CallArguments& own, const TakenCall& c
   EPD_BELOW(call.block, own.limits.depth);
   EPD_BELOW(call.slot, own.limits.depth);
   EPD_BELOW(call.route, own.limits.num_routes);
+  EPD_BELOW(abi::format_of(call.flags), own.limits.num_formats);
   load_view(own, call, copy, op);
-  const WorkDivision& division = load_division(own, call, copy);
+  const WorkDivision& division = load_division(own, call, copy, op);
   compose_by_warps(own, call, copy.get(), division, op);
   __syncthreads();
   if (!has_flag(call, abi::kFlagPlaces)) return;

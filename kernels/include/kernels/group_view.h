@@ -39,7 +39,8 @@ static_assert(sizeof(PeerView) == 128);
 
 // The rank itself, and its group.
 struct alignas(16) GroupView {
-  Shape shape;  // with divisors, see complete()
+  Shape shape;                                   // with divisors; has row format 0
+  RowFormat more_formats[abi::kMaxMoreFormats];  // formats 1..
   Inbox inbox;
   std::uint32_t rank = 0;
   std::uint8_t* exchange_arena = nullptr;  // of the rank itself
@@ -61,10 +62,10 @@ struct DeviceView {
 static_assert(sizeof(DeviceView) % 16 == 0 && sizeof(GroupView) % 16 == 0);
 
 // The kinds of work division. For each kind there is a WorkDivision for each number of CTAs.
-inline constexpr std::uint32_t kDivisionKinds =
-    2 + abi::kMaxBiases;  // dispatch; combine with 0, 1, ... biases
+// Dispatches of row format 0, 1, ...; combines with 0, 1, ... biases.
+inline constexpr std::uint32_t kDivisionKinds = abi::kMaxFormats + 1 + abi::kMaxBiases;
 EPD_HOST_DEVICE constexpr std::uint32_t division_kind(abi::Op op, std::uint32_t flags) {
-  return op == abi::Op::kDispatch ? 0 : 1 + abi::num_biases(flags);
+  return op == abi::Op::kDispatch ? abi::format_of(flags) : abi::kMaxFormats + abi::num_biases(flags);
 }
 
 // ---- composing a call's operation, part by part
@@ -105,19 +106,25 @@ EPD_HOST_DEVICE inline void compose_peer(Peer& peer, const abi::ExchangeArenaLay
   }
 }
 
+// The row format of a dispatch.
+EPD_HOST_DEVICE inline const RowFormat& row_format(const GroupView& view, const TakenCall& call) {
+  const std::uint32_t format = abi::format_of(call.flags);
+  return format == 0 ? view.shape.format : view.more_formats[format - 1];
+}
+
 // Composes one of the rank's own regions.
-EPD_HOST_DEVICE inline void compose_region(Operation& op, const RegionPlace& place, abi::Region region,
+EPD_HOST_DEVICE inline void compose_region(Operation& op, const GroupView& view, abi::Region region,
                                            const TakenCall& call) {
   using abi::Region;
   const bool dispatch = is_dispatch(call);
   const std::uint32_t biases = abi::num_biases(call.flags);
-  std::uint8_t* const own = place.at<std::uint8_t>(call.slot);
+  std::uint8_t* const own = view.region(region).at<std::uint8_t>(call.slot);
   std::uint8_t* const of_dispatch = dispatch ? own : nullptr;
   std::uint8_t* const of_combine = dispatch ? nullptr : own;
   const auto counts = reinterpret_cast<std::int32_t*>(of_dispatch);
   switch (region) {
     case Region::kX: op.x = of_dispatch; break;
-    case Region::kXScales: op.x_scales = of_dispatch; break;
+    case Region::kXScales: op.x_scales = row_format(view, call).takes_scales() ? of_dispatch : nullptr; break;
     case Region::kTopkIdx: op.topk_idx = of_dispatch; break;
     case Region::kTopkWeights:
       op.topk_weights = has_flag(call, abi::kFlagWeights) ? reinterpret_cast<const float*>(own) : nullptr;
@@ -148,6 +155,7 @@ EPD_HOST_DEVICE inline void compose_announcement(Operation& op, const TakenCall&
   op.announcement.tag = call.tag;
   op.announcement.op = static_cast<std::uint32_t>(call.op());
   op.announcement.slot = call.slot;
+  op.announcement.format = static_cast<std::uint16_t>(abi::format_of(call.flags));
   op.announcement.routing = call.routing_tag;
   op.announcement.num_tokens = call.num_tokens;
   op.announcement.flags = static_cast<std::uint16_t>(call.flags);
@@ -175,7 +183,7 @@ EPD_HOST_DEVICE inline void compose_routing(Operation& op, const GroupView& view
   op.routing.epoch = abi::epoch_of_tag(call.tag);
 }
 
-// Composes what is the same for all calls.
+// Composes what is the same for all calls. The row format is that of format 0.
 EPD_HOST_DEVICE inline void compose_constants(Operation& op, const GroupView& view) {
   op.shape = view.shape;
   op.inbox = view.inbox;
@@ -191,9 +199,10 @@ inline Operation compose(const GroupView& view, const TakenCall& call) {
   Operation op;
   compose_constants(op, view);
   for (std::uint32_t region = 0; region < abi::kNumRegions; ++region)
-    compose_region(op, view.regions[region], static_cast<abi::Region>(region), call);
+    compose_region(op, view, static_cast<abi::Region>(region), call);
   compose_announcement(op, call);
   compose_routing(op, view, call);
+  op.shape.format = row_format(view, call);
   return op;
 }
 

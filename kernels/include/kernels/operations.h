@@ -25,6 +25,7 @@ struct RowFormat {
   std::uint32_t scale_pitch = 0;
   std::uint32_t scale_block_rows = 0;
 
+  constexpr bool takes_scales() const { return scale_bytes != 0 && !cast; }
   // Where the first of a received row's scale_bytes / 4 words lies in recv_scales, in words. The next ones
   // follow at scale_pitch, or at once.
   constexpr std::uint64_t scale_word(std::uint64_t row) const {

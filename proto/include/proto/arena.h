@@ -19,7 +19,7 @@ namespace epd::abi {
 // M rows are delivered; C = GroupShape::choices_per_row(); rows = GroupShape::recv_rows().
 enum class Region : std::uint32_t {
   kX = 0,            // in   [T,H] bf16 or e4m3, or [T,opaque_bytes]
-  kXScales,          // in   [T,scale_bytes], kFp8 only
+  kXScales,          // in   [T,scale_bytes], if a format is kFp8
   kTopkIdx,          // in   [T,K] int32 or int64 (GroupShape::index_type); -1 = no selection
   kTopkWeights,      // in   [T,K] float32
   kRecvX,            // out  [rows,row_bytes]
@@ -41,6 +41,17 @@ enum class Region : std::uint32_t {
 };
 inline constexpr std::size_t kNumRegions = static_cast<std::size_t>(Region::kCount);
 
+namespace detail {
+
+// Of a group with one row format.
+constexpr std::uint64_t recv_scales_bytes(const GroupShape& s) {
+  if (!s.scale_columns()) return s.recv_rows() * s.scale_bytes();
+  return s.recv_rows() / s.scale_block_rows() * s.scale_pitch() * s.scale_bytes();
+}
+
+}  // namespace detail
+
+// Rows of each format lie densely from the region's beginning, and the largest decides.
 // With GroupShape inside its limits no product below exceeds 2^52, so nothing here can overflow:
 // rows <= 2^31 and row bytes <= 2^16, R*T <= 2^26, depth <= 2^4.
 constexpr std::uint64_t region_bytes(const GroupShape& s, Region region) {
@@ -48,15 +59,14 @@ constexpr std::uint64_t region_bytes(const GroupShape& s, Region region) {
   const std::uint64_t rows = s.recv_rows();
   const std::uint64_t experts = s.experts_per_rank();
   switch (region) {
-    case Region::kX: return tokens * s.x_bytes();
-    case Region::kXScales: return s.payload == Payload::kFp8 ? tokens * s.scale_bytes() : 0;
+    case Region::kX: return tokens * s.most_of_formats([](const GroupShape& f) { return f.x_bytes(); });
+    case Region::kXScales:
+      return tokens * s.most_of_formats([](const GroupShape& f) { return f.x_scales_bytes(); });
     case Region::kTopkIdx: return tokens * s.topk * s.index_bytes();
     case Region::kTopkWeights:
     case Region::kOutWeights: return tokens * s.topk * 4;
-    case Region::kRecvX: return rows * s.row_bytes();
-    case Region::kRecvScales:
-      if (s.scale_columns()) return rows / s.scale_block_rows() * s.scale_pitch() * s.scale_bytes();
-      return rows * s.scale_bytes();
+    case Region::kRecvX: return rows * s.most_of_formats([](const GroupShape& f) { return f.row_bytes(); });
+    case Region::kRecvScales: return s.most_of_formats(detail::recv_scales_bytes);
     case Region::kRecvTopkIdx: return rows * s.choices_per_row() * s.index_bytes();
     case Region::kRecvTopkWeights:
     case Region::kYWeights: return rows * s.choices_per_row() * 4;

@@ -122,9 +122,9 @@ constexpr std::uint64_t layout_hash() {
         offsetof(Board, active), offsetof(Board, slots)}) {
     h = mix(h, v);
   }
-  constexpr GroupShape probe{
-      4, 16, 64, 256, 3, 2, Payload::kFp8Cast, IndexType::kInt64, LossPolicy::kFailFast};
-  constexpr UserArenaLayout arena(probe);
+  GroupShape probe{4, 16, 64, 256, 3, 2, Payload::kFp8Cast, IndexType::kInt64, LossPolicy::kFailFast};
+  probe.num_more_formats = 1;  // the larger rows
+  const UserArenaLayout arena(probe);
   for (std::uint64_t v : arena.offset) h = mix(h, v);
   h = mix(h, arena.words);
   h = mix(h, arena.calls);

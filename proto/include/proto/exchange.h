@@ -75,7 +75,8 @@ inline constexpr std::uint64_t kLastEpoch = (std::uint64_t{1} << (63 - kTagIndex
 struct OpAnnouncement {
   std::uint64_t tag;
   std::uint32_t op;  // abi::Op
-  std::uint32_t slot;
+  std::uint16_t slot;
+  std::uint16_t format;      // of a dispatch's rows (GroupShape::format); else 0
   std::uint64_t routing;     // op_tag of the dispatch whose routing is used; 0 = a new one
   std::uint32_t num_tokens;  // n of the source (not compared)
   std::uint16_t flags;       // (not compared)
@@ -172,8 +173,9 @@ struct InboxLayout {
                        std::uint64_t{s.num_experts} * s.num_ranks <= kInboxCounts;
     if (!s.per_expert() || s.topk < 2 || !small) return;
     const std::uint64_t tokens = std::uint64_t{s.num_ranks} * s.max_tokens;
-    const InboxRow row(s.row_bytes(), s.scale_bytes(), s.topk);
-    slot_bytes = row.bytes > s.hidden * 2 ? row.bytes : s.hidden * 2;
+    slot_bytes = s.most_of_formats(
+        [](const GroupShape& f) { return InboxRow(f.row_bytes(), f.scale_bytes(), f.topk).bytes; });
+    if (slot_bytes < s.hidden * 2) slot_bytes = s.hidden * 2;
     if (tokens * slot_bytes > kInboxBytes) return;
     tags = begin_messages + std::uint64_t{s.num_ranks} * 64;
     plans = align_up(tags + tokens * kInboxPieces * 8, 64);

@@ -24,9 +24,11 @@ enum OpFlags : std::uint32_t {
   kFlagSumWeights = 1u << 9,
   // calls of streams: its rows lie where CallWords::places says
   kFlagPlaces = 1u << 10,
+  kFormatShift = 11,  // dispatch: two bits, the row format (GroupShape::format)
+  kFlagFormat = 3u << kFormatShift,
   kNoopFlags = kFlagStream,
   kDispatchFlags = kFlagWeights | kFlagCached | kFlagZeroPadding | kFlagMarkUnused | kFlagDefer |
-                   kFlagStream | kFlagPlaces,
+                   kFlagStream | kFlagPlaces | kFlagFormat,
   kCombineFlags = kFlagWeights | kFlagReturnWeights | kFlagSumWeights | kFlagDefer | kFlagBiases |
                   kFlagStream | kFlagPlaces,
 };
@@ -51,15 +53,21 @@ constexpr std::uint32_t num_biases(std::uint32_t flags) {
   return (flags & kFlagBiases) >> kBiasShift;
 }
 
+constexpr std::uint32_t format_of(std::uint32_t flags) {
+  return (flags & kFlagFormat) >> kFormatShift;
+}
+static_assert(kFlagFormat >> kFormatShift == kMaxFormats - 1);
+
 // As far as operations of a group are judged by it.
 struct OpLimits {
   std::uint32_t depth = 0;
   std::uint32_t max_tokens = 0;
   std::uint32_t num_routes = 0;
   std::uint32_t num_biases = 0;
+  std::uint32_t num_formats = 1;
 };
 constexpr OpLimits op_limits(const GroupShape& s) {
-  return {s.depth, s.max_tokens, s.num_routes(), s.num_biases};
+  return {s.depth, s.max_tokens, s.num_routes(), s.num_biases, s.num_formats()};
 }
 
 // The parts of an operation that can be wrong whatever else is in flight.
@@ -70,7 +78,7 @@ struct OpRequest {
   std::uint32_t flags = 0;
   std::uint32_t route = 0;
 };
-enum class BadField : std::uint32_t { kNone, kOp, kSlot, kFlags, kBiases, kTokens, kRoute };
+enum class BadField : std::uint32_t { kNone, kOp, kSlot, kFlags, kBiases, kFormat, kTokens, kRoute };
 
 // The first of them that is not lawful.
 constexpr BadField bad_field(const OpRequest& request, const OpLimits& limits) {
@@ -80,6 +88,7 @@ constexpr BadField bad_field(const OpRequest& request, const OpLimits& limits) {
   if (request.slot >= limits.depth) return BadField::kSlot;
   if ((request.flags & ~flags_of(request.op)) != 0) return BadField::kFlags;
   if (num_biases(request.flags) > limits.num_biases) return BadField::kBiases;
+  if (format_of(request.flags) >= limits.num_formats) return BadField::kFormat;
   if (request.num_tokens > (routes ? limits.max_tokens : 0)) return BadField::kTokens;
   if (request.route >= limits.num_routes) return BadField::kRoute;
   if (routes && request.route < limits.depth && request.route != request.slot) return BadField::kRoute;

@@ -2,6 +2,7 @@
 // the field's name and both values.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <type_traits>
 
@@ -17,8 +18,10 @@ inline constexpr std::uint32_t kMaxDepth = 16;
 inline constexpr std::uint32_t kDefaultDepth = 4;
 inline constexpr std::uint32_t kScaleBlock = 128;  // elements under one FP8 scale
 inline constexpr std::uint32_t kMaxGroupName = 63;
-inline constexpr std::uint32_t kMaxAlignment = 256;        // of an expert's first row, in rows
-inline constexpr std::uint32_t kMaxBiases = 2;             // added in combine
+inline constexpr std::uint32_t kMaxAlignment = 256;  // of an expert's first row, in rows
+inline constexpr std::uint32_t kMaxBiases = 2;       // added in combine
+inline constexpr std::uint32_t kMaxMoreFormats = 3;  // row formats of a group beyond its first
+inline constexpr std::uint32_t kMaxFormats = 1 + kMaxMoreFormats;
 inline constexpr std::uint32_t kMaxHandles = 4096;         // routings kept beside those of the slots
 inline constexpr std::uint32_t kOpaqueMultiple = 16;       // bytes
 inline constexpr std::uint32_t kMaxOpaqueBytes = 65536;    // of one row
@@ -38,6 +41,13 @@ enum class ScaleFormat : std::uint32_t {
   kFloat32 = 0,
   kFloat32Pow2 = 1,  // kFp8Cast only: float32, rounded up to a power of two
   kUe8m0 = 2,  // the exponent byte of a power of two, 4 packed to an int32; the last word is filled with 0
+};
+
+// What the rows of a dispatch are.
+struct RowFormat {
+  Payload payload = Payload::kBf16;
+  ScaleFormat scale_format = ScaleFormat::kFloat32;
+  bool operator==(const RowFormat&) const = default;
 };
 
 // Where the scales of received rows lie.
@@ -98,6 +108,33 @@ struct GroupShape {
   Span span = Span::kNode;
   ScaleLayout scale_layout = ScaleLayout::kRowMajor;
   RangeFormat range_format = RangeFormat::kRows;
+  std::uint32_t num_more_formats = 0;  // 0..3; 0 with kOpaque
+  std::array<RowFormat, kMaxMoreFormats>
+      more_formats{};  // formats 1..; format 0 is `payload` with `scale_format`
+
+  constexpr std::uint32_t num_formats() const { return 1 + num_more_formats; }
+  constexpr RowFormat format(std::uint32_t i) const {
+    return i == 0 ? RowFormat{payload, scale_format} : more_formats[i - 1];
+  }
+  // The group as it would be with format i alone.
+  constexpr GroupShape with_format(std::uint32_t i) const {
+    GroupShape alone = *this;
+    alone.payload = format(i).payload;
+    alone.scale_format = format(i).scale_format;
+    alone.num_more_formats = 0;
+    alone.more_formats = {};
+    return alone;
+  }
+  // The largest of what `of` returns for with_format() of each format.
+  template <typename Of>
+  constexpr auto most_of_formats(Of of) const {
+    auto most = of(with_format(0));
+    for (std::uint32_t i = 1; i < num_formats(); ++i) {
+      const auto other = of(with_format(i));
+      if (other > most) most = other;
+    }
+    return most;
+  }
 
   // Whether a combine adds up the rows of all ranks in one sum: nothing is rounded in between.
   constexpr bool sums_all_ranks() const { return sum_ranks == 0 || sum_ranks == num_ranks; }
@@ -108,6 +145,12 @@ struct GroupShape {
   constexpr std::uint32_t choices_per_row() const { return per_expert() ? 1 : topk; }
   // Routings that the engine keeps: one per slot, then those with a life of their own.
   constexpr std::uint32_t num_routes() const { return depth + num_handles; }
+  // Whether one of the formats has scales.
+  constexpr bool has_scales() const {
+    return most_of_formats([](const GroupShape& s) { return s.is_fp8(); });
+  }
+
+  // ---- of format 0; with_format() tells it of another
   constexpr bool is_fp8() const { return payload == Payload::kFp8Cast || payload == Payload::kFp8; }
   // Bytes of the scales of one row, as delivered.
   constexpr std::uint32_t scale_bytes() const {
@@ -115,6 +158,8 @@ struct GroupShape {
     const std::uint32_t scales = hidden / kScaleBlock;
     return scale_format == ScaleFormat::kUe8m0 ? (scales + 3) / 4 * 4 : scales * 4;
   }
+  // Of these, as the caller gives them.
+  constexpr std::uint32_t x_scales_bytes() const { return payload == Payload::kFp8 ? scale_bytes() : 0; }
   constexpr std::uint32_t scale_words() const { return scale_bytes() / 4; }
   constexpr bool scale_columns() const { return is_fp8() && scale_layout == ScaleLayout::kColumnMajor; }
   // Bytes of one row without its scales: as given, as delivered.
@@ -123,6 +168,7 @@ struct GroupShape {
     if (payload == Payload::kOpaque) return opaque_bytes;
     return is_fp8() ? hidden : hidden * 2;
   }
+  // ---- of all formats
   constexpr std::uint64_t worst_rows() const { return std::uint64_t{num_ranks} * max_tokens; }
   // Layout expert: rows in the block of each expert.
   constexpr std::uint64_t expert_capacity() const {
@@ -144,6 +190,6 @@ struct GroupShape {
   constexpr std::uint64_t scale_pitch() const { return (scale_block_rows() + 3) / 4 * 4; }
   bool operator==(const GroupShape&) const = default;
 };
-static_assert(sizeof(GroupShape) == 80 && std::is_trivially_copyable_v<GroupShape>);
+static_assert(sizeof(GroupShape) == 108 && std::is_trivially_copyable_v<GroupShape>);
 
 }  // namespace epd::abi

@@ -17,8 +17,21 @@ struct ShapeField {
   std::uint32_t multiple;  // of which it must be one
 };
 
+namespace detail {
+
+template <std::uint32_t kIndex>
+std::uint32_t payload_of(const GroupShape& s) {
+  return static_cast<std::uint32_t>(s.more_formats[kIndex].payload);
+}
+template <std::uint32_t kIndex>
+std::uint32_t scale_format_of(const GroupShape& s) {
+  return static_cast<std::uint32_t>(s.more_formats[kIndex].scale_format);
+}
+
+}  // namespace detail
+
 // Every field; ranks that differ in one can't form a group.
-inline constexpr std::array<ShapeField, 20> kShapeFields = {{
+inline constexpr std::array<ShapeField, 27> kShapeFields = {{
     {"num_ranks", [](const GroupShape& s) { return s.num_ranks; }, 1, kMaxRanks, 1},
     {"num_experts", [](const GroupShape& s) { return s.num_experts; }, 1, kMaxExperts, 1},
     {"max_tokens", [](const GroupShape& s) { return s.max_tokens; }, 1, kMaxTokens, 1},
@@ -39,6 +52,13 @@ inline constexpr std::array<ShapeField, 20> kShapeFields = {{
     {"span", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.span); }, 0, 1, 1},
     {"scale_layout", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.scale_layout); }, 0, 1, 1},
     {"range_format", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.range_format); }, 0, 1, 1},
+    {"num_more_formats", [](const GroupShape& s) { return s.num_more_formats; }, 0, kMaxMoreFormats, 1},
+    {"more_formats[0].payload", detail::payload_of<0>, 0, 2, 1},
+    {"more_formats[0].scale_format", detail::scale_format_of<0>, 0, 2, 1},
+    {"more_formats[1].payload", detail::payload_of<1>, 0, 2, 1},
+    {"more_formats[1].scale_format", detail::scale_format_of<1>, 0, 2, 1},
+    {"more_formats[2].payload", detail::payload_of<2>, 0, 2, 1},
+    {"more_formats[2].scale_format", detail::scale_format_of<2>, 0, 2, 1},
 }};
 static_assert(sizeof(GroupShape) == kShapeFields.size() * sizeof(std::uint32_t));
 // Within these limits recv_rows() never passes kMaxRecvRows: R * min(K, E/R) <= E.
@@ -58,6 +78,46 @@ inline std::string check_field(const ShapeField& field, std::uint32_t value) {
   return bad_field(field.name, value, allowed);
 }
 
+// `prefix`: of the names of the format's fields.
+inline std::string check_scales(const RowFormat& format, const std::string& prefix) {
+  const bool fp8 = format.payload == Payload::kFp8Cast || format.payload == Payload::kFp8;
+  const std::string name = prefix + "scale_format";
+  if (format.scale_format != ScaleFormat::kFloat32 && !fp8)
+    return bad_field(name.c_str(), static_cast<std::uint32_t>(format.scale_format),
+                     "0 unless payload is 1 (fp8 cast) or 2 (fp8)");
+  if (format.scale_format == ScaleFormat::kFloat32Pow2 && format.payload != Payload::kFp8Cast)
+    return bad_field(name.c_str(), 1, "0 (float32) and 2 (ue8m0) with payload 2 (fp8): scales are as given");
+  return "";
+}
+
+// Those beyond the first.
+inline std::string check_more_formats(const GroupShape& s) {
+  if (s.payload == Payload::kOpaque && s.num_more_formats != 0)
+    return bad_field("num_more_formats", s.num_more_formats, "0 with payload 3 (opaque)");
+  for (std::uint32_t i = 0; i < kMaxMoreFormats; ++i) {
+    const RowFormat& more = s.more_formats[i];
+    const std::string prefix = "more_formats[" + std::to_string(i) + "].";
+    const std::string payload = prefix + "payload";
+    const auto number = static_cast<std::uint32_t>(more.payload);
+    if (i >= s.num_more_formats) {
+      if (more == RowFormat{}) continue;
+      return bad_field((number != 0 ? payload : prefix + "scale_format").c_str(),
+                       number != 0 ? number : static_cast<std::uint32_t>(more.scale_format),
+                       "0, since num_more_formats is " + std::to_string(s.num_more_formats));
+    }
+    std::string wrong = check_scales(more, prefix);
+    if (!wrong.empty()) return wrong;
+    for (std::uint32_t before = 0; before <= i; ++before) {
+      if (s.format(before) != more) continue;
+      return bad_field(payload.c_str(), number,
+                       "another payload or scale_format than " +
+                           (before == 0 ? "the group's own"
+                                        : "those of more_formats[" + std::to_string(before - 1) + "]"));
+    }
+  }
+  return "";
+}
+
 // What depends on two fields or more; each by itself is within its limits.
 inline std::string check_together(const GroupShape& s) {
   if (s.num_experts % s.num_ranks != 0)
@@ -68,13 +128,10 @@ inline std::string check_together(const GroupShape& s) {
     return bad_field("opaque_bytes", s.opaque_bytes,
                      opaque ? "16 .. " + std::to_string(kMaxOpaqueBytes) + " with payload 3 (opaque)"
                             : "0 unless payload is 3 (opaque)");
-  if (s.scale_format != ScaleFormat::kFloat32 && !s.is_fp8())
-    return bad_field("scale_format", static_cast<std::uint32_t>(s.scale_format),
-                     "0 unless payload is 1 (fp8 cast) or 2 (fp8)");
-  if (s.scale_format == ScaleFormat::kFloat32Pow2 && s.payload != Payload::kFp8Cast)
-    return bad_field("scale_format", 1,
-                     "0 (float32) and 2 (ue8m0) with payload 2 (fp8): scales are as given");
-  if (s.scale_layout != ScaleLayout::kRowMajor && !s.is_fp8())
+  std::string wrong = check_scales(s.format(0), "");
+  if (wrong.empty()) wrong = check_more_formats(s);
+  if (!wrong.empty()) return wrong;
+  if (s.scale_layout != ScaleLayout::kRowMajor && !s.has_scales())
     return bad_field("scale_layout", static_cast<std::uint32_t>(s.scale_layout),
                      "0 unless payload is 1 (fp8 cast) or 2 (fp8)");
   if (s.range_format != RangeFormat::kRows && !s.per_expert())

@@ -259,6 +259,104 @@ TEST_F(ClientJoin, ChecksEveryFieldByName) {
   EXPECT_EQ(epd_group_join(session_, nullptr, &group_), EPD_INVALID_ARGUMENT);
 }
 
+constexpr epd_row_format_t kCast{EPD_PAYLOAD_FP8_CAST, EPD_SCALE_FORMAT_FLOAT32};
+constexpr epd_row_format_t kUe8m0{EPD_PAYLOAD_FP8, EPD_SCALE_FORMAT_UE8M0};
+
+TEST_F(ClientJoin, ChecksMoreFormatsByName) {
+  std::vector<epd_row_format_t> more;
+  const auto expect = [&](
+                          const char* text, std::vector<epd_row_format_t> formats,
+                          const std::function<void(epd_group_config_t&)>& change = [](auto&) {}) {
+    more = std::move(formats);
+    const auto with_more = [&](epd_group_config_t& c) {
+      c.more_formats = more.data();
+      c.num_more_formats = static_cast<std::uint32_t>(more.size());
+      change(c);
+    };
+    EXPECT_EQ(join_changed(with_more), EPD_INVALID_ARGUMENT) << text;
+    EXPECT_STREQ(epd_last_error(), text);
+  };
+  epd_row_format_t nonsense = kCast;
+  const std::uint32_t seven = 7;
+  std::memcpy(&nonsense.payload, &seven, sizeof(seven));
+  expect("more_formats[1].payload is 7; allowed: 0 .. 2", {kCast, nonsense});
+  expect("more_formats[0].payload is 3; allowed: 0 .. 2", {{EPD_PAYLOAD_OPAQUE, EPD_SCALE_FORMAT_FLOAT32}});
+  expect("more_formats[0].scale_format is 2; allowed: 0 unless payload is 1 (fp8 cast) or 2 (fp8)",
+         {{EPD_PAYLOAD_BF16, EPD_SCALE_FORMAT_UE8M0}});
+  expect(
+      "more_formats[1].scale_format is 1; allowed: 0 (float32) and 2 (ue8m0) with payload 2 (fp8): scales "
+      "are as given",
+      {kCast, {EPD_PAYLOAD_FP8, EPD_SCALE_FORMAT_FLOAT32_POW2}});
+  expect("more_formats[1].payload is 0; allowed: another payload or scale_format than the group's own",
+         {kCast, {EPD_PAYLOAD_BF16, EPD_SCALE_FORMAT_FLOAT32}});
+  expect(
+      "more_formats[2].payload is 1; allowed: another payload or scale_format than those of more_formats[0]",
+      {kCast, kUe8m0, kCast});
+  expect("num_more_formats is 4; allowed: 0 .. 3", {kCast, kUe8m0, kCast, kCast});
+  expect("num_more_formats is 1; allowed: 0 with payload 3 (opaque)", {kCast}, [](auto& c) {
+    c.payload = EPD_PAYLOAD_OPAQUE;
+    c.opaque_bytes = 16;
+  });
+  expect("more_formats is NULL and num_more_formats 1", {kCast}, [](auto& c) { c.more_formats = nullptr; });
+  expect("scale_layout is 1; allowed: 0 unless payload is 1 (fp8 cast) or 2 (fp8)", {},
+         [](auto& c) { c.scale_layout = EPD_SCALE_LAYOUT_COLUMN_MAJOR; });
+}
+
+TEST_F(ClientJoin, MoreFormatsGoToTheDaemonAndRegionsHaveRoomForTheLargest) {
+  const epd_row_format_t more[] = {kCast, kUe8m0};
+  epd_group_config_t config = small_config();
+  config.more_formats = more;
+  config.num_more_formats = 2;
+  config.scale_layout = EPD_SCALE_LAYOUT_COLUMN_MAJOR;
+  ASSERT_EQ(join(config), EPD_OK) << epd_last_error();
+  const abi::GroupShape& shape = daemon_.member().shape;
+  ASSERT_EQ(shape.num_formats(), 3u);
+  EXPECT_EQ(shape.format(0), (abi::RowFormat{abi::Payload::kBf16, abi::ScaleFormat::kFloat32}));
+  EXPECT_EQ(shape.format(1), (abi::RowFormat{abi::Payload::kFp8Cast, abi::ScaleFormat::kFloat32}));
+  EXPECT_EQ(shape.format(2), (abi::RowFormat{abi::Payload::kFp8, abi::ScaleFormat::kUe8m0}));
+  epd_buffers_t b;
+  epd_buffers_init(&b);
+  ASSERT_EQ(epd_group_buffers(group_, 0, &b), EPD_OK);
+  EXPECT_NE(b.x_scales, nullptr);
+  EXPECT_NE(b.recv_scales, nullptr);
+  const auto bytes = [&](epd_region_t region) {
+    std::uint64_t found = 0;
+    EXPECT_EQ(epd_region_bytes(&config, region, &found), EPD_OK);
+    return found;
+  };
+  EXPECT_EQ(bytes(EPD_REGION_X), std::uint64_t{config.max_tokens} * config.hidden * 2);
+  EXPECT_EQ(bytes(EPD_REGION_RECV_X), shape.recv_rows() * config.hidden * 2);
+  EXPECT_EQ(bytes(EPD_REGION_X_SCALES), std::uint64_t{config.max_tokens} * 4) << "of ue8m0";
+  EXPECT_EQ(bytes(EPD_REGION_RECV_SCALES), shape.scale_pitch() * config.hidden / 128 * 4);
+}
+
+TEST_F(ClientJoin, ADispatchNamesOneOfTheFormats) {
+  const epd_row_format_t more[] = {kCast, kUe8m0};
+  epd_group_config_t config = small_config();
+  config.more_formats = more;
+  config.num_more_formats = 2;
+  ASSERT_EQ(join(config), EPD_OK) << epd_last_error();
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
+  epd_ticket_t ticket = 0;
+  args.row_format = 3;
+  EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_INVALID_ARGUMENT);
+  EXPECT_STREQ(epd_last_error(), "row_format is 3; allowed: 0 .. 2");
+  args.row_format = 1;
+  std::vector<float> scales(config.max_tokens);
+  epd_memory_t memory;
+  epd_memory_init(&memory);
+  memory.x_scales = scales.data();
+  args.memory = &memory;
+  EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_INVALID_ARGUMENT);
+  EXPECT_STREQ(epd_last_error(), "memory.x_scales is given; allowed: NULL, row format 1 has no such rows");
+  args.memory = nullptr;
+  for (args.row_format = 0; args.row_format < 3; ++args.row_format) {
+    args.slot = args.row_format;
+    ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_OK) << epd_last_error();
+  }
+}
+
 TEST_F(ClientJoin, ZerosAreDefaultsAndTheRestGoesToTheDaemonAsGiven) {
   ASSERT_EQ(join(small_config()), EPD_OK) << epd_last_error();
   EXPECT_EQ(daemon_.member(0).shape.expert_alignment, 1u);

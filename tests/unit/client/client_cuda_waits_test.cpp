@@ -70,9 +70,9 @@ TEST_F(ClientCudaWaits, OtherValuesAreRefused) {
   epd_ticket_t ticket = 0;
   epd_dispatch_args_t args;
   epd_dispatch_args_init(&args);
-  args.reserved = 7;
+  args.row_format = 7;
   EXPECT_EQ(epd_dispatch(group_, &args, stream_, &ticket, nullptr), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("reserved is 7; allowed: 0");
+  EXPECT_ERROR_HAS("row_format is 7; allowed: 0 .. 0");
   epd_combine_args_t combine_args;
   epd_combine_args_init(&combine_args);
   combine_args.num_tokens = 1;

@@ -158,6 +158,9 @@ TEST_F(ClientWrapper, SpansCoverTheRegionsOfEveryMode) {
       c.opaque_bytes = payload == EPD_PAYLOAD_OPAQUE ? 80 : 0;
       c.scale_format = payload == EPD_PAYLOAD_FP8 ? EPD_SCALE_FORMAT_UE8M0 : EPD_SCALE_FORMAT_FLOAT32;
       c.hidden = 640;
+      if (payload == EPD_PAYLOAD_FP8_CAST)
+        c.more_formats = {{EPD_PAYLOAD_BF16, EPD_SCALE_FORMAT_FLOAT32},
+                          {EPD_PAYLOAD_FP8, EPD_SCALE_FORMAT_UE8M0}};
       const bool scales = payload == EPD_PAYLOAD_FP8 || payload == EPD_PAYLOAD_FP8_CAST;
       c.scale_layout = scales ? EPD_SCALE_LAYOUT_COLUMN_MAJOR : EPD_SCALE_LAYOUT_ROW_MAJOR;
       c.range_format = layout == EPD_LAYOUT_COMPACT ? EPD_RANGE_FORMAT_ROWS : EPD_RANGE_FORMAT_PACKED64;
@@ -173,6 +176,7 @@ TEST_F(ClientWrapper, SpansCoverTheRegionsOfEveryMode) {
       EXPECT_EQ(group.waits().arrived_ns, std::vector<std::int64_t>(c.num_ranks, 0));
       const epd::Buffers b = group.buffers(1);
       EXPECT_EQ(daemon_.member(member).shape.scale_columns(), scales);
+      EXPECT_EQ(daemon_.member(member).shape.num_formats(), 1 + c.more_formats.size());
       EXPECT_EQ(daemon_.member(member).shape.range_format == abi::RangeFormat::kPacked64,
                 layout != EPD_LAYOUT_COMPACT);
       expect(b.x, bytes(abi::Region::kX));

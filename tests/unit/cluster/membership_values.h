@@ -281,6 +281,9 @@ class Random {
            abi::LossPolicy::kDegrade};
       v.span = static_cast<abi::Span>(below(2));
       v.num_handles = static_cast<std::uint32_t>(below(9));
+      v.num_more_formats = static_cast<std::uint32_t>(below(3));
+      if (v.num_more_formats > 0) v.more_formats[0].payload = abi::Payload::kFp8Cast;
+      if (v.num_more_formats > 1) v.more_formats[1] = {abi::Payload::kFp8, abi::ScaleFormat::kUe8m0};
     } else if constexpr (std::is_array_v<T>) {
       fill_array(v);
     } else if constexpr (requires { v.resize(1); }) {

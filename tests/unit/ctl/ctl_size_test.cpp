@@ -63,6 +63,18 @@ TEST_F(CtlTest, SizeIsWhatTheRulesOfTheDaemonSay) {
   EXPECT_EQ(host["bound"], Json({"recv_x", "y"}));
 }
 
+TEST_F(CtlTest, SizeIsThatOfTheLargestRowFormat) {
+  abi::GroupShape several = shape();
+  several.num_more_formats = 2;
+  several.more_formats[1] = {abi::Payload::kFp8, abi::ScaleFormat::kUe8m0};
+  const Json document = epctl(with({"--json", "--more-formats", "bf16,fp8:ue8m0"})).json();
+  ASSERT_TRUE(document.is_object());
+  EXPECT_EQ(document["shape"]["more_formats"], Json({"bf16", "fp8:ue8m0"}));
+  EXPECT_EQ(document["rank"]["total_bytes"], abi::GroupBytes(several, false, 0, true).rank);
+  EXPECT_EQ(document["slot"]["recv_x_bytes"], several.recv_rows() * 7168 * 2) << "bf16";
+  EXPECT_EQ(document["slot"]["x_scales_bytes"], 128u * 56) << "fp8 with ue8m0";
+}
+
 TEST_F(CtlTest, SizeTellsPeopleWhereItIs) {
   const Finished cuda = epctl(with({"--bound", "y"}));
   EXPECT_EQ(cuda.exit_code, 0) << cuda.err;
@@ -82,8 +94,12 @@ TEST_F(CtlTest, SizeRefusesWhatAJoinRefuses) {
   const struct {
     std::vector<std::string> arguments;
     const char* text;
-  } wrong[] = {{{"--depth", "17"}, "depth is 17; allowed: 1 .. 16"},
-               {{"--bound", "bias[0]"}, "binding of bias[0]: this group has no such region"}};
+  } wrong[] = {
+      {{"--more-formats", "fp8_cast"},
+       "more_formats[0].payload is 1; allowed: another payload or scale_format than the group's own"},
+      {{"--more-formats", "bf16,fp8,fp8:ue8m0,bf16"}, "num_more_formats is 4; allowed: 0 .. 3"},
+      {{"--depth", "17"}, "depth is 17; allowed: 1 .. 16"},
+      {{"--bound", "bias[0]"}, "binding of bias[0]: this group has no such region"}};
   for (const auto& w : wrong) {
     const Finished text = epctl(with(w.arguments));
     EXPECT_EQ(text.exit_code, 2) << text.out;

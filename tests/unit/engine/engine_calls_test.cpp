@@ -77,7 +77,13 @@ TEST_F(EngineCallsTest, IllegalCommandsEndTheSession) {
 // Each field that a client may get wrong, by itself.
 TEST_F(EngineCallsTest, WhatNoLibraryAsksForIsNamed) {
   abi::Call call = combine_on(1);
-  switch (random_() % 5) {
+  switch (random_() % 6) {
+    case 5:
+      call = dispatch_on(1);
+      call.flags |= 3u << abi::kFormatShift;
+      ringers_[0].ring(call, 0, group_->epoch);
+      expect_session_ended(0, "call field row format in flags is 3; allowed: 0 .. 0");
+      break;
     case 0:
       call.flags = abi::kFlagStream;
       ringers_[0].ring(call, 0, group_->epoch);

@@ -171,7 +171,7 @@ class EngineWaits : public EngineCallsViewsTest, public ::testing::WithParamInte
     std::byte* const block = exchange.bytes() + layout.block(in_tags(index), kShape.depth);
     const std::uint64_t tag = abi::op_tag(group_->epoch, in_tags(index));
     reinterpret_cast<abi::OpAnnouncement*>(block + layout.announcement)[from] = {
-        tag, static_cast<std::uint32_t>(Op::kDispatch), slot, 0, 0, 0, 0, 0};
+        tag, static_cast<std::uint32_t>(Op::kDispatch), static_cast<std::uint16_t>(slot), 0, 0, 0, 0, 0, 0};
     auto* const lines = reinterpret_cast<abi::SignalLine*>(block + layout.ready);
     std::atomic_ref(lines[from].tag).store(tag);
   }

@@ -46,6 +46,8 @@ constexpr abi::GroupShape kShape = [] {
   shape.hidden = 128;
   shape.topk = 1;
   shape.depth = 2;
+  shape.num_more_formats = 1;
+  shape.more_formats[0].payload = abi::Payload::kFp8Cast;
   return shape;
 }();
 
@@ -68,13 +70,15 @@ class EngineStatistics : public ::testing::Test {
       if (row.key != 0 && row.group_id == group) return &row;
     return nullptr;
   }
-  StatusCode run(Op op, std::uint32_t tokens = 0, std::uint64_t epoch = 1, std::uint64_t handle = 0) {
+  StatusCode run(Op op, std::uint32_t tokens = 0, std::uint64_t epoch = 1, std::uint64_t handle = 0,
+                 std::uint32_t flags = 0) {
     abi::Submission s{};
     s.op = op;
     s.member = RawGroup::member(0);
     s.num_tokens = tokens;
     s.epoch = epoch;
     s.handle = handle;
+    s.flags = flags;
     session_.submit(s);
     const auto completion = session_.wait();
     return completion ? completion->status : StatusCode::kInternal;
@@ -107,6 +111,13 @@ TEST_F(EngineStatistics, CountOperationsBytesAndTimesOfSessionAndMembership) {
     EXPECT_EQ(total(row->intervals[0]), 6u) << "noops are seen too";
     for (std::size_t i = 1; i < abi::kNumIntervals; ++i) EXPECT_EQ(total(row->intervals[i]), 3u) << i;
   }
+}
+
+TEST_F(EngineStatistics, BytesAreThoseOfTheDispatchsRowFormat) {
+  for (std::uint32_t t = 0; t < 4; ++t) group_.region<std::int32_t>(0, 0, abi::Region::kTopkIdx)[t] = 1;
+  ASSERT_EQ(run(Op::kDispatch, 4, 1, 0, 1u << abi::kFormatShift), StatusCode::kOk);
+  ASSERT_NE(member_row(7), nullptr);
+  EXPECT_EQ(member_row(7)->bytes_dispatched, 4u * (128 + 4)) << "e4m3 with a scale";
 }
 
 TEST_F(EngineStatistics, CountRefusalsByStatus) {

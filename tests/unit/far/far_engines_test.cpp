@@ -29,6 +29,7 @@ Case far_case(std::mt19937& random, std::uint32_t ranks) {
   Case c = random_case(random(), ranks);
   c.bound = 0;
   c.defer = false;
+  add_formats(c);
   return c;
 }
 

@@ -118,7 +118,7 @@ class FlowOperation final : public Receiver {
     header.to_rank = static_cast<std::uint16_t>(to);
     header.records = 1;
     const FarSizes& sizes = group_.sizes();
-    header.body_bytes = type == abi::FarType::kRows  ? sizes.row_stride
+    header.body_bytes = type == abi::FarType::kRows  ? sizes.row_stride[0]
                         : type == abi::FarType::kAsk ? sizes.ask_stride
                                                      : sizes.sum_stride[0];
     group_.post(header, std::move(buffer));

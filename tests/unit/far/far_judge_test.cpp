@@ -34,7 +34,7 @@ class FarJudge : public ::testing::Test, private Receiver {
     h.from_rank = 0;
     h.to_rank = 1;
     h.records = 1;
-    h.body_bytes = group().sizes().row_stride;
+    h.body_bytes = group().sizes().row_stride[0];
     return h;
   }
   void deliver(const abi::FarHeader& header, EngineId from = 100) {
@@ -69,8 +69,8 @@ TEST_F(FarJudge, EachFieldThatIsWrongByItsReason) {
       {"rows that are not of this size", Drop::kRecords, [](auto& h) { h.body_bytes += 16; }},
       {"a batch beyond the largest", Drop::kRecords,
        [this](auto& h) {
-         h.records = 1 + group().sizes().rows_per_batch();
-         h.body_bytes = h.records * group().sizes().row_stride;
+         h.records = 1 + group().sizes().rows_per_batch(group().sizes().row_stride[0]);
+         h.body_bytes = h.records * group().sizes().row_stride[0];
        }},
       {"credits that were never out", Drop::kCredit, [](auto& h) { h.row_credits = 1; }},
       {"an operation that cannot have begun", Drop::kOperation,
@@ -128,6 +128,21 @@ TEST_F(FarJudge, WhatComesEarlyWaitsAndIsBounded) {
   EXPECT_EQ(group().drops().of(Drop::kTwice), 1u);
   open();
   EXPECT_EQ(taken_.size(), 2u);
+}
+
+TEST(FarSizesTest, EachRowFormatHasItsStrideAndBatchesHaveRoomForTheLargest) {
+  abi::GroupShape shape = testing_world::small_shape(3, 2);
+  shape.payload = abi::Payload::kFp8Cast;
+  shape.num_more_formats = 1;  // bf16
+  const FarSizes sizes(shape, 2, 0, 0);
+  for (std::uint32_t format = 0; format < 2; ++format) {
+    const FarSizes alone(shape.with_format(format), 2, 0, 0);
+    EXPECT_EQ(sizes.row_stride[format], alone.row_stride[0]);
+    EXPECT_EQ(alone.row_stride[1], 0u);
+  }
+  EXPECT_LT(sizes.row_stride[0], sizes.row_stride[1]);
+  EXPECT_GE(sizes.batch_bytes, sizes.row_stride[1]);
+  EXPECT_EQ(sizes.row_stride[2], 0u);
 }
 
 TEST_F(FarJudge, WhatComesLateIsDropped) {

@@ -45,7 +45,7 @@ class FarLedger : public ::testing::Test {
     header.to_rank = 1;
     header.batch = batches_++;
     header.records = 1;
-    header.body_bytes = group(0).sizes().row_stride;
+    header.body_bytes = group(0).sizes().row_stride[0];
     group(0).post(header, group(0).take_rows(0, 1, tag_));
   }
   void fill_window() {
@@ -72,7 +72,7 @@ TEST_F(FarLedger, BatchesAndBytesAreCountedOnBothSides) {
   ASSERT_GT(batches_, 0u);
   ASSERT_TRUE(steps_until([&] { return receiver_.held.size() == batches_; }));
   const auto rows = static_cast<std::size_t>(FarBatch::kRows);
-  const std::uint64_t bytes = std::uint64_t{batches_} * group(0).sizes().row_stride;
+  const std::uint64_t bytes = std::uint64_t{batches_} * group(0).sizes().row_stride[0];
   EXPECT_EQ(counters(0).batches_sent[rows], batches_);
   EXPECT_EQ(counters(0).bytes_sent[rows], bytes);
   EXPECT_EQ(counters(1).batches_received[rows], batches_);

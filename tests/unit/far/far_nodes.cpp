@@ -163,6 +163,7 @@ void FarNodes::place(Rank& rank, Engine& engine) {
   lane.far = engine.far.get();
   rank.lane = engine.device->launcher().open_lane(lane).value();
   rank.view.shape = lane.shape;
+  std::copy(std::begin(lane.more_formats), std::end(lane.more_formats), rank.view.more_formats);
   rank.view.rank = rank.number;
   rank.view.exchange_arena = reinterpret_cast<std::uint8_t*>(rank.exchange.get());
   rank.view.exchange = exchange_;
@@ -389,6 +390,7 @@ void FarNodes::submit(Rank& rank, const FarStep& step) {
     if (step.cached) flags |= abi::kFlagCached;
     if (case_.zero_padding) flags |= abi::kFlagZeroPadding;
     if (case_.mark_unused) flags |= abi::kFlagMarkUnused;
+    flags |= case_.at(step.round).row_format << abi::kFormatShift;
     fill_dispatch(case_, b, input, step.cached);
   } else {
     if (case_.weighted) flags |= abi::kFlagWeights;
@@ -425,8 +427,8 @@ void FarNodes::conclude(Rank& rank, std::size_t which, const std::vector<FarStep
     rank.num_recv_rows[step.slot] = result.num_recv_rows;
     epd_result_t told{};
     told.num_recv_rows = result.num_recv_rows;
-    difference =
-        check_dispatch(case_, buffers(rank, step.slot), inputs(step.round), rank.number, told, nullptr);
+    difference = check_dispatch(case_.at(step.round), buffers(rank, step.slot), inputs(step.round),
+                                rank.number, told, nullptr);
   } else {
     difference = check_combined(rank, step);
   }

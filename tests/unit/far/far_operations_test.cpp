@@ -65,6 +65,7 @@ Case far_case(std::uint64_t seed, std::uint32_t ranks, std::mt19937& random) {
   c.bound = 0;
   c.defer = false;
   if (random() % 2 == 0) c.num_handles = c.depth;
+  add_formats(c);
   return c;
 }
 

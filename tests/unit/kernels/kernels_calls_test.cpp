@@ -19,6 +19,10 @@ std::uint8_t* address(std::uint64_t number) {
   return reinterpret_cast<std::uint8_t*>(number << 40);  // NOLINT
 }
 
+// Of the row formats of the groups below: bf16, a cast, e4m3 with its scales, bf16 again.
+constexpr std::uint32_t kRowBytes[] = {256, 128, 127, 257};
+constexpr std::uint32_t kFormatWithScales = 2;
+
 class Calls : public testing::Test {
  protected:
   std::uint32_t below(std::uint32_t bound) { return static_cast<std::uint32_t>(random_() % bound); }
@@ -39,7 +43,15 @@ class Calls : public testing::Test {
     shape_.num_biases = 2;
     shape_.num_handles = below(5);
     shape_.max_recv_rows = 64;
+    shape_.num_more_formats = 3;
     view_ = {};
+    view_.group.shape.format.row_bytes = kRowBytes[0];
+    for (std::uint32_t format = 1; format < abi::kMaxFormats; ++format) {
+      RowFormat& more = view_.group.more_formats[format - 1];
+      more.row_bytes = kRowBytes[format];
+      more.cast = format == 1;
+      more.scale_bytes = format == 1 || format == kFormatWithScales ? 4 : 0;
+    }
     view_.group.rank = below(shape_.num_ranks);
     view_.group.exchange = abi::ExchangeArenaLayout(shape_);
     view_.group.exchange_arena = address(100 + view_.group.rank);
@@ -113,6 +125,9 @@ TEST_F(Calls, BecomeOperationsByTheGroupsView) {
     EXPECT_EQ(op.announcement.tag, op.tag);
     EXPECT_EQ(op.announcement.op, static_cast<std::uint32_t>(call.op));
     EXPECT_EQ(op.announcement.slot, call.slot);
+    const std::uint32_t format = abi::format_of(call.flags);
+    EXPECT_EQ(op.announcement.format, format);
+    EXPECT_EQ(op.shape.format.row_bytes, kRowBytes[format]);
     EXPECT_EQ(op.announcement.routing, makes ? 0 : route.tag);
     EXPECT_EQ(op.num_tokens, makes ? call.num_tokens : route.num_tokens);
     EXPECT_EQ(op.announcement.num_tokens, op.num_tokens);
@@ -124,7 +139,7 @@ TEST_F(Calls, BecomeOperationsByTheGroupsView) {
     const bool weights = (call.flags & abi::kFlagWeights) != 0;
     const bool returns = (call.flags & abi::kFlagReturnWeights) != 0;
     expect_at(op.x, region(Region::kX), call.slot, dispatch);
-    expect_at(op.x_scales, region(Region::kXScales), call.slot, dispatch);
+    expect_at(op.x_scales, region(Region::kXScales), call.slot, dispatch && format == kFormatWithScales);
     expect_at(op.topk_idx, region(Region::kTopkIdx), call.slot, dispatch);
     expect_at(op.topk_weights, region(Region::kTopkWeights), call.slot, weights);
     expect_at(op.counts.rank_offsets, region(Region::kRankOffsets), call.slot, dispatch);
@@ -241,7 +256,7 @@ TEST_F(Calls, LeaveNothingOfWhatWasThere) {
       for (std::uint32_t r = 0; r < kMaxRanks; ++r)
         compose_peer(op.peers[r], view_.group.exchange, view_.peers[r], taken);
       for (std::uint32_t region = 0; region < abi::kNumRegions; ++region)
-        compose_region(op, view_.group.regions[region], static_cast<Region>(region), taken);
+        compose_region(op, view_.group, static_cast<Region>(region), taken);
       compose_announcement(op, taken);
       compose_routing(op, view_.group, taken);
       compose_ends(op, own, taken);
@@ -302,11 +317,11 @@ TEST_F(Calls, ThatNoLibraryMakesAreRefused) {
     draw_view();
     abi::Call call = draw_call();
     OpError error = OpError::kBadCall;
-    switch (below(9)) {
+    switch (below(10)) {
       case 0: call.op = Op::kNone; break;
       case 1: call.slot = shape_.depth; break;
       case 2: call.flags |= abi::kFlagStream; break;
-      case 3: call.flags |= 1u << (11 + below(5)); break;
+      case 3: call.flags |= 1u << (13 + below(3)); break;
       case 4: call.num_tokens = shape_.max_tokens + 1; break;
       case 5:
         call.route = shape_.num_routes() + below((1u << abi::kCallRouteBits) - shape_.num_routes());
@@ -316,6 +331,11 @@ TEST_F(Calls, ThatNoLibraryMakesAreRefused) {
         ring_ = kByHost;
         call.number = state_.sequence[ring_];
         call.flags |= abi::kFlagPlaces;
+        break;
+      case 8:
+        limits_.num_formats = 1 + below(abi::kMaxMoreFormats);
+        call.flags = (call.flags & ~std::uint32_t{abi::kFlagFormat}) | limits_.num_formats
+                                                                           << abi::kFormatShift;
         break;
       default: call.number += 1 + below(1000); error = OpError::kLostCall;
     }

@@ -222,6 +222,19 @@ TEST_F(Membership, EveryFieldIsCheckedByNameAndValue) {
       {"scale_layout", [](abi::Join& j) { j.shape.scale_layout = abi::ScaleLayout::kColumnMajor; }, "fp8"},
       {"range_format", [](abi::Join& j) { j.shape.range_format = static_cast<abi::RangeFormat>(2); }, "2"},
       {"range_format", [](abi::Join& j) { j.shape.range_format = abi::RangeFormat::kPacked64; }, "packed"},
+      {"num_more_formats", [](abi::Join& j) { j.shape.num_more_formats = 4; }, "0 .. 3"},
+      {"more_formats[2].payload", [](abi::Join& j) { j.shape.more_formats[2].payload = abi::Payload::kFp8; },
+       "num_more_formats is 0"},
+      {"more_formats[0].scale_format",
+       [](abi::Join& j) { j.shape.more_formats[0].scale_format = abi::ScaleFormat::kUe8m0; },
+       "num_more_formats is 0"},
+      {"more_formats[0].payload",
+       [](abi::Join& j) {
+         j.shape.num_more_formats = 1;
+         j.shape.more_formats[0].payload = abi::Payload::kOpaque;
+       },
+       "0 .. 2"},
+      {"more_formats[0].payload", [](abi::Join& j) { j.shape.num_more_formats = 1; }, "the group's own"},
       {"expert_alignment", [](abi::Join& j) { j.shape.expert_alignment = 0; }, "0"},
       {"expert_alignment", [](abi::Join& j) { j.shape.expert_alignment = 257; }, "257"},
       {"opaque_bytes", [](abi::Join& j) { j.shape.opaque_bytes = 16; }, "unless payload is 3"},
@@ -341,6 +354,13 @@ TEST_F(Membership, ShapesAtTheLimitsAreTaken) {
       [](abi::Join& j) {
         j.shape.payload = abi::Payload::kFp8Cast;
         j.shape.scale_format = abi::ScaleFormat::kFloat32Pow2;
+        j.shape.scale_layout = abi::ScaleLayout::kColumnMajor;
+      },
+      [](abi::Join& j) {
+        j.shape.num_more_formats = abi::kMaxMoreFormats;
+        j.shape.more_formats[0].payload = abi::Payload::kFp8Cast;
+        j.shape.more_formats[1].payload = abi::Payload::kFp8;
+        j.shape.more_formats[2] = {abi::Payload::kFp8, abi::ScaleFormat::kUe8m0};
         j.shape.scale_layout = abi::ScaleLayout::kColumnMajor;
       },
       [](abi::Join& j) {

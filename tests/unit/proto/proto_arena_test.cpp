@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -46,7 +47,13 @@ std::vector<GroupShape> many_shapes() {
     other.num_biases = pick(0, kMaxBiases);
     other.num_handles = pick(0, 64);
     if (pick(0, 2) == 0) other.max_recv_rows = pick(1, 1000);
-    if (other.is_fp8()) other.scale_layout = static_cast<ScaleLayout>(pick(0, 1));
+    other.num_more_formats = other.payload == Payload::kOpaque ? 0 : pick(0, kMaxMoreFormats);
+    for (std::uint32_t f = 0; f < other.num_more_formats; ++f) {
+      other.more_formats[f].payload = static_cast<Payload>(pick(0, 2));
+      const bool fp8 = other.more_formats[f].payload != Payload::kBf16;
+      if (fp8 && pick(0, 1) == 0) other.more_formats[f].scale_format = ScaleFormat::kUe8m0;
+    }
+    if (other.has_scales()) other.scale_layout = static_cast<ScaleLayout>(pick(0, 1));
     if (other.per_expert()) other.range_format = static_cast<RangeFormat>(pick(0, 1));
     shapes.push_back(other);
   }
@@ -63,7 +70,8 @@ Wide wide_recv_rows(const GroupShape& s) {
   return most * (s.topk < experts ? Wide{s.topk} : experts) + experts * (s.expert_alignment - 1);
 }
 
-Wide wide_region_bytes(const GroupShape& s, Region region) {
+// Of a group with one row format.
+Wide wide_format_bytes(const GroupShape& s, Region region) {
   const Wide tokens = s.max_tokens, rows = wide_recv_rows(s), hidden = s.hidden, topk = s.topk;
   const Wide experts = s.num_experts / s.num_ranks;
   const Wide index = s.index_type == IndexType::kInt64 ? 8 : 4;
@@ -100,6 +108,17 @@ Wide wide_region_bytes(const GroupShape& s, Region region) {
     case Region::kCount: break;
   }
   return 0;
+}
+
+Wide wide_region_bytes(const GroupShape& s, Region region) {
+  Wide most = wide_format_bytes(s, region);
+  for (const RowFormat& more : std::span(s.more_formats).first(s.num_more_formats)) {
+    GroupShape other = s;
+    other.payload = more.payload;
+    other.scale_format = more.scale_format;
+    most = std::max(most, wide_format_bytes(other, region));
+  }
+  return most;
 }
 
 TEST(UserArena, RegionsAreAlignedDisjointAndInside) {
@@ -289,6 +308,18 @@ TEST(Inbox, PartsAreAlignedDisjointAndInside) {
       EXPECT_EQ(inbox.slot_bytes % 16, 0u);
     }
   }
+}
+
+TEST(Inbox, SlotsHaveRoomForRowsOfEachFormat) {
+  GroupShape s = decoding(128);
+  s.payload = Payload::kFp8Cast;
+  const std::uint64_t alone = InboxLayout(s).slot_bytes;
+  s.num_more_formats = 1;
+  EXPECT_GT(InboxLayout(s).slot_bytes, alone) << "bf16, with weights and choices";
+  GroupShape swapped = s.with_format(1);
+  swapped.num_more_formats = 1;
+  swapped.more_formats[0] = s.format(0);
+  EXPECT_EQ(InboxLayout(swapped).slot_bytes, InboxLayout(s).slot_bytes);
 }
 
 TEST(Inbox, OnlyFewTokensHaveOne) {

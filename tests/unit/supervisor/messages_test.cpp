@@ -36,6 +36,9 @@ abi::GroupShape shape() {
   shape.sum_ranks = 1;
   shape.scale_layout = abi::ScaleLayout::kColumnMajor;
   shape.range_format = abi::RangeFormat::kPacked64;
+  shape.num_more_formats = 2;
+  shape.more_formats[0] = {abi::Payload::kBf16, abi::ScaleFormat::kFloat32};
+  shape.more_formats[1] = {abi::Payload::kFp8, abi::ScaleFormat::kUe8m0};
   return shape;
 }
 
@@ -59,6 +62,11 @@ TEST(Messages, AShapeHasEveryField) {
   EXPECT_EQ(message.sum_ranks(), 1u);
   EXPECT_EQ(message.scale_layout(), v1::SCALE_LAYOUT_COLUMN_MAJOR);
   EXPECT_EQ(message.range_format(), v1::RANGE_FORMAT_PACKED64);
+  ASSERT_EQ(message.more_formats_size(), 2);
+  EXPECT_EQ(message.more_formats(0).payload(), v1::PAYLOAD_BF16);
+  EXPECT_EQ(message.more_formats(0).scale_format(), v1::SCALE_FORMAT_UNSPECIFIED) << "it has no scales";
+  EXPECT_EQ(message.more_formats(1).payload(), v1::PAYLOAD_FP8);
+  EXPECT_EQ(message.more_formats(1).scale_format(), v1::SCALE_FORMAT_UE8M0);
 }
 
 TEST(Messages, EveryEnumeratorOfAShapeHasItsOwn) {
@@ -69,6 +77,9 @@ TEST(Messages, EveryEnumeratorOfAShapeHasItsOwn) {
   };
   EXPECT_EQ(payload(abi::Payload::kBf16).payload(), v1::PAYLOAD_BF16);
   EXPECT_EQ(payload(abi::Payload::kBf16).scale_format(), v1::SCALE_FORMAT_UNSPECIFIED) << "it has no scales";
+  EXPECT_EQ(payload(abi::Payload::kBf16).scale_layout(), v1::SCALE_LAYOUT_COLUMN_MAJOR)
+      << "another format has scales";
+  of.num_more_formats = 0;
   EXPECT_EQ(payload(abi::Payload::kBf16).scale_layout(), v1::SCALE_LAYOUT_UNSPECIFIED);
   EXPECT_EQ(payload(abi::Payload::kOpaque).payload(), v1::PAYLOAD_OPAQUE);
   EXPECT_EQ(payload(abi::Payload::kFp8).payload(), v1::PAYLOAD_FP8);

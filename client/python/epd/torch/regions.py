@@ -20,10 +20,10 @@ E4M3: torch.dtype = getattr(torch, "float8_e4m3fn", torch.uint8)
 _TYPES = {"H": torch.bfloat16, "f": torch.float32, "i": torch.int32, "q": torch.int64}
 
 
-def region_tensors(group: Group, slot: int) -> Buffers[Tensor]:
-    """All regions of a slot. Each tensor keeps the membership."""
-    tensors = _host_tensors(group, slot) if group._kind == DeviceKind.HOST else _cuda_tensors(group, slot)
-    return Buffers(tensors)
+def region_tensors(group: Group, slot: int, row_format: int) -> Buffers[Tensor]:
+    """All regions of a slot, for dispatches of the row format. Each tensor keeps the membership."""
+    make = _host_tensors if group._kind == DeviceKind.HOST else _cuda_tensors
+    return Buffers(make(group, slot, row_format))
 
 
 def _element_type(group: Group, shape: RegionShape) -> torch.dtype:
@@ -32,20 +32,21 @@ def _element_type(group: Group, shape: RegionShape) -> torch.dtype:
     return _TYPES[shape.format]
 
 
-def _host_tensors(group: Group, slot: int) -> dict[Region, Tensor]:
+def _host_tensors(group: Group, slot: int, row_format: int) -> dict[Region, Tensor]:
     def tensor(view: memoryview, shape: RegionShape) -> Tensor:
         flat = torch.frombuffer(view.cast("B"), dtype=torch.uint8)
         elements = flat.view(_element_type(group, shape))
         return elements.view(shape.shape) if shape.strides is None else elements.as_strided(shape.shape, shape.strides)
 
-    return {region: tensor(view, group._shapes[region]) for region, view in group._host_views(slot).items()}
+    shapes, views = group._shapes_of(row_format), group._host_views(slot, row_format)
+    return {region: tensor(view, shapes[region]) for region, view in views.items()}
 
 
-def _cuda_tensors(group: Group, slot: int) -> dict[Region, Tensor]:
-    arrays = group._device_arrays(slot)
+def _cuda_tensors(group: Group, slot: int, row_format: int) -> dict[Region, Tensor]:
+    shapes, arrays = group._shapes_of(row_format), group._device_arrays(slot, row_format)
     device = _device_of(arrays[Region.RANK_OFFSETS])
     return {
-        region: torch.as_tensor(array, device=device).view(_element_type(group, group._shapes[region]))
+        region: torch.as_tensor(array, device=device).view(_element_type(group, shapes[region]))
         for region, array in arrays.items()
     }
 

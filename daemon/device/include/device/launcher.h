@@ -141,8 +141,9 @@ class CallPort {
 };
 
 struct LaneShape {
-  kernels::cuda::Shape shape;
-  abi::OpLimits limits;  // limits of the group's operations
+  kernels::cuda::Shape shape;                             // has row format 0
+  kernels::RowFormat more_formats[abi::kMaxMoreFormats];  // formats 1 to limits.num_formats - 1
+  abi::OpLimits limits;                                   // limits of the group's operations
   std::uint32_t placement_words = 0;
   std::int32_t priority = 0;
   kernels::cuda::Inbox inbox;
@@ -154,6 +155,12 @@ struct LaneShape {
   std::uint32_t sum_ranks = 0;    // of a host device: ranks of a sum domain, 0: all
   // For a host device and a group whose ranks are on several nodes, else null. Must outlive the lane.
   far::FarGroup* far = nullptr;
+
+  kernels::cuda::Shape with_format(std::uint32_t format) const {
+    kernels::cuda::Shape of = shape;
+    if (format != 0) of.format = more_formats[format - 1];
+    return of;
+  }
 };
 
 class Lane {

@@ -52,7 +52,7 @@ class DropCounts {
 // Sizes of a group's records and batches. They follow from its shape, and from configuration that is the same
 // on all nodes.
 struct FarSizes {
-  std::uint32_t row_stride = 0;
+  std::array<std::uint32_t, abi::kMaxFormats> row_stride{};  // in each row format of the group; 0: none
   std::uint32_t ask_stride = 0;
   std::uint32_t sum_stride[2] = {};  // without and with weights that come back
   std::uint32_t batch_bytes = 0;     // a body's, at most. There is room for two tokens' sums
@@ -62,7 +62,8 @@ struct FarSizes {
   // `most_ranks`: of a node.
   FarSizes(const abi::GroupShape& shape, std::uint32_t most_ranks, std::uint32_t batch_bytes,
            std::uint32_t window_bytes);
-  std::uint32_t rows_per_batch() const { return batch_bytes / row_stride; }
+  // `stride`: one of row_stride.
+  std::uint32_t rows_per_batch(std::uint32_t stride) const { return batch_bytes / stride; }
   std::uint32_t asks_per_batch() const { return batch_bytes / ask_stride; }
 };
 
