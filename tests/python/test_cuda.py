@@ -105,7 +105,7 @@ def refused(x, text):
     else: raise AssertionError(text)
 refused(Tensor(64), "binding of x: offset is 64")
 refused(Tensor((2 << 20) - 1024), "bindings[0]: x ends 1024 bytes behind the allocation of 2097152 bytes")
-refused(Tensor(4096, False), "memory.x has strides (1, 8)")
+refused(Tensor(4096, False), "binding of x has strides (1, 8)")
 refused(at + (1 << 40), "no memory of cuMemCreate")
 plain = ctypes.c_uint64(); must(cuda.cuMemAlloc_v2(ctypes.byref(plain), ctypes.c_size_t(4096)))
 refused(plain.value, "no memory of cuMemCreate")
@@ -212,6 +212,11 @@ refused("bytes is None; allowed: a number, as memory is an address", at)
 refused("bytes is -1; allowed: 0 .. 18446744073709551615", at, -1)
 refused("bytes is 18446744073709551632; allowed: 0 .. 18446744073709551615", at, (1 << 64) + 16)
 refused("address is 0x0", None, 16)
+class Strided(Array):
+    __cuda_array_interface__ = dict(Array.__cuda_array_interface__, strides=(64, 4))
+try: session.register(Strided())
+except epd.InvalidArgument as error: assert str(error).startswith("memory has strides (64, 4)"), error
+else: raise AssertionError("strides")
 print("done")
 """
     )

@@ -74,11 +74,11 @@ class Memory:
             raise InvalidArgument(f"recv_rows is {recv_rows}; allowed: 0 .. {(1 << 32) - 1}")
         raw = _abi.Memory(ctypes.sizeof(_abi.Memory))
         for name, array in inputs.items():
-            setattr(raw, name, array_address(name, array, False))
+            setattr(raw, name, None if array is None else array_address("memory." + name, array, False))
         for name, array in outputs.items():
-            setattr(raw, name, array_address(name, array, True))
+            setattr(raw, name, None if array is None else array_address("memory." + name, array, True))
         for i in range(2):
-            raw.bias[i] = array_address(f"bias[{i}]", bias[i], False)
+            raw.bias[i] = array_address(f"memory.bias[{i}]", bias[i], False)
         raw.recv_rows = recv_rows
         self._raw = raw
         self._arrays: Any = (inputs, outputs, bias)
@@ -106,27 +106,27 @@ def array_address(name: str, array: Any, written: bool) -> Optional[int]:
         return array
     if hasattr(array, "data_ptr"):
         if not array.is_contiguous():
-            raise InvalidArgument(f"memory.{name} has strides {array.stride()}; allowed: contiguous tensors")
+            raise InvalidArgument(f"{name} has strides {array.stride()}; allowed: contiguous tensors")
         address: int = array.data_ptr()
         return address or None
     device = getattr(array, "__cuda_array_interface__", None)
     if device is not None:
         if device.get("strides") is not None:
-            raise InvalidArgument(f"memory.{name} has strides {device['strides']}; allowed: contiguous arrays")
+            raise InvalidArgument(f"{name} has strides {device['strides']}; allowed: contiguous arrays")
         return device["data"][0] or None
     try:
         view = memoryview(array)
     except TypeError:
-        raise TypeError(f"memory.{name} is {array!r}; allowed: None, an address, or an array") from None
+        raise TypeError(f"{name} is {array!r}; allowed: None, an address, or an array") from None
     if not view.c_contiguous:
-        raise InvalidArgument(f"memory.{name} has strides {view.strides}; allowed: contiguous arrays")
+        raise InvalidArgument(f"{name} has strides {view.strides}; allowed: contiguous arrays")
     if view.readonly and written:
-        raise InvalidArgument(f"memory.{name} is read-only; allowed: arrays that may be written to")
+        raise InvalidArgument(f"{name} is read-only; allowed: arrays that may be written to")
     if view.nbytes == 0:
         return None
     interface = getattr(array, "__array_interface__", None)
     if interface is not None:
         return interface["data"][0] or None
     if view.readonly:
-        raise InvalidArgument(f"memory.{name} is read-only; allowed: numpy arrays, or arrays that may be written to")
+        raise InvalidArgument(f"{name} is read-only; allowed: numpy arrays, or arrays that may be written to")
     return ctypes.addressof(ctypes.c_char.from_buffer(view.cast("B")))

@@ -154,7 +154,7 @@ class Binding:
         held = self.hold()
         if isinstance(held, ctypes.c_char):
             return ctypes.addressof(held)
-        return array_address(Region(self.region).name.lower(), held, True)
+        return array_address("binding of " + Region(self.region).name.lower(), held, True)
 
 
 class RowFormat(NamedTuple):
