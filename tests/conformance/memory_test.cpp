@@ -439,7 +439,7 @@ TEST_P(CallersMemory, RowsInRegisteredMemoryAreNotCopied) {
         };
         const std::uint32_t tokens = make_input(c, rank, round).num_tokens;
         if (!registered) must(epd_memory_unregister(session.get(), slab->begin()), "unregister");
-        const CallerMemory mine(c, kAllRegions, tokens, 0, 7, true);
+        const CallerMemory mine(c.at(round), kAllRegions, tokens, 0, 7, true);
         const Memory there = self.take(mine.bytes());
         const Memory back = self.take(mine.bytes());
         epd_handle_t handle = 0;
@@ -463,7 +463,8 @@ TEST_P(CallersMemory, RowsInRegisteredMemoryAreNotCopied) {
 
 // Dispatch and combine as one graph, whose number of tokens is read at each replay; y comes from another
 // allocation than the rows.
-void replay_rounds(const Group& group, const Case& c, std::uint32_t rank) {
+void replay_rounds(const Group& group, const Case& of_group, std::uint32_t rank) {
+  const Case c = of_group.at(Round(0));  // the row format of all its rounds
   Rank self(group, c, rank, false);
   const CallerMemory dispatched(c, kAllRegions, c.max_tokens, 0, c.seed);
   const CallerMemory combined(c, kAllRegions, c.max_tokens, 0, c.seed + 1);

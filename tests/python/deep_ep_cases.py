@@ -472,6 +472,19 @@ def hooks_that_are_not_called(group: Any) -> None:
     buffer.destroy()
 
 
+def modes_of_torch_change(group: Any) -> None:
+    """The first dispatches to each slot are in inference mode, and the caller then wants gradients of the scales."""
+    buffer = make_buffer(group, low_latency_mode=True)
+    few = ll_sent(buffer.group_size, 0)[buffer.rank]
+    for number in range(4):
+        with torch.inference_mode(number < 2):
+            (_, scales), *_ = buffer.low_latency_dispatch(few.x, few.topk_idx, LL_T, E, use_fp8=True)
+        if number >= 2:
+            scales.requires_grad_()
+    buffer.low_latency_dispatch(few.x, few.topk_idx, LL_T, E, use_fp8=True)
+    buffer.destroy()
+
+
 def results_are_copies(group: Any) -> None:
     """$EPD_DEEPEP_VIEWS=0: results outlive any number of dispatches."""
     import os
@@ -634,6 +647,12 @@ def wrong_arguments(group: Any) -> None:
             ),
         ),
         ("x.shape is", lambda: buffer.low_latency_combine(y[:, :5], *ll)),
+        (
+            "out.stride() is (1, ",
+            lambda: buffer.low_latency_combine(y, *ll, out=torch.zeros((H, len(few.x)), dtype=BF16).t()),
+        ),
+        ("x is a tuple of 3", lambda: buffer.dispatch((mine.x,) * 3, **numbers, **choice)),
+        ("num_worst_tokens is -1", lambda: buffer.dispatch(mine.x, **numbers, **choice, num_worst_tokens=-1)),
         ("out.dtype is torch.float32", lambda: buffer.low_latency_combine(y, *ll, out=few.x.float())),
         ("new_num_sms is 3; allowed: even numbers", lambda: deep_ep.Buffer.set_num_sms(3)),
         ("num_ranks is 0; allowed: 1 .. 160", lambda: deep_ep.Buffer.get_dispatch_config(0)),

@@ -86,6 +86,7 @@ def test_low_latency(two: RankProcesses, form: str, hooks: bool, async_finish: b
     "case",
     [
         "two_batches",
+        "modes_of_torch_change",
         "hooks_that_are_not_called",
         "results_are_copies",
         "both_modes",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import epd
 
 from .checks import refuse
+from .rows import LOW_LATENCY_ROWS, NORMAL_ROWS
 
 
 def max_tokens() -> int:
@@ -38,7 +39,7 @@ class Config:
     num_max_rdma_chunked_recv_tokens: int = 256
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes of a rank that the daemon makes for a bf16 group in normal mode, whose rows have hidden_bytes."""
+        """Bytes of a rank that the daemon makes for a group in normal mode with one choice, whose rows have hidden_bytes."""
         if hidden_bytes % 256 != 0:
             raise refuse("hidden_bytes", hidden_bytes, "a multiple of 256")
         shape = epd.GroupConfig(
@@ -49,6 +50,7 @@ class Config:
             topk=1,
             depth=1,
             num_handles=num_handles(),
+            more_formats=NORMAL_ROWS[1:],
         )
         return shape.group_bytes(epd.DeviceKind.CUDA).rank
 
@@ -58,7 +60,7 @@ class Config:
 
 
 def low_latency_bytes(tokens: int, hidden: int, num_ranks: int, num_experts: int) -> int:
-    """Bytes of a rank that the daemon makes for a bf16 group in low-latency mode."""
+    """Bytes of a rank that the daemon makes for a group in low-latency mode with one choice."""
     shape = epd.GroupConfig(
         num_ranks=num_ranks,
         num_experts=num_experts,
@@ -67,5 +69,6 @@ def low_latency_bytes(tokens: int, hidden: int, num_ranks: int, num_experts: int
         topk=1,
         depth=2,
         layout=epd.Layout.EXPERT,
+        more_formats=LOW_LATENCY_ROWS[1:],
     )
     return shape.group_bytes(epd.DeviceKind.CUDA).rank

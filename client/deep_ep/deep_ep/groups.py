@@ -16,26 +16,13 @@ from epd.torch import registered_pool
 from . import config
 from .checks import not_served, refuse, refuse_capture
 from .shrink import Steps
+from .rows import LOW_LATENCY_ROWS, NORMAL_ROWS
 from .streams import Streams
 from .team import Team
 
 T = TypeVar("T")
 _PATIENCE = 100.0  # seconds that a submission waits for room
 _MOST_KNOWN = 4096  # arguments of calls that are remembered
-
-
-# Row formats of the groups of each mode, by number.
-NORMAL_ROWS = (
-    epd.RowFormat(epd.Payload.BF16),
-    epd.RowFormat(epd.Payload.FP8, epd.ScaleFormat.FLOAT32),
-    epd.RowFormat(epd.Payload.FP8, epd.ScaleFormat.UE8M0),
-)
-LOW_LATENCY_ROWS = (
-    epd.RowFormat(epd.Payload.BF16),
-    epd.RowFormat(epd.Payload.FP8_CAST, epd.ScaleFormat.FLOAT32),
-    epd.RowFormat(epd.Payload.FP8_CAST, epd.ScaleFormat.FLOAT32_POW2),
-    epd.RowFormat(epd.Payload.FP8_CAST, epd.ScaleFormat.UE8M0),
-)
 
 
 class Shape(NamedTuple):

@@ -13,11 +13,12 @@ import epd
 
 from .checks import check_tensor, refuse
 from .events import EventHandle, EventOverlap
-from .groups import LOW_LATENCY_ROWS, Groups, Joined, Shape
+from .groups import Groups, Joined, Shape
 from .handles import LowLatencyHandle
 from .masks import Masks, without
 from .operations import Combining, Dispatching, Meeting, Results, Rows
 from .places import Routing
+from .rows import LOW_LATENCY_ROWS
 from .shrink import Attempt, Step
 from .streams import Call, Streams
 from .waits import WaitStats, check_stats
@@ -217,9 +218,11 @@ class LowLatencyMode:
         check_tensor("x", x, dtypes=torch.bfloat16, shape=joined.y_shape, device=device)
         if out is not None:
             check_tensor("out", out, dtypes=torch.bfloat16, shape=(n, shape.hidden), device=device)
+            if not out.is_contiguous():
+                raise refuse("out.stride()", out.stride(), "a contiguous tensor")
         self._check_wait_stats("combine_wait_recv_cost_stats", wait_stats)
         made = torch.empty((n, shape.hidden), dtype=torch.bfloat16, device=device) if out is None else out
-        inputs = (x, topk_idx, topk_weights, made, wait_stats)
+        inputs = (x, topk_idx, topk_weights, made, wait_stats, handle.counts)
         operation = _Operation(joined, self._streams, async_finish, inputs)
         if wait_stats is not None:
             operation.waited = WaitStats(joined, wait_stats, apart=operation.cpu_waits)
@@ -229,7 +232,8 @@ class LowLatencyMode:
             slot, handle, rows, topk_weights, made, stream, defer=return_recv_hook and stream is not None
         )
         copies = not (topk_weights.is_contiguous() and (rows is None or rows.is_contiguous()))
-        operation.begin(step, torch_works=copies)
+        moves = handle.routing.seen is not handle.routing.have
+        operation.begin(step, torch_works=copies or moves)
         if return_recv_hook:
             return made, EventOverlap(), operation.later()
         return made, operation.finish(()), None

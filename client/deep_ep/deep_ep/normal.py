@@ -14,9 +14,10 @@ from epd.torch.staging import Staging
 from .checks import check_tensor, refuse
 from .config import Config, max_tokens
 from .events import EventOverlap
-from .groups import NORMAL_ROWS, Groups, Joined, Shape
+from .groups import Groups, Joined, Shape
 from .handles import Choices, NormalHandle
 from .layout import one_expert_of_each_rank
+from .rows import NORMAL_ROWS
 from .streams import Call, Streams
 from .team import Team
 
@@ -105,6 +106,8 @@ class NormalMode:
         given = self._given(x)
         if num_tokens_per_expert is None:
             raise refuse("num_tokens_per_expert", None, "a tensor [num_experts] without a handle")
+        if num_worst_tokens < 0:
+            raise refuse("num_worst_tokens", num_worst_tokens, "0 (as many as come), or 1 or more")
         if num_worst_tokens == 0 and self._streams.capturing:
             raise refuse("num_worst_tokens", 0, "1 or more while the stream captures a graph: nothing may wait")
         num_experts = num_tokens_per_expert.numel()
@@ -174,7 +177,8 @@ class NormalMode:
             else:
                 ticket = self._submit_again(joined, given, routing, call, config, staging)
             self._end(ticket)
-        event = call.end((given.x, scales), (received.x, received.scales))
+        inputs = (given.x, scales, choices.topk_idx() if routing is None else None)
+        event = call.end(inputs, (received.x, received.scales))
         return received.rows(), event
 
     def _submit(
@@ -290,12 +294,14 @@ class NormalMode:
                 num_tokens=n,
             )
             self._end(ticket)
-        return out, weights, call.end(inputs, (out, weights))
+        return out, weights, call.end((*inputs, handle.offsets), (out, weights))
 
     # ---- checks ------------------------------------------------------------------------------------
 
     def _given(self, x: Rows) -> Given:
         device = self._groups.device
+        if isinstance(x, tuple) and len(x) != 2:
+            raise refuse("x", f"a tuple of {len(x)}", "a tensor, or e4m3 rows and their scales")
         rows, scales = x if isinstance(x, tuple) else (x, None)
         if scales is None:
             check_tensor("x", rows, dtypes=torch.bfloat16, shape=(None, None), device=device)

@@ -42,11 +42,16 @@ class Results:
         self.x = b.recv_x if views else torch.empty_like(b.recv_x)
         self.counts = b.expert_counts if views else torch.empty_like(b.expert_counts)
         self.sources = self._src[..., 1]
+        self._scales: Optional[Tensor] = None
         self.scales: Optional[Tensor] = None
         if b.recv_scales is not None:
             experts, rows, width = b.recv_scales.shape
-            columns = torch.empty((experts, width, rows), dtype=b.recv_scales.dtype, device=b.recv_scales.device)
-            self.scales = columns.transpose(1, 2)
+            with torch.inference_mode(False):  # they outlive this call
+                columns = torch.empty(
+                    (experts, width, rows), dtype=b.recv_scales.dtype, device=b.recv_scales.device
+                )
+                self._scales = columns.transpose(1, 2)
+                self.scales = columns.transpose(1, 2)  # the caller's, who may set requires_grad
         self.rows: Rows = self.x if self.scales is None else (self.x, self.scales)
         self.torch_works = self.scales is not None or not views  # in `fill`
 
@@ -61,8 +66,8 @@ class Results:
 
     def fill(self, routing: Routing) -> None:
         """After the arrival, in the stream's order. routing: of the dispatch."""
-        if self.scales is not None:
-            self.scales.copy_(self._regions.recv_scales)
+        if self._scales is not None:
+            self._scales.copy_(self._regions.recv_scales)
         if self._views:
             return
         have = counts_in(self._ranges)
@@ -70,7 +75,7 @@ class Results:
         self._range = layout_range(seen)
         if seen is not have:
             self.counts.copy_(seen.sum(1))
-            for rows in (self.x, self._src, self.scales):
+            for rows in (self.x, self._src, self._scales):
                 if rows is not None:
                     rows.copy_(move(rows, have, seen))
         if self._keeps_counts:

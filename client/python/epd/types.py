@@ -268,9 +268,9 @@ class GroupConfig:
         raw.bindings = bindings
         raw.num_bindings = len(self.bindings)
         formats = (_abi.RowFormat * len(self.more_formats))()
-        for place, more in zip(formats, self.more_formats):
-            set_number(place, "payload", more.payload)
-            set_number(place, "scale_format", more.scale_format)
+        for place, (payload, scale_format) in zip(formats, self.more_formats):
+            set_number(place, "payload", payload)
+            set_number(place, "scale_format", scale_format)
         raw.more_formats = formats
         raw.num_more_formats = len(self.more_formats)
         return raw
