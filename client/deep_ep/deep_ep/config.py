@@ -39,7 +39,10 @@ class Config:
     num_max_rdma_chunked_recv_tokens: int = 256
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes of a rank that the daemon makes for a group in normal mode with one choice, whose rows have hidden_bytes."""
+        """Bytes of a rank that the daemon makes for a group in normal mode with one choice.
+
+        hidden_bytes: of a bf16 row
+        """
         if hidden_bytes % 256 != 0:
             raise refuse("hidden_bytes", hidden_bytes, "a multiple of 256")
         shape = epd.GroupConfig(

@@ -101,8 +101,8 @@ kit::CommandOptions RawUcx::on_node(std::uint32_t node) const {
 }
 
 std::vector<double> RawUcx::run(std::uint32_t from, std::uint32_t to, const Ends& ends) const {
-  static std::atomic<int> last_port{
-      20000};  // another one for each run: nobody waits for the last one's connections
+  // Another one for each run: nobody waits for the last one's connections.
+  static std::atomic<int> last_port{20000};
   const int port = ++last_port;
   std::vector<std::string> serve{kProgram, "-p", std::to_string(port)};
   std::vector<std::string> all{kProgram, nodes_.network().address(to), "-p", std::to_string(port), "-e",

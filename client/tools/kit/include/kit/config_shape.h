@@ -31,7 +31,8 @@ inline abi::GroupShape shape_of(const epd_group_config_t& c) {
   s.scale_layout = static_cast<abi::ScaleLayout>(c.scale_layout);
   s.range_format = static_cast<abi::RangeFormat>(c.range_format);
   s.num_more_formats = c.num_more_formats;
-  for (std::uint32_t i = 0; i < c.num_more_formats; ++i)
+  for (std::uint32_t i = 0; i < c.num_more_formats && i < abi::kMaxMoreFormats;
+       ++i)  // more: check_shape says so
     s.more_formats[i] = {static_cast<abi::Payload>(c.more_formats[i].payload),
                          static_cast<abi::ScaleFormat>(c.more_formats[i].scale_format)};
   return s;
