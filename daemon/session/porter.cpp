@@ -43,7 +43,12 @@ bool may_be_memory(int fd) {
 PacketPorter::Moved PacketPorter::Load::receive(int socket) {
   iovec part{data.data(), data.size()};
   DescriptorMessage message({&part, 1});
-  const long n = own_table::receive(socket, message.header(), MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  // ECONNRESET: the other end was closed with packets that it had not read. It is reported once, before the
+  // packets that the other end sent.
+  long n;
+  do {
+    n = own_table::receive(socket, message.header(), MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  } while (n < 0 && errno == ECONNRESET);
   if (n < 0) return not_moved();
   message.take_descriptors(fds);
   bytes = static_cast<std::size_t>(n);

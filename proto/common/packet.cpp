@@ -47,9 +47,11 @@ ReceiveResult receive_prefixed(int socket, Packet& packet, Status& error, iovec 
       prefix, {&packet.header, sizeof(packet.header)}, {packet.body.data(), packet.body.size()}};
   DescriptorMessage message(parts);
   ssize_t n;
+  // ECONNRESET: the other end was closed with packets that it had not read. It is reported once, before the
+  // packets that the other end sent.
   do {
     n = ::recvmsg(socket, &message.header(), MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  } while (n < 0 && errno == EINTR);
+  } while (n < 0 && (errno == EINTR || errno == ECONNRESET));
   if (n < 0)
     return errno == EAGAIN || errno == EWOULDBLOCK ? ReceiveResult::kNothing : ReceiveResult::kClosed;
   message.take_descriptors(packet.fds);

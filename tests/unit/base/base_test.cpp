@@ -284,6 +284,17 @@ TEST_F(Packets, NothingThenClosed) {
   EXPECT_FALSE(send_message(here_.get(), PingType::kFirst, PingBody{}).ok()) << "and no SIGPIPE";
 }
 
+TEST_F(Packets, OfAPeerThatLeftSomeUnreadArriveBeforeItsEnd) {
+  ASSERT_TRUE(send_packet(here_.get(), 3, 1, "unread", 6).ok());
+  ASSERT_TRUE(send_packet(there_.get(), 4, 2, "last", 4).ok());
+  there_.reset();  // the next receive reports ECONNRESET
+  Packet packet;
+  Status error;
+  ASSERT_EQ(receive_packet(here_.get(), packet, error), ReceiveResult::kPacket);
+  EXPECT_EQ(packet.header.type, 4u);
+  EXPECT_EQ(receive_packet(here_.get(), packet, error), ReceiveResult::kClosed);
+}
+
 TEST_F(Packets, WrongBodySizeIsRefusedWithBothSizes) {
   ASSERT_TRUE(send_message(there_.get(), PingType::kFirst, std::uint64_t{1}).ok());
   Packet packet;

@@ -139,6 +139,19 @@ TEST_F(PorterTest, AConnectionMayBringFewThatAreNoMemory) {
 }
 
 TEST_F(PorterTest, WhatAClientHasSaidBeforeItWentIsBroughtThoughItReadsNothing) {
+  ASSERT_TRUE(send_packet(loop_.get(), 3, 1, "early", 5).ok());
+  pollfd entry{peer_.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&entry, 1, 5000), 1);
+  for (int i = 0; i < 20; ++i) send();
+  peer_.reset();  // the porter's next receive reports ECONNRESET
+  admit();
+  Packet packet;
+  Carried carried;
+  for (int i = 0; i < 20; ++i) ASSERT_EQ(take(packet, carried), ReceiveResult::kPacket) << i;
+  EXPECT_EQ(take(packet, carried), ReceiveResult::kClosed);
+}
+
+TEST_F(PorterTest, WhatAPorterHasBroughtIsReadThoughItHasLeftAnAnswerUnread) {
   admit();
   for (int i = 0; i < 20; ++i) send();
   peer_.reset();
