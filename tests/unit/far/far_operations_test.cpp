@@ -89,13 +89,13 @@ void run_places(std::uint32_t ranks, const std::vector<Nodes>& places, std::uint
 const std::vector<Nodes> kFourRanks = {{0, 0, 0, 0}, {0, 0, 1, 1}, {0, 0, 0, 1}, {0, 1, 2, 3}};
 
 TEST(FarSamePlaces, FourRanksOnOneToFourNodes) {
-  run_places(4, kFourRanks, 200, false);
+  run_places(4, kFourRanks, 80, false);
 }
 TEST(FarSamePlaces, FourRanksOverABadTransport) {
-  run_places(4, kFourRanks, 60, true);
+  run_places(4, kFourRanks, 30, true);
 }
 TEST(FarSamePlaces, RanksOfNodesThatAreNotNeighbours) {
-  run_places(6, {{0, 1, 0, 1, 0, 1}, {2, 0, 1, 1, 0, 2}, {0, 0, 1, 2, 0, 0}}, 40, true);
+  run_places(6, {{0, 1, 0, 1, 0, 1}, {2, 0, 1, 1, 0, 2}, {0, 0, 1, 2, 0, 0}}, 20, true);
 }
 TEST(FarSamePlaces, TwoAndThreeRanks) {
   run_places(2, {{0, 1}}, 40, true);

@@ -74,7 +74,7 @@ TEST(MetricsServerTest, SurvivesNonsense) {
   Started started("127.0.0.1:0");
   ASSERT_TRUE(started.server.ok());
   const int port = (*started.server)->port();
-  answer_to(port, std::string(64 << 10, 'x') + "\r\n\r\n");
+  answer_to(port, std::string(64 << 10, 'x').append("\r\n\r\n"));
   answer_to(port, "POST /metrics HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
   answer_to(port, std::string("\0\xff\r\n\r\n", 6));
   EXPECT_THAT(get(port, "/metrics"), HasSubstr("epd_supervisor_up 1"));
