@@ -225,9 +225,11 @@ void Agent::handle(const ToAgent& message) {
     const bool kept = number_ == message.number;
     number_ = message.number;
     term_ = message.term;
-    end_all_but(welcome->groups,
-                kept ? "the coordinator knows nothing of its group"
-                     : here() + " was put out of the cluster" + (put_out_.empty() ? "" : ": " + put_out_));
+    if (kept)
+      end_all_but(welcome->groups, Whose::kOther, "the coordinator has started anew without its group");
+    else
+      end_all_but(welcome->groups, Whose::kOwn,
+                  here() + " was put out of the cluster" + (put_out_.empty() ? "" : ": " + put_out_));
     put_out_.clear();
   }
   std::visit([this](const auto& of) { obey(of); }, message.body);
@@ -332,18 +334,25 @@ void Agent::carry_out(Action action) {
 
 // ---- without the coordinator
 
-void Agent::end_all_but(const std::vector<std::uint64_t>& stay, const std::string& why) {
+// The first such rank. Which of the others are lost is not known here.
+std::optional<std::uint32_t> Agent::lost_of(const NearGroup& group, Whose whose) {
+  for (const RankDescription& rank : group.told.ranks) {
+    if (whose == Whose::kOther && rank.active_since != 0 && !group.members.contains(rank.rank))
+      return rank.rank;
+  }
+  return group.members.empty() ? std::nullopt : std::optional(group.members.begin()->first);
+}
+
+void Agent::end_all_but(const std::vector<std::uint64_t>& stay, Whose whose, const std::string& why) {
   std::vector<std::uint64_t> ids;
   for (const auto& [id, group] : near_.all()) {
     if (std::find(stay.begin(), stay.end(), id) == stay.end()) ids.push_back(id);
   }
   for (const std::uint64_t id : ids) {
     BreakReason reason{StatusCode::kRankLost, -1, why};
-    const auto& members = near_.all().at(id).members;
-    if (!members.empty()) {
-      const std::uint32_t rank = members.begin()->first;
-      reason.failed_rank = static_cast<std::int32_t>(rank);
-      reason.text = "rank " + std::to_string(rank) + " was lost: " + why;
+    if (const auto rank = lost_of(near_.all().at(id), whose)) {
+      reason.failed_rank = static_cast<std::int32_t>(*rank);
+      reason.text = "rank " + std::to_string(*rank) + " was lost: " + why;
     }
     end(id, reason);
   }
@@ -437,7 +446,7 @@ void Agent::give_up() {
   for (const auto& [id, group] : near_.all()) {
     if (runs_on(group) && !has_leave_of(group)) stay.push_back(id);
   }
-  end_all_but(stay, here() + " has had no coordinator for " + seconds(silent_ns()));
+  end_all_but(stay, Whose::kOwn, here() + " has had no coordinator for " + seconds(silent_ns()));
   refuse_leaves();
 }
 

@@ -173,7 +173,7 @@ void Lifecycle::drain(const Operator& by, std::uint32_t timeout_ms) {
 void Lifecycle::begin_stopping() {
   phase_ = DaemonPhase::kStopping;
   rooms_.sessions.stop_listening();
-  rooms_.sessions.end_all({StatusCode::kAborted, "the daemon is stopping"});
+  rooms_.sessions.end_all({StatusCode::kDaemonLost, "the daemon has stopped; detach and attach again"});
   rooms_.fleet.stop(kStopGraceMs);
 }
 

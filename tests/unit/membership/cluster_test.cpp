@@ -649,6 +649,17 @@ TEST_F(AgentAlone, WhoWasPutOutEndsItsGroupsAndAttachesAnew) {
   EXPECT_EQ(break_text_, "rank 0 was lost: node a was put out of the cluster: silent for 2000 ms");
 }
 
+// The node of another rank has died together with the coordinator.
+TEST_F(AgentAlone, OfAGroupThatANewCoordinatorHasNotAnotherRankIsLost) {
+  welcome();
+  serve();
+  agent_.channel_began();
+  welcome({}, 5);
+  EXPECT_EQ(actions(),
+            (Lines{"break device=0 group=G epoch=1 fatal=1 cause=RANK_LOST failed_rank=1 fail_from=0"}));
+  EXPECT_EQ(break_text_, "rank 1 was lost: the coordinator has started anew without its group");
+}
+
 TEST_F(AgentAlone, AJoinWaitsUntilTheGroupIsForgottenHere) {
   welcome();
   serve();

@@ -84,7 +84,10 @@ class Agent {
   void carry_out(Action action);
   void note_number(std::uint64_t group_id, const MemberDescription& member);
   void end(std::uint64_t group_id, const BreakReason& reason);
-  void end_all_but(const std::vector<std::uint64_t>& stay, const std::string& why);
+  // Whose ranks are lost, where a group ends.
+  enum class Whose { kOwn, kOther };
+  static std::optional<std::uint32_t> lost_of(const NearGroup& group, Whose whose);
+  void end_all_but(const std::vector<std::uint64_t>& stay, Whose whose, const std::string& why);
   std::string here() const { return "node " + options_.node.name; }
   void release_unstarted();
   void say_requests();
