@@ -18,27 +18,30 @@ void CudaLane::set_priority(std::int32_t priority) {
   if (std::exchange(priority_, priority) != priority) device_.share_anew();
 }
 
-// Whether an SM's shared memory has room for such operations.
+// Whether an SM's shared memory has room for such operations, however many SMs one gets.
 bool CudaLane::fits(const kernels::cuda::Shape& shape) const {
   Operation probe;
   probe.shape = shape;
+  probe.inbox = shape_.inbox;
   for (std::uint32_t i = 0; i < shape_.limits.num_biases; ++i)
     probe.bias[i] = reinterpret_cast<std::uint16_t*>(64);
-  // For some shapes the work of one SM needs most shared memory, for others the work of all SMs.
-  const auto fit = [&](Kind kind, std::uint32_t sms) {
-    return kernels::cuda::configure(kind, device_.max_shared_bytes(), sms, probe);
-  };
-  return fit(Kind::kDispatch, 1) && fit(Kind::kDispatch, device_.max_sms()) && fit(Kind::kCombine, 1) &&
-         fit(Kind::kCombine, device_.max_sms());
+  for (std::uint32_t sms = 1; sms <= device_.max_sms(); ++sms) {
+    for (const Kind kind : {Kind::kDispatch, Kind::kCombine}) {
+      if (!kernels::cuda::configure(kind, device_.max_shared_bytes(), sms, probe)) return false;
+    }
+  }
+  return true;
 }
 
 Status CudaLane::allocate() {
   for (std::uint32_t format = 0; format < shape_.limits.num_formats; ++format) {
     if (fits(shape_.with_format(format))) continue;
-    return {StatusCode::kUnsupported, device_.name() + " can't hold rows of " +
-                                          std::to_string(shape_.with_format(format).format.row_bytes) +
-                                          " bytes of " + std::to_string(shape_.shape.num_ranks) +
-                                          " ranks in the " + std::to_string(device_.max_shared_bytes()) +
+    std::string what = "rows of " + std::to_string(shape_.with_format(format).format.row_bytes) + " bytes, " +
+                       std::to_string(shape_.shape.num_ranks) + " ranks, " +
+                       std::to_string(shape_.shape.num_experts) + " experts";
+    if (shape_.inbox.max_tokens != 0) what += ", " + std::to_string(shape_.inbox.max_tokens) + " tokens";
+    return {StatusCode::kUnsupported, device_.name() + " can't hold " + what + " in the " +
+                                          std::to_string(device_.max_shared_bytes()) +
                                           " bytes of an SM's shared memory"};
   }
   workspace_bytes_ = aligned(kernels::cuda::workspace_bytes(shape_.shape, device_.max_sms()));

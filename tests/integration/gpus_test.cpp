@@ -224,5 +224,41 @@ TEST_F(Gpus, WithoutAWayBetweenTwoAGroupOnBothIsRefused) {
   EXPECT_EQ(status, EPD_OK) << "others meet as ever";
 }
 
+// As GPUs of compute capability 8.6 and 8.9 have it. The rows of this group fit into shared memory, and what
+// an inbox needs beside them does not.
+TEST_F(Gpus, WithLittleSharedMemoryAGroupWhoseInboxDoesNotFitIsRefused) {
+  for (const char* const mode : {"launched", "resident"}) {
+    SCOPED_TRACE(mode);
+    start("EPD_FAKE_CUDA_SHARED_MEMORY", "101376", {},
+          "devices.cuda = [0]\ndevices.mode = \"" + std::string(mode) + "\"\n");
+    const pid_t engine = daemon_->engine(0);
+    RankProcess client([&]() -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(0));
+      epd_group_config_t c = small_config("wide", 0, 1);
+      c.layout = EPD_LAYOUT_PACKED;
+      c.num_experts = 2048;
+      c.topk = 8;
+      c.hidden = 6144;
+      c.max_tokens = 128;
+      c.max_recv_rows = 1024;
+      epd_group_t* handle = nullptr;
+      const epd_status_t status = epd_group_join(session.get(), &c, &handle);
+      const std::string said = epd_last_error();
+      RANK_CHECK(status == EPD_UNSUPPORTED, std::string(epd_status_name(status)) + ": " + said);
+      c.max_tokens = 513;  // too many for an inbox
+      c.max_recv_rows = 4104;
+      const Group group(session, c);
+      return said;
+    });
+    const RankOutcome outcome = client.wait(40);
+    EXPECT_TRUE(outcome.ok) << outcome.to_string();
+    for (const char* part : {"can't hold rows of 12288 bytes, 1 ranks, 2048 experts, 128 tokens",
+                             "101376 bytes of an SM's shared memory"})
+      EXPECT_NE(outcome.text.find(part), std::string::npos) << outcome.text;
+    EXPECT_EQ(daemon_->engine(0), engine) << "the engine has died";
+    daemon_->stop();
+  }
+}
+
 }  // namespace
 }  // namespace epd::test

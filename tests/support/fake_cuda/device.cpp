@@ -173,7 +173,7 @@ int attribute(const Driver& all, const Device& device, CUdevice_attribute which)
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: return kNumSms;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: return 9;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: return 0;
-    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: return kSharedMemoryOptin;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: return all.settings.shared_memory;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK: return 49152;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: return 233472;
     case CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK:
@@ -219,6 +219,7 @@ Settings Settings::from_environment() {
   Settings settings;
   settings.devices = visible_devices(std::atoi(environment("EPD_FAKE_CUDA_DEVICES", "4").c_str()));
   settings.mps = environment("EPD_FAKE_CUDA_MPS", "1") != "0";
+  settings.shared_memory = std::atoi(environment("EPD_FAKE_CUDA_SHARED_MEMORY", "232448").c_str());
   settings.fault_dir = environment("EPD_FAKE_CUDA_FAULT_DIR", "");
   settings.apart = parse_pairs(environment("EPD_FAKE_CUDA_NO_PEER", ""));
   settings.faults = parse_faults(environment("EPD_FAKE_CUDA_FAIL", ""));

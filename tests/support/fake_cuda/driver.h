@@ -19,7 +19,6 @@ namespace epd::fake_cuda {
 class Stream;
 
 inline constexpr unsigned kNumSms = 132;
-inline constexpr int kSharedMemoryOptin = 232448;
 
 // The n-th call of a function fails.
 struct Fault {
@@ -44,6 +43,7 @@ struct FaultFile {
 struct Settings {
   std::vector<int> devices;  // that this process sees: their numbers on the machine
   bool mps = true;
+  int shared_memory = 232448;  // bytes that a block may ask for
   std::string fault_dir;
   std::vector<std::pair<int, int>> apart;  // devices of the machine without P2P
   std::vector<Fault> faults;               // guarded by Driver::mutex

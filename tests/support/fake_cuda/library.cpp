@@ -43,8 +43,6 @@ Table<Kernel>& kernels() {
   return *table;
 }
 
-constexpr int kMostDynamic = kSharedMemoryOptin - kStaticBytes;
-
 CUresult get_attribute(int* value, CUfunction_attribute which, const Kernel& kernel, int device) {
   if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
   switch (which) {
@@ -62,7 +60,8 @@ CUresult get_attribute(int* value, CUfunction_attribute which, const Kernel& ker
 
 CUresult set_attribute(CUfunction_attribute which, int value, Kernel& kernel, int device) {
   if (which == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) return CUDA_SUCCESS;
-  if (which != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0 || value > kMostDynamic)
+  const int most = driver()->settings.shared_memory - kStaticBytes;
+  if (which != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0 || value > most)
     return CUDA_ERROR_INVALID_VALUE;
   kernel.dynamic_shared[static_cast<std::size_t>(device)].store(value);
   return CUDA_SUCCESS;
