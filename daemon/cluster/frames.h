@@ -12,9 +12,9 @@
 
 namespace epd::cluster {
 
-// 2: groups that span nodes; nobody goes without them.
-constexpr std::uint32_t kVersionMin = 2;
-constexpr std::uint32_t kVersionMax = 2;
+// 2: groups that span nodes. 3: row formats, of which a group has several. Nobody goes without them.
+constexpr std::uint32_t kVersionMin = 3;
+constexpr std::uint32_t kVersionMax = 3;
 constexpr std::size_t kMaxFrameBytes = std::size_t{4} << 20;
 constexpr std::size_t kMaxPayloadBytes = kMaxFrameBytes - 1024;  // of a message, beside what its frame adds
 constexpr std::uint64_t kMaxTerm = std::uint64_t{1} << 48;

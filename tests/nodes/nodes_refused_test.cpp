@@ -39,8 +39,8 @@ class RawNode {
   static v1::Frame hello(const std::string& name) {
     v1::Frame frame;
     v1::Hello& hello = *frame.mutable_hello();
-    hello.set_version_min(2);
-    hello.set_version_max(2);
+    hello.set_version_min(3);
+    hello.set_version_max(3);
     hello.set_cluster("test");
     v1::NodeDescription& node = *hello.mutable_node();
     node.set_name(name);
@@ -195,7 +195,7 @@ TEST_F(NodesRefused, AnotherClusterAndVersionsWithoutOverlap) {
   frame.mutable_hello()->set_version_min(5);
   frame.mutable_hello()->set_version_max(6);
   newer.write(frame);
-  expect_ended(newer, grpc::StatusCode::FAILED_PRECONDITION, "it speaks versions 5..6, this daemon 2..2");
+  expect_ended(newer, grpc::StatusCode::FAILED_PRECONDITION, "it speaks versions 5..6, this daemon 3..3");
   EXPECT_EQ(refused("a", "other_cluster"), 1u);
   EXPECT_EQ(refused("a", "version"), 1u);
   expect_bystander_untouched();

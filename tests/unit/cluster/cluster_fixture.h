@@ -313,8 +313,8 @@ class ClusterSides : public testing::Test {
   static v1::Frame hello(const std::string& node, char boot) {
     v1::Frame frame;
     v1::Hello& hello = *frame.mutable_hello();
-    hello.set_version_min(1);
-    hello.set_version_max(3);
+    hello.set_version_min(2);
+    hello.set_version_max(4);
     hello.set_cluster("test");
     hello.mutable_node()->set_name(node);
     hello.mutable_node()->set_boot_id(std::string(16, boot));

@@ -127,9 +127,9 @@ TEST_F(ClusterSides, HelloIsJudged) {
   refused([](v1::Hello& h) { h.mutable_node()->set_boot_id("x"); }, plain, "has 1 bytes; allowed: 16");
   refused([](v1::Hello& h) { h.mutable_node()->set_address("nowhere"); }, plain, "allowed: HOST:PORT");
   refused([](v1::Hello& h) { h.mutable_node()->set_daemon_version("\n"); }, plain, "no printable text");
-  refused([](v1::Hello& h) { h.set_version_min(3); }, plain, "it speaks versions 3..3, this daemon 2..2");
-  refused([](v1::Hello& h) { h.set_version_max(1); }, plain, "it speaks versions 1..1, this daemon 2..2");
-  refused([](v1::Hello& h) { h.set_version_max(0); }, plain, "it speaks versions 1..0");
+  refused([](v1::Hello& h) { h.set_version_min(4); }, plain, "it speaks versions 4..4, this daemon 3..3");
+  refused([](v1::Hello& h) { h.set_version_max(2); }, plain, "it speaks versions 2..2, this daemon 3..3");
+  refused([](v1::Hello& h) { h.set_version_max(0); }, plain, "it speaks versions 2..0");
   refused([](v1::Hello& h) { h.set_cluster("prod"); }, plain, "its cluster.name is \"prod\"");
   refused([](v1::Hello& h) { h.mutable_node()->set_name("rack-1"); }, plain,
           "is not allowed; cluster.nodes of node-a is node-*");
@@ -141,7 +141,7 @@ TEST_F(ClusterSides, HelloIsJudged) {
   const auto good = open_raw({"10.0.0.9:9", true, {"NODE-X"}});
   say(*good, hello("node-x", 'X'));
   EXPECT_FALSE(good->finished_);
-  EXPECT_EQ(good->out_.front().welcome().version(), 2u);
+  EXPECT_EQ(good->out_.front().welcome().version(), 3u);
 }
 
 TEST_F(ClusterSides, WhoSaysNoHelloIsSentAway) {
