@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Callable, Optional
@@ -188,9 +187,11 @@ class Ticket:
         """Calls hook(result) once, when the operation has ended, well or not. The ticket is empty afterwards.
 
         Hooks of a group run on one thread of Python's, in the order of these calls; they may do anything. What
-        a hook raises goes to sys.unraisablehook. Hooks that have not run when the interpreter ends are not
-        called.
+        a hook raises goes to sys.unraisablehook, and the next hook runs. Hooks that have not run when the
+        interpreter ends are not called.
         """
+        if not callable(hook):
+            raise TypeError(f"hook is {hook!r}; allowed: a callable, which takes the Result")
         group = self._group
         if not self._ticket or group._handle is None:
             raise self._error(Status.NOT_FOUND)
@@ -264,19 +265,36 @@ def run_hooks(queue: SimpleQueue[Any]) -> None:
         ticket, hook = item
         try:
             hook(_outcome(ticket))
-        except BaseException:  # noqa: B902
-            unraisable: Any = _Unraisable(sys.exc_info(), "a completion hook raised", hook)
-            sys.unraisablehook(unraisable)
+        except BaseException as error:  # noqa: B902
+            show_unraisable(_Raise(error, hook))
         del item, ticket, hook  # so that the last hook does not keep the group
 
 
-class _Unraisable:
-    """What sys.unraisablehook takes."""
+class _Raise:
+    """Raises what a hook has raised, and shows as that hook."""
 
-    def __init__(self, error: Any, err_msg: str, object: Any) -> None:
-        self.exc_type, self.exc_value, self.exc_traceback = error
-        self.err_msg = err_msg
-        self.object = object
+    def __init__(self, error: BaseException, hook: object) -> None:
+        self._error: Optional[BaseException] = error
+        self._hook = hook
+
+    def __call__(self) -> None:
+        error, self._error = self._error, None
+        try:
+            assert error is not None
+            raise error
+        finally:
+            del error  # its traceback has this frame
+
+    def __repr__(self) -> str:
+        return f"the completion hook {self._hook!r}"
+
+
+def show_unraisable(call: Callable[[], object]) -> None:
+    """Runs a call that raises, and shows that by sys.unraisablehook.
+
+    CPython's own hook takes nothing but what CPython makes. It makes that for what a callback of C raises.
+    """
+    ctypes.CFUNCTYPE(None)(call)()
 
 
 def start_hooks() -> SimpleQueue[Any]:
