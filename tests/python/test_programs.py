@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -13,8 +15,10 @@ EXAMPLES = ROOT / "client/python/examples"
 SMALL = "--ranks 2 --layers 2 --steps 1 --tokens 9 --hidden 256 --experts 32 --topk 4 --seed 5".split()
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**os.environ, **environment}
+    )
 
 
 @pytest.mark.parametrize("ranks", ["1", "2", "4"])
@@ -58,6 +62,13 @@ def test_the_demo_starts_a_daemon_of_its_own(daemon: Daemon) -> None:
     assert ours.returncode == 0, ours.stderr
     again = run(sys.executable, "-m", "epd.demo", "--socket", daemon.socket, *SMALL)
     assert checksum(ours.stdout) == checksum(again.stdout)
+
+
+def test_the_demo_has_its_own_sockets_whatever_the_environment_says(tmp_path: pathlib.Path) -> None:
+    sockets = {"EPD_SOCKET": str(tmp_path / "epd.sock"), "EPD_CONTROL_SOCKET": str(tmp_path / "control.sock")}
+    ours = run(sys.executable, "-m", "epd.demo", "--epd", str(BUILD / "bin/epd"), *SMALL, **sockets)
+    assert ours.returncode == 0, ours.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_demo_says_what_is_wrong() -> None:
