@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _abi
+from ._blocking import first_slice, go_on
 from ._handles import GroupHandle, SessionHandle, is_member
 from ._library import library
 from .buffers import Buffers, DeviceArray, RegionShape, host_view, numpy_array, region_address, region_shapes
@@ -179,7 +180,10 @@ class Group:
         self._blocks.append(block)
         if status:
             raise self._error(status)
-        return Dispatch(self, ticket, Handle(self, routing, keep_handle), memory)
+        made = Dispatch(self, ticket, Handle(self, routing, keep_handle), memory)
+        if timeout_ms or stream is not None:
+            self._note_deadline(made, timeout_ms, stream)
+        return made
 
     def combine(
         self,
@@ -245,7 +249,10 @@ class Group:
         self._blocks.append(block)
         if status:
             raise self._error(status)
-        return Ticket(self, ticket, memory)
+        made = Ticket(self, ticket, memory)
+        if timeout_ms or stream is not None:
+            self._note_deadline(made, timeout_ms, stream)
+        return made
 
     def noop(self, slot: int, *, stream: Any = None) -> Ticket:
         """Goes to the engine and back, and moves nothing. Not collective. Measures the hand-off."""
@@ -262,7 +269,10 @@ class Group:
         self._blocks.append(block)
         if status:
             raise self._error(status)
-        return Ticket(self, ticket)
+        made = Ticket(self, ticket)
+        if stream is not None:
+            self._note_deadline(made, 0, stream)
+        return made
 
     # ---- memory ------------------------------------------------------------------------------------
 
@@ -357,14 +367,19 @@ class Group:
         """After a break every rank calls this, then submits again from resume_op on. Waits for the others.
 
         Raises DeadlineExceeded or WouldBlock (NO_WAIT): not agreed yet. RankLost: the group has ended, or this
-        rank was evicted.
+        rank was evicted. Ctrl-C ends the wait in the main thread; call it again.
         """
         if not -(1 << 31) <= timeout_ms < 1 << 31:
             raise bad_timeout(timeout_ms)
+        handle = self._handle
         raw = _abi.ResumeInfo(ctypes.sizeof(_abi.ResumeInfo))
-        status = library.epd_group_resume(self._handle, timeout_ms, ctypes.addressof(raw))
+        address = ctypes.addressof(raw)
+        first_ms = first_slice(timeout_ms)
+        status = library.epd_group_resume(handle, first_ms, address)
+        if status == Status.DEADLINE_EXCEEDED and first_ms != timeout_ms:
+            status = go_on(lambda ms: library.epd_group_resume(handle, ms, address), timeout_ms)
         if status:
-            raise self._error(status)
+            raise self._error(status, None, timeout_ms)
         return ResumeInfo(raw.epoch, raw.resume_op, raw.num_active_ranks)
 
     def check(self) -> Progress:
@@ -414,10 +429,17 @@ class Group:
     def _depth(self) -> int:
         return self.config.depth or 4
 
-    def _error(self, status: int, rank: Optional[int] = None) -> Exception:
+    def _error(self, status: int, rank: Optional[int] = None, timeout_ms: int = 0) -> Exception:
         if self._handle is None:
             return InvalidArgument(f"group {self.config.name!r} has been left; allowed: groups that are joined")
-        return last_error(status, rank)
+        return last_error(status, rank, timeout_ms)
+
+    def _note_deadline(self, ticket: Ticket, timeout_ms: int, stream: Any) -> None:
+        """For waits without end: see go_on."""
+        if self._resident and stream is not None:
+            ticket._deadline_ms = FOREVER
+        elif timeout_ms:
+            ticket._deadline_ms = timeout_ms
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:

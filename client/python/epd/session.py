@@ -7,6 +7,7 @@ import weakref
 from typing import Any, Optional, Union
 
 from . import _abi
+from ._blocking import on_a_thread
 from ._handles import SessionHandle, own_group, own_session
 from ._library import library
 from .errors import Error, InvalidArgument, check, last_error
@@ -73,14 +74,21 @@ class Session:
 
         Raises InvalidArgument (names the field; for a mismatch with the ranks already there both values),
         DeadlineExceeded (names the missing ranks), ResourceExhausted, Unsupported, DaemonLost.
+
+        Ctrl-C ends the call in the main thread. The daemon holds the rank until the join's time is over, or all
+        have joined, and then takes it as left. So long it holds the session too.
         """
         session = self._handle
         raw = config._raw()
-        address = ctypes.c_void_p()
-        status = library.epd_group_join(session, ctypes.addressof(raw), ctypes.addressof(address))
-        if status or session is None:
-            raise self._error(status)
-        group = Group(session, self._info, own_group(address.value or 0), config)
+
+        def join() -> Group:
+            address = ctypes.c_void_p()
+            status = library.epd_group_join(session, ctypes.addressof(raw), ctypes.addressof(address))
+            if status or session is None:
+                raise self._error(status)
+            return Group(session, self._info, own_group(address.value or 0), config)
+
+        group = on_a_thread(join, "epd-join")
         self._groups.add(group)
         return group
 

@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from . import _abi
+from ._blocking import OPERATION_MS, SLICE_MS, first_slice, go_on
 from ._library import library
 from .errors import InvalidArgument, NotFound, Status
 from .types import FOREVER, NO_WAIT, Counts, Result
@@ -24,6 +25,7 @@ RESULT_BYTES = ctypes.sizeof(_abi.Result)
 _result_fields = _abi.pack_format(_abi.Result)
 _unpack_result = _result_fields.unpack
 _OK = Status.OK
+_LATE = int(Status.DEADLINE_EXCEEDED)
 _INT32 = 1 << 31
 _OP_INDEX_AT = _abi.Result.op_index.offset
 
@@ -74,10 +76,13 @@ class Ticket:
 
     On a resident device wait() does not empty it, because the operation may have been captured in a graph:
     then each wait returns for another replay. A ticket keeps its group. Collecting one does not wait: the
-    operation goes on and its result is dropped.
+    operation goes on and its result is dropped. Ctrl-C ends a wait in the main thread, and the ticket stays valid.
     """
 
-    __slots__ = ("__weakref__", "_group", "_memory", "_ticket")
+    __slots__ = ("__weakref__", "_deadline_ms", "_group", "_memory", "_ticket")
+
+    # Of the operation, as given at its submission; FOREVER: in a stream, so nobody knows. Not set: the daemon's.
+    _deadline_ms: int
 
     def __init__(self, group: Group, ticket: int, memory: Optional[Memory] = None) -> None:
         self._group = group
@@ -100,14 +105,17 @@ class Ticket:
         except IndexError:
             block = ResultBlock()
         block.op_index.value = _UNTOUCHED
-        status = _ticket_wait(group._handle, self._ticket, timeout_ms, block.address)
+        first_ms = SLICE_MS if timeout_ms > SLICE_MS or -1 <= timeout_ms <= 0 else timeout_ms
+        status = _ticket_wait(group._handle, self._ticket, first_ms, block.address)
+        if status == _LATE and first_ms != timeout_ms and block.op_index.value == _UNTOUCHED:
+            status = self._wait_on(timeout_ms, block)
         _, _, rank, op_index, rows, seen, launched, done, dropped, runs = _unpack_result(block.memory)
         results.append(block)
         if not status:
             if not group._resident:
                 self._ticket = 0
             return Result(_OK, rank, op_index, rows, seen, launched, done, dropped, runs)
-        error = self._error(status, rank if op_index != _UNTOUCHED and rank >= 0 else None)
+        error = self._error(status, rank if op_index != _UNTOUCHED and rank >= 0 else None, timeout_ms)
         if status == Status.NOT_FOUND or (op_index != _UNTOUCHED and not group._resident):
             self._ticket = 0
         raise error
@@ -133,10 +141,19 @@ class Ticket:
         if not -_INT32 <= timeout_ms < _INT32:
             raise bad_timeout(timeout_ms)
         group = self._group
+        handle = group._handle
         raw = _abi.Counts(ctypes.sizeof(_abi.Counts))
-        status = library.epd_ticket_counts(group._handle, self._ticket, timeout_ms, ctypes.addressof(raw))
+        address = ctypes.addressof(raw)
+        first_ms = first_slice(timeout_ms)
+        status = library.epd_ticket_counts(handle, self._ticket, first_ms, address)
+        if status == _LATE and first_ms != timeout_ms:
+            status = go_on(
+                lambda ms: library.epd_ticket_counts(handle, self._ticket, ms, address),
+                timeout_ms,
+                self._deadline(),
+            )
         if status:
-            raise self._error(status)
+            raise self._error(status, None, timeout_ms)
         local = group.config.num_experts // group.config.num_ranks
         return Counts(
             raw.num_recv_rows,
@@ -152,9 +169,15 @@ class Ticket:
         """
         if not -_INT32 <= timeout_ms < _INT32:
             raise bad_timeout(timeout_ms)
-        status = library.epd_ticket_wait_sent(self._group._handle, self._ticket, timeout_ms)
+        handle = self._group._handle
+        first_ms = first_slice(timeout_ms)
+        status = library.epd_ticket_wait_sent(handle, self._ticket, first_ms)
+        if status == _LATE and first_ms != timeout_ms:
+            status = go_on(
+                lambda ms: library.epd_ticket_wait_sent(handle, self._ticket, ms), timeout_ms, self._deadline()
+            )
         if status:
-            raise self._error(status)
+            raise self._error(status, None, timeout_ms)
 
     def wait_on_stream(self, stream: Any) -> None:
         """Makes a stream wait: its later work begins when the operation has ended. The ticket stays.
@@ -200,11 +223,24 @@ class Ticket:
         self._ticket = 0
         group._hooks().put((ticket, hook))
 
-    def _error(self, status: int, rank: Optional[int] = None) -> Exception:
+    def _wait_on(self, timeout_ms: int, block: ResultBlock) -> int:
+        """The status of a wait that is not over after its first slice."""
+        handle = self._group._handle
+        return go_on(
+            lambda ms: int(_ticket_wait(handle, self._ticket, ms, block.address)),
+            timeout_ms,
+            self._deadline(),
+            lambda: block.op_index.value != _UNTOUCHED,
+        )
+
+    def _deadline(self) -> int:
+        return getattr(self, "_deadline_ms", OPERATION_MS)
+
+    def _error(self, status: int, rank: Optional[int] = None, timeout_ms: int = 0) -> Exception:
         group = self._group
         if group._handle is not None and not self._ticket:
             return NotFound("the ticket is empty: it was waited for, dropped, or given to a hook")
-        return group._error(status, rank)
+        return group._error(status, rank, timeout_ms)
 
     def __del__(self, drop: Any = library.epd_ticket_drop) -> None:
         if self._ticket:
