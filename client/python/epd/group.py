@@ -164,10 +164,17 @@ class Group:
                 row_format,
                 0 if memory is None else memory.address,
             )
+        except AttributeError:
+            raise _no_object(memory, handle, "None, or a Dispatch.handle") from None
         except struct.error as error:
             numbers = {"slot": slot, "num_tokens": num_tokens, "num_tokens_at": num_tokens_at, "sms": sms}
             numbers |= {"timeout_ms": timeout_ms, "row_format": row_format}
             raise _misfit(error, _abi.DispatchArgs, numbers) from None
+        n = None if num_tokens_at else num_tokens
+        if handle is not None and not num_tokens:
+            n = handle._num_tokens
+        if memory is not None:
+            memory.check(self, "dispatch" if handle is None else "dispatch again", row_format, n)
         status = _dispatch(
             self._handle,
             block.address,
@@ -180,7 +187,7 @@ class Group:
         self._blocks.append(block)
         if status:
             raise self._error(status)
-        made = Dispatch(self, ticket, Handle(self, routing, keep_handle), memory)
+        made = Dispatch(self, ticket, Handle(self, routing, keep_handle, n), memory)
         if timeout_ms or stream is not None:
             self._note_deadline(made, timeout_ms, stream)
         return made
@@ -235,10 +242,14 @@ class Group:
                 0 if memory is None else memory.address,
                 num_tokens_at,
             )
+        except AttributeError:
+            raise _no_object(memory, handle, "a Dispatch.handle") from None
         except struct.error as error:
             numbers = {"slot": slot, "num_biases": num_biases, "sms": sms, "timeout_ms": timeout_ms}
             numbers |= {"num_tokens": num_tokens, "num_tokens_at": num_tokens_at}
             raise _misfit(error, _abi.CombineArgs, numbers) from None
+        if memory is not None:
+            memory.check(self, "combine", 0, num_tokens or (None if num_tokens_at else handle._num_tokens))
         status = _combine(
             self._handle,
             block.address,
@@ -541,6 +552,13 @@ def _misfit(error: struct.error, kind: type[ctypes.Structure], numbers: dict[str
         if field(value).value != value and not (name == "num_tokens_at" and value == 0):
             return InvalidArgument(f"{name} is {value}; allowed: {number_range(kind, name)}")
     return TypeError(str(error))
+
+
+def _no_object(memory: object, handle: object, handles: str) -> TypeError:
+    """Why an argument is not of its class."""
+    if memory is None or isinstance(memory, Memory):
+        return TypeError(f"handle is {handle!r}; allowed: {handles}")
+    return TypeError(f"memory is {memory!r}; allowed: None, or a Memory")
 
 
 def _forget_parent() -> None:

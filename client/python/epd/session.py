@@ -7,12 +7,12 @@ import weakref
 from typing import Any, Optional, Union
 
 from . import _abi
+from ._arrays import array_address, array_bytes
 from ._blocking import on_a_thread
 from ._handles import SessionHandle, own_group, own_session
 from ._library import library
 from .errors import Error, InvalidArgument, check, last_error
 from .group import Group
-from .memory import array_address, array_bytes
 from .types import DeviceKind, GroupConfig, SessionInfo, WaitBy, encoded, set_number
 
 

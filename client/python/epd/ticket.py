@@ -49,10 +49,11 @@ class Handle:
     then the group gives it back with the next dispatch that keeps one. Others need no release.
     """
 
-    __slots__ = ("_group", "kept", "value")
+    __slots__ = ("_group", "_num_tokens", "kept", "value")
 
-    def __init__(self, group: Group, value: int, kept: bool) -> None:
+    def __init__(self, group: Group, value: int, kept: bool, num_tokens: Optional[int]) -> None:
         self._group = group
+        self._num_tokens = num_tokens  # n; None: read from a device's memory
         self.value = value  # epd_handle_t; the same on all ranks for a dispatch under a handle
         self.kept = kept
 

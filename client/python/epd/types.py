@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Optional, Sequence, Union
 
 from . import _abi
+from ._arrays import array_address
 from ._library import library
 from .errors import InvalidArgument, Status, check
-from .memory import array_address
 
 FOREVER = _abi.FOREVER
 NO_WAIT = _abi.NO_WAIT
