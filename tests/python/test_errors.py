@@ -264,6 +264,26 @@ def test_daemon_lost(own_daemon: Callable[..., Daemon]) -> None:
         del array
 
 
+def test_a_session_that_an_operator_has_ended_needs_a_new_attachment(daemon: Daemon) -> None:
+    session = epd.attach(daemon.socket)
+    group = session.join(shape())
+    assert daemon.epctl("evict", "session", str(session.info.session_id), "--reason", "test").returncode == 0
+    for call in (lambda: group.noop(0).wait(), group.check, lambda: group.resume(5000), session.check):
+        daemon.wait_for(lambda: session_has_ended(session))
+        assert "test" in raised(epd.Aborted, call).text
+    session.detach()
+    with epd.attach(daemon.socket) as session, session.join(shape()) as group:
+        group.noop(0).wait()
+
+
+def session_has_ended(session: epd.Session) -> bool:
+    try:
+        session.check()
+        return False
+    except epd.Error:
+        return True
+
+
 def test_unsupported_without_a_driver_and_internal_with_its_error(own_daemon: Callable[..., Daemon]) -> None:
     fake = BUILD / "lib/fake_cuda"
     if not (fake / "libcuda.so.1").exists():

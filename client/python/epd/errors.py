@@ -110,11 +110,14 @@ class EngineRestarted(Error, status=Status.ENGINE_RESTARTED):
 
 
 class DaemonLost(Error, status=Status.DAEMON_LOST):
-    """The daemon is gone: detach and attach again."""
+    """The daemon has stopped or died: detach, attach and join again."""
 
 
 class Aborted(Error, status=Status.ABORTED):
-    """The operation was given up, for example because a lost rank has rejoined."""
+    """The operation was given up, for example because a lost rank has rejoined: Group.resume(), then submit again.
+
+    If Session.check() raises too, an operator has ended the session: detach, attach and join again.
+    """
 
 
 class InternalError(Error, status=Status.INTERNAL):
