@@ -152,6 +152,17 @@ print("ends")
     daemon.wait_for(lambda: num_groups(daemon) == 0)
 
 
+def test_the_error_of_a_join_does_not_keep_the_session(daemon: Daemon) -> None:
+    session = epd.attach(daemon.socket)
+    with pytest.raises(epd.InvalidArgument) as caught:
+        session.join(shape(topk=0))
+    number = session.info.session_id
+    session.detach()
+    del session
+    listed = json.loads(daemon.epctl("--json", "sessions").stdout)["sessions"]
+    assert number not in [each["id"] for each in listed] and caught.value.field == "topk"
+
+
 def test_a_killed_process_costs_nobody_else(daemon: Daemon) -> None:
     with epd.attach(daemon.socket, "host:0") as session, session.join(shape()) as group:
         code = (

@@ -27,7 +27,6 @@ from .types import (
     ReturnWeights,
     SessionInfo,
     Waits,
-    number_range,
 )
 
 if TYPE_CHECKING:
@@ -167,9 +166,15 @@ class Group:
         except AttributeError:
             raise _no_object(memory, handle, "None, or a Dispatch.handle") from None
         except struct.error as error:
-            numbers = {"slot": slot, "num_tokens": num_tokens, "num_tokens_at": num_tokens_at, "sms": sms}
-            numbers |= {"timeout_ms": timeout_ms, "row_format": row_format}
-            raise _misfit(error, _abi.DispatchArgs, numbers) from None
+            raise self._misfit(
+                error,
+                slot=slot,
+                num_tokens=num_tokens,
+                num_tokens_at=num_tokens_at,
+                sms=sms,
+                timeout_ms=timeout_ms,
+                row_format=row_format,
+            ) from None
         n = None if num_tokens_at else num_tokens
         if handle is not None and not num_tokens:
             n = handle._num_tokens
@@ -245,9 +250,16 @@ class Group:
         except AttributeError:
             raise _no_object(memory, handle, "a Dispatch.handle") from None
         except struct.error as error:
-            numbers = {"slot": slot, "num_biases": num_biases, "sms": sms, "timeout_ms": timeout_ms}
-            numbers |= {"num_tokens": num_tokens, "num_tokens_at": num_tokens_at}
-            raise _misfit(error, _abi.CombineArgs, numbers) from None
+            raise self._misfit(
+                error,
+                slot=slot,
+                num_biases=num_biases,
+                sms=sms,
+                timeout_ms=timeout_ms,
+                num_tokens=num_tokens,
+                num_tokens_at=num_tokens_at,
+                return_weights=return_weights,
+            ) from None
         if memory is not None:
             memory.check(self, "combine", 0, num_tokens or (None if num_tokens_at else handle._num_tokens))
         status = _combine(
@@ -452,6 +464,26 @@ class Group:
         elif timeout_ms:
             ticket._deadline_ms = timeout_ms
 
+    def _misfit(self, error: struct.error, **numbers: object) -> Exception:
+        """Why numbers do not fit in a struct."""
+        config = self.config
+        highest = {
+            "slot": self._depth() - 1,
+            "num_tokens": config.max_tokens,
+            "num_tokens_at": (1 << 64) - 1,
+            "num_biases": config.num_biases,
+            "return_weights": max(ReturnWeights),
+            "row_format": len(config.more_formats),
+            "sms": (1 << 32) - 1,
+            "timeout_ms": (1 << 31) - 1,
+        }
+        for name, value in numbers.items():
+            if not isinstance(value, int):
+                return TypeError(f"{name} is {value!r}; allowed: an integer")
+            if not 0 <= value <= highest[name]:
+                return InvalidArgument(f"{name} is {value}; allowed: 0 .. {highest[name]}")
+        return TypeError(str(error))
+
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             text = f"the group is of process {self._process}, which attached"
@@ -471,6 +503,8 @@ class Group:
             raise self._error(Status.INVALID_ARGUMENT)
 
     def _raw_buffers(self, slot: int, handle: GroupHandle) -> _abi.Buffers:
+        if not isinstance(slot, int):
+            raise TypeError(f"slot is {slot!r}; allowed: an integer")
         if not 0 <= slot < 1 << 32:
             raise InvalidArgument(f"slot is {slot}; allowed: 0 .. {self._depth() - 1}")
         raw = _abi.Buffers(ctypes.sizeof(_abi.Buffers))
@@ -480,6 +514,8 @@ class Group:
         return raw
 
     def _shapes_of(self, row_format: int) -> dict[Region, RegionShape]:
+        if not isinstance(row_format, int):
+            raise TypeError(f"row_format is {row_format!r}; allowed: an integer")
         if not 0 <= row_format < len(self._shapes):
             raise InvalidArgument(f"row_format is {row_format}; allowed: 0 .. {len(self._shapes) - 1}")
         return self._shapes[row_format]
@@ -541,17 +577,6 @@ class Group:
         if queue is None:
             queue = self._hook_queue = start_hooks()
         return queue
-
-
-def _misfit(error: struct.error, kind: type[ctypes.Structure], numbers: dict[str, int]) -> Exception:
-    """Why numbers do not fit in a struct."""
-    for name, value in numbers.items():
-        field: Any = dict((f[0], f[1]) for f in kind._fields_)[name]
-        if not isinstance(value, int):
-            return TypeError(f"{name} is {value!r}; allowed: an integer")
-        if field(value).value != value and not (name == "num_tokens_at" and value == 0):
-            return InvalidArgument(f"{name} is {value}; allowed: {number_range(kind, name)}")
-    return TypeError(str(error))
 
 
 def _no_object(memory: object, handle: object, handles: str) -> TypeError:

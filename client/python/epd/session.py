@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from typing import Any, Optional, Union
 
@@ -17,7 +18,7 @@ from .types import DeviceKind, GroupConfig, SessionInfo, WaitBy, encoded, set_nu
 
 
 def attach(
-    socket_path: Optional[str] = None,
+    socket_path: Union[str, os.PathLike[str], None] = None,
     device: Optional[str] = None,
     *,
     timeout_ms: int = 0,
@@ -36,9 +37,9 @@ def attach(
     """
     options = _abi.AttachOptions(ctypes.sizeof(_abi.AttachOptions))
     if socket_path is not None:
-        options.socket_path = encoded("socket_path", socket_path)
+        options.socket_path = encoded("socket_path", socket_path, "None, text, or a path")
     if device is not None:
-        options.device = encoded("device", device)
+        options.device = encoded("device", device, "None, or text")
     set_number(options, "timeout_ms", timeout_ms)
     set_number(options, "wait_by", wait_by)
     address = ctypes.c_void_p()
@@ -78,19 +79,24 @@ class Session:
         Ctrl-C ends the call in the main thread. The daemon holds the rank until the join's time is over, or all
         have joined, and then takes it as left. So long it holds the session too.
         """
+        if not isinstance(config, GroupConfig):
+            raise TypeError(f"config is {config!r}; allowed: a GroupConfig")
         session = self._handle
         raw = config._raw()
 
-        def join() -> Group:
+        def join() -> Union[Group, Error]:
             address = ctypes.c_void_p()
             status = library.epd_group_join(session, ctypes.addressof(raw), ctypes.addressof(address))
             if status or session is None:
-                raise self._error(status)
+                return self._error(status)
             return Group(session, self._info, own_group(address.value or 0), config)
 
-        group = on_a_thread(join, "epd-join")
-        self._groups.add(group)
-        return group
+        made = on_a_thread(join, "epd-join")
+        if isinstance(made, Error):
+            session = None  # the traceback keeps this frame, and would keep the attachment
+            raise made
+        self._groups.add(made)
+        return made
 
     def register(self, memory: Any, bytes: Optional[int] = None) -> None:
         """Registers memory of a GPU: operations of groups that are joined from now on use rows there in place.

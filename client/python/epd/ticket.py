@@ -266,7 +266,8 @@ class Dispatch(Ticket):
 
 def bad_timeout(timeout_ms: int) -> InvalidArgument:
     """Of a number that the library's int32 can't hold; the others the library judges."""
-    return InvalidArgument(f"timeout_ms is {timeout_ms}; allowed: {-_INT32} .. {_INT32 - 1}")
+    allowed = f"1 .. {_INT32 - 1} milliseconds, FOREVER (-1, or 0), or NO_WAIT (-2)"
+    return InvalidArgument(f"timeout_ms is {timeout_ms}; allowed: {allowed}")
 
 
 def stream_address(stream: Any) -> int:
