@@ -160,7 +160,7 @@ def test_the_error_of_a_join_does_not_keep_the_session(daemon: Daemon) -> None:
     session.detach()
     del session
     listed = json.loads(daemon.epctl("--json", "sessions").stdout)["sessions"]
-    assert number not in [each["id"] for each in listed] and caught.value.field == "topk"
+    assert number not in [each["session_id"] for each in listed] and caught.value.field == "topk"
 
 
 def test_a_killed_process_costs_nobody_else(daemon: Daemon) -> None:

@@ -17,7 +17,8 @@ X = np.full((2, H), 0x3F80, np.uint16)
 
 @pytest.fixture
 def group(daemon: Daemon) -> Iterator[epd.Group]:
-    config = shape(num_experts=2, max_tokens=T, hidden=H, topk=K, num_biases=1, more_formats=[epd.RowFormat(epd.Payload.FP8)])
+    formats = [epd.RowFormat(epd.Payload.FP8)]
+    config = shape(num_experts=2, max_tokens=T, hidden=H, topk=K, num_biases=1, more_formats=formats)
     with epd.attach(daemon.socket, "host:0") as session, session.join(config) as joined:
         joined.buffers(0).topk_idx[:4] = memoryview(np.array([0, 1, 1, 0], np.int32))
         yield joined
@@ -31,8 +32,8 @@ def refused(call: Any) -> epd.InvalidArgument:
 
 @pytest.mark.parametrize("address", [-1, 0, 1 << 64])
 def test_an_address_that_is_none(address: int) -> None:
-    for call in (lambda: epd.Memory(x=address), lambda: epd.Memory(recv_x=address), lambda: epd.Memory(bias=(address, None))):
-        error = refused(call)
+    for fields in ({"x": address}, {"recv_x": address}, {"bias": (address, None)}):
+        error = refused(lambda fields=fields: epd.Memory(**fields))
         assert error.value == str(address) and error.allowed == f"None, an address of 1 .. {(1 << 64) - 1}, or an array"
 
 
@@ -99,8 +100,10 @@ def test_out_has_room_for_the_tokens_of_the_handle(group: epd.Group) -> None:
     again.wait()
     for handle in (dispatch.handle, again.handle):
         memory = epd.Memory(y=X, out=np.zeros((1, H), np.uint16))
-        assert refused(lambda handle=handle, memory=memory: group.combine(0, handle, memory=memory)).field == "memory.out.nbytes"
-    assert refused(lambda: group.dispatch(1, handle=dispatch.handle, memory=epd.Memory(x=X[:1]))).field == "memory.x.nbytes"
+        error = refused(lambda handle=handle, memory=memory: group.combine(0, handle, memory=memory))
+        assert error.field == "memory.out.nbytes"
+    error = refused(lambda: group.dispatch(1, handle=dispatch.handle, memory=epd.Memory(x=X[:1])))
+    assert error.field == "memory.x.nbytes"
     out = np.zeros((2, H), np.uint16)
     group.combine(0, dispatch.handle, memory=epd.Memory(y=X, out=out)).wait()  # y has the rows that came
     assert (out == 0x3F80).all()

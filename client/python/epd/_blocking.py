@@ -57,7 +57,10 @@ def go_on(
 
 
 def on_a_thread(call: Callable[[], ResultT], name: str) -> ResultT:
-    """What call() gives. In the main thread Ctrl-C ends this at once; the call goes on, and what it gives is dropped."""
+    """What call() gives.
+
+    In the main thread Ctrl-C ends this at once. Then the call goes on, and what it gives is dropped.
+    """
     if threading.current_thread() is not threading.main_thread():
         return call()
     done = threading.Lock()
