@@ -35,8 +35,9 @@ def array_bytes(array: Any) -> int:
 def array_elements(array: Any) -> Elements:
     """Of an array that array_address takes, and that is no address."""
     if hasattr(array, "data_ptr"):
-        name = str(array.dtype).rpartition(".")[2]
-        return Elements(name, int(array.numel() * array.element_size()), array.device.type != "cpu")
+        dtype = getattr(array, "dtype", None)
+        name = None if dtype is None else str(dtype).rpartition(".")[2]
+        return Elements(name, int(array.numel() * array.element_size()), _device_type(array) == "cuda")
     device = getattr(array, "__cuda_array_interface__", None)
     if device is not None:
         kind = device["typestr"]
@@ -48,6 +49,12 @@ def array_elements(array: Any) -> Elements:
         return Elements(dtype.name if dtype.isnative else str(dtype), array.nbytes, False)
     view = memoryview(array)
     return Elements(_FORMATS.get(view.format, view.format), view.nbytes, False)
+
+
+def _device_type(tensor: Any) -> Optional[str]:
+    """Of a torch tensor; None of another class with data_ptr."""
+    kind: Optional[str] = getattr(getattr(tensor, "device", None), "type", None)
+    return kind
 
 
 def array_address(name: str, array: Any, written: bool) -> Optional[int]:
@@ -62,7 +69,7 @@ def array_address(name: str, array: Any, written: bool) -> Optional[int]:
             raise InvalidArgument(f"{name} is {array}; allowed: None, an address of 1 .. {(1 << 64) - 1}, or an array")
         return array
     if hasattr(array, "data_ptr"):
-        if array.device.type not in ("cpu", "cuda"):
+        if _device_type(array) not in ("cpu", "cuda", None):
             raise InvalidArgument(f"{name}.device is {array.device}; allowed: cpu, cuda")
         if not array.is_contiguous():
             raise InvalidArgument(f"{name} has strides {array.stride()}; allowed: contiguous tensors")
