@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import pickle
+import re
 import signal
 import socket
 import struct
@@ -56,7 +58,7 @@ def test_invalid_argument_tells_field_value_and_what_is_allowed(group: epd.Group
             error = raised(epd.InvalidArgument, lambda call=call, slot=slot: call(slot))
             assert error.value == str(slot)
     error = raised(epd.InvalidArgument, lambda: group.dispatch(0, 1, timeout_ms=1 << 40))
-    assert error.field == "timeout_ms" and error.allowed == f"{-(1 << 31)} .. {(1 << 31) - 1}"
+    assert error.field == "timeout_ms" and error.allowed == f"0 .. {(1 << 31) - 1}"
     assert "stream" in raised(epd.InvalidArgument, lambda: group.noop(0, stream=0)).text
     ticket = group.noop(0)
     for late in (ticket.wait, group.resume):
@@ -83,6 +85,63 @@ def test_invalid_argument_tells_field_value_and_what_is_allowed(group: epd.Group
 def test_a_shape_that_is_not_allowed(daemon: Daemon, fields: dict[str, Any], name: str) -> None:
     with epd.attach(daemon.socket) as session:
         assert name in raised(epd.InvalidArgument, lambda: session.join(shape(**fields))).text
+
+
+NUMBERS = (
+    "num_ranks num_experts max_tokens hidden topk depth payload index_type policy layout scale_format "
+    "expert_alignment opaque_bytes num_biases num_handles max_recv_rows sum_ranks span scale_layout range_format"
+).split()
+
+
+@pytest.mark.parametrize("field", [*NUMBERS, "priority", "rank"])
+def test_a_number_that_no_field_holds_is_told_what_the_library_allows(daemon: Daemon, field: str) -> None:
+    """The library judges numbers that a field can hold: it names the same highest value."""
+    more_than_allowed = 100 if field == "priority" else (1 << 31) - 1 if field == "rank" else (1 << 32) - 1
+    with epd.attach(daemon.socket) as session:
+        ours = raised(epd.InvalidArgument, lambda: session.join(shape(**{field: -(1 << 40)})))
+        library = raised(epd.InvalidArgument, lambda: session.join(shape(**{field: more_than_allowed})))
+    assert ours.field == field and ours.value == str(-(1 << 40))
+    assert ours.allowed is not None and library.allowed is not None
+    if field not in ("rank", "sum_ranks"):
+        highest = re.findall(r"\.\. (-?\d+)", library.allowed)
+        assert re.findall(r"\.\. (-?\d+)", ours.allowed) == highest and len(highest) == 1, library.text
+
+
+def test_values_of_the_wrong_type_are_named(daemon: Daemon, group: epd.Group) -> None:
+    wrong: Any = {"a": 1}
+    with epd.attach(daemon.socket) as session:
+        for value in (5, None, 1.5):
+            with pytest.raises(TypeError, match=f"name is {value}; allowed: text"):
+                session.join(shape(name=value))
+        with pytest.raises(TypeError, match="config is {'a': 1}; allowed: a GroupConfig"):
+            session.join(wrong)
+        with pytest.raises(TypeError, match="num_ranks is 1.0; allowed: an integer"):
+            session.join(shape(num_ranks=1.0))
+    with pytest.raises(TypeError, match="socket_path is 5; allowed: None, text, or a path"):
+        epd.attach(5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="device is 5; allowed: None, or text"):
+        epd.attach(daemon.socket, 5)  # type: ignore[arg-type]
+    for handle in (12345, None, group.dispatch(1, 0)):
+        with pytest.raises(TypeError, match="handle is .*; allowed: a Dispatch.handle"):
+            group.combine(0, handle)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="handle is 12345; allowed: None, or a Dispatch.handle"):
+        group.dispatch(0, handle=12345)  # type: ignore[arg-type]
+    for call in (group.buffers, group.numpy, group.tensors):
+        with pytest.raises(TypeError, match="row_format is 1.0; allowed: an integer"):
+            call(0, 1.0)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="slot is 1.0; allowed: an integer"):
+            call(1.0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="row_format is 1.0; allowed: an integer"):
+        group.dispatch(0, row_format=1.0)  # type: ignore[arg-type]
+    error = raised(epd.InvalidArgument, lambda: group.combine(0, group.dispatch(0, 0).handle, num_biases=-1))
+    assert (error.field, error.allowed) == ("num_biases", "0 .. 0")
+    error = raised(epd.InvalidArgument, lambda: group.dispatch(0, -1))
+    assert (error.field, error.allowed) == ("num_tokens", "0 .. 8")
+
+
+def test_a_path_names_a_socket(daemon: Daemon) -> None:
+    with epd.attach(pathlib.Path(daemon.socket)) as session:
+        session.check()
 
 
 def test_ranks_that_disagree_are_told_both_values(daemon: Daemon) -> None:
@@ -262,6 +321,26 @@ def test_daemon_lost(own_daemon: Callable[..., Daemon]) -> None:
         raised(epd.DaemonLost, lambda: group.noop(0).wait(5000))
         assert array[0, 0] == 3  # the mapping stays
         del array
+
+
+def test_a_session_that_an_operator_has_ended_needs_a_new_attachment(daemon: Daemon) -> None:
+    session = epd.attach(daemon.socket)
+    group = session.join(shape())
+    assert daemon.epctl("evict", "session", str(session.info.session_id), "--reason", "test").returncode == 0
+    for call in (lambda: group.noop(0).wait(), group.check, lambda: group.resume(5000), session.check):
+        daemon.wait_for(lambda: session_has_ended(session))
+        assert "test" in raised(epd.Aborted, call).text
+    session.detach()
+    with epd.attach(daemon.socket) as session, session.join(shape()) as group:
+        group.noop(0).wait()
+
+
+def session_has_ended(session: epd.Session) -> bool:
+    try:
+        session.check()
+        return False
+    except epd.Error:
+        return True
 
 
 def test_unsupported_without_a_driver_and_internal_with_its_error(own_daemon: Callable[..., Daemon]) -> None:

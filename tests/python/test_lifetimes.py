@@ -152,6 +152,17 @@ print("ends")
     daemon.wait_for(lambda: num_groups(daemon) == 0)
 
 
+def test_the_error_of_a_join_does_not_keep_the_session(daemon: Daemon) -> None:
+    session = epd.attach(daemon.socket)
+    with pytest.raises(epd.InvalidArgument) as caught:
+        session.join(shape(topk=0))
+    number = session.info.session_id
+    session.detach()
+    del session
+    listed = json.loads(daemon.epctl("--json", "sessions").stdout)["sessions"]
+    assert number not in [each["session_id"] for each in listed] and caught.value.field == "topk"
+
+
 def test_a_killed_process_costs_nobody_else(daemon: Daemon) -> None:
     with epd.attach(daemon.socket, "host:0") as session, session.join(shape()) as group:
         code = (
@@ -283,6 +294,45 @@ def test_a_hook_may_leave_and_what_it_raises_is_shown(daemon: Daemon, monkeypatc
     assert [type(error) for error in shown] == [ZeroDivisionError]
     daemon.wait_for(lambda: num_groups(daemon) == 0)
     session.detach()
+
+
+def test_a_hook_that_raises_is_shown_by_the_interpreter_and_the_next_one_runs(daemon: Daemon) -> None:
+    """With the interpreter's own sys.unraisablehook."""
+    code = """
+done = threading.Event()
+def bad(result): raise ValueError("of a hook")
+with epd.attach(socket) as session, session.join(config) as group:
+    group.noop(0).on_complete(bad)
+    group.noop(1).on_complete(lambda result: sys.exit("leaves"))
+    group.noop(2).on_complete(lambda result: done.set())
+    print(done.wait(10))
+"""
+    ended = run_python(PREAMBLE + code, daemon.socket)
+    assert ended.stdout == "True\n", ended.stderr
+    assert "the completion hook <function bad" in ended.stderr and "ValueError: of a hook" in ended.stderr
+    assert "SystemExit: leaves" in ended.stderr and "TypeError" not in ended.stderr
+
+
+def test_what_a_hook_raised_keeps_no_group(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
+    session = epd.attach(daemon.socket)
+    group = session.join(shape())
+    group.noop(0).on_complete(lambda result, keeps=group: 1 / 0)
+    gc.disable()
+    try:
+        del group
+        daemon.wait_for(lambda: num_groups(daemon) == 0)
+    finally:
+        gc.enable()
+    session.detach()
+
+
+def test_only_a_callable_is_a_hook(daemon: Daemon) -> None:
+    with epd.attach(daemon.socket) as session, session.join(shape()) as group:
+        ticket = group.noop(0)
+        with pytest.raises(TypeError, match="hook is 5; allowed: a callable"):
+            ticket.on_complete(5)  # type: ignore[arg-type]
+        assert ticket.wait().status == epd.Status.OK
 
 
 def test_the_thread_of_hooks_ends_with_its_group(daemon: Daemon) -> None:

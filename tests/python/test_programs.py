@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import BUILD, ROOT, Daemon
@@ -13,8 +16,10 @@ EXAMPLES = ROOT / "client/python/examples"
 SMALL = "--ranks 2 --layers 2 --steps 1 --tokens 9 --hidden 256 --experts 32 --topk 4 --seed 5".split()
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**os.environ, **environment}
+    )
 
 
 @pytest.mark.parametrize("ranks", ["1", "2", "4"])
@@ -60,11 +65,48 @@ def test_the_demo_starts_a_daemon_of_its_own(daemon: Daemon) -> None:
     assert checksum(ours.stdout) == checksum(again.stdout)
 
 
+def test_the_demo_has_its_own_sockets_whatever_the_environment_says(tmp_path: pathlib.Path) -> None:
+    sockets = {"EPD_SOCKET": str(tmp_path / "epd.sock"), "EPD_CONTROL_SOCKET": str(tmp_path / "control.sock")}
+    ours = run(sys.executable, "-m", "epd.demo", "--epd", str(BUILD / "bin/epd"), *SMALL, **sockets)
+    assert ours.returncode == 0, ours.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_demo_says_what_is_wrong() -> None:
     done = run(sys.executable, "-m", "epd.demo", "--hidden", "100")
     assert done.returncode == 2 and "hidden is 100; allowed: 128..16384" in done.stderr
     done = run(sys.executable, "-m", "epd.demo", "--epd", "/nonexistent/epd", *SMALL)
     assert done.returncode == 1 and "/nonexistent/epd" in done.stderr, done.stderr
+    for text in ("/nonexistent/text", "/"):
+        done = run(sys.executable, "-m", "epd.demo", "--text", text, *SMALL)
+        assert done.returncode == 1 and done.stderr.startswith(f"text is '{text}'; allowed: a file"), done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_the_demo_ends_with_the_first_rank_that_fails(daemon: Daemon) -> None:
+    """The daemon has 4 devices: ranks 4 and 5 find none, while the others wait for them."""
+    begin = time.monotonic()
+    more = ["6" if option == "2" and before == "--ranks" else option for before, option in zip([""] + SMALL, SMALL)]
+    more[more.index("32")] = "48"
+    done = run(sys.executable, "-m", "epd.demo", "--socket", daemon.socket, *more)
+    assert done.returncode == 1 and re.fullmatch(r"rank [45]: NotFound: .*host:[45].*\n", done.stderr), done.stderr
+    assert time.monotonic() - begin < 20
+
+
+@pytest.mark.parametrize("example", ["moe_layer", "moe_graph"])
+@pytest.mark.parametrize("ranks", ["0", "-1", "two", "1025"])
+def test_examples_have_a_rank_at_least(example: str, ranks: str) -> None:
+    done = run(sys.executable, str(EXAMPLES / f"{example}.py"), "--ranks", ranks)
+    assert done.returncode == 2 and f"ranks is {ranks}; allowed: 1 .. 1024" in done.stderr, done.stderr
+
+
+def test_examples_say_in_a_line_what_is_missing(daemon: Daemon) -> None:
+    done = run(sys.executable, str(EXAMPLES / "moe_layer.py"), "--ranks", "2", "/nonexistent/epd.sock")
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.count("DAEMON_LOST") == done.stderr.count("\n") == 2
+    done = run(sys.executable, str(EXAMPLES / "moe_graph.py"), "--ranks", "1", daemon.socket, LD_LIBRARY_PATH="")
+    if done.returncode != 0:  # there is no CUDA driver here, or no GPU
+        assert done.returncode == 1 and re.fullmatch(r"rank 0: .*\n", done.stderr), done.stderr
 
 
 def test_call_costs_are_told(daemon: Daemon) -> None:

@@ -19,7 +19,7 @@ class NormalHandle(tuple):  # type: ignore[type-arg]
     send_head), of which epd fills:
 
     rank_prefix_matrix  [R, R] int32; [i][r] on rank r: how many of its rows come from ranks 0..i. Other columns
-                        repeat this rank's
+                        repeat this rank's. A copy, made on the current stream when it is asked for
     recv_src_idx        [M] int32: the token's number on its source rank; -1: no token
     is_token_in_rank    as it was given
 
@@ -50,6 +50,21 @@ class NormalHandle(tuple):  # type: ignore[type-arg]
     offsets: Tensor
     choices: Choices
     routings: dict[Shape, epd.Handle]
+    _prefix: Optional[Tensor] = None
+
+    def rank_prefix_matrix(self) -> Tensor:
+        if self._prefix is None:
+            ranks = self.offsets.shape[0] - 1
+            self._prefix = self.offsets[1:].unsqueeze(1).repeat(1, ranks)
+        return self._prefix
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return tuple(self)[at]
+        return self.rank_prefix_matrix() if at in (0, -6) else super().__getitem__(at)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[at] for at in range(len(self)))
 
 
 class Choices:

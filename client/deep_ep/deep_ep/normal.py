@@ -142,10 +142,8 @@ class NormalMode:
             if received is None:
                 received = self._make(joined, given, call, known.num_recv_rows, topk_idx is not None)
                 received.copy_from(joined.regions(_SLOT, given.row_format))
-        # rank_prefix_matrix, of which this rank knows its own column
-        prefix = offsets[1:].unsqueeze(1).expand(self._team.size, self._team.size)
-        none = prefix[:, :0]
-        fields = (prefix, none, none, received.sources, is_token_in_rank, none)
+        none = offsets.new_empty((self._team.size, 0))
+        fields = (None, none, none, received.sources, is_token_in_rank, none)  # the first is made when asked for
         handle = NormalHandle(joined, ticket.handle, choices, received.x.shape[0], offsets, fields)
         inputs = [given.x, given.scales, choices.topk_idx(), topk_weights]
         event = call.end(inputs, [*received, offsets])

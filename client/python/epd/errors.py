@@ -30,7 +30,7 @@ class Status(enum.IntEnum):
 
 _SENTENCE = re.compile(r"(?P<field>.+?) is (?P<value>.+?); allowed: (?P<allowed>.+)", re.DOTALL)
 _RANK = re.compile(r"(?:\brank |; missing: )(\d+)\b(?!,)")
-
+_WITHIN = re.compile(r"\bwithin \d+ ms$")
 
 CLASSES: dict[int, type[Error]] = {}
 
@@ -110,20 +110,28 @@ class EngineRestarted(Error, status=Status.ENGINE_RESTARTED):
 
 
 class DaemonLost(Error, status=Status.DAEMON_LOST):
-    """The daemon is gone: detach and attach again."""
+    """The daemon has stopped or died: detach, attach and join again."""
 
 
 class Aborted(Error, status=Status.ABORTED):
-    """The operation was given up, for example because a lost rank has rejoined."""
+    """The operation was given up, for example because a lost rank has rejoined: Group.resume(), then submit again.
+
+    If Session.check() raises too, an operator has ended the session: detach, attach and join again.
+    """
 
 
 class InternalError(Error, status=Status.INTERNAL):
     """An error of the system or the CUDA driver, which the text names, or a defect of epd."""
 
 
-def last_error(status: int, rank: Optional[int] = None) -> Error:
-    """The exception of this thread's last call, which returned `status`."""
+def last_error(status: int, rank: Optional[int] = None, timeout_ms: int = 0) -> Error:
+    """The exception of this thread's last call, which returned `status`.
+
+    timeout_ms: of the whole wait, of which that call was the last part.
+    """
     text = library.epd_last_error().decode("utf-8", "replace")
+    if timeout_ms > 0 and status == Status.DEADLINE_EXCEEDED:
+        text = _WITHIN.sub(f"within {timeout_ms} ms", text)
     return CLASSES.get(status, InternalError)(text, rank)
 
 

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _abi
+from ._blocking import first_slice, go_on
 from ._handles import GroupHandle, SessionHandle, is_member
 from ._library import library
 from .buffers import Buffers, DeviceArray, RegionShape, host_view, numpy_array, region_address, region_shapes
@@ -26,7 +27,6 @@ from .types import (
     ReturnWeights,
     SessionInfo,
     Waits,
-    number_range,
 )
 
 if TYPE_CHECKING:
@@ -163,10 +163,23 @@ class Group:
                 row_format,
                 0 if memory is None else memory.address,
             )
+        except AttributeError:
+            raise _no_object(memory, handle, "None, or a Dispatch.handle") from None
         except struct.error as error:
-            numbers = {"slot": slot, "num_tokens": num_tokens, "num_tokens_at": num_tokens_at, "sms": sms}
-            numbers |= {"timeout_ms": timeout_ms, "row_format": row_format}
-            raise _misfit(error, _abi.DispatchArgs, numbers) from None
+            raise self._misfit(
+                error,
+                slot=slot,
+                num_tokens=num_tokens,
+                num_tokens_at=num_tokens_at,
+                sms=sms,
+                timeout_ms=timeout_ms,
+                row_format=row_format,
+            ) from None
+        n = None if num_tokens_at else num_tokens
+        if handle is not None and not num_tokens:
+            n = handle._num_tokens
+        if memory is not None:
+            memory.check(self, "dispatch" if handle is None else "dispatch again", row_format, n)
         status = _dispatch(
             self._handle,
             block.address,
@@ -179,7 +192,10 @@ class Group:
         self._blocks.append(block)
         if status:
             raise self._error(status)
-        return Dispatch(self, ticket, Handle(self, routing, keep_handle), memory)
+        made = Dispatch(self, ticket, Handle(self, routing, keep_handle, n), memory)
+        if timeout_ms or stream is not None:
+            self._note_deadline(made, timeout_ms, stream)
+        return made
 
     def combine(
         self,
@@ -231,10 +247,21 @@ class Group:
                 0 if memory is None else memory.address,
                 num_tokens_at,
             )
+        except AttributeError:
+            raise _no_object(memory, handle, "a Dispatch.handle") from None
         except struct.error as error:
-            numbers = {"slot": slot, "num_biases": num_biases, "sms": sms, "timeout_ms": timeout_ms}
-            numbers |= {"num_tokens": num_tokens, "num_tokens_at": num_tokens_at}
-            raise _misfit(error, _abi.CombineArgs, numbers) from None
+            raise self._misfit(
+                error,
+                slot=slot,
+                num_biases=num_biases,
+                sms=sms,
+                timeout_ms=timeout_ms,
+                num_tokens=num_tokens,
+                num_tokens_at=num_tokens_at,
+                return_weights=return_weights,
+            ) from None
+        if memory is not None:
+            memory.check(self, "combine", 0, num_tokens or (None if num_tokens_at else handle._num_tokens))
         status = _combine(
             self._handle,
             block.address,
@@ -245,7 +272,10 @@ class Group:
         self._blocks.append(block)
         if status:
             raise self._error(status)
-        return Ticket(self, ticket, memory)
+        made = Ticket(self, ticket, memory)
+        if timeout_ms or stream is not None:
+            self._note_deadline(made, timeout_ms, stream)
+        return made
 
     def noop(self, slot: int, *, stream: Any = None) -> Ticket:
         """Goes to the engine and back, and moves nothing. Not collective. Measures the hand-off."""
@@ -262,7 +292,10 @@ class Group:
         self._blocks.append(block)
         if status:
             raise self._error(status)
-        return Ticket(self, ticket)
+        made = Ticket(self, ticket)
+        if stream is not None:
+            self._note_deadline(made, 0, stream)
+        return made
 
     # ---- memory ------------------------------------------------------------------------------------
 
@@ -357,14 +390,19 @@ class Group:
         """After a break every rank calls this, then submits again from resume_op on. Waits for the others.
 
         Raises DeadlineExceeded or WouldBlock (NO_WAIT): not agreed yet. RankLost: the group has ended, or this
-        rank was evicted.
+        rank was evicted. Ctrl-C ends the wait in the main thread; call it again.
         """
         if not -(1 << 31) <= timeout_ms < 1 << 31:
             raise bad_timeout(timeout_ms)
+        handle = self._handle
         raw = _abi.ResumeInfo(ctypes.sizeof(_abi.ResumeInfo))
-        status = library.epd_group_resume(self._handle, timeout_ms, ctypes.addressof(raw))
+        address = ctypes.addressof(raw)
+        first_ms = first_slice(timeout_ms)
+        status = library.epd_group_resume(handle, first_ms, address)
+        if status == Status.DEADLINE_EXCEEDED and first_ms != timeout_ms:
+            status = go_on(lambda ms: library.epd_group_resume(handle, ms, address), timeout_ms)
         if status:
-            raise self._error(status)
+            raise self._error(status, None, timeout_ms)
         return ResumeInfo(raw.epoch, raw.resume_op, raw.num_active_ranks)
 
     def check(self) -> Progress:
@@ -414,10 +452,37 @@ class Group:
     def _depth(self) -> int:
         return self.config.depth or 4
 
-    def _error(self, status: int, rank: Optional[int] = None) -> Exception:
+    def _error(self, status: int, rank: Optional[int] = None, timeout_ms: int = 0) -> Exception:
         if self._handle is None:
             return InvalidArgument(f"group {self.config.name!r} has been left; allowed: groups that are joined")
-        return last_error(status, rank)
+        return last_error(status, rank, timeout_ms)
+
+    def _note_deadline(self, ticket: Ticket, timeout_ms: int, stream: Any) -> None:
+        """For waits without end: see go_on."""
+        if self._resident and stream is not None:
+            ticket._deadline_ms = FOREVER
+        elif timeout_ms:
+            ticket._deadline_ms = timeout_ms
+
+    def _misfit(self, error: struct.error, **numbers: object) -> Exception:
+        """Why numbers do not fit in a struct."""
+        config = self.config
+        highest = {
+            "slot": self._depth() - 1,
+            "num_tokens": config.max_tokens,
+            "num_tokens_at": (1 << 64) - 1,
+            "num_biases": config.num_biases,
+            "return_weights": max(ReturnWeights),
+            "row_format": len(config.more_formats),
+            "sms": (1 << 32) - 1,
+            "timeout_ms": (1 << 31) - 1,
+        }
+        for name, value in numbers.items():
+            if not isinstance(value, int):
+                return TypeError(f"{name} is {value!r}; allowed: an integer")
+            if not 0 <= value <= highest[name]:
+                return InvalidArgument(f"{name} is {value}; allowed: 0 .. {highest[name]}")
+        return TypeError(str(error))
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
@@ -438,6 +503,8 @@ class Group:
             raise self._error(Status.INVALID_ARGUMENT)
 
     def _raw_buffers(self, slot: int, handle: GroupHandle) -> _abi.Buffers:
+        if not isinstance(slot, int):
+            raise TypeError(f"slot is {slot!r}; allowed: an integer")
         if not 0 <= slot < 1 << 32:
             raise InvalidArgument(f"slot is {slot}; allowed: 0 .. {self._depth() - 1}")
         raw = _abi.Buffers(ctypes.sizeof(_abi.Buffers))
@@ -447,6 +514,8 @@ class Group:
         return raw
 
     def _shapes_of(self, row_format: int) -> dict[Region, RegionShape]:
+        if not isinstance(row_format, int):
+            raise TypeError(f"row_format is {row_format!r}; allowed: an integer")
         if not 0 <= row_format < len(self._shapes):
             raise InvalidArgument(f"row_format is {row_format}; allowed: 0 .. {len(self._shapes) - 1}")
         return self._shapes[row_format]
@@ -510,15 +579,11 @@ class Group:
         return queue
 
 
-def _misfit(error: struct.error, kind: type[ctypes.Structure], numbers: dict[str, int]) -> Exception:
-    """Why numbers do not fit in a struct."""
-    for name, value in numbers.items():
-        field: Any = dict((f[0], f[1]) for f in kind._fields_)[name]
-        if not isinstance(value, int):
-            return TypeError(f"{name} is {value!r}; allowed: an integer")
-        if field(value).value != value and not (name == "num_tokens_at" and value == 0):
-            return InvalidArgument(f"{name} is {value}; allowed: {number_range(kind, name)}")
-    return TypeError(str(error))
+def _no_object(memory: object, handle: object, handles: str) -> TypeError:
+    """Why an argument is not of its class."""
+    if memory is None or isinstance(memory, Memory):
+        return TypeError(f"handle is {handle!r}; allowed: {handles}")
+    return TypeError(f"memory is {memory!r}; allowed: None, or a Memory")
 
 
 def _forget_parent() -> None:

@@ -3,11 +3,47 @@
 from __future__ import annotations
 
 import ctypes
-import math
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from . import _abi
+from ._arrays import Elements, array_address, array_elements
 from .errors import InvalidArgument
+from .types import DeviceKind, Layout, Payload, Region, ScaleLayout
+
+if TYPE_CHECKING:
+    from .buffers import RegionShape
+    from .group import Group
+
+# What an operation reads or writes of its memory.
+_COUNTS = (Region.RANK_OFFSETS, Region.EXPERT_COUNTS, Region.EXPERT_OFFSETS, Region.SOURCE_RANGES)
+_GIVEN = (Region.X, Region.X_SCALES, Region.TOPK_WEIGHTS)
+_RECEIVED = (
+    Region.RECV_X,
+    Region.RECV_SCALES,
+    Region.RECV_TOPK_IDX,
+    Region.RECV_TOPK_WEIGHTS,
+    Region.RECV_SRC,
+)
+_AGAIN = (*_GIVEN, *_RECEIVED, *_COUNTS)  # a dispatch under a handle
+_DISPATCH = (*_AGAIN, Region.TOPK_IDX)
+_COMBINE = (
+    *(Region.Y, Region.Y_WEIGHTS, Region.TOPK_WEIGHTS, Region.BIAS_0, Region.BIAS_1),
+    *(Region.OUT, Region.OUT_WEIGHTS, *_COUNTS),
+)
+OPERATIONS = {"dispatch": _DISPATCH, "dispatch again": _AGAIN, "combine": _COMBINE}
+
+_BY_TOKEN = {*_GIVEN, Region.TOPK_IDX, Region.BIAS_0, Region.BIAS_1, Region.OUT, Region.OUT_WEIGHTS}
+_BY_ROW = {*_RECEIVED, Region.Y, Region.Y_WEIGHTS}
+
+_TYPES = {
+    "H": ("bfloat16", "uint16", "int16"),
+    "B": ("uint8", "int8", "float8_e4m3fn"),
+    "f": ("float32",),
+    "i": ("int32", "uint32"),
+    "q": ("int64", "uint64"),
+}
+_SIZES = {"H": 2, "B": 1, "f": 4, "i": 4, "q": 8}
+_ANY_NUMBER = 1 << 32  # of tokens
 
 
 class Memory:
@@ -20,11 +56,13 @@ class Memory:
     recv_rows  rows for which recv_* and y have room. Layout.EXPERT: of each expert's block, at least the
                group's. 0: the group's
 
-    Token-wise arrays need the n rows of the operation; recv_* and y recv_rows rows. Nobody can check that: a
-    shorter array is written beyond its end. epd.h has the whole contract.
+    Token-wise arrays need the n rows of the operation; recv_* and y recv_rows rows. The first operation of a group
+    with an object checks types and sizes of its arrays, and raises InvalidArgument. Addresses are trusted: memory
+    that is too small is written beyond its end. An array without elements in place of recv_* or y is as None.
+    epd.h has the whole contract.
     """
 
-    __slots__ = ("__weakref__", "_arrays", "_raw", "address")
+    __slots__ = ("__weakref__", "_arrays", "_checked", "_elements", "_raw", "_recv_rows", "address")
 
     def __init__(
         self,
@@ -73,60 +111,101 @@ class Memory:
         if not 0 <= recv_rows < 1 << 32:
             raise InvalidArgument(f"recv_rows is {recv_rows}; allowed: 0 .. {(1 << 32) - 1}")
         raw = _abi.Memory(ctypes.sizeof(_abi.Memory))
-        for name, array in inputs.items():
-            setattr(raw, name, None if array is None else array_address("memory." + name, array, False))
-        for name, array in outputs.items():
-            setattr(raw, name, None if array is None else array_address("memory." + name, array, True))
+        arrays = {**inputs, **outputs}
+        for name, array in arrays.items():
+            setattr(raw, name, array_address("memory." + name, array, name in outputs))
+        if not isinstance(bias, (tuple, list)) or len(bias) != 2:
+            raise TypeError(f"memory.bias is {bias!r}; allowed: a pair, each None, an address, or an array")
         for i in range(2):
             raw.bias[i] = array_address(f"memory.bias[{i}]", bias[i], False)
+            arrays[f"bias_{i}"] = bias[i]
         raw.recv_rows = recv_rows
         self._raw = raw
-        self._arrays: Any = (inputs, outputs, bias)
+        self._arrays: Any = arrays
+        self._elements = {
+            Region[name.upper()]: array_elements(array)
+            for name, array in arrays.items()
+            if array is not None and not isinstance(array, int)
+        }
+        self._recv_rows = recv_rows
+        # By operation and group's shapes: for how many tokens there is room. The shapes, so that they live.
+        self._checked: dict[tuple[str, int], tuple[object, int]] = {}
         self.address = ctypes.addressof(raw)
 
+    def check(self, group: Group, operation: str, row_format: int, num_tokens: Optional[int]) -> None:
+        """Raises InvalidArgument: an array that the operation uses has another type, or is too small.
 
-def array_bytes(array: Any) -> int:
-    """The bytes of an array whose elements lie close together. Raises InvalidArgument: it is an address."""
-    if array is None or isinstance(array, int):
-        raise InvalidArgument("bytes is None; allowed: a number, as memory is an address")
-    if hasattr(array, "data_ptr"):
-        return int(array.numel() * array.element_size())
-    device = getattr(array, "__cuda_array_interface__", None)
-    if device is not None:
-        return math.prod(device["shape"]) * int(device["typestr"][2:])
-    return memoryview(array).nbytes
+        num_tokens: of the operation; None: not known here
+        """
+        shapes = group._shapes_of(row_format)
+        found = self._checked.get((operation, id(shapes)))
+        if found is None:
+            room = self._check_arrays(group, operation, row_format)
+            found = self._checked[operation, id(shapes)] = (shapes, room)
+        if num_tokens is not None and num_tokens > found[1]:
+            for region in OPERATIONS[operation]:
+                elements = self._elements.get(region)
+                if elements is not None and region in _BY_TOKEN and region in shapes:
+                    _check_bytes(region, elements, num_tokens, shapes[region], f"num_tokens {num_tokens}")
+
+    def _check_arrays(self, group: Group, operation: str, row_format: int) -> int:
+        """For how many tokens the operation's token-wise arrays have room."""
+        shapes = group._shapes_of(row_format)
+        config = group.config.with_format(row_format)
+        room = _ANY_NUMBER
+        for region in OPERATIONS[operation]:
+            elements, shape = self._elements.get(region), shapes.get(region)
+            if elements is None or shape is None:  # the library refuses what the group has not
+                continue
+            opaque = config.payload == Payload.OPAQUE and region in (Region.X, Region.RECV_X)
+            _check_type(region, elements, None if opaque else _TYPES[shape.format])
+            if elements.on_gpu and group._kind == DeviceKind.HOST:
+                raise InvalidArgument(f"{_name(region)}.device is cuda; allowed: cpu, as the group is on a host device")
+            if region in _BY_TOKEN:
+                room = min(room, elements.nbytes // _row_bytes(shape))
+            elif region in _BY_ROW:
+                if elements.nbytes > 0 or self._recv_rows > 0:
+                    self._check_rows(region, elements, shape, config)
+            else:
+                _check_bytes(region, elements, shape.elements, shape, "the group")
+        return room
+
+    def _check_rows(self, region: Region, elements: Elements, shape: RegionShape, config: Any) -> None:
+        """Of received rows, or answers to them."""
+        room = shape.shape[-2]  # the group's; Layout.EXPERT: of a block
+        expert = config.layout == Layout.EXPERT
+        rows = self._recv_rows or room
+        if not expert:
+            rows = min(rows, room)
+            if region in (Region.Y, Region.Y_WEIGHTS) and self._recv_rows == 0:
+                return  # as many rows are read as there are
+        if region == Region.RECV_SCALES and config.scale_layout == ScaleLayout.COLUMN_MAJOR:
+            rows = -(-rows // 4) * 4
+        blocks = shape.shape[0] if expert else 1
+        allowed_by = f"recv_rows {self._recv_rows}" if self._recv_rows else "the group's rows, as recv_rows is 0"
+        _check_bytes(region, elements, blocks * rows, shape, allowed_by)
 
 
-def array_address(name: str, array: Any, written: bool) -> Optional[int]:
-    """The address of an array's first element. Raises InvalidArgument: its elements do not lie close together,
-    or it may not be written to. TypeError: it is no array."""
-    if array is None:
-        return None
-    if isinstance(array, int):
-        return array
-    if hasattr(array, "data_ptr"):
-        if not array.is_contiguous():
-            raise InvalidArgument(f"{name} has strides {array.stride()}; allowed: contiguous tensors")
-        address: int = array.data_ptr()
-        return address or None
-    device = getattr(array, "__cuda_array_interface__", None)
-    if device is not None:
-        if device.get("strides") is not None:
-            raise InvalidArgument(f"{name} has strides {device['strides']}; allowed: contiguous arrays")
-        return device["data"][0] or None
-    try:
-        view = memoryview(array)
-    except TypeError:
-        raise TypeError(f"{name} is {array!r}; allowed: None, an address, or an array") from None
-    if not view.c_contiguous:
-        raise InvalidArgument(f"{name} has strides {view.strides}; allowed: contiguous arrays")
-    if view.readonly and written:
-        raise InvalidArgument(f"{name} is read-only; allowed: arrays that may be written to")
-    if view.nbytes == 0:
-        return None
-    interface = getattr(array, "__array_interface__", None)
-    if interface is not None:
-        return interface["data"][0] or None
-    if view.readonly:
-        raise InvalidArgument(f"{name} is read-only; allowed: numpy arrays, or arrays that may be written to")
-    return ctypes.addressof(ctypes.c_char.from_buffer(view.cast("B")))
+def _name(region: Region) -> str:
+    """Of the argument, for a sentence."""
+    if region in (Region.BIAS_0, Region.BIAS_1):
+        return f"memory.bias[{region - Region.BIAS_0}]"
+    return "memory." + region.name.lower()
+
+
+def _row_bytes(shape: RegionShape) -> int:
+    """Of a row; of one element where there are no rows."""
+    return _SIZES[shape.format] * (shape.shape[-1] if len(shape.shape) > 1 else 1)
+
+
+def _check_type(region: Region, elements: Elements, allowed: Optional[tuple[str, ...]]) -> None:
+    if allowed is not None and elements.type is not None and elements.type not in allowed:
+        raise InvalidArgument(f"{_name(region)}.dtype is {elements.type}; allowed: {', '.join(allowed)}")
+
+
+def _check_bytes(region: Region, elements: Elements, rows: int, shape: RegionShape, allowed_by: str) -> None:
+    counted = region not in _BY_TOKEN and region not in _BY_ROW
+    need = rows * (_SIZES[shape.format] if counted else _row_bytes(shape))
+    if elements.nbytes < need:
+        text = f"{_name(region)}.nbytes is {elements.nbytes}; allowed: {need} or more"
+        raise InvalidArgument(f"{text}, for {allowed_by}")

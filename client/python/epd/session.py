@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from typing import Any, Optional, Union
 
 from . import _abi
+from ._arrays import array_address, array_bytes
+from ._blocking import on_a_thread
 from ._handles import SessionHandle, own_group, own_session
 from ._library import library
 from .errors import Error, InvalidArgument, check, last_error
 from .group import Group
-from .memory import array_address, array_bytes
 from .types import DeviceKind, GroupConfig, SessionInfo, WaitBy, encoded, set_number
 
 
 def attach(
-    socket_path: Optional[str] = None,
+    socket_path: Union[str, os.PathLike[str], None] = None,
     device: Optional[str] = None,
     *,
     timeout_ms: int = 0,
@@ -35,9 +37,9 @@ def attach(
     """
     options = _abi.AttachOptions(ctypes.sizeof(_abi.AttachOptions))
     if socket_path is not None:
-        options.socket_path = encoded("socket_path", socket_path)
+        options.socket_path = encoded("socket_path", socket_path, "None, text, or a path")
     if device is not None:
-        options.device = encoded("device", device)
+        options.device = encoded("device", device, "None, or text")
     set_number(options, "timeout_ms", timeout_ms)
     set_number(options, "wait_by", wait_by)
     address = ctypes.c_void_p()
@@ -73,16 +75,28 @@ class Session:
 
         Raises InvalidArgument (names the field; for a mismatch with the ranks already there both values),
         DeadlineExceeded (names the missing ranks), ResourceExhausted, Unsupported, DaemonLost.
+
+        Ctrl-C ends the call in the main thread. The daemon holds the rank until the join's time is over, or all
+        have joined, and then takes it as left. So long it holds the session too.
         """
+        if not isinstance(config, GroupConfig):
+            raise TypeError(f"config is {config!r}; allowed: a GroupConfig")
         session = self._handle
         raw = config._raw()
-        address = ctypes.c_void_p()
-        status = library.epd_group_join(session, ctypes.addressof(raw), ctypes.addressof(address))
-        if status or session is None:
-            raise self._error(status)
-        group = Group(session, self._info, own_group(address.value or 0), config)
-        self._groups.add(group)
-        return group
+
+        def join() -> Union[Group, Error]:
+            address = ctypes.c_void_p()
+            status = library.epd_group_join(session, ctypes.addressof(raw), ctypes.addressof(address))
+            if status or session is None:
+                return self._error(status)
+            return Group(session, self._info, own_group(address.value or 0), config)
+
+        made = on_a_thread(join, "epd-join")
+        if isinstance(made, Error):
+            session = None  # the traceback keeps this frame, and would keep the attachment
+            raise made
+        self._groups.add(made)
+        return made
 
     def register(self, memory: Any, bytes: Optional[int] = None) -> None:
         """Registers memory of a GPU: operations of groups that are joined from now on use rows there in place.

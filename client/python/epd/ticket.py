@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from . import _abi
+from ._blocking import OPERATION_MS, SLICE_MS, first_slice, go_on
 from ._library import library
 from .errors import InvalidArgument, NotFound, Status
 from .types import FOREVER, NO_WAIT, Counts, Result
@@ -25,6 +25,7 @@ RESULT_BYTES = ctypes.sizeof(_abi.Result)
 _result_fields = _abi.pack_format(_abi.Result)
 _unpack_result = _result_fields.unpack
 _OK = Status.OK
+_LATE = int(Status.DEADLINE_EXCEEDED)
 _INT32 = 1 << 31
 _OP_INDEX_AT = _abi.Result.op_index.offset
 
@@ -48,10 +49,11 @@ class Handle:
     then the group gives it back with the next dispatch that keeps one. Others need no release.
     """
 
-    __slots__ = ("_group", "kept", "value")
+    __slots__ = ("_group", "_num_tokens", "kept", "value")
 
-    def __init__(self, group: Group, value: int, kept: bool) -> None:
+    def __init__(self, group: Group, value: int, kept: bool, num_tokens: Optional[int]) -> None:
         self._group = group
+        self._num_tokens = num_tokens  # n; None: read from a device's memory
         self.value = value  # epd_handle_t; the same on all ranks for a dispatch under a handle
         self.kept = kept
 
@@ -75,10 +77,13 @@ class Ticket:
 
     On a resident device wait() does not empty it, because the operation may have been captured in a graph:
     then each wait returns for another replay. A ticket keeps its group. Collecting one does not wait: the
-    operation goes on and its result is dropped.
+    operation goes on and its result is dropped. Ctrl-C ends a wait in the main thread, and the ticket stays valid.
     """
 
-    __slots__ = ("__weakref__", "_group", "_memory", "_ticket")
+    __slots__ = ("__weakref__", "_deadline_ms", "_group", "_memory", "_ticket")
+
+    # Of the operation, as given at its submission; FOREVER: in a stream, so nobody knows. Not set: the daemon's.
+    _deadline_ms: int
 
     def __init__(self, group: Group, ticket: int, memory: Optional[Memory] = None) -> None:
         self._group = group
@@ -101,14 +106,17 @@ class Ticket:
         except IndexError:
             block = ResultBlock()
         block.op_index.value = _UNTOUCHED
-        status = _ticket_wait(group._handle, self._ticket, timeout_ms, block.address)
+        first_ms = SLICE_MS if timeout_ms > SLICE_MS or -1 <= timeout_ms <= 0 else timeout_ms
+        status = _ticket_wait(group._handle, self._ticket, first_ms, block.address)
+        if status == _LATE and first_ms != timeout_ms and block.op_index.value == _UNTOUCHED:
+            status = self._wait_on(timeout_ms, block)
         _, _, rank, op_index, rows, seen, launched, done, dropped, runs = _unpack_result(block.memory)
         results.append(block)
         if not status:
             if not group._resident:
                 self._ticket = 0
             return Result(_OK, rank, op_index, rows, seen, launched, done, dropped, runs)
-        error = self._error(status, rank if op_index != _UNTOUCHED and rank >= 0 else None)
+        error = self._error(status, rank if op_index != _UNTOUCHED and rank >= 0 else None, timeout_ms)
         if status == Status.NOT_FOUND or (op_index != _UNTOUCHED and not group._resident):
             self._ticket = 0
         raise error
@@ -134,10 +142,19 @@ class Ticket:
         if not -_INT32 <= timeout_ms < _INT32:
             raise bad_timeout(timeout_ms)
         group = self._group
+        handle = group._handle
         raw = _abi.Counts(ctypes.sizeof(_abi.Counts))
-        status = library.epd_ticket_counts(group._handle, self._ticket, timeout_ms, ctypes.addressof(raw))
+        address = ctypes.addressof(raw)
+        first_ms = first_slice(timeout_ms)
+        status = library.epd_ticket_counts(handle, self._ticket, first_ms, address)
+        if status == _LATE and first_ms != timeout_ms:
+            status = go_on(
+                lambda ms: library.epd_ticket_counts(handle, self._ticket, ms, address),
+                timeout_ms,
+                self._deadline(),
+            )
         if status:
-            raise self._error(status)
+            raise self._error(status, None, timeout_ms)
         local = group.config.num_experts // group.config.num_ranks
         return Counts(
             raw.num_recv_rows,
@@ -153,9 +170,15 @@ class Ticket:
         """
         if not -_INT32 <= timeout_ms < _INT32:
             raise bad_timeout(timeout_ms)
-        status = library.epd_ticket_wait_sent(self._group._handle, self._ticket, timeout_ms)
+        handle = self._group._handle
+        first_ms = first_slice(timeout_ms)
+        status = library.epd_ticket_wait_sent(handle, self._ticket, first_ms)
+        if status == _LATE and first_ms != timeout_ms:
+            status = go_on(
+                lambda ms: library.epd_ticket_wait_sent(handle, self._ticket, ms), timeout_ms, self._deadline()
+            )
         if status:
-            raise self._error(status)
+            raise self._error(status, None, timeout_ms)
 
     def wait_on_stream(self, stream: Any) -> None:
         """Makes a stream wait: its later work begins when the operation has ended. The ticket stays.
@@ -188,9 +211,11 @@ class Ticket:
         """Calls hook(result) once, when the operation has ended, well or not. The ticket is empty afterwards.
 
         Hooks of a group run on one thread of Python's, in the order of these calls; they may do anything. What
-        a hook raises goes to sys.unraisablehook. Hooks that have not run when the interpreter ends are not
-        called.
+        a hook raises goes to sys.unraisablehook, and the next hook runs. Hooks that have not run when the
+        interpreter ends are not called.
         """
+        if not callable(hook):
+            raise TypeError(f"hook is {hook!r}; allowed: a callable, which takes the Result")
         group = self._group
         if not self._ticket or group._handle is None:
             raise self._error(Status.NOT_FOUND)
@@ -199,11 +224,24 @@ class Ticket:
         self._ticket = 0
         group._hooks().put((ticket, hook))
 
-    def _error(self, status: int, rank: Optional[int] = None) -> Exception:
+    def _wait_on(self, timeout_ms: int, block: ResultBlock) -> int:
+        """The status of a wait that is not over after its first slice."""
+        handle = self._group._handle
+        return go_on(
+            lambda ms: int(_ticket_wait(handle, self._ticket, ms, block.address)),
+            timeout_ms,
+            self._deadline(),
+            lambda: block.op_index.value != _UNTOUCHED,
+        )
+
+    def _deadline(self) -> int:
+        return getattr(self, "_deadline_ms", OPERATION_MS)
+
+    def _error(self, status: int, rank: Optional[int] = None, timeout_ms: int = 0) -> Exception:
         group = self._group
         if group._handle is not None and not self._ticket:
             return NotFound("the ticket is empty: it was waited for, dropped, or given to a hook")
-        return group._error(status, rank)
+        return group._error(status, rank, timeout_ms)
 
     def __del__(self, drop: Any = library.epd_ticket_drop) -> None:
         if self._ticket:
@@ -228,7 +266,8 @@ class Dispatch(Ticket):
 
 def bad_timeout(timeout_ms: int) -> InvalidArgument:
     """Of a number that the library's int32 can't hold; the others the library judges."""
-    return InvalidArgument(f"timeout_ms is {timeout_ms}; allowed: {-_INT32} .. {_INT32 - 1}")
+    allowed = f"1 .. {_INT32 - 1} milliseconds, FOREVER (-1, or 0), or NO_WAIT (-2)"
+    return InvalidArgument(f"timeout_ms is {timeout_ms}; allowed: {allowed}")
 
 
 def stream_address(stream: Any) -> int:
@@ -264,19 +303,36 @@ def run_hooks(queue: SimpleQueue[Any]) -> None:
         ticket, hook = item
         try:
             hook(_outcome(ticket))
-        except BaseException:  # noqa: B902
-            unraisable: Any = _Unraisable(sys.exc_info(), "a completion hook raised", hook)
-            sys.unraisablehook(unraisable)
+        except BaseException as error:  # noqa: B902
+            show_unraisable(_Raise(error, hook))
         del item, ticket, hook  # so that the last hook does not keep the group
 
 
-class _Unraisable:
-    """What sys.unraisablehook takes."""
+class _Raise:
+    """Raises what a hook has raised, and shows as that hook."""
 
-    def __init__(self, error: Any, err_msg: str, object: Any) -> None:
-        self.exc_type, self.exc_value, self.exc_traceback = error
-        self.err_msg = err_msg
-        self.object = object
+    def __init__(self, error: BaseException, hook: object) -> None:
+        self._error: Optional[BaseException] = error
+        self._hook = hook
+
+    def __call__(self) -> None:
+        error, self._error = self._error, None
+        try:
+            assert error is not None
+            raise error
+        finally:
+            del error  # its traceback has this frame
+
+    def __repr__(self) -> str:
+        return f"the completion hook {self._hook!r}"
+
+
+def show_unraisable(call: Callable[[], object]) -> None:
+    """Runs a call that raises, and shows that by sys.unraisablehook.
+
+    CPython's own hook takes nothing but what CPython makes. It makes that for what a callback of C raises.
+    """
+    ctypes.CFUNCTYPE(None)(call)()
 
 
 def start_hooks() -> SimpleQueue[Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import os
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Optional, Sequence, Union
 
 from . import _abi
+from ._arrays import array_address
 from ._library import library
 from .errors import InvalidArgument, Status, check
-from .memory import array_address
 
 FOREVER = _abi.FOREVER
 NO_WAIT = _abi.NO_WAIT
@@ -223,6 +224,8 @@ class GroupConfig:
 
     def with_format(self, row_format: int) -> GroupConfig:
         """The same with this row format alone. Raises InvalidArgument."""
+        if not isinstance(row_format, int):
+            raise TypeError(f"row_format is {row_format!r}; allowed: an integer")
         if not 0 <= row_format <= len(self.more_formats):
             raise InvalidArgument(f"row_format is {row_format}; allowed: 0 .. {len(self.more_formats)}")
         if not self.more_formats:
@@ -276,28 +279,63 @@ class GroupConfig:
         return raw
 
 
-def encoded(field: str, text: Union[str, bytes]) -> bytes:
-    """Text for the library. Raises InvalidArgument for a NUL inside."""
-    data = text.encode() if isinstance(text, str) else text
+def encoded(field: str, text: Union[str, bytes, os.PathLike[str]], allowed: str = "text") -> bytes:
+    """Text for the library. Raises InvalidArgument for a NUL inside, TypeError if it is no text."""
+    try:
+        data = os.fsencode(text)
+    except TypeError:
+        raise TypeError(f"{field} is {text!r}; allowed: {allowed}") from None
     if b"\0" in data:
         raise InvalidArgument(f"{field} is {text!r}; allowed: text without NUL")
     return data
 
 
 def set_number(raw: ctypes.Structure, field: str, value: int) -> None:
-    """Sets a field of a struct. Raises InvalidArgument if it can't hold the number, TypeError if it is none."""
-    setattr(raw, field, value)
+    """Sets a field of a struct. Raises InvalidArgument if it can't hold the number, TypeError if it is none.
+
+    Numbers that fit are the library's to judge."""
+    try:
+        setattr(raw, field, value)
+    except TypeError:
+        raise TypeError(f"{field} is {value!r}; allowed: an integer") from None
     if getattr(raw, field) != value:
-        raise InvalidArgument(f"{field} is {value}; allowed: {number_range(type(raw), field)}")
+        raise InvalidArgument(f"{field} is {value}; allowed: {_ALLOWED[field]}")
 
 
-def number_range(kind: type[ctypes.Structure], field: str) -> str:
-    """What numbers a field can hold: "0 .. 4294967295"."""
-    member: Any = dict((f[0], f[1]) for f in kind._fields_)[field]
-    bits = 8 * ctypes.sizeof(member)
-    if member(-1).value == -1:
-        return f"{-(1 << (bits - 1))} .. {(1 << (bits - 1)) - 1}"
-    return f"0 .. {(1 << bits) - 1}"
+_ENUMS: dict[str, type[enum.IntEnum]] = {
+    "payload": Payload,
+    "index_type": IndexType,
+    "policy": Policy,
+    "layout": Layout,
+    "scale_format": ScaleFormat,
+    "span": Span,
+    "scale_layout": ScaleLayout,
+    "range_format": RangeFormat,
+    "wait_by": WaitBy,
+    "region": Region,
+}
+_ALLOWED = {
+    **{field: f"0 .. {max(kind)}" for field, kind in _ENUMS.items()},
+    "rank": "0 .. num_ranks - 1, or ANY_RANK (-1)",
+    "num_ranks": "1 .. 1024",
+    "num_experts": "1 .. 4096, a multiple of num_ranks",
+    "max_tokens": "1 .. 65536",
+    "hidden": "multiples of 128, 128 .. 16384",
+    "topk": "1 .. 32",
+    "depth": "0 .. 16",
+    "sms": f"0 .. {(1 << 32) - 1}",
+    "timeout_ms": f"0 .. {(1 << 31) - 1}",
+    "expert_alignment": "0 .. 256",
+    "opaque_bytes": "multiples of 16, 0 .. 65536",
+    "num_biases": "0 .. 2",
+    "num_handles": "0 .. 4096",
+    "max_recv_rows": f"0 .. {(1 << 31) - 1}",
+    "priority": "-8 .. 7",
+    "sum_ranks": "0 .. num_ranks",
+    "fd": f"None, or 0 .. {(1 << 31) - 1}",
+    "offset": f"multiples of 128, 0 .. {1 << 50}",
+    "stride": f"multiples of 128, 0 .. {1 << 50}",
+}
 
 
 class GroupBytes(NamedTuple):

@@ -30,7 +30,7 @@ class Cuda:
     def __call__(self, name: str, *arguments: Any) -> None:
         result = getattr(self._library, name)(*arguments)
         if result != 0:
-            raise RuntimeError(f"{name}: CUDA error {result}")
+            raise OSError(f"{name}: CUDA error {result}")
 
     def use(self, gpu: int) -> int:
         """Makes the primary context of a GPU current; returns which GPU that was."""

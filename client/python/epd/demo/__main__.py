@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import sys
 from contextlib import ExitStack
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Optional, Union
 
 USAGE = """\
@@ -86,7 +86,12 @@ def main() -> int:
         expert_rank=options.expert_rank,
         seed=options.seed,
     )
-    pieces = split_into_pieces(read_text(options.text))
+    try:
+        text = read_text(options.text)
+    except OSError as error:
+        print(f"text is {options.text!r}; allowed: a file that can be read: {error.strerror}", file=sys.stderr)
+        return 1
+    pieces = split_into_pieces(text)
     if not pieces:
         print(f"the text '{options.text}' has no words", file=sys.stderr)
         return 1
@@ -139,25 +144,36 @@ def main() -> int:
 
 
 def run_processes(body: object, count: int) -> list[Union[object, str]]:
-    """body(rank, connection) in a process for each rank, forked before any has attached. What each sent."""
+    """body(rank, connection) in a process for each rank, forked before any has attached. What each sent.
+
+    After the first that sends text, which is its failure, or nothing, the others are ended: that text alone.
+    """
     context = multiprocessing.get_context("fork")
-    processes, ends = [], []
+    processes, ranks = [], {}
     for rank in range(count):
         end, theirs = context.Pipe(duplex=False)
         process = context.Process(target=body, args=(rank, theirs), daemon=True)  # type: ignore[arg-type]
         process.start()
         theirs.close()
         processes.append(process)
-        ends.append(end)
-    reports: list[Union[object, str]] = []
-    for rank, end in enumerate(ends):
-        try:
-            reports.append(end.recv())
-        except EOFError:
-            reports.append(f"rank {rank} ended without a report")
+        ranks[end] = rank
+    reports: dict[int, object] = {}
+    failure: Optional[str] = None
+    while failure is None and len(reports) < count:
+        for ready in wait([end for end, rank in ranks.items() if rank not in reports]):
+            rank = ranks[ready]  # type: ignore[index]
+            try:
+                report = ready.recv()  # type: ignore[union-attr]
+            except EOFError:
+                report = f"rank {rank} ended without a report"
+            reports[rank] = report
+            if failure is None and isinstance(report, str):
+                failure = report
     for process in processes:
+        if failure is not None:
+            process.terminate()
         process.join()
-    return reports
+    return [failure] if failure is not None else [reports[rank] for rank in range(count)]
 
 
 if __name__ == "__main__":

@@ -26,15 +26,20 @@ class OwnDaemon:
         self._directory = tempfile.mkdtemp(prefix="epd-demo-")
         self.socket = os.path.join(self._directory, "epd.sock")
         self.log = os.path.join(self._directory, "epd.log")
+        control = os.path.join(self._directory, "control.sock")
         config = os.path.join(self._directory, "epd.toml")
         with open(config, "w") as file:
             file.write(
-                f'[daemon]\nsocket = "{self.socket}"\ncontrol_socket = "{self._directory}/control.sock"\n'
+                f'[daemon]\nsocket = "{self.socket}"\ncontrol_socket = "{control}"\n'
                 f'[devices]\nhost = {host_devices}\ncuda = "none"\n'
             )
+        # The sockets as flags too: $EPD_SOCKET and $EPD_CONTROL_SOCKET would win over the file.
+        sockets = ["--socket", self.socket, "--control-socket", control]
         try:
             with open(self.log, "w") as log:
-                self._process = subprocess.Popen([program, "serve", "--config", config], stdout=log, stderr=log)
+                self._process = subprocess.Popen(
+                    [program, "serve", "--config", config, *sockets], stdout=log, stderr=log
+                )
         except OSError:
             shutil.rmtree(self._directory)
             raise

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, Optional
 
 from torch import Tensor
 
 from .. import _abi
 from ..memory import Memory
 from ..types import Region
+
+if TYPE_CHECKING:
+    from ..group import Group
 
 _BYTES = ctypes.sizeof(_abi.Memory)
 _Words = ctypes.c_uint64 * (_BYTES // 8)  # the struct, for addresses by their place: faster than by name
@@ -49,6 +52,9 @@ class Staging(Memory):
             raw[_ROWS_WORD] = recv_rows << _ROWS_SHIFT
         self._arrays: Any = []
         self.address = ctypes.addressof(raw)
+
+    def check(self, group: Group, operation: str, row_format: int, num_tokens: Optional[int]) -> None:
+        """Nothing: who makes one has checked the tensors."""
 
     def give(self, region: Region, source: Tensor) -> None:
         """An input: its first rows. It may have any strides."""

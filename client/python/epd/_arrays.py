@@ -1,0 +1,98 @@
+"""Arrays of the caller's: where they are, and what their elements are."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any, NamedTuple, Optional
+
+from .errors import InvalidArgument
+
+# Elements by their format as in the module `struct`. Others are named as they are. Bytes may be any type.
+_FORMATS: dict[str, Optional[str]] = {
+    **{"B": None, "b": None, "c": None, "<B": None},
+    **{"H": "uint16", "h": "int16", "e": "float16", "f": "float32", "d": "float64"},
+    **{"i": "int32", "I": "uint32", "q": "int64", "Q": "uint64", "l": "int64", "L": "uint64"},
+}
+_KINDS = {"i": "int", "u": "uint", "f": "float"}
+
+
+class Elements(NamedTuple):
+    """What an array is made of."""
+
+    type: Optional[str]  # "bfloat16"; None: bytes without a type
+    nbytes: int
+    on_gpu: bool
+
+
+def array_bytes(array: Any) -> int:
+    """The bytes of an array whose elements lie close together. Raises InvalidArgument: it is an address."""
+    if array is None or isinstance(array, int):
+        raise InvalidArgument("bytes is None; allowed: a number, as memory is an address")
+    return array_elements(array).nbytes
+
+
+def array_elements(array: Any) -> Elements:
+    """Of an array that array_address takes, and that is no address."""
+    if hasattr(array, "data_ptr"):
+        dtype = getattr(array, "dtype", None)
+        name = None if dtype is None else str(dtype).rpartition(".")[2]
+        return Elements(name, int(array.numel() * array.element_size()), _device_type(array) == "cuda")
+    device = getattr(array, "__cuda_array_interface__", None)
+    if device is not None:
+        kind = device["typestr"]
+        size = int(kind[2:])
+        name = _KINDS[kind[1]] + str(8 * size) if kind[1] in _KINDS and kind[0] != ">" else kind
+        return Elements(name, math.prod(device["shape"]) * size, True)
+    dtype = getattr(array, "dtype", None)
+    if dtype is not None:  # numpy's
+        return Elements(dtype.name if dtype.isnative else str(dtype), array.nbytes, False)
+    view = memoryview(array)
+    return Elements(_FORMATS.get(view.format, view.format), view.nbytes, False)
+
+
+def _device_type(tensor: Any) -> Optional[str]:
+    """Of a torch tensor; None of another class with data_ptr."""
+    kind: Optional[str] = getattr(getattr(tensor, "device", None), "type", None)
+    return kind
+
+
+def array_address(name: str, array: Any, written: bool) -> Optional[int]:
+    """The address of an array's first element; None of None, and of an array without elements.
+
+    Raises InvalidArgument: its elements do not lie close together, it may not be written to, or it has no memory.
+    TypeError: it is no array."""
+    if array is None:
+        return None
+    if isinstance(array, int):
+        if not 0 < array < 1 << 64:
+            raise InvalidArgument(f"{name} is {array}; allowed: None, an address of 1 .. {(1 << 64) - 1}, or an array")
+        return array
+    if hasattr(array, "data_ptr"):
+        if _device_type(array) not in ("cpu", "cuda", None):
+            raise InvalidArgument(f"{name}.device is {array.device}; allowed: cpu, cuda")
+        if not array.is_contiguous():
+            raise InvalidArgument(f"{name} has strides {array.stride()}; allowed: contiguous tensors")
+        address: int = array.data_ptr()
+        return address or None
+    device = getattr(array, "__cuda_array_interface__", None)
+    if device is not None:
+        if device.get("strides") is not None:
+            raise InvalidArgument(f"{name} has strides {device['strides']}; allowed: contiguous arrays")
+        return device["data"][0] or None
+    try:
+        view = memoryview(array)
+    except TypeError:
+        raise TypeError(f"{name} is {array!r}; allowed: None, an address, or an array") from None
+    if not view.c_contiguous:
+        raise InvalidArgument(f"{name} has strides {view.strides}; allowed: contiguous arrays")
+    if view.readonly and written:
+        raise InvalidArgument(f"{name} is read-only; allowed: arrays that may be written to")
+    if view.nbytes == 0:
+        return None
+    interface = getattr(array, "__array_interface__", None)
+    if interface is not None:
+        return interface["data"][0] or None
+    if view.readonly:
+        raise InvalidArgument(f"{name} is read-only; allowed: numpy arrays, or arrays that may be written to")
+    return ctypes.addressof(ctypes.c_char.from_buffer(view.cast("B")))

@@ -1,0 +1,172 @@
+"""What arrays epd.Memory takes: their types and sizes against the group's, and where they are."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator
+
+import pytest
+from conftest import Daemon, shape
+
+np = pytest.importorskip("numpy")
+
+import epd  # noqa: E402
+
+H, K, T = 128, 2, 8
+X = np.full((2, H), 0x3F80, np.uint16)
+
+
+@pytest.fixture
+def group(daemon: Daemon) -> Iterator[epd.Group]:
+    formats = [epd.RowFormat(epd.Payload.FP8)]
+    config = shape(num_experts=2, max_tokens=T, hidden=H, topk=K, num_biases=1, more_formats=formats)
+    with epd.attach(daemon.socket, "host:0") as session, session.join(config) as joined:
+        joined.buffers(0).topk_idx[:4] = memoryview(np.array([0, 1, 1, 0], np.int32))
+        yield joined
+
+
+def refused(call: Any) -> epd.InvalidArgument:
+    with pytest.raises(epd.InvalidArgument) as caught:
+        call()
+    return caught.value
+
+
+@pytest.mark.parametrize("address", [-1, 0, 1 << 64])
+def test_an_address_that_is_none(address: int) -> None:
+    for fields in ({"x": address}, {"recv_x": address}, {"bias": (address, None)}):
+        error = refused(lambda fields=fields: epd.Memory(**fields))
+        assert error.value == str(address) and error.allowed == f"None, an address of 1 .. {(1 << 64) - 1}, or an array"
+
+
+@pytest.mark.parametrize(
+    "name, array, given, allowed",
+    [
+        ("x", np.zeros((2, H), np.float32), "float32", "bfloat16, uint16, int16"),
+        ("x", np.zeros((2, H), np.float16), "float16", "bfloat16, uint16, int16"),
+        ("x", np.zeros((2, H), ">u2"), ">u2", "bfloat16, uint16, int16"),
+        ("topk_idx", np.zeros((2, K), np.int64), "int64", "int32, uint32"),
+        ("topk_weights", np.zeros((2, K), np.float64), "float64", "float32"),
+        ("recv_x", np.zeros((T, H), np.float32), "float32", "bfloat16, uint16, int16"),
+        ("recv_src", np.zeros((T, 2), np.int64), "int64", "int32, uint32"),
+        ("rank_offsets", np.zeros(2, np.int64), "int64", "int32, uint32"),
+        ("x", memoryview(np.zeros(2 * H, np.float64)), "float64", "bfloat16, uint16, int16"),
+    ],
+)
+def test_a_type_that_is_not_the_groups(group: epd.Group, name: str, array: Any, given: str, allowed: str) -> None:
+    memory = epd.Memory(**{name: array})
+    error = refused(lambda: group.dispatch(0, 2, memory=memory))
+    assert (error.field, error.value, error.allowed) == (f"memory.{name}.dtype", given, allowed)
+    group.dispatch(0, 2).wait()  # nothing was submitted
+
+
+@pytest.mark.parametrize("name", ["y", "out", "bias"])
+def test_a_type_that_is_not_that_of_a_combine(group: epd.Group, name: str) -> None:
+    dispatch = group.dispatch(0, 2)
+    dispatch.wait()
+    wrong: Any = np.zeros((T, H), np.float32)
+    memory = epd.Memory(bias=(wrong, None)) if name == "bias" else epd.Memory(**{name: wrong})
+    error = refused(lambda: group.combine(0, dispatch.handle, num_biases=1, memory=memory))
+    assert error.field == f"memory.{'bias[0]' if name == 'bias' else name}.dtype" and error.value == "float32"
+
+
+@pytest.mark.parametrize(
+    "name, array, need",
+    [
+        ("x", np.zeros((1, H), np.uint16), f"{2 * H * 2} or more, for num_tokens 2"),
+        ("x", np.zeros((0, H), np.uint16), f"{2 * H * 2} or more, for num_tokens 2"),
+        ("topk_idx", np.zeros((2, 1), np.int32), f"{2 * K * 4} or more, for num_tokens 2"),
+        ("recv_x", np.zeros((2, H), np.uint16), f"{T * H * 2} or more, for the group's rows, as recv_rows is 0"),
+        ("expert_counts", np.zeros(1, np.int32), "8 or more, for the group"),
+        ("x", bytearray(2 * H), f"{2 * H * 2} or more, for num_tokens 2"),
+    ],
+)
+def test_too_small(group: epd.Group, name: str, array: Any, need: str) -> None:
+    memory = epd.Memory(**{name: array})
+    error = refused(lambda: group.dispatch(0, 2, memory=memory))
+    assert error.field == f"memory.{name}.nbytes" and error.allowed == need
+
+
+def test_room_for_rows(group: epd.Group) -> None:
+    error = refused(lambda: group.dispatch(0, 2, memory=epd.Memory(recv_x=np.zeros((2, H), np.uint16), recv_rows=3)))
+    assert error.allowed == f"{3 * H * 2} or more, for recv_rows 3"
+    rows = np.zeros((2, H), np.uint16)
+    assert group.dispatch(0, 2, memory=epd.Memory(x=X, recv_x=rows, recv_rows=2)).wait().num_recv_rows == 2
+    assert (rows == 0x3F80).all()
+
+
+def test_out_has_room_for_the_tokens_of_the_handle(group: epd.Group) -> None:
+    dispatch = group.dispatch(0, 2, memory=epd.Memory(x=X))
+    dispatch.wait()
+    again = group.dispatch(1, handle=dispatch.handle, memory=epd.Memory(x=X))
+    again.wait()
+    for handle in (dispatch.handle, again.handle):
+        memory = epd.Memory(y=X, out=np.zeros((1, H), np.uint16))
+        error = refused(lambda handle=handle, memory=memory: group.combine(0, handle, memory=memory))
+        assert error.field == "memory.out.nbytes"
+    error = refused(lambda: group.dispatch(1, handle=dispatch.handle, memory=epd.Memory(x=X[:1])))
+    assert error.field == "memory.x.nbytes"
+    out = np.zeros((2, H), np.uint16)
+    group.combine(0, dispatch.handle, memory=epd.Memory(y=X, out=out)).wait()  # y has the rows that came
+    assert (out == 0x3F80).all()
+
+
+def test_no_tokens(group: epd.Group) -> None:
+    memory = epd.Memory(x=X[:0], topk_idx=np.zeros((0, K), np.int32), recv_x=np.zeros((T, H), np.uint16))
+    assert group.dispatch(0, 0, memory=memory).wait().num_recv_rows == 0
+    assert refused(lambda: group.dispatch(0, 1, memory=memory)).field == "memory.x.nbytes"
+
+
+def test_a_row_format_has_its_own_types(group: epd.Group) -> None:
+    """Checked once for each row format."""
+    memory = epd.Memory(x=X)
+    group.dispatch(0, 2, memory=memory).wait()
+    error = refused(lambda: group.dispatch(0, 2, row_format=1, memory=memory))
+    assert error.value == "uint16" and error.allowed == "uint8, int8, float8_e4m3fn"
+    group.dispatch(0, 2, memory=memory).wait()
+    assert refused(lambda: group.dispatch(0, 2, row_format=2, memory=memory)).field == "row_format"
+
+
+def test_opaque_rows_are_of_any_type(daemon: Daemon) -> None:
+    config = shape(num_experts=2, hidden=H, payload=epd.Payload.OPAQUE, opaque_bytes=64)
+    with epd.attach(daemon.socket) as session, session.join(config) as group:
+        given, got = np.arange(16, dtype=np.float32)[None], np.zeros((T, 16), np.float32)
+        group.buffers(0).topk_idx[0] = 1
+        group.dispatch(0, 1, memory=epd.Memory(x=given, recv_x=got)).wait()
+        assert (got[0] == given[0]).all()
+
+
+def test_a_checked_memory_is_not_checked_again(group: epd.Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = epd.Memory(x=X)
+    group.dispatch(0, 2, memory=memory).wait()
+    monkeypatch.setattr(epd.memory, "_check_type", None)
+    group.dispatch(0, 2, memory=memory).wait()
+    group.dispatch(0, 1, memory=memory).wait()
+
+
+def test_what_is_no_memory(group: epd.Group) -> None:
+    with pytest.raises(TypeError, match="memory is 'x'; allowed: None, or a Memory"):
+        group.dispatch(0, 1, memory="x")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="memory is 5; allowed: None, or a Memory"):
+        group.combine(0, group.dispatch(0, 0).handle, memory=5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="memory.bias is None; allowed: a pair"):
+        epd.Memory(bias=None)  # type: ignore[arg-type]
+
+
+def test_tensors(group: epd.Group) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed (Debian: python3-torch)")
+    error = refused(lambda: epd.Memory(x=torch.empty(2, H, dtype=torch.bfloat16, device="meta")))
+    assert (error.field, error.value) == ("memory.x.device", "meta")
+    error = refused(lambda: group.dispatch(0, 2, memory=epd.Memory(x=torch.ones(2, H))))
+    assert error.value == "float32" and error.allowed == "bfloat16, uint16, int16"
+    error = refused(lambda: group.dispatch(0, 2, memory=epd.Memory(x=torch.ones(0, H, dtype=torch.bfloat16))))
+    assert error.field == "memory.x.nbytes" and error.value == "0"
+    got = torch.zeros(T, H, dtype=torch.bfloat16)
+    group.dispatch(0, 2, memory=epd.Memory(x=torch.ones(2, H, dtype=torch.bfloat16), recv_x=got)).wait()
+    assert (got[:2] == 1).all()
+
+
+def test_memory_of_a_gpu_is_not_for_a_host_device(group: epd.Group) -> None:
+    class OfGpu:
+        __cuda_array_interface__ = {"shape": (2, H), "typestr": "<i2", "data": (4096, False), "version": 3}
+
+    error = refused(lambda: group.dispatch(0, 2, memory=epd.Memory(x=OfGpu())))
+    assert (error.field, error.value) == ("memory.x.device", "cuda")
