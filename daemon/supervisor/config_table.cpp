@@ -363,6 +363,13 @@ const std::vector<Option>& option_table() {
   return table;
 }
 
+const Option* find_option(const std::string& key) {
+  for (const Option& option : option_table()) {
+    if (key == option.key) return &option;
+  }
+  return nullptr;
+}
+
 std::string allowed_values(const Option& option) {
   switch (option.kind) {
     case OptionKind::kText: return "text";
@@ -373,7 +380,7 @@ std::string allowed_values(const Option& option) {
     case OptionKind::kGpus: return kAllowedGpus;
     case OptionKind::kBytes: return "bytes up to 1024 TiB, as 123, \"64MiB\", \"10GiB\"";
     case OptionKind::kOctal: return "octal 0..0777";
-    case OptionKind::kNames: return "a list of names, as [\"node-*\"]";
+    case OptionKind::kNames: return "a list of names: [\"node-*\"], or a,b";
     case OptionKind::kLevels: return allowed_levels();
     case OptionKind::kSwitch:
     case OptionKind::kChoice: break;
