@@ -40,6 +40,23 @@ std::string text_of_list(const Option& option, const toml::array& list) {
   return text.empty() && option.kind == OptionKind::kGpus ? "none" : text;
 }
 
+bool is_section(const std::string& key) {
+  const auto& table = option_table();
+  return std::any_of(table.begin(), table.end(), [&](const Option& option) {
+    return std::string_view(option.key).starts_with(key + ".");
+  });
+}
+
+// "is 5", for the message about a value that stands where it has no place.
+std::string is_what(const toml::node& node) {
+  if (const auto* text = node.as_string(); text != nullptr && !has_control_characters(text->get()))
+    return "is \"" + text->get() + "\"";
+  if (const auto* integer = node.as_integer(); integer != nullptr)
+    return "is " + std::to_string(integer->get());
+  if (const auto* on = node.as_boolean(); on != nullptr) return on->get() ? "is true" : "is false";
+  return node.is_array() ? "is a list" : "has the wrong type";
+}
+
 Status read_table(const toml::table& table, const std::string& prefix, const std::string& where,
                   Settings& settings) {
   for (const auto& [name, node] : table) {
@@ -56,6 +73,13 @@ Status read_table(const toml::table& table, const std::string& prefix, const std
     }
     const std::string here = where + line_of(node);
     const Option* option = find_option(key);
+    if (option == nullptr && is_section(key))
+      return invalid_argument(std::string(key)
+                                  .append(" in ")
+                                  .append(here)
+                                  .append(" ")
+                                  .append(is_what(node))
+                                  .append("; allowed: a section [" + key + "]"));
     if (option == nullptr) return unknown_option(key, here);
     const bool number = option->kind == OptionKind::kNumber || option->kind == OptionKind::kSigned;
     const bool may_be_number =

@@ -99,5 +99,19 @@ TEST_F(ConfigFile, AFlagThatIsNoListIsRefusedAsItWasWritten) {
   EXPECT_NE(refusal("").find("devices.cuda is \"[a]\""), std::string::npos);
 }
 
+TEST_F(ConfigFile, WhatStandsInPlaceOfASectionIsRefused) {
+  for (const auto& [text, said] : {std::pair("limits = 5", "is 5; "),
+                                   {"access = \"allow\"", "is \"allow\"; "},
+                                   {"log = true", "is true; "},
+                                   {"cluster = []", "is a list; "},
+                                   {"devices = 0.5", "has the wrong type; "},
+                                   {"[[limits]]\nmax_groups = 1", "is a list; "}}) {
+    const std::string refused = refusal(std::string("\n") + text + "\n");
+    const std::string key = text[0] == '[' ? "limits" : std::string(text, std::strchr(text, ' '));
+    EXPECT_NE(refused.find(key + " in " + sources_.path + " (line 2) " + said), std::string::npos) << refused;
+    EXPECT_NE(refused.find("allowed: a section [" + key + "]"), std::string::npos) << refused;
+  }
+}
+
 }  // namespace
 }  // namespace epd::supervisor
