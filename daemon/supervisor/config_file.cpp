@@ -15,6 +15,7 @@
 namespace epd::supervisor {
 namespace {
 
+constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";  // some editors begin UTF-8 with it
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
 constexpr std::size_t kMaxKeyParts = 32;
@@ -194,6 +195,7 @@ Status read_file(const ConfigSources& sources, Settings& settings) {
   }
   Result<std::string> text = read_bytes(sources.path, file);
   if (!text.ok()) return text.status();
+  if (text->starts_with(kByteOrderMark)) text->erase(0, kByteOrderMark.size());
   text = to_ascii(sources.path, std::move(*text));
   if (!text.ok()) return text.status();
   const toml::parse_result parsed = toml::parse(*text, sources.path);

@@ -69,6 +69,13 @@ TEST_F(ConfigFile, CommentsAndEscapesMayHoldAnyCharacter) {
   EXPECT_EQ(config.value().socket, "/run/\xc3\xa9#");
 }
 
+// In an editor the mark can't be seen.
+TEST_F(ConfigFile, AByteOrderMarkIsSkipped) {
+  const Result<Config> config = load("\xef\xbb\xbflimits.max_groups = 3\n");
+  ASSERT_TRUE(config.ok()) << config.status().to_string();
+  EXPECT_EQ(config.value().max_groups, 3u);
+}
+
 TEST_F(ConfigFile, AFlagTakesAListAsTheFileDoesOrWithCommas) {
   const std::string uuid = "GPU-01234567-89ab-cdef-0123-456789abcdef";
   using Names = std::vector<std::string>;
