@@ -105,7 +105,8 @@ std::vector<Option> make_table() {
       number("devices.sms", "0", &C::device_sms, 0, 1024, kLive,
              "SMs of each device that operations may use (host: worker threads); 0: on a GPU 24, on a host "
              "device "
-             "processors / devices, at least 1."),
+             "processors / devices, at least 1. A device that has fewer uses all that it has: see epctl "
+             "devices."),
       {"devices.mode",
        "auto",
        OptionKind::kChoice,
