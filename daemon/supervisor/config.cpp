@@ -334,9 +334,9 @@ Result<Config> load_config(const ConfigSources& sources) {
     config.entries.push_back({option.key, setting.text, setting.origin, option.reloadable});
   }
   if (!wrong.empty()) return invalid_argument(std::move(wrong));
-  if (Status status = check_together(config); !status.ok()) return status;
+  if (Status status = check_together(config); !status.ok()) return with_origins(config, status);
   if (Status status = check_listens(config); !status.ok()) return status;
-  if (Status status = check_sockets(config); !status.ok()) return status;
+  if (Status status = check_sockets(config); !status.ok()) return with_origins(config, status);
   if (Status status = check_cluster(config); !status.ok()) return status;
   for (const AccessRule& rule : settings.access.rules) {
     const std::size_t number = &rule - settings.access.rules.data() + 1;
@@ -359,6 +359,20 @@ Result<Config> reload_config(const Config& current, const ConfigSources& sources
                             "\"; it is fixed at start: nothing was applied, restart the daemon");
   }
   return loaded;
+}
+
+Status with_origins(const Config& config, const Status& refusal) {
+  std::string text = refusal.message();
+  for (const ConfigEntry& entry : config.entries) {
+    const Option* option = find_option(entry.key);
+    if (option == nullptr || option->kind != OptionKind::kText || entry.origin != "environment") continue;
+    if (refusal.message().find(entry.value) != std::string::npos)
+      text.append("; ")
+          .append(entry.key)
+          .append(" comes from the environment (")
+          .append(option->environment) += ")";
+  }
+  return {refusal.code(), text};
 }
 
 bool is_settable(const std::string& key) {

@@ -69,6 +69,21 @@ TEST_F(ConfigFile, CommentsAndEscapesMayHoldAnyCharacter) {
   EXPECT_EQ(config.value().socket, "/run/\xc3\xa9#");
 }
 
+TEST_F(ConfigFile, ARefusalNamesTheVariableThatHasChosenThePath) {
+  sources_.environment["EPD_SOCKET"] = "/run/kept.sock";
+  sources_.environment["EPD_LOG_LEVEL"] = "info";
+  const Config config = load("daemon.control_socket = \"/run/control.sock\"").value();
+  const Status taken =
+      with_origins(config, {StatusCode::kResourceExhausted, "another epd serves /run/kept.sock, info"});
+  EXPECT_EQ(taken.code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(taken.message(),
+            "another epd serves /run/kept.sock, info; daemon.socket comes from the environment (EPD_SOCKET)");
+  EXPECT_EQ(with_origins(config, invalid_argument("/run/control.sock")).message(), "/run/control.sock");
+  EXPECT_NE(
+      refusal("daemon.control_socket = \"/run/kept.sock\"").find("comes from the environment (EPD_SOCKET)"),
+      std::string::npos);
+}
+
 // In an editor the mark can't be seen.
 TEST_F(ConfigFile, AByteOrderMarkIsSkipped) {
   const Result<Config> config = load("\xef\xbb\xbflimits.max_groups = 3\n");
