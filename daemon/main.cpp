@@ -144,7 +144,7 @@ int serve(const ServeFlags& flags) {
   options.watchdog_us = environment.watchdog_us;
   Result<std::unique_ptr<supervisor::Supervisor>> supervisor =
       supervisor::Supervisor::create(std::move(options));
-  if (!supervisor.ok()) return fail(kExitFailure, supervisor.status());
+  if (!supervisor.ok()) return fail(kExitFailure, supervisor::with_origins(*config, supervisor.status()));
   for (const auto& [name, key] : environment.ignored) {
     log_event(LogLevel::kWarning, "environment variable is not read",
               {{"name", name}, {"instead", "the configuration file, or --" + key}});
@@ -153,7 +153,7 @@ int serve(const ServeFlags& flags) {
                                                 config->control_socket_gid, config->health_listen};
   Result<std::unique_ptr<control::ControlServer>> control =
       control::ControlServer::start((*supervisor)->control(), control_options);
-  if (!control.ok()) return fail(kExitFailure, control.status());
+  if (!control.ok()) return fail(kExitFailure, supervisor::with_origins(*config, control.status()));
   control::ControlServer* server = control->get();
   std::unique_ptr<metrics::MetricsServer> metrics;
   if (!config->metrics_listen.empty()) {

@@ -21,18 +21,28 @@ Exit status: 0 made, 1 failed, 2 wrong usage, 77 openssl is missing.
 END
 }
 
+wrong() {
+  echo "test-ca.sh: $1" >&2
+  exit 2
+}
+
 days=90
 arguments=()
 while (( $# != 0 )); do
   case $1 in
     --help | -h) usage; exit 0 ;;
-    --days) days=${2:?--days wants a number}; shift ;;
-    -*) usage >&2; exit 2 ;;
+    --days)
+      (( $# >= 2 )) || wrong "--days has no value; allowed: 0..99999"
+      [[ $2 =~ ^(0|[1-9][0-9]{0,4})$ ]] || wrong "--days is \"$2\"; allowed: 0..99999"
+      days=$2
+      shift
+      ;;
+    -*) wrong "unknown option \"$1\"; allowed: --help, --days" ;;
     *) arguments+=("$1") ;;
   esac
   shift
 done
-if (( ${#arguments[@]} < 2 )); then usage >&2; exit 2; fi
+(( ${#arguments[@]} >= 2 )) || wrong "DIR and at least one NODE are needed; see --help"
 if ! command -v openssl >/dev/null; then echo "skipped: openssl is not installed"; exit 77; fi
 
 dir=${arguments[0]}

@@ -1,5 +1,6 @@
 #include "agent_side.h"
 
+#include "address.h"
 #include "base/event.h"
 #include "frames.h"
 #include "membership_wire.h"
@@ -8,6 +9,8 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <optional>
+#include <string_view>
 #include <utility>
 
 namespace epd::cluster {
@@ -19,6 +22,32 @@ constexpr std::uint64_t kLongestPauseMs = 1'000;
 
 bool nobody_listens(const Status& why) {
   return why.message().find("Connection refused") != std::string::npos;
+}
+
+constexpr std::string_view kUnresolved = "can't be resolved: ";
+
+// What gRPC says without the host that was asked for, or in other words each time, in words of our own.
+Status explained(const Status& why, const std::string& coordinator) {
+  const std::string& text = why.message();
+  const std::optional<HostPort> address = parse_host_port(coordinator);
+  const std::string host = address ? address->host : coordinator;
+  if (text.find("Hostname Verification Check failed") != std::string::npos) {
+    return {why.code(), "the certificate at cluster.coordinator = \"" + coordinator + "\" does not name \"" +
+                            host + "\" (Hostname Verification Check failed); allowed: a name that it has"};
+  }
+  if (text.find("DNS resolution failed") != std::string::npos) {
+    const std::size_t detail = text.rfind(": ");
+    return {why.code(), "the host \"" + host + "\" of cluster.coordinator " + std::string(kUnresolved) +
+                            text.substr(detail == std::string::npos ? 0 : detail + 2)};
+  }
+  return why;
+}
+
+// Attempts ask for several kinds of addresses, and either's answer may be told.
+bool same_problem(const std::string& before, const std::string& now) {
+  const bool both_unresolved =
+      before.find(kUnresolved) != std::string::npos && now.find(kUnresolved) != std::string::npos;
+  return before == now || both_unresolved;
 }
 
 unsigned seed_of(const std::string& boot_id) {
@@ -195,7 +224,7 @@ void AgentSide::on_written(Stream& stream) {
 }
 
 void AgentSide::on_closed(Stream& stream, const Status& why) {
-  if (&stream == stream_.get()) give_up(why);
+  if (&stream == stream_.get()) give_up(explained(why, self_.settings.coordinator));
 }
 
 void AgentSide::give_up(const Status& why) {
@@ -205,12 +234,12 @@ void AgentSide::give_up(const Status& why) {
   if (conversation_) conversation_->closed();
   if (stream != nullptr) stream->finish(why);
   if (problem_.empty()) problem_ns_ = now;
-  if (problem_ != why.message()) {
+  if (!same_problem(problem_, why.message())) {
     static LogLimiter limiter;
     limiter.log(LogLevel::kWarning, "no coordinator",
                 {{"address", self_.settings.coordinator}, {"reason", why.to_string()}});
+    problem_ = why.message();
   }
-  problem_ = why.message();
   if (coordinator_state_ != NodeState::kLost)
     set_coordinator(coordinator_ && nobody_listens(why) ? NodeState::kLost : NodeState::kSilent, problem_);
   pause_ms_ = std::clamp(pause_ms_ * 2, kFirstPauseMs, kLongestPauseMs);

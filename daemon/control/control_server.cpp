@@ -15,6 +15,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <string_view>
 #include <utility>
 
 namespace epd::control {
@@ -30,12 +31,18 @@ constexpr int kMaxStreams = 16;  // for each connection
 constexpr int kIdleConnectionMs = 10 * 60 * 1000;
 constexpr std::chrono::milliseconds kShutdownGrace(500);
 
+// Only the cluster has TLS. What fails there, both ends tell themselves: "no coordinator", "node refused".
+bool is_told_elsewhere(const gpr_log_func_args& line) {
+  return std::string_view(line.file).find("ssl_transport_security") != std::string_view::npos;
+}
+
 // gRPC's log lines go to our log, in our format.
 void forward_log(gpr_log_func_args* line) {
   static LogLimiter limiter;
-  const LogLevel level = line->severity == GPR_LOG_SEVERITY_ERROR  ? LogLevel::kWarning
-                         : line->severity == GPR_LOG_SEVERITY_INFO ? LogLevel::kInfo
-                                                                   : LogLevel::kDebug;
+  const LogLevel level = is_told_elsewhere(*line)                   ? LogLevel::kDebug
+                         : line->severity == GPR_LOG_SEVERITY_ERROR ? LogLevel::kWarning
+                         : line->severity == GPR_LOG_SEVERITY_INFO  ? LogLevel::kInfo
+                                                                    : LogLevel::kDebug;
   limiter.log(level, "grpc", {{"text", line->message}, {"file", line->file}, {"line", line->line}});
 }
 

@@ -25,6 +25,10 @@ Health of_device(const v1::Device& device) {
   return serving_if(device.state() == v1::DEVICE_STATE_READY);
 }
 
+bool is_daemon(const std::string& service) {
+  return service.empty() || service == "daemon";
+}
+
 bool is_control(const std::string& service) {
   return service == "control" || service == "epd.v1.Control";
 }
@@ -38,7 +42,7 @@ Health HealthTable::of(const std::string& service) const {
 }
 
 Health HealthModel::check(const std::string& service) {
-  if (service.empty()) return serving_.load() ? of_daemon(facade_.daemon(), true) : Health::kNotServing;
+  if (is_daemon(service)) return serving_.load() ? of_daemon(facade_.daemon(), true) : Health::kNotServing;
   if (is_control(service)) return serving_if(facade_.daemon().ok());
   if (service == "cluster") return of_cluster(facade_.daemon());
   if (service == "membership") return serving_if(facade_.groups().ok());
@@ -58,7 +62,7 @@ HealthTable HealthModel::table() {
   HealthTable table;
   const auto daemon = facade_.daemon();
   table.answers = daemon.ok();
-  table.services[""] = of_daemon(daemon, serving_.load());
+  for (const char* name : {"daemon", ""}) table.services[name] = of_daemon(daemon, serving_.load());
   for (const char* name : {"control", "epd.v1.Control"}) table.services[name] = serving_if(daemon.ok());
   table.services["membership"] = serving_if(daemon.ok() && facade_.groups().ok());
   if (const Health cluster = of_cluster(daemon); cluster != Health::kNoSuchService)

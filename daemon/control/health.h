@@ -1,5 +1,5 @@
 // What grpc.health.v1 says about each name, computed from the facade when asked. No gRPC here.
-//   ""                       the daemon: serving and admitting clients
+//   "daemon", ""             the daemon: serving and admitting clients
 //   "control", "epd.v1.Control"   the supervisor's loop answers
 //   "membership"             groups can be listed
 //   "device/<name>"          that device is ready; its name as in ListDevices
@@ -13,6 +13,10 @@
 #include <string>
 
 namespace epd::control {
+
+// For the message about a name that is none of them.
+inline constexpr const char* kHealthNames =
+    "daemon (or ''), control (or epd.v1.Control), membership, device/NAME, and in a cluster cluster";
 
 enum class Health { kServing, kNotServing, kNoSuchService };
 

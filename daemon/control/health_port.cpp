@@ -19,7 +19,6 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <mutex>
 #include <system_error>
 #include <utility>
@@ -41,32 +40,11 @@ constexpr int kMaxStreams = 4;  // of a connection
 constexpr int kIdleConnectionMs = 60'000;
 constexpr int kPauseMs = 200;  // after an error that only time can mend
 
-// An IPv4 address, or an IPv6 one in brackets, and a port: the configuration has checked it.
 struct Address {
   sockaddr_storage bytes{};
   socklen_t size = 0;
   sockaddr* get() { return reinterpret_cast<sockaddr*>(&bytes); }
 };
-
-Address address_of(const std::string& text) {
-  Address address;
-  const std::size_t colon = text.rfind(':');
-  const auto port = htons(static_cast<std::uint16_t>(std::strtoul(text.c_str() + colon + 1, nullptr, 10)));
-  if (text.front() == '[') {
-    auto& v6 = reinterpret_cast<sockaddr_in6&>(address.bytes);
-    v6.sin6_family = AF_INET6;
-    v6.sin6_port = port;
-    ::inet_pton(AF_INET6, text.substr(1, colon - 2).c_str(), &v6.sin6_addr);
-    address.size = sizeof(v6);
-  } else {
-    auto& v4 = reinterpret_cast<sockaddr_in&>(address.bytes);
-    v4.sin_family = AF_INET;
-    v4.sin_port = port;
-    ::inet_pton(AF_INET, text.substr(0, colon).c_str(), &v4.sin_addr);
-    address.size = sizeof(v4);
-  }
-  return address;
-}
 
 std::string host_of(const Address& address) {
   std::array<char, INET6_ADDRSTRLEN> text{};
@@ -82,12 +60,6 @@ std::uint16_t port_of(const Address& address) {
   return ntohs(address.bytes.ss_family == AF_INET6
                    ? reinterpret_cast<const sockaddr_in6&>(address.bytes).sin6_port
                    : reinterpret_cast<const sockaddr_in&>(address.bytes).sin_port);
-}
-
-Status not_opened(const std::string& listen) {
-  return {StatusCode::kResourceExhausted,
-          "health.listen is \"" + listen + "\": " + std::strerror(errno) +
-              "; allowed: an address of this machine and a port that is free"};
 }
 
 // Calls hold no thread while their answer is written.
@@ -129,16 +101,11 @@ struct HealthPort::Answers {
 };
 
 Result<std::unique_ptr<HealthPort>> HealthPort::open(const std::string& listen, HealthModel& model) {
-  Address address = address_of(listen);
-  if (Status status = may_use_network(address.bytes.ss_family); !status.ok())
-    return Status(status.code(), "health.listen is \"" + listen + "\": " + status.message());
-  UniqueFd listener(::socket(address.bytes.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!listener.valid()) return not_opened(listen);
-  const int on = 1;
-  ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (::bind(listener.get(), address.get(), address.size) != 0 || ::listen(listener.get(), kBacklog) != 0 ||
-      ::getsockname(listener.get(), address.get(), &address.size) != 0)
-    return not_opened(listen);
+  Result<UniqueFd> listener = open_listener("health.listen", listen, kBacklog);
+  if (!listener.ok()) return listener.status();
+  Address address;
+  address.size = sizeof(address.bytes);
+  if (::getsockname(listener->get(), address.get(), &address.size) != 0) return errno_status("getsockname");
   Result<UniqueFd> wake = make_eventfd();
   if (!wake.ok()) return wake.status();
 
@@ -156,7 +123,7 @@ Result<std::unique_ptr<HealthPort>> HealthPort::open(const std::string& listen, 
   if (answers->server == nullptr) return internal_error("gRPC could not start the server of health.listen");
 
   std::unique_ptr<HealthPort> port(
-      new HealthPort(std::move(answers), std::move(listener), std::move(*wake), port_of(address)));
+      new HealthPort(std::move(answers), std::move(*listener), std::move(*wake), port_of(address)));
   try {
     port->thread_ = std::thread([self = port.get()] { self->run(); });
   } catch (const std::system_error& error) {

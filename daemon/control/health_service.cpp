@@ -39,9 +39,7 @@ grpc::Status answer_check(const std::string& service, const std::function<Health
   const Health health = check(service);
   if (health == Health::kNoSuchService) {
     return {grpc::StatusCode::NOT_FOUND,
-            "no service '" + clean_text(service) +
-                "'; there are '', 'control', 'epd.v1.Control', 'membership', 'device/NAME', and in a cluster "
-                "'cluster'"};
+            "no service '" + clean_text(service) + "'; there are " + kHealthNames};
   }
   response.set_status(to_message(health));
   return grpc::Status::OK;

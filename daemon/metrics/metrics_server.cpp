@@ -96,16 +96,16 @@ class Server final : public MetricsServer {
 
 Result<std::unique_ptr<MetricsServer>> MetricsServer::start(ControlFacade& facade, const CallTimes& calls,
                                                             const MetricsOptions& options) {
-  if (Status status = may_use_network(options.listen.front() == '[' ? AF_INET6 : AF_INET); !status.ok())
-    return Status(status.code(), "metrics.listen is \"" + options.listen + "\": " + status.message());
+  // The library does not say why it can't listen.
+  if (const auto tried = open_listener("metrics.listen", options.listen, 1); !tried.ok())
+    return tried.status();
   try {
     auto server = std::make_unique<Server>(facade, calls, options);
     log_event(LogLevel::kInfo, "metrics are served", {{"listen", options.listen}, {"port", server->port()}});
     return std::unique_ptr<MetricsServer>(std::move(server));
   } catch (const std::exception& error) {
     return Status(StatusCode::kResourceExhausted,
-                  "metrics.listen is \"" + options.listen + "\": " + error.what() +
-                      "; allowed: an address of this machine and a port that is free");
+                  "metrics.listen is \"" + options.listen + "\": " + error.what());
   }
 }
 

@@ -1,41 +1,21 @@
 #include "supervisor/config.h"
 
-#include "access_config.h"
 #include "base/account.h"
-#include "common/fd.h"
-#include "config_table.h"
-#include "toml.h"
+#include "config_file.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <cstdlib>
-#include <cstring>
 #include <thread>
 #include <utility>
 
 namespace epd::supervisor {
 namespace {
 
-struct Setting {
-  std::string text;
-  const char* origin;
-  std::string where;  // for refusals: "epd.toml (line 3)", "the flags"
-};
-// What the file says, then what the environment and the flags say.
-struct Settings {
-  std::map<std::string, Setting> values;
-  AccessRules access;
-};
-constexpr const char* kRules = "access.rule";
-constexpr std::size_t kReadBytes = std::size_t{64} << 10;
-constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
-constexpr std::size_t kMaxKeyParts = 32;
 constexpr std::size_t kMaxNamedKey = 100;  // a longer key resembles none, and is cut in messages
 
 std::size_t edit_distance(std::string_view a, std::string_view b) {
@@ -51,171 +31,6 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
     }
   }
   return row[b.size()];
-}
-
-const Option* find_option(const std::string& key) {
-  for (const Option& option : option_table()) {
-    if (key == option.key) return &option;
-  }
-  return nullptr;
-}
-
-// Turns [0, "GPU-..."] into "0,GPU-...". An element that can't stand in such a list becomes an entry that is
-// refused.
-std::string text_of_list(const toml::array& list) {
-  std::string text;
-  for (const toml::node& node : list) {
-    if (!text.empty()) text += ',';
-    if (const auto* entry = node.as_string(); entry != nullptr) {
-      text += has_control_characters(entry->get()) ? "?" : entry->get();
-    } else if (const auto* number = node.as_integer(); number != nullptr) {
-      text += std::to_string(number->get());
-    } else {
-      text += '?';
-    }
-  }
-  return text.empty() ? "none" : text;
-}
-
-Status read_table(const toml::table& table, const std::string& prefix, const std::string& where,
-                  Settings& settings) {
-  for (const auto& [name, node] : table) {
-    const std::string key = prefix + std::string(name.str());
-    if (key == kRules) {
-      Result<AccessRules> rules = read_access_rules(node, where);
-      if (!rules.ok()) return rules.status();
-      settings.access = std::move(*rules);
-      continue;
-    }
-    if (const toml::table* inner = node.as_table()) {
-      if (Status status = read_table(*inner, key + ".", where, settings); !status.ok()) return status;
-      continue;
-    }
-    const std::string here = where + line_of(node);
-    const Option* option = find_option(key);
-    if (option == nullptr) return unknown_option(key, here);
-    const bool number = option->kind == OptionKind::kNumber || option->kind == OptionKind::kSigned;
-    const bool may_be_number =
-        number || option->kind == OptionKind::kBytes || option->kind == OptionKind::kAutoNumber;
-    if (const auto* list = node.as_array(); list != nullptr && option->kind == OptionKind::kGpus) {
-      settings.values[key] = {text_of_list(*list), "file", here};
-    } else if (list != nullptr && option->kind == OptionKind::kNames) {
-      settings.values[key] = {list->empty() ? "" : text_of_list(*list), "file", here};
-    } else if (const auto* on = node.as_boolean(); on != nullptr && option->kind == OptionKind::kSwitch) {
-      settings.values[key] = {on->get() ? "true" : "false", "file", here};
-    } else if (const auto* text = node.as_string(); text != nullptr && !number) {
-      if (has_control_characters(text->get()))
-        return invalid_argument(
-            std::string(key).append(" in ").append(here).append(" holds control characters; allowed: none"));
-      settings.values[key] = {text->get(), "file", here};
-    } else if (const auto* integer = node.as_integer(); integer != nullptr && may_be_number) {
-      settings.values[key] = {std::to_string(integer->get()), "file", here};
-    } else {
-      std::string why = key;
-      why.append(" in ").append(here).append(" has the wrong type; allowed: ");
-      const bool lists = option->kind == OptionKind::kGpus || option->kind == OptionKind::kNames;
-      if (!lists && option->kind != OptionKind::kAutoNumber && option->kind != OptionKind::kSwitch)
-        why.append(number ? "an integer, " : "a string, ");
-      why.append(allowed_values(*option));
-      return invalid_argument(std::move(why));
-    }
-  }
-  return {};
-}
-
-Status unreadable(const std::string& path, StatusCode code, const std::string& why) {
-  return {code, "configuration file " + path + " can't be read: " + why};
-}
-
-Status unreadable(const std::string& path) {
-  const int error = errno;
-  const bool denied = error == EACCES || error == EPERM;
-  return unreadable(path, denied ? StatusCode::kPermissionDenied : StatusCode::kInvalidArgument,
-                    std::strerror(error));
-}
-
-// A pipe or a terminal could block the daemon's loop. So only what can be read at once is accepted.
-Result<std::string> read_bytes(const std::string& path, const UniqueFd& file) {
-  struct stat info {};
-  if (::fstat(file.get(), &info) != 0) return unreadable(path);
-  if (!S_ISREG(info.st_mode) && !S_ISCHR(info.st_mode)) {
-    return unreadable(path, StatusCode::kInvalidArgument,
-                      S_ISDIR(info.st_mode) ? "it is a directory; allowed: a file"
-                                            : "it is a pipe or a socket; allowed: a file");
-  }
-  std::string text;
-  for (;;) {
-    const std::size_t before = text.size();
-    text.resize(before + kReadBytes);
-    const ssize_t n = ::read(file.get(), text.data() + before, kReadBytes);
-    if (n < 0 && errno != EINTR) return unreadable(path);
-    text.resize(before + static_cast<std::size_t>(std::max<ssize_t>(n, 0)));
-    if (n == 0) return text;
-    if (text.size() > kMaxFileBytes) {
-      return unreadable(path, StatusCode::kInvalidArgument,
-                        "it has more than " + std::to_string(kMaxFileBytes) + " bytes");
-    }
-  }
-}
-
-// The file's text in ASCII. In comments, other bytes become '?'. Elsewhere they are refused. Reason: the
-// parser of Debian 12 (toml++ 3.3) has undefined behaviour at some characters that are not ASCII. It also
-// recurses for each part of a key, so keys of many parts are refused before they use up the stack.
-Result<std::string> to_ascii(const std::string& path, std::string text) {
-  bool comment = false;
-  char quote = 0;  // the string that the position is in, on this line
-  bool escaped = false;
-  std::size_t parts = 1;  // of the key or number that the position is in
-  std::size_t line = 1;
-  for (char& c : text) {
-    const bool after_escape = std::exchange(escaped, false);
-    if (c == '\n') {
-      comment = false;
-      quote = 0;
-      parts = 1;
-      ++line;
-    } else if (static_cast<unsigned char>(c) >= 0x80) {
-      if (!comment) {
-        return invalid_argument("configuration file " + path + " (line " + std::to_string(line) +
-                                "): a character that is not ASCII; allowed: in comments, and in strings as "
-                                "\\u00e9");
-      }
-      c = '?';
-    } else if (quote != 0) {
-      escaped = quote == '"' && c == '\\' && !after_escape;
-      if (c == quote && !after_escape) quote = 0;
-    } else if (!comment) {
-      comment = c == '#';
-      if (c == '"' || c == '\'') quote = c;
-      if (c == '=' || c == ',' || c == '{' || c == '[') parts = 1;
-      if (c == '.' && ++parts > kMaxKeyParts) {
-        return invalid_argument("configuration file " + path + " (line " + std::to_string(line) +
-                                "): a key of more than " + std::to_string(kMaxKeyParts) +
-                                " parts; allowed: 2");
-      }
-    }
-  }
-  return text;
-}
-
-Status read_file(const ConfigSources& sources, Settings& settings) {
-  if (sources.path.empty()) return {};
-  const UniqueFd file(::open(sources.path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
-  if (!file.valid()) {
-    if (errno != ENOENT && errno != ENOTDIR) return unreadable(sources.path);
-    if (!sources.path_given) return {};
-    return not_found("configuration file " + sources.path + " does not exist");
-  }
-  Result<std::string> text = read_bytes(sources.path, file);
-  if (!text.ok()) return text.status();
-  text = to_ascii(sources.path, std::move(*text));
-  if (!text.ok()) return text.status();
-  const toml::parse_result parsed = toml::parse(*text, sources.path);
-  if (!parsed) {
-    return invalid_argument("configuration file " + sources.path + line_of(parsed.error().source()) + ": " +
-                            std::string(parsed.error().description()));
-  }
-  return read_table(parsed.table(), "", sources.path, settings);
 }
 
 Status find_socket_group(const char* key, const std::string& name, std::optional<std::uint32_t>& gid) {
@@ -504,8 +319,9 @@ Result<Config> load_config(const ConfigSources& sources) {
                                      std::string("the environment (") + option.environment + ")"};
   }
   for (const auto& [key, value] : sources.flags) {
-    if (find_option(key) == nullptr) return unknown_option(key, "the flags");
-    settings.values[key] = {value, "flag", "the flags"};
+    const Option* option = find_option(key);
+    if (option == nullptr) return unknown_option(key, "the flags");
+    settings.values[key] = {text_of_flag(*option, value), "flag", "the flags"};
   }
   Config config;
   std::string wrong;  // all values that are not allowed
@@ -518,9 +334,9 @@ Result<Config> load_config(const ConfigSources& sources) {
     config.entries.push_back({option.key, setting.text, setting.origin, option.reloadable});
   }
   if (!wrong.empty()) return invalid_argument(std::move(wrong));
-  if (Status status = check_together(config); !status.ok()) return status;
+  if (Status status = check_together(config); !status.ok()) return with_origins(config, status);
   if (Status status = check_listens(config); !status.ok()) return status;
-  if (Status status = check_sockets(config); !status.ok()) return status;
+  if (Status status = check_sockets(config); !status.ok()) return with_origins(config, status);
   if (Status status = check_cluster(config); !status.ok()) return status;
   for (const AccessRule& rule : settings.access.rules) {
     const std::size_t number = &rule - settings.access.rules.data() + 1;
@@ -543,6 +359,20 @@ Result<Config> reload_config(const Config& current, const ConfigSources& sources
                             "\"; it is fixed at start: nothing was applied, restart the daemon");
   }
   return loaded;
+}
+
+Status with_origins(const Config& config, const Status& refusal) {
+  std::string text = refusal.message();
+  for (const ConfigEntry& entry : config.entries) {
+    const Option* option = find_option(entry.key);
+    if (option == nullptr || option->kind != OptionKind::kText || entry.origin != "environment") continue;
+    if (refusal.message().find(entry.value) != std::string::npos)
+      text.append("; ")
+          .append(entry.key)
+          .append(" comes from the environment (")
+          .append(option->environment) += ")";
+  }
+  return {refusal.code(), text};
 }
 
 bool is_settable(const std::string& key) {

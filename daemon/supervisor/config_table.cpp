@@ -105,7 +105,8 @@ std::vector<Option> make_table() {
       number("devices.sms", "0", &C::device_sms, 0, 1024, kLive,
              "SMs of each device that operations may use (host: worker threads); 0: on a GPU 24, on a host "
              "device "
-             "processors / devices, at least 1."),
+             "processors / devices, at least 1. A device that has fewer uses all that it has: see epctl "
+             "devices."),
       {"devices.mode",
        "auto",
        OptionKind::kChoice,
@@ -363,6 +364,13 @@ const std::vector<Option>& option_table() {
   return table;
 }
 
+const Option* find_option(const std::string& key) {
+  for (const Option& option : option_table()) {
+    if (key == option.key) return &option;
+  }
+  return nullptr;
+}
+
 std::string allowed_values(const Option& option) {
   switch (option.kind) {
     case OptionKind::kText: return "text";
@@ -373,7 +381,7 @@ std::string allowed_values(const Option& option) {
     case OptionKind::kGpus: return kAllowedGpus;
     case OptionKind::kBytes: return "bytes up to 1024 TiB, as 123, \"64MiB\", \"10GiB\"";
     case OptionKind::kOctal: return "octal 0..0777";
-    case OptionKind::kNames: return "a list of names, as [\"node-*\"]";
+    case OptionKind::kNames: return "a list of names: [\"node-*\"], or a,b";
     case OptionKind::kLevels: return allowed_levels();
     case OptionKind::kSwitch:
     case OptionKind::kChoice: break;

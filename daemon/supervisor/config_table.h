@@ -39,6 +39,8 @@ struct Option {
 inline constexpr std::int64_t kMaxBytes = std::int64_t{1} << 50;
 
 const std::vector<Option>& option_table();
+// Null: there is no such option.
+const Option* find_option(const std::string& key);
 // "1..1024"
 std::string allowed_values(const Option& option);
 // Parses `text` and stores it. INVALID_ARGUMENT names key, value and what is allowed.

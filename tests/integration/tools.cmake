@@ -111,6 +111,9 @@ add_test(NAME tools.epbench_refuses_sms_changes_of_launched COMMAND epbench --ba
 add_test(NAME tools.epbench_refuses_sms_changes_elsewhere COMMAND epbench --backend cuda --mode resident --sms-changes 3 --socket /no/such/socket)
 add_test(NAME tools.epbench_refuses_hidden COMMAND epbench --hidden 100)
 add_test(NAME tools.epbench_refuses_missing_routing_file COMMAND epbench --epd $<TARGET_FILE:epd> --routing /no/such/file)
+add_test(NAME tools.epbench_refuses_negative_tokens COMMAND epbench --tokens -1)
+add_test(NAME tools.epbench_refuses_a_large_seed COMMAND epbench --seed 99999999999999999999)
+add_test(NAME tools.epbench_refuses_resident_on_host COMMAND epbench --backend host --mode resident)
 add_test(NAME tools.demo_refuses_experts COMMAND epd-moe-demo --experts 100)
 set_tests_properties(tools.epbench_refuses_layout PROPERTIES PASS_REGULAR_EXPRESSION "layout 'tall' is not served; allowed: compact, packed, expert")
 set_tests_properties(tools.epbench_refuses_backend PROPERTIES PASS_REGULAR_EXPRESSION "backend 'tpu' is not served; allowed: host, cuda")
@@ -120,7 +123,11 @@ set_tests_properties(tools.epbench_refuses_sms_changes_of_launched PROPERTIES PA
 set_tests_properties(tools.epbench_refuses_sms_changes_elsewhere PROPERTIES PASS_REGULAR_EXPRESSION "a daemon of epbench's own; allowed: without socket")
 set_tests_properties(tools.epbench_refuses_hidden PROPERTIES PASS_REGULAR_EXPRESSION "hidden is 100; allowed: multiples of 128, 128 .. 16384")
 set_tests_properties(tools.epbench_refuses_missing_routing_file PROPERTIES PASS_REGULAR_EXPRESSION "routing '/no/such/file' is not a file")
+set_tests_properties(tools.epbench_refuses_negative_tokens PROPERTIES PASS_REGULAR_EXPRESSION "--tokens: \"-1\" is refused; allowed: 0..65536")
+set_tests_properties(tools.epbench_refuses_a_large_seed PROPERTIES PASS_REGULAR_EXPRESSION "99999999999999999999\" is refused; allowed: 0..18446744073709551615")
+set_tests_properties(tools.epbench_refuses_resident_on_host PROPERTIES PASS_REGULAR_EXPRESSION "mode resident is about GPUs; allowed: with backend cuda")
 set_tests_properties(tools.demo_refuses_experts PROPERTIES PASS_REGULAR_EXPRESSION "experts is 100; the group-limited gate allows multiples of 8")
 set_tests_properties(tools.epbench_refuses_layout tools.epbench_refuses_backend tools.epbench_refuses_wait tools.epbench_refuses_wait_on_host tools.epbench_refuses_hidden
   tools.epbench_refuses_sms_changes_of_launched tools.epbench_refuses_sms_changes_elsewhere
+  tools.epbench_refuses_negative_tokens tools.epbench_refuses_a_large_seed tools.epbench_refuses_resident_on_host
   tools.epbench_refuses_missing_routing_file tools.demo_refuses_experts PROPERTIES LABELS integration TIMEOUT 30)

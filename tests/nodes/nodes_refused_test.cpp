@@ -137,6 +137,23 @@ TEST_F(NodesRefused, AnotherCa) {
   const std::string problem = status(at("c"))["daemon"]["cluster"]["problem"];
   EXPECT_NE(problem.find("certificate verify failed"), std::string::npos) << problem;
   EXPECT_EQ(state("a", "c"), "unknown");
+  // However often it tries.
+  await_refusal("a", "handshake", 4);
+  const std::string log = at("c").log();
+  EXPECT_EQ(log.find("event=\"grpc\""), std::string::npos) << log;
+  EXPECT_EQ(log.find("no coordinator"), log.rfind("no coordinator")) << log;
+  expect_bystander_untouched();
+}
+
+TEST_F(NodesRefused, AHostThatTheCertificateDoesNotName) {
+  start("c", {{"cluster.coordinator", "\"localhost:" + std::to_string(port("a")) + "\""}});
+  const std::string text = "does not name \"localhost\"";
+  EXPECT_GE(until(kSoon,
+                  [&] {
+                    const std::string problem = status(at("c"))["daemon"]["cluster"]["problem"];
+                    return problem.find(text) != std::string::npos;
+                  }),
+            0);
   expect_bystander_untouched();
 }
 

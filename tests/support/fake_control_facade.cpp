@@ -331,6 +331,8 @@ FakeControlFacade::FakeControlFacade() {
   fill(views_.waits);
   add(views_.config, "device.host", "2", v1::CONFIG_ORIGIN_FLAG, false);
   add(views_.config, "limits.max_sessions", "64", v1::CONFIG_ORIGIN_FILE, true);
+  for (const char* key : {"limits.max_groups", "limits.max_arena_bytes", "log.level"})
+    add(views_.config, key, "", v1::CONFIG_ORIGIN_FILE, true);
   for (const char* text : {"session attached", "rank joined", "group breaks"}) {
     Event event;
     event.kind = EventKind::kGroupBroke;

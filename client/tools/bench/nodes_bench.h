@@ -11,6 +11,9 @@
 
 namespace epd::bench {
 
+inline constexpr std::uint32_t kMaxPairs = 1000;
+inline constexpr std::uint32_t kMaxPairIterations = 100'000;
+
 struct NodesPlan {
   RunPlan run;  // its ranks and tokens follow from the rest
   std::uint32_t ranks_per_node = 2;

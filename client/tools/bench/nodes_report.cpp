@@ -47,9 +47,9 @@ RunPlan NodesPlan::run_of(std::uint32_t with_tokens) const {
 
 void NodesPlan::validate() const {
   require_range("nodes", run.nodes, 1, kit::NodeNetwork::kMaxNodes);
-  require_range("ranks-per-node", ranks_per_node, 1, 64);
-  require_range("pairs", pairs, 1, 1000);
-  require_range("iters", pair_iterations, 0, 100'000);
+  require_range("ranks-per-node", ranks_per_node, 1, kMaxRanks);
+  require_range("pairs", pairs, 1, kMaxPairs);
+  require_range("iters", pair_iterations, 0, kMaxPairIterations);
   kit::bits_per_second(rate);
   for (const std::uint32_t each : tokens) bench::validate(run_of(each));
 }

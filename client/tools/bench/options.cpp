@@ -1,10 +1,15 @@
 #include "options.h"
 
 #include "kit/error.h"
+#include "kit/nodes.h"
+#include "proto/shape_rules.h"
 
 #include <CLI/CLI.hpp>
 
+#include <charconv>
 #include <map>
+#include <type_traits>
+#include <utility>
 
 namespace epd::bench {
 namespace {
@@ -46,6 +51,38 @@ CLI::Validator one_of(const std::string& what, const std::vector<std::string>& a
   return {check, ""};
 }
 
+// CLI11 by itself cuts what does not fit, and does not say what is allowed.
+template <typename Number>
+CLI::Validator whole(Number low, Number high, std::string allowed) {
+  auto check = [low, high, allowed = std::move(allowed)](std::string& text) -> std::string {
+    Number value = 0;
+    const char* const end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data(), end, value);
+    const bool fits = error == std::errc() && rest == end && value >= low && value <= high;
+    if (!fits) return "\"" + text + "\" is refused; allowed: " + allowed;
+    text = std::to_string(value);  // CLI11 reads 010 as 8
+    return "";
+  };
+  return {check, ""};
+}
+
+template <typename Number>
+CLI::Option* add_number(CLI::App& app, const std::string& name, Number& value,
+                        std::type_identity_t<Number> low, std::type_identity_t<Number> high,
+                        const std::string& help) {
+  return app.add_option(name, value, help)
+      ->check(whole(low, high, std::to_string(low) + ".." + std::to_string(high)))
+      ->capture_default_str();
+}
+
+// Whether the number is allowed, check_shape judges.
+CLI::Option* add_field(CLI::App& app, const std::string& name, std::uint32_t& value, const char* field,
+                       const std::string& help) {
+  return app.add_option(name, value, help)
+      ->check(whole<std::uint32_t>(0, UINT32_MAX, abi::allowed_values(abi::shape_field(field))))
+      ->capture_default_str();
+}
+
 struct Names {
   std::string backend = "host";
   std::string mode = "launched";
@@ -70,27 +107,24 @@ void add_backend_option(CLI::App& app, Names& names) {
 
 void add_run_options(CLI::App& app, Options& options, Names& names) {
   RunPlan& run = options.run;
-  app.add_option("--ranks", run.ranks,
-                 "Client processes, rank r on host:r, or on cuda:r (in turn, if there are fewer)")
-      ->capture_default_str();
+  add_number(app, "--ranks", run.ranks, 1, kMaxRanks,
+             "Client processes, rank r on host:r, or on cuda:r (in turn, if there are fewer)");
   app.add_option("--op", names.operation, "dispatch, combine, both or noop")
       ->check(one_of("operation", {"dispatch", "combine", "both", "noop"}))
       ->capture_default_str();
-  app.add_option("--tokens", run.tokens, "Tokens of each rank in each call")->capture_default_str();
-  app.add_option("--hidden", run.hidden, "Values per token, a multiple of 128")->capture_default_str();
-  app.add_option("--experts", run.experts, "Experts of the group, a multiple of the ranks")
-      ->capture_default_str();
-  app.add_option("--topk", run.topk, "Experts per token")->capture_default_str();
-  app.add_option("--sms", run.sms, "SMs (host: threads) of each device to use (0: the device's default)")
-      ->capture_default_str();
+  add_number(app, "--tokens", run.tokens, 0, abi::kMaxTokens, "Tokens of each rank in each call");
+  add_field(app, "--hidden", run.hidden, "hidden", "Values per token, a multiple of 128");
+  add_field(app, "--experts", run.experts, "num_experts", "Experts of the group, a multiple of the ranks");
+  add_field(app, "--topk", run.topk, "topk", "Experts per token");
+  add_number(app, "--sms", run.sms, 0, kMaxSms,
+             "SMs (host: threads) of each device to use (0: the device's default)");
   app.add_option("--routing", run.routing, "uniform, zipf, group-limited, one-expert, or a routing file")
       ->capture_default_str();
-  app.add_option("--iters", run.iterations, "Measured iterations, each with its own routing")
-      ->capture_default_str();
-  app.add_option("--warmup", run.warmup, "Iterations before these")->capture_default_str();
-  app.add_option("--depth", run.depth, "Buffer slots, used in turn (memory: see README)")
-      ->capture_default_str();
-  app.add_option("--seed", run.seed, "Of routing and data")->capture_default_str();
+  add_number(app, "--iters", run.iterations, 1, kMaxIterations,
+             "Measured iterations, each with its own routing");
+  add_number(app, "--warmup", run.warmup, 0, kMaxIterations, "Iterations before these");
+  add_field(app, "--depth", run.depth, "depth", "Buffer slots, used in turn (memory: see README)");
+  add_number(app, "--seed", run.seed, 0, UINT64_MAX, "Of routing and data");
   app.add_option(
          "--check", names.check,
          "Iterations compared with the reference: all, some (first, last, about four more), one, none")
@@ -115,11 +149,10 @@ void add_run_options(CLI::App& app, Options& options, Names& names) {
 }
 
 void add_sms_changes_option(CLI::App& app, RunPlan& run) {
-  app.add_option(
-         "--sms-changes", run.sms_changes,
-         "Mode resident: so many times while it measures, the SMs of each GPU are changed (epctl), to two "
-         "thirds and back; how long kernels took to stop is told")
-      ->capture_default_str();
+  add_number(
+      app, "--sms-changes", run.sms_changes, 0, kMaxSmsChanges,
+      "Mode resident: so many times while it measures, the SMs of each GPU are changed (epctl), to two "
+      "thirds and back; how long kernels took to stop is told");
 }
 
 void add_mode_options(CLI::App& app, RunPlan& run, Names& names) {
@@ -133,17 +166,17 @@ void add_mode_options(CLI::App& app, RunPlan& run, Names& names) {
   app.add_option("--scales", names.scales, "Of FP8: float32, pow2 or ue8m0")
       ->check(one_of("scales", {"float32", "pow2", "ue8m0"}))
       ->capture_default_str();
-  app.add_option("--opaque-bytes", run.opaque_bytes, "Of a row of payload opaque, a multiple of 16");
-  app.add_option("--alignment", run.alignment, "Rows that each expert's first row is aligned to")
-      ->capture_default_str();
-  app.add_option("--max-recv-rows", run.max_recv_rows, "Room for rows (layout expert: of each expert)")
-      ->capture_default_str();
-  app.add_option("--biases", run.biases, "Biases that combine adds")->capture_default_str();
-  app.add_option("--sum-ranks", run.sum_ranks,
-                 "Ranks of a sum domain, which combine adds up and rounds (0: the daemon's choice)")
-      ->capture_default_str();
-  app.add_option("--priority", run.priority, "Of the operations on their devices, -8 .. 7")
-      ->capture_default_str();
+  add_field(app, "--opaque-bytes", run.opaque_bytes, "opaque_bytes",
+            "Of a row of payload opaque, a multiple of 16");
+  add_field(app, "--alignment", run.alignment, "expert_alignment",
+            "Rows that each expert's first row is aligned to");
+  add_field(app, "--max-recv-rows", run.max_recv_rows, "max_recv_rows",
+            "Room for rows (layout expert: of each expert)");
+  add_field(app, "--biases", run.biases, "num_biases", "Biases that combine adds");
+  add_field(app, "--sum-ranks", run.sum_ranks, "sum_ranks",
+            "Ranks of a sum domain, which combine adds up and rounds (0: the daemon's choice)");
+  add_number(app, "--priority", run.priority, abi::kMinPriority, abi::kMaxPriority,
+             "Of the operations on their devices, -8 .. 7");
   app.add_flag("--cached", run.cached, "dispatch uses the routing of another one just before it");
   app.add_flag("--weighted", run.weighted, "combine weighs rows by the top-k weights");
   app.add_flag("--return-weights", run.return_weights, "combine brings the rows' weights back");
@@ -157,29 +190,26 @@ void add_nodes_options(CLI::App& app, Options& options, Names& names) {
   nodes.run.depth = 1;
   app.add_option("--epd", options.daemon.program, "The daemons to start (default: epd beside epbench)");
   app.add_flag("--json", options.json, "JSON, one object per line and operation, instead of a table");
-  app.add_option("--nodes", nodes.run.nodes, "Daemons, each in network and IPC namespaces of its own")
-      ->capture_default_str();
-  app.add_option("--ranks-per-node", nodes.ranks_per_node, "Client processes of each node")
-      ->capture_default_str();
+  add_number(app, "--nodes", nodes.run.nodes, 1, kit::NodeNetwork::kMaxNodes,
+             "Daemons, each in network and IPC namespaces of its own");
+  add_number(app, "--ranks-per-node", nodes.ranks_per_node, 1, kMaxRanks, "Client processes of each node");
   app.add_option("--rate", nodes.rate, "That each node sends at, as 4gbit (default: as fast as it goes)");
   app.add_option("--tokens", nodes.tokens, "Tokens of each rank in each call, a run each; as 4096,128,1")
       ->delimiter(',')
+      ->check(whole<std::uint32_t>(0, abi::kMaxTokens, "0.." + std::to_string(abi::kMaxTokens)))
       ->capture_default_str();
-  app.add_option("--pairs", nodes.pairs, "Measurements of operations and of raw UCX, in turn")
-      ->capture_default_str();
-  app.add_option("--iters", nodes.pair_iterations,
-                 "Iterations in each pair (0: 3 from 1024 tokens on, else 20)")
-      ->capture_default_str();
-  app.add_option("--hidden", nodes.run.hidden, "Values per token, a multiple of 128")->capture_default_str();
-  app.add_option("--experts", nodes.run.experts, "Experts of the group, a multiple of the ranks")
-      ->capture_default_str();
-  app.add_option("--topk", nodes.run.topk, "Experts per token")->capture_default_str();
-  app.add_option("--sms", nodes.run.sms, "Threads of each device (0: the device's default)")
-      ->capture_default_str();
+  add_number(app, "--pairs", nodes.pairs, 1, kMaxPairs, "Measurements of operations and of raw UCX, in turn");
+  add_number(app, "--iters", nodes.pair_iterations, 0, kMaxPairIterations,
+             "Iterations in each pair (0: 3 from 1024 tokens on, else 20)");
+  add_field(app, "--hidden", nodes.run.hidden, "hidden", "Values per token, a multiple of 128");
+  add_field(app, "--experts", nodes.run.experts, "num_experts",
+            "Experts of the group, a multiple of the ranks");
+  add_field(app, "--topk", nodes.run.topk, "topk", "Experts per token");
+  add_number(app, "--sms", nodes.run.sms, 0, kMaxSms, "Threads of each device (0: the device's default)");
   app.add_option("--routing", nodes.run.routing,
                  "uniform, zipf, group-limited, one-expert, or a routing file")
       ->capture_default_str();
-  app.add_option("--seed", nodes.run.seed, "Of routing and data")->capture_default_str();
+  add_number(app, "--seed", nodes.run.seed, 0, UINT64_MAX, "Of routing and data");
   app.add_option(
          "--check", names.check,
          "Iterations compared with the reference: all, some (first, last, about four more), one, none")
@@ -236,10 +266,9 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
   CLI::App* attach = app.add_subcommand("attach", "Time to attach and to detach a session");
   CLI::App* reap = app.add_subcommand("reap", "Time from kill -9 of a client until its peer knows");
   for (CLI::App* command : {suite, attach, reap}) add_daemon_options(*command, options);
-  suite->add_option("--iters", options.run.iterations, "Measured iterations of each row")
-      ->capture_default_str();
-  suite->add_option("--seed", options.run.seed, "Of routing and data")->capture_default_str();
-  suite->add_option("--ranks", options.run.ranks, "Backend cuda: client processes")->capture_default_str();
+  add_number(*suite, "--iters", options.run.iterations, 1, kMaxIterations, "Measured iterations of each row");
+  add_number(*suite, "--seed", options.run.seed, 0, UINT64_MAX, "Of routing and data");
+  add_number(*suite, "--ranks", options.run.ranks, 1, kMaxRanks, "Backend cuda: client processes");
   suite->add_flag("--small", options.small_suite, "Few tokens and small rows: to see that all of it works");
   suite->add_flag("--warm-cache", options.run.warm_cache, "Flush no caches before the timed parts");
   add_backend_option(*suite, names);
@@ -247,7 +276,7 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
       "nodes", "A group that spans nodes: bytes on the links, time, and raw UCX on the same links in turn");
   add_nodes_options(*nodes, options, names);
   for (CLI::App* command : {attach, reap}) {
-    command->add_option("--rounds", options.rounds, "Measurements")->capture_default_str();
+    add_number(*command, "--rounds", options.rounds, 1, 100'000, "Measurements");
   }
   app.require_subcommand(0, 1);
   try {
@@ -261,12 +290,13 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
       apply(names, options.nodes.run);
       options.nodes.validate();
     }
+    if (options.run.resident && !options.run.on_gpus())
+      kit::fail("mode resident is about GPUs; allowed: with backend cuda");
     if (options.run.on_gpus() && (*attach || *reap)) kit::fail("attach and reap measure host devices only");
     if (!options.run.on_gpus() && app.count("--wait") + app.count("--overlap") != 0)
       kit::fail("wait and overlap are about streams; allowed: with backend cuda");
     if (options.run.sms_changes != 0 && !options.daemon.socket.empty())
       kit::fail("sms-changes asks a daemon of epbench's own; allowed: without socket");
-    require_range("rounds", options.rounds, 1, 100'000);
     validate(options.run);
     return true;
   } catch (const CLI::ParseError& error) {

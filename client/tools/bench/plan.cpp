@@ -93,21 +93,24 @@ void require_range(const char* name, std::int64_t value, std::int64_t low, std::
 }
 
 void validate(const RunPlan& plan) {
-  require_range("ranks", plan.ranks, 1, 64);
+  require_range("ranks", plan.ranks, 1, kMaxRanks);
   require_range("nodes", plan.nodes, 1, std::min(plan.ranks, kit::NodeNetwork::kMaxNodes));
   require_range("tokens", plan.tokens, 0, abi::kMaxTokens);
-  require_range("iters", plan.iterations, 1, 1'000'000);
-  require_range("warmup", plan.warmup, 0, 1'000'000);
+  require_range("iters", plan.iterations, 1, kMaxIterations);
+  require_range("warmup", plan.warmup, 0, kMaxIterations);
   if (plan.graph && !(plan.on_gpus() && plan.resident))
     kit::fail(
         "graph: graphs are replayed where kernels are resident; allowed: with backend cuda, mode resident");
   if (!plan.in_stream && (!plan.on_gpus() || plan.graph || plan.overlap))
     kit::fail("no-stream is about GPUs; allowed: with backend cuda, without graph and overlap");
-  require_range("sms-changes", plan.sms_changes, 0, 10'000);
+  require_range("sms-changes", plan.sms_changes, 0, kMaxSmsChanges);
   if (plan.sms_changes != 0 && !(plan.on_gpus() && plan.resident))
     kit::fail("sms-changes is about resident kernels; allowed: with backend cuda, mode resident");
+  if (plan.zero_padding && plan.layout != EPD_LAYOUT_PACKED)
+    kit::fail("zero-padding is about the rows that align experts; allowed: with layout packed");
   require_range("priority", plan.priority, abi::kMinPriority, abi::kMaxPriority);
   if (const std::string wrong = abi::check_shape(plan.shape()); !wrong.empty()) kit::fail(wrong);
+  kit::RoutingSource(plan.routing_spec());  // refuses what it can't make
 }
 
 }  // namespace epd::bench

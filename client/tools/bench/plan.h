@@ -15,6 +15,10 @@ enum class Operation { kDispatch, kCombine, kBoth, kNoop };
 enum class CheckLevel { kAll, kSome, kOne, kNone };
 enum class Backend { kHost, kCuda };
 inline constexpr std::uint32_t kDefaultGpuSms = 24;
+inline constexpr std::uint32_t kMaxRanks = 64;
+inline constexpr std::uint32_t kMaxIterations = 1'000'000;
+inline constexpr std::uint32_t kMaxSms = 1024;  // devices.sms
+inline constexpr std::uint32_t kMaxSmsChanges = 10'000;
 
 struct RunPlan {
   Backend backend = Backend::kHost;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <ostream>
 #include <string_view>
+#include <vector>
 
 namespace epd::ctl {
 namespace {
@@ -110,10 +111,31 @@ std::string text_of(const google::protobuf::RepeatedPtrField<v1::OptionChange>& 
   return text;
 }
 
+// Refuses the first setting whose key is no option of the section, as the daemon's own configuration has it.
+std::optional<Failure> check_keys(const std::vector<Setting>& settings, const std::string& section,
+                                  Connection& connection) {
+  v1::GetConfigResponse config;
+  if (auto failure = connection.call(v1::GetConfigRequest(), config)) return failure;
+  std::string names;
+  for (const v1::ConfigEntry& entry : config.entries()) {
+    if (entry.key().starts_with(section))
+      names.append(names.empty() ? "" : ", ").append(printable(entry.key().substr(section.size())));
+  }
+  for (const Setting& setting : settings) {
+    const bool known = std::any_of(config.entries().begin(), config.entries().end(),
+                                   [&](const auto& entry) { return entry.key() == section + setting.key; });
+    if (!known)
+      return Failure{Exit::kUsage, "INVALID_ARGUMENT",
+                     "\"" + printable(setting.key) + "\" is no option of it; allowed: " + names};
+  }
+  return std::nullopt;
+}
+
 // `section`: "log." or "limits.". What its options are and allow, the daemon knows.
 Exit set_options(const Arguments& arguments, Connection& connection, Output& output,
                  const std::string& section, const std::string& allowed) {
   v1::SetOptionsRequest request;
+  std::vector<Setting> settings;
   for (const std::string& text : arguments.settings) {
     const std::optional<Setting> setting = parse(text);
     if (!setting) return wrong(arguments, output, "setting \"" + text + "\" is not understood", allowed);
@@ -127,7 +149,9 @@ Exit set_options(const Arguments& arguments, Connection& connection, Output& out
     } else {
       (*request.mutable_values())[key] = setting->text;
     }
+    settings.push_back(*setting);
   }
+  if (auto failure = check_keys(settings, section, connection)) return report(arguments, output, *failure);
   v1::SetOptionsResponse response;
   if (auto failure = connection.call(request, response)) return report(arguments, output, *failure);
   if (arguments.json) {

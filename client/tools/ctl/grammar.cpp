@@ -3,6 +3,7 @@
 #include "help.h"
 #include "json.h"
 #include "numbers.h"
+#include "proto/shape_rules.h"
 #include "size.h"
 
 #include <sys/un.h>
@@ -15,6 +16,12 @@ namespace {
 // CLI11 by itself reads 010 as 8, 0x1 as 1 and -1 as the largest number, and takes the nearest that fits.
 CLI::Validator whole(std::uint64_t least, std::uint64_t most) {
   return CLI::Validator([=](std::string& text) { return refuse_whole(text, least, most); }, "");
+}
+
+// Whether the number is allowed, check_shape judges.
+CLI::Validator field_of_shape(const char* name) {
+  const std::string allowed = abi::allowed_values(abi::shape_field(name));
+  return CLI::Validator([allowed](std::string& text) { return refuse_whole(text, allowed); }, "");
 }
 
 CLI::Validator seconds(double least, double most, const std::string& allowed) {
@@ -189,19 +196,19 @@ void add_restart(CLI::App& app, Arguments& arguments) {
 void add_size(CLI::App& app, Arguments& arguments) {
   SizeArguments& group = arguments.size;
   CLI::App* size = add_command(app, arguments, "size", Command::kSize, help::kSize);
-  const auto number = [size](const char* name, std::uint32_t& value, const char* text) {
-    return size->add_option(name, value, text)->type_name("N")->check(whole(0, UINT32_MAX));
+  const auto number = [size](const char* name, const char* field, std::uint32_t& value, const char* text) {
+    return size->add_option(name, value, text)->type_name("N")->check(field_of_shape(field));
   };
   const auto word = [size](const char* name, std::string& value, const std::vector<std::string>& words,
                            const char* text) {
     size->add_option(name, value, text)->check(CLI::IsMember(words))->capture_default_str();
   };
-  number("--ranks", group.ranks, "num_ranks of the group")->required();
-  number("--experts", group.experts, "num_experts, of all ranks")->required();
-  number("--hidden", group.hidden, "Elements of a row")->required();
-  number("--tokens", group.tokens, "max_tokens, of a rank in one operation")->required();
-  number("--topk", group.topk, "Choices of a token")->required();
-  number("--depth", group.depth, "Buffer slots")->capture_default_str();
+  number("--ranks", "num_ranks", group.ranks, "num_ranks of the group")->required();
+  number("--experts", "num_experts", group.experts, "num_experts, of all ranks")->required();
+  number("--hidden", "hidden", group.hidden, "Elements of a row")->required();
+  number("--tokens", "max_tokens", group.tokens, "max_tokens, of a rank in one operation")->required();
+  number("--topk", "topk", group.topk, "Choices of a token")->required();
+  number("--depth", "depth", group.depth, "Buffer slots")->capture_default_str();
   word("--payload", group.payload, payload_words(), "What rows are");
   word("--layout", group.layout, layout_words(), "How received rows lie");
   word("--index-type", group.index_type, index_type_words(), "Of topk_idx");
@@ -212,11 +219,12 @@ void add_size(CLI::App& app, Arguments& arguments) {
       ->delimiter(',')
       ->allow_extra_args(false)
       ->check(CLI::IsMember(row_format_words()));
-  number("--expert-alignment", group.expert_alignment, "Rows")->capture_default_str();
-  number("--opaque-bytes", group.opaque_bytes, "Of a row, with payload opaque");
-  number("--biases", group.biases, "Bias regions of combine");
-  number("--handles", group.handles, "Routings that dispatches may keep");
-  number("--max-recv-rows", group.max_recv_rows, "Rows of recv_x and y; default: the worst case");
+  number("--expert-alignment", "expert_alignment", group.expert_alignment, "Rows")->capture_default_str();
+  number("--opaque-bytes", "opaque_bytes", group.opaque_bytes, "Of a row, with payload opaque");
+  number("--biases", "num_biases", group.biases, "Bias regions of combine");
+  number("--handles", "num_handles", group.handles, "Routings that dispatches may keep");
+  number("--max-recv-rows", "max_recv_rows", group.max_recv_rows,
+         "Rows of recv_x and y; default: the worst case");
   size->add_option("--bound", group.bound, "Regions in memory of the client's, separated by commas")
       ->delimiter(',')
       ->allow_extra_args(false)

@@ -9,20 +9,18 @@
 namespace epd::ctl {
 namespace {
 
-constexpr const char* kWhole = "daemon";  // "" to gRPC
-
 struct Part {
   std::string name;
   bool serving = false;
 };
 
 std::optional<Failure> check(Connection& connection, Part& part) {
-  return connection.check_health(part.name == kWhole ? "" : part.name, part.serving);
+  return connection.check_health(part.name, part.serving);
 }
 
 // The daemon as a whole first.
 std::optional<Failure> check_all(Connection& connection, std::vector<Part>& parts) {
-  for (const char* name : {kWhole, "control", "membership"}) {
+  for (const char* name : {"daemon", "control", "membership"}) {
     Part part{name};
     if (auto failure = check(connection, part)) return failure;
     parts.push_back(part);

@@ -47,6 +47,11 @@ std::string refuse_whole(const std::string& text, std::uint64_t least, std::uint
   return refusal(text, std::to_string(least) + ".." + std::to_string(most));
 }
 
+std::string refuse_whole(const std::string& text, const std::string& allowed) {
+  const std::optional<std::uint64_t> number = parse_whole(text);
+  return number && *number <= UINT32_MAX ? "" : refusal(text, allowed);
+}
+
 std::string refuse_seconds(const std::string& text, double least, double most, const std::string& allowed) {
   const double seconds = parse_seconds(text);
   if (seconds >= least && seconds <= most) return "";

@@ -13,6 +13,8 @@ std::optional<std::uint64_t> parse_whole(std::string_view text);
 
 // Why `text` is no whole number from `least` to `most`; empty if it is one.
 std::string refuse_whole(const std::string& text, std::uint64_t least, std::uint64_t most);
+// The same of a number of 32 bits, whose range others judge: `allowed` is that range in words.
+std::string refuse_whole(const std::string& text, const std::string& allowed);
 
 // Seconds, which may have a fraction: "2", "0.5". `allowed` is the range in words.
 std::string refuse_seconds(const std::string& text, double least, double most, const std::string& allowed);

@@ -4,8 +4,10 @@
 
 #include "proto/shape.h"
 
+#include <algorithm>
 #include <array>
 #include <string>
+#include <string_view>
 
 namespace epd::abi {
 
@@ -65,6 +67,17 @@ static_assert(sizeof(GroupShape) == kShapeFields.size() * sizeof(std::uint32_t))
 static_assert(std::uint64_t{kMaxExperts} * kMaxTokens + std::uint64_t{kMaxExperts} * (kMaxAlignment - 1) <=
               kMaxRecvRows);
 
+// "1 .. 1024", "multiples of 128, 128 .. 16384"
+inline std::string allowed_values(const ShapeField& field) {
+  const std::string range = std::to_string(field.low) + " .. " + std::to_string(field.high);
+  return field.multiple == 1 ? range : "multiples of " + std::to_string(field.multiple) + ", " + range;
+}
+// `name` is one of the table.
+inline const ShapeField& shape_field(std::string_view name) {
+  return *std::find_if(kShapeFields.begin(), kShapeFields.end(),
+                       [&](const ShapeField& field) { return name == field.name; });
+}
+
 namespace detail {
 
 inline std::string bad_field(const char* name, std::uint32_t value, const std::string& allowed) {
@@ -73,9 +86,7 @@ inline std::string bad_field(const char* name, std::uint32_t value, const std::s
 
 inline std::string check_field(const ShapeField& field, std::uint32_t value) {
   if (value >= field.low && value <= field.high && value % field.multiple == 0) return "";
-  std::string allowed = std::to_string(field.low) + " .. " + std::to_string(field.high);
-  if (field.multiple != 1) allowed = "multiples of " + std::to_string(field.multiple) + ", " + allowed;
-  return bad_field(field.name, value, allowed);
+  return bad_field(field.name, value, allowed_values(field));
 }
 
 // `prefix`: of the names of the format's fields.

@@ -91,6 +91,20 @@ TEST(Plan, WithoutAStreamThereIsNothingToCaptureOrToOverlap) {
   EXPECT_THAT(refusal_of(plan), HasSubstr("without graph and overlap"));
 }
 
+TEST(Plan, WhatHasNoMeaningOrCanNotBeMadeIsRefusedByName) {
+  bench::RunPlan plan;
+  plan.zero_padding = true;
+  EXPECT_THAT(refusal_of(plan),
+              HasSubstr("zero-padding is about the rows that align experts; allowed: with layout packed"));
+  plan.layout = EPD_LAYOUT_PACKED;
+  EXPECT_EQ(refusal_of(plan), "");
+  plan.experts = 4;
+  EXPECT_THAT(refusal_of(plan), HasSubstr("topk is 8; allowed: 1..4"));
+  plan.topk = 4;
+  plan.routing = "/no/such/file";
+  EXPECT_THAT(refusal_of(plan), HasSubstr("routing '/no/such/file' is not a file"));
+}
+
 TEST(Suite, RunsWhatItCanOnBothBackendsInBothModes) {
   for (const bool small : {false, true}) {
     for (const bool resident : {false, true}) {

@@ -5,10 +5,13 @@
 #include "cluster/settings.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 namespace epd::cluster {
 namespace {
@@ -215,6 +218,22 @@ TEST_F(ClusterSettings, InsecureIsForLoopbackAlone) {
   expect_says(refusal([&](Settings& s) { insecure(s), s.coordinator = "10.0.0.1:7410"; }),
               "cluster.coordinator");
   expect_says(refusal([&](Settings& s) { s.insecure = true; }), "only without cluster.tls_ca");
+}
+
+// What deploy/test-ca.sh says, and with which status it ends.
+TEST(TestCa, WrongUsageIsToldWithWhatIsAllowed) {
+  for (const auto& [arguments, said] :
+       {std::pair("--days x /tmp/none a", "--days is \"x\"; allowed: 0..99999"),
+        {"/tmp/none a --days", "--days has no value; allowed: 0..99999"},
+        {"--weeks 3", "unknown option \"--weeks\""},
+        {"/tmp/none", "at least one NODE"}}) {
+    FILE* output = ::popen((std::string(EPD_TEST_CA) + " " + arguments + " 2>&1").c_str(), "r");
+    ASSERT_NE(output, nullptr);
+    std::string text(4096, '\0');
+    text.resize(std::fread(text.data(), 1, text.size(), output));
+    EXPECT_EQ(WEXITSTATUS(::pclose(output)), 2) << arguments;
+    expect_says(text, said);
+  }
 }
 
 TEST_F(ClusterSettings, WhatDoctorIsTold) {

@@ -61,6 +61,31 @@ TEST_F(ClusterSides, AStreamThatBreaksCostsNothing) {
   EXPECT_EQ(find(view, "node-b")->boot_id[0], 'B');
 }
 
+// gRPC's words of one cause are not the same each time, and name no host.
+TEST_F(ClusterSides, OneCauseIsOneProblemInWordsThatNameTheHost) {
+  AgentSide& b = agent("node-b", 'B');
+  const auto problem_after = [&](const std::string& why) {
+    b.tick();
+    end(*streams_.back().agent, why);
+    clock_.advance_ms(2'000);
+    return b.view().problem;
+  };
+  const auto unresolved = [&](const std::string& kind, const std::string& why) {
+    return problem_after("DNS resolution failed for node-a:1: C-ares status is not ARES_SUCCESS qtype=" +
+                         kind + " name=node-a is_balancer=0: " + why);
+  };
+  const std::string problem =
+      "the host \"node-a\" of cluster.coordinator can't be resolved: Domain name not found";
+  EXPECT_EQ(unresolved("A", "Domain name not found"), problem);
+  EXPECT_EQ(unresolved("AAAA", "DNS server returned answer with no data"), problem);
+  const std::string verified = problem_after(
+      "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.1:1: Hostname Verification Check "
+      "failed.");
+  EXPECT_NE(verified.find("cluster.coordinator = \"node-a:1\" does not name \"node-a\""), std::string::npos)
+      << verified;
+  EXPECT_EQ(unresolved("A", "Domain name not found"), problem) << "another cause again";
+}
+
 TEST_F(ClusterSides, NobodyListensAnyMore) {
   agent("node-b", 'B');
   step(200);

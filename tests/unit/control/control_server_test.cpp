@@ -21,7 +21,8 @@ TEST_F(ControlTest, HealthFollowsTheFacade) {
   EXPECT_EQ(check("").health, HealthCheckResponse::NOT_SERVING);
   EXPECT_EQ(check("control").health, HealthCheckResponse::SERVING);
   server_->set_serving(true);
-  for (const char* name : {"", "control", "epd.v1.Control", "membership", "device/host:0", "device/host:1"}) {
+  for (const char* name :
+       {"daemon", "", "control", "epd.v1.Control", "membership", "device/host:0", "device/host:1"}) {
     const Checked checked = check(name);
     EXPECT_TRUE(checked.status.ok()) << name;
     EXPECT_EQ(checked.health, HealthCheckResponse::SERVING) << name;
@@ -34,7 +35,7 @@ TEST_F(ControlTest, HealthFollowsTheFacade) {
   EXPECT_EQ(check("").health, HealthCheckResponse::NOT_SERVING);
   EXPECT_EQ(check("control").health, HealthCheckResponse::SERVING);
   facade_.fail({StatusCode::kDeadlineExceeded, "the loop has not answered"});
-  for (const char* name : {"", "control", "membership", "device/host:0"}) {
+  for (const char* name : {"daemon", "", "control", "membership", "device/host:0"}) {
     const Checked checked = check(name);
     EXPECT_TRUE(checked.status.ok()) << name;
     EXPECT_EQ(checked.health, HealthCheckResponse::NOT_SERVING) << name;
@@ -46,6 +47,9 @@ TEST_F(ControlTest, HealthOfUnknownServicesIsNotFound) {
   for (const char* name : {"device/host:7", "device/", "device", "host:0", "epd.v1.Contro"}) {
     EXPECT_EQ(check(name).status.error_code(), grpc::StatusCode::NOT_FOUND) << name;
   }
+  EXPECT_NE(check("xyz").status.error_message().find("'xyz'; there are daemon (or ''), control "),
+            std::string::npos)
+      << check("xyz").status.error_message();
   EXPECT_EQ(check(std::string(4000, 'x')).status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 

@@ -64,7 +64,8 @@ class HealthPortTest : public ControlTest {
 
 TEST_F(HealthPortTest, TellsWhatTheControlSocketTells) {
   start();
-  for (const char* name : {"", "control", "epd.v1.Control", "membership", "device/host:0", "device/host:1"})
+  for (const char* name :
+       {"daemon", "", "control", "epd.v1.Control", "membership", "device/host:0", "device/host:1"})
     EXPECT_TRUE(tells(name, HealthCheckResponse::SERVING)) << name;
   facade_.change([](auto& views) { views.devices.mutable_devices(1)->set_state(v1::DEVICE_STATE_STOPPED); });
   EXPECT_TRUE(tells("device/host:1", HealthCheckResponse::NOT_SERVING));

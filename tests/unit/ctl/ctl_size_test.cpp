@@ -90,6 +90,16 @@ TEST_F(CtlTest, SizeTellsPeopleWhereItIs) {
   EXPECT_FALSE(host.says("device")) << host.out;
 }
 
+TEST_F(CtlTest, SizeSaysOfWhatIsNoNumberWhatAJoinAllows) {
+  for (const auto& [option, said] : {std::pair("--ranks", "--ranks: \"-8\" is refused; allowed: 1 .. 1024,"),
+                                     {"--hidden", "allowed: multiples of 128, 128 .. 16384,"},
+                                     {"--handles", "allowed: 0 .. 4096,"}}) {
+    const Finished refused = epctl(with({option, "-8"}));
+    EXPECT_EQ(refused.exit_code, 2) << option;
+    EXPECT_TRUE(refused.complains(said)) << refused.err;
+  }
+}
+
 TEST_F(CtlTest, SizeRefusesWhatAJoinRefuses) {
   const struct {
     std::vector<std::string> arguments;

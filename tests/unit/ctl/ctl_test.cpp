@@ -40,7 +40,7 @@ TEST_F(CtlTest, EveryListPrintsATableAndADocument) {
       {"sessions", "sessions", "libepd 0.1.0", 2},
       {"groups", "groups", "layer-experts  active", 2},
       {"ops", "operations", "wait_ready  rank 1 900 us", 2},
-      {"config", "entries", "limits.max_sessions  64     file  yes", 2},
+      {"config", "entries", "limits.max_sessions     64     file  yes", 5},
   };
   for (const Case& c : cases) {
     const Finished text = epctl({c.command});

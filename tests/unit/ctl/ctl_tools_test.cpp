@@ -192,9 +192,13 @@ TEST_F(CtlTest, LogAndLimitsAreSetAsTheConfigurationWritesThem) {
                                                 {"set", "limits", "max_sessions"},
                                                 {"set", "log", "=debug"},
                                                 {"set", "limits", "max_sessions=1", "max_sessions=2"},
+                                                {"set", "limits", "max_sessions=1", "max_grups=2"},
+                                                {"set", "log", "format=json"},
                                                 {"set", "log", "level=debug", "level=unset"}}) {
     EXPECT_EQ(epctl(wrong).exit_code, 2) << wrong.back();
   }
+  EXPECT_TRUE(epctl({"set", "limits", "max_grups=2"})
+                  .complains("\"max_grups\" is no option of it; allowed: max_sessions, max_groups, "));
   ASSERT_TRUE(server_->write("asked\n"));
   for (const char* line : {"set options limits.max_arena_bytes=64GiB limits.max_sessions=8\n",
                            "set options log.level=info,session=debug\n", "done\n"}) {

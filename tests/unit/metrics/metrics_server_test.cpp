@@ -150,14 +150,18 @@ TEST(MetricsServerTest, LeavesOtherServersAlone) {
   EXPECT_THAT(get((*second.server)->port(), "/metrics"), HasSubstr("epd_supervisor_up 1"));
 }
 
-TEST(MetricsServerTest, AnAddressThatIsTakenIsRefusedByName) {
+TEST(MetricsServerTest, WhereItCanNotListenIsRefusedWithTheReason) {
   Started first("127.0.0.1:0");
   ASSERT_TRUE(first.server.ok());
   const std::string listen = "127.0.0.1:" + std::to_string((*first.server)->port());
-  const Started second(listen);
-  ASSERT_FALSE(second.server.ok());
-  EXPECT_EQ(second.server.status().code(), StatusCode::kResourceExhausted);
-  EXPECT_THAT(second.server.status().message(), HasSubstr("metrics.listen is \"" + listen + "\""));
+  for (const auto& [where, why] :
+       {std::pair(listen, "Address already in use; allowed: "),
+        {std::string("192.0.2.1:0"), "Cannot assign requested address; allowed: "}}) {
+    const Started second(where);
+    ASSERT_FALSE(second.server.ok());
+    EXPECT_EQ(second.server.status().code(), StatusCode::kResourceExhausted);
+    EXPECT_THAT(second.server.status().message(), HasSubstr("metrics.listen is \"" + where + "\": " + why));
+  }
 }
 
 }  // namespace

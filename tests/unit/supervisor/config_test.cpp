@@ -1,5 +1,5 @@
 // The configuration gate.
-#include "supervisor/config.h"
+#include "config_fixture.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -10,37 +10,6 @@
 
 namespace epd::supervisor {
 namespace {
-
-class ConfigFile : public testing::Test {
- protected:
-  ConfigFile() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "epd-config-XXXXXX").string();
-    directory_ = ::mkdtemp(pattern.data());
-    sources_.path = directory_ + "/epd.toml";
-    sources_.path_given = true;
-  }
-  ~ConfigFile() override { std::filesystem::remove_all(directory_); }
-
-  void write(const std::string& text) const { std::ofstream(sources_.path) << text; }
-  Result<Config> load(const std::string& text) const {
-    write(text);
-    return load_config(sources_);
-  }
-  std::string refusal(const std::string& text) const {
-    const Result<Config> config = load(text);
-    EXPECT_FALSE(config.ok()) << text;
-    return config.status().to_string();
-  }
-  static std::string origin(const Config& config, const std::string& key) {
-    for (const ConfigEntry& entry : config.entries) {
-      if (entry.key == key) return entry.origin;
-    }
-    return "missing";
-  }
-
-  std::string directory_;
-  ConfigSources sources_;
-};
 
 TEST_F(ConfigFile, WithoutAFileEverythingHasItsDefault) {
   ConfigSources none;
@@ -280,52 +249,6 @@ TEST_F(ConfigFile, BadRulesAreRefusedWithTheValueAndThePlace) {
 }
 
 // A directory ended the process, at the start and at each reload.
-TEST_F(ConfigFile, WhatCanNotBeReadIsRefusedByNameAndReason) {
-  write("devices.host = 1");
-  const Config before = load_config(sources_).value();
-  const std::string file = sources_.path;
-  const auto refused = [&](const std::string& path, const char* why) {
-    sources_.path = path;
-    for (const Status& status : {load_config(sources_).status(), reload_config(before, sources_).status()}) {
-      EXPECT_NE(status.code(), StatusCode::kOk) << path;
-      EXPECT_NE(status.message().find(path), std::string::npos) << status.to_string();
-      EXPECT_NE(status.message().find(why), std::string::npos) << status.to_string();
-    }
-  };
-  refused(std::filesystem::path(file).parent_path(), "directory");
-  const std::string pipe = file + ".pipe";
-  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
-  refused(pipe, "pipe");
-  ::unlink(pipe.c_str());
-  refused("/proc/self/mem", "Input/output error");
-  refused("/dev/zero", "more than");
-  refused(file + "/below", "does not exist");
-  refused(std::string(5000, 'x'), "File name too long");
-  sources_.path = file;
-  write("[limits]\nmax_sessions = 1\n[lim");  // half-written
-  refused(file, "line 3");
-  sources_.path = "/dev/null";
-  EXPECT_TRUE(load_config(sources_).ok()) << "nothing is said there, and that can be read";
-}
-
-// Each part took the parser some of its stack, and a reload the daemon.
-TEST_F(ConfigFile, KeysOfManyPartsAreRefusedBeforeTheyAreParsed) {
-  std::string key = "a";
-  for (int i = 0; i < 250'000; ++i) key += ".a";
-  for (const std::string& text :
-       {key + " = 1", "[" + key + "]", "x = {" + key + " = 1}", "x = [{" + key + " = 1}]"}) {
-    write("\n" + text);
-    const Status status = load_config(sources_).status();
-    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-    EXPECT_NE(status.message().find("line 2"), std::string::npos) << status.message().substr(0, 300);
-    EXPECT_LT(status.message().size(), 400u);
-  }
-  write(std::string(900'000, 'k') + " = 1");
-  const Status status = load_config(sources_).status();
-  EXPECT_NE(status.message().find("of 900000 characters"), std::string::npos);
-  EXPECT_LT(status.message().size(), 400u);
-}
-
 TEST_F(ConfigFile, GroupsOfBothSocketsAreNamesOrNumbers) {
   write("daemon.socket_group = \"root\"\ndaemon.control_socket_group = \"61234\"");
   const Result<Config> config = load_config(sources_);
@@ -399,14 +322,6 @@ TEST_F(ConfigFile, RulesAreShownAndMayChange) {
   ASSERT_TRUE(after.ok()) << after.status().to_string();
   EXPECT_EQ(after.value().access.rules().size(), 1u);
   EXPECT_FALSE(after.value().access.may_attach({1, {}}).ok()) << "a rule without users is about everybody";
-}
-
-TEST_F(ConfigFile, CommentsAndEscapesMayHoldAnyCharacter) {
-  const Result<Config> config = load(
-      "# gr\xc3\xb6\xc3\x9f"
-      "er\ndaemon.socket = \"/run/\\u00e9#\" # \xd0\x92\n");
-  ASSERT_TRUE(config.ok()) << config.status().to_string();
-  EXPECT_EQ(config.value().socket, "/run/\xc3\xa9#");
 }
 
 TEST_F(ConfigFile, BytesHaveUnits) {

@@ -1,5 +1,5 @@
 # Parts of the supervisor.
-add_executable(config_test ${CMAKE_CURRENT_LIST_DIR}/config_test.cpp)
+add_executable(config_test ${CMAKE_CURRENT_LIST_DIR}/config_test.cpp ${CMAKE_CURRENT_LIST_DIR}/config_file_test.cpp)
 target_link_libraries(config_test PRIVATE epd_supervisor epd_options GTest::gtest_main)
 target_compile_definitions(config_test PRIVATE EPD_SHIPPED_CONFIG="${PROJECT_SOURCE_DIR}/deploy/epd.toml")
 gtest_discover_tests(config_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 60)

@@ -1,12 +1,17 @@
-// Whether this process may open network sockets at all.
+// Where the daemon listens for anybody: metrics.listen and health.listen.
 #pragma once
 
+#include "common/fd.h"
 #include "common/status.h"
+
+#include <string>
 
 namespace epd {
 
-// PERMISSION_DENIED, with what to do, where the kernel or a service's sandbox allows no socket of this family
-// (AF_INET, AF_INET6).
-Status may_use_network(int family);
+// A socket that listens at `listen`, an address and a port that the configuration has checked: "127.0.0.1:0",
+// "[::1]:9455". It does not block. `key` is the option, for refusals. PERMISSION_DENIED, with what to do,
+// where the kernel or a service's sandbox allows no network socket; RESOURCE_EXHAUSTED with the system's
+// reason.
+Result<UniqueFd> open_listener(const std::string& key, const std::string& listen, int backlog);
 
 }  // namespace epd

@@ -160,6 +160,10 @@ Result<Config> load_config(const ConfigSources& sources);
 // The same at run time. INVALID_ARGUMENT names the key if an option has changed that is fixed at start.
 Result<Config> reload_config(const Config& current, const ConfigSources& sources);
 
+// A refusal that names a path which the environment has chosen says so too: a shell may have kept the
+// variable.
+Status with_origins(const Config& config, const Status& refusal);
+
 // What an operator may set while the daemon runs: log.level and limits.*.
 bool is_settable(const std::string& key);
 // `config` with other values of such options, by key; their origin is "operator". INVALID_ARGUMENT naming the

@@ -1,0 +1,219 @@
+#include "config_file.h"
+
+#include "common/fd.h"
+#include "toml.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+namespace epd::supervisor {
+namespace {
+
+constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";  // some editors begin UTF-8 with it
+constexpr std::size_t kReadBytes = std::size_t{64} << 10;
+constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
+constexpr std::size_t kMaxKeyParts = 32;
+
+bool is_list(const Option& option) {
+  return option.kind == OptionKind::kGpus || option.kind == OptionKind::kNames;
+}
+
+// Turns [0, "GPU-..."] into "0,GPU-...". An element that can't stand in such a list becomes an entry that is
+// refused.
+std::string text_of_list(const Option& option, const toml::array& list) {
+  std::string text;
+  for (const toml::node& node : list) {
+    if (!text.empty()) text += ',';
+    if (const auto* entry = node.as_string(); entry != nullptr) {
+      text += has_control_characters(entry->get()) ? "?" : entry->get();
+    } else if (const auto* number = node.as_integer(); number != nullptr) {
+      text += std::to_string(number->get());
+    } else {
+      text += '?';
+    }
+  }
+  return text.empty() && option.kind == OptionKind::kGpus ? "none" : text;
+}
+
+bool is_section(const std::string& key) {
+  const auto& table = option_table();
+  return std::any_of(table.begin(), table.end(), [&](const Option& option) {
+    return std::string_view(option.key).starts_with(key + ".");
+  });
+}
+
+// "is 5", for the message about a value that stands where it has no place.
+std::string is_what(const toml::node& node) {
+  if (const auto* text = node.as_string(); text != nullptr && !has_control_characters(text->get()))
+    return "is \"" + text->get() + "\"";
+  if (const auto* integer = node.as_integer(); integer != nullptr)
+    return "is " + std::to_string(integer->get());
+  if (const auto* on = node.as_boolean(); on != nullptr) return on->get() ? "is true" : "is false";
+  return node.is_array() ? "is a list" : "has the wrong type";
+}
+
+Status read_table(const toml::table& table, const std::string& prefix, const std::string& where,
+                  Settings& settings) {
+  for (const auto& [name, node] : table) {
+    const std::string key = prefix + std::string(name.str());
+    if (key == kRules) {
+      Result<AccessRules> rules = read_access_rules(node, where);
+      if (!rules.ok()) return rules.status();
+      settings.access = std::move(*rules);
+      continue;
+    }
+    if (const toml::table* inner = node.as_table()) {
+      if (Status status = read_table(*inner, key + ".", where, settings); !status.ok()) return status;
+      continue;
+    }
+    const std::string here = where + line_of(node);
+    const Option* option = find_option(key);
+    if (option == nullptr && is_section(key))
+      return invalid_argument(std::string(key)
+                                  .append(" in ")
+                                  .append(here)
+                                  .append(" ")
+                                  .append(is_what(node))
+                                  .append("; allowed: a section [" + key + "]"));
+    if (option == nullptr) return unknown_option(key, here);
+    const bool number = option->kind == OptionKind::kNumber || option->kind == OptionKind::kSigned;
+    const bool may_be_number =
+        number || option->kind == OptionKind::kBytes || option->kind == OptionKind::kAutoNumber;
+    if (const auto* list = node.as_array(); list != nullptr && is_list(*option)) {
+      settings.values[key] = {text_of_list(*option, *list), "file", here};
+    } else if (const auto* on = node.as_boolean(); on != nullptr && option->kind == OptionKind::kSwitch) {
+      settings.values[key] = {on->get() ? "true" : "false", "file", here};
+    } else if (const auto* text = node.as_string(); text != nullptr && !number) {
+      if (has_control_characters(text->get()))
+        return invalid_argument(
+            std::string(key).append(" in ").append(here).append(" holds control characters; allowed: none"));
+      settings.values[key] = {text->get(), "file", here};
+    } else if (const auto* integer = node.as_integer(); integer != nullptr && may_be_number) {
+      settings.values[key] = {std::to_string(integer->get()), "file", here};
+    } else {
+      std::string why = key;
+      why.append(" in ").append(here).append(" has the wrong type; allowed: ");
+      if (!is_list(*option) && option->kind != OptionKind::kAutoNumber && option->kind != OptionKind::kSwitch)
+        why.append(number ? "an integer, " : "a string, ");
+      why.append(allowed_values(*option));
+      return invalid_argument(std::move(why));
+    }
+  }
+  return {};
+}
+
+Status unreadable(const std::string& path, StatusCode code, const std::string& why) {
+  return {code, "configuration file " + path + " can't be read: " + why};
+}
+
+Status unreadable(const std::string& path) {
+  const int error = errno;
+  const bool denied = error == EACCES || error == EPERM;
+  return unreadable(path, denied ? StatusCode::kPermissionDenied : StatusCode::kInvalidArgument,
+                    std::strerror(error));
+}
+
+// A pipe or a terminal could block the daemon's loop. So only what can be read at once is accepted.
+Result<std::string> read_bytes(const std::string& path, const UniqueFd& file) {
+  struct stat info {};
+  if (::fstat(file.get(), &info) != 0) return unreadable(path);
+  if (!S_ISREG(info.st_mode) && !S_ISCHR(info.st_mode)) {
+    return unreadable(path, StatusCode::kInvalidArgument,
+                      S_ISDIR(info.st_mode) ? "it is a directory; allowed: a file"
+                                            : "it is a pipe or a socket; allowed: a file");
+  }
+  std::string text;
+  for (;;) {
+    const std::size_t before = text.size();
+    text.resize(before + kReadBytes);
+    const ssize_t n = ::read(file.get(), text.data() + before, kReadBytes);
+    if (n < 0 && errno != EINTR) return unreadable(path);
+    text.resize(before + static_cast<std::size_t>(std::max<ssize_t>(n, 0)));
+    if (n == 0) return text;
+    if (text.size() > kMaxFileBytes) {
+      return unreadable(path, StatusCode::kInvalidArgument,
+                        "it has more than " + std::to_string(kMaxFileBytes) + " bytes");
+    }
+  }
+}
+
+// The file's text in ASCII. In comments, other bytes become '?'. Elsewhere they are refused. Reason: the
+// parser of Debian 12 (toml++ 3.3) has undefined behaviour at some characters that are not ASCII. It also
+// recurses for each part of a key, so keys of many parts are refused before they use up the stack.
+Result<std::string> to_ascii(const std::string& path, std::string text) {
+  bool comment = false;
+  char quote = 0;  // the string that the position is in, on this line
+  bool escaped = false;
+  std::size_t parts = 1;  // of the key or number that the position is in
+  std::size_t line = 1;
+  for (char& c : text) {
+    const bool after_escape = std::exchange(escaped, false);
+    if (c == '\n') {
+      comment = false;
+      quote = 0;
+      parts = 1;
+      ++line;
+    } else if (static_cast<unsigned char>(c) >= 0x80) {
+      if (!comment) {
+        return invalid_argument("configuration file " + path + " (line " + std::to_string(line) +
+                                "): a character that is not ASCII; allowed: in comments, and in strings as "
+                                "\\u00e9");
+      }
+      c = '?';
+    } else if (quote != 0) {
+      escaped = quote == '"' && c == '\\' && !after_escape;
+      if (c == quote && !after_escape) quote = 0;
+    } else if (!comment) {
+      comment = c == '#';
+      if (c == '"' || c == '\'') quote = c;
+      if (c == '=' || c == ',' || c == '{' || c == '[') parts = 1;
+      if (c == '.' && ++parts > kMaxKeyParts) {
+        return invalid_argument("configuration file " + path + " (line " + std::to_string(line) +
+                                "): a key of more than " + std::to_string(kMaxKeyParts) +
+                                " parts; allowed: 2");
+      }
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
+Status read_file(const ConfigSources& sources, Settings& settings) {
+  if (sources.path.empty()) return {};
+  const UniqueFd file(::open(sources.path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+  if (!file.valid()) {
+    if (errno != ENOENT && errno != ENOTDIR) return unreadable(sources.path);
+    if (!sources.path_given) return {};
+    return not_found("configuration file " + sources.path + " does not exist");
+  }
+  Result<std::string> text = read_bytes(sources.path, file);
+  if (!text.ok()) return text.status();
+  if (text->starts_with(kByteOrderMark)) text->erase(0, kByteOrderMark.size());
+  text = to_ascii(sources.path, std::move(*text));
+  if (!text.ok()) return text.status();
+  const toml::parse_result parsed = toml::parse(*text, sources.path);
+  if (!parsed) {
+    return invalid_argument("configuration file " + sources.path + line_of(parsed.error().source()) + ": " +
+                            std::string(parsed.error().description()));
+  }
+  return read_table(parsed.table(), "", sources.path, settings);
+}
+
+std::string text_of_flag(const Option& option, const std::string& text) {
+  if (!is_list(option) || !text.starts_with('[')) return text;
+  const std::string name = "list";
+  const Result<std::string> assignment = to_ascii("", name + " = " + text);
+  if (!assignment.ok()) return text;
+  const toml::parse_result parsed = toml::parse(assignment.value());
+  const toml::array* list = parsed && parsed.table().size() == 1 ? parsed.table()[name].as_array() : nullptr;
+  return list == nullptr ? text : text_of_list(option, *list);
+}
+
+}  // namespace epd::supervisor
