@@ -379,7 +379,7 @@ TEST_F(Operate, LimitsAreSetWhileTheDaemonRunsAndUnset) {
   EXPECT_EQ(value_of(epctl("config"), "limits.max_groups"), "9") << "half of it was set";
   const CommandResult unknown = daemon_->epctl({"set", "limits", "max_session=3"});
   EXPECT_EQ(unknown.exit_code, 2);
-  EXPECT_NE(unknown.err.find("\"max_session\" is no option of it; allowed: max_sessions, "),
+  EXPECT_NE(unknown.err.find("\"max_session\" is no option of it; allowed: max_arena_bytes, "),
             std::string::npos)
       << unknown.err;
 }
