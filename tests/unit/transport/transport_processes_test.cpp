@@ -22,7 +22,8 @@ class UcxProcesses : public ::testing::TestWithParam<Carrier> {
   World world;
 };
 
-// Over shared memory UCX 1.13 does not tell of a peer that dies while messages are under way.
+// Over shared memory UCX 1.13 does not tell of a peer that dies while messages are under way. With rendezvous
+// it may abort (daemon/transport/README.md).
 class UcxKilled : public UcxProcesses {};
 
 double ms_since(steady_clock::time_point begin) {
@@ -253,7 +254,7 @@ INSTANTIATE_TEST_SUITE_P(Over, UcxProcesses,
                            return name_of({carrier.param, false});
                          });
 
-INSTANTIATE_TEST_SUITE_P(Over, UcxKilled, ::testing::Values(Carrier::kUcx, Carrier::kUcxRendezvous),
+INSTANTIATE_TEST_SUITE_P(Over, UcxKilled, ::testing::Values(Carrier::kUcx),
                          [](const auto& carrier) {
                            return name_of({carrier.param, false});
                          });
