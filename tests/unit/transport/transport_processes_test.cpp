@@ -254,10 +254,9 @@ INSTANTIATE_TEST_SUITE_P(Over, UcxProcesses,
                            return name_of({carrier.param, false});
                          });
 
-INSTANTIATE_TEST_SUITE_P(Over, UcxKilled, ::testing::Values(Carrier::kUcx),
-                         [](const auto& carrier) {
-                           return name_of({carrier.param, false});
-                         });
+INSTANTIATE_TEST_SUITE_P(Over, UcxKilled, ::testing::Values(Carrier::kUcx), [](const auto& carrier) {
+  return name_of({carrier.param, false});
+});
 
 }  // namespace
 }  // namespace epd::transport
