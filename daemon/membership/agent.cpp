@@ -336,9 +336,10 @@ void Agent::carry_out(Action action) {
 
 // The first such rank. Which of the others are lost is not known here.
 std::optional<std::uint32_t> Agent::lost_of(const NearGroup& group, Whose whose) {
-  for (const RankDescription& rank : group.told.ranks) {
-    if (whose == Whose::kOther && rank.active_since != 0 && !group.members.contains(rank.rank))
-      return rank.rank;
+  if (whose == Whose::kOther) {
+    for (const RankDescription& rank : group.told.ranks) {
+      if (rank.active_since != 0 && !group.members.contains(rank.rank)) return rank.rank;
+    }
   }
   return group.members.empty() ? std::nullopt : std::optional(group.members.begin()->first);
 }

@@ -23,7 +23,7 @@ add_library(epd_test_support STATIC
   ${CMAKE_CURRENT_LIST_DIR}/raw_client.cpp
   ${CMAKE_CURRENT_LIST_DIR}/losses.cpp
   ${CMAKE_CURRENT_LIST_DIR}/script.cpp)
-# In these, tests of data spend most of their time.
+# These make and compare the data of tests: with -O1, a third of RandomCases' time on host devices was in cases.cpp.
 set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/cases.cpp ${CMAKE_CURRENT_LIST_DIR}/case_checks.cpp
   ${CMAKE_CURRENT_LIST_DIR}/caller_memory.cpp PROPERTIES COMPILE_OPTIONS -O2)
 target_include_directories(epd_test_support PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}

@@ -106,6 +106,7 @@ class Ticket:
         except IndexError:
             block = ResultBlock()
         block.op_index.value = _UNTOUCHED
+        # first_slice(), written out: a wait that ends at once pays for each call of Python's.
         first_ms = SLICE_MS if timeout_ms > SLICE_MS or -1 <= timeout_ms <= 0 else timeout_ms
         status = _ticket_wait(group._handle, self._ticket, first_ms, block.address)
         if status == _LATE and first_ms != timeout_ms and block.op_index.value == _UNTOUCHED:

@@ -1,34 +1,21 @@
 // The configuration in force: what files say, what an operator has set, and what a reload makes of both.
 #include "live_config.h"
 
+#include "config_fixture.h"
+
 #include <gtest/gtest.h>
-#include <unistd.h>
-#include <filesystem>
-#include <fstream>
+#include <utility>
 
 namespace epd::supervisor {
 namespace {
 
-class LiveConfigTest : public testing::Test {
+class LiveConfigTest : public ConfigFile {
  protected:
-  LiveConfigTest() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "epd-live-XXXXXX").string();
-    directory_ = ::mkdtemp(pattern.data());
-    sources_.path = directory_ + "/epd.toml";
-    sources_.path_given = true;
-  }
-  ~LiveConfigTest() override { std::filesystem::remove_all(directory_); }
-
-  void write(const std::string& text) const { std::ofstream(sources_.path) << text; }
   LiveConfig start(const std::string& text) const {
-    write(text);
-    Result<Config> config = load_config(sources_);
+    Result<Config> config = load(text);
     EXPECT_TRUE(config.ok()) << config.status().to_string();
     return {std::move(config).value(), sources_};
   }
-
-  std::string directory_;
-  ConfigSources sources_;
 };
 
 TEST_F(LiveConfigTest, WhatIsSetStaysUntilTheFileSaysSomethingNewAboutIt) {
