@@ -167,7 +167,7 @@ Status ResidentOperations::enqueue(Group& group, const SubmitRequest& request, M
     stream_kernels::StagedStep step;
     step.begin = stream_kernels::Begin::kCall;
     step.words = call_words(group);
-    step.call = made.call;
+    step.call = abi::halves_of(made.call);
     if (abi::makes_routing(made.call.op, made.call.flags)) step.call_tokens_at = request.num_tokens_at;
     step.places = made.places;
     step.copies = made.copies;
@@ -243,7 +243,7 @@ Status ResidentOperations::await_and_copy(Group& group, void* stream, abi::Op op
   stream_kernels::StagedStep wait = apart ? stream_kernels::StagedStep() : copy;
   wait.wait = stream_kernels::Wait::kLastCall;
   wait.words = call_words(group);
-  wait.slot = slot;
+  wait.slot = static_cast<std::uint8_t>(slot);
   wait.limit_ns = limit_ns;
   const Status status = device.launch(stream, op, wait);
   return apart && status.ok() ? device.launch(stream, op, copy) : status;

@@ -68,33 +68,34 @@ struct Copies {
   constexpr bool many() const { return large != 0; }
 };
 
-enum class Begin : std::uint32_t {
+enum class Begin : std::uint8_t {
   kNothing,
   kCall,   // of `words`
   kReady,  // stores `value` to `ready`
 };
-enum class Wait : std::uint32_t {
+enum class Wait : std::uint8_t {
   kNothing,
   kCall,      // until the call that this step has made has ended
   kLastCall,  // until the last call on the slot has
   kDone,      // until `done` is `value`
 };
 
-// A step that copies nothing. A kernel begins the later, the more it is given (StagedStep).
+// A step that copies nothing. A kernel begins the later, the more it is given (StagedStep). It reads its
+// parameters by lines of 64 bytes. What most calls need lies in the first one, of which 16 bytes are CUDA's.
 struct Step {
+  abi::CallWords* words = nullptr;
+  const std::uint32_t* call_tokens_at = nullptr;  // not null: n of the call, which has 0
+  abi::CallHalves call;                           // its epoch is 0
+  std::uint64_t limit_ns = 0;                     // of the wait
   Begin begin = Begin::kNothing;
   Wait wait = Wait::kNothing;
-  abi::CallWords* words = nullptr;
+  std::uint8_t slot = 0;  // kLastCall
+  std::uint32_t value = 0;
   std::uint32_t* ready = nullptr;
   const std::uint32_t* done = nullptr;
-  std::uint32_t value = 0;
-  std::uint32_t slot = 0;                         // kLastCall
-  std::uint64_t limit_ns = 0;                     // of the wait
-  const std::uint32_t* call_tokens_at = nullptr;  // not null: in place of call.num_tokens
-  abi::Call call;                                 // without number and epoch
-  abi::RowPlaces places;                          // with abi::kFlagPlaces
+  abi::RowPlaces places;  // with abi::kFlagPlaces
 };
-static_assert(sizeof(Step) <= 128);
+static_assert(offsetof(Step, ready) == 48);
 
 // A step that may copy. Its kernels have names of their own, because a kernel that can copy begins 3 us
 // later, also if it copies nothing (2 x H100, 2026-11-25).

@@ -5,10 +5,10 @@
 // release, and the load of `done` is an acquire. Both have system scope, because the engine is another
 // process and its peers are other GPUs. Later work of the stream begins when the kernel has ended.
 //
-// Calls go through a ring instead (abi::CallWords). A call's first word is stored like `ready`, but released
-// at device scope, because only a kernel of this device reads it. `done` is read the same way. Only kernels
-// of this process write the ring, in any stream, so an atomic of the device numbers the calls. This code is
-// for device and host, see proto/ordered.h.
+// Calls go through a ring instead (abi::CallWords). A fence of the device stands before a call's words,
+// because only a kernel of this device reads them. `done` is read the same way. Only kernels of this process
+// write the ring, in any stream, so an atomic of the device numbers the calls. This code is for device and
+// host, see proto/ordered.h.
 #pragma once
 
 #include "proto/call_words.h"
@@ -21,7 +21,6 @@ namespace epd::stream_kernels {
 
 using namespace ordered;
 using abi::CallWords;
-using abi::kMostCommandTokens;
 
 // Looks without a pause, some 100 us, before it sleeps between looks.
 inline constexpr std::uint32_t kLooks = 256;
@@ -33,10 +32,12 @@ EPD_DEVICE inline bool reached(const std::uint32_t* word, std::uint32_t value) {
 }
 
 EPD_DEVICE inline void await(const std::uint32_t* word, std::uint32_t value, std::uint64_t limit_ns) {
+  EPD_NO_UNROLL
   for (std::uint32_t i = 0; i < kLooks; ++i) {
     if (reached(word, value)) return;
   }
   const std::uint64_t begin = nanoseconds();
+  EPD_NO_UNROLL
   for (std::uint32_t i = 0; !reached(word, value) && nanoseconds() - begin < limit_ns; ++i)
     look_after(i, kSleep_ns);
 }
@@ -51,10 +52,12 @@ EPD_DEVICE inline bool ended(const CallWords& words, std::uint32_t end) {
 }
 
 EPD_DEVICE inline void await_end(const CallWords& words, std::uint32_t end, std::uint64_t limit_ns) {
+  EPD_NO_UNROLL
   for (std::uint32_t i = 0; i < kLooks; ++i) {
     if (ended(words, end)) return;
   }
   const std::uint64_t begin = nanoseconds();
+  EPD_NO_UNROLL
   for (std::uint32_t i = 0; !ended(words, end) && nanoseconds() - begin < limit_ns; ++i) {
     if (i % kLooksPerClosed == 0 && load_relaxed_system(&words.closed) != 0) return;
     look_after(i, kSleep_ns);
@@ -64,35 +67,41 @@ EPD_DEVICE inline void await_end(const CallWords& words, std::uint32_t end, std:
 // Enqueues the step's call, and returns its number. It loads all words that it needs together, because one
 // load takes as long as all. Closing stores `closed`, then the flags. This kernel clears its flag, then reads
 // `closed`. With a fence between on both sides, at least one sees the other, and the flag stays 1.
+//
+// The fence also stands between what the call passes on and its words. It is the first access of all, because
+// a fence waits for the accesses before it, and a release behind the words would wait for them.
 EPD_DEVICE inline std::uint32_t enqueue(const Step& step) {
   CallWords& words = *step.words;
-  abi::Call call = step.call;
+  const abi::Call call = abi::unpack(abi::pack(step.call, 0));
   std::uint32_t& flag = words.flags[abi::flag_of(call.op, call.slot)];
   if (call.flagged) {
     store_relaxed_system(&flag, 0);
     fence_sequential_system();
+  } else {
+    fence_device();
   }
+  abi::CallHalves halves = step.call;
   const std::uint32_t closed = load_relaxed_system(&words.closed);
-  call.epoch = load_relaxed_system(&words.epoch);
-  if (step.call_tokens_at != nullptr) call.num_tokens = load_relaxed_system(step.call_tokens_at);
-  call.number = add(&words.tail, 1);
-  store_relaxed_system(&words.enqueued[call.slot], call.number + 1);
+  const std::uint32_t epoch = load_relaxed_system(&words.epoch);
+  if (step.call_tokens_at != nullptr)
+    halves.words[0] |= abi::packed_tokens(load_relaxed_system(step.call_tokens_at));
+  const std::uint32_t number = add(&words.tail, 1);
+  store_relaxed_system(&words.enqueued[call.slot], number + 1);
   if (closed != 0) {
     store_relaxed_system(&flag, 1);
-    return call.number;
+    return number;
   }
   if ((call.flags & abi::kFlagPlaces) != 0) {
-    abi::RowPlaces& places = words.places[call.number % abi::kCallSlots];
+    abi::RowPlaces& places = words.places[number % abi::kCallSlots];
     store_relaxed_system(&places.in, step.places.in);
     store_relaxed_system(&places.out, step.places.out);
+    fence_device();
   }
-  if (call.num_tokens > kMostCommandTokens) call.num_tokens = kMostCommandTokens;
-  const abi::PackedCall packed = abi::pack(call);
-  std::uint64_t* const to = words.calls[call.number % abi::kCallSlots].words;
-  for (std::uint32_t i = 1; i < abi::PackedCall::kWords; ++i) store_relaxed_system(to + i, packed.words[i]);
-  // The kernel that reads it is on this device.
-  store_release(to, packed.words[0]);
-  return call.number;
+  halves.words[0] |= abi::packed_epoch(epoch);
+  const abi::PackedCall packed = abi::pack(halves, number);
+  std::uint64_t* const to = words.calls[number % abi::kCallSlots].words;
+  for (std::uint32_t i = 0; i < abi::PackedCall::kWords; ++i) store_relaxed_system(to + i, packed.words[i]);
+  return number;
 }
 
 // ---- steps

@@ -47,16 +47,16 @@ proctype Stream(byte me) {
 #ifndef MUTANT_NO_RINGER_FENCE
         fence(me)
 #endif
-     :: else
+     :: else ->
+#ifdef MUTANT_RELAXED_RING
+        skip
+#else
+        fence(me)
+#endif
      fi;
      if
      :: memory[CLOSED] != 0 -> relaxed(me, FLAG, 1)
-     :: else ->
-#ifdef MUTANT_RELAXED_RING
-        relaxed(me, RING(number), WORD(number, flagged))
-#else
-        release(me, RING(number), WORD(number, flagged))
-#endif
+     :: else -> relaxed(me, RING(number), WORD(number, flagged))
      fi;
 #ifdef MUTANT_CLEARED_AFTER_RING
      if

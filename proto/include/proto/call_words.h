@@ -45,19 +45,34 @@ struct Call {
 };
 
 // A call as it lies in the ring: words that have its number + 1 in their upper half, each stored at once. So
-// each tells whether it is of that call. The first is stored last, with release.
+// each tells whether it is of that call, and their order does not matter.
 struct alignas(32) PackedCall {
   static constexpr std::uint32_t kWords = 4;
   std::uint64_t words[kWords];
 };
 
+// The lower halves of these words: all but the call's number.
+struct CallHalves {
+  std::uint32_t words[PackedCall::kWords] = {};
+};
+constexpr std::uint32_t packed_tokens(std::uint32_t num_tokens) {
+  return (num_tokens < kMostCommandTokens ? num_tokens : kMostCommandTokens) << 15;
+}
+constexpr std::uint32_t packed_epoch(std::uint32_t epoch) {
+  return (epoch & 0xff) << 7;
+}
+constexpr CallHalves halves_of(const Call& c) {
+  return {{packed_tokens(c.num_tokens) | packed_epoch(c.epoch) | std::uint32_t{c.flagged} << 6 |
+               static_cast<std::uint32_t>(c.op) << 4 | (c.slot & 0xf),
+           c.flags << 16 | (c.sms & kMaxCallSms), c.result << kCallRouteBits | c.route, c.timeout_ms}};
+}
+constexpr PackedCall pack(const CallHalves& halves, std::uint32_t number) {
+  const std::uint64_t upper = std::uint64_t{number + 1} << 32;
+  return {
+      {upper | halves.words[0], upper | halves.words[1], upper | halves.words[2], upper | halves.words[3]}};
+}
 constexpr PackedCall pack(const Call& c) {
-  const std::uint64_t number = std::uint64_t{c.number + 1} << 32;
-  const std::uint32_t first = (c.num_tokens & kMostCommandTokens) << 15 | (c.epoch & 0xff) << 7 |
-                              std::uint32_t{c.flagged} << 6 | static_cast<std::uint32_t>(c.op) << 4 |
-                              (c.slot & 0xf);
-  return {{number | first, number | c.flags << 16 | (c.sms & kMaxCallSms),
-           number | c.result << kCallRouteBits | c.route, number | c.timeout_ms}};
+  return pack(halves_of(c), c.number);
 }
 constexpr Call unpack(const PackedCall& packed) {
   const auto low = [&](std::uint32_t i) { return static_cast<std::uint32_t>(packed.words[i]); };

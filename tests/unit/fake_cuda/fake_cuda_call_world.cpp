@@ -239,9 +239,10 @@ void CallWorld::ring(std::uint32_t r, const abi::Call& call, const Ring& how) {
   stream_kernels::Step step;
   step.begin = stream_kernels::Begin::kCall;
   step.words = own.words;
-  step.call = call;
-  step.call.num_tokens = how.num_tokens;
-  step.call.flagged = how.flagged;
+  abi::Call its = call;
+  its.num_tokens = how.num_tokens_at == nullptr ? how.num_tokens : 0;
+  its.flagged = how.flagged;
+  step.call = abi::halves_of(its);
   step.call_tokens_at = how.num_tokens_at;
   if (how.waits) step.wait = stream_kernels::Wait::kCall;
   step.limit_ns = kLong_ns;
