@@ -80,7 +80,7 @@ __device__ inline bool is_active(const Operation& op, std::uint32_t rank) {
   return op.peers[rank].ready != nullptr;
 }
 
-// Publishes the routing that a dispatch has made: stores the record's head, and the handle last with release.
+// Publishes the routing that a dispatch has made: stores the record's head, and the handle behind a fence.
 // One thread calls.
 __device__ inline void publish_routing(const Operation& op, const OpResult& ending) {
   abi::RoutingRecord& head = *op.routing.head;
@@ -89,7 +89,7 @@ __device__ inline void publish_routing(const Operation& op, const OpResult& endi
   head.num_recv_rows = ending.num_recv_rows;
   head.num_dropped = ending.num_dropped;
   fence_system();
-  store_release_system(&head.handle, op.routing.handle);
+  store_relaxed_system(&head.handle, op.routing.handle);
 }
 
 // The pause between two polls where many warps of each SM poll. Without a pause, their polls delay the data
@@ -186,21 +186,25 @@ __device__ inline std::uint32_t active_ranks(const Operation& op) {
   return __ballot_sync(kFull, active);
 }
 
-// Writes this rank's announcement into the block of `rank`, then signals `ready` there with release.
-__device__ inline void announce_at(const Operation& op, std::uint32_t rank) {
-  if (rank >= op.shape.num_ranks || !is_active(op, rank)) return;
-  const Peer& peer = op.peers[rank];
+// Writes this rank's announcement into the block of `rank`. A fence and the signal `ready` must follow.
+__device__ inline void write_announcement(const Operation& op, std::uint32_t rank) {
   const auto* const from = reinterpret_cast<const std::uint64_t*>(&op.announcement);
-  auto* const to = reinterpret_cast<std::uint64_t*>(peer.announcement + op.rank);
+  auto* const to = reinterpret_cast<std::uint64_t*>(op.peers[rank].announcement + op.rank);
 #pragma unroll 1
   for (std::uint32_t i = 0; i < sizeof(op.announcement) / sizeof(*to); ++i) to[i] = from[i];
-  fence_system();
-  store_release_system(&peer.ready[op.rank].tag, op.tag);
+}
+// Signals `ready` to `rank`.
+__device__ inline void signal_ready(const Operation& op, std::uint32_t rank) {
+  store_relaxed_system(&op.peers[rank].ready[op.rank].tag, op.tag);
 }
 // Announces the operation to every rank. Threads of this CTA have stored the counts before. All threads call.
 __device__ inline void announce(const Operation& op) {
   __syncthreads();
-  announce_at(op, threadIdx.x);
+  const std::uint32_t rank = threadIdx.x;
+  if (rank >= op.shape.num_ranks || !is_active(op, rank)) return;
+  write_announcement(op, rank);
+  fence_system();
+  signal_ready(op, rank);
 }
 
 // Reads the operation, its slot and its row format in one access.

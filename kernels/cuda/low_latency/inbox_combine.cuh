@@ -426,7 +426,7 @@ __device__ __noinline__ inline void run_low_latency_combine(const Operation& op,
   if (warp_of() < op.division.warps) {
     good = combine_by_inbox(op, memory, board, deadline_ns);
   } else if (warp_of() == signal_warp()) {
-    if (blockIdx.x == 0) send_begin(op);
+    if (blockIdx.x == 0) begin_and_announce(op);
     good = wait_begins_for_cta(op, board, deadline_ns);
     if (good && blockIdx.x == 0) {
       good = run_signal_warp(op, cta_of(op), board, op.division.warps, deadline_ns);

@@ -96,7 +96,7 @@ __device__ __noinline__ inline void run_low_latency_dispatch(const Operation& gi
   if (warp_of() != signal_warp()) {
     good = dispatch_by_inbox(op, shared, board, &x_arrived, deadline_ns);
   } else if (blockIdx.x == 0) {
-    send_begin(op);
+    begin_and_announce(op);
     good = run_signal_warp(op, cta_of(op), board, op.division.ctas > 1 ? 0 : op.division.warps, deadline_ns);
   } else {
     good = signal_others(op, cta_of(op), board, op.division.warps);

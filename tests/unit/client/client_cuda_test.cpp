@@ -292,13 +292,14 @@ TEST_P(ClientCuda, DetachingUnblocksAllGroupsFirst) {
 TEST_P(ClientCuda, AContextThatIsGoneHangsNobody) {
   epd_ticket_t ticket = 0;
   ASSERT_EQ(dispatch(0, other_, &ticket, true), EPD_OK) << epd_last_error();
-  cuda_.fail("cuCtxPushCurrent", CUDA_ERROR_DEINITIALIZED);
+  for (const char* function : {"cuCtxGetCurrent", "cuCtxPushCurrent"})
+    cuda_.fail(function, CUDA_ERROR_DEINITIALIZED);
   daemon_.hang_up();
   EXPECT_EQ(epd_ticket_wait(group_, ticket, EPD_FOREVER, nullptr), EPD_DAEMON_LOST);
   detach();
   EXPECT_EQ(cuda_.mistakes(), std::vector<std::string>{"streams left"});  // with their context
   cuda_.allow_streams(1);
-  cuda_.fail("cuCtxPushCurrent", CUDA_SUCCESS);
+  for (const char* function : {"cuCtxGetCurrent", "cuCtxPushCurrent"}) cuda_.fail(function, CUDA_SUCCESS);
 }
 
 // A word that was last written 2^31 tickets ago would look as if it were ahead.
