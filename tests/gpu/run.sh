@@ -156,7 +156,7 @@ if [ -n "$daemon" ]; then
   done
   # torch's ranks through deep_ep, where torch is there.
   programs="training decode_graph"
-  [ "$full" = full ] && programs="$programs call_cost"
+  [ "$full" = full ] && programs="$programs call_cost call_times"
   for program in $programs; do
     step "python_$program" 120 "$here/tests/gpu/python.sh" "$daemon/bin" "$daemon/lib/libepd.so.0" "python_$program.py"
   done

@@ -1,0 +1,157 @@
+"""How long calls of deep_ep take on GPUs, as the caller's stream sees it. Prints figures; asserts nothing about them.
+
+    python python_call_times.py [--ranks R] [--times N] [--tokens T] [--hidden H] [--experts E] [--topk K]
+
+Low-latency mode with 128 tokens: a graph for each call. Normal mode with --tokens, under a handle. Rows lie in torch's
+own memory, in the Buffer's pool, or (zero_copy) where the Buffer wants them. A call's time is that between two events,
+of the slowest rank, less that of an empty pair. Two calls before it bring the ranks together, and the GPU is kept busy
+until the CPU has enqueued all. `epbench --warm-cache` measures the same operations from C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from typing import Any, Callable
+
+import deep_ep
+import torch
+import torch.distributed as dist
+from deep_ep.utils.envs import init_dist
+
+FEW = 128
+BUSY_CYCLES = 2_000_000  # a millisecond
+POOL_BYTES = 2 << 30
+Call = Callable[[], Any]
+
+
+def captured(call: Call) -> tuple[Call, Any]:
+    """The call as a graph, and what it returned."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+    return graph.replay, result
+
+
+def measure(calls: dict[str, Call], times: int, group: Any) -> dict[str, tuple[float, float]]:
+    """p50 and p99 in us of calls that are made in this order, twice in a row, without those of an empty pair."""
+    marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in (*calls, "nothing")}
+    for _ in range(times):
+        dist.barrier(group)
+        torch.cuda._sleep(BUSY_CYCLES)
+        for call in calls.values():
+            call()
+        for name in marks:
+            pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            pair[0].record()
+            calls.get(name, lambda: None)()
+            pair[1].record()
+            marks[name].append(pair)
+        torch.cuda.synchronize()
+    table = torch.tensor([[a.elapsed_time(b) * 1000 for a, b in pairs] for pairs in marks.values()], device="cuda")
+    dist.all_reduce(table, op=dist.ReduceOp.MAX, group=group)
+    rows = dict(zip(marks, table.tolist()))
+    empty = statistics.median(rows.pop("nothing"))
+    return {
+        name: (statistics.median(each) - empty, sorted(each)[len(each) * 99 // 100] - empty)
+        for name, each in rows.items()
+    }
+
+
+def show(title: str, figures: dict[str, tuple[float, float]], rank: int) -> None:
+    if rank == 0:
+        print(f"\n{title:60}    p50     p99  us")
+        for name, (median, late) in figures.items():
+            print(f"{name:60}{median:7.1f} {late:7.1f}", flush=True)
+
+
+class Rows:
+    """Inputs of a rank, and memory in the Buffer's pool."""
+
+    def __init__(self, buffer: Any, tokens: int, options: argparse.Namespace, device: Any) -> None:
+        self.buffer, self.device = buffer, device
+        self.x = torch.randn((tokens, options.hidden), dtype=torch.bfloat16, device=device)
+        scores = torch.rand((tokens, options.experts), device=device)
+        self.topk_idx = scores.topk(options.topk, dim=-1).indices.to(deep_ep.topk_idx_t)
+        self.weights = torch.rand((tokens, options.topk), dtype=torch.float32, device=device)
+
+    def in_pool(self, tensor: Any) -> Any:
+        with torch.cuda.use_mem_pool(self.buffer.memory_pool, self.device):
+            copy = torch.empty_like(tensor)
+        return copy.copy_(tensor)
+
+
+def low_latency(group: Any, device: Any, options: argparse.Namespace, rank: int) -> None:
+    buffer = deep_ep.Buffer(group, POOL_BYTES, low_latency_mode=True, explicitly_destroy=True)
+    rows = Rows(buffer, FEW, options, device)
+    for use_fp8 in (True, False):
+        for where in ("elsewhere", "in the pool", "zero_copy"):
+            x = rows.x if where == "elsewhere" else rows.in_pool(rows.x)
+
+            def dispatch() -> Any:
+                return buffer.low_latency_dispatch(x, rows.topk_idx, FEW, options.experts, use_fp8=use_fp8)
+
+            handle = dispatch()[2]
+            y = torch.zeros_like(buffer.get_next_low_latency_combine_buffer(handle))
+            if where == "in the pool":
+                y = rows.in_pool(y)
+
+            def combine(handle: Any = handle, y: Any = y) -> Any:
+                its = buffer.get_next_low_latency_combine_buffer(handle) if where == "zero_copy" else y
+                return buffer.low_latency_combine(
+                    its, rows.topk_idx, rows.weights, handle, zero_copy=where == "zero_copy"
+                )
+
+            combine()
+            torch.cuda.synchronize()
+            replay_dispatch, result = captured(dispatch)
+            replay_combine, _ = captured(lambda: combine(result[2]))
+            calls = {"low_latency_dispatch": replay_dispatch, "low_latency_combine": replay_combine}
+            title = f"{FEW} tokens, {'e4m3' if use_fp8 else 'bf16'} rows, {where}"
+            show(title, measure(calls, options.times, group), rank)
+    buffer.destroy()
+
+
+def normal(group: Any, device: Any, options: argparse.Namespace, rank: int) -> None:
+    buffer = deep_ep.Buffer(group, POOL_BYTES, explicitly_destroy=True)
+    rows = Rows(buffer, options.tokens, options, device)
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(rows.topk_idx, options.experts)
+    fresh = {"num_tokens_per_rank": per_rank, "num_tokens_per_expert": per_expert, "is_token_in_rank": in_rank}
+    fresh.update(topk_idx=rows.topk_idx, topk_weights=rows.weights)
+    handle = buffer.dispatch(rows.x, **fresh)[4]
+    given = rows.x.to(torch.float8_e4m3fn), torch.ones((options.tokens, options.hidden // 128), device=device)
+    for where in ("elsewhere", "in the pool"):
+        keep: Callable[[Any], Any] = rows.in_pool if where == "in the pool" else lambda tensor: tensor
+        x, e4m3 = keep(rows.x), (keep(given[0].view(torch.uint8)).view(torch.float8_e4m3fn), keep(given[1]))
+        y = keep(buffer.dispatch(x, handle=handle)[0].clone())
+        calls = {
+            "dispatch, e4m3 rows, under a handle": lambda e4m3=e4m3: buffer.dispatch(e4m3, handle=handle),
+            "dispatch, bf16 rows, under a handle": lambda x=x: buffer.dispatch(x, handle=handle),
+            "combine": lambda y=y: buffer.combine(y, handle),
+        }
+        show(f"{options.tokens} tokens, rows {where}", measure(calls, options.times, group), rank)
+    buffer.destroy()
+
+
+def run(rank: int, size: int, options: argparse.Namespace) -> None:
+    rank, size, group = init_dist(rank, size)
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.set_default_device(None)
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(rank)
+    low_latency(group, device, options, rank)
+    normal(group, device, options, rank)
+    dist.barrier(group)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--times", type=int, default=100)
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--hidden", type=int, default=7168)
+    parser.add_argument("--experts", type=int, default=256)
+    parser.add_argument("--topk", type=int, default=8)
+    options = parser.parse_args()
+    torch.multiprocessing.spawn(run, args=(options.ranks, options), nprocs=options.ranks)
