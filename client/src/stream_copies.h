@@ -6,6 +6,10 @@
 // `finished` by thread 0 of each block -> the release that begins the operation. Its end is acquired by
 // thread 0 -> barrier -> the others load, past L1.
 //
+// The code is kept short: it is cold at each launch, and a kilobyte of it takes 0.2 to 0.5 us (H200). So
+// loops are not unrolled, but one that needs several loads under way, and what is called twice is not
+// inlined.
+//
 // A Block has index(), count(), thread(), threads(), sync() and shared(). A test plays blocks of one thread
 // each, one after the other. See proto/ordered.h.
 #pragma once
@@ -53,6 +57,7 @@ EPD_DEVICE inline void add_up(const Copies& c, const Block& block) {
   const std::uint32_t first = least(block.thread() * each, c.blocks);
   const std::uint32_t last = least(first + each, c.blocks);
   std::uint32_t sum = 0;
+  EPD_NO_UNROLL
   for (std::uint32_t i = first; i < last; ++i) {
     sum += rows_in(c, i);
     shared.ends[i] = sum;
@@ -61,7 +66,9 @@ EPD_DEVICE inline void add_up(const Copies& c, const Block& block) {
   block.sync();
   std::uint32_t before = 0;
   const std::uint32_t others = first < last ? block.thread() : 0;
+  EPD_NO_UNROLL
   for (std::uint32_t i = 0; i < others; ++i) before += shared.sums[i];
+  EPD_NO_UNROLL
   for (std::uint32_t i = first; i < last; ++i) shared.ends[i] += before;
   block.sync();
 }
@@ -101,13 +108,17 @@ EPD_DEVICE inline void copy_by(std::uint8_t* to, const std::uint8_t* from, std::
   const auto* const source = reinterpret_cast<const Word*>(from + head);
   constexpr std::uint32_t kAtOnce = 4;  // so many loads are on their way before the first store
   std::uint32_t i = who;
+  EPD_NO_UNROLL
   for (; i + (kAtOnce - 1) * all < words; i += kAtOnce * all) {
     Word some[kAtOnce];
     for (std::uint32_t k = 0; k < kAtOnce; ++k) some[k] = load_alone(source + i + k * all);
     for (std::uint32_t k = 0; k < kAtOnce; ++k) store_alone(target + i + k * all, some[k]);
   }
+  EPD_NO_UNROLL
   for (; i < words; i += all) store_alone(target + i, load_alone(source + i));
+  EPD_NO_UNROLL
   for (i = who; i < head; i += all) store_alone(to + i, load_alone(from + i));
+  EPD_NO_UNROLL
   for (i = head + words * static_cast<std::uint32_t>(sizeof(Word)) + who; i < bytes; i += all)
     store_alone(to + i, load_alone(from + i));
 }
@@ -129,20 +140,24 @@ EPD_DEVICE inline void copy_bytes(std::uint8_t* to, const std::uint8_t* from, st
   }
 }
 
-EPD_DEVICE inline void fill_bytes(std::uint8_t* to, std::uint8_t value, std::uint32_t bytes,
-                                  std::uint32_t who, std::uint32_t all) {
+EPD_DEVICE EPD_NO_INLINE inline void fill_bytes(std::uint8_t* to, std::uint8_t value, std::uint32_t bytes,
+                                                std::uint32_t who, std::uint32_t all) {
   const auto address = reinterpret_cast<std::uintptr_t>(to);
   const std::uint32_t head = least(static_cast<std::uint32_t>(-address % 4), bytes);
   const std::uint32_t words = (bytes - head) / 4;
+  EPD_NO_UNROLL
   for (std::uint32_t i = who; i < words; i += all)
     store_alone(reinterpret_cast<std::uint32_t*>(to + head) + i, value * 0x01010101u);
+  EPD_NO_UNROLL
   for (std::uint32_t i = who; i < head; i += all) store_alone(to + i, value);
+  EPD_NO_UNROLL
   for (std::uint32_t i = head + 4 * words + who; i < bytes; i += all) store_alone(to + i, value);
 }
 
 // Numbers of rows, as the caller's memory counts them.
 EPD_DEVICE inline void copy_numbers(const Copies& c, const Piece& piece, std::uint32_t first,
                                     std::uint32_t last, std::uint32_t who, std::uint32_t all) {
+  EPD_NO_UNROLL
   for (std::uint32_t i = first + who; i < last; i += all) {
     std::uint32_t number = load_alone(reinterpret_cast<const std::uint32_t*>(piece.from) + i);
     const bool of_row = piece.renumber == 1 || i % 2 == 0;
@@ -171,6 +186,7 @@ EPD_DEVICE inline std::uint32_t parts_of(const Copies& c, const Piece& piece, co
 EPD_DEVICE inline std::uint32_t parts_of(const Copies& c, const Piece* pieces, std::uint32_t count,
                                          const Tally& tally) {
   std::uint32_t parts = 0;
+  EPD_NO_UNROLL
   for (std::uint32_t i = 0; i < count; ++i) parts += parts_of(c, pieces[i], tally);
   return parts;
 }
@@ -183,12 +199,13 @@ EPD_DEVICE inline std::uint32_t rows_before(const Copies& c, const Piece& piece,
 }
 
 // Copies `count` rows of column-major scales: outputs.
-EPD_DEVICE inline void copy_columns(const Copies& c, const Piece& piece, std::uint32_t block,
-                                    std::uint32_t row, std::uint32_t count, std::uint32_t who,
-                                    std::uint32_t all) {
+EPD_DEVICE EPD_NO_INLINE inline void copy_columns(const Copies& c, const Piece& piece, std::uint32_t block,
+                                                  std::uint32_t row, std::uint32_t count, std::uint32_t who,
+                                                  std::uint32_t all) {
   auto* const to = reinterpret_cast<std::uint32_t*>(piece.to);
   const auto* const from = reinterpret_cast<const std::uint32_t*>(piece.from);
   const std::uint64_t first = std::uint64_t{block} * piece.columns;
+  EPD_NO_UNROLL
   for (std::uint32_t i = who; i < count * piece.columns; i += all) {
     const std::uint32_t column = i / count;
     const std::uint32_t at = row + (i - column * count);
@@ -198,9 +215,9 @@ EPD_DEVICE inline void copy_columns(const Copies& c, const Piece& piece, std::ui
 }
 
 // Copies `count` rows that lie close together, from `row` of the block on.
-EPD_DEVICE inline void copy_rows(const Copies& c, const Piece& piece, bool in, std::uint32_t block,
-                                 std::uint32_t row, std::uint32_t count, std::uint32_t who,
-                                 std::uint32_t all) {
+EPD_DEVICE EPD_NO_INLINE inline void copy_rows(const Copies& c, const Piece& piece, bool in,
+                                               std::uint32_t block, std::uint32_t row, std::uint32_t count,
+                                               std::uint32_t who, std::uint32_t all) {
   if (piece.columns != 0) return copy_columns(c, piece, block, row, count, who, all);
   const std::uint64_t to_row = std::uint64_t{block} * (in ? c.region_block : c.own_block) + row;
   const std::uint64_t from_row = std::uint64_t{block} * (in ? c.own_block : c.region_block) + row;
@@ -216,11 +233,13 @@ EPD_DEVICE inline void copy_blocks(const Copies& c, const Piece& piece, bool in,
                                    std::uint32_t last, const Block& its) {
   const std::uint32_t* const ends = its.shared().ends;
   std::uint32_t block = 0;  // the last one before which there are no more rows than `first`
+  EPD_NO_UNROLL
   for (std::uint32_t end = c.blocks; end - block > 1;) {
     const std::uint32_t middle = (block + end) / 2;
     (rows_before(c, piece, ends, middle) <= first ? block : end) = middle;
   }
   std::uint32_t who = its.thread();
+  EPD_NO_UNROLL
   for (; first < last; ++block) {
     const std::uint32_t before = rows_before(c, piece, ends, block);
     const std::uint32_t end = rows_before(c, piece, ends, block + 1);
@@ -236,9 +255,10 @@ EPD_DEVICE inline void copy_blocks(const Copies& c, const Piece& piece, bool in,
 
 // Copies one of parts_of(). All threads call.
 template <typename Block>
-EPD_DEVICE inline void copy_part(const Copies& c, bool in, const Tally& tally, std::uint32_t part,
-                                 const Block& block) {
+EPD_DEVICE EPD_NO_INLINE inline void copy_part(const Copies& c, bool in, const Tally& tally,
+                                               std::uint32_t part, const Block& block) {
   const Piece* piece = in ? c.in : c.out;
+  EPD_NO_UNROLL
   for (; part >= parts_of(c, *piece, tally); ++piece) part -= parts_of(c, *piece, tally);
   const std::uint32_t first = part * rows_of_part(c, *piece);
   const std::uint32_t last = least(first + rows_of_part(c, *piece), rows_of(*piece, tally));
@@ -261,6 +281,7 @@ EPD_DEVICE inline void copy_in_and_begin(const StagedStep& step, const Block& bl
   const Tally rows = tally(c, block, c.received_in != 0);
   const std::uint32_t parts = parts_of(c, c.in, c.num_in, rows);
   const std::uint32_t last = parts != 0 ? parts - 1 : 0;  // without any, whoever comes first begins
+  EPD_NO_UNROLL
   for (;;) {
     if (block.thread() == 0) block.shared().part = add(&words.taken, 1);
     block.sync();
@@ -283,6 +304,7 @@ EPD_DEVICE inline void await_end(const StagedStep& step) {
     // Another block is about to do so.
     const std::uint64_t since = nanoseconds();
     std::uint32_t looks = 0;
+    EPD_NO_UNROLL
     while (load_acquire(&words.begun) == 0 && nanoseconds() - since < step.limit_ns) look_again(++looks);
     end = load_relaxed_system(&words.end);
   }
@@ -293,6 +315,7 @@ template <typename Block>
 EPD_DEVICE inline void copy_out(const Copies& c, const Block& block) {
   const Tally rows = tally(c, block, c.received_in == 0);
   const std::uint32_t parts = parts_of(c, c.out, c.num_out, rows);
+  EPD_NO_UNROLL
   for (std::uint32_t part = block.index(); part < parts; part += block.count())
     copy_part(c, false, rows, part, block);
 }

@@ -347,7 +347,7 @@ def check_ll_dispatch(
     if scales is not None:
         columns = {"ue8m0": 1}.get(form, H // 128)
         assert scales.shape == (local, size * LL_T, columns)
-        assert scales.stride()[1] == 1 and scales.stride()[2] == size * LL_T
+        assert scales.stride()[1] == 1 and scales.stride()[2] == (size * LL_T + 3) // 4 * 4
     codes = as_bits(x) if form == "bf16" else x.view(torch.uint8).numpy()
     for expert in range(local):
         mine = [row for row in rows if row.expert == expert]

@@ -33,6 +33,7 @@ class Recorder:
         patch.setattr(cuda, "Event", lambda: FakeEvent(self))
         patch.setattr(events, "_on_gpus", lambda: True)
         patch.setattr(streams, "_raw_stream", None)  # as in a torch without CUDA
+        patch.setattr(streams, "_captures", lambda stream: stream.name in self.capturing)
 
     @contextlib.contextmanager
     def stream(self, stream: FakeStream) -> Iterator[None]:
@@ -56,6 +57,8 @@ class FakeStream:
 
     def wait_event(self, event: FakeEvent) -> None:
         self.recorder.log.append(f"{self.name} waits for event of {event.of}")
+        if event.of in self.recorder.capturing:
+            self.recorder.capturing.add(self.name)
 
 
 class FakeEvent:
@@ -65,6 +68,11 @@ class FakeEvent:
     def record(self, stream: FakeStream) -> None:
         self.of = stream.name
         self.recorder.log.append(f"event on {stream.name}")
+
+
+def passes(last: str, following: str) -> list[str]:
+    """An operation goes to another stream than the one before."""
+    return [f"event on {last}", f"{following} waits for event of {last}"]
 
 
 class Used(torch.Tensor):
@@ -112,13 +120,13 @@ def test_calls_on_the_own_stream(recorder: Recorder) -> None:
     assert recorder.take() == ["caller waits for event of comm"]
 
     log, allocated, _ = call(recorder, made, previous_event=events.EventOverlap(events.EventHandle()))
-    assert log == ["event on caller", "caller waits for event of caller", "caller waits for comm"]
+    assert log == ["event on caller", "caller waits for event of caller", *passes("comm", "caller")]
     assert allocated == "caller"
 
     # Behind an event, memory that the caller's stream has freed later must not be taken.
     before = events.EventOverlap(events.EventHandle())
     log, allocated, _ = call(recorder, made, previous_event=before, async_finish=True)
-    assert log[2:] == ["comm waits for caller", "input on comm", "output on caller", "event on comm"]
+    assert log[2:] == [*passes("caller", "comm"), "input on comm", "output on caller", "event on comm"]
     assert allocated == "comm"
 
     before = events.EventOverlap(events.EventHandle())
@@ -182,7 +190,8 @@ def test_operations_keep_their_order(recorder: Recorder) -> None:
     made.order(other)
     made.order(made.comm)
     made.order(recorder.caller)
-    assert recorder.take() == ["other waits for caller", "comm waits for other", "caller waits for comm"]
+    way = ["caller", "other", "comm", "caller"]
+    assert recorder.take() == [entry for pair in zip(way, way[1:]) for entry in passes(*pair)]
 
 
 def test_captures_do_not_wait_for_what_was_before(recorder: Recorder) -> None:
@@ -196,7 +205,7 @@ def test_captures_do_not_wait_for_what_was_before(recorder: Recorder) -> None:
     log, _, _ = call(recorder, made, async_finish=True)
     assert log[:2] == ["comm waits for caller", "input on comm"]
     made.order(made.current())
-    assert recorder.take() == ["caller waits for comm"]
+    assert recorder.take() == passes("comm", "caller")
     # Afterwards the captured operation is nothing to wait for.
     recorder.capturing.clear()
     recorder.capturing.add("caller")  # another graph; the own stream is in none

@@ -72,6 +72,7 @@ def low_latency_bytes(tokens: int, hidden: int, num_ranks: int, num_experts: int
         topk=1,
         depth=2,
         layout=epd.Layout.EXPERT,
+        scale_layout=epd.ScaleLayout.COLUMN_MAJOR,
         more_formats=LOW_LATENCY_ROWS[1:],
     )
     return shape.group_bytes(epd.DeviceKind.CUDA).rank

@@ -164,6 +164,7 @@ class Groups:
             max_tokens=shape.tokens,
             depth=2,
             layout=epd.Layout.EXPERT,
+            scale_layout=epd.ScaleLayout.COLUMN_MAJOR,
             policy=epd.Policy.DEGRADE_LATE if self.shrink else epd.Policy.FAIL_FAST,
         )
 

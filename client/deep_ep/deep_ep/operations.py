@@ -24,7 +24,7 @@ _Y, _EXPERT_COUNTS, _OUT = epd.Region.Y, epd.Region.EXPERT_COUNTS, epd.Region.OU
 
 class Results:
     """What a dispatch delivers: views of the slot's regions, which are the same for each dispatch, or tensors of its
-    own. Scales are always copied, as their last two dimensions lie column-major."""
+    own. The last two dimensions of scales lie column-major in both."""
 
     def __init__(
         self, joined: Joined, slot: int, row_format: int, views: bool, hidden: Optional[Tensor] = None
@@ -44,16 +44,16 @@ class Results:
         self.sources = self._src[..., 1]
         self._scales: Optional[Tensor] = None
         self.scales: Optional[Tensor] = None
-        if b.recv_scales is not None:
+        if b.recv_scales is not None and views:
+            self.scales = b.recv_scales.detach()  # the caller's, who may set requires_grad
+        elif b.recv_scales is not None:
             experts, rows, width = b.recv_scales.shape
-            with torch.inference_mode(False):  # they outlive this call
-                columns = torch.empty(
-                    (experts, width, rows), dtype=b.recv_scales.dtype, device=b.recv_scales.device
-                )
-                self._scales = columns.transpose(1, 2)
-                self.scales = columns.transpose(1, 2)  # the caller's, who may set requires_grad
+            columns = torch.empty(
+                (experts, width, b.recv_scales.stride(2)), dtype=b.recv_scales.dtype, device=b.recv_scales.device
+            )
+            self.scales = self._scales = columns.transpose(1, 2)[:, :rows]
         self.rows: Rows = self.x if self.scales is None else (self.x, self.scales)
-        self.torch_works = self.scales is not None or not views  # in `fill`
+        self.torch_works = not views  # in `fill`
 
     def want(self, memory: Staging) -> None:
         """Where the operation writes to."""
@@ -66,10 +66,10 @@ class Results:
 
     def fill(self, routing: Routing) -> None:
         """After the arrival, in the stream's order. routing: of the dispatch."""
-        if self._scales is not None:
-            self._scales.copy_(self._regions.recv_scales)
         if self._views:
             return
+        if self._scales is not None:
+            self._scales.copy_(self._regions.recv_scales)
         have = counts_in(self._ranges)
         seen = have if self._hidden is None else have.masked_fill(self._hidden, 0)
         self._range = layout_range(seen)

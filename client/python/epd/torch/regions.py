@@ -23,7 +23,8 @@ _TYPES = {"H": torch.bfloat16, "f": torch.float32, "i": torch.int32, "q": torch.
 def region_tensors(group: Group, slot: int, row_format: int) -> Buffers[Tensor]:
     """All regions of a slot, for dispatches of the row format. Each tensor keeps the membership."""
     make = _host_tensors if group._kind == DeviceKind.HOST else _cuda_tensors
-    return Buffers(make(group, slot, row_format))
+    with torch.inference_mode(False):  # they outlive the caller's mode
+        return Buffers(make(group, slot, row_format))
 
 
 def _element_type(group: Group, shape: RegionShape) -> torch.dtype:
