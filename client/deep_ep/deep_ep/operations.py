@@ -51,7 +51,8 @@ class Results:
             columns = torch.empty(
                 (experts, width, b.recv_scales.stride(2)), dtype=b.recv_scales.dtype, device=b.recv_scales.device
             )
-            self.scales = self._scales = columns.transpose(1, 2)[:, :rows]
+            self._scales = columns.transpose(1, 2)[:, :rows]
+            self.scales = self._scales.detach()
         self.rows: Rows = self.x if self.scales is None else (self.x, self.scales)
         self.torch_works = not views  # in `fill`
 
