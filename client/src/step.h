@@ -81,7 +81,8 @@ enum class Wait : std::uint8_t {
 };
 
 // A step that copies nothing. A kernel begins the later, the more it is given (StagedStep). It reads its
-// parameters by lines of 64 bytes. What most calls need lies in the first one, of which 16 bytes are CUDA's.
+// parameters by lines of 64 bytes. What most calls need lies in the first one, which begins 16 bytes before
+// them (sm_90).
 struct Step {
   abi::CallWords* words = nullptr;
   const std::uint32_t* call_tokens_at = nullptr;  // not null: n of the call, which has 0

@@ -68,8 +68,8 @@ EPD_DEVICE inline void await_end(const CallWords& words, std::uint32_t end, std:
 // load takes as long as all. Closing stores `closed`, then the flags. This kernel clears its flag, then reads
 // `closed`. With a fence between on both sides, at least one sees the other, and the flag stays 1.
 //
-// The fence also stands between what the call passes on and its words. It is the first access of all, because
-// a fence waits for the accesses before it, and a release behind the words would wait for them.
+// The fence also orders what the stream did before ahead of the call's words. It is the first access of all,
+// because a fence waits for the accesses before it.
 EPD_DEVICE inline std::uint32_t enqueue(const Step& step) {
   CallWords& words = *step.words;
   const abi::Call call = abi::unpack(abi::pack(step.call, 0));
