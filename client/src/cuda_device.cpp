@@ -236,8 +236,9 @@ Status CudaDevice::wait(void* stream, const StreamWait& wait) {
 }
 
 Status CudaDevice::launch(void* stream, abi::Op op, const stream_kernels::StagedStep& step) {
-  return within(stream_kernels::kKernelTitles[stream_kernels::kernel_of(op, false)],
-                [&] { return kernels_->launch(static_cast<CUstream>(stream), op, step); });
+  return within(
+      stream_kernels::kKernelTitles[stream_kernels::kernel_of(op, stream_kernels::Copying::kNothing)],
+      [&] { return kernels_->launch(static_cast<CUstream>(stream), op, step); });
 }
 
 // Interprocess, so that an application can hand it on to other processes of its own.

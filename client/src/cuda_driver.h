@@ -53,6 +53,7 @@ namespace epd::client {
   X(cuLibraryUnload)                        \
   X(cuLibraryGetKernel)                     \
   X(cuKernelSetAttribute)                   \
+  X(cuKernelGetFunction)                    \
   X(cuLaunchKernel)
 
 struct CudaDriver {

@@ -106,19 +106,67 @@ struct StagedStep : Step {
 };
 static_assert(sizeof(StagedStep) % 8 == 0);
 
-// The kernels, one for each kind of operation, and one more for each kind that copies: all do what the step
+// A step that copies a few inputs, of so many words of 8 bytes, and no outputs: the choices and weights of an
+// operation whose rows lie in registered memory. One small block copies them, so it needs no StagingWords,
+// and its parameters are short.
+struct FewWords {
+  std::uint64_t* to = nullptr;
+  const std::uint64_t* from = nullptr;
+  std::uint32_t count = 0;
+};
+inline constexpr std::uint32_t kMostFewPieces = 3;
+inline constexpr std::uint32_t kMostFewWords = 2048;  // of all pieces
+struct FewStep : Step {
+  FewWords in[kMostFewPieces];
+};
+
+// Whether the step is one, and which.
+inline bool few_of(const StagedStep& step, FewStep& few) {
+  const Copies& c = step.copies;
+  if (step.staging == nullptr || step.begin == Begin::kNothing || c.num_out != 0 || c.num_in == 0 ||
+      c.num_in > kMostFewPieces)
+    return false;
+  static_cast<Step&>(few) = step;
+  std::uint64_t all = 0;
+  for (std::uint32_t i = 0; i < c.num_in; ++i) {
+    const Piece& piece = c.in[i];
+    if (piece.counted == Rows::kTokens ? c.num_tokens_at != nullptr : piece.counted != Rows::kGiven)
+      return false;
+    const std::uint32_t tokens = c.num_tokens < c.most_tokens ? c.num_tokens : c.most_tokens;
+    const std::uint64_t bytes =
+        std::uint64_t{piece.counted == Rows::kTokens ? tokens : piece.rows} * piece.row_bytes;
+    const auto places =
+        reinterpret_cast<std::uintptr_t>(piece.to) | reinterpret_cast<std::uintptr_t>(piece.from);
+    if ((places | bytes) % sizeof(std::uint64_t) != 0 || piece.renumber != 0 || piece.columns != 0)
+      return false;
+    all += bytes / sizeof(std::uint64_t);
+    if (all > kMostFewWords) return false;
+    few.in[i] = {reinterpret_cast<std::uint64_t*>(piece.to),
+                 reinterpret_cast<const std::uint64_t*>(piece.from),
+                 static_cast<std::uint32_t>(bytes / sizeof(std::uint64_t))};
+  }
+  return true;
+}
+
+// The kernels, one for each kind of operation, and two more for each kind that copies: all do what the step
 // says, and differ in the name that a profiler shows (epd::dispatch). A C++ compiler gives them these names.
-inline constexpr std::uint32_t kNumKernels = 5;
+enum class Copying : std::uint8_t { kNothing, kFew, kPieces };
+inline constexpr std::uint32_t kNumKernels = 7;
 inline constexpr const char* kKernelNames[kNumKernels] = {
-    "_ZN3epd8dispatchENS_14stream_kernels4StepE", "_ZN3epd7combineENS_14stream_kernels4StepE",
-    "_ZN3epd7barrierENS_14stream_kernels4StepE", "_ZN3epd8dispatchENS_14stream_kernels10StagedStepE",
+    "_ZN3epd8dispatchENS_14stream_kernels4StepE",      "_ZN3epd7combineENS_14stream_kernels4StepE",
+    "_ZN3epd7barrierENS_14stream_kernels4StepE",       "_ZN3epd8dispatchENS_14stream_kernels7FewStepE",
+    "_ZN3epd7combineENS_14stream_kernels7FewStepE",    "_ZN3epd8dispatchENS_14stream_kernels10StagedStepE",
     "_ZN3epd7combineENS_14stream_kernels10StagedStepE"};
 inline constexpr const char* kKernelTitles[kNumKernels] = {"epd::dispatch", "epd::combine", "epd::barrier",
-                                                           "epd::dispatch", "epd::combine"};
-inline constexpr std::uint32_t kFirstThatCopies = 3;
-constexpr std::uint32_t kernel_of(abi::Op op, bool copies) {
+                                                           "epd::dispatch", "epd::combine", "epd::dispatch",
+                                                           "epd::combine"};
+constexpr std::uint32_t kernel_of(abi::Op op, Copying copying) {
   const std::uint32_t kind = op == abi::Op::kDispatch ? 0 : op == abi::Op::kCombine ? 1 : 2;
-  return copies && kind != 2 ? kind + kFirstThatCopies : kind;
+  if (copying == Copying::kNothing || kind == 2) return kind;
+  return kind + (copying == Copying::kFew ? 3 : 5);
+}
+constexpr Copying copying_of(std::uint32_t kernel) {
+  return kernel < 3 ? Copying::kNothing : kernel < 5 ? Copying::kFew : Copying::kPieces;
 }
 
 // How a step is launched: by one thread, or, if it copies, by blocks of many.
@@ -128,6 +176,7 @@ struct Launch {
   std::uint32_t shared_bytes = 0;
 };
 inline constexpr std::uint32_t kCopyThreads = 512;
+inline constexpr std::uint32_t kFewThreads = 256 + 32;  // one warp makes the call, and copies nothing
 inline constexpr std::uint32_t kMostCopyBlocks = 64;
 inline constexpr std::uint32_t kMostCopyBlocksOfMany = 256;  // of a large operation
 inline constexpr std::uint32_t kSharedWords = 24;            // bytes of SharedWords
@@ -160,6 +209,9 @@ constexpr void share_out(Copies& c) {
   c.part_bytes = each > kLeastPart ? static_cast<std::uint32_t>(each) : kLeastPart;
 }
 
+constexpr Launch launch_of(const FewStep&) {
+  return {1, kFewThreads, 0};
+}
 constexpr Launch launch_of(const StagedStep& step) {
   const Copies& c = step.copies;
   if (step.staging == nullptr) return {};

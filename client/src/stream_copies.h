@@ -1,10 +1,12 @@
-// A step that copies: what the blocks of one kernel do. They need not all run at the same time. Each takes
+// Steps that copy. Of a FewStep, one block copies the inputs, and its thread 0 begins and waits.
+//
+// The other kind: what the blocks of one kernel do. They need not all run at the same time. Each takes
 // parts of the inputs until none is left. Whoever finishes the last one begins the operation. Then each waits
 // for its end, and copies its share of the outputs.
 //
 // Memory ordering. The threads of a block have stored a part -> barrier -> the acquire and release of
-// `finished` by thread 0 of each block -> the release that begins the operation. Its end is acquired by
-// thread 0 -> barrier -> the others load, past L1.
+// `finished` by thread 0 of each block -> the fence or release that begins the operation. Its end is acquired
+// by thread 0 -> barrier -> the others load, past L1.
 //
 // The code is kept short: it is cold at each launch, and a kilobyte of it takes 0.2 to 0.5 us (H200). So
 // loops are not unrolled, but one that needs several loads under way, and what is called twice is not
@@ -270,6 +272,36 @@ EPD_DEVICE EPD_NO_INLINE inline void copy_part(const Copies& c, bool in, const T
     const std::uint32_t skipped = piece->counted == Rows::kUnused ? tally.received : 0;
     copy_rows(c, *piece, in, 0, skipped + first, last - first, block.thread(), block.threads());
   }
+}
+
+// ---- a few words
+
+// By all warps but the first, which has read the step meanwhile. All threads call.
+template <typename Block>
+EPD_DEVICE inline void run(const FewStep& step, const Block& block) {
+  constexpr std::uint32_t kAtOnce = 4;
+  const std::uint32_t first = block.threads() > 32 ? 32 : 0;
+  const std::uint32_t all = block.threads() - first;
+  if (block.thread() < first) {
+    read_early(step.limit_ns);
+  } else {
+    EPD_NO_UNROLL
+    for (std::uint32_t p = 0; p < kMostFewPieces; ++p) {
+      const FewWords& piece = step.in[p];
+      EPD_NO_UNROLL
+      for (std::uint32_t i = block.thread() - first; i < piece.count; i += kAtOnce * all) {
+        std::uint64_t some[kAtOnce];
+        for (std::uint32_t k = 0; k < kAtOnce; ++k) {
+          if (i + k * all < piece.count) some[k] = load_alone(piece.from + i + k * all);
+        }
+        for (std::uint32_t k = 0; k < kAtOnce; ++k) {
+          if (i + k * all < piece.count) store_alone(piece.to + i + k * all, some[k]);
+        }
+      }
+    }
+  }
+  block.sync();
+  if (block.thread() == 0) run(static_cast<const Step&>(step));
 }
 
 // ---- the whole step

@@ -5,6 +5,10 @@
 
 namespace epd::client {
 
+using stream_kernels::Copying;
+using stream_kernels::FewStep;
+using stream_kernels::StagedStep;
+
 // Null: the library was built without a CUDA compiler.
 #ifdef EPD_CLIENT_HAS_KERNELS
 extern "C" const std::byte epd_stream_kernels_image[];  // stream_kernels_image.S
@@ -22,13 +26,14 @@ StreamKernels::~StreamKernels() {
 }
 
 CUresult StreamKernels::take(CUdevice device, std::uint32_t number) {
-  CUkernel& kernel = kernels_[number];
-  const CUresult error = driver_.cuLibraryGetKernel(&kernel, library_, stream_kernels::kKernelNames[number]);
+  CUkernel kernel = nullptr;
+  CUresult error = driver_.cuLibraryGetKernel(&kernel, library_, stream_kernels::kKernelNames[number]);
   if (error != CUDA_SUCCESS) return error;
   // While this kernel waits on an SM that is set up for little shared memory, no kernel that needs much can
   // begin there: not even the engine's kernel that it waits for.
-  return driver_.cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
-                                      CU_SHAREDMEM_CARVEOUT_MAX_SHARED, kernel, device);
+  error = driver_.cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+                                       CU_SHAREDMEM_CARVEOUT_MAX_SHARED, kernel, device);
+  return error == CUDA_SUCCESS ? driver_.cuKernelGetFunction(&kernels_[number], kernel) : error;
 }
 
 // With lazy loading, the default, the driver loads a kernel at its first launch and waits for everything that
@@ -38,28 +43,35 @@ Status StreamKernels::load(CUdevice device, CUstream stream) {
   if (image() == nullptr) return {StatusCode::kUnsupported, "this libepd was built without CUDA's compiler"};
   CUresult error = driver_.cuLibraryLoadData(&library_, image(), nullptr, nullptr, 0, nullptr, nullptr, 0);
   for (std::uint32_t i = 0; error == CUDA_SUCCESS && i < kernels_.size(); ++i) error = take(device, i);
-  for (std::uint32_t i = 0; error == CUDA_SUCCESS && i < kernels_.size(); ++i) error = launch(stream, i, {});
+  for (std::uint32_t i = 0; error == CUDA_SUCCESS && i < kernels_.size(); ++i)
+    error = launch_nothing(stream, i);
   if (error == CUDA_SUCCESS) error = driver_.cuStreamSynchronize(stream);
   if (error == CUDA_ERROR_NO_BINARY_FOR_GPU)
     return {StatusCode::kUnsupported, "this libepd has no kernels for this GPU"};
   return cuda_status(driver_, error, "loading libepd's kernels");
 }
 
-CUresult StreamKernels::launch(CUstream stream, std::uint32_t number,
-                               const stream_kernels::StagedStep& step) const {
+template <typename Step>
+CUresult StreamKernels::launch(CUstream stream, std::uint32_t number, const Step& step) const {
   const stream_kernels::Launch how = stream_kernels::launch_of(step);
-  // A kernel that copies nothing takes the Step alone.
-  void* parameters[] = {const_cast<stream_kernels::StagedStep*>(&step)};
-  // A CUkernel is launched in the stream's context.
-  return driver_.cuLaunchKernel(reinterpret_cast<CUfunction>(kernels_[number]), how.blocks, 1, 1, how.threads,
-                                1, 1, how.shared_bytes, stream, parameters, nullptr);
+  void* parameters[] = {const_cast<Step*>(&step)};
+  return driver_.cuLaunchKernel(kernels_[number], how.blocks, 1, 1, how.threads, 1, 1, how.shared_bytes,
+                                stream, parameters, nullptr);
 }
 
-CUresult StreamKernels::launch(CUstream stream, abi::Op op, const stream_kernels::StagedStep& step) const {
-  if (step.staging == nullptr) return launch(stream, stream_kernels::kernel_of(op, false), step);
-  stream_kernels::StagedStep shared = step;
+CUresult StreamKernels::launch_nothing(CUstream stream, std::uint32_t number) const {
+  const bool few = stream_kernels::copying_of(number) == Copying::kFew;
+  return few ? launch(stream, number, FewStep()) : launch(stream, number, StagedStep());
+}
+
+CUresult StreamKernels::launch(CUstream stream, abi::Op op, const StagedStep& step) const {
+  // A kernel that copies nothing takes the Step alone.
+  if (step.staging == nullptr) return launch(stream, stream_kernels::kernel_of(op, Copying::kNothing), step);
+  FewStep few;
+  if (few_of(step, few)) return launch(stream, stream_kernels::kernel_of(op, Copying::kFew), few);
+  StagedStep shared = step;
   stream_kernels::share_out(shared.copies);
-  return launch(stream, stream_kernels::kernel_of(op, true), shared);
+  return launch(stream, stream_kernels::kernel_of(op, Copying::kPieces), shared);
 }
 
 }  // namespace epd::client

@@ -29,6 +29,14 @@ class CudaBlock {
   SharedWords& shared_;
 };
 
+// The block of a FewStep.
+class SmallBlock {
+ public:
+  __device__ std::uint32_t thread() const { return threadIdx.x; }
+  __device__ std::uint32_t threads() const { return kFewThreads; }
+  __device__ void sync() const { __syncthreads(); }
+};
+
 __device__ inline void run_kernel(const StagedStep& given) {
   if (given.staging == nullptr) return run(static_cast<const Step&>(given));
   extern __shared__ __align__(16) unsigned char memory[];
@@ -54,6 +62,15 @@ __global__ void __launch_bounds__(1) combine(const __grid_constant__ stream_kern
 // Of a noop, which copies nothing.
 __global__ void __launch_bounds__(1) barrier(const __grid_constant__ stream_kernels::Step step) {
   stream_kernels::run(step);
+}
+
+__global__ void __launch_bounds__(stream_kernels::kFewThreads)
+    dispatch(const __grid_constant__ stream_kernels::FewStep step) {
+  stream_kernels::run(step, stream_kernels::SmallBlock());
+}
+__global__ void __launch_bounds__(stream_kernels::kFewThreads)
+    combine(const __grid_constant__ stream_kernels::FewStep step) {
+  stream_kernels::run(step, stream_kernels::SmallBlock());
 }
 
 __global__ void __launch_bounds__(stream_kernels::kCopyThreads)

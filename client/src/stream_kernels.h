@@ -25,11 +25,14 @@ class StreamKernels {
 
  private:
   CUresult take(CUdevice device, std::uint32_t number);
-  CUresult launch(CUstream stream, std::uint32_t number, const stream_kernels::StagedStep& step) const;
+  CUresult launch_nothing(CUstream stream, std::uint32_t number) const;
+  // `step`: what the kernel takes.
+  template <typename Step>
+  CUresult launch(CUstream stream, std::uint32_t number, const Step& step) const;
 
   const CudaDriver& driver_;
   CUlibrary library_ = nullptr;
-  std::array<CUkernel, stream_kernels::kNumKernels> kernels_{};
+  std::array<CUfunction, stream_kernels::kNumKernels> kernels_{};  // in the context of load()
 };
 
 }  // namespace epd::client

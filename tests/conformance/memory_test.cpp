@@ -18,7 +18,8 @@ INSTANTIATE_TEST_SUITE_P(Devices, CallersMemory,
 CallerMemory random_memory(const Case& c, std::uint32_t rank, Round round, std::uint32_t rows,
                            std::mt19937_64& random, bool aligned = false) {
   const std::uint32_t tokens = make_input(c, rank, round).num_tokens;
-  const std::uint32_t named = random() % 3 == 0 ? kAllRegions : static_cast<std::uint32_t>(random());
+  std::uint32_t named = random() % 3 == 0 ? kAllRegions : static_cast<std::uint32_t>(random());
+  if (random() % 4 == 0) named &= kDispatchInputs | kCombineInputs;  // few bytes then, if rows are registered
   std::uint32_t room = 0;
   if (c.layout == EPD_LAYOUT_EXPERT) {
     if (random() % 2 == 0) room = static_cast<std::uint32_t>(c.shape().expert_capacity() + random() % 9);

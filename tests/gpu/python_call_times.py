@@ -95,11 +95,12 @@ def low_latency(group: Any, device: Any, options: argparse.Namespace, rank: int)
             y = torch.zeros_like(buffer.get_next_low_latency_combine_buffer(handle))
             if where == "in the pool":
                 y = rows.in_pool(y)
+            out = None if where == "elsewhere" else rows.in_pool(torch.zeros_like(rows.x))
 
-            def combine(handle: Any = handle, y: Any = y) -> Any:
+            def combine(handle: Any = handle, y: Any = y, out: Any = out) -> Any:
                 its = buffer.get_next_low_latency_combine_buffer(handle) if where == "zero_copy" else y
                 return buffer.low_latency_combine(
-                    its, rows.topk_idx, rows.weights, handle, zero_copy=where == "zero_copy"
+                    its, rows.topk_idx, rows.weights, handle, zero_copy=where == "zero_copy", out=out
                 )
 
             combine()

@@ -221,7 +221,7 @@ class LowLatencyMode:
             if not out.is_contiguous():
                 raise refuse("out.stride()", out.stride(), "a contiguous tensor")
         self._check_wait_stats("combine_wait_recv_cost_stats", wait_stats)
-        made = torch.empty((n, shape.hidden), dtype=torch.bfloat16, device=device) if out is None else out
+        made = self._groups.rows((n, shape.hidden), torch.bfloat16, self._streams) if out is None else out
         inputs = (x, topk_idx, topk_weights, made, wait_stats, handle.counts)
         operation = _Operation(joined, self._streams, async_finish, inputs)
         if wait_stats is not None:

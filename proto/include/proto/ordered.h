@@ -103,6 +103,11 @@ EPD_DEVICE inline void load_whole(T& to, const T& from) {
   to = from;
 }
 
+// Reads a word of a kernel's parameters, so that its line is at hand.
+EPD_DEVICE inline void read_early(const std::uint64_t& parameter) {
+  asm volatile("" ::"l"(parameter));
+}
+
 EPD_DEVICE inline void fence_device() {
   asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }

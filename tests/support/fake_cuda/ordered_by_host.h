@@ -45,6 +45,7 @@ inline void store(T* at, std::type_identity_t<T> value, std::memory_order order)
   access(at, [=](T& word) { std::atomic_ref(word).store(value, order); });
 }
 
+inline void read_early(const std::uint64_t&) {}
 template <typename T>
 inline T load_acquire_system(const T* at) {
   return load(at, std::memory_order_acquire);

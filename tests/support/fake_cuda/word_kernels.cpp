@@ -10,6 +10,8 @@
 namespace epd::fake_cuda {
 namespace {
 
+using stream_kernels::FewStep;
+using stream_kernels::Launch;
 using stream_kernels::StagedStep;
 
 // A block of one thread.
@@ -35,6 +37,10 @@ class PlayedBlock {
   mutable stream_kernels::SharedWords shared_{};
 };
 
+void run(const FewStep& step) {
+  stream_kernels::run(step, PlayedBlock(0, 1, 0));
+}
+
 void run(const StagedStep& step, std::uint32_t blocks, bool backwards) {
   if (step.staging == nullptr) return stream_kernels::run(static_cast<const stream_kernels::Step&>(step));
   for (std::uint32_t i = 0; i < blocks; ++i) {
@@ -52,9 +58,16 @@ bool is_word_kernel(const std::string& kernel) {
 
 Stream::Work word_kernel(const std::string& kernel, unsigned blocks, unsigned threads, unsigned shared_bytes,
                          void** parameters, bool backwards) {
+  const auto is = [&](const Launch& how) {
+    return blocks == how.blocks && threads == how.threads && shared_bytes >= how.shared_bytes;
+  };
+  if (copying_of(kernel.c_str()) == stream_kernels::Copying::kFew) {
+    const FewStep step = *static_cast<const FewStep*>(parameters[0]);
+    if (!is(stream_kernels::launch_of(step))) return nullptr;
+    return [kernel, step](Stream& stream) { return play(stream, kernel, [&] { run(step); }); };
+  }
   const StagedStep step = step_of(kernel.c_str(), parameters);
-  const stream_kernels::Launch how = stream_kernels::launch_of(step);
-  if (blocks != how.blocks || threads != how.threads || shared_bytes < how.shared_bytes) return nullptr;
+  if (!is(stream_kernels::launch_of(step))) return nullptr;
   return [kernel, step, blocks, backwards](Stream& stream) {
     return play(stream, kernel, [&] { run(step, blocks, backwards); });
   };
