@@ -53,7 +53,6 @@ namespace epd::client {
   X(cuLibraryUnload)                        \
   X(cuLibraryGetKernel)                     \
   X(cuKernelSetAttribute)                   \
-  X(cuKernelGetFunction)                    \
   X(cuLaunchKernel)
 
 struct CudaDriver {

@@ -32,7 +32,7 @@ class StreamKernels {
 
   const CudaDriver& driver_;
   CUlibrary library_ = nullptr;
-  std::array<CUfunction, stream_kernels::kNumKernels> kernels_{};  // in the context of load()
+  std::array<CUkernel, stream_kernels::kNumKernels> kernels_{};
 };
 
 }  // namespace epd::client
