@@ -9,7 +9,7 @@ add_test(NAME tools.epbench_packed_opaque_cached
   COMMAND epbench --epd $<TARGET_FILE:epd> --ranks 3 --experts 12 --topk 4 --op both --layout packed --payload opaque --opaque-bytes 1040
           --alignment 16 --zero-padding --cached --biases 2 --return-weights --tokens 50 --hidden 256 --routing zipf --iters 6 --check all)
 add_test(NAME tools.epbench_expert_given
-  COMMAND epbench --epd $<TARGET_FILE:epd> --ranks 4 --experts 16 --op both --layout expert --payload fp8-given --scales ue8m0
+  COMMAND epbench --epd $<TARGET_FILE:epd> --ranks 4 --experts 16 --op both --layout expert --payload fp8-given --scales ue8m0 --scale-layout column_major
           --mark-unused --weighted --max-recv-rows 100 --priority 3 --tokens 40 --hidden 640 --iters 6 --check all)
 add_test(NAME tools.epbench_noop
   COMMAND epbench --epd $<TARGET_FILE:epd> --ranks 1 --op noop --iters 3)
@@ -41,7 +41,7 @@ if(EPD_CUDA AND EPD_FAKE_CUDA)
     COMMAND ${_epbench_cuda} --ranks 3 --experts 12 --topk 3 --op both --layout expert --payload fp8 --scales ue8m0 --cached --weighted
             --biases 1 --return-weights --mark-unused --tokens 33 --hidden 640 --routing zipf --check all)
   add_test(NAME tools.epbench_cuda_checks_a_window
-    COMMAND ${_epbench_cuda} --experts 16 --ranks 2 --op dispatch --payload fp8 --tokens 600 --hidden 4096 --check one)
+    COMMAND ${_epbench_cuda} --experts 16 --ranks 2 --op dispatch --payload fp8 --scale-layout column_major --tokens 600 --hidden 4096 --check one)
   set_tests_properties(tools.epbench_cuda_checks_a_window PROPERTIES PASS_REGULAR_EXPRESSION "bit-exact \\(2, 1024 columns\\)")
   add_test(NAME tools.epbench_cuda_noop_shared_devices COMMAND ${_epbench_cuda} --ranks 3 --experts 12 --op noop)
   add_test(NAME tools.epbench_cuda_waits_by_kernel

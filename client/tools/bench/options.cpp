@@ -90,6 +90,7 @@ struct Names {
   std::string layout = "compact";
   std::string payload = "bf16";
   std::string scales = "float32";
+  std::string scale_layout = "row_major";
   std::string check = "some";
   std::string wait = "memop";
 };
@@ -165,6 +166,9 @@ void add_mode_options(CLI::App& app, RunPlan& run, Names& names) {
       ->capture_default_str();
   app.add_option("--scales", names.scales, "Of FP8: float32, pow2 or ue8m0")
       ->check(one_of("scales", {"float32", "pow2", "ue8m0"}))
+      ->capture_default_str();
+  app.add_option("--scale-layout", names.scale_layout, "Of received FP8 rows: row_major or column_major")
+      ->check(one_of("scale layout", {"row_major", "column_major"}))
       ->capture_default_str();
   add_field(app, "--opaque-bytes", run.opaque_bytes, "opaque_bytes",
             "Of a row of payload opaque, a multiple of 16");
@@ -247,6 +251,8 @@ void apply(const Names& names, RunPlan& run) {
   run.layout = kLayouts.at(names.layout);
   run.payload = kPayloads.at(names.payload);
   run.scales = kScales.at(names.scales);
+  run.scale_layout =
+      names.scale_layout == "row_major" ? EPD_SCALE_LAYOUT_ROW_MAJOR : EPD_SCALE_LAYOUT_COLUMN_MAJOR;
 }
 
 }  // namespace

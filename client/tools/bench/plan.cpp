@@ -23,6 +23,7 @@ epd_group_config_t RunPlan::config() const {
   config.sms = sms;
   config.layout = layout;
   config.scale_format = scales;
+  config.scale_layout = scale_layout;
   config.expert_alignment = alignment;
   config.opaque_bytes = opaque_bytes;
   config.num_biases = biases;

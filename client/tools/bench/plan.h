@@ -36,6 +36,7 @@ struct RunPlan {
   epd_layout_t layout = EPD_LAYOUT_COMPACT;
   epd_payload_t payload = EPD_PAYLOAD_BF16;
   epd_scale_format_t scales = EPD_SCALE_FORMAT_FLOAT32;
+  epd_scale_layout_t scale_layout = EPD_SCALE_LAYOUT_ROW_MAJOR;
   std::uint32_t alignment = 1;
   std::uint32_t opaque_bytes = 0;
   std::uint32_t max_recv_rows = 0;

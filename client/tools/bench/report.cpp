@@ -196,6 +196,7 @@ std::string to_json(const Report& report) {
             {"experts", plan.experts},
             {"payload", payload_name(plan.payload)},
             {"scales", scales_name(plan.scales)},
+            {"scale_layout", plan.scale_layout == EPD_SCALE_LAYOUT_ROW_MAJOR ? "row_major" : "column_major"},
             {"layout", layout_name(plan.layout)},
             {"alignment", plan.alignment},
             {"max_recv_rows", plan.max_recv_rows},

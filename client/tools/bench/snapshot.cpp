@@ -15,15 +15,30 @@ void Snapshot::take(T* epd_buffers_t::*region, const epd_buffers_t& from, std::s
   buffers_.*region = reinterpret_cast<T*>(copy.data());
 }
 
+// Those that lie in columns, by rows.
+void Snapshot::take_scales(const reference::GroupParams& params, const epd_buffers_t& from,
+                           std::size_t recv_rows, RankDevice& device) {
+  if (from.recv_scales == nullptr) return;
+  std::vector<char> columns(reference::num_scale_words(params, recv_rows) * 4);
+  device.get(columns.data(), from.recv_scales, columns.size());
+  device.settle();
+  const std::vector<std::uint8_t> rows = reference::scales_by_row(params, recv_rows, columns.data());
+  buffers_.recv_scales = memory_.emplace_back(rows.begin(), rows.end()).data();
+}
+
 Snapshot Snapshot::of_dispatch(const reference::GroupParams& params, const epd_buffers_t& from,
-                               std::size_t rows, RankDevice& device) {
+                               std::size_t rows, std::size_t recv_rows, RankDevice& device) {
   Snapshot made;
   made.rows_ = rows;
   const auto take = [&](auto region, std::size_t bytes) { made.take(region, from, bytes, device); };
   const std::size_t choices = params.layout == reference::Layout::kCompact ? params.topk : 1;
   const std::size_t experts = params.num_experts / params.num_ranks;
   take(&epd_buffers_t::recv_x, rows * reference::row_bytes(params));
-  take(&epd_buffers_t::recv_scales, rows * reference::scale_bytes(params));
+  if (params.scale_layout == abi::ScaleLayout::kRowMajor) {
+    take(&epd_buffers_t::recv_scales, rows * reference::scale_bytes(params));
+  } else {
+    made.take_scales(params, from, recv_rows, device);
+  }
   take(&epd_buffers_t::recv_topk_idx, rows * choices * sizeof(std::int32_t));
   take(&epd_buffers_t::recv_topk_weights, rows * choices * sizeof(float));
   take(&epd_buffers_t::recv_src, rows * 2 * sizeof(std::int32_t));

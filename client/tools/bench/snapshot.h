@@ -12,10 +12,10 @@ namespace epd::bench {
 
 class Snapshot {
  public:
-  // Of the group's regions `from`: rows [0, rows) of what dispatch delivers, or the tokens' rows that combine
-  // does.
+  // Of the group's regions `from`: rows [0, rows) of what dispatch delivers, with row-major scales, or the
+  // tokens' rows that combine does. The regions have room for `recv_rows`.
   static Snapshot of_dispatch(const kernels::reference::GroupParams& params, const epd_buffers_t& from,
-                              std::size_t rows, RankDevice& device);
+                              std::size_t rows, std::size_t recv_rows, RankDevice& device);
   static Snapshot of_combine(const kernels::reference::GroupParams& params, const epd_buffers_t& from,
                              std::size_t tokens, RankDevice& device);
 
@@ -26,6 +26,8 @@ class Snapshot {
   const epd_buffers_t& buffers() const { return buffers_; }
 
  private:
+  void take_scales(const kernels::reference::GroupParams& params, const epd_buffers_t& from,
+                   std::size_t recv_rows, RankDevice& device);
   template <typename T>
   void take(T* epd_buffers_t::*region, const epd_buffers_t& from, std::size_t bytes, RankDevice& device);
 

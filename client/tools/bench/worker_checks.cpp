@@ -66,6 +66,7 @@ void Worker::check_dispatch(std::uint32_t iteration, const Slot& slot, std::uint
   const RunPlan::Columns columns = plan_.checked_columns(self_.rank());
   reference::GroupParams params = params_;
   params.hidden = columns.count;
+  params.scale_layout = abi::ScaleLayout::kRowMajor;  // as in a snapshot
   std::vector<reference::RankInput> inputs;
   for (std::uint32_t rank = 0; rank < plan_.ranks; ++rank) {
     inputs.push_back(input_of(rank, iteration, true));
@@ -73,8 +74,10 @@ void Worker::check_dispatch(std::uint32_t iteration, const Slot& slot, std::uint
   }
   const auto expected = reference::dispatch_to(params, inputs, self_.rank());
   Snapshot snapshot;
-  if (gpu_ != nullptr || columns.count != params_.hidden) {
-    snapshot = Snapshot::of_dispatch(params_, slot.buffers, end_of_rows(self_.rank()), *device_);
+  const bool in_columns = params_.scale_layout != params.scale_layout;
+  if (gpu_ != nullptr || columns.count != params_.hidden || in_columns) {
+    snapshot = Snapshot::of_dispatch(params_, slot.buffers, end_of_rows(self_.rank()),
+                                     plan_.shape().recv_rows(), *device_);
     snapshot.keep_columns(params_, columns.first, columns.count);
   }
   const epd_buffers_t& delivered = snapshot.buffers().recv_src != nullptr ? snapshot.buffers() : slot.buffers;
