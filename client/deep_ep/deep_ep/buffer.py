@@ -56,8 +56,8 @@ class Buffer:
         group                a torch.distributed process group of any backend; None with comm
         comm                 an mpi4py communicator in place of group
         explicitly_destroy   destroy() ends the Buffer; else its end is its collection
-        num_nvl_bytes        GPU memory for rows of normal mode's results, which operations write to in place; what
-                             finds no room there is copied. 0: all is
+        num_nvl_bytes        GPU memory for rows of results (normal mode, low-latency combines), which operations
+                             write to in place; what finds no room there is copied. 0: all is
         enable_shrink        low-latency mode goes on without ranks that end, or that an operation has waited for until its
                              deadline; ranks can be masked. The CPU then waits for each operation
         num_rdma_bytes, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric: not needed
