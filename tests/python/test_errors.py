@@ -133,6 +133,27 @@ def test_values_of_the_wrong_type_are_named(daemon: Daemon, group: epd.Group) ->
             call(1.0)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="row_format is 1.0; allowed: an integer"):
         group.dispatch(0, row_format=1.0)  # type: ignore[arg-type]
+    ticket = group.dispatch(2, 0)
+    for value in ("x", None, 1.5):
+        for wait in (ticket.wait, ticket.counts, ticket.wait_sent, group.resume):
+            with pytest.raises(TypeError, match=f"timeout_ms is {value!r}; allowed: 1 .. "):
+                wait(value)
+        with pytest.raises(TypeError, match=f"slot is {value!r}; allowed: an integer"):
+            group.noop(value)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=f"rank is {value!r}; allowed: an integer"):
+            group.active(value)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=f"omit_weights is {value!r}; allowed: True or False"):
+            group.dispatch(0, omit_weights=value)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=f"weighted is {value!r}; allowed: True or False"):
+            group.combine(0, ticket.handle, weighted=value)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=f"recv_rows is {value!r}; allowed: an integer"):
+            epd.Memory(recv_rows=value)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=f"region is {value!r}; allowed: a Region"):
+            shape().region_bytes(value)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=f"kind is {value!r}; allowed: a DeviceKind"):
+            shape().group_bytes(value)  # type: ignore[arg-type]
+    assert raised(epd.InvalidArgument, lambda: shape().region_bytes(1 << 40)).field == "region"  # type: ignore[arg-type]
+    assert raised(epd.InvalidArgument, lambda: group.dispatch(0, keep_handle=-1)).field == "keep_handle"
     error = raised(epd.InvalidArgument, lambda: group.combine(0, group.dispatch(0, 0).handle, num_biases=-1))
     assert (error.field, error.allowed) == ("num_biases", "0 .. 0")
     error = raised(epd.InvalidArgument, lambda: group.dispatch(0, -1))

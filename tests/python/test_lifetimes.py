@@ -114,7 +114,7 @@ del holder, session, group, array, other, name
 print(gc.collect() > 0, epd._handles._members)
 """,
     )
-    assert out == "sees 42\nsees 43\nTrue set()\n"
+    assert out == "sees 42\nsees 43\nTrue {}\n"
 
 
 def test_nothing_is_closed_at_the_end_of_the_interpreter(daemon: Daemon) -> None:
@@ -343,3 +343,36 @@ def test_the_thread_of_hooks_ends_with_its_group(daemon: Daemon) -> None:
     del group
     daemon.wait_for(lambda: all(thread.name != "epd-hooks" for thread in threading.enumerate()))
     session.check()
+
+
+HOOKS = """
+for i in range(int(sys.argv[2]) if len(sys.argv) > 2 else 150):
+    with epd.attach(socket, "host:0") as session:
+        group = session.join(epd.GroupConfig(**{**vars(config), "name": f"{name}-{i}"}))
+        group.buffers(0).topk_idx[:] = memoryview(bytes(32)).cast("i")
+        tickets = [group.dispatch(slot, 8) for slot in range(4)]
+        try:
+            for ticket in tickets:
+                ticket.on_complete(HOOK)
+        except epd.InvalidArgument:  # a hook has detached
+            pass
+    del tickets, ticket, group, session
+print("well")
+"""
+
+
+@pytest.mark.parametrize("hook", ["lambda result: None", "lambda result, session=session: session.detach()"])
+def test_a_session_ends_behind_the_hooks_that_wait(daemon: Daemon, hook: str) -> None:
+    """A hook that waits keeps its membership, and that the attachment, whoever goes first."""
+    assert run(daemon, HOOKS.replace("HOOK", hook)) == "well\n"
+
+
+def test_a_membership_keeps_its_session(daemon: Daemon) -> None:
+    session = epd.attach(daemon.socket)
+    group = session.join(shape())
+    owner = group._owner()
+    assert not session.detach()
+    del session
+    assert group.leave() is False and is_listed(daemon, group)
+    del owner
+    assert group.leave() and not is_listed(daemon, group)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import threading
 from typing import Any, Iterator
 
 import pytest
@@ -109,6 +111,47 @@ def test_out_has_room_for_the_tokens_of_the_handle(group: epd.Group) -> None:
     assert (out == 0x3F80).all()
 
 
+def test_y_has_the_rows_that_came(group: epd.Group) -> None:
+    dispatch = group.dispatch(0, 2, memory=epd.Memory(x=X))
+    short = epd.Memory(y=X)
+    error = refused(lambda: group.combine(1, dispatch.handle, memory=short))
+    text = f"{T * H * 2} or more, for the group's rows: recv_rows is 0, and the dispatch was not waited for"
+    assert (error.field, error.allowed) == ("memory.y.nbytes", text)
+    assert dispatch.wait().num_recv_rows == 2
+    group.combine(1, dispatch.handle, memory=short).wait()
+    error = refused(lambda: group.combine(1, dispatch.handle, memory=epd.Memory(y=X[:1])))
+    assert error.allowed == f"{2 * H * 2} or more, for the 2 rows that the dispatch has brought"
+    group.combine(1, dispatch.handle, memory=epd.Memory(y=np.zeros((T, H), np.uint16))).wait()
+
+    hooked, done = group.dispatch(0, 1, memory=epd.Memory(x=X)), threading.Event()
+    hooked.on_complete(lambda result: done.set())
+    assert done.wait(10)
+    group.combine(1, hooked.handle, memory=epd.Memory(y=X[:1])).wait()
+
+
+@pytest.mark.parametrize("make", [lambda: bytearray(2 * H * 2), lambda: mmap.mmap(-1, 4096)])
+def test_memory_keeps_its_buffers(group: epd.Group, make: Any) -> None:
+    buffer = make()
+    memory = epd.Memory(x=buffer)
+    with pytest.raises(BufferError):
+        buffer.clear() if isinstance(buffer, bytearray) else buffer.close()
+    group.dispatch(0, 2, memory=memory).wait()
+    del memory
+    buffer.clear() if isinstance(buffer, bytearray) else buffer.close()
+
+
+def test_a_handle_of_another_group(group: epd.Group, daemon: Daemon) -> None:
+    with epd.attach(daemon.socket, "host:0") as session, session.join(shape(max_tokens=T, hidden=H)) as other:
+        theirs = other.dispatch(0, 0)
+        theirs.wait()
+        ours = group.dispatch(0, 2)
+        ours.wait()
+        for call in (lambda: group.combine(0, theirs.handle), lambda: group.dispatch(1, handle=theirs.handle)):
+            error = refused(call)
+            assert error.field == "handle" and group.config.name in str(error.allowed)
+        group.combine(0, ours.handle).wait()
+
+
 def test_no_tokens(group: epd.Group) -> None:
     memory = epd.Memory(x=X[:0], topk_idx=np.zeros((0, K), np.int32), recv_x=np.zeros((T, H), np.uint16))
     assert group.dispatch(0, 0, memory=memory).wait().num_recv_rows == 0
@@ -162,6 +205,18 @@ def test_tensors(group: epd.Group) -> None:
     got = torch.zeros(T, H, dtype=torch.bfloat16)
     group.dispatch(0, 2, memory=epd.Memory(x=torch.ones(2, H, dtype=torch.bfloat16), recv_x=got)).wait()
     assert (got[:2] == 1).all()
+
+
+def test_arrays_of_a_gpu() -> None:
+    class OfGpu:
+        def __init__(self, **fields: Any) -> None:
+            whole = {"shape": (2, H), "typestr": "<i2", "data": (4096, False), "version": 3}
+            self.__cuda_array_interface__ = {**whole, **fields}
+
+    epd.Memory(recv_x=OfGpu(strides=(2 * H, 2)))
+    assert "memory.x has strides (512, 2)" in str(refused(lambda: epd.Memory(x=OfGpu(strides=(4 * H, 2)))))
+    epd.Memory(x=OfGpu(data=(4096, True)))
+    assert "read-only" in str(refused(lambda: epd.Memory(recv_x=OfGpu(data=(4096, True)))))
 
 
 def test_memory_of_a_gpu_is_not_for_a_host_device(group: epd.Group) -> None:

@@ -51,10 +51,21 @@ def array_elements(array: Any) -> Elements:
     return Elements(_FORMATS.get(view.format, view.format), view.nbytes, False)
 
 
+def is_buffer(array: Any) -> bool:
+    """Of what array_address takes: its memory is known by the buffer protocol alone."""
+    others = ("data_ptr", "__cuda_array_interface__")
+    return not (array is None or isinstance(array, int) or any(hasattr(array, name) for name in others))
+
+
 def _device_type(tensor: Any) -> Optional[str]:
     """Of a torch tensor; None of another class with data_ptr."""
     kind: Optional[str] = getattr(getattr(tensor, "device", None), "type", None)
     return kind
+
+
+def _contiguous(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Strides in bytes of an array whose elements, of so many bytes, lie close together."""
+    return tuple(size * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def array_address(name: str, array: Any, written: bool) -> Optional[int]:
@@ -77,8 +88,10 @@ def array_address(name: str, array: Any, written: bool) -> Optional[int]:
         return address or None
     device = getattr(array, "__cuda_array_interface__", None)
     if device is not None:
-        if device.get("strides") is not None:
+        if device.get("strides") not in (None, _contiguous(device["shape"], int(device["typestr"][2:]))):
             raise InvalidArgument(f"{name} has strides {device['strides']}; allowed: contiguous arrays")
+        if device["data"][1] and written:
+            raise InvalidArgument(f"{name} is read-only; allowed: arrays that may be written to")
         return device["data"][0] or None
     try:
         view = memoryview(array)

@@ -17,7 +17,8 @@ _gc_untrack: Any = ctypes.pythonapi.PyObject_GC_UnTrack
 _gc_untrack.argtypes = (ctypes.py_object,)
 _gc_untrack.restype = None
 
-_members: set[int] = set()  # the memberships that have not been left
+# The memberships that have not been left, and the attachment that each needs.
+_members: dict[int, SessionHandle] = {}
 
 
 class SessionHandle(int):
@@ -35,8 +36,9 @@ class GroupHandle(int):
     __slots__ = ()
 
     def __del__(self, leave: Any = library.epd_group_leave, members: Any = _members) -> None:
-        members.discard(int(self))
+        session = members.pop(int(self), None)  # before leaving: another membership may get the address then
         leave(self)
+        del session  # perhaps the last reference: it detaches after that
 
 
 def _untrack(handle: object) -> None:
@@ -53,11 +55,11 @@ def own_session(address: int) -> SessionHandle:
     return handle
 
 
-def own_group(address: int) -> GroupHandle:
-    """The owner of a membership that was just made."""
+def own_group(address: int, session: SessionHandle) -> GroupHandle:
+    """The owner of a membership that was just made. It keeps the session's attachment."""
     handle = GroupHandle(address)
     _untrack(handle)
-    _members.add(address)
+    _members[address] = session
     return handle
 
 

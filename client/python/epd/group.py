@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _abi
 from ._blocking import first_slice, go_on
-from ._handles import GroupHandle, SessionHandle, is_member
+from ._handles import GroupHandle, is_member
 from ._library import library
+from ._submissions import COMBINE, DISPATCH, ArgumentBlock, foreign, misfit, no_object
 from .buffers import Buffers, DeviceArray, RegionShape, host_view, numpy_array, region_address, region_shapes
 from .errors import InvalidArgument, Status, last_error
 from .memory import Memory
@@ -36,29 +37,13 @@ if TYPE_CHECKING:
 _dispatch = library.epd_dispatch
 _combine = library.epd_combine
 _noop = library.epd_noop
-_dispatch_fields = _abi.pack_format(_abi.DispatchArgs)
-_combine_fields = _abi.pack_format(_abi.CombineArgs)
-_pack_dispatch = _dispatch_fields.pack_into
-_pack_combine = _combine_fields.pack_into
-_DISPATCH_BYTES = _dispatch_fields.size
-_COMBINE_BYTES = _combine_fields.size
+_pack_dispatch = DISPATCH.pack_into
+_pack_combine = COMBINE.pack_into
+_DISPATCH_BYTES = DISPATCH.size
+_COMBINE_BYTES = COMBINE.size
 _NO_STREAM = _abi.NO_STREAM
 
 _groups: weakref.WeakSet[Group] = weakref.WeakSet()
-
-
-class _ArgumentBlock:
-    """Memory for the arguments of a submission, and for the ticket and handle that it gives."""
-
-    __slots__ = ("address", "handle", "handle_address", "memory", "ticket", "ticket_address")
-
-    def __init__(self) -> None:
-        self.memory = ctypes.create_string_buffer(max(_DISPATCH_BYTES, _COMBINE_BYTES))
-        self.address = ctypes.addressof(self.memory)
-        self.ticket = ctypes.c_uint64()
-        self.ticket_address = ctypes.addressof(self.ticket)
-        self.handle = ctypes.c_uint64()
-        self.handle_address = ctypes.addressof(self.handle)
 
 
 class Group:
@@ -69,12 +54,9 @@ class Group:
     ordered by the caller.
     """
 
-    def __init__(
-        self, session: SessionHandle, info: SessionInfo, handle: GroupHandle, config: GroupConfig
-    ) -> None:
+    def __init__(self, info: SessionInfo, handle: GroupHandle, config: GroupConfig) -> None:
         self._handle: Optional[GroupHandle] = handle
         self._address = int(handle)
-        self._session: Optional[SessionHandle] = session
         self._resident = info.resident
         self._kind = info.device_kind
         formats = range(1 + len(config.more_formats))
@@ -85,7 +67,7 @@ class Group:
         self._tensors: dict[tuple[int, int], Buffers[Any]] = {}
         self._counts: dict[int, memoryview] = {}
         self._mask: Union[memoryview, DeviceArray, None] = None
-        self._blocks: list[_ArgumentBlock] = []  # taken out by the call that uses it: pop and append are atomic
+        self._blocks: list[ArgumentBlock] = []  # taken out by the call that uses it: pop and append are atomic
         self._results: list[ResultBlock] = []
         self._abandoned: list[int] = []  # kept handles that were collected and not released
         self._hook_queue: Optional[SimpleQueue[Any]] = None
@@ -143,8 +125,10 @@ class Group:
         try:
             block = self._blocks.pop()
         except IndexError:
-            block = _ArgumentBlock()
+            block = ArgumentBlock()
         try:
+            if handle is not None and handle._group is not self:
+                raise foreign(handle, self.config)
             _pack_dispatch(
                 block.memory,
                 0,
@@ -164,9 +148,10 @@ class Group:
                 0 if memory is None else memory.address,
             )
         except AttributeError:
-            raise _no_object(memory, handle, "None, or a Dispatch.handle") from None
+            raise no_object(memory, handle, "None, or a Dispatch.handle") from None
         except struct.error as error:
-            raise self._misfit(
+            raise misfit(
+                self.config,
                 error,
                 slot=slot,
                 num_tokens=num_tokens,
@@ -174,12 +159,17 @@ class Group:
                 sms=sms,
                 timeout_ms=timeout_ms,
                 row_format=row_format,
+                omit_weights=omit_weights,
+                keep_handle=keep_handle,
+                defer_receive=defer_receive,
+                zero_padding=zero_padding,
+                mark_unused=mark_unused,
             ) from None
         n = None if num_tokens_at else num_tokens
         if handle is not None and not num_tokens:
             n = handle._num_tokens
         if memory is not None:
-            memory.check(self, "dispatch" if handle is None else "dispatch again", row_format, n)
+            memory.check(self, "dispatch" if handle is None else "dispatch again", row_format, n, None)
         status = _dispatch(
             self._handle,
             block.address,
@@ -229,8 +219,10 @@ class Group:
         try:
             block = self._blocks.pop()
         except IndexError:
-            block = _ArgumentBlock()
+            block = ArgumentBlock()
         try:
+            if handle._group is not self:
+                raise foreign(handle, self.config)
             _pack_combine(
                 block.memory,
                 0,
@@ -248,9 +240,10 @@ class Group:
                 num_tokens_at,
             )
         except AttributeError:
-            raise _no_object(memory, handle, "a Dispatch.handle") from None
+            raise no_object(memory, handle, "a Dispatch.handle") from None
         except struct.error as error:
-            raise self._misfit(
+            raise misfit(
+                self.config,
                 error,
                 slot=slot,
                 num_biases=num_biases,
@@ -259,9 +252,12 @@ class Group:
                 num_tokens=num_tokens,
                 num_tokens_at=num_tokens_at,
                 return_weights=return_weights,
+                weighted=weighted,
+                defer_receive=defer_receive,
             ) from None
         if memory is not None:
-            memory.check(self, "combine", 0, num_tokens or (None if num_tokens_at else handle._num_tokens))
+            n = num_tokens or (None if num_tokens_at else handle._num_tokens)
+            memory.check(self, "combine", 0, n, handle._num_recv_rows)
         status = _combine(
             self._handle,
             block.address,
@@ -279,12 +275,11 @@ class Group:
 
     def noop(self, slot: int, *, stream: Any = None) -> Ticket:
         """Goes to the engine and back, and moves nothing. Not collective. Measures the hand-off."""
-        if not 0 <= slot < 1 << 32:
-            raise InvalidArgument(f"slot is {slot}; allowed: 0 .. {self._depth() - 1}")
+        self._check_slot(slot)
         try:
             block = self._blocks.pop()
         except IndexError:
-            block = _ArgumentBlock()
+            block = ArgumentBlock()
         status = _noop(
             self._handle, slot, _NO_STREAM if stream is None else stream_address(stream), block.ticket_address
         )
@@ -347,6 +342,8 @@ class Group:
 
     def active(self, rank: int) -> bool:
         """True while the rank takes part; False if it is lost (Policy.DEGRADE), or no rank of the group."""
+        if not isinstance(rank, int):
+            raise TypeError(f"rank is {rank!r}; allowed: an integer")
         if not 0 <= rank < 1 << 32:
             return False
         active: int = library.epd_group_active(self._handle, rank)
@@ -362,7 +359,7 @@ class Group:
         if mask is None:
             owner = self._owner()
             address = ctypes.c_void_p()
-            status = library.epd_group_active_mask(owner[2], ctypes.addressof(address))
+            status = library.epd_group_active_mask(owner[1], ctypes.addressof(address))
             if status:
                 raise self._error(status)
             shape = RegionShape((self.config.num_ranks,), "i")
@@ -387,12 +384,13 @@ class Group:
         return Waits(list(times[:ranks]), list(times[ranks:]))
 
     def resume(self, timeout_ms: int = FOREVER) -> ResumeInfo:
-        """After a break every rank calls this, then submits again from resume_op on. Waits for the others.
+        """After a break every rank calls this, then submits again from resume_op on. Waits until the ranks have
+        agreed on the next epoch, not until all have called.
 
         Raises DeadlineExceeded or WouldBlock (NO_WAIT): not agreed yet. RankLost: the group has ended, or this
         rank was evicted. Ctrl-C ends the wait in the main thread; call it again.
         """
-        if not -(1 << 31) <= timeout_ms < 1 << 31:
+        if not isinstance(timeout_ms, int) or not -(1 << 31) <= timeout_ms < 1 << 31:
             raise bad_timeout(timeout_ms)
         handle = self._handle
         raw = _abi.ResumeInfo(ctypes.sizeof(_abi.ResumeInfo))
@@ -426,7 +424,6 @@ class Group:
             return not is_member(self._address)
         self._handle = None
         self._revoke()
-        self._session = None
         queue, self._hook_queue = self._hook_queue, None
         if queue is not None:
             queue.put(None)
@@ -464,37 +461,17 @@ class Group:
         elif timeout_ms:
             ticket._deadline_ms = timeout_ms
 
-    def _misfit(self, error: struct.error, **numbers: object) -> Exception:
-        """Why numbers do not fit in a struct."""
-        config = self.config
-        highest = {
-            "slot": self._depth() - 1,
-            "num_tokens": config.max_tokens,
-            "num_tokens_at": (1 << 64) - 1,
-            "num_biases": config.num_biases,
-            "return_weights": max(ReturnWeights),
-            "row_format": len(config.more_formats),
-            "sms": (1 << 32) - 1,
-            "timeout_ms": (1 << 31) - 1,
-        }
-        for name, value in numbers.items():
-            if not isinstance(value, int):
-                return TypeError(f"{name} is {value!r}; allowed: an integer")
-            if not 0 <= value <= highest[name]:
-                return InvalidArgument(f"{name} is {value}; allowed: 0 .. {highest[name]}")
-        return TypeError(str(error))
-
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             text = f"the group is of process {self._process}, which attached"
             raise InvalidArgument(f"{text}; allowed: groups that this process joins")
 
-    def _owner(self) -> tuple[object, SessionHandle, GroupHandle]:
+    def _owner(self) -> tuple[object, GroupHandle]:
         """What memory of the group needs: as long as this lives, the membership does."""
-        handle, session = self._handle, self._session
-        if handle is None or session is None:
+        handle = self._handle
+        if handle is None:
             raise self._error(Status.INVALID_ARGUMENT)
-        return (self._bound, session, handle)
+        return (self._bound, handle)
 
     def _check_joined(self) -> None:
         """For a call that has put something aside while another thread may have left."""
@@ -503,15 +480,18 @@ class Group:
             raise self._error(Status.INVALID_ARGUMENT)
 
     def _raw_buffers(self, slot: int, handle: GroupHandle) -> _abi.Buffers:
-        if not isinstance(slot, int):
-            raise TypeError(f"slot is {slot!r}; allowed: an integer")
-        if not 0 <= slot < 1 << 32:
-            raise InvalidArgument(f"slot is {slot}; allowed: 0 .. {self._depth() - 1}")
+        self._check_slot(slot)
         raw = _abi.Buffers(ctypes.sizeof(_abi.Buffers))
         status = library.epd_group_buffers(handle, slot, ctypes.addressof(raw))
         if status:
             raise self._error(status)
         return raw
+
+    def _check_slot(self, slot: int) -> None:
+        if not isinstance(slot, int):
+            raise TypeError(f"slot is {slot!r}; allowed: an integer")
+        if not 0 <= slot < 1 << 32:
+            raise InvalidArgument(f"slot is {slot}; allowed: 0 .. {self._depth() - 1}")
 
     def _shapes_of(self, row_format: int) -> dict[Region, RegionShape]:
         if not isinstance(row_format, int):
@@ -522,7 +502,7 @@ class Group:
 
     def _host_views(self, slot: int, row_format: int) -> dict[Region, memoryview]:
         owner = self._owner()
-        raw = self._raw_buffers(slot, owner[2])
+        raw = self._raw_buffers(slot, owner[1])
         return {
             region: host_view(region_address(raw, region), shape.elements, shape.format, owner)
             for region, shape in self._shapes_of(row_format).items()
@@ -530,7 +510,7 @@ class Group:
 
     def _device_arrays(self, slot: int, row_format: int) -> dict[Region, DeviceArray]:
         owner = self._owner()
-        raw = self._raw_buffers(slot, owner[2])
+        raw = self._raw_buffers(slot, owner[1])
         return {
             region: DeviceArray(region_address(raw, region), shape, owner)
             for region, shape in self._shapes_of(row_format).items()
@@ -577,13 +557,6 @@ class Group:
         if queue is None:
             queue = self._hook_queue = start_hooks()
         return queue
-
-
-def _no_object(memory: object, handle: object, handles: str) -> TypeError:
-    """Why an argument is not of its class."""
-    if memory is None or isinstance(memory, Memory):
-        return TypeError(f"handle is {handle!r}; allowed: {handles}")
-    return TypeError(f"memory is {memory!r}; allowed: None, or a Memory")
 
 
 def _forget_parent() -> None:

@@ -6,7 +6,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any, Optional
 
 from . import _abi
-from ._arrays import Elements, array_address, array_elements
+from ._arrays import Elements, array_address, array_elements, is_buffer
 from .errors import InvalidArgument
 from .types import DeviceKind, Layout, Payload, Region, ScaleLayout
 
@@ -33,7 +33,8 @@ _COMBINE = (
 OPERATIONS = {"dispatch": _DISPATCH, "dispatch again": _AGAIN, "combine": _COMBINE}
 
 _BY_TOKEN = {*_GIVEN, Region.TOPK_IDX, Region.BIAS_0, Region.BIAS_1, Region.OUT, Region.OUT_WEIGHTS}
-_BY_ROW = {*_RECEIVED, Region.Y, Region.Y_WEIGHTS}
+_SENT = (Region.Y, Region.Y_WEIGHTS)
+_BY_ROW = {*_RECEIVED, *_SENT}
 
 _TYPES = {
     "H": ("bfloat16", "uint16", "int16"),
@@ -56,13 +57,15 @@ class Memory:
     recv_rows  rows for which recv_* and y have room. Layout.EXPERT: of each expert's block, at least the
                group's. 0: the group's
 
-    Token-wise arrays need the n rows of the operation; recv_* and y recv_rows rows. The first operation of a group
+    Token-wise arrays need the n rows of the operation; recv_* and y recv_rows rows. Without recv_rows, y and y_weights
+    of layouts compact and packed need only the rows that the dispatch has brought, once it was waited for. The first
+    operation of a group
     with an object checks types and sizes of its arrays, and raises InvalidArgument. Addresses are trusted: memory
     that is too small is written beyond its end. An array without elements in place of recv_* or y is as None.
     epd.h has the whole contract.
     """
 
-    __slots__ = ("__weakref__", "_arrays", "_checked", "_elements", "_raw", "_recv_rows", "address")
+    __slots__ = ("__weakref__", "_arrays", "_checked", "_elements", "_held", "_raw", "_recv_rows", "address")
 
     def __init__(
         self,
@@ -108,6 +111,8 @@ class Memory:
             "out": out,
             "out_weights": out_weights,
         }
+        if not isinstance(recv_rows, int):
+            raise TypeError(f"recv_rows is {recv_rows!r}; allowed: an integer")
         if not 0 <= recv_rows < 1 << 32:
             raise InvalidArgument(f"recv_rows is {recv_rows}; allowed: 0 .. {(1 << 32) - 1}")
         raw = _abi.Memory(ctypes.sizeof(_abi.Memory))
@@ -122,37 +127,45 @@ class Memory:
         raw.recv_rows = recv_rows
         self._raw = raw
         self._arrays: Any = arrays
+        # As long as these live, an mmap can't be closed, and a bytearray keeps its size.
+        self._held = [memoryview(array) for array in arrays.values() if is_buffer(array)]
         self._elements = {
             Region[name.upper()]: array_elements(array)
             for name, array in arrays.items()
             if array is not None and not isinstance(array, int)
         }
         self._recv_rows = recv_rows
-        # By operation and group's shapes: for how many tokens there is room. The shapes, so that they live.
-        self._checked: dict[tuple[str, int], tuple[object, int]] = {}
+        # By operation and group's shapes: for how many tokens there is room, and how many rows to send back there
+        # are. The shapes, so that they live.
+        self._checked: dict[tuple[str, int], tuple[object, int, int]] = {}
         self.address = ctypes.addressof(raw)
 
-    def check(self, group: Group, operation: str, row_format: int, num_tokens: Optional[int]) -> None:
+    def check(
+        self, group: Group, operation: str, row_format: int, num_tokens: Optional[int], num_recv_rows: Optional[int]
+    ) -> None:
         """Raises InvalidArgument: an array that the operation uses has another type, or is too small.
 
-        num_tokens: of the operation; None: not known here
+        num_tokens, num_recv_rows: of the operation, and of a combine's routing; None: not known here
         """
         shapes = group._shapes_of(row_format)
         found = self._checked.get((operation, id(shapes)))
         if found is None:
-            room = self._check_arrays(group, operation, row_format)
-            found = self._checked[operation, id(shapes)] = (shapes, room)
+            room, rows = self._check_arrays(group, operation, row_format)
+            found = self._checked[operation, id(shapes)] = (shapes, room, rows)
+        if found[2] < _ANY_NUMBER and (num_recv_rows is None or num_recv_rows > found[2]):
+            self._check_rows_sent(shapes, num_recv_rows)
         if num_tokens is not None and num_tokens > found[1]:
             for region in OPERATIONS[operation]:
                 elements = self._elements.get(region)
                 if elements is not None and region in _BY_TOKEN and region in shapes:
                     _check_bytes(region, elements, num_tokens, shapes[region], f"num_tokens {num_tokens}")
 
-    def _check_arrays(self, group: Group, operation: str, row_format: int) -> int:
-        """For how many tokens the operation's token-wise arrays have room."""
+    def _check_arrays(self, group: Group, operation: str, row_format: int) -> tuple[int, int]:
+        """For how many tokens the operation's token-wise arrays have room. How many rows y and y_weights have, if that
+        is fewer than the group's."""
         shapes = group._shapes_of(row_format)
         config = group.config.with_format(row_format)
-        room = _ANY_NUMBER
+        room = rows = _ANY_NUMBER
         for region in OPERATIONS[operation]:
             elements, shape = self._elements.get(region), shapes.get(region)
             if elements is None or shape is None:  # the library refuses what the group has not
@@ -161,14 +174,37 @@ class Memory:
             _check_type(region, elements, None if opaque else _TYPES[shape.format])
             if elements.on_gpu and group._kind == DeviceKind.HOST:
                 raise InvalidArgument(f"{_name(region)}.device is cuda; allowed: cpu, as the group is on a host device")
+            if not elements.on_gpu and group._kind == DeviceKind.CUDA and not self._is_pinned(region):
+                raise InvalidArgument(
+                    f"{_name(region)}.device is cpu; allowed: cuda, pinned tensors, or an address that the GPU can "
+                    "reach, as the group is on a CUDA device"
+                )
             if region in _BY_TOKEN:
                 room = min(room, elements.nbytes // _row_bytes(shape))
             elif region in _BY_ROW:
-                if elements.nbytes > 0 or self._recv_rows > 0:
+                if region in _SENT and self._recv_rows == 0 and config.layout != Layout.EXPERT:
+                    have = elements.nbytes // _row_bytes(shape)
+                    rows = min(rows, have if 0 < have < shape.shape[0] else _ANY_NUMBER)
+                elif elements.nbytes > 0 or self._recv_rows > 0:
                     self._check_rows(region, elements, shape, config)
             else:
                 _check_bytes(region, elements, shape.elements, shape, "the group")
-        return room
+        return room, rows
+
+    def _is_pinned(self, region: Region) -> bool:
+        """Of a tensor on the CPU: GPUs reach it, as torch knows."""
+        array = self._arrays[region.name.lower()]
+        return hasattr(array, "is_pinned") and bool(array.is_pinned())
+
+    def _check_rows_sent(self, shapes: dict[Region, RegionShape], num_recv_rows: Optional[int]) -> None:
+        """Without recv_rows as many rows are read as the routing has. If that is not known here, it may be all."""
+        for region in _SENT:
+            elements, shape = self._elements.get(region), shapes.get(region)
+            if elements is not None and elements.nbytes > 0 and shape is not None:
+                need, allowed_by = shape.shape[0], "the group's rows: recv_rows is 0, and the dispatch was not waited for"
+                if num_recv_rows is not None:
+                    need, allowed_by = num_recv_rows, f"the {num_recv_rows} rows that the dispatch has brought"
+                _check_bytes(region, elements, need, shape, allowed_by)
 
     def _check_rows(self, region: Region, elements: Elements, shape: RegionShape, config: Any) -> None:
         """Of received rows, or answers to them."""
@@ -177,8 +213,6 @@ class Memory:
         rows = self._recv_rows or room
         if not expert:
             rows = min(rows, room)
-            if region in (Region.Y, Region.Y_WEIGHTS) and self._recv_rows == 0:
-                return  # as many rows are read as there are
         if region == Region.RECV_SCALES and config.scale_layout == ScaleLayout.COLUMN_MAJOR:
             rows = -(-rows // 4) * 4
         blocks = shape.shape[0] if expert else 1

@@ -89,7 +89,7 @@ class Session:
             status = library.epd_group_join(session, ctypes.addressof(raw), ctypes.addressof(address))
             if status or session is None:
                 return self._error(status)
-            return Group(session, self._info, own_group(address.value or 0), config)
+            return Group(self._info, own_group(address.value or 0, session), config)
 
         made = on_a_thread(join, "epd-join")
         if isinstance(made, Error):

@@ -49,11 +49,12 @@ class Handle:
     then the group gives it back with the next dispatch that keeps one. Others need no release.
     """
 
-    __slots__ = ("_group", "_num_tokens", "kept", "value")
+    __slots__ = ("_group", "_num_recv_rows", "_num_tokens", "kept", "value")
 
     def __init__(self, group: Group, value: int, kept: bool, num_tokens: Optional[int]) -> None:
         self._group = group
         self._num_tokens = num_tokens  # n; None: read from a device's memory
+        self._num_recv_rows: Optional[int] = None  # once a wait has told
         self.value = value  # epd_handle_t; the same on all ranks for a dispatch under a handle
         self.kept = kept
 
@@ -84,6 +85,7 @@ class Ticket:
 
     # Of the operation, as given at its submission; FOREVER: in a stream, so nobody knows. Not set: the daemon's.
     _deadline_ms: int
+    handle: Optional[Handle] = None  # of a dispatch
 
     def __init__(self, group: Group, ticket: int, memory: Optional[Memory] = None) -> None:
         self._group = group
@@ -97,7 +99,7 @@ class Ticket:
         is True: still in flight, and the ticket stays valid. NotFound: the ticket is empty or retired, or its
         result has been replaced. Error.rank is the rank that caused a failure.
         """
-        if not -_INT32 <= timeout_ms < _INT32:
+        if not isinstance(timeout_ms, int) or not -_INT32 <= timeout_ms < _INT32:
             raise bad_timeout(timeout_ms)
         group = self._group
         results = group._results
@@ -114,6 +116,8 @@ class Ticket:
         _, _, rank, op_index, rows, seen, launched, done, dropped, runs = _unpack_result(block.memory)
         results.append(block)
         if not status:
+            if self.handle is not None:
+                self.handle._num_recv_rows = rows
             if not group._resident:
                 self._ticket = 0
             return Result(_OK, rank, op_index, rows, seen, launched, done, dropped, runs)
@@ -140,7 +144,7 @@ class Ticket:
         Raises DeadlineExceeded or WouldBlock (not yet), the operation's own status if it failed first, NotFound
         (a later operation on the slot has replaced them), InvalidArgument (not a dispatch).
         """
-        if not -_INT32 <= timeout_ms < _INT32:
+        if not isinstance(timeout_ms, int) or not -_INT32 <= timeout_ms < _INT32:
             raise bad_timeout(timeout_ms)
         group = self._group
         handle = group._handle
@@ -169,7 +173,7 @@ class Ticket:
 
         `wait` then waits for the arrival. Raises as `counts` does; InvalidArgument: without defer_receive.
         """
-        if not -_INT32 <= timeout_ms < _INT32:
+        if not isinstance(timeout_ms, int) or not -_INT32 <= timeout_ms < _INT32:
             raise bad_timeout(timeout_ms)
         handle = self._group._handle
         first_ms = first_slice(timeout_ms)
@@ -221,7 +225,10 @@ class Ticket:
         if not self._ticket or group._handle is None:
             raise self._error(Status.NOT_FOUND)
         group._check_process()
-        ticket = Ticket(group, self._ticket, self._memory)
+        if self.handle is None:
+            ticket = Ticket(group, self._ticket, self._memory)
+        else:
+            ticket = Dispatch(group, self._ticket, self.handle, self._memory)
         self._ticket = 0
         group._hooks().put((ticket, hook))
 
@@ -257,6 +264,7 @@ class Dispatch(Ticket):
     """A ticket of a dispatch. `handle` is its routing, valid as soon as the dispatch was submitted."""
 
     __slots__ = ("handle",)
+    handle: Handle
 
     def __init__(self, group: Group, ticket: int, handle: Handle, memory: Optional[Memory] = None) -> None:
         self._group = group
@@ -265,9 +273,11 @@ class Dispatch(Ticket):
         self.handle = handle
 
 
-def bad_timeout(timeout_ms: int) -> InvalidArgument:
-    """Of a number that the library's int32 can't hold; the others the library judges."""
+def bad_timeout(timeout_ms: object) -> Exception:
+    """Of what is no integer, or that the library's int32 can't hold; the others the library judges."""
     allowed = f"1 .. {_INT32 - 1} milliseconds, FOREVER (-1, or 0), or NO_WAIT (-2)"
+    if not isinstance(timeout_ms, int):
+        return TypeError(f"timeout_ms is {timeout_ms!r}; allowed: {allowed}")
     return InvalidArgument(f"timeout_ms is {timeout_ms}; allowed: {allowed}")
 
 
@@ -291,6 +301,8 @@ def _outcome(ticket: Ticket) -> Result:
     _, _, rank, op_index, *rest = _unpack_result(block.memory)
     if op_index == _UNTOUCHED:  # the session or the group is over
         rank, op_index, rest = -1, 0, [0] * 5 + [1]
+    elif not status and ticket.handle is not None:
+        ticket.handle._num_recv_rows = rest[0]
     ticket._ticket = 0
     return Result(_STATUSES[status], rank, op_index, *rest)
 

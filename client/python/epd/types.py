@@ -242,12 +242,14 @@ class GroupConfig:
         """Bytes of a region in one slot; 0 if such a group has no such region. Raises InvalidArgument."""
         raw = self._raw()
         size = ctypes.c_uint64()
+        _check_enum("region", region, Region)
         check(library.epd_region_bytes(ctypes.addressof(raw), region, ctypes.addressof(size)))
         return size.value
 
     def group_bytes(self, kind: DeviceKind) -> GroupBytes:
         """The memory that such a group takes on devices of a kind. Raises InvalidArgument."""
         raw = self._raw()
+        _check_enum("kind", kind, DeviceKind)
         size = _abi.GroupBytes(ctypes.sizeof(_abi.GroupBytes))
         check(library.epd_group_bytes(ctypes.addressof(raw), kind, ctypes.addressof(size)))
         return GroupBytes(*(getattr(size, name) for name in GroupBytes._fields))
@@ -300,6 +302,13 @@ def set_number(raw: ctypes.Structure, field: str, value: int) -> None:
         raise TypeError(f"{field} is {value!r}; allowed: an integer") from None
     if getattr(raw, field) != value:
         raise InvalidArgument(f"{field} is {value}; allowed: {_ALLOWED[field]}")
+
+
+def _check_enum(name: str, value: int, kind: type[enum.IntEnum]) -> None:
+    if not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r}; allowed: a {kind.__name__}")
+    if not 0 <= value <= max(kind):
+        raise InvalidArgument(f"{name} is {value}; allowed: 0 .. {max(kind)}")
 
 
 _ENUMS: dict[str, type[enum.IntEnum]] = {

@@ -53,7 +53,9 @@ class Staging(Memory):
         self._arrays: Any = []
         self.address = ctypes.addressof(raw)
 
-    def check(self, group: Group, operation: str, row_format: int, num_tokens: Optional[int]) -> None:
+    def check(
+        self, group: Group, operation: str, row_format: int, num_tokens: Optional[int], num_recv_rows: Optional[int]
+    ) -> None:
         """Nothing: who makes one has checked the tensors."""
 
     def give(self, region: Region, source: Tensor) -> None:

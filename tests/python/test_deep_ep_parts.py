@@ -1,4 +1,5 @@
-"""Which stream of a GPU waits for which in deep_ep, with streams that only write down what happens to them."""
+"""Parts of deep_ep by themselves: which stream of a GPU waits for which, with streams that only write down what happens
+to them; who gets which tokens."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed (Debian: pyt
 sys.path.append(str(ROOT / "client/deep_ep"))
 
 from deep_ep import events, streams  # noqa: E402
+from deep_ep.layout import dispatch_layout  # noqa: E402
 
 import epd  # noqa: E402
 
@@ -213,3 +215,14 @@ def test_captures_do_not_wait_for_what_was_before(recorder: Recorder) -> None:
     recorder.take()
     made.order(made.current())
     assert recorder.take() == []
+
+
+@pytest.mark.parametrize("choice", [8, 100, -5])
+def test_a_layout_names_a_choice_that_is_no_expert(choice: int) -> None:
+    topk_idx = torch.tensor([[0, choice]])
+    with pytest.raises(epd.InvalidArgument, match=f"topk_idx is {choice}; allowed: -1 .. 7"):
+        dispatch_layout(topk_idx, 8, 2)
+    with pytest.raises(epd.InvalidArgument, match=r"num_experts is 8.0; allowed: a multiple of 2"):
+        dispatch_layout(topk_idx[:, :1], 8.0, 2)  # type: ignore[arg-type]
+    assert dispatch_layout(torch.tensor([[0, -1], [7, 1]]), 8, 2)[0].tolist() == [2, 1]
+    assert dispatch_layout(topk_idx[:0], 8, 2)[0].tolist() == [0, 0]

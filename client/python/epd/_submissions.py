@@ -1,0 +1,68 @@
+"""The arguments of submissions: memory for them, and why some do not fit."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import TYPE_CHECKING
+
+from . import _abi
+from .errors import InvalidArgument
+from .memory import Memory
+from .types import GroupConfig, ReturnWeights
+
+if TYPE_CHECKING:
+    from .ticket import Handle
+
+DISPATCH = _abi.pack_format(_abi.DispatchArgs)
+COMBINE = _abi.pack_format(_abi.CombineArgs)
+
+
+class ArgumentBlock:
+    """Memory for the arguments of a submission, and for the ticket and handle that it gives."""
+
+    __slots__ = ("address", "handle", "handle_address", "memory", "ticket", "ticket_address")
+
+    def __init__(self) -> None:
+        self.memory = ctypes.create_string_buffer(max(DISPATCH.size, COMBINE.size))
+        self.address = ctypes.addressof(self.memory)
+        self.ticket = ctypes.c_uint64()
+        self.ticket_address = ctypes.addressof(self.ticket)
+        self.handle = ctypes.c_uint64()
+        self.handle_address = ctypes.addressof(self.handle)
+
+
+def foreign(handle: Handle, config: GroupConfig) -> InvalidArgument:
+    """Why a handle is not of the group with this config."""
+    return InvalidArgument(
+        f"handle is of a dispatch in group {handle._group.config.name!r}; "
+        f"allowed: those of group {config.name!r}"
+    )
+
+
+def misfit(config: GroupConfig, error: struct.error, **numbers: object) -> Exception:
+    """Why numbers do not fit in a struct."""
+    highest = {
+        "slot": (config.depth or 4) - 1,
+        "num_tokens": config.max_tokens,
+        "num_tokens_at": (1 << 64) - 1,
+        "num_biases": config.num_biases,
+        "return_weights": max(ReturnWeights),
+        "row_format": len(config.more_formats),
+        "sms": (1 << 32) - 1,
+        "timeout_ms": (1 << 31) - 1,
+    }
+    for name, value in numbers.items():
+        flag = name not in highest
+        if not isinstance(value, int):
+            return TypeError(f"{name} is {value!r}; allowed: {'True or False' if flag else 'an integer'}")
+        if not 0 <= value <= highest.get(name, 1):
+            return InvalidArgument(f"{name} is {value}; allowed: 0 .. {highest.get(name, 1)}")
+    return TypeError(str(error))
+
+
+def no_object(memory: object, handle: object, handles: str) -> TypeError:
+    """Why an argument is not of its class."""
+    if memory is None or isinstance(memory, Memory):
+        return TypeError(f"handle is {handle!r}; allowed: {handles}")
+    return TypeError(f"memory is {memory!r}; allowed: None, or a Memory")
