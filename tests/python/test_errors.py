@@ -107,6 +107,22 @@ def test_a_number_that_no_field_holds_is_told_what_the_library_allows(daemon: Da
         assert re.findall(r"\.\. (-?\d+)", ours.allowed) == highest and len(highest) == 1, library.text
 
 
+class Index:
+    """An integer, as numpy's are."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __index__(self) -> int:
+        return self.value
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return other == self.value
+
+
 def test_values_of_the_wrong_type_are_named(daemon: Daemon, group: epd.Group) -> None:
     wrong: Any = {"a": 1}
     with epd.attach(daemon.socket) as session:
@@ -134,6 +150,7 @@ def test_values_of_the_wrong_type_are_named(daemon: Daemon, group: epd.Group) ->
     with pytest.raises(TypeError, match="row_format is 1.0; allowed: an integer"):
         group.dispatch(0, row_format=1.0)  # type: ignore[arg-type]
     ticket = group.dispatch(2, 0)
+    assert group.buffers(Index(1)) is group.buffers(1) and group.noop(Index(1)).wait().status == epd.Status.OK
     for value in ("x", None, 1.5):
         for wait in (ticket.wait, ticket.counts, ticket.wait_sent, group.resume):
             with pytest.raises(TypeError, match=f"timeout_ms is {value!r}; allowed: 1 .. "):

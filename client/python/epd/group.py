@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 import struct
 import weakref
@@ -275,7 +276,7 @@ class Group:
 
     def noop(self, slot: int, *, stream: Any = None) -> Ticket:
         """Goes to the engine and back, and moves nothing. Not collective. Measures the hand-off."""
-        self._check_slot(slot)
+        slot = self._slot(slot)
         try:
             block = self._blocks.pop()
         except IndexError:
@@ -480,18 +481,21 @@ class Group:
             raise self._error(Status.INVALID_ARGUMENT)
 
     def _raw_buffers(self, slot: int, handle: GroupHandle) -> _abi.Buffers:
-        self._check_slot(slot)
+        slot = self._slot(slot)
         raw = _abi.Buffers(ctypes.sizeof(_abi.Buffers))
         status = library.epd_group_buffers(handle, slot, ctypes.addressof(raw))
         if status:
             raise self._error(status)
         return raw
 
-    def _check_slot(self, slot: int) -> None:
-        if not isinstance(slot, int):
-            raise TypeError(f"slot is {slot!r}; allowed: an integer")
-        if not 0 <= slot < 1 << 32:
-            raise InvalidArgument(f"slot is {slot}; allowed: 0 .. {self._depth() - 1}")
+    def _slot(self, slot: Any) -> int:
+        try:
+            number = operator.index(slot)
+        except TypeError:
+            raise TypeError(f"slot is {slot!r}; allowed: an integer") from None
+        if not 0 <= number < 1 << 32:
+            raise InvalidArgument(f"slot is {number}; allowed: 0 .. {self._depth() - 1}")
+        return number
 
     def _shapes_of(self, row_format: int) -> dict[Region, RegionShape]:
         if not isinstance(row_format, int):

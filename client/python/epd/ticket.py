@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Callable, Optional
@@ -284,7 +285,12 @@ def bad_timeout(timeout_ms: object) -> Exception:
 def stream_address(stream: Any) -> int:
     """The address of a CUDA stream: an integer, or an object with `cuda_stream`, as torch's streams have."""
     address = getattr(stream, "cuda_stream", stream)
-    if not isinstance(address, int) or not 0 <= address < _abi.NO_STREAM:
+    if not isinstance(address, int):
+        try:
+            address = operator.index(address)
+        except TypeError:
+            address = -1
+    if not 0 <= address < _abi.NO_STREAM:
         raise TypeError(f"stream is {stream!r}; allowed: an address, or an object with cuda_stream")
     return address
 
