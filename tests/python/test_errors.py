@@ -173,7 +173,7 @@ def test_values_of_the_wrong_type_are_named(daemon: Daemon, group: epd.Group) ->
     assert raised(epd.InvalidArgument, lambda: group.dispatch(0, keep_handle=-1)).field == "keep_handle"
     error = raised(epd.InvalidArgument, lambda: group.combine(0, group.dispatch(0, 0).handle, num_biases=-1))
     assert (error.field, error.allowed) == ("num_biases", "0 .. 0")
-    error = raised(epd.InvalidArgument, lambda: group.dispatch(0, -1))
+    error = raised(epd.InvalidArgument, lambda: group.dispatch(Index(0), -1))  # type: ignore[arg-type]
     assert (error.field, error.allowed) == ("num_tokens", "0 .. 8")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import struct
 from typing import TYPE_CHECKING
 
@@ -53,11 +54,13 @@ def misfit(config: GroupConfig, error: struct.error, **numbers: object) -> Excep
         "timeout_ms": (1 << 31) - 1,
     }
     for name, value in numbers.items():
-        flag = name not in highest
-        if not isinstance(value, int):
-            return TypeError(f"{name} is {value!r}; allowed: {'True or False' if flag else 'an integer'}")
-        if not 0 <= value <= highest.get(name, 1):
-            return InvalidArgument(f"{name} is {value}; allowed: 0 .. {highest.get(name, 1)}")
+        most = highest.get(name, 1)  # of a flag 1
+        try:
+            number = operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            return TypeError(f"{name} is {value!r}; allowed: {'an integer' if name in highest else 'True or False'}")
+        if not 0 <= number <= most:
+            return InvalidArgument(f"{name} is {number}; allowed: 0 .. {most}")
     return TypeError(str(error))
 
 

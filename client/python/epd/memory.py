@@ -59,10 +59,9 @@ class Memory:
 
     Token-wise arrays need the n rows of the operation; recv_* and y recv_rows rows. Without recv_rows, y and y_weights
     of layouts compact and packed need only the rows that the dispatch has brought, once it was waited for. The first
-    operation of a group
-    with an object checks types and sizes of its arrays, and raises InvalidArgument. Addresses are trusted: memory
-    that is too small is written beyond its end. An array without elements in place of recv_* or y is as None.
-    epd.h has the whole contract.
+    operation of a group with an object checks types and sizes of its arrays, and raises InvalidArgument. Addresses are
+    trusted: memory that is too small is written beyond its end. An array without elements in place of recv_* or y is
+    as None. epd.h has the whole contract.
     """
 
     __slots__ = ("__weakref__", "_arrays", "_checked", "_elements", "_held", "_raw", "_recv_rows", "address")
