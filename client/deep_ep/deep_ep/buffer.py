@@ -10,7 +10,7 @@ from torch import Tensor
 
 import epd
 
-from .checks import check_tensor, not_served, refuse
+from .checks import check_number, check_tensor, not_served, refuse
 from .config import Config, low_latency_bytes
 from .events import EventHandle, EventOverlap
 from .groups import Groups
@@ -62,6 +62,8 @@ class Buffer:
                              deadline; ranks can be masked. The CPU then waits for each operation
         num_rdma_bytes, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric: not needed
         """
+        check_number("num_nvl_bytes", num_nvl_bytes, 0, "0 or more")
+        check_number("num_rdma_bytes", num_rdma_bytes, 0, "0 or more")
         team = Team(group, comm)
         self.group = group
         self.rank = team.rank
@@ -99,8 +101,7 @@ class Buffer:
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
         """The SMs that normal operations may use, an even number. A resident engine has its SMs in any case."""
-        if new_num_sms < 2 or new_num_sms % 2 != 0:
-            raise refuse("new_num_sms", new_num_sms, "even numbers from 2")
+        check_number("new_num_sms", new_num_sms, 2, "even numbers from 2", multiple=2)
         Buffer.num_sms = new_num_sms
 
     @staticmethod
@@ -217,8 +218,7 @@ class Buffer:
             return rows, None, None, None, None, event
         if topk_idx is None and topk_weights is not None:
             raise refuse("topk_idx", None, "a tensor with topk_weights")
-        if expert_alignment < 1:
-            raise refuse("expert_alignment", expert_alignment, "1 or more")
+        check_number("expert_alignment", expert_alignment, 1, "1 or more")
         call = self._streams.call(previous_event, async_finish, allocate_on_comm_stream)
         return self._normal.dispatch(
             x,

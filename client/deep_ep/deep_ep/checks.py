@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import operator
+
 import epd
 from epd.torch.checks import check_tensor, refuse
 
-__all__ = ["check_tensor", "not_served", "refuse"]
+__all__ = ["check_number", "check_tensor", "not_served", "refuse"]
+
+
+def check_number(name: str, value: object, least: int, allowed: str, multiple: int = 1) -> None:
+    """An integer that is not below `least`."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if number < least or number % multiple != 0:
+        raise refuse(name, value, allowed)
 
 
 def not_served(name: str, value: object, allowed: object) -> NotImplementedError:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import epd
 
-from .checks import check_tensor, refuse
+from .checks import check_number, check_tensor, refuse
 from .events import EventHandle, EventOverlap
 from .groups import Groups, Joined, Shape
 from .handles import LowLatencyHandle
@@ -268,6 +268,8 @@ class LowLatencyMode:
             joined = groups.of_arguments(arguments)
             if joined is not None:
                 return joined
+        check_number("num_max_dispatch_tokens_per_rank", tokens, 1, "1 or more")
+        check_number("num_experts", num_experts, 1, "1 or more")
         check_tensor("x", x, dtypes=torch.bfloat16, shape=(None, None), device=groups.device)
         n, hidden = x.shape
         if n > tokens:

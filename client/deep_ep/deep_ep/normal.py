@@ -11,7 +11,7 @@ import epd
 from epd.torch import E4M3
 from epd.torch.staging import Staging
 
-from .checks import check_tensor, refuse
+from .checks import check_number, check_tensor, refuse
 from .config import Config, max_tokens
 from .events import EventOverlap
 from .groups import Groups, Joined, Shape
@@ -106,8 +106,7 @@ class NormalMode:
         given = self._given(x)
         if num_tokens_per_expert is None:
             raise refuse("num_tokens_per_expert", None, "a tensor [num_experts] without a handle")
-        if num_worst_tokens < 0:
-            raise refuse("num_worst_tokens", num_worst_tokens, "0 (as many as come), or 1 or more")
+        check_number("num_worst_tokens", num_worst_tokens, 0, "0 (as many as come), or 1 or more")
         if num_worst_tokens == 0 and self._streams.capturing:
             raise refuse("num_worst_tokens", 0, "1 or more while the stream captures a graph: nothing may wait")
         num_experts = num_tokens_per_expert.numel()
