@@ -426,11 +426,11 @@ def test_waits_say_who_was_late(daemon: Daemon) -> None:
         before = groups[0].waits()
         assert before == epd.Waits([0, 0], [0, 0])
         early = groups[0].dispatch(0, 0)
-        time.sleep(0.05)
+        time.sleep(0.2)
         groups[1].dispatch(0, 0).wait()
         early.wait()
         on_time, late = groups[0].waits(), groups[1].waits()
-        assert on_time.ready_ns[1] >= 50_000_000 and on_time.ready_ns[0] == 0
+        assert on_time.ready_ns[1] >= 50_000_000 and on_time.ready_ns[0] == 0  # an engine may begin late
         assert late.ready_ns[0] < on_time.ready_ns[1]
     assert raised(epd.InvalidArgument, groups[0].waits)
 
