@@ -150,6 +150,7 @@ inline bool few_of(const StagedStep& step, FewStep& few) {
 
 // The kernels, one for each kind of operation, and two more for each kind that copies: all do what the step
 // says, and differ in the name that a profiler shows (epd::dispatch). A C++ compiler gives them these names.
+// In order: dispatch, combine, barrier, which copy nothing; two that copy few words; two that copy pieces.
 enum class Copying : std::uint8_t { kNothing, kFew, kPieces };
 inline constexpr std::uint32_t kNumKernels = 7;
 inline constexpr const char* kKernelNames[kNumKernels] = {
@@ -176,7 +177,9 @@ struct Launch {
   std::uint32_t shared_bytes = 0;
 };
 inline constexpr std::uint32_t kCopyThreads = 512;
-inline constexpr std::uint32_t kFewThreads = 256 + 32;  // one warp makes the call, and copies nothing
+inline constexpr std::uint32_t kCallThreads =
+    32;  // of a FewStep: the warp that makes the call copies nothing
+inline constexpr std::uint32_t kFewThreads = kCallThreads + 256;
 inline constexpr std::uint32_t kMostCopyBlocks = 64;
 inline constexpr std::uint32_t kMostCopyBlocksOfMany = 256;  // of a large operation
 inline constexpr std::uint32_t kSharedWords = 24;            // bytes of SharedWords

@@ -276,11 +276,12 @@ EPD_DEVICE EPD_NO_INLINE inline void copy_part(const Copies& c, bool in, const T
 
 // ---- a few words
 
-// By all warps but the first, which has read the step meanwhile. All threads call.
+// All warps but the first copy; that one reads the step meanwhile. A test's block of one thread does both.
+// All threads call.
 template <typename Block>
 EPD_DEVICE inline void run(const FewStep& step, const Block& block) {
   constexpr std::uint32_t kAtOnce = 4;
-  const std::uint32_t first = block.threads() > 32 ? 32 : 0;
+  const std::uint32_t first = block.threads() > kCallThreads ? kCallThreads : 0;
   const std::uint32_t all = block.threads() - first;
   if (block.thread() < first) {
     read_early(step.limit_ns);

@@ -3,9 +3,10 @@
     python python_call_times.py [--ranks R] [--times N] [--tokens T] [--hidden H] [--experts E] [--topk K]
 
 Low-latency mode with 128 tokens: a graph for each call. Normal mode with --tokens, under a handle. Rows lie in torch's
-own memory, in the Buffer's pool, or (zero_copy) where the Buffer wants them. A call's time is that between two events,
-of the slowest rank, less that of an empty pair. Two calls before it bring the ranks together, and the GPU is kept busy
-until the CPU has enqueued all. `epbench --warm-cache` measures the same operations from C.
+own memory, in the Buffer's pool, or (zero_copy) where the Buffer wants them; of the last two, results of combines lie
+in the pool. A call's time is that between two events, of the slowest rank, less that of an empty pair. Two calls before
+it bring the ranks together, and the GPU is kept busy until the CPU has enqueued all. `epbench --warm-cache` measures
+the same operations from C.
 """
 
 from __future__ import annotations

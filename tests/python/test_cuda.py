@@ -224,6 +224,30 @@ print("done")
     assert done.stdout == "done\n", done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("cuda_daemon", ["launched", "resident"], indirect=True)
+def test_arrays_that_no_gpu_reaches(cuda_daemon: Daemon) -> None:
+    """They are refused, where a kernel would fault; pinned tensors are taken."""
+    code = """
+import sys, types
+import epd
+with epd.attach(sys.argv[1]) as session:
+    group = session.join(epd.GroupConfig(name="far", num_ranks=1, num_experts=4, max_tokens=8, hidden=128, topk=1))
+    try: group.dispatch(0, 1, stream=0, memory=epd.Memory(x=bytearray(256)))
+    except epd.InvalidArgument as error: assert error.field == "memory.x.device" and error.value == "cpu", error
+    else: raise AssertionError("taken")
+    class Pinned:
+        dtype, device = "torch.bfloat16", types.SimpleNamespace(type="cpu")
+        def data_ptr(self): return 4096
+        def is_contiguous(self): return True
+        def numel(self): return 128
+        def element_size(self): return 2
+        def is_pinned(self): return True
+    epd.Memory(x=Pinned()).check(group, "dispatch", 0, 1, None)
+"""
+    done = run_python(code, cuda_daemon.socket, LD_LIBRARY_PATH=str(FAKE))
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("cuda_daemon", ["resident"], indirect=True)
 def test_the_graph_example(cuda_daemon: Daemon) -> None:
     command = [

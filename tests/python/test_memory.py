@@ -121,6 +121,8 @@ def test_y_has_the_rows_that_came(group: epd.Group) -> None:
     group.combine(1, dispatch.handle, memory=short).wait()
     error = refused(lambda: group.combine(1, dispatch.handle, memory=epd.Memory(y=X[:1])))
     assert error.allowed == f"{2 * H * 2} or more, for the 2 rows that the dispatch has brought"
+    error = refused(lambda: group.combine(1, dispatch.handle, memory=epd.Memory(y=X[0, : H // 2])))
+    assert error.value == str(H)  # bytes: less than a row
     group.combine(1, dispatch.handle, memory=epd.Memory(y=np.zeros((T, H), np.uint16))).wait()
 
     hooked, done = group.dispatch(0, 1, memory=epd.Memory(x=X)), threading.Event()

@@ -5,15 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .checks import refuse
+from .checks import check_number, refuse
 
 topk_idx_t = torch.int64  # of topk_idx
 
 
 def dispatch_layout(topk_idx: Tensor, num_experts: int, num_ranks: int) -> tuple[Tensor, Tensor, Tensor]:
     """num_tokens_per_rank [R] int32, num_tokens_per_expert [E] int32, is_token_in_rank [n, R] bool."""
-    if not isinstance(num_experts, int) or num_experts < 1 or num_experts % num_ranks != 0:
-        raise refuse("num_experts", num_experts, f"a multiple of {num_ranks}, the group's size")
+    check_number("num_experts", num_experts, 1, f"a multiple of {num_ranks}, the group's size", multiple=num_ranks)
     if not topk_idx.is_cuda and topk_idx.numel() != 0:  # on a GPU the CPU would have to wait; the dispatch tells
         for chosen in (int(topk_idx.min()), int(topk_idx.max())):
             if not -1 <= chosen < num_experts:

@@ -1,8 +1,9 @@
 """What owns a session and a membership of the library.
 
-Both are integers: the C handles, as calls take them. They refer to nothing, and the cycle collector does not
-track them. So such an object ends only when the last reference goes, after every finalizer of a cycle that it
-hangs on has run: an array of a group can be used in any finalizer, in whatever order things are collected.
+Both are integers: the C handles, as calls take them. They refer to nothing (which session a membership needs is
+kept beside them), and the cycle collector does not track them. So such an object ends only when the last reference
+goes, after every finalizer of a cycle that it hangs on has run: an array of a group can be used in any finalizer, in
+whatever order things are collected.
 """
 
 from __future__ import annotations

@@ -181,11 +181,13 @@ class Memory:
             if region in _BY_TOKEN:
                 room = min(room, elements.nbytes // _row_bytes(shape))
             elif region in _BY_ROW:
-                if region in _SENT and self._recv_rows == 0 and config.layout != Layout.EXPERT:
-                    have = elements.nbytes // _row_bytes(shape)
-                    rows = min(rows, have if 0 < have < shape.shape[0] else _ANY_NUMBER)
-                elif elements.nbytes > 0 or self._recv_rows > 0:
+                if elements.nbytes == 0 and self._recv_rows == 0:
+                    continue
+                have = elements.nbytes // _row_bytes(shape)
+                if region not in _SENT or self._recv_rows > 0 or config.layout == Layout.EXPERT:
                     self._check_rows(region, elements, shape, config)
+                elif have < shape.shape[0]:
+                    rows = min(rows, have)
             else:
                 _check_bytes(region, elements, shape.elements, shape, "the group")
         return room, rows

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Optional, Sequence, Union
 
 from . import _abi
-from ._arrays import array_address
+from ._arrays import array_address, is_buffer
 from ._library import library
 from .errors import InvalidArgument, Status, check
 
@@ -146,8 +146,7 @@ class Binding:
 
     def hold(self) -> Any:
         """What keeps the memory: of an mmap a ctypes object. As long as that lives, it can't be closed."""
-        arrays = ("data_ptr", "__cuda_array_interface__")
-        if isinstance(self.memory, int) or any(hasattr(self.memory, name) for name in arrays):
+        if self.memory is not None and not is_buffer(self.memory):
             return self.memory
         return ctypes.c_char.from_buffer(self.memory)
 
