@@ -13,7 +13,7 @@ namespace epd::kernels::cuda {
 // Runs one CTA's part of a dispatch. `op` is the CTA's own copy in shared memory.
 __device__ inline void run_dispatch(Operation& op, Cta cta, std::uint8_t* memory) {
   if (is_low_latency(op)) return run_low_latency_dispatch(op, memory);
-  invalidate_record(op);
+  if (threadIdx.x == 0) invalidate_record(op);  // in each CTA, before its next barrier
   __syncthreads();
   run_high_throughput_dispatch(op, cta, memory);
 }

@@ -107,7 +107,6 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
   const abi::PlanWords plan(op.shape.num_ranks, op.shape.num_experts, tokens);
   op.shape.experts_per_rank = op.shape.num_experts / op.shape.num_ranks;
   op.shape.experts_per_rank_divisor = Divisor(op.shape.experts_per_rank);
-  op.shape.topk_divisor = Divisor(op.shape.topk);
   op.shape.num_ranks_divisor = Divisor(op.shape.num_ranks);
   op.shape.other_ranks_divisor = Divisor(op.shape.num_ranks - 1);
   op.shape.count_words_divisor = Divisor(plan.count_words);

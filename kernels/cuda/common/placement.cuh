@@ -40,8 +40,8 @@ __device__ inline std::uint32_t round_up(std::uint32_t value, std::uint32_t mult
 
 // Fails the operation: `rank` (or its expert, if not -1) would receive `rows` rows, which is more than its
 // room.
-__device__ inline void fail_room(const Operation& op, std::uint32_t rank, std::int32_t expert,
-                                 std::uint64_t rows) {
+__device__ __noinline__ inline void fail_room(const Operation& op, std::uint32_t rank, std::int32_t expert,
+                                              std::uint64_t rows) {
   OpResult ending = ended(OpError::kNoRoom, static_cast<std::int32_t>(rank));
   ending.expert = expert;
   ending.rows = rows;

@@ -325,10 +325,11 @@ __device__ inline void sum_lower_ctas(const Operation& op, Cta cta, const Shared
   }
 }
 
-// Invalidates the routing record before a dispatch overwrites it. Each CTA calls before its next barrier and
-// writes after it. If the engine dies in between, nobody takes the record for a routing.
+// Invalidates the routing record before a dispatch overwrites it. If the engine dies in between, nobody takes
+// the record for a routing. One thread calls; the record is overwritten by threads that have synchronised
+// with it.
 __device__ inline void invalidate_record(const Operation& op) {
-  if (threadIdx.x != 0 || op.routing.head == nullptr) return;
+  if (op.routing.head == nullptr) return;
   *static_cast<volatile std::uint64_t*>(&op.routing.head->handle) = 0;
   fence_device();
 }

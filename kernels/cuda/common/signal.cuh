@@ -268,6 +268,7 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
   if (threadIdx.x == 0) {
     if (!signaled) fence_system();
     last = count_up(&workspace(op).finished, cta.count - 1) == cta.count - 1;
+    if (last && signaled) unblock_stream(op);  // at once, because a client waits for it
   }
   __syncthreads();
   if (!last) return;
@@ -278,7 +279,7 @@ __device__ inline void finish(const Operation& op, Cta cta, std::uint64_t deadli
     if (threadIdx.x == 0) publish_sent(op);
     if (!wait_signals(op, op.peers[op.rank].arrived, active_ranks(op), deadline_ns)) return;
   }
-  if (threadIdx.x == 0) unblock_stream(op);  // first, because a client waits for it
+  if (threadIdx.x == 0 && !signaled) unblock_stream(op);
   const bool uses = op.routing.record != nullptr;
   if (kCombine && uses) count_lost(op);
   if (threadIdx.x != 0) return;

@@ -91,16 +91,20 @@ __device__ inline std::uint8_t* inbox_slot(const Operation& op, std::uint32_t at
   return op.peers[at].inbox + op.inbox.slots + inbox_index(op, source, token) * op.inbox.slot_bytes;
 }
 
-// What a CTA's warps share during an operation of the low-latency path. All zero at the operation's begin.
+// What a CTA's warps share during an operation of the low-latency path. All but the last two words are zero
+// at the operation's begin.
 struct CtaBoard {
   std::uint32_t tokens[kMaxRanks];  // number of tokens of each source, from the begin messages
   std::uint32_t rows_cast;          // rows of the CTA that are cast
   std::uint32_t cast_claimed;       // steps of the round's cast that warps have claimed
-  std::uint32_t sent;               // warps that have sent all their rows or sums
+  std::uint32_t sent;               // warps that have sent all their rows or sums, released or not
   std::uint32_t claimed;            // rows in the inbox, or sums to be sent, that warps have claimed
   std::uint32_t local_claimed;      // local rows, or results of own tokens, that warps have claimed
   std::uint32_t placed;             // 0, kKnown: the places are known, or kFailed: the operation has failed
   std::uint32_t begins;             // 0, kKnown: `tokens` are known, or kFailed
+  std::uint32_t invalidated;        // dispatch, CTA 0: whether the routing record is invalid
+  std::uint32_t rows;               // dispatch: rows of the CTA (OwnRows)
+  std::uint32_t first_local;        // dispatch: the first row of the CTA's last round
   static constexpr std::uint32_t kKnown = 1;
   static constexpr std::uint32_t kFailed = 2;
 };
@@ -115,7 +119,7 @@ __device__ inline bool must_wait_for_begins(const Operation& op) {
 
 // Clears the board. The first threads of the CTA call; a barrier must follow.
 __device__ inline void clear_board(CtaBoard& board) {
-  constexpr std::uint32_t kWords = sizeof(CtaBoard) / 4;
+  constexpr std::uint32_t kWords = offsetof(CtaBoard, rows) / 4;
   if (threadIdx.x < kWords) reinterpret_cast<std::uint32_t*>(&board)[threadIdx.x] = 0;
 }
 
@@ -191,7 +195,8 @@ __device__ inline bool wait_published(const Operation& op, const PublishedWord* 
   });
 }
 
-// Counts the calling warp on the board. The warp has sent and released all that it sends to other ranks.
+// Counts the calling warp on the board, when it has sent all that it sends to other ranks. The receivers wait
+// for the tags of what was sent, so it need not be released.
 __device__ inline void count_sent(CtaBoard& board) {
   __syncwarp();
   if (lane_of() != 0) return;
@@ -233,7 +238,8 @@ __device__ inline bool run_signal_warp(const Operation& op, Cta cta, CtaBoard& b
   if (!wait_words(op, &own.ready[rank].tag, active, rank, deadline_ns)) return false;
   if (__any_sync(kFull, active && !agrees(op, rank)) != 0) return false;
   if (!signal_others(op, cta, board, warps)) return false;
-  return wait_words(op, &own.arrived[rank].tag, active && rank != op.rank, rank, deadline_ns);
+  return wait_until(op, rank, active && rank != op.rank, deadline_ns,
+                    [&] { return load_acquire_system(&own.arrived[rank].tag) >= op.tag; });
 }
 
 }  // namespace epd::kernels::cuda

@@ -160,7 +160,10 @@ __device__ inline Summands requested_rows(const Operation& op, std::uint64_t req
           __uint_as_float(static_cast<std::uint32_t>(requested >> 32))};
 }
 
-static_assert(kSummedVectors == 4);  // as load_vectors() assumes
+// The shared address of the lane's vectors in the warp's stage. No other lane uses them.
+__device__ inline std::uint32_t lane_stage(const Operation& op, const std::uint8_t* stages) {
+  return shared_address(stages) + warp_of() * op.division.stage_bytes + lane_of() * 16;
+}
 
 // The sums that one warp forms. Each lane loads its own vectors of a row into the warp's stage, up to
 // kSummedAhead rows ahead of the addition, also across the end of a sum. Rows and sums are numbered; lane n %
@@ -168,10 +171,7 @@ static_assert(kSummedVectors == 4);  // as load_vectors() assumes
 class SumStream {
  public:
   __device__ SumStream(const Operation& op, std::uint8_t* stages, CtaBoard& board)
-      : op_(op),
-        board_(board),
-        stage_(shared_address(stages) + warp_of() * op.division.stage_bytes + lane_of() * 16),
-        tasks_(op, board) {}
+      : op_(op), board_(board), stage_(lane_stage(op, stages)), tasks_(op, board) {}
 
   // Forms sums until no task is left. Returns false if the operation has failed.
   __device__ bool run(std::uint64_t deadline_ns) {
@@ -276,12 +276,6 @@ class SumStream {
     advance(load_at_);
     ++loaded_;
   }
-  __device__ static void load_vectors(std::uint32_t to, const std::uint8_t* from, std::uint32_t count) {
-    if (count > 0) thread_load<0>(to, from);
-    if (count > 1) thread_load<512>(to, from);
-    if (count > 2) thread_load<1024>(to, from);
-    if (count > 3) thread_load<1536>(to, from);
-  }
   // Adds up and stores the oldest sum. Rows of the sum that was begun last are loaded as there is room. No
   // other sum begins here: its registers would drive the sums out of registers.
   __device__ void add_sum() {
@@ -351,10 +345,11 @@ class SumStream {
   std::uint64_t* tag_ = nullptr;
 };
 
-// Adds up one piece of the result of an own token, from the partial sums in the inbox. Returns false if the
-// operation has failed.
-__device__ inline bool add_own_piece(const Operation& op, std::uint32_t token, std::uint32_t piece,
-                                     Range vectors, const RawChoice& raw, std::uint64_t deadline_ns) {
+// Adds up one piece of the result of an own token: the biases, then the partial sums in the inbox in order of
+// rank. Returns false if the operation has failed.
+__device__ inline bool add_own_piece(const Operation& op, std::uint32_t stage, std::uint32_t token,
+                                     std::uint32_t piece, Range vectors, const RawChoice& raw,
+                                     std::uint64_t deadline_ns) {
   EPD_BELOW(token, op.num_tokens);
   EPD_AT_MOST(vectors.end * 16, min(op.shape.hidden * 2, op.inbox.slot_bytes));
   const TakenRow taken(op, raw);
@@ -363,14 +358,22 @@ __device__ inline bool add_own_piece(const Operation& op, std::uint32_t token, s
   const std::uint32_t from = mine ? lane_of() : op.rank;
   if (!wait_words<kManyPauseNs>(op, inbox_tag(op, op.rank, from, token, piece), mine, from, deadline_ns))
     return false;
+  const std::uint32_t first = vectors.begin + lane_of();
+  const std::uint32_t count = first < vectors.end ? (vectors.end - first + 31) / 32 : 0;
   const std::size_t row = std::size_t{token} * op.shape.hidden;
-  const auto bias_of = [&op, row](std::uint32_t i) {
-    return op.bias[i] == nullptr ? nullptr : reinterpret_cast<const std::uint8_t*>(op.bias[i] + row);
+  const std::uint32_t biases = (op.bias[0] != nullptr ? 1 : 0) + (op.bias[1] != nullptr ? 1 : 0);
+  const std::uint8_t* const slots = inbox_slot(op, op.rank, 0, token) + first * 16;
+  std::uint32_t left = 0;
+  const auto address = [&](std::uint32_t r) {
+    if (r < biases) return reinterpret_cast<const std::uint8_t*>(op.bias[r] + row) + first * 16;
+    if (r == biases) left = ranks;
+    const auto source = static_cast<std::uint32_t>(__ffs(static_cast<int>(left)) - 1);
+    left &= left - 1;
+    return slots + std::size_t{source} * op.inbox.max_tokens * op.inbox.slot_bytes;
   };
-  auto* const out = reinterpret_cast<uint4*>(op.out + row);
-  const std::size_t pitch = std::size_t{op.inbox.max_tokens} * op.inbox.slot_bytes;
-  add_rows({ranks, inbox_slot(op, op.rank, 0, token), pitch, from, 1.0f}, vectors, {bias_of(0), bias_of(1)},
-           [out](std::uint32_t i, uint4 v) { out[i] = with_canonical_nans(v); });
+  auto* const out = reinterpret_cast<uint4*>(op.out + row) + first;
+  add_staged(stage, biases + __popc(ranks), min(count, kSummedVectors), address,
+             [out](std::uint32_t i, uint4 v) { out[i * 32] = with_canonical_nans(v); });
   return true;
 }
 
@@ -385,7 +388,9 @@ __device__ inline void return_all_weights(const Operation& op) {
 }
 
 // Adds up the results of own tokens, as warps become free. Returns false if the operation has failed.
-__device__ inline bool add_own(const Operation& op, CtaBoard& board, std::uint64_t deadline_ns) {
+__device__ inline bool add_own(const Operation& op, const std::uint8_t* stages, CtaBoard& board,
+                               std::uint64_t deadline_ns) {
+  const std::uint32_t stage = lane_stage(op, stages);
   const SumPieces pieces(op);
   const std::uint32_t end = op.num_tokens * pieces.count;
   std::uint32_t i = claim(cta_of(op), board.local_claimed);
@@ -396,7 +401,7 @@ __device__ inline bool add_own(const Operation& op, CtaBoard& board, std::uint64
     const RawChoice next_raw = load_raw(op, pieces.token_of(next));
     const std::uint32_t token = pieces.token_of(i);
     const std::uint32_t piece = i - token * pieces.count;
-    if (!add_own_piece(op, token, piece, pieces.range(piece), raw, deadline_ns)) return false;
+    if (!add_own_piece(op, stage, token, piece, pieces.range(piece), raw, deadline_ns)) return false;
     i = next;
     raw = next_raw;
   }
@@ -413,7 +418,7 @@ __device__ inline bool combine_by_inbox(const Operation& op, std::uint8_t* stage
   if (!SumStream(op, stages, board).run(deadline_ns)) return false;
   if (op.out_weights != nullptr) return_all_weights(op);
   count_sent(board);
-  return add_own(op, board, deadline_ns);
+  return add_own(op, stages, board, deadline_ns);
 }
 
 // Runs one CTA's part of a low-latency combine.

@@ -19,18 +19,34 @@ __device__ inline bool find_places(const Shared& shared, const Team& metadata_te
   return good;
 }
 
+// Invalidates the routing record, and tells the metadata warps. The signal warp of CTA 0 calls, so that
+// nobody waits for the fence.
+__device__ inline void invalidate_for_metadata(const Operation& op, CtaBoard& board) {
+  if (lane_of() != 0) return;
+  invalidate_record(op);
+  *static_cast<volatile std::uint32_t*>(&board.invalidated) = 1;
+}
+// Waits until the record is invalid.
+__device__ inline void wait_invalidated(const CtaBoard& board) {
+  while (static_cast<const volatile std::uint32_t&>(board.invalidated) == 0) {
+  }
+  __threadfence_block();
+}
+
 // Stores the routing for later operations and delivers the counts. The metadata warps of CTA 0 call. Returns
 // false if the operation has failed.
 __device__ inline bool deliver_metadata(const Operation& op, const Shared& shared, const Team& metadata_team,
-                                        const OwnChoices& own, const ReceivedPlans& plans) {
+                                        const OwnChoices& own, const ReceivedPlans& plans,
+                                        const CtaBoard& board) {
   if (op.cached) {
     deliver_counts(op, metadata_team);
   } else {
+    wait_invalidated(board);
     std::int32_t* const words = plans.placement_words(cta_of(op));
     if (!plans.place_own(metadata_team, shared.base)) return false;
     plans.write_placement(metadata_team, shared, words);
     deliver_words(op, metadata_team, words, op.routing.placement);
-    own.write_rows(metadata_team, shared.base);
+    own.write_routing(metadata_team, shared.base);
   }
   if (metadata_team.warp() == metadata_team.warps - 1) {
     const std::uint32_t rows = plans.num_rows(shared.ends);
@@ -48,7 +64,7 @@ __device__ inline bool dispatch_by_inbox(const Operation& op, const Shared& shar
   const bool copies = warp_of() < metadata_team.first_warp;
   const OwnChoices own(op, shared);
   const ReceivedPlans plans(op, cta_of(op), shared, board);
-  const OwnRows rows(op, shared);
+  const OwnRows rows(op, shared, board);
   LowLatencySender sender(op, shared, own, rows, board, x_arrived);
   const bool waits = must_wait_for_begins(op);
   const auto meanwhile = [&] {
@@ -67,7 +83,7 @@ __device__ inline bool dispatch_by_inbox(const Operation& op, const Shared& shar
   }
   if (blockIdx.x == 0) own.send_plan(metadata_team);
   if (!find_places(shared, metadata_team, plans, board, deadline_ns)) return false;
-  if (blockIdx.x == 0 && !deliver_metadata(op, shared, metadata_team, own, plans)) return false;
+  if (blockIdx.x == 0 && !deliver_metadata(op, shared, metadata_team, own, plans, board)) return false;
   if (warp_of() >= op.division.warps) fill_rows(op, cta_of(op), shared, fillers);
   return true;
 }
@@ -80,12 +96,13 @@ __device__ __noinline__ inline void run_low_latency_dispatch(const Operation& gi
   CtaBoard& board = by_register(cta_board);
   const std::uint64_t deadline_ns = nanoseconds() + op.timeout_ns;
   const Shared shared(op, memory);
-  if (blockIdx.x == 0) invalidate_record(op);  // no other CTA writes the record
   if (warp_of() == signal_warp()) {
     if (lane_of() == 0) barrier_init(&x_arrived);
     fence_async_shared();
     __syncwarp();
-    OwnRows(op, shared).load_round(0, &x_arrived);
+    const OwnRows rows(op, shared, board);
+    rows.count_rows();
+    rows.load_round(0, &x_arrived);
   } else {
     if (threadIdx.x < op.shape.num_ranks) shared.targets[threadIdx.x] = op.peers[threadIdx.x].target;
     clear_board(board);
@@ -97,6 +114,7 @@ __device__ __noinline__ inline void run_low_latency_dispatch(const Operation& gi
     good = dispatch_by_inbox(op, shared, board, &x_arrived, deadline_ns);
   } else if (blockIdx.x == 0) {
     begin_and_announce(op);
+    invalidate_for_metadata(op, board);
     good = run_signal_warp(op, cta_of(op), board, op.division.ctas > 1 ? 0 : op.division.warps, deadline_ns);
   } else {
     good = signal_others(op, cta_of(op), board, op.division.warps);

@@ -19,12 +19,12 @@ struct InboxChoice {
   __device__ std::uint32_t number() const { return word >> 16; }
 };
 
-// The rows of a warp that are in flight to inboxes: two at most. In practice there is one, since each round
-// releases the round before.
-class SentRows {
+// The row of a warp that is in flight to inboxes. Each round releases the round before, so there is one.
+class SentRow {
  public:
-  // Sets the destinations of the next row: every rank that a choice names. Lane k has the expert of choice k,
-  // or kFull. With `is_local` this rank is left out, because it takes the row from the stage.
+  // Sets the destinations of the row that is sent next, when none is in flight: every rank that a choice
+  // names. Lane k has the expert of choice k, or kFull. With `is_local` this rank is left out, because it
+  // takes the row from the stage.
   __device__ void prepare(const Operation& op, std::uint32_t expert, std::uint32_t token, bool is_local) {
     const std::uint32_t rank = expert != kFull ? rank_of_expert(op.shape, expert) : op.rank;
     EPD_BELOW(rank, op.shape.num_ranks);
@@ -33,37 +33,28 @@ class SentRows {
     const bool mine = ((ranks >> lane_of()) & 1) != 0;
     const std::uint32_t to = mine ? lane_of() : op.rank;
     slot_ = inbox_slot(op, to, op.rank, token);
-    next_ = mine ? inbox_tag(op, to, op.rank, token, 0) : nullptr;
+    tag_ = mine ? inbox_tag(op, to, op.rank, token, 0) : nullptr;
   }
   // Sends the row in `stage`, which is complete with choices and weights.
   __device__ void send(const Operation& op, std::uint8_t* stage) {
-    if (count_ == 2) release_first<1>(op);
-    warp_store(slot_, stage, op.division.inbox_row.bytes, next_ != nullptr);
+    warp_store(slot_, stage, op.division.inbox_row.bytes, tag_ != nullptr);
     stores_commit();
-    (count_ == 0 ? first_ : second_) = next_;
-    ++count_;
+    in_flight_ = true;
   }
-  // Releases the tags of all rows in flight. kLater is the number of groups of stores that the warp has
-  // issued after them.
+  // Releases the row's tags, if a row is in flight. kLater is the number of groups of stores that the warp
+  // has issued after it.
   template <std::uint32_t kLater = 0>
   __device__ void release(const Operation& op) {
-    if (count_ == 2) release_first<1 + kLater>(op);
-    if (count_ == 1) release_first<kLater>(op);
+    if (!in_flight_) return;
+    in_flight_ = false;
+    stores_wait_done_but<kLater>();
+    __syncwarp();
+    if (tag_ != nullptr) store_release_system(tag_, op.tag);
   }
 
  private:
-  template <std::uint32_t kLater>
-  __device__ void release_first(const Operation& op) {
-    stores_wait_done_but<kLater>();
-    __syncwarp();
-    if (first_ != nullptr) store_release_system(first_, op.tag);
-    --count_;
-    first_ = second_;
-  }
-  std::uint32_t count_ = 0;
-  std::uint64_t* first_ = nullptr;  // the tag at lane's rank, or null
-  std::uint64_t* second_ = nullptr;
-  std::uint64_t* next_ = nullptr;
+  bool in_flight_ = false;
+  std::uint64_t* tag_ = nullptr;  // the tag at lane's rank, or null
   std::uint8_t* slot_ = nullptr;
 };
 

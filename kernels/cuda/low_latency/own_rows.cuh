@@ -17,17 +17,23 @@ namespace epd::kernels::cuda {
 // issues the copies of a later round with a cast; else each warp loads for itself.
 class OwnRows {
  public:
-  __device__ OwnRows(const Operation& op, const Shared& shared) : op_(op), shared_(shared) {}
+  __device__ OwnRows(const Operation& op, const Shared& shared, CtaBoard& board)
+      : op_(op), shared_(shared), board_(board) {}
   // The CTA's number among the CTAs that copy rows.
   __device__ Cta cta() const {
     const std::uint32_t metadata_cta = op_.division.ctas == 1 ? 0 : 1;
     return {blockIdx.x - metadata_cta, op_.division.ctas - metadata_cta};
   }
-  // The number of the CTA's rows. It is computed again at each use, since registers are full.
-  __device__ std::uint32_t count() const {
+  // Counts the CTA's rows. One warp calls; a barrier must follow before the others use them.
+  __device__ void count_rows() const {
     const bool copies = op_.division.ctas == 1 || blockIdx.x != 0;
-    return copies && op_.num_tokens > cta().index ? rows_of(cta().index) : 0;
+    const std::uint32_t rows = copies && op_.num_tokens > cta().index ? rows_of(cta().index) : 0;
+    if (lane_of() == 0) board_.rows = rows;
+    if (lane_of() == 0) board_.first_local = first_local_of(rows);
+    __syncwarp();
   }
+  // The number of the CTA's rows. It is not kept in a register, since those are full.
+  __device__ std::uint32_t count() const { return board_.rows; }
   __device__ std::uint32_t token_of(std::uint32_t row) const { return cta().index + cta().count * row; }
   __device__ const std::uint8_t* x_of(std::uint32_t row) const {
     EPD_BELOW(token_of(row), op_.num_tokens);
@@ -67,7 +73,7 @@ class OwnRows {
   // Rows of the last round are local rows if their token chose this rank: no later row takes their stage, so
   // this rank takes them from there and not from its inbox.
   __device__ std::uint32_t first_local() const {
-    return first_local_of(count());
+    return board_.first_local;
   }
   // Returns whether the row of a token of this rank, of any CTA, is in its CTA's last round.
   __device__ bool is_local(std::uint32_t token) const {
@@ -92,6 +98,7 @@ class OwnRows {
 
   const Operation& op_;
   const Shared& shared_;
+  CtaBoard& board_;
 };
 
 }  // namespace epd::kernels::cuda

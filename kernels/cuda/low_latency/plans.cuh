@@ -30,40 +30,8 @@ class ReceivedPlans {
   // Computes the place of each (expert, source), and `ends` as place_rows() does. Returns false if there is
   // not enough room.
   __device__ bool place(const Team& team, std::uint32_t* ends) const {
-    const std::uint32_t experts = experts_per_rank(op_.shape);
-    bool fits = true;
-    std::uint32_t offset = 0;  // layout packed: place of the next expert
-    const std::uint32_t step = op_.shape.expert_blocks ? team.threads() : 32;
-    if (!op_.shape.expert_blocks && team.warp() != 0) return team.all(true);
-#pragma unroll 1
-    for (std::uint32_t begin = 0; begin < experts; begin += step) {
-      const std::uint32_t i = begin + (op_.shape.expert_blocks ? team.thread() : lane_of());
-      std::uint32_t total = 0;
-#pragma unroll 1
-      for (std::uint32_t s = 0; i < experts && s < op_.shape.num_ranks; ++s)
-        total += count()[i * op_.shape.num_ranks + s];
-      std::uint32_t at = 0;
-      std::uint32_t end = 0;
-      if (op_.shape.expert_blocks) {
-        at = static_cast<std::uint32_t>(i * op_.shape.expert_capacity);
-        end = at + static_cast<std::uint32_t>(op_.shape.expert_capacity);
-        if (i < experts && total > op_.shape.expert_capacity) {
-          fits = false;
-          fail_room(op_, op_.rank, static_cast<std::int32_t>(op_.rank * experts + i), total);
-        }
-      } else {
-        const std::uint32_t padded = round_up(total, op_.shape.alignment);
-        end = offset + sum_lanes_up_to(padded);
-        at = end - padded;
-        offset = __shfl_sync(kFull, end, 31);
-      }
-      if (i < experts) begin_sources(i, at, ends, total, end);
-    }
-    if (!op_.shape.expert_blocks && offset > op_.shape.recv_rows) {
-      fits = false;
-      if (lane_of() == 0) fail_room(op_, op_.rank, -1, offset);
-    }
-    return team.all(fits);
+    if (op_.shape.expert_blocks) return team.all(place_blocks(team, ends));
+    return team.all(team.warp() != 0 || place_packed(ends));
   }
 
   // Returns whether the source sends the token's row to this rank.
@@ -169,6 +137,41 @@ class ReceivedPlans {
   }
 
  private:
+  // The parts of place(). Layout expert: all threads of the team call, and each gets whether its experts have
+  // room.
+  __device__ bool place_blocks(const Team& team, std::uint32_t* ends) const {
+    const std::uint32_t experts = experts_per_rank(op_.shape);
+    const auto capacity = static_cast<std::uint32_t>(op_.shape.expert_capacity);
+    bool fits = true;
+#pragma unroll 1
+    for (std::uint32_t i = team.thread(); i < experts; i += team.threads()) {
+      const std::uint32_t rows = begin_sources(i, i * capacity, ends, (i + 1) * capacity);
+      if (rows <= capacity) continue;
+      fits = false;
+      fail_room(op_, op_.rank, static_cast<std::int32_t>(op_.rank * experts + i), rows);
+    }
+    return fits;
+  }
+  // Layout packed: one warp calls.
+  __device__ bool place_packed(std::uint32_t* ends) const {
+    const std::uint32_t experts = experts_per_rank(op_.shape);
+    std::uint32_t offset = 0;  // place of the next expert
+#pragma unroll 1
+    for (std::uint32_t begin = 0; begin < experts; begin += 32) {
+      const std::uint32_t i = begin + lane_of();
+      std::uint32_t total = 0;
+#pragma unroll 1
+      for (std::uint32_t s = 0; i < experts && s < op_.shape.num_ranks; ++s)
+        total += count()[i * op_.shape.num_ranks + s];
+      const std::uint32_t padded = round_up(total, op_.shape.alignment);
+      const std::uint32_t end = offset + sum_lanes_up_to(padded);
+      if (i < experts) begin_sources(i, end - padded, ends, end);
+      offset = __shfl_sync(kFull, end, 31);
+    }
+    if (offset <= op_.shape.recv_rows) return true;
+    if (lane_of() == 0) fail_room(op_, op_.rank, -1, offset);
+    return false;
+  }
   // The number of rows for each (local expert, source): [E/R,R].
   __device__ std::uint32_t* count() const {
     return first_ + op_.shape.num_experts;
@@ -248,17 +251,20 @@ class ReceivedPlans {
     }
     if (lane_of() == 0) offsets[op_.shape.num_ranks] = static_cast<std::int32_t>(tokens);
   }
-  // Sets the place of each source's rows for one expert, which begins at row `at`.
-  __device__ void begin_sources(std::uint32_t local, std::uint32_t at, std::uint32_t* ends,
-                                std::uint32_t total, std::uint32_t end) const {
+  // Sets the place of each source's rows for one expert, whose room is [begin, end). Returns the number of
+  // rows.
+  __device__ std::uint32_t begin_sources(std::uint32_t local, std::uint32_t begin, std::uint32_t* ends,
+                                         std::uint32_t end) const {
     EPD_BELOW(local * 2 + 1, ends_words(op_));
-    ends[local * 2] = at + total;
-    ends[local * 2 + 1] = end;
+    std::uint32_t at = begin;
 #pragma unroll 1
     for (std::uint32_t s = 0; s < op_.shape.num_ranks; ++s) {
       first_[local * op_.shape.num_ranks + s] = at;
       at += count()[local * op_.shape.num_ranks + s];
     }
+    ends[local * 2] = at;
+    ends[local * 2 + 1] = end;
+    return at - begin;
   }
 
   const Operation& op_;

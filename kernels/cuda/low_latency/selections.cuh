@@ -33,14 +33,35 @@ struct IndexSource {
 
   __device__ explicit IndexSource(const Operation& op)
       : at(op.cached ? op.routing.topk : op.topk_idx), wide(!op.cached && op.shape.index64) {}
-  // Returns -1 for a `place` from `count` on.
-  __device__ RawIndex load(std::uint32_t place, std::uint32_t count) const {
-    if (place >= count) return ~RawIndex{0};
-    if (wide) return load_relaxed_system(static_cast<const std::uint64_t*>(at) + place);
-    return load_relaxed_system(static_cast<const std::uint32_t*>(at) + place);
+  // Returns -1 for a `place` from `end` on.
+  __device__ RawIndex load(std::uint32_t place, std::uint32_t end) const {
+    RawIndex raw[1];
+    load(raw, place, 0, end);
+    return raw[0];
+  }
+  // Loads the indices at `place`, and at every `step` places behind it.
+  template <std::uint32_t kCount>
+  __device__ void load(RawIndex (&raw)[kCount], std::uint32_t place, std::uint32_t step,
+                       std::uint32_t end) const {
+    if (wide) {
+      load_from(static_cast<const std::uint64_t*>(at), raw, place, step, end);
+    } else {
+      load_from(static_cast<const std::uint32_t*>(at), raw, place, step, end);
+    }
   }
   __device__ std::int64_t value(RawIndex raw) const {
     return wide ? static_cast<std::int64_t>(raw) : static_cast<std::int32_t>(raw);
+  }
+
+ private:
+  template <typename Index, std::uint32_t kCount>
+  __device__ static void load_from(const Index* from, RawIndex (&raw)[kCount], std::uint32_t place,
+                                   std::uint32_t step, std::uint32_t end) {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kCount; ++i) {
+      raw[i] = ~RawIndex{0};
+      if (place + i * step < end) raw[i] = load_relaxed_system(from + place + i * step);
+    }
   }
 };
 
@@ -61,55 +82,38 @@ class OwnChoices {
     for (std::uint32_t i = team.thread(); i < words; i += team.threads()) sets_[i] = 0;
   }
 
-  // Reads the calling thread's share of the choices into the sets. CTA 0 also stores the choices in the
-  // routing and counts dropped selections. The loop has no branches and keeps its constants in registers, so
-  // that no load of a batch waits for another. `meanwhile()` is called when the first loads are in flight.
-  // Returns false if a choice is invalid.
+  // Reads the calling warp's share of the choices into the sets. CTA 0 also counts dropped selections. The
+  // loads of a batch are in flight together; then the choices are taken one by one, so that a warp runs
+  // through no more code than it has choices (kernels/CUDA_KERNELS.md). `meanwhile()` is called when the
+  // first loads are in flight. Returns false if a choice is invalid.
   template <typename Meanwhile>
   __device__ bool read(const Team& team, Meanwhile meanwhile) const {
-    const bool records = blockIdx.x == 0;
-    const std::uint32_t count = op_.num_tokens * op_.shape.topk;
-    const SelectionRules rules(op_);
-    std::int32_t* const to = records && !op_.cached ? op_.routing.topk : nullptr;
-    std::uint32_t dropped = 0;
-    std::uint32_t bad = kFull;
-    std::int64_t bad_value = 0;
+    const ChoiceLanes lanes(op_.shape.topk);
+    const IndexSource source(op_);
+    Taken taken(op_);
+    const std::uint32_t step = lanes.tokens() * team.warps;
+    std::uint32_t first = lanes.tokens() * team.warp();  // the warp's first token of the next step
+    std::uint32_t place = (first + lanes.token) * op_.shape.topk + lanes.k;
+    const std::uint32_t end = lanes.k < op_.shape.topk ? op_.num_tokens * op_.shape.topk : 0;
     RawIndex raw[kBatch];
-    const auto load = [&](std::uint32_t first) {
-#pragma unroll
-      for (std::uint32_t j = 0; j < kBatch; ++j)
-        raw[j] = rules.source.load(first + j * team.threads(), count);
-    };
-    load(team.thread());
-    meanwhile();
+    bool begun = false;
 #pragma unroll 1
-    for (std::uint32_t first = team.thread(); first < count;) {
+    do {
+      source.load(raw, place, step * op_.shape.topk, end);
+      if (!begun) meanwhile();
+      begun = true;
+#pragma unroll 1
+      for (std::uint32_t i = 0; i < kBatch && first < op_.num_tokens; ++i) {
+        if (place < end) take(taken, first + lanes.token, place, source.value(raw[0]));
 #pragma unroll
-      for (std::uint32_t j = 0; j < kBatch; ++j) {
-        const std::uint32_t place = first + j * team.threads();
-        const std::int64_t value = rules.source.value(raw[j]);
-        const bool counts = rules.counts(value);
-        const std::uint32_t expert = static_cast<std::uint32_t>(value);
-        const std::uint32_t token = place / rules.topk_divisor;
-        std::uint32_t* const words = sets_ + token / 32;
-        const std::uint32_t bit = 1u << token % 32;
-        if (counts) EPD_BELOW(token / 32, rules.set_words);
-        if (counts) EPD_BELOW(rules.rank(expert), op_.shape.num_ranks);
-        if (counts) or_shared(words + expert * rules.set_words, bit);
-        if (counts && records) or_shared(words + (rules.experts + rules.rank(expert)) * rules.set_words, bit);
-        if (to != nullptr && place < count) to[place] = counts ? static_cast<std::int32_t>(expert) : -1;
-        if (!counts && value >= 0) ++dropped;
-        if (value < -1 || value >= rules.experts) {
-          bad = place;
-          bad_value = value;
-        }
+        for (std::uint32_t j = 1; j < kBatch; ++j) raw[j - 1] = raw[j];
+        first += step;
+        place += step * op_.shape.topk;
       }
-      first += kBatch * team.threads();
-      if (first < count) load(first);
-    }
-    if (records && dropped != 0) atomicAdd(&workspace(op_).dropped, dropped);
-    if (bad == kFull) return true;
-    refuse(op_, bad, bad_value);
+    } while (first < op_.num_tokens);
+    if (taken.records && taken.dropped != 0) atomicAdd(&workspace(op_).dropped, taken.dropped);
+    if (taken.bad == kFull) return true;
+    refuse(op_, taken.bad, taken.bad_value);
     return false;
   }
 
@@ -142,48 +146,59 @@ class OwnChoices {
       send_plan_word(i, [this, i](std::uint32_t d) { return i == 0 ? op_.num_tokens : rank_set(d, i - 1); });
   }
 
-  // Stores the rows of this rank's tokens in the routing; `base` says where they begin. The routing already
-  // has the choices. A team of CTA 0 calls.
-  __device__ void write_rows(const Team& team, const std::uint32_t* base) const {
+  // Stores the choices of this rank's tokens in the routing, and their rows; `base` says where they begin. A
+  // team of CTA 0 calls.
+  __device__ void write_routing(const Team& team, const std::uint32_t* base) const {
     const ChoiceLanes lanes(op_.shape.topk);
+    const IndexSource source(op_);
     const std::uint32_t step = lanes.tokens() * team.warps;
 #pragma unroll 1
     for (std::uint32_t begin = team.warp() * lanes.tokens(); begin < op_.num_tokens; begin += step) {
       const std::uint32_t token = begin + lanes.token;
       const bool valid = token < op_.num_tokens && lanes.k < op_.shape.topk;
       const std::uint32_t place = token * op_.shape.topk + lanes.k;
-      const std::int32_t expert = valid ? __ldcg(op_.routing.topk + place) : -1;
+      const std::uint32_t expert = valid ? accepted(source.value(source.load(place, kFull)), token) : kFull;
       const bool first = (__match_any_sync(kFull, expert) & lanes.group & lanes_below()) == 0;
       if (!valid) continue;
-      const bool sends = expert >= 0 && first;
-      EPD_BELOW_OR_NONE(expert, op_.shape.num_experts);
+      const bool sends = expert != kFull && first;
+      op_.routing.topk[place] = static_cast<std::int32_t>(expert);
       op_.routing.rows[place] = sends ? static_cast<std::int32_t>(base[expert] + number(expert, token)) : -1;
     }
   }
 
  private:
   static constexpr std::uint32_t kBatch = 4;  // choices whose loads are in flight together
-  // The constants of read().
-  struct SelectionRules {
-    IndexSource source;
-    std::uint32_t experts;
-    Divisor experts_per_rank_divisor;
-    Divisor topk_divisor;
-    std::uint32_t set_words;
+  // What read() knows, and what it has found.
+  struct Taken {
+    bool records = blockIdx.x == 0;
     std::uint32_t active;  // set of active ranks
-    __device__ explicit SelectionRules(const Operation& op)
-        : source(op),
-          experts(op.shape.num_experts),
-          experts_per_rank_divisor(op.shape.experts_per_rank_divisor),
-          topk_divisor(op.shape.topk_divisor),
-          set_words(op.division.set_words),
-          active(active_ranks(op)) {}
-    __device__ std::uint32_t rank(std::uint32_t expert) const { return expert / experts_per_rank_divisor; }
-    __device__ bool counts(std::int64_t value) const {
-      return static_cast<std::uint64_t>(value) < experts &&
-             ((active >> rank(static_cast<std::uint32_t>(value)) % 32) & 1) != 0;
+    bool all_active;
+    std::uint32_t dropped = 0;
+    std::uint32_t bad = kFull;  // place of an invalid choice
+    std::int64_t bad_value = 0;
+    __device__ explicit Taken(const Operation& op) : active(active_ranks(op)) {
+      all_active = static_cast<std::uint32_t>(__popc(active)) == op.shape.num_ranks;
     }
   };
+  // Takes one choice.
+  __device__ void take(Taken& taken, std::uint32_t token, std::uint32_t place, std::int64_t value) const {
+    const auto expert = static_cast<std::uint32_t>(value);
+    bool counts = static_cast<std::uint64_t>(value) < op_.shape.num_experts;
+    if (!counts && value != -1) {
+      taken.bad = place;
+      taken.bad_value = value;
+    }
+    if (counts && (taken.records || !taken.all_active)) {
+      const std::uint32_t rank = rank_of_expert(op_.shape, expert);
+      EPD_BELOW(rank, op_.shape.num_ranks);
+      counts = ((taken.active >> rank) & 1) != 0;
+      if (!counts) ++taken.dropped;
+      if (counts && taken.records)
+        or_shared(set(op_.shape.num_experts + rank) + token / 32, 1u << token % 32);
+    }
+    if (counts) EPD_BELOW(token / 32, op_.division.set_words);
+    if (counts) or_shared(set(expert) + token / 32, 1u << token % 32);
+  }
   // The set of tokens that chose the expert.
   __device__ std::uint32_t* set(std::uint32_t expert) const {
     EPD_BELOW(expert, op_.shape.num_experts + op_.shape.num_ranks);

@@ -57,28 +57,50 @@ class LowLatencySender {
   }
 
   // Scatters rows as warps become free: local rows first, then rows from the inbox. Returns false if the
-  // operation has failed.
+  // operation has failed. The code that scatters a row stands once, and is not cold when rows from the inbox
+  // arrive.
   __device__ bool scatter(const ReceivedPlans& plans, std::uint64_t deadline_ns) {
-    if (!wait_places()) return leave(false);
-    scatter_local(plans);
     count_sent(board_);
+    // Without a cast and with many rows in flight, the release waits until a local row is scattered.
+    if (format_.cast || op_.num_tokens <= rows_.cta().count) sent_.release(op_);
+    if (!wait_places()) return leave(false);
     const std::uint32_t ranks = op_.shape.num_ranks;
     // In reverse order, because the first CTAs have more rows to send.
     const Cta cta{rows_.cta().count - 1 - rows_.cta().index, rows_.cta().count};
     std::uint32_t most = 0;
 #pragma unroll 1
     for (std::uint32_t s = 0; s < ranks; ++s) most = max(most, board_.tokens[s]);
+    bool is_local = true;
+    std::uint32_t item = next_local();  // a local row, then a row of the inbox
 #pragma unroll 1
-    for (std::uint32_t i = claim(cta, board_.claimed); i < most * ranks; i = claim(cta, board_.claimed)) {
-      const std::uint32_t token = i / op_.shape.num_ranks_divisor;
-      std::uint32_t source = i - token * ranks + op_.rank;
-      if (source >= ranks) source -= ranks;
-      if (!plans.will_come(source, token) || (source == op_.rank && rows_.is_local(token))) continue;
-      const std::uint64_t* const tag = inbox_tag(op_, op_.rank, source, token, 0);
-      if (!wait_words<kManyPauseNs>(op_, tag, lane_of() == 0, source, deadline_ns)) return leave(false);
-      scatter_from_inbox(plans, source, token);
+    while (true) {
+      if (is_local && item == kFull) {
+        is_local = false;
+        sent_.release<1>(op_);
+        item = claim(cta, board_.claimed);
+      }
+      if (!is_local && item >= most * ranks) return leave(true);
+      std::uint32_t source = op_.rank;
+      std::uint32_t token = 0;
+      std::uint8_t* row = own_stage();
+      if (is_local) {
+        token = token_of(item);
+        if (format_.cast) row = stage(item - rows_.first_local());
+      } else {
+        token = item / op_.shape.num_ranks_divisor;
+        source += item - token * ranks;
+        if (source >= ranks) source -= ranks;
+        if (!plans.will_come(source, token) || (source == op_.rank && rows_.is_local(token))) {
+          item = claim(cta, board_.claimed);
+          continue;
+        }
+        const std::uint64_t* const tag = inbox_tag(op_, op_.rank, source, token, 0);
+        if (!wait_words<kManyPauseNs>(op_, tag, lane_of() == 0, source, deadline_ns)) return leave(false);
+        load_from_inbox(source, token);
+      }
+      scatter_staged(plans, row, source, token);
+      item = is_local ? next_local() : claim(cta, board_.claimed);
     }
-    return leave(true);
   }
 
   // Ends after load() without send(), when the operation has failed. No copy may be in flight to this CTA's
@@ -201,27 +223,16 @@ class LowLatencySender {
     __syncwarp();
     return board.placed == CtaBoard::kKnown;
   }
-  // Scatters local rows and releases the rows in flight. With a cast, any warp scatters any local row.
-  // Without a cast, a warp scatters the row that it has copied. It does so before it releases the row, unless
-  // few rows are in flight.
-  __device__ void scatter_local(const ReceivedPlans& plans) {
-    if (!format_.cast) {
-      if (op_.num_tokens <= rows_.cta().count) sent_.release(op_);
-      if (row_ < rows_.count()) scatter_staged(plans, own_stage(), op_.rank, token_of(row_));
-      sent_.release<1>(op_);
-      return;
-    }
-    sent_.release(op_);
-    const std::uint32_t first = rows_.first_local();
-    const Cta here{0, 1};
-    std::uint32_t& claimed = board_.local_claimed;
-#pragma unroll 1
-    for (std::uint32_t i = claim(here, claimed); first + i < rows_.count(); i = claim(here, claimed))
-      scatter_staged(plans, stage(i), op_.rank, token_of(first + i));
+  // Returns the next local row that the warp scatters, or kFull. With a cast, any warp scatters any local
+  // row. Without a cast, a warp scatters the row that it has copied.
+  __device__ std::uint32_t next_local() {
+    std::uint32_t row = row_;
+    row_ = kFull;
+    if (format_.cast) row = rows_.first_local() + claim({0, 1}, board_.local_claimed);
+    return row < rows_.count() ? row : kFull;
   }
-  // Scatters a row from its inbox slot, when the row before has left the warp's stage.
-  __device__ void scatter_from_inbox(const ReceivedPlans& plans, std::uint32_t source,
-                                     std::uint32_t token) const {
+  // Loads a row from its inbox slot, when the row before has left the warp's stage.
+  __device__ void load_from_inbox(std::uint32_t source, std::uint32_t token) const {
     stores_wait_read();
     __syncwarp();
     lanes_load(own_stage(), inbox_slot(op_, op_.rank, source, token), op_.division.inbox_row.bytes);
@@ -229,7 +240,6 @@ class LowLatencySender {
     thread_loads_wait<0>(0);
     fence_async_shared();
     __syncwarp();
-    scatter_staged(plans, own_stage(), source, token);
   }
   // Scatters a staged row, with all that comes with it, to its places at this rank. The stores are one group.
   __device__ void scatter_staged(const ReceivedPlans& plans, std::uint8_t* row, std::uint32_t source,
@@ -251,50 +261,39 @@ class LowLatencySender {
     warp_store(x + number * format_.row_bytes, row, format_.row_bytes, has);
     stores_commit();
     if (format_.scale_pitch != 0) {
-      scatter_scale_columns(own, row + format_.row_bytes, place);
+      scatter_scales<std::uint32_t>(own, row + format_.row_bytes, place, first_scale(format_, number),
+                                    format_.scale_pitch);
     } else if (format_.scale_bytes % 16 == 0) {
-      scatter_scales<uint4>(own, row + format_.row_bytes, place);
+      scatter_scales<uint4>(own, row + format_.row_bytes, place, number * (format_.scale_bytes / 16), 1);
     } else {
-      scatter_scales<std::uint32_t>(own, row + format_.row_bytes, place);
+      scatter_scales<std::uint32_t>(own, row + format_.row_bytes, place, number * (format_.scale_bytes / 4),
+                                    1);
     }
     if (!has) return;
     store_index(op_, own.recv_topk_idx, place, static_cast<std::int32_t>(local));
     own.recv_topk_weights[place] = weight;
     reinterpret_cast<int2*>(own.recv_src)[place] = {static_cast<int>(source), static_cast<int>(token)};
   }
-  // Copies a row's scales to the place of each lane that has one.
+  // Copies a row's scales to the place of each lane that has one. There, the first unit goes to `first`, and
+  // the next ones follow at `pitch`.
   template <typename Unit>
-  __device__ void scatter_scales(const DispatchTarget& own, const std::uint8_t* scales,
-                                 std::int32_t place) const {
+  __device__ void scatter_scales(const DispatchTarget& own, const std::uint8_t* scales, std::int32_t place,
+                                 std::size_t first, std::uint32_t pitch) const {
     const std::uint32_t units = format_.scale_bytes / sizeof(Unit);
-    auto* const at = static_cast<Unit*>(own.recv_scales) + lane_of();
     const std::uint32_t places = __ballot_sync(kFull, place >= 0);
 #pragma unroll 1
-    for (std::uint32_t first = 0; first < units; first += 32) {
-      const bool mine = first + lane_of() < units;
+    for (std::uint32_t begin = 0; begin < units; begin += 32) {
+      const std::uint32_t i = begin + lane_of();
       Unit unit{};
-      if (mine) unit = reinterpret_cast<const Unit*>(scales)[first + lane_of()];
+      if (i < units) unit = reinterpret_cast<const Unit*>(scales)[i];
+      Unit* const to = static_cast<Unit*>(own.recv_scales) + std::size_t{i} * pitch;
 #pragma unroll 1
       for (std::uint32_t left = places; left != 0; left &= left - 1) {
         const int lane = __ffs(static_cast<int>(left)) - 1;
-        const auto row = static_cast<std::uint32_t>(__shfl_sync(kFull, place, lane));
-        EPD_BELOW(row, op_.shape.recv_rows);
-        if (mine) at[std::size_t{row} * units + first] = unit;
+        EPD_BELOW(__shfl_sync(kFull, place, lane), static_cast<std::int32_t>(op_.shape.recv_rows));
+        const std::size_t row = __shfl_sync(kFull, first, lane);
+        if (i < units) to[row] = unit;
       }
-    }
-  }
-  // The same, to columns (RowFormat::scale_pitch).
-  __device__ void scatter_scale_columns(const DispatchTarget& own, const std::uint8_t* scales,
-                                        std::int32_t place) const {
-#pragma unroll 1
-    for (std::uint32_t left = __ballot_sync(kFull, place >= 0); left != 0; left &= left - 1) {
-      const int lane = __ffs(static_cast<int>(left)) - 1;
-      const auto row = static_cast<std::uint32_t>(__shfl_sync(kFull, place, lane));
-      EPD_BELOW(row, op_.shape.recv_rows);
-      auto* const at = static_cast<std::uint32_t*>(own.recv_scales) + first_scale(format_, row);
-#pragma unroll 1
-      for (std::uint32_t i = lane_of(); i < format_.scale_bytes / 4; i += 32)
-        at[std::size_t{i} * format_.scale_pitch] = reinterpret_cast<const std::uint32_t*>(scales)[i];
     }
   }
   __device__ bool leave(bool good) const {
@@ -314,7 +313,7 @@ class LowLatencySender {
   std::int64_t choice_ = -1;  // choice `lane` of the row, as the client gave it
   float weight_ = 0.0f;       // its weight; after add_weights() the sum for its expert
   bool is_first_ = false;     // whether it is the first choice of its expert
-  SentRows sent_;
+  SentRow sent_;
 };
 
 }  // namespace epd::kernels::cuda

@@ -1,4 +1,4 @@
-// The addition of rows, or of pieces of rows, by one warp in registers.
+// The addition of rows, or of pieces of rows, by one warp.
 #pragma once
 
 #include "cuda/common/layout.h"
@@ -18,55 +18,55 @@ struct Summands {
   float weight;       // weight of the lane's row
 };
 
-// Rows whose loads are in flight together.
-inline constexpr std::uint32_t kSummedRows = 2;
+// Starts the loads of the lane's first `count` vectors of a row, 32 vectors apart, to shared memory.
+__device__ inline void load_vectors(std::uint32_t to, const std::uint8_t* from, std::uint32_t count) {
+  static_assert(kSummedVectors == 4);
+  if (count > 0) thread_load<0>(to, from);
+  if (count > 1) thread_load<512>(to, from);
+  if (count > 2) thread_load<1024>(to, from);
+  if (count > 3) thread_load<1536>(to, from);
+}
 
-// Adds up the biases, then the rows, and passes each rounded vector to store(i, vector). `vectors` has
-// between one and kSummedAtOnce vectors.
-template <typename Store>
-__device__ inline void add_rows(const Summands& rows, Range vectors, const std::uint8_t* const (&biases)[2],
-                                Store store) {
-  std::uint32_t at[kSummedVectors];  // a lane without a vector reads the last one
-  Eight sums[kSummedVectors];
-#pragma unroll
-  for (std::uint32_t i = 0; i < kSummedVectors; ++i) {
-    at[i] = min(vectors.begin + lane_of() + i * 32, vectors.end - 1);
-    sums[i].clear();
-  }
-  const auto load = [&at](const std::uint8_t* row, std::uint32_t i) {
-    return __ldcg(reinterpret_cast<const uint4*>(row) + at[i]);
-  };
-#pragma unroll
-  for (const std::uint8_t* const bias : biases) {  // unrolled: an indexed array would be in local memory
-    if (bias == nullptr) continue;
-#pragma unroll
-    for (std::uint32_t i = 0; i < kSummedVectors; ++i) sums[i].add(load(bias, i), 1.0f);
-  }
+// Adds up rows of weight 1 for one lane: `count` vectors of the rows, 32 vectors apart. `row(r)` is the
+// address of the lane's first vector of row r; it is called for each row in turn, once or again from the
+// first. Passes each rounded vector to store(i, vector). The stage holds kSummedAhead rows, if there are no
+// more; else rows are added vector by vector. The loops are not unrolled: an operation runs through this code
+// few times (kernels/CUDA_KERNELS.md).
+template <typename Row, typename Store>
+__device__ inline void add_staged(std::uint32_t stage, std::uint32_t rows, std::uint32_t count, Row row,
+                                  Store store) {
+  const bool fits = rows <= kSummedAhead;
+  const std::uint32_t step = fits ? kSummedVectors : 1;  // vectors of a row in the stage
+  const std::uint32_t most = fits ? kSummedAhead : kSummedAhead * kSummedVectors;  // rows in the stage
 #pragma unroll 1
-  for (std::uint32_t left = rows.lanes; left != 0;) {
-    const std::uint32_t count = __popc(left);
-    uint4 loaded[kSummedRows][kSummedVectors];
-    float weights[kSummedRows];
-#pragma unroll
-    for (std::uint32_t r = 0; r < kSummedRows; ++r) {
-      if (r >= count) break;
-      const int lane = __ffs(static_cast<int>(left)) - 1;
-      left &= left - 1;
-      weights[r] = __shfl_sync(kFull, rows.weight, lane);
-      const std::uint8_t* const row = rows.base + __shfl_sync(kFull, rows.row, lane) * rows.pitch;
-#pragma unroll
-      for (std::uint32_t i = 0; i < kSummedVectors; ++i) loaded[r][i] = load(row, i);
-    }
-#pragma unroll
-    for (std::uint32_t r = 0; r < kSummedRows; ++r) {
-      if (r >= count) break;
-#pragma unroll
-      for (std::uint32_t i = 0; i < kSummedVectors; ++i) sums[i].add(loaded[r][i], weights[r]);
-    }
-  }
-#pragma unroll
-  for (std::uint32_t i = 0; i < kSummedVectors; ++i) {
-    if (vectors.begin + lane_of() + i * 32 < vectors.end) store(at[i], sums[i].rounded());
+  for (std::uint32_t first = 0; first < kSummedVectors; first += step) {
+    Eight sum;
+    sum.clear();
+    std::uint32_t begin = 0;
+    do {
+      const std::uint32_t end = min(rows, begin + most);
+      std::uint32_t at = stage;
+#pragma unroll 1
+      for (std::uint32_t r = begin; r < end; ++r, at += step * 512) {
+        const std::uint8_t* const from = row(r) + first * 512;
+        if (fits) {
+          load_vectors(at, from, count);
+        } else if (first < count) {
+          thread_load<0>(at, from);
+        }
+      }
+      thread_loads_commit();
+      thread_loads_wait<0>(0);
+#pragma unroll 1
+      for (std::uint32_t i = first; i < first + step; ++i) {
+        if (fits) sum.clear();
+#pragma unroll 1
+        for (std::uint32_t r = begin; r < end; ++r)
+          sum.add(load_shared(stage + ((r - begin) * step + i - first) * 512), 1.0f);
+        if (end == rows && i < count) store(i, sum.rounded());
+      }
+      begin = end;
+    } while (begin < rows);
   }
 }
 

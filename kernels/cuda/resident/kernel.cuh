@@ -110,9 +110,12 @@ __device__ inline void compose_by_warps(const CallArguments& own, const TakenCal
                                         const DeviceView& view, const WorkDivision& division, Operation& op) {
   const std::uint32_t lane = lane_of();
   switch (warp_of()) {
-    case 0: compose_peer(op.peers[lane], view.group.exchange, view.peers[lane], call); break;
+    case 0:
+      if (lane < view.group.shape.num_ranks)
+        compose_peer_exchange(op.peers[lane], view.group.exchange, view.peers[lane], call);
+      break;
     case 1:
-      if (lane < abi::kNumRegions) compose_region(op, view.group, static_cast<abi::Region>(lane), call);
+      if (lane < abi::kNumRegions) compose_region(op, view.group, lane, call);
       break;
     case 2:
       if (lane < sizeof(WorkDivision) / 16)
@@ -126,6 +129,9 @@ __device__ inline void compose_by_warps(const CallArguments& own, const TakenCal
       break;
     case 5:
       if (lane == 0) compose_ends(op, own, call);
+      break;
+    case 6:
+      if (lane < view.group.shape.num_ranks) compose_peer_rows(op.peers[lane], view.peers[lane], call);
       break;
     default: break;
   }

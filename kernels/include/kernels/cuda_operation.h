@@ -100,10 +100,9 @@ struct Shape {
   // Set by configure(), for kernels that divide often.
   std::uint32_t experts_per_rank = 0;
   Divisor experts_per_rank_divisor;  // by experts_per_rank
-  Divisor topk_divisor;
-  Divisor num_ranks_divisor;    // by num_ranks
-  Divisor other_ranks_divisor;  // by num_ranks - 1
-  Divisor count_words_divisor;  // by the words of a plan message about one rank's experts
+  Divisor num_ranks_divisor;         // by num_ranks
+  Divisor other_ranks_divisor;       // by num_ranks - 1
+  Divisor count_words_divisor;       // by the words of a plan message about one rank's experts
 };
 
 // The parts of a CTA's shared memory before the stages: byte offsets, set by configure().

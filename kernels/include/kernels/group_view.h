@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace epd::kernels::cuda {
 
@@ -80,20 +81,26 @@ EPD_HOST_DEVICE inline bool makes_routing(const TakenCall& call) {
   return abi::makes_routing(call.op(), call.flags);
 }
 
-// Composes a rank as the operation reaches it.
-EPD_HOST_DEVICE inline void compose_peer(Peer& peer, const abi::ExchangeArenaLayout& layout,
-                                         const PeerView& rank, const TakenCall& call) {
-  const bool dispatch = is_dispatch(call);
-  peer = {};
-  if (rank.exchange == nullptr) return;
+// Composes a rank as the operation reaches it, in two parts: what lies in its exchange arena, and its rows.
+EPD_HOST_DEVICE inline void compose_peer_exchange(Peer& peer, const abi::ExchangeArenaLayout& layout,
+                                                  const PeerView& rank, const TakenCall& call) {
+  const bool active = rank.exchange != nullptr;
   std::uint8_t* const block = rank.exchange + layout.block_bytes * call.block;
-  peer.ready = reinterpret_cast<abi::SignalLine*>(block + layout.ready);
-  peer.arrived = reinterpret_cast<abi::SignalLine*>(block + layout.arrived);
-  peer.announcement = reinterpret_cast<abi::OpAnnouncement*>(block + layout.announcement);
-  peer.rank_counts = reinterpret_cast<std::uint32_t*>(block + layout.rank_counts);
-  peer.expert_counts = reinterpret_cast<std::uint32_t*>(block + layout.expert_counts);
-  if (layout.inbox_bytes != 0) peer.inbox = rank.exchange + layout.inboxes + layout.inbox_bytes * call.block;
-  if (dispatch) {
+  const auto at = [=](std::uint64_t offset) { return active ? block + offset : nullptr; };
+  peer.ready = reinterpret_cast<abi::SignalLine*>(at(layout.ready));
+  peer.arrived = reinterpret_cast<abi::SignalLine*>(at(layout.arrived));
+  peer.announcement = reinterpret_cast<abi::OpAnnouncement*>(at(layout.announcement));
+  peer.rank_counts = reinterpret_cast<std::uint32_t*>(at(layout.rank_counts));
+  peer.expert_counts = reinterpret_cast<std::uint32_t*>(at(layout.expert_counts));
+  peer.inbox = active && layout.inbox_bytes != 0
+                   ? rank.exchange + layout.inboxes + layout.inbox_bytes * call.block
+                   : nullptr;
+}
+EPD_HOST_DEVICE inline void compose_peer_rows(Peer& peer, const PeerView& rank, const TakenCall& call) {
+  peer.target = {};
+  peer.source = {};
+  if (rank.exchange == nullptr) return;
+  if (is_dispatch(call)) {
     peer.target.recv_x = rank.recv_x.at<void>(call.slot);
     peer.target.recv_scales = rank.recv_scales.at<void>(call.slot);
     peer.target.recv_topk_idx = rank.recv_topk_idx.at<void>(call.slot);
@@ -105,6 +112,11 @@ EPD_HOST_DEVICE inline void compose_peer(Peer& peer, const abi::ExchangeArenaLay
       peer.source.y_weights = rank.y_weights.at<const float>(call.slot);
   }
 }
+EPD_HOST_DEVICE inline void compose_peer(Peer& peer, const abi::ExchangeArenaLayout& layout,
+                                         const PeerView& rank, const TakenCall& call) {
+  compose_peer_exchange(peer, layout, rank, call);
+  compose_peer_rows(peer, rank, call);
+}
 
 // The row format of a dispatch.
 EPD_HOST_DEVICE inline const RowFormat& row_format(const GroupView& view, const TakenCall& call) {
@@ -112,40 +124,67 @@ EPD_HOST_DEVICE inline const RowFormat& row_format(const GroupView& view, const 
   return format == 0 ? view.shape.format : view.more_formats[format - 1];
 }
 
-// Composes one of the rank's own regions.
-EPD_HOST_DEVICE inline void compose_region(Operation& op, const GroupView& view, abi::Region region,
-                                           const TakenCall& call) {
-  using abi::Region;
-  const bool dispatch = is_dispatch(call);
-  const std::uint32_t biases = abi::num_biases(call.flags);
-  std::uint8_t* const own = view.region(region).at<std::uint8_t>(call.slot);
-  std::uint8_t* const of_dispatch = dispatch ? own : nullptr;
-  std::uint8_t* const of_combine = dispatch ? nullptr : own;
-  const auto counts = reinterpret_cast<std::int32_t*>(of_dispatch);
-  switch (region) {
-    case Region::kX: op.x = of_dispatch; break;
-    case Region::kXScales: op.x_scales = row_format(view, call).takes_scales() ? of_dispatch : nullptr; break;
-    case Region::kTopkIdx: op.topk_idx = of_dispatch; break;
-    case Region::kTopkWeights:
-      op.topk_weights = has_flag(call, abi::kFlagWeights) ? reinterpret_cast<const float*>(own) : nullptr;
-      break;
-    case Region::kRankOffsets: op.counts.rank_offsets = counts; break;
-    case Region::kExpertCounts: op.counts.expert_counts = counts; break;
-    case Region::kExpertOffsets: op.counts.expert_offsets = counts; break;
-    case Region::kSourceRanges: op.counts.source_ranges = counts; break;
-    case Region::kBias0:
-      op.bias[0] = biases > 0 ? reinterpret_cast<const std::uint16_t*>(of_combine) : nullptr;
-      break;
-    case Region::kBias1:
-      op.bias[1] = biases > 1 ? reinterpret_cast<const std::uint16_t*>(of_combine) : nullptr;
-      break;
-    case Region::kOut: op.out = reinterpret_cast<std::uint16_t*>(of_combine); break;
-    case Region::kOutWeights:
-      op.out_weights =
-          has_flag(call, abi::kFlagReturnWeights) ? reinterpret_cast<float*>(of_combine) : nullptr;
-      break;
-    default: break;  // regions that other ranks use
+// Where an operation has the pointers to the rank's own regions: a byte for each region, in units of 8 bytes.
+// 0: other ranks use the region.
+class OwnPointers {
+ public:
+  constexpr OwnPointers() {
+    using abi::Region;
+    constexpr std::size_t kCounts = offsetof(Operation, counts);
+    set(Region::kX, offsetof(Operation, x));
+    set(Region::kXScales, offsetof(Operation, x_scales));
+    set(Region::kTopkIdx, offsetof(Operation, topk_idx));
+    set(Region::kTopkWeights, offsetof(Operation, topk_weights));
+    set(Region::kRankOffsets, kCounts + offsetof(CountOutputs, rank_offsets));
+    set(Region::kExpertCounts, kCounts + offsetof(CountOutputs, expert_counts));
+    set(Region::kExpertOffsets, kCounts + offsetof(CountOutputs, expert_offsets));
+    set(Region::kSourceRanges, kCounts + offsetof(CountOutputs, source_ranges));
+    set(Region::kBias0, offsetof(Operation, bias));
+    set(Region::kBias1, offsetof(Operation, bias) + sizeof(void*));
+    set(Region::kOut, offsetof(Operation, out));
+    set(Region::kOutWeights, offsetof(Operation, out_weights));
   }
+  // Returns the place of the region's pointer, counted in pointers; 0: none.
+  EPD_HOST_DEVICE constexpr std::uint32_t place(std::uint32_t region) const {
+    const std::uint64_t word = region < 8 ? words_[0] : region < 16 ? words_[1] : words_[2];
+    return static_cast<std::uint32_t>(word >> region % 8 * 8) & 0xff;
+  }
+
+ private:
+  constexpr void set(abi::Region region, std::size_t offset) {
+    const auto i = static_cast<std::uint32_t>(region);
+    words_[i / 8] |= std::uint64_t{offset / 8} << i % 8 * 8;
+  }
+  std::uint64_t words_[3] = {};
+  static_assert(abi::kNumRegions <= 24);
+};
+
+// The set of own regions that the call uses.
+EPD_HOST_DEVICE inline std::uint32_t own_regions(const GroupView& view, const TakenCall& call) {
+  using abi::Region;
+  const auto bit = [](Region region, bool used) {
+    return used ? 1u << static_cast<std::uint32_t>(region) : 0u;
+  };
+  const bool dispatch = is_dispatch(call);
+  const std::uint32_t biases = dispatch ? 0 : abi::num_biases(call.flags);
+  return bit(Region::kX, dispatch) |
+         bit(Region::kXScales, dispatch && row_format(view, call).takes_scales()) |
+         bit(Region::kTopkIdx, dispatch) | bit(Region::kTopkWeights, has_flag(call, abi::kFlagWeights)) |
+         bit(Region::kRankOffsets, dispatch) | bit(Region::kExpertCounts, dispatch) |
+         bit(Region::kExpertOffsets, dispatch) | bit(Region::kSourceRanges, dispatch) |
+         bit(Region::kBias0, biases > 0) | bit(Region::kBias1, biases > 1) | bit(Region::kOut, !dispatch) |
+         bit(Region::kOutWeights, !dispatch && has_flag(call, abi::kFlagReturnWeights));
+}
+
+// Composes one of the rank's own regions. There are no branches: the lanes of a warp compose all of them.
+EPD_HOST_DEVICE inline void compose_region(Operation& op, const GroupView& view, std::uint32_t region,
+                                           const TakenCall& call) {
+  constexpr OwnPointers kPointers;
+  const bool used = ((own_regions(view, call) >> region) & 1) != 0;
+  const void* const own = used ? view.regions[region].at<void>(call.slot) : nullptr;
+  const std::uint32_t place = kPointers.place(region);
+  void* const to = reinterpret_cast<std::uint8_t*>(&op) + place * sizeof(own);
+  if (place != 0) std::memcpy(__builtin_assume_aligned(to, sizeof(own)), &own, sizeof(own));
 }
 
 // Composes what the rank announces, and the flags of the call.
@@ -198,8 +237,7 @@ EPD_HOST_DEVICE inline void compose_constants(Operation& op, const GroupView& vi
 inline Operation compose(const GroupView& view, const TakenCall& call) {
   Operation op;
   compose_constants(op, view);
-  for (std::uint32_t region = 0; region < abi::kNumRegions; ++region)
-    compose_region(op, view, static_cast<abi::Region>(region), call);
+  for (std::uint32_t region = 0; region < abi::kNumRegions; ++region) compose_region(op, view, region, call);
   compose_announcement(op, call);
   compose_routing(op, view, call);
   op.shape.format = row_format(view, call);

@@ -256,7 +256,7 @@ TEST_F(Calls, LeaveNothingOfWhatWasThere) {
       for (std::uint32_t r = 0; r < kMaxRanks; ++r)
         compose_peer(op.peers[r], view_.group.exchange, view_.peers[r], taken);
       for (std::uint32_t region = 0; region < abi::kNumRegions; ++region)
-        compose_region(op, view_.group, static_cast<Region>(region), taken);
+        compose_region(op, view_.group, region, taken);
       compose_announcement(op, taken);
       compose_routing(op, view_.group, taken);
       compose_ends(op, own, taken);

@@ -94,7 +94,6 @@ TEST(CudaConfigure, ReciprocalsDivide) {
       const std::uint32_t pieces = (7168 + 1023) / 1024;
       for (std::uint32_t n = 0; n < 512 * 32; n += 1 + n / 97) {
         EXPECT_EQ(n / op.shape.experts_per_rank_divisor, n / experts);
-        EXPECT_EQ(n / op.shape.topk_divisor, n / op.shape.topk);
         EXPECT_EQ(n / op.shape.num_ranks_divisor, n / ranks);
         EXPECT_EQ(n / op.shape.other_ranks_divisor, n / std::max(ranks - 1, 1u));
         EXPECT_EQ(n / op.shape.count_words_divisor, n / ((experts + 3) / 4));
