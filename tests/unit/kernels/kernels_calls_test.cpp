@@ -228,12 +228,12 @@ TEST_F(Calls, TellWhereTheyEnd) {
   }
 }
 
-// Bytes of an Operation, of its Signal (4), its WorkDivision (12), its CountOutputs (4) and its ResultOut (4)
-// that are of no field.
+// Bytes of an Operation, of its Shape (4), its Signal (4), its WorkDivision (12), its CountOutputs (4) and
+// its ResultOut (4) that are of no field.
 constexpr std::size_t kPadding = (offsetof(Operation, division) - sizeof(Shape)) +
                                  (offsetof(Operation, routing) - offsetof(Operation, sum_weights) - 1) +
                                  (sizeof(Operation) - offsetof(Operation, peers) - sizeof(Operation::peers)) +
-                                 4 + 12 + 4 + 4;
+                                 4 + 4 + 12 + 4 + 4;
 
 // As kernels do, whose memory holds whatever was there.
 TEST_F(Calls, LeaveNothingOfWhatWasThere) {
