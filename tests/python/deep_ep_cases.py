@@ -615,6 +615,12 @@ def wrong_arguments(group: Any) -> None:
         ("allowed: None under a handle", lambda: buffer.dispatch(mine.x, handle=handle, **choice)),
         (f"x.shape[0] is 3; allowed: {N}", lambda: buffer.dispatch(mine.x[:3], handle=handle)),
         ("handle is a tuple; allowed: a NormalHandle", lambda: buffer.dispatch(mine.x, handle=(1, 2))),
+        ("config is a str; allowed: None, or a Config", lambda: buffer.dispatch(mine.x, handle=handle, config="x")),
+        ("config is a int; allowed: None, or a Config", lambda: buffer.combine(rows, handle, config=0)),
+        (
+            "previous_event is a str; allowed: None, or an EventOverlap",
+            lambda: buffer.combine(rows, handle, previous_event="x"),
+        ),
         ("handle is a LowLatencyHandle", lambda: buffer.combine(rows, ll_handle)),
         (f"x.shape is [{len(rows) + 1}, {H}]", lambda: buffer.combine(torch.zeros(len(rows) + 1, H).to(BF16), handle)),
         ("bias is 3 tensors; allowed: at most 2", lambda: buffer.combine(rows, handle, bias=(mine.x,) * 3)),

@@ -237,3 +237,8 @@ def test_numbers_that_are_none(value: Any) -> None:
     ):
         with pytest.raises(epd.InvalidArgument, match=f"{name} is {value}; allowed: "):
             call()
+
+
+def test_an_event_that_is_none(recorder: Recorder) -> None:
+    with pytest.raises(epd.InvalidArgument, match=r"previous_event is a str; allowed: None, or an EventOverlap"):
+        streams.Streams(torch.device("cuda", 0)).call("x")  # type: ignore[arg-type]

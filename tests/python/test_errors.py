@@ -133,6 +133,11 @@ def test_values_of_the_wrong_type_are_named(daemon: Daemon, group: epd.Group) ->
             session.join(wrong)
         with pytest.raises(TypeError, match="num_ranks is 1.0; allowed: an integer"):
             session.join(shape(num_ranks=1.0))
+        for field, item in (("bindings", "a Binding"), ("more_formats", "a RowFormat")):
+            with pytest.raises(TypeError, match=f"{field} is 5; allowed: a tuple or list"):
+                session.join(shape(**{field: 5}))
+            with pytest.raises(TypeError, match=f"{field} has 5; allowed: {item}"):
+                session.join(shape(**{field: [5]}))
     with pytest.raises(TypeError, match="socket_path is 5; allowed: None, text, or a path"):
         epd.attach(5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="device is 5; allowed: None, or text"):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import epd
 
-from .checks import check_number, check_tensor, not_served, refuse
+from .checks import check_kind, check_number, check_tensor, not_served, refuse
 from .config import Config, low_latency_bytes
 from .events import EventHandle, EventOverlap
 from .groups import Groups
@@ -209,12 +209,12 @@ class Buffer:
         experts, the handle (None under a handle) and the event.
         """
         self._check()
-        config = config or _config_of(Buffer.num_sms)
+        config = _config_of(Buffer.num_sms) if config is None else check_kind("config", config, Config, "None, or a Config")
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 raise refuse("topk_idx and topk_weights", "given", "None under a handle")
             call = self._streams.call(previous_event, async_finish, allocate_on_comm_stream)
-            rows, event = self._normal.dispatch_again(x, _checked(handle, NormalHandle), config, call)
+            rows, event = self._normal.dispatch_again(x, _handle(handle, NormalHandle), config, call)
             return rows, None, None, None, None, event
         if topk_idx is None and topk_weights is not None:
             raise refuse("topk_idx", None, "a tensor with topk_weights")
@@ -255,9 +255,9 @@ class Buffer:
         biases = () if bias is None else bias if isinstance(bias, tuple) else (bias,)
         if len(biases) > 2:
             raise refuse("bias", f"{len(biases)} tensors", "at most 2")
-        config = config or _config_of(Buffer.num_sms)
+        config = _config_of(Buffer.num_sms) if config is None else check_kind("config", config, Config, "None, or a Config")
         call = self._streams.call(previous_event, async_finish, allocate_on_comm_stream)
-        return self._normal.combine(x, _checked(handle, NormalHandle), topk_weights, biases, config, call)
+        return self._normal.combine(x, _handle(handle, NormalHandle), topk_weights, biases, config, call)
 
     # ---- low-latency mode --------------------------------------------------------------------------
 
@@ -343,7 +343,7 @@ class Buffer:
             x,
             topk_idx,
             topk_weights,
-            _checked(handle, LowLatencyHandle),
+            _handle(handle, LowLatencyHandle),
             zero_copy,
             async_finish,
             return_recv_hook,
@@ -354,7 +354,7 @@ class Buffer:
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:
         """Where the next combine with zero_copy finds its rows: [E/R, R*T, H] bf16."""
         self._check()
-        return self._low_latency.next_combine_buffer(_checked(handle, LowLatencyHandle))
+        return self._low_latency.next_combine_buffer(_handle(handle, LowLatencyHandle))
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """From this rank's next dispatch on a masked rank gets no tokens from here, and its tokens do not get here.
@@ -411,7 +411,5 @@ def _one_of(async_finish: bool, return_recv_hook: bool) -> None:
         raise refuse("async_finish and return_recv_hook", "both True", "one of them")
 
 
-def _checked(handle: Any, kind: Any) -> Any:
-    if not isinstance(handle, kind):
-        raise refuse("handle", f"a {type(handle).__name__}", f"a {kind.__name__}, which a dispatch returned")
-    return handle
+def _handle(handle: Any, kind: Any) -> Any:
+    return check_kind("handle", handle, kind, f"a {kind.__name__}, which a dispatch returned")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import epd
 from epd.torch.checks import check_tensor, refuse
 
-__all__ = ["check_number", "check_tensor", "not_served", "refuse"]
+__all__ = ["check_kind", "check_number", "check_tensor", "not_served", "refuse"]
 
 
 def check_number(name: str, value: object, least: int, allowed: str, multiple: int = 1) -> None:
@@ -18,6 +19,13 @@ def check_number(name: str, value: object, least: int, allowed: str, multiple: i
         number = least - 1
     if number < least or number % multiple != 0:
         raise refuse(name, value, allowed)
+
+
+def check_kind(name: str, value: Any, kind: type, allowed: str) -> Any:
+    """The value, if it is of the class."""
+    if not isinstance(value, kind):
+        raise refuse(name, f"a {type(value).__name__}", allowed)
+    return value
 
 
 def not_served(name: str, value: object, allowed: object) -> NotImplementedError:

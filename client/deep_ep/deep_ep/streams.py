@@ -9,7 +9,7 @@ from typing import Any, ContextManager, Optional, Sequence
 import torch
 from torch import Tensor
 
-from .checks import refuse
+from .checks import check_kind, refuse
 from .events import EventHandle, EventOverlap
 
 _HERE: ContextManager[Any] = contextlib.nullcontext()
@@ -77,6 +77,8 @@ class Streams:
         One that returns an event runs on the Buffer's own stream. Others run on the caller's, with less work for the
         CPU.
         """
+        if previous_event is not None:
+            check_kind("previous_event", previous_event, EventOverlap, "None, or an EventOverlap")
         if allocate_on_comm_stream and not (async_finish and previous_event is not None):
             given = f"True, previous_event {previous_event is not None}, async_finish {async_finish}"
             raise refuse("allocate_on_comm_stream", given, "with previous_event and async_finish")

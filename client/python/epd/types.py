@@ -262,22 +262,34 @@ class GroupConfig:
             "span scale_layout range_format"
         ).split():
             set_number(raw, field, getattr(self, field))
-        bindings = (_abi.Binding * len(self.bindings))()
-        for place, binding in zip(bindings, self.bindings):
+        given = _items("bindings", self.bindings, Binding, "a Binding")
+        bindings = (_abi.Binding * len(given))()
+        for place, binding in zip(bindings, given):
             place.size = ctypes.sizeof(_abi.Binding)
             set_number(place, "fd", _abi.FD_OF_ADDRESS if binding.fd is None else binding.fd)
             for field in ("region", "offset", "stride"):
                 set_number(place, field, getattr(binding, field))
             place.address = binding.address()
         raw.bindings = bindings
-        raw.num_bindings = len(self.bindings)
-        formats = (_abi.RowFormat * len(self.more_formats))()
-        for place, (payload, scale_format) in zip(formats, self.more_formats):
-            set_number(place, "payload", payload)
-            set_number(place, "scale_format", scale_format)
+        raw.num_bindings = len(given)
+        more = _items("more_formats", self.more_formats, RowFormat, "a RowFormat")
+        formats = (_abi.RowFormat * len(more))()
+        for place, row_format in zip(formats, more):
+            set_number(place, "payload", row_format.payload)
+            set_number(place, "scale_format", row_format.scale_format)
         raw.more_formats = formats
-        raw.num_more_formats = len(self.more_formats)
+        raw.num_more_formats = len(more)
         return raw
+
+
+def _items(field: str, items: Any, kind: type, allowed: str) -> Sequence[Any]:
+    """A sequence of objects of one class. Raises TypeError."""
+    if not isinstance(items, (tuple, list)):
+        raise TypeError(f"{field} is {items!r}; allowed: a tuple or list")
+    for item in items:
+        if not isinstance(item, kind):
+            raise TypeError(f"{field} has {item!r}; allowed: {allowed}")
+    return items
 
 
 def encoded(field: str, text: Union[str, bytes, os.PathLike[str]], allowed: str = "text") -> bytes:

@@ -59,6 +59,8 @@ class Exchange:
     """
 
     def __init__(self, group: Group, slot: int = 0) -> None:
+        if not isinstance(group, Group):
+            raise TypeError(f"group is {group!r}; allowed: a Group")
         self.group = group
         self.slot = slot
         regions = group.tensors(slot)
