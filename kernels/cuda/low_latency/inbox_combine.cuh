@@ -365,7 +365,10 @@ __device__ inline bool add_own_piece(const Operation& op, std::uint32_t stage, s
   const std::uint8_t* const slots = inbox_slot(op, op.rank, 0, token) + first * 16;
   std::uint32_t left = 0;
   const auto address = [&](std::uint32_t r) {
-    if (r < biases) return reinterpret_cast<const std::uint8_t*>(op.bias[r] + row) + first * 16;
+    if (r < biases) {
+      const std::uint16_t* const bias = op.bias[op.bias[0] != nullptr ? r : 1];
+      return reinterpret_cast<const std::uint8_t*>(bias + row) + first * 16;
+    }
     if (r == biases) left = ranks;
     const auto source = static_cast<std::uint32_t>(__ffs(static_cast<int>(left)) - 1);
     left &= left - 1;

@@ -19,12 +19,14 @@ __device__ inline bool find_places(const Shared& shared, const Team& metadata_te
   return good;
 }
 
-// Invalidates the routing record, and tells the metadata warps. The signal warp of CTA 0 calls, so that
-// nobody waits for the fence.
-__device__ inline void invalidate_for_metadata(const Operation& op, CtaBoard& board) {
-  if (lane_of() != 0) return;
-  invalidate_record(op);
-  *static_cast<volatile std::uint32_t*>(&board.invalidated) = 1;
+// Invalidates the routing record, and tells the other warps. The signal warp of CTA 0 calls. The others wait
+// while they load choices, and find it done: a barrier would make them wait for the fence.
+__device__ inline void invalidate_for_cta(const Operation& op, CtaBoard& board) {
+  if (lane_of() == 0) {
+    invalidate_record(op);
+    *static_cast<volatile std::uint32_t*>(&board.invalidated) = 1;
+  }
+  __syncwarp();
 }
 // Waits until the record is invalid.
 __device__ inline void wait_invalidated(const CtaBoard& board) {
@@ -36,17 +38,15 @@ __device__ inline void wait_invalidated(const CtaBoard& board) {
 // Stores the routing for later operations and delivers the counts. The metadata warps of CTA 0 call. Returns
 // false if the operation has failed.
 __device__ inline bool deliver_metadata(const Operation& op, const Shared& shared, const Team& metadata_team,
-                                        const OwnChoices& own, const ReceivedPlans& plans,
-                                        const CtaBoard& board) {
+                                        const OwnChoices& own, const ReceivedPlans& plans) {
   if (op.cached) {
     deliver_counts(op, metadata_team);
   } else {
-    wait_invalidated(board);
     std::int32_t* const words = plans.placement_words(cta_of(op));
     if (!plans.place_own(metadata_team, shared.base)) return false;
     plans.write_placement(metadata_team, shared, words);
     deliver_words(op, metadata_team, words, op.routing.placement);
-    own.write_routing(metadata_team, shared.base);
+    own.write_rows(metadata_team, shared.base);
   }
   if (metadata_team.warp() == metadata_team.warps - 1) {
     const std::uint32_t rows = plans.num_rows(shared.ends);
@@ -69,6 +69,7 @@ __device__ inline bool dispatch_by_inbox(const Operation& op, const Shared& shar
   const bool waits = must_wait_for_begins(op);
   const auto meanwhile = [&] {
     if (copies) sender.load(0);
+    if (blockIdx.x == 0) wait_invalidated(board);
   };
   bool good = all.all(own.read(all, meanwhile));
   if (good && waits) good = wait_begins_together(op, board, deadline_ns);
@@ -83,7 +84,7 @@ __device__ inline bool dispatch_by_inbox(const Operation& op, const Shared& shar
   }
   if (blockIdx.x == 0) own.send_plan(metadata_team);
   if (!find_places(shared, metadata_team, plans, board, deadline_ns)) return false;
-  if (blockIdx.x == 0 && !deliver_metadata(op, shared, metadata_team, own, plans, board)) return false;
+  if (blockIdx.x == 0 && !deliver_metadata(op, shared, metadata_team, own, plans)) return false;
   if (warp_of() >= op.division.warps) fill_rows(op, cta_of(op), shared, fillers);
   return true;
 }
@@ -113,8 +114,8 @@ __device__ __noinline__ inline void run_low_latency_dispatch(const Operation& gi
   if (warp_of() != signal_warp()) {
     good = dispatch_by_inbox(op, shared, board, &x_arrived, deadline_ns);
   } else if (blockIdx.x == 0) {
+    invalidate_for_cta(op, board);
     begin_and_announce(op);
-    invalidate_for_metadata(op, board);
     good = run_signal_warp(op, cta_of(op), board, op.division.ctas > 1 ? 0 : op.division.warps, deadline_ns);
   } else {
     good = signal_others(op, cta_of(op), board, op.division.warps);

@@ -82,10 +82,11 @@ class OwnChoices {
     for (std::uint32_t i = team.thread(); i < words; i += team.threads()) sets_[i] = 0;
   }
 
-  // Reads the calling warp's share of the choices into the sets. CTA 0 also counts dropped selections. The
-  // loads of a batch are in flight together; then the choices are taken one by one, so that a warp runs
-  // through no more code than it has choices (kernels/CUDA_KERNELS.md). `meanwhile()` is called when the
-  // first loads are in flight. Returns false if a choice is invalid.
+  // Reads the calling warp's share of the choices into the sets. CTA 0 also stores the choices in the
+  // routing, so that the routing is what the plan says, and counts dropped selections. The loads of a batch
+  // are in flight together; then the choices are taken one by one, so that a warp runs through no more code
+  // than it has choices (kernels/CUDA_KERNELS.md). `meanwhile()` is called when the first loads are in
+  // flight. Returns false if a choice is invalid.
   template <typename Meanwhile>
   __device__ bool read(const Team& team, Meanwhile meanwhile) const {
     const ChoiceLanes lanes(op_.shape.topk);
@@ -146,22 +147,21 @@ class OwnChoices {
       send_plan_word(i, [this, i](std::uint32_t d) { return i == 0 ? op_.num_tokens : rank_set(d, i - 1); });
   }
 
-  // Stores the choices of this rank's tokens in the routing, and their rows; `base` says where they begin. A
-  // team of CTA 0 calls.
-  __device__ void write_routing(const Team& team, const std::uint32_t* base) const {
+  // Stores the rows of this rank's tokens in the routing; `base` says where they begin. The routing already
+  // has the choices. A team of CTA 0 calls.
+  __device__ void write_rows(const Team& team, const std::uint32_t* base) const {
     const ChoiceLanes lanes(op_.shape.topk);
-    const IndexSource source(op_);
     const std::uint32_t step = lanes.tokens() * team.warps;
 #pragma unroll 1
     for (std::uint32_t begin = team.warp() * lanes.tokens(); begin < op_.num_tokens; begin += step) {
       const std::uint32_t token = begin + lanes.token;
       const bool valid = token < op_.num_tokens && lanes.k < op_.shape.topk;
       const std::uint32_t place = token * op_.shape.topk + lanes.k;
-      const std::uint32_t expert = valid ? accepted(source.value(source.load(place, kFull)), token) : kFull;
+      const std::int32_t expert = valid ? __ldcg(op_.routing.topk + place) : -1;
       const bool first = (__match_any_sync(kFull, expert) & lanes.group & lanes_below()) == 0;
       if (!valid) continue;
-      const bool sends = expert != kFull && first;
-      op_.routing.topk[place] = static_cast<std::int32_t>(expert);
+      const bool sends = expert >= 0 && first;
+      EPD_BELOW_OR_NONE(expert, op_.shape.num_experts);
       op_.routing.rows[place] = sends ? static_cast<std::int32_t>(base[expert] + number(expert, token)) : -1;
     }
   }
@@ -198,6 +198,8 @@ class OwnChoices {
     }
     if (counts) EPD_BELOW(token / 32, op_.division.set_words);
     if (counts) or_shared(set(expert) + token / 32, 1u << token % 32);
+    if (taken.records && !op_.cached)
+      op_.routing.topk[place] = counts ? static_cast<std::int32_t>(expert) : -1;
   }
   // The set of tokens that chose the expert.
   __device__ std::uint32_t* set(std::uint32_t expert) const {

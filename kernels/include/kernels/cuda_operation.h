@@ -211,7 +211,7 @@ struct alignas(64) Operation {
   CountOutputs counts;
   Inbox inbox;
   // Dispatch.
-  const void* topk_idx = nullptr;       // [n,K], the client's memory: read once
+  const void* topk_idx = nullptr;       // [n,K], the client's memory; it may change at any time
   const float* topk_weights = nullptr;  // [n,K] or null; a combine with null is unweighted
   const void* x = nullptr;
   const void* x_scales = nullptr;

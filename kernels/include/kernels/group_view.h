@@ -157,6 +157,8 @@ class OwnPointers {
   }
   std::uint64_t words_[3] = {};
   static_assert(abi::kNumRegions <= 24);
+  static_assert(offsetof(Operation, out_weights) < offsetof(Operation, peers) &&
+                offsetof(Operation, peers) / 8 <= 0xff);  // the pointers lie before `peers`
 };
 
 // The set of own regions that the call uses.
