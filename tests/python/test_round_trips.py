@@ -266,6 +266,23 @@ def test_a_kept_handle_that_is_collected_comes_back(daemon: Daemon) -> None:
             del ticket
 
 
+def test_a_kept_handle_comes_back_after_ctrl_c_behind_the_submission(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Ranks(daemon.socket, shape(num_handles=1)) as (group,):
+        group.numpy(0).topk_idx[:] = 0
+        for slot, name in enumerate(("Handle", "Dispatch")):
+            with monkeypatch.context() as patch:
+                patch.setattr(epd.group, name, interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    group.dispatch(slot, 2, keep_handle=True)
+            group.noop(3).wait()  # the dispatch has ended, so its handle can be released
+        group.dispatch(2, 2, keep_handle=True).wait()
+
+
 def test_omitted_weights_and_marked_rows(daemon: Daemon) -> None:
     config = shape(num_ranks=2, num_experts=4)
     with Ranks(daemon.socket, config) as groups:

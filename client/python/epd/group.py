@@ -171,19 +171,22 @@ class Group:
             n = handle._num_tokens
         if memory is not None:
             memory.check(self, "dispatch" if handle is None else "dispatch again", row_format, n, None)
-        status = _dispatch(
-            self._handle,
-            block.address,
-            _NO_STREAM if stream is None else stream_address(stream),
-            block.ticket_address,
-            block.handle_address,
-        )
-        ticket = block.ticket.value
-        routing = block.handle.value
+        on = _NO_STREAM if stream is None else stream_address(stream)
+        if keep_handle:
+            block.handle.value = 0
+        made = None
+        try:
+            status = _dispatch(self._handle, block.address, on, block.ticket_address, block.handle_address)
+            if not status:
+                routing = Handle(self, block.handle.value, keep_handle, n)
+                made = Dispatch(self, block.ticket.value, routing, memory)
+        except BaseException:
+            if keep_handle and block.handle.value:  # Ctrl-C behind the submission
+                self._abandoned.append(block.handle.value)
+            raise
         self._blocks.append(block)
-        if status:
+        if made is None:
             raise self._error(status)
-        made = Dispatch(self, ticket, Handle(self, routing, keep_handle, n), memory)
         if timeout_ms or stream is not None:
             self._note_deadline(made, timeout_ms, stream)
         return made
