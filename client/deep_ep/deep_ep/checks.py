@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import TypeVar
 
 import epd
 from epd.torch.checks import check_tensor, refuse
 
 __all__ = ["check_kind", "check_number", "check_tensor", "not_served", "refuse"]
+
+_Kind = TypeVar("_Kind")
 
 
 def check_number(name: str, value: object, least: int, allowed: str, multiple: int = 1) -> None:
@@ -21,7 +23,7 @@ def check_number(name: str, value: object, least: int, allowed: str, multiple: i
         raise refuse(name, value, allowed)
 
 
-def check_kind(name: str, value: Any, kind: type, allowed: str) -> Any:
+def check_kind(name: str, value: object, kind: type[_Kind], allowed: str) -> _Kind:
     """The value, if it is of the class."""
     if not isinstance(value, kind):
         raise refuse(name, f"a {type(value).__name__}", allowed)
