@@ -7,5 +7,6 @@ target_sources(membership_test PRIVATE ${CMAKE_CURRENT_LIST_DIR}/membership_join
   ${CMAKE_CURRENT_LIST_DIR}/membership_random_test.cpp ${CMAKE_CURRENT_LIST_DIR}/membership_spanning_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/membership_channel_test.cpp ${CMAKE_CURRENT_LIST_DIR}/membership_world.cpp)
 target_sources(membership_test PRIVATE ${CMAKE_CURRENT_LIST_DIR}/cluster_world.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/cluster_random_test.cpp ${CMAKE_CURRENT_LIST_DIR}/cluster_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/cluster_random_test.cpp ${CMAKE_CURRENT_LIST_DIR}/cluster_agent_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/cluster_coordinator_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/cluster_hostile_test.cpp)
