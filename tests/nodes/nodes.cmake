@@ -26,5 +26,5 @@ add_test(NAME nodes.epbench_three_packed_weighted
 add_test(NAME nodes.epbench_bytes_on_the_link
   COMMAND ${EPD_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/bytes_on_the_link.py $<TARGET_FILE:epbench>)
 set_tests_properties(nodes.demo_same_checksum nodes.epbench_two nodes.epbench_three_packed_weighted nodes.epbench_bytes_on_the_link
-  PROPERTIES LABELS nodes TIMEOUT 120 SKIP_RETURN_CODE 77
+  PROPERTIES LABELS nodes TIMEOUT 120 RESOURCE_LOCK epd_daemon SKIP_RETURN_CODE 77
   SKIP_REGULAR_EXPRESSION "nodes can't be made here: ")

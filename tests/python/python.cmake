@@ -9,7 +9,7 @@ if(EPD_PYTHON AND NOT EPD_SANITIZE)
     add_test(NAME python.${_part}
       COMMAND ${EPD_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/run.py ${CMAKE_CURRENT_LIST_DIR}/test_${_part}.py)
     set_tests_properties(python.${_part} PROPERTIES
-      LABELS python TIMEOUT 180 SKIP_RETURN_CODE 77
+      LABELS python TIMEOUT 180 SKIP_RETURN_CODE 77 RESOURCE_LOCK epd_daemon
       ENVIRONMENT "EPD_BUILD_DIR=${PROJECT_BINARY_DIR};EPD_LIBRARY=$<TARGET_FILE:epd_client>")
   endforeach()
   set_tests_properties(python.deep_ep python.deep_ep_shrink PROPERTIES TIMEOUT 400)  # rank processes load torch

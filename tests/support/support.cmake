@@ -58,5 +58,5 @@ function(epd_system_test_again name prefix)
     list(APPEND environment ENVIRONMENT_MODIFICATION ${ARG_ENVIRONMENT})
   endif()
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 TEST_PREFIX "${prefix}" TEST_FILTER "${ARG_FILTER}"
-    PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT} ${environment})
+    PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT} RESOURCE_LOCK epd_daemon ${environment})
 endfunction()
