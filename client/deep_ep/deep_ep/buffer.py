@@ -209,7 +209,7 @@ class Buffer:
         experts, the handle (None under a handle) and the event.
         """
         self._check()
-        config = _given(config)
+        config = _config_or_default(config)
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 raise refuse("topk_idx and topk_weights", "given", "None under a handle")
@@ -255,7 +255,7 @@ class Buffer:
         biases = () if bias is None else bias if isinstance(bias, tuple) else (bias,)
         if len(biases) > 2:
             raise refuse("bias", f"{len(biases)} tensors", "at most 2")
-        config = _given(config)
+        config = _config_or_default(config)
         call = self._streams.call(previous_event, async_finish, allocate_on_comm_stream)
         return self._normal.combine(x, _handle(handle, NormalHandle), topk_weights, biases, config, call)
 
@@ -406,7 +406,7 @@ def _config(num_ranks: int) -> Config:
 _config_of = functools.lru_cache(maxsize=8)(Config)
 
 
-def _given(config: Optional[Config]) -> Config:
+def _config_or_default(config: Optional[Config]) -> Config:
     if config is None:
         return _config_of(Buffer.num_sms)
     return check_kind("config", config, Config, "None, or a Config")

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/common/routing.cuh"
+#include "cuda/common/weights.cuh"
 #include "cuda/low_latency/inbox.cuh"
 #include "cuda/low_latency/summands.cuh"
 

@@ -28,8 +28,10 @@ class OwnRows {
   __device__ void count_rows() const {
     const bool copies = op_.division.ctas == 1 || blockIdx.x != 0;
     const std::uint32_t rows = copies && op_.num_tokens > cta().index ? rows_of(cta().index) : 0;
-    if (lane_of() == 0) board_.rows = rows;
-    if (lane_of() == 0) board_.first_local = first_local_of(rows);
+    if (lane_of() == 0) {
+      board_.rows = rows;
+      board_.first_local = first_local_of(rows);
+    }
     __syncwarp();
   }
   // The number of the CTA's rows. It is not kept in a register, since those are full.

@@ -3,9 +3,7 @@
 
 #include "cuda/common/layout.h"
 #include "cuda/common/ptx.cuh"
-#include "cuda/common/signal.cuh"
 #include "cuda/common/sums.cuh"
-#include "cuda/common/weights.cuh"
 
 namespace epd::kernels::cuda {
 

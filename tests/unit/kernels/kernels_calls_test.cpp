@@ -228,6 +228,13 @@ TEST_F(Calls, TellWhereTheyEnd) {
   }
 }
 
+TEST(Blocks, FollowTheIndexBeyond32Bits) {
+  for (std::uint32_t depth = 1; depth <= 16; ++depth) {
+    for (const std::uint64_t index : {0ull, 17ull, 0xffffffffull, 1ull << 32, (1ull << 32) + 5, (1ull << 40) + 3})
+      EXPECT_EQ(block_of(index, depth), index % depth) << index;
+  }
+}
+
 // Bytes of an Operation, of its Shape (4), its Signal (4), its WorkDivision (12), its CountOutputs (4) and
 // its ResultOut (4) that are of no field.
 constexpr std::size_t kPadding = (offsetof(Operation, division) - sizeof(Shape)) +
