@@ -230,7 +230,8 @@ TEST_F(Calls, TellWhereTheyEnd) {
 
 TEST(Blocks, FollowTheIndexBeyond32Bits) {
   for (std::uint32_t depth = 1; depth <= 16; ++depth) {
-    for (const std::uint64_t index : {0ull, 17ull, 0xffffffffull, 1ull << 32, (1ull << 32) + 5, (1ull << 40) + 3})
+    for (const std::uint64_t index :
+         {0ull, 17ull, 0xffffffffull, 1ull << 32, (1ull << 32) + 5, (1ull << 40) + 3})
       EXPECT_EQ(block_of(index, depth), index % depth) << index;
   }
 }
