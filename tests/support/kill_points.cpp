@@ -83,8 +83,8 @@ bool next_stop(pid_t pid, double end, int& status, const std::function<bool()>& 
 // Names the stops of system calls and counts them.
 class Stops {
  public:
-  // At a stop for a system call: whether it is the n-th that counts.
-  bool reached(pid_t pid, int n) {
+  // At a stop for a system call: whether it counts.
+  bool counts(pid_t pid) {
     __ptrace_syscall_info info{};
     ::ptrace(PTRACE_GET_SYSCALL_INFO, pid, sizeof(info), &info);
     entry_ = info.op == PTRACE_SYSCALL_INFO_ENTRY;
@@ -92,8 +92,11 @@ class Stops {
       const char* name = name_of(info.entry.nr);
       call_ = name == nullptr ? "" : name + std::string(" #") + std::to_string(++seen_[name]);
     }
-    return !call_.empty() && count_++ == n;
+    if (call_.empty()) return false;
+    ++count_;
+    return true;
   }
+  int count() const { return count_; }  // of the stops so far
   std::string name() const { return (entry_ ? "before " : "after ") + call_; }
 
  private:
@@ -116,7 +119,10 @@ void end_stretch() {
   ::raise(SIGSTOP);
 }
 
-std::optional<std::string> kill_at(pid_t pid, int n, double seconds) {
+namespace {
+
+std::optional<std::string> kill_where(pid_t pid, const std::function<bool(const Stops& stops)>& there,
+                                      double seconds) {
   const double end = now_s() + seconds;
   int status = 0;
   if (!next_stop(pid, end, status)) return std::nullopt;
@@ -132,10 +138,23 @@ std::optional<std::string> kill_at(pid_t pid, int n, double seconds) {
       ::ptrace(PTRACE_DETACH, pid, nullptr, 0);
       return std::nullopt;
     }
-    if (signal != kCallStop || !stops.reached(pid, n)) continue;
+    if (signal != kCallStop || !stops.counts(pid) || !there(stops)) continue;
     send_signal(pid, SIGKILL);
     return stops.name();
   }
+}
+
+}  // namespace
+
+std::optional<std::string> kill_at(pid_t pid, int n, double seconds) {
+  return kill_where(
+      pid, [n](const Stops& stops) { return stops.count() == n + 1; }, seconds);
+}
+
+bool kill_at(pid_t pid, const std::string& name, double seconds) {
+  return kill_where(
+             pid, [&name](const Stops& stops) { return stops.name() == name; }, seconds)
+      .has_value();
 }
 
 std::optional<std::string> kill_unasked(pid_t pid, int n, const std::function<bool()>& over, double seconds) {
@@ -147,7 +166,7 @@ std::optional<std::string> kill_unasked(pid_t pid, int n, const std::function<bo
   while (next_stop(pid, end, status, over)) {
     const int signal = WSTOPSIG(status);
     const bool event = (status >> 16) != 0;  // the interruption itself
-    if (signal == kCallStop && stops.reached(pid, n)) {
+    if (signal == kCallStop && stops.counts(pid) && stops.count() == n + 1) {
       send_signal(pid, SIGKILL);
       return stops.name();
     }

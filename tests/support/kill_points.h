@@ -20,6 +20,9 @@ void end_stretch();
 // stretch was over first and the process runs on, or it ended by itself. Does not reap.
 std::optional<std::string> kill_at(pid_t pid, int n, double seconds = 20);
 
+// The same at the stop of that name. Returns whether the process came by it.
+bool kill_at(pid_t pid, const std::string& name, double seconds = 20);
+
 // For a process that knows nothing of it, a child of the caller: traces its first thread from now on, and
 // kills it at its n-th stop. Nothing: `over` became true first, and it runs on untraced.
 std::optional<std::string> kill_unasked(pid_t pid, int n, const std::function<bool()>& over,
