@@ -61,12 +61,13 @@ class CallersMemory : public Conformance {
     add_formats(c);
     return c;
   }
+  // Just above 8 MiB of rows, from where on an operation is large.
   Case large_case(epd_layout_t layout) const {
     Case c = memory_case(21100, 2);
     c.num_experts = 4;
-    c.topk = 2;
+    c.topk = 1;
     c.hidden = 16384;
-    c.max_tokens = 300;
+    c.max_tokens = 257;
     c.max_recv_rows = 0;
     c.alignment = 1;
     c.layout = layout;
