@@ -46,7 +46,8 @@ constexpr const char* kFooter =
     "                   A second one: at once.\n"
     "  SIGHUP           read the configuration again, as epctl reload does. Applied as a whole or, with the "
     "reason in\n"
-    "                   the log, not at all; keys marked 'restart' can't change.\n\n"
+    "                   the log, not at all; keys marked 'restart' can't change.\n"
+    "  SIGUSR1, SIGUSR2 nothing.\n\n"
     "SERVICE MANAGER\n"
     "  Speaks systemd's notify protocol: READY, STATUS, WATCHDOG, RELOADING, STOPPING.\n\n"
     "EXIT STATUS\n"
@@ -274,6 +275,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   epd::open_standard_descriptors();
   ::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is an error of a write, not our end
+  for (const int signal : {SIGUSR1, SIGUSR2}) ::signal(signal, SIG_IGN);  // log rotation sends them to many
   int code = epd::kExitFailure;
   try {
     code = epd::run(argc, argv);

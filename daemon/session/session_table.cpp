@@ -245,9 +245,9 @@ void SessionTable::handle(Session& session, Packet& packet, const Carried& carri
     if (carried.not_memory >= 0) {
       const auto odd = static_cast<std::uint32_t>(carried.not_memory);
       return refuse(session.id, request_id,
-                    invalid_argument(
-                        abi::memory_title(join->bindings, odd + 1) + ": descriptor " + std::to_string(odd) +
-                        " is no memory; allowed: a memfd, or what cuMemExportToShareableHandle gives"));
+                    invalid_argument(abi::memory_title(join->bindings, odd + 1) +
+                                     ": the descriptor is not of memory; allowed: a memfd, or what "
+                                     "cuMemExportToShareableHandle gives"));
     }
     host_.join_requested(session, request_id, *join, std::move(packet.fds));
   } else if (type == abi::AttachType::kLeave) {

@@ -7,7 +7,7 @@ epd_system_test(operate_test LABEL integration TIMEOUT 120 SOURCES ${CMAKE_CURRE
 epd_system_test(access_test LABEL integration TIMEOUT 120 SOURCES ${CMAKE_CURRENT_LIST_DIR}/access_test.cpp)
 epd_system_test(operator_test LABEL integration TIMEOUT 120
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/operator_test.cpp ${CMAKE_CURRENT_LIST_DIR}/operator_evict_test.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/operator_size_test.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/operator_size_test.cpp ${CMAKE_CURRENT_LIST_DIR}/operator_config_test.cpp
   LIBS nlohmann_json::nlohmann_json)
 epd_system_test(gpus_test LABEL integration TIMEOUT 120 SOURCES ${CMAKE_CURRENT_LIST_DIR}/gpus_test.cpp
   LIBS nlohmann_json::nlohmann_json)

@@ -630,6 +630,7 @@ def wrong_arguments(group: Any) -> None:
             lambda: buffer.dispatch(mine.x, **numbers, **choice, allocate_on_comm_stream=True),
         ),
         (f"x.shape[0] is {LL_T}; allowed: 0 .. 4", lambda: buffer.low_latency_dispatch(few.x, few.topk_idx, 4, E)),
+        (f"num_experts is {E}.0", lambda: buffer.low_latency_dispatch(few.x, few.topk_idx, LL_T, float(E))),
         (
             "topk_idx.dtype is torch.int32; allowed: torch.int64",
             lambda: buffer.low_latency_dispatch(few.x, few.topk_idx.int(), LL_T, E),

@@ -262,7 +262,8 @@ class LowLatencyMode:
     ) -> Joined:
         """The group of a dispatch, whose arguments are checked."""
         groups, arguments = self._groups, None
-        if isinstance(x, Tensor) and isinstance(topk_idx, Tensor):
+        numbers = isinstance(tokens, int) and isinstance(num_experts, int)  # 8.0 would be found as 8
+        if numbers and isinstance(x, Tensor) and isinstance(topk_idx, Tensor):
             tensors = (x.shape, x.dtype, x.device, topk_idx.shape, topk_idx.dtype, topk_idx.device)
             arguments = (tensors, tokens, num_experts, row_format)
             joined = groups.of_arguments(arguments)

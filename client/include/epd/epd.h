@@ -144,9 +144,10 @@ static inline void epd_session_info_init(epd_session_info_t* info) {
  *
  * DAEMON_LOST: no daemon listens there. NOT_FOUND: no such device. PERMISSION_DENIED: this user may not
  * connect. VERSION_MISMATCH: the text names both versions. RESOURCE_EXHAUSTED: a quota of sessions.
- * DEADLINE_EXCEEDED: no answer within timeout_ms. WOULD_BLOCK: MPS recovers from a fault on the GPU; try
- * again. INVALID_ARGUMENT: a value of the options, or a GPU that this process does not see. UNSUPPORTED: a
- * CUDA device, and this process has no driver, or a KERNEL wait and the library's kernels can't be loaded. */
+ * ABORTED: the daemon drains. DEADLINE_EXCEEDED: no answer within timeout_ms. WOULD_BLOCK: MPS recovers from
+ * a fault on the GPU; try again. INVALID_ARGUMENT: a value of the options, or a GPU that this process does
+ * not see. UNSUPPORTED: a CUDA device, and this process has no driver, or a KERNEL wait and the library's
+ * kernels can't be loaded. */
 EPD_API epd_status_t epd_session_attach(const epd_attach_options_t* options, epd_session_t** session);
 /* Leaves all groups and ends the session. Operations in flight end; their rows may or may not have moved.
  * NULL is allowed. OK whatever the daemon does. INVALID_ARGUMENT, and nothing has been done: the handle has
