@@ -25,8 +25,10 @@ Result<UniqueFd> make_sealed_memfd(const char* name, std::uint64_t bytes) {
   UniqueFd fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return errno_status(std::string("memfd_create ") + name);
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    const bool limited = errno == EFBIG;
     return resource_exhausted(std::string(name) + " of " + std::to_string(bytes) +
-                              " bytes: " + errno_status("ftruncate").message());
+                              " bytes: " + errno_status("ftruncate").message() +
+                              (limited ? "; RLIMIT_FSIZE allows no more" : ""));
   }
   if (::fchmod(fd.get(), kNobody) != 0) return errno_status("fchmod memfd");
   if (::fcntl(fd.get(), F_ADD_SEALS, kSizeSeals | F_SEAL_SEAL) != 0) return errno_status("F_ADD_SEALS");

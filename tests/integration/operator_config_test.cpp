@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <nlohmann/json.hpp>
@@ -53,6 +54,25 @@ TEST_F(Operator, SignalsForWhichThereIsNoUseDoNothing) {
   for (const int signal : {SIGUSR1, SIGUSR2, SIGPIPE}) daemon_->signal(signal);
   daemon_->signal(SIGHUP);  // is noticed after them
   EXPECT_TRUE(eventually(10, [&] { return epctl({"status"})["daemon"]["config_generation"] == 2; }));
+  EXPECT_EQ(epctl({"status"})["daemon"]["state"], "serving");
+}
+
+// The kernel sent a signal that ended it, without a word.
+TEST_F(Operator, ALimitOfFileSizesRefusesAJoinAndEndsNoDaemon) {
+  start();
+  const rlimit limit{1 << 20, 1 << 20};
+  ASSERT_EQ(::prlimit(daemon_->pid(), RLIMIT_FSIZE, &limit, nullptr), 0);
+  expect_all_ok(run_ranks(1, 30, [&](std::uint32_t) -> std::string {
+    const Session session(daemon_->socket(), "host:0");
+    epd_group_config_t config = small_config("large", 0, 1);
+    config.max_tokens = 4096;
+    config.hidden = 4096;
+    epd_group_t* group = nullptr;
+    must(epd_group_join(session.get(), &config, &group), "join", EPD_RESOURCE_EXHAUSTED);
+    must_say("RLIMIT_FSIZE");
+    const Group small(session, small_config("small", 0, 1));
+    return "";
+  }));
   EXPECT_EQ(epctl({"status"})["daemon"]["state"], "serving");
 }
 

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
+import weakref
+from typing import Any, Callable
 
 import pytest
 from conftest import Daemon, run_python, shape
@@ -83,6 +84,45 @@ def test_a_group_keeps_its_session_and_a_ticket_its_group(daemon: Daemon) -> Non
     del ticket
     gc.collect()
     daemon.wait_for(lambda: num_groups(daemon) == 0)
+
+
+class Thing:
+    """An object of a caller's."""
+
+
+def test_what_is_raised_keeps_nothing_alive(daemon: Daemon) -> None:
+    """A cycle of an error and its traceback would keep the caller's objects, and so groups and sessions."""
+
+    def caller(call: Callable[[], object]) -> weakref.ref[Thing]:
+        thing = Thing()
+        try:
+            call()
+        except epd.Error:
+            return weakref.ref(thing)
+        raise AssertionError("nothing was raised")
+
+    with epd.attach(daemon.socket) as session, session.join(shape()) as group:
+        ticket = group.dispatch(0, 0)
+        ticket.wait()
+        group.buffers(1).topk_idx[0] = 77  # is no expert
+        calls: dict[str, Callable[[], object]] = {
+            "an empty ticket": ticket.wait,
+            "poll": ticket.poll,
+            "counts": lambda: ticket.counts(-5),
+            "wait": lambda: group.dispatch(1, 1).wait(),
+            "a broken group": lambda: group.dispatch(0, 0),
+            "check": group.check,
+            "join": lambda: session.join(shape(num_ranks=2, rank=0, timeout_ms=1)),
+            "arguments": lambda: group.dispatch(0, 99),
+            "attach": lambda: epd.attach("/nowhere"),
+        }
+        gc.collect()
+        gc.disable()
+        try:
+            kept = [name for name, call in calls.items() if caller(call)() is not None]
+        finally:
+            gc.enable()
+        assert kept == []
 
 
 def test_handles_are_not_seen_by_the_cycle_collector(daemon: Daemon) -> None:

@@ -398,7 +398,8 @@ class Buffer:
 
 
 def _config(num_ranks: int) -> Config:
-    if not 1 <= num_ranks <= _MOST_RANKS:
+    check_number("num_ranks", num_ranks, 1, f"1 .. {_MOST_RANKS}")
+    if num_ranks > _MOST_RANKS:
         raise refuse("num_ranks", num_ranks, f"1 .. {_MOST_RANKS}")
     return _config_of(Buffer.num_sms)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 from typing import Any, Callable, ContextManager, Optional, Sequence
 
@@ -276,7 +277,8 @@ class LowLatencyMode:
         if n > tokens:
             raise refuse("x.shape[0]", n, f"0 .. {tokens}, num_max_dispatch_tokens_per_rank")
         check_tensor("topk_idx", topk_idx, dtypes=torch.int64, shape=(n, None), device=groups.device)
-        joined = groups.low_latency(Shape(num_experts, hidden, topk_idx.shape[1], tokens), self._streams)
+        shape = Shape(operator.index(num_experts), hidden, topk_idx.shape[1], operator.index(tokens))
+        joined = groups.low_latency(shape, self._streams)
         groups.remember(arguments, joined)
         return joined
 

@@ -94,7 +94,10 @@ class Session:
         made = on_a_thread(join, "epd-join")
         if isinstance(made, Error):
             session = None  # the traceback keeps this frame, and would keep the attachment
-            raise made
+            try:
+                raise made
+            finally:
+                del made  # a cycle would keep the caller's frame, too
         self._groups.add(made)
         return made
 

@@ -125,7 +125,10 @@ class Ticket:
         error = self._error(status, rank if op_index != _UNTOUCHED and rank >= 0 else None, timeout_ms)
         if status == Status.NOT_FOUND or (op_index != _UNTOUCHED and not group._resident):
             self._ticket = 0
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # its traceback has this frame, and the caller's: a cycle would keep group and arrays
 
     def poll(self) -> Optional[Result]:
         """None while the operation is in flight, then as wait."""

@@ -166,6 +166,14 @@ struct Connection::Impl {
       case grpc::StatusCode::UNIMPLEMENTED:
         return {Exit::kRefused, name,
                 "the daemon at " + socket + " does not know this call; compare with: epctl version"};
+      case grpc::StatusCode::RESOURCE_EXHAUSTED:  // gRPC's own word: a message's length
+        return {Exit::kRefused, name,
+                "a message is too long: " + status.error_message() + "; give shorter arguments"};
+      case grpc::StatusCode::CANCELLED:
+      case grpc::StatusCode::UNKNOWN:
+      case grpc::StatusCode::INTERNAL:  // gRPC's own words, too
+        return unreachable(name, "what listens at " + socket + " has ended the call: " +
+                                     status.error_message() + "; the daemon stops, or that is none");
       default: return {Exit::kRefused, name, status.error_message()};
     }
   }

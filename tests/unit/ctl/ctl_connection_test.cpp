@@ -8,6 +8,9 @@
 #include <sys/un.h>
 #include <cerrno>
 #include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
 
 namespace epd::ctl {
 namespace {
@@ -39,12 +42,22 @@ class Listener {
     if (::poll(&entry, 1, static_cast<int>(time.count())) <= 0) return false;
     return Descriptor(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC)).get() >= 0;
   }
+  // Takes one connection, as a web server does.
+  bool take_and_refuse(milliseconds time) {
+    constexpr std::string_view kAnswer = "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n";
+    pollfd entry{fd_.get(), POLLIN, 0};
+    if (::poll(&entry, 1, static_cast<int>(time.count())) <= 0) return false;
+    taken_ = Descriptor(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    return ::send(taken_.get(), kAnswer.data(), kAnswer.size(), MSG_NOSIGNAL) ==
+           static_cast<ssize_t>(kAnswer.size());
+  }
 
  private:
   sockaddr_un address_{};
   Descriptor fd_;
   bool good_ = false;
   std::vector<Descriptor> flood_;
+  Descriptor taken_;
 };
 
 TEST_F(CtlTest, ACommandMakesOneConnectionAndAnEndBeforeAnyAnswerIsExplained) {
@@ -57,6 +70,25 @@ TEST_F(CtlTest, ACommandMakesOneConnectionAndAnEndBeforeAnyAnswerIsExplained) {
   EXPECT_TRUE(result.complains("lost the daemon at " + control_)) << result.err;
   EXPECT_TRUE(result.complains("perhaps it has too many connections: see its log")) << result.err;
   EXPECT_FALSE(listener.take_and_end(milliseconds(0))) << "no second connection";
+}
+
+// It was said to have refused.
+TEST_F(CtlTest, AnotherProgramsSocketIsNoDaemon) {
+  Listener listener(control_);
+  ASSERT_TRUE(listener.good());
+  Process status({EPCTL_PATH, "--socket", control_, "--timeout-ms", "20000", "status"});
+  ASSERT_TRUE(listener.take_and_refuse(kHang));
+  const Finished result = status.finish();
+  EXPECT_EQ(result.exit_code, 3) << result.err;
+  EXPECT_TRUE(result.complains(control_)) << result.err;
+}
+
+TEST_F(CtlTest, AMessageThatIsTooLongIsCalledThat) {
+  start_server();
+  const Finished result = epctl({"waits", std::string(100'000, 'x')});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_TRUE(result.complains("a message is too long")) << result.err;
+  EXPECT_TRUE(result.complains("65536")) << result.err;
 }
 
 TEST_F(CtlTest, AFullQueueIsWaitedForUntilTheTimeIsOver) {
