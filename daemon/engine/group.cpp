@@ -63,8 +63,9 @@ Member::Member(Group& in_group, std::uint32_t rank_there, std::uint32_t its_numb
 
 Member::~Member() = default;
 
-void Member::stop() {
+void Member::stop(bool evicted) {
   stopped_ = true;
+  evicted_ = evicted;
   if (calls != nullptr) calls->halt();
 }
 

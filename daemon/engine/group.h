@@ -92,9 +92,10 @@ class Member {
   void publish_message(std::uint32_t slot, std::uint64_t ticket, const std::string& text) const;
   // Publishes the counts of a dispatch for the CPU.
   void publish_counts(std::uint32_t slot, std::uint64_t ticket, const kernels::Placement& placement) const;
-  // The rank submits no more. Where the others continue no longer depends on it.
-  void stop();
+  // The rank submits no more. Where the others continue no longer depends on it. `evicted`: its client lives.
+  void stop(bool evicted);
   bool stopped() const { return stopped_; }
+  bool evicted() const { return evicted_; }
   // Says that an operation no longer reads its inputs, if it was asked to say so.
   void publish_sent(std::uint32_t slot, std::uint64_t ticket) const;
 
@@ -123,6 +124,7 @@ class Member {
 
  private:
   bool stopped_ = false;
+  bool evicted_ = false;
 };
 
 struct Group {

@@ -18,7 +18,7 @@ Status Groups::stop_member(const abi::MemberRef& message) {
   const bool refused = group != nullptr && group->refused.count(message.rank) == 1;
   if (member == nullptr && !refused)
     return invalid_argument("kStopMember for group " + std::to_string(message.group_id));
-  if (member != nullptr) member->stop();
+  if (member != nullptr) member->stop(message.evicted != 0);
   stops_.push_back(message);
   answer_stops();
   return {};
@@ -139,6 +139,19 @@ Status Groups::release_group(const abi::GroupRef& message) {
   return {};
 }
 
+namespace {
+
+// What an evicted rank hears of operations that its group did without. Its board says later who evicted it.
+abi::Break eviction_of(const Member& member) {
+  const std::string text = "rank " + std::to_string(member.rank) + " was evicted";
+  const auto rank = static_cast<std::int32_t>(member.rank);
+  abi::Break cause{member.group.id, member.group.epoch, 0, 1, StatusCode::kRankLost, rank, {}};
+  abi::set_text(cause.text, text.data(), text.size());
+  return cause;
+}
+
+}  // namespace
+
 // The group's operations fail, each when the device has left it. Then the group is forgotten. If the device
 // does not leave an operation, the supervisor, which waits for the answer, kills the engine.
 Status Groups::remove_group(const abi::GroupRef& message) {
@@ -153,8 +166,8 @@ Status Groups::remove_group(const abi::GroupRef& message) {
   for (const auto& member : group->members) {
     for (Operation* operation : member->operations) operation->abandon();
     if (member->calls != nullptr) member->calls->halt();
+    operations_.fail(*member, 0, member->evicted() ? eviction_of(*member) : group->cause);
   }
-  operations_.fail(*group, 0, group->cause);
   finish_removals();
   return {};
 }

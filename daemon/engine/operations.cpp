@@ -133,7 +133,12 @@ void Operations::finish_arrived(const Group& group) {
 }
 
 void Operations::fail(const Group& group, std::uint64_t from, const abi::Break& cause) {
-  for (Operation* operation : operations_of(group)) {
+  for (const auto& member : group.members) fail(*member, from, cause);
+}
+
+void Operations::fail(const Member& member, std::uint64_t from, const abi::Break& cause) {
+  const std::vector<Operation*> operations = member.operations;  // finish() takes them from there
+  for (Operation* operation : operations) {
     if (operation->index() < from && operation->stage() != abi::OpStage::kBreaking) continue;
     if (operation->settled()) {
       finish(*operation, cause.cause, cause);

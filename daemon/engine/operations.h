@@ -25,6 +25,7 @@ class Operations {
   void finish_arrived(const Group& group);
   // Operations from `from` on, and abandoned ones, end with `cause` when the device has left them.
   void fail(const Group& group, std::uint64_t from, const abi::Break& cause);
+  void fail(const Member& member, std::uint64_t from, const abi::Break& cause);
   // Ends the operations of a member that is removed. They have been abandoned, and the device has left them.
   void end(const Member& member, const abi::Break& cause);
   void abandon_all();

@@ -22,7 +22,7 @@ void Members::stop(const Group& group, Member& member) {
     has_stopped(member, kNever);  // it has submitted nothing, or everything has failed there already
   } else {
     member.submissions = Member::Stopping{desk_.due_in_ms(desk_.limits().engine_ack_ms)};
-    desk_.emit(SendStopMember{member.engine, {group.id, member.rank, 0, 0}});
+    desk_.emit(SendStopMember{member.engine, {group.id, member.rank, member.evicted.empty() ? 0u : 1u, 0}});
   }
 }
 

@@ -133,8 +133,18 @@ TEST_F(Operator, ARankThatIsThrownOutOfAGroupThatGoesOnIsTold) {
     epd_group_config_t config = small_config("thrown-out", rank, 2);
     config.policy = EPD_POLICY_DEGRADE;
     const Group group(session, config);
+    epd_ticket_t ticket = 0;
+    epd_dispatch_args_t args;
+    epd_dispatch_args_init(&args);
+    if (rank == 1) must(group.dispatch(&args, &ticket, nullptr), "dispatch");  // waits for rank 0
     stage->joined.arrive();
     stage->go.wait_for(1);
+    epd_result_t result;
+    epd_result_init(&result);
+    if (rank == 1) {
+      must(group.wait(ticket, 20000, &result), "dispatch", EPD_RANK_LOST);
+      RANK_CHECK(result.failed_rank == 1, std::to_string(result.failed_rank));
+    }
     const auto resumes = [&] {
       epd_resume_info_t info;
       epd_resume_info_init(&info);

@@ -161,7 +161,7 @@ struct RankRefused {
 struct MemberRef {  // kStopMember, kMemberStopped
   std::uint64_t group_id;
   std::uint32_t rank;
-  std::uint32_t reserved;
+  std::uint32_t evicted;      // kStopMember, 1: its client lives, and hears RANK_LOST with its own rank
   std::uint64_t next_submit;  // kMemberStopped: the number its next operation would have had
 };
 
