@@ -141,9 +141,9 @@ Status Groups::release_group(const abi::GroupRef& message) {
 
 namespace {
 
-// What an evicted rank hears of operations that its group did without. Its board says later who evicted it.
+// What an evicted rank hears of its last operations. Its board says later who evicted it, and why.
 abi::Break eviction_of(const Member& member) {
-  const std::string text = "rank " + std::to_string(member.rank) + " was evicted";
+  const std::string text = "rank " + std::to_string(member.rank) + " was put out of the group";
   const auto rank = static_cast<std::int32_t>(member.rank);
   abi::Break cause{member.group.id, member.group.epoch, 0, 1, StatusCode::kRankLost, rank, {}};
   abi::set_text(cause.text, text.data(), text.size());
