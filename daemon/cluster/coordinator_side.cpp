@@ -149,7 +149,23 @@ bool CoordinatorSide::judge(Stream& stream, v1::Hello& hello) {
            {StatusCode::kAborted, "another daemon is node " + node.name() + " already"});
     return false;
   }
+  if (const std::string holder = holder_of_address(node); !holder.empty()) {
+    refuse(stream, Refusal::kNodes, node.name(),
+           invalid_argument("its cluster.advertise is \"" + node.address() + "\", where node " + holder +
+                            " is reached; allowed: where others reach this node"));
+    return false;
+  }
   return judge_term(stream, hello);
+}
+
+// Another node that is reached at the node's address; "" if none is.
+std::string CoordinatorSide::holder_of_address(const v1::NodeDescription& node) const {
+  if (node.address() == own_.node.address()) return own_.node.name();
+  for (const auto& [name, row] : table_.rows()) {
+    const bool here = row.connected && row.state != NodeState::kLost;
+    if (here && name != node.name() && row.node.address() == node.address()) return name;
+  }
+  return "";
 }
 
 bool CoordinatorSide::has_channel(const Member& member, const v1::Hello& hello) const {

@@ -160,6 +160,8 @@ TEST_F(ClusterSides, HelloIsJudged) {
           "is not allowed; cluster.nodes of node-a is node-*");
   refused([](v1::Hello& h) { h.mutable_node()->set_name("NODE-A"); }, plain,
           "another daemon is node node-a already");
+  refused([](v1::Hello& h) { h.mutable_node()->set_address("node-a:1"); }, plain,
+          "its cluster.advertise is \"node-a:1\", where node node-a is reached");
   refused([](v1::Hello&) {}, {"10.0.0.9:9", true, {"node-y", "*.x"}},
           "its certificate does not name; allowed: node-y, *.x");
   EXPECT_EQ(refusals_.counts().size(), 5u);
@@ -167,6 +169,24 @@ TEST_F(ClusterSides, HelloIsJudged) {
   say(*good, hello("node-x", 'X'));
   EXPECT_FALSE(good->finished_);
   EXPECT_EQ(good->out_.front().welcome().version(), 3u);
+}
+
+// A copied configuration. Its engines would be looked for at the other node.
+TEST_F(ClusterSides, AnAddressBelongsToOneNode) {
+  AgentSide& b = agent("node-b", 'B');
+  step(200);
+  v1::Frame frame = hello("node-x", 'X');
+  frame.mutable_hello()->mutable_node()->set_address("node-b:1");
+  const auto copy = open_raw();
+  say(*copy, frame);
+  EXPECT_TRUE(copy->finished_);
+  EXPECT_NE(copy->status_.message().find("\"node-b:1\", where node node-b is reached"), std::string::npos)
+      << copy->status_.message();
+  b.leave();  // it is renamed: its address is free
+  tick();
+  const auto renamed = open_raw();
+  say(*renamed, frame);
+  EXPECT_FALSE(renamed->finished_) << renamed->status_.message();
 }
 
 TEST_F(ClusterSides, WhoSaysNoHelloIsSentAway) {
