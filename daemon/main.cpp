@@ -275,7 +275,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   epd::open_standard_descriptors();
   ::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is an error of a write, not our end
-  ::signal(SIGXFSZ, SIG_IGN);  // so is RLIMIT_FSIZE
+  ::signal(SIGXFSZ, SIG_IGN);  // a file at RLIMIT_FSIZE is one, too
   for (const int signal : {SIGUSR1, SIGUSR2}) ::signal(signal, SIG_IGN);  // log rotation sends them to many
   int code = epd::kExitFailure;
   try {

@@ -19,6 +19,20 @@ std::string value_of(const json& config, const std::string& key) {
   return "no such key";
 }
 
+// Attaches a session beside another one.
+void expect_second_session(const Daemon& daemon, epd_status_t expected) {
+  expect_all_ok(run_ranks(1, 30, [&](std::uint32_t) -> std::string {
+    const Session session(daemon.socket(), "host:0");
+    epd_attach_options_t options;
+    epd_attach_options_init(&options);
+    options.socket_path = daemon.socket().c_str();
+    epd_session_t* other = nullptr;
+    must(epd_session_attach(&options, &other), "the second session", expected);
+    if (other != nullptr) epd_session_detach(other);
+    return "";
+  }));
+}
+
 // A directory in the file's place ended the daemon, and all jobs with it.
 TEST_F(Operator, AConfigurationThatCanNotBeReadLeavesTheDaemonAsItWas) {
   start({{"limits.max_sessions", "5"}});
@@ -83,15 +97,7 @@ TEST_F(Operator, AReloadIsAppliedOrRefusedAsAWhole) {
   daemon_->signal(SIGHUP);
   EXPECT_TRUE(eventually(10, [&] { return epctl({"status"})["daemon"]["config_generation"] == 2; }));
   EXPECT_EQ(value_of(epctl({"config"}), "limits.max_sessions"), "1");
-  expect_all_ok(run_ranks(1, 30, [&](std::uint32_t) -> std::string {
-    const Session session(daemon_->socket(), "host:0");
-    epd_attach_options_t options;
-    epd_attach_options_init(&options);
-    options.socket_path = daemon_->socket().c_str();
-    epd_session_t* other = nullptr;
-    must(epd_session_attach(&options, &other), "over the new limit", EPD_RESOURCE_EXHAUSTED);
-    return "";
-  }));
+  expect_second_session(*daemon_, EPD_RESOURCE_EXHAUSTED);
 
   daemon_->rewrite({{"limits.max_sessions", "7"}, {"daemon.socket_mode", "\"0600\""}});
   daemon_->signal(SIGHUP);
@@ -143,26 +149,14 @@ TEST_F(Operator, LimitsAreSetWhileTheDaemonRunsAndUnset) {
     return std::string("none");
   };
   EXPECT_EQ(origin(), "operator");
-  const auto second_attaches_with = [this](epd_status_t expected) {
-    expect_all_ok(run_ranks(1, 30, [&](std::uint32_t) -> std::string {
-      const Session session(daemon_->socket(), "host:0");
-      epd_attach_options_t options;
-      epd_attach_options_init(&options);
-      options.socket_path = daemon_->socket().c_str();
-      epd_session_t* other = nullptr;
-      must(epd_session_attach(&options, &other), "the second session", expected);
-      if (other != nullptr) epd_session_detach(other);
-      return "";
-    }));
-  };
-  second_attaches_with(EPD_RESOURCE_EXHAUSTED);
+  expect_second_session(*daemon_, EPD_RESOURCE_EXHAUSTED);
   daemon_->rewrite({{"limits.max_groups", "9"}});
   EXPECT_EQ(daemon_->epctl({"reload"}).exit_code, 0);
-  second_attaches_with(EPD_RESOURCE_EXHAUSTED);  // the file says nothing new about it
+  expect_second_session(*daemon_, EPD_RESOURCE_EXHAUSTED);  // the file says nothing new about it
   const CommandResult unset = daemon_->epctl({"set", "limits", "max_sessions=unset"});
   EXPECT_EQ(unset.exit_code, 0) << unset.err;
   EXPECT_EQ(unset.out, "as the configuration says again:\n  limits.max_sessions: 1 -> 5\n");
-  second_attaches_with(EPD_OK);
+  expect_second_session(*daemon_, EPD_OK);
   EXPECT_EQ(origin(), "file");
 
   const CommandResult bad = daemon_->epctl({"set", "limits", "max_groups=3", "max_sessions=many"});

@@ -461,8 +461,10 @@ def hooks_that_are_not_called(group: Any) -> None:
     for step in range(4):
         all_sent = ll_sent(size, step)
         mine = all_sent[rank]
+        # Other integers are the same numbers: no further group is joined.
+        tokens, experts = (LL_T, E) if step % 2 == 0 else (torch.tensor(LL_T), torch.tensor(E))
         handle = buffer.low_latency_dispatch(
-            mine.x, mine.topk_idx, LL_T, E, use_fp8=False, return_recv_hook=True
+            mine.x, mine.topk_idx, tokens, experts, use_fp8=False, return_recv_hook=True
         )[2]
         y = ll_answer(rank, size, step)
         out, _, _ = buffer.low_latency_combine(
@@ -664,6 +666,7 @@ def wrong_arguments(group: Any) -> None:
         ("out.dtype is torch.float32", lambda: buffer.low_latency_combine(y, *ll, out=few.x.float())),
         ("new_num_sms is 3; allowed: even numbers", lambda: deep_ep.Buffer.set_num_sms(3)),
         ("num_ranks is 0; allowed: 1 .. 160", lambda: deep_ep.Buffer.get_dispatch_config(0)),
+        ("num_ranks is a; allowed: 1 .. 160", lambda: deep_ep.Buffer.get_dispatch_config("a")),
         ("group and comm is neither; allowed: one of them", lambda: deep_ep.Buffer(None)),
         ("mask_status.dtype is", lambda: buffer.low_latency_query_mask_buffer(torch.zeros(size))),
     ]

@@ -13,14 +13,15 @@ __all__ = ["check_kind", "check_number", "check_tensor", "not_served", "refuse"]
 _Kind = TypeVar("_Kind")
 
 
-def check_number(name: str, value: object, least: int, allowed: str, multiple: int = 1) -> None:
-    """An integer that is not below `least`."""
+def check_number(name: str, value: object, least: int, allowed: str, multiple: int = 1) -> int:
+    """The value as an int, if it is an integer that is not below `least`."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = least - 1
     if number < least or number % multiple != 0:
         raise refuse(name, value, allowed)
+    return number
 
 
 def check_kind(name: str, value: object, kind: type[_Kind], allowed: str) -> _Kind:

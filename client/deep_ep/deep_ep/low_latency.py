@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 from typing import Any, Callable, ContextManager, Optional, Sequence
 
@@ -270,16 +269,16 @@ class LowLatencyMode:
             joined = groups.of_arguments(arguments)
             if joined is not None:
                 return joined
-        check_number("num_max_dispatch_tokens_per_rank", tokens, 1, "1 or more")
-        check_number("num_experts", num_experts, 1, "1 or more")
+        tokens = check_number("num_max_dispatch_tokens_per_rank", tokens, 1, "1 or more")
+        num_experts = check_number("num_experts", num_experts, 1, "1 or more")
         check_tensor("x", x, dtypes=torch.bfloat16, shape=(None, None), device=groups.device)
         n, hidden = x.shape
         if n > tokens:
             raise refuse("x.shape[0]", n, f"0 .. {tokens}, num_max_dispatch_tokens_per_rank")
         check_tensor("topk_idx", topk_idx, dtypes=torch.int64, shape=(n, None), device=groups.device)
-        shape = Shape(operator.index(num_experts), hidden, topk_idx.shape[1], operator.index(tokens))
-        joined = groups.low_latency(shape, self._streams)
-        groups.remember(arguments, joined)
+        joined = groups.low_latency(Shape(num_experts, hidden, topk_idx.shape[1], tokens), self._streams)
+        if arguments is not None:
+            groups.remember(arguments, joined)
         return joined
 
     def _check_wait_stats(self, name: str, stats: Optional[Tensor]) -> None:

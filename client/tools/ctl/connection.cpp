@@ -166,14 +166,15 @@ struct Connection::Impl {
       case grpc::StatusCode::UNIMPLEMENTED:
         return {Exit::kRefused, name,
                 "the daemon at " + socket + " does not know this call; compare with: epctl version"};
-      case grpc::StatusCode::RESOURCE_EXHAUSTED:  // gRPC's own word: a message's length
+      // gRPC itself gives these: the daemon's own refusals carry ErrorInfo.
+      case grpc::StatusCode::RESOURCE_EXHAUSTED:
         return {Exit::kRefused, name,
-                "a message is too long: " + status.error_message() + "; give shorter arguments"};
+                "gRPC refused the message: " + status.error_message() + "; is an argument very long?"};
       case grpc::StatusCode::CANCELLED:
       case grpc::StatusCode::UNKNOWN:
-      case grpc::StatusCode::INTERNAL:  // gRPC's own words, too
-        return unreachable(name, "what listens at " + socket + " has ended the call: " +
-                                     status.error_message() + "; the daemon stops, or that is none");
+      case grpc::StatusCode::INTERNAL:
+        return unreachable(name, "the call to " + socket + " was ended: " + status.error_message() +
+                                     "; perhaps the daemon stops, or another program listens there");
       default: return {Exit::kRefused, name, status.error_message()};
     }
   }

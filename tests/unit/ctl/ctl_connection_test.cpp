@@ -37,22 +37,22 @@ class Listener {
   std::size_t flooders() const { return flood_.size(); }
 
   // Takes one connection and ends it; false if none comes.
-  bool take_and_end(milliseconds time) {
-    pollfd entry{fd_.get(), POLLIN, 0};
-    if (::poll(&entry, 1, static_cast<int>(time.count())) <= 0) return false;
-    return Descriptor(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC)).get() >= 0;
-  }
+  bool take_and_end(milliseconds time) { return take(time).get() >= 0; }
   // Takes one connection, as a web server does.
   bool take_and_refuse(milliseconds time) {
     constexpr std::string_view kAnswer = "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n";
-    pollfd entry{fd_.get(), POLLIN, 0};
-    if (::poll(&entry, 1, static_cast<int>(time.count())) <= 0) return false;
-    taken_ = Descriptor(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    taken_ = take(time);
     return ::send(taken_.get(), kAnswer.data(), kAnswer.size(), MSG_NOSIGNAL) ==
            static_cast<ssize_t>(kAnswer.size());
   }
 
  private:
+  Descriptor take(milliseconds time) const {
+    pollfd entry{fd_.get(), POLLIN, 0};
+    if (::poll(&entry, 1, static_cast<int>(time.count())) <= 0) return Descriptor();
+    return Descriptor(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  }
+
   sockaddr_un address_{};
   Descriptor fd_;
   bool good_ = false;
@@ -72,7 +72,7 @@ TEST_F(CtlTest, ACommandMakesOneConnectionAndAnEndBeforeAnyAnswerIsExplained) {
   EXPECT_FALSE(listener.take_and_end(milliseconds(0))) << "no second connection";
 }
 
-// It was said to have refused.
+// epctl said that the daemon had refused.
 TEST_F(CtlTest, AnotherProgramsSocketIsNoDaemon) {
   Listener listener(control_);
   ASSERT_TRUE(listener.good());
@@ -83,11 +83,11 @@ TEST_F(CtlTest, AnotherProgramsSocketIsNoDaemon) {
   EXPECT_TRUE(result.complains(control_)) << result.err;
 }
 
-TEST_F(CtlTest, AMessageThatIsTooLongIsCalledThat) {
+TEST_F(CtlTest, AMessageThatIsTooLongIsExplained) {
   start_server();
   const Finished result = epctl({"waits", std::string(100'000, 'x')});
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_TRUE(result.complains("a message is too long")) << result.err;
+  EXPECT_TRUE(result.complains("is an argument very long?")) << result.err;
   EXPECT_TRUE(result.complains("65536")) << result.err;
 }
 
