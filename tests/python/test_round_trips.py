@@ -266,6 +266,14 @@ def test_a_kept_handle_that_is_collected_comes_back(daemon: Daemon) -> None:
             del ticket
 
 
+def is_busy(group: epd.Group, slot: int) -> bool:
+    try:
+        group.noop(slot).wait()
+    except epd.WouldBlock:
+        return True
+    return False
+
+
 def test_a_kept_handle_comes_back_after_ctrl_c_behind_the_submission(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,7 +287,8 @@ def test_a_kept_handle_comes_back_after_ctrl_c_behind_the_submission(
                 patch.setattr(epd.group, name, interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     group.dispatch(slot, 2, keep_handle=True)
-            group.noop(3).wait()  # the dispatch has ended, so its handle can be released
+            # A handle can be released when its dispatch has ended, which is when the slot serves the next one.
+            daemon.wait_for(lambda slot=slot: not is_busy(group, slot))
         group.dispatch(2, 2, keep_handle=True).wait()
 
 
