@@ -155,7 +155,7 @@ bool FarSide::awaits(far::EngineId engine) const {
 
 std::optional<FarSide::Difference> FarSide::difference() const {
   for (const auto& [engine, greeting] : greetings_) {
-    if (greeting.differs != nullptr) return Difference{engine, greeting.differs};
+    if (!greeting.differs.empty()) return Difference{engine, greeting.differs};
   }
   return std::nullopt;
 }
@@ -173,12 +173,13 @@ Drop FarSide::greet(far::EngineId from, std::span<const std::byte> bytes, const 
   Greeting& greeting = found->second;
   greeting.asked |= words.heard == 0;
   if (words.shape_digest != shape_digest()) {
-    greeting.differs = "shape, network.batch_bytes or network.window_bytes";
+    greeting.differs = "shape, network.batch_bytes (here " + std::to_string(batch_bytes_) +
+                       ") or network.window_bytes (here " + std::to_string(window_bytes_) + ")";
   } else if (words.view_digest != view_digest()) {
     greeting.differs = "view: which ranks take part, and where";
   } else {
     greeting.heard = true;
-    greeting.differs = nullptr;
+    greeting.differs.clear();
   }
   return Drop::kNone;
 }

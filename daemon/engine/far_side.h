@@ -84,7 +84,7 @@ class FarSide {
   // The first engine that was told something else of the group, and what differs.
   struct Difference {
     far::EngineId engine;
-    const char* what;
+    std::string what;
   };
   std::optional<Difference> difference() const;
 
@@ -105,8 +105,8 @@ class FarSide {
   };
   struct Greeting {
     bool heard = false;
-    bool asked = false;  // by the other side, which has not heard this one
-    const char* differs = nullptr;
+    bool asked = false;   // by the other side, which has not heard this one
+    std::string differs;  // "": nothing
     std::uint64_t say_ns = 0;
   };
 

@@ -52,7 +52,7 @@ bool Starts::refuse(Owed& owed) {
   const std::optional<FarSide::Difference> difference = group.far->difference();
   if (!difference) return false;
   owed.difference_told = true;
-  const std::string reason = std::string("has another ") + difference->what;
+  const std::string reason = "has another " + difference->what;
   if (!group.life.is(GroupPhase::kStarting)) {
     far_engines_.lose(difference->engine, reason);
     return false;

@@ -371,7 +371,9 @@ TEST_P(Calls, WithoutAStreamACallComesBehindWhatRuns) {
     if (rank == 1) waits->wait_for(1);
     rounds.submit(0);
     if (rank == 0) {
-      sleep_ms(50);  // so that its kernel waits for the peer
+      RANK_CHECK(
+          eventually(30, [&] { return daemon().epctl({"ops"}).out.find("wait_ready") != std::string::npos; }),
+          "its kernel does not wait for the peer");
       epd_ticket_t noop = 0;
       must(epd_noop(group.get(), 1, EPD_NO_STREAM, &noop), "noop");
       must(epd_ticket_wait(group.get(), noop, 50, nullptr), "noop", EPD_DEADLINE_EXCEEDED);

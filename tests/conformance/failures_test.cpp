@@ -174,7 +174,7 @@ TEST_P(Failures, ARankThatDoesNotComeIsNamedAtTheDeadline) {
       ready->meet(3);  // all have submitted before the first one's deadline
       std::vector<epd_ticket_t> tickets;
       for (std::uint32_t slot = 0; slot < c.depth; ++slot)
-        tickets.push_back(submit_dispatch(group, c, rank, slot, slot, nullptr, 1000));
+        tickets.push_back(submit_dispatch(group, c, rank, slot, slot, nullptr, 3000));
       for (const epd_ticket_t ticket : tickets) must_fail(group, ticket, {want.status, {}});
       failed->arrive();
     } else {

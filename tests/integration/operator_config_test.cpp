@@ -120,7 +120,9 @@ TEST_F(Operator, EpctlReloadsAndSaysWhatChangedOrWhyNot) {
   EXPECT_EQ(reloaded["changes"][0]["key"], "limits.max_sessions");
   EXPECT_EQ(reloaded["changes"][0]["before"], "5");
   EXPECT_EQ(reloaded["changes"][0]["after"], "6");
-  EXPECT_NE(daemon_->log().find("changed=\"limits.max_sessions 5 -> 6\""), std::string::npos);
+  EXPECT_TRUE(eventually(20, [&] {
+    return daemon_->log().find("changed=\"limits.max_sessions 5 -> 6\"") != std::string::npos;
+  }));
 
   daemon_->rewrite({{"limits.max_sessions", "0"}});
   const CommandResult bad = daemon_->epctl({"reload"});

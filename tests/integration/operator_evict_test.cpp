@@ -43,11 +43,12 @@ TEST_F(Operator, EventsTellWhatHappenedAndWhy) {
     EXPECT_TRUE(kinds.contains(kind)) << kind;
   }
   std::uint64_t expected = 1;
-  const std::string log = daemon_->log();
   bool found = false;
   for (const json& event : lines({"events"})) {
     EXPECT_EQ(event["sequence"], expected++);
-    EXPECT_NE(log.find(event["text"].get<std::string>()), std::string::npos) << "not in the log: " << event;
+    EXPECT_TRUE(eventually(
+        20, [&] { return daemon_->log().find(event["text"].get<std::string>()) != std::string::npos; }))
+        << "not in the log: " << event;
     if (!is_death(event)) continue;
     found = true;
     EXPECT_EQ(event["fields"]["how"], "died");

@@ -1,35 +1,13 @@
 // What epd_group_bytes and epctl size say before a join is what the daemon makes.
 #include "operator_fixture.h"
 #include "support/cases.h"
+#include "support/census.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-#include <array>
-#include <filesystem>
-#include <map>
 #include <string>
 #include <vector>
 
 namespace epd::test {
 namespace {
-
-// Bytes of all memory objects of the process, by the names that the daemon gave them.
-std::map<std::string, std::uint64_t> memory_objects(pid_t pid) {
-  std::map<std::string, std::uint64_t> bytes;
-  const std::string folder = "/proc/" + std::to_string(pid) + "/fd";
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    std::array<char, 256> target{};
-    struct stat about {};
-    if (::readlink(entry.path().c_str(), target.data(), target.size() - 1) < 0) continue;
-    if (::stat(entry.path().c_str(), &about) != 0) continue;
-    const std::string name = target.data();
-    const std::string prefix = "/memfd:";
-    if (!name.starts_with(prefix)) continue;
-    const std::size_t end = name.find(" (deleted)");
-    bytes[name.substr(prefix.size(), end - prefix.size())] += static_cast<std::uint64_t>(about.st_size);
-  }
-  return bytes;
-}
 
 class Size : public Operator {
  protected:

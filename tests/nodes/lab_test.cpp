@@ -72,7 +72,7 @@ bool talk(const kit::NodeNetwork& network) {
           };
           if (self.rank() == 0) say();
           pollfd entry{fd, POLLIN, 0};
-          if (::poll(&entry, 1, 500) != 1 || ::recv(fd, message, kBytes, 0) != kBytes) break;
+          if (::poll(&entry, 1, 5000) != 1 || ::recv(fd, message, kBytes, 0) != kBytes) break;
           if (self.rank() == 1) say();
           if (self.rank() == 0) ++answers[0];
         }

@@ -37,7 +37,7 @@ class NodesFaults : public ClusterOfDaemons {
  protected:
   void SetUp() override {
     ASSERT_TRUE(prepare());
-    const Settings quick{{"cluster.node_timeout_ms", "1000"},
+    const Settings quick{{"cluster.node_timeout_ms", "2000"},
                          {"cluster.heartbeat_ms", "50"},
                          {"cluster.orphan_ms", "3000"},
                          {"engine.max_restarts_per_minute", "10000"}};

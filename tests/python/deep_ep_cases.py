@@ -633,6 +633,7 @@ def wrong_arguments(group: Any) -> None:
         ),
         (f"x.shape[0] is {LL_T}; allowed: 0 .. 4", lambda: buffer.low_latency_dispatch(few.x, few.topk_idx, 4, E)),
         (f"num_experts is {E}.0", lambda: buffer.low_latency_dispatch(few.x, few.topk_idx, LL_T, float(E))),
+        ("num_experts is True", lambda: buffer.low_latency_dispatch(few.x, few.topk_idx, LL_T, True)),
         (
             "topk_idx.dtype is torch.int32; allowed: torch.int64",
             lambda: buffer.low_latency_dispatch(few.x, few.topk_idx.int(), LL_T, E),
@@ -678,8 +679,8 @@ def wrong_arguments(group: Any) -> None:
         lambda: buffer.low_latency_combine(y, *ll, use_logfmt=True),
     )
     # All refusals came before anything was submitted: ranks still agree.
-    out, _, _ = buffer.low_latency_combine(y, *ll)
-    assert not out.any() and buffer.combine(rows, handle)[0].shape == mine.x.shape
+    out, _, hook = buffer.low_latency_combine(y, *ll, return_recv_hook=None)
+    assert hook is None and not out.any() and buffer.combine(rows, handle)[0].shape == mine.x.shape
     buffer.destroy()
 
 

@@ -385,7 +385,7 @@ def slow_rank(group: Any, slow: int, shrink: bool, hooks: bool) -> None:
             before = {each: tensor.clone() for each, tensor in stats.items()}
             torch.distributed.barrier(group)
             if rank == slow:
-                time.sleep(0.2)
+                time.sleep(0.5)
             if kind == "dispatch":
                 _, _, handle = layer.dispatch(step, dispatch_wait_recv_cost_stats=stats[kind])
             else:

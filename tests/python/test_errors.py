@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -147,7 +148,8 @@ def test_values_of_the_wrong_type_are_named(daemon: Daemon, group: epd.Group) ->
             group.combine(0, handle)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="handle is 12345; allowed: None, or a Dispatch.handle"):
         group.dispatch(0, handle=12345)  # type: ignore[arg-type]
-    for call in (group.buffers, group.numpy, group.tensors):
+    has_torch = importlib.util.find_spec("torch") is not None
+    for call in (group.buffers, group.numpy, *([group.tensors] if has_torch else [])):
         with pytest.raises(TypeError, match="row_format is 1.0; allowed: an integer"):
             call(0, 1.0)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="slot is 1.0; allowed: an integer"):
@@ -188,13 +190,14 @@ def test_a_path_names_a_socket(daemon: Daemon) -> None:
 
 
 def test_ranks_that_disagree_are_told_both_values(daemon: Daemon) -> None:
-    config = shape(num_ranks=2, timeout_ms=2000)
+    config = shape(num_ranks=2)
     with epd.attach(daemon.socket) as first, epd.attach(daemon.socket) as second:
-        waiting = threading.Thread(target=lambda: raised(epd.DeadlineExceeded, lambda: first.join(config)))
+        waiting = threading.Thread(target=lambda: first.join(config))
         waiting.start()
-        time.sleep(0.2)
+        daemon.wait_for(lambda: config.name in daemon.epctl("groups").stdout)
         error = raised(epd.InvalidArgument, lambda: second.join(with_rank(config, 1, hidden=256)))
         assert "256" in error.text and "128" in error.text
+        second.join(with_rank(config, 1))
         waiting.join()
 
 
@@ -260,6 +263,15 @@ def test_version_mismatch(tmp_path: Any) -> None:
     listener.close()
 
 
+def has_broken(group: epd.Group) -> bool:
+    """A rank that resumes before it has heard of the break goes on as before."""
+    try:
+        group.check()
+        return False
+    except epd.Error:
+        return True
+
+
 def test_deadline_exceeded_names_the_missing_ranks(daemon: Daemon) -> None:
     with epd.attach(daemon.socket) as session:
         error = raised(epd.DeadlineExceeded, lambda: session.join(shape(num_ranks=2, timeout_ms=100)))
@@ -272,6 +284,7 @@ def test_an_operation_misses_its_deadline_and_the_group_resumes(daemon: Daemon) 
         error = raised(epd.DeadlineExceeded, ticket.wait)
         assert error.rank == 1 and not ticket.pending  # the rank that did not come
         raised(epd.DeadlineExceeded, groups[0].check)
+        daemon.wait_for(lambda: has_broken(groups[1]))
         other = threading.Thread(target=groups[1].resume)
         other.start()
         info = groups[0].resume(20000)
@@ -343,6 +356,7 @@ def test_engine_restarted(own_daemon: Callable[..., Daemon]) -> None:
         assert devices[0]["engine_pid"] > 0  # 0 and -1 name many processes to kill(2)
         os.kill(devices[0]["engine_pid"], signal.SIGKILL)
         raised(epd.EngineRestarted, lambda: ticket.wait(20000))
+        running.wait_for(lambda: has_broken(groups[1]))
         others = threading.Thread(target=groups[1].resume)
         others.start()
         groups[0].resume(20000)
@@ -431,7 +445,7 @@ def test_waits_say_who_was_late(daemon: Daemon) -> None:
         before = groups[0].waits()
         assert before == epd.Waits([0, 0], [0, 0])
         early = groups[0].dispatch(0, 0)
-        time.sleep(0.2)
+        time.sleep(2)
         groups[1].dispatch(0, 0).wait()
         early.wait()
         on_time, late = groups[0].waits(), groups[1].waits()

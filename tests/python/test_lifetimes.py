@@ -27,8 +27,8 @@ config = epd.GroupConfig(name=name, num_ranks=1, num_experts=4, max_tokens=8, hi
 """
 
 
-def run(daemon: Daemon, code: str) -> str:
-    done = run_python(PREAMBLE + code, daemon.socket)
+def run(daemon: Daemon, code: str, seconds: float = 30) -> str:
+    done = run_python(PREAMBLE + code, daemon.socket, seconds=seconds)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     return done.stdout
@@ -36,6 +36,10 @@ def run(daemon: Daemon, code: str) -> str:
 
 def num_groups(daemon: Daemon) -> int:
     return len(json.loads(daemon.epctl("--json", "groups").stdout)["groups"])
+
+
+def sessions_of(daemon: Daemon) -> list[int]:
+    return [each["session_id"] for each in json.loads(daemon.epctl("--json", "sessions").stdout)["sessions"]]
 
 
 def is_listed(daemon: Daemon, group: epd.Group) -> bool:
@@ -188,7 +192,7 @@ time.sleep(0.2)
 print("ends")
 """,
     )
-    assert out == "ends\n" and time.monotonic() - begin < 20
+    assert out == "ends\n" and time.monotonic() - begin < 50
     daemon.wait_for(lambda: num_groups(daemon) == 0)
 
 
@@ -199,8 +203,8 @@ def test_the_error_of_a_join_does_not_keep_the_session(daemon: Daemon) -> None:
     number = session.info.session_id
     session.detach()
     del session
-    listed = json.loads(daemon.epctl("--json", "sessions").stdout)["sessions"]
-    assert number not in [each["session_id"] for each in listed] and caught.value.field == "topk"
+    daemon.wait_for(lambda: number not in sessions_of(daemon))
+    assert caught.value.field == "topk"
 
 
 def test_a_killed_process_costs_nobody_else(daemon: Daemon) -> None:
@@ -404,7 +408,7 @@ print("well")
 @pytest.mark.parametrize("hook", ["lambda result: None", "lambda result, session=session: session.detach()"])
 def test_a_session_ends_behind_the_hooks_that_wait(daemon: Daemon, hook: str) -> None:
     """A hook that waits keeps its membership, and that the attachment, whoever goes first."""
-    assert run(daemon, HOOKS.replace("HOOK", hook)) == "well\n"
+    assert run(daemon, HOOKS.replace("HOOK", hook), seconds=120) == "well\n"
 
 
 def test_a_membership_keeps_its_session(daemon: Daemon) -> None:
@@ -415,4 +419,5 @@ def test_a_membership_keeps_its_session(daemon: Daemon) -> None:
     del session
     assert group.leave() is False and is_listed(daemon, group)
     del owner
-    assert group.leave() and not is_listed(daemon, group)
+    assert group.leave()
+    daemon.wait_for(lambda: not is_listed(daemon, group))

@@ -90,7 +90,7 @@ def test_the_demo_ends_with_the_first_rank_that_fails(daemon: Daemon) -> None:
     more[more.index("32")] = "48"
     done = run(sys.executable, "-m", "epd.demo", "--socket", daemon.socket, *more)
     assert done.returncode == 1 and re.fullmatch(r"rank [45]: NotFound: .*host:[45].*\n", done.stderr), done.stderr
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 50
 
 
 @pytest.mark.parametrize("example", ["moe_layer", "moe_graph"])

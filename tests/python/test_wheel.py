@@ -24,7 +24,7 @@ def clean_environment(**more: str) -> dict[str, str]:
     return {**kept, **more}
 
 
-def run(*command: str, seconds: float = 60, **more: str) -> subprocess.CompletedProcess[str]:
+def run(*command: str, seconds: float = 170, **more: str) -> subprocess.CompletedProcess[str]:
     """Outside of the checkout."""
     environment = clean_environment(**more)
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, cwd="/")

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <sstream>
 
 namespace epd::test {
@@ -27,6 +28,18 @@ std::vector<std::string> stat_fields(pid_t pid) {
   std::istringstream rest(line.substr(end + 1));
   for (std::string field; rest >> field;) fields.push_back(field);
   return fields;
+}
+
+void for_each_memfd(pid_t pid, const std::function<void(const std::string&, const struct stat&)>& look) {
+  const std::string prefix = "/memfd:";
+  std::error_code error;
+  for (fs::directory_iterator it(proc(pid, "fd"), error), end; !error && it != end; it.increment(error)) {
+    std::error_code gone;
+    struct stat file {};
+    const std::string target = fs::read_symlink(it->path(), gone).string();  // "/memfd:NAME (deleted)"
+    if (target.starts_with(prefix) && ::stat(it->path().c_str(), &file) == 0)
+      look(target.substr(prefix.size(), target.find(" (deleted)") - prefix.size()), file);
+  }
 }
 
 std::vector<pid_t> all_processes() {
@@ -100,15 +113,17 @@ std::vector<pid_t> children_of(pid_t pid) {
   return children;
 }
 
+std::map<std::string, std::uint64_t> memory_objects(pid_t pid) {
+  std::map<std::string, std::uint64_t> bytes;
+  for_each_memfd(pid, [&](const std::string& name, const struct stat& file) {
+    bytes[name] += static_cast<std::uint64_t>(file.st_size);
+  });
+  return bytes;
+}
+
 std::set<ino_t> memfds_of(pid_t pid) {
   std::set<ino_t> inodes;
-  std::error_code error;
-  for (fs::directory_iterator it(proc(pid, "fd"), error), end; !error && it != end; it.increment(error)) {
-    std::error_code gone;
-    struct stat file {};
-    const bool memfd = fs::read_symlink(it->path(), gone).string().rfind("/memfd:", 0) == 0;
-    if (memfd && ::stat(it->path().c_str(), &file) == 0) inodes.insert(file.st_ino);
-  }
+  for_each_memfd(pid, [&](const std::string&, const struct stat& file) { inodes.insert(file.st_ino); });
   return inodes;
 }
 

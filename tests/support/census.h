@@ -4,6 +4,7 @@
 #include <sys/types.h>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -41,6 +42,9 @@ std::uint64_t cpu_ms(pid_t pid);
 
 // Living (not zombie) children of a process.
 std::vector<pid_t> children_of(pid_t pid);
+
+// Bytes of all memfds that a process has open, by the names that their makers gave them.
+std::map<std::string, std::uint64_t> memory_objects(pid_t pid);
 
 // The memfds that a process has open, and whoever has one of them open or mapped.
 std::set<ino_t> memfds_of(pid_t pid);

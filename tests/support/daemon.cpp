@@ -232,7 +232,11 @@ bool Daemon::start() {
     ADD_FAILURE() << "can't start " << daemon_program();
     return false;
   }
-  return wait_ready();
+  if (!wait_ready()) return false;
+  // The groups by which devices were asked end a little after their clients.
+  const bool alone = eventually(20, [&] { return memory_objects(pid_)["epd-board"] == 0; });
+  EXPECT_TRUE(alone) << "a group is left of the start";
+  return alone;
 }
 
 bool Daemon::kill_and_respawn() {

@@ -1,5 +1,7 @@
 #include "support/daemon_cluster.h"
 
+#include "common/fd.h"
+
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -7,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <random>
 #include <thread>
 
 namespace epd::test {
@@ -14,18 +17,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Nobody listens there now.
+// Nobody listens there now. Below the ports that the kernel gives to others.
 std::uint16_t free_port() {
-  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  const bool bound = ::bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
-                     ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
-  ::close(fd);
-  EXPECT_TRUE(bound);
-  return ntohs(address.sin_port);
+  std::random_device random;
+  for (int i = 0; i < 1000; ++i) {
+    const auto port = static_cast<std::uint16_t>(20'000 + random() % 12'000);
+    const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(port);
+    if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) return port;
+  }
+  ADD_FAILURE() << "no port of 20000 .. 31999 is free";
+  return 0;
 }
 
 Json parse(const CommandResult& result) {

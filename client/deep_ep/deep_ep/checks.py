@@ -14,9 +14,9 @@ _Kind = TypeVar("_Kind")
 
 
 def check_number(name: str, value: object, least: int, allowed: str, multiple: int = 1) -> int:
-    """The value as an int, if it is an integer that is not below `least`."""
+    """The value as an int, if it is an integer, no bool, that is not below `least`."""
     try:
-        number = operator.index(value)  # type: ignore[arg-type]
+        number = least - 1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = least - 1
     if number < least or number % multiple != 0:

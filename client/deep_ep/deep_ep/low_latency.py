@@ -189,7 +189,7 @@ class LowLatencyMode:
             with operation.on():
                 chosen = without(masked, topk_idx, num_experts)
         results, routing = self._results(joined, slot, row_format, masked), Routing()
-        defer = return_recv_hook and operation.stream is not None
+        defer = bool(return_recv_hook) and operation.stream is not None
         step = Dispatching(slot, (x, chosen), n, results, routing, operation.stream, defer)
         operation.begin(step, torch_works=not (x.is_contiguous() and chosen.is_contiguous()))
         operation.fills(results, routing, stats)
@@ -228,9 +228,8 @@ class LowLatencyMode:
             operation.waited = WaitStats(joined, wait_stats, apart=operation.cpu_waits)
         slot, stream = joined.next_slot(), operation.stream
         rows = None if zero_copy else x
-        step = Combining(
-            slot, handle, rows, topk_weights, made, stream, defer=return_recv_hook and stream is not None
-        )
+        defer = bool(return_recv_hook) and stream is not None
+        step = Combining(slot, handle, rows, topk_weights, made, stream, defer)
         copies = not (topk_weights.is_contiguous() and (rows is None or rows.is_contiguous()))
         moves = handle.routing.seen is not handle.routing.have
         operation.begin(step, torch_works=copies or moves)

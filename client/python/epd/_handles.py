@@ -23,7 +23,7 @@ _members: dict[int, SessionHandle] = {}
 
 
 class SessionHandle(int):
-    """Detaches with its last reference. Waits for the daemon, at most 5 seconds."""
+    """Detaches with its last reference. Waits for the daemon, at most 200 ms."""
 
     __slots__ = ()
 

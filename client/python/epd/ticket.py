@@ -103,6 +103,7 @@ class Ticket:
         if not isinstance(timeout_ms, int) or not -_INT32 <= timeout_ms < _INT32:
             raise bad_timeout(timeout_ms)
         group = self._group
+        handle = group._handle  # keeps the membership until the end, whoever leaves
         results = group._results
         try:
             block = results.pop()
@@ -111,9 +112,9 @@ class Ticket:
         block.op_index.value = _UNTOUCHED
         # first_slice(), written out: a wait that ends at once pays for each call of Python's.
         first_ms = SLICE_MS if timeout_ms > SLICE_MS or -1 <= timeout_ms <= 0 else timeout_ms
-        status = _ticket_wait(group._handle, self._ticket, first_ms, block.address)
+        status = _ticket_wait(handle, self._ticket, first_ms, block.address)
         if status == _LATE and first_ms != timeout_ms and block.op_index.value == _UNTOUCHED:
-            status = self._wait_on(timeout_ms, block)
+            status = self._wait_on(handle, timeout_ms, block)
         _, _, rank, op_index, rows, seen, launched, done, dropped, runs = _unpack_result(block.memory)
         results.append(block)
         if not status:
@@ -236,9 +237,8 @@ class Ticket:
         self._ticket = 0
         group._hooks().put((ticket, hook))
 
-    def _wait_on(self, timeout_ms: int, block: ResultBlock) -> int:
+    def _wait_on(self, handle: Any, timeout_ms: int, block: ResultBlock) -> int:
         """The status of a wait that is not over after its first slice."""
-        handle = self._group._handle
         return go_on(
             lambda ms: int(_ticket_wait(handle, self._ticket, ms, block.address)),
             timeout_ms,
@@ -300,12 +300,12 @@ def stream_address(stream: Any) -> int:
 
 def _outcome(ticket: Ticket) -> Result:
     """Waits, and gives the result also of an operation that failed."""
-    group = ticket._group
+    handle = ticket._group._handle  # keeps the membership until the end, whoever leaves
     block = ResultBlock()
     block.op_index.value = _UNTOUCHED
     while True:
-        status = _ticket_wait(group._handle, ticket._ticket, FOREVER, block.address)
-        if status != Status.DEADLINE_EXCEEDED or not ticket.pending:
+        status = _ticket_wait(handle, ticket._ticket, FOREVER, block.address)
+        if status != Status.DEADLINE_EXCEEDED or not library.epd_ticket_pending(handle, ticket._ticket):
             break
     _, _, rank, op_index, *rest = _unpack_result(block.memory)
     if op_index == _UNTOUCHED:  # the session or the group is over

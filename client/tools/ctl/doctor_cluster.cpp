@@ -115,14 +115,23 @@ Check judge_place(const v1::ClusterStatus& cluster) {
   return ok("cluster", text);
 }
 
-Check judge_node(const v1::Node& node) {
+// What to do about a lost node. At its address there may be the same daemon with another name.
+std::string advice_of_lost(const v1::Node& lost, const v1::ListNodesResponse& nodes) {
+  for (const v1::Node& node : nodes.nodes()) {
+    if (node.state() != v1::NODE_STATE_LOST && node.address() == lost.address())
+      return "node " + node.name() + " is at its address now: if it was renamed, this name goes when the " +
+             "coordinator is started again";
+  }
+  return "start epd there, or look at its log; it comes back by itself";
+}
+
+Check judge_node(const v1::Node& node, const v1::ListNodesResponse& nodes) {
   const std::string name = "node " + node.name();
   const std::string text = word(node.state()) + " for " + format_ms(node.since_ms()) +
                            (node.reason().empty() ? "" : ": " + node.reason());
   switch (node.state()) {
     case v1::NODE_STATE_UP: return ok(name, text);
-    case v1::NODE_STATE_LOST:
-      return warn(name, text, "start epd there, or look at its log; it comes back by itself");
+    case v1::NODE_STATE_LOST: return warn(name, text, advice_of_lost(node, nodes));
     case v1::NODE_STATE_SILENT: return warn(name, text, "see whether its machine and network are well");
     case v1::NODE_STATE_DRAINING: return warn(name, text, "it exits soon: start it again");
     default: return warn(name, text, "epctl does not know this state: compare with epctl version");
@@ -151,7 +160,7 @@ std::vector<Check> judge_cluster(const ClusterFacts& facts) {
   if (facts.nodes.has_certificate())
     checks.push_back(judge_certificate(facts.nodes.certificate(), cluster.node()));
   for (const v1::Node& node : facts.nodes.nodes()) {
-    if (!node.own()) checks.push_back(judge_node(node));
+    if (!node.own()) checks.push_back(judge_node(node, facts.nodes));
   }
   for (const PortFacts& port : facts.ports) checks.push_back(judge_port(port));
   std::uint64_t refused = 0;

@@ -110,6 +110,7 @@ void add_views(CLI::App& app, Arguments& arguments) {
   CLI::App* waits = add_command(app, arguments, "waits", Command::kWaits, help::kWaits);
   waits->add_option("GROUP", arguments.target, "Name or id; default: all, without pairs of ranks")
       ->type_name("GROUP")
+      ->check([](const std::string& name) { return name.empty() ? "is empty; allowed: a name or id" : ""; })
       ->check(utf8());
   CLI::App* watch = add_command(app, arguments, "watch", Command::kWatch, help::kWatch);
   watch->add_option("--interval", arguments.interval_s, "Seconds between two looks, 0.05..3600")

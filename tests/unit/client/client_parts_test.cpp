@@ -1,11 +1,15 @@
 // The parts of a session, each alone: no daemon, and of the engine only its memory.
+#include "attach_socket.h"
 #include "launched_operations.h"
 
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cstring>
 #include <future>
 #include <memory>
 #include <thread>
@@ -37,6 +41,19 @@ struct SocketPair {
 bool soon(const std::function<bool()>& what) {
   for (int i = 0; i < 10'000 && !what(); ++i) std::this_thread::sleep_for(milliseconds(1));
   return what();
+}
+
+// ---- the connection -------------------------------------------------------------------------------
+
+TEST(AttachSocket, ADescriptorThatCannotBePassedIsRefused) {
+  std::uint32_t ring_parameters[30] = {};
+  const UniqueFd ring(static_cast<int>(::syscall(SYS_io_uring_setup, 4, ring_parameters)));
+  if (!ring.valid()) GTEST_SKIP() << "no io_uring here: " << std::strerror(errno);
+  const SocketPair sockets;
+  const Status refused = send(sockets.ours, abi::AttachType::kJoin, 1, nullptr, 0, {ring.get()});
+  EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(refused.message().find("allowed: descriptors of memory"), std::string::npos) << refused.message();
+  EXPECT_EQ(sockets.arrived(), 0);
 }
 
 // ---- waits ----------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 #include <algorithm>
+#include <tuple>
 
 namespace epd::ctl {
 namespace {
@@ -113,6 +114,26 @@ TEST_F(CtlDoctorNetwork, OtherVersionsAndLossesAreWarnings) {
   EXPECT_EQ(check(name).level, Level::kWarn);
   far().set_state(v1::FAR_ENGINE_STATE_IDLE);
   EXPECT_EQ(judge_network(facts_).size(), 1u) << "nobody needs it";
+}
+
+TEST(CtlDoctor, OfALostNodeWhoIsAtItsAddressNow) {
+  ClusterFacts facts;
+  const std::tuple<const char*, const char*, v1::NodeState> nodes[] = {
+      {"node-b", "b:7410", v1::NODE_STATE_LOST},
+      {"node-c", "c:7410", v1::NODE_STATE_LOST},
+      {"node-d", "b:7410", v1::NODE_STATE_UP},
+      {"node-e", "c:7410", v1::NODE_STATE_LOST}};
+  for (const auto& [name, address, state] : nodes) {
+    v1::Node& node = *facts.nodes.add_nodes();
+    node.set_name(name);
+    node.set_address(address);
+    node.set_state(state);
+  }
+  const std::vector<Check> checks = judge_cluster(facts);
+  ASSERT_EQ(checks.size(), 5u);
+  EXPECT_TRUE(checks[1].advice.starts_with("node node-d is at its address now")) << checks[1].advice;
+  EXPECT_TRUE(checks[2].advice.starts_with("start epd there")) << checks[2].advice;
+  EXPECT_TRUE(checks[4].advice.starts_with("start epd there")) << checks[4].advice;
 }
 
 TEST(CtlDoctor, TheMachineHasALoopbackInterface) {

@@ -66,6 +66,9 @@ TEST_F(CtlTest, WaitsShowRanksAndWhoWaitedForWhom) {
   EXPECT_EQ(document["groups"][0]["ranks"][1]["last_arrivals"], 3);
   EXPECT_EQ(document["groups"][0]["pairs"][0]["peer"], 0);
   EXPECT_EQ(document["groups"][0]["pairs"][0]["ready_us"], 1'250'000);
+  const Finished nameless = epctl({"waits", ""});
+  EXPECT_EQ(nameless.exit_code, 2) << nameless.out;
+  EXPECT_NE(nameless.err.find("is empty; allowed: a name or id"), std::string::npos) << nameless.err;
   const Finished missing = epctl({"waits", "nobody"});
   EXPECT_EQ(missing.exit_code, 1);
   EXPECT_TRUE(missing.complains("NOT_FOUND")) << missing.err;

@@ -193,7 +193,8 @@ TEST_F(FakeCuda, ADestroyedStreamDropsWhatComesAfterAWaitInVain) {
   EPD_CU(cuStreamWriteValue32(stream_, memory_, 1, 0));
   EPD_CU(cuStreamWaitValue32(stream_, memory_ + 64, 1, CU_STREAM_WAIT_VALUE_EQ));
   EPD_CU(cuStreamWriteValue32(stream_, memory_, 2, 0));
-  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  for (int i = 0; i < 10'000 && at<int>(memory_) != 1; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EPD_CU(cuStreamDestroy(stream_));
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_EQ(at<int>(memory_), 1);

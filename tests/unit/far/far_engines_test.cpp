@@ -339,7 +339,7 @@ TEST(FarEngines, AnEngineThatFallsSilentIsLostAndComesBack) {
   std::atomic<bool> deaf{false};
   std::atomic<int> opened{0};
   EngineNodesOptions options = two_nodes();
-  options.peer_timeout_ms = 1000;
+  options.peer_timeout_ms = 2000;
   options.open = [&](const transport::Limits& limits) -> Result<std::unique_ptr<transport::Transport>> {
     auto inner = network.open(limits);
     if (!inner.ok() || ++opened != 2) return inner;
@@ -353,10 +353,10 @@ TEST(FarEngines, AnEngineThatFallsSilentIsLostAndComesBack) {
   const std::vector<FarStep> steps = random_steps(c, 6, random);
   ASSERT_EQ(nodes.run(steps, 3), "");
   // Nobody is lost while all are idle and well. Engine 0 still hears the other's pings.
-  EXPECT_FALSE(nodes.engine(0).expect(LinkType::kPeerLost, 1500).has_value());
+  EXPECT_FALSE(nodes.engine(0).expect(LinkType::kPeerLost, 2500).has_value());
   deaf = true;
   EXPECT_EQ(text_of(nodes.engine(1).expect(LinkType::kPeerLost)),
-            "host:0 on node-1 has said nothing for 1000 ms");
+            "host:0 on node-1 has said nothing for 2000 ms");
   deaf = false;
   ASSERT_EQ(nodes.break_and_resume(), "");
   EXPECT_EQ(nodes.run(steps), "");

@@ -150,9 +150,17 @@ TEST_F(Proxies, WhatAnEarlierConnectionBroughtIsNobodys) {
   a->connect(kB, b->address());
   b->connect(kA, a->address());
   greet(*b, *a, kA);
-  ::usleep(20'000);
   FarProxy::Event event;
-  while (a->next(event)) a->release(event.body);
+  auto last = message_to(kA, 6);
+  ASSERT_TRUE(b->send(last));
+  ASSERT_TRUE(comes([&] {  // all that was on its way before
+    bool came = false;
+    while (a->next(event)) {
+      came |= event.kind == FarProxy::Event::Kind::kReceived && number_of(event) == 6;
+      a->release(event.body);
+    }
+    return came;
+  }));
   const int before = notified;
   auto old = message_to(kA, 7);
   ASSERT_TRUE(b->send(old));

@@ -128,7 +128,9 @@ TEST(FarSide, OtherWindowsAreADifference) {
   b.say(a, 2);
   for (const End* end : {&a, &b}) {
     ASSERT_TRUE(end->side->difference().has_value());
-    EXPECT_STREQ(end->side->difference()->what, "shape, network.batch_bytes or network.window_bytes");
+    EXPECT_EQ(end->side->difference()->what,
+              end == &a ? "shape, network.batch_bytes (here 4096) or network.window_bytes (here 1048576)"
+                        : "shape, network.batch_bytes (here 4096) or network.window_bytes (here 2097152)");
     EXPECT_FALSE(end->side->greeted());
   }
 }

