@@ -7,6 +7,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
@@ -40,6 +41,8 @@ Status make_directory(const std::string& path) {
                       : "")};
 }
 
+constexpr std::size_t kOwnerBytes = 10;  // of the lock file: the pid, and spaces
+
 Result<UniqueFd> take_lock(const std::string& path) {
   const std::string lock_path = path + ".lock";
   UniqueFd lock(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
@@ -51,15 +54,15 @@ Result<UniqueFd> take_lock(const std::string& path) {
   }
   if (!lock.valid()) return errno_status("open " + lock_path);
   if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    char owner[32] = {};
-    const ssize_t n = ::pread(lock.get(), owner, sizeof(owner) - 1, 0);
-    const std::string pid(owner, n > 0 ? static_cast<std::size_t>(n) : 0);
-    return resource_exhausted("another epd (pid " + (pid.empty() ? "unknown" : pid) + ") serves " + path +
-                              "; stop it or use another daemon.socket");
+    char owner[kOwnerBytes + 1] = {};
+    const long pid = ::pread(lock.get(), owner, kOwnerBytes, 0) > 0 ? std::strtol(owner, nullptr, 10) : 0;
+    return resource_exhausted("another epd (pid " + (pid > 0 ? std::to_string(pid) : "unknown") +
+                              ") serves " + path + "; stop it or use another daemon.socket");
   }
-  const std::string pid = std::to_string(::getpid());
-  if (::ftruncate(lock.get(), 0) != 0 || ::pwrite(lock.get(), pid.data(), pid.size(), 0) < 0)
-    return errno_status("write " + lock_path);
+  // Always as long: to cut the file would wait for the disk, for seconds if that is busy.
+  std::string owner = std::to_string(::getpid());
+  owner.resize(kOwnerBytes, ' ');
+  if (::pwrite(lock.get(), owner.data(), owner.size(), 0) < 0) return errno_status("write " + lock_path);
   return lock;
 }
 

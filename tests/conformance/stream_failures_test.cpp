@@ -237,6 +237,7 @@ void end_without_an_engine(const std::string& kind, const Case& c, End end, epd_
   DaemonOptions options;
   use_devices(options, kind);
   options.settings.emplace_back("engine.restart_backoff_min_ms", "10000");
+  options.settings.emplace_back("engine.restart_backoff_max_ms", "10000");
   Daemon own(options);
   ASSERT_TRUE(own.start());
   Shared<Gate> waiting;

@@ -265,6 +265,7 @@ TEST_P(Bound, EnginesThatDieGetItAgain) {
   Case c = all_regions();
   const std::size_t memfds = settled_memfds(*daemon_);
   struct Stage {
+    Gate killed;  // engines
     Gate finished;
     std::atomic<std::uint64_t> progress{0};
   };
@@ -274,7 +275,12 @@ TEST_P(Bound, EnginesThatDieGetItAgain) {
     options.rounds = 120;
     options.recover = true;
     options.finished = &stage->finished;
-    options.on_submit = [&](std::uint64_t) { stage->progress.fetch_add(1); };
+    // No rank is through before both kills.
+    options.on_submit = [&](std::uint64_t submitted) {
+      stage->progress.fetch_add(1);
+      if (submitted == 30) stage->killed.wait_for(1);
+      if (submitted == 100) stage->killed.wait_for(2);
+    };
     return run_case(daemon_->socket(), daemon_->device(rank), "restarts", c, rank, options);
   });
   for (std::uint32_t device = 0; device < 2; ++device) {
@@ -282,6 +288,7 @@ TEST_P(Bound, EnginesThatDieGetItAgain) {
     pid_t pid = -1;
     ASSERT_TRUE(eventually(20, [&] { return (pid = daemon_->engine(device)) > 0; }));
     ASSERT_EQ(send_signal(pid, SIGKILL), 0);
+    stage->killed.arrive();
   }
   const std::vector<RankOutcome> outcomes = wait_all(ranks, 90);
   expect_all_ok(outcomes);

@@ -4,6 +4,7 @@
 // free, a fresh group on the same devices is right to the bit, and the daemon holds what it held before.
 #include "common/signal.h"
 #include "fault.h"
+#include "support/engine_pages.h"
 #include "support/kill_points.h"
 #include "support/raw_client.h"
 
@@ -44,8 +45,8 @@ void must_be_right(const std::string& difference) {
 }
 
 // What the victim does in its life: one round, then it goes. Each step may be its last.
-std::string whole_life(const Daemon& daemon, const Case& c, const std::string& name, Stretch traced,
-                       Death& death) {
+std::string whole_life(const Daemon& daemon, const EnginePages& pages, const Case& c, const std::string& name,
+                       Stretch traced, Death& death) {
   const auto step = [traced](Stretch here, const std::function<void()>& work) {
     if (here == traced) begin_stretch();
     work();
@@ -58,7 +59,8 @@ std::string whole_life(const Daemon& daemon, const Case& c, const std::string& n
   const std::vector<Input> inputs = make_inputs(c, 0);
   const epd_buffers_t buffers = group.buffers(0);
   fill_dispatch(c, buffers, inputs[kVictim]);
-  sleep_ms(1);  // the engine falls asleep, so that a submission rings
+  // So that the submission rings.
+  RANK_CHECK(eventually(10, [&] { return pages.of(kVictim).sleep.sleeping == 1; }), "the engine sleeps");
   epd_ticket_t ticket = 0;
   epd_dispatch_args_t dispatch;
   epd_dispatch_args_init(&dispatch);
@@ -143,6 +145,7 @@ class ClientKillPoints : public testing::Test {
     options.settings = patient_settings();
     daemon_ = std::make_unique<Daemon>(std::move(options));
     ASSERT_TRUE(daemon_->start());
+    pages_ = std::make_unique<EnginePages>(*daemon_);
     before_ = settled_census(*daemon_);
   }
   void TearDown() override {
@@ -188,7 +191,7 @@ class ClientKillPoints : public testing::Test {
     std::optional<std::string> point;
     const std::string saw = one_death(
         [&](const std::string& name, Death& death) {
-          RankProcess victim([&] { return whole_life(*daemon_, case_, name, stretch, death); });
+          RankProcess victim([&] { return whole_life(*daemon_, *pages_, case_, name, stretch, death); });
           point = kill(victim.pid());
           const RankOutcome outcome = victim.wait(30);
           EXPECT_TRUE(point ? outcome.signal == SIGKILL : outcome.ok) << outcome.to_string();
@@ -222,6 +225,7 @@ class ClientKillPoints : public testing::Test {
 
   const Case case_ = fault_case(2, 2);
   std::unique_ptr<Daemon> daemon_;
+  std::unique_ptr<EnginePages> pages_;
   SystemCensus before_;
   int deaths_ = 0;
 };
@@ -334,7 +338,7 @@ TEST_F(ClientKillPoints, AJoinThatNobodyCompletes) {
         return "";
       });
       Shared<Death> death;
-      RankProcess victim([&] { return whole_life(*daemon_, case_, name, stretch, *death); });
+      RankProcess victim([&] { return whole_life(*daemon_, *pages_, case_, name, stretch, *death); });
       const std::optional<std::string> point = kill_at(victim.pid(), n);
       const bool asked = !point || *point == "after sendmsg #1";
       if (stretch == Stretch::kJoin ? asked : !point) {  // the group is complete: no peer for this test

@@ -308,7 +308,9 @@ TEST_F(EngineKillPoints, Breaking) {
 TEST_F(EngineKillPoints, WithTheResumeUnread) {
   start_ranks(fault_case(kRanks, 2), 4, 1);
   const pid_t holder = break_that_lasts(Op::kCombine);
-  sleep_ms(300);  // its answer goes out in the round that showed the break
+  // Its answer goes out in the round that showed the break, or in the next one.
+  const std::uint64_t loops = pages_->of(kVictim).loops;
+  ASSERT_TRUE(eventually(20, [&] { return pages_->of(kVictim).loops >= loops + 2; }));
   const pid_t victim = engine(kVictim);
   ASSERT_TRUE(stop_process(victim));
   send_signal(holder, SIGCONT);

@@ -27,7 +27,8 @@ std::uint64_t group_stalls(const abi::EnginePage& page, std::uint64_t session_id
 TEST(EngineTold, AGroupThatEndedMeanwhileStallsNoOther) {
   DaemonOptions options;
   options.devices = 2;
-  options.settings = {{"engine.restart_backoff_min_ms", "500"}};
+  // The group is to end before the next engine is there.
+  options.settings = {{"engine.restart_backoff_min_ms", "2000"}};
   Daemon daemon(std::move(options));
   ASSERT_TRUE(daemon.start());
   const EnginePages pages(daemon);
@@ -46,8 +47,13 @@ TEST(EngineTold, AGroupThatEndedMeanwhileStallsNoOther) {
     RANK_CHECK(session.next_answer() == "OK", "join");
     const abi::Joined pair = session.answer().read<abi::Joined>().value();
 
-    RANK_CHECK(send_signal(daemon.engine(0), SIGKILL) == 0, "kill");
+    // The supervisor hears of both deaths at once.
+    const pid_t engine = daemon.engine(0);
+    RANK_CHECK(stop_process(daemon.pid()), "stop");
+    RANK_CHECK(send_signal(engine, SIGKILL) == 0, "kill");
+    RANK_CHECK(eventually(10, [&] { return !is_running(engine); }), "the engine is still there");
     peer.reset();
+    daemon.signal(SIGCONT);
     // It is told to resume when it has been told of all.
     RANK_CHECK(eventually(20, [&] { return board.epoch.load() > alone.epoch; }), "the group did not go on");
     for (int i = 0; i < 10; ++i) {

@@ -28,8 +28,9 @@ struct SystemCensus {
   std::string to_string() const;
 };
 SystemCensus take_system_census(const Daemon& daemon);
-// The same once nothing has changed for a while: sessions end a moment after their client.
-SystemCensus settled_census(const Daemon& daemon);
+// The same once nothing has changed for a while: sessions end a moment after their client. Without clients it
+// waits until nothing of any session or group is left, those of Daemon::start included.
+SystemCensus settled_census(const Daemon& daemon, bool with_clients = false);
 // Waits until descriptors, memfds, shared mappings and threads are what they were; a test failure
 // with both censuses if they don't get there.
 void expect_same_census(const Daemon& daemon, const SystemCensus& before);

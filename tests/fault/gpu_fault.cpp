@@ -126,6 +126,8 @@ void FaultyGpus::expect_no_engine_died() const {
 }
 
 void FaultyGpus::expect_only_this_engine_died(std::uint32_t device, const std::string& how) const {
+  // The log is written a moment later.
+  EXPECT_TRUE(eventually(20, [&] { return daemon_->log().find("engine died") != std::string::npos; }));
   std::istringstream lines(daemon_->log());
   std::uint32_t deaths = 0;
   for (std::string line; std::getline(lines, line);) {

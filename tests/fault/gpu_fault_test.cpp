@@ -208,10 +208,15 @@ TEST_F(OneGpuFault, AnEvictedClientIsTerminatedFirst) {
   EXPECT_EQ(evicted.exit_code, 0) << evicted.err;
   ASSERT_TRUE(eventually(20, [&] { return gpus_->session_of(clients[0].pid()).empty(); }));
   std::printf("evicted within %.1f ms\n", (now_s() - asked) * 1000);
-  const std::string log = daemon().log();
-  const std::size_t terminated = log.find("work on the GPU terminated by MPS");
-  ASSERT_NE(terminated, std::string::npos);
-  EXPECT_LT(terminated, log.find("evicted by operator: test")) << "first MPS, then Goodbye";
+  std::string log;
+  const auto place = [&](const char* text) { return log.find(text); };
+  ASSERT_TRUE(eventually(20, [&] {
+    log = daemon().log();
+    return place("work on the GPU terminated by MPS") != std::string::npos &&
+           place("evicted by operator: test") != std::string::npos;
+  }));
+  EXPECT_LT(place("work on the GPU terminated by MPS"), place("evicted by operator: test"))
+      << "first MPS, then Goodbye";
   EXPECT_TRUE(gpus_->was_terminated(clients[0].pid()));
   clients[0].kill(SIGKILL);
   clients[0].wait(10);
@@ -250,7 +255,7 @@ TEST_F(OneGpuFault, AnEngineThatHangsIsTerminatedFirst) {
     return daemon().engine(victims_gpu()) > 0 && daemon().engine(victims_gpu()) != engine &&
            all_devices_answer(daemon().socket(), "cuda", 1, nullptr);
   }));
-  EXPECT_TRUE(gpus_->was_terminated(engine));
+  EXPECT_TRUE(eventually(20, [&] { return gpus_->was_terminated(engine); }));
   stage->joined.open();
   const RankOutcome outcome = client.wait(40);
   EXPECT_TRUE(outcome.ok) << outcome.to_string();

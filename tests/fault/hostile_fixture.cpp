@@ -32,9 +32,10 @@ void Hostile::SetUp() {
   daemon_ = std::make_unique<Daemon>(std::move(options));
   ASSERT_TRUE(daemon_->start());
   ASSERT_EQ(::chmod(daemon_->directory().c_str(), 0755), 0);
+  (void)settled_census(*daemon_);
   bystander_ = std::make_unique<Bystander>(*daemon_);
   engines_ = daemon_->engines();
-  (void)settled_census(*daemon_);
+  (void)settled_census(*daemon_, true);
   held_ = held(*daemon_);
 }
 

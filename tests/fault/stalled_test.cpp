@@ -16,6 +16,7 @@ constexpr int kTries = 3;
 constexpr int kHangMs = 30'000;
 constexpr int kAllowedMs = 1'200;
 constexpr int kStallMs = 2 * kAllowedMs;
+constexpr int kJoinMs = 5'000;  // the group must be seen, and the supervisor stopped, within it
 constexpr std::uint32_t kOperationMs = 200;
 
 class Stalled : public testing::Test {
@@ -39,10 +40,10 @@ class Stalled : public testing::Test {
     return eventually(20, [&] { return daemon_->log().find(text) != std::string::npos; });
   }
   // What `meanwhile` does comes while the supervisor stands still.
-  void stall(const std::function<void()>& meanwhile) const {
+  void stall(const std::function<void()>& meanwhile, int ms = kStallMs) const {
     ASSERT_TRUE(stop_process(daemon_->pid()));
     meanwhile();
-    sleep_ms(kStallMs);
+    sleep_ms(ms);
     daemon_->signal(SIGCONT);
   }
 
@@ -117,7 +118,7 @@ TEST_F(Stalled, AJoinIsReadBeforeThoseWhoWaitForItAreRefused) {
       abi::Join join = HostileSession::good_join(name);
       join.shape.num_ranks = 2;
       join.rank = static_cast<std::int32_t>(rank);
-      join.timeout_ms = kAllowedMs;
+      join.timeout_ms = kJoinMs;
       stage->ready.arrive();
       if (rank == 1) stage->stopped.wait_for(1);
       const std::string answer = session.ask(abi::AttachType::kJoin, join);
@@ -126,8 +127,8 @@ TEST_F(Stalled, AJoinIsReadBeforeThoseWhoWaitForItAreRefused) {
     });
     ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == 2; }));
     ASSERT_TRUE(
-        eventually(0.8, [&] { return daemon_->epctl({"groups"}).out.find(name) != std::string::npos; }));
-    stall([&] { stage->stopped.open(); });
+        eventually(4, [&] { return daemon_->epctl({"groups"}).out.find(name) != std::string::npos; }));
+    stall([&] { stage->stopped.open(); }, kJoinMs + 500);
     expect_all_ok(wait_all(ranks, 60));
   }
 }

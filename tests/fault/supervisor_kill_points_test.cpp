@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <functional>
@@ -289,10 +290,10 @@ TEST_F(SupervisorKillPoints, EveryStepAtOnceThreeTimes) {
     Shared<Stage> stage;
     std::vector<RankProcess> clients;
     std::vector<std::string> names;
-    std::uint32_t asking = 0;
+    std::vector<std::size_t> asking;
     for (std::size_t i = 0; i < steps().size(); ++i) {
       const Step& step = steps()[i];
-      asking += step.asks ? 1 : 0;
+      if (step.asks) asking.push_back(clients.size());  // its first rank
       for (std::uint32_t rank = 0; rank < step.ranks; ++rank) {
         names.emplace_back(step.name);
         clients.emplace_back([&, i, rank]() -> std::string {
@@ -305,8 +306,11 @@ TEST_F(SupervisorKillPoints, EveryStepAtOnceThreeTimes) {
     sleep_ms(20);  // the last act of some is a call that does not return
     ASSERT_TRUE(stop_process(daemon_->pid()));
     stage->frozen.open();
-    EXPECT_TRUE(eventually(30, [&] { return stage->asking.count == asking; }));
-    sleep_ms(300);  // the requests are sent, the deadline of 5 ms is over
+    EXPECT_TRUE(eventually(30, [&] { return stage->asking.count == asking.size(); }));
+    // From there on they sleep only to wait for an answer.
+    const auto waits = [&](std::size_t i) { return process_state(clients[i].pid()) == 'S'; };
+    EXPECT_TRUE(eventually(30, [&] { return std::all_of(asking.begin(), asking.end(), waits); }));
+    sleep_ms(100);  // the deadline of 5 ms is over
     remember_this_run();
     ASSERT_TRUE(daemon_->kill_and_respawn());
     stage->respawned.open();
