@@ -73,11 +73,11 @@ __global__ void __launch_bounds__(stream_kernels::kFewThreads)
   stream_kernels::run(step, stream_kernels::SmallBlock());
 }
 
-__global__ void __launch_bounds__(stream_kernels::kCopyThreads)
+__global__ void __launch_bounds__(stream_kernels::kCopyThreads, 2)
     dispatch(const __grid_constant__ stream_kernels::StagedStep step) {
   stream_kernels::run_kernel(step);
 }
-__global__ void __launch_bounds__(stream_kernels::kCopyThreads)
+__global__ void __launch_bounds__(stream_kernels::kCopyThreads, 2)
     combine(const __grid_constant__ stream_kernels::StagedStep step) {
   stream_kernels::run_kernel(step);
 }
