@@ -20,22 +20,14 @@
 
 namespace epd::stream_kernels {
 
-// How a piece is shared out among the blocks of the kernel.
-struct Share {
-  std::uint32_t rows;   // of the piece
-  std::uint32_t each;   // of a part
-  std::uint32_t parts;  // of the piece
-};
-
 // Behind it: the sums of the threads, then the ends of the blocks of rows.
 struct SharedWords {
-  Share shares[kMostPiecesOut];
   std::uint32_t part;
   std::uint32_t* sums;  // [threads]
   std::uint32_t* ends;  // [Copies::blocks]: the rows received in this block and those before it
 };
 
-static_assert(sizeof(SharedWords) == kSharedWords && kMostPiecesIn <= kMostPiecesOut);
+static_assert(sizeof(SharedWords) == kSharedWords);
 
 // How many rows there are of each kind.
 struct Tally {
@@ -116,22 +108,20 @@ EPD_DEVICE inline void copy_by(std::uint8_t* to, const std::uint8_t* from, std::
   const std::uint32_t words = (bytes - head) / sizeof(Word);
   auto* const target = reinterpret_cast<Word*>(to + head);
   const auto* const source = reinterpret_cast<const Word*>(from + head);
-  constexpr std::uint32_t kAtOnce =
-      4;  // so many loads are on their way before the first store, of the last words too
+  constexpr std::uint32_t kAtOnce = 4;  // so many loads are on their way before the first store
+  std::uint32_t i = who;
   EPD_NO_UNROLL
-  for (std::uint32_t i = who; i < words; i += kAtOnce * all) {
+  for (; i + (kAtOnce - 1) * all < words; i += kAtOnce * all) {
     Word some[kAtOnce];
-    for (std::uint32_t k = 0; k < kAtOnce; ++k) {
-      if (i + k * all < words) some[k] = load_alone(source + i + k * all);
-    }
-    for (std::uint32_t k = 0; k < kAtOnce; ++k) {
-      if (i + k * all < words) store_alone(target + i + k * all, some[k]);
-    }
+    for (std::uint32_t k = 0; k < kAtOnce; ++k) some[k] = load_alone(source + i + k * all);
+    for (std::uint32_t k = 0; k < kAtOnce; ++k) store_alone(target + i + k * all, some[k]);
   }
   EPD_NO_UNROLL
-  for (std::uint32_t i = who; i < head; i += all) store_alone(to + i, load_alone(from + i));
+  for (; i < words; i += all) store_alone(target + i, load_alone(source + i));
   EPD_NO_UNROLL
-  for (std::uint32_t i = head + words * static_cast<std::uint32_t>(sizeof(Word)) + who; i < bytes; i += all)
+  for (i = who; i < head; i += all) store_alone(to + i, load_alone(from + i));
+  EPD_NO_UNROLL
+  for (i = head + words * static_cast<std::uint32_t>(sizeof(Word)) + who; i < bytes; i += all)
     store_alone(to + i, load_alone(from + i));
 }
 
@@ -184,34 +174,22 @@ EPD_DEVICE inline bool in_blocks(const Copies& c, const Piece& piece) {
   return c.blocks > 1 && (piece.counted == Rows::kReceived || piece.counted == Rows::kUnused);
 }
 
-// Shares pieces out among the blocks, by what there is to copy. Returns how many parts there are. All threads
-// call.
-template <typename Block>
-EPD_DEVICE EPD_NO_INLINE inline std::uint32_t share_out(const Copies& c, const Piece* pieces,
-                                                        std::uint32_t count, const Tally& tally,
-                                                        const Block& block) {
-  constexpr std::uint32_t kMostRows =
-      256;  // where blocks of rows may be short: each is copied by other threads
-  constexpr std::uint32_t kUnit = 1024;
-  Share* const shares = block.shared().shares;
-  std::uint64_t bytes = 0;
-  EPD_NO_UNROLL
-  for (std::uint32_t i = 0; i < count; ++i)
-    bytes += std::uint64_t{rows_of(pieces[i], tally)} * pieces[i].row_bytes;
-  const std::uint32_t units = static_cast<std::uint32_t>(bytes / kUnit) / (kPartsOfABlock * block.count());
-  const std::uint32_t part = units < kLeastPart / kUnit ? kLeastPart : (units + 1) * kUnit;
-  EPD_NO_UNROLL
-  for (std::uint32_t i = block.thread(); i < count; i += block.threads()) {
-    const Piece& piece = pieces[i];
-    const std::uint32_t rows = rows_of(piece, tally);
-    std::uint32_t each = piece.row_bytes < part ? part / piece.row_bytes : 1;
-    if (in_blocks(c, piece)) each = least(each, kMostRows);
-    shares[i] = {rows, each, (rows + each - 1) / each};
-  }
-  block.sync();
+// Rows of a part.
+EPD_DEVICE inline std::uint32_t rows_of_part(const Copies& c, const Piece& piece) {
+  constexpr std::uint32_t kMostRows = 256;  // where blocks may be short: each is copied by other threads
+  const std::uint32_t rows = piece.row_bytes < c.part_bytes ? c.part_bytes / piece.row_bytes : 1;
+  return in_blocks(c, piece) ? least(rows, kMostRows) : rows;
+}
+
+EPD_DEVICE inline std::uint32_t parts_of(const Copies& c, const Piece& piece, const Tally& tally) {
+  const std::uint32_t each = rows_of_part(c, piece);
+  return (rows_of(piece, tally) + each - 1) / each;
+}
+EPD_DEVICE inline std::uint32_t parts_of(const Copies& c, const Piece* pieces, std::uint32_t count,
+                                         const Tally& tally) {
   std::uint32_t parts = 0;
   EPD_NO_UNROLL
-  for (std::uint32_t i = 0; i < count; ++i) parts += shares[i].parts;
+  for (std::uint32_t i = 0; i < count; ++i) parts += parts_of(c, pieces[i], tally);
   return parts;
 }
 
@@ -277,16 +255,15 @@ EPD_DEVICE inline void copy_blocks(const Copies& c, const Piece& piece, bool in,
   }
 }
 
-// Copies one of the parts of share_out(). All threads call.
+// Copies one of parts_of(). All threads call.
 template <typename Block>
 EPD_DEVICE EPD_NO_INLINE inline void copy_part(const Copies& c, bool in, const Tally& tally,
                                                std::uint32_t part, const Block& block) {
   const Piece* piece = in ? c.in : c.out;
-  const Share* share = block.shared().shares;
   EPD_NO_UNROLL
-  for (; part >= share->parts; ++piece, ++share) part -= share->parts;
-  const std::uint32_t first = part * share->each;
-  const std::uint32_t last = least(first + share->each, share->rows);
+  for (; part >= parts_of(c, *piece, tally); ++piece) part -= parts_of(c, *piece, tally);
+  const std::uint32_t first = part * rows_of_part(c, *piece);
+  const std::uint32_t last = least(first + rows_of_part(c, *piece), rows_of(*piece, tally));
   if (in_blocks(c, *piece)) {
     copy_blocks(c, *piece, in, first, last, block);
   } else if (piece->renumber != 0) {
@@ -335,7 +312,7 @@ EPD_DEVICE inline void copy_in_and_begin(const StagedStep& step, const Block& bl
   abi::StagingWords& words = *step.staging;
   const Copies& c = step.copies;
   const Tally rows = tally(c, block, c.received_in != 0);
-  const std::uint32_t parts = share_out(c, c.in, c.num_in, rows, block);
+  const std::uint32_t parts = parts_of(c, c.in, c.num_in, rows);
   const std::uint32_t last = parts != 0 ? parts - 1 : 0;  // without any, whoever comes first begins
   EPD_NO_UNROLL
   for (;;) {
@@ -370,7 +347,7 @@ EPD_DEVICE inline void await_end(const StagedStep& step) {
 template <typename Block>
 EPD_DEVICE inline void copy_out(const Copies& c, const Block& block) {
   const Tally rows = tally(c, block, c.received_in == 0);
-  const std::uint32_t parts = share_out(c, c.out, c.num_out, rows, block);
+  const std::uint32_t parts = parts_of(c, c.out, c.num_out, rows);
   EPD_NO_UNROLL
   for (std::uint32_t part = block.index(); part < parts; part += block.count())
     copy_part(c, false, rows, part, block);

@@ -73,11 +73,11 @@ __global__ void __launch_bounds__(stream_kernels::kFewThreads)
   stream_kernels::run(step, stream_kernels::SmallBlock());
 }
 
-__global__ void __launch_bounds__(stream_kernels::kCopyThreads, 2)
+__global__ void __launch_bounds__(stream_kernels::kCopyThreads)
     dispatch(const __grid_constant__ stream_kernels::StagedStep step) {
   stream_kernels::run_kernel(step);
 }
-__global__ void __launch_bounds__(stream_kernels::kCopyThreads, 2)
+__global__ void __launch_bounds__(stream_kernels::kCopyThreads)
     combine(const __grid_constant__ stream_kernels::StagedStep step) {
   stream_kernels::run_kernel(step);
 }
