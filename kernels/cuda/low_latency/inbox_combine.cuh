@@ -47,22 +47,18 @@ struct TakenRow {
   }
 };
 
-// The row of choice `lane`, and its weight. All lanes call.
-__device__ inline std::uint64_t weighted_row(const Operation& op, const RawChoice& raw) {
+// Publishes to every rank which of its rows the token takes, and their weights. An entry for a choice of
+// another rank is kFull.
+__device__ inline void request_sums(const Operation& op, std::uint32_t token, const RawChoice& raw) {
+  const TakenRow taken(op, raw);
   float weight = 1.0f;
   if (op.topk_weights != nullptr)
     weight = sum_weights(op.shape.topk, static_cast<std::uint32_t>(raw.expert), raw.weight);
-  return std::uint64_t{__float_as_uint(weight)} << 32 | static_cast<std::uint32_t>(raw.row);
-}
-
-// Publishes to every other rank which of its rows the token takes, and their weights. An entry for a choice
-// of another rank is kFull.
-__device__ inline void request_sums(const Operation& op, std::uint32_t token, const RawChoice& raw) {
-  const TakenRow taken(op, raw);
-  const std::uint64_t row = weighted_row(op, raw);
   if (lane_of() >= op.shape.topk) return;
+  const std::uint64_t row =
+      std::uint64_t{__float_as_uint(weight)} << 32 | static_cast<std::uint32_t>(raw.row);
   for (std::uint32_t d = 0; d < op.shape.num_ranks; ++d) {
-    if (d == op.rank || !is_active(op, d)) continue;
+    if (!is_active(op, d)) continue;
     publish_word(requested_words(op, d, op.rank, token) + lane_of(), op.tag,
                  taken.takes && taken.rank == d ? row : kFull);
   }
@@ -73,9 +69,7 @@ struct SumTask {
   std::uint32_t owner = 0;
   std::uint32_t token = kFull;  // kFull: no task
   std::uint32_t piece = 0;
-  // The requested word of choice `lane`, as it was when the task was read. Of own tokens it is made from the
-  // choices.
-  PublishedWord word{};
+  PublishedWord word{};  // requested word of choice `lane`, as it was when the task was read
 
   // The requested word of choice `lane`.
   __device__ const PublishedWord* at(const Operation& op) const {
@@ -138,15 +132,7 @@ class SumTasks {
     EPD_BELOW(task.owner, op_.shape.num_ranks);
     EPD_BELOW(task.piece, pieces_.count);
     task.token = token;
-    if (task.owner == op_.rank) {
-      const RawChoice raw = load_raw(op_, token);
-      const TakenRow taken(op_, raw);
-      const std::uint64_t row = weighted_row(op_, raw);
-      task.word.tag = op_.tag;
-      task.word.value = taken.takes && taken.rank == op_.rank ? row : kFull;
-    } else if (lane_of() < op_.shape.topk) {
-      task.word = read_word(task.at(op_));
-    }
+    if (lane_of() < op_.shape.topk) task.word = read_word(task.at(op_));
     return task;
   }
   __device__ Range range(const SumTask& task) const {
@@ -188,16 +174,13 @@ class SumStream {
   __device__ SumStream(const Operation& op, std::uint8_t* stages, CtaBoard& board)
       : op_(op), board_(board), stage_(lane_stage(op, stages)), tasks_(op, board) {}
 
-  // Reads the first task: what it needs is on its way while others are asked.
-  __device__ void begin() {
-    next_i_ = claim(cta_of(op_), board_.claimed);
-    prefetch_task();
-  }
   // Forms sums until no task is left. Returns false if the operation has failed.
   __device__ bool run(std::uint64_t deadline_ns) {
     EPD_AT_MOST(op_.division.shared_bytes, dynamic_shared_bytes());
     EPD_AT_MOST((warp_of() + 1) * op_.division.stage_bytes, op_.division.shared_bytes);
     deadline_ns_ = deadline_ns;
+    next_i_ = claim(cta_of(op_), board_.claimed);
+    prefetch_task();
 #pragma unroll 1
     while (true) {
 #pragma unroll 1
@@ -432,13 +415,11 @@ __device__ inline bool add_own(const Operation& op, const std::uint8_t* stages, 
 // The work of the copy warps. Returns false if the operation has failed.
 __device__ inline bool combine_by_inbox(const Operation& op, std::uint8_t* stages, CtaBoard& board,
                                         std::uint64_t deadline_ns) {
-  SumStream sums(op, stages, board);
-  sums.begin();
   // The words of the operation before in the same inbox have been read: each reader kept that operation from
   // ending until it had read them.
   for (std::uint32_t token = first_of_warp(op); token < op.num_tokens; token += step_of_warps(op))
     request_sums(op, token, load_raw(op, token));
-  if (!sums.run(deadline_ns)) return false;
+  if (!SumStream(op, stages, board).run(deadline_ns)) return false;
   if (op.out_weights != nullptr) return_all_weights(op);
   count_sent(board);
   return add_own(op, stages, board, deadline_ns);
