@@ -16,7 +16,7 @@ import deep_ep
 import numpy as np
 import reference
 import torch
-from deep_ep_cases import (
+from deep_ep_sent import (
     BF16,
     FORMATS,
     LL_T,

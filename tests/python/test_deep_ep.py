@@ -53,64 +53,61 @@ def four(daemon: Daemon) -> Iterator[RankProcesses]:
 
 
 def test_layout(two: RankProcesses) -> None:
-    two.run("deep_ep_cases.layout")
+    two.run("deep_ep_normal_cases.layout")
 
 
 @pytest.mark.parametrize("form", ["bf16", "fp8", "ue8m0"])
 @pytest.mark.parametrize("previous", [False, True])
 @pytest.mark.parametrize("async_finish", [False, True])
 def test_normal(two: RankProcesses, form: str, previous: bool, async_finish: bool) -> None:
-    two.run("deep_ep_cases.normal", form=form, previous=previous, async_finish=async_finish)
+    two.run("deep_ep_normal_cases.normal", form=form, previous=previous, async_finish=async_finish)
 
 
 def test_normal_on_four_ranks_one_without_tokens(four: RankProcesses) -> None:
-    four.run("deep_ep_cases.normal", form="bf16", previous=False, async_finish=False)
-    four.run("deep_ep_cases.low_latency", form="fp8", hooks=True)
+    four.run("deep_ep_normal_cases.normal", form="bf16", previous=False, async_finish=False)
+    four.run("deep_ep_low_latency_cases.low_latency", form="fp8", hooks=True)
 
 
 def test_other_rows_under_a_handle(two: RankProcesses) -> None:
-    two.run("deep_ep_cases.other_rows_under_a_handle")
+    two.run("deep_ep_normal_cases.other_rows_under_a_handle")
 
 
 def test_many_handles(two: RankProcesses) -> None:
-    two.run("deep_ep_cases.many_handles")
+    two.run("deep_ep_normal_cases.many_handles")
 
 
 @pytest.mark.parametrize("form", ["bf16", "fp8", "pow2", "ue8m0"])
 @pytest.mark.parametrize("hooks, async_finish", [(False, False), (True, False), (False, True)])
 def test_low_latency(two: RankProcesses, form: str, hooks: bool, async_finish: bool) -> None:
-    two.run("deep_ep_cases.low_latency", form=form, hooks=hooks, async_finish=async_finish)
+    two.run("deep_ep_low_latency_cases.low_latency", form=form, hooks=hooks, async_finish=async_finish)
 
 
 @pytest.mark.parametrize(
-    "case",
-    [
-        "two_batches",
-        "modes_of_torch_change",
-        "hooks_that_are_not_called",
-        "results_are_copies",
-        "both_modes",
-        "buffers_end_in_any_order",
-        "memberships_end_with_the_buffer",
-        "mpi",
-    ],
+    "case", ["two_batches", "modes_of_torch_change", "hooks_that_are_not_called", "results_are_copies"]
 )
-def test_low_latency_and_buffers(two: RankProcesses, case: str) -> None:
-    two.run(f"deep_ep_cases.{case}")
+def test_low_latency_in_use(two: RankProcesses, case: str) -> None:
+    two.run(f"deep_ep_low_latency_cases.{case}")
+
+
+@pytest.mark.parametrize(
+    "case", ["both_modes", "buffers_end_in_any_order", "memberships_end_with_the_buffer", "mpi"]
+)
+def test_buffers(two: RankProcesses, case: str) -> None:
+    two.run(f"deep_ep_buffer_cases.{case}")
 
 
 def test_wrong_arguments(two: RankProcesses) -> None:
-    two.run("deep_ep_cases.wrong_arguments")
+    two.run("deep_ep_buffer_cases.wrong_arguments")
 
 
 def test_ranks_that_differ(two: RankProcesses) -> None:
     """num_max_dispatch_tokens_per_rank is part of the group's name: the other rank is missed."""
-    for answer in two.run("deep_ep_cases.other_values_on_ranks"):
+    for answer in two.run("deep_ep_buffer_cases.other_values_on_ranks"):
         assert re.match("DeadlineExceeded: .*missing", answer), answer
 
 
 def test_a_rank_ends(two: RankProcesses) -> None:
-    assert two.run("deep_ep_cases.a_rank_ends") == ["lost 1", "left"]
+    assert two.run("deep_ep_buffer_cases.a_rank_ends") == ["lost 1", "left"]
 
 
 def test_what_is_exported() -> None:

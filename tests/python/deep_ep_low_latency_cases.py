@@ -1,0 +1,154 @@
+"""What each rank of test_deep_ep.py does in low-latency mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from deep_ep_sent import (
+    FORMATS,
+    LL_T,
+    E,
+    check_ll_combine,
+    check_ll_dispatch,
+    ll_answer,
+    ll_sent,
+    make_buffer,
+)
+
+
+def low_latency(group: Any, form: str, hooks: bool, async_finish: bool = False) -> None:
+    buffer = make_buffer(group, low_latency_mode=True, num_rdma_bytes=1 << 20)
+    rank, size = buffer.rank, buffer.group_size
+    options = {**FORMATS[form][0], "return_recv_hook": hooks, "async_finish": async_finish}
+    stats = torch.zeros(E // size, dtype=torch.int32)
+    seen = torch.zeros_like(stats)
+    for step in range(5):
+        all_sent = ll_sent(size, step)
+        mine = all_sent[rank]
+        for _ in range(step % 2 + 1):
+            got, counts, handle, event, hook = buffer.low_latency_dispatch(
+                mine.x.clone(), mine.topk_idx, LL_T, E, cumulative_local_expert_recv_stats=stats, **options
+            )
+            assert (hook is not None) == hooks
+            if hooks:
+                hook()
+                hook()  # once more does nothing
+            if async_finish:
+                event.current_stream_wait()
+            seen += counts
+        assert torch.equal(stats, seen)
+        check_ll_dispatch(form, rank, size, all_sent, got, counts, handle)
+        for zero_copy in (False, True):
+            y = ll_answer(rank, size, step)
+            if zero_copy:
+                buffer.get_next_low_latency_combine_buffer(handle)[:, :, :] = y
+                y = torch.full_like(y, float("nan"))
+            given_out = torch.full_like(mine.x, 7) if step % 2 else None
+            out, event, hook = buffer.low_latency_combine(
+                y,
+                mine.topk_idx,
+                mine.topk_weights,
+                handle,
+                zero_copy=zero_copy,
+                return_recv_hook=hooks,
+                async_finish=async_finish,
+                out=given_out,
+            )
+            if hooks:
+                hook()
+            if async_finish:
+                event.current_stream_wait()
+            assert given_out is None or out is given_out
+            check_ll_combine(rank, size, all_sent, step, out)
+    buffer.destroy()
+
+
+def two_batches(group: Any) -> None:
+    """Batches A and B overlap by hooks: dispatch A, dispatch B, combine A, combine B; the results stay apart."""
+    buffer = make_buffer(group, low_latency_mode=True)
+    rank, size = buffer.rank, buffer.group_size
+    for step in range(3):
+        batches = [ll_sent(size, 2 * step), ll_sent(size, 2 * step + 1)]
+        started = []
+        for batch in batches:
+            mine = batch[rank]
+            started.append(
+                buffer.low_latency_dispatch(mine.x, mine.topk_idx, LL_T, E, use_fp8=False, return_recv_hook=True)
+            )
+        for _, _, _, _, hook in started:
+            hook()
+        for batch, (got, counts, handle, _, _) in zip(batches, started):
+            check_ll_dispatch("bf16", rank, size, batch, got, counts, handle)
+        outs = []
+        for number, (batch, (_, _, handle, _, _)) in enumerate(zip(batches, started)):
+            y = ll_answer(rank, size, 2 * step + number)
+            mine = batch[rank]
+            outs.append(
+                buffer.low_latency_combine(y, mine.topk_idx, mine.topk_weights, handle, return_recv_hook=True)
+            )
+            got, counts = started[1][:2]  # B's rows are not touched by A's combine
+            check_ll_dispatch("bf16", rank, size, batches[1], got, counts, started[1][2])
+        for _, _, hook in outs:
+            hook()
+        for number, (batch, (out, _, _)) in enumerate(zip(batches, outs)):
+            check_ll_combine(rank, size, batch, 2 * step + number, out)
+    buffer.destroy()
+
+
+def hooks_that_are_not_called(group: Any) -> None:
+    """The next operation finds room all the same."""
+    buffer = make_buffer(group, low_latency_mode=True)
+    rank, size = buffer.rank, buffer.group_size
+    for step in range(4):
+        all_sent = ll_sent(size, step)
+        mine = all_sent[rank]
+        # Other integers are the same numbers: no further group is joined.
+        tokens, experts = (LL_T, E) if step % 2 == 0 else (torch.tensor(LL_T), torch.tensor(E))
+        handle = buffer.low_latency_dispatch(
+            mine.x, mine.topk_idx, tokens, experts, use_fp8=False, return_recv_hook=True
+        )[2]
+        y = ll_answer(rank, size, step)
+        out, _, _ = buffer.low_latency_combine(
+            y, mine.topk_idx, mine.topk_weights, handle, return_recv_hook=True
+        )
+        out, _, _ = buffer.low_latency_combine(y, mine.topk_idx, mine.topk_weights, handle)
+        check_ll_combine(rank, size, all_sent, step, out)
+    buffer.destroy()
+
+
+def modes_of_torch_change(group: Any) -> None:
+    """The first dispatches to each slot are in inference mode, and the caller then wants gradients of the scales."""
+    buffer = make_buffer(group, low_latency_mode=True)
+    few = ll_sent(buffer.group_size, 0)[buffer.rank]
+    for number in range(4):
+        with torch.inference_mode(number < 2):
+            (_, scales), *_ = buffer.low_latency_dispatch(few.x, few.topk_idx, LL_T, E, use_fp8=True)
+        if number >= 2:
+            scales.requires_grad_()
+    buffer.low_latency_dispatch(few.x, few.topk_idx, LL_T, E, use_fp8=True)
+    buffer.destroy()
+
+
+def results_are_copies(group: Any) -> None:
+    """$EPD_DEEPEP_VIEWS=0: results outlive any number of dispatches."""
+    import os
+
+    os.environ["EPD_DEEPEP_VIEWS"] = "0"
+    try:
+        buffer = make_buffer(group, low_latency_mode=True)
+    finally:
+        del os.environ["EPD_DEEPEP_VIEWS"]
+    rank, size = buffer.rank, buffer.group_size
+    kept = []
+    for step in range(5):
+        all_sent = ll_sent(size, step)
+        mine = all_sent[rank]
+        got, counts, handle, _, hook = buffer.low_latency_dispatch(
+            mine.x, mine.topk_idx, LL_T, E, return_recv_hook=True
+        )
+        hook()
+        kept.append((all_sent, got, counts, handle))
+    for all_sent, got, counts, handle in kept:
+        check_ll_dispatch("fp8", rank, size, all_sent, got, counts, handle)
+    buffer.destroy()

@@ -1,0 +1,217 @@
+"""What each rank of test_deep_ep.py does in normal mode."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any, Optional
+
+import deep_ep
+import torch
+from deep_ep_sent import (
+    BF16,
+    E,
+    H,
+    K,
+    N,
+    Sent,
+    check_choices,
+    check_rows,
+    make_buffer,
+    raises,
+    received_by,
+    sent_by,
+)
+
+import epd
+
+
+def layout(group: Any) -> None:
+    buffer = make_buffer(group)
+    rank, size = buffer.rank, buffer.group_size
+    idx = sent_by(rank, "bf16").topk_idx
+    for previous in (None, buffer.capture()):
+        for async_finish in (False, True):
+            per_rank, rdma, per_expert, in_rank, event = buffer.get_dispatch_layout(
+                idx, E, previous_event=previous, async_finish=async_finish
+            )
+            if async_finish:
+                event.current_stream_wait()
+            assert rdma is None and in_rank.dtype == torch.bool
+            assert per_rank.dtype == per_expert.dtype == torch.int32
+            chosen = [[e // (E // size) for e in row if e >= 0] for row in idx.tolist()]
+            assert in_rank.tolist() == [[r in row for r in range(size)] for row in chosen]
+            assert per_rank.tolist() == [sum(r in row for row in chosen) for r in range(size)]
+            assert per_expert.tolist() == [int((idx == e).sum()) for e in range(E)]
+    raises(epd.InvalidArgument, "num_experts is 9; allowed: a multiple of", lambda: buffer.get_dispatch_layout(idx, 9))
+    raises(
+        epd.InvalidArgument,
+        "topk_idx.dtype is torch.int32; allowed: torch.int64",
+        lambda: buffer.get_dispatch_layout(idx.int(), E),
+    )
+    buffer.destroy()
+
+
+def normal(group: Any, form: str, previous: bool, async_finish: bool) -> None:
+    """Dispatch with and without top-k, worst-case tokens, cached dispatch, combine."""
+    buffer = make_buffer(group)
+    rank, size = buffer.rank, buffer.group_size
+    all_sent = [sent_by(each, form) for each in range(size)]
+    mine, expected = all_sent[rank], received_by(rank, size, all_sent)
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(mine.topk_idx, E)
+    config = deep_ep.Config(24, 8, 256)
+    common = {"config": config, "async_finish": async_finish}
+
+    def call(method: Any, *arguments: Any, **keywords: Any) -> Any:
+        if previous:
+            keywords["previous_event"] = buffer.capture()
+            keywords["allocate_on_comm_stream"] = async_finish
+        *results, event = method(*arguments, **common, **keywords)
+        if async_finish:
+            event.current_stream_wait()
+        return results
+
+    numbers = {"num_tokens_per_rank": per_rank, "num_tokens_per_expert": per_expert, "is_token_in_rank": in_rank}
+    choice = {"topk_idx": mine.topk_idx, "topk_weights": mine.topk_weights}
+    totals = [sum(int((sent.topk_idx == e).sum()) for sent in all_sent) for e in range(E)]
+    local = E // size
+    totals = totals[rank * local : rank * local + local]
+    for with_topk in (True, False):
+        keywords = {**numbers, **(choice if with_topk else {})}
+        rows, idx, weights, counts, handle = call(buffer.dispatch, mine.rows, **keywords)
+        first = rows[0] if isinstance(rows, tuple) else rows
+        assert first.shape == (len(expected), H)
+        assert counts == totals and all(isinstance(count, int) for count in counts)
+        check_rows(rows, all_sent, expected)
+        prefix = [sum(source <= i for source, _ in expected) for i in range(size)]
+        assert handle[0][:, rank].tolist() == prefix and handle[0].shape == (size, size)
+        handle[0][:, rank] = 99  # a copy: the handle goes on
+        assert handle[3].tolist() == [token for _, token in expected]
+        assert len(handle) == 6 and handle[4] is in_rank
+        if with_topk:
+            assert idx.dtype == torch.int64 and weights.dtype == torch.float32
+            check_choices(rank, size, idx, weights, all_sent, expected)
+            aligned = call(buffer.dispatch, mine.rows, **keywords, expert_alignment=8)[3]
+            assert aligned == [-(-count // 8) * 8 for count in totals]
+            for worst in (N * size, N * size + 5, deep_ep.config.max_tokens() * size + 3):
+                many, many_idx, many_weights, none, many_handle = call(
+                    buffer.dispatch, mine.rows, **keywords, num_worst_tokens=worst
+                )
+                assert none == [] and (many[0] if isinstance(many, tuple) else many).shape[0] == worst
+                check_rows(many, all_sent, expected)
+                check_choices(rank, size, many_idx, many_weights, all_sent, expected)
+                assert many_idx.shape == (worst, K) and (many_idx[len(expected) :] == -1).all()
+                assert many_weights.shape == (worst, K) and not many_weights[len(expected) :].any()
+                again = call(buffer.dispatch, mine.rows, handle=many_handle)[0]
+                check_rows(again, all_sent, expected)
+                y = torch.zeros((worst, H), dtype=BF16)
+                y[: len(expected)] = 1
+                out, _ = call(buffer.combine, y, many_handle)
+                assert torch.equal(out, in_rank.sum(1, keepdim=True).to(BF16).expand(-1, H))
+        else:
+            assert idx is None and weights is None
+        # What was received before is still what it was.
+        check_rows(rows, all_sent, expected)
+        again, *nothing = call(buffer.dispatch, mine.rows, handle=handle)
+        assert nothing == [None, None, None, None]
+        check_rows(again, all_sent, expected)
+        check_combine(buffer, call, handle, all_sent, expected, weights)
+    buffer.destroy()
+
+
+def answers(rank: int, count: int) -> Any:
+    return torch.randint(-64, 65, (count, H), generator=torch.Generator().manual_seed(500 + rank)).to(BF16)
+
+
+def check_combine(
+    buffer: deep_ep.Buffer, call: Any, handle: Any, all_sent: list[Sent], expected: Any, weights: Optional[Any]
+) -> None:
+    """Sums in float32 by ascending rank, biases first, rounded once; weights of each column summed over ranks."""
+    rank, size = buffer.rank, buffer.group_size
+    n = len(all_sent[rank].x)
+    biases = [torch.full((n, H), 0.25 * (1 + b)).to(BF16) for b in range(2)]
+    out_of = [received_by(each, size, all_sent) for each in range(size)]
+    y_of = [answers(each, len(rows)) for each, rows in enumerate(out_of)]
+    for bias in (None, biases[0], tuple(biases)):
+        total = torch.zeros((n, H))
+        for each in (bias,) if isinstance(bias, torch.Tensor) else bias or ():
+            total += each.float()
+        for rows, y in zip(out_of, y_of):
+            for row, (source, token) in enumerate(rows):
+                if source == rank:
+                    total[token] += y[row].float()
+        out, out_weights = call(buffer.combine, y_of[rank], handle, bias=bias)
+        assert out_weights is None and torch.equal(out, total.to(BF16))
+    if weights is None:
+        return
+    given_of = [
+        torch.rand((len(rows), K), generator=torch.Generator().manual_seed(700 + each))
+        for each, rows in enumerate(out_of)
+    ]
+    summed = torch.zeros((n, K))
+    for rows, given in zip(out_of, given_of):
+        for row, (source, token) in enumerate(rows):
+            if source == rank:
+                summed[token] += given[row]
+    _, out_weights = call(buffer.combine, y_of[rank], handle, topk_weights=given_of[rank])
+    assert torch.equal(out_weights, summed), (out_weights - summed).abs().max()
+
+
+def other_rows_under_a_handle(group: Any) -> None:
+    """A handle of e4m3 rows serves bf16 rows and the reverse, also when other dispatches came between."""
+    buffer = make_buffer(group)
+    rank, size = buffer.rank, buffer.group_size
+    by_form = {form: [sent_by(each, form) for each in range(size)] for form in ("bf16", "fp8", "ue8m0")}
+    expected = received_by(rank, size, by_form["bf16"])
+    layout = buffer.get_dispatch_layout(by_form["bf16"][rank].topk_idx, E)
+    for with_topk in (True, False):
+        for first in by_form:
+            mine = by_form[first][rank]
+            choice = {"topk_idx": mine.topk_idx, "topk_weights": mine.topk_weights} if with_topk else {}
+            handle = buffer.dispatch(
+                mine.rows, num_tokens_per_expert=layout[2], is_token_in_rank=layout[3], **choice
+            )[4]
+            for second in by_form:
+                for _ in range(2):
+                    rows = buffer.dispatch(by_form[second][rank].rows, handle=handle)[0]
+                    check_rows(rows, by_form[second], expected)
+            out = buffer.combine(torch.ones((len(expected), H), dtype=BF16), handle)[0]
+            assert torch.equal(out, layout[3].sum(1, keepdim=True).to(BF16).expand(-1, H))
+    idx = by_form["bf16"][rank].topk_idx.clone()
+    mine = by_form["bf16"][rank]
+    handle = buffer.dispatch(
+        mine.x, num_tokens_per_expert=layout[2], topk_idx=idx, topk_weights=mine.topk_weights
+    )[4]
+    idx.add_(0)
+    check_rows(buffer.dispatch(by_form["fp8"][rank].rows, handle=handle)[0], by_form["fp8"], expected)
+    narrow = mine.x[:, : H // 2].contiguous()
+    raises(
+        epd.InvalidArgument,
+        "topk_idx is written to; allowed:",
+        lambda: buffer.dispatch(narrow, handle=handle),
+    )
+    buffer.destroy()
+
+
+def many_handles(group: Any) -> None:
+    """As many handles as layers x micro-batches; rank 0 forgets them at other times than the others."""
+    buffer = make_buffer(group)
+    rank, size = buffer.rank, buffer.group_size
+    kept = []
+    for step in range(24):
+        all_sent = [sent_by(each, "bf16", step) for each in range(size)]
+        mine, expected = all_sent[rank], received_by(rank, size, all_sent)
+        per_expert = buffer.get_dispatch_layout(mine.topk_idx, E)[2]
+        rows, _, _, _, handle, _ = buffer.dispatch(
+            mine.x, num_tokens_per_expert=per_expert, topk_idx=mine.topk_idx, topk_weights=mine.topk_weights
+        )
+        kept.append((handle, rows, all_sent, expected))
+        if step % 6 == 5:
+            for handle, rows, sent, rows_of in reversed(kept[-6:]):
+                check_rows(rows, sent, rows_of)
+                check_rows(buffer.dispatch(sent[rank].x, handle=handle)[0], sent, rows_of)
+                out = buffer.combine(rows, handle)[0]
+                assert out.shape == sent[rank].x.shape
+            del handle
+            del kept[: len(kept) if rank == 0 else -2]  # of 8 that may be kept
+            gc.collect()
+    buffer.destroy()
