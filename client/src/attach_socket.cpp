@@ -70,10 +70,12 @@ Status send(const UniqueFd& socket, abi::AttachType type, std::uint32_t request_
   if (error == EPIPE || error == ECONNRESET || error == ENOTCONN)
     return daemon_lost("the daemon closed the connection");
   if (error == EAGAIN || error == EWOULDBLOCK) return would_block("the daemon does not read its socket");
-  // The kernel passes no descriptors of io_uring.
-  if (error == EINVAL && !fds.empty())
-    return invalid_argument(
-        "a descriptor of this request can't be passed to another process; allowed: descriptors of memory");
+  if (error == EINVAL && !fds.empty()) {  // one of io_uring
+    std::string numbers;
+    for (const int fd : fds) numbers += (numbers.empty() ? "" : ", ") + std::to_string(fd);
+    return invalid_argument("the system passes not all of the descriptors " + numbers +
+                            " to another process; allowed: descriptors of memory");
+  }
   return errno_status("sending a request to the daemon", error);
 }
 

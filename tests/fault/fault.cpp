@@ -4,8 +4,6 @@
 #include <sys/ptrace.h>
 #include <sys/user.h>
 #include <sys/wait.h>
-#include <algorithm>
-#include <fstream>
 
 namespace epd::test {
 
@@ -69,26 +67,13 @@ std::size_t memfds_of(const SystemCensus& system) {
   return count;
 }
 
-// The supervisor and the engine of a session map its segments, and those of a group its boards.
-bool serves_nobody(const Daemon& daemon) {
-  const std::vector<pid_t> pids = daemon.all_pids();
-  return std::none_of(pids.begin(), pids.end(), [](pid_t pid) {
-    std::ifstream maps("/proc/" + std::to_string(pid) + "/maps");
-    for (std::string line; std::getline(maps, line);) {
-      for (const char* name : {"/memfd:epd-segment-", "/memfd:epd-board"})
-        if (line.find(name) != std::string::npos) return true;
-    }
-    return false;
-  });
-}
-
 constexpr int kEqualLooks = 30;  // a pause of the whole machine is one look, however long
 
 }  // namespace
 
 SystemCensus settled_census(const Daemon& daemon, bool with_clients) {
   if (!with_clients) {
-    EXPECT_TRUE(eventually(20, [&] { return serves_nobody(daemon); })) << "a session or a group is left";
+    EXPECT_TRUE(eventually(20, [&] { return daemon.serves_nobody(); })) << "a session or a group is left";
   }
   SystemCensus census = take_system_census(daemon);
   double since = now_s();

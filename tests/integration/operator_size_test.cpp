@@ -11,10 +11,6 @@ namespace {
 
 class Size : public Operator {
  protected:
-  // Whether those that are left, as Daemon::start's own, go.
-  bool no_groups() {
-    return eventually(20, [&] { return memory_objects(daemon_->pid())["epd-board"] == 0; });
-  }
   // The group's ranks are there while `look` runs.
   void with_group(const Case& c, const std::function<void()>& look) {
     Shared<Stage> stage;
@@ -83,7 +79,6 @@ class Size : public Operator {
 
 TEST_F(Size, IsWhatTheDaemonMakes) {
   start();
-  ASSERT_TRUE(no_groups());
   std::vector<Case> cases(3);
   cases[1].layout = EPD_LAYOUT_EXPERT;
   cases[1].payload = EPD_PAYLOAD_FP8_CAST;
@@ -116,7 +111,7 @@ TEST_F(Size, IsWhatTheDaemonMakes) {
     EXPECT_EQ(size["rank"]["arena_quota_bytes"], bytes.arena_quota);
     EXPECT_EQ(size["rank"]["routing_quota_bytes"], bytes.routing_quota);
     EXPECT_EQ(size["group"]["total_bytes"], bytes.group);
-    ASSERT_TRUE(no_groups());
+    ASSERT_TRUE(eventually(20, [&] { return daemon_->serves_nobody(); }));
   }
 }
 
@@ -135,7 +130,6 @@ TEST_F(Size, IsWhatTheQuotaCounts) {
       SCOPED_TRACE(std::string(which) + (enough ? ", enough" : ", too little"));
       const bool arenas = std::string(which).find("arena") != std::string::npos;
       start({{which, limit(arenas ? bytes.arena_quota : bytes.routing_quota)}});
-      ASSERT_TRUE(no_groups());
       RankProcess rank([&]() -> std::string {
         const Session session(daemon_->socket(), daemon_->device(0));
         const epd_group_config_t config = c.config("sized", 0);

@@ -19,7 +19,7 @@ class Nodes : public ClusterOfDaemons {};
 
 // A number of so many ms that a loss must have been noticed by its connection, not by silence.
 const Settings kPatient{{"cluster.node_timeout_ms", "60000"}};
-const Settings kQuick{{"cluster.node_timeout_ms", "1000"}, {"cluster.heartbeat_ms", "50"}};
+const Settings kQuick{{"cluster.node_timeout_ms", "3000"}, {"cluster.heartbeat_ms", "50"}};
 
 TEST_F(Nodes, TwoSeeEachOther) {
   start("a");
@@ -73,9 +73,8 @@ TEST_F(Nodes, AKilledDaemonIsLostAtOnceAndComesBack) {
 }
 
 TEST_F(Nodes, AStoppedDaemonIsSilentThenLostAndGoesOn) {
-  const Settings settings{{"cluster.node_timeout_ms", "3000"}, {"cluster.heartbeat_ms", "50"}};
-  start("a", settings);
-  start("b", settings);
+  start("a", kQuick);
+  start("b", kQuick);
   await("a", "b", "up");
   const std::string boot_id = node("a", "b")["boot_id"];
   at("b").signal(SIGSTOP);

@@ -16,6 +16,7 @@ from deep_ep_sent import (
     N,
     check_ll_dispatch,
     check_rows,
+    dispatch_sent,
     ll_sent,
     make_buffer,
     raises,
@@ -33,11 +34,8 @@ def both_modes(group: Any) -> None:
     rank, size = buffer.rank, buffer.group_size
     for step in range(3):
         all_sent = [sent_by(each, "bf16", step) for each in range(size)]
-        mine, expected = all_sent[rank], received_by(rank, size, all_sent)
-        per_expert = buffer.get_dispatch_layout(mine.topk_idx, E)[2]
-        rows, _, _, _, handle, _ = buffer.dispatch(
-            mine.x, num_tokens_per_expert=per_expert, topk_idx=mine.topk_idx, topk_weights=mine.topk_weights
-        )
+        expected = received_by(rank, size, all_sent)
+        rows, handle = dispatch_sent(buffer, all_sent)
         check_rows(rows, all_sent, expected)
         buffer.clean_low_latency_buffer(LL_T, H, E)
         few = ll_sent(size, step)[rank]
@@ -47,7 +45,7 @@ def both_modes(group: Any) -> None:
         y = torch.full((E // size, size * LL_T, H), float("nan")).to(BF16)
         out, _, _ = buffer.low_latency_combine(y, nobody, few.topk_weights, ll_handle)
         assert not out.any()
-        assert buffer.combine(rows, handle)[0].shape == mine.x.shape
+        assert buffer.combine(rows, handle)[0].shape == all_sent[rank].x.shape
     mask = torch.full((size,), 9, dtype=torch.int32)
     buffer.low_latency_query_mask_buffer(mask)
     assert not mask.any()

@@ -16,6 +16,7 @@ from deep_ep_sent import (
     Sent,
     check_choices,
     check_rows,
+    dispatch_sent,
     make_buffer,
     raises,
     received_by,
@@ -199,11 +200,8 @@ def many_handles(group: Any) -> None:
     kept = []
     for step in range(24):
         all_sent = [sent_by(each, "bf16", step) for each in range(size)]
-        mine, expected = all_sent[rank], received_by(rank, size, all_sent)
-        per_expert = buffer.get_dispatch_layout(mine.topk_idx, E)[2]
-        rows, _, _, _, handle, _ = buffer.dispatch(
-            mine.x, num_tokens_per_expert=per_expert, topk_idx=mine.topk_idx, topk_weights=mine.topk_weights
-        )
+        expected = received_by(rank, size, all_sent)
+        rows, handle = dispatch_sent(buffer, all_sent)
         kept.append((handle, rows, all_sent, expected))
         if step % 6 == 5:
             for handle, rows, sent, rows_of in reversed(kept[-6:]):

@@ -81,6 +81,16 @@ def check_rows(got: Any, all_sent: list[Sent], expected: list[tuple[int, int]]) 
             assert torch.equal(a, b), f"row {row}: {part[row]} is not {mine}"
 
 
+def dispatch_sent(buffer: deep_ep.Buffer, all_sent: list[Sent]) -> tuple[Any, Any]:
+    """A normal dispatch of what this rank sends: the rows, and the handle."""
+    mine = all_sent[buffer.rank]
+    per_expert = buffer.get_dispatch_layout(mine.topk_idx, E)[2]
+    rows, _, _, _, handle, _ = buffer.dispatch(
+        mine.x, num_tokens_per_expert=per_expert, topk_idx=mine.topk_idx, topk_weights=mine.topk_weights
+    )
+    return rows, handle
+
+
 def check_choices(rank: int, size: int, got_idx: Any, got_weights: Any, all_sent: list[Sent], expected: Any) -> None:
     local = E // size
     for row, (source, token) in enumerate(expected):

@@ -263,10 +263,9 @@ def test_version_mismatch(tmp_path: Any) -> None:
     listener.close()
 
 
-def has_broken(group: epd.Group) -> bool:
-    """A rank that resumes before it has heard of the break goes on as before."""
+def fails(check: Callable[[], object]) -> bool:
     try:
-        group.check()
+        check()
         return False
     except epd.Error:
         return True
@@ -284,7 +283,7 @@ def test_an_operation_misses_its_deadline_and_the_group_resumes(daemon: Daemon) 
         error = raised(epd.DeadlineExceeded, ticket.wait)
         assert error.rank == 1 and not ticket.pending  # the rank that did not come
         raised(epd.DeadlineExceeded, groups[0].check)
-        daemon.wait_for(lambda: has_broken(groups[1]))
+        daemon.wait_for(lambda: fails(groups[1].check))  # else its resume would find nothing to resume
         other = threading.Thread(target=groups[1].resume)
         other.start()
         info = groups[0].resume(20000)
@@ -356,7 +355,7 @@ def test_engine_restarted(own_daemon: Callable[..., Daemon]) -> None:
         assert devices[0]["engine_pid"] > 0  # 0 and -1 name many processes to kill(2)
         os.kill(devices[0]["engine_pid"], signal.SIGKILL)
         raised(epd.EngineRestarted, lambda: ticket.wait(20000))
-        running.wait_for(lambda: has_broken(groups[1]))
+        running.wait_for(lambda: fails(groups[1].check))
         others = threading.Thread(target=groups[1].resume)
         others.start()
         groups[0].resume(20000)
@@ -385,19 +384,11 @@ def test_a_session_that_an_operator_has_ended_needs_a_new_attachment(daemon: Dae
     group = session.join(shape())
     assert daemon.epctl("evict", "session", str(session.info.session_id), "--reason", "test").returncode == 0
     for call in (lambda: group.noop(0).wait(), group.check, lambda: group.resume(5000), session.check):
-        daemon.wait_for(lambda: session_has_ended(session))
+        daemon.wait_for(lambda: fails(session.check))
         assert "test" in raised(epd.Aborted, call).text
     session.detach()
     with epd.attach(daemon.socket) as session, session.join(shape()) as group:
         group.noop(0).wait()
-
-
-def session_has_ended(session: epd.Session) -> bool:
-    try:
-        session.check()
-        return False
-    except epd.Error:
-        return True
 
 
 def test_unsupported_without_a_driver_and_internal_with_its_error(own_daemon: Callable[..., Daemon]) -> None:

@@ -233,9 +233,8 @@ bool Daemon::start() {
     return false;
   }
   if (!wait_ready()) return false;
-  // The groups by which devices were asked end a little after their clients.
-  const bool alone = eventually(20, [&] { return memory_objects(pid_)["epd-board"] == 0; });
-  EXPECT_TRUE(alone) << "a group is left of the start";
+  const bool alone = eventually(20, [&] { return serves_nobody(); });
+  EXPECT_TRUE(alone) << "a session or a group is left by which devices were asked";
   return alone;
 }
 
@@ -321,6 +320,18 @@ std::vector<pid_t> Daemon::engine_of_each_device() const {
   std::vector<pid_t> pids;
   for (std::uint32_t device = 0; device < devices(); ++device) pids.push_back(engine(device));
   return pids;
+}
+
+bool Daemon::serves_nobody() const {
+  const std::vector<pid_t> pids = all_pids();
+  return std::none_of(pids.begin(), pids.end(), [](pid_t pid) {
+    std::ifstream maps("/proc/" + std::to_string(pid) + "/maps");
+    for (std::string line; std::getline(maps, line);) {
+      for (const char* name : {"/memfd:epd-segment-", "/memfd:epd-board"})
+        if (line.find(name) != std::string::npos) return true;
+    }
+    return false;
+  });
 }
 
 std::vector<pid_t> Daemon::all_pids() const {

@@ -73,6 +73,9 @@ class Daemon {
   pid_t engine(std::uint32_t device) const;  // -1 if none runs
   std::vector<pid_t> engine_of_each_device() const;
   std::vector<pid_t> all_pids() const;
+  // Whether nothing of any session or group is left: the supervisor and the engine of a session map its
+  // segments, and those of a group its boards. Both go a little after their clients.
+  bool serves_nobody() const;
   const std::string& directory() const { return directory_; }
   const std::string& socket() const { return socket_; }
   const std::string& control() const { return control_; }

@@ -91,7 +91,7 @@ TEST(MetricsServerTest, TellsWhoWaitedForWhom) {
 // By itself the library looks every two seconds, and a daemon that is told to end would wait for that. A busy
 // machine may hold one end up, not most of them.
 TEST(MetricsServerTest, EndsWithoutWaitingForItsNextLook) {
-  int slow = 0;
+  int slow_ends = 0;
   for (int round = 0; round < 8; ++round) {
     const char* listen = round % 2 == 0 ? "127.0.0.1:0" : "0.0.0.0:0";
     Started started(listen);
@@ -99,9 +99,9 @@ TEST(MetricsServerTest, EndsWithoutWaitingForItsNextLook) {
     EXPECT_THAT(get((*started.server)->port(), "/metrics"), HasSubstr("epd_supervisor_up 1"));
     const auto begin = std::chrono::steady_clock::now();
     started.server = Status(StatusCode::kAborted, "");
-    slow += std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(500) ? 1 : 0;
+    slow_ends += std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(500) ? 1 : 0;
   }
-  EXPECT_LE(slow, 2);
+  EXPECT_LE(slow_ends, 2);
 }
 
 // A port scanner or a probe must not make Prometheus believe that the daemon is down.

@@ -49,10 +49,6 @@ int run_again_after_an_abort() {
   }
 }
 
-bool kill_peers(const std::string& filter) {
-  return filter.find("UcxKilled") != std::string::npos;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -65,5 +61,6 @@ int main(int argc, char** argv) {
                                      static_cast<epd::transport::Carrier>(std::atoi(argv[4])));
   }
   ::testing::InitGoogleTest(&argc, argv);
-  return kill_peers(GTEST_FLAG_GET(filter)) ? run_again_after_an_abort() : RUN_ALL_TESTS();
+  const bool peers_are_killed = GTEST_FLAG_GET(filter).find("UcxKilled") != std::string::npos;
+  return peers_are_killed ? run_again_after_an_abort() : RUN_ALL_TESTS();
 }
