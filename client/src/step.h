@@ -39,10 +39,12 @@ constexpr std::uint64_t column_rows(std::uint32_t block) {
 inline constexpr std::uint32_t kMostPiecesIn = 5;    // of a combine
 inline constexpr std::uint32_t kMostPiecesOut = 12;  // of a dispatch: its outputs, and unused rows of three
 
-// Parts of small operations are so small that many blocks share them. Those of large ones are so large that
-// what blocks say to each other costs little: 256 blocks with parts of 32 KiB copied 1.9 TB/s, read and
-// written, with 128 KiB 2.5, by the times of whole calls (2 x H100, 2026-11-25, an engine with 24 SMs).
+// Parts of small operations are so small that many blocks share them, and so large that all threads of a
+// block have as many loads under way as they can. Those of large ones are so large that what blocks say to
+// each other costs little: 256 blocks with parts of 32 KiB copied 1.9 TB/s, read and written, with 128
+// KiB 2.5, by the times of whole calls (2 x H100, 2026-11-25, an engine with 24 SMs).
 inline constexpr std::uint32_t kLeastPart = 32 << 10;
+inline constexpr std::uint32_t kPartsOfABlock = 2;  // of larger parts
 
 // All that an operation copies between the caller's memory and its slot's regions. `own` is the caller's.
 struct Copies {
@@ -58,7 +60,6 @@ struct Copies {
   std::uint32_t num_in = 0;
   std::uint32_t num_out = 0;
   const std::uint32_t* num_tokens_at = nullptr;  // not null: in place of num_tokens
-  std::uint32_t part_bytes = kLeastPart;         // of a part that a block copies; set by share_out()
   std::uint32_t large = 0;                       // 1: of a large operation
   Piece in[kMostPiecesIn];
   Piece out[kMostPiecesOut];
@@ -177,12 +178,13 @@ struct Launch {
   std::uint32_t shared_bytes = 0;
 };
 inline constexpr std::uint32_t kCopyThreads = 512;
+inline constexpr std::uint32_t kLoadsAtOnce = 4;  // of a thread that copies, before its first store
 inline constexpr std::uint32_t kCallThreads =
     32;  // of a FewStep: the warp that makes the call copies nothing
 inline constexpr std::uint32_t kFewThreads = kCallThreads + 256;
-inline constexpr std::uint32_t kMostCopyBlocks = 64;
-inline constexpr std::uint32_t kMostCopyBlocksOfMany = 256;  // of a large operation
-inline constexpr std::uint32_t kSharedWords = 24;            // bytes of SharedWords
+inline constexpr std::uint32_t kMostCopyBlocks = 96;  // a combine of 128 tokens: with 64 or 128, 2 us more
+inline constexpr std::uint32_t kMostCopyBlocksOfMany = 256;              // of a large operation
+inline constexpr std::uint32_t kSharedWords = 24 + 12 * kMostPiecesOut;  // bytes of SharedWords
 
 constexpr std::uint64_t most_bytes(const Copies& c, const Piece* pieces, std::uint32_t count) {
   std::uint64_t bytes = 0;
@@ -206,19 +208,13 @@ constexpr std::uint32_t most_blocks(const Copies& c) {
   return c.large != 0 ? kMostCopyBlocksOfMany : kMostCopyBlocks;
 }
 
-// Sets the size of the parts, for a kernel that copies all that `copies` says.
-constexpr void share_out(Copies& c) {
-  const std::uint64_t each = c.large != 0 ? most_bytes(c) / (std::uint64_t{2} * most_blocks(c)) + 1 : 0;
-  c.part_bytes = each > kLeastPart ? static_cast<std::uint32_t>(each) : kLeastPart;
-}
-
 constexpr Launch launch_of(const FewStep&) {
   return {1, kFewThreads, 0};
 }
 constexpr Launch launch_of(const StagedStep& step) {
   const Copies& c = step.copies;
   if (step.staging == nullptr) return {};
-  const std::uint64_t parts = (most_bytes(c) + c.part_bytes - 1) / c.part_bytes;
+  const std::uint64_t parts = (most_bytes(c) + kLeastPart - 1) / kLeastPart;
   const std::uint32_t most = most_blocks(c);
   Launch launch;
   launch.blocks = parts == 0 ? 1 : parts < most ? static_cast<std::uint32_t>(parts) : most;

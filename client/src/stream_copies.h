@@ -1,8 +1,8 @@
 // Steps that copy. Of a FewStep, one block copies the inputs, and its thread 0 begins and waits.
 //
 // The other kind: what the blocks of one kernel do. They need not all run at the same time. Each takes
-// parts of the inputs until none is left. Whoever finishes the last one begins the operation. Then each waits
-// for its end, and copies its share of the outputs.
+// parts of the inputs until none is left, and counts them as finished. Whoever counts the last one begins the
+// operation. Then each waits for its end, and copies its share of the outputs.
 //
 // Memory ordering. The threads of a block have stored a part -> barrier -> the acquire and release of
 // `finished` by thread 0 of each block -> the fence or release that begins the operation. Its end is acquired
@@ -20,14 +20,22 @@
 
 namespace epd::stream_kernels {
 
+// How a piece is shared out among the blocks of the kernel.
+struct Share {
+  std::uint32_t rows;   // of the piece
+  std::uint32_t each;   // of a part
+  std::uint32_t parts;  // of the piece
+};
+
 // Behind it: the sums of the threads, then the ends of the blocks of rows.
 struct SharedWords {
+  Share shares[kMostPiecesOut];
   std::uint32_t part;
   std::uint32_t* sums;  // [threads]
   std::uint32_t* ends;  // [Copies::blocks]: the rows received in this block and those before it
 };
 
-static_assert(sizeof(SharedWords) == kSharedWords);
+static_assert(sizeof(SharedWords) == kSharedWords && kMostPiecesIn <= kMostPiecesOut);
 
 // How many rows there are of each kind.
 struct Tally {
@@ -108,20 +116,21 @@ EPD_DEVICE inline void copy_by(std::uint8_t* to, const std::uint8_t* from, std::
   const std::uint32_t words = (bytes - head) / sizeof(Word);
   auto* const target = reinterpret_cast<Word*>(to + head);
   const auto* const source = reinterpret_cast<const Word*>(from + head);
-  constexpr std::uint32_t kAtOnce = 4;  // so many loads are on their way before the first store
-  std::uint32_t i = who;
+  constexpr std::uint32_t kAtOnce = kLoadsAtOnce;
   EPD_NO_UNROLL
-  for (; i + (kAtOnce - 1) * all < words; i += kAtOnce * all) {
+  for (std::uint32_t i = who; i < words; i += kAtOnce * all) {
     Word some[kAtOnce];
-    for (std::uint32_t k = 0; k < kAtOnce; ++k) some[k] = load_alone(source + i + k * all);
-    for (std::uint32_t k = 0; k < kAtOnce; ++k) store_alone(target + i + k * all, some[k]);
+    for (std::uint32_t k = 0; k < kAtOnce; ++k) {
+      if (i + k * all < words) some[k] = load_alone(source + i + k * all);
+    }
+    for (std::uint32_t k = 0; k < kAtOnce; ++k) {
+      if (i + k * all < words) store_alone(target + i + k * all, some[k]);
+    }
   }
   EPD_NO_UNROLL
-  for (; i < words; i += all) store_alone(target + i, load_alone(source + i));
+  for (std::uint32_t i = who; i < head; i += all) store_alone(to + i, load_alone(from + i));
   EPD_NO_UNROLL
-  for (i = who; i < head; i += all) store_alone(to + i, load_alone(from + i));
-  EPD_NO_UNROLL
-  for (i = head + words * static_cast<std::uint32_t>(sizeof(Word)) + who; i < bytes; i += all)
+  for (std::uint32_t i = head + words * static_cast<std::uint32_t>(sizeof(Word)) + who; i < bytes; i += all)
     store_alone(to + i, load_alone(from + i));
 }
 
@@ -174,22 +183,33 @@ EPD_DEVICE inline bool in_blocks(const Copies& c, const Piece& piece) {
   return c.blocks > 1 && (piece.counted == Rows::kReceived || piece.counted == Rows::kUnused);
 }
 
-// Rows of a part.
-EPD_DEVICE inline std::uint32_t rows_of_part(const Copies& c, const Piece& piece) {
-  constexpr std::uint32_t kMostRows = 256;  // where blocks may be short: each is copied by other threads
-  const std::uint32_t rows = piece.row_bytes < c.part_bytes ? c.part_bytes / piece.row_bytes : 1;
-  return in_blocks(c, piece) ? least(rows, kMostRows) : rows;
-}
-
-EPD_DEVICE inline std::uint32_t parts_of(const Copies& c, const Piece& piece, const Tally& tally) {
-  const std::uint32_t each = rows_of_part(c, piece);
-  return (rows_of(piece, tally) + each - 1) / each;
-}
-EPD_DEVICE inline std::uint32_t parts_of(const Copies& c, const Piece* pieces, std::uint32_t count,
-                                         const Tally& tally) {
+// Shares pieces out among the blocks, by what there is to copy. Returns how many parts there are. All threads
+// call.
+template <typename Block>
+EPD_DEVICE EPD_NO_INLINE inline std::uint32_t share_out(const Copies& c, const Piece* pieces,
+                                                        std::uint32_t count, const Tally& tally,
+                                                        const Block& block) {
+  constexpr std::uint32_t kMostRows = 256;  // of short blocks of rows, which other threads copy each
+  constexpr std::uint32_t kUnit = 1024;
+  Share* const shares = block.shared().shares;
+  std::uint64_t bytes = 0;
+  EPD_NO_UNROLL
+  for (std::uint32_t i = 0; i < count; ++i)
+    bytes += std::uint64_t{rows_of(pieces[i], tally)} * pieces[i].row_bytes;
+  const std::uint32_t units = static_cast<std::uint32_t>(bytes / kUnit) / (kPartsOfABlock * block.count());
+  const std::uint32_t part = units < kLeastPart / kUnit ? kLeastPart : (units + 1) * kUnit;
+  EPD_NO_UNROLL
+  for (std::uint32_t i = block.thread(); i < count; i += block.threads()) {
+    const Piece& piece = pieces[i];
+    const std::uint32_t rows = rows_of(piece, tally);
+    std::uint32_t each = piece.row_bytes < part ? part / piece.row_bytes : 1;
+    if (in_blocks(c, piece)) each = least(each, kMostRows);
+    shares[i] = {rows, each, (rows + each - 1) / each};
+  }
+  block.sync();
   std::uint32_t parts = 0;
   EPD_NO_UNROLL
-  for (std::uint32_t i = 0; i < count; ++i) parts += parts_of(c, pieces[i], tally);
+  for (std::uint32_t i = 0; i < count; ++i) parts += shares[i].parts;
   return parts;
 }
 
@@ -255,15 +275,16 @@ EPD_DEVICE inline void copy_blocks(const Copies& c, const Piece& piece, bool in,
   }
 }
 
-// Copies one of parts_of(). All threads call.
+// Copies one of the parts of share_out(). All threads call.
 template <typename Block>
 EPD_DEVICE EPD_NO_INLINE inline void copy_part(const Copies& c, bool in, const Tally& tally,
                                                std::uint32_t part, const Block& block) {
   const Piece* piece = in ? c.in : c.out;
+  const Share* share = block.shared().shares;
   EPD_NO_UNROLL
-  for (; part >= parts_of(c, *piece, tally); ++piece) part -= parts_of(c, *piece, tally);
-  const std::uint32_t first = part * rows_of_part(c, *piece);
-  const std::uint32_t last = least(first + rows_of_part(c, *piece), rows_of(*piece, tally));
+  for (; part >= share->parts; ++piece, ++share) part -= share->parts;
+  const std::uint32_t first = part * share->each;
+  const std::uint32_t last = least(first + share->each, share->rows);
   if (in_blocks(c, *piece)) {
     copy_blocks(c, *piece, in, first, last, block);
   } else if (piece->renumber != 0) {
@@ -311,22 +332,26 @@ template <typename Block>
 EPD_DEVICE inline void copy_in_and_begin(const StagedStep& step, const Block& block) {
   abi::StagingWords& words = *step.staging;
   const Copies& c = step.copies;
+  // While a part is copied, the next one is being taken.
+  std::uint32_t taken = 0;
+  if (block.thread() == 0) taken = add(&words.taken, 1);
   const Tally rows = tally(c, block, c.received_in != 0);
-  const std::uint32_t parts = parts_of(c, c.in, c.num_in, rows);
-  const std::uint32_t last = parts != 0 ? parts - 1 : 0;  // without any, whoever comes first begins
+  const std::uint32_t parts = share_out(c, c.in, c.num_in, rows, block);
+  const std::uint32_t all = parts != 0 ? parts : 1;  // without any, whoever comes first begins
+  std::uint32_t copied = 0;
   EPD_NO_UNROLL
-  for (;;) {
-    if (block.thread() == 0) block.shared().part = add(&words.taken, 1);
+  for (;; ++copied) {
+    if (block.thread() == 0) block.shared().part = taken;
     block.sync();
     const std::uint32_t part = block.shared().part;
-    block.sync();
-    if (part > last) return;
+    if (part >= all) break;
+    if (block.thread() == 0) taken = add(&words.taken, 1);
     if (part < parts) copy_part(c, true, rows, part, block);
     block.sync();
-    if (block.thread() != 0 || count_up(&words.finished, last) != last) continue;
-    store_relaxed_system(&words.end, begin(step));
-    store_release(&words.begun, 1);
   }
+  if (block.thread() != 0 || copied == 0 || count_in(&words.finished, copied) + copied != all) return;
+  store_relaxed_system(&words.end, begin(step));
+  store_release(&words.begun, 1);
 }
 
 // One thread calls.
@@ -347,7 +372,7 @@ EPD_DEVICE inline void await_end(const StagedStep& step) {
 template <typename Block>
 EPD_DEVICE inline void copy_out(const Copies& c, const Block& block) {
   const Tally rows = tally(c, block, c.received_in == 0);
-  const std::uint32_t parts = parts_of(c, c.out, c.num_out, rows);
+  const std::uint32_t parts = share_out(c, c.out, c.num_out, rows, block);
   EPD_NO_UNROLL
   for (std::uint32_t part = block.index(); part < parts; part += block.count())
     copy_part(c, false, rows, part, block);
@@ -366,6 +391,7 @@ EPD_DEVICE inline void run(const StagedStep& step, const Block& block) {
   abi::StagingWords& words = *step.staging;
   if (block.thread() != 0 || count_up(&words.left, block.count() - 1) != block.count() - 1) return;
   store_relaxed_system(&words.taken, 0);
+  store_relaxed_system(&words.finished, 0);
   store_relaxed_system(&words.begun, 0);
 }
 

@@ -69,9 +69,7 @@ CUresult StreamKernels::launch(CUstream stream, abi::Op op, const StagedStep& st
   if (step.staging == nullptr) return launch(stream, stream_kernels::kernel_of(op, Copying::kNothing), step);
   FewStep few;
   if (few_of(step, few)) return launch(stream, stream_kernels::kernel_of(op, Copying::kFew), few);
-  StagedStep shared = step;
-  stream_kernels::share_out(shared.copies);
-  return launch(stream, stream_kernels::kernel_of(op, Copying::kPieces), shared);
+  return launch(stream, stream_kernels::kernel_of(op, Copying::kPieces), step);
 }
 
 }  // namespace epd::client

@@ -88,7 +88,7 @@ constexpr std::uint64_t region_bytes(const GroupShape& s, Region region) {
 // tell each other how far they are. 0 between kernels. Nobody else looks at them.
 struct StagingWords {
   std::uint32_t taken;     // parts of the inputs that a block has taken
-  std::uint32_t finished;  // of these, those that are copied; 0 when all are
+  std::uint32_t finished;  // of these, those that are copied, by blocks that found no more to take
   std::uint32_t begun;     // 1: the operation has begun
   std::uint32_t end;       // then: the number of its call + 1
   std::uint32_t left;      // blocks that have ended

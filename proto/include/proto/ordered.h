@@ -127,6 +127,15 @@ EPD_DEVICE inline std::uint32_t count_up(std::uint32_t* at, std::uint32_t last) 
                : "memory");
   return before;
 }
+// Adds `count`; returns the number before.
+EPD_DEVICE inline std::uint32_t count_in(std::uint32_t* at, std::uint32_t count) {
+  std::uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(at), "r"(count)
+               : "memory");
+  return before;
+}
 // Relaxed; what was there before.
 EPD_DEVICE inline std::uint32_t add(std::uint32_t* at, std::uint32_t value) {
   return atomicAdd(at, value);

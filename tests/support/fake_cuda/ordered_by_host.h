@@ -137,6 +137,11 @@ inline std::uint32_t count_up(std::uint32_t* at, std::uint32_t last) {
     return before;
   });
 }
+inline std::uint32_t count_in(std::uint32_t* at, std::uint32_t count) {
+  return access(at, [count](std::uint32_t& word) {
+    return std::atomic_ref(word).fetch_add(count, std::memory_order_acq_rel);
+  });
+}
 inline std::uint32_t add(std::uint32_t* at, std::uint32_t value) {
   return access(at, [value](std::uint32_t& word) {
     return std::atomic_ref(word).fetch_add(value, std::memory_order_relaxed);
