@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import pathlib
@@ -54,6 +55,9 @@ class Daemon:
             time.sleep(0.02)
 
     def stop(self) -> int:
+        # What tests have left in cycles, as tracebacks of what was raised, would keep sessions, and the daemon would
+        # wait for those.
+        gc.collect()
         self.process.terminate()
         try:
             return self.process.wait(15)
