@@ -182,7 +182,7 @@ inline constexpr std::uint32_t kLoadsAtOnce = 4;  // of a thread that copies, be
 inline constexpr std::uint32_t kCallThreads =
     32;  // of a FewStep: the warp that makes the call copies nothing
 inline constexpr std::uint32_t kFewThreads = kCallThreads + 256;
-inline constexpr std::uint32_t kMostCopyBlocks = 96;  // a combine of 128 tokens: with 64 or 128, 2 us more
+inline constexpr std::uint32_t kMostCopyBlocks = 64;
 inline constexpr std::uint32_t kMostCopyBlocksOfMany = 256;              // of a large operation
 inline constexpr std::uint32_t kSharedWords = 24 + 12 * kMostPiecesOut;  // bytes of SharedWords
 

@@ -120,12 +120,10 @@ EPD_DEVICE inline void copy_by(std::uint8_t* to, const std::uint8_t* from, std::
   EPD_NO_UNROLL
   for (std::uint32_t i = who; i < words; i += kAtOnce * all) {
     Word some[kAtOnce];
-    for (std::uint32_t k = 0; k < kAtOnce; ++k) {
-      if (i + k * all < words) some[k] = load_alone(source + i + k * all);
-    }
-    for (std::uint32_t k = 0; k < kAtOnce; ++k) {
-      if (i + k * all < words) store_alone(target + i + k * all, some[k]);
-    }
+    // In place of words behind the last one, the first is copied again: conditions would double the registers.
+    const auto place = [&](std::uint32_t k) { return i + k * all < words ? i + k * all : i; };
+    for (std::uint32_t k = 0; k < kAtOnce; ++k) some[k] = load_alone(source + place(k));
+    for (std::uint32_t k = 0; k < kAtOnce; ++k) store_alone(target + place(k), some[k]);
   }
   EPD_NO_UNROLL
   for (std::uint32_t i = who; i < head; i += all) store_alone(to + i, load_alone(from + i));
@@ -204,7 +202,7 @@ EPD_DEVICE EPD_NO_INLINE inline std::uint32_t share_out(const Copies& c, const P
     const std::uint32_t rows = rows_of(piece, tally);
     std::uint32_t each = piece.row_bytes < part ? part / piece.row_bytes : 1;
     if (in_blocks(c, piece)) each = least(each, kMostRows);
-    shares[i] = {rows, each, (rows + each - 1) / each};
+    shares[i] = {rows, each, rows / each + (rows % each != 0 ? 1u : 0u)};
   }
   block.sync();
   std::uint32_t parts = 0;
