@@ -120,7 +120,7 @@ EPD_DEVICE inline void copy_by(std::uint8_t* to, const std::uint8_t* from, std::
   EPD_NO_UNROLL
   for (std::uint32_t i = who; i < words; i += kAtOnce * all) {
     Word some[kAtOnce];
-    // In place of words behind the last one, the first is copied again: conditions would double the registers.
+    // In place of words behind the last one, the first is copied again. Conditions take more registers.
     const auto place = [&](std::uint32_t k) { return i + k * all < words ? i + k * all : i; };
     for (std::uint32_t k = 0; k < kAtOnce; ++k) some[k] = load_alone(source + place(k));
     for (std::uint32_t k = 0; k < kAtOnce; ++k) store_alone(target + place(k), some[k]);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 #include <algorithm>
 #include <charconv>
+#include <map>
 
 namespace epd::supervisor {
 namespace {
@@ -98,15 +99,18 @@ Result<std::uint64_t> OperatorCommands::find_group(const std::string& name) cons
   std::uint64_t id = 0;
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), id);
   if (error == std::errc() && end == name.data() + name.size() && rooms_.deciders.find(id)) return id;
-  std::vector<std::uint64_t> found;
+  // A user's last group of that name: those before it are being left.
+  std::map<std::uint32_t, std::uint64_t> found;  // by user
   rooms_.deciders.each([&](const membership::Group& group) {
-    if (group.name == name && !has_ended(group)) found.push_back(group.id);
+    if (group.name != name || has_ended(group)) return;
+    std::uint64_t& last = found[group.uid];
+    last = std::max(last, group.id);
   });
-  if (found.size() == 1) return found.front();
+  if (found.size() == 1) return found.begin()->second;
   if (found.empty())
     return not_found("there is no group \"" + name + "\"; allowed: a name or an id that epctl groups prints");
   std::string ids;
-  for (const std::uint64_t candidate : found) ids += (ids.empty() ? "" : ", ") + std::to_string(candidate);
+  for (const auto& [uid, candidate] : found) ids += (ids.empty() ? "" : ", ") + std::to_string(candidate);
   return invalid_argument("group \"" + name + "\" is a name of several users; allowed: one of the ids " +
                           ids);
 }

@@ -283,6 +283,41 @@ TEST_F(Operator, SettingsOutOfRangeNameWhatIsAllowed) {
   EXPECT_TRUE(rank.wait(30).ok);
 }
 
+// A stopped engine holds the user's group before, which is being left.
+TEST_F(Operator, ANameIsThatOfAUsersLastGroup) {
+  start();
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank]() -> std::string {
+      const Session session(daemon_->socket(), daemon_->device(rank));
+      {
+        const Group before(session, small_config("again", rank, 2));
+        stage->joined.arrive();
+        (rank == 0 ? stage->go : stage->stop).wait_for(1);
+      }
+      if (rank == 1) return "";
+      const Group group(session, small_config("again", 0, 1));
+      stage->joined.arrive();
+      stage->stop.wait_for(1);
+      return "";
+    });
+  }
+  ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 2; }));
+  const pid_t engine = daemon_->engine(1);
+  send_signal(engine, SIGSTOP);
+  stage->go.open();
+  EXPECT_TRUE(eventually(30, [&] { return stage->joined.count == 3; }));
+  EXPECT_EQ(epctl({"groups"})["groups"].size(), 2u) << epctl({"groups"});
+  const CommandResult set = daemon_->epctl({"set", "group", "again", "priority=1"});
+  EXPECT_EQ(set.exit_code, 0) << set.err;
+  const json groups = epctl({"groups"})["groups"];
+  EXPECT_EQ(groups.back()["priority"], 1) << groups;
+  send_signal(engine, SIGCONT);
+  stage->stop.open();
+  expect_all_ok(wait_all(ranks, 60));
+}
+
 // The daemon's main thread is held while the last rank comes and an operator sets the group, so that both are
 // in one turn of its loop: an engine must hear of the group before it hears of its settings.
 TEST_F(Operator, SettingsThatComeWithTheLastRankEndNoEngine) {

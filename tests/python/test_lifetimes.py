@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
+import pickle
 import signal
 import subprocess
 import sys
@@ -92,6 +94,20 @@ def test_a_group_keeps_its_session_and_a_ticket_its_group(daemon: Daemon) -> Non
 
 class Thing:
     """An object of a caller's."""
+
+
+@pytest.mark.parametrize("copy", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_nothing_is_copied(daemon: Daemon, copy: Callable[[Any], Any]) -> None:
+    """A copy of a handle would end what it names. A process that got one by pickle called a foreign address."""
+    with epd.attach(daemon.socket) as session, session.join(shape()) as group:
+        dispatch = group.dispatch(0, 0)
+        memory = epd.Memory(x=bytearray(16))
+        dispatch.wait()
+        for whole in (session, group, dispatch, group.noop(0), dispatch.handle, memory, session._handle, group._handle):
+            with pytest.raises(TypeError, match=f"{type(whole).__name__} can't be copied or pickled"):
+                copy(whole)
+        gc.collect()
+        assert group.noop(0).wait()
 
 
 def test_what_is_raised_keeps_nothing_alive(daemon: Daemon) -> None:

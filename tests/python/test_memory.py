@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import threading
 from typing import Any, Iterator
@@ -12,6 +13,7 @@ from conftest import Daemon, shape
 np = pytest.importorskip("numpy")
 
 import epd  # noqa: E402
+from epd.buffers import DeviceArray, RegionShape  # noqa: E402
 
 H, K, T = 128, 2, 8
 X = np.full((2, H), 0x3F80, np.uint16)
@@ -192,8 +194,31 @@ def test_what_is_no_memory(group: epd.Group) -> None:
         group.dispatch(0, 1, memory="x")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="memory is 5; allowed: None, or a Memory"):
         group.combine(0, group.dispatch(0, 0).handle, memory=5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"memory is DeviceArray\(.*; allowed: None, or a Memory"):
+        group.dispatch(0, 1, memory=DeviceArray(4096, RegionShape((4,), "f"), None))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="memory.bias is None; allowed: a pair"):
         epd.Memory(bias=None)  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy(group: epd.Group) -> None:
+    numpy = pytest.importorskip("numpy")
+    one = numpy.int64(1)
+    assert epd.Memory(recv_rows=one)._recv_rows == 1
+    ticket = group.dispatch(numpy.int32(0), one)
+    assert ticket.wait(numpy.int64(20000)).num_recv_rows >= 0
+    assert group.active(numpy.int32(0)) and group.buffers(0, numpy.int64(0)).x
+    for call in (ticket.wait, group.resume, group.active):
+        with pytest.raises(TypeError, match=r"is 1\.0; allowed: "):
+            call(numpy.float64(1))
+
+
+def test_arrays_of_ctypes(group: epd.Group) -> None:
+    x = (ctypes.c_uint16 * (2 * 128))()
+    idx = (ctypes.c_int32 * 4)(-1, -1, -1, -1)
+    weights = (ctypes.c_float * 4)()
+    group.dispatch(0, 2, memory=epd.Memory(x=x, topk_idx=idx, topk_weights=weights)).wait()
+    with pytest.raises(epd.InvalidArgument, match="memory.topk_idx.dtype is int64; allowed: int32"):
+        group.dispatch(0, 2, memory=epd.Memory(topk_idx=(ctypes.c_int64 * 4)()))
 
 
 def test_tensors(group: epd.Group) -> None:

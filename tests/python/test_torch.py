@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 from typing import Any, Callable
@@ -415,8 +416,39 @@ def test_wrong_tensors_are_named(daemon: Daemon) -> None:
             exchange.combine(torch.zeros(rows + 1, 256, dtype=BF16), received.routing)
         with pytest.raises(epd.InvalidArgument, match="biases is 1 tensors; allowed: at most 0"):
             exchange.combine(received.x, received.routing, biases=[x])
+        with pytest.raises(TypeError, match="routing is None; allowed: Received.routing"):
+            exchange.combine(received.x, None)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="biases is None; allowed: a tuple of tensors"):
+            exchange.combine(received.x, received.routing, biases=None)  # type: ignore[arg-type]
         exchange.check()
         del exchange, received
+
+
+def test_gradients_of_gradients_are_refused(daemon: Daemon) -> None:
+    """They would be zero without an error."""
+    with Ranks(daemon.socket, small(num_ranks=1)) as (group,):
+        exchange = epd.torch.Exchange(group)
+        x, idx, weights = make_tokens(group.config, 0)
+        x = x.requires_grad_()
+        received = exchange.dispatch(x, idx, weights)
+        out = exchange.combine(received.x * received.x, received.routing)
+        (gradient,) = torch.autograd.grad(out.float().pow(2).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            gradient.float().pow(2).sum().backward()
+        exchange.check()
+        del exchange, received
+
+
+def test_a_module_with_an_exchange_is_not_copied(daemon: Daemon) -> None:
+    with Ranks(daemon.socket, small(num_ranks=1)) as (group,):
+        module = torch.nn.Linear(2, 2)
+        module.exchange = epd.torch.Exchange(group)
+        with pytest.raises(TypeError, match="Exchange can't be copied or pickled"):
+            copy.deepcopy(module)
+        gc.collect()
+        assert is_member(group._address)
+        module.exchange.check()
+        del module
 
 
 def test_no_gradients_through_a_cast(daemon: Daemon) -> None:

@@ -13,6 +13,9 @@
 See README.md beside this package, and epd.h for the contract of every call.
 """
 
+from importlib import import_module as _import_module
+from typing import Any as _Any
+
 from ._library import path as library_path
 from .buffers import Buffers, DeviceArray
 from .errors import (
@@ -65,6 +68,13 @@ from .types import (
 )
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> _Any:
+    if name == "numbers":  # needs numpy, which nothing else here does
+        return _import_module(".numbers", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "ANY_RANK",

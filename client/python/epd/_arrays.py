@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 from typing import Any, NamedTuple, Optional
 
 from .errors import InvalidArgument
 
 # Elements by their format as in the module `struct`. Others are named as they are. Bytes may be any type.
 _FORMATS: dict[str, Optional[str]] = {
-    **{"B": None, "b": None, "c": None, "<B": None},
+    **{"B": None, "b": None, "c": None},
     **{"H": "uint16", "h": "int16", "e": "float16", "f": "float32", "d": "float64"},
-    **{"i": "int32", "I": "uint32", "q": "int64", "Q": "uint64", "l": "int64", "L": "uint64"},
 }
 _KINDS = {"i": "int", "u": "uint", "f": "float"}
 
@@ -48,7 +48,17 @@ def array_elements(array: Any) -> Elements:
     if dtype is not None:  # numpy's
         return Elements(dtype.name if dtype.isnative else str(dtype), array.nbytes, False)
     view = memoryview(array)
-    return Elements(_FORMATS.get(view.format, view.format), view.nbytes, False)
+    return Elements(_buffer_type(view), view.nbytes, False)
+
+
+def _buffer_type(view: memoryview) -> Optional[str]:
+    """Of elements in the machine's order: ctypes' arrays say "<", array's and bytearrays say nothing."""
+    code = view.format
+    if len(code) == 2 and code[0] in ("<@=" if sys.byteorder == "little" else ">@="):
+        code = code[1]
+    if code in ("i", "l", "q", "I", "L", "Q"):
+        return f"{'int' if code.islower() else 'uint'}{8 * view.itemsize}"
+    return _FORMATS.get(code, view.format)
 
 
 def is_buffer(array: Any) -> bool:

@@ -22,7 +22,16 @@ _gc_untrack.restype = None
 _members: dict[int, SessionHandle] = {}
 
 
-class SessionHandle(int):
+class NotCopied:
+    """What belongs to this process, and ends with its last reference: a copy would end it too."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise TypeError(f"{type(self).__name__} can't be copied or pickled: other processes attach and join on their own")
+
+
+class SessionHandle(NotCopied, int):
     """Detaches with its last reference. Waits for the daemon, at most 200 ms."""
 
     __slots__ = ()
@@ -31,7 +40,7 @@ class SessionHandle(int):
         detach(self)  # in a forked child it does nothing
 
 
-class GroupHandle(int):
+class GroupHandle(NotCopied, int):
     """Leaves with its last reference. Waits for the daemon, at most 5 seconds."""
 
     __slots__ = ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import operator
 import os
 import struct
 import weakref
@@ -12,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _abi
 from ._blocking import first_slice, go_on
-from ._handles import GroupHandle, is_member
+from ._handles import GroupHandle, NotCopied, is_member
 from ._library import library
 from ._submissions import COMBINE, DISPATCH, ArgumentBlock, foreign, misfit, no_object
 from .buffers import Buffers, DeviceArray, RegionShape, host_view, numpy_array, region_address, region_shapes
 from .errors import InvalidArgument, Status, last_error
 from .memory import Memory
-from .ticket import Dispatch, Handle, ResultBlock, Ticket, bad_timeout, start_hooks, stream_address
+from .ticket import Dispatch, Handle, ResultBlock, Ticket, checked_timeout, start_hooks, stream_address
 from .types import (
     FOREVER,
     DeviceKind,
@@ -29,6 +28,7 @@ from .types import (
     ReturnWeights,
     SessionInfo,
     Waits,
+    integer,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _NO_STREAM = _abi.NO_STREAM
 _groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
 
-class Group:
+class Group(NotCopied):
     """One rank's membership in a group; Session.join makes it. A context manager: leaves at its end.
 
     All ranks submit the same operations in the same order, on the same slots, under the same handles.
@@ -146,7 +146,7 @@ class Group:
                 sms,
                 timeout_ms,
                 row_format,
-                0 if memory is None else memory.address,
+                0 if memory is None else memory._struct,
             )
         except AttributeError:
             raise no_object(memory, handle, "None, or a Dispatch.handle") from None
@@ -240,7 +240,7 @@ class Group:
                 sms,
                 timeout_ms,
                 num_tokens,
-                0 if memory is None else memory.address,
+                0 if memory is None else memory._struct,
                 num_tokens_at,
             )
         except AttributeError:
@@ -346,8 +346,7 @@ class Group:
 
     def active(self, rank: int) -> bool:
         """True while the rank takes part; False if it is lost (Policy.DEGRADE), or no rank of the group."""
-        if not isinstance(rank, int):
-            raise TypeError(f"rank is {rank!r}; allowed: an integer")
+        rank = integer("rank", rank)
         if not 0 <= rank < 1 << 32:
             return False
         active: int = library.epd_group_active(self._handle, rank)
@@ -395,7 +394,7 @@ class Group:
         rank was evicted. Ctrl-C ends the wait in the main thread; call it again.
         """
         if not isinstance(timeout_ms, int) or not -(1 << 31) <= timeout_ms < 1 << 31:
-            raise bad_timeout(timeout_ms)
+            timeout_ms = checked_timeout(timeout_ms)
         handle = self._handle
         raw = _abi.ResumeInfo(ctypes.sizeof(_abi.ResumeInfo))
         address = ctypes.addressof(raw)
@@ -492,17 +491,13 @@ class Group:
         return raw
 
     def _slot(self, slot: Any) -> int:
-        try:
-            number = operator.index(slot)
-        except TypeError:
-            raise TypeError(f"slot is {slot!r}; allowed: an integer") from None
+        number = integer("slot", slot)
         if not 0 <= number < 1 << 32:
             raise InvalidArgument(f"slot is {number}; allowed: 0 .. {self._depth() - 1}")
         return number
 
     def _shapes_of(self, row_format: int) -> dict[Region, RegionShape]:
-        if not isinstance(row_format, int):
-            raise TypeError(f"row_format is {row_format!r}; allowed: an integer")
+        row_format = integer("row_format", row_format)
         if not 0 <= row_format < len(self._shapes):
             raise InvalidArgument(f"row_format is {row_format}; allowed: 0 .. {len(self._shapes) - 1}")
         return self._shapes[row_format]

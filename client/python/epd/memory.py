@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from . import _abi
 from ._arrays import Elements, array_address, array_elements, is_buffer
+from ._handles import NotCopied
 from .errors import InvalidArgument
-from .types import DeviceKind, Layout, Payload, Region, ScaleLayout
+from .types import DeviceKind, Layout, Payload, Region, ScaleLayout, integer
 
 if TYPE_CHECKING:
     from .buffers import RegionShape
@@ -47,7 +48,7 @@ _SIZES = {"H": 2, "B": 1, "f": 4, "i": 4, "q": 8}
 _ANY_NUMBER = 1 << 32  # of tokens
 
 
-class Memory:
+class Memory(NotCopied):
     """Memory for one operation, or for a layer's dispatch and its combine: epd_memory_t.
 
     Each argument is named for its region, has that region's type and row-major shape (see Buffers), and is None
@@ -64,7 +65,7 @@ class Memory:
     as None. epd.h has the whole contract.
     """
 
-    __slots__ = ("__weakref__", "_arrays", "_checked", "_elements", "_held", "_raw", "_recv_rows", "address")
+    __slots__ = ("__weakref__", "_arrays", "_checked", "_elements", "_held", "_raw", "_recv_rows", "_struct")
 
     def __init__(
         self,
@@ -110,8 +111,7 @@ class Memory:
             "out": out,
             "out_weights": out_weights,
         }
-        if not isinstance(recv_rows, int):
-            raise TypeError(f"recv_rows is {recv_rows!r}; allowed: an integer")
+        recv_rows = integer("recv_rows", recv_rows)
         if not 0 <= recv_rows < 1 << 32:
             raise InvalidArgument(f"recv_rows is {recv_rows}; allowed: 0 .. {(1 << 32) - 1}")
         raw = _abi.Memory(ctypes.sizeof(_abi.Memory))
@@ -137,7 +137,7 @@ class Memory:
         # By operation and group's shapes: for how many tokens there is room, and how many rows to send back there
         # are. The shapes, so that they live.
         self._checked: dict[tuple[str, int], tuple[object, int, int]] = {}
-        self.address = ctypes.addressof(raw)
+        self._struct = ctypes.addressof(raw)
 
     def check(
         self, group: Group, operation: str, row_format: int, num_tokens: Optional[int], num_recv_rows: Optional[int]

@@ -10,7 +10,7 @@ from typing import Any, Optional, Union
 from . import _abi
 from ._arrays import array_address, array_bytes
 from ._blocking import on_a_thread
-from ._handles import SessionHandle, own_group, own_session
+from ._handles import NotCopied, SessionHandle, own_group, own_session
 from ._library import library
 from .errors import Error, InvalidArgument, check, last_error
 from .group import Group
@@ -47,7 +47,7 @@ def attach(
     return Session(own_session(address.value or 0))
 
 
-class Session:
+class Session(NotCopied):
     """One attachment to one device; `attach` makes it. A context manager: detaches at its end.
 
     A group keeps its session's attachment. Any thread may call anything. In a forked child every call raises

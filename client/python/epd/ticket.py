@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from . import _abi
 from ._blocking import OPERATION_MS, SLICE_MS, first_slice, go_on
+from ._handles import NotCopied
 from ._library import library
 from .errors import InvalidArgument, NotFound, Status
 from .types import FOREVER, NO_WAIT, Counts, Result
@@ -43,7 +44,7 @@ class ResultBlock:
         ctypes.c_size_t.from_buffer(self.memory).value = RESULT_BYTES
 
 
-class Handle:
+class Handle(NotCopied):
     """The routing of a dispatch, for combine and for later dispatches.
 
     A kept handle (keep_handle) takes one of the group's num_handles until `release`, or until it is collected:
@@ -74,7 +75,7 @@ class Handle:
         return f"Handle({self.value:#x}{', kept' if self.kept else ''})"
 
 
-class Ticket:
+class Ticket(NotCopied):
     """One operation in flight, or nothing (after wait, drop or on_complete).
 
     On a resident device wait() does not empty it, because the operation may have been captured in a graph:
@@ -101,7 +102,7 @@ class Ticket:
         result has been replaced. Error.rank is the rank that caused a failure.
         """
         if not isinstance(timeout_ms, int) or not -_INT32 <= timeout_ms < _INT32:
-            raise bad_timeout(timeout_ms)
+            timeout_ms = checked_timeout(timeout_ms)
         group = self._group
         handle = group._handle  # keeps the membership until the end, whoever leaves
         results = group._results
@@ -150,7 +151,7 @@ class Ticket:
         (a later operation on the slot has replaced them), InvalidArgument (not a dispatch).
         """
         if not isinstance(timeout_ms, int) or not -_INT32 <= timeout_ms < _INT32:
-            raise bad_timeout(timeout_ms)
+            timeout_ms = checked_timeout(timeout_ms)
         group = self._group
         handle = group._handle
         raw = _abi.Counts(ctypes.sizeof(_abi.Counts))
@@ -179,7 +180,7 @@ class Ticket:
         `wait` then waits for the arrival. Raises as `counts` does; InvalidArgument: without defer_receive.
         """
         if not isinstance(timeout_ms, int) or not -_INT32 <= timeout_ms < _INT32:
-            raise bad_timeout(timeout_ms)
+            timeout_ms = checked_timeout(timeout_ms)
         handle = self._group._handle
         first_ms = first_slice(timeout_ms)
         status = library.epd_ticket_wait_sent(handle, self._ticket, first_ms)
@@ -277,12 +278,16 @@ class Dispatch(Ticket):
         self.handle = handle
 
 
-def bad_timeout(timeout_ms: object) -> Exception:
-    """Of what is no integer, or that the library's int32 can't hold; the others the library judges."""
+def checked_timeout(timeout_ms: Any) -> int:
+    """Refuses what is no integer, or that the library's int32 can't hold; the others the library judges."""
     allowed = f"1 .. {_INT32 - 1} milliseconds, FOREVER (-1, or 0), or NO_WAIT (-2)"
-    if not isinstance(timeout_ms, int):
-        return TypeError(f"timeout_ms is {timeout_ms!r}; allowed: {allowed}")
-    return InvalidArgument(f"timeout_ms is {timeout_ms}; allowed: {allowed}")
+    try:
+        number = operator.index(timeout_ms)
+    except TypeError:
+        raise TypeError(f"timeout_ms is {timeout_ms!r}; allowed: {allowed}") from None
+    if not -_INT32 <= number < _INT32:
+        raise InvalidArgument(f"timeout_ms is {number}; allowed: {allowed}")
+    return number
 
 
 def stream_address(stream: Any) -> int:

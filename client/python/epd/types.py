@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import operator
 import os
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Optional, Sequence, Union
@@ -223,8 +224,7 @@ class GroupConfig:
 
     def with_format(self, row_format: int) -> GroupConfig:
         """The same with this row format alone. Raises InvalidArgument."""
-        if not isinstance(row_format, int):
-            raise TypeError(f"row_format is {row_format!r}; allowed: an integer")
+        row_format = integer("row_format", row_format)
         if not 0 <= row_format <= len(self.more_formats):
             raise InvalidArgument(f"row_format is {row_format}; allowed: 0 .. {len(self.more_formats)}")
         if not self.more_formats:
@@ -301,6 +301,14 @@ def encoded(field: str, text: Union[str, bytes, os.PathLike[str]], allowed: str 
     if b"\0" in data:
         raise InvalidArgument(f"{field} is {text!r}; allowed: text without NUL")
     return data
+
+
+def integer(name: str, value: Any) -> int:
+    """Also of numpy's integers. Raises TypeError."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; allowed: an integer") from None
 
 
 def set_number(raw: ctypes.Structure, field: str, value: int) -> None:

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from .._handles import NotCopied
 from ..group import Group
 from ..ticket import Dispatch, Handle, Ticket
 from ..types import IndexType, Layout, Payload, Region, ReturnWeights
@@ -21,7 +23,7 @@ _COUNTED_BY = {
 }
 
 
-class Routing:
+class Routing(NotCopied):
     """Who sends what where: what one dispatch has established, for combine and for the backward pass.
 
     It takes one of the group's num_handles until it is collected.
@@ -50,7 +52,7 @@ class Received(NamedTuple):
     routing: Routing
 
 
-class Exchange:
+class Exchange(NotCopied):
     """Runs the dispatches and combines of a group on tensors, on torch's current stream.
 
     libepd copies tensors to and from one buffer slot. So results are the caller's, and stay. All ranks make the same
@@ -82,7 +84,8 @@ class Exchange:
         exact: bool = True,
         sms: int = 0,
     ) -> Received:
-        """Sends the rows of x to the ranks of their experts. Differentiable in x and topk_weights (payload BF16).
+        """Sends the rows of x to the ranks of their experts. Differentiable in x and topk_weights (payload BF16),
+        once.
 
         x             [n, H] bf16 (BF16, FP8_CAST) or e4m3 (FP8), or [n, opaque_bytes] uint8
         topk_idx      [n, K] of the group's index type; -1: no selection
@@ -118,13 +121,18 @@ class Exchange:
         biases: Sequence[Tensor] = (),
         sms: int = 0,
     ) -> Tensor:
-        """Sends rows back and sums them for each token: [n, H] bf16. Differentiable in y, topk_weights and biases.
+        """Sends rows back and sums them for each token: [n, H] bf16. Differentiable in y, topk_weights and
+        biases, once.
 
         y             [rows, H] bf16: one row for each received row; those without a token do not count
         topk_weights  [n, K] float32: rows are multiplied by them; None: they are added as they are
         biases        up to num_biases tensors [n, H] bf16, which are added
         """
         config = self.group.config
+        if not isinstance(routing, Routing):
+            raise TypeError(f"routing is {routing!r}; allowed: Received.routing of a dispatch")
+        if not isinstance(biases, (tuple, list)):
+            raise TypeError(f"biases is {biases!r}; allowed: a tuple of tensors")
         rows = self._room if routing.num_rows is None else (routing.num_rows,)
         n = routing.num_tokens
         check_tensor("y", y, dtypes=torch.bfloat16, shape=(*rows, config.hidden), device=self.device)
@@ -379,6 +387,7 @@ class _DispatchFunction(torch.autograd.Function):
         return received.x, received.topk_weights
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_x: Tensor, grad_weights: Tensor) -> Any:
         exchange, routing = ctx.exchange, ctx.routing
         if not ctx.needs_input_grad[3]:
@@ -402,6 +411,7 @@ class _CombineFunction(torch.autograd.Function):
         return exchange.run_combine(y, routing, topk_weights, biases, sms)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> Any:
         exchange, routing = ctx.exchange, ctx.routing
         biases = [grad_out if needed else None for needed in ctx.needs_input_grad[5:]]

@@ -51,7 +51,7 @@ class Staging(Memory):
         if recv_rows:
             raw[_ROWS_WORD] = recv_rows << _ROWS_SHIFT
         self._arrays: Any = []
-        self.address = ctypes.addressof(raw)
+        self._struct = ctypes.addressof(raw)
 
     def check(
         self, group: Group, operation: str, row_format: int, num_tokens: Optional[int], num_recv_rows: Optional[int]
