@@ -8,7 +8,7 @@ import threading
 from typing import Any, Iterator
 
 import pytest
-from conftest import Daemon, shape
+from conftest import Daemon, run_python, shape
 
 np = pytest.importorskip("numpy")
 
@@ -210,6 +210,20 @@ def test_numbers_of_numpy(group: epd.Group) -> None:
     for call in (ticket.wait, group.resume, group.active):
         with pytest.raises(TypeError, match=r"is 1\.0; allowed: "):
             call(numpy.float64(1))
+
+
+def test_numbers_come_with_the_package() -> None:
+    code = """
+import epd
+import sys
+assert "numpy" not in sys.modules
+import numpy
+assert epd.numbers.dequantize(numpy.zeros((0, 128), "u1"), numpy.ones((0, 1), "f4")).shape == (0, 128)
+assert epd.numbers.dequantize(numpy.full((2, 256), 0x38, "u1"), numpy.full((2, 2), 3, "f4")).tolist() == [[3.0] * 256] * 2
+assert not hasattr(epd, "numbres")
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
 
 
 def test_arrays_of_ctypes(group: epd.Group) -> None:
