@@ -9,6 +9,7 @@
 #include <mutex>
 #include <set>
 #include <utility>
+#include <vector>
 
 namespace epd::cluster {
 namespace {
@@ -16,16 +17,26 @@ namespace {
 constexpr int kConnectMs = 2'000;
 
 class ClientStream;
+using Channel = std::shared_ptr<grpc::Channel>;
 
 }  // namespace
 
 struct Dialer::Shared {
   Shared(Post where, StreamEvents& who) : post(std::move(where)), events(who) {}
+  // Ends the channels of the calls that gRPC has let go of.
+  void end_channels() {
+    std::unique_lock lock(mutex);
+    const std::vector<Channel> ending = std::exchange(left, {});
+    lock.unlock();
+  }
   const Post post;
   StreamEvents& events;
   std::mutex mutex;
   std::condition_variable gone;
   std::set<std::shared_ptr<Stream>> under_way;  // those whose call gRPC still has; guarded by mutex
+  // Of the other calls; guarded by mutex. The process's last channel ends the threads that run reactions, and
+  // what they read. So none ends on one of them.
+  std::vector<Channel> left;
 };
 
 namespace {
@@ -34,8 +45,8 @@ namespace {
 // done once: by the reaction that learns of the end.
 class AttachCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  AttachCall(const std::shared_ptr<grpc::Channel>& channel, std::shared_ptr<ClientStream> stream)
-      : stub(channel), stream_(std::move(stream)) {}
+  AttachCall(Channel channel, std::shared_ptr<ClientStream> stream)
+      : stub(channel), channel_(std::move(channel)), stream_(std::move(stream)) {}
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -47,13 +58,15 @@ class AttachCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::
   grpc::ByteBuffer outgoing;
 
  private:
+  Channel channel_;
   std::shared_ptr<ClientStream> stream_;
 };
 
 class ClientStream final : public Stream, public std::enable_shared_from_this<ClientStream> {
  public:
-  // `gone`: gRPC has let go of the call.
-  ClientStream(Post post, StreamEvents& events, std::function<void(const std::shared_ptr<Stream>&)> gone)
+  // `gone`: gRPC has let go of the call, whose channel that was.
+  using Gone = std::function<void(const std::shared_ptr<Stream>&, Channel)>;
+  ClientStream(Post post, StreamEvents& events, Gone gone)
       : post_(std::move(post)), events_(events), gone_(std::move(gone)) {}
 
   void start(AttachCall& call) {
@@ -106,7 +119,7 @@ class ClientStream final : public Stream, public std::enable_shared_from_this<Cl
       stream.events_.on_closed(stream, why);
     });
   }
-  void gone() { gone_(shared_from_this()); }
+  void gone(Channel channel) { gone_(shared_from_this(), std::move(channel)); }
 
  private:
   void report(std::function<void(ClientStream&)> what) {
@@ -117,7 +130,7 @@ class ClientStream final : public Stream, public std::enable_shared_from_this<Cl
 
   const Post post_;
   StreamEvents& events_;
-  const std::function<void(const std::shared_ptr<Stream>&)> gone_;
+  const Gone gone_;
   std::mutex mutex_;
   AttachCall* call_ = nullptr;  // null once it has ended; guarded by mutex_
   PeerFacts peer_;              // on the loop
@@ -139,9 +152,10 @@ void AttachCall::OnWriteDone(bool ok) {
 
 void AttachCall::OnDone(const grpc::Status& status) {
   const std::shared_ptr<ClientStream> stream = stream_;
+  Channel channel = channel_;
   stream->ended(from_grpc(status));
   delete this;
-  stream->gone();
+  stream->gone(std::move(channel));
 }
 
 }  // namespace
@@ -158,9 +172,12 @@ Dialer::~Dialer() {
   for (const auto& stream : streams) stream->finish({});
   lock.lock();
   shared_->gone.wait(lock, [this] { return shared_->under_way.empty(); });
+  lock.unlock();
+  shared_->end_channels();
 }
 
 std::shared_ptr<Stream> Dialer::dial() {
+  shared_->end_channels();
   grpc::ChannelArguments arguments;
   // A connection that is dead on one side only must not carry the next stream too.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -168,12 +185,14 @@ std::shared_ptr<Stream> Dialer::dial() {
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   arguments.SetMaxReceiveMessageSize(kMaxGrpcBytes);
-  auto stream = std::make_shared<ClientStream>(shared_->post, shared_->events,
-                                               [shared = shared_](const std::shared_ptr<Stream>& gone) {
-                                                 const std::lock_guard lock(shared->mutex);
-                                                 shared->under_way.erase(gone);
-                                                 shared->gone.notify_all();
-                                               });
+  auto stream = std::make_shared<ClientStream>(
+      shared_->post, shared_->events,
+      [shared = shared_](const std::shared_ptr<Stream>& gone, Channel channel) {
+        const std::lock_guard lock(shared->mutex);
+        shared->left.push_back(std::move(channel));
+        shared->under_way.erase(gone);
+        shared->gone.notify_all();
+      });
   auto* call = new AttachCall(grpc::CreateCustomChannel(address_, credentials_, arguments), stream);
   {
     const std::lock_guard lock(shared_->mutex);
