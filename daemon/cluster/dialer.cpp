@@ -23,7 +23,7 @@ using Channel = std::shared_ptr<grpc::Channel>;
 
 struct Dialer::Shared {
   Shared(Post where, StreamEvents& who) : post(std::move(where)), events(who) {}
-  // Ends the channels of the calls that gRPC has let go of.
+  // Ends the channels of the calls that gRPC has let go of. On the loop, or when it has ended.
   void end_channels() {
     std::unique_lock lock(mutex);
     const std::vector<Channel> ending = std::exchange(left, {});
@@ -177,7 +177,6 @@ Dialer::~Dialer() {
 }
 
 std::shared_ptr<Stream> Dialer::dial() {
-  shared_->end_channels();
   grpc::ChannelArguments arguments;
   // A connection that is dead on one side only must not carry the next stream too.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -188,8 +187,12 @@ std::shared_ptr<Stream> Dialer::dial() {
   auto stream = std::make_shared<ClientStream>(
       shared_->post, shared_->events,
       [shared = shared_](const std::shared_ptr<Stream>& gone, Channel channel) {
+        {
+          const std::lock_guard lock(shared->mutex);
+          shared->left.push_back(std::move(channel));
+        }
+        shared->post([shared] { shared->end_channels(); });
         const std::lock_guard lock(shared->mutex);
-        shared->left.push_back(std::move(channel));
         shared->under_way.erase(gone);
         shared->gone.notify_all();
       });
