@@ -44,7 +44,7 @@ inline constexpr std::uint32_t kMostPiecesOut = 12;  // of a dispatch: its outpu
 // each other costs little: 256 blocks with parts of 32 KiB copied 1.9 TB/s, read and written, with 128
 // KiB 2.5, by the times of whole calls (2 x H100, 2026-11-25, an engine with 24 SMs).
 inline constexpr std::uint32_t kLeastPart = 32 << 10;
-inline constexpr std::uint32_t kPartsOfABlock = 2;  // of larger parts
+inline constexpr std::uint32_t kPartsOfABlock = 2;  // where parts are larger
 
 // All that an operation copies between the caller's memory and its slot's regions. `own` is the caller's.
 struct Copies {

@@ -188,7 +188,7 @@ EPD_DEVICE EPD_NO_INLINE inline std::uint32_t share_out(const Copies& c, const P
                                                         std::uint32_t count, const Tally& tally,
                                                         const Block& block) {
   constexpr std::uint32_t kMostRows = 256;  // of short blocks of rows, which other threads copy each
-  constexpr std::uint32_t kUnit = 1024;
+  constexpr std::uint32_t kUnit = 1024;     // bytes are counted in these: so no division is of 64 bits
   Share* const shares = block.shared().shares;
   std::uint64_t bytes = 0;
   EPD_NO_UNROLL

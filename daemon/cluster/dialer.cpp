@@ -34,8 +34,8 @@ struct Dialer::Shared {
   std::mutex mutex;
   std::condition_variable gone;
   std::set<std::shared_ptr<Stream>> under_way;  // those whose call gRPC still has; guarded by mutex
-  // Of the other calls; guarded by mutex. The process's last channel ends the threads that run reactions, and
-  // what they read. So none ends on one of them.
+  // Channels of the other calls; guarded by mutex. When a process releases its last one, gRPC stops the
+  // threads that run reactions and frees their queue. So such a thread must not release a channel.
   std::vector<Channel> left;
 };
 
@@ -64,7 +64,7 @@ class AttachCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::
 
 class ClientStream final : public Stream, public std::enable_shared_from_this<ClientStream> {
  public:
-  // `gone`: gRPC has let go of the call, whose channel that was.
+  // `gone`: gRPC has let go of the call. It takes the call's channel.
   using Gone = std::function<void(const std::shared_ptr<Stream>&, Channel)>;
   ClientStream(Post post, StreamEvents& events, Gone gone)
       : post_(std::move(post)), events_(events), gone_(std::move(gone)) {}
@@ -152,7 +152,7 @@ void AttachCall::OnWriteDone(bool ok) {
 
 void AttachCall::OnDone(const grpc::Status& status) {
   const std::shared_ptr<ClientStream> stream = stream_;
-  Channel channel = channel_;
+  Channel channel = std::move(channel_);
   stream->ended(from_grpc(status));
   delete this;
   stream->gone(std::move(channel));

@@ -11,7 +11,6 @@
 #include <unistd.h>
 #include <algorithm>
 #include <charconv>
-#include <map>
 
 namespace epd::supervisor {
 namespace {
@@ -30,8 +29,10 @@ std::string with_reason(const std::string& what, const std::string& reason) {
   return reason.empty() ? what : what + ": " + reason;
 }
 
+// Whether its name is free for the next group.
 bool has_ended(const membership::Group& group) {
-  return group.is(membership::GroupPhase::kLost) || group.is(membership::GroupPhase::kRemoving);
+  using membership::GroupPhase;
+  return group.is(GroupPhase::kFailing) || group.is(GroupPhase::kLost) || group.is(GroupPhase::kRemoving);
 }
 
 // Whether the engine has been told of the group, and not yet that the group is removed.
@@ -99,19 +100,16 @@ Result<std::uint64_t> OperatorCommands::find_group(const std::string& name) cons
   std::uint64_t id = 0;
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), id);
   if (error == std::errc() && end == name.data() + name.size() && rooms_.deciders.find(id)) return id;
-  // A user's last group of that name: those before it are being left.
-  std::map<std::uint32_t, std::uint64_t> found;  // by user
+  std::vector<std::uint64_t> found;
   rooms_.deciders.each([&](const membership::Group& group) {
-    if (group.name != name || has_ended(group)) return;
-    std::uint64_t& last = found[group.uid];
-    last = std::max(last, group.id);
+    if (group.name == name && !has_ended(group)) found.push_back(group.id);
   });
-  if (found.size() == 1) return found.begin()->second;
+  if (found.size() == 1) return found.front();
   if (found.empty())
     return not_found("there is no group \"" + name + "\"; allowed: a name or an id that epctl groups prints");
   std::string ids;
-  for (const auto& [uid, candidate] : found) ids += (ids.empty() ? "" : ", ") + std::to_string(candidate);
-  return invalid_argument("group \"" + name + "\" is a name of several users; allowed: one of the ids " +
+  for (const std::uint64_t candidate : found) ids += (ids.empty() ? "" : ", ") + std::to_string(candidate);
+  return invalid_argument("group \"" + name + "\" is the name of several groups; allowed: one of the ids " +
                           ids);
 }
 

@@ -283,8 +283,8 @@ TEST_F(Operator, SettingsOutOfRangeNameWhatIsAllowed) {
   EXPECT_TRUE(rank.wait(30).ok);
 }
 
-// A stopped engine holds the user's group before, which is being left.
-TEST_F(Operator, ANameIsThatOfAUsersLastGroup) {
+// A stopped engine keeps the user's group before, which has failed.
+TEST_F(Operator, AFailedGroupLeavesItsNameToTheNextOne) {
   start();
   Shared<Stage> stage;
   std::vector<RankProcess> ranks;

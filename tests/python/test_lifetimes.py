@@ -96,8 +96,8 @@ class Thing:
     """An object of a caller's."""
 
 
-@pytest.mark.parametrize("copy", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_nothing_is_copied(daemon: Daemon, copy: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_nothing_is_copied(daemon: Daemon, copied: Callable[[Any], Any]) -> None:
     """A copy of a handle would end what it names. A process that got one by pickle called a foreign address."""
     with epd.attach(daemon.socket) as session, session.join(shape()) as group:
         dispatch = group.dispatch(0, 0)
@@ -105,7 +105,7 @@ def test_nothing_is_copied(daemon: Daemon, copy: Callable[[Any], Any]) -> None:
         dispatch.wait()
         for whole in (session, group, dispatch, group.noop(0), dispatch.handle, memory, session._handle, group._handle):
             with pytest.raises(TypeError, match=f"{type(whole).__name__} can't be copied or pickled"):
-                copy(whole)
+                copied(whole)
         gc.collect()
         assert group.noop(0).wait()
 

@@ -89,7 +89,7 @@ struct SumTask {
 // All tasks of the rank, in the order in which warps claim them. First come some partial sums for own tokens,
 // which need no other rank: one for every second warp. Then come the partial sums for other ranks, so that
 // they cross NVLink while the rest of the own ones is added up. With an own sum for every warp, or for none,
-// a combine of 128 tokens took 1 us more (2 x H200, 2 x H100, 2026-11-28). Neighbouring tasks belong to
+// a combine of 128 tokens took 1 us more (2 x H200, 2026-11-28). Neighbouring tasks belong to
 // different owners, which keeps the links to all ranks busy.
 class SumTasks {
  public:

@@ -127,7 +127,7 @@ EPD_DEVICE inline std::uint32_t count_up(std::uint32_t* at, std::uint32_t last) 
                : "memory");
   return before;
 }
-// Adds `count`; returns the number before.
+// Adds `count`, acquires and releases; returns the number before.
 EPD_DEVICE inline std::uint32_t count_in(std::uint32_t* at, std::uint32_t count) {
   std::uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"

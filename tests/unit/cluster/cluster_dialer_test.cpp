@@ -14,8 +14,8 @@ struct NoEvents : StreamEvents {
   void on_closed(Stream&, const Status&) override {}
 };
 
-// The process's last channel ends gRPC's threads. Of one that ended on such a thread, epd was now and then
-// aborted at its own end: "assertion failed: prior > 0".
+// When a process releases its last channel, gRPC stops its threads and frees their queue. A channel that was
+// released on such a thread aborted some processes: "assertion failed: prior > 0".
 TEST(ClusterDialer, TheLastChannelMayEndWithItsStream) {
   Settings settings;
   settings.insecure = true;
