@@ -182,8 +182,9 @@ inline constexpr std::uint32_t kLoadsAtOnce = 4;  // of a thread that copies, be
 inline constexpr std::uint32_t kCallThreads =
     32;  // of a FewStep: the warp that makes the call copies nothing
 inline constexpr std::uint32_t kFewThreads = kCallThreads + 256;
-inline constexpr std::uint32_t kMostCopyBlocks = 64;
-inline constexpr std::uint32_t kMostCopyBlocksOfMany = 256;              // of a large operation
+inline constexpr std::uint32_t kMostCopyBlocks = 128;
+inline constexpr std::uint32_t kMostCopyBlocksThatWait = 64;  // also for the operation: they hold SMs
+inline constexpr std::uint32_t kMostCopyBlocksOfMany = 256;   // of a large operation, which do not wait
 inline constexpr std::uint32_t kSharedWords = 24 + 12 * kMostPiecesOut;  // bytes of SharedWords
 
 constexpr std::uint64_t most_bytes(const Copies& c, const Piece* pieces, std::uint32_t count) {
@@ -204,8 +205,9 @@ constexpr std::uint64_t most_bytes(const Copies& c) {
   const std::uint64_t out = most_bytes(c, c.out, c.num_out);
   return in < out ? out : in;
 }
-constexpr std::uint32_t most_blocks(const Copies& c) {
-  return c.large != 0 ? kMostCopyBlocksOfMany : kMostCopyBlocks;
+constexpr std::uint32_t most_blocks(const StagedStep& step) {
+  if (step.copies.large != 0) return kMostCopyBlocksOfMany;
+  return step.wait != Wait::kNothing ? kMostCopyBlocksThatWait : kMostCopyBlocks;
 }
 
 constexpr Launch launch_of(const FewStep&) {
@@ -215,7 +217,7 @@ constexpr Launch launch_of(const StagedStep& step) {
   const Copies& c = step.copies;
   if (step.staging == nullptr) return {};
   const std::uint64_t parts = (most_bytes(c) + kLeastPart - 1) / kLeastPart;
-  const std::uint32_t most = most_blocks(c);
+  const std::uint32_t most = most_blocks(step);
   Launch launch;
   launch.blocks = parts == 0 ? 1 : parts < most ? static_cast<std::uint32_t>(parts) : most;
   launch.threads = kCopyThreads;
