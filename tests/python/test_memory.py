@@ -41,6 +41,12 @@ def test_an_address_that_is_none(address: int) -> None:
         assert error.value == str(address) and error.allowed == f"None, an address of 1 .. {(1 << 64) - 1}, or an array"
 
 
+def test_a_bool_is_no_address() -> None:
+    for fields in ({"x": True}, {"out": False}, {"bias": (None, True)}):
+        with pytest.raises(TypeError, match=r"is (True|False); allowed: None, an address, or an array"):
+            epd.Memory(**fields)
+
+
 @pytest.mark.parametrize(
     "name, array, given, allowed",
     [

@@ -86,6 +86,8 @@ def array_address(name: str, array: Any, written: bool) -> Optional[int]:
     if array is None:
         return None
     if isinstance(array, int):
+        if isinstance(array, bool):
+            raise TypeError(f"{name} is {array!r}; allowed: None, an address, or an array")
         if not 0 < array < 1 << 64:
             raise InvalidArgument(f"{name} is {array}; allowed: None, an address of 1 .. {(1 << 64) - 1}, or an array")
         return array
