@@ -43,6 +43,7 @@ Status check_welcome(const abi::Welcome& welcome, const abi::Hello& hello) {
 }
 
 Status map_segments(Packet& packet, Attachment& out) {
+  if (Status status = check_descriptors(packet); !status.ok()) return status;
   if (packet.fds.size() != 4) {
     return internal_error("the daemon's welcome came with " + std::to_string(packet.fds.size()) +
                           " descriptors; needed: 4");

@@ -1,6 +1,7 @@
 #include "attach_socket.h"
 
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <cerrno>
@@ -56,10 +57,26 @@ Status connect_to(const std::string& path, Deadline deadline, UniqueFd& socket) 
 }
 
 ReceiveResult receive(const UniqueFd& socket, Packet& packet, Status& error) {
-  const ReceiveResult result = receive_packet(socket.get(), packet, error);
+  ReceiveResult result = receive_prefixed(socket.get(), packet, error, {});
+  if (result == ReceiveResult::kPacket && packet.fds.size() > packet.header.num_fds) {
+    error = invalid_argument("packet says " + std::to_string(packet.header.num_fds) +
+                             " descriptors; received " + std::to_string(packet.fds.size()));
+    result = ReceiveResult::kMalformed;
+  }
   if (result == ReceiveResult::kMalformed)
     error = internal_error("the daemon sent a malformed packet: " + error.message());
+  if (result != ReceiveResult::kPacket) packet.fds.clear();
   return result;
+}
+
+Status check_descriptors(const Packet& packet) {
+  if (packet.fds.size() == packet.header.num_fds) return {};
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  return {StatusCode::kResourceExhausted, "this process has no room for the daemon's answer, which has " +
+                                              std::to_string(packet.header.num_fds) +
+                                              " descriptors: it may have " + std::to_string(limit.rlim_cur) +
+                                              " open (RLIMIT_NOFILE)"};
 }
 
 Status send(const UniqueFd& socket, abi::AttachType type, std::uint32_t request_id, const void* body,

@@ -17,8 +17,11 @@ inline abi::AttachType type_of(const Packet& packet) {
 
 // Connects before the deadline. DAEMON_LOST: no daemon listens.
 Status connect_to(const std::string& path, Deadline deadline, UniqueFd& socket);
-// Does not block. kMalformed: `error` says why.
+// Does not block. kMalformed: `error` says why. Of a packet for whose descriptors the process has no room,
+// some are missing: check_descriptors() tells.
 ReceiveResult receive(const UniqueFd& socket, Packet& packet, Status& error);
+// RESOURCE_EXHAUSTED: descriptors of the packet are missing.
+Status check_descriptors(const Packet& packet);
 // Does not block, raises no SIGPIPE. `fds` stay the caller's; at most kMaxMessageFds. DAEMON_LOST: the
 // connection is closed. WOULD_BLOCK: the socket is full.
 Status send(const UniqueFd& socket, abi::AttachType type, std::uint32_t request_id, const void* body,

@@ -59,8 +59,16 @@ std::string describe(StatusCode code, std::int32_t failed_rank) {
   }
 }
 
+// Of a text that is too long, the middle is left out: the end says what is allowed.
 epd_status_t report(StatusCode code, const char* text) {
-  if (code != StatusCode::kOk) abi::set_text(last_error, text, std::strlen(text));
+  constexpr char kGap[] = " ... ";
+  constexpr std::size_t kPart = (sizeof(last_error) - sizeof(kGap)) / 2;
+  if (code == StatusCode::kOk) return static_cast<epd_status_t>(code);
+  const std::size_t length = std::strlen(text);
+  abi::set_text(last_error, text, length);
+  if (length < sizeof(last_error)) return static_cast<epd_status_t>(code);
+  std::memcpy(last_error + kPart, kGap, sizeof(kGap) - 1);
+  std::memcpy(last_error + kPart + sizeof(kGap) - 1, text + length - kPart, kPart + 1);
   return static_cast<epd_status_t>(code);
 }
 

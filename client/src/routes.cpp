@@ -28,7 +28,7 @@ Group::Group(Session* owner, const abi::GroupShape& agreed, OwnMemory bound)
 Status Group::find_route(epd_handle_t handle, std::uint32_t& route) const {
   const std::string name = "handle " + std::to_string(handle);
   if (handle == 0 || route_of(handle) >= routes.size() || op_of(handle) >= next_index)
-    return not_found(name + " was never given in this group");
+    return not_found(name + " was never given in this group, or its dispatch has failed");
   route = static_cast<std::uint32_t>(route_of(handle));
   // A dispatch from before this rank joined, in which it had no tokens.
   if (op_of(handle) < first_index) return {};

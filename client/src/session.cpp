@@ -238,6 +238,7 @@ Status Session::adopt_joined(Packet& packet, Group& group) {
                           " and a board of " + std::to_string(joined.board_bytes) + " bytes; needed: " +
                           std::to_string(group.arena.total_bytes) + " and " + std::to_string(board_bytes));
   }
+  if (Status status = check_descriptors(packet); !status.ok()) return status;
   const std::size_t fds = operations_->num_descriptors();
   if (joined.rank >= group.shape.num_ranks || packet.fds.size() != fds) {
     return internal_error("the daemon's answer to join has rank " + std::to_string(joined.rank) + " and " +

@@ -13,6 +13,19 @@ namespace epd::client {
 // No struct becomes longer than this. A larger size is a caller's mistake, not a newer header.
 inline constexpr std::size_t kMaxStructBytes = 4096;
 
+// All structs begin with a size_t, so the size of any version of one is a multiple of its size. Another size
+// would end within a field.
+constexpr bool is_struct_size(std::size_t size) {
+  return size != 0 && size <= kMaxStructBytes && size % sizeof(size) == 0;
+}
+
+template <typename T>
+Status wrong_size(const char* name, std::size_t size) {
+  return invalid_argument(std::string(name) + ".size is " + std::to_string(size) +
+                          "; allowed: sizeof the struct (this library knows " + std::to_string(sizeof(T)) +
+                          ")");
+}
+
 // Copies the caller's struct into `copy`, whose other fields stay zero. Refuses a longer struct whose unknown
 // fields are not zero: it asks for something that this library can't do.
 template <typename T>
@@ -20,10 +33,7 @@ Status read_struct(const T* from, const char* name, T& copy) {
   if (from == nullptr) return invalid_argument(std::string(name) + " is NULL");
   std::size_t size;
   std::memcpy(&size, from, sizeof(size));
-  if (size < sizeof(size) || size > kMaxStructBytes) {
-    return bad_value((std::string(name) + ".size").c_str(), static_cast<long long>(size),
-                     "sizeof the struct (this library knows " + std::to_string(sizeof(T)) + ")");
-  }
+  if (!is_struct_size(size)) return wrong_size<T>(name, size);
   const auto* bytes = reinterpret_cast<const unsigned char*>(from);
   for (std::size_t i = sizeof(T); i < size; ++i) {
     if (bytes[i] != 0) {
@@ -51,9 +61,7 @@ template <typename T>
 Status check_output(const T* to, const char* name) {
   std::size_t size;
   std::memcpy(&size, to, sizeof(size));
-  if (size >= sizeof(size) && size <= kMaxStructBytes) return {};
-  return bad_value((std::string(name) + ".size").c_str(), static_cast<long long>(size),
-                   "sizeof the struct (this library knows " + std::to_string(sizeof(T)) + ")");
+  return is_struct_size(size) ? Status() : wrong_size<T>(name, size);
 }
 
 // Writes what fits into the caller's struct, after check_output. Its size stays.

@@ -66,6 +66,37 @@ Result<UniqueFd> take_lock(const std::string& path) {
   return lock;
 }
 
+// OK if nobody listens at the path, which is a socket. A lock that is free does not say so: only epd takes
+// it.
+Status check_unused(const std::string& path, const sockaddr_un& address) {
+  for (const int type : {SOCK_SEQPACKET, SOCK_STREAM, SOCK_DGRAM}) {
+    const UniqueFd probe(::socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!probe.valid()) return errno_status("socket");
+    const bool connected =
+        ::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+    if (connected || errno == EAGAIN || errno == EINPROGRESS)
+      return resource_exhausted("another process listens at " + path +
+                                "; stop it or use another daemon.socket");
+    if (errno == ECONNREFUSED || errno == ENOENT) return {};
+    if (errno != EPROTOTYPE)
+      return {StatusCode::kPermissionDenied, path + ": can't tell whether somebody listens: " +
+                                                 std::strerror(errno) + "; use another daemon.socket"};
+  }
+  return {};
+}
+
+// Which file is at the path; {0, 0}: none.
+std::pair<dev_t, ino_t> file_at(const std::string& path) {
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) != 0) return {};
+  return {info.st_dev, info.st_ino};
+}
+
+bool is_socket(const std::string& path) {
+  struct stat info {};
+  return ::lstat(path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode);
+}
+
 Status set_permissions(const ListenerOptions& options) {
   if (options.group && ::chown(options.path.c_str(), static_cast<uid_t>(-1), *options.group) != 0)
     return errno_status("chown " + options.path + " to group " + std::to_string(*options.group));
@@ -83,10 +114,15 @@ Result<Listener> Listener::open(const ListenerOptions& options) {
   struct stat info {};
   if (::lstat(options.path.c_str(), &info) == 0 && !S_ISSOCK(info.st_mode))
     return invalid_argument(options.path + " exists and is not a socket; remove it or use another path");
+  if (is_socket(options.path) && ::access((options.path + ".lock").c_str(), F_OK) != 0) {
+    if (Status status = check_unused(options.path, *address); !status.ok()) return status;
+  }
   Result<UniqueFd> lock = take_lock(options.path);
   if (!lock.ok()) return lock.status();
-  if (::lstat(options.path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode))
-    ::unlink(options.path.c_str());  // its daemon is dead, because the lock was free
+  if (is_socket(options.path)) {
+    if (Status status = check_unused(options.path, *address); !status.ok()) return status;
+    ::unlink(options.path.c_str());
+  }
   Listener listener;
   listener.lock_ = std::move(*lock);
   listener.socket_ = UniqueFd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -96,6 +132,7 @@ Result<Listener> Listener::open(const ListenerOptions& options) {
   if (::bind(listener.socket_.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(sockaddr_un)) != 0)
     return errno_status("bind " + options.path);
   listener.path_ = options.path;
+  listener.file_ = file_at(options.path);
   if (Status status = set_permissions(options); !status.ok()) return status;
   if (::listen(listener.socket_.get(), kBacklog) != 0) return errno_status("listen " + options.path);
   return listener;
@@ -107,12 +144,13 @@ Listener& Listener::operator=(Listener&& other) noexcept {
   socket_ = std::move(other.socket_);
   lock_ = std::move(other.lock_);
   path_ = std::move(other.path_);
+  file_ = other.file_;
   return *this;
 }
 
 void Listener::remove() {
   if (path_.empty()) return;
-  ::unlink(path_.c_str());
+  if (file_at(path_) == file_) ::unlink(path_.c_str());  // else somebody has replaced it
   path_.clear();
   lock_.reset();  // the lock file stays, because removing it would race with the next daemon
 }

@@ -98,7 +98,10 @@ Status RuleReader::each(const std::string& key, const toml::node& node,
                         const std::function<Status(const toml::node&)>& take) {
   const toml::array* items = node.as_array();
   // With an empty list of users the rule would apply to everybody.
-  if (items == nullptr || items->empty()) return refused(key, node, "an array of at least one");
+  if (items == nullptr) return refused(key, node, "an array of at least one");
+  if (items->empty())
+    return invalid_argument(name_ + " in " + where_ + line_of(node) + ": " + key +
+                            " is []; allowed: an array of at least one");
   for (const toml::node& item : *items) {
     if (Status status = take(item); !status.ok()) return status;
   }
@@ -124,9 +127,21 @@ Status RuleReader::id(const std::string& key, const toml::node& node) {
   return {};
 }
 
+// Whether each [ of a pattern has its ]. One that has none stands for itself in fnmatch, and no name has it.
+bool closes_brackets(const std::string& pattern) {
+  for (std::size_t at = pattern.find('['); at != std::string::npos; at = pattern.find('[', at)) {
+    const std::size_t first = at + 1 + (pattern.substr(at + 1).find_first_of("!^") == 0 ? 1 : 0);
+    const std::size_t close = pattern.find(']', first + 1);  // one that comes first stands for itself
+    if (close == std::string::npos) return false;
+    at = close;
+  }
+  return true;
+}
+
 Status RuleReader::pattern(const std::string& key, const toml::node& node, std::vector<std::string>& list) {
   const auto* text = node.as_string();
-  if (text == nullptr || text->get().empty() || has_control_characters(text->get()))
+  if (text == nullptr || text->get().empty() || has_control_characters(text->get()) ||
+      !closes_brackets(text->get()))
     return refused(key, node, "names, in which * and ? and [abc] stand for others");
   list.push_back(text->get());
   return {};

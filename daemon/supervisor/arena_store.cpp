@@ -73,7 +73,28 @@ Status ArenaStore::check_routing_quota(const MemberArenas& wanted, const Quota& 
   return check("user " + std::to_string(wanted.uid) + " has", user.routing_bytes, of_user);
 }
 
+Status ArenaStore::check_mapped_bytes(const MemberArenas& wanted) const {
+  const auto check = [&wanted](const std::string& who, std::uint64_t used, std::uint64_t limit) -> Status {
+    if (wanted.mapped_bytes <= limit - used) return {};
+    return resource_exhausted("the memory that this rank's regions are bound to has " +
+                              std::to_string(wanted.mapped_bytes) + " bytes to be mapped, and " + who + " " +
+                              std::to_string(used) + "; allowed: " + std::to_string(limit));
+  };
+  const auto found = users_.find(wanted.uid);
+  Status status = check("user " + std::to_string(wanted.uid) + " has",
+                        found == users_.end() ? 0 : found->second.mapped_bytes, kMaxMappedBytesPerUser);
+  return status.ok() ? check("all users have", total_mapped_bytes_, kMaxMappedBytes) : status;
+}
+
 namespace {
+
+// Each memory has at most 2^51 bytes (kMaxBindingOffset), and a rank has few of them.
+std::uint64_t mapped_bytes(const WantedMemory& wanted) {
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < wanted.num_memories(); ++i)
+    bytes += abi::memory_bytes(wanted.shape, wanted.bindings, static_cast<std::uint32_t>(i + 1));
+  return bytes;
+}
 
 Status check_client_memories(const device::DeviceName& device, const WantedMemory& wanted) {
   for (std::size_t i = 0; i < wanted.num_memories(); ++i) {
@@ -100,9 +121,11 @@ Status ArenaStore::acquire(std::pair<std::uint64_t, std::uint32_t> member, std::
   made.bytes = needed.arena_quota;
   made.host_bytes = needed.host_quota;
   made.routing_bytes = needed.routing_quota;
+  made.mapped_bytes = host ? mapped_bytes(wanted) : 0;
   Status status = check_quota(made, quotas.arena_bytes);
   if (status.ok()) status = check_routing_quota(made, quotas.routing_bytes);
   if (status.ok()) status = check_client_memories(device, wanted);
+  if (status.ok()) status = check_mapped_bytes(made);
   if (status.ok()) status = mappings_.add(member, uid, device, wanted.num_memories());
   if (status.ok()) {
     status = make(made, device);
@@ -111,8 +134,10 @@ Status ArenaStore::acquire(std::pair<std::uint64_t, std::uint32_t> member, std::
   if (!status.ok()) return status;
   total_bytes_ += made.host_bytes;
   total_routing_bytes_ += made.routing_bytes;
+  total_mapped_bytes_ += made.mapped_bytes;
   users_[uid].bytes += made.bytes;
   users_[uid].routing_bytes += made.routing_bytes;
+  users_[uid].mapped_bytes += made.mapped_bytes;
   users_[uid].client_memories += wanted.num_memories();
   arenas_[member] = std::move(made);
   return {};
@@ -160,6 +185,8 @@ void ArenaStore::release(std::uint64_t group_id, std::uint32_t rank) {
   users_.at(uid).bytes -= found->second.bytes;
   total_routing_bytes_ -= found->second.routing_bytes;
   users_.at(uid).routing_bytes -= found->second.routing_bytes;
+  users_.at(uid).mapped_bytes -= found->second.mapped_bytes;
+  total_mapped_bytes_ -= found->second.mapped_bytes;
   users_.at(uid).client_memories -= found->second.wanted.num_memories();
   closer_.close(std::move(found->second.user));
   closer_.close(std::move(found->second.exchange));

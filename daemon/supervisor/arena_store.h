@@ -45,6 +45,8 @@ struct MemberArenas {
   std::uint64_t host_bytes = 0;  // those in host memory
   // Counted separately: the memory that the rank's engine may need for the rank's routings.
   std::uint64_t routing_bytes = 0;
+  // Of a host device: what engines map of the client's own memory, gaps between regions included.
+  std::uint64_t mapped_bytes = 0;
   WantedMemory wanted;
   DescriptorShare descriptors;
   UniqueFd user;
@@ -63,6 +65,11 @@ class ArenaStore {
  public:
   // The most descriptors of their own memory that the members of one user may have the supervisor keep.
   static constexpr std::uint64_t kMaxClientMemoriesPerUser = 4096;
+  // The most bytes of their own memory that engines may have to map, of one user's members and of all. A
+  // memfd may be as long as a client likes and take no memory, but an engine has 128 TiB of addresses for
+  // everybody.
+  static constexpr std::uint64_t kMaxMappedBytesPerUser = std::uint64_t{8} << 40;
+  static constexpr std::uint64_t kMaxMappedBytes = std::uint64_t{64} << 40;
 
   struct Limits {
     std::uint64_t max_bytes = 0;
@@ -103,6 +110,7 @@ class ArenaStore {
  private:
   Status check_quota(const MemberArenas& wanted, const Quota& of_user) const;
   Status check_routing_quota(const MemberArenas& wanted, const Quota& of_user) const;
+  Status check_mapped_bytes(const MemberArenas& wanted) const;
   Status make(MemberArenas& made, const device::DeviceName& device) const;
 
   void keep_waits(std::uint64_t group_id, const MemberArenas& of);
@@ -112,11 +120,13 @@ class ArenaStore {
     std::uint64_t bytes = 0;
     std::uint64_t client_memories = 0;
     std::uint64_t routing_bytes = 0;
+    std::uint64_t mapped_bytes = 0;
   };
 
   Limits limits_;
   MappingCount mappings_;
   std::uint64_t total_routing_bytes_ = 0;
+  std::uint64_t total_mapped_bytes_ = 0;
   Closer& closer_;
   DescriptorBudget& descriptors_;
   std::uint64_t total_bytes_ = 0;  // in host memory

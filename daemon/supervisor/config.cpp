@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <filesystem>
 #include <thread>
 #include <utility>
 
@@ -88,13 +89,26 @@ Status complete_listen(const char* key, std::string& listen) {
   return {};
 }
 
+// Whether a socket at one of the two would be in the way of the other: the same port, of the same address or
+// of every one. Both have passed is_address_and_port().
+bool meet(const std::string& a, const std::string& b) {
+  const std::size_t colon_a = a.rfind(':');
+  const std::size_t colon_b = b.rfind(':');
+  if (a.substr(colon_a) != b.substr(colon_b) || a.substr(colon_a) == ":0") return false;
+  const auto every = [](const std::string& address) { return address == "0.0.0.0" || address == "[::]"; };
+  const std::string host_a = a.substr(0, colon_a);
+  const std::string host_b = b.substr(0, colon_b);
+  return host_a == host_b || every(host_a) || every(host_b);
+}
+
 Status check_listens(Config& config) {
   if (Status status = complete_listen("metrics.listen", config.metrics_listen); !status.ok()) return status;
   if (Status status = complete_listen("health.listen", config.health_listen); !status.ok()) return status;
-  const bool same = config.metrics_listen == config.health_listen && !config.health_listen.ends_with(":0");
-  if (config.health_listen.empty() || !same) return {};
-  return invalid_argument("health.listen and metrics.listen are both \"" + config.health_listen +
-                          "\"; allowed: two ports");
+  if (config.health_listen.empty() || config.metrics_listen.empty() ||
+      !meet(config.metrics_listen, config.health_listen))
+    return {};
+  return invalid_argument("health.listen is \"" + config.health_listen + "\" and metrics.listen is \"" +
+                          config.metrics_listen + "\"; allowed: two ports");
 }
 
 Status check_together(const Config& config) {
@@ -107,9 +121,10 @@ Status check_together(const Config& config) {
   const GpuList& gpus = config.cuda_devices;
   if (config.host_devices == 0 && !gpus.automatic && gpus.list.empty())
     return invalid_argument("devices.host is 0 and devices.cuda is \"none\"; allowed: at least one device");
-  if (config.socket == config.control_socket)
-    return invalid_argument("daemon.socket and daemon.control_socket are both \"" + config.socket +
-                            "\"; allowed: two paths");
+  using std::filesystem::path;
+  if (path(config.socket).lexically_normal() == path(config.control_socket).lexically_normal())
+    return invalid_argument("daemon.socket is \"" + config.socket + "\" and daemon.control_socket is \"" +
+                            config.control_socket + "\"; allowed: two paths");
   return {};
 }
 

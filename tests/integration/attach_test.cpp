@@ -5,7 +5,9 @@
 #include "support/ranks.h"
 #include "support/raw_client.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <algorithm>
@@ -323,7 +325,41 @@ TEST(Join, ValuesOutOfRangeAreRefusedByNameAndValue) {
         invalid, {"num_experts", "4", "3"});
     bad([](auto& c) { c.depth = 17; }, invalid, {"depth", "17", "16"});
     bad([](auto& c) { c.size = 3; }, invalid, {"size"});
+    bad([](auto& c) { c.size = 12; }, invalid, {"size is 12"});  // half a pointer
+    bad([](auto& c) { c.size = SIZE_MAX; }, invalid, {"size is 18446744073709551615"});
+    const std::string longest(4999, 'n');
+    bad([&](auto& c) { c.name = longest.c_str(); }, invalid, {"nnnn ... nnnn", "allowed: "});
     const Group group(session, good);
+  });
+  daemon->stop();
+}
+
+// Neither the daemon nor the group that runs can do anything about it.
+TEST(Join, WithoutRoomForDescriptorsOnlyThisJoinIsRefused) {
+  std::unique_ptr<Daemon> daemon;
+  start(daemon);
+  in_process([&] {
+    const Session session(daemon->socket(), "host:0");
+    const Group first(session, small_config("first", 0, 1));
+    const auto noop = [](const Group& group) {
+      epd_ticket_t ticket = 0;
+      must(epd_noop(group.get(), 0, EPD_NO_STREAM, &ticket), "noop");
+      must(group.wait(ticket, 10'000), "the end of a noop");
+    };
+    rlimit before{};
+    ::getrlimit(RLIMIT_NOFILE, &before);
+    const rlimit few{64, before.rlim_max};
+    must(::setrlimit(RLIMIT_NOFILE, &few) == 0 ? EPD_OK : EPD_INTERNAL, "setrlimit");
+    std::vector<UniqueFd> all;
+    for (int fd = ::open("/dev/null", O_RDONLY); fd >= 0; fd = ::open("/dev/null", O_RDONLY))
+      all.emplace_back(fd);
+    refused_join(session, small_config("second", 0, 1), EPD_RESOURCE_EXHAUSTED, {"RLIMIT_NOFILE", "64"});
+    refused_attach(daemon->socket(), "host:0", EPD_RESOURCE_EXHAUSTED, {});
+    noop(first);
+    all.clear();
+    const Group second(session, small_config("second", 0, 1));
+    noop(second);
+    noop(first);
   });
   daemon->stop();
 }

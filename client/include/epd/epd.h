@@ -490,11 +490,12 @@ static inline void epd_resume_info_init(epd_resume_info_t* info) {
 }
 
 /* Waits until the group has agreed on a new epoch, after an operation has failed for the whole group
- * (ENGINE_RESTARTED, DEADLINE_EXCEEDED, INVALID_ARGUMENT between ranks; with EPD_POLICY_DEGRADE also
- * RANK_LOST and ABORTED). Every rank calls it, then submits again from resume_op on. Until it has returned
- * OK, submissions return the failure's status, and peers may write into recv regions of failed operations.
- * resume_op may be an operation that this rank has completed: keep handle, number of tokens and inputs of
- * operation i until operation i + depth has completed here.
+ * (ENGINE_RESTARTED, DEADLINE_EXCEEDED, INVALID_ARGUMENT between ranks, RESOURCE_EXHAUSTED of a dispatch
+ * with more rows than max_recv_rows; with EPD_POLICY_DEGRADE also RANK_LOST and ABORTED). Every rank calls
+ * it, then submits again from resume_op on. Until it has returned OK, submissions return the failure's
+ * status, and peers may write into recv regions of failed operations. resume_op may be an operation that this
+ * rank has completed: keep handle, number of tokens and inputs of operation i until operation i + depth has
+ * completed here.
  *
  * timeout_ms 0: EPD_FOREVER. info may be NULL. OK at once if nothing is wrong. WOULD_BLOCK (EPD_NO_WAIT) or
  * DEADLINE_EXCEEDED: not agreed yet; a stopped engine (SIGSTOP) delays it. RANK_LOST: the group has ended, or

@@ -1,7 +1,9 @@
 // The attach socket in the file system.
 #include "session_fixture.h"
 
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <fstream>
@@ -45,6 +47,38 @@ TEST_F(Attach, OtherFilesAndBadPathsAreLeftAlone) {
   EXPECT_FALSE(std::filesystem::exists(file + ".lock")) << "nothing is left beside it";
   const Result<Listener> longer = Listener::open({directory_ + "/" + std::string(200, 'x'), 0660, {}});
   EXPECT_NE(longer.status().message().find("107"), std::string::npos) << longer.status().message();
+}
+
+// Another program's socket, which never took epd's lock: of every type that a Unix socket has.
+TEST_F(Attach, ASocketAtWhichAnotherProgramListensIsLeftAlone) {
+  for (const int type : {SOCK_STREAM, SOCK_SEQPACKET, SOCK_DGRAM}) {
+    const std::string path = directory_ + "/other" + std::to_string(type);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+    UniqueFd other(::socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(::bind(other.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    ASSERT_TRUE(type == SOCK_DGRAM || ::listen(other.get(), 4) == 0);
+    const Result<Listener> listener = Listener::open({path, 0660, {}});
+    EXPECT_EQ(listener.status().code(), StatusCode::kResourceExhausted) << type;
+    EXPECT_NE(listener.status().message().find("another process listens at " + path), std::string::npos)
+        << listener.status().message();
+    EXPECT_FALSE(std::filesystem::exists(path + ".lock")) << "nothing is left beside it";
+    ASSERT_TRUE(std::filesystem::exists(path));
+    other.reset();  // as if killed
+    EXPECT_TRUE(Listener::open({path, 0660, {}}).ok()) << type;
+  }
+}
+
+TEST_F(Attach, AFileThatHasReplacedTheSocketIsNotRemovedWithIt) {
+  const std::string path = directory_ + "/replaced";
+  {
+    const Result<Listener> listener = Listener::open({path, 0660, {}});
+    ASSERT_TRUE(listener.ok());
+    ASSERT_EQ(::unlink(path.c_str()), 0);
+    std::ofstream(path) << "precious";
+  }
+  EXPECT_TRUE(std::filesystem::exists(path));
 }
 
 // A plain user who starts a daemon on the default paths.

@@ -4,7 +4,10 @@
 #include "proto/route_memory.h"
 #include "proto/waits.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <memory>
 #include <string>
 #include <utility>
@@ -78,6 +81,38 @@ TEST_F(ArenaStoreTest, MappingsAreCountedForEachEngineThatMustMap) {
   EXPECT_TRUE(store.acquire({1, 4}, kUser, {}, second, wanted).ok()) << "2 more on host:0; all 5 on host:1";
   expect_says(store.acquire({1, 5}, kUser, {}, second, wanted), {"engine of host:0 has 14", "allowed: 14"});
   EXPECT_TRUE(store.acquire({2, 0}, 7, {}, first, wanted).ok()) << "another user";
+}
+
+// A sparse memfd takes no memory, but engines map it as far as bindings reach. Without a limit, one user took
+// all addresses of an engine, and nobody else could join there.
+TEST_F(ArenaStoreTest, AddressesThatBoundMemoryTakesAreCountedForEachUser) {
+  ArenaStore store(plenty(), closer_, descriptors_);
+  const abi::GroupShape shape = shape_of(16);
+  const auto sparse = [&](std::uint64_t bytes) {
+    UniqueFd fd(::memfd_create("sparse", MFD_ALLOW_SEALING | MFD_CLOEXEC));
+    EXPECT_EQ(::ftruncate(fd.get(), static_cast<off_t>(bytes)), 0);
+    EXPECT_EQ(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    auto memory = std::make_shared<std::vector<UniqueFd>>();
+    memory->push_back(std::move(fd));
+    WantedMemory wanted{shape, {}, memory};
+    const std::uint64_t region = abi::region_bytes(shape, abi::Region::kRecvX);
+    wanted.bindings[static_cast<std::size_t>(abi::Region::kRecvX)] = {1, 0, 0, bytes - region};
+    return wanted;
+  };
+  const DeviceName host{abi::DeviceKind::kHost, 0};
+  constexpr std::uint64_t kHalf = ArenaStore::kMaxMappedBytesPerUser / 2;
+  ASSERT_TRUE(store.acquire({1, 0}, kUser, {}, host, sparse(kHalf)).ok());
+  ASSERT_TRUE(store.acquire({2, 0}, kUser, {}, host, sparse(kHalf)).ok());
+  expect_says(store.acquire({3, 0}, kUser, {}, host, sparse(1 << 20)),
+              {"1048576 bytes to be mapped", "user 1001 has 8796093022208", "allowed: 8796093022208"});
+  EXPECT_TRUE(store.acquire({3, 0}, kUser, {}, host, {shape, {}, nullptr}).ok()) << "arenas";
+  store.release(1, 0);
+  EXPECT_TRUE(store.acquire({4, 0}, kUser, {}, host, sparse(1 << 20)).ok()) << "given back";
+  std::uint64_t group = 5;
+  Status status;
+  for (std::uint32_t uid = 2000; status.ok() && uid < 2020; ++uid)
+    status = store.acquire({group++, 0}, uid, {}, host, sparse(2 * kHalf));
+  expect_says(status, {"all users have", "allowed: 70368744177664"});
 }
 
 // What is told of the ranks that stay must not fall when another leaves.

@@ -84,12 +84,15 @@ TEST_F(ConfigFile, BadValuesAreRefusedWithWhatIsAllowed) {
       {"health.listen = \"99999\"", {"health.listen", "99999", "0..65535"}},
       {"health.listen = 9456", {"health.listen", "string"}},
       {"metrics.listen = \"9455\"\nhealth.listen = \"127.0.0.1:9455\"", {"health.listen", "two ports"}},
+      {"metrics.listen = \"9455\"\nhealth.listen = \"0.0.0.0:9455\"", {"0.0.0.0:9455", "127.0.0.1:9455"}},
+      {"metrics.listen = \"[::]:9455\"\nhealth.listen = \"[::1]:9455\"", {"health.listen", "two ports"}},
       {"daemon.socket_mode = \"0999\"", {"daemon.socket_mode", "0999", "octal"}},
       {"daemon.socket_mode = \"7777\"", {"daemon.socket_mode", "7777"}},
       {"limits.max_arena_bytes = \"12 parsecs\"", {"limits.max_arena_bytes", "12 parsecs", "MiB"}},
       {"limits.max_arena_bytes = \"99999999999TiB\"", {"limits.max_arena_bytes"}},
       {"engine.restart_backoff_min_ms = 6000", {"restart_backoff_min_ms", "6000", "5000"}},
       {"daemon.socket = \"/run/epd/control.sock\"", {"daemon.control_socket", "two paths"}},
+      {"daemon.socket = \"/run/../run/epd//control.sock\"", {"/run/../run/epd//control.sock", "two paths"}},
       {"limits = 3", {"limits"}},
       {"log.level = ", {"line 1"}},
       {"daemon.socket = \"/run/a\\u0000b\"", {"daemon.socket", "line 1", "control characters"}},
@@ -219,8 +222,10 @@ TEST_F(ConfigFile, BadRulesAreRefusedWithTheValueAndThePlace) {
       {"users = [\"no-such-user\"]", {"rule 1", "line 2", "users", "\"no-such-user\"", "4294967294"}},
       {"unix_groups = [\"no-such-group\"]", {"unix_groups", "\"no-such-group\"", "name of a group"}},
       {"users = [-1]", {"users", "-1"}},
+      {"users = []", {"users is []", "at least one"}},
+      {"groups = [\"[a\"]", {"groups", "\"[a\"", "[abc]"}},
+      {"groups = [\"[]\"]", {"groups", "\"[]\"", "[abc]"}},
       {"users = [4294967295]", {"users", "4294967295"}},
-      {"users = []", {"users", "at least one"}},
       {"users = [\"root\\u0000\"]", {"users", "name of a user"}},
       {"groups = [\"a\\u0000\"]", {"groups"}},
       {"users = \"root\"", {"users", "\"root\"", "an array"}},
@@ -449,6 +454,7 @@ TEST(Environments, TheJournalIsKnownByItsDescriptor) {
 TEST_F(ConfigFile, APortAloneIsOneOfTheLoopbackAddress) {
   const Result<Config> config = load("metrics.listen = \"9455\"\nhealth.listen = \"9456\"\n");
   ASSERT_TRUE(config.ok()) << config.status().to_string();
+  EXPECT_TRUE(load("metrics.listen = \"127.0.0.1:9455\"\nhealth.listen = \"127.0.0.2:9455\"").ok());
   EXPECT_EQ(config.value().metrics_listen, "127.0.0.1:9455");
   EXPECT_EQ(config.value().health_listen, "127.0.0.1:9456");
   EXPECT_EQ(load("health.listen = \"[::1]:0\"\n").value().health_listen, "[::1]:0");

@@ -7,6 +7,7 @@
 #include <sys/types.h>
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace epd::session {
 
@@ -18,7 +19,8 @@ struct ListenerOptions {
 
 // A listening SOCK_SEQPACKET socket. Beside it is "<path>.lock", which stays locked while the daemon lives.
 // So a living daemon's socket (refused: RESOURCE_EXHAUSTED with its pid) differs from a dead one's (removed).
-// A missing directory is made. remove() or the destructor removes the socket file.
+// A socket at which any other process listens is refused likewise. A missing directory is made. remove() or
+// the destructor removes the socket file, if it is still this one.
 class Listener {
  public:
   Listener() = default;
@@ -37,6 +39,7 @@ class Listener {
   UniqueFd socket_;
   UniqueFd lock_;
   std::string path_;
+  std::pair<dev_t, ino_t> file_;  // of the path
 };
 
 }  // namespace epd::session
