@@ -263,7 +263,7 @@ typedef enum epd_region {
  *   CUDA device  epd_memory_alloc, or cuMemCreate on this session's GPU with
  *                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR. cudaMalloc memory can't be bound
  *   host device  a memfd (memfd_create with MFD_ALLOW_SEALING, ordinary pages) with its final size and
- *                F_SEAL_SHRINK
+ *                F_SEAL_SHRINK. All bindings of a user reach over at most 8 TiB, gaps included
  * Several bindings may use one descriptor, and may overlap where the operations allow it, for example y on
  * top of recv_x. The descriptor may be closed after the join. Rows of operations in flight may still arrive
  * after epd_group_leave: wait for your operations before you use the memory for something else. */
