@@ -90,15 +90,17 @@ Status complete_listen(const char* key, std::string& listen) {
 }
 
 // Whether a socket at one of the two would be in the way of the other: the same port, of the same address or
-// of every one. Both have passed is_address_and_port().
+// of every one ([::] is every one of IPv4 too). Both have passed is_address_and_port().
 bool meet(const std::string& a, const std::string& b) {
   const std::size_t colon_a = a.rfind(':');
   const std::size_t colon_b = b.rfind(':');
   if (a.substr(colon_a) != b.substr(colon_b) || a.substr(colon_a) == ":0") return false;
-  const auto every = [](const std::string& address) { return address == "0.0.0.0" || address == "[::]"; };
+  const auto covers = [](const std::string& address, const std::string& other) {
+    return address == other || address == "[::]" || (address == "0.0.0.0" && other.front() != '[');
+  };
   const std::string host_a = a.substr(0, colon_a);
   const std::string host_b = b.substr(0, colon_b);
-  return host_a == host_b || every(host_a) || every(host_b);
+  return covers(host_a, host_b) || covers(host_b, host_a);
 }
 
 Status check_listens(Config& config) {

@@ -455,6 +455,7 @@ TEST_F(ConfigFile, APortAloneIsOneOfTheLoopbackAddress) {
   const Result<Config> config = load("metrics.listen = \"9455\"\nhealth.listen = \"9456\"\n");
   ASSERT_TRUE(config.ok()) << config.status().to_string();
   EXPECT_TRUE(load("metrics.listen = \"127.0.0.1:9455\"\nhealth.listen = \"127.0.0.2:9455\"").ok());
+  EXPECT_TRUE(load("metrics.listen = \"0.0.0.0:9455\"\nhealth.listen = \"[::1]:9455\"").ok());
   EXPECT_EQ(config.value().metrics_listen, "127.0.0.1:9455");
   EXPECT_EQ(config.value().health_listen, "127.0.0.1:9456");
   EXPECT_EQ(load("health.listen = \"[::1]:0\"\n").value().health_listen, "[::1]:0");
