@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <string_view>
+#include <utility>
 
 namespace epd::supervisor {
 namespace {
@@ -38,6 +39,12 @@ std::string in_lower_case(std::string_view uuid) {
   return text;
 }
 
+// "007" is "7".
+std::string without_zeros(std::string_view number) {
+  const std::size_t first = std::min(number.find_first_not_of('0'), number.size() - 1);
+  return std::string(number.substr(first));
+}
+
 }  // namespace
 
 bool parse_gpu_list(const std::string& text, GpuList& gpus) {
@@ -48,14 +55,10 @@ bool parse_gpu_list(const std::string& text, GpuList& gpus) {
   for (bool more = true; more;) {
     const std::size_t comma = rest.find(',');
     const std::string_view entry = trimmed(rest.substr(0, comma));
-    if (gpus.list.size() == kMaxGpus) return false;
-    if (is_number(entry)) {
-      gpus.list.emplace_back(entry);
-    } else if (is_uuid(entry)) {
-      gpus.list.push_back(in_lower_case(entry));
-    } else {
-      return false;
-    }
+    if (gpus.list.size() == kMaxGpus || (!is_number(entry) && !is_uuid(entry))) return false;
+    std::string gpu = is_number(entry) ? without_zeros(entry) : in_lower_case(entry);
+    if (std::find(gpus.list.begin(), gpus.list.end(), gpu) != gpus.list.end()) return false;
+    gpus.list.push_back(std::move(gpu));
     more = comma != std::string_view::npos;
     if (more) rest.remove_prefix(comma + 1);
   }

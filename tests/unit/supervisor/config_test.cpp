@@ -70,6 +70,8 @@ TEST_F(ConfigFile, BadValuesAreRefusedWithWhatIsAllowed) {
   const Case cases[] = {
       {"devices.host = 0\ndevices.cuda = \"none\"", {"devices.host", "devices.cuda", "at least one device"}},
       {"devices.cuda = 2", {"devices.cuda", "line 1", "\"auto\", \"none\"", "[0, 1]"}},
+      {"devices.cuda = [3, 0, 3]", {"devices.cuda", "3,0,3", "different"}},
+      {"devices.cuda = [\"0\", \"00\"]", {"devices.cuda", "0,00", "different"}},
       {"devices.cuda = [0, 1.5]", {"devices.cuda", "0,?", "\"auto\", \"none\""}},
       {"devices.cuda = \"all\"", {"devices.cuda", "\"all\"", "\"auto\", \"none\""}},
       {"devices.mode = \"fast\"", {"devices.mode", "fast", "auto, launched, resident"}},
