@@ -437,13 +437,18 @@ class KeptHandle {
   bool valid() const noexcept { return handle_ != 0; }
   epd_handle_t get() const noexcept { return handle_; }
   // epd_handle_release, after the end of operations in flight that use the handle. It is no error if the
-  // handle has ended by a failure.
-  void release() noexcept {
-    if (handle_ == 0) return;
-    while (epd_handle_release(group_->handle, handle_) == EPD_WOULD_BLOCK)
+  // handle has ended by a failure. False: they have not ended within `most`, for example because this
+  // device's engine is stopped. A destructor gives up then, and the handle lasts as long as the membership.
+  bool release(std::chrono::milliseconds most = std::chrono::minutes(1)) noexcept {
+    if (handle_ == 0) return true;
+    const auto end = std::chrono::steady_clock::now() + most;
+    while (epd_handle_release(group_->handle, handle_) == EPD_WOULD_BLOCK) {
+      if (std::chrono::steady_clock::now() >= end) return false;
       std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
     handle_ = 0;
     group_.reset();
+    return true;
   }
 
  private:

@@ -3,6 +3,7 @@
 
 #include "client_fixture.h"
 
+#include <chrono>
 #include <future>
 #include <vector>
 
@@ -227,6 +228,23 @@ TEST_F(ClientWrapper, KeptHandlesAreGivenBack) {
     EXPECT_EQ(cached.ticket.wait(20'000).runs, 1u);
     group.combine(1, kept.get(), EPD_NO_STREAM);
   }  // given back, though nobody waited for the last user
+}
+
+// As with an engine that is stopped.
+TEST_F(ClientWrapper, AKeptHandleThatStaysInUseIsNotWaitedForForEver) {
+  scripted();
+  epd::Config c = config();
+  c.num_handles = 1;
+  epd::Group group = attach().join(c);
+  epd::DispatchOptions keep;
+  keep.keep_handle = true;
+  epd::Dispatch d = group.dispatch(0, 2, EPD_NO_STREAM, keep);
+  EXPECT_FALSE(d.kept.release(std::chrono::milliseconds(20)));
+  EXPECT_TRUE(d.kept.valid()) << "it may be tried again";
+  daemon_.complete(*daemon_.next_submission());
+  d.ticket.wait(20'000);
+  EXPECT_TRUE(d.kept.release());
+  EXPECT_FALSE(d.kept.valid());
 }
 
 }  // namespace
