@@ -57,15 +57,9 @@ Status connect_to(const std::string& path, Deadline deadline, UniqueFd& socket) 
 }
 
 ReceiveResult receive(const UniqueFd& socket, Packet& packet, Status& error) {
-  ReceiveResult result = receive_prefixed(socket.get(), packet, error, {});
-  if (result == ReceiveResult::kPacket && packet.fds.size() > packet.header.num_fds) {
-    error = invalid_argument("packet says " + std::to_string(packet.header.num_fds) +
-                             " descriptors; received " + std::to_string(packet.fds.size()));
-    result = ReceiveResult::kMalformed;
-  }
+  const ReceiveResult result = receive_packet(socket.get(), packet, error, true);
   if (result == ReceiveResult::kMalformed)
     error = internal_error("the daemon sent a malformed packet: " + error.message());
-  if (result != ReceiveResult::kPacket) packet.fds.clear();
   return result;
 }
 

@@ -17,8 +17,8 @@ inline abi::AttachType type_of(const Packet& packet) {
 
 // Connects before the deadline. DAEMON_LOST: no daemon listens.
 Status connect_to(const std::string& path, Deadline deadline, UniqueFd& socket);
-// Does not block. kMalformed: `error` says why. Of a packet for whose descriptors the process has no room,
-// some are missing: check_descriptors() tells.
+// Does not block. kMalformed: `error` says why. A packet may lack descriptors for which this process has no
+// room: check_descriptors() tells.
 ReceiveResult receive(const UniqueFd& socket, Packet& packet, Status& error);
 // RESOURCE_EXHAUSTED: descriptors of the packet are missing.
 Status check_descriptors(const Packet& packet);

@@ -13,8 +13,8 @@ namespace epd::client {
 // No struct becomes longer than this. A larger size is a caller's mistake, not a newer header.
 inline constexpr std::size_t kMaxStructBytes = 4096;
 
-// All structs begin with a size_t, so the size of any version of one is a multiple of its size. Another size
-// would end within a field.
+// All structs begin with a size_t, so the size of each version of a struct is a multiple of sizeof(size_t).
+// Another size would end within a field.
 constexpr bool is_struct_size(std::size_t size) {
   return size != 0 && size <= kMaxStructBytes && size % sizeof(size) == 0;
 }

@@ -1,5 +1,7 @@
 #include "socket.h"
 
+#include "base/socket_use.h"
+
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -22,18 +24,6 @@ std::string octal(mode_t mode) {
   std::array<char, 16> text{};
   std::snprintf(text.data(), text.size(), "0%o", static_cast<unsigned>(mode));
   return text.data();
-}
-
-// A process accepts on it, or would if its queue were not full.
-bool somebody_listens(const std::string& path, int& error) {
-  const UniqueFd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, path.data(), path.size());
-  error = 0;
-  if (::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) return true;
-  error = errno;
-  return error == EAGAIN || error == EINPROGRESS;
 }
 
 Status denied(const std::string& what) {
@@ -74,14 +64,13 @@ Status clear_socket_path(const std::string& path) {
     return invalid_argument("control socket " + path +
                             ": a file of another kind is there; allowed: a free path or an unused socket");
   }
-  int error = 0;
-  if (somebody_listens(path, error)) {
+  const SocketUse use = socket_use(path);
+  if (use == SocketUse::kSomebody) {
     return {StatusCode::kAborted, "control socket " + path +
                                       ": another process listens there; stop it first " +
                                       "or choose another path"};
   }
-  if (error != ECONNREFUSED && error != ENOENT) {
-    errno = error;
+  if (use == SocketUse::kUnknown) {
     return denied("control socket " + path +
                   ": can't tell whether somebody listens (another daemon.control_socket can be named)");
   }

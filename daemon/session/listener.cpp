@@ -1,5 +1,7 @@
 #include "session/listener.h"
 
+#include "base/socket_use.h"
+
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/socket.h>
@@ -68,21 +70,16 @@ Result<UniqueFd> take_lock(const std::string& path) {
 
 // OK if nobody listens at the path, which is a socket. A lock that is free does not say so: only epd takes
 // it.
-Status check_unused(const std::string& path, const sockaddr_un& address) {
-  for (const int type : {SOCK_SEQPACKET, SOCK_STREAM, SOCK_DGRAM}) {
-    const UniqueFd probe(::socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!probe.valid()) return errno_status("socket");
-    const bool connected =
-        ::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
-    if (connected || errno == EAGAIN || errno == EINPROGRESS)
+Status check_unused(const std::string& path) {
+  switch (socket_use(path)) {
+    case SocketUse::kNobody: return {};
+    case SocketUse::kSomebody:
       return resource_exhausted("another process listens at " + path +
                                 "; stop it or use another daemon.socket");
-    if (errno == ECONNREFUSED || errno == ENOENT) return {};
-    if (errno != EPROTOTYPE)
-      return {StatusCode::kPermissionDenied, path + ": can't tell whether somebody listens: " +
-                                                 std::strerror(errno) + "; use another daemon.socket"};
+    case SocketUse::kUnknown: break;
   }
-  return {};
+  return {StatusCode::kPermissionDenied, path + ": can't tell whether somebody listens: " +
+                                             std::strerror(errno) + "; use another daemon.socket"};
 }
 
 // Which file is at the path; {0, 0}: none.
@@ -115,12 +112,12 @@ Result<Listener> Listener::open(const ListenerOptions& options) {
   if (::lstat(options.path.c_str(), &info) == 0 && !S_ISSOCK(info.st_mode))
     return invalid_argument(options.path + " exists and is not a socket; remove it or use another path");
   if (is_socket(options.path) && ::access((options.path + ".lock").c_str(), F_OK) != 0) {
-    if (Status status = check_unused(options.path, *address); !status.ok()) return status;
+    if (Status status = check_unused(options.path); !status.ok()) return status;
   }
   Result<UniqueFd> lock = take_lock(options.path);
   if (!lock.ok()) return lock.status();
   if (is_socket(options.path)) {
-    if (Status status = check_unused(options.path, *address); !status.ok()) return status;
+    if (Status status = check_unused(options.path); !status.ok()) return status;
     ::unlink(options.path.c_str());
   }
   Listener listener;

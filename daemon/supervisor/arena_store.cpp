@@ -76,7 +76,7 @@ Status ArenaStore::check_routing_quota(const MemberArenas& wanted, const Quota& 
 Status ArenaStore::check_mapped_bytes(const MemberArenas& wanted) const {
   const auto check = [&wanted](const std::string& who, std::uint64_t used, std::uint64_t limit) -> Status {
     if (wanted.mapped_bytes <= limit - used) return {};
-    return resource_exhausted("the memory that this rank's regions are bound to has " +
+    return resource_exhausted("this rank's own memory (bound or registered) has " +
                               std::to_string(wanted.mapped_bytes) + " bytes to be mapped, and " + who + " " +
                               std::to_string(used) + "; allowed: " + std::to_string(limit));
   };

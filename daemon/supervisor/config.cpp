@@ -91,7 +91,7 @@ Status complete_listen(const char* key, std::string& listen) {
 
 // Whether a socket at one of the two would be in the way of the other: the same port, of the same address or
 // of every one ([::] is every one of IPv4 too). Both have passed is_address_and_port().
-bool meet(const std::string& a, const std::string& b) {
+bool collide(const std::string& a, const std::string& b) {
   const std::size_t colon_a = a.rfind(':');
   const std::size_t colon_b = b.rfind(':');
   if (a.substr(colon_a) != b.substr(colon_b) || a.substr(colon_a) == ":0") return false;
@@ -107,7 +107,7 @@ Status check_listens(Config& config) {
   if (Status status = complete_listen("metrics.listen", config.metrics_listen); !status.ok()) return status;
   if (Status status = complete_listen("health.listen", config.health_listen); !status.ok()) return status;
   if (config.health_listen.empty() || config.metrics_listen.empty() ||
-      !meet(config.metrics_listen, config.health_listen))
+      !collide(config.metrics_listen, config.health_listen))
     return {};
   return invalid_argument("health.listen is \"" + config.health_listen + "\" and metrics.listen is \"" +
                           config.metrics_listen + "\"; allowed: two ports");

@@ -63,9 +63,11 @@ ReceiveResult receive_prefixed(int socket, Packet& packet, Status& error, iovec 
   return ReceiveResult::kPacket;
 }
 
-ReceiveResult receive_packet(int socket, Packet& packet, Status& error) {
+ReceiveResult receive_packet(int socket, Packet& packet, Status& error, bool may_lack_fds) {
   ReceiveResult result = receive_prefixed(socket, packet, error, {});
-  if (result == ReceiveResult::kPacket && packet.header.num_fds != packet.fds.size()) {
+  const bool wrong =
+      may_lack_fds ? packet.fds.size() > packet.header.num_fds : packet.fds.size() != packet.header.num_fds;
+  if (result == ReceiveResult::kPacket && wrong) {
     error = invalid_argument("packet says " + std::to_string(packet.header.num_fds) +
                              " descriptors; received " + std::to_string(packet.fds.size()));
     result = ReceiveResult::kMalformed;

@@ -438,7 +438,8 @@ class KeptHandle {
   epd_handle_t get() const noexcept { return handle_; }
   // epd_handle_release, after the end of operations in flight that use the handle. It is no error if the
   // handle has ended by a failure. False: they have not ended within `most`, for example because this
-  // device's engine is stopped. A destructor gives up then, and the handle lasts as long as the membership.
+  // device's engine is stopped. A destructor, and an assignment, give up then: the handle lasts as long as
+  // the membership.
   bool release(std::chrono::milliseconds most = std::chrono::minutes(1)) noexcept {
     if (handle_ == 0) return true;
     const auto end = std::chrono::steady_clock::now() + most;

@@ -38,8 +38,9 @@ using FdList = std::vector<int>;  // descriptors to send, which stay the sender'
 enum class ReceiveResult { kPacket, kNothing, kClosed, kMalformed };
 
 // Receives one packet, without blocking, of a sender that is trusted: its descriptors become ours.
-// kMalformed: wrong magic, length or descriptor count (they are closed); `error` says which.
-ReceiveResult receive_packet(int socket, Packet& packet, Status& error);
+// kMalformed: wrong magic, length or descriptor count (they are closed); `error` says which. `may_lack_fds`:
+// a packet for whose descriptors this process has no room comes with fewer than its header says.
+ReceiveResult receive_packet(int socket, Packet& packet, Status& error, bool may_lack_fds = false);
 // The same with `prefix` before the packet. How many descriptors have come is not compared with the header,
 // and a malformed packet keeps them.
 ReceiveResult receive_prefixed(int socket, Packet& packet, Status& error, iovec prefix);
