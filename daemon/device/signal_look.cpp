@@ -19,9 +19,9 @@ SignalLook::SignalLook(CudaDevice& device, const LaneShape& shape)
       copy_(shape.shape.num_ranks, shape.limits.depth,
             shape.inbox.max_tokens != 0 && shape.shape.per_expert) {}
 
-// `ready` is the first part of a block, and `arrived` follows it.
+// `ready` is the first part of a block; `arrived` and `called` follow it.
 std::size_t SignalLook::row_bytes() const {
-  return std::size_t{2} * shape_.shape.num_ranks * sizeof(abi::SignalLine);
+  return std::size_t{3} * shape_.shape.num_ranks * sizeof(abi::SignalLine);
 }
 
 std::size_t SignalLook::host_bytes() const {

@@ -16,6 +16,17 @@ bool is_active(const SignalledOperation& op, std::uint32_t rank) {
 
 }  // namespace
 
+// The kernel begins the operation when none is missing. It has told so itself if it waits.
+std::uint32_t SignalCopy::missing_called(const SignalledOperation& op, std::uint32_t from) const {
+  const abi::SignalLine* const lines = called(op.block);
+  if (lines[op.rank].tag < op.tag) return kNobody;
+  const auto there = [&](std::uint32_t rank) {
+    return ((op.together >> rank) & 1) == 0 || lines[rank].tag >= op.tag;
+  };
+  while (from < num_ranks_ && there(from)) ++from;
+  return from < num_ranks_ ? from : kNobody;
+}
+
 std::uint32_t SignalCopy::missing_ready(const SignalledOperation& op, std::uint32_t from) const {
   const abi::SignalLine* const lines = ready(op.block);
   while (from < num_ranks_ && (!is_active(op, from) || lines[from].tag >= op.tag)) ++from;
@@ -34,14 +45,16 @@ std::uint32_t SignalCopy::missing_arrived(const SignalledOperation& op, std::uin
 }
 
 OpStage SignalCopy::stage(const SignalledOperation& op) const {
-  if (ready(op.block)[op.rank].tag < op.tag) return OpStage::kPlanning;
+  if (ready(op.block)[op.rank].tag < op.tag)
+    return missing_called(op, 0) != kNobody ? OpStage::kWaitReady : OpStage::kPlanning;
   if (missing_ready(op, 0) != kNobody) return OpStage::kWaitReady;
   return missing_arrived(op, 0) != kNobody ? OpStage::kWaitArrived : OpStage::kMoving;
 }
 
 std::uint32_t SignalCopy::awaited(const SignalledOperation& op, std::uint32_t from) const {
   switch (stage(op)) {
-    case OpStage::kWaitReady: return missing_ready(op, from);
+    case OpStage::kWaitReady:
+      return ready(op.block)[op.rank].tag < op.tag ? missing_called(op, from) : missing_ready(op, from);
     case OpStage::kWaitArrived: return missing_arrived(op, from);
     default: return kNobody;
   }

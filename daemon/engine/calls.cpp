@@ -122,7 +122,8 @@ void Calls::show_running(std::uint64_t now_ns) {
   if (signals == nullptr || signals->begun_ns < running_->seen_ns) return;
   const std::uint64_t number = group_.in_tags(running_->index);
   const device::SignalledOperation op{member_.rank, abi::op_tag(group_.epoch, number),
-                                      static_cast<std::uint32_t>(number % group_.shape.depth), group_.masked};
+                                      static_cast<std::uint32_t>(number % group_.shape.depth), group_.masked,
+                                      ranks_together(member_)};
   views_.show_first(signals->stage(op), signals->awaited(op, 0), now_ns);
   seen_waits_.look(*signals, op, member_.waits());
 }

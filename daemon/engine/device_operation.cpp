@@ -74,10 +74,19 @@ kernels::cuda::GroupView group_view(const Group& group, std::uint32_t rank) {
   return view;
 }
 
+std::uint32_t ranks_together(const Member& member) {
+  std::uint32_t ranks = 0;
+  for (const auto& other : member.group.members) {
+    if (other.get() != &member && member.group.active(other->rank)) ranks |= 1u << other->rank;
+  }
+  return ranks;
+}
+
 kernels::cuda::DeviceView device_view(const Member& member) {
   const Group& group = member.group;
   kernels::cuda::DeviceView view;
   view.group = member.view;
+  view.group.together = ranks_together(member);
   for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank)
     view.peers[rank] = group.ranks[rank].view;
   return view;

@@ -9,7 +9,9 @@ namespace epd::engine {
 device::LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority);
 // The group as this rank sees it. The rank's memory must be mapped. The lane adds its workspace.
 kernels::cuda::GroupView group_view(const Group& group, std::uint32_t rank);
-// The same with all active ranks.
+// See GroupView::together.
+std::uint32_t ranks_together(const Member& member);
+// The view with all active ranks.
 kernels::cuda::DeviceView device_view(const Member& member);
 kernels::cuda::MemoryTable memory_table(const Group& group);
 

@@ -157,9 +157,8 @@ void Ranks::clear_signals(const Group& group) const {
     for (const auto& member : group.members) {
       for (std::uint32_t block = 0; block < group.shape.depth; ++block) {
         std::byte* base = group.ranks[rank].exchange->bytes() + layout.block_bytes * block;
-        launcher.clear(base + layout.ready + member->rank * sizeof(abi::SignalLine), sizeof(abi::SignalLine));
-        launcher.clear(base + layout.arrived + member->rank * sizeof(abi::SignalLine),
-                       sizeof(abi::SignalLine));
+        for (const std::uint64_t lines : {layout.ready, layout.arrived, layout.called})
+          launcher.clear(base + lines + member->rank * sizeof(abi::SignalLine), sizeof(abi::SignalLine));
       }
     }
   }

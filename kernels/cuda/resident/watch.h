@@ -19,6 +19,9 @@ struct Watch {
   bool runs;             // `running` has not ended
   CallRing last;         // the ring of the last accepted call
   std::uint32_t journal_read;
+  std::uint32_t together;      // GroupView::together of the enabled epoch
+  std::uint64_t called;        // tag of the last operation that the ranks of `together` were told of; 0: none
+  std::uint64_t called_ns;     // when
   std::uint32_t known_routes;  // set of valid entries of `routes`
   RouteState routes[kRoutes];
 };
@@ -62,6 +65,12 @@ EPD_DEVICE inline void set_sequence(const CallArguments& own, Watch& watch) {
     watch.state.sequence[ring] = load_relaxed_system(&start.sequence[ring]);
 }
 
+// Takes the set of ranks whose calls this rank's operations wait for.
+EPD_DEVICE inline void take_together(const CallArguments& own, Watch& watch) {
+  watch.together = load_here(&own.view->group.together);
+  watch.called = 0;
+}
+
 // Loads the state at the kernel's begin. It is the state that the kernel before has left.
 EPD_DEVICE inline void begin_watch(const ResidentArguments& own, Watch& watch) {
   watch.runs = false;
@@ -69,6 +78,7 @@ EPD_DEVICE inline void begin_watch(const ResidentArguments& own, Watch& watch) {
   load_whole(watch.state, *own.calls.state);
   watch.journal_read = watch.state.journal_read;
   watch.known_routes = 0;
+  take_together(own.calls, watch);
   set_sequence(own.calls, watch);
 }
 
@@ -101,6 +111,7 @@ EPD_DEVICE inline void take_enabled_epoch(const CallArguments& own, Watch& watch
     watch.state.index_base = load_relaxed_system(&start.index_base);
     watch.state.changed_epoch = load_relaxed_system(&start.changed_epoch);
     watch.state.failed = 0;
+    take_together(own, watch);
     const std::uint32_t routes = load_relaxed_system(&start.num_routes);
     EPD_AT_MOST(routes, own.limits.num_routes);
     const auto* const routes_at = reinterpret_cast<const std::uint64_t*>(&start.routes);
@@ -262,6 +273,42 @@ EPD_DEVICE inline const std::uint64_t* next_call(const CallArguments& own, const
   return calls[watch.state.sequence[ring] % abi::kCallSlots].words;
 }
 
+// Tells the ranks of `together` that this rank has a call for its next operation. Returns whether all of them
+// have one too, or the call's time is up. So no kernel is inside an operation that waits for a client of the
+// same GPU: that GPU may begin no kernels until this one has left it (daemon/device/README.md, "Yielding").
+EPD_DEVICE EPD_NO_INLINE inline bool called_together(const CallArguments& own, Watch& watch,
+                                                     std::uint32_t timeout_ms) {
+  const GroupView& group = own.view->group;
+  const std::uint64_t tag = abi::op_tag(watch.state.epoch, watch.state.index);
+  const std::uint64_t offset =
+      group.exchange.block_bytes * block_of(watch.state.index, own.limits.depth) + group.exchange.called;
+  const auto lines = [offset](std::uint8_t* arena) {
+    return reinterpret_cast<abi::SignalLine*>(arena + offset);
+  };
+  const std::uint64_t now_ns = nanoseconds();
+  if (watch.called != tag) {
+    watch.called = tag;
+    watch.called_ns = now_ns;
+    store_relaxed_system(&lines(group.exchange_arena)[group.rank].tag, tag);
+    EPD_NO_UNROLL
+    for (std::uint32_t ranks = watch.together; ranks != 0; ranks &= ranks - 1)
+      store_relaxed_system(&lines(own.view->peers[lowest_bit(ranks)].exchange)[group.rank].tag, tag);
+  }
+  EPD_NO_UNROLL
+  for (std::uint32_t ranks = watch.together; ranks != 0; ranks &= ranks - 1) {
+    if (load_relaxed_system(&lines(group.exchange_arena)[lowest_bit(ranks)].tag) < tag)
+      return now_ns - watch.called_ns >= std::uint64_t{timeout_ms} * 1'000'000;
+  }
+  return true;
+}
+
+// Takes from the call's time what it has waited in called_together().
+EPD_DEVICE EPD_NO_INLINE inline void deduct_wait(Watch& watch) {
+  const std::uint64_t waited_ms = (nanoseconds() - watch.called_ns) / 1'000'000;
+  std::uint32_t& timeout_ms = watch.running.timeout_ms;
+  timeout_ms = waited_ms < timeout_ms ? timeout_ms - static_cast<std::uint32_t>(waited_ms) : 1;
+}
+
 // Validates a call. Returns true if it is to be run; then it is in watch.running. Returns false if it is not
 // there yet or has already ended.
 EPD_DEVICE inline bool accept_call(const CallArguments& own, Watch& watch, CallRing ring,
@@ -281,7 +328,11 @@ EPD_DEVICE inline bool accept_call(const CallArguments& own, Watch& watch, CallR
     end_without_broadcast(own, watch, ring, packed, judgement);
     return false;
   }
+  if (watch.together != 0 &&
+      !called_together(own, watch, call.timeout_ms != 0 ? call.timeout_ms : watch.state.timeout_ms))
+    return false;
   watch.running = take(watch.state, own.limits.depth, ring, call, route);
+  if (watch.together != 0) deduct_wait(watch);
   watch.call = packed;
   watch.runs = true;
   ++watch.state.index;

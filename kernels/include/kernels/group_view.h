@@ -44,6 +44,9 @@ struct alignas(16) GroupView {
   RowFormat more_formats[abi::kMaxMoreFormats];  // formats 1..
   Inbox inbox;
   std::uint32_t rank = 0;
+  // The set of the other active ranks on the same device. A resident kernel begins an operation when all of
+  // them have called it, so a GPU that begins no kernels cannot hold up a rank that another one waits for.
+  std::uint32_t together = 0;
   std::uint8_t* exchange_arena = nullptr;  // of the rank itself
   void* workspace = nullptr;
   std::uint64_t workspace_bytes = 0;

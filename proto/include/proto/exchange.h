@@ -191,6 +191,8 @@ struct InboxLayout {
 //   ready[s]          source s has announced (op, counts): and its own slot may be written
 //   arrived[s]        source s is done with d: its rows have landed (dispatch), or it has pulled
 //                     what it needs (combine)
+//   called[s]         source s, a rank on the same GPU with a resident kernel, has a call for the operation
+//                     (GroupView::together)
 //   announcement[s]   OpAnnouncement of source s
 //   rank_counts[s][r] rows that s sends to r (the whole matrix: d needs its column prefix everywhere).
 //                     One per (token, rank) whatever the layout
@@ -206,6 +208,7 @@ struct InboxLayout {
 struct ExchangeArenaLayout {
   std::uint64_t ready = 0;
   std::uint64_t arrived = 0;
+  std::uint64_t called = 0;
   std::uint64_t announcement = 0;
   std::uint64_t rank_counts = 0;
   std::uint64_t expert_counts = 0;
@@ -223,7 +226,8 @@ struct ExchangeArenaLayout {
   constexpr explicit ExchangeArenaLayout(const GroupShape& s) {
     const std::uint64_t ranks = s.num_ranks;
     arrived = ready + ranks * sizeof(SignalLine);
-    announcement = arrived + ranks * sizeof(SignalLine);
+    called = arrived + ranks * sizeof(SignalLine);
+    announcement = called + ranks * sizeof(SignalLine);
     rank_counts = align_up(announcement + ranks * sizeof(OpAnnouncement), 64);
     expert_counts = align_up(rank_counts + ranks * ranks * 4, 64);
     block_bytes = align_up(expert_counts + ranks * s.num_experts * 4, kRegionAlign);

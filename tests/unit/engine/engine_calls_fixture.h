@@ -183,6 +183,17 @@ class EngineCallsFixture : public EngineFixture {
     next_ = group_->resume_index;
   }
 
+  // Whether the rank begins an operation that others have not called yet. Those of its device say that they
+  // have.
+  bool begins_alone(std::uint32_t rank, std::uint64_t index) {
+    const abi::ExchangeArenaLayout layout(kShape);
+    const Mapping exchange = group_->map_exchange(rank);
+    auto* const called = reinterpret_cast<abi::SignalLine*>(
+        exchange.bytes() + layout.block(in_tags(index), kShape.depth) + layout.called);
+    for (std::uint32_t each = 0; each < kRanks; ++each)
+      std::atomic_ref(called[each].tag).store(abi::op_tag(group_->epoch, in_tags(index)));
+    return takes_part(rank, index, rank);
+  }
   // Operation `index`, which waits for others, of the rank: they say that they have done their part in it.
   void all_arrive_at(std::uint32_t rank, std::uint64_t index) {
     const abi::ExchangeArenaLayout layout(kShape);
@@ -192,7 +203,7 @@ class EngineCallsFixture : public EngineFixture {
     const auto lines = [&](std::uint64_t offset) {
       return reinterpret_cast<abi::SignalLine*>(block + offset);
     };
-    ASSERT_TRUE(takes_part(rank, index, rank));
+    ASSERT_TRUE(begins_alone(rank, index));
     for (std::uint32_t each = 0; each < kRanks; ++each)
       std::atomic_ref(lines(layout.arrived)[each].tag).store(tag);
   }

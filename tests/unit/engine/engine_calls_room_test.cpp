@@ -33,7 +33,7 @@ abi::GroupShape alone() {
 TEST_F(EngineCallsRoomTest, AnotherRankComesWhileACommandWaits) {
   const auto inputs = fill(0);
   const std::uint32_t waits = ringers_[0].ring(dispatch_on(0), inputs[0].num_tokens, group_->epoch);
-  ASSERT_TRUE(takes_part(0, 0, 0));
+  ASSERT_TRUE(begins_alone(0, 0));
   RawSession other(50);
   other.add_to(*engine_view_[0]);
   RawGroup beside(8, alone(), "cuda", 1);
@@ -62,7 +62,7 @@ TEST_F(EngineCallsRoomTest, AGroupThatWaitsForSmsSaysSoAndBeginsWhenTheyAreFree)
   const auto begin = [&](std::uint32_t rank) { ring(rank, dispatch_on(0), inputs[rank].num_tokens); };
   const std::uint32_t holder = of_host ? 2 : 0;
   begin(holder);
-  ASSERT_TRUE(takes_part(holder, 0, holder));
+  ASSERT_TRUE(begins_alone(holder, 0));
   RawSession other(50);
   other.add_to(*engine_view_[0]);
   RawGroup beside(8, alone(), "cuda", 1);
@@ -139,7 +139,7 @@ TEST_F(EngineCallsRoomTest, HowLongKernelsTookToStopIsCounted) {
   constexpr std::chrono::milliseconds kWait{200};
   const auto inputs = fill(0);
   const std::uint32_t first = ringers_[0].ring(dispatch_on(0), inputs[0].num_tokens, group_->epoch);
-  ASSERT_TRUE(takes_part(0, next_, 0));
+  ASSERT_TRUE(begins_alone(0, next_));
   const std::uint64_t before = stops();
   engines_[0]->send(LinkType::kSettings, abi::Settings{16, 5000, 20, "info"});
   ASSERT_TRUE(comes([&] { return stops() == before + 1; })) << "rank 2's, which has nothing to end";

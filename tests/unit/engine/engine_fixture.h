@@ -139,14 +139,14 @@ class EngineFixture : public ::testing::Test {
 
   // Waits until `rank` has told `peer`, which may be itself, that it takes part in an operation of this
   // epoch.
-  bool takes_part(std::uint32_t rank, std::uint64_t index, std::uint32_t peer) {
+  bool takes_part(std::uint32_t rank, std::uint64_t index, std::uint32_t peer, int timeout_ms = 10'000) {
     const abi::ExchangeArenaLayout layout(kShape);
     const Mapping exchange = group_->map_exchange(peer);
     auto* const lines = reinterpret_cast<abi::SignalLine*>(
         exchange.bytes() + layout.block(in_tags(index), kShape.depth) + layout.ready);
-    return comes([&] {
-      return std::atomic_ref(lines[rank].tag).load() == abi::op_tag(group_->epoch, in_tags(index));
-    });
+    return comes(
+        [&] { return std::atomic_ref(lines[rank].tag).load() == abi::op_tag(group_->epoch, in_tags(index)); },
+        timeout_ms);
   }
 
   // Breaks the group recoverably, and resumes it, as the supervisor would.

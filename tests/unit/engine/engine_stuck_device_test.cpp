@@ -146,13 +146,53 @@ TEST_F(EngineStuckDeviceTest, CallsAreCarriedOutThoughTheControlStreamIsHeldUp) 
   }
 }
 
+// Rank 2 has yet to call it, which may need a kernel of the client's on the same GPU.
+TEST_F(EngineStuckDeviceTest, ACallThatARankOfTheSameDeviceHasNotMadeHoldsNoKernel) {
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    const std::uint32_t slot = i % kShape.depth;
+    run_and_check(slot);
+    const auto inputs = fill(slot);
+    there_ = {0, 1};
+    auto numbers = ask(Op::kDispatch, slot, inputs);
+    ASSERT_TRUE(takes_part(1, next_, 1)) << "it is alone on its device";
+    ::usleep(20'000);
+    EXPECT_FALSE(takes_part(0, next_, 0, 0));
+    stick();
+    unstick();
+    there_ = {2};
+    numbers[2] = ask(Op::kDispatch, slot, inputs)[2];
+    there_ = {0, 1, 2};
+    await_ends(slot, numbers);
+    ASSERT_FALSE(HasFatalFailure());
+    check_rows(slot, inputs);
+  }
+}
+
+// The time of a call counts from when the kernel has found it.
+TEST_F(EngineStuckDeviceTest, ACallOfWhichTheTimeIsUpNamesTheRankOfTheSameDevice) {
+  run_and_check(0);
+  abi::Call brief = dispatch_on(1);
+  brief.timeout_ms = 60;
+  const std::uint32_t number = ringers_[0].ring(brief, 0, group_->epoch);
+  ringers_[1].ring(dispatch_on(1), 0, group_->epoch);
+  const auto request = engine_view_[0]->expect(LinkType::kBreakRequest);
+  ASSERT_TRUE(request.has_value());
+  const auto body = request->read<abi::Break>().value();
+  EXPECT_EQ(body.cause, StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(body.failed_rank, 2);
+  EXPECT_NE(std::string(body.text).find("ended after 60 ms"), std::string::npos) << body.text;
+  EXPECT_TRUE(ringers_[0].ended(number));
+  break_and_resume(body.cause);
+  run_and_check(1);
+}
+
 // What one of its GPU waits for is what another there would have to begin: it goes on when the GPU does.
 TEST_F(EngineStuckDeviceTest, AKernelThatRunsSomethingEndsThatFirst) {
   run_and_check(0);
   const auto inputs = fill(0);
   there_ = {0};
   auto numbers = ask(Op::kDispatch, 0, inputs);
-  ASSERT_TRUE(takes_part(0, next_, 0));
+  ASSERT_TRUE(begins_alone(0, next_));
   stick(1);
   there_ = {1, 2};
   const auto others = ask(Op::kDispatch, 0, inputs);

@@ -22,8 +22,9 @@ class SignalCopyTest : public ::testing::Test {
   void SetUp() override {
     for (abi::SignalLine& line : copy_.lines()) line.tag = kTag - 1;
   }
-  void ready(std::uint32_t rank) { copy_.lines()[2 * kRanks + rank].tag = kTag; }
-  void arrived(std::uint32_t rank) { copy_.lines()[3 * kRanks + rank].tag = kTag; }
+  void ready(std::uint32_t rank) { copy_.lines()[3 * kRanks + rank].tag = kTag; }
+  void arrived(std::uint32_t rank) { copy_.lines()[4 * kRanks + rank].tag = kTag; }
+  void called(std::uint32_t rank) { copy_.lines()[5 * kRanks + rank].tag = kTag; }
   void all_ready() {
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) ready(rank);
   }
@@ -55,6 +56,20 @@ TEST_F(SignalCopyTest, StagesAndMissingRanksInTheirOrder) {
   arrived(0);
   arrived(3);
   expect(OpStage::kMoving, SignalCopy::kNobody);
+}
+
+// Ranks of the same device begin an operation when all of them have called it.
+TEST_F(SignalCopyTest, ARankThatHasCalledWaitsForThoseOfItsDevice) {
+  op_.together = 1u << 0 | 1u << 3;
+  called(0);
+  expect(OpStage::kPlanning, SignalCopy::kNobody);
+  called(kOwn);
+  expect(OpStage::kWaitReady, 3);
+  EXPECT_EQ(copy_.awaited(op_, 4), SignalCopy::kNobody);
+  called(3);
+  expect(OpStage::kPlanning, SignalCopy::kNobody);
+  ready(kOwn);
+  expect(OpStage::kWaitReady, 0);
 }
 
 TEST_F(SignalCopyTest, NobodyWaitsForARankThatIsNotActive) {

@@ -19,6 +19,7 @@ struct SignalledOperation {
   std::uint64_t tag = 0;   // abi::op_tag
   std::uint32_t block = 0;
   std::span<const std::uint8_t> masked;  // [R] not 0: the rank is inactive. Empty: all are active
+  std::uint32_t together = 0;            // GroupView::together
 };
 
 class SignalCopy {
@@ -28,12 +29,13 @@ class SignalCopy {
   // `by_inboxes`: operations take the low-latency path. There a rank says only at the end that it has sent
   // all.
   SignalCopy(std::uint32_t num_ranks, std::uint32_t depth, bool by_inboxes)
-      : num_ranks_(num_ranks), by_inboxes_(by_inboxes), lines_(std::size_t{2} * num_ranks * depth) {}
+      : num_ranks_(num_ranks), by_inboxes_(by_inboxes), lines_(std::size_t{3} * num_ranks * depth) {}
 
-  // [depth,2,R]: `ready`, then `arrived`, of each block.
+  // [depth,3,R]: `ready`, then `arrived`, then `called`, of each block.
   std::span<abi::SignalLine> lines() { return lines_; }
 
-  // kPlanning: the rank has not announced the operation. kWaitReady: another rank has not. kWaitArrived: the
+  // kPlanning: the rank has not announced the operation. kWaitReady: another rank has not, or one of the
+  // same device has not called it. kWaitArrived: the
   // rank has sent all, and another has not.
   abi::OpStage stage(const SignalledOperation& op) const;
   // The first rank, from `from` on, that it waits for in kWaitReady and kWaitArrived, else kNobody.
@@ -44,9 +46,11 @@ class SignalCopy {
 
  private:
   const abi::SignalLine* ready(std::uint32_t block) const {
-    return lines_.data() + std::size_t{2} * num_ranks_ * block;
+    return lines_.data() + std::size_t{3} * num_ranks_ * block;
   }
   const abi::SignalLine* arrived(std::uint32_t block) const { return ready(block) + num_ranks_; }
+  const abi::SignalLine* called(std::uint32_t block) const { return arrived(block) + num_ranks_; }
+  std::uint32_t missing_called(const SignalledOperation& op, std::uint32_t from) const;
   std::uint32_t missing_ready(const SignalledOperation& op, std::uint32_t from) const;
   std::uint32_t missing_arrived(const SignalledOperation& op, std::uint32_t from) const;
 
