@@ -15,10 +15,11 @@ namespace {
 
 constexpr std::uint64_t kBetweenNs = 50'000'000;
 // A launch probe normally runs within microseconds. But clients' kernels may hold all other SMs for long.
-// Then it waits for one of their CTAs, and nothing is wrong. So the patience doubles each time, and halves
-// after each quiet period.
+// Then it waits for one of their CTAs, and yielding does not help. So the patience doubles each time that the
+// probe does not run soon after kernels were told to yield, and halves after each quiet period.
 constexpr std::uint64_t kPatienceNs = 100'000'000;
 constexpr std::uint64_t kMostPatienceNs = 6'400'000'000;
+constexpr std::uint64_t kSoonNs = 100'000'000;
 constexpr std::uint64_t kQuietNs = 10'000'000'000;
 // The interval of looks while the GPU is stuck. The probe runs as soon as the last kernel has left, two
 // milliseconds after it was told.
@@ -132,13 +133,17 @@ void LaunchProbe::run() {
       quiet_since_ns = launched_ns;
     }
     if (!sleep(kBetweenNs)) return;
+    std::uint64_t told_ns = 0;
     while (!has_run()) {
-      if (!stuck() && clock.now_ns() - launched_ns >= patience_ns) begin_yield();
+      if (!stuck() && clock.now_ns() - launched_ns >= patience_ns) {
+        told_ns = clock.now_ns();
+        begin_yield();
+      }
       if (!sleep(stuck() ? kLookNs : kBetweenNs)) return;
     }
     if (!stuck()) continue;
-    patience_ns = std::min(2 * patience_ns, kMostPatienceNs);
     quiet_since_ns = clock.now_ns();
+    if (quiet_since_ns - told_ns > kSoonNs) patience_ns = std::min(2 * patience_ns, kMostPatienceNs);
     end_yield();
   }
 }

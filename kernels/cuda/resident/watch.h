@@ -22,6 +22,7 @@ struct Watch {
   std::uint32_t together;      // GroupView::together of the enabled epoch
   std::uint64_t called;        // tag of the last operation that the ranks of `together` were told of; 0: none
   std::uint64_t called_ns;     // when
+  bool waits;                  // a call was found that called_together() holds back
   std::uint32_t known_routes;  // set of valid entries of `routes`
   RouteState routes[kRoutes];
 };
@@ -69,6 +70,7 @@ EPD_DEVICE inline void set_sequence(const CallArguments& own, Watch& watch) {
 EPD_DEVICE inline void take_together(const CallArguments& own, Watch& watch) {
   watch.together = load_here(&own.view->group.together);
   watch.called = 0;
+  watch.waits = false;
 }
 
 // Loads the state at the kernel's begin. It is the state that the kernel before has left.
@@ -318,6 +320,7 @@ EPD_DEVICE inline bool accept_call(const CallArguments& own, Watch& watch, CallR
   // A call with a journal entry waits for a free entry. An enabled epoch may end meanwhile.
   if (judgement.verdict != Verdict::kDiscard && journal_is_full(own, watch)) return false;
   watch.last = ring;
+  watch.waits = false;
   const abi::Call call = abi::unpack(packed);
   RouteState route;
   if (judgement.verdict == Verdict::kRun) {
@@ -329,8 +332,11 @@ EPD_DEVICE inline bool accept_call(const CallArguments& own, Watch& watch, CallR
     return false;
   }
   if (watch.together != 0 &&
-      !called_together(own, watch, call.timeout_ms != 0 ? call.timeout_ms : watch.state.timeout_ms))
+      !called_together(own, watch, call.timeout_ms != 0 ? call.timeout_ms : watch.state.timeout_ms)) {
+    watch.waits = true;
+    watch.last = ring == kByHost ? kByStreams : kByHost;  // so this ring comes first at the next poll
     return false;
+  }
   watch.running = take(watch.state, own.limits.depth, ring, call, route);
   if (watch.together != 0) deduct_wait(watch);
   watch.call = packed;
@@ -381,6 +387,7 @@ EPD_DEVICE inline bool accept_in_turn(const CallArguments& own, Watch& watch,
     if (ring == kByHost && !has_host_call(watch, of_host)) continue;
     const abi::PackedCall call = ring == kByHost ? load_host_call(own, watch) : of_streams;
     if (accept_call(own, watch, ring, call)) return true;
+    if (watch.waits) return false;  // the other ring's calls come behind it
   }
   return false;
 }

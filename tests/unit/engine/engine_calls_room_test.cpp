@@ -54,6 +54,24 @@ TEST_F(EngineCallsRoomTest, AnotherRankComesWhileACommandWaits) {
   for (std::uint32_t i = 0; i < 10; ++i) run_and_check(i % kShape.depth);
 }
 
+// As long as a rank of the same device has not called the same operation, the rank's other ring waits too.
+TEST_F(EngineCallsRoomTest, ACallOfTheOtherRingComesBehindOneThatWaitsForARankOfTheDevice) {
+  Ringer host(group_->words(0), group_->results(0), true);
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    const auto inputs = fill(0);
+    const std::uint32_t waits = ringers_[0].ring(dispatch_on(0), inputs[0].num_tokens, group_->epoch);
+    const std::uint32_t of_host = ring(2, kNoopCall);
+    EXPECT_TRUE(ends_well(2, of_host));
+    EXPECT_FALSE(ringers_[0].ended(waits, 20));
+    const std::uint32_t noop = host.ring(kNoopCall, 0, group_->epoch);
+    EXPECT_FALSE(host.ended(noop, 50));
+    others_come(inputs, waits);
+    EXPECT_TRUE(host.ended(noop));
+    next_ = i + 1;
+  }
+  run_and_check(1);
+}
+
 // The supervisor is told that the engine lives, and by whom the SMs are held.
 TEST_F(EngineCallsRoomTest, AGroupThatWaitsForSmsSaysSoAndBeginsWhenTheyAreFree) {
   const bool of_host = random_() % 2 != 0;  // the call that holds them

@@ -146,6 +146,17 @@ TEST_F(EngineStuckDeviceTest, CallsAreCarriedOutThoughTheControlStreamIsHeldUp) 
   }
 }
 
+// However often newcomers come, the next one is noticed as soon: yielding helped.
+TEST_F(EngineStuckDeviceTest, PatienceDoesNotGrowWhereYieldingHelps) {
+  run_and_check(0);
+  for (std::uint32_t i = 1; i <= 10; ++i) {
+    begin("stuck");
+    EXPECT_TRUE(comes([&] { return kernels_.on(0).empty(); }, 4000)) << "doubled each time it would be 6.4 s";
+    unstick();
+  }
+  run_and_check(0);
+}
+
 // Rank 2 has yet to call it, which may need a kernel of the client's on the same GPU.
 TEST_F(EngineStuckDeviceTest, ACallThatARankOfTheSameDeviceHasNotMadeHoldsNoKernel) {
   for (std::uint32_t i = 0; i < 3; ++i) {
