@@ -20,6 +20,7 @@ namespace {
 
 constexpr std::uint64_t kMsNs = 1'000'000;
 constexpr std::uint32_t kStopGraceMs = 2'000;
+constexpr std::uint64_t kEndMs = 10'000;  // from the end of a drain to the process's: more than it takes
 constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
 sigset_t handled_signals() {
@@ -167,7 +168,12 @@ void Lifecycle::drain(const Operator& by, std::uint32_t timeout_ms) {
                 {"by_pid", by.pid}});
   rooms_.deciders.handle(membership::NodeDrains{membership::kLocalNode, admitting()});
   if (on_serving_) on_serving_(false);
-  notifier_.send("STOPPING=1");
+  notify_stopping(allowed_ms);
+}
+
+// From now on TimeoutStopSec runs, and systemd kills what it finds afterwards. A drain may take longer.
+void Lifecycle::notify_stopping(std::uint64_t drain_ms) {
+  notifier_.send("STOPPING=1\nEXTEND_TIMEOUT_USEC=" + std::to_string((drain_ms + kEndMs) * 1000));
 }
 
 void Lifecycle::begin_stopping() {

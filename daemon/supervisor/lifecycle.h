@@ -48,6 +48,7 @@ class Lifecycle {
   void on_signal();
   void begin_stopping();
   void apply_config();
+  void notify_stopping(std::uint64_t drain_ms);
   void notify_status();
 
   const Rooms& rooms_;

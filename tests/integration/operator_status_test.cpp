@@ -1,6 +1,7 @@
 // What systemd is told: READY, STATUS, RELOADING, WATCHDOG and STOPPING, over a notify socket of the test's
 // own.
 #include "common/signal.h"
+#include "support/client.h"
 #include "support/daemon.h"
 #include "support/ranks.h"
 
@@ -134,6 +135,27 @@ TEST(OperatorStatus, StartReloadAndEndAreTold) {
   }
   // Engines that end with the daemon are in no trouble.
   EXPECT_EQ(all.find("restarts"), std::string::npos) << all;
+}
+
+// systemd killed the daemon in the middle of such a drain, and started it again.
+TEST(OperatorStatus, ADrainBeyondTheTimeToStopAsksForMore) {
+  ServiceManager manager;
+  DaemonOptions options;
+  options.devices = 1;
+  Daemon daemon(std::move(options));
+  ASSERT_TRUE(daemon.start());
+  RankProcess client([&]() -> std::string {
+    const Session session(daemon.socket(), "host:0");
+    sleep_ms(60'000);
+    return "";
+  });
+  ASSERT_TRUE(manager.comes_to_say("1 session"));
+  EXPECT_EQ(daemon.epctl({"drain", "--timeout-ms", "600000"}).exit_code, 0);
+  EXPECT_TRUE(eventually(20, [&] {
+    return manager.text_from(0).find("STOPPING=1\nEXTEND_TIMEOUT_USEC=610000000\n") != std::string::npos;
+  })) << manager.text_from(0);
+  daemon.stop();
+  client.kill(SIGKILL);
 }
 
 TEST(OperatorStatus, AStoppedEngineStopsTheWatchdog) {
