@@ -9,6 +9,8 @@
 //   down                host:1 restarts
 //   hang                calls take two seconds
 //   draining            a drain goes on, with 700 ms left, and no end comes of it
+//   lingers             when it ends, it removes its sockets, and its process goes on for a second
+//   dies                a drain ends it at once, and its sockets stay
 //   read_only           callers may read and change nothing
 //   event TEXT          something happens
 //   event_of UID TEXT   a user does something
@@ -86,6 +88,10 @@ class SlowFacade final : public supervisor::ControlFacade {
   FakeControlFacade& fake() { return fake_; }
   void set_slow() { slow_.store(true); }
 
+  // What obey() and main() share.
+  bool lingers = false;
+  bool dies = false;
+
  private:
   template <typename T>
   T slow(T answer) {
@@ -130,6 +136,10 @@ void obey(const std::string& line, SlowFacade& facade) {
       views.daemon.set_state(v1::DAEMON_STATE_DRAINING);
       views.daemon.set_drain_left_ms(700);
     });
+  } else if (verb == "lingers") {
+    facade.lingers = true;
+  } else if (verb == "dies") {
+    facade.dies = true;
   } else if (verb == "read_only") {
     fake.allow(supervisor::Right::kRead);
   } else if (verb == "hang") {
@@ -198,8 +208,10 @@ int main(int argc, char** argv) {
   std::printf("ready\n");
   std::fflush(stdout);
   serve(facade);
+  if (facade.dies) ::_exit(0);
   (*server)->shutdown();
   if (!attach_path.empty()) ::unlink(attach_path.c_str());
+  if (facade.lingers) std::this_thread::sleep_for(std::chrono::seconds(1));
   return 0;
 }
 

@@ -1,6 +1,5 @@
 #include "connection.h"
 
-#include "dial.h"
 #include "socket_file.h"
 
 #include <fcntl.h>
@@ -282,6 +281,9 @@ std::optional<Failure> Connection::call(const v1::ReloadConfigRequest& request,
 std::optional<Failure> Connection::call(const v1::SetOptionsRequest& request,
                                         v1::SetOptionsResponse& response) {
   return impl_->change(&v1::Control::Stub::SetOptions, request, response);
+}
+Descriptor Connection::process(std::int32_t own_pid) const {
+  return listening_process(impl_->watched, own_pid);
 }
 std::optional<Failure> Connection::check_health(const std::string& service, bool& serving) {
   grpc::health::v1::HealthCheckRequest request;

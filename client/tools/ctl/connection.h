@@ -2,6 +2,7 @@
 #pragma once
 
 #include "arguments.h"
+#include "dial.h"
 
 #include <functional>
 #include <memory>
@@ -41,6 +42,9 @@ class Connection {
   std::optional<Failure> call(const v1::EvictSessionRequest& request, v1::EvictSessionResponse& response);
   std::optional<Failure> call(const v1::EvictRankRequest& request, v1::EvictRankResponse& response);
   std::optional<Failure> call(const v1::RestartDeviceRequest& request, v1::RestartDeviceResponse& response);
+  // The daemon's process, as a pidfd; none if it is not seen from here. `own_pid` is what the daemon has
+  // told, over the connection that is open now.
+  Descriptor process(std::int32_t own_pid) const;
   // What grpc.health.v1 says of a service; an unknown one is a failure with status NOT_FOUND.
   std::optional<Failure> check_health(const std::string& service, bool& serving);
   // Until the daemon ends the stream; with `follow` there is no timeout. `each` returns false to end it.

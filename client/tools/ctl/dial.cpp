@@ -2,17 +2,21 @@
 
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
+#include <fstream>
 
 namespace epd::ctl {
 namespace {
 
 using std::chrono::microseconds;
+using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 // connect() honours it. None at all would be written as 0.
@@ -33,6 +37,19 @@ int connect_until(int fd, const sockaddr_un& address, steady_clock::time_point d
     error = ::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ? 0 : errno;
   }
   return error;
+}
+
+// The number of a process in its own namespace; 0: unknown.
+std::int32_t own_number(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/status");
+  std::string line;
+  while (std::getline(file, line) && !line.starts_with("NSpid:")) {
+  }
+  std::int32_t number = 0;  // the last one of the line
+  const std::size_t before = line.find_last_of(" \t");
+  if (before != std::string::npos)
+    std::from_chars(line.data() + before + 1, line.data() + line.size(), number);
+  return number;
 }
 
 }  // namespace
@@ -57,6 +74,24 @@ Dialled dial(const std::string& path, steady_clock::time_point deadline) {
 bool has_ended(const Descriptor& connection) {
   pollfd entry{connection.get(), POLLRDHUP, 0};
   return ::poll(&entry, 1, 0) > 0;
+}
+
+Descriptor listening_process(const Descriptor& connection, std::int32_t own_pid) {
+  ucred peer{};
+  socklen_t size = sizeof(peer);
+  if (::getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return Descriptor();
+  if (peer.pid <= 0 || own_number(peer.pid) != own_pid) return Descriptor();
+  return Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)));
+}
+
+bool wait_for_exit(const Descriptor& process, steady_clock::time_point deadline) {
+  pollfd entry{process.get(), POLLIN, 0};
+  int ready = 0;
+  do {
+    const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now()).count();
+    ready = ::poll(&entry, 1, static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000)));
+  } while (ready <= 0 && steady_clock::now() < deadline);
+  return ready > 0;
 }
 
 }  // namespace epd::ctl

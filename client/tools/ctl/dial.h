@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -36,5 +37,12 @@ Dialled dial(const std::string& path, std::chrono::steady_clock::time_point dead
 
 // Whether the other side has closed the connection. Reads no data.
 bool has_ended(const Descriptor& connection);
+
+// The process that listens behind a connection, as a pidfd. `own_pid` is the number that it tells as its own,
+// which may be of another namespace. None: it is another process, or not seen from here.
+Descriptor listening_process(const Descriptor& connection, std::int32_t own_pid);
+
+// Whether the process of a pidfd ends until the deadline.
+bool wait_for_exit(const Descriptor& process, std::chrono::steady_clock::time_point deadline);
 
 }  // namespace epd::ctl

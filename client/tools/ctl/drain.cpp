@@ -1,9 +1,12 @@
 // epctl drain.
 #include "commands.h"
+#include "socket_file.h"
 #include "units.h"
 
 #include <chrono>
+#include <optional>
 #include <ostream>
+#include <string>
 #include <thread>
 
 namespace epd::ctl {
@@ -13,7 +16,8 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kPoll(100);
-constexpr milliseconds kMargin(10'000);  // beyond the sessions' time
+constexpr milliseconds kMargin(10'000);   // beyond the sessions' time
+constexpr milliseconds kMayClose(2'000);  // between the close of a socket and its removal
 
 std::string sessions_left(std::uint64_t count) {
   return std::to_string(count) + (count == 1 ? " session" : " sessions");
@@ -30,21 +34,55 @@ Seen look(Connection& connection, const std::string& boot_id, v1::GetStatusRespo
   return failure->status == "DEADLINE_EXCEEDED" ? Seen::kStuck : Seen::kGone;
 }
 
-bool wait_until_gone(const Arguments& arguments, Connection& connection, const std::string& boot_id,
-                     milliseconds time, Output& output) {
+enum class End { kOrderly, kDied, kLate };
+
+// A daemon that ends as it should removes its socket just after it has closed it.
+bool leaves_its_socket(const std::string& path, milliseconds patience) {
+  const auto give_up = steady_clock::now() + patience;
+  while (is_stale(path)) {
+    if (steady_clock::now() >= give_up) return true;
+    std::this_thread::sleep_for(kPoll);
+  }
+  return false;
+}
+
+// Of a daemon that answers no more.
+End end_of(const std::string& socket, const Descriptor& process, steady_clock::time_point give_up) {
+  const bool seen = process.get() >= 0;
+  if (seen && !wait_for_exit(process, give_up)) return End::kLate;
+  return leaves_its_socket(socket, seen ? milliseconds(0) : kMayClose) ? End::kDied : End::kOrderly;
+}
+
+End wait_for_end(const Arguments& arguments, Connection& connection, const std::string& boot_id,
+                 const Descriptor& process, milliseconds time, Output& output) {
   const auto give_up = steady_clock::now() + time + kMargin;
   std::uint64_t told = ~std::uint64_t{0};
   while (steady_clock::now() < give_up) {
     v1::GetStatusResponse status;
     const Seen seen = look(connection, boot_id, status);
-    if (seen == Seen::kGone) return true;
+    if (seen == Seen::kGone) return end_of(arguments.socket, process, give_up);
     if (seen == Seen::kDraining && status.has_daemon() && status.daemon().sessions() != told) {
       told = status.daemon().sessions();
       if (!arguments.json && told != 0) output.error << "waiting for " << sessions_left(told) << '\n';
     }
     std::this_thread::sleep_for(kPoll);
   }
-  return false;
+  return End::kLate;
+}
+
+// Nothing: it has ended as it should.
+std::optional<Failure> failure_of(End end, std::int32_t pid, const std::string& waited) {
+  const std::string daemon = "the daemon (pid " + std::to_string(pid) + ")";
+  switch (end) {
+    case End::kOrderly: break;
+    case End::kDied:
+      return Failure{Exit::kUnreachable, "DAEMON_LOST",
+                     daemon + " has died before its end: its socket is left behind; see its log"};
+    case End::kLate:
+      return Failure{Exit::kRefused, "DEADLINE_EXCEEDED",
+                     daemon + " still runs after " + waited + "; see its log and: epctl sessions"};
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -55,6 +93,7 @@ Exit run_drain(const Arguments& arguments, Connection& connection, Output& outpu
   if (auto failure = connection.call(v1::GetStatusRequest(), before)) {
     return report(arguments, output, *failure);
   }
+  const Descriptor process = connection.process(before.daemon().pid());
   v1::DrainRequest request;
   request.set_timeout_ms(arguments.drain_ms);
   v1::DrainResponse response;
@@ -75,20 +114,17 @@ Exit run_drain(const Arguments& arguments, Connection& connection, Output& outpu
     return Exit::kOk;
   }
   const auto start = steady_clock::now();
-  const bool gone = wait_until_gone(arguments, connection, before.daemon().boot_id(), time, output);
+  const End end = wait_for_end(arguments, connection, before.daemon().boot_id(), process, time, output);
   const auto waited = std::chrono::duration_cast<milliseconds>(steady_clock::now() - start).count();
-  if (!gone) {
-    return report(arguments, output,
-                  {Exit::kRefused, "DEADLINE_EXCEEDED",
-                   "the daemon (pid " + std::to_string(before.daemon().pid()) + ") still runs after " +
-                       format_ms(static_cast<std::uint64_t>(waited)) + "; see its log and: epctl sessions"});
-  }
+  const std::string waited_text = format_ms(static_cast<std::uint64_t>(waited));
+  if (auto failure = failure_of(end, before.daemon().pid(), waited_text))
+    return report(arguments, output, *failure);
   if (arguments.json) {
     document["gone"] = true;
     document["waited_ms"] = waited;
     write_json(output, document);
   } else {
-    output.out << "the daemon has gone after " << format_ms(static_cast<std::uint64_t>(waited)) << '\n';
+    output.out << "the daemon has gone after " << waited_text << '\n';
   }
   return Exit::kOk;
 }

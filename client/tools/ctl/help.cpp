@@ -167,7 +167,9 @@ has gone. Here --timeout-ms is the time for sessions, not for the call; give the
 the command: epctl --timeout-ms 500 drain. A second drain may shorten the time that is left,
 and never lengthens it.
 
---wait gives up 10 seconds after the sessions' time, and exits with 1.
+--wait gives up 10 seconds after the sessions' time, and exits with 1. It exits with 3 if the daemon
+has died and so left its socket behind. "Gone" means the process too, where it is seen from here:
+what it held is free for the next one.
 
 EXAMPLES
   epctl drain

@@ -93,6 +93,12 @@ class Process {
     out_text_.erase(0, out_text_.find(text) + text.size());
     return true;
   }
+  // Waits for nothing.
+  bool has_ended() const {
+    siginfo_t info{};
+    return ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+           info.si_pid == pid_;
+  }
   Finished finish() {
     close_input();
     const auto give_up = steady_clock::now() + kHang;

@@ -198,6 +198,26 @@ TEST_F(CtlTest, DrainWaitsUntilTheDaemonHasGone) {
   EXPECT_NE(::access(control_.c_str(), F_OK), 0);
 }
 
+// Its ports were still taken when the next daemon started.
+TEST_F(CtlTest, DrainWaitsForTheProcessToo) {
+  start_server();
+  tell_server("lingers");
+  const Finished result = epctl({"drain", "--wait"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(result.says("the daemon has gone")) << result.out;
+  EXPECT_TRUE(server_->has_ended());
+}
+
+// epctl said that it had gone, as if the drain had ended.
+TEST_F(CtlTest, ADaemonThatDiesWhileItDrainsHasNotGone) {
+  start_server();
+  tell_server("dies");
+  const Finished result = epctl({"drain", "--wait"});
+  EXPECT_EQ(result.exit_code, 3) << result.out;
+  EXPECT_TRUE(result.complains("has died before its end: its socket is left behind")) << result.err;
+  EXPECT_FALSE(result.says("has gone")) << result.out;
+}
+
 TEST_F(CtlTest, WrongUsageIsExitCode2) {
   const std::vector<std::vector<std::string>> wrong{{},
                                                     {"frobnicate"},
