@@ -1,4 +1,5 @@
 // The executable: `epd serve`, `epd engine`, `epd check-config`.
+#include "base/end.h"
 #include "base/log.h"
 #include "common/build_info.h"
 #include "control/control_server.h"
@@ -27,6 +28,7 @@ using supervisor::ConfigSources;
 
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
+constexpr unsigned kEndSeconds = 5;  // more than the last calls of the control plane take
 
 constexpr const char* kDescription =
     "epd, the expert-parallel communication daemon\n\n"
@@ -167,6 +169,7 @@ int serve(const ServeFlags& flags) {
   }
   (*supervisor)->on_serving([server](bool serving) { server->set_serving(serving); });
   const int code = (*supervisor)->run();
+  end_within(kEndSeconds, code);  // where threads are scarce, gRPC's end waits for ever
   server->shutdown();
   return code;
 }

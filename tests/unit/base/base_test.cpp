@@ -1,5 +1,6 @@
 // The base room: sealed memory, packets with descriptors, statuses, logs.
 #include "base/clock.h"
+#include "base/end.h"
 #include "base/event.h"
 #include "base/log.h"
 #include "common/fd.h"
@@ -11,6 +12,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -549,6 +551,22 @@ TEST(LogLimiterTest, SaysHowManyItKeptBack) {
   EXPECT_GE(shown, 4);
   EXPECT_LT(shown, kBurstCalls / 2);
   EXPECT_EQ(shown + suppressed, kBurstCalls + 1) << "every line is either shown or counted";
+}
+
+// ---- the end -----------------------------------------------------------------------------------
+
+// A daemon with too few threads said "stopped" and stayed.
+TEST(EndWithin, AProcessThatHangsIsEndedWithItsCode) {
+  const auto hang = [] {
+    sigset_t own;  // as whoever has started the daemon may leave it
+    ::sigemptyset(&own);
+    ::sigaddset(&own, SIGALRM);
+    ::pthread_sigmask(SIG_BLOCK, &own, nullptr);
+    end_within(1, 7);
+    std::this_thread::sleep_for(std::chrono::seconds(30));
+    ::_exit(1);
+  };
+  EXPECT_EXIT(hang(), testing::ExitedWithCode(7), "epd: the process does not end by itself");
 }
 
 }  // namespace
