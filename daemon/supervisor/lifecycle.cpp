@@ -63,6 +63,11 @@ std::string text_of(const std::vector<ConfigChange>& changes) {
   return text.empty() ? "nothing" : text;
 }
 
+void record_refused(const Operator& by, const Status& why) {
+  record_event(EventKind::kConfigRefused, LogLevel::kError, "configuration not reloaded",
+               {{"reason", why.message()}, {"by_uid", by.uid}, {"by_pid", by.pid}});
+}
+
 std::string count_of(std::size_t count, const char* what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
@@ -101,8 +106,11 @@ void Lifecycle::on_signal() {
 }
 
 Result<std::vector<ConfigChange>> Lifecycle::reload(const Operator& by) {
-  if (Status status = admitting(); !status.ok())
-    return Status(StatusCode::kAborted, "the daemon is draining: its configuration stays");
+  if (!admitting().ok()) {
+    const Status status(StatusCode::kAborted, "the daemon is draining: its configuration stays");
+    record_refused(by, status);
+    return status;
+  }
   notifier_.send("RELOADING=1\nMONOTONIC_USEC=" + std::to_string(rooms_.clock.now_ns() / 1000));
   const std::uint32_t sms = rooms_.config->device_sms;
   Result<std::vector<ConfigChange>> changes = rooms_.config.reload();
@@ -116,8 +124,7 @@ Result<std::vector<ConfigChange>> Lifecycle::reload(const Operator& by) {
                   {"by_uid", by.uid},
                   {"by_pid", by.pid}});
   } else {
-    record_event(EventKind::kConfigRefused, LogLevel::kError, "configuration not reloaded",
-                 {{"reason", changes.status().message()}, {"by_uid", by.uid}, {"by_pid", by.pid}});
+    record_refused(by, changes.status());
   }
   if (phase_ == DaemonPhase::kServing) notifier_.send("READY=1");
   return changes;

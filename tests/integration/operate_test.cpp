@@ -477,6 +477,27 @@ TEST_F(Operate, DrainRefusesNewSessionsAndWaitsForTheOld) {
   EXPECT_TRUE(status != -1 && WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
+// The signal was ignored without a word.
+TEST_F(Operate, AReloadWhileItDrainsIsRefusedInTheLog) {
+  start(1);
+  RankProcess client([this]() -> std::string {
+    const Session session(daemon_->socket(), daemon_->device(0));
+    sleep_ms(60'000);
+    return "";
+  });
+  ASSERT_TRUE(eventually(10, [&] { return epctl("sessions")["sessions"].size() == 1; }));
+  EXPECT_EQ(daemon_->epctl({"drain", "--timeout-ms", "600000"}).exit_code, 0);
+  daemon_->signal(SIGHUP);
+  EXPECT_TRUE(eventually(20, [&] {
+    const auto refused = lines_with(daemon_->log(), "event=\"configuration not reloaded\"");
+    return refused.size() == 1 && refused[0].find("the daemon is draining") != std::string::npos;
+  })) << daemon_->log();
+  const CommandResult reload = daemon_->epctl({"reload"});
+  EXPECT_EQ(reload.exit_code, 1);
+  EXPECT_NE(reload.err.find("ABORTED: the daemon is draining"), std::string::npos) << reload.err;
+  client.kill(SIGKILL);
+}
+
 TEST_F(Operate, TerminationEndsSessionsThatStay) {
   start(2, {{"timeouts.drain_ms", "300"}});
   Shared<Stage> stage;
