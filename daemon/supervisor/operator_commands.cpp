@@ -11,6 +11,7 @@
 #include <unistd.h>
 #include <algorithm>
 #include <charconv>
+#include <utility>
 
 namespace epd::supervisor {
 namespace {
@@ -40,6 +41,12 @@ bool knows_group(const membership::EngineSlot& slot) {
   using membership::EnginePhase;
   return slot.is(EnginePhase::kStarting) || slot.is(EnginePhase::kServing) ||
          slot.is(EnginePhase::kBreaking) || slot.is(EnginePhase::kBroken);
+}
+
+Status no_rank(const membership::Group& group, std::uint32_t rank, const std::string& why) {
+  return not_found("group " + std::to_string(group.id) + " (" + group.name + ") has no rank " +
+                   std::to_string(rank) + " now" + (why.empty() ? "" : " (" + why + ")") +
+                   "; allowed: a rank that epctl groups --members shows as here");
 }
 
 }  // namespace
@@ -100,10 +107,12 @@ Result<std::uint64_t> OperatorCommands::find_group(const std::string& name) cons
   std::uint64_t id = 0;
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), id);
   if (error == std::errc() && end == name.data() + name.size() && rooms_.deciders.find(id)) return id;
-  std::vector<std::uint64_t> found;
+  std::vector<std::uint64_t> found;  // an ended one counts only while no other has its name
+  std::vector<std::uint64_t> ended;
   rooms_.deciders.each([&](const membership::Group& group) {
-    if (group.name == name && !has_ended(group)) found.push_back(group.id);
+    if (group.name == name) (has_ended(group) ? ended : found).push_back(group.id);
   });
+  if (found.empty()) found = std::move(ended);
   if (found.size() == 1) return found.front();
   if (found.empty())
     return not_found("there is no group \"" + name + "\"; allowed: a name or an id that epctl groups prints");
@@ -171,11 +180,8 @@ Status OperatorCommands::evict_rank(const Operator& by, const std::string& name,
   if (!id.ok()) return id.status();
   const membership::Group group = *rooms_.deciders.find(id.value());
   const auto member = group.members.find(rank);
-  if (member == group.members.end() || member->second.gone()) {
-    return not_found("group " + std::to_string(group.id) + " (" + group.name + ") has no rank " +
-                     std::to_string(rank) +
-                     " now; allowed: a rank that epctl groups --members shows as here");
-  }
+  if (member == group.members.end()) return no_rank(group, rank, "");
+  if (member->second.gone()) return no_rank(group, rank, member->second.evicted);
   const std::string how = with_reason("was evicted by operator", reason);
   record_event(EventKind::kEvicted, LogLevel::kWarning, "rank evicted by the operator",
                {{"group", group.id},

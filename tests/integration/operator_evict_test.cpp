@@ -125,6 +125,31 @@ TEST_F(Operator, AnEvictedRankLosesItsGroupAndKeepsItsSession) {
   expect_all_ok(wait_all(ranks, 60));
 }
 
+// The second eviction was told that there is no such group, while epctl groups showed it.
+TEST_F(Operator, AGroupThatBreaksIsFoundByItsNameUntilItIsGone) {
+  start();
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks = start_ranks(2, [&](std::uint32_t rank) -> std::string {
+    const Session session(daemon_->socket(), daemon_->device(rank));
+    const Group group(session, small_config("twice", rank, 2));
+    stage->joined.arrive();
+    stage->stop.wait_for(1);
+    return "";
+  });
+  ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 2; }));
+  epctl({"evict", "group", "twice", "rank", "0", "--reason", "it is slow"});
+  EXPECT_EQ(epctl({"groups"})["groups"].size(), 1u);
+  const CommandResult again = daemon_->epctl({"evict", "group", "twice", "rank", "0"});
+  EXPECT_EQ(again.exit_code, 1);
+  EXPECT_NE(again.err.find("(twice) has no rank 0 now (rank 0 was evicted by operator: it is slow)"),
+            std::string::npos)
+      << again.err;
+  const CommandResult other = daemon_->epctl({"evict", "group", "twice", "rank", "1"});
+  EXPECT_EQ(other.exit_code, 0) << other.err;
+  stage->stop.open();
+  expect_all_ok(wait_all(ranks, 60));
+}
+
 // Nothing else ends its wait for the others, who go on without it.
 TEST_F(Operator, ARankThatIsThrownOutOfAGroupThatGoesOnIsTold) {
   start();
