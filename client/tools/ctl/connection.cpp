@@ -167,8 +167,11 @@ struct Connection::Impl {
                 "the daemon at " + socket + " does not know this call; compare with: epctl version"};
       // gRPC itself gives these: the daemon's own refusals carry ErrorInfo.
       case grpc::StatusCode::RESOURCE_EXHAUSTED:
-        return {Exit::kRefused, name,
-                "gRPC refused the message: " + status.error_message() + "; is an argument very long?"};
+        if (status.error_message().find("larger than max") != std::string::npos)
+          return {Exit::kRefused, name,
+                  "gRPC refused the message: " + status.error_message() + "; is an argument very long?"};
+        return unreachable(name, "the daemon at " + socket + " lacks threads or memory for the call: " +
+                                     status.error_message() + "; see its log and its limits");
       case grpc::StatusCode::CANCELLED:
       case grpc::StatusCode::UNKNOWN:
       case grpc::StatusCode::INTERNAL:

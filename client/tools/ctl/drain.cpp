@@ -31,7 +31,8 @@ Seen look(Connection& connection, const std::string& boot_id, v1::GetStatusRespo
   // Another boot id means a new daemon on the same socket.
   if (!failure) return status.daemon().boot_id() == boot_id ? Seen::kDraining : Seen::kGone;
   if (failure->exit == Exit::kRefused) return Seen::kDraining;
-  return failure->status == "DEADLINE_EXCEEDED" ? Seen::kStuck : Seen::kGone;
+  const bool answers_late = failure->status == "DEADLINE_EXCEEDED" || failure->status == "RESOURCE_EXHAUSTED";
+  return answers_late ? Seen::kStuck : Seen::kGone;
 }
 
 enum class End { kOrderly, kDied, kLate };

@@ -4,13 +4,17 @@
 #include "ctl_fixture.h"
 #include "dial.h"
 
+#include <grpcpp/grpcpp.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
+#include "epd/v1/control.grpc.pb.h"
 
 namespace epd::ctl {
 namespace {
@@ -89,6 +93,40 @@ TEST_F(CtlTest, AMessageThatIsTooLongIsExplained) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_TRUE(result.complains("is an argument very long?")) << result.err;
   EXPECT_TRUE(result.complains("65536")) << result.err;
+}
+
+// Says what gRPC says by itself when it has no thread for a call.
+class WithoutThreads final : public v1::Control::Service {
+ public:
+  explicit WithoutThreads(const std::string& path) {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("unix:" + path, grpc::InsecureServerCredentials());
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  ~WithoutThreads() override {
+    if (good()) server_->Shutdown(std::chrono::system_clock::now());
+  }
+  bool good() const { return server_ != nullptr; }
+
+  grpc::Status GetStatus(grpc::ServerContext* /*context*/, const v1::GetStatusRequest* /*request*/,
+                         v1::GetStatusResponse* /*response*/) override {
+    return {grpc::StatusCode::RESOURCE_EXHAUSTED, "Server Threadpool Exhausted"};
+  }
+
+ private:
+  std::unique_ptr<grpc::Server> server_;
+};
+
+// epctl asked whether an argument was very long.
+TEST_F(CtlTest, ADaemonWithoutThreadsIsNotReached) {
+  const WithoutThreads server(control_);
+  ASSERT_TRUE(server.good());
+  const Finished result = epctl({"status"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_TRUE(result.complains("lacks threads or memory for the call: Server Threadpool Exhausted"))
+      << result.err;
+  EXPECT_FALSE(result.complains("argument")) << result.err;
 }
 
 TEST_F(CtlTest, AFullQueueIsWaitedForUntilTheTimeIsOver) {
