@@ -11,6 +11,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <array>
@@ -29,6 +30,22 @@ constexpr int kFirstEngineFd = 3;
 constexpr int kNumEngineFds = 3;  // link, page, bell
 constexpr int kParkingFd = 64;    // above those, so that no dup2 overwrites one that is still needed
 constexpr int kLinkBufferBytes = 1 << 20;
+
+// Like the next: system calls only.
+void tell_not_executed(const char* binary, int error) {
+  const char* const reason = ::strerrordesc_np(error);
+  const bool needs_proc = error == ENOENT && std::strncmp(binary, "/proc/", 6) == 0;
+  const std::array<const char*, 6> parts{"epd: the engine's binary ",
+                                         binary,
+                                         " can't be executed: ",
+                                         reason == nullptr ? "" : reason,
+                                         needs_proc ? "; is /proc mounted?" : "",
+                                         "\n"};
+  std::array<iovec, parts.size()> line{};
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    line[i] = {const_cast<char*>(parts[i]), std::strlen(parts[i])};
+  [[maybe_unused]] const ssize_t n = ::writev(STDERR_FILENO, line.data(), static_cast<int>(line.size()));
+}
 
 // Runs between fork and exec of a process with other threads: system calls only.
 [[noreturn]] void become_engine(const std::array<int, kNumEngineFds>& fds, pid_t supervisor, int death_signal,
@@ -49,8 +66,7 @@ constexpr int kLinkBufferBytes = 1 << 20;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
   ::execve(binary, arguments, environment);
-  static constexpr char kText[] = "epd: the engine's binary can't be executed\n";
-  [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, kText, sizeof(kText) - 1);
+  tell_not_executed(binary, errno);
   ::_exit(127);
 }
 

@@ -25,6 +25,9 @@ class EngineProcesses : public testing::Test {
     const std::string program = directory_ + "/engine";
     std::ofstream(program) << "#!/bin/sh\n" << line << "\n";
     ::chmod(program.c_str(), 0700);
+    return start_program(program);
+  }
+  std::unique_ptr<EngineProcess> start_program(const std::string& program) {
     EngineCommand command;
     command.binary = program;
     command.device = "host:0";
@@ -59,6 +62,23 @@ TEST_F(EngineProcesses, ItsExitIsTold) {
   ASSERT_NE(process, nullptr);
   EXPECT_EQ(end_of(*process), "exit 3");
   EXPECT_EQ(process->exit_code(), 3);
+}
+
+// Nothing said that /proc was missing.
+TEST_F(EngineProcesses, OneThatCannotBeExecutedTellsWhy) {
+  const auto said_of = [this](const std::string& program) {
+    testing::internal::CaptureStderr();
+    const auto process = start_program(program);
+    const auto end = process == nullptr ? std::nullopt : end_of(*process);
+    EXPECT_EQ(end, "exit 127");
+    return testing::internal::GetCapturedStderr();
+  };
+  const std::string missing = directory_ + "/nowhere";
+  EXPECT_EQ(said_of(missing),
+            "epd: the engine's binary " + missing + " can't be executed: No such file or directory\n");
+  EXPECT_EQ(said_of("/proc/nothing"),
+            "epd: the engine's binary /proc/nothing can't be executed: No such file or directory; "
+            "is /proc mounted?\n");
 }
 
 TEST_F(EngineProcesses, OneThatIsNotWantedAnyMoreIsKilled) {
