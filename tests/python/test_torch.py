@@ -329,6 +329,37 @@ def test_gradients_of_the_experts(daemon: Daemon, fields: dict[str, Any]) -> Non
             torch.testing.assert_close(total, sum(each[e] for each in dense), rtol=0.02, atol=0.2)
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_threads_that_share_a_slot_get_their_own_rows(daemon: Daemon, exact: bool) -> None:
+    """Rows of one call were those of another thread's."""
+    config = small(num_ranks=1, topk=1, num_handles=16, hidden=128)
+    wrong: list[Any] = []
+
+    def train(exchange: epd.torch.Exchange, number: int) -> None:
+        x = torch.full((8, 128), float(number)).to(BF16).requires_grad_()
+        idx = (torch.arange(8) % 8).reshape(8, 1).int()
+        try:
+            for _ in range(60):
+                received = exchange.dispatch(x, idx, exact=exact)
+                out = exchange.combine(received.x, received.routing)
+                (grad,) = torch.autograd.grad(out, x, torch.full_like(out, float(-number)))
+                if not ((out == number).all() and (grad == -number).all()):
+                    wrong.append((number, out, grad))
+        except epd.Error as error:
+            wrong.append((number, error))
+
+    with Ranks(daemon.socket, config) as (group,):
+        exchanges = [epd.torch.Exchange(group), epd.torch.Exchange(group)]
+        threads = [threading.Thread(target=train, args=(exchanges[i % 2], i + 1)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+            assert not thread.is_alive()
+        assert not wrong, wrong[0]
+        del exchanges
+
+
 def test_many_layers_and_micro_batches_in_flight(daemon: Daemon) -> None:
     """Forward passes of 4 layers and 3 micro-batches, then their backward passes, last one first."""
     config = small(num_handles=12, hidden=128)

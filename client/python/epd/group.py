@@ -66,6 +66,7 @@ class Group(NotCopied):
         self._views: dict[tuple[int, int], Buffers[Any]] = {}
         self._numpy: dict[tuple[int, int], Buffers[Any]] = {}
         self._tensors: dict[tuple[int, int], Buffers[Any]] = {}
+        self._locks: dict[int, Any] = {}  # by slot: for callers to whom a slot belongs during several calls
         self._counts: dict[int, memoryview] = {}
         self._mask: Union[memoryview, DeviceArray, None] = None
         self._blocks: list[ArgumentBlock] = []  # taken out by the call that uses it: pop and append are atomic

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional, Sequence
+import functools
+import threading
+from typing import Any, Callable, NamedTuple, Optional, Sequence, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -52,12 +54,30 @@ class Received(NamedTuple):
     routing: Routing
 
 
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+def _whole(call: _Call) -> _Call:
+    """An operation that has the slot to itself, from its inputs to its results."""
+
+    @functools.wraps(call)
+    def locked(self: Exchange, *args: Any, **kwargs: Any) -> Any:
+        self.group._check_process()  # the lock of a forked process may never be released
+        with self._slot_lock:
+            return call(self, *args, **kwargs)
+
+    return cast(_Call, locked)
+
+
 class Exchange(NotCopied):
     """Runs the dispatches and combines of a group on tensors, on torch's current stream.
 
     libepd copies tensors to and from one buffer slot. So results are the caller's, and stay. All ranks make the same
     calls in the same order; backward passes make calls too. On a CUDA device nothing waits but `dispatch` with
     exact=True, for its counts; `check` tells of failures.
+
+    Threads may share a slot: a call waits until that of another thread has ended. Threads of several ranks must
+    agree on an order all the same. On a CUDA device those that share a slot use one stream.
     """
 
     def __init__(self, group: Group, slot: int = 0) -> None:
@@ -65,6 +85,7 @@ class Exchange(NotCopied):
             raise TypeError(f"group is {group!r}; allowed: a Group")
         self.group = group
         self.slot = slot
+        self._slot_lock: Any = group._locks.setdefault(slot, threading.RLock())
         regions = group.tensors(slot)
         self.device: torch.device = regions.topk_idx.device
         config = group.config
@@ -156,6 +177,7 @@ class Exchange(NotCopied):
 
     # ---- operations, without gradients -------------------------------------------------------------
 
+    @_whole
     def run_dispatch(self, request: _Request, x: Tensor, topk_weights: Optional[Tensor]) -> Received:
         """A new routing and its rows."""
         regions = self.group.tensors(self.slot)
@@ -194,6 +216,7 @@ class Exchange(NotCopied):
         routing = Routing(dispatch.handle, x.shape[0], num_rows, counts)
         return Received(*rows, expert_counts, expert_offsets, routing)
 
+    @_whole
     def run_dispatch_again(
         self, x: Tensor, routing: Routing, topk_weights: Optional[Tensor]
     ) -> tuple[Tensor, Tensor]:
@@ -220,6 +243,7 @@ class Exchange(NotCopied):
         self._end(ticket)
         return received, weights
 
+    @_whole
     def run_combine(
         self,
         y: Tensor,
@@ -249,6 +273,7 @@ class Exchange(NotCopied):
         self._end(ticket)
         return out
 
+    @_whole
     def run_combine_weights(self, y: Tensor, y_weights: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
         """The sums of rows, and for each selection the weight of the row that carried it."""
         config = self.group.config
