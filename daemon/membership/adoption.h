@@ -1,5 +1,6 @@
 // Groups that an earlier coordinator has begun, put together from what the nodes report. A report that no
-// honest node makes counts for nothing: its node is told that the group ends.
+// honest node makes counts for nothing: its node is told that the group ends. Nor does it count against other
+// nodes' reports. Who takes no part in a group cannot describe it: its epoch key is known there alone.
 #pragma once
 
 #include "membership/cluster_messages.h"
@@ -9,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -16,30 +18,42 @@ namespace epd::membership {
 
 class Adoption {
  public:
+  // A node that has attached, and what it says of itself.
   struct Reporter {
-    std::uint32_t node = 0;
+    std::uint32_t index = 0;   // among all nodes that have attached
+    std::uint32_t number = 0;  // of the coordinator of `term`; 0: it has none
+    std::uint64_t term = 0;
     std::size_t num_devices = 0;
   };
-  // `first_group_id`: of the coordinator that adopts; none of its own groups is reported.
-  explicit Adoption(std::uint64_t first_group_id) : first_group_id_(first_group_id) {}
+  struct Adopted {
+    std::vector<Group> groups;
+    std::map<std::uint32_t, std::uint32_t> numbers;  // by index: of the nodes that take part in them
+  };
 
   void add(const Reporter& reporter, const GroupReport& report);
-  // Those whose ranks are all reported, and told alike.
-  std::vector<Group> whole() const;
+  // Groups whose ranks are all reported, told alike, by nodes of one term. If two of them give one number to
+  // two nodes, or have one id, the one of more nodes is adopted, or that of the later term.
+  Adopted take();
 
  private:
+  // What is told alike, of one group id.
   struct Reports {
     GroupReport first;
-    bool alike = true;
+    std::uint64_t term = 0;
+    bool sound = true;
     Group group;
+    std::map<std::uint32_t, std::uint32_t> numbers;  // by index
   };
-  bool is_sound(const GroupDescription& told) const;
+  static bool is_sound(const GroupDescription& told);
   // Of a rank of a sound description. Each membership has a number of its own.
   bool is_sound(const Reporter& reporter, const GroupDescription& told, const RankReport& rank) const;
+  static bool is_whole(const Reports& reports);
+  Reports& reports_of(const Reporter& reporter, const GroupReport& report);
 
-  const std::uint64_t first_group_id_;
-  std::map<std::uint64_t, Reports> groups_;
-  std::set<std::pair<SessionId, std::uint32_t>> members_;  // that are reported
+  std::map<std::uint64_t, std::vector<Reports>> groups_;        // by id: no more than one for each reporter
+  std::set<std::pair<std::uint32_t, std::uint64_t>> reported_;  // index and group id
+  // Memberships that are reported: index, session, number.
+  std::set<std::tuple<std::uint32_t, std::uint64_t, std::uint32_t>> members_;
 };
 
 }  // namespace epd::membership

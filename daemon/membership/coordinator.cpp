@@ -10,13 +10,15 @@ namespace epd::membership {
 namespace {
 
 constexpr std::uint64_t kMs = 1'000'000;
-constexpr std::uint32_t kMaxNumber = 1u << 30;  // of nodes; a report of a higher one is none
+constexpr std::uint32_t kMaxNumber = 1u << 30;  // of nodes; begins anew behind it
+// So often an engine is to be killed, and is neither down nor up anew: then its node does not do it.
+constexpr std::uint32_t kMostKills = 5;
 // Between the terms of two coordinators; who has heard of a higher one is not believed.
 constexpr std::uint64_t kMaxTermStep = std::uint64_t{1} << 40;
 
-// Of spanning groups, never given twice: no two terms have the same.
-std::uint64_t first_group_id(std::uint64_t term) {
-  return (std::uint64_t{1} << 63) | ((term & 0x7fff'ffff) << 32) | 1;
+// The upper half of the ids of spanning groups: each coordinator has its own.
+std::uint64_t id_prefix(std::uint64_t term) {
+  return (std::uint64_t{1} << 31) | (term & 0x7fff'ffff);
 }
 
 // What a node can know.
@@ -104,6 +106,8 @@ void Coordinator::take(const std::string& name, NodeEntry& node, const ToCoordin
   if (std::holds_alternative<NodeDrains>(told->event)) node.drains = true;
   Event event = told->event;
   set_node(event, node.number);
+  if (const auto* up = std::get_if<EngineUp>(&event)) kills_.erase(up->engine);
+  if (const auto* down = std::get_if<EngineDown>(&event)) kills_.erase(down->engine);
   tell(std::move(event));
 }
 
@@ -123,7 +127,19 @@ void Coordinator::tell(Event event) {
   carry_out();
 }
 
+// An engine that cannot be killed would hold up its groups for ever.
+void Coordinator::count_kill(EngineId engine) {
+  if (++kills_[engine] < kMostKills) return;
+  const auto name = names_.find(engine.node);
+  if (name == names_.end()) return;
+  const std::string held = name->second;
+  lose(held, nodes_.at(held),
+       "its device " + std::to_string(engine.device) + " has an engine that was to be killed " +
+           std::to_string(kMostKills) + " times");
+}
+
 void Coordinator::carry_out() {
+  std::vector<EngineId> killed;
   for (Actions actions = registry_->take_actions(); !actions.empty(); actions = registry_->take_actions()) {
     for (Action& action : actions) {
       const auto* view = std::get_if<StoreView>(&action);
@@ -135,10 +151,12 @@ void Coordinator::carry_out() {
         if (!store_.drop(term_, dropped->group_id)) superseded_ = true;
       } else if (const auto name = names_.find(node_of(action)); name != names_.end()) {
         const NodeEntry& node = nodes_.at(name->second);
+        if (const auto* kill = std::get_if<KillEngine>(&action)) killed.push_back(kill->engine);
         send(name->second, node, Order{node.heard, std::move(action)});
       }
     }
   }
+  for (const EngineId engine : killed) count_kill(engine);
 }
 
 // ---- nodes
@@ -152,14 +170,13 @@ void Coordinator::attach(const std::string& name, const Attach& message, std::ui
   node.since_ns = node.heard_ns = clock_.now_ns();
   node.attach = message;
   if (node.attach.number > kMaxNumber) node.attach.number = 0;
-  next_number_ = std::max(next_number_, node.attach.number + 1);
   node.attach_term = term;
   node.drains = message.drains;
   node.heard = 0;
   node.waiting.clear();
   if (listening()) return;
   node.attach.groups = {};
-  node.number = next_number_++;
+  node.number = next_number(message.number);
   admit(name, node);
   send(name, node, Welcome{message.attempt, {}});
   carry_out();
@@ -182,6 +199,7 @@ void Coordinator::lose(const std::string& name, NodeEntry& node, const std::stri
   node.since_ns = clock_.now_ns();
   node.text = how;
   names_.erase(node.number);
+  std::erase_if(kills_, [&node](const auto& entry) { return entry.first.node == node.number; });
   send(name, node, PutOut{how});
   tell(NodeLost{node.number, how});
 }
@@ -213,29 +231,69 @@ void Coordinator::node_gone(const std::string& name, const std::string& how) {
 
 // ---- the beginning
 
+// A node that knows an earlier coordinator of the same prefix may still have its groups.
+std::uint64_t Coordinator::first_group_id() const {
+  std::set<std::uint64_t> taken;
+  for (const auto& [name, node] : nodes_) {
+    for (const GroupReport& report : node.attach.groups) taken.insert(report.told.label.id >> 32);
+  }
+  std::uint64_t term = term_;
+  while (taken.contains(id_prefix(term))) ++term;
+  return id_prefix(term) << 32 | 1;
+}
+
+bool Coordinator::is_in_use(std::uint32_t number) const {
+  const bool of_node = std::any_of(nodes_.begin(), nodes_.end(),
+                                   [number](const auto& entry) { return entry.second.number == number; });
+  return of_node || std::any_of(groups().begin(), groups().end(), [number](const auto& entry) {
+           const auto& engines = entry.second.engines;
+           return std::any_of(engines.begin(), engines.end(),
+                              [number](const auto& engine) { return engine.first.node == number; });
+         });
+}
+
+// A node may have claimed a high one, so the last is followed by the first. Its former number would tell a
+// node that its groups might go on.
+std::uint32_t Coordinator::next_number(std::uint32_t former) {
+  std::uint32_t number = former;
+  while (number == former || is_in_use(number)) {
+    if (next_number_ > kMaxNumber) next_number_ = 1;
+    number = next_number_++;
+  }
+  return number;
+}
+
+// Who takes part in a group that goes on keeps its number, and anybody else if it is free.
 void Coordinator::open() {
   if (!store_.begin(term_)) {
     superseded_ = true;
     return;
   }
   registry_ = std::make_unique<GroupRegistry>(
-      clock_, options_.limits, Spanning{first_group_id(term_), kFirstSpanningIndex, options_.new_epoch_key});
-  // Numbers of the last coordinator before.
-  std::uint64_t last = 0;
-  for (const auto& [name, node] : nodes_) {
-    if (node.attach.number != 0) last = std::max(last, node.attach_term);
-  }
-  std::set<std::uint32_t> taken;
+      clock_, options_.limits, Spanning{first_group_id(), kFirstSpanningIndex, options_.new_epoch_key});
+  Adoption adoption;
+  std::uint32_t index = 0;
   for (auto& [name, node] : nodes_) {
-    const bool knows =
-        node.attach_term == last && node.attach.number != 0 && taken.insert(node.attach.number).second;
-    node.number = knows ? node.attach.number : 0;
+    const Adoption::Reporter reporter{index++, node.attach.number, node.attach_term,
+                                      node.attach.devices.size()};
+    for (const GroupReport& report : std::exchange(node.attach.groups, {})) adoption.add(reporter, report);
+  }
+  Adoption::Adopted adopted = adoption.take();
+  index = 0;
+  for (auto& [name, node] : nodes_) {
+    const auto kept = adopted.numbers.find(index++);
+    if (kept != adopted.numbers.end()) node.number = kept->second;
   }
   for (auto& [name, node] : nodes_) {
-    if (node.number == 0) node.number = next_number_++;
+    if (node.number == 0 && node.attach.number != 0 && !is_in_use(node.attach.number))
+      node.number = node.attach.number;
+    next_number_ = std::max(next_number_, node.number + 1);
+  }
+  for (auto& [name, node] : nodes_) {
+    if (node.number == 0) node.number = next_number(node.attach.number);
     admit(name, node);
   }
-  std::map<std::uint32_t, std::vector<std::uint64_t>> stay = adopt_groups();
+  std::map<std::uint32_t, std::vector<std::uint64_t>> stay = adopt(std::move(adopted.groups));
   for (auto& [name, node] : nodes_) {
     send(name, node, Welcome{node.attach.attempt, std::move(stay[node.number])});
     node.heard_ns = clock_.now_ns();
@@ -247,15 +305,9 @@ void Coordinator::open() {
 }
 
 // By node: those of them that it takes part in.
-std::map<std::uint32_t, std::vector<std::uint64_t>> Coordinator::adopt_groups() {
-  Adoption adoption(first_group_id(term_));
-  for (auto& [name, node] : nodes_) {
-    const std::vector<GroupReport> reports = std::exchange(node.attach.groups, {});
-    if (node.number != node.attach.number) continue;
-    for (const GroupReport& report : reports) adoption.add({node.number, node.attach.devices.size()}, report);
-  }
+std::map<std::uint32_t, std::vector<std::uint64_t>> Coordinator::adopt(std::vector<Group> groups) {
   std::map<std::uint32_t, std::vector<std::uint64_t>> stay;
-  for (Group& group : adoption.whole()) {
+  for (Group& group : groups) {
     std::set<std::uint32_t> nodes;
     for (const auto& [engine, slot] : group.engines) nodes.insert(engine.node);
     for (const std::uint32_t node : nodes) stay[node].push_back(group.id);

@@ -61,8 +61,10 @@ Group shown(const NearGroup& near) {
     case GroupPhase::kForming: group.state = Group::Forming{}; break;
     case GroupPhase::kStarting: group.state = Group::Starting{}; break;
     case GroupPhase::kBreaking: group.state = Group::Breaking{}; break;
+    case GroupPhase::kFailing: group.state = Group::Failing{}; break;
     case GroupPhase::kLost: group.state = Group::Lost{}; break;
-    default: group.state = Group::Active{}; break;
+    case GroupPhase::kRemoving: group.state = Group::Removing{}; break;
+    case GroupPhase::kActive: group.state = Group::Active{}; break;
   }
   if (near.failed) group.reason = *near.failed;
   return group;

@@ -4,6 +4,7 @@
 #include "one_side.h"
 
 #include <functional>
+#include <set>
 
 namespace epd::membership {
 namespace {
@@ -246,6 +247,44 @@ TEST_F(CoordinatorAlone, ANodeEvictsItsOwnRanksAlone) {
             "rank 1 was evicted");
 }
 
+// A node whose engine neither answers nor ends. A and c form their next group without it.
+TEST_F(CoordinatorAlone, ANodeWhoseEngineCannotBeKilledIsPutOut) {
+  open_with({"a", "b"});
+  const auto acquired = [&](const std::string& node, std::uint32_t rank) {
+    say(node, told(join_request(10, rank, 2)));
+    const auto wanted = std::get<AcquireMemory>(std::get<Order>(take(node).back().body).action);
+    say(node, told(MemoryAcquired{wanted.request, wanted.group_id, rank, {}}));
+  };
+  acquired("a", 0);
+  acquired("b", 1);
+  const std::uint64_t id = coordinator_->groups().begin()->first;
+  say("a", told(GroupReady{{0, 0}, {id, StatusCode::kOk, {}}, {}}));
+  std::size_t kills = 0;
+  for (int i = 0; i < 2'000 && coordinator_->nodes().at("b").state == NodeEntry::State::kUp; ++i) {
+    after_ms(100);
+    for (const std::string node : {"a", "b"}) say(node, {coordinator_->term(), AgentHeartbeat{}});
+    for (Coordinator::Sent& sent : coordinator_->take_messages()) {
+      const auto* order = std::get_if<Order>(&sent.message.body);
+      if (order == nullptr) continue;
+      if (const auto* kill = std::get_if<KillEngine>(&order->action)) {
+        EXPECT_EQ(sent.node, "b");
+        EXPECT_EQ(kill->engine.device, 0u);
+        ++kills;
+        // One that ends and comes again has been killed.
+        if (kills == 3) {
+          say("b", told(EngineDown{{0, 0}, "killed", {}}));
+          say("b", told(EngineUp{{0, 0}, "address"}));
+        }
+      }
+      if (std::holds_alternative<SendRemoveGroup>(order->action) && sent.node == "a")
+        say("a", told(GroupRemoved{{0, 0}, {id}}));
+    }
+  }
+  EXPECT_EQ(coordinator_->nodes().at("b").state, NodeEntry::State::kLost);
+  EXPECT_EQ(coordinator_->nodes().at("b").text, "its device 0 has an engine that was to be killed 5 times");
+  EXPECT_FALSE(coordinator_->groups().contains(id)) << "nothing is held up";
+}
+
 // ---- one coordinator after another
 
 // What two agents report of a group that both serve.
@@ -364,14 +403,99 @@ TEST_P(Lies, AreDroppedAndHurtNobodyElse) {
 }
 INSTANTIATE_TEST_SUITE_P(All, Lies, testing::Range<std::size_t>(0, lies().size()));
 
-TEST_F(Reports, AGroupOfTheNextCoordinatorIsNone) {
-  ToCoordinator message = report_of(0);
-  auto& groups = std::get<Attach>(message.body).groups;
-  groups[0].told.label.id = (std::uint64_t{1} << 63) | (std::uint64_t{6} << 32) | 1;
-  groups[0].told.ranks[1].active_since = 0;
-  say("a", message);
+// A node may raise the term so far that the upper halves of ids begin anew.
+TEST_F(Reports, AGroupWhoseIdCouldBeOneOfItsOwnGoesOnAndNoOtherGetsItsId) {
+  constexpr std::uint64_t kOwn = (std::uint64_t{1} << 63) | (std::uint64_t{6} << 32) | 1;
+  for (const std::uint32_t rank : {0u, 1u}) {
+    ToCoordinator message = report_of(rank);
+    std::get<Attach>(message.body).groups[0].told.label.id = kOwn;
+    say(rank == 0 ? "a" : "b", message);
+  }
   after_ms(2'000);
-  EXPECT_TRUE(coordinator_->groups().empty());
+  ASSERT_TRUE(coordinator_->groups().contains(kOwn));
+  take("a");
+  JoinRequest join = join_request(11, 0, 1);
+  std::strcpy(join.join.group, "other");
+  say("a", told(join));
+  const auto& order = std::get<Order>(take("a").back().body);
+  EXPECT_NE(std::get<AcquireMemory>(order.action).group_id >> 32, kOwn >> 32);
+}
+
+// ---- a node that may take part, beside a group of two others
+
+class Liar : public Reports, public testing::WithParamInterface<std::string> {
+ protected:
+  // Before and behind the others by name.
+  std::string liar() const { return GetParam(); }
+  // A group of its own, with this number and this id.
+  static GroupReport own_group(std::uint32_t number, std::uint64_t id) {
+    GroupReport own;
+    own.told.label = {id, kUid, "own"};
+    own.told.shape = spanning_shape_of(1, LossPolicy::kDegrade);
+    own.told.shape.sum_ranks = 1;
+    own.told.epoch = 4;
+    own.told.view = 2;
+    own.told.ranks = {{0, {number, 0}, 1}};
+    own.ranks = {{0, 0, 10, make_member_id(256, 3), kUid, 1000, 0, 0, 0, 100, 1, 0}};
+    return own;
+  }
+  void expect_the_group_goes_on(const ToCoordinator& lie) {
+    say("b", report_of(0));
+    say(liar(), lie);
+    say("c", report_of(1));
+    after_ms(2'000);
+    ASSERT_TRUE(coordinator_->groups().contains(kGroup));
+    EXPECT_EQ(coordinator_->groups().at(kGroup).members.size(), 2u);
+    EXPECT_EQ(coordinator_->nodes().at("b").number, 1u);
+    EXPECT_EQ(coordinator_->nodes().at("c").number, 2u);
+    EXPECT_GT(coordinator_->nodes().at(liar()).number, 2u);
+    const std::vector<ToAgent> messages = take("b");
+    EXPECT_EQ(std::get<Welcome>(messages.at(0).body).groups, (std::vector<std::uint64_t>{kGroup}));
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Names, Liar, testing::Values("a", "d"));
+
+TEST_P(Liar, WhoClaimsALaterTermEndsNoGroup) {
+  expect_the_group_goes_on(attach("1", 5'000, 3));
+}
+
+TEST_P(Liar, WhoClaimsTheNumberOfAnotherEndsNoGroup) {
+  expect_the_group_goes_on(attach("1", 5, 2));
+}
+
+TEST_P(Liar, AGroupUnderTheNumberOfAnotherEndsNoGroup) {
+  ToCoordinator lie = attach("1", 5'000, 2);
+  std::get<Attach>(lie.body).groups = {own_group(2, kGroup + 1)};
+  expect_the_group_goes_on(lie);
+  EXPECT_EQ(coordinator_->groups().size(), 1u);
+}
+
+TEST_P(Liar, AnotherGroupOfTheSameIdEndsNoGroup) {
+  ToCoordinator lie = attach("1", 5'000, 3);
+  std::get<Attach>(lie.body).groups = {own_group(3, kGroup), own_group(3, kGroup)};
+  expect_the_group_goes_on(lie);
+}
+
+TEST_P(Liar, AGroupOfItsOwnGoesOnToo) {
+  ToCoordinator message = attach("1", 5, 3);
+  std::get<Attach>(message.body).groups = {own_group(3, kGroup + 1)};
+  expect_the_group_goes_on(message);
+  EXPECT_TRUE(coordinator_->groups().contains(kGroup + 1));
+}
+
+// Behind the highest number that a node may claim come the lowest that nobody has.
+TEST_P(Liar, WhoClaimsAHighNumberKeepsNobodyOut) {
+  constexpr std::uint32_t kHighest = 1u << 30;
+  expect_the_group_goes_on(attach("1", 5, kHighest));
+  std::set<std::uint32_t> numbers;
+  for (const auto& [name, node] : coordinator_->nodes()) numbers.insert(node.number);
+  for (int i = 0; i < 20; ++i) {
+    const std::string name = "e" + std::to_string(i);
+    say(name, attach("1", 5, kHighest));
+    const std::uint32_t number = coordinator_->nodes().at(name).number;
+    EXPECT_TRUE(number > 0 && number <= kHighest) << number;
+    EXPECT_TRUE(numbers.insert(number).second) << number << " is in use";
+  }
 }
 
 TEST_F(Reports, WhoComesTooLateEndsIts) {

@@ -76,9 +76,13 @@ class Coordinator {
   void forget_lost();
   void open();
   void admit(const std::string& name, NodeEntry& node);
-  std::map<std::uint32_t, std::vector<std::uint64_t>> adopt_groups();
+  std::uint64_t first_group_id() const;
+  bool is_in_use(std::uint32_t number) const;
+  std::uint32_t next_number(std::uint32_t former);
+  std::map<std::uint32_t, std::vector<std::uint64_t>> adopt(std::vector<Group> groups);
   void lose(const std::string& name, NodeEntry& node, const std::string& how);
   void tell(Event event);
+  void count_kill(EngineId engine);
   void carry_out();
   void send(const std::string& name, const NodeEntry& node, decltype(ToAgent::body) body);
 
@@ -89,9 +93,10 @@ class Coordinator {
   std::uint64_t open_ns_;  // when it has listened long enough
   std::uint64_t beat_ns_;
   bool superseded_ = false;
-  std::uint32_t next_number_ = 1;
+  std::uint32_t next_number_ = 1;  // of nodes
   std::map<std::string, NodeEntry> nodes_;
   std::map<std::uint32_t, std::string> names_;  // of numbers in use
+  std::map<EngineId, std::uint32_t> kills_;     // orders to kill it since it was up
   std::unique_ptr<GroupRegistry> registry_;     // null while it listens
   std::vector<Sent> messages_;
 };
