@@ -63,6 +63,12 @@ std::vector<Coordinator::Sent> Coordinator::take_messages() {
   return std::exchange(messages_, {});
 }
 
+template <typename Test>
+void Coordinator::forget(const Test& test) {
+  std::erase_if(addresses_, [&test](const auto& entry) { return test(entry.second); });
+  std::erase_if(kills_, [&test](const auto& entry) { return test(entry.first); });
+}
+
 // ---- what agents say
 
 void Coordinator::handle(const std::string& name, ToCoordinator message) {
@@ -106,8 +112,9 @@ void Coordinator::take(const std::string& name, NodeEntry& node, const ToCoordin
   if (std::holds_alternative<NodeDrains>(told->event)) node.drains = true;
   Event event = told->event;
   set_node(event, node.number);
-  if (const auto* up = std::get_if<EngineUp>(&event)) kills_.erase(up->engine);
-  if (const auto* down = std::get_if<EngineDown>(&event)) kills_.erase(down->engine);
+  if (const auto* up = std::get_if<EngineUp>(&event); up != nullptr && !take_address(*up)) return;
+  if (const auto* down = std::get_if<EngineDown>(&event))
+    forget([down](EngineId e) { return e == down->engine; });
   tell(std::move(event));
 }
 
@@ -125,6 +132,16 @@ bool Coordinator::may_say(const NodeEntry& node, const Event& event) const {
 void Coordinator::tell(Event event) {
   registry_->handle(event);
   carry_out();
+}
+
+// An address leads to one engine. Who says that of another node's would take the messages that are meant for
+// it.
+bool Coordinator::take_address(const EngineUp& up) {
+  const auto found = addresses_.find(up.address);
+  if (found != addresses_.end() && found->second.node != up.engine.node) return false;
+  forget([&up](EngineId engine) { return engine == up.engine; });
+  addresses_[up.address] = up.engine;
+  return true;
 }
 
 // An engine that cannot be killed would hold up its groups for ever.
@@ -190,7 +207,7 @@ void Coordinator::admit(const std::string& name, NodeEntry& node) {
   registry_->handle(NodeUp{node.number, node.attach.devices, name, node.attach.boot, address});
   for (const EngineReport& engine : node.attach.engines) {
     const EngineUp up{{node.number, engine.device}, engine.address};
-    if (may_say(node, up)) registry_->handle(up);
+    if (may_say(node, up) && take_address(up)) registry_->handle(up);
   }
 }
 
@@ -199,7 +216,7 @@ void Coordinator::lose(const std::string& name, NodeEntry& node, const std::stri
   node.since_ns = clock_.now_ns();
   node.text = how;
   names_.erase(node.number);
-  std::erase_if(kills_, [&node](const auto& entry) { return entry.first.node == node.number; });
+  forget([&node](EngineId engine) { return engine.node == node.number; });
   send(name, node, PutOut{how});
   tell(NodeLost{node.number, how});
 }

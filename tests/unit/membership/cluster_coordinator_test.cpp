@@ -3,6 +3,7 @@
 
 #include "one_side.h"
 
+#include <algorithm>
 #include <functional>
 #include <set>
 
@@ -36,7 +37,13 @@ class CoordinatorAlone : public testing::Test {
     clock_.advance_ms(ms);
     coordinator_->tick();
   }
-  void say(const std::string& node, const ToCoordinator& message) { coordinator_->handle(node, message); }
+  // Engines of different nodes have different addresses.
+  void say(const std::string& node, ToCoordinator message) {
+    if (auto* attach = std::get_if<Attach>(&message.body); attach != nullptr && own_addresses_) {
+      for (EngineReport& engine : attach->engines) engine.address += " of " + node;
+    }
+    coordinator_->handle(node, std::move(message));
+  }
   // But for heartbeats.
   std::vector<ToAgent> take(const std::string& node) {
     std::vector<ToAgent> messages;
@@ -54,6 +61,7 @@ class CoordinatorAlone : public testing::Test {
 
   ManualClock clock_;
   std::uint64_t next_key_ = 1;
+  bool own_addresses_ = true;
   EmbeddedStore store_;
   std::unique_ptr<Coordinator> coordinator_;
 };
@@ -283,6 +291,30 @@ TEST_F(CoordinatorAlone, ANodeWhoseEngineCannotBeKilledIsPutOut) {
   EXPECT_EQ(coordinator_->nodes().at("b").state, NodeEntry::State::kLost);
   EXPECT_EQ(coordinator_->nodes().at("b").text, "its device 0 has an engine that was to be killed 5 times");
   EXPECT_FALSE(coordinator_->groups().contains(id)) << "nothing is held up";
+}
+
+TEST_F(CoordinatorAlone, TheAddressOfAnotherNodesEngineIsNone) {
+  own_addresses_ = false;  // b says that of a's
+  open_with({"a", "b"});
+  for (const std::uint32_t rank : {0u, 1u}) {
+    const std::string node = rank == 0 ? "a" : "b";
+    say(node, told(join_request(10, rank, 2)));
+    const ToAgent last = take(node).back();
+    const auto wanted = std::get<AcquireMemory>(std::get<Order>(last.body).action);
+    say(node, told(MemoryAcquired{wanted.request, wanted.group_id, rank, {}}));
+  }
+  const auto b_starts = [&] {
+    const std::vector<ToAgent> messages = take("b");
+    return std::any_of(messages.begin(), messages.end(), [](const ToAgent& message) {
+      const auto* order = std::get_if<Order>(&message.body);
+      return order != nullptr && std::holds_alternative<StartGroup>(order->action);
+    });
+  };
+  EXPECT_FALSE(b_starts()) << "its engine is not up";
+  say("b", told(EngineUp{{0, 0}, "address"}));
+  EXPECT_FALSE(b_starts());
+  say("b", told(EngineUp{{0, 0}, "its own"}));
+  EXPECT_TRUE(b_starts());
 }
 
 // ---- one coordinator after another

@@ -22,7 +22,7 @@ class HostileNode : public testing::TestWithParam<std::uint64_t> {
       Attach message;
       message.boot = "1";
       message.devices = {{"host:0", {}}};
-      message.engines = {{0, "address"}};
+      message.engines = {{0, std::string("address of ") + node}};
       coordinator_.handle(node, {0, message});
     }
     after_ms(2'000);

@@ -1,8 +1,8 @@
 // Decides about the groups that span nodes: knows which nodes are there, tells the registry what their agents
 // say, and gives each agent what its node is to do. A pure state machine. README has the life of a node.
 //
-// It begins by listening for node_timeout_ms. Nodes that knew an earlier coordinator keep their numbers, and
-// groups in which nothing was owed go on. The others end.
+// It begins by listening for node_timeout_ms. Groups of an earlier coordinator in which nothing was owed go
+// on, and their nodes keep their numbers. The others end.
 #pragma once
 
 #include "base/clock.h"
@@ -82,6 +82,9 @@ class Coordinator {
   std::map<std::uint32_t, std::vector<std::uint64_t>> adopt(std::vector<Group> groups);
   void lose(const std::string& name, NodeEntry& node, const std::string& how);
   void tell(Event event);
+  bool take_address(const EngineUp& up);
+  template <typename Test>
+  void forget(const Test& test);  // of engines
   void count_kill(EngineId engine);
   void carry_out();
   void send(const std::string& name, const NodeEntry& node, decltype(ToAgent::body) body);
@@ -96,6 +99,7 @@ class Coordinator {
   std::uint32_t next_number_ = 1;  // of nodes
   std::map<std::string, NodeEntry> nodes_;
   std::map<std::uint32_t, std::string> names_;  // of numbers in use
+  std::map<std::string, EngineId> addresses_;   // of engines that are up
   std::map<EngineId, std::uint32_t> kills_;     // orders to kill it since it was up
   std::unique_ptr<GroupRegistry> registry_;     // null while it listens
   std::vector<Sent> messages_;
