@@ -19,12 +19,11 @@ struct Watch {
   bool runs;             // `running` has not ended
   CallRing last;         // the ring of the last accepted call
   std::uint32_t journal_read;
-  std::uint32_t together;      // GroupView::together of the enabled epoch
-  std::uint64_t called;        // tag of the last operation that the ranks of `together` were told of; 0: none
-  std::uint64_t called_ns;     // when
-  bool waits;                  // a call was found that called_together() holds back
   std::uint32_t known_routes;  // set of valid entries of `routes`
   RouteState routes[kRoutes];
+  std::uint32_t together;   // GroupView::together of the enabled epoch
+  std::uint64_t called;     // tag of the last operation that the ranks of `together` were told of; 0: none
+  std::uint64_t called_ns;  // when
 };
 
 // ---- routing records. They are constant in an enabled epoch, so each is read once from L2 (0.3 us).
@@ -70,7 +69,6 @@ EPD_DEVICE inline void set_sequence(const CallArguments& own, Watch& watch) {
 EPD_DEVICE inline void take_together(const CallArguments& own, Watch& watch) {
   watch.together = load_here(&own.view->group.together);
   watch.called = 0;
-  watch.waits = false;
 }
 
 // Loads the state at the kernel's begin. It is the state that the kernel before has left.
@@ -275,42 +273,6 @@ EPD_DEVICE inline const std::uint64_t* next_call(const CallArguments& own, const
   return calls[watch.state.sequence[ring] % abi::kCallSlots].words;
 }
 
-// Tells the ranks of `together` that this rank has a call for its next operation. Returns whether all of them
-// have one too, or the call's time is up. So no kernel is inside an operation that waits for a client of the
-// same GPU: that GPU may begin no kernels until this one has left it (daemon/device/README.md, "Yielding").
-EPD_DEVICE EPD_NO_INLINE inline bool called_together(const CallArguments& own, Watch& watch,
-                                                     std::uint32_t timeout_ms) {
-  const GroupView& group = own.view->group;
-  const std::uint64_t tag = abi::op_tag(watch.state.epoch, watch.state.index);
-  const std::uint64_t offset =
-      group.exchange.block_bytes * block_of(watch.state.index, own.limits.depth) + group.exchange.called;
-  const auto lines = [offset](std::uint8_t* arena) {
-    return reinterpret_cast<abi::SignalLine*>(arena + offset);
-  };
-  const std::uint64_t now_ns = nanoseconds();
-  if (watch.called != tag) {
-    watch.called = tag;
-    watch.called_ns = now_ns;
-    store_relaxed_system(&lines(group.exchange_arena)[group.rank].tag, tag);
-    EPD_NO_UNROLL
-    for (std::uint32_t ranks = watch.together; ranks != 0; ranks &= ranks - 1)
-      store_relaxed_system(&lines(own.view->peers[lowest_bit(ranks)].exchange)[group.rank].tag, tag);
-  }
-  EPD_NO_UNROLL
-  for (std::uint32_t ranks = watch.together; ranks != 0; ranks &= ranks - 1) {
-    if (load_relaxed_system(&lines(group.exchange_arena)[lowest_bit(ranks)].tag) < tag)
-      return now_ns - watch.called_ns >= std::uint64_t{timeout_ms} * 1'000'000;
-  }
-  return true;
-}
-
-// Takes from the call's time what it has waited in called_together().
-EPD_DEVICE EPD_NO_INLINE inline void deduct_wait(Watch& watch) {
-  const std::uint64_t waited_ms = (nanoseconds() - watch.called_ns) / 1'000'000;
-  std::uint32_t& timeout_ms = watch.running.timeout_ms;
-  timeout_ms = waited_ms < timeout_ms ? timeout_ms - static_cast<std::uint32_t>(waited_ms) : 1;
-}
-
 // Validates a call. Returns true if it is to be run; then it is in watch.running. Returns false if it is not
 // there yet or has already ended.
 EPD_DEVICE inline bool accept_call(const CallArguments& own, Watch& watch, CallRing ring,
@@ -320,7 +282,6 @@ EPD_DEVICE inline bool accept_call(const CallArguments& own, Watch& watch, CallR
   // A call with a journal entry waits for a free entry. An enabled epoch may end meanwhile.
   if (judgement.verdict != Verdict::kDiscard && journal_is_full(own, watch)) return false;
   watch.last = ring;
-  watch.waits = false;
   const abi::Call call = abi::unpack(packed);
   RouteState route;
   if (judgement.verdict == Verdict::kRun) {
@@ -331,14 +292,7 @@ EPD_DEVICE inline bool accept_call(const CallArguments& own, Watch& watch, CallR
     end_without_broadcast(own, watch, ring, packed, judgement);
     return false;
   }
-  if (watch.together != 0 &&
-      !called_together(own, watch, call.timeout_ms != 0 ? call.timeout_ms : watch.state.timeout_ms)) {
-    watch.waits = true;
-    watch.last = ring == kByHost ? kByStreams : kByHost;  // so this ring comes first at the next poll
-    return false;
-  }
   watch.running = take(watch.state, own.limits.depth, ring, call, route);
-  if (watch.together != 0) deduct_wait(watch);
   watch.call = packed;
   watch.runs = true;
   ++watch.state.index;
@@ -376,20 +330,88 @@ EPD_DEVICE EPD_NO_INLINE inline abi::PackedCall load_host_call(const CallArgumen
 }
 
 // Accepts a call of one of the rings. If both have one, the rings alternate. `of_host` is the first word of
-// the host's call.
+// the host's call. `rings`: 1: only the ring whose turn it is.
 EPD_DEVICE inline bool accept_in_turn(const CallArguments& own, Watch& watch,
-                                      const abi::PackedCall& of_streams, std::uint64_t of_host) {
+                                      const abi::PackedCall& of_streams, std::uint64_t of_host,
+                                      std::uint32_t rings) {
   const CallRing second = watch.last;
   const CallRing first = second == kByStreams ? kByHost : kByStreams;
   EPD_NO_UNROLL
-  for (std::uint32_t i = 0; i < kCallRings; ++i) {
+  for (std::uint32_t i = 0; i < rings; ++i) {
     const CallRing ring = i == 0 ? first : second;
     if (ring == kByHost && !has_host_call(watch, of_host)) continue;
     const abi::PackedCall call = ring == kByHost ? load_host_call(own, watch) : of_streams;
     if (accept_call(own, watch, ring, call)) return true;
-    if (watch.waits) return false;  // the other ring's calls come behind it
   }
   return false;
+}
+
+// ---- ranks of one device
+
+// Tells the ranks of `together` that this rank has a call for its next operation. Returns whether all of them
+// have one too, or the call's time is up.
+EPD_DEVICE inline bool called_together(const CallArguments& own, Watch& watch, std::uint32_t timeout_ms) {
+  const GroupView& group = own.view->group;
+  const std::uint64_t tag = abi::op_tag(watch.state.epoch, watch.state.index);
+  const std::uint64_t offset =
+      group.exchange.block_bytes * block_of(watch.state.index, own.limits.depth) + group.exchange.called;
+  const auto lines = [offset](std::uint8_t* arena) {
+    return reinterpret_cast<abi::SignalLine*>(arena + offset);
+  };
+  const std::uint64_t now_ns = nanoseconds();
+  if (watch.called != tag) {
+    watch.called = tag;
+    watch.called_ns = now_ns;
+    store_relaxed_system(&lines(group.exchange_arena)[group.rank].tag, tag);
+    EPD_NO_UNROLL
+    for (std::uint32_t ranks = watch.together; ranks != 0; ranks &= ranks - 1)
+      store_relaxed_system(&lines(own.view->peers[lowest_bit(ranks)].exchange)[group.rank].tag, tag);
+  }
+  EPD_NO_UNROLL
+  for (std::uint32_t ranks = watch.together; ranks != 0; ranks &= ranks - 1) {
+    if (load_relaxed_system(&lines(group.exchange_arena)[lowest_bit(ranks)].tag) < tag)
+      return now_ns - watch.called_ns >= std::uint64_t{timeout_ms} * 1'000'000;
+  }
+  return true;
+}
+
+// Loads the streams' next call as await_work() does.
+EPD_DEVICE inline abi::PackedCall load_stream_call(const CallArguments& own, const Watch& watch) {
+  const std::uint64_t* const words = next_call(own, watch, kByStreams);
+  abi::PackedCall call;
+  for (std::uint32_t i = 1; i < abi::PackedCall::kWords; ++i) call.words[i] = load_relaxed_system(words + i);
+  call.words[0] = load_acquire_system(words);
+  return call;
+}
+
+// Returns whether a call is there that may be accepted, and makes it its ring's turn. One that has to wait
+// for the ranks of `together` may not, and calls of the other ring come behind it. So no kernel is inside an
+// operation that waits for a client of the same GPU: that GPU may begin no kernels until this one has left it
+// (daemon/device/README.md, "Yielding"). It is apart from accept_call(), which is in every call's way.
+EPD_DEVICE EPD_NO_INLINE inline bool may_accept(const CallArguments& own, Watch& watch) {
+  const CallRing last = watch.last;
+  EPD_NO_UNROLL
+  for (std::uint32_t i = 0; i < kCallRings; ++i) {
+    const CallRing ring = (i == 0) == (last == kByStreams) ? kByHost : kByStreams;
+    const abi::PackedCall packed =
+        ring == kByHost ? load_host_call(own, watch) : load_stream_call(own, watch);
+    Verdict verdict = judge_call(watch.state, own.limits, ring, packed).verdict;
+    if (verdict == Verdict::kWait) continue;
+    watch.last = ring == kByHost ? kByStreams : kByHost;
+    const abi::Call call = abi::unpack(packed);
+    if (verdict == Verdict::kRun)
+      verdict = judge_routing(watch.state, call, route_of(own, watch, call.route)).verdict;
+    return verdict != Verdict::kRun ||
+           called_together(own, watch, call.timeout_ms != 0 ? call.timeout_ms : watch.state.timeout_ms);
+  }
+  return false;
+}
+
+// Takes from the call's time what it has waited in called_together().
+EPD_DEVICE EPD_NO_INLINE inline void deduct_wait(Watch& watch) {
+  const std::uint64_t waited_ms = (nanoseconds() - watch.called_ns) / 1'000'000;
+  std::uint32_t& timeout_ms = watch.running.timeout_ms;
+  timeout_ms = waited_ms < timeout_ms ? timeout_ms - static_cast<std::uint32_t>(waited_ms) : 1;
 }
 
 // Polls between two checks of the yield epoch. A check reads host memory, which takes two microseconds, so it
@@ -424,7 +446,12 @@ EPD_DEVICE inline Task await_work(const ResidentArguments& own, Watch& watch) {
     }
     watch.state.sms = enabled_epoch.second;
     watch.state.timeout_ms = journal.second;
-    if (accept_in_turn(calls, watch, call, of_host)) return task_of(watch.running.op(), calls.per_expert);
+    const bool together = watch.together != 0;
+    if ((!together || may_accept(calls, watch)) &&
+        accept_in_turn(calls, watch, call, of_host, together ? 1 : kCallRings)) {
+      if (together) deduct_wait(watch);
+      return task_of(watch.running.op(), calls.per_expert);
+    }
     if (sequences != watch.state.sequence[kByStreams] + watch.state.sequence[kByHost]) polls = 0;
     if (polls % kPollsPerYieldCheck == kPollsPerYieldCheck - 1 && must_yield(own)) return Task::kStop;
     pause(polls);
