@@ -63,7 +63,7 @@ void Agent::handle(Event event) {
     return;
   }
   if (const auto* evicted = std::get_if<EvictRank>(&event)) {
-    (void)evict(*evicted);
+    (void)evict(*evicted);  // of a rank that has gone meanwhile
     return;
   }
   keep(event);
@@ -98,8 +98,42 @@ Status Agent::evict(const EvictRank& event) {
   if (member->second.gone()) return not_found(what + " has left");
   if (state_ != State::kAttached || cut_off())
     return {StatusCode::kAborted, here() + " has no coordinator, which decides about " + what};
+  forget_evictions();
+  RequestId join = member->second.join_id();
+  join.session.node = kLocalNode;
+  std::erase_if(evictions_, [&join](const Eviction& kept) { return kept.join == join; });
+  evictions_.push_back({event, join});
   say(event);
   return {};
+}
+
+// A rank that has come back since is another member, with a join of its own.
+bool Agent::stands(const Eviction& eviction) const {
+  const auto group = near_.all().find(eviction.event.group_id);
+  if (group == near_.all().end()) return false;
+  const auto member = group->second.members.find(eviction.event.rank);
+  return member != group->second.members.end() && !member->second.gone() &&
+         member->second.session.number == eviction.join.session.number &&
+         member->second.join_request == eviction.join.number;
+}
+
+void Agent::forget_evictions() {
+  std::erase_if(evictions_, [this](const Eviction& eviction) { return !stands(eviction); });
+}
+
+// Their joins would be said again, and the next coordinator knows no eviction.
+void Agent::refuse_evicted_joins() {
+  for (const auto& [event, join] : evictions_) {
+    const std::string text = "rank " + std::to_string(event.rank) + " " + event.how;
+    if (requests_.erase(join) == 1)
+      actions_.emplace_back(ReplyRefused{join, Status(StatusCode::kAborted, text)});
+  }
+}
+
+// Of one that an earlier coordinator has been told nobody knows whether it has decided.
+void Agent::say_evictions() {
+  forget_evictions();
+  for (const Eviction& eviction : evictions_) say(eviction.event);
 }
 
 // What every coordinator has to know, and the registry of what ends here.
@@ -176,6 +210,7 @@ void Agent::channel_began() {
 // All that is under way is given up; what is said from now on builds on Attach.
 void Agent::attach() {
   messages_.clear();
+  refuse_evicted_joins();
   release_unstarted();
   Attach message;
   message.attempt = ++attempt_;
@@ -242,6 +277,7 @@ void Agent::obey(const PutOut& message) {
 
 void Agent::obey(const Welcome&) {
   state_ = State::kAttached;
+  say_evictions();
   say_requests();
 }
 

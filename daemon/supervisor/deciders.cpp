@@ -91,6 +91,12 @@ void Deciders::handle(const membership::Event& event) {
   if (concern != Concern::kLocal) agent_->handle(event);
 }
 
+Status Deciders::evict(const membership::EvictRank& event) {
+  if (agent_ != nullptr && is_spanning(event.group_id)) return agent_->evict(event);
+  local_.handle(event);
+  return {};
+}
+
 void Deciders::tick() {
   local_.tick();
   if (agent_ != nullptr) agent_->tick();

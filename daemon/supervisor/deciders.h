@@ -32,6 +32,8 @@ class Deciders {
   void set_limits(const membership::MembershipLimits& limits) { local_.set_limits(limits); }
 
   void handle(const membership::Event& event);
+  // ABORTED: the coordinator, which decides about the group, is out of reach.
+  Status evict(const membership::EvictRank& event);
   void tick();
   std::uint64_t next_due_ns() const;
   membership::Actions take_actions();

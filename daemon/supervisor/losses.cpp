@@ -5,6 +5,17 @@
 
 namespace epd::supervisor {
 
+void record_loss(const membership::Group& group, const membership::Member& member, const std::string& how) {
+  record_of_user(group.uid, EventKind::kRankLost,
+                 how == session::kDied ? LogLevel::kWarning : LogLevel::kInfo, "rank lost",
+                 {{"group", group.id},
+                  {"name", group.name},
+                  {"rank", member.rank},
+                  {"session", member.session.number},
+                  {"pid", member.pid},
+                  {"how", how}});
+}
+
 void record_losses(const Deciders& deciders, std::uint64_t session_id, std::optional<std::uint32_t> member_id,
                    const std::string& how) {
   deciders.each([&](const membership::Group& group) {
@@ -13,14 +24,7 @@ void record_losses(const Deciders& deciders, std::uint64_t session_id, std::opti
     for (const auto& [rank, member] : group.members) {
       if (member.session.number != session_id || member.gone()) continue;
       if (member_id && member.member != *member_id) continue;
-      record_of_user(group.uid, EventKind::kRankLost,
-                     how == session::kDied ? LogLevel::kWarning : LogLevel::kInfo, "rank lost",
-                     {{"group", group.id},
-                      {"name", group.name},
-                      {"rank", rank},
-                      {"session", session_id},
-                      {"pid", member.pid},
-                      {"how", how}});
+      record_loss(group, member, how);
     }
   });
 }

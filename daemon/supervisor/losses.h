@@ -1,4 +1,4 @@
-// The event of ranks that are lost.
+// The events of ranks that are lost.
 #pragma once
 
 #include "deciders.h"
@@ -8,6 +8,8 @@
 #include <string>
 
 namespace epd::supervisor {
+
+void record_loss(const membership::Group& group, const membership::Member& member, const std::string& how);
 
 // Records the loss of all memberships of the session, or of one. To be called before the deciders are told,
 // so that the loss is recorded before the break that it causes.

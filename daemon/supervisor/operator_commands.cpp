@@ -183,6 +183,7 @@ Status OperatorCommands::evict_rank(const Operator& by, const std::string& name,
   if (member == group.members.end()) return no_rank(group, rank, "");
   if (member->second.gone()) return no_rank(group, rank, member->second.evicted);
   const std::string how = with_reason("was evicted by operator", reason);
+  if (Status status = rooms_.deciders.evict({group.id, rank, how}); !status.ok()) return status;
   record_event(EventKind::kEvicted, LogLevel::kWarning, "rank evicted by the operator",
                {{"group", group.id},
                 {"name", group.name},
@@ -192,8 +193,8 @@ Status OperatorCommands::evict_rank(const Operator& by, const std::string& name,
                 {"reason", reason},
                 {"by_uid", by.uid},
                 {"by_pid", by.pid}});
-  record_losses(rooms_.deciders, member->second.session.number, member->second.member, how);
-  rooms_.deciders.handle(membership::EvictRank{group.id, rank, how});
+  // A member whose group has not formed is not lost.
+  if (!group.engines.empty()) record_loss(group, member->second, how);
   parts_.orders.carry_out_all();
   return {};
 }

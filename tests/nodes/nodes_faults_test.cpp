@@ -330,6 +330,44 @@ TEST_F(NodesFaultsOfLinks, ANodeWithoutItsCableUnderDegrade) {
 }
 
 // Its groups need nothing of it meanwhile.
+// One was confirmed and recorded, and the rank went on for ever.
+TEST_F(NodesFaults, AnEvictionIsRefusedOrCarriedOutByTheNextCoordinator) {
+  const Case c = spanning_case(false);
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    ranks_.emplace_back([this, &c, rank]() -> std::string {
+      const Session session = attach(kPlaces[rank], rank);
+      const Group group(session, c.config("spans", rank));
+      ScriptOptions o = options(rank, 1'000'000, kRanks);
+      o.end = EPD_RANK_LOST;
+      o.finished = nullptr;
+      (void)ScriptRunner(group, c, rank, o).run();
+      return epd_last_error();
+    });
+  }
+  ASSERT_TRUE(run_for(40));
+  at("a").signal(SIGSTOP);
+  const CommandResult said = at("b").epctl({"evict", "group", "spans", "rank", "0", "--reason", "said"});
+  EXPECT_EQ(said.exit_code, 0) << said.err;
+  at("a").signal(SIGKILL);
+  ASSERT_NE(at("a").wait_exit(10), -1);
+  sleep_ms(2'500);  // longer than node_timeout_ms
+  const CommandResult refused =
+      at("b").epctl({"evict", "group", "spans", "rank", "1", "--reason", "too late"});
+  EXPECT_EQ(refused.exit_code, 1) << refused.out;
+  EXPECT_NE(refused.err.find("ABORTED: node node-b has no coordinator, which decides about rank 1"),
+            std::string::npos)
+      << refused.err;
+  const std::string events = at("b").epctl({"events"}).out;
+  EXPECT_NE(events.find("was evicted by operator: said"), std::string::npos) << events;
+  EXPECT_EQ(events.find("too late"), std::string::npos) << events;
+  start("a");
+  for (RankProcess& rank : ranks_) {
+    const RankOutcome outcome = rank.wait(60);
+    EXPECT_TRUE(outcome.ok) << outcome.to_string();
+    EXPECT_NE(outcome.text.find("was evicted by operator: said"), std::string::npos) << outcome.text;
+  }
+}
+
 TEST_F(NodesFaults, GroupsRunOnWithoutTheirCoordinator) {
   const Case c = spanning_case(false);
   start_ranks(c, 600, kRanks, {});

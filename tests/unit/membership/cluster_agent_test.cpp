@@ -332,6 +332,69 @@ TEST_F(AgentAlone, EvictsRanksOfItsOwnNode) {
   EXPECT_EQ(agent_.evict({kGroup, 0, "was evicted"}).code(), StatusCode::kAborted) << "no coordinator";
 }
 
+// It was lost with a coordinator that died before it had decided, though epctl had said that it was done.
+TEST_F(AgentAlone, AnEvictionIsSaidToEachCoordinatorWhileTheMemberIsHere) {
+  welcome();
+  serve();
+  EXPECT_TRUE(agent_.evict({kGroup, 0, "was evicted"}).ok());
+  EXPECT_TRUE(agent_.evict({kGroup, 0, "was evicted again"}).ok());
+  for (std::uint64_t term = 5; term < 8; ++term) {
+    events();
+    agent_.channel_began();
+    EXPECT_EQ(last_attach().groups.size(), 1u);
+    welcome({kGroup}, term);
+    const std::vector<Event> said = events();
+    ASSERT_EQ(said.size(), 1u) << term;
+    EXPECT_EQ(std::get<EvictRank>(said[0]).group_id, kGroup);
+    EXPECT_EQ(std::get<EvictRank>(said[0]).how, "was evicted again");
+  }
+  hear(PutOut{"silent for 2000 ms"}, 7);
+  welcome({}, 7, 9);
+  EXPECT_TRUE(events().empty()) << "the group ends here";
+}
+
+// Another member has come to its rank.
+TEST_F(AgentAlone, AnEvictionIsNotSaidOfWhoHasRejoined) {
+  welcome();
+  serve();
+  EXPECT_TRUE(agent_.evict({kGroup, 0, "was evicted"}).ok());
+  order(ReleaseMemory{{3, 0}, kGroup, 0});
+  JoinRequest join = join_request(10, 0, 2);
+  join.id.number = 103;
+  agent_.handle(join);
+  const RequestId request{{3, 10}, 103};
+  order(AcquireMemory{{3, 0}, request, kGroup, 0, kUid, join.join.shape});
+  agent_.handle(MemoryAcquired{request, kGroup, 0, {}});
+  order(SendMember{{3, 0}, kGroup, {0, {3, 10}, make_member_id(256, 2), 0}});
+  ReplyJoined joined{request, {}, {}};
+  joined.message.group_id = kGroup;
+  order(joined);
+  ASSERT_TRUE(agent_.groups().at(kGroup).has_member(10, make_member_id(256, 2)));
+  agent_.channel_began();
+  welcome({kGroup}, 5);
+  for (const Event& event : events()) EXPECT_FALSE(std::holds_alternative<EvictRank>(event));
+}
+
+// No coordinator knows of the join any more, so none will decide.
+TEST_F(AgentAlone, AnEvictedJoinIsRefusedBeforeTheNextCoordinator) {
+  welcome();
+  const JoinRequest join = join_request(10, 0, 2);
+  agent_.handle(join);
+  const RequestId request{{3, 10}, 100};
+  order(AcquireMemory{{3, 0}, request, kGroup, 0, kUid, join.join.shape});
+  agent_.handle(MemoryAcquired{request, kGroup, 0, {}});
+  actions();
+  EXPECT_TRUE(agent_.evict({kGroup, 0, "was evicted"}).ok());
+  agent_.channel_began();
+  EXPECT_EQ(actions(),
+            (Lines{"refused session=10 request=100 status=ABORTED", "free device=0 group=G rank=0 node=3"}));
+  EXPECT_EQ(refusal_.message(), "rank 0 was evicted");
+  events();
+  agent_.channel_began();
+  welcome({}, 5);
+  EXPECT_TRUE(events().empty());
+}
+
 TEST_F(AgentAlone, EvictsRanksOfGroupsThatEndHere) {
   welcome();
   serve();

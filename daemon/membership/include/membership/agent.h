@@ -30,7 +30,7 @@ class Agent {
   // From the node. A MemoryAcquired comes before anything else that is told.
   void handle(Event event);
   // A rank of this node. NOT_FOUND: there is none; UNSUPPORTED: it is on another node, which the text names;
-  // ABORTED: the coordinator is out of reach.
+  // ABORTED: the coordinator is out of reach. If OK, it is said to each coordinator until the member is gone.
   Status evict(const EvictRank& event);
   // There is a channel on which nothing has been said yet.
   void channel_began();
@@ -65,6 +65,10 @@ class Agent {
     std::uint64_t due_ns = 0;  // of a join; a leave has none
     bool said = false;         // to the coordinator that the agent is attached to
   };
+  struct Eviction {
+    EvictRank event;
+    RequestId join;  // of its member
+  };
 
   // What the coordinator says.
   void obey(const Welcome& message);
@@ -91,6 +95,10 @@ class Agent {
   std::string here() const { return "node " + options_.node.name; }
   void release_unstarted();
   void say_requests();
+  bool stands(const Eviction& eviction) const;
+  void refuse_evicted_joins();
+  void say_evictions();
+  void forget_evictions();
   void refuse_overdue();
   void give_up();
   bool runs_on(const NearGroup& group) const;
@@ -118,6 +126,7 @@ class Agent {
   std::map<std::uint32_t, std::string> engines_;        // those that are up: their addresses
   std::map<std::uint32_t, std::uint64_t> known_from_;   // the event that has told of the engine
   std::map<RequestId, Request> requests_;               // that are owed an answer
+  std::vector<Eviction> evictions_;                     // said, of members that are still here
   std::map<std::uint64_t, std::uint32_t> generations_;  // by session: the last of its memberships
   NearGroups near_;
   GroupRegistry ended_;  // groups that end here without the coordinator
