@@ -155,17 +155,23 @@ void Door::take_in() {
 }
 
 Status Door::make_room(const std::string& host) {
+  const auto there_are = [](std::size_t many, const char* what) {
+    return "there are " + std::to_string(many) + " connections" + what + " already";
+  };
   const auto of_host = of_address_.find(host);
-  if (of_host != of_address_.end() && of_host->second >= options_.max_of_address) {
-    return resource_exhausted("there are " + std::to_string(options_.max_of_address) +
-                              " connections of its address already");
-  }
+  if (of_host != of_address_.end() && of_host->second >= options_.max_of_address)
+    return end_oldest(&host, there_are(options_.max_of_address, " of its address"));
   if (connections_.size() < options_.max_connections) return {};
-  const std::string full = "there are " + std::to_string(options_.max_connections) + " connections already";
+  return end_oldest(nullptr, there_are(options_.max_connections, ""));
+}
+
+Status Door::end_oldest(const std::string* host, const std::string& full) {
   auto oldest = connections_.begin();
   {
     const std::lock_guard lock(mutex_);
-    while (oldest != connections_.end() && with_stream_.contains(oldest->second.peer)) ++oldest;
+    while (oldest != connections_.end() &&
+           ((host != nullptr && oldest->second.host != *host) || with_stream_.contains(oldest->second.peer)))
+      ++oldest;
   }
   if (oldest == connections_.end()) return resource_exhausted(full);
   refusals_.refuse(Who::kStranger, Refusal::kConnections, oldest->second.peer, "",

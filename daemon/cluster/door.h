@@ -68,8 +68,11 @@ class Door {
   Status listen();
   void run();
   void take_in();
-  // Room for one more from that host. If all is full, the oldest connection without a stream is ended for it.
+  // Room for one more from that host. If the host, or all together, have as many as they may, the oldest of
+  // those without a stream is ended for it.
   Status make_room(const std::string& host);
+  // Of that host, or of all if it is null. `full` says why.
+  Status end_oldest(const std::string* host, const std::string& full);
   void forget(std::uint64_t id);
   void look(std::uint64_t id, Connection& connection);
   void ended(std::uint64_t id, Connection& connection);

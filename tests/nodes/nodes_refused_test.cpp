@@ -355,6 +355,13 @@ TEST_F(NodesRefused, Floods) {
   for (int i = 0; i < 300; ++i) silent.push_back(connect_to(port("a"), "127.0.0.9"));
   await_refusal("a", "connections", 236);
   await_in_log("there are 64 connections of its address already");
+  // One address of a node's: it gets in all the same.
+  std::vector<int> of_b;
+  for (int i = 0; i < 64; ++i) of_b.push_back(connect_to(port("a")));
+  start("c");
+  await("a", "c", "up");
+  at("c").stop();
+  for (const int fd : of_b) ::close(fd);
   for (int i = 0; i < 500; ++i) {
     const int fd = connect_to(port("a"), "127.0.1." + std::to_string(1 + i / 2));
     EXPECT_EQ(::send(fd, i % 2 == 0 ? "x" : "\x16", 1, MSG_NOSIGNAL), 1);
