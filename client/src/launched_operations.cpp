@@ -94,7 +94,7 @@ Status LaunchedOperations::wait(Group& group, epd_ticket_t ticket, std::int32_t 
   const Operation* op = waiter.operation();
   if (op == nullptr || !op->waiting_hook.empty()) return unknown_ticket(ticket);
   if (!waits_.wait(lock, waiter, wait_end(*op, timeout_ms))) {
-    return not_yet(ticket, timeout_ms, "has not completed");
+    return not_yet(ticket, timeout_ms, "has not completed", group.shape.span);
   }
   op = waiter.ended;
   if (op == nullptr) return unknown_ticket(ticket);
@@ -129,7 +129,7 @@ Status LaunchedOperations::counts(Group& group, epd_ticket_t ticket, std::int32_
   op = by_ticket.operation();
   if (op == nullptr) return unknown_ticket(ticket);
   if (op->done && op->result.status != EPD_OK && !op->crowded) return outcome(*op);
-  if (!ready) return not_yet(ticket, timeout_ms, "has no counts");
+  if (!ready) return not_yet(ticket, timeout_ms, "has no counts", group.shape.span);
   if (!group.board.has_counts(slot, ticket)) return counts_replaced(ticket, slot);
   counts.num_recv_rows = group.board.num_recv_rows(slot);
   counts.rank_offsets = group.board.rank_offsets(slot);
@@ -149,7 +149,7 @@ Status LaunchedOperations::wait_sent(Group& group, epd_ticket_t ticket, std::int
   op = by_ticket.operation();
   if (op == nullptr) return unknown_ticket(ticket);
   if (op->done && !op->crowded) return outcome(*op);
-  return ready ? Status() : not_yet(ticket, timeout_ms, "still reads its inputs");
+  return ready ? Status() : not_yet(ticket, timeout_ms, "still reads its inputs", group.shape.span);
 }
 
 Status LaunchedOperations::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {

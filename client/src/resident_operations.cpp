@@ -194,7 +194,7 @@ Status ResidentOperations::wait(Group& group, epd_ticket_t ticket, std::int32_t 
     return call == nullptr || ended_locked(group, *call, out);
   });
   if (call == nullptr) return unknown_call(ticket);
-  if (!ended) return not_yet(ticket, timeout_ms, "has not completed");
+  if (!ended) return not_yet(ticket, timeout_ms, "has not completed", group.shape.span);
   if (result != nullptr) *result = out.result;
   take_call(group, *call, out);
   return out.status;
@@ -223,7 +223,7 @@ Status ResidentOperations::look_at_call(Group& group, epd_ticket_t ticket, std::
     return ended;
   });
   if (call == nullptr) return unknown_call(ticket);
-  if (!done) return not_yet(ticket, timeout_ms, not_there);
+  if (!done) return not_yet(ticket, timeout_ms, not_there, group.shape.span);
   return ended ? out.status : Status();
 }
 

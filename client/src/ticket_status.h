@@ -3,6 +3,7 @@
 
 #include "deadline.h"
 #include "proto/operation.h"
+#include "proto/shape.h"
 
 #include <string>
 
@@ -13,7 +14,8 @@ inline bool for_ever(std::int32_t timeout_ms) {
 }
 
 // How long after its own deadline a wait with EPD_FOREVER waits for an operation's end. In this time the
-// group agrees, and a hanging engine is replaced. Only a stopped engine takes longer.
+// group agrees, and a hanging engine is replaced. Only a stopped engine takes longer, or a group that spans
+// nodes while its coordinator is away.
 inline constexpr std::chrono::milliseconds kAnswerGrace{5'000};
 
 inline Status unknown_ticket(epd_ticket_t ticket) {
@@ -30,13 +32,16 @@ inline Status unknown_call(epd_ticket_t ticket) {
                    "8192) operations ago");
 }
 
-inline Status not_yet(epd_ticket_t ticket, std::int32_t timeout_ms, const char* what) {
+inline Status not_yet(epd_ticket_t ticket, std::int32_t timeout_ms, const char* what, abi::Span span) {
   const std::string text = "ticket " + std::to_string(ticket) + " " + what;
   if (timeout_ms == EPD_NO_WAIT) return would_block(text + " yet");
   if (for_ever(timeout_ms)) {
-    return {StatusCode::kDeadlineExceeded,
-            text + " though its own deadline passed " + std::to_string(kAnswerGrace.count()) +
-                " ms ago: its engine does not answer, is it stopped? The ticket stays valid"};
+    const char* why = span == abi::Span::kCluster
+                          ? "an engine, or the cluster's coordinator, does not answer: epctl op tells which."
+                          : "its engine does not answer, is it stopped?";
+    return {StatusCode::kDeadlineExceeded, text + " though its own deadline passed " +
+                                               std::to_string(kAnswerGrace.count()) + " ms ago: " + why +
+                                               " The ticket stays valid"};
   }
   return {StatusCode::kDeadlineExceeded, text + " within " + std::to_string(timeout_ms) + " ms"};
 }

@@ -261,6 +261,7 @@ v1::ListGroupsResponse ControlReads::list_groups() const {
     const GroupSettingsChange set = parts_.settings.set_for_group(group.id);
     message.set_sms_set(set.sms.has_value());
     message.set_priority_set(set.priority.has_value());
+    message.set_coordinator_away_ms(rooms_.deciders.coordinator_away_ms(group.id));
     add_far(message, rooms_.deciders.far_ranks(group.id));
   });
   return list;

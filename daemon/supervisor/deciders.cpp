@@ -156,6 +156,11 @@ std::vector<Deciders::FarRank> Deciders::far_ranks(std::uint64_t group_id) const
   return ranks;
 }
 
+std::uint64_t Deciders::coordinator_away_ms(std::uint64_t group_id) const {
+  if (near_group(group_id) == nullptr || !agent_->cut_off()) return 0;
+  return std::max<std::uint64_t>(1, agent_->silent_ns() / 1'000'000);
+}
+
 bool Deciders::owes_groups(std::uint32_t device) const {
   return agent_ != nullptr && agent_->owes_groups(device);
 }

@@ -50,6 +50,10 @@ class Deciders {
   // Its active ranks on other nodes, in ascending order. None if the group does not span nodes.
   std::vector<FarRank> far_ranks(std::uint64_t group_id) const;
 
+  // How long the coordinator, which decides about the group, has been away; 0: it is there, or the group
+  // needs none.
+  std::uint64_t coordinator_away_ms(std::uint64_t group_id) const;
+
   // Whether the engine is still to be told of a group that a former engine has served. The coordinator tells
   // about spanning groups.
   bool owes_groups(std::uint32_t device) const;

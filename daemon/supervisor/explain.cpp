@@ -65,14 +65,17 @@ const v1::Operation* find_of_rank(const Operations& all, const v1::Operation& li
   return found == all.end() ? nullptr : &*found;
 }
 
-// The reason of an operation that waits for no rank.
-std::string own_reason(const v1::Operation& op, const Operations& all, const std::string& silent_engines) {
+// What a break waits for.
+std::string break_reason(const std::string& silent_engines, std::uint64_t coordinator_away_ms) {
+  if (!silent_engines.empty()) return "the answer of " + silent_engines + " is missing";
+  if (coordinator_away_ms == 0) return "the next epoch is about to begin";
+  return "it waits for the coordinator, which has been away " + for_ms(coordinator_away_ms * 1000);
+}
+
+// The reason of an operation that waits for no rank. `breaks`: what a break of its group waits for.
+std::string own_reason(const v1::Operation& op, const Operations& all, const std::string& breaks) {
   if (op.stage() == v1::OPERATION_STAGE_MOVING) return "its own rows are moving";
-  if (op.stage() == v1::OPERATION_STAGE_BREAKING) {
-    return "it has failed; the group breaks, and " +
-           (silent_engines.empty() ? std::string("the next epoch is about to begin")
-                                   : "the answer of " + silent_engines + " is missing");
-  }
+  if (op.stage() == v1::OPERATION_STAGE_BREAKING) return "it has failed; the group breaks, and " + breaks;
   const v1::Operation* earlier = nullptr;
   for (const v1::Operation& other : all) {
     const bool before = other.group_id() == op.group_id() && other.rank() == op.rank() &&
@@ -171,7 +174,8 @@ Result<v1::GetOperationResponse> ControlReads::explain(std::uint64_t session_id,
   } else if (answer.waits().empty() && !found->far_wait().empty()) {
     answer.set_text("waits for " + found->far_wait());
   } else if (answer.waits().empty()) {
-    answer.set_text(own_reason(*found, all, silent_engines(*group)));
+    const std::uint64_t away_ms = rooms_.deciders.coordinator_away_ms(group->id);
+    answer.set_text(own_reason(*found, all, break_reason(silent_engines(*group), away_ms)));
   } else {
     answer.set_text("waits " + for_ms(found->waiting_us()) + ": " + answer.waits().rbegin()->text() +
                     (found->far_wait().empty() ? "" : "; it waits for " + found->far_wait()));

@@ -39,7 +39,7 @@ class NodesFaults : public ClusterOfDaemons {
     ASSERT_TRUE(prepare());
     const Settings quick{{"cluster.node_timeout_ms", "2000"},
                          {"cluster.heartbeat_ms", "50"},
-                         {"cluster.orphan_ms", "3000"},
+                         {"cluster.orphan_ms", orphan_ms_},
                          {"engine.max_restarts_per_minute", "10000"}};
     for (const char* letter : {"a", "b", "c"}) start(letter, quick);
     for (const char* letter : {"b", "c"}) await("a", letter, "up");
@@ -148,6 +148,7 @@ class NodesFaults : public ClusterOfDaemons {
     std::printf("bystander: %s\n", outcomes[0].text.c_str());
   }
 
+  std::string orphan_ms_ = "3000";
   std::uint32_t timeout_ms_ = 20'000;  // of operations
   Shared<Stage> stage_;
   Shared<LastRound> bystander_asks_;
@@ -366,6 +367,70 @@ TEST_F(NodesFaults, AnEvictionIsRefusedOrCarriedOutByTheNextCoordinator) {
     EXPECT_TRUE(outcome.ok) << outcome.to_string();
     EXPECT_NE(outcome.text.find("was evicted by operator: said"), std::string::npos) << outcome.text;
   }
+}
+
+// Nodes wait for their coordinator longer than clients for operations.
+class NodesFaultsThatWait : public NodesFaults {
+ protected:
+  NodesFaultsThatWait() { orphan_ms_ = "120000"; }
+
+  // One on b and one on c. Rank 0 submits an operation that rank 1 does not, and returns how its wait ends.
+  void start_two() {
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      ranks_.emplace_back([this, rank]() -> std::string {
+        Case c = spanning_case(false);
+        c.num_ranks = 2;
+        c.num_experts = 8;
+        c.sum_ranks = 1;
+        const Session session = attach(rank == 0 ? "b" : "c", 0);
+        const Group group(session, c.config("spans", rank));
+        stage_->joined.arrive();
+        stage_->seen.wait_for(1);
+        if (rank == 1) {
+          stage_->finished.wait_for(1, 60);
+          return "";
+        }
+        epd_ticket_t ticket = 0;
+        epd_dispatch_args_t args;
+        epd_dispatch_args_init(&args);
+        args.timeout_ms = 500;
+        must(group.dispatch(&args, &ticket, nullptr), "dispatch");
+        const epd_status_t status = epd_ticket_wait(group.get(), ticket, EPD_FOREVER, nullptr);
+        std::string text = epd_last_error();
+        RANK_CHECK(status == EPD_DEADLINE_EXCEEDED, text);
+        stage_->finished.open();
+        return text;
+      });
+    }
+    ASSERT_TRUE(eventually(60, [&] { return stage_->joined.count == 2; }));
+  }
+  // What epctl op says on b of the only operation there.
+  std::string op_on_b() {
+    const Json list = Json::parse(at("b").epctl({"--json", "ops"}).out, nullptr, false);
+    if (!list.is_object() || list["operations"].size() != 1) return "";
+    return at("b").epctl({"op", list["operations"][0]["id"]}).out;
+  }
+};
+
+// They said that the next epoch was about to begin, and that the engine was stopped.
+TEST_F(NodesFaultsThatWait, AnOverdueOperationNamesTheCoordinatorThatIsAway) {
+  start_two();
+  at("a").signal(SIGKILL);
+  ASSERT_NE(at("a").wait_exit(10), -1);
+  stage_->seen.open();
+  std::string op;
+  EXPECT_TRUE(eventually(20, [&] {
+    op = op_on_b();
+    return op.find("waits for the coordinator, which has been away for") != std::string::npos;
+  })) << op;
+  const std::string groups = at("b").epctl({"groups"}).out;
+  EXPECT_NE(groups.find("(spans): no coordinator for"), std::string::npos) << groups;
+  const RankOutcome outcome = ranks_[0].wait(60);
+  EXPECT_TRUE(outcome.ok) << outcome.to_string();
+  EXPECT_NE(outcome.text.find("or the cluster's coordinator, does not answer"), std::string::npos)
+      << outcome.text;
+  start("a");
+  EXPECT_TRUE(ranks_[1].wait(60).ok);
 }
 
 TEST_F(NodesFaults, GroupsRunOnWithoutTheirCoordinator) {

@@ -29,8 +29,8 @@
  * 8. timeout_ms is 1 or more milliseconds, or 0 for the default that each call states. Calls whose default is
  *    EPD_FOREVER also take EPD_FOREVER and EPD_NO_WAIT. Other values are refused. A wait for an operation
  *    with EPD_FOREVER ends too, as the daemon gives every operation a deadline. If this device's engine is
- *    stopped (SIGSTOP, a debugger), the wait ends with DEADLINE_EXCEEDED 5 seconds after that deadline, and
- *    the ticket stays valid.
+ *    stopped (SIGSTOP, a debugger), or the group spans nodes and the coordinator is away, the wait ends with
+ *    DEADLINE_EXCEEDED 5 seconds after that deadline, and the ticket stays valid.
  * 9. Hooks run on a thread of the library, never inside a call of yours. A hook may make any call but detach
  *    and leave.
  * 10. fork(). In a child, calls on inherited handles return INVALID_ARGUMENT and change nothing. A child may

@@ -268,6 +268,10 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
                plural(static_cast<std::uint64_t>(group.missing_ranks_size()), "rank") + ": " +
                ranks(group.missing_ranks()) + "\n";
     }
+    if (group.coordinator_away_ms() != 0) {
+      notes += name + "no coordinator for " + format_ms(group.coordinator_away_ms()) +
+               "; breaks, joins, leaves and evictions wait for it\n";
+    }
     if (!group.cause().empty()) notes += name + "last break: " + printable(group.cause()) + "\n";
     for (const v1::GroupMember& member : group.members()) {
       const bool far = !member.node().empty();  // its session is that node's

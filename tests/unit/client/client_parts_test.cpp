@@ -1,6 +1,7 @@
 // The parts of a session, each alone: no daemon, and of the engine only its memory.
 #include "attach_socket.h"
 #include "launched_operations.h"
+#include "ticket_status.h"
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -437,6 +438,15 @@ TEST_F(LaunchedOperationsTest, ATicketIsRetiredByItsWait) {
   EXPECT_TRUE(operations_.wait(group_, ticket, 10'000, &result).ok());
   EXPECT_EQ(result.op_index, 10 + ticket);
   EXPECT_EQ(operations_.wait(group_, ticket, 10'000, &result).code(), StatusCode::kNotFound);
+}
+
+// Without a coordinator it said that the engine was stopped.
+TEST(TicketStatus, WhoDoesNotAnswerDependsOnTheSpan) {
+  const Status near = not_yet(7, EPD_FOREVER, "has not completed", abi::Span::kNode);
+  EXPECT_NE(near.message().find("its engine does not answer"), std::string::npos) << near.message();
+  EXPECT_EQ(near.message().find("coordinator"), std::string::npos) << near.message();
+  const Status far = not_yet(7, EPD_FOREVER, "has not completed", abi::Span::kCluster);
+  EXPECT_NE(far.message().find("or the cluster's coordinator"), std::string::npos) << far.message();
 }
 
 TEST_F(LaunchedOperationsTest, CompletionsOfNobodyAreDropped) {

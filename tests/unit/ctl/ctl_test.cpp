@@ -67,6 +67,8 @@ TEST_F(CtlTest, GroupsTellWhatTheyWaitFor) {
   const Finished plain = epctl({"groups"});
   EXPECT_TRUE(plain.says("group 10 (late): waits for 3 ranks: 0, 1, 3")) << plain.out;
   EXPECT_TRUE(plain.says("group 9 (layer-experts): last break: engine of host:1 restarted")) << plain.out;
+  EXPECT_TRUE(plain.says("group 10 (late): no coordinator for 2.3 s")) << plain.out;
+  EXPECT_FALSE(plain.says("group 9 (layer-experts): no coordinator")) << plain.out;
   EXPECT_FALSE(plain.says("gone"));
   EXPECT_TRUE(plain.says("RANKS  SUM RANKS  EXPERTS")) << plain.out;
   EXPECT_TRUE(epctl({"groups", "--members"}).says("gone"));

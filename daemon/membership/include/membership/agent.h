@@ -51,6 +51,7 @@ class Agent {
   bool attached() const { return state_ == State::kAttached; }
   // Nothing has been heard of the coordinator for node_timeout_ms.
   bool cut_off() const;
+  std::uint64_t silent_ns() const { return clock_.now_ns() - heard_ns_; }
   // Sessions whose last membership is remembered.
   std::size_t num_sessions() const { return generations_.size(); }
 
@@ -109,7 +110,6 @@ class Agent {
   bool has_to_wait(const Request& request) const;
   void send(decltype(ToCoordinator::body) body);
   void take_from_ended();  // what is decided there, and what has waited for it
-  std::uint64_t silent_ns() const { return clock_.now_ns() - heard_ns_; }
 
   const Clock& clock_;
   const Options options_;
