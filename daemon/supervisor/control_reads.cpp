@@ -9,6 +9,7 @@
 #include "loop.h"
 #include "member_memory_store.h"
 #include "messages.h"
+#include "process_state.h"
 #include "proto/binding_rules.h"
 #include "session/session_table.h"
 
@@ -66,6 +67,7 @@ void fill(v1::Group& message, const membership::Group& group, const Rooms& rooms
     out.set_session_id(member.session.number);
     out.set_device(rooms.fleet.name(member.engine.device));
     out.set_gone(member.gone());
+    out.set_pid(member.pid);
     if (const MemberArenas* arenas = rooms.memory.find(group.id, rank); arenas != nullptr)
       fill(out, arenas->wanted.bindings);
   }
@@ -243,6 +245,13 @@ v1::ListSessionsResponse ControlReads::list_sessions() const {
   }
   add_users(list);
   return list;
+}
+
+void ControlReads::mark_stopped_clients(v1::ListGroupsResponse& groups) {
+  for (v1::Group& group : *groups.mutable_groups()) {
+    for (v1::GroupMember& member : *group.mutable_members())
+      member.set_client_stopped(!member.gone() && member.pid() != 0 && is_stopped(member.pid()));
+  }
 }
 
 v1::ListGroupsResponse ControlReads::list_groups() const {

@@ -45,6 +45,8 @@ class ControlReads {
   std::vector<ConfigEntry> config_entries() const;
   // All, or one. By id.
   std::vector<WaitingGroup> waiting_groups(std::optional<std::uint64_t> group_id) const;
+  // From any thread: asks /proc.
+  static void mark_stopped_clients(v1::ListGroupsResponse& groups);
   // From any thread: reads the certificate files.
   void add_certificate(v1::ListNodesResponse& nodes) const;
   // By the devices' numbers: whether the engine stands still.

@@ -33,7 +33,11 @@ class Facade final : public ControlFacade {
   Result<v1::DaemonStatus> daemon() override { return on_loop(&ControlReads::daemon_status); }
   Result<v1::ListDevicesResponse> devices() override { return on_loop(&ControlReads::list_devices); }
   Result<v1::ListSessionsResponse> sessions() override { return on_loop(&ControlReads::list_sessions); }
-  Result<v1::ListGroupsResponse> groups() override { return on_loop(&ControlReads::list_groups); }
+  Result<v1::ListGroupsResponse> groups() override {
+    auto list = on_loop(&ControlReads::list_groups);
+    if (list.ok()) ControlReads::mark_stopped_clients(*list);
+    return list;
+  }
   Result<v1::ListNodesResponse> nodes() override {
     auto list =
         flat(ask<Result<v1::ListNodesResponse>>(node_.loop(), [this] { return node_.reads().list_nodes(); }));

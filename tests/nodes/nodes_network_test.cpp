@@ -1,10 +1,12 @@
 // What an operator sees of the network between nodes: epctl network, groups, op, doctor.
+#include "common/signal.h"
 #include "support/cases.h"
 #include "support/client.h"
 #include "support/daemon_cluster.h"
 #include "support/ranks.h"
 #include "support/script.h"
 
+#include <signal.h>
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -131,6 +133,17 @@ TEST_F(NodesNetwork, EnginesGroupsAndOperationsNameTheOtherNode) {
   const std::string text = op["text"];
   EXPECT_NE(text.find("rank 1 (host:0 on node node-b)"), std::string::npos) << text;
   EXPECT_NE(text.find("it waits for the announcement of rank 1 on node-b"), std::string::npos) << text;
+  // epctl ops on that node has nothing to say: the rank has submitted nothing.
+  EXPECT_NE(text.find("epctl groups --members says there"), std::string::npos) << text;
+  const auto stopped = [&] {
+    return epctl("b", {"groups"})["groups"][0]["members"][1]["client_stopped"] == true;
+  };
+  EXPECT_FALSE(stopped());
+  send_signal(ranks_[1].pid(), SIGSTOP);
+  EXPECT_TRUE(eventually(20, stopped));
+  EXPECT_NE(at("b").epctl({"groups", "--members"}).out.find("here, process stopped"), std::string::npos);
+  send_signal(ranks_[1].pid(), SIGCONT);
+  EXPECT_TRUE(eventually(20, [&] { return !stopped(); }));
   const std::string shown = at("a").epctl({"op", op["operation"]["id"]}).out;
   EXPECT_NE(shown.find("node-b"), std::string::npos) << shown;
 

@@ -83,6 +83,8 @@ v1::Group make_group() {
   group.mutable_members(1)->add_bound_regions("recv_x");
   group.mutable_members(1)->add_bound_regions("y");
   group.mutable_members(1)->set_registered_bytes(std::uint64_t{3} << 30);
+  group.mutable_members(1)->set_pid(4242);
+  group.mutable_members(1)->set_client_stopped(true);
   return group;
 }
 

@@ -133,6 +133,11 @@ std::string wait_of(const v1::Operation& operation) {
   return "rank " + std::to_string(operation.waiting_for()) + " " + format_us(operation.waiting_us());
 }
 
+const char* state_of(const v1::GroupMember& member) {
+  if (member.gone()) return "gone";
+  return member.client_stopped() ? "here, process stopped" : "here";
+}
+
 // What lies in memory of the client's own.
 std::string memory_of(const v1::GroupMember& member) {
   std::string text;
@@ -277,7 +282,7 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
       const bool far = !member.node().empty();  // its session is that node's
       member_table.add({number(group.group_id()), number(member.rank()),
                         far ? "-" : number(member.session_id()), far ? printable(member.node()) : "own",
-                        member.device(), member.gone() ? "gone" : "here", far ? "-" : memory_of(member)});
+                        member.device(), state_of(member), far ? "-" : memory_of(member)});
     }
   }
   if (table.empty()) return "no groups\n";

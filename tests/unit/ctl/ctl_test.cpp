@@ -72,6 +72,7 @@ TEST_F(CtlTest, GroupsTellWhatTheyWaitFor) {
   EXPECT_FALSE(plain.says("gone"));
   EXPECT_TRUE(plain.says("RANKS  SUM RANKS  EXPERTS")) << plain.out;
   EXPECT_TRUE(epctl({"groups", "--members"}).says("gone"));
+  EXPECT_TRUE(epctl({"groups", "--members"}).says("host:1  here, process stopped"));
   EXPECT_TRUE(epctl({"groups", "--members"}).says("own recv_x, y; 3.0 GiB registered"));
   const Json document = epctl({"groups", "--json"}).json();
   ASSERT_TRUE(document.is_object());
