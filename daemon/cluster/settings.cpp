@@ -78,7 +78,11 @@ Status check_names(const Settings& settings) {
                      std::string("names of nodes, in which '*' stands for any characters: ") + kAllowedNames);
     }
   }
-  return {};
+  if (settings.allows(settings.node)) return {};
+  std::string list;
+  for (const std::string& pattern : settings.nodes) list += (list.empty() ? "" : ", ") + pattern;
+  return refused("cluster.nodes", list,
+                 "a list that allows this node too, cluster.node = \"" + settings.node + "\"");
 }
 
 Status check_insecure(const Settings& settings) {

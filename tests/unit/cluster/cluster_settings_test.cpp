@@ -113,6 +113,11 @@ TEST_F(ClusterSettings, NamesAndAddresses) {
   expect_says(refusal([](Settings& s) { s.coordinator = "NODE-A:7411"; }),
               "cluster.advertise = \"node-a:7410\" if this");
   expect_says(refusal([](Settings& s) { s.nodes = {"node-*", "a b"}; }), "cluster.nodes is \"a b\"");
+  expect_says(refusal([](Settings& s) {
+                s.nodes = {"rack-*", "node-b"};
+              }),
+              "cluster.nodes is \"rack-*, node-b\"; allowed: a list that allows this node too, "
+              "cluster.node = \"node-a\"");
   expect_says(refusal([](Settings& s) { s.node_timeout_ms = 299; }),
               "cluster.node_timeout_ms is \"299\"; allowed: at least three times");
 }
