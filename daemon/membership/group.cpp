@@ -1,6 +1,7 @@
 #include "membership/group.h"
 
 #include <algorithm>
+#include <set>
 
 namespace epd::membership {
 
@@ -38,10 +39,12 @@ std::uint32_t Group::num_lost() const {
 }
 
 std::string Group::waits() const {
-  std::string text;
+  std::set<std::string> whom;  // engines may wait for the same one
   for (const auto& [engine, slot] : engines) {
-    if (!slot.waits_for.empty()) text += "; " + slot.waits_for;
+    if (!slot.waits_for.empty()) whom.insert(slot.waits_for);
   }
+  std::string text;
+  for (const std::string& one : whom) text += "; " + one;
   if (storing) text += "; the store has not answered for view " + std::to_string(*storing);
   return text;
 }

@@ -212,5 +212,13 @@ TEST_F(WaitsOfRejoined, ItIsRefusedInTimeAndToldWhatWasWaitedFor) {
       << refusal_.message();
 }
 
+// A refusal named it twice.
+TEST(WaitsOfGroups, WhomTwoEnginesWaitForIsNamedOnce) {
+  Group group;
+  for (const std::uint32_t device : {0u, 1u, 2u})
+    group.engines[{1, device}].waits_for = device == 2 ? "for host:1" : "greeting of host:0 on node-a";
+  EXPECT_EQ(group.waits(), "; for host:1; greeting of host:0 on node-a");
+}
+
 }  // namespace
 }  // namespace epd::membership
