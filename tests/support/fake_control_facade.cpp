@@ -103,6 +103,7 @@ v1::Group make_forming_group() {
   add_member(group, 2, 11, "host:0");
   group.mutable_members(0)->set_gone(true);
   for (const std::uint32_t rank : {0u, 1u, 3u}) group.add_missing_ranks(rank);
+  group.mutable_shape()->set_span(v1::SPAN_CLUSTER);
   group.set_coordinator_away_ms(2'300);
   return group;
 }

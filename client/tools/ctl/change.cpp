@@ -81,6 +81,19 @@ Exit done(const Arguments& arguments, Output& output, const Json& document, cons
   return Exit::kOk;
 }
 
+// Whether the group has ranks that this daemon does not serve. What can't be asked is not said.
+bool spans_nodes(const v1::SetGroupRequest& request, Connection& connection) {
+  v1::ListGroupsResponse list;
+  if (connection.call(v1::ListGroupsRequest(), list)) return false;
+  return std::any_of(list.groups().begin(), list.groups().end(), [&](const v1::Group& group) {
+    return group.shape().span() == v1::SPAN_CLUSTER &&
+           (group.name() == request.group() || std::to_string(group.group_id()) == request.group());
+  });
+}
+bool spans_nodes(const v1::SetDeviceRequest& /*request*/, Connection& /*connection*/) {
+  return false;
+}
+
 template <typename Request, typename Response>
 Exit set(const Arguments& arguments, Connection& connection, Output& output, Request request,
          const std::string& allowed) {
@@ -98,6 +111,10 @@ Exit set(const Arguments& arguments, Connection& connection, Output& output, Req
   Response response;
   if (auto failure = connection.call(request, response)) return report(arguments, output, *failure);
   document["target"] = arguments.target;
+  if (spans_nodes(request, connection)) {
+    document["this_node_only"] = true;
+    words += " for its ranks on this node; those on other nodes keep theirs";
+  }
   return done(arguments, output, document, arguments.target + ":" + words);
 }
 

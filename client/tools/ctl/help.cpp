@@ -266,6 +266,7 @@ WHAT CAN BE SET
   device DEVICE  sms=N         SMs (host devices: threads) that operations may use, from 1
   group GROUP    sms=N         the same for one group's operations; 0: all of the device's
                  priority=N    among the groups of a device, -8 .. 7, higher goes first
+                               of a group that spans nodes: for its ranks on this node; say it on each node
   log            level=LEVELS  what is logged: debug, or with levels of rooms: info,session=debug
   limits         OPTION=VALUE  options of [limits] in the configuration: max_sessions=8, max_arena_bytes=64GiB
 
@@ -331,7 +332,8 @@ EXAMPLE
 )HELP"};
 
 const Page kSetGroup = {"SMs and priority of a group", R"HELP(
-A group is named by its name or, where users have groups of the same name, by its id.
+A group is named by its name or, where users have groups of the same name, by its id. Of a group that spans nodes
+the ranks on this node are set; those on others keep theirs: say it on each node.
 
 EXAMPLE
   epctl set group layer-experts sms=2 priority=5

@@ -132,6 +132,10 @@ TEST_F(CtlTest, SetAndEvictSayWhatTheyDid) {
   const Json group = epctl({"--json", "set", "group", "layer-experts", "sms=2", "priority=-5"}).json();
   ASSERT_TRUE(group.is_object());
   EXPECT_EQ(group["set"]["priority"], -5);
+  EXPECT_FALSE(group.contains("this_node_only"));
+  EXPECT_EQ(epctl({"set", "group", "late", "priority=5"}).out,
+            "late: priority=5 for its ranks on this node; those on other nodes keep theirs\n");
+  EXPECT_EQ(epctl({"--json", "set", "group", "10", "priority=5"}).json()["this_node_only"], true);
   EXPECT_EQ(epctl({"evict", "session", "11", "--reason", "too slow"}).out, "session 11 evicted\n");
   EXPECT_EQ(epctl({"evict", "group", "late", "rank", "2"}).out, "rank 2 of group late evicted\n");
   EXPECT_EQ(epctl({"restart", "device", "host:1"}).out, "host:1 restarts\n");
