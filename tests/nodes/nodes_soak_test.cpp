@@ -548,7 +548,7 @@ class NodesSoak : public testing::Test {
   void restart_daemons() {
     std::erase_if(restarts_, [&](const auto& restart) {
       if (restart.second > now_s()) return false;
-      EXPECT_TRUE(daemons_[restart.first]->start());
+      EXPECT_TRUE(daemons_[restart.first]->start_among_clients());
       return true;
     });
   }

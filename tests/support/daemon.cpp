@@ -226,13 +226,17 @@ bool Daemon::spawn() {
   return pid_ > 0;
 }
 
-bool Daemon::start() {
+bool Daemon::start_among_clients() {
   write_config();
   if (!spawn()) {
     ADD_FAILURE() << "can't start " << daemon_program();
     return false;
   }
-  if (!wait_ready()) return false;
+  return wait_ready();
+}
+
+bool Daemon::start() {
+  if (!start_among_clients()) return false;
   const bool alone = eventually(20, [&] { return serves_nobody(); });
   EXPECT_TRUE(alone) << "a session or a group is left by which devices were asked";
   return alone;

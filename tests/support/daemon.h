@@ -54,6 +54,8 @@ class Daemon {
 
   // Starts it and waits until every device answers. A test failure (and false) if it doesn't.
   bool start();
+  // The same while clients wait for it, which attach at once: it is not seen to serve nobody first.
+  bool start_among_clients();
   // kill -9, and a new one in its place before anything else can happen. wait_ready() is the caller's.
   bool kill_and_respawn();
   // Until every device answers; as start().
