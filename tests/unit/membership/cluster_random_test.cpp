@@ -33,6 +33,11 @@ TEST_P(RandomCluster, EveryRequestIsAnsweredAndEveryGroupServesOrEnds) {
   if (HasFatalFailure()) return;
   world.settle_ms(20'000);
   world.check_settled();
+  if (kind.options.coordinator_dies) {
+    world.evict_as_the_coordinator_dies();
+    world.settle_ms(20'000);
+    world.check_settled();
+  }
   world.close_all_sessions();
   world.settle_ms(10'000);
   world.check_empty();

@@ -166,6 +166,9 @@ void ClusterWorld::happen() {
       case 4:
         if (!node.clients.empty() && below(6) == 0) close(node, node.clients.begin()->first);
         break;
+      case 5:
+        if (below(8) == 0) evict(node);
+        break;
       default: break;
     }
   }
@@ -247,6 +250,7 @@ void ClusterWorld::start_node(Node& node) {
   node.runs = true;
   node.paused = false;
   node.boot = next_boot_++;
+  node.evicted.clear();
   node.term = 0;
   NodeUp described{kLocalNode, {}, node.name, std::to_string(node.boot)};
   for (std::uint32_t d = 0; d < kDevices; ++d) described.devices.push_back({"host:" + std::to_string(d), {}});
@@ -355,6 +359,32 @@ void ClusterWorld::leave(Node& node) {
 void ClusterWorld::close(Node& node, std::uint64_t session) {
   node.clients.erase(session);
   tell(node, SessionClosed{{kLocalNode, session}, "died"});
+}
+
+void ClusterWorld::evict(Node& node) {
+  const auto& groups = node.agent->groups();
+  if (groups.empty()) return;
+  const auto& [id, group] = *std::next(groups.begin(), static_cast<std::ptrdiff_t>(below(groups.size())));
+  if (group.members.empty()) return;
+  const Member member = group.members.begin()->second;
+  if (!node.agent->evict({id, member.rank, "was evicted"}).ok()) return;
+  ++counts["evictions"];
+  trace(node.name + ": rank " + std::to_string(member.rank) + " is evicted");
+  node.evicted.push_back({id, member.rank, member.join_id()});
+}
+
+// Whatever its coordinator did.
+void ClusterWorld::check_evicted(const Node& node) const {
+  for (const Evicted& evicted : node.evicted) {
+    const auto group = node.agent->groups().find(evicted.group);
+    if (group == node.agent->groups().end()) continue;
+    const auto member = group->second.members.find(evicted.rank);
+    if (member == group->second.members.end() || member->second.gone()) continue;
+    const bool same = member->second.session.number == evicted.join.session.number &&
+                      member->second.join_request == evicted.join.number;
+    EXPECT_FALSE(same && member->second.evicted.empty() && !group->second.failed)
+        << node.name << ": rank " << evicted.rank << " of group " << evicted.group << " was evicted";
+  }
 }
 
 void ClusterWorld::answered(Node& node, const RequestId& request) {
@@ -647,6 +677,11 @@ void ClusterWorld::settle_ms(std::uint64_t ms) {
   run_ms(ms);
 }
 
+void ClusterWorld::evict_as_the_coordinator_dies() {
+  for (Node& node : nodes_) evict(node);
+  kill_coordinator();
+}
+
 void ClusterWorld::close_all_sessions() {
   for (Node& node : nodes_) {
     while (!node.clients.empty()) close(node, node.clients.begin()->first);
@@ -664,6 +699,7 @@ void ClusterWorld::check_settled() const {
   }
   for (const Node& node : nodes_) {
     EXPECT_TRUE(node.agent->attached()) << node.name;
+    check_evicted(node);
     for (const auto& [session, client] : node.clients)
       EXPECT_TRUE(client.owed.empty())
           << "session " << session << " waits for request " << *client.owed.begin();

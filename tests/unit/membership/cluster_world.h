@@ -43,6 +43,8 @@ class ClusterWorld {
   void run_ms(std::uint64_t ms);
   // No more faults, and what was broken is mended; for so long.
   void settle_ms(std::uint64_t ms);
+  // The coordinator hears of none of them. settle_ms() starts the next one.
+  void evict_as_the_coordinator_dies();
   void close_all_sessions();
   void check_settled() const;
   void check_empty() const;
@@ -84,6 +86,11 @@ class ClusterWorld {
     bool cut = false;
     bool moving = false;  // the next delivery is in the queue
   };
+  struct Evicted {
+    std::uint64_t group = 0;
+    std::uint32_t rank = 0;
+    RequestId join;
+  };
   struct Node {
     std::string name;
     std::uint64_t boot = 0;
@@ -97,7 +104,8 @@ class ClusterWorld {
     std::uint64_t channel = 0;  // grows when it begins anew
     Pipe<ToCoordinator> up;
     Pipe<ToAgent> down;
-    std::vector<ToAgent> stale;  // of coordinators that are gone
+    std::vector<ToAgent> stale;    // of coordinators that are gone
+    std::vector<Evicted> evicted;  // in this life
   };
   struct Believed {
     std::map<std::uint32_t, EngineId> ranks;
@@ -138,6 +146,9 @@ class ClusterWorld {
   void leave(Node& node);
   void close(Node& node, std::uint64_t session);
   void answered(Node& node, const RequestId& request);
+  // By an operator, who is told whether it will be.
+  void evict(Node& node);
+  void check_evicted(const Node& node) const;
 
   // Channels.
   void move_up(Node& node);
