@@ -21,9 +21,6 @@ struct Watch {
   std::uint32_t journal_read;
   std::uint32_t known_routes;  // set of valid entries of `routes`
   RouteState routes[kRoutes];
-  std::uint32_t together;   // GroupView::together of the enabled epoch
-  std::uint64_t called;     // tag of the last operation that the ranks of `together` were told of; 0: none
-  std::uint64_t called_ns;  // when
 };
 
 // ---- routing records. They are constant in an enabled epoch, so each is read once from L2 (0.3 us).
@@ -65,12 +62,6 @@ EPD_DEVICE inline void set_sequence(const CallArguments& own, Watch& watch) {
     watch.state.sequence[ring] = load_relaxed_system(&start.sequence[ring]);
 }
 
-// Takes the set of ranks whose calls this rank's operations wait for.
-EPD_DEVICE inline void take_together(const CallArguments& own, Watch& watch) {
-  watch.together = load_here(&own.view->group.together);
-  watch.called = 0;
-}
-
 // Loads the state at the kernel's begin. It is the state that the kernel before has left.
 EPD_DEVICE inline void begin_watch(const ResidentArguments& own, Watch& watch) {
   watch.runs = false;
@@ -78,7 +69,6 @@ EPD_DEVICE inline void begin_watch(const ResidentArguments& own, Watch& watch) {
   load_whole(watch.state, *own.calls.state);
   watch.journal_read = watch.state.journal_read;
   watch.known_routes = 0;
-  take_together(own.calls, watch);
   set_sequence(own.calls, watch);
 }
 
@@ -96,6 +86,9 @@ EPD_DEVICE inline void end_watch(const ResidentArguments& own, const Watch& watc
   to.noops = watch.state.noops;
   to.results = watch.state.results;
   to.sequence_set = watch.state.sequence_set;
+  to.together = watch.state.together;
+  to.called = watch.state.called;
+  to.called_ns = watch.state.called_ns;
 }
 
 // Takes over a new enabled epoch from the host, while no operation runs. It reads CallStart in host
@@ -111,7 +104,8 @@ EPD_DEVICE inline void take_enabled_epoch(const CallArguments& own, Watch& watch
     watch.state.index_base = load_relaxed_system(&start.index_base);
     watch.state.changed_epoch = load_relaxed_system(&start.changed_epoch);
     watch.state.failed = 0;
-    take_together(own, watch);
+    watch.state.together = load_here(&own.view->group.together);
+    watch.state.called = 0;
     const std::uint32_t routes = load_relaxed_system(&start.num_routes);
     EPD_AT_MOST(routes, own.limits.num_routes);
     const auto* const routes_at = reinterpret_cast<const std::uint64_t*>(&start.routes);
@@ -330,14 +324,13 @@ EPD_DEVICE EPD_NO_INLINE inline abi::PackedCall load_host_call(const CallArgumen
 }
 
 // Accepts a call of one of the rings. If both have one, the rings alternate. `of_host` is the first word of
-// the host's call. `rings`: 1: only the ring whose turn it is.
+// the host's call.
 EPD_DEVICE inline bool accept_in_turn(const CallArguments& own, Watch& watch,
-                                      const abi::PackedCall& of_streams, std::uint64_t of_host,
-                                      std::uint32_t rings) {
+                                      const abi::PackedCall& of_streams, std::uint64_t of_host) {
   const CallRing second = watch.last;
   const CallRing first = second == kByStreams ? kByHost : kByStreams;
   EPD_NO_UNROLL
-  for (std::uint32_t i = 0; i < rings; ++i) {
+  for (std::uint32_t i = 0; i < kCallRings; ++i) {
     const CallRing ring = i == 0 ? first : second;
     if (ring == kByHost && !has_host_call(watch, of_host)) continue;
     const abi::PackedCall call = ring == kByHost ? load_host_call(own, watch) : of_streams;
@@ -359,18 +352,18 @@ EPD_DEVICE inline bool called_together(const CallArguments& own, Watch& watch, s
     return reinterpret_cast<abi::SignalLine*>(arena + offset);
   };
   const std::uint64_t now_ns = nanoseconds();
-  if (watch.called != tag) {
-    watch.called = tag;
-    watch.called_ns = now_ns;
+  if (watch.state.called != tag) {
+    watch.state.called = tag;
+    watch.state.called_ns = now_ns;
     store_relaxed_system(&lines(group.exchange_arena)[group.rank].tag, tag);
     EPD_NO_UNROLL
-    for (std::uint32_t ranks = watch.together; ranks != 0; ranks &= ranks - 1)
+    for (std::uint32_t ranks = watch.state.together; ranks != 0; ranks &= ranks - 1)
       store_relaxed_system(&lines(own.view->peers[lowest_bit(ranks)].exchange)[group.rank].tag, tag);
   }
   EPD_NO_UNROLL
-  for (std::uint32_t ranks = watch.together; ranks != 0; ranks &= ranks - 1) {
+  for (std::uint32_t ranks = watch.state.together; ranks != 0; ranks &= ranks - 1) {
     if (load_relaxed_system(&lines(group.exchange_arena)[lowest_bit(ranks)].tag) < tag)
-      return now_ns - watch.called_ns >= std::uint64_t{timeout_ms} * 1'000'000;
+      return now_ns - watch.state.called_ns >= std::uint64_t{timeout_ms} * 1'000'000;
   }
   return true;
 }
@@ -407,11 +400,18 @@ EPD_DEVICE EPD_NO_INLINE inline bool may_accept(const CallArguments& own, Watch&
   return false;
 }
 
-// Takes from the call's time what it has waited in called_together().
-EPD_DEVICE EPD_NO_INLINE inline void deduct_wait(Watch& watch) {
-  const std::uint64_t waited_ms = (nanoseconds() - watch.called_ns) / 1'000'000;
+// Accepts the call whose turn it is. What it has waited in called_together() is taken from its time.
+EPD_DEVICE inline bool accept_together(const CallArguments& own, Watch& watch,
+                                       const abi::PackedCall& of_streams, std::uint64_t of_host) {
+  if (!may_accept(own, watch)) return false;
+  const bool by_host = watch.last == kByStreams;
+  if (by_host && !has_host_call(watch, of_host)) return false;
+  const abi::PackedCall call = by_host ? load_host_call(own, watch) : of_streams;
+  if (!accept_call(own, watch, by_host ? kByHost : kByStreams, call)) return false;
+  const std::uint64_t waited_ms = (nanoseconds() - watch.state.called_ns) / 1'000'000;
   std::uint32_t& timeout_ms = watch.running.timeout_ms;
   timeout_ms = waited_ms < timeout_ms ? timeout_ms - static_cast<std::uint32_t>(waited_ms) : 1;
+  return true;
 }
 
 // Polls between two checks of the yield epoch. A check reads host memory, which takes two microseconds, so it
@@ -423,10 +423,14 @@ EPD_DEVICE EPD_NO_INLINE inline bool must_yield(const ResidentArguments& own) {
   return load_relaxed_system(own.yield_epoch) != own.own_yield_epoch;
 }
 
+EPD_DEVICE EPD_NO_INLINE inline Task await_work_together(const ResidentArguments& own, Watch& watch);
+
 // Polls until a call is to be run or the kernel must leave. All loads of a poll but the last are relaxed, so
 // they are in flight together and a poll takes one round trip. The last load acquires; it is the first word
-// of the streams' next call. Whatever else turns out to be new is read again with acquire.
-EPD_DEVICE inline Task await_work(const ResidentArguments& own, Watch& watch) {
+// of the streams' next call. Whatever else turns out to be new is read again with acquire. Ranks that share
+// their device with others of the group have a function of their own, which costs the others nothing.
+template <bool kTogether>
+EPD_DEVICE inline Task poll_for_work(const ResidentArguments& own, Watch& watch) {
   const CallArguments& calls = own.calls;
   for (std::uint32_t polls = 0;; ++polls) {
     const std::uint32_t sequences = watch.state.sequence[kByStreams] + watch.state.sequence[kByHost];
@@ -441,21 +445,26 @@ EPD_DEVICE inline Task await_work(const ResidentArguments& own, Watch& watch) {
     if (stop == own.number) return Task::kStop;
     if (enabled_epoch.first != watch.state.enabled_epoch_taken) {
       take_enabled_epoch(calls, watch);
+      if (!kTogether && watch.state.together != 0) return await_work_together(own, watch);
       polls = 0;
       continue;
     }
     watch.state.sms = enabled_epoch.second;
     watch.state.timeout_ms = journal.second;
-    const bool together = watch.together != 0;
-    if ((!together || may_accept(calls, watch)) &&
-        accept_in_turn(calls, watch, call, of_host, together ? 1 : kCallRings)) {
-      if (together) deduct_wait(watch);
-      return task_of(watch.running.op(), calls.per_expert);
-    }
+    const bool accepted = kTogether && watch.state.together != 0
+                              ? accept_together(calls, watch, call, of_host)
+                              : accept_in_turn(calls, watch, call, of_host);
+    if (accepted) return task_of(watch.running.op(), calls.per_expert);
     if (sequences != watch.state.sequence[kByStreams] + watch.state.sequence[kByHost]) polls = 0;
     if (polls % kPollsPerYieldCheck == kPollsPerYieldCheck - 1 && must_yield(own)) return Task::kStop;
     pause(polls);
   }
+}
+EPD_DEVICE EPD_NO_INLINE inline Task await_work_together(const ResidentArguments& own, Watch& watch) {
+  return poll_for_work<true>(own, watch);
+}
+EPD_DEVICE inline Task await_work(const ResidentArguments& own, Watch& watch) {
+  return watch.state.together != 0 ? await_work_together(own, watch) : poll_for_work<false>(own, watch);
 }
 
 }  // namespace epd::kernels::cuda

@@ -81,9 +81,12 @@ struct alignas(64) CallState {
   std::uint32_t failed;        // a call has failed: calls are discarded until the next enabled epoch
   std::uint32_t sequence_set;  // `CallStart::sequence` was taken, which happens once in a lane's life
   std::uint64_t noops;
-  std::uint32_t results;  // results written
-  std::uint32_t reserved;
+  std::uint32_t results;    // results written
+  std::uint32_t together;   // GroupView::together of the enabled epoch
+  std::uint64_t called;     // tag of the last operation that the ranks of `together` were told of; 0: none
+  std::uint64_t called_ns;  // when
 };
+static_assert(sizeof(CallState) == 192);
 
 // How many calls of a replayed graph have ended with one result. Device memory.
 struct alignas(8) ResultRuns {
