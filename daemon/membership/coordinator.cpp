@@ -135,12 +135,12 @@ void Coordinator::tell(Event event) {
 }
 
 // An address leads to one engine. Who says that of another node's would take the messages that are meant for
-// it.
+// it. An engine that has none can't be reached.
 bool Coordinator::take_address(const EngineUp& up) {
   const auto found = addresses_.find(up.address);
   if (found != addresses_.end() && found->second.node != up.engine.node) return false;
   forget([&up](EngineId engine) { return engine == up.engine; });
-  addresses_[up.address] = up.engine;
+  if (!up.address.empty()) addresses_[up.address] = up.engine;
   return true;
 }
 

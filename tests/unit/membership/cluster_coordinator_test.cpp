@@ -293,6 +293,23 @@ TEST_F(CoordinatorAlone, ANodeWhoseEngineCannotBeKilledIsPutOut) {
   EXPECT_FALSE(coordinator_->groups().contains(id)) << "nothing is held up";
 }
 
+TEST_F(CoordinatorAlone, AnyNumberOfEnginesHaveNoAddress) {
+  own_addresses_ = false;
+  for (const std::string node : {"a", "b"}) {
+    ToCoordinator message = attach();
+    std::get<Attach>(message.body).engines = {{0, ""}};
+    say(node, message);
+  }
+  after_ms(2'000);
+  coordinator_->take_messages();
+  for (const std::string node : {"a", "b"}) {
+    say(node, told(join_request(10, 0, 2)));
+    const ToAgent last = take(node).back();
+    EXPECT_EQ(std::get<ReplyRefused>(std::get<Order>(last.body).action).status.code(),
+              StatusCode::kUnsupported);
+  }
+}
+
 TEST_F(CoordinatorAlone, TheAddressOfAnotherNodesEngineIsNone) {
   own_addresses_ = false;  // b says that of a's
   open_with({"a", "b"});
