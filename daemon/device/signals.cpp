@@ -27,10 +27,17 @@ std::uint32_t SignalCopy::missing_called(const SignalledOperation& op, std::uint
   return from < num_ranks_ ? from : kNobody;
 }
 
+// One that has called the operation waits for another itself, if any is missing that has not called it.
 std::uint32_t SignalCopy::missing_ready(const SignalledOperation& op, std::uint32_t from) const {
-  const abi::SignalLine* const lines = ready(op.block);
-  while (from < num_ranks_ && (!is_active(op, from) || lines[from].tag >= op.tag)) ++from;
-  return from < num_ranks_ ? from : kNobody;
+  const auto next = [&](std::uint32_t rank, bool late) {
+    const auto there = [&] {
+      return !is_active(op, rank) || ready(op.block)[rank].tag >= op.tag ||
+             (late && called(op.block)[rank].tag >= op.tag);
+    };
+    while (rank < num_ranks_ && there()) ++rank;
+    return rank < num_ranks_ ? rank : kNobody;
+  };
+  return next(from, next(0, true) != kNobody);
 }
 
 // On the low-latency path a rank's own line says that it has ended the operation. Nobody waits for that line.

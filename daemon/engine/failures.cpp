@@ -1,6 +1,7 @@
 #include "failures.h"
 
 #include "announcement.h"
+#include "device_operation.h"
 
 #include <limits>
 #include <vector>
@@ -108,6 +109,29 @@ std::string awaited_text(const Group& group, std::uint32_t rank, std::uint64_t s
          " ms: it is stopped, or held up";
 }
 
+namespace {
+
+// Which rank is late, where kernels found `found` missing. One that has called the operation waits for
+// another itself (GroupView::together), if any has not called it.
+std::uint32_t late_rank(const Subject& subject, Launcher& launcher, std::uint32_t found) {
+  const Group& group = subject.member.group;
+  if (subject.member.calls == nullptr || !shares_a_device(group)) return found;
+  const abi::ExchangeArenaLayout& layout = group.exchange_layout;
+  std::vector<abi::SignalLine> lines(std::size_t{3} * group.shape.num_ranks);
+  launcher.read(lines.data(), own_block(subject.member, subject.index) + layout.ready,
+                lines.size() * sizeof(lines[0]));
+  const std::uint64_t tag = abi::op_tag(group.epoch, group.in_tags(subject.index));
+  const auto line = [&lines](std::uint64_t kind, std::uint32_t rank) {
+    return lines[kind / sizeof(abi::SignalLine) + rank].tag;
+  };
+  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
+    if (group.active(rank) && line(layout.ready, rank) < tag && line(layout.called, rank) < tag) return rank;
+  }
+  return found;
+}
+
+}  // namespace
+
 Failure device_failure(const Subject& subject, Launcher& launcher, const OpResult& result,
                        const std::string& ended_after, std::uint64_t now_ns) {
   switch (result.error) {
@@ -120,12 +144,14 @@ Failure device_failure(const Subject& subject, Launcher& launcher, const OpResul
   const bool of_stream =
       (subject.submission.flags & abi::kFlagStream) != 0 || subject.member.calls != nullptr;
   std::string why = of_stream ? "its inputs were not ready" : "its own rows were still moving";
-  if (result.failed_rank >= 0) {
-    const auto rank = static_cast<std::uint32_t>(result.failed_rank);
+  std::int32_t failed_rank = result.failed_rank;
+  if (failed_rank >= 0) {
+    const std::uint32_t rank = late_rank(subject, launcher, static_cast<std::uint32_t>(failed_rank));
+    failed_rank = static_cast<std::int32_t>(rank);
     why = awaited_text(subject.member.group, rank, subject.member.group.stands_still_ms(rank, now_ns, 0),
                        "has not got as far");
   }
-  return {StatusCode::kDeadlineExceeded, result.failed_rank, ended_after + ": " + why};
+  return {StatusCode::kDeadlineExceeded, failed_rank, ended_after + ": " + why};
 }
 
 std::byte* own_block(const Member& member, std::uint64_t index) {

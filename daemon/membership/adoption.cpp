@@ -129,9 +129,7 @@ Adoption::Adopted Adoption::take() {
   for (Reports* each : whole) {
     const bool agrees = std::all_of(each->numbers.begin(), each->numbers.end(), [&](const auto& node) {
       const auto holder = holders.find(node.second);
-      const auto number = adopted.numbers.find(node.first);
-      return (holder == holders.end() || holder->second == node.first) &&
-             (number == adopted.numbers.end() || number->second == node.second);
+      return holder == holders.end() || holder->second == node.first;
     });
     if (!agrees || !ids.insert(each->group.id).second) continue;
     for (const auto& [index, number] : each->numbers) {

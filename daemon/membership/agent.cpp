@@ -396,9 +396,14 @@ void Agent::end_all_but(const std::vector<std::uint64_t>& stay, Whose whose, con
 }
 
 void Agent::end(std::uint64_t group_id, const BreakReason& reason) {
+  std::vector<Event> evictions;
+  for (const Eviction& eviction : evictions_) {
+    if (eviction.event.group_id == group_id && stands(eviction)) evictions.emplace_back(eviction.event);
+  }
   NearGroup group = near_.take(group_id);
   Group part = group.near_part();
   ended_.adopt_to_end(std::move(part), group.failed.value_or(reason));
+  for (const Event& eviction : evictions) ended_.handle(eviction);
   // Leaves that the coordinator has not answered are leaves of this one.
   std::vector<Event> leaves;
   std::erase_if(requests_, [&](const auto& entry) {

@@ -11,8 +11,9 @@ namespace {
 
 constexpr std::uint64_t kMs = 1'000'000;
 constexpr std::uint32_t kMaxNumber = 1u << 30;  // of nodes; begins anew behind it
-// So often an engine is to be killed, and is neither down nor up anew: then its node does not do it.
-constexpr std::uint32_t kMostKills = 5;
+// For so long an engine is to be killed and is not down: then its node does not do it. One that is stopped
+// may go on before.
+constexpr std::uint64_t kKillMs = 60'000;
 // Between the terms of two coordinators; who has heard of a higher one is not believed.
 constexpr std::uint64_t kMaxTermStep = std::uint64_t{1} << 40;
 
@@ -139,20 +140,25 @@ void Coordinator::tell(Event event) {
 bool Coordinator::take_address(const EngineUp& up) {
   const auto found = addresses_.find(up.address);
   if (found != addresses_.end() && found->second.node != up.engine.node) return false;
-  forget([&up](EngineId engine) { return engine == up.engine; });
+  std::erase_if(addresses_, [&up](const auto& entry) { return entry.second == up.engine; });
   if (!up.address.empty()) addresses_[up.address] = up.engine;
   return true;
 }
 
-// An engine that cannot be killed would hold up its groups for ever.
-void Coordinator::count_kill(EngineId engine) {
-  if (++kills_[engine] < kMostKills) return;
+// An engine that cannot be killed would hold up its groups for ever. An order is repeated after
+// engine_ack_ms; if none comes for a while, the engine has answered.
+void Coordinator::note_kill(EngineId engine) {
   const auto name = names_.find(engine.node);
   if (name == names_.end()) return;
+  const std::uint64_t now = clock_.now_ns();
+  Kills& kills = kills_.try_emplace(engine, Kills{now, now}).first->second;
+  if (now - kills.last_ns > 3 * options_.limits.engine_ack_ms * kMs) kills.first_ns = now;
+  kills.last_ns = now;
+  if (now - kills.first_ns < kKillMs * kMs) return;
   const std::string held = name->second;
   lose(held, nodes_.at(held),
-       "its device " + std::to_string(engine.device) + " has an engine that was to be killed " +
-           std::to_string(kMostKills) + " times");
+       "the engine of its device " + std::to_string(engine.device) +
+           " was to be killed, and is not down after " + std::to_string(kKillMs / 1000) + " s");
 }
 
 void Coordinator::carry_out() {
@@ -173,7 +179,7 @@ void Coordinator::carry_out() {
       }
     }
   }
-  for (const EngineId engine : killed) count_kill(engine);
+  for (const EngineId engine : killed) note_kill(engine);
 }
 
 // ---- nodes
@@ -248,15 +254,18 @@ void Coordinator::node_gone(const std::string& name, const std::string& how) {
 
 // ---- the beginning
 
-// A node that knows an earlier coordinator of the same prefix may still have its groups.
-std::uint64_t Coordinator::first_group_id() const {
+// A term whose ids nobody has, and numbers beyond those that are named in groups.
+void Coordinator::begin_beyond_reports() {
   std::set<std::uint64_t> taken;
   for (const auto& [name, node] : nodes_) {
-    for (const GroupReport& report : node.attach.groups) taken.insert(report.told.label.id >> 32);
+    for (const GroupReport& report : node.attach.groups) {
+      taken.insert(report.told.label.id >> 32);
+      for (const RankDescription& rank : report.told.ranks) {
+        if (rank.engine.node <= kMaxNumber) next_number_ = std::max(next_number_, rank.engine.node + 1);
+      }
+    }
   }
-  std::uint64_t term = term_;
-  while (taken.contains(id_prefix(term))) ++term;
-  return id_prefix(term) << 32 | 1;
+  while (taken.contains(id_prefix(term_))) ++term_;
 }
 
 bool Coordinator::is_in_use(std::uint32_t number) const {
@@ -282,12 +291,14 @@ std::uint32_t Coordinator::next_number(std::uint32_t former) {
 
 // Who takes part in a group that goes on keeps its number, and anybody else if it is free.
 void Coordinator::open() {
+  begin_beyond_reports();
   if (!store_.begin(term_)) {
     superseded_ = true;
     return;
   }
   registry_ = std::make_unique<GroupRegistry>(
-      clock_, options_.limits, Spanning{first_group_id(), kFirstSpanningIndex, options_.new_epoch_key});
+      clock_, options_.limits,
+      Spanning{id_prefix(term_) << 32 | 1, kFirstSpanningIndex, options_.new_epoch_key});
   Adoption adoption;
   std::uint32_t index = 0;
   for (auto& [name, node] : nodes_) {
@@ -308,7 +319,13 @@ void Coordinator::open() {
   }
   for (auto& [name, node] : nodes_) {
     if (node.number == 0) node.number = next_number(node.attach.number);
-    admit(name, node);
+  }
+  // Who takes part in a group is known, and so are the addresses of its engines.
+  for (const bool known : {true, false}) {
+    index = 0;
+    for (auto& [name, node] : nodes_) {
+      if (adopted.numbers.contains(index++) == known) admit(name, node);
+    }
   }
   std::map<std::uint32_t, std::vector<std::uint64_t>> stay = adopt(std::move(adopted.groups));
   for (auto& [name, node] : nodes_) {

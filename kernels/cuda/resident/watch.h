@@ -89,6 +89,7 @@ EPD_DEVICE inline void end_watch(const ResidentArguments& own, const Watch& watc
   to.together = watch.state.together;
   to.called = watch.state.called;
   to.called_ns = watch.state.called_ns;
+  to.told = watch.state.told;
 }
 
 // Takes over a new enabled epoch from the host, while no operation runs. It reads CallStart in host
@@ -96,6 +97,7 @@ EPD_DEVICE inline void end_watch(const ResidentArguments& own, const Watch& watc
 EPD_DEVICE inline void take_enabled_epoch(const CallArguments& own, Watch& watch) {
   const std::uint32_t enabled_epoch = load_acquire_system(&own.state->enabled_epoch);
   watch.known_routes = 0;
+  watch.state.told = 0;  // other ranks' memory may be gone
   if (enabled_epoch % 2 != 0) {
     const CallStart& start = own.host->start;
     set_sequence(own, watch);
@@ -213,7 +215,7 @@ EPD_DEVICE inline void publish_result(const CallArguments& own, Watch& watch, co
 // Writes the result into the next journal entry, for a call that was not run.
 EPD_DEVICE inline void write_result(const CallArguments& own, const Watch& watch, const Judgement& judgement,
                                     std::uint64_t tag) {
-  OpResult result = ended(judgement.error, -1);
+  OpResult result = ended(judgement.error, judgement.failed_rank);
   result.rows = judgement.rows;
   result.room = judgement.room;
   result.tag = tag;
@@ -341,31 +343,58 @@ EPD_DEVICE inline bool accept_in_turn(const CallArguments& own, Watch& watch,
 
 // ---- ranks of one device
 
-// Tells the ranks of `together` that this rank has a call for its next operation. Returns whether all of them
-// have one too, or the call's time is up.
-EPD_DEVICE inline bool called_together(const CallArguments& own, Watch& watch, std::uint32_t timeout_ms) {
+// Returns the `called` lines of an exchange arena for this rank's next operation.
+EPD_DEVICE inline abi::SignalLine* called_lines(const CallArguments& own, const Watch& watch,
+                                                std::uint8_t* arena) {
+  const abi::ExchangeArenaLayout& layout = own.view->group.exchange;
+  return reinterpret_cast<abi::SignalLine*>(
+      arena + layout.block_bytes * block_of(watch.state.index, own.limits.depth) + layout.called);
+}
+
+// Stores this rank's `called` of its next operation at all active ranks.
+EPD_DEVICE inline void tell_called(const CallArguments& own, const Watch& watch, std::uint64_t tag) {
   const GroupView& group = own.view->group;
-  const std::uint64_t tag = abi::op_tag(watch.state.epoch, watch.state.index);
-  const std::uint64_t offset =
-      group.exchange.block_bytes * block_of(watch.state.index, own.limits.depth) + group.exchange.called;
-  const auto lines = [offset](std::uint8_t* arena) {
-    return reinterpret_cast<abi::SignalLine*>(arena + offset);
-  };
-  const std::uint64_t now_ns = nanoseconds();
-  if (watch.state.called != tag) {
-    watch.state.called = tag;
-    watch.state.called_ns = now_ns;
-    store_relaxed_system(&lines(group.exchange_arena)[group.rank].tag, tag);
-    EPD_NO_UNROLL
-    for (std::uint32_t ranks = watch.state.together; ranks != 0; ranks &= ranks - 1)
-      store_relaxed_system(&lines(own.view->peers[lowest_bit(ranks)].exchange)[group.rank].tag, tag);
+  EPD_NO_UNROLL
+  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
+    std::uint8_t* const arena = own.view->peers[rank].exchange;
+    if (arena != nullptr) store_relaxed_system(&called_lines(own, watch, arena)[group.rank].tag, tag);
   }
+  fence_sequential_system();  // before others' lines are looked at
+}
+
+// Returns the ranks of `together` that have not called the operation `tag`.
+EPD_DEVICE inline std::uint32_t missing_calls(const CallArguments& own, const Watch& watch,
+                                              std::uint64_t tag) {
+  const abi::SignalLine* const lines = called_lines(own, watch, own.view->group.exchange_arena);
+  std::uint32_t missing = 0;
   EPD_NO_UNROLL
   for (std::uint32_t ranks = watch.state.together; ranks != 0; ranks &= ranks - 1) {
-    if (load_relaxed_system(&lines(group.exchange_arena)[lowest_bit(ranks)].tag) < tag)
-      return now_ns - watch.state.called_ns >= std::uint64_t{timeout_ms} * 1'000'000;
+    if (load_relaxed_system(&lines[lowest_bit(ranks)].tag) < tag) missing |= ranks & (0u - ranks);
   }
-  return true;
+  return missing;
+}
+
+// Tells that this rank has a call for its next operation. Returns the ranks of `together` that have none.
+EPD_DEVICE inline std::uint32_t call_together(const CallArguments& own, Watch& watch) {
+  const std::uint64_t tag = abi::op_tag(watch.state.epoch, watch.state.index);
+  if (watch.state.called != tag) watch.state.called_ns = nanoseconds();
+  if (watch.state.called != tag || watch.state.told == 0) tell_called(own, watch, tag);
+  watch.state.called = tag;
+  watch.state.told = 1;
+  return missing_calls(own, watch, tag);
+}
+
+// Returns whether the kernel may leave. What it has told of a call is withdrawn, since nobody may begin the
+// operation while this rank cannot. If all have called by then, the operation is begun after all. Nothing is
+// withdrawn in an enabled epoch that is over: tags of the next one are higher.
+EPD_DEVICE EPD_NO_INLINE inline bool may_leave(const CallArguments& own, Watch& watch) {
+  const std::uint64_t tag = abi::op_tag(watch.state.epoch, watch.state.index);
+  if (watch.state.called != tag || watch.state.told == 0) return true;
+  fence_sequential_system();  // the host halts calls before it stops the kernel, and then frees memory
+  if (load_relaxed_system(&own.state->enabled_epoch) != watch.state.enabled_epoch_taken) return true;
+  tell_called(own, watch, tag - 1);
+  watch.state.told = 0;
+  return missing_calls(own, watch, tag) != 0;
 }
 
 // Loads the streams' next call as await_work() does.
@@ -380,7 +409,7 @@ EPD_DEVICE inline abi::PackedCall load_stream_call(const CallArguments& own, con
 // Returns whether a call is there that may be accepted, and makes it its ring's turn. One that has to wait
 // for the ranks of `together` may not, and calls of the other ring come behind it. So no kernel is inside an
 // operation that waits for a client of the same GPU: that GPU may begin no kernels until this one has left it
-// (daemon/device/README.md, "Yielding"). It is apart from accept_call(), which is in every call's way.
+// (daemon/device/README.md, "Yielding"). If the call's time is up, it ends here.
 EPD_DEVICE EPD_NO_INLINE inline bool may_accept(const CallArguments& own, Watch& watch) {
   const CallRing last = watch.last;
   EPD_NO_UNROLL
@@ -394,13 +423,21 @@ EPD_DEVICE EPD_NO_INLINE inline bool may_accept(const CallArguments& own, Watch&
     const abi::Call call = abi::unpack(packed);
     if (verdict == Verdict::kRun)
       verdict = judge_routing(watch.state, call, route_of(own, watch, call.route)).verdict;
-    return verdict != Verdict::kRun ||
-           called_together(own, watch, call.timeout_ms != 0 ? call.timeout_ms : watch.state.timeout_ms);
+    if (verdict != Verdict::kRun) return true;
+    const std::uint32_t missing = call_together(own, watch);
+    if (missing == 0) return true;
+    const std::uint64_t timeout_ms = call.timeout_ms != 0 ? call.timeout_ms : watch.state.timeout_ms;
+    if (nanoseconds() - watch.state.called_ns < timeout_ms * 1'000'000 || journal_is_full(own, watch))
+      return false;
+    Judgement late{Verdict::kRefuse, OpError::kDeadline};
+    late.failed_rank = lowest_bit(missing);
+    end_without_broadcast(own, watch, ring, packed, late);
+    return false;
   }
   return false;
 }
 
-// Accepts the call whose turn it is. What it has waited in called_together() is taken from its time.
+// Accepts the call whose turn it is. What it has waited for others' calls is taken from its time.
 EPD_DEVICE inline bool accept_together(const CallArguments& own, Watch& watch,
                                        const abi::PackedCall& of_streams, std::uint64_t of_host) {
   if (!may_accept(own, watch)) return false;
@@ -442,7 +479,7 @@ EPD_DEVICE inline Task poll_for_work(const ResidentArguments& own, Watch& watch)
     for (std::uint32_t i = 1; i < abi::PackedCall::kWords; ++i)
       call.words[i] = load_relaxed_system(next_call(calls, watch, kByStreams) + i);
     call.words[0] = load_acquire_system(next_call(calls, watch, kByStreams));
-    if (stop == own.number) return Task::kStop;
+    if (stop == own.number && (!kTogether || may_leave(calls, watch))) return Task::kStop;
     if (enabled_epoch.first != watch.state.enabled_epoch_taken) {
       take_enabled_epoch(calls, watch);
       if (!kTogether && watch.state.together != 0) return await_work_together(own, watch);
@@ -456,7 +493,9 @@ EPD_DEVICE inline Task poll_for_work(const ResidentArguments& own, Watch& watch)
                               : accept_in_turn(calls, watch, call, of_host);
     if (accepted) return task_of(watch.running.op(), calls.per_expert);
     if (sequences != watch.state.sequence[kByStreams] + watch.state.sequence[kByHost]) polls = 0;
-    if (polls % kPollsPerYieldCheck == kPollsPerYieldCheck - 1 && must_yield(own)) return Task::kStop;
+    if (polls % kPollsPerYieldCheck == kPollsPerYieldCheck - 1 && must_yield(own) &&
+        (!kTogether || may_leave(calls, watch)))
+      return Task::kStop;
     pause(polls);
   }
 }

@@ -83,8 +83,9 @@ struct alignas(64) CallState {
   std::uint64_t noops;
   std::uint32_t results;    // results written
   std::uint32_t together;   // GroupView::together of the enabled epoch
-  std::uint64_t called;     // tag of the last operation that the ranks of `together` were told of; 0: none
+  std::uint64_t called;     // tag of the last operation of which other ranks were told; 0: none
   std::uint64_t called_ns;  // when
+  std::uint32_t told;       // 0: it has been withdrawn
 };
 static_assert(sizeof(CallState) == 192);
 

@@ -22,6 +22,7 @@ struct Judgement {
   OpError error = OpError::kNone;  // of kRefuse; OpError explains rows and room
   std::uint64_t rows = 0;
   std::uint64_t room = 0;
+  std::int32_t failed_rank = -1;  // of OpError::kDeadline
 };
 
 // Returns whether calls are run in the enabled epoch that the kernel has taken.

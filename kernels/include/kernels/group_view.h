@@ -45,7 +45,8 @@ struct alignas(16) GroupView {
   Inbox inbox;
   std::uint32_t rank = 0;
   // The set of the other active ranks on the same device. A resident kernel begins an operation when all of
-  // them have called it, so a GPU that begins no kernels cannot hold up a rank that another one waits for.
+  // them have called it. So no kernel waits inside an operation for a client that needs a kernel of this
+  // device.
   std::uint32_t together = 0;
   std::uint8_t* exchange_arena = nullptr;  // of the rank itself
   void* workspace = nullptr;

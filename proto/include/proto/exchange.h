@@ -17,7 +17,8 @@ constexpr std::uint64_t align_up(std::uint64_t value, std::uint64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
 }
 
-// One signal word on a cache line of its own; holds an operation tag (see op_tag) that only grows.
+// One signal word on a cache line of its own; holds an operation tag (see op_tag) that only grows. Of
+// `called` the last one may be taken back.
 struct alignas(64) SignalLine {
   std::uint64_t tag;
   std::uint64_t at_ns;  // when it was given, CLOCK_MONOTONIC: stored before the tag, by hosts alone

@@ -183,6 +183,15 @@ class EngineCallsFixture : public EngineFixture {
     next_ = group_->resume_index;
   }
 
+  // What rank `at` was told of a call of the rank for an operation: it has called it, or not.
+  bool tells_call(std::uint32_t rank, std::uint64_t index, std::uint32_t at, bool called = true) {
+    const abi::ExchangeArenaLayout layout(kShape);
+    const Mapping exchange = group_->map_exchange(at);
+    auto* const lines = reinterpret_cast<abi::SignalLine*>(
+        exchange.bytes() + layout.block(in_tags(index), kShape.depth) + layout.called);
+    const std::uint64_t tag = abi::op_tag(group_->epoch, in_tags(index));
+    return comes([&] { return (std::atomic_ref(lines[rank].tag).load() == tag) == called; });
+  }
   // Whether the rank begins an operation that others have not called yet. Those of its device say that they
   // have.
   bool begins_alone(std::uint32_t rank, std::uint64_t index) {

@@ -166,10 +166,12 @@ TEST_F(EngineStuckDeviceTest, ACallThatARankOfTheSameDeviceHasNotMadeHoldsNoKern
     there_ = {0, 1};
     auto numbers = ask(Op::kDispatch, slot, inputs);
     ASSERT_TRUE(takes_part(1, next_, 1)) << "it is alone on its device";
-    ::usleep(20'000);
-    EXPECT_FALSE(takes_part(0, next_, 0, 0));
+    for (const std::uint32_t at : {0u, 1u, 2u}) EXPECT_TRUE(tells_call(0, next_, at)) << at;
+    EXPECT_FALSE(takes_part(0, next_, 0, 20));
     stick();
+    for (const std::uint32_t at : {0u, 1u, 2u}) EXPECT_TRUE(tells_call(0, next_, at, false)) << at;
     unstick();
+    EXPECT_TRUE(tells_call(0, next_, 2));
     there_ = {2};
     numbers[2] = ask(Op::kDispatch, slot, inputs)[2];
     there_ = {0, 1, 2};
@@ -193,6 +195,23 @@ TEST_F(EngineStuckDeviceTest, ACallOfWhichTheTimeIsUpNamesTheRankOfTheSameDevice
   EXPECT_EQ(body.failed_rank, 2);
   EXPECT_NE(std::string(body.text).find("ended after 60 ms"), std::string::npos) << body.text;
   EXPECT_TRUE(ringers_[0].ended(number));
+  break_and_resume(body.cause);
+  run_and_check(1);
+}
+
+// Rank 0 waits itself for rank 2, so rank 1, which is alone on its device, does not blame it.
+TEST_F(EngineStuckDeviceTest, WhoWaitsForARankOfItsDeviceIsNotLate) {
+  run_and_check(0);
+  abi::Call brief = dispatch_on(1);
+  brief.timeout_ms = 200;
+  ringers_[0].ring(dispatch_on(1), 0, group_->epoch);
+  ASSERT_TRUE(tells_call(0, next_, 1));
+  ringers_[1].ring(brief, 0, group_->epoch);
+  const auto request = engine_view_[1]->expect(LinkType::kBreakRequest);
+  ASSERT_TRUE(request.has_value());
+  const auto body = request->read<abi::Break>().value();
+  EXPECT_EQ(body.cause, StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(body.failed_rank, 2) << body.text;
   break_and_resume(body.cause);
   run_and_check(1);
 }

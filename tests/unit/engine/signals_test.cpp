@@ -69,6 +69,15 @@ TEST_F(SignalCopyTest, ARankThatHasCalledWaitsForThoseOfItsDevice) {
   called(3);
   expect(OpStage::kPlanning, SignalCopy::kNobody);
   ready(kOwn);
+  expect(OpStage::kWaitReady, 1);
+}
+
+TEST_F(SignalCopyTest, WhoHasCalledIsNotMissingWhileAnotherHasNot) {
+  ready(kOwn);
+  called(0);
+  expect(OpStage::kWaitReady, 1);
+  called(1);
+  called(3);
   expect(OpStage::kWaitReady, 0);
 }
 

@@ -406,6 +406,17 @@ TEST_F(AgentAlone, EvictsRanksOfGroupsThatEndHere) {
   EXPECT_EQ(actions().back(), "remove device=0 group=G");
 }
 
+// What was confirmed is carried out, whoever ends the group.
+TEST_F(AgentAlone, AnEvictionIsCarriedOutThoughItsGroupEndsHere) {
+  welcome();
+  serve();
+  EXPECT_TRUE(agent_.evict({kGroup, 0, "was evicted"}).ok());
+  hear(PutOut{"silent for 2000 ms"});
+  welcome({}, 4, 9);
+  agent_.handle(Broken{{kLocalNode, 0}, {kGroup, 1, 3}});
+  EXPECT_EQ(actions().back(), "remove device=0 group=G") << "nobody has to leave it";
+}
+
 TEST_F(AgentAlone, KnowsWhatIsToBeShownOfItsGroups) {
   welcome();
   serve();

@@ -289,7 +289,8 @@ TEST_F(CoordinatorAlone, ANodeWhoseEngineCannotBeKilledIsPutOut) {
     }
   }
   EXPECT_EQ(coordinator_->nodes().at("b").state, NodeEntry::State::kLost);
-  EXPECT_EQ(coordinator_->nodes().at("b").text, "its device 0 has an engine that was to be killed 5 times");
+  EXPECT_EQ(coordinator_->nodes().at("b").text,
+            "the engine of its device 0 was to be killed, and is not down after 60 s");
   EXPECT_FALSE(coordinator_->groups().contains(id)) << "nothing is held up";
 }
 

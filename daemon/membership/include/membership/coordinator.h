@@ -76,7 +76,7 @@ class Coordinator {
   void forget_lost();
   void open();
   void admit(const std::string& name, NodeEntry& node);
-  std::uint64_t first_group_id() const;
+  void begin_beyond_reports();
   bool is_in_use(std::uint32_t number) const;
   std::uint32_t next_number(std::uint32_t former);
   std::map<std::uint32_t, std::vector<std::uint64_t>> adopt(std::vector<Group> groups);
@@ -85,7 +85,7 @@ class Coordinator {
   bool take_address(const EngineUp& up);
   template <typename Test>
   void forget(const Test& test);  // of engines
-  void count_kill(EngineId engine);
+  void note_kill(EngineId engine);
   void carry_out();
   void send(const std::string& name, const NodeEntry& node, decltype(ToAgent::body) body);
 
@@ -100,8 +100,12 @@ class Coordinator {
   std::map<std::string, NodeEntry> nodes_;
   std::map<std::uint32_t, std::string> names_;  // of numbers in use
   std::map<std::string, EngineId> addresses_;   // of engines that are up
-  std::map<EngineId, std::uint32_t> kills_;     // orders to kill it since it was up
-  std::unique_ptr<GroupRegistry> registry_;     // null while it listens
+  struct Kills {                                // orders to kill an engine since it was down
+    std::uint64_t first_ns = 0;
+    std::uint64_t last_ns = 0;
+  };
+  std::map<EngineId, Kills> kills_;
+  std::unique_ptr<GroupRegistry> registry_;  // null while it listens
   std::vector<Sent> messages_;
 };
 
