@@ -30,6 +30,7 @@ class RangeChecks : public testing::Test {
 
   RangeChecks() {
     own_.host = host_.get();
+    own_.view = view_.get();
     own_.state = &state_;
     own_.words = &words_;
     own_.routes = routes_.data();
@@ -43,6 +44,7 @@ class RangeChecks : public testing::Test {
 
   AnyMemory memory_;
   std::unique_ptr<CallHost> host_ = std::make_unique<CallHost>();
+  std::unique_ptr<DeviceView> view_ = std::make_unique<DeviceView>();
   CallState state_{};
   abi::CallWords words_{};
   // One more than the limits say, so that it is the check that ends the process.
