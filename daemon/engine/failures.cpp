@@ -111,23 +111,18 @@ std::string awaited_text(const Group& group, std::uint32_t rank, std::uint64_t s
 
 namespace {
 
-// Which rank is late, where kernels found `found` missing. One that has called the operation waits for
-// another itself (GroupView::together), if any has not called it.
+// Which rank is late, where kernels found `found` missing. They do not look at `called`.
 std::uint32_t late_rank(const Subject& subject, Launcher& launcher, std::uint32_t found) {
-  const Group& group = subject.member.group;
-  if (subject.member.calls == nullptr || !shares_a_device(group)) return found;
-  const abi::ExchangeArenaLayout& layout = group.exchange_layout;
-  std::vector<abi::SignalLine> lines(std::size_t{3} * group.shape.num_ranks);
-  launcher.read(lines.data(), own_block(subject.member, subject.index) + layout.ready,
-                lines.size() * sizeof(lines[0]));
+  const Member& member = subject.member;
+  const Group& group = member.group;
+  if (member.calls == nullptr || !shares_a_device(group)) return found;
+  const bool by_inboxes = group.exchange_layout.inbox_bytes != 0 && group.shape.per_expert();
+  device::SignalCopy signals(group.shape.num_ranks, 1, by_inboxes);
+  launcher.read(signals.lines().data(), own_block(member, subject.index) + group.exchange_layout.ready,
+                signals.lines().size_bytes());
   const std::uint64_t tag = abi::op_tag(group.epoch, group.in_tags(subject.index));
-  const auto line = [&lines](std::uint64_t kind, std::uint32_t rank) {
-    return lines[kind / sizeof(abi::SignalLine) + rank].tag;
-  };
-  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
-    if (group.active(rank) && line(layout.ready, rank) < tag && line(layout.called, rank) < tag) return rank;
-  }
-  return found;
+  const std::uint32_t late = signals.awaited({member.rank, tag, 0, group.masked, ranks_together(member)}, 0);
+  return late == device::SignalCopy::kNobody ? found : late;
 }
 
 }  // namespace

@@ -63,6 +63,20 @@ class NodesFaults : public ClusterOfDaemons {
   Session attach(const std::string& letter, std::uint32_t rank) {
     return Session(at(letter).socket(), at(letter).device(rank));
   }
+  // All ranks, until the group is lost. Each returns what libepd says of that.
+  void start_until_lost(const Case& c, std::uint32_t rounds) {
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      ranks_.emplace_back([this, c, rounds, rank]() -> std::string {
+        const Session session = attach(kPlaces[rank], rank);
+        const Group group(session, c.config("spans", rank));
+        ScriptOptions o = options(rank, rounds, kRanks);
+        o.end = EPD_RANK_LOST;
+        o.finished = nullptr;
+        (void)ScriptRunner(group, c, rank, o).run();
+        return epd_last_error();
+      });
+    }
+  }
   // What each rank does: rounds that it repeats after failures, until `rounds` are done or `end` comes.
   ScriptOptions options(std::uint32_t rank, std::uint32_t rounds, std::uint32_t finishers) {
     ScriptOptions o;
@@ -172,17 +186,7 @@ TEST_F(NodesFaults, AKilledDaemonUnderDegrade) {
 TEST_F(NodesFaults, AKilledDaemonUnderFailFastSaysRankNodeAndAddress) {
   const Case c = spanning_case(false);
   start_bystander();
-  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
-    ranks_.emplace_back([this, &c, rank]() -> std::string {
-      const Session session = attach(kPlaces[rank], rank);
-      const Group group(session, c.config("spans", rank));
-      ScriptOptions o = options(rank, 100'000, kRanks);
-      o.end = EPD_RANK_LOST;
-      o.finished = nullptr;
-      (void)ScriptRunner(group, c, rank, o).run();
-      return epd_last_error();
-    });
-  }
+  start_until_lost(c, 100'000);
   ASSERT_TRUE(run_for(40));
   at("c").signal(SIGKILL);
   for (const std::uint32_t rank : {0u, 1u}) {
@@ -330,21 +334,10 @@ TEST_F(NodesFaultsOfLinks, ANodeWithoutItsCableUnderDegrade) {
   expect_bystander_unharmed();
 }
 
-// Its groups need nothing of it meanwhile.
 // One was confirmed and recorded, and the rank went on for ever.
 TEST_F(NodesFaults, AnEvictionIsRefusedOrCarriedOutByTheNextCoordinator) {
   const Case c = spanning_case(false);
-  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
-    ranks_.emplace_back([this, &c, rank]() -> std::string {
-      const Session session = attach(kPlaces[rank], rank);
-      const Group group(session, c.config("spans", rank));
-      ScriptOptions o = options(rank, 1'000'000, kRanks);
-      o.end = EPD_RANK_LOST;
-      o.finished = nullptr;
-      (void)ScriptRunner(group, c, rank, o).run();
-      return epd_last_error();
-    });
-  }
+  start_until_lost(c, 1'000'000);
   ASSERT_TRUE(run_for(40));
   at("a").signal(SIGSTOP);
   const CommandResult said = at("b").epctl({"evict", "group", "spans", "rank", "0", "--reason", "said"});
@@ -433,6 +426,7 @@ TEST_F(NodesFaultsThatWait, AnOverdueOperationNamesTheCoordinatorThatIsAway) {
   EXPECT_TRUE(ranks_[1].wait(60).ok);
 }
 
+// Its groups need nothing of it meanwhile.
 TEST_F(NodesFaults, GroupsRunOnWithoutTheirCoordinator) {
   const Case c = spanning_case(false);
   start_ranks(c, 600, kRanks, {});

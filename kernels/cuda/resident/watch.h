@@ -397,7 +397,7 @@ EPD_DEVICE EPD_NO_INLINE inline bool may_leave(const CallArguments& own, Watch& 
   return missing_calls(own, watch, tag) != 0;
 }
 
-// Loads the streams' next call as await_work() does.
+// Loads the streams' next call as poll_for_work() does.
 EPD_DEVICE inline abi::PackedCall load_stream_call(const CallArguments& own, const Watch& watch) {
   const std::uint64_t* const words = next_call(own, watch, kByStreams);
   abi::PackedCall call;

@@ -255,7 +255,7 @@ TEST_F(CoordinatorAlone, ANodeEvictsItsOwnRanksAlone) {
             "rank 1 was evicted");
 }
 
-// A node whose engine neither answers nor ends. A and c form their next group without it.
+// Its engine neither answers nor ends, and once it does end in time.
 TEST_F(CoordinatorAlone, ANodeWhoseEngineCannotBeKilledIsPutOut) {
   open_with({"a", "b"});
   const auto acquired = [&](const std::string& node, std::uint32_t rank) {
