@@ -62,10 +62,6 @@ void Agent::handle(Event event) {
     request(event);
     return;
   }
-  if (const auto* evicted = std::get_if<EvictRank>(&event)) {
-    (void)evict(*evicted);  // of a rank that has gone meanwhile
-    return;
-  }
   keep(event);
   if (is_answered_here(event)) {
     ended_.handle(event);

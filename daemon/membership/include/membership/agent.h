@@ -27,7 +27,7 @@ class Agent {
   };
   Agent(const Clock& clock, Options options);
 
-  // From the node. A MemoryAcquired comes before anything else that is told.
+  // From the node, all but evictions. A MemoryAcquired comes before anything else that is told.
   void handle(Event event);
   // A rank of this node. NOT_FOUND: there is none; UNSUPPORTED: it is on another node, which the text names;
   // ABORTED: the coordinator is out of reach. If OK, it is said to each coordinator until the member is gone.
