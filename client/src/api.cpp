@@ -1,110 +1,22 @@
-// The C functions: they check and copy arguments by the size rule, stop exceptions, and keep the error text.
+// The C functions of sessions, groups and memory. They check and copy arguments by the size rule.
+#include "api.h"
 #include "exportable_memory.h"
-#include "log.h"
-#include "ranges.h"
-#include "session.h"
 #include "struct_size.h"
 
 #include <cstdlib>
-#include <new>
 
 namespace {
 
 using epd::Status;
 using epd::client::Group;
+using epd::client::guarded;
 using epd::client::Handle;
 using epd::client::log_line;
 using epd::client::LogLevel;
-using epd::client::report;
+using epd::client::ranged;
 using epd::client::Session;
-using epd::client::SubmitRequest;
 using epd::client::WaitBy;
 namespace abi = epd::abi;
-
-// An opaque handle is the address of a Handle, which outlives its object (handle.h). The C types are never
-// defined.
-Session* object_of(const epd_session_t* session) {
-  return reinterpret_cast<const Handle<Session>*>(session)->object();
-}
-Group* object_of(const epd_group_t* group) {
-  return reinterpret_cast<const Handle<Group>*>(group)->object();
-}
-
-// WOULD_BLOCK is an answer, not a failure.
-void log_failure(const char* call, const Status& status) {
-  const LogLevel level = status.code() == epd::StatusCode::kWouldBlock ? LogLevel::kDebug : LogLevel::kError;
-  if (!epd::client::logs(level)) return;  // before any text is made: a poll may be refused again and again
-  log_line(level, "call failed",
-           {{"call", call}, {"status", epd::status_name(status.code())}, {"text", status.message()}});
-}
-
-void log_submission(const Group& group, const SubmitRequest& request, epd_ticket_t ticket) {
-  if (!epd::client::logs(LogLevel::kDebug)) return;
-  const char* op = request.op == abi::Op::kDispatch  ? "dispatch"
-                   : request.op == abi::Op::kCombine ? "combine"
-                                                     : "noop";
-  log_line(LogLevel::kDebug, "submitted",
-           {{"group", group.group_name},
-            {"rank", std::to_string(group.rank)},
-            {"op", op},
-            {"slot", std::to_string(request.slot)},
-            {"ticket", std::to_string(ticket)}});
-}
-
-// Runs the body of a C function. Nothing may be thrown into the caller.
-template <typename Body>
-epd_status_t guarded(Body body, const char* call = __builtin_FUNCTION()) noexcept {
-  try {
-    const Status status = body();
-    if (!status.ok()) log_failure(call, status);
-    return report(status);
-  } catch (const std::bad_alloc&) {
-    return report(epd::StatusCode::kResourceExhausted, "out of memory");
-  } catch (const std::exception& error) {
-    return report(epd::StatusCode::kInternal, error.what());
-  } catch (...) {
-    return report(epd::StatusCode::kInternal, "unknown exception");
-  }
-}
-
-// The same in a range that profilers show, by the function's name without "epd_".
-template <typename Body>
-epd_status_t ranged(Body body, const char* call = __builtin_FUNCTION()) noexcept {
-  const epd::client::Range range(call + sizeof("epd_") - 1);
-  return guarded(body, call);
-}
-
-Status missing(const char* name) {
-  return epd::invalid_argument(std::string(name) + " is NULL");
-}
-
-#define EPD_REQUIRE(pointer) \
-  if ((pointer) == nullptr) return missing(#pointer)
-#define EPD_RETURN_IF_ERROR(expression) \
-  if (Status early = (expression); !early.ok()) return early
-
-const Session& session_of(const Session& session) {
-  return session;
-}
-const Session& session_of(const Group& group) {
-  return *group.session;
-}
-
-// Sets `object` to the one behind the handle. Fails if the handle may not be used.
-template <typename CHandle, typename Object>
-Status open_handle(const CHandle* handle, const char* name, Object*& object) {
-  if (handle == nullptr) return missing(name);
-  object = object_of(handle);
-  if (object == nullptr)
-    return epd::invalid_argument(std::string(name) +
-                                 " is a handle that is no more: detached, or left, already");
-  return session_of(*object).in_home_process();
-}
-
-// Declares `object`, and returns from the function if the handle may not be used.
-#define EPD_OPEN(Type, object, handle) \
-  Type* object = nullptr;              \
-  EPD_RETURN_IF_ERROR(open_handle(handle, #handle, object))
 
 std::string socket_path(const char* given) {
   if (given != nullptr) return given;
@@ -155,80 +67,6 @@ epd_buffers_t regions_of(const Group& group, std::uint32_t slot) {
   out.out_weights = floats(Region::kOutWeights);
   return out;
 }
-
-// An argument that is 0 or 1, and the flag that it sets.
-struct Switch {
-  const char* name;
-  std::uint32_t value;
-  std::uint32_t flag;
-};
-
-template <std::size_t N>
-Status read_switches(const Switch (&switches)[N], std::uint32_t& flags) {
-  for (const Switch& s : switches) {
-    if (s.value > 1) return epd::client::bad_value(s.name, s.value, "0 or 1");
-    if (s.value != 0) flags |= s.flag;
-  }
-  return {};
-}
-
-// The caller's own memory; `copy` is what the request points to.
-Status read_memory(const epd_memory_t* given, epd_memory_t& copy, SubmitRequest& request) {
-  if (given == nullptr) return {};
-  EPD_RETURN_IF_ERROR(epd::client::read_struct(given, "memory", copy));
-  if (copy.reserved != 0) return epd::client::bad_value("memory.reserved", copy.reserved, "0");
-  request.memory = &copy;
-  return {};
-}
-
-// The arguments that dispatch and combine have in common.
-template <typename Args>
-Status read_args(const Args& a, void* stream, SubmitRequest& request) {
-  request.slot = a.slot;
-  request.timeout_ms = static_cast<std::uint32_t>(a.timeout_ms);
-  request.sms = a.sms;
-  request.handle = a.handle;
-  request.num_tokens = a.num_tokens;
-  request.num_tokens_at = a.num_tokens_at;
-  request.stream = {stream};
-  return epd::client::check_limit(a.timeout_ms, "the daemon's default");
-}
-
-Status read_dispatch(const epd_dispatch_args_t& a, void* stream, SubmitRequest& request) {
-  request.op = abi::Op::kDispatch;
-  request.keep = a.keep_handle != 0;
-  EPD_RETURN_IF_ERROR(read_args(a, stream, request));
-  request.row_format = a.row_format;
-  if (a.omit_weights == 0) request.flags = abi::kFlagWeights;
-  return read_switches({{"omit_weights", a.omit_weights, 0},
-                        {"keep_handle", a.keep_handle, 0},
-                        {"defer_receive", a.defer_receive, abi::kFlagDefer},
-                        {"zero_padding", a.zero_padding, abi::kFlagZeroPadding},
-                        {"mark_unused", a.mark_unused, abi::kFlagMarkUnused}},
-                       request.flags);
-}
-
-Status read_combine(const epd_combine_args_t& a, void* stream, SubmitRequest& request) {
-  request.op = abi::Op::kCombine;
-  EPD_RETURN_IF_ERROR(read_args(a, stream, request));
-  if (a.memory == nullptr && a.num_tokens != 0)
-    return epd::client::bad_value("num_tokens", a.num_tokens, "0 without memory: n is its dispatch's");
-  if (a.memory == nullptr && a.num_tokens_at != nullptr)
-    return epd::invalid_argument("num_tokens_at is given without memory; allowed: NULL, n is its dispatch's");
-  if (a.num_biases > abi::kMaxBiases)
-    return epd::client::bad_value("num_biases", a.num_biases, "0 .. " + std::to_string(abi::kMaxBiases));
-  const std::uint32_t returned = epd::client::number_in(a.return_weights);
-  if (returned > EPD_RETURN_WEIGHTS_SUM)
-    return epd::client::bad_value(
-        "return_weights", returned,
-        "0 (EPD_RETURN_WEIGHTS_NONE), 1 (EPD_RETURN_WEIGHTS_OWN) or 2 (EPD_RETURN_WEIGHTS_SUM)");
-  request.flags =
-      a.num_biases << abi::kBiasShift | abi::return_flags(static_cast<abi::ReturnWeights>(returned));
-  return read_switches(
-      {{"weighted", a.weighted, abi::kFlagWeights}, {"defer_receive", a.defer_receive, abi::kFlagDefer}},
-      request.flags);
-}
-
 }  // namespace
 
 extern "C" {
@@ -441,141 +279,6 @@ epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progress) {
     return status;
   });
 }
-
-epd_status_t epd_dispatch(epd_group_t* group, const epd_dispatch_args_t* args, void* stream,
-                          epd_ticket_t* ticket, epd_handle_t* handle) {
-  return ranged([&]() -> Status {
-    EPD_OPEN(Group, g, group);
-    EPD_REQUIRE(ticket);
-    epd_dispatch_args_t a{};
-    EPD_RETURN_IF_ERROR(epd::client::read_struct(args, "args", a));
-    SubmitRequest request;
-    epd_memory_t memory{};
-    EPD_RETURN_IF_ERROR(read_dispatch(a, stream, request));
-    EPD_RETURN_IF_ERROR(read_memory(a.memory, memory, request));
-    if (request.keep) EPD_REQUIRE(handle);
-    EPD_RETURN_IF_ERROR(g->session->operations().submit(*g, request, *ticket, handle));
-    log_submission(*g, request, *ticket);
-    return {};
-  });
-}
-
-epd_status_t epd_combine(epd_group_t* group, const epd_combine_args_t* args, void* stream,
-                         epd_ticket_t* ticket) {
-  return ranged([&]() -> Status {
-    EPD_OPEN(Group, g, group);
-    EPD_REQUIRE(ticket);
-    epd_combine_args_t a{};
-    EPD_RETURN_IF_ERROR(epd::client::read_struct(args, "args", a));
-    SubmitRequest request;
-    epd_memory_t memory{};
-    EPD_RETURN_IF_ERROR(read_combine(a, stream, request));
-    EPD_RETURN_IF_ERROR(read_memory(a.memory, memory, request));
-    EPD_RETURN_IF_ERROR(g->session->operations().submit(*g, request, *ticket, nullptr));
-    log_submission(*g, request, *ticket);
-    return {};
-  });
-}
-
-epd_status_t epd_handle_release(epd_group_t* group, epd_handle_t handle) {
-  return guarded([&]() -> Status {
-    EPD_OPEN(Group, g, group);
-    return g->session->operations().release_handle(*g, handle);
-  });
-}
-
-epd_status_t epd_noop(epd_group_t* group, uint32_t slot, void* stream, epd_ticket_t* ticket) {
-  return ranged([&]() -> Status {
-    EPD_OPEN(Group, g, group);
-    EPD_REQUIRE(ticket);
-    SubmitRequest request{abi::Op::kNoop, slot};
-    request.stream = {stream};
-    EPD_RETURN_IF_ERROR(g->session->operations().submit(*g, request, *ticket, nullptr));
-    log_submission(*g, request, *ticket);
-    return {};
-  });
-}
-
-epd_status_t epd_ticket_wait(epd_group_t* group, epd_ticket_t ticket, int32_t timeout_ms,
-                             epd_result_t* result) {
-  return ranged([&]() -> Status {
-    EPD_OPEN(Group, g, group);
-    if (result != nullptr) EPD_RETURN_IF_ERROR(epd::client::check_output(result, "result"));
-    EPD_RETURN_IF_ERROR(epd::client::check_wait(timeout_ms));
-    epd_result_t out{};
-    Status status = g->session->operations().wait(*g, ticket, timeout_ms, &out);
-    // out.size is set if the operation has ended. Otherwise the caller's struct stays unchanged.
-    if (result != nullptr && out.size != 0) epd::client::write_struct(result, out);
-    return status;
-  });
-}
-
-epd_status_t epd_ticket_poll(epd_group_t* group, epd_ticket_t ticket, epd_result_t* result) {
-  return epd_ticket_wait(group, ticket, EPD_NO_WAIT, result);
-}
-
-int epd_ticket_pending(epd_group_t* group, epd_ticket_t ticket) {
-  int pending = 0;
-  guarded([&]() -> Status {
-    EPD_OPEN(Group, g, group);
-    pending = g->session->operations().pending(*g, ticket) ? 1 : 0;
-    return {};
-  });
-  return pending;
-}
-
-epd_status_t epd_ticket_counts(epd_group_t* group, epd_ticket_t ticket, int32_t timeout_ms,
-                               epd_counts_t* counts) {
-  return ranged([&]() -> Status {
-    EPD_OPEN(Group, g, group);
-    EPD_REQUIRE(counts);
-    EPD_RETURN_IF_ERROR(epd::client::check_output(counts, "counts"));
-    EPD_RETURN_IF_ERROR(epd::client::check_wait(timeout_ms));
-    epd_counts_t out{};
-    EPD_RETURN_IF_ERROR(g->session->operations().counts(*g, ticket, timeout_ms, out));
-    epd::client::write_struct(counts, out);
-    return {};
-  });
-}
-
-epd_status_t epd_ticket_wait_sent(epd_group_t* group, epd_ticket_t ticket, int32_t timeout_ms) {
-  return ranged([&]() -> Status {
-    EPD_OPEN(Group, g, group);
-    EPD_RETURN_IF_ERROR(epd::client::check_wait(timeout_ms));
-    return g->session->operations().wait_sent(*g, ticket, timeout_ms);
-  });
-}
-
-epd_status_t epd_ticket_wait_on_stream(epd_group_t* group, epd_ticket_t ticket, void* stream) {
-  return ranged([&]() -> Status {
-    EPD_OPEN(Group, g, group);
-    return g->session->operations().wait_on_stream(*g, ticket, stream);
-  });
-}
-
-epd_status_t epd_ticket_event(epd_group_t* group, epd_ticket_t ticket, void** event) {
-  return guarded([&]() -> Status {
-    EPD_OPEN(Group, g, group);
-    EPD_REQUIRE(event);
-    return g->session->streams().event_of(*g, ticket, *event);
-  });
-}
-
-epd_status_t epd_ticket_drop(epd_group_t* group, epd_ticket_t ticket) {
-  return guarded([&]() -> Status {
-    EPD_OPEN(Group, g, group);
-    return g->session->operations().drop(*g, ticket);
-  });
-}
-
-epd_status_t epd_ticket_on_complete(epd_group_t* group, epd_ticket_t ticket, epd_hook_t hook, void* user) {
-  return guarded([&]() -> Status {
-    EPD_OPEN(Group, g, group);
-    EPD_REQUIRE(hook);
-    return g->session->operations().on_complete(*g, ticket, hook, user);
-  });
-}
-
 epd_status_t epd_memory_register(epd_session_t* session, void* address, size_t bytes) {
   return guarded([&]() -> Status {
     EPD_OPEN(Session, s, session);
