@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import os
+import pickle
 from typing import Any
 
 import deep_ep
@@ -179,10 +182,22 @@ def wrong_arguments(group: Any) -> None:
         ("num_ranks is 0; allowed: 1 .. 160", lambda: deep_ep.Buffer.get_dispatch_config(0)),
         ("num_ranks is a; allowed: 1 .. 160", lambda: deep_ep.Buffer.get_dispatch_config("a")),
         ("group and comm is neither; allowed: one of them", lambda: deep_ep.Buffer(None)),
+        ("group is 5; allowed: a torch.distributed process group", lambda: deep_ep.Buffer(5)),
+        ("num_sms is a; allowed: 1 or more", lambda: deep_ep.Config("a")),
+        ("hidden_bytes is x; allowed: a multiple", lambda: deep_ep.Config().get_nvl_buffer_size_hint("x", 2)),
+        ("offset is -5", lambda: buffer.get_local_buffer_tensor(BF16, None, -5)),
+        ("num_tokens_per_expert is a list", lambda: buffer.dispatch(mine.x, num_tokens_per_expert=[1] * E)),
+        (
+            f"num_worst_tokens is {1 << 31}",
+            lambda: buffer.dispatch(mine.x, **numbers, **choice, num_worst_tokens=1 << 31),
+        ),
         ("mask_status.dtype is", lambda: buffer.low_latency_query_mask_buffer(torch.zeros(size))),
     ]
     for text, call in refused:
         raises(epd.InvalidArgument, text, call)
+    for given in (buffer, handle, ll_handle):
+        for again in (copy.copy, copy.deepcopy, pickle.dumps):
+            raises(TypeError, f"{type(given).__name__} can't be copied", lambda: again(given))
     raises(
         NotImplementedError,
         "use_logfmt is True; epd serves: False",
@@ -192,6 +207,64 @@ def wrong_arguments(group: Any) -> None:
     out, _, hook = buffer.low_latency_combine(y, *ll, return_recv_hook=None)
     assert hook is None and not out.any() and buffer.combine(rows, handle)[0].shape == mine.x.shape
     buffer.destroy()
+
+
+def handles_of_another_buffer(group: Any) -> None:
+    one, other = (make_buffer(group, low_latency_mode=True) for _ in range(2))
+    mine = sent_by(one.rank, "bf16")
+    _, _, per_expert, in_rank, _ = one.get_dispatch_layout(mine.topk_idx, E)
+    numbers = {"num_tokens_per_expert": per_expert, "is_token_in_rank": in_rank}
+    rows, _, _, _, handle, _ = one.dispatch(
+        mine.x, **numbers, topk_idx=mine.topk_idx, topk_weights=mine.topk_weights
+    )
+    few = ll_sent(one.group_size, 0)[0]
+    y, _, ll_handle, _, _ = one.low_latency_dispatch(few.x, few.topk_idx, LL_T, E, use_fp8=False)
+    for call in (
+        lambda: other.combine(rows, handle),
+        lambda: other.dispatch(mine.x, handle=handle),
+        lambda: other.low_latency_combine(y, few.topk_idx, few.topk_weights, ll_handle),
+        lambda: other.get_next_low_latency_combine_buffer(ll_handle),
+    ):
+        raises(epd.InvalidArgument, "handle is of another Buffer", call)
+    assert one.combine(rows, handle)[0].shape == mine.x.shape
+    one.destroy()
+    other.destroy()
+
+
+def a_rank_has_no_buffer(group: Any) -> str:
+    """Then no rank has one, and each knows why."""
+    values = {"EPD_SOCKET": "/nonexistent", "EPD_DEEPEP_MAX_TOKENS": "0"}
+    texts = []
+    for name, value in values.items():
+        before = os.environ[name]
+        if group.rank() == 1:
+            os.environ[name] = value
+        try:
+            make_buffer(group)
+        except epd.Error as error:
+            texts.append(f"{type(error).__name__}: {error}")
+        finally:
+            os.environ[name] = before
+    make_buffer(group).destroy()
+    return "\n".join(texts)
+
+
+def it_ends_without_the_others(group: Any) -> None:
+    buffer = make_buffer(group)
+    session = buffer._groups.session
+    gather = torch.distributed.all_gather_object
+
+    def fails(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    torch.distributed.all_gather_object = fails
+    try:
+        text = f"all_gather failed on rank {buffer.rank}: Connection closed by peer"
+        raises(epd.Aborted, text, buffer.destroy)
+    finally:
+        torch.distributed.all_gather_object = gather
+    raises(epd.InvalidArgument, "the Buffer is destroyed", buffer.destroy)
+    raises(epd.InvalidArgument, "", lambda: session.join(epd.GroupConfig(num_ranks=1, num_experts=1, hidden=128)))
 
 
 def other_values_on_ranks(group: Any) -> str:

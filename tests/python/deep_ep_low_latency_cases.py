@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from typing import Any
 
 import torch
@@ -9,12 +13,16 @@ from deep_ep_sent import (
     FORMATS,
     LL_T,
     E,
+    H,
     check_ll_combine,
     check_ll_dispatch,
     ll_answer,
     ll_sent,
     make_buffer,
+    raises,
 )
+
+import epd
 
 
 def low_latency(group: Any, form: str, hooks: bool, async_finish: bool = False) -> None:
@@ -114,6 +122,84 @@ def hooks_that_are_not_called(group: Any) -> None:
         )
         out, _, _ = buffer.low_latency_combine(y, mine.topk_idx, mine.topk_weights, handle)
         check_ll_combine(rank, size, all_sent, step, out)
+    buffer.destroy()
+
+
+def a_hook_is_interrupted(group: Any) -> None:
+    """Its next call waits on, and so does the group's next operation."""
+    buffer = make_buffer(group, low_latency_mode=True)
+    rank, size = buffer.rank, buffer.group_size
+    first = ll_sent(size, 0)[rank]
+    buffer.low_latency_dispatch(first.x, first.topk_idx, LL_T, E)  # joins
+    for step in range(2):
+        all_sent = ll_sent(size, step)
+        mine = all_sent[rank]
+        torch.distributed.barrier(group)
+        if rank == 1:
+            time.sleep(0.8)
+        got, counts, handle, _, hook = buffer.low_latency_dispatch(
+            mine.x, mine.topk_idx, LL_T, E, use_fp8=False, return_recv_hook=True
+        )
+        if rank == 0:
+            interrupt = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
+            interrupt.start()
+            raises(KeyboardInterrupt, "", hook if step == 0 else buffer._low_latency._groups.all()[0].settle)
+        hook()
+        check_ll_dispatch("bf16", rank, size, all_sent, got, counts, handle)
+    buffer.destroy()
+
+
+def a_hook_of_what_has_failed(group: Any) -> None:
+    """It tells so in each call, also when the next operation has told before."""
+    for told_before in (False, True):
+        buffer = make_buffer(group, low_latency_mode=True)
+        mine = ll_sent(buffer.group_size, 0)[buffer.rank]
+
+        def dispatch(wrong: bool) -> Any:
+            topk_idx = mine.topk_idx.clone()
+            topk_idx[:1, :1] = E if wrong and buffer.rank == 0 else 0
+            return buffer.low_latency_dispatch(mine.x, topk_idx, LL_T, E, return_recv_hook=True)[4]
+
+        hook = dispatch(True)
+        if told_before:
+            raises(epd.Error, "topk_idx", lambda: dispatch(False))
+        for _ in range(2):
+            raises(epd.Error, "topk_idx", hook)
+        buffer.destroy()
+
+
+def results_that_callers_change(group: Any) -> None:
+    """Later callers get other tensors, without the history of earlier ones."""
+    buffer = make_buffer(group, low_latency_mode=True)
+    mine = ll_sent(buffer.group_size, 0)[buffer.rank]
+    factor = torch.ones(H, requires_grad=True)
+
+    def dispatch() -> Any:
+        return buffer.low_latency_dispatch(mine.x, mine.topk_idx, LL_T, E)
+
+    shapes = [tuple(dispatch()[i].shape) for i in (1,)] + [tuple(t.shape) for t in dispatch()[0]]
+    first = dispatch()
+    dispatch()
+    assert dispatch()[1] is first[1], "made once"
+    for change in (
+        lambda rows, counts: counts.unsqueeze_(0),
+        lambda rows, counts: rows[1].transpose_(1, 2),
+        lambda rows, counts: rows[1].requires_grad_(),
+        lambda rows, counts: rows[1].mul_(factor[: rows[1].shape[2]]),
+    ):
+        for _ in range(2):  # both slots
+            (rows, counts, *_) = dispatch()
+            change(rows, counts)
+        for _ in range(2):
+            (rows, counts, *_) = dispatch()
+            assert [tuple(counts.shape)] + [tuple(t.shape) for t in rows] == shapes
+            assert not rows[0].requires_grad and not rows[1].requires_grad
+    for _ in range(3):
+        handle = buffer.low_latency_dispatch(mine.x, mine.topk_idx, LL_T, E, use_fp8=False)[2]
+        y = buffer.get_next_low_latency_combine_buffer(handle)
+        assert not y.requires_grad
+        y[:] = factor.to(torch.bfloat16)
+        buffer.low_latency_combine(y, mine.topk_idx, mine.topk_weights, handle, zero_copy=True)
     buffer.destroy()
 
 

@@ -83,14 +83,31 @@ def test_low_latency(two: RankProcesses, form: str, hooks: bool, async_finish: b
 
 
 @pytest.mark.parametrize(
-    "case", ["two_batches", "modes_of_torch_change", "hooks_that_are_not_called", "results_are_copies"]
+    "case",
+    [
+        "two_batches",
+        "modes_of_torch_change",
+        "hooks_that_are_not_called",
+        "a_hook_is_interrupted",
+        "a_hook_of_what_has_failed",
+        "results_are_copies",
+        "results_that_callers_change",
+    ],
 )
 def test_low_latency_in_use(two: RankProcesses, case: str) -> None:
     two.run(f"deep_ep_low_latency_cases.{case}")
 
 
 @pytest.mark.parametrize(
-    "case", ["both_modes", "buffers_end_in_any_order", "memberships_end_with_the_buffer", "mpi"]
+    "case",
+    [
+        "both_modes",
+        "buffers_end_in_any_order",
+        "memberships_end_with_the_buffer",
+        "handles_of_another_buffer",
+        "it_ends_without_the_others",
+        "mpi",
+    ],
 )
 def test_buffers(two: RankProcesses, case: str) -> None:
     two.run(f"deep_ep_buffer_cases.{case}")
@@ -104,6 +121,13 @@ def test_ranks_that_differ(two: RankProcesses) -> None:
     """num_max_dispatch_tokens_per_rank is part of the group's name: the other rank is missed."""
     for answer in two.run("deep_ep_buffer_cases.other_values_on_ranks"):
         assert re.match("DeadlineExceeded: .*missing", answer), answer
+
+
+def test_a_rank_has_no_buffer(two: RankProcesses) -> None:
+    other, own = (text.splitlines() for text in two.run("deep_ep_buffer_cases.a_rank_has_no_buffer"))
+    assert len(own) == len(other) == 2
+    for said, told in zip(own, other):
+        assert told == f"Aborted: ABORTED: the Buffer could not be made on rank 1: {said}"
 
 
 def test_a_rank_ends(two: RankProcesses) -> None:

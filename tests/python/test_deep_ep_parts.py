@@ -13,7 +13,7 @@ from conftest import ROOT
 torch = pytest.importorskip("torch", reason="torch is not installed (Debian: python3-torch)")
 sys.path.append(str(ROOT / "client/deep_ep"))
 
-from deep_ep import Buffer, events, streams  # noqa: E402
+from deep_ep import Buffer, events, groups, streams  # noqa: E402
 from deep_ep.layout import dispatch_layout  # noqa: E402
 
 import epd  # noqa: E402
@@ -231,8 +231,8 @@ def test_a_layout_names_a_choice_that_is_no_expert(choice: int) -> None:
 @pytest.mark.parametrize("value", ["x", None, 1.5, -1])
 def test_numbers_that_are_none(value: Any) -> None:
     for call, name in (
-        (lambda: Buffer(None, value), "num_nvl_bytes"),
-        (lambda: Buffer(None, 0, value), "num_rdma_bytes"),
+        (lambda: groups._attach(value, 0), "num_nvl_bytes"),
+        (lambda: groups._attach(0, value), "num_rdma_bytes"),
         (lambda: Buffer.set_num_sms(value), "new_num_sms"),
     ):
         with pytest.raises(epd.InvalidArgument, match=f"{name} is {value}; allowed: "):

@@ -132,6 +132,9 @@ class FakeJoined:
     def __init__(self, resume_at: list[int]) -> None:
         self.group = FakeGroup(resume_at)
 
+    def settle(self) -> None:
+        pass
+
     def submit(self, submission: Any, *arguments: Any) -> Any:
         return submission(*arguments)
 
@@ -164,8 +167,9 @@ class FakeTicket:
         self.outcome = outcome
 
     def wait(self) -> Any:
-        if isinstance(self.outcome, Exception):
-            raise self.outcome
+        if isinstance(self.outcome, BaseException):
+            outcome, self.outcome = self.outcome, 5
+            raise outcome
         return epd.Result(epd.Status.OK, -1, self.outcome, 0, 0, 0, 0, 0, 1)
 
 
@@ -206,9 +210,25 @@ def test_what_is_repeated(first: list[Any], second: list[Any], resume_at: list[i
     steps = Steps()
     for name, outcomes in (("a", first), ("b", second)):
         step: Any = FakeStep(name, outcomes, written)
-        steps.end(joined, step, steps.begin(joined, step))
+        steps.begin(joined, step)
+        steps.end(joined, step)
     assert ", ".join(written) == log
     assert not first and not second and not resume_at
+
+
+def test_an_interrupted_operation_is_ended_first() -> None:
+    """Else another one would be submitted in its place after a break."""
+    written: list[str] = []
+    joined: Any = FakeJoined([6])
+    steps = Steps()
+    one: Any = FakeStep("a", [KeyboardInterrupt(), LOST], written)
+    two: Any = FakeStep("b", [LOST, 6], written)
+    steps.begin(joined, one)
+    with pytest.raises(KeyboardInterrupt):
+        steps.end(joined, one)
+    steps.begin(joined, two)
+    steps.end(joined, two)
+    assert ", ".join(written) == "a FIRST, a completed, b FIRST, b AGAIN, b completed"
 
 
 def test_rows_move() -> None:

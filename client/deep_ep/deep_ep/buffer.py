@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import epd
+from epd._handles import NotCopied
 
 from .checks import check_kind, check_number, check_tensor, not_served, refuse
 from .config import Config, low_latency_bytes
@@ -25,7 +26,7 @@ from .team import Team
 _MOST_RANKS = 160
 
 
-class Buffer:
+class Buffer(NotCopied):
     """Dispatch and combine among the ranks of a process group, through the node's epd daemon.
 
     Attributes:
@@ -62,8 +63,6 @@ class Buffer:
                              deadline; ranks can be masked. The CPU then waits for each operation
         num_rdma_bytes, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric: not needed
         """
-        check_number("num_nvl_bytes", num_nvl_bytes, 0, "0 or more")
-        check_number("num_rdma_bytes", num_rdma_bytes, 0, "0 or more")
         team = Team(group, comm)
         self.group = group
         self.rank = team.rank
@@ -73,23 +72,28 @@ class Buffer:
         self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy
         self._team = team
-        self._groups: Optional[Groups] = Groups(team, num_nvl_bytes, enable_shrink)
+        self._groups: Optional[Groups] = Groups(team, num_nvl_bytes, num_rdma_bytes, enable_shrink)
         self._streams = Streams(self._groups.device)
         self._masks = Masks(self._groups) if enable_shrink else None
         self._normal = NormalMode(team, self._groups, self._streams)
         self._low_latency = LowLatencyMode(self._groups, self._streams, self._masks)
 
     def destroy(self) -> None:
-        """Ends the Buffer, on all ranks at the same time. Views that are alive keep their memory."""
+        """Ends the Buffer, on all ranks at the same time. Views that are alive keep their memory.
+
+        Raises Aborted, when it has ended: the ranks did not meet, as one is gone.
+        """
         if not self.explicitly_destroy:
             raise refuse("explicitly_destroy", False, "True for destroy()")
         groups = self._check()
         if not groups.on_host:
             torch.cuda.synchronize(groups.device)
-        if not self._low_latency.meet():
-            self._team.gather(None)  # nobody needs this rank any more
-        self._groups = None
-        groups.leave()
+        try:
+            if not self._low_latency.meet():
+                self._team.gather(None)  # nobody needs this rank any more
+        finally:
+            self._groups = None
+            groups.leave()
 
     # ---- what needs no Buffer ----------------------------------------------------------------------
 
@@ -150,6 +154,7 @@ class Buffer:
         if size is None:
             given = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
             width = torch.empty(0, dtype=dtype).element_size()
+            offset = check_number("offset", offset, 0, "0 or more")
             size = torch.Size([max(given // width - offset, 0)])
         return torch.empty(size, dtype=dtype, device=groups.device)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import epd
 
-from .checks import refuse
+from .checks import check_number, refuse
 from .rows import LOW_LATENCY_ROWS, NORMAL_ROWS
 
 
@@ -38,13 +38,17 @@ class Config:
     num_max_rdma_chunked_send_tokens: int = 6
     num_max_rdma_chunked_recv_tokens: int = 256
 
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            least = 1 if field.name == "num_sms" else 0
+            check_number(field.name, getattr(self, field.name), least, f"{least} or more")
+
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes of a rank that the daemon makes for a group in normal mode with one choice.
 
         hidden_bytes: of a bf16 row
         """
-        if hidden_bytes % 256 != 0:
-            raise refuse("hidden_bytes", hidden_bytes, "a multiple of 256")
+        check_number("hidden_bytes", hidden_bytes, 256, "a multiple of 256", multiple=256)
         shape = epd.GroupConfig(
             num_ranks=num_ranks,
             num_experts=num_ranks,

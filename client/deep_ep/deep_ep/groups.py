@@ -14,7 +14,7 @@ import epd
 from epd.torch import registered_pool
 
 from . import config
-from .checks import not_served, refuse, refuse_capture
+from .checks import check_number, not_served, refuse, refuse_capture
 from .shrink import Steps
 from .rows import LOW_LATENCY_ROWS, NORMAL_ROWS
 from .streams import Streams
@@ -41,9 +41,10 @@ class Shape(NamedTuple):
 class Joined:
     """A group of which this rank is a member."""
 
-    def __init__(self, group: epd.Group, shape: Shape, shrink: bool = False) -> None:
+    def __init__(self, group: epd.Group, shape: Shape, owner: str, shrink: bool = False) -> None:
         self.group = group
         self.shape = shape
+        self.owner = owner  # the name of its Groups
         self.steps = Steps() if shrink else None  # what goes on without lost ranks
         self.slot = 0  # of the next low-latency operation
         self.waits_read: Optional[list[int]] = None  # waits() as statistics last had them
@@ -72,11 +73,13 @@ class Joined:
 
     def settle(self) -> None:
         """Waits for operations in flight whose hooks were not called, as far as the CPU has to wait for them."""
-        if not self._pending:
-            return
-        pending, self._pending = self._pending, []
-        for arrive in pending:
-            arrive()
+        while self._pending:
+            try:
+                self._pending[0]()
+            except epd.Error:
+                del self._pending[0]
+                raise
+            del self._pending[0]  # not if it was interrupted
 
     def submit(self, submission: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """Submits when there is room."""
@@ -109,17 +112,16 @@ class Joined:
 class Groups:
     """A session and the groups that this rank has joined in it."""
 
-    def __init__(self, team: Team, pool_bytes: int = 0, shrink: bool = False) -> None:
-        """pool_bytes: of GPU memory for results, which operations write to in place; 0: none.
-        shrink: low-latency groups go on without lost ranks.
+    def __init__(self, team: Team, pool_bytes: int = 0, rdma_bytes: int = 0, shrink: bool = False) -> None:
+        """pool_bytes: of GPU memory for results, which operations write to in place; 0: none. rdma_bytes: not needed.
+        shrink: low-latency groups go on without lost ranks. All ranks call; if one can't, none can.
         """
         self._team = team
         self.size = team.size
         self.shrink = shrink
-        self.session = epd.attach(device=_device_name())
+        self.session, facts = team.make("the Buffer", lambda: _attach(pool_bytes, rdma_bytes))
         info = self.session.info
-        facts = team.gather((uuid.uuid4().hex[:12], info.boot_id, info.device_kind.name))
-        self._name = f"deepep-{facts[0][0]}"
+        self.name = f"deepep-{facts[0][0]}"
         daemons = sorted({boot_id for _, boot_id, _ in facts})
         if len(daemons) > 1:
             self.session.detach()
@@ -181,6 +183,11 @@ class Groups:
             self._known.clear()
         self._known[arguments] = joined
 
+    def check_own(self, joined: Joined) -> None:
+        """joined: of a handle."""
+        if joined.owner is not self.name:
+            raise refuse("handle", "of another Buffer", "handles that this Buffer's dispatches have given")
+
     def all(self) -> list[Joined]:
         return list(self._joined.values())
 
@@ -205,7 +212,7 @@ class Groups:
             raise not_served(str(shape), given, "kinds of calls that were made before, or a new Buffer")
         group = self.session.join(
             epd.GroupConfig(
-                name=f"{self._name}-{shape}",
+                name=f"{self.name}-{shape}",
                 rank=self._team.rank,
                 num_ranks=self._team.size,
                 num_experts=shape.num_experts,
@@ -216,8 +223,18 @@ class Groups:
                 **fields,
             )
         )
-        joined = self._joined[shape] = Joined(group, shape, shrink=self.shrink and shape.tokens > 0)
+        joined = self._joined[shape] = Joined(group, shape, self.name, shrink=self.shrink and shape.tokens > 0)
         return joined
+
+
+def _attach(pool_bytes: object, rdma_bytes: object) -> tuple[epd.Session, tuple[str, str, str]]:
+    """A session, if what this rank is given is right, and what the other ranks are told of it."""
+    check_number("num_nvl_bytes", pool_bytes, 0, "0 or more")
+    check_number("num_rdma_bytes", rdma_bytes, 0, "0 or more")
+    config.max_tokens()
+    config.num_handles()
+    session = epd.attach(device=_device_name())
+    return session, (uuid.uuid4().hex[:12], session.info.boot_id, session.info.device_kind.name)
 
 
 def _device_name() -> Optional[str]:

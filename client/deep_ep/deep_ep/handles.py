@@ -8,13 +8,18 @@ import torch
 from torch import Tensor
 
 import epd
+from epd._handles import NotCopied
 
 from .checks import refuse
 from .groups import Joined, Shape
 from .places import Routing
 
 
-class NormalHandle(tuple):  # type: ignore[type-arg]
+class _Handle(NotCopied, tuple):  # type: ignore[type-arg]
+    pass
+
+
+class NormalHandle(_Handle):
     """(rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx, is_token_in_rank,
     send_head), of which epd fills:
 
@@ -89,7 +94,7 @@ class Choices:
         return self._topk_idx
 
 
-class LowLatencyHandle(tuple):  # type: ignore[type-arg]
+class LowLatencyHandle(_Handle):
     """(src_info, layout_range, T, H, E)
 
     src_info      [E/R, R*T] int32: the token's number on its source rank

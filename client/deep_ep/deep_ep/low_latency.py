@@ -35,6 +35,8 @@ class _Operation:
 
     __slots__ = (
         "_call",
+        "_error",
+        "_in_stream",
         "_inputs",
         "_joined",
         "_results",
@@ -44,6 +46,7 @@ class _Operation:
         "_steps",
         "_streams",
         "_ticket",
+        "_waits",
         "cpu_waits",
         "stream",
         "waited",
@@ -56,7 +59,10 @@ class _Operation:
         joined.settle()
         self._joined = joined
         self._streams = streams
-        self._inputs: Optional[tuple[Optional[Tensor], ...]] = inputs  # which the operation may read
+        self._inputs: Optional[tuple[Optional[Tensor], ...]] = inputs  # which the operation may read; None: it is over
+        self._error: Optional[epd.Error] = None  # with which it ended
+        self._in_stream = False  # the caller's stream waits for it
+        self._waits = False  # a hook runs
         self._results: Optional[Results] = None
         self._stats: Optional[Tensor] = None
         self.waited: Optional[WaitStats] = None
@@ -100,21 +106,39 @@ class _Operation:
     def later(self) -> Hook:
         """The caller says when it waits."""
         if self.cpu_waits:
-            self._joined.remember(self.hook)
+            self._joined.remember(self._settle)
         return self.hook
 
     def hook(self) -> None:
-        """Makes the current stream wait for the arrival; the CPU, if it has to. Once."""
+        """Makes the current stream wait for the arrival; the CPU, if it has to. Once: later calls do nothing, or raise
+        what the operation ended with. A wait that was interrupted goes on in the next call."""
         if self._inputs is None:
+            if self._error is not None:
+                raise self._error.with_traceback(None)
             return
+        self._waits = True
+        try:
+            if self.stream is not None and not self._in_stream:
+                stream = self._streams.current()
+                self._ticket.wait_on_stream(stream)
+                self._in_stream = True
+                if self._steps is not None:
+                    self._step.stream = stream  # if it must be made again
+            self._wait()
+        except epd.Error as error:
+            if not (isinstance(error, epd.DeadlineExceeded) and self._ticket.pending):
+                self._inputs, self._error = None, error
+            raise
+        finally:
+            self._waits = False
         self._inputs = None
-        if self.stream is not None:
-            stream = self._streams.current()
-            self._ticket.wait_on_stream(stream)
-            if self._steps is not None:
-                self._step.stream = stream  # if it must be made again
-        self._wait()
         self._arrive()
+
+    def _settle(self) -> None:
+        """As hook, before the group's next operation: not before this one is submitted again. What has failed was told
+        to the caller, or is told by its hook."""
+        if self._inputs is not None and not self._waits:
+            self.hook()
 
     def finish(self, outputs: Sequence[Optional[Tensor]]) -> EventOverlap:
         """The event that the caller gets."""
@@ -133,7 +157,7 @@ class _Operation:
     def _wait(self) -> None:
         """The CPU waits, if it has to."""
         if self._steps is not None:
-            self._steps.end(self._joined, self._step, self._ticket)
+            self._steps.end(self._joined, self._step)
         elif self.stream is None:
             self._ticket.wait()
 
@@ -210,6 +234,7 @@ class LowLatencyMode:
         out: Optional[Tensor],
         wait_stats: Optional[Tensor],
     ) -> tuple[Tensor, EventOverlap, Optional[Hook]]:
+        self._groups.check_own(handle.joined)
         device, joined = self._groups.device, handle.joined
         shape, n = joined.shape, handle.num_tokens
         weights_shape = (n, shape.topk)
@@ -238,8 +263,10 @@ class LowLatencyMode:
         return made, operation.finish(()), None
 
     def next_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:
-        """y of the slot that the next combine uses."""
-        return handle.joined.regions(handle.joined.slot).y
+        """y of the slot that the next combine uses: a tensor of its own in each call, as the caller may give it a
+        history."""
+        self._groups.check_own(handle.joined)
+        return handle.joined.regions(handle.joined.slot).y.detach()
 
     def meet(self) -> bool:
         """Waits for all ranks that live, if they have a group for it. Then no operation needs this rank any more."""
@@ -251,7 +278,8 @@ class LowLatencyMode:
             with contextlib.suppress(epd.Error):
                 assert joined.steps is not None
                 meeting = Meeting(joined.next_slot())
-                joined.steps.end(joined, meeting, joined.steps.begin(joined, meeting))
+                joined.steps.begin(joined, meeting)
+                joined.steps.end(joined, meeting)
         return bool(groups)
 
     # ---- inside ------------------------------------------------------------------------------------
@@ -288,6 +316,6 @@ class LowLatencyMode:
         if not self._views:
             return Results(joined, slot, row_format, False, masked)
         results: Optional[Results] = joined.results.get((slot, row_format))
-        if results is None:
+        if results is None or results.touched():
             results = joined.results[slot, row_format] = Results(joined, slot, row_format, True)
         return results

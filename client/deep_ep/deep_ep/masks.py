@@ -10,7 +10,7 @@ from torch import Tensor
 
 import epd
 
-from .checks import not_served, refuse
+from .checks import check_number, not_served, refuse
 from .groups import Groups
 
 
@@ -24,8 +24,9 @@ class Masks:
         self.hidden: Optional[Tensor] = None  # [R] bool: the ranks that the caller has masked. None: nobody
 
     def update(self, rank: int, mask: bool) -> None:
-        if not 0 <= rank < self._size:
-            raise refuse("rank_to_mask", rank, f"0 .. {self._size - 1}")
+        allowed = f"0 .. {self._size - 1}"
+        if check_number("rank_to_mask", rank, 0, allowed) >= self._size:
+            raise refuse("rank_to_mask", rank, allowed)
         if not mask and rank in self._groups.lost():
             raise not_served(f"mask of rank {rank}, which is lost,", False, "True, as long as the Buffer lives")
         self._set(self._masked | {rank} if mask else self._masked - {rank})

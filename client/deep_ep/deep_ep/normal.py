@@ -11,7 +11,7 @@ import epd
 from epd.torch import E4M3
 from epd.torch.staging import Staging
 
-from .checks import check_number, check_tensor, refuse
+from .checks import check_kind, check_number, check_tensor, refuse
 from .config import Config, max_tokens
 from .events import EventOverlap
 from .groups import Groups, Joined, Shape
@@ -34,6 +34,7 @@ _RECV_X, _RECV_SCALES = epd.Region.RECV_X, epd.Region.RECV_SCALES
 _RANK_OFFSETS, _NO_WEIGHTS = epd.Region.RANK_OFFSETS, epd.ReturnWeights.NONE
 _BF16, _FP8, _UE8M0 = range(len(NORMAL_ROWS))
 _SLOT = 0
+_MOST_ROWS = (1 << 31) - 1
 
 
 class Given(NamedTuple):
@@ -106,9 +107,12 @@ class NormalMode:
         given = self._given(x)
         if num_tokens_per_expert is None:
             raise refuse("num_tokens_per_expert", None, "a tensor [num_experts] without a handle")
-        check_number("num_worst_tokens", num_worst_tokens, 0, "0 (as many as come), or 1 or more")
+        allowed = f"0 (as many as come), or 1 .. {_MOST_ROWS}"
+        if check_number("num_worst_tokens", num_worst_tokens, 0, allowed) > _MOST_ROWS:
+            raise refuse("num_worst_tokens", num_worst_tokens, allowed)
         if num_worst_tokens == 0 and self._streams.capturing:
             raise refuse("num_worst_tokens", 0, "1 or more while the stream captures a graph: nothing may wait")
+        check_kind("num_tokens_per_expert", num_tokens_per_expert, Tensor, "a tensor [num_experts]")
         num_experts = num_tokens_per_expert.numel()
         counts: Optional[list[int]] = None
         with call.run():
@@ -154,6 +158,7 @@ class NormalMode:
     ) -> tuple[Rows, EventOverlap]:
         """The rows of x under the routing of a handle."""
         given = self._given(x)
+        self._groups.check_own(handle.joined)
         if given.x.shape[0] != handle.num_tokens:
             raise refuse("x.shape[0]", given.x.shape[0], f"{handle.num_tokens}, as of the handle's dispatch")
         choices, scales = handle.choices, given.scales
@@ -255,6 +260,7 @@ class NormalMode:
         config: Config,
         call: Call,
     ) -> tuple[Tensor, Optional[Tensor], EventOverlap]:
+        self._groups.check_own(handle.joined)
         device, joined = self._groups.device, handle.joined
         shape, n = joined.shape, handle.num_tokens
         check_tensor("x", x, dtypes=torch.bfloat16, shape=(handle.num_rows, shape.hidden), device=device)

@@ -39,13 +39,13 @@ class Results:
         self._range: Optional[Tensor] = None
         self._ranges = b.source_ranges if views else torch.empty_like(b.source_ranges)
         self._src = b.recv_src if views else torch.empty_like(b.recv_src)
-        self.x = b.recv_x if views else torch.empty_like(b.recv_x)
-        self.counts = b.expert_counts if views else torch.empty_like(b.expert_counts)
+        self.x = b.recv_x.detach() if views else torch.empty_like(b.recv_x)
+        self.counts = b.expert_counts.detach() if views else torch.empty_like(b.expert_counts)
         self.sources = self._src[..., 1]
         self._scales: Optional[Tensor] = None
         self.scales: Optional[Tensor] = None
         if b.recv_scales is not None and views:
-            self.scales = b.recv_scales.detach()  # the caller's, who may set requires_grad
+            self.scales = b.recv_scales.detach()
         elif b.recv_scales is not None:
             experts, rows, width = b.recv_scales.shape
             columns = torch.empty(
@@ -55,6 +55,23 @@ class Results:
             self.scales = self._scales.detach()
         self.rows: Rows = self.x if self.scales is None else (self.x, self.scales)
         self.torch_works = not views  # in `fill`
+        self._versions = self._versions_now()
+
+    def touched(self) -> bool:
+        """Whether a caller has changed the tensors in place: their values, shapes, or history. Later callers get
+        others. (resize_ is not seen.)"""
+        scales = self.scales
+        if self.x.requires_grad or (scales is not None and scales.requires_grad):
+            return True
+        return self._versions_now() != self._versions
+
+    def _versions_now(self) -> tuple[int, ...]:
+        scales = self.scales
+        try:
+            counted = (self.x._version, self.counts._version, self.sources._version)
+            return counted if scales is None else (*counted, scales._version)
+        except RuntimeError:  # tensors of inference mode have none
+            return ()
 
     def want(self, memory: Staging) -> None:
         """Where the operation writes to."""

@@ -43,23 +43,40 @@ class Steps:
 
     def __init__(self) -> None:
         self.out = False
+        self._unended: Optional[Step] = None  # whose end was not waited for, or not until it came
+        self._ticket: Optional[epd.Ticket] = None  # its; None: it has failed and is to be submitted again
         self._last: Optional[Step] = None  # that has completed
         self._last_index = -1
 
     def begin(self, joined: Joined, step: Step) -> epd.Ticket:
-        return self._submit(joined, step, Attempt.FIRST)
+        joined.settle()
+        if self._unended is not None:  # its wait was interrupted; others may have to repeat it
+            self.end(joined, self._unended)
+        ticket = self._submit(joined, step, Attempt.FIRST)
+        self._unended, self._ticket = step, ticket
+        return ticket
 
-    def end(self, joined: Joined, step: Step, ticket: epd.Ticket) -> None:
-        """Returns when the operation has ended well. Raises RankLost if this rank is lost."""
-        while True:
-            try:
-                result = _wait(ticket)
-                break
-            except BREAKS:
-                self._recover(joined)
-            ticket = self._submit(joined, step, Attempt.AGAIN)
+    def end(self, joined: Joined, step: Step) -> None:
+        """Returns when the operation that was begun last has ended well. Raises RankLost if this rank is lost."""
+        assert step is self._unended
+        try:
+            result = self._ended(joined, step)
+        except epd.Error:
+            self._unended = None
+            raise
         step.completed()
+        self._unended = None
         self._last, self._last_index = step, result.op_index
+
+    def _ended(self, joined: Joined, step: Step) -> epd.Result:
+        while True:
+            if self._ticket is None:
+                self._ticket = self._submit(joined, step, Attempt.AGAIN)
+            try:
+                return _wait(self._ticket)
+            except BREAKS:
+                self._ticket = None
+                self._recover(joined)
 
     def check(self, joined: Joined) -> None:
         """Takes notice of a break. Raises RankLost if this rank is lost."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable, TypeVar
+
+import epd
 
 from .checks import refuse
+
+T = TypeVar("T")
 
 
 class Team:
@@ -14,18 +18,43 @@ class Team:
         if (group is None) == (comm is None):
             given = "both" if group is not None else "neither"
             raise refuse("group and comm", given, "one of them")
+        for name, given, needs in (("group", group, "rank"), ("comm", comm, "Get_rank")):
+            if given is not None and not hasattr(given, needs):
+                kind = "a torch.distributed process group" if name == "group" else "an mpi4py communicator"
+                raise refuse(name, repr(given), kind)
         self.group = group
         self._comm = comm
         self.rank: int = group.rank() if comm is None else comm.Get_rank()
         self.size: int = group.size() if comm is None else comm.Get_size()
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, on every rank."""
+        """Every rank's value, on every rank. Raises Aborted: the process group has failed."""
         if self._comm is not None:
             gathered: list[Any] = self._comm.allgather(value)
             return gathered
         import torch.distributed
 
         values: list[Any] = [None] * self.size
-        torch.distributed.all_gather_object(values, value, group=self.group)
+        try:
+            torch.distributed.all_gather_object(values, value, group=self.group)
+        except RuntimeError as error:  # of the backend, in its words
+            raise epd.Aborted(f"the process group's all_gather failed on rank {self.rank}: {error}") from error
         return values
+
+    def make(self, what: str, maker: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
+        """What maker() has made here, and what it tells of it on every rank. If it raises on a rank, all ranks raise:
+        that one its own error, the others Aborted with its text."""
+        failure: Any = None
+        made: Any = None
+        said: Any = None
+        try:
+            made, said = maker()
+        except Exception as error:  # noqa: B902 (it is raised below, when the others know)
+            failure = error
+        gathered = self.gather((None if failure is None else f"{type(failure).__name__}: {failure}", said))
+        if failure is not None:
+            raise failure
+        for rank, (text, _) in enumerate(gathered):
+            if text is not None:
+                raise epd.Aborted(f"{what} could not be made on rank {rank}: {text}")
+        return made, [told for _, told in gathered]
