@@ -58,7 +58,7 @@ License-File: LICENSE
 Requires-Python: >=3.9
 Classifier: Operating System :: POSIX :: Linux
 Classifier: Typing :: Typed
-Requires-Dist: epd
+Requires-Dist: epd=={epd}
 Requires-Dist: torch
 Description-Content-Type: text/markdown
 
@@ -122,15 +122,20 @@ def record(files: dict[str, bytes], own: str) -> bytes:
     return ("".join(line(name, data) for name, data in files.items()) + f"{own},,\n").encode()
 
 
+def version_of(name: str, files: dict[str, bytes]) -> str:
+    found = re.search(rb'__version__ = "([\d.+a-z]+)"', files[f"{name}/__init__.py"])
+    assert found is not None
+    return found[1].decode()
+
+
 def write(
     folder: pathlib.Path, name: str, files: dict[str, bytes], tag: str, metadata: str, readme: pathlib.Path
 ) -> None:
     """A wheel of the files. The version is that of the package."""
-    found = re.search(rb'__version__ = "([\d.+a-z]+)"', files[f"{name}/__init__.py"])
-    assert found is not None
-    version = found[1].decode()
+    version = version_of(name, files)
     info = f"{name}-{version}.dist-info"
-    files[f"{info}/METADATA"] = metadata.format(version=version, readme=readme.read_text()).encode()
+    epd = version_of("epd", modules(HERE / "epd"))
+    files[f"{info}/METADATA"] = metadata.format(version=version, epd=epd, readme=readme.read_text()).encode()
     files[f"{info}/LICENSE"] = (HERE.parents[1] / "LICENSE").read_bytes()
     pure = str(tag.endswith("-any")).lower()
     files[f"{info}/WHEEL"] = WHEEL.format(tag=tag, pure=pure).encode()

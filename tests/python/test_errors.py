@@ -143,6 +143,9 @@ def test_values_of_the_wrong_type_are_named(daemon: Daemon, group: epd.Group) ->
         epd.attach(5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="device is 5; allowed: None, or text"):
         epd.attach(daemon.socket, 5)  # type: ignore[arg-type]
+        for size in ("x", 1.5):
+            with pytest.raises(TypeError, match=f"bytes is {size!r}; allowed: an integer"):
+                session.register(4096, size)  # type: ignore[arg-type]
     for handle in (12345, None, group.dispatch(1, 0)):
         with pytest.raises(TypeError, match="handle is .*; allowed: a Dispatch.handle"):
             group.combine(0, handle)  # type: ignore[arg-type]
@@ -154,6 +157,10 @@ def test_values_of_the_wrong_type_are_named(daemon: Daemon, group: epd.Group) ->
             call(0, 1.0)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="slot is 1.0; allowed: an integer"):
             call(1.0)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"slot is \[\]; allowed: an integer"):
+            call([])  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"row_format is \{\}; allowed: an integer"):
+            call(0, {})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="row_format is 1.0; allowed: an integer"):
         group.dispatch(0, row_format=1.0)  # type: ignore[arg-type]
     ticket = group.dispatch(2, 0)

@@ -62,6 +62,32 @@ def test_leave_makes_memoryviews_invalid(daemon: Daemon) -> None:
         assert group.leave()
 
 
+def test_nobody_releases_the_views_that_all_share(daemon: Daemon) -> None:
+    with epd.attach(daemon.socket) as session:
+        group = session.join(shape())
+        group.buffers(0).topk_idx[0] = 1
+        held = group.dispatch(0, 1).counts()
+        shared: list[Callable[[], Any]] = [
+            group.active_mask,
+            lambda: group.buffers(1).x,
+            lambda: group.dispatch(0, 1).counts().expert_counts,
+        ]
+        for view in shared:
+            with pytest.raises(BufferError, match="exported"):
+                with view() as mine:
+                    assert len(mine) > 0
+            with pytest.raises(BufferError):
+                view().release()
+            with view()[:1] as part:
+                assert len(part) == 1
+            assert len(view().tolist()) > 0
+        assert sum(held.expert_counts) == 2
+        del view, mine, part
+        assert group.leave()
+        with pytest.raises(ValueError, match="released"):
+            held.expert_counts[0]
+
+
 def test_arrays_keep_the_membership(daemon: Daemon) -> None:
     numpy = pytest.importorskip("numpy")
     session = epd.attach(daemon.socket)
@@ -250,7 +276,7 @@ b.x[0] = 5
 b.topk_idx[0] = 1
 ticket = group.dispatch(0, 1)
 ticket.wait()
-pending = group.noop(1)
+pending, dropped = group.noop(1), group.noop(3)
 child = os.fork()
 if child == 0:
     bad = []
@@ -258,7 +284,8 @@ if child == 0:
         lambda: group.noop(2), lambda: group.dispatch(2, 1), lambda: group.combine(0, ticket.handle),
         lambda: group.buffers(0), lambda: group.check(), lambda: group.resume(epd.NO_WAIT),
         lambda: pending.wait(), lambda: pending.counts(), lambda: pending.wait_sent(),
-        lambda: pending.on_complete(print),
+        lambda: pending.on_complete(print), pending.poll, lambda: pending.pending, lambda: dropped.drop(),
+        lambda: group.active(0), lambda: group.active(7), group.active_mask, group.waits, ticket.drop,
         lambda: ticket.handle.release(), lambda: session.check(), lambda: session.join(config),
     ]
     for i, call in enumerate(calls):
@@ -278,13 +305,15 @@ if child == 0:
             name="child", num_ranks=1, num_experts=4, max_tokens=8, hidden=128, topk=1)) as g:
         g.noop(0).wait()
     group.leave(); session.detach()
-    del group, session, ticket, pending, b, calls
+    del group, session, ticket, pending, dropped, b, calls, call
     gc.collect()
     print(bad, flush=True)
     os._exit(len(bad))
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert b.x[0] == 5 and group.buffers(0).recv_x[0] == 5
 pending.wait()
+dropped.wait()
+assert not pending.pending and group.active(0) and not group.active(7)
 group.dispatch(1, 0).wait()
 session.check()
 print("parent is well")

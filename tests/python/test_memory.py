@@ -47,6 +47,27 @@ def test_a_bool_is_no_address() -> None:
             epd.Memory(**fields)
 
 
+def test_a_scalar_of_numpy_is_no_array() -> None:
+    """It says that it has memory, but it is that of a copy."""
+    assert epd.Memory(x=np.int64(4096))._raw.x == 4096 and epd.Memory(bias=(np.uint16(5), None))._raw.bias[0] == 5
+    record = np.zeros(1, [("a", "i4")])[0]
+    for scalar in (np.float32(1), np.bool_(True), record, np.datetime64(0, "s")):
+        with pytest.raises(TypeError, match=r"memory.x is .*; allowed: None, an address, or an array"):
+            epd.Memory(x=scalar)
+        with pytest.raises(TypeError, match=r"binding of x is .*; allowed: None, an address, or an array"):
+            epd.Binding(epd.Region.X, None, scalar).address()
+    assert epd.Binding(epd.Region.X, None, np.int64(4096)).address() == 4096
+    one = np.array(7, np.int32)  # an array of no dimension
+    assert epd.Memory(x=one)._raw.x == one.ctypes.data
+
+
+def test_an_array_that_has_no_buffer() -> None:
+    assert "memory.x is an array without a buffer" in str(refused(lambda: epd.Memory(x=np.zeros(2, "M8[s]"))))
+    closed = mmap.mmap(-1, 4096)
+    closed.close()
+    assert "memory.x is an array without a buffer" in str(refused(lambda: epd.Memory(x=closed)))
+
+
 @pytest.mark.parametrize(
     "name, array, given, allowed",
     [
@@ -212,6 +233,11 @@ def test_numbers_of_numpy(group: epd.Group) -> None:
     assert epd.Memory(recv_rows=one)._recv_rows == 1
     ticket = group.dispatch(numpy.int32(0), one)
     assert ticket.wait(numpy.int64(20000)).num_recv_rows >= 0
+    several: Any = numpy.ones(2)
+    with pytest.raises(TypeError, match=r"omit_weights is array\(\[1., 1.\]\); allowed: True or False"):
+        group.dispatch(0, omit_weights=several)
+    with pytest.raises(TypeError, match=r"slot is array\(.*\); allowed: an integer"):
+        group.combine(several, ticket.handle)
     assert group.active(numpy.int32(0)) and group.buffers(0, numpy.int64(0)).x
     for call in (ticket.wait, group.resume, group.active):
         with pytest.raises(TypeError, match=r"is 1\.0; allowed: "):
@@ -252,6 +278,29 @@ def test_tensors(group: epd.Group) -> None:
     got = torch.zeros(T, H, dtype=torch.bfloat16)
     group.dispatch(0, 2, memory=epd.Memory(x=torch.ones(2, H, dtype=torch.bfloat16), recv_x=got)).wait()
     assert (got[:2] == 1).all()
+
+
+def test_a_tensors_storage_is_kept_whatever_becomes_of_the_tensor(group: epd.Group) -> None:
+    """Memory freed and used again was overwritten."""
+    torch = pytest.importorskip("torch", reason="torch is not installed (Debian: python3-torch)")
+
+    def zeros() -> Any:
+        return torch.zeros(T, H, dtype=torch.bfloat16)
+
+    got, bound, x = zeros(), zeros(), torch.nn.Parameter(torch.ones(2, H, dtype=torch.bfloat16))
+    memory, read = epd.Memory(recv_x=got), epd.Memory(x=x)
+    held = epd.Binding(epd.Region.X, None, bound).hold()
+    addresses = {got.data_ptr(), bound.data_ptr(), x.data_ptr()}
+    for tensor in (got, bound):
+        tensor.data = zeros()
+    x.data = torch.zeros(1, H, dtype=torch.bfloat16)  # too small: the memory has another one
+    others = [got, bound, *(zeros() for _ in range(16))]
+    assert addresses.isdisjoint(other.data_ptr() for other in others) and held.data_ptr() in addresses
+    group.buffers(0).x[0] = 0x3F80
+    group.dispatch(0, 2, memory=memory).wait()
+    assert not any(other.any() for other in others)
+    group.dispatch(0, 2, memory=read).wait()
+    assert (group.tensors(0).recv_x[:2] == 1).all()
 
 
 def test_arrays_of_a_gpu() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -72,11 +74,65 @@ def test_the_demo_has_its_own_sockets_whatever_the_environment_says(tmp_path: pa
     assert list(tmp_path.iterdir()) == []
 
 
+def of_directory(folder: pathlib.Path) -> list[int]:
+    """The processes that have it in their command line."""
+    found = []
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder) in (process / "cmdline").read_text() and process.name != str(os.getpid()):
+                found.append(int(process.name))
+        except OSError:
+            pass  # it has ended
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_demo_leaves_nothing_behind_however_it_ends(number: signal.Signals) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # tmp_path is too long for a socket
+        folder = pathlib.Path(name)
+        text = folder / "text"  # so that the ranks too have the directory in their command lines
+        text.write_text("a few words")
+        long = ["--epd", str(BUILD / "bin/epd"), "--text", str(text), *SMALL, "--steps", "10000"]
+        demo = subprocess.Popen(
+            [sys.executable, "-m", "epd.demo", *long],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": name},
+        )
+        end = time.monotonic() + 40
+        try:
+            while len(of_directory(folder)) < 4:  # the daemon too, and a rank
+                assert demo.poll() is None and time.monotonic() < end
+                time.sleep(0.05)
+            demo.send_signal(number)
+            _, error = demo.communicate(timeout=20)
+            assert demo.returncode == -number and error == ""
+            while of_directory(folder) or list(folder.iterdir()) != [text]:
+                assert time.monotonic() < end, (of_directory(folder), list(folder.iterdir()))
+                time.sleep(0.05)
+        finally:
+            demo.kill()
+            demo.wait()
+
+
+@pytest.mark.parametrize("name", ["with a blank", 'with"quote', "l" * 100])
+def test_the_demo_takes_any_temporary_directory(tmp_path: pathlib.Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    ours = run(sys.executable, "-m", "epd.demo", "--epd", str(BUILD / "bin/epd"), *SMALL, TMPDIR=str(tmp_path / name))
+    assert ours.returncode == 0 and ours.stderr == "", ours.stderr
+    assert list((tmp_path / name).iterdir()) == []
+
+
 def test_the_demo_says_what_is_wrong() -> None:
     done = run(sys.executable, "-m", "epd.demo", "--hidden", "100")
     assert done.returncode == 2 and "hidden is 100; allowed: 128..16384" in done.stderr
     done = run(sys.executable, "-m", "epd.demo", "--epd", "/nonexistent/epd", *SMALL)
     assert done.returncode == 1 and "/nonexistent/epd" in done.stderr, done.stderr
+    with tempfile.TemporaryDirectory(prefix="epd-demo-test-") as folder:
+        for program in ("/nonexistent/epd", "/bin/false"):
+            done = run(sys.executable, "-m", "epd.demo", "--epd", program, *SMALL, TMPDIR=folder)
+            assert done.returncode == 1 and done.stderr.startswith(f"starting {program}: "), done.stderr
+            assert os.listdir(folder) == []
     for text in ("/nonexistent/text", "/"):
         done = run(sys.executable, "-m", "epd.demo", "--text", text, *SMALL)
         assert done.returncode == 1 and done.stderr.startswith(f"text is '{text}'; allowed: a file"), done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 import sys
 from typing import Any, NamedTuple, Optional
 
@@ -15,6 +16,25 @@ _FORMATS: dict[str, Optional[str]] = {
     **{"H": "uint16", "h": "int16", "e": "float16", "f": "float32", "d": "float64"},
 }
 _KINDS = {"i": "int", "u": "uint", "f": "float"}
+
+
+def held(name: str, array: Any) -> Any:
+    """What stays where it is, whatever becomes of the object: None, an address, an array.
+
+    Of a torch tensor an alias, which keeps the storage. Raises TypeError: a scalar of numpy's that is no integer."""
+    if array is None or isinstance(array, int):
+        return array
+    if hasattr(array, "data_ptr"):
+        return array.detach() if hasattr(array, "detach") else array
+    scalars: Any = getattr(sys.modules.get("numpy"), "generic", ())
+    if isinstance(array, scalars):
+        # It says that it has memory, but it is that of a copy.
+        if array.dtype.kind not in "iu":
+            raise TypeError(f"{name} is {array!r}; allowed: None, an address, or an array")
+        return operator.index(array)
+    if any(hasattr(array, interface) for interface in ("__array_interface__", "__cuda_array_interface__")):
+        return array
+    return operator.index(array) if hasattr(array, "__index__") else array
 
 
 class Elements(NamedTuple):
@@ -79,7 +99,7 @@ def _contiguous(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 
 def array_address(name: str, array: Any, written: bool) -> Optional[int]:
-    """The address of an array's first element; None of None, and of an array without elements.
+    """The address of the first element of an array as `held` gives it; None of None, and of one without elements.
 
     Raises InvalidArgument: its elements do not lie close together, it may not be written to, or it has no memory.
     TypeError: it is no array."""
@@ -109,6 +129,8 @@ def array_address(name: str, array: Any, written: bool) -> Optional[int]:
         view = memoryview(array)
     except TypeError:
         raise TypeError(f"{name} is {array!r}; allowed: None, an address, or an array") from None
+    except ValueError as error:  # numpy's dates, a closed mmap
+        raise InvalidArgument(f"{name} is an array without a buffer: {error}") from None
     if not view.c_contiguous:
         raise InvalidArgument(f"{name} has strides {view.strides}; allowed: contiguous arrays")
     if view.readonly and written:

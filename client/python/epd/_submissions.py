@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import operator
-import struct
 from typing import TYPE_CHECKING
 
 from . import _abi
@@ -41,7 +40,7 @@ def foreign(handle: Handle, config: GroupConfig) -> InvalidArgument:
     )
 
 
-def misfit(config: GroupConfig, error: struct.error, **numbers: object) -> Exception:
+def misfit(config: GroupConfig, error: Exception, **numbers: object) -> Exception:
     """Why numbers do not fit in a struct."""
     highest = {
         "slot": (config.depth or 4) - 1,

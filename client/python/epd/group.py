@@ -6,6 +6,7 @@ import ctypes
 import os
 import struct
 import weakref
+from pickle import PickleBuffer
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Optional, Union
 
@@ -55,7 +56,7 @@ class Group(NotCopied):
     ordered by the caller.
     """
 
-    def __init__(self, info: SessionInfo, handle: GroupHandle, config: GroupConfig) -> None:
+    def __init__(self, info: SessionInfo, handle: GroupHandle, config: GroupConfig, bound: tuple[Any, ...]) -> None:
         self._handle: Optional[GroupHandle] = handle
         self._address = int(handle)
         self._resident = info.resident
@@ -68,12 +69,13 @@ class Group(NotCopied):
         self._tensors: dict[tuple[int, int], Buffers[Any]] = {}
         self._locks: dict[int, Any] = {}  # by slot: for callers to whom a slot belongs during several calls
         self._counts: dict[int, memoryview] = {}
+        self._pins: list[PickleBuffer] = []  # of memoryviews that were handed out
         self._mask: Union[memoryview, DeviceArray, None] = None
         self._blocks: list[ArgumentBlock] = []  # taken out by the call that uses it: pop and append are atomic
         self._results: list[ResultBlock] = []
         self._abandoned: list[int] = []  # kept handles that were collected and not released
         self._hook_queue: Optional[SimpleQueue[Any]] = None
-        self._bound = tuple(binding.hold() for binding in config.bindings)
+        self._bound = bound  # what keeps the memory of config.bindings
         self._process = os.getpid()
         self.config = config  # as joined
         self.rank: int = library.epd_group_rank(handle)
@@ -151,7 +153,7 @@ class Group(NotCopied):
             )
         except AttributeError:
             raise no_object(memory, handle, "None, or a Dispatch.handle") from None
-        except struct.error as error:
+        except (struct.error, TypeError) as error:
             raise misfit(
                 self.config,
                 error,
@@ -246,7 +248,7 @@ class Group(NotCopied):
             )
         except AttributeError:
             raise no_object(memory, handle, "a Dispatch.handle") from None
-        except struct.error as error:
+        except (struct.error, TypeError) as error:
             raise misfit(
                 self.config,
                 error,
@@ -303,10 +305,14 @@ class Group(NotCopied):
         """The regions of a slot as dispatches of a row format have them, without copies. Made once for each.
 
         Host devices: flat memoryviews of the whole region ("H": bf16, "B": e4m3 or bytes, "f", "i", "q").
-        `leave` makes them invalid: to touch one then is a ValueError. CUDA devices: DeviceArray, for torch and
-        the like. Raises InvalidArgument (the slot, the row format).
+        `leave` makes them invalid: to touch one then is a ValueError. All callers get the same ones, so nobody
+        else can release one: that is a BufferError, also at the end of a `with` block. CUDA devices: DeviceArray, for
+        torch and the like. Raises InvalidArgument (the slot, the row format).
         """
-        views = self._views.get((slot, row_format))
+        try:
+            views = self._views.get((slot, row_format))
+        except TypeError:  # it can't be hashed, and is no number either
+            views = None
         return views if views is not None else self._load_views(slot, row_format)
 
     def numpy(self, slot: int, row_format: int = 0) -> Buffers[np.ndarray[Any, Any]]:
@@ -316,7 +322,10 @@ class Group(NotCopied):
         membership: the group is left when the last one has died. Raises InvalidArgument (the slot, the row format, the
         device).
         """
-        arrays = self._numpy.get((slot, row_format))
+        try:
+            arrays = self._numpy.get((slot, row_format))
+        except TypeError:
+            arrays = None
         if arrays is None:
             if self._kind != DeviceKind.HOST:
                 raise InvalidArgument("the group is on a CUDA device; allowed for numpy: host devices")
@@ -334,7 +343,10 @@ class Group(NotCopied):
         has no such type), opaque rows as uint8. A tensor keeps the membership: the group is left when the last one
         has died. Raises InvalidArgument (the slot, the row format).
         """
-        tensors = self._tensors.get((slot, row_format))
+        try:
+            tensors = self._tensors.get((slot, row_format))
+        except TypeError:
+            tensors = None
         if tensors is None:
             from .torch import regions
 
@@ -346,12 +358,13 @@ class Group(NotCopied):
     # ---- the group ---------------------------------------------------------------------------------
 
     def active(self, rank: int) -> bool:
-        """True while the rank takes part; False if it is lost (Policy.DEGRADE), or no rank of the group."""
+        """True while the rank takes part; False if it is lost (Policy.DEGRADE), no rank of the group, or the group has
+        been left."""
         rank = integer("rank", rank)
-        if not 0 <= rank < 1 << 32:
-            return False
-        active: int = library.epd_group_active(self._handle, rank)
-        return active != 0
+        if 0 <= rank < 1 << 32 and library.epd_group_active(self._handle, rank):
+            return True
+        self._check_process()
+        return False
 
     def active_mask(self) -> Union[memoryview, DeviceArray]:
         """int32 [R] in the group's memory, for kernels: 1 where a rank takes part, 0 where it is lost.
@@ -368,7 +381,7 @@ class Group(NotCopied):
                 raise self._error(status)
             shape = RegionShape((self.config.num_ranks,), "i")
             if self._kind == DeviceKind.HOST:
-                mask = host_view(address.value or 0, self.config.num_ranks, "i", owner, writable=False)
+                mask = self._pinned(host_view(address.value or 0, self.config.num_ranks, "i", owner, writable=False))
             else:
                 mask = DeviceArray(address.value or 0, shape, owner)
             self._mask = mask
@@ -419,9 +432,9 @@ class Group(NotCopied):
         """Ends the membership. True: it has ended. False: it ends when the last array made from it has died.
 
         Memoryviews of `buffers` become invalid and keep nothing; slices of them, numpy arrays and DeviceArrays
-        do. Every other call on the group raises InvalidArgument from here on. Calls of other threads, and
-        hooks, that wait for an operation keep the membership until they return. Waits for the daemon, at most 5
-        seconds.
+        do. From here on every other call on the group raises InvalidArgument; `active`, and `pending` of its
+        tickets, are False. Calls of other threads, and hooks, that wait for an operation keep the membership until
+        they return. Waits for the daemon, at most 5 seconds.
         """
         handle = self._handle
         if handle is None:
@@ -522,6 +535,9 @@ class Group(NotCopied):
     def _load_views(self, slot: int, row_format: int) -> Buffers[Any]:
         load = self._host_views if self._kind == DeviceKind.HOST else self._device_arrays
         views: dict[Region, Any] = {**load(slot, row_format)}
+        if self._kind == DeviceKind.HOST:
+            for view in views.values():
+                self._pinned(view)
         buffers = self._views.setdefault((slot, row_format), Buffers(views))
         self._check_joined()
         return buffers
@@ -529,13 +545,20 @@ class Group(NotCopied):
     def _counts_view(self, address: int, count: int) -> memoryview:
         view = self._counts.get(address)
         if view is None:
-            view = self._counts.setdefault(
-                address, host_view(address, count, "i", self._owner(), writable=False)
-            )
+            made = self._pinned(host_view(address, count, "i", self._owner(), writable=False))
+            view = self._counts.setdefault(address, made)
+        return view
+
+    def _pinned(self, view: memoryview) -> memoryview:
+        """The view, which all callers share: nobody but `_revoke` can release it."""
+        self._pins.append(PickleBuffer(view))
         return view
 
     def _revoke(self) -> None:
         """Makes the memoryviews that were handed out invalid, but those that others have taken memory from."""
+        pins, self._pins = self._pins, []
+        for pin in pins:
+            pin.release()
         views = [view for buffers in self._views.values() for view in (*vars(buffers).values(), *buffers.bias)]
         for view in (*views, *self._counts.values(), self._mask):
             if isinstance(view, memoryview):

@@ -6,7 +6,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any, Optional
 
 from . import _abi
-from ._arrays import Elements, array_address, array_elements, is_buffer
+from ._arrays import Elements, array_address, array_elements, held, is_buffer
 from ._handles import NotCopied
 from .errors import InvalidArgument
 from .types import DeviceKind, Layout, Payload, Region, ScaleLayout, integer
@@ -53,7 +53,9 @@ class Memory(NotCopied):
 
     Each argument is named for its region, has that region's type and row-major shape (see Buffers), and is None
     (the slot's region), an address, or an array: torch tensors, numpy arrays, DeviceArrays, or anything with the
-    buffer protocol. Arrays are kept as long as this object, and it is kept by tickets.
+    buffer protocol. Arrays are kept as long as this object, and it is kept by tickets. Of a tensor the storage is
+    kept that it has now: what is assigned to `tensor.data` later is not seen. Nobody may resize a storage
+    (`tensor.resize_`), or an array of numpy's with refcheck=False, while this lives.
 
     recv_rows  rows for which recv_* and y have room. Layout.EXPERT: of each expert's block, at least the
                group's. 0: the group's
@@ -115,14 +117,15 @@ class Memory(NotCopied):
         if not 0 <= recv_rows < 1 << 32:
             raise InvalidArgument(f"recv_rows is {recv_rows}; allowed: 0 .. {(1 << 32) - 1}")
         raw = _abi.Memory(ctypes.sizeof(_abi.Memory))
-        arrays = {**inputs, **outputs}
+        arrays = {name: held("memory." + name, array) for name, array in {**inputs, **outputs}.items()}
         for name, array in arrays.items():
             setattr(raw, name, array_address("memory." + name, array, name in outputs))
         if not isinstance(bias, (tuple, list)) or len(bias) != 2:
             raise TypeError(f"memory.bias is {bias!r}; allowed: a pair, each None, an address, or an array")
         for i in range(2):
-            raw.bias[i] = array_address(f"memory.bias[{i}]", bias[i], False)
-            arrays[f"bias_{i}"] = bias[i]
+            name = f"memory.bias[{i}]"
+            arrays[f"bias_{i}"] = array = held(name, bias[i])
+            raw.bias[i] = array_address(name, array, False)
         raw.recv_rows = recv_rows
         self._raw = raw
         self._arrays: Any = arrays

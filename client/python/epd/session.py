@@ -8,13 +8,13 @@ import weakref
 from typing import Any, Optional, Union
 
 from . import _abi
-from ._arrays import array_address, array_bytes
+from ._arrays import array_address, array_bytes, held
 from ._blocking import on_a_thread
 from ._handles import NotCopied, SessionHandle, own_group, own_session
 from ._library import library
 from .errors import Error, InvalidArgument, check, last_error
 from .group import Group
-from .types import DeviceKind, GroupConfig, SessionInfo, WaitBy, encoded, set_number
+from .types import DeviceKind, GroupConfig, SessionInfo, WaitBy, encoded, integer, set_number
 
 
 def attach(
@@ -71,7 +71,8 @@ class Session(NotCopied):
             raise self._error(status)
 
     def join(self, config: GroupConfig) -> Group:
-        """Joins a group. Waits until all of its ranks have joined, at most config.timeout_ms.
+        """Joins a group. Waits until all of its ranks have joined, at most config.timeout_ms, and 5 seconds more
+        where the daemon does not answer.
 
         Raises InvalidArgument (names the field; for a mismatch with the ranks already there both values),
         DeadlineExceeded (names the missing ranks), ResourceExhausted, Unsupported, DaemonLost.
@@ -83,13 +84,14 @@ class Session(NotCopied):
             raise TypeError(f"config is {config!r}; allowed: a GroupConfig")
         session = self._handle
         raw = config._raw()
+        bound = tuple(binding.hold() for binding in config.bindings)
 
         def join() -> Union[Group, Error]:
             address = ctypes.c_void_p()
             status = library.epd_group_join(session, ctypes.addressof(raw), ctypes.addressof(address))
             if status or session is None:
                 return self._error(status)
-            return Group(self._info, own_group(address.value or 0, session), config)
+            return Group(self._info, own_group(address.value or 0, session), config, bound)
 
         made = on_a_thread(join, "epd-join")
         if isinstance(made, Error):
@@ -109,9 +111,11 @@ class Session(NotCopied):
 
         Raises Unsupported (the device's operations take rows from their slots alone, and copy other memory),
         InvalidArgument, ResourceExhausted (16 are registered). epd_memory_register in epd.h says what is copied.
+        Nothing keeps the memory: `unregister` says what is to be done before it is freed.
         """
+        memory = held("memory", memory)
         address = array_address("memory", memory, True)
-        length = array_bytes(memory) if bytes is None else bytes
+        length = array_bytes(memory) if bytes is None else integer("bytes", bytes)
         if not 0 <= length < 1 << 64:
             raise InvalidArgument(f"bytes is {length}; allowed: 0 .. {(1 << 64) - 1}")
         status = library.epd_memory_register(self._handle, address, length)
@@ -123,7 +127,8 @@ class Session(NotCopied):
 
         Raises NotFound: nothing that is registered begins there.
         """
-        status = library.epd_memory_unregister(self._handle, array_address("memory", memory, True))
+        address = array_address("memory", held("memory", memory), True)
+        status = library.epd_memory_unregister(self._handle, address)
         if status:
             raise self._error(status)
 

@@ -140,9 +140,12 @@ class Ticket(NotCopied):
 
     @property
     def pending(self) -> bool:
-        """True while the operation is in flight."""
-        pending: int = library.epd_ticket_pending(self._group._handle, self._ticket)
-        return pending != 0
+        """True while the operation is in flight. False if the group has been left."""
+        group = self._group
+        if library.epd_ticket_pending(group._handle, self._ticket):
+            return True
+        group._check_process()
+        return False
 
     def counts(self, timeout_ms: int = FOREVER) -> Counts:
         """The counts of a dispatch, before its rows have all arrived. Does not retire the ticket.
@@ -215,8 +218,8 @@ class Ticket(NotCopied):
     def drop(self) -> None:
         """The result is not wanted: the ticket is empty afterwards, and the operation goes on."""
         ticket, self._ticket = self._ticket, 0
-        if ticket:
-            library.epd_ticket_drop(self._group._handle, ticket)
+        if not ticket or library.epd_ticket_drop(self._group._handle, ticket):
+            self._group._check_process()
 
     def on_complete(self, hook: Callable[[Result], object]) -> None:
         """Calls hook(result) once, when the operation has ended, well or not. The ticket is empty afterwards.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Optional, Sequence, Union
 
 from . import _abi
-from ._arrays import array_address, is_buffer
+from ._arrays import array_address, held, is_buffer
 from ._library import library
 from .errors import InvalidArgument, Status, check
 
@@ -146,16 +146,21 @@ class Binding:
     stride: int = 0
 
     def hold(self) -> Any:
-        """What keeps the memory: of an mmap a ctypes object. As long as that lives, it can't be closed."""
-        if self.memory is not None and not is_buffer(self.memory):
-            return self.memory
-        return ctypes.c_char.from_buffer(self.memory)
+        """What keeps the memory: of an mmap a ctypes object, of a tensor an alias. As long as that lives, the mmap
+        can't be closed, and the tensor's storage lives."""
+        memory = held(self._name(), self.memory)
+        if memory is not None and not is_buffer(memory):
+            return memory
+        return ctypes.c_char.from_buffer(memory)
 
     def address(self) -> Optional[int]:
-        held = self.hold()
-        if isinstance(held, ctypes.c_char):
-            return ctypes.addressof(held)
-        return array_address("binding of " + Region(self.region).name.lower(), held, True)
+        memory = self.hold()
+        if isinstance(memory, ctypes.c_char):
+            return ctypes.addressof(memory)
+        return array_address(self._name(), memory, True)
+
+    def _name(self) -> str:
+        return "binding of " + Region(self.region).name.lower()
 
 
 class RowFormat(NamedTuple):

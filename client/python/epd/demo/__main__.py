@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import signal
 import sys
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
@@ -65,9 +66,11 @@ def read_text(given: Optional[str]) -> bytes:
 
 
 def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the daemon and the ranks end with this process
     options = parse_options()
     try:
-        from .daemon import OwnDaemon, daemon_program
+        from .. import Error
+        from .daemon import OwnDaemon, daemon_program, end_with
         from .model import Gate, Model
         from .random import mix64
         from .rank import Plan, Rank, Report
@@ -105,13 +108,15 @@ def main() -> int:
             assert program is not None
             try:
                 socket = stack.enter_context(OwnDaemon(program, model.num_ranks)).socket
-            except (OSError, RuntimeError) as error:
+            except (OSError, RuntimeError, Error) as error:
                 print(f"starting {program}: {error}", file=sys.stderr)
                 return 1
         plan = Plan(model, options.steps + 1, options.tokens, pieces, socket, f"moe-demo-py-{os.getpid()}")
         gates = [Gate(model, layer) for layer in range(model.num_layers)]
+        parent = os.getpid()
 
         def run_rank(rank: int, result: Connection) -> None:
+            end_with(parent, signal.SIGKILL)
             try:
                 result.send(Rank(plan, rank, gates).run())
             except Exception as error:

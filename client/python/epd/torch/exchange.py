@@ -78,6 +78,9 @@ class Exchange(NotCopied):
 
     Threads may share a slot: a call waits until that of another thread has ended. Threads of several ranks must
     agree on an order all the same. On a CUDA device those that share a slot use one stream.
+
+    A call that Ctrl-C ends has lost its result, but its operation counts among the group's: it has the slot until all
+    ranks have made the call, or its deadline. Till then calls raise WouldBlock. Not to be repeated by this rank alone.
     """
 
     def __init__(self, group: Group, slot: int = 0) -> None:
