@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
-#include <cstring>
+#include <utility>
 
 namespace epd::cluster {
 namespace {
@@ -23,6 +23,38 @@ bool is_ipv6(const std::string& host) {
   return host.find(':') != std::string::npos;
 }
 
+std::string written(int family, const void* address) {
+  char text[INET6_ADDRSTRLEN] = "";
+  ::inet_ntop(family, address, text, sizeof(text));
+  return text;
+}
+
+// In the one form that inet_ntop writes, an IPv4 address within IPv6 as IPv4. No value if it is no numeric
+// address.
+std::optional<std::string> canonical(const std::string& host) {
+  in6_addr bytes{};
+  if (::inet_pton(AF_INET, host.c_str(), &bytes) == 1) return written(AF_INET, &bytes);
+  if (::inet_pton(AF_INET6, host.c_str(), &bytes) != 1) return std::nullopt;
+  return IN6_IS_ADDR_V4MAPPED(&bytes) ? written(AF_INET, &bytes.s6_addr[12]) : written(AF_INET6, &bytes);
+}
+
+// Whether resolvers take the name for an IPv4 address: its last label is a number.
+bool looks_numeric(std::string_view host) {
+  if (host.ends_with('.')) host.remove_suffix(1);
+  std::string_view label = host.substr(host.rfind('.') + 1);
+  const bool is_hex = label.starts_with("0x") || label.starts_with("0X");
+  if (is_hex) label.remove_prefix(2);
+  return std::all_of(label.begin(), label.end(),
+                     [&](unsigned char c) { return is_hex ? std::isxdigit(c) != 0 : std::isdigit(c) != 0; });
+}
+
+std::optional<std::uint16_t> parse_port(std::string_view text) {
+  std::uint16_t port = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), port);
+  const bool ok = error == std::errc() && end == text.data() + text.size() && text.front() != '0';
+  return ok ? std::optional(port) : std::nullopt;
+}
+
 void replace(std::string& text, std::string_view from, std::string_view to) {
   for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
     text.replace(at, from.size(), to);
@@ -31,20 +63,45 @@ void replace(std::string& text, std::string_view from, std::string_view to) {
 }  // namespace
 
 std::optional<HostPort> parse_host_port(std::string_view text) {
-  HostPort address;
   const std::size_t colon = text.rfind(':');
   if (colon == std::string_view::npos) return std::nullopt;
+  const std::optional<std::uint16_t> port = parse_port(text.substr(colon + 1));
+  if (!port) return std::nullopt;
+  std::string host(text.substr(0, colon));
+  const bool has_brackets = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  if (has_brackets) host = host.substr(1, host.size() - 2);
+  if (has_brackets != is_ipv6(host)) return std::nullopt;
+  if (std::optional<std::string> numeric = canonical(host)) return HostPort{std::move(*numeric), *port};
+  if (has_brackets || !is_name(host) || looks_numeric(host)) return std::nullopt;
+  return HostPort{std::move(host), *port};
+}
+
+std::string why_no_host_port(std::string_view text) {
+  const std::size_t colon = text.rfind(':');
+  if (colon == std::string_view::npos) return text.empty() ? "" : "which has no port";
   std::string_view host = text.substr(0, colon);
-  const std::string_view port = text.substr(colon + 1);
-  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), address.port);
-  if (error != std::errc() || end != port.data() + port.size() || address.port == 0) return std::nullopt;
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
-    address.host = host.substr(1, host.size() - 2);
-    if (!is_ipv6(address.host) || !numeric_address(address)) return std::nullopt;
-    return address;
+  if (host.find('%') != std::string_view::npos) return "whose scope (%) means something on one machine only";
+  if (!parse_port(text.substr(colon + 1))) return "whose port is no number 1..65535 without leading zeros";
+  if (is_name(host) && looks_numeric(host) && !canonical(std::string(host)))
+    return "which looks like an IPv4 address and is none";
+  return "";
+}
+
+std::string why_of_no_node(const std::string& host) {
+  const std::optional<SocketAddress> address = numeric_address({host, 1});
+  if (!address) return "";
+  if (address->bytes.ss_family == AF_INET) {
+    const auto* v4 = reinterpret_cast<const sockaddr_in*>(&address->bytes);
+    const std::uint32_t number = ntohl(v4->sin_addr.s_addr);
+    if (number == INADDR_BROADCAST) return "which is the address of all machines of a network";
+    if (IN_MULTICAST(number)) return "which is a multicast address";
+    return number >> 24 == 0 && number != INADDR_ANY ? "which is in 0.0.0.0/8, of which no machine is" : "";
   }
-  address.host = host;
-  return is_name(host) ? std::optional(address) : std::nullopt;
+  const in6_addr& v6 = reinterpret_cast<const sockaddr_in6*>(&address->bytes)->sin6_addr;
+  if (IN6_IS_ADDR_MULTICAST(&v6)) return "which is a multicast address";
+  if (IN6_IS_ADDR_LINKLOCAL(&v6))
+    return "which is a link-local address (fe80::/10): it needs a scope, which differs between machines";
+  return "";
 }
 
 std::string to_string(const HostPort& address) {
@@ -70,19 +127,15 @@ std::optional<SocketAddress> numeric_address(const HostPort& address) {
 }
 
 std::string to_string(const SocketAddress& address) {
-  char text[INET6_ADDRSTRLEN] = "";
   if (address.bytes.ss_family == AF_INET) {
     const auto* v4 = reinterpret_cast<const sockaddr_in*>(&address.bytes);
-    ::inet_ntop(AF_INET, &v4->sin_addr, text, sizeof(text));
-    return to_string(HostPort{text, ntohs(v4->sin_port)});
+    return to_string(HostPort{written(AF_INET, &v4->sin_addr), ntohs(v4->sin_port)});
   }
   const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&address.bytes);
-  if (IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr)) {
-    ::inet_ntop(AF_INET, &v6->sin6_addr.s6_addr[12], text, sizeof(text));
-  } else {
-    ::inet_ntop(AF_INET6, &v6->sin6_addr, text, sizeof(text));
-  }
-  return to_string(HostPort{text, ntohs(v6->sin6_port)});
+  const bool is_ipv4 = IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr);
+  return to_string(
+      HostPort{is_ipv4 ? written(AF_INET, &v6->sin6_addr.s6_addr[12]) : written(AF_INET6, &v6->sin6_addr),
+               ntohs(v6->sin6_port)});
 }
 
 std::string peer_text(const std::string& grpc_peer) {

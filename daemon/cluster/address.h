@@ -12,11 +12,17 @@
 namespace epd::cluster {
 
 struct HostPort {
-  std::string host;  // without brackets
+  std::string host;  // a name, or a numeric address as inet_ntop writes it (without brackets)
   std::uint16_t port = 0;
 };
-// "node-a:7410", "10.0.0.1:7410", "[::1]:7410".
+// "node-a:7410", "10.0.0.1:7410", "[::1]:7410". The host is written in one form, whatever its spelling:
+// "[0::1]:7410" has the host "::1", "[::ffff:10.0.0.1]:7410" has "10.0.0.1". So hosts can be compared as
+// text.
 std::optional<HostPort> parse_host_port(std::string_view text);
+// "which ...": why it is no value of parse_host_port(); "" if no special reason is known.
+std::string why_no_host_port(std::string_view text);
+// "which ...": why no socket of a node can have the numeric address; "" if it can, or if the host is a name.
+std::string why_of_no_node(const std::string& host);
 std::string to_string(const HostPort& address);
 
 struct SocketAddress {
@@ -36,7 +42,7 @@ std::string peer_text(const std::string& grpc_peer);
 bool is_loopback(const std::string& host);
 // Whether an interface of this machine has the address.
 bool is_own_address(const std::string& host);
-bool is_wildcard(const std::string& host);  // all addresses of the machine
+bool is_wildcard(const std::string& host);  // all addresses of the machine; of a HostPort
 
 // 1..253 letters, digits, '-', '_', '.'; of a cluster and of a node.
 bool is_name(std::string_view text);

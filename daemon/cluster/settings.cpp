@@ -13,9 +13,31 @@ namespace epd::cluster {
 namespace {
 
 constexpr const char* kAllowedAddress = "HOST:PORT, as node-a:7410, 10.0.0.1:7410 or [::1]:7410";
+constexpr const char* kAllowedListen =
+    "a numeric address and a port, as 0.0.0.0:7410, 10.0.0.1:7410 or [::]:7410";
 
 Status refused(const char* key, const std::string& value, const std::string& allowed) {
   return invalid_argument(std::string(key) + " is \"" + value + "\"; allowed: " + allowed);
+}
+
+// `value` in the form in which addresses are compared as text.
+Result<HostPort> read_address(const char* key, std::string& value, const std::string& allowed) {
+  std::optional<HostPort> address = parse_host_port(value);
+  const std::string why = address ? why_of_no_node(address->host) : why_no_host_port(value);
+  if (!address || !why.empty()) {
+    return invalid_argument(std::string(key) + " is \"" + value + "\"" + (why.empty() ? "" : ", " + why) +
+                            "; allowed: " + allowed);
+  }
+  value = to_string(*address);
+  return std::move(*address);
+}
+
+// Of a node that others connect to.
+Status complete_address(const char* key, std::string& value) {
+  const std::string given = value;
+  Result<HostPort> address = read_address(key, value, kAllowedAddress);
+  if (!address.ok()) return address.status();
+  return is_wildcard(address->host) ? refused(key, given, kAllowedAddress) : Status();
 }
 
 std::string host_name() {
@@ -28,13 +50,13 @@ Status fill_in(Settings& settings) {
   if (settings.node.empty()) settings.node = host_name();
   if (!is_name(settings.node)) return refused("cluster.node", settings.node, kAllowedNames);
   for (char& c : settings.node) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  const std::optional<HostPort> listen = parse_host_port(settings.listen);
-  if (!listen || !numeric_address(*listen)) {
-    return refused("cluster.listen", settings.listen,
-                   "a numeric address and a port, as 0.0.0.0:7410, 10.0.0.1:7410 or [::]:7410");
-  }
+  const std::string given = settings.listen;
+  Result<HostPort> listen = read_address("cluster.listen", settings.listen, kAllowedListen);
+  if (!listen.ok()) return listen.status();
+  if (!numeric_address(*listen)) return refused("cluster.listen", given, kAllowedListen);
   if (settings.advertise.empty()) settings.advertise = to_string(HostPort{settings.node, listen->port});
-  return {};
+  if (Status status = complete_address("cluster.advertise", settings.advertise); !status.ok()) return status;
+  return complete_address("cluster.coordinator", settings.coordinator);
 }
 
 // Whether `address` names what this node listens on.
@@ -45,15 +67,10 @@ bool is_own(const HostPort& address, const Settings& settings) {
   return is_wildcard(listen.host) && is_own_address(address.host);
 }
 
-Status check_addresses(const Settings& settings) {
-  const std::optional<HostPort> advertise = parse_host_port(settings.advertise);
-  if (!advertise || is_wildcard(advertise->host))
-    return refused("cluster.advertise", settings.advertise, kAllowedAddress);
-  const std::optional<HostPort> coordinator = parse_host_port(settings.coordinator);
-  if (!coordinator || is_wildcard(coordinator->host))
-    return refused("cluster.coordinator", settings.coordinator, kAllowedAddress);
+Status check_coordinator(const Settings& settings) {
   if (settings.coordinates()) return {};
-  if (is_own(*coordinator, settings)) {
+  const HostPort coordinator = *parse_host_port(settings.coordinator);
+  if (is_own(coordinator, settings)) {
     return invalid_argument("cluster.advertise is \"" + settings.advertise +
                             "\", and cluster.coordinator is \"" + settings.coordinator +
                             "\", which is this node too; allowed: cluster.advertise = \"" +
@@ -61,7 +78,7 @@ Status check_addresses(const Settings& settings) {
                             "\" if this node is to coordinate, else the address of another "
                             "node as cluster.coordinator");
   }
-  if (same_name(coordinator->host, settings.node)) {
+  if (same_name(coordinator.host, settings.node)) {
     return refused("cluster.coordinator", settings.coordinator,
                    "cluster.advertise = \"" + settings.advertise +
                        "\" if this node is to coordinate, else the address of another node");
@@ -113,7 +130,7 @@ bool Settings::allows(const std::string& other) const {
 
 Result<Settings> complete(Settings settings) {
   if (Status status = fill_in(settings); !status.ok()) return status;
-  if (Status status = check_addresses(settings); !status.ok()) return status;
+  if (Status status = check_coordinator(settings); !status.ok()) return status;
   if (Status status = check_names(settings); !status.ok()) return status;
   if (settings.node_timeout_ms < 3 * settings.heartbeat_ms) {
     return invalid_argument(

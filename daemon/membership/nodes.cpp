@@ -52,9 +52,9 @@ Status Nodes::check_device(EngineId engine) const {
 Status Nodes::check_network(EngineId engine) const {
   const auto found = up_.find(engine);
   if (found == up_.end() || !found->second.empty()) return {};
-  return {StatusCode::kUnsupported, "the engine of " + nodes_.at(engine.node).devices.at(engine.device).name +
-                                        " on " + in_words(engine.node) +
-                                        " has no network to other nodes; see its log"};
+  return {StatusCode::kUnsupported,
+          "the engine of " + nodes_.at(engine.node).devices.at(engine.device).name + " on " +
+              in_words(engine.node) + " has no network to other nodes; see its log, and epctl doctor there"};
 }
 
 Status Nodes::check_reach(EngineId engine, EngineId other) const {

@@ -2,6 +2,7 @@
 
 #include "base/account.h"
 #include "config_file.h"
+#include "memory_limit.h"
 
 #include <arpa/inet.h>
 #include <sys/stat.h>
@@ -165,11 +166,6 @@ AccessDefaults defaults_of(const Config& config) {
 
 constexpr std::uint32_t kCudaSms = 24;  // enough for large operations to come close to the wire's speed
 
-std::uint64_t physical_bytes() {
-  const auto pages = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES));
-  return pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-}
-
 // `set` is the limit for one user that the configuration sets; 0: it sets none. The result is at least 1.
 Quota general_quota(const Caller& caller, std::uint64_t set, std::uint64_t whole, const std::string& key) {
   const std::string own_key = key + "_per_user";
@@ -252,15 +248,15 @@ std::uint32_t Config::effective_sms(abi::DeviceKind kind) const {
 
 std::uint64_t Config::effective_arena_bytes() const {
   if (max_arena_bytes != 0) return max_arena_bytes;
-  return physical_bytes() * 16;
+  return available_memory_bytes() * 16;
 }
 
 std::uint64_t Config::effective_network_bytes() const {
-  return network_max_bytes != 0 ? network_max_bytes : physical_bytes() / 16;
+  return network_max_bytes != 0 ? network_max_bytes : available_memory_bytes() / 16;
 }
 
 std::uint64_t Config::effective_routing_bytes() const {
-  return max_routing_bytes != 0 ? max_routing_bytes : physical_bytes() / 4;
+  return max_routing_bytes != 0 ? max_routing_bytes : available_memory_bytes() / 4;
 }
 
 Quota Config::max_sessions_of(const Caller& caller) const {

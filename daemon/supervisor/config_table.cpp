@@ -273,7 +273,8 @@ std::vector<Option> make_table() {
            "UCX, by which engines of several nodes reach each other; a name or a path."),
       text("network.devices", "auto", &C::network_devices, "",
            "Network interfaces that engines use, as UCX_NET_DEVICES. auto: the one by which the coordinator "
-           "is reached. Whoever reaches their ports owns the engines: the network must be the nodes' own."),
+           "is reached, on its own node that of cluster.listen or cluster.advertise; none while that is "
+           "unknown. Whoever reaches their ports owns the engines: the network must be the nodes' own."),
       text("network.transports", "tcp", &C::network_transports, "", "Transports of UCX, as UCX_TLS."),
       {"network.batch_bytes",
        "256KiB",

@@ -166,6 +166,8 @@ Result<v1::ListFarEnginesResponse> ControlReads::list_far_engines() const {
     engine.set_state(message_of(state));
     if (state == DeviceState::kReady || state == DeviceState::kStopped)
       add_far_engines(list, engine, rooms_.fleet.page(i).far);
+    if (std::string problem = parts_.network.problem(i); !problem.empty())
+      engine.set_problem(std::move(problem));
   }
   sort(list);
   return list;

@@ -4,6 +4,7 @@
 #include "cluster/cluster.h"
 #include "gpu_work.h"
 #include "lifecycle.h"
+#include "network_watch.h"
 #include "operator_settings.h"
 #include "rooms.h"
 #include "supervisor/config.h"
@@ -31,6 +32,7 @@ class ControlReads {
     const OperatorSettings& settings;
     const GpuWork& gpu_work;
     const Lifecycle& lifecycle;
+    const NetworkWatch& network;
     const std::unique_ptr<cluster::Cluster>& cluster;          // null: the daemon is in no cluster
     const std::optional<cluster::Settings>& cluster_settings;  // as at start; for any thread
   };

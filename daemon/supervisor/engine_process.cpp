@@ -14,10 +14,12 @@
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 
 #ifndef P_PIDFD
 #define P_PIDFD 3
@@ -47,12 +49,39 @@ void tell_not_executed(const char* binary, int error) {
   [[maybe_unused]] const ssize_t n = ::writev(STDERR_FILENO, line.data(), static_cast<int>(line.size()));
 }
 
+// What an engine of this process has as its oom_score_adj: more than this process has. So the kernel ends an
+// engine first when memory is short, and the others go on.
+std::string oom_score_of_engine() {
+  constexpr int kMore = 500;
+  constexpr int kMost = 1000;
+  int own = 0;
+  std::ifstream("/proc/self/oom_score_adj") >> own;
+  return std::to_string(std::min(own + kMore, kMost));
+}
+
+// Likewise system calls only. Where /proc can't be written, the kernel chooses by memory alone.
+void set_oom_score(const char* score) {
+  const int file = ::open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+  if (file < 0) return;
+  [[maybe_unused]] const ssize_t n = ::write(file, score, std::strlen(score));
+  ::close(file);
+}
+
+// What an engine becomes.
+struct EngineImage {
+  const char* binary;
+  char* const* arguments;
+  char* const* environment;
+  const char* oom_score;
+};
+
 // Runs between fork and exec of a process with other threads: system calls only.
 [[noreturn]] void become_engine(const std::array<int, kNumEngineFds>& fds, pid_t supervisor, int death_signal,
-                                const char* binary, char* const* arguments, char* const* environment) {
+                                const EngineImage& image) {
   ::prctl(PR_SET_PDEATHSIG, death_signal);
   if (::getppid() != supervisor) ::_exit(127);  // it died before the line above
-  ::setpgid(0, 0);                              // a terminal's Ctrl-C is for the supervisor alone
+  set_oom_score(image.oom_score);
+  ::setpgid(0, 0);  // a terminal's Ctrl-C is for the supervisor alone
   std::array<int, kNumEngineFds> parked{};
   for (int i = 0; i < kNumEngineFds; ++i) {
     parked[i] = ::fcntl(fds[i], F_DUPFD, kParkingFd);
@@ -65,8 +94,8 @@ void tell_not_executed(const char* binary, int error) {
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  ::execve(binary, arguments, environment);
-  tell_not_executed(binary, errno);
+  ::execve(image.binary, image.arguments, image.environment);
+  tell_not_executed(image.binary, errno);
   ::_exit(127);
 }
 
@@ -133,6 +162,7 @@ Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand&
   const std::vector<char*> arguments = pointers_to(words);
   std::vector<std::string> variables = environment_of(command);
   const std::vector<char*> environment = pointers_to(variables);
+  const std::string oom_score = oom_score_of_engine();
 
   std::unique_ptr<EngineProcess> engine(new EngineProcess());
   const pid_t self = ::getpid();
@@ -147,7 +177,7 @@ Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand&
     // engine of a GPU only gets a signal and ends by itself (engine_main).
     const bool on_gpu = command.device.starts_with("cuda:");
     become_engine({link->second.get(), command.page_fd, command.bell_fd}, self, on_gpu ? SIGTERM : SIGKILL,
-                  command.binary.c_str(), arguments.data(), environment.data());
+                  {command.binary.c_str(), arguments.data(), environment.data(), oom_score.c_str()});
   }
   engine->pid_ = pid;
   engine->link_ = std::move(link->first);

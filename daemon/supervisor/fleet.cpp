@@ -18,6 +18,9 @@ constexpr std::uint64_t kTryAgainNs = 20'000'000;
 constexpr std::uint64_t kStartLaterNs = 200'000'000;
 constexpr std::uint64_t kSayBusyNs = 5'000'000'000;
 constexpr std::uint64_t kMinuteNs = 60'000 * kMsNs;
+constexpr const char* kKilled = "signal 9";
+constexpr const char* kPerhapsOom =
+    ", not by epd: perhaps by the kernel's OOM killer (see dmesg, and memory.events of its cgroup)";
 
 }  // namespace
 
@@ -236,7 +239,9 @@ void EngineFleet::on_exit(std::uint32_t index) {
   clear_page(device);
   std::string text =
       "the engine of " + device.name + " (pid " + std::to_string(pid) + ") ended: " + device.last_exit;
+  const std::string hint = device.kill_reason.empty() && device.last_exit == kKilled ? kPerhapsOom : "";
   if (!device.kill_reason.empty()) text += ", killed because " + device.kill_reason;
+  text += hint;
   device.kill_reason.clear();
   if (for_network) text += ", for a new network to other nodes";
   if (stopping_) return;
@@ -245,7 +250,7 @@ void EngineFleet::on_exit(std::uint32_t index) {
     return;
   }
   record_event(EventKind::kEngineDied, LogLevel::kError, "engine died",
-               {{"device", device.name}, {"pid", pid}, {"exit", device.last_exit}});
+               {{"device", device.name}, {"pid", pid}, {"exit", device.last_exit + hint}});
   if (!std::exchange(device.down_told, false)) host_.engine_down(index, text, failed);
   if (for_network) {
     device.start_at_ns = loop_.now_ns();  // the engine has not died

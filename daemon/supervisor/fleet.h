@@ -63,6 +63,7 @@ class EngineFleet {
   // Makes the pages and bells, and starts every engine.
   Status start(const std::vector<DeviceToServe>& devices);
   void set_options(Options options) { options_ = std::move(options); }
+  void set_network(transport::NetworkOptions network) { options_.network = std::move(network); }
 
   // Does nothing if the engine is down.
   template <typename T>

@@ -1,6 +1,6 @@
 #include "live_config.h"
 
-#include "network.h"
+#include "base/log.h"
 
 #include <utility>
 
@@ -10,10 +10,18 @@ namespace {
 // The end of a process and the start of its successor are seen by different threads, in any order.
 constexpr std::uint32_t kJoinConflictMs = 250;
 
+NetworkChoice first_network(const Config& config) {
+  if (!config.cluster) return {};
+  NetworkChoice choice = choose_network(*config.cluster, config.network_devices);
+  if (choice.devices.empty())
+    log_event(LogLevel::kWarning, "engines reach no other node yet", {{"reason", choice.problem}});
+  return choice;
+}
+
 }  // namespace
 
 LiveConfig::LiveConfig(Config config, ConfigSources sources)
-    : configured_(std::move(config)), sources_(std::move(sources)), network_(network_options(configured_)) {
+    : configured_(std::move(config)), sources_(std::move(sources)), network_(first_network(configured_)) {
   put_in_force(configured_);
 }
 
@@ -79,6 +87,10 @@ ArenaStore::Limits LiveConfig::arena_limits() const {
           MappingLimit::of_kernel(config_.max_sessions)};
 }
 
+transport::NetworkOptions LiveConfig::network_options() const {
+  return supervisor::network_options(config_, network_);
+}
+
 EngineFleet::Options LiveConfig::fleet_options(const std::string& engine_binary) const {
   return {engine_binary,
           config_.log_levels(),
@@ -87,7 +99,7 @@ EngineFleet::Options LiveConfig::fleet_options(const std::string& engine_binary)
           config_.restart_backoff_min_ms,
           config_.restart_backoff_max_ms,
           config_.max_restarts_per_minute,
-          network_};
+          network_options()};
 }
 
 }  // namespace epd::supervisor

@@ -4,6 +4,7 @@
 #include "arena_store.h"
 #include "fleet.h"
 #include "membership/limits.h"
+#include "network.h"
 #include "session/session_table.h"
 #include "supervisor/config.h"
 #include "supervisor/control_facade.h"
@@ -13,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace epd::supervisor {
@@ -37,6 +39,9 @@ class LiveConfig {
   session::SessionLimits session_limits() const;
   membership::MembershipLimits membership_limits() const;
   ArenaStore::Limits arena_limits() const;
+  const NetworkChoice& network() const { return network_; }
+  void set_network(NetworkChoice choice) { network_ = std::move(choice); }
+  transport::NetworkOptions network_options() const;
   EngineFleet::Options fleet_options(const std::string& engine_binary) const;
 
  private:
@@ -46,7 +51,7 @@ class LiveConfig {
   std::map<std::string, std::string> set_;  // by key: what an operator has set
   Config config_;                           // both together
   const ConfigSources sources_;
-  const transport::NetworkOptions network_;  // as it was at the start
+  NetworkChoice network_;  // for engines that start from now on
   std::uint64_t generation_ = 1;
   std::string last_error_;
   mutable std::mutex access_mutex_;

@@ -1,55 +1,116 @@
 #include "network.h"
 
-#include "base/log.h"
+#include "common/fd.h"
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <unistd.h>
+#include <algorithm>
 #include <cstring>
 #include <memory>
+#include <sstream>
 #include <string>
-
-#include "common/fd.h"
+#include <vector>
 
 namespace epd::supervisor {
 namespace {
 
+struct InterfaceAddress {
+  std::string interface;
+  bool has_label = false;
+  bool of_loopback = false;
+  sockaddr_storage address{};
+
+  const sockaddr& get() const { return reinterpret_cast<const sockaddr&>(address); }
+};
+
+const in_addr& v4(const sockaddr& address) {
+  return reinterpret_cast<const sockaddr_in&>(address).sin_addr;
+}
+
+const in6_addr& v6(const sockaddr& address) {
+  return reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+}
+
 // Compares the addresses without the ports.
 bool same_address(const sockaddr& a, const sockaddr& b) {
   if (a.sa_family != b.sa_family) return false;
-  if (a.sa_family == AF_INET) {
-    return reinterpret_cast<const sockaddr_in&>(a).sin_addr.s_addr ==
-           reinterpret_cast<const sockaddr_in&>(b).sin_addr.s_addr;
-  }
-  return a.sa_family == AF_INET6 &&
-         std::memcmp(&reinterpret_cast<const sockaddr_in6&>(a).sin6_addr,
-                     &reinterpret_cast<const sockaddr_in6&>(b).sin6_addr, sizeof(in6_addr)) == 0;
+  if (a.sa_family == AF_INET) return v4(a).s_addr == v4(b).s_addr;
+  return a.sa_family == AF_INET6 && std::memcmp(&v6(a), &v6(b), sizeof(in6_addr)) == 0;
 }
 
-// The interface that has the address; "": none of this machine.
-std::string interface_of(const sockaddr& address) {
+std::string text_of(const sockaddr& address) {
+  char text[INET6_ADDRSTRLEN] = "";
+  const void* bytes = address.sa_family == AF_INET ? static_cast<const void*>(&v4(address)) : &v6(address);
+  ::inet_ntop(address.sa_family, bytes, text, sizeof(text));
+  return text;
+}
+
+// Of all interfaces, in the kernel's order.
+std::vector<InterfaceAddress> interface_addresses() {
+  std::vector<InterfaceAddress> all;
   ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return "";
+  if (::getifaddrs(&list) != 0) return all;
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> guard(list, ::freeifaddrs);
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr != nullptr && same_address(*entry->ifa_addr, address)) return entry->ifa_name;
+    const int family = entry->ifa_addr == nullptr ? AF_UNSPEC : entry->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    InterfaceAddress& one = all.emplace_back();
+    one.interface = entry->ifa_name;
+    if (const std::size_t colon = one.interface.find(':'); colon != std::string::npos) {
+      one.interface.resize(colon);  // getifaddrs says the label of an alias in place of the name
+      one.has_label = true;
+    }
+    one.of_loopback = (entry->ifa_flags & IFF_LOOPBACK) != 0;
+    std::memcpy(&one.address, entry->ifa_addr,
+                family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+  }
+  return all;
+}
+
+// The one by which UCX listens on the interface: its first, of IPv4 if there is one. UCX asks by the
+// interface's name, which is not the name of an address with a label. "": it has none.
+std::string address_of(const std::string& interface, const std::vector<InterfaceAddress>& all) {
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const InterfaceAddress& one : all) {
+      const bool fits = one.interface == interface && !one.has_label && one.get().sa_family == family;
+      if (fits && (family == AF_INET || IN6_IS_ADDR_LINKLOCAL(&v6(one.get())) == 0))
+        return text_of(one.get());
+    }
   }
   return "";
 }
 
+NetworkChoice none(std::string problem) {
+  return {"", "", std::move(problem)};
+}
+
+// The interface with that address of this machine. No other machine can reach this one by a loopback
+// interface, whatever addresses that has.
+NetworkChoice interface_of(const sockaddr& address, bool loopback_allowed) {
+  const std::vector<InterfaceAddress> all = interface_addresses();
+  std::string problem = "no interface has the address " + text_of(address);
+  for (const InterfaceAddress& one : all) {
+    if (!same_address(one.get(), address)) continue;
+    if (!one.of_loopback || loopback_allowed) return {one.interface, address_of(one.interface, all), ""};
+    problem = "the address " + text_of(address) + " is one of the loopback interface " + one.interface;
+  }
+  return none(std::move(problem));
+}
+
 // The interface by which this machine sends to the address. A connected datagram socket knows it, without
 // sending.
-std::string interface_to(const addrinfo& target) {
+NetworkChoice interface_to(const addrinfo& target, bool loopback_allowed) {
   const UniqueFd socket(::socket(target.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_storage own{};
   socklen_t size = sizeof(own);
   if (!socket.valid() || ::connect(socket.get(), target.ai_addr, target.ai_addrlen) != 0 ||
       ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &size) != 0)
-    return "";
-  return interface_of(reinterpret_cast<const sockaddr&>(own));
+    return none("there is no route to " + text_of(*target.ai_addr));
+  return interface_of(reinterpret_cast<const sockaddr&>(own), loopback_allowed);
 }
 
 // The host in "HOST:PORT" or "[HOST]:PORT".
@@ -59,47 +120,92 @@ std::string host_of(const std::string& address) {
   return host;
 }
 
-// A name of this machine may stand for a loopback address (Debian's /etc/hosts). No other machine can reach
-// it there.
-bool is_loopback(const addrinfo& target) {
-  if (target.ai_family == AF_INET6)
-    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(target.ai_addr)->sin6_addr) != 0;
-  const auto* address = reinterpret_cast<const sockaddr_in*>(target.ai_addr);
-  return ntohl(address->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+bool is_loopback(const sockaddr& address) {
+  if (address.sa_family == AF_INET6) return IN6_IS_ADDR_LOOPBACK(&v6(address)) != 0;
+  return ntohl(v4(address).s_addr) >> 24 == IN_LOOPBACKNET;
 }
 
-std::string interface_to(const std::string& host) {
+bool is_wildcard(const sockaddr& address) {
+  if (address.sa_family == AF_INET6) return IN6_IS_ADDR_UNSPECIFIED(&v6(address)) != 0;
+  return v4(address).s_addr == INADDR_ANY;
+}
+
+using Found = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+
+// Null: `error` says why.
+Found resolve(const std::string& host, int flags, int& error) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_DGRAM;
-  hints.ai_flags = AI_NUMERICHOST;
+  hints.ai_flags = flags;
   addrinfo* found = nullptr;
-  const bool is_name = ::getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0;
-  if (!is_name) ::freeaddrinfo(found);
-  hints.ai_flags = 0;
-  if (::getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return "";
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> guard(found, ::freeaddrinfo);
-  for (const addrinfo* target = found; target != nullptr; target = target->ai_next) {
-    if (is_name && is_loopback(*target)) continue;
-    if (std::string name = interface_to(*target); !name.empty()) return name;
+  error = ::getaddrinfo(host.c_str(), nullptr, &hints, &found);
+  return {error == 0 ? found : nullptr, ::freeaddrinfo};
+}
+
+// A cluster of one machine names a loopback address. But a name of this machine may stand for one (Debian's
+// /etc/hosts), by which no other machine reaches it.
+NetworkChoice interface_to(const std::string& host) {
+  int error = 0;
+  const bool is_name = host != "localhost" && resolve(host, AI_NUMERICHOST, error) == nullptr;
+  const Found found = resolve(host, 0, error);
+  if (found == nullptr) return none("\"" + host + "\" can't be resolved: " + ::gai_strerror(error));
+  NetworkChoice choice;
+  for (const addrinfo* target = found.get(); target != nullptr; target = target->ai_next) {
+    const bool loopback = is_loopback(*target->ai_addr);
+    choice = loopback && is_name
+                 ? none("\"" + host + "\" is " + text_of(*target->ai_addr) + " on this machine")
+                 : interface_to(*target, loopback);
+    if (!choice.devices.empty()) break;
   }
-  return "";
+  return choice;
+}
+
+// The coordinator is this node: what it listens on says more than its name, which may be a loopback name
+// here.
+NetworkChoice own_interface(const cluster::Settings& settings) {
+  int error = 0;
+  const Found listen = resolve(host_of(settings.listen), AI_NUMERICHOST, error);
+  if (listen == nullptr || is_wildcard(*listen->ai_addr)) return interface_to(host_of(settings.advertise));
+  return interface_of(*listen->ai_addr, is_loopback(*listen->ai_addr));
+}
+
+NetworkChoice named_interfaces(const std::string& devices) {
+  NetworkChoice choice{devices, "", ""};
+  const std::vector<InterfaceAddress> all = interface_addresses();
+  std::istringstream list(devices);
+  for (std::string name; std::getline(list, name, ',');) {
+    const std::string address = address_of(name, all);
+    if (!address.empty()) choice.addresses += (choice.addresses.empty() ? "" : ", ") + address;
+  }
+  return choice;
 }
 
 }  // namespace
 
-transport::NetworkOptions network_options(const Config& config) {
-  if (!config.cluster) return {};
-  transport::NetworkOptions options{config.network_library,        config.network_devices,
-                                    config.network_transports,     config.network_batch_bytes,
-                                    config.network_window_bytes,   config.effective_network_bytes(),
-                                    config.network_peer_timeout_ms};
-  if (options.devices != "auto") return options;
-  options.devices = interface_to(host_of(config.cluster->coordinator));
-  if (!options.devices.empty()) return options;
-  options.devices = "all";
-  log_event(LogLevel::kWarning, "no network interface leads to the coordinator; engines use all",
-            {{"coordinator", config.cluster->coordinator}, {"allowed", "network.devices, as \"eth0\""}});
-  return options;
+std::string in_words(const NetworkChoice& choice) {
+  if (choice.devices.empty()) return "none";
+  return choice.devices + (choice.addresses.empty() ? "" : " (" + choice.addresses + ")");
+}
+
+NetworkChoice choose_network(const cluster::Settings& settings, const std::string& devices) {
+  if (devices != "auto") return named_interfaces(devices);
+  NetworkChoice choice =
+      settings.coordinates() ? own_interface(settings) : interface_to(host_of(settings.coordinator));
+  if (choice.devices.empty()) {
+    choice.problem = "no network interface for engines is known: cluster." +
+                     std::string(settings.coordinates() ? "advertise" : "coordinator") + " is \"" +
+                     (settings.coordinates() ? settings.advertise : settings.coordinator) + "\", and " +
+                     choice.problem + "; set network.devices, as \"eth0\"";
+  }
+  return choice;
+}
+
+transport::NetworkOptions network_options(const Config& config, const NetworkChoice& choice) {
+  if (!config.cluster || choice.devices.empty()) return {};
+  return {config.network_library,        choice.devices,
+          config.network_transports,     config.network_batch_bytes,
+          config.network_window_bytes,   config.effective_network_bytes(),
+          config.network_peer_timeout_ms};
 }
 
 }  // namespace epd::supervisor

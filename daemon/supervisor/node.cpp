@@ -61,7 +61,8 @@ Node::Node(const Ground& ground, SupervisorOptions options, DeviceList devices)
       lifecycle_(rooms_, {orders_, settings_, gpu_work_}, options_),
       session_events_(rooms_, {orders_, removals_, gpu_work_, lifecycle_, closer_, descriptors_}),
       engine_events_(rooms_, {orders_, removals_, gpu_work_, settings_}),
-      reads_(rooms_, {settings_, gpu_work_, lifecycle_, cluster_, options_.config.cluster}),
+      network_watch_(rooms_, {lifecycle_}),
+      reads_(rooms_, {settings_, gpu_work_, lifecycle_, network_watch_, cluster_, options_.config.cluster}),
       commands_(rooms_, {orders_, settings_, gpu_work_, lifecycle_}),
       memory_(rooms_, closer_, descriptors_),
       deciders_(ground.deadlines, config_.membership_limits(), describe(devices_, life_.boot_id)),
@@ -115,6 +116,7 @@ std::uint64_t Node::turn() {
   deciders_.tick();
   removals_.tick();
   fleet_.tick();
+  network_watch_.tick();
   orders_.carry_out_all();
   lifecycle_.tick();
   orders_.carry_out_all();
@@ -122,7 +124,8 @@ std::uint64_t Node::turn() {
   engine_events_.tick();
   LogLimiter::tell_suppressed();
   return std::min({sessions_.next_due_ns(), deciders_.next_due_ns(), fleet_.next_due_ns(),
-                   removals_.next_due_ns(), lifecycle_.next_due_ns(), cluster_due_ns});
+                   removals_.next_due_ns(), lifecycle_.next_due_ns(), network_watch_.next_due_ns(),
+                   cluster_due_ns});
 }
 
 std::uint64_t Node::turn_of_cluster() {

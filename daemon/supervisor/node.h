@@ -15,6 +15,7 @@
 #include "live_config.h"
 #include "loop.h"
 #include "member_memory_store.h"
+#include "network_watch.h"
 #include "operator_commands.h"
 #include "operator_settings.h"
 #include "orders.h"
@@ -69,6 +70,7 @@ class Node {
   Lifecycle lifecycle_;
   SessionEvents session_events_;
   EngineEvents engine_events_;
+  NetworkWatch network_watch_;
   std::unique_ptr<cluster::Cluster> cluster_;  // null: the daemon is in no cluster
   DaemonPhase told_cluster_ = DaemonPhase::kServing;
   ControlReads reads_;

@@ -179,6 +179,7 @@ TEST_F(Operate, AnEngineThatWasRestartedIsShown) {
   })) << device;
   EXPECT_NE(device["engine_pid"], before);
   EXPECT_EQ(device["last_exit"], "signal 9");
+  EXPECT_NE(daemon_->log().find("perhaps by the kernel's OOM killer"), std::string::npos) << daemon_->log();
 }
 
 // It was shown as ready for as long as it lasted.

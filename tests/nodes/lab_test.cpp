@@ -240,6 +240,51 @@ TEST_F(Lab, AnEngineThatStartsWithoutItsCableServesOthersLater) {
       {});
 }
 
+// Until its daemon was restarted it listened at an address that was no more.
+TEST_F(Lab, AnEngineFollowsTheAddressOfItsInterfaceWhenNoGroupUsesIt) {
+  kit::OwnNodes nodes({.nodes = 2});
+  kit::CommandOptions there;
+  there.in_child = [&] {
+    if (*nodes.network().enter(1) != '\0') ::_exit(126);
+  };
+  const kit::OwnDaemon& daemon = nodes.daemon(1);
+  const std::string own = nodes.network().address(1);
+  const std::vector<pid_t> engines = test::children_of(daemon.pid());
+  const auto problem = [&] {
+    const auto network = nlohmann::json::parse(kit::epctl(daemon.control_socket(), {"network"}));
+    return network["engines"][0]["problem"].get<std::string>();
+  };
+  // Another one becomes its first.
+  kit::must_run({"sh", "-c",
+                 "ip address add 198.18.1.2/24 dev eth0; ip address del " + own +
+                     "/24 dev eth0; ip address add " + own + "/24 dev eth0"},
+                there);
+  ASSERT_TRUE(eventually([&] {
+    const std::vector<pid_t> now = test::children_of(daemon.pid());
+    return now.size() == 1 && now != engines;
+  })) << daemon.log_tail();
+  EXPECT_NE(daemon.log_tail().find("its network was eth0 (" + own + ") and is now eth0 (198.18.1.2)"),
+            std::string::npos)
+      << daemon.log_tail();
+  EXPECT_TRUE(eventually([&] { return problem().empty(); })) << problem();
+
+  {
+    const kit::SessionPtr session = kit::attach(daemon.socket(), "host:0");
+    epd_group_config_t config = pair_of_nodes(0);
+    config.num_ranks = 1;
+    config.span = EPD_SPAN_NODE;
+    const kit::GroupPtr group = kit::join(session.get(), config);
+    kit::must_run({"ip", "address", "del", "198.18.1.2/24", "dev", "eth0"}, there);
+    EXPECT_TRUE(eventually([&] {
+      return problem().starts_with(
+          "it was started with the network eth0 (198.18.1.2), and now it would be eth0 (" + own + ")");
+    })) << problem();
+    EXPECT_NE(problem().find("epctl restart device host:0"), std::string::npos) << problem();
+  }
+  EXPECT_TRUE(eventually([&] { return problem().empty(); })) << problem();
+  EXPECT_EQ(nodes.stop(), "");
+}
+
 TEST_F(Lab, BothSidesOfACutHearOfItAndNoneHangs) {
   kit::OwnNodes nodes({.nodes = 3});
   kit::SharedArray<std::uint32_t> good(2), ended(2);

@@ -20,9 +20,9 @@ std::vector<std::string> names_of(const std::string& interfaces) {
 Check judge_engine(const v1::NetworkEngine& engine, const std::set<std::string>& interfaces) {
   const std::string name = "network " + engine.device();
   if (!engine.problem().empty()) {
-    return {
-        Level::kFail, name, engine.problem(),
-        "see network.library, network.devices and network.ucx.TLS (epctl config), and the log of the daemon"};
+    return {Level::kFail, name, engine.problem(),
+            "see network.library, network.devices and network.transports (epctl config), and the log of the "
+            "daemon"};
   }
   const std::string text = engine.carrier() + " of " + engine.library() + ", by " + engine.interfaces();
   std::string missing;

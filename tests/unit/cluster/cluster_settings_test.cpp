@@ -36,6 +36,40 @@ TEST(ClusterAddress, HostAndPort) {
     EXPECT_FALSE(is_loopback(host)) << host;
 }
 
+TEST(ClusterAddress, NumericHostsHaveOneSpelling) {
+  for (const auto& [text, host] : {std::pair("[0::0]:1", "::"),
+                                   {"[0:0:0:0:0:0:0:0]:1", "::"},
+                                   {"[FD77::0001]:1", "fd77::1"},
+                                   {"[::ffff:10.0.0.1]:1", "10.0.0.1"},
+                                   {"[::ffff:0:0]:1", "0.0.0.0"},
+                                   {"Node-A:1", "Node-A"}})
+    EXPECT_EQ(parse_host_port(text)->host, host) << text;
+  EXPECT_TRUE(is_wildcard(parse_host_port("[::0]:1")->host));
+}
+
+TEST(ClusterAddress, WhatIsNoAddressOfANodeIsToldWithItsReason) {
+  for (const auto& [text, why] : {std::pair("999.1.1.1:1", "looks like an IPv4 address"),
+                                  {"10.1:1", "looks like an IPv4 address"},
+                                  {"0x7f000001:1", "looks like an IPv4 address"},
+                                  {"010.0.0.1:1", "looks like an IPv4 address"},
+                                  {"10.0.0.1.:1", "looks like an IPv4 address"},
+                                  {"node-a:07410", "without leading zeros"},
+                                  {"node-a:", "without leading zeros"},
+                                  {"[fe80::1%eth0]:1", "scope"},
+                                  {"node-a", "no port"}}) {
+    EXPECT_FALSE(parse_host_port(text)) << text;
+    EXPECT_NE(why_no_host_port(text).find(why), std::string::npos) << text << ": " << why_no_host_port(text);
+  }
+  for (const auto& [host, why] : {std::pair("255.255.255.255", "all machines"),
+                                  {"224.0.0.1", "multicast"},
+                                  {"ff02::1", "multicast"},
+                                  {"0.0.0.1", "0.0.0.0/8"},
+                                  {"fe80::1", "link-local"}})
+    EXPECT_NE(why_of_no_node(host).find(why), std::string::npos) << host << ": " << why_of_no_node(host);
+  for (const char* host : {"0.0.0.0", "::", "10.0.0.1", "fd77::1", "169.254.0.1", "node-1"})
+    EXPECT_EQ(why_of_no_node(host), "") << host;
+}
+
 TEST(ClusterAddress, Patterns) {
   EXPECT_TRUE(matches("node-*", "node-a"));
   EXPECT_TRUE(matches("NODE-*", "node-"));
@@ -98,6 +132,35 @@ TEST_F(ClusterSettings, DefaultsAreFilledIn) {
   completed = complete(other);
   ASSERT_TRUE(completed.ok()) << completed.status().to_string();
   EXPECT_FALSE(completed->coordinates());
+}
+
+// An address was compared as text: in another spelling it was another one, and a wildcard was none.
+TEST_F(ClusterSettings, AddressesAreTheSameInAnySpelling) {
+  settings_.listen = "[0::0]:7410";
+  settings_.advertise = "[::ffff:10.0.0.1]:7410";
+  settings_.coordinator = "10.0.0.1:7410";
+  Result<Settings> completed = complete(settings_);
+  ASSERT_TRUE(completed.ok()) << completed.status().to_string();
+  EXPECT_EQ(completed->listen, "[::]:7410");
+  EXPECT_EQ(completed->advertise, "10.0.0.1:7410");
+  EXPECT_TRUE(completed->coordinates());
+  for (const char* wildcard : {"[::0]:7410", "[::ffff:0.0.0.0]:7410"}) {
+    expect_says(refusal([&](Settings& s) { s.advertise = wildcard; }),
+                std::string("cluster.advertise is \"") + wildcard + "\"; allowed: HOST:PORT");
+  }
+}
+
+TEST_F(ClusterSettings, WhatNoNodeCanHaveIsRefusedWithItsReason) {
+  expect_says(
+      refusal([](Settings& s) { s.advertise = "999.1.1.1:7410"; }),
+      "cluster.advertise is \"999.1.1.1:7410\", which looks like an IPv4 address and is none; allowed");
+  expect_says(refusal([](Settings& s) { s.advertise = "255.255.255.255:7410"; }),
+              "cluster.advertise is \"255.255.255.255:7410\", which is the address of all machines");
+  expect_says(refusal([](Settings& s) { s.coordinator = "node-a:07410"; }), "without leading zeros; allowed");
+  expect_says(refusal([](Settings& s) { s.listen = "[fe80::1]:7410"; }),
+              "cluster.listen is \"[fe80::1]:7410\", which is a link-local address");
+  expect_says(refusal([](Settings& s) { s.listen = "[fe80::1%eth0]:7410"; }),
+              "cluster.listen is \"[fe80::1%eth0]:7410\", whose scope (%)");
 }
 
 TEST_F(ClusterSettings, NamesAndAddresses) {

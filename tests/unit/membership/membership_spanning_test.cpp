@@ -218,7 +218,8 @@ TEST_F(SpanningByMessages, AnEngineWithoutANetworkServesNoneOfThem) {
   tell(EngineUp{{1, 0}, ""});
   EXPECT_EQ(tell(join_of(0, 2, 1)), (Lines{"refused session=10 request=100 status=UNSUPPORTED node=1"}));
   EXPECT_EQ(refusal_.message(),
-            "the engine of host:0 on node node-1 (10.0.0.1:7410) has no network to other nodes; see its log");
+            "the engine of host:0 on node node-1 (10.0.0.1:7410) has no network to other nodes; see its log, "
+            "and epctl doctor there");
   EXPECT_TRUE(registry_.groups().empty());
   tell(EngineUp{{1, 0}, "address-1"});
   EXPECT_EQ(tell(join_of(0, 2, 1)).size(), 1u);

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -79,6 +80,18 @@ TEST_F(EngineProcesses, OneThatCannotBeExecutedTellsWhy) {
   EXPECT_EQ(said_of("/proc/nothing"),
             "epd: the engine's binary /proc/nothing can't be executed: No such file or directory; "
             "is /proc mounted?\n");
+}
+
+// The kernel's OOM killer takes an engine before the supervisor, which all engines need.
+TEST_F(EngineProcesses, ItIsEndedFirstWhenMemoryIsShort) {
+  int own = 0;
+  std::ifstream("/proc/self/oom_score_adj") >> own;
+  const auto process = start("cat /proc/self/oom_score_adj > " + directory_ + "/score");
+  ASSERT_NE(process, nullptr);
+  EXPECT_EQ(end_of(*process), "exit 0");
+  int score = -1;
+  std::ifstream(directory_ + "/score") >> score;
+  EXPECT_EQ(score, std::min(own + 500, 1000));
 }
 
 TEST_F(EngineProcesses, OneThatIsNotWantedAnyMoreIsKilled) {

@@ -13,6 +13,10 @@ target_link_libraries(mps_test PRIVATE epd_supervisor epd_options GTest::gtest_m
 target_compile_definitions(mps_test PRIVATE
   EPD_FAKE_MPS_CONTROL="${CMAKE_CURRENT_SOURCE_DIR}/support/fake_mps_control.sh")
 gtest_discover_tests(mps_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 60)
+add_executable(network_test ${CMAKE_CURRENT_LIST_DIR}/network_test.cpp ${CMAKE_CURRENT_LIST_DIR}/memory_limit_test.cpp)
+target_include_directories(network_test PRIVATE ${PROJECT_SOURCE_DIR}/daemon/supervisor)
+target_link_libraries(network_test PRIVATE epd_supervisor epd_transport epd_options GTest::gtest_main)
+gtest_discover_tests(network_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 60)
 add_executable(ask_test ${CMAKE_CURRENT_LIST_DIR}/ask_test.cpp)
 target_include_directories(ask_test PRIVATE ${PROJECT_SOURCE_DIR}/daemon/supervisor)
 target_link_libraries(ask_test PRIVATE epd_supervisor epd_options GTest::gtest_main)

@@ -31,7 +31,8 @@ struct Settings {
 };
 
 // Fills in what is empty: `node` with the host's name, `advertise` with the node's name and the port of
-// `listen`. INVALID_ARGUMENT naming key, value and what is allowed; looks at the certificate files too.
+// `listen`. Writes numeric addresses in one form. INVALID_ARGUMENT naming key, value and what is allowed;
+// looks at the certificate files too.
 Result<Settings> complete(Settings settings);
 
 }  // namespace epd::cluster

@@ -1,0 +1,16 @@
+// How much memory this process may have.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace epd::supervisor {
+
+// The machine's memory, or less if a cgroup of this process has less. As at the first call.
+std::uint64_t available_memory_bytes();
+
+// The least limit of the memory cgroups of a process and of all cgroups above them. `memberships`: what
+// /proc/PID/cgroup says. `root`: where cgroups are mounted, as /sys/fs/cgroup. UINT64_MAX: none can be read.
+std::uint64_t cgroup_memory_bytes(const std::string& memberships, const std::string& root);
+
+}  // namespace epd::supervisor

@@ -1,0 +1,123 @@
+#include "network_watch.h"
+
+#include "base/log.h"
+#include "deciders.h"
+#include "fleet.h"
+#include "lifecycle.h"
+#include "live_config.h"
+#include "loop.h"
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+namespace epd::supervisor {
+namespace {
+
+constexpr std::uint64_t kSoonNs = 1'000'000'000;
+constexpr std::uint64_t kLaterNs = 3'000'000'000;  // names are asked for each time
+
+}  // namespace
+
+struct NetworkWatch::Look {
+  const cluster::Settings settings;
+  const std::string devices;
+  NetworkChoice seen;  // written before `done`
+  std::atomic<bool> done{false};
+};
+
+void NetworkWatch::tick() {
+  if (!rooms_.config->cluster) return;
+  note_engines();
+  if (rooms_.loop.now_ns() < next_look_ns_) return;
+  next_look_ns_ = rooms_.loop.now_ns() + kSoonNs;
+  if (look_ == nullptr) return start_look();
+  if (!look_->done.load(std::memory_order_acquire)) return;
+  take(std::exchange(look_, nullptr)->seen);
+  restart_idle();
+  const NetworkChoice& known = rooms_.config.network();
+  if (known.devices.empty() || seen_ != known) return start_look();
+  next_look_ns_ = rooms_.loop.now_ns() + kLaterNs;
+}
+
+std::uint64_t NetworkWatch::next_due_ns() const {
+  return rooms_.config->cluster ? next_look_ns_ : std::numeric_limits<std::uint64_t>::max();
+}
+
+void NetworkWatch::note_engines() {
+  engines_.resize(rooms_.fleet.size());
+  for (std::uint32_t i = 0; i < rooms_.fleet.size(); ++i) {
+    const std::int32_t pid = rooms_.fleet.engine_pid(i);
+    if (engines_[i].pid != pid) engines_[i] = {pid, rooms_.config.network()};
+  }
+}
+
+// What two looks in a row have seen counts: addresses and routes come one after the other. While nothing is
+// known, engines stay with what they have.
+void NetworkWatch::take(const NetworkChoice& seen) {
+  const bool again = seen_ == seen;
+  seen_ = seen;
+  const NetworkChoice& known = rooms_.config.network();
+  if (!again || seen == known || (seen.devices.empty() && !known.devices.empty())) return;
+  log_event(LogLevel::kInfo, "the network of engines has changed",
+            {{"before", in_words(known)}, {"now", in_words(seen)}, {"problem", seen.problem}});
+  rooms_.config.set_network(seen);
+  rooms_.fleet.set_network(rooms_.config.network_options());
+}
+
+// The resolver may load code that needs much stack: not start_detached_thread().
+void NetworkWatch::start_look() {
+  auto look = std::make_shared<Look>(*rooms_.config->cluster, rooms_.config->network_devices);
+  try {
+    std::thread([look] {
+      look->seen = choose_network(look->settings, look->devices);
+      look->done.store(true, std::memory_order_release);
+    }).detach();
+    look_ = std::move(look);
+  } catch (const std::system_error&) {
+    return;  // no thread can be started now: the next look is due soon
+  }
+}
+
+bool NetworkWatch::is_outdated(std::uint32_t device) const {
+  if (device >= engines_.size() || engines_[device].pid == 0) return false;
+  const NetworkChoice& now = rooms_.config.network();
+  const bool has_one =
+      !now.devices.empty() && (rooms_.config->network_devices != "auto" || !now.addresses.empty());
+  return has_one && engines_[device].given != now && rooms_.fleet.name(device).starts_with("host:");
+}
+
+bool NetworkWatch::is_idle(std::uint32_t device) const {
+  bool used = false;
+  rooms_.deciders.each([&](const membership::Group& group) {
+    used = used ||
+           std::any_of(group.engines.begin(), group.engines.end(),
+                       [&](const auto& entry) { return entry.first.device == device; }) ||
+           std::any_of(group.members.begin(), group.members.end(),
+                       [&](const auto& entry) { return entry.second.engine.device == device; });
+  });
+  return !used;
+}
+
+void NetworkWatch::restart_idle() {
+  if (parts_.lifecycle.phase() != DaemonPhase::kServing) return;
+  for (std::uint32_t i = 0; i < rooms_.fleet.size(); ++i) {
+    if (!is_outdated(i) || !is_idle(i) || rooms_.fleet.seen_state(i) != DeviceState::kReady) continue;
+    rooms_.fleet.restart(i, "its network was " + in_words(engines_[i].given) + " and is now " +
+                                in_words(rooms_.config.network()));
+  }
+}
+
+std::string NetworkWatch::problem(std::uint32_t device) const {
+  if (device >= engines_.size() || !rooms_.fleet.name(device).starts_with("host:")) return "";
+  const NetworkChoice& given = engines_[device].given;
+  if (!is_outdated(device)) return given.devices.empty() ? rooms_.config.network().problem : "";
+  return "it was started with the network " + in_words(given) + ", and now it would be " +
+         in_words(rooms_.config.network()) +
+         "; it starts again when no group uses it, or by: epctl restart device " + rooms_.fleet.name(device);
+}
+
+}  // namespace epd::supervisor
