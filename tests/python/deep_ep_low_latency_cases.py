@@ -134,19 +134,42 @@ def a_hook_is_interrupted(group: Any) -> None:
     for step in range(2):
         all_sent = ll_sent(size, step)
         mine = all_sent[rank]
-        torch.distributed.barrier(group)
         if rank == 1:
-            time.sleep(0.8)
+            torch.distributed.barrier(group)  # rank 0 was interrupted
         got, counts, handle, _, hook = buffer.low_latency_dispatch(
             mine.x, mine.topk_idx, LL_T, E, use_fp8=False, return_recv_hook=True
         )
         if rank == 0:
-            interrupt = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
-            interrupt.start()
-            raises(KeyboardInterrupt, "", hook if step == 0 else buffer._low_latency._groups.all()[0].settle)
+            interrupted(hook if step == 0 else buffer._low_latency._groups.all()[0].settle)
+            torch.distributed.barrier(group)
         hook()
         check_ll_dispatch("bf16", rank, size, all_sent, got, counts, handle)
     buffer.destroy()
+
+
+def interrupted(call: Any) -> None:
+    """Ctrl-C comes while the call waits."""
+    waits = threading.Event()
+
+    def handler(*_: object) -> None:
+        if waits.is_set():
+            waits.clear()
+            raise KeyboardInterrupt
+
+    def send() -> None:
+        while waits.is_set():
+            time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, handler)
+    sender = threading.Thread(target=send)
+    try:
+        waits.set()
+        sender.start()
+        raises(KeyboardInterrupt, "", call)
+    finally:
+        sender.join()
+        signal.signal(signal.SIGINT, before)
 
 
 def a_hook_of_what_has_failed(group: Any) -> None:
@@ -160,7 +183,12 @@ def a_hook_of_what_has_failed(group: Any) -> None:
             topk_idx[:1, :1] = E if wrong and buffer.rank == 0 else 0
             return buffer.low_latency_dispatch(mine.x, topk_idx, LL_T, E, return_recv_hook=True)[4]
 
+        dispatch(False)()  # joins
+        if buffer.rank == 0:
+            torch.distributed.barrier(group)  # the other one has submitted: the group is not broken yet
         hook = dispatch(True)
+        if buffer.rank == 1:
+            torch.distributed.barrier(group)
         if told_before:
             raises(epd.Error, "topk_idx", lambda: dispatch(False))
         for _ in range(2):

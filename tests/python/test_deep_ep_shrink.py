@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import gc
 import os
 import pathlib
 import re
 import signal
 import sys
 import time
+import weakref
 from typing import Any, Callable, Iterator
 
 import pytest
@@ -20,7 +22,7 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
     pytest.skip("this torch has no gloo", allow_module_level=True)
 sys.path.append(str(ROOT / "client/deep_ep"))
 
-from deep_ep import places  # noqa: E402
+from deep_ep import groups, low_latency, places  # noqa: E402
 from deep_ep.shrink import Attempt, Steps  # noqa: E402
 from rank_processes import RankProcesses  # noqa: E402
 
@@ -169,7 +171,10 @@ class FakeTicket:
     def wait(self) -> Any:
         if isinstance(self.outcome, BaseException):
             outcome, self.outcome = self.outcome, 5
-            raise outcome
+            try:
+                raise outcome
+            finally:
+                del outcome
         return epd.Result(epd.Status.OK, -1, self.outcome, 0, 0, 0, 0, 0, 1)
 
 
@@ -229,6 +234,57 @@ def test_an_interrupted_operation_is_ended_first() -> None:
     steps.begin(joined, two)
     steps.end(joined, two)
     assert ", ".join(written) == "a FIRST, a completed, b FIRST, b AGAIN, b completed"
+
+
+class HostStreams:
+    comm = None
+    capturing = False
+
+
+def begun(joined: groups.Joined, step: FakeStep) -> Any:
+    """An operation with a hook, which nobody has called."""
+    streams: Any = HostStreams()
+    operation = low_latency._Operation(joined, streams, False, ())
+    given: Any = step
+    operation.begin(given, False)
+    operation.later()
+    return operation
+
+
+def test_a_break_while_a_hook_is_made_up_for() -> None:
+    """The operation is submitted again inside the wait for it."""
+    written: list[str] = []
+    group: Any = FakeGroup([5])
+    joined = groups.Joined(group, groups.Shape(8, 256, 2, 4), "", shrink=True)
+    hooks = [begun(joined, FakeStep(*step, written)).hook for step in (("a", [LOST, 5]), ("b", [6]))]
+    for hook in hooks:
+        hook()
+    joined.settle()
+    assert ", ".join(written) == "a FIRST, a AGAIN, a completed, b FIRST, b completed"
+
+
+def test_an_error_that_is_kept_keeps_nothing() -> None:
+    group: Any = FakeGroup([])
+    joined = groups.Joined(group, groups.Shape(8, 256, 2, 4), "", shrink=True)
+
+    def fails() -> tuple[Any, Any]:
+        tensor = torch.zeros(1)
+        operation = begun(joined, FakeStep("a", [epd.InvalidArgument("wrong")], []))
+        for _ in range(2):
+            try:
+                operation.hook()
+            except epd.InvalidArgument as error:
+                assert error.text == "wrong"
+            else:
+                raise AssertionError("no error")
+        return weakref.ref(tensor), operation
+
+    gc.disable()
+    try:
+        left, _operation = fails()
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 def test_rows_move() -> None:

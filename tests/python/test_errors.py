@@ -139,13 +139,13 @@ def test_values_of_the_wrong_type_are_named(daemon: Daemon, group: epd.Group) ->
                 session.join(shape(**{field: 5}))
             with pytest.raises(TypeError, match=f"{field} has 5; allowed: {item}"):
                 session.join(shape(**{field: [5]}))
+        for size in ("x", 1.5):
+            with pytest.raises(TypeError, match=f"bytes is {size!r}; allowed: an integer"):
+                session.register(4096, size)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="socket_path is 5; allowed: None, text, or a path"):
         epd.attach(5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="device is 5; allowed: None, or text"):
         epd.attach(daemon.socket, 5)  # type: ignore[arg-type]
-        for size in ("x", 1.5):
-            with pytest.raises(TypeError, match=f"bytes is {size!r}; allowed: an integer"):
-                session.register(4096, size)  # type: ignore[arg-type]
     for handle in (12345, None, group.dispatch(1, 0)):
         with pytest.raises(TypeError, match="handle is .*; allowed: a Dispatch.handle"):
             group.combine(0, handle)  # type: ignore[arg-type]

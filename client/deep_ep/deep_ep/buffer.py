@@ -86,9 +86,9 @@ class Buffer(NotCopied):
         if not self.explicitly_destroy:
             raise refuse("explicitly_destroy", False, "True for destroy()")
         groups = self._check()
-        if not groups.on_host:
-            torch.cuda.synchronize(groups.device)
         try:
+            if not groups.on_host:
+                torch.cuda.synchronize(groups.device)
             if not self._low_latency.meet():
                 self._team.gather(None)  # nobody needs this rank any more
         finally:

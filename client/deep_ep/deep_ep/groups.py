@@ -50,7 +50,9 @@ class Joined:
         self.waits_read: Optional[list[int]] = None  # waits() as statistics last had them
         # Views of the slots, as low-latency dispatches give them: by slot and row format.
         self.results: dict[tuple[int, int], Any] = {}
-        self._pending: list[Callable[[], None]] = []  # host devices: hooks of operations in flight
+        # Operations in flight whose hooks the CPU has to call. Each returns whether it is over: not if it is about to
+        # be submitted again.
+        self._pending: list[Callable[[], bool]] = []
         self._y_shape: Optional[tuple[int, ...]] = None
 
     @property
@@ -75,7 +77,8 @@ class Joined:
         """Waits for operations in flight whose hooks were not called, as far as the CPU has to wait for them."""
         while self._pending:
             try:
-                self._pending[0]()
+                if not self._pending[0]():
+                    return
             except epd.Error:
                 del self._pending[0]
                 raise
@@ -95,7 +98,7 @@ class Joined:
                     raise
             time.sleep(0.00002)
 
-    def remember(self, arrive: Callable[[], None]) -> None:
+    def remember(self, arrive: Callable[[], bool]) -> None:
         """The CPU must have waited for the operation before the next one is submitted."""
         self._pending.append(arrive)
 
@@ -137,8 +140,12 @@ class Groups:
         self._known: dict[object, Joined] = {}
         self.pool: Any = None
         # What lies in the pool is not copied to the slot, where a repeated operation would find it.
-        if pool_bytes > 0 and not self.on_host and info.resident and not shrink:
-            self.pool = registered_pool(self.session, pool_bytes, self.device)
+        if not self.on_host:
+            has_pool = pool_bytes > 0 and info.resident and not shrink
+            self.pool, _ = team.make("the Buffer's memory", lambda: (self._make_pool(pool_bytes, has_pool), None))
+
+    def _make_pool(self, pool_bytes: int, wanted: bool) -> Any:
+        return registered_pool(self.session, pool_bytes, self.device) if wanted else None
 
     def rows(self, shape: tuple[int, ...], dtype: torch.dtype, streams: Streams) -> Tensor:
         """Rows for a result. What a graph allocates is the graph's."""
@@ -185,7 +192,7 @@ class Groups:
 
     def check_own(self, joined: Joined) -> None:
         """joined: of a handle."""
-        if joined.owner is not self.name:
+        if joined.owner != self.name:
             raise refuse("handle", "of another Buffer", "handles that this Buffer's dispatches have given")
 
     def all(self) -> list[Joined]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 from typing import Any, Callable, ContextManager, Optional, Sequence
 
@@ -114,7 +115,7 @@ class _Operation:
         what the operation ended with. A wait that was interrupted goes on in the next call."""
         if self._inputs is None:
             if self._error is not None:
-                raise self._error.with_traceback(None)
+                raise copy.copy(self._error)
             return
         self._waits = True
         try:
@@ -127,18 +128,22 @@ class _Operation:
             self._wait()
         except epd.Error as error:
             if not (isinstance(error, epd.DeadlineExceeded) and self._ticket.pending):
-                self._inputs, self._error = None, error
+                # Not the error itself: its traceback has this frame, and the callers'.
+                self._inputs, self._error = None, copy.copy(error)
             raise
         finally:
             self._waits = False
         self._inputs = None
         self._arrive()
 
-    def _settle(self) -> None:
-        """As hook, before the group's next operation: not before this one is submitted again. What has failed was told
-        to the caller, or is told by its hook."""
-        if self._inputs is not None and not self._waits:
+    def _settle(self) -> bool:
+        """As hook, before the group's next operation. Returns whether this one is over: not where it is submitted
+        again. What has failed was told to the caller, or is told by its hook."""
+        if self._waits:
+            return False
+        if self._inputs is not None:
             self.hook()
+        return True
 
     def finish(self, outputs: Sequence[Optional[Tensor]]) -> EventOverlap:
         """The event that the caller gets."""

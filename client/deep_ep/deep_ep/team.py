@@ -29,17 +29,17 @@ class Team:
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, on every rank. Raises Aborted: the process group has failed."""
-        if self._comm is not None:
-            gathered: list[Any] = self._comm.allgather(value)
-            return gathered
-        import torch.distributed
-
-        values: list[Any] = [None] * self.size
         try:
+            if self._comm is not None:
+                gathered: list[Any] = self._comm.allgather(value)
+                return gathered
+            import torch.distributed
+
+            values: list[Any] = [None] * self.size
             torch.distributed.all_gather_object(values, value, group=self.group)
-        except RuntimeError as error:  # of the backend, in its words
+            return values
+        except Exception as error:  # noqa: B902 (of the backend or of MPI, in its words)
             raise epd.Aborted(f"the process group's all_gather failed on rank {self.rank}: {error}") from error
-        return values
 
     def make(self, what: str, maker: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
         """What maker() has made here, and what it tells of it on every rank. If it raises on a rank, all ranks raise:
@@ -52,8 +52,11 @@ class Team:
         except Exception as error:  # noqa: B902 (it is raised below, when the others know)
             failure = error
         gathered = self.gather((None if failure is None else f"{type(failure).__name__}: {failure}", said))
-        if failure is not None:
-            raise failure
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # its traceback has this frame
         for rank, (text, _) in enumerate(gathered):
             if text is not None:
                 raise epd.Aborted(f"{what} could not be made on rank {rank}: {text}")
