@@ -67,6 +67,7 @@ epd_buffers_t regions_of(const Group& group, std::uint32_t slot) {
   out.out_weights = floats(Region::kOutWeights);
   return out;
 }
+
 }  // namespace
 
 extern "C" {
@@ -279,6 +280,7 @@ epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progress) {
     return status;
   });
 }
+
 epd_status_t epd_memory_register(epd_session_t* session, void* address, size_t bytes) {
   return guarded([&]() -> Status {
     EPD_OPEN(Session, s, session);

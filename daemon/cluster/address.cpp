@@ -38,14 +38,22 @@ std::optional<std::string> canonical(const std::string& host) {
   return IN6_IS_ADDR_V4MAPPED(&bytes) ? written(AF_INET, &bytes.s6_addr[12]) : written(AF_INET6, &bytes);
 }
 
-// Whether resolvers take the name for an IPv4 address: its last label is a number.
-bool looks_numeric(std::string_view host) {
-  if (host.ends_with('.')) host.remove_suffix(1);
-  std::string_view label = host.substr(host.rfind('.') + 1);
+bool is_number(std::string_view label) {
   const bool is_hex = label.starts_with("0x") || label.starts_with("0X");
   if (is_hex) label.remove_prefix(2);
   return std::all_of(label.begin(), label.end(),
                      [&](unsigned char c) { return is_hex ? std::isxdigit(c) != 0 : std::isdigit(c) != 0; });
+}
+
+// Whether all labels are numbers. Some resolvers take such names for IPv4 addresses ("10.1" for 10.0.0.1).
+bool looks_numeric(std::string_view host) {
+  if (host.ends_with('.')) host.remove_suffix(1);
+  for (;;) {
+    const std::size_t dot = host.find('.');
+    if (!is_number(host.substr(0, dot))) return false;
+    if (dot == std::string_view::npos) return true;
+    host.remove_prefix(dot + 1);
+  }
 }
 
 std::optional<std::uint16_t> parse_port(std::string_view text) {

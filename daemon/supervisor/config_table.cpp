@@ -132,10 +132,9 @@ std::vector<Option> make_table() {
           "Groups of one user at one time; 0: three quarters of limits.max_groups, all of them for root and "
           "the daemon's own user."),
       bytes("limits.max_arena_bytes", "0", &C::max_arena_bytes,
-            "Bytes of all arenas together; 0: 16 times the physical memory. Arenas have worst-case sizes and "
-            "take memory only where rows have been written, so this counts promises, not pages. Of a GPU's "
-            "memory, "
-            "which is taken at once, the GPU itself is the limit."),
+            "Bytes of all arenas together; 0: 16 times the memory of the machine, or of the daemon's cgroup. "
+            "Arenas have worst-case sizes and take memory only where rows have been written, so this counts "
+            "promises, not pages. Of a GPU's memory, which is taken at once, the GPU itself is the limit."),
       bytes(
           "limits.max_arena_bytes_per_user", "0", &C::max_arena_bytes_per_user,
           "The same for one user; 0: three quarters of limits.max_arena_bytes, all of them for root and the "
@@ -154,8 +153,9 @@ std::vector<Option> make_table() {
        "while those of a higher one run."},
       bytes("limits.max_routing_bytes", "0", &C::max_routing_bytes,
             "Bytes that the engines of host devices may take together, beside arenas, for the routings of "
-            "dispatches; 0: a quarter of the physical memory. A rank is counted in the worst case when it "
-            "joins, by its max_tokens, topk, depth and num_handles."),
+            "dispatches; 0: a quarter of the memory of the machine, or of the daemon's cgroup. A rank is "
+            "counted "
+            "in the worst case when it joins, by its max_tokens, topk, depth and num_handles."),
       bytes("limits.max_routing_bytes_per_user", "0", &C::max_routing_bytes_per_user,
             "The same for one user; 0: three quarters of limits.max_routing_bytes, all of them for root and "
             "the "
@@ -306,7 +306,8 @@ std::vector<Option> make_table() {
        {},
        "",
        kFixed,
-       "Bytes that an engine may have in windows and send buffers; 0: a sixteenth of the physical memory."},
+       "Bytes that an engine may have in windows and send buffers; 0: a sixteenth of the memory of the "
+       "machine, or of the daemon's cgroup."},
       number("network.peer_timeout_ms", "2000", &C::network_peer_timeout_ms, 100, 600'000, kFixed,
              "An engine of another node that owes something and says nothing for so long can't be reached."),
   };

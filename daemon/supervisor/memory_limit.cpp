@@ -20,11 +20,12 @@ std::uint64_t number_in(const std::filesystem::path& file) {
 }
 
 // In a container `root` is often that of the container's own cgroup, while `path` begins at the host's. So
-// the directories of `path` may be missing.
+// the directories of `path` may be missing. A path out of the cgroup namespace ("/../x") is not below `root`.
 std::uint64_t least_limit(const std::filesystem::path& root, const std::string& path, const char* file) {
   std::uint64_t least = number_in(root / file);
   std::filesystem::path directory = root;
-  for (const std::filesystem::path& part : std::filesystem::path(path).lexically_normal().relative_path()) {
+  for (const std::filesystem::path& part : std::filesystem::path(path).relative_path()) {
+    if (part == "..") break;
     directory /= part;
     least = std::min(least, number_in(directory / file));
   }

@@ -7,8 +7,10 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <memory>
 #include <sstream>
@@ -49,11 +51,16 @@ std::string text_of(const sockaddr& address) {
   return text;
 }
 
-// Of all interfaces, in the kernel's order.
-std::vector<InterfaceAddress> interface_addresses() {
+// Of all interfaces, in the kernel's order. None: `error` says why they can't be listed.
+std::vector<InterfaceAddress> interface_addresses(std::string& error) {
   std::vector<InterfaceAddress> all;
   ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return all;
+  if (::getifaddrs(&list) != 0) {
+    error = std::string("interfaces can't be listed: ") + std::strerror(errno);
+    if (errno == EAFNOSUPPORT)
+      error += " (that needs AF_NETLINK: see RestrictAddressFamilies of the service)";
+    return all;
+  }
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> guard(list, ::freeifaddrs);
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
     const int family = entry->ifa_addr == nullptr ? AF_UNSPEC : entry->ifa_addr->sa_family;
@@ -85,18 +92,34 @@ std::string address_of(const std::string& interface, const std::vector<Interface
 }
 
 NetworkChoice none(std::string problem) {
-  return {"", "", std::move(problem)};
+  return {"", {}, {}, std::move(problem)};
+}
+
+NetworkChoice choice_of(const std::string& devices, const std::vector<InterfaceAddress>& all) {
+  NetworkChoice choice{devices, {}, {}, ""};
+  std::istringstream list(devices);
+  for (std::string name; std::getline(list, name, ',');) {
+    if (std::string address = address_of(name, all); !address.empty())
+      choice.addresses.push_back(std::move(address));
+    for (const InterfaceAddress& one : all) {
+      if (one.interface == name && !one.has_label) choice.held.push_back(text_of(one.get()));
+    }
+  }
+  return choice;
 }
 
 // The interface with that address of this machine. No other machine can reach this one by a loopback
 // interface, whatever addresses that has.
 NetworkChoice interface_of(const sockaddr& address, bool loopback_allowed) {
-  const std::vector<InterfaceAddress> all = interface_addresses();
   std::string problem = "no interface has the address " + text_of(address);
+  const std::vector<InterfaceAddress> all = interface_addresses(problem);
   for (const InterfaceAddress& one : all) {
     if (!same_address(one.get(), address)) continue;
-    if (!one.of_loopback || loopback_allowed) return {one.interface, address_of(one.interface, all), ""};
-    problem = "the address " + text_of(address) + " is one of the loopback interface " + one.interface;
+    if (one.of_loopback && !loopback_allowed)
+      return none("the address " + text_of(address) + " is one of the loopback interface " + one.interface);
+    NetworkChoice choice = choice_of(one.interface, all);
+    if (!choice.addresses.empty()) return choice;
+    problem = one.interface + " has no address by which UCX listens, as all have labels";
   }
   return none(std::move(problem));
 }
@@ -146,7 +169,8 @@ Found resolve(const std::string& host, int flags, int& error) {
 // /etc/hosts), by which no other machine reaches it.
 NetworkChoice interface_to(const std::string& host) {
   int error = 0;
-  const bool is_name = host != "localhost" && resolve(host, AI_NUMERICHOST, error) == nullptr;
+  const bool is_localhost = ::strcasecmp(host.c_str(), "localhost") == 0;
+  const bool is_name = !is_localhost && resolve(host, AI_NUMERICHOST, error) == nullptr;
   const Found found = resolve(host, 0, error);
   if (found == nullptr) return none("\"" + host + "\" can't be resolved: " + ::gai_strerror(error));
   NetworkChoice choice;
@@ -169,26 +193,32 @@ NetworkChoice own_interface(const cluster::Settings& settings) {
   return interface_of(*listen->ai_addr, is_loopback(*listen->ai_addr));
 }
 
-NetworkChoice named_interfaces(const std::string& devices) {
-  NetworkChoice choice{devices, "", ""};
-  const std::vector<InterfaceAddress> all = interface_addresses();
-  std::istringstream list(devices);
-  for (std::string name; std::getline(list, name, ',');) {
-    const std::string address = address_of(name, all);
-    if (!address.empty()) choice.addresses += (choice.addresses.empty() ? "" : ", ") + address;
-  }
-  return choice;
+}  // namespace
+
+bool lacks(const NetworkChoice& now, const NetworkChoice& known) {
+  return (now.devices.empty() && !known.devices.empty()) ||
+         (now.addresses.empty() && !known.addresses.empty());
 }
 
-}  // namespace
+bool is_outdated(const NetworkChoice& given, const NetworkChoice& now) {
+  if (now.devices.empty() || lacks(now, given)) return false;
+  if (given.devices != now.devices) return true;
+  if (given.addresses.empty()) return !now.addresses.empty();
+  return !std::all_of(given.addresses.begin(), given.addresses.end(), [&](const std::string& address) {
+    return std::find(now.held.begin(), now.held.end(), address) != now.held.end();
+  });
+}
 
 std::string in_words(const NetworkChoice& choice) {
   if (choice.devices.empty()) return "none";
-  return choice.devices + (choice.addresses.empty() ? "" : " (" + choice.addresses + ")");
+  std::string addresses;
+  for (const std::string& address : choice.addresses) addresses += (addresses.empty() ? "" : ", ") + address;
+  return choice.devices + (addresses.empty() ? "" : " (" + addresses + ")");
 }
 
 NetworkChoice choose_network(const cluster::Settings& settings, const std::string& devices) {
-  if (devices != "auto") return named_interfaces(devices);
+  std::string unlisted;  // then UCX knows the names alone
+  if (devices != "auto") return choice_of(devices, interface_addresses(unlisted));
   NetworkChoice choice =
       settings.coordinates() ? own_interface(settings) : interface_to(host_of(settings.coordinator));
   if (choice.devices.empty()) {

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -36,10 +37,9 @@ void NetworkWatch::tick() {
   next_look_ns_ = rooms_.loop.now_ns() + kSoonNs;
   if (look_ == nullptr) return start_look();
   if (!look_->done.load(std::memory_order_acquire)) return;
-  take(std::exchange(look_, nullptr)->seen);
+  const bool settled = take(std::exchange(look_, nullptr)->seen);
   restart_idle();
-  const NetworkChoice& known = rooms_.config.network();
-  if (known.devices.empty() || seen_ != known) return start_look();
+  if (!settled || rooms_.config.network().devices.empty()) return start_look();
   next_look_ns_ = rooms_.loop.now_ns() + kLaterNs;
 }
 
@@ -55,17 +55,20 @@ void NetworkWatch::note_engines() {
   }
 }
 
-// What two looks in a row have seen counts: addresses and routes come one after the other. While nothing is
-// known, engines stay with what they have.
-void NetworkWatch::take(const NetworkChoice& seen) {
+// What two looks in a row have seen counts: addresses and routes come one after the other. Returns whether
+// this one was like the one before.
+bool NetworkWatch::take(const NetworkChoice& seen) {
   const bool again = seen_ == seen;
   seen_ = seen;
   const NetworkChoice& known = rooms_.config.network();
-  if (!again || seen == known || (seen.devices.empty() && !known.devices.empty())) return;
-  log_event(LogLevel::kInfo, "the network of engines has changed",
-            {{"before", in_words(known)}, {"now", in_words(seen)}, {"problem", seen.problem}});
+  if (!again || lacks(seen, known)) return again;
+  if (seen != known) {
+    log_event(LogLevel::kInfo, "the network of engines has changed",
+              {{"before", in_words(known)}, {"now", in_words(seen)}, {"problem", seen.problem}});
+  }
   rooms_.config.set_network(seen);
   rooms_.fleet.set_network(rooms_.config.network_options());
+  return true;
 }
 
 // The resolver may load code that needs much stack: not start_detached_thread().
@@ -73,7 +76,11 @@ void NetworkWatch::start_look() {
   auto look = std::make_shared<Look>(*rooms_.config->cluster, rooms_.config->network_devices);
   try {
     std::thread([look] {
-      look->seen = choose_network(look->settings, look->devices);
+      try {
+        look->seen = choose_network(look->settings, look->devices);
+      } catch (const std::bad_alloc&) {
+        // It has found nothing.
+      }
       look->done.store(true, std::memory_order_release);
     }).detach();
     look_ = std::move(look);
@@ -84,10 +91,8 @@ void NetworkWatch::start_look() {
 
 bool NetworkWatch::is_outdated(std::uint32_t device) const {
   if (device >= engines_.size() || engines_[device].pid == 0) return false;
-  const NetworkChoice& now = rooms_.config.network();
-  const bool has_one =
-      !now.devices.empty() && (rooms_.config->network_devices != "auto" || !now.addresses.empty());
-  return has_one && engines_[device].given != now && rooms_.fleet.name(device).starts_with("host:");
+  return supervisor::is_outdated(engines_[device].given, rooms_.config.network()) &&
+         rooms_.fleet.name(device).starts_with("host:");
 }
 
 bool NetworkWatch::is_idle(std::uint32_t device) const {

@@ -41,7 +41,7 @@ class NetworkWatch {
   };
 
   void note_engines();
-  void take(const NetworkChoice& seen);
+  bool take(const NetworkChoice& seen);
   void start_look();
   bool is_outdated(std::uint32_t device) const;
   bool is_idle(std::uint32_t device) const;

@@ -240,7 +240,6 @@ TEST_F(Lab, AnEngineThatStartsWithoutItsCableServesOthersLater) {
       {});
 }
 
-// Until its daemon was restarted it listened at an address that was no more.
 TEST_F(Lab, AnEngineFollowsTheAddressOfItsInterfaceWhenNoGroupUsesIt) {
   kit::OwnNodes nodes({.nodes = 2});
   kit::CommandOptions there;

@@ -281,7 +281,7 @@ def test_tensors(group: epd.Group) -> None:
 
 
 def test_a_tensors_storage_is_kept_whatever_becomes_of_the_tensor(group: epd.Group) -> None:
-    """Memory freed and used again was overwritten."""
+    """Another tensor in its place is not what is written to."""
     torch = pytest.importorskip("torch", reason="torch is not installed (Debian: python3-torch)")
 
     def zeros() -> Any:

@@ -107,6 +107,7 @@ def test_the_demo_leaves_nothing_behind_however_it_ends(number: signal.Signals) 
             demo.send_signal(number)
             _, error = demo.communicate(timeout=20)
             assert demo.returncode == -number and error == ""
+            end = time.monotonic() + 40
             while of_directory(folder) or list(folder.iterdir()) != [text]:
                 assert time.monotonic() < end, (of_directory(folder), list(folder.iterdir()))
                 time.sleep(0.05)

@@ -134,7 +134,7 @@ TEST_F(ClusterSettings, DefaultsAreFilledIn) {
   EXPECT_FALSE(completed->coordinates());
 }
 
-// An address was compared as text: in another spelling it was another one, and a wildcard was none.
+// Whatever their spelling: hosts are compared as text, and wildcards found.
 TEST_F(ClusterSettings, AddressesAreTheSameInAnySpelling) {
   settings_.listen = "[0::0]:7410";
   settings_.advertise = "[::ffff:10.0.0.1]:7410";

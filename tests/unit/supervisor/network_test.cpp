@@ -52,13 +52,13 @@ class Network : public testing::Test {
     if (pid == 0) {
       write(directory_ + "/hosts", "127.0.0.1 localhost\n127.0.1.1 node-a\n10.9.0.7 node-b\n");
       if (!unshare_all()) ::_exit(kNoNamespaces);
-      const std::string script =
+      const std::string machine =
           "set -e; mount --make-rprivate /; mount --bind " + directory_ +
           "/hosts /etc/hosts; ip link set lo up; ip link add e0 type veth peer name e1; "
-          "ip link set e1 up; ip link set e0 up; ip addr add 10.9.0.1/24 dev e0; " +
-          commands;
-      if (std::system(script.c_str()) != 0) {
-        write(answer, "failed: " + script);
+          "ip link set e1 up; ip link set e0 up; ip addr add 10.9.0.1/24 dev e0";
+      if (std::system(machine.c_str()) != 0) ::_exit(kNoNamespaces);
+      if (std::system(("set -e; " + commands).c_str()) != 0) {
+        write(answer, "failed: " + commands);
         ::_exit(0);
       }
       const NetworkChoice choice = choose_network(settings_, devices);
@@ -90,7 +90,7 @@ TEST_F(Network, TheCoordinatorUsesTheInterfaceThatItListensOn) {
   EXPECT_CHOSEN("e0 (10.9.0.1)", "");
 }
 
-// Its own name stood for a loopback address: engines listened on every interface.
+// On Debian a machine's own name stands for a loopback address.
 TEST_F(Network, TheCoordinatorsLoopbackNameOpensNothing) {
   settings_.advertise = settings_.coordinator = "node-a:7410";
   EXPECT_CHOSEN("e0 (10.9.0.1)", "");
@@ -109,7 +109,7 @@ TEST_F(Network, WithoutARouteOrAnAddressNothingIsOpened) {
   EXPECT_CHOSEN("e0 (10.9.0.1)", "");
 }
 
-// The label was taken for the interface's name.
+// getifaddrs says the label in place of the interface's name.
 TEST_F(Network, AnAddressWithALabelIsOneOfItsInterface) {
   EXPECT_CHOSEN("e0", "ip addr del 10.9.0.1/24 dev e0; ip addr add 10.9.0.1/24 dev e0 label e0:1");
 }
@@ -127,6 +127,35 @@ TEST_F(Network, ALoopbackInterfaceIsForLoopbackAddressesOnly) {
 TEST_F(Network, NamedInterfacesAreTakenAsTheyAre) {
   EXPECT_CHOSEN("e0,mlx5_0:1 (10.9.0.1)", "", "e0,mlx5_0:1");
   EXPECT_CHOSEN("mlx5_0:1", "", "mlx5_0:1");
+}
+
+// eth0 with these addresses, of which UCX listens by the first.
+NetworkChoice eth0(const std::vector<std::string>& held) {
+  NetworkChoice choice{"eth0", {}, held, ""};
+  if (!held.empty()) choice.addresses = {held[0]};
+  return choice;
+}
+
+TEST(NetworkChoices, AnEngineIsOutdatedWhenItsAddressIsGone) {
+  const NetworkChoice given = eth0({"10.0.0.1"});
+  EXPECT_FALSE(is_outdated(given, given));
+  EXPECT_FALSE(is_outdated(given, eth0({"10.0.0.2", "10.0.0.1"}))) << "another one came";
+  EXPECT_FALSE(is_outdated(given, eth0({}))) << "it has none for a while";
+  EXPECT_FALSE(is_outdated(given, {})) << "no interface is found any more";
+  EXPECT_TRUE(is_outdated(given, eth0({"10.0.0.2"})));
+  EXPECT_TRUE(is_outdated(given, {"eth1", {"10.1.0.1"}, {"10.1.0.1"}, ""}));
+  EXPECT_TRUE(is_outdated({}, given)) << "it was started without a network";
+  EXPECT_TRUE(is_outdated(eth0({}), given)) << "its interface had no address";
+  const NetworkChoice unlisted{"mlx5_0:1", {}, {}, ""};
+  EXPECT_FALSE(is_outdated(unlisted, unlisted)) << "no interface of the kernel";
+}
+
+TEST(NetworkChoices, WhatIsFoundNoMoreIsNoNews) {
+  const NetworkChoice known = eth0({"10.0.0.1"});
+  EXPECT_TRUE(lacks({}, known));
+  EXPECT_TRUE(lacks(eth0({}), known));
+  EXPECT_FALSE(lacks(eth0({"10.0.0.2"}), known));
+  EXPECT_FALSE(lacks({}, {}));
 }
 
 }  // namespace
