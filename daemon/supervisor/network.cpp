@@ -196,14 +196,13 @@ NetworkChoice own_interface(const cluster::Settings& settings) {
 }  // namespace
 
 bool lacks(const NetworkChoice& now, const NetworkChoice& known) {
-  return (now.devices.empty() && !known.devices.empty()) ||
-         (now.addresses.empty() && !known.addresses.empty());
+  return (now.devices.empty() && !known.devices.empty()) || now.addresses.size() < known.addresses.size();
 }
 
 bool is_outdated(const NetworkChoice& given, const NetworkChoice& now) {
   if (now.devices.empty() || lacks(now, given)) return false;
   if (given.devices != now.devices) return true;
-  if (given.addresses.empty()) return !now.addresses.empty();
+  if (given.addresses.size() < now.addresses.size()) return true;
   return !std::all_of(given.addresses.begin(), given.addresses.end(), [&](const std::string& address) {
     return std::find(now.held.begin(), now.held.end(), address) != now.held.end();
   });

@@ -141,11 +141,11 @@ class Groups:
         self.pool: Any = None
         # What lies in the pool is not copied to the slot, where a repeated operation would find it.
         if not self.on_host:
-            has_pool = pool_bytes > 0 and info.resident and not shrink
-            self.pool, _ = team.make("the Buffer's memory", lambda: (self._make_pool(pool_bytes, has_pool), None))
+            wanted = pool_bytes if info.resident and not shrink else 0
+            self.pool, _ = team.make("the Buffer's memory", lambda: (self._make_pool(wanted), None))
 
-    def _make_pool(self, pool_bytes: int, wanted: bool) -> Any:
-        return registered_pool(self.session, pool_bytes, self.device) if wanted else None
+    def _make_pool(self, pool_bytes: int) -> Any:
+        return registered_pool(self.session, pool_bytes, self.device) if pool_bytes > 0 else None
 
     def rows(self, shape: tuple[int, ...], dtype: torch.dtype, streams: Streams) -> Tensor:
         """Rows for a result. What a graph allocates is the graph's."""

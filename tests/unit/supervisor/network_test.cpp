@@ -150,6 +150,10 @@ TEST(NetworkChoices, AnEngineIsOutdatedWhenItsAddressIsGone) {
   EXPECT_TRUE(is_outdated(eth0({}), given)) << "its interface had no address";
   const NetworkChoice unlisted{"mlx5_0:1", {}, {}, ""};
   EXPECT_FALSE(is_outdated(unlisted, unlisted)) << "no interface of the kernel";
+  const NetworkChoice two{"eth0,eth1", {"10.0.0.1", "10.1.0.1"}, {"10.0.0.1", "10.1.0.1"}, ""};
+  const NetworkChoice one{"eth0,eth1", {"10.0.0.1"}, {"10.0.0.1"}, ""};
+  EXPECT_FALSE(is_outdated(two, one)) << "eth1 is down for a while";
+  EXPECT_TRUE(is_outdated(one, two)) << "it was started while eth1 was down";
 }
 
 TEST(NetworkChoices, WhatIsFoundNoMoreIsNoNews) {
