@@ -34,13 +34,35 @@ target_compile_definitions(epd_test_support PUBLIC
 target_link_libraries(epd_test_support PUBLIC epd_client epd_base epd_kernels epd_proto GTest::gtest
   nlohmann_json::nlohmann_json PRIVATE epd_options)
 
+# epd_system_program(<name> SOURCES ... [LIBS ...]): a program of tests that start `epd`.
+function(epd_system_program name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LIBS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE epd_test_support epd_options GTest::gtest_main ${ARG_LIBS})
+  add_dependencies(${name} epd epctl)
+endfunction()
+
+# epd_system_suites(<name> LABEL <label> TIMEOUT <s> SOURCES ... [LIBS ...]): as epd_system_test, but ctest's tests are
+# the suites for each kind: those tests share a daemon, and so a process.
+function(epd_system_suites name)
+  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;LIBS" ${ARGN})
+  epd_system_program(${name} SOURCES ${ARG_SOURCES} LIBS ${ARG_LIBS})
+  set(environment)
+  if(EPD_CUDA AND TARGET fake_cuda)
+    add_dependencies(${name} fake_cuda)
+    set(environment LD_LIBRARY_PATH=$<TARGET_FILE_DIR:fake_cuda>)
+  endif()
+  set(included ${CMAKE_CURRENT_BINARY_DIR}/${name}_suites.cmake)
+  file(GENERATE OUTPUT ${included} CONTENT
+    "include(${CMAKE_CURRENT_SOURCE_DIR}/support/suites.cmake)\nif(EXISTS $<TARGET_FILE:${name}>)\n  epd_add_suites($<TARGET_FILE:${name}> ${ARG_LABEL} ${ARG_TIMEOUT} \"${environment}\")\nelse()\n  add_test(${name}_NOT_BUILT ${name}_NOT_BUILT)\nendif()\n")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${included})
+endfunction()
+
 # epd_system_test(<name> LABEL <label> TIMEOUT <s> SOURCES ...): a test that starts `epd`. One at a
 # time: two cores carry one daemon with its engines and clients.
 function(epd_system_test name)
   cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;LIBS" ${ARGN})
-  add_executable(${name} ${ARG_SOURCES})
-  target_link_libraries(${name} PRIVATE epd_test_support epd_options GTest::gtest_main ${ARG_LIBS})
-  add_dependencies(${name} epd epctl)
+  epd_system_program(${name} SOURCES ${ARG_SOURCES} LIBS ${ARG_LIBS})
   epd_system_test_again(${name} "" LABEL ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT})
 endfunction()
 
