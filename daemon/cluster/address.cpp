@@ -1,4 +1,4 @@
-#include "address.h"
+#include "cluster/address.h"
 
 #include "common/fd.h"
 

@@ -1,7 +1,7 @@
 #include "agent_side.h"
 
-#include "address.h"
 #include "base/event.h"
+#include "cluster/address.h"
 #include "frames.h"
 #include "membership_wire.h"
 #include "node_table.h"

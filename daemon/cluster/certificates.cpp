@@ -1,6 +1,6 @@
 #include "cluster/certificates.h"
 
-#include "address.h"
+#include "cluster/address.h"
 #include "common/fd.h"
 
 #include <arpa/inet.h>

@@ -2,7 +2,7 @@
 // which are injected.
 #pragma once
 
-#include "address.h"
+#include "cluster/address.h"
 #include "conversation.h"
 #include "membership/coordinator.h"
 #include "membership/embedded_store.h"

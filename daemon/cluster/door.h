@@ -3,7 +3,7 @@
 // name in the log.
 #pragma once
 
-#include "address.h"
+#include "cluster/address.h"
 #include "common/fd.h"
 #include "refusals.h"
 

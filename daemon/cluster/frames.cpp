@@ -1,6 +1,6 @@
 #include "frames.h"
 
-#include "address.h"
+#include "cluster/address.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,6 +1,6 @@
 #include "grpc_frames.h"
 
-#include "address.h"
+#include "cluster/address.h"
 #include "frames.h"
 
 #include <grpc/grpc_security_constants.h>

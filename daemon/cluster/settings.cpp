@@ -1,6 +1,6 @@
 #include "cluster/settings.h"
 
-#include "address.h"
+#include "cluster/address.h"
 #include "cluster/certificates.h"
 
 #include <limits.h>

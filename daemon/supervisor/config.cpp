@@ -1,10 +1,10 @@
 #include "supervisor/config.h"
 
 #include "base/account.h"
+#include "cluster/address.h"
 #include "config_file.h"
 #include "memory_limit.h"
 
-#include <arpa/inet.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -12,6 +12,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -63,35 +64,39 @@ Status check_sockets(Config& config) {
   return status;
 }
 
-bool is_address_and_port(const std::string& text) {
+// In one form, whatever its spelling, so that addresses can be compared as text. No value if the text is no
+// numeric address with a port.
+std::optional<std::string> address_and_port(const std::string& text) {
   const std::size_t colon = text.rfind(':');
-  if (colon == std::string::npos) return false;
+  if (colon == std::string::npos) return std::nullopt;
   std::string host = text.substr(0, colon);
-  const bool v6 = host.size() > 2 && host.front() == '[' && host.back() == ']';
-  if (v6) host = host.substr(1, host.size() - 2);
-  in6_addr address{};
-  if (::inet_pton(v6 ? AF_INET6 : AF_INET, host.c_str(), &address) != 1) return false;
+  const bool has_brackets = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  if (has_brackets) host = host.substr(1, host.size() - 2);
+  if (has_brackets != (host.find(':') != std::string::npos)) return std::nullopt;
   std::uint16_t port = 0;
   const char* const end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data() + colon + 1, end, port);
-  return error == std::errc() && rest == end && colon + 1 != text.size();
+  if (error != std::errc() || rest != end || colon + 1 == text.size()) return std::nullopt;
+  const std::optional<cluster::SocketAddress> address = cluster::numeric_address({host, port});
+  return address ? std::optional(cluster::to_string(*address)) : std::nullopt;
 }
 
 // A port alone is one of the loopback address, so that nobody else reaches it by mistake.
 Status complete_listen(const char* key, std::string& listen) {
   if (listen.empty()) return {};
-  const std::string complete = listen.find(':') == std::string::npos ? "127.0.0.1:" + listen : listen;
-  if (!is_address_and_port(complete)) {
+  std::optional<std::string> complete =
+      address_and_port(listen.find(':') == std::string::npos ? "127.0.0.1:" + listen : listen);
+  if (!complete) {
     return invalid_argument(std::string(key) + " is \"" + listen +
                             "\"; allowed: empty, a port 0..65535 of 127.0.0.1, or an address and a port: "
                             "127.0.0.1:9455, [::1]:9455");
   }
-  listen = complete;
+  listen = std::move(*complete);
   return {};
 }
 
 // Whether a socket at one of the two would be in the way of the other: the same port, of the same address or
-// of every one ([::] is every one of IPv4 too). Both have passed is_address_and_port().
+// of every one ([::] is every one of IPv4 too). Both are of address_and_port().
 bool collide(const std::string& a, const std::string& b) {
   const std::size_t colon_a = a.rfind(':');
   const std::size_t colon_b = b.rfind(':');

@@ -1,5 +1,6 @@
 #include "network.h"
 
+#include "cluster/address.h"
 #include "common/fd.h"
 
 #include <arpa/inet.h>
@@ -7,12 +8,12 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <strings.h>
 #include <sys/socket.h>
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -91,6 +92,10 @@ std::string address_of(const std::string& interface, const std::vector<Interface
   return "";
 }
 
+std::string host_of(const std::string& address) {
+  return cluster::parse_host_port(address)->host;
+}
+
 NetworkChoice none(std::string problem) {
   return {"", {}, {}, std::move(problem)};
 }
@@ -136,30 +141,12 @@ NetworkChoice interface_to(const addrinfo& target, bool loopback_allowed) {
   return interface_of(reinterpret_cast<const sockaddr&>(own), loopback_allowed);
 }
 
-// The host in "HOST:PORT" or "[HOST]:PORT".
-std::string host_of(const std::string& address) {
-  std::string host = address.substr(0, address.rfind(':'));
-  if (host.size() >= 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
-  return host;
-}
-
-bool is_loopback(const sockaddr& address) {
-  if (address.sa_family == AF_INET6) return IN6_IS_ADDR_LOOPBACK(&v6(address)) != 0;
-  return ntohl(v4(address).s_addr) >> 24 == IN_LOOPBACKNET;
-}
-
-bool is_wildcard(const sockaddr& address) {
-  if (address.sa_family == AF_INET6) return IN6_IS_ADDR_UNSPECIFIED(&v6(address)) != 0;
-  return v4(address).s_addr == INADDR_ANY;
-}
-
 using Found = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
 // Null: `error` says why.
-Found resolve(const std::string& host, int flags, int& error) {
+Found resolve(const std::string& host, int& error) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_DGRAM;
-  hints.ai_flags = flags;
   addrinfo* found = nullptr;
   error = ::getaddrinfo(host.c_str(), nullptr, &hints, &found);
   return {error == 0 ? found : nullptr, ::freeaddrinfo};
@@ -169,14 +156,12 @@ Found resolve(const std::string& host, int flags, int& error) {
 // /etc/hosts), by which no other machine reaches it.
 NetworkChoice interface_to(const std::string& host) {
   int error = 0;
-  const bool is_localhost = ::strcasecmp(host.c_str(), "localhost") == 0;
-  const bool is_name = !is_localhost && resolve(host, AI_NUMERICHOST, error) == nullptr;
-  const Found found = resolve(host, 0, error);
+  const Found found = resolve(host, error);
   if (found == nullptr) return none("\"" + host + "\" can't be resolved: " + ::gai_strerror(error));
   NetworkChoice choice;
   for (const addrinfo* target = found.get(); target != nullptr; target = target->ai_next) {
-    const bool loopback = is_loopback(*target->ai_addr);
-    choice = loopback && is_name
+    const bool loopback = cluster::is_loopback(text_of(*target->ai_addr));
+    choice = loopback && !cluster::is_loopback(host)
                  ? none("\"" + host + "\" is " + text_of(*target->ai_addr) + " on this machine")
                  : interface_to(*target, loopback);
     if (!choice.devices.empty()) break;
@@ -187,10 +172,10 @@ NetworkChoice interface_to(const std::string& host) {
 // The coordinator is this node: what it listens on says more than its name, which may be a loopback name
 // here.
 NetworkChoice own_interface(const cluster::Settings& settings) {
-  int error = 0;
-  const Found listen = resolve(host_of(settings.listen), AI_NUMERICHOST, error);
-  if (listen == nullptr || is_wildcard(*listen->ai_addr)) return interface_to(host_of(settings.advertise));
-  return interface_of(*listen->ai_addr, is_loopback(*listen->ai_addr));
+  const cluster::HostPort listen = *cluster::parse_host_port(settings.listen);
+  const std::optional<cluster::SocketAddress> address = cluster::numeric_address(listen);
+  if (!address || cluster::is_wildcard(listen.host)) return interface_to(host_of(settings.advertise));
+  return interface_of(*address->get(), cluster::is_loopback(listen.host));
 }
 
 }  // namespace

@@ -2,9 +2,9 @@
 // and a stream that was ended is not written to. Input: steps, each a byte for what and which, then what it
 // needs.
 
-#include "address.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "cluster/address.h"
 #include "coordinator_side.h"
 #include "frames.h"
 #include "fuzz.h"

@@ -1,6 +1,6 @@
 // The cluster's port: how many connections it takes in, of all and of one address.
-#include "address.h"
 #include "base/event.h"
+#include "cluster/address.h"
 #include "door.h"
 
 #include <gtest/gtest.h>

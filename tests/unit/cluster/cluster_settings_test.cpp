@@ -1,6 +1,6 @@
 // Addresses, names and certificates of the configuration: what is refused says key, value and what is
 // allowed.
-#include "address.h"
+#include "cluster/address.h"
 #include "cluster/certificates.h"
 #include "cluster/settings.h"
 
