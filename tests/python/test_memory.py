@@ -57,6 +57,9 @@ def test_a_scalar_of_numpy_is_no_array() -> None:
         with pytest.raises(TypeError, match=r"binding of x is .*; allowed: None, an address, or an array"):
             epd.Binding(epd.Region.X, None, scalar).address()
     assert epd.Binding(epd.Region.X, None, np.int64(4096)).address() == 4096
+    for region in (99, "x"):
+        with pytest.raises(epd.InvalidArgument, match=rf"region of a binding is {region!r}; allowed: 0 \.\. 1"):
+            epd.Binding(region, None, 4096).address()
     one = np.array(7, np.int32)  # an array of no dimension
     assert epd.Memory(x=one)._raw.x == one.ctypes.data
 

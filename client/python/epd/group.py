@@ -341,7 +341,8 @@ class Group(NotCopied):
 
         On the device of the group; needs torch. bf16 comes as bfloat16, e4m3 as float8_e4m3fn (uint8 where torch
         has no such type), opaque rows as uint8. A tensor keeps the membership: the group is left when the last one
-        has died. Raises InvalidArgument (the slot, the row format).
+        has died. Always the same tensors: what autograd should not keep is written to `tensors(0).y.detach()`. Raises
+        InvalidArgument (the slot, the row format).
         """
         try:
             tensors = self._tensors.get((slot, row_format))

@@ -160,7 +160,10 @@ class Binding:
         return array_address(self._name(), memory, True)
 
     def _name(self) -> str:
-        return "binding of " + Region(self.region).name.lower()
+        try:
+            return "binding of " + Region(self.region).name.lower()
+        except ValueError:
+            raise InvalidArgument(f"region of a binding is {self.region!r}; allowed: 0 .. {max(Region)}") from None
 
 
 class RowFormat(NamedTuple):
