@@ -1,5 +1,6 @@
 # Writes the header OUTPUT with the commit of the folder SOURCE, or COMMIT if it is not empty. Run with each build; the
 # file is written only if its text is another one.
+cmake_minimum_required(VERSION 3.25)
 set(_commit "${COMMIT}")
 if(_commit STREQUAL "")
   execute_process(COMMAND git -C ${SOURCE} describe --always --dirty --abbrev=12 --exclude=*

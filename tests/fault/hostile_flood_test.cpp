@@ -2,6 +2,7 @@
 // half handshakes, inputs that change under the engine's eyes. Each meets back-pressure, a quota or a
 // deadline; the bystander notices nothing but a busier machine.
 #include "hostile_fixture.h"
+#include "support/send_descriptors.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -205,21 +206,9 @@ TEST_F(Hostile, AFloodOfDescriptorsIsClosed) {
     std::vector<int> fds(200, STDERR_FILENO);
     abi::WireHeader header{abi::kWireMagic, static_cast<std::uint16_t>(AttachType::kHello), 200,
                            sizeof(header), 1};
-    std::vector<char> control(CMSG_SPACE(fds.size() * sizeof(int)));
     for (int i = 0; i < 100; ++i) {
       const RawClient client(socket());
-      iovec part{&header, sizeof(header)};
-      msghdr message{};
-      message.msg_iov = &part;
-      message.msg_iovlen = 1;
-      message.msg_control = control.data();
-      message.msg_controllen = control.size();
-      cmsghdr* c = CMSG_FIRSTHDR(&message);
-      c->cmsg_level = SOL_SOCKET;
-      c->cmsg_type = SCM_RIGHTS;
-      c->cmsg_len = CMSG_LEN(fds.size() * sizeof(int));
-      std::memcpy(CMSG_DATA(c), fds.data(), fds.size() * sizeof(int));
-      RANK_CHECK(::sendmsg(client.fd(), &message, MSG_NOSIGNAL) > 0, std::strerror(errno));
+      RANK_CHECK(send_descriptors(client.fd(), &header, sizeof(header), fds) > 0, std::strerror(errno));
       must_hold(refusal(client.receive(10)), {"INVALID_ARGUMENT", "descriptors"});
     }
   });  // TearDown counts the supervisor's descriptors

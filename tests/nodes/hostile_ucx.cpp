@@ -1,6 +1,7 @@
 #include "hostile_ucx.h"
 
 #include "support/ranks.h"
+#include "support/sockets.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -9,25 +10,11 @@
 #include <unistd.h>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 
 namespace epd::test {
 namespace {
-
-namespace fs = std::filesystem;
-
-std::set<std::string> sockets_of(pid_t pid) {
-  std::set<std::string> inodes;
-  std::error_code ended;
-  for (const auto& entry : fs::directory_iterator("/proc/" + std::to_string(pid) + "/fd", ended)) {
-    std::error_code gone;
-    const std::string target = fs::read_symlink(entry.path(), gone);
-    if (target.starts_with("socket:[")) inodes.insert(target.substr(8, target.size() - 9));
-  }
-  return inodes;
-}
 
 // Of mappings that are the process's own and can be written.
 std::vector<std::pair<std::uint64_t, std::uint64_t>> heaps_of(pid_t pid) {
@@ -46,31 +33,6 @@ std::vector<std::pair<std::uint64_t, std::uint64_t>> heaps_of(pid_t pid) {
 }
 
 }  // namespace
-
-std::uint16_t listening_port(pid_t pid) {
-  const std::set<std::string> own = sockets_of(pid);
-  std::ifstream table("/proc/" + std::to_string(pid) + "/net/tcp");
-  for (std::string line; std::getline(table, line);) {
-    std::istringstream words(line);
-    std::string number, local, remote, state, skipped, inode;
-    words >> number >> local >> remote >> state;
-    for (int i = 0; i < 5; ++i) words >> skipped;
-    words >> inode;
-    if (state == "0A" && own.contains(inode))
-      return static_cast<std::uint16_t>(std::stoul(local.substr(local.find(':') + 1), nullptr, 16));
-  }
-  return 0;
-}
-
-UniqueFd tcp_connect(std::uint16_t port) {
-  UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(port);
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) fd.reset();
-  return fd;
-}
 
 void tcp_write(const UniqueFd& fd, std::string_view bytes) {
   (void)::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);

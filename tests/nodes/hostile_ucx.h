@@ -21,10 +21,6 @@ namespace epd::test {
 
 using Bytes = std::vector<std::byte>;
 
-// The first port on which the process listens by TCP; 0: none.
-std::uint16_t listening_port(pid_t pid);
-// Invalid: nobody listens.
-UniqueFd tcp_connect(std::uint16_t port);
 void tcp_write(const UniqueFd& fd, std::string_view bytes);
 
 // What an attacker would have to steal: read from the memory of a running engine.

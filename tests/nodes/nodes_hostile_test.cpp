@@ -7,6 +7,7 @@
 #include "support/client.h"
 #include "support/daemon_cluster.h"
 #include "support/script.h"
+#include "support/sockets.h"
 
 #include <signal.h>
 #include <sys/resource.h>

@@ -5,6 +5,7 @@
 #include "support/daemon_cluster.h"
 #include "support/ranks.h"
 #include "support/script.h"
+#include "support/sockets.h"
 
 #include <signal.h>
 #include <algorithm>
@@ -179,37 +180,11 @@ std::string contents(pid_t pid, const std::string& name) {
   return text.str();
 }
 
-// Inodes of the sockets that a process has.
-std::set<std::string> sockets_of(pid_t pid) {
-  std::set<std::string> inodes;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/fd")) {
-    std::error_code gone;
-    const std::string target = std::filesystem::read_symlink(entry.path(), gone);
-    if (target.starts_with("socket:[")) inodes.insert(target.substr(8, target.size() - 9));
-  }
-  return inodes;
-}
-
-std::vector<std::string> tcp_sockets_of(pid_t pid) {
-  const std::set<std::string> own = sockets_of(pid);
-  std::vector<std::string> found;
-  for (const char* table : {"net/tcp", "net/tcp6"}) {
-    std::istringstream lines(contents(pid, table));
-    for (std::string line; std::getline(lines, line);) {
-      std::istringstream words(line);
-      std::string word;
-      for (int i = 0; i < 10; ++i) words >> word;  // the tenth is the inode
-      if (own.contains(word)) found.push_back(line);
-    }
-  }
-  return found;
-}
-
 void expect_tcp_and_ucx(Daemon& daemon, bool expected) {
   std::size_t ports = 0;
   bool ucx = false;
   for (const pid_t pid : daemon.all_pids()) {
-    ports += tcp_sockets_of(pid).size();
+    ports += network_sockets(pid).size();
     const bool mapped = contents(pid, "maps").find("libucp") != std::string::npos;
     EXPECT_FALSE(mapped && pid == daemon.pid()) << "the supervisor never loads UCX";
     ucx = ucx || mapped;

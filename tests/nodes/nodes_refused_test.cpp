@@ -1,9 +1,8 @@
 // Who is refused at a cluster's port: named, counted, and nobody else is hurt.
 #include "support/daemon_cluster.h"
+#include "support/sockets.h"
 
-#include <arpa/inet.h>
 #include <grpcpp/grpcpp.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include <filesystem>
@@ -68,25 +67,6 @@ class RawNode {
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::Frame, v1::Frame>> stream_;
 };
-
-// Connected, from that address; -1: not.
-int connect_to(std::uint16_t port, const std::string& from = "127.0.0.1") {
-  sockaddr_in own{};
-  own.sin_family = AF_INET;
-  ::inet_pton(AF_INET, from.c_str(), &own.sin_addr);
-  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(port);
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  const timeval patience{10, 0};
-  ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-  if (::bind(fd, reinterpret_cast<sockaddr*>(&own), sizeof(own)) == 0 &&
-      ::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0)
-    return fd;
-  ::close(fd);
-  return -1;
-}
 
 class NodesRefused : public ClusterOfDaemons {
  protected:
@@ -335,13 +315,14 @@ TEST_F(NodesRefused, PlainTextAndGarbage) {
   const std::string tls_like = "\x16\x03\x01\x02\x00" + garbage;
   for (const std::string& text : {std::string("GET / HTTP/1.1\r\n\r\n"),
                                   std::string("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), garbage, tls_like}) {
-    const int fd = connect_to(port("a"));
-    ASSERT_GE(fd, 0);
-    EXPECT_EQ(::send(fd, text.data(), text.size(), MSG_NOSIGNAL), static_cast<ssize_t>(text.size()));
+    const UniqueFd fd = tcp_connect(port("a"));
+    ASSERT_TRUE(fd.valid());
+    const timeval patience{10, 0};
+    ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+    EXPECT_EQ(::send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL), static_cast<ssize_t>(text.size()));
     char answer[256];
-    while (::recv(fd, answer, sizeof(answer), 0) > 0) {
+    while (::recv(fd.get(), answer, sizeof(answer), 0) > 0) {
     }
-    ::close(fd);
   }
   await_refusal("a", "plain_text", 3);
   await_refusal("a", "handshake", 1);
@@ -351,21 +332,20 @@ TEST_F(NodesRefused, PlainTextAndGarbage) {
 
 TEST_F(NodesRefused, Floods) {
   // Connections that say nothing, more than one address may have, and such as come and go.
-  std::vector<int> silent;
-  for (int i = 0; i < 300; ++i) silent.push_back(connect_to(port("a"), "127.0.0.9"));
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 300; ++i) silent.push_back(tcp_connect(port("a"), "127.0.0.9"));
   await_refusal("a", "connections", 236);
   await_in_log("there are 64 connections of its address already");
   // One address of a node's: it gets in all the same.
-  std::vector<int> of_b;
-  for (int i = 0; i < 64; ++i) of_b.push_back(connect_to(port("a")));
+  std::vector<UniqueFd> of_b;
+  for (int i = 0; i < 64; ++i) of_b.push_back(tcp_connect(port("a")));
   start("c");
   await("a", "c", "up");
   at("c").stop();
-  for (const int fd : of_b) ::close(fd);
+  of_b.clear();
   for (int i = 0; i < 500; ++i) {
-    const int fd = connect_to(port("a"), "127.0.1." + std::to_string(1 + i / 2));
-    EXPECT_EQ(::send(fd, i % 2 == 0 ? "x" : "\x16", 1, MSG_NOSIGNAL), 1);
-    ::close(fd);
+    const UniqueFd fd = tcp_connect(port("a"), "127.0.1." + std::to_string(1 + i / 2));
+    EXPECT_EQ(::send(fd.get(), i % 2 == 0 ? "x" : "\x16", 1, MSG_NOSIGNAL), 1);
   }
   await_refusal("a", "plain_text", 250);
   // Streams of a node that begin and end, and one that says more than anybody reads.
@@ -398,7 +378,7 @@ TEST_F(NodesRefused, Floods) {
   }
   EXPECT_LT(at("a").epctl({"status"}).seconds, 5.0);
   expect_bystander_untouched();
-  for (const int fd : silent) ::close(fd);
+  silent.clear();
 }
 
 }  // namespace

@@ -7,6 +7,7 @@ add_library(epd_test_support STATIC
   ${CMAKE_CURRENT_LIST_DIR}/rank_bodies.cpp
   ${CMAKE_CURRENT_LIST_DIR}/ranks.cpp
   ${CMAKE_CURRENT_LIST_DIR}/namespaces.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/sockets.cpp
   ${CMAKE_CURRENT_LIST_DIR}/daemon.cpp
   ${CMAKE_CURRENT_LIST_DIR}/daemon_cluster.cpp
   ${CMAKE_CURRENT_LIST_DIR}/case_checks.cpp

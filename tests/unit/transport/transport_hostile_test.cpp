@@ -1,64 +1,16 @@
 // Who reaches the TCP port on which UCX listens, and speaks nonsense: what it can do, and to whom.
+#include "support/sockets.h"
 #include "transport_child.h"
 
-#include <arpa/inet.h>
-#include <dirent.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include <cstring>
-#include <fstream>
-#include <sstream>
 
 namespace epd::transport {
 namespace {
 
 // With what a connection to UCX 1.x begins (src/uct/tcp/tcp.h).
 constexpr std::uint64_t kUcxMagic = 0xCAFEBABE12345678ull;
-
-std::set<std::string> socket_inodes(pid_t pid) {
-  std::set<std::string> inodes;
-  const std::string folder = "/proc/" + std::to_string(pid) + "/fd";
-  DIR* entries = ::opendir(folder.c_str());
-  EXPECT_NE(entries, nullptr);
-  while (const dirent* entry = entries != nullptr ? ::readdir(entries) : nullptr) {
-    char target[64] = {};
-    const std::string link = folder + "/" + entry->d_name;
-    if (::readlink(link.c_str(), target, sizeof(target) - 1) <= 0) continue;
-    const std::string text = target;
-    if (text.rfind("socket:[", 0) == 0) inodes.insert(text.substr(8, text.size() - 9));
-  }
-  if (entries != nullptr) ::closedir(entries);
-  return inodes;
-}
-
-// The port on which the process listens; 0: none.
-std::uint16_t listening_port(pid_t pid) {
-  const std::set<std::string> inodes = socket_inodes(pid);
-  std::ifstream table("/proc/" + std::to_string(pid) + "/net/tcp");
-  std::string line;
-  while (std::getline(table, line)) {
-    std::istringstream words(line);
-    std::string number, local, remote, state, skipped, inode;
-    words >> number >> local >> remote >> state;
-    for (int i = 0; i < 5; ++i) words >> skipped;
-    words >> inode;
-    if (state != "0A" || inodes.count(inode) == 0) continue;
-    return static_cast<std::uint16_t>(std::stoul(local.substr(local.find(':') + 1), nullptr, 16));
-  }
-  return 0;
-}
-
-// Invalid: nobody listens.
-UniqueFd connect_to(std::uint16_t port) {
-  UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(port);
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) fd.reset();
-  return fd;
-}
 
 class UcxHostile : public ::testing::Test {
  protected:
@@ -69,7 +21,7 @@ class UcxHostile : public ::testing::Test {
     victim.introduce(own.transport().address());
     to_victim = own.connect(victim.address());
     served(1);
-    port = listening_port(victim.pid());
+    port = test::listening_port(victim.pid());
     ASSERT_NE(port, 0);
   }
   void served(std::size_t messages) {
@@ -100,7 +52,7 @@ TEST_F(UcxHostile, WhoDoesNotKnowTheProtocolHurtsNobody) {
   begin();
   std::vector<UniqueFd> open;
   for (int i = 0; i < 60; ++i) {
-    open.push_back(connect_to(port));
+    open.push_back(test::tcp_connect(port));
     ASSERT_GE(open.back().get(), 0);
     if (i % 3 != 0) write(open.back(), garbage(1 + random() % 5000));
     if (i % 4 == 0) open.back().reset();
@@ -118,7 +70,7 @@ TEST_F(UcxHostile, WhoKnowsTheProtocolEndsAtMostTheVictim) {
   std::memcpy(hello.data(), &kUcxMagic, sizeof(kUcxMagic));
   std::vector<UniqueFd> open;
   for (int i = 0; i < 20; ++i) {
-    open.push_back(connect_to(port));
+    open.push_back(test::tcp_connect(port));
     if (open.back().get() < 0) break;  // it has ended
     write(open.back(), hello + garbage(1 + random() % 5000));
     run_for({&own, &bystander}, 5);
