@@ -113,7 +113,7 @@ bool Adoption::is_whole(const Reports& reports) {
   return reports.sound && reports.group.members.size() == static_cast<std::size_t>(told);
 }
 
-Adoption::Adopted Adoption::take() {
+Adoption::Adopted Adoption::take(std::size_t most) {
   std::vector<Reports*> whole;
   for (auto& [id, all] : groups_) {
     for (Reports& each : all) {
@@ -127,6 +127,7 @@ Adoption::Adopted Adoption::take() {
   std::map<std::uint32_t, std::uint32_t> holders;  // index by number
   std::set<std::uint64_t> ids;
   for (Reports* each : whole) {
+    if (adopted.groups.size() == most) break;
     const bool agrees = std::all_of(each->numbers.begin(), each->numbers.end(), [&](const auto& node) {
       const auto holder = holders.find(node.second);
       return holder == holders.end() || holder->second == node.first;

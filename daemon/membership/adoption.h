@@ -32,8 +32,9 @@ class Adoption {
 
   void add(const Reporter& reporter, const GroupReport& report);
   // Groups whose ranks are all reported, told alike, by nodes of one term. If two of them give one number to
-  // two nodes, or have one id, the one of more nodes is adopted, or that of the later term.
-  Adopted take();
+  // two nodes, or have one id, the one of more nodes is adopted, or that of the later term. Of more than
+  // `most` those of the fewest nodes are left out.
+  Adopted take(std::size_t most);
 
  private:
   // What is told alike, of one group id.

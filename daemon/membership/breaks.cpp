@@ -227,11 +227,9 @@ Group* Breaks::asked(const BreakRequested& event) {
 }
 
 BreakReason Breaks::reason_of(const Group& group, const abi::Break& message) {
-  const bool has_cause = message.cause != StatusCode::kOk &&
-                         static_cast<std::uint32_t>(message.cause) < std::uint32_t{kNumStatusCodes};
   const bool is_rank =
       message.failed_rank >= 0 && static_cast<std::uint32_t>(message.failed_rank) < group.shape.num_ranks;
-  return {has_cause ? message.cause : StatusCode::kAborted, is_rank ? message.failed_rank : -1,
+  return {said_cause(message.cause, StatusCode::kAborted), is_rank ? message.failed_rank : -1,
           std::string(message.text, abi::text_length(message.text))};
 }
 

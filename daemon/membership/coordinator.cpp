@@ -254,18 +254,19 @@ void Coordinator::node_gone(const std::string& name, const std::string& how) {
 
 // ---- the beginning
 
-// A term whose ids nobody has, and numbers beyond those that are named in groups.
-void Coordinator::begin_beyond_reports() {
+// Numbers of groups that are named in reports, none of which a new group is to have, and numbers of nodes
+// beyond those named there. A coordinator of before had this one's prefix, or a node says so.
+std::set<std::uint64_t> Coordinator::begin_beyond_reports() {
   std::set<std::uint64_t> taken;
   for (const auto& [name, node] : nodes_) {
     for (const GroupReport& report : node.attach.groups) {
-      taken.insert(report.told.label.id >> 32);
+      if (report.told.label.id >> 32 == id_prefix(term_)) taken.insert(report.told.label.id);
       for (const RankDescription& rank : report.told.ranks) {
         if (rank.engine.node <= kMaxNumber) next_number_ = std::max(next_number_, rank.engine.node + 1);
       }
     }
   }
-  while (taken.contains(id_prefix(term_))) ++term_;
+  return taken;
 }
 
 bool Coordinator::is_in_use(std::uint32_t number) const {
@@ -291,14 +292,14 @@ std::uint32_t Coordinator::next_number(std::uint32_t former) {
 
 // Who takes part in a group that goes on keeps its number, and anybody else if it is free.
 void Coordinator::open() {
-  begin_beyond_reports();
+  std::set<std::uint64_t> taken = begin_beyond_reports();
   if (!store_.begin(term_)) {
     superseded_ = true;
     return;
   }
   registry_ = std::make_unique<GroupRegistry>(
       clock_, options_.limits,
-      Spanning{id_prefix(term_) << 32 | 1, kFirstSpanningIndex, options_.new_epoch_key});
+      Spanning{id_prefix(term_) << 32 | 1, kFirstSpanningIndex, options_.new_epoch_key, std::move(taken)});
   Adoption adoption;
   std::uint32_t index = 0;
   for (auto& [name, node] : nodes_) {
@@ -306,7 +307,7 @@ void Coordinator::open() {
                                       node.attach.devices.size()};
     for (const GroupReport& report : std::exchange(node.attach.groups, {})) adoption.add(reporter, report);
   }
-  Adoption::Adopted adopted = adoption.take();
+  Adoption::Adopted adopted = adoption.take(options_.limits.max_groups);
   index = 0;
   for (auto& [name, node] : nodes_) {
     const auto kept = adopted.numbers.find(index++);

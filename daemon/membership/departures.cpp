@@ -88,21 +88,26 @@ void Departures::on(const RankRefused& event) {
   const abi::RankRefused& message = event.message;
   if (parts_.groups.find_slot(message.group_id, event.engine) == nullptr) return;
   Group& group = *parts_.groups.find(message.group_id);
-  if (!group.lives(message.rank)) return;
-  const StatusCode code = message.status == StatusCode::kOk ? StatusCode::kInternal : message.status;
-  const Status status(code, "rank " + std::to_string(message.rank) + ": " +
-                                std::string(message.text, abi::text_length(message.text)));
+  // What it can't use is memory of its own node.
+  if (!group.lives(message.rank) || group.members.at(message.rank).engine.node != event.engine.node) return;
+  const std::string rank = "rank " + std::to_string(message.rank);
+  const std::string why(message.text, abi::text_length(message.text));
+  const Status status(said_cause(message.status, StatusCode::kInternal), rank + ": " + why);
   if (group.is(GroupPhase::kStarting)) {
     parts_.forming.abort_start(group, status);
     return;
   }
   Member& member = group.members.at(message.rank);
-  if (member.presence == Presence::kJoining) {
+  const bool joining = member.presence == Presence::kJoining;
+  if (joining) {
     parts_.members.refuse_join(member, status);
-  } else if (group.device_kind == abi::DeviceKind::kCuda && member.engine == event.engine) {
+  } else {
+    member.evicted = rank + " can't be served: " + why;
+  }
+  if (!joining && group.device_kind == abi::DeviceKind::kCuda && member.engine == event.engine) {
     desk_.emit(CloseStreams{event.engine, group.id, message.rank});
   }
-  lose(group, member, "can't be served: " + status.message());
+  lose(group, member, "can't be served: " + why);
 }
 
 void Departures::lose(Group& group, Member& member, const std::string& how) {

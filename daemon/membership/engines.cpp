@@ -4,6 +4,14 @@
 #include <utility>
 
 namespace epd::membership {
+namespace {
+
+// A group that an engine can't start: it dies of it, or has to be killed. A new group is given up first,
+// since the engine's other groups are started again each time and look the same.
+constexpr std::uint32_t kMostFailedStarts = 3;
+constexpr std::uint32_t kMostFailedRestarts = 6;
+
+}  // namespace
 
 void Engines::on(const EngineUp& event) {
   parts_.nodes.engine_up(event);
@@ -42,6 +50,7 @@ void Engines::keep_boards(EngineId engine, const std::vector<BoardIndex>& boards
 
 void Engines::down_for(Group& group, EngineId engine, const std::string& text) {
   EngineSlot& slot = group.engines.at(engine);
+  const bool started = slot.is(EnginePhase::kStarting);
   const bool over =
       group.is(GroupPhase::kFailing) || group.is(GroupPhase::kLost) || group.is(GroupPhase::kRemoving);
   slot = EngineSlot{};
@@ -54,9 +63,12 @@ void Engines::down_for(Group& group, EngineId engine, const std::string& text) {
     if (awaited) parts_.members.has_stopped(member, member.board_index);
   }
   switch (group.phase()) {
-    case GroupPhase::kForming:
-    case GroupPhase::kStarting: return;
+    case GroupPhase::kForming: return;
+    case GroupPhase::kStarting:
+      if (started) gives_up(group, engine, text);
+      return;
     case GroupPhase::kBreaking:
+      if (started && gives_up(group, engine, text)) return;
       if (!group.needs(engine)) parts_.breaks.slot_free(group, engine);
       return;
     case GroupPhase::kActive:
@@ -75,16 +87,30 @@ void Engines::down_for(Group& group, EngineId engine, const std::string& text) {
   }
 }
 
+bool Engines::gives_up(Group& group, EngineId engine, const std::string& text) {
+  const bool is_new = group.is(GroupPhase::kStarting);
+  const std::uint32_t failed = ++group.failed_starts[engine];
+  if (failed < (is_new ? kMostFailedStarts : kMostFailedRestarts)) return false;
+  group.failed_starts.erase(engine);
+  not_ready(group, engine,
+            Status(StatusCode::kInternal, parts_.nodes.in_words(engine) + " went down " +
+                                              std::to_string(failed) + " times while it started group \"" +
+                                              group.name + "\", at last: " + text));
+  return true;
+}
+
 void Engines::on(const GroupReady& event) {
   const abi::GroupReady& message = event.message;
   EngineSlot* slot = parts_.groups.find_slot(message.group_id, event.engine);
   if (slot == nullptr || !slot->is(EnginePhase::kStarting)) return;
   Group& group = *parts_.groups.find(message.group_id);
   slot->waits_for.clear();
+  group.failed_starts.erase(event.engine);
   if (message.status != StatusCode::kOk) {
     slot->state = EngineSlot::Broken{kNever};
     not_ready(group, event.engine,
-              {message.status, std::string(message.text, abi::text_length(message.text))});
+              {said_cause(message.status, StatusCode::kInternal),
+               std::string(message.text, abi::text_length(message.text))});
   } else if (group.is(GroupPhase::kStarting)) {
     slot->state = EngineSlot::Serving{};
     parts_.forming.engine_ready(group);

@@ -102,10 +102,15 @@ void Forming::tick(Group& group) {
 }
 
 void Forming::expire_join(Group& group) {
-  const Status status(StatusCode::kDeadlineExceeded,
-                      "group \"" + group.name + "\" has " + std::to_string(group.members.size()) + " of " +
-                          std::to_string(group.shape.num_ranks) +
-                          " ranks; missing: " + rank_list(missing_ranks(group)) + group.refusal);
+  std::string text = "group \"" + group.name + "\" has " + std::to_string(group.members.size()) + " of " +
+                     std::to_string(group.shape.num_ranks) + " ranks";
+  if (const auto missing = missing_ranks(group); !missing.empty()) text += "; missing: " + rank_list(missing);
+  if (!group.arrivals.empty()) {
+    std::vector<std::uint32_t> arriving;
+    for (const auto& [rank, arrival] : group.arrivals) arriving.push_back(rank);
+    text += "; still without their memory: " + rank_list(arriving);
+  }
+  const Status status(StatusCode::kDeadlineExceeded, text + group.refusal);
   for (const auto& [rank, member] : group.members) members_.refuse_join(member, status);
   for (const auto& [rank, arrival] : group.arrivals) members_.refuse_join(arrival.member, status);
   breaks_.forget(group);

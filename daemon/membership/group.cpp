@@ -13,6 +13,20 @@ const std::uint64_t* EngineSlot::due_ns() const {
   return std::visit(due, state);
 }
 
+StatusCode said_cause(StatusCode said, StatusCode otherwise) {
+  switch (said) {
+    case StatusCode::kInvalidArgument:
+    case StatusCode::kResourceExhausted:
+    case StatusCode::kUnsupported:
+    case StatusCode::kDeadlineExceeded:
+    case StatusCode::kRankLost:
+    case StatusCode::kEngineRestarted:
+    case StatusCode::kAborted:
+    case StatusCode::kInternal: return said;
+    default: return otherwise;
+  }
+}
+
 bool Group::all_gone() const {
   return std::all_of(members.begin(), members.end(), [](const auto& entry) { return entry.second.gone(); });
 }

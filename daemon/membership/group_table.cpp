@@ -40,6 +40,7 @@ Status GroupTable::check_quotas(const JoinRequest& request, std::uint32_t max_gr
 }
 
 Group& GroupTable::add(const JoinRequest& request, std::uint64_t now_ns) {
+  while (taken_ids_.contains(next_id_)) ++next_id_;
   const std::uint64_t id = next_id_++;
   Group& group = groups_[id];
   group.id = id;

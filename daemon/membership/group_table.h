@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,7 +17,8 @@ using GroupName = std::pair<std::uint32_t, std::string>;  // uid, name
 
 class GroupTable {
  public:
-  explicit GroupTable(std::uint64_t first_id) : next_id_(first_id) {}
+  explicit GroupTable(std::uint64_t first_id, std::set<std::uint64_t> taken_ids = {})
+      : next_id_(first_id), taken_ids_(std::move(taken_ids)) {}
 
   const std::map<std::uint64_t, Group>& all() const { return groups_; }
   std::map<std::uint64_t, Group>& all() { return groups_; }
@@ -37,6 +39,7 @@ class GroupTable {
 
  private:
   std::uint64_t next_id_;
+  const std::set<std::uint64_t> taken_ids_;  // no new group gets one of them
   std::map<std::uint64_t, Group> groups_;
   std::map<GroupName, std::uint64_t> names_;
 };

@@ -31,6 +31,11 @@ std::string Nodes::in_words(const SessionId& session) const {
   return std::to_string(session.number) + (session.node == kLocalNode ? "" : " of " + name_of(session.node));
 }
 
+std::string Nodes::in_words(EngineId engine) const {
+  return "the engine of device " + std::to_string(engine.device) +
+         (engine.node == kLocalNode ? "" : " of " + name_of(engine.node));
+}
+
 std::string Nodes::boot_of(std::uint32_t node) const {
   const auto found = nodes_.find(node);
   return found == nodes_.end() ? "" : found->second.boot;

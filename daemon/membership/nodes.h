@@ -28,6 +28,8 @@ class Nodes {
   std::string in_words(std::uint32_t node) const;
   // "12", on another node than the local one "12 of node-b"
   std::string in_words(const SessionId& session) const;
+  // "the engine of device 1", "the engine of device 1 of node-b"
+  std::string in_words(EngineId engine) const;
   std::size_t num_known() const { return nodes_.size(); }
   FarEngine describe(EngineId engine) const;
   // INVALID_ARGUMENT: its node has no such device.

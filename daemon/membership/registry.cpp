@@ -26,7 +26,8 @@ namespace epd::membership {
 struct GroupRegistry::Parts {
   Parts(const Clock& clock, const MembershipLimits& limits, const std::optional<Spanning>& spanning)
       : desk(clock, limits, spanning),
-        groups(spanning ? spanning->first_group_id : 1),
+        groups(spanning ? spanning->first_group_id : 1,
+               spanning ? spanning->taken_group_ids : std::set<std::uint64_t>()),
         memberships(spanning ? spanning->first_member_index : 0) {}
 
   void on(const NodeUp& event) { nodes.node_up(event); }

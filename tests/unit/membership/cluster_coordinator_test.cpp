@@ -468,7 +468,7 @@ TEST_F(Reports, AGroupWhoseIdCouldBeOneOfItsOwnGoesOnAndNoOtherGetsItsId) {
   std::strcpy(join.join.group, "other");
   say("a", told(join));
   const auto& order = std::get<Order>(take("a").back().body);
-  EXPECT_NE(std::get<AcquireMemory>(order.action).group_id >> 32, kOwn >> 32);
+  EXPECT_EQ(std::get<AcquireMemory>(order.action).group_id, kOwn + 1);
 }
 
 // ---- a node that may take part, beside a group of two others
@@ -504,6 +504,21 @@ class Liar : public Reports, public testing::WithParamInterface<std::string> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(Names, Liar, testing::Values("a", "d"));
+
+// Groups of several nodes come first.
+TEST_P(Liar, WhoReportsMoreGroupsThanThereMayBeKeepsSomeOfThem) {
+  ToCoordinator lie = attach("1", 5, 3);
+  auto& groups = std::get<Attach>(lie.body).groups;
+  groups.clear();
+  for (std::uint32_t i = 0; i < 600; ++i) {
+    GroupReport own = own_group(3, kGroup + 1 + i);
+    own.told.label.name = "own" + std::to_string(i);
+    own.ranks[0].member = make_member_id(256 + i % 4, 3 + i / 4);
+    groups.push_back(own);
+  }
+  expect_the_group_goes_on(lie);
+  EXPECT_EQ(coordinator_->groups().size(), kLimits.max_groups);
+}
 
 TEST_P(Liar, WhoClaimsALaterTermEndsNoGroup) {
   expect_the_group_goes_on(attach("1", 5'000, 3));

@@ -348,6 +348,20 @@ TEST_F(Degrade, AJoinerWhoseMemoryItsEngineCantUseIsRefusedAndMasked) {
   EXPECT_EQ(memory_.held.size(), 2u);
 }
 
+// It lives, so it has to hear that it is out.
+TEST_F(Degrade, ARankThatCantBeServedIsPutOut) {
+  activate(3);
+  say(1, refusal_of(1));
+  EXPECT_EQ(group().members.at(1).evicted, "rank 1 can't be served: the memory is none");
+  take();
+  broken(0, 5);
+  broken(1, 5);
+  broken(2, 5);
+  stopped(1, 5);
+  EXPECT_EQ(group().epoch, 2u);
+  EXPECT_EQ(memory_.lost.at(1), "rank 1 can't be served: the memory is none");
+}
+
 // A peer's engine is told of the newcomer only when all have broken; kResume is on its way by then.
 TEST_F(Degrade, AJoinerWhoseMemoryAPeersEngineCantUseCostsOneMoreBreak) {
   activate_without(2);

@@ -66,6 +66,66 @@ TEST_F(Membership, AGroupThatStartsWaitsForARestartedEngine) {
   EXPECT_EQ(group().epoch, 1u);
 }
 
+TEST_F(Membership, AGroupOfWhichAnEngineDiesAgainAndAgainIsRefused) {
+  join(request(0, 2));
+  join(request(1, 2));
+  ready(0);
+  for (int i = 0; i < 2; ++i) {
+    engine_down(1, "died");
+    engine_up(1);
+  }
+  take();
+  engine_down(1, "it was killed by signal 6");
+  EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=INTERNAL",
+                           "refused session=11 request=101 status=INTERNAL", "remove device=0 group=1"}));
+  EXPECT_EQ(
+      refusal_.message(),
+      "the engine of device 1 went down 3 times while it started group \"g\", at last: it was killed by "
+      "signal 6");
+  engine_up(1);
+  EXPECT_TRUE(take().empty()) << "it is not told of the group again";
+  removed(0);
+  EXPECT_FALSE(known());
+}
+
+// A group that has run may be the bystander of one that kills its engine.
+TEST_F(Membership, AGroupThatCantGoOnOnAnEngineEndsLater) {
+  activate(2);
+  for (int i = 0; i < 3; ++i) {
+    engine_down(1, "died");
+    engine_up(1);
+  }
+  ready(1);
+  broken(0, 0);
+  take();
+  resumed(0, 2);
+  resumed(1, 2);
+  EXPECT_EQ(group().phase(), GroupPhase::kActive) << "it was ready between";
+  for (int i = 0; i < 6; ++i) {
+    engine_down(1, "died");
+    engine_up(1);
+    EXPECT_EQ(group().phase(), GroupPhase::kBreaking) << i;
+  }
+  engine_down(1, "died");
+  EXPECT_EQ(group().phase(), GroupPhase::kFailing);
+  EXPECT_EQ(group().reason.cause, StatusCode::kRankLost);
+  EXPECT_EQ(
+      group().reason.text,
+      "rank 1 was lost: the engine can't serve the group: the engine of device 1 went down 6 times while it "
+      "started group \"g\", at last: died");
+}
+
+TEST_F(Membership, AnEngineCantSayThatAnOperationIsToBeTriedAgain) {
+  for (const StatusCode said : {StatusCode::kOk, StatusCode::kWouldBlock, StatusCode::kNotFound,
+                                StatusCode::kDaemonLost, static_cast<StatusCode>(77)})
+    EXPECT_EQ(said_cause(said, StatusCode::kAborted), StatusCode::kAborted);
+  EXPECT_EQ(said_cause(StatusCode::kDeadlineExceeded, StatusCode::kAborted), StatusCode::kDeadlineExceeded);
+  activate(2);
+  say(1, abi::Break{1, 1, 0, 0, StatusCode::kWouldBlock, 0, {}});
+  EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=1 fatal=0 cause=ABORTED failed_rank=0",
+                           "break device=1 group=1 epoch=1 fatal=0 cause=ABORTED failed_rank=0"}));
+}
+
 TEST_F(Membership, AGroupFormedWhileAnEngineIsDownStartsWhenItIsBack) {
   engine_down(1, "died");
   join(request(0, 2));

@@ -486,6 +486,18 @@ TEST_F(SpanningByMessages, TheNodeThatMostCantReachGoesAlone) {
   EXPECT_EQ(living(), (std::set<std::uint32_t>{0, 2, 3}));
 }
 
+// It uses memory of its own node alone.
+TEST_F(SpanningByMessages, AnEngineRefusesNoRankOfAnotherNode) {
+  begin(2);
+  activate({1, 2});
+  abi::RankRefused message{kFirst, 0, StatusCode::kInvalidArgument, {}};
+  EXPECT_TRUE(tell(RankRefused{{2, 0}, message}).empty());
+  EXPECT_EQ(group().phase(), GroupPhase::kActive);
+  message.rank = 1;
+  EXPECT_FALSE(tell(RankRefused{{2, 0}, message}).empty());
+  EXPECT_EQ(living(), (std::set<std::uint32_t>{0}));
+}
+
 TEST_F(SpanningByMessages, OfEqualsTheOneWithFewerRanksGoes) {
   begin(2);
   activate({1, 2, 2});

@@ -76,7 +76,7 @@ class Coordinator {
   void forget_lost();
   void open();
   void admit(const std::string& name, NodeEntry& node);
-  void begin_beyond_reports();
+  std::set<std::uint64_t> begin_beyond_reports();
   bool is_in_use(std::uint32_t number) const;
   std::uint32_t next_number(std::uint32_t former);
   std::map<std::uint32_t, std::vector<std::uint64_t>> adopt(std::vector<Group> groups);

@@ -141,6 +141,10 @@ struct EngineSlot {
   std::uint64_t* due_ns() { return const_cast<std::uint64_t*>(std::as_const(*this).due_ns()); }
 };
 
+// The code with which an engine says that operations or joins end. Not one that tells a client to try again,
+// or that speaks of something else: then `otherwise`.
+StatusCode said_cause(StatusCode said, StatusCode otherwise);
+
 // Why a group breaks; the text is what clients read.
 struct BreakReason {
   StatusCode cause = StatusCode::kOk;
@@ -201,6 +205,8 @@ struct Group {
   std::map<std::uint32_t, Member> members;    // by rank; a masked one is missing
   std::map<std::uint32_t, Arrival> arrivals;  // by rank; none of them is in members
   std::map<EngineId, EngineSlot> engines;     // empty while forming
+  std::map<EngineId, std::uint32_t>
+      failed_starts;  // how often it went down in place of kGroupReady, in a row
 
   std::variant<Forming, Starting, Active, Breaking, Failing, Lost, Removing> state;
   BreakReason reason;                // of the last break

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <set>
 
 namespace epd::membership {
 
@@ -42,6 +43,7 @@ struct Spanning {
   std::uint64_t first_group_id = 1;
   std::uint32_t first_member_index = 0;  // of each session; other registries number its memberships below
   std::function<EpochKey()> new_epoch_key;
+  std::set<std::uint64_t> taken_group_ids{};  // which no new group gets
 };
 
 }  // namespace epd::membership
