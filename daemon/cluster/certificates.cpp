@@ -37,6 +37,8 @@ using Key = std::unique_ptr<EVP_PKEY, Freer<EVP_PKEY, EVP_PKEY_free>>;
 using Store = std::unique_ptr<X509_STORE, Freer<X509_STORE, X509_STORE_free>>;
 using StoreContext = std::unique_ptr<X509_STORE_CTX, Freer<X509_STORE_CTX, X509_STORE_CTX_free>>;
 
+using Certificates = std::vector<std::shared_ptr<X509>>;
+
 struct FreeNames {
   void operator()(GENERAL_NAMES* names) const { GENERAL_NAMES_free(names); }
 };
@@ -77,11 +79,11 @@ Bio bio_of(const std::string& text) {
   return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
 }
 
-Result<std::vector<std::shared_ptr<X509>>> read_certificates(const char* key, const std::string& path) {
+Result<Certificates> read_certificates(const char* key, const std::string& path) {
   Result<std::string> text = read_file(key, path, kAllowedCertificates);
   if (!text.ok()) return text.status();
   const Bio bio = bio_of(*text);
-  std::vector<std::shared_ptr<X509>> list;
+  Certificates list;
   while (bio != nullptr && list.size() < kMaxCertificates) {
     X509* certificate = PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr);
     if (certificate == nullptr) break;
@@ -112,12 +114,16 @@ std::int64_t seconds_until(const ASN1_TIME* time) {
   return std::int64_t{days} * 86'400 + seconds;
 }
 
-std::string text_of(const ASN1_TIME* time) {
-  const Bio bio(BIO_new(BIO_s_mem()));
-  if (bio == nullptr || ASN1_TIME_print(bio.get(), time) != 1) return "an unreadable time";
+std::string text_in(const Bio& bio) {
   char* data = nullptr;
   const long size = BIO_get_mem_data(bio.get(), &data);
   return {data, static_cast<std::size_t>(size)};
+}
+
+std::string text_of(const ASN1_TIME* time) {
+  const Bio bio(BIO_new(BIO_s_mem()));
+  if (bio == nullptr || ASN1_TIME_print(bio.get(), time) != 1) return "an unreadable time";
+  return text_in(bio);
 }
 
 // DNS names, or all: addresses too.
@@ -178,8 +184,6 @@ Status check_purpose(const Settings& settings, X509& certificate) {
                  "one with serverAuth and clientAuth, or without extendedKeyUsage");
 }
 
-using Certificates = std::vector<std::shared_ptr<X509>>;
-
 Status check_chain(const Settings& settings, const Certificates& authorities, const Certificates& chain,
                    int purpose) {
   const Store store(X509_STORE_new());
@@ -201,9 +205,24 @@ Status check_chain(const Settings& settings, const Certificates& authorities, co
                  "a certificate of that authority");
 }
 
+Status write_texts(const Certificates& authorities, const Certificates& chain, EVP_PKEY& key,
+                   CertificateTexts& texts) {
+  const Bio trusted(BIO_new(BIO_s_mem()));
+  const Bio own(BIO_new(BIO_s_mem()));
+  bool good = trusted != nullptr && own != nullptr &&
+              PEM_write_bio_PrivateKey(own.get(), &key, nullptr, nullptr, 0, nullptr, nullptr) == 1;
+  for (const auto& certificate : chain) good = good && PEM_write_bio_X509(own.get(), certificate.get()) == 1;
+  for (const auto& authority : authorities)
+    good = good && PEM_write_bio_X509(trusted.get(), authority.get()) == 1;
+  ERR_clear_error();
+  if (!good) return resource_exhausted("OpenSSL has no memory");
+  texts = {text_in(trusted), text_in(own)};
+  return {};
+}
+
 }  // namespace
 
-Status check_certificates(const Settings& settings, CertificateFacts* facts) {
+Status check_certificates(const Settings& settings, CertificateFacts* facts, CertificateTexts* texts) {
   const auto chain = read_certificates("cluster.tls_cert", settings.tls_cert);
   const auto authorities = read_certificates("cluster.tls_ca", settings.tls_ca);
   CertificateFacts found;
@@ -246,7 +265,8 @@ Status check_certificates(const Settings& settings, CertificateFacts* facts) {
                    "whose host is no name of cluster.tls_cert, so nobody would attach here",
                    joined(found.names));
   }
-  return {};
+  if (texts == nullptr) return {};
+  return write_texts(authorities.value(), chain.value(), *key.value(), *texts);
 }
 
 }  // namespace epd::cluster

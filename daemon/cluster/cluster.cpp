@@ -52,6 +52,7 @@ class ClusterImpl final : public Cluster {
   const Settings settings_;
   const Ground ground_;
   Refusals refusals_;
+  std::unique_ptr<GoodFiles> good_files_;  // null with cluster.insecure
   Credentials credentials_;
   std::unique_ptr<Side> side_;
   std::unique_ptr<Dialer> dialer_;
@@ -80,7 +81,13 @@ std::unique_ptr<Side> ClusterImpl::make_side() {
 
 Status ClusterImpl::start() {
   say();
-  credentials_ = make_credentials(settings_);
+  if (!settings_.insecure) {
+    Result<std::unique_ptr<GoodFiles>> files = GoodFiles::open(settings_);
+    if (!files.ok()) return files.status();
+    good_files_ = std::move(*files);
+    if (Status status = good_files_->begin(); !status.ok()) return status;
+  }
+  credentials_ = make_credentials(good_files_.get());
   side_ = make_side();
   if (!settings_.coordinates())
     dialer_ = std::make_unique<Dialer>(settings_.coordinator, credentials_, ground_.post, *side_);

@@ -10,11 +10,11 @@ constexpr unsigned kLookEachSeconds = 1;
 
 }  // namespace
 
-Credentials make_credentials(const Settings& settings) {
-  if (settings.insecure) return {grpc::InsecureServerCredentials(), grpc::InsecureChannelCredentials()};
+Credentials make_credentials(const GoodFiles* good) {
+  if (good == nullptr) return {grpc::InsecureServerCredentials(), grpc::InsecureChannelCredentials()};
   namespace tls = grpc::experimental;
   const auto files = std::make_shared<tls::FileWatcherCertificateProvider>(
-      settings.tls_key, settings.tls_cert, settings.tls_ca, kLookEachSeconds);
+      good->identity(), good->identity(), good->authorities(), kLookEachSeconds);
   tls::TlsServerCredentialsOptions server(files);
   server.watch_root_certs();
   server.watch_identity_key_cert_pairs();

@@ -1,7 +1,7 @@
 // gRPC's credentials for both directions, of cluster.tls_* or of cluster.insecure.
 #pragma once
 
-#include "cluster/settings.h"
+#include "good_files.h"
 
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/security/server_credentials.h>
@@ -13,7 +13,7 @@ struct Credentials {
   std::shared_ptr<grpc::ServerCredentials> server;
   std::shared_ptr<grpc::ChannelCredentials> client;
 };
-// The files are looked at each second; new connections use what they say then.
-Credentials make_credentials(const Settings& settings);
+// gRPC looks at `good` each second, and new connections use what they say then. Null with cluster.insecure.
+Credentials make_credentials(const GoodFiles* good);
 
 }  // namespace epd::cluster

@@ -154,6 +154,48 @@ TEST_F(Nodes, CertificatesAreRenewedUnderARunningConnection) {
   EXPECT_EQ(refused("a", "handshake"), 0u);
 }
 
+std::size_t times_said(const Daemon& daemon, const std::string& text) {
+  const std::string log = daemon.log();
+  std::size_t times = 0;
+  for (std::size_t at = log.find(text); at != std::string::npos; at = log.find(text, at + 1)) ++times;
+  return times;
+}
+
+// gRPC's own watcher ended the daemon for one, which `cp` makes for a moment and a full disk for longer.
+TEST_F(Nodes, AnEmptiedKeyOrCertificateEndsNobody) {
+  start("a", kPatient);
+  start("b", kPatient);
+  await("a", "b", "up");
+  std::size_t times = 0;
+  for (const std::string name : {"node-a.key", "node-a.pem"}) {
+    const std::string path = directory() + "/" + name;
+    fs::copy_file(path, path + ".kept");
+    std::ofstream(path, std::ios::trunc).flush();
+    std::this_thread::sleep_for(std::chrono::seconds(3));
+    EXPECT_EQ(state("a", "b"), "up");
+    EXPECT_GE(node("a", "b")["since_ms"].get<std::uint64_t>(), 3'000u) << "the connection has stayed";
+    start("c", kPatient);
+    await("a", "c", "up");  // by the old files
+    at("c").signal(SIGKILL);
+    ASSERT_NE(at("c").wait_exit(10), -1);
+    await("a", "c", "lost");
+    fs::rename(path + ".kept", path);
+    ++times;
+    EXPECT_GE(until(kSoon, [&] { return times_said(at("a"), "certificate files are good again") == times; }),
+              0);
+    EXPECT_EQ(times_said(at("a"), "certificate files are not good"), times);
+  }
+  // Then good new ones are taken up.
+  const std::string fresh = directory() + "/fresh";
+  make_certificates(fresh, {"node-a,127.0.0.1", "node-b", "node-c"});
+  for (const char* name : {"node-a.key", "node-a.pem", "node-c.key", "node-c.pem", "ca.pem"})
+    fs::rename(fresh + "/" + name, directory() + "/" + name);
+  std::this_thread::sleep_for(std::chrono::seconds(3));
+  start("c", kPatient);  // knows the new CA alone
+  await("a", "c", "up");
+  EXPECT_EQ(state("a", "b"), "up");
+}
+
 TEST_F(Nodes, WithoutAClusterNoPortIsOpened) {
   DaemonOptions options;
   options.devices = 1;

@@ -17,9 +17,7 @@ struct NoEvents : StreamEvents {
 // When a process releases its last channel, gRPC stops its threads and frees their queue. A channel that was
 // released on such a thread aborted some processes: "assertion failed: prior > 0".
 TEST(ClusterDialer, TheLastChannelMayEndWithItsStream) {
-  Settings settings;
-  settings.insecure = true;
-  const Credentials credentials = make_credentials(settings);
+  const Credentials credentials = make_credentials(nullptr);
   const Post post = [](const std::function<void()>&) { return false; };
   NoEvents events;
   for (int i = 0; i < 300; ++i) {

@@ -1,17 +1,22 @@
 // Addresses, names and certificates of the configuration: what is refused says key, value and what is
 // allowed.
+#include "base/event.h"
 #include "cluster/address.h"
 #include "cluster/certificates.h"
 #include "cluster/settings.h"
+#include "good_files.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <utility>
+#include <vector>
 
 namespace epd::cluster {
 namespace {
@@ -309,6 +314,89 @@ TEST_F(ClusterSettings, WhatDoctorIsTold) {
   EXPECT_TRUE(check_certificates(settings_, &facts).ok());
   EXPECT_EQ(facts.names, (std::vector<std::string>{"node-a", "10.0.0.1"}));
   EXPECT_NEAR(static_cast<double>(facts.seconds_left), 90 * 86'400.0, 600);
+}
+
+// The certificate files as gRPC gets them.
+class ClusterGoodFiles : public ClusterSettings {
+ protected:
+  ClusterGoodFiles() {
+    log_.install();
+    Result<std::unique_ptr<GoodFiles>> files = GoodFiles::open(settings_);
+    EXPECT_TRUE(files.ok()) << files.status().to_string();
+    if (files.ok()) files_ = std::move(*files);
+  }
+  static std::string text_of(const std::string& path) {
+    std::ifstream file(path);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  void empty(const char* name) const { std::ofstream(file(name), std::ios::trunc).flush(); }
+  std::vector<std::string> said() {
+    std::vector<std::string> list;
+    for (const Event& event : log_.read(0, 100, 0).events) list.push_back(event.text);
+    return list;
+  }
+
+  EventLog log_;
+  std::unique_ptr<GoodFiles> files_;
+};
+
+TEST_F(ClusterGoodFiles, WhatIsNotGoodIsNotTakenUp) {
+  const std::string identity = text_of(files_->identity());
+  const std::string authorities = text_of(files_->authorities());
+  EXPECT_NE(identity.find("PRIVATE KEY"), std::string::npos);
+  EXPECT_NE(identity.find("BEGIN CERTIFICATE"), std::string::npos);
+  EXPECT_NE(authorities.find("BEGIN CERTIFICATE"), std::string::npos);
+  const auto expect_same = [&](const char* what) {
+    files_->look();
+    EXPECT_EQ(text_of(files_->identity()), identity) << what;
+    EXPECT_EQ(text_of(files_->authorities()), authorities) << what;
+  };
+  for (const char* name : {"node-a.key", "node-a.pem", "ca.pem"}) {
+    const std::string before = text_of(file(name));
+    empty(name);
+    expect_same(name);
+    std::ofstream(file(name)) << before.substr(0, before.size() / 2);
+    expect_same(name);
+    fs::remove(file(name));
+    expect_same(name);
+    std::ofstream(file(name)) << before;
+  }
+  fs::rename(file("node-b.key"), file("node-a.key"));
+  expect_same("the key of another certificate");
+}
+
+TEST_F(ClusterGoodFiles, NewOnesAreTakenUpTogether) {
+  const std::string identity_path = files_->identity();
+  const std::string identity = text_of(identity_path);
+  const std::string authorities = text_of(files_->authorities());
+  struct stat before {};
+  struct stat after {};
+  ASSERT_EQ(::stat(identity_path.c_str(), &before), 0);
+  EXPECT_EQ(before.st_mode & 0777, 0400u);
+  make("", "/new");
+  for (const char* name : {"node-a.key", "node-a.pem", "ca.pem"}) {
+    EXPECT_EQ(text_of(files_->identity()), identity) << "before " << name;
+    fs::rename(file("new/") + name, file(name));
+    files_->look();
+  }
+  EXPECT_EQ(files_->identity(), identity_path);
+  EXPECT_NE(text_of(files_->identity()), identity);
+  EXPECT_NE(text_of(files_->authorities()), authorities);
+  ASSERT_EQ(::stat(identity_path.c_str(), &after), 0);
+  EXPECT_NE(after.st_mtime, before.st_mtime) << "gRPC must see that it has changed between two reads";
+}
+
+TEST_F(ClusterGoodFiles, ThatTheyAreNotGoodIsSaidOnce) {
+  const std::string key = text_of(file("node-a.key"));
+  files_->look();
+  EXPECT_EQ(said(), std::vector<std::string>{});
+  empty("node-a.key");
+  for (int i = 0; i < 5; ++i) files_->look();
+  EXPECT_EQ(said(), std::vector<std::string>{"certificate files are not good"});
+  std::ofstream(file("node-a.key")) << key;
+  for (int i = 0; i < 5; ++i) files_->look();
+  EXPECT_EQ(said(),
+            (std::vector<std::string>{"certificate files are not good", "certificate files are good again"}));
 }
 
 }  // namespace

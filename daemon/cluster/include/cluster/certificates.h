@@ -15,8 +15,16 @@ struct CertificateFacts {
   std::int64_t seconds_left = 0;   // until the first of the chain's certificates expires; negative: it has
 };
 
+// What the files say, in PEM and nothing else.
+struct CertificateTexts {
+  std::string authorities;
+  std::string identity;  // the key, then the chain of its certificate
+};
+
 // What is wrong with cluster.tls_ca, tls_cert and tls_key: INVALID_ARGUMENT naming key, value and what is
-// allowed. Reads the files; `facts`, if not null, is filled as far as the certificate can be read.
-Status check_certificates(const Settings& settings, CertificateFacts* facts = nullptr);
+// allowed. Reads the files; `facts`, if not null, is filled as far as the certificate can be read, and
+// `texts` if nothing is wrong.
+Status check_certificates(const Settings& settings, CertificateFacts* facts = nullptr,
+                          CertificateTexts* texts = nullptr);
 
 }  // namespace epd::cluster

@@ -1,0 +1,57 @@
+// The certificate files for gRPC, which reads what this class has found good. gRPC itself would end the
+// daemon for an empty file, which is what `cp` and a full disk make.
+#pragma once
+
+#include "cluster/certificates.h"
+#include "common/fd.h"
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+namespace epd::cluster {
+
+class GoodFiles {
+ public:
+  // Looks once. INVALID_ARGUMENT if the files are not good.
+  static Result<std::unique_ptr<GoodFiles>> open(const Settings& settings);
+  // Looks each second from now on, on a thread of its own: a disk may be slow. Once.
+  Status begin();
+  ~GoodFiles();
+  GoodFiles(const GoodFiles&) = delete;
+  GoodFiles& operator=(const GoodFiles&) = delete;
+
+  // Takes the files up if they are good together; else what was good last stays, and the log says why. Before
+  // begin(), or by its thread.
+  void look();
+
+  // Paths of what was good last. Whoever opens one reads all of one version.
+  std::string authorities() const { return path_of(authorities_); }
+  std::string identity() const { return path_of(identity_); }  // the key, then the chain of its certificate
+
+ private:
+  explicit GoodFiles(const Settings& settings) : settings_(settings) {}
+  static std::string path_of(int fd) { return "/proc/self/fd/" + std::to_string(fd); }
+  Status take_up();
+  Status replace(int& fd, std::string& held, const std::string& text);
+  void run();
+
+  const Settings settings_;
+  CertificateTexts held_;
+  // Memory in place of files; -1: none yet. Never closed: gRPC may look at them for as long as the process
+  // lives, and must not find somebody else's file there.
+  int authorities_ = -1;
+  int identity_ = -1;
+  std::int64_t version_ = 0;
+  std::string problem_;  // of the last look; empty: none
+
+  std::thread thread_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stopping_ = false;  // guarded by mutex_
+};
+
+}  // namespace epd::cluster
