@@ -16,6 +16,7 @@ constexpr std::uint64_t kMsNs = 1'000'000;
 constexpr std::uint64_t kHelloNs = 5'000 * kMsNs;
 constexpr std::uint64_t kLookNs = 200 * kMsNs;  // between two looks for a node whose stream has ended
 constexpr std::size_t kMaxNewcomers = 64;
+constexpr std::size_t kMaxCertificateText = 300;  // of a refusal: a certificate may have many names
 
 // By so much the wall clocks of two coordinators may differ: 136 years, as when one of them begins in 1970.
 constexpr std::uint64_t kClockErrorSeconds = std::uint64_t{1} << 32;
@@ -23,6 +24,13 @@ constexpr std::uint64_t kClockErrorSeconds = std::uint64_t{1} << 32;
 std::string lower(std::string text) {
   for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return text;
+}
+
+// One text for each certificate.
+std::string certificate_of(const PeerFacts& peer) {
+  std::string names;
+  for (const std::string& name : peer.names) names += (names.empty() ? "" : ", ") + name;
+  return names.empty() ? "no certificate" : "the certificate of " + names;
 }
 
 // Where the node listens; on all its addresses: on the one from which it has come.
@@ -59,14 +67,31 @@ CoordinatorSide::CoordinatorSide(Self self, Options options, Probe probe)
 }
 
 void CoordinatorSide::on_opened(std::shared_ptr<Stream> stream) {
-  if (newcomers_.size() >= kMaxNewcomers) {
-    refuse(*stream, Refusal::kConnections, "",
-           resource_exhausted("too many streams that have not said Hello"));
-    return;
-  }
+  if (newcomers_.size() >= kMaxNewcomers) make_room_for_newcomer();
   Stream* key = stream.get();
-  newcomers_[key] = {std::move(stream), self_.clock.now_ns() + kHelloNs};
+  std::string certificate = certificate_of(stream->peer());
+  newcomers_[key] = {std::move(stream), std::move(certificate), self_.clock.now_ns() + kHelloNs};
   key->read();
+}
+
+// The oldest of the certificate that has most goes, so that nobody with another one is kept out.
+void CoordinatorSide::make_room_for_newcomer() {
+  std::map<std::string, std::size_t> held;
+  for (const auto& [key, newcomer] : newcomers_) ++held[newcomer.certificate];
+  const auto most = std::max_element(held.begin(), held.end(),
+                                     [](const auto& a, const auto& b) { return a.second < b.second; });
+  auto oldest = newcomers_.end();
+  for (auto one = newcomers_.begin(); one != newcomers_.end(); ++one) {
+    const bool older = oldest == newcomers_.end() || one->second.due_ns < oldest->second.due_ns;
+    if (one->second.certificate == most->first && older) oldest = one;
+  }
+  const std::shared_ptr<Stream> stream = std::move(oldest->second.stream);
+  newcomers_.erase(oldest);
+  refuse(*stream, Refusal::kConnections, "",
+         resource_exhausted("too many streams that have not said Hello: " + std::to_string(most->second) +
+                            " of " + std::to_string(kMaxNewcomers) + " are of " +
+                            most->first.substr(0, kMaxCertificateText) +
+                            ", whose oldest makes room for another"));
 }
 
 void CoordinatorSide::refuse(Stream& stream, Refusal reason, const std::string& node, const Status& status) {

@@ -47,6 +47,7 @@ class CoordinatorSide final : public Side {
  private:
   struct Newcomer {
     std::shared_ptr<Stream> stream;
+    std::string certificate;
     std::uint64_t due_ns = 0;  // for its Hello
   };
   struct Member {
@@ -57,6 +58,7 @@ class CoordinatorSide final : public Side {
     std::uint64_t look_due_ns = 0;
   };
 
+  void make_room_for_newcomer();
   void take_in(std::shared_ptr<Stream> stream, v1::Hello hello);
   bool judge(Stream& stream, v1::Hello& hello);
   std::string holder_of_address(const v1::NodeDescription& node) const;

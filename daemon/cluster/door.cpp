@@ -81,7 +81,21 @@ bool Door::watch(int fd, std::uint64_t id, std::uint32_t events, bool again) {
 
 void Door::opened_stream(const std::string& peer) {
   const std::lock_guard lock(mutex_);
-  if (with_stream_.size() < 2 * kMaxConnections) with_stream_.insert(peer);
+  const auto streams = streams_.find(peer);
+  if (streams == streams_.end()) return;  // the connection has ended meanwhile
+  streams->second.any = true;
+  ++streams->second.open;
+}
+
+void Door::closed_stream(const std::string& peer) {
+  const std::lock_guard lock(mutex_);
+  const auto streams = streams_.find(peer);
+  if (streams != streams_.end() && streams->second.open > 0) --streams->second.open;
+}
+
+const Door::Streams* Door::streams_of(std::uint64_t id, const Connection& connection) const {
+  const auto streams = streams_.find(connection.peer);
+  return streams != streams_.end() && streams->second.connection == id ? &streams->second : nullptr;
 }
 
 void Door::probe(const SocketAddress& address, std::function<void(bool refused)> answer) {
@@ -169,13 +183,16 @@ Status Door::end_oldest(const std::string* host, const std::string& full) {
   auto oldest = connections_.begin();
   {
     const std::lock_guard lock(mutex_);
-    while (oldest != connections_.end() &&
-           ((host != nullptr && oldest->second.host != *host) || with_stream_.contains(oldest->second.peer)))
-      ++oldest;
+    const auto may_stay = [&](std::uint64_t id, const Connection& connection) {
+      if (host != nullptr && connection.host != *host) return true;
+      const Streams* streams = streams_of(id, connection);
+      return streams != nullptr && streams->open > 0;
+    };
+    while (oldest != connections_.end() && may_stay(oldest->first, oldest->second)) ++oldest;
   }
   if (oldest == connections_.end()) return resource_exhausted(full);
   refusals_.refuse(Who::kStranger, Refusal::kConnections, oldest->second.peer, "",
-                   full + "; of those without a stream it is the oldest, and makes room for another");
+                   full + "; of those without an open stream it is the oldest, and makes room for another");
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, oldest->second.fd.get(), nullptr);
   ::shutdown(oldest->second.fd.get(), SHUT_RDWR);  // gRPC may have a copy
   forget(oldest->first);
@@ -186,6 +203,10 @@ void Door::forget(std::uint64_t id) {
   const auto connection = connections_.find(id);
   const auto count = of_address_.find(connection->second.host);
   if (--count->second == 0) of_address_.erase(count);
+  {
+    const std::lock_guard lock(mutex_);
+    if (streams_of(id, connection->second) != nullptr) streams_.erase(connection->second.peer);
+  }
   connections_.erase(connection);
 }
 
@@ -215,7 +236,7 @@ void Door::look(std::uint64_t id, Connection& connection) {
   connection.handed_over = true;
   {
     const std::lock_guard lock(mutex_);
-    with_stream_.erase(connection.peer);
+    streams_[connection.peer] = {id, false, 0};
   }
   options_.hand_over(std::move(original));
 }
@@ -224,7 +245,8 @@ void Door::ended(std::uint64_t id, Connection& connection) {
   bool had_stream = false;
   {
     const std::lock_guard lock(mutex_);
-    had_stream = with_stream_.erase(connection.peer) != 0;
+    const Streams* streams = streams_of(id, connection);
+    had_stream = streams != nullptr && streams->any;
   }
   if (!had_stream) {
     refusals_.refuse(Who::kStranger, Refusal::kHandshake, connection.peer, "",

@@ -13,7 +13,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <thread>
 
@@ -39,8 +38,10 @@ class Door {
   Door& operator=(const Door&) = delete;
 
   // From any thread.
-  // The connection from that address has opened a stream: its end is none of a refused one.
+  // The connection from that address has opened a stream: its end is none of a refused one. Until the stream
+  // is closed, refused for instance, the connection need not make room for others.
   void opened_stream(const std::string& peer);
+  void closed_stream(const std::string& peer);
   // Connects to that address and ends the connection at once; `answer` comes on the door's thread.
   void probe(const SocketAddress& address, std::function<void(bool refused)> answer);
   // Takes nobody in any more, and ends.
@@ -53,6 +54,11 @@ class Door {
     std::string host;  // of peer
     bool handed_over = false;
     std::uint64_t due_ns = 0;  // for its first byte
+  };
+  struct Streams {
+    std::uint64_t connection = 0;  // its id: a later one may come from the same address
+    bool any = false;              // ever
+    std::size_t open = 0;
   };
   struct Probe {
     UniqueFd fd;
@@ -69,10 +75,11 @@ class Door {
   void run();
   void take_in();
   // Room for one more from that host. If the host, or all together, have as many as they may, the oldest of
-  // those without a stream is ended for it.
+  // those without an open stream is ended for it.
   Status make_room(const std::string& host);
   // Of that host, or of all if it is null. `full` says why.
   Status end_oldest(const std::string* host, const std::string& full);
+  const Streams* streams_of(std::uint64_t id, const Connection& connection) const;  // with mutex_ held
   void forget(std::uint64_t id);
   void look(std::uint64_t id, Connection& connection);
   void ended(std::uint64_t id, Connection& connection);
@@ -94,9 +101,9 @@ class Door {
   std::map<std::uint64_t, Probe> probes_;
 
   std::mutex mutex_;
-  bool stopping_ = false;              // guarded by mutex_
-  std::set<std::string> with_stream_;  // peers; guarded by mutex_
-  std::deque<WantedProbe> wanted_;     // guarded by mutex_
+  bool stopping_ = false;                   // guarded by mutex_
+  std::map<std::string, Streams> streams_;  // of those handed over, by peer; guarded by mutex_
+  std::deque<WantedProbe> wanted_;          // guarded by mutex_
 };
 
 }  // namespace epd::cluster

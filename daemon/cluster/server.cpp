@@ -28,6 +28,9 @@ class ServerStream;
 // What streams and their service share.
 struct Streams {
   Server::Callbacks callbacks;
+  // Of the stream's peer; not once the server has ended.
+  std::function<void(const std::string& peer)> opened;
+  std::function<void(const std::string& peer)> closed;
   std::mutex mutex;
   bool stopped = false;                                // guarded by mutex
   std::set<std::shared_ptr<ServerStream>> unfinished;  // likewise
@@ -110,6 +113,7 @@ void ServerStream::finish(const grpc::Status& status) {
     reactor = std::exchange(reactor_, nullptr);
   }
   if (reactor == nullptr) return;
+  streams_->closed(peer_.address);
   {
     const std::lock_guard lock(streams_->mutex);
     streams_->unfinished.erase(self);
@@ -131,14 +135,13 @@ void ServerStream::report(std::function<void(ServerStream&)> what) {
 
 class ClusterService final : public v1::Cluster::WithRawCallbackMethod_Attach<v1::Cluster::Service> {
  public:
-  ClusterService(std::shared_ptr<Streams> streams, std::function<void(const std::string&)> opened_stream)
-      : streams_(std::move(streams)), opened_stream_(std::move(opened_stream)) {}
+  explicit ClusterService(std::shared_ptr<Streams> streams) : streams_(std::move(streams)) {}
 
   Reactor* Attach(grpc::CallbackServerContext* context) override {
     const auto auth = context->auth_context();
     auto stream = std::make_shared<ServerStream>(streams_, peer_of(context->peer(), auth.get()));
     auto* reactor = new AttachReactor(stream);
-    opened_stream_(stream->peer().address);
+    streams_->opened(stream->peer().address);
     bool stopped = false;
     {
       const std::lock_guard lock(streams_->mutex);
@@ -153,7 +156,6 @@ class ClusterService final : public v1::Cluster::WithRawCallbackMethod_Attach<v1
 
  private:
   const std::shared_ptr<Streams> streams_;
-  const std::function<void(const std::string&)> opened_stream_;
 };
 
 // Two descriptors for each, and most of them are for clients.
@@ -197,8 +199,9 @@ Result<std::unique_ptr<Server>> Server::start(const Settings& settings, const Cr
   auto impl = std::make_unique<Impl>();
   impl->streams->callbacks = std::move(callbacks);
   Impl* parts = impl.get();
-  impl->service = std::make_unique<ClusterService>(
-      impl->streams, [parts](const std::string& peer) { parts->door->opened_stream(peer); });
+  impl->streams->opened = [parts](const std::string& peer) { parts->door->opened_stream(peer); };
+  impl->streams->closed = [parts](const std::string& peer) { parts->door->closed_stream(peer); };
+  impl->service = std::make_unique<ClusterService>(impl->streams);
   grpc::ServerBuilder builder;
   builder.RegisterService(impl->service.get());
   builder.SetMaxReceiveMessageSize(kMaxGrpcBytes);

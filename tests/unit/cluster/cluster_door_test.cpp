@@ -57,6 +57,22 @@ class ClusterDoor : public testing::Test {
     return ::poll(&one, 1, wait_ms) == 1 && ::recv(fd.get(), &byte, 1, MSG_DONTWAIT) <= 0;
   }
 
+  static std::string own_address(const UniqueFd& fd) {
+    SocketAddress own;
+    own.size = sizeof(own.bytes);
+    EXPECT_EQ(::getsockname(fd.get(), own.get(), &own.size), 0);
+    return to_string(own);
+  }
+  // It begins a handshake, so gRPC has it.
+  void hand_over(const UniqueFd& fd) {
+    const int before = handed_over_;
+    ASSERT_EQ(::send(fd.get(), "\x16", 1, MSG_NOSIGNAL), 1);
+    ASSERT_TRUE(eventually([&] { return handed_over_ == before + 1; }));
+  }
+  void open_stream(const UniqueFd& fd) {
+    hand_over(fd);
+    door_->opened_stream(own_address(fd));
+  }
   static bool eventually(const std::function<bool()>& condition) {
     for (int ms = 0; ms < kPatienceMs; ms += 5) {
       if (condition()) return true;
@@ -86,18 +102,11 @@ TEST_F(ClusterDoor, OneAddressLeavesRoomForOthers) {
   EXPECT_EQ(refusals_.counts(), (std::vector<std::pair<std::string, std::uint64_t>>{{"connections", 5}}));
 }
 
-std::string own_address(const UniqueFd& fd) {
-  SocketAddress own;
-  own.size = sizeof(own.bytes);
-  EXPECT_EQ(::getsockname(fd.get(), own.get(), &own.size), 0);
-  return to_string(own);
-}
-
 // A program without privileges on a node's machine held them all, and the node did not get in.
 TEST_F(ClusterDoor, OfOneAddressTheOldestWithoutAStreamMakesRoom) {
   open(100, 3);
   const UniqueFd node = connect("127.0.0.9");
-  door_->opened_stream(own_address(node));
+  open_stream(node);
   std::vector<UniqueFd> strangers;
   for (std::size_t i = 0; i < 4; ++i) {
     strangers.push_back(connect("127.0.0.9"));
@@ -107,7 +116,7 @@ TEST_F(ClusterDoor, OfOneAddressTheOldestWithoutAStreamMakesRoom) {
   EXPECT_FALSE(is_ended(node, 0));
   for (std::size_t i = 2; i < 4; ++i) {
     EXPECT_FALSE(is_ended(strangers[i], 0)) << i;
-    door_->opened_stream(own_address(strangers[i]));
+    open_stream(strangers[i]);
   }
   const UniqueFd more = connect("127.0.0.9");
   EXPECT_TRUE(is_ended(more, kPatienceMs)) << "all have streams";
@@ -119,7 +128,7 @@ TEST_F(ClusterDoor, OfAllTogetherTheOldestWithoutAStreamMakesRoom) {
   open(4, 64);
   std::vector<UniqueFd> all;
   for (int i = 0; i < 4; ++i) all.push_back(connect("127.0.0." + std::to_string(i + 1)));
-  door_->opened_stream(own_address(all[0]));
+  open_stream(all[0]);
   for (int i = 4; i < 12; ++i) {
     all.push_back(connect("127.0.0." + std::to_string(i + 1)));
     EXPECT_TRUE(is_ended(all[static_cast<std::size_t>(i) - 3], kPatienceMs)) << i;
@@ -127,7 +136,7 @@ TEST_F(ClusterDoor, OfAllTogetherTheOldestWithoutAStreamMakesRoom) {
   }
   EXPECT_FALSE(is_ended(all[0], 0));
   EXPECT_EQ(refusals_.counts(), (std::vector<std::pair<std::string, std::uint64_t>>{{"connections", 8}}));
-  for (std::size_t i = 9; i < 12; ++i) door_->opened_stream(own_address(all[i]));
+  for (std::size_t i = 9; i < 12; ++i) open_stream(all[i]);
   EXPECT_TRUE(is_ended(connect("127.0.0.7"), kPatienceMs)) << "all have streams";
 }
 
@@ -135,11 +144,46 @@ TEST_F(ClusterDoor, OfAllTogetherTheOldestWithoutAStreamMakesRoom) {
 TEST_F(ClusterDoor, WhoHasBegunAHandshakeMakesRoomToo) {
   open(1, 64);
   const UniqueFd slow = connect("127.0.0.1");
-  ASSERT_EQ(::send(slow.get(), "\x16", 1, MSG_NOSIGNAL), 1);
-  ASSERT_TRUE(eventually([this] { return handed_over_ == 1; }));
+  hand_over(slow);
   const UniqueFd node = connect("127.0.0.2");
   EXPECT_TRUE(is_ended(slow, kPatienceMs));
   EXPECT_FALSE(is_ended(node, 0));
+}
+
+// One certificate held all places by streams that were refused again and again.
+TEST_F(ClusterDoor, WhoseStreamsAreAllClosedMakesRoomToo) {
+  open(3, 64);
+  std::vector<UniqueFd> all;
+  for (int i = 0; i < 3; ++i) {
+    all.push_back(connect("127.0.0." + std::to_string(i + 1)));
+    open_stream(all.back());
+  }
+  door_->opened_stream(own_address(all[1]));
+  door_->closed_stream(own_address(all[1]));
+  EXPECT_TRUE(is_ended(connect("127.0.0.7"), kPatienceMs)) << "one of its two is open";
+  door_->closed_stream(own_address(all[1]));
+  door_->closed_stream(own_address(all[1]));  // one too many changes nothing
+  const UniqueFd node = connect("127.0.0.8");
+  EXPECT_TRUE(is_ended(all[1], kPatienceMs));
+  for (const std::size_t i : {0, 2}) EXPECT_FALSE(is_ended(all[i], 0)) << i;
+  EXPECT_FALSE(is_ended(node, 0));
+  open_stream(node);
+  EXPECT_TRUE(is_ended(connect("127.0.0.9"), kPatienceMs)) << "all have streams";
+  EXPECT_EQ(refusals_.counts(), (std::vector<std::pair<std::string, std::uint64_t>>{{"connections", 3}}));
+}
+
+// A stream that was refused still is one: the end of its connection is no failed handshake.
+TEST_F(ClusterDoor, TheEndOfAConnectionIsARefusalOnlyWithoutAnyStream) {
+  open(8, 64);
+  const UniqueFd refused = connect("127.0.0.1");
+  open_stream(refused);
+  door_->closed_stream(own_address(refused));
+  ::shutdown(held_.get(), SHUT_RDWR);  // as gRPC ends it
+  const UniqueFd stranger = connect("127.0.0.2");
+  hand_over(stranger);
+  ::shutdown(held_.get(), SHUT_RDWR);
+  ASSERT_TRUE(eventually([this] { return !refusals_.counts().empty(); }));
+  EXPECT_EQ(refusals_.counts(), (std::vector<std::pair<std::string, std::uint64_t>>{{"handshake", 1}}));
 }
 
 TEST(ClusterRefusals, StrangersDontSilenceNodes) {

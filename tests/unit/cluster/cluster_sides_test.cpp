@@ -195,10 +195,37 @@ TEST_F(ClusterSides, WhoSaysNoHelloIsSentAway) {
   EXPECT_FALSE(stream->finished_);
   step(200);
   EXPECT_TRUE(stream->finished_);
+}
+
+// One certificate held all places, and opened its streams again as soon as they were refused.
+TEST_F(ClusterSides, NewcomersOfOneCertificateLeaveRoomForOthers) {
+  EventLog log;
+  log.install();
+  const PeerFacts honest{"10.0.0.3:9", true, {"node-x"}};
+  const PeerFacts other{"10.0.0.9:9", true, {"node-y", "node-z"}};
+  const auto first = open_raw(honest);
   std::vector<std::shared_ptr<FakeStream>> many;
-  for (int i = 0; i < 65; ++i) many.push_back(open_raw());
-  EXPECT_FALSE(many[63]->finished_);
-  EXPECT_EQ(many[64]->status_.code(), StatusCode::kResourceExhausted);
+  for (int i = 0; i < 200; ++i) {
+    clock_.advance_ms(1);
+    many.push_back(open_raw(other));
+  }
+  for (std::size_t i = 0; i < many.size(); ++i)
+    EXPECT_EQ(many[i]->finished_, i < many.size() - 63) << i << ": the oldest make room";
+  const auto second = open_raw(honest);
+  EXPECT_TRUE(many[many.size() - 63]->finished_);
+  for (const auto& stream : {first, second}) EXPECT_FALSE(stream->finished_);
+  say(*first, hello("node-x", 'X'));
+  EXPECT_FALSE(first->finished_) << first->status_.message();
+  EXPECT_EQ(many[0]->status_.code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(many[0]->status_.message(),
+            "too many streams that have not said Hello: 63 of 64 are of the certificate of node-y, node-z, "
+            "whose oldest makes room for another");
+  const EventBatch batch = log.read(0, 1, 0);
+  ASSERT_FALSE(batch.events.empty());
+  const auto& fields = batch.events.front().fields;
+  EXPECT_NE(std::find(fields.begin(), fields.end(),
+                      std::pair<std::string, std::string>("reason", many[0]->status_.message())),
+            fields.end());
 }
 
 TEST_F(ClusterSides, TooManyNodes) {
