@@ -6,6 +6,9 @@ import copy
 import gc
 import os
 import pickle
+import signal
+import time
+import traceback
 from typing import Any
 
 import deep_ep
@@ -265,6 +268,66 @@ def it_ends_without_the_others(group: Any) -> None:
         torch.distributed.all_gather_object = gather
     raises(epd.InvalidArgument, "the Buffer is destroyed", buffer.destroy)
     raises(epd.InvalidArgument, "", lambda: session.join(epd.GroupConfig(num_ranks=1, num_experts=1, hidden=128)))
+
+
+def in_a_forked_child(group: Any) -> None:
+    """There every call is refused at once, also those that would wait for the other ranks; the parent goes on."""
+    buffer = make_buffer(group, low_latency_mode=True)
+    rank, size = buffer.rank, buffer.group_size
+    all_sent = [sent_by(each, "bf16") for each in range(size)]
+    rows, handle = dispatch_sent(buffer, all_sent)
+    mine, few = all_sent[rank], ll_sent(size, 0)[rank]
+    _, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(mine.topk_idx, E)
+    y, _, ll_handle, _, hook = buffer.low_latency_dispatch(
+        few.x, few.topk_idx, LL_T, E, use_fp8=False, return_recv_hook=True
+    )
+    calls = [
+        buffer.destroy,
+        buffer.get_comm_stream,
+        buffer.low_latency_clean_mask_buffer,
+        hook,
+        lambda: buffer.memory_pool,
+        lambda: buffer.get_local_buffer_tensor(BF16),
+        lambda: buffer.get_dispatch_layout(mine.topk_idx, E),
+        lambda: buffer.dispatch(mine.x, num_tokens_per_expert=per_expert, is_token_in_rank=in_rank),
+        lambda: buffer.dispatch(mine.x, handle=handle),
+        lambda: buffer.combine(rows, handle),
+        lambda: buffer.clean_low_latency_buffer(LL_T, H, E),
+        lambda: buffer.low_latency_dispatch(few.x, few.topk_idx, LL_T, E),
+        lambda: buffer.low_latency_combine(y, few.topk_idx, few.topk_weights, ll_handle),
+        lambda: buffer.get_next_low_latency_combine_buffer(ll_handle),
+        lambda: buffer.low_latency_update_mask_buffer(0, True),
+        lambda: buffer.low_latency_query_mask_buffer(torch.zeros(size, dtype=torch.int32)),
+    ]
+    child = os.fork()
+    if child == 0:
+        failed = 1
+        try:
+            for call in calls:
+                raises(epd.InvalidArgument, f"{os.getppid()}, which attached; allowed: ", call)
+            calls.clear()
+            del buffer, handle, ll_handle, hook, y, rows, call
+            gc.collect()
+            failed = 0
+        except BaseException:  # noqa: B902
+            traceback.print_exc()
+        finally:
+            os._exit(failed)
+    assert ended(child) == 0
+    hook()
+    assert buffer.combine(rows, handle)[0].shape == mine.x.shape
+    buffer.destroy()
+
+
+def ended(child: int) -> int:
+    """The exit code of a child process, which ends soon."""
+    for _ in range(2000):
+        process, status = os.waitpid(child, os.WNOHANG)
+        if process:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    raise AssertionError(f"the child goes on: {os.waitpid(child, 0)}")
 
 
 def other_values_on_ranks(group: Any) -> str:

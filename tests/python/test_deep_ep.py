@@ -106,6 +106,7 @@ def test_low_latency_in_use(two: RankProcesses, case: str) -> None:
         "memberships_end_with_the_buffer",
         "handles_of_another_buffer",
         "it_ends_without_the_others",
+        "in_a_forked_child",
         "mpi",
     ],
 )

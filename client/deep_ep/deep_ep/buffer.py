@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any, Callable, Optional, Union
 
 import torch
@@ -72,6 +73,7 @@ class Buffer(NotCopied):
         self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy
         self._team = team
+        self._process = os.getpid()
         self._groups: Optional[Groups] = Groups(team, num_nvl_bytes, num_rdma_bytes, enable_shrink)
         self._streams = Streams(self._groups.device)
         self._masks = Masks(self._groups) if enable_shrink else None
@@ -399,6 +401,8 @@ class Buffer(NotCopied):
     def _check(self) -> Groups:
         if self._groups is None:
             raise epd.InvalidArgument("the Buffer is destroyed; allowed: Buffers that are not")
+        if os.getpid() != self._process:
+            self._groups.session.check()  # raises, and names both processes
         return self._groups
 
 
