@@ -252,6 +252,22 @@ def a_rank_has_no_buffer(group: Any) -> str:
     return "\n".join(texts)
 
 
+def settings_that_differ(group: Any) -> str:
+    """Of the environment: then no rank has a Buffer, and each is told all values."""
+    texts = []
+    for name in ("EPD_DEEPEP_MAX_TOKENS", "EPD_DEEPEP_HANDLES"):
+        before = os.environ[name]
+        os.environ[name] = str(5 + group.rank())
+        try:
+            make_buffer(group)
+        except epd.Error as error:
+            texts.append(f"{type(error).__name__}: {error}")
+        finally:
+            os.environ[name] = before
+    make_buffer(group).destroy()
+    return "\n".join(texts)
+
+
 def it_ends_without_the_others(group: Any) -> None:
     buffer = make_buffer(group)
     session = buffer._groups.session

@@ -131,6 +131,14 @@ def test_a_rank_has_no_buffer(two: RankProcesses) -> None:
         assert told == f"Aborted: ABORTED: the Buffer could not be made on rank 1: {said}"
 
 
+def test_settings_that_differ(two: RankProcesses) -> None:
+    for answer in two.run("deep_ep_buffer_cases.settings_that_differ"):
+        assert answer.splitlines() == [
+            f"InvalidArgument: INVALID_ARGUMENT: ${name} is 5 on rank 0, 6 on rank 1; allowed: one value on all ranks"
+            for name in ("EPD_DEEPEP_MAX_TOKENS", "EPD_DEEPEP_HANDLES")
+        ]
+
+
 def test_a_rank_ends(two: RankProcesses) -> None:
     assert two.run("deep_ep_buffer_cases.a_rank_ends") == ["lost 1", "left"]
 

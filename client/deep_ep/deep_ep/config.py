@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import epd
 
@@ -11,14 +12,35 @@ from .checks import check_number, refuse
 from .rows import LOW_LATENCY_ROWS, NORMAL_ROWS
 
 
+MAX_TOKENS, HANDLES = "EPD_DEEPEP_MAX_TOKENS", "EPD_DEEPEP_HANDLES"
+
+
+class Settings(NamedTuple):
+    """What the environment says of groups in normal mode. The same on all ranks."""
+
+    max_tokens: int
+    num_handles: int
+
+
+def settings() -> Settings:
+    return Settings(max_tokens(), num_handles())
+
+
+def check_alike(of_ranks: list[Settings]) -> None:
+    for name, values in zip((MAX_TOKENS, HANDLES), zip(*of_ranks)):
+        if len(set(values)) > 1:
+            given = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
+            raise refuse(f"${name}", given, "one value on all ranks")
+
+
 def max_tokens() -> int:
     """The most tokens of a rank in normal mode."""
-    return _from_environment("EPD_DEEPEP_MAX_TOKENS", 8192, 65536)
+    return _from_environment(MAX_TOKENS, 8192, 65536)
 
 
 def num_handles() -> int:
     """The most handles of normal dispatches that live at one time, of each group."""
-    return _from_environment("EPD_DEEPEP_HANDLES", 256, 4096)
+    return _from_environment(HANDLES, 256, 4096)
 
 
 def _from_environment(name: str, default: int, most: int) -> int:

@@ -124,15 +124,13 @@ class Groups:
         self.shrink = shrink
         self.session, facts = team.make("the Buffer", lambda: _attach(pool_bytes, rdma_bytes))
         info = self.session.info
-        self.name = f"deepep-{facts[0][0]}"
-        daemons = sorted({boot_id for _, boot_id, _ in facts})
-        if len(daemons) > 1:
+        try:
+            _check_alike(facts)
+        except Exception:
             self.session.detach()
-            raise not_served("the daemons of the ranks", ", ".join(daemons), "ranks on one node, with one daemon")
-        kinds = sorted({kind for _, _, kind in facts})
-        if len(kinds) > 1:
-            self.session.detach()
-            raise refuse("the devices of the ranks", " and ".join(kinds), "devices of one kind")
+            raise
+        self.name = f"deepep-{facts[0].name}"
+        self.settings = facts[0].settings
         self.on_host = info.device_kind == epd.DeviceKind.HOST
         current = 0 if self.on_host else torch.cuda.current_device()
         self.device = torch.device("cpu") if self.on_host else torch.device("cuda", current)
@@ -159,10 +157,10 @@ class Groups:
         return self._joined.get(shape) or self._join(
             shape,
             streams,
-            max_tokens=config.max_tokens(),
+            max_tokens=self.settings.max_tokens,
             depth=1,
             num_biases=2,
-            num_handles=config.num_handles(),
+            num_handles=self.settings.num_handles,
         )
 
     def low_latency(self, shape: Shape, streams: Streams) -> Joined:
@@ -234,14 +232,33 @@ class Groups:
         return joined
 
 
-def _attach(pool_bytes: object, rdma_bytes: object) -> tuple[epd.Session, tuple[str, str, str]]:
+class _Facts(NamedTuple):
+    """What the other ranks are told of one."""
+
+    name: str  # of the Buffer, if this is rank 0
+    boot_id: str
+    device_kind: str
+    settings: config.Settings
+
+
+def _check_alike(facts: list[_Facts]) -> None:
+    daemons = sorted({each.boot_id for each in facts})
+    if len(daemons) > 1:
+        raise not_served("the daemons of the ranks", ", ".join(daemons), "ranks on one node, with one daemon")
+    kinds = sorted({each.device_kind for each in facts})
+    if len(kinds) > 1:
+        raise refuse("the devices of the ranks", " and ".join(kinds), "devices of one kind")
+    config.check_alike([each.settings for each in facts])
+
+
+def _attach(pool_bytes: object, rdma_bytes: object) -> tuple[epd.Session, _Facts]:
     """A session, if what this rank is given is right, and what the other ranks are told of it."""
     check_number("num_nvl_bytes", pool_bytes, 0, "0 or more")
     check_number("num_rdma_bytes", rdma_bytes, 0, "0 or more")
-    config.max_tokens()
-    config.num_handles()
+    settings = config.settings()
     session = epd.attach(device=_device_name())
-    return session, (uuid.uuid4().hex[:12], session.info.boot_id, session.info.device_kind.name)
+    info = session.info
+    return session, _Facts(uuid.uuid4().hex[:12], info.boot_id, info.device_kind.name, settings)
 
 
 def _device_name() -> Optional[str]:

@@ -12,7 +12,7 @@ from epd.torch import E4M3
 from epd.torch.staging import Staging
 
 from .checks import check_kind, check_number, check_tensor, refuse
-from .config import Config, max_tokens
+from .config import Config
 from .events import EventOverlap
 from .groups import Groups, Joined, Shape
 from .handles import Choices, NormalHandle
@@ -88,7 +88,7 @@ class NormalMode:
         self._team = team
         self._groups = groups
         self._streams = streams
-        self._max_tokens = max_tokens()
+        self._max_tokens = groups.settings.max_tokens
 
     # ---- dispatch ----------------------------------------------------------------------------------
 
