@@ -193,6 +193,27 @@ def other_rows_under_a_handle(group: Any) -> None:
     buffer.destroy()
 
 
+def more_handles_than_there_are(group: Any) -> None:
+    """Those in cycles are collected first. Then the variable and its value are named, and the group goes on."""
+    buffer = make_buffer(group)
+    all_sent = [sent_by(each, "bf16") for each in range(buffer.group_size)]
+    gc.disable()
+    try:
+        for _ in range(20):  # of 8 that may be kept
+            cycle: list[Any] = [dispatch_sent(buffer, all_sent)]
+            cycle.append(cycle)
+        del cycle
+        kept = [dispatch_sent(buffer, all_sent) for _ in range(8)]
+        text = "$EPD_DEEPEP_HANDLES is 8, and 8 handles of normal-e8-h256-k3 are alive; allowed: fewer, or a larger"
+        raises(epd.ResourceExhausted, text, lambda: dispatch_sent(buffer, all_sent))
+    finally:
+        gc.enable()
+    del kept[0]
+    rows, handle = dispatch_sent(buffer, all_sent)
+    assert buffer.combine(rows, handle)[0].shape == all_sent[buffer.rank].x.shape
+    buffer.destroy()
+
+
 def many_handles(group: Any) -> None:
     """As many handles as layers x micro-batches; rank 0 forgets them at other times than the others."""
     buffer = make_buffer(group)

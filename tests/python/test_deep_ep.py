@@ -76,6 +76,10 @@ def test_many_handles(two: RankProcesses) -> None:
     two.run("deep_ep_normal_cases.many_handles")
 
 
+def test_more_handles_than_there_are(two: RankProcesses) -> None:
+    two.run("deep_ep_normal_cases.more_handles_than_there_are")
+
+
 @pytest.mark.parametrize("form", ["bf16", "fp8", "pow2", "ue8m0"])
 @pytest.mark.parametrize("hooks, async_finish", [(False, False), (True, False), (False, True)])
 def test_low_latency(two: RankProcesses, form: str, hooks: bool, async_finish: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import NamedTuple, Optional, Sequence, Union
 
 import torch
@@ -12,7 +13,7 @@ from epd.torch import E4M3
 from epd.torch.staging import Staging
 
 from .checks import check_kind, check_number, check_tensor, refuse
-from .config import Config
+from .config import HANDLES, Config
 from .events import EventOverlap
 from .groups import Groups, Joined, Shape
 from .handles import Choices, NormalHandle
@@ -193,17 +194,23 @@ class NormalMode:
         omit_weights: bool,
         staging: Staging,
     ) -> epd.Dispatch:
-        return joined.submit(
-            joined.group.dispatch,
-            _SLOT,
-            choices.num_tokens,
-            stream=call.stream,
-            omit_weights=omit_weights,
-            keep_handle=True,
-            sms=self._sms(config),
-            row_format=given.row_format,
-            memory=staging,
-        )
+        """Takes a handle. Handles in cycles are collected before it is refused."""
+        options = {
+            "stream": call.stream,
+            "omit_weights": omit_weights,
+            "keep_handle": True,
+            "sms": self._sms(config),
+            "row_format": given.row_format,
+            "memory": staging,
+        }
+        try:
+            return joined.submit(joined.group.dispatch, _SLOT, choices.num_tokens, **options)
+        except epd.ResourceExhausted:
+            gc.collect()
+        try:
+            return joined.submit(joined.group.dispatch, _SLOT, choices.num_tokens, **options)
+        except epd.ResourceExhausted as error:
+            raise _no_handle(joined) from error
 
     def _submit_again(
         self, joined: Joined, given: Given, routing: epd.Handle, call: Call, config: Config, staging: Staging
@@ -354,6 +361,12 @@ class NormalMode:
     def _end(self, ticket: epd.Ticket) -> None:
         if self._groups.on_host:
             ticket.wait()
+
+
+def _no_handle(joined: Joined) -> epd.Error:
+    most = joined.group.config.num_handles
+    given = f"${HANDLES} is {most}, and {most} handles of {joined.shape} are alive"
+    return epd.ResourceExhausted(f"{given}; allowed: fewer, or a larger ${HANDLES} on all ranks")
 
 
 def _like(region: Tensor, num_rows: int) -> Tensor:
