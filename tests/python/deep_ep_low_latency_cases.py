@@ -266,3 +266,25 @@ def results_are_copies(group: Any) -> None:
     for all_sent, got, counts, handle in kept:
         check_ll_dispatch("fp8", rank, size, all_sent, got, counts, handle)
     buffer.destroy()
+
+
+def first_calls_under_dynamo(group: Any) -> None:
+    """They break the graph, as calls of a C extension do, and Dynamo leaves alone what is inside."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no processes, for which the end would wait
+    buffer = make_buffer(group, low_latency_mode=True)
+    mine = ll_sent(buffer.group_size, 0)[buffer.rank]
+
+    def layer(x: Any, topk_idx: Any, topk_weights: Any) -> Any:
+        rows, _, handle, _, hook = buffer.low_latency_dispatch(
+            x * 1, topk_idx, LL_T, E, use_fp8=False, return_recv_hook=True
+        )
+        hook()
+        y = torch.nan_to_num(rows * 2)
+        return buffer.low_latency_combine(y, topk_idx, topk_weights, handle)[0] + 1
+
+    given = (mine.x, mine.topk_idx, mine.topk_weights)
+    compiled = torch.compile(layer, backend="aot_eager")
+    out = compiled(*given)
+    assert out.any() and torch.equal(out, layer(*given)) and torch.equal(out, compiled(*given))
+    torch._dynamo.reset()
+    buffer.destroy()

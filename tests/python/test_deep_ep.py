@@ -102,6 +102,13 @@ def test_low_latency_in_use(two: RankProcesses, case: str) -> None:
     two.run(f"deep_ep_low_latency_cases.{case}")
 
 
+@pytest.mark.skipif(
+    not hasattr(torch, "compile"), reason=f"torch {torch.__version__} has no torch.compile (2.0 has)"
+)
+def test_first_calls_under_dynamo(two: RankProcesses) -> None:
+    two.run("deep_ep_low_latency_cases.first_calls_under_dynamo")
+
+
 @pytest.mark.parametrize(
     "case",
     [

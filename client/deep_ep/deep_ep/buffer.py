@@ -11,6 +11,7 @@ from torch import Tensor
 
 import epd
 from epd._handles import NotCopied
+from epd.torch._dynamo import breaks_graphs, hide
 
 from .checks import check_kind, check_number, check_tensor, not_served, refuse
 from .config import Config, low_latency_bytes
@@ -27,6 +28,7 @@ from .team import Team
 _MOST_RANKS = 160
 
 
+@breaks_graphs
 class Buffer(NotCopied):
     """Dispatch and combine among the ranks of a process group, through the node's epd daemon.
 
@@ -399,6 +401,7 @@ class Buffer(NotCopied):
         return self._masks
 
     def _check(self) -> Groups:
+        hide("deep_ep")
         if self._groups is None:
             raise epd.InvalidArgument("the Buffer is destroyed; allowed: Buffers that are not")
         if os.getpid() != self._process:

@@ -7,12 +7,15 @@ from typing import Any, Optional
 
 import torch
 
+from epd.torch._dynamo import breaks_graphs
+
 
 @functools.lru_cache(maxsize=None)
 def _on_gpus() -> bool:
     return torch.cuda.is_available()
 
 
+@breaks_graphs
 class EventHandle:
     """An event of a stream, recorded when this is made. stream None: torch's current one."""
 
@@ -30,6 +33,7 @@ class EventHandle:
             torch.cuda.current_stream().wait_event(self.event)
 
 
+@breaks_graphs
 class EventOverlap:
     """An event that a stream may wait for, and what must live until then.
 

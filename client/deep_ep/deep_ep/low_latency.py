@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import epd
+from epd.torch._dynamo import breaks_graphs
 
 from .checks import check_number, check_tensor, refuse
 from .events import EventHandle, EventOverlap
@@ -31,6 +32,7 @@ BF16_ROWS, FP8_ROWS, POW2_ROWS, UE8M0_ROWS = range(len(LOW_LATENCY_ROWS))
 _HERE: ContextManager[Any] = contextlib.nullcontext()
 
 
+@breaks_graphs
 class _Operation:
     """One on its way: where it runs, and what is to be done when it has arrived."""
 

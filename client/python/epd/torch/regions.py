@@ -10,6 +10,7 @@ from torch import Tensor
 from ..buffers import Buffers, DeviceArray, RegionShape
 from ..errors import InternalError
 from ..types import DeviceKind, Payload, Region
+from ._dynamo import breaks_graph, hide
 
 if TYPE_CHECKING:
     from ..group import Group
@@ -20,8 +21,10 @@ E4M3: torch.dtype = getattr(torch, "float8_e4m3fn", torch.uint8)
 _TYPES = {"H": torch.bfloat16, "f": torch.float32, "i": torch.int32, "q": torch.int64}
 
 
+@breaks_graph
 def region_tensors(group: Group, slot: int, row_format: int) -> Buffers[Tensor]:
     """All regions of a slot, for dispatches of the row format. Each tensor keeps the membership."""
+    hide()
     make = _host_tensors if group._kind == DeviceKind.HOST else _cuda_tensors
     with torch.inference_mode(False):  # they outlive the caller's mode
         return Buffers(make(group, slot, row_format))
