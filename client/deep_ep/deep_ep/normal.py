@@ -205,7 +205,9 @@ class NormalMode:
         }
         try:
             return joined.submit(joined.group.dispatch, _SLOT, choices.num_tokens, **options)
-        except epd.ResourceExhausted:
+        except epd.ResourceExhausted as error:
+            if "num_handles" not in str(error):
+                raise
             gc.collect()
         try:
             return joined.submit(joined.group.dispatch, _SLOT, choices.num_tokens, **options)
