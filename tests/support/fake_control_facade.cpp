@@ -342,7 +342,7 @@ FakeControlFacade::FakeControlFacade() {
     event.kind = EventKind::kGroupBroke;
     event.unix_ms = 1'700'000'000'000;
     event.text = text;
-    event.fields = {{"group", "9"}, {"text", "rank 1 died"}};
+    event.fields = {{"group", "9"}, {"text", "rank 1 died"}, {"who", "x\" level=\"error\\"}};
     events_.add(event);
   }
 }

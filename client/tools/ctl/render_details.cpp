@@ -57,6 +57,16 @@ std::string owner(std::uint64_t id) {
   return id == 0 ? "others" : std::to_string(id);
 }
 
+// As in the log: what stands in the value ends neither it nor the field.
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') result += '\\';
+    result += c;
+  }
+  return result + "\"";
+}
+
 }  // namespace
 
 std::string render(const v1::GetOperationResponse& detail) {
@@ -116,7 +126,7 @@ std::string render(const v1::Event& event) {
   const std::map<std::string, std::string> ordered(event.fields().begin(), event.fields().end());
   for (const auto& [key, value] : ordered) {
     const bool plain = !value.empty() && value.find_first_of(" \"=") == std::string::npos;
-    text += "  " + printable(key) + "=" + (plain ? printable(value) : "\"" + printable(value) + "\"");
+    text += "  " + printable(key) + "=" + (plain ? printable(value) : quoted(printable(value)));
   }
   return text + "\n";
 }

@@ -79,7 +79,8 @@ TEST_F(CtlTest, EventsPrintOneLineEach) {
   const Finished text = epctl({"events", "--since", "1"});
   EXPECT_EQ(text.exit_code, 0) << text.err;
   EXPECT_FALSE(text.says("session attached"));
-  EXPECT_TRUE(text.says("rank joined  group=9  text=\"rank 1 died\"")) << text.out;
+  EXPECT_TRUE(text.says("rank joined  group=9  text=\"rank 1 died\"  who=\"x\\\" level=\\\"error\\\\\"\n"))
+      << text.out;
   const Finished json = epctl({"events", "--json"});
   const std::vector<Json> lines = json_lines(json.out);
   ASSERT_EQ(lines.size(), 3u) << json.out;
