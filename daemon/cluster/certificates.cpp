@@ -89,7 +89,11 @@ Result<Certificates> read_certificates(const char* key, const std::string& path)
     if (certificate == nullptr) break;
     list.emplace_back(certificate, X509_free);
   }
+  // Either nothing more begins there, or what begins is cut off.
+  const unsigned long error = ERR_peek_last_error();
+  const bool is_cut = error != 0 && ERR_GET_REASON(error) != PEM_R_NO_START_LINE;
   ERR_clear_error();
+  if (is_cut) return refused(key, path, "in which a certificate can't be read", kAllowedCertificates);
   if (list.empty()) return refused(key, path, "which has no certificate", kAllowedCertificates);
   return list;
 }

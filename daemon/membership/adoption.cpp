@@ -127,7 +127,7 @@ Adoption::Adopted Adoption::take(std::size_t most) {
   std::map<std::uint32_t, std::uint32_t> holders;  // index by number
   std::set<std::uint64_t> ids;
   for (Reports* each : whole) {
-    if (adopted.groups.size() == most) break;
+    if (each->numbers.size() == 1 && adopted.groups.size() >= most) break;
     const bool agrees = std::all_of(each->numbers.begin(), each->numbers.end(), [&](const auto& node) {
       const auto holder = holders.find(node.second);
       return holder == holders.end() || holder->second == node.first;

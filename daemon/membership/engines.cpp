@@ -53,7 +53,9 @@ void Engines::down_for(Group& group, EngineId engine, const std::string& text) {
   const bool started = slot.is(EnginePhase::kStarting);
   const bool over =
       group.is(GroupPhase::kFailing) || group.is(GroupPhase::kLost) || group.is(GroupPhase::kRemoving);
+  const std::uint32_t failed_starts = slot.failed_starts + (started ? 1 : 0);
   slot = EngineSlot{};
+  slot.failed_starts = failed_starts;
   if (over) slot.state = EngineSlot::Done{};
   for (auto& [rank, member] : group.members) {
     if (member.engine != engine) continue;
@@ -68,7 +70,7 @@ void Engines::down_for(Group& group, EngineId engine, const std::string& text) {
       if (started) gives_up(group, engine, text);
       return;
     case GroupPhase::kBreaking:
-      if (started && gives_up(group, engine, text)) return;
+      if (started && group.needs(engine) && gives_up(group, engine, text)) return;
       if (!group.needs(engine)) parts_.breaks.slot_free(group, engine);
       return;
     case GroupPhase::kActive:
@@ -89,9 +91,8 @@ void Engines::down_for(Group& group, EngineId engine, const std::string& text) {
 
 bool Engines::gives_up(Group& group, EngineId engine, const std::string& text) {
   const bool is_new = group.is(GroupPhase::kStarting);
-  const std::uint32_t failed = ++group.failed_starts[engine];
+  const std::uint32_t failed = group.engines.at(engine).failed_starts;
   if (failed < (is_new ? kMostFailedStarts : kMostFailedRestarts)) return false;
-  group.failed_starts.erase(engine);
   not_ready(group, engine,
             Status(StatusCode::kInternal, parts_.nodes.in_words(engine) + " went down " +
                                               std::to_string(failed) + " times while it started group \"" +
@@ -105,7 +106,7 @@ void Engines::on(const GroupReady& event) {
   if (slot == nullptr || !slot->is(EnginePhase::kStarting)) return;
   Group& group = *parts_.groups.find(message.group_id);
   slot->waits_for.clear();
-  group.failed_starts.erase(event.engine);
+  slot->failed_starts = 0;
   if (message.status != StatusCode::kOk) {
     slot->state = EngineSlot::Broken{kNever};
     not_ready(group, event.engine,

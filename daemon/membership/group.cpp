@@ -16,6 +16,8 @@ const std::uint64_t* EngineSlot::due_ns() const {
 StatusCode said_cause(StatusCode said, StatusCode otherwise) {
   switch (said) {
     case StatusCode::kInvalidArgument:
+    case StatusCode::kNotFound:
+    case StatusCode::kVersionMismatch:
     case StatusCode::kResourceExhausted:
     case StatusCode::kUnsupported:
     case StatusCode::kDeadlineExceeded:

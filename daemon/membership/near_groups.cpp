@@ -190,7 +190,7 @@ void NearGroups::follow(const StartGroup& action) {
   NearGroup& group = groups_[action.group.label.id];
   group.started = true;
   group.told = action.group;
-  group.engines[action.engine.device] = {EngineSlot::Starting{}, 0, {}};
+  group.engines[action.engine.device] = {EngineSlot::Starting{}, 0, {}, 0};
   group.starts_broken.erase(action.engine.device);
   if (action.broken) group.starts_broken.insert(action.engine.device);
   for (const MemberDescription& told : action.group.members)

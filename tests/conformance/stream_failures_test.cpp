@@ -236,7 +236,7 @@ template <typename End>
 void end_without_an_engine(const std::string& kind, const Case& c, End end, epd_status_t told) {
   DaemonOptions options;
   use_devices(options, kind);
-  options.settings.emplace_back("engine.restart_backoff_min_ms", "2000");
+  options.settings.emplace_back("engine.restart_backoff_min_ms", "3000");
   Daemon own(options);
   ASSERT_TRUE(own.start());
   Shared<Gate> waiting;

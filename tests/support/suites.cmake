@@ -17,9 +17,10 @@ function(epd_add_suites program label timeout environment)
       if(found EQUAL -1)
         list(APPEND known ${name})
         add_test(${name} ${program} "--gtest_filter=${suite}.*/${CMAKE_MATCH_1}")
-        # Skipped is what ran no test at all.
+        # Skipped is what skipped all of its tests: behind them nothing is listed as failed.
         set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT ${timeout} RESOURCE_LOCK epd_daemon
-          ENVIRONMENT "${environment}" SKIP_REGULAR_EXPRESSION "\\[  PASSED  \\] 0 tests")
+          ENVIRONMENT "${environment}" SKIP_REGULAR_EXPRESSION
+            "\\[  PASSED  \\] 0 tests\\.\n\\[  SKIPPED \\] [0-9]+ tests?, listed below:\n(\\[  SKIPPED \\] [^\n]*\n*)+$")
       endif()
     elseif(line MATCHES "^  [^ ]")
       message(FATAL_ERROR "${program}: ${line} has no kind")

@@ -208,10 +208,13 @@ class NormalMode:
         except epd.ResourceExhausted as error:
             if "num_handles" not in str(error):
                 raise
-            gc.collect()
+            if not self._streams.capturing:
+                gc.collect()
         try:
             return joined.submit(joined.group.dispatch, _SLOT, choices.num_tokens, **options)
         except epd.ResourceExhausted as error:
+            if "num_handles" not in str(error):
+                raise
             raise _no_handle(joined) from error
 
     def _submit_again(

@@ -361,6 +361,9 @@ TEST_F(ClusterGoodFiles, WhatIsNotGoodIsNotTakenUp) {
     expect_same(name);
     std::ofstream(file(name)) << before;
   }
+  const std::string authority = text_of(file("ca.pem"));
+  std::ofstream(file("ca.pem")) << authority << authority.substr(0, authority.size() / 2);
+  expect_same("an authority, and half of another one");
   fs::rename(file("node-b.key"), file("node-a.key"));
   expect_same("the key of another certificate");
 }

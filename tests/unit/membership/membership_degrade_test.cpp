@@ -362,6 +362,51 @@ TEST_F(Degrade, ARankThatCantBeServedIsPutOut) {
   EXPECT_EQ(memory_.lost.at(1), "rank 1 can't be served: the memory is none");
 }
 
+// Five failed starts of rank 2's engine, while the others wait.
+class FailedStarts : public Degrade {
+ protected:
+  void SetUp() override {
+    activate(3);
+    for (int i = 0; i < 6; ++i) {
+      engine_down(2, "died");
+      engine_up(2);
+    }
+    broken(0, 5);
+    broken(1, 5);
+    take();
+    ASSERT_EQ(group().phase(), GroupPhase::kBreaking);
+  }
+};
+
+TEST_F(FailedStarts, TheRanksOfAnEngineThatCantStartTheGroupAreLost) {
+  engine_down(2, "died");
+  EXPECT_EQ(group().phase(), GroupPhase::kActive);
+  EXPECT_EQ(group().epoch, 2u);
+  EXPECT_EQ(group().members.count(2), 0u);
+  EXPECT_EQ(group().engines.size(), 2u);
+  EXPECT_NE(memory_.lost.at(2).find("went down 6 times while it started group"), std::string::npos)
+      << memory_.lost.at(2);
+}
+
+TEST_F(FailedStarts, AnEngineThatNoRankNeedsIsNotWaitedFor) {
+  session_closed(12, "died");
+  ASSERT_EQ(group().phase(), GroupPhase::kBreaking);
+  engine_down(2, "died");
+  EXPECT_EQ(group().phase(), GroupPhase::kActive);
+  EXPECT_EQ(group().epoch, 2u);
+  EXPECT_EQ(group().engines.size(), 2u);
+}
+
+TEST_F(FailedStarts, AnEngineThatIsReadyBeginsAnew) {
+  ready(2);
+  EXPECT_EQ(group().phase(), GroupPhase::kActive);
+  engine_down(2, "died");
+  engine_up(2);
+  engine_down(2, "died");
+  engine_up(2);
+  EXPECT_EQ(group().members.count(2), 1u);
+}
+
 // A peer's engine is told of the newcomer only when all have broken; kResume is on its way by then.
 TEST_F(Degrade, AJoinerWhoseMemoryAPeersEngineCantUseCostsOneMoreBreak) {
   activate_without(2);

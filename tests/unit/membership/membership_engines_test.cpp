@@ -116,8 +116,8 @@ TEST_F(Membership, AGroupThatCantGoOnOnAnEngineEndsLater) {
 }
 
 TEST_F(Membership, AnEngineCantSayThatAnOperationIsToBeTriedAgain) {
-  for (const StatusCode said : {StatusCode::kOk, StatusCode::kWouldBlock, StatusCode::kNotFound,
-                                StatusCode::kDaemonLost, static_cast<StatusCode>(77)})
+  for (const StatusCode said :
+       {StatusCode::kOk, StatusCode::kWouldBlock, StatusCode::kDaemonLost, static_cast<StatusCode>(77)})
     EXPECT_EQ(said_cause(said, StatusCode::kAborted), StatusCode::kAborted);
   EXPECT_EQ(said_cause(StatusCode::kDeadlineExceeded, StatusCode::kAborted), StatusCode::kDeadlineExceeded);
   activate(2);

@@ -53,7 +53,9 @@ def hide(package: str = "epd") -> None:
     """Once Dynamo is loaded, it leaves the frames of the package alone, and those of epd. Called where a call begins:
     nobody tells when Dynamo is loaded."""
     if package not in _hidden and "torch._dynamo" in sys.modules:
-        torch._dynamo.disable(_hide)(package)
+        disable = getattr(sys.modules["torch._dynamo"], "disable", None)
+        if disable is not None:  # else another thread is loading it
+            disable(_hide)(package)
 
 
 def _hide(package: str) -> None:

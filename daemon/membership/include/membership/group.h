@@ -133,6 +133,7 @@ struct EngineSlot {
   std::variant<Absent, Starting, Serving, Breaking, Broken, Removing, Done> state;
   std::uint64_t resumed = 0;  // the last epoch that it has said it serves
   std::string waits_for;      // what its kGroupReady or kResumed waits for, as it last said; "": nothing
+  std::uint32_t failed_starts = 0;  // how often it went down in place of kGroupReady, in a row
 
   EnginePhase phase() const { return phase_of(state); }
   bool is(EnginePhase wanted) const { return phase() == wanted; }
@@ -205,8 +206,6 @@ struct Group {
   std::map<std::uint32_t, Member> members;    // by rank; a masked one is missing
   std::map<std::uint32_t, Arrival> arrivals;  // by rank; none of them is in members
   std::map<EngineId, EngineSlot> engines;     // empty while forming
-  std::map<EngineId, std::uint32_t>
-      failed_starts;  // how often it went down in place of kGroupReady, in a row
 
   std::variant<Forming, Starting, Active, Breaking, Failing, Lost, Removing> state;
   BreakReason reason;                // of the last break
