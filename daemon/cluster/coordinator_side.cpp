@@ -26,11 +26,11 @@ std::string lower(std::string text) {
   return text;
 }
 
-// One text for each certificate.
+// One text for all certificates of the same names.
 std::string certificate_of(const PeerFacts& peer) {
   std::string names;
   for (const std::string& name : peer.names) names += (names.empty() ? "" : ", ") + name;
-  return names.empty() ? "no certificate" : "the certificate of " + names;
+  return names.empty() ? "certificates without names, or none" : "the certificate of " + names;
 }
 
 // Where the node listens; on all its addresses: on the one from which it has come.

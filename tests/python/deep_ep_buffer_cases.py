@@ -234,36 +234,33 @@ def handles_of_another_buffer(group: Any) -> None:
     other.destroy()
 
 
+def refused_with(group: Any, name: str, value: str) -> str:
+    """The error with which a Buffer is not made while the variable has that value."""
+    before = os.environ[name]
+    os.environ[name] = value
+    try:
+        make_buffer(group)
+    except epd.Error as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        os.environ[name] = before
+    raise AssertionError(f"a Buffer is made with {name}={value}")
+
+
 def a_rank_has_no_buffer(group: Any) -> str:
     """Then no rank has one, and each knows why."""
     values = {"EPD_SOCKET": "/nonexistent", "EPD_DEEPEP_MAX_TOKENS": "0"}
-    texts = []
-    for name, value in values.items():
-        before = os.environ[name]
-        if group.rank() == 1:
-            os.environ[name] = value
-        try:
-            make_buffer(group)
-        except epd.Error as error:
-            texts.append(f"{type(error).__name__}: {error}")
-        finally:
-            os.environ[name] = before
+    texts = [
+        refused_with(group, name, value if group.rank() == 1 else os.environ[name]) for name, value in values.items()
+    ]
     make_buffer(group).destroy()
     return "\n".join(texts)
 
 
 def settings_that_differ(group: Any) -> str:
     """Of the environment: then no rank has a Buffer, and each is told all values."""
-    texts = []
-    for name in ("EPD_DEEPEP_MAX_TOKENS", "EPD_DEEPEP_HANDLES"):
-        before = os.environ[name]
-        os.environ[name] = str(5 + group.rank())
-        try:
-            make_buffer(group)
-        except epd.Error as error:
-            texts.append(f"{type(error).__name__}: {error}")
-        finally:
-            os.environ[name] = before
+    names = ("EPD_DEEPEP_MAX_TOKENS", "EPD_DEEPEP_HANDLES")
+    texts = [refused_with(group, name, str(5 + group.rank())) for name in names]
     make_buffer(group).destroy()
     return "\n".join(texts)
 
