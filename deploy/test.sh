@@ -6,8 +6,8 @@ usage() {
   cat <<'END'
 Usage: deploy/test.sh [--help] [--ci] [OPTIONS OF ctest]
 
-Installs missing Debian packages, builds everything (preset dev, in build/dev) and runs the tests, two
-at a time. A failed test's output is shown.
+Installs missing Debian packages, builds everything (preset dev, in build/dev) and runs the tests,
+three at a time. A failed test's output is shown.
 
   --ci   the whole build's output, and a JUnit report in build/dev/tests.xml
 
@@ -43,4 +43,4 @@ else
   quietly "Configuring" cmake --preset dev
   quietly "Building" cmake --build build/dev --parallel "$(build_jobs)"
 fi
-exec ctest --test-dir build/dev --parallel 2 --output-on-failure --no-tests=error "${ctest_options[@]}"
+exec ctest --test-dir build/dev --parallel 3 --output-on-failure --no-tests=error "${ctest_options[@]}"

@@ -16,8 +16,9 @@ endif()
 if(NOT EPD_SANITIZE)  # a consumer would need the sanitizer's runtime too
   add_test(NAME bundle_runs_beside_nothing_but_the_c_library
     COMMAND ${CMAKE_CURRENT_LIST_DIR}/bundle_test.sh ${PROJECT_BINARY_DIR})
+  epd_daemon_lock(integration _lock)
   set_tests_properties(bundle_runs_beside_nothing_but_the_c_library PROPERTIES
-    LABELS integration TIMEOUT 180 SKIP_RETURN_CODE 77 RESOURCE_LOCK epd_daemon)
+    LABELS integration TIMEOUT 180 SKIP_RETURN_CODE 77 ${_lock})
 
   add_test(NAME client_package
     COMMAND ${CMAKE_COMMAND} -DBUILD_DIR=${PROJECT_BINARY_DIR} -DWORK_DIR=${CMAKE_CURRENT_BINARY_DIR}/package

@@ -25,6 +25,7 @@ add_test(NAME nodes.epbench_three_packed_weighted
   COMMAND ${_epbench_nodes} --nodes 3 --tokens 20 --layout packed --payload fp8 --sum-ranks 3 --weighted --return-weights)
 add_test(NAME nodes.epbench_bytes_on_the_link
   COMMAND ${EPD_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/bytes_on_the_link.py $<TARGET_FILE:epbench>)
+epd_daemon_lock(nodes _lock)
 set_tests_properties(nodes.demo_same_checksum nodes.epbench_two nodes.epbench_three_packed_weighted nodes.epbench_bytes_on_the_link
-  PROPERTIES LABELS nodes TIMEOUT 120 RESOURCE_LOCK epd_daemon SKIP_RETURN_CODE 77
+  PROPERTIES LABELS nodes TIMEOUT 120 ${_lock} SKIP_RETURN_CODE 77
   SKIP_REGULAR_EXPRESSION "nodes can't be made here: ")

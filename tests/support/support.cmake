@@ -1,5 +1,6 @@
 include_guard(GLOBAL)
 find_package(nlohmann_json REQUIRED)
+include(${CMAKE_CURRENT_LIST_DIR}/daemon_lock.cmake)
 include(${CMAKE_CURRENT_LIST_DIR}/fake_cuda.cmake)
 # Shared by the tests that run a real daemon and real client processes.
 add_library(epd_test_support STATIC
@@ -53,14 +54,14 @@ function(epd_system_suites name)
     add_dependencies(${name} fake_cuda)
     set(environment LD_LIBRARY_PATH=$<TARGET_FILE_DIR:fake_cuda>)
   endif()
+  epd_daemon_lock(${ARG_LABEL} lock)
   set(included ${CMAKE_CURRENT_BINARY_DIR}/${name}_suites.cmake)
   file(GENERATE OUTPUT ${included} CONTENT
-    "include(${CMAKE_CURRENT_SOURCE_DIR}/support/suites.cmake)\nif(EXISTS $<TARGET_FILE:${name}>)\n  epd_add_suites($<TARGET_FILE:${name}> ${ARG_LABEL} ${ARG_TIMEOUT} \"${environment}\")\nelse()\n  add_test(${name}_NOT_BUILT ${name}_NOT_BUILT)\nendif()\n")
+    "include(${CMAKE_CURRENT_SOURCE_DIR}/support/suites.cmake)\nif(EXISTS $<TARGET_FILE:${name}>)\n  epd_add_suites($<TARGET_FILE:${name}> ${ARG_LABEL} ${ARG_TIMEOUT} \"${lock}\" \"${environment}\")\nelse()\n  add_test(${name}_NOT_BUILT ${name}_NOT_BUILT)\nendif()\n")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${included})
 endfunction()
 
-# epd_system_test(<name> LABEL <label> TIMEOUT <s> SOURCES ...): a test that starts `epd`. One at a
-# time: two cores carry one daemon with its engines and clients.
+# epd_system_test(<name> LABEL <label> TIMEOUT <s> SOURCES ...): a test that starts `epd`.
 function(epd_system_test name)
   cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;LIBS" ${ARGN})
   epd_system_program(${name} SOURCES ${ARG_SOURCES} LIBS ${ARG_LIBS})
@@ -80,6 +81,7 @@ function(epd_system_test_again name prefix)
   if(ARG_ENVIRONMENT)
     list(APPEND environment ENVIRONMENT_MODIFICATION ${ARG_ENVIRONMENT})
   endif()
+  epd_daemon_lock(${ARG_LABEL} lock)
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 TEST_PREFIX "${prefix}" TEST_FILTER "${ARG_FILTER}"
-    PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT} RESOURCE_LOCK epd_daemon ${environment})
+    PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT} ${lock} ${environment})
 endfunction()
