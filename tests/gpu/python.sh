@@ -22,6 +22,7 @@ if [ -z "${EPD_TEST_DEVICES:-}" ]; then
 fi
 work=$(mktemp -d)
 export EPD_LIBRARY="$library" EPD_SOCKET="$work/epd.sock" EPD_CONTROL_SOCKET="$work/control.sock"
+export EPD_BIN="$bin"
 export PYTHONPATH="$here/../../client/python:$here/../../client/deep_ep" PYTHONDONTWRITEBYTECODE=1
 # shellcheck disable=SC2086
 "$bin/epd" serve --daemon.socket "$EPD_SOCKET" --daemon.control_socket "$EPD_CONTROL_SOCKET" $devices \

@@ -155,7 +155,7 @@ if [ -n "$daemon" ]; then
     step "bound_$kind" 90 "$daemon/bin/bound_test" --gtest_filter="*/$kind-$kills"
   done
   # torch's ranks through deep_ep, where torch is there.
-  programs="training decode_graph"
+  programs="training decode_graph engines_die"
   [ "$full" = full ] && programs="$programs call_cost call_times"
   for program in $programs; do
     step "python_$program" 120 "$here/tests/gpu/python.sh" "$daemon/bin" "$daemon/lib/libepd.so.0" "python_$program.py"

@@ -16,6 +16,7 @@ import deep_ep
 import numpy as np
 import reference
 import torch
+import torch.distributed as dist
 from deep_ep_sent import (
     BF16,
     FORMATS,
@@ -309,27 +310,11 @@ def one_of(check: Callable[[list[Sent]], None], allowed: list[list[Sent]]) -> No
     check(allowed[-1])
 
 
-def agreed_end(stop: str, rank: int, size: int, number: int) -> Optional[int]:
-    """The round behind which all ranks end; None as long as some rank has not seen `stop`.
-
-    By files: a rank that waits for others elsewhere than in the Buffer's calls can't make an operation again. Behind a
-    round that a rank ends, no other rank ends the next but one without it, so all agree in time."""
-    if not os.path.exists(stop):
-        return None
-    said = [pathlib.Path(f"{stop}.{each}") for each in range(size)]
-    if not said[rank].exists():
-        written = pathlib.Path(f"{stop}.{rank}.new")
-        written.write_text(str(number))
-        written.rename(said[rank])
-    if not all(each.exists() for each in said):
-        return None
-    return max(int(each.read_text()) for each in said) + 2
-
-
 def engines_die(group: Any, begun: str, stop: str) -> int:
-    """All ranks live. Between the files `begun` and `stop` their engines are killed. Everything arrives, and right."""
+    """All ranks live. Between the files `begun` and `stop` their engines are killed. Everything arrives, and right,
+    also if a rank waits for others elsewhere than in the Buffer's calls: behind a combine, or before a hook."""
     buffer = make_buffer(group, low_latency_mode=True, enable_shrink=True)
-    rank, size = buffer.rank, buffer.group_size
+    rank = buffer.rank
     tokens, hidden = 128, 2048  # so that an engine is likely to die within an operation
     made = torch.Generator().manual_seed(rank)
     x = torch.randint(-8, 9, (tokens, hidden), generator=made).to(BF16)
@@ -339,27 +324,29 @@ def engines_die(group: Any, begun: str, stop: str) -> int:
     breaks = 0
     recover = Steps._recover
 
-    def counted(steps: Steps, joined: Any) -> None:
+    def counted(steps: Steps, joined: Any) -> int:
         nonlocal breaks
         breaks += 1
-        recover(steps, joined)
+        return recover(steps, joined)
 
     Steps._recover = counted  # type: ignore[method-assign]
     try:
-        number = 0
-        last: Optional[int] = None
-        while last is None or number < last:
+        ends, number = torch.zeros(1), 0
+        while ends.item() == 0:
             got, _, handle, _, hook = buffer.low_latency_dispatch(
                 x, idx, tokens, E, use_fp8=False, return_recv_hook=True
             )
             assert hook is not None
+            if number % 3 == 1:
+                dist.all_reduce(torch.zeros(1), group=group)
             hook()
             out, _, _ = buffer.low_latency_combine(got, idx, weights, handle)
             assert torch.equal(out, expected)
             number += 1
             if rank == 0 and number == 10:
                 pathlib.Path(begun).touch()
-            last = agreed_end(stop, rank, size, number)
+            ends[0] = os.path.exists(stop)
+            dist.all_reduce(ends, group=group)
         assert mask_of(buffer) == []
         buffer.destroy()
     finally:

@@ -10,6 +10,7 @@ import pathlib
 import re
 import signal
 import sys
+import threading
 import time
 import weakref
 from typing import Any, Callable, Iterator
@@ -24,6 +25,7 @@ sys.path.append(str(ROOT / "client/deep_ep"))
 
 from deep_ep import groups, low_latency, places  # noqa: E402
 from deep_ep.shrink import Attempt, Steps  # noqa: E402
+from deep_ep.watch import Watch  # noqa: E402
 from rank_processes import RankProcesses  # noqa: E402
 
 import epd  # noqa: E402
@@ -126,8 +128,15 @@ class FakeGroup:
     def __init__(self, resume_at: list[int]) -> None:
         self.resume_at = resume_at
 
+    def check(self) -> None:
+        if self.resume_at:
+            raise epd.EngineRestarted("the engine is back")
+
     def resume(self) -> epd.ResumeInfo:
-        return epd.ResumeInfo(2, self.resume_at.pop(0), 1)
+        resume_op = self.resume_at.pop(0)
+        if resume_op < 0:
+            raise epd.RankLost("this rank is lost")
+        return epd.ResumeInfo(2, resume_op, 1)
 
 
 class FakeJoined:
@@ -137,7 +146,7 @@ class FakeJoined:
     def settle(self) -> None:
         pass
 
-    def submit(self, submission: Any, *arguments: Any) -> Any:
+    def submit_now(self, submission: Any, *arguments: Any) -> Any:
         return submission(*arguments)
 
 
@@ -147,6 +156,7 @@ class FakeStep:
 
     def __init__(self, name: str, outcomes: list[Any], log: list[str]) -> None:
         self.name, self.outcomes, self.log = name, outcomes, log
+        self.stream: Any = None
 
     def submit(self, joined: FakeJoined, attempt: Attempt) -> Any:
         outcome = self.outcomes.pop(0)
@@ -168,7 +178,7 @@ class FakeTicket:
     def __init__(self, outcome: Any) -> None:
         self.outcome = outcome
 
-    def wait(self) -> Any:
+    def wait(self, timeout_ms: int = epd.FOREVER) -> Any:
         if isinstance(self.outcome, BaseException):
             outcome, self.outcome = self.outcome, 5
             try:
@@ -219,6 +229,91 @@ def test_what_is_repeated(first: list[Any], second: list[Any], resume_at: list[i
         steps.end(joined, step)
     assert ", ".join(written) == log
     assert not first and not second and not resume_at
+
+
+@pytest.mark.parametrize(
+    "first, second, resume_at, log",
+    [
+        ([5], [6], [6], "a FIRST, a completed, look, b FIRST, look, b completed"),
+        ([5, 5], [6], [5], "a FIRST, a completed, look, a REPEAT, a repeated, b FIRST, look, b completed"),
+        ([5, LOST, 5], [6], [5, 5], "a FIRST, a completed, look, a REPEAT, a REPEAT, a repeated, b FIRST, look, b completed"),
+        ([5], [6], [-1], "a FIRST, a completed, look, lost"),
+        # From here on the break is between an operation and its hook.
+        ([5], [LOST, 6], [0, 6], "a FIRST, a completed, b FIRST, look, b AGAIN, b completed"),
+        ([5], [LOST, LOST, 6], [0, 6, 6], "a FIRST, a completed, b FIRST, look, b AGAIN, b AGAIN, b completed"),
+        ([5], [6, 6], [0, 6], "a FIRST, a completed, b FIRST, look, b AGAIN, b completed"),
+        ([5], [6], [0, 7], "a FIRST, a completed, b FIRST, look, b completed"),
+        ([5, 5], [LOST, 6], [0, 5], "a FIRST, a completed, b FIRST, look, a REPEAT, a repeated, b AGAIN, b completed"),
+        ([5], [LOST], [0, -1], "a FIRST, a completed, b FIRST, look, lost"),
+    ],
+)
+def test_the_caller_is_elsewhere(first: list[Any], second: list[Any], resume_at: list[int], log: str) -> None:
+    """Breaks are made up for between the caller's calls. resume_at begins with 0: not before the second operation."""
+    written: list[str] = []
+    later = resume_at[0] == 0
+    group_resumes_at = [] if later else resume_at
+    joined: Any = FakeJoined(group_resumes_at)
+    steps = Steps()
+    one: Any = FakeStep("a", first, written)
+    two: Any = FakeStep("b", second, written)
+    steps.begin(joined, one)
+    steps.end(joined, one)
+    if not later:
+        written.append("look")
+        steps.look(joined, None)
+    if not steps.out:
+        steps.begin(joined, two)
+        joined.group.resume_at += resume_at[1:] if later else []
+        written.append("look")
+        steps.look(joined, None)
+    if steps.out:
+        written.append("lost")
+    else:
+        steps.end(joined, two)
+    assert ", ".join(written) == log
+    assert not first and (steps.out or not second) and not joined.group.resume_at
+
+
+def test_nothing_is_made_up_for_inside_of_calls() -> None:
+    """Nor before the break has reached the operation."""
+    written: list[str] = []
+    joined: Any = FakeJoined([])
+    steps = Steps()
+    step: Any = FakeStep("a", [LOST, 5], written)
+    ticket = steps.begin(joined, step)
+    joined.group.resume_at = [5]
+    ticket.pending = True  # type: ignore[misc]
+    steps.look(joined, None)
+    ticket.pending = False  # type: ignore[misc]
+    with steps.lock:
+        other = threading.Thread(target=steps.look, args=(joined, None))
+        other.start()
+        other.join()
+    assert written == ["a FIRST"] and joined.group.resume_at == [5]
+    steps.look(joined, None)
+    steps.end(joined, step)
+    assert ", ".join(written) == "a FIRST, a AGAIN, a completed"
+
+
+def test_the_watch_ends_with_its_groups() -> None:
+    class Nobody:
+        device = torch.device("cpu")
+        looked = 0
+
+        def all(self) -> list[Any]:
+            self.looked += 1
+            return []
+
+    nobody: Any = Nobody()
+    watching = Watch(nobody)
+    end = time.monotonic() + 60
+    while nobody.looked < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert nobody.looked >= 2
+    del nobody
+    watching._thread.join(60)
+    assert not watching._thread.is_alive()
+    watching.stop()
 
 
 def test_an_interrupted_operation_is_ended_first() -> None:

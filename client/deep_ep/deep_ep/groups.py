@@ -19,6 +19,7 @@ from .shrink import Steps
 from .rows import LOW_LATENCY_ROWS, NORMAL_ROWS
 from .streams import Streams
 from .team import Team
+from .watch import Watch
 
 T = TypeVar("T")
 _PATIENCE = 100.0  # seconds that a submission waits for room
@@ -85,8 +86,12 @@ class Joined:
             del self._pending[0]  # not if it was interrupted
 
     def submit(self, submission: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Submits when there is room."""
+        """Submits when there is room, after what is in flight."""
         self.settle()
+        return self.submit_now(submission, *arguments, **options)
+
+    def submit_now(self, submission: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Submits when there is room."""
         end = 0.0
         while True:
             try:
@@ -136,6 +141,7 @@ class Groups:
         self.device = torch.device("cpu") if self.on_host else torch.device("cuda", current)
         self._joined: dict[Shape, Joined] = {}
         self._known: dict[object, Joined] = {}
+        self._watch: Optional[Watch] = None
         self.pool: Any = None
         # What lies in the pool is not copied to the slot, where a repeated operation would find it.
         if not self.on_host:
@@ -201,6 +207,8 @@ class Groups:
         return {rank for joined in self.all() for rank in range(self.size) if joined.lost(rank)}
 
     def leave(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
         for joined in self._joined.values():
             joined.results.clear()  # views that the caller has keep their memory, no others
         self._joined.clear()
@@ -229,6 +237,8 @@ class Groups:
             )
         )
         joined = self._joined[shape] = Joined(group, shape, self.name, shrink=self.shrink and shape.tokens > 0)
+        if joined.steps is not None and self._watch is None:
+            self._watch = Watch(self)
         return joined
 
 

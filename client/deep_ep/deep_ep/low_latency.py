@@ -119,11 +119,16 @@ class _Operation:
             if self._error is not None:
                 raise copy.copy(self._error)
             return
+        with self._lock():
+            self._hook()
+
+    def _hook(self) -> None:
         self._waits = True
         try:
             if self.stream is not None and not self._in_stream:
                 stream = self._streams.current()
-                self._ticket.wait_on_stream(stream)
+                if self._steps is None or self._steps.apart is None:
+                    self._ticket.wait_on_stream(stream)
                 self._in_stream = True
                 if self._steps is not None:
                     self._step.stream = stream  # if it must be made again
@@ -150,16 +155,21 @@ class _Operation:
     def finish(self, outputs: Sequence[Optional[Tensor]]) -> EventOverlap:
         """The event that the caller gets."""
         if self._call is None:
-            self._wait()
-            self._arrive()
+            with self._lock():
+                self._wait()
+                self._arrive()
             return EventOverlap(EventHandle() if self.stream is None else None)
         filled = self._results is not None and self._results.torch_works
         torch_works = filled or self._stats is not None or self.waited is not None
-        with self._call.run(torch_works or self._steps is not None):
+        with self._call.run(torch_works or self._steps is not None), self._lock():
             self._wait()
             self._arrive()
         assert self._inputs is not None
         return self._call.end(self._inputs, outputs)
+
+    def _lock(self) -> ContextManager[Any]:
+        """Held from the wait until everything has arrived."""
+        return _HERE if self._steps is None else self._steps.lock
 
     def _wait(self) -> None:
         """The CPU waits, if it has to."""
@@ -176,6 +186,8 @@ class _Operation:
                 self._stats.add_(results.counts)
         if self.waited is not None:
             self.waited.add()
+        if self._steps is not None:
+            self._steps.taken(self._step.stream)
 
 
 class LowLatencyMode:

@@ -2,13 +2,18 @@
 
 Under EPD_POLICY_DEGRADE_LATE a rank is lost that ends, or that an operation has waited for until its deadline. Then
 the operations in flight fail on all others, which resume and repeat: a rank also what it has completed and another
-one has not. One operation of a group is in flight at a time, so that is the last one at most.
+one has not. One operation of a group is in flight at a time, so that is the last one at most. A rank whose caller is
+elsewhere, as in a collective, does so by a thread (watch.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
-from typing import TYPE_CHECKING, Optional, Protocol
+import threading
+from typing import TYPE_CHECKING, Any, Iterator, Optional, Protocol
+
+import torch
 
 import epd
 
@@ -27,7 +32,7 @@ class Attempt(enum.Enum):
 class Step(Protocol):
     """An operation that may be submitted several times."""
 
-    stream: object  # None on host devices
+    stream: Any  # None on host devices
 
     def submit(self, joined: Joined, attempt: Attempt) -> epd.Ticket: ...
 
@@ -39,37 +44,55 @@ class Step(Protocol):
 
 
 class Steps:
-    """The operations of one group. The CPU waits for each. out: this rank is lost itself."""
+    """The operations of one group. The CPU waits for each.
+
+    out   this rank is lost itself
+    lock  of all of this. Whoever calls `end` holds it until he has taken what the operation delivers
+    """
 
     def __init__(self) -> None:
         self.out = False
+        self.lock = threading.RLock()
         self._unended: Optional[Step] = None  # whose end was not waited for, or not until it came
         self._ticket: Optional[epd.Ticket] = None  # its; None: it has failed and is to be submitted again
+        self._result: Optional[epd.Result] = None  # of the one whose end was not waited for, if `look` knows it
         self._last: Optional[Step] = None  # that has completed
         self._last_index = -1
+        self._taken: Any = None  # GPUs: the event behind the copies of the last one's results
+        self.apart: Any = None  # GPUs: the stream in which `look` has submitted the operation again
 
     def begin(self, joined: Joined, step: Step) -> epd.Ticket:
         joined.settle()
-        if self._unended is not None:  # its wait was interrupted; others may have to repeat it
-            self.end(joined, self._unended)
-        ticket = self._submit(joined, step, Attempt.FIRST)
-        self._unended, self._ticket = step, ticket
-        return ticket
+        with self.lock:
+            if self._unended is not None:  # its wait was interrupted; others may have to repeat it
+                self.end(joined, self._unended)
+            ticket = self._submit(joined, step, Attempt.FIRST)
+            self._unended, self._ticket = step, ticket
+            return ticket
 
     def end(self, joined: Joined, step: Step) -> None:
         """Returns when the operation that was begun last has ended well. Raises RankLost if this rank is lost."""
         assert step is self._unended
-        try:
-            result = self._ended(joined, step)
-        except epd.Error:
-            self._unended = None
-            raise
-        step.completed()
-        self._unended = None
-        self._last, self._last_index = step, result.op_index
+        with self.lock:
+            try:
+                result = self._ended(joined, step)
+            except epd.Error:
+                self._unended = self._result = self.apart = None
+                raise
+            if self.apart is not None:  # which the caller's stream does not wait for
+                self.apart.synchronize()
+            step.completed()
+            self._unended = self._result = self.apart = None
+            self._last, self._last_index = step, result.op_index
+
+    def taken(self, stream: Any) -> None:
+        """The caller has enqueued in this stream what takes the results of the operation that ended last."""
+        if stream is not None:
+            self._taken = torch.cuda.Event() if self._taken is None else self._taken
+            self._taken.record(stream)
 
     def _ended(self, joined: Joined, step: Step) -> epd.Result:
-        while True:
+        while self._result is None:
             if self._ticket is None:
                 self._ticket = self._submit(joined, step, Attempt.AGAIN)
             try:
@@ -77,23 +100,60 @@ class Steps:
             except BREAKS:
                 self._ticket = None
                 self._recover(joined)
+        return self._result
 
     def check(self, joined: Joined) -> None:
         """Takes notice of a break. Raises RankLost if this rank is lost."""
+        with self.lock:
+            try:
+                joined.group.check()
+            except BREAKS:
+                self._recover(joined)
+
+    def look(self, joined: Joined, stream: Any) -> None:
+        """From time to time, by another thread than the caller's: makes operations again if there was a break and the
+        caller is elsewhere. Submits in `stream`, which is current (None on host devices). What fails is told to the
+        caller's next call."""
+        if self.out or not self.lock.acquire(blocking=False):
+            return
         try:
             joined.group.check()
         except BREAKS:
-            self._recover(joined)
+            with contextlib.suppress(epd.Error):
+                self._make_up_for(joined, stream)
+        except epd.Error:
+            pass
+        finally:
+            self.lock.release()
+
+    def _make_up_for(self, joined: Joined, stream: Any) -> None:
+        step, ticket, result = self._unended, self._ticket, self._result
+        if step is not None and ticket is not None and result is None:
+            if ticket.pending:
+                return  # the break has not reached it yet
+            with contextlib.suppress(*BREAKS):
+                result = ticket.wait(epd.NO_WAIT)
+        if stream is not None and self._taken is not None:
+            stream.wait_event(self._taken)
+        with _moved([step, self._last], stream):
+            resume_op = self._recover(joined)
+            self._result = result if result is not None and result.op_index < resume_op else None
+            if step is not None and self._result is None:
+                self._ticket, self.apart = None, stream
+                self._ticket = self._submit(joined, step, Attempt.AGAIN)
+        if stream is not None:
+            stream.synchronize()
 
     def _submit(self, joined: Joined, step: Step, attempt: Attempt) -> epd.Ticket:
         while True:
             try:
-                return joined.submit(step.submit, joined, attempt)
+                return joined.submit_now(step.submit, joined, attempt)
             except BREAKS:
                 self._recover(joined)
 
-    def _recover(self, joined: Joined) -> None:
-        """Afterwards the group's next operation is the one that this rank has not completed."""
+    def _recover(self, joined: Joined) -> int:
+        """Afterwards the group's next operation is the one that this rank has not completed. Returns the first one
+        that was to be made again."""
         while True:
             try:
                 resume_op = joined.group.resume().resume_op
@@ -102,13 +162,26 @@ class Steps:
                 raise
             last = self._last
             if last is None or self._last_index < resume_op:
-                return
+                return resume_op
             try:
-                _wait(joined.submit(last.submit, joined, Attempt.REPEAT))
+                _wait(joined.submit_now(last.submit, joined, Attempt.REPEAT))
             except BREAKS:
                 continue
             last.repeated(joined)
-            return
+            return resume_op
+
+
+@contextlib.contextmanager
+def _moved(steps: list[Optional[Step]], stream: Any) -> Iterator[None]:
+    """Inside, they are submitted in that stream."""
+    moved = [(step, step.stream) for step in steps if step is not None]
+    for step, _ in moved:
+        step.stream = stream
+    try:
+        yield
+    finally:
+        for step, before in moved:
+            step.stream = before
 
 
 def _wait(ticket: epd.Ticket) -> epd.Result:

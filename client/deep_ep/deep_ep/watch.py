@@ -1,0 +1,56 @@
+"""A thread that makes operations again after a break while the caller is elsewhere, as in a collective."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from .groups import Groups
+
+_LOOK_S = 0.1
+_PATIENCE_S = 1.0  # with what it is making again, at the interpreter's end
+
+
+class Watch:
+    """Of the groups of one Buffer with enable_shrink."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._stop = threading.Event()
+        arguments = (weakref.ref(groups), groups.device, self._stop)
+        self._thread = threading.Thread(target=_watch, args=arguments, name="deep_ep-watch", daemon=True)
+        self._thread.start()
+        weakref.finalize(self, _end, self._stop, self._thread)  # before the session ends, at the interpreter's end too
+
+    def stop(self) -> None:
+        """Waits for what it is making again."""
+        self._stop.set()
+        self._thread.join()
+
+
+def _end(stop: threading.Event, thread: threading.Thread) -> None:
+    stop.set()
+    if thread is not threading.current_thread():
+        thread.join(_PATIENCE_S)
+
+
+def _watch(reference: weakref.ref[Groups], device: torch.device, stop: threading.Event) -> None:
+    stream: Any = None
+    current: Any = contextlib.nullcontext()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        stream = torch.cuda.Stream(device)
+        current = torch.cuda.stream(stream)
+    with current:
+        while not stop.wait(_LOOK_S):
+            groups = reference()
+            if groups is None:
+                return
+            for joined in groups.all():
+                if joined.steps is not None:
+                    joined.steps.look(joined, stream)
+            del groups

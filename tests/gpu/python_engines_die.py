@@ -1,0 +1,130 @@
+"""Engines that are killed while deep_ep with enable_shrink runs: nobody is lost, and every result is right.
+
+    python python_engines_die.py [--ranks R] [--kills N] [--tokens T] [--hidden H]
+
+A process for each rank. The ranks also wait for each other elsewhere than in the Buffer's calls: between a dispatch and
+its hook, and behind a combine, in a collective of the CPU or (on GPUs) of the current stream. $EPD_BIN has epctl, which
+tells the engines. Exit status 0: all was right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import time
+from typing import Any
+
+import deep_ep
+import torch
+import torch.distributed as dist
+from deep_ep.utils.envs import init_dist
+
+EXPERTS_PER_RANK, TOPK = 8, 4
+WAIT_S = 60
+
+
+def engines() -> dict[str, int]:
+    """The engine of each device, of those that have one."""
+    command = [str(pathlib.Path(os.environ["EPD_BIN"], "epctl")), "devices", "--json"]
+    devices = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["devices"]
+    return {each["name"]: each["engine_pid"] for each in devices if each.get("engine_pid", 0)}
+
+
+def kill_engines(kills: int) -> None:
+    """One after the other, each when the one before is back."""
+    devices = sorted(engines())
+    for number in range(kills):
+        time.sleep(0.2 + 0.37 * (number % 4))
+        device = devices[number % len(devices)]
+        before = engines()[device]
+        os.kill(before, signal.SIGKILL)
+        end = time.monotonic() + WAIT_S
+        while engines().get(device, before) == before:
+            assert time.monotonic() < end, f"the engine of {device} does not come back"
+            time.sleep(0.05)
+
+
+class Elsewhere:
+    """Collectives that every rank waits in."""
+
+    def __init__(self, device: Any) -> None:
+        self.cpu = dist.new_group(backend="gloo")
+        self.word = torch.zeros(1, dtype=torch.float32, device=device)
+        self.number = 0
+
+    def wait(self) -> None:
+        self.number += 1
+        if self.number % 2:
+            dist.all_reduce(torch.zeros(1, dtype=torch.float32, device="cpu"), group=self.cpu)
+        else:
+            dist.all_reduce(self.word)
+
+    def any(self, value: bool) -> bool:
+        word = torch.tensor([float(value)], dtype=torch.float32, device="cpu")
+        dist.all_reduce(word, group=self.cpu)
+        return bool(word.item())
+
+
+def check(buffer: Any, device: Any, options: argparse.Namespace) -> int:
+    """The rounds that were right: all of them."""
+    num_experts = EXPERTS_PER_RANK * buffer.group_size
+    made = torch.Generator(device="cpu").manual_seed(buffer.rank)
+    shape = (options.tokens, TOPK)
+    x = torch.randint(-8, 9, (options.tokens, options.hidden), generator=made, device="cpu").to(device, torch.bfloat16)
+    order = torch.rand((options.tokens, num_experts), generator=made, dtype=torch.float32, device="cpu")
+    idx = order.topk(TOPK, dim=1).indices.to(device)
+    weights = (2.0 ** torch.randint(-1, 2, shape, generator=made, device="cpu")).to(device, torch.float32)
+    expected = (x.float() * weights.sum(1, keepdim=True)).to(torch.bfloat16)
+    elsewhere = Elsewhere(device)
+    killer: Any = None
+    rounds = 0
+    while True:
+        rows, _, handle, event, hook = buffer.low_latency_dispatch(
+            x, idx, options.tokens, num_experts, use_fp8=False, return_recv_hook=rounds % 3 != 2,
+            async_finish=rounds % 3 == 2,
+        )
+        if rounds % 3 == 1:
+            elsewhere.wait()
+        if hook is not None:
+            hook()
+        else:
+            event.current_stream_wait()
+        out, _, _ = buffer.low_latency_combine(rows.clone(), idx, weights, handle)
+        assert torch.equal(out, expected), f"round {rounds}"
+        rounds += 1
+        if rounds == 20 and buffer.rank == 0:
+            killer = torch.multiprocessing.get_context("spawn").Process(target=kill_engines, args=(options.kills,))
+            killer.start()
+        elsewhere.wait()
+        if elsewhere.any(killer is not None and not killer.is_alive()):
+            break
+    assert killer is None or killer.exitcode == 0
+    mask = torch.zeros(buffer.group_size, dtype=torch.int32, device=device)
+    buffer.low_latency_query_mask_buffer(mask)
+    assert not mask.any(), f"lost: {mask.tolist()}"
+    return rounds
+
+
+def run(rank: int, size: int, options: argparse.Namespace) -> None:
+    rank, size, group = init_dist(rank, size)
+    device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
+    buffer = deep_ep.Buffer(group, low_latency_mode=True, explicitly_destroy=True, enable_shrink=True)
+    rounds = check(buffer, device, options)
+    print(f"rank {rank}: {options.kills} engines killed within {rounds} rounds; all right", flush=True)
+    buffer.destroy()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--kills", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--hidden", type=int, default=2048)
+    options = parser.parse_args()
+    torch.multiprocessing.spawn(run, args=(options.ranks, options), nprocs=options.ranks)
