@@ -14,6 +14,7 @@ constexpr std::uint32_t kMaxNumber = 1u << 30;  // of nodes; begins anew behind 
 // For so long an engine is to be killed and is not down: then its node does not do it. One that is stopped
 // may go on before.
 constexpr std::uint64_t kKillMs = 60'000;
+constexpr std::size_t kMostWaiting = 4096;  // things that one node says before all have reported
 // Between the terms of two coordinators; who has heard of a higher one is not believed.
 constexpr std::uint64_t kMaxTermStep = std::uint64_t{1} << 40;
 
@@ -93,10 +94,22 @@ void Coordinator::handle(const std::string& name, ToCoordinator message) {
   NodeEntry& node = found->second;
   if (listening()) {
     node.heard_ns = clock_.now_ns();
-    if (std::holds_alternative<Told>(message.body)) node.waiting.push_back(std::move(message));
+    if (std::holds_alternative<Told>(message.body)) keep_for_later(found, std::move(message));
   } else {
     take(name, node, message);
   }
+}
+
+void Coordinator::keep_for_later(std::map<std::string, NodeEntry>::iterator at, ToCoordinator message) {
+  auto& [name, node] = *at;
+  if (node.waiting.size() < kMostWaiting) {
+    node.waiting.push_back(std::move(message));
+    return;
+  }
+  send(name, node,
+       PutOut{"it has said more than " + std::to_string(kMostWaiting) +
+              " things while the coordinator hears what the nodes have"});
+  nodes_.erase(at);
 }
 
 void Coordinator::take(const std::string& name, NodeEntry& node, const ToCoordinator& message) {

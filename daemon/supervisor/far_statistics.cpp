@@ -1,4 +1,5 @@
 // What the engines know of the network between nodes, read from their pages without asking them.
+#include "far_statistics.h"
 #include "messages.h"
 
 #include <atomic>
@@ -10,6 +11,10 @@ namespace {
 template <typename T>
 T value(const std::atomic<T>& field) {
   return field.load(std::memory_order_relaxed);
+}
+
+std::string device_of(const abi::FarRow& row) {
+  return "host:" + std::to_string(value(row.device_index));
 }
 
 v1::FarEngineState message_of(abi::FarState state) {
@@ -44,7 +49,7 @@ void fill(DropCounts& messages, const abi::FarCounters& counters) {
 
 void fill(v1::FarEngine& message, const abi::FarRow& row) {
   message.set_node(row.node_name.load());
-  message.set_far_device("host:" + std::to_string(value(row.device_index)));
+  message.set_far_device(device_of(row));
   message.set_state(message_of(static_cast<abi::FarState>(value(row.state))));
   message.set_reason(row.reason.load());
   message.set_carrier(row.carrier.load());
@@ -105,6 +110,19 @@ void add_far_engines(v1::ListFarEnginesResponse& list, v1::NetworkEngine& engine
     if (value(row.key) != key)
       list.mutable_far_engines()->RemoveLast();  // the row was given to another engine
   }
+}
+
+std::string connecting_to(const abi::FarTable& table) {
+  constexpr std::size_t kMostNamed = 3;
+  std::string text;
+  std::size_t count = 0;
+  for (const abi::FarRow& row : table.rows) {
+    const bool connects = value(row.key) != 0 && value(row.node) != 0 &&
+                          static_cast<abi::FarState>(value(row.state)) == abi::FarState::kConnecting;
+    if (!connects || ++count > kMostNamed) continue;
+    text += (count == 1 ? "" : ", ") + device_of(row) + " of " + row.node_name.load();
+  }
+  return count > kMostNamed ? text + " and " + std::to_string(count - kMostNamed) + " more" : text;
 }
 
 void sort(v1::ListFarEnginesResponse& list) {

@@ -1,6 +1,7 @@
 #include "fleet.h"
 
 #include "base/event.h"
+#include "far_statistics.h"
 #include "process_state.h"
 
 #include <sys/epoll.h>
@@ -236,10 +237,10 @@ void EngineFleet::on_exit(std::uint32_t index) {
   device.process.reset();
   device.kill_at_ns = 0;
   device.state = DeviceState::kRestarting;
+  const std::string hint = for_network ? "" : hint_at_cause(device);
   clear_page(device);
   std::string text =
       "the engine of " + device.name + " (pid " + std::to_string(pid) + ") ended: " + device.last_exit;
-  const std::string hint = device.kill_reason.empty() && device.last_exit == kKilled ? kPerhapsOom : "";
   if (!device.kill_reason.empty()) text += ", killed because " + device.kill_reason;
   text += hint;
   device.kill_reason.clear();
@@ -261,12 +262,21 @@ void EngineFleet::on_exit(std::uint32_t index) {
 }
 
 // Clears what peers read in the page, so that it does not mislead them while nobody writes it.
+std::string EngineFleet::hint_at_cause(const Device& device) {
+  if (!device.kill_reason.empty()) return "";
+  if (device.last_exit == kKilled) return kPerhapsOom;
+  const std::string far = connecting_to(device.page.as<abi::EnginePage>()->far);
+  return far.empty() ? "" : ", while it connected to " + far;
+}
+
 void EngineFleet::clear_page(Device& device) const {
   auto* page = device.page.as<abi::EnginePage>();
   page->sleep.sleeping.store(0, std::memory_order_release);
   for (abi::OpView& op : page->ops) op.ticket.store(0, std::memory_order_release);
   for (abi::StatisticsRow& row : page->sessions.rows) row.key.store(0, std::memory_order_release);
   for (abi::StatisticsRow& row : page->members.rows) row.key.store(0, std::memory_order_release);
+  for (abi::FarRow& row : page->far.rows)
+    row.state.store(static_cast<std::uint32_t>(abi::FarState::kIdle), std::memory_order_relaxed);
 }
 
 // There is no room for another process now, on the machine or within this process's limits. That does not

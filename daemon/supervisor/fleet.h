@@ -164,6 +164,7 @@ class EngineFleet {
   void after_send(std::uint32_t device, const Status& status);
   void check_alive(std::uint32_t device);
   bool is_stopped(std::uint32_t device, const std::string& noticed_by);
+  static std::string hint_at_cause(const Device& device);  // of its end, "" or words behind others
   void clear_page(Device& device) const;
   std::uint64_t check_period_ns() const;
   // When the engine last showed that its loop runs; 0: never.

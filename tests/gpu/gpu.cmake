@@ -93,7 +93,9 @@ epd_gpu_test(conformance MPS TIMEOUT 120
   COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*RandomCases*/resident:*Modes*/resident*-${_kills}")
 epd_gpu_test(bound MPS TIMEOUT 180
   COMMAND $<TARGET_FILE:bound_test> "--gtest_filter=*/resident:*/cuda-${_kills}")
-foreach(_name training decode_graph engines_die)
+foreach(_name training decode_graph)
   epd_gpu_test(python_${_name} MPS TIMEOUT 180
     COMMAND ${_gpu}/python.sh ${CMAKE_RUNTIME_OUTPUT_DIRECTORY} $<TARGET_FILE:epd_client> python_${_name}.py)
 endforeach()
+epd_gpu_test(python_engines_restart MPS TIMEOUT 180
+  COMMAND ${_gpu}/python.sh ${CMAKE_RUNTIME_OUTPUT_DIRECTORY} $<TARGET_FILE:epd_client> python_engines_die.py --how restart)

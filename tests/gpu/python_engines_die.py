@@ -1,10 +1,11 @@
-"""Engines that are killed while deep_ep with enable_shrink runs: nobody is lost, and every result is right.
+"""Engines that end while deep_ep with enable_shrink runs: nobody is lost, and every result is right.
 
-    python python_engines_die.py [--ranks R] [--kills N] [--tokens T] [--hidden H]
+    python python_engines_die.py [--how kill|restart] [--ranks R] [--times N] [--tokens T] [--hidden H]
 
 A process for each rank. The ranks also wait for each other elsewhere than in the Buffer's calls: between a dispatch and
-its hook, and behind a combine, in a collective of the CPU or (on GPUs) of the current stream. $EPD_BIN has epctl, which
-tells the engines. Exit status 0: all was right.
+its hook, and behind a combine, in a collective of the CPU or (a GPU for each) of the current stream. $EPD_BIN has
+epctl, which tells the engines. Under MPS only --how restart will do: an engine that is killed from outside takes the
+clients of its GPU along. Exit status 0: all was right.
 """
 
 from __future__ import annotations
@@ -21,27 +22,34 @@ from typing import Any
 import deep_ep
 import torch
 import torch.distributed as dist
-from deep_ep.utils.envs import init_dist
 
 EXPERTS_PER_RANK, TOPK = 8, 4
 WAIT_S = 60
+PORT = 8362
+
+
+def epctl(*arguments: str) -> bytes:
+    command = [str(pathlib.Path(os.environ["EPD_BIN"], "epctl")), *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
 
 
 def engines() -> dict[str, int]:
     """The engine of each device, of those that have one."""
-    command = [str(pathlib.Path(os.environ["EPD_BIN"], "epctl")), "devices", "--json"]
-    devices = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["devices"]
+    devices = json.loads(epctl("devices", "--json"))["devices"]
     return {each["name"]: each["engine_pid"] for each in devices if each.get("engine_pid", 0)}
 
 
-def kill_engines(kills: int) -> None:
+def end_engines(how: str, times: int) -> None:
     """One after the other, each when the one before is back."""
     devices = sorted(engines())
-    for number in range(kills):
+    for number in range(times):
         time.sleep(0.2 + 0.37 * (number % 4))
         device = devices[number % len(devices)]
         before = engines()[device]
-        os.kill(before, signal.SIGKILL)
+        if how == "kill":
+            os.kill(before, signal.SIGKILL)
+        else:
+            epctl("restart", "device", device)
         end = time.monotonic() + WAIT_S
         while engines().get(device, before) == before:
             assert time.monotonic() < end, f"the engine of {device} does not come back"
@@ -53,7 +61,9 @@ class Elsewhere:
 
     def __init__(self, device: Any) -> None:
         self.cpu = dist.new_group(backend="gloo")
-        self.word = torch.zeros(1, dtype=torch.float32, device=device)
+        own = torch.cuda.device_count() >= dist.get_world_size()
+        self.stream = dist.new_group(backend="nccl") if own else self.cpu
+        self.word = torch.zeros(1, dtype=torch.float32, device=device if own else "cpu")
         self.number = 0
 
     def wait(self) -> None:
@@ -61,7 +71,7 @@ class Elsewhere:
         if self.number % 2:
             dist.all_reduce(torch.zeros(1, dtype=torch.float32, device="cpu"), group=self.cpu)
         else:
-            dist.all_reduce(self.word)
+            dist.all_reduce(self.word, group=self.stream)
 
     def any(self, value: bool) -> bool:
         word = torch.tensor([float(value)], dtype=torch.float32, device="cpu")
@@ -97,7 +107,7 @@ def check(buffer: Any, device: Any, options: argparse.Namespace) -> int:
         assert torch.equal(out, expected), f"round {rounds}"
         rounds += 1
         if rounds == 20 and buffer.rank == 0:
-            killer = torch.multiprocessing.get_context("spawn").Process(target=kill_engines, args=(options.kills,))
+            killer = torch.multiprocessing.get_context("spawn").Process(target=end_engines, args=(options.how, options.times))
             killer.start()
         elsewhere.wait()
         if elsewhere.any(killer is not None and not killer.is_alive()):
@@ -110,11 +120,14 @@ def check(buffer: Any, device: Any, options: argparse.Namespace) -> int:
 
 
 def run(rank: int, size: int, options: argparse.Namespace) -> None:
-    rank, size, group = init_dist(rank, size)
-    device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
-    buffer = deep_ep.Buffer(group, low_latency_mode=True, explicitly_destroy=True, enable_shrink=True)
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{PORT}", world_size=size, rank=rank)
+    buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, explicitly_destroy=True, enable_shrink=True)
     rounds = check(buffer, device, options)
-    print(f"rank {rank}: {options.kills} engines killed within {rounds} rounds; all right", flush=True)
+    print(f"rank {rank}: {options.times} engines ended ({options.how}) within {rounds} rounds; all right", flush=True)
     buffer.destroy()
     dist.barrier()
     dist.destroy_process_group()
@@ -123,7 +136,8 @@ def run(rank: int, size: int, options: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--kills", type=int, default=6)
+    parser.add_argument("--how", choices=("kill", "restart"), default="kill")
+    parser.add_argument("--times", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--hidden", type=int, default=2048)
     options = parser.parse_args()

@@ -155,12 +155,16 @@ if [ -n "$daemon" ]; then
     step "bound_$kind" 90 "$daemon/bin/bound_test" --gtest_filter="*/$kind-$kills"
   done
   # torch's ranks through deep_ep, where torch is there.
-  programs="training decode_graph engines_die"
+  programs="training decode_graph"
   [ "$full" = full ] && programs="$programs call_cost call_times"
   for program in $programs; do
     step "python_$program" 120 "$here/tests/gpu/python.sh" "$daemon/bin" "$daemon/lib/libepd.so.0" "python_$program.py"
   done
+  step python_engines_restart 120 "$here/tests/gpu/python.sh" "$daemon/bin" "$daemon/lib/libepd.so.0" \
+    python_engines_die.py --how restart
   echo quit | nvidia-cuda-mps-control > /dev/null
+  step python_engines_die 120 "$here/tests/gpu/python.sh" "$daemon/bin" "$daemon/lib/libepd.so.0" \
+    python_engines_die.py
 fi
 step bench 60 "$out/kernels_bench" ${1:-}
 if command -v compute-sanitizer > /dev/null && [ "${EPD_GPU_SANITIZE:-1}" = 1 ]; then

@@ -334,6 +334,27 @@ TEST_F(NodesFaultsOfLinks, ANodeWithoutItsCableUnderDegrade) {
   expect_bystander_unharmed();
 }
 
+// As one does whose peer has a false address. The engines of the peer's node stand still meanwhile.
+TEST_F(NodesFaults, AnEngineThatDiesWhileItConnectsSaysToWhom) {
+  const Case c = spanning_case(false);
+  std::vector<pid_t> stopped;
+  for (const std::uint32_t device : {0u, 1u}) stopped.push_back(at("c").engine(device));
+  for (const pid_t pid : stopped) send_signal(pid, SIGSTOP);
+  start_ranks(c, 5, kRanks, {"ENGINE_RESTARTED"});
+  EXPECT_TRUE(eventually(30, [&] {
+    const std::string network = at("b").epctl({"network"}).out;
+    return network.find("node-c") != std::string::npos && network.find("connecting") != std::string::npos;
+  })) << at("b").epctl({"network"}).out;
+  send_signal(at("b").engine(0), SIGABRT);
+  const std::string expected = ", while it connected to host:";
+  EXPECT_TRUE(eventually(10, [&] { return at("b").log().find(expected) != std::string::npos; }))
+      << at("b").log();
+  EXPECT_NE(at("b").log().find(" of node-c", at("b").log().find(expected)), std::string::npos);
+  EXPECT_NE(at("b").epctl({"events"}).out.find(expected), std::string::npos);
+  for (const pid_t pid : stopped) send_signal(pid, SIGCONT);
+  expect_ends_well({0, 1, 2, 3});
+}
+
 // One was confirmed and recorded, and the rank went on for ever.
 TEST_F(NodesFaults, AnEvictionIsRefusedOrCarriedOutByTheNextCoordinator) {
   const Case c = spanning_case(false);

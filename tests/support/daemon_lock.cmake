@@ -1,15 +1,15 @@
 include_guard(GLOBAL)
 
 # epd_daemon_lock(<label> <variable>): properties of a test with that label, by which few run while another one does:
-# each starts a daemon, and two cores carry three with their engines and clients. They begin before tests without, which
-# fill the gaps.
+# each starts a daemon, and two cores carry three with their engines and clients. Tests of conformance compute, the
+# others mostly wait. They begin before tests without, which fill the gaps.
 function(epd_daemon_lock label variable)
-  if(label STREQUAL python)
-    set(properties RESOURCE_LOCK epd_daemon_3 COST 60)
-  elseif(label MATCHES "^(conformance|nodes)$")
-    set(properties RESOURCE_LOCK epd_daemon_2 COST 10)
+  if(label STREQUAL conformance)
+    set(lock epd_daemon_1)
+  elseif(label MATCHES "^(nodes|python)$")
+    set(lock epd_daemon_2)
   else()
-    set(properties RESOURCE_LOCK epd_daemon_1 COST 10)
+    set(lock epd_daemon_3)
   endif()
-  set(${variable} ${properties} PARENT_SCOPE)
+  set(${variable} RESOURCE_LOCK ${lock} COST 10 PARENT_SCOPE)
 endfunction()

@@ -79,6 +79,25 @@ TEST_F(CoordinatorAlone, ListensFirstAndThenWelcomesAll) {
   EXPECT_EQ(coordinator_->nodes().at("a").state, NodeEntry::State::kUp);
 }
 
+TEST_F(CoordinatorAlone, WhoSaysTooMuchBeforeAllHaveReportedIsPutOutAndMayComeAgain) {
+  say("a", attach());
+  say("b", attach());
+  for (std::uint64_t i = 0; i < 4096; ++i) say("a", told(join_request(10 + i, 0, 1)));
+  EXPECT_TRUE(take("a").empty());
+  say("a", told(join_request(9, 0, 1)));
+  const std::vector<ToAgent> messages = take("a");
+  ASSERT_EQ(messages.size(), 1u);
+  EXPECT_EQ(std::get<PutOut>(messages[0].body).text,
+            "it has said more than 4096 things while the coordinator hears what the nodes have");
+  EXPECT_EQ(coordinator_->nodes().count("a"), 0u);
+  say("a", told(join_request(9, 0, 1)));
+  EXPECT_TRUE(take("a").empty()) << "while the coordinator listens";
+  say("a", attach());
+  after_ms(2'000);
+  EXPECT_EQ(coordinator_->nodes().at("a").state, NodeEntry::State::kUp);
+  EXPECT_EQ(coordinator_->nodes().at("b").state, NodeEntry::State::kUp);
+}
+
 TEST_F(CoordinatorAlone, ItsTermIsHigherThanAnyThatIsReported) {
   say("a", attach("1", 7));
   say("b", attach("1", 3));

@@ -1,5 +1,6 @@
 // What the supervisor fills for the control plane, from the ABI's enumerators and from engines' pages.
 #include "messages.h"
+#include "far_statistics.h"
 
 #include <gtest/gtest.h>
 #include <memory>
@@ -359,6 +360,32 @@ TEST(FarMessages, ATableBecomesEnginesInOrder) {
   EXPECT_EQ(second.reason(), "it is down");
   EXPECT_FALSE(second.has_round_trip_us());
   EXPECT_FALSE(second.has_longest_stall());
+}
+
+TEST(Messages, FarEnginesThatAreConnectedToAreNamed) {
+  const auto table = std::make_unique<abi::FarTable>();
+  EXPECT_EQ(connecting_to(*table), "");
+  const auto add = [&](std::size_t at, std::uint32_t node, std::uint32_t device, abi::FarState state) {
+    abi::FarRow& row = table->rows[at];
+    row.key = at + 1;
+    row.node = node;
+    row.device_index = device;
+    row.state = static_cast<std::uint32_t>(state);
+    row.node_name.store("node-" + std::to_string(node));
+  };
+  add(0, 1, 0, abi::FarState::kConnected);
+  add(1, 2, 0, abi::FarState::kDown);
+  add(2, 0, 0, abi::FarState::kConnecting);  // several share it
+  EXPECT_EQ(connecting_to(*table), "");
+  add(3, 2, 1, abi::FarState::kConnecting);
+  EXPECT_EQ(connecting_to(*table), "host:1 of node-2");
+  add(4, 3, 0, abi::FarState::kConnecting);
+  add(5, 4, 2, abi::FarState::kConnecting);
+  EXPECT_EQ(connecting_to(*table), "host:1 of node-2, host:0 of node-3, host:2 of node-4");
+  add(abi::kFarRows, 5, 0, abi::FarState::kConnecting);
+  EXPECT_EQ(connecting_to(*table), "host:1 of node-2, host:0 of node-3, host:2 of node-4 and 1 more");
+  table->rows[3].key = 0;
+  EXPECT_EQ(connecting_to(*table), "host:0 of node-3, host:2 of node-4, host:0 of node-5");
 }
 
 }  // namespace

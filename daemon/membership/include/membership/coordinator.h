@@ -71,6 +71,8 @@ class Coordinator {
 
  private:
   void attach(const std::string& name, const Attach& message, std::uint64_t term);
+  // While it listens. Puts out a node that says too much.
+  void keep_for_later(std::map<std::string, NodeEntry>::iterator node, ToCoordinator message);
   void take(const std::string& name, NodeEntry& node, const ToCoordinator& message);
   bool may_say(const NodeEntry& node, const Event& event) const;
   void forget_lost();
