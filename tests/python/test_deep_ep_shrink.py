@@ -295,6 +295,20 @@ def test_nothing_is_made_up_for_inside_of_calls() -> None:
     assert ", ".join(written) == "a FIRST, a AGAIN, a completed"
 
 
+def test_an_error_of_the_operation_s_own_reaches_the_caller() -> None:
+    written: list[str] = []
+    joined: Any = FakeJoined([])
+    steps = Steps()
+    step: Any = FakeStep("a", [epd.ResourceExhausted("no room for its rows")], written)
+    steps.begin(joined, step)
+    joined.group.resume_at = [5]
+    steps.look(joined, None)
+    assert joined.group.resume_at == []
+    with pytest.raises(epd.ResourceExhausted, match="no room"):
+        steps.end(joined, step)
+    assert written == ["a FIRST"]
+
+
 def test_the_watch_ends_with_its_groups() -> None:
     class Nobody:
         device = torch.device("cpu")

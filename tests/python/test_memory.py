@@ -306,6 +306,15 @@ def test_a_tensors_storage_is_kept_whatever_becomes_of_the_tensor(group: epd.Gro
     assert (group.tensors(0).recv_x[:2] == 1).all()
 
 
+def test_tensors_that_are_no_plain_memory() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed (Debian: python3-torch)")
+    x = torch.ones(2, H, dtype=torch.bfloat16)
+    error = refused(lambda: epd.Memory(x=torch._neg_view(x)))
+    assert "memory.x.is_neg() is True; allowed: memory.x.resolve_neg()" in str(error)
+    error = refused(lambda: epd.Memory(x=x.to_sparse()))
+    assert "memory.x.layout is torch.sparse_coo; allowed: torch.strided" in str(error)
+
+
 def test_arrays_of_a_gpu() -> None:
     class OfGpu:
         def __init__(self, **fields: Any) -> None:

@@ -227,6 +227,19 @@ def test_fp8_with_scales_of_any_strides(daemon: Daemon) -> None:
         del received
 
 
+def test_a_view_that_negates_is_sent_with_its_sign(daemon: Daemon) -> None:
+    with Ranks(daemon.socket, small(num_ranks=1)) as (group,):
+        exchange = epd.torch.Exchange(group)
+        x, idx, weights = make_tokens(group.config, 0)
+        received = exchange.dispatch(torch._neg_view(x), idx, torch._neg_view(weights))
+        expected = exchange.dispatch(-x, idx, -weights)
+        assert received.x.shape[0] > 0
+        assert torch.equal(received.x, expected.x) and torch.equal(received.topk_weights, expected.topk_weights)
+        out = exchange.combine(torch._neg_view(expected.x), received.routing)
+        assert torch.equal(out, exchange.combine(-expected.x, expected.routing))
+        del exchange, received, expected
+
+
 # ---- gradients -------------------------------------------------------------------------------------
 
 

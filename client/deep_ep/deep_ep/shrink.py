@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import threading
-from typing import TYPE_CHECKING, Any, Iterator, Optional, Protocol
+from typing import TYPE_CHECKING, Any, Iterator, Optional, Protocol, Union
 
 import torch
 
@@ -55,7 +55,8 @@ class Steps:
         self.lock = threading.RLock()
         self._unended: Optional[Step] = None  # whose end was not waited for, or not until it came
         self._ticket: Optional[epd.Ticket] = None  # its; None: it has failed and is to be submitted again
-        self._result: Optional[epd.Result] = None  # of the one whose end was not waited for, if `look` knows it
+        # Of the one whose end was not waited for, if `look` has taken it.
+        self._outcome: Union[None, epd.Result, epd.Error] = None
         self._last: Optional[Step] = None  # that has completed
         self._last_index = -1
         self._taken: Any = None  # GPUs: the event behind the copies of the last one's results
@@ -77,12 +78,12 @@ class Steps:
             try:
                 result = self._ended(joined, step)
             except epd.Error:
-                self._unended = self._result = self.apart = None
+                self._unended = self._outcome = self.apart = None
                 raise
             if self.apart is not None:  # which the caller's stream does not wait for
                 self.apart.synchronize()
             step.completed()
-            self._unended = self._result = self.apart = None
+            self._unended = self._outcome = self.apart = None
             self._last, self._last_index = step, result.op_index
 
     def taken(self, stream: Any) -> None:
@@ -92,7 +93,7 @@ class Steps:
             self._taken.record(stream)
 
     def _ended(self, joined: Joined, step: Step) -> epd.Result:
-        while self._result is None:
+        while self._outcome is None:
             if self._ticket is None:
                 self._ticket = self._submit(joined, step, Attempt.AGAIN)
             try:
@@ -100,7 +101,9 @@ class Steps:
             except BREAKS:
                 self._ticket = None
                 self._recover(joined)
-        return self._result
+        if isinstance(self._outcome, epd.Error):
+            raise self._outcome
+        return self._outcome
 
     def check(self, joined: Joined) -> None:
         """Takes notice of a break. Raises RankLost if this rank is lost."""
@@ -127,19 +130,23 @@ class Steps:
             self.lock.release()
 
     def _make_up_for(self, joined: Joined, stream: Any) -> None:
-        step, ticket, result = self._unended, self._ticket, self._result
-        if step is not None and ticket is not None and result is None:
+        step, ticket = self._unended, self._ticket
+        if step is not None and ticket is not None and self._outcome is None:
             if ticket.pending:
                 return  # the break has not reached it yet
-            with contextlib.suppress(*BREAKS):
-                result = ticket.wait(epd.NO_WAIT)
+            try:
+                self._outcome = ticket.wait(epd.NO_WAIT)
+            except BREAKS:
+                pass
+            except epd.Error as error:  # its own, for the caller
+                self._outcome = error
         if stream is not None and self._taken is not None:
             stream.wait_event(self._taken)
         with _moved([step, self._last], stream):
             resume_op = self._recover(joined)
-            self._result = result if result is not None and result.op_index < resume_op else None
-            if step is not None and self._result is None:
-                self._ticket, self.apart = None, stream
+            outcome = self._outcome
+            if step is not None and (outcome is None or _is_due(outcome, resume_op)):
+                self._outcome, self._ticket, self.apart = None, None, stream
                 self._ticket = self._submit(joined, step, Attempt.AGAIN)
         if stream is not None:
             stream.synchronize()
@@ -169,6 +176,11 @@ class Steps:
                 continue
             last.repeated(joined)
             return resume_op
+
+
+def _is_due(outcome: Union[epd.Result, epd.Error], resume_op: int) -> bool:
+    """It went well here, and not on another rank."""
+    return isinstance(outcome, epd.Result) and outcome.op_index >= resume_op
 
 
 @contextlib.contextmanager

@@ -114,8 +114,13 @@ def array_address(name: str, array: Any, written: bool) -> Optional[int]:
     if hasattr(array, "data_ptr"):
         if _device_type(array) not in ("cpu", "cuda", None):
             raise InvalidArgument(f"{name}.device is {array.device}; allowed: cpu, cuda")
+        layout = str(getattr(array, "layout", "torch.strided"))
+        if layout != "torch.strided":
+            raise InvalidArgument(f"{name}.layout is {layout}; allowed: torch.strided")
         if not array.is_contiguous():
             raise InvalidArgument(f"{name} has strides {array.stride()}; allowed: contiguous tensors")
+        if hasattr(array, "is_neg") and array.is_neg():
+            raise InvalidArgument(f"{name}.is_neg() is True; allowed: {name}.resolve_neg()")
         address: int = array.data_ptr()
         return address or None
     device = getattr(array, "__cuda_array_interface__", None)

@@ -59,8 +59,8 @@ class Staging(Memory):
         """Nothing: who makes one has checked the tensors."""
 
     def give(self, region: Region, source: Tensor) -> None:
-        """An input: its first rows. It may have any strides."""
-        self.want(region, source.contiguous())
+        """An input: its first rows. It may have any strides, and be a view that negates."""
+        self.want(region, source.contiguous() if not source.is_neg() else source.resolve_neg().contiguous())
 
     def want(self, region: Region, target: Tensor) -> None:
         """An output, which is contiguous: its first rows are written."""
