@@ -79,6 +79,18 @@ class Elsewhere:
         return bool(word.item())
 
 
+def capture(x: Any) -> None:
+    """Captures a graph for so long that the Buffer's thread looks meanwhile; the graph is right."""
+    graph = torch.cuda.CUDAGraph()
+    y = torch.empty_like(x)
+    with torch.cuda.graph(graph):
+        torch.add(x, x, out=y)
+        time.sleep(0.25)
+    y.zero_()
+    graph.replay()
+    assert torch.equal(y, x + x)
+
+
 def check(buffer: Any, device: Any, options: argparse.Namespace) -> int:
     """The rounds that were right: all of them."""
     num_experts = EXPERTS_PER_RANK * buffer.group_size
@@ -109,6 +121,8 @@ def check(buffer: Any, device: Any, options: argparse.Namespace) -> int:
         if rounds == 20 and buffer.rank == 0:
             killer = torch.multiprocessing.get_context("spawn").Process(target=end_engines, args=(options.how, options.times))
             killer.start()
+        if device.type == "cuda" and rounds % 200 == 10:
+            capture(x)
         elsewhere.wait()
         if elsewhere.any(killer is not None and not killer.is_alive()):
             break

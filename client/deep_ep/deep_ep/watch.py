@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from .groups import Groups
 
 _LOOK_S = 0.1
+_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 _PATIENCE_S = 1.0  # with what it is making again, at the interpreter's end
 
 
@@ -38,11 +40,18 @@ def _end(stop: threading.Event, thread: threading.Thread) -> None:
         thread.join(_PATIENCE_S)
 
 
+def _ignore_captures() -> None:
+    """Else CUDA forbids some calls to this thread while another one captures a graph, and ends the capture."""
+    mode = ctypes.c_int(_THREAD_LOCAL)
+    ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
 def _watch(reference: weakref.ref[Groups], device: torch.device, stop: threading.Event) -> None:
     stream: Any = None
     current: Any = contextlib.nullcontext()
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        _ignore_captures()
         stream = torch.cuda.Stream(device)
         current = torch.cuda.stream(stream)
     with current:
