@@ -52,6 +52,22 @@ Status find_device(const CudaDriver& driver, const abi::Welcome& welcome, CUdevi
                           (visible.empty() ? "none" : visible));
 }
 
+// While it lives, the thread may make calls that CUDA forbids to all threads while any of them captures a
+// graph (in the default mode), and that would end the capture. Only for work in the library's own stream.
+class BesideCaptures {
+ public:
+  explicit BesideCaptures(const CudaDriver& driver) : driver_(driver) {
+    driver_.cuThreadExchangeStreamCaptureMode(&mode_);
+  }
+  ~BesideCaptures() { driver_.cuThreadExchangeStreamCaptureMode(&mode_); }
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+
+ private:
+  const CudaDriver& driver_;
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  // then the thread's
+};
+
 class CudaDevice final : public Device {
  public:
   CudaDevice(const CudaDriver& driver, CUdevice device) : driver_(driver), device_(device) {}
@@ -217,6 +233,7 @@ Status CudaDevice::check_stream(void* stream, bool& captures) {
 }
 
 Status CudaDevice::call(std::uintptr_t place, const abi::PackedCall& call) {
+  const BesideCaptures beside(driver_);
   return within("cuMemcpyHtoDAsync",
                 [&] { return driver_.cuMemcpyHtoDAsync(place, &call, sizeof(call), aside_); });
 }
@@ -273,10 +290,12 @@ Status CudaDevice::write_aside(std::uintptr_t word, std::uint32_t value) {
 }
 
 Status CudaDevice::finish_aside() {
+  const BesideCaptures beside(driver_);
   return within("cuStreamSynchronize", [&] { return driver_.cuStreamSynchronize(aside_); });
 }
 
 Status CudaDevice::read_aside(std::uintptr_t from, std::span<std::uint32_t> words) {
+  const BesideCaptures beside(driver_);
   Status copied = within("cuMemcpyDtoHAsync", [&] {
     return driver_.cuMemcpyDtoHAsync(words.data(), from, words.size_bytes(), aside_);
   });

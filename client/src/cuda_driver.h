@@ -41,6 +41,7 @@ namespace epd::client {
   X(cuStreamDestroy)                        \
   X(cuStreamSynchronize)                    \
   X(cuStreamIsCapturing)                    \
+  X(cuThreadExchangeStreamCaptureMode)      \
   X(cuStreamWriteValue32)                   \
   X(cuStreamWaitValue32)                    \
   X(cuStreamWaitEvent)                      \

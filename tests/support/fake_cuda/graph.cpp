@@ -27,7 +27,7 @@ CUresult CUDAAPI cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode)
   if (handle == nullptr || handle == CU_STREAM_LEGACY) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  return stream->begin_capture() ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
+  return stream->begin_capture(mode) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
 }
 
 CUresult CUDAAPI cuStreamEndCapture(CUstream handle, CUgraph* graph) {
@@ -50,6 +50,13 @@ CUresult CUDAAPI cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* sta
   if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (Watcher* const sees = watcher()) sees->enqueues({.function = "cuStreamIsCapturing", .stream = handle});
   *status = stream->capture_status();
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  if (const CUresult error = enter("cuThreadExchangeStreamCaptureMode", Needs::kNothing)) return error;
+  if (mode == nullptr || *mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
+  *mode = std::exchange(thread_capture_mode, *mode);
   return CUDA_SUCCESS;
 }
 

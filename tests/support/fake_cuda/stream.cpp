@@ -6,6 +6,8 @@
 #include <time.h>
 
 #include <algorithm>
+#include <mutex>
+#include <set>
 #include <thread>
 
 namespace epd::fake_cuda {
@@ -18,6 +20,16 @@ constexpr long kLongest_ns = 200'000;
 Table<Stream>& streams() {
   static auto* const table = new Table<Stream>;
   return *table;
+}
+
+struct GlobalCaptures {
+  std::mutex mutex;
+  std::set<Stream::Captured*> all;
+};
+
+GlobalCaptures& global_captures() {
+  static auto* const captures = new GlobalCaptures;
+  return *captures;
 }
 
 bool is_default(CUstream stream) {
@@ -139,10 +151,27 @@ void Stream::settle() {
   while (pending() != 0 && !held() && failed_looks_.load() < before + 2) backoff.pause();
 }
 
-bool Stream::begin_capture() {
+Stream::Captured::Captured(CUstreamCaptureMode mode) {
+  const std::lock_guard lock(global_captures().mutex);
+  if (mode == CU_STREAM_CAPTURE_MODE_GLOBAL) global_captures().all.insert(this);
+}
+
+Stream::Captured::~Captured() {
+  const std::lock_guard lock(global_captures().mutex);
+  global_captures().all.erase(this);
+}
+
+bool beside_captures() {
+  if (thread_capture_mode != CU_STREAM_CAPTURE_MODE_GLOBAL) return true;
+  const std::lock_guard lock(global_captures().mutex);
+  for (Stream::Captured* const captured : global_captures().all) captured->spoiled = true;
+  return global_captures().all.empty();
+}
+
+bool Stream::begin_capture(CUstreamCaptureMode mode) {
   const std::lock_guard lock(mutex_);
   if (captured_ != nullptr) return false;
-  captured_ = std::make_unique<Captured>();
+  captured_ = std::make_unique<Captured>(mode);
   return true;
 }
 

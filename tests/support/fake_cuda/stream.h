@@ -4,6 +4,7 @@
 #include "fake_cuda/driver.h"
 #include "fake_cuda/watching.h"
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -19,14 +20,25 @@ class Backoff {
   unsigned looks_ = 0;
 };
 
+// What cuThreadExchangeStreamCaptureMode exchanges.
+inline thread_local CUstreamCaptureMode thread_capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+// Whether this thread may synchronise now. If not, all captures of the global mode are spoiled.
+bool beside_captures();
+
 class Stream : public std::enable_shared_from_this<Stream> {
  public:
   // False: it waited in vain, and what comes after it on the stream is dropped.
   // It is given the stream on which it runs: work that was captured runs on others, again and again.
   using Work = std::function<bool(Stream&)>;
   struct Captured {
+    explicit Captured(CUstreamCaptureMode mode);
+    ~Captured();
+    Captured(const Captured&) = delete;
+    Captured& operator=(const Captured&) = delete;
+
     std::vector<Work> work;
-    bool spoiled = false;  // by a call that may not be captured
+    std::atomic<bool> spoiled = false;  // by a call that may not be captured, or not made meanwhile
   };
 
   Stream(const std::shared_ptr<Context>& context, bool blocking)
@@ -69,7 +81,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void destroy();
 
   // ---- capture: what is enqueued becomes part of a graph. False, null: it is, or is not, capturing
-  bool begin_capture();
+  bool begin_capture(CUstreamCaptureMode mode);
   std::unique_ptr<Captured> end_capture();
   CUstreamCaptureStatus capture_status();
   bool capture(const Work& work);

@@ -205,7 +205,7 @@ CUresult CUDAAPI cuStreamSynchronize(CUstream handle) {
   if (const CUresult error = enter("cuStreamSynchronize", Needs::kContext)) return error;
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  if (!stream->may_wait()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (!stream->may_wait() || !beside_captures()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   return handle == nullptr ? synchronise_blocking(*current_context()) : stream->synchronise();
 }
 

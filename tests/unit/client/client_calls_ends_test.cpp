@@ -173,6 +173,24 @@ TEST_F(ClientCalls, ATicketWaitsAsLongAsItsGroupIsBroken) {
   EXPECT_EQ(wait(ticket_), EPD_ENGINE_RESTARTED);
 }
 
+// As torch captures by default. A thread that watches the group would end the capture.
+TEST_F(ClientCalls, ACaptureGoesOnWhateverOtherThreadsAskOfTheGroup) {
+  ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
+  end_call();
+  CUgraph graph = nullptr;
+  cuda_.set_current(cuda_.context());
+  ASSERT_EQ(cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+  const auto in_thread = [this](auto call) { return std::async(std::launch::async, call).get(); };
+  EXPECT_EQ(in_thread([this] { return epd_group_check(group_, nullptr); }), EPD_OK) << epd_last_error();
+  break_and_resume(2);
+  EXPECT_EQ(in_thread([this] { return epd_group_resume(group_, 1000, nullptr); }), EPD_OK);
+  EXPECT_EQ(epd_group_check(group_, nullptr), EPD_OK)
+      << "also in the thread that captures: " << epd_last_error();
+  EXPECT_EQ(dispatch_with(dispatch_args(1)), EPD_OK) << epd_last_error();
+  EXPECT_EQ(cuStreamEndCapture(stream_, &graph), CUDA_SUCCESS);
+  if (graph != nullptr) EXPECT_EQ(cuGraphDestroy(graph), CUDA_SUCCESS);
+}
+
 // Likewise check, which is told by the device that calls were not carried out.
 TEST_F(ClientCalls, CheckWaitsAsLongAsTheEngineIsAway) {
   ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();

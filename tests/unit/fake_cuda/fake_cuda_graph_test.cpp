@@ -142,5 +142,35 @@ TEST_F(FakeCudaGraph, WhatWaitsOrIsNotLinearSpoilsTheCapture) {
   EPD_CU(cuEventDestroy(event));
 }
 
+TEST_F(FakeCudaGraph, OtherStreamsMayNotBeSynchronisedBesideACaptureOfTheGlobalMode) {
+  CUstream other = nullptr;
+  EPD_CU(cuStreamCreateWithPriority(&other, CU_STREAM_NON_BLOCKING, 0));
+  const auto end = [&] {
+    CUgraph graph = nullptr;
+    const CUresult result = cuStreamEndCapture(stream_, &graph);
+    if (graph != nullptr) EPD_CU(cuGraphDestroy(graph));
+    return result;
+  };
+  const auto synchronise_as = [&](CUstreamCaptureMode mode) {
+    CUstreamCaptureMode before = mode;
+    EPD_CU(cuThreadExchangeStreamCaptureMode(&before));
+    const CUresult result = cuStreamSynchronize(other);
+    EPD_CU(cuThreadExchangeStreamCaptureMode(&before));
+    EXPECT_EQ(before, mode);
+    return result;
+  };
+  EPD_CU(cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  EXPECT_EQ(synchronise_as(CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+  EXPECT_EQ(synchronise_as(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
+  EXPECT_EQ(end(), CUDA_SUCCESS);
+  EPD_CU(cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  EXPECT_EQ(synchronise_as(CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  EXPECT_EQ(end(), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  EPD_CU(cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+  EXPECT_EQ(synchronise_as(CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+  EXPECT_EQ(end(), CUDA_SUCCESS);
+  EPD_CU(cuStreamDestroy(other));
+}
+
 }  // namespace
 }  // namespace epd::fake_cuda_test
