@@ -188,7 +188,9 @@ TEST_F(ClientCalls, ACaptureGoesOnWhateverOtherThreadsAskOfTheGroup) {
       << "also in the thread that captures: " << epd_last_error();
   EXPECT_EQ(dispatch_with(dispatch_args(1)), EPD_OK) << epd_last_error();
   EXPECT_EQ(cuStreamEndCapture(stream_, &graph), CUDA_SUCCESS);
-  if (graph != nullptr) EXPECT_EQ(cuGraphDestroy(graph), CUDA_SUCCESS);
+  if (graph != nullptr) {
+    EXPECT_EQ(cuGraphDestroy(graph), CUDA_SUCCESS);
+  }
 }
 
 // Likewise check, which is told by the device that calls were not carried out.

@@ -148,7 +148,9 @@ TEST_F(FakeCudaGraph, OtherStreamsMayNotBeSynchronisedBesideACaptureOfTheGlobalM
   const auto end = [&] {
     CUgraph graph = nullptr;
     const CUresult result = cuStreamEndCapture(stream_, &graph);
-    if (graph != nullptr) EPD_CU(cuGraphDestroy(graph));
+    if (graph != nullptr) {
+      EPD_CU(cuGraphDestroy(graph));
+    }
     return result;
   };
   const auto synchronise_as = [&](CUstreamCaptureMode mode) {
