@@ -250,8 +250,7 @@ void EngineFleet::on_exit(std::uint32_t index) {
     try_again(index);
     return;
   }
-  record_event(EventKind::kEngineDied, for_network ? LogLevel::kInfo : LogLevel::kError,
-               for_network ? "engine ended for a new network" : "engine died",
+  record_event(EventKind::kEngineDied, LogLevel::kError, "engine died",
                {{"device", device.name}, {"pid", pid}, {"exit", device.last_exit + hint}});
   if (!std::exchange(device.down_told, false)) host_.engine_down(index, text, failed);
   if (for_network) {

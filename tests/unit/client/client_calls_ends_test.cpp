@@ -191,6 +191,7 @@ TEST_F(ClientCalls, ACaptureGoesOnWhateverOtherThreadsAskOfTheGroup) {
   if (graph != nullptr) {
     EXPECT_EQ(cuGraphDestroy(graph), CUDA_SUCCESS);
   }
+  cuda_.set_current(nullptr);
 }
 
 // Likewise check, which is told by the device that calls were not carried out.
