@@ -17,6 +17,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -111,10 +112,12 @@ class StderrSink final : public spdlog::sinks::base_sink<spdlog::details::null_m
  public:
   std::uint64_t done() const { return done_.load(); }
   std::uint64_t failed() const { return failed_.load(); }
+  int error() const { return error_.load(); }
 
  private:
   void sink_it_(const spdlog::details::log_msg& message) override {
     spdlog::memory_buf_t line;
+    if (in_line_) line.push_back('\n');  // the line before was cut
     if (g_journal) line.append(std::string_view(journal_prefix(message.level)));
     formatter_->format(message, line);
     if (!write_all(line.data(), line.size())) ++failed_;
@@ -122,16 +125,20 @@ class StderrSink final : public spdlog::sinks::base_sink<spdlog::details::null_m
   }
   void flush_() override {}
 
-  static bool write_all(const char* data, std::size_t bytes) {
+  bool write_all(const char* data, std::size_t bytes) {
     while (bytes != 0) {
       const ssize_t n = ::write(STDERR_FILENO, data, bytes);
       if (n > 0) {
         data += n;
         bytes -= static_cast<std::size_t>(n);
+        in_line_ = bytes != 0;
         continue;
       }
       if (n < 0 && errno == EINTR) continue;
-      if (n == 0 || errno != EAGAIN) return false;
+      if (n == 0 || errno != EAGAIN) {
+        error_ = n == 0 ? 0 : errno;
+        return false;
+      }
       pollfd writable{STDERR_FILENO, POLLOUT, 0};  // it may be non-blocking
       ::poll(&writable, 1, -1);
     }
@@ -140,6 +147,8 @@ class StderrSink final : public spdlog::sinks::base_sink<spdlog::details::null_m
 
   std::atomic<std::uint64_t> done_{0};
   std::atomic<std::uint64_t> failed_{0};
+  std::atomic<int> error_{0};  // with which the last line failed
+  bool in_line_ = false;
 };
 
 // Never destroyed, because the destructor would wait for the thread, which may wait for a reader.
@@ -188,9 +197,12 @@ void tell_lost() {
   std::uint64_t due = l.tell_at_ns.load();
   if (now < due || !l.tell_at_ns.compare_exchange_strong(due, now + kTellLostNs)) return;
   if (!l.told_lost.compare_exchange_strong(told, lost)) return;
-  record_event(
-      EventKind::kOther, LogLevel::kWarning, "log lines lost",
-      {{"count", lost - told}, {"in_all", lost}, {"reason", "standard error was not read, or is closed"}});
+  const int error = l.sink->error();
+  const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG || error == EIO;
+  const std::string reason = full ? std::string("standard error: ") + std::strerror(error)
+                                  : "standard error was not read, or is closed";
+  record_event(EventKind::kOther, LogLevel::kWarning, "log lines lost",
+               {{"count", lost - told}, {"in_all", lost}, {"reason", reason}});
 }
 
 }  // namespace

@@ -3,7 +3,9 @@
 #include "common/fd.h"
 
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
+#include <unistd.h>
 #include <cerrno>
 #include <cstring>
 
@@ -29,6 +31,16 @@ SocketUse socket_use(const std::string& path) {
     if (error != EPROTOTYPE) break;
   }
   return SocketUse::kUnknown;
+}
+
+FileId file_at(const std::string& path) {
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) != 0) return {};
+  return {info.st_dev, info.st_ino};
+}
+
+void remove_file(const std::string& path, const FileId& file) {
+  if (file_at(path) == file) ::unlink(path.c_str());
 }
 
 }  // namespace epd

@@ -5,11 +5,19 @@
 #include <unistd.h>
 #include <cstddef>
 #include <cstring>
+#include <latch>
+#include <system_error>
+#include <thread>
+#include <vector>
 
 namespace epd {
 namespace {
 
 constexpr std::size_t kStackBytes = 256 << 10;
+
+Status no_thread(const std::string& why) {
+  return {StatusCode::kResourceExhausted, "no thread can be started: " + why};
+}
 
 }  // namespace
 
@@ -22,7 +30,22 @@ Status start_detached_thread(void* (*run)(void*), void* argument) {
   const int error = ::pthread_create(&thread, &attributes, run, argument);
   ::pthread_attr_destroy(&attributes);
   if (error == 0) return {};
-  return {StatusCode::kResourceExhausted, std::string("no thread can be started: ") + std::strerror(error)};
+  return no_thread(std::strerror(error));
+}
+
+Status try_threads(unsigned count) {
+  std::vector<std::thread> threads;
+  threads.reserve(count);
+  std::latch end(1);
+  Status status;
+  try {
+    while (threads.size() < count) threads.emplace_back([&end] { end.wait(); });
+  } catch (const std::system_error& error) {
+    status = no_thread(std::to_string(threads.size()) + " of " + std::to_string(count) + ": " + error.what());
+  }
+  end.count_down();
+  for (std::thread& thread : threads) thread.join();
+  return status;
 }
 
 bool task_lives(pid_t tid) {

@@ -1,5 +1,6 @@
 #include "server.h"
 
+#include "base/thread.h"
 #include "grpc_frames.h"
 
 #include <grpcpp/grpcpp.h>
@@ -214,6 +215,7 @@ Result<std::unique_ptr<Server>> Server::start(const Settings& settings, const Cr
   builder.SetResourceQuota(quota);
   impl->acceptor = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials.server);
+  if (Status status = try_threads(kThreadsOfGrpcServer); !status.ok()) return status;
   impl->server = builder.BuildAndStart();
   if (impl->server == nullptr)
     return internal_error("gRPC could not start its server; see its line in the log");

@@ -117,7 +117,7 @@ void Acceptor::stop_accepting() {
   ring_eventfd(wake_.get());
   if (thread_.joinable()) thread_.join();
   gate_.reset();
-  ::unlink(path_.c_str());
+  remove_file(path_, file_);
 }
 
 void Acceptor::stop() {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "base/gate.h"
+#include "base/socket_use.h"
 #include "caller.h"
 #include "relay.h"
 
@@ -78,6 +79,7 @@ class Acceptor {
         gate_(std::move(gate)),
         wake_(std::move(wake)),
         path_(std::move(path)),
+        file_(file_at(path_)),
         take_(std::move(take)) {}
   void run();
   void admit(Gate::Arrival arrival);
@@ -87,6 +89,7 @@ class Acceptor {
   std::unique_ptr<Gate> gate_;  // used by the thread alone while it runs
   const UniqueFd wake_;         // rung once, to end the thread
   const std::string path_;
+  const FileId file_;  // there
   const Take take_;
   std::thread thread_;
 };

@@ -1,6 +1,7 @@
 #include "user_servers.h"
 
 #include "base/log.h"
+#include "base/thread.h"
 
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/server_posix.h>
@@ -41,10 +42,15 @@ grpc::Server* UserServers::server_of(std::uint32_t uid) {
   if (room == rooms_.end()) return rooms_[uid % kMost].server.get();
   // Not the server of a user who has left: errors of that user stay there.
   if (room->server != nullptr && room->uid != uid) end(room->server, std::chrono::system_clock::now());
-  if (room->server == nullptr) room->server = build_(false);
   if (room->server == nullptr) {
-    static LogLimiter limiter;
-    limiter.log(LogLevel::kError, "control connection lost", {{"reason", "gRPC could not start a server"}});
+    // gRPC aborts for want of them.
+    const Status threads = try_threads(kThreadsOfGrpcServer);
+    if (threads.ok()) room->server = build_(false);
+    if (room->server == nullptr) {
+      static LogLimiter limiter;
+      const std::string why = threads.ok() ? "gRPC could not start a server" : threads.message();
+      limiter.log(LogLevel::kError, "control connection lost", {{"reason", why}});
+    }
   }
   room->uid = uid;
   return room->server.get();

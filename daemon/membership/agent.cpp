@@ -26,6 +26,18 @@ std::string seconds(std::uint64_t ns) {
   return std::to_string(ns / 1'000'000'000) + "." + std::to_string(ns / 100'000'000 % 10) + " s";
 }
 
+// Of an ended group whose name is not free yet.
+std::string still_here(const Group& group) {
+  std::string who;
+  for (const auto& [rank, member] : group.members) {
+    if (member.gone()) continue;
+    who += (who.empty() ? "" : ", ") + ("rank " + std::to_string(rank)) + " (session " +
+           std::to_string(member.session.number) + ", pid " + std::to_string(member.pid) + ")";
+  }
+  return "the group has ended on this node, and has not been left by " +
+         (who.empty() ? "all ranks here" : who) + "; allowed: a join when they have left or ended";
+}
+
 }  // namespace
 
 Agent::Agent(const Clock& clock, Options options)
@@ -278,21 +290,21 @@ void Agent::obey(const Welcome&) {
 }
 
 // An engine can't be told of a group that it still knows from before.
-bool Agent::has_to_wait(const Request& request) const {
+const Group* Agent::waits_for(const Request& request) const {
   const auto* join = std::get_if<JoinRequest>(&request.event);
-  return join != nullptr &&
-         std::any_of(ended_.groups().begin(), ended_.groups().end(), [join](const auto& entry) {
-           const Group& group = entry.second;
-           return group.uid == join->uid && group.name == join->join.group &&
-                  abi::degrades(group.shape.policy);
-         });
+  if (join == nullptr) return nullptr;
+  for (const auto& [id, group] : ended_.groups()) {
+    if (group.uid == join->uid && group.name == join->join.group && abi::degrades(group.shape.policy))
+      return &group;
+  }
+  return nullptr;
 }
 
 void Agent::say_requests() {
   refuse_overdue();
   if (state_ != State::kAttached) return;
   for (auto& [id, request] : requests_) {
-    if (request.said || has_to_wait(request)) continue;
+    if (request.said || waits_for(request) != nullptr) continue;
     request.said = true;
     Event event = request.event;
     if (auto* join = std::get_if<JoinRequest>(&event))
@@ -429,10 +441,10 @@ void Agent::refuse_overdue() {
     const auto& [id, request] = entry;
     const bool drains = drains_ && !request.said && std::holds_alternative<JoinRequest>(request.event);
     if (!drains && (request.said || !is_overdue(request))) return false;
+    const Group* const ended = waits_for(request);
     const Status late(StatusCode::kDeadlineExceeded,
-                      has_to_wait(request)
-                          ? "the group has ended on this node, and not all of its ranks here have left it"
-                          : here() + " has had no coordinator for " + seconds(silent_ns()));
+                      ended != nullptr ? still_here(*ended)
+                                       : here() + " has had no coordinator for " + seconds(silent_ns()));
     actions_.emplace_back(ReplyRefused{id, drains ? drain_status_ : late});
     return true;
   });

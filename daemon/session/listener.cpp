@@ -43,6 +43,10 @@ Status make_directory(const std::string& path) {
                       : "")};
 }
 
+Status no_room(const std::string& path) {
+  return {StatusCode::kResourceExhausted, path + " can't be written: " + std::strerror(errno)};
+}
+
 constexpr std::size_t kOwnerBytes = 10;  // of the lock file: the pid, and spaces
 
 Result<UniqueFd> take_lock(const std::string& path) {
@@ -52,8 +56,11 @@ Result<UniqueFd> take_lock(const std::string& path) {
     return Status(
         StatusCode::kPermissionDenied,
         lock_path + " can't be opened: " + std::strerror(errno) +
-            "; it is of a daemon of another user, or you may not write there: use another daemon.socket");
+            (errno == EROFS ? "; use another daemon.socket"
+                            : "; it is of a daemon of another user, or you may not write there: use another "
+                              "daemon.socket"));
   }
+  if (!lock.valid() && (errno == ENOSPC || errno == EDQUOT)) return no_room(lock_path);
   if (!lock.valid()) return errno_status("open " + lock_path);
   if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     char owner[kOwnerBytes + 1] = {};
@@ -64,7 +71,8 @@ Result<UniqueFd> take_lock(const std::string& path) {
   // Always as long: to cut the file would wait for the disk, for seconds if that is busy.
   std::string owner = std::to_string(::getpid());
   owner.resize(kOwnerBytes, ' ');
-  if (::pwrite(lock.get(), owner.data(), owner.size(), 0) < 0) return errno_status("write " + lock_path);
+  if (::pwrite(lock.get(), owner.data(), owner.size(), 0) < 0)
+    return errno == ENOSPC || errno == EDQUOT ? no_room(lock_path) : errno_status("write " + lock_path);
   return lock;
 }
 
@@ -80,13 +88,6 @@ Status check_unused(const std::string& path) {
   }
   return {StatusCode::kPermissionDenied, path + ": can't tell whether somebody listens: " +
                                              std::strerror(errno) + "; use another daemon.socket"};
-}
-
-// Which file is at the path; {0, 0}: none.
-std::pair<dev_t, ino_t> file_at(const std::string& path) {
-  struct stat info {};
-  if (::lstat(path.c_str(), &info) != 0) return {};
-  return {info.st_dev, info.st_ino};
 }
 
 bool is_socket(const std::string& path) {
@@ -147,7 +148,7 @@ Listener& Listener::operator=(Listener&& other) noexcept {
 
 void Listener::remove() {
   if (path_.empty()) return;
-  if (file_at(path_) == file_) ::unlink(path_.c_str());  // else somebody has replaced it
+  remove_file(path_, file_);
   path_.clear();
   lock_.reset();  // the lock file stays, because removing it would race with the next daemon
 }

@@ -98,7 +98,7 @@ Status read_table(const toml::table& table, const std::string& prefix, const std
       settings.values[key] = {std::to_string(integer->get()), "file", here};
     } else {
       std::string why = key;
-      why.append(" in ").append(here).append(" has the wrong type; allowed: ");
+      why.append(" in ").append(here).append(" ").append(is_what(node)).append("; allowed: ");
       if (!is_list(*option) && option->kind != OptionKind::kAutoNumber && option->kind != OptionKind::kSwitch)
         why.append(number ? "an integer, " : "a string, ");
       why.append(allowed_values(*option));

@@ -195,6 +195,7 @@ void EngineFleet::restart(std::uint32_t index, const std::string& why) {
   device.deaths.clear();
   device.backoff_ms = 0;
   if (device.process != nullptr) {
+    device.restart_wanted = true;
     kill(index, why);
     return;
   }
@@ -253,7 +254,7 @@ void EngineFleet::on_exit(std::uint32_t index) {
   record_event(EventKind::kEngineDied, LogLevel::kError, "engine died",
                {{"device", device.name}, {"pid", pid}, {"exit", device.last_exit + hint}});
   if (!std::exchange(device.down_told, false)) host_.engine_down(index, text, failed);
-  if (for_network) {
+  if (std::exchange(device.restart_wanted, false) || for_network) {
     device.start_at_ns = loop_.now_ns();  // the engine has not died
     ++device.restarts;
   } else {

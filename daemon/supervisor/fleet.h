@@ -144,6 +144,7 @@ class EngineFleet {
     std::uint64_t reap_at_ns = 0;   // it has ended but for some threads: when to look again
     std::uint64_t backoff_ms = 0;
     std::deque<std::uint64_t> deaths;  // in the last minute
+    bool restart_wanted = false;       // the process is ended for `restart`, which is no death
     std::uint64_t beat = 0;            // its heartbeat at the last look; 0 = it is not ready
     std::uint64_t beat_since_ns = 0;   // since when the heartbeat has been the same
     bool looked_stopped = false;

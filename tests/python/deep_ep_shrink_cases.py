@@ -32,6 +32,8 @@ from deep_ep_sent import (
     make_buffer,
     raises,
 )
+from deep_ep import low_latency, operations
+from deep_ep.operations import Results
 from deep_ep.shrink import Steps
 
 import epd
@@ -265,6 +267,64 @@ def one_is_silent(group: Any, hooks: bool) -> str:
     torch.distributed.barrier(group)
     buffer.destroy()
     return "went on"
+
+
+@contextlib.contextmanager
+def raising_once(owner: Any, name: str, error: BaseException, behind: bool = False) -> Any:
+    """The next call of that function raises, before it does anything or behind all."""
+    real = getattr(owner, name)
+    left = [error]
+
+    def raises_once(*arguments: Any, **options: Any) -> Any:
+        result = real(*arguments, **options) if behind or not left else None
+        if left:
+            raise left.pop()
+        return result
+
+    setattr(owner, name, raises_once)
+    try:
+        yield
+    finally:
+        setattr(owner, name, real)
+    assert not left
+
+
+def interrupted_calls(group: Any, form: str) -> None:
+    """Calls of rank 0 end early, and it makes them again; the other ranks notice nothing."""
+    buffer = make_buffer(group, low_latency_mode=True, enable_shrink=True)
+    rank, size = buffer.rank, buffer.group_size
+    layer = Layer(buffer, form)
+    layer.checked(0, ll_sent(size, 0))
+    if rank == 0:
+        with raising_once(low_latency.LowLatencyMode, "_results", MemoryError()):
+            raises(MemoryError, "", lambda: layer.dispatch(1))
+    layer.checked(1, ll_sent(size, 1))
+    mine = ll_sent(size, 2)[rank]
+    buffer.low_latency_update_mask_buffer(size - 1, True)  # so that rows move
+    for behind in (False, True):
+        got, counts, handle, _, hook = buffer.low_latency_dispatch(
+            mine.x, mine.topk_idx, LL_T, E, return_recv_hook=True, **FORMATS[form][0]
+        )
+        assert hook is not None
+        if rank == 0:
+            for call in ("fill", "move"):
+                owner = Results if call == "fill" else operations
+                with raising_once(owner, call, KeyboardInterrupt(), behind):
+                    raises(KeyboardInterrupt, "", hook)
+                if behind and call == "fill":
+                    break  # it has filled all
+        threads = [threading.Thread(target=hook) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        hook()
+        for thread in threads:
+            thread.join()
+        served = between(ll_sent(size, 2), lambda source, target: size - 1 not in (source, target))
+        check_ll_dispatch(form, rank, size, served, got, counts, handle)
+        layer.combine(2, handle)
+    buffer.low_latency_update_mask_buffer(size - 1, False)
+    layer.checked(3, ll_sent(size, 3))
+    buffer.destroy()
 
 
 def killed_at_any_time(group: Any, seed: int, hooks: bool) -> str:

@@ -66,6 +66,11 @@ def test_refusals(four: RankProcesses) -> None:
     four.run(f"{CASES}.refusals")
 
 
+@pytest.mark.parametrize("form", ["bf16", "fp8"])
+def test_interrupted_calls(four: RankProcesses, form: str) -> None:
+    four.run(f"{CASES}.interrupted_calls", form=form)
+
+
 def test_ends_at_other_times(four: RankProcesses) -> None:
     four.run(f"{CASES}.ends_at_other_times")
 
@@ -144,6 +149,9 @@ class FakeJoined:
         self.group = FakeGroup(resume_at)
 
     def settle(self) -> None:
+        pass
+
+    def used_slot(self) -> None:
         pass
 
     def submit_now(self, submission: Any, *arguments: Any) -> Any:
@@ -244,11 +252,16 @@ def test_what_is_repeated(first: list[Any], second: list[Any], resume_at: list[i
         ([5], [6, 6], [0, 6], "a FIRST, a completed, b FIRST, look, b AGAIN, b completed"),
         ([5], [6], [0, 7], "a FIRST, a completed, b FIRST, look, b completed"),
         ([5, 5], [LOST, 6], [0, 5], "a FIRST, a completed, b FIRST, look, a REPEAT, a repeated, b AGAIN, b completed"),
-        ([5], [LOST], [0, -1], "a FIRST, a completed, b FIRST, look, lost"),
+        ([5], [LOST, (LOST,)], [0, -1], "a FIRST, a completed, b FIRST, look, lost, b AGAIN"),
     ],
 )
-def test_the_caller_is_elsewhere(first: list[Any], second: list[Any], resume_at: list[int], log: str) -> None:
-    """Breaks are made up for between the caller's calls. resume_at begins with 0: not before the second operation."""
+@pytest.mark.parametrize("check", [False, True])
+def test_the_caller_is_elsewhere(
+    first: list[Any], second: list[Any], resume_at: list[int], log: str, check: bool
+) -> None:
+    """Breaks are made up for between the caller's calls. resume_at begins with 0: not before the second operation.
+    check: the caller asks for the mask, which takes notice as well."""
+    first, second, resume_at = list(first), list(second), list(resume_at)
     written: list[str] = []
     later = resume_at[0] == 0
     group_resumes_at = [] if later else resume_at
@@ -258,16 +271,27 @@ def test_the_caller_is_elsewhere(first: list[Any], second: list[Any], resume_at:
     two: Any = FakeStep("b", second, written)
     steps.begin(joined, one)
     steps.end(joined, one)
-    if not later:
+
+    def look() -> None:
         written.append("look")
-        steps.look(joined, None)
+        if check:
+            with contextlib.suppress(epd.RankLost):
+                steps.check(joined, None)
+        else:
+            steps.look(joined, None)
+
+    if not later:
+        look()
     if not steps.out:
         steps.begin(joined, two)
         joined.group.resume_at += resume_at[1:] if later else []
-        written.append("look")
-        steps.look(joined, None)
+        look()
     if steps.out:
         written.append("lost")
+        if later:
+            joined.group.resume_at += [-1]  # as libepd does, each time
+            with pytest.raises(epd.RankLost):
+                steps.end(joined, two)
     else:
         steps.end(joined, two)
     assert ", ".join(written) == log

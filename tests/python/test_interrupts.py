@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 from conftest import Daemon, Ranks, shape
 
 import epd
+import epd.ticket
 
 PREAMBLE = """
 import os, sys, threading, time, epd
@@ -168,3 +170,35 @@ def test_a_wait_without_end_ends_though_the_engine_is_stopped(daemon: Daemon) ->
             assert 5 < time.monotonic() - begin < 20 and ticket.pending
         finally:
             os.kill(engine, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_end_that_comes_with_ctrl_c_is_told_by_the_next_wait(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """The library has retired the ticket when Python takes the signal."""
+    real = epd.ticket._ticket_wait
+
+    def interrupted_wait(*arguments: Any) -> int:
+        status: int = real(*arguments)
+        if ticket.pending:
+            return status
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with Ranks(daemon.socket, shape(num_ranks=2)) as (a, b):
+        ticket = a.dispatch(0, 3, timeout_ms=300 if fails else 0)
+        if not fails:
+            b.dispatch(0, 2).wait()
+        monkeypatch.setattr(epd.ticket, "_ticket_wait", interrupted_wait)
+        with pytest.raises(KeyboardInterrupt):
+            ticket.wait()
+        assert not ticket.pending
+        if fails:
+            with pytest.raises(epd.DeadlineExceeded, match="rank 1"):
+                ticket.wait()
+        else:
+            result = ticket.wait()
+            assert result.num_recv_rows == 5
+        with pytest.raises(epd.NotFound, match="the ticket is empty"):
+            ticket.wait()

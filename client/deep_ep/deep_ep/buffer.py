@@ -78,7 +78,7 @@ class Buffer(NotCopied):
         self._process = os.getpid()
         self._groups: Optional[Groups] = Groups(team, num_nvl_bytes, num_rdma_bytes, enable_shrink)
         self._streams = Streams(self._groups.device)
-        self._masks = Masks(self._groups) if enable_shrink else None
+        self._masks = Masks(self._groups, self._streams) if enable_shrink else None
         self._normal = NormalMode(team, self._groups, self._streams)
         self._low_latency = LowLatencyMode(self._groups, self._streams, self._masks)
 

@@ -67,12 +67,10 @@ class Joined:
     def regions(self, slot: int, row_format: int = 0) -> epd.Buffers[Tensor]:
         return self.group.tensors(slot, row_format)
 
-    def next_slot(self) -> int:
-        """The slot changes with every dispatch and every combine. So a pair leaves it as it was: a rank that replays a
-        graph and a rank that runs eagerly use the same slots."""
-        slot = self.slot
+    def used_slot(self) -> None:
+        """An operation was submitted. The slot changes with every dispatch and every combine. So a pair leaves it as it
+        was: a rank that replays a graph and a rank that runs eagerly use the same slots."""
         self.slot ^= 1
-        return slot
 
     def settle(self) -> None:
         """Waits for operations in flight whose hooks were not called, as far as the CPU has to wait for them."""

@@ -38,6 +38,7 @@ class _Operation:
 
     __slots__ = (
         "_call",
+        "_ended",
         "_error",
         "_in_stream",
         "_inputs",
@@ -65,6 +66,7 @@ class _Operation:
         self._inputs: Optional[tuple[Optional[Tensor], ...]] = inputs  # which the operation may read; None: it is over
         self._error: Optional[epd.Error] = None  # with which it ended
         self._in_stream = False  # the caller's stream waits for it
+        self._ended = False  # the hook has waited for it; what it delivers may still have to be taken
         self._waits = False  # a hook runs
         self._results: Optional[Results] = None
         self._stats: Optional[Tensor] = None
@@ -99,6 +101,7 @@ class _Operation:
     def _submit(self) -> None:
         if self._steps is None:
             self._ticket = self._joined.submit(self._step.submit, self._joined, Attempt.FIRST)
+            self._joined.used_slot()
         else:
             self._ticket = self._steps.begin(self._joined, self._step)
 
@@ -120,9 +123,16 @@ class _Operation:
                 raise copy.copy(self._error)
             return
         with self._lock():
-            self._hook()
+            if self._inputs is not None:  # no other thread's call was quicker
+                self._hook()
 
     def _hook(self) -> None:
+        if not self._ended:
+            self._await_end()
+        self._arrive()
+        self._inputs = None
+
+    def _await_end(self) -> None:
         self._waits = True
         try:
             if self.stream is not None and not self._in_stream:
@@ -140,8 +150,7 @@ class _Operation:
             raise
         finally:
             self._waits = False
-        self._inputs = None
-        self._arrive()
+        self._ended = True
 
     def _settle(self) -> bool:
         """As hook, before the group's next operation. Returns whether this one is over: not where it is submitted
@@ -184,8 +193,10 @@ class _Operation:
             results.fill(self._routing)
             if self._stats is not None:
                 self._stats.add_(results.counts)
+                self._stats = None
         if self.waited is not None:
             self.waited.add()
+            self.waited = None
         if self._steps is not None:
             self._steps.taken(self._step.stream)
 
@@ -225,7 +236,7 @@ class LowLatencyMode:
         operation = _Operation(joined, self._streams, async_finish, (x, topk_idx, stats, wait_stats))
         if wait_stats is not None:
             operation.waited = WaitStats(joined, wait_stats, apart=operation.cpu_waits)
-        slot, n = joined.next_slot(), x.shape[0]
+        slot, n = joined.slot, x.shape[0]
         masked, chosen = None, topk_idx
         if self._masks is not None and self._masks.hidden is not None:
             masked = self._masks.hidden
@@ -270,7 +281,7 @@ class LowLatencyMode:
         operation = _Operation(joined, self._streams, async_finish, inputs)
         if wait_stats is not None:
             operation.waited = WaitStats(joined, wait_stats, apart=operation.cpu_waits)
-        slot, stream = joined.next_slot(), operation.stream
+        slot, stream = joined.slot, operation.stream
         rows = None if zero_copy else x
         defer = bool(return_recv_hook) and stream is not None
         step = Combining(slot, handle, rows, topk_weights, made, stream, defer)
@@ -296,7 +307,7 @@ class LowLatencyMode:
         for joined in groups[:1]:
             with contextlib.suppress(epd.Error):
                 assert joined.steps is not None
-                meeting = Meeting(joined.next_slot())
+                meeting = Meeting(joined.slot)
                 joined.steps.begin(joined, meeting)
                 joined.steps.end(joined, meeting)
         return bool(groups)

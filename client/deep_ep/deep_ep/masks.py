@@ -12,13 +12,15 @@ import epd
 
 from .checks import check_number, not_served, refuse
 from .groups import Groups
+from .streams import Streams
 
 
 class Masks:
     """Of one Buffer with enable_shrink. A masked rank gets no tokens of this rank, and its tokens do not get here."""
 
-    def __init__(self, groups: Groups) -> None:
+    def __init__(self, groups: Groups, streams: Streams) -> None:
         self._groups = groups
+        self._streams = streams
         self._size = groups.size
         self._masked: set[int] = set()
         self.hidden: Optional[Tensor] = None  # [R] bool: the ranks that the caller has masked. None: nobody
@@ -43,7 +45,7 @@ class Masks:
         for joined in self._groups.all():
             if joined.steps is not None:
                 with contextlib.suppress(epd.RankLost):  # this rank is
-                    joined.steps.check(joined)
+                    joined.steps.check(joined, self._streams.current())
         return self._masked | self._groups.lost()
 
     def _set(self, masked: set[int]) -> None:

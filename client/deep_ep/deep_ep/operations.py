@@ -37,6 +37,8 @@ class Results:
         self._keeps_counts = joined.steps is not None
         self._hidden = hidden
         self._range: Optional[Tensor] = None
+        self._filled = False
+        self._moved: Optional[list[tuple[Tensor, Tensor]]] = None  # rows, and how they are to be
         self._ranges = b.source_ranges if views else torch.empty_like(b.source_ranges)
         self._src = b.recv_src if views else torch.empty_like(b.recv_src)
         self.x = b.recv_x.detach() if views else torch.empty_like(b.recv_x)
@@ -83,8 +85,9 @@ class Results:
         memory.want(epd.Region.SOURCE_RANGES, self._ranges)
 
     def fill(self, routing: Routing) -> None:
-        """After the arrival, in the stream's order. routing: of the dispatch."""
-        if self._views:
+        """After the arrival, in the stream's order. If it is interrupted, the next call does all of it. routing: of the
+        dispatch."""
+        if self._views or self._filled:
             return
         if self._scales is not None:
             self._scales.copy_(self._regions.recv_scales)
@@ -92,12 +95,15 @@ class Results:
         seen = have if self._hidden is None else have.masked_fill(self._hidden, 0)
         self._range = layout_range(seen)
         if seen is not have:
+            if self._moved is None:  # else this was interrupted
+                given = (self.x, self._src, self._scales)
+                self._moved = [(rows, move(rows, have, seen)) for rows in given if rows is not None]
             self.counts.copy_(seen.sum(1))
-            for rows in (self.x, self._src, self._scales):
-                if rows is not None:
-                    rows.copy_(move(rows, have, seen))
+            for rows, moved in self._moved:
+                rows.copy_(moved)
         if self._keeps_counts:
             routing.have, routing.seen = have, seen
+        self._filled, self._moved = True, None
 
     def layout_range(self) -> Tensor:
         return layout_range(counts_in(self._ranges)) if self._range is None else self._range

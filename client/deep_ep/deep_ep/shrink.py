@@ -69,6 +69,7 @@ class Steps:
                 self.end(joined, self._unended)
             ticket = self._submit(joined, step, Attempt.FIRST)
             self._unended, self._ticket = step, ticket
+            joined.used_slot()
             return ticket
 
     def end(self, joined: Joined, step: Step) -> None:
@@ -105,13 +106,14 @@ class Steps:
             raise self._outcome
         return self._outcome
 
-    def check(self, joined: Joined) -> None:
-        """Takes notice of a break. Raises RankLost if this rank is lost."""
+    def check(self, joined: Joined, stream: Any) -> None:
+        """Takes notice of a break. What is made again is submitted in `stream`, which is current (None on host
+        devices). Raises RankLost if this rank is lost."""
         with self.lock:
             try:
                 joined.group.check()
             except BREAKS:
-                self._recover(joined)
+                self._make_up_for(joined, stream)
 
     def look(self, joined: Joined, stream: Any) -> None:
         """From time to time, by another thread than the caller's: makes operations again if there was a break and the
@@ -137,7 +139,7 @@ class Steps:
             try:
                 self._outcome = ticket.wait(epd.NO_WAIT)
             except BREAKS:
-                pass
+                self._ticket = None
             except epd.Error as error:  # its own, for the caller
                 self._outcome = error
         if stream is not None and self._taken is not None:

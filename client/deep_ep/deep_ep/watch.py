@@ -46,6 +46,13 @@ def _ignore_captures() -> None:
     ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
+def _look(groups: Groups, stream: Any) -> None:
+    for joined in groups.all():
+        if joined.steps is not None:
+            with contextlib.suppress(Exception):  # as of memory: the caller's next call meets it, or the next look
+                joined.steps.look(joined, stream)
+
+
 def _watch(reference: weakref.ref[Groups], device: torch.device, stop: threading.Event) -> None:
     stream: Any = None
     current: Any = contextlib.nullcontext()
@@ -59,7 +66,5 @@ def _watch(reference: weakref.ref[Groups], device: torch.device, stop: threading
             groups = reference()
             if groups is None:
                 return
-            for joined in groups.all():
-                if joined.steps is not None:
-                    joined.steps.look(joined, stream)
+            _look(groups, stream)
             del groups

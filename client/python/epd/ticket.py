@@ -6,7 +6,7 @@ import ctypes
 import operator
 import threading
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 from . import _abi
 from ._blocking import OPERATION_MS, SLICE_MS, first_slice, go_on
@@ -28,6 +28,7 @@ _result_fields = _abi.pack_format(_abi.Result)
 _unpack_result = _result_fields.unpack
 _OK = Status.OK
 _LATE = int(Status.DEADLINE_EXCEEDED)
+_NOT_FOUND = int(Status.NOT_FOUND)
 _INT32 = 1 << 31
 _OP_INDEX_AT = _abi.Result.op_index.offset
 
@@ -83,10 +84,12 @@ class Ticket(NotCopied):
     operation goes on and its result is dropped. Ctrl-C ends a wait in the main thread, and the ticket stays valid.
     """
 
-    __slots__ = ("__weakref__", "_deadline_ms", "_group", "_memory", "_ticket")
+    __slots__ = ("__weakref__", "_deadline_ms", "_group", "_kept", "_memory", "_ticket")
 
     # Of the operation, as given at its submission; FOREVER: in a stream, so nobody knows. Not set: the daemon's.
     _deadline_ms: int
+    # Of an operation whose end the library has told, and Ctrl-C came in between. The ticket is empty then.
+    _kept: Union[Result, Exception]
     handle: Optional[Handle] = None  # of a dispatch
 
     def __init__(self, group: Group, ticket: int, memory: Optional[Memory] = None) -> None:
@@ -113,9 +116,17 @@ class Ticket(NotCopied):
         block.op_index.value = _UNTOUCHED
         # first_slice(), written out: a wait that ends at once pays for each call of Python's.
         first_ms = SLICE_MS if timeout_ms > SLICE_MS or -1 <= timeout_ms <= 0 else timeout_ms
-        status = _ticket_wait(handle, self._ticket, first_ms, block.address)
-        if status == _LATE and first_ms != timeout_ms and block.op_index.value == _UNTOUCHED:
-            status = self._wait_on(handle, timeout_ms, block)
+        try:
+            status = _ticket_wait(handle, self._ticket, first_ms, block.address)
+            if status == _LATE and first_ms != timeout_ms and block.op_index.value == _UNTOUCHED:
+                status = self._wait_on(handle, timeout_ms, block)
+        except BaseException:
+            if block.op_index.value != _UNTOUCHED and not group._resident:
+                self._keep(block)
+            raise
+        if status == _NOT_FOUND and not self._ticket and hasattr(self, "_kept"):
+            results.append(block)
+            return self._take_kept()
         _, _, rank, op_index, rows, seen, launched, done, dropped, runs = _unpack_result(block.memory)
         results.append(block)
         if not status:
@@ -131,6 +142,27 @@ class Ticket(NotCopied):
             raise error
         finally:
             del error  # its traceback has this frame, and the caller's: a cycle would keep group and arrays
+
+    def _keep(self, block: ResultBlock) -> None:
+        """For the next wait."""
+        _, status, rank, op_index, rows, *rest = _unpack_result(block.memory)
+        if status:
+            self._kept = self._error(status, rank if rank >= 0 else None)
+        else:
+            self._kept = Result(_OK, rank, op_index, rows, *rest)
+            if self.handle is not None:
+                self.handle._num_recv_rows = rows
+        self._ticket = 0
+
+    def _take_kept(self) -> Result:
+        kept = self._kept
+        del self._kept
+        if isinstance(kept, Result):
+            return kept
+        try:
+            raise kept
+        finally:
+            del kept  # as in wait
 
     def poll(self) -> Optional[Result]:
         """None while the operation is in flight, then as wait."""

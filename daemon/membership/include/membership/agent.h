@@ -107,7 +107,7 @@ class Agent {
   bool has_leave_of(const NearGroup& group) const;
   void refuse_leaves();
   bool is_overdue(const Request& request) const;
-  bool has_to_wait(const Request& request) const;
+  const Group* waits_for(const Request& request) const;  // null: for nobody
   void send(decltype(ToCoordinator::body) body);
   void take_from_ended();  // what is decided there, and what has waited for it
 

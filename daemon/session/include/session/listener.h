@@ -1,6 +1,7 @@
 // The attach socket in the file system.
 #pragma once
 
+#include "base/socket_use.h"
 #include "common/fd.h"
 #include "common/status.h"
 
@@ -39,7 +40,7 @@ class Listener {
   UniqueFd socket_;
   UniqueFd lock_;
   std::string path_;
-  std::pair<dev_t, ino_t> file_;  // of the path
+  FileId file_;  // of the path
 };
 
 }  // namespace epd::session
