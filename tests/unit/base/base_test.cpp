@@ -3,6 +3,7 @@
 #include "base/end.h"
 #include "base/event.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "common/fd.h"
 #include "common/memory.h"
 #include "common/packet.h"
@@ -14,6 +15,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -366,6 +368,27 @@ TEST(Signals, NumbersThatNameNoProcessReachNobody) {
   EXPECT_EQ(send_signal(::getpid(), 0), 0);
 }
 
+// ---- threads -------------------------------------------------------------------------------------
+
+TEST(Threads, AreTriedWithinTheLimit) {
+  EXPECT_EQ(try_threads(0).to_string(), "OK");
+  EXPECT_EQ(try_threads(4).to_string(), "OK");
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become a user of whom nothing runs";
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const rlimit four{4, 4};
+    if (::setrlimit(RLIMIT_NPROC, &four) != 0 || ::setresuid(64217, 64217, 64217) != 0) ::_exit(2);
+    if (!try_threads(3).ok()) ::_exit(3);
+    const Status status = try_threads(8);
+    if (status.code() != StatusCode::kResourceExhausted) ::_exit(4);
+    if (!status.message().starts_with("3 threads can be started: ")) ::_exit(5);
+    ::_exit(try_threads(3).ok() ? 0 : 6);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
 // ---- status, clock -----------------------------------------------------------------------------
 
 TEST(StatusTest, SaysCodeAndMessage) {
@@ -496,6 +519,34 @@ TEST(Log, LevelsAreReadAndWrittenAlike) {
         "info,session=loud", "info,session=", "info session=debug", "INFO"}) {
     EXPECT_FALSE(parse_log_levels(text)) << text;
   }
+}
+
+// As on a full disk, which has room again later.
+TEST(Log, ALineThatWasCutIsNotContinuedByTheNext) {
+  struct sigaction ignored {};
+  struct sigaction before {};
+  ignored.sa_handler = SIG_IGN;
+  ASSERT_EQ(::sigaction(SIGXFSZ, &ignored, &before), 0);
+  rlimit unlimited{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &unlimited), 0);
+  const std::vector<std::string> lines = captured_lines(LogFormat::kLogfmt, [&] {
+    const rlimit few{90, unlimited.rlim_max};
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &few), 0);
+    log_event(LogLevel::kInfo, "cut", {{"text", std::string(100, 'x')}});
+    log_event(LogLevel::kInfo, "lost");
+    log_flush();
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &unlimited), 0);
+    log_event(LogLevel::kInfo, "whole");
+  });
+  ::sigaction(SIGXFSZ, &before, nullptr);
+  ASSERT_GE(lines.size(), 2u);
+  EXPECT_EQ(lines[0].size(), 90u) << lines[0];
+  bool whole = false;
+  for (const std::string& line : lines) {
+    whole |= line.find("event=\"whole\"") != std::string::npos;
+    EXPECT_EQ(line.find("level=", line.find("level=") + 1), std::string::npos) << "two in one: " << line;
+  }
+  EXPECT_TRUE(whole) << "the last line has its own beginning";
 }
 
 // sd-daemon(3): the journal takes a line's importance from its beginning.

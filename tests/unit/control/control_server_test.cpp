@@ -287,6 +287,19 @@ TEST_F(ControlTest, SocketOfALivingServerIsNotTaken) {
   EXPECT_TRUE(check("control").status.ok()) << "the first one must go on";
 }
 
+// Its file was removed, as by a cleaned directory, and another daemon has begun there.
+TEST_F(ControlTest, TheSocketOfASuccessorStays) {
+  start();
+  ASSERT_EQ(::unlink(options_.socket_path.c_str()), 0);
+  test::FakeControlFacade other;
+  auto second = ControlServer::start(other, options_);
+  ASSERT_TRUE(second.ok()) << second.status().to_string();
+  server_->shutdown();
+  EXPECT_EQ(::access(options_.socket_path.c_str(), F_OK), 0);
+  (*second)->shutdown();
+  EXPECT_NE(::access(options_.socket_path.c_str(), F_OK), 0);
+}
+
 TEST_F(ControlTest, OtherFilesAreNotRemoved) {
   std::ofstream(options_.socket_path) << "precious";
   auto server = ControlServer::start(facade_, options_);
