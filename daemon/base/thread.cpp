@@ -41,9 +41,9 @@ Status try_threads(unsigned count) {
   try {
     while (threads.size() < count) threads.emplace_back([&end] { end.wait(); });
   } catch (const std::system_error& error) {
-    status = {StatusCode::kResourceExhausted,
-              std::to_string(threads.size()) + " threads can be started: " + error.what() + "; allowed: " +
-                  std::to_string(count) + " or more (limits: TasksMax, pids.max, ulimit -u and -v)"};
+    status = {StatusCode::kResourceExhausted, std::to_string(threads.size()) + " threads can be started: " +
+                                                  error.what() + "; allowed: " + std::to_string(count) +
+                                                  " or more (limits: TasksMax, pids.max, ulimit -u and -v)"};
   }
   end.count_down();
   for (std::thread& thread : threads) thread.join();

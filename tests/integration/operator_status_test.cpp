@@ -125,8 +125,9 @@ TEST(OperatorStatus, ARestartByAnOperatorIsNoDeath) {
     })) << daemon.epctl({"devices"}).out;
   }
   send_signal(daemon.engine(0), SIGKILL);
-  EXPECT_TRUE(eventually(10, [&] { return daemon.epctl({"devices"}).out.find("failed") != std::string::npos; }))
-      << daemon.epctl({"devices"}).out;
+  EXPECT_TRUE(eventually(10, [&] {
+    return daemon.epctl({"devices"}).out.find("failed") != std::string::npos;
+  })) << daemon.epctl({"devices"}).out;
   daemon.stop();
 }
 
