@@ -5,8 +5,8 @@
 #include <unistd.h>
 #include <cstddef>
 #include <cstring>
+#include <exception>
 #include <latch>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -40,7 +40,7 @@ Status try_threads(unsigned count) {
   Status status;
   try {
     while (threads.size() < count) threads.emplace_back([&end] { end.wait(); });
-  } catch (const std::system_error& error) {
+  } catch (const std::exception& error) {  // also of memory
     status = {StatusCode::kResourceExhausted, std::to_string(threads.size()) + " threads can be started: " +
                                                   error.what() + "; allowed: " + std::to_string(count) +
                                                   " or more (limits: TasksMax, pids.max, ulimit -u and -v)"};
