@@ -132,6 +132,7 @@ class StderrSink final : public spdlog::sinks::base_sink<spdlog::details::null_m
         data += n;
         bytes -= static_cast<std::size_t>(n);
         in_line_ = bytes != 0;
+        if (bytes == 0) error_ = 0;
         continue;
       }
       if (n < 0 && errno == EINTR) continue;
@@ -148,7 +149,7 @@ class StderrSink final : public spdlog::sinks::base_sink<spdlog::details::null_m
   std::atomic<std::uint64_t> done_{0};
   std::atomic<std::uint64_t> failed_{0};
   std::atomic<int> error_{0};  // with which the last line failed
-  bool in_line_ = false;
+  bool in_line_ = false;       // the last byte that was written ends no line
 };
 
 // Never destroyed, because the destructor would wait for the thread, which may wait for a reader.
@@ -198,9 +199,9 @@ void tell_lost() {
   if (now < due || !l.tell_at_ns.compare_exchange_strong(due, now + kTellLostNs)) return;
   if (!l.told_lost.compare_exchange_strong(told, lost)) return;
   const int error = l.sink->error();
-  const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG || error == EIO;
-  const std::string reason = full ? std::string("standard error: ") + std::strerror(error)
-                                  : "standard error was not read, or is closed";
+  const bool of_disk = error == ENOSPC || error == EDQUOT || error == EFBIG || error == EIO;
+  const std::string reason = of_disk ? std::string("standard error: ") + std::strerror(error)
+                                     : "standard error was not read, or is closed";
   record_event(EventKind::kOther, LogLevel::kWarning, "log lines lost",
                {{"count", lost - told}, {"in_all", lost}, {"reason", reason}});
 }

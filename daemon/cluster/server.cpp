@@ -215,7 +215,7 @@ Result<std::unique_ptr<Server>> Server::start(const Settings& settings, const Cr
   builder.SetResourceQuota(quota);
   impl->acceptor = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials.server);
-  if (Status status = try_threads(kThreadsOfGrpcServer); !status.ok()) return status;
+  if (Status status = room_for_grpc_server(); !status.ok()) return status;
   impl->server = builder.BuildAndStart();
   if (impl->server == nullptr)
     return internal_error("gRPC could not start its server; see its line in the log");

@@ -105,7 +105,7 @@ Result<std::unique_ptr<ControlServer>> ControlServer::start(supervisor::ControlF
 
   gpr_set_log_function(forward_log);
   auto impl = std::make_unique<Impl>(facade);
-  if (Status status = try_threads(kThreadsOfGrpc); !status.ok()) return status;
+  if (Status status = room_for_grpc_server(); !status.ok()) return status;
   if (!impl->servers.start())
     return internal_error("gRPC could not start its server; see its line in the log");
   Result<UniqueFd> listener = listen_on(options);

@@ -120,7 +120,7 @@ Result<std::unique_ptr<HealthPort>> HealthPort::open(const std::string& listen, 
   grpc::ResourceQuota quota("health");
   quota.Resize(kMaxMemory);
   builder.SetResourceQuota(quota);
-  if (Status status = try_threads(kThreadsOfGrpcServer); !status.ok()) return status;
+  if (Status status = room_for_grpc_server(); !status.ok()) return status;
   answers->server = builder.BuildAndStart();
   if (answers->server == nullptr) return internal_error("gRPC could not start the server of health.listen");
 

@@ -43,8 +43,7 @@ grpc::Server* UserServers::server_of(std::uint32_t uid) {
   // Not the server of a user who has left: errors of that user stay there.
   if (room->server != nullptr && room->uid != uid) end(room->server, std::chrono::system_clock::now());
   if (room->server == nullptr) {
-    // gRPC aborts for want of them.
-    const Status threads = try_threads(kThreadsOfGrpcServer);
+    const Status threads = room_for_grpc_server();
     if (threads.ok()) room->server = build_(false);
     if (room->server == nullptr) {
       static LogLimiter limiter;

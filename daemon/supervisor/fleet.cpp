@@ -235,6 +235,7 @@ void EngineFleet::on_exit(std::uint32_t index) {
   const bool busy = device.process->exit_code() == abi::kExitDeviceBusy;
   const bool failed = device.process->exit_code() == abi::kExitDeviceFailed;
   const bool for_network = device.process->exit_code() == abi::kExitForNetwork;
+  const bool wanted = std::exchange(device.restart_wanted, false);
   device.process.reset();
   device.kill_at_ns = 0;
   device.state = DeviceState::kRestarting;
@@ -254,15 +255,14 @@ void EngineFleet::on_exit(std::uint32_t index) {
   record_event(EventKind::kEngineDied, LogLevel::kError, "engine died",
                {{"device", device.name}, {"pid", pid}, {"exit", device.last_exit + hint}});
   if (!std::exchange(device.down_told, false)) host_.engine_down(index, text, failed);
-  if (std::exchange(device.restart_wanted, false) || for_network) {
-    device.start_at_ns = loop_.now_ns();  // the engine has not died
+  if (wanted || for_network) {
+    device.start_at_ns = loop_.now_ns();  // this does not count as a death
     ++device.restarts;
   } else {
     schedule_restart(index);
   }
 }
 
-// Clears what peers read in the page, so that it does not mislead them while nobody writes it.
 std::string EngineFleet::hint_at_cause(const Device& device) {
   if (!device.kill_reason.empty()) return "";
   if (device.last_exit == kKilled) return kPerhapsOom;
@@ -270,6 +270,7 @@ std::string EngineFleet::hint_at_cause(const Device& device) {
   return far.empty() ? "" : ", while it connected to " + far;
 }
 
+// Clears what peers read in the page, so that it does not mislead them while nobody writes it.
 void EngineFleet::clear_page(Device& device) const {
   auto* page = device.page.as<abi::EnginePage>();
   page->sleep.sleeping.store(0, std::memory_order_release);

@@ -2,8 +2,8 @@
 
     python python_engines_die.py [--how kill|restart] [--ranks R] [--times N] [--tokens T] [--hidden H]
 
-A process for each rank. The ranks also wait for each other elsewhere than in the Buffer's calls: between a dispatch and
-its hook, and behind a combine, in a collective of the CPU or (a GPU for each) of the current stream. $EPD_BIN has
+A process for each rank. The ranks also wait for each other elsewhere than in the Buffer's calls: behind a combine, and
+on host devices between a dispatch and its hook, in a collective of the CPU or (a GPU for each) of the current stream. $EPD_BIN has
 epctl, which tells the engines. Under MPS only --how restart will do: an engine that is killed from outside takes the
 clients of its GPU along. Exit status 0: all was right.
 """
@@ -22,6 +22,7 @@ from typing import Any
 import deep_ep
 import torch
 import torch.distributed as dist
+from deep_ep.shrink import Steps
 
 EXPERTS_PER_RANK, TOPK = 8, 4
 WAIT_S = 60
@@ -79,6 +80,20 @@ class Elsewhere:
         return bool(word.item())
 
 
+class Recoveries:
+    """Counts the breaks that this rank has taken notice of."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        recover = Steps._recover
+
+        def counted(steps: Steps, joined: Any) -> int:
+            self.count += 1
+            return recover(steps, joined)
+
+        Steps._recover = counted  # type: ignore[method-assign]
+
+
 def capture(x: Any) -> None:
     """Captures a graph for so long that the Buffer's thread looks meanwhile; the graph is right."""
     graph = torch.cuda.CUDAGraph()
@@ -109,7 +124,7 @@ def check(buffer: Any, device: Any, options: argparse.Namespace) -> int:
             x, idx, options.tokens, num_experts, use_fp8=False, return_recv_hook=rounds % 3 != 2,
             async_finish=rounds % 3 == 2,
         )
-        if rounds % 3 == 1:
+        if rounds % 3 == 1 and device.type == "cpu":
             elsewhere.wait()
         if hook is not None:
             hook()
@@ -140,8 +155,10 @@ def run(rank: int, size: int, options: argparse.Namespace) -> None:
         torch.cuda.set_device(device)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{PORT}", world_size=size, rank=rank)
     buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, explicitly_destroy=True, enable_shrink=True)
+    recoveries = Recoveries()
     rounds = check(buffer, device, options)
-    print(f"rank {rank}: {options.times} engines ended ({options.how}) within {rounds} rounds; all right", flush=True)
+    assert recoveries.count > 0
+    print(f"rank {rank}: {options.times} engines ended ({options.how}) within {rounds} rounds, {recoveries.count} breaks; all right", flush=True)
     buffer.destroy()
     dist.barrier()
     dist.destroy_process_group()

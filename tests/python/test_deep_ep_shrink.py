@@ -271,6 +271,7 @@ def test_the_caller_is_elsewhere(
     two: Any = FakeStep("b", second, written)
     steps.begin(joined, one)
     steps.end(joined, one)
+    steps.taken(None)
 
     def look() -> None:
         written.append("look")
@@ -319,6 +320,84 @@ def test_nothing_is_made_up_for_inside_of_calls() -> None:
     assert ", ".join(written) == "a FIRST, a AGAIN, a completed"
 
 
+def run_until_repeat(outcomes: list[Any]) -> tuple[Steps, Any, list[str]]:
+    """One operation, number 5, has completed; another rank has not; this one has looked."""
+    written: list[str] = []
+    joined: Any = FakeJoined([])
+    steps = Steps()
+    step: Any = FakeStep("a", [5, *outcomes], written)
+    steps.begin(joined, step)
+    steps.end(joined, step)
+    steps.taken(None)
+    joined.group.resume_at = [5]
+    with contextlib.suppress(MemoryError):
+        steps.look(joined, None)
+    return steps, joined, written
+
+
+@pytest.mark.parametrize("how", ["look", "call"])
+@pytest.mark.parametrize("fails", [(MemoryError(),), (epd.ResourceExhausted("full"),), epd.ResourceExhausted("full")])
+def test_a_repetition_that_fails_stays_due(how: str, fails: Any) -> None:
+    steps, joined, written = run_until_repeat([fails, 5])
+    assert written.pop() == "a REPEAT" and joined.group.resume_at == []
+    if how == "look":
+        steps.look(joined, None)
+    else:
+        steps.begin(joined, FakeStep("b", [6], written))  # type: ignore[arg-type]
+    expected = "a FIRST, a completed, a REPEAT, a repeated" + (", b FIRST" if how == "call" else "")
+    assert ", ".join(written) == expected
+
+
+def test_an_interrupted_repetition_goes_on() -> None:
+    steps, joined, written = run_until_repeat([5])
+    assert ", ".join(written) == "a FIRST, a completed, a REPEAT, a repeated"
+    steps, joined, written = run_until_repeat([(MemoryError(),), KeyboardInterrupt()])
+    with pytest.raises(KeyboardInterrupt):
+        steps.look(joined, None)
+    steps.look(joined, None)
+    assert ", ".join(written) == "a FIRST, a completed, a REPEAT, a REPEAT, a repeated"
+
+
+def test_nothing_is_repeated_before_results_are_taken_and_of_groups_with_graphs() -> None:
+    for untaken in (True, False):
+        written: list[str] = []
+        joined: Any = FakeJoined([])
+        steps = Steps()
+        step: Any = FakeStep("a", [5, 5], written)
+        steps.begin(joined, step)
+        steps.end(joined, step)
+        if not untaken:
+            steps.captured()
+        joined.group.resume_at = [5]
+        steps.look(joined, None)
+        assert joined.group.resume_at == [5]
+        steps.taken(None)
+        if not untaken:
+            steps.look(joined, None)
+            assert joined.group.resume_at == [5]
+        steps.check(joined, None)
+        assert ", ".join(written) == "a FIRST, a completed, a REPEAT, a repeated"
+
+
+def test_an_end_that_is_interrupted_goes_on() -> None:
+    written: list[str] = []
+    joined: Any = FakeJoined([])
+    steps = Steps()
+    step: Any = FakeStep("a", [5], written)
+    steps.begin(joined, step)
+    completed = step.completed
+
+    def interrupted() -> None:
+        step.completed = completed
+        raise KeyboardInterrupt
+
+    step.completed = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        steps.end(joined, step)
+    steps.end(joined, step)
+    assert ", ".join(written) == "a FIRST, a completed" and steps._last_index == 5
+
+
 def test_an_error_of_the_operation_s_own_reaches_the_caller() -> None:
     written: list[str] = []
     joined: Any = FakeJoined([])
@@ -333,22 +412,29 @@ def test_an_error_of_the_operation_s_own_reaches_the_caller() -> None:
     assert written == ["a FIRST"]
 
 
-def test_the_watch_ends_with_its_groups() -> None:
-    class Nobody:
-        device = torch.device("cpu")
-        looked = 0
+def test_the_watch_ends_with_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Looked:
+        times = 0
 
-        def all(self) -> list[Any]:
-            self.looked += 1
-            return []
+        def look(self, joined: Any, stream: Any) -> None:
+            assert stream is None
+            self.times += 1
+            raise MemoryError  # it looks again
 
-    nobody: Any = Nobody()
-    watching = Watch(nobody)
+    class OfNobody:
+        def __init__(self) -> None:
+            self.steps = Looked()
+
+    told: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", lambda of: told.append(of.exc_type))  # no traceback, which keeps all
+    joined: Any = OfNobody()
+    watching = Watch(joined, torch.device("cpu"))
     end = time.monotonic() + 60
-    while nobody.looked < 2 and time.monotonic() < end:
+    while joined.steps.times < 3 and time.monotonic() < end:
         time.sleep(0.01)
-    assert nobody.looked >= 2
-    del nobody
+    assert joined.steps.times >= 3
+    assert told == [MemoryError]
+    del joined
     watching._thread.join(60)
     assert not watching._thread.is_alive()
     watching.stop()

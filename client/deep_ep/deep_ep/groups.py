@@ -47,13 +47,13 @@ class Joined:
         self.shape = shape
         self.owner = owner  # the name of its Groups
         self.steps = Steps() if shrink else None  # what goes on without lost ranks
+        self.watch: Optional[Watch] = None
         self.slot = 0  # of the next low-latency operation
         self.waits_read: Optional[list[int]] = None  # waits() as statistics last had them
         # Views of the slots, as low-latency dispatches give them: by slot and row format.
         self.results: dict[tuple[int, int], Any] = {}
-        # Operations in flight whose hooks the CPU has to call. Each returns whether it is over: not if it is about to
-        # be submitted again.
-        self._pending: list[Callable[[], bool]] = []
+        # Hooks of operations in flight that the CPU has to call.
+        self._pending: list[Callable[[], None]] = []
         self._y_shape: Optional[tuple[int, ...]] = None
 
     @property
@@ -76,8 +76,7 @@ class Joined:
         """Waits for operations in flight whose hooks were not called, as far as the CPU has to wait for them."""
         while self._pending:
             try:
-                if not self._pending[0]():
-                    return
+                self._pending[0]()
             except epd.Error:
                 del self._pending[0]
                 raise
@@ -101,7 +100,7 @@ class Joined:
                     raise
             time.sleep(0.00002)
 
-    def remember(self, arrive: Callable[[], bool]) -> None:
+    def remember(self, arrive: Callable[[], None]) -> None:
         """The CPU must have waited for the operation before the next one is submitted."""
         self._pending.append(arrive)
 
@@ -139,7 +138,6 @@ class Groups:
         self.device = torch.device("cpu") if self.on_host else torch.device("cuda", current)
         self._joined: dict[Shape, Joined] = {}
         self._known: dict[object, Joined] = {}
-        self._watch: Optional[Watch] = None
         self.pool: Any = None
         # What lies in the pool is not copied to the slot, where a repeated operation would find it.
         if not self.on_host:
@@ -205,9 +203,9 @@ class Groups:
         return {rank for joined in self.all() for rank in range(self.size) if joined.lost(rank)}
 
     def leave(self) -> None:
-        if self._watch is not None:
-            self._watch.stop()
         for joined in self._joined.values():
+            if joined.watch is not None:
+                joined.watch.stop()
             joined.results.clear()  # views that the caller has keep their memory, no others
         self._joined.clear()
         self._known.clear()
@@ -234,9 +232,10 @@ class Groups:
                 **fields,
             )
         )
-        joined = self._joined[shape] = Joined(group, shape, self.name, shrink=self.shrink and shape.tokens > 0)
-        if joined.steps is not None and self._watch is None:
-            self._watch = Watch(self)
+        joined = Joined(group, shape, self.name, shrink=self.shrink and shape.tokens > 0)
+        if joined.steps is not None:
+            joined.watch = Watch(joined, self.device)
+        self._joined[shape] = joined
         return joined
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import epd
 from epd.torch._dynamo import breaks_graphs
+from epd.torch.staging import is_copied
 
 from .checks import check_number, check_tensor, refuse
 from .events import EventHandle, EventOverlap
@@ -50,7 +51,6 @@ class _Operation:
         "_steps",
         "_streams",
         "_ticket",
-        "_waits",
         "cpu_waits",
         "stream",
         "waited",
@@ -67,14 +67,16 @@ class _Operation:
         self._error: Optional[epd.Error] = None  # with which it ended
         self._in_stream = False  # the caller's stream waits for it
         self._ended = False  # the hook has waited for it; what it delivers may still have to be taken
-        self._waits = False  # a hook runs
         self._results: Optional[Results] = None
         self._stats: Optional[Tensor] = None
         self.waited: Optional[WaitStats] = None
         self._call: Optional[Call] = None  # on the Buffer's own stream
         self.stream: Any = None  # None on host devices
         # What repeats it; None: nothing.
-        self._steps = None if joined.steps is None or streams.capturing else joined.steps
+        self._steps = joined.steps
+        if self._steps is not None and streams.capturing:
+            self._steps.captured()
+            self._steps = None
         self.cpu_waits = streams.comm is None or self._steps is not None
         if streams.comm is None:
             return
@@ -133,12 +135,10 @@ class _Operation:
         self._inputs = None
 
     def _await_end(self) -> None:
-        self._waits = True
         try:
             if self.stream is not None and not self._in_stream:
                 stream = self._streams.current()
-                if self._steps is None or self._steps.apart is None:
-                    self._ticket.wait_on_stream(stream)
+                self._ticket.wait_on_stream(stream)
                 self._in_stream = True
                 if self._steps is not None:
                     self._step.stream = stream  # if it must be made again
@@ -148,18 +148,12 @@ class _Operation:
                 # Not the error itself: its traceback has this frame, and the callers'.
                 self._inputs, self._error = None, copy.copy(error)
             raise
-        finally:
-            self._waits = False
         self._ended = True
 
-    def _settle(self) -> bool:
-        """As hook, before the group's next operation. Returns whether this one is over: not where it is submitted
-        again. What has failed was told to the caller, or is told by its hook."""
-        if self._waits:
-            return False
+    def _settle(self) -> None:
+        """As hook, before the group's next operation. What has failed was told by the hook."""
         if self._inputs is not None:
             self.hook()
-        return True
 
     def finish(self, outputs: Sequence[Optional[Tensor]]) -> EventOverlap:
         """The event that the caller gets."""
@@ -198,7 +192,10 @@ class _Operation:
             self.waited.add()
             self.waited = None
         if self._steps is not None:
-            self._steps.taken(self._step.stream)
+            if self._streams.capturing:  # a hook of an operation of before
+                self._steps.captured()
+            else:
+                self._steps.taken(self._step.stream)
 
 
 class LowLatencyMode:
@@ -245,7 +242,7 @@ class LowLatencyMode:
         results, routing = self._results(joined, slot, row_format, masked), Routing()
         defer = bool(return_recv_hook) and operation.stream is not None
         step = Dispatching(slot, (x, chosen), n, results, routing, operation.stream, defer)
-        operation.begin(step, torch_works=not (x.is_contiguous() and chosen.is_contiguous()))
+        operation.begin(step, torch_works=is_copied(x) or is_copied(chosen))
         operation.fills(results, routing, stats)
         handle = LowLatencyHandle(joined, routing, n, results.counts, results.sources, results.layout_range)
         if return_recv_hook:
@@ -285,7 +282,7 @@ class LowLatencyMode:
         rows = None if zero_copy else x
         defer = bool(return_recv_hook) and stream is not None
         step = Combining(slot, handle, rows, topk_weights, made, stream, defer)
-        copies = not (topk_weights.is_contiguous() and (rows is None or rows.is_contiguous()))
+        copies = is_copied(topk_weights) or (rows is not None and is_copied(rows))
         moves = handle.routing.seen is not handle.routing.have
         operation.begin(step, torch_works=copies or moves)
         if return_recv_hook:

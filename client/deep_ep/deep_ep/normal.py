@@ -10,7 +10,7 @@ from torch import Tensor
 
 import epd
 from epd.torch import E4M3
-from epd.torch.staging import Staging
+from epd.torch.staging import Staging, is_copied
 
 from .checks import check_kind, check_number, check_tensor, refuse
 from .config import HANDLES, Config
@@ -165,7 +165,7 @@ class NormalMode:
         choices, scales = handle.choices, given.scales
         shape = given.shape(choices.num_experts, choices.topk)
         routing = handle.routings.get(shape)
-        copies = not (given.x.is_contiguous() and (scales is None or scales.is_contiguous()))
+        copies = is_copied(given.x) or (scales is not None and is_copied(scales))
         with call.run(torch_works=copies or routing is None):
             joined = self._groups.normal(shape, self._streams)
             received = self._make(joined, given, call, handle.num_rows)
@@ -283,7 +283,7 @@ class NormalMode:
             name = f"bias[{number}]"
             check_tensor(name, bias, dtypes=torch.bfloat16, shape=(n, shape.hidden), device=device)
         inputs = (x, topk_weights, *biases)
-        with call.run(torch_works=not all(each is None or each.is_contiguous() for each in inputs)):
+        with call.run(torch_works=any(each is not None and is_copied(each) for each in inputs)):
             with call.allocate():
                 out = self._groups.rows((n, shape.hidden), torch.bfloat16, self._streams)
             staging = Staging(handle.num_rows)

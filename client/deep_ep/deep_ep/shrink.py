@@ -55,56 +55,52 @@ class Steps:
         self.lock = threading.RLock()
         self._unended: Optional[Step] = None  # whose end was not waited for, or not until it came
         self._ticket: Optional[epd.Ticket] = None  # its; None: it has failed and is to be submitted again
-        # Of the one whose end was not waited for, if `look` has taken it.
-        self._outcome: Union[None, epd.Result, epd.Error] = None
+        self._outcome: Union[None, epd.Result, epd.Error] = None  # its, once it is known
         self._last: Optional[Step] = None  # that has completed
         self._last_index = -1
-        self._taken: Any = None  # GPUs: the event behind the copies of the last one's results
-        self.apart: Any = None  # GPUs: the stream in which `look` has submitted the operation again
+        self._due = False  # the last one must be repeated
+        self._repetition: Any = None  # its ticket; True: it has ended
+        self._untaken = False  # the caller has not got all that the last one delivers
+        self._taken: Any = None  # GPUs: the event behind the copies of its results
+        self._captured = False
+
+    def captured(self) -> None:
+        """A graph has operations of this group. When it may resume, the caller alone knows: not amid a replay."""
+        with self.lock:
+            self._captured, self._untaken = True, False
 
     def begin(self, joined: Joined, step: Step) -> epd.Ticket:
         joined.settle()
         with self.lock:
             if self._unended is not None:  # its wait was interrupted; others may have to repeat it
                 self.end(joined, self._unended)
+            self._untaken = False
             ticket = self._submit(joined, step, Attempt.FIRST)
             self._unended, self._ticket = step, ticket
             joined.used_slot()
             return ticket
 
     def end(self, joined: Joined, step: Step) -> None:
-        """Returns when the operation that was begun last has ended well. Raises RankLost if this rank is lost."""
-        assert step is self._unended
+        """Returns when the operation that was begun last has ended well. Raises RankLost if this rank is lost. If it
+        was interrupted, the next call goes on."""
         with self.lock:
-            try:
-                result = self._ended(joined, step)
-            except epd.Error:
-                self._unended = self._outcome = self.apart = None
-                raise
-            if self.apart is not None:  # which the caller's stream does not wait for
-                self.apart.synchronize()
+            if step is not self._last:
+                assert step is self._unended
+                try:
+                    result = self._ended(joined, step)
+                except epd.Error:
+                    self._unended = self._outcome = None
+                    raise
+                self._last, self._last_index, self._untaken = step, result.op_index, True
             step.completed()
-            self._unended = self._outcome = self.apart = None
-            self._last, self._last_index = step, result.op_index
+            self._unended = self._outcome = None
 
     def taken(self, stream: Any) -> None:
         """The caller has enqueued in this stream what takes the results of the operation that ended last."""
         if stream is not None:
             self._taken = torch.cuda.Event() if self._taken is None else self._taken
             self._taken.record(stream)
-
-    def _ended(self, joined: Joined, step: Step) -> epd.Result:
-        while self._outcome is None:
-            if self._ticket is None:
-                self._ticket = self._submit(joined, step, Attempt.AGAIN)
-            try:
-                return _wait(self._ticket)
-            except BREAKS:
-                self._ticket = None
-                self._recover(joined)
-        if isinstance(self._outcome, epd.Error):
-            raise self._outcome
-        return self._outcome
+        self._untaken = False
 
     def check(self, joined: Joined, stream: Any) -> None:
         """Takes notice of a break. What is made again is submitted in `stream`, which is current (None on host
@@ -116,23 +112,43 @@ class Steps:
                 self._make_up_for(joined, stream)
 
     def look(self, joined: Joined, stream: Any) -> None:
-        """From time to time, by another thread than the caller's: makes operations again if there was a break and the
-        caller is elsewhere. Submits in `stream`, which is current (None on host devices). What fails is told to the
-        caller's next call."""
+        """From time to time, by another thread than the caller's: as `check`, if the caller is elsewhere. What fails is
+        told to the caller's next call."""
         if self.out or not self.lock.acquire(blocking=False):
             return
         try:
-            joined.group.check()
-        except BREAKS:
-            with contextlib.suppress(epd.Error):
-                self._make_up_for(joined, stream)
+            if self._captured:
+                return
+            self.check(joined, stream)
+            if self._due and not self._untaken and (self._unended is None or stream is None):
+                with self._in_stream(stream):
+                    self._repeat(joined)
         except epd.Error:
             pass
         finally:
             self.lock.release()
 
+    # ---- inside ------------------------------------------------------------------------------------
+
+    def _ended(self, joined: Joined, step: Step) -> epd.Result:
+        while self._outcome is None:
+            if self._ticket is None:
+                self._ticket = self._submit(joined, step, Attempt.AGAIN)
+            try:
+                self._outcome = _wait(self._ticket)
+            except BREAKS:
+                self._ticket = None
+                self._recover(joined)
+        if isinstance(self._outcome, epd.Error):
+            raise self._outcome
+        return self._outcome
+
     def _make_up_for(self, joined: Joined, stream: Any) -> None:
+        """Not while the caller is about to take results, and on GPUs not before he has waited for the end: there his
+        stream copies inputs and outputs."""
         step, ticket = self._unended, self._ticket
+        if self._untaken or (step is not None and stream is not None):
+            return
         if step is not None and ticket is not None and self._outcome is None:
             if ticket.pending:
                 return  # the break has not reached it yet
@@ -142,20 +158,33 @@ class Steps:
                 self._ticket = None
             except epd.Error as error:  # its own, for the caller
                 self._outcome = error
-        if stream is not None and self._taken is not None:
-            stream.wait_event(self._taken)
-        with _moved([step, self._last], stream):
+        with self._in_stream(stream):
             resume_op = self._recover(joined)
             outcome = self._outcome
             if step is not None and (outcome is None or _is_due(outcome, resume_op)):
-                self._outcome, self._ticket, self.apart = None, None, stream
+                self._outcome = self._ticket = None
                 self._ticket = self._submit(joined, step, Attempt.AGAIN)
-        if stream is not None:
+
+    @contextlib.contextmanager
+    def _in_stream(self, stream: Any) -> Iterator[None]:
+        """Inside, the last operation is repeated in that stream; it is not the caller's."""
+        last = self._last
+        if stream is None or last is None:
+            yield
+            return
+        if self._taken is not None:
+            stream.wait_event(self._taken)
+        before, last.stream = last.stream, stream
+        try:
+            yield
+        finally:
+            last.stream = before
             stream.synchronize()
 
     def _submit(self, joined: Joined, step: Step, attempt: Attempt) -> epd.Ticket:
         while True:
             try:
+                self._repeat(joined)
                 return joined.submit_now(step.submit, joined, attempt)
             except BREAKS:
                 self._recover(joined)
@@ -169,33 +198,35 @@ class Steps:
             except epd.RankLost:
                 self.out = True
                 raise
-            last = self._last
-            if last is None or self._last_index < resume_op:
-                return resume_op
+            self._due, self._repetition = self._last is not None and self._last_index >= resume_op, None
             try:
-                _wait(joined.submit_now(last.submit, joined, Attempt.REPEAT))
+                self._repeat(joined)
             except BREAKS:
                 continue
-            last.repeated(joined)
             return resume_op
+
+    def _repeat(self, joined: Joined) -> None:
+        """The last operation, if that is due. If it fails or is interrupted, it stays due."""
+        if not self._due:
+            return
+        last = self._last
+        assert last is not None
+        try:
+            if self._repetition is None:
+                self._repetition = joined.submit_now(last.submit, joined, Attempt.REPEAT)
+            if self._repetition is not True:
+                _wait(self._repetition)
+                self._repetition = True
+        except epd.Error:
+            self._repetition = None
+            raise
+        last.repeated(joined)
+        self._due, self._repetition = False, None
 
 
 def _is_due(outcome: Union[epd.Result, epd.Error], resume_op: int) -> bool:
     """It went well here, and not on another rank."""
     return isinstance(outcome, epd.Result) and outcome.op_index >= resume_op
-
-
-@contextlib.contextmanager
-def _moved(steps: list[Optional[Step]], stream: Any) -> Iterator[None]:
-    """Inside, they are submitted in that stream."""
-    moved = [(step, step.stream) for step in steps if step is not None]
-    for step, _ in moved:
-        step.stream = stream
-    try:
-        yield
-    finally:
-        for step, before in moved:
-            step.stream = before
 
 
 def _wait(ticket: epd.Ticket) -> epd.Result:

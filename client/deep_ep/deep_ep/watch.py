@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from .groups import Groups
+    from .groups import Joined
 
 _LOOK_S = 0.1
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -19,11 +19,12 @@ _PATIENCE_S = 1.0  # with what it is making again, at the interpreter's end
 
 
 class Watch:
-    """Of the groups of one Buffer with enable_shrink."""
+    """Of one group with Steps. Each has a thread: two ranks that make operations of two groups again, in another order,
+    would wait for each other."""
 
-    def __init__(self, groups: Groups) -> None:
+    def __init__(self, joined: Joined, device: torch.device) -> None:
         self._stop = threading.Event()
-        arguments = (weakref.ref(groups), groups.device, self._stop)
+        arguments = (weakref.ref(joined), device, self._stop)
         self._thread = threading.Thread(target=_watch, args=arguments, name="deep_ep-watch", daemon=True)
         self._thread.start()
         weakref.finalize(self, _end, self._stop, self._thread)  # before the session ends, at the interpreter's end too
@@ -46,14 +47,7 @@ def _ignore_captures() -> None:
     ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
-def _look(groups: Groups, stream: Any) -> None:
-    for joined in groups.all():
-        if joined.steps is not None:
-            with contextlib.suppress(Exception):  # as of memory: the caller's next call meets it, or the next look
-                joined.steps.look(joined, stream)
-
-
-def _watch(reference: weakref.ref[Groups], device: torch.device, stop: threading.Event) -> None:
+def _watch(reference: weakref.ref[Joined], device: torch.device, stop: threading.Event) -> None:
     stream: Any = None
     current: Any = contextlib.nullcontext()
     if device.type == "cuda":
@@ -61,10 +55,17 @@ def _watch(reference: weakref.ref[Groups], device: torch.device, stop: threading
         _ignore_captures()
         stream = torch.cuda.Stream(device)
         current = torch.cuda.stream(stream)
+    told = False
     with current:
         while not stop.wait(_LOOK_S):
-            groups = reference()
-            if groups is None:
+            joined = reference()
+            if joined is None or joined.steps is None:
                 return
-            _look(groups, stream)
-            del groups
+            try:
+                joined.steps.look(joined, stream)
+            except Exception as error:  # as of memory; it looks again
+                if not told:
+                    thread = threading.current_thread()
+                    threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, thread)))
+                told = True
+            del joined

@@ -81,14 +81,14 @@ class Ticket(NotCopied):
 
     On a resident device wait() does not empty it, because the operation may have been captured in a graph:
     then each wait returns for another replay. A ticket keeps its group. Collecting one does not wait: the
-    operation goes on and its result is dropped. Ctrl-C ends a wait in the main thread, and the ticket stays valid.
+    operation goes on and its result is dropped. Ctrl-C ends a wait in the main thread, and the next wait goes on.
     """
 
     __slots__ = ("__weakref__", "_deadline_ms", "_group", "_kept", "_memory", "_ticket")
 
     # Of the operation, as given at its submission; FOREVER: in a stream, so nobody knows. Not set: the daemon's.
     _deadline_ms: int
-    # Of an operation whose end the library has told, and Ctrl-C came in between. The ticket is empty then.
+    # Of an operation whose end the library has told when Ctrl-C came. The next wait returns or raises it.
     _kept: Union[Result, Exception]
     handle: Optional[Handle] = None  # of a dispatch
 
@@ -250,6 +250,9 @@ class Ticket(NotCopied):
     def drop(self) -> None:
         """The result is not wanted: the ticket is empty afterwards, and the operation goes on."""
         ticket, self._ticket = self._ticket, 0
+        if hasattr(self, "_kept"):
+            del self._kept
+            return
         if not ticket or library.epd_ticket_drop(self._group._handle, ticket):
             self._group._check_process()
 

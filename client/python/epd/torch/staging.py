@@ -38,6 +38,11 @@ _ROWS_WORD = _abi.Memory.recv_rows.offset // 8
 _ROWS_SHIFT = 0 if sys.byteorder == "little" else 32  # recv_rows is the first half of its word
 
 
+def is_copied(source: Tensor) -> bool:
+    """Whether `give` makes a copy, on torch's current stream."""
+    return not source.is_contiguous() or source.is_neg()
+
+
 class Staging(Memory):
     """Memory for one operation. libepd copies; a ticket keeps this, and this keeps the tensors.
 
@@ -60,7 +65,7 @@ class Staging(Memory):
 
     def give(self, region: Region, source: Tensor) -> None:
         """An input: its first rows. It may have any strides, and be a view that negates."""
-        self.want(region, source.contiguous() if not source.is_neg() else source.resolve_neg().contiguous())
+        self.want(region, source.resolve_neg().contiguous() if is_copied(source) else source)
 
     def want(self, region: Region, target: Tensor) -> None:
         """An output, which is contiguous: its first rows are written."""

@@ -10,12 +10,11 @@ namespace epd {
 // RESOURCE_EXHAUSTED if the machine or a limit allows no more threads. Its stack is small.
 Status start_detached_thread(void* (*run)(void*), void* argument);
 
-// RESOURCE_EXHAUSTED if so many threads can't be started now, at the same time. For libraries that abort
-// then. Somebody else may take the room meanwhile.
+// RESOURCE_EXHAUSTED if so many threads can't be started now, at the same time. Somebody else may take the
+// room meanwhile.
 Status try_threads(unsigned count);
-// What gRPC starts with a server, and what it had not started before the first one.
-inline constexpr unsigned kThreadsOfGrpcServer = 4;
-inline constexpr unsigned kThreadsOfGrpc = 16;
+// Before each server of gRPC: it aborts the process where it can't start its threads.
+Status room_for_grpc_server();
 
 // Whether a thread of this process has not ended. A thread whose function has returned may still be closing
 // its descriptors.
