@@ -491,6 +491,22 @@ TEST_F(AgentAlone, AJoinWaitsUntilTheGroupIsForgottenHere) {
   EXPECT_EQ(events().size(), 1u);
 }
 
+TEST_F(AgentAlone, AJoinThatWaitsInVainForThatSaysWhoIsStillThere) {
+  welcome();
+  serve();
+  hear(PutOut{"silent for 2000 ms"});
+  welcome({}, 4, 9);
+  actions();
+  JoinRequest join = join_request(11, 0, 2);
+  join.join.timeout_ms = 1'000;
+  agent_.handle(join);
+  after_ms(1'000);
+  EXPECT_EQ(actions(), (Lines{"refused session=11 request=100 status=DEADLINE_EXCEEDED"}));
+  EXPECT_EQ(refusal_.message(),
+            "the group has ended on this node, and has not been left by rank 0 (session 10, pid 0); allowed: "
+            "a join when they have left or ended");
+}
+
 TEST_F(AgentAlone, SilenceIsSaidInItsHeartbeats) {
   welcome();
   agent_.take_messages();
