@@ -52,8 +52,9 @@ Status find_device(const CudaDriver& driver, const abi::Welcome& welcome, CUdevi
                           (visible.empty() ? "none" : visible));
 }
 
-// While it lives, the thread may make calls that CUDA forbids to all threads while any of them captures a
-// graph (in the default mode), and that would end the capture. Only for work in the library's own stream.
+// While it lives, the thread may synchronise streams that do not capture. CUDA forbids that to all threads
+// while any of them captures a graph in the default mode, and ends the capture. Copies and memory operations
+// in another stream it allows (H200, CUDA 13.0).
 class BesideCaptures {
  public:
   explicit BesideCaptures(const CudaDriver& driver) : driver_(driver) {
@@ -233,7 +234,6 @@ Status CudaDevice::check_stream(void* stream, bool& captures) {
 }
 
 Status CudaDevice::call(std::uintptr_t place, const abi::PackedCall& call) {
-  const BesideCaptures beside(driver_);
   return within("cuMemcpyHtoDAsync",
                 [&] { return driver_.cuMemcpyHtoDAsync(place, &call, sizeof(call), aside_); });
 }
@@ -295,7 +295,6 @@ Status CudaDevice::finish_aside() {
 }
 
 Status CudaDevice::read_aside(std::uintptr_t from, std::span<std::uint32_t> words) {
-  const BesideCaptures beside(driver_);
   Status copied = within("cuMemcpyDtoHAsync", [&] {
     return driver_.cuMemcpyDtoHAsync(words.data(), from, words.size_bytes(), aside_);
   });

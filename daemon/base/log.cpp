@@ -148,7 +148,7 @@ class StderrSink final : public spdlog::sinks::base_sink<spdlog::details::null_m
 
   std::atomic<std::uint64_t> done_{0};
   std::atomic<std::uint64_t> failed_{0};
-  std::atomic<int> error_{0};  // with which the last line failed
+  std::atomic<int> error_{0};  // with which the last line failed; 0: it did not, or nobody reads
   bool in_line_ = false;       // the last byte that was written ends no line
 };
 

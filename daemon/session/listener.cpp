@@ -43,7 +43,8 @@ Status make_directory(const std::string& path) {
                       : "")};
 }
 
-Status no_room(const std::string& path) {
+Status lock_error(const char* what, const std::string& path) {
+  if (errno != ENOSPC && errno != EDQUOT) return errno_status(what + path);
   return {StatusCode::kResourceExhausted, path + " can't be written: " + std::strerror(errno)};
 }
 
@@ -60,8 +61,7 @@ Result<UniqueFd> take_lock(const std::string& path) {
                             : "; it is of a daemon of another user, or you may not write there: use another "
                               "daemon.socket"));
   }
-  if (!lock.valid() && (errno == ENOSPC || errno == EDQUOT)) return no_room(lock_path);
-  if (!lock.valid()) return errno_status("open " + lock_path);
+  if (!lock.valid()) return lock_error("open ", lock_path);
   if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     char owner[kOwnerBytes + 1] = {};
     const long pid = ::pread(lock.get(), owner, kOwnerBytes, 0) > 0 ? std::strtol(owner, nullptr, 10) : 0;
@@ -71,8 +71,7 @@ Result<UniqueFd> take_lock(const std::string& path) {
   // Always as long: to cut the file would wait for the disk, for seconds if that is busy.
   std::string owner = std::to_string(::getpid());
   owner.resize(kOwnerBytes, ' ');
-  if (::pwrite(lock.get(), owner.data(), owner.size(), 0) < 0)
-    return errno == ENOSPC || errno == EDQUOT ? no_room(lock_path) : errno_status("write " + lock_path);
+  if (::pwrite(lock.get(), owner.data(), owner.size(), 0) < 0) return lock_error("write ", lock_path);
   return lock;
 }
 

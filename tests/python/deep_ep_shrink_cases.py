@@ -302,8 +302,15 @@ def interrupted_calls(group: Any, form: str) -> None:
     mine = ll_sent(size, 2)[rank]
     buffer.low_latency_update_mask_buffer(size - 1, True)  # so that rows move
     for behind in (False, True):
+        stats = torch.zeros(E // size, dtype=torch.int32)
         got, counts, handle, _, hook = buffer.low_latency_dispatch(
-            mine.x, mine.topk_idx, LL_T, E, return_recv_hook=True, **FORMATS[form][0]
+            mine.x,
+            mine.topk_idx,
+            LL_T,
+            E,
+            return_recv_hook=True,
+            cumulative_local_expert_recv_stats=stats,
+            **FORMATS[form][0],
         )
         assert hook is not None
         if rank == 0:
@@ -319,6 +326,7 @@ def interrupted_calls(group: Any, form: str) -> None:
         hook()
         for thread in threads:
             thread.join()
+        assert torch.equal(stats, counts), "added once"
         served = between(ll_sent(size, 2), lambda source, target: size - 1 not in (source, target))
         check_ll_dispatch(form, rank, size, served, got, counts, handle)
         layer.combine(2, handle)

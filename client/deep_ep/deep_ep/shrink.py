@@ -103,8 +103,8 @@ class Steps:
         self._untaken = False
 
     def check(self, joined: Joined, stream: Any) -> None:
-        """Takes notice of a break. What is made again is submitted in `stream`, which is current (None on host
-        devices). Raises RankLost if this rank is lost."""
+        """Takes notice of a break, unless an operation is under way that will. What is made again is submitted in
+        `stream`, which is current (None on host devices). Raises RankLost if this rank is lost."""
         with self.lock:
             try:
                 joined.group.check()
@@ -117,10 +117,10 @@ class Steps:
         if self.out or not self.lock.acquire(blocking=False):
             return
         try:
-            if self._captured:
+            if self._captured or not self._may_repeat(stream):
                 return
             self.check(joined, stream)
-            if self._due and not self._untaken and (self._unended is None or stream is None):
+            if self._due:  # it has failed before
                 with self._in_stream(stream):
                     self._repeat(joined)
         except epd.Error:
@@ -143,12 +143,16 @@ class Steps:
             raise self._outcome
         return self._outcome
 
-    def _make_up_for(self, joined: Joined, stream: Any) -> None:
+    def _may_repeat(self, stream: Any) -> bool:
         """Not while the caller is about to take results, and on GPUs not before he has waited for the end: there his
         stream copies inputs and outputs."""
-        step, ticket = self._unended, self._ticket
-        if self._untaken or (step is not None and stream is not None):
+        return not self._untaken and (self._unended is None or stream is None)
+
+    def _make_up_for(self, joined: Joined, stream: Any) -> None:
+        """If it may. Else the caller's next call does."""
+        if not self._may_repeat(stream):
             return
+        step, ticket = self._unended, self._ticket
         if step is not None and ticket is not None and self._outcome is None:
             if ticket.pending:
                 return  # the break has not reached it yet
