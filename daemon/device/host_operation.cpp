@@ -237,8 +237,8 @@ void HostOperation::plan_ended() {
   OpResult result = ending(OpError::kBadChoice, static_cast<std::int32_t>(op_.rank));
   result.token = error.token;
   result.k = error.k;
-  result.value = static_cast<std::int32_t>(std::clamp<std::int64_t>(
-      error.value, std::numeric_limits<std::int32_t>::min(), std::numeric_limits<std::int32_t>::max()));
+  result.value = static_cast<std::int32_t>(
+      std::min<std::int64_t>(error.value, std::numeric_limits<std::int32_t>::max()));
   end(result);
 }
 

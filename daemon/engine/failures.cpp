@@ -22,13 +22,12 @@ std::string operation(const Subject& subject) {
 std::int64_t refused_value(const Subject& subject, Launcher& launcher, const OpResult& result) {
   constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
   const abi::GroupShape& shape = subject.member.group.shape;
-  const bool saturated = result.value == kMost || result.value == -kMost - 1;
-  if (!saturated || shape.index_type != abi::IndexType::kInt64) return result.value;
+  if (result.value != kMost || shape.index_type != abi::IndexType::kInt64) return result.value;
   std::int64_t value = 0;
   const std::size_t place = std::size_t{result.token} * shape.topk + result.k;
   const std::byte* idx = subject.member.user(subject.submission.slot, abi::Region::kTopkIdx);
   launcher.read(&value, idx + place * sizeof(value), sizeof(value));
-  return value >= kMost || value < -kMost ? value : result.value;
+  return value >= kMost ? value : result.value;
 }
 
 // Which field of which announcement differs, from a copy of the block.
@@ -49,8 +48,8 @@ Failure choice_failure(const Subject& subject, Launcher& launcher, const OpResul
   return {StatusCode::kInvalidArgument, static_cast<std::int32_t>(member.rank),
           operation(subject) + ": topk_idx[" + std::to_string(result.token) + "," + std::to_string(result.k) +
               "] is " + std::to_string(refused_value(subject, launcher, result)) + " on rank " +
-              std::to_string(member.rank) + "; allowed: -1 .. " +
-              std::to_string(member.group.shape.num_experts - 1)};
+              std::to_string(member.rank) + "; allowed: 0 .. " +
+              std::to_string(member.group.shape.num_experts - 1) + ", or a negative number: no selection"};
 }
 
 Failure placement_failure(const Subject& subject, const OpResult& result) {

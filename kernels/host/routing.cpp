@@ -132,9 +132,9 @@ class FillerOf final : public RoutingPlanner::Filler {
       choices_.clear();
       for (std::uint32_t k = 0; k < input_.topk; ++k) {
         const std::int64_t value = *given++;
-        if (value < -1 || value >= std::int64_t{input_.num_experts}) return {true, token, k, value};
-        chosen[k] = static_cast<std::int32_t>(value);
-        if (value == -1) continue;
+        if (value >= std::int64_t{input_.num_experts}) return {true, token, k, value};
+        chosen[k] = value < 0 ? -1 : static_cast<std::int32_t>(value);
+        if (value < 0) continue;
         const auto expert = static_cast<std::uint32_t>(value);
         const std::uint32_t rank = rank_of_expert_(expert);
         if (!input_.masked.empty() && input_.masked[rank] != 0) [[unlikely]] {

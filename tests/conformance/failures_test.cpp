@@ -113,7 +113,7 @@ TEST_P(Failures, ABadChoiceIsNamedOnEveryRank) {
   for (const bool index64 : {false, true}) {
     Case c = small_case(3);
     c.index64 = index64;
-    const std::int64_t values[] = {6, -2, index64 ? (std::int64_t{1} << 32) + 1 : 0x7fffffff};
+    const std::int64_t values[] = {6, 0x7ffffffe, index64 ? (std::int64_t{1} << 32) + 1 : 0x7fffffff};
     Shared<Gate> even;
     with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
       std::uint64_t done = 0;

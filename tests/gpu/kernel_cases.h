@@ -145,6 +145,12 @@ inline std::vector<float> random_floats(Random& random, std::size_t count) {
   return values;
 }
 
+// Every negative number is no selection.
+inline std::int64_t no_selection(Random& random, const Case& c) {
+  const std::int64_t values[] = {-1, -2, INT32_MIN, c.index64 ? INT64_MIN : -3};
+  return values[random() % 4];
+}
+
 inline std::int64_t random_expert(Random& random, const Case& c) {
   const std::uint32_t experts = c.group.num_experts;
   switch (c.pattern) {
@@ -154,8 +160,9 @@ inline std::int64_t random_expert(Random& random, const Case& c) {
       return std::min<std::int64_t>(experts - 1, static_cast<std::int64_t>(1.0 / u) - 1);
     }
     case Pattern::kOneExpert: return experts / 2;
-    case Pattern::kNone: return -1;
-    case Pattern::kSparse: return random() % 4 != 0 ? -1 : static_cast<std::int64_t>(random() % experts);
+    case Pattern::kNone: return no_selection(random, c);
+    case Pattern::kSparse:
+      return random() % 4 != 0 ? no_selection(random, c) : static_cast<std::int64_t>(random() % experts);
     case Pattern::kDuplicates: break;
   }
   return static_cast<std::int64_t>(random() % std::min(experts, 3u));

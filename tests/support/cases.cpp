@@ -81,10 +81,17 @@ std::uint32_t num_tokens_of(const Case& c, std::uint32_t rank, std::uint64_t rou
   return 0;
 }
 
+// Every negative number is no selection.
+std::int64_t no_selection(const Case& c, Random& random) {
+  const std::int64_t values[] = {-1, -2, INT32_MIN, c.index64 ? INT64_MIN : -3};
+  return values[random.below(4)];
+}
+
 std::int64_t choose_expert(const Case& c, Random& random, std::uint32_t k, std::int64_t previous) {
   const std::uint32_t experts = c.num_experts;
   switch (c.routing) {
-    case Routing::kUniform: return random.below(20) == 0 ? -1 : std::int64_t{random.below(experts)};
+    case Routing::kUniform:
+      return random.below(20) == 0 ? no_selection(c, random) : std::int64_t{random.below(experts)};
     case Routing::kZipf: {
       const float u = random.unit();
       return static_cast<std::int64_t>(static_cast<float>(experts - 1) * u * u * u);
@@ -94,7 +101,8 @@ std::int64_t choose_expert(const Case& c, Random& random, std::uint32_t k, std::
       const std::uint32_t per_rank = experts / c.num_ranks;
       return (c.num_ranks / 2) * per_rank + random.below(per_rank);
     }
-    case Routing::kSparse: return random.below(4) == 0 ? std::int64_t{random.below(experts)} : -1;
+    case Routing::kSparse:
+      return random.below(4) == 0 ? std::int64_t{random.below(experts)} : no_selection(c, random);
     case Routing::kNothing: return -1;
     case Routing::kRepeated:
       return k > 0 && random.below(2) == 0 ? previous : std::int64_t{random.below(experts)};

@@ -172,7 +172,7 @@ class Buffer(NotCopied):
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Tensor, Optional[Tensor], Tensor, Tensor, EventOverlap]:
-        """Who gets which tokens of topk_idx [n, K] int64 (-1: no selection).
+        """Who gets which tokens of topk_idx [n, K] int64 (negative: no selection).
 
         Returns num_tokens_per_rank [R] int32, None (several nodes), num_tokens_per_expert [E] int32,
         is_token_in_rank [n, R] bool, and the event.
@@ -291,7 +291,7 @@ class Buffer(NotCopied):
         """Sends each token to its experts.
 
         x         [n, H] bf16, n <= T = num_max_dispatch_tokens_per_rank, which is the same on all ranks
-        topk_idx  [n, K] int64; -1: no selection
+        topk_idx  [n, K] int64; negative: no selection
         use_fp8   rows arrive as e4m3 with a scale for each 128 values. round_scale: powers of two. use_ue8m0:
                   as bytes, four in an int32
         cumulative_local_expert_recv_stats  [E/R] int32, to which the counts are added

@@ -14,9 +14,9 @@ def dispatch_layout(topk_idx: Tensor, num_experts: int, num_ranks: int) -> tuple
     """num_tokens_per_rank [R] int32, num_tokens_per_expert [E] int32, is_token_in_rank [n, R] bool."""
     check_number("num_experts", num_experts, 1, f"a multiple of {num_ranks}, the group's size", multiple=num_ranks)
     if not topk_idx.is_cuda and topk_idx.numel() != 0:  # on a GPU the CPU would have to wait; the dispatch tells
-        for chosen in (int(topk_idx.min()), int(topk_idx.max())):
-            if not -1 <= chosen < num_experts:
-                raise refuse("topk_idx", chosen, f"-1 .. {num_experts - 1}")
+        chosen = int(topk_idx.max())
+        if chosen >= num_experts:
+            raise refuse("topk_idx", chosen, f"0 .. {num_experts - 1}, or a negative number: no selection")
     n, device = topk_idx.shape[0], topk_idx.device
     # No selection counts as one of an expert behind the last, on a rank behind the last.
     chosen = topk_idx.masked_fill(topk_idx < 0, num_experts)

@@ -88,7 +88,7 @@ class Buffers(Generic[ArrayT]):
 
     x                  in   [T, H] bf16 (BF16, FP8_CAST) or e4m3 (FP8), or [T, opaque_bytes] bytes
     x_scales           in   [T, S], see ScaleFormat; FP8 only
-    topk_idx           in   [T, K] int32 or int64; -1: no selection
+    topk_idx           in   [T, K] int32 or int64; negative: no selection
     topk_weights       in   [T, K] float32
     recv_x             out  [rows, H] bf16 or e4m3, or [rows, opaque_bytes]
     recv_scales        out  [rows, S]; FP8_CAST and FP8. COLUMN_MAJOR: the same shape with strides (1, P) of

@@ -78,9 +78,9 @@ struct Counting {
   // Returns the choice as it counts. The result is -1 for no choice, for an inactive rank and for an invalid
   // value. An invalid value is also recorded in workspace().bad_choice.
   __device__ std::int32_t accept(std::uint32_t place, std::int64_t value) const {
-    if (value == -1) return -1;
-    if (value < 0 || value >= op.shape.num_experts) {
-      const std::int64_t bounded = max(min(value, std::int64_t{INT32_MAX}), std::int64_t{INT32_MIN});
+    if (value < 0) return -1;
+    if (value >= op.shape.num_experts) {
+      const std::int64_t bounded = min(value, std::int64_t{INT32_MAX});
       const std::uint64_t key = std::uint64_t{place} << 32 | static_cast<std::uint32_t>(bounded);
       atomicMax(reinterpret_cast<unsigned long long*>(&workspace(op).bad_choice), ~key);
       return -1;

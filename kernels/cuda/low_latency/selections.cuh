@@ -13,14 +13,14 @@ __device__ __noinline__ inline void refuse(const Operation& op, std::uint32_t pl
 #pragma unroll 1
   for (std::uint32_t lower = 0; lower < place; ++lower) {
     const std::int64_t other = read_choice(op, lower);
-    if (other >= -1 && other < op.shape.num_experts) continue;
+    if (other < op.shape.num_experts) continue;
     place = lower;
     value = other;
   }
   OpResult ending = ended(OpError::kBadChoice, static_cast<std::int32_t>(op.rank));
   ending.token = place / op.shape.topk;
   ending.k = place % op.shape.topk;
-  ending.value = static_cast<std::int32_t>(max(min(value, std::int64_t{INT32_MAX}), std::int64_t{INT32_MIN}));
+  ending.value = static_cast<std::int32_t>(min(value, std::int64_t{INT32_MAX}));
   fail(op, ending);
 }
 
@@ -184,7 +184,7 @@ class OwnChoices {
   __device__ void take(Taken& taken, std::uint32_t token, std::uint32_t place, std::int64_t value) const {
     const auto expert = static_cast<std::uint32_t>(value);
     bool counts = static_cast<std::uint64_t>(value) < op_.shape.num_experts;
-    if (!counts && value != -1) {
+    if (!counts && value >= 0) {
       taken.bad = place;
       taken.bad_value = value;
     }

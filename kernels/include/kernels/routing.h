@@ -71,7 +71,7 @@ struct RoutingInput {
   std::span<const std::uint8_t> masked = {};  // [R] not 0: a masked rank, whose experts receive nothing
 };
 
-// The first choice outside [-1, num_experts).
+// The first choice that is num_experts or more. Every negative one is no selection.
 struct RoutingError {
   bool bad = false;
   std::uint32_t token = 0;

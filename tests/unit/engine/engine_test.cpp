@@ -187,7 +187,7 @@ TEST_F(EngineTest, BadChoiceIsNamedAndTheGroupGoesOn) {
   const auto body = request->read<abi::Break>().value();
   EXPECT_EQ(body.cause, StatusCode::kInvalidArgument);
   EXPECT_EQ(body.failed_rank, 1);
-  EXPECT_NE(std::string(body.text).find("topk_idx[1,1] is 6 on rank 1; allowed: -1 .. 5"), std::string::npos)
+  EXPECT_NE(std::string(body.text).find("topk_idx[1,1] is 6 on rank 1; allowed: 0 .. 5"), std::string::npos)
       << body.text;
   break_and_resume(body.cause);
   for (auto& session : sessions_) {

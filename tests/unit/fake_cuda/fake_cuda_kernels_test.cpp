@@ -291,10 +291,10 @@ TEST_F(FakeCudaEndings, ABadChoiceIsRefused) {
   EXPECT_EQ(result(0).k, 2u);
   EXPECT_EQ(result(0).value, 8);
   EXPECT_EQ(result(0).expert, -1);
-  choices(0)[5 * 4 + 2] = INT64_MIN;
+  choices(0)[5 * 4 + 2] = INT64_MAX;
   start(0, 2, kLong);
   world_->wait();
-  EXPECT_EQ(result(0).value, INT32_MIN);
+  EXPECT_EQ(result(0).value, INT32_MAX);
 }
 
 TEST_F(FakeCudaEndings, AMissingRankEndsInTheDeadline) {

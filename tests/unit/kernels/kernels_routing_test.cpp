@@ -32,12 +32,18 @@ Shape random_shape(std::mt19937& random) {
   return shape;
 }
 
+// Every negative number is no selection, also one whose low half would be an expert.
+std::int64_t no_selection(std::mt19937& random) {
+  constexpr std::int64_t kValues[] = {-1, -2, INT32_MIN, INT64_MIN, -(std::int64_t{1} << 32) + 1};
+  return kValues[between(random, 0, 4)];
+}
+
 std::vector<std::int64_t> random_choices(std::mt19937& random, const Shape& shape) {
   std::vector<std::int64_t> choices(std::size_t{shape.tokens} * shape.topk);
   const std::uint32_t none_in = between(random, 1, 10);
   const std::uint32_t span = between(random, 0, 2) == 0 ? std::min(shape.experts, 3u) : shape.experts;
   for (auto& choice : choices) {
-    choice = between(random, 0, none_in) == 0 ? -1 : std::int64_t{between(random, 0, span - 1)};
+    choice = between(random, 0, none_in) == 0 ? no_selection(random) : between(random, 0, span - 1);
   }
   return choices;
 }
@@ -51,7 +57,9 @@ struct Options {
 
 RoutingError build(const Shape& shape, const std::vector<std::int64_t>& choices, const Options& options,
                    RoutingPlan& plan) {
-  const std::vector<std::int32_t> narrow(choices.begin(), choices.end());
+  std::vector<std::int32_t> narrow;
+  for (const std::int64_t choice : choices)
+    narrow.push_back(static_cast<std::int32_t>(std::max<std::int64_t>(choice, INT32_MIN)));
   const auto masked = std::make_unique<std::uint8_t[]>(options.masked.size());
   std::copy(options.masked.begin(), options.masked.end(), masked.get());
   RoutingInput input;
@@ -87,7 +95,7 @@ Expected expected_plan(const Shape& shape, const std::vector<std::int64_t>& choi
     std::map<std::uint32_t, std::vector<std::uint32_t>> experts_of_rank;  // in order of k, each once
     for (std::uint32_t k = 0; k < shape.topk; ++k) {
       const std::int64_t value = choices[std::size_t{token} * shape.topk + k];
-      plan.topk.push_back(static_cast<std::int32_t>(value));
+      plan.topk.push_back(static_cast<std::int32_t>(std::max<std::int64_t>(value, -1)));
       if (value < 0) continue;
       const auto expert = static_cast<std::uint32_t>(value);
       const std::uint32_t rank = expert / (shape.experts / shape.ranks);
@@ -187,8 +195,7 @@ TEST(Routing, BadValuesAreNamed) {
     std::vector<std::int64_t> choices = random_choices(random, shape);
     Options options = random_options(random, shape);
     const bool index64 = options.index64 = seed % 2 == 0;
-    const std::vector<std::int64_t> bad_values = {std::int64_t{shape.experts}, -2, 0x7fffffff,
-                                                  -0x7fffffff - 1};
+    const std::vector<std::int64_t> bad_values = {std::int64_t{shape.experts}, 4097, 0x7fffffff, 0x40000000};
     std::int64_t bad = bad_values[seed / 2 % bad_values.size()];
     // A 64-bit value whose low half is legal must not pass.
     if (index64 && seed % 8 == 4) bad = (std::int64_t{1} << 32) + 0;
@@ -197,7 +204,7 @@ TEST(Routing, BadValuesAreNamed) {
     const std::uint32_t k = between(random, 0, shape.topk - 1);
     choices[std::size_t{token} * shape.topk + k] = bad;
     choices.back() =
-        token + 1 == shape.tokens && k + 1 == shape.topk ? bad : -5;  // a later one is not the first
+        token + 1 == shape.tokens && k + 1 == shape.topk ? bad : 5000;  // a later one is not the first
     const RoutingError error = build(shape, choices, options, plan);
     ASSERT_TRUE(error.bad);
     EXPECT_EQ(error.token, token);

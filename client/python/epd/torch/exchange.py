@@ -112,7 +112,7 @@ class Exchange(NotCopied):
         once.
 
         x             [n, H] bf16 (BF16, FP8_CAST) or e4m3 (FP8), or [n, opaque_bytes] uint8
-        topk_idx      [n, K] of the group's index type; -1: no selection
+        topk_idx      [n, K] of the group's index type; negative: no selection
         topk_weights  [n, K] float32; None: zeros arrive
         x_scales      [n, S]; payload FP8
         exact         the tensors have as many rows as came; the host waits for the counts. False: they have room
