@@ -37,7 +37,7 @@ void divide_dispatch(Operation& op) {
   const RowFormat& format = op.shape.format;
   op.division.stages = 1;
   op.division.stage_bytes =
-      format.row_bytes + round_to(format.scale_bytes, 128) + (format.cast ? format.x_bytes : 0);
+      round_to(format.row_bytes + format.scale_bytes, 128) + (format.cast ? format.x_bytes : 0);
   op.division.stage_bytes = round_to(op.division.stage_bytes, 128);
 }
 
@@ -73,7 +73,8 @@ bool divide_low_latency_dispatch(std::uint32_t room, Operation& op) {
   std::uint32_t stages = std::min(room / division.stage_bytes, kMaxWarps - kLowLatencyMetadataWarps);
   while (stages > 0 && !fits(stages)) --stages;
   division.stages_divisor = Divisor(stages);
-  division.row_steps = (format.hidden / 128 + kCastStepBlocks - 1) / kCastStepBlocks;
+  // Steps of whole blocks; the last one also casts the rest of the row.
+  division.row_steps = std::max(1u, (format.hidden / 128 + kCastStepBlocks - 1) / kCastStepBlocks);
   division.row_steps_divisor = Divisor(division.row_steps);
   if (stages == 0 || division.ctas == 1) return stages > 0;
   // With several CTAs, CTA 0 copies no rows. Its stages hold the counts of all ranks and the placement.

@@ -64,7 +64,7 @@ class RowWriter {
   RowWriter(Choice choice, const RowFormat& format)
       : choice_(choice),
         format_(format),
-        scales_(format.cast ? format.hidden / kScaleBlock : 0),
+        scales_(format.cast ? (format.hidden + kScaleBlock - 1) / kScaleBlock : 0),
         scale_bytes_(format.cast ? format.scale_bytes : 0) {}
 
   // Writes the row of a token to all places. Returns its scales, valid until the next call; null if rows have

@@ -67,14 +67,14 @@ float cast_block_e4m3_pow2(const std::uint16_t* x, std::uint8_t* q) {
   return cast_one_block(x, true, q);
 }
 
-float host::cast_special_block(const std::uint16_t* x, bool pow2, std::uint8_t* q) {
+float host::cast_special_block(std::span<const std::uint16_t> x, bool pow2, std::uint8_t* q) {
   float amax = kMinAmax;
-  for (std::uint32_t i = 0; i < kScaleBlock; ++i) {
-    const float magnitude = std::fabs(bf16_to_float(x[i]));
+  for (const std::uint16_t bits : x) {
+    const float magnitude = std::fabs(bf16_to_float(bits));
     if (magnitude > amax) amax = magnitude;  // false for NaN
   }
   const BlockScale scale = block_scale(amax, pow2);
-  for (std::uint32_t i = 0; i < kScaleBlock; ++i) q[i] = float_to_e4m3(bf16_to_float(x[i]) * scale.inverse);
+  for (std::size_t i = 0; i < x.size(); ++i) q[i] = float_to_e4m3(bf16_to_float(x[i]) * scale.inverse);
   return scale.scale;
 }
 

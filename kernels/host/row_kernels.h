@@ -62,7 +62,7 @@ inline constexpr std::size_t kSumAhead = 1024;
 // faster.
 inline constexpr std::size_t kStreamingVolume = std::size_t{32} << 20;
 
-// The inner loops of one vector path. `hidden` is a multiple of 128, `bytes` of 16. Pointers need only their
+// The inner loops of one vector path. `hidden` and `bytes` are multiples of 8. Pointers need only their
 // type's natural alignment. Outputs overlap nothing. Streaming stores may be pending on return, so the caller
 // ends its batch with store_fence().
 struct RowKernels {
@@ -114,6 +114,11 @@ inline BlockScale block_scale(float amax, bool pow2) {
 }
 
 // Casts a block that has NaN or Inf and returns its scale. Such blocks are too rare for vectors.
-float cast_special_block(const std::uint16_t* x, bool pow2, std::uint8_t* q);
+float cast_special_block(std::span<const std::uint16_t> x, bool pow2, std::uint8_t* q);
+
+// The columns behind the last whole block of a row, from `start` on, which vectors leave to the plain path.
+// They cast one block, or none, and sum fewer columns than a block.
+void cast_rest(const CastRow& row, std::size_t start, std::span<void* const> destinations);
+void sum_rest(const RowSum& sum, std::size_t start, std::size_t hidden, std::uint16_t* out);
 
 }  // namespace epd::kernels::host

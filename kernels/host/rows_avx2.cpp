@@ -67,10 +67,12 @@ EPD_AVX2 void copy_to_all(const char* source, std::size_t bytes, std::span<void*
       put<kStores>(place + 96, d);
     }
   }
-  for (; i < bytes; i += 16) {
+  for (; i + 16 <= bytes; i += 16) {
     const __m128i value = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i));
     for (void* destination : destinations) put<kStores>(static_cast<char*>(destination) + i, value);
   }
+  for (void* destination : destinations)
+    std::memcpy(static_cast<char*>(destination) + i, source + i, bytes - i);
 }
 
 // Copies a row that begins or ends within a cache line. Whole lines of the row bypass the caches.
@@ -137,7 +139,8 @@ EPD_AVX2_INLINE std::uint32_t largest_magnitude(const std::uint16_t* x) {
 template <Stores kStores>
 EPD_AVX2 void cast_to_all(const CastRow& row, std::span<void* const> destinations) {
   float* scales = row.scales;
-  for (std::size_t start = 0; start < row.hidden; start += kScaleBlock) {
+  const std::size_t whole = row.hidden / kScaleBlock * kScaleBlock;
+  for (std::size_t start = 0; start < whole; start += kScaleBlock) {
     const std::uint16_t* block = row.x + start;
     for (std::size_t i = 0; i < kScaleBlock; i += 32) {
       _mm_prefetch(reinterpret_cast<const char*>(block + i) + kCastAhead, _MM_HINT_T0);
@@ -145,7 +148,7 @@ EPD_AVX2 void cast_to_all(const CastRow& row, std::span<void* const> destination
     const std::uint32_t largest = largest_magnitude(block);
     if (largest >= 0x7f80) [[unlikely]] {
       std::uint8_t q[kScaleBlock];
-      *scales++ = cast_special_block(block, row.pow2, q);
+      *scales++ = cast_special_block({block, kScaleBlock}, row.pow2, q);
       for (void* destination : destinations) {
         std::uint8_t* place = static_cast<std::uint8_t*>(destination) + start;
         for (std::uint32_t i = 0; i < kScaleBlock; i += 32) put<kStores>(place + i, load(q + i));
@@ -164,6 +167,7 @@ EPD_AVX2 void cast_to_all(const CastRow& row, std::span<void* const> destination
     }
     *scales++ = scale.scale;
   }
+  cast_rest(row, whole, destinations);
 }
 
 void cast_row(const CastRow& row, std::span<void* const> destinations, Stores stores) {
@@ -271,7 +275,8 @@ EPD_AVX2_INLINE void add_domain(Columns<kVectors>& sums, Summands& next, const S
 template <bool kWeighted, bool kPartial, bool kDomains, Stores kStores>
 EPD_AVX2 void sum_columns(const RowSum& sum, std::size_t hidden, std::uint16_t* out) {
   constexpr std::size_t kVectors = kPartial || kDomains ? 2 : 4;  // of 16 bf16
-  for (std::size_t start = 0; start < hidden; start += kVectors * 16) {
+  const std::size_t whole = hidden / (kVectors * 16) * (kVectors * 16);
+  for (std::size_t start = 0; start < whole; start += kVectors * 16) {
     Columns<kVectors> sums;
     clear(sums);
     if constexpr (kDomains) {
@@ -291,6 +296,7 @@ EPD_AVX2 void sum_columns(const RowSum& sum, std::size_t hidden, std::uint16_t* 
       put<kStores>(out + start + v * 16, _mm256_blend_epi16(low, round_upper(sums.odd[v]), 0xaa));
     }
   }
+  sum_rest(sum, whole, hidden, out);
 }
 
 template <Stores kStores>

@@ -62,10 +62,12 @@ EPD_AVX512 void copy_to_all(const char* source, std::size_t bytes, std::span<voi
       put<kStores>(place + 64, b);
     }
   }
-  for (; i < bytes; i += 16) {
+  for (; i + 16 <= bytes; i += 16) {
     const __m128i value = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i));
     for (void* destination : destinations) put<kStores>(static_cast<char*>(destination) + i, value);
   }
+  for (void* destination : destinations)
+    std::memcpy(static_cast<char*>(destination) + i, source + i, bytes - i);
 }
 
 // Copies a row that begins or ends within a cache line. Whole lines of the row bypass the caches.
@@ -138,7 +140,8 @@ EPD_AVX512 void cast_to_all(const CastRow& row, std::span<void* const> destinati
   float* scales = row.scales;
   const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
   const __m512i magnitude = _mm512_set1_epi16(0x7fff);
-  for (std::size_t start = 0; start < row.hidden; start += kScaleBlock) {
+  const std::size_t whole = row.hidden / kScaleBlock * kScaleBlock;
+  for (std::size_t start = 0; start < whole; start += kScaleBlock) {
     for (std::size_t i = 0; i < kScaleBlock; i += 32) {
       _mm_prefetch(reinterpret_cast<const char*>(row.x + start + i) + kCastAhead, _MM_HINT_T0);
     }
@@ -153,7 +156,7 @@ EPD_AVX512 void cast_to_all(const CastRow& row, std::span<void* const> destinati
     __m512i back;
     if (largest >= 0x7f80) [[unlikely]] {
       std::uint8_t q[kScaleBlock];
-      *scales++ = cast_special_block(row.x + start, row.pow2, q);
+      *scales++ = cast_special_block({row.x + start, kScaleBlock}, row.pow2, q);
       front = _mm512_loadu_si512(q);
       back = _mm512_loadu_si512(q + 64);
     } else {
@@ -170,6 +173,7 @@ EPD_AVX512 void cast_to_all(const CastRow& row, std::span<void* const> destinati
       put<kStores>(place + 64, back);
     }
   }
+  cast_rest(row, whole, destinations);
 }
 
 void cast_row(const CastRow& row, std::span<void* const> destinations, Stores stores) {
@@ -270,7 +274,8 @@ EPD_AVX512_INLINE void add_domain(Columns& sums, Summands& next, const SumDomain
 
 template <bool kWeighted, bool kPartial, bool kDomains, Stores kStores>
 EPD_AVX512 void sum_columns(const RowSum& sum, std::size_t hidden, std::uint16_t* out) {
-  for (std::size_t start = 0; start < hidden; start += kVectors * 32) {
+  const std::size_t whole = hidden / (kVectors * 32) * (kVectors * 32);
+  for (std::size_t start = 0; start < whole; start += kVectors * 32) {
     Columns sums;
     clear(sums);
     if constexpr (kDomains) {
@@ -291,6 +296,7 @@ EPD_AVX512 void sum_columns(const RowSum& sum, std::size_t hidden, std::uint16_t
       put<kStores>(out + start + v * 32, both);
     }
   }
+  sum_rest(sum, whole, hidden, out);
 }
 
 template <Stores kStores>

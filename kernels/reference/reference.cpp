@@ -53,10 +53,11 @@ float power_of_two_above(float scale) {
   return static_cast<float>(power);
 }
 
-float cast_block(const std::uint16_t* x, ScaleFormat format, std::uint8_t* q) {
+// A block has 128 values; the last one of a row may have fewer.
+float cast_block(std::span<const std::uint16_t> x, ScaleFormat format, std::uint8_t* q) {
   float amax = 1e-30f;
-  for (int i = 0; i < 128; ++i) {
-    const float value = bf16_to_float(x[i]);
+  for (const std::uint16_t bits : x) {
+    const float value = bf16_to_float(bits);
     if (!std::isnan(value)) amax = std::max(amax, std::fabs(value));
   }
   float scale = amax / 448.0f;
@@ -65,7 +66,7 @@ float cast_block(const std::uint16_t* x, ScaleFormat format, std::uint8_t* q) {
     scale = power_of_two_above(scale);
     inverse = 1.0f / scale;
   }
-  for (int i = 0; i < 128; ++i) {
+  for (std::size_t i = 0; i < x.size(); ++i) {
     const float product = bf16_to_float(x[i]) * inverse;
     q[i] = nearest_e4m3(product);
   }
@@ -165,11 +166,11 @@ void append(std::vector<std::uint8_t>& bytes, const void* more, std::size_t coun
 void append_cast(const GroupParams& params, const std::uint8_t* x, RankReceived& received) {
   const std::size_t end = received.recv_scales.size() + scale_bytes(params);
   for (std::uint32_t start = 0; start < params.hidden; start += 128) {
-    std::uint16_t block[128];
-    std::memcpy(block, x + std::size_t{2} * start, sizeof(block));
+    std::vector<std::uint16_t> block(std::min(128u, params.hidden - start));
+    std::memcpy(block.data(), x + std::size_t{2} * start, block.size() * 2);
     std::uint8_t q[128];
     const float scale = cast_block(block, params.scale_format, q);
-    append(received.recv_x, q, sizeof(q));
+    append(received.recv_x, q, block.size());
     if (params.scale_format == ScaleFormat::kUe8m0) {
       received.recv_scales.push_back(std::isinf(scale) ? 255
                                                        : static_cast<std::uint8_t>(std::ilogb(scale) + 127));
@@ -425,7 +426,7 @@ std::uint32_t row_bytes(const GroupParams& params) {
 
 std::uint32_t scale_bytes(const GroupParams& params) {
   if (params.payload != Payload::kFp8Cast && params.payload != Payload::kFp8) return 0;
-  const std::uint32_t scales = params.hidden / 128;
+  const std::uint32_t scales = (params.hidden + 127) / 128;
   if (params.scale_format != ScaleFormat::kUe8m0) return 4 * scales;
   return scales % 4 == 0 ? scales : scales + 4 - scales % 4;
 }

@@ -92,7 +92,7 @@ inline Case random_case(Random& random, std::uint32_t max_hidden) {
   g.num_ranks = pick(random, {1, 2, 3, 4, 4, 4, 5, 8});
   g.num_experts = g.num_ranks * pick(random, {1, 2, 3, 8, 16, 64});
   g.topk = std::min(pick(random, {1, 2, 3, 6, 8, 8, 8, 9, 32}), 32u);
-  g.hidden = std::min(pick(random, {128, 256, 384, 1024, 2048, 7168}), max_hidden);
+  g.hidden = std::min(pick(random, {8, 24, 136, 264, 384, 1000, 1024, 2048, 2880, 7168}), max_hidden);
   g.layout = static_cast<ref::Layout>(random() % 3);
   g.payload = static_cast<ref::Payload>(random() % 4);
   if (random() % 3 == 0) g.payload = ref::Payload::kFp8Cast;

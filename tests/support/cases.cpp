@@ -60,10 +60,11 @@ std::vector<std::uint8_t> make_x(const Case& c, Random& random, std::size_t toke
   std::vector<std::uint16_t> x(tokens * c.hidden);
   fill_finite(random, x.data(), x.size());
   for (std::size_t block = 0; block < x.size(); block += 128) {
+    const auto width = static_cast<std::uint32_t>(std::min<std::size_t>(128, x.size() - block));
     const std::uint32_t kind = random.below(16);
-    if (kind == 0) std::fill_n(&x[block], 128, std::uint16_t{0});
-    if (kind == 1) x[block + random.below(128)] = 0x7f7f;  // the largest bf16
-    if (kind == 2) std::fill_n(&x[block], 128, std::uint16_t{0x0001});
+    if (kind == 0) std::fill_n(&x[block], width, std::uint16_t{0});
+    if (kind == 1) x[block + random.below(width)] = 0x7f7f;  // the largest bf16
+    if (kind == 2) std::fill_n(&x[block], width, std::uint16_t{0x0001});
   }
   std::vector<std::uint8_t> bytes(x.size() * 2);
   if (!x.empty()) std::memcpy(bytes.data(), x.data(), bytes.size());
@@ -322,7 +323,7 @@ std::uint32_t rows_needed(const Case& c, std::uint64_t num_routings) {
 
 Case random_case(std::uint64_t seed, std::uint32_t num_ranks) {
   Random random(mixed(seed, 77, num_ranks, 0));
-  constexpr std::uint32_t kHidden[] = {128, 128, 256, 384, 512, 1024, 2048, 7168};
+  constexpr std::uint32_t kHidden[] = {8, 128, 136, 264, 512, 1000, 2880, 7168};
   constexpr std::uint32_t kTopk[] = {1, 2, 3, 4, 6, 8, 13, 32};
   Case c;
   c.seed = seed;

@@ -324,7 +324,7 @@ class NormalMode:
         else:
             check_tensor("x[0]", rows, dtypes=E4M3, shape=(None, None), device=device)
             packed = isinstance(scales, Tensor) and scales.dtype == torch.int32
-            width = -(-rows.shape[1] // 512) if packed else rows.shape[1] // 128
+            width = -(-rows.shape[1] // (512 if packed else 128))
             shape = (rows.shape[0], width)
             check_tensor("x[1]", scales, dtypes=(torch.float32, torch.int32), shape=shape, device=device)
             given = Given(rows, scales, _UE8M0 if packed else _FP8)

@@ -170,7 +170,7 @@ typedef enum epd_payload {
 
 /* The scales of an e4m3 row. */
 typedef enum epd_scale_format {
-  EPD_SCALE_FORMAT_FLOAT32 = 0,      /* float32 [H/128] */
+  EPD_SCALE_FORMAT_FLOAT32 = 0,      /* float32 [S], S = ceil(H/128) */
   EPD_SCALE_FORMAT_FLOAT32_POW2 = 1, /* the same, rounded up to a power of two; FP8_CAST only */
   EPD_SCALE_FORMAT_UE8M0 = 2         /* int32 [ceil(H/512)]: 4 powers of two 2^e, each as a byte e + 127 */
 } epd_scale_format_t;
@@ -320,7 +320,7 @@ typedef struct epd_group_config {
   uint32_t num_ranks;    /* R 1..1024 */
   uint32_t num_experts;  /* E: a multiple of R, at most 4096 */
   uint32_t max_tokens;   /* T 1..65536: the most tokens of a dispatch. Sizes of buffers follow from it */
-  uint32_t hidden;       /* H: a multiple of 128, at most 16384 */
+  uint32_t hidden;       /* H: a multiple of 8, at most 16384 */
   uint32_t topk;         /* K 1..32 */
   uint32_t depth;        /* buffer slots, 1..16; 0: 4 */
   epd_payload_t payload; /* with scale_format: row format 0 */
@@ -446,7 +446,7 @@ typedef struct epd_buffers {
   size_t size;
   /* in: written by the caller, read by an operation. out: the reverse */
   void* x;             /* in  [T] rows; FP8_CAST: H bf16. Read by dispatch */
-  void* topk_idx;      /* in  [T,K] int32 or int64: the experts of each token; -1: no selection. Dispatch */
+  void* topk_idx;      /* in  [T,K] int32 or int64: the experts of each token; negative: none. Dispatch */
   float* topk_weights; /* in  [T,K]. Dispatch sends them along; a weighted combine multiplies by them */
   void* recv_x;        /* out [rows] of dispatch. Compact: the first M are valid. Packed, expert: those of
                           local expert e begin at expert_offsets[e] and are expert_counts[e] */

@@ -148,7 +148,7 @@ def region_shapes(config: GroupConfig) -> dict[Region, RegionShape]:
     if config.scale_format == ScaleFormat.UE8M0:
         scales, scale = -(-hidden // 512), "i"
     else:
-        scales, scale = hidden // 128, "f"
+        scales, scale = -(-hidden // 128), "f"
     strides: Optional[tuple[int, ...]] = None
     if config.scale_layout == ScaleLayout.COLUMN_MAJOR:
         pitch = -(-rows[-1] // 4) * 4

@@ -38,7 +38,7 @@ class Payload(enum.IntEnum):
     """What a row of x and recv_x is."""
 
     BF16 = 0  # the caller writes hidden bf16 values, receivers get the same
-    FP8_CAST = 1  # writes bf16; get e4m3 with one scale for each 128 values
+    FP8_CAST = 1  # writes bf16; get e4m3 with one scale for each 128 values, the last for the rest
     FP8 = 2  # writes e4m3 and scales; get the same
     OPAQUE = 3  # writes opaque_bytes; get the same
 
@@ -46,7 +46,7 @@ class Payload(enum.IntEnum):
 class ScaleFormat(enum.IntEnum):
     """Scales of e4m3 rows, one for each block of 128 values."""
 
-    FLOAT32 = 0  # float32 [., H/128]
+    FLOAT32 = 0  # float32 [., ceil(H/128)]
     FLOAT32_POW2 = 1  # the same, rounded up to a power of two; FP8_CAST only
     UE8M0 = 2  # exponent bytes, four to an int32 [., ceil(H/512)]
 
@@ -182,7 +182,7 @@ class GroupConfig:
     num_ranks         R, 1..1024
     num_experts       E, a multiple of R, at most 4096; expert e lives on rank e / (E/R)
     max_tokens        T, 1..65536: the most tokens of one rank in one operation
-    hidden            H, a multiple of 128, at most 16384
+    hidden            H, a multiple of 8, at most 16384
     topk              K, 1..32
     depth             buffer slots, 1..16; 0: 4
     timeout_ms        of the join; 0: the daemon's timeouts.join_ms, 60 s if not configured
@@ -356,7 +356,7 @@ _ALLOWED = {
     "num_ranks": "1 .. 1024",
     "num_experts": "1 .. 4096, a multiple of num_ranks",
     "max_tokens": "1 .. 65536",
-    "hidden": "multiples of 128, 128 .. 16384",
+    "hidden": "multiples of 8, 8 .. 16384",
     "topk": "1 .. 32",
     "depth": "0 .. 16",
     "sms": f"0 .. {(1 << 32) - 1}",

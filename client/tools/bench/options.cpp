@@ -114,7 +114,7 @@ void add_run_options(CLI::App& app, Options& options, Names& names) {
       ->check(one_of("operation", {"dispatch", "combine", "both", "noop"}))
       ->capture_default_str();
   add_number(app, "--tokens", run.tokens, 0, abi::kMaxTokens, "Tokens of each rank in each call");
-  add_field(app, "--hidden", run.hidden, "hidden", "Values per token, a multiple of 128");
+  add_field(app, "--hidden", run.hidden, "hidden", "Values per token, a multiple of 8");
   add_field(app, "--experts", run.experts, "num_experts", "Experts of the group, a multiple of the ranks");
   add_field(app, "--topk", run.topk, "topk", "Experts per token");
   add_number(app, "--sms", run.sms, 0, kMaxSms,
@@ -205,7 +205,7 @@ void add_nodes_options(CLI::App& app, Options& options, Names& names) {
   add_number(app, "--pairs", nodes.pairs, 1, kMaxPairs, "Measurements of operations and of raw UCX, in turn");
   add_number(app, "--iters", nodes.pair_iterations, 0, kMaxPairIterations,
              "Iterations in each pair (0: 3 from 1024 tokens on, else 20)");
-  add_field(app, "--hidden", nodes.run.hidden, "hidden", "Values per token, a multiple of 128");
+  add_field(app, "--hidden", nodes.run.hidden, "hidden", "Values per token, a multiple of 8");
   add_field(app, "--experts", nodes.run.experts, "num_experts",
             "Experts of the group, a multiple of the ranks");
   add_field(app, "--topk", nodes.run.topk, "topk", "Experts per token");

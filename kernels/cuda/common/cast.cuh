@@ -132,6 +132,25 @@ struct CastSection {
   }
 };
 
+// Casts the last block of a row, which has fewer than 128 columns: a vector for each lane.
+__device__ __noinline__ inline void cast_last_block(const RowFormat& format, const std::uint8_t* x,
+                                                    std::uint8_t* codes, std::uint8_t* scales) {
+  const std::uint32_t block = format.hidden / 128;
+  const bool mine = lane_of() < format.hidden % 128 / 8;
+  uint4 v{0, 0, 0, 0};
+  if (mine) v = reinterpret_cast<const uint4*>(x)[block * 16 + lane_of()];
+  std::uint32_t m = max_magnitudes(v);
+#pragma unroll 1
+  for (int step = 16; step > 0; step /= 2) m = max_pair(m, __shfl_xor_sync(kFull, m, step));
+  const float amax = fmaxf(kMinAmax, fmaxf(low_float(m), high_float(m)));
+  const BlockScale scale = block_scale(amax, format.scales != ScaleFormat::kFloat32);
+  if (mine) reinterpret_cast<uint2*>(codes)[block * 16 + lane_of()] = cast_eight(v, scale.inverse);
+  __syncwarp();  // the padding behind the whole blocks has been zeroed
+  if (lane_of() == 0) put_scale(scales, format.scales, block, scale.scale);
+  if (format.scales == ScaleFormat::kUe8m0 && block + 1 + lane_of() < format.scale_bytes)
+    scales[block + 1 + lane_of()] = 0;
+}
+
 // Casts one step of a row: eight blocks, two for each eight lanes. `x` is the row in shared memory. One
 // reduction and one division serve both blocks. The step is small on purpose: a small operation spends more
 // time on fetching instructions than on arithmetic (kernels/PERFORMANCE.md).
@@ -178,6 +197,7 @@ __device__ __noinline__ inline void cast_row(const void* row, std::uint8_t* code
     section.load(static_cast<const uint4*>(row) + first * 16, blocks - first);
     section.cast(format, codes, scales, first, blocks);
   }
+  if (format.hidden % 128 != 0) cast_last_block(format, static_cast<const std::uint8_t*>(row), codes, scales);
 }
 
 }  // namespace epd::kernels::cuda

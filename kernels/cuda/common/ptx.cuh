@@ -162,6 +162,19 @@ __device__ inline void warp_store(void* to, std::uint8_t* from, std::uint32_t by
 #endif
 }
 
+// Copies `bytes`, a multiple of 8, to each lane's place with `mine`, by ordinary accesses of the warp: for
+// rows that are no multiple of 16, which bulk copies can't have. All lanes call.
+__device__ __noinline__ inline void warp_store_eights(void* to, const std::uint8_t* from, std::uint32_t bytes,
+                                                      bool mine) {
+#pragma unroll 1
+  for (std::uint32_t lanes = __ballot_sync(kFull, mine); lanes != 0; lanes &= lanes - 1) {
+    const int lane = __ffs(static_cast<int>(lanes)) - 1;
+    auto* const d = reinterpret_cast<uint2*>(__shfl_sync(kFull, reinterpret_cast<std::uintptr_t>(to), lane));
+#pragma unroll 1
+    for (std::uint32_t i = lane_of(); i < bytes / 8; i += 32) d[i] = reinterpret_cast<const uint2*>(from)[i];
+  }
+}
+
 // Ends the lane's current group of stores.
 __device__ inline void stores_commit() {
 #if EPD_BULK
@@ -209,6 +222,16 @@ __device__ inline void lanes_load(std::uint8_t* to, const void* from, std::uint3
   }
 #pragma unroll 1
   for (; i < end; i += 512, at += 512) thread_load<0>(i, at);
+}
+// The same with vectors of 8 bytes. The warp's copies are complete when the function returns.
+__device__ __noinline__ inline void lanes_load_eights(std::uint8_t* to, const void* from,
+                                                      std::uint32_t bytes) {
+#pragma unroll 1
+  for (std::uint32_t i = lane_of() * 8; i < bytes; i += 256)
+    *reinterpret_cast<uint2*>(to + i) =
+        *reinterpret_cast<const uint2*>(static_cast<const std::uint8_t*>(from) + i);
+  fence_async_shared();
+  __syncwarp();
 }
 __device__ inline uint4 load_shared(std::uint32_t at) {
   uint4 value;

@@ -132,7 +132,7 @@ struct StageLayout {
   std::uint8_t* x;
   __device__ StageLayout(const RowFormat& format, std::uint8_t* stage)
       : row(stage), scales(stage + format.row_bytes), x(stage) {
-    if (format.cast) x = scales + (format.scale_bytes + 127) / 128 * 128;
+    if (format.cast) x += (format.row_bytes + format.scale_bytes + 127) / 128 * 128;
   }
 };
 
@@ -142,10 +142,16 @@ __device__ inline void load_row(const Operation& op, const StageLayout& to, std:
   EPD_BELOW(token, op.num_tokens);
   const RowFormat& format = op.shape.format;
   const bool scales = op.x_scales != nullptr;
-  const bool bulk_scales = scales && format.scale_bytes % 16 == 0;
-  if (lane_of() == 0) barrier_expect(barrier, format.x_bytes + (bulk_scales ? format.scale_bytes : 0));
-  warp_load(to.x, static_cast<const std::uint8_t*>(op.x) + std::size_t{token} * format.x_bytes,
-            format.x_bytes, lane_of() == 0, barrier);
+  const std::uint8_t* const x = static_cast<const std::uint8_t*>(op.x) + std::size_t{token} * format.x_bytes;
+  const bool bulk_x = format.x_bytes % 16 == 0;
+  const bool bulk_scales = scales && bulk_x && format.scale_bytes % 16 == 0;
+  if (lane_of() == 0)
+    barrier_expect(barrier, (bulk_x ? format.x_bytes : 0) + (bulk_scales ? format.scale_bytes : 0));
+  if (bulk_x) {
+    warp_load(to.x, x, format.x_bytes, lane_of() == 0, barrier);
+  } else {
+    lanes_load_eights(to.x, x, format.x_bytes);
+  }
   if (!scales) return;
   const std::uint8_t* from =
       static_cast<const std::uint8_t*>(op.x_scales) + std::size_t{token} * format.scale_bytes;
@@ -168,13 +174,17 @@ __device__ inline void send_row(const Operation& op, const Shared& shared, const
   if (sends) EPD_BELOW(choice.row, op.shape.recv_rows);
   const DispatchTarget& target = shared.targets[sends ? choice.rank : 0];
   const std::size_t row = sends ? choice.row : 0;
-  warp_store(static_cast<std::uint8_t*>(target.recv_x) + row * format.row_bytes, stage.row, format.row_bytes,
-             sends);
+  std::uint8_t* const to = static_cast<std::uint8_t*>(target.recv_x) + row * format.row_bytes;
+  if (format.row_bytes % 16 == 0) {
+    warp_store(to, stage.row, format.row_bytes, sends);
+  } else {
+    warp_store_eights(to, stage.row, format.row_bytes, sends);
+  }
   stores_commit();
   if (format.scale_bytes == 0) return;
   if (format.scale_pitch != 0) {
     send_scale_columns(op, shared, stage.scales, choice);
-  } else if (format.scale_bytes % 16 == 0) {
+  } else if ((format.row_bytes | format.scale_bytes) % 16 == 0) {
     send_scales<uint4>(op, shared, stage.scales, choice);
   } else {
     send_scales<std::uint32_t>(op, shared, stage.scales, choice);

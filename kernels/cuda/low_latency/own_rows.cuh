@@ -58,6 +58,12 @@ class OwnRows {
     const std::uint32_t rows = round_rows(first);
     const std::uint32_t bytes = op_.shape.format.x_bytes;
     if (rows == 0) return;
+    if (bytes % 16 != 0) {
+#pragma unroll 1
+      for (std::uint32_t i = 0; i < rows; ++i) lanes_load_eights(stage(i), x_of(first + i), bytes);
+      if (lane_of() == 0) barrier_expect(arrived, 0);
+      return;
+    }
     if (lane_of() == 0) barrier_expect(arrived, rows * bytes);
     __syncwarp();
     const bool mine = lane_of() < rows;

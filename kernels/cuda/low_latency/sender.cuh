@@ -184,6 +184,8 @@ class LowLatencySender {
       next = claim(here, board_.cast_claimed);
       std::uint8_t* const to = stage(place);
       cast_step(format_, to + op_.division.inbox_pitch, to, to + format_.row_bytes, step);
+      if (format_.hidden % 128 != 0 && step + 1 == op_.division.row_steps)
+        cast_last_block(format_, to + op_.division.inbox_pitch, to, to + format_.row_bytes);
     }
     fence_async_shared();
     copy_team().sync();
@@ -194,7 +196,11 @@ class LowLatencySender {
     if (first != 0) {
       stores_wait_read();
       __syncwarp();
-      lanes_load(own_stage(), rows_.x_of(row_), format_.x_bytes);
+      if (format_.x_bytes % 16 == 0) {
+        lanes_load(own_stage(), rows_.x_of(row_), format_.x_bytes);
+      } else {
+        lanes_load_eights(own_stage(), rows_.x_of(row_), format_.x_bytes);
+      }
     }
     if (op_.x_scales != nullptr) load_given_scales();
     thread_loads_commit();
@@ -207,7 +213,7 @@ class LowLatencySender {
     std::uint8_t* const to = own_stage() + format_.row_bytes;
     const std::uint8_t* from =
         static_cast<const std::uint8_t*>(op_.x_scales) + std::size_t{token_of(row_)} * format_.scale_bytes;
-    if (format_.scale_bytes % 16 == 0) return lanes_load(to, from, format_.scale_bytes);
+    if ((format_.row_bytes | format_.scale_bytes) % 16 == 0) return lanes_load(to, from, format_.scale_bytes);
 #pragma unroll 1
     for (std::uint32_t i = lane_of(); i < format_.scale_bytes / 4; i += 32)
       reinterpret_cast<std::uint32_t*>(to)[i] = reinterpret_cast<const std::uint32_t*>(from)[i];
@@ -258,12 +264,16 @@ class LowLatencySender {
     const bool has = place >= 0;
     const std::size_t number = has ? static_cast<std::uint32_t>(place) : 0;
     auto* const x = static_cast<std::uint8_t*>(own.recv_x);
-    warp_store(x + number * format_.row_bytes, row, format_.row_bytes, has);
+    if (format_.row_bytes % 16 == 0) {
+      warp_store(x + number * format_.row_bytes, row, format_.row_bytes, has);
+    } else {
+      warp_store_eights(x + number * format_.row_bytes, row, format_.row_bytes, has);
+    }
     stores_commit();
     if (format_.scale_pitch != 0) {
       scatter_scales<std::uint32_t>(own, row + format_.row_bytes, place, first_scale(format_, number),
                                     format_.scale_pitch);
-    } else if (format_.scale_bytes % 16 == 0) {
+    } else if ((format_.row_bytes | format_.scale_bytes) % 16 == 0) {
       scatter_scales<uint4>(own, row + format_.row_bytes, place, number * (format_.scale_bytes / 16), 1);
     } else {
       scatter_scales<std::uint32_t>(own, row + format_.row_bytes, place, number * (format_.scale_bytes / 4),

@@ -14,11 +14,11 @@ using abi::ScaleFormat;
 
 // The format of a row, as given and as delivered.
 struct RowFormat {
-  bool cast = false;                           // bf16 in; e4m3 and scales out, in blocks of 1x128
+  bool cast = false;  // bf16 in; e4m3 and scales out, in blocks of 1x128 (the last may be shorter)
   ScaleFormat scales = ScaleFormat::kFloat32;  // of the cast
   std::uint32_t hidden = 0;                    // elements; of a row that is only copied: unused
-  std::uint32_t x_bytes = 0;                   // of a row as given; a multiple of 16
-  std::uint32_t row_bytes = 0;                 // as delivered
+  std::uint32_t x_bytes = 0;                   // of a row as given; a multiple of 8
+  std::uint32_t row_bytes = 0;                 // as delivered; a multiple of 8
   std::uint32_t scale_bytes = 0;  // as delivered (and as given, if they are given); a multiple of 4
   // Column-major scales (abi::ScaleLayout): words from one scale of a received row to its next, and rows of a
   // matrix. scale_pitch 0: row-major.

@@ -20,7 +20,7 @@ namespace epd::abi {
 enum class Region : std::uint32_t {
   kX = 0,            // in   [T,H] bf16 or e4m3, or [T,opaque_bytes]
   kXScales,          // in   [T,scale_bytes], if a format is kFp8
-  kTopkIdx,          // in   [T,K] int32 or int64 (GroupShape::index_type); -1 = no selection
+  kTopkIdx,          // in   [T,K] int32 or int64 (GroupShape::index_type); negative: no selection
   kTopkWeights,      // in   [T,K] float32
   kRecvX,            // out  [rows,row_bytes]
   kRecvScales,       // out  [rows,scale_bytes], or as GroupShape::scale_layout says; FP8 only

@@ -12,11 +12,12 @@ inline constexpr std::uint32_t kMaxRanks = 1024;
 inline constexpr std::uint32_t kMaxExperts = 4096;
 inline constexpr std::uint32_t kMaxTokens = 65536;
 inline constexpr std::uint32_t kMaxHidden = 16384;
-inline constexpr std::uint32_t kHiddenMultiple = 128;
+inline constexpr std::uint32_t kHiddenMultiple = 8;
 inline constexpr std::uint32_t kMaxTopk = 32;
 inline constexpr std::uint32_t kMaxDepth = 16;
 inline constexpr std::uint32_t kDefaultDepth = 4;
-inline constexpr std::uint32_t kScaleBlock = 128;  // elements under one FP8 scale
+inline constexpr std::uint32_t kScaleBlock =
+    128;  // elements under one FP8 scale; a row's last may have fewer
 inline constexpr std::uint32_t kMaxGroupName = 63;
 inline constexpr std::uint32_t kMaxAlignment = 256;  // of an expert's first row, in rows
 inline constexpr std::uint32_t kMaxBiases = 2;       // added in combine
@@ -91,7 +92,7 @@ struct GroupShape {
   std::uint32_t num_ranks;    // R: 1..1024
   std::uint32_t num_experts;  // E: a multiple of R, <= 4096
   std::uint32_t max_tokens;   // T, per rank and call: 1..65536
-  std::uint32_t hidden;       // H: a multiple of 128, <= 16384
+  std::uint32_t hidden;       // H: a multiple of 8, <= 16384
   std::uint32_t topk;         // K: 1..32
   std::uint32_t depth;        // buffer slots, and so operations in flight: 1..16
   Payload payload;
@@ -155,7 +156,7 @@ struct GroupShape {
   // Bytes of the scales of one row, as delivered.
   constexpr std::uint32_t scale_bytes() const {
     if (!is_fp8()) return 0;
-    const std::uint32_t scales = hidden / kScaleBlock;
+    const std::uint32_t scales = (hidden + kScaleBlock - 1) / kScaleBlock;
     return scale_format == ScaleFormat::kUe8m0 ? (scales + 3) / 4 * 4 : scales * 4;
   }
   // Of these, as the caller gives them.

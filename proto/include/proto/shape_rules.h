@@ -67,7 +67,7 @@ static_assert(sizeof(GroupShape) == kShapeFields.size() * sizeof(std::uint32_t))
 static_assert(std::uint64_t{kMaxExperts} * kMaxTokens + std::uint64_t{kMaxExperts} * (kMaxAlignment - 1) <=
               kMaxRecvRows);
 
-// "1 .. 1024", "multiples of 128, 128 .. 16384"
+// "1 .. 1024", "multiples of 8, 8 .. 16384"
 inline std::string allowed_values(const ShapeField& field) {
   const std::string range = std::to_string(field.low) + " .. " + std::to_string(field.high);
   return field.multiple == 1 ? range : "multiples of " + std::to_string(field.multiple) + ", " + range;

@@ -228,7 +228,7 @@ TEST_F(ClientJoin, ChecksEveryFieldByName) {
   expect("num_experts is 5; allowed: multiples of num_ranks, which is 2", [](auto& c) { c.num_experts = 5; });
   expect("num_experts is 4098; allowed: 1 .. 4096", [](auto& c) { c.num_experts = 4098; });
   expect("max_tokens is 0", [](auto& c) { c.max_tokens = 0; });
-  expect("hidden is 200; allowed: multiples of 128", [](auto& c) { c.hidden = 200; });
+  expect("hidden is 100; allowed: multiples of 8", [](auto& c) { c.hidden = 100; });
   expect("hidden is 16512", [](auto& c) { c.hidden = 16512; });
   expect("topk is 33", [](auto& c) { c.topk = 33; });
   expect("depth is 17", [](auto& c) { c.depth = 17; });

@@ -171,7 +171,7 @@ TEST(ClusterWire, MessagesAreJudged) {
       [](auto& m) {
         m.mutable_order()->mutable_action()->mutable_acquire_memory()->mutable_shape()->set_hidden(100);
       },
-      "order.action.acquire_memory.shape.hidden is 100; allowed: multiples of 128, 128 .. 16384");
+      "order.action.acquire_memory.shape.hidden is 100; allowed: multiples of 8, 8 .. 16384");
   expect_refused(
       ToAgent{1, 1, Order{0, memory}},
       [](auto& m) { m.mutable_order()->mutable_action()->mutable_acquire_memory()->set_rank(4); },

@@ -92,7 +92,7 @@ TEST_F(CtlTest, SizeTellsPeopleWhereItIs) {
 
 TEST_F(CtlTest, SizeSaysOfWhatIsNoNumberWhatAJoinAllows) {
   for (const auto& [option, said] : {std::pair("--ranks", "--ranks: \"-8\" is refused; allowed: 1 .. 1024,"),
-                                     {"--hidden", "allowed: multiples of 128, 128 .. 16384,"},
+                                     {"--hidden", "allowed: multiples of 8, 8 .. 16384,"},
                                      {"--handles", "allowed: 0 .. 4096,"}}) {
     const Finished refused = epctl(with({option, "-8"}));
     EXPECT_EQ(refused.exit_code, 2) << option;

@@ -137,7 +137,7 @@ reference::GroupParams random_params(std::mt19937& random, bool many_ranks) {
   reference::GroupParams params;
   params.num_ranks = many_ranks ? 70 : between(random, 1, 7);
   params.num_experts = params.num_ranks * between(random, 1, many_ranks ? 3 : 9);
-  params.hidden = 128 * (between(random, 0, 7) == 0 ? between(random, 4, 9) : between(random, 1, 3));
+  params.hidden = 8 * (between(random, 0, 7) == 0 ? between(random, 50, 150) : between(random, 1, 50));
   params.topk = between(random, 0, 3) == 0 ? between(random, 1, 32) : between(random, 1, 8);
   params.payload = static_cast<Payload>(between(random, 0, 3));
   const bool cast = params.payload == Payload::kFp8Cast;

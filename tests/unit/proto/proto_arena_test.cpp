@@ -33,7 +33,7 @@ std::vector<GroupShape> many_shapes() {
   for (int i = 0; i < 200; ++i) {
     const std::uint32_t ranks = pick(1, kMaxRanks);
     shapes.push_back(shape_of(ranks, ranks * pick(1, kMaxExperts / ranks), pick(1, kMaxTokens),
-                              pick(1, kMaxHidden / 128) * 128, pick(1, kMaxTopk), pick(1, kMaxDepth)));
+                              pick(1, kMaxHidden / 8) * 8, pick(1, kMaxTopk), pick(1, kMaxDepth)));
   }
   const std::size_t plain = shapes.size();
   for (std::size_t i = 0; i < plain; ++i) {
@@ -79,7 +79,7 @@ Wide wide_format_bytes(const GroupShape& s, Region region) {
   const Wide choices = compact ? topk : 1;
   const bool fp8 = s.payload == Payload::kFp8Cast || s.payload == Payload::kFp8;
   const Wide row = s.payload == Payload::kBf16 ? hidden * 2 : fp8 ? hidden : Wide{s.opaque_bytes};
-  const Wide blocks = hidden / 128;
+  const Wide blocks = (hidden + 127) / 128;
   const Wide scales = !fp8 ? 0 : s.scale_format == ScaleFormat::kUe8m0 ? (blocks + 3) / 4 * 4 : blocks * 4;
   switch (region) {
     case Region::kX: return tokens * (s.payload == Payload::kFp8Cast ? hidden * 2 : row);

@@ -100,7 +100,7 @@ def _(x: Tensor, topk_idx: Tensor, topk_weights: Tensor, exchange: int) -> tuple
     scales = x.new_empty(0, dtype=torch.float32)
     if config.payload == Payload.FP8_CAST:
         packed = config.scale_format == ScaleFormat.UE8M0
-        columns = -(-config.hidden // 512) if packed else config.hidden // 128
+        columns = -(-config.hidden // 512) if packed else -(-config.hidden // 128)
         scales = x.new_empty((*room, columns), dtype=torch.int32 if packed else torch.float32)
     columns = config.topk if config.layout == Layout.COMPACT else 1
     return (

@@ -20,7 +20,7 @@ class [[nodiscard]] Status {
   bool ok() const { return code_ == StatusCode::kOk; }
   StatusCode code() const { return code_; }
   const std::string& message() const { return message_; }
-  // "INVALID_ARGUMENT: hidden is 100; allowed: multiples of 128"
+  // "INVALID_ARGUMENT: hidden is 100; allowed: multiples of 8"
   std::string to_string() const { return ok() ? "OK" : std::string(status_name(code_)) + ": " + message_; }
 
  private:
