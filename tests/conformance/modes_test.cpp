@@ -52,7 +52,7 @@ TEST_P(Modes, EveryPayloadInEveryLayout) {
   for (const epd_layout_t layout : kLayouts) {
     for (const PayloadCase& p : kPayloads) {
       Case c = mode_case(3, layout);
-      c.hidden = 640;  // five scales: the last UE8M0 word is not full
+      c.hidden = 584;  // five scales, the last of 72 values; FP8 rows are no multiple of 16
       c.payload = p.payload;
       c.scales = p.scales;
       c.opaque_bytes = p.opaque_bytes;
