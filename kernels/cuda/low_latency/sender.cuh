@@ -130,7 +130,7 @@ class LowLatencySender {
 
   __device__ void read_choices(std::uint32_t token) {
     EPD_BELOW(token, op_.num_tokens);
-    choice_ = own_.read_lane(token);
+    choice_ = max(own_.read_lane(token), std::int64_t{-1});  // add_weights() compares 32 bits of it
     weight_ = 0.0f;
     if (op_.topk_weights != nullptr && lane_of() < op_.shape.topk)
       weight_ = __ldcg(op_.topk_weights + token * op_.shape.topk + lane_of());
