@@ -154,7 +154,7 @@ int serve(const ServeFlags& flags) {
               {{"name", name}, {"instead", "the configuration file, or --" + key}});
   }
   const control::ControlOptions control_options{config->control_socket, config->control_socket_mode,
-                                                config->control_socket_gid, config->health_listen};
+                                                config->control_socket_gid};
   Result<std::unique_ptr<control::ControlServer>> control =
       control::ControlServer::start((*supervisor)->control(), control_options);
   if (!control.ok()) return fail(kExitFailure, supervisor::with_origins(*config, control.status()));
@@ -163,7 +163,8 @@ int serve(const ServeFlags& flags) {
   if (!config->metrics_listen.empty()) {
     Result<std::unique_ptr<metrics::MetricsServer>> started = metrics::MetricsServer::start(
         (*supervisor)->control(), server->times(),
-        {config->metrics_listen, config->metrics_max_groups, config->metrics_max_ranks});
+        {config->metrics_listen, config->metrics_max_groups, config->metrics_max_ranks,
+         [server](const char* service) { return server->healthy(service); }});
     if (!started.ok()) return fail(kExitFailure, started.status());
     metrics = std::move(*started);
   }

@@ -4,7 +4,6 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "control_service.h"
-#include "health_port.h"
 #include "health_service.h"
 #include "reflection_service.h"
 #include "socket.h"
@@ -89,7 +88,6 @@ struct ControlServer::Impl {
   ReflectionService reflection;
   UserServers servers;                 // declared after the objects that they call
   std::unique_ptr<Acceptor> acceptor;  // declared after the servers that it feeds
-  std::unique_ptr<HealthPort> health_port;
 };
 
 ControlServer::ControlServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -115,11 +113,6 @@ Result<std::unique_ptr<ControlServer>> ControlServer::start(supervisor::ControlF
                       [servers = &impl->servers](int fd, bool privileged) { servers->take(fd, privileged); });
   if (!acceptor.ok()) return acceptor.status();
   impl->acceptor = std::move(*acceptor);
-  if (!options.health_listen.empty()) {
-    Result<std::unique_ptr<HealthPort>> port = HealthPort::open(options.health_listen, impl->model);
-    if (!port.ok()) return port.status();
-    impl->health_port = std::move(*port);
-  }
   return std::unique_ptr<ControlServer>(new ControlServer(std::move(impl)));
 }
 
@@ -131,13 +124,12 @@ const CallTimes& ControlServer::times() const {
   return impl_->times;
 }
 
-std::uint16_t ControlServer::health_port() const {
-  return impl_->health_port == nullptr ? 0 : impl_->health_port->port();
+bool ControlServer::healthy(const std::string& service) const {
+  return impl_->model.check(service) == Health::kServing;
 }
 
 void ControlServer::shutdown() {
   if (impl_->stopping.exchange(true)) return;
-  impl_->health_port.reset();
   impl_->acceptor->stop_accepting();
   impl_->health.stop();
   impl_->servers.shutdown(std::chrono::system_clock::now() + kShutdownGrace);

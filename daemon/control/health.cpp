@@ -35,12 +35,6 @@ bool is_control(const std::string& service) {
 
 }  // namespace
 
-Health HealthTable::of(const std::string& service) const {
-  const auto found = services.find(service);
-  if (found != services.end()) return found->second;
-  return !answers && service.starts_with(kDevicePrefix) ? Health::kNotServing : Health::kNoSuchService;
-}
-
 Health HealthModel::check(const std::string& service) {
   if (is_daemon(service)) return serving_.load() ? of_daemon(facade_.daemon(), true) : Health::kNotServing;
   if (is_control(service)) return serving_if(facade_.daemon().ok());
@@ -56,24 +50,6 @@ Health HealthModel::check(const std::string& service) {
     if (device.name() == name) return of_device(device);
   }
   return Health::kNoSuchService;
-}
-
-HealthTable HealthModel::table() {
-  HealthTable table;
-  const auto daemon = facade_.daemon();
-  table.answers = daemon.ok();
-  for (const char* name : {"daemon", ""}) table.services[name] = of_daemon(daemon, serving_.load());
-  for (const char* name : {"control", "epd.v1.Control"}) table.services[name] = serving_if(daemon.ok());
-  table.services["membership"] = serving_if(daemon.ok() && facade_.groups().ok());
-  if (const Health cluster = of_cluster(daemon); cluster != Health::kNoSuchService)
-    table.services["cluster"] = cluster;
-  if (!daemon.ok()) return table;
-  auto devices = facade_.devices();
-  table.answers = devices.ok();
-  if (!devices.ok()) return table;
-  for (const v1::Device& device : devices->devices())
-    table.services[std::string(kDevicePrefix) + device.name()] = of_device(device);
-  return table;
 }
 
 }  // namespace epd::control

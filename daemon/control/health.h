@@ -9,7 +9,6 @@
 #include "supervisor/control_facade.h"
 
 #include <atomic>
-#include <map>
 #include <string>
 
 namespace epd::control {
@@ -20,14 +19,6 @@ inline constexpr const char* kHealthNames =
 
 enum class Health { kServing, kNotServing, kNoSuchService };
 
-// What is healthy at one moment.
-struct HealthTable {
-  bool answers = false;  // the supervisor does; otherwise it is not known which devices there are
-  std::map<std::string, Health> services;
-
-  Health of(const std::string& service) const;
-};
-
 class HealthModel {
  public:
   explicit HealthModel(supervisor::ControlFacade& facade) : facade_(facade) {}
@@ -36,8 +27,6 @@ class HealthModel {
   void set_serving(bool serving) { serving_.store(serving); }
   // Any thread. Calls the facade at most once.
   Health check(const std::string& service);
-  // Any thread. All services; calls the facade three times.
-  HealthTable table();
 
  private:
   supervisor::ControlFacade& facade_;

@@ -33,18 +33,6 @@ HealthCheckResponse::ServingStatus to_message(Health health) {
 
 }  // namespace
 
-grpc::Status answer_check(const std::string& service, const std::function<Health(const std::string&)>& check,
-                          HealthCheckResponse& response) {
-  if (auto status = check_name(service); !status.ok()) return status;
-  const Health health = check(service);
-  if (health == Health::kNoSuchService) {
-    return {grpc::StatusCode::NOT_FOUND,
-            "no service '" + clean_text(service) + "'; there are " + kHealthNames};
-  }
-  response.set_status(to_message(health));
-  return grpc::Status::OK;
-}
-
 Result<supervisor::Operator> HealthService::authorize(const grpc::ServerContext& context) {
   Result<supervisor::Operator> by = callers_.caller_of(context);
   if (!by.ok()) return by;
@@ -56,8 +44,14 @@ Result<supervisor::Operator> HealthService::authorize(const grpc::ServerContext&
 grpc::Status HealthService::Check(grpc::ServerContext* context, const HealthCheckRequest* request,
                                   HealthCheckResponse* response) {
   if (const auto by = authorize(*context); !by.ok()) return to_grpc(by.status());
-  return answer_check(
-      request->service(), [this](const std::string& service) { return model_.check(service); }, *response);
+  if (auto status = check_name(request->service()); !status.ok()) return status;
+  const Health health = model_.check(request->service());
+  if (health == Health::kNoSuchService) {
+    return {grpc::StatusCode::NOT_FOUND,
+            "no service '" + clean_text(request->service()) + "'; there are " + kHealthNames};
+  }
+  response->set_status(to_message(health));
+  return grpc::Status::OK;
 }
 
 grpc::Status HealthService::Watch(grpc::ServerContext* context, const HealthCheckRequest* request,

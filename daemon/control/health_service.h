@@ -6,7 +6,6 @@
 #include "places.h"
 
 #include <condition_variable>
-#include <functional>
 #include <mutex>
 #include <string>
 #include "grpc/health/v1/health.grpc.pb.h"
@@ -16,10 +15,6 @@ namespace epd::control {
 // Each open Watch holds one thread of its user's server, so a user has few; one more gets RESOURCE_EXHAUSTED.
 inline constexpr int kMaxWatches = 4;
 inline constexpr std::size_t kMaxHealthName = 128;
-
-// The answer to Check. NOT_FOUND names the services that there are, INVALID_ARGUMENT the length of a name.
-grpc::Status answer_check(const std::string& service, const std::function<Health(const std::string&)>& check,
-                          grpc::health::v1::HealthCheckResponse& response);
 
 class HealthService final : public grpc::health::v1::Health::Service {
  public:

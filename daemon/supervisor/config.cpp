@@ -64,8 +64,7 @@ Status check_sockets(Config& config) {
   return status;
 }
 
-// In one form, whatever its spelling, so that addresses can be compared as text. No value if the text is no
-// numeric address with a port.
+// In one form, whatever its spelling. No value if the text is no numeric address with a port.
 std::optional<std::string> address_and_port(const std::string& text) {
   const std::size_t colon = text.rfind(':');
   if (colon == std::string::npos) return std::nullopt;
@@ -82,41 +81,17 @@ std::optional<std::string> address_and_port(const std::string& text) {
 }
 
 // A port alone is one of the loopback address, so that nobody else reaches it by mistake.
-Status complete_listen(const char* key, std::string& listen) {
+Status complete_metrics_listen(std::string& listen) {
   if (listen.empty()) return {};
   std::optional<std::string> complete =
       address_and_port(listen.find(':') == std::string::npos ? "127.0.0.1:" + listen : listen);
   if (!complete) {
-    return invalid_argument(std::string(key) + " is \"" + listen +
+    return invalid_argument("metrics.listen is \"" + listen +
                             "\"; allowed: empty, a port 0..65535 of 127.0.0.1, or an address and a port: "
                             "127.0.0.1:9455, [::1]:9455");
   }
   listen = std::move(*complete);
   return {};
-}
-
-// Whether a socket at one of the two would be in the way of the other: the same port, of the same address or
-// of every one ([::] is every one of IPv4 too). Both are of address_and_port().
-bool collide(const std::string& a, const std::string& b) {
-  const std::size_t colon_a = a.rfind(':');
-  const std::size_t colon_b = b.rfind(':');
-  if (a.substr(colon_a) != b.substr(colon_b) || a.substr(colon_a) == ":0") return false;
-  const auto covers = [](const std::string& address, const std::string& other) {
-    return address == other || address == "[::]" || (address == "0.0.0.0" && other.front() != '[');
-  };
-  const std::string host_a = a.substr(0, colon_a);
-  const std::string host_b = b.substr(0, colon_b);
-  return covers(host_a, host_b) || covers(host_b, host_a);
-}
-
-Status check_listens(Config& config) {
-  if (Status status = complete_listen("metrics.listen", config.metrics_listen); !status.ok()) return status;
-  if (Status status = complete_listen("health.listen", config.health_listen); !status.ok()) return status;
-  if (config.health_listen.empty() || config.metrics_listen.empty() ||
-      !collide(config.metrics_listen, config.health_listen))
-    return {};
-  return invalid_argument("health.listen is \"" + config.health_listen + "\" and metrics.listen is \"" +
-                          config.metrics_listen + "\"; allowed: two ports");
 }
 
 Status check_together(const Config& config) {
@@ -353,7 +328,7 @@ Result<Config> load_config(const ConfigSources& sources) {
   }
   if (!wrong.empty()) return invalid_argument(std::move(wrong));
   if (Status status = check_together(config); !status.ok()) return with_origins(config, status);
-  if (Status status = check_listens(config); !status.ok()) return status;
+  if (Status status = complete_metrics_listen(config.metrics_listen); !status.ok()) return status;
   if (Status status = check_sockets(config); !status.ok()) return with_origins(config, status);
   if (Status status = check_cluster(config); !status.ok()) return status;
   for (const AccessRule& rule : settings.access.rules) {

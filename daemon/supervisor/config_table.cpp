@@ -203,17 +203,13 @@ std::vector<Option> make_table() {
       number("engine.max_restarts_per_minute", "10", &C::max_restarts_per_minute, 0, 10000, kLive,
              "An engine that dies more often than this in a minute is given up, and its sessions end."),
       text("metrics.listen", "", &C::metrics_listen, "",
-           "Address and port where Prometheus may read metrics over HTTP, for anybody who reaches them: "
+           "Address and port of GET /metrics, /healthz and /readyz over HTTP, for anybody who reaches them: "
            "127.0.0.1:9455, [::1]:9455, 0.0.0.0:9455. A port alone is one of 127.0.0.1. Empty: nowhere."),
       number("metrics.max_groups", "64", &C::metrics_max_groups, 1, 1024, kFixed,
              "Groups that have metrics of their own; the rest is told as one, group \"other\"."),
       number("metrics.max_ranks", "16", &C::metrics_max_ranks, 1, 128, kFixed,
              "Ranks of a group that have metrics of their own. Of a group with more, those that others "
              "waited for most; the rest is told as one, rank \"other\", and pairs of ranks are not told."),
-      text("health.listen", "", &C::health_listen, "",
-           "Address and port where probes may ask for health by gRPC (grpc.health.v1), and for nothing else; "
-           "anybody who reaches them may: 127.0.0.1:9456, [::1]:9456, 0.0.0.0:9456. A port alone is one of "
-           "127.0.0.1. Empty: nowhere."),
       text(
           "mps.control", "nvidia-cuda-mps-control", &C::mps_control, "",
           "Program that is asked to terminate a client's or an engine's work on a GPU under MPS before it is "

@@ -252,15 +252,12 @@ exec 3>&- 4<&-
 wait $!
 
 # Metrics and health over TCP: without a network the daemon says what is missing; the drop-in of OPERATING.md gives it one.
-for section in metrics health; do
-  there sed -i "/^\[$section\]/,/^\[/ s/^listen = \"\"/listen = \"127.0.0.1:0\"/" /etc/epd/epd.toml
-  if there systemctl restart epd.service 2>/dev/null; then explain "$section over TCP without a network"; fi
-  there journalctl --sync
-  [[ $(there journalctl --no-pager --unit=epd.service --priority=err --output=cat) == *"$section.listen is "*'OPERATING.md, '* ]] ||
-    explain "$section without a network"
-  there sed -i 's/^listen = "127.0.0.1:0"/listen = ""/' /etc/epd/epd.toml
-done
-there sed -i '/^\[metrics\]/,/^\[/ s/^listen = ""/listen = "9455"/; /^\[health\]/,/^\[/ s/^listen = ""/listen = "9456"/' /etc/epd/epd.toml
+there sed -i '/^\[metrics\]/,/^\[/ s/^listen = ""/listen = "127.0.0.1:0"/' /etc/epd/epd.toml
+if there systemctl restart epd.service 2>/dev/null; then explain "metrics over TCP without a network"; fi
+there journalctl --sync
+[[ $(there journalctl --no-pager --unit=epd.service --priority=err --output=cat) == *"metrics.listen is "*'OPERATING.md, '* ]] ||
+  explain "metrics without a network"
+there sed -i 's/^listen = "127.0.0.1:0"/listen = "9455"/' /etc/epd/epd.toml
 there mkdir -p /etc/systemd/system/epd.service.d
 sed -n '/epd.service.d\/metrics.conf$/,/^```$/ {/^```$/d; p}' "$tests/../deploy/OPERATING.md" |
   there tee /etc/systemd/system/epd.service.d/metrics.conf >/dev/null
@@ -270,9 +267,9 @@ there systemctl restart epd.service || explain "with metrics.conf"
 scraped=$(there python3 -c 'import urllib.request; print(urllib.request.urlopen("http://127.0.0.1:9455/metrics").read().decode())') ||
   explain "no metrics"
 [[ $scraped == *'epd_supervisor_up 1'* ]] || explain "metrics: $scraped"
-there python3 -c 'import socket; socket.create_connection(("127.0.0.1", 9456)).close()' || explain "no port for health"
+there python3 -c 'import urllib.request; urllib.request.urlopen("http://127.0.0.1:9455/readyz")' || explain "not ready"
 there rm -r /etc/systemd/system/epd.service.d
-there sed -i 's/^listen = "945[56]"/listen = ""/' /etc/epd/epd.toml
+there sed -i 's/^listen = "9455"/listen = ""/' /etc/epd/epd.toml
 there systemctl daemon-reload
 
 # The watchdog: a daemon that stands still is replaced.

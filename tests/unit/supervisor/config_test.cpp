@@ -82,15 +82,9 @@ TEST_F(ConfigFile, BadValuesAreRefusedWithWhatIsAllowed) {
       {"log.level = \"loud\"", {"log.level", "loud", "trace, debug, info, warning, error"}},
       {"log.level = \"info,kitchen=debug\"", {"log.level", "kitchen", "info,session=debug", "supervisor"}},
       {"log.format = 3", {"log.format", "string"}},
-      {"health.listen = \"localhost:9456\"", {"health.listen", "localhost:9456", "127.0.0.1:9455"}},
-      {"health.listen = \"99999\"", {"health.listen", "99999", "0..65535"}},
-      {"health.listen = 9456", {"health.listen", "string"}},
-      {"metrics.listen = \"9455\"\nhealth.listen = \"127.0.0.1:9455\"", {"health.listen", "two ports"}},
-      {"metrics.listen = \"9455\"\nhealth.listen = \"0.0.0.0:9455\"", {"0.0.0.0:9455", "127.0.0.1:9455"}},
-      {"metrics.listen = \"[::]:9455\"\nhealth.listen = \"[::1]:9455\"", {"health.listen", "two ports"}},
-      {"metrics.listen = \"[0::1]:9455\"\nhealth.listen = \"[::1]:09455\"", {"[::1]:9455", "two ports"}},
-      {"metrics.listen = \"9455\"\nhealth.listen = \"[::ffff:127.0.0.1]:9455\"",
-       {"health.listen", "two ports"}},
+      {"metrics.listen = \"localhost:9456\"", {"metrics.listen", "localhost:9456", "127.0.0.1:9455"}},
+      {"metrics.listen = \"99999\"", {"metrics.listen", "99999", "0..65535"}},
+      {"metrics.listen = 9456", {"metrics.listen", "string"}},
       {"daemon.socket_mode = \"0999\"", {"daemon.socket_mode", "0999", "octal"}},
       {"daemon.socket_mode = \"7777\"", {"daemon.socket_mode", "7777"}},
       {"limits.max_arena_bytes = \"12 parsecs\"", {"limits.max_arena_bytes", "12 parsecs", "MiB"}},
@@ -360,9 +354,9 @@ TEST_F(ConfigFile, AReloadRefusesWhatIsFixedByName) {
   for (const OptionInfo& option : config_options()) {
     const bool fixed = option.key.starts_with("daemon.") || option.key.starts_with("mps.") ||
                        option.key.starts_with("cluster.") || option.key.starts_with("network.") ||
-                       option.key.starts_with("metrics.") || option.key.starts_with("health.") ||
-                       option.key == "log.format" || option.key == "devices.host" ||
-                       option.key == "devices.cuda" || option.key == "devices.mode";
+                       option.key.starts_with("metrics.") || option.key == "log.format" ||
+                       option.key == "devices.host" || option.key == "devices.cuda" ||
+                       option.key == "devices.mode";
     EXPECT_EQ(option.reloadable, !fixed) << option.key;
   }
 }
@@ -457,14 +451,9 @@ TEST(Environments, TheJournalIsKnownByItsDescriptor) {
 }
 
 TEST_F(ConfigFile, APortAloneIsOneOfTheLoopbackAddress) {
-  const Result<Config> config = load("metrics.listen = \"9455\"\nhealth.listen = \"9456\"\n");
-  ASSERT_TRUE(config.ok()) << config.status().to_string();
-  EXPECT_TRUE(load("metrics.listen = \"127.0.0.1:9455\"\nhealth.listen = \"127.0.0.2:9455\"").ok());
-  EXPECT_TRUE(load("metrics.listen = \"0.0.0.0:9455\"\nhealth.listen = \"[::1]:9455\"").ok());
-  EXPECT_EQ(config.value().metrics_listen, "127.0.0.1:9455");
-  EXPECT_EQ(config.value().health_listen, "127.0.0.1:9456");
-  EXPECT_EQ(load("health.listen = \"[::1]:0\"\n").value().health_listen, "[::1]:0");
-  EXPECT_EQ(load("").value().health_listen, "") << "off unless somebody asks for it";
+  EXPECT_EQ(load("metrics.listen = \"9455\"\n").value().metrics_listen, "127.0.0.1:9455");
+  EXPECT_EQ(load("metrics.listen = \"[::1]:0\"\n").value().metrics_listen, "[::1]:0");
+  EXPECT_EQ(load("").value().metrics_listen, "") << "off unless somebody asks for it";
 }
 
 TEST_F(ConfigFile, RoomsMayLogMore) {

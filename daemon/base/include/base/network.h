@@ -1,4 +1,4 @@
-// Where the daemon listens for anybody: metrics.listen and health.listen.
+// Where the daemon listens for anybody: metrics.listen.
 #pragma once
 
 #include "common/fd.h"

@@ -7,7 +7,6 @@
 #include "supervisor/control_facade.h"
 
 #include <sys/types.h>
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,14 +17,13 @@ struct ControlOptions {
   std::string socket_path;
   mode_t mode = 0600;          // of the socket; the facade decides what a user may do
   std::optional<gid_t> group;  // owner group; none: the daemon's own
-  std::string health_listen;   // address and port where health is told to whoever asks; empty: nowhere
 };
 
 class ControlServer {
  public:
   // Listens when it returns. Replaces a socket file on which no process listens. Refuses (ABORTED) one on
   // which a process does. The socket is never open wider than `mode`. Errors: INVALID_ARGUMENT (path, mode),
-  // NOT_FOUND (directory), PERMISSION_DENIED, ABORTED, RESOURCE_EXHAUSTED (health_listen). `facade` outlives
+  // NOT_FOUND (directory), PERMISSION_DENIED, ABORTED. `facade` outlives
   // the server and is called from several threads.
   static Result<std::unique_ptr<ControlServer>> start(supervisor::ControlFacade& facade,
                                                       const ControlOptions& options);
@@ -41,8 +39,8 @@ class ControlServer {
   // Of calls that have been answered, by method; of a watch, until it has ended. Lives as long as the server.
   const CallTimes& times() const;
 
-  // Of health_listen; 0: nowhere.
-  std::uint16_t health_port() const;
+  // Whether that service of grpc.health.v1 is SERVING. Any thread; asks the facade.
+  bool healthy(const std::string& service) const;
 
   // Refuses new calls, ends open watches, cancels other calls after half a second, and removes the socket.
   // Waits for a call inside the facade (its contract: two seconds). Later calls do nothing. Not from inside

@@ -1,4 +1,5 @@
-// Prometheus reads the daemon over HTTP: GET /metrics. Reads only; no call of it changes anything.
+// What anybody who reaches the port may read over HTTP: GET /metrics (Prometheus), /healthz and /readyz
+// (probes). Nothing there changes anything.
 #pragma once
 
 #include "base/call_times.h"
@@ -6,6 +7,7 @@
 #include "supervisor/control_facade.h"
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -15,6 +17,8 @@ struct MetricsOptions {
   std::string listen;            // "HOST:PORT": an address of this machine, and 0 for any free port
   std::uint32_t max_groups = 0;  // with series of their own; the rest is summed up as group "other"
   std::uint32_t max_ranks = 0;   // of a group, likewise, as rank "other"
+  // Whether that service serves, as grpc.health.v1 on the control socket says: "control", "daemon".
+  std::function<bool(const char* service)> healthy;
 };
 
 class MetricsServer {
