@@ -17,9 +17,11 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <set>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -175,7 +177,14 @@ Log& log() {
     sigset_t before;
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_BLOCK, &all, &before);
-    auto* made = new Log;
+    Log* made = nullptr;
+    try {
+      made = new Log;
+    } catch (const std::system_error& error) {  // no daemon without a log: nobody could be told why it fails
+      ::dprintf(STDERR_FILENO, "%s: no thread can be started for the log: %s; see ulimit -u and pids.max\n",
+                g_process.c_str(), error.what());
+      ::_exit(1);
+    }
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     made->logger->set_pattern("%Y-%m-%dT%H:%M:%S.%f%z level=%l %v");
     made->logger->set_level(spdlog::level::trace);  // see log_enabled

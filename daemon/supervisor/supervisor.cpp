@@ -5,6 +5,7 @@
 #include "device_list.h"
 #include "messages.h"
 #include "node.h"
+#include "system_calls.h"
 
 #include <sys/random.h>
 #include <unistd.h>
@@ -188,6 +189,7 @@ class SupervisorImpl final : public Supervisor {
 };
 
 Status SupervisorImpl::start(SupervisorOptions options) {
+  if (Status status = check_system_calls(); !status.ok()) return status;
   DaemonLife life{{}, clock_.now_ns()};
   if (::getrandom(life.boot_id.data(), life.boot_id.size(), 0) != static_cast<ssize_t>(life.boot_id.size()))
     return errno_status("getrandom");

@@ -389,6 +389,18 @@ TEST(Threads, AreTriedWithinTheLimit) {
   EXPECT_EQ(status, 0);
 }
 
+// It was ended by std::terminate.
+TEST(LogDeathTest, AStartWithoutRoomForTheLogsThreadSaysSo) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become a user of whom nothing runs";
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process in which nothing was logged
+  const auto start = [] {
+    const rlimit one{1, 1};
+    if (::setrlimit(RLIMIT_NPROC, &one) != 0 || ::setresuid(64218, 64218, 64218) != 0) ::_exit(2);
+    log_init("epd", {}, LogFormat::kLogfmt, false);
+  };
+  EXPECT_EXIT(start(), testing::ExitedWithCode(1), "epd: no thread can be started for the log: ");
+}
+
 // ---- status, clock -----------------------------------------------------------------------------
 
 TEST(StatusTest, SaysCodeAndMessage) {
