@@ -66,7 +66,7 @@ class Target {
     std::string pattern = (std::filesystem::temp_directory_path() / "epd-fuzz-XXXXXX").string();
     directory_ = ::mkdtemp(pattern.data());
     const std::string socket = directory_ + "/control.sock";
-    auto server = control::ControlServer::start(facade_, {socket, 0600, {}, {}});
+    auto server = control::ControlServer::start(facade_, {socket, 0600, {}});
     require(server.ok(), server.status().to_string());
     server_ = std::move(*server);
     server_->set_serving(true);
