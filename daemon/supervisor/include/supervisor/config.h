@@ -79,7 +79,7 @@ struct Config {
   std::string metrics_listen;  // "127.0.0.1:9455"; empty: no metrics
   std::uint32_t metrics_max_groups = 0;
   std::uint32_t metrics_max_ranks = 0;
-  std::string mps_control;    // empty: MPS is never asked
+  std::string mps_control;  // empty: MPS is never asked
   std::uint32_t mps_timeout_ms = 0;
   std::string cluster_name;  // empty: no cluster, and the following options have no effect
   std::string cluster_node;
