@@ -85,7 +85,7 @@ void HttpServer::run() {
     std::vector<pollfd> found = entries();
     if (::poll(found.data(), found.size(), wait_ms()) < 0 && errno != EINTR) return;
     if (found[0].revents != 0) return;
-    // Who has said something is answered before newcomers may need its place.
+    // Peers that have sent something are answered first: newcomers may need their places.
     auto entry = found.begin() + 2;
     for (Connection& connection : connections_) {
       const short events = (entry++)->revents;

@@ -71,7 +71,7 @@ class HttpServer {
   const UniqueFd listener_;
   const UniqueFd wake_;
   std::thread thread_;
-  // Of the thread.
+  // Only the thread uses these.
   std::vector<Served> pages_;
   std::list<Connection> connections_;  // the oldest first
   std::deque<Text> held_;              // the oldest first

@@ -27,8 +27,7 @@ int own_port(int fd) {
                                              : reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
 
-// What the pages are made from. On the server's thread only: each scrape goes on from what the one before has
-// told.
+// Makes the pages. Only the server's thread calls: each scrape continues from the one before.
 class Reader {
  public:
   Reader(ControlFacade& facade, const CallTimes& calls, const MetricsOptions& options)

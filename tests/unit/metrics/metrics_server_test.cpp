@@ -158,7 +158,7 @@ TEST(MetricsServerTest, AClientThatDoesNotAskIsEnded) {
   EXPECT_LE(::recv(slow.get(), &byte, 1, 0), 0);
 }
 
-// What the port of gRPC that was here gave way to: it kept 20 kB for each stream that was begun.
+// The gRPC port that was here kept 20 kB for each stream that was begun.
 TEST(MetricsServerTest, FloodsTakeNoMemory) {
   Started started("127.0.0.1:0");
   ASSERT_TRUE(started.server.ok());

@@ -1,4 +1,4 @@
-// What anybody who reaches the port may read over HTTP: GET /metrics (Prometheus), /healthz and /readyz
+// Anybody who reaches the port may read over HTTP: GET /metrics (Prometheus), /healthz and /readyz
 // (probes). Nothing there changes anything.
 #pragma once
 
