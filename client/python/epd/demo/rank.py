@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -68,6 +69,7 @@ class Rank:
         self._states: list[Array] = []
         self._blocked = 0.0
         self._rows = 0
+        self._next_line = 0.0
 
     def run(self) -> Report:
         """All passes."""
@@ -75,7 +77,7 @@ class Rank:
         for step in range(self._plan.passes):
             self._load_text(step)
             begin = time.perf_counter()
-            self._forward()
+            self._forward(step)
             seconds.append(time.perf_counter() - begin)
             checksums.append(_checksum(self._states))
         report = Report(checksums, seconds, self._blocked, self._rows)
@@ -94,10 +96,11 @@ class Rank:
             self._states.append(np.array(rows, np.float32).reshape(len(rows), plan.model.hidden))
             place += len(rows)
 
-    def _forward(self) -> None:
+    def _forward(self, step: int) -> None:
         combines: list[Optional[Ticket]] = [None, None]
         dispatches: list[Dispatch] = []
         for layer in range(self._plan.model.num_layers):
+            self._show_progress(step, layer)
             dispatches.clear()
             for m in range(2):
                 self._add_output(combines[m], m)
@@ -106,6 +109,14 @@ class Rank:
                 combines[m] = self._run_experts(layer, m, dispatch)
         for m in range(2):
             self._add_output(combines[m], m)
+
+    def _show_progress(self, step: int, layer: int) -> None:
+        """Rank 0 prints at most one line a second."""
+        now = time.monotonic()
+        if self._rank == 0 and now >= self._next_line:
+            self._next_line = now + 1
+            passes, layers = self._plan.passes, self._plan.model.num_layers
+            print(f"forward pass {step + 1} of {passes}, layer {layer + 1} of {layers}", file=sys.stderr)
 
     def _choose_experts(self, layer: int, m: int) -> Dispatch:
         """RMSNorm, then the gate on what will be sent: the values rounded to bf16."""
