@@ -1,12 +1,12 @@
 """How long calls of deep_ep take on GPUs, as the caller's stream sees it. Prints figures; asserts nothing about them.
 
-    python python_call_times.py [--ranks R] [--times N] [--tokens T] [--hidden H] [--experts E] [--topk K]
+    python python_call_times.py [--ranks R] [--times N] [--tokens T] [--hidden H] [--experts E] [--topk K] [--sms S]
 
 Low-latency mode with 128 tokens: a graph for each call. Normal mode with --tokens, under a handle. Rows lie in torch's
 own memory, in the Buffer's pool, or (zero_copy) where the Buffer wants them; of the last two, results of combines lie
 in the pool. A call's time is that between two events, of the slowest rank, less that of an empty pair. Two calls before
 it bring the ranks together, and the GPU is kept busy until the CPU has enqueued all. `epbench --warm-cache` measures
-the same operations from C.
+the same operations from C. DeepEP 1.2.1's own deep_ep runs in place of epd's, without a pool (rivals.md).
 """
 
 from __future__ import annotations
@@ -18,11 +18,16 @@ from typing import Any, Callable
 import deep_ep
 import torch
 import torch.distributed as dist
-from deep_ep.utils.envs import init_dist
+
+try:
+    from deep_ep.utils.envs import init_dist
+except ImportError:  # DeepEP 1.2.1 has it in tests/utils.py
+    from utils import init_dist
 
 FEW = 128
 BUSY_CYCLES = 2_000_000  # a millisecond
 POOL_BYTES = 2 << 30
+HAS_POOL = hasattr(deep_ep.Buffer, "memory_pool")
 Call = Callable[[], Any]
 
 
@@ -73,20 +78,30 @@ class Rows:
         self.buffer, self.device = buffer, device
         self.x = torch.randn((tokens, options.hidden), dtype=torch.bfloat16, device=device)
         scores = torch.rand((tokens, options.experts), device=device)
-        self.topk_idx = scores.topk(options.topk, dim=-1).indices.to(deep_ep.topk_idx_t)
+        self.topk_idx = scores.topk(options.topk, dim=-1).indices.to(getattr(deep_ep, "topk_idx_t", torch.int64))
         self.weights = torch.rand((tokens, options.topk), dtype=torch.float32, device=device)
 
     def in_pool(self, tensor: Any) -> Any:
+        if not HAS_POOL:
+            return tensor.clone()
         with torch.cuda.use_mem_pool(self.buffer.memory_pool, self.device):
             copy = torch.empty_like(tensor)
         return copy.copy_(tensor)
 
 
 def low_latency(group: Any, device: Any, options: argparse.Namespace, rank: int) -> None:
-    buffer = deep_ep.Buffer(group, POOL_BYTES, low_latency_mode=True, explicitly_destroy=True)
+    ranks, experts = group.size(), options.experts
+    buffer = deep_ep.Buffer(
+        group,
+        POOL_BYTES if HAS_POOL else 0,
+        deep_ep.Buffer.get_low_latency_rdma_size_hint(FEW, options.hidden, ranks, experts),
+        low_latency_mode=True,
+        num_qps_per_rank=experts // ranks,
+        explicitly_destroy=True,
+    )
     rows = Rows(buffer, FEW, options, device)
     for use_fp8 in (True, False):
-        for where in ("elsewhere", "in the pool", "zero_copy"):
+        for where in ("elsewhere", *(["in the pool"] if HAS_POOL else []), "zero_copy"):
             x = rows.x if where == "elsewhere" else rows.in_pool(rows.x)
 
             def dispatch() -> Any:
@@ -122,7 +137,7 @@ def normal(group: Any, device: Any, options: argparse.Namespace, rank: int) -> N
     fresh.update(topk_idx=rows.topk_idx, topk_weights=rows.weights)
     handle = buffer.dispatch(rows.x, **fresh)[4]
     given = rows.x.to(torch.float8_e4m3fn), torch.ones((options.tokens, options.hidden // 128), device=device)
-    for where in ("elsewhere", "in the pool"):
+    for where in ("elsewhere", "in the pool") if HAS_POOL else ("elsewhere",):
         keep: Callable[[Any], Any] = rows.in_pool if where == "in the pool" else lambda tensor: tensor
         x, e4m3 = keep(rows.x), (keep(given[0].view(torch.uint8)).view(torch.float8_e4m3fn), keep(given[1]))
         y = keep(buffer.dispatch(x, handle=handle)[0].clone())
@@ -141,6 +156,8 @@ def run(rank: int, size: int, options: argparse.Namespace) -> None:
     torch.set_default_device(None)
     torch.set_default_dtype(torch.float32)
     torch.manual_seed(rank)
+    if options.sms:
+        deep_ep.Buffer.set_num_sms(options.sms)
     low_latency(group, device, options, rank)
     normal(group, device, options, rank)
     dist.barrier(group)
@@ -155,5 +172,6 @@ if __name__ == "__main__":
     parser.add_argument("--hidden", type=int, default=7168)
     parser.add_argument("--experts", type=int, default=256)
     parser.add_argument("--topk", type=int, default=8)
+    parser.add_argument("--sms", type=int, help="of normal mode [as Buffer.num_sms]")
     options = parser.parse_args()
     torch.multiprocessing.spawn(run, args=(options.ranks, options), nprocs=options.ranks)
