@@ -6,15 +6,16 @@ usage() {
   cat <<'END'
 Usage: deploy/bundle.sh [--help] [--output FILE] [--build-dir DIR] [--oldest-glibc VERSION]
 
-Builds epd (preset release) and packs it with every library that it needs, but for the C library, into
-epd-<version>-<arch>.tar.gz: unpack it anywhere and run bin/epd. The target needs the C library only.
+Builds epd (preset release) and packs it with every library that it needs, but for the C library and libgcc_s, into
+epd-<version>-<arch>.tar.gz: unpack it anywhere and run bin/epd. The target needs these two only, and every
+distribution has them.
 
   --output FILE           where to write it [./epd-<version>-<arch>.tar.gz]
   --build-dir DIR         packs what was built there, and builds nothing
-  --oldest-glibc VERSION  refuse to need a newer C library than this [2.36, Debian 12's]
+  --oldest-glibc VERSION  refuse to need a newer C library than this [2.34, RHEL 9's]
 
-Refused is what would not run elsewhere: a program or library that needs a newer C library, a library that is
-not in the bundle, or a path of this machine.
+Refused is what would not run elsewhere: a program or library that needs a newer C library, a libepd that needs a
+newer C++ runtime than RHEL 9's, a library or a symbol that is not in the bundle, or a path of this machine.
 END
 }
 
@@ -24,10 +25,11 @@ source "$root/deploy/dependencies.sh"
 
 output=
 build_dir=
-oldest_glibc=2.36
+oldest_glibc=2.34
+oldest_glibcxx=3.4.29  # GCC 11's, of RHEL 9: libepd takes the runtime of the process that links it
 read_options output build-dir oldest-glibc -- "$@"
 build_preset release
-need_tools patchelf readelf ldd
+need_tools patchelf readelf ldd gcc
 version=$(sed -n 's/^CMAKE_PROJECT_VERSION:STATIC=//p' "$build_dir/CMakeCache.txt")
 name=epd-$version-$(uname -m)
 output=${output:-$PWD/$name.tar.gz}
@@ -36,11 +38,12 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/epd-bundle-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 stage=$work/$name
 
-# The C library and the loader are the target's own: they fit its kernel, its users and its drivers.
-is_from_glibc() {
+# The C library and the loader are the target's own: they fit its kernel, its users and its drivers. libgcc_s comes
+# with them everywhere; Debian 12's needs glibc 2.35.
+is_from_target() {
   case $1 in
     ld-linux*.so.* | libc.so.6 | libm.so.6 | libmvec.so.1 | libpthread.so.0 | libdl.so.2 | librt.so.1 | \
-      libresolv.so.2 | libutil.so.1 | libanl.so.1 | linux-vdso.so.1) return 0 ;;
+      libresolv.so.2 | libutil.so.1 | libanl.so.1 | libgcc_s.so.1 | linux-vdso.so.1) return 0 ;;
   esac
   return 1
 }
@@ -60,11 +63,32 @@ add_libraries() {
   local soname path
   mkdir -p "$stage/lib/epd"
   while read -r soname path; do
-    if is_from_glibc "$soname" || [[ -e $stage/lib/$soname ]]; then continue; fi
+    if is_from_target "$soname" || [[ -e $stage/lib/$soname ]]; then continue; fi
     if [[ ! -f $path ]]; then fail "$soname, which a program needs, is not on this machine"; fi
     install --mode 644 "$path" "$stage/lib/epd/$soname"
     realpath "$path" >>"$work/copied"
   done < <(for program in "$stage"/bin/*; do ldd "$program"; done | awk '/=>/ {print $1, $3}' | sort --unique)
+}
+
+# Debian 12's C++ runtime takes arc4random from glibc 2.36, for std::random_device. It is linked anew from the
+# same objects, with an arc4random of its own.
+relink_runtime() {
+  local objects
+  objects=$(dirname "$(gcc -print-libgcc-file-name)")
+  if [[ ! -f $objects/libstdc++_pic.a ]]; then
+    fail "libstdc++_pic.a is missing (package libstdc++-$(gcc -dumpversion)-pic)"
+  fi
+  gcc -O2 -fPIC -fvisibility=hidden -c -x c -o "$work/arc4random.o" - <<'END'
+#include <sys/random.h>
+unsigned arc4random(void) {
+  unsigned value;
+  while (getrandom(&value, sizeof(value), 0) != sizeof(value)) {}
+  return value;
+}
+END
+  gcc -shared -nodefaultlibs -s -o "$stage/lib/epd/libstdc++.so.6" -Wl,-soname,libstdc++.so.6 -Wl,-z,relro,-z,defs \
+    -Wl,--version-script="$objects/libstdc++_pic.map" -Wl,--whole-archive "$objects/libstdc++_pic.a" \
+    -Wl,--no-whole-archive "$work/arc4random.o" "$objects/libstdc++.a" -lm -lgcc_s -lc -lgcc
 }
 
 # UCX, which engines open at run time to reach other nodes, and its modules for RDMA. UCX looks for these in ucx/
@@ -74,7 +98,7 @@ add_ucx() {
   ucp=$(ldconfig -p | sed -n 's|.*libucp\.so\.0 (.*x86-64.*) => ||p;s|.*libucp\.so\.0 (.*AArch64.*) => ||p' | head -n 1)
   if [[ ! -f $ucp ]]; then fail "libucp.so.0, which engines open to reach other nodes, is not on this machine"; fi
   while read -r soname path; do
-    if is_from_glibc "$soname" || [[ -e $stage/lib/epd/$soname ]]; then continue; fi
+    if is_from_target "$soname" || [[ -e $stage/lib/epd/$soname ]]; then continue; fi
     install --mode 644 "$path" "$stage/lib/epd/$soname"
     realpath "$path" >>"$work/copied"
   done < <(echo "libucp.so.0 $ucp"; ldd "$ucp" | awk '/=>/ {print $1, $3}')
@@ -116,13 +140,17 @@ set_search_paths() {
   done < <(binaries)
 }
 
+# newest_version FILE LIBRARY: the newest of a library's symbol versions that a file needs, if any.
+newest_version() {
+  readelf --version-info --wide "$1" | sed -n "s/.*Name: $2_\([0-9.]*\).*/\1/p" | sort --version-sort | tail -n 1
+}
+
 # Holds the bundle against what the target will have. Sets newest_of_all, the C library that it needs.
 check() {
   local file soname newest paths path
   newest_of_all=
   while read -r file; do
-    newest=$(readelf --version-info --wide "$file" | sed -n 's/.*Name: GLIBC_\([0-9.]*\).*/\1/p' | sort --version-sort |
-               tail -n 1)
+    newest=$(newest_version "$file" GLIBC)
     if [[ $(newer "$newest" "$oldest_glibc") != "$oldest_glibc" ]]; then
       fail "${file#"$stage"/} needs the C library $newest; allowed: $oldest_glibc or older"
     fi
@@ -130,14 +158,21 @@ check() {
     while read -r soname; do
       if [[ $file == "$stage"/lib/epd/ucx/* ]] && is_from_rdma "$soname"; then continue; fi
       if [[ $file == "$stage"/lib/epd/ucx/* && -e $stage/lib/epd/ucx/$soname ]]; then continue; fi
-      if ! is_from_glibc "$soname" && [[ ! -e $stage/lib/$soname && ! -e $stage/lib/epd/$soname ]]; then
+      if ! is_from_target "$soname" && [[ ! -e $stage/lib/$soname && ! -e $stage/lib/epd/$soname ]]; then
         fail "${file#"$stage"/} needs $soname, which is not in the bundle"
       fi
     done < <(needed "$file")
     paths=$(readelf --dynamic --wide "$file" | sed -n 's/.*(R[A-Z]*PATH).*\[\(.*\)\]/\1/p' | tr ':' '\n' |
               grep --invert-match '^\$ORIGIN' || true)
     if [[ -n $paths ]]; then fail "${file#"$stage"/} looks for libraries in '$paths'; allowed: \$ORIGIN/..."; fi
+    if [[ $file == "$stage"/bin/* ]] && ldd -r "$file" 2>&1 | grep 'undefined symbol' >"$work/undefined"; then
+      fail "${file#"$stage"/} lacks symbols: $(head -n 1 "$work/undefined")"
+    fi
   done < <(binaries)
+  newest=$(newest_version "$(realpath "$stage/lib/libepd.so")" GLIBCXX)
+  if [[ $(newer "$newest" "$oldest_glibcxx") != "$oldest_glibcxx" ]]; then
+    fail "libepd needs the C++ runtime $newest; allowed: $oldest_glibcxx or older"
+  fi
   for path in "$root" "$build_dir" "$work"; do
     file=$(grep --recursive --files-with-matches --fixed-strings --text -e "$path/" "$stage" | head -n 1 || true)
     if [[ -n $file ]]; then fail "${file#"$stage"/} contains '$path/', a path of this machine"; fi
@@ -147,6 +182,7 @@ check() {
 quietly "Installing" cmake --install "$build_dir" --prefix "$stage" --strip
 rm -rf "$stage"/lib/{systemd,sysusers.d,tmpfiles.d}  # names the place of an installation; see README.md
 add_libraries
+relink_runtime
 add_ucx
 add_licences
 set_search_paths

@@ -5,7 +5,7 @@
 # ucx-utils is not among them: only tests/bench/transport.sh needs it.
 EPD_PACKAGES=(
   cmake ninja-build g++ ccache pkg-config
-  libboost-dev libgrpc++-dev libssl-dev openssl libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
+  libstdc++-12-pic libboost-dev libgrpc++-dev libssl-dev openssl libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
   prometheus-cpp-dev
   libspdlog-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev
   libgtest-dev libgmock-dev libbenchmark-dev libucx-dev spin patchelf

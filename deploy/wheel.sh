@@ -15,7 +15,8 @@ place of DeepEP's own package, so install it only where that is wanted. It needs
   --output DIR      where to write them [.]
   --build-dir DIR   packs what was built there, and builds nothing
 
-The platform says the oldest C library that the wheel runs with (manylinux_2_35_x86_64 when built on Debian 12).
+The platform says the oldest C library that the wheel runs with (manylinux_2_34_x86_64 when built on Debian 12:
+Ubuntu 22.04, RHEL 9 and newer).
 Refused is what would not run elsewhere: a library that is not on every such system, or a path of this machine.
 END
 }

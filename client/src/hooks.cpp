@@ -77,7 +77,7 @@ void Hooks::run() {
     } else if (stopping_) {
       return;
     } else if (!has_news_to_await()) {
-      wake_.wait(lock);
+      sleep_until_ready(wake_, lock, [&] { return stopping_ || !ready_.empty() || has_news_to_await(); });
     } else {
       News news(*this);
       if (waits_.wait(lock, news, Deadline::in_ms(kLookAtDevice_ms))) continue;
@@ -91,7 +91,7 @@ void Hooks::run() {
 void Hooks::await_locked(Lock& lock, const Group& group) {
   source_.take_hooked_locked();
   look_up_locked();
-  done_.wait(lock, [&] {
+  sleep_until_ready(done_, lock, [&] {
     return running_ != &group && std::none_of(ready_.begin(), ready_.end(),
                                               [&](const HookCall& call) { return call.group == &group; });
   });

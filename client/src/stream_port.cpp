@@ -198,7 +198,7 @@ void StreamPort::want_slot_unblock_locked(Group& group, std::uint32_t slot) noex
 bool StreamPort::await_slot_unblock(Lock& lock, const Group& group, std::uint32_t slot) {
   const SlotWords& words = group.words[slot];
   if (!words.unblocking) return false;
-  unblocked_.wait(lock, [&] { return !words.unblocking; });
+  sleep_until_ready(unblocked_, lock, [&] { return !words.unblocking; });
   return true;
 }
 
@@ -213,7 +213,7 @@ void StreamPort::want_unblocks_locked() {
 }
 
 void StreamPort::await_unblocks(Lock& lock) {
-  unblocked_.wait(lock, [&] {
+  sleep_until_ready(unblocked_, lock, [&] {
     return std::none_of(groups_.begin(), groups_.end(),
                         [](const Group* group) { return group->wants_unblock(); });
   });
@@ -222,13 +222,13 @@ void StreamPort::await_unblocks(Lock& lock) {
 void StreamPort::remove(Group& group) {
   Lock lock = waits_.lock();
   if (exists()) {
-    unblocked_.wait(lock, [&] { return !group.wants_unblock(); });
+    sleep_until_ready(unblocked_, lock, [&] { return !group.wants_unblock(); });
     lock.unlock();
     // Like cudaFree: the waits that just ended, and all other work of the application that reads the arena,
     // must have run before it is unmapped.
     device_->synchronize();
     lock.lock();
-    unblocked_.wait(lock, [&] { return !group.wants_unblock(); });
+    sleep_until_ready(unblocked_, lock, [&] { return !group.wants_unblock(); });
   }
   std::erase(groups_, &group);
   if (group.unblock == Group::Unblock::kNo) return;

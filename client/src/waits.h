@@ -17,6 +17,13 @@ namespace epd::client {
 
 using Lock = std::unique_lock<std::mutex>;
 
+// Sleeps until `ready`. std::condition_variable::wait of GCC 12 would need a C++ runtime of its own version:
+// that of RHEL 9 is older. wait_for needs nothing newer.
+template <typename Ready>
+void sleep_until_ready(std::condition_variable& changed, Lock& lock, Ready ready) {
+  while (!ready()) changed.wait_for(lock, std::chrono::hours(1));
+}
+
 // What one thread waits for. In the session's list while it waits.
 class Waiter {
  public:

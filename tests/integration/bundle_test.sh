@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# bundle_test.sh BUILD_DIR [ROOT]: packs what was built and runs it under a root directory that holds the C library
-# and nothing else, not even a shell; or under ROOT, the root of another distribution (see deploy/README.md).
+# bundle_test.sh BUILD_DIR [ROOT]: packs what was built and runs it under a root directory that holds the C
+# library and libgcc_s and nothing else, not even a shell; or under ROOT, the root of another distribution (see deploy/README.md).
 # Exit status: 0 passed, 1 failed, 77 skipped because this machine allows no mounts.
 set -euo pipefail
 
@@ -34,7 +34,9 @@ if "$bundle" --build-dir "$build" --output "$work/old.tar.gz" --oldest-glibc 2.1
   fail "a bundle was made for a C library that is too old"
 fi
 grep -q 'needs the C library .*; allowed: 2.17 or older' "$work/refused" || fail "$(cat "$work/refused")"
-"$bundle" --build-dir "$build" --output "$work/epd.tar.gz"
+"$bundle" --build-dir "$build" --output "$work/epd.tar.gz" | tee "$work/made"
+# It needed 2.36, which kept it from Ubuntu 22.04 (2.35) and RHEL 9 (2.34).
+grep -q 'needs glibc 2\.34$' "$work/made" || fail "the bundle does not run on RHEL 9"
 
 if [[ -z $root ]]; then
   root=$work/root
@@ -42,7 +44,7 @@ if [[ -z $root ]]; then
   loader=$(readelf --program-headers "$program" | sed -n 's/.*program interpreter: \(.*\)]/\1/p')
   install -D "$loader" "$root$loader"
   libraries=$(dirname "$(ldd "$program" | awk '/libc\.so\.6/ {print $3}')")
-  for library in libc.so.6 libm.so.6 libpthread.so.0 libdl.so.2 librt.so.1 libresolv.so.2; do
+  for library in libc.so.6 libm.so.6 libpthread.so.0 libdl.so.2 librt.so.1 libresolv.so.2 libgcc_s.so.1; do
     install -D "$libraries/$library" "$root$libraries/$library"
   done
 fi
