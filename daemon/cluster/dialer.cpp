@@ -1,5 +1,6 @@
 #include "dialer.h"
 
+#include "cluster/address.h"
 #include "grpc_frames.h"
 
 #include <grpcpp/generic/generic_stub.h>
@@ -142,8 +143,9 @@ void AttachCall::OnReadDone(bool ok) {
     stream_->release(false);
     return;
   }
-  const auto auth = context.auth_context();
-  stream_->came(from_bytes(incoming), peer_of(context.peer(), auth.get()));
+  PeerFacts peer = peer_of(context.auth_context().get());
+  peer.address = peer_text(context.peer());
+  stream_->came(from_bytes(incoming), std::move(peer));
 }
 
 void AttachCall::OnWriteDone(bool ok) {

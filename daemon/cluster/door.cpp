@@ -8,10 +8,12 @@
 #include <sys/epoll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstddef>
 #include <utility>
 #include <vector>
 
@@ -20,15 +22,29 @@ namespace {
 
 constexpr std::uint64_t kListenerId = 0;
 constexpr std::uint64_t kWakeId = 1;
+constexpr std::uint64_t kInner = std::uint64_t{1} << 63;  // in the id of a connection's inner socket
+constexpr std::uint32_t kBothWays = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
 constexpr std::uint64_t kFirstByteNs = 5'000'000'000;
 constexpr std::uint64_t kProbeNs = 1'000'000'000;
 constexpr int kBacklog = 128;
-constexpr int kTickMs = 500;              // for deadlines, while there are any
+constexpr int kTickMs = 500;  // for deadlines, while there are any
+constexpr int kPauseMs = Gate::kPauseNs / 1'000'000;
 constexpr unsigned char kTlsRecord = 22;  // a handshake
 constexpr unsigned char kHttp2 = 'P';     // of its preface
 
 std::uint64_t now_ns() {
   return MonotonicClock().now_ns();
+}
+
+// Gives it a name, which the kernel chooses, and returns it as gRPC writes it at the other end of the pair.
+Result<std::string> name_socket(int fd) {
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  socklen_t size = sizeof(name.sun_family);
+  if (::bind(fd, reinterpret_cast<sockaddr*>(&name), size) != 0) return errno_status("bind");
+  size = sizeof(name);
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&name), &size) != 0) return errno_status("getsockname");
+  return "unix-abstract:" + std::string(name.sun_path + 1, size - offsetof(sockaddr_un, sun_path) - 1);
 }
 
 }  // namespace
@@ -79,23 +95,51 @@ bool Door::watch(int fd, std::uint64_t id, std::uint32_t events, bool again) {
   return ::epoll_ctl(epoll_.get(), again ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
-void Door::opened_stream(const std::string& peer) {
+Status Door::opened_stream(const std::string& key, const std::string& certificate, std::string* peer) {
   const std::lock_guard lock(mutex_);
-  const auto streams = streams_.find(peer);
-  if (streams == streams_.end()) return;  // the connection has ended meanwhile
-  streams->second.any = true;
-  ++streams->second.open;
+  const auto found = streams_.find(key);
+  if (found == streams_.end()) return {StatusCode::kAborted, "the connection has ended"};
+  Stream& stream = found->second;
+  if (peer != nullptr) *peer = stream.peer;
+  if (stream.stage != Stage::kNoStream) return end_flood(stream, "it has opened two streams; allowed: one");
+  stream.stage = Stage::kOpen;
+  stream.certificate = certificate;
+  const auto wait = waits_.find(certificate);
+  if (wait == waits_.end() || now_ns() >= wait->second) return {};
+  Status status =
+      resource_exhausted("a connection of this certificate was ended for a flood; allowed: another one " +
+                         std::to_string(kWaitNs / 1'000'000'000) + " s later");
+  refusals_.refuse(Who::kNode, Refusal::kFlood, stream.peer, "", status.message());
+  return status;
 }
 
-void Door::closed_stream(const std::string& peer) {
+void Door::took_frame(const std::string& key) {
   const std::lock_guard lock(mutex_);
-  const auto streams = streams_.find(peer);
-  if (streams != streams_.end() && streams->second.open > 0) --streams->second.open;
+  if (const auto found = streams_.find(key); found != streams_.end()) ++found->second.frames;
 }
 
-const Door::Streams* Door::streams_of(std::uint64_t id, const Connection& connection) const {
-  const auto streams = streams_.find(connection.peer);
-  return streams != streams_.end() && streams->second.connection == id ? &streams->second : nullptr;
+void Door::welcomed(const std::string& key) {
+  const std::lock_guard lock(mutex_);
+  const auto found = streams_.find(key);
+  if (found != streams_.end()) found->second.welcomed = true;
+}
+
+void Door::closed_stream(const std::string& key) {
+  const std::lock_guard lock(mutex_);
+  const auto found = streams_.find(key);
+  if (found != streams_.end()) found->second.stage = Stage::kClosed;
+}
+
+// The door's thread sees the shutdown.
+Status Door::end_flood(Stream& stream, const std::string& why) {
+  ::shutdown(stream.fd, SHUT_RDWR);
+  if (std::exchange(stream.flooded, true)) return resource_exhausted(why);
+  const std::uint64_t now = now_ns();
+  std::erase_if(waits_, [&](const auto& wait) { return now >= wait.second; });
+  if (!stream.certificate.empty()) waits_[stream.certificate] = now + kWaitNs;
+  const Who who = stream.stage == Stage::kNoStream ? Who::kStranger : Who::kNode;
+  refusals_.refuse(who, Refusal::kFlood, stream.peer, "", why);
+  return resource_exhausted(why);
 }
 
 void Door::probe(const SocketAddress& address, std::function<void(bool refused)> answer) {
@@ -123,10 +167,11 @@ void Door::run() {
   while (!stopping_now_) {
     const bool deadlines =
         !probes_.empty() || std::any_of(connections_.begin(), connections_.end(),
-                                        [](const auto& c) { return !c.second.handed_over; });
-    const int n = ::epoll_wait(epoll_.get(), events.data(), events.size(), deadlines ? kTickMs : -1);
+                                        [](const auto& c) { return c.second.gate == nullptr; });
+    const int wait_ms = !pausing_.empty() ? kPauseMs : deadlines ? kTickMs : -1;
+    const int n = ::epoll_wait(epoll_.get(), events.data(), events.size(), wait_ms);
     for (int i = 0; i < n; ++i) {
-      const std::uint64_t id = events[static_cast<std::size_t>(i)].data.u64;
+      const std::uint64_t id = events[static_cast<std::size_t>(i)].data.u64 & ~kInner;
       if (id == kListenerId) {
         take_in();
       } else if (id == kWakeId) {
@@ -136,10 +181,15 @@ void Door::run() {
       } else if (probes_.count(id) != 0) {
         end_probe(id);
       } else if (const auto found = connections_.find(id); found != connections_.end()) {
-        found->second.handed_over ? ended(id, found->second) : look(id, found->second);
+        found->second.gate != nullptr ? carry(id, found->second) : look(id, found->second);
       }
     }
+    for (const std::uint64_t id : std::set(pausing_)) carry(id, connections_.at(id));
     if (deadlines) end_late();
+  }
+  // The last that gRPC has said.
+  for (auto& [id, connection] : connections_) {
+    if (connection.gate != nullptr) (void)connection.gate->carry(0, 0);
   }
 }
 
@@ -164,7 +214,11 @@ void Door::take_in() {
     const std::uint64_t id = ++last_id_;
     if (!watch(fd.get(), id, EPOLLIN | EPOLLRDHUP)) continue;
     ++of_address_[host];
-    connections_[id] = {std::move(fd), std::move(peer), std::move(host), false, now_ns() + kFirstByteNs};
+    Connection& connection = connections_[id];
+    connection.fd = std::move(fd);
+    connection.peer = std::move(peer);
+    connection.host = std::move(host);
+    connection.due_ns = now_ns() + kFirstByteNs;
   }
 }
 
@@ -183,18 +237,16 @@ Status Door::end_oldest(const std::string* host, const std::string& full) {
   auto oldest = connections_.begin();
   {
     const std::lock_guard lock(mutex_);
-    const auto may_stay = [&](std::uint64_t id, const Connection& connection) {
+    const auto may_stay = [&](const Connection& connection) {
       if (host != nullptr && connection.host != *host) return true;
-      const Streams* streams = streams_of(id, connection);
-      return streams != nullptr && streams->open > 0;
+      const auto stream = streams_.find(connection.key);
+      return stream != streams_.end() && stream->second.stage == Stage::kOpen;
     };
-    while (oldest != connections_.end() && may_stay(oldest->first, oldest->second)) ++oldest;
+    while (oldest != connections_.end() && may_stay(oldest->second)) ++oldest;
   }
   if (oldest == connections_.end()) return resource_exhausted(full);
   refusals_.refuse(Who::kStranger, Refusal::kConnections, oldest->second.peer, "",
                    full + "; of those without an open stream it is the oldest, and makes room for another");
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, oldest->second.fd.get(), nullptr);
-  ::shutdown(oldest->second.fd.get(), SHUT_RDWR);  // gRPC may have a copy
   forget(oldest->first);
   return {};
 }
@@ -205,8 +257,9 @@ void Door::forget(std::uint64_t id) {
   if (--count->second == 0) of_address_.erase(count);
   {
     const std::lock_guard lock(mutex_);
-    if (streams_of(id, connection->second) != nullptr) streams_.erase(connection->second.peer);
+    streams_.erase(connection->second.key);
   }
+  pausing_.erase(id);
   connections_.erase(connection);
 }
 
@@ -226,27 +279,72 @@ void Door::look(std::uint64_t id, Connection& connection) {
     forget(id);
     return;
   }
-  UniqueFd copy(::fcntl(connection.fd.get(), F_DUPFD_CLOEXEC, 0));
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.fd.get(), nullptr);
-  if (!copy.valid() || !watch(copy.get(), id, 0)) {  // that both directions have ended is always told
+  if (const Status status = hand_over(id, connection); !status.ok()) {
+    refusals_.refuse(Who::kStranger, Refusal::kConnections, connection.peer, "", status.message());
+    forget(id);
+  }
+}
+
+Status Door::hand_over(std::uint64_t id, Connection& connection) {
+  int pair[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) != 0)
+    return errno_status("socketpair");
+  UniqueFd inner(pair[0]);
+  UniqueFd of_grpc(pair[1]);
+  Result<std::string> key = name_socket(inner.get());
+  if (!key.ok()) return key.status();
+  if (!watch(connection.fd.get(), id, kBothWays, true) || !watch(inner.get(), id | kInner, kBothWays))
+    return errno_status("epoll_ctl");
+  connection.key = *key;
+  connection.gate = std::make_unique<Gate>(connection.fd.get(), std::move(inner));
+  {
+    const std::lock_guard lock(mutex_);
+    Stream& stream = streams_[connection.key];
+    stream.fd = connection.fd.get();
+    stream.peer = connection.peer;
+  }
+  options_.hand_over(std::move(of_grpc));
+  carry(id, connection);
+  return {};
+}
+
+void Door::carry(std::uint64_t id, Connection& connection) {
+  bool flooded = false;
+  bool welcomed = false;
+  std::uint64_t frames = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const Stream& stream = streams_.at(connection.key);
+    flooded = stream.flooded;
+    welcomed = stream.welcomed;
+    frames = stream.frames;
+  }
+  if (flooded) {
     forget(id);
     return;
   }
-  UniqueFd original = std::exchange(connection.fd, std::move(copy));
-  connection.handed_over = true;
+  const std::uint64_t most = welcomed ? Gate::kForFrame : Gate::kBeforeHello;
+  switch (connection.gate->carry(frames, most)) {
+    case Gate::State::kWaits: pausing_.erase(id); return;
+    case Gate::State::kPauses: pausing_.insert(id); return;
+    case Gate::State::kEnded: ended(id, connection); return;
+    case Gate::State::kFlood: break;
+  }
   {
     const std::lock_guard lock(mutex_);
-    streams_[connection.peer] = {id, false, 0};
+    (void)end_flood(streams_.at(connection.key),
+                    "it has sent " + std::to_string(connection.gate->unheard()) +
+                        (welcomed ? " bytes that make no frame" : " bytes before its Hello was taken") +
+                        "; allowed: " + std::to_string(most));
   }
-  options_.hand_over(std::move(original));
+  forget(id);
 }
 
 void Door::ended(std::uint64_t id, Connection& connection) {
   bool had_stream = false;
   {
     const std::lock_guard lock(mutex_);
-    const Streams* streams = streams_of(id, connection);
-    had_stream = streams != nullptr && streams->any;
+    had_stream = streams_.at(connection.key).stage != Stage::kNoStream;
   }
   if (!had_stream) {
     refusals_.refuse(Who::kStranger, Refusal::kHandshake, connection.peer, "",
@@ -255,8 +353,6 @@ void Door::ended(std::uint64_t id, Connection& connection) {
                            "certificate, or the connection ended early"
                          : "it is no daemon's connection, or it ended early");
   }
-  // gRPC's descriptor of it may stay open, and would keep the watch.
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.fd.get(), nullptr);
   forget(id);
 }
 
@@ -295,7 +391,7 @@ void Door::end_late() {
   std::erase_if(probes_, [&](const auto& probe) { return now >= probe.second.due_ns; });
   std::vector<std::uint64_t> late;
   for (const auto& [id, connection] : connections_) {
-    if (connection.handed_over || now < connection.due_ns) continue;
+    if (connection.gate != nullptr || now < connection.due_ns) continue;
     refusals_.refuse(Who::kStranger, Refusal::kHandshake, connection.peer, "", "it has said nothing for 5 s");
     late.push_back(id);
   }

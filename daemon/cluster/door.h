@@ -1,10 +1,11 @@
-// The cluster's port. A thread of its own takes connections in, looks at their first byte, hands them to
-// gRPC, and sees them end. So connections are counted and limited, and what gRPC refuses in silence has a
-// name in the log.
+// The cluster's port. A thread of its own takes connections in, looks at their first byte, carries their
+// bytes to gRPC and back, and sees them end. So connections and what they send are limited, and what gRPC
+// refuses in silence has a name in the log.
 #pragma once
 
 #include "cluster/address.h"
 #include "common/fd.h"
+#include "gate.h"
 #include "refusals.h"
 
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -22,13 +24,16 @@ class Door {
  public:
   static constexpr std::size_t kMaxConnections = 2048;  // a node has one
   static constexpr std::size_t kMaxOfAddress = 64;
+  // A certificate whose connection was ended for a flood opens no stream for so long.
+  static constexpr std::uint64_t kWaitNs = 5'000'000'000;
 
   struct Options {
     SocketAddress listen;
     bool secure = true;
     std::size_t max_connections = kMaxConnections;
     std::size_t max_of_address = kMaxOfAddress;
-    std::function<void(UniqueFd connection)> hand_over;  // on the door's thread
+    // One end of a pair of sockets; the door carries the connection's bytes. On the door's thread.
+    std::function<void(UniqueFd inner)> hand_over;
   };
   static Result<std::unique_ptr<Door>> open(Options options, Refusals& refusals);
   // Takes connections in from now on, on a thread of its own. Once.
@@ -37,11 +42,15 @@ class Door {
   Door(const Door&) = delete;
   Door& operator=(const Door&) = delete;
 
-  // From any thread.
-  // The connection from that address has opened a stream: its end is none of a refused one. Until the stream
-  // is closed, refused for instance, the connection need not make room for others.
-  void opened_stream(const std::string& peer);
-  void closed_stream(const std::string& peer);
+  // From any thread. `key` is the peer of what was handed over, as gRPC names it.
+  // It has opened a stream: its end is none of a refused one. Until the stream is closed, refused for
+  // instance, the connection need not make room for others. `peer`, if not null, is the connection's address.
+  // Not OK: it had opened one before, so it is ended, or its certificate has to wait. `certificate` is "" if
+  // there is none.
+  Status opened_stream(const std::string& key, const std::string& certificate, std::string* peer = nullptr);
+  void took_frame(const std::string& key);  // as a whole
+  void welcomed(const std::string& key);    // its Hello was taken
+  void closed_stream(const std::string& key);
   // Connects to that address and ends the connection at once; `answer` comes on the door's thread.
   void probe(const SocketAddress& address, std::function<void(bool refused)> answer);
   // Takes nobody in any more, and ends.
@@ -49,16 +58,22 @@ class Door {
 
  private:
   struct Connection {
-    UniqueFd fd;  // until it is handed over; then a copy, to see its end
+    UniqueFd fd;
     std::string peer;
-    std::string host;  // of peer
-    bool handed_over = false;
-    std::uint64_t due_ns = 0;  // for its first byte
+    std::string host;            // of peer
+    std::uint64_t due_ns = 0;    // for its first byte
+    std::unique_ptr<Gate> gate;  // once it is handed over
+    std::string key;             // likewise
   };
-  struct Streams {
-    std::uint64_t connection = 0;  // its id: a later one may come from the same address
-    bool any = false;              // ever
-    std::size_t open = 0;
+  enum class Stage { kNoStream, kOpen, kClosed };
+  struct Stream {
+    int fd = -1;  // the connection's; open as long as this is here
+    std::string peer;
+    Stage stage = Stage::kNoStream;
+    bool welcomed = false;  // ever
+    std::uint64_t frames = 0;
+    std::string certificate;
+    bool flooded = false;
   };
   struct Probe {
     UniqueFd fd;
@@ -79,9 +94,11 @@ class Door {
   Status make_room(const std::string& host);
   // Of that host, or of all if it is null. `full` says why.
   Status end_oldest(const std::string* host, const std::string& full);
-  const Streams* streams_of(std::uint64_t id, const Connection& connection) const;  // with mutex_ held
   void forget(std::uint64_t id);
   void look(std::uint64_t id, Connection& connection);
+  Status hand_over(std::uint64_t id, Connection& connection);
+  void carry(std::uint64_t id, Connection& connection);
+  Status end_flood(Stream& stream, const std::string& why);  // with mutex_ held
   void ended(std::uint64_t id, Connection& connection);
   void begin_probes();
   void end_probe(std::uint64_t id);
@@ -98,12 +115,14 @@ class Door {
   bool stopping_now_ = false;
   std::map<std::uint64_t, Connection> connections_;
   std::map<std::string, std::size_t> of_address_;  // connections_ by host
+  std::set<std::uint64_t> pausing_;                // connections_ whose gates do
   std::map<std::uint64_t, Probe> probes_;
 
   std::mutex mutex_;
-  bool stopping_ = false;                   // guarded by mutex_
-  std::map<std::string, Streams> streams_;  // of those handed over, by peer; guarded by mutex_
-  std::deque<WantedProbe> wanted_;          // guarded by mutex_
+  bool stopping_ = false;                       // guarded by mutex_
+  std::map<std::string, Stream> streams_;       // of those handed over, by key; guarded by mutex_
+  std::map<std::string, std::uint64_t> waits_;  // certificates, until then; guarded by mutex_
+  std::deque<WantedProbe> wanted_;              // guarded by mutex_
 };
 
 }  // namespace epd::cluster

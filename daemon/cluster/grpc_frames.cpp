@@ -1,6 +1,5 @@
 #include "grpc_frames.h"
 
-#include "cluster/address.h"
 #include "frames.h"
 
 #include <grpc/grpc_security_constants.h>
@@ -44,9 +43,8 @@ Status from_grpc(const grpc::Status& status) {
   }
 }
 
-PeerFacts peer_of(const std::string& grpc_peer, const grpc::AuthContext* context) {
+PeerFacts peer_of(const grpc::AuthContext* context) {
   PeerFacts peer;
-  peer.address = peer_text(grpc_peer);
   if (context == nullptr) return peer;
   for (const grpc::string_ref& name : context->FindPropertyValues(GRPC_PEER_DNS_PROPERTY_NAME))
     peer.names.emplace_back(name.data(), name.size());

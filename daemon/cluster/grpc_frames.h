@@ -23,7 +23,7 @@ Result<v1::Frame> from_bytes(const grpc::ByteBuffer& bytes);
 grpc::Status to_grpc(const Status& status);
 Status from_grpc(const grpc::Status& status);
 
-// Of the certificate that the other end has shown.
-PeerFacts peer_of(const std::string& grpc_peer, const grpc::AuthContext* context);
+// Of the certificate that the other end has shown; without its address.
+PeerFacts peer_of(const grpc::AuthContext* context);
 
 }  // namespace epd::cluster

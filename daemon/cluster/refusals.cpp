@@ -17,6 +17,7 @@ const char* word_of(Refusal reason) {
     case Refusal::kNotCoordinator: return "not_coordinator";
     case Refusal::kNodes: return "nodes";
     case Refusal::kTerm: return "term";
+    case Refusal::kFlood: return "flood";
   }
   return "unknown";
 }

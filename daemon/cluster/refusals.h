@@ -24,6 +24,7 @@ enum class Refusal {
   kNotCoordinator,  // asked to take a node in
   kNodes,           // too many, or the name is in use
   kTerm,            // it would be raised again too soon, or beyond the last
+  kFlood,           // more bytes or streams than a connection may send
 };
 
 // Each has lines of its own in the log, so that strangers leave room for nodes.

@@ -17,7 +17,8 @@ namespace epd::cluster {
 namespace {
 
 constexpr int kMaxMemory = 256 << 20;
-constexpr int kMaxStreams = 4;  // of a connection
+constexpr int kMaxStreams = 1;        // of a connection
+constexpr int kMaxHeaders = 4 << 10;  // bytes, of a stream
 constexpr int kHandshakeMs = 5'000;
 constexpr int kIdleConnectionMs = 10'000;  // without a stream
 constexpr std::chrono::milliseconds kShutdownGrace(200);
@@ -29,9 +30,7 @@ class ServerStream;
 // What streams and their service share.
 struct Streams {
   Server::Callbacks callbacks;
-  // Of the stream's peer; not once the server has ended.
-  std::function<void(const std::string& peer)> opened;
-  std::function<void(const std::string& peer)> closed;
+  Door* door = nullptr;  // as long as there are calls
   std::mutex mutex;
   bool stopped = false;                                // guarded by mutex
   std::set<std::shared_ptr<ServerStream>> unfinished;  // likewise
@@ -40,8 +39,9 @@ struct Streams {
 // gRPC holds the reactor until OnDone, which follows the call of Finish. Until then `reactor_` may be used.
 class ServerStream final : public Stream, public std::enable_shared_from_this<ServerStream> {
  public:
-  ServerStream(std::shared_ptr<Streams> streams, PeerFacts peer)
-      : streams_(std::move(streams)), peer_(std::move(peer)) {}
+  // `key`: of its connection at the door.
+  ServerStream(std::shared_ptr<Streams> streams, std::string key, PeerFacts peer)
+      : streams_(std::move(streams)), key_(std::move(key)), peer_(std::move(peer)) {}
 
   const PeerFacts& peer() const override { return peer_; }
   void read() override;
@@ -55,10 +55,12 @@ class ServerStream final : public Stream, public std::enable_shared_from_this<Se
   void report(std::function<void(ServerStream&)> what);
 
   const std::shared_ptr<Streams> streams_;
+  const std::string key_;
   const PeerFacts peer_;
   std::mutex mutex_;
   Reactor* reactor_ = nullptr;  // null once Finish was called; guarded by mutex_
   grpc::ByteBuffer outgoing_;   // of the write under way
+  bool welcomed_ = false;       // on the loop: something was written
   bool closed_ = false;         // on the loop: nothing is reported any more
 };
 
@@ -78,6 +80,7 @@ class AttachReactor final : public Reactor {
       });
       return;
     }
+    stream_->streams_->door->took_frame(stream_->key_);
     stream_->report([frame = from_bytes(incoming_)](ServerStream& stream) {
       stream.streams_->callbacks.events->on_frame(stream, frame);
     });
@@ -99,7 +102,9 @@ void ServerStream::read() {
   if (reactor_ != nullptr) reactor_->StartRead(&static_cast<AttachReactor*>(reactor_)->incoming_);
 }
 
+// What is written first is Welcome.
 void ServerStream::write(const v1::Frame& frame) {
+  if (!std::exchange(welcomed_, true)) streams_->door->welcomed(key_);
   const std::lock_guard lock(mutex_);
   if (reactor_ == nullptr) return;
   outgoing_ = to_bytes(frame);
@@ -114,7 +119,7 @@ void ServerStream::finish(const grpc::Status& status) {
     reactor = std::exchange(reactor_, nullptr);
   }
   if (reactor == nullptr) return;
-  streams_->closed(peer_.address);
+  streams_->door->closed_stream(key_);
   {
     const std::lock_guard lock(streams_->mutex);
     streams_->unfinished.erase(self);
@@ -134,15 +139,26 @@ void ServerStream::report(std::function<void(ServerStream&)> what) {
   if (!posted) finish(grpc::Status(grpc::StatusCode::ABORTED, "the daemon is stopping"));
 }
 
+std::string certificate_of(const PeerFacts& peer) {
+  std::string names;
+  for (const std::string& name : peer.names) names += name + " ";
+  return names;
+}
+
 class ClusterService final : public v1::Cluster::WithRawCallbackMethod_Attach<v1::Cluster::Service> {
  public:
   explicit ClusterService(std::shared_ptr<Streams> streams) : streams_(std::move(streams)) {}
 
   Reactor* Attach(grpc::CallbackServerContext* context) override {
-    const auto auth = context->auth_context();
-    auto stream = std::make_shared<ServerStream>(streams_, peer_of(context->peer(), auth.get()));
+    PeerFacts peer = peer_of(context->auth_context().get());
+    const std::string key = context->peer();
+    const Status opened = streams_->door->opened_stream(key, certificate_of(peer), &peer.address);
+    auto stream = std::make_shared<ServerStream>(streams_, key, std::move(peer));
     auto* reactor = new AttachReactor(stream);
-    streams_->opened(stream->peer().address);
+    if (!opened.ok()) {
+      stream->finish(opened);
+      return reactor;
+    }
     bool stopped = false;
     {
       const std::lock_guard lock(streams_->mutex);
@@ -159,7 +175,28 @@ class ClusterService final : public v1::Cluster::WithRawCallbackMethod_Attach<v1
   const std::shared_ptr<Streams> streams_;
 };
 
-// Two descriptors for each, and most of them are for clients.
+// Methods that no daemon has. Their streams count, too.
+class OtherMethods final : public grpc::CallbackGenericService {
+ public:
+  explicit OtherMethods(std::shared_ptr<Streams> streams) : streams_(std::move(streams)) {}
+
+  grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext* context) override {
+    struct Refuser final : grpc::ServerGenericBidiReactor {
+      void OnDone() override { delete this; }
+    };
+    const PeerFacts peer = peer_of(context->auth_context().get());
+    (void)streams_->door->opened_stream(context->peer(), certificate_of(peer));
+    streams_->door->closed_stream(context->peer());
+    auto* reactor = new Refuser;
+    reactor->Finish({grpc::StatusCode::UNIMPLEMENTED, std::string("allowed: ") + kAttach});
+    return reactor;
+  }
+
+ private:
+  const std::shared_ptr<Streams> streams_;
+};
+
+// Three descriptors for each, and most of them are for clients.
 std::size_t most_connections() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return Door::kMaxConnections;
@@ -171,6 +208,7 @@ std::size_t most_connections() {
 struct Server::Impl {
   std::shared_ptr<Streams> streams = std::make_shared<Streams>();
   std::unique_ptr<ClusterService> service;
+  std::unique_ptr<OtherMethods> others;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor;
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<Door> door;  // hands over to the acceptor, so it goes first
@@ -183,7 +221,6 @@ Door& Server::door() {
 }
 
 Server::~Server() {
-  if (impl_->door != nullptr) impl_->door->stop();
   std::set<std::shared_ptr<ServerStream>> unfinished;
   {
     const std::lock_guard lock(impl_->streams->mutex);
@@ -192,7 +229,8 @@ Server::~Server() {
   }
   for (const auto& stream : unfinished)
     stream->finish(grpc::Status(grpc::StatusCode::ABORTED, "the daemon is stopping"));
-  if (impl_->server != nullptr) impl_->server->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
+  impl_->server->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
+  impl_->door->stop();  // it carries what the streams have been told
 }
 
 Result<std::unique_ptr<Server>> Server::start(const Settings& settings, const Credentials& credentials,
@@ -200,13 +238,14 @@ Result<std::unique_ptr<Server>> Server::start(const Settings& settings, const Cr
   auto impl = std::make_unique<Impl>();
   impl->streams->callbacks = std::move(callbacks);
   Impl* parts = impl.get();
-  impl->streams->opened = [parts](const std::string& peer) { parts->door->opened_stream(peer); };
-  impl->streams->closed = [parts](const std::string& peer) { parts->door->closed_stream(peer); };
   impl->service = std::make_unique<ClusterService>(impl->streams);
+  impl->others = std::make_unique<OtherMethods>(impl->streams);
   grpc::ServerBuilder builder;
   builder.RegisterService(impl->service.get());
+  builder.RegisterCallbackGenericService(impl->others.get());
   builder.SetMaxReceiveMessageSize(kMaxGrpcBytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
+  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxHeaders);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleConnectionMs);
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
@@ -225,9 +264,11 @@ Result<std::unique_ptr<Server>> Server::start(const Settings& settings, const Cr
   options.max_connections = most_connections();
   // With cluster.insecure all nodes are on this machine.
   if (settings.insecure) options.max_of_address = options.max_connections;
-  options.hand_over = [parts](UniqueFd connection) {
+  options.hand_over = [parts](UniqueFd inner) {
+    const std::lock_guard lock(parts->streams->mutex);
+    if (parts->streams->stopped) return;
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
-    parameters.fd = connection.release();
+    parameters.fd = inner.release();
     parts->acceptor->HandleNewConnection(&parameters);
   };
   Result<std::unique_ptr<Door>> door = Door::open(std::move(options), refusals);
@@ -236,6 +277,7 @@ Result<std::unique_ptr<Server>> Server::start(const Settings& settings, const Cr
     return door.status();
   }
   impl->door = std::move(*door);
+  impl->streams->door = impl->door.get();
   if (Status status = impl->door->begin(); !status.ok()) {
     impl->server->Shutdown(std::chrono::system_clock::now());
     return status;

@@ -7,6 +7,10 @@ epd_system_test(nodes_test LABEL nodes TIMEOUT 300
     ${CMAKE_CURRENT_LIST_DIR}/nodes_groups_test.cpp ${CMAKE_CURRENT_LIST_DIR}/nodes_faults_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/nodes_soak_test.cpp ${CMAKE_CURRENT_LIST_DIR}/nodes_network_test.cpp
   LIBS nlohmann_json::nlohmann_json epd_cluster_proto epd_kit)
+# A program with a node's certificate that floods the coordinator.
+find_package(OpenSSL REQUIRED COMPONENTS SSL)
+epd_system_test(nodes_flood_test LABEL nodes TIMEOUT 120 SOURCES ${CMAKE_CURRENT_LIST_DIR}/nodes_flood_test.cpp
+  LIBS nlohmann_json::nlohmann_json epd_cluster_proto epd_kit OpenSSL::SSL)
 # Hostile programs on the data network: clients of UCX that speak to engines.
 epd_system_test(nodes_hostile_test LABEL nodes TIMEOUT 180
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/nodes_hostile_test.cpp ${CMAKE_CURRENT_LIST_DIR}/hostile_ucx.cpp

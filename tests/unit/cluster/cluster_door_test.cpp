@@ -3,13 +3,19 @@
 #include "cluster/address.h"
 #include "door.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 #include <atomic>
+#include <cstddef>
 #include <functional>
+#include <map>
+#include <random>
+#include <thread>
 #include <vector>
 
 namespace epd::cluster {
@@ -25,7 +31,7 @@ class ClusterDoor : public testing::Test {
     options.max_connections = most;
     options.max_of_address = most_of_address;
     options.hand_over = [this](UniqueFd fd) {
-      held_ = std::move(fd);
+      held_.push_back(std::move(fd));
       ++handed_over_;
     };
     where_ = options.listen;
@@ -57,21 +63,26 @@ class ClusterDoor : public testing::Test {
     return ::poll(&one, 1, wait_ms) == 1 && ::recv(fd.get(), &byte, 1, MSG_DONTWAIT) <= 0;
   }
 
-  static std::string own_address(const UniqueFd& fd) {
-    SocketAddress own;
-    own.size = sizeof(own.bytes);
-    EXPECT_EQ(::getsockname(fd.get(), own.get(), &own.size), 0);
-    return to_string(own);
-  }
   // It begins a handshake, so gRPC has it.
   void hand_over(const UniqueFd& fd) {
     const int before = handed_over_;
     ASSERT_EQ(::send(fd.get(), "\x16", 1, MSG_NOSIGNAL), 1);
     ASSERT_TRUE(eventually([&] { return handed_over_ == before + 1; }));
+    sockaddr_un name{};
+    socklen_t size = sizeof(name);
+    ASSERT_EQ(::getpeername(held_.back().get(), reinterpret_cast<sockaddr*>(&name), &size), 0);
+    keys_[fd.get()] =
+        "unix-abstract:" + std::string(name.sun_path + 1, size - offsetof(sockaddr_un, sun_path) - 1);
   }
-  void open_stream(const UniqueFd& fd) {
+  const std::string& key(const UniqueFd& fd) { return keys_.at(fd.get()); }
+  Status open_stream(const UniqueFd& fd, const std::string& certificate = "") {
     hand_over(fd);
-    door_->opened_stream(own_address(fd));
+    return door_->opened_stream(key(fd), certificate);
+  }
+  void welcome(const UniqueFd& fd, const std::string& certificate) {
+    EXPECT_TRUE(open_stream(fd, certificate).ok());
+    door_->took_frame(key(fd));
+    door_->welcomed(key(fd));
   }
   static bool eventually(const std::function<bool()>& condition) {
     for (int ms = 0; ms < kPatienceMs; ms += 5) {
@@ -82,7 +93,8 @@ class ClusterDoor : public testing::Test {
   }
 
   Refusals refusals_;
-  UniqueFd held_;  // as gRPC would
+  std::vector<UniqueFd> held_;  // as gRPC would, in order
+  std::map<int, std::string> keys_;
   std::atomic<int> handed_over_ = 0;
   SocketAddress where_;
   std::unique_ptr<Door> door_;
@@ -106,7 +118,7 @@ TEST_F(ClusterDoor, OneAddressLeavesRoomForOthers) {
 TEST_F(ClusterDoor, OfOneAddressTheOldestWithoutAStreamMakesRoom) {
   open(100, 3);
   const UniqueFd node = connect("127.0.0.9");
-  open_stream(node);
+  EXPECT_TRUE(open_stream(node).ok());
   std::vector<UniqueFd> strangers;
   for (std::size_t i = 0; i < 4; ++i) {
     strangers.push_back(connect("127.0.0.9"));
@@ -116,7 +128,7 @@ TEST_F(ClusterDoor, OfOneAddressTheOldestWithoutAStreamMakesRoom) {
   EXPECT_FALSE(is_ended(node, 0));
   for (std::size_t i = 2; i < 4; ++i) {
     EXPECT_FALSE(is_ended(strangers[i], 0)) << i;
-    open_stream(strangers[i]);
+    EXPECT_TRUE(open_stream(strangers[i]).ok());
   }
   const UniqueFd more = connect("127.0.0.9");
   EXPECT_TRUE(is_ended(more, kPatienceMs)) << "all have streams";
@@ -128,7 +140,7 @@ TEST_F(ClusterDoor, OfAllTogetherTheOldestWithoutAStreamMakesRoom) {
   open(4, 64);
   std::vector<UniqueFd> all;
   for (int i = 0; i < 4; ++i) all.push_back(connect("127.0.0." + std::to_string(i + 1)));
-  open_stream(all[0]);
+  EXPECT_TRUE(open_stream(all[0]).ok());
   for (int i = 4; i < 12; ++i) {
     all.push_back(connect("127.0.0." + std::to_string(i + 1)));
     EXPECT_TRUE(is_ended(all[static_cast<std::size_t>(i) - 3], kPatienceMs)) << i;
@@ -136,7 +148,7 @@ TEST_F(ClusterDoor, OfAllTogetherTheOldestWithoutAStreamMakesRoom) {
   }
   EXPECT_FALSE(is_ended(all[0], 0));
   EXPECT_EQ(refusals_.counts(), (std::vector<std::pair<std::string, std::uint64_t>>{{"connections", 8}}));
-  for (std::size_t i = 9; i < 12; ++i) open_stream(all[i]);
+  for (std::size_t i = 9; i < 12; ++i) EXPECT_TRUE(open_stream(all[i]).ok());
   EXPECT_TRUE(is_ended(connect("127.0.0.7"), kPatienceMs)) << "all have streams";
 }
 
@@ -151,23 +163,21 @@ TEST_F(ClusterDoor, WhoHasBegunAHandshakeMakesRoomToo) {
 }
 
 // One certificate held all places by streams that were refused again and again.
-TEST_F(ClusterDoor, WhoseStreamsAreAllClosedMakesRoomToo) {
+TEST_F(ClusterDoor, WhoseStreamIsClosedMakesRoomToo) {
   open(3, 64);
   std::vector<UniqueFd> all;
   for (int i = 0; i < 3; ++i) {
     all.push_back(connect("127.0.0." + std::to_string(i + 1)));
-    open_stream(all.back());
+    EXPECT_TRUE(open_stream(all.back()).ok());
   }
-  door_->opened_stream(own_address(all[1]));
-  door_->closed_stream(own_address(all[1]));
-  EXPECT_TRUE(is_ended(connect("127.0.0.7"), kPatienceMs)) << "one of its two is open";
-  door_->closed_stream(own_address(all[1]));
-  door_->closed_stream(own_address(all[1]));  // one too many changes nothing
+  EXPECT_TRUE(is_ended(connect("127.0.0.7"), kPatienceMs)) << "all have streams";
+  door_->closed_stream(key(all[1]));
+  door_->closed_stream(key(all[1]));  // one too many changes nothing
   const UniqueFd node = connect("127.0.0.8");
   EXPECT_TRUE(is_ended(all[1], kPatienceMs));
   for (const std::size_t i : {0, 2}) EXPECT_FALSE(is_ended(all[i], 0)) << i;
   EXPECT_FALSE(is_ended(node, 0));
-  open_stream(node);
+  EXPECT_TRUE(open_stream(node).ok());
   EXPECT_TRUE(is_ended(connect("127.0.0.9"), kPatienceMs)) << "all have streams";
   EXPECT_EQ(refusals_.counts(), (std::vector<std::pair<std::string, std::uint64_t>>{{"connections", 3}}));
 }
@@ -176,14 +186,84 @@ TEST_F(ClusterDoor, WhoseStreamsAreAllClosedMakesRoomToo) {
 TEST_F(ClusterDoor, TheEndOfAConnectionIsARefusalOnlyWithoutAnyStream) {
   open(8, 64);
   const UniqueFd refused = connect("127.0.0.1");
-  open_stream(refused);
-  door_->closed_stream(own_address(refused));
-  ::shutdown(held_.get(), SHUT_RDWR);  // as gRPC ends it
+  EXPECT_TRUE(open_stream(refused).ok());
+  door_->closed_stream(key(refused));
+  held_.back().reset();  // as gRPC ends it
   const UniqueFd stranger = connect("127.0.0.2");
   hand_over(stranger);
-  ::shutdown(held_.get(), SHUT_RDWR);
+  held_.back().reset();
   ASSERT_TRUE(eventually([this] { return !refusals_.counts().empty(); }));
   EXPECT_EQ(refusals_.counts(), (std::vector<std::pair<std::string, std::uint64_t>>{{"handshake", 1}}));
+}
+
+// gRPC took gigabytes of what no Hello had come before.
+TEST_F(ClusterDoor, WhoSendsMuchBeforeItsHelloIsEnded) {
+  open(8, 64);
+  const UniqueFd stranger = connect("127.0.0.1");
+  hand_over(stranger);
+  ::fcntl(held_.back().get(), F_SETFL, 0);  // it blocks
+  const std::string much(Gate::kBeforeHello, 'x');
+  (void)::send(stranger.get(), much.data(), much.size(), MSG_NOSIGNAL);
+  std::size_t came = 0;
+  char bytes[4096];
+  for (ssize_t n; (n = ::recv(held_.back().get(), bytes, sizeof(bytes), 0)) > 0;)
+    came += static_cast<std::size_t>(n);
+  EXPECT_LE(came, Gate::kBeforeHello);
+  EXPECT_TRUE(is_ended(stranger, kPatienceMs));
+  EXPECT_EQ(refusals_.counts(), (std::vector<std::pair<std::string, std::uint64_t>>{{"flood", 1}}));
+}
+
+// Streams that were begun and reset cost the daemon's memory and the time of all its threads.
+TEST_F(ClusterDoor, ASecondStreamEndsTheConnectionAndItsCertificateWaits) {
+  open(8, 64);
+  const UniqueFd node = connect("127.0.0.1");
+  welcome(node, "node-x");
+  EXPECT_EQ(door_->opened_stream(key(node), "node-x").code(), StatusCode::kResourceExhausted);
+  EXPECT_TRUE(is_ended(node, kPatienceMs));
+  const UniqueFd again = connect("127.0.0.1");
+  const Status status = open_stream(again, "node-x");
+  EXPECT_EQ(status.message(),
+            "a connection of this certificate was ended for a flood; allowed: another one 5 s later");
+  EXPECT_TRUE(open_stream(connect("127.0.0.1"), "node-y").ok());
+}
+
+// What a node says comes through as it is, however much it is.
+TEST_F(ClusterDoor, FramesAreCarriedWhole) {
+  open(8, 64);
+  const UniqueFd node = connect("127.0.0.1");
+  welcome(node, "node-x");
+  std::mt19937 random(1);
+  std::string sent(3 << 20, '\0');
+  for (char& c : sent) c = static_cast<char>(random());
+  const auto write = [&](int to) {
+    for (std::size_t done = 0; done < sent.size();) {
+      const ssize_t n = ::send(to, sent.data() + done, sent.size() - done, MSG_NOSIGNAL);
+      pollfd one{to, POLLOUT, 0};
+      if (n < 0) ::poll(&one, 1, kPatienceMs);
+      done += n < 0 ? 0 : static_cast<std::size_t>(n);
+    }
+  };
+  const auto read = [&](int from) {
+    std::string came(sent.size(), '\0');
+    for (std::size_t done = 0; done < came.size();) {
+      pollfd one{from, POLLIN, 0};
+      EXPECT_EQ(::poll(&one, 1, kPatienceMs), 1) << done;
+      const ssize_t n = ::recv(from, came.data() + done, came.size() - done, MSG_DONTWAIT);
+      if (n <= 0) break;
+      done += static_cast<std::size_t>(n);
+    }
+    return came;
+  };
+  char first;
+  ASSERT_EQ(::recv(held_.back().get(), &first, 1, 0), 1);
+  for (const bool in : {true, false, true, true}) {
+    const int from = in ? node.get() : held_.back().get();
+    std::thread writer([&] { write(from); });
+    EXPECT_TRUE(read(in ? held_.back().get() : node.get()) == sent) << in;
+    writer.join();
+    door_->took_frame(key(node));
+  }
+  EXPECT_TRUE(refusals_.counts().empty());
 }
 
 TEST(ClusterRefusals, StrangersDontSilenceNodes) {

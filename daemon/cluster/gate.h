@@ -1,0 +1,64 @@
+// What lies between a connection and gRPC: it carries the connection's bytes, which are TLS, and bounds what
+// comes in. gRPC has the other end of a pair of sockets.
+#pragma once
+
+#include "common/fd.h"
+
+#include <cstdint>
+#include <string>
+
+namespace epd::cluster {
+
+class Gate {
+ public:
+  // A connection may send so many bytes before its Hello is taken: the handshake with its certificates, and a
+  // Hello of less than 2 KiB. gRPC can make 500 streams of them.
+  static constexpr std::uint64_t kBeforeHello = 16 << 10;
+  // A node, until a frame of its stream has come as a whole: of 8 MiB, before which gRPC ends the stream
+  // itself.
+  static constexpr std::uint64_t kForFrame = (8 << 20) + (64 << 10);
+  // So many bytes go in at a time. More follow when gRPC has read them and has had time for what they said:
+  // each time a sixteenth more, until the connection has been silent.
+  static constexpr std::size_t kFirst = 1 << 10;
+  static constexpr std::size_t kMost = 4 << 10;
+  static constexpr std::uint64_t kPauseNs = 1'000'000;
+  static constexpr std::uint64_t kSilenceNs = 20'000'000;
+
+  enum class State {
+    kWaits,   // for either end
+    kPauses,  // carry() is due within kPauseNs, whatever happens
+    kFlood,   // it has sent more than it may
+    kEnded,
+  };
+
+  // Both are non-blocking. The connection's belongs to the caller.
+  Gate(int connection, UniqueFd inner) : connection_(connection), inner_(std::move(inner)) {}
+
+  // In both directions. `frames` is the number that have come, and `most_bytes` what may come without another
+  // one.
+  State carry(std::uint64_t frames, std::uint64_t most_bytes);
+  int inner() const { return inner_.get(); }
+  std::uint64_t unheard() const { return unheard_; }
+
+ private:
+  State carry_out();
+  State carry_in(std::uint64_t most_bytes);
+  // What is left over waits. False: something does, or the other end is gone.
+  bool send(int to, std::string& waiting, const char* data, std::size_t size);
+  bool send_waiting(int to, std::string& waiting);
+  bool may_go_on();  // whether gRPC has had its time
+
+  const int connection_;
+  const UniqueFd inner_;
+  std::string in_;   // for gRPC; waits
+  std::string out_;  // from gRPC; waits
+  bool said_all_ = false;
+  bool broken_ = false;
+  std::uint64_t frames_ = 0;
+  std::uint64_t unheard_ = 0;  // bytes since the last frame
+  std::size_t at_once_ = kFirst;
+  std::size_t left_ = 0;  // of at_once_
+  std::uint64_t began_ns_ = 0;
+};
+
+}  // namespace epd::cluster
