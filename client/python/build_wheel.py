@@ -1,5 +1,5 @@
-"""Writes the wheels. epd: client/python/epd, libepd, and the demo's text. deep_ep: client/deep_ep. Called by
-deploy/wheel.sh.
+"""Writes the wheels. epd: client/python/epd, libepd, and the demo's text. deep_ep: client/deep_ep, with the module
+deep_ep_cpp. Called by deploy/wheel.sh.
 
 Needs the standard library and readelf. The same inputs give the same bytes.
 """
@@ -159,6 +159,7 @@ def main() -> None:
     write(options.output, "epd", contents(options.library), tag, METADATA, HERE / "README.md")
     drop_in = HERE.parent / "deep_ep"
     files = modules(drop_in / "deep_ep")
+    files["deep_ep_cpp.py"] = (drop_in / "deep_ep_cpp.py").read_bytes()
     write(options.output, "deep_ep", files, "py3-none-any", DEEP_EP_METADATA, drop_in / "README.md")
 
 

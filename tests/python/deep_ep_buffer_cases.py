@@ -6,12 +6,14 @@ import copy
 import gc
 import os
 import pickle
+import re
 import signal
 import time
 import traceback
 from typing import Any
 
 import deep_ep
+import pytest
 import torch
 from deep_ep_sent import (
     BF16,
@@ -31,7 +33,6 @@ from deep_ep_sent import (
 )
 
 import epd
-from epd.torch import E4M3
 
 
 def both_modes(group: Any) -> None:
@@ -90,7 +91,7 @@ def buffers_end_in_any_order(group: Any) -> None:
     gc.collect()
     torch.distributed.barrier(group)
     unspoken = deep_ep.Buffer(group)
-    raises(epd.InvalidArgument, "explicitly_destroy is False; allowed: True for destroy()", unspoken.destroy)
+    raises(epd.InvalidArgument, "explicitly_destroy=False; allowed: True, or no call", unspoken.destroy)
     torch.distributed.barrier(group)
     del unspoken
     gc.collect()
@@ -122,9 +123,15 @@ def wrong_arguments(group: Any) -> None:
     y = torch.zeros((E // size, size * LL_T, H), dtype=BF16)
     ll = (few.topk_idx, few.topk_weights, ll_handle)
     refused = [
-        ("x.dtype is torch.float32; allowed: torch.bfloat16", lambda: buffer.dispatch(mine.x.float(), **numbers)),
+        (
+            "x.dtype is torch.float16; allowed: torch.bfloat16",
+            lambda: buffer.combine(torch.zeros((len(rows), H), dtype=torch.float16), handle),
+        ),
         ("x is a int; allowed: a tensor", lambda: buffer.dispatch(3, **numbers)),
-        ("x[1].shape is", lambda: buffer.dispatch((mine.x.to(torch.uint8).view(E4M3), mine.x.float()), **numbers)),
+        ("x[1].shape is", lambda: buffer.dispatch((mine.x.to(torch.uint8), mine.x[1:].float()), **numbers)),
+        ("x[1].dtype is torch.bfloat16", lambda: buffer.dispatch((mine.x.to(torch.uint8), mine.x), **numbers)),
+        ("x[0].dtype is torch.bfloat16; allowed: types of one", lambda: buffer.dispatch((mine.x,) * 2, **numbers)),
+        ("x.dtype is torch.complex64", lambda: buffer.dispatch(mine.x.to(torch.complex64), **numbers)),
         ("num_tokens_per_expert is None", lambda: buffer.dispatch(mine.x, **choice)),
         ("topk_weights is None", lambda: buffer.dispatch(mine.x, **numbers, topk_idx=mine.topk_idx)),
         ("topk_idx is None", lambda: buffer.dispatch(mine.x, **numbers, topk_weights=mine.topk_weights)),
@@ -132,14 +139,12 @@ def wrong_arguments(group: Any) -> None:
         ("expert_alignment is 0", lambda: buffer.dispatch(mine.x, **numbers, expert_alignment=0)),
         ("allowed: None under a handle", lambda: buffer.dispatch(mine.x, handle=handle, **choice)),
         (f"x.shape[0] is 3; allowed: {N}", lambda: buffer.dispatch(mine.x[:3], handle=handle)),
-        ("handle is a tuple; allowed: a NormalHandle", lambda: buffer.dispatch(mine.x, handle=(1, 2))),
         ("config is a str; allowed: None, or a Config", lambda: buffer.dispatch(mine.x, handle=handle, config="x")),
         ("config is a int; allowed: None, or a Config", lambda: buffer.combine(rows, handle, config=0)),
         (
             "previous_event is a str; allowed: None, or an EventOverlap",
             lambda: buffer.combine(rows, handle, previous_event="x"),
         ),
-        ("handle is a LowLatencyHandle", lambda: buffer.combine(rows, ll_handle)),
         (f"x.shape is [{len(rows) + 1}, {H}]", lambda: buffer.combine(torch.zeros(len(rows) + 1, H).to(BF16), handle)),
         ("bias is 3 tensors; allowed: at most 2", lambda: buffer.combine(rows, handle, bias=(mine.x,) * 3)),
         ("bias[0].shape is [1,", lambda: buffer.combine(rows, handle, bias=mine.x[:1])),
@@ -198,9 +203,8 @@ def wrong_arguments(group: Any) -> None:
     ]
     for text, call in refused:
         raises(epd.InvalidArgument, text, call)
-    for given in (buffer, handle, ll_handle):
-        for again in (copy.copy, copy.deepcopy, pickle.dumps):
-            raises(TypeError, f"{type(given).__name__} can't be copied", lambda: again(given))
+    for again in (copy.copy, copy.deepcopy, pickle.dumps):
+        raises(TypeError, "Buffer can't be copied", lambda: again(buffer))
     raises(
         NotImplementedError,
         "use_logfmt is True; epd serves: False",
@@ -212,46 +216,42 @@ def wrong_arguments(group: Any) -> None:
     buffer.destroy()
 
 
-def handles_of_another_buffer(group: Any) -> None:
-    one, other = (make_buffer(group, low_latency_mode=True) for _ in range(2))
-    mine = sent_by(one.rank, "bf16")
-    _, _, per_expert, in_rank, _ = one.get_dispatch_layout(mine.topk_idx, E)
-    numbers = {"num_tokens_per_expert": per_expert, "is_token_in_rank": in_rank}
-    rows, _, _, _, handle, _ = one.dispatch(
-        mine.x, **numbers, topk_idx=mine.topk_idx, topk_weights=mine.topk_weights
-    )
-    few = ll_sent(one.group_size, 0)[0]
-    y, _, ll_handle, _, _ = one.low_latency_dispatch(few.x, few.topk_idx, LL_T, E, use_fp8=False)
-    for call in (
-        lambda: other.combine(rows, handle),
-        lambda: other.dispatch(mine.x, handle=handle),
-        lambda: other.low_latency_combine(y, few.topk_idx, few.topk_weights, ll_handle),
-        lambda: other.get_next_low_latency_combine_buffer(ll_handle),
-    ):
-        raises(epd.InvalidArgument, "handle is of another Buffer", call)
-    assert one.combine(rows, handle)[0].shape == mine.x.shape
-    one.destroy()
-    other.destroy()
+def names(group: Any) -> None:
+    """Of the daemon's groups: by $EPD_DEEPEP_NAME, rank 0's counts, or by random numbers."""
+    before = set()
+    for name, wanted in (("job-7", r"job-7-r0-b\d+"), ("job-7", r"job-7-r0-b\d+"), ("", "deepep-[0-9a-f]{12}")):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("EPD_DEEPEP_NAME", name)
+            buffer = make_buffer(group, low_latency_mode=True)
+        mine = ll_sent(buffer.group_size, 0)[buffer.rank]
+        for tokens in (LL_T, LL_T + 1):
+            buffer.low_latency_dispatch(mine.x, mine.topk_idx, tokens, E)
+        dispatch_sent(buffer, [sent_by(each, "bf16") for each in range(buffer.group_size)])
+        found = [joined.group.config.name for joined in buffer._groups.all()]
+        assert re.fullmatch(wanted, found[0][: -len("-low-latency-0")]), found
+        assert [each[len(buffer._groups.name) :] for each in found] == ["-low-latency-0", "-low-latency-1", "-normal-0"]
+        assert not before & set(found)
+        before |= set(found)
+        buffer.destroy()
 
 
 def refused_with(group: Any, name: str, value: str) -> str:
     """The error with which a Buffer is not made while the variable has that value."""
-    before = os.environ[name]
-    os.environ[name] = value
-    try:
-        make_buffer(group)
-    except epd.Error as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        os.environ[name] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(name, value)
+        try:
+            make_buffer(group)
+        except epd.Error as error:
+            return f"{type(error).__name__}: {error}"
     raise AssertionError(f"a Buffer is made with {name}={value}")
 
 
 def a_rank_has_no_buffer(group: Any) -> str:
     """Then no rank has one, and each knows why."""
-    values = {"EPD_SOCKET": "/nonexistent", "EPD_DEEPEP_MAX_TOKENS": "0"}
+    values = {"EPD_SOCKET": "/nonexistent", "EPD_DEEPEP_MAX_TOKENS": "0", "EPD_DEEPEP_NAME": "a/b"}
     texts = [
-        refused_with(group, name, value if group.rank() == 1 else os.environ[name]) for name, value in values.items()
+        refused_with(group, name, value if group.rank() == 1 else os.environ.get(name, ""))
+        for name, value in values.items()
     ]
     make_buffer(group).destroy()
     return "\n".join(texts)

@@ -38,7 +38,7 @@ def low_latency(group: Any, form: str, hooks: bool, async_finish: bool = False) 
             got, counts, handle, event, hook = buffer.low_latency_dispatch(
                 mine.x.clone(), mine.topk_idx, LL_T, E, cumulative_local_expert_recv_stats=stats, **options
             )
-            assert (hook is not None) == hooks
+            assert (hook is not None, event.event is not None) == (hooks, async_finish)
             if hooks:
                 hook()
                 hook()  # once more does nothing
@@ -68,6 +68,7 @@ def low_latency(group: Any, form: str, hooks: bool, async_finish: bool = False) 
             if async_finish:
                 event.current_stream_wait()
             assert given_out is None or out is given_out
+            assert (hook is not None, event.event is not None) == (hooks, async_finish)
             check_ll_combine(rank, size, all_sent, step, out)
     buffer.destroy()
 

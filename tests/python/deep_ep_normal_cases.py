@@ -182,14 +182,11 @@ def other_rows_under_a_handle(group: Any) -> None:
     handle = buffer.dispatch(
         mine.x, num_tokens_per_expert=layout[2], topk_idx=idx, topk_weights=mine.topk_weights
     )[4]
-    idx.add_(0)
+    idx.fill_(-1)  # a handle does not need it any more
     check_rows(buffer.dispatch(by_form["fp8"][rank].rows, handle=handle)[0], by_form["fp8"], expected)
     narrow = mine.x[:, : H // 2].contiguous()
-    raises(
-        epd.InvalidArgument,
-        "topk_idx is written to; allowed:",
-        lambda: buffer.dispatch(narrow, handle=handle),
-    )
+    half = [each._replace(rows=each.x[:, : H // 2]) for each in by_form["bf16"]]
+    check_rows(buffer.dispatch(narrow, handle=handle)[0], half, expected)
     buffer.destroy()
 
 
@@ -204,7 +201,7 @@ def more_handles_than_there_are(group: Any) -> None:
             cycle.append(cycle)
         del cycle
         kept = [dispatch_sent(buffer, all_sent) for _ in range(8)]
-        text = "$EPD_DEEPEP_HANDLES is 8, and 8 handles of normal-e8-h256-k3 are alive; allowed: fewer, or a larger"
+        text = "$EPD_DEEPEP_HANDLES is 8, and 8 handles of normal mode (8 experts, hidden 256, 3 choices) are alive"
         raises(epd.ResourceExhausted, text, lambda: dispatch_sent(buffer, all_sent))
     finally:
         gc.enable()
@@ -233,4 +230,87 @@ def many_handles(group: Any) -> None:
             del handle
             del kept[: len(kept) if rank == 0 else -2]  # of 8 that may be kept
             gc.collect()
+    buffer.destroy()
+
+
+def _random_rows(made: torch.Generator, n: int, columns: int, dtype: Any) -> Any:
+    """Of any bits."""
+    width = columns * torch.empty(0, dtype=dtype).element_size()
+    return torch.randint(0, 256, (n, width), generator=made, dtype=torch.uint8).view(dtype)
+
+
+def rows_of_other_types(group: Any) -> None:
+    """epd moves their bytes. A combine of bf16 rows under the same handle is served, of other rows it is refused."""
+    buffer = make_buffer(group)
+    rank, size = buffer.rank, buffer.group_size
+    names = ("float8_e4m3fn", "float8_e5m2", "int8")
+    one_byte = [getattr(torch, name) for name in names if hasattr(torch, name)]
+    forms = [(torch.float16, 256, None, 0), (torch.float32, 6, None, 0), (torch.int16, 2880, None, 0)]
+    forms += [(one_byte[-1], 24, None, 0), (torch.bool, 40, None, 0)]
+    forms += [(kind, columns, torch.float32, 9) for kind in one_byte for columns in (256, 2880)]
+    forms += [(one_byte[0], 256, torch.float32, 1), (one_byte[0], 256, torch.int32, 3)]
+    for dtype, columns, scales_dtype, blocks in forms:
+        made = torch.Generator().manual_seed(columns)
+        all_sent = []
+        for each in range(size):
+            sent = sent_by(each, "bf16")
+            n = len(sent.x)
+            rows = _random_rows(made, n, columns, dtype)
+            if scales_dtype is not None:
+                scales = _random_rows(made, n, blocks, scales_dtype)
+                rows = (rows, scales.T.contiguous().T if each else scales)
+            all_sent.append(sent._replace(rows=rows))
+        mine, expected = all_sent[rank], received_by(rank, size, all_sent)
+        layout = buffer.get_dispatch_layout(mine.topk_idx, E)
+        choice = {"topk_idx": mine.topk_idx, "topk_weights": mine.topk_weights}
+        for worst in (0, size * N):
+            got, _, _, _, handle, event = buffer.dispatch(
+                mine.rows, num_tokens_per_expert=layout[2], is_token_in_rank=layout[3], **choice,
+                num_worst_tokens=worst, async_finish=worst > 0,
+            )  # fmt: skip
+            again = buffer.dispatch(mine.rows, handle=handle)[0]
+            for delivered in (got, again):
+                for part, like in zip(_parts_of(delivered), _parts_of(mine.rows)):
+                    assert part.dtype == like.dtype and part.shape[1:] == like.shape[1:]
+                    assert len(part) == (worst or len(expected))
+                check_rows(delivered, all_sent, expected)
+        other = _parts_of(got)[0]
+        text = f"x.dtype is {dtype}; allowed: torch.bfloat16"
+        raises(epd.InvalidArgument, text, lambda: buffer.combine(other, handle))
+        y = torch.ones((len(other), 256 if columns == 6 else columns), dtype=BF16)
+        out = buffer.combine(y, handle)[0]
+        assert torch.equal(out, layout[3].sum(1, keepdim=True).to(BF16).expand_as(out))
+        known = [each._replace(rows=each.x) for each in all_sent]
+        check_rows(buffer.dispatch(mine.x, handle=handle)[0], known, expected)
+    buffer.destroy()
+
+
+def _parts_of(rows: Any) -> tuple[Any, ...]:
+    return rows if isinstance(rows, tuple) else (rows,)
+
+
+def hidden_sizes(group: Any) -> None:
+    """Any multiple of 8, in both modes."""
+    buffer = make_buffer(group, low_latency_mode=True)
+    rank, size = buffer.rank, buffer.group_size
+    for hidden in (8, 64, 2880):
+        assert deep_ep.Buffer.get_dispatch_config(size).get_nvl_buffer_size_hint(hidden * 2, size) > 0
+        assert deep_ep.Buffer.get_low_latency_rdma_size_hint(16, hidden, size, E) > 0
+        made = torch.Generator().manual_seed(hidden)
+        all_sent = [sent_by(each, "bf16") for each in range(size)]
+        for number, each in enumerate(all_sent):
+            x = torch.randint(-64, 65, (len(each.x), hidden), generator=made).to(BF16)
+            all_sent[number] = each._replace(x=x, rows=x)
+        mine, expected = all_sent[rank], received_by(rank, size, all_sent)
+        rows, handle = dispatch_sent(buffer, all_sent)
+        check_rows(rows, all_sent, expected)
+        ranks = (buffer.get_dispatch_layout(mine.topk_idx, E)[3]).sum(1, keepdim=True)
+        assert torch.equal(buffer.combine(rows, handle)[0], (mine.x * ranks).to(BF16))
+        for use_fp8 in (False, True):
+            got, counts, low, _, _ = buffer.low_latency_dispatch(mine.x, mine.topk_idx, 16, E, use_fp8=use_fp8)
+            answer = torch.ones((E // size, 16 * size, hidden), dtype=BF16) if use_fp8 else got
+            assert not use_fp8 or got[1].shape[2] == -(-hidden // 128)
+            out = buffer.low_latency_combine(answer, mine.topk_idx, torch.ones_like(mine.topk_weights), low)[0]
+            chosen = (mine.topk_idx >= 0).sum(1, keepdim=True)
+            assert torch.equal(out, (chosen if use_fp8 else mine.x * chosen).to(BF16).expand_as(out))
     buffer.destroy()

@@ -113,9 +113,9 @@ def test_first_calls_under_dynamo(two: RankProcesses) -> None:
     "case",
     [
         "both_modes",
+        "names",
         "buffers_end_in_any_order",
         "memberships_end_with_the_buffer",
-        "handles_of_another_buffer",
         "it_ends_without_the_others",
         "in_a_forked_child",
         "mpi",
@@ -125,19 +125,49 @@ def test_buffers(two: RankProcesses, case: str) -> None:
     two.run(f"deep_ep_buffer_cases.{case}")
 
 
+def test_rows_of_other_types(two: RankProcesses) -> None:
+    two.run("deep_ep_normal_cases.rows_of_other_types")
+
+
+def test_hidden_sizes(two: RankProcesses) -> None:
+    two.run("deep_ep_normal_cases.hidden_sizes")
+
+
+def test_handles_in_other_forms(two: RankProcesses) -> None:
+    """Taken apart and put together again, copied, pickled, kept by autograd; with another Buffer and without theirs."""
+    two.run("deep_ep_handle_cases.normal")
+    two.run("deep_ep_handle_cases.normal_without_topk_idx")
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_low_latency_handles_in_other_forms(two: RankProcesses, views: bool) -> None:
+    two.run("deep_ep_handle_cases.low_latency", views=views)
+
+
+def test_choices_that_combine_leaves_out(two: RankProcesses) -> None:
+    two.run("deep_ep_handle_cases.choices_that_are_written_to")
+
+
+def test_what_is_no_handle(two: RankProcesses) -> None:
+    two.run("deep_ep_handle_cases.wrong")
+
+
 def test_wrong_arguments(two: RankProcesses) -> None:
     two.run("deep_ep_buffer_cases.wrong_arguments")
 
 
 def test_ranks_that_differ(two: RankProcesses) -> None:
-    """num_max_dispatch_tokens_per_rank is part of the group's name: the other rank is missed."""
-    for answer in two.run("deep_ep_buffer_cases.other_values_on_ranks"):
-        assert re.match("DeadlineExceeded: .*missing", answer), answer
+    """In num_max_dispatch_tokens_per_rank: each is told which value differs, and on which rank."""
+    differs = "max_tokens is (10|9), but the ranks already in group .* have (10|9)"
+    answers = two.run("deep_ep_buffer_cases.other_values_on_ranks")
+    assert sum(bool(re.match(f"InvalidArgument: .*{differs}", answer)) for answer in answers) == 1, answers
+    missed = f"DeadlineExceeded: .* missing: ([01]); rank \\1 was refused: {differs}"
+    assert sum(bool(re.match(missed, answer)) for answer in answers) == 1, answers
 
 
 def test_a_rank_has_no_buffer(two: RankProcesses) -> None:
     other, own = (text.splitlines() for text in two.run("deep_ep_buffer_cases.a_rank_has_no_buffer"))
-    assert len(own) == len(other) == 2
+    assert len(own) == len(other) == 3
     for said, told in zip(own, other):
         assert told == f"Aborted: ABORTED: the Buffer could not be made on rank 1: {said}"
 
@@ -163,6 +193,9 @@ def test_what_is_exported() -> None:
         "from deep_ep.utils.testing import bench, bench_kineto\n"
         "from deep_ep.utils.envs import init_dist\n"
         "assert (Handle, Overlap) == (EventHandle, EventOverlap)\n"
+        "import deep_ep_cpp\n"  # DeepEP installs it, and XTuner imports it
+        "assert (deep_ep_cpp.Config, deep_ep_cpp.EventHandle) == (Config, EventHandle)\n"
+        "assert deep_ep_cpp.get_low_latency_rdma_size_hint(128, 2880, 2, 32) > 0 and deep_ep_cpp.is_sm90_compiled()\n"
         "config = Config(24, 8, 256)\n"
         "assert config.get_nvl_buffer_size_hint(7168 * 2, 2) > 0 == config.get_rdma_buffer_size_hint(7168 * 2, 2)\n"
         "assert Buffer.get_low_latency_rdma_size_hint(128, 7168, 2, 288) > 2 * 144 * 256 * 7168 * 2\n"

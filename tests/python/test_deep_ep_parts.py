@@ -15,6 +15,7 @@ sys.path.append(str(ROOT / "client/deep_ep"))
 
 from deep_ep import Buffer, events, groups, streams  # noqa: E402
 from deep_ep.layout import dispatch_layout  # noqa: E402
+from deep_ep.utils import math  # noqa: E402
 
 import epd  # noqa: E402
 
@@ -242,3 +243,23 @@ def test_numbers_that_are_none(value: Any) -> None:
 def test_an_event_that_is_none(recorder: Recorder) -> None:
     with pytest.raises(epd.InvalidArgument, match=r"previous_event is a str; allowed: None, or an EventOverlap"):
         streams.Streams(torch.device("cuda", 0)).call("x")  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not hasattr(torch, "float8_e4m3fn"), reason=f"torch {torch.__version__} has no e4m3 (2.1 has)")
+@pytest.mark.parametrize("hidden", [8, 64, 512, 2880, 7168])
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_are_cast_to_fp8_and_back(hidden: int, packed: bool) -> None:
+    """Of any hidden size, with scales in columns, as the low-latency mode delivers them."""
+    x = torch.randn((12, hidden), generator=torch.Generator().manual_seed(hidden)).to(torch.bfloat16)
+    codes, scales = math.per_token_cast_to_fp8(x)
+    assert scales.shape == (12, -(-hidden // 128))
+    if packed:
+        scales = 2.0 ** scales.log2().ceil()
+        codes = (x.float() / scales.repeat_interleave(128, 1)[:, :hidden]).to(torch.float8_e4m3fn)
+        exponents = torch.zeros((12, -(-hidden // 512) * 4), dtype=torch.uint8)
+        exponents[:, : scales.shape[1]] = scales.log2() + 127
+        scales = exponents.view(torch.int32)
+    columns = torch.empty((scales.shape[1], 16), dtype=scales.dtype).T[:12]
+    columns.copy_(scales)
+    back = math.per_token_cast_back(codes, columns)
+    assert back.dtype == torch.bfloat16 and math.calc_diff(back, x) < 1e-3

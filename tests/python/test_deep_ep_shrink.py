@@ -474,7 +474,7 @@ def test_a_break_while_a_hook_is_made_up_for() -> None:
     """The operation is submitted again inside the wait for it."""
     written: list[str] = []
     group: Any = FakeGroup([5])
-    joined = groups.Joined(group, groups.Shape(8, 256, 2, 4), "", shrink=True)
+    joined = groups.Joined(group, groups.Shape(8, 256, 2, 4), shrink=True)
     hooks = [begun(joined, FakeStep(*step, written)).hook for step in (("a", [LOST, 5]), ("b", [6]))]
     for hook in hooks:
         hook()
@@ -484,7 +484,7 @@ def test_a_break_while_a_hook_is_made_up_for() -> None:
 
 def test_an_error_that_is_kept_keeps_nothing() -> None:
     group: Any = FakeGroup([])
-    joined = groups.Joined(group, groups.Shape(8, 256, 2, 4), "", shrink=True)
+    joined = groups.Joined(group, groups.Shape(8, 256, 2, 4), shrink=True)
 
     def fails() -> tuple[Any, Any]:
         tensor = torch.zeros(1)

@@ -446,7 +446,7 @@ def test_wrong_tensors_are_named(daemon: Daemon) -> None:
             ((x[:, :128], idx), {}, r"x.shape is \[9, 128\]; allowed: \[any, 256\]"),
             ((x.numpy if False else 3, idx), {}, "x is a int; allowed: a tensor"),
             ((torch.cat([x, x]), idx), {}, r"x.shape\[0\] is 18; allowed: 0 .. 9, the group's max_tokens"),
-            ((x, idx.long()), {}, "topk_idx.dtype is torch.int64; allowed: torch.int32"),
+            ((x, idx.long()), {}, "topk_idx.dtype is torch.int64; allowed: torch.int32, as the group's index_type is"),
             ((x, idx[:5]), {}, r"topk_idx.shape is \[5, 3\]; allowed: \[9, 3\]"),
             ((x, idx, weights[:, :2]), {}, r"topk_weights.shape is \[9, 2\]; allowed: \[9, 3\]"),
             ((x, idx), {"x_scales": weights}, "x_scales is a tensor; allowed: None with payload BF16"),

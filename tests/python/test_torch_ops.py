@@ -56,6 +56,7 @@ def test_compiled_is_eager(daemon: Daemon, fields: dict[str, Any], backend: str)
         torch._dynamo.reset()
         gc.collect()
         assert not ops._routings
+        ops.unregister(number)
         del exchange
 
 
@@ -72,6 +73,7 @@ def test_the_operators_are_sound(daemon: Daemon) -> None:
         torch.library.opcheck(
             torch.ops.epd.combine.default, (y, received[5], number, len(x)), test_utils=checks
         )
+        ops.unregister(number)
         del exchange, received
 
 
@@ -90,4 +92,17 @@ def test_wrong_numbers_are_named(daemon: Daemon) -> None:
         gc.collect()
         with pytest.raises(epd.NotFound, match="allowed: what epd::dispatch returned"):
             torch.ops.epd.combine(recv_x, value, number, 9)
+        ops.unregister(number)
+        for call in (lambda: ops.unregister(number), lambda: torch.ops.epd.dispatch(x, idx, weights, number)):
+            with pytest.raises(epd.InvalidArgument, match=f"exchange is {number}; allowed: .*, until unregister"):
+                call()
         del exchange
+
+
+def test_an_exchange_that_only_the_registry_has(daemon: Daemon) -> None:
+    with Ranks(daemon.socket, small(num_ranks=1)) as (group,):
+        number = ops.register(epd.torch.Exchange(group))
+        gc.collect()
+        x, idx, weights = make_tokens(group.config, 0)
+        assert len(torch.ops.epd.dispatch(x, idx, weights, number)[0]) > 0
+        ops.unregister(number)

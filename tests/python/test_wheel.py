@@ -86,7 +86,7 @@ def test_what_is_in_the_drop_in(drop_in: pathlib.Path, wheel: pathlib.Path) -> N
         names = set(archive.namelist())
         (metadata,) = [name for name in names if name.endswith("/METADATA")]
         text = archive.read(metadata).decode()
-    assert {"deep_ep/__init__.py", "deep_ep/py.typed", "deep_ep/utils/math.py"} <= names
+    assert {"deep_ep/__init__.py", "deep_ep/py.typed", "deep_ep/utils/math.py", "deep_ep_cpp.py"} <= names
     assert not [name for name in names if name.startswith("epd/") or name.endswith(".so.0")]
     version = wheel.name.split("-")[1]
     assert f"Requires-Dist: epd=={version}\nRequires-Dist: torch\n" in text

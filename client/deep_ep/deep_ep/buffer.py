@@ -17,7 +17,6 @@ from .checks import check_kind, check_number, check_tensor, not_served, refuse
 from .config import Config, low_latency_bytes
 from .events import EventHandle, EventOverlap
 from .groups import Groups
-from .handles import LowLatencyHandle, NormalHandle
 from .layout import dispatch_layout, topk_idx_t
 from .low_latency import BF16_ROWS, FP8_ROWS, POW2_ROWS, UE8M0_ROWS, LowLatencyMode
 from .masks import Masks
@@ -26,6 +25,7 @@ from .streams import Streams
 from .team import Team
 
 _MOST_RANKS = 160
+Handle = tuple[Any, ...]  # handles.py
 
 
 @breaks_graphs
@@ -88,7 +88,9 @@ class Buffer(NotCopied):
         Raises Aborted, when it has ended: the ranks did not meet, as one is gone.
         """
         if not self.explicitly_destroy:
-            raise refuse("explicitly_destroy", False, "True for destroy()")
+            raise epd.InvalidArgument(
+                "destroy() is called, and the Buffer was made with explicitly_destroy=False; allowed: True, or no call"
+            )
         groups = self._check()
         try:
             if not groups.on_host:
@@ -189,7 +191,7 @@ class Buffer(NotCopied):
     def dispatch(
         self,
         x: Rows,
-        handle: Optional[NormalHandle] = None,
+        handle: Optional[Handle] = None,
         num_tokens_per_rank: Optional[Tensor] = None,
         num_tokens_per_rdma_rank: Optional[Tensor] = None,
         is_token_in_rank: Optional[Tensor] = None,
@@ -203,12 +205,13 @@ class Buffer(NotCopied):
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[
-        Rows, Optional[Tensor], Optional[Tensor], Optional[list[int]], Optional[NormalHandle], EventOverlap
+        Rows, Optional[Tensor], Optional[Tensor], Optional[list[int]], Optional[Handle], EventOverlap
     ]:
         """Sends each token to the ranks of its experts, once to each.
 
-        x                      [n, H] bf16, or ([n, H] e4m3, scales [n, H/128] float32 or [n, H/512] int32)
-        handle                 of an earlier dispatch: the same routing, without topk_idx
+        x                      [n, H] of any type, or ([n, H] of one byte, scales [n, any] float32 or int32). bf16 and
+                               e4m3 with a scale for each 128 values share a group of the daemon
+        handle                 of an earlier dispatch of any Buffer of the same ranks: the same routing, no topk_idx
         is_token_in_rank, num_tokens_per_expert: of get_dispatch_layout; the first is needed without topk_idx
         topk_idx, topk_weights [n, K] int64 and float32, both or neither
         expert_alignment       counts of experts are rounded up to it
@@ -223,7 +226,7 @@ class Buffer(NotCopied):
             if topk_idx is not None or topk_weights is not None:
                 raise refuse("topk_idx and topk_weights", "given", "None under a handle")
             call = self._streams.call(previous_event, async_finish, allocate_on_comm_stream)
-            rows, event = self._normal.dispatch_again(x, _handle(handle, NormalHandle), config, call)
+            rows, event = self._normal.dispatch_again(x, handle, config, call)
             return rows, None, None, None, None, event
         if topk_idx is None and topk_weights is not None:
             raise refuse("topk_idx", None, "a tensor with topk_weights")
@@ -244,7 +247,7 @@ class Buffer(NotCopied):
     def combine(
         self,
         x: Tensor,
-        handle: NormalHandle,
+        handle: Handle,
         topk_weights: Optional[Tensor] = None,
         bias: Union[Tensor, tuple[Tensor, Tensor], None] = None,
         config: Optional[Config] = None,
@@ -266,7 +269,7 @@ class Buffer(NotCopied):
             raise refuse("bias", f"{len(biases)} tensors", "at most 2")
         config = _config_or_default(config)
         call = self._streams.call(previous_event, async_finish, allocate_on_comm_stream)
-        return self._normal.combine(x, _handle(handle, NormalHandle), topk_weights, biases, config, call)
+        return self._normal.combine(x, handle, topk_weights, biases, config, call)
 
     # ---- low-latency mode --------------------------------------------------------------------------
 
@@ -287,7 +290,7 @@ class Buffer(NotCopied):
         use_ue8m0: bool = False,
         async_finish: bool = False,
         return_recv_hook: bool = False,
-    ) -> tuple[Rows, Tensor, LowLatencyHandle, EventOverlap, Optional[Callable[[], None]]]:
+    ) -> tuple[Rows, Tensor, Handle, EventOverlap, Optional[Callable[[], None]]]:
         """Sends each token to its experts.
 
         x         [n, H] bf16, n <= T = num_max_dispatch_tokens_per_rank, which is the same on all ranks
@@ -327,7 +330,7 @@ class Buffer(NotCopied):
         x: Tensor,
         topk_idx: Tensor,
         topk_weights: Tensor,
-        handle: LowLatencyHandle,
+        handle: Handle,
         use_logfmt: bool = False,
         zero_copy: bool = False,
         async_finish: bool = False,
@@ -337,6 +340,7 @@ class Buffer(NotCopied):
     ) -> tuple[Tensor, EventOverlap, Optional[Callable[[], None]]]:
         """Adds up each token's rows, multiplied by topk_weights [n, K].
 
+        topk_idx   [n, K], of the dispatch; the row of a choice that is negative here is left out
         x          [E/R, R*T, H] bf16: one row for each received row
         zero_copy  the rows are in get_next_low_latency_combine_buffer(handle) already, and x is not read
         out        [n, H] bf16 for the sums; None: a new tensor
@@ -352,7 +356,7 @@ class Buffer(NotCopied):
             x,
             topk_idx,
             topk_weights,
-            _handle(handle, LowLatencyHandle),
+            handle,
             zero_copy,
             async_finish,
             return_recv_hook,
@@ -360,10 +364,10 @@ class Buffer(NotCopied):
             combine_wait_recv_cost_stats,
         )
 
-    def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:
+    def get_next_low_latency_combine_buffer(self, handle: Handle) -> Tensor:
         """Where the next combine with zero_copy finds its rows: [E/R, R*T, H] bf16."""
         self._check()
-        return self._low_latency.next_combine_buffer(_handle(handle, LowLatencyHandle))
+        return self._low_latency.next_combine_buffer(handle)
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """From this rank's next dispatch on a masked rank gets no tokens from here, and its tokens do not get here.
@@ -428,7 +432,3 @@ def _config_or_default(config: Optional[Config]) -> Config:
 def _one_of(async_finish: bool, return_recv_hook: bool) -> None:
     if async_finish and return_recv_hook:
         raise refuse("async_finish and return_recv_hook", "both True", "one of them")
-
-
-def _handle(handle: Any, kind: Any) -> Any:
-    return check_kind("handle", handle, kind, f"a {kind.__name__}, which a dispatch returned")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from .rows import LOW_LATENCY_ROWS, NORMAL_ROWS
 
 
 MAX_TOKENS, HANDLES = "EPD_DEEPEP_MAX_TOKENS", "EPD_DEEPEP_HANDLES"
+NAME = "EPD_DEEPEP_NAME"
 
 
 class Settings(NamedTuple):
@@ -43,6 +45,14 @@ def num_handles() -> int:
     return _from_environment(HANDLES, 256, 4096)
 
 
+def job_name() -> str:
+    """How the daemon's groups are called; "": by random numbers."""
+    given = os.environ.get(NAME, "")
+    if not re.fullmatch(r"[\w.-]{0,32}", given, re.ASCII):
+        raise refuse(f"${NAME}", repr(given), "up to 32 characters of [A-Za-z0-9._-]")
+    return given
+
+
 def _from_environment(name: str, default: int, most: int) -> int:
     text = os.environ.get(name, str(default))
     if not text.isdecimal() or not 1 <= int(text) <= most:
@@ -70,7 +80,7 @@ class Config:
 
         hidden_bytes: of a bf16 row
         """
-        check_number("hidden_bytes", hidden_bytes, 256, "a multiple of 256", multiple=256)
+        check_number("hidden_bytes", hidden_bytes, 16, "a multiple of 16", multiple=16)
         shape = epd.GroupConfig(
             num_ranks=num_ranks,
             num_experts=num_ranks,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 import uuid
 from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
 import torch
+import torch.distributed
 from torch import Tensor
 
 import epd
@@ -15,8 +17,8 @@ from epd.torch import registered_pool
 
 from . import config
 from .checks import check_number, not_served, refuse, refuse_capture
-from .shrink import Steps
 from .rows import LOW_LATENCY_ROWS, NORMAL_ROWS
+from .shrink import Steps
 from .streams import Streams
 from .team import Team
 from .watch import Watch
@@ -24,6 +26,7 @@ from .watch import Watch
 T = TypeVar("T")
 _PATIENCE = 100.0  # seconds that a submission waits for room
 _MOST_KNOWN = 4096  # arguments of calls that are remembered
+_buffers = itertools.count()  # of this process
 
 
 class Shape(NamedTuple):
@@ -33,23 +36,28 @@ class Shape(NamedTuple):
     hidden: int
     topk: int
     tokens: int = 0  # of low-latency mode, 0: normal mode
+    opaque: int = 0  # bytes of a row that epd does not know; 0: rows that it knows
+
+    @property
+    def mode(self) -> str:
+        return "low-latency" if self.tokens else "normal"
 
     def __str__(self) -> str:
-        mode = f"ll{self.tokens}" if self.tokens else "normal"
-        return f"{mode}-e{self.num_experts}-h{self.hidden}-k{self.topk}"
+        kind = f"{self.tokens} tokens, " if self.tokens else f"{self.opaque} bytes, " if self.opaque else ""
+        return f"{self.mode} mode ({kind}{self.num_experts} experts, hidden {self.hidden}, {self.topk} choices)"
 
 
 class Joined:
     """A group of which this rank is a member."""
 
-    def __init__(self, group: epd.Group, shape: Shape, owner: str, shrink: bool = False) -> None:
+    def __init__(self, group: epd.Group, shape: Shape, shrink: bool = False) -> None:
         self.group = group
         self.shape = shape
-        self.owner = owner  # the name of its Groups
         self.steps = Steps() if shrink else None  # what goes on without lost ranks
         self.watch: Optional[Watch] = None
         self.slot = 0  # of the next low-latency operation
         self.waits_read: Optional[list[int]] = None  # waits() as statistics last had them
+        self.prefixes: Optional[tuple[Tensor, Tensor]] = None  # of the handles of normal mode
         # Views of the slots, as low-latency dispatches give them: by slot and row format.
         self.results: dict[tuple[int, int], Any] = {}
         # Hooks of operations in flight that the CPU has to call.
@@ -131,7 +139,7 @@ class Groups:
         except Exception:
             self.session.detach()
             raise
-        self.name = f"deepep-{facts[0].name}"
+        self.name = facts[0].name
         self.settings = facts[0].settings
         self.on_host = info.device_kind == epd.DeviceKind.HOST
         current = 0 if self.on_host else torch.cuda.current_device()
@@ -190,10 +198,9 @@ class Groups:
             self._known.clear()
         self._known[arguments] = joined
 
-    def check_own(self, joined: Joined) -> None:
-        """joined: of a handle."""
-        if joined.owner != self.name:
-            raise refuse("handle", "of another Buffer", "handles that this Buffer's dispatches have given")
+    def has(self, joined: Joined) -> bool:
+        """It is a group of this Buffer."""
+        return self._joined.get(joined.shape) is joined
 
     def all(self) -> list[Joined]:
         return list(self._joined.values())
@@ -221,22 +228,34 @@ class Groups:
             raise not_served(str(shape), given, "kinds of calls that were made before, or a new Buffer")
         group = self.session.join(
             epd.GroupConfig(
-                name=f"{self.name}-{shape}",
+                name=self._name_of(shape),
                 rank=self._team.rank,
                 num_ranks=self._team.size,
                 num_experts=shape.num_experts,
                 hidden=shape.hidden,
                 topk=shape.topk,
-                more_formats=(LOW_LATENCY_ROWS if shape.tokens else NORMAL_ROWS)[1:],
                 index_type=epd.IndexType.INT64,
+                **_rows_of(shape),
                 **fields,
             )
         )
-        joined = Joined(group, shape, self.name, shrink=self.shrink and shape.tokens > 0)
+        joined = Joined(group, shape, shrink=self.shrink and shape.tokens > 0)
         if joined.steps is not None:
             joined.watch = Watch(joined, self.device)
         self._joined[shape] = joined
         return joined
+
+
+    def _name_of(self, shape: Shape) -> str:
+        """By number, without the shape: if ranks differ in it, the join names what."""
+        number = sum(each.mode == shape.mode for each in self._joined)
+        return f"{self.name}-{shape.mode}-{number}"
+
+
+def _rows_of(shape: Shape) -> dict[str, Any]:
+    if shape.opaque:
+        return {"payload": epd.Payload.OPAQUE, "opaque_bytes": shape.opaque}
+    return {"more_formats": (LOW_LATENCY_ROWS if shape.tokens else NORMAL_ROWS)[1:]}
 
 
 class _Facts(NamedTuple):
@@ -251,10 +270,11 @@ class _Facts(NamedTuple):
 def _check_alike(facts: list[_Facts]) -> None:
     daemons = sorted({each.boot_id for each in facts})
     if len(daemons) > 1:
-        raise not_served("the daemons of the ranks", ", ".join(daemons), "ranks on one node, with one daemon")
+        given = f"the ranks have attached to {len(daemons)} daemons: {', '.join(daemons)}"
+        raise NotImplementedError(f"{given}; epd serves: ranks on one node, with one daemon")
     kinds = sorted({each.device_kind for each in facts})
     if len(kinds) > 1:
-        raise refuse("the devices of the ranks", " and ".join(kinds), "devices of one kind")
+        raise epd.InvalidArgument(f"the ranks have devices of kinds {' and '.join(kinds)}; allowed: one kind")
     config.check_alike([each.settings for each in facts])
 
 
@@ -262,10 +282,18 @@ def _attach(pool_bytes: object, rdma_bytes: object) -> tuple[epd.Session, _Facts
     """A session, if what this rank is given is right, and what the other ranks are told of it."""
     check_number("num_nvl_bytes", pool_bytes, 0, "0 or more")
     check_number("num_rdma_bytes", rdma_bytes, 0, "0 or more")
-    settings = config.settings()
+    settings, name = config.settings(), _buffer_name()
     session = epd.attach(device=_device_name())
     info = session.info
-    return session, _Facts(uuid.uuid4().hex[:12], info.boot_id, info.device_kind.name, settings)
+    return session, _Facts(name, info.boot_id, info.device_kind.name, settings)
+
+
+def _buffer_name() -> str:
+    """The job's, if it has one, with this process's rank and the number of its Buffer: the same in every run."""
+    job = config.job_name()
+    if not job or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return f"{job or 'deepep'}-{uuid.uuid4().hex[:12]}"
+    return f"{job}-r{torch.distributed.get_rank()}-b{next(_buffers)}"
 
 
 def _device_name() -> Optional[str]:

@@ -1,141 +1,196 @@
-"""What a dispatch gives for later calls. Frameworks treat handles as opaque."""
+"""Handles are what DeepEP's are: tuples of tensors and numbers. They may be taken apart, put together again, kept by
+autograd, copied, pickled, and used with another Buffer of the same ranks.
+
+One of the tensors keeps the routing, so whoever keeps the tensors keeps it. Where that tensor was copied by value or
+unpickled, or another Buffer is used, the operation that needs the routing establishes it again. All ranks must have
+treated the handle alike then, as it takes a dispatch.
+"""
 
 from __future__ import annotations
 
+import collections
 from typing import Any, Callable, Iterator, Optional
 
 import torch
 from torch import Tensor
 
 import epd
-from epd._handles import NotCopied
 
-from .checks import refuse
-from .groups import Joined, Shape
+from .checks import check_tensor, refuse
+from .groups import Joined
+from .layout import one_expert_of_each_rank
 from .places import Routing
 
-
-class _Handle(NotCopied, tuple):  # type: ignore[type-arg]
-    pass
+_ROUTING = "_epd_routing"  # attribute of the tensor that keeps a routing
 
 
-class NormalHandle(_Handle):
-    """(rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx, is_token_in_rank,
-    send_head), of which epd fills:
+class _Kept:
+    """A routing that a tensor keeps. A copied tensor shares it, an unpickled one has none."""
 
-    rank_prefix_matrix  [R, R] int32; [i][r] on rank r: how many of its rows come from ranks 0..i. Other columns
-                        repeat this rank's. A copy, made on the current stream when it is asked for
-    recv_src_idx        [M] int32: the token's number on its source rank; -1: no token
-    is_token_in_rank    as it was given
+    __slots__ = ("routing",)
 
-    The others are empty. The routing is kept until the handle is collected.
-    """
+    def __init__(self, routing: Any) -> None:
+        self.routing = routing
 
-    def __new__(
-        cls,
-        joined: Joined,
-        routing: epd.Handle,
-        choices: Choices,
-        num_rows: int,
-        offsets: Tensor,
-        fields: tuple[Any, ...],
-    ) -> NormalHandle:
-        made = tuple.__new__(cls, fields)
-        made.joined = joined  # where the routing was made; combines run there
-        made.num_tokens = choices.num_tokens
-        made.num_rows = num_rows
-        made.offsets = offsets  # [R+1]: where rows of each source begin
-        made.choices = choices
-        made.routings = {joined.shape: routing}  # the same routing in groups of other hidden sizes
-        return made
+    def __deepcopy__(self, memo: object) -> _Kept:
+        return self
 
-    joined: Joined
-    num_tokens: int
-    num_rows: int
-    offsets: Tensor
-    choices: Choices
-    routings: dict[Shape, epd.Handle]
-    _prefix: Optional[Tensor] = None
-
-    def rank_prefix_matrix(self) -> Tensor:
-        if self._prefix is None:
-            ranks = self.offsets.shape[0] - 1
-            self._prefix = self.offsets[1:].unsqueeze(1).repeat(1, ranks)
-        return self._prefix
-
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            return tuple(self)[at]
-        return self.rank_prefix_matrix() if at in (0, -6) else super().__getitem__(at)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self[at] for at in range(len(self)))
+    def __reduce__(self) -> Any:
+        return collections.OrderedDict, ()  # torch.load takes no class of ours
 
 
-class Choices:
-    """The topk_idx of a dispatch, to establish its routing in another group too."""
+def _keep(tensor: Tensor, routing: Any) -> None:
+    setattr(tensor, _ROUTING, _Kept(routing))
 
-    def __init__(self, topk_idx: Tensor, num_experts: int) -> None:
+
+def _kept_by(tensor: Tensor) -> Any:
+    return getattr(getattr(tensor, _ROUTING, None), "routing", None)
+
+
+class NormalRouting:
+    """Who gets which tokens of one normal dispatch, and epd's handle of it in each group that knows it."""
+
+    __slots__ = ("handles", "in_rank", "num_experts", "num_rows", "num_tokens", "offsets", "topk")
+
+    def __init__(self, in_rank: Tensor, num_experts: int, topk: int, num_rows: int) -> None:
+        self.in_rank = in_rank  # [n, R] bool
+        self.num_tokens = in_rank.shape[0]
         self.num_experts = num_experts
-        self.num_tokens = topk_idx.shape[0]
-        self.topk = topk_idx.shape[1]
-        try:
-            self._version = topk_idx._version
-        except RuntimeError:  # a tensor of inference mode: nobody knows whether it changes
-            topk_idx = topk_idx.clone()
-            self._version = topk_idx._version if not topk_idx.is_inference() else 0
-        self._topk_idx = topk_idx
+        self.topk = topk
+        self.num_rows = num_rows
+        self.offsets: Optional[Tensor] = None  # [R+1]: where rows of each source begin; None: no group knows it
+        self.handles: dict[Joined, epd.Handle] = {}
 
     def topk_idx(self) -> Tensor:
-        """Raises InvalidArgument if the tensor was written to since."""
-        if not self._topk_idx.is_inference() and self._topk_idx._version != self._version:
-            allowed = "the numbers of the handle's dispatch, as long as rows of another hidden size are sent under it"
-            raise refuse("topk_idx", "written to", allowed)
-        return self._topk_idx
+        """Choices that establish the same routing: the first expert of each rank that gets the token."""
+        num_ranks = self.in_rank.shape[1]
+        chosen = one_expert_of_each_rank(self.in_rank, self.num_experts // num_ranks)
+        if self.topk >= num_ranks:
+            return torch.nn.functional.pad(chosen, (0, self.topk - num_ranks), value=-1)
+        return chosen.topk(self.topk, dim=1).values  # a token has no more ranks than choices
 
 
-class LowLatencyHandle(_Handle):
+def normal_handle(routing: NormalRouting, src_idx: Tensor, prefixes: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """(rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx, is_token_in_rank,
+    send_head)
+
+    rank_prefix_matrix  [R, R] int32; [i][r] on rank r: how many of its rows come from ranks 0..i. Other columns
+                        repeat this rank's
+    recv_src_idx        [M] int32: the token's number on its source rank; -1: no token. It keeps the routing
+    is_token_in_rank    [n, R] bool
+
+    epd has no channels: only the shapes of the next two, [R, E] and [R, K], say something. send_head is empty.
+    """
+    offsets, ranks = routing.offsets, routing.in_rank.shape[1]
+    assert offsets is not None
+    _keep(src_idx, routing)
+    prefix = offsets.as_strided((ranks, ranks), (1, 0), 1)
+    return (prefix, *prefixes, src_idx, routing.in_rank, routing.in_rank[:, :0])
+
+
+def channel_prefixes(num_ranks: int, num_experts: int, topk: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """What stands for DeepEP's matrices of channels in the handles of a group."""
+    zero = torch.zeros((1, 1), dtype=torch.int32, device=device)
+    return zero.expand(num_ranks, num_experts), zero.expand(num_ranks, topk)
+
+
+def _given(handle: Any) -> str:
+    size = f" of {len(handle)}" if isinstance(handle, (tuple, list)) else ""
+    return f"a {type(handle).__name__}{size}"
+
+
+def normal_routing(handle: Any, device: torch.device, ranks: int) -> NormalRouting:
+    """The routing of a handle. Without `handles` if it must be established again."""
+    allowed = "a tuple of 6 tensors, which a normal dispatch returned"
+    if not isinstance(handle, (tuple, list)) or len(handle) != 6:
+        raise refuse("handle", _given(handle), allowed)
+    src_idx = handle[3]
+    routing: Optional[NormalRouting] = _kept_by(src_idx)
+    if not isinstance(routing, NormalRouting):
+        if not all(isinstance(tensor, Tensor) for tensor in handle):
+            raise refuse("handle", _given(handle), allowed)
+        _, experts, choices, _, in_rank, _ = handle
+        matrices = experts.dim() == choices.dim() == in_rank.dim() == 2
+        if not matrices or src_idx.dim() != 1 or in_rank.dtype != torch.bool:
+            raise refuse("handle", f"tensors of {[list(tensor.shape) for tensor in handle]}", allowed)
+        routing = NormalRouting(in_rank, experts.shape[1], choices.shape[1], src_idx.shape[0])
+        _keep(src_idx, routing)
+    in_rank = routing.in_rank
+    if in_rank.shape[1] != ranks or in_rank.device != device:
+        given = f"of {in_rank.shape[1]} ranks on {in_rank.device}"
+        raise refuse("handle", given, f"handles of {ranks} ranks on {device}")
+    return routing
+
+
+class LowLatencyHandle(tuple):  # type: ignore[type-arg]
     """(src_info, layout_range, T, H, E)
 
     src_info      [E/R, R*T] int32: the token's number on its source rank
-    layout_range  [E/R, R] int64: begin << 32 | count, of each source rank; begin in the expert's block. It is
-                  computed when it is asked for, on the current stream, or at once if results are copies
+    layout_range  [E/R, R] int64: begin << 32 | count, of each source rank; begin in the expert's block. It keeps the
+                  routing
+
+    The tensors are made when they are asked for, on the current stream, and stay. They are complete when the dispatch
+    is. A copy of the handle is a plain tuple.
     """
 
-    joined: Joined
     routing: Routing
-    num_tokens: int
-    counts: Tensor  # [E/R]: rows of each local expert
+    _sources: Tensor
     _range: Callable[[], Tensor]
-    _computed: Optional[Tensor] = None
+    _made: Optional[tuple[Tensor, Tensor]] = None
 
-    def __new__(
-        cls,
-        joined: Joined,
-        routing: Routing,
-        num_tokens: int,
-        counts: Tensor,
-        src_info: Tensor,
-        layout_range: Callable[[], Tensor],
-    ) -> LowLatencyHandle:
-        shape = joined.shape
-        made = tuple.__new__(cls, (src_info, None, shape.tokens, shape.hidden, shape.num_experts))
-        made.joined = joined
-        made.routing = routing
-        made.num_tokens = num_tokens
-        made.counts = counts
-        made._range = layout_range
+    def __new__(cls, routing: Routing, sources: Tensor, layout_range: Callable[[], Tensor]) -> LowLatencyHandle:
+        """sources and layout_range(): as the dispatch delivers them, until another one uses its slot"""
+        shape = routing.joined.shape
+        made = tuple.__new__(cls, (None, None, shape.tokens, shape.hidden, shape.num_experts))
+        made.routing, made._sources, made._range = routing, sources, layout_range
         return made
 
-    def layout_range(self) -> Tensor:
-        if self._computed is None:
-            self._computed = self._range()
-        return self._computed
+    def _tensors(self) -> tuple[Tensor, Tensor]:
+        if self._made is None:
+            sources, ranks = self._sources, self.routing.joined.group.config.num_ranks
+            layout_range = sources.new_empty((len(sources), ranks), dtype=torch.int64)
+            _keep(layout_range, self.routing)
+            self._made = (torch.empty_like(sources), layout_range)
+            self.routing.when_arrived(self._fill)
+        return self._made
+
+    def _fill(self) -> None:
+        assert self._made is not None
+        self._made[0].copy_(self._sources)
+        self._made[1].copy_(self._range())
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             return tuple(self)[at]
-        return self.layout_range() if at in (1, -4) else super().__getitem__(at)
+        return self._tensors()[at % 5] if at in (0, 1, -5, -4) else super().__getitem__(at)
 
     def __iter__(self) -> Iterator[Any]:
         return (self[at] for at in range(len(self)))
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        return tuple, (list(self),)
+
+
+class Foreign:
+    """A low-latency handle whose routing no group of this Buffer knows: it says how the rows lie that it answers."""
+
+    def __init__(self, handle: Any, device: torch.device, num_ranks: int) -> None:
+        src_info, layout_range, self.tokens, self.hidden, self.num_experts = handle
+        local = self.num_experts // num_ranks
+        rows = (local, num_ranks * self.tokens)
+        self.y_shape = (*rows, self.hidden)
+        check_tensor("handle[0]", src_info, dtypes=torch.int32, shape=rows, device=device)
+        check_tensor("handle[1]", layout_range, dtypes=torch.int64, shape=(local, num_ranks), device=device)
+        self.src_info, self.layout_range = src_info, layout_range
+
+
+def low_latency_routing(handle: Any) -> Optional[Routing]:
+    """The routing of a handle; None: it must be established again."""
+    if isinstance(handle, LowLatencyHandle):
+        return handle.routing
+    fits = isinstance(handle, (tuple, list)) and len(handle) == 5 and all(isinstance(n, int) for n in handle[2:])
+    if not fits or not isinstance(handle[1], Tensor):
+        allowed = "a tuple of 2 tensors and 3 numbers, which a low-latency dispatch returned"
+        raise refuse("handle", _given(handle), allowed)
+    routing = _kept_by(handle[1])
+    return routing if isinstance(routing, Routing) else None

@@ -17,19 +17,32 @@ def dispatch_layout(topk_idx: Tensor, num_experts: int, num_ranks: int) -> tuple
         chosen = int(topk_idx.max())
         if chosen >= num_experts:
             raise refuse("topk_idx", chosen, f"0 .. {num_experts - 1}, or a negative number: no selection")
-    n, device = topk_idx.shape[0], topk_idx.device
-    # No selection counts as one of an expert behind the last, on a rank behind the last.
-    chosen = topk_idx.masked_fill(topk_idx < 0, num_experts)
-    ranks = torch.div(chosen, num_experts // num_ranks, rounding_mode="floor")
-    in_rank = torch.zeros((n, num_ranks + 1), dtype=torch.bool, device=device).scatter_(1, ranks, True)
-    in_rank = in_rank[:, :num_ranks].contiguous()
+    device, choices = topk_idx.device, _known_choices(topk_idx, num_experts)
+    in_rank = _ranks_of(choices, num_experts, num_ranks)
     per_expert = torch.zeros(num_experts + 1, dtype=torch.int32, device=device)
     one = torch.ones(1, dtype=torch.int32, device=device)
-    per_expert.scatter_add_(0, chosen.view(-1), one.expand(chosen.numel()))
+    per_expert.scatter_add_(0, choices.view(-1), one.expand(choices.numel()))
     return in_rank.sum(0, dtype=torch.int32), per_expert[:num_experts], in_rank
 
 
-def one_expert_of_each_rank(is_token_in_rank: Tensor) -> Tensor:
-    """topk_idx [n, R] of a layout with one expert on each rank."""
-    ranks = torch.arange(is_token_in_rank.shape[1], dtype=torch.int64, device=is_token_in_rank.device)
-    return torch.where(is_token_in_rank, ranks, -1)
+def tokens_in_ranks(topk_idx: Tensor, num_experts: int, num_ranks: int) -> Tensor:
+    """is_token_in_rank [n, R] bool alone. A choice that is no expert counts as no selection."""
+    return _ranks_of(_known_choices(topk_idx, num_experts), num_experts, num_ranks)
+
+
+def one_expert_of_each_rank(is_token_in_rank: Tensor, experts_of_rank: int = 1) -> Tensor:
+    """topk_idx [n, R]: the first expert of each rank that gets the token, else -1."""
+    num_experts = is_token_in_rank.shape[1] * experts_of_rank
+    firsts = torch.arange(0, num_experts, experts_of_rank, device=is_token_in_rank.device)
+    return torch.where(is_token_in_rank, firsts, -1)
+
+
+def _known_choices(topk_idx: Tensor, num_experts: int) -> Tensor:
+    """No selection counts as one of an expert behind the last, on a rank behind the last."""
+    return topk_idx.masked_fill(topk_idx < 0, num_experts).clamp_(max=num_experts)
+
+
+def _ranks_of(chosen: Tensor, num_experts: int, num_ranks: int) -> Tensor:
+    ranks = torch.div(chosen, num_experts // num_ranks, rounding_mode="floor")
+    in_rank = torch.zeros((len(chosen), num_ranks + 1), dtype=torch.bool, device=chosen.device)
+    return in_rank.scatter_(1, ranks, True)[:, :num_ranks].contiguous()

@@ -17,10 +17,10 @@ from epd.torch.staging import is_copied
 from .checks import check_number, check_tensor, refuse
 from .events import EventHandle, EventOverlap
 from .groups import Groups, Joined, Shape
-from .handles import LowLatencyHandle
+from .handles import Foreign, LowLatencyHandle, low_latency_routing
 from .masks import Masks, without
 from .operations import Combining, Dispatching, Meeting, Results, Rows
-from .places import Routing
+from .places import Routing, move_tokens
 from .rows import LOW_LATENCY_ROWS
 from .shrink import Attempt, Step
 from .streams import Call, Streams
@@ -38,6 +38,7 @@ class _Operation:
     """One on its way: where it runs, and what is to be done when it has arrived."""
 
     __slots__ = (
+        "_async_finish",
         "_call",
         "_ended",
         "_error",
@@ -63,6 +64,7 @@ class _Operation:
         joined.settle()
         self._joined = joined
         self._streams = streams
+        self._async_finish = async_finish
         self._inputs: Optional[tuple[Optional[Tensor], ...]] = inputs  # which the operation may read; None: it is over
         self._error: Optional[epd.Error] = None  # with which it ended
         self._in_stream = False  # the caller's stream waits for it
@@ -161,7 +163,7 @@ class _Operation:
             with self._lock():
                 self._wait()
                 self._arrive()
-            return EventOverlap(EventHandle() if self.stream is None else None)
+            return EventOverlap(EventHandle() if self._async_finish else None)
         filled = self._results is not None and self._results.torch_works
         torch_works = filled or self._stats is not None or self.waited is not None
         with self._call.run(torch_works or self._steps is not None), self._lock():
@@ -185,6 +187,7 @@ class _Operation:
         results = self._results
         if results is not None:
             results.fill(self._routing)
+            self._routing.arrived()
             if self._stats is not None:
                 self._stats.add_(results.counts)
                 self._stats = None
@@ -206,6 +209,7 @@ class LowLatencyMode:
         self._streams = streams
         self._masks = masks
         self._views = os.environ.get("EPD_DEEPEP_VIEWS", "1") != "0" and masks is None
+        self._next_rows: Optional[Tensor] = None  # of a zero-copy combine under a handle that no group here knows
 
     def dispatch(
         self,
@@ -239,12 +243,13 @@ class LowLatencyMode:
             masked = self._masks.hidden
             with operation.on():
                 chosen = without(masked, topk_idx, num_experts)
-        results, routing = self._results(joined, slot, row_format, masked), Routing()
+        results = self._results(joined, slot, row_format, masked)
+        routing = Routing(joined, topk_idx, results.counts)
         defer = bool(return_recv_hook) and operation.stream is not None
         step = Dispatching(slot, (x, chosen), n, results, routing, operation.stream, defer)
         operation.begin(step, torch_works=is_copied(x) or is_copied(chosen))
         operation.fills(results, routing, stats)
-        handle = LowLatencyHandle(joined, routing, n, results.counts, results.sources, results.layout_range)
+        handle = LowLatencyHandle(routing, results.sources, results.layout_range)
         if return_recv_hook:
             return results.rows, results.counts, handle, EventOverlap(), operation.later()
         return results.rows, results.counts, handle, operation.finish(results.own()), None
@@ -254,46 +259,61 @@ class LowLatencyMode:
         x: Tensor,
         topk_idx: Tensor,
         topk_weights: Tensor,
-        handle: LowLatencyHandle,
+        handle: Any,
         zero_copy: bool,
         async_finish: bool,
         return_recv_hook: bool,
         out: Optional[Tensor],
         wait_stats: Optional[Tensor],
     ) -> tuple[Tensor, EventOverlap, Optional[Hook]]:
-        self._groups.check_own(handle.joined)
-        device, joined = self._groups.device, handle.joined
-        shape, n = joined.shape, handle.num_tokens
-        weights_shape = (n, shape.topk)
-        check_tensor("topk_idx", topk_idx, dtypes=torch.int64, shape=weights_shape, device=device)
+        device, routing = self._groups.device, self._own_routing(handle)
+        foreign = Foreign(handle, device, self._groups.size) if routing is None else None
+        n, topk = (None, None) if routing is None else (routing.num_tokens, routing.joined.shape.topk)
+        check_tensor("topk_idx", topk_idx, dtypes=torch.int64, shape=(n, topk), device=device)
+        weights_shape = tuple(topk_idx.shape)
         check_tensor("topk_weights", topk_weights, dtypes=torch.float32, shape=weights_shape, device=device)
-        check_tensor("x", x, dtypes=torch.bfloat16, shape=joined.y_shape, device=device)
+        y_shape = foreign.y_shape if foreign is not None else routing.joined.y_shape  # type: ignore[union-attr]
+        check_tensor("x", x, dtypes=torch.bfloat16, shape=y_shape, device=device)
+        n, hidden = weights_shape[0], y_shape[2]
         if out is not None:
-            check_tensor("out", out, dtypes=torch.bfloat16, shape=(n, shape.hidden), device=device)
+            check_tensor("out", out, dtypes=torch.bfloat16, shape=(n, hidden), device=device)
             if not out.is_contiguous():
                 raise refuse("out.stride()", out.stride(), "a contiguous tensor")
         self._check_wait_stats("combine_wait_recv_cost_stats", wait_stats)
-        made = self._groups.rows((n, shape.hidden), torch.bfloat16, self._streams) if out is None else out
-        inputs = (x, topk_idx, topk_weights, made, wait_stats, handle.counts)
+        if foreign is not None:
+            x, routing = self._establish(foreign, x, topk_idx, zero_copy)
+            zero_copy = False
+        assert routing is not None
+        joined = routing.joined
+        made = self._groups.rows((n, hidden), torch.bfloat16, self._streams) if out is None else out
+        inputs = (x, topk_idx, topk_weights, made, wait_stats, routing.counts)
         operation = _Operation(joined, self._streams, async_finish, inputs)
         if wait_stats is not None:
             operation.waited = WaitStats(joined, wait_stats, apart=operation.cpu_waits)
+        weights = topk_weights
+        if not routing.is_by(topk_idx):
+            with operation.on():
+                weights = topk_weights.masked_fill(topk_idx < 0, 0)
         slot, stream = joined.slot, operation.stream
         rows = None if zero_copy else x
         defer = bool(return_recv_hook) and stream is not None
-        step = Combining(slot, handle, rows, topk_weights, made, stream, defer)
-        copies = is_copied(topk_weights) or (rows is not None and is_copied(rows))
-        moves = handle.routing.seen is not handle.routing.have
+        step = Combining(slot, routing, rows, weights, made, stream, defer)
+        copies = is_copied(weights) or (rows is not None and is_copied(rows))
+        moves = routing.seen is not routing.have
         operation.begin(step, torch_works=copies or moves)
         if return_recv_hook:
             return made, EventOverlap(), operation.later()
         return made, operation.finish(()), None
 
-    def next_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:
+    def next_combine_buffer(self, handle: Any) -> Tensor:
         """y of the slot that the next combine uses: a tensor of its own in each call, as the caller may give it a
         history."""
-        self._groups.check_own(handle.joined)
-        return handle.joined.regions(handle.joined.slot).y.detach()
+        routing = self._own_routing(handle)
+        if routing is not None:
+            return routing.joined.regions(routing.joined.slot).y.detach()
+        foreign = Foreign(handle, self._groups.device, self._groups.size)
+        self._next_rows = torch.empty(foreign.y_shape, dtype=torch.bfloat16, device=self._groups.device)
+        return self._next_rows.detach()
 
     def meet(self) -> bool:
         """Waits for all ranks that live, if they have a group for it. Then no operation needs this rank any more."""
@@ -310,6 +330,27 @@ class LowLatencyMode:
         return bool(groups)
 
     # ---- inside ------------------------------------------------------------------------------------
+
+    def _own_routing(self, handle: Any) -> Optional[Routing]:
+        """None: no group of this Buffer knows it."""
+        routing = low_latency_routing(handle)
+        return routing if routing is not None and self._groups.has(routing.joined) else None
+
+    def _establish(
+        self, foreign: Foreign, x: Tensor, topk_idx: Tensor, zero_copy: bool
+    ) -> tuple[Tensor, Routing]:
+        """Dispatches rows that nobody reads, so that this Buffer knows a routing. Returns the rows to combine, as they
+        lie then. x may be where that dispatch writes to."""
+        if zero_copy and self._next_rows is None:
+            raise refuse("zero_copy", True, "False, or after get_next_low_latency_combine_buffer with this handle")
+        rows = self._next_rows if zero_copy else x.clone()
+        assert rows is not None
+        self._next_rows = None
+        nothing = x.new_zeros((topk_idx.shape[0], foreign.hidden))
+        experts, tokens = foreign.num_experts, foreign.tokens
+        _, _, own, _, _ = self.dispatch(nothing, topk_idx, tokens, experts, BF16_ROWS, None, None, False, False)
+        lies = (foreign.src_info, foreign.layout_range)
+        return move_tokens(rows, lies, (own[0], own[1]), tokens), own.routing
 
     def _joined_for(
         self, x: Tensor, topk_idx: Tensor, tokens: int, num_experts: int, row_format: int

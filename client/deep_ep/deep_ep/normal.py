@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from typing import NamedTuple, Optional, Sequence, Union
+from typing import Any, NamedTuple, Optional, Sequence, Union
 
 import torch
 from torch import Tensor
@@ -16,8 +16,9 @@ from .checks import check_kind, check_number, check_tensor, refuse
 from .config import HANDLES, Config
 from .events import EventOverlap
 from .groups import Groups, Joined, Shape
-from .handles import Choices, NormalHandle
-from .layout import one_expert_of_each_rank
+from .handles import NormalRouting, channel_prefixes, normal_handle, normal_routing
+from .layout import one_expert_of_each_rank, tokens_in_ranks
+from .opaque import OpaqueRows, opaque_rows
 from .rows import NORMAL_ROWS
 from .streams import Call, Streams
 from .team import Team
@@ -41,18 +42,21 @@ _MOST_ROWS = (1 << 31) - 1
 class Given(NamedTuple):
     """x of a call."""
 
-    x: Tensor  # [n, H] bf16 or e4m3
-    scales: Optional[Tensor]  # [n, S] of e4m3
+    x: Tensor  # [n, H]
+    scales: Optional[Tensor]  # [n, S]
     row_format: int
+    opaque: Optional[OpaqueRows] = None  # None: epd knows such rows
 
     def shape(self, num_experts: int, topk: int) -> Shape:
-        return Shape(num_experts, self.x.shape[1], topk)
+        if self.opaque is None:
+            return Shape(num_experts, self.x.shape[1], topk)
+        return Shape(num_experts, self.opaque.hidden, topk, opaque=self.opaque.row_bytes)
 
 
 class _Received(NamedTuple):
     """Results of a dispatch, in the order of _RECEIVED."""
 
-    x: Tensor
+    x: Tensor  # opaque rows: as bytes, until `taken_apart`
     scales: Optional[Tensor]
     topk_idx: Optional[Tensor]
     topk_weights: Optional[Tensor]
@@ -60,6 +64,12 @@ class _Received(NamedTuple):
 
     def rows(self) -> Rows:
         return self.x if self.scales is None else (self.x, self.scales)
+
+    def taken_apart(self, given: Given) -> _Received:
+        if given.opaque is None:
+            return self
+        x, scales = given.opaque.unpack(self.x)
+        return self._replace(x=x, scales=scales)
 
     @property
     def sources(self) -> Tensor:
@@ -104,7 +114,7 @@ class NormalMode:
         num_worst_tokens: int,
         config: Config,
         call: Call,
-    ) -> tuple[Rows, Optional[Tensor], Optional[Tensor], list[int], NormalHandle, EventOverlap]:
+    ) -> tuple[Rows, Optional[Tensor], Optional[Tensor], list[int], tuple[Tensor, ...], EventOverlap]:
         given = self._given(x)
         if num_tokens_per_expert is None:
             raise refuse("num_tokens_per_expert", None, "a tensor [num_experts] without a handle")
@@ -114,17 +124,18 @@ class NormalMode:
         if num_worst_tokens == 0 and self._streams.capturing:
             raise refuse("num_worst_tokens", 0, "1 or more while the stream captures a graph: nothing may wait")
         check_kind("num_tokens_per_expert", num_tokens_per_expert, Tensor, "a tensor [num_experts]")
-        num_experts = num_tokens_per_expert.numel()
+        self._check_choices(given, is_token_in_rank, topk_idx, topk_weights)
         counts: Optional[list[int]] = None
+        in_rank, known_ranks = is_token_in_rank, is_token_in_rank is not None
         with call.run():
             if topk_idx is not None:
-                choices = Choices(self._checked_idx(given, topk_idx), num_experts)
-                self._check_weights(given, topk_idx, topk_weights)
-            else:
-                choices = self._choices_of_layout(given, is_token_in_rank)
+                chosen, num_experts = topk_idx, num_tokens_per_expert.numel()
+            else:  # nobody says which expert: each rank stands for one
+                assert in_rank is not None
+                chosen, num_experts = one_expert_of_each_rank(in_rank), self._team.size
                 if num_worst_tokens == 0:
                     counts = self._caller_counts(num_tokens_per_expert)
-            joined = self._groups.normal(given.shape(choices.num_experts, choices.topk), self._streams)
+            joined = self._groups.normal(given.shape(num_experts, chosen.shape[1]), self._streams)
             offsets = self._new(call, (self._team.size + 1,), torch.int32)
             received: Optional[_Received] = None
             if num_worst_tokens > 0:
@@ -134,11 +145,11 @@ class NormalMode:
             for region, target in zip(_RECEIVED, received or ()):
                 if target is not None:
                     staging.want(region, target)
-            staging.give(epd.Region.TOPK_IDX, choices.topk_idx())
+            staging.give(epd.Region.TOPK_IDX, chosen)
             if topk_weights is not None:
                 staging.give(epd.Region.TOPK_WEIGHTS, topk_weights)
-            staging.want(epd.Region.RANK_OFFSETS, offsets)
-            ticket = self._submit(joined, given, choices, call, config, topk_weights is None, staging)
+            staging.want(_RANK_OFFSETS, offsets)
+            ticket = self._submit(joined, given, len(chosen), call, config, topk_weights is None, staging)
             if received is None:
                 known = ticket.counts()
                 counts = list(known.expert_counts) if counts is None else counts
@@ -146,49 +157,70 @@ class NormalMode:
             if received is None:
                 received = self._make(joined, given, call, known.num_recv_rows, topk_idx is not None)
                 received.copy_from(joined.regions(_SLOT, given.row_format))
-        none = offsets.new_empty((self._team.size, 0))
-        fields = (None, none, none, received.sources, is_token_in_rank, none)  # the first is made when asked for
-        handle = NormalHandle(joined, ticket.handle, choices, received.x.shape[0], offsets, fields)
-        inputs = [given.x, given.scales, choices.topk_idx(), topk_weights]
-        event = call.end(inputs, [*received, offsets])
+            num_rows = len(received.x)
+            received = received.taken_apart(given)
+            if in_rank is None:
+                in_rank = tokens_in_ranks(chosen, num_experts, self._team.size)
+        routing = NormalRouting(in_rank, num_experts, chosen.shape[1], num_rows)
+        routing.offsets, routing.handles[joined] = offsets, ticket.handle
+        handle = normal_handle(routing, received.sources, self._prefixes_of(joined))
+        inputs = [given.x, given.scales, chosen, topk_weights]
+        event = call.end(inputs, [*received, offsets, None if known_ranks else in_rank])
         aligned = [-(-count // expert_alignment) * expert_alignment for count in counts or ()]
         return received.rows(), received.topk_idx, received.topk_weights, aligned, handle, event
 
     def dispatch_again(
-        self, x: Rows, handle: NormalHandle, config: Config, call: Call
+        self, x: Rows, handle: Any, config: Config, call: Call
     ) -> tuple[Rows, EventOverlap]:
         """The rows of x under the routing of a handle."""
         given = self._given(x)
-        self._groups.check_own(handle.joined)
-        if given.x.shape[0] != handle.num_tokens:
-            raise refuse("x.shape[0]", given.x.shape[0], f"{handle.num_tokens}, as of the handle's dispatch")
-        choices, scales = handle.choices, given.scales
-        shape = given.shape(choices.num_experts, choices.topk)
-        routing = handle.routings.get(shape)
-        copies = is_copied(given.x) or (scales is not None and is_copied(scales))
-        with call.run(torch_works=copies or routing is None):
-            joined = self._groups.normal(shape, self._streams)
-            received = self._make(joined, given, call, handle.num_rows)
-            staging = self._staging_of_rows(given)
+        routing = self._routing_of(handle)
+        if given.x.shape[0] != routing.num_tokens:
+            raise refuse("x.shape[0]", given.x.shape[0], f"{routing.num_tokens}, as of the handle's dispatch")
+        joined = self._groups.normal(given.shape(routing.num_experts, routing.topk), self._streams)
+        known, scales = routing.handles.get(joined), given.scales
+        copies = given.opaque is not None or is_copied(given.x) or (scales is not None and is_copied(scales))
+        made: tuple[Tensor, ...] = ()
+        with call.run(torch_works=copies or known is None):
+            received = self._make(joined, given, call, routing.num_rows)
+            staging = self._staging_of_rows(given, 0 if known is not None else routing.num_rows)
             staging.want(_RECV_X, received.x)
             if received.scales is not None:
                 staging.want(_RECV_SCALES, received.scales)
-            if routing is None:  # the first rows of this hidden size under the handle
-                staging.give(epd.Region.TOPK_IDX, choices.topk_idx())
-                ticket = self._submit(joined, given, choices, call, config, True, staging)
-                handle.routings[shape] = ticket.handle
+            if known is None:  # the first such rows under the handle
+                made = self._establish(routing, joined, given, call, config, staging)
             else:
-                ticket = self._submit_again(joined, given, routing, call, config, staging)
-            self._end(ticket)
-        inputs = (given.x, scales, choices.topk_idx() if routing is None else None)
-        event = call.end(inputs, (received.x, received.scales))
+                self._end(self._submit_again(joined, given, known, call, config, staging))
+            received = received.taken_apart(given)
+        event = call.end((given.x, scales, *made), (received.x, received.scales))
         return received.rows(), event
+
+    def _establish(
+        self,
+        routing: NormalRouting,
+        joined: Joined,
+        given: Optional[Given],
+        call: Call,
+        config: Config,
+        staging: Staging,
+    ) -> tuple[Tensor, ...]:
+        """A dispatch that makes the routing known to a group. given None: of rows that nobody reads. Returns the
+        tensors that it uses."""
+        chosen = routing.topk_idx()
+        staging.give(epd.Region.TOPK_IDX, chosen)
+        if routing.offsets is None:
+            routing.offsets = torch.empty(self._team.size + 1, dtype=torch.int32, device=self._groups.device)
+            staging.want(_RANK_OFFSETS, routing.offsets)
+        ticket = self._submit(joined, given, routing.num_tokens, call, config, True, staging)
+        self._end(ticket)
+        routing.handles[joined] = ticket.handle
+        return chosen, routing.offsets
 
     def _submit(
         self,
         joined: Joined,
-        given: Given,
-        choices: Choices,
+        given: Optional[Given],
+        num_tokens: int,
         call: Call,
         config: Config,
         omit_weights: bool,
@@ -200,30 +232,30 @@ class NormalMode:
             "omit_weights": omit_weights,
             "keep_handle": True,
             "sms": self._sms(config),
-            "row_format": given.row_format,
+            "row_format": _BF16 if given is None else given.row_format,
             "memory": staging,
         }
         try:
-            return joined.submit(joined.group.dispatch, _SLOT, choices.num_tokens, **options)
+            return joined.submit(joined.group.dispatch, _SLOT, num_tokens, **options)
         except epd.ResourceExhausted as error:
             if "num_handles" not in str(error):
                 raise
             if not self._streams.capturing:
                 gc.collect()
         try:
-            return joined.submit(joined.group.dispatch, _SLOT, choices.num_tokens, **options)
+            return joined.submit(joined.group.dispatch, _SLOT, num_tokens, **options)
         except epd.ResourceExhausted as error:
             if "num_handles" not in str(error):
                 raise
             raise _no_handle(joined) from error
 
     def _submit_again(
-        self, joined: Joined, given: Given, routing: epd.Handle, call: Call, config: Config, staging: Staging
+        self, joined: Joined, given: Given, known: epd.Handle, call: Call, config: Config, staging: Staging
     ) -> epd.Dispatch:
         return joined.submit(
             joined.group.dispatch,
             _SLOT,
-            handle=routing,
+            handle=known,
             stream=call.stream,
             omit_weights=True,
             sms=self._sms(config),
@@ -234,6 +266,9 @@ class NormalMode:
     def _staging_of_rows(self, given: Given, recv_rows: int = 0) -> Staging:
         """recv_rows: for which there is room; 0: exactly as many as will come."""
         staging = Staging(recv_rows)
+        if given.opaque is not None:
+            staging.give(_X, given.opaque.pack(given.x, given.scales))
+            return staging
         staging.give(_X, given.x)
         if given.scales is not None:
             staging.give(_X_SCALES, given.scales)
@@ -245,7 +280,7 @@ class NormalMode:
         """Tensors for the results. chosen None: under a handle, for the rows alone; False: without topk_idx."""
         b = joined.regions(_SLOT, given.row_format)
         with call.allocate():
-            recv_x = self._groups.rows((num_rows, joined.shape.hidden), b.recv_x.dtype, self._streams)
+            recv_x = self._groups.rows((num_rows, b.recv_x.shape[1]), b.recv_x.dtype, self._streams)
             scales = None if b.recv_scales is None else _like(b.recv_scales, num_rows)
             if chosen is None:
                 return _Received(recv_x, scales, None, None)
@@ -266,41 +301,48 @@ class NormalMode:
     def combine(
         self,
         x: Tensor,
-        handle: NormalHandle,
+        handle: Any,
         topk_weights: Optional[Tensor],
         biases: Sequence[Tensor],
         config: Config,
         call: Call,
     ) -> tuple[Tensor, Optional[Tensor], EventOverlap]:
-        self._groups.check_own(handle.joined)
-        device, joined = self._groups.device, handle.joined
-        shape, n = joined.shape, handle.num_tokens
-        check_tensor("x", x, dtypes=torch.bfloat16, shape=(handle.num_rows, shape.hidden), device=device)
+        routing, device = self._routing_of(handle), self._groups.device
+        n, rows = routing.num_tokens, routing.num_rows
+        check_tensor("x", x, dtypes=torch.bfloat16, shape=(rows, None), device=device)
+        hidden = x.shape[1]
         if topk_weights is not None:
-            columns = (handle.num_rows, shape.topk)
+            columns = (rows, routing.topk)
             check_tensor("topk_weights", topk_weights, dtypes=torch.float32, shape=columns, device=device)
         for number, bias in enumerate(biases):
             name = f"bias[{number}]"
-            check_tensor(name, bias, dtypes=torch.bfloat16, shape=(n, shape.hidden), device=device)
+            check_tensor(name, bias, dtypes=torch.bfloat16, shape=(n, hidden), device=device)
+        joined = self._group_for(routing, hidden)
+        known = joined in routing.handles
         inputs = (x, topk_weights, *biases)
-        with call.run(torch_works=any(each is not None and is_copied(each) for each in inputs)):
+        copies = any(each is not None and is_copied(each) for each in inputs)
+        made: tuple[Tensor, ...] = ()
+        with call.run(torch_works=copies or not known):
             with call.allocate():
-                out = self._groups.rows((n, shape.hidden), torch.bfloat16, self._streams)
-            staging = Staging(handle.num_rows)
+                out = self._groups.rows((n, hidden), torch.bfloat16, self._streams)
+            if not known:
+                made = self._establish(routing, joined, None, call, config, Staging())
+            staging = Staging(rows)
             staging.give(_Y, x)
-            staging.give(_RANK_OFFSETS, handle.offsets)
+            assert routing.offsets is not None
+            staging.give(_RANK_OFFSETS, routing.offsets)
             for region, bias in zip((epd.Region.BIAS_0, epd.Region.BIAS_1), biases):
                 staging.give(region, bias)
             staging.want(_OUT, out)
             weights, kind = None, _NO_WEIGHTS
             if topk_weights is not None:
-                weights, kind = self._new(call, (n, shape.topk), torch.float32), epd.ReturnWeights.SUM
+                weights, kind = self._new(call, (n, routing.topk), torch.float32), epd.ReturnWeights.SUM
                 staging.give(epd.Region.Y_WEIGHTS, topk_weights)
                 staging.want(epd.Region.OUT_WEIGHTS, weights)
             ticket = joined.submit(
                 joined.group.combine,
                 _SLOT,
-                handle.routings[shape],
+                routing.handles[joined],
                 stream=call.stream,
                 num_biases=len(biases),
                 return_weights=kind,
@@ -309,7 +351,14 @@ class NormalMode:
                 num_tokens=n,
             )
             self._end(ticket)
-        return out, weights, call.end((*inputs, handle.offsets), (out, weights))
+        return out, weights, call.end((*inputs, routing.offsets, *made), (out, weights))
+
+    def _group_for(self, routing: NormalRouting, hidden: int) -> Joined:
+        """Of a combine: one that knows the routing already, if there is any."""
+        for joined in routing.handles:
+            if joined.shape.hidden == hidden and self._groups.has(joined):
+                return joined
+        return self._groups.normal(Shape(routing.num_experts, hidden, routing.topk), self._streams)
 
     # ---- checks ------------------------------------------------------------------------------------
 
@@ -318,40 +367,56 @@ class NormalMode:
         if isinstance(x, tuple) and len(x) != 2:
             raise refuse("x", f"a tuple of {len(x)}", "a tensor, or e4m3 rows and their scales")
         rows, scales = x if isinstance(x, tuple) else (x, None)
-        if scales is None:
-            check_tensor("x", rows, dtypes=torch.bfloat16, shape=(None, None), device=device)
+        name = "x" if scales is None else "x[0]"
+        kind = rows.dtype if isinstance(rows, Tensor) else torch.bfloat16
+        check_tensor(name, rows, dtypes=kind, shape=(None, None), device=device)
+        if kind == torch.bfloat16 and scales is None:
             given = Given(rows, None, _BF16)
+        elif kind.is_complex or rows.is_quantized:
+            raise refuse(f"{name}.dtype", kind, "types of real numbers")
+        elif scales is None:
+            given = Given(rows, None, 0, opaque_rows(rows, None))
         else:
-            check_tensor("x[0]", rows, dtypes=E4M3, shape=(None, None), device=device)
-            packed = isinstance(scales, Tensor) and scales.dtype == torch.int32
-            width = -(-rows.shape[1] // (512 if packed else 128))
-            shape = (rows.shape[0], width)
-            check_tensor("x[1]", scales, dtypes=(torch.float32, torch.int32), shape=shape, device=device)
-            given = Given(rows, scales, _UE8M0 if packed else _FP8)
+            given = self._given_with_scales(rows, scales)
         if rows.shape[0] > self._max_tokens:
             allowed = f"0 .. {self._max_tokens}, $EPD_DEEPEP_MAX_TOKENS of all ranks"
             raise refuse("x.shape[0]", rows.shape[0], allowed)
         return given
 
-    def _checked_idx(self, given: Given, topk_idx: Tensor) -> Tensor:
-        shape = (given.x.shape[0], None)
-        return check_tensor("topk_idx", topk_idx, dtypes=torch.int64, shape=shape, device=self._groups.device)
+    def _given_with_scales(self, rows: Tensor, scales: Tensor) -> Given:
+        if rows.element_size() != 1:
+            raise refuse("x[0].dtype", rows.dtype, "types of one byte, with scales")
+        shape, kinds = (rows.shape[0], None), (torch.float32, torch.int32)
+        check_tensor("x[1]", scales, dtypes=kinds, shape=shape, device=self._groups.device)
+        packed = scales.dtype == torch.int32
+        if rows.dtype == E4M3 and scales.shape[1] == -(-rows.shape[1] // (512 if packed else 128)):
+            return Given(rows, scales, _UE8M0 if packed else _FP8)
+        return Given(rows, scales, 0, opaque_rows(rows, scales))
 
-    def _check_weights(self, given: Given, topk_idx: Tensor, topk_weights: Optional[Tensor]) -> None:
+    def _check_choices(
+        self, given: Given, in_rank: Optional[Tensor], topk_idx: Optional[Tensor], topk_weights: Optional[Tensor]
+    ) -> None:
+        n, device, ranks = given.x.shape[0], self._groups.device, self._team.size
+        if in_rank is not None or topk_idx is None:
+            check_tensor("is_token_in_rank", in_rank, dtypes=torch.bool, shape=(n, ranks), device=device)
+        if topk_idx is None:
+            if ranks > 32:
+                raise refuse("topk_idx", None, f"a tensor in a group of {ranks} ranks; none up to 32 ranks")
+            return
+        check_tensor("topk_idx", topk_idx, dtypes=torch.int64, shape=(n, None), device=device)
         if topk_weights is None:
             raise refuse("topk_weights", None, "a tensor with topk_idx")
         shape = tuple(topk_idx.shape)
-        check_tensor("topk_weights", topk_weights, dtypes=torch.float32, shape=shape, device=self._groups.device)
+        check_tensor("topk_weights", topk_weights, dtypes=torch.float32, shape=shape, device=device)
 
-    def _choices_of_layout(self, given: Given, is_token_in_rank: Optional[Tensor]) -> Choices:
-        """Without topk_idx nobody says which expert: each rank stands for one."""
-        shape = (given.x.shape[0], self._team.size)
-        in_rank = check_tensor(
-            "is_token_in_rank", is_token_in_rank, dtypes=torch.bool, shape=shape, device=self._groups.device
-        )
-        if self._team.size > 32:
-            raise refuse("topk_idx", None, f"a tensor in a group of {self._team.size} ranks; none up to 32 ranks")
-        return Choices(one_expert_of_each_rank(in_rank), self._team.size)
+    def _routing_of(self, handle: Any) -> NormalRouting:
+        return normal_routing(handle, self._groups.device, self._team.size)
+
+    def _prefixes_of(self, joined: Joined) -> tuple[Tensor, Tensor]:
+        if joined.prefixes is None:
+            shape = joined.shape
+            joined.prefixes = channel_prefixes(self._team.size, shape.num_experts, shape.topk, self._groups.device)
+        return joined.prefixes
 
     def _caller_counts(self, num_tokens_per_expert: Tensor) -> list[int]:
         """Rows of each local expert, as the callers of all ranks say."""

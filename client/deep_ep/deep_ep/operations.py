@@ -11,7 +11,6 @@ import epd
 from epd.torch.staging import Staging
 
 from .groups import Joined
-from .handles import LowLatencyHandle
 from .places import Routing, counts_in, layout_range, move
 from .shrink import Attempt
 
@@ -168,23 +167,12 @@ class Dispatching:
 class Combining:
     """A combine. x is None if its rows are in the slot already."""
 
-    __slots__ = (
-        "_counts",
-        "_defer",
-        "_lie",
-        "_num_tokens",
-        "_out",
-        "_routing",
-        "_slot",
-        "_weights",
-        "_x",
-        "stream",
-    )
+    __slots__ = ("_defer", "_lie", "_out", "_routing", "_slot", "_weights", "_x", "stream")
 
     def __init__(
         self,
         slot: int,
-        handle: LowLatencyHandle,
+        routing: Routing,
         x: Optional[Tensor],
         topk_weights: Tensor,
         out: Tensor,
@@ -192,21 +180,19 @@ class Combining:
         defer: bool,
     ) -> None:
         self._slot = slot
-        self._routing = handle.routing
-        self._num_tokens = handle.num_tokens
-        self._counts = handle.counts
+        self._routing = routing
         self._x = x
         self._weights: Optional[Tensor] = topk_weights
         self._out: Optional[Tensor] = out
         self.stream = stream
         self._defer = defer
-        self._lie = handle.routing.seen  # how the rows in x, then those in the slot, lie
+        self._lie = routing.seen  # how the rows in x, then those in the slot, lie
 
     def submit(self, joined: Joined, attempt: Attempt) -> epd.Ticket:
         routing = self._routing
         assert routing.handle is not None
         memory = Staging()
-        rows, counts = self._x, self._counts
+        rows, counts = self._x, routing.counts
         if attempt is not Attempt.FIRST:
             rows = None
         elif self._weights is not None:
@@ -227,7 +213,7 @@ class Combining:
             weighted=True,
             defer_receive=self._defer and attempt is Attempt.FIRST,
             memory=memory,
-            num_tokens=self._num_tokens,
+            num_tokens=routing.num_tokens,
         )
         self._lie = have
         return ticket

@@ -3,28 +3,61 @@ source rank's rows in each block, say everything."""
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import TYPE_CHECKING, Callable, Optional
 
 import torch
 from torch import Tensor
 
 import epd
 
+if TYPE_CHECKING:
+    from .groups import Joined
+
 
 class Routing:
-    """Of one dispatch: its handle, and how its rows lie for the caller (`seen`) and in the group (`have`).
+    """Of one low-latency dispatch: its group and handle, and how its rows lie for the caller (`seen`) and in the group
+    (`have`).
 
     These are one tensor if that is the same, and None in a Buffer whose ranks can't be masked. They differ if the
     caller does not get a masked rank's rows, or if the dispatch was repeated without a lost rank after the caller had
     got its rows. A repeated dispatch has a new handle.
     """
 
-    __slots__ = ("handle", "have", "seen")
+    __slots__ = ("_topk_idx", "_version", "_when_arrived", "counts", "handle", "have", "joined", "num_tokens", "seen")
 
-    def __init__(self) -> None:
+    def __init__(self, joined: Joined, topk_idx: Tensor, counts: Tensor) -> None:
+        """counts [E/R]: rows of each local expert, when they have arrived"""
+        self.joined = joined
+        self.num_tokens = topk_idx.shape[0]
+        self.counts = counts
         self.handle: Optional[epd.Handle] = None
         self.seen: Optional[Tensor] = None
         self.have: Optional[Tensor] = None
+        self._topk_idx = topk_idx
+        self._version = _version_of(topk_idx)
+        self._when_arrived: Optional[list[Callable[[], None]]] = []  # None: the rows have arrived
+
+    def when_arrived(self, call: Callable[[], None]) -> None:
+        if self._when_arrived is None:
+            call()
+        else:
+            self._when_arrived.append(call)
+
+    def arrived(self) -> None:
+        for call in self._when_arrived or ():
+            call()  # again, if this is interrupted
+        self._when_arrived = None
+
+    def is_by(self, topk_idx: Tensor) -> bool:
+        """The tensor is the dispatch's own, and nobody has written to it since. False if that is not known."""
+        return topk_idx is self._topk_idx and self._version is not None and self._version == _version_of(topk_idx)
+
+
+def _version_of(tensor: Tensor) -> Optional[int]:
+    try:
+        return tensor._version
+    except RuntimeError:  # of inference mode
+        return None
 
 
 def counts_in(source_ranges: Tensor) -> Tensor:
@@ -55,3 +88,24 @@ def move(rows: Tensor, have: Tensor, want: Tensor) -> Tensor:
     moved = flat[at.masked_fill_(~found, 0).view(-1)].view(raw.shape)
     moved.masked_fill_(~found.view(blocks, size, *[1] * (rows.dim() - 2)), 0)
     return moved.view(rows.dtype)
+
+
+def move_tokens(
+    rows: Tensor, have: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor], tokens: int
+) -> Tensor:
+    """A copy of rows [E/R, N, H] that lie as `have` says, laid as `want` says: each src_info [E/R, N] and layout_range
+    [E/R, R]. Rows that `have` lacks are zero. tokens: the most of a rank."""
+    given, wanted = (_numbers(*each, tokens) for each in (have, want))
+    at = torch.searchsorted(given, wanted).clamp_(max=given.shape[1] - 1)
+    found = given.gather(1, at) == wanted
+    moved = rows[torch.arange(len(rows), device=rows.device)[:, None], at]
+    return moved.masked_fill_(~found.unsqueeze(-1), 0)
+
+
+def _numbers(src_info: Tensor, layout_range: Tensor, tokens: int) -> Tensor:
+    """Of each row, among all tokens of all ranks; ascending, with large ones behind the last row. [E/R, N]"""
+    place = torch.arange(src_info.shape[1], device=src_info.device).repeat(len(src_info), 1)
+    ends = (layout_range & 0xFFFFFFFF).cumsum(1)
+    source = torch.searchsorted(ends, place, right=True)
+    number = source * tokens + src_info
+    return torch.where(source < ends.shape[1], number, ends.shape[1] * tokens + place)

@@ -27,23 +27,34 @@ def align(value: int, alignment: int) -> int:
 
 
 def per_token_cast_to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """[n, H] to e4m3 [n, H] and float32 scales [n, H/128]. H is a multiple of 128."""
+    """[n, H] to e4m3 [n, H] and float32 scales [n, ceil(H/128)]."""
     _check_e4m3()
-    blocks = x.float().unflatten(1, (-1, _BLOCK))
+    blocks = _blocks(x)
     scales = blocks.abs().amax(-1).clamp_(min=1e-4) / _LARGEST
-    return (blocks / scales.unsqueeze(-1)).flatten(1).to(E4M3), scales
+    return _columns(blocks / scales.unsqueeze(-1), x).to(E4M3), scales
 
 
 def per_token_cast_back(x: Tensor, scales: Tensor) -> Tensor:
-    """e4m3 [n, H] and scales, float32 [n, H/128] or int32 [n, H/512] of four exponents each, to bf16 [n, H]."""
+    """e4m3 [n, H] and scales, float32 [n, ceil(H/128)] or int32 [n, ceil(H/512)] of four exponents each, to bf16
+    [n, H]."""
     _check_e4m3()
     if x.numel() == 0:
         return x.to(torch.bfloat16)
     if scales.dtype == torch.int32:
-        exponents = scales.contiguous().view(torch.uint8)[:, : x.shape[1] // _BLOCK]
-        scales = torch.ldexp(torch.ones((), device=x.device, dtype=torch.float32), exponents.int() - 127)
-    blocks = x.float().unflatten(1, (-1, _BLOCK))
-    return (blocks * scales.unsqueeze(-1)).flatten(1).to(torch.bfloat16)
+        rows = scales.clone(memory_format=torch.contiguous_format)  # one column may be contiguous with any stride
+        exponents = rows.view(torch.uint8)[:, : ceil_div(x.shape[1], _BLOCK)]
+        scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.int() - 127)
+    return _columns(_blocks(x) * scales.unsqueeze(-1), x).to(torch.bfloat16)
+
+
+def _blocks(x: Tensor) -> Tensor:
+    """[n, H] as float32 [n, ceil(H/128), 128], with zeros behind the last column."""
+    missing = align(x.shape[1], _BLOCK) - x.shape[1]
+    return torch.nn.functional.pad(x.float(), (0, missing)).unflatten(1, (-1, _BLOCK))
+
+
+def _columns(blocks: Tensor, like: Tensor) -> Tensor:
+    return blocks.flatten(1)[:, : like.shape[1]]
 
 
 def calc_diff(x: Tensor, y: Tensor) -> float:

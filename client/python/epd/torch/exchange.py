@@ -124,7 +124,7 @@ class Exchange(NotCopied):
         config = self.group.config
         n = x.shape[0] if isinstance(x, Tensor) and x.dim() > 0 else 0
         self._check_rows(x, x_scales)
-        check_tensor("topk_idx", topk_idx, dtypes=self._index, shape=(n, config.topk), device=self.device)
+        self._check_choices(topk_idx, n)
         if topk_weights is not None:
             self._check_weights("topk_weights", topk_weights, n)
         request = _Request(topk_idx, x_scales, exact and config.layout != Layout.EXPERT, sms)
@@ -371,6 +371,13 @@ class Exchange(NotCopied):
             raise refuse("x_scales", None, "a tensor with payload FP8")
         shape = (x.shape[0], scales.shape[1])
         check_tensor("x_scales", x_scales, dtypes=scales.dtype, shape=shape, device=self.device)
+
+    def _check_choices(self, topk_idx: Tensor, n: int) -> None:
+        if isinstance(topk_idx, Tensor) and topk_idx.dtype != self._index:
+            allowed = f"{self._index}, as the group's index_type is {self.group.config.index_type.name}"
+            raise refuse("topk_idx.dtype", topk_idx.dtype, allowed)
+        shape = (n, self.group.config.topk)
+        check_tensor("topk_idx", topk_idx, dtypes=self._index, shape=shape, device=self.device)
 
     def _check_weights(self, name: str, weights: Tensor, n: int) -> None:
         shape = (n, self.group.config.topk)

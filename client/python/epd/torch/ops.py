@@ -11,15 +11,14 @@
         return torch.ops.epd.combine(y, routing, number, x.shape[0])
 
 Shapes are static: received rows have room for the worst case, and rows without a token are zero (topk_idx -1). Both
-operators are differentiable with payload BF16. `routing` is a number in host memory that stands for the kept
-routing; the routing is given back with the tensor's memory.
+operators are differentiable with payload BF16. `register` keeps the exchange until `unregister`. `routing` is a number
+in host memory that stands for the kept routing; the routing is given back with the tensor's memory.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-import weakref
 from typing import Any
 
 import torch
@@ -32,20 +31,26 @@ from .exchange import Exchange, Received, Routing, _Request
 if not hasattr(torch.library, "custom_op"):
     raise Unsupported(f"torch is {torch.__version__}; allowed for custom operators: 2.4 or later")
 
-_exchanges: weakref.WeakValueDictionary[int, Exchange] = weakref.WeakValueDictionary()
+_exchanges: dict[int, Exchange] = {}
 _numbers = itertools.count(1)
 _routings: dict[int, Routing] = {}
 _routing_numbers = itertools.count(1)
 
 
 def register(exchange: Exchange) -> int:
-    """The number by which operators name an exchange, as long as the exchange lives."""
+    """The number by which operators name an exchange. The exchange, and so its group, is kept until `unregister`."""
     for number, known in _exchanges.items():
         if known is exchange:
             return number
     number = next(_numbers)
     _exchanges[number] = exchange
     return number
+
+
+def unregister(number: int) -> None:
+    """Ends what `register` began."""
+    _exchange_of(number)
+    del _exchanges[number]
 
 
 class _RoutingMemory(ctypes.c_int64):
@@ -71,7 +76,7 @@ def _routing_of(tensor: Tensor) -> Routing:
 def _exchange_of(number: int) -> Exchange:
     exchange = _exchanges.get(number)
     if exchange is None:
-        raise InvalidArgument(f"exchange is {number}; allowed: what register returned, as long as the Exchange lives")
+        raise InvalidArgument(f"exchange is {number}; allowed: what register returned, until unregister")
     return exchange
 
 
