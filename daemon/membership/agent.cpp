@@ -55,7 +55,6 @@ bool Agent::cut_off() const {
 }
 
 Actions Agent::take_actions() {
-  take_from_ended();
   return std::exchange(actions_, {});
 }
 
@@ -133,8 +132,7 @@ void Agent::forget_evictions() {
 void Agent::refuse_evicted_joins() {
   for (const auto& [event, join] : evictions_) {
     const std::string text = "rank " + std::to_string(event.rank) + " " + event.how;
-    if (requests_.erase(join) == 1)
-      actions_.emplace_back(ReplyRefused{join, Status(StatusCode::kAborted, text)});
+    if (requests_.erase(join)) actions_.emplace_back(ReplyRefused{join, Status(StatusCode::kAborted, text)});
   }
 }
 
@@ -154,7 +152,7 @@ void Agent::keep(const Event& event) {
   } else if (const auto* down = std::get_if<EngineDown>(&event)) {
     engines_.erase(down->engine.device);
   } else if (const auto* closed = std::get_if<SessionClosed>(&event)) {
-    std::erase_if(requests_, [closed](const auto& entry) { return entry.first.session == closed->session; });
+    requests_.erase_session(closed->session);
     generations_.erase(closed->session.number);
   } else if (const auto* drains = std::get_if<NodeDrains>(&event)) {
     drains_ = true;
@@ -179,22 +177,19 @@ bool Agent::names_ended(const LeaveRequest& leave) const {
 }
 
 void Agent::request(const Event& event) {
-  Request kept{event, kNever};
-  RequestId id;
-  if (auto* join = std::get_if<JoinRequest>(&kept.event)) {
-    id = join->id;
-    if (join->join.timeout_ms == 0) join->join.timeout_ms = options_.limits.join_timeout_ms;
-    kept.due_ns = clock_.now_ns() + join->join.timeout_ms * kMs;
-  } else {
-    const auto& leave = std::get<LeaveRequest>(event);
-    id = leave.id;
-    if (names_ended(leave)) {
+  if (const auto* leave = std::get_if<LeaveRequest>(&event)) {
+    if (names_ended(*leave)) {
       ended_.handle(event);
       take_from_ended();
       return;
     }
+    requests_.add(leave->id, event, kNever);
+  } else {
+    JoinRequest join = std::get<JoinRequest>(event);
+    if (join.join.timeout_ms == 0) join.join.timeout_ms = options_.limits.join_timeout_ms;
+    const std::uint64_t due_ns = clock_.now_ns() + join.join.timeout_ms * kMs;
+    requests_.add(join.id, join, due_ns);
   }
-  requests_[id] = std::move(kept);
   say_requests();
 }
 
@@ -233,7 +228,7 @@ void Agent::attach() {
   message.groups = near_.steady();
   state_ = State::kAttaching;
   told_ = 0;
-  for (auto& [id, request] : requests_) request.said = false;
+  requests_.unsay_all();
   send(std::move(message));
   beat_ns_ = clock_.now_ns() + options_.times.heartbeat_ms * kMs;
 }
@@ -290,8 +285,8 @@ void Agent::obey(const Welcome&) {
 }
 
 // An engine can't be told of a group that it still knows from before.
-const Group* Agent::waits_for(const Request& request) const {
-  const auto* join = std::get_if<JoinRequest>(&request.event);
+const Group* Agent::waits_for(const Event& request) const {
+  const auto* join = std::get_if<JoinRequest>(&request);
   if (join == nullptr) return nullptr;
   for (const auto& [id, group] : ended_.groups()) {
     if (group.uid == join->uid && group.name == join->join.group && abi::degrades(group.shape.policy))
@@ -303,13 +298,18 @@ const Group* Agent::waits_for(const Request& request) const {
 void Agent::say_requests() {
   refuse_overdue();
   if (state_ != State::kAttached) return;
-  for (auto& [id, request] : requests_) {
-    if (request.said || waits_for(request) != nullptr) continue;
-    request.said = true;
+  while (!requests_.to_say().empty()) {
+    const RequestId id = *requests_.to_say().begin();
+    const Requests::Request& request = *requests_.find(id);
+    if (const Group* ended = waits_for(request.event); ended != nullptr) {
+      requests_.hold(id, ended->id);
+      continue;
+    }
     Event event = request.event;
     if (auto* join = std::get_if<JoinRequest>(&event))
       join->join.timeout_ms =
           static_cast<std::uint32_t>(std::max<std::uint64_t>(1, (request.due_ns - clock_.now_ns()) / kMs));
+    requests_.mark_said(id);
     say(event);
   }
 }
@@ -350,8 +350,8 @@ void Agent::carry_out(Action action) {
     if constexpr (requires { a.request; }) {
       RequestId id = a.request;
       id.session.node = kLocalNode;
-      const auto found = requests_.find(id);
-      if (found != requests_.end()) join = std::get_if<JoinRequest>(&found->second.event);
+      if (const Requests::Request* found = requests_.find(id); found != nullptr)
+        join = std::get_if<JoinRequest>(&found->event);
     }
   };
   std::visit(note, action);
@@ -368,7 +368,7 @@ void Agent::carry_out(Action action) {
                   std::is_same_v<T, ReplyRefused>) {
       RequestId id = a.request;
       id.session.node = kLocalNode;
-      return requests_.erase(id) == 1;
+      return requests_.erase(id);
     } else {
       return true;
     }
@@ -413,14 +413,12 @@ void Agent::end(std::uint64_t group_id, const BreakReason& reason) {
   ended_.adopt_to_end(std::move(part), group.failed.value_or(reason));
   for (const Event& eviction : evictions) ended_.handle(eviction);
   // Leaves that the coordinator has not answered are leaves of this one.
-  std::vector<Event> leaves;
-  std::erase_if(requests_, [&](const auto& entry) {
-    const auto* leave = std::get_if<LeaveRequest>(&entry.second.event);
-    if (leave == nullptr || !names_ended(*leave)) return false;
-    leaves.push_back(entry.second.event);
-    return true;
-  });
-  for (const Event& leave : leaves) ended_.handle(leave);
+  for (const RequestId& id : std::set<RequestId>(requests_.leaves())) {
+    const Event leave = requests_.find(id)->event;
+    if (!names_ended(std::get<LeaveRequest>(leave))) continue;
+    requests_.erase(id);
+    ended_.handle(leave);
+  }
   take_from_ended();
 }
 
@@ -428,26 +426,22 @@ void Agent::take_from_ended() {
   for (Action& action : ended_.take_actions()) {
     if (!std::holds_alternative<DropView>(action)) actions_.push_back(std::move(action));
   }
+  for (const std::uint64_t group_id : requests_.holders()) {
+    if (!ended_.groups().contains(group_id)) requests_.release(group_id);
+  }
   say_requests();
-}
-
-bool Agent::is_overdue(const Request& request) const {
-  return request.due_ns <= clock_.now_ns();
 }
 
 // Nobody else can say so: the coordinator does not know of them.
 void Agent::refuse_overdue() {
-  std::erase_if(requests_, [this](const auto& entry) {
-    const auto& [id, request] = entry;
-    const bool drains = drains_ && !request.said && std::holds_alternative<JoinRequest>(request.event);
-    if (!drains && (request.said || !is_overdue(request))) return false;
-    const Group* const ended = waits_for(request);
+  for (const RequestId& id : requests_.unsaid_joins(drains_ ? kNever : clock_.now_ns())) {
+    const Group* const ended = waits_for(requests_.find(id)->event);
     const Status late(StatusCode::kDeadlineExceeded,
                       ended != nullptr ? still_here(*ended)
                                        : here() + " has had no coordinator for " + seconds(silent_ns()));
-    actions_.emplace_back(ReplyRefused{id, drains ? drain_status_ : late});
-    return true;
-  });
+    requests_.erase(id);
+    actions_.emplace_back(ReplyRefused{id, drains_ ? drain_status_ : late});
+  }
 }
 
 // Whether nobody has to decide about the group. While its engines can't reach each other it has to break,
@@ -460,29 +454,24 @@ bool Agent::runs_on(const NearGroup& group) const {
 bool Agent::needs_decision() const {
   return std::any_of(near_.all().begin(), near_.all().end(),
                      [this](const auto& entry) { return entry.second.started && !runs_on(entry.second); }) ||
-         std::any_of(requests_.begin(), requests_.end(), [this](const auto& entry) {
-           const Request& request = entry.second;
-           return std::holds_alternative<LeaveRequest>(request.event) || is_overdue(request);
-         });
+         !requests_.leaves().empty() || requests_.due_ns() <= clock_.now_ns();
 }
 
 bool Agent::has_leave_of(const NearGroup& group) const {
-  return std::any_of(requests_.begin(), requests_.end(), [&group](const auto& entry) {
-    const auto* leave = std::get_if<LeaveRequest>(&entry.second.event);
-    return leave != nullptr && group.has_member(leave->id.session.number, leave->member);
+  return std::any_of(requests_.leaves().begin(), requests_.leaves().end(), [&](const RequestId& id) {
+    return group.has_member(id.session.number, std::get<LeaveRequest>(requests_.find(id)->event).member);
   });
 }
 
 // They name nothing that is here.
 void Agent::refuse_leaves() {
-  std::erase_if(requests_, [this](const auto& entry) {
-    const auto* leave = std::get_if<LeaveRequest>(&entry.second.event);
-    if (leave == nullptr) return false;
-    const std::string text = "member " + std::to_string(leave->member) + " is not a membership of session " +
-                             to_string(leave->id.session) + "; allowed: the number that Joined gave";
-    actions_.emplace_back(ReplyRefused{entry.first, not_found(text)});
-    return true;
-  });
+  for (const RequestId& id : std::set<RequestId>(requests_.leaves())) {
+    const std::uint32_t member = std::get<LeaveRequest>(requests_.find(id)->event).member;
+    const std::string text = "member " + std::to_string(member) + " is not a membership of session " +
+                             to_string(id.session) + "; allowed: the number that Joined gave";
+    requests_.erase(id);
+    actions_.emplace_back(ReplyRefused{id, not_found(text)});
+  }
 }
 
 // Groups that need a decision, or that a rank here asks to leave, end here, which is a leave of the ranks
@@ -490,7 +479,7 @@ void Agent::refuse_leaves() {
 void Agent::give_up() {
   state_ = State::kApart;
   messages_.clear();
-  for (auto& [id, request] : requests_) request.said = false;
+  requests_.unsay_all();
   release_unstarted();
   std::vector<std::uint64_t> stay;
   for (const auto& [id, group] : near_.all()) {
@@ -516,10 +505,7 @@ std::uint64_t Agent::next_due_ns() const {
   if (state_ != State::kApart) due = std::min(due, beat_ns_);
   if (needs_decision())
     due = std::min(due, std::max(clock_.now_ns(), heard_ns_ + options_.times.orphan_ms * kMs));
-  for (const auto& [id, request] : requests_) {
-    if (!request.said) due = std::min(due, request.due_ns);
-  }
-  return due;
+  return std::min(due, requests_.unsaid_due_ns());
 }
 
 }  // namespace epd::membership

@@ -22,23 +22,29 @@ std::string ranks_in_words(const std::vector<std::uint32_t>& ranks) {
 
 std::vector<std::uint32_t> missing_ranks(const Group& group) {
   std::vector<std::uint32_t> missing;
+  auto member = group.members.begin();
+  auto arrival = group.arrivals.begin();
   for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
-    if (!group.members.contains(rank) && !group.arrivals.contains(rank)) missing.push_back(rank);
+    const bool is_member = member != group.members.end() && member->first == rank;
+    const bool arrives = arrival != group.arrivals.end() && arrival->first == rank;
+    if (is_member) ++member;
+    if (arrives) ++arrival;
+    if (!is_member && !arrives) missing.push_back(rank);
   }
   return missing;
 }
 
 Result<std::uint32_t> Arrivals::pick_rank(const Group& group, std::int32_t wanted) const {
+  const auto rank = static_cast<std::uint32_t>(wanted);
+  const auto arrival = wanted < 0 ? group.arrivals.end() : group.arrivals.find(rank);
+  const auto taken = wanted < 0 ? group.members.end() : group.members.find(rank);
+  if (wanted >= 0 && arrival == group.arrivals.end() && taken == group.members.end()) return rank;
   const std::vector<std::uint32_t> missing = missing_ranks(group);
   if (wanted < 0) {
     if (!missing.empty()) return missing.front();
     return invalid_argument("group \"" + group.name + "\" already has its " +
                             std::to_string(group.shape.num_ranks) + " ranks; allowed: another name");
   }
-  const auto rank = static_cast<std::uint32_t>(wanted);
-  const auto arrival = group.arrivals.find(rank);
-  const auto taken = group.members.find(rank);
-  if (arrival == group.arrivals.end() && taken == group.members.end()) return rank;
   const Member& holder = taken != group.members.end() ? taken->second : arrival->second.member;
   return invalid_argument("rank " + std::to_string(wanted) + " of group \"" + group.name +
                           "\" is taken by session " + nodes_.in_words(holder.session) + " (pid " +

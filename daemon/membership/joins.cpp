@@ -75,24 +75,33 @@ void Joins::on(const MemoryAcquired& event) {
 
 // False: it is to be refused now.
 bool Joins::put_aside(const JoinRequest& request) {
-  std::size_t of_session = 0;
-  for (const auto& [name, conflicts] : conflicts_) {
-    of_session += static_cast<std::size_t>(
-        std::count_if(conflicts.joins.begin(), conflicts.joins.end(),
-                      [&](const Conflict& c) { return c.request.id.session == request.id.session; }));
-  }
+  const auto of_session = of_session_.find(request.id.session);
   const std::uint32_t most_ms = desk_.limits().conflict_ms;
-  if (most_ms == 0 || of_session >= kMaxConflictsPerSession) return false;
+  if (most_ms == 0 || (of_session != of_session_.end() && of_session->second >= kMaxConflictsPerSession))
+    return false;
+  ++of_session_[request.id.session];
   const std::uint32_t timeout_ms = request.join.timeout_ms;
   const std::uint32_t wait_ms = timeout_ms == 0 ? most_ms : std::min(timeout_ms, most_ms);
-  conflicts_[{request.uid, request.join.group}].joins.push_back({request, desk_.due_in_ms(wait_ms)});
+  GroupConflicts& conflicts = conflicts_[{request.uid, request.join.group}];
+  conflicts.joins.push_back({request, desk_.due_in_ms(wait_ms)});
+  conflicts.due_ns = std::min(conflicts.due_ns, conflicts.joins.back().due_ns);
   return true;
+}
+
+void Joins::uncount(const JoinRequest& request) {
+  const auto of_session = of_session_.find(request.id.session);
+  if (--of_session->second == 0) of_session_.erase(of_session);
 }
 
 template <typename Test>
 void Joins::erase_conflicts(const Test& test) {
-  for (auto& [name, conflicts] : conflicts_)
-    std::erase_if(conflicts.joins, [&test](const Conflict& conflict) { return test(conflict.request); });
+  for (auto& [name, conflicts] : conflicts_) {
+    std::erase_if(conflicts.joins, [&](const Conflict& conflict) {
+      if (!test(conflict.request)) return false;
+      uncount(conflict.request);
+      return true;
+    });
+  }
   std::erase_if(conflicts_, [](const auto& entry) { return entry.second.joins.empty(); });
 }
 
@@ -120,15 +129,19 @@ void Joins::tick() {
 }
 
 void Joins::retry(const GroupName& name, GroupConflicts& conflicts) {
+  if (!conflicts.stale && conflicts.due_ns > desk_.now_ns()) return;
   const bool stale = std::exchange(conflicts.stale, false);
+  conflicts.due_ns = kNever;
   for (Conflict& conflict : std::exchange(conflicts.joins, {})) {
     const bool due = conflict.due_ns <= desk_.now_ns();
     const Group* group = stale || due ? groups_.find_named(name) : nullptr;
     Status status = group == nullptr ? Status() : in_the_way(*group, conflict.request);
     if (!due && (!stale || !status.ok())) {
+      conflicts.due_ns = std::min(conflicts.due_ns, conflict.due_ns);
       conflicts.joins.push_back(std::move(conflict));
       continue;
     }
+    uncount(conflict.request);
     if (status.ok()) status = try_join(conflict.request);
     if (!status.ok()) refuse(conflict.request, std::move(status));
   }
@@ -138,7 +151,7 @@ std::uint64_t Joins::next_due_ns() const {
   std::uint64_t due = kNever;
   for (const auto& [name, conflicts] : conflicts_) {
     if (conflicts.stale) return 0;
-    for (const Conflict& conflict : conflicts.joins) due = std::min(due, conflict.due_ns);
+    due = std::min(due, conflicts.due_ns);
   }
   return due;
 }

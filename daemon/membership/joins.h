@@ -41,7 +41,8 @@ class Joins {
   };
   struct GroupConflicts {
     std::vector<Conflict> joins;
-    bool stale = false;  // a session of the group has closed since they were last tried
+    std::uint64_t due_ns = kNever;  // of the first of them
+    bool stale = false;             // a session of the group has closed since they were last tried
   };
 
   Status check_alone(const JoinRequest& request) const;
@@ -49,6 +50,7 @@ class Joins {
   Status try_join(const JoinRequest& request);
   void refuse(const JoinRequest& request, Status status);
   bool put_aside(const JoinRequest& request);
+  void uncount(const JoinRequest& request);
   void retry(const GroupName& name, GroupConflicts& conflicts);
   template <typename Test>
   void erase_conflicts(const Test& test);
@@ -59,6 +61,7 @@ class Joins {
   Forming& forming_;
   Rejoins& rejoins_;
   std::map<GroupName, GroupConflicts> conflicts_;
+  std::map<SessionId, std::size_t> of_session_;  // how many conflicts_ has
 };
 
 }  // namespace epd::membership

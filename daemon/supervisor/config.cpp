@@ -1,6 +1,7 @@
 #include "supervisor/config.h"
 
 #include "base/account.h"
+#include "base/peer.h"
 #include "cluster/address.h"
 #include "config_file.h"
 #include "memory_limit.h"
@@ -150,7 +151,7 @@ constexpr std::uint32_t kCudaSms = 24;  // enough for large operations to come c
 Quota general_quota(const Caller& caller, std::uint64_t set, std::uint64_t whole, const std::string& key) {
   const std::string own_key = key + "_per_user";
   if (set != 0) return {set, own_key};
-  if (caller.uid == 0 || caller.uid == ::geteuid()) return {whole, own_key};
+  if (is_privileged(caller.uid)) return {whole, own_key};
   return {std::max<std::uint64_t>(1, whole - (whole + 3) / 4),
           own_key + ": 3/4 of " + key + " unless the operator sets it"};
 }

@@ -1,6 +1,7 @@
 #include "operator_commands.h"
 
 #include "base/event.h"
+#include "base/peer.h"
 #include "deciders.h"
 #include "fleet.h"
 #include "live_config.h"
@@ -8,7 +9,6 @@
 #include "reason.h"
 #include "session/session_table.h"
 
-#include <unistd.h>
 #include <algorithm>
 #include <charconv>
 #include <utility>
@@ -53,7 +53,7 @@ Status no_rank(const membership::Group& group, std::uint32_t rank, const std::st
 
 // Root, and the user that the daemon runs as, could do all of it by other means.
 Status OperatorCommands::authorize(const Operator& by, Right wanted, const std::string& what) {
-  if (by.uid == 0 || by.uid == ::geteuid()) return {};
+  if (is_privileged(by.uid)) return {};
   Status status = rooms_.config.access()->may_operate({by.uid, by.gids}, wanted, what);
   if (status.ok()) return status;
   static LogLimiter limiter;

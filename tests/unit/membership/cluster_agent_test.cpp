@@ -120,6 +120,38 @@ TEST_F(AgentAlone, RequestsWaitForAWelcomeAndHaveTheRestOfTheirTime) {
   EXPECT_EQ(std::get<JoinRequest>(said[0]).join.timeout_ms, 500u);
 }
 
+class CountingClock final : public Clock {
+ public:
+  std::uint64_t now_ns() const override {
+    ++looks;
+    return 1'000'000'000;
+  }
+  mutable std::size_t looks = 0;
+};
+
+// The agent looked at all joins that waited for each that came, and again for each turn.
+TEST(AgentOfMany, AJoinCostsTheSameHoweverManyWait) {
+  const CountingClock clock;
+  Agent agent(clock, {kTimes, kLimits, NodeUp{kLocalNode, {{"host:0", {}}}, "a", "boot"}});
+  agent.channel_began();
+  std::uint64_t session = 10;
+  const auto cost_of_join = [&] {
+    const std::size_t before = clock.looks;
+    agent.handle(join_request(session++, 0, 2));
+    (void)agent.take_actions();
+    (void)agent.next_due_ns();
+    return clock.looks - before;
+  };
+  const std::size_t first = cost_of_join();
+  while (session < 1'000) cost_of_join();
+  EXPECT_EQ(cost_of_join(), first);
+  agent.handle(ToAgent{4, 3, Welcome{1, {}}});
+  EXPECT_EQ(agent.take_messages().size(), 1u + (session - 10)) << "Attach, and what it is told of each";
+  const std::size_t before = clock.looks;
+  agent.tick();
+  EXPECT_LT(clock.looks - before, 20u);
+}
+
 TEST_F(AgentAlone, AWelcomeForAnEarlierAttemptIsNone) {
   const std::uint64_t earlier = last_attach().attempt;
   agent_.channel_began();

@@ -111,6 +111,11 @@ TEST_F(Conflicts, OneSessionHasFewAndTheyEndWithIt) {
   EXPECT_TRUE(take().empty());
   join(newcomer(9));
   EXPECT_EQ(take(), (Lines{"refused session=77 request=9 status=INVALID_ARGUMENT"}));
+  clock_.advance_ms(251);
+  tick();
+  EXPECT_EQ(take().size(), kMaxConflictsPerSession) << "and there is room again";
+  for (std::uint32_t i = 0; i < kMaxConflictsPerSession; ++i) join(newcomer(11 + i));
+  EXPECT_TRUE(take().empty());
   session_closed(77, "died");
   session_closed(11, "died");
   EXPECT_EQ(group().members.count(1), 0u);

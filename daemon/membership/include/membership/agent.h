@@ -10,6 +10,7 @@
 #include "membership/limits.h"
 #include "membership/near_groups.h"
 #include "membership/registry.h"
+#include "membership/requests.h"
 
 #include <cstdint>
 #include <map>
@@ -61,11 +62,6 @@ class Agent {
     kAttaching,  // Attach said; requests wait
     kAttached,
   };
-  struct Request {
-    Event event;               // JoinRequest, LeaveRequest
-    std::uint64_t due_ns = 0;  // of a join; a leave has none
-    bool said = false;         // to the coordinator that the agent is attached to
-  };
   struct Eviction {
     EvictRank event;
     RequestId join;  // of its member
@@ -106,8 +102,7 @@ class Agent {
   bool needs_decision() const;
   bool has_leave_of(const NearGroup& group) const;
   void refuse_leaves();
-  bool is_overdue(const Request& request) const;
-  const Group* waits_for(const Request& request) const;  // null: for nobody
+  const Group* waits_for(const Event& request) const;  // null: for nobody
   void send(decltype(ToCoordinator::body) body);
   void take_from_ended();  // what is decided there, and what has waited for it
 
@@ -123,9 +118,9 @@ class Agent {
   std::uint64_t told_ = 0;     // events since Attach
   bool drains_ = false;
   Status drain_status_;
-  std::map<std::uint32_t, std::string> engines_;        // those that are up: their addresses
-  std::map<std::uint32_t, std::uint64_t> known_from_;   // the event that has told of the engine
-  std::map<RequestId, Request> requests_;               // that are owed an answer
+  std::map<std::uint32_t, std::string> engines_;       // those that are up: their addresses
+  std::map<std::uint32_t, std::uint64_t> known_from_;  // the event that has told of the engine
+  Requests requests_;
   std::vector<Eviction> evictions_;                     // said, of members that are still here
   std::map<std::uint64_t, std::uint32_t> generations_;  // by session: the last of its memberships
   NearGroups near_;
