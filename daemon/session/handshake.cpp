@@ -157,7 +157,7 @@ void SessionTable::hello(Session& session, const Packet& packet) {
                    {{"uid", session.peer.uid}, {"pid", session.peer.pid}, {"reason", status.to_string()}},
                    session.peer.uid);
     ++total_refused_;
-    session.pending_requests.insert(request_id);
+    note_pending(session, request_id);
     refuse(session.id, request_id, status);
     close(session.id, "was refused");
     return;

@@ -19,7 +19,6 @@ constexpr std::uint64_t kGateKey = 0;  // in the epoll set; other keys are ids o
 constexpr int kEventsPerCall = 64;
 constexpr int kArrivalsPerTurn = 64;
 constexpr std::uint64_t kConnectionDescriptors = 2;  // its socket, its process
-constexpr int kPacketsPerTurn = 16;                  // of one connection, before the others have their turn
 
 // The connections that check_arrival counts, and as many that are being refused.
 Gate::Limits gate_limits(const SessionLimits& limits) {
@@ -79,12 +78,18 @@ std::uint64_t SessionTable::total_refused() const {
 void SessionTable::process() {
   epoll_event events[kEventsPerCall];
   const int n = ::epoll_wait(epoll_.get(), events, kEventsPerCall, 0);
+  std::map<std::uint32_t, int> ready;  // connections of each user
+  std::array<std::uint32_t, kEventsPerCall> users{};
+  for (int i = 0; i < n; ++i) {
+    const auto found = connections_.find(events[i].data.u64);
+    if (found != connections_.end()) ++ready[users[i] = found->second.peer.uid];
+  }
   for (int i = 0; i < n; ++i) {
     const std::uint64_t key = events[i].data.u64;
     if (key == kGateKey) {
       admit_all();
     } else {
-      receive(key);
+      receive(key, std::clamp(kPacketsPerUser / std::max(ready[users[i]], 1), 1, kPacketsPerSession));
     }
   }
 }
@@ -99,38 +104,70 @@ void SessionTable::admit_all() {
 
 // The reason if this connection is one too many.
 Status SessionTable::check_arrival(const PeerIdentity& peer) const {
-  std::size_t half_open = 0;
-  std::size_t half_open_of_user = 0;
-  std::size_t of_user = 0;
-  for (const auto& [id, other] : connections_) {
-    const bool same = other.peer.uid == peer.uid;
-    half_open += other.attached ? 0 : 1;
-    half_open_of_user += !other.attached && same ? 1 : 0;
-    of_user += same ? 1 : 0;
-  }
-  const std::string user = "user " + std::to_string(peer.uid);
-  const auto too_many = [](const std::string& who, std::size_t count, const char* what, std::size_t allowed) {
-    return resource_exhausted(who + " " + std::to_string(count) + what +
-                              "; allowed: " + std::to_string(allowed));
-  };
-  constexpr const char* kWithoutHello = " connections without Hello";
-  if (half_open_of_user >= kMaxHalfOpenPerUser)
-    return too_many(user + " has", half_open_of_user, kWithoutHello, kMaxHalfOpenPerUser);
-  const bool privileged = is_privileged(peer.uid);  // other users can't keep them out
-  if (half_open >= kMaxHalfOpen && !privileged)
-    return too_many("all users have", half_open, kWithoutHello, kMaxHalfOpen);
   if (gate_ == nullptr) return {};
+  const auto of_user =
+      static_cast<std::size_t>(std::count_if(connections_.begin(), connections_.end(),
+                                             [&](const auto& e) { return e.second.peer.uid == peer.uid; }));
   // Each connection has a porter, this one too.
   const auto ending = [](std::size_t porters, std::size_t open) {
     return porters > open ? porters - open : 0;
   };
-  constexpr const char* kEnding = " connections that are still being closed";
+  const auto too_many = [](const std::string& who, std::size_t count, std::size_t allowed) {
+    return resource_exhausted(
+        who + " " + std::to_string(count) +
+        " connections that are still being closed; allowed: " + std::to_string(allowed));
+  };
   if (const std::size_t count = ending(gate_->porters(peer.uid), of_user + 1); count >= kMaxEndingPerUser)
-    return too_many(user + " has", count, kEnding, kMaxEndingPerUser);
+    return too_many("user " + std::to_string(peer.uid) + " has", count, kMaxEndingPerUser);
   if (const std::size_t count = ending(gate_->porters({}), connections_.size() + 1);
-      count >= kMaxEnding && !privileged)
-    return too_many("all users have", count, kEnding, kMaxEnding);
+      count >= kMaxEnding && !is_privileged(peer.uid))
+    return too_many("all users have", count, kMaxEnding);
   return {};
+}
+
+// An honest client says Hello at once, so the oldest connection without one ends. Users can't end
+// connections of the privileged, who don't end theirs.
+void SessionTable::make_room(const PeerIdentity& peer) {
+  std::size_t of_all = 0;
+  std::size_t of_user = 0;
+  std::uint64_t oldest = 0;  // 0: there is none
+  std::uint64_t oldest_of_user = 0;
+  for (const auto& [id, other] : connections_) {
+    if (other.attached) continue;
+    const bool same = other.peer.uid == peer.uid;
+    of_all += 1;
+    of_user += same ? 1 : 0;
+    if (oldest == 0 && !is_privileged(other.peer.uid)) oldest = id;
+    if (oldest_of_user == 0 && same) oldest_of_user = id;
+  }
+  const auto make = [this](std::uint64_t id, const std::string& who, std::uint32_t allowed) {
+    receive(id, 1);  // its Hello may be here
+    const auto found = connections_.find(id);
+    if (found == connections_.end() || found->second.attached) return;
+    end_half_open(id, resource_exhausted(who + " " + std::to_string(allowed) +
+                                         " connections without Hello, of which this was the oldest when one "
+                                         "more came; allowed: " +
+                                         std::to_string(allowed)));
+  };
+  if (of_user >= kMaxHalfOpenPerUser) {
+    make(oldest_of_user, "user " + std::to_string(peer.uid) + " has", kMaxHalfOpenPerUser);
+  } else if (of_all >= kMaxHalfOpen && !is_privileged(peer.uid) && oldest != 0) {
+    make(oldest, "all users have", kMaxHalfOpen);
+  }
+}
+
+void SessionTable::end_half_open(std::uint64_t id, const Status& status) {
+  Session& session = connections_.at(id);
+  ++total_refused_;
+  note_pending(session, 0);
+  refuse(id, 0, status);
+  static LogLimiter late;
+  static LogLimiter crowded;
+  LogLimiter& limiter = status.code() == StatusCode::kDeadlineExceeded ? late : crowded;
+  limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection closed: no Hello",
+                 {{"uid", session.peer.uid}, {"pid", session.peer.pid}, {"reason", status.message()}},
+                 session.peer.uid);
+  close(id, "said no Hello");
 }
 
 void SessionTable::admit(Gate::Arrival arrival) {
@@ -140,6 +177,7 @@ void SessionTable::admit(Gate::Arrival arrival) {
     return;
   }
   if (Status status = check_arrival(arrival.peer); !status.ok()) return turn_away(arrival, status);
+  make_room(arrival.peer);
   Result<DescriptorShare> share = descriptors_.take(arrival.peer.uid, kConnectionDescriptors);
   if (!share.ok()) return turn_away(arrival, share.status());
   const std::uint64_t id = next_id_++;
@@ -163,8 +201,8 @@ void SessionTable::turn_away(const Gate::Arrival& arrival, const Status& status)
   (void)send_message(arrival.socket.get(), abi::AttachType::kRefused, refusal(status));
 }
 
-void SessionTable::receive(std::uint64_t id) {
-  for (int i = 0; i < kPacketsPerTurn; ++i) {
+void SessionTable::receive(std::uint64_t id, int max_packets) {
+  for (int i = 0; i < max_packets; ++i) {
     const auto found = connections_.find(id);
     if (found == connections_.end()) return;
     Session& session = found->second;
@@ -264,19 +302,49 @@ void SessionTable::handle(Session& session, Packet& packet, const Carried& carri
 
 // False: the request has been answered already.
 bool SessionTable::expect_reply(Session& session, abi::AttachType type, std::uint32_t request_id) {
-  const std::size_t pending = session.pending_requests.size();
-  if (!session.pending_requests.insert(request_id).second) {
+  const Status status = check_pending(session, type);
+  if (!note_pending(session, request_id)) {
     malformed(session, request_id,
               invalid_argument("request id is " + std::to_string(request_id) +
                                "; allowed: those of no request that still waits for its reply"));
     return false;
   }
-  if (type != abi::AttachType::kJoin || pending < abi::kMaxPendingRequests) return true;
-  refuse(session.id, request_id,
-         resource_exhausted("session " + std::to_string(session.id) + " has " + std::to_string(pending) +
-                            " requests without a reply; allowed before another join: fewer than " +
-                            std::to_string(abi::kMaxPendingRequests)));
+  if (status.ok()) return true;
+  refuse(session.id, request_id, status);
   return false;
+}
+
+// The reason if its session, or its user, has too many already.
+Status SessionTable::check_pending(const Session& session, abi::AttachType type) const {
+  const bool join = type == abi::AttachType::kJoin;
+  const std::size_t of_session = session.pending_requests.size();
+  if (join && of_session >= abi::kMaxPendingRequests) {
+    return resource_exhausted("session " + std::to_string(session.id) + " has " + std::to_string(of_session) +
+                              " requests without a reply; allowed before another join: fewer than " +
+                              std::to_string(abi::kMaxPendingRequests));
+  }
+  const std::uint32_t uid = session.peer.uid;
+  const auto found = pending_.find(uid);
+  if (found == pending_.end() || found->second < abi::kMaxPendingRequests) return {};
+  const std::uint64_t sessions =
+      std::min<std::uint64_t>(host_.max_sessions_of(session.peer).limit, options_.limits.max_sessions);
+  const std::uint64_t each = kPendingPerSession * (join ? 1 : 2);
+  const Quota quota{std::max<std::uint64_t>(abi::kMaxPendingRequests, each * sessions),
+                    std::to_string(each) + " for each session that it may have"};
+  return found->second < quota.limit ? Status()
+                                     : over_quota(uid, found->second, "requests without a reply", quota);
+}
+
+// False: its id is of one that waits already.
+bool SessionTable::note_pending(Session& session, std::uint32_t request_id) {
+  if (!session.pending_requests.insert(request_id).second) return false;
+  ++pending_[session.peer.uid];
+  return true;
+}
+
+void SessionTable::forget_pending(std::uint32_t uid, std::size_t count) {
+  const auto found = pending_.find(uid);
+  if (found != pending_.end() && (found->second -= count) == 0) pending_.erase(found);
 }
 
 void SessionTable::malformed(Session& session, std::uint32_t request_id, const Status& error) {
@@ -288,7 +356,7 @@ void SessionTable::malformed(Session& session, std::uint32_t request_id, const S
                   {"reason", error.message()}},
                  session.peer.uid);
   ++total_refused_;
-  session.pending_requests.insert(request_id);
+  note_pending(session, request_id);
   refuse(session.id, request_id, error);
   if (end_segments(session.segments, error)) ring(session);
   close(session.id, "broke the attach protocol");
@@ -298,6 +366,7 @@ void SessionTable::send_reply(std::uint64_t session_id, std::uint32_t request_id
                               const void* body, std::size_t bytes, const FdList& fds) {
   const auto found = connections_.find(session_id);
   if (found == connections_.end() || found->second.pending_requests.erase(request_id) == 0) return;
+  forget_pending(found->second.peer.uid, 1);
   Status status = send_packet(found->second.socket.get(), type, request_id, body, bytes, fds);
   if (status.ok()) return;
   // The client does not read, or is dead. After the shutdown its end arrives as usual, outside this call.
@@ -331,6 +400,7 @@ void SessionTable::close(std::uint64_t id, const std::string& how) {
   if (found == connections_.end()) return;
   // Removed from the table first, because the host may look at the table.
   Session session = std::move(connections_.extract(found).mapped());
+  forget_pending(session.peer.uid, session.pending_requests.size());
   hang_up(std::move(session.socket), session.peer.uid);
   if (!session.attached) return;
   --attached_;
@@ -370,18 +440,9 @@ void SessionTable::tick() {
   for (const auto& [id, session] : connections_) {
     if (!session.attached && session.accepted_ns + allowed_ns <= now) due.push_back(id);
   }
-  for (const std::uint64_t id : due) {
-    Session& session = connections_.at(id);
-    ++total_refused_;
-    session.pending_requests.insert(0);
-    refuse(id, 0,
-           {StatusCode::kDeadlineExceeded,
-            "no Hello within " + std::to_string(options_.limits.attach_timeout_ms) + " ms"});
-    static LogLimiter limiter;
-    limiter.record(EventKind::kRefused, LogLevel::kWarning, "connection closed: no Hello in time",
-                   {{"uid", session.peer.uid}, {"pid", session.peer.pid}}, session.peer.uid);
-    close(id, "said no Hello");
-  }
+  const Status status(StatusCode::kDeadlineExceeded,
+                      "no Hello within " + std::to_string(options_.limits.attach_timeout_ms) + " ms");
+  for (const std::uint64_t id : due) end_half_open(id, status);
 }
 
 std::uint64_t SessionTable::next_due_ns() const {

@@ -155,8 +155,70 @@ TEST_F(Hostile, ConnectionsThatSayNothingAreFewAndEnd) {
     RANK_CHECK(refused > 0, "the quota of connections without Hello refused none");
     std::printf("50 silent connections: %u over the quota\n", refused);
   });
-  expect_logged("connections without Hello; allowed: 32");
-  expect_logged("no Hello in time");
+  expect_logged("has 32 connections without Hello");
+  expect_logged("no Hello within");
+}
+
+TEST_F(Hostile, ConnectionsOfManyUsersThatSayNothingKeepNobodyOut) {
+  if (!root()) GTEST_SKIP() << "needs root, to become other users";
+  constexpr std::uint32_t kUsers = 18;  // 576 connections, of 512 that may be without Hello
+  Shared<std::atomic<std::uint32_t>> begun;
+  Shared<std::atomic<bool>> over;
+  std::vector<std::function<void()>> bodies;
+  for (std::uint32_t user = 0; user < kUsers; ++user) {
+    bodies.emplace_back([&, user] {
+      become(kStranger + 1 + user);
+      std::vector<RawClient> silent;
+      while (silent.size() < 32) silent.emplace_back(socket());
+      ++*begun;
+      while (!*over) {
+        for (RawClient& client : silent) {
+          if (client.closed_within(0)) client = RawClient(socket());
+        }
+        sleep_ms(10);
+      }
+    });
+  }
+  bodies.emplace_back([&] {
+    become(kMallory);
+    const bool all = eventually(30, [&] { return *begun == kUsers; });
+    try {
+      for (int i = 0; all && i < 10; ++i) (void)HostileSession(socket(), "host:0").join("honest");
+    } catch (...) {
+      *over = true;
+      throw;
+    }
+    *over = true;
+    RANK_CHECK(all, "the connections");
+  });
+  attack(bodies);
+  expect_logged("all users have 512 connections without Hello");
+}
+
+// 180 sessions of one user, groups of 2 and of 1,024 ranks by the ten thousand.
+TEST_F(Hostile, AStormOfJoinsTakesItsUsersShareOfEachTurn) {
+  attack([&] {
+    std::vector<std::unique_ptr<HostileSession>> sessions;
+    for (int i = 0; i < 100; ++i) sessions.push_back(std::make_unique<HostileSession>(socket(), "host:0"));
+    std::mt19937 random(1);
+    std::uint32_t sent = 0;
+    flood([&] {
+      for (const auto& session : sessions) {
+        abi::Join join = HostileSession::good_join("storm-" + std::to_string(random() % 200));
+        join.shape.num_ranks = random() % 2 == 0 ? 2 : 1024;
+        join.shape.num_experts = 1024;
+        join.rank = static_cast<std::int32_t>(random() % join.shape.num_ranks);
+        join.timeout_ms = 1 + random() % 300;
+        (void)send_packet(session->socket(), static_cast<std::uint16_t>(AttachType::kJoin), ++sent, &join,
+                          sizeof(join));
+        for (Packet packet;;) {
+          Status error;
+          if (receive_packet(session->socket(), packet, error) != ReceiveResult::kPacket) break;
+        }
+      }
+    });
+    std::printf("storm: %u joins\n", sent);
+  });
 }
 
 TEST_F(Hostile, ManySessionsOfAUserAreRefusedAtItsQuota) {

@@ -6,6 +6,7 @@
 #include "support/census.h"
 #include "support/client.h"
 #include "support/daemon_cluster.h"
+#include "support/raw_client.h"
 #include "support/script.h"
 #include "support/sockets.h"
 
@@ -356,6 +357,66 @@ TEST_F(NodesHostile, BodiesThatNeverComeCostNoMemory) {
   }
   end->open();
   attacker.wait(20);
+  expect_group_unharmed();
+}
+
+// 120 sessions of one user, each with its 64 joins, made their node lost to the cluster, and ended the groups
+// of all its users.
+TEST_F(NodesHostile, JoinsOfOneUserThatWaitCostItsNodeNothing) {
+  start_group(false);
+  if (IsSkipped() || HasFatalFailure()) return;
+  constexpr std::size_t kSessions = 100;
+  constexpr std::size_t kMostThatWait = 4 * 256;  // of 256 sessions
+  RankProcess attacker([&]() -> std::string {
+    const abi::Hello hello = RawClient::good_hello();
+    abi::Join join{};
+    join.shape.num_ranks = 2;
+    join.shape.num_experts = 4;
+    join.shape.max_tokens = 16;
+    join.shape.hidden = 128;
+    join.shape.topk = 2;
+    join.shape.depth = 2;
+    join.shape.span = abi::Span::kCluster;
+    join.timeout_ms = 60'000;
+    std::vector<RawClient> clients;
+    std::size_t refused = 0;
+    std::size_t of_user = 0;
+    const auto take = [&](const RawClient& client, double seconds) {
+      const std::optional<Packet> packet = client.receive(seconds);
+      if (!packet) return false;
+      ++refused;
+      of_user += refusal(packet).find(" requests without a reply; allowed: ") != std::string::npos ? 1 : 0;
+      return true;
+    };
+    while (clients.size() < kSessions) {
+      const RawClient& client = clients.emplace_back(at("b").socket());
+      RANK_CHECK(client.send(abi::AttachType::kHello, &hello, sizeof(hello)) && client.receive(20), "attach");
+    }
+    for (std::uint32_t i = 0; i < abi::kMaxPendingRequests; ++i) {
+      for (std::size_t c = 0; c < kSessions; ++c) {
+        const std::string name = "waits-" + std::to_string(c) + "-" + std::to_string(i);
+        abi::set_text(join.group, name.data(), name.size());
+        const Status sent = send_packet(clients[c].fd(), static_cast<std::uint16_t>(abi::AttachType::kJoin),
+                                        i, &join, sizeof(join));
+        RANK_CHECK(sent.ok(), sent.to_string());
+      }
+    }
+    const std::size_t all = kSessions * abi::kMaxPendingRequests;
+    const bool enough = eventually(60, [&] {
+      for (const RawClient& client : clients) {
+        while (take(client, 0)) {
+        }
+      }
+      return refused >= all - kMostThatWait;
+    });
+    RANK_CHECK(enough && of_user > 0, std::to_string(refused) + " refused, " + std::to_string(of_user) +
+                                          " of them by the user's bound");
+    return std::to_string(of_user);
+  });
+  const RankOutcome outcome = attacker.wait(90);
+  EXPECT_TRUE(outcome.ok) << outcome.to_string();
+  EXPECT_TRUE(rounds_pass());
+  EXPECT_EQ(state("a", "b"), "up");
   expect_group_unharmed();
 }
 

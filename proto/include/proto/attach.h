@@ -21,8 +21,8 @@ enum class AttachType : std::uint16_t {
   kDetach = 9,   // client -> supervisor, no body and no reply: the end that follows is an orderly one
 };
 
-// A Join is refused (RESOURCE_EXHAUSTED) while so many requests of its session wait for their replies. A
-// Leave is not: there are no more of them than memberships.
+// A Join is refused (RESOURCE_EXHAUSTED) while so many requests of its session wait for their replies. Those
+// of all sessions of a user have a bound, too, which leaves room for as many Leaves.
 inline constexpr std::size_t kMaxPendingRequests = 64;
 
 struct Hello {

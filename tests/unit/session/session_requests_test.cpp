@@ -2,7 +2,9 @@
 #include "common/signal.h"
 #include "session_fixture.h"
 
+#include <linux/sockios.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -106,6 +108,68 @@ TEST_F(Attach, AJoinTooManyIsRefusedAndTheSessionGoesOn) {
   ask(socket, AttachType::kJoin, abi::Join{}, ++request);
   EXPECT_EQ(host_.joins.size(), abi::kMaxPendingRequests + 1);
   EXPECT_TRUE(host_.closed.empty());
+}
+
+// 120 sessions of one user had 64 joins each wait, and made the node lost to its cluster.
+TEST_F(Attach, WaitingRequestsOfAllSessionsOfAUserHaveOneBound) {
+  constexpr std::size_t kSessions = 20;
+  constexpr std::size_t kJoins = SessionTable::kPendingPerSession * kSessions;
+  host_.quota = {kSessions, "test"};
+  const UniqueFd first = attach();
+  const std::uint64_t id = welcome_.read<abi::Welcome>().value().session_id;
+  UniqueFd second = attach();
+  std::uint32_t request = 1;
+  while (host_.joins.size() < kJoins) {
+    const bool to_first = request <= abi::kMaxPendingRequests / 2;
+    ask(to_first ? first : second, AttachType::kJoin, abi::Join{}, request++);
+  }
+  EXPECT_EQ(text_of(exchange(first, AttachType::kJoin, abi::Join{}, request++)),
+            "RESOURCE_EXHAUSTED: user " + std::to_string(::geteuid()) +
+                " has 80 requests without a reply; allowed: 80 (4 for each session that it may have)");
+  g_peer_uid = 100'000;
+  const UniqueFd stranger = attach();
+  ask(stranger, AttachType::kJoin, abi::Join{}, request++);
+  g_peer_uid = -1;
+  while (host_.leaves.size() < kJoins) ask(first, AttachType::kLeave, abi::Leave{1, 0}, request++);
+  EXPECT_NE(text_of(exchange(first, AttachType::kLeave, abi::Leave{1, 0}, request++))
+                .find("allowed: 160 (8 for each session"),
+            std::string::npos);
+  // What has been answered, or whose session has ended, counts no more.
+  second.reset();
+  ASSERT_TRUE(pump_until([&] { return !host_.closed.empty(); }));
+  for (const auto& [session, leave] : host_.leaves) table_->refuse(id, leave, not_found("left"));
+  const auto take_reply = [&] {
+    Packet reply;
+    return receive(first, reply) == ReceiveResult::kPacket;
+  };
+  for (std::size_t i = 0; i < kJoins; ++i) ASSERT_TRUE(take_reply());
+  ask(first, AttachType::kJoin, abi::Join{}, request);
+  EXPECT_EQ(host_.joins.size(), kJoins + 2);
+}
+
+TEST_F(Attach, ATurnTakesFewPacketsOfAUserHoweverManySessionsItHas) {
+  constexpr int kSessions = 32;
+  constexpr std::uint32_t kPackets = 10;
+  std::vector<UniqueFd> sockets;
+  for (int i = 0; i < kSessions; ++i) sockets.push_back(attach());
+  for (const UniqueFd& socket : sockets) {
+    for (std::uint32_t i = 1; i <= kPackets; ++i)
+      ASSERT_TRUE(send_message(socket.get(), AttachType::kLeave, abi::Leave{1, 0}, {}, i).ok());
+  }
+  const auto all_carried = [&] {
+    return std::all_of(sockets.begin(), sockets.end(), [](const UniqueFd& socket) {
+      int bytes = 0;
+      return ::ioctl(socket.get(), SIOCOUTQ, &bytes) == 0 && bytes == 0;
+    });
+  };
+  for (int i = 0; i < 10'000 && !all_carried(); ++i) ::usleep(1'000);
+  ASSERT_TRUE(all_carried());
+  std::size_t before = 0;
+  while (host_.leaves.size() < kSessions * kPackets) {
+    ASSERT_TRUE(pump_until([&] { return host_.leaves.size() > before; }));
+    EXPECT_LE(host_.leaves.size() - before, static_cast<std::size_t>(SessionTable::kPacketsPerUser));
+    before = host_.leaves.size();
+  }
 }
 
 TEST_F(Attach, ADeadClientIsReportedOnce) {

@@ -158,33 +158,43 @@ TEST_F(Attach, WhoDoesNotSayHelloIsClosedAtTheDeadline) {
   EXPECT_TRUE(host_.closed.empty()) << "it never was a session";
 }
 
-TEST_F(Attach, HalfOpenConnectionsOfAUserAreFew) {
+TEST_F(Attach, OfHalfOpenConnectionsOfAUserTheOldestMakesRoom) {
   std::vector<UniqueFd> sockets;
   for (std::uint32_t i = 0; i < SessionTable::kMaxHalfOpenPerUser; ++i) sockets.push_back(connect());
+  // The oldest's Hello is here, and has not been read yet.
+  ASSERT_TRUE(send_message(sockets[0].get(), AttachType::kHello, good_hello()).ok());
+  pollfd inner{table_->connections().begin()->second.socket.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&inner, 1, 10'000), 1);
   const UniqueFd more = connect();
+  EXPECT_EQ(host_.opened.size(), 1u);
+  const UniqueFd another = connect();
   Packet packet;
-  ASSERT_EQ(receive(more, packet), ReceiveResult::kPacket);
-  expect_refused_and_closed(more, packet, {"RESOURCE_EXHAUSTED", "32"});
-  Packet reply = exchange(sockets.front(), AttachType::kHello, good_hello());
-  EXPECT_EQ(reply.header.type, static_cast<std::uint16_t>(AttachType::kWelcome));
+  ASSERT_EQ(receive(sockets[1], packet), ReceiveResult::kPacket);
+  expect_refused_and_closed(
+      sockets[1], packet,
+      {"RESOURCE_EXHAUSTED", "user " + std::to_string(::geteuid()) + " has 32 connections without Hello"});
+  for (const UniqueFd* socket : {&std::as_const(sockets[2]), &more, &another})
+    EXPECT_TRUE(is_silent(*socket));
+  EXPECT_EQ(exchange(another, AttachType::kHello, good_hello()).header.type,
+            static_cast<std::uint16_t>(AttachType::kWelcome));
 }
 
-// A user may have many uids.
-TEST_F(Attach, HalfOpenConnectionsOfAllUsersAreLimited) {
+// A user may have many uids. 300 users with silent connections kept all others from attaching.
+TEST_F(Attach, SilentConnectionsOfManyUsersKeepNobodyOut) {
   std::vector<UniqueFd> sockets;
+  sockets.push_back(connect());  // the daemon's own user
   g_peer_uid = 100'000;
-  for (std::uint32_t i = 0; i < SessionTable::kMaxHalfOpen; ++i) {
-    sockets.push_back(connect());
-  }
+  while (sockets.size() < SessionTable::kMaxHalfOpen) sockets.push_back(connect());
   EXPECT_EQ(table_->connections().size(), SessionTable::kMaxHalfOpen);
   const UniqueFd more = connect();
+  EXPECT_EQ(table_->connections().size(), SessionTable::kMaxHalfOpen);
   Packet packet;
-  ASSERT_EQ(receive(more, packet), ReceiveResult::kPacket);
-  expect_refused_and_closed(more, packet, {"RESOURCE_EXHAUSTED", "all users have 512", "allowed: 512"});
-  Packet reply = exchange(sockets.front(), AttachType::kHello, good_hello());
-  EXPECT_EQ(reply.header.type, static_cast<std::uint16_t>(AttachType::kWelcome));
-  const UniqueFd again = connect();
-  EXPECT_TRUE(is_silent(again)) << "there is room for one";
+  ASSERT_EQ(receive(sockets[1], packet), ReceiveResult::kPacket);
+  expect_refused_and_closed(sockets[1], packet, {"RESOURCE_EXHAUSTED", "all users have 512", "allowed: 512"});
+  for (const UniqueFd* socket : {&std::as_const(sockets[0]), &std::as_const(sockets[2]), &more}) {
+    EXPECT_EQ(exchange(*socket, AttachType::kHello, good_hello()).header.type,
+              static_cast<std::uint16_t>(AttachType::kWelcome));
+  }
 }
 
 // The number of a process that has been reaped may be a stranger's, who would be watched in its place.

@@ -86,8 +86,8 @@ struct Carried;  // of a porter: porter.h
 
 class SessionTable {
  public:
-  // Limits of connections that have not sent Hello: of one user, and of all. A user may have many uids
-  // (newuidmap), and each connection takes two descriptors.
+  // Limits of connections that have not sent Hello: of one user, and of all. The oldest makes room for one
+  // more. A user may have many uids (newuidmap), and each connection takes two descriptors.
   static constexpr std::uint32_t kMaxHalfOpenPerUser = 32;
   static constexpr std::uint32_t kMaxHalfOpen = 512;
   // Limits of connections that have ended here, and whose porters have not: of one user, and of all. Root and
@@ -95,6 +95,13 @@ class SessionTable {
   static constexpr std::size_t kMaxEndingPerUser = 64;
   static constexpr std::size_t kMaxEnding = 512;
   static constexpr std::size_t kMaxUnclosed = 1024;  // descriptors of a user's that wait for their close
+  // Joins of a user that may wait for each session that it may have, but kMaxPendingRequests at least. As
+  // many leaves have room beside them.
+  static constexpr std::uint64_t kPendingPerSession = 4;
+  // Packets of a user's sessions in one call of process(): shared by those that have any, each has at least
+  // one and at most kPacketsPerSession.
+  static constexpr int kPacketsPerUser = 64;
+  static constexpr int kPacketsPerSession = 16;
 
   struct Options {
     std::string daemon;  // name and version
@@ -156,11 +163,16 @@ class SessionTable {
   Status watch(int fd, std::uint64_t key);
   void admit_all();
   Status check_arrival(const PeerIdentity& peer) const;
+  void make_room(const PeerIdentity& peer);
+  void end_half_open(std::uint64_t id, const Status& status);
   void turn_away(const Gate::Arrival& arrival, const Status& status);
-  void receive(std::uint64_t id);
+  void receive(std::uint64_t id, int max_packets);
   Status check_descriptors(const Session& session, const Packet& packet, const Carried& carried) const;
   void handle(Session& session, Packet& packet, const Carried& carried);
   bool expect_reply(Session& session, abi::AttachType type, std::uint32_t request_id);
+  Status check_pending(const Session& session, abi::AttachType type) const;
+  bool note_pending(Session& session, std::uint32_t request_id);
+  void forget_pending(std::uint32_t uid, std::size_t count);
   void malformed(Session& session, std::uint32_t request_id, const Status& error);
   void close(std::uint64_t id, const std::string& how);
   void ring(const Session& session) const;
@@ -184,7 +196,8 @@ class SessionTable {
   DescriptorBudget& descriptors_;
   std::unique_ptr<Gate> gate_;  // until stop_listening()
   UniqueFd epoll_;
-  std::map<std::uint64_t, Session> connections_;
+  std::map<std::uint64_t, Session> connections_;  // ids grow, so the oldest is the first
+  std::map<std::uint32_t, std::size_t> pending_;  // by user: pending_requests of all its connections
   std::uint64_t next_id_ = 1;
   std::uint32_t attached_ = 0;
   std::uint64_t total_attached_ = 0;
