@@ -22,7 +22,7 @@ std::string socket_path(const char* given) {
   if (given != nullptr) return given;
   const char* from_environment = std::getenv("EPD_SOCKET");
   if (from_environment != nullptr && from_environment[0] != '\0') return from_environment;
-  return "/run/epd/epd.sock";
+  return epd::client::kDefaultSocket;
 }
 
 Status read_wait_by(const epd_wait_by_t& given, WaitBy& wait_by) {

@@ -1,8 +1,10 @@
 #include "attach_socket.h"
 
+#include <grp.h>
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <cerrno>
 #include <cstddef>
@@ -18,6 +20,21 @@ bool wait_for(const UniqueFd& socket, short events, Deadline deadline) {
     if (::ppoll(&entry, 1, &slice, nullptr) > 0) return true;
     if (deadline.passed()) return false;
   }
+}
+
+// Who may connect, for somebody who may not. Empty: the socket can't be looked at.
+std::string who_may(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return "";
+  if ((info.st_mode & S_IWGRP) == 0 || info.st_gid == 0)
+    return "; the daemon's configuration may allow it to a group: daemon.socket_group with "
+           "daemon.socket_mode = \"0660\"";
+  char buffer[4096];
+  ::group record{};
+  ::group* found = nullptr;
+  ::getgrgid_r(info.st_gid, &record, buffer, sizeof(buffer), &found);
+  return "; allowed: to members of group " +
+         (found != nullptr ? std::string(found->gr_name) : std::to_string(info.st_gid));
 }
 
 }  // namespace
@@ -47,10 +64,11 @@ Status connect_to(const std::string& path, Deadline deadline, UniqueFd& socket) 
     }
     const std::string text = path + ": " + std::strerror(error);
     if (error == EACCES || error == EPERM) {
-      return {StatusCode::kPermissionDenied, "this user may not connect to " + text};
+      return {StatusCode::kPermissionDenied, "this user may not connect to " + text + who_may(path)};
     }
     if (error == EPROTOTYPE) return invalid_argument("not a daemon's attach socket: " + text);
-    return daemon_lost("no daemon listens at " + text);
+    return daemon_lost("no daemon listens at " + text +
+                       (path == kDefaultSocket ? " (the default path; EPD_SOCKET names another)" : ""));
   }
   socket = std::move(fd);
   return {};

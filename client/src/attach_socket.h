@@ -15,6 +15,8 @@ inline abi::AttachType type_of(const Packet& packet) {
   return static_cast<abi::AttachType>(packet.header.type);
 }
 
+inline constexpr const char* kDefaultSocket = "/run/epd/epd.sock";
+
 // Connects before the deadline. DAEMON_LOST: no daemon listens.
 Status connect_to(const std::string& path, Deadline deadline, UniqueFd& socket);
 // Does not block. kMalformed: `error` says why. A packet may lack descriptors for which this process has no

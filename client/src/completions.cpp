@@ -1,5 +1,8 @@
 #include "completions.h"
 
+#include "ticket_status.h"
+
+#include <algorithm>
 #include <utility>
 
 namespace epd::client {
@@ -103,6 +106,15 @@ void Completions::abort(StatusCode code, const char* text, const Group* only) no
 
 void Completions::forget(const Group& group) {
   std::erase_if(operations_, [&](const auto& entry) { return entry.second.group == &group; });
+}
+
+// In a stream an operation begins when the stream gets there.
+bool Completions::overdue(const Group& group) const {
+  const SteadyClock::time_point now = SteadyClock::now();
+  return std::any_of(operations_.begin(), operations_.end(), [&](const auto& entry) {
+    const Operation& op = entry.second;
+    return op.group == &group && !op.done && !op.in_stream && now > op.answer_by - kAnswerGrace;
+  });
 }
 
 }  // namespace epd::client

@@ -55,6 +55,7 @@ class Completions {
   // Ends the operations in flight: all, or those of one group.
   void abort(StatusCode code, const char* text, const Group* only) noexcept;
   void forget(const Group& group);
+  bool overdue(const Group& group) const;  // see Operations
   std::size_t num_in_flight() const { return num_in_flight_; }
 
  private:

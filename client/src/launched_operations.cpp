@@ -110,6 +110,10 @@ Status LaunchedOperations::wait(Group& group, epd_ticket_t ticket, std::int32_t 
   return end;
 }
 
+bool LaunchedOperations::overdue_locked(Group& group) {
+  return completions_.overdue(group);
+}
+
 bool LaunchedOperations::pending(Group& group, epd_ticket_t ticket) {
   TicketWaiter waiter(completions_, group, ticket);
   Lock lock = waits_.lock();

@@ -30,6 +30,7 @@ class LaunchedOperations final : public Operations {
   Status open(Group& /*group*/, const Packet& /*joined*/) override { return {}; }
   void begin_epoch_locked(Group& group) override { group.forget_routes_from(group.next_index); }
   Status renew(Group& /*group*/) override { return {}; }
+  bool overdue_locked(Group& group) override;
   void abort_locked(StatusCode code, const char* text, const Group* only) noexcept override {
     completions_.abort(code, text, only);
   }

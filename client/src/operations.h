@@ -69,6 +69,8 @@ class Operations {
   // The group has a new epoch. Afterwards renew() is called until it is OK.
   virtual void begin_epoch_locked(Group& group) = 0;
   virtual Status renew(Group& group) = 0;
+  // Whether one that the host began has not ended, though its deadline has passed: its engine is stopped.
+  virtual bool overdue_locked(Group& group) = 0;
   // Ends operations in flight: all, or those of one group.
   virtual void abort_locked(StatusCode code, const char* text, const Group* only) noexcept = 0;
   virtual void forget_locked(const Group& group) = 0;

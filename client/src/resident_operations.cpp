@@ -141,6 +141,15 @@ bool ResidentOperations::ended_locked(const Group& group, KnownCall& call, CallO
   return now >= call.missed_since + kLostGrace && missed_locked(group, call, out);
 }
 
+bool ResidentOperations::overdue_locked(Group& group) {
+  const SteadyClock::time_point now = SteadyClock::now();
+  for (std::uint32_t slot = 0; slot < group.shape.depth; ++slot) {
+    const KnownCall* const call = group.calls.find(group.calls.host_call_on(slot));
+    if (call != nullptr && now > call->answer_by - kAnswerGrace) return true;
+  }
+  return false;
+}
+
 void ResidentOperations::look_at_device() {
   {
     const Lock lock = waits_.lock();

@@ -40,6 +40,7 @@ class ResidentOperations final : public Operations {
   void begin_epoch_locked(Group& group) override { group.forget_counts(); }
   Status renew(Group& group) override;
   // Nothing to do: each wait for a call sees by itself that its group or session has ended.
+  bool overdue_locked(Group& group) override;
   void abort_locked(StatusCode /*code*/, const char* /*text*/, const Group* /*only*/) noexcept override {}
   void forget_locked(const Group& group) override;
   void unblock(const Group& group, const AllSlotWords& words, bool all) override;

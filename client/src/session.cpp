@@ -25,20 +25,25 @@ void copy_text(char (&to)[N], const char (&from)[M]) {
 
 class ResumeWaiter final : public Waiter {
  public:
-  ResumeWaiter(const Connection& connection, const Group& group) : connection_(connection), group_(group) {
+  ResumeWaiter(const Connection& connection, Operations& operations, Group& group)
+      : connection_(connection), operations_(operations), group_(group) {
     slice = std::chrono::milliseconds(10);
   }
   bool ready() override {
     if (!connection_.ended().ok() || group_.left) return true;
     if (!group_.board.snapshot(board)) return false;
-    return board.state == abi::GroupState::kActive || board.state == abi::GroupState::kLost;
+    overdue = board.state == abi::GroupState::kActive && board.epoch == group_.epoch &&
+              operations_.overdue_locked(group_);
+    return board.state == abi::GroupState::kLost || (board.state == abi::GroupState::kActive && !overdue);
   }
 
-  BoardSnapshot board;  // as read last
+  BoardSnapshot board;   // as read last
+  bool overdue = false;  // the group seems well, but this device's engine is stopped
 
  private:
   const Connection& connection_;
-  const Group& group_;
+  Operations& operations_;
+  Group& group_;
 };
 
 }  // namespace
@@ -304,13 +309,16 @@ Status Session::resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t&
 
 Status Session::take_epoch(Group& group, std::int32_t timeout_ms, Deadline deadline,
                            epd_resume_info_t& info) {
-  ResumeWaiter waiter(connection_, group);
+  ResumeWaiter waiter(connection_, *operations_, group);
   Lock lock = waits_.lock();
   const bool ready = waits_.wait(lock, waiter, deadline);
   if (!connection_.ended().ok()) return connection_.ended();
   if (group.left) return {StatusCode::kAborted, "this rank has left the group"};
   if (!ready) {
-    const std::string text = "the group has not agreed on a new epoch";
+    const std::string text =
+        waiter.overdue
+            ? "this device's engine, which may be stopped, has not ended an operation past its deadline"
+            : "the group has not agreed on a new epoch";
     if (timeout_ms == EPD_NO_WAIT) return would_block(text + " yet");
     return {StatusCode::kDeadlineExceeded, text + " within " + std::to_string(timeout_ms) + " ms"};
   }

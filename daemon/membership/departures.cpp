@@ -114,8 +114,8 @@ void Departures::lose(Group& group, Member& member, const std::string& how) {
   const std::string text = "rank " + std::to_string(member.rank) + " (session " +
                            parts_.nodes.in_words(member.session) + ", pid " + std::to_string(member.pid) +
                            ") " + how;
-  const bool orderly = how == "left" || how == "detached";
-  lose(group, {member.rank}, {StatusCode::kRankLost, static_cast<std::int32_t>(member.rank), text, orderly});
+  lose(group, {member.rank},
+       {StatusCode::kRankLost, static_cast<std::int32_t>(member.rank), text, is_orderly(how)});
 }
 
 void Departures::lose(Group& group, const std::vector<std::uint32_t>& ranks, BreakReason reason) {

@@ -36,11 +36,11 @@ Status make_directory(const std::string& path) {
   std::filesystem::create_directories(parent, error);
   if (!error) return {};
   const bool denied = error == std::errc::permission_denied || error == std::errc::read_only_file_system;
-  return {denied ? StatusCode::kPermissionDenied : StatusCode::kInternal,
-          "directory " + parent.string() + " can't be made: " + error.message() +
+  return {denied ? StatusCode::kPermissionDenied : StatusCode::kInvalidArgument,
+          "directory " + parent.string() + " of daemon.socket can't be made: " + error.message() +
               (denied ? "; make it as root, or name sockets in a directory of your own: daemon.socket and "
                         "daemon.control_socket (EPD_SOCKET, EPD_CONTROL_SOCKET)"
-                      : "")};
+                      : "; allowed: a path in a directory that can be made")};
 }
 
 Status lock_error(const char* what, const std::string& path) {

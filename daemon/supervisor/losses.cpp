@@ -6,8 +6,10 @@
 namespace epd::supervisor {
 
 void record_loss(const membership::Group& group, const membership::Member& member, const std::string& how) {
-  record_of_user(group.uid, EventKind::kRankLost,
-                 how == session::kDied ? LogLevel::kWarning : LogLevel::kInfo, "rank lost",
+  const bool orderly = membership::is_orderly(how);
+  record_of_user(group.uid, orderly ? EventKind::kRankLeft : EventKind::kRankLost,
+                 how == session::kDied ? LogLevel::kWarning : LogLevel::kInfo,
+                 orderly ? "rank left" : "rank lost",
                  {{"group", group.id},
                   {"name", group.name},
                   {"rank", member.rank},

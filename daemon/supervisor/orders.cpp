@@ -119,22 +119,33 @@ void Orders::carry_out(const membership::SendStopMember& action) {
   rooms_.fleet.send(action.engine.device, abi::LinkType::kStopMember, action.message);
 }
 
+// A program that ends as it should is no reason for a warning, and its group does not break.
+void Orders::log_break(const membership::SendBreak& action) {
+  const abi::Break& m = action.message;
+  if (action.orderly && m.fatal != 0) {
+    record_of_user(
+        action.group.uid, EventKind::kGroupEnded, LogLevel::kInfo, "group ends",
+        {{"group", m.group_id}, {"name", action.group.name}, {"epoch", m.epoch}, {"text", m.text}});
+    return;
+  }
+  record_of_user(action.group.uid, EventKind::kGroupBroke,
+                 action.orderly ? LogLevel::kInfo : LogLevel::kWarning, "group breaks",
+                 {{"group", m.group_id},
+                  {"name", action.group.name},
+                  {"epoch", m.epoch},
+                  {"fatal", m.fatal != 0},
+                  {"cause", status_name(m.cause)},
+                  {"failed_rank", m.failed_rank},
+                  {"text", m.text}});
+}
+
 void Orders::carry_out(const membership::SendBreak& action) {
   const abi::Break& m = action.message;
   // Logged once for the group, not once for each engine, and not for a fatal break that follows from another.
   const std::tuple now_logged(m.group_id, m.epoch, m.fatal);
   if (now_logged != last_break_) {
     last_break_ = now_logged;
-    // A program that ends as it should is no reason for a warning.
-    record_of_user(action.group.uid, EventKind::kGroupBroke,
-                   action.orderly ? LogLevel::kInfo : LogLevel::kWarning, "group breaks",
-                   {{"group", m.group_id},
-                    {"name", action.group.name},
-                    {"epoch", m.epoch},
-                    {"fatal", m.fatal != 0},
-                    {"cause", status_name(m.cause)},
-                    {"failed_rank", m.failed_rank},
-                    {"text", m.text}});
+    log_break(action);
   }
   rooms_.fleet.send(action.engine.device, abi::LinkType::kBreak, m);
 }
@@ -230,13 +241,13 @@ void Orders::refuse(std::uint64_t session_id, std::uint32_t request_id, const St
   const session::Session* session = rooms_.sessions.find(session_id);
   static LogLimiter limiter;
   // Somebody who leaves what an operator has taken from him, or what has ended, has done nothing wrong.
-  const LogLevel level = status.code() == StatusCode::kNotFound ? LogLevel::kInfo : LogLevel::kWarning;
-  limiter.record(EventKind::kRefused, level, "request refused",
-                 {{"session", session_id},
-                  {"uid", session == nullptr ? 0 : session->peer.uid},
-                  {"pid", session == nullptr ? 0 : session->peer.pid},
-                  {"reason", status.to_string()}},
-                 session == nullptr ? kDaemonOwner : EventOwner{session->peer.uid});
+  if (status.code() != StatusCode::kNotFound)
+    limiter.record(EventKind::kRefused, LogLevel::kWarning, "request refused",
+                   {{"session", session_id},
+                    {"uid", session == nullptr ? 0 : session->peer.uid},
+                    {"pid", session == nullptr ? 0 : session->peer.pid},
+                    {"reason", status.to_string()}},
+                   session == nullptr ? kDaemonOwner : EventOwner{session->peer.uid});
   rooms_.sessions.refuse(session_id, request_id, status);
 }
 

@@ -55,6 +55,7 @@ class Orders {
   void carry_out(const membership::StoreView&) { EPD_CHECK(false); }
   void carry_out(const membership::DropView&) { EPD_CHECK(false); }
 
+  void log_break(const membership::SendBreak& action);
   void send_far_engine(std::uint32_t device, const membership::FarEngine& far);
   void send_rank(membership::EngineId to, std::uint64_t group_id, const membership::RankDescription& rank);
   void send_member(std::uint32_t device, std::uint64_t group_id, const membership::MemberDescription& member);

@@ -5,8 +5,10 @@ if(TARGET examples_test)
   target_compile_definitions(examples_test PRIVATE
     EPD_EXAMPLE_MINIMAL="$<TARGET_FILE:epd_example_minimal>"
     EPD_EXAMPLE_MOE_LAYER_C="$<TARGET_FILE:epd_example_moe_layer_c>"
-    EPD_EXAMPLE_MOE_LAYER_CPP="$<TARGET_FILE:epd_example_moe_layer_cpp>")
-  add_dependencies(examples_test epd_example_minimal epd_example_moe_layer_c epd_example_moe_layer_cpp)
+    EPD_EXAMPLE_MOE_LAYER_CPP="$<TARGET_FILE:epd_example_moe_layer_cpp>"
+    EPD_EXAMPLE_RECOVERY_C="$<TARGET_FILE:epd_example_recovery_c>")
+  add_dependencies(examples_test epd_example_minimal epd_example_moe_layer_c epd_example_moe_layer_cpp
+    epd_example_recovery_c)
   if(TARGET epd_example_moe_graph_c AND EPD_CUDA AND EPD_FAKE_CUDA)
     target_compile_definitions(examples_test PRIVATE EPD_EXAMPLE_MOE_GRAPH_C="$<TARGET_FILE:epd_example_moe_graph_c>")
     add_dependencies(examples_test epd_example_moe_graph_c)

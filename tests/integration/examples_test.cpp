@@ -1,10 +1,13 @@
 // The client's examples, run as a newcomer would: against a daemon, and without one.
 #include "support/daemon.h"
+#include "support/ranks.h"
 
 #include <gtest/gtest.h>
 
+#include <signal.h>
 #include <algorithm>
 #include <string>
+#include <thread>
 
 namespace epd::test {
 namespace {
@@ -45,6 +48,17 @@ TEST_F(Examples, MoeLayerInCpp) {
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_EQ(lines_with(result.out, "3 layers right"), std::stoul(ranks)) << result.out;
   }
+}
+
+TEST_F(Examples, RecoveryInCGoesOnAfterAnEngineWasKilled) {
+  std::thread killer([this] {
+    EXPECT_TRUE(eventually(60, [&] { return lines_with(daemon_.log(), " name=\"recovery-c-") == 2; }));
+    ::kill(daemon_.engine(0), SIGKILL);
+  });
+  const CommandResult result = run_command({EPD_EXAMPLE_RECOVERY_C, "--breaks", "1", daemon_.socket()}, 120);
+  killer.join();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(lines_with(result.out, "operations right, epoch 2"), 2u) << result.out;
 }
 
 TEST_F(Examples, LibepdSaysWhatItDoesIfItIsAsked) {

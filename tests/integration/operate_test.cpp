@@ -238,6 +238,12 @@ TEST_F(Operate, AFailedDeviceIsStartedAgainAndTakesSessions) {
   EXPECT_NE(unknown.err.find("allowed: host:0, host:1"), std::string::npos) << unknown.err;
   EXPECT_EQ(daemon_->log().find("level=warning process=\"epd\" event=\"group breaks\""), std::string::npos)
       << "programs that end as they should are no warnings";
+  EXPECT_TRUE(eventually(20, [&] {
+    const std::string log = daemon_->log();
+    return log.find("event=\"group ends\"") != std::string::npos &&
+           log.find("event=\"rank left\"") != std::string::npos;
+  }));
+  EXPECT_EQ(daemon_->log().find("event=\"rank lost\""), std::string::npos) << "they lose nobody";
 }
 
 TEST_F(Operate, NobodyListensNamesTheSocket) {

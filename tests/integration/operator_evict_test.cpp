@@ -185,6 +185,8 @@ TEST_F(Operator, ARankThatIsThrownOutOfAGroupThatGoesOnIsTold) {
   epctl({"evict", "group", "thrown-out", "rank", "1", "--reason", "make room"});
   stage->go.open();
   expect_all_ok(wait_all(ranks, 60));
+  EXPECT_FALSE(event_kinds().contains("refused"))
+      << "a rank that leaves after it was evicted does as it should";
 }
 
 // What an operator says is read on terminals and in logs, by clients and other operators.

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import runpy
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from array import array
+from typing import Any, Callable
 
 import pytest
 from conftest import BUILD, ROOT, Daemon
+
+import epd
 
 EXAMPLES = ROOT / "client/python/examples"
 SMALL = "--ranks 2 --layers 2 --steps 1 --tokens 9 --hidden 256 --experts 32 --topk 4 --seed 5".split()
@@ -42,6 +47,42 @@ def test_moe_training_is_the_dense_layer(daemon: Daemon, ranks: str) -> None:
 def test_the_readme_shows_the_minimal_example() -> None:
     program = (EXAMPLES / "minimal.py").read_text().split('"""\n\n', 1)[1]
     assert program in (ROOT / "README.md").read_text()
+
+
+def test_the_recovery_loop_of_the_guide_goes_on_after_an_engine_was_killed(
+    own_daemon: Callable[..., Daemon],
+) -> None:
+    source = (EXAMPLES / "recovery.py").read_text()
+    assert source.split('"""\n\n', 1)[1] in (ROOT / "client/GUIDE.md").read_text()
+    daemon = own_daemon('devices.host = 1\ndevices.cuda = "none"')
+    found = re.search(r'event="engine started" device="host:0" pid=(\d+)', daemon.log.read_text())
+    assert found is not None
+    engine = int(found[1])
+    submitted: list[int] = []
+    handles: dict[int, Any] = {}
+    with epd.attach(socket_path=daemon.socket) as session:
+        group = session.join(
+            epd.GroupConfig(name="killed", num_ranks=1, num_experts=4, max_tokens=8, hidden=128, topk=1)
+        )
+
+        def submit(i: int) -> epd.Ticket:
+            submitted.append(i)
+            slot = i // 2 % 2
+            b = group.buffers(slot)
+            if i % 2 == 0:
+                b.x[:] = array("H", [0x3F80 + i] * len(b.x))
+                b.topk_idx[:] = array("i", [t % 4 for t in range(8)])
+                dispatch = group.dispatch(slot, 8)
+                handles[i] = dispatch.handle
+                return dispatch
+            b.y[: 8 * 128] = b.recv_x[: 8 * 128]
+            if submitted.count(5) == 1 and i == 5:
+                os.kill(engine, signal.SIGKILL)
+            return group.combine(slot, handles[i - 1])
+
+        runpy.run_path(str(EXAMPLES / "recovery.py"))["run"](group, submit, 10)
+        assert submitted.count(5) > 1 and submitted[-1] == 9
+        assert set(group.buffers(0).out) == {0x3F80 + 8}
 
 
 def checksum(text: str) -> str:

@@ -221,10 +221,12 @@ typedef enum epd_policy {
   EPD_POLICY_FAIL_FAST = 0, /* the group ends: RANK_LOST on all other ranks */
   /* The operations in flight end with RANK_LOST. After epd_group_resume the others go on without the rank:
    * selections of its experts count as none. A new process may join in its place; then the operations in
-   * flight end with ABORTED, and after epd_group_resume all go on with it. */
+   * flight end with ABORTED, and after epd_group_resume all go on with it. A rank that lives and is silent is
+   * not lost: each operation waits for it until its deadline, 30 s by default, and fails. */
   EPD_POLICY_DEGRADE = 1,
-  /* As EPD_POLICY_DEGRADE. A rank is also lost if an operation has waited for it until its deadline: one rank
-   * for each such operation. The rank's own calls return RANK_LOST, with its own rank. */
+  /* As EPD_POLICY_DEGRADE, and a silent rank costs one deadline only: a rank is also lost if an operation has
+   * waited for it until its deadline: one rank for each such operation. The rank's own calls return
+   * RANK_LOST, with its own rank. */
   EPD_POLICY_DEGRADE_LATE = 2
 } epd_policy_t;
 
@@ -498,7 +500,8 @@ static inline void epd_resume_info_init(epd_resume_info_t* info) {
  * completed here.
  *
  * timeout_ms 0: EPD_FOREVER. info may be NULL. OK at once if nothing is wrong. WOULD_BLOCK (EPD_NO_WAIT) or
- * DEADLINE_EXCEEDED: not agreed yet; a stopped engine (SIGSTOP) delays it. RANK_LOST: the group has ended, or
+ * DEADLINE_EXCEEDED: not agreed yet, as a stopped engine (SIGSTOP) delays it; or this device's engine has not
+ * ended an operation whose deadline has passed. RANK_LOST: the group has ended, or
  * this rank was evicted; leave. ABORTED: another thread has left. INVALID_ARGUMENT: timeout_ms. */
 EPD_API epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, epd_resume_info_t* info);
 

@@ -86,6 +86,9 @@ class Buffers(Generic[ArrayT]):
     rows: (N,), or for Layout.EXPERT (L, N/L). C = K (compact) or 1. A region that the group does not have is
     None.
 
+    memoryviews and numpy have no bf16 and no e4m3: there such a region has the bits, as uint16 or uint8. Write
+    `b.x[:] = epd.numbers.to_bf16(values)`; `b.x[:] = values` would truncate the values and store them as bits.
+
     x                  in   [T, H] bf16 (BF16, FP8_CAST) or e4m3 (FP8), or [T, opaque_bytes] bytes
     x_scales           in   [T, S], see ScaleFormat; FP8 only
     topk_idx           in   [T, K] int32 or int64; negative: no selection

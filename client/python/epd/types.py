@@ -91,7 +91,7 @@ class Policy(enum.IntEnum):
     """What a lost rank does to its group."""
 
     FAIL_FAST = 0  # the group ends
-    DEGRADE = 1  # after Group.resume the others go on without it
+    DEGRADE = 1  # after Group.resume the others go on without it. A silent one costs each operation its deadline
     DEGRADE_LATE = 2  # and a rank is lost that an operation has waited for until its deadline
 
 

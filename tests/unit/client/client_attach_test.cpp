@@ -2,7 +2,11 @@
 #include "client_fixture.h"
 
 #include <dlfcn.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <thread>
@@ -57,6 +61,27 @@ TEST(ClientAttach, NobodyListens) {
   epd_session_t* session = nullptr;
   EXPECT_EQ(epd_session_attach(&options, &session), EPD_DAEMON_LOST);
   EXPECT_ERROR_HAS("/nonexistent/epd.sock");
+}
+
+TEST(ClientAttach, RefusalsOfTheSocketSayWhatToDo) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  const FakeDaemon daemon;
+  const std::string folder = daemon.socket_path().substr(0, daemon.socket_path().rfind('/'));
+  ASSERT_EQ(::chmod(folder.c_str(), 0755), 0);
+  ASSERT_EQ(::chmod(daemon.socket_path().c_str(), 0660), 0);
+  ASSERT_EQ(::chown(daemon.socket_path().c_str(), 0, 12345), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    epd_session_t* session = nullptr;
+    const bool done =
+        ::seteuid(4711) == 0 && attach_to(daemon, &session) == EPD_PERMISSION_DENIED &&
+        std::string(epd_last_error()).find("allowed: to members of group 12345") != std::string::npos;
+    if (!done) std::fprintf(stderr, "%s\n", epd_last_error());
+    ::_exit(done ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(ClientAttach, PathTooLongNamesItsLength) {

@@ -105,6 +105,27 @@ TEST_F(ClientOps, BreakAndResume) {
   EXPECT_EQ(daemon_.next_submission()->handle, 0u);
 }
 
+// A loop that resumes after each error spun while its engine was stopped: the group seemed well, and the slot
+// stayed busy.
+TEST_F(ClientOps, ResumeWaitsForAStoppedEngine) {
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
+  args.timeout_ms = 1;
+  epd_ticket_t ticket = 0;
+  ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_OK) << epd_last_error();
+  const auto submission = daemon_.next_submission();
+  pause_ms(2);
+  EXPECT_EQ(epd_group_resume(group_, EPD_NO_WAIT, nullptr), EPD_WOULD_BLOCK);
+  EXPECT_EQ(epd_group_resume(group_, 20, nullptr), EPD_DEADLINE_EXCEEDED);
+  EXPECT_ERROR_HAS(
+      "this device's engine, which may be stopped, has not ended an operation past its deadline");
+  auto resuming =
+      std::async(std::launch::async, [&] { return epd_group_resume(group_, EPD_FOREVER, nullptr); });
+  daemon_.complete(*submission);
+  EXPECT_EQ(resuming.get(), EPD_OK);
+  EXPECT_EQ(wait(ticket), EPD_OK);
+}
+
 TEST_F(ClientOps, StaleEpochMustResumeEvenIfTheGroupIsActiveAgain) {
   daemon_.write_board(abi::GroupState::kActive, 7, 4, StatusCode::kDeadlineExceeded, "");
   epd_ticket_t ticket = 0;
@@ -113,9 +134,9 @@ TEST_F(ClientOps, StaleEpochMustResumeEvenIfTheGroupIsActiveAgain) {
   epd_resume_info_init(&info);
   ASSERT_EQ(epd_group_resume(group_, EPD_NO_WAIT, &info), EPD_OK);
   EXPECT_EQ(info.resume_op, 4u);
-  EXPECT_EQ(epd_noop(group_, 0, EPD_NO_STREAM, &ticket), EPD_OK) << epd_last_error();
   ASSERT_EQ(epd_group_resume(group_, EPD_NO_WAIT, &info), EPD_OK) << "nothing is wrong now";
   EXPECT_EQ(info.epoch, 7u);
+  EXPECT_EQ(epd_noop(group_, 0, EPD_NO_STREAM, &ticket), EPD_OK) << epd_last_error();
 }
 
 TEST_F(ClientOps, HalfWrittenBoardIsNotBelieved) {

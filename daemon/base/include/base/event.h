@@ -42,6 +42,8 @@ enum class EventKind : std::uint32_t {
   kNodeUp = 19,
   kNodeLost = 20,
   kNodeDrains = 21,
+  kRankLeft = 22,    // in order: it left, or its session detached
+  kGroupEnded = 23,  // in order: because a rank left
 };
 
 struct Event {

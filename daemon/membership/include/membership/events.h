@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -73,6 +74,10 @@ struct SessionClosed {
   SessionId session;
   std::string how;  // "died", "detached", "was ended: ..."
 };
+// Whether a rank that went so did what it should.
+inline bool is_orderly(std::string_view how) {
+  return how == "left" || how == "detached";
+}
 // The rank is lost as if it had left; `how` says so to the others. A join that waits is refused with it. A
 // node may say it of its own ranks.
 struct EvictRank {
