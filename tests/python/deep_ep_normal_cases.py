@@ -184,9 +184,9 @@ def other_rows_under_a_handle(group: Any) -> None:
     )[4]
     idx.fill_(-1)  # a handle does not need it any more
     check_rows(buffer.dispatch(by_form["fp8"][rank].rows, handle=handle)[0], by_form["fp8"], expected)
-    narrow = mine.x[:, : H // 2].contiguous()
-    half = [each._replace(rows=each.x[:, : H // 2]) for each in by_form["bf16"]]
-    check_rows(buffer.dispatch(narrow, handle=handle)[0], half, expected)
+    narrow = mine.x[:, : H // 3].contiguous()
+    third = [each._replace(rows=each.x[:, : H // 3]) for each in by_form["bf16"]]
+    check_rows(buffer.dispatch(narrow, handle=handle)[0], third, expected)
     buffer.destroy()
 
 
@@ -201,7 +201,7 @@ def more_handles_than_there_are(group: Any) -> None:
             cycle.append(cycle)
         del cycle
         kept = [dispatch_sent(buffer, all_sent) for _ in range(8)]
-        text = "$EPD_DEEPEP_HANDLES is 8, and 8 handles of normal mode (8 experts, hidden 256, 3 choices) are alive"
+        text = "$EPD_DEEPEP_HANDLES is 8, and 8 handles of normal mode (8 experts, hidden 264, 3 choices) are alive"
         raises(epd.ResourceExhausted, text, lambda: dispatch_sent(buffer, all_sent))
     finally:
         gc.enable()

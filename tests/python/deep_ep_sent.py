@@ -37,7 +37,8 @@ def make_buffer(group: Any, **options: Any) -> deep_ep.Buffer:
     return deep_ep.Buffer(group, explicitly_destroy=True, **options)
 
 
-E, K, H, N = 8, 3, 256, 12
+E, K, H, N = 8, 3, 264, 12
+BLOCKS = -(-H // 128)  # with a scale each; the last one is shorter
 
 
 def sent_by(rank: int, form: str, seed: int = 0) -> Sent:
@@ -48,14 +49,14 @@ def sent_by(rank: int, form: str, seed: int = 0) -> Sent:
     weights = torch.randint(1, 17, (n, K), generator=made) / 16
     rows: Any = x
     if form != "bf16":
-        scales = 2.0 ** torch.randint(-2, 3, (n, H // 128), generator=made).float()
+        scales = 2.0 ** torch.randint(-2, 3, (n, BLOCKS), generator=made).float()
         codes = torch.randint(0, 120, (n, H), generator=made).to(torch.uint8).view(E4M3)
         if form == "fp8":
             rows = (codes, scales.T.contiguous().T)  # column-major
         else:
             exponents = (scales.view(torch.int32) >> 23).to(torch.uint8)
             packed = torch.zeros((n, 4), dtype=torch.uint8)
-            packed[:, : H // 128] = exponents
+            packed[:, :BLOCKS] = exponents
             rows = (codes, packed.view(torch.int32))
     return Sent(x, rows, idx, weights)
 
@@ -158,7 +159,7 @@ def check_ll_dispatch(
     assert layout_range.dtype == torch.int64 and layout_range.shape == (local, size)
     assert counts.dtype == torch.int32 and counts.tolist() == [sum(r.expert == e for r in rows) for e in range(local)]
     if scales is not None:
-        columns = {"ue8m0": 1}.get(form, H // 128)
+        columns = {"ue8m0": 1}.get(form, BLOCKS)
         assert scales.shape == (local, size * LL_T, columns)
         assert scales.stride()[1] == 1 and scales.stride()[2] == (size * LL_T + 3) // 4 * 4
     codes = as_bits(x) if form == "bf16" else x.view(torch.uint8).numpy()

@@ -59,8 +59,10 @@ def received_rows(config: epd.GroupConfig, inputs: list[Inputs], rank: int) -> t
 
 
 def cast_e4m3(values: Array, kind: epd.ScaleFormat) -> tuple[Array, Array]:
-    """bf16 [H] to e4m3 [H] and scales [H/128] float32: to nearest, ties to the even code."""
-    blocks = from_bf16(values).reshape(-1, 128)
+    """bf16 [H] to e4m3 [H] and scales [ceil(H/128)] float32: to nearest, ties to the even code."""
+    padded = np.zeros(-(-len(values) // 128) * 128, np.float32)
+    padded[: len(values)] = from_bf16(values)
+    blocks = padded.reshape(-1, 128)
     amax = np.maximum(np.abs(blocks).max(axis=1), np.float32(1e-30))
     scales = amax / np.float32(448)
     inverse = np.float32(448) / amax
@@ -75,11 +77,11 @@ def cast_e4m3(values: Array, kind: epd.ScaleFormat) -> tuple[Array, Array]:
         (np.abs(scaled) - low == high - np.abs(scaled)) & (at % 2 == 0)
     )
     codes = np.where(up, at, at - 1) | np.where(np.signbit(scaled), 0x80, 0)
-    return codes.astype(np.uint8).reshape(-1), scales
+    return codes.astype(np.uint8).reshape(-1)[: len(values)], scales
 
 
 def pack_ue8m0(scales: Array) -> Array:
-    """Powers of two [H/128] to exponent bytes, four to an int32 [ceil(H/512)]."""
+    """Powers of two [ceil(H/128)] to exponent bytes, four to an int32 [ceil(H/512)]."""
     exponents = (scales.view(np.uint32) >> 23).astype(np.uint8)
     padded = np.zeros(-(-len(scales) // 4) * 4, np.uint8)
     padded[: len(scales)] = exponents

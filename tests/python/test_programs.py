@@ -20,7 +20,7 @@ from conftest import BUILD, ROOT, Daemon
 import epd
 
 EXAMPLES = ROOT / "client/python/examples"
-SMALL = "--ranks 2 --layers 2 --steps 1 --tokens 9 --hidden 256 --experts 32 --topk 4 --seed 5".split()
+SMALL = "--ranks 2 --layers 2 --steps 1 --tokens 9 --hidden 272 --experts 32 --topk 4 --seed 5".split()
 
 
 def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -178,7 +178,7 @@ def test_the_demo_takes_any_temporary_directory(tmp_path: pathlib.Path, name: st
 
 def test_the_demo_says_what_is_wrong() -> None:
     done = run(sys.executable, "-m", "epd.demo", "--hidden", "100")
-    assert done.returncode == 2 and "hidden is 100; allowed: 128..16384" in done.stderr
+    assert done.returncode == 2 and "hidden is 100; allowed: 16..16384" in done.stderr
     done = run(sys.executable, "-m", "epd.demo", "--epd", "/nonexistent/epd", *SMALL)
     assert done.returncode == 1 and "/nonexistent/epd" in done.stderr, done.stderr
     with tempfile.TemporaryDirectory(prefix="epd-demo-test-") as folder:

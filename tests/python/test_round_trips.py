@@ -32,7 +32,7 @@ def make_inputs(config: epd.GroupConfig, seed: int) -> list[Inputs]:
             width = config.opaque_bytes or config.hidden
             x = random.integers(0, 0x7F, (n, width)).astype(np.uint8)
         if config.payload == epd.Payload.FP8:
-            scales = 2.0 ** random.integers(-3, 4, (n, config.hidden // 128)).astype(np.float32)
+            scales = 2.0 ** random.integers(-3, 4, (n, -(-config.hidden // 128))).astype(np.float32)
             scales = scales.astype(np.float32)
             if config.scale_format == epd.ScaleFormat.UE8M0:
                 scales = np.array([pack_ue8m0(row) for row in scales])
@@ -128,7 +128,7 @@ def test_layouts_and_payloads(
         num_ranks=3,
         num_experts=12,
         max_tokens=9,
-        hidden=384,
+        hidden=392,
         topk=4,
         layout=layout,
         payload=payload,

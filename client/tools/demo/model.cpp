@@ -4,6 +4,7 @@
 #include "kit/random.h"
 #include "multiply.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -34,11 +35,12 @@ std::array<float, 256> make_e4m3_table() {
 void dequantize(const ExpertInput& input, std::uint32_t hidden, std::vector<float>& out) {
   static const std::array<float, 256> kValues = make_e4m3_table();
   out.resize(std::size_t{input.num_rows} * hidden);
-  const std::size_t blocks = out.size() / kScaleBlock;
-  for (std::size_t block = 0; block < blocks; ++block) {
-    const std::size_t at = block * kScaleBlock;
-    const float scale = input.scales[block];
-    for (std::size_t i = at; i < at + kScaleBlock; ++i) out[i] = kValues[input.rows[i]] * scale;
+  const float* scale = input.scales;
+  for (std::size_t row = 0; row < out.size(); row += hidden) {
+    for (std::size_t at = 0; at < hidden; at += kScaleBlock, ++scale) {
+      const std::size_t end = row + std::min<std::size_t>(at + kScaleBlock, hidden);
+      for (std::size_t i = row + at; i < end; ++i) out[i] = kValues[input.rows[i]] * *scale;
+    }
   }
 }
 

@@ -38,7 +38,7 @@ class Gate {
 struct ExpertInput {
   std::uint32_t num_rows = 0;
   const std::uint8_t* rows = nullptr;      // [M,H] e4m3
-  const float* scales = nullptr;           // [M,H/128]
+  const float* scales = nullptr;           // [M,ceil(H/128)]
   const std::int32_t* topk_idx = nullptr;  // [M,K] local experts, -1 elsewhere
   const float* topk_weights = nullptr;     // [M,K]
 };

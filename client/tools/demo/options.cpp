@@ -49,8 +49,8 @@ void validate(const DemoPlan& plan) {
   require_range("layers", model.num_layers, 1, 64);
   require_range("steps", plan.steps, 1, 10'000);
   require_range("tokens", plan.tokens, 1, 8192);
-  require_range("hidden", model.hidden, 128, 16384);
-  require_multiple("hidden", model.hidden, 128);
+  require_range("hidden", model.hidden, 16, 16384);
+  require_multiple("hidden", model.hidden, 16);
   require_range("expert-rank", model.expert_rank, 4, 256);
   require_multiple("expert-rank", model.expert_rank, 4);
   require_range("experts", model.gate.num_experts, 1, 4096);

@@ -1,6 +1,7 @@
 #include "kit/error.h"
 #include "kit/routing.h"
 
+#include <algorithm>
 #include <charconv>
 #include <fstream>
 #include <istream>
@@ -63,11 +64,11 @@ std::vector<std::int32_t> read_routing(std::istream& in, const std::string& name
            " (topk)");
     }
     for (const std::int64_t value : numbers) {
-      if (value < -1 || value >= std::int64_t{num_experts}) {
-        fail(where + ": expert " + std::to_string(value) + "; allowed: -1.." +
-             std::to_string(num_experts - 1));
+      if (value >= std::int64_t{num_experts}) {
+        fail(where + ": expert " + std::to_string(value) + "; allowed: 0.." +
+             std::to_string(num_experts - 1) + ", or a negative number: no selection");
       }
-      table.push_back(static_cast<std::int32_t>(value));
+      table.push_back(static_cast<std::int32_t>(std::max<std::int64_t>(value, -1)));
     }
     table.insert(table.end(), topk - numbers.size(), -1);
   }

@@ -183,8 +183,13 @@ std::string refusal(const std::string& content) {
   return "accepted";
 }
 
+TEST(RoutingFile, EveryNegativeNumberIsNoSelection) {
+  std::istringstream in("-5 3\n[2, -9223372036854775808]\n-4294967295\n");
+  EXPECT_THAT(kit::read_routing(in, "f", 8, 2), ElementsAre(-1, 3, 2, -1, -1, -1));
+}
+
 TEST(RoutingFile, RefusesBadLinesByNumberAndValue) {
-  EXPECT_THAT(refusal("1 2\n1 8\n"), HasSubstr("f:2: expert 8; allowed: -1..7"));
+  EXPECT_THAT(refusal("1 2\n1 8\n"), HasSubstr("f:2: expert 8; allowed: 0..7, or a negative number"));
   EXPECT_THAT(refusal("1 2 3\n"), HasSubstr("f:1: 3 experts; allowed: 1..2"));
   EXPECT_THAT(refusal("1 x\n"), HasSubstr("'x' is not an expert's number"));
   EXPECT_THAT(refusal("[1.5]\n"), HasSubstr("1.5 is not an expert's number"));

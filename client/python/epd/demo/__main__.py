@@ -29,7 +29,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=4, help="MoE layers [4]")
     parser.add_argument("--steps", type=int, default=3, help="forward passes, after a first one [3]")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of each rank and pass [128]")
-    parser.add_argument("--hidden", type=int, default=7168, help="values per token, a multiple of 128 [7168]")
+    parser.add_argument("--hidden", type=int, default=7168, help="values per token, a multiple of 16 [7168]")
     parser.add_argument(
         "--experts", type=int, default=256, help="experts, a multiple of --ranks and of 8 [256]"
     )
@@ -42,7 +42,7 @@ def parse_options() -> argparse.Namespace:
         ("layers", 1, 64, 1),
         ("steps", 1, 10_000, 1),
         ("tokens", 1, 8192, 1),
-        ("hidden", 128, 16384, 128),
+        ("hidden", 16, 16384, 16),
         ("expert_rank", 4, 256, 4),
         ("experts", 8, 4096, 8),
         ("topk", 1, min(32, options.experts // 2), 1),

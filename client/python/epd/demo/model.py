@@ -117,7 +117,7 @@ class Experts:
         self._outward = to_bf16(outward).reshape(self._local, self._rank, self._hidden)
 
     def run(self, rows: Array, scales: Array, idx: Array, weights: Array) -> Array:
-        """For received rows [M, H] e4m3, scales [M, H/128], idx and weights [M, K]: y [M, H] bf16."""
+        """For received rows [M, H] e4m3, scales [M, ceil(H/128)], idx and weights [M, K]: y [M, H] bf16."""
         values = dequantize(rows, scales)
         sums = np.zeros_like(values)
         for expert in range(self._local):
