@@ -16,11 +16,12 @@ from epd.torch._dynamo import breaks_graphs, hide
 from .checks import check_kind, check_number, check_tensor, not_served, refuse
 from .config import Config, low_latency_bytes
 from .events import EventHandle, EventOverlap
+from .given import Rows
 from .groups import Groups
 from .layout import dispatch_layout, topk_idx_t
 from .low_latency import BF16_ROWS, FP8_ROWS, POW2_ROWS, UE8M0_ROWS, LowLatencyMode
 from .masks import Masks
-from .normal import NormalMode, Rows
+from .normal import NormalMode
 from .streams import Streams
 from .team import Team
 

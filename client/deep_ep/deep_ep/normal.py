@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import gc
-from typing import Any, NamedTuple, Optional, Sequence, Union
+from typing import Any, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 import epd
-from epd.torch import E4M3
 from epd.torch.staging import Staging, is_copied
 
 from .checks import check_kind, check_number, check_tensor, refuse
 from .config import HANDLES, Config
 from .events import EventOverlap
+from .given import Given, Rows, given_rows
 from .groups import Groups, Joined, Shape
 from .handles import NormalRouting, channel_prefixes, normal_handle, normal_routing
 from .layout import one_expert_of_each_rank, tokens_in_ranks
-from .opaque import OpaqueRows, opaque_rows
-from .rows import NORMAL_ROWS
 from .streams import Call, Streams
 from .team import Team
 
-Rows = Union[Tensor, tuple[Tensor, Tensor]]
 _RECEIVED = (
     epd.Region.RECV_X,
     epd.Region.RECV_SCALES,
@@ -34,23 +31,8 @@ _RECEIVED = (
 _X, _X_SCALES, _Y, _OUT = epd.Region.X, epd.Region.X_SCALES, epd.Region.Y, epd.Region.OUT
 _RECV_X, _RECV_SCALES = epd.Region.RECV_X, epd.Region.RECV_SCALES
 _RANK_OFFSETS, _NO_WEIGHTS = epd.Region.RANK_OFFSETS, epd.ReturnWeights.NONE
-_BF16, _FP8, _UE8M0 = range(len(NORMAL_ROWS))
 _SLOT = 0
 _MOST_ROWS = (1 << 31) - 1
-
-
-class Given(NamedTuple):
-    """x of a call."""
-
-    x: Tensor  # [n, H]
-    scales: Optional[Tensor]  # [n, S]
-    row_format: int
-    opaque: Optional[OpaqueRows] = None  # None: epd knows such rows
-
-    def shape(self, num_experts: int, topk: int) -> Shape:
-        if self.opaque is None:
-            return Shape(num_experts, self.x.shape[1], topk)
-        return Shape(num_experts, self.opaque.hidden, topk, opaque=self.opaque.row_bytes)
 
 
 class _Received(NamedTuple):
@@ -115,7 +97,7 @@ class NormalMode:
         config: Config,
         call: Call,
     ) -> tuple[Rows, Optional[Tensor], Optional[Tensor], list[int], tuple[Tensor, ...], EventOverlap]:
-        given = self._given(x)
+        given = given_rows(x, self._max_tokens, self._groups.device)
         if num_tokens_per_expert is None:
             raise refuse("num_tokens_per_expert", None, "a tensor [num_experts] without a handle")
         allowed = f"0 (as many as come), or 1 .. {_MOST_ROWS}"
@@ -173,7 +155,7 @@ class NormalMode:
         self, x: Rows, handle: Any, config: Config, call: Call
     ) -> tuple[Rows, EventOverlap]:
         """The rows of x under the routing of a handle."""
-        given = self._given(x)
+        given = given_rows(x, self._max_tokens, self._groups.device)
         routing = self._routing_of(handle)
         if given.x.shape[0] != routing.num_tokens:
             raise refuse("x.shape[0]", given.x.shape[0], f"{routing.num_tokens}, as of the handle's dispatch")
@@ -232,7 +214,7 @@ class NormalMode:
             "omit_weights": omit_weights,
             "keep_handle": True,
             "sms": self._sms(config),
-            "row_format": _BF16 if given is None else given.row_format,
+            "row_format": 0 if given is None else given.row_format,
             "memory": staging,
         }
         try:
@@ -361,37 +343,6 @@ class NormalMode:
         return self._groups.normal(Shape(routing.num_experts, hidden, routing.topk), self._streams)
 
     # ---- checks ------------------------------------------------------------------------------------
-
-    def _given(self, x: Rows) -> Given:
-        device = self._groups.device
-        if isinstance(x, tuple) and len(x) != 2:
-            raise refuse("x", f"a tuple of {len(x)}", "a tensor, or e4m3 rows and their scales")
-        rows, scales = x if isinstance(x, tuple) else (x, None)
-        name = "x" if scales is None else "x[0]"
-        kind = rows.dtype if isinstance(rows, Tensor) else torch.bfloat16
-        check_tensor(name, rows, dtypes=kind, shape=(None, None), device=device)
-        if kind == torch.bfloat16 and scales is None:
-            given = Given(rows, None, _BF16)
-        elif kind.is_complex or rows.is_quantized:
-            raise refuse(f"{name}.dtype", kind, "types of real numbers")
-        elif scales is None:
-            given = Given(rows, None, 0, opaque_rows(rows, None))
-        else:
-            given = self._given_with_scales(rows, scales)
-        if rows.shape[0] > self._max_tokens:
-            allowed = f"0 .. {self._max_tokens}, $EPD_DEEPEP_MAX_TOKENS of all ranks"
-            raise refuse("x.shape[0]", rows.shape[0], allowed)
-        return given
-
-    def _given_with_scales(self, rows: Tensor, scales: Tensor) -> Given:
-        if rows.element_size() != 1:
-            raise refuse("x[0].dtype", rows.dtype, "types of one byte, with scales")
-        shape, kinds = (rows.shape[0], None), (torch.float32, torch.int32)
-        check_tensor("x[1]", scales, dtypes=kinds, shape=shape, device=self._groups.device)
-        packed = scales.dtype == torch.int32
-        if rows.dtype == E4M3 and scales.shape[1] == -(-rows.shape[1] // (512 if packed else 128)):
-            return Given(rows, scales, _UE8M0 if packed else _FP8)
-        return Given(rows, scales, 0, opaque_rows(rows, scales))
 
     def _check_choices(
         self, given: Given, in_rank: Optional[Tensor], topk_idx: Optional[Tensor], topk_weights: Optional[Tensor]
