@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <ctime>
 #include <limits>
 #include <memory>
 #include <utility>
@@ -116,6 +117,11 @@ std::int64_t seconds_until(const ASN1_TIME* time) {
   int seconds = 0;
   if (ASN1_TIME_diff(&days, &seconds, nullptr, time) != 1) return std::numeric_limits<std::int64_t>::min();
   return std::int64_t{days} * 86'400 + seconds;
+}
+
+std::int64_t unix_s_of(const ASN1_TIME* time) {
+  std::tm parts{};
+  return ASN1_TIME_to_tm(time, &parts) == 1 ? ::timegm(&parts) : std::numeric_limits<std::int64_t>::min();
 }
 
 std::string text_in(const Bio& bio) {
@@ -232,9 +238,9 @@ Status check_certificates(const Settings& settings, CertificateFacts* facts, Cer
   CertificateFacts found;
   if (chain.ok()) {
     found.names = names_of(*chain.value().front(), true);
-    found.seconds_left = std::numeric_limits<std::int64_t>::max();
+    found.expires_unix_s = std::numeric_limits<std::int64_t>::max();
     for (const auto& certificate : chain.value())
-      found.seconds_left = std::min(found.seconds_left, seconds_until(X509_get0_notAfter(certificate.get())));
+      found.expires_unix_s = std::min(found.expires_unix_s, unix_s_of(X509_get0_notAfter(certificate.get())));
     if (facts != nullptr) *facts = found;
   }
   if (!authorities.ok()) return authorities.status();

@@ -17,8 +17,6 @@
 namespace epd::cluster {
 namespace {
 
-constexpr std::int64_t kSoonSeconds = 30 * 86'400;
-
 std::uint64_t seconds_of_wall_clock() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   return static_cast<std::uint64_t>(
@@ -41,7 +39,11 @@ class ClusterImpl final : public Cluster {
   void leave() override { side_->leave(); }
   void tick() override { side_->tick(); }
   std::uint64_t next_due_ns() const override { return side_->next_due_ns(); }
-  View view() const override { return side_->view(); }
+  View view() const override {
+    View view = side_->view();
+    if (good_files_ != nullptr) view.certificate_expires_unix_s = good_files_->expires_unix_s();
+    return view;
+  }
   std::vector<SpanningGroup> spanning_groups() const override { return side_->spanning_groups(); }
   const Settings& settings() const override { return settings_; }
 
@@ -111,12 +113,6 @@ void ClusterImpl::say() const {
   if (settings_.insecure) {
     record_event(EventKind::kOther, LogLevel::kWarning, "cluster is insecure",
                  {{"reason", "cluster.insecure = true: plain text, and nobody is authenticated"}});
-    return;
-  }
-  CertificateFacts facts;
-  if (check_certificates(settings_, &facts).ok() && facts.seconds_left < kSoonSeconds) {
-    log_event(LogLevel::kWarning, "certificate expires soon",
-              {{"file", settings_.tls_cert}, {"days", facts.seconds_left / 86'400}});
   }
 }
 

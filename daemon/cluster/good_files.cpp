@@ -9,12 +9,19 @@
 #include <unistd.h>
 #include <cerrno>
 #include <chrono>
+#include <ctime>
 #include <system_error>
 
 namespace epd::cluster {
 namespace {
 
 constexpr std::chrono::seconds kLookEach(1);
+constexpr std::int64_t kDaySeconds = 86'400;
+constexpr std::int64_t kSoonSeconds = 30 * kDaySeconds;
+
+std::int64_t days_until(std::int64_t unix_s) {
+  return (unix_s - std::time(nullptr)) / kDaySeconds;
+}
 
 // gRPC reads the identity twice, as key and as certificate. It notices that another version has come between
 // by the time of its last change, in seconds; so each version has a second of its own.
@@ -38,6 +45,7 @@ Result<UniqueFd> memory_with(const std::string& text, std::int64_t version) {
 Result<std::unique_ptr<GoodFiles>> GoodFiles::open(const Settings& settings) {
   std::unique_ptr<GoodFiles> files(new GoodFiles(settings));
   if (Status status = files->take_up(); !status.ok()) return status;
+  files->tell_expiry();
   return files;
 }
 
@@ -72,6 +80,7 @@ void GoodFiles::run() {
 
 void GoodFiles::look() {
   const std::string problem = take_up().message();
+  tell_expiry();
   if (problem == problem_) return;
   if (problem.empty()) {
     record_event(EventKind::kOther, LogLevel::kInfo, "certificate files are good again", {});
@@ -83,11 +92,32 @@ void GoodFiles::look() {
 }
 
 Status GoodFiles::take_up() {
+  CertificateFacts facts;
   CertificateTexts texts;
-  if (Status status = check_certificates(settings_, nullptr, &texts); !status.ok()) return status;
+  if (Status status = check_certificates(settings_, &facts, &texts); !status.ok()) return status;
+  const bool first = identity_ < 0;
+  const bool other_authorities = texts.authorities != held_.authorities;
+  const bool other_identity = texts.identity != held_.identity;
   if (Status status = replace(authorities_, held_.authorities, texts.authorities); !status.ok())
     return status;
-  return replace(identity_, held_.identity, texts.identity);
+  if (Status status = replace(identity_, held_.identity, texts.identity); !status.ok()) return status;
+  expires_unix_s_ = facts.expires_unix_s;
+  if (first) return {};
+  if (other_authorities)
+    record_event(EventKind::kOther, LogLevel::kInfo, "certificate authorities renewed",
+                 {{"file", settings_.tls_ca}});
+  if (other_identity)
+    record_event(EventKind::kOther, LogLevel::kInfo, "certificate renewed",
+                 {{"file", settings_.tls_cert}, {"expires_in_days", days_until(facts.expires_unix_s)}});
+  return {};
+}
+
+void GoodFiles::tell_expiry() {
+  const std::int64_t expiry = expires_unix_s_;
+  if (expiry == told_expiry_ || expiry - std::time(nullptr) >= kSoonSeconds) return;
+  told_expiry_ = expiry;
+  record_event(EventKind::kOther, LogLevel::kWarning, "certificate expires soon",
+               {{"file", settings_.tls_cert}, {"days", days_until(expiry)}});
 }
 
 // The descriptor keeps its number, which is in the path.

@@ -5,6 +5,7 @@
 #include "cluster/certificates.h"
 #include "common/fd.h"
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -24,18 +25,20 @@ class GoodFiles {
   GoodFiles(const GoodFiles&) = delete;
   GoodFiles& operator=(const GoodFiles&) = delete;
 
-  // Takes the files up if they are good together; else what was good last stays, and the log says why. Before
-  // begin(), or by its thread.
+  // Takes the files up if they are good together; else what was good last stays. The log says which, and once
+  // for each certificate that it expires soon. Before begin(), or by its thread.
   void look();
 
   // Paths of what was good last. Whoever opens one reads all of one version.
   std::string authorities() const { return path_of(authorities_); }
   std::string identity() const { return path_of(identity_); }  // the key, then the chain of its certificate
+  std::int64_t expires_unix_s() const { return expires_unix_s_; }  // of that certificate; from any thread
 
  private:
   explicit GoodFiles(const Settings& settings) : settings_(settings) {}
   static std::string path_of(int fd) { return "/proc/self/fd/" + std::to_string(fd); }
   Status take_up();
+  void tell_expiry();
   Status replace(int& fd, std::string& held, const std::string& text);
   void run();
 
@@ -47,6 +50,8 @@ class GoodFiles {
   int identity_ = -1;
   std::int64_t version_ = 0;
   std::string problem_;  // of the last look; empty: none
+  std::atomic<std::int64_t> expires_unix_s_ = 0;
+  std::int64_t told_expiry_ = 0;  // of the certificate of which the log has said that it expires soon
 
   std::thread thread_;
   std::mutex mutex_;

@@ -204,6 +204,10 @@ void tell_cluster(Families& out, const v1::ClusterStatus& cluster) {
   out.gauge("epd_cluster_attached", "1 if this node coordinates or is attached to the coordinator.", {},
             cluster.problem().empty() ? 1 : 0);
   out.gauge("epd_cluster_insecure", "1 if daemons talk in plain text.", {}, cluster.insecure() ? 1 : 0);
+  if (cluster.certificate_expires_unix_s() != 0) {
+    out.gauge("epd_cluster_certificate_expiry_timestamp_seconds", "When the certificate in use expires.", {},
+              static_cast<double>(cluster.certificate_expires_unix_s()));
+  }
   for (const v1::RefusalCount& refusal : cluster.refusals()) {
     out.counter("epd_cluster_refused_total", "Connections, nodes and frames that were refused.",
                 {{"reason", refusal.reason()}}, static_cast<double>(refusal.count()));

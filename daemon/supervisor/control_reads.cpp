@@ -15,6 +15,7 @@
 
 #include <unistd.h>
 #include <algorithm>
+#include <ctime>
 
 namespace epd::supervisor {
 namespace {
@@ -181,7 +182,7 @@ void ControlReads::add_certificate(v1::ListNodesResponse& nodes) const {
   v1::CertificateStatus& message = *nodes.mutable_certificate();
   message.set_file(settings.tls_cert);
   for (std::string& name : facts.names) message.add_names(std::move(name));
-  message.set_seconds_left(facts.seconds_left);
+  if (facts.expires_unix_s != 0) message.set_seconds_left(facts.expires_unix_s - std::time(nullptr));
   message.set_error(status.message());
 }
 

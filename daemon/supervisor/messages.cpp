@@ -75,6 +75,7 @@ v1::ClusterStatus message_of(const cluster::Settings& settings, const cluster::V
   message.set_term(view.term);
   message.set_problem(view.problem);
   message.set_problem_ms(view.problem_ms);
+  message.set_certificate_expires_unix_s(view.certificate_expires_unix_s);
   for (const cluster::NodeView& node : view.nodes) {
     switch (node.state) {
       case cluster::NodeState::kUp: message.set_nodes_up(message.nodes_up() + 1); break;

@@ -5,6 +5,8 @@
 #include "table.h"
 #include "units.h"
 
+#include <ctime>
+
 namespace epd::ctl {
 namespace {
 
@@ -112,6 +114,10 @@ std::string cluster_lines(const v1::ClusterStatus& cluster) {
   if (!cluster.problem().empty()) {
     text += "  no coordinator  for " + format_ms(cluster.problem_ms()) + ": " + printable(cluster.problem()) +
             "\n";
+  }
+  if (cluster.certificate_expires_unix_s() != 0) {
+    const std::int64_t days = (cluster.certificate_expires_unix_s() - std::time(nullptr)) / 86'400;
+    text += "  certificate     expires in " + std::to_string(days) + " days\n";
   }
   if (cluster.insecure())
     text += "  INSECURE        cluster.insecure: plain text between daemons, and nobody is authenticated\n";

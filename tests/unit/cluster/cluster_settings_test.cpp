@@ -313,7 +313,7 @@ TEST_F(ClusterSettings, WhatDoctorIsTold) {
   CertificateFacts facts;
   EXPECT_TRUE(check_certificates(settings_, &facts).ok());
   EXPECT_EQ(facts.names, (std::vector<std::string>{"node-a", "10.0.0.1"}));
-  EXPECT_NEAR(static_cast<double>(facts.seconds_left), 90 * 86'400.0, 600);
+  EXPECT_NEAR(static_cast<double>(facts.expires_unix_s - std::time(nullptr)), 90 * 86'400.0, 600);
 }
 
 // The certificate files as gRPC gets them.
@@ -387,6 +387,23 @@ TEST_F(ClusterGoodFiles, NewOnesAreTakenUpTogether) {
   EXPECT_NE(text_of(files_->authorities()), authorities);
   ASSERT_EQ(::stat(identity_path.c_str(), &after), 0);
   EXPECT_NE(after.st_mtime, before.st_mtime) << "gRPC must see that it has changed between two reads";
+}
+
+// A renewal left no trace: only files that were not good were logged.
+TEST_F(ClusterGoodFiles, ARenewalIsSaidAndMovesTheExpiry) {
+  const std::int64_t expires = files_->expires_unix_s();
+  EXPECT_NEAR(static_cast<double>(expires - std::time(nullptr)), 90 * 86'400.0, 600);
+  make("--days 10", "/new");
+  fs::rename(file("new/node-a.key"), file("node-a.key"));
+  files_->look();
+  EXPECT_EQ(files_->expires_unix_s(), expires) << "what is not good has no effect";
+  for (const char* name : {"node-a.pem", "ca.pem"}) fs::rename(file("new/") + name, file(name));
+  for (int i = 0; i < 3; ++i) files_->look();
+  EXPECT_NEAR(static_cast<double>(files_->expires_unix_s() - std::time(nullptr)), 10 * 86'400.0, 600);
+  EXPECT_EQ(said(),
+            (std::vector<std::string>{"certificate files are not good", "certificate authorities renewed",
+                                      "certificate renewed", "certificate expires soon",
+                                      "certificate files are good again"}));
 }
 
 TEST_F(ClusterGoodFiles, ThatTheyAreNotGoodIsSaidOnce) {

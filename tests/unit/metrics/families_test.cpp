@@ -70,6 +70,9 @@ TEST(MetricFamilies, TellTheNodesOfAClusterByState) {
   EXPECT_THAT(text_of(snapshot), HasSubstr("epd_cluster_nodes{state=\"up\"} 3"));
   EXPECT_THAT(text_of(snapshot), HasSubstr("epd_cluster_nodes{state=\"lost\"} 1"));
   EXPECT_THAT(text_of(snapshot), HasSubstr("epd_cluster_attached 1"));
+  EXPECT_THAT(text_of(snapshot), Not(HasSubstr("epd_cluster_certificate"))) << "cluster.insecure";
+  cluster.set_certificate_expires_unix_s(1'800'000'000);
+  EXPECT_THAT(text_of(snapshot), HasSubstr("epd_cluster_certificate_expiry_timestamp_seconds 1800000000"));
   EXPECT_THAT(text_of(snapshot), HasSubstr("epd_cluster_refused_total{reason=\"plain_text\"} 7"));
   cluster.set_problem("nobody listens");
   EXPECT_THAT(text_of(snapshot), HasSubstr("epd_cluster_attached 0"));

@@ -11,8 +11,8 @@
 namespace epd::cluster {
 
 struct CertificateFacts {
-  std::vector<std::string> names;  // DNS names and addresses
-  std::int64_t seconds_left = 0;   // until the first of the chain's certificates expires; negative: it has
+  std::vector<std::string> names;   // DNS names and addresses
+  std::int64_t expires_unix_s = 0;  // the first of the chain's certificates
 };
 
 // What the files say, in PEM and nothing else.

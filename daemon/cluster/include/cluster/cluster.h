@@ -45,6 +45,7 @@ struct View {
   // What keeps this node from its coordinator; empty: nothing.
   std::string problem;
   std::uint64_t problem_ms = 0;
+  std::int64_t certificate_expires_unix_s = 0;  // of the one in use; 0: none
   // By name. Of a node that does not coordinate: as the coordinator has told last.
   std::vector<NodeView> nodes;
   std::vector<std::pair<std::string, std::uint64_t>> refusals;  // by reason; those that are not zero
