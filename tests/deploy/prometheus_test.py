@@ -131,7 +131,11 @@ def alert(name):
 
 def test_documents():
     for rule in RULES:
-        check(re.search(rf"^### {rule['alert']}$", MANUAL, re.MULTILINE), f"{rule['alert']} has no page in OPERATING.md")
+        name, notes = rule["alert"], rule["annotations"]
+        check(re.search(rf"^### {name}$", MANUAL, re.MULTILINE), f"{name} has no page in OPERATING.md")
+        check(notes.get("description"), f"{name} has no description")
+        url = f"file:///usr/share/doc/epd/OPERATING.md#{name.lower()}"
+        check(notes.get("runbook_url") == url, f"runbook_url of {name}: {notes.get('runbook_url')}; must be {url}")
 
 
 def group_of(site):
@@ -229,6 +233,11 @@ for number in range(10_000_000):
     def begin(self):
         ports = [free_port() for _ in range(2)]
         self.metrics = [free_port() for _ in range(2)]
+        for node, days in enumerate(("10", "90")):
+            subprocess.run(
+                [ROOT / "deploy/test-ca.sh", "--days", days, self.work, f"node-{node},127.0.0.1"],
+                check=True, capture_output=True, timeout=60,
+            )
         self.epds = [self._start_node(node, ports) for node in range(2)]
         self.ports = ports
         self.scrape(self.metrics)
@@ -238,7 +247,8 @@ for number in range(10_000_000):
             f"epd-{node}", self.build / "bin/epd", "serve", "--config", os.devnull,
             "--socket", self.work / f"{node}.sock", "--control-socket", self.work / f"{node}.control",
             "--devices.cuda", "none", "--devices.host", "1", "--network.devices", "lo",
-            "--cluster.name", "test", "--cluster.node", f"node-{node}", "--cluster.insecure", "true",
+            "--cluster.name", "test", "--cluster.node", f"node-{node}", "--cluster.tls_ca", self.work / "ca.pem",
+            "--cluster.tls_cert", self.work / f"node-{node}.pem", "--cluster.tls_key", self.work / f"node-{node}.key",
             "--cluster.listen", f"127.0.0.1:{ports[node]}", "--cluster.advertise", f"127.0.0.1:{ports[node]}",
             "--cluster.coordinator", f"127.0.0.1:{ports[0]}", "--metrics.listen", f"127.0.0.1:{self.metrics[node]}",
         )
@@ -267,6 +277,8 @@ def test_cluster(site):
                 prometheus.must_become_true(target["expr"])
                 asked += 1
     check(asked >= 7, f"only {asked} queries ask for the cluster")
+    found = prometheus.must_become_true(alert("EpdCertificateExpires"))
+    check(len(found) == 1 and 9 * 86400 < float(found[0]["value"][1]) < 10 * 86400, f"the one of ten days: {found}")
     for name in ("EpdNodeLost", "EpdNoCoordinator", "EpdFarMessagesDropped"):
         prometheus.must_become_false(alert(name))  # a node that stood still for two seconds was lost, and came back
     text = get(f"http://127.0.0.1:{site.metrics[0]}/metrics")
@@ -288,7 +300,7 @@ def stop_while_others_wait(prometheus, engine):
     waits, and the wait that it showed last is not told. Then it goes on, and stops once more."""
     for _ in range(5):
         os.kill(engine, signal.SIGSTOP)
-        if waits := prometheus.becomes_true(alert("EpdRankSlow"), 8):
+        if waits := prometheus.becomes_true("epd_group_waited_for_seconds > 1", 8):
             break
         os.kill(engine, signal.SIGCONT)
         prometheus.must_become_true("sum(rate(epd_group_operations_total[3s])) > 1")
@@ -388,6 +400,9 @@ def main():
     build = pathlib.Path(sys.argv[1]).resolve()
     program, promtool = prometheus_programs(build)
     done = subprocess.run([promtool, "check", "rules", RULES_FILE], capture_output=True, text=True, timeout=60)
+    check(done.returncode == 0, done.stdout + done.stderr)
+    rules_test = pathlib.Path(__file__).with_name("rules_test.yml")
+    done = subprocess.run([promtool, "test", "rules", rules_test], capture_output=True, text=True, timeout=60)
     check(done.returncode == 0, done.stdout + done.stderr)
     test_documents()
     with tempfile.TemporaryDirectory(prefix="epd-prometheus-test-") as directory:
