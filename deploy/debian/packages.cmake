@@ -58,9 +58,7 @@ set(CPACK_COMPONENT_PYTHON_DESCRIPTION
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/client/python/epd DESTINATION lib/python3/dist-packages COMPONENT python EXCLUDE_FROM_ALL
   FILES_MATCHING PATTERN "*.py" PATTERN "py.typed" PATTERN "__pycache__" EXCLUDE)
 install(FILES ${PROJECT_SOURCE_DIR}/client/tools/demo/text.txt DESTINATION lib/python3/dist-packages/epd/demo COMPONENT python EXCLUDE_FROM_ALL)
-install(FILES ${PROJECT_SOURCE_DIR}/client/python/README.md DESTINATION share/doc/python3-epd COMPONENT python EXCLUDE_FROM_ALL)
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/client/python/examples DESTINATION share/doc/python3-epd COMPONENT python EXCLUDE_FROM_ALL
-  FILES_MATCHING PATTERN "*.py" PATTERN "__pycache__" EXCLUDE)
+install(DIRECTORY ${PROJECT_BINARY_DIR}/deploy/documents/python3-epd DESTINATION share/doc COMPONENT python EXCLUDE_FROM_ALL)
 foreach(_package daemon:epd client:libepd0 client-dev:libepd-dev python:python3-epd)
   string(REPLACE ":" ";" _package ${_package})
   list(GET _package 0 _component)
