@@ -1,4 +1,5 @@
 // The client's examples, run as a newcomer would: against a daemon, and without one.
+#include "common/signal.h"
 #include "support/daemon.h"
 #include "support/ranks.h"
 
@@ -53,7 +54,7 @@ TEST_F(Examples, MoeLayerInCpp) {
 TEST_F(Examples, RecoveryInCGoesOnAfterAnEngineWasKilled) {
   std::thread killer([this] {
     EXPECT_TRUE(eventually(60, [&] { return lines_with(daemon_.log(), " name=\"recovery-c-") == 2; }));
-    ::kill(daemon_.engine(0), SIGKILL);
+    send_signal(daemon_.engine(0), SIGKILL);
   });
   const CommandResult result = run_command({EPD_EXAMPLE_RECOVERY_C, "--breaks", "1", daemon_.socket()}, 120);
   killer.join();
