@@ -47,10 +47,12 @@ class _Received(NamedTuple):
     def rows(self) -> Rows:
         return self.x if self.scales is None else (self.x, self.scales)
 
-    def taken_apart(self, given: Given) -> _Received:
+    def taken_apart(self, given: Given, call: Call) -> _Received:
         if given.opaque is None:
             return self
-        x, scales = given.opaque.unpack(self.x)
+        with call.allocate():
+            x, scales = given.opaque.room(self.x)
+        given.opaque.unpack(self.x, x, scales)
         return self._replace(x=x, scales=scales)
 
     @property
@@ -100,12 +102,8 @@ class NormalMode:
         given = given_rows(x, self._max_tokens, self._groups.device)
         if num_tokens_per_expert is None:
             raise refuse("num_tokens_per_expert", None, "a tensor [num_experts] without a handle")
-        allowed = f"0 (as many as come), or 1 .. {_MOST_ROWS}"
-        if check_number("num_worst_tokens", num_worst_tokens, 0, allowed) > _MOST_ROWS:
-            raise refuse("num_worst_tokens", num_worst_tokens, allowed)
-        if num_worst_tokens == 0 and self._streams.capturing:
-            raise refuse("num_worst_tokens", 0, "1 or more while the stream captures a graph: nothing may wait")
         check_kind("num_tokens_per_expert", num_tokens_per_expert, Tensor, "a tensor [num_experts]")
+        self._check_worst(num_worst_tokens)
         self._check_choices(given, is_token_in_rank, topk_idx, topk_weights)
         counts: Optional[list[int]] = None
         in_rank, known_ranks = is_token_in_rank, is_token_in_rank is not None
@@ -139,14 +137,15 @@ class NormalMode:
             if received is None:
                 received = self._make(joined, given, call, known.num_recv_rows, topk_idx is not None)
                 received.copy_from(joined.regions(_SLOT, given.row_format))
-            num_rows = len(received.x)
-            received = received.taken_apart(given)
+            arrived = received.x
+            received = received.taken_apart(given, call)
             if in_rank is None:
-                in_rank = tokens_in_ranks(chosen, num_experts, self._team.size)
-        routing = NormalRouting(in_rank, num_experts, chosen.shape[1], num_rows)
+                in_rank = self._new(call, (len(chosen), self._team.size), torch.bool)
+                in_rank.copy_(tokens_in_ranks(chosen, num_experts, self._team.size))
+        routing = NormalRouting(in_rank, num_experts, chosen.shape[1], len(arrived))
         routing.offsets, routing.handles[joined] = offsets, ticket.handle
         handle = normal_handle(routing, received.sources, self._prefixes_of(joined))
-        inputs = [given.x, given.scales, chosen, topk_weights]
+        inputs = [given.x, given.scales, chosen, topk_weights, arrived]
         event = call.end(inputs, [*received, offsets, None if known_ranks else in_rank])
         aligned = [-(-count // expert_alignment) * expert_alignment for count in counts or ()]
         return received.rows(), received.topk_idx, received.topk_weights, aligned, handle, event
@@ -173,8 +172,9 @@ class NormalMode:
                 made = self._establish(routing, joined, given, call, config, staging)
             else:
                 self._end(self._submit_again(joined, given, known, call, config, staging))
-            received = received.taken_apart(given)
-        event = call.end((given.x, scales, *made), (received.x, received.scales))
+            arrived = received.x
+            received = received.taken_apart(given, call)
+        event = call.end((given.x, scales, arrived, *made), (received.x, received.scales, *made))
         return received.rows(), event
 
     def _establish(
@@ -191,7 +191,7 @@ class NormalMode:
         chosen = routing.topk_idx()
         staging.give(epd.Region.TOPK_IDX, chosen)
         if routing.offsets is None:
-            routing.offsets = torch.empty(self._team.size + 1, dtype=torch.int32, device=self._groups.device)
+            routing.offsets = self._new(call, (self._team.size + 1,), torch.int32)
             staging.want(_RANK_OFFSETS, routing.offsets)
         ticket = self._submit(joined, given, routing.num_tokens, call, config, True, staging)
         self._end(ticket)
@@ -333,7 +333,7 @@ class NormalMode:
                 num_tokens=n,
             )
             self._end(ticket)
-        return out, weights, call.end((*inputs, routing.offsets, *made), (out, weights))
+        return out, weights, call.end((*inputs, routing.offsets, *made), (out, weights, *made))
 
     def _group_for(self, routing: NormalRouting, hidden: int) -> Joined:
         """Of a combine: one that knows the routing already, if there is any."""
@@ -343,6 +343,13 @@ class NormalMode:
         return self._groups.normal(Shape(routing.num_experts, hidden, routing.topk), self._streams)
 
     # ---- checks ------------------------------------------------------------------------------------
+
+    def _check_worst(self, num_worst_tokens: int) -> None:
+        allowed = f"0 (as many as come), or 1 .. {_MOST_ROWS}"
+        if check_number("num_worst_tokens", num_worst_tokens, 0, allowed) > _MOST_ROWS:
+            raise refuse("num_worst_tokens", num_worst_tokens, allowed)
+        if num_worst_tokens == 0 and self._streams.capturing:
+            raise refuse("num_worst_tokens", 0, "1 or more while the stream captures a graph: nothing may wait")
 
     def _check_choices(
         self, given: Given, in_rank: Optional[Tensor], topk_idx: Optional[Tensor], topk_weights: Optional[Tensor]

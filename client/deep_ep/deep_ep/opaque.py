@@ -41,13 +41,21 @@ class OpaqueRows(NamedTuple):
             packed[:, self.values : self.values + self.scales] = as_bytes(scales)
         return packed
 
-    def unpack(self, rows: Tensor) -> tuple[Tensor, Optional[Tensor]]:
-        """Of [M, row_bytes] uint8: x, and its scales."""
-        x = rows[:, : self.values].contiguous().view(self.dtype)
+    def room(self, rows: Tensor) -> tuple[Tensor, Optional[Tensor]]:
+        """For [M, row_bytes] uint8: x, and its scales. `unpack` fills them, unless x is the rows themselves."""
+        if self.values == self.row_bytes:
+            return rows.view(self.dtype), None
+        x = rows.new_empty((len(rows), self.values)).view(self.dtype)
         if self.scales_dtype is None:
             return x, None
-        scales = rows[:, self.values : self.values + self.scales].contiguous()
-        return x, scales.view(self.scales_dtype)
+        return x, rows.new_empty((len(rows), self.scales)).view(self.scales_dtype)
+
+    def unpack(self, rows: Tensor, x: Tensor, scales: Optional[Tensor]) -> None:
+        if self.values == self.row_bytes:
+            return
+        x.view(torch.uint8).copy_(rows[:, : self.values])
+        if scales is not None:
+            scales.view(torch.uint8).copy_(rows[:, self.values : self.values + self.scales])
 
 
 def opaque_rows(x: Tensor, scales: Optional[Tensor]) -> OpaqueRows:
