@@ -137,15 +137,15 @@ class NormalMode:
             if received is None:
                 received = self._make(joined, given, call, known.num_recv_rows, topk_idx is not None)
                 received.copy_from(joined.regions(_SLOT, given.row_format))
-            arrived = received.x
+            num_rows, packed = len(received.x), None if given.opaque is None else received.x
             received = received.taken_apart(given, call)
             if in_rank is None:
                 in_rank = self._new(call, (len(chosen), self._team.size), torch.bool)
                 in_rank.copy_(tokens_in_ranks(chosen, num_experts, self._team.size))
-        routing = NormalRouting(in_rank, num_experts, chosen.shape[1], len(arrived))
+        routing = NormalRouting(in_rank, num_experts, chosen.shape[1], num_rows)
         routing.offsets, routing.handles[joined] = offsets, ticket.handle
         handle = normal_handle(routing, received.sources, self._prefixes_of(joined))
-        inputs = [given.x, given.scales, chosen, topk_weights, arrived]
+        inputs = [given.x, given.scales, chosen, topk_weights, packed]
         event = call.end(inputs, [*received, offsets, None if known_ranks else in_rank])
         aligned = [-(-count // expert_alignment) * expert_alignment for count in counts or ()]
         return received.rows(), received.topk_idx, received.topk_weights, aligned, handle, event
@@ -172,9 +172,9 @@ class NormalMode:
                 made = self._establish(routing, joined, given, call, config, staging)
             else:
                 self._end(self._submit_again(joined, given, known, call, config, staging))
-            arrived = received.x
+            packed = None if given.opaque is None else received.x
             received = received.taken_apart(given, call)
-        event = call.end((given.x, scales, arrived, *made), (received.x, received.scales, *made))
+        event = call.end((given.x, scales, packed, *made), (received.x, received.scales, *made))
         return received.rows(), event
 
     def _establish(
