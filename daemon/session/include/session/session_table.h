@@ -48,6 +48,8 @@ struct Session {
 
 // A text of the client for logs and messages, safe for a terminal.
 std::string printable(const char* text, std::size_t length);
+// What a client is told.
+abi::Refused refusal(const Status& status);
 // The process for people: its pid or, in another PID namespace, "4711@node7?", which the client claims.
 std::string process_name(const Session& session);
 
@@ -161,11 +163,6 @@ class SessionTable {
 
  private:
   Status watch(int fd, std::uint64_t key);
-  void admit_all();
-  Status check_arrival(const PeerIdentity& peer) const;
-  void make_room(const PeerIdentity& peer);
-  void end_half_open(std::uint64_t id, const Status& status);
-  void turn_away(const Gate::Arrival& arrival, const Status& status);
   void receive(std::uint64_t id, int max_packets);
   Status check_descriptors(const Session& session, const Packet& packet, const Carried& carried) const;
   void handle(Session& session, Packet& packet, const Carried& carried);
@@ -179,6 +176,13 @@ class SessionTable {
   void hang_up(UniqueFd socket, std::uint32_t uid);
   void send_reply(std::uint64_t session_id, std::uint32_t request_id, std::uint16_t type, const void* body,
                   std::size_t bytes, const FdList& fds);
+
+  // arrivals.cpp
+  void admit_all();
+  Status check_arrival(const PeerIdentity& peer) const;
+  void make_room(const PeerIdentity& peer);
+  void end_half_open(std::uint64_t id, const Status& status);
+  void turn_away(const Gate::Arrival& arrival, const Status& status);
 
   // handshake.cpp
   void hello(Session& session, const Packet& packet);
