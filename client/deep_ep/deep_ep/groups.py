@@ -57,7 +57,7 @@ class Joined:
         self.watch: Optional[Watch] = None
         self.slot = 0  # of the next low-latency operation
         self.waits_read: Optional[list[int]] = None  # waits() as statistics last had them
-        self.prefixes: Optional[tuple[Tensor, Tensor]] = None  # of the handles of normal mode
+        self.unused: Optional[tuple[Tensor, Tensor, Tensor]] = None  # parts of the handles of normal mode
         # Views of the slots, as low-latency dispatches give them: by slot and row format.
         self.results: dict[tuple[int, int], Any] = {}
         # Hooks of operations in flight that the CPU has to call.

@@ -52,9 +52,9 @@ class NormalRouting:
 
     __slots__ = ("handles", "in_rank", "num_experts", "num_rows", "num_tokens", "offsets", "topk")
 
-    def __init__(self, in_rank: Tensor, num_experts: int, topk: int, num_rows: int) -> None:
+    def __init__(self, in_rank: Tensor, num_tokens: int, num_experts: int, topk: int, num_rows: int) -> None:
         self.in_rank = in_rank  # [n, R] bool
-        self.num_tokens = in_rank.shape[0]
+        self.num_tokens = num_tokens
         self.num_experts = num_experts
         self.topk = topk
         self.num_rows = num_rows
@@ -70,7 +70,7 @@ class NormalRouting:
         return chosen.topk(self.topk, dim=1).values  # a token has no more ranks than choices
 
 
-def normal_handle(routing: NormalRouting, src_idx: Tensor, prefixes: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+def normal_handle(routing: NormalRouting, src_idx: Tensor, num_ranks: int, unused: Unused) -> tuple[Tensor, ...]:
     """(rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx, is_token_in_rank,
     send_head)
 
@@ -81,17 +81,20 @@ def normal_handle(routing: NormalRouting, src_idx: Tensor, prefixes: tuple[Tenso
 
     epd has no channels: only the shapes of the next two, [R, E] and [R, K], say something. send_head is empty.
     """
-    offsets, ranks = routing.offsets, routing.in_rank.shape[1]
-    assert offsets is not None
+    assert routing.offsets is not None
     _keep(src_idx, routing)
-    prefix = offsets.as_strided((ranks, ranks), (1, 0), 1)
-    return (prefix, *prefixes, src_idx, routing.in_rank, routing.in_rank[:, :0])
+    experts, choices, send_head = unused
+    prefix = routing.offsets.as_strided((num_ranks, num_ranks), (1, 0), 1)
+    return prefix, experts, choices, src_idx, routing.in_rank, send_head
 
 
-def channel_prefixes(num_ranks: int, num_experts: int, topk: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """What stands for DeepEP's matrices of channels in the handles of a group."""
+Unused = tuple[Tensor, Tensor, Tensor]
+
+
+def unused_parts(num_ranks: int, num_experts: int, topk: int, device: torch.device) -> Unused:
+    """What stands for DeepEP's matrices of channels and its send_head in the handles of a group."""
     zero = torch.zeros((1, 1), dtype=torch.int32, device=device)
-    return zero.expand(num_ranks, num_experts), zero.expand(num_ranks, topk)
+    return zero.expand(num_ranks, num_experts), zero.expand(num_ranks, topk), zero.expand(num_ranks, 1)[:0]
 
 
 def _given(handle: Any) -> str:
@@ -113,7 +116,7 @@ def normal_routing(handle: Any, device: torch.device, ranks: int) -> NormalRouti
         matrices = experts.dim() == choices.dim() == in_rank.dim() == 2
         if not matrices or src_idx.dim() != 1 or in_rank.dtype != torch.bool:
             raise refuse("handle", f"tensors of {[list(tensor.shape) for tensor in handle]}", allowed)
-        routing = NormalRouting(in_rank, experts.shape[1], choices.shape[1], src_idx.shape[0])
+        routing = NormalRouting(in_rank, len(in_rank), experts.shape[1], choices.shape[1], len(src_idx))
         _keep(src_idx, routing)
     in_rank = routing.in_rank
     if in_rank.shape[1] != ranks or in_rank.device != device:

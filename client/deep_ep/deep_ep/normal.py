@@ -16,7 +16,7 @@ from .config import HANDLES, Config
 from .events import EventOverlap
 from .given import Given, Rows, given_rows
 from .groups import Groups, Joined, Shape
-from .handles import NormalRouting, channel_prefixes, normal_handle, normal_routing
+from .handles import NormalRouting, Unused, normal_handle, normal_routing, unused_parts
 from .layout import one_expert_of_each_rank, tokens_in_ranks
 from .streams import Call, Streams
 from .team import Team
@@ -115,7 +115,8 @@ class NormalMode:
                 chosen, num_experts = one_expert_of_each_rank(in_rank), self._team.size
                 if num_worst_tokens == 0:
                     counts = self._caller_counts(num_tokens_per_expert)
-            joined = self._groups.normal(given.shape(num_experts, chosen.shape[1]), self._streams)
+            num_tokens, topk = chosen.shape
+            joined = self._groups.normal(given.shape(num_experts, topk), self._streams)
             offsets = self._new(call, (self._team.size + 1,), torch.int32)
             received: Optional[_Received] = None
             if num_worst_tokens > 0:
@@ -129,7 +130,7 @@ class NormalMode:
             if topk_weights is not None:
                 staging.give(epd.Region.TOPK_WEIGHTS, topk_weights)
             staging.want(_RANK_OFFSETS, offsets)
-            ticket = self._submit(joined, given, len(chosen), call, config, topk_weights is None, staging)
+            ticket = self._submit(joined, given, num_tokens, call, config, topk_weights is None, staging)
             if received is None:
                 known = ticket.counts()
                 counts = list(known.expert_counts) if counts is None else counts
@@ -140,11 +141,11 @@ class NormalMode:
             num_rows, packed = len(received.x), None if given.opaque is None else received.x
             received = received.taken_apart(given, call)
             if in_rank is None:
-                in_rank = self._new(call, (len(chosen), self._team.size), torch.bool)
+                in_rank = self._new(call, (num_tokens, self._team.size), torch.bool)
                 in_rank.copy_(tokens_in_ranks(chosen, num_experts, self._team.size))
-        routing = NormalRouting(in_rank, num_experts, chosen.shape[1], num_rows)
+        routing = NormalRouting(in_rank, num_tokens, num_experts, topk, num_rows)
         routing.offsets, routing.handles[joined] = offsets, ticket.handle
-        handle = normal_handle(routing, received.sources, self._prefixes_of(joined))
+        handle = normal_handle(routing, received.sources, self._team.size, self._unused_parts_of(joined))
         inputs = [given.x, given.scales, chosen, topk_weights, packed]
         event = call.end(inputs, [*received, offsets, None if known_ranks else in_rank])
         aligned = [-(-count // expert_alignment) * expert_alignment for count in counts or ()]
@@ -370,11 +371,11 @@ class NormalMode:
     def _routing_of(self, handle: Any) -> NormalRouting:
         return normal_routing(handle, self._groups.device, self._team.size)
 
-    def _prefixes_of(self, joined: Joined) -> tuple[Tensor, Tensor]:
-        if joined.prefixes is None:
+    def _unused_parts_of(self, joined: Joined) -> Unused:
+        if joined.unused is None:
             shape = joined.shape
-            joined.prefixes = channel_prefixes(self._team.size, shape.num_experts, shape.topk, self._groups.device)
-        return joined.prefixes
+            joined.unused = unused_parts(self._team.size, shape.num_experts, shape.topk, self._groups.device)
+        return joined.unused
 
     def _caller_counts(self, num_tokens_per_expert: Tensor) -> list[int]:
         """Rows of each local expert, as the callers of all ranks say."""
