@@ -259,6 +259,13 @@ int run(int argc, char** argv) {
   for (CLI::App* command : {serve_command, check_command, engine_command}) command->footer("");
   try {
     app.parse(argc, argv);
+  } catch (const CLI::CallForHelp& help) {
+    app.exit(help);
+    // CLI11 prints what is the subcommand's own. The flags of epd itself may stand behind it, and usually do.
+    const auto format = std::dynamic_pointer_cast<CLI::Formatter>(app.get_formatter());
+    if (format != nullptr && (serve_command->parsed() || check_command->parsed()))
+      std::fputs(format->make_groups(&app, CLI::AppFormatMode::Normal).c_str(), stdout);
+    return 0;
   } catch (const CLI::ExtrasError& error) {
     if (!explain_unknown_option(argc, argv)) app.exit(error);
     return kExitUsage;

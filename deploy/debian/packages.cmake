@@ -35,17 +35,24 @@ set(CPACK_DEBIAN_DAEMON_PACKAGE_DEPENDS "systemd | systemd-standalone-sysusers, 
 # UCX, for groups that span nodes; engines open it at run time.
 set(CPACK_DEBIAN_DAEMON_PACKAGE_RECOMMENDS "libucx0")
 set(CPACK_DEBIAN_DAEMON_PACKAGE_SUGGESTS "nvidia-cuda-mps, iproute2, openssl, ucx-utils")
-set(CPACK_COMPONENT_DAEMON_DESCRIPTION 
-  "One daemon for each node carries out dispatch and combine of Mixture-of-Experts models for processes that link
-libepd. This package has the daemon, its service, epctl to look at it and operate it, and the benchmark epbench.")
+# The first line of each is its short description.
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "")
+set(CPACK_COMPONENT_DAEMON_DESCRIPTION "expert-parallel communication daemon
+One daemon for each node carries out dispatch and combine of
+Mixture-of-Experts models for processes that link libepd. This package has
+the daemon, its service, epctl to look at it and operate it, the benchmark
+epbench, the documents and the examples.")
 set(CPACK_DEBIAN_CLIENT_PACKAGE_NAME libepd0)
 set(CPACK_DEBIAN_CLIENT_PACKAGE_SECTION libs)
-set(CPACK_COMPONENT_CLIENT_DESCRIPTION 
-  "This is the client library. Processes that link it attach to epd, the daemon of their node.")
+set(CPACK_DEBIAN_CLIENT_PACKAGE_CONTROL_EXTRA ${CMAKE_CURRENT_LIST_DIR}/triggers)
+set(CPACK_COMPONENT_CLIENT_DESCRIPTION "expert-parallel communication daemon - client library
+Processes that link libepd attach to epd, the daemon of their node.")
 set(CPACK_DEBIAN_CLIENT-DEV_PACKAGE_NAME libepd-dev)
 set(CPACK_DEBIAN_CLIENT-DEV_PACKAGE_SECTION libdevel)
-set(CPACK_COMPONENT_CLIENT-DEV_DESCRIPTION 
-  "These are the headers of the client library for C and C++, and what CMake and pkg-config need to find it.")
+set(CPACK_DEBIAN_CLIENT-DEV_PACKAGE_SUGGESTS "epd")
+set(CPACK_COMPONENT_CLIENT-DEV_DESCRIPTION "expert-parallel communication daemon - headers
+These are the headers of the client library for C and C++, and what CMake
+and pkg-config need to find it. The package epd has the guide.")
 
 set(CPACK_DEBIAN_PYTHON_PACKAGE_NAME python3-epd)
 set(CPACK_DEBIAN_PYTHON_PACKAGE_SECTION python)
@@ -53,17 +60,27 @@ set(CPACK_DEBIAN_PYTHON_PACKAGE_ARCHITECTURE all)
 set(CPACK_DEBIAN_PYTHON_PACKAGE_SHLIBDEPS OFF)
 set(CPACK_DEBIAN_PYTHON_PACKAGE_DEPENDS "python3 (>= 3.9)")
 set(CPACK_DEBIAN_PYTHON_PACKAGE_RECOMMENDS "python3-numpy")
-set(CPACK_COMPONENT_PYTHON_DESCRIPTION
-  "This is the client library for Python 3: the module epd, which calls libepd by ctypes, and its examples.")
+set(CPACK_COMPONENT_PYTHON_DESCRIPTION "expert-parallel communication daemon - Python 3 module
+This package has the module epd, which calls libepd by ctypes, and its
+examples.")
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/client/python/epd DESTINATION lib/python3/dist-packages COMPONENT python EXCLUDE_FROM_ALL
   FILES_MATCHING PATTERN "*.py" PATTERN "py.typed" PATTERN "__pycache__" EXCLUDE)
 install(FILES ${PROJECT_SOURCE_DIR}/client/tools/demo/text.txt DESTINATION lib/python3/dist-packages/epd/demo COMPONENT python EXCLUDE_FROM_ALL)
 install(DIRECTORY ${PROJECT_BINARY_DIR}/deploy/documents/python3-epd DESTINATION share/doc COMPONENT python EXCLUDE_FROM_ALL)
+string(TIMESTAMP _date "%a, %d %b %Y %H:%M:%S +0000" UTC)  # $SOURCE_DATE_EPOCH, if it is set
+file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/debian/changelog.Debian "epd (${PROJECT_VERSION}-1) unstable; urgency=medium
+
+  * /usr/share/doc/epd/CHANGELOG.md says what has changed.
+
+ -- ${EPD_MAINTAINER}  ${_date}
+")
+execute_process(COMMAND gzip --best --no-name --force ${CMAKE_CURRENT_BINARY_DIR}/debian/changelog.Debian
+  COMMAND_ERROR_IS_FATAL ANY)
 foreach(_package daemon:epd client:libepd0 client-dev:libepd-dev python:python3-epd)
   string(REPLACE ":" ";" _package ${_package})
   list(GET _package 0 _component)
   list(GET _package 1 _name)
-  install(FILES ${CMAKE_CURRENT_LIST_DIR}/copyright DESTINATION share/doc/${_name} COMPONENT ${_component} EXCLUDE_FROM_ALL)
+  install(FILES ${CMAKE_CURRENT_LIST_DIR}/copyright ${CMAKE_CURRENT_BINARY_DIR}/debian/changelog.Debian.gz DESTINATION share/doc/${_name} COMPONENT ${_component} EXCLUDE_FROM_ALL)
 endforeach()
 
 # The scripts are run from the build directory, where they are executable whatever the checkout says.

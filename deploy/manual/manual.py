@@ -91,10 +91,12 @@ def commands(bin_dir, program, lines):
 def page(bin_dir, version, program, section, what, see_also):
     lines = help_of(bin_dir, program)
     stop = next((i for i, line in enumerate(lines) if line == "SEE ALSO"), len(lines))
-    lines = lines[:stop]
+    usage = [line.removeprefix("Usage: ") for line in lines[:stop] if line.startswith("Usage: ")]
+    lines = [line for line in lines[:stop] if not line.startswith("Usage: ")]
     return "\n".join([
         f'.TH {program.upper()} {section} "" "epd {version}" "epd"',
         ".SH NAME", roff(f"{program} - {what}"),
+        ".SH SYNOPSIS", ".nf", *map(roff, usage), ".fi",
         ".SH DESCRIPTION", *body(lines), *commands(bin_dir, program, lines),
         ".SH SEE ALSO", roff(see_also), "",
     ])

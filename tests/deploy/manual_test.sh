@@ -14,6 +14,7 @@ for page in epd.8 epctl.1 epbench.1 epd.toml.5; do
   warnings=$(LC_ALL=C.UTF-8 MANWIDTH=100 man --warnings -E UTF-8 -l -Tutf8 -Z "$pages/$page" 2>&1 >/dev/null)
   [[ -z $warnings ]] || fail "$page: $warnings"
   MANWIDTH=100 LC_ALL=C.UTF-8 man -l "$pages/$page" | col -b >"$work/$page"
+  grep -q '^SYNOPSIS' "$work/$page" || fail "$page has no synopsis"
   if grep --fixed-strings "$build" "$pages/$page"; then fail "$page has a path of this machine"; fi
 done
 
