@@ -30,12 +30,11 @@ oldest_glibcxx=3.4.29  # GCC 11's, of RHEL 9: libepd takes the runtime of the pr
 read_options output build-dir oldest-glibc -- "$@"
 build_preset release
 need_tools patchelf readelf ldd gcc
-version=$(sed -n 's/^CMAKE_PROJECT_VERSION:STATIC=//p' "$build_dir/CMakeCache.txt")
-name=epd-$version-$(uname -m)
-output=${output:-$PWD/$name.tar.gz}
-
 work=$(mktemp -d "${TMPDIR:-/tmp}/epd-bundle-XXXXXX")
 trap 'rm -rf "$work"' EXIT
+build_version
+name=epd-$version-$(uname -m)
+output=${output:-$PWD/$name.tar.gz}
 stage=$work/$name
 
 # The C library and the loader are the target's own: they fit its kernel, its users and its drivers. libgcc_s comes

@@ -14,7 +14,7 @@ is made from Debian packages, without any registry. The output is an archive of 
 
   --output FILE   where to write it [./epd-<version>-<arch>.oci.tar]
   --bundle FILE   of deploy/bundle.sh; without it, one is built
-  --tag TAG       the image's tag [epd's version]
+  --tag TAG       the image's tag [epd's version, with - for +]
   --mirror URL    where the packages come from [http://deb.debian.org/debian]
 
 The image runs as user 64990 with a read-only root, and needs no capabilities. It writes to the directory
@@ -58,7 +58,7 @@ case $arch in
   aarch64) platform=arm64 ;;
   *) fail "the bundle is for '$arch'; allowed: x86_64, aarch64" ;;
 esac
-tag=${tag:-$version}
+tag=${tag:-${version//+/-}}
 [[ $tag =~ ^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$ ]] || fail "--tag '$tag'; allowed: letters, digits, '_', '.', '-', at most 128"
 output=${output:-$PWD/epd-$version-$arch.oci.tar}
 

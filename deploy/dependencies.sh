@@ -108,6 +108,14 @@ build_preset() {
   build_dir=$(cd "$build_dir" && pwd)
 }
 
+# Sets version: that of the programs in $build_dir, "0.1.0+g229aa93f1c2d" between releases. Needs $root and $work.
+build_version() {
+  cached() { sed -n "s/^$1:[A-Z]*=//p" "$build_dir/CMakeCache.txt"; }
+  cmake -D OUTPUT="$work/commit.h" -D SOURCE="$root" -D VERSION="$(cached CMAKE_PROJECT_VERSION)" \
+    -D COMMIT="$(cached EPD_COMMIT)" -P "$root/deploy/cmake/commit.cmake"
+  version=$(sed -n 's/^#define EPD_BUILD_VERSION "\(.*\)"/\1/p' "$work/commit.h")
+}
+
 # Ends the script unless all of these programs are installed.
 need_tools() {
   local tool

@@ -31,7 +31,8 @@ output=$(cd "$output" && pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/epd-package-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 umask 022
-quietly "Packing" cpack --config "$build_dir/CPackConfig.cmake" -B "$work"
+build_version
+quietly "Packing" cpack --config "$build_dir/CPackConfig.cmake" -D CPACK_PACKAGE_VERSION="$version" -B "$work"
 for package in "$work"/*.deb; do
   if grep --quiet --fixed-strings "$build_dir" <(dpkg-deb --fsys-tarfile "$package"); then
     echo "error: $(basename "$package") contains '$build_dir', a path of this machine" >&2

@@ -44,4 +44,5 @@ for path in "$root" "$build_dir"; do
     exit 1
   fi
 done
-python3 "$root/client/python/build_wheel.py" --library "$library" --output "$output"
+build_version
+python3 "$root/client/python/build_wheel.py" --library "$library" --version "$version" --output "$output"

@@ -122,6 +122,15 @@ def record(files: dict[str, bytes], own: str) -> bytes:
     return ("".join(line(name, data) for name, data in files.items()) + f"{own},,\n").encode()
 
 
+def add_commit(files: dict[str, bytes], name: str, build: str) -> None:
+    """A build between releases, "0.1.0+g229aa93f1c2d", has wheels of its own version: 1.2.1+epd.0.1.0.g229aa93f1c2d."""
+    version = version_of(name, files)
+    _, plus, commit = build.partition("+")
+    told = f"{version}{'.' if '+' in version else plus}{commit}" if commit else version
+    path = f"{name}/__init__.py"
+    files[path] = files[path].replace(f'__version__ = "{version}"'.encode(), f'__version__ = "{told}"'.encode())
+
+
 def version_of(name: str, files: dict[str, bytes]) -> str:
     found = re.search(rb'__version__ = "([\d.+a-z]+)"', files[f"{name}/__init__.py"])
     assert found is not None
@@ -129,13 +138,13 @@ def version_of(name: str, files: dict[str, bytes]) -> str:
 
 
 def write(
-    folder: pathlib.Path, name: str, files: dict[str, bytes], tag: str, metadata: str, readme: pathlib.Path
+    folder: pathlib.Path, name: str, files: dict[str, bytes], tag: str, metadata: str, readme: pathlib.Path, build: str
 ) -> None:
-    """A wheel of the files. The version is that of the package."""
+    """A wheel of the files. The version is that of the package, and of the build."""
+    add_commit(files, name, build)
     version = version_of(name, files)
     info = f"{name}-{version}.dist-info"
-    epd = version_of("epd", modules(HERE / "epd"))
-    files[f"{info}/METADATA"] = metadata.format(version=version, epd=epd, readme=readme.read_text()).encode()
+    files[f"{info}/METADATA"] = metadata.format(version=version, epd=build, readme=readme.read_text()).encode()
     files[f"{info}/LICENSE"] = (HERE.parents[1] / "LICENSE").read_bytes()
     pure = str(tag.endswith("-any")).lower()
     files[f"{info}/WHEEL"] = WHEEL.format(tag=tag, pure=pure).encode()
@@ -153,14 +162,15 @@ def write(
 def main() -> None:
     parser = argparse.ArgumentParser(description="Writes the wheels.")
     parser.add_argument("--library", type=pathlib.Path, required=True, help="libepd, stripped")
+    parser.add_argument("--version", required=True, help="of the build: 0.1.0+g229aa93f1c2d")
     parser.add_argument("--output", type=pathlib.Path, required=True, help="the folder to write to")
     options = parser.parse_args()
     tag = f"py3-none-{platform_tag(options.library)}"
-    write(options.output, "epd", contents(options.library), tag, METADATA, HERE / "README.md")
+    write(options.output, "epd", contents(options.library), tag, METADATA, HERE / "README.md", options.version)
     drop_in = HERE.parent / "deep_ep"
     files = modules(drop_in / "deep_ep")
     files["deep_ep_cpp.py"] = (drop_in / "deep_ep_cpp.py").read_bytes()
-    write(options.output, "deep_ep", files, "py3-none-any", DEEP_EP_METADATA, drop_in / "README.md")
+    write(options.output, "deep_ep", files, "py3-none-any", DEEP_EP_METADATA, drop_in / "README.md", options.version)
 
 
 if __name__ == "__main__":

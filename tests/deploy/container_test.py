@@ -249,7 +249,7 @@ def test_image(image):
     labels = config["config"]["Labels"]
     check(config["os"] == "linux" and config["architecture"] in ("amd64", "arm64"), str(config))
     check(config["config"]["User"] == "64990:64990", str(config["config"]))
-    check(labels["org.opencontainers.image.version"] == image.tag, str(labels))
+    check(labels["org.opencontainers.image.version"].replace("+", "-") == image.tag, str(labels))
     check(labels["org.opencontainers.image.licenses"] == "Apache-2.0", str(labels))
     size = sum(file.lstat().st_size for file in image.root.rglob("*") if file.is_file() and not file.is_symlink())
     print(f"image: {size / 2**20:.0f} MiB unpacked (aim: {MOST_MIB})")

@@ -1,6 +1,8 @@
 # What is installed as a service, the Debian packages, the container image and the manifests. Scripts: see README.md.
 add_test(NAME deploy.units COMMAND ${CMAKE_CURRENT_LIST_DIR}/units_test.sh ${PROJECT_BINARY_DIR})
 set_tests_properties(deploy.units PROPERTIES LABELS deploy TIMEOUT 60 SKIP_RETURN_CODE 77)
+add_test(NAME deploy.versions COMMAND ${CMAKE_CURRENT_LIST_DIR}/versions_test.sh)
+set_tests_properties(deploy.versions PROPERTIES LABELS deploy TIMEOUT 60 SKIP_RETURN_CODE 77)
 add_test(NAME deploy.documents COMMAND ${CMAKE_CURRENT_LIST_DIR}/documents_test.py ${PROJECT_BINARY_DIR})
 set_tests_properties(deploy.documents PROPERTIES LABELS deploy TIMEOUT 60)
 add_test(NAME deploy.manual COMMAND ${CMAKE_CURRENT_LIST_DIR}/manual_test.sh ${PROJECT_BINARY_DIR})

@@ -6,7 +6,7 @@
 namespace epd {
 
 struct BuildInfo {
-  const char* version;  // "0.1.0"
+  const char* version;  // "0.1.0"; between releases "0.1.0+g229aa93f1c2d"
   const char* commit;   // "229aa93f1c2d", with "-dirty" if the sources had changes; "unknown" without git
   bool cuda_kernels;    // GPUs can be served
 };
