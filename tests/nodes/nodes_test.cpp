@@ -247,6 +247,8 @@ TEST_F(Nodes, DoctorLooksAtCertificatesPortsAndNames) {
   const std::string soon = check_named(at("b"), "certificate");
   EXPECT_TRUE(soon.starts_with("warn: ")) << soon;
   EXPECT_TRUE(soon.ends_with("expires in 9 days") || soon.ends_with("expires in 10 days")) << soon;
+  for (const char* command : {"status", "nodes"})
+    EXPECT_NE(at("b").epctl({command}).out.find("expires in 9 days"), std::string::npos) << command;
   EXPECT_EQ(check_named(at("b"), "port coordinator"), "ok: " + address("a") + " takes connections");
   EXPECT_EQ(check_named(at("a"), "port node node-b"), "ok: " + address("b") + " takes connections");
   EXPECT_TRUE(check_named(at("a"), "node node-b").starts_with("ok: up"));

@@ -97,6 +97,12 @@ std::string gpu_table(const google::protobuf::RepeatedPtrField<v1::Device>& devi
   return table.empty() ? "" : "\n" + table.text();
 }
 
+// Of the certificate that this node uses.
+std::string expiry_of(const v1::ClusterStatus& cluster) {
+  const std::int64_t seconds = cluster.certificate_expires_unix_s() - std::time(nullptr);
+  return "expires in " + std::to_string(seconds / 86'400) + " days";
+}
+
 // One line, or two: what the daemon's place in its cluster is.
 std::string cluster_lines(const v1::ClusterStatus& cluster) {
   std::string text =
@@ -115,10 +121,7 @@ std::string cluster_lines(const v1::ClusterStatus& cluster) {
     text += "  no coordinator  for " + format_ms(cluster.problem_ms()) + ": " + printable(cluster.problem()) +
             "\n";
   }
-  if (cluster.certificate_expires_unix_s() != 0) {
-    const std::int64_t days = (cluster.certificate_expires_unix_s() - std::time(nullptr)) / 86'400;
-    text += "  certificate     expires in " + std::to_string(days) + " days\n";
-  }
+  if (cluster.certificate_expires_unix_s() != 0) text += "  certificate     " + expiry_of(cluster) + "\n";
   if (cluster.insecure())
     text += "  INSECURE        cluster.insecure: plain text between daemons, and nobody is authenticated\n";
   return text;
@@ -212,6 +215,8 @@ std::string render(const v1::ListNodesResponse& nodes) {
   }
   for (const v1::RefusalCount& refusal : cluster.refusals())
     notes += "refused here (" + printable(refusal.reason()) + "): " + number(refusal.count()) + "\n";
+  if (cluster.certificate_expires_unix_s() != 0)
+    notes += "certificate of this node: " + expiry_of(cluster) + "\n";
   if (cluster.insecure()) notes += "INSECURE: plain text between daemons, and nobody is authenticated\n";
   return table.text() + (notes.empty() ? "" : "\n" + notes);
 }
