@@ -60,10 +60,13 @@ struct SizeArguments {
   std::vector<std::string> bound;  // names of regions
 };
 
+inline constexpr const char* kDefaultSocket = "/run/epd/control.sock";
+
 struct Arguments {
   Command command = Command::kStatus;
-  std::string socket = "/run/epd/control.sock";
-  std::string attach_socket = "/run/epd/epd.sock";  // doctor: looked at while no daemon answers
+  std::string socket = kDefaultSocket;
+  // doctor: looked at while no daemon answers; empty: the default, if `socket` is the default too
+  std::string attach_socket;
   bool json = false;
   std::uint32_t timeout_ms = 2000;    // of one call
   bool members = false;               // groups: list the members too
@@ -73,7 +76,10 @@ struct Arguments {
   bool ranks = false;                 // stats: one line per rank too
   std::string operation;              // op: its id
   bool follow = false;                // events: what happens from now on too
-  std::uint64_t since = 0;            // events: after this number
+  std::string since;                  // events: after this number, or "1h": not older than that
+  std::uint64_t last = 0;             // events: so many of those remembered; 0: all
+  std::string group;                  // events: of this group only, by name or id
+  std::string node;                   // events: of this node only
   std::string level = "info";         // events: of this importance at least
   double interval_s = 1;              // watch
   std::uint32_t count = 0;            // watch: frames; 0: until interrupted

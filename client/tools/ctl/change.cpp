@@ -4,6 +4,7 @@
 #include "table.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <ostream>
 #include <string_view>
@@ -81,24 +82,39 @@ Exit done(const Arguments& arguments, Output& output, const Json& document, cons
   return Exit::kOk;
 }
 
-// Whether the group has ranks that this daemon does not serve. What can't be asked is not said.
-bool spans_nodes(const v1::SetGroupRequest& request, Connection& connection) {
-  v1::ListGroupsResponse list;
-  if (connection.call(v1::ListGroupsRequest(), list)) return false;
-  return std::any_of(list.groups().begin(), list.groups().end(), [&](const v1::Group& group) {
-    return group.shape().span() == v1::SPAN_CLUSTER &&
-           (group.name() == request.group() || std::to_string(group.group_id()) == request.group());
-  });
+// What is set before a change; not known: "".
+struct Before {
+  std::map<std::string, std::string> values;
+  bool spans_nodes = false;  // the group has ranks that this daemon does not serve
+};
+
+Before look(const v1::SetDeviceRequest& request, Connection& connection) {
+  Before before;
+  v1::ListDevicesResponse list;
+  if (connection.call(v1::ListDevicesRequest(), list)) return before;
+  for (const v1::Device& device : list.devices()) {
+    if (device.name() == request.device()) before.values["sms"] = std::to_string(device.sms());
+  }
+  return before;
 }
-bool spans_nodes(const v1::SetDeviceRequest& /*request*/, Connection& /*connection*/) {
-  return false;
+Before look(const v1::SetGroupRequest& request, Connection& connection) {
+  Before before;
+  v1::ListGroupsResponse list;
+  if (connection.call(v1::ListGroupsRequest(), list)) return before;
+  for (const v1::Group& group : list.groups()) {
+    if (group.name() != request.group() && std::to_string(group.group_id()) != request.group()) continue;
+    before.values["sms"] = std::to_string(group.sms());
+    before.values["priority"] = std::to_string(group.priority());
+    before.spans_nodes = before.spans_nodes || group.shape().span() == v1::SPAN_CLUSTER;
+  }
+  return before;
 }
 
 template <typename Request, typename Response>
 Exit set(const Arguments& arguments, Connection& connection, Output& output, Request request,
          const std::string& allowed) {
   Json document;
-  std::string words;
+  std::vector<Setting> settings;
   for (const std::string& text : arguments.settings) {
     const std::optional<Setting> setting = parse(text);
     if (!setting || !put(*setting, request))
@@ -106,12 +122,19 @@ Exit set(const Arguments& arguments, Connection& connection, Output& output, Req
     if (document["set"].contains(setting->key))
       return wrong(arguments, output, "setting \"" + setting->key + "\" is given twice", "once");
     document["set"][setting->key] = setting->number ? Json(*setting->number) : Json(nullptr);
-    words += " " + text;
+    settings.push_back(*setting);
   }
+  Before before = look(request, connection);
   Response response;
   if (auto failure = connection.call(request, response)) return report(arguments, output, *failure);
+  std::string words;
+  for (const Setting& setting : settings) {
+    const std::string was = before.values[setting.key];
+    words +=
+        (words.empty() ? " " : ", ") + setting.key + (was.empty() ? "" : " " + was) + " -> " + setting.text;
+  }
   document["target"] = arguments.target;
-  if (spans_nodes(request, connection)) {
+  if (before.spans_nodes) {
     document["this_node_only"] = true;
     words += " for its ranks on this node; those on other nodes keep theirs";
   }

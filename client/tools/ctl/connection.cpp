@@ -157,6 +157,10 @@ struct Connection::Impl {
     const char* name = code_name(status.error_code());
     switch (status.error_code()) {
       case grpc::StatusCode::DEADLINE_EXCEEDED:
+        if (const std::int32_t pid = stopped_listener(watched); pid != 0)
+          return unreachable(name, "the daemon at " + socket + " (pid " + std::to_string(pid) +
+                                       ") is stopped by a signal or a debugger: kill -CONT " +
+                                       std::to_string(pid));
         return unreachable(name, "the daemon at " + socket + " has not answered within " +
                                      std::to_string(timeout_ms) + " ms; raise --timeout-ms or see its log");
       case grpc::StatusCode::UNAVAILABLE:

@@ -11,6 +11,7 @@
 #include <charconv>
 #include <cstring>
 #include <fstream>
+#include <string_view>
 
 namespace epd::ctl {
 namespace {
@@ -39,12 +40,27 @@ int connect_until(int fd, const sockaddr_un& address, steady_clock::time_point d
   return error;
 }
 
-// The number of a process in its own namespace; 0: unknown.
-std::int32_t own_number(pid_t pid) {
+// What follows the key in /proc/PID/status; "" if it is not there.
+std::string status_of(pid_t pid, std::string_view key) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/status");
   std::string line;
-  while (std::getline(file, line) && !line.starts_with("NSpid:")) {
+  while (std::getline(file, line)) {
+    if (line.starts_with(key))
+      return line.substr(std::min(line.find_first_not_of(" \t", key.size()), line.size()));
   }
+  return "";
+}
+
+// The process that listens behind a connection; 0: not seen from here.
+pid_t listener(const Descriptor& connection) {
+  ucred peer{};
+  socklen_t size = sizeof(peer);
+  return ::getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 ? peer.pid : 0;
+}
+
+// The number of a process in its own namespace; 0: unknown.
+std::int32_t own_number(pid_t pid) {
+  const std::string line = "\t" + status_of(pid, "NSpid:");
   std::int32_t number = 0;  // the last one of the line
   const std::size_t before = line.find_last_of(" \t");
   if (before != std::string::npos)
@@ -77,11 +93,15 @@ bool has_ended(const Descriptor& connection) {
 }
 
 Descriptor listening_process(const Descriptor& connection, std::int32_t own_pid) {
-  ucred peer{};
-  socklen_t size = sizeof(peer);
-  if (::getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return Descriptor();
-  if (peer.pid <= 0 || own_number(peer.pid) != own_pid) return Descriptor();
-  return Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)));
+  const pid_t pid = listener(connection);
+  if (pid <= 0 || own_number(pid) != own_pid) return Descriptor();
+  return Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+}
+
+std::int32_t stopped_listener(const Descriptor& connection) {
+  const pid_t pid = listener(connection);
+  const std::string state = pid <= 0 ? "" : status_of(pid, "State:");
+  return state.starts_with("T") || state.starts_with("t") ? pid : 0;
 }
 
 bool wait_for_exit(const Descriptor& process, steady_clock::time_point deadline) {

@@ -42,6 +42,10 @@ bool has_ended(const Descriptor& connection);
 // which may be of another namespace. None: it is another process, or not seen from here.
 Descriptor listening_process(const Descriptor& connection, std::int32_t own_pid);
 
+// The number of the process that listens behind a connection, if it is stopped by a signal or a debugger;
+// else 0.
+std::int32_t stopped_listener(const Descriptor& connection);
+
 // Whether the process of a pidfd ends until the deadline.
 bool wait_for_exit(const Descriptor& process, std::chrono::steady_clock::time_point deadline);
 

@@ -26,14 +26,20 @@ DaemonFacts ask_daemon(const Arguments& arguments, Connection& connection) {
     facts.version.Clear();
     facts.status.Clear();
   }
-  facts.attach_path = facts.failure ? arguments.attach_socket : facts.status.daemon().socket_path();
-  facts.attach_file = look_at_socket(facts.attach_path);
+  if (!facts.failure) {
+    facts.attach_path = facts.status.daemon().socket_path();
+  } else if (!arguments.attach_socket.empty() || arguments.socket != kDefaultSocket) {
+    facts.attach_path = arguments.attach_socket;  // where another daemon's is, only the daemon knows
+  } else {
+    facts.attach_path = "/run/epd/epd.sock";
+  }
+  if (!facts.attach_path.empty()) facts.attach_file = look_at_socket(facts.attach_path);
   if (facts.failure) {
     const auto mark = [](const std::string& path, SocketFile& file) {
       if (file.kind == SocketFile::Kind::kUsable && is_stale(path)) file.kind = SocketFile::Kind::kStale;
     };
     mark(facts.control_path, facts.control_file);
-    mark(facts.attach_path, facts.attach_file);
+    if (!facts.attach_path.empty()) mark(facts.attach_path, facts.attach_file);
   }
   if (!facts.failure) facts.open_files = open_files_of(facts.status.daemon().pid());
   return facts;

@@ -37,7 +37,7 @@ struct DaemonFacts {
   std::uint64_t answer_us = 0;     // of GetVersion, connecting included
   v1::GetVersionResponse version;
   v1::GetStatusResponse status;
-  std::string attach_path;
+  std::string attach_path;  // empty: not known
   SocketFile attach_file;
   // Of the daemon process, soft; no value where /proc does not tell.
   std::optional<std::uint64_t> open_files;

@@ -72,18 +72,18 @@ void look_at(PortFacts& port) {
   }
 }
 
-Check judge_certificate(const v1::CertificateStatus& certificate, const std::string& node) {
+Check judge_certificate(const v1::CertificateStatus& certificate) {
   const std::string name = "certificate";
   if (!certificate.error().empty()) {
     return fail(
-        name, certificate.error(),
-        "nodes that connect anew are refused: put good files there, they are read again by themselves");
+        name, certificate.error() + "; the daemon uses the files that were good last",
+        "put good files there, they are read again by themselves; without them epd does not start again");
   }
   std::string names;
   for (const std::string& one : certificate.names()) names += (names.empty() ? "" : ", ") + one;
   const std::int64_t days = certificate.seconds_left() / kDaySeconds;
-  const std::string text = certificate.file() + " names " + names + ", which has " + node +
-                           "; it expires in " + std::to_string(days) + " days";
+  const std::string text =
+      certificate.file() + " names " + names + "; it expires in " + std::to_string(days) + " days";
   if (days >= kSoonDays) return ok(name, text);
   return warn(name, text, "renew it: the files are read again when they change, connections stay");
 }
@@ -157,8 +157,7 @@ std::vector<PortFacts> probe_ports(const v1::ListNodesResponse& nodes) {
 std::vector<Check> judge_cluster(const ClusterFacts& facts) {
   const v1::ClusterStatus& cluster = facts.nodes.cluster();
   std::vector<Check> checks{judge_place(cluster)};
-  if (facts.nodes.has_certificate())
-    checks.push_back(judge_certificate(facts.nodes.certificate(), cluster.node()));
+  if (facts.nodes.has_certificate()) checks.push_back(judge_certificate(facts.nodes.certificate()));
   for (const v1::Node& node : facts.nodes.nodes()) {
     if (!node.own()) checks.push_back(judge_node(node, facts.nodes));
   }

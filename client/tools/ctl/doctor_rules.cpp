@@ -194,8 +194,10 @@ std::vector<Check> judge_daemon(const DaemonFacts& daemon, const OwnVersion& own
                             "correct the file and send SIGHUP again; the old values are in force"));
     }
   }
-  checks.push_back(judge_socket("attach_socket", daemon.attach_path, daemon.attach_file,
-                                "daemon.socket_group with daemon.socket_mode = \"0660\""));
+  if (!daemon.attach_path.empty()) {
+    checks.push_back(judge_socket("attach_socket", daemon.attach_path, daemon.attach_file,
+                                  "daemon.socket_group with daemon.socket_mode = \"0660\""));
+  }
   if (daemon.open_files) {
     checks.push_back(judge_open_files("daemon_open_files", "epd", *daemon.open_files, kFewDaemonFiles,
                                       "each session and rank takes some: LimitNOFILE=65536 in the unit"));

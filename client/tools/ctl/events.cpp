@@ -1,7 +1,10 @@
 // epctl events.
 #include "commands.h"
+#include "numbers.h"
 #include "render.h"
 
+#include <deque>
+#include <optional>
 #include <ostream>
 
 namespace epd::ctl {
@@ -11,36 +14,90 @@ int importance(const std::string& level) {
   return level == "error" ? 2 : level == "warning" ? 1 : 0;
 }
 
-// Where they would stand.
-void tell_lost(const Arguments& arguments, Output& output, std::uint64_t lost) {
-  if (arguments.json) {
-    write_json_line(output, Json{{"lost", lost}});
-  } else {
-    output.out << "... " << lost << (lost == 1 ? " event" : " events") << " here no longer remembered\n";
-  }
+bool is_of(const v1::Event& event, const char* key, const std::string& value) {
+  const auto field = event.fields().find(key);
+  return field != event.fields().end() && field->second == value;
 }
+
+// What is printed, and in what order.
+class Selection {
+ public:
+  Selection(const Arguments& arguments, Output& output)
+      : arguments_(arguments), output_(output), max_age_ms_(parse_duration(arguments.since)) {
+    if (!max_age_ms_) seen_ = parse_whole(arguments.since).value_or(0);
+  }
+
+  std::uint64_t seen() const { return seen_; }
+  // From now on events are printed as they come. Before, the last ones are kept.
+  void print_kept() {
+    for (const v1::Event& event : kept_) print(event);
+    kept_.clear();
+    keeps_ = false;
+    output_.out.flush();
+  }
+  bool take(const v1::WatchEventsResponse& response) {
+    for (const v1::Event& event : response.events()) take(event);
+    output_.out.flush();
+    return output_.out.good();
+  }
+
+ private:
+  void take(const v1::Event& event) {
+    // Where they would stand.
+    if (event.sequence() > seen_ + 1 && !keeps_) tell_lost(event.sequence() - seen_ - 1);
+    seen_ = event.sequence();
+    if (!is_wanted(event)) return;
+    if (!keeps_) return print(event);
+    kept_.push_back(event);
+    if (kept_.size() > arguments_.last) kept_.pop_front();
+  }
+  bool is_wanted(const v1::Event& event) const {
+    const std::string& group = arguments_.group;
+    return importance(event.level()) >= importance(arguments_.level) &&
+           (!max_age_ms_ || event.age_ms() <= *max_age_ms_) &&
+           (group.empty() || (event.fields().contains("group") &&
+                              (is_of(event, "group", group) || is_of(event, "name", group)))) &&
+           (arguments_.node.empty() || is_of(event, "node", arguments_.node));
+  }
+  void print(const v1::Event& event) {
+    if (arguments_.json) {
+      write_json_line(output_, to_json(event));
+    } else {
+      output_.out << render(event);
+    }
+  }
+  void tell_lost(std::uint64_t lost) {
+    if (arguments_.json) {
+      write_json_line(output_, Json{{"lost", lost}});
+    } else {
+      output_.out << "... " << lost << (lost == 1 ? " event" : " events") << " here no longer remembered\n";
+    }
+  }
+
+  const Arguments& arguments_;
+  Output& output_;
+  const std::optional<std::uint64_t> max_age_ms_;
+  std::uint64_t seen_ = 0;
+  bool keeps_ = arguments_.last != 0;
+  std::deque<v1::Event> kept_;
+};
 
 }  // namespace
 
 Exit run_events(const Arguments& arguments, Connection& connection, Output& output) {
-  v1::WatchEventsRequest request;
-  request.set_since(arguments.since);
-  request.set_follow(arguments.follow);
-  std::uint64_t seen = arguments.since;
-  const auto failure = connection.watch(request, [&](const v1::WatchEventsResponse& response) {
-    for (const v1::Event& event : response.events()) {
-      if (event.sequence() > seen + 1) tell_lost(arguments, output, event.sequence() - seen - 1);
-      seen = event.sequence();
-      if (importance(event.level()) < importance(arguments.level)) continue;
-      if (arguments.json) {
-        write_json_line(output, to_json(event));
-      } else {
-        output.out << render(event);
-      }
-    }
-    output.out.flush();
-    return output.out.good();
-  });
+  Selection selection(arguments, output);
+  const auto watch = [&](bool follow) {
+    v1::WatchEventsRequest request;
+    request.set_since(selection.seen());
+    request.set_follow(follow);
+    return connection.watch(request, [&](const auto& response) { return selection.take(response); });
+  };
+  std::optional<Failure> failure;
+  if (arguments.last != 0) {
+    failure = watch(false);
+    selection.print_kept();
+  }
+  if (!failure && (arguments.last == 0 || arguments.follow)) failure = watch(arguments.follow);
   return failure ? report(arguments, output, *failure) : Exit::kOk;
 }
 

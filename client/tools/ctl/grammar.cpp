@@ -38,6 +38,11 @@ std::string ascii(const std::string& text) {
   return out;
 }
 
+std::string refuse_since(const std::string& text) {
+  if (parse_whole(text) || parse_duration(text)) return "";
+  return "\"" + ascii(text) + "\" is refused; allowed: the number of an event, or 90s, 5m, 1h, 2d";
+}
+
 // Only such text fits into a message.
 CLI::Validator utf8() {
   return CLI::Validator(
@@ -104,6 +109,7 @@ void add_views(CLI::App& app, Arguments& arguments) {
   op->add_option("ID", arguments.operation, "As epctl ops prints it")
       ->type_name("OPERATION")
       ->check(utf8())
+      ->check(refuse_operation)
       ->required();
   CLI::App* stats = add_command(app, arguments, "stats", Command::kStats, help::kStats);
   stats->add_flag("--ranks", arguments.ranks, "One line per rank of each group too");
@@ -125,9 +131,18 @@ void add_views(CLI::App& app, Arguments& arguments) {
   events->add_option("--level", arguments.level, "Only events that are at least so important")
       ->check(CLI::IsMember({"info", "warning", "error"}))
       ->capture_default_str();
-  events->add_option("--since", arguments.since, "Only events after number N")
+  events->add_option("--since", arguments.since, "Only events after number N, or of the last 90s, 5m, 1h, 2d")
+      ->type_name("N|TIME")
+      ->check(refuse_since);
+  events->add_option("--last", arguments.last, "Only the last N of those that are remembered")
       ->type_name("N")
-      ->check(whole(0, UINT64_MAX));
+      ->check(whole(1, UINT32_MAX));
+  events->add_option("--group", arguments.group, "Only events of this group, by name or id")
+      ->type_name("GROUP")
+      ->check(utf8());
+  events->add_option("--node", arguments.node, "Only events of this node of the cluster")
+      ->type_name("NODE")
+      ->check(utf8());
   add_command(app, arguments, "config", Command::kConfig, help::kConfig);
   CLI::App* health = add_command(app, arguments, "health", Command::kHealth, help::kHealth);
   health->add_option("SUBSYSTEM", arguments.subsystem, "daemon, control, membership, cluster or device/NAME")

@@ -236,14 +236,17 @@ EXAMPLES
 const Page kEvents = {"What has happened: joins, losses, breaks, restarts, refusals", R"HELP(
 Attaches and ends of sessions, joins and losses of ranks, breaks of groups with their causes, starts and
 deaths of engines, reloads, settings, evictions, refusals (limited in rate; a "count" says how many are
-left out). What an operator did has by_uid and by_pid. --level warning leaves out what is of less importance. The daemon remembers 4096; then the oldest of the user
-with the most goes. Where some are forgotten, a line tells how many. Each line is also in the daemon's log.
+left out). What an operator did has by_uid and by_pid. --level warning leaves out what is of less importance.
+--since 1h leaves out what is older, --last 20 all but the last 20 of what is left. The daemon remembers 4096; then
+the oldest of the user with the most goes. Where some are forgotten, a line tells how many. Each line is also in the
+daemon's log. A client that a signal ends without a detach has died, whatever the signal: only its parent is told.
 
 EXAMPLES
   epctl events --follow
   epctl events --json | jq -c 'select(.kind == "group_broke") | .fields'
   epctl events --since 120 --follow
-  epctl events --level warning
+  epctl events --since 1h --group training
+  epctl events --level warning --last 20
 )HELP"};
 
 const Page kWatch = {"Rates of devices, sessions and groups, again and again", R"HELP(

@@ -94,7 +94,7 @@ Exit answer(const CLI::App& app, const CLI::ParseError& error, const Arguments& 
   }
   const std::string message = epd::ctl::usage_message(app, error);
   if (arguments.json) return epd::ctl::report(arguments, output, {Exit::kUsage, "INVALID_ARGUMENT", message});
-  output.error << message << "\nRun with --help for more information.\n";
+  output.error << "epctl: " << message << "\nRun with --help for more information.\n";
   return Exit::kUsage;
 }
 

@@ -52,6 +52,27 @@ std::string refuse_whole(const std::string& text, const std::string& allowed) {
   return number && *number <= UINT32_MAX ? "" : refusal(text, allowed);
 }
 
+std::string refuse_operation(const std::string& text) {
+  const std::size_t colon = std::min(text.find(':'), text.size());
+  const std::string_view ticket = std::string_view(text).substr(std::min(colon + 1, text.size()));
+  if (parse_whole(std::string_view(text).substr(0, colon)) && parse_whole(ticket)) return "";
+  return "\"" + printable(text) + "\" is refused; allowed: SESSION:TICKET, as epctl ops prints it";
+}
+
+std::optional<std::uint64_t> parse_duration(std::string_view text) {
+  constexpr std::uint64_t kMost = 100'000;
+  if (text.empty()) return std::nullopt;
+  const std::optional<std::uint64_t> count = parse_whole(text.substr(0, text.size() - 1));
+  if (!count || *count > kMost) return std::nullopt;
+  switch (text.back()) {
+    case 's': return *count * 1'000;
+    case 'm': return *count * 60'000;
+    case 'h': return *count * 3'600'000;
+    case 'd': return *count * 86'400'000;
+    default: return std::nullopt;
+  }
+}
+
 std::string refuse_seconds(const std::string& text, double least, double most, const std::string& allowed) {
   const double seconds = parse_seconds(text);
   if (seconds >= least && seconds <= most) return "";

@@ -16,6 +16,12 @@ std::string refuse_whole(const std::string& text, std::uint64_t least, std::uint
 // The same of a number of 32 bits, whose range others judge: `allowed` is that range in words.
 std::string refuse_whole(const std::string& text, const std::string& allowed);
 
+// SESSION:TICKET, the id of an operation.
+std::string refuse_operation(const std::string& text);
+
+// A duration as 90s, 5m, 1h or 2d, in milliseconds.
+std::optional<std::uint64_t> parse_duration(std::string_view text);
+
 // Seconds, which may have a fraction: "2", "0.5". `allowed` is the range in words.
 std::string refuse_seconds(const std::string& text, double least, double most, const std::string& allowed);
 

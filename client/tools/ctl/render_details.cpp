@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 
 namespace epd::ctl {
@@ -99,7 +100,8 @@ std::string render(const v1::GetStatisticsResponse& statistics, bool ranks,
     const auto name = names.find(g.group_id());
     add(groups, {owner(g.group_id()), name == names.end() ? "" : name->second}, g.statistics());
   }
-  if (sessions.empty() && groups.empty()) return "nothing has been counted\n";
+  if (sessions.empty() && groups.empty())
+    return "no session and no group is there to count for; epctl devices has the sums of engines\n";
   std::string text = sessions.text();
   if (!groups.empty()) text += "\n" + groups.text();
   if (!ranks) return text;
@@ -118,8 +120,10 @@ std::string render(const v1::Event& event) {
   ::localtime_r(&seconds, &local);
   std::array<char, 64> time{};
   const std::size_t length = std::strftime(time.data(), time.size(), "%F %T", &local);
-  std::snprintf(time.data() + length, time.size() - length, ".%03d",
-                static_cast<int>(event.unix_ms() % 1000));
+  const long east = std::labs(local.tm_gmtoff) / 60;
+  std::snprintf(time.data() + length, time.size() - length, ".%03d%c%02ld:%02ld",
+                static_cast<int>(event.unix_ms() % 1000), local.tm_gmtoff < 0 ? '-' : '+', east / 60,
+                east % 60);
   std::string text = std::to_string(event.sequence()) + "  " + time.data() + "  " +
                      (event.level() == "info" ? "" : printable(event.level()) + ": ") +
                      printable(event.text());

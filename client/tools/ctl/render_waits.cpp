@@ -29,8 +29,10 @@ std::string rank_table(const v1::GroupWaits& group) {
                {"READY", kRight},
                {"ARRIVED", kRight}});
   for (const v1::RankWaits& rank : group.ranks()) {
-    table.add({std::to_string(rank.rank()), rank.device(), std::to_string(rank.operations()),
-               std::to_string(rank.last_arrivals()), std::to_string(rank.rows()), time_of(rank.waited_us()),
+    // Of a rank elsewhere nothing of its own is known here.
+    const auto own = [&](std::uint64_t count) { return rank.device().empty() ? "" : std::to_string(count); };
+    table.add({std::to_string(rank.rank()), rank.device(), own(rank.operations()), own(rank.last_arrivals()),
+               own(rank.rows()), time_of(rank.waited_us()),
                time_of(rank.waited_for_ready_us() + rank.waited_for_arrived_us()),
                time_of(rank.waited_for_ready_us()), time_of(rank.waited_for_arrived_us())});
   }

@@ -31,6 +31,13 @@ std::string names_of_commands(const CLI::App& app) {
   return names;
 }
 
+// "evict session"
+std::string path_of(const CLI::App& command) {
+  const CLI::App* parent = command.get_parent();
+  const bool top = parent == nullptr || parent->get_parent() == nullptr;
+  return (top ? "" : path_of(*parent) + " ") + command.get_name();
+}
+
 // The prefix of a word; "" for the program itself.
 std::string before_word(const CLI::App& app, const CLI::App& command) {
   return &command == &app ? "" : command.get_name() + " ";
@@ -53,7 +60,7 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App& command = deepest_command(app);
   const std::string allowed = names_of_commands(command);
   const bool lacks_command = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && !allowed.empty();
-  if (!lacks_command) return error.what();
+  if (!lacks_command) return (&command == &app ? "" : path_of(command) + ": ") + error.what();
   const std::vector<std::string> unknown = app.remaining(true);
   if (unknown.empty()) return command.get_name() + " needs a command; allowed: " + allowed;
   const char* kind = unknown.front().starts_with("-") ? "option" : "command";

@@ -80,6 +80,7 @@ class Process {
   bool write(const std::string& text) {
     return ::write(in_, text.data(), text.size()) == static_cast<ssize_t>(text.size());
   }
+  void signal(int number) const { send_signal(pid_, number); }
   void close_input() {
     if (in_ >= 0) ::close(in_);
     in_ = -1;

@@ -54,6 +54,13 @@ TEST_F(CtlTest, AnUnknownWordIsNamedWithWhatIsAllowed) {
   EXPECT_NE(json["error"]["message"].get<std::string>().find("\"stat\""), std::string::npos) << json;
 }
 
+// "ID is required", of whom?
+TEST_F(CtlTest, ComplaintsOfTheParserDidNotSayWhose) {
+  EXPECT_EQ(epctl({"op"}).err.substr(0, 23), "epctl: op: ID is requir");
+  EXPECT_TRUE(epctl({"evict", "session"}).complains("epctl: evict session: ID is required"));
+  EXPECT_TRUE(epctl({"stat"}).complains("epctl: unknown command"));
+}
+
 TEST_F(CtlTest, NumbersAreDecimalAndInRange) {
   struct Case {
     std::vector<std::string> arguments;

@@ -296,6 +296,21 @@ TEST_F(CtlTest, DoctorFindsAnEngineThatHangsAndARefusedReload) {
   EXPECT_TRUE(text.says("-> its engine (pid 4242) hangs")) << text.out;
 }
 
+// Of engines and clients it was said.
+TEST_F(CtlTest, AStoppedDaemonWasOnlySaidNotToAnswer) {
+  start_server();
+  server_->signal(SIGSTOP);
+  const Finished status = epctl({"--timeout-ms", "300", "status"});
+  EXPECT_EQ(status.exit_code, 3);
+  EXPECT_TRUE(status.complains("is stopped by a signal or a debugger: kill -CONT ")) << status.err;
+  // Where another daemon than the default one takes clients, only that daemon knows.
+  const Json document = epctl({"--timeout-ms", "300", "doctor", "--json"}).json();
+  EXPECT_FALSE(find_check(document, "attach_socket")) << document;
+  EXPECT_NE((*find_check(document, "daemon"))["advice"].get<std::string>().find("kill -CONT"),
+            std::string::npos);
+  server_->signal(SIGCONT);
+}
+
 TEST_F(CtlTest, DoctorWithoutADaemonStillLooksAtTheHost) {
   const Finished result = epctl({"doctor", "--json"}, {"EPD_SOCKET=" + attach_});
   EXPECT_EQ(result.exit_code, 4);

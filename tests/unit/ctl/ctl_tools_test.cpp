@@ -91,6 +91,49 @@ TEST_F(CtlTest, EventsPrintOneLineEach) {
   EXPECT_EQ(epctl({"events", "--since", "99"}).exit_code, 1);
 }
 
+// 4096 lines came, and all that could be named was a number.
+TEST_F(CtlTest, EventsCouldNotBeNarrowedDown) {
+  start_server();
+  const auto count = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {"events", "--json"});
+    const Finished result = epctl(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.out.empty() ? 0 : json_lines(result.out).size();
+  };
+  EXPECT_EQ(count({"--last", "2"}), 2u);
+  EXPECT_TRUE(epctl({"events", "--last", "1"}).says("group breaks"));
+  EXPECT_EQ(count({"--last", "9"}), 3u);
+  EXPECT_EQ(count({"--group", "9"}), 3u);
+  EXPECT_EQ(count({"--group", "8"}), 0u);
+  EXPECT_EQ(count({"--node", "node-b"}), 0u);
+  EXPECT_EQ(count({"--since", "0s"}), 0u);
+  EXPECT_EQ(count({"--since", "90000d"}), 3u);
+  const Finished wrong = epctl({"events", "--since", "1y"});
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_TRUE(wrong.complains("allowed: the number of an event, or 90s, 5m, 1h, 2d")) << wrong.err;
+  Process follower({EPCTL_PATH, "--socket", control_, "events", "--follow", "--last", "1"});
+  EXPECT_TRUE(follower.read_until("3  "));
+  tell_server("event news");
+  EXPECT_TRUE(follower.read_until("news"));
+}
+
+// The log says the zone, and the two were compared.
+TEST_F(CtlTest, StampsOfEventsHadNoZone) {
+  start_server();
+  const Finished far = epctl({"events", "--last", "1"}, {"TZ=EST5"});
+  EXPECT_TRUE(far.says("2023-11-14 17:13:20.000-05:00")) << far.out;
+  EXPECT_TRUE(epctl({"events", "--last", "1"}, {"TZ=UTC"}).says("2023-11-14 22:13:20.000+00:00"));
+}
+
+// The daemon was asked, and its refusal is exit code 1.
+TEST_F(CtlTest, AMalformedOperationWasTheDaemonsRefusal) {
+  for (const char* id : {"1", "abc", "1:", ":1", "1:2:3", "01:2"}) {
+    const Finished result = epctl({"op", id});
+    EXPECT_EQ(result.exit_code, 2) << id;
+    EXPECT_TRUE(result.complains("allowed: SESSION:TICKET")) << result.err;
+  }
+}
+
 TEST_F(CtlTest, EventsFollowAndTellOfTheLost) {
   start_server();
   for (int i = 0; i < 10; ++i) tell_server("event number " + std::to_string(i));
@@ -127,15 +170,16 @@ TEST_F(CtlTest, WatchPrintsBlocksOfTextIntoAPipe) {
 
 TEST_F(CtlTest, SetAndEvictSayWhatTheyDid) {
   start_server();
+  const std::string sms_of_host_0 = epctl({"devices", "--json"}).json()["devices"][0]["sms"].dump();
   const Finished device = epctl({"set", "device", "host:0", "sms=4"});
   EXPECT_EQ(device.exit_code, 0) << device.err;
-  EXPECT_EQ(device.out, "host:0: sms=4\n");
+  EXPECT_EQ(device.out, "host:0: sms " + sms_of_host_0 + " -> 4\n");
   const Json group = epctl({"--json", "set", "group", "layer-experts", "sms=2", "priority=-5"}).json();
   ASSERT_TRUE(group.is_object());
   EXPECT_EQ(group["set"]["priority"], -5);
   EXPECT_FALSE(group.contains("this_node_only"));
   EXPECT_EQ(epctl({"set", "group", "late", "priority=5"}).out,
-            "late: priority=5 for its ranks on this node; those on other nodes keep theirs\n");
+            "late: priority 0 -> 5 for its ranks on this node; those on other nodes keep theirs\n");
   EXPECT_EQ(epctl({"--json", "set", "group", "10", "priority=5"}).json()["this_node_only"], true);
   EXPECT_EQ(epctl({"evict", "session", "11", "--reason", "too slow"}).out, "session 11 evicted\n");
   EXPECT_EQ(epctl({"evict", "group", "late", "rank", "2"}).out, "rank 2 of group late evicted\n");
@@ -175,7 +219,7 @@ TEST_F(CtlTest, DoctorKnowsSocketsThatWereLeftBehind) {
 
 TEST_F(CtlTest, WhatWasSetCanBeUnset) {
   start_server();
-  EXPECT_EQ(epctl({"set", "device", "host:0", "sms=unset"}).out, "host:0: sms=unset\n");
+  EXPECT_TRUE(epctl({"set", "device", "host:0", "sms=unset"}).says(" -> unset\n"));
   const Json group = epctl({"--json", "set", "group", "9", "sms=unset", "priority=unset"}).json();
   ASSERT_TRUE(group.is_object());
   EXPECT_TRUE(group["set"]["sms"].is_null());
