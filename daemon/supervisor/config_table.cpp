@@ -90,7 +90,8 @@ std::vector<Option> make_table() {
        "",
        kFixed,
        "Number of emulated host devices (host:0, host:1, ...), one engine process each. auto: one if no GPU "
-       "is served, else none."},
+       "is served, else none; where devices.cuda is auto as well and finds no GPU, with a warning. 0: no "
+       "start without a GPU."},
       {"devices.cuda",
        "auto",
        OptionKind::kGpus,

@@ -145,8 +145,13 @@ Result<DeviceChoice> choose_devices(const Config& config, const Machine& machine
       return status;
     choice.devices.push_back(std::move(device));
   }
-  const std::uint32_t hosts =
-      config.host_devices == kAutomatic ? (gpus->empty() ? 1 : 0) : config.host_devices;
+  const bool automatic = config.host_devices == kAutomatic;
+  choice.host_instead = automatic && gpus->empty() && config.cuda_devices.automatic;
+  if (choice.host_instead && static_cast<DeviceMode>(config.mode) == DeviceMode::kResident)
+    return unsupported(
+        "devices.mode is \"resident\" and there is no GPU: no driver (libcuda.so.1), or it shows none; "
+        "allowed: a GPU, or host devices by devices.host");
+  const std::uint32_t hosts = automatic ? (gpus->empty() ? 1 : 0) : config.host_devices;
   for (std::uint32_t i = 0; i < hosts; ++i)
     choice.devices.push_back({{abi::DeviceKind::kHost, i}, {}, LaunchMode::kLaunched, ""});
   if (!choice.devices.empty()) return choice;

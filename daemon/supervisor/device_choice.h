@@ -27,6 +27,7 @@ std::string uuid_text(const device::DeviceFacts& facts);
 struct DeviceChoice {
   std::vector<ServedDevice> devices;  // GPUs by number, then host devices
   std::vector<std::string> skipped;   // GPUs that "auto" has left out, with the reason
+  bool host_instead = false;          // there is no GPU, and "auto" has taken a host device in its place
 };
 
 // The machine, as this room asks about it. Tests replace it.

@@ -1,6 +1,6 @@
 #include "device_list.h"
 
-#include "base/log.h"
+#include "base/event.h"
 
 #include <algorithm>
 #include <string>
@@ -42,12 +42,21 @@ Result<DeviceList> DeviceList::find(const Config& config) {
   if (!choice.ok()) return choice.status();
   DeviceList list;
   list.skipped_ = std::move(choice->skipped);
+  list.host_instead_ = choice->host_instead;
   for (ServedDevice& device : choice->devices) list.devices_.push_back({std::move(device), {}});
   Status status = list.find_unreachable();
   return status.ok() ? Result<DeviceList>(std::move(list)) : status;
 }
 
 void DeviceList::tell() const {
+  if (host_instead_) {
+    record_event(EventKind::kOther, LogLevel::kWarning,
+                 "no GPU found: a host device is served in its place, whose operations run on processors",
+                 {{"reason", "no driver (libcuda.so.1), or it shows no GPU"},
+                  {"remedy",
+                   "devices.host = 0 refuses to start without a GPU; devices.host = 1 says that a host "
+                   "device is wanted"}});
+  }
   for (const std::string& reason : skipped_)
     log_event(LogLevel::kWarning, "GPU not served", {{"reason", reason}});
   for (const Device& device : devices_) {

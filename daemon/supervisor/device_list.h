@@ -38,6 +38,7 @@ class DeviceList {
 
   std::vector<Device> devices_;
   std::vector<std::string> skipped_;  // GPUs that are not served: why
+  bool host_instead_ = false;
 };
 
 }  // namespace epd::supervisor

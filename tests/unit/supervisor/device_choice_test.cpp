@@ -74,6 +74,21 @@ TEST(DeviceChoice, AutoTakesTheGpusThatThereAreAndElseOneHostDevice) {
             "cuda:1 resident (auto: MPS runs on it); skipped: cuda:0 has no virtual memory management");
 }
 
+// A pod without its runtimeClassName was ready, and slow.
+TEST(DeviceChoice, AHostDeviceInPlaceOfAGpuWasServedWithoutAWord) {
+  const std::string refusal = chosen(config_of("auto", kAutomatic, DeviceMode::kResident), {});
+  EXPECT_NE(refusal.find("UNSUPPORTED"), std::string::npos) << refusal;
+  EXPECT_NE(refusal.find("devices.mode is \"resident\" and there is no GPU"), std::string::npos) << refusal;
+  EXPECT_EQ(chosen(config_of("auto", 1, DeviceMode::kResident), {}), "host:0");
+  const auto instead = [](const Config& config, const FakeMachine& machine) {
+    return choose_devices(config, machine.machine()).value().host_instead;
+  };
+  EXPECT_TRUE(instead(config_of("auto"), {}));
+  EXPECT_FALSE(instead(config_of("auto", 1), {}));
+  EXPECT_FALSE(instead(config_of("none"), {})) << "no GPU was asked for";
+  EXPECT_FALSE(instead(config_of("auto"), {.gpus = 1}));
+}
+
 TEST(DeviceChoice, AMachineWhoseGpusFailServesNoHostDevicesInTheirPlace) {
   const FakeMachine broken{.gpus = 2,
                            .broken = {StatusCode::kUnsupported, "cuInit: system not yet initialized"}};
