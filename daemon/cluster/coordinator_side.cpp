@@ -447,7 +447,8 @@ void CoordinatorSide::begin_term(std::uint64_t term) {
                                          const NodeRow* row =
                                              name == own_.node.name() ? &own_ : table_.find(name);
                                          return row == nullptr ? std::string() : row->node.address();
-                                       }},
+                                       },
+                                       options_.max_groups_of},
       store_);
   self_.agent.channel_began();
 }

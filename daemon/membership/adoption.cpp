@@ -126,8 +126,11 @@ Adoption::Adopted Adoption::take(std::size_t most) {
   Adopted adopted;
   std::map<std::uint32_t, std::uint32_t> holders;  // index by number
   std::set<std::uint64_t> ids;
+  std::map<std::uint32_t, std::uint64_t> alone;  // groups of that node alone, by index
   for (Reports* each : whole) {
-    if (each->numbers.size() == 1 && adopted.groups.size() >= most) break;
+    const bool is_alone = each->numbers.size() == 1;
+    if (is_alone && adopted.groups.size() >= most) break;
+    if (is_alone && alone[each->numbers.begin()->first]++ >= share_of_one(most)) continue;
     const bool agrees = std::all_of(each->numbers.begin(), each->numbers.end(), [&](const auto& node) {
       const auto holder = holders.find(node.second);
       return holder == holders.end() || holder->second == node.first;

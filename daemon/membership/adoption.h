@@ -33,7 +33,7 @@ class Adoption {
   void add(const Reporter& reporter, const GroupReport& report);
   // Groups whose ranks are all reported, told alike, by nodes of one term. If two of them give one number to
   // two nodes, or have one id, the one of more nodes is adopted, or that of the later term. Groups
-  // of one node alone are left out beyond `most`.
+  // of one node alone are left out beyond `most`, and beyond that node's share of it.
   Adopted take(std::size_t most);
 
  private:

@@ -129,6 +129,10 @@ void Coordinator::take(const std::string& name, NodeEntry& node, const ToCoordin
   if (const auto* up = std::get_if<EngineUp>(&event); up != nullptr && !take_address(*up)) return;
   if (const auto* down = std::get_if<EngineDown>(&event))
     forget([down](EngineId e) { return e == down->engine; });
+  if (auto* join = std::get_if<JoinRequest>(&event); join != nullptr && options_.max_groups_of) {
+    const Quota own = options_.max_groups_of(join->uid);
+    if (own.limit < join->max_groups.limit) join->max_groups = own;
+  }
   tell(std::move(event));
 }
 

@@ -28,13 +28,25 @@ EngineSlot* GroupTable::find_slot(std::uint64_t group_id, EngineId engine) {
   return slot == group->engines.end() ? nullptr : &slot->second;
 }
 
-Status GroupTable::check_quotas(const JoinRequest& request, std::uint32_t max_groups) const {
+std::uint64_t GroupTable::count_if(const std::function<bool(const Group&)>& test) const {
+  return static_cast<std::uint64_t>(
+      std::count_if(groups_.begin(), groups_.end(), [&](const auto& entry) { return test(entry.second); }));
+}
+
+Status GroupTable::check_quotas(const JoinRequest& request, std::uint32_t max_groups,
+                                bool several_nodes) const {
   if (groups_.size() >= max_groups) {
     return resource_exhausted("there are " + std::to_string(groups_.size()) +
                               " groups; allowed: " + std::to_string(max_groups) + " (limits.max_groups)");
   }
-  const auto of_user = static_cast<std::uint64_t>(std::count_if(
-      groups_.begin(), groups_.end(), [&](const auto& entry) { return entry.second.uid == request.uid; }));
+  const std::uint32_t node = request.id.session.node;
+  const std::uint64_t of_node = count_if([&](const Group& group) { return group.made_by == node; });
+  if (several_nodes && of_node >= share_of_one(max_groups)) {
+    return resource_exhausted(
+        "ranks of this node have begun " + std::to_string(of_node) + " groups that span nodes; allowed: " +
+        std::to_string(share_of_one(max_groups)) + " (3/4 of the coordinator's limits.max_groups)");
+  }
+  const std::uint64_t of_user = count_if([&](const Group& group) { return group.uid == request.uid; });
   if (of_user < request.max_groups.limit) return {};
   return over_quota(request.uid, of_user, "groups", request.max_groups);
 }
@@ -45,6 +57,7 @@ Group& GroupTable::add(const JoinRequest& request, std::uint64_t now_ns) {
   Group& group = groups_[id];
   group.id = id;
   group.uid = request.uid;
+  group.made_by = request.id.session.node;
   group.name = request.join.group;
   group.shape = request.join.shape;
   group.asked_sum_ranks = group.shape.sum_ranks;

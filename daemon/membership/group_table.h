@@ -5,6 +5,7 @@
 #include "membership/group.h"
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -28,8 +29,9 @@ class GroupTable {
   Group* find_named(const GroupName& name);
   EngineSlot* find_slot(std::uint64_t group_id, EngineId engine);
 
-  // RESOURCE_EXHAUSTED: no further group for this user.
-  Status check_quotas(const JoinRequest& request, std::uint32_t max_groups) const;
+  // RESOURCE_EXHAUSTED: no further group for this user, nor, if there are several nodes, for the rank's node.
+  Status check_quotas(const JoinRequest& request, std::uint32_t max_groups, bool several_nodes) const;
+  std::uint64_t count_if(const std::function<bool(const Group&)>& test) const;
   Group& add(const JoinRequest& request, std::uint64_t now_ns);
   // One that another registry has begun.
   Group& put(Group group);

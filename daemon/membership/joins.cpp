@@ -56,7 +56,7 @@ Status Joins::in_the_way(const Group& group, const JoinRequest& request) const {
 Status Joins::try_join(const JoinRequest& request) {
   Group* group = groups_.find_named({request.uid, request.join.group});
   if (group == nullptr) {
-    Status status = groups_.check_quotas(request, desk_.limits().max_groups);
+    Status status = groups_.check_quotas(request, desk_.limits().max_groups, desk_.spans());
     if (!status.ok()) return status;
     group = &groups_.add(request, desk_.now_ns());
   }

@@ -104,6 +104,7 @@ void GroupRegistry::handle(const Event& event) {
 
 Group& GroupRegistry::put(Group group) {
   Group& here = parts_->groups.put(std::move(group));
+  if (!here.members.empty()) here.made_by = here.members.begin()->second.session.node;
   for (const auto& [rank, member] : here.members) {
     // 0: its number has not been told.
     if (member.member != 0) parts_->memberships.adopt(member.session, member.member, here.id, rank);

@@ -152,8 +152,7 @@ Quota general_quota(const Caller& caller, std::uint64_t set, std::uint64_t whole
   const std::string own_key = key + "_per_user";
   if (set != 0) return {set, own_key};
   if (is_privileged(caller.uid)) return {whole, own_key};
-  return {std::max<std::uint64_t>(1, whole - (whole + 3) / 4),
-          own_key + ": 3/4 of " + key + " unless the operator sets it"};
+  return {share_of_one(whole), own_key + ": 3/4 of " + key + " unless the operator sets it"};
 }
 
 std::string variable(const char* name) {

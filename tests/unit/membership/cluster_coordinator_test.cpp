@@ -16,10 +16,14 @@ class CoordinatorAlone : public testing::Test {
 
   std::unique_ptr<Coordinator> begin(std::uint64_t first_term) {
     return std::make_unique<Coordinator>(clock_,
-                                         Coordinator::Options{kTimes, kLimits, first_term,
+                                         Coordinator::Options{kTimes,
+                                                              kLimits,
+                                                              first_term,
                                                               [this] {
                                                                 return EpochKey{next_key_++, 1};
-                                                              }},
+                                                              },
+                                                              {},
+                                                              [this](std::uint32_t) { return own_quota_; }},
                                          store_);
   }
   static ToCoordinator attach(const std::string& boot = "1", std::uint64_t term = 0,
@@ -59,12 +63,53 @@ class CoordinatorAlone : public testing::Test {
     coordinator_->take_messages();
   }
 
+  // The last answer to a join that begins a group of that name; "": it waits for other ranks.
+  std::string begin_group(const std::string& node, const std::string& group, std::uint32_t uid = kUid) {
+    JoinRequest request = join_request(10, 0, 2);
+    request.id.number = ++last_request_;
+    request.uid = uid;
+    std::strcpy(request.join.group, group.c_str());
+    say(node, told(request));
+    std::string text;
+    for (const ToAgent& message : take(node)) {
+      const auto* order = std::get_if<Order>(&message.body);
+      const auto* refused = order == nullptr ? nullptr : std::get_if<ReplyRefused>(&order->action);
+      if (refused != nullptr) text = refused->status.message();
+    }
+    return text;
+  }
+
   ManualClock clock_;
+  Quota own_quota_;
+  std::uint32_t last_request_ = 0;
   std::uint64_t next_key_ = 1;
   bool own_addresses_ = true;
   EmbeddedStore store_;
   std::unique_ptr<Coordinator> coordinator_;
 };
+
+// A node that made up sessions, users and limits took all groups of the cluster.
+TEST_F(CoordinatorAlone, ANodeThatMakesUpGroupsLeavesRoomForOthers) {
+  open_with({"a", "b"});
+  for (std::uint32_t i = 0; i < 6; ++i)
+    EXPECT_EQ(begin_group("b", "made-up-" + std::to_string(i), 5'000 + i), "");
+  EXPECT_EQ(begin_group("b", "made-up-6", 6'000),
+            "ranks of this node have begun 6 groups that span nodes; allowed: 6 (3/4 of the coordinator's "
+            "limits.max_groups)");
+  EXPECT_EQ(begin_group("a", "honest"), "");
+  EXPECT_EQ(coordinator_->groups().size(), 7u);
+}
+
+// A node said how many groups its users may have.
+TEST_F(CoordinatorAlone, TheCoordinatorsOwnLimitOfAUserHoldsToo) {
+  own_quota_ = {2, "limits.max_groups_per_user"};
+  open_with({"a", "b"});
+  EXPECT_EQ(begin_group("a", "x"), "");
+  EXPECT_EQ(begin_group("b", "y"), "");
+  EXPECT_EQ(begin_group("b", "z"),
+            "user " + std::to_string(kUid) + " has 2 groups; allowed: 2 (limits.max_groups_per_user)");
+  EXPECT_EQ(begin_group("b", "z", kUid + 1), "");
+}
 
 TEST_F(CoordinatorAlone, ListensFirstAndThenWelcomesAll) {
   say("a", attach());
@@ -536,7 +581,7 @@ TEST_P(Liar, WhoReportsMoreGroupsThanThereMayBeKeepsSomeOfThem) {
     groups.push_back(own);
   }
   expect_the_group_goes_on(lie);
-  EXPECT_EQ(coordinator_->groups().size(), kLimits.max_groups);
+  EXPECT_EQ(coordinator_->groups().size(), 1 + share_of_one(kLimits.max_groups));
 }
 
 TEST_P(Liar, WhoClaimsALaterTermEndsNoGroup) {

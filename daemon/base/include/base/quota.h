@@ -3,6 +3,7 @@
 
 #include "common/status.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -19,6 +20,11 @@ struct UserQuotas {
   Quota arena_bytes;
   Quota routing_bytes;
 };
+
+// What one of many may hold if nobody has set it: three quarters of the whole, so that others find room.
+inline std::uint64_t share_of_one(std::uint64_t whole) {
+  return std::max<std::uint64_t>(1, whole - (whole + 3) / 4);
+}
 
 // "user 1001 has 8 sessions; allowed: 8 (access.rule 2)"
 inline Status over_quota(std::uint32_t uid, std::uint64_t used, const char* what, const Quota& quota) {

@@ -44,6 +44,8 @@ class Coordinator {
     std::uint64_t first_term = 1;  // higher than that of whoever was there before, if that can be known
     std::function<EpochKey()> new_epoch_key;
     std::function<std::string(const std::string& node)> address_of = {};  // for texts; may be missing
+    // The coordinator's own limit on a user's groups, if a node says a higher one; may be missing.
+    std::function<Quota(std::uint32_t uid)> max_groups_of = {};
   };
   struct Sent {
     std::string node;
