@@ -33,6 +33,16 @@ std::string certificate_of(const PeerFacts& peer) {
   return names.empty() ? "certificates without names, or none" : "the certificate of " + names;
 }
 
+// How well the connection shows that its node is reached at that host.
+int claim(const PeerFacts& peer, const std::string& host) {
+  const auto is_host = [&](const std::string& name) { return same_name(name, host); };
+  if (std::any_of(peer.names.begin(), peer.names.end(), is_host) ||
+      std::any_of(peer.addresses.begin(), peer.addresses.end(), is_host))
+    return 2;
+  const std::optional<HostPort> from = parse_host_port(peer.address);
+  return from && is_host(from->host) ? 1 : 0;
+}
+
 // Where the node listens; on all its addresses: on the one from which it has come.
 std::optional<SocketAddress> place_of(const v1::NodeDescription& node, const PeerFacts& peer) {
   std::optional<HostPort> place = parse_host_port(node.listen());
@@ -174,13 +184,25 @@ bool CoordinatorSide::judge(Stream& stream, v1::Hello& hello) {
            {StatusCode::kAborted, "another daemon is node " + node.name() + " already"});
     return false;
   }
-  if (const std::string holder = holder_of_address(node); !holder.empty()) {
+  return judge_term(stream, hello) && judge_address(stream, node);
+}
+
+// An address belongs to the node whose certificate names its host, or else to the one that comes from there,
+// or else to the one that has it. Whoever held it wrongly is lost.
+bool CoordinatorSide::judge_address(Stream& stream, const v1::NodeDescription& node) {
+  const std::string holder = holder_of_address(node);
+  if (holder.empty()) return true;
+  const std::string host = parse_host_port(node.address())->host;
+  const auto member = members_.find(holder);
+  const Stream* held = member == members_.end() ? nullptr : member->second.conversation.stream().get();
+  if (held == nullptr || claim(stream.peer(), host) <= claim(held->peer(), host)) {
     refuse(stream, Refusal::kNodes, node.name(),
            invalid_argument("its cluster.advertise is \"" + node.address() + "\", where node " + holder +
                             " is reached; allowed: where others reach this node"));
     return false;
   }
-  return judge_term(stream, hello);
+  lose(holder, "its cluster.advertise is \"" + node.address() + "\", which belongs to node " + node.name());
+  return true;
 }
 
 // Another node that is reached at the node's address; "" if none is.
@@ -448,7 +470,10 @@ void CoordinatorSide::begin_term(std::uint64_t term) {
                                              name == own_.node.name() ? &own_ : table_.find(name);
                                          return row == nullptr ? std::string() : row->node.address();
                                        },
-                                       options_.max_groups_of},
+                                       options_.max_groups_of,
+                                       [this](const std::string& name, std::uint32_t uid) {
+                                         return self_.settings.check_user(name, uid);
+                                       }},
       store_);
   self_.agent.channel_began();
 }

@@ -63,6 +63,7 @@ class CoordinatorSide final : public Side {
   void take_in(std::shared_ptr<Stream> stream, v1::Hello hello);
   bool judge(Stream& stream, v1::Hello& hello);
   std::string holder_of_address(const v1::NodeDescription& node) const;
+  bool judge_address(Stream& stream, const v1::NodeDescription& node);
   bool judge_term(Stream& stream, const v1::Hello& hello);
   std::uint64_t most_term() const;
   bool is_raised_by(const v1::Hello& hello) const;

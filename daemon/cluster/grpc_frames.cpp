@@ -48,6 +48,8 @@ PeerFacts peer_of(const grpc::AuthContext* context) {
   if (context == nullptr) return peer;
   for (const grpc::string_ref& name : context->FindPropertyValues(GRPC_PEER_DNS_PROPERTY_NAME))
     peer.names.emplace_back(name.data(), name.size());
+  for (const grpc::string_ref& address : context->FindPropertyValues(GRPC_PEER_IP_PROPERTY_NAME))
+    peer.addresses.emplace_back(address.data(), address.size());
   peer.secure = context->IsPeerAuthenticated();
   return peer;
 }

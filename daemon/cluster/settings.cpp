@@ -7,6 +7,8 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cctype>
+#include <charconv>
+#include <system_error>
 #include <utility>
 
 namespace epd::cluster {
@@ -102,6 +104,35 @@ Status check_names(const Settings& settings) {
                  "a list that allows this node too, cluster.node = \"" + settings.node + "\"");
 }
 
+struct UserRule {
+  std::string nodes;  // a pattern
+  std::uint32_t first = 0;
+  std::uint32_t last = 0;
+};
+
+std::optional<UserRule> parse_user_rule(const std::string& text) {
+  const std::size_t sign = text.find('=');
+  if (sign == std::string::npos) return std::nullopt;
+  UserRule rule{text.substr(0, sign), 0, 0};
+  std::string name = rule.nodes;
+  std::replace(name.begin(), name.end(), '*', 'x');
+  const char* end = text.data() + text.size();
+  std::from_chars_result read = std::from_chars(text.data() + sign + 1, end, rule.first);
+  if (read.ec != std::errc() || !is_name(name)) return std::nullopt;
+  rule.last = rule.first;
+  if (read.ptr != end && *read.ptr == '-') read = std::from_chars(read.ptr + 1, end, rule.last);
+  const bool whole = read.ptr == end && read.ec == std::errc();
+  return whole && rule.first <= rule.last ? std::optional(rule) : std::nullopt;
+}
+
+Status check_users(const Settings& settings) {
+  for (const std::string& text : settings.users) {
+    if (!parse_user_rule(text))
+      return refused("cluster.users", text, "PATTERN=UID or PATTERN=FIRST-LAST, as node-*=1000-59999");
+  }
+  return {};
+}
+
 Status check_insecure(const Settings& settings) {
   if (!settings.tls_ca.empty() || !settings.tls_cert.empty() || !settings.tls_key.empty())
     return invalid_argument(
@@ -128,10 +159,23 @@ bool Settings::allows(const std::string& other) const {
                                       [&](const std::string& pattern) { return matches(pattern, other); });
 }
 
+Status Settings::check_user(const std::string& other, std::uint32_t uid) const {
+  if (users.empty()) return {};
+  std::string list;
+  for (const std::string& text : users) {
+    const std::optional<UserRule> rule = parse_user_rule(text);
+    if (rule && matches(rule->nodes, other) && rule->first <= uid && uid <= rule->last) return {};
+    list += (list.empty() ? "" : ", ") + text;
+  }
+  return {StatusCode::kPermissionDenied, "node " + other + " may not speak for user " + std::to_string(uid) +
+                                             "; cluster.users of the coordinator is " + list};
+}
+
 Result<Settings> complete(Settings settings) {
   if (Status status = fill_in(settings); !status.ok()) return status;
   if (Status status = check_coordinator(settings); !status.ok()) return status;
   if (Status status = check_names(settings); !status.ok()) return status;
+  if (Status status = check_users(settings); !status.ok()) return status;
   if (settings.node_timeout_ms < 3 * settings.heartbeat_ms) {
     return invalid_argument(
         "cluster.node_timeout_ms is \"" + std::to_string(settings.node_timeout_ms) +

@@ -12,9 +12,10 @@ namespace epd::cluster {
 
 // Who is at the other end, as the connection says.
 struct PeerFacts {
-  std::string address;             // "10.0.0.2:41234"
-  bool secure = false;             // by TLS, with a certificate of cluster.tls_ca
-  std::vector<std::string> names;  // DNS names of that certificate
+  std::string address;                      // "10.0.0.2:41234"
+  bool secure = false;                      // by TLS, with a certificate of cluster.tls_ca
+  std::vector<std::string> names;           // DNS names of that certificate
+  std::vector<std::string> addresses = {};  // numeric ones of it
 };
 
 class Stream;

@@ -129,11 +129,19 @@ void Coordinator::take(const std::string& name, NodeEntry& node, const ToCoordin
   if (const auto* up = std::get_if<EngineUp>(&event); up != nullptr && !take_address(*up)) return;
   if (const auto* down = std::get_if<EngineDown>(&event))
     forget([down](EngineId e) { return e == down->engine; });
-  if (auto* join = std::get_if<JoinRequest>(&event); join != nullptr && options_.max_groups_of) {
-    const Quota own = options_.max_groups_of(join->uid);
+  if (auto* join = std::get_if<JoinRequest>(&event)) {
+    if (Status status = check_user(name, join->uid); !status.ok()) {
+      send(name, node, Order{node.heard, ReplyRefused{join->id, std::move(status)}});
+      return;
+    }
+    const Quota own = options_.max_groups_of ? options_.max_groups_of(join->uid) : Quota();
     if (own.limit < join->max_groups.limit) join->max_groups = own;
   }
   tell(std::move(event));
+}
+
+Status Coordinator::check_user(const std::string& name, std::uint32_t uid) const {
+  return options_.check_user ? options_.check_user(name, uid) : Status();
 }
 
 // Of its own devices, and of its own ranks.
@@ -322,7 +330,9 @@ void Coordinator::open() {
   for (auto& [name, node] : nodes_) {
     const Adoption::Reporter reporter{index++, node.attach.number, node.attach_term,
                                       node.attach.devices.size()};
-    for (const GroupReport& report : std::exchange(node.attach.groups, {})) adoption.add(reporter, report);
+    for (const GroupReport& report : std::exchange(node.attach.groups, {})) {
+      if (check_user(name, report.told.label.uid).ok()) adoption.add(reporter, report);
+    }
   }
   Adoption::Adopted adopted = adoption.take(options_.limits.max_groups);
   index = 0;

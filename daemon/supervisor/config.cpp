@@ -126,7 +126,7 @@ Status check_cluster(Config& config) {
       {config.cluster_name, config.cluster_node, config.cluster_listen, config.cluster_advertise,
        config.cluster_coordinator, config.cluster_nodes, config.cluster_tls_ca, config.cluster_tls_cert,
        config.cluster_tls_key, config.cluster_insecure != 0, config.cluster_heartbeat_ms,
-       config.cluster_node_timeout_ms});
+       config.cluster_node_timeout_ms, config.cluster_users});
   if (!settings.ok()) return settings.status();
   config.cluster = std::move(*settings);
   if (config.network_library.empty() || config.network_devices.empty() || config.network_transports.empty()) {

@@ -243,6 +243,18 @@ std::vector<Option> make_table() {
        "Names of nodes that may take part, a list in which '*' stands for any characters; empty: all that "
        "have "
        "a certificate of cluster.tls_ca."},
+      {"cluster.users",
+       "",
+       OptionKind::kNames,
+       &C::cluster_users,
+       0,
+       0,
+       {},
+       "",
+       kFixed,
+       "Of the coordinator: whose ranks of groups that span nodes may be on which nodes, a list of "
+       "NODES=UID or NODES=FIRST-LAST, as node-*=1000-59999, with '*' for any characters; empty: anybody's "
+       "on each node."},
       text("cluster.tls_ca", "", &C::cluster_tls_ca, "",
            "PEM file of the authority whose certificates are accepted. This and the next two are needed "
            "unless "

@@ -86,6 +86,21 @@ TEST(ClusterAddress, Patterns) {
   EXPECT_FALSE(matches(std::string(200, '*') + "b", std::string(250, 'a')));
 }
 
+TEST(ClusterUsers, ANodeSpeaksForThoseOfItsRules) {
+  Settings settings;
+  EXPECT_TRUE(settings.check_user("node-x", 0).ok()) << "no rules";
+  settings.users = {"login-*=7", "node-*=1000-2000", "NODE-a=0"};
+  for (const auto& [node, uid] :
+       {std::pair("login-1", 7u), {"node-x", 1000u}, {"node-x", 2000u}, {"node-a", 0u}})
+    EXPECT_TRUE(settings.check_user(node, uid).ok()) << node;
+  for (const auto& [node, uid] :
+       {std::pair("login-1", 1000u), {"node-x", 999u}, {"node-x", 2001u}, {"other", 7u}})
+    EXPECT_EQ(settings.check_user(node, uid).code(), StatusCode::kPermissionDenied) << node;
+  EXPECT_EQ(settings.check_user("node-x", 0).message(),
+            "node node-x may not speak for user 0; cluster.users of the coordinator is login-*=7, "
+            "node-*=1000-2000, NODE-a=0");
+}
+
 class ClusterSettings : public testing::Test {
  protected:
   ClusterSettings() {
@@ -181,6 +196,11 @@ TEST_F(ClusterSettings, NamesAndAddresses) {
   expect_says(refusal([](Settings& s) { s.coordinator = "NODE-A:7411"; }),
               "cluster.advertise = \"node-a:7410\" if this");
   expect_says(refusal([](Settings& s) { s.nodes = {"node-*", "a b"}; }), "cluster.nodes is \"a b\"");
+  for (const char* rule :
+       {"node-*", "node-*=", "a b=1", "=1", "node-*=2-1", "node-*=1-", "node-*=-1", "n=1x", "n=4294967296"})
+    expect_says(refusal([&](Settings& s) { s.users = {rule}; }),
+                std::string("cluster.users is \"") + rule +
+                    "\"; allowed: PATTERN=UID or PATTERN=FIRST-LAST, as node-*=1000-59999");
   expect_says(refusal([](Settings& s) {
                 s.nodes = {"rack-*", "node-b"};
               }),

@@ -189,6 +189,44 @@ TEST_F(ClusterSides, AnAddressBelongsToOneNode) {
   EXPECT_FALSE(renamed->finished_) << renamed->status_.message();
 }
 
+// A node took another one's address while that one was away, and kept it out.
+TEST_F(ClusterSides, AnAddressBelongsToTheNodeWhoseCertificateNamesIt) {
+  struct {
+    const char* address;
+    PeerFacts holder, newcomer;
+    bool is_newcomers;
+  } const cases[] = {
+      {"10.0.0.3:7",
+       {"10.0.0.5:9", true, {"node-e"}, {}},
+       {"10.0.0.5:8", true, {"node-c"}, {"10.0.0.3"}},
+       true},
+      {"node-c:7", {"10.0.0.5:9", true, {"node-e"}, {}}, {"10.0.0.5:8", true, {"NODE-C"}, {}}, true},
+      {"10.0.0.3:7", {"10.0.0.5:9", true, {"node-e"}, {}}, {"10.0.0.3:8", true, {"node-c"}, {}}, true},
+      {"10.0.0.3:7",
+       {"10.0.0.5:9", true, {"node-e"}, {"10.0.0.3"}},
+       {"10.0.0.3:8", true, {"node-c"}, {}},
+       false},
+      {"10.0.0.3:7", {"10.0.0.3:9", true, {"node-e"}, {}}, {"10.0.0.3:8", true, {"node-c"}, {}}, false},
+      {"10.0.0.4:7", {"10.0.0.5:9", true, {"node-e"}, {}}, {"10.0.0.3:8", true, {"node-c"}, {}}, false},
+  };
+  char boot = 'b';
+  for (const auto& one : cases) {
+    SCOPED_TRACE(boot);
+    v1::Frame frame = hello("node-e", boot++);
+    frame.mutable_hello()->mutable_node()->set_address(one.address);
+    const auto holder = open_raw(one.holder);
+    say(*holder, frame);
+    EXPECT_FALSE(holder->finished_) << holder->status_.message();
+    frame.mutable_hello()->mutable_node()->set_name("node-c");
+    const auto newcomer = open_raw(one.newcomer);
+    say(*newcomer, frame);
+    EXPECT_EQ(holder->finished_, one.is_newcomers) << holder->status_.message();
+    EXPECT_EQ(newcomer->finished_, !one.is_newcomers) << newcomer->status_.message();
+    for (const auto& stream : {holder, newcomer}) end(*stream, "over");
+    step(kTimeoutMs + 100);
+  }
+}
+
 TEST_F(ClusterSides, WhoSaysNoHelloIsSentAway) {
   const auto stream = open_raw();
   step(4'900);

@@ -15,16 +15,22 @@ class CoordinatorAlone : public testing::Test {
   explicit CoordinatorAlone(std::uint64_t first_term = 1) : coordinator_(begin(first_term)) {}
 
   std::unique_ptr<Coordinator> begin(std::uint64_t first_term) {
-    return std::make_unique<Coordinator>(clock_,
-                                         Coordinator::Options{kTimes,
-                                                              kLimits,
-                                                              first_term,
-                                                              [this] {
-                                                                return EpochKey{next_key_++, 1};
-                                                              },
-                                                              {},
-                                                              [this](std::uint32_t) { return own_quota_; }},
-                                         store_);
+    return std::make_unique<Coordinator>(
+        clock_,
+        Coordinator::Options{kTimes,
+                             kLimits,
+                             first_term,
+                             [this] {
+                               return EpochKey{next_key_++, 1};
+                             },
+                             {},
+                             [this](std::uint32_t) { return own_quota_; },
+                             [this](const std::string& node, std::uint32_t uid) {
+                               return node == untrusted_ && uid == kUid
+                                          ? Status(StatusCode::kPermissionDenied, "not that user")
+                                          : Status();
+                             }},
+        store_);
   }
   static ToCoordinator attach(const std::string& boot = "1", std::uint64_t term = 0,
                               std::uint32_t number = 0) {
@@ -81,6 +87,7 @@ class CoordinatorAlone : public testing::Test {
 
   ManualClock clock_;
   Quota own_quota_;
+  std::string untrusted_;  // with kUid's ranks
   std::uint32_t last_request_ = 0;
   std::uint64_t next_key_ = 1;
   bool own_addresses_ = true;
@@ -109,6 +116,16 @@ TEST_F(CoordinatorAlone, TheCoordinatorsOwnLimitOfAUserHoldsToo) {
   EXPECT_EQ(begin_group("b", "z"),
             "user " + std::to_string(kUid) + " has 2 groups; allowed: 2 (limits.max_groups_per_user)");
   EXPECT_EQ(begin_group("b", "z", kUid + 1), "");
+}
+
+// A node took the names of any user's groups, and of root's.
+TEST_F(CoordinatorAlone, ANodeSpeaksForTheUsersThatItIsGiven) {
+  untrusted_ = "b";
+  open_with({"a", "b"});
+  EXPECT_EQ(begin_group("b", "mine"), "not that user");
+  EXPECT_TRUE(coordinator_->groups().empty());
+  EXPECT_EQ(begin_group("b", "mine", kUid + 1), "");
+  EXPECT_EQ(begin_group("a", "mine"), "");
 }
 
 TEST_F(CoordinatorAlone, ListensFirstAndThenWelcomesAll) {
@@ -582,6 +599,14 @@ TEST_P(Liar, WhoReportsMoreGroupsThanThereMayBeKeepsSomeOfThem) {
   }
   expect_the_group_goes_on(lie);
   EXPECT_EQ(coordinator_->groups().size(), 1 + share_of_one(kLimits.max_groups));
+}
+
+TEST_P(Liar, AGroupOfAUserThatItIsNotGivenEnds) {
+  untrusted_ = liar();
+  ToCoordinator lie = attach("1", 5, 3);
+  std::get<Attach>(lie.body).groups = {own_group(3, kGroup + 1)};
+  expect_the_group_goes_on(lie);
+  EXPECT_EQ(coordinator_->groups().size(), 1u);
 }
 
 TEST_P(Liar, WhoClaimsALaterTermEndsNoGroup) {

@@ -46,6 +46,8 @@ class Coordinator {
     std::function<std::string(const std::string& node)> address_of = {};  // for texts; may be missing
     // The coordinator's own limit on a user's groups, if a node says a higher one; may be missing.
     std::function<Quota(std::uint32_t uid)> max_groups_of = {};
+    // Whether the node's ranks may be the user's; may be missing.
+    std::function<Status(const std::string& node, std::uint32_t uid)> check_user = {};
   };
   struct Sent {
     std::string node;
@@ -77,6 +79,7 @@ class Coordinator {
   void keep_for_later(std::map<std::string, NodeEntry>::iterator node, ToCoordinator message);
   void take(const std::string& name, NodeEntry& node, const ToCoordinator& message);
   bool may_say(const NodeEntry& node, const Event& event) const;
+  Status check_user(const std::string& name, std::uint32_t uid) const;
   void forget_lost();
   void open();
   void admit(const std::string& name, NodeEntry& node);

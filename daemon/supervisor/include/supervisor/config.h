@@ -87,6 +87,7 @@ struct Config {
   std::string cluster_advertise;
   std::string cluster_coordinator;
   std::vector<std::string> cluster_nodes;
+  std::vector<std::string> cluster_users;
   std::string cluster_tls_ca;
   std::string cluster_tls_cert;
   std::string cluster_tls_key;
