@@ -270,6 +270,21 @@ epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, epd_resume
   });
 }
 
+epd_status_t epd_group_restore(epd_group_t* group, int32_t timeout_ms, epd_resume_info_t* info) {
+  return guarded([&]() -> Status {
+    EPD_OPEN(Group, g, group);
+    if (info != nullptr) EPD_RETURN_IF_ERROR(epd::client::check_output(info, "info"));
+    const std::string name = g->group_name;
+    const std::string rank = std::to_string(g->rank);
+    epd_resume_info_t out{};
+    EPD_RETURN_IF_ERROR(g->session->restore(*g, timeout_ms, out));
+    log_line(LogLevel::kInfo, "restored",
+             {{"group", name}, {"rank", rank}, {"epoch", std::to_string(out.epoch)}});
+    if (info != nullptr) epd::client::write_struct(info, out);
+    return {};
+  });
+}
+
 epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progress) {
   return guarded([&]() -> Status {
     EPD_OPEN(Group, g, group);

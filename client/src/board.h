@@ -27,6 +27,9 @@ class BoardView {
   BoardView(Mapping mapping, const abi::GroupShape& shape)
       : mapping_(std::move(mapping)), layout_(shape), shape_(shape) {}
 
+  // Its memory, which another board of the shape takes. Nobody reads this one any more.
+  Mapping take() { return std::move(mapping_); }
+  bool valid() const { return mapping_.valid(); }
   bool magic_fits() const { return board().magic == abi::kBoardMagic; }
   // False while the engine writes, or if it died while it wrote. Its successor writes the board again.
   bool snapshot(BoardSnapshot& out) const;

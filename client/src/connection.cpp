@@ -90,7 +90,7 @@ void Connection::route_locked(Packet& packet) {
   const auto joined = packet.read<abi::Joined>();
   const abi::AttachType type = type_of(packet);
   if (type == abi::AttachType::kJoined && joined.ok()) {
-    owed_leaves_.push_back(joined.value().member);
+    if (joined.value().kept == 0) owed_leaves_.push_back(joined.value().member);
   } else if (type == abi::AttachType::kGoodbye || (type == abi::AttachType::kRefused && id == 0)) {
     note_end_locked();
     end_locked(refusal(packet));

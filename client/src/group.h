@@ -168,6 +168,8 @@ struct Group {
   // Set by join, before any other thread sees the group.
   Handle<Group>* given = nullptr;  // the handle that the caller has
   std::string group_name;
+  abi::Join request{};  // with which it was joined
+  std::uint64_t id = 0;
   std::uint32_t member = 0;
   std::uint32_t rank = 0;
   std::uint32_t sum_ranks = 0;           // the shape's, or the daemon's choice

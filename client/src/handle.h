@@ -16,11 +16,16 @@ class Handle {
   // Null once the object has ended.
   T* object() const { return object_.load(std::memory_order_acquire); }
   void end() noexcept { object_.store(nullptr, std::memory_order_release); }
+  // From here on it names this object, which ends it; the one before does no more.
+  void move_to(T& object) noexcept {
+    if (T* const before = this->object(); before != nullptr) before->given = nullptr;
+    object.given = this;
+    object_.store(&object, std::memory_order_release);
+  }
 
   // Gives the handle to a caller. `object.given` ends it.
   static Handle* give(std::unique_ptr<Handle> handle, T& object) noexcept {
-    handle->object_.store(&object, std::memory_order_release);
-    object.given = handle.get();
+    handle->move_to(object);
     handle->earlier_ = latest_.load(std::memory_order_relaxed);
     while (!latest_.compare_exchange_weak(handle->earlier_, handle.get(), std::memory_order_release)) {
     }

@@ -13,10 +13,6 @@ namespace epd::client {
 namespace {
 
 constexpr std::chrono::milliseconds kAskAgain{1};  // while an engine comes back
-// The daemon has the same deadline for a join. Its answer may arrive this much later.
-constexpr std::int64_t kReplyMarginMs = 5'000;
-// The wait for a join without timeout_ms, because the client does not know the daemon's default.
-constexpr std::int64_t kLongestJoinMs = 600'000;
 
 template <std::size_t N, std::size_t M>
 void copy_text(char (&to)[N], const char (&from)[M]) {
@@ -25,8 +21,8 @@ void copy_text(char (&to)[N], const char (&from)[M]) {
 
 class ResumeWaiter final : public Waiter {
  public:
-  ResumeWaiter(const Connection& connection, Operations& operations, Group& group)
-      : connection_(connection), operations_(operations), group_(group) {
+  ResumeWaiter(const Connection& connection, Operations& operations, Group& group, std::uint64_t epoch)
+      : connection_(connection), operations_(operations), group_(group), epoch_(epoch) {
     slice = std::chrono::milliseconds(10);
   }
   bool ready() override {
@@ -34,7 +30,8 @@ class ResumeWaiter final : public Waiter {
     if (!group_.board.snapshot(board)) return false;
     overdue = board.state == abi::GroupState::kActive && board.epoch == group_.epoch &&
               operations_.overdue_locked(group_);
-    return board.state == abi::GroupState::kLost || (board.state == abi::GroupState::kActive && !overdue);
+    const bool goes_on = board.state == abi::GroupState::kActive && board.epoch >= epoch_ && !overdue;
+    return board.state == abi::GroupState::kLost || goes_on;
   }
 
   BoardSnapshot board;   // as read last
@@ -44,6 +41,7 @@ class ResumeWaiter final : public Waiter {
   const Connection& connection_;
   Operations& operations_;
   Group& group_;
+  const std::uint64_t epoch_;
 };
 
 }  // namespace
@@ -198,6 +196,7 @@ Status Session::join(const epd_group_config_t& config, Group*& out) {
   std::list<std::unique_ptr<Group>> made;
   made.push_back(std::make_unique<Group>(this, join.shape, std::move(own)));
   Group& group = *made.front();
+  group.request = join;
   Packet reply;
   status = connection_.request({abi::AttachType::kJoin, abi::AttachType::kJoined, &join, sizeof(join),
                                 send_by, reply_by, group.own.fds},
@@ -209,28 +208,58 @@ Status Session::join(const epd_group_config_t& config, Group*& out) {
     return status;
   }
   const Lock lock = waits_.lock();
-  for (const Registered& its : group.own.registered) {  // some may have ended meanwhile
-    if (!registered_.has(its.number)) group.registered.forget(its.number);
-  }
-  streams_.add_locked(group);
+  add_joined_locked(group);
   groups_.splice(groups_.end(), made);
   out = &group;
   return {};
 }
 
-Status Session::map_user_arena(const UniqueFd& fd, Group& group) {
+void Session::add_joined_locked(Group& group) {
+  for (const Registered& its : group.own.registered) {  // some may have ended meanwhile
+    if (!registered_.has(its.number)) group.registered.forget(its.number);
+  }
+  streams_.add_locked(group);
+}
+
+Status Session::map_user_arena(const UniqueFd& fd, Group& group, Group* former) {
   const std::uint64_t bytes = group.arena.total_bytes;
+  const std::string name = "the user arena";
   if (attachment_.device != nullptr) return attachment_.device->map(fd, bytes, group.device_user);
-  Result<Mapping> user = map_sealed(fd, bytes, Access::kReadWrite, "the user arena");
+  if (former != nullptr) {
+    Status status = map_sealed_over(former->user, fd, Access::kReadWrite, name);
+    if (status.ok()) group.user = std::move(former->user);
+    return status;
+  }
+  Result<Mapping> user = map_sealed(fd, bytes, Access::kReadWrite, name);
   if (user.ok()) group.user = std::move(*user);
   return user.status();
 }
 
-Status Session::adopt_joined(Packet& packet, Group& group) {
+Status Session::map_board(const UniqueFd& fd, Group& group, Group* former) {
+  const std::uint64_t with_waits = abi::WaitsLayout(group.shape).total_bytes;
+  Mapping board;
+  if (former != nullptr) {
+    board = former->board.take();
+    Status status = map_sealed_over(board, fd, Access::kReadOnly, "the board");
+    if (!status.ok()) {
+      former->board = BoardView(std::move(board), group.shape);
+      return status;
+    }
+  } else {
+    Result<Mapping> made = map_sealed(fd, with_waits, Access::kReadOnly, "the board");
+    if (!made.ok()) return made.status();
+    board = std::move(*made);
+  }
+  group.board = BoardView(std::move(board), group.shape);
+  return group.board.magic_fits() ? Status() : internal_error("the board from the daemon has a wrong magic");
+}
+
+Status Session::adopt_joined(Packet& packet, Group& group, Group* former) {
   const auto answer = packet.read<abi::Joined>();
   if (!answer.ok()) return refusal(packet);
   const abi::Joined& joined = answer.value();
   group.member = joined.member;
+  group.id = joined.group_id;
   group.rank = joined.rank;
   group.epoch = joined.epoch;
   group.next_index = group.first_index = joined.resume_index;
@@ -250,14 +279,9 @@ Status Session::adopt_joined(Packet& packet, Group& group) {
                           std::to_string(packet.fds.size()) + " descriptors; needed: below " +
                           std::to_string(group.shape.num_ranks) + " and " + std::to_string(fds));
   }
-  Status status = map_user_arena(packet.fds[0], group);
-  if (!status.ok()) return status;
-  const std::uint64_t with_waits = abi::WaitsLayout(group.shape).total_bytes;
-  Result<Mapping> board = map_sealed(packet.fds[1], with_waits, Access::kReadOnly, "the board");
-  if (!board.ok()) return board.status();
-  group.board = BoardView(std::move(*board), group.shape);
-  if (!group.board.magic_fits()) return internal_error("the board from the daemon has a wrong magic");
-  status = streams_.make_events(group);
+  Status status = map_board(packet.fds[1], group, former);
+  if (status.ok()) status = map_user_arena(packet.fds[0], group, former);
+  if (status.ok()) status = streams_.make_events(group);
   if (status.ok()) status = operations_->open(group, packet);
   return status.ok() ? group.active_mask.write(group, attachment_.device.get()) : status;
 }
@@ -268,15 +292,17 @@ void Session::begin_leave_locked(Group& group) {
   streams_.want_unblock_locked(group);
 }
 
+void Session::end_operations(Group& group) {
+  Lock lock = waits_.lock();
+  take_news_locked();
+  begin_leave_locked(group);
+  hooks_.await_locked(lock, group);
+  operations_->forget_locked(group);
+  waits_.notify_locked();
+}
+
 void Session::leave(Group* group, Deadline deadline) {
-  {
-    Lock lock = waits_.lock();
-    take_news_locked();
-    begin_leave_locked(*group);
-    hooks_.await_locked(lock, *group);
-    operations_->forget_locked(*group);
-    waits_.notify_locked();
-  }
+  end_operations(*group);
   connection_.leave(group->member, deadline);
   streams_.remove(*group);
   std::list<std::unique_ptr<Group>> gone;  // destroyed, and so unmapped, without the mutex
@@ -286,12 +312,12 @@ void Session::leave(Group* group, Deadline deadline) {
   if (found != groups_.end()) gone.splice(gone.end(), groups_, found);
 }
 
-Status Session::resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t& info) {
+Status Session::resume(Group& group, std::int32_t timeout_ms, std::uint64_t epoch, epd_resume_info_t& info) {
   Status status = check_wait(timeout_ms);
   if (!status.ok()) return status;
   const Deadline deadline = Deadline::of_wait(timeout_ms);
   for (;;) {
-    status = take_epoch(group, timeout_ms, deadline, info);
+    status = take_epoch(group, timeout_ms, deadline, epoch, info);
     if (!status.ok()) return status;
     status = operations_->renew(group);
     if (status.ok()) return group.active_mask.write(group, attachment_.device.get());
@@ -307,9 +333,9 @@ Status Session::resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t&
   }
 }
 
-Status Session::take_epoch(Group& group, std::int32_t timeout_ms, Deadline deadline,
+Status Session::take_epoch(Group& group, std::int32_t timeout_ms, Deadline deadline, std::uint64_t epoch,
                            epd_resume_info_t& info) {
-  ResumeWaiter waiter(connection_, *operations_, group);
+  ResumeWaiter waiter(connection_, *operations_, group, epoch);
   Lock lock = waits_.lock();
   const bool ready = waits_.wait(lock, waiter, deadline);
   if (!connection_.ended().ok()) return connection_.ended();

@@ -25,6 +25,10 @@ namespace epd::client {
 
 // How long leave waits for the daemon's answer.
 inline constexpr std::int64_t kLeaveMs = 5'000;
+// The daemon has the same deadline for a join. Its answer may arrive this much later.
+inline constexpr std::int64_t kReplyMarginMs = 5'000;
+// The wait for a join without timeout_ms, because the client does not know the daemon's default.
+inline constexpr std::int64_t kLongestJoinMs = 600'000;
 
 class Session final : News, ConnectionEvents, HookSource, Unblocker {
  public:
@@ -45,7 +49,11 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
   Status join(const epd_group_config_t& config, Group*& group);
   // Frees the group once its hooks have run. Not from a hook.
   void leave(Group* group, Deadline deadline);
-  Status resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t& info);
+  Status resume(Group& group, std::int32_t timeout_ms, epd_resume_info_t& info) {
+    return resume(group, timeout_ms, 0, info);
+  }
+  // Late ranks come back. If this is one of them, its handle names another group afterwards. Not from a hook.
+  Status restore(Group& group, std::int32_t timeout_ms, epd_resume_info_t& info);
   // For groups that are joined from now on.
   Status register_memory(const void* address, std::uint64_t bytes);
   // For all groups.
@@ -59,11 +67,22 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
   bool have_ended(const std::vector<Registered>& registered);
   Status make_join(const epd_group_config_t& config, Deadline end, std::optional<Allocations>& allocations,
                    abi::Join& join, OwnMemory& own);
-  Status adopt_joined(Packet& packet, Group& group);
-  Status map_user_arena(const UniqueFd& fd, Group& group);
+  // former: the membership of this rank before it was late, or null. Its memory's addresses stay on host
+  // devices.
+  Status adopt_joined(Packet& packet, Group& group, Group* former = nullptr);
+  Status map_user_arena(const UniqueFd& fd, Group& group, Group* former);
+  Status map_board(const UniqueFd& fd, Group& group, Group* former);
+  Status may_restore(Group& group);
+  Status come_back(Group& former, Packet& reply, OwnMemory own, epd_resume_info_t& info);
+  // Ends its operations; returns when its hooks have run.
+  void end_operations(Group& group);
+  void add_joined_locked(Group& group);
+  // Waits for the epoch or a later one.
+  Status resume(Group& group, std::int32_t timeout_ms, std::uint64_t epoch, epd_resume_info_t& info);
   // Ends its operations and unblocks its streams. No submission follows.
   void begin_leave_locked(Group& group);
-  Status take_epoch(Group& group, std::int32_t timeout_ms, Deadline deadline, epd_resume_info_t& info);
+  Status take_epoch(Group& group, std::int32_t timeout_ms, Deadline deadline, std::uint64_t epoch,
+                    epd_resume_info_t& info);
 
   // The interfaces that the parts use.
   bool has_news() const override { return operations_->has_news(); }

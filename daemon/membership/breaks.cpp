@@ -31,10 +31,21 @@ void Breaks::begin(Group& group, BreakReason reason, std::set<std::uint32_t> cha
       desk_.due_in_ms(std::min(desk_.limits().engine_ack_ms / 3, kMostGraceMs));
   group.state = Group::Breaking{std::move(changed), false, false, release_due_ns};
   group.reason = std::move(reason);
+  refuse_asked(group);
   for (auto& [engine, slot] : group.engines) {
     if (slot.is(EnginePhase::kServing)) steps_.send_break(group, engine);
   }
   advance(group);
+}
+
+// Operations have failed meanwhile. So these have to resume, to repeat them, and to ask again.
+void Breaks::refuse_asked(Group& group) {
+  for (const auto& [rank, join] : std::exchange(group.asked, {}))
+    desk_.refuse(join.request.id, {group.reason.cause, group.reason.text});
+}
+
+void Breaks::answer_restoring(Group& group) {
+  for (const RequestId& request : std::exchange(group.restoring, {})) members_.reply_restored(group, request);
 }
 
 void Breaks::fail(Group& group, BreakReason reason, std::uint64_t fail_from) {
@@ -43,9 +54,12 @@ void Breaks::fail(Group& group, BreakReason reason, std::uint64_t fail_from) {
   group.storing.reset();
   group.reason = std::move(reason);
   refuse_joining(group);
+  refuse_asked(group);
+  for (const RequestId& request : std::exchange(group.restoring, {}))
+    desk_.refuse(request, {group.reason.cause, group.reason.text});
   for (auto& [rank, arrival] : std::exchange(group.arrivals, {})) {
     members_.drop(group, arrival);
-    homeless_.push_back(std::move(arrival.request));
+    homeless_.push_back(std::move(arrival.request));  // a late rank's: the group that it names has ended
   }
   for (WaitingJoin& join : std::exchange(group.waiting, {})) homeless_.push_back(std::move(join.request));
   for (auto& [engine, slot] : group.engines) {
@@ -155,6 +169,7 @@ void Breaks::resume(Group& group) {
   steps_.send_changes(group, over.changed);
   apply_changes(group, over.changed);
   steps_.resume(group, over.reason_changed);
+  answer_restoring(group);
   resumed_.push_back(group.id);
 }
 

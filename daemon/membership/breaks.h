@@ -33,6 +33,8 @@ class Breaks {
   void begin(Group& group, BreakReason reason, std::set<std::uint32_t> changed = {});
   // Fatal. `fail_from` 0: nothing runs any more.
   void fail(Group& group, BreakReason reason, std::uint64_t fail_from = kNever);
+  // Ranks that have asked for it are told that the late ones have come back.
+  void answer_restoring(Group& group);
   // An operation that was to run to its end can't, or takes too long: now none does.
   void fail_everything(Group& group);
   // Moves a breaking group on as far as the answers allow. May forget the group.
@@ -58,6 +60,7 @@ class Breaks {
   void apply_changes(Group& group, const std::set<std::uint32_t>& changed);
   void send_fatal(Group& group, Group::Failing& failing);
   void refuse_joining(Group& group);
+  void refuse_asked(Group& group);
   void become_lost(Group& group);
 
   Desk& desk_;

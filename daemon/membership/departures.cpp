@@ -19,6 +19,9 @@ void Departures::on(const LeaveRequest& event) {
       group == nullptr ? std::map<std::uint32_t, Member>::iterator{} : group->members.find(place->rank);
   if (group == nullptr || group->is(GroupPhase::kForming) || group->is(GroupPhase::kStarting) ||
       found == group->members.end() || found->second.presence != Presence::kHere) {
+    for (auto& [id, other] : parts_.groups.all()) {
+      if (!other.late.empty() && parts_.rejoins.forget_late(other, event.id.session, event.member)) break;
+    }
     desk_.refuse(
         event.id,
         not_found("member " + std::to_string(event.member) + " is not a membership of session " +
@@ -80,6 +83,8 @@ bool Departures::lose_late(const BreakRequested& event) {
   const auto rank = static_cast<std::uint32_t>(reason.failed_rank);
   if (!group->lives(rank)) return false;
   const std::string text = "rank " + std::to_string(rank) + " is late, and so lost: " + reason.text;
+  const Member& member = group->members.at(rank);
+  if (!desk_.spans()) group->late[rank] = {member.session, member.member};
   put_out(*group, {rank}, Status(StatusCode::kAborted, text), text);
   return true;
 }

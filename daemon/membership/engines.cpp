@@ -170,6 +170,7 @@ void Engines::on(const Resumed& event) {
   for (auto& [rank, member] : group.members) {
     if ((!all && member.engine != event.engine) || member.presence != Presence::kJoining) continue;
     member.presence = Presence::kHere;
+    group.late.erase(rank);
     parts_.members.reply_joined(group, member);
   }
 }

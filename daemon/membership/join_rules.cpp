@@ -46,6 +46,10 @@ Status check_join(const abi::Join& join, std::size_t num_memories) {
     return invalid_argument("rank is " + std::to_string(join.rank) + "; allowed: 0.." +
                             std::to_string(s.num_ranks - 1) + ", or -1 for any");
   }
+  if (join.restores != 0 &&
+      (join.rank < 0 || s.span != abi::Span::kNode || s.policy != abi::LossPolicy::kDegradeLate))
+    return {StatusCode::kUnsupported,
+            "late ranks come back to groups of one node, with policy degrade_late; allowed: restores 0"};
   if (join.priority < abi::kMinPriority || join.priority > abi::kMaxPriority) {
     return invalid_argument("priority is " + std::to_string(join.priority) + "; allowed: " +
                             std::to_string(abi::kMinPriority) + " .. " + std::to_string(abi::kMaxPriority));

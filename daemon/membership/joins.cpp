@@ -12,6 +12,11 @@ void Joins::join(JoinRequest request) {
   // On one node all ranks are in one sum domain, unless the group says otherwise.
   abi::GroupShape& shape = request.join.shape;
   if (shape.sum_ranks == 0 && !desk_.spans()) shape.sum_ranks = shape.num_ranks;
+  if (request.join.restores != 0) {
+    if (status.ok()) status = restore(request);
+    if (!status.ok()) desk_.refuse(request.id, std::move(status));
+    return;
+  }
   const Group* group = status.ok() ? groups_.find_named({request.uid, request.join.group}) : nullptr;
   if (group != nullptr) {
     status = in_the_way(*group, request);
@@ -50,6 +55,16 @@ Status Joins::in_the_way(const Group& group, const JoinRequest& request) const {
   const bool lost =
       wanted < 0 ? group.num_lost() != 0 : group.holder(static_cast<std::uint32_t>(wanted)) == nullptr;
   return group.takes_ranks_back() && lost ? Status() : arrivals_.pick_rank(group, wanted).status();
+}
+
+// A rank of a group that runs asks that late ranks come back to it, or is one of them.
+Status Joins::restore(const JoinRequest& request) {
+  Group* group = groups_.find(request.join.restores);
+  if (group == nullptr || group->uid != request.uid || !group->takes_ranks_back())
+    return {StatusCode::kRankLost, "the group has ended; allowed: to leave it"};
+  Status status = check_same_shape(group->shape, request.join.shape, group->name);
+  if (status.ok()) status = check_same_kind(group->device_kind, request.device_kind, group->name);
+  return status.ok() ? rejoins_.restore(*group, request) : status;
 }
 
 // Nobody is in its way.

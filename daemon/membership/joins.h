@@ -47,6 +47,7 @@ class Joins {
 
   Status check_alone(const JoinRequest& request) const;
   Status in_the_way(const Group& group, const JoinRequest& request) const;
+  Status restore(const JoinRequest& request);
   Status try_join(const JoinRequest& request);
   void refuse(const JoinRequest& request, Status status);
   bool put_aside(const JoinRequest& request);

@@ -188,6 +188,7 @@ std::uint64_t GroupRegistry::next_due_ns() const {
     }
     if (const auto* starting = std::get_if<Group::Starting>(&group.state)) consider(starting->due_ns);
     for (const WaitingJoin& join : group.waiting) consider(join.due_ns);
+    for (const auto& [rank, join] : group.asked) consider(join.due_ns);
     const auto* breaking = std::get_if<Group::Breaking>(&group.state);
     if (breaking != nullptr && breaking->release_due_ns > parts_->desk.now_ns())
       consider(breaking->release_due_ns);

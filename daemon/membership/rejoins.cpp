@@ -30,6 +30,43 @@ Status Rejoins::join(Group& group, const JoinRequest& request) {
   return {};
 }
 
+Status Rejoins::restore(Group& group, const JoinRequest& request) {
+  const auto rank = static_cast<std::uint32_t>(request.join.rank);
+  const SessionId session = request.id.session;
+  const auto late = group.late.find(rank);
+  const Member* const holder = group.holder(rank);
+  if (holder == nullptr && late != group.late.end() && late->second.session == session)
+    return join(group, request);
+  if (holder == nullptr || holder->session != session)
+    return {StatusCode::kRankLost,
+            "rank " + std::to_string(rank) + " of group \"" + group.name +
+                "\" was not lost for being late, or has been taken; allowed: to leave"};
+  if (group.asked.contains(rank) || group.arrivals.contains(rank))
+    return invalid_argument("rank " + std::to_string(rank) +
+                            " waits for the late ranks already; allowed: to ask once");
+  if (!group.is(GroupPhase::kActive)) return {group.reason.cause, group.reason.text};
+  group.asked.emplace(rank, WaitingJoin{request, desk_.join_due_ns(request.join.timeout_ms)});
+  begin_break(group);
+  return {};
+}
+
+Status Rejoins::check_all_ask(const Group& group) const {
+  std::vector<std::uint32_t> missing;
+  for (const auto& [rank, member] : group.members) {
+    if (!member.gone() && !group.asked.contains(rank)) missing.push_back(rank);
+  }
+  for (const auto& [rank, late] : group.late) {
+    const auto arrival = group.arrivals.find(rank);
+    const bool ready = arrival != group.arrivals.end() && arrival->second.member.holds_memory &&
+                       nodes_.is_up(arrival->second.member.engine);
+    if (!ready) missing.push_back(rank);
+  }
+  if (missing.empty()) return {};
+  return {StatusCode::kDeadlineExceeded,
+          "late ranks come back to group \"" + group.name +
+              "\" when all ranks that live have asked for it; missing: " + rank_list(missing)};
+}
+
 // One whose engine is down waits on: the others need not stop for it before it can be served.
 void Rejoins::admit(Group& group) {
   if (!group.is(GroupPhase::kActive)) return;
@@ -55,7 +92,12 @@ void Rejoins::begin_break(Group& group) {
   const bool asked = std::any_of(group.arrivals.begin(), group.arrivals.end(),
                                  [](const auto& entry) { return !entry.second.member.holds_memory; });
   if (!group.is(GroupPhase::kActive) || asked) return;
-  const std::vector<std::uint32_t> ranks = take_arrived(group);
+  const bool restores = !group.asked.empty() && check_all_ask(group).ok();
+  const std::vector<std::uint32_t> ranks = take_arrived(group, restores);
+  if (restores) {
+    for (auto& [rank, join] : std::exchange(group.asked, {})) group.restoring.push_back(join.request.id);
+    if (ranks.empty()) breaks_.answer_restoring(group);
+  }
   if (ranks.empty()) return;
   const std::string text = ranks_in_words(ranks) + (ranks.size() == 1 ? " has" : " have") + " rejoined";
   // Engines that are new to the group are told of it as it breaks.
@@ -70,10 +112,11 @@ void Rejoins::begin_break(Group& group) {
   for (const EngineId engine : new_engines) steps_.start(group, engine);
 }
 
-std::vector<std::uint32_t> Rejoins::take_arrived(Group& group) {
+std::vector<std::uint32_t> Rejoins::take_arrived(Group& group, bool restores) {
   std::vector<std::uint32_t> ranks;
   for (auto& [rank, arrival] : group.arrivals) {
     if (!nodes_.is_up(arrival.member.engine)) continue;
+    if (arrival.request.join.restores != 0 && !restores) continue;
     arrival.member.presence = Presence::kJoining;
     arrival.member.active_since = group.epoch + 1;
     group.members.emplace(rank, std::move(arrival.member));
@@ -87,10 +130,29 @@ void Rejoins::sessions_closed(Group& group, const EndedSessions& ended) {
   std::erase_if(group.waiting,
                 [&ended](const WaitingJoin& join) { return ended.contains(join.request.id.session); });
   arrivals_.sessions_closed(group, ended);
+  std::erase_if(group.late, [&ended](const auto& entry) { return ended.contains(entry.second.session); });
+  std::erase_if(group.asked,
+                [&ended](const auto& entry) { return ended.contains(entry.second.request.id.session); });
   begin_break(group);
 }
 
-void Rejoins::expire(Group& group, const Status& status) {
+bool Rejoins::forget_late(Group& group, SessionId session, std::uint32_t member) {
+  const bool any = std::erase_if(group.late, [&](const auto& entry) {
+    return entry.second.session == session && entry.second.member == member;
+  });
+  if (any) begin_break(group);
+  return any;
+}
+
+void Rejoins::expire(Group& group, const Status& agreeing) {
+  const bool restores = group.is(GroupPhase::kActive) && !(group.asked.empty() && group.late.empty());
+  const Status missing = restores ? check_all_ask(group) : Status();
+  const Status& status = missing.ok() ? agreeing : missing;
+  std::erase_if(group.asked, [&](const auto& entry) {
+    if (entry.second.due_ns > desk_.now_ns()) return false;
+    desk_.refuse(entry.second.request.id, status);
+    return true;
+  });
   std::erase_if(group.waiting, [&](const WaitingJoin& join) {
     if (join.due_ns > desk_.now_ns()) return false;
     desk_.refuse(join.request.id, status);

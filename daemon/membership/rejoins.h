@@ -21,16 +21,23 @@ class Rejoins {
 
   // Whether it can be is known now, except for the memory; when, only if the group does not break just now.
   Status join(Group& group, const JoinRequest& request);
+  // A rank that lives, or a late one, asks that the late ones come back: they do when all of them have asked.
+  Status restore(Group& group, const JoinRequest& request);
   void settle(Group& group, const MemoryAcquired& event);
   // Those whose engine is up, if the group runs.
   void admit(Group& group);
   void sessions_closed(Group& group, const EndedSessions& ended);
   // Refuses those that have waited long enough for the break to begin.
   void expire(Group& group, const Status& status);
+  // A session has left the rank that it was too late for. False: it has no such rank.
+  bool forget_late(Group& group, SessionId session, std::uint32_t member);
 
  private:
+  // DEADLINE_EXCEEDED: not all ranks that live, and not all late ones, have asked that these come back.
+  Status check_all_ask(const Group& group) const;
   void begin_break(Group& group);
-  std::vector<std::uint32_t> take_arrived(Group& group);
+  // restores: also late ranks.
+  std::vector<std::uint32_t> take_arrived(Group& group, bool restores);
 
   Desk& desk_;
   const Nodes& nodes_;

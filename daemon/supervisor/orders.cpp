@@ -207,6 +207,10 @@ void Orders::carry_out(const membership::MarkLost& action) {
 void Orders::carry_out(const membership::ReplyJoined& action) {
   rooms_.memory.answered(action.request);
   const std::uint64_t session_id = action.request.session.number;
+  if (action.message.kept != 0) {
+    rooms_.sessions.reply(session_id, action.request.number, abi::AttachType::kJoined, action.message);
+    return;
+  }
   const MemberArenas* arenas = rooms_.memory.find(action.message.group_id, action.message.rank);
   if (arenas == nullptr) return;  // the session closed meanwhile
   Result<UniqueFd> board = reopen_read_only(arenas->board.get());

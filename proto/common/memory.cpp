@@ -68,6 +68,12 @@ Result<Mapping> Mapping::map(int fd, std::uint64_t bytes, Access access) {
   return mapping;
 }
 
+Status Mapping::map_over(int fd, Access access) {
+  const int protection = access == Access::kReadOnly ? PROT_READ : PROT_READ | PROT_WRITE;
+  if (::mmap(data(), size(), protection, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED) return {};
+  return errno_status("mapping " + std::to_string(size()) + " bytes");
+}
+
 bool Mapping::shrink_by(std::uint64_t bytes) {
   return bytes < size() && region_.shrink_by(bytes, true);
 }

@@ -247,8 +247,9 @@ TEST_P(DegradeFault, ALostRankRejoinsAndAllAreWholeAgain) {
   }
 }
 
-// Rank 1 lives and submits nothing more. The others wait for it until one deadline, and never again.
-TEST_P(DegradeFault, ARankThatMissesADeadlineIsLost) {
+// Rank 1 lives and submits nothing more. The others wait for it until one deadline, and never again. When all
+// ask for it, it comes back.
+TEST_P(DegradeFault, ARankThatMissesADeadlineIsLostUntilAllTakeItBack) {
   Case c = degrade_case(2, 1);
   c.late = true;
   Shared<Stage> stage;
@@ -276,8 +277,19 @@ TEST_P(DegradeFault, ARankThatMissesADeadlineIsLost) {
           RANK_CHECK(stats.resumes == 1, stats.to_string());
           RANK_CHECK(epd_group_active(group.get(), 1) == 0, "the late rank counts as active");
         }
-        stage->seen.meet(kRanks);  // nobody leaves before
-        return stats.to_string();
+        stage->seen.meet(kRanks);
+        if (rank != 1)
+          RANK_CHECK(epd_group_restore(group.get(), 1, nullptr) == EPD_DEADLINE_EXCEEDED, epd_last_error());
+        stage->joined.meet(kRanks);  // until then nobody else has asked
+        ScriptOptions again;
+        const void* const x = group.buffers(0).x;
+        again.first_op = group.restore().resume_op;
+        RANK_CHECK(group.buffers(0).x == x, "on host devices addresses stay");
+        RANK_CHECK(epd_group_active(group.get(), 1) == 1, "the late rank is back");
+        const ScriptStats whole = ScriptRunner(group, c, rank, again).run();
+        RANK_CHECK(whole.failures.empty() && whole.resumes == 0, whole.to_string());
+        stage->degraded.meet(kRanks);  // nobody leaves before
+        return stats.to_string() + ", then " + whole.to_string();
       });
   for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
     const RankOutcome outcome = ranks[rank].wait(60);

@@ -81,12 +81,12 @@ def test_slow_rank(four: RankProcesses, shrink: bool, hooks: bool, slow: int) ->
 
 
 def test_one_is_silent(own_daemon: Callable[..., Daemon]) -> None:
-    """A rank that misses the deadline of an operation is lost."""
+    """A rank that misses the deadline of an operation is lost, and comes back when all clean their masks."""
     impatient = own_daemon(f"{HOST_DEVICES}\ntimeouts.operation_ms = 5000")
     with processes(4, impatient) as ranks:
         for hooks in (False, True):
             answers = ranks.run(f"{CASES}.one_is_silent", hooks=hooks)
-            assert answers == ["went on", "lost", "went on", "went on"]
+            assert answers == ["went on"] * 4
 
 
 @pytest.mark.parametrize("form, hooks", [("bf16", False), ("fp8", True)])

@@ -186,6 +186,15 @@ Group& Group::operator=(Group&& other) noexcept {
   return *this;
 }
 
+epd_resume_info_t Group::restore() const {
+  epd_resume_info_t info;
+  epd_resume_info_init(&info);
+  must(epd_group_restore(handle_, 30'000, &info), "restore");
+  for (std::uint32_t slot = 0; mirror_ != nullptr && slot < mirror_->device.size(); ++slot)
+    mirror_->device[slot] = on_device(slot);
+  return info;
+}
+
 epd_buffers_t Group::on_device(std::uint32_t slot) const {
   epd_buffers_t b;
   epd_buffers_init(&b);

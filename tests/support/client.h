@@ -56,6 +56,8 @@ class Group {
   // For a ticket whose end was told otherwise than by wait().
   void ended(epd_ticket_t ticket) const;
 
+  // epd_group_restore, after which regions may lie elsewhere.
+  epd_resume_info_t restore() const;
   // epd_group_active_mask, of a group of so many ranks, as kernels would read it.
   std::vector<std::int32_t> active_mask(std::uint32_t num_ranks) const;
 

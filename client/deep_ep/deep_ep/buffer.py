@@ -392,7 +392,10 @@ class Buffer(NotCopied):
         mask_status.copy_(torch.tensor([int(rank in gone) for rank in range(size)], dtype=torch.int32, device="cpu"))
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """No rank is masked any more. NotImplementedError if ranks are lost."""
+        """No rank is masked any more. Ranks that were lost because they were late are taken back, if all ranks that
+        live call this; ranks that are gone stay lost. Raises epd.DeadlineExceeded: it names the ranks that have not
+        called.
+        """
         self._check()
         if self._masks is not None:
             self._masks.clean()

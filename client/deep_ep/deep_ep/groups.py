@@ -80,6 +80,11 @@ class Joined:
         was: a rank that replays a graph and a rank that runs eagerly use the same slots."""
         self.slot ^= 1
 
+    def restored(self) -> None:
+        """Late ranks have come back: all ranks start over with the same slot."""
+        self.slot, self.waits_read = 0, None
+        self._pending.clear()
+
     def settle(self) -> None:
         """Waits for operations in flight whose hooks were not called, as far as the CPU has to wait for them."""
         while self._pending:

@@ -34,10 +34,13 @@ class Masks:
         self._set(self._masked | {rank} if mask else self._masked - {rank})
 
     def clean(self) -> None:
-        lost = self._groups.lost()
-        if lost:
-            given = ", ".join(str(rank) for rank in sorted(lost))
-            raise not_served("the lost ranks", given, "none, to be cleaned: they stay so as long as the Buffer lives")
+        """Ranks that were late and live are taken back. Those that are gone stay lost."""
+        self.status()
+        for joined in self._groups.all():
+            if joined.steps is not None and any(joined.lost(rank) for rank in range(self._size)):
+                with contextlib.suppress(epd.Error):  # it was told to the caller, or will be by restore
+                    joined.settle()
+                joined.steps.restore(joined)
         self._set(set())
 
     def status(self) -> set[int]:

@@ -111,6 +111,26 @@ class Steps:
             except BREAKS:
                 self._make_up_for(joined, stream)
 
+    def restore(self, joined: Joined) -> None:
+        """Takes back the ranks that are lost because they were late, if this is one of them too. They and all ranks that
+        take part call it. The slots start over. Raises DeadlineExceeded: it names the ranks that have not called."""
+        with self.lock:
+            while True:
+                lost = self.out
+                try:
+                    if not lost and self._unended is not None:
+                        self.end(joined, self._unended)
+                    joined.group.restore()
+                    break
+                except BREAKS:
+                    if lost or _is_well(joined):
+                        raise
+                    with contextlib.suppress(epd.RankLost):  # this rank is, as the next turn tells
+                        self._recover(joined)
+            self._unended = self._ticket = self._outcome = self._last = self._repetition = None
+            self._last_index, self._due, self._untaken, self.out = -1, False, False, False
+            joined.restored()
+
     def look(self, joined: Joined, stream: Any) -> None:
         """From time to time, by another thread than the caller's: as `check`, if the caller is elsewhere. What fails is
         told to the caller's next call."""
@@ -231,6 +251,14 @@ class Steps:
 def _is_due(outcome: Union[epd.Result, epd.Error], resume_op: int) -> bool:
     """It went well here, and not on another rank."""
     return isinstance(outcome, epd.Result) and outcome.op_index >= resume_op
+
+
+def _is_well(joined: Joined) -> bool:
+    try:
+        joined.group.check()
+    except BREAKS:
+        return False
+    return True
 
 
 def _wait(ticket: epd.Ticket) -> epd.Result:

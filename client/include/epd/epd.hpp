@@ -579,6 +579,13 @@ class Group {
     detail::check(epd_group_resume(get(), timeout_ms, &info));
     return info;
   }
+  // epd_group_restore.
+  epd_resume_info_t restore(std::int32_t timeout_ms = 0) {
+    epd_resume_info_t info;
+    epd_resume_info_init(&info);
+    detail::check(epd_group_restore(get(), timeout_ms, &info));
+    return info;
+  }
 
  private:
   friend class Session;

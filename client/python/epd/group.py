@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _abi
-from ._blocking import first_slice, go_on
+from ._blocking import first_slice, go_on, on_a_thread
 from ._handles import GroupHandle, NotCopied, is_member
 from ._library import library
 from ._submissions import COMBINE, DISPATCH, ArgumentBlock, foreign, misfit, no_object
@@ -420,6 +420,38 @@ class Group(NotCopied):
         if status:
             raise self._error(status, None, timeout_ms)
         return ResumeInfo(raw.epoch, raw.resume_op, raw.num_active_ranks)
+
+    def restore(self, timeout_ms: int = 0) -> ResumeInfo:
+        """Takes back ranks that were lost because they were late, and that live (Policy.DEGRADE_LATE). They and all
+        ranks that take part call it, with no operation in flight. It returns when all have called.
+
+        On a rank that was late handles have ended. On a CUDA device its regions are elsewhere, and arrays and tensors
+        of before are invalid. timeout_ms 0: the daemon's timeouts.join_ms.
+
+        Raises DeadlineExceeded (names the ranks that have not called), after a break the break's status (resume, and
+        call again), RankLost (the group has ended, or this rank was lost for another reason), WouldBlock (an operation
+        is in flight), Unsupported, InvalidArgument (another policy).
+        """
+        timeout_ms = checked_timeout(timeout_ms)
+        handle = self._owner()[1]
+        before = self._raw_buffers(0, handle).x
+
+        def call() -> Union[ResumeInfo, Exception]:
+            raw = _abi.ResumeInfo(ctypes.sizeof(_abi.ResumeInfo))
+            status = library.epd_group_restore(handle, timeout_ms, ctypes.addressof(raw))
+            if status:
+                return self._error(status, None, timeout_ms)
+            return ResumeInfo(raw.epoch, raw.resume_op, raw.num_active_ranks)
+
+        made = on_a_thread(call, "epd-restore")
+        if isinstance(made, Exception):
+            try:
+                raise made
+            finally:
+                del made  # a cycle would keep the membership
+        if self._raw_buffers(0, handle).x != before:
+            self._revoke()
+        return made
 
     def check(self) -> Progress:
         """How far the group is; raises the status of its break, if it has one."""

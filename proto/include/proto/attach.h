@@ -66,6 +66,9 @@ struct Join {
   std::int32_t priority;     // of this rank's operations on its device: kMinPriority .. kMaxPriority
   GroupShape shape;
   Bindings bindings;  // this rank's alone
+  // Not 0: the rank is, or was until it was late, a member of this group. It asks that the late ranks come
+  // back: all that live ask, with all operations ended. kDegradeLate; answered with Joined.
+  std::uint64_t restores;
 };
 
 struct Joined {
@@ -81,7 +84,7 @@ struct Joined {
   // Not 0: another rank of the group is on the rank's device. Then a stream that waits by a kernel might hold
   // the GPU that the other rank needs.
   std::uint32_t shares_device;
-  std::uint32_t reserved;
+  std::uint32_t kept;  // 1: an answer to Join::restores of a rank that was not late. No descriptors come
 };
 
 struct Leave {

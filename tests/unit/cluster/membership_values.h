@@ -129,7 +129,7 @@ EPD_FIELDS(4, MemoryAcquired)
 EPD_FIELDS(4, abi::Binding)
 EPD_FIELDS(4, abi::RegisteredRange)
 EPD_FIELDS(2, abi::Bindings)
-EPD_FIELDS(7, abi::Join)
+EPD_FIELDS(8, abi::Join)
 EPD_FIELDS(2, Quota)
 EPD_FIELDS(9, JoinRequest)
 EPD_FIELDS(2, LeaveRequest)
@@ -319,8 +319,9 @@ class Random {
   void mend(abi::Left& v) { v.reserved = 0; }
   void mend(abi::Joined& v) {
     v.shares_device %= 2;
-    v.reserved = 0;
+    v.kept = 0;
   }
+  void mend(abi::Join& v) { v.restores = 0; }
   void mend(abi::Resume& v) { v.view = 0; }
   void mend(NodeDrains& v) { v.node = kLocalNode; }
 

@@ -601,5 +601,131 @@ TEST_F(Degrade, ARestartedEngineThatCannotServeTheGroupLosesItsRanks) {
   EXPECT_EQ(group().reason.text, "rank 2 was lost: the engine can't serve the group: arena lost");
 }
 
+// ---- late ranks that come back
+
+class LateRanks : public Degrade {
+ protected:
+  LateRanks() { policy_ = LossPolicy::kDegradeLate; }
+
+  // Rank 1 has missed a deadline; the others are active in epoch 2.
+  void activate_and_lose() {
+    activate(3);
+    request_break(0);
+    stopped(1, 5);
+    for (std::uint32_t d = 0; d < 3; ++d) broken(d, d == 1 ? ~std::uint64_t{0} : 7);
+    removed(1);
+    take();
+    ASSERT_EQ(group().phase(), GroupPhase::kActive);
+    ASSERT_EQ(group().epoch, 2u);
+    ASSERT_EQ(group().late.count(1), 1u);
+  }
+  JoinRequest asks(std::uint32_t rank, std::uint32_t number = 50) const {
+    JoinRequest r = request(rank, 3);
+    r.id.number = number + rank;
+    r.join.restores = 1;
+    return r;
+  }
+  // What clients hear.
+  Lines answers() {
+    Lines lines = take();
+    std::erase_if(lines, [](const std::string& line) {
+      return line.rfind("joined", 0) != 0 && line.rfind("refused", 0) != 0;
+    });
+    return lines;
+  }
+};
+
+TEST_F(LateRanks, ComeBackWhenAllThatLiveHaveAsked) {
+  activate_and_lose();
+  join(asks(0));
+  join(asks(1));
+  EXPECT_EQ(group().phase(), GroupPhase::kActive) << "rank 2 may still have to repeat something";
+  join(asks(2));
+  ASSERT_EQ(group().phase(), GroupPhase::kBreaking);
+  EXPECT_TRUE(answers().empty());
+  broken(0, 9, 2);
+  broken(2, 9, 2);
+  ready(1);
+  EXPECT_EQ(answers(), (Lines{"joined session=10 request=50 rank=0", "joined session=12 request=52 rank=0"}));
+  EXPECT_EQ(group().resume_index, 9u);
+  resumed(1, 3);
+  EXPECT_EQ(answers(), (Lines{"joined session=11 request=51 rank=1"}));
+  EXPECT_TRUE(group().late.empty());
+  EXPECT_EQ(group().members.at(1).presence, Presence::kHere);
+}
+
+TEST_F(LateRanks, ExpiryNamesWhoHasNotAsked) {
+  activate_and_lose();
+  join(asks(0));
+  EXPECT_LE(registry_.next_due_ns(), clock_.now_ns() + 60'000'000'000u);
+  clock_.advance_ms(60'000);
+  tick();
+  EXPECT_EQ(answers(), (Lines{"refused session=10 request=50 status=DEADLINE_EXCEEDED"}));
+  EXPECT_EQ(refusal_.message(),
+            "late ranks come back to group \"g\" when all ranks that live have asked for it; missing: 2, 1");
+  EXPECT_EQ(group().epoch, 2u);
+}
+
+TEST_F(LateRanks, AreNotWaitedForWhenTheyAreGone) {
+  activate_and_lose();
+  join(asks(0));
+  join(asks(2));
+  EXPECT_TRUE(answers().empty());
+  leave(11, 7, members_.at(11));
+  EXPECT_EQ(answers(), (Lines{"joined session=10 request=50 rank=0", "joined session=12 request=52 rank=0",
+                              "refused session=11 request=7 status=NOT_FOUND"}));
+  EXPECT_EQ(group().epoch, 2u) << "nothing has to change";
+}
+
+TEST_F(LateRanks, ABreakEndsWhatWasAsked) {
+  activate_and_lose();
+  join(asks(0));
+  join(asks(1));
+  take();
+  engine_down(2, "died");
+  engine_up(2);
+  EXPECT_EQ(answers(), (Lines{"refused session=10 request=50 status=ENGINE_RESTARTED"}))
+      << "it may have to repeat what rank 2 has not completed";
+  broken(0, 9, 2);
+  ready(2);
+  EXPECT_EQ(group().phase(), GroupPhase::kActive);
+  join(asks(2));
+  EXPECT_EQ(group().phase(), GroupPhase::kActive);
+  join(asks(0, 60));
+  EXPECT_EQ(group().phase(), GroupPhase::kBreaking);
+}
+
+TEST_F(LateRanks, NobodyElseComesBackSo) {
+  activate_and_lose();
+  JoinRequest stranger = asks(1);
+  stranger.id.session.number = 99;
+  JoinRequest of_another_user = asks(0);
+  of_another_user.uid += 1;
+  JoinRequest of_no_group = asks(0);
+  of_no_group.join.restores = 77;
+  for (const JoinRequest& r : {stranger, of_another_user, of_no_group}) {
+    join(r);
+    const Lines lines = answers();
+    ASSERT_EQ(lines.size(), 1u);
+    EXPECT_NE(lines[0].find("RANK_LOST"), std::string::npos) << lines[0];
+  }
+  evict(1, 2, "was evicted by operator");
+  stopped(2, 9);
+  broken(0, 9, 2);
+  broken(2, ~std::uint64_t{0}, 2);
+  removed(2);
+  take();
+  join(asks(2));
+  EXPECT_EQ(answers(), (Lines{"refused session=12 request=52 status=RANK_LOST"}));
+}
+
+TEST_F(LateRanks, AGroupThatEndsRefusesThoseThatWait) {
+  activate_and_lose();
+  join(asks(1));
+  session_closed(10, "died");
+  session_closed(12, "died");
+  EXPECT_EQ(answers(), (Lines{"refused session=11 request=51 status=RANK_LOST"}));
+}
+
 }  // namespace
 }  // namespace epd::membership

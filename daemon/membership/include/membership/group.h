@@ -160,6 +160,11 @@ struct WaitingJoin {
   std::uint64_t due_ns = 0;
 };
 
+struct LateRank {
+  SessionId session;
+  std::uint32_t member = 0;  // its number, until then
+};
+
 struct Group {
   struct Forming {
     static constexpr GroupPhase kPhase = GroupPhase::kForming;
@@ -211,6 +216,11 @@ struct Group {
   std::variant<Forming, Starting, Active, Breaking, Failing, Lost, Removing> state;
   BreakReason reason;                // of the last break
   std::vector<WaitingJoin> waiting;  // degrade: for the end of the break
+  // degrade_late: ranks that were lost because they were late, while their sessions go on.
+  std::map<std::uint32_t, LateRank> late;
+  // Living ranks that have asked to take the late ones back: in this epoch, and in the break that does so.
+  std::map<std::uint32_t, WaitingJoin> asked;
+  std::vector<RequestId> restoring;
 
   GroupPhase phase() const { return phase_of(state); }
   bool is(GroupPhase wanted) const { return phase() == wanted; }

@@ -30,6 +30,8 @@ class Mapping {
   void* data() const { return region_.get_address(); }
   std::byte* bytes() const { return static_cast<std::byte*>(data()); }
   std::uint64_t size() const { return region_.get_size(); }
+  // Maps another file in its place, at the same address. Failed: nothing has changed.
+  Status map_over(int fd, Access access);
   // Unmaps so many bytes from the end. False: all, or the system does not do it.
   bool shrink_by(std::uint64_t bytes);
   bool valid() const { return region_.get_size() != 0; }
