@@ -206,6 +206,13 @@ CLI::App* add_engine_command(CLI::App& app, EngineFlags& flags) {
   command->add_option("--network-window-bytes", network.window_bytes);
   command->add_option("--network-max-bytes", network.max_bytes);
   command->add_option("--network-peer-timeout-ms", network.peer_timeout_ms);
+  command
+      ->add_option_function<std::string>(
+          "--network-check",
+          [&network](const std::string& word) { network.check = abi::FarCheck{abi::far_check_of(word)}; })
+      ->check([](const std::string& word) {
+        return abi::far_check_of(word) != 0 ? "" : "allowed: headers, crc, mac";
+      });
   command->add_option("--log-level", flags.log_level);
   command->add_option("--log-format", flags.log_format)->check(CLI::IsMember({"logfmt", "json"}));
   return command;

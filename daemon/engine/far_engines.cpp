@@ -1,6 +1,7 @@
 #include "far_engines.h"
 
 #include "base/log.h"
+#include "far/seal.h"
 #include "page.h"
 
 #include <algorithm>
@@ -20,6 +21,7 @@ namespace {
 constexpr std::uint64_t kFirstPauseNs = 20'000'000;
 constexpr std::uint64_t kLongestPauseNs = 1'000'000'000;
 constexpr std::uint64_t kRoundTripNs = 1'000'000'000;
+constexpr std::uint64_t kTellCorruptNs = 100'000'000;   // a break lasts about as long
 constexpr std::uint64_t kNameDropsNs = 10'000'000'000;  // between two lines in the log about one engine
 constexpr EngineId kNobody = 0;                         // no engine has this number
 // What a gateway is told of the ranks and experts of its node.
@@ -199,7 +201,13 @@ void FarEngines::take(FarProxy::Event& event) {
 void FarEngines::receive_message(const FarProxy::Event& event) {
   FarHeader header{};
   const std::span<const std::byte> bytes = event.header.bytes();
-  if (bytes.size() == sizeof(header)) std::memcpy(&header, bytes.data(), sizeof(header));
+  if (bytes.size() == sizeof(header)) {
+    std::memcpy(&header, bytes.data(), sizeof(header));
+    if (!far::header_is_whole(header)) {
+      receive_corrupt(event.engine);
+      return proxy_->release(event.body);
+    }
+  }
   if (const auto side = sides_.find(header.group); side != sides_.end())
     return side->second->received(event.engine, bytes, event.body);
   if (abi::read_far_header(bytes, event.body.bytes, header) != abi::FarReason::kNone) {
@@ -212,6 +220,17 @@ void FarEngines::receive_message(const FarProxy::Event& event) {
     page_.dropped(event.engine, Drop::kGroup);
   }
   proxy_->release(event.body);
+}
+
+// It may have been of any group, whose message will never come.
+void FarEngines::receive_corrupt(EngineId engine) {
+  page_.dropped(engine, Drop::kChecksum);
+  const auto peer = peers_.find(engine);
+  const std::uint64_t now_ns = clock_.round_ns();
+  if (peer == peers_.end() || !peer->second.needed()) return;
+  if (peer->second.corrupt_ns != 0 && now_ns < peer->second.corrupt_ns + kTellCorruptNs) return;
+  peer->second.corrupt_ns = now_ns;
+  lose(engine, "sent a message with a wrong checksum of its header");
 }
 
 // Only the answer to the last ping counts. An older one proves nothing.
@@ -246,6 +265,7 @@ void FarEngines::send_ping(EngineId engine, FarType type, std::uint64_t time_ns)
   message->header.type = type;
   message->header.from_rank = message->header.to_rank = abi::kFarNoRank;
   message->header.time_ns = time_ns;
+  far::seal(message->header, {}, network_.check);
   message->engine = engine;
   (void)proxy_->send(message);  // if there is no room, enough other messages are under way
 }
@@ -261,7 +281,10 @@ bool FarEngines::step() {
   if (!page_.untold_drops().empty()) name_drops(now_ns);
   bool sent = false;
   for (auto& [engine, peer] : peers_) sent |= look_after(engine, peer);
-  for (const auto& [id, side] : sides_) sent |= side->step(now_ns);
+  for (const auto& [id, side] : sides_) {
+    sent |= side->step(now_ns);
+    for (const far::FarGroup::Fault& fault : side->take_faults()) lose(fault.engine, fault.what);
+  }
   return sent;
 }
 

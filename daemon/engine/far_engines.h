@@ -5,7 +5,8 @@
 // While a group is in an epoch, each of its far engines must send something now and then. One that is silent
 // for a third of network.peer_timeout_ms is pinged. Each is also pinged once a second, to measure the round
 // trip. If the connection ends, or an engine is silent for the whole timeout, the supervisor is told
-// (kPeerLost), and told again after each further timeout.
+// (kPeerLost), and told again after each further timeout. The supervisor is also told of an engine from which
+// a message comes corrupted.
 #pragma once
 
 #include "far_page.h"
@@ -74,7 +75,8 @@ class FarEngines {
     std::uint64_t pause_ns = 0;   // between attempts
     std::uint64_t silent_ns = 0;  // silent since then
     std::uint64_t pinged_ns = 0;
-    std::uint64_t told_ns = 0;  // when its loss was told; 0: not since it was last heard
+    std::uint64_t told_ns = 0;     // when its loss was told; 0: not since it was last heard
+    std::uint64_t corrupt_ns = 0;  // when a corrupted header of it was told
     std::set<const FarSide*> users;
 
     bool needed() const;  // by a group in an epoch
@@ -85,6 +87,7 @@ class FarEngines {
   void disconnect(far::EngineId engine, Peer& peer);
   void take(FarProxy::Event& event);
   void receive_message(const FarProxy::Event& event);
+  void receive_corrupt(far::EngineId engine);
   void came_down(far::EngineId engine, Peer& peer, const Status& status);
   void send_ping(far::EngineId engine, abi::FarType type, std::uint64_t time_ns);
   void receive_pong(far::EngineId engine, std::uint64_t time_ns);

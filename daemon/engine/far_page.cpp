@@ -49,6 +49,7 @@ FarPage::FarPage(abi::FarTable& table) : table_(table) {
   }
   table_.promised_bytes.store(0, kRelaxed);
   table_.max_bytes.store(0, kRelaxed);
+  table_.check.store(0, kRelaxed);
   table_.problem.reset();
   table_.carrier.reset();
   table_.library.reset();
@@ -64,6 +65,7 @@ void FarPage::show_network(const std::string& carrier, const transport::NetworkO
   table_.library.store(network.library);
   table_.interfaces.store(network.devices);
   table_.max_bytes.store(network.max_bytes, kRelaxed);
+  table_.check.store(static_cast<std::uint32_t>(network.check), kRelaxed);
 }
 
 FarRow* FarPage::find(far::EngineId engine) const {

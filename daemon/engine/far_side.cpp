@@ -30,6 +30,8 @@ FarSide::FarSide(const abi::GroupBegin& message, const transport::NetworkOptions
       incarnation_(incarnation),
       batch_bytes_(static_cast<std::uint32_t>(network.batch_bytes)),
       window_bytes_(static_cast<std::uint32_t>(network.window_bytes)),
+      check_(network.check),
+      gap_ns_(std::uint64_t{network.peer_timeout_ms} * 1'000'000),
       port_(port),
       ledger_(ledger),
       places_(message.shape.num_ranks),
@@ -90,7 +92,8 @@ far::FarGroup& FarSide::group(std::uint32_t device) {
   if (group_ == nullptr) {
     own_ = far_engine_id(node_, device);
     group_ = std::make_unique<far::FarGroup>(
-        far::FarGroup::Facts{id_, shape_, own_, batch_bytes_, window_bytes_, ledger_}, *port_);
+        far::FarGroup::Facts{id_, shape_, own_, batch_bytes_, window_bytes_, ledger_, check_, gap_ns_},
+        *port_);
   }
   EPD_CHECK(own_ == far_engine_id(node_, device));
   return *group_;
@@ -112,7 +115,8 @@ Status FarSide::check_sizes(std::uint64_t max_body_bytes) const {
   return {};
 }
 
-void FarSide::begin(std::uint64_t epoch, std::uint64_t first_index, std::span<const std::uint8_t> masked) {
+void FarSide::begin(std::uint64_t epoch, std::uint64_t first_index, std::span<const std::uint8_t> masked,
+                    std::uint64_t now_ns) {
   if (group_ == nullptr) return;
   epoch_ = epoch;
   first_index_ = first_index;
@@ -124,7 +128,7 @@ void FarSide::begin(std::uint64_t epoch, std::uint64_t first_index, std::span<co
     engines.push_back(engine_of(rank));
     away.push_back(!places_[rank].active || (!masked.empty() && masked[rank] != 0) ? 1 : 0);
   }
-  group_->begin({epoch, first_index, nodes, engines, away, node_, key_});
+  group_->begin({epoch, first_index, nodes, engines, away, node_, key_, now_ns});
   memory_bytes_ = group_->memory_bytes();
   memory_of_.clear();
   greetings_.clear();
@@ -169,10 +173,16 @@ Drop FarSide::greet(far::EngineId from, std::span<const std::byte> bytes, const 
   const auto found = greetings_.find(from);
   if (found == greetings_.end()) return Drop::kEngine;
   if (header.token != far::message_token(key_, from, own_)) return Drop::kToken;
+  if (!far::body_is_whole(header, {body.data, body.bytes}, check_)) return Drop::kChecksum;
   if (abi::read_far_greeting({body.data, body.bytes}, words) != abi::FarReason::kNone) return Drop::kContent;
+  const bool same_check = words.check == static_cast<std::uint64_t>(check_);
+  if (same_check && !group_->is_authentic(from, header, {body.data, body.bytes})) return Drop::kChecksum;
   Greeting& greeting = found->second;
   greeting.asked |= words.heard == 0;
-  if (words.shape_digest != shape_digest()) {
+  if (!same_check) {
+    greeting.differs = std::string("network.check (here \"") + abi::far_check_name(check_) + "\", there \"" +
+                       abi::far_check_name(static_cast<abi::FarCheck>(words.check)) + "\")";
+  } else if (words.shape_digest != shape_digest()) {
     greeting.differs = "shape, network.batch_bytes (here " + std::to_string(batch_bytes_) +
                        ") or network.window_bytes (here " + std::to_string(window_bytes_) + ")";
   } else if (words.view_digest != view_digest()) {
@@ -187,12 +197,8 @@ Drop FarSide::greet(far::EngineId from, std::span<const std::byte> bytes, const 
 bool FarSide::say_greeting(far::EngineId to, const Greeting& greeting) {
   auto message = std::make_unique<far::Message>();
   FarHeader& header = message->header;
-  header.magic = abi::kFarMagic;
-  header.version = abi::kFarVersion;
   header.type = abi::FarType::kGreeting;
-  header.token = far::message_token(key_, own_, to);
   header.tag = abi::far_epoch_tag(epoch_);
-  header.group = id_;
   header.from_rank = header.to_rank = abi::kFarNoRank;
   header.body_bytes = sizeof(FarGreeting);
   FarGreeting words{};
@@ -200,11 +206,13 @@ bool FarSide::say_greeting(far::EngineId to, const Greeting& greeting) {
   words.shape_digest = shape_digest();
   words.view_digest = view_digest();
   words.heard = greeting.heard ? 1 : 0;
+  words.check = static_cast<std::uint64_t>(check_);
   const std::string node = "node " + std::to_string(node_);
   std::memcpy(words.node, node.data(), std::min(node.size(), sizeof(words.node) - 1));
   message->engine = to;
   message->body = far::Buffer(sizeof(words));
   std::memcpy(message->body.data(), &words, sizeof(words));
+  group_->seal(*message);
   return port_->send(message);
 }
 

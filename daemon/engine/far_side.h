@@ -60,7 +60,8 @@ class FarSide {
   Status check_sizes(std::uint64_t max_body_bytes) const;
   // Does nothing if no rank of this engine could be served. `masked`: [R] or empty. `first_index` is counted
   // as in tags.
-  void begin(std::uint64_t epoch, std::uint64_t first_index, std::span<const std::uint8_t> masked);
+  void begin(std::uint64_t epoch, std::uint64_t first_index, std::span<const std::uint8_t> masked,
+             std::uint64_t now_ns);
   // No operation may be in flight. May be called between epochs.
   void end();
   bool in_epoch() const { return group_ != nullptr && group_->in_epoch(); }
@@ -94,6 +95,10 @@ class FarSide {
   void received(far::EngineId from, std::span<const std::byte> header, const far::Body& body);
   // True: something was sent.
   bool step(std::uint64_t now_ns);
+  // See far::FarGroup::take_faults.
+  std::vector<far::FarGroup::Fault> take_faults() {
+    return group_ == nullptr ? std::vector<far::FarGroup::Fault>() : group_->take_faults();
+  }
   // When step() next has something to do; kNever: only after a message has come.
   std::uint64_t next_look_ns() const;
 
@@ -121,6 +126,8 @@ class FarSide {
   const std::uint64_t incarnation_;
   const std::uint32_t batch_bytes_;
   const std::uint32_t window_bytes_;
+  const abi::FarCheck check_;
+  const std::uint64_t gap_ns_;
   far::Port* const port_;
   far::Ledger* const ledger_;
   std::vector<Place> places_;  // [R]

@@ -177,7 +177,7 @@ void Groups::break_restored(Group& group) {
 // the memory that was promised.
 Status Groups::begin_far(Group& group) {
   if (group.far == nullptr) return {};
-  group.far->begin(group.epoch, group.in_tags(group.resume_index), group.masked);
+  group.far->begin(group.epoch, group.in_tags(group.resume_index), group.masked, clock_.now_ns());
   return far_engines_.serve(*group.far);
 }
 

@@ -1,6 +1,8 @@
 #include "far/far_group.h"
 
 #include "common/status.h"
+#include "far/mac.h"
+#include "far/sequence.h"
 
 #include <algorithm>
 #include <string>
@@ -10,6 +12,17 @@ namespace epd::far {
 
 using abi::FarHeader;
 using abi::FarType;
+
+// With one far engine.
+struct FarGroup::Channel {
+  std::uint64_t greetings = 0;  // numbers that were given out
+  std::uint64_t others = 0;
+  Sequence came;
+  std::optional<MacKey> out;
+  std::optional<MacKey> in;  // of the sender's latest beginning that is known
+  std::uint64_t in_began_ns = 0;
+  bool at_fault = false;
+};
 
 // An operation wants credits of a window that has none.
 struct FarGroup::Stall {
@@ -57,15 +70,18 @@ struct FarGroup::State {
       : epoch(e.epoch),
         engines(e.engines.begin(), e.engines.end()),
         key(e.key),
+        began_ns(e.now_ns),
         span({e.nodes, e.masked, e.node, shape.sum_ranks}) {}
 
   std::uint64_t epoch;
   std::vector<EngineId> engines;  // [R]
   EpochKey key;
+  std::uint64_t began_ns;
   Span span;
   FarSizes sizes;
   std::map<std::uint32_t, Rank> ranks;  // here
   std::map<std::pair<std::uint32_t, std::uint32_t>, Pair> pairs;
+  std::map<EngineId, Channel> channels;
   std::deque<std::unique_ptr<Message>> outgoing;
 };
 
@@ -104,6 +120,7 @@ void FarGroup::end() {
     }
   }
   state_.reset();
+  faults_.clear();
 }
 
 // As whoever uses a gateway: rows to it, sums from it. As a gateway: the other way round.
@@ -151,6 +168,7 @@ FarGroup::Pair& FarGroup::pair(std::uint32_t rank, std::uint32_t far_rank) {
 void FarGroup::received(EngineId from, std::span<const std::byte> header, const Body& body) {
   Arrival arrival{{}, body};
   Drop drop = judge(from, header, body, arrival.header);
+  if (drop == Drop::kNone) drop = check(from, arrival);
   if (drop == Drop::kNone) drop = take_in(arrival);
   if (drop == Drop::kNone) return count_batch(arrival.header, from, false);
   this->drop(from, drop);
@@ -223,6 +241,49 @@ Drop FarGroup::judge_sizes(const FarHeader& header) const {
     default: break;
   }
   return good ? Drop::kNone : Drop::kRecords;
+}
+
+// Whether it has come as it was sent, once. Its number counts whatever becomes of it: what is late is no gap.
+Drop FarGroup::check(EngineId from, const Arrival& arrival) {
+  const FarHeader& header = arrival.header;
+  const std::span<const std::byte> body(arrival.body.data, arrival.body.bytes);
+  const bool whole = body_is_whole(header, body, facts_.check);
+  if (!whole || !is_authentic(from, header, body)) {
+    add_fault(from, "sent " + std::string(abi::far_type_name(header.type)) + " of rank " +
+                        std::to_string(header.from_rank) + " to rank " + std::to_string(header.to_rank) +
+                        " with a wrong " + (whole ? "MAC" : "checksum"));
+    return Drop::kChecksum;
+  }
+  return state_->channels[from].came.take(header.time_ns, header.number, now_ns_) ? Drop::kNone
+                                                                                  : Drop::kNumber;
+}
+
+bool FarGroup::is_authentic(EngineId from, const FarHeader& header, std::span<const std::byte> body) {
+  if (facts_.check != abi::FarCheck::kMac) return true;
+  Channel& channel = state_->channels[from];
+  if (channel.in && channel.in_began_ns == header.time_ns) return channel.in->verify(header, body);
+  MacKey key(state_->key, from, facts_.engine, header.time_ns);
+  if (!key.verify(header, body)) return false;
+  if (header.time_ns > channel.in_began_ns) {
+    channel.in = std::move(key);
+    channel.in_began_ns = header.time_ns;
+  }
+  return true;
+}
+
+void FarGroup::add_fault(EngineId engine, const std::string& what) {
+  if (!std::exchange(state_->channels[engine].at_fault, true)) faults_.push_back({engine, what});
+}
+
+// The network loses messages whose outer headers it has corrupted.
+void FarGroup::find_gaps() {
+  if (facts_.gap_ns == 0) return;
+  for (const auto& [engine, channel] : state_->channels) {
+    const std::uint64_t since_ns = channel.came.gap_since_ns();
+    if (since_ns == 0 || now_ns_ < since_ns + facts_.gap_ns) continue;
+    add_fault(engine, "sent message " + std::to_string(channel.came.next()) + ", which has not come for " +
+                          std::to_string(facts_.gap_ns / 1'000'000) + " ms though later ones have");
+  }
 }
 
 // A batch that waits here for its operation has a credit. Of announcements there are at most as many as
@@ -335,13 +396,26 @@ void FarGroup::post(const FarHeader& header, Buffer body) {
   message->engine = s.engines[header.to_rank];
   message->body = std::move(body);
   count_batch(header, message->engine, true);
-  FarHeader& h = message->header;
+  add_credits(message->header, pair(header.from_rank, header.to_rank));
+  seal(*message);
+  s.outgoing.push_back(std::move(message));
+}
+
+void FarGroup::seal(Message& message) {
+  State& s = *state_;
+  FarHeader& h = message.header;
+  Channel& channel = s.channels[message.engine];
   h.magic = abi::kFarMagic;
   h.version = abi::kFarVersion;
   h.group = facts_.id;
-  h.token = message_token(s.key, facts_.engine, message->engine);
-  add_credits(h, pair(header.from_rank, header.to_rank));
-  s.outgoing.push_back(std::move(message));
+  h.token = message_token(s.key, facts_.engine, message.engine);
+  h.time_ns = s.began_ns;
+  h.number = ++(h.type == FarType::kGreeting ? channel.greetings : channel.others);
+  if (facts_.check == abi::FarCheck::kMac) {
+    if (!channel.out) channel.out.emplace(s.key, facts_.engine, message.engine, s.began_ns);
+    channel.out->sign(h, message.bytes());
+  }
+  far::seal(h, message.bytes(), facts_.check);
 }
 
 void FarGroup::count_batch(const FarHeader& header, EngineId engine, bool sent) {
@@ -367,6 +441,7 @@ void FarGroup::settle(const Arrival& arrival) {
 bool FarGroup::step(std::uint64_t now_ns) {
   now_ns_ = now_ns;
   if (state_ == nullptr) return false;
+  find_gaps();
   give_back_credits();
   for (auto& [ranks, with] : state_->pairs) {
     count_stall(with, with.rows, with.row_stall);
@@ -436,6 +511,11 @@ std::uint64_t FarGroup::due_ns() const {
       const std::uint64_t one = debt->due_ns();
       if (one != 0 && (due == 0 || one < due)) due = one;
     }
+  }
+  for (const auto& [engine, channel] : state_->channels) {
+    const std::uint64_t since_ns = channel.came.gap_since_ns();
+    if (since_ns == 0 || facts_.gap_ns == 0 || channel.at_fault) continue;
+    if (due == 0 || since_ns + facts_.gap_ns < due) due = since_ns + facts_.gap_ns;
   }
   return state_->outgoing.empty() ? due : std::max<std::uint64_t>(1, now_ns_);
 }

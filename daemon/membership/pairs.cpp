@@ -114,7 +114,7 @@ std::string Pairs::in_words(const Report& report) const {
   const auto name = [this](EngineId engine) {
     return "device " + std::to_string(engine.device) + " of " + nodes_.name_of(engine.node);
   };
-  return name(report.pair.first) + " can't reach " + name(report.pair.second) + ": " + report.text;
+  return name(report.pair.first) + " has lost " + name(report.pair.second) + ": " + report.text;
 }
 
 // The fewest nodes, nearly: always the one that most of the others can't reach.

@@ -319,6 +319,19 @@ std::vector<Option> make_table() {
        "machine, or of the daemon's cgroup."},
       number("network.peer_timeout_ms", "2000", &C::network_peer_timeout_ms, 100, 600'000, kFixed,
              "An engine of another node that owes something and says nothing for so long can't be reached."),
+      {"network.check",
+       "crc",
+       OptionKind::kChoice,
+       &C::network_check,
+       0,
+       0,
+       {"headers", "crc", "mac"},
+       "",
+       kFixed,
+       "How a receiver sees that rows have come as they were sent; the same on all nodes. crc: by a CRC-32C "
+       "of each message, or by the network card where network.transports has RDMA only. mac: by an "
+       "AES-128-GMAC, which nobody outside can forge. headers: it does not; headers and announcements have a "
+       "CRC-32C in any case."},
   };
 }
 

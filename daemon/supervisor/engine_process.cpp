@@ -107,7 +107,8 @@ void add_network(const transport::NetworkOptions& network, std::vector<std::stri
                                     {"--network-batch-bytes", std::to_string(network.batch_bytes)},
                                     {"--network-window-bytes", std::to_string(network.window_bytes)},
                                     {"--network-max-bytes", std::to_string(network.max_bytes)},
-                                    {"--network-peer-timeout-ms", std::to_string(network.peer_timeout_ms)}}) {
+                                    {"--network-peer-timeout-ms", std::to_string(network.peer_timeout_ms)},
+                                    {"--network-check", abi::far_check_name(network.check)}}) {
     words.emplace_back(flag);
     words.push_back(value);
   }

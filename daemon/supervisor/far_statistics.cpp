@@ -96,6 +96,8 @@ void add_far_engines(v1::ListFarEnginesResponse& list, v1::NetworkEngine& engine
   engine.set_interfaces(table.interfaces.load());
   engine.set_promised_bytes(value(table.promised_bytes));
   engine.set_max_bytes(value(table.max_bytes));
+  if (const std::uint32_t check = value(table.check); check != 0)
+    engine.set_check(abi::far_check_name(static_cast<abi::FarCheck>(check)));
   for (const abi::FarRow& row : table.rows) {
     const std::uint64_t key = row.key.load(std::memory_order_acquire);
     if (key == 0) continue;

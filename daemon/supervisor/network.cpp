@@ -214,12 +214,34 @@ NetworkChoice choose_network(const cluster::Settings& settings, const std::strin
   return choice;
 }
 
+namespace {
+
+// Whether each of these transports is of an RDMA card, which checks what it carries. What is not known does
+// not.
+bool is_rdma(const std::string& transports) {
+  constexpr std::string_view kRdma[] = {"ib",      "rc", "rc_v", "rc_x",   "rc_verbs",
+                                        "rc_mlx5", "ud", "ud_v", "ud_x",   "ud_verbs",
+                                        "ud_mlx5", "dc", "dc_x", "dc_mlx5"};
+  std::istringstream words(transports);
+  bool all = true;
+  for (std::string word; all && std::getline(words, word, ',');)
+    all = std::find(std::begin(kRdma), std::end(kRdma), word) != std::end(kRdma);
+  return all;
+}
+
+abi::FarCheck check_of(const Config& config) {
+  const abi::FarCheck check{config.network_check + static_cast<std::uint32_t>(abi::FarCheck::kHeaders)};
+  return check == abi::FarCheck::kCrc && is_rdma(config.network_transports) ? abi::FarCheck::kHeaders : check;
+}
+
+}  // namespace
+
 transport::NetworkOptions network_options(const Config& config, const NetworkChoice& choice) {
   if (!config.cluster || choice.devices.empty()) return {};
-  return {config.network_library,        choice.devices,
-          config.network_transports,     config.network_batch_bytes,
-          config.network_window_bytes,   config.effective_network_bytes(),
-          config.network_peer_timeout_ms};
+  return {config.network_library,         choice.devices,
+          config.network_transports,      config.network_batch_bytes,
+          config.network_window_bytes,    config.effective_network_bytes(),
+          config.network_peer_timeout_ms, check_of(config)};
 }
 
 }  // namespace epd::supervisor

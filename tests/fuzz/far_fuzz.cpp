@@ -1,5 +1,5 @@
 // The far protocol: whatever bytes another node sends, a header that is read is one that its type may have,
-// and bodies are read within their bytes. Input: the header's 64 bytes, then the body.
+// and bodies are read within their bytes. Input: the header's 96 bytes, then the body.
 
 #include "fuzz.h"
 #include "proto/far.h"
@@ -23,6 +23,7 @@ void check_header(const FarHeader& h, std::size_t body_bytes) {
   require(h.type >= FarType::kGreeting && h.type <= FarType::kRefuse, "a type");
   require(h.body_bytes == body_bytes && body_bytes <= abi::kMaxFarBodyBytes, "the body is what it says");
   const bool ping = h.type == FarType::kPing || h.type == FarType::kPong;
+  require((h.number == 0) == ping && (ping || h.time_ns != 0), "a group's messages are numbered");
   require((h.group == 0) == ping && (abi::epoch_of_tag(h.tag) == 0) == ping, "a group has an epoch");
   require(between_engines(h.type) == (h.from_rank >= abi::kMaxRanks), "ranks where there are some");
   require(between_engines(h.type) == (h.to_rank >= abi::kMaxRanks), "on both sides");

@@ -1,5 +1,6 @@
 #include "hostile_ucx.h"
 
+#include "far/seal.h"
 #include "support/ranks.h"
 #include "support/sockets.h"
 
@@ -93,6 +94,7 @@ std::optional<abi::FarHeader> Spy::last_message(std::uint64_t transport) const {
     abi::FarHeader header;
     std::memcpy(&header, place.data() + sizeof(prefix), sizeof(header));
     if (prefix.format != Prefix{}.format || prefix.sender != transport) return;
+    if (!far::header_is_whole(header)) return;
     if (abi::read_far_header(bytes_of(header), header.body_bytes, header) != abi::FarReason::kNone) return;
     const bool of_operation = header.tag != abi::far_epoch_tag(abi::epoch_of_tag(header.tag));
     if (!of_operation || header.from_rank == abi::kFarNoRank || (last && header.tag <= last->tag)) return;
@@ -167,6 +169,11 @@ Bytes with_prefix(const Prefix& prefix, std::span<const std::byte> header) {
   std::memcpy(bytes.data(), &prefix, sizeof(prefix));
   if (!header.empty()) std::memcpy(bytes.data() + sizeof(prefix), header.data(), header.size());
   return bytes;
+}
+
+Bytes sealed(abi::FarHeader header, std::span<const std::byte> body) {
+  far::seal(header, body, abi::FarCheck::kCrc);
+  return bytes_of(header);
 }
 
 }  // namespace epd::test

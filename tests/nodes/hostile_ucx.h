@@ -86,5 +86,7 @@ Bytes bytes_of(const T& value) {
   return {raw.begin(), raw.end()};
 }
 Bytes with_prefix(const Prefix& prefix, std::span<const std::byte> header);
+// With the checksums that anybody can make.
+Bytes sealed(abi::FarHeader header, std::span<const std::byte> body);
 
 }  // namespace epd::test

@@ -6,15 +6,24 @@ epd_system_test(nodes_test LABEL nodes TIMEOUT 300
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/nodes_test.cpp ${CMAKE_CURRENT_LIST_DIR}/nodes_refused_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/nodes_groups_test.cpp ${CMAKE_CURRENT_LIST_DIR}/nodes_faults_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/nodes_soak_test.cpp ${CMAKE_CURRENT_LIST_DIR}/nodes_network_test.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/nodes_flips_test.cpp
   LIBS nlohmann_json::nlohmann_json epd_cluster_proto epd_kit)
 # A program with a node's certificate that floods the coordinator.
 find_package(OpenSSL REQUIRED COMPONENTS SSL)
 epd_system_test(nodes_flood_test LABEL nodes TIMEOUT 120 SOURCES ${CMAKE_CURRENT_LIST_DIR}/nodes_flood_test.cpp
   LIBS nlohmann_json::nlohmann_json epd_cluster_proto epd_kit OpenSSL::SSL)
+# libucp with a network that flips bits: all functions are those of libucp itself but one.
+find_library(EPD_UCP_LIBRARY ucp REQUIRED DOC "libucp, for tests")
+add_library(flipping_ucp MODULE ${CMAKE_CURRENT_LIST_DIR}/flipping_ucp.cpp)
+target_include_directories(flipping_ucp SYSTEM PRIVATE ${EPD_UCX_INCLUDE_DIR})
+target_link_options(flipping_ucp PRIVATE -Wl,--no-as-needed)
+target_link_libraries(flipping_ucp PRIVATE epd_proto epd_options ${EPD_UCP_LIBRARY} ${CMAKE_DL_LIBS})
+target_compile_definitions(nodes_test PRIVATE EPD_TEST_FLIPPING_UCP="$<TARGET_FILE:flipping_ucp>")
+add_dependencies(nodes_test flipping_ucp)
 # Hostile programs on the data network: clients of UCX that speak to engines.
 epd_system_test(nodes_hostile_test LABEL nodes TIMEOUT 180
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/nodes_hostile_test.cpp ${CMAKE_CURRENT_LIST_DIR}/hostile_ucx.cpp
-  LIBS nlohmann_json::nlohmann_json epd_transport)
+  LIBS nlohmann_json::nlohmann_json epd_far epd_transport)
 target_include_directories(nodes_hostile_test PRIVATE ${PROJECT_SOURCE_DIR}/daemon/transport)
 target_include_directories(nodes_hostile_test SYSTEM PRIVATE ${EPD_UCX_INCLUDE_DIR})
 # Nodes with addresses, links and counters of their own.

@@ -111,7 +111,8 @@ class NodesHostile : public ClusterOfDaemons {
     const RankOutcome outcome = attacker.wait(90);
     EXPECT_TRUE(outcome.ok) << outcome.to_string();
   }
-  // A message that is right but for what a test changes. The token is the epoch's true one.
+  // A message that is right but for what a test changes. Token and number are true ones of the epoch; the
+  // number has been used.
   FarHeader genuine() {
     std::optional<FarHeader> header;
     EXPECT_TRUE(eventually(20, [&] {
@@ -123,7 +124,6 @@ class NodesHostile : public ClusterOfDaemons {
     h.flags = 0;
     h.batch = h.records = h.body_bytes = h.batches = 0;
     h.row_credits = h.sum_credits = 0;
-    h.time_ns = 0;
     return h;
   }
   Prefix of_peer() const { return {.sender = from_->transport}; }
@@ -213,7 +213,9 @@ TEST_F(NodesHostile, ForgedStaleAndOversizedMessages) {
       {"token", [](FarHeader& h, Bytes&) { h.type = FarType::kDone, h.batches = 1, h.token = 0; }},
       {"epoch", [](FarHeader& h, Bytes&) { h.type = FarType::kDone, h.tag += abi::far_epoch_tag(1); }},
       {"group", [](FarHeader& h, Bytes&) { h.type = FarType::kDone, h.group ^= 0x55; }},
-      {"operation", [](FarHeader& h, Bytes&) { h.type = FarType::kDone, h.tag += 1'000'000; }},
+      {"number", [](FarHeader& h, Bytes&) { h.type = FarType::kDone, h.batches = 1; }},
+      {"number", [](FarHeader& h, Bytes&) { h.type = FarType::kDone, h.batches = 1, h.number += 1u << 20; }},
+      {"number", [](FarHeader& h, Bytes&) { h.type = FarType::kDone, h.batches = 1, --h.time_ns; }},
       {"header", [](FarHeader& h, Bytes&) { h.type = static_cast<FarType>(99); }},
       {"header", [](FarHeader& h, Bytes&) { h.version = 9; }},
       {"header", [](FarHeader& h, Bytes&) { h.magic = 0; }},
@@ -237,7 +239,7 @@ TEST_F(NodesHostile, ForgedStaleAndOversizedMessages) {
          h.type = FarType::kAnnounce, h.records = 3;
          h.body_bytes = sizeof(abi::FarAnnouncement) + 12, b.resize(h.body_bytes);
        }},
-      {"credit", [](FarHeader& h, Bytes&) { h.type = FarType::kCredit, h.row_credits = 1000; }},
+      {"number", [](FarHeader& h, Bytes&) { h.type = FarType::kCredit, h.row_credits = 1000; }},
       {"ranks", [](FarHeader& h, Bytes&) { std::swap(h.from_rank, h.to_rank), h.type = FarType::kDone; }},
       {"ranks", [](FarHeader& h, Bytes&) { h.from_rank = 900, h.type = FarType::kDone; }},
   };
@@ -252,11 +254,11 @@ TEST_F(NodesHostile, ForgedStaleAndOversizedMessages) {
         lie.tell(header, body);
         // The tag without an index, where its type has none.
         if (header.type == FarType::kCredit) header.tag = abi::far_epoch_tag(abi::epoch_of_tag(header.tag));
-        RANK_CHECK(client.send(kEpdMessages, with_prefix(of_peer(), bytes_of(header)), body), lie.reason);
+        RANK_CHECK(client.send(kEpdMessages, with_prefix(of_peer(), sealed(header, body)), body), lie.reason);
       }
       // Cut off.
-      for (const std::size_t bytes : {0, 1, 63}) {
-        Bytes cut = bytes_of(real);
+      for (const std::size_t bytes : {0, 1, 95}) {
+        Bytes cut = sealed(real, {});
         cut.resize(bytes);
         RANK_CHECK(client.send(kEpdMessages, with_prefix(of_peer(), cut), {}), "cut off");
       }
@@ -284,10 +286,11 @@ TEST_F(NodesHostile, AMessageOfAnEarlierEpochIsNotTakenForOneOfThis) {
     for (int i = 0; i < 100; ++i) {
       FarHeader header = old;
       header.type = FarType::kDone, header.batches = 1;
-      client.send(kEpdMessages, with_prefix(of_peer(), bytes_of(header)), {});
+      client.send(kEpdMessages, with_prefix(of_peer(), sealed(header, {})), {});
       header.type = FarType::kRows, header.batches = 0;
       header.records = 1, header.body_bytes = static_cast<std::uint32_t>(abi::far_row_bytes(512, 4));
-      client.send(kEpdMessages, with_prefix(of_peer(), bytes_of(header)), Bytes(header.body_bytes));
+      const Bytes body(header.body_bytes);
+      client.send(kEpdMessages, with_prefix(of_peer(), sealed(header, body)), body);
     }
   });
   expect_dropped("epoch", 200);
@@ -311,12 +314,13 @@ TEST_F(NodesHostile, FloodsCostNoMemory) {
     ping.from_rank = ping.to_rank = abi::kFarNoRank;
     ping.time_ns = 5;
     for (int i = 0; i < 50'000; ++i)
-      client.send(kEpdMessages, with_prefix({.sender = 77}, bytes_of(forged)), {});
-    for (int i = 0; i < 20'000; ++i) client.send(kEpdMessages, with_prefix(of_peer(), bytes_of(ping)), {});
+      client.send(kEpdMessages, with_prefix({.sender = 77}, sealed(forged, {})), {});
+    for (int i = 0; i < 20'000; ++i) client.send(kEpdMessages, with_prefix(of_peer(), sealed(ping, {})), {});
     forged.records = 1;
     const Bytes body(64 << 10);
     forged.body_bytes = static_cast<std::uint32_t>(body.size());
-    for (int i = 0; i < 2'000; ++i) client.send(kEpdMessages, with_prefix(of_peer(), bytes_of(forged)), body);
+    for (int i = 0; i < 2'000; ++i)
+      client.send(kEpdMessages, with_prefix(of_peer(), sealed(forged, body)), body);
   });
   expect_dropped("token", 2'000);
   expect_dropped("stranger", 50'000);

@@ -257,6 +257,7 @@ void fill(v1::ListFarEnginesResponse& network) {
   engine.set_carrier("UCX 1.13.1");
   engine.set_library("libucp.so.0");
   engine.set_interfaces("lo");
+  engine.set_check("crc");
   engine.set_promised_bytes(std::uint64_t{32} << 20);
   engine.set_max_bytes(std::uint64_t{1} << 30);
   v1::NetworkEngine& other = *network.add_engines();

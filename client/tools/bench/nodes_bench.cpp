@@ -63,7 +63,8 @@ std::vector<NodesReport> measure_nodes(const NodesPlan& plan, const std::string&
                        .nodes = plan.run.nodes,
                        .devices = plan.ranks_per_node,
                        .sms = plan.run.sms,
-                       .rate = plan.rate});
+                       .rate = plan.rate,
+                       .check = plan.check});
   std::vector<NodesReport> reports;
   try {
     std::string no_raw = plan.run.nodes == 1 ? "one node has no link" : RawUcx::why_not();

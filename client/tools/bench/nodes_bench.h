@@ -18,6 +18,7 @@ struct NodesPlan {
   RunPlan run;  // its ranks and tokens follow from the rest
   std::uint32_t ranks_per_node = 2;
   std::string rate;                                 // of each node's link: "4gbit"; empty: as fast as it goes
+  std::string check;                                // network.check; empty: the daemon's default
   std::vector<std::uint32_t> tokens{4096, 128, 1};  // a run each
   std::uint32_t pairs = 5;                          // of a measurement of ours and one of raw UCX
   std::uint32_t pair_iterations = 0;                // of ours; 0: 3 from 1024 tokens on, else 20

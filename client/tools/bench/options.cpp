@@ -198,6 +198,7 @@ void add_nodes_options(CLI::App& app, Options& options, Names& names) {
              "Daemons, each in network and IPC namespaces of its own");
   add_number(app, "--ranks-per-node", nodes.ranks_per_node, 1, kMaxRanks, "Client processes of each node");
   app.add_option("--rate", nodes.rate, "That each node sends at, as 4gbit (default: as fast as it goes)");
+  app.add_option("--network-check", nodes.check, "network.check of the daemons (default: crc)");
   app.add_option("--tokens", nodes.tokens, "Tokens of each rank in each call, a run each; as 4096,128,1")
       ->delimiter(',')
       ->check(whole<std::uint32_t>(0, abi::kMaxTokens, "0.." + std::to_string(abi::kMaxTokens)))

@@ -66,11 +66,12 @@ std::string notes_of(const v1::FarEngine& far) {
 }
 
 std::string engine_table(const google::protobuf::RepeatedPtrField<v1::NetworkEngine>& engines) {
-  Table table({{"DEVICE"}, {"STATE"}, {"CARRIER"}, {"INTERFACES"}, {"PROMISED", kRight}, {"OF", kRight}});
+  Table table(
+      {{"DEVICE"}, {"STATE"}, {"CARRIER"}, {"CHECK"}, {"INTERFACES"}, {"PROMISED", kRight}, {"OF", kRight}});
   std::string notes;
   for (const v1::NetworkEngine& engine : engines) {
     const bool promises = engine.max_bytes() != 0;
-    table.add({engine.device(), word(engine.state()), engine.carrier(), engine.interfaces(),
+    table.add({engine.device(), word(engine.state()), engine.carrier(), engine.check(), engine.interfaces(),
                promises ? format_bytes(engine.promised_bytes()) : "",
                promises ? format_bytes(engine.max_bytes()) : ""});
     if (!engine.problem().empty())

@@ -51,7 +51,7 @@ std::string OwnNodes::why_not() {
   return NodeNetwork::why_not();
 }
 
-OwnNodes::OwnNodes(const NodesOptions& options) {
+OwnNodes::OwnNodes(const NodesOptions& options) : check_(options.check) {
   if (options.nodes > 1) {
     if (const std::string why = why_not(); !why.empty()) fail("nodes can't be made here: " + why);
     network_.emplace(options.nodes, options.rate);
@@ -98,6 +98,7 @@ std::string OwnNodes::cluster_settings(std::uint32_t node) const {
                                    {"tls_cert", files + ".pem"},
                                    {"tls_key", files + ".key"}})
     text += std::string(key) + " = \"" + value + "\"\n";
+  if (!check_.empty()) text += "[network]\ncheck = \"" + check_ + "\"\n";
   return text;
 }
 

@@ -1,4 +1,4 @@
-// The far protocol: messages between engines of different nodes. One message of a transport is a header of 64
+// The far protocol: messages between engines of different nodes. One message of a transport is a header of 96
 // bytes and a body. Any order: each message names its place, and completeness is a count. The bytes come from
 // a network, so that nothing is used before it has been read by one of the functions below, which copy first.
 // What a message says of ranks, epochs and tokens of a group is judged by who knows the group.
@@ -17,6 +17,9 @@
 //
 // `to_rank` is the gateway of `from_rank` there, or the other way round. Credits ride on any message between
 // ranks. `done` rides on a batch as kFarDone.
+//
+// Checksums are CRC-32C. That of the header is checked before the header is read (far/seal.h). FarCheck says
+// what else is checked; both sides of a group must have the same, which greetings compare.
 #pragma once
 
 #include "proto/exchange.h"
@@ -25,13 +28,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <span>
+#include <string_view>
 #include <type_traits>
 
 namespace epd::abi {
 
 inline constexpr std::uint32_t kFarMagic = 0x46445045;  // "EPDF"
-inline constexpr std::uint8_t kFarVersion = 1;
+inline constexpr std::uint8_t kFarVersion = 2;
 inline constexpr std::uint16_t kFarNoRank = 0xffff;  // between engines
 inline constexpr std::uint32_t kMaxFarBodyBytes = 16u << 20;
 inline constexpr std::uint32_t kMaxFarBatches = 1u << 24;  // of an operation, at one gateway
@@ -52,9 +57,41 @@ enum class FarType : std::uint8_t {
   kRefuse = 10,
 };
 
+// In plural, for people.
+constexpr const char* far_type_name(FarType type) {
+  constexpr const char* names[] = {"greetings", "announcements", "rows",  "asks",  "sums",
+                                   "ends",      "credits",       "pings", "pongs", "refusals"};
+  const auto index = static_cast<std::size_t>(type) - 1;
+  return index < std::size(names) ? names[index] : "messages";
+}
+
 enum FarFlags : std::uint16_t {
   kFarDone = 1u << 0,  // rows, ask, sums: all batches have been handed out, `batches` is valid
 };
+
+// How receivers check that bodies are as they were sent (network.check). Headers and the bodies of greetings,
+// announcements and refusals have checksums in any case.
+enum class FarCheck : std::uint32_t {
+  kHeaders = 1,  // rows, asks and sums are not checked
+  kCrc = 2,      // their bodies have checksums
+  kMac = 3,      // every message of a group has a code that only who knows the epoch's key can make
+};
+inline constexpr const char* kFarCheckNames[] = {"headers", "crc", "mac"};
+
+constexpr bool is_far_check(std::uint64_t value) {
+  return value >= static_cast<std::uint64_t>(FarCheck::kHeaders) && value <= std::size(kFarCheckNames);
+}
+constexpr const char* far_check_name(FarCheck check) {
+  const auto value = static_cast<std::uint32_t>(check);
+  return is_far_check(value) ? kFarCheckNames[value - 1] : "unknown";
+}
+// 0: of no check.
+constexpr std::uint32_t far_check_of(std::string_view name) {
+  for (std::uint32_t i = 0; i < std::size(kFarCheckNames); ++i) {
+    if (name == kFarCheckNames[i]) return i + 1;
+  }
+  return 0;
+}
 
 struct FarHeader {
   std::uint32_t magic;
@@ -72,9 +109,13 @@ struct FarHeader {
   std::uint16_t row_credits;  // given back: batches of rows and asks
   std::uint16_t sum_credits;  // batches of sums
   std::uint32_t batches;      // of this operation: done, kFarDone
-  std::uint64_t time_ns;
+  std::uint64_t time_ns;      // ping, pong: the ping's; of a group: when its sender began the epoch, never 0
+  std::uint64_t number;       // among those to that engine since then, from 1; greetings count by themselves
+  std::uint8_t mac[16];       // kMac: of all bytes before and of the body; else 0
+  std::uint32_t body_crc;     // 0: no body, or one that is not checked
+  std::uint32_t header_crc;   // of all bytes before
 };
-static_assert(sizeof(FarHeader) == 64 && std::is_trivially_copyable_v<FarHeader>);
+static_assert(sizeof(FarHeader) == 96 && std::is_trivially_copyable_v<FarHeader>);
 static_assert(std::has_unique_object_representations_v<FarHeader>, "no padding");
 
 // The tag of a message about an epoch and not about one of its operations.
@@ -89,6 +130,7 @@ struct FarGreeting {
   std::uint64_t shape_digest;  // of the group's shape and view: both sides must have the same
   std::uint64_t view_digest;
   std::uint64_t heard;  // 1: the receiver's greeting of this epoch has come, and none is asked for
+  std::uint64_t check;  // FarCheck of the sender
   char node[kFarNodeBytes];
   char version[kFarNodeBytes];  // epd's and UCX's, for people
 };
@@ -144,7 +186,7 @@ constexpr std::uint64_t far_sum_bytes(std::uint64_t sum_bytes, std::uint32_t num
 
 enum class FarReason : std::uint32_t {
   kNone = 0,
-  kHeaderBytes,  // not 64
+  kHeaderBytes,  // not 96
   kMagic,
   kVersion,
   kType,
@@ -158,17 +200,18 @@ enum class FarReason : std::uint32_t {
   kCredits,
   kBatches,
   kTime,
+  kNumber,
   kReserved,
   kText,  // not terminated, or with bytes behind its end
   kStatus,
 };
-inline constexpr std::uint32_t kNumFarReasons = 18;
+inline constexpr std::uint32_t kNumFarReasons = 19;
 
 // The field that a reason is about; "none".
 constexpr const char* far_reason_name(FarReason reason) {
   constexpr const char* names[kNumFarReasons] = {
-      "none",  "header_bytes", "magic", "version", "type",    "flags", "group",    "tag",  "ranks",
-      "batch", "records",      "bytes", "credits", "batches", "time",  "reserved", "text", "status"};
+      "none",    "header_bytes", "magic",   "version", "type", "flags",  "group",    "tag",  "ranks", "batch",
+      "records", "bytes",        "credits", "batches", "time", "number", "reserved", "text", "status"};
   const auto index = static_cast<std::uint32_t>(reason);
   return index < kNumFarReasons ? names[index] : "unknown";
 }
@@ -182,7 +225,6 @@ struct FarRule {
   bool operation = false;  // an index in the tag
   bool batch = false;      // records of an equal stride, kFarDone
   bool records = false;
-  bool time = false;
   std::uint32_t least_body = 0;
   std::uint32_t most_body = 0;
 };
@@ -190,18 +232,17 @@ struct FarRule {
 constexpr FarRule far_rule(FarType type) {
   switch (type) {
     case FarType::kGreeting:
-      return {false, true, false, false, false, false, sizeof(FarGreeting), sizeof(FarGreeting)};
+      return {false, true, false, false, false, sizeof(FarGreeting), sizeof(FarGreeting)};
     case FarType::kAnnounce:
-      return {true, true, true, false, true, false, sizeof(FarAnnouncement), kMaxFarBodyBytes};
+      return {true, true, true, false, true, sizeof(FarAnnouncement), kMaxFarBodyBytes};
     case FarType::kRows:
     case FarType::kAsk:
-    case FarType::kSums: return {true, true, true, true, true, false, 1, kMaxFarBodyBytes};
-    case FarType::kDone: return {true, true, true, false, false, false, 0, 0};
-    case FarType::kCredit: return {true, true, false, false, false, false, 0, 0};
+    case FarType::kSums: return {true, true, true, true, true, 1, kMaxFarBodyBytes};
+    case FarType::kDone: return {true, true, true, false, false, 0, 0};
+    case FarType::kCredit: return {true, true, false, false, false, 0, 0};
     case FarType::kPing:
-    case FarType::kPong: return {false, false, false, false, false, true, 0, 0};
-    case FarType::kRefuse:
-      return {false, true, false, false, false, false, sizeof(FarRefusal), sizeof(FarRefusal)};
+    case FarType::kPong: return {false, false, false, false, false, 0, 0};
+    case FarType::kRefuse: return {false, true, false, false, false, sizeof(FarRefusal), sizeof(FarRefusal)};
   }
   return {};
 }
@@ -228,7 +269,8 @@ constexpr FarReason check_far_counts(const FarHeader& h, const FarRule& rule) {
     return FarReason::kRecords;
   const bool credits = h.row_credits != 0 || h.sum_credits != 0;
   if (rule.ranks ? h.type == FarType::kCredit && !credits : credits) return FarReason::kCredits;
-  if (!rule.time && h.time_ns != 0) return FarReason::kTime;
+  if (rule.group && h.time_ns == 0) return FarReason::kTime;
+  if ((h.number != 0) != rule.group) return FarReason::kNumber;
   return FarReason::kNone;
 }
 
@@ -275,7 +317,7 @@ constexpr FarReason check_far_records(const FarHeader& header, std::uint64_t str
 
 inline FarReason read_far_greeting(std::span<const std::byte> body, FarGreeting& out) {
   if (FarReason reason = detail::copy_far_body(body, out); reason != FarReason::kNone) return reason;
-  if (out.heard > 1) return FarReason::kReserved;
+  if (out.heard > 1 || !is_far_check(out.check)) return FarReason::kReserved;
   return detail::is_far_text(out.node) && detail::is_far_text(out.version) ? FarReason::kNone
                                                                            : FarReason::kText;
 }

@@ -90,8 +90,8 @@ enum class FarBatch : std::uint32_t { kRows = 0, kAsks = 1, kSums = 2 };
 inline constexpr std::size_t kNumFarBatches = 3;
 // Of dropped messages, by far::Drop.
 inline constexpr const char* kFarDropNames[] = {
-    "none",      "header", "type",  "group", "broken",  "epoch",   "engine",   "token", "ranks",
-    "operation", "credit", "twice", "batch", "records", "content", "stranger", "format"};
+    "none",   "header", "type",  "group",   "broken",  "epoch",    "engine", "token",    "ranks", "operation",
+    "credit", "twice",  "batch", "records", "content", "stranger", "format", "checksum", "number"};
 inline constexpr std::size_t kNumFarDrops = std::size(kFarDropNames);
 
 // Of one far engine.
@@ -134,6 +134,7 @@ inline constexpr std::size_t kFarRows = 256;  // and one more, for those that fo
 struct FarTable {
   std::atomic<std::uint64_t> promised_bytes;  // windows and send buffers of all groups
   std::atomic<std::uint64_t> max_bytes;       // network.max_bytes
+  std::atomic<std::uint32_t> check;           // FarCheck; 0: no far engine can be reached
   PageText<kTextBytes> problem;               // why no far engine can be reached; "": they can
   PageText<kFarCarrierBytes> carrier;
   PageText<kTextBytes> library;

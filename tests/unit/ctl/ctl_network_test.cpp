@@ -21,7 +21,7 @@ TEST_F(CtlTest, NetworkShowsFarEnginesAndWhatPasses) {
         "host:0 and host:0 on node-b: dropped: token 5\n",
         "host:0 and host:0 on node-b: the longest stall was 2.5 ms, for rank 7 of group 9\n",
         "host:0 and host:1 on node-c: has said nothing for 2000 ms\n", "32.0 MiB", "1.0 GiB",
-        "host:1: libucp.so.0: cannot open shared object file\n"}) {
+        "CARRIER     CHECK", "UCX 1.13.1  crc", "host:1: libucp.so.0: cannot open shared object file\n"}) {
     EXPECT_TRUE(text.says(part)) << part << "\n" << text.out;
   }
   const Json document = epctl({"network", "--json"}).json();
@@ -33,6 +33,7 @@ TEST_F(CtlTest, NetworkShowsFarEnginesAndWhatPasses) {
   EXPECT_EQ(far["longest_stall"]["rank"], 7);
   EXPECT_EQ(document["far_engines"][1]["round_trip_us"], nullptr);
   EXPECT_EQ(document["engines"][0]["interfaces"], "lo");
+  EXPECT_EQ(document["engines"][0]["check"], "crc");
   EXPECT_TRUE(epctl({"network", "--help"}).says("EXAMPLES"));
 }
 

@@ -31,19 +31,23 @@ class FarJudge : public ::testing::Test, private Receiver {
     h.token = message_token(testing_world::World::key(2), 100, 101);
     h.tag = abi::op_tag(2, 0);
     h.group = testing_world::World::kGroup;
+    h.time_ns = 1;
+    h.number = ++number_;
     h.from_rank = 0;
     h.to_rank = 1;
     h.records = 1;
     h.body_bytes = group().sizes().row_stride[0];
     return h;
   }
-  void deliver(const abi::FarHeader& header, EngineId from = 100) {
+  void deliver(abi::FarHeader header, EngineId from = 100) {
     const std::vector<std::byte> body(header.body_bytes);
+    seal(header, body, abi::FarCheck::kCrc);
     world_.deliver(from, 101, header, body);
   }
   void open() { group().open(1, abi::op_tag(2, 0), *this); }
 
   testing_world::World world_;
+  std::uint64_t number_ = 0;
   std::vector<Arrival> taken_;
 };
 
@@ -55,7 +59,7 @@ TEST_F(FarJudge, EachFieldThatIsWrongByItsReason) {
   };
   const std::vector<Wrong> all{
       {"not this protocol", Drop::kHeader, [](auto& h) { h.magic ^= 1; }},
-      {"a field that its type may not have", Drop::kHeader, [](auto& h) { h.time_ns = 1; }},
+      {"a field that its type may not have", Drop::kHeader, [](auto& h) { h.batches = 1; }},
       {"another group", Drop::kGroup, [](auto& h) { ++h.group; }},
       {"an older epoch", Drop::kEpoch, [](auto& h) { h.tag = abi::op_tag(1, 0); }},
       {"an epoch to come", Drop::kEpoch, [](auto& h) { h.tag = abi::op_tag(3, 0); }},
@@ -124,6 +128,7 @@ TEST_F(FarJudge, WhatComesEarlyWaitsAndIsBounded) {
   announce.body_bytes = sizeof(abi::FarAnnouncement);
   deliver(announce);
   deliver(rows());
+  announce.number = ++number_;
   deliver(announce);
   EXPECT_EQ(group().drops().of(Drop::kTwice), 1u);
   open();

@@ -120,6 +120,7 @@ TEST_F(FarLedger, DropsAreCountedForTheirSender) {
   header.type = abi::FarType::kDone;
   header.group = testing_world::World::kGroup;
   header.tag = abi::op_tag(9, 0);
+  header.time_ns = header.number = 1;
   header.to_rank = 1;
   world_.deliver(100, 101, header, {});
   EXPECT_EQ(counters(1).dropped[static_cast<std::size_t>(Drop::kEpoch)], 1u);

@@ -28,7 +28,8 @@ class Mailbox final : public far::Port {
 
 // One rank on each of two nodes.
 struct End {
-  explicit End(std::uint32_t node, std::uint64_t window_bytes = 1 << 20) {
+  explicit End(std::uint32_t node, std::uint64_t window_bytes = 1 << 20,
+               abi::FarCheck check = abi::FarCheck::kCrc) {
     abi::GroupBegin begin{};
     begin.group_id = kGroup;
     begin.node = node;
@@ -36,6 +37,7 @@ struct End {
     transport::NetworkOptions network;
     network.batch_bytes = 4096;
     network.window_bytes = window_bytes;
+    network.check = check;
     side = std::make_unique<FarSide>(begin, network, node, &port, nullptr);
     for (std::uint32_t rank = 0; rank < 2; ++rank) side->place({kGroup, rank, 5, 1, 0, rank + 1, {}});
     side->group(5);
@@ -45,7 +47,7 @@ struct End {
     const std::uint64_t words[2] = {key, epoch};
     side->end();
     side->set_epoch(epoch, words);
-    side->begin(epoch, 0, {});
+    side->begin(epoch, 0, {}, ++begins);
   }
   // Its turn; what it says goes to the other, or is lost.
   int say(End& other, std::uint64_t now_ns, bool lost = false) {
@@ -64,6 +66,7 @@ struct End {
   Mailbox port;
   std::unique_ptr<FarSide> side;
   far::EngineId own = 0;
+  std::uint64_t begins = 0;
 };
 
 TEST(FarSide, BothAreGreetedWhoeverIsFirst) {
@@ -135,13 +138,55 @@ TEST(FarSide, OtherWindowsAreADifference) {
   }
 }
 
+TEST(FarSide, AnotherCheckIsADifference) {
+  End a(1, 1 << 20, abi::FarCheck::kCrc), b(2, 1 << 20, abi::FarCheck::kMac);
+  a.begin(1);
+  b.begin(1);
+  a.say(b, 1);
+  b.say(a, 2);
+  ASSERT_TRUE(a.side->difference() && b.side->difference());
+  EXPECT_EQ(a.side->difference()->what, "network.check (here \"crc\", there \"mac\")");
+  EXPECT_EQ(b.side->difference()->what, "network.check (here \"mac\", there \"crc\")");
+}
+
+// A greeting is repeated until it has come as it was sent.
+TEST(FarSide, ASpoiledHelloIsNotHeard) {
+  for (const abi::FarCheck check : {abi::FarCheck::kHeaders, abi::FarCheck::kCrc, abi::FarCheck::kMac}) {
+    SCOPED_TRACE(abi::far_check_name(check));
+    End a(1, 1 << 20, check), b(2, 1 << 20, check);
+    a.begin(1);
+    b.begin(1);
+    a.side->step(1);
+    ASSERT_EQ(a.port.sent.size(), 1u);
+    far::Message& message = *a.port.sent.front();
+    const auto hear = [&] {
+      b.side->received(a.own, std::as_bytes(std::span(&message.header, 1)),
+                       {message.body.data(), message.header.body_bytes, 1});
+      return b.side->greeted();
+    };
+    for (std::size_t at = 0; at < message.header.body_bytes; ++at) {
+      message.body.data()[at] ^= std::byte{1};
+      EXPECT_FALSE(hear()) << "byte " << at;
+      message.body.data()[at] ^= std::byte{1};
+    }
+    // Another message, with checksums that anybody can make.
+    ++message.header.number;
+    far::seal(message.header, message.bytes(), check);
+    EXPECT_EQ(hear(), check != abi::FarCheck::kMac);
+    --message.header.number;
+    far::seal(message.header, message.bytes(), check);
+    EXPECT_TRUE(b.side->take_faults().empty());
+    EXPECT_TRUE(hear());
+  }
+}
+
 // It was served here and could not be mapped: what the supervisor told is the same everywhere.
 TEST(FarSide, ARankThatIsRefusedIsNoDifference) {
   End a(1), b(2);
   const std::uint64_t words[2] = {7, 1};
   const std::uint8_t masked[] = {1, 0};
   a.side->set_epoch(1, words);
-  a.side->begin(1, 0, masked);
+  a.side->begin(1, 0, masked, 1);
   b.begin(1);
   a.say(b, 1);
   b.say(a, 2);

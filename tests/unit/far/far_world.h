@@ -33,13 +33,14 @@ class World {
   };
 
  public:
-  World(const abi::GroupShape& shape, std::vector<std::uint32_t> nodes, std::uint32_t seed)
+  World(const abi::GroupShape& shape, std::vector<std::uint32_t> nodes, std::uint32_t seed,
+        abi::FarCheck check = abi::FarCheck::kCrc, std::uint64_t gap_ns = 0)
       : nodes_(std::move(nodes)), random_(seed) {
     for (const std::uint32_t node : nodes_) engines_.push_back(100 + node);
     for (const std::uint32_t node : nodes_) {
       if (groups_.contains(node)) continue;
       ports_[node] = std::make_unique<PortOf>(*this, 100 + node);
-      FarGroup::Facts facts{kGroup, shape, 100 + node, 1024, 3072, &ledgers_[node]};
+      FarGroup::Facts facts{kGroup, shape, 100 + node, 1024, 3072, &ledgers_[node], check, gap_ns};
       groups_[node] = std::make_unique<FarGroup>(facts, *ports_[node]);
     }
   }

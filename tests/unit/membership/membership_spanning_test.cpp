@@ -405,7 +405,7 @@ TEST_F(SpanningByMessages, OutOfReachIsABreakAndThenTheHigherNodeOfTwoGoes) {
   EXPECT_EQ(tick_after(1),
             (Lines{"break device=0 group=G epoch=1 fatal=0 cause=ABORTED failed_rank=-1 node=1",
                    "break device=0 group=G epoch=1 fatal=0 cause=ABORTED failed_rank=-1 node=2"}));
-  EXPECT_EQ(break_text_, "device 0 of node-1 can't reach device 0 of node-2: no answer");
+  EXPECT_EQ(break_text_, "device 0 of node-1 has lost device 0 of node-2: no answer");
   broken(1, 1, 4);
   broken(2, 1, 4);
   EXPECT_EQ(out_of_reach(1, 2), Lines{});
@@ -414,7 +414,7 @@ TEST_F(SpanningByMessages, OutOfReachIsABreakAndThenTheHigherNodeOfTwoGoes) {
                    "break device=0 group=G epoch=2 fatal=0 cause=RANK_LOST failed_rank=1 node=1",
                    "break device=0 group=G epoch=2 fatal=0 cause=RANK_LOST failed_rank=1 node=2"}));
   EXPECT_EQ(break_text_,
-            "rank 1 of node node-2 (10.0.0.2:7410) was put out: device 0 of node-1 can't reach device 0 of "
+            "rank 1 of node node-2 (10.0.0.2:7410) was put out: device 0 of node-1 has lost device 0 of "
             "node-2: no answer");
   broken(1, 2, 4);
   broken(2, 2, 4);
@@ -455,7 +455,7 @@ TEST_F(SpanningByMessages, APairThatWorksForNoMoreThanAMomentEachTimeIsPutOut) {
   EXPECT_EQ(living(), (std::set<std::uint32_t>{0}));
   EXPECT_EQ(
       break_text_,
-      "rank 1 of node node-2 (10.0.0.2:7410) was put out: device 0 of node-1 can't reach device 0 of node-2"
+      "rank 1 of node node-2 (10.0.0.2:7410) was put out: device 0 of node-1 has lost device 0 of node-2"
       ": no answer; the group has broken 3 times within a minute for it");
 }
 
@@ -523,7 +523,7 @@ TEST_F(SpanningByMessages, UnderFailFastTheGroupEndsAndNamesThePair) {
   }
   EXPECT_EQ(group().phase(), GroupPhase::kFailing);
   EXPECT_EQ(group().reason.text,
-            "rank 1 of node node-2 (10.0.0.2:7410) was put out: device 0 of node-2 can't reach device 0 of "
+            "rank 1 of node node-2 (10.0.0.2:7410) was put out: device 0 of node-2 has lost device 0 of "
             "node-1: no answer");
 }
 

@@ -27,6 +27,8 @@ FarHeader header_of(FarType type) {
     return h;
   }
   h.group = 5;
+  h.time_ns = 50;
+  h.number = 8;
   h.tag = far_epoch_tag(3);
   if (type == FarType::kGreeting) h.body_bytes = sizeof(FarGreeting);
   if (type == FarType::kRefuse) h.body_bytes = sizeof(FarRefusal);
@@ -107,7 +109,9 @@ TEST(Far, WhatIsWrongIsNamed) {
       {FarType::kGreeting, FarReason::kBodyBytes, [](FarHeader& h) { --h.body_bytes; }},
       {FarType::kCredit, FarReason::kCredits, [](FarHeader& h) { h.row_credits = 0; }},
       {FarType::kPing, FarReason::kCredits, [](FarHeader& h) { h.sum_credits = 1; }},
-      {FarType::kRows, FarReason::kTime, [](FarHeader& h) { h.time_ns = 1; }},
+      {FarType::kRows, FarReason::kTime, [](FarHeader& h) { h.time_ns = 0; }},
+      {FarType::kRows, FarReason::kNumber, [](FarHeader& h) { h.number = 0; }},
+      {FarType::kPing, FarReason::kNumber, [](FarHeader& h) { h.number = 1; }},
   };
   for (const Wrong& wrong : wrongs) {
     FarHeader h = header_of(wrong.type);
@@ -117,7 +121,7 @@ TEST(Far, WhatIsWrongIsNamed) {
   }
 }
 
-TEST(Far, TheHeaderHas64BytesAndTheBodyThoseItSays) {
+TEST(Far, TheHeaderHas96BytesAndTheBodyThoseItSays) {
   const FarHeader h = header_of(FarType::kRows);
   FarHeader out{};
   const std::vector<std::byte> longer(sizeof(h) + 1);
@@ -143,6 +147,7 @@ TEST(Far, RecordsHaveTheStrideOfTheGroup) {
 TEST(Far, BodiesAreReadOrTheirReasonIs) {
   FarGreeting greeting{};
   greeting.incarnation = 3;
+  greeting.check = 2;
   std::strcpy(greeting.node, "node-a");
   FarGreeting greeting_out{};
   EXPECT_EQ(read_far_greeting(bytes_of(greeting), greeting_out), FarReason::kNone);
@@ -154,6 +159,11 @@ TEST(Far, BodiesAreReadOrTheirReasonIs) {
   greeting.heard = 2;
   EXPECT_EQ(read_far_greeting(bytes_of(greeting), greeting_out), FarReason::kReserved);
   greeting.heard = 0;
+  for (const std::uint64_t check : {std::size_t{0}, std::size(kFarCheckNames) + 1, std::size_t{1} << 32}) {
+    greeting.check = check;
+    EXPECT_EQ(read_far_greeting(bytes_of(greeting), greeting_out), FarReason::kReserved);
+  }
+  greeting.check = 1;
   greeting.node[20] = 'x';
   EXPECT_EQ(read_far_greeting(bytes_of(greeting), greeting_out), FarReason::kText);
   std::memset(greeting.node, 'x', sizeof(greeting.node));

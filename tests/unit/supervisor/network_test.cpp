@@ -164,5 +164,21 @@ TEST(NetworkChoices, WhatIsFoundNoMoreIsNoNews) {
   EXPECT_FALSE(lacks({}, {}));
 }
 
+TEST(NetworkChoices, TheCardChecksRowsWhereAllTransportsAreRdma) {
+  using abi::FarCheck;
+  Config config;
+  config.cluster.emplace();
+  for (const char* transports : {"rc", "rc_x,ud", "tcp", "rc,tcp", "^tcp", "all"}) {
+    const bool rdma = transports == std::string("rc") || transports == std::string("rc_x,ud");
+    config.network_transports = transports;
+    for (const FarCheck check : {FarCheck::kHeaders, FarCheck::kCrc, FarCheck::kMac}) {
+      config.network_check = static_cast<std::uint32_t>(check) - 1;
+      EXPECT_EQ(network_options(config, eth0({"10.0.0.1"})).check,
+                rdma && check == FarCheck::kCrc ? FarCheck::kHeaders : check)
+          << transports << " " << abi::far_check_name(check);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace epd::supervisor

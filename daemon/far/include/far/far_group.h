@@ -6,6 +6,7 @@
 #include "far/judge.h"
 #include "far/ledger.h"
 #include "far/port.h"
+#include "far/seal.h"
 #include "far/span.h"
 #include "far/token.h"
 
@@ -15,6 +16,7 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -43,6 +45,8 @@ class FarGroup {
     std::uint32_t batch_bytes = 256u << 10;
     std::uint32_t window_bytes = 1u << 20;
     Ledger* ledger = nullptr;  // null: nothing is counted by engine. Outlives the group
+    abi::FarCheck check = abi::FarCheck::kCrc;
+    std::uint64_t gap_ns = 0;  // a message that is missing for so long is lost; 0: never
   };
   struct Epoch {
     std::uint64_t epoch = 0;
@@ -52,6 +56,7 @@ class FarGroup {
     std::span<const std::uint8_t> masked;  // [R] or empty
     std::uint32_t node = 0;                // this one
     EpochKey key{};
+    std::uint64_t now_ns = 1;  // another one in each begin() of this node, also in an engine's successor
   };
   FarGroup(const Facts& facts, Port& port);
   ~FarGroup();
@@ -79,6 +84,17 @@ class FarGroup {
   const DropCounts& drops() const { return drops_; }
   // A message of that engine, or something in one that was taken first.
   void drop(EngineId from, Drop why);
+  // An engine from which a message of the epoch came corrupted, or never came: the epoch can't go on with it.
+  struct Fault {
+    EngineId engine = 0;
+    std::string what;  // "sent rows of rank 3 with a wrong checksum"
+  };
+  // Those since the last call. At most one of each engine in an epoch.
+  std::vector<Fault> take_faults() { return std::exchange(faults_, {}); }
+  // Completes a message to its engine: what is the same in all of the epoch, its number, code and checksums.
+  void seal(Message& message);
+  // Whether the code of a message with this epoch's token is right, where messages have one.
+  bool is_authentic(EngineId from, const abi::FarHeader& header, std::span<const std::byte> body);
   // Likewise, of a message that an operation has taken.
   void drop_content(std::uint32_t from_rank, Drop why) { drop(engine_of(from_rank), why); }
 
@@ -117,6 +133,7 @@ class FarGroup {
   std::string unsettled() const;
 
  private:
+  struct Channel;
   struct Stall;
   struct Pair;
   struct Rank;
@@ -125,7 +142,10 @@ class FarGroup {
   Drop judge(EngineId from, std::span<const std::byte> bytes, const Body& body, abi::FarHeader& header) const;
   Drop judge_ranks(const abi::FarHeader& header) const;
   Drop judge_sizes(const abi::FarHeader& header) const;
+  Drop check(EngineId from, const Arrival& arrival);
   Drop take_in(const Arrival& arrival);
+  void add_fault(EngineId engine, const std::string& what);
+  void find_gaps();
   Pair& pair(std::uint32_t rank, std::uint32_t far_rank);
   EngineId engine_of(std::uint32_t rank) const;
   void count_batch(const abi::FarHeader& header, EngineId engine, bool sent);
@@ -138,6 +158,7 @@ class FarGroup {
   Port& port_;
   std::unique_ptr<State> state_;  // of the epoch
   DropCounts drops_;
+  std::vector<Fault> faults_;
   std::uint64_t now_ns_ = 0;  // of the last step
 };
 

@@ -27,8 +27,10 @@ enum class Drop : std::uint32_t {
   kContent,    // counts, places or tokens that cannot be
   kStranger,   // from a transport that this one has not connected to
   kFormat,     // of a transport that this one does not speak, or larger than it takes
+  kChecksum,   // header or body are not as they were sent
+  kNumber,     // a number that has come before, of an earlier beginning of the epoch, or too far ahead
 };
-inline constexpr std::uint32_t kNumDrops = 17;
+inline constexpr std::uint32_t kNumDrops = 19;
 const char* drop_name(Drop drop);
 // Whether messages are dropped for it though nobody is at fault: what is under way when a group breaks or
 // ends.

@@ -102,6 +102,7 @@ struct Config {
   std::uint64_t network_window_bytes = 0;
   std::uint64_t network_max_bytes = 0;  // 0: see effective_network_bytes
   std::uint32_t network_peer_timeout_ms = 0;
+  std::uint32_t network_check = 0;  // index of its words
 
   std::optional<cluster::Settings> cluster;  // from the options cluster_*, completed
   AccessPolicy access;

@@ -1,6 +1,8 @@
 // What an engine is told of the network between nodes.
 #pragma once
 
+#include "proto/far.h"
+
 #include <cstdint>
 #include <string>
 
@@ -15,6 +17,7 @@ struct NetworkOptions {
   std::uint64_t window_bytes = 0;
   std::uint64_t max_bytes = 0;  // of windows and send buffers of all groups
   std::uint32_t peer_timeout_ms = 0;
+  abi::FarCheck check = abi::FarCheck::kCrc;
 };
 
 }  // namespace epd::transport

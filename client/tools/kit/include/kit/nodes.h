@@ -20,6 +20,7 @@ struct NodesOptions {
   std::uint32_t devices = 1;  // host devices of each
   std::uint32_t sms = 0;      // of each device; 0: the daemon's default
   std::string rate{};         // that each node sends at: "4gbit"; empty: as fast as it goes
+  std::string check{};        // network.check; empty: the daemon's default
 };
 
 // Where a rank runs. Ranks fill the nodes in order; where they can't be equal, the first have one more.
@@ -57,6 +58,7 @@ class OwnNodes {
   std::string cluster_settings(std::uint32_t node) const;
   void await_all() const;
 
+  const std::string check_;
   std::optional<NodeNetwork> network_;
   std::string directory_;  // of certificates
   std::vector<std::unique_ptr<OwnDaemon>> daemons_;
