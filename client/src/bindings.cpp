@@ -31,10 +31,14 @@ static_assert(same(Region::kX, EPD_REGION_X) && same(Region::kXScales, EPD_REGIO
               same(Region::kBias1, EPD_REGION_BIAS_1) && same(Region::kOut, EPD_REGION_OUT) &&
               same(Region::kOutWeights, EPD_REGION_OUT_WEIGHTS));
 
-std::uint32_t memory_of(int fd, std::vector<int>& fds) {
-  auto found = std::find(fds.begin(), fds.end(), fd);
-  if (found == fds.end()) found = fds.insert(fds.end(), fd);
-  return static_cast<std::uint32_t>(found - fds.begin()) + 1;
+// `bytes` of the whole memory; 0: unknown.
+std::uint32_t memory_of(int fd, std::uint64_t bytes, OwnMemory& own) {
+  auto found = std::find(own.fds.begin(), own.fds.end(), fd);
+  if (found == own.fds.end()) found = own.fds.insert(own.fds.end(), fd);
+  const auto index = static_cast<std::size_t>(found - own.fds.begin());
+  if (index < own.bindings.whole.size())
+    own.bindings.whole[index] = bytes;  // more than that are refused later
+  return static_cast<std::uint32_t>(index) + 1;
 }
 
 Status bound_twice(const std::string& which, std::uint32_t region) {
@@ -91,7 +95,7 @@ Status add_binding(const epd_binding_t& given, const std::string& which, const a
   status = find_place(given, which, allocations, place);
   if (!status.ok()) return status;
   const std::uint64_t bytes = abi::region_bytes(shape, static_cast<Region>(region));
-  binding.memory = memory_of(place.fd, own.fds);
+  binding.memory = memory_of(place.fd, place.bytes, own);
   binding.offset = place.offset;
   binding.stride = given.stride != 0 ? given.stride : abi::align_up(bytes, abi::kBindingAlign);
   own.at[region] = reinterpret_cast<std::uintptr_t>(given.address);
@@ -159,8 +163,8 @@ Status add_registered(std::vector<Registered> registered, Allocations& allocatio
     const ExportedAllocation* found = nullptr;
     Status status = allocations.find(its.address, found);
     if (!status.ok()) return {status.code(), "registered memory: " + status.message()};
-    own.bindings.registered[i] = {memory_of(found->fd.get(), own.fds), 0, its.address - found->begin,
-                                  its.bytes};
+    own.bindings.registered[i] = {memory_of(found->fd.get(), found->bytes, own), 0,
+                                  its.address - found->begin, its.bytes};
   }
   if (own.fds.size() <= abi::kMaxMemories) return {};
   return invalid_argument(

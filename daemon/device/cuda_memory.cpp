@@ -316,7 +316,7 @@ Result<std::unique_ptr<Arena>> map_cuda_client_memory(const CudaDriver& driver, 
   if (memory != nullptr) return memory;
   return invalid_argument("can't be mapped as far as " + std::to_string(*size) +
                           " bytes: " + driver.describe(failure.call, failure.result) +
-                          "; allowed: an allocation that large");
+                          "; allowed: an allocation of that size");
 }
 
 }  // namespace epd::device

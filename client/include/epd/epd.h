@@ -272,7 +272,8 @@ typedef enum epd_region {
 typedef struct epd_binding {
   size_t size;
   epd_region_t region;
-  int fd;          /* of the allocation (cuMemExportToShareableHandle); or EPD_FD_OF_ADDRESS */
+  int fd;          /* of the allocation (cuMemExportToShareableHandle); or EPD_FD_OF_ADDRESS. On a CUDA device
+                      the regions of a descriptor reach into the allocation's last 2 MiB: a GPU maps it whole */
   uint64_t offset; /* bytes from the allocation's begin to slot 0's region: a multiple of 128 */
   uint64_t stride; /* bytes from slot to slot: a multiple of 128, at least epd_region_bytes; 0: that, rounded
                       up to 128 */

@@ -129,6 +129,9 @@ inline constexpr std::size_t kMaxMemories = 20;
 struct Bindings {
   std::array<Binding, kNumRegions> regions{};  // by Region
   std::array<RegisteredRange, kMaxRegistered> registered{};
+  // Bytes of each memory, because a GPU maps an allocation as a whole only. 0: unknown; what is used is
+  // mapped.
+  std::array<std::uint64_t, kMaxMemories> whole{};
 
   constexpr Binding& operator[](std::size_t region) { return regions[region]; }
   constexpr const Binding& operator[](std::size_t region) const { return regions[region]; }

@@ -93,6 +93,35 @@ inline std::string check_binding(const GroupShape& s, Region region, const Bindi
   return wrong;
 }
 
+// How much of memory `index` (from 1) the bindings and registered ranges reach.
+inline std::uint64_t used_bytes(const GroupShape& s, const Bindings& bindings, std::uint32_t index) {
+  std::uint64_t end = 0;
+  for (std::size_t i = 0; i < kNumRegions; ++i) {
+    if (bindings[i].memory != index) continue;
+    const std::uint64_t own = binding_end(s, static_cast<Region>(i), bindings[i]);
+    end = own > end ? own : end;
+  }
+  for (const RegisteredRange& range : bindings.registered) {
+    if (range.memory == index && range.offset + range.bytes > end) end = range.offset + range.bytes;
+  }
+  return end;
+}
+
+// "" or what is wrong with the sizes that the client says.
+inline std::string check_whole(const GroupShape& s, const Bindings& bindings, std::size_t num_memories) {
+  for (std::size_t i = 0; i < kMaxMemories; ++i) {
+    const std::uint64_t whole = bindings.whole[i];
+    if (whole == 0) continue;
+    const std::string what = "descriptor " + std::to_string(i + 1) + ": the memory has " +
+                             std::to_string(whole) + " bytes; allowed: 0";
+    if (i >= num_memories) return what + ", as it did not come";
+    const std::uint64_t used = used_bytes(s, bindings, static_cast<std::uint32_t>(i + 1));
+    if (whole < used || whole > 2 * kMaxBindingOffset)
+      return what + " (unknown), " + std::to_string(used) + " (used) .. 2^51";
+  }
+  return "";
+}
+
 // Of all regions, with as many descriptors of memory as came with them.
 inline std::string check_bindings(const GroupShape& s, const Bindings& bindings, std::size_t num_memories) {
   std::uint32_t used = 0;
@@ -121,7 +150,7 @@ inline std::string check_bindings(const GroupShape& s, const Bindings& bindings,
       return "descriptor " + std::to_string(i + 1) + " of " + std::to_string(num_memories) +
              " is not bound to a region; allowed: those that bindings or registered memories name";
   }
-  return "";
+  return check_whole(s, bindings, num_memories);
 }
 
 // "the memory that recv_x, y is bound to", or "registered memory 0": memory `index` (from 1) in messages.
@@ -137,18 +166,10 @@ inline std::string memory_title(const Bindings& bindings, std::uint32_t index) {
   return "descriptor " + std::to_string(index);
 }
 
-// How much of memory `index` (from 1) the bindings and registered ranges reach.
+// How much of memory `index` (from 1) must be mapped. The bindings have passed check_bindings.
 inline std::uint64_t memory_bytes(const GroupShape& s, const Bindings& bindings, std::uint32_t index) {
-  std::uint64_t end = 0;
-  for (std::size_t i = 0; i < kNumRegions; ++i) {
-    if (bindings[i].memory != index) continue;
-    const std::uint64_t own = binding_end(s, static_cast<Region>(i), bindings[i]);
-    end = own > end ? own : end;
-  }
-  for (const RegisteredRange& range : bindings.registered) {
-    if (range.memory == index && range.offset + range.bytes > end) end = range.offset + range.bytes;
-  }
-  return end;
+  const std::uint64_t whole = bindings.whole[index - 1];
+  return whole != 0 ? whole : used_bytes(s, bindings, index);
 }
 
 }  // namespace epd::abi

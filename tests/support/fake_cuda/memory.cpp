@@ -120,6 +120,8 @@ CUresult Memory::map(CUdeviceptr address, std::size_t bytes, std::shared_ptr<All
   const std::unique_lock lock(mutex_);
   if (bytes == 0 || bytes % kGranularity != 0 || address % kGranularity != 0 || bytes > allocation->bytes)
     return CUDA_ERROR_INVALID_VALUE;
+  if (bytes != allocation->bytes)
+    return CUDA_ERROR_NOT_SUPPORTED;  // an allocation is mapped as a whole (CUDA 13.0)
   if (!reserved(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
   const auto next = ranges_.lower_bound(address);
   if (next != ranges_.end() && next->first < address + bytes) return CUDA_ERROR_INVALID_VALUE;

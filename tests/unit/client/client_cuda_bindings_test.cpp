@@ -114,6 +114,8 @@ TEST_P(ClientCudaBindings, AddressesBecomeDescriptorsOfTheirAllocations) {
   EXPECT_EQ(out.offset, 0u);
   EXPECT_EQ(recv_x.memory, 1u);
   EXPECT_EQ(recv_x.offset, kUnit);
+  EXPECT_EQ(member.bindings.whole[0], 2 * kUnit) << "a GPU maps an allocation as a whole only";
+  EXPECT_EQ(member.bindings.whole[1], kUnit);
   epd_buffers_t buffers;
   epd_buffers_init(&buffers);
   ASSERT_EQ(epd_group_buffers(group_, 2, &buffers), EPD_OK);
@@ -210,6 +212,7 @@ TEST_P(ClientCudaBindings, RegisteredMemoryGoesWithTheJoinsThatFollow) {
   EXPECT_EQ(ranges[0].memory, 1u);
   EXPECT_EQ(ranges[0].offset, 32u);
   EXPECT_EQ(ranges[0].bytes, 100u);
+  EXPECT_EQ(member.bindings.whole[0], 2 * kUnit) << "a GPU maps an allocation as a whole only";
   EXPECT_EQ(ranges[1].memory, 0u);
   detach();
 }

@@ -211,6 +211,20 @@ TEST(Bindings, PlacesThatCannotBe) {
   EXPECT_EQ(check_bindings(s, bindings, 1), "");
   EXPECT_EQ(memory_bytes(s, bindings, 1), 3 * bytes);
   EXPECT_EQ(memory_title(bindings, 1), "the memory that x is bound to");
+  bindings.whole = {4 * bytes};
+  EXPECT_EQ(check_bindings(s, bindings, 1), "");
+  EXPECT_EQ(memory_bytes(s, bindings, 1), 4 * bytes);
+  bindings.whole = {3 * bytes - 1};
+  EXPECT_NE(
+      check_bindings(s, bindings, 1).find("descriptor 1: the memory has " + std::to_string(3 * bytes - 1)),
+      std::string::npos);
+  bindings.whole = {~std::uint64_t{0}};
+  EXPECT_NE(check_bindings(s, bindings, 1).find("(used) .. 2^51"), std::string::npos);
+  bindings.whole = {0, 1};
+  EXPECT_NE(
+      check_bindings(s, bindings, 1).find("descriptor 2: the memory has 1 bytes; allowed: 0, as it did not"),
+      std::string::npos);
+  bindings.whole = {};
   expect({2, 0, 0, bytes}, 1, "memory is 2; allowed: 0 (the arena) .. 1");
   expect({1, 0, 0, bytes}, 2, "descriptor 2 of 2 is not bound");
   expect({1, 5, 0, bytes}, 1, "reserved is 5");
