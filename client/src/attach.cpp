@@ -1,10 +1,15 @@
 #include "attach.h"
 
+#include "common/gpu_uuid.h"
+
 #include <sys/random.h>
 #include <unistd.h>
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <optional>
+#include <vector>
 
 namespace epd::client {
 namespace {
@@ -12,7 +17,10 @@ namespace {
 constexpr char kLibrary[] = "libepd " EPD_CLIENT_VERSION;
 
 Status make_hello(const std::string& device, abi::Hello& hello) {
-  if (device.size() >= sizeof(hello.device)) {
+  if (const std::optional<abi::GpuUuid> gpu = parse_gpu_uuid(device)) {
+    hello.gpus[0] = *gpu;
+    hello.num_gpus = 1;
+  } else if (device.size() >= sizeof(hello.device)) {
     return invalid_argument("device \"" + device + "\" has " + std::to_string(device.size()) +
                             " characters; allowed: at most " + std::to_string(sizeof(hello.device) - 1));
   }
@@ -20,7 +28,7 @@ Status make_hello(const std::string& device, abi::Hello& hello) {
   hello.version_max = abi::kAbiVersion;
   hello.layout_hash = abi::layout_hash();
   abi::set_text(hello.library, kLibrary, sizeof(kLibrary) - 1);
-  abi::set_text(hello.device, device.data(), device.size());
+  if (hello.num_gpus == 0) abi::set_text(hello.device, device.data(), device.size());
   hello.pid = ::getpid();
   char host[256] = {};
   if (::gethostname(host, sizeof(host) - 1) == 0) abi::set_text(hello.host, host, std::strlen(host));
@@ -65,23 +73,35 @@ Status map_segments(Packet& packet, Attachment& out) {
   return {};
 }
 
+// Whether the daemon shall choose again: it chose a GPU, and this process sees others only. `hello` names
+// them.
+bool must_choose_again(const abi::Welcome& welcome, abi::Hello& hello) {
+  std::vector<abi::GpuUuid> gpus;
+  if (!visible_gpus(gpus).ok() || gpus.empty()) return false;  // open_device() says why
+  if (std::find(gpus.begin(), gpus.end(), welcome.device_uuid) != gpus.end()) return false;
+  hello.num_gpus = static_cast<std::uint32_t>(std::min(gpus.size(), hello.gpus.size()));
+  std::copy_n(gpus.begin(), hello.num_gpus, hello.gpus.begin());
+  return true;
+}
+
 Status open_device(Attachment& out) {
   const auto kind = static_cast<std::uint32_t>(out.welcome.device_kind);
   switch (out.welcome.device_kind) {
     case abi::DeviceKind::kHost: return {};
-    case abi::DeviceKind::kCuda: return open_cuda_device(out.welcome, out.device);
+    case abi::DeviceKind::kCuda: {
+      Status status = open_cuda_device(out.welcome, out.device);
+      if (!status.ok() || out.wait_by != WaitBy::kKernel) return status;
+      const Status kernels = out.device->has_kernels();
+      if (kernels.ok()) return {};
+      return {kernels.code(), "waiting by kernel: " + kernels.message() + "; allowed: EPD_WAIT_BY_MEMOP"};
+    }
   }
   return {StatusCode::kUnsupported, "the daemon's device is of kind " + std::to_string(kind) + ", which " +
                                         kLibrary + " does not know"};
 }
 
-}  // namespace
-
-Status attach(const AttachRequest& request, Attachment& out) {
-  abi::Hello hello{};
-  Status status = make_hello(request.device, hello);
-  if (!status.ok()) return status;
-  status = connect_to(request.socket_path, request.deadline, out.socket);
+Status say_hello(const AttachRequest& request, const abi::Hello& hello, Packet& packet, Attachment& out) {
+  Status status = connect_to(request.socket_path, request.deadline, out.socket);
   if (!status.ok()) return status;
   status = send(out.socket, abi::AttachType::kHello, 1, hello);
   // A daemon that refuses at once may have closed already. Its reason is still in the socket.
@@ -90,7 +110,6 @@ Status attach(const AttachRequest& request, Attachment& out) {
     return {StatusCode::kDeadlineExceeded,
             "the daemon at " + request.socket_path + " did not answer the attach in time"};
   }
-  Packet packet;
   Status error;
   switch (receive(out.socket, packet, error)) {
     case ReceiveResult::kPacket: break;
@@ -102,14 +121,31 @@ Status attach(const AttachRequest& request, Attachment& out) {
   const auto welcome = packet.read<abi::Welcome>();
   if (type_of(packet) != abi::AttachType::kWelcome || !welcome.ok()) return refusal(packet);
   out.welcome = welcome.value();
-  status = check_welcome(out.welcome, hello);
-  if (status.ok()) status = map_segments(packet, out);
-  if (status.ok()) status = open_device(out);
+  return check_welcome(out.welcome, hello);
+}
+
+}  // namespace
+
+Status attach(const AttachRequest& request, Attachment& out) {
+  abi::Hello hello{};
+  Packet packet;
+  Status status = make_hello(request.device, hello);
+  if (status.ok()) status = say_hello(request, hello, packet, out);
+  if (status.ok() && request.device.empty() && out.welcome.device_kind == abi::DeviceKind::kCuda) {
+    // Whoever needs no GPU should not start CUDA's driver. So it is asked only now what it shows, and a
+    // second attach is rare: in containers that have some of the node's GPUs.
+    if (must_choose_again(out.welcome, hello)) {
+      send_detach(out.socket);
+      packet = {};
+      status = say_hello(request, hello, packet, out);
+    }
+  }
+  if (!status.ok()) return status;
   out.wait_by = request.wait_by;
-  if (!status.ok() || out.device == nullptr || out.wait_by != WaitBy::kKernel) return status;
-  const Status kernels = out.device->has_kernels();
-  if (kernels.ok()) return {};
-  return {kernels.code(), "waiting by kernel: " + kernels.message() + "; allowed: EPD_WAIT_BY_MEMOP"};
+  status = map_segments(packet, out);
+  if (status.ok()) status = open_device(out);
+  if (!status.ok()) send_detach(out.socket);
+  return status;
 }
 
 }  // namespace epd::client

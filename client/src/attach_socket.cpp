@@ -132,4 +132,15 @@ Status refusal(const Packet& packet) {
                         " bytes, which does not fit the request");
 }
 
+void send_detach(const UniqueFd& socket) {
+  constexpr std::int64_t kDetachMs = 200;  // a slower daemon frees the ranks later
+  // For the daemon's log: without this message the end of the connection looks like a death.
+  if (!send(socket, abi::AttachType::kDetach, 0, nullptr, 0).ok()) return;
+  const Deadline deadline = Deadline::in_ms(kDetachMs);
+  while (wait_readable(socket, deadline)) {
+    char packet[64];
+    if (::recv(socket.get(), packet, sizeof(packet), MSG_DONTWAIT) <= 0) return;
+  }
+}
+
 }  // namespace epd::client

@@ -40,6 +40,10 @@ bool wait_readable(const UniqueFd& socket, Deadline deadline);
 // The same, until it has room or is closed.
 bool wait_writable(const UniqueFd& socket, Deadline deadline);
 
+// Ends the session, and waits a moment until the daemon has freed its ranks: then it closes the connection,
+// and a later attach finds them free.
+void send_detach(const UniqueFd& socket);
+
 // The status and text of a kRefused or kGoodbye packet; INTERNAL if the packet is neither.
 Status refusal(const Packet& packet);
 

@@ -7,11 +7,6 @@
 #include <new>
 
 namespace epd::client {
-namespace {
-
-constexpr std::int64_t kDetachMs = 200;  // a slower daemon frees the ranks later
-
-}  // namespace
 
 // A request in progress. The thread that reads the socket finds it by its id.
 class ReplyWaiter final : public Waiter {
@@ -217,20 +212,6 @@ Status Connection::blocked(Lock& lock, std::string why) {
   probe();
   lock.lock();
   return ended_.ok() ? would_block(std::move(why)) : ended_;
-}
-
-// The daemon closes the connection when it has freed the session's ranks. So a later attach finds them free.
-void Connection::detach() {
-  // For the daemon's log: without this message the end of the connection looks like a death.
-  if (!send(socket_, abi::AttachType::kDetach, 0, nullptr, 0).ok()) return;
-  const SteadyClock::time_point end = SteadyClock::now() + std::chrono::milliseconds(kDetachMs);
-  for (;;) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - SteadyClock::now()).count();
-    pollfd entry{socket_.get(), POLLIN, 0};
-    if (left <= 0 || ::poll(&entry, 1, static_cast<int>(left)) <= 0) return;
-    char packet[64];
-    if (::recv(socket_.get(), packet, sizeof(packet), MSG_DONTWAIT) <= 0) return;
-  }
 }
 
 }  // namespace epd::client

@@ -39,7 +39,7 @@ class Connection {
   };
   Status request(const Request& request, Packet& reply);
   void leave(std::uint32_t member, Deadline deadline);
-  void detach();  // tells the daemon, and waits a moment until it has freed the ranks
+  void detach() { send_detach(socket_); }
 
   void look_at_socket() noexcept;  // takes the packets that have come; needs no lock
   void probe();                    // likewise, at most once a millisecond

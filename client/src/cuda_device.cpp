@@ -1,4 +1,5 @@
 // A CUDA device as a session uses it, through the driver's functions.
+#include "common/gpu_uuid.h"
 #include "cuda_driver.h"
 #include "cuda_memory.h"
 #include "device.h"
@@ -6,26 +7,17 @@
 
 #include <cstring>
 #include <optional>
+#include <vector>
 
 namespace epd::client {
 namespace {
 
-// "GPU-01234567-89ab-cdef-0123-456789abcdef", as nvidia-smi prints it.
-std::string uuid_text(const void* uuid) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  unsigned char bytes[sizeof(CUuuid)];
-  std::memcpy(bytes, uuid, sizeof(bytes));
-  std::string text = "GPU";
-  for (std::size_t i = 0; i < sizeof(bytes); ++i) {
-    if (i == 0 || (i >= 4 && i <= 10 && i % 2 == 0)) text += '-';
-    text += kDigits[bytes[i] >> 4];
-    text += kDigits[bytes[i] & 15];
-  }
-  return text;
-}
+struct VisibleGpu {
+  CUdevice device = 0;
+  abi::GpuUuid uuid{};
+};
 
-Status find_device(const CudaDriver& driver, const abi::Welcome& welcome, CUdevice& out) {
-  std::string visible;
+Status find_visible(const CudaDriver& driver, std::vector<VisibleGpu>& out) {
   int count = 0;
   CUresult error = driver.cuInit(0);
   if (error == CUDA_SUCCESS) error = driver.cuDeviceGetCount(&count);
@@ -33,18 +25,30 @@ Status find_device(const CudaDriver& driver, const abi::Welcome& welcome, CUdevi
   if (error == CUDA_ERROR_NO_DEVICE) error = CUDA_SUCCESS;
   if (error != CUDA_SUCCESS) return cuda_status(driver, error, "starting CUDA's driver");
   for (int i = 0; i < count; ++i) {
-    CUdevice device = 0;
+    VisibleGpu gpu;
     CUuuid uuid{};
-    error = driver.cuDeviceGet(&device, i);
-    if (error == CUDA_SUCCESS) error = driver.cuDeviceGetUuid(&uuid, device);
+    error = driver.cuDeviceGet(&gpu.device, i);
+    if (error == CUDA_SUCCESS) error = driver.cuDeviceGetUuid(&uuid, gpu.device);
     if (error != CUDA_SUCCESS)
       return cuda_status(driver, error, "looking at CUDA device " + std::to_string(i));
-    static_assert(sizeof(uuid) == sizeof(welcome.device_uuid));
-    if (std::memcmp(&uuid, welcome.device_uuid, sizeof(uuid)) == 0) {
-      out = device;
+    static_assert(sizeof(uuid) == sizeof(gpu.uuid));
+    std::memcpy(gpu.uuid.data(), &uuid, sizeof(uuid));
+    out.push_back(gpu);
+  }
+  return {};
+}
+
+Status find_device(const CudaDriver& driver, const abi::Welcome& welcome, CUdevice& out) {
+  std::vector<VisibleGpu> gpus;
+  Status status = find_visible(driver, gpus);
+  if (!status.ok()) return status;
+  std::string visible;
+  for (const VisibleGpu& gpu : gpus) {
+    if (gpu.uuid == welcome.device_uuid) {
+      out = gpu.device;
       return {};
     }
-    visible += (i == 0 ? "" : ", ") + uuid_text(&uuid);
+    visible += (visible.empty() ? "" : ", ") + uuid_text(gpu.uuid);
   }
   return invalid_argument("device " + std::string(welcome.device, abi::text_length(welcome.device)) + " is " +
                           uuid_text(welcome.device_uuid) +
@@ -307,6 +311,16 @@ void CudaDevice::synchronize() noexcept {
 }
 
 }  // namespace
+
+Status visible_gpus(std::vector<abi::GpuUuid>& out) {
+  const CudaDriver* driver = nullptr;
+  Status status = load_cuda_driver(driver);
+  if (!status.ok()) return status;
+  std::vector<VisibleGpu> gpus;
+  status = find_visible(*driver, gpus);
+  for (const VisibleGpu& gpu : gpus) out.push_back(gpu.uuid);
+  return status;
+}
 
 Status open_cuda_device(const abi::Welcome& welcome, std::unique_ptr<Device>& out) {
   const CudaDriver* driver = nullptr;

@@ -10,6 +10,10 @@ Status open_cuda_device(const abi::Welcome& welcome, std::unique_ptr<Device>&) {
               " is a CUDA device, and this libepd was built without cuda.h; allowed: host devices"};
 }
 
+Status visible_gpus(std::vector<abi::GpuUuid>&) {
+  return {StatusCode::kUnsupported, "this libepd was built without cuda.h"};
+}
+
 Status allocate_exportable(std::size_t, int, void*&) {
   return {StatusCode::kUnsupported, "this libepd was built without cuda.h, and allocates no GPU memory"};
 }

@@ -17,6 +17,7 @@
 #include <memory>
 #include <span>
 #include <utility>
+#include <vector>
 
 namespace epd::client {
 
@@ -151,6 +152,9 @@ class DeviceEvent {
   Device* device_ = nullptr;
   void* event_ = nullptr;
 };
+
+// The GPUs that this process sees. UNSUPPORTED: as of open_cuda_device.
+Status visible_gpus(std::vector<abi::GpuUuid>& out);
 
 // Opens the CUDA device that the daemon named, by its UUID: numbers differ under CUDA_VISIBLE_DEVICES. Its
 // context is the calling thread's current one if that is on the device, else the primary one. UNSUPPORTED: no

@@ -18,6 +18,11 @@ epd_ticket_t in_flight(Group& group) {
   return ticket;
 }
 
+Status came_too_late_for_bindings() {
+  return {StatusCode::kUnsupported,
+          "this rank was late, and has bound regions; allowed: to leave the group and join it anew"};
+}
+
 }  // namespace
 
 Status Session::may_restore(Group& group) {
@@ -34,8 +39,7 @@ Status Session::may_restore(Group& group) {
   if (!connection_.ended().ok()) return connection_.ended();
   if (group.board.lost()) {
     if (abi::bound_regions(group.own.bindings) == 0) return {};
-    return {StatusCode::kUnsupported,
-            "this rank was late, and has bound regions; allowed: to leave the group and join it anew"};
+    return came_too_late_for_bindings();
   }
   if (group.left) return {StatusCode::kAborted, "this rank has left the group"};
   Status status = group.usable_in(group.epoch);
@@ -64,6 +68,10 @@ Status Session::restore(Group& group, std::int32_t timeout_ms, epd_resume_info_t
                                reply);
   if (!status.ok()) return status;
   const auto joined = reply.read<abi::Joined>();
+  if (joined.ok() && joined.value().kept == 0 && abi::bound_regions(group.own.bindings) != 0) {
+    connection_.leave(joined.value().member, Deadline::in_ms(kLeaveMs));  // it was lost after may_restore
+    return came_too_late_for_bindings();
+  }
   if (!joined.ok() || joined.value().kept == 0) return come_back(group, reply, std::move(own), info);
   return resume(group, kReplyMarginMs, joined.value().epoch, info);
 }

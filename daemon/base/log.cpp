@@ -139,7 +139,7 @@ class StderrSink final : public spdlog::sinks::base_sink<spdlog::details::null_m
       }
       if (n < 0 && errno == EINTR) continue;
       if (n == 0 || errno != EAGAIN) {
-        error_ = n == 0 ? 0 : errno;
+        error_ = n == 0 ? EIO : errno;
         return false;
       }
       pollfd writable{STDERR_FILENO, POLLOUT, 0};  // it may be non-blocking
@@ -150,7 +150,7 @@ class StderrSink final : public spdlog::sinks::base_sink<spdlog::details::null_m
 
   std::atomic<std::uint64_t> done_{0};
   std::atomic<std::uint64_t> failed_{0};
-  std::atomic<int> error_{0};  // with which the last line failed; 0: it did not, or nobody reads
+  std::atomic<int> error_{0};  // with which the last line failed; 0: it did not
   bool in_line_ = false;       // the last byte that was written ends no line
 };
 
@@ -207,10 +207,8 @@ void tell_lost() {
   std::uint64_t due = l.tell_at_ns.load();
   if (now < due || !l.tell_at_ns.compare_exchange_strong(due, now + kTellLostNs)) return;
   if (!l.told_lost.compare_exchange_strong(told, lost)) return;
-  const int error = l.sink->error();
-  const bool of_disk = error == ENOSPC || error == EDQUOT || error == EFBIG || error == EIO;
-  const std::string reason = of_disk ? std::string("standard error: ") + std::strerror(error)
-                                     : "standard error was not read, or is closed";
+  const std::string problem = log_problem();
+  const std::string reason = problem.empty() ? "standard error was not read" : problem;
   record_event(EventKind::kOther, LogLevel::kWarning, "log lines lost",
                {{"count", lost - told}, {"in_all", lost}, {"reason", reason}});
 }
@@ -287,6 +285,11 @@ void log_flush() {
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatienceMs);
   while (l.sink->done() + l.overrun() < l.queued.load() && std::chrono::steady_clock::now() < end)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+std::string log_problem() {
+  const int error = log().sink->error();
+  return error == 0 ? "" : std::string("standard error: ") + std::strerror(error);
 }
 
 std::uint64_t log_lines_lost() {

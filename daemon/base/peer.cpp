@@ -4,7 +4,10 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <algorithm>
 #include <cerrno>
+#include <fstream>
+#include <string>
 #include <utility>
 
 #ifndef SO_PEERPIDFD
@@ -26,6 +29,16 @@ Result<std::vector<std::uint32_t>> supplementary_groups(int socket) {
   if (outcome != 0) return errno_status("SO_PEERGROUPS");
   groups.resize(bytes / sizeof(gid_t));
   return groups;
+}
+
+std::string line_of(std::int32_t pid, const char* name) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/" + name);
+  std::string line;
+  std::getline(file, line);
+  for (char& c : line) {
+    if (c < 0x20 || c > 0x7e) c = '?';
+  }
+  return line;
 }
 
 }  // namespace
@@ -62,6 +75,16 @@ Result<PeerIdentity> peer_identity(int socket) {
     peer.pidfd.reset(static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)));
   }
   return peer;
+}
+
+void name_program(PeerIdentity& peer) {
+  if (!peer.pidfd.valid()) return;
+  std::string program = line_of(peer.pid, "comm");
+  std::string cgroup = line_of(peer.pid, "cgroup");  // "0::/path"; "12:pids:/path" before version 2
+  // Its number may be another process's by now.
+  if (::syscall(SYS_pidfd_send_signal, peer.pidfd.get(), 0, nullptr, 0) != 0 && errno == ESRCH) return;
+  peer.program = std::move(program);
+  peer.cgroup = cgroup.substr(std::min(cgroup.find('/'), cgroup.size()));
 }
 
 }  // namespace epd

@@ -343,6 +343,10 @@ View AgentSide::view() const {
     node.state = state_of(row.condition());
     node.since_ms = row.since_ms() + (now - told_ns_) / kMsNs;
     node.reason = row.reason();
+    if (coordinator_state_ == NodeState::kUp) continue;
+    node.state = NodeState::kUnknown;
+    node.since_ms = (now - coordinator_since_ns_) / kMsNs;
+    node.reason = "the coordinator, which tells of it, is away";
   }
   if (coordinator_) {
     NodeView& node = nodes[coordinator_->name()];

@@ -19,6 +19,7 @@ v1::NodeCondition message_of(NodeState state) {
     case NodeState::kSilent: return v1::NODE_CONDITION_SILENT;
     case NodeState::kLost: return v1::NODE_CONDITION_LOST;
     case NodeState::kDraining: return v1::NODE_CONDITION_DRAINING;
+    case NodeState::kUnknown: break;  // no coordinator's table has it
   }
   return v1::NODE_CONDITION_UNSPECIFIED;
 }

@@ -145,6 +145,7 @@ class ControlService final : public v1::Control::Service {
     supervisor::WaitsWanted wanted{request->group(), request->group().empty() ? 0 : abi::kMaxRanks,
                                    kMaxPairs};
     if (request->max_pairs() != 0) wanted.max_pairs = request->max_pairs();
+    wanted.in_progress = true;
     return serve(
         {*context, __func__}, Right::kRead, "see waits", [&](const Operator& /*by*/) -> grpc::Status {
           if (wanted.max_pairs > kMaxPairs) {

@@ -237,7 +237,8 @@ void FarEngines::receive_corrupt(EngineId engine) {
 void FarEngines::receive_pong(EngineId engine, std::uint64_t time_ns) {
   const auto peer = peers_.find(engine);
   if (peer == peers_.end() || time_ns == 0 || time_ns != peer->second.pinged_ns) return;
-  page_.show_round_trip(engine, std::max<std::uint64_t>(1, clock_.now_ns() - time_ns));
+  const std::uint64_t now_ns = clock_.now_ns();
+  page_.show_round_trip(engine, std::max<std::uint64_t>(1, now_ns - time_ns), now_ns);
 }
 
 void FarEngines::came_down(EngineId engine, Peer& peer, const Status& status) {

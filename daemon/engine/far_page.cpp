@@ -31,6 +31,7 @@ void clear(FarRow& row) {
   for (auto* field : {&row.node, &row.device_index, &row.state, &row.groups}) field->store(0, kRelaxed);
   row.window_bytes.store(0, kRelaxed);
   row.round_trip_ns.store(0, kRelaxed);
+  row.answered_ns.store(0, kRelaxed);
   row.node_name.reset();
   row.reason.reset();
   row.carrier.reset();
@@ -113,8 +114,11 @@ void FarPage::show_facts(far::EngineId engine, const transport::Facts& facts) {
   row->lanes.store(facts.lanes);
 }
 
-void FarPage::show_round_trip(far::EngineId engine, std::uint64_t ns) {
-  if (FarRow* const row = find(engine); row != nullptr) row->round_trip_ns.store(ns, kRelaxed);
+void FarPage::show_round_trip(far::EngineId engine, std::uint64_t ns, std::uint64_t now_ns) {
+  FarRow* const row = find(engine);
+  if (row == nullptr) return;
+  row->answered_ns.store(now_ns, kRelaxed);
+  row->round_trip_ns.store(ns, kRelaxed);
 }
 
 abi::FarCounters& FarPage::counters(far::EngineId engine) {

@@ -33,7 +33,7 @@ class FarPage final : public far::Ledger {
   // An engine that is shown for the first time gets a row: a free one, or that of an idle engine.
   void show(far::EngineId engine, const State& state);
   void show_facts(far::EngineId engine, const transport::Facts& facts);
-  void show_round_trip(far::EngineId engine, std::uint64_t ns);
+  void show_round_trip(far::EngineId engine, std::uint64_t ns, std::uint64_t now_ns);
 
   // The counters of far::Ledger. Engines without a row share one set.
   abi::FarCounters& counters(far::EngineId engine) override;

@@ -410,7 +410,7 @@ void Agent::end(std::uint64_t group_id, const BreakReason& reason) {
   }
   NearGroup group = near_.take(group_id);
   Group part = group.near_part();
-  ended_.adopt_to_end(std::move(part), group.failed.value_or(reason));
+  ended_.adopt_to_end(std::move(part), group.failed ? group.reason : reason);
   for (const Event& eviction : evictions) ended_.handle(eviction);
   // Leaves that the coordinator has not answered are leaves of this one.
   for (const RequestId& id : std::set<RequestId>(requests_.leaves())) {

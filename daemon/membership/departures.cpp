@@ -84,7 +84,9 @@ bool Departures::lose_late(const BreakRequested& event) {
   if (!group->lives(rank)) return false;
   const std::string text = "rank " + std::to_string(rank) + " is late, and so lost: " + reason.text;
   const Member& member = group->members.at(rank);
-  if (!desk_.spans()) group->late[rank] = {member.session, member.member};
+  // One whose Joined is owed does not know its new number: what is noted of it stays.
+  if (!desk_.spans() && member.presence == Presence::kHere)
+    group->late[rank] = {member.session, member.member};
   put_out(*group, {rank}, Status(StatusCode::kAborted, text), text);
   return true;
 }

@@ -62,6 +62,11 @@ Status Joins::restore(const JoinRequest& request) {
   Group* group = groups_.find(request.join.restores);
   if (group == nullptr || group->uid != request.uid || !group->takes_ranks_back())
     return {StatusCode::kRankLost, "the group has ended; allowed: to leave it"};
+  if (group->name != request.join.group) {  // access was judged by the name
+    return {StatusCode::kInvalidArgument, "group is \"" + std::string(request.join.group) +
+                                              "\", and the group to come back to \"" + group->name +
+                                              "\"; allowed: the same"};
+  }
   Status status = check_same_shape(group->shape, request.join.shape, group->name);
   if (status.ok()) status = check_same_kind(group->device_kind, request.device_kind, group->name);
   return status.ok() ? rejoins_.restore(*group, request) : status;

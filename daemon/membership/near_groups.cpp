@@ -236,9 +236,9 @@ void NearGroups::follow(const SendBreak& action) {
   NearGroup& group = *find(action.message.group_id);
   group.asks_break = false;
   group.pair_lost_ns.reset();
-  if (action.message.fatal == 0) return;
+  if (action.message.fatal != 0) group.failed = true;
   const std::string text(action.message.text, abi::text_length(action.message.text));
-  group.failed = BreakReason{action.message.cause, action.message.failed_rank, text, action.orderly};
+  group.reason = {action.message.cause, action.message.failed_rank, text, action.orderly};
 }
 
 void NearGroups::follow(const SendResume& action) {
@@ -246,7 +246,12 @@ void NearGroups::follow(const SendResume& action) {
   if (slot == nullptr) return;
   slot->state = EngineSlot::Serving{};
   slot->waits_for.clear();
-  GroupDescription& told = find(action.message.group_id)->told;
+  NearGroup& group = *find(action.message.group_id);
+  if (action.message.cause != StatusCode::kOk) {
+    const std::string text(action.message.text, abi::text_length(action.message.text));
+    group.reason = {action.message.cause, action.message.failed_rank, text};
+  }
+  GroupDescription& told = group.told;
   std::erase_if(told.far_engines, [&told](const FarEngine& far) {
     return std::none_of(told.ranks.begin(), told.ranks.end(), [&far](const RankDescription& rank) {
       return rank.active_since != 0 && rank.engine == far.engine;

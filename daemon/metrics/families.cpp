@@ -201,6 +201,7 @@ void tell_cluster(Families& out, const v1::ClusterStatus& cluster) {
   out.gauge("epd_cluster_nodes", nodes, {{"state", "silent"}}, cluster.nodes_silent());
   out.gauge("epd_cluster_nodes", nodes, {{"state", "lost"}}, cluster.nodes_lost());
   out.gauge("epd_cluster_nodes", nodes, {{"state", "draining"}}, cluster.nodes_draining());
+  out.gauge("epd_cluster_nodes", nodes, {{"state", "unknown"}}, cluster.nodes_unknown());
   out.gauge("epd_cluster_attached", "1 if this node coordinates or is attached to the coordinator.", {},
             cluster.problem().empty() ? 1 : 0);
   out.gauge("epd_cluster_insecure", "1 if daemons talk in plain text.", {}, cluster.insecure() ? 1 : 0);

@@ -2,6 +2,7 @@
 #include "session/session_table.h"
 
 #include "base/event.h"
+#include "common/gpu_uuid.h"
 #include "porter.h"
 
 #include <algorithm>
@@ -18,6 +19,11 @@ std::string hex(std::uint64_t value) {
   char text[20];
   std::snprintf(text, sizeof(text), "0x%016llx", static_cast<unsigned long long>(value));
   return text;
+}
+
+bool sees(const abi::Hello& hello, const abi::GpuUuid& gpu) {
+  return std::find(hello.gpus.begin(), hello.gpus.begin() + hello.num_gpus, gpu) !=
+         hello.gpus.begin() + hello.num_gpus;
 }
 
 }  // namespace
@@ -50,6 +56,10 @@ Status SessionTable::check_hello(const Session& session, const abi::Hello& hello
   if (hello.features != 0) {
     return {StatusCode::kUnsupported, "features are " + hex(hello.features) + "; allowed: 0"};
   }
+  if (hello.num_gpus > hello.gpus.size()) {
+    return invalid_argument("num_gpus is " + std::to_string(hello.num_gpus) + "; allowed: 0.." +
+                            std::to_string(hello.gpus.size()));
+  }
   if (attached_ >= options_.limits.max_sessions) {
     return resource_exhausted("there are " + std::to_string(attached_) + " sessions; allowed: " +
                               std::to_string(options_.limits.max_sessions) + " (limits.max_sessions)");
@@ -68,18 +78,20 @@ Status SessionTable::check_hello(const Session& session, const abi::Hello& hello
   return {};
 }
 
-// A client that names no device gets a GPU if there are any. A host device must be named.
+// A client that names no device gets a GPU if there are any, one that it sees if it says which. A host device
+// must be named.
 Result<std::uint32_t> SessionTable::choose_device(const Session& session, const abi::Hello& hello) const {
   const std::string wanted = printable(hello.device, abi::text_length(hello.device));
   std::string known;
   std::optional<std::uint32_t> best;
-  Status unusable = not_found("there is no device");
+  Status unusable = hello.num_gpus == 0 ? not_found("there is no device") : none_visible(hello);
   const auto is_gpu = [](const Options::Device& device) { return device.kind == abi::DeviceKind::kCuda; };
   const bool gpus = std::any_of(options_.devices.begin(), options_.devices.end(), is_gpu);
   for (std::uint32_t i = 0; i < options_.devices.size(); ++i) {
     known += (i == 0 ? "" : ", ") + options_.devices[i].name;
     if (!wanted.empty() && options_.devices[i].name != wanted) continue;
     if (wanted.empty() && gpus && !is_gpu(options_.devices[i])) continue;
+    if (wanted.empty() && hello.num_gpus != 0 && !sees(hello, options_.devices[i].uuid)) continue;
     if (Status status = host_.may_use_device(session.peer, i); !status.ok()) {
       if (!wanted.empty()) return status;
       unusable = status;
@@ -91,6 +103,18 @@ Result<std::uint32_t> SessionTable::choose_device(const Session& session, const 
   if (best) return *best;
   if (wanted.empty()) return unusable;
   return not_found("device is \"" + wanted + "\"; allowed: " + known);
+}
+
+Status SessionTable::none_visible(const abi::Hello& hello) const {
+  std::string wanted;
+  for (std::uint32_t i = 0; i < hello.num_gpus; ++i)
+    wanted += (i == 0 ? "" : ", ") + uuid_text(hello.gpus[i]);
+  std::string served;
+  for (const Options::Device& device : options_.devices) {
+    served += (served.empty() ? "" : ", ") + device.name;
+    if (device.kind == abi::DeviceKind::kCuda) served += " (" + uuid_text(device.uuid) + ")";
+  }
+  return not_found("the client sees " + wanted + ", and this daemon serves " + served);
 }
 
 Result<ClientEnds> SessionTable::prepare(Session& session) const {
@@ -119,7 +143,7 @@ Status SessionTable::welcome(const Session& session, const abi::Hello& hello, st
   const Options::Device& device = options_.devices[session.device];
   abi::set_text(message.device, device.name.data(), device.name.size());
   message.device_kind = device.kind;
-  std::copy(device.uuid.begin(), device.uuid.end(), message.device_uuid);
+  message.device_uuid = device.uuid;
   message.resident = device.resident ? 1 : 0;
   return send_message(session.socket.get(), abi::AttachType::kWelcome, message,
                       {session.segments.a.get(), client.b_read_only.get(), client.engine_bell.get(),
@@ -162,6 +186,7 @@ void SessionTable::hello(Session& session, const Packet& packet) {
     close(session.id, "was refused");
     return;
   }
+  name_program(session.peer);
   session.attached = true;
   ++attached_;
   ++total_attached_;
@@ -169,6 +194,8 @@ void SessionTable::hello(Session& session, const Packet& packet) {
                  {{"session", session.id},
                   {"uid", session.peer.uid},
                   {"pid", session.peer.pid},
+                  {"program", session.peer.program},
+                  {"cgroup", session.peer.cgroup},
                   {"claimed_process", std::to_string(session.claimed_pid) + "@" + session.claimed_host},
                   {"device", options_.devices[session.device].name},
                   {"library", session.library}});

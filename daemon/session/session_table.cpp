@@ -295,7 +295,12 @@ void SessionTable::close(std::uint64_t id, const std::string& how) {
   // A client that ends as it should detaches first.
   const LogLevel level = how == kDied ? LogLevel::kWarning : LogLevel::kInfo;
   record_of_user(session.peer.uid, EventKind::kSessionEnded, level, "session closed",
-                 {{"session", id}, {"uid", session.peer.uid}, {"pid", session.peer.pid}, {"how", how}});
+                 {{"session", id},
+                  {"uid", session.peer.uid},
+                  {"pid", session.peer.pid},
+                  {"program", session.peer.program},
+                  {"cgroup", session.peer.cgroup},
+                  {"how", how}});
   host_.session_closed(std::move(session), how);
 }
 

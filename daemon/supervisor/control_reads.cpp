@@ -1,7 +1,9 @@
 #include "control_reads.h"
 
+#include "base/log.h"
 #include "cluster/certificates.h"
 #include "common/build_info.h"
+#include "common/gpu_uuid.h"
 #include "deciders.h"
 #include "device_list.h"
 #include "fleet.h"
@@ -72,12 +74,7 @@ void fill(v1::Group& message, const membership::Group& group, const Rooms& rooms
     if (const MemberArenas* arenas = rooms.memory.find(group.id, rank); arenas != nullptr)
       fill(out, arenas->wanted.bindings);
   }
-  const bool degraded =
-      group.is(membership::GroupPhase::kActive) || group.is(membership::GroupPhase::kBreaking);
-  if ((!group.is(membership::GroupPhase::kForming) && !degraded) || is_spanning(group.id)) return;
-  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
-    if (group.members.count(rank) == 0) message.add_missing_ranks(rank);
-  }
+  for (const std::uint32_t rank : rooms.deciders.missing_ranks(group)) message.add_missing_ranks(rank);
 }
 
 Status in_no_cluster() {
@@ -130,6 +127,8 @@ v1::DaemonStatus ControlReads::daemon_status() const {
   message.set_sessions_total(rooms_.sessions.total_attached());
   message.set_sessions_refused(rooms_.sessions.total_refused());
   message.set_mps_control_error(parts_.gpu_work.error());
+  message.set_log_lines_lost(log_lines_lost());
+  message.set_log_problem(log_problem());
   const auto add_limit = [&message](const char* key, std::uint64_t used, std::uint64_t allowed) {
     v1::LimitUse& limit = *message.add_limits();
     limit.set_key(key);
@@ -166,7 +165,7 @@ Result<v1::ListFarEnginesResponse> ControlReads::list_far_engines() const {
     engine.set_device(rooms_.fleet.name(i));
     engine.set_state(message_of(state));
     if (state == DeviceState::kReady || state == DeviceState::kStopped)
-      add_far_engines(list, engine, rooms_.fleet.page(i).far);
+      add_far_engines(list, engine, rooms_.fleet.page(i).far, rooms_.clock.now_ns());
     if (std::string problem = parts_.network.problem(i); !problem.empty())
       engine.set_problem(std::move(problem));
   }
@@ -216,7 +215,7 @@ void ControlReads::fill_cuda(v1::CudaDevice& message, std::uint32_t index) const
   message.set_mps(facts.mps);
   message.set_mode(launch_mode_text(device.mode));
   message.set_mode_reason(device.mode_reason);
-  message.set_uuid(uuid_text(facts));
+  message.set_uuid(uuid_text(facts.uuid));
   for (const std::uint32_t other : device.unreachable)
     message.add_unreachable(rooms_.devices[other].name.text());
 }
@@ -240,6 +239,8 @@ v1::ListSessionsResponse ControlReads::list_sessions() const {
     message.set_pid(session.peer.pid);
     message.set_device(rooms_.fleet.name(session.device));
     message.set_library(session.library);
+    message.set_program(session.peer.program);
+    message.set_cgroup(session.peer.cgroup);
     message.set_claimed_pid(session.claimed_pid);
     message.set_claimed_host(session.claimed_host);
     message.set_age_ms((now - session.accepted_ns) / kMsNs);

@@ -66,7 +66,7 @@ Group shown(const NearGroup& near) {
     case GroupPhase::kRemoving: group.state = Group::Removing{}; break;
     case GroupPhase::kActive: group.state = Group::Active{}; break;
   }
-  if (near.failed) group.reason = *near.failed;
+  group.reason = near.reason;
   return group;
 }
 
@@ -154,6 +154,19 @@ std::vector<Deciders::FarRank> Deciders::far_ranks(std::uint64_t group_id) const
     if (engine != nullptr) ranks.push_back({rank.rank, rank.engine.device, engine->node});
   }
   return ranks;
+}
+
+std::vector<std::uint32_t> Deciders::missing_ranks(const Group& group) const {
+  std::vector<std::uint32_t> missing;
+  const NearGroup* near = near_group(group.id);
+  const bool runs = group.is(GroupPhase::kActive) || group.is(GroupPhase::kBreaking);
+  if (!runs && (near != nullptr || !group.is(GroupPhase::kForming))) return missing;
+  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
+    const bool far =
+        near != nullptr && rank < near->told.ranks.size() && near->told.ranks[rank].active_since != 0;
+    if (!far && !group.members.contains(rank)) missing.push_back(rank);
+  }
+  return missing;
 }
 
 std::uint64_t Deciders::coordinator_away_ms(std::uint64_t group_id) const {

@@ -1,8 +1,9 @@
 #include "device_choice.h"
 
+#include "common/gpu_uuid.h"
+
 #include <algorithm>
 #include <charconv>
-#include <cstdio>
 #include <optional>
 #include <utility>
 
@@ -61,8 +62,8 @@ Result<Gpu> find_gpu(const std::string& entry, std::uint32_t count, const Machin
   for (index = 0; index < count; ++index) {
     Result<DeviceFacts> facts = machine.facts(gpu_name(index));
     if (!facts.ok()) continue;
-    if (uuid_text(*facts) == uuid) return Gpu(gpu_name(index), *facts);
-    known += (known.empty() ? "" : ", ") + uuid_text(*facts);
+    if (uuid_text(facts->uuid) == uuid) return Gpu(gpu_name(index), *facts);
+    known += (known.empty() ? "" : ", ") + uuid_text(facts->uuid);
   }
   return unsupported("devices.cuda names " + entry + ", which the driver does not have; allowed: " +
                      (known.empty() ? "none, since it has no GPU that epd can use" : known));
@@ -121,16 +122,6 @@ Status choose_mode(DeviceMode wanted, ServedDevice& device) {
 
 const char* launch_mode_text(LaunchMode mode) {
   return mode == LaunchMode::kResident ? "resident" : "launched";
-}
-
-std::string uuid_text(const DeviceFacts& facts) {
-  std::string text = "GPU-";
-  for (std::size_t i = 0; i < facts.uuid.size(); ++i) {
-    char byte[4];
-    std::snprintf(byte, sizeof(byte), "%02x", facts.uuid[i]);
-    text += (i == 4 || i == 6 || i == 8 || i == 10) ? "-" + std::string(byte) : byte;
-  }
-  return text;
 }
 
 Result<DeviceChoice> choose_devices(const Config& config, const Machine& machine) {

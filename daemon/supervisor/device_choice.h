@@ -21,8 +21,6 @@ struct ServedDevice {
 };
 
 const char* launch_mode_text(device::LaunchMode mode);
-// "GPU-01234567-89ab-cdef-0123-456789abcdef"
-std::string uuid_text(const device::DeviceFacts& facts);
 
 struct DeviceChoice {
   std::vector<ServedDevice> devices;  // GPUs by number, then host devices

@@ -40,13 +40,20 @@ void EngineEvents::tick() {
   });
 }
 
-void EngineEvents::engine_down(std::uint32_t device, const std::string& text, bool device_failed) {
+void EngineEvents::engine_down(std::uint32_t device, const std::string& text, EngineEnd end) {
   parts_.removals.engine_down(device);
   coming_.erase(device);
-  if (device_failed) end_dying_sessions(device);
+  if (end == EngineEnd::kDeviceFailed) end_dying_sessions(device);
   for (const auto& [id, session] : rooms_.sessions.connections()) {
     if (session.attached && session.device == device) session::unserve_segments(session.segments);
   }
+  // Engines of its groups are told of the break, if there are others.
+  rooms_.deciders.each([&](const membership::Group& group) {
+    if (!group.is(membership::GroupPhase::kActive) || !group.engines.contains(local(device))) return;
+    abi::Break message{group.id, group.epoch, 0, 0, StatusCode::kEngineRestarted, -1, {}};
+    abi::set_text(message.text, text.data(), text.size());
+    parts_.orders.tell_break(group.label(), message, end == EngineEnd::kPlanned);
+  });
   rooms_.deciders.handle(membership::EngineDown{local(device), text, rooms_.memory.boards_on(device)});
 }
 

@@ -28,7 +28,7 @@ class EngineEvents final : public FleetHost {
 
   void engine_ready(std::uint32_t device) override;
   void engine_message(std::uint32_t device, const Packet& packet) override;
-  void engine_down(std::uint32_t device, const std::string& text, bool device_failed) override;
+  void engine_down(std::uint32_t device, const std::string& text, EngineEnd end) override;
   void engine_waits(std::uint32_t device) override;
   void before_kill(std::uint32_t device, std::function<void()> then) override;
   void engine_failed(std::uint32_t device, const std::string& text) override;

@@ -98,9 +98,8 @@ v1::Wait ControlReads::wait_of(const membership::Group& group, std::uint32_t ran
     if (far.rank != rank) continue;
     wait.set_node(far.node);
     wait.set_device("host:" + std::to_string(far.device));
-    wait.set_text("rank " + std::to_string(rank) + " (" + wait.device() + " on node " + far.node +
-                  "): what holds it up, epctl ops says there; if it has submitted nothing, epctl groups "
-                  "--members says there whether its process is stopped");
+    wait.set_text("rank " + std::to_string(rank) + " (" + wait.device() + " on " + far.node +
+                  "): epctl ops there says what holds it up, epctl groups --members whether it is stopped");
     return wait;
   }
   if (found == group.members.end()) {

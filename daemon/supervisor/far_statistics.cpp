@@ -47,7 +47,7 @@ void fill(DropCounts& messages, const abi::FarCounters& counters) {
   }
 }
 
-void fill(v1::FarEngine& message, const abi::FarRow& row) {
+void fill(v1::FarEngine& message, const abi::FarRow& row, std::uint64_t now_ns) {
   message.set_node(row.node_name.load());
   message.set_far_device(device_of(row));
   message.set_state(message_of(static_cast<abi::FarState>(value(row.state))));
@@ -55,8 +55,11 @@ void fill(v1::FarEngine& message, const abi::FarRow& row) {
   message.set_carrier(row.carrier.load());
   message.set_far_carrier(row.peer_carrier.load());
   message.set_lanes(row.lanes.load());
-  if (const std::uint64_t ns = value(row.round_trip_ns); ns != 0)
+  if (const std::uint64_t ns = value(row.round_trip_ns); ns != 0) {
     message.set_round_trip_us((ns + 999) / 1000);
+    const std::uint64_t answered_ns = value(row.answered_ns);
+    message.set_heard_age_ms(now_ns > answered_ns ? (now_ns - answered_ns) / 1'000'000 : 0);
+  }
   message.set_groups(value(row.groups));
   message.set_window_bytes(value(row.window_bytes));
   const abi::FarCounters& counters = row.counters;
@@ -88,8 +91,8 @@ void fill_unlisted(v1::NetworkEngine& engine, const abi::FarCounters& counters) 
 
 }  // namespace
 
-void add_far_engines(v1::ListFarEnginesResponse& list, v1::NetworkEngine& engine,
-                     const abi::FarTable& table) {
+void add_far_engines(v1::ListFarEnginesResponse& list, v1::NetworkEngine& engine, const abi::FarTable& table,
+                     std::uint64_t now_ns) {
   engine.set_problem(table.problem.load());
   engine.set_carrier(table.carrier.load());
   engine.set_library(table.library.load());
@@ -107,7 +110,7 @@ void add_far_engines(v1::ListFarEnginesResponse& list, v1::NetworkEngine& engine
     }
     v1::FarEngine& far = *list.add_far_engines();
     far.set_device(engine.device());
-    fill(far, row);
+    fill(far, row, now_ns);
     std::atomic_thread_fence(std::memory_order_acquire);
     if (value(row.key) != key)
       list.mutable_far_engines()->RemoveLast();  // the row was given to another engine

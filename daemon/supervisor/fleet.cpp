@@ -149,7 +149,7 @@ void EngineFleet::on_device_failed(std::uint32_t index) {
   host_.engine_down(index,
                     "the engine of " + device.name + " (pid " + std::to_string(device.process->pid()) +
                         ") ended: its device has failed",
-                    true);
+                    EngineEnd::kDeviceFailed);
 }
 
 void EngineFleet::after_send(std::uint32_t index, const Status& status) {
@@ -169,7 +169,7 @@ void EngineFleet::kill(std::uint32_t index, const std::string& why) {
   Device& device = devices_[index];
   if (device.process == nullptr || !device.kill_reason.empty()) return;
   device.kill_reason = why;
-  if (!stopping_) {
+  if (!stopping_ && !device.restart_wanted) {
     record_event(EventKind::kEngineDied, LogLevel::kWarning, "engine killed",
                  {{"device", device.name}, {"pid", device.process->pid()}, {"reason", why}});
   }
@@ -231,33 +231,37 @@ void EngineFleet::on_exit(std::uint32_t index) {
   device.reap_at_ns = 0;
   stop_watching(device.link_watch, device.process->link_fd());
   const pid_t pid = device.process->pid();
-  device.last_exit = std::move(*how);
   const bool busy = device.process->exit_code() == abi::kExitDeviceBusy;
   const bool failed = device.process->exit_code() == abi::kExitDeviceFailed;
   const bool for_network = device.process->exit_code() == abi::kExitForNetwork;
   const bool wanted = std::exchange(device.restart_wanted, false);
+  if (!wanted) device.last_exit = *how;
   device.process.reset();
   device.kill_at_ns = 0;
   device.state = DeviceState::kRestarting;
-  const std::string hint = for_network ? "" : hint_at_cause(device);
+  const std::string hint = for_network || wanted ? "" : hint_at_cause(device);
   clear_page(device);
-  std::string text =
-      "the engine of " + device.name + " (pid " + std::to_string(pid) + ") ended: " + device.last_exit;
-  if (!device.kill_reason.empty()) text += ", killed because " + device.kill_reason;
+  std::string text = "the engine of " + device.name + " (pid " + std::to_string(pid) + ") ended: " + *how;
+  const std::string reason = std::exchange(device.kill_reason, "");
+  if (!reason.empty()) text += ", killed because " + reason;
   text += hint;
-  device.kill_reason.clear();
   if (for_network) text += ", for a new network to other nodes";
   if (stopping_) return;
   if (busy) {
     try_again(index);
     return;
   }
-  record_event(EventKind::kEngineDied, LogLevel::kError, "engine died",
-               {{"device", device.name}, {"pid", pid}, {"exit", device.last_exit + hint}});
-  if (!std::exchange(device.down_told, false)) host_.engine_down(index, text, failed);
-  if (wanted || for_network) {
-    device.start_at_ns = loop_.now_ns();  // this does not count as a death
-    ++device.restarts;
+  // An operator's own restart is no death.
+  record_event(wanted ? EventKind::kOther : EventKind::kEngineDied,
+               wanted ? LogLevel::kInfo : LogLevel::kError, wanted ? "engine ended" : "engine died",
+               {{"device", device.name}, {"pid", pid}, {"exit", *how + hint}, {"reason", reason}});
+  const EngineEnd end = failed                  ? EngineEnd::kDeviceFailed
+                        : wanted || for_network ? EngineEnd::kPlanned
+                                                : EngineEnd::kDied;
+  if (!std::exchange(device.down_told, false)) host_.engine_down(index, text, end);
+  if (end == EngineEnd::kPlanned) {
+    device.start_at_ns = loop_.now_ns();
+    if (for_network) ++device.restarts;
   } else {
     schedule_restart(index);
   }

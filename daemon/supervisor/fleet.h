@@ -18,6 +18,9 @@ namespace epd::supervisor {
 // is that of control.proto.
 enum class DeviceState { kStarting, kReady, kRestarting, kFailed, kStopped };
 
+// kPlanned: the daemon ended it, for an operator or for a new network, and starts another one at once.
+enum class EngineEnd { kDied, kDeviceFailed, kPlanned };
+
 // What the fleet tells its owner. None of these functions may call stop() or destroy the fleet.
 class FleetHost {
  public:
@@ -26,9 +29,8 @@ class FleetHost {
   virtual void engine_ready(std::uint32_t device) = 0;
   virtual void engine_message(std::uint32_t device, const Packet& packet) = 0;
   // The engine is dead, or is about to die and does nothing any more. Everything that it had sent has been
-  // delivered. `text` says how it ended, for clients to read. `device_failed`: it ended because the device
-  // failed.
-  virtual void engine_down(std::uint32_t device, const std::string& text, bool device_failed) = 0;
+  // delivered. `text` says how it ended, for clients to read.
+  virtual void engine_down(std::uint32_t device, const std::string& text, EngineEnd end) = 0;
   // The device accepts no new process yet. Called now and then.
   virtual void engine_waits(std::uint32_t device) = 0;
   // The engine is ready and is about to be killed. `then` kills it, if it still runs. To be called once, now
@@ -76,7 +78,8 @@ class EngineFleet {
   // continues.
   void kill_unless_stopped(std::uint32_t device, const std::string& why);
 
-  // Starts the engine again, whatever its state. Former deaths no longer count.
+  // Starts the engine again, whatever its state, as an operator wants. That is no death, and former deaths no
+  // longer count.
   void restart(std::uint32_t device, const std::string& why);
 
   void tick();

@@ -15,7 +15,7 @@ constexpr Enum enumerator(Ours value) {
   return static_cast<Enum>(static_cast<int>(value) + 1);
 }
 static_assert(enumerator<v1::DeviceState>(DeviceState::kStopped) == v1::DEVICE_STATE_STOPPED);
-static_assert(enumerator<v1::NodeState>(cluster::NodeState::kDraining) == v1::NODE_STATE_DRAINING);
+static_assert(enumerator<v1::NodeState>(cluster::NodeState::kUnknown) == v1::NODE_STATE_UNKNOWN);
 static_assert(enumerator<v1::Payload>(abi::Payload::kOpaque) == v1::PAYLOAD_OPAQUE);
 static_assert(enumerator<v1::Layout>(abi::Layout::kExpert) == v1::LAYOUT_EXPERT);
 static_assert(enumerator<v1::ScaleFormat>(abi::ScaleFormat::kUe8m0) == v1::SCALE_FORMAT_UE8M0);
@@ -82,6 +82,7 @@ v1::ClusterStatus message_of(const cluster::Settings& settings, const cluster::V
       case cluster::NodeState::kSilent: message.set_nodes_silent(message.nodes_silent() + 1); break;
       case cluster::NodeState::kLost: message.set_nodes_lost(message.nodes_lost() + 1); break;
       case cluster::NodeState::kDraining: message.set_nodes_draining(message.nodes_draining() + 1); break;
+      case cluster::NodeState::kUnknown: message.set_nodes_unknown(message.nodes_unknown() + 1); break;
     }
   }
   for (const auto& [reason, count] : view.refusals) {

@@ -36,7 +36,8 @@ void mark_stopped(v1::Operation& operation);
 void sort(v1::ListOperationsResponse& list);
 
 // Of one engine, and of those of other nodes that its table shows. `list` has `engine`.
-void add_far_engines(v1::ListFarEnginesResponse& list, v1::NetworkEngine& engine, const abi::FarTable& table);
+void add_far_engines(v1::ListFarEnginesResponse& list, v1::NetworkEngine& engine, const abi::FarTable& table,
+                     std::uint64_t now_ns);
 void sort(v1::ListFarEnginesResponse& list);
 
 // Of sessions, ranks and groups, all in one: a group's sum needs the counts of its ranks.

@@ -119,35 +119,31 @@ void Orders::carry_out(const membership::SendStopMember& action) {
   rooms_.fleet.send(action.engine.device, abi::LinkType::kStopMember, action.message);
 }
 
-// A program that ends as it should is no reason for a warning, and its group does not break.
-void Orders::log_break(const membership::SendBreak& action) {
-  const abi::Break& m = action.message;
-  if (action.orderly && m.fatal != 0) {
+// Not once for each engine, and not again for a fatal break that follows from another.
+void Orders::tell_break(const membership::GroupLabel& group, const abi::Break& message, bool orderly) {
+  const std::pair told(message.epoch, message.fatal);
+  if (std::exchange(last_breaks_[group.id], told) == told) return;
+  // A program that ends as it should is no reason for a warning, and its group does not break.
+  if (orderly && message.fatal != 0) {
     record_of_user(
-        action.group.uid, EventKind::kGroupEnded, LogLevel::kInfo, "group ends",
-        {{"group", m.group_id}, {"name", action.group.name}, {"epoch", m.epoch}, {"text", m.text}});
+        group.uid, EventKind::kGroupEnded, LogLevel::kInfo, "group ends",
+        {{"group", group.id}, {"name", group.name}, {"epoch", message.epoch}, {"text", message.text}});
     return;
   }
-  record_of_user(action.group.uid, EventKind::kGroupBroke,
-                 action.orderly ? LogLevel::kInfo : LogLevel::kWarning, "group breaks",
-                 {{"group", m.group_id},
-                  {"name", action.group.name},
-                  {"epoch", m.epoch},
-                  {"fatal", m.fatal != 0},
-                  {"cause", status_name(m.cause)},
-                  {"failed_rank", m.failed_rank},
-                  {"text", m.text}});
+  record_of_user(group.uid, EventKind::kGroupBroke, orderly ? LogLevel::kInfo : LogLevel::kWarning,
+                 "group breaks",
+                 {{"group", group.id},
+                  {"name", group.name},
+                  {"epoch", message.epoch},
+                  {"fatal", message.fatal != 0},
+                  {"cause", status_name(message.cause)},
+                  {"failed_rank", message.failed_rank},
+                  {"text", message.text}});
 }
 
 void Orders::carry_out(const membership::SendBreak& action) {
-  const abi::Break& m = action.message;
-  // Logged once for the group, not once for each engine, and not for a fatal break that follows from another.
-  const std::tuple now_logged(m.group_id, m.epoch, m.fatal);
-  if (now_logged != last_break_) {
-    last_break_ = now_logged;
-    log_break(action);
-  }
-  rooms_.fleet.send(action.engine.device, abi::LinkType::kBreak, m);
+  tell_break(action.group, action.message, action.orderly);
+  rooms_.fleet.send(action.engine.device, abi::LinkType::kBreak, action.message);
 }
 
 void Orders::carry_out(const membership::SendRelease& action) {
@@ -172,6 +168,7 @@ void Orders::carry_out(const membership::SendResume& action) {
 }
 
 void Orders::carry_out(const membership::SendRemoveGroup& action) {
+  last_breaks_.erase(action.message.group_id);
   rooms_.fleet.send(action.engine.device, abi::LinkType::kRemoveGroup, action.message);
 }
 

@@ -9,7 +9,7 @@
 #include "session/session_table.h"
 
 #include <cstdint>
-#include <tuple>
+#include <map>
 #include <utility>
 
 namespace epd::supervisor {
@@ -30,6 +30,8 @@ class Orders {
     rooms_.fleet.send(device, type, body, fds);
   }
   void add_session(const session::Session& session);
+  // Tells operators of a break, once for each. `orderly`: nothing went wrong.
+  void tell_break(const membership::GroupLabel& group, const abi::Break& message, bool orderly);
   void refuse(std::uint64_t session_id, std::uint32_t request_id, const Status& status);
 
  private:
@@ -55,7 +57,6 @@ class Orders {
   void carry_out(const membership::StoreView&) { EPD_CHECK(false); }
   void carry_out(const membership::DropView&) { EPD_CHECK(false); }
 
-  void log_break(const membership::SendBreak& action);
   void send_far_engine(std::uint32_t device, const membership::FarEngine& far);
   void send_rank(membership::EngineId to, std::uint64_t group_id, const membership::RankDescription& rank);
   void send_member(std::uint32_t device, std::uint64_t group_id, const membership::MemberDescription& member);
@@ -64,8 +65,8 @@ class Orders {
   const OperatorSettings& settings_;
   bool carrying_out_ = false;
   // What was logged last.
-  std::tuple<std::uint64_t, std::uint64_t, std::uint32_t> last_break_;  // group, epoch, fatal
-  std::pair<std::uint64_t, std::uint64_t> last_resume_;                 // group, epoch
+  std::map<std::uint64_t, std::pair<std::uint64_t, std::uint32_t>> last_breaks_;  // group: epoch, fatal
+  std::pair<std::uint64_t, std::uint64_t> last_resume_;                           // group, epoch
 };
 
 }  // namespace epd::supervisor

@@ -63,7 +63,10 @@ void SessionEvents::session_opened(const Session& session) {
 void SessionEvents::session_closed(Session session, const std::string& how) {
   parts_.gpu_work.session_closed(session.id);
   record_losses(rooms_.deciders, session.id, std::nullopt, how);
-  rooms_.deciders.handle(membership::SessionClosed{local(session.id), how});
+  // What the other ranks read. A process that has died can't be looked up any more.
+  const bool named = how == session::kDied && !session.peer.program.empty();
+  rooms_.deciders.handle(membership::SessionClosed{
+      local(session.id), named ? how + " (program " + session.peer.program + ")" : how});
   parts_.orders.carry_out_all();
   rooms_.memory.session_closed(session.id);
   if (!rooms_.fleet.is_ready(session.device)) return;

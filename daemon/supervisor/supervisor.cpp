@@ -63,7 +63,14 @@ class Facade final : public ControlFacade {
       Result<std::uint64_t> id = node_.commands().find_group(wanted.group);
       return id.ok() ? Result<Groups>(node_.reads().waiting_groups(*id)) : id.status();
     }));
-    return groups.ok() ? Result<v1::GetWaitsResponse>(message_of(*groups, wanted)) : groups.status();
+    if (!groups.ok()) return groups.status();
+    v1::GetWaitsResponse message = message_of(*groups, wanted);
+    if (wanted.in_progress) {
+      Result<v1::ListOperationsResponse> list = operations();
+      if (!list.ok()) return list.status();
+      add_in_progress(message, *list, wanted);
+    }
+    return message;
   }
   Result<EventBatch> events(std::uint64_t after, std::size_t limit, std::uint32_t wait_ms) override {
     return events_.read(after, limit, wait_ms);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 #include "epd/v1/control.pb.h"
 
 namespace epd::supervisor {
@@ -90,7 +91,57 @@ void fill(v1::GroupWaits& message, const WaitingGroup& group, const WaitsWanted&
   add_pairs(message, std::move(pairs), wanted.max_pairs);
 }
 
+// Pairs are in the order of rank and peer.
+v1::PairWait& pair_of(v1::GroupWaits& group, std::uint32_t rank, std::uint32_t peer) {
+  for (v1::PairWait& pair : *group.mutable_pairs()) {
+    if (pair.rank() == rank && pair.peer() == peer) return pair;
+  }
+  group.add_pairs();
+  int at = group.pairs_size() - 1;
+  for (; at > 0 && std::pair(group.pairs(at - 1).rank(), group.pairs(at - 1).peer()) > std::pair(rank, peer);
+       --at)
+    group.mutable_pairs()->SwapElements(at, at - 1);
+  v1::PairWait& pair = *group.mutable_pairs(at);
+  pair.set_rank(rank);
+  pair.set_peer(peer);
+  return pair;
+}
+
+void add_in_progress(v1::GroupWaits& group, const v1::Operation& op, bool with_pairs) {
+  const auto peer = static_cast<std::uint32_t>(op.waiting_for());
+  const auto ranks = static_cast<std::uint32_t>(group.ranks_size());
+  if (op.rank() >= ranks || peer >= ranks) return;
+  const std::uint64_t us = op.waiting_us();
+  v1::RankWaits& own = *group.mutable_ranks(static_cast<int>(op.rank()));
+  own.set_waited_us(own.waited_us() + us);
+  v1::RankWaits& other = *group.mutable_ranks(static_cast<int>(peer));
+  const bool ready = op.stage() == v1::OPERATION_STAGE_WAIT_READY;
+  if (ready) {
+    other.set_waited_for_ready_us(other.waited_for_ready_us() + us);
+  } else {
+    other.set_waited_for_arrived_us(other.waited_for_arrived_us() + us);
+  }
+  if (!with_pairs) return;
+  v1::PairWait& pair = pair_of(group, op.rank(), peer);
+  if (ready) {
+    pair.set_ready_us(pair.ready_us() + us);
+  } else {
+    pair.set_arrived_us(pair.arrived_us() + us);
+  }
+}
+
 }  // namespace
+
+void add_in_progress(v1::GetWaitsResponse& waits, const v1::ListOperationsResponse& operations,
+                     const WaitsWanted& wanted) {
+  for (const v1::Operation& op : operations.operations()) {
+    if (op.waiting_for() < 0 || !op.device().starts_with("host:")) continue;
+    for (v1::GroupWaits& group : *waits.mutable_groups()) {
+      if (group.group_id() == op.group_id())
+        add_in_progress(group, op, static_cast<std::uint32_t>(group.ranks_size()) <= wanted.max_ranks);
+    }
+  }
+}
 
 void add_waits(std::vector<WaitSum>& sums, const Mapping& board, const abi::GroupShape& shape) {
   const abi::RankWaits waits = waits_in(board, shape);

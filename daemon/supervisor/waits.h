@@ -13,7 +13,8 @@
 
 namespace epd::v1 {
 class GetWaitsResponse;
-}
+class ListOperationsResponse;
+}  // namespace epd::v1
 
 namespace epd::supervisor {
 
@@ -41,5 +42,8 @@ struct WaitingGroup {
 
 // In the order of `groups`.
 v1::GetWaitsResponse message_of(const std::vector<WaitingGroup>& groups, const WaitsWanted& wanted);
+// Waits of operations on host devices that have not ended. Engines of GPUs count theirs at each look.
+void add_in_progress(v1::GetWaitsResponse& waits, const v1::ListOperationsResponse& operations,
+                     const WaitsWanted& wanted);
 
 }  // namespace epd::supervisor

@@ -147,7 +147,8 @@ void UcxTransport::on_failure(void* arg, ucp_ep_h /*endpoint*/, ucs_status_t sta
   if (peer.state == State::kOpen) peer.owner->ending_.push_back(&peer);
   peer.state = State::kFailed;
   peer.reason = {StatusCode::kAborted, "peer " + std::to_string(peer.id) +
-                                           " is down: " + peer.owner->ucx_.ucs_status_string(status)};
+                                           " is down: its connection ended (UCX: " +
+                                           peer.owner->ucx_.ucs_status_string(status) + ")"};
 }
 
 Status UcxTransport::close(PeerId id) {

@@ -107,6 +107,27 @@ TEST_F(LogReader, OneThatStandsStillHoldsNothingUp) {
   EXPECT_NE(daemon_->epctl({"events"}).out.find("log lines lost"), std::string::npos);
 }
 
+// Only a counter grew.
+TEST(LogDisk, AFullOneWasToldByNobody) {
+  const UniqueFd full(::open("/dev/full", O_WRONLY | O_CLOEXEC));
+  ASSERT_TRUE(full.valid());
+  DaemonOptions options;
+  options.devices = 1;
+  options.log_fd = full.get();
+  Daemon daemon(options);
+  ASSERT_TRUE(daemon.start());
+  std::string status;
+  EXPECT_TRUE(eventually(kPatienceS, [&] {
+    status = daemon.epctl({"status"}).out;
+    return status.find("lost; standard error: No space left on device") != std::string::npos;
+  })) << status;
+  const CommandResult doctor = daemon.epctl({"doctor"});
+  EXPECT_EQ(doctor.exit_code, 4);
+  EXPECT_NE(doctor.out.find("is not written: standard error: No space left on device"), std::string::npos)
+      << doctor.out;
+  daemon.stop();
+}
+
 TEST_F(LogReader, ADaemonWhoseLogNobodyReadsStops) {
   const std::vector<char> bytes(1 << 16, 'x');
   ASSERT_EQ(::fcntl(write_.get(), F_SETFL, O_NONBLOCK), 0);

@@ -14,11 +14,15 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
 namespace epd::test {
 namespace {
+
+using Json = nlohmann::json;
 
 // Runs a body in a process of its own, so that the test's process keeps no thread of the library.
 void in_process(const std::function<void()>& body, double seconds = 60) {
@@ -107,6 +111,45 @@ TEST(Attach, AnUnknownDeviceListsTheKnown) {
     refused_attach(daemon->socket(), std::string(100, 'x').c_str(), EPD_INVALID_ARGUMENT, {"device"});
   });
   daemon->stop();
+}
+
+std::string device_of(const std::string& socket, const char* device, std::vector<epd_session_t*>& sessions) {
+  epd_session_t* session = nullptr;
+  must(try_attach(socket, device, &session), "attach");
+  sessions.push_back(session);
+  epd_session_info_t info;
+  epd_session_info_init(&info);
+  must(epd_session_info(session, &info), "info");
+  return info.device;
+}
+
+// A container of a node often has some of its GPUs. The daemon, which serves all of them, chose one of the
+// others.
+TEST(Attach, AClientThatNamesNoDeviceGotAGpuThatItDoesNotSee) {
+  if (!can_use_devices("cuda")) GTEST_SKIP() << "no CUDA driver to be opened here";
+  DaemonOptions options;
+  use_devices(options, "cuda");
+  if (options.devices < 4) GTEST_SKIP() << "needs four GPUs";
+  Daemon daemon(options);
+  ASSERT_TRUE(daemon.start());
+  const Json devices = Json::parse(daemon.epctl({"--json", "devices"}).out)["devices"];
+  const std::string third = devices[2]["cuda"]["uuid"];
+  in_process([&] {
+    ::setenv("CUDA_VISIBLE_DEVICES", "3,2", 1);
+    const std::string socket = daemon.socket();
+    std::vector<epd_session_t*> sessions;
+    const std::string one = device_of(socket, nullptr, sessions);
+    const std::string other = device_of(socket, nullptr, sessions);
+    RANK_CHECK((std::set{one, other} == std::set<std::string>{"cuda:2", "cuda:3"}), one + " and " + other);
+    RANK_CHECK(device_of(socket, third.c_str(), sessions) == "cuda:2", "a GPU by its UUID");
+    refused_attach(socket, "cuda:0", EPD_INVALID_ARGUMENT, {"cuda:0 is GPU-", "does not see"});
+    const char* unknown = "GPU-5a5a5a5a-5a5a-5a5a-5a5a-5a5a5a5a5a5a";
+    refused_attach(socket, unknown, EPD_NOT_FOUND, {unknown, "cuda:2 (" + third + ")"});
+    for (epd_session_t* session : sessions) epd_session_detach(session);
+  });
+  // The first choice ended in an orderly way.
+  EXPECT_EQ(daemon.epctl({"events", "--level", "warning"}).out.find("died"), std::string::npos);
+  daemon.stop();
 }
 
 TEST(Attach, SessionsOverTheLimitAreRefusedUntilOneLeaves) {

@@ -182,6 +182,99 @@ TEST_F(Operate, AnEngineThatWasRestartedIsShown) {
   EXPECT_NE(daemon_->log().find("perhaps by the kernel's OOM killer"), std::string::npos) << daemon_->log();
 }
 
+// They were counted when they ended: the rank that held up all others had the shortest.
+TEST_F(Operate, WaitsInProgressWereNotCounted) {
+  start(2);
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks = start_ranks(2, [&](std::uint32_t rank) -> std::string {
+    const Session session(daemon_->socket(), daemon_->device(rank));
+    const Group group(session, small_config("slow", rank, 2));
+    epd_ticket_t ticket = 0;
+    epd_dispatch_args_t args;
+    epd_dispatch_args_init(&args);
+    if (rank == 0) must(group.dispatch(&args, &ticket, nullptr), "dispatch");
+    stage->joined.arrive();
+    stage->stop.wait_for(1);
+    return "";
+  });
+  ASSERT_TRUE(eventually(20, [&] { return stage->joined.count == 2; }));
+  json waits;
+  EXPECT_TRUE(eventually(20, [&] {
+    waits = json::parse(daemon_->epctl({"--json", "waits", "slow"}).out)["groups"][0];
+    return waits["ranks"][1]["waited_for_ready_us"] > 300'000;
+  })) << waits;
+  EXPECT_GT(waits["ranks"][0]["waited_us"], 300'000);
+  ASSERT_EQ(waits["pairs"].size(), 1u) << waits;
+  EXPECT_EQ(waits["pairs"][0]["rank"], 0);
+  EXPECT_EQ(waits["pairs"][0]["peer"], 1);
+  EXPECT_GT(waits["pairs"][0]["ready_us"], 300'000);
+  stage->stop.open();
+  expect_all_ok(wait_all(ranks, 20));
+}
+
+// Members of this one are all on one device, so that no engine was told of the break.
+TEST_F(Operate, ABreakByAnEnginesDeathWasNoEvent) {
+  start(1);
+  Shared<Stage> stage;
+  std::vector<RankProcess> ranks = start_ranks(2, [&](std::uint32_t rank) -> std::string {
+    const Session session(daemon_->socket(), daemon_->device(0));
+    const Group group(session, small_config("one", rank, 2));
+    stage->joined.arrive();
+    stage->stop.wait_for(1);
+    return "";
+  });
+  ASSERT_TRUE(eventually(20, [&] { return stage->joined.count == 2; }));
+  const auto breaks = [&] {
+    std::vector<json> found;
+    std::istringstream lines(daemon_->epctl({"--json", "events"}).out);
+    for (std::string line; std::getline(lines, line);) {
+      const json event = json::parse(line);
+      if (event["kind"] == "group_broke") found.push_back(event);
+    }
+    return found;
+  };
+  const auto serves = [&](std::uint64_t epoch) {
+    return eventually(20, [&] {
+      const json group = epctl("groups")["groups"][0];
+      return group["state"] == "active" && group["epoch"] == epoch;
+    });
+  };
+  send_signal(daemon_->engine(0), SIGKILL);
+  ASSERT_TRUE(serves(2));
+  ASSERT_EQ(breaks().size(), 1u);
+  EXPECT_EQ(breaks()[0]["fields"]["cause"], "ENGINE_RESTARTED") << breaks()[0];
+  EXPECT_EQ(breaks()[0]["level"], "warning");
+  EXPECT_EQ(daemon_->epctl({"restart", "device", "host:0"}).exit_code, 0);
+  ASSERT_TRUE(serves(3));
+  ASSERT_EQ(breaks().size(), 2u);
+  EXPECT_EQ(breaks()[1]["level"], "info") << "what an operator wants is no fault";
+  stage->stop.open();
+  expect_all_ok(wait_all(ranks, 20));
+}
+
+// It was an error, counted by the alert, and doctor warned of it.
+TEST_F(Operate, AnOperatorsRestartWasTakenForADeath) {
+  start(2);
+  const pid_t before = daemon_->engine(0);
+  EXPECT_EQ(daemon_->epctl({"restart", "device", "host:0"}).exit_code, 0);
+  json device;
+  ASSERT_TRUE(eventually(20, [&] {
+    device = epctl("devices")["devices"][0];
+    return device["state"] == "ready" && device["engine_pid"] != before;
+  })) << device;
+  EXPECT_EQ(device["restarts"], 0);
+  EXPECT_EQ(device["last_exit"], "");
+  for (const json& check : epctl("doctor")["checks"]) {
+    if (check["name"] != "device host:0") continue;
+    EXPECT_EQ(check["level"], "ok") << check;
+  }
+  const std::string events = daemon_->epctl({"events"}).out;
+  EXPECT_NE(events.find("device restarted by the operator"), std::string::npos) << events;
+  EXPECT_NE(events.find("engine ended"), std::string::npos) << events;
+  for (const char* word : {"engine died", "engine killed", "error: "})
+    EXPECT_EQ(events.find(word), std::string::npos) << events;
+}
+
 // It was shown as ready for as long as it lasted.
 TEST_F(Operate, AStoppedEngineIsShownAsStopped) {
   start(2);

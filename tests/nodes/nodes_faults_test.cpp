@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 
@@ -181,6 +182,32 @@ TEST_F(NodesFaults, AKilledDaemonUnderDegrade) {
   expect_ends_well({0, 1});
   say_when("kill -9 of a daemon", killed, {0, 1});
   expect_bystander_unharmed();
+}
+
+// Groups of one node showed both.
+TEST_F(NodesFaults, ASpanningGroupThatGoesOnNamedNoLostRanksAndNoBreak) {
+  const Case c = spanning_case(true);
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    ranks_.emplace_back([this, &c, rank]() -> std::string {
+      const Session session = attach(kPlaces[rank], rank);
+      const Group group(session, c.config("spans", rank));
+      stage_->joined.arrive();
+      stage_->seen.wait_for(1);
+      return "";
+    });
+  }
+  ASSERT_TRUE(eventually(30, [&] { return stage_->joined.count == kRanks; }));
+  at("c").signal(SIGKILL);
+  nlohmann::json group;
+  ASSERT_TRUE(eventually(20, [&] {
+    group = nlohmann::json::parse(at("b").epctl({"--json", "groups"}).out)["groups"][0];
+    return group["state"] == "active" && group["missing_ranks"] == nlohmann::json({2, 3});
+  })) << group;
+  EXPECT_NE(group["cause"].get<std::string>().find("RANK_LOST"), std::string::npos) << group;
+  const std::string text = at("b").epctl({"groups"}).out;
+  EXPECT_NE(text.find("goes on without 2 ranks: 2, 3"), std::string::npos) << text;
+  stage_->seen.open();
+  for (const std::uint32_t rank : {0u, 1u}) EXPECT_TRUE(ranks_[rank].wait(20).ok);
 }
 
 TEST_F(NodesFaults, AKilledDaemonUnderFailFastSaysRankNodeAndAddress) {

@@ -132,10 +132,10 @@ TEST_F(NodesNetwork, EnginesGroupsAndOperationsNameTheOtherNode) {
   EXPECT_EQ(op["waits"][0]["node"], "node-b");
   EXPECT_EQ(op["operation"]["far_wait"], "the announcement of rank 1 on node-b");
   const std::string text = op["text"];
-  EXPECT_NE(text.find("rank 1 (host:0 on node node-b)"), std::string::npos) << text;
+  EXPECT_NE(text.find("rank 1 (host:0 on node-b)"), std::string::npos) << text;
   EXPECT_NE(text.find("it waits for the announcement of rank 1 on node-b"), std::string::npos) << text;
   // epctl ops on that node has nothing to say: the rank has submitted nothing.
-  EXPECT_NE(text.find("epctl groups --members says there"), std::string::npos) << text;
+  EXPECT_NE(text.find("epctl groups --members whether it is stopped"), std::string::npos) << text;
   const auto stopped = [&] {
     return epctl("b", {"groups"})["groups"][0]["members"][1]["client_stopped"] == true;
   };

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from types import SimpleNamespace
 from typing import Any, Iterator, Optional
 
 import pytest
@@ -263,3 +264,18 @@ def test_rows_are_cast_to_fp8_and_back(hidden: int, packed: bool) -> None:
     columns.copy_(scales)
     back = math.per_token_cast_back(codes, columns)
     assert back.dtype == torch.bfloat16 and math.calc_diff(back, x) < 1e-3
+
+
+def test_a_gpu_of_a_container_was_named_by_its_number_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon has other numbers, and $CUDA_VISIBLE_DEVICES of UUIDs was refused."""
+    uuid_of_gpu = "5a5a5a5a-5a5a-5a5a-5a5a-5a5a5a5a5a5a"
+    gpu = SimpleNamespace(uuid=uuid_of_gpu)
+    monkeypatch.delenv("EPD_DEEPEP_DEVICE", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"GPU-{uuid_of_gpu}")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    assert groups._device_name() == f"GPU-{uuid_of_gpu}"
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    assert groups._device_name() == "cuda:3"

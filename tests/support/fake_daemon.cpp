@@ -186,8 +186,7 @@ void FakeDaemon::welcome(const abi::Hello& hello, std::uint32_t request_id) {
   const bool cuda = settings_.device_kind == abi::DeviceKind::kCuda;
   abi::set_text(body.device, cuda ? "cuda:3" : "host:3", 6);
   body.device_kind = settings_.device_kind;
-  static_assert(sizeof(body.device_uuid) == sizeof(settings_.device_uuid));
-  std::memcpy(body.device_uuid, settings_.device_uuid.data(), sizeof(body.device_uuid));
+  body.device_uuid = settings_.device_uuid;
   body.resident = settings_.resident ? 1 : 0;
   if (settings_.short_welcome) {
     (void)send_packet(connection_.get(), static_cast<std::uint16_t>(abi::AttachType::kWelcome), request_id,

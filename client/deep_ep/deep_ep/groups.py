@@ -302,13 +302,16 @@ def _buffer_name() -> str:
 
 
 def _device_name() -> Optional[str]:
-    """$EPD_DEEPEP_DEVICE, else torch's current GPU as the daemon numbers it, else the least used device."""
+    """$EPD_DEEPEP_DEVICE, else torch's current GPU, else the least used device."""
     given = os.environ.get("EPD_DEEPEP_DEVICE")
     if given:
         return given
     if not torch.cuda.is_available():
         return None
     current = torch.cuda.current_device()
+    uuid_of_gpu = getattr(torch.cuda.get_device_properties(current), "uuid", None)
+    if uuid_of_gpu is not None:  # in a container its number is not the daemon's; torch before 2.5 does not say it
+        return f"GPU-{uuid_of_gpu}"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not visible:
         return f"cuda:{current}"

@@ -19,18 +19,19 @@ import epd
 from .checks import check_tensor, refuse
 from .groups import Joined
 from .layout import one_expert_of_each_rank
-from .places import Routing
+from .places import Routing, version_of
 
 _ROUTING = "_epd_routing"  # attribute of the tensor that keeps a routing
 
 
 class _Kept:
-    """A routing that a tensor keeps. A copied tensor shares it, an unpickled one has none."""
+    """A routing that a tensor keeps until torch writes to it. A copied tensor shares it, an unpickled one has none."""
 
-    __slots__ = ("routing",)
+    __slots__ = ("routing", "version")
 
-    def __init__(self, routing: Any) -> None:
+    def __init__(self, routing: Any, version: Optional[int]) -> None:
         self.routing = routing
+        self.version = version
 
     def __deepcopy__(self, memo: object) -> _Kept:
         return self
@@ -40,11 +41,12 @@ class _Kept:
 
 
 def _keep(tensor: Tensor, routing: Any) -> None:
-    setattr(tensor, _ROUTING, _Kept(routing))
+    setattr(tensor, _ROUTING, _Kept(routing, version_of(tensor)))
 
 
 def _kept_by(tensor: Tensor) -> Any:
-    return getattr(getattr(tensor, _ROUTING, None), "routing", None)
+    kept: Optional[_Kept] = getattr(tensor, _ROUTING, None)
+    return kept.routing if kept is not None and kept.version == version_of(tensor) else None
 
 
 class NormalRouting:
@@ -161,6 +163,7 @@ class LowLatencyHandle(tuple):  # type: ignore[type-arg]
         assert self._made is not None
         self._made[0].copy_(self._sources)
         self._made[1].copy_(self._range())
+        _keep(self._made[1], self.routing)  # as it is now
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
@@ -169,6 +172,14 @@ class LowLatencyHandle(tuple):  # type: ignore[type-arg]
 
     def __iter__(self) -> Iterator[Any]:
         return (self[at] for at in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other  # as tuples of tensors are found in lists and dicts
+
+    __hash__ = object.__hash__
+
+    def __add__(self, other: Any) -> Any:
+        return tuple(self) + other
 
     def __reduce_ex__(self, protocol: object) -> Any:
         return tuple, (list(self),)

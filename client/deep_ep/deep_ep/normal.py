@@ -191,13 +191,14 @@ class NormalMode:
         tensors that it uses."""
         chosen = routing.topk_idx()
         staging.give(epd.Region.TOPK_IDX, chosen)
-        if routing.offsets is None:
-            routing.offsets = self._new(call, (self._team.size + 1,), torch.int32)
-            staging.want(_RANK_OFFSETS, routing.offsets)
+        offsets = routing.offsets
+        if offsets is None:
+            offsets = self._new(call, (self._team.size + 1,), torch.int32)
+            staging.want(_RANK_OFFSETS, offsets)
         ticket = self._submit(joined, given, routing.num_tokens, call, config, True, staging)
         self._end(ticket)
-        routing.handles[joined] = ticket.handle
-        return chosen, routing.offsets
+        routing.offsets, routing.handles[joined] = offsets, ticket.handle  # not before the dispatch has told them
+        return chosen, offsets
 
     def _submit(
         self,

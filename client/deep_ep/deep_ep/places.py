@@ -34,7 +34,7 @@ class Routing:
         self.seen: Optional[Tensor] = None
         self.have: Optional[Tensor] = None
         self._topk_idx = topk_idx
-        self._version = _version_of(topk_idx)
+        self._version = version_of(topk_idx)
         self._when_arrived: Optional[list[Callable[[], None]]] = []  # None: the rows have arrived
 
     def when_arrived(self, call: Callable[[], None]) -> None:
@@ -50,10 +50,11 @@ class Routing:
 
     def is_by(self, topk_idx: Tensor) -> bool:
         """The tensor is the dispatch's own, and nobody has written to it since. False if that is not known."""
-        return topk_idx is self._topk_idx and self._version is not None and self._version == _version_of(topk_idx)
+        return topk_idx is self._topk_idx and self._version is not None and self._version == version_of(topk_idx)
 
 
-def _version_of(tensor: Tensor) -> Optional[int]:
+def version_of(tensor: Tensor) -> Optional[int]:
+    """It changes when torch writes to the tensor. None: not known."""
     try:
         return tensor._version
     except RuntimeError:  # of inference mode

@@ -110,9 +110,10 @@ typedef enum epd_wait_by {
 typedef struct epd_attach_options {
   size_t size;
   const char* socket_path; /* NULL: $EPD_SOCKET, else /run/epd/epd.sock */
-  const char* device;      /* "host:0", "cuda:1"; NULL: the least used device */
-  int32_t timeout_ms;      /* for the whole handshake; 0: 5000 */
-  epd_wait_by_t wait_by;   /* 0: $EPD_WAIT_BY ("memop", "kernel" or "event") if it is set, else MEMOP */
+  const char* device;    /* "host:0", "cuda:1", or a GPU's UUID, "GPU-..."; NULL: the least used device, among
+                          * GPUs one that this process sees */
+  int32_t timeout_ms;    /* for the whole handshake; 0: 5000 */
+  epd_wait_by_t wait_by; /* 0: $EPD_WAIT_BY ("memop", "kernel" or "event") if it is set, else MEMOP */
 } epd_attach_options_t;
 static inline void epd_attach_options_init(epd_attach_options_t* options) {
   memset(options, 0, sizeof(*options));

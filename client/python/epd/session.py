@@ -27,7 +27,8 @@ def attach(
     """Attaches to a daemon.
 
     socket_path  None: $EPD_SOCKET, else /run/epd/epd.sock
-    device       "host:0", "cuda:1"; None: the least used device
+    device       "host:0", "cuda:1", or a GPU's UUID, "GPU-..."; None: the least used device, among GPUs one that
+                 this process sees
     timeout_ms   for the whole handshake; 0: 5000
     wait_by      how streams wait, on CUDA devices; MEMOP: $EPD_WAIT_BY if it is set
 

@@ -134,6 +134,7 @@ Check judge_node(const v1::Node& node, const v1::ListNodesResponse& nodes) {
     case v1::NODE_STATE_LOST: return warn(name, text, advice_of_lost(node, nodes));
     case v1::NODE_STATE_SILENT: return warn(name, text, "see whether its machine and network are well");
     case v1::NODE_STATE_DRAINING: return warn(name, text, "it exits soon: start it again");
+    case v1::NODE_STATE_UNKNOWN: return warn(name, text, "see what keeps this node from the coordinator");
     default: return warn(name, text, "epctl does not know this state: compare with epctl version");
   }
 }

@@ -54,6 +54,19 @@ Check judge_partitions(const std::string& without, std::uint32_t unit) {
 
 }  // namespace
 
+std::vector<Check> judge_choice(const v1::GetConfigResponse& config, const v1::GetStatusResponse& status) {
+  for (const v1::Device& device : status.devices()) {
+    if (device.has_cuda()) return {};
+  }
+  int automatic = 0;
+  for (const v1::ConfigEntry& entry : config.entries())
+    automatic += (entry.key() == "devices.cuda" || entry.key() == "devices.host") && entry.value() == "auto";
+  if (automatic != 2) return {};
+  return {
+      {Level::kWarn, "devices", "no GPU was found, and a host device is served in its place",
+       "where GPUs are expected: see nvidia-smi, and in a container its runtime; else: devices.host = 1"}};
+}
+
 std::vector<Check> judge_gpus(const v1::GetStatusResponse& status) {
   std::vector<Check> checks;
   std::string with_mps;

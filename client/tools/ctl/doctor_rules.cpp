@@ -80,6 +80,15 @@ Check judge_state(const v1::DaemonStatus& daemon) {
   }
 }
 
+Check judge_log(const v1::DaemonStatus& daemon) {
+  const std::string lost = std::to_string(daemon.log_lines_lost()) + " lines lost since epd started";
+  if (!daemon.log_problem().empty())
+    return fail("log", "is not written: " + daemon.log_problem() + "; " + lost,
+                "make room, or see who reads epd's standard error; epctl events has what is important");
+  if (daemon.log_lines_lost() == 0) return ok("log", "no line was lost");
+  return warn("log", lost, "its reader was too slow, or the disk was full: see \"log lines lost\" there");
+}
+
 Check judge_open_files(const std::string& name, const std::string& whose, std::uint64_t soft,
                        std::uint64_t wanted, const std::string& advice) {
   const std::string text =
@@ -187,6 +196,7 @@ std::vector<Check> judge_daemon(const DaemonFacts& daemon, const OwnVersion& own
     for (Check& check : judge_versions(daemon.version, own)) checks.push_back(std::move(check));
     const v1::DaemonStatus& status = daemon.status.daemon();
     checks.push_back(judge_state(status));
+    checks.push_back(judge_log(status));
     if (status.last_reload_error().empty()) {
       checks.push_back(ok("configuration", "generation " + std::to_string(status.config_generation())));
     } else {

@@ -55,7 +55,7 @@ One line per device. Counters are those of the present engine; a restart begins 
   ENGINE      process id of the engine
   SMS         SMs (host devices: threads) that operations may use; * if epctl set said so
   HEARTBEAT   when the engine's loop last turned; "sleeping" when it has nothing to do
-  RESTARTS    engines that died, and how the last one ended
+  RESTARTS    engines that died, and how the last one ended; epctl restart does not count
 GPUs have a second line, with what the driver said of them when the daemon started.
   CUDA        version that the driver speaks
   PARTITION   SMs that can be set apart, at the least
@@ -75,7 +75,8 @@ const Page kNodes = {"Nodes of the cluster, and who is lost", R"HELP(
 One line per node, as this daemon knows it: the coordinator hears all nodes, the others hear the coordinator and show
 what it told last. Fails with UNSUPPORTED if the daemon is in no cluster.
   STATE       up, silent (its stream has ended, or it has said nothing for half of cluster.node_timeout_ms), lost
-              (for all of it, or nobody listens at its address any more), draining
+              (for all of it, or nobody listens at its address any more), draining, unknown (the coordinator, which
+              would tell, is away)
   SINCE       for how long it has been in that state
   ROLE        coordinator; * marks the node that answers
   HEARTBEAT   since its last message; of the nodes that this one hears itself
@@ -96,6 +97,7 @@ engines here have counted since then. Fails with UNSUPPORTED if the daemon is in
               needs it any more)
   CARRIER     what carries the messages; HERE / THERE if the two sides have different versions
   ROUND TRIP  of a ping from loop to loop, once a second
+  HEARD       when the last ping was answered: above one second the link is silent
   GROUPS      that the two share
   WINDOWS     memory promised for them: windows and send buffers
   SENT, RECEIVED  batches and their bytes: rows, asks and sums; --json has each
@@ -112,8 +114,9 @@ EXAMPLES
 
 const Page kSessions = {"Attached client processes", R"HELP(
 One line per session: a client process attached to one device. PID, UID and GID are what the kernel
-says about the client; LIBRARY is what the client says about itself. A client in another PID namespace
-(a container) has no number here: PID is then what it says itself, as NUMBER@HOST?.
+says about the client; LIBRARY is what the client says about itself. PROGRAM is the name of the process when it
+attached; --json has its control group too, which names a pod or a job. A client in another PID namespace
+(a container) has no number here: PID is then what it says itself, as NUMBER@HOST?, and PROGRAM is not known.
 
 EXAMPLES
   epctl sessions
@@ -218,6 +221,7 @@ EXAMPLES
 const Page kWaits = {"Who has waited for whom in a group", R"HELP(
 One line per rank, and with a group below it how long each rank (line) has waited for each other (column). Of more
 than 16 ranks it shows the longest waits of pairs. All of it since the group began; an engine's restart loses nothing.
+On host devices the wait in progress counts for the rank that epctl ops names.
   OPERATIONS  dispatches and combines that all ranks have announced
   LAST        of them those that this rank announced last: it held the others up
   ROWS        received by dispatches
@@ -378,8 +382,9 @@ EXAMPLES
 
 const Page kRestartDevice = {"Start a device's engine anew", R"HELP(
 A device that has failed takes sessions again as soon as its engine is ready. An engine that runs is killed
-first: operations in flight get ENGINE_RESTARTED, its groups break and go on, no session ends. Its deaths so far
-no longer count towards engine.max_restarts_per_minute. Returns before the engine is ready.
+first: operations in flight get ENGINE_RESTARTED, its groups break and go on, no session ends. That is no error, and
+no death that is counted. Its deaths so far no longer count towards engine.max_restarts_per_minute. Returns before
+the engine is ready.
 
 EXAMPLE
   epctl restart device host:0

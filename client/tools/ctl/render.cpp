@@ -113,7 +113,8 @@ std::string cluster_lines(const v1::ClusterStatus& cluster) {
   for (const auto& [count, state] : {std::pair(cluster.nodes_up(), "up"),
                                      {cluster.nodes_draining(), "draining"},
                                      {cluster.nodes_silent(), "silent"},
-                                     {cluster.nodes_lost(), "lost"}}) {
+                                     {cluster.nodes_lost(), "lost"},
+                                     {cluster.nodes_unknown(), "unknown"}}) {
     if (count != 0) counts += (counts.empty() ? "; " : ", ") + number(count) + " " + state;
   }
   text += counts + "\n";
@@ -180,6 +181,10 @@ std::string render(const v1::GetStatusResponse& status) {
   if (!daemon.last_reload_error().empty()) {
     text += "  last reload     refused: " + printable(daemon.last_reload_error()) + "\n";
   }
+  if (daemon.log_lines_lost() != 0 || !daemon.log_problem().empty()) {
+    text += "  log             " + plural(daemon.log_lines_lost(), "line") + " lost";
+    text += (daemon.log_problem().empty() ? "" : "; " + printable(daemon.log_problem())) + "\n";
+  }
   if (daemon.has_cluster()) text += cluster_lines(daemon.cluster());
   text += "  boot            " + printable(daemon.boot_id()) + "\n\n";
   return text + device_table(status.devices()) + gpu_table(status.devices());
@@ -225,6 +230,7 @@ std::string render(const v1::ListSessionsResponse& sessions) {
   Table table({{"SESSION", kRight},
                {"DEVICE"},
                {"PID", kRight},
+               {"PROGRAM"},
                {"USER"},
                {"UID", kRight},
                {"GID", kRight},
@@ -233,9 +239,10 @@ std::string render(const v1::ListSessionsResponse& sessions) {
                {"AGE", kRight},
                {"LIBRARY"}});
   for (const v1::Session& session : sessions.sessions()) {
-    table.add({number(session.session_id()), session.device(), process(session), user_name(session.uid()),
-               number(session.uid()), number(session.gid()), number(session.groups()),
-               format_bytes(session.arena_bytes()), format_ms(session.age_ms()), session.library()});
+    table.add({number(session.session_id()), session.device(), process(session), session.program(),
+               user_name(session.uid()), number(session.uid()), number(session.gid()),
+               number(session.groups()), format_bytes(session.arena_bytes()), format_ms(session.age_ms()),
+               session.library()});
   }
   return table.empty() ? "no sessions\n" : table.text();
 }

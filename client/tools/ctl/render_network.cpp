@@ -93,6 +93,7 @@ std::string render(const v1::ListFarEnginesResponse& network) {
                {"STATE"},
                {"CARRIER"},
                {"ROUND TRIP", kRight},
+               {"HEARD", kRight},
                {"GROUPS", kRight},
                {"WINDOWS", kRight},
                {"SENT", kRight},
@@ -102,9 +103,10 @@ std::string render(const v1::ListFarEnginesResponse& network) {
   std::string notes;
   for (const v1::FarEngine& far : network.far_engines()) {
     table.add({far.device(), far.node(), far.far_device(), word(far.state()), carrier(far),
-               far.has_round_trip_us() ? format_us(far.round_trip_us()) : "", std::to_string(far.groups()),
-               format_bytes(far.window_bytes()), sent(far), received(far), stalls(far),
-               std::to_string(total(far.dropped()))});
+               far.has_round_trip_us() ? format_us(far.round_trip_us()) : "",
+               far.has_heard_age_ms() ? format_ms(far.heard_age_ms()) + " ago" : "",
+               std::to_string(far.groups()), format_bytes(far.window_bytes()), sent(far), received(far),
+               stalls(far), std::to_string(total(far.dropped()))});
     notes += notes_of(far);
   }
   const std::string far_engines = table.empty() ? "no engine of another node is needed\n" : table.text();

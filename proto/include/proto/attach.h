@@ -7,6 +7,8 @@
 #include "proto/arena.h"
 #include "proto/wire.h"
 
+#include <array>
+
 namespace epd::abi {
 
 enum class AttachType : std::uint16_t {
@@ -25,6 +27,10 @@ enum class AttachType : std::uint16_t {
 // of all sessions of a user have a bound, too, which leaves room for as many Leaves.
 inline constexpr std::size_t kMaxPendingRequests = 64;
 
+// A client names no more of the GPUs that it sees.
+inline constexpr std::size_t kMaxVisibleGpus = 32;
+using GpuUuid = std::array<std::uint8_t, 16>;
+
 struct Hello {
   std::uint32_t version_min;
   std::uint32_t version_max;
@@ -36,6 +42,10 @@ struct Hello {
   // For people to find it by, where the daemon is in another PID namespace; never believed.
   std::int32_t pid;  // the client's own number of itself; 0 = it says none
   char host[60];     // the client's host name
+  // If `device` is empty and these are not: the client sees these GPUs only, and gets one of them.
+  std::uint32_t num_gpus;
+  std::uint32_t reserved;
+  std::array<GpuUuid, kMaxVisibleGpus> gpus;
 };
 
 struct Welcome {
@@ -49,8 +59,8 @@ struct Welcome {
   char daemon[64];           // daemon name and version
   char device[kDeviceNameBytes];
   DeviceKind device_kind;
-  std::uint8_t device_uuid[16];  // of a CUDA device: its number here and in the client may differ
-  std::uint32_t resident;        // 1: its kernels are, and operations are calls (proto/call_words.h)
+  GpuUuid device_uuid;     // of a CUDA device: its number here and in the client may differ
+  std::uint32_t resident;  // 1: its kernels are, and operations are calls (proto/call_words.h)
 };
 
 struct Refused {

@@ -121,6 +121,7 @@ struct FarRow {
   std::atomic<std::uint32_t> groups;
   std::atomic<std::uint64_t> window_bytes;   // promised for it: windows and send buffers of those groups
   std::atomic<std::uint64_t> round_trip_ns;  // of the last ping that was answered; 0: none was
+  std::atomic<std::uint64_t> answered_ns;    // when it was, CLOCK_MONOTONIC
   PageText<kFarNodeBytes> node_name;
   PageText<kTextBytes> reason;              // why it is not connected; "": nothing has been tried yet
   PageText<kFarCarrierBytes> carrier;       // of this side, when it was connected last: "UCX 1.13.1"

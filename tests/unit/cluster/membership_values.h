@@ -128,7 +128,7 @@ EPD_FIELDS(2, NodeDrains)
 EPD_FIELDS(4, MemoryAcquired)
 EPD_FIELDS(4, abi::Binding)
 EPD_FIELDS(4, abi::RegisteredRange)
-EPD_FIELDS(2, abi::Bindings)
+EPD_FIELDS(3, abi::Bindings)
 EPD_FIELDS(8, abi::Join)
 EPD_FIELDS(2, Quota)
 EPD_FIELDS(9, JoinRequest)
@@ -322,6 +322,7 @@ class Random {
     v.kept = 0;
   }
   void mend(abi::Join& v) { v.restores = 0; }
+  void mend(abi::Bindings& v) { v.whole = {}; }  // groups that span nodes are of host devices
   void mend(abi::Resume& v) { v.view = 0; }
   void mend(NodeDrains& v) { v.node = kLocalNode; }
 

@@ -265,8 +265,9 @@ TEST_F(CtlTest, DoctorOfAHealthyDaemonFindsNoFailure) {
   const Finished result = epctl({"doctor", "--json"});
   const Json document = result.json();
   ASSERT_TRUE(document.is_object()) << result.out;
-  for (const char* name : {"control_socket", "daemon", "version", "abi", "state", "configuration",
-                           "attach_socket", "device host:0", "device host:1"}) {
+  // Not "version": the server here calls itself 0.1.0, and epctl its commit's.
+  for (const char* name : {"control_socket", "daemon", "abi", "state", "configuration", "attach_socket",
+                           "device host:0", "device host:1"}) {
     const auto check = find_check(document, name);
     ASSERT_TRUE(check.has_value()) << name;
     EXPECT_EQ((*check)["level"], "ok") << check->dump();

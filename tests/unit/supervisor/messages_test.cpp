@@ -324,6 +324,7 @@ TEST(FarMessages, ATableBecomesEnginesInOrder) {
   fill_row(0, 2, "node-c", abi::FarState::kDown).reason.store("it is down");
   abi::FarRow& b = fill_row(7, 1, "node-b", abi::FarState::kConnected);
   b.round_trip_ns = 43'001;
+  b.answered_ns = 3'700'000'000;
   b.counters.bytes_sent[static_cast<std::size_t>(abi::FarBatch::kAsks)] = 77;
   b.counters.dropped[4] = 5;
   b.counters.longest_stall_ns = 2'000;
@@ -334,7 +335,7 @@ TEST(FarMessages, ATableBecomesEnginesInOrder) {
   v1::ListFarEnginesResponse list;
   v1::NetworkEngine& engine = *list.add_engines();
   engine.set_device("host:0");
-  add_far_engines(list, engine, table);
+  add_far_engines(list, engine, table, 5'000'000'000);
   sort(list);
   EXPECT_EQ(engine.carrier(), "UCX 1.13.1");
   EXPECT_EQ(engine.interfaces(), "eth0");

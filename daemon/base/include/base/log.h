@@ -76,6 +76,8 @@ void log_event(LogLevel level, std::string_view event, std::initializer_list<Log
 // Waits until everything has been written, at most a second. Before the process ends.
 void log_flush();
 std::uint64_t log_lines_lost();
+// Why the last line could not be written: "standard error: No space left on device". Empty: it was written.
+std::string log_problem();
 // Writes one line outside of the log, before the process ends. It is lost if the reader does not read.
 void print_error(const std::string& line);
 // The same for what a program that may have begun to log has to say last: a line of the log in JSON and in

@@ -5,6 +5,7 @@
 #include "common/status.h"
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace epd {
@@ -16,11 +17,16 @@ struct PeerIdentity {
   std::uint32_t gid = 0;
   std::vector<std::uint32_t> gids;  // the primary first, then the supplementary
   UniqueFd pidfd;                   // invalid if there is no number
+  // For people to find it by; see name_program. Both are printable ASCII, and "" if /proc does not show them.
+  std::string program;  // its name, which the process may choose
+  std::string cgroup;   // its control group: in a pod or a job it has its name
 };
 
 // Root, or the daemon's own user. Other users can't keep them out.
 bool is_privileged(std::uint32_t uid);
 // The process as it was when it connected. An error: no descriptor was left.
 Result<PeerIdentity> peer_identity(int socket);
+// Looks at /proc, while the process lives.
+void name_program(PeerIdentity& peer);
 
 }  // namespace epd

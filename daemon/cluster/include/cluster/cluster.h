@@ -24,6 +24,7 @@ enum class NodeState {
   kSilent,    // its stream has ended, or it has said nothing for half of node_timeout_ms
   kLost,      // for node_timeout_ms, or its daemon is known to have ended
   kDraining,  // up, and it takes no more sessions
+  kUnknown,   // the coordinator, which would tell, is away
 };
 
 struct NodeView {

@@ -18,7 +18,8 @@ struct NearGroup {
   std::uint32_t asked_sum_ranks = 0;
   std::uint64_t created_ns = 0;           // heard of here, by this node's clock
   bool started = false;                   // an engine here has been told of it
-  std::optional<BreakReason> failed;      // a fatal break has been told here
+  bool failed = false;                    // a fatal break has been told here
+  BreakReason reason;                     // of the last break
   std::set<std::uint32_t> starts_broken;  // devices whose engine has been told of it amid a break
   bool asks_break = false;                // an engine here has asked for one, and none has come
   // When an engine here said last that it can't reach another of the group, and no break has come. It says so

@@ -111,7 +111,7 @@ class SessionTable {
     struct Device {
       std::string name;
       abi::DeviceKind kind = abi::DeviceKind::kHost;
-      std::array<std::uint8_t, 16> uuid{};
+      abi::GpuUuid uuid{};
       bool resident = false;  // its kernels are resident
     };
     std::vector<Device> devices;  // by index
@@ -188,6 +188,7 @@ class SessionTable {
   void hello(Session& session, const Packet& packet);
   Status check_hello(const Session& session, const abi::Hello& hello) const;
   Result<std::uint32_t> choose_device(const Session& session, const abi::Hello& hello) const;
+  Status none_visible(const abi::Hello& hello) const;
   Result<ClientEnds> prepare(Session& session) const;
   Status welcome(const Session& session, const abi::Hello& hello, std::uint32_t request_id,
                  const ClientEnds& client) const;

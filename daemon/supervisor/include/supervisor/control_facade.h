@@ -39,6 +39,7 @@ struct WaitsWanted {
   // Pairs of ranks: of groups that have at most so many ranks, and the longest so many of a group.
   std::uint32_t max_ranks = 0;
   std::size_t max_pairs = 0;
+  bool in_progress = false;  // with waits that have not ended; a sum may then become smaller
 };
 
 struct GroupSettingsChange {
