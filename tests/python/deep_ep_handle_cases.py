@@ -109,6 +109,23 @@ def _use_normal(buffer: Any, handle: Any, all_sent: Any) -> None:
     assert torch.equal(out, (mine.x * ranks).to(BF16)) and torch.equal(weights, ranks.float().expand_as(weights))
 
 
+def normal_written_to(group: Any) -> None:
+    """Tensors of a handle to which the values of another handle are written are a handle of those."""
+    buffer = make_buffer(group)
+    all_sent = [sent_by(each, "bf16") for each in range(buffer.group_size)]
+    x = all_sent[buffer.rank].x
+    rows, handle = dispatch_sent(buffer, all_sent)
+    other_sent = [each._replace(topk_idx=each.topk_idx.flip(0)) for each in all_sent]
+    other_rows, other = dispatch_sent(buffer, other_sent)
+    assert rows.shape == other_rows.shape and not torch.equal(rows, other_rows)
+    static = tuple(part.clone() for part in handle)
+    assert torch.equal(buffer.dispatch(x, handle=static)[0], rows)
+    for part, new in zip(static, other):
+        part.copy_(new)
+    assert torch.equal(buffer.dispatch(x, handle=static)[0], other_rows)
+    buffer.destroy()
+
+
 def normal_without_topk_idx(group: Any) -> None:
     first, second = make_buffer(group), make_buffer(group)
     rank, size = first.rank, first.group_size
@@ -140,6 +157,8 @@ def low_latency(group: Any, views: bool) -> None:
             _combine_fewer(buffer, one, all_sent, step, zero_copy)
         _combine_fewer(first, two, others, step, False)
         kept.append((one, all_sent, step))
+    handles = [_dispatched(first, all_sent) for _ in range(2)]
+    assert handles.index(handles[1]) == 1 and len(set(handles)) == 2 and len(handles[0] + (0,)) == 6
     mine = all_sent[first.rank]
     _, _, late, _, hook = first.low_latency_dispatch(mine.x, mine.topk_idx, LL_T, E, return_recv_hook=True)
     kept.append((tuple(late), all_sent, step))

@@ -137,6 +137,7 @@ def test_handles_in_other_forms(two: RankProcesses) -> None:
     """Taken apart and put together again, copied, pickled, kept by autograd; with another Buffer and without theirs."""
     two.run("deep_ep_handle_cases.normal")
     two.run("deep_ep_handle_cases.normal_without_topk_idx")
+    two.run("deep_ep_handle_cases.normal_written_to")
 
 
 @pytest.mark.parametrize("views", [False, True])
