@@ -137,12 +137,22 @@ void Pairs::put_out(Group& group, const std::vector<Report>& broken) {
   departures_.put_out(group, nodes, in_words(broken.front()));
 }
 
-// Of equals the one with fewer ranks in the group, of equals the higher number.
+// Of those in `broken`: the one that is apart from most others, there or by a break of the last minute. A
+// node that spoils what it sends breaks with all in turn, and one pair of them is the first to break too
+// often. Of equals the one with fewer ranks in the group, of equals the higher number.
 std::uint32_t Pairs::worst_node(const Group& group, const std::vector<Report>& broken) const {
   std::map<std::uint32_t, std::set<std::uint32_t>> apart;  // by node: nodes
   for (const Report& report : broken) {
     apart[report.pair.first.node].insert(report.pair.second.node);
     apart[report.pair.second.node].insert(report.pair.first.node);
+  }
+  for (const auto& [of, times_ns] : breaks_ns_) {
+    const auto& [id, pair] = of;
+    if (id != group.id || times_ns.empty() || times_ns.back() + kBreaksMs * 1'000'000 <= desk_.now_ns())
+      continue;
+    for (const auto& [node, other] : {pair, Pair(pair.second, pair.first)}) {
+      if (const auto found = apart.find(node.node); found != apart.end()) found->second.insert(other.node);
+    }
   }
   const auto ranks_of = [&group](std::uint32_t node) {
     return std::count_if(group.members.begin(), group.members.end(), [node](const auto& entry) {

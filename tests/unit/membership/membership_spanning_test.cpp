@@ -459,6 +459,24 @@ TEST_F(SpanningByMessages, APairThatWorksForNoMoreThanAMomentEachTimeIsPutOut) {
       ": no answer; the group has broken 3 times within a minute for it");
 }
 
+// The honest node of the first pair to break too often was put out, and then the next one.
+TEST_F(SpanningByMessages, ANodeThatBreaksWithAllOthersInTurnGoesItself) {
+  begin(3);
+  activate({1, 2, 3});
+  std::uint64_t epoch = 1;
+  for (const std::uint32_t from : {2u, 3u, 2u, 3u, 2u}) {
+    out_of_reach(from, 1);
+    EXPECT_EQ(breaks_of(tick_after(100)).size(), 3u);
+    for (const std::uint32_t node : {1u, 2u, 3u}) broken(node, epoch, 4);
+    ++epoch;
+    for (const std::uint32_t node : {1u, 2u, 3u}) resumed(node, epoch);
+  }
+  EXPECT_EQ(living().size(), 3u);
+  out_of_reach(2, 1);
+  tick_after(100);
+  EXPECT_EQ(living(), (std::set<std::uint32_t>{1, 2}));
+}
+
 TEST_F(SpanningByMessages, APairThatBreaksNowAndThenStays) {
   begin(2);
   activate({1, 2});
