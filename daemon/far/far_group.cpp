@@ -21,7 +21,8 @@ struct FarGroup::Channel {
   std::optional<MacKey> out;
   std::optional<MacKey> in;  // of the sender's latest beginning that is known
   std::uint64_t in_began_ns = 0;
-  bool at_fault = false;
+  std::string fault;          // "": none in this epoch
+  std::uint64_t told_ns = 0;  // when it was told last
 };
 
 // An operation wants credits of a window that has none.
@@ -272,13 +273,23 @@ bool FarGroup::is_authentic(EngineId from, const FarHeader& header, std::span<co
 }
 
 void FarGroup::add_fault(EngineId engine, const std::string& what) {
-  if (!std::exchange(state_->channels[engine].at_fault, true)) faults_.push_back({engine, what});
+  Channel& channel = state_->channels[engine];
+  if (!channel.fault.empty()) return;
+  channel.fault = what;
+  channel.told_ns = now_ns_;
+  faults_.push_back({engine, what});
 }
 
 // The network loses messages whose outer headers it has corrupted.
 void FarGroup::find_gaps() {
   if (facts_.gap_ns == 0) return;
-  for (const auto& [engine, channel] : state_->channels) {
+  for (auto& [engine, channel] : state_->channels) {
+    if (!channel.fault.empty()) {  // told again, as nobody may have coordinated when it was told
+      if (now_ns_ < channel.told_ns + facts_.gap_ns) continue;
+      channel.told_ns = now_ns_;
+      faults_.push_back({engine, channel.fault});
+      continue;
+    }
     const std::uint64_t since_ns = channel.came.gap_since_ns();
     if (since_ns == 0 || now_ns_ < since_ns + facts_.gap_ns) continue;
     add_fault(engine, "sent message " + std::to_string(channel.came.next()) + ", which has not come for " +
@@ -513,8 +524,8 @@ std::uint64_t FarGroup::due_ns() const {
     }
   }
   for (const auto& [engine, channel] : state_->channels) {
-    const std::uint64_t since_ns = channel.came.gap_since_ns();
-    if (since_ns == 0 || facts_.gap_ns == 0 || channel.at_fault) continue;
+    const std::uint64_t since_ns = channel.fault.empty() ? channel.came.gap_since_ns() : channel.told_ns;
+    if (since_ns == 0 || facts_.gap_ns == 0) continue;
     if (due == 0 || since_ns + facts_.gap_ns < due) due = since_ns + facts_.gap_ns;
   }
   return state_->outgoing.empty() ? due : std::max<std::uint64_t>(1, now_ns_);
