@@ -165,9 +165,9 @@ void Door::run() {
   ::prctl(PR_SET_NAME, "epd-cluster");
   std::array<epoll_event, 64> events{};
   while (!stopping_now_) {
-    const bool deadlines =
-        !probes_.empty() || std::any_of(connections_.begin(), connections_.end(),
-                                        [](const auto& c) { return c.second.gate == nullptr; });
+    const bool deadlines = !probes_.empty() || listen_ns_ != 0 ||
+                           std::any_of(connections_.begin(), connections_.end(),
+                                       [](const auto& c) { return c.second.gate == nullptr; });
     const int wait_ms = !pausing_.empty() ? kPauseMs : deadlines ? kTickMs : -1;
     const int n = ::epoll_wait(epoll_.get(), events.data(), events.size(), wait_ms);
     for (int i = 0; i < n; ++i) {
@@ -186,6 +186,10 @@ void Door::run() {
     }
     for (const std::uint64_t id : std::set(pausing_)) carry(id, connections_.at(id));
     if (deadlines) end_late();
+    if (listen_ns_ != 0 && now_ns() >= listen_ns_) {
+      watch(listener_.get(), kListenerId, EPOLLIN, true);
+      listen_ns_ = 0;
+    }
   }
   // The last that gRPC has said.
   for (auto& [id, connection] : connections_) {
@@ -199,8 +203,12 @@ void Door::take_in() {
     address.size = sizeof(address.bytes);
     UniqueFd fd(::accept4(listener_.get(), address.get(), &address.size, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd.valid()) {
-      // Out of descriptors: the connection stays where it is. Not to be asked again at once.
-      if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) ::usleep(kTickMs * 1000);
+      // Out of descriptors: the connection stays where it is. The listener is not asked again at once, and
+      // this thread goes on carrying what the nodes say.
+      if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
+        watch(listener_.get(), kListenerId, 0, true);
+        listen_ns_ = now_ns() + std::uint64_t{kTickMs} * 1'000'000;
+      }
       return;
     }
     const int on = 1;

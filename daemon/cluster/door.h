@@ -108,6 +108,7 @@ class Door {
   const Options options_;
   Refusals& refusals_;
   UniqueFd listener_;
+  std::uint64_t listen_ns_ = 0;  // when the listener is watched again; 0: it is
   UniqueFd epoll_;
   UniqueFd wake_;
   std::thread thread_;
