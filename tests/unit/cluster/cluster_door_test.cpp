@@ -7,10 +7,12 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <map>
@@ -264,6 +266,33 @@ TEST_F(ClusterDoor, FramesAreCarriedWhole) {
     door_->took_frame(key(node));
   }
   EXPECT_TRUE(refusals_.counts().empty());
+}
+
+// A stranger who waited at the port held up all nodes for half a second at a time.
+TEST_F(ClusterDoor, WithoutDescriptorsForStrangersNodesAreCarried) {
+  open(8, 64);
+  const UniqueFd node = connect("127.0.0.1");
+  welcome(node, "node-x");
+  char byte = 0;
+  ASSERT_EQ(::recv(held_.back().get(), &byte, 1, 0), 1);
+  const UniqueFd gate(::dup(held_.back().get()));
+  const UniqueFd stranger(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = static_cast<rlim_t>(UniqueFd(::dup(0)).get());  // the lowest that is free
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  EXPECT_EQ(::connect(stranger.get(), where_.get(), where_.size), 0);
+  const auto begun = std::chrono::steady_clock::now();
+  int rounds = 0;
+  for (; rounds < 200 && std::chrono::steady_clock::now() - begun < std::chrono::seconds(20); ++rounds) {
+    EXPECT_EQ(::send(node.get(), "x", 1, MSG_NOSIGNAL), 1);
+    pollfd one{gate.get(), POLLIN, 0};
+    if (::poll(&one, 1, kPatienceMs) != 1 || ::recv(gate.get(), &byte, 1, MSG_DONTWAIT) != 1) break;
+  }
+  EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(rounds, 200);
+  hand_over(stranger);
 }
 
 TEST(ClusterRefusals, StrangersDontSilenceNodes) {
