@@ -132,8 +132,8 @@ Status attach(const AttachRequest& request, Attachment& out) {
   Status status = make_hello(request.device, hello);
   if (status.ok()) status = say_hello(request, hello, packet, out);
   if (status.ok() && request.device.empty() && out.welcome.device_kind == abi::DeviceKind::kCuda) {
-    // Whoever needs no GPU should not start CUDA's driver. So it is asked only now what it shows, and a
-    // second attach is rare: in containers that have some of the node's GPUs.
+    // A process that needs no GPU should not start CUDA's driver, so the driver is asked only now. A second
+    // attach is rare: it happens in containers that have some of the node's GPUs.
     if (must_choose_again(out.welcome, hello)) {
       send_detach(out.socket);
       packet = {};

@@ -22,7 +22,7 @@ bool wait_for(const UniqueFd& socket, short events, Deadline deadline) {
   }
 }
 
-// Who may connect, for somebody who may not. Empty: the socket can't be looked at.
+// Tells somebody who may not connect who may. It is empty if the socket can't be looked at.
 std::string who_may(const std::string& path) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) return "";

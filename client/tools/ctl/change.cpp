@@ -82,7 +82,7 @@ Exit done(const Arguments& arguments, Output& output, const Json& document, cons
   return Exit::kOk;
 }
 
-// What is set before a change; not known: "".
+// The values before a change. A value that is not known is "".
 struct Before {
   std::map<std::string, std::string> values;
   bool spans_nodes = false;  // the group has ranks that this daemon does not serve

@@ -40,7 +40,7 @@ int connect_until(int fd, const sockaddr_un& address, steady_clock::time_point d
   return error;
 }
 
-// What follows the key in /proc/PID/status; "" if it is not there.
+// Returns what follows the key in /proc/PID/status, or "" if it is not there.
 std::string status_of(pid_t pid, std::string_view key) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/status");
   std::string line;

@@ -19,7 +19,7 @@ bool is_of(const v1::Event& event, const char* key, const std::string& value) {
   return field != event.fields().end() && field->second == value;
 }
 
-// What is printed, and in what order.
+// Says which events are printed, and in what order.
 class Selection {
  public:
   Selection(const Arguments& arguments, Output& output)

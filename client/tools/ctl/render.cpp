@@ -97,7 +97,7 @@ std::string gpu_table(const google::protobuf::RepeatedPtrField<v1::Device>& devi
   return table.empty() ? "" : "\n" + table.text();
 }
 
-// Of the certificate that this node uses.
+// Tells when the certificate that this node uses expires.
 std::string expiry_of(const v1::ClusterStatus& cluster) {
   const std::int64_t seconds = cluster.certificate_expires_unix_s() - std::time(nullptr);
   return "expires in " + std::to_string(seconds / 86'400) + " days";
