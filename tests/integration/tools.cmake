@@ -86,18 +86,31 @@ if(EPD_CUDA AND EPD_FAKE_CUDA)
   set_tests_properties(tools.epbench_cuda_suite_resident PROPERTIES
     PASS_REGULAR_EXPRESSION "caches not flushed.*Empty pair of events.*less events.*kernel.*kernel graph.*no stream"
     FAIL_REGULAR_EXPRESSION "WRONG|unchecked")  # "n/a": load made a difference negative
+  set(_layer epbench layer --epd $<TARGET_FILE:epd> --hidden 512 --layers 3 --iters 2 --check all)
+  add_test(NAME tools.epbench_cuda_layer_decode COMMAND ${_layer} --shape decode --context 1024)
+  add_test(NAME tools.epbench_cuda_layer_prefill COMMAND ${_layer} --shape prefill --tokens 256 --wait kernel)
+  add_test(NAME tools.epbench_cuda_layer_micro_batches
+    COMMAND ${_layer} --shape decode --context 512 --micro-batches 2 --tokens 256 --ranks 2)
+  add_test(NAME tools.epbench_cuda_layer_launched COMMAND ${_layer} --mode launched --context 512)
+  add_test(NAME tools.epbench_layer_refuses_tokens COMMAND epbench layer --micro-batches 2 --tokens 128)
+  set(_layers tools.epbench_cuda_layer_decode tools.epbench_cuda_layer_prefill tools.epbench_cuda_layer_micro_batches
+    tools.epbench_cuda_layer_launched)
+  set_tests_properties(${_layers} PROPERTIES PASS_REGULAR_EXPRESSION "bit-exact \\([48]" FAIL_REGULAR_EXPRESSION WRONG)
+  set_tests_properties(tools.epbench_cuda_layer_micro_batches PROPERTIES PASS_REGULAR_EXPRESSION "2 micro-batches, 2 ranks.*bit-exact \\(16\\)")
+  set_tests_properties(tools.epbench_layer_refuses_tokens PROPERTIES PASS_REGULAR_EXPRESSION "tokens is 128. allowed: multiples of 256")
   add_test(NAME tools.epbench_cuda_without_devices COMMAND epbench --backend cuda)
   set_tests_properties(tools.epbench_cuda_without_devices PROPERTIES PASS_REGULAR_EXPRESSION "CUDA_ERROR_NO_DEVICE")
   set(_fake LD_LIBRARY_PATH=$<TARGET_FILE_DIR:fake_cuda>)
   set_tests_properties(tools.epbench_cuda_both tools.epbench_cuda_expert_zipf_cached tools.epbench_cuda_checks_a_window
     ${_overlaps} ${_sms_changes} tools.epbench_cuda_no_stream tools.epbench_cuda_no_stream_resident
-    tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_waits_by_event tools.epbench_cuda_suite tools.epbench_cuda_suite_resident PROPERTIES ENVIRONMENT "${_fake}")
+    tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_waits_by_event tools.epbench_cuda_suite tools.epbench_cuda_suite_resident
+    ${_layers} tools.epbench_layer_refuses_tokens PROPERTIES ENVIRONMENT "${_fake}")
   set_tests_properties(tools.epbench_cuda_noop_shared_devices PROPERTIES ENVIRONMENT "${_fake};EPD_FAKE_CUDA_DEVICES=2")
   set_tests_properties(tools.epbench_cuda_without_devices PROPERTIES ENVIRONMENT "${_fake};EPD_FAKE_CUDA_DEVICES=0")
   set_tests_properties(tools.epbench_cuda_both tools.epbench_cuda_expert_zipf_cached tools.epbench_cuda_checks_a_window
     tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_waits_by_event tools.epbench_cuda_noop_shared_devices tools.epbench_cuda_suite
     ${_overlaps} ${_sms_changes} tools.epbench_cuda_no_stream tools.epbench_cuda_no_stream_resident
-    tools.epbench_cuda_suite_resident
+    tools.epbench_cuda_suite_resident ${_layers} tools.epbench_layer_refuses_tokens
     tools.epbench_cuda_without_devices
     PROPERTIES LABELS integration TIMEOUT 300)
 endif()

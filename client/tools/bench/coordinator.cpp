@@ -72,10 +72,13 @@ std::string Daemon::log() const {
   return "\nthe end of the daemon's log:\n" + own_->log_tail();
 }
 
-std::vector<Report> run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label) {
-  validate(plan);
+std::unique_ptr<Samples> make_samples(const RunPlan& plan) {
   const std::uint32_t targets = plan.ranks * kit::targets_per_rank(plan.params());
-  Samples samples(plan.iterations, plan.ranks, noop_count(plan), targets);
+  return std::make_unique<Samples>(plan.iterations, plan.ranks, noop_count(plan), targets);
+}
+
+KernelStops run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label, Samples& samples) {
+  validate(plan);
   const bool no_ceiling = plan.operation == Operation::kNoop || plan.on_gpus();
   const std::uint32_t ceiling_tokens = no_ceiling ? 0 : plan.tokens;
   kit::CopyCeiling ceiling(plan.params(), ceiling_tokens);
@@ -95,8 +98,14 @@ std::vector<Report> run_ranks(const RunPlan& plan, const Daemon& daemon, const s
     changes.follow(done);
   };
   team.run([&context](kit::TeamRank& self) { Worker(context, self).run(); }, options);
-  std::vector<Report> reports = make_reports(plan, samples);
-  for (Report& report : reports) report.stream.kernel_stops = changes.kernel_stops();
+  return changes.kernel_stops();
+}
+
+std::vector<Report> run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label) {
+  const auto samples = make_samples(plan);
+  const KernelStops stops = run_ranks(plan, daemon, label, *samples);
+  std::vector<Report> reports = make_reports(plan, *samples);
+  for (Report& report : reports) report.stream.kernel_stops = stops;
   return reports;
 }
 

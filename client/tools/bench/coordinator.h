@@ -5,6 +5,7 @@
 #include "plan.h"
 #include "report.h"
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,8 +36,15 @@ class Daemon {
   std::optional<kit::OwnDaemon> own_;
 };
 
-// One run with fresh rank processes. Throws kit::ToolError if it did not finish. This process must have one
-// thread. `label`: for the progress line, shown on a terminal only.
+// Room for what the ranks of such a run measure.
+std::unique_ptr<Samples> make_samples(const RunPlan& plan);
+
+// One run with fresh rank processes. Returns how long kernels took to stop, if that was asked for. Throws
+// kit::ToolError if it did not finish. This process must have one thread. `label`: for the progress line,
+// shown on a terminal only.
+KernelStops run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label, Samples& samples);
+
+// The same, and its reports.
 std::vector<Report> run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label);
 
 }  // namespace epd::bench

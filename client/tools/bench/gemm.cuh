@@ -1,6 +1,6 @@
-// A client's work that operations are to overlap with: C = A * B in bf16 on tensor cores, one tile of C to a
-// CTA. Plain, not the fastest; what counts is that it keeps SMs, shared memory and tensor cores busy as a
-// GEMM does.
+// A client's work beside operations: C = A * B in bf16 on tensor cores, one tile of C to a CTA, any number of
+// such products at once. Plain, not the fastest; what counts is that it keeps SMs, shared memory and tensor
+// cores busy as a GEMM does.
 #pragma once
 
 #include "bench/gemm.h"
@@ -35,7 +35,8 @@ __device__ inline void load_tiles(GemmTiles& to, const __nv_bfloat16* a, const _
 }
 
 extern "C" __global__ void __launch_bounds__(kGemmThreads)
-    bench_gemm(const __nv_bfloat16* a, const __nv_bfloat16* b, float* c, std::uint32_t n, std::uint32_t k) {
+    bench_gemm(const __nv_bfloat16* a, const __nv_bfloat16* b, float* c, std::uint32_t n, std::uint32_t k,
+               GemmStrides strides) {
   namespace wmma = nvcuda::wmma;
   __shared__ GemmTiles tiles[2];
   const std::uint32_t row = blockIdx.y * kGemmTile;
@@ -46,8 +47,9 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads)
   for (auto& line : sum) {
     for (auto& part : line) wmma::fill_fragment(part, 0.0f);
   }
-  a += std::size_t{row} * k;
-  b += column;
+  a += blockIdx.z * strides.a + std::size_t{row} * k;
+  b += blockIdx.z * strides.b + column;
+  c += blockIdx.z * strides.c;
   load_tiles(tiles[0], a, b, n, k);
   for (std::uint32_t at = 0; at < k; at += kGemmDepth) {
     __syncthreads();

@@ -27,8 +27,8 @@ void* GpuImage::kernel(const char* name) const {
 }
 
 void GpuImage::launch(void* kernel, const Grid& grid, void* stream, void** arguments) const {
-  driver_.require(driver_.launch(kernel, grid.ctas[0], grid.ctas[1], 1, grid.threads, 1, 1, grid.shared_bytes,
-                                 stream, arguments, nullptr),
+  driver_.require(driver_.launch(kernel, grid.ctas[0], grid.ctas[1], grid.batch, grid.threads, 1, 1,
+                                 grid.shared_bytes, stream, arguments, nullptr),
                   "cuLaunchKernel");
 }
 

@@ -14,6 +14,7 @@ class GpuImage {
   void* kernel(const char* name) const;
   struct Grid {
     unsigned ctas[2] = {1, 1};
+    unsigned batch = 1;  // in the third direction
     unsigned threads = 1;
     unsigned shared_bytes = 0;
   };

@@ -3,6 +3,7 @@
 #include "gpu_driver.h"
 #include "kit/error.h"
 #include "kit/session.h"
+#include "layer_bench.h"
 #include "lifecycle.h"
 #include "options.h"
 #include "report.h"
@@ -89,7 +90,8 @@ bool run(const Options& options, const std::vector<SuiteRun>& runs, const std::v
       const auto reports = measure_reap(daemon, options.rounds);
       return print(reports, options.json, to_table(reports));
     }
-    case Command::kNodes: break;  // without this daemon
+    case Command::kNodes:
+    case Command::kLayer: break;  // without this daemon
   }
   return false;
 }
@@ -100,6 +102,7 @@ std::uint32_t devices_for(const Options& options) {
     case Command::kSuite: return options.run.on_gpus() ? options.run.ranks : kSuiteRanks;
     case Command::kAttach: return 1;
     case Command::kReap: return 2;
+    case Command::kLayer: return options.run.ranks;
     case Command::kNodes: break;
   }
   return 1;
@@ -124,6 +127,10 @@ int run_tool(Options& options) {
       return print(reports, options.json, to_table(reports)) ? 0 : 1;
     }
     Daemon::Devices devices = find_devices(options);
+    if (options.command == Command::kLayer) {
+      const std::vector<LayerReport> reports{measure_layer(options.run, options.daemon.program)};
+      return print(reports, options.json, to_table(reports)) ? 0 : 1;
+    }
     const std::vector<SuiteRun> runs = runs_of(options);
     for (const SuiteRun& each : runs) {
       validate(each.plan);

@@ -2,6 +2,8 @@
 
 #include "kit/error.h"
 #include "kit/nodes.h"
+#include "layer.h"
+#include "layer_bench.h"
 #include "proto/shape_rules.h"
 
 #include <CLI/CLI.hpp>
@@ -93,6 +95,8 @@ struct Names {
   std::string scale_layout = "row_major";
   std::string check = "some";
   std::string wait = "memop";
+  std::string layer_mode = "resident";
+  std::string shape = "decode";
 };
 
 void add_backend_option(CLI::App& app, Names& names) {
@@ -224,6 +228,58 @@ void add_nodes_options(CLI::App& app, Options& options, Names& names) {
   add_mode_options(app, nodes.run, names);
 }
 
+void add_layer_options(CLI::App& app, Options& options, Names& names) {
+  RunPlan& run = options.run;
+  app.add_option("--epd", options.daemon.program, "The daemon to start (default: epd beside epbench)");
+  app.add_flag("--json", options.json, "JSON, one object, instead of a table");
+  app.add_option("--mode", names.layer_mode, "devices.mode of the daemon: launched or resident")
+      ->check(one_of("mode", {"launched", "resident"}))
+      ->capture_default_str();
+  app.add_option("--wait", names.wait, "By what a stream waits: memop, kernel or event")
+      ->check(one_of("wait", {"memop", "kernel", "event"}))
+      ->capture_default_str();
+  app.add_option("--shape", names.shape, "decode (128 tokens, 64 sequences) or prefill (4096 tokens)")
+      ->check(one_of("shape", {"decode", "prefill"}))
+      ->capture_default_str();
+  add_number(app, "--tokens", options.layer_tokens, 0, abi::kMaxTokens,
+             "Tokens of each rank, a multiple of 128 for each micro-batch (0: the shape's)");
+  add_number(app, "--context", run.context, 1, kMaxContext, "Decode: tokens of each sequence");
+  add_number(app, "--layers", options.layers, 1, kMaxLayers, "Layers of a graph");
+  add_number(app, "--micro-batches", run.micro_batches, 1, 2,
+             "2: one half of the tokens computes while the other half's rows move");
+  add_number(app, "--ranks", options.layer_ranks, 1, kMaxRanks, "Client processes, in turn on the GPUs");
+  add_field(app, "--hidden", run.hidden, "hidden", "Values per token, a multiple of 128");
+  add_number(app, "--sms", run.sms, 0, kMaxSms, "SMs of each device (0: the tool's default)");
+  add_number(app, "--iters", run.iterations, 1, kMaxIterations, "Measured iterations");
+  add_number(app, "--seed", run.seed, 0, UINT64_MAX, "Of routing and data");
+  app.add_option("--check", names.check, "Iterations compared with the reference: all, some, one, none")
+      ->check(one_of("check", {"all", "some", "one", "none"}))
+      ->capture_default_str();
+}
+
+// Every token chooses all experts of a rank, so that an expert has as many rows as the rank has tokens.
+void apply_layer(const Names& names, Options& options) {
+  RunPlan& run = options.run;
+  run.backend = Backend::kCuda;
+  run.resident = names.layer_mode == "resident";
+  run.layers = options.layers;
+  run.ranks = options.layer_ranks;
+  run.layer_shape = names.shape == "decode" ? LayerShape::kDecode : LayerShape::kPrefill;
+  const bool decode = run.layer_shape == LayerShape::kDecode;
+  const std::uint32_t tokens = options.layer_tokens != 0 ? options.layer_tokens : decode ? 128 : 4096;
+  if (tokens % run.micro_batches != 0)
+    kit::fail("tokens is " + std::to_string(tokens) + "; allowed: multiples of micro-batches");
+  run.tokens = tokens / run.micro_batches;
+  run.layout = decode ? EPD_LAYOUT_EXPERT : EPD_LAYOUT_COMPACT;
+  run.experts = kLayerExperts * run.ranks;
+  run.topk = kLayerExperts;
+  run.depth = run.micro_batches;
+  run.operation = Operation::kBoth;
+  run.graph = run.resident;
+  run.warm_cache = true;
+  validate_layer(run);
+}
+
 void apply(const Names& names, RunPlan& run) {
   static const std::map<std::string, Operation> kOperations{{"dispatch", Operation::kDispatch},
                                                             {"combine", Operation::kCombine},
@@ -282,6 +338,10 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
   CLI::App* nodes = app.add_subcommand(
       "nodes", "A group that spans nodes: bytes on the links, time, and raw UCX on the same links in turn");
   add_nodes_options(*nodes, options, names);
+  CLI::App* layer = app.add_subcommand(
+      "layer",
+      "A whole layer of a model on GPUs, with operations and without, beside the daemon and without it");
+  add_layer_options(*layer, options, names);
   for (CLI::App* command : {attach, reap}) {
     add_number(*command, "--rounds", options.rounds, 1, 100'000, "Measurements");
   }
@@ -296,6 +356,11 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
       options.command = Command::kNodes;
       apply(names, options.nodes.run);
       options.nodes.validate();
+    }
+    if (*layer) {
+      options.command = Command::kLayer;
+      apply_layer(names, options);
+      return true;
     }
     if (options.run.resident && !options.run.on_gpus())
       kit::fail("mode resident is about GPUs; allowed: with backend cuda");

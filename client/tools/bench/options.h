@@ -9,7 +9,7 @@
 
 namespace epd::bench {
 
-enum class Command { kRun, kSuite, kAttach, kReap, kNodes };
+enum class Command { kRun, kSuite, kAttach, kReap, kNodes, kLayer };
 
 struct Options {
   Command command = Command::kRun;
@@ -19,6 +19,10 @@ struct Options {
   bool json = false;
   bool small_suite = false;
   std::uint32_t rounds = 100;  // of attach and reap
+  // Of epbench layer, for `run`.
+  std::uint32_t layers = 4;
+  std::uint32_t layer_ranks = 1;
+  std::uint32_t layer_tokens = 0;  // of all micro-batches; 0: the shape's
 };
 
 // Prints help or the reason and returns the exit code in `exit_code` (0 for --help) when there is nothing

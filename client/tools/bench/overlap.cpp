@@ -1,6 +1,6 @@
 #include "overlap.h"
 
-#include "gemm.h"
+#include "bench/gemm.h"
 
 namespace epd::bench {
 namespace {
@@ -35,7 +35,8 @@ void Gemm::enqueue(void* stream) {
   GpuAddress c = b + std::size_t{kColumns} * kDepth * 2;
   std::uint32_t n = kColumns;
   std::uint32_t k = kDepth;
-  void* arguments[] = {&a, &b, &c, &n, &k};
+  GemmStrides one{};
+  void* arguments[] = {&a, &b, &c, &n, &k, &one};
   image_.launch(kernel_, {.ctas = {kColumns / kGemmTile, rows_ / kGemmTile}, .threads = kGemmThreads}, stream,
                 arguments);
 }

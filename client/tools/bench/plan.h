@@ -14,11 +14,14 @@ namespace epd::bench {
 enum class Operation { kDispatch, kCombine, kBoth, kNoop };
 enum class CheckLevel { kAll, kSome, kOne, kNone };
 enum class Backend { kHost, kCuda };
+enum class LayerShape { kDecode, kPrefill };
 inline constexpr std::uint32_t kDefaultGpuSms = 24;
 inline constexpr std::uint32_t kMaxRanks = 64;
 inline constexpr std::uint32_t kMaxIterations = 1'000'000;
 inline constexpr std::uint32_t kMaxSms = 1024;  // devices.sms
 inline constexpr std::uint32_t kMaxSmsChanges = 10'000;
+inline constexpr std::uint32_t kMaxLayers = 256;
+inline constexpr std::uint32_t kMaxContext = 1U << 20;
 
 struct RunPlan {
   Backend backend = Backend::kHost;
@@ -59,6 +62,11 @@ struct RunPlan {
   bool graph = false;             // each operation is a graph that was captured once, replayed; mode resident
   bool overlap = false;           // a GEMM beside each operation is measured too
   std::uint32_t sms_changes = 0;  // of all GPUs, while it measures; mode resident
+  // epbench layer: graphs of so many layers; 0: operations alone.
+  std::uint32_t layers = 0;
+  LayerShape layer_shape = LayerShape::kDecode;
+  std::uint32_t micro_batches = 1;  // of which each has `tokens`, and a slot
+  std::uint32_t context = 8192;     // decode: tokens of each sequence
   std::string routing = "uniform";
 
   bool does_dispatch() const { return operation == Operation::kDispatch || operation == Operation::kBoth; }

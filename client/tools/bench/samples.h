@@ -67,6 +67,9 @@ struct Samples {
   Samples(std::uint32_t iterations, std::uint32_t ranks, std::size_t noops, std::uint32_t targets)
       : dispatch(iterations, ranks),
         combine(iterations, ranks),
+        layers_us(std::size_t{iterations} * ranks),
+        computing_us(std::size_t{iterations} * ranks),
+        moving_us(std::size_t{iterations} * ranks),
         noop_us(noops),
         noop_ahead_us(noops),
         events_us(noops),
@@ -76,10 +79,16 @@ struct Samples {
         raw_combine_us(iterations),
         row_counts(std::size_t{ranks} * targets),
         daemon(64),
-        gpu(128) {}
+        gpu(128),
+        gemm(64) {}
 
   OperationSamples dispatch;
   OperationSamples combine;
+  // Of epbench layer, [iterations, ranks]: all layers of a graph; the same graph without operations; and
+  // with nothing but operations.
+  kit::SharedArray<double> layers_us;
+  kit::SharedArray<double> computing_us;
+  kit::SharedArray<double> moving_us;
   kit::SharedArray<double> noop_us;
   // On GPUs only; `events`: of an empty pair of them.
   kit::SharedArray<double> noop_ahead_us;
@@ -92,6 +101,7 @@ struct Samples {
   kit::SharedArray<std::uint32_t> row_counts;  // of the current iteration: kit::TargetCounts
   kit::SharedArray<char> daemon;               // its name and version
   kit::SharedArray<char> gpu;                  // rank 0's, and whether there is MPS
+  kit::SharedArray<char> gemm;                 // epbench layer: what multiplies
 };
 
 // Back-to-back no-ops after each iteration of another operation (on rank 0), and per iteration of the

@@ -20,6 +20,7 @@ Worker::Worker(const RunContext& context, kit::TeamRank& self)
 
 void Worker::run() {
   make_device();
+  if (plan_.layers != 0) make_layer();
   if (plan_.overlap) gemm_ = std::make_unique<Gemm>(*gpu_, gemm_rows(plan_.tokens));
   connect();
   if (plan_.operation == Operation::kNoop) {
@@ -35,7 +36,7 @@ void Worker::run() {
     fill_slots();
     if (context_.ceiling != nullptr && gpu_ == nullptr) context_.ceiling->warm(self_.rank());
     for (std::uint32_t i = 0; i < plan_.warmup + plan_.iterations; ++i) {
-      iterate(i);
+      plan_.layers != 0 ? iterate_layers(i) : iterate(i);
       end_pair(i);
       if (self_.rank() == 0) self_.set_progress(i + 1);
     }
@@ -130,7 +131,7 @@ void Worker::iterate(std::uint32_t iteration) {
   Samples& samples = *context_.samples;
   const bool check = !warm && plan_.checks(measured);
 
-  prepare(iteration);
+  prepare(iteration, slot_index);
   if (plan_.cached) {
     epd_dispatch_args_t args = dispatch_args(slot_index);
     const epd_ticket_t ticket = kit::submit(group_.get(), args, EPD_NO_STREAM, &slot.handle);
@@ -164,8 +165,8 @@ void Worker::iterate(std::uint32_t iteration) {
   if (self_.rank() == 0) run_noops(std::size_t{measured} * kNoopsBetween, kNoopsBetween);
 }
 
-void Worker::prepare(std::uint32_t iteration) {
-  Slot& slot = slots_[iteration % plan_.depth];
+void Worker::prepare(std::uint32_t iteration, std::uint32_t slot_index) {
+  Slot& slot = slots_[slot_index];
   const Choices choices = choices_of(self_.rank(), iteration);
   put(slot.buffers.topk_idx, choices.idx);
   put(slot.buffers.topk_weights, choices.weights);

@@ -9,6 +9,7 @@
 #include "kit/routing.h"
 #include "kit/session.h"
 #include "kit/team.h"
+#include "layer.h"
 #include "overlap.h"
 #include "plan.h"
 #include "rank_device.h"
@@ -49,6 +50,7 @@ class Worker {
   struct Slot {
     epd_buffers_t buffers{};
     epd_handle_t handle = 0;
+    epd_ticket_t dispatch = 0;  // of the last layer of a graph that computes too
     std::size_t rows_of_y = 0;  // that have been filled
   };
   struct Choices {
@@ -70,12 +72,15 @@ class Worker {
   };
 
   void make_device();
+  void make_layer();
   void connect();
   void fill_slots();
   void run_noops(std::size_t first, std::uint32_t count);
   void run_stream_noops(std::size_t first, std::uint32_t count);
   void iterate(std::uint32_t iteration);
-  void prepare(std::uint32_t iteration);
+  void iterate_layers(std::uint32_t iteration);
+  double timed_layers(const std::string& what, bool computes, bool moves);
+  void prepare(std::uint32_t iteration, std::uint32_t slot_index);
   kit::FillMemory filler() const;
   void poison(const Slot& slot);
   void poison_combine(const Slot& slot);
@@ -138,6 +143,7 @@ class Worker {
   kit::GroupPtr group_;  // leaves before session_ detaches
   const kernels::reference::GroupParams params_;
   std::unique_ptr<Gemm> gemm_;
+  std::unique_ptr<Layer> layer_;
   std::unique_ptr<StartBarrier> start_barrier_;
   struct Graph {
     void* graph = nullptr;

@@ -2,11 +2,13 @@
 
 #include "fake_cuda/memory.h"
 
+#include "bench/attention.h"
 #include "bench/barrier_lines.h"
 #include "bench/ceiling_kernels.h"
 #include "bench/gemm.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <vector>
@@ -31,6 +33,17 @@ bool reaches(const Stream& stream, const GateWord* words, std::uint32_t count) {
   return memory().accessible(stream.device().ordinal, words, count * sizeof(GateWord));
 }
 
+struct Span {
+  const void* begin;
+  std::size_t bytes;
+};
+
+bool reaches_all(const Stream& stream, const auto& ranges) {
+  return std::all_of(ranges.begin(), ranges.end(), [&](const Span& range) {
+    return memory().accessible(stream.device().ordinal, range.begin, range.bytes);
+  });
+}
+
 bool fault(Stream& stream, const std::string& what) {
   complain(what + " not mapped for device " + std::to_string(stream.device().machine));
   stream.device().fail(CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -39,24 +52,44 @@ bool fault(Stream& stream, const std::string& what) {
 
 }  // namespace
 
-Stream::Work gemm_kernel(unsigned columns_of_ctas, unsigned rows_of_ctas, void** parameters) {
-  const std::size_t rows = std::size_t{rows_of_ctas} * bench::kGemmTile;
-  const std::size_t columns = std::size_t{columns_of_ctas} * bench::kGemmTile;
+Stream::Work gemm_kernel(const unsigned (&ctas)[3], void** parameters) {
+  const std::size_t rows = std::size_t{ctas[1]} * bench::kGemmTile;
+  const std::size_t columns = std::size_t{ctas[0]} * bench::kGemmTile;
+  const std::size_t behind = ctas[2] - 1;  // the last product's
   const auto n = parameter<std::uint32_t>(parameters, 3);
   const auto k = parameter<std::uint32_t>(parameters, 4);
-  struct Matrix {
-    const void* begin;
-    std::size_t bytes;
-  };
-  const std::array<Matrix, 3> matrices{Matrix{parameter<const void*>(parameters, 0), rows * k * 2},
-                                       Matrix{parameter<const void*>(parameters, 1), std::size_t{k} * n * 2},
-                                       Matrix{parameter<const void*>(parameters, 2), rows * n * 4}};
+  const auto strides = parameter<bench::GemmStrides>(parameters, 5);
+  const std::array<Span, 3> matrices{
+      Span{parameter<const void*>(parameters, 0), (behind * strides.a + rows * k) * 2},
+      Span{parameter<const void*>(parameters, 1), (behind * strides.b + std::size_t{k} * n) * 2},
+      Span{parameter<const void*>(parameters, 2), (behind * strides.c + rows * n) * 4}};
   return [matrices, tiled = columns == n && k % bench::kGemmDepth == 0](Stream& stream) {
-    bool good = tiled;
-    for (const Matrix& matrix : matrices)
-      good = good && memory().accessible(stream.device().ordinal, matrix.begin, matrix.bytes);
-    if (good) return true;
+    if (tiled && reaches_all(stream, matrices)) return true;
     return fault(stream, std::string(kGemmKernel) + ": a matrix is no whole number of tiles, or");
+  };
+}
+
+bool is_layer_kernel(const std::string& kernel) {
+  return std::find(std::begin(kLayerKernels), std::end(kLayerKernels), kernel) != std::end(kLayerKernels);
+}
+
+Stream::Work layer_kernel(const std::string& kernel, const unsigned (&ctas)[3], void** parameters) {
+  std::vector<Span> ranges{{parameter<const void*>(parameters, 0), 0}};
+  if (kernel == kLayerKernels[0]) {
+    ranges[0].bytes = 2 * parameter<std::uint64_t>(parameters, 1);
+  } else {
+    const bool decode = kernel == kLayerKernels[1];
+    const std::size_t step = decode ? bench::kSplitTokens : bench::kQueries;
+    const std::size_t rows = std::size_t{ctas[0]} * ctas[1] * step * bench::kHeadSize;
+    const std::size_t queries = decode ? std::size_t{ctas[1]} * bench::kHeadSize : rows;
+    const std::size_t sums = decode ? rows / step : rows;
+    ranges = {{parameter<const void*>(parameters, 0), 2 * rows},
+              {parameter<const void*>(parameters, 1), 2 * rows},
+              {parameter<const void*>(parameters, 2), 2 * (decode ? queries : rows)},
+              {parameter<const void*>(parameters, 3), 4 * sums}};
+  }
+  return [kernel, ranges](Stream& stream) {
+    return reaches_all(stream, ranges) || fault(stream, kernel + ": memory");
   };
 }
 

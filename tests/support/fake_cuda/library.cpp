@@ -142,8 +142,9 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
                                              : enqueue_kernel(handle, [](Stream&) { return true; });
   }
   if (extra != nullptr || params == nullptr || params[0] == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (kernel->name == kGemmKernel)
-    return enqueue_kernel(handle, gemm_kernel(grid.ctas[0], grid.ctas[1], params));
+  if (kernel->name == kGemmKernel) return enqueue_kernel(handle, gemm_kernel(grid.ctas, params));
+  if (is_layer_kernel(kernel->name))
+    return enqueue_kernel(handle, layer_kernel(kernel->name, grid.ctas, params));
   if (is_probe_kernel(kernel->name)) return enqueue_kernel(handle, probe_kernel(kernel->name, params));
   if (kernel->name == kStartBarrierKernel) return enqueue_kernel(handle, start_barrier_kernel(params));
   if (const CUresult error = check_launch(*kernel, *stream, grid)) return error;
@@ -202,6 +203,7 @@ CUresult CUDAAPI cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_o
   for (const char* const name : epd::stream_kernels::kKernelNames) add(name);
   add(kGemmKernel);
   add(kStartBarrierKernel);
+  for (const char* const name : kLayerKernels) add(name);
   for (const char* const name : kProbeKernels) add(name);
   *library = reinterpret_cast<CUlibrary>(libraries().add(made));
   return CUDA_SUCCESS;

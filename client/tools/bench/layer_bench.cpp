@@ -1,0 +1,197 @@
+#include "layer_bench.h"
+
+#include "bench/attention.h"
+#include "bench/gemm.h"
+#include "coordinator.h"
+#include "kit/error.h"
+#include "kit/shared_array.h"
+#include "kit/team.h"
+#include "layer.h"
+#include "samples.h"
+#include "start_barrier.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+namespace epd::bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::chrono::seconds kLimit{300};
+
+// A rank's part: the graph without operations, by [iterations, ranks].
+void compute_alone(const RunPlan& plan, const BarrierWords& words, kit::TeamRank& self,
+                   std::span<double> times_us) {
+  GpuRank gpu(self.rank() % plan.gpus, false);
+  StartBarrier barrier(gpu, words, self.rank());
+  Layer layer(gpu, plan);
+  GpuAddress rows = 0;  // in place of what dispatch delivers
+  const std::size_t bytes = plan.shape().recv_rows() * plan.hidden * 2;
+  gpu_driver().require(gpu_driver().allocate(&rows, bytes), "cuMemAlloc");
+  gpu_driver().require(gpu_driver().fill(rows, 0x3c, bytes, gpu.stream()), "cuMemsetD8Async");
+  const auto nothing = [](std::uint32_t) {};
+  const LayerParts parts{[&](std::uint32_t micro_batch) { layer.enqueue_attention(micro_batch); },
+                         [&](std::uint32_t) { layer.enqueue_experts(reinterpret_cast<void*>(rows)); }};
+  enqueue_layers(1, plan.micro_batches, parts, {nothing, nothing, nothing, nothing});
+  gpu.settle();
+  void* const graph = gpu.capture([&] {
+    barrier.enqueue();
+    gpu.record_begin();
+    enqueue_layers(plan.layers, plan.micro_batches, parts, {nothing, nothing, nothing, nothing});
+    gpu.record_end();
+  });
+  for (std::uint32_t i = 0; i < plan.warmup + plan.iterations; ++i) {
+    gpu.settle();
+    self.start_together();
+    gpu.launch(graph);
+    barrier.open();
+    gpu.settle();
+    if (i >= plan.warmup)
+      times_us[std::size_t{i - plan.warmup} * plan.ranks + self.rank()] = gpu.elapsed_us();
+  }
+  self.barrier();
+}
+
+// Adds the iterations' slowest ranks.
+void measure_alone(const RunPlan& plan, std::vector<double>& times_us) {
+  const kit::SharedArray<double> times(std::size_t{plan.iterations} * plan.ranks);
+  const BarrierWords words(plan.ranks);
+  kit::Team team(plan.ranks);
+  kit::Team::Options options;
+  options.limit = kLimit;
+  team.run([&](kit::TeamRank& self) { compute_alone(plan, words, self, times.span()); }, options);
+  for (const double time : kit::slowest_rank(times.span(), plan.ranks)) times_us.push_back(time);
+}
+
+kit::Summary per_layer(std::vector<double> times_us, const RunPlan& plan) {
+  for (double& time : times_us) time /= plan.layers;
+  return kit::summarize(times_us);
+}
+
+Json summary_json(const kit::Summary& summary) {
+  return {{"p50", summary.p50}, {"p90", summary.p90}, {"p99", summary.p99}, {"max", summary.max}};
+}
+
+std::string shape_of(const RunPlan& plan) {
+  return plan.layer_shape == LayerShape::kDecode ? "decode" : "prefill";
+}
+
+std::string format(const char* pattern, auto... values) {
+  char text[512];
+  std::snprintf(text, sizeof(text), pattern, values...);
+  return text;
+}
+
+}  // namespace
+
+void validate_layer(const RunPlan& plan) {
+  require_range("micro-batches", plan.micro_batches, 1, 2);
+  const auto require_multiple = [](const char* name, std::uint32_t value, std::uint32_t of) {
+    if (value == 0 || value % of != 0)
+      kit::fail(std::string(name) + " is " + std::to_string(value) + "; allowed: multiples of " +
+                std::to_string(of));
+  };
+  require_multiple("tokens", plan.tokens * plan.micro_batches, kGemmTile * plan.micro_batches);
+  require_multiple("hidden", plan.hidden, kGemmTile);
+  require_multiple("context", plan.context, kSplitTokens);
+  validate(plan);
+}
+
+LayerReport measure_layer(const RunPlan& plan, const std::string& program) {
+  std::vector<double> alone;
+  measure_alone(plan, alone);
+  Daemon daemon({.socket = "", .program = program},
+                {.cuda = plan.gpus, .resident = plan.resident, .sms = plan.sms});
+  LayerReport report;
+  report.plan = plan;
+  const auto samples = make_samples(plan);
+  try {
+    run_ranks(plan, daemon, "epbench layer", *samples);
+  } catch (const kit::ToolError& error) {
+    kit::fail(error.what() + daemon.log());
+  }
+  daemon.stop();
+  measure_alone(plan, alone);
+  const auto slowest = [&](const kit::SharedArray<double>& times) {
+    return per_layer(kit::slowest_rank(times.span(), plan.ranks), plan);
+  };
+  report.layer = slowest(samples->layers_us);
+  report.computing = slowest(samples->computing_us);
+  report.moving = slowest(samples->moving_us);
+  report.alone = per_layer(alone, plan);
+  report.gpu = samples->gpu.data();
+  report.gemm = samples->gemm.data();
+  report.daemon = samples->daemon.data();
+  report.correct = true;
+  for (const OperationSamples* const operation : {&samples->dispatch, &samples->combine}) {
+    for (const Verdict& verdict : operation->verdicts.span()) {
+      report.checks += verdict.checks;
+      if (verdict.failures == 0) continue;
+      if (report.correct) report.first_difference = verdict.first;
+      report.correct = false;
+    }
+  }
+  return report;
+}
+
+std::string to_json(const LayerReport& report) {
+  const RunPlan& plan = report.plan;
+  Json json{{"op", "layer"},
+            {"shape", shape_of(plan)},
+            {"mode", plan.resident ? "resident" : "launched"},
+            {"ranks", plan.ranks},
+            {"gpus", plan.gpus},
+            {"sms", plan.sms},
+            {"wait", plan.wait_name()},
+            {"layers", plan.layers},
+            {"micro_batches", plan.micro_batches},
+            {"tokens", plan.tokens * plan.micro_batches},
+            {"context", plan.context},
+            {"hidden", plan.hidden},
+            {"iters", plan.iterations},
+            {"layer_us", summary_json(report.layer)},
+            {"computing_us", summary_json(report.computing)},
+            {"moving_us", summary_json(report.moving)},
+            {"alone_us", summary_json(report.alone)},
+            {"over_alone", report.over_alone()},
+            {"added_over_moving", report.added_over_moving()},
+            {"gemm", report.gemm},
+            {"gpu", report.gpu},
+            {"daemon", report.daemon},
+            {"checks", report.checks},
+            {"correct", report.correct}};
+  if (!report.first_difference.empty()) json["first_difference"] = report.first_difference;
+  return json.dump();
+}
+
+std::string to_table(const std::vector<LayerReport>& reports) {
+  std::string text;
+  for (const LayerReport& report : reports) {
+    const RunPlan& plan = report.plan;
+    text +=
+        format("%s, %u tokens, %u layers in a graph, %u micro-batch%s, %u rank%s, wait by %s; %s; %s; %s\n",
+               shape_of(plan).c_str(), plan.tokens * plan.micro_batches, plan.layers, plan.micro_batches,
+               plan.micro_batches == 1 ? "" : "es", plan.ranks, plan.ranks == 1 ? "" : "s",
+               plan.wait_name().c_str(), report.gpu.c_str(), report.gemm.c_str(), report.daemon.c_str());
+    const std::pair<const char*, const kit::Summary*> rows[] = {
+        {"layer", &report.layer},
+        {"computing, beside the daemon", &report.computing},
+        {"operations alone", &report.moving},
+        {"computing, without a daemon", &report.alone}};
+    text += format("%-30s %10s %10s\n", "us of a layer", "p50", "p99");
+    for (const auto& [name, summary] : rows)
+      text += format("%-30s %10.1f %10.1f\n", name, summary->p50, summary->p99);
+    const std::string verdict = !report.correct ? "WRONG" : report.checks == 0 ? "unchecked" : "bit-exact";
+    text += format(
+        "layer / computing without a daemon: %.3f. What operations add, over their own time: %.2f. %s (%u)\n",
+        report.over_alone(), report.added_over_moving(), verdict.c_str(), report.checks);
+    if (!report.first_difference.empty()) text += "first difference: " + report.first_difference + "\n";
+  }
+  return text;
+}
+
+}  // namespace epd::bench
