@@ -156,7 +156,7 @@ Status AgentSide::take_welcome(const v1::Welcome& welcome) {
   if (!goes_on) {
     conversation_.emplace(
         membership::Channel::Ends{welcome.term(), boot_id_of(own_.boot_id()), boot_id_of(node.boot_id())},
-        self_.settings.heartbeat_ms);
+        self_.settings.heartbeat_ms, kMaxNodeFrameBytes);
   }
   term_ = welcome.term();
   channel_ = welcome.channel();
@@ -280,7 +280,7 @@ void AgentSide::send_of_agent() {
     *content.mutable_to_coordinator() = message_of(message);
     // Groups that are not reported end at a change of the coordinator, as far as they don't fit.
     auto& reports = *content.mutable_to_coordinator();
-    while (reports.has_attach() && content.ByteSizeLong() > kMaxPayloadBytes &&
+    while (reports.has_attach() && content.ByteSizeLong() > kMaxNodeFrameBytes - kFrameHeadBytes &&
            reports.attach().groups_size() > 0)
       reports.mutable_attach()->mutable_groups()->RemoveLast();
     send(content);

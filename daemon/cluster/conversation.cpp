@@ -7,8 +7,10 @@
 
 namespace epd::cluster {
 
-Conversation::Conversation(const membership::Channel::Ends& ends, std::uint32_t heartbeat_ms)
-    : channel_(ends, std::uint64_t{heartbeat_ms} * 1'000'000) {}
+Conversation::Conversation(const membership::Channel::Ends& ends, std::uint32_t heartbeat_ms,
+                           std::size_t max_frame_bytes)
+    : channel_(ends, std::uint64_t{heartbeat_ms} * 1'000'000),
+      max_payload_bytes_(max_frame_bytes - kFrameHeadBytes) {}
 
 Status Conversation::opened(std::shared_ptr<Stream> stream, std::uint64_t acknowledged, bool writes,
                             std::uint64_t now_ns) {
@@ -25,9 +27,9 @@ void Conversation::closed() {
 }
 
 Status Conversation::send(std::string payload) {
-  if (payload.size() > kMaxPayloadBytes) {
+  if (payload.size() > max_payload_bytes_) {
     return resource_exhausted("a message of " + std::to_string(payload.size()) +
-                              " bytes; allowed: " + std::to_string(kMaxPayloadBytes));
+                              " bytes; allowed: " + std::to_string(max_payload_bytes_));
   }
   return channel_.send(std::move(payload));
 }

@@ -4,6 +4,7 @@
 #include "membership/channel.h"
 #include "stream.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -13,7 +14,9 @@ namespace epd::cluster {
 
 class Conversation {
  public:
-  Conversation(const membership::Channel::Ends& ends, std::uint32_t heartbeat_ms);
+  // `max_frame_bytes`: of what this end sends.
+  Conversation(const membership::Channel::Ends& ends, std::uint32_t heartbeat_ms,
+               std::size_t max_frame_bytes);
 
   membership::Channel& channel() { return channel_; }
   const membership::Channel& channel() const { return channel_; }
@@ -35,6 +38,7 @@ class Conversation {
 
  private:
   membership::Channel channel_;
+  std::size_t max_payload_bytes_;
   std::shared_ptr<Stream> stream_;
   bool writing_ = false;
 };

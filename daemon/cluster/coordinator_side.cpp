@@ -277,7 +277,7 @@ void CoordinatorSide::take_in(std::shared_ptr<Stream> stream, v1::Hello hello) {
   const membership::Channel::Ends ends{term_, boot_id_of(own_.node.boot_id()),
                                        boot_id_of(hello.node().boot_id())};
   const std::uint64_t number = std::max<std::uint64_t>(options_.random(), 1);
-  member = members_.emplace(name, Member{number, {ends, self_.settings.heartbeat_ms}}).first;
+  member = members_.emplace(name, Member{number, {ends, self_.settings.heartbeat_ms, kMaxFrameBytes}}).first;
   (void)member->second.conversation.opened(stream, 0, true, now);  // a new channel has received nothing
   by_stream_[stream.get()] = name;
   record_event(EventKind::kNodeUp, LogLevel::kInfo, "node up",

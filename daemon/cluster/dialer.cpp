@@ -1,6 +1,7 @@
 #include "dialer.h"
 
 #include "cluster/address.h"
+#include "frames.h"
 #include "grpc_frames.h"
 
 #include <grpcpp/generic/generic_stub.h>
@@ -145,7 +146,7 @@ void AttachCall::OnReadDone(bool ok) {
   }
   PeerFacts peer = peer_of(context.auth_context().get());
   peer.address = peer_text(context.peer());
-  stream_->came(from_bytes(incoming), std::move(peer));
+  stream_->came(from_bytes(incoming, kMaxFrameBytes), std::move(peer));
 }
 
 void AttachCall::OnWriteDone(bool ok) {
@@ -185,7 +186,7 @@ std::shared_ptr<Stream> Dialer::dial() {
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);  // how long connecting may take
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
-  arguments.SetMaxReceiveMessageSize(kMaxGrpcBytes);
+  arguments.SetMaxReceiveMessageSize(kMaxGrpcFrames * static_cast<int>(kMaxFrameBytes));
   auto stream = std::make_shared<ClientStream>(
       shared_->post, shared_->events,
       [shared = shared_](const std::shared_ptr<Stream>& gone, Channel channel) {

@@ -32,8 +32,10 @@ constexpr int kPauseMs = Gate::kPauseNs / 1'000'000;
 constexpr unsigned char kTlsRecord = 22;  // a handshake
 constexpr unsigned char kHttp2 = 'P';     // of its preface
 
+const MonotonicClock kClock;
+
 std::uint64_t now_ns() {
-  return MonotonicClock().now_ns();
+  return kClock.now_ns();
 }
 
 // Gives it a name, which the kernel chooses, and returns it as gRPC writes it at the other end of the pair.
@@ -304,7 +306,7 @@ Status Door::hand_over(std::uint64_t id, Connection& connection) {
   if (!watch(connection.fd.get(), id, kBothWays, true) || !watch(inner.get(), id | kInner, kBothWays))
     return errno_status("epoll_ctl");
   connection.key = *key;
-  connection.gate = std::make_unique<Gate>(connection.fd.get(), std::move(inner));
+  connection.gate = std::make_unique<Gate>(kClock, connection.fd.get(), std::move(inner));
   {
     const std::lock_guard lock(mutex_);
     Stream& stream = streams_[connection.key];

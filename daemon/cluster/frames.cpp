@@ -27,10 +27,10 @@ std::string quoted(const std::vector<std::string>& names) {
 
 }  // namespace
 
-Result<v1::Frame> parse_frame(const std::string& bytes) {
-  if (bytes.size() > kMaxFrameBytes) {
+Result<v1::Frame> parse_frame(const std::string& bytes, std::size_t most) {
+  if (bytes.size() > most) {
     return resource_exhausted("a frame of " + std::to_string(bytes.size()) +
-                              " bytes; allowed: " + std::to_string(kMaxFrameBytes));
+                              " bytes; allowed: " + std::to_string(most));
   }
   v1::Frame frame;
   if (!frame.ParseFromString(bytes))

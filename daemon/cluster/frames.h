@@ -15,12 +15,16 @@ namespace epd::cluster {
 // 2: groups that span nodes. 3: row formats, of which a group has several. Nobody goes without them.
 constexpr std::uint32_t kVersionMin = 3;
 constexpr std::uint32_t kVersionMax = 3;
+// A frame that a coordinator sends: what a group of 1024 engines is made of, addresses and all, fits.
 constexpr std::size_t kMaxFrameBytes = std::size_t{4} << 20;
-constexpr std::size_t kMaxPayloadBytes = kMaxFrameBytes - 1024;  // of a message, beside what its frame adds
+// A frame that a node sends. The node counts as heard when the frame is there as a whole: at the gate's pace
+// 0.27 s after it has begun.
+constexpr std::size_t kMaxNodeFrameBytes = std::size_t{1} << 19;
+constexpr std::size_t kFrameHeadBytes = 1024;  // what a frame adds to its message, at most
 constexpr std::uint64_t kMaxTerm = std::uint64_t{1} << 48;
 
 // INVALID_ARGUMENT if the bytes are no frame, RESOURCE_EXHAUSTED if they are too many.
-Result<v1::Frame> parse_frame(const std::string& bytes);
+Result<v1::Frame> parse_frame(const std::string& bytes, std::size_t most);
 
 // What a message of the channel carries.
 Result<v1::NodeMessage> parse_content(const std::string& payload);

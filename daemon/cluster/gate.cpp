@@ -1,7 +1,5 @@
 #include "gate.h"
 
-#include "base/clock.h"
-
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -61,11 +59,17 @@ Gate::State Gate::carry_out() {
 Gate::State Gate::carry_in(std::uint64_t most_bytes) {
   std::array<char, kBufferBytes> bytes;
   bool sent = send_waiting(inner_.get(), in_);
+  slow_down_after_silence();
   while (sent && !said_all_) {
     if (left_ == 0 && !may_go_on()) return State::kPauses;
     const ssize_t n = ::recv(connection_, bytes.data(), std::min(left_, bytes.size()), MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return errno == EAGAIN ? State::kWaits : State::kEnded;
+    if (n < 0 && errno != EAGAIN) return State::kEnded;
+    if (n < 0) {
+      if (silent_ns_ == 0) silent_ns_ = clock_.now_ns();
+      return State::kWaits;
+    }
+    silent_ns_ = 0;
     said_all_ = n == 0;
     if (said_all_) ::shutdown(inner_.get(), SHUT_WR);
     unheard_ += static_cast<std::uint64_t>(n);
@@ -76,12 +80,19 @@ Gate::State Gate::carry_in(std::uint64_t most_bytes) {
   return broken_ ? State::kEnded : State::kWaits;
 }
 
+// Not after a time in which gRPC was slow: an honest node that has much to say would be slowed down as well.
+void Gate::slow_down_after_silence() {
+  if (silent_ns_ == 0 || clock_.now_ns() < silent_ns_ + kSilenceNs) return;
+  at_once_ = kFirst;
+  left_ = std::min(left_, kFirst);
+}
+
 bool Gate::may_go_on() {
   int unread = 0;
-  const std::uint64_t now = MonotonicClock().now_ns();
+  const std::uint64_t now = clock_.now_ns();
   if (now < began_ns_ + kPauseNs || ::ioctl(inner_.get(), SIOCOUTQ, &unread) != 0 || unread != 0)
     return false;
-  at_once_ = now > began_ns_ + kSilenceNs ? kFirst : std::min(at_once_ + at_once_ / 16, kMost);
+  at_once_ = std::min(at_once_ + at_once_ / 16, kMost);
   began_ns_ = now;
   left_ = at_once_;
   return true;

@@ -2,6 +2,7 @@
 // comes in. gRPC has the other end of a pair of sockets.
 #pragma once
 
+#include "base/clock.h"
 #include "common/fd.h"
 
 #include <cstdint>
@@ -14,13 +15,13 @@ class Gate {
   // A connection may send so many bytes before its Hello is taken: the handshake with its certificates, and a
   // Hello of less than 2 KiB. gRPC can make 500 streams of them.
   static constexpr std::uint64_t kBeforeHello = 16 << 10;
-  // A node, until a frame of its stream has come as a whole: of 8 MiB, before which gRPC ends the stream
+  // A node, until a frame of its stream has come as a whole: of 1 MiB, before which gRPC ends the stream
   // itself.
-  static constexpr std::uint64_t kForFrame = (8 << 20) + (64 << 10);
+  static constexpr std::uint64_t kForFrame = (1 << 20) + (64 << 10);
   // So many bytes go in at a time. More follow when gRPC has read them and has had time for what they said:
-  // each time a sixteenth more, until the connection has been silent.
+  // each time a sixteenth more, until the other end of the connection has had nothing to say for a while.
   static constexpr std::size_t kFirst = 1 << 10;
-  static constexpr std::size_t kMost = 4 << 10;
+  static constexpr std::size_t kMost = 2 << 10;
   static constexpr std::uint64_t kPauseNs = 1'000'000;
   static constexpr std::uint64_t kSilenceNs = 20'000'000;
 
@@ -32,7 +33,8 @@ class Gate {
   };
 
   // Both are non-blocking. The connection's belongs to the caller.
-  Gate(int connection, UniqueFd inner) : connection_(connection), inner_(std::move(inner)) {}
+  Gate(const Clock& clock, int connection, UniqueFd inner)
+      : clock_(clock), connection_(connection), inner_(std::move(inner)) {}
 
   // In both directions. `frames` is the number that have come, and `most_bytes` what may come without another
   // one.
@@ -46,8 +48,10 @@ class Gate {
   // What is left over waits. False: something does, or the other end is gone.
   bool send(int to, std::string& waiting, const char* data, std::size_t size);
   bool send_waiting(int to, std::string& waiting);
+  void slow_down_after_silence();
   bool may_go_on();  // whether gRPC has had its time
 
+  const Clock& clock_;
   const int connection_;
   const UniqueFd inner_;
   std::string in_;   // for gRPC; waits
@@ -57,8 +61,9 @@ class Gate {
   std::uint64_t frames_ = 0;
   std::uint64_t unheard_ = 0;  // bytes since the last frame
   std::size_t at_once_ = kFirst;
-  std::size_t left_ = 0;  // of at_once_
-  std::uint64_t began_ns_ = 0;
+  std::size_t left_ = 0;         // of at_once_
+  std::uint64_t began_ns_ = 0;   // when left_ was at_once_
+  std::uint64_t silent_ns_ = 0;  // since when the connection has had nothing; 0: it has
 };
 
 }  // namespace epd::cluster

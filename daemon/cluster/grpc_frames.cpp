@@ -12,10 +12,10 @@ grpc::ByteBuffer to_bytes(const v1::Frame& frame) {
   return {&slice, 1};
 }
 
-Result<v1::Frame> from_bytes(const grpc::ByteBuffer& bytes) {
+Result<v1::Frame> from_bytes(const grpc::ByteBuffer& bytes, std::size_t most) {
   grpc::Slice slice;
   if (!bytes.DumpToSingleSlice(&slice).ok()) return invalid_argument("bytes that are compressed, or none");
-  return parse_frame(std::string(reinterpret_cast<const char*>(slice.begin()), slice.size()));
+  return parse_frame(std::string(reinterpret_cast<const char*>(slice.begin()), slice.size()), most);
 }
 
 // FAILED_PRECONDITION is what the two ends have not in common.

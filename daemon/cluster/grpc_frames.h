@@ -13,12 +13,13 @@
 
 namespace epd::cluster {
 
-// gRPC ends a stream on which more comes at once; up to then a frame that is too long has a name in the log.
-constexpr int kMaxGrpcBytes = 8 << 20;
+// gRPC ends a stream on which so many times as much as a frame may have comes at once; up to then a frame
+// that is too long has a name in the log.
+constexpr int kMaxGrpcFrames = 2;
 constexpr const char* kAttach = "/epd.v1.Cluster/Attach";
 
 grpc::ByteBuffer to_bytes(const v1::Frame& frame);
-Result<v1::Frame> from_bytes(const grpc::ByteBuffer& bytes);
+Result<v1::Frame> from_bytes(const grpc::ByteBuffer& bytes, std::size_t most);
 
 grpc::Status to_grpc(const Status& status);
 Status from_grpc(const grpc::Status& status);

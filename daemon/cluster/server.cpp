@@ -1,6 +1,7 @@
 #include "server.h"
 
 #include "base/thread.h"
+#include "frames.h"
 #include "grpc_frames.h"
 
 #include <grpcpp/grpcpp.h>
@@ -81,7 +82,7 @@ class AttachReactor final : public Reactor {
       return;
     }
     stream_->streams_->door->took_frame(stream_->key_);
-    stream_->report([frame = from_bytes(incoming_)](ServerStream& stream) {
+    stream_->report([frame = from_bytes(incoming_, kMaxNodeFrameBytes)](ServerStream& stream) {
       stream.streams_->callbacks.events->on_frame(stream, frame);
     });
   }
@@ -243,7 +244,7 @@ Result<std::unique_ptr<Server>> Server::start(const Settings& settings, const Cr
   grpc::ServerBuilder builder;
   builder.RegisterService(impl->service.get());
   builder.RegisterCallbackGenericService(impl->others.get());
-  builder.SetMaxReceiveMessageSize(kMaxGrpcBytes);
+  builder.SetMaxReceiveMessageSize(kMaxGrpcFrames * static_cast<int>(kMaxNodeFrameBytes));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxHeaders);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);

@@ -87,6 +87,7 @@ std::vector<GroupReport> NearGroups::steady() const {
     if (!group.is_steady()) continue;
     GroupReport report{group.told, group.asked_sum_ranks, {}};
     report.told.members.clear();
+    report.told.far_engines.clear();  // each node says its own engines' addresses itself
     for (const auto& [rank, m] : group.members)
       report.ranks.push_back({rank, m.engine.device, m.session.number, m.member, m.uid, m.pid, m.sms,
                               m.priority, m.bound, m.join_request, m.active_since, m.first_index});

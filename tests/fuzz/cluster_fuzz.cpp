@@ -80,7 +80,7 @@ class Life {
     FuzzStream& stream = *streams_[what / 8 % streams_.size()];
     switch (what % 8) {
       case 1:
-      case 2: say(stream, parse_frame(input_.text(input_.byte() * 4))); break;
+      case 2: say(stream, parse_frame(input_.text(input_.byte() * 4), kMaxNodeFrameBytes)); break;
       case 3: say(stream, hello()); break;
       case 4: say(stream, message()); break;
       case 5:

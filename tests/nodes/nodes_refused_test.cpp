@@ -293,9 +293,9 @@ TEST_F(NodesRefused, IllegalFrames) {
   {
     RawNode raw(address("a"), directory(), "node-c");
     v1::Frame frame = message(greeted(raw), 1);
-    frame.mutable_message()->set_payload(std::string(5 << 20, 'x'));
+    frame.mutable_message()->set_payload(std::string(600 << 10, 'x'));
     raw.write(frame);
-    expect_refused(raw, "bytes; allowed: 4194304", StatusCode::RESOURCE_EXHAUSTED);
+    expect_refused(raw, "bytes; allowed: 524288", StatusCode::RESOURCE_EXHAUSTED);
   }
   {  // Far too long: gRPC itself ends it.
     RawNode raw(address("a"), directory(), "node-c");

@@ -215,6 +215,7 @@ TEST_F(AgentAlone, GroupsThatNeedNoDecisionRunOnWithoutACoordinator) {
   ASSERT_EQ(attach.groups.size(), 1u);
   EXPECT_EQ(attach.number, 3u);
   EXPECT_EQ(attach.groups[0].ranks[0].session, 10u);
+  EXPECT_TRUE(attach.groups[0].told.far_engines.empty()) << "their nodes say their addresses";
   welcome({kGroup}, 5);
   EXPECT_EQ(actions(), Lines{});
   EXPECT_TRUE(agent_.groups().contains(kGroup));

@@ -32,7 +32,7 @@ struct RankReport {
 };
 // A group of which everything here serves its epoch, and nothing is owed.
 struct GroupReport {
-  GroupDescription told;  // without members
+  GroupDescription told;  // without members and far engines
   std::uint32_t asked_sum_ranks = 0;
   std::vector<RankReport> ranks;
 };
