@@ -1,5 +1,8 @@
 // Who is refused at a cluster's port: named, counted, and nobody else is hurt.
+#include "support/cases.h"
+#include "support/client.h"
 #include "support/daemon_cluster.h"
+#include "support/ranks.h"
 #include "support/sockets.h"
 
 #include <grpcpp/grpcpp.h>
@@ -177,6 +180,29 @@ TEST_F(NodesRefused, ANameThatIsNotAllowed) {
       0);
   const std::string problem = status(at("c"))["daemon"]["cluster"]["problem"];
   EXPECT_NE(problem.find("node node-c is not allowed"), std::string::npos) << problem;
+  expect_bystander_untouched();
+}
+
+// A node could take ranks of any user's groups.
+TEST_F(NodesRefused, ARankOfAUserThatTheNodeIsNotGiven) {
+  start("d", {{"cluster.node", "\"node-a\""},
+              {"cluster.tls_cert", "\"" + directory() + "/node-a.pem\""},
+              {"cluster.tls_key", "\"" + directory() + "/node-a.key\""},
+              {"cluster.coordinator", "\"" + address("d") + "\""},
+              {"cluster.users", "[\"node-a=0-4000000000\", \"node-c=4100000000\"]"}});
+  start("c", {{"cluster.coordinator", "\"" + address("d") + "\""}});
+  await("d", "c", "up");
+  const std::vector<RankOutcome> outcomes = run_ranks(1, 60, [&](std::uint32_t rank) -> std::string {
+    Case c;
+    c.span = EPD_SPAN_CLUSTER;
+    const Session session(at("c").socket(), at("c").device(0));
+    const Group group(session, c.config("mine", rank));
+    return "it has joined";
+  });
+  const std::string text = outcomes.at(0).to_string();
+  EXPECT_NE(text.find("node node-c may not speak for user " + std::to_string(::geteuid())), std::string::npos)
+      << text;
+  EXPECT_NE(text.find("PERMISSION_DENIED"), std::string::npos) << text;
   expect_bystander_untouched();
 }
 
