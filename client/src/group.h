@@ -18,6 +18,7 @@
 namespace epd::client {
 
 class Session;
+struct SubmitRequest;
 
 // On a launched device a handle is the number of its dispatch + 1, and the number of the routing record.
 // Dispatch numbers last for 89 years at 100,000 operations a second. On a resident device a handle names the
@@ -134,8 +135,10 @@ struct Group {
   std::uintptr_t call_words() const { return device_user.address() + arena.calls; }
 
   // In routes.cpp. With the session's mutex.
-  // Finds the record of a handle that may be used, or returns NOT_FOUND.
-  Status find_route(epd_handle_t handle, std::uint32_t& route) const;
+  // Finds the record of a handle, if it may be used.
+  Status find_route(const SubmitRequest& operation, std::uint32_t& route) const;
+  // Under the handle of a dispatch from before this rank joined it takes part without tokens.
+  Status check_early(const SubmitRequest& operation) const;
   // The first operation in flight on the slot that blocks one in this stream, or null.
   const InFlight* slot_busy(std::uint32_t slot, const StreamUse& next) const;
   bool stream_in_flight(std::uint32_t slot) const;
@@ -176,6 +179,7 @@ struct Group {
   std::uint32_t default_timeout_ms = 0;  // of operations that give no timeout
   bool shares_device = false;            // another rank of the group is on this rank's device
   std::uint64_t first_index = 0;         // the first operation of this rank; 0 unless it has rejoined
+  bool came_back = false;                // it was late: handles of before have ended
   Mapping user;                          // on host devices
   DeviceMemory device_user;              // on CUDA devices
   BoardView board;

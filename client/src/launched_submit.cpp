@@ -80,7 +80,7 @@ Status LaunchedOperations::choose_route(Lock& lock, Group& group, const SubmitRe
                                         RouteUse& use) {
   if (request.op == abi::Op::kNoop) return {};
   if (request.op == abi::Op::kCombine || request.handle != 0) {
-    Status status = group.find_route(request.handle, use.route);
+    Status status = group.find_route(request, use.route);
     if (!status.ok()) return status;
     const Route& route = group.routes[use.route];
     if (request.num_tokens != 0 && route.state == Route::State::kKnown &&

@@ -292,8 +292,8 @@ Status ResidentOperations::choose_route(Group& group, const SubmitRequest& reque
   if (request.handle != make_handle(0, static_cast<std::uint32_t>(route)) || route >= group.routes.size())
     return not_found(name + " was never given in this group");
   use.route = static_cast<std::uint32_t>(route);
-  // A rank that has rejoined may combine under a dispatch from before its time.
-  if (group.routes[route].state == Route::State::kKnown || group.first_index != 0) return {};
+  if (group.routes[route].state == Route::State::kKnown) return {};
+  if (group.first_index != 0) return group.check_early(request);
   return not_found(name + (route < group.shape.depth ? " is of a slot that has had no dispatch"
                                                      : " is not kept any more"));
 }

@@ -53,6 +53,8 @@ Status Session::restore(Group& group, std::int32_t timeout_ms, epd_resume_info_t
   if (status.ok()) status = may_restore(group);
   if (!status.ok()) return status;
   const std::int64_t wait_ms = timeout_ms == 0 ? kLongestJoinMs : timeout_ms;
+  // A rank that takes part hears of the break as it begins. One that comes back hears of its end.
+  const std::int64_t margin_ms = group.board.lost() ? kLongestJoinMs : kReplyMarginMs;
   abi::Join join = group.request;
   join.rank = static_cast<std::int32_t>(group.rank);
   join.timeout_ms = static_cast<std::uint32_t>(timeout_ms);
@@ -64,7 +66,7 @@ Status Session::restore(Group& group, std::int32_t timeout_ms, epd_resume_info_t
   join.bindings = own.bindings;
   Packet reply;
   status = connection_.request({abi::AttachType::kJoin, abi::AttachType::kJoined, &join, sizeof(join),
-                                Deadline::in_ms(wait_ms), Deadline::in_ms(wait_ms + kReplyMarginMs), own.fds},
+                                Deadline::in_ms(wait_ms), Deadline::in_ms(wait_ms + margin_ms), own.fds},
                                reply);
   if (!status.ok()) return status;
   const auto joined = reply.read<abi::Joined>();
@@ -73,7 +75,7 @@ Status Session::restore(Group& group, std::int32_t timeout_ms, epd_resume_info_t
     return came_too_late_for_bindings();
   }
   if (!joined.ok() || joined.value().kept == 0) return come_back(group, reply, std::move(own), info);
-  return resume(group, kReplyMarginMs, joined.value().epoch, info);
+  return resume(group, EPD_FOREVER, joined.value().epoch, info);
 }
 
 Status Session::come_back(Group& former, Packet& reply, OwnMemory own, epd_resume_info_t& info) {

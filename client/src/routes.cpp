@@ -1,6 +1,8 @@
 // Group: which routings exist, and which operations use them.
 #include "group.h"
 
+#include "operations.h"
+
 #include <algorithm>
 
 namespace epd::client {
@@ -25,13 +27,13 @@ Group::Group(Session* owner, const abi::GroupShape& agreed, OwnMemory bound)
 }
 
 // The engine decides. This finds what the library can know.
-Status Group::find_route(epd_handle_t handle, std::uint32_t& route) const {
+Status Group::find_route(const SubmitRequest& operation, std::uint32_t& route) const {
+  const epd_handle_t handle = operation.handle;
   const std::string name = "handle " + std::to_string(handle);
   if (handle == 0 || route_of(handle) >= routes.size() || op_of(handle) >= next_index)
     return not_found(name + " was never given in this group, or its dispatch has failed");
   route = static_cast<std::uint32_t>(route_of(handle));
-  // A dispatch from before this rank joined, in which it had no tokens.
-  if (op_of(handle) < first_index) return {};
+  if (op_of(handle) < first_index) return check_early(operation);
   const Route& found = routes[route];
   if (found.state == Route::State::kKnown && found.handle == handle) return {};
   if (found.state == Route::State::kUnsure) return {};
@@ -40,6 +42,14 @@ Status Group::find_route(epd_handle_t handle, std::uint32_t& route) const {
                    (found.state == Route::State::kKnown
                         ? std::to_string(found.handle) + ", of its last dispatch"
                         : "none, it has had no dispatch"));
+}
+
+Status Group::check_early(const SubmitRequest& operation) const {
+  const std::string name = "handle " + std::to_string(operation.handle);
+  if (came_back) return not_found(name + " is of before epd_group_restore took back this rank: it has ended");
+  if (operation.num_tokens == 0) return {};
+  return bad_value("num_tokens", operation.num_tokens,
+                   "0, as " + name + " is of a dispatch before this rank joined");
 }
 
 const InFlight* Group::slot_busy(std::uint32_t slot, const StreamUse& next) const {

@@ -44,10 +44,6 @@ void Breaks::refuse_asked(Group& group) {
     desk_.refuse(join.request.id, {group.reason.cause, group.reason.text});
 }
 
-void Breaks::answer_restoring(Group& group) {
-  for (const RequestId& request : std::exchange(group.restoring, {})) members_.reply_restored(group, request);
-}
-
 void Breaks::fail(Group& group, BreakReason reason, std::uint64_t fail_from) {
   groups_.drop_name(group);
   group.state = Group::Failing{fail_from};
@@ -55,8 +51,6 @@ void Breaks::fail(Group& group, BreakReason reason, std::uint64_t fail_from) {
   group.reason = std::move(reason);
   refuse_joining(group);
   refuse_asked(group);
-  for (const RequestId& request : std::exchange(group.restoring, {}))
-    desk_.refuse(request, {group.reason.cause, group.reason.text});
   for (auto& [rank, arrival] : std::exchange(group.arrivals, {})) {
     members_.drop(group, arrival);
     homeless_.push_back(std::move(arrival.request));  // a late rank's: the group that it names has ended
@@ -169,7 +163,6 @@ void Breaks::resume(Group& group) {
   steps_.send_changes(group, over.changed);
   apply_changes(group, over.changed);
   steps_.resume(group, over.reason_changed);
-  answer_restoring(group);
   resumed_.push_back(group.id);
 }
 

@@ -33,8 +33,6 @@ class Breaks {
   void begin(Group& group, BreakReason reason, std::set<std::uint32_t> changed = {});
   // Fatal. `fail_from` 0: nothing runs any more.
   void fail(Group& group, BreakReason reason, std::uint64_t fail_from = kNever);
-  // Ranks that have asked for it are told that the late ones have come back.
-  void answer_restoring(Group& group);
   // An operation that was to run to its end can't, or takes too long: now none does.
   void fail_everything(Group& group);
   // Moves a breaking group on as far as the answers allow. May forget the group.

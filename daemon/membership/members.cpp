@@ -60,15 +60,6 @@ void Members::release_memory(const Group& group, Member& member) {
   desk_.emit(ReleaseMemory{member.engine, group.id, member.rank});
 }
 
-void Members::reply_restored(const Group& group, const RequestId& request) {
-  abi::Joined message{};
-  message.group_id = group.id;
-  message.epoch = group.epoch;
-  message.resume_index = group.resume_index;
-  message.kept = 1;
-  desk_.answer(ReplyJoined{request, message, group.label()});
-}
-
 // Its session goes on, so nothing else would say that no engine will ever serve it here.
 void Members::tell_evicted(const Group& group, const Member& member) {
   desk_.emit(MarkLost{member.engine, group.id, member.rank, StatusCode::kRankLost,

@@ -20,8 +20,6 @@ class Members {
   // A leave that waits for it is answered.
   void has_stopped(Member& member, std::uint64_t next_submit);
   void reply_joined(const Group& group, const Member& member);
-  // To a member that has asked to take late ranks back.
-  void reply_restored(const Group& group, const RequestId& request);
   void refuse_join(const Member& member, const Status& status) { desk_.refuse(member.join_id(), status); }
   void release_memory(const Group& group, Member& member);
   // No engine knows it any more.

@@ -50,12 +50,19 @@ Status Rejoins::restore(Group& group, const JoinRequest& request) {
   return {};
 }
 
+bool Rejoins::is_any_late(const Group& group) {
+  return std::any_of(group.late.begin(), group.late.end(),
+                     [&group](const auto& entry) { return !group.members.contains(entry.first); });
+}
+
 Status Rejoins::check_all_ask(const Group& group) const {
+  if (!is_any_late(group)) return {};
   std::vector<std::uint32_t> missing;
   for (const auto& [rank, member] : group.members) {
     if (!member.gone() && !group.asked.contains(rank)) missing.push_back(rank);
   }
   for (const auto& [rank, late] : group.late) {
+    if (group.members.contains(rank)) continue;
     const auto arrival = group.arrivals.find(rank);
     const bool ready = arrival != group.arrivals.end() && arrival->second.member.holds_memory &&
                        nodes_.is_up(arrival->second.member.engine);
@@ -94,10 +101,7 @@ void Rejoins::begin_break(Group& group) {
   if (!group.is(GroupPhase::kActive) || asked) return;
   const bool restores = !group.asked.empty() && check_all_ask(group).ok();
   const std::vector<std::uint32_t> ranks = take_arrived(group, restores);
-  if (restores) {
-    for (auto& [rank, join] : std::exchange(group.asked, {})) group.restoring.push_back(join.request.id);
-    if (ranks.empty()) breaks_.answer_restoring(group);
-  }
+  if (restores) answer_asked(group, ranks.empty() ? group.epoch : group.epoch + 1);
   if (ranks.empty()) return;
   const std::string text = ranks_in_words(ranks) + (ranks.size() == 1 ? " has" : " have") + " rejoined";
   // Engines that are new to the group are told of it as it breaks.
@@ -112,11 +116,23 @@ void Rejoins::begin_break(Group& group) {
   for (const EngineId engine : new_engines) steps_.start(group, engine);
 }
 
+// They wait for the epoch by themselves, however long the break takes.
+void Rejoins::answer_asked(Group& group, std::uint64_t epoch) {
+  abi::Joined message{};
+  message.group_id = group.id;
+  message.epoch = epoch;
+  message.kept = 1;
+  for (const auto& [rank, join] : std::exchange(group.asked, {}))
+    desk_.answer(ReplyJoined{join.request.id, message, group.label()});
+}
+
 std::vector<std::uint32_t> Rejoins::take_arrived(Group& group, bool restores) {
   std::vector<std::uint32_t> ranks;
   for (auto& [rank, arrival] : group.arrivals) {
     if (!nodes_.is_up(arrival.member.engine)) continue;
-    if (arrival.request.join.restores != 0 && !restores) continue;
+    const bool was_late = arrival.request.join.restores != 0;
+    if (was_late && !restores) continue;
+    if (was_late) arrival.member.join_due_ns = kNever;  // it waited for the others, which have come
     arrival.member.presence = Presence::kJoining;
     arrival.member.active_since = group.epoch + 1;
     group.members.emplace(rank, std::move(arrival.member));

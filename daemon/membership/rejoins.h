@@ -33,8 +33,12 @@ class Rejoins {
   bool forget_late(Group& group, SessionId session, std::uint32_t member);
 
  private:
-  // DEADLINE_EXCEEDED: not all ranks that live, and not all late ones, have asked that these come back.
+  // A rank is lost because it was late, its session goes on, and it is not coming back already.
+  static bool is_any_late(const Group& group);
+  // DEADLINE_EXCEEDED: some ranks are late, and not all of them and of those that live have asked.
   Status check_all_ask(const Group& group) const;
+  // epoch: in which no rank is late.
+  void answer_asked(Group& group, std::uint64_t epoch);
   void begin_break(Group& group);
   // restores: also late ranks.
   std::vector<std::uint32_t> take_arrived(Group& group, bool restores);

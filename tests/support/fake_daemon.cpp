@@ -200,6 +200,13 @@ void FakeDaemon::welcome(const abi::Hello& hello, std::uint32_t request_id) {
 }
 
 void FakeDaemon::join(const abi::Join& request, std::uint32_t request_id, std::vector<UniqueFd> memory) {
+  if (request.restores != 0 && settings_.keeps_member) {
+    abi::Joined kept{};
+    kept.epoch = members_.back()->epoch + 1;
+    kept.kept = 1;
+    (void)send_message(connection_.get(), abi::AttachType::kJoined, kept, {}, request_id);
+    return;
+  }
   auto member = std::make_unique<FakeMember>();
   member->member = static_cast<std::uint32_t>(members_.size()) + 100;
   member->shape = request.shape;
@@ -234,6 +241,7 @@ void FakeDaemon::join(const abi::Join& request, std::uint32_t request_id, std::v
   joined.rank = request.rank < 0 ? 0 : static_cast<std::uint32_t>(request.rank);
   joined.group_id = 5;
   joined.epoch = member->epoch;
+  joined.resume_index = settings_.resume_index;
   joined.sum_ranks = request.shape.sum_ranks != 0 ? request.shape.sum_ranks : request.shape.num_ranks;
   joined.shares_device = settings_.shares_device ? 1 : 0;
   joined.user_bytes = user_bytes + static_cast<std::uint64_t>(settings_.more_user_bytes);

@@ -23,10 +23,12 @@ namespace epd::testing {
 struct FakeSettings {
   std::optional<Status> refuse_hello;
   std::optional<Status> refuse_join;
-  bool silent_hello = false;  // takes the request and never answers
-  bool silent_join = false;   // likewise
-  std::string hold_join;      // the name of a group: joins to it are answered by answer_join
-  bool deaf = false;          // reads nothing that comes over the connection
+  bool silent_hello = false;       // takes the request and never answers
+  bool silent_join = false;        // likewise
+  bool keeps_member = false;       // answers joins that restore as those of a rank that was not late
+  std::uint64_t resume_index = 0;  // of joins
+  std::string hold_join;           // the name of a group: joins to it are answered by answer_join
+  bool deaf = false;               // reads nothing that comes over the connection
   bool close_on_hello = false;
   bool short_welcome = false;  // a packet cut after the header
   bool wrong_nonce = false;

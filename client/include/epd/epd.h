@@ -509,17 +509,22 @@ EPD_API epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, ep
 
 /* Takes back ranks that were lost because they were late, and that live (EPD_POLICY_DEGRADE_LATE). The late
  * ranks and all that take part call it, with no operation in flight. It returns when all of them have called
- * and the group has a new epoch; then all go on at resume_op, which nobody has to repeat. Ranks that are gone
- * stay lost. On a rank that was late tickets and handles have ended. On a CUDA device its regions and its
- * mask are elsewhere (epd_group_buffers), and graphs are to be captured again. On such a rank the call must
- * not race with other calls on the group.
+ * and the group has a new epoch; then all go on at resume_op, which nobody has to repeat, with a dispatch
+ * that makes a new routing. It returns at once if no rank is late. Ranks that are gone stay lost. On a rank
+ * that was late tickets and handles have ended: NOT_FOUND. (On a resident device a handle of before names its
+ * record again as soon as a dispatch writes that.) On a CUDA device its regions and its mask are elsewhere
+ * (epd_group_buffers), and graphs are to be captured again. On such a rank the call must not race with other
+ * calls on the group.
  *
- * timeout_ms 0: the daemon's timeouts.join_ms. info may be NULL. DEADLINE_EXCEEDED: the text names the ranks
- * that have not called; nothing has changed. The status of a break: the group has broken meanwhile; after
- * epd_group_resume and what is to be repeated, call again. WOULD_BLOCK: an operation is in flight. RANK_LOST:
- * the group has ended, or this rank was not lost for being late, or another process has taken it; leave.
- * UNSUPPORTED: the group spans nodes, or this rank was late and has bound regions. INVALID_ARGUMENT: another
- * policy, timeout_ms, or the caller is a hook. */
+ * timeout_ms: how long to wait for the calls of the others; 0: the daemon's timeouts.join_ms. When all have
+ * called, it waits for the new epoch without end, a rank that was late for 10 minutes. A stopped engine
+ * (SIGSTOP) delays it. info may be NULL. DEADLINE_EXCEEDED: the text names the ranks that have not called,
+ * and nothing has changed. If it names none, the daemon has not answered, and a rank that was late stays
+ * lost. The status of a break: the group has broken meanwhile; after epd_group_resume and what is to be
+ * repeated, call again. WOULD_BLOCK: an operation is in flight. RANK_LOST: the group has ended, or this rank
+ * was not lost for being late, or another process has taken it; leave. UNSUPPORTED: the group spans nodes, or
+ * this rank was late and has bound regions. INVALID_ARGUMENT: another policy, timeout_ms, or the caller is a
+ * hook. */
 EPD_API epd_status_t epd_group_restore(epd_group_t* group, int32_t timeout_ms, epd_resume_info_t* info);
 
 typedef struct epd_progress {

@@ -7,6 +7,7 @@ add_executable(client_test
   ${CMAKE_CURRENT_LIST_DIR}/client_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_ends_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_requests_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/client_restore_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_misuse_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_hooks_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/client_handles_test.cpp

@@ -126,27 +126,6 @@ TEST_F(ClientOps, ResumeWaitsForAStoppedEngine) {
   EXPECT_EQ(wait(ticket), EPD_OK);
 }
 
-TEST_F(ClientOps, RestoreRefusesWhatItCannotServe) {
-  EXPECT_EQ(epd_group_restore(group_, 0, nullptr), EPD_INVALID_ARGUMENT);
-  EXPECT_ERROR_HAS("policy is 0; allowed: 2 (EPD_POLICY_DEGRADE_LATE)");
-  epd_group_config_t config = small_config();
-  config.policy = EPD_POLICY_DEGRADE_LATE;
-  config.name = "spans";
-  config.span = EPD_SPAN_CLUSTER;
-  epd_group_t* spans = nullptr;
-  ASSERT_EQ(epd_group_join(session_, &config, &spans), EPD_OK) << epd_last_error();
-  EXPECT_EQ(epd_group_restore(spans, 0, nullptr), EPD_UNSUPPORTED);
-  EXPECT_EQ(epd_group_restore(spans, EPD_NO_WAIT, nullptr), EPD_INVALID_ARGUMENT);
-  config.name = "busy";
-  config.span = EPD_SPAN_NODE;
-  epd_group_t* busy = nullptr;
-  ASSERT_EQ(epd_group_join(session_, &config, &busy), EPD_OK) << epd_last_error();
-  epd_ticket_t ticket = 0;
-  ASSERT_EQ(epd_noop(busy, 0, EPD_NO_STREAM, &ticket), EPD_OK) << epd_last_error();
-  EXPECT_EQ(epd_group_restore(busy, 0, nullptr), EPD_WOULD_BLOCK);
-  EXPECT_ERROR_HAS("is in flight");
-}
-
 TEST_F(ClientOps, StaleEpochMustResumeEvenIfTheGroupIsActiveAgain) {
   daemon_.write_board(abi::GroupState::kActive, 7, 4, StatusCode::kDeadlineExceeded, "");
   epd_ticket_t ticket = 0;

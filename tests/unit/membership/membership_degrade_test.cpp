@@ -642,16 +642,70 @@ TEST_F(LateRanks, ComeBackWhenAllThatLiveHaveAsked) {
   EXPECT_EQ(group().phase(), GroupPhase::kActive) << "rank 2 may still have to repeat something";
   join(asks(2));
   ASSERT_EQ(group().phase(), GroupPhase::kBreaking);
+  EXPECT_EQ(answers(), (Lines{"joined session=10 request=50 rank=0", "joined session=12 request=52 rank=0"}))
+      << "a break may take long, and nothing expires in it";
+  EXPECT_EQ(joined_.epoch, 3u) << "for which they wait";
+  clock_.advance_ms(60'000);
+  tick();
   EXPECT_TRUE(answers().empty());
   broken(0, 9, 2);
   broken(2, 9, 2);
   ready(1);
-  EXPECT_EQ(answers(), (Lines{"joined session=10 request=50 rank=0", "joined session=12 request=52 rank=0"}));
   EXPECT_EQ(group().resume_index, 9u);
+  join(asks(0, 60));
+  EXPECT_EQ(answers(), (Lines{"joined session=10 request=60 rank=0"})) << "rank 1 is coming already";
+  EXPECT_EQ(joined_.epoch, 3u);
   resumed(1, 3);
   EXPECT_EQ(answers(), (Lines{"joined session=11 request=51 rank=1"}));
   EXPECT_TRUE(group().late.empty());
   EXPECT_EQ(group().members.at(1).presence, Presence::kHere);
+}
+
+TEST_F(LateRanks, ComeBackAfterASecondLossToo) {
+  activate_and_lose();
+  for (std::uint32_t rank = 0; rank < 3; ++rank) join(asks(rank));
+  broken(0, 9, 2);
+  broken(2, 9, 2);
+  ready(1);
+  resumed(1, 3);
+  take();
+  request_break(0, 3);
+  stopped(1, 12);
+  for (std::uint32_t d = 0; d < 3; ++d) broken(d, d == 1 ? ~std::uint64_t{0} : 14, 3);
+  removed(1);
+  take();
+  ASSERT_EQ(group().epoch, 4u);
+  ASSERT_EQ(group().late.count(1), 1u);
+  for (std::uint32_t rank = 0; rank < 3; ++rank) join(asks(rank, 60));
+  broken(0, 15, 4);
+  broken(2, 15, 4);
+  ready(1);
+  take();
+  resumed(1, 5);
+  EXPECT_EQ(answers(), (Lines{"joined session=11 request=61 rank=1"}));
+  EXPECT_EQ(group().members.at(1).first_index, 15u);
+}
+
+// It waited until all others had asked, also for those who knew that nobody would come.
+TEST_F(LateRanks, NobodyWaitsIfNoneIsLate) {
+  activate(3);
+  join(asks(0));
+  EXPECT_EQ(answers(), (Lines{"joined session=10 request=50 rank=0"}));
+  EXPECT_EQ(joined_.epoch, 1u);
+  EXPECT_EQ(group().phase(), GroupPhase::kActive);
+}
+
+TEST_F(LateRanks, ComeBackToTheGroupThatTheyNameOnly) {
+  activate_and_lose();
+  for (const std::uint32_t rank : {0u, 1u}) {
+    JoinRequest r = asks(rank);
+    abi::set_text(r.join.group, "h", 1);  // access was judged by it
+    join(r);
+    take();
+    EXPECT_EQ(refusal_.code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(refusal_.message(), "group is \"h\", and the group to come back to \"g\"; allowed: the same");
+  }
+  EXPECT_TRUE(group().asked.empty() && group().arrivals.empty());
 }
 
 TEST_F(LateRanks, ExpiryNamesWhoHasNotAsked) {
@@ -669,11 +723,10 @@ TEST_F(LateRanks, ExpiryNamesWhoHasNotAsked) {
 TEST_F(LateRanks, AreNotWaitedForWhenTheyAreGone) {
   activate_and_lose();
   join(asks(0));
-  join(asks(2));
   EXPECT_TRUE(answers().empty());
   leave(11, 7, members_.at(11));
-  EXPECT_EQ(answers(), (Lines{"joined session=10 request=50 rank=0", "joined session=12 request=52 rank=0",
-                              "refused session=11 request=7 status=NOT_FOUND"}));
+  EXPECT_EQ(answers(),
+            (Lines{"joined session=10 request=50 rank=0", "refused session=11 request=7 status=NOT_FOUND"}));
   EXPECT_EQ(group().epoch, 2u) << "nothing has to change";
 }
 

@@ -137,6 +137,8 @@ class Membership : public testing::Test {
       if (const auto* sent = std::get_if<SendBreak>(&action)) break_text_ = sent->message.text;
       const auto* joined = std::get_if<ReplyJoined>(&action);
       if (joined == nullptr) continue;
+      joined_ = joined->message;
+      if (joined_.kept != 0) continue;
       members_[joined->request.session.number] = joined->message.member;
       shares_device_[joined->request.session.number] = joined->message.shares_device;
     }
@@ -193,6 +195,7 @@ class Membership : public testing::Test {
   FakeMemory memory_;
   GroupRegistry registry_{clock_, MembershipLimits{4, 60'000, 3'000, 10'000, 30'000, kLastEpoch}};
   Status refusal_;
+  abi::Joined joined_{};  // the last one
   std::string break_text_;
   std::map<std::uint64_t, std::uint32_t> members_;        // by session
   std::map<std::uint64_t, std::uint32_t> shares_device_;  // likewise

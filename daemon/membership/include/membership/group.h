@@ -218,9 +218,8 @@ struct Group {
   std::vector<WaitingJoin> waiting;  // degrade: for the end of the break
   // degrade_late: ranks that were lost because they were late, while their sessions go on.
   std::map<std::uint32_t, LateRank> late;
-  // Living ranks that have asked to take the late ones back: in this epoch, and in the break that does so.
+  // Living ranks that have asked, in this epoch, to take the late ones back.
   std::map<std::uint32_t, WaitingJoin> asked;
-  std::vector<RequestId> restoring;
 
   GroupPhase phase() const { return phase_of(state); }
   bool is(GroupPhase wanted) const { return phase() == wanted; }

@@ -1,0 +1,156 @@
+// epd_group_restore on a rank that takes part, and on one that was late.
+#include "client_fixture.h"
+
+#include <sys/mman.h>
+#include <future>
+#include <string>
+
+namespace epd::testing {
+namespace {
+
+class ClientRestore : public ClientTest {
+ protected:
+  void SetUp() override {
+    ASSERT_EQ(attach_to(daemon_, &session_), EPD_OK) << epd_last_error();
+    group_ = join(late_config());
+  }
+  static epd_group_config_t late_config() {
+    epd_group_config_t config = small_config();
+    config.policy = EPD_POLICY_DEGRADE_LATE;
+    return config;
+  }
+  epd_group_t* join(const epd_group_config_t& config) {
+    epd_group_t* group = nullptr;
+    EXPECT_EQ(epd_group_join(session_, &config, &group), EPD_OK) << epd_last_error();
+    return group;
+  }
+  // How the daemon answers from now on: at which operation joins begin, and whether the rank was not late.
+  void answer(std::uint64_t resume_index, bool keeps_member = false) {
+    FakeSettings settings;
+    settings.automatic = false;
+    settings.resume_index = resume_index;
+    settings.keeps_member = keeps_member;
+    daemon_.set(settings);
+  }
+  // This rank, whose last membership has the number, is late.
+  void lose(std::size_t membership) {
+    daemon_.member(membership).board().state.store(static_cast<std::uint32_t>(abi::GroupState::kLost));
+  }
+  epd_binding_t bound_x() {
+    epd_binding_t x;
+    epd_binding_init(&x);
+    x.region = EPD_REGION_X;
+    x.fd = memory_.get();
+    x.address = place_;
+    return x;
+  }
+
+  UniqueFd memory_{::memfd_create("binding", MFD_CLOEXEC)};
+  char place_[16] = {};
+};
+
+TEST_F(ClientRestore, RefusesWhatItCannotServe) {
+  epd_group_config_t config = small_config();
+  config.name = "fails-fast";
+  EXPECT_EQ(epd_group_restore(join(config), 0, nullptr), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("policy is 0; allowed: 2 (EPD_POLICY_DEGRADE_LATE)");
+  config = late_config();
+  config.name = "spans";
+  config.span = EPD_SPAN_CLUSTER;
+  epd_group_t* const spans = join(config);
+  EXPECT_EQ(epd_group_restore(spans, 0, nullptr), EPD_UNSUPPORTED);
+  EXPECT_EQ(epd_group_restore(spans, EPD_NO_WAIT, nullptr), EPD_INVALID_ARGUMENT);
+  epd_ticket_t ticket = 0;
+  ASSERT_EQ(epd_noop(group_, 0, EPD_NO_STREAM, &ticket), EPD_OK) << epd_last_error();
+  EXPECT_EQ(epd_group_restore(group_, 0, nullptr), EPD_WOULD_BLOCK);
+  EXPECT_ERROR_HAS("is in flight");
+}
+
+TEST_F(ClientRestore, ARankThatTakesPartWaitsForTheEpoch) {
+  answer(0, true);
+  epd_resume_info_t info;
+  epd_resume_info_init(&info);
+  auto restoring = std::async(std::launch::async, [&] { return epd_group_restore(group_, 1, &info); });
+  ASSERT_TRUE(daemon_.await_client_sleep());
+  daemon_.write_board(abi::GroupState::kBroken, 1, 0, StatusCode::kAborted, "rank 0 has rejoined");
+  pause_ms(20);  // longer than the timeout, which is for the calls of the others
+  daemon_.write_board(abi::GroupState::kActive, 2, 9, StatusCode::kAborted, "rank 0 has rejoined");
+  EXPECT_EQ(restoring.get(), EPD_OK) << epd_last_error();
+  EXPECT_EQ(info.epoch, 2u);
+  EXPECT_EQ(info.resume_op, 9u);
+}
+
+// They were accepted, and gave zeros.
+TEST_F(ClientRestore, OnALateRankHandlesOfBeforeHaveEnded) {
+  epd_handle_t before = 0;
+  wait_completed(dispatch(0, 3, &before));
+  for (const std::uint64_t resume_index : {7u, 20u}) {  // it is lost and comes back twice
+    SCOPED_TRACE(resume_index);
+    answer(resume_index);
+    lose(resume_index == 7 ? 0 : 1);
+    epd_resume_info_t info;
+    epd_resume_info_init(&info);
+    ASSERT_EQ(epd_group_restore(group_, 0, &info), EPD_OK) << epd_last_error();
+    EXPECT_EQ(info.resume_op, resume_index);
+    epd_ticket_t ticket = 0;
+    EXPECT_EQ(combine(0, before, &ticket), EPD_NOT_FOUND);
+    EXPECT_ERROR_HAS("handle " + std::to_string(before) + " is of before epd_group_restore");
+    epd_handle_t after = 0;
+    wait_completed(dispatch(0, 3, &after));
+    EXPECT_EQ(combine(0, before, &ticket), EPD_NOT_FOUND);
+    ASSERT_EQ(combine(0, after, &ticket), EPD_OK) << epd_last_error();
+    wait_completed(ticket);
+    before = after;
+  }
+}
+
+TEST_F(ClientRestore, ANewcomerHasNoTokensUnderHandlesOfBefore) {
+  answer(5);
+  epd_group_config_t config = late_config();
+  config.name = "newcomer";
+  epd_group_t* const newcomer = join(config);
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
+  args.handle = 2;  // operation 1 on slot 0
+  args.num_tokens = 3;
+  epd_ticket_t ticket = 0;
+  EXPECT_EQ(epd_dispatch(newcomer, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("num_tokens is 3; allowed: 0, as handle 2 is of a dispatch before this rank joined");
+  args.num_tokens = 0;
+  EXPECT_EQ(epd_dispatch(newcomer, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_OK) << epd_last_error();
+}
+
+TEST_F(ClientRestore, WithBoundRegionsALateRankStaysLost) {
+  const epd_binding_t x = bound_x();
+  epd_group_config_t config = late_config();
+  config.name = "bound";
+  config.bindings = &x;
+  config.num_bindings = 1;
+  epd_group_t* const bound = join(config);
+  // It takes part when it calls, and is lost before the daemon sees that.
+  EXPECT_EQ(epd_group_restore(bound, 0, nullptr), EPD_UNSUPPORTED);
+  EXPECT_ERROR_HAS("this rank was late, and has bound regions; allowed: to leave the group and join it anew");
+  EXPECT_EQ(daemon_.left(), 1u) << "the daemon had taken it back";
+  lose(1);
+  EXPECT_EQ(epd_group_restore(bound, 0, nullptr), EPD_UNSUPPORTED);
+  EXPECT_EQ(daemon_.left(), 1u) << "nothing was asked";
+}
+
+TEST_F(ClientRestore, WithBoundRegionsARankTakesOthersBack) {
+  const epd_binding_t x = bound_x();
+  epd_group_config_t config = late_config();
+  config.name = "bound";
+  config.bindings = &x;
+  config.num_bindings = 1;
+  epd_group_t* const bound = join(config);
+  answer(0, true);
+  daemon_.member(1).epoch = 0;  // it says that the group's epoch is the next one
+  EXPECT_EQ(epd_group_restore(bound, 0, nullptr), EPD_OK) << epd_last_error();
+  epd_buffers_t buffers;
+  epd_buffers_init(&buffers);
+  ASSERT_EQ(epd_group_buffers(bound, 0, &buffers), EPD_OK);
+  EXPECT_EQ(buffers.x, place_);
+}
+
+}  // namespace
+}  // namespace epd::testing
