@@ -105,6 +105,32 @@ def two_batches(group: Any) -> None:
     buffer.destroy()
 
 
+def batches_take_turns(group: Any) -> None:
+    """Two batches are always under way: A's next dispatch came into the slot of B, which had no combine yet."""
+    buffer = make_buffer(group, low_latency_mode=True)
+    rank, size = buffer.rank, buffer.group_size
+    held: list[Any] = []
+    for step in range(7):
+        batch = ll_sent(size, step)
+        mine = batch[rank]
+        got, counts, handle, _, _ = buffer.low_latency_dispatch(mine.x, mine.topk_idx, LL_T, E, use_fp8=False)
+        held.append((step, batch, got, counts, handle))
+        for _, each, rows, count, its_handle in held:
+            check_ll_dispatch("bf16", rank, size, each, rows, count, its_handle)
+        if len(held) < 2:
+            continue
+        number, oldest, _, _, handle = held.pop(0)
+        mine = oldest[rank]
+        if number % 2:  # its slot stays, though another dispatch came in between
+            buffer.get_next_low_latency_combine_buffer(handle)[:, :, :] = ll_answer(rank, size, number)
+        y = torch.zeros_like(got) if number % 2 else ll_answer(rank, size, number)
+        out, _, _ = buffer.low_latency_combine(
+            y, mine.topk_idx, mine.topk_weights, handle, zero_copy=number % 2 == 1
+        )
+        check_ll_combine(rank, size, oldest, number, out)
+    buffer.destroy()
+
+
 def hooks_that_are_not_called(group: Any) -> None:
     """The next operation finds room all the same."""
     buffer = make_buffer(group, low_latency_mode=True)

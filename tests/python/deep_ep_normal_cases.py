@@ -157,6 +157,62 @@ def check_combine(
     assert torch.equal(out_weights, summed), (out_weights - summed).abs().max()
 
 
+def dropped_tokens(group: Any) -> None:
+    """is_token_in_rank takes tokens away from ranks that topk_idx names. It was ignored."""
+    buffer = make_buffer(group)
+    rank, size = buffer.rank, buffer.group_size
+    all_sent = [sent_by(each, "bf16") for each in range(size)]
+    kept = [
+        torch.rand((len(sent.x), size), generator=torch.Generator().manual_seed(each)) > 0.4
+        for each, sent in enumerate(all_sent)
+    ]
+    expected = [row for row in received_by(rank, size, all_sent) if kept[row[0]][row[1], rank]]
+    mine = all_sent[rank]
+    _, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(mine.topk_idx, E)
+    in_rank &= kept[rank]
+    for given in (in_rank, in_rank.clone()):
+        rows, idx, weights, _, handle, _ = buffer.dispatch(
+            mine.x,
+            is_token_in_rank=given,
+            num_tokens_per_expert=per_expert,
+            topk_idx=mine.topk_idx,
+            topk_weights=mine.topk_weights,
+        )
+        assert len(rows) == len(expected) and torch.equal(handle[4], in_rank)
+        check_rows(rows, all_sent, expected)
+        check_choices(rank, size, idx, weights, all_sent, expected)
+        out, _, _ = buffer.combine(torch.ones_like(rows), tuple(handle))
+        assert torch.equal(out, in_rank.sum(1, keepdim=True).to(BF16).expand(-1, H))
+    buffer.destroy()
+
+
+def weights_of_any_width(group: Any) -> None:
+    """A combine's topk_weights need not have as many columns as its dispatch had choices."""
+    buffer = make_buffer(group)
+    rank, size = buffer.rank, buffer.group_size
+    all_sent = [sent_by(each, "bf16") for each in range(size)]
+    mine, out_of = all_sent[rank], [received_by(each, size, all_sent) for each in range(size)]
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(mine.topk_idx, E)
+    for choice in ({}, {"topk_idx": mine.topk_idx, "topk_weights": mine.topk_weights}):
+        rows, _, _, _, handle, _ = buffer.dispatch(
+            mine.x, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, **choice
+        )
+        for columns in (K, 1, K + 2):
+            given_of = [
+                torch.rand((len(rows_of), columns), generator=torch.Generator().manual_seed(each))
+                for each, rows_of in enumerate(out_of)
+            ]
+            summed = torch.zeros((len(mine.x), columns))
+            for rows_of, given in zip(out_of, given_of):
+                for row, (source, token) in enumerate(rows_of):
+                    if source == rank:
+                        summed[token] += given[row]
+            out, weights, _ = buffer.combine(rows, handle, topk_weights=given_of[rank])
+            assert torch.equal(weights, summed) and weights.is_contiguous()
+            assert torch.allclose(out.float(), mine.x.float() * in_rank.sum(1, keepdim=True), rtol=0.01)
+    buffer.destroy()
+
+
 def other_rows_under_a_handle(group: Any) -> None:
     """A handle of e4m3 rows serves bf16 rows and the reverse, also when other dispatches came between."""
     buffer = make_buffer(group)

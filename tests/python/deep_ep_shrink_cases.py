@@ -252,6 +252,8 @@ def one_is_silent(group: Any, hooks: bool) -> str:
     buffer = make_buffer(group, low_latency_mode=True, enable_shrink=True)
     rank, size = buffer.rank, buffer.group_size
     layer = Layer(buffer, "fp8", hooks)
+    before = layer.dispatch(0)[2]
+    layer.combine(0, before)
     for step in range(STEPS):
         served = ll_sent(size, step) if step < 3 else without(ll_sent(size, step), [1])
         if rank == 1 and step == 3:
@@ -266,6 +268,8 @@ def one_is_silent(group: Any, hooks: bool) -> str:
     torch.distributed.barrier(group)
     buffer.low_latency_clean_mask_buffer()
     assert mask_of(buffer) == []
+    refused = "handle is of a dispatch before late ranks came back; allowed: handles of later dispatches"
+    raises(epd.InvalidArgument, refused, lambda: layer.combine(0, before))  # a rank that was late got zeros
     for step in range(STEPS, 2 * STEPS):
         layer.checked(step, ll_sent(size, step))
     buffer.destroy()

@@ -68,6 +68,11 @@ def test_normal_on_four_ranks_one_without_tokens(four: RankProcesses) -> None:
     four.run("deep_ep_low_latency_cases.low_latency", form="fp8", hooks=True)
 
 
+@pytest.mark.parametrize("case", ["dropped_tokens", "weights_of_any_width"])
+def test_normal_in_use(two: RankProcesses, case: str) -> None:
+    two.run(f"deep_ep_normal_cases.{case}")
+
+
 def test_other_rows_under_a_handle(two: RankProcesses) -> None:
     two.run("deep_ep_normal_cases.other_rows_under_a_handle")
 
@@ -90,6 +95,7 @@ def test_low_latency(two: RankProcesses, form: str, hooks: bool, async_finish: b
     "case",
     [
         "two_batches",
+        "batches_take_turns",
         "modes_of_torch_change",
         "hooks_that_are_not_called",
         "a_hook_is_interrupted",

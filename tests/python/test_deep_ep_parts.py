@@ -4,6 +4,7 @@ to them; who gets which tokens."""
 from __future__ import annotations
 
 import contextlib
+import pickle
 import sys
 from types import SimpleNamespace
 from typing import Any, Iterator, Optional
@@ -15,7 +16,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed (Debian: pyt
 sys.path.append(str(ROOT / "client/deep_ep"))
 
 from deep_ep import Buffer, events, groups, streams  # noqa: E402
-from deep_ep.layout import dispatch_layout  # noqa: E402
+from deep_ep.layout import dispatch_layout, is_layout_of, note_layout  # noqa: E402
+from deep_ep.turns import Turns  # noqa: E402
 from deep_ep.utils import math  # noqa: E402
 
 import epd  # noqa: E402
@@ -279,3 +281,45 @@ def test_a_gpu_of_a_container_was_named_by_its_number_there(monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     assert groups._device_name() == "cuda:3"
+
+
+def test_a_layout_is_of_choices_until_one_is_written_to() -> None:
+    choices = torch.tensor([[0, 3]])
+    in_rank = torch.ones((1, 2), dtype=torch.bool)
+    assert not is_layout_of(in_rank, choices)
+    note_layout(in_rank, choices)
+    assert is_layout_of(in_rank, choices)
+    assert not is_layout_of(in_rank, choices.clone())
+    assert not is_layout_of(pickle.loads(pickle.dumps(in_rank)), choices)
+    in_rank[0, 0] = False
+    assert not is_layout_of(in_rank, choices)
+    note_layout(in_rank, choices)
+    choices[0, 0] = 1
+    assert not is_layout_of(in_rank, choices)
+
+
+@pytest.mark.parametrize(
+    "calls, slots",
+    [
+        ("A a A a", "0 1 0 1"),  # dispatch and combine of batch A, then the same again
+        ("A a a A a", "0 1 0 0 1"),
+        ("A B a b A B a b", "0 1 0 1 0 1 0 1"),
+        ("A B a A b B a b A a", "0 1 0 0 1 1 0 1 0 1"),
+        ("A B b a A a", "0 1 1 0 0 1"),
+        ("A B C b c A a", "0 1 0 1 0 0 1"),  # nobody wants A, so C takes its slot
+        ("A B b B b a A a", "0 1 1 1 1 0 0 1"),
+    ],
+)
+def test_slots(calls: str, slots: str) -> None:
+    """Without open dispatches the next one is in slot 0, however many there were."""
+    turns, of_batch, taken = Turns(), {}, []
+    for batch in calls.split():
+        if batch.isupper():
+            turn = of_batch[batch] = turns.next()
+            turns.dispatched(turn)
+            taken.append(turn.slot)
+        else:
+            turn = of_batch[batch.upper()]
+            taken.append(turn.combine_slot())
+            turns.combined(turn)
+    assert " ".join(map(str, taken)) == slots

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import types
 import weakref
 from typing import Any, Callable, Iterator
 
@@ -24,6 +25,7 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 sys.path.append(str(ROOT / "client/deep_ep"))
 
 from deep_ep import groups, low_latency, places  # noqa: E402
+from deep_ep.masks import Masks  # noqa: E402
 from deep_ep.shrink import Attempt, Steps  # noqa: E402
 from deep_ep.watch import Watch  # noqa: E402
 from rank_processes import RankProcesses  # noqa: E402
@@ -151,9 +153,6 @@ class FakeJoined:
     def settle(self) -> None:
         pass
 
-    def used_slot(self) -> None:
-        pass
-
     def submit_now(self, submission: Any, *arguments: Any) -> Any:
         return submission(*arguments)
 
@@ -172,6 +171,9 @@ class FakeStep:
         if isinstance(outcome, tuple):
             raise outcome[0]
         return FakeTicket(outcome)
+
+    def submitted(self, joined: FakeJoined) -> None:
+        pass
 
     def completed(self) -> None:
         self.log.append(f"{self.name} completed")
@@ -410,6 +412,30 @@ def test_an_error_of_the_operation_s_own_reaches_the_caller() -> None:
     with pytest.raises(epd.ResourceExhausted, match="no room"):
         steps.end(joined, step)
     assert written == ["a FIRST"]
+
+
+def test_masks_are_cleaned_after_what_has_no_hook_called() -> None:
+    """On a GPU nobody learns of a loss before, so nothing was restored."""
+    log = []
+
+    class Joined:
+        def settle(self) -> None:
+            log.append("settle")
+
+        def lost(self, rank: int) -> bool:
+            return "settle" in log and rank == 1
+
+        def check(self, joined: Any, stream: Any) -> None:
+            log.append("check")
+
+        def restore(self, joined: Any) -> None:
+            log.append("restore")
+
+    joined: Any = Joined()
+    joined.steps = joined
+    made: Any = types.SimpleNamespace(size=2, device=None, all=lambda: [joined], lost=set, current=lambda: None)
+    Masks(made, made).clean()
+    assert log == ["settle", "check", "restore"]
 
 
 def test_the_watch_ends_with_its_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from .config import Config, low_latency_bytes
 from .events import EventHandle, EventOverlap
 from .given import Rows
 from .groups import Groups
-from .layout import dispatch_layout, topk_idx_t
+from .layout import dispatch_layout, note_layout, topk_idx_t
 from .low_latency import BF16_ROWS, FP8_ROWS, POW2_ROWS, UE8M0_ROWS, LowLatencyMode
 from .masks import Masks
 from .normal import NormalMode
@@ -35,7 +35,7 @@ class Buffer(NotCopied):
 
     Attributes:
         group, rank, group_size: the process group, this rank's number in it, its size
-        num_nvl_bytes, num_rdma_bytes: as given
+        num_nvl_bytes, num_rdma_bytes, enable_shrink: as given
         num_sms: of the class: the SMs that normal operations may use
     """
 
@@ -58,7 +58,7 @@ class Buffer(NotCopied):
     ) -> None:
         """Attaches to the daemon ($EPD_SOCKET). Every rank of the process group makes its Buffer at the same time.
 
-        group                a torch.distributed process group of any backend; None with comm
+        group                a torch.distributed process group of any backend; None: comm
         comm                 an mpi4py communicator in place of group
         explicitly_destroy   destroy() ends the Buffer; else its end is its collection
         num_nvl_bytes        GPU memory for rows of results (normal mode, low-latency combines), which operations
@@ -75,6 +75,7 @@ class Buffer(NotCopied):
         self.num_rdma_bytes = num_rdma_bytes
         self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy
+        self.enable_shrink = enable_shrink
         self._team = team
         self._process = os.getpid()
         self._groups: Optional[Groups] = Groups(team, num_nvl_bytes, num_rdma_bytes, enable_shrink)
@@ -186,6 +187,7 @@ class Buffer(NotCopied):
         call.allocate_here = True
         with call.run():
             per_rank, per_expert, in_rank = dispatch_layout(topk_idx, num_experts, self.group_size)
+        note_layout(in_rank, topk_idx)
         event = call.end([topk_idx], [per_rank, per_expert, in_rank])
         return per_rank, None, per_expert, in_rank, event
 
@@ -213,7 +215,8 @@ class Buffer(NotCopied):
         x                      [n, H] of any type, or ([n, H] of one byte, scales [n, any] float32 or int32). bf16 and
                                e4m3 with a scale for each 128 values share a group of the daemon
         handle                 of an earlier dispatch of any Buffer of the same ranks: the same routing, no topk_idx
-        is_token_in_rank, num_tokens_per_expert: of get_dispatch_layout; the first is needed without topk_idx
+        is_token_in_rank, num_tokens_per_expert: of get_dispatch_layout; the first is needed without topk_idx. With
+                               topk_idx a token is not sent to ranks where it is False
         topk_idx, topk_weights [n, K] int64 and float32, both or neither
         expert_alignment       counts of experts are rounded up to it
         num_worst_tokens       rows of the results, whatever comes; then nothing waits for counts
@@ -304,8 +307,8 @@ class Buffer(NotCopied):
         return_recv_hook  the results are complete when the returned function was called
 
         Returns recv_x [E/R, R*T, H] (and scales [E/R, R*T, H/128], the last two dimensions column-major),
-        recv_count [E/R] int32, the handle, the event and the hook. These are views of the slot: they hold until the
-        second dispatch from here begins.
+        recv_count [E/R] int32, the handle, the event and the hook. These are views of a slot: they hold until their
+        combine, and at most two can be held.
         """
         self._check()
         _one_of(async_finish, return_recv_hook)

@@ -21,6 +21,7 @@ from .rows import LOW_LATENCY_ROWS, NORMAL_ROWS
 from .shrink import Steps
 from .streams import Streams
 from .team import Team
+from .turns import Turns
 from .watch import Watch
 
 T = TypeVar("T")
@@ -55,7 +56,8 @@ class Joined:
         self.shape = shape
         self.steps = Steps() if shrink else None  # what goes on without lost ranks
         self.watch: Optional[Watch] = None
-        self.slot = 0  # of the next low-latency operation
+        self.turns = Turns()  # of low-latency operations
+        self.generation = 0  # how often late ranks have come back
         self.waits_read: Optional[list[int]] = None  # waits() as statistics last had them
         self.unused: Optional[tuple[Tensor, Tensor, Tensor]] = None  # parts of the handles of normal mode
         # Views of the slots, as low-latency dispatches give them: by slot and row format.
@@ -75,14 +77,10 @@ class Joined:
     def regions(self, slot: int, row_format: int = 0) -> epd.Buffers[Tensor]:
         return self.group.tensors(slot, row_format)
 
-    def used_slot(self) -> None:
-        """An operation was submitted. The slot changes with every dispatch and every combine. So a pair leaves it as it
-        was: a rank that replays a graph and a rank that runs eagerly use the same slots."""
-        self.slot ^= 1
-
     def restored(self) -> None:
-        """Late ranks have come back: all ranks start over with the same slot."""
-        self.slot, self.waits_read = 0, None
+        """Late ranks have come back: all ranks start over with the same slot, and without handles."""
+        self.turns, self.waits_read = Turns(), None
+        self.generation += 1
         self._pending.clear()
 
     def settle(self) -> None:

@@ -8,7 +8,6 @@ treated the handle alike then, as it takes a dispatch.
 
 from __future__ import annotations
 
-import collections
 from typing import Any, Callable, Iterator, Optional
 
 import torch
@@ -19,34 +18,18 @@ import epd
 from .checks import check_tensor, refuse
 from .groups import Joined
 from .layout import one_expert_of_each_rank
-from .places import Routing, version_of
+from .places import Kept, Routing, version_of
 
 _ROUTING = "_epd_routing"  # attribute of the tensor that keeps a routing
 
 
-class _Kept:
-    """A routing that a tensor keeps until torch writes to it. A copied tensor shares it, an unpickled one has none."""
-
-    __slots__ = ("routing", "version")
-
-    def __init__(self, routing: Any, version: Optional[int]) -> None:
-        self.routing = routing
-        self.version = version
-
-    def __deepcopy__(self, memo: object) -> _Kept:
-        return self
-
-    def __reduce__(self) -> Any:
-        return collections.OrderedDict, ()  # torch.load takes no class of ours
-
-
 def _keep(tensor: Tensor, routing: Any) -> None:
-    setattr(tensor, _ROUTING, _Kept(routing, version_of(tensor)))
+    setattr(tensor, _ROUTING, Kept(routing, version_of(tensor)))
 
 
 def _kept_by(tensor: Tensor) -> Any:
-    kept: Optional[_Kept] = getattr(tensor, _ROUTING, None)
-    return kept.routing if kept is not None and kept.version == version_of(tensor) else None
+    kept: Optional[Kept] = getattr(tensor, _ROUTING, None)
+    return kept.what if kept is not None and kept.version == version_of(tensor) else None
 
 
 class NormalRouting:
@@ -63,13 +46,14 @@ class NormalRouting:
         self.offsets: Optional[Tensor] = None  # [R+1]: where rows of each source begin; None: no group knows it
         self.handles: dict[Joined, epd.Handle] = {}
 
-    def topk_idx(self) -> Tensor:
-        """Choices that establish the same routing: the first expert of each rank that gets the token."""
+    def topk_idx(self, topk: int) -> Tensor:
+        """Choices that establish the same routing: the first expert of each rank that gets the token. topk: at least as
+        many as the dispatch had."""
         num_ranks = self.in_rank.shape[1]
         chosen = one_expert_of_each_rank(self.in_rank, self.num_experts // num_ranks)
-        if self.topk >= num_ranks:
-            return torch.nn.functional.pad(chosen, (0, self.topk - num_ranks), value=-1)
-        return chosen.topk(self.topk, dim=1).values  # a token has no more ranks than choices
+        if topk >= num_ranks:
+            return torch.nn.functional.pad(chosen, (0, topk - num_ranks), value=-1)
+        return chosen.topk(topk, dim=1).values  # a token has no more ranks than choices
 
 
 def normal_handle(routing: NormalRouting, src_idx: Tensor, num_ranks: int, unused: Unused) -> tuple[Tensor, ...]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Optional
+
 import torch
 from torch import Tensor
 
 from .checks import check_number, refuse
+from .places import Kept, version_of
 
+_CHOICES = "_epd_choices"  # attribute of an is_token_in_rank: the topk_idx that it is of
 topk_idx_t = torch.int64  # of topk_idx
 
 
@@ -28,6 +33,28 @@ def dispatch_layout(topk_idx: Tensor, num_experts: int, num_ranks: int) -> tuple
 def tokens_in_ranks(topk_idx: Tensor, num_experts: int, num_ranks: int) -> Tensor:
     """is_token_in_rank [n, R] bool alone. A choice that is no expert counts as no selection."""
     return _ranks_of(_known_choices(topk_idx, num_experts), num_experts, num_ranks)
+
+
+def note_layout(in_rank: Tensor, topk_idx: Tensor) -> None:
+    """in_rank is of these choices, until one of both is written to."""
+    versions = version_of(topk_idx), version_of(in_rank)
+    setattr(in_rank, _CHOICES, Kept(weakref.ref(topk_idx), versions))
+
+
+def is_layout_of(in_rank: Tensor, topk_idx: Tensor) -> bool:
+    """False also if that is not known."""
+    kept: Optional[Kept] = getattr(in_rank, _CHOICES, None)
+    if kept is None or kept.what() is not topk_idx:
+        return False
+    return bool(kept.version == (version_of(topk_idx), version_of(in_rank)))
+
+
+def without_dropped(topk_idx: Tensor, in_rank: Tensor, num_experts: int) -> Tensor:
+    """topk_idx with -1 for experts of ranks that the token is not to be sent to."""
+    num_ranks = in_rank.shape[1]
+    ranks = torch.div(topk_idx.clamp(0, num_experts - 1), num_experts // num_ranks, rounding_mode="floor")
+    dropped = ~in_rank.gather(1, ranks) & (topk_idx < num_experts)  # others are refused
+    return topk_idx.masked_fill(dropped, -1)
 
 
 def one_expert_of_each_rank(is_token_in_rank: Tensor, experts_of_rank: int = 1) -> Tensor:

@@ -105,7 +105,7 @@ class _Operation:
     def _submit(self) -> None:
         if self._steps is None:
             self._ticket = self._joined.submit(self._step.submit, self._joined, Attempt.FIRST)
-            self._joined.used_slot()
+            self._step.submitted(self._joined)
         else:
             self._ticket = self._steps.begin(self._joined, self._step)
 
@@ -237,16 +237,16 @@ class LowLatencyMode:
         operation = _Operation(joined, self._streams, async_finish, (x, topk_idx, stats, wait_stats))
         if wait_stats is not None:
             operation.waited = WaitStats(joined, wait_stats, apart=operation.cpu_waits)
-        slot, n = joined.slot, x.shape[0]
+        turn, n = joined.turns.next(), x.shape[0]
         masked, chosen = None, topk_idx
         if self._masks is not None and self._masks.hidden is not None:
             masked = self._masks.hidden
             with operation.on():
                 chosen = without(masked, topk_idx, num_experts)
-        results = self._results(joined, slot, row_format, masked)
-        routing = Routing(joined, topk_idx, results.counts)
+        results = self._results(joined, turn.slot, row_format, masked)
+        routing = Routing(joined, turn, topk_idx, results.counts)
         defer = bool(return_recv_hook) and operation.stream is not None
-        step = Dispatching(slot, (x, chosen), n, results, routing, operation.stream, defer)
+        step = Dispatching(routing, (x, chosen), results, operation.stream, defer)
         operation.begin(step, torch_works=is_copied(x) or is_copied(chosen))
         operation.fills(results, routing, stats)
         handle = LowLatencyHandle(routing, results.sources, results.layout_range)
@@ -294,10 +294,10 @@ class LowLatencyMode:
         if not routing.is_by(topk_idx):
             with operation.on():
                 weights = topk_weights.masked_fill(topk_idx < 0, 0)
-        slot, stream = joined.slot, operation.stream
+        stream = operation.stream
         rows = None if zero_copy else x
         defer = bool(return_recv_hook) and stream is not None
-        step = Combining(slot, routing, rows, weights, made, stream, defer)
+        step = Combining(routing, rows, weights, made, stream, defer)
         copies = is_copied(weights) or (rows is not None and is_copied(rows))
         moves = routing.seen is not routing.have
         operation.begin(step, torch_works=copies or moves)
@@ -310,7 +310,7 @@ class LowLatencyMode:
         history."""
         routing = self._own_routing(handle)
         if routing is not None:
-            return routing.joined.regions(routing.joined.slot).y.detach()
+            return routing.joined.regions(routing.turn.combine_slot()).y.detach()
         foreign = Foreign(handle, self._groups.device, self._groups.size)
         self._next_rows = torch.empty(foreign.y_shape, dtype=torch.bfloat16, device=self._groups.device)
         return self._next_rows.detach()
@@ -324,7 +324,7 @@ class LowLatencyMode:
         for joined in groups[:1]:
             with contextlib.suppress(epd.Error):
                 assert joined.steps is not None
-                meeting = Meeting(joined.slot)
+                meeting = Meeting(joined.turns.next().slot)
                 joined.steps.begin(joined, meeting)
                 joined.steps.end(joined, meeting)
         return bool(groups)
@@ -334,7 +334,11 @@ class LowLatencyMode:
     def _own_routing(self, handle: Any) -> Optional[Routing]:
         """None: no group of this Buffer knows it."""
         routing = low_latency_routing(handle)
-        return routing if routing is not None and self._groups.has(routing.joined) else None
+        if routing is None or not self._groups.has(routing.joined):
+            return None
+        if routing.generation != routing.joined.generation:
+            raise refuse("handle", "of a dispatch before late ranks came back", "handles of later dispatches")
+        return routing
 
     def _establish(
         self, foreign: Foreign, x: Tensor, topk_idx: Tensor, zero_copy: bool

@@ -35,11 +35,12 @@ class Masks:
 
     def clean(self) -> None:
         """Ranks that were late and live are taken back. Those that are gone stay lost."""
+        for joined in self._groups.all():
+            with contextlib.suppress(epd.Error):  # it was told to the caller, or will be by restore
+                joined.settle()  # on a GPU nobody learns of a loss before
         self.status()
         for joined in self._groups.all():
             if joined.steps is not None and any(joined.lost(rank) for rank in range(self._size)):
-                with contextlib.suppress(epd.Error):  # it was told to the caller, or will be by restore
-                    joined.settle()
                 joined.steps.restore(joined)
         self._set(set())
 

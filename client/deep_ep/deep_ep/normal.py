@@ -17,7 +17,7 @@ from .events import EventOverlap
 from .given import Given, Rows, given_rows
 from .groups import Groups, Joined, Shape
 from .handles import NormalRouting, Unused, normal_handle, normal_routing, unused_parts
-from .layout import one_expert_of_each_rank, tokens_in_ranks
+from .layout import is_layout_of, one_expert_of_each_rank, tokens_in_ranks, without_dropped
 from .streams import Call, Streams
 from .team import Team
 
@@ -106,7 +106,7 @@ class NormalMode:
         self._check_worst(num_worst_tokens)
         self._check_choices(given, is_token_in_rank, topk_idx, topk_weights)
         counts: Optional[list[int]] = None
-        in_rank, known_ranks = is_token_in_rank, is_token_in_rank is not None
+        in_rank = is_token_in_rank
         with call.run():
             if topk_idx is not None:
                 chosen, num_experts = topk_idx, num_tokens_per_expert.numel()
@@ -117,6 +117,8 @@ class NormalMode:
                     counts = self._caller_counts(num_tokens_per_expert)
             num_tokens, topk = chosen.shape
             joined = self._groups.normal(given.shape(num_experts, topk), self._streams)
+            if topk_idx is not None and in_rank is not None and not is_layout_of(in_rank, topk_idx):
+                chosen, in_rank = without_dropped(topk_idx, in_rank, num_experts), None
             offsets = self._new(call, (self._team.size + 1,), torch.int32)
             received: Optional[_Received] = None
             if num_worst_tokens > 0:
@@ -140,6 +142,7 @@ class NormalMode:
                 received.copy_from(joined.regions(_SLOT, given.row_format))
             num_rows, packed = len(received.x), None if given.opaque is None else received.x
             received = received.taken_apart(given, call)
+            known_ranks = in_rank is not None
             if in_rank is None:
                 in_rank = self._new(call, (num_tokens, self._team.size), torch.bool)
                 in_rank.copy_(tokens_in_ranks(chosen, num_experts, self._team.size))
@@ -147,6 +150,8 @@ class NormalMode:
         routing.offsets, routing.handles[joined] = offsets, ticket.handle
         handle = normal_handle(routing, received.sources, self._team.size, self._unused_parts_of(joined))
         inputs = [given.x, given.scales, chosen, topk_weights, packed]
+        if chosen is not topk_idx:
+            inputs += [topk_idx, is_token_in_rank]
         event = call.end(inputs, [*received, offsets, None if known_ranks else in_rank])
         aligned = [-(-count // expert_alignment) * expert_alignment for count in counts or ()]
         return received.rows(), received.topk_idx, received.topk_weights, aligned, handle, event
@@ -189,7 +194,7 @@ class NormalMode:
     ) -> tuple[Tensor, ...]:
         """A dispatch that makes the routing known to a group. given None: of rows that nobody reads. Returns the
         tensors that it uses."""
-        chosen = routing.topk_idx()
+        chosen = routing.topk_idx(joined.shape.topk)
         staging.give(epd.Region.TOPK_IDX, chosen)
         offsets = routing.offsets
         if offsets is None:
@@ -295,16 +300,17 @@ class NormalMode:
         n, rows = routing.num_tokens, routing.num_rows
         check_tensor("x", x, dtypes=torch.bfloat16, shape=(rows, None), device=device)
         hidden = x.shape[1]
+        columns = 0
         if topk_weights is not None:
-            columns = (rows, routing.topk)
-            check_tensor("topk_weights", topk_weights, dtypes=torch.float32, shape=columns, device=device)
+            check_tensor("topk_weights", topk_weights, dtypes=torch.float32, shape=(rows, None), device=device)
+            columns = topk_weights.shape[1]
         for number, bias in enumerate(biases):
             name = f"bias[{number}]"
             check_tensor(name, bias, dtypes=torch.bfloat16, shape=(n, hidden), device=device)
-        joined = self._group_for(routing, hidden)
-        known = joined in routing.handles
+        joined = self._group_for(routing, hidden, columns)
+        known, topk = joined in routing.handles, joined.shape.topk
         inputs = (x, topk_weights, *biases)
-        copies = any(each is not None and is_copied(each) for each in inputs)
+        copies = any(each is not None and is_copied(each) for each in inputs) or columns not in (0, topk)
         made: tuple[Tensor, ...] = ()
         with call.run(torch_works=copies or not known):
             with call.allocate():
@@ -320,8 +326,10 @@ class NormalMode:
             staging.want(_OUT, out)
             weights, kind = None, _NO_WEIGHTS
             if topk_weights is not None:
-                weights, kind = self._new(call, (n, routing.topk), torch.float32), epd.ReturnWeights.SUM
-                staging.give(epd.Region.Y_WEIGHTS, topk_weights)
+                given = torch.nn.functional.pad(topk_weights, (0, topk - columns)) if columns < topk else topk_weights
+                made = (*made, given)
+                weights, kind = self._new(call, (n, topk), torch.float32), epd.ReturnWeights.SUM
+                staging.give(epd.Region.Y_WEIGHTS, given)
                 staging.want(epd.Region.OUT_WEIGHTS, weights)
             ticket = joined.submit(
                 joined.group.combine,
@@ -335,14 +343,16 @@ class NormalMode:
                 num_tokens=n,
             )
             self._end(ticket)
+            if weights is not None and columns < topk:
+                weights = weights[:, :columns].contiguous()
         return out, weights, call.end((*inputs, routing.offsets, *made), (out, weights, *made))
 
-    def _group_for(self, routing: NormalRouting, hidden: int) -> Joined:
-        """Of a combine: one that knows the routing already, if there is any."""
+    def _group_for(self, routing: NormalRouting, hidden: int, columns: int) -> Joined:
+        """Of a combine with so many columns of weights: one that knows the routing already, if there is any."""
         for joined in routing.handles:
-            if joined.shape.hidden == hidden and self._groups.has(joined):
+            if joined.shape.hidden == hidden and joined.shape.topk >= columns and self._groups.has(joined):
                 return joined
-        return self._groups.normal(Shape(routing.num_experts, hidden, routing.topk), self._streams)
+        return self._groups.normal(Shape(routing.num_experts, hidden, max(routing.topk, columns)), self._streams)
 
     # ---- checks ------------------------------------------------------------------------------------
 

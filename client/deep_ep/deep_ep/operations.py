@@ -115,25 +115,16 @@ class Results:
 class Dispatching:
     """A dispatch."""
 
-    __slots__ = ("_defer", "_inputs", "_num_tokens", "_results", "_routing", "_row_format", "_slot", "stream")
+    __slots__ = ("_defer", "_inputs", "_results", "_routing", "_row_format", "stream")
 
     def __init__(
-        self,
-        slot: int,
-        inputs: tuple[Tensor, Tensor],
-        num_tokens: int,
-        results: Results,
-        routing: Routing,
-        stream: object,
-        defer: bool,
+        self, routing: Routing, inputs: tuple[Tensor, Tensor], results: Results, stream: object, defer: bool
     ) -> None:
-        self._slot = slot
         self._inputs: Optional[tuple[Tensor, Tensor]] = inputs  # x, topk_idx
         self._results: Optional[Results] = results
         self._row_format = results.row_format
         self.stream = stream
         self._defer = defer
-        self._num_tokens = num_tokens
         self._routing = routing
 
     def submit(self, joined: Joined, attempt: Attempt) -> epd.Ticket:
@@ -144,8 +135,8 @@ class Dispatching:
         if attempt is not Attempt.REPEAT and self._results is not None:
             self._results.want(memory)
         ticket = joined.group.dispatch(
-            self._slot,
-            self._num_tokens,
+            self._routing.turn.slot,
+            self._routing.num_tokens,
             stream=self.stream,
             omit_weights=True,
             defer_receive=self._defer and attempt is Attempt.FIRST,
@@ -155,11 +146,14 @@ class Dispatching:
         self._routing.handle = ticket.handle
         return ticket
 
+    def submitted(self, joined: Joined) -> None:
+        joined.turns.dispatched(self._routing.turn)
+
     def completed(self) -> None:
         self._inputs = self._results = None
 
     def repeated(self, joined: Joined) -> None:
-        ranges = joined.regions(self._slot).source_ranges
+        ranges = joined.regions(self._routing.turn.slot).source_ranges
         assert ranges is not None
         self._routing.have = counts_in(ranges)
 
@@ -171,7 +165,6 @@ class Combining:
 
     def __init__(
         self,
-        slot: int,
         routing: Routing,
         x: Optional[Tensor],
         topk_weights: Tensor,
@@ -179,7 +172,7 @@ class Combining:
         stream: object,
         defer: bool,
     ) -> None:
-        self._slot = slot
+        self._slot = routing.turn.combine_slot()
         self._routing = routing
         self._x = x
         self._weights: Optional[Tensor] = topk_weights
@@ -218,6 +211,9 @@ class Combining:
         self._lie = have
         return ticket
 
+    def submitted(self, joined: Joined) -> None:
+        joined.turns.combined(self._routing.turn)
+
     def completed(self) -> None:
         self._x = self._weights = self._out = None
 
@@ -234,6 +230,9 @@ class Meeting:
 
     def submit(self, joined: Joined, attempt: Attempt) -> epd.Ticket:
         return joined.group.dispatch(self._slot)
+
+    def submitted(self, joined: Joined) -> None:
+        pass
 
     def completed(self) -> None:
         pass

@@ -3,7 +3,8 @@ source rank's rows in each block, say everything."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Callable, Optional
+import collections
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ import epd
 
 if TYPE_CHECKING:
     from .groups import Joined
+    from .turns import Turn
 
 
 class Routing:
@@ -23,11 +25,25 @@ class Routing:
     got its rows. A repeated dispatch has a new handle.
     """
 
-    __slots__ = ("_topk_idx", "_version", "_when_arrived", "counts", "handle", "have", "joined", "num_tokens", "seen")
+    __slots__ = (
+        "_topk_idx",
+        "_version",
+        "_when_arrived",
+        "counts",
+        "generation",
+        "handle",
+        "have",
+        "joined",
+        "num_tokens",
+        "seen",
+        "turn",
+    )
 
-    def __init__(self, joined: Joined, topk_idx: Tensor, counts: Tensor) -> None:
+    def __init__(self, joined: Joined, turn: Turn, topk_idx: Tensor, counts: Tensor) -> None:
         """counts [E/R]: rows of each local expert, when they have arrived"""
         self.joined = joined
+        self.generation = joined.generation
+        self.turn = turn
         self.num_tokens = topk_idx.shape[0]
         self.counts = counts
         self.handle: Optional[epd.Handle] = None
@@ -51,6 +67,22 @@ class Routing:
     def is_by(self, topk_idx: Tensor) -> bool:
         """The tensor is the dispatch's own, and nobody has written to it since. False if that is not known."""
         return topk_idx is self._topk_idx and self._version is not None and self._version == version_of(topk_idx)
+
+
+class Kept:
+    """What a tensor keeps until torch writes to it. A copied tensor shares it, an unpickled one has none."""
+
+    __slots__ = ("version", "what")
+
+    def __init__(self, what: Any, version: Any) -> None:
+        self.what = what
+        self.version = version
+
+    def __deepcopy__(self, memo: object) -> Kept:
+        return self
+
+    def __reduce__(self) -> Any:
+        return collections.OrderedDict, ()  # torch.load takes no class of ours
 
 
 def version_of(tensor: Tensor) -> Optional[int]:

@@ -36,6 +36,9 @@ class Step(Protocol):
 
     def submit(self, joined: Joined, attempt: Attempt) -> epd.Ticket: ...
 
+    def submitted(self, joined: Joined) -> None:
+        """For the first time."""
+
     def completed(self) -> None:
         """The caller has the results. Only a REPEAT may follow."""
 
@@ -77,7 +80,7 @@ class Steps:
             self._untaken = False
             ticket = self._submit(joined, step, Attempt.FIRST)
             self._unended, self._ticket = step, ticket
-            joined.used_slot()
+            step.submitted(joined)
             return ticket
 
     def end(self, joined: Joined, step: Step) -> None:

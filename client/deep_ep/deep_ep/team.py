@@ -15,9 +15,10 @@ class Team:
     """A torch.distributed process group of any backend, or an mpi4py communicator."""
 
     def __init__(self, group: Any, comm: Any) -> None:
-        if (group is None) == (comm is None):
-            given = "both" if group is not None else "neither"
-            raise refuse("group and comm", given, "one of them")
+        if group is None and comm is None:
+            raise refuse("group and comm", "neither", "one of them")
+        if group is not None:
+            comm = None  # as in DeepEP
         for name, given, needs in (("group", group, "rank"), ("comm", comm, "Get_rank")):
             if given is not None and not hasattr(given, needs):
                 kind = "a torch.distributed process group" if name == "group" else "an mpi4py communicator"
