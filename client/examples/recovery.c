@@ -1,11 +1,11 @@
 /* Going on after failures: the loop of the guide, "Recovery".
  *
- *   recovery_c [--ranks R] [--breaks N] [SOCKET]
+ *   recovery_c [BREAKS]
  *
- * Starts R processes (default 2) that form one group on a running daemon. They pass tokens to experts and
- * back, round after round, until the group has broken N times (default 0), and 10 rounds more. To see it go
- * on: start it with --breaks 1, then call "epctl restart device NAME" or kill an engine with -9. Exit code 0:
- * every rank got its tokens back in every round.
+ * Starts two processes that form one group on a running daemon ($EPD_SOCKET). They pass tokens to experts and
+ * back, round after round, until the group has broken so often (default 0), and 10 rounds more. To see it go
+ * on: start it with 1, then call "epctl restart device NAME" or kill an engine with -9. Exit code 0: every
+ * rank got its tokens back in every round.
  */
 #include <epd/epd.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { kTokens = 16, kHidden = 128, kExpertsPerRank = 4, kRounds = 10 };
+enum { kRanks = 2, kTokens = 16, kHidden = 128, kExperts = 8, kRounds = 10 };
 
 /* A round has two operations: dispatch and combine. Rounds take turns on two slots, because a rank that has
  * begun a round may have to repeat the combine of the one before. */
@@ -23,7 +23,7 @@ struct rounds {
   epd_group_t* group;
   epd_buffers_t buffers[2];
   epd_handle_t handle[2]; /* of the last dispatch on each slot */
-  uint32_t rank, num_ranks;
+  uint32_t rank;
 };
 
 /* bf16 bits; any will do, as the experts change nothing. */
@@ -40,7 +40,7 @@ static epd_status_t submit(struct rounds* r, uint64_t i, epd_ticket_t* ticket) {
     int32_t* topk_idx = b->topk_idx;
     for (int t = 0; t < kTokens; ++t) {
       for (int h = 0; h < kHidden; ++h) x[t * kHidden + h] = token_bits(r->rank, i / 2, t);
-      topk_idx[t] = (int32_t)((i / 2 + (uint64_t)t) % (r->num_ranks * kExpertsPerRank));
+      topk_idx[t] = (int32_t)((i / 2 + (uint64_t)t) % kExperts);
       b->topk_weights[t] = 1.0f;
     }
     epd_dispatch_args_t dispatch;
@@ -49,7 +49,7 @@ static epd_status_t submit(struct rounds* r, uint64_t i, epd_ticket_t* ticket) {
     dispatch.num_tokens = kTokens;
     return epd_dispatch(r->group, &dispatch, EPD_NO_STREAM, ticket, &r->handle[slot]);
   }
-  const size_t rows = (size_t)b->rank_offsets[r->num_ranks];
+  const size_t rows = (size_t)b->rank_offsets[kRanks];
   memcpy(b->y, b->recv_x, rows * kHidden * sizeof(uint16_t)); /* experts that change nothing */
   epd_combine_args_t combine;
   epd_combine_args_init(&combine);
@@ -109,31 +109,26 @@ static int failed(uint32_t rank, const char* what, epd_status_t status) {
   return 1;
 }
 
-static int run_rank(struct rounds* r, uint64_t breaks, const char* name, const char* socket_path) {
-  epd_attach_options_t options;
-  epd_attach_options_init(&options);
-  options.socket_path = socket_path; /* NULL: $EPD_SOCKET */
+static int run_rank(struct rounds* r, uint64_t breaks, const char* name) {
   epd_session_t* session = NULL;
-  epd_status_t status = epd_session_attach(&options, &session);
+  epd_status_t status = epd_session_attach(NULL, &session); /* any device of the daemon */
   if (status != EPD_OK) return failed(r->rank, "attach", status);
 
   epd_group_config_t config;
   epd_group_config_init(&config);
   config.name = name;
   config.rank = (int32_t)r->rank;
-  config.num_ranks = r->num_ranks;
-  config.num_experts = r->num_ranks * kExpertsPerRank;
+  config.num_ranks = kRanks;
+  config.num_experts = kExperts;
   config.max_tokens = kTokens;
   config.hidden = kHidden;
   config.topk = 1;
-  int bad = 0;
   status = epd_group_join(session, &config, &r->group); /* blocks until all ranks are here */
-  if (status != EPD_OK) bad = failed(r->rank, "join", status);
-  for (uint32_t slot = 0; !bad && slot < 2; ++slot) {
+  for (uint32_t slot = 0; status == EPD_OK && slot < 2; ++slot) {
     epd_buffers_init(&r->buffers[slot]);
     status = epd_group_buffers(r->group, slot, &r->buffers[slot]);
-    if (status != EPD_OK) bad = failed(r->rank, "buffers", status);
   }
+  int bad = status != EPD_OK ? failed(r->rank, "join", status) : 0;
   if (!bad) {
     printf("rank %u: joined\n", r->rank);
     fflush(stdout);
@@ -149,49 +144,21 @@ static int run_rank(struct rounds* r, uint64_t breaks, const char* name, const c
 }
 
 int main(int argc, char** argv) {
-  long num_ranks = 2;
-  long breaks = 0;
-  const char* socket_path = NULL;
-  for (int i = 1; i < argc; ++i) {
-    if (strcmp(argv[i], "--ranks") == 0 && i + 1 < argc) {
-      num_ranks = strtol(argv[++i], NULL, 10);
-    } else if (strcmp(argv[i], "--breaks") == 0 && i + 1 < argc) {
-      breaks = strtol(argv[++i], NULL, 10);
-    } else if (argv[i][0] != '-') {
-      socket_path = argv[i];
-    } else {
-      fprintf(stderr, "usage: %s [--ranks 1 .. 64] [--breaks N] [SOCKET]\n", argv[0]);
-      return 2;
-    }
-  }
-  if (num_ranks < 1 || num_ranks > 64 || breaks < 0) {
-    fprintf(stderr, "--ranks is %ld, --breaks %ld; allowed: 1 .. 64, 0 or more\n", num_ranks, breaks);
-    return 2;
-  }
+  const long breaks = argc > 1 ? strtol(argv[1], NULL, 10) : 0;
   char name[64]; /* of the group; the same in all ranks, and not that of another run */
   snprintf(name, sizeof(name), "recovery-c-%ld", (long)getpid());
 
   /* Fork first, attach afterwards: handles don't survive fork(). */
-  int bad = 0;
-  long started = 0;
-  for (; started < num_ranks; ++started) {
-    const pid_t child = fork();
-    if (child == 0) {
-      struct rounds r;
-      memset(&r, 0, sizeof(r));
-      r.rank = (uint32_t)started;
-      r.num_ranks = (uint32_t)num_ranks;
-      exit(run_rank(&r, (uint64_t)breaks, name, socket_path));
-    }
-    if (child < 0) {
-      perror("fork");
-      bad = 1;
-      break;
-    }
+  const pid_t child = fork();
+  if (child < 0) {
+    perror("fork");
+    return 1;
   }
-  for (; started > 0; --started) {
-    int state = 0;
-    if (wait(&state) < 0 || !WIFEXITED(state) || WEXITSTATUS(state) != 0) bad = 1;
-  }
-  return bad;
+  struct rounds r;
+  memset(&r, 0, sizeof(r));
+  r.rank = child == 0 ? 1 : 0;
+  const int bad = run_rank(&r, (uint64_t)breaks, name);
+  if (child == 0) return bad;
+  int state = 0;
+  return bad || wait(&state) < 0 || state != 0;
 }

@@ -56,7 +56,8 @@ TEST_F(Examples, RecoveryInCGoesOnAfterAnEngineWasKilled) {
     EXPECT_TRUE(eventually(60, [&] { return lines_with(daemon_.log(), " name=\"recovery-c-") == 2; }));
     send_signal(daemon_.engine(0), SIGKILL);
   });
-  const CommandResult result = run_command({EPD_EXAMPLE_RECOVERY_C, "--breaks", "1", daemon_.socket()}, 120);
+  const CommandResult result =
+      run_command({EPD_EXAMPLE_RECOVERY_C, "1"}, 120, {"EPD_SOCKET=" + daemon_.socket()});
   killer.join();
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(lines_with(result.out, "operations right, epoch 2"), 2u) << result.out;
