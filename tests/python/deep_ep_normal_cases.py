@@ -132,10 +132,10 @@ def check_combine(
     biases = [torch.full((n, H), 0.25 * (1 + b)).to(BF16) for b in range(2)]
     out_of = [received_by(each, size, all_sent) for each in range(size)]
     y_of = [answers(each, len(rows)) for each, rows in enumerate(out_of)]
-    for bias in (None, biases[0], tuple(biases)):
+    for bias in (None, biases[0], tuple(biases), (None, biases[1])):
         total = torch.zeros((n, H))
         for each in (bias,) if isinstance(bias, torch.Tensor) else bias or ():
-            total += each.float()
+            total += 0 if each is None else each.float()
         for rows, y in zip(out_of, y_of):
             for row, (source, token) in enumerate(rows):
                 if source == rank:

@@ -268,9 +268,10 @@ class Buffer(NotCopied):
         Returns the sums [n, H] bf16, the summed weights [n, K] and the event.
         """
         self._check()
-        biases = () if bias is None else bias if isinstance(bias, tuple) else (bias,)
-        if len(biases) > 2:
-            raise refuse("bias", f"{len(biases)} tensors", "at most 2")
+        given = bias if isinstance(bias, tuple) else (bias,)
+        if len(given) > 2:
+            raise refuse("bias", f"{len(given)} tensors", "at most 2")
+        biases = [each for each in given if each is not None]
         config = _config_or_default(config)
         call = self._streams.call(previous_event, async_finish, allocate_on_comm_stream)
         return self._normal.combine(x, handle, topk_weights, biases, config, call)

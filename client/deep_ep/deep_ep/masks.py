@@ -30,7 +30,7 @@ class Masks:
         if check_number("rank_to_mask", rank, 0, allowed) >= self._size:
             raise refuse("rank_to_mask", rank, allowed)
         if not mask and rank in self._groups.lost():
-            raise not_served(f"mask of rank {rank}, which is lost,", False, "True, as long as the Buffer lives")
+            raise not_served(f"mask of rank {rank}, which is lost,", False, "True until it is taken back")
         self._set(self._masked | {rank} if mask else self._masked - {rank})
 
     def clean(self) -> None:
