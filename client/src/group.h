@@ -22,7 +22,7 @@ struct SubmitRequest;
 
 // On a launched device a handle is the number of its dispatch + 1, and the number of the routing record.
 // Dispatch numbers last for 89 years at 100,000 operations a second. On a resident device a handle names the
-// record alone, as if by dispatch 0.
+// record alone, as if by the dispatch with the number Group::comebacks.
 inline constexpr std::uint32_t kHandleIndexBits = 48;
 static_assert(abi::kMaxDepth + abi::kMaxHandles <= 1u << (64 - kHandleIndexBits));
 constexpr epd_handle_t make_handle(std::uint64_t op_index, std::uint32_t route) {
@@ -179,7 +179,7 @@ struct Group {
   std::uint32_t default_timeout_ms = 0;  // of operations that give no timeout
   bool shares_device = false;            // another rank of the group is on this rank's device
   std::uint64_t first_index = 0;         // the first operation of this rank; 0 unless it has rejoined
-  bool came_back = false;                // it was late: handles of before have ended
+  std::uint32_t comebacks = 0;           // how often it was late before: handles of then have ended
   Mapping user;                          // on host devices
   DeviceMemory device_user;              // on CUDA devices
   BoardView board;

@@ -210,7 +210,7 @@ Status ResidentOperations::submit(Group& group, const SubmitRequest& request, ep
       return status;
     }
     if (!in_stream) group.calls.note_host_call(made.ticket);
-    const epd_handle_t its = made.use.writes ? make_handle(0, made.use.route) : request.handle;
+    const epd_handle_t its = made.use.writes ? make_handle(group.comebacks, made.use.route) : request.handle;
     if (made.use.writes)
       group.routes[made.use.route] = {Route::State::kKnown, its, made.ticket, request.num_tokens,
                                       request.num_tokens_at == nullptr};
@@ -289,11 +289,13 @@ Status ResidentOperations::choose_route(Group& group, const SubmitRequest& reque
   }
   const std::uint64_t route = route_of(request.handle);
   const std::string name = "handle " + std::to_string(request.handle);
-  if (request.handle != make_handle(0, static_cast<std::uint32_t>(route)) || route >= group.routes.size())
+  if (op_of(request.handle) < group.comebacks) return group.check_early(request);
+  if (request.handle != make_handle(group.comebacks, static_cast<std::uint32_t>(route)) ||
+      route >= group.routes.size())
     return not_found(name + " was never given in this group");
   use.route = static_cast<std::uint32_t>(route);
   if (group.routes[route].state == Route::State::kKnown) return {};
-  if (group.first_index != 0) return group.check_early(request);
+  if (group.first_index != 0 && group.comebacks == 0) return group.check_early(request);
   return not_found(name + (route < group.shape.depth ? " is of a slot that has had no dispatch"
                                                      : " is not kept any more"));
 }

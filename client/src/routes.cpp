@@ -46,7 +46,8 @@ Status Group::find_route(const SubmitRequest& operation, std::uint32_t& route) c
 
 Status Group::check_early(const SubmitRequest& operation) const {
   const std::string name = "handle " + std::to_string(operation.handle);
-  if (came_back) return not_found(name + " is of before epd_group_restore took back this rank: it has ended");
+  if (comebacks != 0)
+    return not_found(name + " is of before epd_group_restore took back this rank: it has ended");
   if (operation.num_tokens == 0) return {};
   return bad_value("num_tokens", operation.num_tokens,
                    "0, as " + name + " is of a dispatch before this rank joined");

@@ -263,7 +263,7 @@ Status Session::adopt_joined(Packet& packet, Group& group, Group* former) {
   group.rank = joined.rank;
   group.epoch = joined.epoch;
   group.next_index = group.first_index = joined.resume_index;
-  group.came_back = former != nullptr;
+  group.comebacks = former != nullptr ? former->comebacks + 1 : 0;
   group.sum_ranks = joined.sum_ranks;
   group.shares_device = joined.shares_device != 0;
   group.default_timeout_ms = joined.default_timeout_ms;

@@ -511,10 +511,9 @@ EPD_API epd_status_t epd_group_resume(epd_group_t* group, int32_t timeout_ms, ep
  * ranks and all that take part call it, with no operation in flight. It returns when all of them have called
  * and the group has a new epoch; then all go on at resume_op, which nobody has to repeat, with a dispatch
  * that makes a new routing. It returns at once if no rank is late. Ranks that are gone stay lost. On a rank
- * that was late tickets and handles have ended: NOT_FOUND. (On a resident device a handle of before names its
- * record again as soon as a dispatch writes that.) On a CUDA device its regions and its mask are elsewhere
- * (epd_group_buffers), and graphs are to be captured again. On such a rank the call must not race with other
- * calls on the group.
+ * that was late tickets and handles have ended: NOT_FOUND. On a CUDA device its regions and its mask are
+ * elsewhere (epd_group_buffers), and graphs are to be captured again. On such a rank the call must not race
+ * with other calls on the group.
  *
  * timeout_ms: how long to wait for the calls of the others; 0: the daemon's timeouts.join_ms. When all have
  * called, it waits for the new epoch without end, a rank that was late for 10 minutes. A stopped engine

@@ -334,6 +334,33 @@ TEST_F(ClientCalls, FlagsAreRaisedAgainAndAgain) {
   EXPECT_TRUE(cuda_.await_idle(stream_));
 }
 
+// A handle names a record, which nothing has written since this rank joined.
+TEST_F(ClientCalls, UnderHandlesOfBeforeANewcomerHasNoTokensAndALateRankNone) {
+  FakeSettings settings = cuda_settings();
+  settings.resident = true;
+  settings.resume_index = 5;
+  daemon_.set(settings);
+  epd_group_config_t config = small_config();
+  config.name = "late";
+  config.policy = EPD_POLICY_DEGRADE_LATE;
+  ASSERT_EQ(epd_group_join(session_, &config, &group_), EPD_OK) << epd_last_error();
+  epd_dispatch_args_t args = dispatch_args(0);
+  args.handle = 1;  // the routing of slot 0
+  EXPECT_EQ(dispatch_with(args), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("num_tokens is 3; allowed: 0, as handle 1 is of a dispatch before this rank joined");
+  args.num_tokens = 0;
+  EXPECT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
+  daemon_.member(1).board().state.store(static_cast<std::uint32_t>(abi::GroupState::kLost));
+  ASSERT_EQ(epd_group_restore(group_, 0, nullptr), EPD_OK) << epd_last_error();
+  EXPECT_EQ(dispatch_with(args), EPD_NOT_FOUND);
+  EXPECT_ERROR_HAS("handle 1 is of before epd_group_restore");
+  EXPECT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
+  const epd_handle_t after = handle_;
+  EXPECT_EQ(dispatch_with(args), EPD_NOT_FOUND) << "the record has a routing again, and another handle";
+  args.handle = after;
+  EXPECT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
+}
+
 TEST_F(ClientCalls, LeavingLetsStreamsGo) {
   ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
   EXPECT_EQ(cuda_.stuck(stream_), 1u);
