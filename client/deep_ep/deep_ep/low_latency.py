@@ -237,7 +237,7 @@ class LowLatencyMode:
         operation = _Operation(joined, self._streams, async_finish, (x, topk_idx, stats, wait_stats))
         if wait_stats is not None:
             operation.waited = WaitStats(joined, wait_stats, apart=operation.cpu_waits)
-        turn, n = joined.turns.next(), x.shape[0]
+        turn = joined.turns.next()
         masked, chosen = None, topk_idx
         if self._masks is not None and self._masks.hidden is not None:
             masked = self._masks.hidden

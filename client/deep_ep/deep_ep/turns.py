@@ -1,7 +1,7 @@
 """Which of the two slots of a group a low-latency operation takes.
 
-It depends on the dispatches that have no combine yet, not on how many operations there were: a rank that replays a graph
-and a rank that runs eagerly take the same slots.
+It depends on the dispatches that have no combine yet, not on how many operations there were. So a rank that replays a
+graph and a rank that runs eagerly take the same slots.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ class Turn:
         self._combine = -1
 
     def combine_slot(self) -> int:
-        """Of the next combine. It stays, as the caller may write rows to that slot before. Batches that take turns have a
-        slot each. A dispatch that is alone uses both, so that it and its combine do not wait for each other."""
+        """Of the next combine. It stays, as the caller may write rows to that slot before.
+
+        Batches that take turns have a slot each. A dispatch that is alone uses both, so that it and its combine do not
+        wait for each other.
+        """
         if self._combine < 0:
             self._combine = self.slot if self.shared else self.slot ^ 1
         return self._combine
