@@ -246,39 +246,41 @@ class Merger {
     std::uint32_t rank;  // the first one in it
     std::uint32_t domain;
     bool whole;
+    bool summed;  // it is part of the token's sum: not all of its rows have weight 0
     const std::byte* at;
   };
 
   bool find_entry(std::uint32_t token, const RouteEntry& entry, const std::byte*& record) {
     const std::uint32_t rank = entries_.rank_of(entry);
+    const float weight = entries_.weight(token, entry);
     if (args_.nodes[rank] == kNotFar) {
       const std::uint16_t* y = own_.sources[rank].y;
-      if (y != nullptr) sum_.add_row(rank, y + row_of(entry) * own_.hidden, entries_.weight(token, entry));
+      if (y != nullptr) sum_.add_row(rank, y + row_of(entry) * own_.hidden, weight);
       return true;
     }
     const std::uint32_t domain = domains_.domain_of(rank);
     const bool whole = domains_.is_whole(domain);
     const bool same = !taken_.empty() && (whole ? taken_.back().whole && taken_.back().domain == domain
                                                 : taken_.back().rank == rank);
-    if (!same) {
-      const std::byte* const next = take(token, rank, domain, whole);
-      if (next == nullptr) return false;
-      if (whole) {
-        sum_.add_domain_sum(row(next));
-      } else {
-        sum_.add_row(rank, row(next), per_expert_ ? 1.0f : entries_.weight(token, entry));
-      }
+    if (!same && !take(token, rank, domain, whole)) return false;
+    Taken& taken = taken_.back();
+    record = taken.at;
+    if (weight == 0.0f || taken.summed) return true;
+    taken.summed = true;
+    if (whole) {
+      sum_.add_domain_sum(row(taken.at));
+    } else {
+      sum_.add_row(rank, row(taken.at), per_expert_ ? 1.0f : weight);
     }
-    record = taken_.back().at;
     return true;
   }
 
-  // The next record of the rank's node; null: it has not come, or is not the one that the token needs.
-  const std::byte* take(std::uint32_t token, std::uint32_t rank, std::uint32_t domain, bool whole) {
+  // Takes the next record of the rank's node. False: it has not come, or is not the one that the token needs.
+  bool take(std::uint32_t token, std::uint32_t rank, std::uint32_t domain, bool whole) {
     const std::uint32_t node = args_.nodes[rank];
     FarStream& stream = streams_[node];
     skip_used(stream);
-    if (stream.batch == stream.batches.size()) return nullptr;
+    if (stream.batch == stream.batches.size()) return false;
     const std::byte* const record = stream.batches[stream.batch].records + stream.record * stride_;
     const auto sum = host::read_far<abi::FarSum>(record + row_bytes_ + weights_bytes_);
     if (sum.token != token || sum.domain != domain) {
@@ -287,12 +289,12 @@ class Merger {
                 bad_token ? sum.token : sum.domain};
       node_ = node;
       batch_ = stream.batch;
-      return nullptr;
+      return false;
     }
-    taken_.push_back({node, stream.batch, stream.record, rank, domain, whole, record});
+    taken_.push_back({node, stream.batch, stream.record, rank, domain, whole, false, record});
     ++stream.record;
     skip_used(stream);
-    return record;
+    return true;
   }
 
   static void skip_used(FarStream& stream) {

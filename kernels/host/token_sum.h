@@ -37,8 +37,9 @@ class TokenSum {
   // what it is.
   void add_bias(const std::uint16_t* bias) { add_summand(bias); }
 
-  // A row of the rank. Per-expert plans: or its partial sum, with weight 1.
+  // A row of the rank. Per-expert plans: or its partial sum, with weight 1. A row of weight 0 is left out.
   void add_row(std::uint32_t rank, const std::uint16_t* row, float weight) {
+    if (weight == 0.0f) return;
     rows_.push_back({row, weight});
     if (!per_expert_ || rank != last_rank_) begin_rank(rank);
     if (per_expert_) ++partial_sums_.back();

@@ -327,23 +327,29 @@ struct Answer {
     }
   }
 
-  bool has_rows(std::uint32_t token) const { return !places[token].empty(); }
+  // The token's rows that are summed. A row of weight 0 is left out, whatever it holds.
+  std::vector<std::size_t> summed_places(std::uint32_t token) const {
+    std::vector<std::size_t> summed;
+    for (const std::size_t place : places[token]) {
+      if (!options.weighted || weight_of(params, input, rows[place]) != 0.0f) summed.push_back(place);
+    }
+    return summed;
+  }
 
-  void add_to(std::uint32_t token, Floats& sum) const {
-    if (!has_rows(token)) return;
+  void add_to(const std::vector<std::size_t>& summed, Floats& sum) const {
     if (params.layout == Layout::kCompact) {
-      add_row(places[token][0], sum);
+      add_row(summed[0], sum);
       return;
     }
     Floats partial(params.hidden, 0.0f);
-    for (const std::size_t place : places[token]) add_row(place, partial);
+    for (const std::size_t place : summed) add_row(place, partial);
     round_to_bf16(partial);
     for (std::size_t h = 0; h < sum.size(); ++h) sum[h] = sum[h] + partial[h];
   }
 
   // Layout compact: adds the y_weights of the token's row here, whatever it carries.
   void add_weights_to(std::uint32_t token, Floats& sum) const {
-    if (!has_rows(token)) return;
+    if (places[token].empty()) return;
     const float* weights = given.y_weights.data() + places[token][0] * params.topk;
     for (std::uint32_t k = 0; k < params.topk; ++k) sum[k] = sum[k] + weights[k];
   }
@@ -383,9 +389,11 @@ void add_domain(const std::vector<Answer>& all, std::uint32_t domain, bool is_ow
   Floats on_its_way(is_owners ? 0 : sum.size(), 0.0f);
   bool any = false;
   for (const Answer& answer : all) {
-    if (domain_of(answer.params, answer.rank) != domain || !answer.has_rows(token)) continue;
+    if (domain_of(answer.params, answer.rank) != domain) continue;
+    const std::vector<std::size_t> summed = answer.summed_places(token);
+    if (summed.empty()) continue;
     any = true;
-    answer.add_to(token, is_owners ? sum : on_its_way);
+    answer.add_to(summed, is_owners ? sum : on_its_way);
   }
   if (!any || is_owners) return;
   round_to_bf16(on_its_way);

@@ -145,6 +145,15 @@ inline std::vector<float> random_floats(Random& random, std::size_t count) {
   return values;
 }
 
+// Some inputs have many weights of 0, of either sign, and weights that cancel each other.
+inline std::vector<float> random_weights(Random& random, std::size_t count) {
+  constexpr float kFew[] = {-1.0f, -0.0f, 0.0f, 1.0f};
+  std::vector<float> weights = random_floats(random, count);
+  if (random() % 3 != 0) return weights;
+  for (float& weight : weights) weight = kFew[random() % 4];
+  return weights;
+}
+
 // Every negative number is no selection.
 inline std::int64_t no_selection(Random& random, const Case& c) {
   const std::int64_t values[] = {-1, -2, INT32_MIN, c.index64 ? INT64_MIN : -3};
@@ -185,7 +194,7 @@ inline ref::RankInput random_input(Random& random, const Case& c, std::uint32_t 
   }
   input.topk_idx.resize(std::size_t{tokens} * g.topk);
   for (auto& expert : input.topk_idx) expert = random_expert(random, c);
-  if (c.weights || c.weighted) input.topk_weights = random_floats(random, input.topk_idx.size());
+  if (c.weights || c.weighted) input.topk_weights = random_weights(random, input.topk_idx.size());
   return input;
 }
 

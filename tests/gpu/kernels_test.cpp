@@ -8,6 +8,7 @@
 // checks (kernels_test_asserts) has to stop.
 #include "gpu/kernel_cases.h"
 #include "gpu/world.h"
+#include "support/left_out_rows.h"
 
 #include <algorithm>
 #include <bit>
@@ -278,6 +279,7 @@ class CaseRun {
     for (std::uint32_t r = 0; r < world_->size(); ++r) {
       Rank& rank = world_->rank(r);
       answers[r].y = random_bf16s(random_, std::size_t{expected_[r].num_rows} * s.hidden);
+      if (weighted) test::spoil_left_out_rows(case_.group, inputs_, expected_[r], r, answers[r].y);
       put(rank.y, answers[r].y.data(), answers[r].y.size() * 2);
       answers[r].y_weights = random_floats(random_, expected_[r].num_rows * choices);
       put(rank.y_weights, answers[r].y_weights.data(), answers[r].y_weights.size() * 4);

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from deep_ep_sent import (
+    BF16,
     FORMATS,
     LL_T,
     E,
@@ -70,6 +71,31 @@ def low_latency(group: Any, form: str, hooks: bool, async_finish: bool = False) 
             assert given_out is None or out is given_out
             assert (hook is not None, event.event is not None) == (hooks, async_finish)
             check_ll_combine(rank, size, all_sent, step, out)
+    buffer.destroy()
+
+
+def left_out_rows(group: Any) -> None:
+    """Rows that combine alone leaves out, by a negative choice or a weight of 0, and rows that nobody sent may hold
+    anything."""
+    buffer = make_buffer(group, low_latency_mode=True)
+    rank, size = buffer.rank, buffer.group_size
+    topk_idx = torch.arange(2 * LL_T).view(LL_T, 2) % E  # an even expert, then an odd one
+    fewer, ones = topk_idx.clone(), torch.ones((LL_T, 2))
+    fewer[:, 1] = -7
+    for chosen, second in ((fewer, 1.0), (fewer, float("inf")), (topk_idx, 0.0), (topk_idx, -0.0)):
+        weights = ones.clone()
+        weights[:, 1] = second
+        for zero_copy in (False, True):
+            x = torch.ones((LL_T, H), dtype=BF16)
+            y, counts, handle, _, _ = buffer.low_latency_dispatch(x, topk_idx, LL_T, E, use_fp8=False)
+            y = y.clone()
+            for number in range(E // size):
+                odd = (rank * (E // size) + number) % 2
+                y[number, 0 if odd else int(counts[number]) :] = float("nan")
+            if zero_copy:
+                buffer.get_next_low_latency_combine_buffer(handle)[:] = y
+            out = buffer.low_latency_combine(y, chosen, weights, handle, zero_copy=zero_copy)[0]
+            assert torch.equal(out, torch.ones_like(out)), (second, zero_copy)
     buffer.destroy()
 
 

@@ -94,6 +94,7 @@ def test_low_latency(two: RankProcesses, form: str, hooks: bool, async_finish: b
 @pytest.mark.parametrize(
     "case",
     [
+        "left_out_rows",
         "two_batches",
         "batches_take_turns",
         "modes_of_torch_change",

@@ -3,6 +3,7 @@
 #include "kit/config_shape.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 namespace epd::test {
@@ -121,10 +122,25 @@ std::vector<std::int64_t> make_choices(const Case& c, std::uint32_t rank, std::u
   return choices;
 }
 
+// Of left_out_rows; kNone: no rank in this round.
+constexpr std::uint32_t kNone = 0xffffffff;
+std::uint32_t left_out_rank(const Case& c, Round round) {
+  Random random(mixed(c.seed, 27, 0, round.data));
+  return c.left_out_rows && random.below(3) == 0 ? random.below(c.num_ranks) : kNone;
+}
+
+// Some are zeros, of either sign.
 std::vector<float> make_weights(const Case& c, std::uint32_t rank, Round round) {
   Random random(mixed(c.seed, 24, rank, round.data));
-  std::vector<float> weights(std::size_t{num_tokens_of(c, rank, round.routing)} * c.topk);
-  for (float& weight : weights) weight = random.unit() - 0.125f;
+  const std::vector<std::int64_t> choices = make_choices(c, rank, round.routing);
+  const std::int64_t per_rank = c.num_experts / c.num_ranks;
+  const std::uint32_t left_out = left_out_rank(c, round);
+  std::vector<float> weights(choices.size());
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    weights[i] = random.unit() - 0.125f;
+    if (random.below(8) == 0 || (choices[i] >= 0 && choices[i] / per_rank == left_out))
+      weights[i] = std::copysign(0.0f, weights[i]);
+  }
   return weights;
 }
 
@@ -358,6 +374,7 @@ Case random_case(std::uint64_t seed, std::uint32_t num_ranks) {
   c.index64 = random.below(2) == 0;
   c.send_weights = random.below(4) != 0;
   c.weighted = random.below(2) == 0;
+  c.left_out_rows = c.weighted;
   constexpr Routing kRouting[] = {Routing::kUniform,   Routing::kUniform, Routing::kZipf,
                                   Routing::kOneExpert, Routing::kOneRank, Routing::kSparse,
                                   Routing::kNothing,   Routing::kRepeated};
@@ -410,6 +427,10 @@ std::vector<Input> make_inputs(const Case& c, Round round) {
 }
 
 void make_y_row(const Case& c, std::uint32_t rank, Round round, std::uint32_t row, std::uint16_t* y) {
+  if (rank == left_out_rank(c, round)) {
+    std::fill_n(y, c.hidden, std::uint16_t{0x7fc0});
+    return;
+  }
   Random random(mixed(c.seed, 33 + rank, round.data, row));
   fill_finite(random, y, c.hidden);
 }

@@ -58,9 +58,10 @@ struct Case {
   // Bit r: rank r's operations in streams have events.
   std::uint32_t event_waits = 0;
   // Its operations.
-  std::uint32_t row_format = 0;                          // dispatch, see at()
-  bool send_weights = true;                              // dispatch
-  bool weighted = true;                                  // combine
+  std::uint32_t row_format = 0;  // dispatch, see at()
+  bool send_weights = true;      // dispatch
+  bool weighted = true;          // combine
+  bool left_out_rows = false;    // in some rounds the choices of one rank have weight 0, and its rows are NaN
   abi::ReturnWeights return_weights = abi::kReturnNone;  // combine
   bool zero_padding = false;
   bool mark_unused = false;
@@ -112,7 +113,7 @@ using Input = kernels::reference::RankInput;
 Input make_input(const Case& c, std::uint32_t rank, Round round);
 std::vector<Input> make_inputs(const Case& c, Round round);
 
-// What rank's experts answer: finite bf16, row by row.
+// What rank's experts answer, row by row: finite bf16, but for left_out_rows.
 void make_y_row(const Case& c, std::uint32_t rank, Round round, std::uint32_t row, std::uint16_t* y);
 // The answers of all ranks, as combine takes them.
 using Answer = kernels::reference::CombineInput;

@@ -724,7 +724,7 @@ static inline void epd_combine_args_init(epd_combine_args_t* args) {
  *   weighted W_d * y_d by one fused multiply-add. W_d = sum, in order of k, of the weights of t's selections
  *   on d.
  *   Packed, expert: P_d = sum, in order of k, of t's rows on d, weighted by fused multiply-adds, in float32,
- *   then rounded to bf16 for the way back.
+ *   then rounded to bf16 for the way back. In all layouts a row of weight 0 is left out, whatever it holds.
  * A token without a selection gets its biases, or zeros. With EPD_RETURN_WEIGHTS_OWN, out_weights[t,k] is
  * the y_weights of the row that carried selection k (compact: column k of it), and 0 where there was none.
  * With EPD_RETURN_WEIGHTS_SUM and compact rows it is the sum over ranks d, ascending, of column k of

@@ -215,7 +215,7 @@ class Group(NotCopied):
         out[t] = biases + the sum over ranks, ascending, in float32, rounded once to bf16.
 
         handle          the routing: Dispatch.handle
-        weighted        rows are multiplied by topk_weights of the slot
+        weighted        rows are multiplied by topk_weights of the slot; one of weight 0 is left out, even a NaN
         num_biases      how many bias regions are added
         return_weights  which y_weights return to the tokens, as out_weights; True: ReturnWeights.OWN
         stream, defer_receive, sms, timeout_ms, memory: as of dispatch

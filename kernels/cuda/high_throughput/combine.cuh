@@ -9,7 +9,7 @@
 
 namespace epd::kernels::cuda {
 
-// A row that a token's sum takes. Lane k has the row of choice k.
+// A row that a token's sum takes. Lane k has the row of choice k. A row of weight 0 is not pulled.
 struct PulledRow {
   bool pulls = false;
   std::uint32_t rank = kFull;
@@ -46,8 +46,12 @@ __device__ inline PulledRow resolve_row(const Operation& op, const RawChoice& ra
   PulledRow pulled;
   if (raw.expert >= 0) pulled.rank = raw.expert / op.shape.experts_per_rank;
   if (raw.row >= 0) EPD_BELOW(pulled.rank, op.shape.num_ranks);
-  pulled.pulls = raw.row >= 0 && op.peers[pulled.rank].source.y != nullptr;
   pulled.row = raw.row;
+  if (op.topk_weights != nullptr) {
+    const std::uint32_t key = kPerExpert ? static_cast<std::uint32_t>(raw.expert) : pulled.rank;
+    pulled.weight = sum_weights(op.shape.topk, key, raw.weight);
+  }
+  pulled.pulls = raw.row >= 0 && pulled.weight != 0.0f && op.peers[pulled.rank].source.y != nullptr;
   const std::uint32_t pullers = __ballot_sync(kFull, pulled.pulls);
   pulled.num_rows = __popc(pullers);
   if constexpr (kPerExpert) {
@@ -62,10 +66,6 @@ __device__ inline PulledRow resolve_row(const Operation& op, const RawChoice& ra
   } else {
     const std::uint32_t ranks = __reduce_or_sync(kFull, pulled.pulls ? 1u << pulled.rank : 0u);
     pulled.position = __popc(ranks & ((1u << (pulled.rank & 31)) - 1));
-  }
-  if (op.topk_weights != nullptr) {
-    const std::uint32_t key = kPerExpert ? static_cast<std::uint32_t>(raw.expert) : pulled.rank;
-    pulled.weight = sum_weights(op.shape.topk, key, raw.weight);
   }
   return pulled;
 }
@@ -190,13 +190,16 @@ __device__ inline void sum_piece(const Operation& op, const std::uint8_t* stage,
 // Layout compact. All lanes of a warp call.
 __device__ inline void sum_weights_of_ranks(const Operation& op, std::uint32_t token,
                                             const PulledRow& pulled) {
+  const bool returns = pulled.row >= 0 && op.peers[pulled.rank].source.y_weights != nullptr;
+  std::uint32_t ranks = __reduce_or_sync(kFull, returns ? 1u << pulled.rank : 0u);
+  const auto count = static_cast<std::uint32_t>(__popc(ranks));
   float sum = 0.0f;
 #pragma unroll 2
-  for (std::uint32_t i = 0; i < pulled.num_rows; ++i) {
-    const std::uint32_t holder = __ballot_sync(kFull, pulled.pulls && pulled.position == i);
-    const int lane = __ffs(static_cast<int>(holder)) - 1;
-    const std::uint32_t rank = __shfl_sync(kFull, pulled.rank, lane);
-    const std::size_t row = static_cast<std::uint32_t>(__shfl_sync(kFull, pulled.row, lane));
+  for (std::uint32_t i = 0; i < count; ++i, ranks &= ranks - 1) {
+    const auto rank = static_cast<std::uint32_t>(__ffs(static_cast<int>(ranks)) - 1);
+    const std::uint32_t holder = __ballot_sync(kFull, returns && pulled.rank == rank);
+    const std::size_t row =
+        static_cast<std::uint32_t>(__shfl_sync(kFull, pulled.row, __ffs(static_cast<int>(holder)) - 1));
     EPD_BELOW(rank, op.shape.num_ranks);
     EPD_BELOW(row, op.shape.recv_rows);
     if (lane_of() >= op.shape.topk) continue;

@@ -259,7 +259,7 @@ class SumStream {
   __device__ bool has_room() const {
     return loaded_ - added_ < kSummedAhead;
   }
-  // Starts the loads of the next row of the begun sum.
+  // Starts the loads of the next row of the begun sum. A row of weight 0 is not read: zeros take its place.
   __device__ void load_row() {
     const int lane = __ffs(static_cast<int>(left_)) - 1;
     left_ &= left_ - 1;
@@ -269,7 +269,9 @@ class SumStream {
     EPD_BELOW(load_at_, kSummedAhead);
     const std::uint8_t* const from = rows_.base + __shfl_sync(kFull, rows_.row, lane) * rows_.pitch;
     const std::uint32_t to = stage_ + load_at_ * (kSummedAtOnce * 16);
-    if (lacks_ == 0) {
+    if (weight == 0.0f) {
+      clear_vectors(to);
+    } else if (lacks_ == 0) {
       load_vectors(to, from, kSummedVectors);
     } else {
       load_vectors(to, from, mine_);

@@ -118,7 +118,7 @@ struct CombineArgs {
 //     +0.0);
 //     another one, if its ranks hold rows of the token: q = +0.0; the same, into q; q rounded to bf16;
 //     acc = acc + q;
-//   one rounding to bf16, ties to even.
+//   one rounding to bf16, ties to even. Rows of weight 0 are left out, whatever they hold.
 // P, compact: the rank's row. Packed, expert: the rank's partial sum as it crosses the wire: p = +0.0;
 // for the token's rows there in plan order p = p + y, or weighted p = fma(w, y, p) with w = sum of the
 // token's weights of that expert in order of k; p rounded to bf16. out_weights[t,k] = y_weights of the row

@@ -1,4 +1,5 @@
 // The kernels of the fake driver against the reference, bit for bit, and the ways in which they end.
+#include "support/left_out_rows.h"
 #include "unit/fake_cuda/fake_cuda_cases.h"
 
 #include <algorithm>
@@ -202,6 +203,7 @@ class CaseRun {
     for_ranks_there([&](std::uint32_t r) {
       const Rank& rank = world_->rank(r);
       answers[r].y = gpu_test::random_bf16s(random_, std::size_t{expected_[r].num_rows} * s.hidden);
+      if (case_.weighted) test::spoil_left_out_rows(case_.group, inputs_, expected_[r], r, answers[r].y);
       answers[r].y_weights = gpu_test::random_floats(random_, expected_[r].num_rows * world_->choices());
       put(rank.y, answers[r].y);
       put(rank.y_weights, answers[r].y_weights);

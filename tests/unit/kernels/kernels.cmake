@@ -19,7 +19,7 @@ foreach(_name numbers routing placement dispatch combine far_dispatch far_combin
   foreach(_helper ${_helpers})
     target_sources(kernels_${_name}_test PRIVATE ${CMAKE_CURRENT_LIST_DIR}/kernels_${_helper}.cpp)
   endforeach()
-  target_include_directories(kernels_${_name}_test PRIVATE ${PROJECT_SOURCE_DIR}/kernels)
+  target_include_directories(kernels_${_name}_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/kernels)
   target_link_libraries(kernels_${_name}_test PRIVATE epd_kernels epd_options GTest::gtest_main Threads::Threads)
   gtest_discover_tests(kernels_${_name}_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
     PROPERTIES LABELS unit TIMEOUT 300)

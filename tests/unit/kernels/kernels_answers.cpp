@@ -1,5 +1,7 @@
 #include "kernels_answers.h"
 
+#include "support/left_out_rows.h"
+
 #include <array>
 
 namespace epd::kernels::testing_cases {
@@ -31,6 +33,16 @@ class BlockPool {
   std::array<std::uint16_t, 4096> values_{};
 };
 
+// What rank d receives, in rows of no weight.
+reference::RankReceived places_at(const Case& c, std::uint32_t rank) {
+  reference::GroupParams params = c.params;
+  params.payload = reference::Payload::kOpaque;
+  params.opaque_bytes = 8;
+  std::vector<RankInput> inputs = c.inputs;
+  for (RankInput& input : inputs) input.x.resize(std::size_t{8} * input.num_tokens);
+  return reference::dispatch_to(params, inputs, rank);
+}
+
 }  // namespace
 
 std::vector<CombineInput> random_answers(const Case& c, std::uint32_t seed, const CombineOptions& options) {
@@ -42,6 +54,7 @@ std::vector<CombineInput> random_answers(const Case& c, std::uint32_t seed, cons
     if (!c.is_there(d)) continue;
     CombineInput& answer = answers[d];
     answer.y = pool.take(c.rules.recv_rows * c.params.hidden);
+    if (options.weighted) test::spoil_left_out_rows(c.params, c.inputs, places_at(c, d), d, answer.y);
     for (std::size_t i = 0; options.return_weights && i < c.rules.recv_rows * c.choices_per_row(); ++i) {
       answer.y_weights.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(random())));
     }

@@ -66,6 +66,8 @@ std::uint16_t random_bf16(std::mt19937& random, std::uint32_t mood) {
 float random_weight(std::mt19937& random, std::uint32_t mood) {
   if (mood == 0) return std::bit_cast<float>(static_cast<std::uint32_t>(random()));
   if (mood == 2) return std::ldexp(1.0f, -static_cast<int>(random() % 4));  // ties when rounded
+  constexpr float kFew[] = {-1.0f, -0.0f, 0.0f, 1.0f};  // zeros of either sign, and weights that cancel
+  if (mood == 3) return kFew[random() % 4];
   return static_cast<float>(random() % 100000) * 1.1e-5f;
 }
 

@@ -169,6 +169,47 @@ TEST_P(Combine, ASumIsRoundedOnItsWayToAnotherDomain) {
   }
 }
 
+// A row whose weight is 0, of either sign or by weights that cancel, changes nothing, whatever it holds: not
+// even the sign of a zero.
+TEST_P(Combine, ARowOfWeightZeroIsLeftOut) {
+  constexpr std::uint16_t kNan = 0x7fc0;
+  constexpr std::uint16_t kInf = 0x7f80;
+  struct Summed {
+    float weight;     // of rank 0's row
+    std::uint16_t y;  // what that row holds
+    std::uint16_t compact;
+    std::uint16_t by_expert;  // a partial sum of -0 is added to +0
+  };
+  const std::uint16_t tiny = float_to_bf16(-1e-30f);
+  for (const Summed& summed : {Summed{2, float_to_bf16(3), float_to_bf16(6), float_to_bf16(6)},
+                               Summed{1e-30f, tiny, 0x8000, 0}, Summed{-0.0f, kNan, 0, 0}}) {
+    for (const Layout layout : {Layout::kCompact, Layout::kPacked, Layout::kExpert}) {
+      Case c = all_to_all(GetParam(), layout);
+      for (RankInput& input : c.inputs) {
+        input.topk_idx = {0, 1, 2, 3, 3};
+        input.topk_weights = {summed.weight, 0.0f, -0.0f, 1.5f, -1.5f};
+      }
+      c.params.topk = 5;
+      route(c);
+      std::vector<CombineInput> answers(4);
+      for (std::uint32_t d = 0; d < 4; ++d) {
+        const std::uint16_t value = d == 0 ? summed.y : d == 2 ? kInf : kNan;
+        answers[d].y.assign(c.rules.recv_rows * c.params.hidden, value);
+      }
+      RankCombined expected;
+      expected.out.assign(c.params.hidden, layout == Layout::kCompact ? summed.compact : summed.by_expert);
+      const CombineOptions options{true, abi::kReturnNone};
+      for (const std::uint32_t sum_ranks : {0u, 1u, 2u}) {
+        c.params.sum_ranks = sum_ranks;
+        SCOPED_TRACE(testing::Message() << c << " weight " << summed.weight);
+        expect_combined(c, answers, options, 0, expected);
+        expect_bits("reference", reference::combine_to(c.params, c.inputs, answers, options, 0).out.data(),
+                    expected.out);
+      }
+    }
+  }
+}
+
 // One domain has all ranks, whether that is said by 0, by R or by more.
 TEST_P(Combine, OneDomainOfAllRanksIsNone) {
   for (std::uint32_t seed = 4000; seed < 4060; ++seed) {

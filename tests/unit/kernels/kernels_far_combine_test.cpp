@@ -131,19 +131,20 @@ TEST(FarSums, CrossOnceForAWholeDomain) {
   }
 }
 
-// Products that are too small for a float leave the sign of their zero: here, and on their way.
-TEST_P(FarCombine, AZeroKeepsItsSign) {
+// Products that are too small for a float leave the sign of their zero: here, and on their way. With `weight`
+// 0 rank 1's rows are NaN, and left out.
+void expect_sign_of_zero(const host::RowKernels* kernels, float weight) {
   FarCase far;
   Case& c = far.c;
   c.params.num_ranks = c.params.num_experts = c.params.topk = 2;
   c.params.sum_ranks = 1;
-  c.choice = {GetParam(), host::Stores::kCached};
+  c.choice = {kernels, host::Stores::kCached};
   for (std::uint32_t r = 0; r < 2; ++r) {
     RankInput input;
     input.num_tokens = 1;
     input.x.resize(std::size_t{2} * c.params.hidden);
     input.topk_idx = {0, 1};
-    input.topk_weights = {1e-30f, 1e-30f};
+    input.topk_weights = {1e-30f, weight};
     c.inputs.push_back(input);
   }
   route(c);
@@ -155,9 +156,16 @@ TEST_P(FarCombine, AZeroKeepsItsSign) {
     answer.bias[1].clear();
     answer.y.assign(c.rules.recv_rows * c.params.hidden, float_to_bf16(-1e-30f));
   }
+  if (weight == 0.0f) std::fill(world.answers[1].y.begin(), world.answers[1].y.end(), 0x7fc0);
   const RankCombined expected = reference::combine_to(c.params, c.inputs, world.answers, world.options, 0);
   EXPECT_EQ(expected.out[0], 0x8000);
   ASSERT_NO_FATAL_FAILURE(expect_combined(1, world, c.params));
+}
+TEST_P(FarCombine, AZeroKeepsItsSign) {
+  expect_sign_of_zero(GetParam(), 1e-30f);
+}
+TEST_P(FarCombine, ADomainOfWeightZeroIsLeftOut) {
+  for (const float weight : {0.0f, -0.0f}) expect_sign_of_zero(GetParam(), weight);
 }
 
 const auto kPaths =

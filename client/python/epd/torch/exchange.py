@@ -149,7 +149,8 @@ class Exchange(NotCopied):
         biases, once.
 
         y             [rows, H] bf16: one row for each received row; those without a token do not count
-        topk_weights  [n, K] float32: rows are multiplied by them; None: they are added as they are
+        topk_weights  [n, K] float32: rows are multiplied by them, and one of weight 0 is left out, even a NaN;
+                      None: they are added as they are
         biases        up to num_biases tensors [n, H] bf16, which are added
         """
         config = self.group.config
