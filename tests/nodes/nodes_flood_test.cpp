@@ -9,6 +9,7 @@
 
 #include <openssl/ssl.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include <algorithm>
@@ -106,6 +107,20 @@ std::vector<Flood> floods() {
       {"pings", [](std::uint32_t) { return frame(kPing, 0, 0, std::string(8, 'p')); }},
       {"settings", [](std::uint32_t) { return frame(kSettings, 0, 0, std::string("\0\x03\0\0\0\x05", 6)); }},
   };
+}
+
+// The first bytes of a TLS handshake.
+std::string client_hello() {
+  const std::unique_ptr<SSL_CTX, void (*)(SSL_CTX*)> context(SSL_CTX_new(TLS_client_method()), SSL_CTX_free);
+  const std::unique_ptr<SSL, void (*)(SSL*)> ssl(SSL_new(context.get()), SSL_free);
+  BIO* const out = BIO_new(BIO_s_mem());
+  SSL_set_bio(ssl.get(), BIO_new(BIO_s_mem()), out);
+  SSL_connect(ssl.get());  // waits for an answer
+  std::string bytes(4096, '\0');
+  const int n = BIO_read(out, bytes.data(), static_cast<int>(bytes.size()));
+  RANK_CHECK(n > 0, "no ClientHello");
+  bytes.resize(static_cast<std::size_t>(n));
+  return bytes;
 }
 
 // What Attach carries first.
@@ -273,6 +288,43 @@ class NodesFlood : public ClusterOfDaemons {
   Shared<std::atomic<std::uint64_t>> rounds_;
   std::vector<RankProcess> ranks_;
 };
+
+// Each takes gRPC 65 KiB, until its time is over.
+TEST_F(NodesFlood, HandshakesThatAreNotEndedTakeBoundedMemory) {
+  constexpr std::uint64_t kMostOfHandshakesKib = 160 << 10;
+  Shared<Gate> begun;
+  Shared<Gate> over;
+  const std::uint64_t idle_kib = take_census(at("a").pid()).own_kib;
+  RankProcess attacker([&]() -> std::string {
+    const rlimit many{4096, 4096};
+    RANK_CHECK(::setrlimit(RLIMIT_NOFILE, &many) == 0, "setrlimit");
+    const std::string hello = client_hello();
+    std::vector<UniqueFd> half_open;
+    for (int i = 0; i < 2000; ++i) {  // of 60 addresses
+      half_open.push_back(tcp_connect(port("a"), "127.0.1." + std::to_string(1 + i % 60)));
+      (void)::send(half_open.back().get(), hello.data(), hello.size(), MSG_NOSIGNAL);
+    }
+    begun->arrive();
+    over->wait_for(1);
+    return "";
+  });
+  begun->wait_for(1);
+  start("d");
+  await("a", "d", "up");
+  const CommandResult status = at("a").epctl({"status"});
+  EXPECT_EQ(status.exit_code, 0) << status.err;
+  const std::uint64_t kib = take_census(at("a").pid()).own_kib;
+  EXPECT_TRUE(rounds_pass());
+  over->arrive();
+  const RankOutcome outcome = attacker.wait(30);
+  EXPECT_TRUE(outcome.ok) << outcome.to_string();
+  std::printf("2,000 handshakes: %lu MiB above idle\n", static_cast<unsigned long>((kib - idle_kib) >> 10));
+  if (kMemoryIsOurs) {
+    EXPECT_LT(kib, idle_kib + kMostOfHandshakesKib);
+  }
+  asks_->ask();
+  expect_all_ok(wait_all(ranks_, 60));
+}
 
 // The daemon took gigabytes, healthy nodes were lost, and their groups ended.
 TEST_F(NodesFlood, OfHttp2CostsLittleMemoryAndNoOtherNode) {
