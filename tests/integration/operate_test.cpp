@@ -6,10 +6,12 @@
 #include "support/client.h"
 #include "support/daemon.h"
 #include "support/ranks.h"
+#include "support/refused_call.h"
 #include "support/script.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <algorithm>
@@ -469,6 +471,26 @@ TEST(Programs, EpdAloneStartsNoDaemon) {
       << "epd serve --help showed only -h: " << help.out;
   EXPECT_EQ(help.exit_code, 0);
   EXPECT_EQ(run_command({daemon_program(), "engine", "--help"}).out.find("SIGTERM"), std::string::npos);
+}
+
+// It said that it serves, and then failed its devices for good, or answered nobody.
+TEST(Programs, EpdEndsWhereASystemCallIsRefused) {
+  const std::string directory = testing::TempDir() + "epd-refused-" + std::to_string(::getpid());
+  const std::pair<long, std::string> calls[] = {{SYS_pidfd_open, "pidfd_open"}, {SYS_accept4, "accept4"}};
+  for (const auto& [call, name] : calls) {
+    RankProcess sandbox([&, number = call, text = name]() -> std::string {
+      RANK_CHECK(refuse_call(number, EPERM), "no filter can be set");
+      const CommandResult result =
+          run_command({daemon_program(), "serve", "--config", "/dev/null", "--devices.cuda", "none",
+                       "--socket", directory + "/a.sock", "--control-socket", directory + "/c.sock"},
+                      10);
+      RANK_CHECK(result.exit_code == 1, std::to_string(result.exit_code) + ": " + result.err);
+      RANK_CHECK(result.err.find(text + " is refused: ") != std::string::npos, result.err);
+      return "";
+    });
+    const RankOutcome outcome = sandbox.wait(30);
+    EXPECT_TRUE(outcome.ok) << outcome.to_string();
+  }
 }
 
 TEST_F(Operate, TheFirstLineTellsWhatRunsHere) {

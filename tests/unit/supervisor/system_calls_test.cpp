@@ -1,31 +1,16 @@
 // A sandbox that refuses a system call which the daemon needs.
 #include "system_calls.h"
+#include "support/refused_call.h"
 
 #include <gtest/gtest.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cerrno>
-#include <cstddef>
 #include <string>
 
 namespace epd::supervisor {
 namespace {
-
-bool refuse(long call, int error) {
-  sock_filter filter[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(call), 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<unsigned>(error)),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  sock_fprog program{4, filter};
-  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
-}
 
 // The daemon said that it serves, and then failed its devices (pidfd_open) or never answered (accept4).
 TEST(SystemCalls, OneThatIsRefusedIsNamedAtTheStart) {
@@ -41,7 +26,7 @@ TEST(SystemCalls, OneThatIsRefusedIsNamedAtTheStart) {
   for (const auto& one : cases) {
     const pid_t child = ::fork();
     if (child == 0) {
-      if (!refuse(one.call, one.error)) ::_exit(2);
+      if (!test::refuse_call(one.call, one.error)) ::_exit(2);
       const Status status = check_system_calls();
       if (status.code() != StatusCode::kUnsupported) ::_exit(3);
       ::_exit(status.message().starts_with(one.text) ? 0 : 4);
