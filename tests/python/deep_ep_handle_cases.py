@@ -126,6 +126,20 @@ def normal_written_to(group: Any) -> None:
     buffer.destroy()
 
 
+def normal_established_later(group: Any) -> None:
+    """A handle that another Buffer could not take at first is as good afterwards."""
+    first, second = make_buffer(group), make_buffer(group)
+    all_sent = [sent_by(each, "bf16") for each in range(first.group_size)]
+    handle = FORMS["pickled"](dispatch_sent(first, all_sent)[1])
+    kept = [dispatch_sent(second, all_sent) for _ in range(8)]
+    x = all_sent[first.rank].x
+    raises(epd.ResourceExhausted, "$EPD_DEEPEP_HANDLES is 8", lambda: second.dispatch(x, handle=handle))
+    kept.clear()
+    _use_normal(second, handle, all_sent)
+    first.destroy()
+    second.destroy()
+
+
 def normal_without_topk_idx(group: Any) -> None:
     first, second = make_buffer(group), make_buffer(group)
     rank, size = first.rank, first.group_size

@@ -145,6 +145,7 @@ def test_handles_in_other_forms(two: RankProcesses) -> None:
     two.run("deep_ep_handle_cases.normal")
     two.run("deep_ep_handle_cases.normal_without_topk_idx")
     two.run("deep_ep_handle_cases.normal_written_to")
+    two.run("deep_ep_handle_cases.normal_established_later")
 
 
 @pytest.mark.parametrize("views", [False, True])
