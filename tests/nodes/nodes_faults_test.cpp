@@ -48,16 +48,8 @@ class NodesFaults : public ClusterOfDaemons {
   void TearDown() override { bystander_asks_->ask(); }
 
   static Case spanning_case(bool degrade) {
-    Case c;
-    c.seed = 77;
-    c.num_ranks = kRanks;
-    c.num_experts = kRanks * 4;
-    c.max_tokens = 16;
-    c.hidden = 256;
-    c.topk = 4;
-    c.depth = 2;
+    Case c = DaemonCluster::spanning_case(kRanks);
     c.degrade = degrade;
-    c.span = EPD_SPAN_CLUSTER;
     c.sum_ranks = 2;
     return c;
   }

@@ -34,16 +34,7 @@ TEST_P(NodesFlips, AFlippedBitNeverBecomesAResultThatIsOk) {
   start("b", settings);
   await("a", "b", "up");
   await("b", "a", "up");
-  Case c;
-  c.seed = 23;
-  c.num_ranks = 2;
-  c.num_experts = 8;
-  c.max_tokens = 16;
-  c.hidden = 256;
-  c.topk = 4;
-  c.depth = 2;
-  c.span = EPD_SPAN_CLUSTER;
-  c.sum_ranks = 1;
+  const Case c = spanning_case();
   std::vector<RankProcess> ranks;
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
     ranks.emplace_back([&, rank]() -> std::string {

@@ -211,15 +211,7 @@ class NodesFlood : public ClusterOfDaemons {
 
   // A group of the nodes b and c, of which no round may fail.
   std::string run_rounds(std::uint32_t rank) {
-    Case c;
-    c.num_ranks = 2;
-    c.num_experts = 8;
-    c.max_tokens = 16;
-    c.hidden = 256;
-    c.topk = 4;
-    c.depth = 2;
-    c.span = EPD_SPAN_CLUSTER;
-    c.sum_ranks = 1;
+    const Case c = spanning_case();
     Daemon& daemon = at(rank == 0 ? "b" : "c");
     const Session session(daemon.socket(), daemon.device(0));
     const Group group(session, c.config("bystanders", rank));

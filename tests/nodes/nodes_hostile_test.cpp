@@ -37,19 +37,6 @@ class NodesHostile : public ClusterOfDaemons {
   }
   void TearDown() override { asks_->ask(); }
 
-  static Case spanning_case() {
-    Case c;
-    c.seed = 91;
-    c.num_ranks = 2;
-    c.num_experts = 8;
-    c.max_tokens = 16;
-    c.hidden = 256;
-    c.topk = 4;
-    c.depth = 2;
-    c.span = EPD_SPAN_CLUSTER;
-    c.sum_ranks = 1;
-    return c;
-  }
   // Rounds until they are asked to end, of which none may fail.
   std::string run_rounds(const Group& group, const Case& c, std::uint32_t rank) {
     std::uint64_t round = 0;

@@ -38,23 +38,11 @@ class NodesNetwork : public ClusterOfDaemons {
     EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
     return Json::parse(result.out, nullptr, false);
   }
-  static Case spanning_case() {
-    Case c;
-    c.seed = 5;
-    c.num_ranks = 2;
-    c.num_experts = 8;
-    c.max_tokens = 16;
-    c.hidden = 256;
-    c.topk = 4;
-    c.depth = 2;
-    c.span = EPD_SPAN_CLUSTER;
-    c.sum_ranks = 2;
-    return c;
-  }
   void start_ranks() {
     for (std::uint32_t rank = 0; rank < 2; ++rank) {
       ranks_.emplace_back([this, rank]() -> std::string {
-        const Case c = spanning_case();
+        Case c = spanning_case();
+        c.sum_ranks = 2;  // so there are asks
         Daemon& daemon = at(rank == 0 ? "a" : "b");
         const Session session(daemon.socket(), daemon.device(0));
         const Group group(session, c.config("network", rank));

@@ -232,17 +232,9 @@ class NodesSoak : public testing::Test {
 
   void add(const std::string& name, bool degrade, const std::vector<std::uint32_t>& nodes,
            std::uint32_t device, Order order) {
-    Case c;
+    Case c = DaemonCluster::spanning_case(static_cast<std::uint32_t>(nodes.size()));
     c.seed = seed_ * 100 + plans_.size();
-    c.num_ranks = static_cast<std::uint32_t>(nodes.size());
-    c.num_experts = c.num_ranks * 4;
-    c.max_tokens = 12;
-    c.hidden = 256;
-    c.topk = 3;
-    c.depth = 2;
     c.degrade = degrade;
-    c.span = EPD_SPAN_CLUSTER;
-    c.sum_ranks = 1;
     for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) seats_.push_back({plans_.size(), rank});
     plans_.push_back({name, c, nodes, device, order});
   }

@@ -161,4 +161,16 @@ void DaemonCluster::await_refusal(const std::string& by, const std::string& reas
                                                                               << at(by).epctl({"nodes"}).out;
 }
 
+Case DaemonCluster::spanning_case(std::uint32_t num_ranks) {
+  Case c;
+  c.num_ranks = num_ranks;
+  c.num_experts = 4 * num_ranks;
+  c.max_tokens = 16;
+  c.hidden = 256;
+  c.topk = 4;
+  c.span = EPD_SPAN_CLUSTER;
+  c.sum_ranks = 1;
+  return c;
+}
+
 }  // namespace epd::test

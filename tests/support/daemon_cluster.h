@@ -1,6 +1,7 @@
 // Daemons of one cluster on this machine, with certificates of a CA of their own, at free ports of 127.0.0.1.
 #pragma once
 
+#include "support/cases.h"
 #include "support/daemon.h"
 
 #include <gtest/gtest.h>
@@ -60,6 +61,9 @@ class DaemonCluster {
                double seconds = kSoon);
   std::uint64_t refused(const std::string& by, const std::string& reason);
   void await_refusal(const std::string& by, const std::string& reason, std::uint64_t at_least = 1);
+
+  // A small group that spans nodes. Each rank is a sum domain.
+  static Case spanning_case(std::uint32_t num_ranks = 2);
 
   const std::string& directory() const { return directory_; }
 
