@@ -17,6 +17,8 @@ using abi::FarType;
 struct FarGroup::Channel {
   std::uint64_t greetings = 0;  // numbers that were given out
   std::uint64_t others = 0;
+  const Pair* last = nullptr;  // of the last message, until one without content has followed it
+  std::uint64_t last_ns = 0;   // of the first step since that message; 0: there was none
   Sequence came;
   std::optional<MacKey> out;
   std::optional<MacKey> in;  // of the sender's latest beginning that is known
@@ -297,6 +299,18 @@ void FarGroup::find_gaps() {
   }
 }
 
+// A lost message is missed when a later one has come. So in a pause an empty credit follows the last one.
+void FarGroup::follow_last() {
+  if (facts_.gap_ns == 0) return;
+  for (auto& [engine, channel] : state_->channels) {
+    if (channel.last == nullptr) continue;
+    if (channel.last_ns == 0) channel.last_ns = now_ns_;
+    if (now_ns_ < channel.last_ns + facts_.gap_ns / 3) continue;
+    post_credit(*channel.last);
+    channel.last = nullptr;
+  }
+}
+
 // A batch that waits here for its operation has a credit. Of announcements there are at most as many as
 // operations that may have begun. A far rank begins operation i when its operation i - depth has ended: then
 // this rank has begun that one, and so ended its own of i - 2 * depth.
@@ -407,7 +421,10 @@ void FarGroup::post(const FarHeader& header, Buffer body) {
   message->engine = s.engines[header.to_rank];
   message->body = std::move(body);
   count_batch(header, message->engine, true);
-  add_credits(message->header, pair(header.from_rank, header.to_rank));
+  Pair& with = pair(header.from_rank, header.to_rank);
+  add_credits(message->header, with);
+  s.channels[message->engine].last = &with;
+  s.channels[message->engine].last_ns = 0;
   seal(*message);
   s.outgoing.push_back(std::move(message));
 }
@@ -454,6 +471,7 @@ bool FarGroup::step(std::uint64_t now_ns) {
   if (state_ == nullptr) return false;
   find_gaps();
   give_back_credits();
+  follow_last();
   for (auto& [ranks, with] : state_->pairs) {
     count_stall(with, with.rows, with.row_stall);
     count_stall(with, with.sums, with.sum_stall);
@@ -504,29 +522,36 @@ void FarGroup::count_stall(Pair& with, Window& window, Stall& stall) {
 
 void FarGroup::give_back_credits() {
   for (auto& [ranks, with] : state_->pairs) {
-    if (!with.row_debt.is_due(now_ns_) && !with.sum_debt.is_due(now_ns_)) continue;
-    FarHeader header{};
-    header.type = FarType::kCredit;
-    header.tag = abi::far_epoch_tag(state_->epoch);
-    header.from_rank = static_cast<std::uint16_t>(with.rank);
-    header.to_rank = static_cast<std::uint16_t>(with.far_rank);
-    post(header, {});
+    if (with.row_debt.is_due(now_ns_) || with.sum_debt.is_due(now_ns_)) post_credit(with);
   }
+}
+
+void FarGroup::post_credit(const Pair& with) {
+  FarHeader header{};
+  header.type = FarType::kCredit;
+  header.tag = abi::far_epoch_tag(state_->epoch);
+  header.from_rank = static_cast<std::uint16_t>(with.rank);
+  header.to_rank = static_cast<std::uint16_t>(with.far_rank);
+  post(header, {});
 }
 
 std::uint64_t FarGroup::due_ns() const {
   if (state_ == nullptr) return 0;
   std::uint64_t due = 0;
+  const auto add = [&due](std::uint64_t one) {
+    if (due == 0 || one < due) due = one;
+  };
   for (const auto& [ranks, with] : state_->pairs) {
     for (const Debt* debt : {&with.row_debt, &with.sum_debt}) {
-      const std::uint64_t one = debt->due_ns();
-      if (one != 0 && (due == 0 || one < due)) due = one;
+      if (const std::uint64_t one = debt->due_ns(); one != 0) add(one);
     }
   }
-  for (const auto& [engine, channel] : state_->channels) {
-    const std::uint64_t since_ns = channel.fault.empty() ? channel.came.gap_since_ns() : channel.told_ns;
-    if (since_ns == 0 || facts_.gap_ns == 0) continue;
-    if (due == 0 || since_ns + facts_.gap_ns < due) due = since_ns + facts_.gap_ns;
+  if (facts_.gap_ns != 0) {
+    for (const auto& [engine, channel] : state_->channels) {
+      const std::uint64_t since_ns = channel.fault.empty() ? channel.came.gap_since_ns() : channel.told_ns;
+      if (since_ns != 0) add(since_ns + facts_.gap_ns);
+      if (channel.last != nullptr) add(channel.last_ns + facts_.gap_ns / 3);
+    }
   }
   return state_->outgoing.empty() ? due : std::max<std::uint64_t>(1, now_ns_);
 }

@@ -10,7 +10,7 @@
 //   ask       owner → far gateway        records: FarAskRecord
 //   sums      gateway → owner            records: FarSumRecord
 //   done      rank → far gateway         none; `batches` is how many there are
-//   credit    rank → rank                none
+//   credit    rank → rank                none. Without credits: nothing came after the message before
 //   ping      engine → engine            none; `time_ns` is the sender's
 //   pong      engine → engine            none; the ping's `time_ns`
 //   refuse    engine → engine            FarRefusal: why a group's messages are not taken
@@ -268,7 +268,7 @@ constexpr FarReason check_far_counts(const FarHeader& h, const FarRule& rule) {
   if (h.type == FarType::kAnnounce && h.body_bytes != sizeof(FarAnnouncement) + std::uint64_t{4} * h.records)
     return FarReason::kRecords;
   const bool credits = h.row_credits != 0 || h.sum_credits != 0;
-  if (rule.ranks ? h.type == FarType::kCredit && !credits : credits) return FarReason::kCredits;
+  if (!rule.ranks && credits) return FarReason::kCredits;
   if (rule.group && h.time_ns == 0) return FarReason::kTime;
   if ((h.number != 0) != rule.group) return FarReason::kNumber;
   return FarReason::kNone;

@@ -145,6 +145,23 @@ TEST_P(FarSeal, AMessageThatNeverComesIsNoticed) {
       << "told again, as long as the epoch lasts: nobody may have heard it";
 }
 
+// Nothing told that it was missing: its operation waited for its deadline.
+TEST_P(FarSeal, AMessageThatIsTheLastAndNeverComesIsNoticed) {
+  FarHeader header{};
+  header.type = FarType::kAnnounce;
+  header.tag = abi::op_tag(epoch_, 0);
+  header.to_rank = 1;
+  header.body_bytes = sizeof(abi::FarAnnouncement);
+  world_.group(0).post(header, Buffer(header.body_bytes));
+  while (!world_.group(0).step(1)) {
+  }
+  world_.lose_all();
+  for (int i = 0; i < 150; ++i) world_.step();
+  EXPECT_EQ(fault(), "sent message 1, which has not come for 1 ms though later ones have");
+  EXPECT_EQ(world_.group(0).due_ns(), 0u) << "it says so once";
+  EXPECT_EQ(group().drops().total(), 0u);
+}
+
 class FarMac : public FarSeal {};
 INSTANTIATE_TEST_SUITE_P(Check, FarMac, ::testing::Values(FarCheck::kMac));
 

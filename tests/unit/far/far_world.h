@@ -81,6 +81,7 @@ class World {
   // Of that node's engine.
   Ledger& ledger(std::uint32_t node) { return ledgers_.at(node); }
   std::size_t on_its_way() const { return on_its_way_.size(); }
+  void lose_all() { on_its_way_.clear(); }
   std::size_t held() const { return held_.size(); }
 
  private:

@@ -107,7 +107,6 @@ TEST(Far, WhatIsWrongIsNamed) {
       {FarType::kRows, FarReason::kBodyBytes, [](FarHeader& h) { h.body_bytes = kMaxFarBodyBytes + 10; }},
       {FarType::kDone, FarReason::kBodyBytes, [](FarHeader& h) { h.body_bytes = 1; }},
       {FarType::kGreeting, FarReason::kBodyBytes, [](FarHeader& h) { --h.body_bytes; }},
-      {FarType::kCredit, FarReason::kCredits, [](FarHeader& h) { h.row_credits = 0; }},
       {FarType::kPing, FarReason::kCredits, [](FarHeader& h) { h.sum_credits = 1; }},
       {FarType::kRows, FarReason::kTime, [](FarHeader& h) { h.time_ns = 0; }},
       {FarType::kRows, FarReason::kNumber, [](FarHeader& h) { h.number = 0; }},

@@ -146,12 +146,14 @@ class FarGroup {
   Drop take_in(const Arrival& arrival);
   void add_fault(EngineId engine, const std::string& what);
   void find_gaps();
+  void follow_last();
   Pair& pair(std::uint32_t rank, std::uint32_t far_rank);
   EngineId engine_of(std::uint32_t rank) const;
   void count_batch(const abi::FarHeader& header, EngineId engine, bool sent);
   void count_stall(Pair& pair, Window& window, Stall& stall);
   Debt* debt_of(const abi::FarHeader& header);
   void give_back_credits();
+  void post_credit(const Pair& with);
   void add_credits(abi::FarHeader& header, Pair& pair) const;
 
   const Facts facts_;
