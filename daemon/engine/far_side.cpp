@@ -175,11 +175,11 @@ Drop FarSide::greet(far::EngineId from, std::span<const std::byte> bytes, const 
   if (header.token != far::message_token(key_, from, own_)) return Drop::kToken;
   if (!far::body_is_whole(header, {body.data, body.bytes}, check_)) return Drop::kChecksum;
   if (abi::read_far_greeting({body.data, body.bytes}, words) != abi::FarReason::kNone) return Drop::kContent;
-  const bool same_check = words.check == static_cast<std::uint64_t>(check_);
-  if (same_check && !group_->is_authentic(from, header, {body.data, body.bytes})) return Drop::kChecksum;
+  // Before any word of it is believed. A side with another check tells the difference itself.
+  if (!group_->is_authentic(from, header, {body.data, body.bytes})) return Drop::kChecksum;
   Greeting& greeting = found->second;
   greeting.asked |= words.heard == 0;
-  if (!same_check) {
+  if (words.check != static_cast<std::uint64_t>(check_)) {
     greeting.differs = std::string("network.check (here \"") + abi::far_check_name(check_) + "\", there \"" +
                        abi::far_check_name(static_cast<abi::FarCheck>(words.check)) + "\")";
   } else if (words.shape_digest != shape_digest()) {
