@@ -89,6 +89,7 @@ Status Arrivals::ask(Group& group, std::uint32_t rank, const JoinRequest& reques
   member.bound = abi::bound_regions(request.join.bindings);
   member.join_request = request.id.number;
   member.join_due_ns = due_ns;
+  if (member.session.node != group.sole_node) group.sole_node = 0;
   group.arrivals.emplace(rank, Arrival{request, std::move(member)});
   desk_.emit(AcquireMemory{request.engine, request.id, group.id, rank, request.uid, group.shape});
   return {};

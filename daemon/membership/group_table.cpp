@@ -40,10 +40,10 @@ Status GroupTable::check_quotas(const JoinRequest& request, std::uint32_t max_gr
                               " groups; allowed: " + std::to_string(max_groups) + " (limits.max_groups)");
   }
   const std::uint32_t node = request.id.session.node;
-  const std::uint64_t of_node = count_if([&](const Group& group) { return group.made_by == node; });
+  const std::uint64_t of_node = count_if([&](const Group& group) { return group.sole_node == node; });
   if (several_nodes && of_node >= share_of_one(max_groups)) {
     return resource_exhausted(
-        "ranks of this node have begun " + std::to_string(of_node) + " groups that span nodes; allowed: " +
+        "ranks of this node alone are in " + std::to_string(of_node) + " groups that span nodes; allowed: " +
         std::to_string(share_of_one(max_groups)) + " (3/4 of the coordinator's limits.max_groups)");
   }
   const std::uint64_t of_user = count_if([&](const Group& group) { return group.uid == request.uid; });
@@ -57,7 +57,7 @@ Group& GroupTable::add(const JoinRequest& request, std::uint64_t now_ns) {
   Group& group = groups_[id];
   group.id = id;
   group.uid = request.uid;
-  group.made_by = request.id.session.node;
+  group.sole_node = request.id.session.node;
   group.name = request.join.group;
   group.shape = request.join.shape;
   group.asked_sum_ranks = group.shape.sum_ranks;

@@ -104,8 +104,9 @@ void GroupRegistry::handle(const Event& event) {
 
 Group& GroupRegistry::put(Group group) {
   Group& here = parts_->groups.put(std::move(group));
-  if (!here.members.empty()) here.made_by = here.members.begin()->second.session.node;
+  if (!here.members.empty()) here.sole_node = here.members.begin()->second.session.node;
   for (const auto& [rank, member] : here.members) {
+    if (member.session.node != here.sole_node) here.sole_node = 0;
     // 0: its number has not been told.
     if (member.member != 0) parts_->memberships.adopt(member.session, member.member, here.id, rank);
   }

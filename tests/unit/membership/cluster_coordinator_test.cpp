@@ -70,8 +70,9 @@ class CoordinatorAlone : public testing::Test {
   }
 
   // The last answer to a join that begins a group of that name; "": it waits for other ranks.
-  std::string begin_group(const std::string& node, const std::string& group, std::uint32_t uid = kUid) {
-    JoinRequest request = join_request(10, 0, 2);
+  std::string begin_group(const std::string& node, const std::string& group, std::uint32_t uid = kUid,
+                          std::uint32_t rank = 0) {
+    JoinRequest request = join_request(10, rank, 2);
     request.id.number = ++last_request_;
     request.uid = uid;
     std::strcpy(request.join.group, group.c_str());
@@ -101,7 +102,7 @@ TEST_F(CoordinatorAlone, ANodeThatMakesUpGroupsLeavesRoomForOthers) {
   for (std::uint32_t i = 0; i < 6; ++i)
     EXPECT_EQ(begin_group("b", "made-up-" + std::to_string(i), 5'000 + i), "");
   EXPECT_EQ(begin_group("b", "made-up-6", 6'000),
-            "ranks of this node have begun 6 groups that span nodes; allowed: 6 (3/4 of the coordinator's "
+            "ranks of this node alone are in 6 groups that span nodes; allowed: 6 (3/4 of the coordinator's "
             "limits.max_groups)");
   EXPECT_EQ(begin_group("a", "honest"), "");
   EXPECT_EQ(coordinator_->groups().size(), 7u);
@@ -454,6 +455,20 @@ TEST_F(Reports, AGroupInWhichNothingIsOwedGoesOn) {
   const std::vector<ToAgent> messages = take("a");
   ASSERT_EQ(messages.size(), 1u);
   EXPECT_EQ(std::get<SendBreak>(std::get<Order>(messages[0].body).action).message.epoch, 4u);
+}
+
+// After a failover it counted for the node of its first rank.
+TEST_F(Reports, AGroupThatRanksOfSeveralNodesJoinedCountsForNoNode) {
+  say("a", report_of(0));
+  say("b", report_of(1));
+  after_ms(2'000);
+  for (std::uint32_t i = 0; i < 6; ++i) EXPECT_EQ(begin_group("a", "x" + std::to_string(i)), "");
+  EXPECT_EQ(begin_group("a", "y"),
+            "ranks of this node alone are in 6 groups that span nodes; allowed: 6 (3/4 of the coordinator's "
+            "limits.max_groups)");
+  EXPECT_EQ(begin_group("b", "x0", kUid, 1), "") << "it joins";
+  EXPECT_EQ(begin_group("a", "y"), "");
+  EXPECT_EQ(coordinator_->groups().size(), 8u);
 }
 
 TEST_F(Reports, OneThatIsNotWhollyReportedEnds) {

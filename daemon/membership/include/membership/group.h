@@ -196,8 +196,8 @@ struct Group {
   };
 
   std::uint64_t id = 0;
-  std::uint32_t uid = 0;      // of all its members
-  std::uint32_t made_by = 0;  // the node whose rank came first
+  std::uint32_t uid = 0;        // of all its members
+  std::uint32_t sole_node = 0;  // the only node of which it is known that ranks joined; 0: of several
   std::string name;
   abi::GroupShape shape{};
   std::uint32_t asked_sum_ranks = 0;                     // of its first join; those that follow say the same
