@@ -183,6 +183,7 @@ void carry(Io& io, wire::PeerLost& m, PeerLost& v) {
   EPD_PART(engine, v.engine);
   EPD_PART(far, v.far);
   EPD_TEXT(text, v.text, kMaxWireText);
+  EPD_NUMBER(loss, v.loss, static_cast<std::uint32_t>(abi::PeerLoss::kCorrupt));
 }
 
 template <typename Io>

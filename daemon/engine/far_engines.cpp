@@ -151,9 +151,10 @@ void FarEngines::disconnect(EngineId engine, Peer& peer) {
   peer.connected = peer.heard = peer.silent = false;
 }
 
-void FarEngines::lose(EngineId engine, const std::string& reason) {
+void FarEngines::lose(EngineId engine, const std::string& reason, abi::PeerLoss loss) {
   const std::string text = name(engine) + " " + reason;
-  abi::PeerLost message{static_cast<std::uint32_t>(engine >> 32), static_cast<std::uint32_t>(engine), {}};
+  abi::PeerLost message{
+      static_cast<std::uint32_t>(engine >> 32), static_cast<std::uint32_t>(engine), loss, {}};
   abi::set_text(message.text, text.data(), text.size());
   log_event(LogLevel::kWarning, "far engine lost", {{"reason", text}});
   link_.send(abi::LinkType::kPeerLost, message);
@@ -230,7 +231,7 @@ void FarEngines::receive_corrupt(EngineId engine) {
   if (peer == peers_.end() || !peer->second.needed()) return;
   if (peer->second.corrupt_ns != 0 && now_ns < peer->second.corrupt_ns + kTellCorruptNs) return;
   peer->second.corrupt_ns = now_ns;
-  lose(engine, "sent a message with a wrong checksum of its header");
+  lose(engine, "sent a message with a wrong checksum of its header", abi::PeerLoss::kCorrupt);
 }
 
 // Only the answer to the last ping counts. An older one proves nothing.
@@ -284,7 +285,8 @@ bool FarEngines::step() {
   for (auto& [engine, peer] : peers_) sent |= look_after(engine, peer);
   for (const auto& [id, side] : sides_) {
     sent |= side->step(now_ns);
-    for (const far::FarGroup::Fault& fault : side->take_faults()) lose(fault.engine, fault.what);
+    for (const far::FarGroup::Fault& fault : side->take_faults())
+      lose(fault.engine, fault.what, abi::PeerLoss::kCorrupt);
   }
   return sent;
 }

@@ -51,7 +51,8 @@ class FarEngines {
   // For example "host:1 on node-b".
   std::string name(far::EngineId engine) const;
   // The engine is of no use to its groups: tells the supervisor.
-  void lose(far::EngineId engine, const std::string& reason);
+  void lose(far::EngineId engine, const std::string& reason,
+            abi::PeerLoss loss = abi::PeerLoss::kUnreachable);
 
   // ---- of the loop
 

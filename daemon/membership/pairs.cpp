@@ -15,7 +15,7 @@ void Pairs::on(const PeerLost& event) {
       return report.group_id == id && report.pair == pair;
     });
     if (shared && !known)
-      reports_.push_back({pair, event.text, id, group.epoch, desk_.due_in_ms(kCollectMs)});
+      reports_.push_back({pair, event.text, event.loss, id, group.epoch, desk_.due_in_ms(kCollectMs)});
   }
 }
 
@@ -64,18 +64,18 @@ void Pairs::tick() {
   }
 }
 
-// A pair is broken if its group was broken for it, and the engine has not served an epoch since, or if that
-// has helped too often for no more than a moment.
+// A pair is broken if its group was broken as the two don't reach each other, and the engine has not served
+// an epoch since; or if breaks have helped too often for no more than a moment. What came corrupted has come.
 void Pairs::judge(Group& group, const std::vector<Report>& reports) {
   std::vector<Report> broken;
   for (Report report : reports) {
-    const auto [tried, first] = tried_.emplace(std::pair(group.id, report.pair), group.epoch);
-    const bool failed = !first && group.engines.at(report.pair.first).resumed <= tried->second;
-    if (breaks_too_often(group, report) || failed) {
-      broken.push_back(std::move(report));
-    } else {
+    bool failed = false;
+    if (report.loss == abi::PeerLoss::kUnreachable) {
+      const auto [tried, first] = tried_.emplace(std::pair(group.id, report.pair), group.epoch);
+      failed = !first && group.engines.at(report.pair.first).resumed <= tried->second;
       tried->second = group.epoch;
     }
+    if (breaks_too_often(group, report) || failed) broken.push_back(std::move(report));
   }
   if (broken.empty()) {
     count_break(group, reports);

@@ -43,6 +43,7 @@ class Pairs {
   struct Report {
     Pair pair;
     std::string text;
+    abi::PeerLoss loss{};
     std::uint64_t group_id = 0;
     std::uint64_t epoch = 0;
     std::uint64_t due_ns = 0;
@@ -63,7 +64,7 @@ class Pairs {
   Breaks& breaks_;
   Departures& departures_;
   std::vector<Report> reports_;
-  // The epoch of a group that was broken for a pair.
+  // The last epoch of a group that was broken since one of the pair does not reach the other.
   std::map<std::pair<std::uint64_t, Pair>, std::uint64_t> tried_;
   // When a group was broken for a pair, whoever of the two said it: the lower one first.
   std::map<std::pair<std::uint64_t, Pair>, std::deque<std::uint64_t>> breaks_ns_;

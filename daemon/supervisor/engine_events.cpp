@@ -106,7 +106,8 @@ void EngineEvents::tell_peer_lost(std::uint32_t device, const Packet& packet) {
   const std::string text(message->text, abi::text_length(message->text));
   log_event(LogLevel::kWarning, "engine of another node not reached",
             {{"device", rooms_.fleet.name(device)}, {"reason", text}});
-  rooms_.deciders.handle(membership::PeerLost{local(device), {message->node, message->device_index}, text});
+  rooms_.deciders.handle(
+      membership::PeerLost{local(device), {message->node, message->device_index}, text, message->loss});
 }
 
 void EngineEvents::engine_message(std::uint32_t device, const Packet& packet) {

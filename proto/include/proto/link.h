@@ -63,7 +63,7 @@ enum class LinkType : std::uint16_t {
   kRankRefused = 42,   // memory that a rank's client brought can't be used here; it stays masked
   kGroupWaits =
       43,  // kGroupReady or kResumed has to wait for what is no fault of the engine's: again and again
-  kPeerLost = 44,  // an engine of another node, with which groups are shared, can't be reached
+  kPeerLost = 44,  // an engine of another node, with which groups are shared, is of no use
 };
 
 // How an engine's process ends: 0 as told, 1 the supervisor is gone, 2 something that a restart may not mend,
@@ -227,9 +227,14 @@ struct FarEngine {
   std::uint8_t address[kMaxFarAddressBytes];
 };
 
+enum class PeerLoss : std::uint32_t {
+  kUnreachable = 0,  // nothing comes from it, or it was told something else of the group
+  kCorrupt = 1,      // what it sent came corrupted, or is missing
+};
 struct PeerLost {
   std::uint32_t node;
   std::uint32_t device_index;
+  PeerLoss loss;
   char text[kTextBytes];
 };
 

@@ -79,6 +79,9 @@ class SpanningByMessages : public testing::Test {
   Lines out_of_reach(std::uint32_t node, std::uint32_t far) {
     return tell(PeerLost{{node, 0}, {far, 0}, "no answer"});
   }
+  Lines corrupted(std::uint32_t node, std::uint32_t far) {
+    return tell(PeerLost{{node, 0}, {far, 0}, "sent rows with a wrong checksum", abi::PeerLoss::kCorrupt});
+  }
   void activate(const std::vector<std::uint32_t>& nodes) {
     join_all(nodes);
     stored(1);
@@ -438,6 +441,21 @@ TEST_F(SpanningByMessages, APairThatHasWorkedSinceIsTriedAgain) {
     resumed(2, epoch + 1);
   }
   EXPECT_EQ(living().size(), 2u);
+}
+
+// A node was put out at the second flipped bit while its engines were slow to go on.
+TEST_F(SpanningByMessages, ACorruptedMessageIsNoPairThatDoesNotReachEachOther) {
+  begin(2);
+  activate({1, 2});
+  for (std::uint64_t epoch = 1; epoch < 4; ++epoch) {
+    corrupted(1, 2);
+    EXPECT_EQ(breaks_of(tick_after(100)).size(), 2u);
+    for (const std::uint32_t node : {1u, 2u}) broken(node, epoch, 4);
+  }
+  EXPECT_EQ(living().size(), 2u) << "though neither has gone on since the first break";
+  corrupted(1, 2);
+  tick_after(100);
+  EXPECT_EQ(living(), (std::set<std::uint32_t>{0})) << "as each break within a minute counts";
 }
 
 TEST_F(SpanningByMessages, APairThatWorksForNoMoreThanAMomentEachTimeIsPutOut) {

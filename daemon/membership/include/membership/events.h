@@ -139,11 +139,12 @@ struct RankRefused {
   EngineId engine;
   abi::RankRefused message{};
 };
-// It can't reach an engine of another node, with which it shares groups.
+// An engine of another node, with which it shares groups, is of no use to it.
 struct PeerLost {
   EngineId engine;
   EngineId far;
   std::string text;
+  abi::PeerLoss loss = abi::PeerLoss::kUnreachable;
 };
 
 // ---- from the store
