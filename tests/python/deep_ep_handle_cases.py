@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from deep_ep.handles import normal_routing
 from deep_ep_sent import (
     BF16,
     LL_T,
@@ -135,6 +136,8 @@ def normal_established_later(group: Any) -> None:
     x = all_sent[first.rank].x
     raises(epd.ResourceExhausted, "$EPD_DEEPEP_HANDLES is 8", lambda: second.dispatch(x, handle=handle))
     kept.clear()
+    routing = normal_routing(handle, x.device, first.group_size)
+    assert routing.offsets is None and not routing.handles  # a dispatch that was refused has told nothing
     _use_normal(second, handle, all_sent)
     first.destroy()
     second.destroy()
