@@ -71,7 +71,7 @@ std::unique_ptr<Side> ClusterImpl::make_side() {
   if (!settings_.coordinates())
     return std::make_unique<AgentSide>(std::move(self), [this] { return dialer_->dial(); });
   CoordinatorSide::Options options{ground_.limits, ground_.orphan_ms,     seconds_of_wall_clock(),
-                                   random_number,  seconds_of_wall_clock, ground_.max_groups_of};
+                                   random_number,  seconds_of_wall_clock, ground_.most_groups_of};
   return std::make_unique<CoordinatorSide>(
       std::move(self), std::move(options),
       [this](const SocketAddress& address, std::function<void(bool)> answer) {

@@ -470,7 +470,7 @@ void CoordinatorSide::begin_term(std::uint64_t term) {
                                              name == own_.node.name() ? &own_ : table_.find(name);
                                          return row == nullptr ? std::string() : row->node.address();
                                        },
-                                       options_.max_groups_of,
+                                       options_.most_groups_of,
                                        [this](const std::string& name, std::uint32_t uid) {
                                          return self_.settings.check_user(name, uid);
                                        }},

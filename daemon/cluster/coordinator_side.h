@@ -28,9 +28,9 @@ class CoordinatorSide final : public Side {
     membership::MembershipLimits limits;  // of groups that span nodes
     std::uint32_t orphan_ms = 0;
     std::uint64_t first_term = 1;  // of the first coordinator: higher than that of any before, if it can be
-    std::function<std::uint64_t()> random;                       // which nobody can guess
-    std::function<std::uint64_t()> seconds = [] { return 0; };   // of the wall clock, from which terms come
-    std::function<Quota(std::uint32_t uid)> max_groups_of = {};  // of a user
+    std::function<std::uint64_t()> random;                        // which nobody can guess
+    std::function<std::uint64_t()> seconds = [] { return 0; };    // of the wall clock, from which terms come
+    std::function<Quota(std::uint32_t uid)> most_groups_of = {};  // of a user
   };
   CoordinatorSide(Self self, Options options, Probe probe);
 

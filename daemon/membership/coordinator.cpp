@@ -134,7 +134,7 @@ void Coordinator::take(const std::string& name, NodeEntry& node, const ToCoordin
       send(name, node, Order{node.heard, ReplyRefused{join->id, std::move(status)}});
       return;
     }
-    const Quota own = options_.max_groups_of ? options_.max_groups_of(join->uid) : Quota();
+    const Quota own = options_.most_groups_of ? options_.most_groups_of(join->uid) : Quota();
     if (own.limit < join->max_groups.limit) join->max_groups = own;
   }
   tell(std::move(event));

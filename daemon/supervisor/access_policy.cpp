@@ -106,6 +106,19 @@ Quota AccessPolicy::max_groups(const Caller& caller, Quota general) const {
   return quota(caller, &AccessRule::max_groups, std::move(general));
 }
 
+Quota AccessPolicy::most_groups(std::uint32_t uid, Quota general) const {
+  const std::vector<std::uint32_t> unknown;
+  const Caller caller{uid, unknown};
+  Quota most = max_groups(caller, general);
+  for (const AccessRule& rule : rules_) {
+    if (is_about(rule, caller)) break;  // it decides, whatever the groups are
+    if (rule.unix_groups.empty()) continue;
+    const Quota may_be = rule.max_groups ? Quota{*rule.max_groups, number_of(rule)} : general;
+    if (may_be.limit > most.limit) most = may_be;
+  }
+  return most;
+}
+
 Quota AccessPolicy::max_arena_bytes(const Caller& caller, Quota general) const {
   return quota(caller, &AccessRule::max_arena_bytes, std::move(general));
 }

@@ -249,6 +249,11 @@ Quota Config::max_groups_of(const Caller& caller) const {
                            general_quota(caller, max_groups_per_user, max_groups, "limits.max_groups"));
 }
 
+Quota Config::most_groups_of(std::uint32_t uid) const {
+  return access.most_groups(uid,
+                            general_quota({uid, {}}, max_groups_per_user, max_groups, "limits.max_groups"));
+}
+
 Quota Config::max_arena_bytes_of(const Caller& caller) const {
   return access.max_arena_bytes(caller, general_quota(caller, max_arena_bytes_per_user,
                                                       effective_arena_bytes(), "limits.max_arena_bytes"));

@@ -96,14 +96,10 @@ Status Node::join_cluster() {
                                        options_.config.cluster_orphan_ms};
   membership::Agent& agent = deciders_.make_agent(times, config_.membership_limits(), node);
   const auto post = [this](std::function<void()> task) { return loop().post(std::move(task)); };
-  // What groups a user of another node is in is known there alone.
-  const auto max_groups_of = [this](std::uint32_t uid) {
-    const std::vector<std::uint32_t> no_gids;
-    return config_->max_groups_of({uid, no_gids});
-  };
+  const auto most_groups_of = [this](std::uint32_t uid) { return config_->most_groups_of(uid); };
   Result<std::unique_ptr<cluster::Cluster>> cluster = cluster::Cluster::start(
       *settings, {deadlines_, post, life_.boot_id, build_info().version, agent, config_.membership_limits(),
-                  options_.config.cluster_orphan_ms, max_groups_of});
+                  options_.config.cluster_orphan_ms, most_groups_of});
   if (!cluster.ok()) return cluster.status();
   cluster_ = std::move(*cluster);
   return {};

@@ -172,6 +172,31 @@ TEST_F(ConfigFile, ARulesQuotasGoBeforeTheGeneralOnes) {
   EXPECT_EQ(config.max_arena_bytes_of({1001, ml}).limit, std::uint64_t{10} << 30);
 }
 
+// A coordinator, which does not know the user's groups, took the limit down to that of a user without any.
+TEST_F(ConfigFile, MostGroupsOfAUserOfAnotherNodeCountRulesAboutUnixGroups) {
+  const Config config = load(R"(
+limits.max_groups_per_user = 2
+[[access.rule]]
+users = [1001]
+max_groups = 1
+[[access.rule]]
+unix_groups = [77]
+max_groups = 16
+[[access.rule]]
+users = [1002]
+max_groups = 3
+[[access.rule]]
+unix_groups = [78]
+max_groups = 64
+)")
+                            .value();
+  EXPECT_EQ(config.most_groups_of(1001).limit, 1u) << "rule 1 is first";
+  EXPECT_EQ(config.most_groups_of(1002).limit, 16u);
+  EXPECT_EQ(config.most_groups_of(1002).source, "access.rule 2");
+  EXPECT_EQ(config.most_groups_of(1003).limit, 64u);
+  EXPECT_EQ(load("limits.max_groups_per_user = 2").value().most_groups_of(1003).limit, 2u);
+}
+
 constexpr std::uint32_t kNobody = 65534;
 
 TEST_F(ConfigFile, ByDefaultOneUserLeavesAQuarterToOthers) {

@@ -79,7 +79,7 @@ class Cluster {
     membership::Agent& agent;
     membership::MembershipLimits limits;  // of groups that span nodes, if this node coordinates
     std::uint32_t orphan_ms = 10'000;     // cluster.orphan_ms
-    std::function<Quota(std::uint32_t uid)> max_groups_of = {};  // of a user; likewise
+    std::function<Quota(std::uint32_t uid)> most_groups_of = {};  // of a user; likewise
   };
   // Opens the port. `settings` as complete() has returned them.
   static Result<std::unique_ptr<Cluster>> start(const Settings& settings, Ground ground);

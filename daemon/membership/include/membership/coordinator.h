@@ -44,8 +44,8 @@ class Coordinator {
     std::uint64_t first_term = 1;  // higher than that of whoever was there before, if that can be known
     std::function<EpochKey()> new_epoch_key;
     std::function<std::string(const std::string& node)> address_of = {};  // for texts; may be missing
-    // The coordinator's own limit on a user's groups, if a node says a higher one; may be missing.
-    std::function<Quota(std::uint32_t uid)> max_groups_of = {};
+    // The most that the coordinator's own limits give a user, if a node says a higher one; may be missing.
+    std::function<Quota(std::uint32_t uid)> most_groups_of = {};
     // Whether the node's ranks may be the user's; may be missing.
     std::function<Status(const std::string& node, std::uint32_t uid)> check_user = {};
   };

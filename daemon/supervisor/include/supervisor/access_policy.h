@@ -69,6 +69,8 @@ class AccessPolicy {
   // The rule's limit, or else `general`.
   Quota max_sessions(const Caller& caller, Quota general) const;
   Quota max_groups(const Caller& caller, Quota general) const;
+  // The highest of what rules may give a user whose unix groups are not known.
+  Quota most_groups(std::uint32_t uid, Quota general) const;
   Quota max_arena_bytes(const Caller& caller, Quota general) const;
   Quota max_routing_bytes(const Caller& caller, Quota general) const;
 

@@ -120,6 +120,8 @@ struct Config {
   // the whole. Root and the daemon's own user may have the whole, if neither of the two says otherwise.
   Quota max_sessions_of(const Caller& caller) const;
   Quota max_groups_of(const Caller& caller) const;
+  // The most that the limits may allow a user whose unix groups only another node knows.
+  Quota most_groups_of(std::uint32_t uid) const;
   Quota max_arena_bytes_of(const Caller& caller) const;
   Quota max_routing_bytes_of(const Caller& caller) const;
 };
