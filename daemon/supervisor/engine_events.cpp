@@ -49,7 +49,7 @@ void EngineEvents::engine_down(std::uint32_t device, const std::string& text, En
   }
   // Engines of its groups are told of the break, if there are others.
   rooms_.deciders.each([&](const membership::Group& group) {
-    if (!group.is(membership::GroupPhase::kActive) || !group.engines.contains(local(device))) return;
+    if (!group.is(membership::GroupPhase::kActive) || !group.needs(local(device))) return;
     abi::Break message{group.id, group.epoch, 0, 0, StatusCode::kEngineRestarted, -1, {}};
     abi::set_text(message.text, text.data(), text.size());
     parts_.orders.tell_break(group.label(), message, end == EngineEnd::kPlanned);

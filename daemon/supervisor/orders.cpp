@@ -121,8 +121,8 @@ void Orders::carry_out(const membership::SendStopMember& action) {
 
 // Not once for each engine, and not again for a fatal break that follows from another.
 void Orders::tell_break(const membership::GroupLabel& group, const abi::Break& message, bool orderly) {
-  const std::pair told(message.epoch, message.fatal);
-  if (std::exchange(last_breaks_[group.id], told) == told) return;
+  const auto exists = [this](std::uint64_t id) { return rooms_.deciders.find(id).has_value(); };
+  if (!told_breaks_.tell(message, rooms_.deciders.num_groups(), exists)) return;
   // A program that ends as it should is no reason for a warning, and its group does not break.
   if (orderly && message.fatal != 0) {
     record_of_user(
@@ -168,7 +168,6 @@ void Orders::carry_out(const membership::SendResume& action) {
 }
 
 void Orders::carry_out(const membership::SendRemoveGroup& action) {
-  last_breaks_.erase(action.message.group_id);
   rooms_.fleet.send(action.engine.device, abi::LinkType::kRemoveGroup, action.message);
 }
 

@@ -14,6 +14,24 @@
 
 namespace epd::supervisor {
 
+// The last break that operators were told of, for each group.
+class ToldBreaks {
+ public:
+  // False: it was told already. `num_groups` there are, and `exists` says whether a group is one of them: the
+  // others are forgotten.
+  template <typename Exists>
+  bool tell(const abi::Break& message, std::size_t num_groups, const Exists& exists) {
+    if (told_.size() > num_groups)
+      std::erase_if(told_, [&](const auto& entry) { return !exists(entry.first); });
+    const std::pair told(message.epoch, message.fatal);
+    return std::exchange(told_[message.group_id], told) != told;
+  }
+  std::size_t size() const { return told_.size(); }
+
+ private:
+  std::map<std::uint64_t, std::pair<std::uint64_t, std::uint32_t>> told_;  // group: epoch, fatal
+};
+
 class Orders {
  public:
   Orders(const Rooms& rooms, const OperatorSettings& settings) : rooms_(rooms), settings_(settings) {}
@@ -64,9 +82,8 @@ class Orders {
   const Rooms& rooms_;
   const OperatorSettings& settings_;
   bool carrying_out_ = false;
-  // What was logged last.
-  std::map<std::uint64_t, std::pair<std::uint64_t, std::uint32_t>> last_breaks_;  // group: epoch, fatal
-  std::pair<std::uint64_t, std::uint64_t> last_resume_;                           // group, epoch
+  ToldBreaks told_breaks_;
+  std::pair<std::uint64_t, std::uint64_t> last_resume_;  // that was logged: group, epoch
 };
 
 }  // namespace epd::supervisor

@@ -266,10 +266,11 @@ TEST_F(Operate, AnOperatorsRestartWasTakenForADeath) {
   })) << device;
   EXPECT_EQ(device["restarts"], 0);
   EXPECT_EQ(device["last_exit"], "");
-  for (const json& check : epctl("doctor")["checks"]) {
-    if (check["name"] != "device host:0") continue;
-    EXPECT_EQ(check["level"], "ok") << check;
-  }
+  const json checks = epctl("doctor")["checks"];
+  const auto check = std::find_if(checks.begin(), checks.end(),
+                                  [](const json& one) { return one["name"] == "device host:0"; });
+  ASSERT_NE(check, checks.end()) << checks;
+  EXPECT_EQ((*check)["level"], "ok") << *check;
   const std::string events = daemon_->epctl({"events"}).out;
   EXPECT_NE(events.find("device restarted by the operator"), std::string::npos) << events;
   EXPECT_NE(events.find("engine ended"), std::string::npos) << events;
