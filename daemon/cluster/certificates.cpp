@@ -2,6 +2,7 @@
 
 #include "cluster/address.h"
 #include "common/fd.h"
+#include "gate.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -26,6 +27,9 @@ namespace {
 
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
 constexpr int kMaxCertificates = 1000;  // in one file
+// What a node shows fits into what a coordinator takes before a Hello, beside the rest of the handshake and
+// the Hello itself.
+constexpr int kMaxChainBytes = static_cast<int>(Gate::kBeforeHello) - (4 << 10);
 constexpr const char* kAllowedCertificates = "a file with PEM certificates";
 constexpr const char* kAllowedKey = "a file with the PEM private key of cluster.tls_cert";
 
@@ -194,6 +198,17 @@ Status check_purpose(const Settings& settings, X509& certificate) {
                  "one with serverAuth and clientAuth, or without extendedKeyUsage");
 }
 
+Status check_size(const Settings& settings, const Certificates& chain) {
+  int bytes = 0;
+  for (const auto& certificate : chain) bytes += i2d_X509(certificate.get(), nullptr);
+  if (bytes <= kMaxChainBytes) return {};
+  return refused(
+      "cluster.tls_cert", settings.tls_cert,
+      "whose " + std::to_string(chain.size()) + " certificates have " + std::to_string(bytes) + " bytes",
+      std::to_string(kMaxChainBytes) +
+          "; only those between the node's certificate and cluster.tls_ca are needed");
+}
+
 Status check_chain(const Settings& settings, const Certificates& authorities, const Certificates& chain,
                    int purpose) {
   const Store store(X509_STORE_new());
@@ -258,6 +273,7 @@ Status check_certificates(const Settings& settings, CertificateFacts* facts, Cer
       return status;
   }
   if (Status status = check_purpose(settings, own); !status.ok()) return status;
+  if (Status status = check_size(settings, chain.value()); !status.ok()) return status;
   for (const int purpose : {X509_PURPOSE_SSL_SERVER, X509_PURPOSE_SSL_CLIENT}) {
     Status status = check_chain(settings, authorities.value(), chain.value(), purpose);
     if (!status.ok()) return status;

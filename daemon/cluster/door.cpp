@@ -345,7 +345,8 @@ void Door::carry(std::uint64_t id, Connection& connection) {
     (void)end_flood(streams_.at(connection.key),
                     "it has sent " + std::to_string(connection.gate->unheard()) +
                         (welcomed ? " bytes that make no frame" : " bytes before its Hello was taken") +
-                        "; allowed: " + std::to_string(most));
+                        "; allowed: " + std::to_string(most) +
+                        (welcomed ? "" : " with its certificates (epd check-config of a node judges them)"));
   }
   forget(id);
 }

@@ -256,6 +256,22 @@ std::string check_named(const Daemon& daemon, const std::string& name) {
   return "no such check: " + document.dump();
 }
 
+// What check-config allows comes through the coordinator's port.
+TEST_F(Nodes, WithTheLongestChainOfCertificatesANodeIsTakenIn) {
+  start("a");
+  const auto read = [&](const char* name) {
+    std::stringstream text;
+    text << std::ifstream(directory() + "/" + name).rdbuf();
+    return text.str();
+  };
+  const std::string authority = read("ca.pem");
+  std::string chain = read("node-b.pem");
+  while ((chain.size() + authority.size()) * 3 / 4 < 12 << 10) chain += authority;
+  std::ofstream(directory() + "/node-b.pem") << chain;
+  start("b");
+  await("a", "b", "up");
+}
+
 TEST_F(Nodes, DoctorLooksAtCertificatesPortsAndNames) {
   make_certificates(directory(), {"node-b"}, 10);
   start("a");

@@ -261,6 +261,22 @@ TEST_F(ClusterSettings, Certificates) {
   expect_says(refusal([](Settings&) {}), "whose certificate expired at");
 }
 
+// Its node was ended at the coordinator's port as a flood, and neither end said why.
+TEST_F(ClusterSettings, AChainThatNoCoordinatorTakesIsRefusedWithItsSize) {
+  const auto with = [this](int authorities) {
+    std::ofstream chain(file("long.pem"));
+    for (int i = -1; i < authorities; ++i)
+      chain << std::ifstream(file(i < 0 ? "node-a.pem" : "ca.pem")).rdbuf();
+    return file("long.pem");
+  };
+  Settings settings = settings_;
+  settings.tls_cert = with(8);
+  EXPECT_TRUE(complete(settings).ok()) << complete(settings).status().to_string();
+  const std::string text = refusal([&](Settings& s) { s.tls_cert = with(99); });
+  expect_says(text, "long.pem\", whose 100 certificates have ");
+  expect_says(text, " bytes; allowed: 12288; only those between the node's certificate and cluster.tls_ca");
+}
+
 TEST_F(ClusterSettings, CertificatesAreForBothEnds) {
   const auto make_for = [&](const std::string& uses) {
     std::ofstream(file("extensions")) << "subjectAltName=DNS:node-a\n"
