@@ -8,8 +8,23 @@
 #include <unistd.h>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 
 namespace epd {
+
+Status make_socket_directory(const std::string& path, const std::string& option) {
+  const auto parent = std::filesystem::path(path).parent_path();
+  if (parent.empty()) return {};
+  std::error_code error;
+  std::filesystem::create_directories(parent, error);
+  if (!error) return {};
+  const bool denied = error == std::errc::permission_denied || error == std::errc::read_only_file_system;
+  return {denied ? StatusCode::kPermissionDenied : StatusCode::kInvalidArgument,
+          "directory " + parent.string() + " of " + option + " can't be made: " + error.message() +
+              (denied ? "; make it as root, or name sockets in a directory of your own: daemon.socket and "
+                        "daemon.control_socket (EPD_SOCKET, EPD_CONTROL_SOCKET)"
+                      : "; allowed: a path in a directory that can be made")};
+}
 
 SocketUse socket_use(const std::string& path) {
   sockaddr_un address{};

@@ -52,13 +52,8 @@ Status check_socket_options(const ControlOptions& options) {
 Status clear_socket_path(const std::string& path) {
   struct stat info {};
   if (::lstat(path.c_str(), &info) != 0) {
-    if (errno != ENOENT) return denied("control socket " + path);
-    const std::size_t slash = path.rfind('/');
-    const std::string directory = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-    if (::access(directory.c_str(), F_OK) == 0) return {};
-    return not_found("control socket " + path +
-                     ": its directory does not exist; create it first, or use another daemon.control_socket "
-                     "(EPD_CONTROL_SOCKET)");
+    if (errno != ENOENT && errno != ENOTDIR) return denied("control socket " + path);
+    return make_socket_directory(path, "daemon.control_socket");
   }
   if (!S_ISSOCK(info.st_mode)) {
     return invalid_argument("control socket " + path +

@@ -13,7 +13,8 @@ namespace epd::control {
 // specially.
 Status check_socket_options(const ControlOptions& options);
 
-// Removes a stale socket. ABORTED: a process listens on it. INVALID_ARGUMENT: not a socket.
+// Makes the directory if there is none, and removes a stale socket. ABORTED: a process listens on it.
+// INVALID_ARGUMENT: not a socket, or the directory can't be made.
 Status clear_socket_path(const std::string& path);
 
 // Binds and listens. Only the owner may open the file until it has its group, and then its mode.

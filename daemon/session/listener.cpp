@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 
 namespace epd::session {
 namespace {
@@ -27,20 +26,6 @@ Result<sockaddr_un> socket_address(const std::string& path) {
   }
   std::memcpy(address.sun_path, path.data(), path.size());
   return address;
-}
-
-Status make_directory(const std::string& path) {
-  const auto parent = std::filesystem::path(path).parent_path();
-  if (parent.empty()) return {};
-  std::error_code error;
-  std::filesystem::create_directories(parent, error);
-  if (!error) return {};
-  const bool denied = error == std::errc::permission_denied || error == std::errc::read_only_file_system;
-  return {denied ? StatusCode::kPermissionDenied : StatusCode::kInvalidArgument,
-          "directory " + parent.string() + " of daemon.socket can't be made: " + error.message() +
-              (denied ? "; make it as root, or name sockets in a directory of your own: daemon.socket and "
-                        "daemon.control_socket (EPD_SOCKET, EPD_CONTROL_SOCKET)"
-                      : "; allowed: a path in a directory that can be made")};
 }
 
 Status lock_error(const char* what, const std::string& path) {
@@ -106,7 +91,7 @@ Status set_permissions(const ListenerOptions& options) {
 Result<Listener> Listener::open(const ListenerOptions& options) {
   Result<sockaddr_un> address = socket_address(options.path);
   if (!address.ok()) return address.status();
-  if (Status status = make_directory(options.path); !status.ok()) return status;
+  if (Status status = make_socket_directory(options.path, "daemon.socket"); !status.ok()) return status;
   // Before the lock, so that none is left beside what is none of ours.
   struct stat info {};
   if (::lstat(options.path.c_str(), &info) == 0 && !S_ISSOCK(info.st_mode))

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <future>
 #include <thread>
@@ -310,6 +311,15 @@ TEST_F(ControlTest, OtherFilesAreNotRemoved) {
   EXPECT_EQ(text, "precious");
 }
 
+// It was asked for, while that of the attach socket was made.
+TEST_F(ControlTest, TheDirectoryOfTheSocketIsMade) {
+  options_.socket_path = directory_ + "/new/below/control.sock";
+  start();
+  EXPECT_TRUE(check("control").status.ok());
+  server_.reset();
+  std::filesystem::remove_all(directory_ + "/new");
+}
+
 TEST_F(ControlTest, PathsThatCannotWorkAreRefused) {
   const auto refuse = [&](const std::string& path, StatusCode code) {
     ControlOptions options;
@@ -321,7 +331,9 @@ TEST_F(ControlTest, PathsThatCannotWorkAreRefused) {
   refuse("", StatusCode::kInvalidArgument);
   refuse(directory_ + "/" + std::string(120, 'x'), StatusCode::kInvalidArgument);
   refuse(directory_ + "/a?b", StatusCode::kInvalidArgument);
-  refuse(directory_ + "/missing/control.sock", StatusCode::kNotFound);
+  std::ofstream(directory_ + "/file") << "precious";
+  refuse(directory_ + "/file/control.sock", StatusCode::kInvalidArgument);
+  std::filesystem::remove(directory_ + "/file");
   options_.mode = 01777;
   auto server = ControlServer::start(facade_, options_);
   ASSERT_FALSE(server.ok());

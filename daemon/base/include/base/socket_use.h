@@ -1,11 +1,18 @@
-// Whether the file of a Unix socket is in use. A process that ends may leave its file behind.
+// The file of a Unix socket: its directory, and whether it is in use. A process that ends may leave its file
+// behind.
 #pragma once
+
+#include "common/status.h"
 
 #include <sys/types.h>
 #include <string>
 #include <utility>
 
 namespace epd {
+
+// Makes the directory of the socket that the option names, if it is not there. PERMISSION_DENIED,
+// INVALID_ARGUMENT: it can't be made.
+Status make_socket_directory(const std::string& path, const std::string& option);
 
 enum class SocketUse {
   kNobody,    // nobody listens there, or there is no such file
