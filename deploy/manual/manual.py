@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""manual.py BIN_DIR VERSION OUT_DIR: writes epd.8, epctl.1 and epbench.1 from what the programs say with --help.
+"""manual.py BIN_DIR VERSION OUT_DIR: writes epd.8, epctl.1, epbench.1 and epd-moe-demo.1 from --help.
 
 Headings become sections. All else stands as the program prints it.
 """
@@ -13,6 +13,7 @@ PAGES = (
     ("epd", "8", "expert-parallel communication daemon", "epctl(1), epd.toml(5)"),
     ("epctl", "1", "look at and operate a running epd", "epd(8), epd.toml(5)"),
     ("epbench", "1", "measure dispatch and combine through epd", "epd(8), epctl(1)"),
+    ("epd-moe-demo", "1", "a forward pass through MoE layers, by epd", "epd(8), epbench(1)"),
 )
 
 
@@ -79,9 +80,9 @@ def body(lines):
 
 def commands(bin_dir, program, lines):
     """What each command says of itself."""
-    if program == "epd":
+    names = next((text for title, _, text in sections(lines) if title == "SUBCOMMANDS"), [])
+    if program == "epd" or not names:
         return []
-    names = next(text for title, _, text in sections(lines) if title == "SUBCOMMANDS")
     out = [".SH EACH COMMAND"]
     for name in (line.split()[0] for line in names if line):
         out += [f".SS {name}", ".nf", *map(roff, help_of(bin_dir, program, name)), ".fi"]

@@ -10,7 +10,7 @@ fail() { echo "FAILED: $1" >&2; exit 1; }
 command -v man >/dev/null || { echo "skipped: man is not installed"; exit 77; }
 work=$(mktemp -d "${TMPDIR:-/tmp}/epd-manual-test-XXXXXX")
 trap 'rm -rf "$work"' EXIT
-for page in epd.8 epctl.1 epbench.1 epd.toml.5; do
+for page in epd.8 epctl.1 epbench.1 epd-moe-demo.1 epd.toml.5; do
   warnings=$(LC_ALL=C.UTF-8 MANWIDTH=100 man --warnings -E UTF-8 -l -Tutf8 -Z "$pages/$page" 2>&1 >/dev/null)
   [[ -z $warnings ]] || fail "$page: $warnings"
   MANWIDTH=100 LC_ALL=C.UTF-8 man -l "$pages/$page" | col -b >"$work/$page"
@@ -29,4 +29,7 @@ done
 for option in tokens ranks-per-node rounds; do
   grep -q -- "--$option" "$work/epbench.1" || fail "epbench(1) lacks --$option"
 done
-echo "4 pages, $(cat "$work"/* | wc -l) lines"
+for option in layers steps; do
+  grep -q -- "--$option" "$work/epd-moe-demo.1" || fail "epd-moe-demo(1) lacks --$option"
+done
+echo "5 pages, $(cat "$work"/* | wc -l) lines"
