@@ -19,8 +19,12 @@ constexpr int kHeapBytes = 32 << 20;
 constexpr std::chrono::seconds kNetworkPause{2};  // between attempts to open it
 constexpr std::uint64_t kProxySpinNs = 50'000;    // until kSettings
 
+pid_t g_supervisor = 0;
+
 // The supervisor has ended. The loop notices that by the link. This ends the process if the loop hangs.
 void limit_time(int) {
+  if (::getppid() == g_supervisor) return;  // somebody else has sent the signal
+  ::signal(SIGALRM, SIG_DFL);
   ::alarm(kLeaveSeconds);
 }
 
@@ -76,6 +80,7 @@ int engine_main(const EngineOptions& options, const OpenTransport& open) {
   // Routings come from the heap, large ones too. As mappings they would count against the process's limit.
   ::mallopt(M_MMAP_THRESHOLD, kHeapBytes);
   if (options.device.starts_with("cuda:")) {  // see EngineProcess::spawn
+    g_supervisor = ::getppid();
     struct sigaction action = {};
     action.sa_handler = limit_time;
     action.sa_flags = SA_RESTART;

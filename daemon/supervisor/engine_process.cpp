@@ -82,6 +82,10 @@ struct EngineImage {
   if (::getppid() != supervisor) ::_exit(127);  // it died before the line above
   set_oom_score(image.oom_score);
   ::setpgid(0, 0);  // a terminal's Ctrl-C is for the supervisor alone
+  // And so are these, which `pkill -HUP epd` sends to engines too. SIGTERM ends engines of GPUs
+  // (engine_main).
+  for (const int signal : {SIGHUP, SIGINT, SIGALRM}) ::signal(signal, SIG_IGN);
+  if (death_signal != SIGTERM) ::signal(SIGTERM, SIG_IGN);
   std::array<int, kNumEngineFds> parked{};
   for (int i = 0; i < kNumEngineFds; ++i) {
     parked[i] = ::fcntl(fds[i], F_DUPFD, kParkingFd);

@@ -313,5 +313,17 @@ TEST_P(EngineDeath, AnEngineThatDiesTooOftenIsGivenUp) {
   }));
 }
 
+// `pkill -HUP epd`, meant to reload the configuration, killed all engines; other signals did likewise.
+TEST_P(EngineDeath, ASignalThatWasSentToEveryEpdKilledTheEngines) {
+  const std::vector<pid_t> engines = daemon_->engine_of_each_device();
+  for (const pid_t engine : engines) {
+    ASSERT_GT(engine, 0);
+    for (const int number : {SIGHUP, SIGINT, SIGUSR1, SIGUSR2, SIGALRM, SIGTERM})
+      ASSERT_EQ(send_signal(engine, number), 0);
+  }
+  expect_serves(*daemon_, 2, "strays");
+  EXPECT_EQ(daemon_->engine_of_each_device(), engines) << daemon_->epctl({"devices"}).out;
+}
+
 }  // namespace
 }  // namespace epd::test
