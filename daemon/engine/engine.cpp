@@ -63,6 +63,7 @@ void Engine::listen() {
 
 Status Engine::apply_settings(const abi::Settings& message) {
   device_->set_num_sms(message.sms);
+  page_->sms.store(device_->num_sms(), std::memory_order_relaxed);
   const std::string_view levels(message.log_levels, abi::text_length(message.log_levels));
   log_set_levels(parse_log_levels(levels).value_or(LogLevels()));
   spin_limit_ns_ = std::uint64_t{message.spin_us} * 1000;
@@ -96,7 +97,6 @@ int Engine::run() {
     busy_ = operations_.any();
     last_round_ns_ = now_ns;
     page_->heartbeat_ns.store(now_ns, std::memory_order_relaxed);
-    page_->sms.store(device_->num_sms(), std::memory_order_relaxed);  // a later setting may change it
     if (now_ns - last_link_ns_ >= kLinkPollNs) {
       last_link_ns_ = now_ns;
       link_.receive(clock_, clock_.now_ns() + kShareNs);

@@ -390,6 +390,19 @@ TEST_F(EngineTest, AnEngineThatWaitsForAResumeSleeps) {
   run_and_check(0);
 }
 
+// It showed what the device has by itself, until it woke from its next sleep.
+TEST(EngineSettings, ThePageShowedOldSmsUntilTheEngineTurnedAgain) {
+  EngineThread engine(0);
+  const Mapping map = Mapping::map(engine.page().get(), sizeof(abi::EnginePage), Access::kReadOnly).value();
+  for (std::uint32_t i = 0; i < 6; ++i) {
+    const std::uint32_t sms = 1 + i % 2;
+    engine.start();
+    engine.send(LinkType::kSettings, abi::Settings{sms, 5000, 20, "info"});
+    ASSERT_EQ(engine.stop(), 0);
+    EXPECT_EQ(map.as<const abi::EnginePage>()->sms.load(), sms);
+  }
+}
+
 // The former engine died between "every rank has completed this" and the completion.
 TEST_F(EngineTest, WhatEveryRankCompletedSucceedsThoughItsEngineDiedBeforeItSaidSo) {
   run_and_check(0);
