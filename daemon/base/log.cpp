@@ -115,6 +115,7 @@ class StderrSink final : public spdlog::sinks::base_sink<spdlog::details::null_m
   std::uint64_t done() const { return done_.load(); }
   std::uint64_t failed() const { return failed_.load(); }
   int error() const { return error_.load(); }
+  int last_error() const { return last_error_.load(); }
 
  private:
   void sink_it_(const spdlog::details::log_msg& message) override {
@@ -122,7 +123,10 @@ class StderrSink final : public spdlog::sinks::base_sink<spdlog::details::null_m
     if (in_line_) line.push_back('\n');  // the line before was cut
     if (g_journal) line.append(std::string_view(journal_prefix(message.level)));
     formatter_->format(message, line);
-    if (!write_all(line.data(), line.size())) ++failed_;
+    if (!write_all(line.data(), line.size())) {
+      last_error_ = error_.load();
+      ++failed_;
+    }
     ++done_;
   }
   void flush_() override {}
@@ -150,8 +154,9 @@ class StderrSink final : public spdlog::sinks::base_sink<spdlog::details::null_m
 
   std::atomic<std::uint64_t> done_{0};
   std::atomic<std::uint64_t> failed_{0};
-  std::atomic<int> error_{0};  // with which the last line failed; 0: it did not
-  bool in_line_ = false;       // the last byte that was written ends no line
+  std::atomic<int> error_{0};       // with which the last line failed; 0: it did not
+  std::atomic<int> last_error_{0};  // with which a line failed last
+  bool in_line_ = false;            // the last byte that was written ends no line
 };
 
 // Never destroyed, because the destructor would wait for the thread, which may wait for a reader.
@@ -164,6 +169,7 @@ struct Log {
       "epd", sink, pool, spdlog::async_overflow_policy::overrun_oldest);
   std::atomic<std::uint64_t> queued{0};
   std::atomic<std::uint64_t> told_lost{0};
+  std::atomic<std::uint64_t> told_failed{0};
   std::atomic<std::uint64_t> tell_at_ns{0};
 
   std::uint64_t overrun() const { return pool->overrun_counter(); }
@@ -197,20 +203,33 @@ spdlog::logger& logger() {
   return *log().logger;
 }
 
+std::string problem_of(int error) {
+  return std::string("standard error: ") + std::strerror(error);
+}
+
+// Why lines were lost, which may be over when it is told.
+std::string reason_of(std::uint64_t overrun, std::uint64_t failed) {
+  std::string reason = overrun == 0 ? "" : "standard error was not read";
+  if (failed != 0) reason += (reason.empty() ? "" : "; ") + problem_of(log().sink->last_error());
+  return reason;
+}
+
 // Lost lines are reported as an event, and in the log when it is read again.
 void tell_lost() {
   Log& l = log();
-  const std::uint64_t lost = l.lost();
+  const std::uint64_t failed = l.sink->failed();
+  const std::uint64_t lost = l.overrun() + failed;
   std::uint64_t told = l.told_lost.load();
   if (lost == told) return;
   const std::uint64_t now = MonotonicClock().now_ns();
   std::uint64_t due = l.tell_at_ns.load();
   if (now < due || !l.tell_at_ns.compare_exchange_strong(due, now + kTellLostNs)) return;
   if (!l.told_lost.compare_exchange_strong(told, lost)) return;
-  const std::string problem = log_problem();
-  const std::string reason = problem.empty() ? "standard error was not read" : problem;
-  record_event(EventKind::kOther, LogLevel::kWarning, "log lines lost",
-               {{"count", lost - told}, {"in_all", lost}, {"reason", reason}});
+  const std::uint64_t count = lost - told;
+  const std::uint64_t failed_since = failed - l.told_failed.exchange(failed);
+  record_event(
+      EventKind::kOther, LogLevel::kWarning, "log lines lost",
+      {{"count", count}, {"in_all", lost}, {"reason", reason_of(count - failed_since, failed_since)}});
 }
 
 }  // namespace
@@ -289,7 +308,7 @@ void log_flush() {
 
 std::string log_problem() {
   const int error = log().sink->error();
-  return error == 0 ? "" : std::string("standard error: ") + std::strerror(error);
+  return error == 0 ? "" : problem_of(error);
 }
 
 std::uint64_t log_lines_lost() {

@@ -21,7 +21,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmath>
+#include <cstring>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -559,6 +561,35 @@ TEST(Log, ALineThatWasCutIsNotContinuedByTheNext) {
     EXPECT_EQ(line.find("level=", line.find("level=") + 1), std::string::npos) << "two in one: " << line;
   }
   EXPECT_TRUE(whole) << "the last line has its own beginning";
+}
+
+// The reason was that of the moment in which it was told, when the disk had room again.
+TEST(Log, LinesThatAFullDiskLostWereBlamedOnTheReader) {
+  EventLog log;
+  log.install();
+  std::map<std::string, std::string> told;  // by the last event
+  const auto all_told = [&] {
+    for (const Event& event : log.read(0, 4096, 0).events)
+      if (event.text == "log lines lost") told = {event.fields.begin(), event.fields.end()};
+    return told["in_all"] == std::to_string(log_lines_lost());
+  };
+  const UniqueFd full(::open("/dev/full", O_WRONLY | O_CLOEXEC));
+  ASSERT_TRUE(full.valid());
+  captured_lines(LogFormat::kLogfmt, [&] {
+    const UniqueFd captured(::dup(STDERR_FILENO));
+    ASSERT_GE(::dup2(full.get(), STDERR_FILENO), 0);
+    for (int i = 0; i < 2; ++i) {  // the first is told at once, and the rest a second later
+      log_event(LogLevel::kInfo, "lost");
+      log_flush();
+    }
+    ASSERT_GE(::dup2(captured.get(), STDERR_FILENO), 0);
+    for (int i = 0; i < 1000 && !all_told(); ++i) {  // it is told once a second at most
+      log_event(LogLevel::kInfo, "whole");
+      log_flush();
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  });
+  EXPECT_EQ(told["reason"], "standard error: " + std::string(std::strerror(ENOSPC)));
 }
 
 // sd-daemon(3): the journal takes a line's importance from its beginning.
