@@ -35,8 +35,17 @@ Status lock_error(const char* what, const std::string& path) {
 
 constexpr std::size_t kOwnerBytes = 10;  // of the lock file: the pid, and spaces
 
-Result<UniqueFd> take_lock(const std::string& path) {
-  const std::string lock_path = path + ".lock";
+std::string lock_path_of(const std::string& path) {
+  return path + ".lock";
+}
+
+bool is_at(const UniqueFd& file, const std::string& path) {
+  struct stat info {};
+  return ::fstat(file.get(), &info) == 0 && file_at(path) == FileId(info.st_dev, info.st_ino);
+}
+
+Result<UniqueFd> open_lock(const std::string& path) {
+  const std::string lock_path = lock_path_of(path);
   UniqueFd lock(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock.valid() && (errno == EACCES || errno == EPERM || errno == EROFS)) {
     return Status(
@@ -53,11 +62,24 @@ Result<UniqueFd> take_lock(const std::string& path) {
     return resource_exhausted("another epd (pid " + (pid > 0 ? std::to_string(pid) : "unknown") +
                               ") serves " + path + "; stop it or use another daemon.socket");
   }
+  return lock;
+}
+
+// Whoever has locked the file that is at the path removes it before the lock goes.
+Result<UniqueFd> take_lock(const std::string& path) {
+  Result<UniqueFd> lock = open_lock(path);
+  while (lock.ok() && !is_at(*lock, lock_path_of(path))) lock = open_lock(path);
+  return lock;
+}
+
+// For those who are refused.
+Status write_owner(const UniqueFd& lock, const std::string& path) {
   // Always as long: to cut the file would wait for the disk, for seconds if that is busy.
   std::string owner = std::to_string(::getpid());
   owner.resize(kOwnerBytes, ' ');
-  if (::pwrite(lock.get(), owner.data(), owner.size(), 0) < 0) return lock_error("write ", lock_path);
-  return lock;
+  if (::pwrite(lock.get(), owner.data(), owner.size(), 0) < 0)
+    return lock_error("write ", lock_path_of(path));
+  return {};
 }
 
 // OK if nobody listens at the path, which is a socket. A lock that is free does not say so: only epd takes
@@ -96,24 +118,25 @@ Result<Listener> Listener::open(const ListenerOptions& options) {
   struct stat info {};
   if (::lstat(options.path.c_str(), &info) == 0 && !S_ISSOCK(info.st_mode))
     return invalid_argument(options.path + " exists and is not a socket; remove it or use another path");
-  if (is_socket(options.path) && ::access((options.path + ".lock").c_str(), F_OK) != 0) {
+  if (is_socket(options.path) && ::access(lock_path_of(options.path).c_str(), F_OK) != 0) {
     if (Status status = check_unused(options.path); !status.ok()) return status;
   }
   Result<UniqueFd> lock = take_lock(options.path);
   if (!lock.ok()) return lock.status();
+  Listener listener;  // where this fails, it removes the lock's file
+  listener.lock_ = std::move(*lock);
+  listener.path_ = options.path;
+  if (Status status = write_owner(listener.lock_, options.path); !status.ok()) return status;
   if (is_socket(options.path)) {
     if (Status status = check_unused(options.path); !status.ok()) return status;
     ::unlink(options.path.c_str());
   }
-  Listener listener;
-  listener.lock_ = std::move(*lock);
   listener.socket_ = UniqueFd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener.socket_.valid()) return errno_status("socket");
   // No client may connect before the file has its mode.
   ::fchmod(listener.socket_.get(), 0600);
   if (::bind(listener.socket_.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(sockaddr_un)) != 0)
     return errno_status("bind " + options.path);
-  listener.path_ = options.path;
   listener.file_ = file_at(options.path);
   if (Status status = set_permissions(options); !status.ok()) return status;
   if (::listen(listener.socket_.get(), kBacklog) != 0) return errno_status("listen " + options.path);
@@ -133,8 +156,9 @@ Listener& Listener::operator=(Listener&& other) noexcept {
 void Listener::remove() {
   if (path_.empty()) return;
   remove_file(path_, file_);
+  ::unlink(lock_path_of(path_).c_str());
   path_.clear();
-  lock_.reset();  // the lock file stays, because removing it would race with the next daemon
+  lock_.reset();
 }
 
 }  // namespace epd::session

@@ -6,7 +6,10 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <atomic>
 #include <fstream>
+#include <thread>
+#include <vector>
 
 namespace epd::session {
 namespace {
@@ -79,6 +82,46 @@ TEST_F(Attach, AFileThatHasReplacedTheSocketIsNotRemovedWithIt) {
     std::ofstream(path) << "precious";
   }
   EXPECT_TRUE(std::filesystem::exists(path));
+}
+
+TEST_F(Attach, AStartThatFailedLeftItsLockBehind) {
+  const std::string path = directory_ + "/failed";
+  if (::geteuid() == 0) {
+    const pid_t child = ::fork();  // one who may bind the socket, and not give it to that group
+    if (child == 0) {
+      if (::chmod(directory_.c_str(), 0777) != 0 || ::setuid(65534) != 0) ::_exit(2);
+      ::_exit(Listener::open({path, 0660, 1}).ok() ? 1 : 0);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_EQ(status, 0);
+  } else {
+    ASSERT_FALSE(Listener::open({path, 0660, 0}).ok());
+  }
+  EXPECT_FALSE(std::filesystem::exists(path));
+  EXPECT_FALSE(std::filesystem::exists(path + ".lock"));
+}
+
+// The file of the lock goes with its owner, and the next one must not lock a file that has gone.
+TEST_F(Attach, OneAtATimeOwnsAPathThoughLocksAreRemoved) {
+  const std::string path = directory_ + "/shared";
+  std::atomic<int> owners{0};
+  std::atomic<int> opened{0};
+  const auto own = [&] {
+    for (int i = 0; i < 300; ++i) {
+      const Result<Listener> listener = Listener::open({path, 0660, {}});
+      if (!listener.ok()) continue;
+      ++opened;
+      EXPECT_EQ(++owners, 1);
+      std::this_thread::yield();
+      --owners;
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) threads.emplace_back(own);
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GT(opened, 0);
+  EXPECT_FALSE(std::filesystem::exists(path + ".lock"));
 }
 
 // A plain user who starts a daemon on the default paths.

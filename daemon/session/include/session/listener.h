@@ -21,7 +21,7 @@ struct ListenerOptions {
 // A listening SOCK_SEQPACKET socket. Beside it is "<path>.lock", which stays locked while the daemon lives.
 // So a living daemon's socket (refused: RESOURCE_EXHAUSTED with its pid) differs from a dead one's (removed).
 // A socket at which any other process listens is refused likewise. A missing directory is made. remove() or
-// the destructor removes the socket file, if it is still this one.
+// the destructor removes the socket file, if it is still this one, and that of the lock.
 class Listener {
  public:
   Listener() = default;
