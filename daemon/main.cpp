@@ -273,8 +273,12 @@ int run(int argc, char** argv) {
     if (format != nullptr && (serve_command->parsed() || check_command->parsed()))
       std::fputs(format->make_groups(&app, CLI::AppFormatMode::Normal).c_str(), stdout);
     return 0;
-  } catch (const CLI::ExtrasError& error) {
-    if (!explain_unknown_option(argc, argv)) app.exit(error);
+  } catch (const CLI::ExtrasError&) {
+    if (!explain_unknown_option(argc, argv)) {
+      fail(kExitUsage, invalid_argument("\"" + app.remaining(true).front() +
+                                        "\" is not understood; allowed: one command, and the options that "
+                                        "epd COMMAND --help lists"));
+    }
     return kExitUsage;
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kExitUsage;

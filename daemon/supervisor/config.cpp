@@ -14,6 +14,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
+#include <set>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -35,6 +37,25 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
     }
   }
   return row[b.size()];
+}
+
+// The word that a mistyped one may be meant to be; "": none is like it.
+std::string_view similar(std::string_view text, const std::set<std::string_view>& words) {
+  const auto nearest =
+      std::min_element(words.begin(), words.end(), [&](std::string_view a, std::string_view b) {
+        return edit_distance(text, a) < edit_distance(text, b);
+      });
+  return edit_distance(text, *nearest) <= std::max<std::size_t>(2, text.size() / 4) ? *nearest : "";
+}
+
+std::string_view section_of(std::string_view key) {
+  return key.substr(0, key.find('.'));
+}
+
+std::string joined(const std::set<std::string_view>& words) {
+  std::string text;
+  for (const std::string_view word : words) text.append(text.empty() ? "" : ", ").append(word);
+  return text;
 }
 
 Status find_socket_group(const char* key, const std::string& name, std::optional<std::uint32_t>& gid) {
@@ -279,12 +300,23 @@ Status unknown_option(const std::string& key, const std::string& where) {
     return invalid_argument("unknown option \"" + key.substr(0, kMaxNamedKey) + "...\" of " +
                             std::to_string(key.size()) + " characters in " + where);
   }
-  const auto& table = option_table();
-  const auto nearest = std::min_element(table.begin(), table.end(), [&](const Option& a, const Option& b) {
-    return edit_distance(key, a.key) < edit_distance(key, b.key);
-  });
-  return invalid_argument("unknown option \"" + key + "\" in " + where + "; did you mean \"" + nearest->key +
-                          "\"?");
+  std::set<std::string_view> keys;
+  std::set<std::string_view> sections;
+  for (const Option& option : option_table()) {
+    keys.insert(option.key);
+    sections.insert(section_of(option.key));
+  }
+  const std::string unknown = "unknown option \"" + key + "\" in " + where + "; ";
+  if (const std::string_view like = similar(key, keys); !like.empty())
+    return invalid_argument(unknown + "did you mean \"" + std::string(like) + "\"?");
+  const std::string section(section_of(key));
+  if (!sections.contains(section)) {
+    const std::string_view like = similar(section, sections);
+    return invalid_argument(unknown + (like.empty() ? "sections: " + joined(sections)
+                                                    : "did you mean section [" + std::string(like) + "]?"));
+  }
+  std::erase_if(keys, [&](std::string_view known) { return section_of(known) != section; });
+  return invalid_argument(unknown + "allowed: " + joined(keys));
 }
 
 Environment read_environment() {

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <sstream>
 #include <string_view>
 #include <utility>
 
@@ -54,6 +55,11 @@ std::string is_what(const toml::node& node) {
     return "is \"" + text->get() + "\"";
   if (const auto* integer = node.as_integer(); integer != nullptr)
     return "is " + std::to_string(integer->get());
+  if (const auto* real = node.as_floating_point(); real != nullptr) {
+    std::ostringstream text;  // 1e3 is shown as 1000
+    text << "is the floating-point number " << real->get();
+    return text.str();
+  }
   if (const auto* on = node.as_boolean(); on != nullptr) return on->get() ? "is true" : "is false";
   return node.is_array() ? "is a list" : "has the wrong type";
 }

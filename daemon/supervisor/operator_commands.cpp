@@ -96,7 +96,9 @@ Status OperatorCommands::restart_device(const Operator& by, const std::string& n
   Result<std::uint32_t> device = find_device(name);
   if (!device.ok()) return device.status();
   if (!parts_.lifecycle.admitting().ok())
-    return {StatusCode::kAborted, "the daemon is draining: no engine is started again"};
+    return {
+        StatusCode::kAborted,
+        "the daemon is draining: operators restart no device any more; an engine that dies is started again"};
   record_event(EventKind::kSettingChanged, LogLevel::kWarning, "device restarted by the operator",
                {{"device", name}, {"by_uid", by.uid}, {"by_pid", by.pid}});
   rooms_.fleet.restart(*device, "an operator (uid " + std::to_string(by.uid) + ") restarted it");

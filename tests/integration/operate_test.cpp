@@ -463,6 +463,9 @@ TEST(Programs, EpdAloneStartsNoDaemon) {
   const CommandResult empty = run_command({daemon_program(), "serve", "--config", ""});
   EXPECT_EQ(empty.exit_code, 2);
   EXPECT_NE(empty.err.find("is empty; allowed: a path"), std::string::npos) << empty.err;
+  const CommandResult extra = run_command({daemon_program(), "serve", "extra"});
+  EXPECT_EQ(extra.exit_code, 2);
+  EXPECT_NE(extra.err.find("\"extra\" is not understood; allowed: "), std::string::npos) << extra.err;
   const CommandResult version = run_command({daemon_program(), "--version"});
   EXPECT_EQ(version.out.find("epd 0.1.0"), 0u) << version.out;
   EXPECT_NE(version.out.find("\ncommit "), std::string::npos) << version.out;
@@ -623,6 +626,10 @@ TEST_F(Operate, AReloadWhileItDrainsIsRefusedInTheLog) {
   const CommandResult reload = daemon_->epctl({"reload"});
   EXPECT_EQ(reload.exit_code, 1);
   EXPECT_NE(reload.err.find("ABORTED: the daemon is draining"), std::string::npos) << reload.err;
+  // It said that no engine is started again, and started those that died.
+  const CommandResult restart = daemon_->epctl({"restart", "device", daemon_->device(0)});
+  EXPECT_EQ(restart.exit_code, 1);
+  EXPECT_NE(restart.err.find("an engine that dies is started again"), std::string::npos) << restart.err;
   client.kill(SIGKILL);
 }
 

@@ -38,6 +38,19 @@ std::string path_of(const CLI::App& command) {
   return (top ? "" : path_of(*parent) + " ") + command.get_name();
 }
 
+// What may stand behind a command: "GROUP, --json".
+std::string words_behind(const CLI::App& command) {
+  std::string words;
+  for (const CLI::App* at = &command; at != nullptr; at = at->get_parent()) {
+    for (const CLI::Option* option : at->get_options()) {
+      if (option == at->get_help_ptr() || option == at->get_version_ptr()) continue;
+      const std::string word = option->get_positional() ? option->get_type_name() : option->get_name();
+      words += (words.empty() ? "" : ", ") + word;
+    }
+  }
+  return words;
+}
+
 // The prefix of a word; "" for the program itself.
 std::string before_word(const CLI::App& app, const CLI::App& command) {
   return &command == &app ? "" : command.get_name() + " ";
@@ -60,6 +73,10 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App& command = deepest_command(app);
   const std::string allowed = names_of_commands(command);
   const bool lacks_command = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && !allowed.empty();
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && allowed.empty()) {
+    return path_of(command) + ": \"" + printable(app.remaining(true).front()) +
+           "\" is not expected; allowed: " + words_behind(command);
+  }
   if (!lacks_command) return (&command == &app ? "" : path_of(command) + ": ") + error.what();
   const std::vector<std::string> unknown = app.remaining(true);
   if (unknown.empty()) return command.get_name() + " needs a command; allowed: " + allowed;

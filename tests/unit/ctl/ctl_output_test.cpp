@@ -45,7 +45,10 @@ TEST_F(CtlTest, AnUnknownWordIsNamedWithWhatIsAllowed) {
         {{"set", "session", "1"}, "unknown command \"set session\"; allowed commands: device, group"},
         {{"evict"}, "evict needs a command; allowed: session, group"},
         {{}, "epctl needs a command; allowed: status"},
-        {{"status", "extra"}, "extra"}}) {
+        {{"stats", "nogroup"}, "stats: \"nogroup\" is not expected; allowed: --ranks, --socket"},
+        {{"watch", "--interval-ms", "0"},
+         "watch: \"--interval-ms\" is not expected; allowed: --interval, --count"},
+        {{"waits", "one", "two"}, "waits: \"two\" is not expected; allowed: GROUP, --socket"}}) {
     const Finished result = epctl(c.arguments);
     EXPECT_EQ(result.exit_code, 2);
     EXPECT_TRUE(result.complains(c.says)) << c.says << "\n" << result.err;

@@ -121,12 +121,31 @@ TEST_F(ConfigFile, AFlagThatIsNoListIsRefusedAsItWasWritten) {
   EXPECT_NE(refusal("").find("devices.cuda is \"[a]\""), std::string::npos);
 }
 
+TEST_F(ConfigFile, AFloatingPointNumberWasRefusedWithoutItsValue) {
+  const std::string refused = refusal("[limits]\nmax_sessions = 1e3\n");
+  EXPECT_NE(refused.find("is the floating-point number 1000; allowed: an integer, 1..65536"),
+            std::string::npos)
+      << refused;
+}
+
+// The nearest of all keys resembled it in nothing.
+TEST_F(ConfigFile, AMistypedSectionWasAnsweredWithAnotherOption) {
+  for (const auto& [text, said] : {std::pair("[limts]\nx = 1", "unknown option \"limts.x\" in "),
+                                   {"[limts]\nx = 1", "; did you mean section [limits]?"},
+                                   {"[limts]\nmax_sessions = 1", "; did you mean \"limits.max_sessions\"?"},
+                                   {"[kitchen]\nsink = 1", "; sections: access, "},
+                                   {"[log]\ncolour = 1", "; allowed: log.format, log.level"}}) {
+    const std::string refused = refusal(std::string(text) + "\n");
+    EXPECT_NE(refused.find(said), std::string::npos) << refused;
+  }
+}
+
 TEST_F(ConfigFile, WhatStandsInPlaceOfASectionIsRefused) {
   for (const auto& [text, said] : {std::pair("limits = 5", "is 5; "),
                                    {"access = \"allow\"", "is \"allow\"; "},
                                    {"log = true", "is true; "},
                                    {"cluster = []", "is a list; "},
-                                   {"devices = 0.5", "has the wrong type; "},
+                                   {"devices = 0.5", "is the floating-point number 0.5; "},
                                    {"[[limits]]\nmax_groups = 1", "is a list; "}}) {
     const std::string refused = refusal(std::string("\n") + text + "\n");
     const std::string key = text[0] == '[' ? "limits" : std::string(text, std::strchr(text, ' '));

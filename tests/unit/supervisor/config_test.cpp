@@ -77,7 +77,7 @@ TEST_F(ConfigFile, BadValuesAreRefusedWithWhatIsAllowed) {
       {"devices.mode = \"fast\"", {"devices.mode", "fast", "auto, launched, resident"}},
       {"devices.host = -1", {"devices.host", "\"-1\"", "0..64"}},
       {"devices.host = \"two\"", {"devices.host", "\"two\"", "\"auto\", 0..64"}},
-      {"devices.host = 2.5", {"devices.host", "wrong type", "\"auto\", 0..64", "line 1"}},
+      {"devices.host = 2.5", {"devices.host", "the floating-point number 2.5", "\"auto\", 0..64", "line 1"}},
       {"limits.max_groups = 2.5", {"limits.max_groups", "integer"}},
       {"log.level = \"loud\"", {"log.level", "loud", "trace, debug, info, warning, error"}},
       {"log.level = \"info,kitchen=debug\"", {"log.level", "kitchen", "info,session=debug", "supervisor"}},
