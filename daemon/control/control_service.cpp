@@ -209,7 +209,7 @@ class ControlService final : public v1::Control::Service {
   }
 
   grpc::Status SetGroup(grpc::ServerContext* context, const v1::SetGroupRequest* request,
-                        v1::SetGroupResponse* /*response*/) override {
+                        v1::SetGroupResponse* response) override {
     return serve(
         {*context, __func__}, Right::kChange, "set a group", [&](const Operator& by) -> grpc::Status {
           supervisor::GroupSettingsChange change;
@@ -221,7 +221,7 @@ class ControlService final : public v1::Control::Service {
             return to_grpc(invalid_argument(std::string(change.unset_sms && change.sms ? "sms" : "priority") +
                                             " is to be both set and unset; allowed: one of them"));
           }
-          return to_grpc(facade_.set_group(by, request->group(), change));
+          return answer(facade_.set_group(by, request->group(), change), *response);
         });
   }
 
@@ -234,11 +234,12 @@ class ControlService final : public v1::Control::Service {
   }
 
   grpc::Status EvictRank(grpc::ServerContext* context, const v1::EvictRankRequest* request,
-                         v1::EvictRankResponse* /*response*/) override {
-    return serve(
-        {*context, __func__}, Right::kChange, "evict a rank", [&](const Operator& by) -> grpc::Status {
-          return to_grpc(facade_.evict_rank(by, request->group(), request->rank(), request->reason()));
-        });
+                         v1::EvictRankResponse* response) override {
+    return serve({*context, __func__}, Right::kChange, "evict a rank",
+                 [&](const Operator& by) -> grpc::Status {
+                   return answer(facade_.evict_rank(by, request->group(), request->rank(), request->reason()),
+                                 *response);
+                 });
   }
 
   grpc::Status RestartDevice(grpc::ServerContext* context, const v1::RestartDeviceRequest* request,

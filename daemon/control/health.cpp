@@ -13,7 +13,8 @@ Health serving_if(bool serving) {
 }
 
 Health of_daemon(const Result<v1::DaemonStatus>& daemon, bool serving) {
-  return serving_if(serving && daemon.ok() && daemon.value().state() == v1::DAEMON_STATE_SERVING);
+  return serving_if(serving && daemon.ok() && daemon.value().state() == v1::DAEMON_STATE_SERVING &&
+                    daemon.value().socket_problem().empty());
 }
 
 Health of_cluster(const Result<v1::DaemonStatus>& daemon) {

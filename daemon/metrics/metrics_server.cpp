@@ -11,6 +11,7 @@
 #include <prometheus/text_serializer.h>
 #include <sys/socket.h>
 #include <utility>
+#include "epd/v1/control.pb.h"
 
 namespace epd::metrics {
 namespace {
@@ -45,9 +46,10 @@ class Reader {
                                        : HttpAnswer{503, "the supervisor does not answer\n"};
   }
   HttpAnswer ready() const {
-    return options_.healthy("daemon")
-               ? HttpAnswer{200, "ok\n"}
-               : HttpAnswer{503, "the daemon does not serve: it starts, drains, or does not answer\n"};
+    if (options_.healthy("daemon")) return {200, "ok\n"};
+    Result<v1::DaemonStatus> daemon = facade_.daemon();
+    if (daemon.ok() && !daemon->socket_problem().empty()) return {503, daemon->socket_problem() + "\n"};
+    return {503, "the daemon does not serve: it starts, drains, or does not answer\n"};
   }
 
  private:

@@ -58,6 +58,7 @@ void fill(v1::GroupMember& message, const abi::Bindings& bindings) {
 void fill(v1::Group& message, const membership::Group& group, const Rooms& rooms, std::uint64_t now) {
   message.set_group_id(group.id);
   message.set_name(group.name);
+  message.set_uid(group.uid);
   message.set_state(message_of(group.phase()));
   *message.mutable_shape() = message_of(group.shape);
   message.set_epoch(group.epoch);
@@ -129,6 +130,7 @@ v1::DaemonStatus ControlReads::daemon_status() const {
   message.set_mps_control_error(parts_.gpu_work.error());
   message.set_log_lines_lost(log_lines_lost());
   message.set_log_problem(log_problem());
+  message.set_socket_problem(parts_.lifecycle.socket_problem());
   const auto add_limit = [&message](const char* key, std::uint64_t used, std::uint64_t allowed) {
     v1::LimitUse& limit = *message.add_limits();
     limit.set_key(key);

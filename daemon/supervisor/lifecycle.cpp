@@ -199,9 +199,11 @@ void Lifecycle::tick() {
                   {"socket", rooms_.config->socket},
                   {"after_ms", (now - rooms_.life.started_ns) / kMsNs}});
     parts_.gpu_work.probe();
+    sockets_.begin(rooms_.config->socket, rooms_.config->control_socket);
     if (on_serving_) on_serving_(true);
     notifier_.send("READY=1");
   }
+  if (phase_ == DaemonPhase::kServing) sockets_.tick(now);
   if (phase_ == DaemonPhase::kDraining &&
       (rooms_.sessions.attached() == 0 || rooms_.loop.now_ns() >= drain_due_ns_))
     begin_stopping();
@@ -230,6 +232,7 @@ void Lifecycle::notify_status() {
                        count_of(rooms_.sessions.attached(), "session") + ", " +
                        count_of(rooms_.deciders.num_groups(), "group");
   if (!rooms_.config.last_error().empty()) status += "; the last reload was refused, the log says why";
+  if (!socket_problem().empty()) status += "; " + socket_problem();
   if (status == last_status_) return;
   last_status_ = std::move(status);
   notifier_.send(last_status_);

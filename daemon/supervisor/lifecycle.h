@@ -6,6 +6,7 @@
 #include "operator_settings.h"
 #include "orders.h"
 #include "rooms.h"
+#include "socket_watch.h"
 #include "supervisor/supervisor.h"
 
 #include <cstdint>
@@ -32,7 +33,8 @@ class Lifecycle {
 
   DaemonPhase phase() const { return phase_; }
   std::uint64_t drain_due_ns() const { return drain_due_ns_; }  // valid while it drains
-  Status admitting() const;                                     // OK, or that the daemon drains
+  const std::string& socket_problem() const { return sockets_.problem(); }
+  Status admitting() const;  // OK, or that the daemon drains
   // timeout_ms of 0: the configured timeout. A second drain changes nothing.
   void drain(const Operator& by, std::uint32_t timeout_ms);
   // Reads the configuration again. A refusal changes nothing.
@@ -55,6 +57,7 @@ class Lifecycle {
   const Parts parts_;
   const SupervisorOptions& options_;
   ServiceNotifier notifier_;
+  SocketWatch sockets_;
   UniqueFd signals_;
   DaemonPhase phase_ = DaemonPhase::kStarting;
   std::function<void(bool)> on_serving_;

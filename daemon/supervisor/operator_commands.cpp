@@ -11,7 +11,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 namespace epd::supervisor {
 namespace {
@@ -28,6 +31,14 @@ Status check_range(const char* what, std::int64_t value, std::int64_t low, std::
 
 std::string with_reason(const std::string& what, const std::string& reason) {
   return reason.empty() ? what : what + ": " + reason;
+}
+
+constexpr std::string_view kById = "id:";  // no name has a colon
+
+std::optional<std::uint64_t> id_in(std::string_view text) {
+  std::uint64_t id = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), id);
+  return error == std::errc() && end == text.data() + text.size() ? std::optional(id) : std::nullopt;
 }
 
 // Whether its name is free for the next group.
@@ -105,27 +116,35 @@ Status OperatorCommands::restart_device(const Operator& by, const std::string& n
   return {};
 }
 
-Result<std::uint64_t> OperatorCommands::find_group(const std::string& name) const {
-  std::uint64_t id = 0;
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), id);
-  if (error == std::errc() && end == name.data() + name.size() && rooms_.deciders.find(id)) return id;
-  std::vector<std::uint64_t> found;  // an ended one counts only while no other has its name
-  std::vector<std::uint64_t> ended;
+Result<std::uint64_t> OperatorCommands::find_group(const std::string& text) const {
+  std::vector<membership::GroupLabel> found;
+  std::vector<membership::GroupLabel> ended;  // such a one counts only while no other has its name
+  std::optional<membership::GroupLabel> of_id;
+  const bool by_id = text.starts_with(kById);
+  const std::optional<std::uint64_t> id = id_in(by_id ? text.substr(kById.size()) : text);
   rooms_.deciders.each([&](const membership::Group& group) {
-    if (group.name == name) (has_ended(group) ? ended : found).push_back(group.id);
+    if (group.id == id) {
+      of_id = group.label();
+    } else if (!by_id && group.name == text) {
+      (has_ended(group) ? ended : found).push_back(group.label());
+    }
   });
   if (found.empty()) found = std::move(ended);
-  if (found.size() == 1) return found.front();
+  if (of_id) found.push_back(*of_id);
+  if (found.size() == 1) return found.front().id;
   if (found.empty())
-    return not_found("there is no group \"" + name + "\"; allowed: a name or an id that epctl groups prints");
-  std::string ids;
-  for (const std::uint64_t candidate : found) ids += (ids.empty() ? "" : ", ") + std::to_string(candidate);
-  return invalid_argument("group \"" + name + "\" is the name of several groups; allowed: one of the ids " +
-                          ids);
+    return not_found("there is no group \"" + text +
+                     "\"; allowed: a name or an id that epctl groups prints, or id:ID");
+  std::string groups;
+  for (const membership::GroupLabel& group : found) {
+    groups += (groups.empty() ? "" : ", ") + std::string(kById) + std::to_string(group.id) + " (" +
+              group.name + ", uid " + std::to_string(group.uid) + ")";
+  }
+  return invalid_argument("\"" + text + "\" means several groups; allowed: one of " + groups);
 }
 
-Status OperatorCommands::set_group(const Operator& by, const std::string& name,
-                                   const GroupSettingsChange& change) {
+Result<membership::GroupLabel> OperatorCommands::set_group(const Operator& by, const std::string& name,
+                                                           const GroupSettingsChange& change) {
   const Result<std::uint64_t> id = find_group(name);
   if (!id.ok()) return id.status();
   const membership::Group group = *rooms_.deciders.find(id.value());
@@ -155,7 +174,7 @@ Status OperatorCommands::set_group(const Operator& by, const std::string& name,
                 {"priority", kept.priority ? std::to_string(*kept.priority) : "as joined"},
                 {"by_uid", by.uid},
                 {"by_pid", by.pid}});
-  return {};
+  return group.label();
 }
 
 Status OperatorCommands::evict_session(const Operator& by, std::uint64_t session_id,
@@ -175,8 +194,8 @@ Status OperatorCommands::evict_session(const Operator& by, std::uint64_t session
   return {};
 }
 
-Status OperatorCommands::evict_rank(const Operator& by, const std::string& name, std::uint32_t rank,
-                                    const std::string& reason) {
+Result<membership::GroupLabel> OperatorCommands::evict_rank(const Operator& by, const std::string& name,
+                                                            std::uint32_t rank, const std::string& reason) {
   if (Status status = check_reason(reason); !status.ok()) return status;
   const Result<std::uint64_t> id = find_group(name);
   if (!id.ok()) return id.status();
@@ -198,7 +217,7 @@ Status OperatorCommands::evict_rank(const Operator& by, const std::string& name,
   // A member whose group has not formed is not lost.
   if (!group.engines.empty()) record_loss(group, member->second, how);
   parts_.orders.carry_out_all();
-  return {};
+  return group.label();
 }
 
 }  // namespace epd::supervisor

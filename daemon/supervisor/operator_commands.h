@@ -26,13 +26,15 @@ class OperatorCommands {
 
   Status authorize(const Operator& by, Right wanted, const std::string& what);  // from any thread
   Status set_device(const Operator& by, const std::string& name, std::optional<std::uint32_t> sms);
-  Status set_group(const Operator& by, const std::string& name, const GroupSettingsChange& change);
+  // Both return the group that was meant.
+  Result<membership::GroupLabel> set_group(const Operator& by, const std::string& name,
+                                           const GroupSettingsChange& change);
+  Result<membership::GroupLabel> evict_rank(const Operator& by, const std::string& name, std::uint32_t rank,
+                                            const std::string& reason);
   Status evict_session(const Operator& by, std::uint64_t session_id, const std::string& reason);
-  Status evict_rank(const Operator& by, const std::string& name, std::uint32_t rank,
-                    const std::string& reason);
   Status restart_device(const Operator& by, const std::string& name);
-  // By name or id.
-  Result<std::uint64_t> find_group(const std::string& name) const;
+  // By what SetGroupRequest allows. Users choose names, so none of them hides an id.
+  Result<std::uint64_t> find_group(const std::string& text) const;
 
  private:
   Result<std::uint32_t> find_device(const std::string& name) const;

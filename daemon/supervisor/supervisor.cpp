@@ -127,17 +127,19 @@ class Facade final : public ControlFacade {
                     std::optional<std::uint32_t> sms) override {
     return act(by, [this, by, device, sms] { return node_.commands().set_device(by, device, sms); });
   }
-  Status set_group(const Operator& by, const std::string& group, const GroupSettingsChange& change) override {
-    return act(by, [this, by, group, change] { return node_.commands().set_group(by, group, change); });
+  Result<v1::SetGroupResponse> set_group(const Operator& by, const std::string& group,
+                                         const GroupSettingsChange& change) override {
+    return change_group<v1::SetGroupResponse>(
+        by, [this, by, group, change] { return node_.commands().set_group(by, group, change); });
   }
   Status evict_session(const Operator& by, std::uint64_t session_id, const std::string& reason) override {
     return act(by, [this, by, session_id, reason] {
       return node_.commands().evict_session(by, session_id, reason);
     });
   }
-  Status evict_rank(const Operator& by, const std::string& group, std::uint32_t rank,
-                    const std::string& reason) override {
-    return act(
+  Result<v1::EvictRankResponse> evict_rank(const Operator& by, const std::string& group, std::uint32_t rank,
+                                           const std::string& reason) override {
+    return change_group<v1::EvictRankResponse>(
         by, [this, by, group, rank, reason] { return node_.commands().evict_rank(by, group, rank, reason); });
   }
   Status restart_device(const Operator& by, const std::string& device) override {
@@ -148,6 +150,17 @@ class Facade final : public ControlFacade {
   template <typename T>
   Result<T> on_loop(T (ControlReads::*read)() const) {
     return ask<T>(node_.loop(), [this, read] { return (node_.reads().*read)(); });
+  }
+
+  // The answer names the group that was meant.
+  template <typename Response>
+  Result<Response> change_group(const Operator& by, std::function<Result<membership::GroupLabel>()> change) {
+    auto label = flat(ask<Result<membership::GroupLabel>>(node_.loop(), std::move(change), by.has_gone));
+    if (!label.ok()) return label.status();
+    Response response;
+    response.set_group_id(label->id);
+    response.set_name(label->name);
+    return response;
   }
 
   Status act(const Operator& by, std::function<Status()> action) {

@@ -3,6 +3,7 @@
 #include "operator_fixture.h"
 
 #include <signal.h>
+#include <unistd.h>
 #include <algorithm>
 
 namespace epd::test {
@@ -237,6 +238,47 @@ TEST_F(Operator, AReasonIsOneLineOfPrintableText) {
   const CommandResult fine =
       daemon_->epctl({"evict", "session", "999", "--reason", "gr\xc3\xbc\xc3\x9f Gott \xf0\x9f\x91\x8b"});
   EXPECT_NE(fine.err.find("there is no session 999"), std::string::npos) << fine.err;
+}
+
+// The id won in silence. So one who called a group "3" had operators hit the group with the id 3.
+TEST_F(Operator, AGroupNamedLikeTheIdOfAnotherDivertedTheOperator) {
+  start();
+  Shared<Stage> stage;
+  const auto member = [&](const std::string& name) {
+    return [&, name]() -> std::string {
+      const Session session(daemon_->socket(), "host:0");
+      const Group group(session, small_config(name.c_str(), 0, 1));
+      stage->joined.arrive();
+      stage->stop.wait_for(1);
+      return "";
+    };
+  };
+  RankProcess victim(member("victim"));
+  ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 1; }));
+  const json first = epctl({"groups"})["groups"][0];
+  EXPECT_EQ(first["uid"], ::getuid());
+  const std::string id = first["group_id"].dump();
+  RankProcess hostile(member(id));
+  ASSERT_TRUE(eventually(30, [&] { return stage->joined.count == 2; }));
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"evict", "group", id, "rank", "0"},
+        {"set", "group", id, "priority=1"},
+        {"waits", id}}) {
+    const CommandResult refused = daemon_->epctl(arguments);
+    EXPECT_EQ(refused.exit_code, 1) << refused.out;
+    for (const std::string& part :
+         {std::string("means several groups; allowed: one of id:"), "id:" + id + " (victim, uid ",
+          "(" + id + ", uid " + std::to_string(::getuid()) + ")"})
+      EXPECT_NE(refused.err.find(part), std::string::npos) << part << " is not in " << refused.err;
+  }
+  EXPECT_EQ(epctl({"waits", "id:" + id})["groups"][0]["name"], "victim");
+  EXPECT_NE(daemon_->epctl({"groups"}).out.find(" USER "), std::string::npos);
+  const CommandResult evicted = daemon_->epctl({"evict", "group", "id:" + id, "rank", "0"});
+  EXPECT_EQ(evicted.out, "rank 0 of group " + id + " (victim) evicted\n") << evicted.err;
+  EXPECT_TRUE(daemon_->epctl({"events", "--group", "id:" + id}).out.find("evicted by") != std::string::npos);
+  stage->stop.open();
+  EXPECT_TRUE(hostile.wait(30).ok);
+  (void)victim.wait(30);
 }
 
 }  // namespace

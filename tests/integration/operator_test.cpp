@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <sys/ptrace.h>
 #include <sys/wait.h>
+#include <unistd.h>
 #include <cerrno>
 #include <cstring>
 #include <future>
@@ -365,6 +366,22 @@ TEST_F(Operator, SettingsThatComeWithTheLastRankEndNoEngine) {
   for (RankProcess& rank : ranks) EXPECT_TRUE(rank.wait(30).ok);
   EXPECT_TRUE(last.wait(30).ok);
   EXPECT_EQ(daemon_->engine_of_each_device(), engines);
+}
+
+// Health, status and log went on saying that it serves.
+TEST_F(Operator, ADaemonWhoseSocketWasRemovedSaidThatItServes) {
+  start();
+  EXPECT_EQ(daemon_->epctl({"health"}).exit_code, 0);
+  ASSERT_EQ(::unlink(daemon_->socket().c_str()), 0);
+  EXPECT_TRUE(eventually(20, [&] { return daemon_->epctl({"health"}).exit_code == 4; }));
+  const std::string problem = daemon_->socket() + " has been removed: clients can't attach";
+  EXPECT_EQ(epctl({"status"})["daemon"]["socket_problem"], problem);
+  EXPECT_NE(daemon_->epctl({"status"}).out.find("PROBLEM         " + problem + "; restart epd"),
+            std::string::npos);
+  EXPECT_NE(daemon_->epctl({"events"}).out.find(problem), std::string::npos);
+  const std::string doctor = daemon_->epctl({"doctor"}).out;
+  EXPECT_NE(doctor.find(problem), std::string::npos) << doctor;
+  EXPECT_EQ(doctor.find("start epd,"), std::string::npos) << doctor;
 }
 
 }  // namespace

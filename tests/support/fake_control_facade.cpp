@@ -307,6 +307,17 @@ void add(v1::GetConfigResponse& config, const std::string& key, const std::strin
   entry.set_reloadable(reloadable);
 }
 
+template <typename Response>
+Response label_of(const v1::ListGroupsResponse& groups, const std::string& name_or_id) {
+  Response response;
+  for (const v1::Group& group : groups.groups()) {
+    if (group.name() != name_or_id && std::to_string(group.group_id()) != name_or_id) continue;
+    response.set_group_id(group.group_id());
+    response.set_name(group.name());
+  }
+  return response;
+}
+
 }  // namespace
 
 FakeControlFacade::FakeControlFacade() {
@@ -447,12 +458,15 @@ Status FakeControlFacade::set_device(const Operator& by, const std::string& devi
   return ask(by, "set device " + device + " sms=" + (sms ? std::to_string(*sms) : "(unset)"));
 }
 
-Status FakeControlFacade::set_group(const Operator& by, const std::string& group,
-                                    const supervisor::GroupSettingsChange& change) {
-  return ask(by, "set group " + group + (change.sms ? " sms=" + std::to_string(*change.sms) : "") +
-                     (change.priority ? " priority=" + std::to_string(*change.priority) : "") +
-                     (change.unset_sms ? " sms=(unset)" : "") +
-                     (change.unset_priority ? " priority=(unset)" : ""));
+Result<v1::SetGroupResponse> FakeControlFacade::set_group(const Operator& by, const std::string& group,
+                                                          const supervisor::GroupSettingsChange& change) {
+  Status status = ask(by, "set group " + group + (change.sms ? " sms=" + std::to_string(*change.sms) : "") +
+                              (change.priority ? " priority=" + std::to_string(*change.priority) : "") +
+                              (change.unset_sms ? " sms=(unset)" : "") +
+                              (change.unset_priority ? " priority=(unset)" : ""));
+  if (!status.ok()) return status;
+  const std::lock_guard lock(mutex_);
+  return label_of<v1::SetGroupResponse>(views_.groups, group);
 }
 
 Status FakeControlFacade::evict_session(const Operator& by, std::uint64_t session_id,
@@ -460,9 +474,12 @@ Status FakeControlFacade::evict_session(const Operator& by, std::uint64_t sessio
   return ask(by, "evict session " + std::to_string(session_id) + " " + reason);
 }
 
-Status FakeControlFacade::evict_rank(const Operator& by, const std::string& group, std::uint32_t rank,
-                                     const std::string& reason) {
-  return ask(by, "evict group " + group + " rank " + std::to_string(rank) + " " + reason);
+Result<v1::EvictRankResponse> FakeControlFacade::evict_rank(const Operator& by, const std::string& group,
+                                                            std::uint32_t rank, const std::string& reason) {
+  Status status = ask(by, "evict group " + group + " rank " + std::to_string(rank) + " " + reason);
+  if (!status.ok()) return status;
+  const std::lock_guard lock(mutex_);
+  return label_of<v1::EvictRankResponse>(views_.groups, group);
 }
 
 std::vector<std::string> FakeControlFacade::asked() const {

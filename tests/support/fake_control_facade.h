@@ -37,12 +37,12 @@ class FakeControlFacade final : public supervisor::ControlFacade {
                                              const supervisor::OptionSettings& options) override;
   Status set_device(const supervisor::Operator& by, const std::string& device,
                     std::optional<std::uint32_t> sms) override;
-  Status set_group(const supervisor::Operator& by, const std::string& group,
-                   const supervisor::GroupSettingsChange& change) override;
+  Result<v1::SetGroupResponse> set_group(const supervisor::Operator& by, const std::string& group,
+                                         const supervisor::GroupSettingsChange& change) override;
   Status evict_session(const supervisor::Operator& by, std::uint64_t session_id,
                        const std::string& reason) override;
-  Status evict_rank(const supervisor::Operator& by, const std::string& group, std::uint32_t rank,
-                    const std::string& reason) override;
+  Result<v1::EvictRankResponse> evict_rank(const supervisor::Operator& by, const std::string& group,
+                                           std::uint32_t rank, const std::string& reason) override;
   Status restart_device(const supervisor::Operator& by, const std::string& device) override;
   // What callers may do from now on (at the start: everything), and who asked for the last change.
   void allow(supervisor::Right right);

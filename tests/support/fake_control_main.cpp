@@ -70,8 +70,8 @@ class SlowFacade final : public supervisor::ControlFacade {
                     std::optional<std::uint32_t> sms) override {
     return fake_.set_device(by, device, sms);
   }
-  Status set_group(const Operator& by, const std::string& group,
-                   const supervisor::GroupSettingsChange& change) override {
+  Result<v1::SetGroupResponse> set_group(const Operator& by, const std::string& group,
+                                         const supervisor::GroupSettingsChange& change) override {
     return fake_.set_group(by, group, change);
   }
   Status evict_session(const Operator& by, std::uint64_t session_id, const std::string& reason) override {
@@ -80,8 +80,8 @@ class SlowFacade final : public supervisor::ControlFacade {
   Status restart_device(const Operator& by, const std::string& device) override {
     return fake_.restart_device(by, device);
   }
-  Status evict_rank(const Operator& by, const std::string& group, std::uint32_t rank,
-                    const std::string& reason) override {
+  Result<v1::EvictRankResponse> evict_rank(const Operator& by, const std::string& group, std::uint32_t rank,
+                                           const std::string& reason) override {
     return fake_.evict_rank(by, group, rank, reason);
   }
 

@@ -78,7 +78,7 @@ struct Arguments {
   bool follow = false;                // events: what happens from now on too
   std::string since;                  // events: after this number, or "1h": not older than that
   std::uint64_t last = 0;             // events: so many of those remembered; 0: all
-  std::string group;                  // events: of this group only, by name or id
+  std::string group;                  // events: of this group only, by name, id or id:ID
   std::string node;                   // events: of this node only
   std::string level = "info";         // events: of this importance at least
   double interval_s = 1;              // watch

@@ -82,32 +82,57 @@ Exit done(const Arguments& arguments, Output& output, const Json& document, cons
   return Exit::kOk;
 }
 
-// The values before a change. A value that is not known is "".
+// The values before a change, found by what the answer says was changed. A value that is not known is "".
 struct Before {
   std::map<std::string, std::string> values;
   bool spans_nodes = false;  // the group has ranks that this daemon does not serve
 };
 
-Before look(const v1::SetDeviceRequest& request, Connection& connection) {
-  Before before;
+v1::ListDevicesResponse look(const v1::SetDeviceRequest& /*request*/, Connection& connection) {
   v1::ListDevicesResponse list;
-  if (connection.call(v1::ListDevicesRequest(), list)) return before;
+  (void)connection.call(v1::ListDevicesRequest(), list);  // without it the old values are not told
+  return list;
+}
+v1::ListGroupsResponse look(const v1::SetGroupRequest& /*request*/, Connection& connection) {
+  v1::ListGroupsResponse list;
+  (void)connection.call(v1::ListGroupsRequest(), list);
+  return list;
+}
+
+Before find(const v1::ListDevicesResponse& list, const v1::SetDeviceRequest& request,
+            const v1::SetDeviceResponse& /*response*/) {
+  Before before;
   for (const v1::Device& device : list.devices()) {
     if (device.name() == request.device()) before.values["sms"] = std::to_string(device.sms());
   }
   return before;
 }
-Before look(const v1::SetGroupRequest& request, Connection& connection) {
+Before find(const v1::ListGroupsResponse& list, const v1::SetGroupRequest& /*request*/,
+            const v1::SetGroupResponse& response) {
   Before before;
-  v1::ListGroupsResponse list;
-  if (connection.call(v1::ListGroupsRequest(), list)) return before;
   for (const v1::Group& group : list.groups()) {
-    if (group.name() != request.group() && std::to_string(group.group_id()) != request.group()) continue;
+    if (group.group_id() != response.group_id()) continue;
     before.values["sms"] = std::to_string(group.sms());
     before.values["priority"] = std::to_string(group.priority());
-    before.spans_nodes = before.spans_nodes || group.shape().span() == v1::SPAN_CLUSTER;
+    before.spans_nodes = group.shape().span() == v1::SPAN_CLUSTER;
   }
   return before;
+}
+
+// "group 3 (layer-experts)"
+template <typename Response>
+std::string group_in(const Response& response) {
+  return "group " + std::to_string(response.group_id()) + " (" + response.name() + ")";
+}
+
+std::string changed(const Arguments& arguments, const v1::SetDeviceResponse& /*response*/,
+                    Json& /*document*/) {
+  return arguments.target;
+}
+std::string changed(const Arguments& /*arguments*/, const v1::SetGroupResponse& response, Json& document) {
+  document["group_id"] = response.group_id();
+  document["name"] = response.name();
+  return group_in(response);
 }
 
 template <typename Request, typename Response>
@@ -124,9 +149,10 @@ Exit set(const Arguments& arguments, Connection& connection, Output& output, Req
     document["set"][setting->key] = setting->number ? Json(*setting->number) : Json(nullptr);
     settings.push_back(*setting);
   }
-  Before before = look(request, connection);
+  const auto list = look(request, connection);
   Response response;
   if (auto failure = connection.call(request, response)) return report(arguments, output, *failure);
+  Before before = find(list, request, response);
   std::string words;
   for (const Setting& setting : settings) {
     const std::string was = before.values[setting.key];
@@ -138,7 +164,8 @@ Exit set(const Arguments& arguments, Connection& connection, Output& output, Req
     document["this_node_only"] = true;
     words += " for its ranks on this node; those on other nodes keep theirs";
   }
-  return done(arguments, output, document, arguments.target + ":" + words);
+  const std::string what = changed(arguments, response, document);
+  return done(arguments, output, document, what + ":" + words);
 }
 
 std::string text_of(const google::protobuf::RepeatedPtrField<v1::OptionChange>& changes) {
@@ -255,9 +282,12 @@ Exit run_evict(const Arguments& arguments, Connection& connection, Output& outpu
   request.set_reason(arguments.reason);
   v1::EvictRankResponse response;
   if (auto failure = connection.call(request, response)) return report(arguments, output, *failure);
-  document["evicted"] = {{"group", arguments.target}, {"rank", arguments.rank}};
+  document["evicted"] = {{"group", arguments.target},
+                         {"group_id", response.group_id()},
+                         {"name", response.name()},
+                         {"rank", arguments.rank}};
   return done(arguments, output, document,
-              "rank " + std::to_string(arguments.rank) + " of group " + arguments.target + " evicted");
+              "rank " + std::to_string(arguments.rank) + " of " + group_in(response) + " evicted");
 }
 
 Exit run_restart(const Arguments& arguments, Connection& connection, Output& output) {

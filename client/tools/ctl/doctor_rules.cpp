@@ -50,6 +50,19 @@ Check judge_socket(const std::string& name, const std::string& path, const Socke
   return ok(name, path + " (" + owner_and_mode(file) + ")");
 }
 
+// A daemon that answers is not to be started.
+Check judge_attach_socket(const DaemonFacts& daemon) {
+  const std::string name = "attach_socket";
+  const std::string& problem = daemon.status.daemon().socket_problem();
+  if (!problem.empty()) return fail(name, problem, "restart epd");
+  if (!daemon.failure && daemon.attach_file.kind == SocketFile::Kind::kMissing) {
+    return fail(name, "epd runs, but " + daemon.attach_path + " does not exist here",
+                "if somebody has removed it, restart epd; else mount its directory here");
+  }
+  return judge_socket(name, daemon.attach_path, daemon.attach_file,
+                      "daemon.socket_group with daemon.socket_mode = \"0660\"");
+}
+
 std::vector<Check> judge_versions(const v1::GetVersionResponse& version, const OwnVersion& own) {
   std::vector<Check> checks;
   if (version.version() == own.version) {
@@ -201,13 +214,10 @@ std::vector<Check> judge_daemon(const DaemonFacts& daemon, const OwnVersion& own
       checks.push_back(ok("configuration", "generation " + std::to_string(status.config_generation())));
     } else {
       checks.push_back(warn("configuration", "the last reload was refused: " + status.last_reload_error(),
-                            "correct the file and send SIGHUP again; the old values are in force"));
+                            "correct the file, then: epctl reload; the old values are in force"));
     }
   }
-  if (!daemon.attach_path.empty()) {
-    checks.push_back(judge_socket("attach_socket", daemon.attach_path, daemon.attach_file,
-                                  "daemon.socket_group with daemon.socket_mode = \"0660\""));
-  }
+  if (!daemon.attach_path.empty()) checks.push_back(judge_attach_socket(daemon));
   if (daemon.open_files) {
     checks.push_back(judge_open_files("daemon_open_files", "epd", *daemon.open_files, kFewDaemonFiles,
                                       "each session and rank takes some: LimitNOFILE=65536 in the unit"));

@@ -52,12 +52,17 @@ class Selection {
     if (kept_.size() > arguments_.last) kept_.pop_front();
   }
   bool is_wanted(const v1::Event& event) const {
-    const std::string& group = arguments_.group;
     return importance(event.level()) >= importance(arguments_.level) &&
            (!max_age_ms_ || event.age_ms() <= *max_age_ms_) &&
-           (group.empty() || (event.fields().contains("group") &&
-                              (is_of(event, "group", group) || is_of(event, "name", group)))) &&
+           (arguments_.group.empty() || is_of_group(event)) &&
            (arguments_.node.empty() || is_of(event, "node", arguments_.node));
+  }
+  bool is_of_group(const v1::Event& event) const {
+    constexpr std::string_view kById = "id:";
+    const std::string& group = arguments_.group;
+    if (!event.fields().contains("group")) return false;
+    if (group.starts_with(kById)) return is_of(event, "group", group.substr(kById.size()));
+    return is_of(event, "group", group) || is_of(event, "name", group);
   }
   void print(const v1::Event& event) {
     if (arguments_.json) {

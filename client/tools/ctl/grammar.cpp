@@ -114,9 +114,11 @@ void add_views(CLI::App& app, Arguments& arguments) {
   CLI::App* stats = add_command(app, arguments, "stats", Command::kStats, help::kStats);
   stats->add_flag("--ranks", arguments.ranks, "One line per rank of each group too");
   CLI::App* waits = add_command(app, arguments, "waits", Command::kWaits, help::kWaits);
-  waits->add_option("GROUP", arguments.target, "Name or id; default: all, without pairs of ranks")
+  waits->add_option("GROUP", arguments.target, "Name, id or id:ID; default: all, without pairs of ranks")
       ->type_name("GROUP")
-      ->check([](const std::string& name) { return name.empty() ? "is empty; allowed: a name or id" : ""; })
+      ->check([](const std::string& name) {
+        return name.empty() ? "is empty; allowed: a name, an id or id:ID" : "";
+      })
       ->check(utf8());
   CLI::App* watch = add_command(app, arguments, "watch", Command::kWatch, help::kWatch);
   watch->add_option("--interval", arguments.interval_s, "Seconds between two looks, 0.05..3600")
@@ -137,7 +139,7 @@ void add_views(CLI::App& app, Arguments& arguments) {
   events->add_option("--last", arguments.last, "Only the last N of those that are remembered")
       ->type_name("N")
       ->check(whole(1, UINT32_MAX));
-  events->add_option("--group", arguments.group, "Only events of this group, by name or id")
+  events->add_option("--group", arguments.group, "Only events of this group, by name, id or id:ID")
       ->type_name("GROUP")
       ->check(utf8());
   events->add_option("--node", arguments.node, "Only events of this node of the cluster")
@@ -160,7 +162,10 @@ void add_set(CLI::App& app, Arguments& arguments) {
       ->required();
   device->add_option("SETTING", arguments.settings, "What to set")->type_name("sms=N")->required();
   CLI::App* group = add_command(*set, arguments, "group", Command::kSetGroup, help::kSetGroup);
-  group->add_option("GROUP", arguments.target, "Name or id")->type_name("GROUP")->check(utf8())->required();
+  group->add_option("GROUP", arguments.target, "Name, id or id:ID")
+      ->type_name("GROUP")
+      ->check(utf8())
+      ->required();
   group->add_option("SETTING", arguments.settings, "What to set")->type_name("sms=N|priority=N")->required();
   CLI::App* log = add_command(*set, arguments, "log", Command::kSetLog, help::kSetLog);
   log->add_option("SETTING", arguments.settings, "What to set")
@@ -184,7 +189,10 @@ void add_evict(CLI::App& app, Arguments& arguments) {
       ->check(whole(0, UINT64_MAX))
       ->required();
   CLI::App* group = add_command(*evict, arguments, "group", Command::kEvictRank, help::kEvictGroup);
-  group->add_option("GROUP", arguments.target, "Name or id")->type_name("GROUP")->check(utf8())->required();
+  group->add_option("GROUP", arguments.target, "Name, id or id:ID")
+      ->type_name("GROUP")
+      ->check(utf8())
+      ->required();
   group->add_option("rank", rank_word, "The word \"rank\"")->required()->check(CLI::IsMember({"rank"}));
   group->add_option("RANK", arguments.rank, "Its number")
       ->type_name("N")

@@ -125,6 +125,8 @@ EXAMPLES
 
 const Page kGroups = {"Groups of ranks, and what they wait for", R"HELP(
 One line per group. Below, for a group that forms, the ranks that have not joined, and for one that broke, why.
+Commands take a group by its name or id. Users choose names, also such that are the id of another group or of another
+user's group; then use id:ID. A name that begins with - stands behind --: epctl waits -- -name.
   STATE   forming (ranks are missing), starting, active, breaking (operations are being failed),
           lost (a rank is gone for good; the others are to leave)
   SMS     the group's own limit, or "all" of its devices; * if epctl set said so
@@ -308,7 +310,7 @@ EXAMPLES
 const Page kHealth = {"What serves, with an exit status for probes", R"HELP(
 Exits with 0 if SUBSYSTEM serves, or without one if the daemon does, and with 4 if not. Asks grpc.health.v1 on the
 control socket, as other probes may.
-  daemon       it has started, and admits clients
+  daemon       it has started, admits clients, and the files of its sockets are there
   control      the supervisor answers
   membership   groups can be listed
   cluster      the coordinator answers; only in a cluster
@@ -339,8 +341,8 @@ EXAMPLE
 )HELP"};
 
 const Page kSetGroup = {"SMs and priority of a group", R"HELP(
-A group is named by its name or, where users have groups of the same name, by its id. Of a group that spans nodes
-the ranks on this node are set; those on others keep theirs: say it on each node.
+A group is named by its name, its id or id:ID; see epctl groups. Of a group that spans nodes the ranks on this node are
+set; those on others keep theirs: say it on each node.
 
 EXAMPLE
   epctl set group layer-experts sms=2 priority=5

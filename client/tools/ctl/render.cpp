@@ -173,6 +173,8 @@ std::string render(const v1::GetStatusResponse& status) {
                      std::to_string(daemon.pid()) + "  up " + format_ms(daemon.uptime_ms()) + "\n";
   text += "  attach socket   " + printable(daemon.socket_path()) + "\n";
   text += "  control socket  " + printable(daemon.control_path()) + "\n";
+  if (!daemon.socket_problem().empty())
+    text += "  PROBLEM         " + printable(daemon.socket_problem()) + "; restart epd\n";
   text += "  sessions        " + number(daemon.sessions()) + " (" + number(daemon.sessions_total()) +
           " since start, " + number(daemon.sessions_refused()) + " refused)\n";
   text += "  groups          " + number(daemon.groups()) + "\n";
@@ -250,6 +252,7 @@ std::string render(const v1::ListSessionsResponse& sessions) {
 std::string render(const v1::ListGroupsResponse& groups, bool members) {
   Table table({{"GROUP", kRight},
                {"NAME"},
+               {"USER"},
                {"STATE"},
                {"SPAN"},
                {"RANKS", kRight},
@@ -277,13 +280,25 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
   std::string notes;
   for (const v1::Group& group : groups.groups()) {
     const v1::GroupShape& shape = group.shape();
-    table.add({number(group.group_id()), group.name(), word(group.state()), word(shape.span()),
-               number(shape.num_ranks()), number(shape.sum_ranks()), number(shape.num_experts()),
-               number(shape.max_tokens()), number(shape.hidden()), number(shape.topk()),
-               number(shape.depth()), payloads(shape), word(shape.layout()), word(shape.index_type()),
+    table.add({number(group.group_id()),
+               group.name(),
+               user_name(group.uid()),
+               word(group.state()),
+               word(shape.span()),
+               number(shape.num_ranks()),
+               number(shape.sum_ranks()),
+               number(shape.num_experts()),
+               number(shape.max_tokens()),
+               number(shape.hidden()),
+               number(shape.topk()),
+               number(shape.depth()),
+               payloads(shape),
+               word(shape.layout()),
+               word(shape.index_type()),
                word(shape.policy()),
                (group.sms() == 0 ? "all" : number(group.sms())) + set_mark(group.sms_set()),
-               std::to_string(group.priority()) + set_mark(group.priority_set()), number(group.epoch()),
+               std::to_string(group.priority()) + set_mark(group.priority_set()),
+               number(group.epoch()),
                format_ms(group.age_ms())});
     const std::string name = "group " + number(group.group_id()) + " (" + printable(group.name()) + "): ";
     if (group.missing_ranks_size() != 0) {

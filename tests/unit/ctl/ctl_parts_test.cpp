@@ -192,6 +192,27 @@ TEST(CtlDoctorRules, VersionsAndSockets) {
   EXPECT_EQ(level("daemon_open_files"), Level::kOk);
 }
 
+// Doctor had the answer of a daemon, and said that it is to be started.
+TEST(CtlDoctorRules, ADaemonThatRunsWithoutItsSocketIsToBeRestarted) {
+  DaemonFacts daemon;
+  daemon.attach_path = "/run/epd/epd.sock";
+  const auto said = [&] {
+    for (const Check& check : judge_daemon(daemon, OwnVersion()))
+      if (check.name == "attach_socket") return check.text + " -> " + check.advice;
+    return std::string();
+  };
+  EXPECT_THAT(said(),
+              testing::HasSubstr("epd runs, but /run/epd/epd.sock does not exist here -> if somebody"));
+  EXPECT_THAT(said(), testing::HasSubstr("restart epd"));
+  daemon.status.mutable_daemon()->set_socket_problem("/run/epd/epd.sock has been replaced");
+  daemon.attach_file.kind = SocketFile::Kind::kUsable;
+  EXPECT_EQ(said(), "/run/epd/epd.sock has been replaced -> restart epd");
+  daemon.status.Clear();
+  daemon.attach_file.kind = SocketFile::Kind::kMissing;
+  daemon.failure = Failure{Exit::kUnreachable, "UNAVAILABLE", "nobody"};
+  EXPECT_THAT(said(), testing::HasSubstr("-> start epd"));
+}
+
 TEST(CtlSocketFile, NobodyIsToldToJoinGroupRoot) {
   SocketFile file;
   file.mode = 0660;

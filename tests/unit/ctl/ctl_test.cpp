@@ -38,7 +38,7 @@ TEST_F(CtlTest, EveryListPrintsATableAndADocument) {
   const std::vector<Case> cases{
       {"devices", "devices", "host:1  ready", 2},
       {"sessions", "sessions", "libepd 0.1.0", 2},
-      {"groups", "groups", "layer-experts  active", 2},
+      {"groups", "groups", " active ", 2},
       {"ops", "operations", "wait_ready  rank 1 900 us", 2},
       {"config", "entries", "limits.max_sessions     64     file  yes", 5},
   };

@@ -68,7 +68,8 @@ TEST_F(CtlTest, WaitsShowRanksAndWhoWaitedForWhom) {
   EXPECT_EQ(document["groups"][0]["pairs"][0]["ready_us"], 1'250'000);
   const Finished nameless = epctl({"waits", ""});
   EXPECT_EQ(nameless.exit_code, 2) << nameless.out;
-  EXPECT_NE(nameless.err.find("is empty; allowed: a name or id"), std::string::npos) << nameless.err;
+  EXPECT_NE(nameless.err.find("is empty; allowed: a name, an id or id:ID"), std::string::npos)
+      << nameless.err;
   const Finished missing = epctl({"waits", "nobody"});
   EXPECT_EQ(missing.exit_code, 1);
   EXPECT_TRUE(missing.complains("NOT_FOUND")) << missing.err;
@@ -177,12 +178,15 @@ TEST_F(CtlTest, SetAndEvictSayWhatTheyDid) {
   const Json group = epctl({"--json", "set", "group", "layer-experts", "sms=2", "priority=-5"}).json();
   ASSERT_TRUE(group.is_object());
   EXPECT_EQ(group["set"]["priority"], -5);
+  EXPECT_EQ(group["group_id"], 9) << "the answer says which group was meant";
+  EXPECT_EQ(group["name"], "layer-experts");
   EXPECT_FALSE(group.contains("this_node_only"));
-  EXPECT_EQ(epctl({"set", "group", "late", "priority=5"}).out,
-            "late: priority 0 -> 5 for its ranks on this node; those on other nodes keep theirs\n");
+  EXPECT_EQ(
+      epctl({"set", "group", "late", "priority=5"}).out,
+      "group 10 (late): priority 0 -> 5 for its ranks on this node; those on other nodes keep theirs\n");
   EXPECT_EQ(epctl({"--json", "set", "group", "10", "priority=5"}).json()["this_node_only"], true);
   EXPECT_EQ(epctl({"evict", "session", "11", "--reason", "too slow"}).out, "session 11 evicted\n");
-  EXPECT_EQ(epctl({"evict", "group", "late", "rank", "2"}).out, "rank 2 of group late evicted\n");
+  EXPECT_EQ(epctl({"evict", "group", "late", "rank", "2"}).out, "rank 2 of group 10 (late) evicted\n");
   EXPECT_EQ(epctl({"restart", "device", "host:1"}).out, "host:1 restarts\n");
   ASSERT_TRUE(server_->write("asked\n"));
   for (const char* line :

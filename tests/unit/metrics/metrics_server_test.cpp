@@ -116,6 +116,14 @@ TEST(MetricsServerTest, TellsProbesWhatEpctlHealthTells) {
   EXPECT_THAT(get(port, "/readyz?verbose"), AllOf(HasSubstr("HTTP/1.1 503 "), HasSubstr("does not serve")));
 }
 
+TEST(MetricsServerTest, ReadinessTellsOfASocketThatIsGone) {
+  Started started("127.0.0.1:0");
+  ASSERT_TRUE(started.server.ok());
+  started.facade.change([](auto& views) { views.daemon.set_socket_problem("/a has been removed"); });
+  EXPECT_THAT(get((*started.server)->port(), "/readyz"),
+              AllOf(HasSubstr("HTTP/1.1 503 "), HasSubstr("/a has been removed\n")));
+}
+
 TEST(MetricsServerTest, OtherRequestsAreRefusedWithWhatIsAllowed) {
   Started started("127.0.0.1:0");
   ASSERT_TRUE(started.server.ok());

@@ -13,7 +13,7 @@ target_link_libraries(mps_test PRIVATE epd_supervisor epd_options GTest::gtest_m
 target_compile_definitions(mps_test PRIVATE
   EPD_FAKE_MPS_CONTROL="${CMAKE_CURRENT_SOURCE_DIR}/support/fake_mps_control.sh")
 gtest_discover_tests(mps_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 60)
-foreach(name network_test memory_limit_test system_calls_test)
+foreach(name network_test memory_limit_test socket_watch_test system_calls_test)
   add_executable(${name} ${CMAKE_CURRENT_LIST_DIR}/${name}.cpp)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/daemon/supervisor ${CMAKE_CURRENT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE epd_supervisor epd_transport epd_options GTest::gtest_main)

@@ -18,6 +18,7 @@
 // Messages of epd/v1/control.proto, which says what each field is.
 namespace epd::v1 {
 class DaemonStatus;
+class EvictRankResponse;
 class GetConfigResponse;
 class GetOperationResponse;
 class GetStatisticsResponse;
@@ -29,13 +30,14 @@ class ListNodesResponse;
 class ListOperationsResponse;
 class ListSessionsResponse;
 class ReloadConfigResponse;
+class SetGroupResponse;
 class SetOptionsResponse;
 }  // namespace epd::v1
 
 namespace epd::supervisor {
 
 struct WaitsWanted {
-  std::string group;  // name or id; empty: all
+  std::string group;  // as in SetGroupRequest; empty: all
   // Pairs of ranks: of groups that have at most so many ranks, and the longest so many of a group.
   std::uint32_t max_ranks = 0;
   std::size_t max_pairs = 0;
@@ -98,16 +100,16 @@ class ControlFacade {
   // another value of the option.
   virtual Result<v1::SetOptionsResponse> set_options(const Operator& by, const OptionSettings& options) = 0;
   // Changes what operations may use that are launched from now on. The change survives restarts of engines,
-  // but not of the daemon. INVALID_ARGUMENT says what is allowed. `group` is a name or an id. Without SMs the
-  // configuration decides again.
+  // but not of the daemon. INVALID_ARGUMENT says what is allowed. `group` is as in SetGroupRequest. Without
+  // SMs the configuration decides again.
   virtual Status set_device(const Operator& by, const std::string& device,
                             std::optional<std::uint32_t> sms) = 0;
-  virtual Status set_group(const Operator& by, const std::string& group,
-                           const GroupSettingsChange& change) = 0;
+  virtual Result<v1::SetGroupResponse> set_group(const Operator& by, const std::string& group,
+                                                 const GroupSettingsChange& change) = 0;
   // Ends a session with ABORTED. The other function removes one rank from its group, as if it had left.
   virtual Status evict_session(const Operator& by, std::uint64_t session_id, const std::string& reason) = 0;
-  virtual Status evict_rank(const Operator& by, const std::string& group, std::uint32_t rank,
-                            const std::string& reason) = 0;
+  virtual Result<v1::EvictRankResponse> evict_rank(const Operator& by, const std::string& group,
+                                                   std::uint32_t rank, const std::string& reason) = 0;
   // Starts the device's engine again: at once if it is down, waits for its restart, or has failed for good.
   // Otherwise it is killed first. Former deaths no longer count.
   virtual Status restart_device(const Operator& by, const std::string& device) = 0;

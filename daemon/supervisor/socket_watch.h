@@ -1,0 +1,34 @@
+// Whether the files of the daemon's sockets are still there. Whoever may write in their directory can remove
+// them: the daemon goes on, and nobody can connect any more.
+#pragma once
+
+#include "base/socket_use.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace epd::supervisor {
+
+class SocketWatch {
+ public:
+  // Both listen. From now on their files are to stay.
+  void begin(const std::string& attach_socket, const std::string& control_socket);
+  // To be called in each turn. Looks once a second at most; what has changed is an event.
+  void tick(std::uint64_t now_ns);
+  // "" if nothing is wrong.
+  const std::string& problem() const { return problem_; }
+
+ private:
+  struct Socket {
+    std::string path;
+    FileId file;
+    const char* who;  // can't connect without it
+  };
+
+  std::vector<Socket> sockets_;
+  std::string problem_;
+  std::uint64_t next_look_ns_ = 0;
+};
+
+}  // namespace epd::supervisor
