@@ -156,7 +156,7 @@ Listener& Listener::operator=(Listener&& other) noexcept {
 void Listener::remove() {
   if (path_.empty()) return;
   remove_file(path_, file_);
-  ::unlink(lock_path_of(path_).c_str());
+  if (is_at(lock_, lock_path_of(path_))) ::unlink(lock_path_of(path_).c_str());
   path_.clear();
   lock_.reset();
 }

@@ -78,10 +78,13 @@ TEST_F(Attach, AFileThatHasReplacedTheSocketIsNotRemovedWithIt) {
   {
     const Result<Listener> listener = Listener::open({path, 0660, {}});
     ASSERT_TRUE(listener.ok());
-    ASSERT_EQ(::unlink(path.c_str()), 0);
-    std::ofstream(path) << "precious";
+    for (const std::string& file : {path, path + ".lock"}) {
+      ASSERT_EQ(::unlink(file.c_str()), 0);
+      std::ofstream(file) << "another daemon's";
+    }
   }
   EXPECT_TRUE(std::filesystem::exists(path));
+  EXPECT_TRUE(std::filesystem::exists(path + ".lock"));
 }
 
 TEST_F(Attach, AStartThatFailedLeftItsLockBehind) {
