@@ -409,7 +409,7 @@ def run(rank: int, size: int, options: argparse.Namespace) -> None:
     rank, size, group = init_dist(rank, size)
     device = torch.device("cpu")
     if ON_GPUS:
-        device = torch.device("cuda", rank)
+        device = torch.device("cuda", torch.cuda.current_device())
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
     torch.set_num_threads(1)

@@ -2,8 +2,8 @@
 
     python python_decode_graph.py [--ranks R] [--replays N] [--tokens T] [--hidden H]
 
-A process for each rank. Every output is compared with the dense layers. Each 10th time the last rank runs its layers
-eagerly while the others replay: the slots fit all the same. Between replays torch's allocator is at work. Half of
+A process for each rank, on GPUs in turn. Every output is compared with the dense layers. Each 10th time the last rank
+runs its layers eagerly while the others replay: the slots fit all the same. Between replays torch's allocator is at work. Half of
 the layers use receive hooks. Without GPUs everything runs eagerly, on host devices. Exit status 0: all was right.
 """
 
@@ -136,7 +136,7 @@ def times(layers: Layers, replays: int) -> float:
 
 def run(rank: int, size: int, options: argparse.Namespace) -> None:
     rank, size, group = init_dist(rank, size)
-    device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     buffer = deep_ep.Buffer(group, low_latency_mode=True, explicitly_destroy=True)
     formats = [(False, 0.02), (True, 0.1)] if hasattr(torch, "float8_e4m3fn") else [(False, 0.02)]
     for use_fp8, allowed in formats:

@@ -2,8 +2,8 @@
 
     python python_training.py [--ranks R] [--tokens N] [--hidden H]
 
-A process for each rank, on GPUs over NCCL, without GPUs on host devices over gloo. Every layer's handles and rows
-live from forward to backward. Exit status 0: outputs and gradients of all ranks are those of the dense model.
+A process for each rank, on GPUs (in turn, if there are fewer), without GPUs on host devices. Every layer's handles
+and rows live from forward to backward. Exit status 0: outputs and gradients of all ranks are those of the dense model.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def train(rank: int, size: int, group: Any, tokens: int, hidden: int, device: An
 
 def run(rank: int, size: int, tokens: int, hidden: int) -> None:
     rank, size, group = init_dist(rank, size)
-    device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     worst = train(rank, size, group, tokens, hidden, device)
     what = f"{STEPS} steps, {LAYERS} layers, {BATCHES} batches"
     print(f"rank {rank}: {what}: largest relative error {worst:.4f}", flush=True)

@@ -35,7 +35,8 @@ __device__ inline std::uint32_t step_of_warps(const Operation& op) {
   return op.division.ctas * op.division.warps;
 }
 
-// The row of choice `lane`: the holder's rank, and whether the token takes a row there.
+// The row of choice `lane`: the holder's rank, and whether the token takes a row there. It takes none of
+// weight 0. All lanes of a warp call.
 struct TakenRow {
   std::uint32_t rank = kFull;
   bool takes = false;
@@ -44,6 +45,10 @@ struct TakenRow {
     if (raw.expert >= 0) rank = rank_of_expert(op.shape, static_cast<std::uint32_t>(raw.expert));
     if (raw.row >= 0) EPD_BELOW(rank, op.shape.num_ranks);
     takes = raw.row >= 0 && op.peers[rank].source.y != nullptr;
+    // Weights above 0 do not add up to 0. So their sums are needed here only beside others.
+    if (op.topk_weights == nullptr || !__any_sync(kFull, raw.expert >= 0 && !(raw.weight > 0.0f))) return;
+    const auto expert = static_cast<std::uint32_t>(raw.expert);
+    takes = sum_weights(op.shape.topk, expert, raw.weight) != 0.0f && takes;
   }
 };
 
@@ -259,7 +264,7 @@ class SumStream {
   __device__ bool has_room() const {
     return loaded_ - added_ < kSummedAhead;
   }
-  // Starts the loads of the next row of the begun sum. A row of weight 0 is not read: zeros take its place.
+  // Starts the loads of the next row of the begun sum.
   __device__ void load_row() {
     const int lane = __ffs(static_cast<int>(left_)) - 1;
     left_ &= left_ - 1;
@@ -269,9 +274,7 @@ class SumStream {
     EPD_BELOW(load_at_, kSummedAhead);
     const std::uint8_t* const from = rows_.base + __shfl_sync(kFull, rows_.row, lane) * rows_.pitch;
     const std::uint32_t to = stage_ + load_at_ * (kSummedAtOnce * 16);
-    if (weight == 0.0f) {
-      clear_vectors(to);
-    } else if (lacks_ == 0) {
+    if (lacks_ == 0) {
       load_vectors(to, from, kSummedVectors);
     } else {
       load_vectors(to, from, mine_);

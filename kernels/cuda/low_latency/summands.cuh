@@ -25,13 +25,6 @@ __device__ inline void load_vectors(std::uint32_t to, const std::uint8_t* from, 
   if (count > 3) thread_load<1536>(to, from);
 }
 
-// Fills the lane's vectors of a row in shared memory with zeros.
-__device__ inline void clear_vectors(std::uint32_t to) {
-#pragma unroll
-  for (std::uint32_t i = 0; i < kSummedVectors; ++i)
-    asm volatile("st.shared.v4.u32 [%0], {0, 0, 0, 0};" ::"r"(to + i * 512) : "memory");
-}
-
 // Adds up rows of weight 1 for one lane: `count` vectors of the rows, 32 vectors apart. `row(r)` is the
 // address of the lane's first vector of row r; it is called for each row in turn, once or again from the
 // first. Passes each rounded vector to store(i, vector). The stage holds kSummedAhead rows, if there are no
