@@ -202,3 +202,29 @@ def test_an_end_that_comes_with_ctrl_c_is_told_by_the_next_wait(
             assert result.num_recv_rows == 5
         with pytest.raises(epd.NotFound, match="the ticket is empty"):
             ticket.wait()
+
+
+def test_ctrl_c_while_a_last_reference_leaves(daemon: Daemon) -> None:
+    """It came out of GroupHandle.__del__, where Python only prints it, and sometimes before the membership was left."""
+    code = """
+import signal
+import epd._handles
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+session = epd.attach(sys.argv[1], "host:0")
+taken = 0
+for i in range(100):
+    group = session.join(dataclasses.replace(config, num_ranks=1))
+    handle, group._handle = group._handle, None
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.00002 * (i + 1))
+        del handle
+        while True: pass
+    except KeyboardInterrupt:
+        taken += 1
+print(taken, epd._handles._members)
+"""
+    program = subprocess.run(
+        [sys.executable, "-c", PREAMBLE + code, daemon.socket], capture_output=True, text=True, timeout=60
+    )
+    assert program.stdout == "100 {}\n", program.stderr
+    assert "Handle" not in program.stderr

@@ -4,12 +4,16 @@ Both are integers: the C handles, as calls take them. They refer to nothing (whi
 kept beside them), and the cycle collector does not track them. So such an object ends only when the last reference
 goes, after every finalizer of a cycle that it hangs on has run: an array of a group can be used in any finalizer, in
 whatever order things are collected.
+
+Their __del__ runs no code of Python, where a Ctrl-C (KeyboardInterrupt) could come: before the call into the library,
+which would then not be made, or after it, where Python prints "Exception ignored". It is raised in the program's code.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+from functools import partial
 from typing import Any
 
 from ._library import library
@@ -18,8 +22,8 @@ _gc_untrack: Any = ctypes.pythonapi.PyObject_GC_UnTrack
 _gc_untrack.argtypes = (ctypes.py_object,)
 _gc_untrack.restype = None
 
-# The memberships that have not been left, and the attachment that each needs.
-_members: dict[int, SessionHandle] = {}
+# The memberships that have not been left, and what leaves each. That also keeps the attachment that it needs.
+_members: dict[int, partial[Any]] = {}
 
 
 class NotCopied:
@@ -36,8 +40,7 @@ class SessionHandle(NotCopied, int):
 
     __slots__ = ()
 
-    def __del__(self, detach: Any = library.epd_session_detach) -> None:
-        detach(self)  # in a forked child it does nothing
+    __del__: Any = property(partial(partial, library.epd_session_detach))  # in a forked child it does nothing
 
 
 class GroupHandle(NotCopied, int):
@@ -45,10 +48,8 @@ class GroupHandle(NotCopied, int):
 
     __slots__ = ()
 
-    def __del__(self, leave: Any = library.epd_group_leave, members: Any = _members) -> None:
-        session = members.pop(int(self), None)  # before leaving: another membership may get the address then
-        leave(self)
-        del session  # perhaps the last reference: it detaches after that
+    # Taken out before it leaves: another membership may get the address then.
+    __del__: Any = property(_members.pop)
 
 
 def _untrack(handle: object) -> None:
@@ -67,9 +68,11 @@ def own_session(address: int) -> SessionHandle:
 
 def own_group(address: int, session: SessionHandle) -> GroupHandle:
     """The owner of a membership that was just made. It keeps the session's attachment."""
+    leave: Any = partial(library.epd_group_leave, address)
+    leave.session = session  # perhaps the last reference: it detaches after the call
+    _members[address] = leave
     handle = GroupHandle(address)
     _untrack(handle)
-    _members[address] = session
     return handle
 
 
