@@ -2,23 +2,38 @@
 
 #include "base/thread.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <algorithm>
 
 namespace epd {
+namespace {
+
+void empty_memory(int memfd) {
+  struct stat info {};
+  if (::fstat(memfd, &info) == 0 && info.st_size > 0)
+    (void)::fallocate(memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, info.st_size);
+}
+
+}  // namespace
 
 Closer::~Closer() {
   const std::lock_guard lock(shared_->mutex);
   for (auto& [uid, queue] : shared_->queues) {
-    for (UniqueFd& fd : queue.waiting) (void)fd.release();
+    for (Closing& closing : queue.waiting) (void)closing.fd.release();
     queue.waiting.clear();
   }
 }
 
 void Closer::close(UniqueFd descriptor, std::uint32_t uid) {
-  if (!descriptor.valid()) return;
+  add({std::move(descriptor)}, uid);
+}
+
+void Closer::add(Closing closing, std::uint32_t uid) {
+  if (!closing.fd.valid()) return;
   const std::lock_guard lock(shared_->mutex);
   Queue& queue = shared_->queues[uid];
-  queue.waiting.push_back(std::move(descriptor));
+  queue.waiting.push_back(std::move(closing));
   // The daemon's own descriptors never wait behind those of users.
   if (!queue.has_thread && (shared_->threads < kMaxThreads || uid == kDaemon))
     queue.has_thread = start_thread(uid);
@@ -55,10 +70,11 @@ void Closer::serve(Shared& shared, std::uint32_t uid, std::unique_lock<std::mute
     Queue& queue = shared.queues.at(uid);
     queue.closing = !queue.waiting.empty();
     if (!queue.closing) break;
-    UniqueFd fd = std::move(queue.waiting.front());
+    Closing next = std::move(queue.waiting.front());
     queue.waiting.pop_front();
     lock.unlock();
-    fd.reset();
+    if (next.empty) empty_memory(next.fd.get());
+    next.fd.reset();
     lock.lock();
   }
   shared.queues.erase(uid);

@@ -276,7 +276,7 @@ void SessionTable::end(std::uint64_t session_id, const Status& status) {
   abi::Goodbye goodbye{status.code(), {}};
   abi::set_text(goodbye.text, status.message().data(), status.message().size());
   (void)send_message(session.socket.get(), abi::AttachType::kGoodbye, goodbye);
-  close(session_id, "was ended: " + status.message());
+  close(session_id, kEnded + status.message());
 }
 
 void SessionTable::end_all(const Status& status) {

@@ -5,6 +5,9 @@
 #include "proto/group_bytes.h"
 #include "proto/wire.h"
 
+#include <sys/stat.h>
+#include <algorithm>
+
 namespace epd::supervisor {
 
 using abi::Board;
@@ -23,6 +26,12 @@ void write_first_board(Board& board) {
   board.failed_rank.store(-1);
 }
 
+std::uint64_t touched_bytes(int memfd) {
+  constexpr std::uint64_t kBlock = 512;  // see stat(2)
+  struct stat info {};
+  return ::fstat(memfd, &info) == 0 ? static_cast<std::uint64_t>(info.st_blocks) * kBlock : 0;
+}
+
 }  // namespace
 
 abi::CloseStreams MemberArenas::streams() const {
@@ -35,7 +44,9 @@ std::uint64_t MemberArenas::next_index() const {
 }
 
 // Subtracts, so that no sum can overflow.
-Status ArenaStore::check_quota(const MemberArenas& wanted, const Quota& of_user) const {
+Status ArenaStore::check_quota(const MemberArenas& wanted, Quota of_user) const {
+  if (fillers_.contains(wanted.uid) && limits_.max_bytes_of_filler < of_user.limit)
+    of_user = {limits_.max_bytes_of_filler, "a quarter of the memory, which this user had filled"};
   const std::uint64_t bytes = wanted.bytes;
   const auto refuse = [bytes](const std::string& who, std::uint64_t used, const Quota& quota) {
     return resource_exhausted("this rank needs " + std::to_string(bytes) + " bytes of arenas and " + who +
@@ -188,8 +199,12 @@ void ArenaStore::release(std::uint64_t group_id, std::uint32_t rank) {
   users_.at(uid).mapped_bytes -= found->second.mapped_bytes;
   total_mapped_bytes_ -= found->second.mapped_bytes;
   users_.at(uid).client_memories -= found->second.wanted.num_memories();
-  closer_.close(std::move(found->second.user));
-  closer_.close(std::move(found->second.exchange));
+  if (found->second.given_up && found->second.device.kind == abi::DeviceKind::kHost) {
+    closer_.empty_and_close(std::move(found->second.user));
+  } else {
+    closer_.close(std::move(found->second.user));
+  }
+  closer_.close(std::move(found->second.exchange));  // no client maps it
   closer_.close(std::move(found->second.results));
   mappings_.remove({group_id, rank});
   keep_waits(group_id, found->second);
@@ -197,6 +212,40 @@ void ArenaStore::release(std::uint64_t group_id, std::uint32_t rank) {
   const auto other = arenas_.lower_bound({group_id, 0});
   if (other == arenas_.end() || other->first.first != group_id) gone_waits_.erase(group_id);
   drop_idle_user(uid);
+}
+
+void ArenaStore::give_up(std::uint64_t session) {
+  for (auto& [member, arenas] : arenas_) {
+    if (arenas.wanted.session == session) arenas.given_up = true;
+  }
+}
+
+void ArenaStore::give_up(std::uint64_t group_id, std::uint32_t rank) {
+  const auto found = arenas_.find({group_id, rank});
+  if (found != arenas_.end()) found->second.given_up = true;
+}
+
+std::optional<ArenaStore::Fullest> ArenaStore::fullest() const {
+  if (closer_.waiting(Closer::kDaemon) != 0) return std::nullopt;
+  struct Use {
+    std::uint64_t bytes = 0;
+    std::map<std::uint64_t, std::uint64_t> sessions;
+  };
+  std::map<std::uint32_t, Use> users;
+  for (const auto& [member, arenas] : arenas_) {
+    if (arenas.device.kind != abi::DeviceKind::kHost) continue;
+    const std::uint64_t bytes = touched_bytes(arenas.user.get()) + touched_bytes(arenas.exchange.get());
+    users[arenas.uid].bytes += bytes;
+    users[arenas.uid].sessions[arenas.wanted.session] += bytes;
+  }
+  const auto most = std::max_element(users.begin(), users.end(), [](const auto& a, const auto& b) {
+    return a.second.bytes < b.second.bytes;
+  });
+  if (most == users.end() || most->second.bytes == 0) return std::nullopt;
+  Fullest fullest{most->first, most->second.bytes, {}};
+  for (const auto& [session, bytes] : most->second.sessions) fullest.sessions.emplace_back(bytes, session);
+  std::sort(fullest.sessions.rbegin(), fullest.sessions.rend());
+  return fullest;
 }
 
 // So that what is told of the others never falls.

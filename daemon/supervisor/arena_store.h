@@ -16,6 +16,8 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,7 +32,8 @@ struct WantedMemory {
   abi::GroupShape shape{};
   abi::Bindings bindings{};
   ClientMemory memory;
-  bool results = false;  // its operations are calls
+  bool results = false;       // its operations are calls
+  std::uint64_t session = 0;  // whose it is
 
   std::size_t num_memories() const { return memory == nullptr ? 0 : memory->size(); }
 };
@@ -54,6 +57,7 @@ struct MemberArenas {
   UniqueFd board;
   UniqueFd results;                          // if there are any
   std::shared_ptr<const Mapping> board_map;  // also kept by readers of what is counted behind the board
+  bool given_up = false;                     // its client has said that it needs the contents no more
 
   // The first operation that its engine has not completed, from the board.
   std::uint64_t next_index() const;
@@ -75,6 +79,14 @@ class ArenaStore {
     std::uint64_t max_bytes = 0;
     std::uint64_t max_routing_bytes = 0;
     MappingLimit mappings;
+    std::uint64_t max_bytes_of_filler = ~std::uint64_t{0};  // see hold_to_memory
+  };
+  // The bytes that arenas of host devices have in memory: those of the user with the most, and of each of his
+  // sessions, the largest first.
+  struct Fullest {
+    std::uint32_t uid = 0;
+    std::uint64_t bytes = 0;
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> sessions;  // bytes, session
   };
   // Closer and budget must outlive the store. The closer closes memory.
   ArenaStore(const Limits& limits, Closer& closer, DescriptorBudget& descriptors)
@@ -84,6 +96,7 @@ class ArenaStore {
   void set_limits(const Limits& limits) {
     limits_ = limits;
     mappings_.set_limit(limits.mappings);
+    fillers_.clear();
   }
 
   // Makes the memory of (group, rank). RESOURCE_EXHAUSTED, with the numbers, if a limit is reached. max_bytes
@@ -93,6 +106,14 @@ class ArenaStore {
   Status acquire(std::pair<std::uint64_t, std::uint32_t> member, std::uint32_t uid, const UserQuotas& quotas,
                  const device::DeviceName& device, const WantedMemory& wanted);
   void release(std::uint64_t group_id, std::uint32_t rank);
+  // When it is released, the arenas of a host device are emptied, since the client may keep its mapping. Of
+  // all ranks of a session, or of one rank.
+  void give_up(std::uint64_t session);
+  void give_up(std::uint64_t group_id, std::uint32_t rank);
+  // Nothing while none is touched, and while what was released is still being freed.
+  std::optional<Fullest> fullest() const;
+  // The user has filled the memory. Until set_limits() it is promised no more than max_bytes_of_filler.
+  void hold_to_memory(std::uint32_t uid) { fillers_.insert(uid); }
   // nullptr if it was released.
   const MemberArenas* find(std::uint64_t group_id, std::uint32_t rank) const;
   // By group and rank.
@@ -108,7 +129,7 @@ class ArenaStore {
                  std::int32_t failed_rank);
 
  private:
-  Status check_quota(const MemberArenas& wanted, const Quota& of_user) const;
+  Status check_quota(const MemberArenas& wanted, Quota of_user) const;
   Status check_routing_quota(const MemberArenas& wanted, const Quota& of_user) const;
   Status check_mapped_bytes(const MemberArenas& wanted) const;
   Status make(MemberArenas& made, const device::DeviceName& device) const;
@@ -131,6 +152,7 @@ class ArenaStore {
   DescriptorBudget& descriptors_;
   std::uint64_t total_bytes_ = 0;  // in host memory
   std::map<std::uint32_t, User> users_;
+  std::set<std::uint32_t> fillers_;  // users
   std::map<std::pair<std::uint64_t, std::uint32_t>, MemberArenas> arenas_;
   std::map<std::uint64_t, std::vector<WaitSum>> gone_waits_;  // by group, of those that have ranks
 };

@@ -135,7 +135,8 @@ std::vector<Option> make_table() {
       bytes("limits.max_arena_bytes", "0", &C::max_arena_bytes,
             "Bytes of all arenas together; 0: 16 times the memory of the machine, or of the daemon's cgroup. "
             "Arenas have worst-case sizes and take memory only where rows have been written, so this counts "
-            "promises, not pages. Of a GPU's memory, which is taken at once, the GPU itself is the limit."),
+            "promises, not pages. When pages fill that, the user with the most of them loses sessions. "
+            "Of a GPU's memory, which is taken at once, the GPU itself is the limit."),
       bytes(
           "limits.max_arena_bytes_per_user", "0", &C::max_arena_bytes_per_user,
           "The same for one user; 0: three quarters of limits.max_arena_bytes, all of them for root and the "

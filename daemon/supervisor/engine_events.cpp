@@ -3,6 +3,7 @@
 #include "base/event.h"
 #include "deciders.h"
 #include "member_memory_store.h"
+#include "memory_limit.h"
 #include "process_state.h"
 #include "session/session_table.h"
 
@@ -55,6 +56,34 @@ void EngineEvents::engine_down(std::uint32_t device, const std::string& text, En
     parts_.orders.tell_break(group.label(), message, end == EngineEnd::kPlanned);
   });
   rooms_.deciders.handle(membership::EngineDown{local(device), text, rooms_.memory.boards_on(device)});
+  if (end == EngineEnd::kOutOfMemory) make_room();
+}
+
+// The supervisor holds the memory that an engine has touched, so the next engine would end as this one did.
+// Whoever holds little is no cause of that, and what he holds would help nobody.
+void EngineEvents::make_room() {
+  constexpr std::uint64_t kLittle = 64;  // a part of the memory
+  const std::optional<ArenaStore::Fullest> fullest = rooms_.memory.fullest();
+  const std::uint64_t memory = available_memory_bytes();
+  if (!fullest || fullest->bytes < memory / kLittle) return;
+  rooms_.memory.hold_to_memory(fullest->uid);
+  std::uint64_t left = fullest->bytes;
+  for (const auto& [bytes, id] : fullest->sessions) {
+    const session::Session* session = rooms_.sessions.find(id);
+    if (session != nullptr) {  // else its end is on its way
+      const std::string text = "out of memory: arenas of user " + std::to_string(fullest->uid) + " held " +
+                               std::to_string(fullest->bytes) + " bytes, the most, those of this session " +
+                               std::to_string(bytes) + " of them; the daemon has " + std::to_string(memory) +
+                               "; join smaller groups (epctl size)";
+      record_event(
+          EventKind::kEvicted, LogLevel::kWarning, "session ended for want of memory",
+          {{"session", id}, {"uid", session->peer.uid}, {"pid", session->peer.pid}, {"reason", text}});
+      rooms_.memory.give_up(id);
+      rooms_.sessions.end(id, resource_exhausted(text));
+    }
+    left -= bytes;
+    if (left <= max_bytes_of_filler()) return;
+  }
 }
 
 void EngineEvents::engine_failed(std::uint32_t device, const std::string& text) {
@@ -75,6 +104,7 @@ void EngineEvents::session_failed(const abi::SessionFailed& message) {
   static LogLimiter limiter;
   limiter.record(EventKind::kRefused, LogLevel::kWarning, "session ended for an illegal submission",
                  {{"session", message.session_id}, {"reason", text}}, owner);
+  rooms_.memory.give_up(message.session_id);
   rooms_.sessions.end(message.session_id, Status(message.status, text));
 }
 

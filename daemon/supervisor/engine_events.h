@@ -46,6 +46,7 @@ class EngineEvents final : public FleetHost {
   void tell_peer_lost(std::uint32_t device, const Packet& packet);
   void session_failed(const abi::SessionFailed& message);
   void end_dying_sessions(std::uint32_t device);
+  void make_room();
 
   const Rooms& rooms_;
   const Parts parts_;

@@ -2,6 +2,7 @@
 
 #include "base/event.h"
 #include "far_statistics.h"
+#include "memory_limit.h"
 #include "process_state.h"
 
 #include <sys/epoll.h>
@@ -20,6 +21,8 @@ constexpr std::uint64_t kStartLaterNs = 200'000'000;
 constexpr std::uint64_t kSayBusyNs = 5'000'000'000;
 constexpr std::uint64_t kMinuteNs = 60'000 * kMsNs;
 constexpr const char* kKilled = "signal 9";
+constexpr std::uint64_t kOomTogetherNs = 1'000'000'000;  // the OOM killer often ends several engines
+constexpr const char* kOom = ", by the kernel's OOM killer (see dmesg, and memory.events of its cgroup)";
 constexpr const char* kPerhapsOom =
     ", not by epd: perhaps by the kernel's OOM killer (see dmesg, and memory.events of its cgroup)";
 
@@ -42,6 +45,7 @@ Status EngineFleet::start(const std::vector<DeviceToServe>& devices) {
   for (const DeviceToServe& device : devices) {
     if (Status status = make_device(device); !status.ok()) return status;
   }
+  oom_kills_ = oom_kills();
   for (std::uint32_t i = 0; i < size(); ++i) spawn(i);
   next_check_ns_ = loop_.now_ns() + check_period_ns();
   return {};
@@ -80,7 +84,7 @@ void EngineFleet::spawn(std::uint32_t index) {
     device.last_exit = process.status().message();
     record_event(EventKind::kEngineDied, LogLevel::kError, "engine not started",
                  {{"device", device.name}, {"reason", device.last_exit}});
-    schedule_restart(index);
+    schedule_restart(index, EngineEnd::kDied);
     return;
   }
   device.process = std::move(*process);
@@ -154,6 +158,7 @@ void EngineFleet::on_device_failed(std::uint32_t index) {
 
 void EngineFleet::after_send(std::uint32_t index, const Status& status) {
   Device& device = devices_[index];
+  if (!status.ok() && device.process->has_left()) return;  // its end is about to be read
   if (!status.ok()) {
     kill(index, "its link failed: " + status.message());
     return;
@@ -239,7 +244,8 @@ void EngineFleet::on_exit(std::uint32_t index) {
   device.process.reset();
   device.kill_at_ns = 0;
   device.state = DeviceState::kRestarting;
-  const std::string hint = for_network || wanted ? "" : hint_at_cause(device);
+  const bool out_of_memory = !wanted && is_out_of_memory(device);
+  const std::string hint = for_network || wanted ? "" : hint_at_cause(device, out_of_memory);
   clear_page(device);
   std::string text = "the engine of " + device.name + " (pid " + std::to_string(pid) + ") ended: " + *how;
   const std::string reason = std::exchange(device.kill_reason, "");
@@ -257,18 +263,28 @@ void EngineFleet::on_exit(std::uint32_t index) {
                {{"device", device.name}, {"pid", pid}, {"exit", *how + hint}, {"reason", reason}});
   const EngineEnd end = failed                  ? EngineEnd::kDeviceFailed
                         : wanted || for_network ? EngineEnd::kPlanned
+                        : out_of_memory         ? EngineEnd::kOutOfMemory
                                                 : EngineEnd::kDied;
   if (!std::exchange(device.down_told, false)) host_.engine_down(index, text, end);
   if (end == EngineEnd::kPlanned) {
     device.start_at_ns = loop_.now_ns();
     if (for_network) ++device.restarts;
   } else {
-    schedule_restart(index);
+    schedule_restart(index, end);
   }
 }
 
-std::string EngineFleet::hint_at_cause(const Device& device) {
+// The count may have grown for an engine whose end was read before.
+bool EngineFleet::is_out_of_memory(const Device& device) {
+  if (device.last_exit != kKilled || !device.kill_reason.empty()) return false;
+  const std::uint64_t kills = oom_kills();
+  if (kills > std::exchange(oom_kills_, kills)) oom_grew_ns_ = loop_.now_ns();
+  return oom_grew_ns_ != 0 && loop_.now_ns() - oom_grew_ns_ < kOomTogetherNs;
+}
+
+std::string EngineFleet::hint_at_cause(const Device& device, bool out_of_memory) {
   if (!device.kill_reason.empty()) return "";
+  if (out_of_memory) return kOom;
   if (device.last_exit == kKilled) return kPerhapsOom;
   const std::string far = connecting_to(device.page.as<abi::EnginePage>()->far);
   return far.empty() ? "" : ", while it connected to " + far;
@@ -310,12 +326,13 @@ void EngineFleet::try_again(std::uint32_t index) {
   host_.engine_waits(index);
 }
 
-void EngineFleet::schedule_restart(std::uint32_t index) {
+// A death for want of memory says nothing of the device. It is not counted, and memory may come back.
+void EngineFleet::schedule_restart(std::uint32_t index, EngineEnd end) {
   Device& device = devices_[index];
   const std::uint64_t now = loop_.now_ns();
   if (now - device.started_ns > kMinuteNs) device.backoff_ms = 0;
-  device.deaths.push_back(now);
-  while (now - device.deaths.front() > kMinuteNs) device.deaths.pop_front();
+  if (end != EngineEnd::kOutOfMemory) device.deaths.push_back(now);
+  while (!device.deaths.empty() && now - device.deaths.front() > kMinuteNs) device.deaths.pop_front();
   if (device.deaths.size() > options_.max_restarts_per_minute) {
     device.state = DeviceState::kFailed;
     const std::string text = device.name + " has failed: its engine died " +

@@ -19,7 +19,8 @@ namespace epd::supervisor {
 enum class DeviceState { kStarting, kReady, kRestarting, kFailed, kStopped };
 
 // kPlanned: the daemon ended it, for an operator or for a new network, and starts another one at once.
-enum class EngineEnd { kDied, kDeviceFailed, kPlanned };
+// kOutOfMemory: the kernel's OOM killer ended it.
+enum class EngineEnd { kDied, kDeviceFailed, kPlanned, kOutOfMemory };
 
 // What the fleet tells its owner. None of these functions may call stop() or destroy the fleet.
 class FleetHost {
@@ -164,11 +165,14 @@ class EngineFleet {
   void on_exit(std::uint32_t device);
   void try_again(std::uint32_t device);
   void start_later(std::uint32_t device, const Status& status);
-  void schedule_restart(std::uint32_t device);
+  void schedule_restart(std::uint32_t device, EngineEnd end);
   void after_send(std::uint32_t device, const Status& status);
   void check_alive(std::uint32_t device);
   bool is_stopped(std::uint32_t device, const std::string& noticed_by);
-  static std::string hint_at_cause(const Device& device);  // of its end, "" or words behind others
+  // Of its end, "" or words behind others.
+  static std::string hint_at_cause(const Device& device, bool out_of_memory);
+  // Whether the OOM killer ended it, of an engine that has just ended.
+  bool is_out_of_memory(const Device& device);
   void clear_page(Device& device) const;
   std::uint64_t check_period_ns() const;
   // When the engine last showed that its loop runs; 0: never.
@@ -182,6 +186,8 @@ class EngineFleet {
   std::uint64_t next_check_ns_ = 0;
   std::uint64_t kill_all_ns_ = 0;  // while stopping: when remaining engines are killed
   bool stopping_ = false;
+  std::uint64_t oom_kills_ = 0;    // as last read
+  std::uint64_t oom_grew_ns_ = 0;  // when it was last seen to have grown; 0: never
 };
 
 }  // namespace epd::supervisor

@@ -1,6 +1,7 @@
 #include "live_config.h"
 
 #include "base/log.h"
+#include "memory_limit.h"
 
 #include <utility>
 
@@ -84,7 +85,7 @@ membership::MembershipLimits LiveConfig::membership_limits() const {
 
 ArenaStore::Limits LiveConfig::arena_limits() const {
   return {config_.effective_arena_bytes(), config_.effective_routing_bytes(),
-          MappingLimit::of_kernel(config_.max_sessions)};
+          MappingLimit::of_kernel(config_.max_sessions), max_bytes_of_filler()};
 }
 
 transport::NetworkOptions LiveConfig::network_options() const {

@@ -40,6 +40,12 @@ class MemberMemoryStore {
   void answered(const membership::RequestId& request) { brought_.erase(request); }
   void session_closed(std::uint64_t session_id);
 
+  // See ArenaStore.
+  void give_up(std::uint64_t session) { arenas_.give_up(session); }
+  void give_up(std::uint64_t group_id, std::uint32_t rank) { arenas_.give_up(group_id, rank); }
+  std::optional<ArenaStore::Fullest> fullest() const { return arenas_.fullest(); }
+  void hold_to_memory(std::uint32_t uid) { arenas_.hold_to_memory(uid); }
+
   // nullptr if it was released.
   const MemberArenas* find(std::uint64_t group_id, std::uint32_t rank) const;
   std::uint64_t total_bytes() const { return arenas_.total_bytes(); }

@@ -19,17 +19,14 @@ std::uint64_t number_in(const std::filesystem::path& file) {
   return in >> number ? number : kNone;
 }
 
-// In a container `root` is often that of the container's own cgroup, while `path` begins at the host's. So
-// the directories of `path` may be missing. A path out of the cgroup namespace ("/../x") is not below `root`.
-std::uint64_t least_limit(const std::filesystem::path& root, const std::string& path, const char* file) {
-  std::uint64_t least = number_in(root / file);
-  std::filesystem::path directory = root;
-  for (const std::filesystem::path& part : std::filesystem::path(path).relative_path()) {
-    if (part == "..") break;
-    directory /= part;
-    least = std::min(least, number_in(directory / file));
+// Of a line "oom_kill 3".
+std::uint64_t oom_kills_in(const std::filesystem::path& file) {
+  std::ifstream in(file);
+  std::string key;
+  for (std::uint64_t number = 0; in >> key >> number;) {
+    if (key == "oom_kill") return number;
   }
-  return least;
+  return kNone;
 }
 
 bool has_memory(const std::string& controllers) {
@@ -41,30 +38,62 @@ std::uint64_t machine_memory_bytes() {
   return pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
-}  // namespace
+std::string memberships_of_this_process() {
+  std::stringstream memberships;
+  memberships << std::ifstream("/proc/self/cgroup").rdbuf();
+  return memberships.str();
+}
 
-std::uint64_t cgroup_memory_bytes(const std::string& memberships, const std::string& root) {
-  std::uint64_t least = kNone;
+// Calls visit(directory, whether it is of version 1) for the memory cgroups and all above them, outermost
+// first. In a container `root` is often that of the container's own cgroup, while paths begin at the host's.
+// So directories may be missing. A path out of the cgroup namespace ("/../x") is not below `root`.
+template <typename Visit>
+void each_memory_cgroup(const std::string& memberships, const std::string& root, const Visit& visit) {
   std::istringstream lines(memberships);
   for (std::string line; std::getline(lines, line);) {  // "0::/a/b" (v2), "5:memory:/a/b" (v1)
     const std::size_t first = line.find(':');
     const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
     if (second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1);
-    const std::string path = line.substr(second + 1);
-    if (controllers.empty()) least = std::min(least, least_limit(root, path, "memory.max"));
-    if (has_memory(controllers))
-      least = std::min(least, least_limit(root + "/memory", path, "memory.limit_in_bytes"));
+    const bool old = has_memory(controllers);
+    if (!controllers.empty() && !old) continue;
+    std::filesystem::path directory = old ? root + "/memory" : root;
+    visit(directory, old);
+    for (const std::filesystem::path& part : std::filesystem::path(line.substr(second + 1)).relative_path()) {
+      if (part == "..") break;
+      directory /= part;
+      visit(directory, old);
+    }
   }
+}
+
+}  // namespace
+
+std::uint64_t cgroup_memory_bytes(const std::string& memberships, const std::string& root) {
+  std::uint64_t least = kNone;
+  each_memory_cgroup(memberships, root, [&least](const std::filesystem::path& directory, bool old) {
+    least = std::min(least, number_in(directory / (old ? "memory.limit_in_bytes" : "memory.max")));
+  });
   return least;
 }
 
+// The innermost that there is counts its own processes and those below it.
+std::uint64_t cgroup_oom_kills(const std::string& memberships, const std::string& root) {
+  std::uint64_t kills = 0;
+  each_memory_cgroup(memberships, root, [&kills](const std::filesystem::path& directory, bool old) {
+    const std::uint64_t here = oom_kills_in(directory / (old ? "memory.oom_control" : "memory.events"));
+    if (here != kNone) kills = here;
+  });
+  return kills;
+}
+
+std::uint64_t oom_kills() {
+  return cgroup_oom_kills(memberships_of_this_process(), "/sys/fs/cgroup");
+}
+
 std::uint64_t available_memory_bytes() {
-  static const std::uint64_t bytes = [] {
-    std::stringstream memberships;
-    memberships << std::ifstream("/proc/self/cgroup").rdbuf();
-    return std::min(machine_memory_bytes(), cgroup_memory_bytes(memberships.str(), "/sys/fs/cgroup"));
-  }();
+  static const std::uint64_t bytes =
+      std::min(machine_memory_bytes(), cgroup_memory_bytes(memberships_of_this_process(), "/sys/fs/cgroup"));
   return bytes;
 }
 

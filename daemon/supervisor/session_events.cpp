@@ -62,6 +62,7 @@ void SessionEvents::session_opened(const Session& session) {
 
 void SessionEvents::session_closed(Session session, const std::string& how) {
   parts_.gpu_work.session_closed(session.id);
+  if (!how.starts_with(session::kEnded)) rooms_.memory.give_up(session.id);
   record_losses(rooms_.deciders, session.id, std::nullopt, how);
   // What the other ranks read. A process that has died can't be looked up any more.
   const bool named = how == session::kDied && !session.peer.program.empty();
@@ -138,6 +139,12 @@ Status SessionEvents::keep_memory(std::uint32_t uid, std::vector<UniqueFd> memor
 
 void SessionEvents::leave_requested(const Session& session, std::uint32_t request_id,
                                     const abi::Leave& leave) {
+  rooms_.deciders.each([&](const membership::Group& group) {
+    for (const auto& [rank, member] : group.members) {
+      if (member.session == local(session.id) && member.member == leave.member)
+        rooms_.memory.give_up(group.id, rank);
+    }
+  });
   record_losses(rooms_.deciders, session.id, leave.member, "left");
   rooms_.deciders.handle(membership::LeaveRequest{{local(session.id), request_id}, leave.member});
 }

@@ -1,6 +1,6 @@
 include(${CMAKE_CURRENT_SOURCE_DIR}/support/support.cmake)
 foreach(_name client_death client_kill_points cycles bound engine_death engine_kill_points supervisor_death supervisor_kill_points leaks soak degrade stopped
-        log_reader descriptors)
+        log_reader descriptors memory)
   epd_system_test(${_name}_test LABEL fault TIMEOUT 180
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/${_name}_test.cpp ${CMAKE_CURRENT_LIST_DIR}/fault.cpp)
 endforeach()

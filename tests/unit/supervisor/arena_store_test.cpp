@@ -159,6 +159,63 @@ TEST_F(ArenaStoreTest, WaitsOfRanksThatHaveGoneAreKeptWhileTheGroupLives) {
   EXPECT_TRUE(store.gone_waits(7).empty()) << "with its last rank the group is forgotten";
 }
 
+// One user's pages ended engine after engine, and nobody ended his session.
+TEST_F(ArenaStoreTest, SessionsOfTheUserWithMostPagesTheLargestFirst) {
+  ArenaStore store(plenty(), closer_, descriptors_);
+  const DeviceName host{abi::DeviceKind::kHost, 0};
+  const auto join = [&](std::uint64_t session, std::uint32_t uid, std::size_t touched) {
+    ASSERT_TRUE(
+        store.acquire({session, 0}, uid, {}, host, {shape_of(4096), {}, nullptr, false, session}).ok());
+    const std::string bytes(touched, 'x');
+    ASSERT_EQ(::pwrite(store.find(session, 0)->user.get(), bytes.data(), touched, 0),
+              static_cast<ssize_t>(touched));
+  };
+  EXPECT_FALSE(store.fullest());
+  join(1, 7, 50 << 12);
+  join(2, kUser, 20 << 12);
+  join(3, kUser, 40 << 12);
+  const auto fullest = store.fullest();
+  ASSERT_TRUE(fullest);
+  EXPECT_EQ(fullest->uid, kUser);
+  EXPECT_EQ(fullest->bytes, 60u << 12);
+  EXPECT_EQ(fullest->sessions,
+            (std::vector<std::pair<std::uint64_t, std::uint64_t>>{{40 << 12, 3}, {20 << 12, 2}}));
+}
+
+// A client that keeps its mapping would keep pages that no limit counts.
+TEST_F(ArenaStoreTest, AnArenaThatIsGivenUpIsEmptyAndOthersKeepTheirContents) {
+  ArenaStore store(plenty(), closer_, descriptors_);
+  const DeviceName host{abi::DeviceKind::kHost, 0};
+  const std::size_t size = 4096;
+  for (std::uint64_t session = 1; session <= 3; ++session) {
+    ASSERT_TRUE(
+        store.acquire({session, 0}, kUser, {}, host, {shape_of(16), {}, nullptr, false, session}).ok());
+    Result<Mapping> map = Mapping::map(store.find(session, 0)->user.get(), size, Access::kReadWrite);
+    ASSERT_TRUE(map.ok());
+    *map->as<std::uint64_t>() = session;
+    if (session == 1) store.give_up(session);
+    if (session == 2) store.give_up(session, 0);
+    store.release(session, 0);
+    while (!closer_.idle()) ::usleep(1000);
+    EXPECT_EQ(*map->as<std::uint64_t>(), session == 3 ? 3u : 0u);
+  }
+}
+
+TEST_F(ArenaStoreTest, WhoHasFilledTheMemoryIsPromisedNoMoreThanThat) {
+  ArenaStore::Limits limits = plenty();
+  limits.max_bytes_of_filler = 1 << 20;
+  ArenaStore store(limits, closer_, descriptors_);
+  const DeviceName host{abi::DeviceKind::kHost, 0};
+  const WantedMemory large{shape_of(4096), {}, nullptr};
+  const UserQuotas quotas{{std::uint64_t{1} << 40, "limits.max_arena_bytes_per_user"}, {}};
+  store.hold_to_memory(kUser);
+  expect_says(store.acquire({1, 0}, kUser, quotas, host, large),
+              {"user 1001 has 0", "allowed: 1048576 (a quarter of the memory, which this user had filled)"});
+  EXPECT_TRUE(store.acquire({2, 0}, 7, quotas, host, large).ok());
+  store.set_limits(limits);
+  EXPECT_TRUE(store.acquire({3, 0}, kUser, quotas, host, large).ok()) << "after a reload";
+}
+
 TEST(MappingCount, MappingsAreGivenBackWithTheRank) {
   MappingCount count;
   count.set_limit({1000, 0});

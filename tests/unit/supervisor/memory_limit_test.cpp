@@ -55,6 +55,18 @@ TEST_F(MemoryLimit, InAContainerThatSeesTheHostsPath) {
   EXPECT_EQ(limit("0::/\n"), 500u);
 }
 
+// The kernel's counts of what its OOM killer has ended.
+TEST_F(MemoryLimit, KillsOfTheInnermostCgroupThatThereIs) {
+  EXPECT_EQ(cgroup_oom_kills("0::/a/b\n", root_), 0u);
+  write("memory.events", "low 0\nhigh 0\nmax 7\noom 5\noom_kill 4\noom_group_kill 0");
+  EXPECT_EQ(cgroup_oom_kills("0::/a/b\n", root_), 4u) << "a container that sees the host's path";
+  write("a/memory.events", "oom 2\noom_kill 2");
+  EXPECT_EQ(cgroup_oom_kills("0::/a/b\n", root_), 2u);
+  write("memory/c/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 21");
+  EXPECT_EQ(cgroup_oom_kills("4:memory:/c\n0::/\n", root_), 4u);
+  EXPECT_EQ(cgroup_oom_kills("3:cpu:/c\n4:memory:/c\n", root_), 21u);
+}
+
 TEST_F(MemoryLimit, WithoutAnyThereIsNone) {
   for (const char* memberships : {"", "0", "0::", "0::/a/b\n", "0::/../../a\n", "x:memory:\n"})
     EXPECT_EQ(limit(memberships), kNone) << memberships;

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 namespace epd {
 
@@ -26,14 +27,20 @@ class Closer {
   Closer& operator=(const Closer&) = delete;
 
   void close(UniqueFd descriptor, std::uint32_t uid = kDaemon);
+  // Frees the pages of a memfd first, so that they go even if a client still maps them. It reads zeros then.
+  void empty_and_close(UniqueFd memory) { add({std::move(memory), true}, kDaemon); }
   // How many descriptors of a user are not closed yet.
   std::size_t waiting(std::uint32_t uid) const;
   // True if none waits and none is being closed.
   bool idle() const;
 
  private:
+  struct Closing {
+    UniqueFd fd;
+    bool empty = false;
+  };
   struct Queue {
-    std::deque<UniqueFd> waiting;
+    std::deque<Closing> waiting;
     bool has_thread = false;
     bool closing = false;  // one that is no longer in the queue
   };
@@ -45,6 +52,7 @@ class Closer {
   struct Thread;
   static void* run(void* thread);
   static void serve(Shared& shared, std::uint32_t uid, std::unique_lock<std::mutex>& lock);
+  void add(Closing closing, std::uint32_t uid);
   bool start_thread(std::uint32_t uid);
 
   std::shared_ptr<Shared> shared_;  // shared with the threads, which are not joined

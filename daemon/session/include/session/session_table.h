@@ -83,6 +83,8 @@ struct PeerResources {
 
 // How a session ends whose client has gone without a word: killed, crashed, or it exited without detaching.
 inline constexpr const char* kDied = "died";
+// How the text begins of one that the daemon ends.
+inline constexpr const char* kEnded = "was ended: ";
 
 struct Carried;  // of a porter: porter.h
 
