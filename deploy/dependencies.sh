@@ -2,7 +2,7 @@
 # Sourced by the scripts beside it: the Debian packages that building needs, and functions that the scripts
 # share.
 
-# ucx-utils is not among them: only tests/bench/transport.sh needs it.
+# ucx-utils is not among them: only tests/bench/transport.sh and the comparison of epbench nodes need it.
 EPD_PACKAGES=(
   cmake ninja-build g++ ccache pkg-config
   libstdc++-12-pic libboost-dev libgrpc++-dev libssl-dev openssl libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
@@ -52,7 +52,8 @@ install_dependencies() {
   rm -f "$log"
 }
 
-# quietly DESCRIPTION COMMAND...: one line when it succeeds, its whole output when it fails.
+# quietly DESCRIPTION COMMAND...: one line when it succeeds, and what epd's CMakeLists.txt has to say; its whole
+# output when it fails.
 quietly() {
   local what=$1 log begin=$SECONDS
   shift
@@ -63,6 +64,7 @@ quietly() {
     echo "error: $what failed (its output is above)" >&2
     return 1
   fi
+  grep '^epd is built ' "$log" || true
   rm -f "$log"
   echo "$what: done in $((SECONDS - begin)) s"
 }

@@ -1,6 +1,7 @@
 #include "device_list.h"
 
 #include "base/event.h"
+#include "common/build_info.h"
 
 #include <algorithm>
 #include <string>
@@ -52,7 +53,8 @@ void DeviceList::tell() const {
   if (host_instead_) {
     record_event(EventKind::kOther, LogLevel::kWarning,
                  "no GPU found: a host device is served in its place, whose operations run on processors",
-                 {{"reason", "no driver (libcuda.so.1), or it shows no GPU"},
+                 {{"reason", build_info().cuda_kernels ? "no driver (libcuda.so.1), or it shows no GPU"
+                                                       : "this epd was built without kernels for GPUs"},
                   {"remedy",
                    "devices.host = 0 refuses to start without a GPU; devices.host = 1 says that a host "
                    "device is wanted"}});

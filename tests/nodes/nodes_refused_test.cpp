@@ -119,6 +119,8 @@ TEST_F(NodesRefused, AnotherCa) {
   await_in_log("the TLS handshake failed");
   const std::string problem = status(at("c"))["daemon"]["cluster"]["problem"];
   EXPECT_NE(problem.find("certificate verify failed"), std::string::npos) << problem;
+  const std::string doctor = at("c").epctl({"doctor"}).out;
+  EXPECT_NE(doctor.find("into cluster.tls_ca here"), std::string::npos) << doctor;
   EXPECT_EQ(state("a", "c"), "unknown");
   // However often it tries.
   await_refusal("a", "handshake", 4);

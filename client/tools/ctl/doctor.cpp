@@ -118,7 +118,7 @@ Exit run_doctor(const Arguments& arguments, Connection& connection, Output& outp
     append(judge_devices(daemon.status));
     append(judge_gpus(daemon.status));
     v1::GetConfigResponse config;
-    if (!connection.call(v1::GetConfigRequest(), config)) append(judge_choice(config, daemon.status));
+    if (!connection.call(v1::GetConfigRequest(), config)) append(judge_choice(config, daemon));
     if (daemon.status.daemon().has_cluster()) {
       ClusterFacts cluster;
       if (const auto failure = connection.call(v1::ListNodesRequest(), cluster.nodes)) {

@@ -74,7 +74,7 @@ std::optional<std::uint64_t> open_files_of(std::int32_t pid);
 std::vector<Check> judge_daemon(const DaemonFacts& daemon, const OwnVersion& own);
 std::vector<Check> judge_devices(const v1::GetStatusResponse& status);
 // Whether host devices are served because no GPU was found. Empty if not.
-std::vector<Check> judge_choice(const v1::GetConfigResponse& config, const v1::GetStatusResponse& status);
+std::vector<Check> judge_choice(const v1::GetConfigResponse& config, const DaemonFacts& daemon);
 // Empty if the daemon serves none.
 std::vector<Check> judge_gpus(const v1::GetStatusResponse& status);
 // Looks whether the coordinator and the nodes can be reached from here; each for a second at most.

@@ -99,6 +99,15 @@ Check judge_port(const PortFacts& port) {
               "see whether epd runs there, cluster.listen and cluster.advertise, and the firewall");
 }
 
+// What to do if this node can't attach to the coordinator, by what gRPC and TLS say.
+const char* advice_of_detached(const std::string& problem) {
+  if (problem.find("certificate verify failed") != std::string::npos)
+    return "put the CA of the coordinator's certificate into cluster.tls_ca here; it may have expired, too";
+  if (problem.find("Connection refused") != std::string::npos)
+    return "see whether epd runs on the coordinator's node, cluster.coordinator, and the firewall";
+  return "see the coordinator's log: it names whom it refuses, and why";
+}
+
 Check judge_place(const v1::ClusterStatus& cluster) {
   const std::string text =
       cluster.name() + ", this is " + cluster.node() +
@@ -106,7 +115,7 @@ Check judge_place(const v1::ClusterStatus& cluster) {
   if (!cluster.problem().empty()) {
     return fail("cluster",
                 text + ": not attached for " + format_ms(cluster.problem_ms()) + ": " + cluster.problem(),
-                "see the coordinator's log: it names whom it refuses, and why");
+                advice_of_detached(cluster.problem()));
   }
   if (cluster.insecure()) {
     return warn("cluster", text + "; plain text, nobody is authenticated",

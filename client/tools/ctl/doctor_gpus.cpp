@@ -54,14 +54,19 @@ Check judge_partitions(const std::string& without, std::uint32_t unit) {
 
 }  // namespace
 
-std::vector<Check> judge_choice(const v1::GetConfigResponse& config, const v1::GetStatusResponse& status) {
-  for (const v1::Device& device : status.devices()) {
+std::vector<Check> judge_choice(const v1::GetConfigResponse& config, const DaemonFacts& daemon) {
+  for (const v1::Device& device : daemon.status.devices()) {
     if (device.has_cuda()) return {};
   }
   int automatic = 0;
   for (const v1::ConfigEntry& entry : config.entries())
     automatic += (entry.key() == "devices.cuda" || entry.key() == "devices.host") && entry.value() == "auto";
   if (automatic != 2) return {};
+  if (!daemon.version.cuda_kernels()) {
+    return {{Level::kWarn, "devices",
+             "this epd was built without kernels for GPUs, and a host device is served",
+             "where GPUs are expected: build epd with nvcc 12.8 or later; else: devices.host = 1"}};
+  }
   return {
       {Level::kWarn, "devices", "no GPU was found, and a host device is served in its place",
        "where GPUs are expected: see nvidia-smi, and in a container its runtime; else: devices.host = 1"}};

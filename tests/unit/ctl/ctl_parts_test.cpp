@@ -30,6 +30,23 @@ TEST(CtlDevices, TellHowLongKernelsTookToStop) {
   EXPECT_NE(render(devices).find("180 us / 2.4 ms"), std::string::npos) << render(devices);
 }
 
+// It said that no GPU was found, whatever the machine has.
+TEST(CtlDoctorRules, AnEpdWithoutKernelsWasTakenForAMachineWithoutGpus) {
+  v1::GetConfigResponse config;
+  for (const char* key : {"devices.cuda", "devices.host"}) {
+    v1::ConfigEntry& entry = *config.add_entries();
+    entry.set_key(key);
+    entry.set_value("auto");
+  }
+  DaemonFacts daemon;
+  daemon.status.add_devices()->set_name("host:0");
+  ASSERT_EQ(judge_choice(config, daemon).size(), 1u);
+  EXPECT_THAT(judge_choice(config, daemon)[0].text, testing::HasSubstr("built without kernels for GPUs"));
+  daemon.version.set_cuda_kernels(true);
+  ASSERT_EQ(judge_choice(config, daemon).size(), 1u);
+  EXPECT_THAT(judge_choice(config, daemon)[0].text, testing::HasSubstr("no GPU was found"));
+}
+
 TEST(CtlDoctorRules, HostSettings) {
   HostFacts good;
   good.cores = 64;
