@@ -1,5 +1,6 @@
 #include "device_choice.h"
 
+#include "common/build_info.h"
 #include "common/gpu_uuid.h"
 
 #include <algorithm>
@@ -120,6 +121,11 @@ Status choose_mode(DeviceMode wanted, ServedDevice& device) {
 
 }  // namespace
 
+const char* why_no_gpu() {
+  return build_info().cuda_kernels ? "no driver (libcuda.so.1), or it shows none"
+                                   : "this epd was built without kernels for GPUs";
+}
+
 const char* launch_mode_text(LaunchMode mode) {
   return mode == LaunchMode::kResident ? "resident" : "launched";
 }
@@ -139,15 +145,15 @@ Result<DeviceChoice> choose_devices(const Config& config, const Machine& machine
   const bool automatic = config.host_devices == kAutomatic;
   choice.host_instead = automatic && gpus->empty() && config.cuda_devices.automatic;
   if (choice.host_instead && static_cast<DeviceMode>(config.mode) == DeviceMode::kResident)
-    return unsupported(
-        "devices.mode is \"resident\" and there is no GPU: no driver (libcuda.so.1), or it shows none; "
-        "allowed: a GPU, or host devices by devices.host");
+    return unsupported("devices.mode is \"resident\" and there is no GPU: " + std::string(why_no_gpu()) +
+                       "; allowed: a GPU, or host devices by devices.host");
   const std::uint32_t hosts = automatic ? (gpus->empty() ? 1 : 0) : config.host_devices;
   for (std::uint32_t i = 0; i < hosts; ++i)
     choice.devices.push_back({{abi::DeviceKind::kHost, i}, {}, LaunchMode::kLaunched, ""});
   if (!choice.devices.empty()) return choice;
-  return invalid_argument(
-      "devices.host is 0 and there is no GPU to serve (devices.cuda); allowed: at least one device");
+  const std::string why = config.cuda_devices.automatic ? std::string(": ") + why_no_gpu() : "";
+  return invalid_argument("devices.host is 0 and there is no GPU to serve (devices.cuda)" + why +
+                          "; allowed: at least one device");
 }
 
 }  // namespace epd::supervisor

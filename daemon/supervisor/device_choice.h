@@ -20,6 +20,8 @@ struct ServedDevice {
   std::string mode_reason;  // of a GPU, as text for people
 };
 
+// Why a machine shows no GPU, as text for people.
+const char* why_no_gpu();
 const char* launch_mode_text(device::LaunchMode mode);
 
 struct DeviceChoice {

@@ -1,7 +1,6 @@
 #include "device_list.h"
 
 #include "base/event.h"
-#include "common/build_info.h"
 
 #include <algorithm>
 #include <string>
@@ -53,8 +52,7 @@ void DeviceList::tell() const {
   if (host_instead_) {
     record_event(EventKind::kOther, LogLevel::kWarning,
                  "no GPU found: a host device is served in its place, whose operations run on processors",
-                 {{"reason", build_info().cuda_kernels ? "no driver (libcuda.so.1), or it shows no GPU"
-                                                       : "this epd was built without kernels for GPUs"},
+                 {{"reason", why_no_gpu()},
                   {"remedy",
                    "devices.host = 0 refuses to start without a GPU; devices.host = 1 says that a host "
                    "device is wanted"}});

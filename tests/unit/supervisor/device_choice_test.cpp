@@ -123,7 +123,10 @@ TEST(DeviceChoice, ResidentNeedsMpsAndSomethingIsServed) {
   const std::string refused = chosen(config_of("auto", 0, DeviceMode::kResident), machine);
   for (const std::string part : {"UNSUPPORTED", "devices.mode is \"resident\"", "cuda:1", "\"launched\""})
     EXPECT_NE(refused.find(part), std::string::npos) << refused;
-  EXPECT_NE(chosen(config_of("auto", 0), {}).find("allowed: at least one device"), std::string::npos);
+  EXPECT_NE(chosen(config_of("auto", 0), {})
+                .find(std::string("no GPU to serve (devices.cuda): ") + why_no_gpu() +
+                      "; allowed: at least one device"),
+            std::string::npos);
 }
 
 // What their kernels tell, clients read there.
