@@ -137,6 +137,7 @@ struct Group {
   // In routes.cpp. With the session's mutex.
   // Finds the record of a handle, if it may be used.
   Status find_route(const SubmitRequest& operation, std::uint32_t& route) const;
+  Status find_earlier(const SubmitRequest& combine, std::uint32_t& route) const;
   // Under the handle of a dispatch from before this rank joined it takes part without tokens.
   Status check_early(const SubmitRequest& operation) const;
   // The first operation in flight on the slot that blocks one in this stream, or null.

@@ -287,6 +287,7 @@ Status ResidentOperations::choose_route(Group& group, const SubmitRequest& reque
     group.free_routes.pop_back();
     return {};
   }
+  if (request.handle == 0 && group.first_index != 0) return group.find_earlier(request, use.route);
   const std::uint64_t route = route_of(request.handle);
   const std::string name = "handle " + std::to_string(request.handle);
   if (op_of(request.handle) < group.comebacks) return group.check_early(request);

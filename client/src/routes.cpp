@@ -30,6 +30,7 @@ Group::Group(Session* owner, const abi::GroupShape& agreed, OwnMemory bound)
 Status Group::find_route(const SubmitRequest& operation, std::uint32_t& route) const {
   const epd_handle_t handle = operation.handle;
   const std::string name = "handle " + std::to_string(handle);
+  if (handle == 0 && first_index != 0) return find_earlier(operation, route);
   if (handle == 0 || route_of(handle) >= routes.size() || op_of(handle) >= next_index)
     return not_found(name + " was never given in this group, or its dispatch has failed");
   route = static_cast<std::uint32_t>(route_of(handle));
@@ -42,6 +43,19 @@ Status Group::find_route(const SubmitRequest& operation, std::uint32_t& route) c
                    (found.state == Route::State::kKnown
                         ? std::to_string(found.handle) + ", of its last dispatch"
                         : "none, it has had no dispatch"));
+}
+
+// A record that holds no routing of this rank: the engine takes it for one of before the rank joined.
+Status Group::find_earlier(const SubmitRequest& combine, std::uint32_t& route) const {
+  const auto known = [&](std::uint32_t record) { return routes[record].state == Route::State::kKnown; };
+  if (combine.num_tokens != 0)
+    return bad_value("num_tokens", combine.num_tokens,
+                     "0 with handle 0: no token of this rank was dispatched");
+  route = combine.slot;
+  for (std::uint32_t record = 0; known(route) && record < routes.size(); ++record) route = record;
+  if (!known(route)) return {};
+  return not_found(
+      "handle 0 names a dispatch of before this rank joined, and every record has had a later one");
 }
 
 Status Group::check_early(const SubmitRequest& operation) const {

@@ -94,6 +94,11 @@ class Operation final : private device::OperationPeers {
   bool has(abi::OpFlags flag) const { return (submission_.flags & flag) != 0; }
   // Whether it is a dispatch that makes a routing.
   bool routes() const { return abi::makes_routing(submission_.op, submission_.flags); }
+  // Whether it uses the routing of a dispatch from before the rank joined.
+  bool is_earlier() const {
+    const std::uint64_t first = member_.first_index;
+    return submission_.handle < first || (submission_.handle == abi::kEarlierDispatch && first != 0);
+  }
   Subject subject() const { return {member_, submission_, index_}; }
   std::string expired_text(std::uint64_t now_ns) const;
   StepResult fail(const Failure& failure);

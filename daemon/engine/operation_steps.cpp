@@ -99,7 +99,7 @@ bool Operation::find_route() {
     // before they run, and all of them fail.
     const RouteHeads::Head head{number_ + 1, group_.epoch, submission_.num_tokens, 0, 0, 0};
     route_ = member_.heads->begin(submission_.route, head, exchange);
-  } else if (submission_.handle >= member_.first_index) {
+  } else if (!is_earlier()) {
     route_ = member_.heads->find(submission_.route, submission_.handle, exchange);
     if (route_.half == nullptr) {
       fail(stale_handle());
@@ -121,6 +121,7 @@ bool Operation::find_route() {
 // The tag of the dispatch that made the routing, with the record's epoch (0 if that is not known).
 std::uint64_t Operation::routing_tag() const {
   if (routes()) return 0;
+  if (submission_.handle == abi::kEarlierDispatch) return abi::kUnknownRouting;
   const std::uint64_t made_by = route_.head.handle != 0 ? route_.head.handle : submission_.handle + 1;
   return abi::op_tag(route_.head.epoch, made_by - 1);
 }
@@ -206,7 +207,7 @@ void Operation::keep_route(const OpResult& result) {
     route_.head = {number_ + 1,          group_.epoch,       submission_.num_tokens,
                    result.num_recv_rows, result.num_dropped, 0};
     member_.heads->update(submission_.route, route_.head);
-  } else if (submission_.handle >= member_.first_index) {  // its dispatch has ended meanwhile
+  } else if (!is_earlier()) {  // its dispatch has ended meanwhile
     const RouteHeads::Place now =
         member_.heads->find(submission_.route, submission_.handle, member_.exchange());
     if (now.half == route_.half) route_.head = now.head;

@@ -158,7 +158,7 @@ void Orders::carry_out(const membership::SendResume& action) {
                    {{"group", action.message.group_id},
                     {"name", action.group.name},
                     {"epoch", action.message.epoch},
-                    {"resume_index", action.message.resume_index}});
+                    {"resume_op", action.message.resume_index}});
   }
   abi::Resume message = action.message;
   message.view = action.view;

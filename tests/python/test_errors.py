@@ -146,8 +146,8 @@ def test_values_of_the_wrong_type_are_named(daemon: Daemon, group: epd.Group) ->
         epd.attach(5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="device is 5; allowed: None, or text"):
         epd.attach(daemon.socket, 5)  # type: ignore[arg-type]
-    for handle in (12345, None, group.dispatch(1, 0)):
-        with pytest.raises(TypeError, match="handle is .*; allowed: a Dispatch.handle"):
+    for handle in (12345, group.dispatch(1, 0)):
+        with pytest.raises(TypeError, match="handle is .*; allowed: None, or a Dispatch.handle"):
             group.combine(0, handle)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="handle is 12345; allowed: None, or a Dispatch.handle"):
         group.dispatch(0, handle=12345)  # type: ignore[arg-type]
@@ -331,6 +331,13 @@ def test_degrade_goes_on_and_takes_the_rank_back(daemon: Daemon) -> None:
         b.topk_idx[0], b.topk_idx[1] = 0, 3  # the second on the lost rank
         result = groups[0].dispatch(0, 1).wait()
         assert result.num_recv_rows == 1 and result.num_dropped_selections == 1
+        with pytest.raises(epd.NotFound, match="handle 0"):
+            groups[0].combine(0, None)
+        b = groups[0].buffers(2)
+        b.x[0], b.topk_idx[0] = 7, 0
+        before = groups[0].dispatch(2, 1)
+        before.wait()
+        b.y[0] = b.recv_x[0]
         # A new process takes its place: that ends what is in flight with ABORTED.
         with epd.attach(daemon.socket, "host:1") as session:
             again: list[epd.Group] = []
@@ -348,9 +355,21 @@ def test_degrade_goes_on_and_takes_the_rank_back(daemon: Daemon) -> None:
             assert groups[0].resume().num_active_ranks == 2
             assert list(mask) == [1, 1]
             rejoining.join(10)
+            # The newcomer has no handle of what was dispatched before.
+            for redo in [groups[0].combine(2, before.handle), again[0].combine(2, None)]:
+                redo.wait()
+            assert b.out[0] == 7
             for redo in [group.dispatch(1, 0) for group in (groups[0], again[0])]:
                 redo.wait()
             again[0].leave()
+
+
+def test_a_rank_that_was_late_hears_its_own_rank_from_every_call(daemon: Daemon) -> None:
+    with Ranks(daemon.socket, shape(num_ranks=2, policy=epd.Policy.DEGRADE_LATE)) as groups:
+        assert raised(epd.RankLost, groups[0].dispatch(0, 0, timeout_ms=100).wait).rank == 1
+        daemon.wait_for(lambda: fails(groups[1].check))
+        for call in (groups[1].check, groups[1].resume, lambda: groups[1].dispatch(0, 0)):
+            assert raised(epd.RankLost, call).rank == 1  # type: ignore[arg-type]
 
 
 def test_engine_restarted(own_daemon: Callable[..., Daemon]) -> None:

@@ -142,17 +142,11 @@ epd_status_t ScriptRunner::submit_dispatch(const Step& s, const Input& own, epd_
 
 epd_status_t ScriptRunner::submit_combine(const Step& s, epd_ticket_t& ticket) {
   Routed& routed = routed_[s.round.routing];
-  // Of a dispatch before this rank's time: a handle that isn't kept is the same on all ranks.
-  if (routed.handle == 0 && case_.degrade) {
-    const std::uint64_t op = group_.resident() ? 0 : options_.first_op + routed.dispatch;
-    routed.handle =
-        (std::uint64_t{script_[routed.dispatch].slot} << 48) | (op + 1);  // the library's make_handle
-  }
   // After a break this may be a redo, on a slot that the next dispatch has been prepared on meanwhile.
   fill_combine(case_, group_.buffers(s.slot), rank_, s.round, routed.num_recv_rows);
   epd_combine_args_t args = combine_args(case_, s.round);
   args.slot = s.slot;
-  args.handle = routed.handle;
+  args.handle = routed.handle;  // 0: its dispatch came before this rank
   args.timeout_ms = options_.timeout_ms;
   return group_.combine(&args, &ticket);
 }

@@ -497,8 +497,9 @@ static inline void epd_resume_info_init(epd_resume_info_t* info) {
  * (ENGINE_RESTARTED, DEADLINE_EXCEEDED, INVALID_ARGUMENT between ranks, RESOURCE_EXHAUSTED of a dispatch
  * with more rows than max_recv_rows; with EPD_POLICY_DEGRADE also RANK_LOST and ABORTED). Every rank calls
  * it, then submits again from resume_op on. Until it has returned OK, submissions return the failure's
- * status, and peers may write into recv regions of failed operations. resume_op may be an operation that this
- * rank has completed: keep handle, number of tokens and inputs of operation i until operation i + depth has
+ * status, and peers may write into recv regions of failed operations. A process that has taken a lost rank's
+ * place calls it after its join, to learn where the group is. resume_op may be an operation that this rank
+ * has completed: keep handle, number of tokens and inputs of operation i until operation i + depth has
  * completed here.
  *
  * timeout_ms 0: EPD_FOREVER. info may be NULL. OK at once if nothing is wrong. WOULD_BLOCK (EPD_NO_WAIT) or
@@ -696,7 +697,8 @@ typedef enum epd_return_weights {
 
 typedef struct epd_combine_args {
   size_t size;
-  epd_handle_t handle; /* of the dispatch whose rows y answers */
+  epd_handle_t handle; /* of the dispatch whose rows y answers. 0: of one from before this rank took a lost
+                          rank's place; it takes part without tokens and rows then */
   uint32_t slot;       /* whose y, topk_weights and biases are read, and whose out is written */
   uint32_t weighted;   /* 1: rows are multiplied by topk_weights of the slot */
   uint32_t num_biases; /* how many bias regions are added, 0..the group's */

@@ -63,8 +63,8 @@ def misfit(config: GroupConfig, error: Exception, **numbers: object) -> Exceptio
     return TypeError(str(error))
 
 
-def no_object(memory: object, handle: object, handles: str) -> TypeError:
+def no_object(memory: object, handle: object) -> TypeError:
     """Why an argument is not of its class."""
     if memory is None or isinstance(memory, Memory):
-        return TypeError(f"handle is {handle!r}; allowed: {handles}")
+        return TypeError(f"handle is {handle!r}; allowed: None, or a Dispatch.handle")
     return TypeError(f"memory is {memory!r}; allowed: None, or a Memory")

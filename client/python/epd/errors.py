@@ -29,7 +29,8 @@ class Status(enum.IntEnum):
 
 
 _SENTENCE = re.compile(r"(?P<field>.+?) is (?P<value>.+?); allowed: (?P<allowed>.+)", re.DOTALL)
-_RANK = re.compile(r"(?:\brank |; missing: )(\d+)\b(?!,)")
+# Which rank a text is about: not the one whose operation ended, as in "operation 7 (dispatch, slot 0) of rank 0 ended".
+_RANK = re.compile(r"(?:(?<!\) of )\brank |; missing: )(\d+)\b(?!,)")
 _WITHIN = re.compile(r"\bwithin \d+ ms$")
 
 CLASSES: dict[int, type[Error]] = {}

@@ -152,7 +152,7 @@ class Group(NotCopied):
                 0 if memory is None else memory._struct,
             )
         except AttributeError:
-            raise no_object(memory, handle, "None, or a Dispatch.handle") from None
+            raise no_object(memory, handle) from None
         except (struct.error, TypeError) as error:
             raise misfit(
                 self.config,
@@ -197,7 +197,7 @@ class Group(NotCopied):
     def combine(
         self,
         slot: int,
-        handle: Handle,
+        handle: Optional[Handle],
         *,
         stream: Any = None,
         weighted: bool = False,
@@ -214,7 +214,8 @@ class Group(NotCopied):
 
         out[t] = biases + the sum over ranks, ascending, in float32, rounded once to bf16.
 
-        handle          the routing: Dispatch.handle
+        handle          the routing: Dispatch.handle. None on a rank that has joined a group that runs: that of a
+                        dispatch from before, so this rank has no tokens and no rows in it
         weighted        rows are multiplied by topk_weights of the slot; one of weight 0 is left out, even a NaN
         num_biases      how many bias regions are added
         return_weights  which y_weights return to the tokens, as out_weights; True: ReturnWeights.OWN
@@ -228,13 +229,13 @@ class Group(NotCopied):
         except IndexError:
             block = ArgumentBlock()
         try:
-            if handle._group is not self:
+            if handle is not None and handle._group is not self:
                 raise foreign(handle, self.config)
             _pack_combine(
                 block.memory,
                 0,
                 _COMBINE_BYTES,
-                handle.value,
+                0 if handle is None else handle.value,
                 slot,
                 weighted,
                 num_biases,
@@ -247,7 +248,7 @@ class Group(NotCopied):
                 num_tokens_at,
             )
         except AttributeError:
-            raise no_object(memory, handle, "a Dispatch.handle") from None
+            raise no_object(memory, handle) from None
         except (struct.error, TypeError) as error:
             raise misfit(
                 self.config,
@@ -262,7 +263,7 @@ class Group(NotCopied):
                 weighted=weighted,
                 defer_receive=defer_receive,
             ) from None
-        if memory is not None:
+        if memory is not None and handle is not None:
             n = num_tokens or (None if num_tokens_at else handle._num_tokens)
             memory.check(self, "combine", 0, n, handle._num_recv_rows)
         status = _combine(

@@ -24,12 +24,15 @@ inline constexpr std::uint32_t kBoardMagic = 0x43445045;     // "EPDC"
 inline constexpr std::size_t kSubmissionSlots = 64;
 inline constexpr std::size_t kCompletionSlots = 64;
 inline constexpr std::size_t kMessageBytes = 256;
+// Submission::handle of a combine: a dispatch from before this rank joined, which does not know its number.
+inline constexpr std::uint64_t kEarlierDispatch = ~std::uint64_t{0};
 
 struct Submission {
   std::uint64_t sequence;   // ring position + 1, stored last
   std::uint64_t ticket;     // chosen by the client, echoed; not 0, and not one in flight
   std::uint64_t epoch;      // the group epoch that the client acts in
-  std::uint64_t handle;     // combine, cached dispatch: op_index of the dispatch whose routing is used
+  std::uint64_t handle;     // combine, cached dispatch: op_index of the dispatch whose routing is used;
+                            // combine: kEarlierDispatch
   std::uint64_t submit_ns;  // CLOCK_MONOTONIC
   Op op;
   std::uint32_t member;        // from Joined; index and generation

@@ -120,6 +120,26 @@ TEST_F(ClientRestore, ANewcomerHasNoTokensUnderHandlesOfBefore) {
   EXPECT_EQ(epd_dispatch(newcomer, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_OK) << epd_last_error();
 }
 
+// It could not go on where the group was at a combine: it has no handle.
+TEST_F(ClientRestore, ANewcomerCombinesWhatWasDispatchedBeforeUnderHandle0) {
+  epd_ticket_t ticket = 0;
+  EXPECT_EQ(combine(0, 0, &ticket), EPD_NOT_FOUND) << "this rank has been there from the start";
+  answer(5);
+  epd_group_config_t config = late_config();
+  config.name = "newcomer";
+  group_ = join(config);
+  wait_completed(dispatch(0));
+  EXPECT_EQ(combine(0, 0, &ticket), EPD_OK) << epd_last_error();
+  auto submission = daemon_.next_submission();
+  EXPECT_EQ(submission->handle, abi::kEarlierDispatch);
+  EXPECT_EQ(submission->route, 1u) << "a record in which it has no routing";
+  daemon_.complete(*submission);
+  EXPECT_EQ(wait(ticket), EPD_OK);
+  for (std::uint32_t slot = 1; slot < 4; ++slot) wait_completed(dispatch(slot));
+  EXPECT_EQ(combine(0, 0, &ticket), EPD_NOT_FOUND);
+  EXPECT_ERROR_HAS("every record has had a later one");
+}
+
 TEST_F(ClientRestore, WithBoundRegionsALateRankStaysLost) {
   const epd_binding_t x = bound_x();
   epd_group_config_t config = late_config();
