@@ -64,7 +64,7 @@ Status Groups::break_group(const abi::Break& message) {
   for (const auto& member : group->members) member->publish_state(state, message);
   if (fatal) {
     operations_.fail(*group, message.fail_from, message);
-    for (const auto& member : group->members) answer_orphans(*member, message.cause, device_.name());
+    for (const auto& member : group->members) answer_orphans(*member);
   }
   return {};
 }
@@ -177,7 +177,7 @@ void Groups::finish_removals() {
     Group& group = *entry.second;
     if (!group.life.is(GroupPhase::kRemoving) || group.has_operations() || !group.calls_halted())
       return false;
-    for (const auto& member : group.members) end_member(*member, StatusCode::kAborted);
+    for (const auto& member : group.members) end_member(*member);
     end_far(group);
     ranks_.unmap(group);
     // Sent only when nothing of the group is mapped here, see give_up_memory.

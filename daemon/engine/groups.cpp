@@ -117,14 +117,14 @@ void Groups::drop_member(Group& group, std::uint32_t rank) {
   Member* member = group.member(rank);
   if (member == nullptr) return;
   operations_.end(*member, group.cause);
-  end_member(*member, StatusCode::kEngineRestarted);
+  end_member(*member);
   ranks_.close_streams_of(*member);
   std::erase_if(group.members, [member](const auto& entry) { return entry.get() == member; });
 }
 
 // To be called before the member is destroyed.
-void Groups::end_member(Member& member, StatusCode status) {
-  answer_orphans(member, status, device_.name());
+void Groups::end_member(Member& member) {
+  answer_orphans(member);
   if (member.session != nullptr) member.session->end_member(member.number);
   journals_.remove(member);
   reclaimer_.take(member);
@@ -163,11 +163,11 @@ Status Groups::commit_group(const abi::GroupRef& message) {
 
 // kGroupReady also acknowledges the break. The former engine has left boards that say that the group is
 // active. Before it is that again, submissions of the old epoch are refused, and then clients ask the boards.
+// kResume says why the group has broken.
 void Groups::break_restored(Group& group) {
   group.life.enter(GroupPhase::kBroken);
   group.cause.cause = StatusCode::kEngineRestarted;
-  group.cause.failed_rank =
-      group.members.empty() ? -1 : static_cast<std::int32_t>(group.members.front()->rank);
+  group.cause.failed_rank = -1;
   const std::string text = "the engine of " + device_.name() + " was restarted";
   abi::set_text(group.cause.text, text.data(), text.size());
   for (const auto& member : group.members) member->publish_state(abi::GroupState::kBroken, group.cause);

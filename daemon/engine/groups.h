@@ -57,7 +57,7 @@ class Groups {
   Group* find(std::uint64_t id) const;
   void refuse_rank(Group& group, std::uint32_t rank, const Status& status);
   void drop_member(Group& group, std::uint32_t rank);
-  void end_member(Member& member, StatusCode status);
+  void end_member(Member& member);
   void break_restored(Group& group);
   Status begin_far(Group& group);
   void end_far(const Group& group);

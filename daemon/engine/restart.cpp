@@ -134,13 +134,14 @@ void catch_up(Member& member, Launcher& launcher) {
 
 // Every rank has completed operations below resume_index. The former engine died before it could say so.
 // Nobody will repeat them, so they have succeeded.
-void answer_orphans(Member& member, StatusCode status, const std::string& device) {
+void answer_orphans(Member& member) {
   if (member.session == nullptr) return;
+  const abi::Break& cause = member.group.cause;
   std::erase_if(member.session->orphans(), [&](const SessionPort::Orphan& orphan) {
     if (orphan.record.member != member.number) return false;
-    abi::Completion completion = completion_of(orphan.record, status);
+    abi::Completion completion = completion_of(orphan.record, cause.cause);
     completion.op_index = orphan.record.op_index == kUnnumbered ? 0 : orphan.record.op_index;
-    completion.failed_rank = static_cast<std::int32_t>(member.rank);
+    completion.failed_rank = cause.failed_rank;
     const bool sound = is_sound(member, orphan.record);
     if (sound && orphan.record.op_index < member.group.resume_index) {
       const SessionPort::Ending ending = orphan.ending ? *orphan.ending : told_ending(member, orphan.record);
@@ -150,7 +151,7 @@ void answer_orphans(Member& member, StatusCode status, const std::string& device
       completion.num_dropped_selections = ending.num_dropped;
     } else if (sound) {
       member.publish_message(orphan.record.slot, orphan.record.ticket,
-                             "the engine of " + device + " was restarted with this operation in flight");
+                             std::string(cause.text, abi::text_length(cause.text)));
     }
     if (sound && member.lane != nullptr && !member.group.ranks.empty())
       member.lane->release(stream_signal(member, orphan.record.slot, orphan.record.ticket),

@@ -11,8 +11,8 @@ namespace epd::engine {
 // The member begins where its board says, or further on.
 void catch_up(Member& member, device::Launcher& launcher);
 
-// Ends what the former engine took of the member and never answered: with `status`, or with success if every
-// rank has completed it. `device` is the device's name.
-void answer_orphans(Member& member, StatusCode status, const std::string& device);
+// Ends what the former engine took of the member and never answered: with the cause of the group's break, or
+// with success if every rank has completed it.
+void answer_orphans(Member& member);
 
 }  // namespace epd::engine

@@ -126,7 +126,7 @@ void Starts::activate(Group& group) {
   for (const auto& member : group.members) {
     member->failed_from = kNoFailure;
     member->publish_next_index();
-    answer_orphans(*member, StatusCode::kEngineRestarted, device_);
+    answer_orphans(*member);
   }
   link_.send(abi::LinkType::kResumed, abi::Resumed{group.id, group.epoch});
 }

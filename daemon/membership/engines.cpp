@@ -48,6 +48,11 @@ void Engines::keep_boards(EngineId engine, const std::vector<BoardIndex>& boards
   }
 }
 
+// Which node a text is of: it reaches clients of all nodes.
+std::string Engines::said_by(EngineId engine) const {
+  return engine.node == kLocalNode ? "" : parts_.nodes.name_of(engine.node) + ": ";
+}
+
 void Engines::down_for(Group& group, EngineId engine, const std::string& text) {
   EngineSlot& slot = group.engines.at(engine);
   const bool started = slot.is(EnginePhase::kStarting);
@@ -75,7 +80,7 @@ void Engines::down_for(Group& group, EngineId engine, const std::string& text) {
       return;
     case GroupPhase::kActive:
       if (group.needs(engine)) {
-        parts_.breaks.begin(group, {StatusCode::kEngineRestarted, -1, text});
+        parts_.breaks.begin(group, group.reason_of_end(engine, said_by(engine) + text));
       } else {
         parts_.breaks.slot_free(group, engine);
       }
@@ -111,7 +116,7 @@ void Engines::on(const GroupReady& event) {
     slot->state = EngineSlot::Broken{kNever};
     not_ready(group, event.engine,
               {said_cause(message.status, StatusCode::kInternal),
-               std::string(message.text, abi::text_length(message.text))});
+               said_by(event.engine) + std::string(message.text, abi::text_length(message.text))});
   } else if (group.is(GroupPhase::kStarting)) {
     slot->state = EngineSlot::Serving{};
     parts_.forming.engine_ready(group);
@@ -122,7 +127,7 @@ void Engines::on(const GroupReady& event) {
       if (member.engine == event.engine && member.holds_memory && member.presence == Presence::kHere)
         next_index = std::min(next_index, member.board_index);
     }
-    slot->state = EngineSlot::Broken{next_index};
+    slot->state = EngineSlot::Broken{next_index, false, false, true};
     parts_.breaks.advance(group);
   }
 }

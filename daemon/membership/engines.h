@@ -44,6 +44,7 @@ class Engines {
  private:
   void keep_boards(EngineId engine, const std::vector<BoardIndex>& boards);
   void down_for(Group& group, EngineId engine, const std::string& text);
+  std::string said_by(EngineId engine) const;
   bool gives_up(Group& group, EngineId engine, const std::string& text);  // may forget the group
   void not_ready(Group& group, EngineId engine, const Status& status);    // may forget the group
   bool is_overdue(std::uint64_t* due_ns) const;

@@ -1,5 +1,7 @@
 #include "membership/group.h"
 
+#include "arrivals.h"
+
 #include <algorithm>
 #include <set>
 
@@ -69,6 +71,15 @@ bool Group::needs(EngineId engine) const {
   return std::any_of(members.begin(), members.end(), [engine](const auto& entry) {
     return !entry.second.gone() && entry.second.engine == engine;
   });
+}
+
+BreakReason Group::reason_of_end(EngineId engine, const std::string& text) const {
+  std::vector<std::uint32_t> ranks;
+  for (const auto& [rank, member] : members) {
+    if (member.engine == engine && !member.gone()) ranks.push_back(rank);
+  }
+  return {StatusCode::kEngineRestarted, ranks.size() == 1 ? static_cast<std::int32_t>(ranks.front()) : -1,
+          ranks_in_words(ranks) + ": " + text};
 }
 
 RankDescription Group::describe(std::uint32_t rank) const {

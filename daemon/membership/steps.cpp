@@ -54,14 +54,14 @@ void Steps::send_break(Group& group, EngineId engine) {
 }
 
 void Steps::resume(Group& group, bool reason_changed) {
-  abi::Resume message{group.id, group.epoch, group.resume_index, StatusCode::kOk, -1, {}};
-  if (reason_changed) {
-    message.cause = group.reason.cause;
-    message.failed_rank = group.reason.failed_rank;
-    abi::set_text(message.text, group.reason.text.data(), group.reason.text.size());
-  }
+  const abi::Resume message{group.id, group.epoch, group.resume_index, StatusCode::kOk, -1, {}};
+  abi::Resume reason = message;
+  reason.cause = group.reason.cause;
+  reason.failed_rank = group.reason.failed_rank;
+  abi::set_text(reason.text, group.reason.text.data(), group.reason.text.size());
   for (auto& [engine, slot] : group.engines) {
     if (!slot.is(EnginePhase::kBroken)) continue;
+    const bool tell = reason_changed || std::get<EngineSlot::Broken>(slot.state).restarted;
     slot.waits_for.clear();
     const bool all = group.device_kind == abi::DeviceKind::kCuda;  // see Engines::resumed()
     const bool awaited =
@@ -69,7 +69,7 @@ void Steps::resume(Group& group, bool reason_changed) {
           return (all || entry.second.engine == e) && entry.second.presence == Presence::kJoining;
         });
     slot.state = EngineSlot::Serving{awaited ? desk_.due_in_ms(desk_.limits().engine_ack_ms) : 0};
-    desk_.emit(SendResume{engine, message, group.label(), group.view, group.epoch_key});
+    desk_.emit(SendResume{engine, tell ? reason : message, group.label(), group.view, group.epoch_key});
   }
 }
 

@@ -51,8 +51,9 @@ void EngineEvents::engine_down(std::uint32_t device, const std::string& text, En
   // Engines of its groups are told of the break, if there are others.
   rooms_.deciders.each([&](const membership::Group& group) {
     if (!group.is(membership::GroupPhase::kActive) || !group.needs(local(device))) return;
-    abi::Break message{group.id, group.epoch, 0, 0, StatusCode::kEngineRestarted, -1, {}};
-    abi::set_text(message.text, text.data(), text.size());
+    const membership::BreakReason reason = group.reason_of_end(local(device), text);
+    abi::Break message{group.id, group.epoch, 0, 0, reason.cause, reason.failed_rank, {}};
+    abi::set_text(message.text, reason.text.data(), reason.text.size());
     parts_.orders.tell_break(group.label(), message, end == EngineEnd::kPlanned);
   });
   rooms_.deciders.handle(membership::EngineDown{local(device), text, rooms_.memory.boards_on(device)});

@@ -380,8 +380,12 @@ def test_engine_restarted(own_daemon: Callable[..., Daemon]) -> None:
         devices = json.loads(running.epctl("--json", "devices").stdout)["devices"]
         assert devices[0]["engine_pid"] > 0  # 0 and -1 name many processes to kill(2)
         os.kill(devices[0]["engine_pid"], signal.SIGKILL)
-        raised(epd.EngineRestarted, lambda: ticket.wait(20000))
+        errors = [raised(epd.EngineRestarted, lambda: ticket.wait(20000))]
         running.wait_for(lambda: fails(groups[1].check))
+        errors += [raised(epd.EngineRestarted, group.check) for group in groups]
+        for error in errors:  # one cause, one text
+            assert error.rank == 0 and "ended: signal 9, not by epd" in error.text
+        assert f'failed_rank=0 text="{errors[0].text}"' in running.log.read_text()
         others = threading.Thread(target=groups[1].resume)
         others.start()
         groups[0].resume(20000)

@@ -185,7 +185,7 @@ struct Resume {
   std::uint64_t group_id;
   std::uint64_t epoch;  // the new one
   std::uint64_t resume_index;
-  StatusCode cause;  // OK: kBreak's stands; else something worse has happened since
+  StatusCode cause;  // OK: kBreak's stands. Else the engine is a new one, or something worse has happened
   std::int32_t failed_rank;
   char text[kMessageBytes];
   std::uint64_t view = 0;  // these are 0 in a group of one node

@@ -235,7 +235,7 @@ TEST_F(Degrade, ARankRejoinsInABreakOfItsOwnAndIsAnsweredWhenItsEngineGoesOn) {
             (Lines{"rank device=0 group=1 rank=2 since=3", "rank device=1 group=1 rank=2 since=3",
                    "rank device=2 group=1 rank=2 since=3", "member device=2 group=1 rank=2",
                    "resume device=0 group=1 epoch=3 index=11", "resume device=1 group=1 epoch=3 index=11",
-                   "resume device=2 group=1 epoch=3 index=11"}))
+                   "resume device=2 group=1 epoch=3 index=11 cause=ABORTED"}))
       << "its board, which is new, has no say in the index";
   resumed(0, 3);
   EXPECT_TRUE(take().empty());
@@ -503,13 +503,13 @@ TEST_F(Degrade, AJoinerIsAllThatIsLeft) {
 TEST_F(Degrade, AnEngineThatRestartsIsToldWhoIsMasked) {
   activate_without(2);
   engine_down(1, "died");
-  EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=2 fatal=0 cause=ENGINE_RESTARTED failed_rank=-1"}));
+  EXPECT_EQ(take(), (Lines{"break device=0 group=1 epoch=2 fatal=0 cause=ENGINE_RESTARTED failed_rank=1"}));
   memory_.board_index[{1, 1}] = 8;
   broken(0, 9, 2);
   engine_up(1);
   ready(1);
   EXPECT_EQ(take(), (Lines{"start device=1 group=1 broken=1", "resume device=0 group=1 epoch=3 index=8",
-                           "resume device=1 group=1 epoch=3 index=8"}));
+                           "resume device=1 group=1 epoch=3 index=8 cause=ENGINE_RESTARTED"}));
 }
 
 TEST_F(Degrade, ARankThatIsLostWithItsEngineDoesNotHoldTheOthersUp) {

@@ -14,11 +14,12 @@ TEST_F(Membership, ADeadEngineBreaksTheOthersAndGoesOnWhereBoardsSay) {
   EXPECT_TRUE(take().empty());
   engine_up(0);
   EXPECT_EQ(take(), (Lines{"start device=0 group=1 broken=1"}));
+  EXPECT_EQ(group().reason.text, "ranks 0, 2: the engine of host:0 died");
   memory_.board_index[{1, 0}] = 8;
   memory_.board_index[{1, 2}] = 7;
   ready(0);
-  EXPECT_EQ(take(),
-            (Lines{"resume device=0 group=1 epoch=2 index=7", "resume device=1 group=1 epoch=2 index=7"}));
+  EXPECT_EQ(take(), (Lines{"resume device=0 group=1 epoch=2 index=7 cause=ENGINE_RESTARTED",
+                           "resume device=1 group=1 epoch=2 index=7"}));
   EXPECT_TRUE(memory_.lost.empty());
 }
 
@@ -48,8 +49,8 @@ TEST_F(Membership, AllEnginesDeadStillResume) {
   ready(1);
   take();
   ready(0);
-  EXPECT_EQ(take(),
-            (Lines{"resume device=0 group=1 epoch=2 index=2", "resume device=1 group=1 epoch=2 index=2"}));
+  EXPECT_EQ(take(), (Lines{"resume device=0 group=1 epoch=2 index=2 cause=ENGINE_RESTARTED",
+                           "resume device=1 group=1 epoch=2 index=2 cause=ENGINE_RESTARTED"}));
 }
 
 TEST_F(Membership, AGroupThatStartsWaitsForARestartedEngine) {

@@ -75,11 +75,13 @@ TEST_F(NodesByMessages, ANodeThatDrainsHasItsOwnJoinsRefused) {
 TEST_F(NodesByMessages, AnEnginesBoardsComeWithItsEndAndWithItsSuccessorsAnswer) {
   activate(joins());
   EXPECT_EQ(tell(EngineDown{{1, 0}, "died", {{1, 1, 8}, {77, 0, 3}}}),
-            (Lines{"break device=0 group=1 epoch=1 fatal=0 cause=ENGINE_RESTARTED failed_rank=-1"}));
+            (Lines{"break device=0 group=1 epoch=1 fatal=0 cause=ENGINE_RESTARTED failed_rank=1"}));
+  EXPECT_EQ(group().reason.text, "rank 1: node 1: died") << "all nodes hear it";
   tell(broken({0, 0}, 1, 12));
   EXPECT_EQ(tell(EngineUp{{1, 0}}), (Lines{"start device=0 group=1 broken=1 node=1"}));
-  EXPECT_EQ(tell(ready({1, 0}, {{1, 1, 9}})), (Lines{"resume device=0 group=1 epoch=2 index=9",
-                                                     "resume device=0 group=1 epoch=2 index=9 node=1"}))
+  EXPECT_EQ(tell(ready({1, 0}, {{1, 1, 9}})),
+            (Lines{"resume device=0 group=1 epoch=2 index=9",
+                   "resume device=0 group=1 epoch=2 index=9 cause=ENGINE_RESTARTED node=1"}))
       << "its successor has caught up";
   tell(EngineDown{{1, 0}, "died", {{1, 1, 11}}});
   EXPECT_EQ(tell(SessionClosed{{1, 10}, "died"}),

@@ -289,7 +289,7 @@ TEST_F(SpanningByMessages, SoHasAnEngineThatIsNewToTheGroup) {
       (Lines{"far_engine device=0 far=0 of node-3 at address-3 node=1",
              "rank device=0 group=G rank=1 since=3 node=1", "rank device=0 group=G rank=1 since=3 node=3",
              "member device=0 group=G rank=1 node=3", "resume device=0 group=G epoch=3 index=5 node=1",
-             "resume device=0 group=G epoch=3 index=5 node=3"}));
+             "resume device=0 group=G epoch=3 index=5 cause=ABORTED node=3"}));
   EXPECT_EQ(std::get<SendResume>(actions_[4]).epoch_key, std::get<SendResume>(actions_[5]).epoch_key);
   EXPECT_EQ(std::get<SendResume>(actions_[5]).epoch_key, (EpochKey{3, 9})) << "one for each epoch";
   EXPECT_EQ(std::get<SendResume>(actions_[5]).view, 3u);
@@ -387,6 +387,16 @@ TEST_F(SpanningByMessages, TheLastNodeTakesTheGroupWithIt) {
   EXPECT_TRUE(registry_.groups().empty());
 }
 
+// "here" and "there" were the other node's.
+TEST_F(SpanningByMessages, WhatAnEngineSaysOfAGroupThatCannotStartNamesItsNode) {
+  begin(2);
+  join_all({1, 2});
+  stored(1);
+  abi::GroupReady differs{kFirst, StatusCode::kInvalidArgument, "host:0 on node-1 has another network.check"};
+  tell(GroupReady{{2, 0}, differs, {}});
+  EXPECT_EQ(refusal_.message(), "node-2: host:0 on node-1 has another network.check");
+}
+
 // ---- nodes that can't reach each other
 
 TEST_F(SpanningByMessages, AnEnginesDeathExplainsWhyItIsOutOfReach) {
@@ -394,7 +404,8 @@ TEST_F(SpanningByMessages, AnEnginesDeathExplainsWhyItIsOutOfReach) {
   activate({1, 2});
   EXPECT_EQ(out_of_reach(1, 2), Lines{});
   EXPECT_EQ(breaks_of(tell(EngineDown{{2, 0}, "died", {}})),
-            (Lines{"break device=0 group=G epoch=1 fatal=0 cause=ENGINE_RESTARTED failed_rank=-1 node=1"}));
+            (Lines{"break device=0 group=G epoch=1 fatal=0 cause=ENGINE_RESTARTED failed_rank=1 node=1"}));
+  EXPECT_EQ(break_text_, "rank 1: node-2: died") << "all nodes hear it";
   EXPECT_EQ(tick_after(200), Lines{});
   EXPECT_GE(registry_.next_due_ns(), clock_.now_ns());
 }

@@ -121,6 +121,7 @@ struct EngineSlot {
     std::uint64_t next_index = 0;  // the first operation that it has not completed
     bool released = false;         // kRelease sent
     bool fatal = false;            // it has no more to be told but kRemoveGroup
+    bool restarted = false;        // so no kBreak has told it why
   };
   struct Removing {
     static constexpr EnginePhase kPhase = EnginePhase::kRemoving;
@@ -235,6 +236,9 @@ struct Group {
   std::string waits() const;
   // Whether the engine serves a living rank.
   bool needs(EngineId engine) const;
+  // Why it breaks when an engine that it needs has ended as `text` says. Names the rank that the engine
+  // served.
+  BreakReason reason_of_end(EngineId engine, const std::string& text) const;
   RankDescription describe(std::uint32_t rank) const;
   // What the ranks on the engine have asked for: most SMs (0: none asks), highest priority.
   abi::GroupSettings settings_on(EngineId engine) const;
