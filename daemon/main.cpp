@@ -30,6 +30,8 @@ constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
 constexpr unsigned kEndSeconds = 5;  // more than the last calls of the control plane take
 
+constexpr const char* kConfigurationGroup = "Configuration";  // of the help
+
 constexpr const char* kDescription =
     "epd, the expert-parallel communication daemon\n\n"
     "One epd runs on each node. It starts an engine process for each device, admits clients that link\n"
@@ -74,6 +76,7 @@ struct ServeFlags {
 void add_config_flags(CLI::App& command, ServeFlags& flags) {
   command.add_option("-c,--config", flags.config_path, "Configuration file [/etc/epd/epd.toml]")
       ->type_name("FILE")
+      ->group(kConfigurationGroup)
       ->check([](const std::string& path) {
         return path.empty() ? std::string("is empty; allowed: a path") : std::string();
       });
@@ -90,7 +93,7 @@ void add_config_flags(CLI::App& command, ServeFlags& flags) {
         .add_option_function<std::string>(
             names, [&flags, key = option.key](const std::string& value) { flags.values[key] = value; }, help)
         ->type_name("VALUE")
-        ->group("Configuration");
+        ->group(kConfigurationGroup);
   }
 }
 
@@ -149,10 +152,8 @@ int serve(const ServeFlags& flags) {
   Result<std::unique_ptr<supervisor::Supervisor>> supervisor =
       supervisor::Supervisor::create(std::move(options));
   if (!supervisor.ok()) return fail(kExitFailure, supervisor::with_origins(*config, supervisor.status()));
-  for (const auto& [name, key] : environment.ignored) {
-    log_event(LogLevel::kWarning, "environment variable is not read",
-              {{"name", name}, {"instead", "the configuration file, or --" + key}});
-  }
+  for (const std::string& warning : supervisor::warnings_of(*config, environment))
+    log_event(LogLevel::kWarning, "configuration", {{"warning", warning}});
   const control::ControlOptions control_options{config->control_socket, config->control_socket_mode,
                                                 config->control_socket_gid};
   Result<std::unique_ptr<control::ControlServer>> control =
@@ -176,10 +177,12 @@ int serve(const ServeFlags& flags) {
 }
 
 int check_config(const ServeFlags& flags) {
-  const ConfigSources sources = sources_of(flags, supervisor::read_environment());
-  Result<supervisor::Config> config = supervisor::load_config(sources);
+  const supervisor::Environment environment = supervisor::read_environment();
+  Result<supervisor::Config> config = supervisor::load_config(sources_of(flags, environment));
   if (!config.ok()) return fail(kExitUsage, config.status());
   if (flags.quiet) return 0;
+  for (const std::string& warning : supervisor::warnings_of(*config, environment))
+    print_error("epd: warning: " + warning + "\n");
   std::fputs(supervisor::to_toml(*config).c_str(), stdout);
   return 0;
 }
@@ -244,6 +247,15 @@ bool explain_unknown_option(int argc, char** argv) {
   return false;
 }
 
+// CLI11 prints what is the subcommand's own. The flags of epd itself may stand behind it, and usually do.
+void print_configuration_help(const CLI::App& app) {
+  const auto format = std::dynamic_pointer_cast<CLI::Formatter>(app.get_formatter());
+  if (format == nullptr) return;
+  const std::vector<const CLI::Option*> options =
+      app.get_options([](const CLI::Option* option) { return option->get_group() == kConfigurationGroup; });
+  std::fputs(format->make_group(kConfigurationGroup, false, options).c_str(), stdout);
+}
+
 int run(int argc, char** argv) {
   CLI::App app(kDescription, "epd");
   app.set_version_flag("-V,--version", version_text("epd"));
@@ -268,10 +280,7 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
     app.exit(help);
-    // CLI11 prints what is the subcommand's own. The flags of epd itself may stand behind it, and usually do.
-    const auto format = std::dynamic_pointer_cast<CLI::Formatter>(app.get_formatter());
-    if (format != nullptr && (serve_command->parsed() || check_command->parsed()))
-      std::fputs(format->make_groups(&app, CLI::AppFormatMode::Normal).c_str(), stdout);
+    if (serve_command->parsed() || check_command->parsed()) print_configuration_help(app);
     return 0;
   } catch (const CLI::ExtrasError&) {
     if (!explain_unknown_option(argc, argv)) {

@@ -25,7 +25,7 @@ class RuleReader {
   RuleReader(std::size_t number, std::string where, std::map<std::uint32_t, std::string>& names)
       : name_("access.rule " + std::to_string(number)), where_(std::move(where)), names_(names) {}
 
-  Result<AccessRule> read(const toml::table& table);
+  AccessRule read(const toml::table& table, Refusals& refusals);
 
  private:
   Status read_key(const std::string& key, const toml::node& node);
@@ -50,10 +50,10 @@ Status RuleReader::refused(const std::string& key, const toml::node& node, const
                           "; allowed: " + allowed);
 }
 
-Result<AccessRule> RuleReader::read(const toml::table& table) {
+AccessRule RuleReader::read(const toml::table& table, Refusals& refusals) {
   for (const auto& [key, node] : table) {
-    const std::string name(key.str());
-    if (Status status = read_key(name, node); !status.ok()) return status;
+    const Status status = read_key(std::string(key.str()), node);
+    if (!status.ok()) refusals.add(line_number(node), status.message());
   }
   return rule_;
 }
@@ -91,6 +91,7 @@ Status RuleReader::read_key(const std::string& key, const toml::node& node) {
     for (const toml::node& item : *items) value += (value.empty() ? "" : ",") + shown(item);
   }
   rule_.text += (rule_.text.empty() ? "" : " ") + key + "=" + value;
+  rule_.toml += key + " = " + toml_text(node) + "\n";
   return {};
 }
 
@@ -187,23 +188,23 @@ Status RuleReader::limit(const std::string& key, const toml::node& node, bool by
 
 }  // namespace
 
-Result<AccessRules> read_access_rules(const toml::node& node, const std::string& where) {
+AccessRules read_access_rules(const toml::node& node, const std::string& where, Refusals& refusals) {
+  AccessRules result;
   const toml::array* items = node.as_array();
   if (items == nullptr) {
-    return invalid_argument("access.rule in " + where + line_of(node) + " is " + shown(node) +
-                            "; allowed: [[access.rule]], once for each rule");
+    refusals.add(line_number(node), "access.rule in " + where + line_of(node) + " is " + shown(node) +
+                                        "; allowed: [[access.rule]], once for each rule");
+    return result;
   }
-  AccessRules result;
   for (const toml::node& item : *items) {
     const std::size_t number = result.rules.size() + 1;
     const toml::table* table = item.as_table();
     if (table == nullptr) {
-      return invalid_argument("access.rule " + std::to_string(number) + " in " + where + line_of(item) +
-                              " is " + shown(item) + "; allowed: a table");
+      refusals.add(line_number(item), "access.rule " + std::to_string(number) + " in " + where +
+                                          line_of(item) + " is " + shown(item) + "; allowed: a table");
+      return result;
     }
-    Result<AccessRule> rule = RuleReader(number, where, result.names).read(*table);
-    if (!rule.ok()) return rule.status();
-    result.rules.push_back(std::move(*rule));
+    result.rules.push_back(RuleReader(number, where, result.names).read(*table, refusals));
   }
   return result;
 }

@@ -1,6 +1,7 @@
 // The [[access.rule]] entries of the configuration file.
 #pragma once
 
+#include "refusals.h"
 #include "supervisor/access_policy.h"
 #include "toml.h"
 
@@ -17,6 +18,6 @@ struct AccessRules {
 
 // `node` is what the file `where` has under access.rule. Every refusal names the rule, the line, the value
 // and what is allowed.
-Result<AccessRules> read_access_rules(const toml::node& node, const std::string& where);
+AccessRules read_access_rules(const toml::node& node, const std::string& where, Refusals& refusals);
 
 }  // namespace epd::supervisor

@@ -1,62 +1,20 @@
 #include "supervisor/config.h"
 
 #include "base/account.h"
-#include "base/peer.h"
 #include "cluster/address.h"
 #include "config_file.h"
-#include "memory_limit.h"
 
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <unistd.h>
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 #include <filesystem>
 #include <optional>
-#include <set>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 namespace epd::supervisor {
 namespace {
-
-constexpr std::size_t kMaxNamedKey = 100;  // a longer key resembles none, and is cut in messages
-
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t change = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, change});
-    }
-  }
-  return row[b.size()];
-}
-
-// The word that a mistyped one may be meant to be; "": none is like it.
-std::string_view similar(std::string_view text, const std::set<std::string_view>& words) {
-  const auto nearest =
-      std::min_element(words.begin(), words.end(), [&](std::string_view a, std::string_view b) {
-        return edit_distance(text, a) < edit_distance(text, b);
-      });
-  return edit_distance(text, *nearest) <= std::max<std::size_t>(2, text.size() / 4) ? *nearest : "";
-}
-
-std::string_view section_of(std::string_view key) {
-  return key.substr(0, key.find('.'));
-}
-
-std::string joined(const std::set<std::string_view>& words) {
-  std::string text;
-  for (const std::string_view word : words) text.append(text.empty() ? "" : ", ").append(word);
-  return text;
-}
 
 Status find_socket_group(const char* key, const std::string& name, std::optional<std::uint32_t>& gid) {
   if (name.empty()) return {};
@@ -162,129 +120,23 @@ Status check_cluster(Config& config) {
   return {};
 }
 
+Status check_listeners(const Config& config) {
+  if (!config.cluster) return {};
+  const std::optional<cluster::HostPort> metrics = cluster::parse_host_port(config.metrics_listen);
+  const std::optional<cluster::HostPort> nodes = cluster::parse_host_port(config.cluster->listen);
+  if (!metrics || !nodes || metrics->port == 0 || metrics->port != nodes->port) return {};
+  if (metrics->host != nodes->host && !cluster::is_wildcard(metrics->host) &&
+      !cluster::is_wildcard(nodes->host))
+    return {};
+  return invalid_argument("metrics.listen is \"" + config.metrics_listen + "\" and cluster.listen is \"" +
+                          config.cluster->listen + "\"; allowed: two ports, or two addresses");
+}
+
 AccessDefaults defaults_of(const Config& config) {
   return {config.access_default == 0, static_cast<Right>(config.access_operate), config.max_priority};
 }
 
-constexpr std::uint32_t kCudaSms = 24;  // enough for large operations to come close to the wire's speed
-
-// `set` is the limit for one user that the configuration sets; 0: it sets none. The result is at least 1.
-Quota general_quota(const Caller& caller, std::uint64_t set, std::uint64_t whole, const std::string& key) {
-  const std::string own_key = key + "_per_user";
-  if (set != 0) return {set, own_key};
-  if (is_privileged(caller.uid)) return {whole, own_key};
-  return {share_of_one(whole), own_key + ": 3/4 of " + key + " unless the operator sets it"};
-}
-
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
-// "devices.host" as "EPD_DEVICES_HOST"
-std::string variable_like(const std::string& key) {
-  std::string name = "EPD_";
-  for (const char c : key)
-    name += c == '.' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  return name;
-}
-
-// Text that has no control characters.
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += c;
-  }
-  return out + "\"";
-}
-
-std::string quoted_list(const std::string& text) {
-  std::string out;
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    out.append(out.empty() ? "" : ", ").append(quoted(text.substr(begin, end - begin)));
-    begin = end + 1;
-  }
-  return "[" + out + "]";
-}
-
-// As the file has to write it.
-std::string toml_value(const Option& option, const std::string& text) {
-  switch (option.kind) {
-    case OptionKind::kNumber:
-    case OptionKind::kSigned:
-    case OptionKind::kSwitch: return text;
-    case OptionKind::kAutoNumber: return text == "auto" ? quoted(text) : text;
-    case OptionKind::kGpus: return text == "auto" || text == "none" ? quoted(text) : quoted_list(text);
-    case OptionKind::kNames: return quoted_list(text);
-    case OptionKind::kText:
-    case OptionKind::kBytes:
-    case OptionKind::kOctal:
-    case OptionKind::kChoice:
-    case OptionKind::kLevels: break;
-  }
-  return quoted(text);
-}
-
-// Of "DEVICE:INODE", see systemd.exec(5).
-bool is_standard_error(const std::string& stream) {
-  struct stat info {};
-  if (stream.empty() || ::fstat(STDERR_FILENO, &info) != 0) return false;
-  return stream == std::to_string(info.st_dev) + ":" + std::to_string(info.st_ino);
-}
-
-std::uint64_t number_or_zero(const std::string& text) {
-  return std::strtoull(text.c_str(), nullptr, 10);
-}
-
 }  // namespace
-
-std::uint32_t Config::effective_sms(abi::DeviceKind kind) const {
-  if (device_sms != 0) return device_sms;
-  if (kind == abi::DeviceKind::kCuda) return kCudaSms;
-  const std::uint32_t devices = host_devices == kAutomatic ? 1 : std::max(1u, host_devices);
-  return std::max(1u, std::thread::hardware_concurrency() / devices);
-}
-
-std::uint64_t Config::effective_arena_bytes() const {
-  if (max_arena_bytes != 0) return max_arena_bytes;
-  return available_memory_bytes() * 16;
-}
-
-std::uint64_t Config::effective_network_bytes() const {
-  return network_max_bytes != 0 ? network_max_bytes : available_memory_bytes() / 16;
-}
-
-std::uint64_t Config::effective_routing_bytes() const {
-  return max_routing_bytes != 0 ? max_routing_bytes : available_memory_bytes() / 4;
-}
-
-Quota Config::max_sessions_of(const Caller& caller) const {
-  return access.max_sessions(
-      caller, general_quota(caller, max_sessions_per_user, max_sessions, "limits.max_sessions"));
-}
-
-Quota Config::max_groups_of(const Caller& caller) const {
-  return access.max_groups(caller,
-                           general_quota(caller, max_groups_per_user, max_groups, "limits.max_groups"));
-}
-
-Quota Config::most_groups_of(std::uint32_t uid) const {
-  return access.most_groups(uid,
-                            general_quota({uid, {}}, max_groups_per_user, max_groups, "limits.max_groups"));
-}
-
-Quota Config::max_arena_bytes_of(const Caller& caller) const {
-  return access.max_arena_bytes(caller, general_quota(caller, max_arena_bytes_per_user,
-                                                      effective_arena_bytes(), "limits.max_arena_bytes"));
-}
-
-Quota Config::max_routing_bytes_of(const Caller& caller) const {
-  return access.max_routing_bytes(caller,
-                                  general_quota(caller, max_routing_bytes_per_user, effective_routing_bytes(),
-                                                "limits.max_routing_bytes"));
-}
 
 std::vector<OptionInfo> config_options() {
   std::vector<OptionInfo> list;
@@ -295,53 +147,10 @@ std::vector<OptionInfo> config_options() {
   return list;
 }
 
-Status unknown_option(const std::string& key, const std::string& where) {
-  if (key.size() > kMaxNamedKey) {
-    return invalid_argument("unknown option \"" + key.substr(0, kMaxNamedKey) + "...\" of " +
-                            std::to_string(key.size()) + " characters in " + where);
-  }
-  std::set<std::string_view> keys;
-  std::set<std::string_view> sections;
-  for (const Option& option : option_table()) {
-    keys.insert(option.key);
-    sections.insert(section_of(option.key));
-  }
-  const std::string unknown = "unknown option \"" + key + "\" in " + where + "; ";
-  if (const std::string_view like = similar(key, keys); !like.empty())
-    return invalid_argument(unknown + "did you mean \"" + std::string(like) + "\"?");
-  const std::string section(section_of(key));
-  if (!sections.contains(section)) {
-    const std::string_view like = similar(section, sections);
-    return invalid_argument(unknown + (like.empty() ? "sections: " + joined(sections)
-                                                    : "did you mean section [" + std::string(like) + "]?"));
-  }
-  std::erase_if(keys, [&](std::string_view known) { return section_of(known) != section; });
-  return invalid_argument(unknown + "allowed: " + joined(keys));
-}
-
-Environment read_environment() {
-  Environment environment;
-  for (const Option& option : option_table()) {
-    if (*option.environment == '\0') {
-      if (const std::string name = variable_like(option.key); !variable(name.c_str()).empty())
-        environment.ignored.emplace_back(name, option.key);
-      continue;
-    }
-    if (std::string value = variable(option.environment); !value.empty())
-      environment.options[option.environment] = std::move(value);
-  }
-  environment.config_path = variable("EPD_CONFIG");
-  environment.journal = is_standard_error(variable("JOURNAL_STREAM"));
-  environment.notify_socket = variable("NOTIFY_SOCKET");
-  const std::string meant_for = variable("WATCHDOG_PID");
-  if (meant_for.empty() || number_or_zero(meant_for) == static_cast<std::uint64_t>(::getpid()))
-    environment.watchdog_us = number_or_zero(variable("WATCHDOG_USEC"));
-  return environment;
-}
-
 Result<Config> load_config(const ConfigSources& sources) {
   Settings settings;
   if (Status status = read_file(sources, settings); !status.ok()) return status;
+  Refusals& refusals = settings.refusals;
   for (const Option& option : option_table()) {
     const auto found = sources.environment.find(option.environment);
     if (*option.environment != '\0' && found != sources.environment.end())
@@ -350,24 +159,26 @@ Result<Config> load_config(const ConfigSources& sources) {
   }
   for (const auto& [key, value] : sources.flags) {
     const Option* option = find_option(key);
-    if (option == nullptr) return unknown_option(key, "the flags");
-    settings.values[key] = {text_of_flag(*option, value), "flag", "the flags"};
+    if (option == nullptr)
+      refusals.add(Refusals::kNoLine, unknown_option(key, "the flags").message());
+    else
+      settings.values[key] = {text_of_flag(*option, value), "flag", "the flags"};
   }
   Config config;
-  std::string wrong;  // all values that are not allowed
   for (const Option& option : option_table()) {
     const auto found = settings.values.find(option.key);
     const Setting setting =
         found == settings.values.end() ? Setting{option.default_text, "default", ""} : found->second;
     if (const Status status = store_option(option, setting.text, config); !status.ok())
-      wrong.append(wrong.empty() ? "" : "; ").append(status.message()).append(" in " + setting.where);
+      refusals.add(setting.line, status.message() + " in " + setting.where);
     config.entries.push_back({option.key, setting.text, setting.origin, option.reloadable});
   }
-  if (!wrong.empty()) return invalid_argument(std::move(wrong));
+  if (Status status = refusals.status(); !status.ok()) return status;
   if (Status status = check_together(config); !status.ok()) return with_origins(config, status);
   if (Status status = complete_metrics_listen(config.metrics_listen); !status.ok()) return status;
   if (Status status = check_sockets(config); !status.ok()) return with_origins(config, status);
   if (Status status = check_cluster(config); !status.ok()) return status;
+  if (Status status = check_listeners(config); !status.ok()) return status;
   for (const AccessRule& rule : settings.access.rules) {
     const std::size_t number = &rule - settings.access.rules.data() + 1;
     config.entries.push_back({std::string(kRules) + " " + std::to_string(number), rule.text, "file", true});
@@ -405,6 +216,17 @@ Status with_origins(const Config& config, const Status& refusal) {
   return {refusal.code(), text};
 }
 
+std::vector<std::string> warnings_of(const Config& config, const Environment& environment) {
+  std::vector<std::string> warnings;
+  for (const auto& [name, instead] : environment.ignored)
+    warnings.push_back("the environment variable " + name + " is not read; allowed: " + instead);
+  struct stat info {};
+  const std::string& key = config.cluster_tls_key;
+  if (config.cluster && !key.empty() && ::stat(key.c_str(), &info) == 0 && (info.st_mode & S_IRWXO) != 0)
+    warnings.push_back("cluster.tls_key is \"" + key + "\", a private key that every user may open");
+  return warnings;
+}
+
 bool is_settable(const std::string& key) {
   return find_option(key) != nullptr && (key == "log.level" || key.starts_with("limits."));
 }
@@ -423,19 +245,6 @@ Result<Config> with_options(const Config& config, const std::map<std::string, st
   }
   changed.access.set_defaults(defaults_of(changed));
   return changed;
-}
-
-std::string to_toml(const Config& config) {
-  std::string file;
-  for (const ConfigEntry& entry : config.entries) {
-    const Option* option = find_option(entry.key);
-    std::string line = option == nullptr ? "# " + entry.key + ": " + entry.value
-                                         : entry.key + " = " + toml_value(*option, entry.value);
-    constexpr std::size_t kComment = 64;
-    line.append(line.size() < kComment ? kComment - line.size() : 1, ' ');
-    file += line + "# " + entry.origin + "\n";
-  }
-  return file;
 }
 
 std::vector<ConfigChange> changes_between(const Config& before, const Config& after) {

@@ -64,54 +64,56 @@ std::string is_what(const toml::node& node) {
   return node.is_array() ? "is a list" : "has the wrong type";
 }
 
-Status read_table(const toml::table& table, const std::string& prefix, const std::string& where,
-                  Settings& settings) {
+// The text of a value for its option, without its judgement. INVALID_ARGUMENT: it is of another type.
+Result<std::string> text_of_value(const Option& option, const toml::node& node, const std::string& here) {
+  const bool number = option.kind == OptionKind::kNumber || option.kind == OptionKind::kSigned;
+  const bool may_be_number =
+      number || option.kind == OptionKind::kBytes || option.kind == OptionKind::kAutoNumber;
+  const std::string key_here = std::string(option.key) + " in " + here;
+  if (const auto* list = node.as_array(); list != nullptr && is_list(option))
+    return text_of_list(option, *list);
+  if (const auto* on = node.as_boolean(); on != nullptr && option.kind == OptionKind::kSwitch)
+    return std::string(on->get() ? "true" : "false");
+  if (const auto* text = node.as_string(); text != nullptr && !number) {
+    if (has_control_characters(text->get()))
+      return invalid_argument(key_here + " holds control characters; allowed: none");
+    return text->get();
+  }
+  if (const auto* integer = node.as_integer(); integer != nullptr && may_be_number)
+    return std::to_string(integer->get());
+  const bool has_one_type =
+      !is_list(option) && option.kind != OptionKind::kAutoNumber && option.kind != OptionKind::kSwitch;
+  const std::string type = !has_one_type ? "" : number ? "an integer, " : "a string, ";
+  return invalid_argument(key_here + " " + is_what(node) + "; allowed: " + type + allowed_values(option));
+}
+
+void read_table(const toml::table& table, const std::string& prefix, const std::string& where,
+                Settings& settings) {
   for (const auto& [name, node] : table) {
+    if (settings.refusals.full()) return;
     const std::string key = prefix + std::string(name.str());
     if (key == kRules) {
-      Result<AccessRules> rules = read_access_rules(node, where);
-      if (!rules.ok()) return rules.status();
-      settings.access = std::move(*rules);
+      settings.access = read_access_rules(node, where, settings.refusals);
       continue;
     }
     if (const toml::table* inner = node.as_table()) {
-      if (Status status = read_table(*inner, key + ".", where, settings); !status.ok()) return status;
+      read_table(*inner, key + ".", where, settings);
       continue;
     }
+    const std::uint32_t line = line_number(node);
     const std::string here = where + line_of(node);
     const Option* option = find_option(key);
-    if (option == nullptr && is_section(key))
-      return invalid_argument(std::string(key)
-                                  .append(" in ")
-                                  .append(here)
-                                  .append(" ")
-                                  .append(is_what(node))
-                                  .append("; allowed: a section [" + key + "]"));
-    if (option == nullptr) return unknown_option(key, here);
-    const bool number = option->kind == OptionKind::kNumber || option->kind == OptionKind::kSigned;
-    const bool may_be_number =
-        number || option->kind == OptionKind::kBytes || option->kind == OptionKind::kAutoNumber;
-    if (const auto* list = node.as_array(); list != nullptr && is_list(*option)) {
-      settings.values[key] = {text_of_list(*option, *list), "file", here};
-    } else if (const auto* on = node.as_boolean(); on != nullptr && option->kind == OptionKind::kSwitch) {
-      settings.values[key] = {on->get() ? "true" : "false", "file", here};
-    } else if (const auto* text = node.as_string(); text != nullptr && !number) {
-      if (has_control_characters(text->get()))
-        return invalid_argument(
-            std::string(key).append(" in ").append(here).append(" holds control characters; allowed: none"));
-      settings.values[key] = {text->get(), "file", here};
-    } else if (const auto* integer = node.as_integer(); integer != nullptr && may_be_number) {
-      settings.values[key] = {std::to_string(integer->get()), "file", here};
+    if (option != nullptr) {
+      Result<std::string> text = text_of_value(*option, node, here);
+      if (text.ok()) settings.values[key] = {std::move(*text), "file", here, line};
+      if (!text.ok()) settings.refusals.add(line, text.status().message());
+    } else if (is_section(key)) {
+      settings.refusals.add(line,
+                            key + " in " + here + " " + is_what(node) + "; allowed: a section [" + key + "]");
     } else {
-      std::string why = key;
-      why.append(" in ").append(here).append(" ").append(is_what(node)).append("; allowed: ");
-      if (!is_list(*option) && option->kind != OptionKind::kAutoNumber && option->kind != OptionKind::kSwitch)
-        why.append(number ? "an integer, " : "a string, ");
-      why.append(allowed_values(*option));
-      return invalid_argument(std::move(why));
+      settings.refusals.add(line, unknown_option(key, here).message());
     }
   }
-  return {};
 }
 
 Status unreadable(const std::string& path, StatusCode code, const std::string& why) {
@@ -189,6 +191,38 @@ Result<std::string> to_ascii(const std::string& path, std::string text) {
   return text;
 }
 
+std::string quoted(const std::string& text) {
+  return toml_text(toml::value<std::string>(text));
+}
+
+std::string quoted_list(const std::string& text) {
+  std::string out;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    out.append(out.empty() ? "" : ", ").append(quoted(text.substr(begin, end - begin)));
+    begin = end + 1;
+  }
+  return "[" + out + "]";
+}
+
+// As the file has to write it.
+std::string toml_value(const Option& option, const std::string& text) {
+  switch (option.kind) {
+    case OptionKind::kNumber:
+    case OptionKind::kSigned:
+    case OptionKind::kSwitch: return text;
+    case OptionKind::kAutoNumber: return text == "auto" ? quoted(text) : text;
+    case OptionKind::kGpus: return text == "auto" || text == "none" ? quoted(text) : quoted_list(text);
+    case OptionKind::kNames: return quoted_list(text);
+    case OptionKind::kText:
+    case OptionKind::kBytes:
+    case OptionKind::kOctal:
+    case OptionKind::kChoice:
+    case OptionKind::kLevels: break;
+  }
+  return quoted(text);
+}
+
 }  // namespace
 
 Status read_file(const ConfigSources& sources, Settings& settings) {
@@ -209,7 +243,8 @@ Status read_file(const ConfigSources& sources, Settings& settings) {
     return invalid_argument("configuration file " + sources.path + line_of(parsed.error().source()) + ": " +
                             std::string(parsed.error().description()));
   }
-  return read_table(parsed.table(), "", sources.path, settings);
+  read_table(parsed.table(), "", sources.path, settings);
+  return {};
 }
 
 std::string text_of_flag(const Option& option, const std::string& text) {
@@ -220,6 +255,24 @@ std::string text_of_flag(const Option& option, const std::string& text) {
   const toml::parse_result parsed = toml::parse(assignment.value());
   const toml::array* list = parsed && parsed.table().size() == 1 ? parsed.table()[name].as_array() : nullptr;
   return list == nullptr ? text : text_of_list(option, *list);
+}
+
+std::string to_toml(const Config& config) {
+  std::string file;
+  const auto add = [&file](std::string line, const std::string& origin) {
+    constexpr std::size_t kComment = 64;
+    line.append(line.size() < kComment ? kComment - line.size() : 1, ' ');
+    file += line + "# " + origin + "\n";
+  };
+  for (std::size_t i = 0; i < option_table().size(); ++i) {
+    const ConfigEntry& entry = config.entries[i];
+    add(entry.key + " = " + toml_value(option_table()[i], entry.value), entry.origin);
+  }
+  for (const AccessRule& rule : config.access.rules()) {
+    add(std::string("[[") + kRules + "]]", "file");
+    file += rule.toml;
+  }
+  return file;
 }
 
 }  // namespace epd::supervisor

@@ -1,4 +1,4 @@
-// The configuration file, read into the texts of options and the access rules.
+// The configuration file, read into the texts of options and the access rules, and written from a Config.
 #pragma once
 
 #include "access_config.h"
@@ -15,14 +15,17 @@ struct Setting {
   std::string text;
   const char* origin;
   std::string where;  // for refusals: "epd.toml (line 3)", "the flags"
+  std::uint32_t line = Refusals::kNoLine;
 };
 // What the file says, then what the environment and the flags say.
 struct Settings {
   std::map<std::string, Setting> values;
   AccessRules access;
+  Refusals refusals;  // unknown names, values of a wrong type
 };
 
-// What the file of `sources` says; nothing if it need not exist and does not.
+// What the file of `sources` says; nothing if it need not exist and does not. Refused as a whole only if it
+// can't be read or is no TOML.
 Status read_file(const ConfigSources& sources, Settings& settings);
 // The text of a flag, as read_file gives the same value of the file: TOML's ["a", "b"] as "a,b", if the
 // option is a list. What is no such list stays as it is.

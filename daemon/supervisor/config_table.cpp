@@ -55,7 +55,7 @@ std::vector<Option> make_table() {
        {},
        "",
        kFixed,
-       "Permissions of the control socket, octal. What those who may open it may do says access.operate."},
+       "Permissions of the control socket, octal. access.operate says what those who may open it may do."},
       text("daemon.control_socket_group", "", &C::control_socket_group, "",
            "Group that owns the control socket, by name or number; empty: the group of the daemon."),
       {"log.level",

@@ -7,6 +7,8 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <sstream>
 #include <string>
 
 namespace epd::supervisor {
@@ -17,6 +19,16 @@ inline std::string line_of(const toml::source_region& source) {
 }
 inline std::string line_of(const toml::node& node) {
   return line_of(node.source());
+}
+inline std::uint32_t line_number(const toml::node& node) {
+  return node.source().begin.line;
+}
+
+// A value as a file has to write it: in ASCII.
+inline std::string toml_text(const toml::node& value) {
+  std::ostringstream text;
+  text << toml::toml_formatter(value, toml::format_flags::none);
+  return text.str();
 }
 
 // A file may write control characters as escapes. No value may contain them: system calls would see a name

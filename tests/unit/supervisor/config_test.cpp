@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <tuple>
@@ -427,19 +428,86 @@ TEST_F(ConfigFile, WhatIsPrintedCanBeReadBack) {
       "devices.host = 2\ndevices.cuda = [0, "
       "\"GPU-01234567-89ab-cdef-0123-456789abcdef\"]\nlimits.max_arena_bytes = "
       "\"64MiB\"\nlimits.max_priority = -2\n"
-      "log.level = \"info,session=debug\"\n[[access.rule]]\nusers = [1]\nattach = false\n");
+      "log.level = \"info,session=debug\"\nmetrics.listen = \"\"\ndaemon.socket = \"/run/\\u00e9\"\n");
   ASSERT_TRUE(config.ok()) << config.status().to_string();
   const std::string text = to_toml(config.value());
   EXPECT_NE(text.find("\ndevices.host = 2 "), std::string::npos) << text;
   EXPECT_NE(text.find("\ndevices.cuda = [\"0\", \"GPU-01234567-89ab-cdef-0123-456789abcdef\"] "),
             std::string::npos)
       << text;
-  EXPECT_NE(text.find("\n# access.rule 1: "), std::string::npos) << text;
   const Result<Config> again = load(text);
   ASSERT_TRUE(again.ok()) << again.status().to_string() << "\n" << text;
   for (std::size_t i = 0; i < config_options().size(); ++i)
     EXPECT_EQ(again.value().entries[i].value, config.value().entries[i].value)
         << again.value().entries[i].key;
+}
+
+TEST_F(ConfigFile, RulesWereLostInWhatIsPrinted) {
+  for (const char* rules :
+       {"[[access.rule]]\nusers = [1, \"root\"]\nattach = false\n[[access.rule]]\ngroups = "
+        "[\"a\\\\*\", 'b\"', \"\\u00e9\"]\noperate = \"change\"\nmax_arena_bytes = \"1GiB\"\n",
+        "access.rule = [{users = [7], max_sessions = 0x10, max_priority = -2}]\n"}) {
+    Result<Config> config = load(rules);
+    ASSERT_TRUE(config.ok()) << config.status().to_string();
+    const std::string text = to_toml(*config);
+    Result<Config> again = load(text);
+    ASSERT_TRUE(again.ok()) << again.status().to_string() << "\n" << text;
+    EXPECT_TRUE(changes_between(*config, *again).empty()) << text;
+    EXPECT_EQ(again->access.rules().size(), config->access.rules().size()) << text;
+  }
+}
+
+TEST_F(ConfigFile, OnlyTheFirstErrorOfAFileWasTold) {
+  const std::string text = refusal(
+      "kitchen.sink = 1\nlog.level = 3\nlimits.max_groups = 0\ncluster = 5\nlog.format = \"xml\"\n"
+      "[[access.rule]]\nusers = [\"no-such-user\"]\ncolour = 1\n");
+  std::size_t at = 0;
+  for (const char* part :
+       {"\"kitchen.sink\" in ", "(line 1)", "log.level in ", "(line 2)", "limits.max_groups is \"0\"",
+        "(line 3)", "cluster in ", "(line 4)", "log.format is \"xml\"", "(line 5)", "(line 7): users",
+        "(line 8)", "\"colour\""}) {
+    const std::size_t found = text.find(part, at);
+    ASSERT_NE(found, std::string::npos) << part << " is not in its place in " << text;
+    at = found;
+  }
+}
+
+// Each unknown name is compared with all that are known, and a reload is a step of the daemon's loop.
+TEST_F(ConfigFile, OfVeryManyErrorsSomeAreTold) {
+  std::string file;
+  for (int i = 0; i < 40'000; ++i) file += "kitchen.sink" + std::to_string(i) + " = 1\n";
+  const std::string text = refusal(file);
+  EXPECT_LT(text.size(), 10'000u);
+  EXPECT_TRUE(text.ends_with("; and more")) << text;
+}
+
+TEST_F(ConfigFile, MetricsAndTheClusterListenedAtOnePort) {
+  const std::string cluster =
+      "cluster.name = \"c\"\ncluster.node = \"a\"\ncluster.insecure = true\ncluster.listen = "
+      "\"127.0.0.1:7410\"\n"
+      "cluster.advertise = \"127.0.0.1:7410\"\ncluster.coordinator = \"127.0.0.1:7410\"\nmetrics.listen = ";
+  for (const char* listen : {"127.0.0.1:7410", "0.0.0.0:7410", "[::]:7410", "7410"}) {
+    const std::string text = refusal(cluster + "\"" + listen + "\"\n");
+    EXPECT_NE(text.find("and cluster.listen is \"127.0.0.1:7410\"; allowed: two ports, or two addresses"),
+              std::string::npos)
+        << text;
+  }
+  for (const char* listen : {"127.0.0.1:7411", "127.0.0.2:7410", "127.0.0.1:0", ""})
+    EXPECT_TRUE(load(cluster + "\"" + listen + "\"\n").ok()) << listen;
+}
+
+TEST_F(ConfigFile, APrivateKeyThatEverybodyMayReadIsAWarning) {
+  const std::string key = directory_ + "/key.pem";
+  for (const char* name : {"ca", "cert", "key"}) std::ofstream(directory_ + "/" + name + ".pem") << "x";
+  Config config;
+  config.cluster.emplace();
+  config.cluster_tls_key = key;
+  for (const auto& [mode, warnings] : {std::pair(0644, 1u), {0604, 1u}, {0640, 0u}, {0600, 0u}}) {
+    ASSERT_EQ(::chmod(key.c_str(), static_cast<mode_t>(mode)), 0);
+    const std::vector<std::string> told = warnings_of(config, {});
+    ASSERT_EQ(told.size(), warnings) << mode;
+    for (const std::string& warning : told) EXPECT_NE(warning.find(key), std::string::npos) << warning;
+  }
 }
 
 TEST_F(ConfigFile, AllValuesThatAreWrongAreNamedWithTheirPlaces) {
@@ -453,15 +521,27 @@ TEST_F(ConfigFile, AllValuesThatAreWrongAreNamedWithTheirPlaces) {
   }
 }
 
-TEST(Environments, VariablesThatAreNamedLikeAnOptionAndNotReadAreTold) {
-  ::setenv("EPD_DEVICES_HOST", "9", 1);
-  ::setenv("EPD_LOG_LEVEL", "info", 1);
+TEST(Environments, VariablesThatAreNotReadAreTold) {
+  const std::pair<const char*, const char*> told[] = {
+      {"EPD_DAEMON_SOCKET", "EPD_SOCKET"},
+      {"EPD_DEVICES_HOST", "the configuration file, or --devices.host"},
+      {"EPD_LIMITS_MAX_SESSION", "the configuration file, or --limits.max_sessions"},
+      {"EPD_SOCKETS", "EPD_SOCKET"}};
+  const char* const others[] = {"EPD_LOG_LEVEL", "EPD_CONFIG",       "EPD_LOG",
+                                "EPD_LIBRARY",   "EPD_SERVICE_HOST", "EPD_PORT_7410_TCP"};
+  for (const auto& [name, instead] : told) ::setenv(name, "9", 1);
+  for (const char* name : others) ::setenv(name, "info", 1);
   const Environment environment = read_environment();
-  ::unsetenv("EPD_DEVICES_HOST");
-  ::unsetenv("EPD_LOG_LEVEL");
-  ASSERT_EQ(environment.ignored.size(), 1u);
-  EXPECT_EQ(environment.ignored[0].first, "EPD_DEVICES_HOST");
-  EXPECT_EQ(environment.ignored[0].second, "devices.host");
+  for (const auto& [name, instead] : told) ::unsetenv(name);
+  for (const char* name : others) ::unsetenv(name);
+  auto ignored = environment.ignored;
+  std::sort(ignored.begin(), ignored.end());
+  ASSERT_EQ(ignored.size(), std::size(told));
+  for (std::size_t i = 0; i < ignored.size(); ++i) {
+    EXPECT_EQ(ignored[i].first, told[i].first);
+    EXPECT_EQ(ignored[i].second, told[i].second);
+    EXPECT_NE(warnings_of({}, environment).at(i).find(" is not read; allowed: "), std::string::npos);
+  }
 }
 
 TEST(Environments, TheJournalIsKnownByItsDescriptor) {

@@ -48,6 +48,7 @@ struct AccessRule {
   std::optional<std::uint64_t> max_routing_bytes;
 
   std::string text;  // for operators: users=alice,1001 attach=true groups=prod-*
+  std::string toml;  // for a configuration file: a line for each key
 };
 
 class AccessPolicy {

@@ -153,12 +153,14 @@ struct Environment {
   std::string notify_socket;      // NOTIFY_SOCKET
   std::uint64_t watchdog_us = 0;  // WATCHDOG_USEC, if it is meant for this process
   bool journal = false;           // JOURNAL_STREAM is standard error
-  // Variables that are named like an option and not read: "EPD_DEVICES_HOST", with its key.
+  // Variables that are named like an option or one that is read, and are not read: "EPD_SOCKETS", with what
+  // is in its place.
   std::vector<std::pair<std::string, std::string>> ignored;
 };
 Environment read_environment();
 
-// Later sources win: defaults, file, environment, flags. Unknown keys and bad values are refused by name.
+// Later sources win: defaults, file, environment, flags. Unknown keys and bad values are refused by name, all
+// at once; what does not fit together only then.
 Result<Config> load_config(const ConfigSources& sources);
 // The same at run time. INVALID_ARGUMENT names the key if an option has changed that is fixed at start.
 Result<Config> reload_config(const Config& current, const ConfigSources& sources);
@@ -167,14 +169,16 @@ Result<Config> reload_config(const Config& current, const ConfigSources& sources
 // variable.
 Status with_origins(const Config& config, const Status& refusal);
 
+// What is allowed, and probably a mistake: ignored variables, a private key that everybody may read.
+std::vector<std::string> warnings_of(const Config& config, const Environment& environment);
+
 // What an operator may set while the daemon runs: log.level and limits.*.
 bool is_settable(const std::string& key);
 // `config` with other values of such options, by key; their origin is "operator". INVALID_ARGUMENT naming the
 // key, the value and what is allowed.
 Result<Config> with_options(const Config& config, const std::map<std::string, std::string>& values);
 
-// All options as a configuration file, each with its origin as a comment. Rules are comments: the file has
-// them.
+// All options and rules as a configuration file, each with its origin as a comment.
 std::string to_toml(const Config& config);
 
 struct ConfigChange {
