@@ -90,7 +90,7 @@ if(EPD_CUDA AND EPD_FAKE_CUDA)
   add_test(NAME tools.epbench_cuda_layer_decode COMMAND ${_layer} --shape decode --context 1024)
   add_test(NAME tools.epbench_cuda_layer_prefill COMMAND ${_layer} --shape prefill --tokens 256 --wait kernel)
   add_test(NAME tools.epbench_cuda_layer_micro_batches
-    COMMAND ${_layer} --shape decode --context 512 --micro-batches 2 --tokens 256 --ranks 2)
+    COMMAND ${_layer} --shape decode --context 512 --micro-batches 2 --ranks 2)
   add_test(NAME tools.epbench_cuda_layer_launched COMMAND ${_layer} --mode launched --context 512)
   add_test(NAME tools.epbench_layer_refuses_tokens COMMAND epbench layer --micro-batches 2 --tokens 128)
   set(_layers tools.epbench_cuda_layer_decode tools.epbench_cuda_layer_prefill tools.epbench_cuda_layer_micro_batches
@@ -123,6 +123,7 @@ add_test(NAME tools.epbench_refuses_wait COMMAND epbench --backend cuda --wait l
 add_test(NAME tools.epbench_refuses_wait_on_host COMMAND epbench --wait kernel)
 add_test(NAME tools.epbench_refuses_sms_changes_of_launched COMMAND epbench --backend cuda --sms-changes 3)
 add_test(NAME tools.epbench_refuses_sms_changes_elsewhere COMMAND epbench --backend cuda --mode resident --sms-changes 3 --socket /no/such/socket)
+add_test(NAME tools.epbench_refuses_ranks_of_the_host_suite COMMAND epbench suite --ranks 2)
 add_test(NAME tools.epbench_refuses_hidden COMMAND epbench --hidden 100)
 add_test(NAME tools.epbench_refuses_missing_routing_file COMMAND epbench --epd $<TARGET_FILE:epd> --routing /no/such/file)
 add_test(NAME tools.epbench_refuses_negative_tokens COMMAND epbench --tokens -1)
@@ -135,6 +136,7 @@ set_tests_properties(tools.epbench_refuses_wait PROPERTIES PASS_REGULAR_EXPRESSI
 set_tests_properties(tools.epbench_refuses_wait_on_host PROPERTIES PASS_REGULAR_EXPRESSION "about streams. allowed: with backend cuda")
 set_tests_properties(tools.epbench_refuses_sms_changes_of_launched PROPERTIES PASS_REGULAR_EXPRESSION "resident kernels. allowed: with backend cuda, mode resident")
 set_tests_properties(tools.epbench_refuses_sms_changes_elsewhere PROPERTIES PASS_REGULAR_EXPRESSION "a daemon of epbench's own. allowed: without socket")
+set_tests_properties(tools.epbench_refuses_ranks_of_the_host_suite PROPERTIES PASS_REGULAR_EXPRESSION "are 1, 2 and 4. allowed: with backend cuda")
 set_tests_properties(tools.epbench_refuses_hidden PROPERTIES PASS_REGULAR_EXPRESSION "hidden is 100. allowed: multiples of 8, 8 .. 16384")
 set_tests_properties(tools.epbench_refuses_missing_routing_file PROPERTIES PASS_REGULAR_EXPRESSION "routing '/no/such/file' is not a file")
 set_tests_properties(tools.epbench_refuses_negative_tokens PROPERTIES PASS_REGULAR_EXPRESSION "--tokens: \"-1\" is refused. allowed: 0..65536")
@@ -142,6 +144,7 @@ set_tests_properties(tools.epbench_refuses_a_large_seed PROPERTIES PASS_REGULAR_
 set_tests_properties(tools.epbench_refuses_resident_on_host PROPERTIES PASS_REGULAR_EXPRESSION "mode resident is about GPUs. allowed: with backend cuda")
 set_tests_properties(tools.demo_refuses_experts PROPERTIES PASS_REGULAR_EXPRESSION "experts is 100. the group-limited gate allows multiples of 8")
 set_tests_properties(tools.epbench_refuses_layout tools.epbench_refuses_backend tools.epbench_refuses_wait tools.epbench_refuses_wait_on_host tools.epbench_refuses_hidden
+  tools.epbench_refuses_ranks_of_the_host_suite
   tools.epbench_refuses_sms_changes_of_launched tools.epbench_refuses_sms_changes_elsewhere
   tools.epbench_refuses_negative_tokens tools.epbench_refuses_a_large_seed tools.epbench_refuses_resident_on_host
   tools.epbench_refuses_missing_routing_file tools.demo_refuses_experts PROPERTIES LABELS integration TIMEOUT 30)

@@ -116,7 +116,8 @@ Daemon::Devices find_devices(Options& options) {
   if (run.sms == 0) run.sms = kDefaultGpuSms;
   const std::uint32_t found = count_gpus();
   run.gpus = std::min(found, wanted);
-  if (found < wanted) std::fprintf(stderr, "epbench: %u ranks share %u GPUs\n", wanted, found);
+  if (found < wanted)
+    std::fprintf(stderr, "epbench: %u ranks share %u %s\n", wanted, found, found == 1 ? "GPU" : "GPUs");
   return {.cuda = run.gpus, .resident = run.resident, .sms = run.sms};
 }
 

@@ -32,7 +32,19 @@ constexpr const char* kFooter =
     "  epbench --op dispatch --payload fp8 --tokens 4096 --routing zipf --json\n"
     "  epbench suite\n"
     "  epbench suite --backend cuda\n"
-    "  epbench nodes --nodes 2 --ranks-per-node 2 --rate 4gbit\n";
+    "  epbench nodes --nodes 2 --ranks-per-node 2 --rate 4gbit\n"
+    "  epbench layer --ranks 2\n";
+
+constexpr const char* kLayerFooter =
+    "Figures, of a layer, the slowest rank of each iteration: layer_us with operations, computing_us "
+    "without,\n"
+    "moving_us operations alone, alone_us without operations and without a daemon.\n"
+    "Definitions: client/tools/bench/README.md.\n"
+    "Exit status: 0 all results correct; 1 a result was wrong or the run failed; 2 a wrong option.\n"
+    "\nExamples:\n"
+    "  epbench layer --ranks 2\n"
+    "  epbench layer --ranks 2 --micro-batches 2 --context 4096\n"
+    "  epbench layer --shape prefill --ranks 2 --json\n";
 
 void add_daemon_options(CLI::App& app, Options& options) {
   app.add_option("--socket", options.daemon.socket, "Attach to the daemon at this socket instead");
@@ -142,8 +154,8 @@ void add_run_options(CLI::App& app, Options& options, Names& names) {
          "and an event behind it)")
       ->check(one_of("wait", {"memop", "kernel", "event"}))
       ->capture_default_str();
-  app.add_flag(
-      "--no-stream{false}", run.in_stream,
+  app.add_flag_callback(
+      "--no-stream", [&run] { run.in_stream = false; },
       "Backend cuda: operations are submitted without a stream, and the CPU waits; times are the CPU's");
   app.add_flag("--graph", run.graph,
                "Mode resident: each operation is a graph that was captured once, replayed");
@@ -176,8 +188,10 @@ void add_mode_options(CLI::App& app, RunPlan& run, Names& names) {
       ->capture_default_str();
   add_field(app, "--opaque-bytes", run.opaque_bytes, "opaque_bytes",
             "Of a row of payload opaque, a multiple of 16");
-  add_field(app, "--alignment", run.alignment, "expert_alignment",
-            "Rows that each expert's first row is aligned to");
+  add_field(
+      app, "--alignment", run.alignment, "expert_alignment",
+      "Layout packed: rows that each expert's first row is aligned to; compact: that counts are rounded "
+      "up to");
   add_field(app, "--max-recv-rows", run.max_recv_rows, "max_recv_rows",
             "Room for rows (layout expert: of each expert)");
   add_field(app, "--biases", run.biases, "num_biases", "Biases that combine adds");
@@ -230,6 +244,8 @@ void add_nodes_options(CLI::App& app, Options& options, Names& names) {
 
 void add_layer_options(CLI::App& app, Options& options, Names& names) {
   RunPlan& run = options.run;
+  app.footer(kLayerFooter);
+  app.add_option("--backend", "Devices: cuda")->check(one_of("backend of a layer", {"cuda"}));
   app.add_option("--epd", options.daemon.program, "The daemon to start (default: epd beside epbench)");
   app.add_flag("--json", options.json, "JSON, one object, instead of a table");
   app.add_option("--mode", names.layer_mode, "devices.mode of the daemon: launched or resident")
@@ -238,12 +254,14 @@ void add_layer_options(CLI::App& app, Options& options, Names& names) {
   app.add_option("--wait", names.wait, "By what a stream waits: memop, kernel or event")
       ->check(one_of("wait", {"memop", "kernel", "event"}))
       ->capture_default_str();
-  app.add_option("--shape", names.shape, "decode (128 tokens, 64 sequences) or prefill (4096 tokens)")
+  app.add_option("--shape", names.shape,
+                 "decode (128 tokens for each micro-batch, 64 sequences in all) or prefill (4096 tokens)")
       ->check(one_of("shape", {"decode", "prefill"}))
       ->capture_default_str();
   add_number(app, "--tokens", options.layer_tokens, 0, abi::kMaxTokens,
              "Tokens of each rank, a multiple of 128 for each micro-batch (0: the shape's)");
-  add_number(app, "--context", run.context, 1, kMaxContext, "Decode: tokens of each sequence");
+  add_number(app, "--context", run.context, 1, kMaxContext,
+             "Decode: tokens of each sequence, a multiple of 512");
   add_number(app, "--layers", options.layers, 1, kMaxLayers, "Layers of a graph");
   add_number(app, "--micro-batches", run.micro_batches, 1, 2,
              "2: one half of the tokens computes while the other half's rows move");
@@ -266,7 +284,8 @@ void apply_layer(const Names& names, Options& options) {
   run.ranks = options.layer_ranks;
   run.layer_shape = names.shape == "decode" ? LayerShape::kDecode : LayerShape::kPrefill;
   const bool decode = run.layer_shape == LayerShape::kDecode;
-  const std::uint32_t tokens = options.layer_tokens != 0 ? options.layer_tokens : decode ? 128 : 4096;
+  const std::uint32_t of_shape = decode ? 128 * run.micro_batches : 4096;
+  const std::uint32_t tokens = options.layer_tokens != 0 ? options.layer_tokens : of_shape;
   if (tokens % run.micro_batches != 0)
     kit::fail("tokens is " + std::to_string(tokens) + "; allowed: multiples of micro-batches");
   run.tokens = tokens / run.micro_batches;
@@ -367,6 +386,8 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
     if (options.run.on_gpus() && (*attach || *reap)) kit::fail("attach and reap measure host devices only");
     if (!options.run.on_gpus() && app.count("--wait") + app.count("--overlap") != 0)
       kit::fail("wait and overlap are about streams; allowed: with backend cuda");
+    if (*suite && !options.run.on_gpus() && suite->count("--ranks") != 0)
+      kit::fail("ranks of the suite on host devices are 1, 2 and 4; allowed: with backend cuda");
     if (options.run.sms_changes != 0 && !options.daemon.socket.empty())
       kit::fail("sms-changes asks a daemon of epbench's own; allowed: without socket");
     validate(options.run);

@@ -93,6 +93,50 @@ void require_range(const char* name, std::int64_t value, std::int64_t low, std::
             std::to_string(high));
 }
 
+namespace {
+
+// A value that is no default is refused where nothing would show it.
+void refuse_what_means_nothing(const RunPlan& plan) {
+  struct Use {
+    bool given;
+    bool has_meaning;
+    const char* why_not;
+  };
+  const bool rows = plan.operation != Operation::kNoop;
+  const bool fp8 = plan.payload == EPD_PAYLOAD_FP8_CAST || plan.payload == EPD_PAYLOAD_FP8;
+  const Use uses[] = {
+      {plan.layout != EPD_LAYOUT_COMPACT, rows, "layout is about rows; allowed: with any op but noop"},
+      {plan.payload != EPD_PAYLOAD_BF16, rows, "payload is about rows; allowed: with any op but noop"},
+      {plan.max_recv_rows != 0, rows, "max-recv-rows is about rows; allowed: with any op but noop"},
+      {plan.routing != "uniform", rows, "routing is about rows; allowed: with any op but noop"},
+      {plan.overlap, rows, "overlap is about rows that move; allowed: with any op but noop"},
+      {plan.scales != EPD_SCALE_FORMAT_FLOAT32, fp8,
+       "scales are of FP8; allowed: with payload fp8, fp8-given"},
+      {plan.scale_layout != EPD_SCALE_LAYOUT_ROW_MAJOR, fp8,
+       "scale-layout is of FP8; allowed: with payload fp8, fp8-given"},
+      {plan.alignment > 1, rows && plan.layout != EPD_LAYOUT_EXPERT,
+       "alignment is about experts whose rows lie together; allowed: with layout packed, and with compact, "
+       "whose counts it rounds up"},
+      {plan.cached, plan.does_dispatch(), "cached is about dispatch; allowed: with op dispatch, both"},
+      {plan.mark_unused, plan.does_dispatch(),
+       "mark-unused is about dispatch; allowed: with op dispatch, both"},
+      {plan.zero_padding, plan.does_dispatch() && plan.layout == EPD_LAYOUT_PACKED,
+       "zero-padding is about the rows that align experts; allowed: with layout packed and op dispatch, "
+       "both"},
+      {plan.weighted, plan.does_combine(), "weighted is about combine; allowed: with op combine, both"},
+      {plan.return_weights, plan.does_combine(),
+       "return-weights is about combine; allowed: with op combine, both"},
+      {plan.biases != 0, plan.does_combine(), "biases are combine's; allowed: with op combine, both"},
+      {plan.sum_ranks != 0, plan.does_combine(),
+       "sum-ranks is about combine; allowed: with op combine, both"},
+  };
+  for (const Use& use : uses) {
+    if (use.given && !use.has_meaning) kit::fail(use.why_not);
+  }
+}
+
+}  // namespace
+
 void validate(const RunPlan& plan) {
   require_range("ranks", plan.ranks, 1, kMaxRanks);
   require_range("nodes", plan.nodes, 1, std::min(plan.ranks, kit::NodeNetwork::kMaxNodes));
@@ -107,8 +151,7 @@ void validate(const RunPlan& plan) {
   require_range("sms-changes", plan.sms_changes, 0, kMaxSmsChanges);
   if (plan.sms_changes != 0 && !(plan.on_gpus() && plan.resident))
     kit::fail("sms-changes is about resident kernels; allowed: with backend cuda, mode resident");
-  if (plan.zero_padding && plan.layout != EPD_LAYOUT_PACKED)
-    kit::fail("zero-padding is about the rows that align experts; allowed: with layout packed");
+  refuse_what_means_nothing(plan);
   require_range("priority", plan.priority, abi::kMinPriority, abi::kMaxPriority);
   if (const std::string wrong = abi::check_shape(plan.shape()); !wrong.empty()) kit::fail(wrong);
   kit::RoutingSource(plan.routing_spec());  // refuses what it can't make

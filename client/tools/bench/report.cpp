@@ -239,9 +239,9 @@ std::string to_table(const std::vector<Report>& reports) {
   if (reports.front().plan.on_gpus()) return to_gpu_table(reports);
   const RunPlan& plan = reports.front().plan;
   std::string text =
-      format("%u ranks x %u tokens, H=%u E=%u K=%u, %s, routing %s, %u iterations; %s\n", plan.ranks,
-             plan.tokens, plan.hidden, plan.experts, plan.topk, plan.mode().c_str(), plan.routing.c_str(),
-             plan.iterations, reports.front().daemon.c_str());
+      format("%u rank%s x %u tokens, H=%u E=%u K=%u, %s, routing %s, %u iterations; %s\n", plan.ranks,
+             plan.ranks == 1 ? "" : "s", plan.tokens, plan.hidden, plan.experts, plan.topk,
+             plan.mode().c_str(), plan.routing.c_str(), plan.iterations, reports.front().daemon.c_str());
   text += format("%-9s %10s %10s %10s %8s %8s %8s %8s %6s  %s\n", "op", "p50 us", "p90 us", "p99 us", "wire",
                  "logical", "moved", "ceiling", "share", "result");
   for (const Report& report : reports) {

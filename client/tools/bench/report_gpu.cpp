@@ -67,7 +67,8 @@ std::string legend(const Report& report) {
       "results compared "
       "with the reference, one for each rank and\niteration that was checked.\n";
   if (report.plan.gpus < report.plan.ranks)
-    text += format("%u ranks share %u GPUs in turn.\n", report.plan.ranks, report.plan.gpus);
+    text += format("%u ranks share %u %s in turn.\n", report.plan.ranks, report.plan.gpus,
+                   report.plan.gpus == 1 ? "GPU" : "GPUs");
   const GpuCeiling& ceiling = report.stream.ceiling;
   if (ceiling.push > 0) {
     text += format("Plain copies, %u GPUs at once, GB/s: push %.0f, pull %.0f, copy engine %.0f.\n",
@@ -198,8 +199,9 @@ void add_ceiling(const GpuCeiling& ceiling, Report& report) {
 std::string to_gpu_table(const std::vector<Report>& reports) {
   const RunPlan& plan = reports.front().plan;
   std::string text =
-      format("%u ranks x %u tokens, %u SMs, %s, routing %s, wait by %s; ", plan.ranks, plan.tokens, plan.sms,
-             plan.resident ? "resident" : "launched", plan.routing.c_str(), plan.wait_name().c_str()) +
+      format("%u rank%s x %u tokens, %u SMs, %s, routing %s, wait by %s; ", plan.ranks,
+             plan.ranks == 1 ? "" : "s", plan.tokens, plan.sms, plan.resident ? "resident" : "launched",
+             plan.routing.c_str(), plan.wait_name().c_str()) +
       conditions(reports.front());
   for (const Report& report : reports) {
     const StreamFigures& stream = report.stream;

@@ -14,18 +14,17 @@ namespace {
 constexpr const char* kAbout =
     "A forward pass through Mixture-of-Experts layers of DeepSeek-V3's shape, on several client processes "
     "of\n"
-    "one epd daemon, or of one on each of several nodes: sigmoid gate with group-limited top-k on hidden "
-    "states made from a text, FP8 dispatch,\n"
-    "low-rank SwiGLU experts, BF16 combine, two micro-batches so that communication hides behind "
-    "computation.\n"
-    "Every result of every layer is compared bit for bit with the reference.";
+    "one epd daemon, or of one on each of several nodes: sigmoid gate with group-limited top-k on hidden\n"
+    "states made from a text, FP8 dispatch, low-rank SwiGLU experts, BF16 combine, two micro-batches so "
+    "that\n"
+    "communication hides behind computation. Every result of every layer is compared bit for bit with the\n"
+    "reference.";
 
 constexpr const char* kFooter =
     "Exit status: 0 all results bit-exact; 1 a result differed or the run failed; 2 a wrong option.\n"
-    "Columns: dispatch and combine alone (one micro-batch, p50, slowest rank; GB/s of the busiest rank; "
-    "ceiling:\n"
-    "plain copies of the same bytes in the same run); hidden: share of communication time during which the\n"
-    "client computed; skew: the busiest expert's load over the mean.";
+    "Columns: dispatch and combine alone (one micro-batch, p50, slowest rank; GB/s of the busiest rank;\n"
+    "ceiling: plain copies of the same bytes in the same run); hidden: share of communication time during\n"
+    "which the client computed; skew: the busiest expert's load over the mean.";
 
 void require_range(const char* name, std::uint32_t value, std::uint32_t low, std::uint32_t high) {
   if (value >= low && value <= high) return;

@@ -105,6 +105,44 @@ TEST(Plan, WhatHasNoMeaningOrCanNotBeMadeIsRefusedByName) {
   EXPECT_THAT(refusal_of(plan), HasSubstr("routing '/no/such/file' is not a file"));
 }
 
+TEST(Plan, OptionsThatMeanNothingForTheOperationWereTaken) {
+  using bench::Operation;
+  using bench::RunPlan;
+  struct Case {
+    Operation refused;
+    Operation allowed;
+    void (*change)(RunPlan&);
+    const char* name;
+  };
+  const Case cases[] = {
+      {Operation::kNoop, Operation::kCombine, [](RunPlan& p) { p.layout = EPD_LAYOUT_EXPERT; }, "layout"},
+      {Operation::kNoop, Operation::kDispatch, [](RunPlan& p) { p.payload = EPD_PAYLOAD_FP8_CAST; },
+       "payload"},
+      {Operation::kNoop, Operation::kBoth, [](RunPlan& p) { p.max_recv_rows = 64; }, "max-recv-rows"},
+      {Operation::kNoop, Operation::kBoth, [](RunPlan& p) { p.routing = "zipf"; }, "routing"},
+      {Operation::kNoop, Operation::kBoth, [](RunPlan& p) { p.alignment = 16; }, "alignment"},
+      {Operation::kCombine, Operation::kDispatch, [](RunPlan& p) { p.cached = true; }, "cached"},
+      {Operation::kCombine, Operation::kBoth, [](RunPlan& p) { p.mark_unused = true; }, "mark-unused"},
+      {Operation::kDispatch, Operation::kCombine, [](RunPlan& p) { p.weighted = true; }, "weighted"},
+      {Operation::kDispatch, Operation::kBoth, [](RunPlan& p) { p.return_weights = true; }, "return-weights"},
+      {Operation::kDispatch, Operation::kBoth, [](RunPlan& p) { p.biases = 1; }, "biases"},
+      {Operation::kDispatch, Operation::kBoth, [](RunPlan& p) { p.sum_ranks = 2; }, "sum-ranks"},
+  };
+  for (const Case& c : cases) {
+    RunPlan plan;
+    c.change(plan);
+    plan.operation = c.refused;
+    EXPECT_THAT(refusal_of(plan), testing::MatchesRegex(std::string(c.name) + " .*; allowed: with .*"))
+        << c.name;
+    plan.operation = c.allowed;
+    EXPECT_EQ(refusal_of(plan), "") << c.name;
+  }
+  RunPlan expert;
+  expert.layout = EPD_LAYOUT_EXPERT;
+  expert.alignment = 16;
+  EXPECT_THAT(refusal_of(expert), HasSubstr("alignment is about "));
+}
+
 TEST(Suite, RunsWhatItCanOnBothBackendsInBothModes) {
   for (const bool small : {false, true}) {
     for (const bool resident : {false, true}) {
