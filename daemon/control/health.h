@@ -15,7 +15,7 @@ namespace epd::control {
 
 // For the message about a name that is none of them.
 inline constexpr const char* kHealthNames =
-    "daemon (or ''), control (or epd.v1.Control), membership, device/NAME, and in a cluster cluster";
+    "daemon (or ''), control (or epd.v1.Control), membership, device/NAME; with a cluster also cluster";
 
 enum class Health { kServing, kNotServing, kNoSuchService };
 

@@ -48,7 +48,7 @@ grpc::Status HealthService::Check(grpc::ServerContext* context, const HealthChec
   const Health health = model_.check(request->service());
   if (health == Health::kNoSuchService) {
     return {grpc::StatusCode::NOT_FOUND,
-            "no service '" + clean_text(request->service()) + "'; there are " + kHealthNames};
+            "no service '" + clean_text(request->service()) + "'; allowed: " + kHealthNames};
   }
   response->set_status(to_message(health));
   return grpc::Status::OK;

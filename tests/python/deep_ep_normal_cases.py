@@ -44,6 +44,9 @@ def layout(group: Any) -> None:
             assert per_rank.tolist() == [sum(r in row for row in chosen) for r in range(size)]
             assert per_expert.tolist() == [int((idx == e).sum()) for e in range(E)]
     raises(epd.InvalidArgument, "num_experts is 9; allowed: a multiple of", lambda: buffer.get_dispatch_layout(idx, 9))
+    wrong = torch.zeros((3, 2), dtype=torch.int64)
+    wrong[1, 0] = 77
+    raises(epd.InvalidArgument, "topk_idx[1, 0] is 77; allowed: 0 ..", lambda: buffer.get_dispatch_layout(wrong, E))
     raises(
         epd.InvalidArgument,
         "topk_idx.dtype is torch.int32; allowed: torch.int64",

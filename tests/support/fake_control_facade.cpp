@@ -379,7 +379,7 @@ Result<v1::GetOperationResponse> FakeControlFacade::operation(std::uint64_t sess
     wait.set_engine_pid(4242);
     wait.set_client_stopped(true);
     wait.set_text("rank 1 (session 12, pid 7012, host:1) has not submitted it");
-    detail.set_text("waits for 0 ms: rank 1");
+    detail.set_text("waits for 0 ms: " + wait.text());
     return detail;
   }
   return not_found("operation is not in flight");

@@ -21,7 +21,9 @@ def dispatch_layout(topk_idx: Tensor, num_experts: int, num_ranks: int) -> tuple
     if not topk_idx.is_cuda and topk_idx.numel() != 0:  # on a GPU the CPU would have to wait; the dispatch tells
         chosen = int(topk_idx.max())
         if chosen >= num_experts:
-            raise refuse("topk_idx", chosen, f"0 .. {num_experts - 1}, or a negative number: no selection")
+            token, choice = divmod(int(topk_idx.argmax()), topk_idx.shape[1])
+            allowed = f"0 .. {num_experts - 1}, or a negative number: no selection"
+            raise refuse(f"topk_idx[{token}, {choice}]", chosen, allowed)
     device, choices = topk_idx.device, _known_choices(topk_idx, num_experts)
     in_rank = _ranks_of(choices, num_experts, num_ranks)
     per_expert = torch.zeros(num_experts + 1, dtype=torch.int32, device=device)

@@ -192,8 +192,9 @@ std::optional<Failure> check_keys(const std::vector<Setting>& settings, const st
     const bool known = std::any_of(config.entries().begin(), config.entries().end(),
                                    [&](const auto& entry) { return entry.key() == section + setting.key; });
     if (!known)
-      return Failure{Exit::kUsage, "INVALID_ARGUMENT",
-                     "\"" + printable(setting.key) + "\" is no option of it; allowed: " + names};
+      return Failure{
+          Exit::kUsage, "INVALID_ARGUMENT",
+          "\"" + printable(setting.key) + "\" is no option of " + section + "*; allowed: " + names};
   }
   return std::nullopt;
 }
@@ -225,7 +226,7 @@ Exit set_options(const Arguments& arguments, Connection& connection, Output& out
     write_json(output, to_json(response));
   } else {
     const char* heading = response.changes().empty() ? "it was so already\n"
-                          : request.values().empty() ? "as the configuration says again:\n"
+                          : request.values().empty() ? "unset:\n"
                           : request.unset().empty()  ? "set, until the daemon ends:\n"
                                                      : "set until the daemon ends, or unset:\n";
     output.out << heading << text_of(response.changes());

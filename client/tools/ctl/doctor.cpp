@@ -3,6 +3,7 @@
 
 #include "commands.h"
 #include "table.h"
+#include "units.h"
 
 #include <algorithm>
 #include <chrono>
@@ -86,8 +87,8 @@ void print(const std::vector<Check>& checks, Output& output) {
     if (!check.advice.empty()) output.out << indent << "-> " << printable(check.advice) << '\n';
   }
   output.out << '\n'
-             << count(checks, Level::kOk) << " ok, " << count(checks, Level::kWarn) << " warnings, "
-             << count(checks, Level::kFail) << " failed\n";
+             << count(checks, Level::kOk) << " ok, " << counted(count(checks, Level::kWarn), "warning")
+             << ", " << count(checks, Level::kFail) << " failed\n";
 }
 
 void print_json(const std::vector<Check>& checks, Output& output) {

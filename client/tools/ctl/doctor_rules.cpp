@@ -188,9 +188,9 @@ Check judge_cores(const HostFacts& host, const v1::GetStatusResponse& status) {
   }
   const std::string text = std::string(shown.data()) + " cores";
   if (engines == 0) return ok("cores", text);
-  const std::string load = text + " for " + std::to_string(threads) + " threads of " +
-                           std::to_string(engines) + " host engines and " +
-                           std::to_string(status.daemon().sessions()) + " clients";
+  const std::string load = text + " for " + counted(threads, "thread") + " of " +
+                           counted(engines, "host engine") + " and " +
+                           counted(status.daemon().sessions(), "client");
   if (static_cast<double>(threads + status.daemon().sessions()) <= cores) return ok("cores", load);
   return warn("cores", load + ": they take turns, and latencies are the scheduler's",
               "while speed matters: fewer devices (devices.host) or fewer threads for each (devices.sms)");

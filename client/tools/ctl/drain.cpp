@@ -19,10 +19,6 @@ constexpr milliseconds kPoll(100);
 constexpr milliseconds kMargin(10'000);   // beyond the sessions' time
 constexpr milliseconds kMayClose(2'000);  // between the close of a socket and its removal
 
-std::string sessions_left(std::uint64_t count) {
-  return std::to_string(count) + (count == 1 ? " session" : " sessions");
-}
-
 // What the daemon says while it drains. Its state is unknown when it no longer answers in full.
 enum class Seen { kDraining, kGone, kStuck };
 
@@ -64,7 +60,7 @@ End wait_for_end(const Arguments& arguments, Connection& connection, const std::
     if (seen == Seen::kGone) return end_of(arguments.socket, process, give_up);
     if (seen == Seen::kDraining && status.has_daemon() && status.daemon().sessions() != told) {
       told = status.daemon().sessions();
-      if (!arguments.json && told != 0) output.error << "waiting for " << sessions_left(told) << '\n';
+      if (!arguments.json && told != 0) output.error << "waiting for " << counted(told, "session") << '\n';
     }
     std::this_thread::sleep_for(kPoll);
   }
@@ -106,7 +102,7 @@ Exit run_drain(const Arguments& arguments, Connection& connection, Output& outpu
   if (!arguments.json) {
     output.out << "draining: "
                << (daemon.sessions() == 0 ? "no sessions"
-                                          : sessions_left(daemon.sessions()) + " may finish within " +
+                                          : counted(daemon.sessions(), "session") + " may finish within " +
                                                 format_ms(static_cast<std::uint64_t>(time.count())))
                << std::endl;
   }

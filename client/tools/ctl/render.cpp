@@ -16,10 +16,6 @@ std::string number(std::uint64_t value) {
   return std::to_string(value);
 }
 
-std::string plural(std::uint64_t count, const std::string& noun) {
-  return number(count) + " " + noun + (count == 1 ? "" : "s");
-}
-
 // A sleeping engine has no reason to beat.
 std::string heartbeat(const v1::Device& device) {
   return device.sleeping() && device.state() != v1::DEVICE_STATE_STOPPED
@@ -184,7 +180,7 @@ std::string render(const v1::GetStatusResponse& status) {
     text += "  last reload     refused: " + printable(daemon.last_reload_error()) + "\n";
   }
   if (daemon.log_lines_lost() != 0 || !daemon.log_problem().empty()) {
-    text += "  log             " + plural(daemon.log_lines_lost(), "line") + " lost";
+    text += "  log             " + counted(daemon.log_lines_lost(), "line") + " lost";
     text += (daemon.log_problem().empty() ? "" : "; " + printable(daemon.log_problem())) + "\n";
   }
   if (daemon.has_cluster()) text += cluster_lines(daemon.cluster());
@@ -303,7 +299,7 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
     const std::string name = "group " + number(group.group_id()) + " (" + printable(group.name()) + "): ";
     if (group.missing_ranks_size() != 0) {
       notes += name + (group.state() == v1::GROUP_STATE_FORMING ? "waits for " : "goes on without ") +
-               plural(static_cast<std::uint64_t>(group.missing_ranks_size()), "rank") + ": " +
+               counted(static_cast<std::uint64_t>(group.missing_ranks_size()), "rank") + ": " +
                ranks(group.missing_ranks()) + "\n";
     }
     if (group.coordinator_away_ms() != 0) {

@@ -86,7 +86,11 @@ std::string render(const v1::GetOperationResponse& detail) {
     text += " " + printable(stage.stage()) + " +" + format_us(stage.after_us());
   text += "\n";
   if (!op.far_wait().empty()) text += "  far        waits for " + printable(op.far_wait()) + "\n";
-  for (const v1::Wait& wait : detail.waits()) text += "  waits for  " + printable(wait.text()) + "\n";
+  for (const v1::Wait& wait : detail.waits()) {
+    // The last one is the reason, mostly, and is not said twice.
+    if (detail.text().find(wait.text()) == std::string::npos)
+      text += "  waits for  " + printable(wait.text()) + "\n";
+  }
   return text + "  why        " + printable(detail.text()) + "\n";
 }
 
@@ -101,7 +105,7 @@ std::string render(const v1::GetStatisticsResponse& statistics, bool ranks,
     add(groups, {owner(g.group_id()), name == names.end() ? "" : name->second}, g.statistics());
   }
   if (sessions.empty() && groups.empty())
-    return "no session and no group is there to count for; epctl devices has the sums of engines\n";
+    return "there are no sessions and no groups; epctl devices has the sums of engines\n";
   std::string text = sessions.text();
   if (!groups.empty()) text += "\n" + groups.text();
   if (!ranks) return text;

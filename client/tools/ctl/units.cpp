@@ -48,4 +48,8 @@ std::string format_us(std::uint64_t microseconds) {
   return format_ms(microseconds / 1000);
 }
 
+std::string counted(std::uint64_t count, const std::string& noun) {
+  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
 }  // namespace epd::ctl

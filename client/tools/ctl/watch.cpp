@@ -181,9 +181,8 @@ std::string table(std::vector<Column> columns, const std::vector<Row>& rows) {
 std::string text_of(const Sample& sample, const Frame& frame) {
   const v1::DaemonStatus& daemon = sample.status.daemon();
   std::string text = "epd " + printable(daemon.version()) + "  " + word(daemon.state()) + "  up " +
-                     format_ms(daemon.uptime_ms()) + "  " + std::to_string(daemon.sessions()) +
-                     " sessions  " + std::to_string(daemon.groups()) + " groups  over " +
-                     one_decimal(frame.seconds) + " s\n\n";
+                     format_ms(daemon.uptime_ms()) + "  " + counted(daemon.sessions(), "session") + "  " +
+                     counted(daemon.groups(), "group") + "  over " + one_decimal(frame.seconds) + " s\n\n";
   text += table({{"DEVICE"}, {"STATE"}, {"SMS", Align::kRight}}, frame.devices);
   text += table({{"SESSION", Align::kRight}, {"DEVICE"}, {"PID", Align::kRight}}, frame.sessions);
   text += table({{"GROUP", Align::kRight}, {"NAME"}, {"STATE"}}, frame.groups);

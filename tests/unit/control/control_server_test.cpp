@@ -48,7 +48,7 @@ TEST_F(ControlTest, HealthOfUnknownServicesIsNotFound) {
   for (const char* name : {"device/host:7", "device/", "device", "host:0", "epd.v1.Contro"}) {
     EXPECT_EQ(check(name).status.error_code(), grpc::StatusCode::NOT_FOUND) << name;
   }
-  EXPECT_NE(check("xyz").status.error_message().find("'xyz'; there are daemon (or ''), control "),
+  EXPECT_NE(check("xyz").status.error_message().find("'xyz'; allowed: daemon (or ''), control "),
             std::string::npos)
       << check("xyz").status.error_message();
   EXPECT_EQ(check(std::string(4000, 'x')).status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);

@@ -281,6 +281,8 @@ TEST(CtlUnits, AreReadable) {
   EXPECT_EQ(format_ms(250'000), "4 m 10 s");
   EXPECT_EQ(format_ms(3'723'000), "1 h 2 m");
   EXPECT_EQ(format_ms(std::uint64_t{76} * 3'600'000), "3 d 4 h");
+  EXPECT_EQ(counted(0, "group") + ", " + counted(1, "group") + ", " + counted(2, "group"),
+            "0 groups, 1 group, 2 groups");
   EXPECT_EQ(format_us(850), "850 us");
   EXPECT_EQ(format_us(1500), "1.5 ms");
   EXPECT_EQ(format_us(999'999), "999 ms");

@@ -22,9 +22,10 @@ TEST_F(CtlTest, OpTellsWhomItWaitsForAndWhy) {
   for (const char* part :
        {"operation 11:500  dispatch 77 of group 9 (layer-experts), epoch 3", "stage      wait_ready",
         "deadline   in 29.0 s", "history    seen +2 us planning +3 us",
-        "waits for  rank 1 (session 12, pid 7012, host:1) has not submitted it", "why        waits for"}) {
+        "why        waits for 0 ms: rank 1 (session 12, pid 7012, host:1) has not submitted it"}) {
     EXPECT_TRUE(text.says(part)) << part << "\n" << text.out;
   }
+  EXPECT_FALSE(text.says("  waits for  ")) << "the reason was said twice: " << text.out;
   const Json document = epctl({"op", "11:500", "--json"}).json();
   ASSERT_TRUE(document.is_object());
   EXPECT_EQ(document["operation"]["id"], "11:500");
@@ -254,7 +255,7 @@ TEST_F(CtlTest, LogAndLimitsAreSetAsTheConfigurationWritesThem) {
     EXPECT_EQ(epctl(wrong).exit_code, 2) << wrong.back();
   }
   EXPECT_TRUE(epctl({"set", "limits", "max_grups=2"})
-                  .complains("\"max_grups\" is no option of it; allowed: max_sessions, max_groups, "));
+                  .complains("\"max_grups\" is no option of limits.*; allowed: max_sessions, max_groups, "));
   ASSERT_TRUE(server_->write("asked\n"));
   for (const char* line : {"set options limits.max_arena_bytes=64GiB limits.max_sessions=8\n",
                            "set options log.level=info,session=debug\n", "done\n"}) {
