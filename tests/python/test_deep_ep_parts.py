@@ -224,7 +224,7 @@ def test_captures_do_not_wait_for_what_was_before(recorder: Recorder) -> None:
 @pytest.mark.parametrize("choice", [8, 100])
 def test_a_layout_names_a_choice_that_is_no_expert(choice: int) -> None:
     topk_idx = torch.tensor([[0, choice]])
-    with pytest.raises(epd.InvalidArgument, match=f"topk_idx is {choice}; allowed: 0 .. 7"):
+    with pytest.raises(epd.InvalidArgument, match=rf"topk_idx\[0, 1\] is {choice}; allowed: 0 .. 7"):
         dispatch_layout(topk_idx, 8, 2)
     with pytest.raises(epd.InvalidArgument, match=r"num_experts is 8.0; allowed: a multiple of 2"):
         dispatch_layout(topk_idx[:, :1], 8.0, 2)  # type: ignore[arg-type]
