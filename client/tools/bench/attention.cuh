@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(kAttentionThreads)
 struct alignas(32) AttentionTiles {
   __nv_bfloat16 keys[kKeys][kHeadSize + 8];  // 8: so that rows begin in other banks
   __nv_bfloat16 values[kKeys][kHeadSize + 8];
-  // Of each warp: logits, then weights in their place.
+  // Each warp has logits here, then weights in their place.
   union {
     float logits[16][kKeys + 4];
     __nv_bfloat16 weights[16][2 * (kKeys + 4)];

@@ -1,4 +1,4 @@
-// What the attention kernels and their host code agree on.
+// The attention kernels and their host code agree on these numbers.
 #pragma once
 
 #include <cstdint>

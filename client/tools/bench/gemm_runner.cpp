@@ -11,7 +11,7 @@ namespace {
 
 constexpr char kLibrary[] = "libcublas.so.13";
 
-// Of cublas_api.h and library_types.h.
+// These values are from cublas_api.h and library_types.h.
 constexpr int kNoTranspose = 0;
 constexpr int kTranspose = 1;
 constexpr int kBf16 = 14;

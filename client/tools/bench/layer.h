@@ -1,4 +1,4 @@
-// What a client computes in a layer: attention, a projection and the experts of a model like DeepSeek-V3.
+// A client's work in a layer is attention, a projection and experts, as in a model like DeepSeek-V3.
 #pragma once
 
 #include "gemm_runner.h"
@@ -46,7 +46,7 @@ class Layer {
   Product projection_, up_, down_;
 };
 
-// What goes between a layer's parts, of a micro-batch. An operation that is begun and not ended may run
+// These functions enqueue the operations of a micro-batch. An operation that is begun and not ended may run
 // beside what follows.
 struct LayerMoves {
   using Move = std::function<void(std::uint32_t micro_batch)>;

@@ -9,6 +9,8 @@
 #include "layer.h"
 #include "samples.h"
 #include "start_barrier.h"
+#include "summary_json.h"
+#include "verdicts.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -72,10 +74,6 @@ kit::Summary per_layer(std::vector<double> times_us, const RunPlan& plan) {
   return kit::summarize(times_us);
 }
 
-Json summary_json(const kit::Summary& summary) {
-  return {{"p50", summary.p50}, {"p90", summary.p90}, {"p99", summary.p99}, {"max", summary.max}};
-}
-
 std::string shape_of(const RunPlan& plan) {
   return plan.layer_shape == LayerShape::kDecode ? "decode" : "prefill";
 }
@@ -127,14 +125,8 @@ LayerReport measure_layer(const RunPlan& plan, const std::string& program) {
   report.gemm = samples->gemm.data();
   report.daemon = samples->daemon.data();
   report.correct = true;
-  for (const OperationSamples* const operation : {&samples->dispatch, &samples->combine}) {
-    for (const Verdict& verdict : operation->verdicts.span()) {
-      report.checks += verdict.checks;
-      if (verdict.failures == 0) continue;
-      if (report.correct) report.first_difference = verdict.first;
-      report.correct = false;
-    }
-  }
+  add_verdicts(samples->dispatch, report);
+  add_verdicts(samples->combine, report);
   return report;
 }
 

@@ -8,7 +8,8 @@
 
 namespace epd::bench {
 
-// Of one layer: a graph's time over its number of layers. Slowest rank of each iteration, us.
+// The times are of one layer (a graph's time over its number of layers), of the slowest rank of each
+// iteration, in us.
 struct LayerReport {
   RunPlan plan;
   std::string gpu;

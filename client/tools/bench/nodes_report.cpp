@@ -1,6 +1,7 @@
 // Plans and figures of groups that span nodes, and their table.
 #include "kit/nodes.h"
 #include "nodes_bench.h"
+#include "verdicts.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -101,12 +102,7 @@ NodesReport make_nodes_report(const std::string& operation, const NodesPlan& pla
   const auto needed = static_cast<double>(busiest_node(measured.needed_bytes, run.iterations - 1, run));
   if (bits > 0) report.link_us = needed * 8 / bits * 1e6;
   report.correct = true;
-  for (const Verdict& verdict : measured.verdicts.span()) {
-    report.checks += verdict.checks;
-    if (verdict.failures == 0) continue;
-    if (report.correct) report.first_difference = verdict.first;
-    report.correct = false;
-  }
+  add_verdicts(measured, report);
   return report;
 }
 

@@ -1,6 +1,8 @@
 #include "report.h"
 
 #include "kit/ceiling.h"
+#include "summary_json.h"
+#include "verdicts.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -35,16 +37,6 @@ double gbps(double bytes, double us) {
   return us > 0 ? bytes / us * 1e-3 : 0;
 }
 
-void add_verdicts(const OperationSamples& samples, Report& report) {
-  report.correct = true;
-  for (const Verdict& verdict : samples.verdicts.span()) {
-    report.checks += verdict.checks;
-    if (verdict.failures == 0) continue;
-    if (report.correct) report.first_difference = verdict.first;
-    report.correct = false;
-  }
-}
-
 Report report_operation(const char* name, const RunPlan& plan, const Samples& samples) {
   const bool dispatch = std::string(name) == "dispatch";
   const OperationSamples& measured = dispatch ? samples.dispatch : samples.combine;
@@ -71,6 +63,7 @@ Report report_operation(const char* name, const RunPlan& plan, const Samples& sa
   report.moved_gbps = gbps(moved.busiest * row_bytes, us);
   report.ceiling_gbps = gbps(moved.busiest * row_bytes, report.ceiling_p50_us);
   report.ceiling_fraction = report.ceiling_gbps > 0 ? report.moved_gbps / report.ceiling_gbps : 0;
+  report.correct = true;
   add_verdicts(measured, report);
   if (plan.on_gpus()) add_stream_figures(plan, samples, report);
   return report;
@@ -95,10 +88,6 @@ const char* payload_name(epd_payload_t payload) {
 const char* scales_name(epd_scale_format_t scales) {
   const char* const names[] = {"float32", "pow2", "ue8m0"};
   return names[scales];
-}
-
-Json summary_json(const kit::Summary& summary) {
-  return {{"p50", summary.p50}, {"p90", summary.p90}, {"p99", summary.p99}, {"max", summary.max}};
 }
 
 void append_gpu(const Report& report, Json& json) {
