@@ -10,6 +10,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <optional>
+#include <set>
 #include <sstream>
 
 namespace epd::fake_cuda {
@@ -122,7 +125,11 @@ CUresult inject_once(Driver& all, const char* function, const Context* context) 
   if (!is_meant(fault, function, context)) return CUDA_SUCCESS;
   const std::lock_guard lock(all.mutex);
   const std::int64_t written_ns = it.st_mtim.tv_sec * 1'000'000'000 + it.st_mtim.tv_nsec;
-  if (file.inode != it.st_ino || file.written_ns != written_ns) file = {file.path, it.st_ino, written_ns, 0};
+  if (file.inode != it.st_ino || file.written_ns != written_ns) {
+    file.inode = it.st_ino;
+    file.written_ns = written_ns;
+    file.calls = 0;
+  }
   if (++file.calls != fault.call) return CUDA_SUCCESS;
   return take_away(file.path, it.st_ino) ? fault.error : CUDA_SUCCESS;
 }
@@ -152,20 +159,31 @@ CUresult initialise() {
     auto device = std::make_unique<Device>();
     device->ordinal = static_cast<int>(all->devices.size());
     device->machine = machine;
-    if (!all->settings.fault_dir.empty())
-      device->fault_file = all->settings.fault_dir + "/device-" + std::to_string(machine);
-    if (!all->settings.fault_dir.empty())
-      device->busy_file = all->settings.fault_dir + "/busy-" + std::to_string(machine);
-    if (!all->settings.fault_dir.empty())
-      device->stuck_file = all->settings.fault_dir + "/stuck-" + std::to_string(machine);
-    if (!all->settings.fault_dir.empty())
-      device->held_file = all->settings.fault_dir + "/held-" + std::to_string(machine);
+    const auto file = [&](const char* what) {
+      const std::string& dir = all->settings.fault_dir;
+      return dir.empty() ? "" : dir + "/" + what + "-" + std::to_string(machine);
+    };
+    device->fault_file = file("device");
+    device->busy_file = file("busy");
+    device->stuck_file = file("stuck");
+    device->held_file = file("held");
+    device->taken_file = file("taken");
     all->devices.push_back(std::move(device));
   }
   if (!all->settings.fault_dir.empty()) all->fault_file.path = all->settings.fault_dir + "/fail";
   all->primaries.resize(all->devices.size());
   the_driver.store(all.release());
   return CUDA_SUCCESS;
+}
+
+// What a file of the folder of faults says. None: it is not there.
+std::optional<std::string> read_file(const std::string& path) {
+  const int fd = path.empty() ? -1 : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return std::nullopt;
+  char text[256];
+  const ssize_t bytes = ::read(fd, text, sizeof(text));
+  ::close(fd);
+  return std::string(text, bytes < 0 ? 0 : static_cast<std::size_t>(bytes));
 }
 
 int attribute(const Driver& all, const Device& device, CUdevice_attribute which) {
@@ -237,12 +255,35 @@ CUresult Device::check() {
   return error.load();
 }
 
-bool Device::begins_kernels() const {
-  return stuck_file.empty() || ::access(stuck_file.c_str(), F_OK) != 0;
+bool Device::begins(const std::string& kernel) const {
+  const std::optional<std::string> stuck = read_file(stuck_file);
+  if (!stuck.has_value()) return true;
+  std::istringstream words(*stuck);
+  const std::set<std::string> names{std::istream_iterator<std::string>(words), {}};
+  return !names.empty() && !names.contains(kernel);
 }
 
 bool Device::writes_words() const {
   return held_file.empty() || ::access(held_file.c_str(), F_OK) != 0;
+}
+
+bool Device::take_sms(const StayingKernel& kernel) {
+  unsigned sms = kernel.ctas;
+  if (const std::optional<std::string> taken = read_file(taken_file); taken.has_value()) {
+    unsigned others = kNumSms;  // the file is being written, or says nothing
+    std::istringstream(*taken) >> others;
+    sms += others;
+  }
+  const std::lock_guard lock(staying_mutex);
+  for (const StayingKernel& other : staying) sms += other.ctas;
+  if (sms > kNumSms) return false;
+  staying.push_back(kernel);
+  return true;
+}
+
+void Device::give_sms(const StayingKernel& kernel) {
+  const std::lock_guard lock(staying_mutex);
+  staying.erase(std::find(staying.begin(), staying.end(), kernel));
 }
 
 CUresult Device::admit() const {

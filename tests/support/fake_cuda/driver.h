@@ -63,14 +63,18 @@ struct Device {
   std::string busy_file;   // likewise
   std::string stuck_file;  // likewise
   std::string held_file;   // likewise
+  std::string taken_file;  // likewise
 
   // Also looks for the fault file.
   CUresult check();
   // Whether this process may have another context here.
   CUresult admit() const;
-  // Whether kernels begin, and words that streams write are written.
-  bool begins_kernels() const;
+  // Whether kernels of the name begin, and words that streams write are written.
+  bool begins(const std::string& kernel) const;
   bool writes_words() const;
+  // A kernel holds SMs, whole ones, until it gives them back. False: too few are free.
+  bool take_sms(const StayingKernel& kernel);
+  void give_sms(const StayingKernel& kernel);
   void fail(CUresult result);
 };
 

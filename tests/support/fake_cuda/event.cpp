@@ -12,9 +12,11 @@
 
 #include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 
 using namespace epd::fake_cuda;
 
@@ -47,17 +49,21 @@ struct Event {
     return state->completed.load(std::memory_order_acquire) >= count;
   }
 
-  void completes(std::uint64_t count) const {
+  void completes(std::uint64_t count) {
     state->time_ns.store(now_ns());
+    const std::lock_guard lock(mutex);
     std::uint64_t before = state->completed.load();
     while (before < count && !state->completed.compare_exchange_weak(before, count)) {
     }
+    completed.notify_all();
   }
 
   EventState* state = nullptr;
   bool shared = false;
   std::string file;  // of its maker, who unlinks it
   bool timing;
+  std::mutex mutex;  // not to miss the notice; other processes give none
+  std::condition_variable completed;
 };
 
 Table<Event>& events() {
@@ -114,7 +120,8 @@ CUresult CUDAAPI cuEventCreate(CUevent* handle, unsigned int flags) {
   if (const CUresult error = enter("cuEventCreate", Needs::kContext)) return error;
   const bool timing = (flags & CU_EVENT_DISABLE_TIMING) == 0;
   const bool shares = (flags & CU_EVENT_INTERPROCESS) != 0;
-  if (handle == nullptr || (shares && timing)) return CUDA_ERROR_INVALID_VALUE;
+  constexpr unsigned kFlags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
+  if (handle == nullptr || (flags & ~kFlags) != 0 || (shares && timing)) return CUDA_ERROR_INVALID_VALUE;
   const auto event = std::make_shared<Event>(timing);
   if (shares) {
     if (!share(*event)) return CUDA_ERROR_OPERATING_SYSTEM;
@@ -164,16 +171,23 @@ CUresult CUDAAPI cuEventQuery(CUevent handle) {
   return event->reached(event->state->recorded.load()) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
+// The thread sleeps, whatever the event's flags are.
 CUresult CUDAAPI cuEventSynchronize(CUevent handle) {
   if (const CUresult error = enter("cuEventSynchronize", Needs::kContext)) return error;
   const std::shared_ptr<Event> event = events().find(handle);
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  Device& device = current_context()->device;
   const std::uint64_t count = event->state->recorded.load();
-  for (Backoff backoff; !event->reached(count); backoff.pause()) {
-    if (const CUresult error = device.check()) return error;
+  const auto between_looks = std::chrono::microseconds(event->shared ? 200 : 10'000);
+  std::unique_lock lock(event->mutex);
+  while (true) {
+    {
+      const std::shared_ptr<Context> context = current_context();
+      if (context == nullptr) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+      if (const CUresult error = context->device.check()) return error;
+    }
+    if (event->reached(count)) return CUDA_SUCCESS;
+    event->completed.wait_for(lock, between_looks);
   }
-  return device.check();
 }
 
 CUresult CUDAAPI cuEventElapsedTime(float* milliseconds, CUevent first, CUevent last) {

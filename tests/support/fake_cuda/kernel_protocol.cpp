@@ -86,6 +86,7 @@ std::string Resident::check(Task task, const Operation& op) const {
 }
 
 std::string Resident::stay() {
+  device_.take_sms(launch_.ctas);
   std::string wrong = reach();
   if (!wrong.empty()) return wrong;
   begin_watch(own_, watch_);

@@ -21,6 +21,9 @@ struct KernelDevice {
   std::function<bool()> over;
   // Between two looks at what is waited for; starts anew for each wait.
   std::function<void(unsigned looks)> pause;
+  // Once at most: waits until so many SMs are free, and holds them until the kernel ends. Each CTA that works
+  // has a whole one. A kernel that only looks and leaves, as one warp does, needs none.
+  std::function<void(unsigned ctas)> take_sms;
 };
 
 struct Launch {

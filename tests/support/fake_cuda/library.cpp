@@ -89,10 +89,48 @@ CUresult check_launch(const Kernel& kernel, const Stream& stream, const Grid& gr
 }
 
 // As enqueue(), of what is a kernel.
-CUresult enqueue_kernel(CUstream handle, Stream::Work work) {
-  return enqueue(handle, [work = std::move(work)](Stream& stream) {
-    return stream.wait_until([&] { return stream.device().begins_kernels(); }) && work(stream);
+CUresult enqueue_kernel(CUstream handle, const Kernel& kernel, Stream::Work work) {
+  return enqueue(handle, [name = kernel.name, work = std::move(work)](Stream& stream) {
+    return stream.wait_until([&] { return stream.device().begins(name); }) && work(stream);
   });
+}
+
+// Those that a kernel holds until it ends.
+class HeldSms {
+ public:
+  explicit HeldSms(Device& device) : device_(device) {}
+  ~HeldSms() {
+    if (held_.ctas != 0) device_.give_sms(held_);
+  }
+  HeldSms(const HeldSms&) = delete;
+  HeldSms& operator=(const HeldSms&) = delete;
+
+  // On the thread that plays the kernel.
+  void take(const StayingKernel& kernel) {
+    for (unsigned looks = 1; !device_.take_sms(kernel); ++looks) epd::ordered::look_again(looks);
+    held_ = kernel;
+  }
+
+ private:
+  Device& device_;
+  StayingKernel held_;
+};
+
+// Those that change nothing here: a kernel begins when the one before it has ended, and none goes first.
+CUresult check_attributes(const CUlaunchConfig& config) {
+  if (config.numAttrs != 0 && config.attrs == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    switch (config.attrs[i].id) {
+      case CU_LAUNCH_ATTRIBUTE_IGNORE:
+      case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
+      case CU_LAUNCH_ATTRIBUTE_PRIORITY: break;
+      default:
+        complain("cuLaunchKernelEx: launch attribute " + std::to_string(config.attrs[i].id) +
+                 " is not faked; 6 (programmatic stream serialization) and 8 (priority) are");
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+  }
+  return CUDA_SUCCESS;
 }
 
 template <typename Run>
@@ -106,6 +144,8 @@ bool run(Stream& stream, const Launch& launch, Run run_it) {
     if (looks == 1) backoff = Backoff();
     backoff.pause();
   };
+  HeldSms sms(stream.device());
+  device.take_sms = [&](unsigned ctas) { sms.take({ctas, launch.threads, launch.shared_bytes}); };
   std::string wrong;
   if (!play(stream, launch.kernel, [&] { wrong = run_it(launch, device); })) return false;
   if (wrong.empty()) return true;
@@ -114,39 +154,24 @@ bool run(Stream& stream, const Launch& launch, Run run_it) {
   return false;
 }
 
-// Resident kernels begin when all of their SMs are free. False: over before that.
-bool take_sms(Stream& stream, const StayingKernel& kernel) {
-  Device& device = stream.device();
-  return stream.wait_until([&] {
-    const std::lock_guard lock(device.staying_mutex);
-    unsigned sms = kernel.ctas;
-    for (const StayingKernel& other : device.staying) sms += other.ctas;
-    if (sms > kNumSms) return false;
-    device.staying.push_back(kernel);
-    return true;
-  });
-}
-
-void give_sms(Device& device, const StayingKernel& kernel) {
-  const std::lock_guard lock(device.staying_mutex);
-  device.staying.erase(std::find(device.staying.begin(), device.staying.end(), kernel));
-}
-
 CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** params, void** extra) {
   const std::shared_ptr<Kernel> kernel = kernels().find(function);
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (kernel == nullptr || stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (kernel->name == epd::kernels::cuda::kLaunchProbeKernel) {
     // At once, so that it tells of the device and not of the processor.
-    return stream->device().begins_kernels() ? CUDA_SUCCESS
-                                             : enqueue_kernel(handle, [](Stream&) { return true; });
+    return stream->device().begins(kernel->name)
+               ? CUDA_SUCCESS
+               : enqueue_kernel(handle, *kernel, [](Stream&) { return true; });
   }
   if (extra != nullptr || params == nullptr || params[0] == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (kernel->name == kGemmKernel) return enqueue_kernel(handle, gemm_kernel(grid.ctas, params));
+  if (kernel->name == kGemmKernel) return enqueue_kernel(handle, *kernel, gemm_kernel(grid.ctas, params));
   if (is_layer_kernel(kernel->name))
-    return enqueue_kernel(handle, layer_kernel(kernel->name, grid.ctas, params));
-  if (is_probe_kernel(kernel->name)) return enqueue_kernel(handle, probe_kernel(kernel->name, params));
-  if (kernel->name == kStartBarrierKernel) return enqueue_kernel(handle, start_barrier_kernel(params));
+    return enqueue_kernel(handle, *kernel, layer_kernel(kernel->name, grid.ctas, params));
+  if (is_probe_kernel(kernel->name))
+    return enqueue_kernel(handle, *kernel, probe_kernel(kernel->name, params));
+  if (kernel->name == kStartBarrierKernel)
+    return enqueue_kernel(handle, *kernel, start_barrier_kernel(params));
   if (const CUresult error = check_launch(*kernel, *stream, grid)) return error;
   if (is_word_kernel(kernel->name)) {
     if (Watcher* const sees = watcher()) {
@@ -157,25 +182,20 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
     static std::atomic<unsigned> launches{0};  // blocks run in any order
     Stream::Work work = word_kernel(kernel->name, grid.ctas[0], grid.threads[0], grid.shared_bytes, params,
                                     launches++ % 2 != 0);
-    return work != nullptr ? enqueue_kernel(handle, std::move(work)) : CUDA_ERROR_INVALID_VALUE;
+    return work != nullptr ? enqueue_kernel(handle, *kernel, std::move(work)) : CUDA_ERROR_INVALID_VALUE;
   }
   const Launch how{kernel->name, grid.ctas[0], grid.threads[0], grid.shared_bytes};
   if (kernel->name == kResidentKernel) {
     epd::kernels::cuda::ResidentArguments own;
     std::memcpy(&own, params[0], sizeof(own));
-    return enqueue_kernel(handle, [own, how](Stream& its) {
-      const StayingKernel stays{how.ctas, how.threads, how.shared_bytes};
-      if (!take_sms(its, stays)) return false;
-      const bool well = run(its, how, [&](const Launch& launch, const auto& device) {
-        return run_resident(launch, own, device);
-      });
-      give_sms(its.device(), stays);
-      return well;
+    return enqueue_kernel(handle, *kernel, [own, how](Stream& its) {
+      return run(its, how,
+                 [&](const Launch& launch, const auto& device) { return run_resident(launch, own, device); });
     });
   }
   const Operation* op = nullptr;
   std::memcpy(&op, params[0], sizeof(op));  // NOLINT(bugprone-sizeof-expression): the pointer
-  return enqueue_kernel(handle, [op, how](Stream& its) {
+  return enqueue_kernel(handle, *kernel, [op, how](Stream& its) {
     return run(its, how,
                [op](const Launch& launch, const auto& device) { return run_kernel(launch, op, device); });
   });
@@ -279,11 +299,11 @@ CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned int grid_x, unsign
   return launch(function, grid, stream, params, extra);
 }
 
-// Attributes are not looked at.
 CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** params,
                                   void** extra) {
   if (const CUresult error = enter("cuLaunchKernelEx", Needs::kContext)) return error;
   if (config == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult error = check_attributes(*config)) return error;
   const Grid grid{{config->gridDimX, config->gridDimY, config->gridDimZ},
                   {config->blockDimX, config->blockDimY, config->blockDimZ},
                   config->sharedMemBytes};

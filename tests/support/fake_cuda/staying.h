@@ -3,7 +3,8 @@
 
 namespace epd::fake_cuda {
 
-// A resident kernel. It has an SM for each of its CTAs; nothing else fits beside one.
+// A kernel that holds an SM for each of its CTAs that works: the resident one, and each that asks for SMs
+// (KernelDevice::take_sms). Nothing else that asks fits beside one.
 struct StayingKernel {
   unsigned ctas = 0;
   unsigned threads = 0;
@@ -13,6 +14,6 @@ struct StayingKernel {
 
 }  // namespace epd::fake_cuda
 
-// Those that run on a device of this process: how many, and the first `most` of them. Found by dlsym.
+// Those of this process that hold SMs of a device: how many, and the first `most` of them. Found by dlsym.
 extern "C" __attribute__((visibility("default"))) unsigned cuFakeStayingKernels(
     int device, epd::fake_cuda::StayingKernel* kernels, unsigned most);
