@@ -217,7 +217,7 @@ void CallWorld::resume(std::uint32_t r, const Start& start) {
   to.changed_epoch = start.changed_epoch;
   to.num_routes = kRoutes;
   to.routes = own.starts;
-  own.state->timeout_ms = kTimeout_ms;
+  std::atomic_ref(own.state->timeout_ms).store(kTimeout_ms);
   for (std::uint32_t i = 0; i < kRoutes; ++i) own.starts[i] = start.routes[i];
   std::atomic_ref(own.words->epoch).store(static_cast<std::uint32_t>(start.epoch));
   abort(r, 0);
