@@ -141,6 +141,7 @@ struct CallPlaces {
     return words + offsetof(abi::CallWords, host_calls) +
            sizeof(abi::PackedCall) * (number % abi::kCallSlots);
   }
+  constexpr std::uintptr_t host_bell() const { return words + offsetof(abi::CallWords, bell[1]); }
 };
 
 }  // namespace epd::client

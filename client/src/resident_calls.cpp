@@ -183,7 +183,11 @@ Status ResidentOperations::enqueue(Group& group, const SubmitRequest& request, M
   made.call.flagged = false;
   made.call.number = group.calls.host_tail;
   made.call.epoch = static_cast<std::uint32_t>(group.calls.epoch);
-  return device.call(CallPlaces{group.call_words()}.host_call(made.call.number), abi::pack(made.call));
+  const CallPlaces at{group.call_words()};
+  Status called = device.call(at.host_call(made.call.number), abi::pack(made.call));
+  // Behind the copy in the same stream, so the bell comes when the words are there.
+  if (called.ok()) made.bell_set = device.write_aside(at.host_bell(), 1);
+  return called;
 }
 
 Status ResidentOperations::submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
@@ -218,7 +222,8 @@ Status ResidentOperations::submit(Group& group, const SubmitRequest& request, ep
     if (handle != nullptr) *handle = its;
   }
   ticket = made.ticket;
-  if (!in_stream || request.deferred()) return {};
+  if (!in_stream) return submitted_but(made.bell_set, ticket, "the device may not begin it");
+  if (request.deferred()) return {};
   if (streams_.wait_by(group) == WaitBy::kKernel) {
     if (!made.copies.many()) return {};
     const Status waited =

@@ -60,6 +60,7 @@ class ResidentOperations final : public Operations {
     stream_kernels::Copies copies;
     abi::RowPlaces places;
     std::uint64_t limit_ns = 0;  // how long a kernel waits for its end
+    Status bell_set;             // of a call of the host that is in the ring
   };
   Status check_stream(const SubmitRequest& request, bool& captured) const;
   Status prepare_call(Lock& lock, Group& group, const SubmitRequest& request, bool captured, MadeCall& made);

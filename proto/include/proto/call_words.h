@@ -99,6 +99,10 @@ struct CallWords {
   alignas(64) PackedCall calls[kCallSlots];
   // Calls that the client's host makes, with numbers of their own.
   alignas(64) PackedCall host_calls[kCallSlots];
+  // The bell. The device waits until one of the two words is not 0, and then looks at both rings. A word is
+  // only ever set, to 1, after a call's words; the device clears both at once before it looks. [0]: set by
+  // streams, by other ranks of the same device, and by the engine. [1]: set by the client's host.
+  alignas(64) std::uint32_t bell[2];
   alignas(64) std::uint32_t tail;                 // calls enqueued
   std::uint32_t epoch;                            // of the group, in which the client acts
   alignas(64) std::uint32_t enqueued[kMaxDepth];  // by buffer slot: number + 1 of the last call there
@@ -112,7 +116,7 @@ struct CallWords {
   // By the client: of the calls in `calls` that have kFlagPlaces. Stored before the call.
   alignas(64) RowPlaces places[kCallSlots];
 };
-static_assert(sizeof(CallWords) == 5632);
+static_assert(sizeof(CallWords) == 5696);
 
 // Whether the call that is the last of `end` has ended when `done` have. No more than kCallSlots are
 // enqueued and have not ended, so an `end` that is further ahead is behind: of a slot that was not used for

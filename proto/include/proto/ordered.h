@@ -143,6 +143,10 @@ EPD_DEVICE inline std::uint32_t add(std::uint32_t* at, std::uint32_t value) {
 EPD_DEVICE inline void add_system(std::uint32_t* at, std::uint32_t value) {
   atomicAdd_system(at, value);
 }
+// Relaxed.
+EPD_DEVICE inline void set_bits_system(std::uint32_t* at, std::uint32_t bits) {
+  asm volatile("red.relaxed.sys.global.or.b32 [%0], %1;" ::"l"(at), "r"(bits) : "memory");
+}
 EPD_DEVICE inline std::uint64_t exchange(std::uint64_t* at, std::uint64_t value) {
   return atomicExch(reinterpret_cast<unsigned long long*>(at), value);
 }

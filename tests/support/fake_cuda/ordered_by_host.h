@@ -150,6 +150,10 @@ inline std::uint32_t add(std::uint32_t* at, std::uint32_t value) {
 inline void add_system(std::uint32_t* at, std::uint32_t value) {
   add(at, value);
 }
+inline void set_bits_system(std::uint32_t* at, std::uint32_t bits) {
+  access(at,
+         [bits](std::uint32_t& word) { std::atomic_ref(word).fetch_or(bits, std::memory_order_relaxed); });
+}
 inline std::uint64_t exchange(std::uint64_t* at, std::uint64_t value) {
   return access(at, [value](std::uint64_t& word) {
     return std::atomic_ref(word).exchange(value, std::memory_order_relaxed);

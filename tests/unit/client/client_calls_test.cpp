@@ -1,6 +1,7 @@
 // The client library where operations are calls: what its streams and its host enqueue, and what it is told.
 #include "client_calls_fixture.h"
 #include "epd/epd.hpp"
+#include "stream_words.h"
 
 #include <atomic>
 #include <chrono>
@@ -242,6 +243,80 @@ TEST_F(ClientCalls, ACallOfTheHostThatCantBeMadeLeavesNothing) {
   args.num_tokens_at = &n;
   EXPECT_EQ(dispatch_in(EPD_NO_STREAM, args), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS("num_tokens_at is given with EPD_NO_STREAM");
+}
+
+// ---- the bell -------------------------------------------------------------------------------------
+
+// Whoever waits for the bell looks into the rings once.
+TEST(StreamWords, TheBellIsSetWhenTheCallIsWhole) {
+  struct AtTheBell : ordered::Player {
+    explicit AtTheBell(const abi::CallWords& at) : words(at) { ordered::player = this; }
+    ~AtTheBell() override { ordered::player = nullptr; }
+    void begin(const void* at, std::size_t) override {
+      EXPECT_EQ(words.bell[0], 0u) << "it is set last";
+      if (at != &words.bell[0]) return;
+      ++looks;
+      for (const std::uint64_t word : words.calls[0].words) EXPECT_EQ(word >> 32, 1u);
+      EXPECT_EQ(words.places[0].in, 1u);
+      EXPECT_EQ(words.places[0].out, 2u);
+    }
+    void end() override {}
+    void look_again(std::uint32_t) override {}
+    std::uint64_t nanoseconds() override { return 0; }
+    const abi::CallWords& words;
+    int looks = 0;
+  };
+  abi::CallWords words{};
+  AtTheBell player(words);
+  abi::Call call;
+  call.op = abi::Op::kDispatch;
+  call.flagged = true;
+  call.flags = abi::kFlagPlaces;
+  stream_kernels::Step step;
+  step.words = &words;
+  step.call = abi::halves_of(call);
+  step.places = {1, 2};
+  EXPECT_EQ(stream_kernels::enqueue(step), 0u);
+  EXPECT_EQ(player.looks, 1);
+  EXPECT_EQ(words.bell[0], 1u);
+  EXPECT_EQ(words.bell[1], 0u) << "it is the host's";
+  // Nobody takes a call from a closed ring.
+  words.bell[0] = 0;
+  words.closed = 1;
+  EXPECT_EQ(stream_kernels::enqueue(step), 1u);
+  EXPECT_EQ(player.looks, 1);
+  EXPECT_EQ(words.flags[abi::flag_of(call.op, call.slot)], 1u);
+}
+
+TEST_F(ClientCalls, TheHostSetsItsHalfOfTheBellBehindItsCall) {
+  int writes = 0;
+  cuda_.on_enqueue([&](CUstream, const StreamOp& op) {
+    if (op.kind != StreamOp::kWrite || op.address != address(words().bell[1])) return;
+    EXPECT_EQ(op.value, 1u);
+    EXPECT_EQ(host_call_at(static_cast<std::uint32_t>(writes)).slot, 2u) << "the call is not there";
+    ++writes;
+  });
+  const std::size_t launches = cuda_.launches();
+  for (int i = 1; i <= 3; ++i) {
+    ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(2)), EPD_OK) << epd_last_error();
+    EXPECT_EQ(writes, i);
+    EXPECT_EQ(words().bell[0], 0u) << "it is the streams'";
+    EXPECT_EQ(words().bell[1], 1u);
+    end_host_call();
+  }
+  EXPECT_EQ(cuda_.launches(), launches) << "it needs no SM";
+}
+
+// The call is in the ring by then, and may be carried out.
+TEST_F(ClientCalls, ACallOfTheHostWithoutABellIsSubmitted) {
+  cuda_.fail("cuStreamWriteValue32", CUDA_ERROR_LAUNCH_FAILED);
+  EXPECT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_INTERNAL);
+  EXPECT_ERROR_HAS("was submitted and is valid, but the device may not begin it");
+  cuda_.fail("cuStreamWriteValue32", CUDA_SUCCESS);
+  end_host_call();
+  EXPECT_EQ(wait(ticket_), EPD_OK) << epd_last_error();
+  ASSERT_EQ(dispatch_in(EPD_NO_STREAM, dispatch_args(0)), EPD_OK) << epd_last_error();
+  EXPECT_EQ(host_call_at(1).number, 1u);
 }
 
 // ---- results --------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ class Ringer {
     call.result = result_of(call.number);
     if (flagged) words_->flags[abi::flag_of(call.op, call.slot)] = 0;
     store_call(by_host_ ? words_->host_calls : words_->calls, call);
+    std::atomic_ref(words_->bell[by_host_ ? 1 : 0]).store(1);
     return call.number;
   }
   bool ended(std::uint32_t number, int timeout_ms = 10'000) {

@@ -182,6 +182,7 @@ void CallWorld::call_by_host(std::uint32_t r, abi::Call call) {
   const abi::PackedCall packed = abi::pack(call);
   EPD_CU(cuMemcpyHtoDAsync(address(&own.words->host_calls[call.number % abi::kCallSlots]), &packed,
                            sizeof(packed), own.control));
+  EPD_CU(cuStreamWriteValue32(own.control, address(&own.words->bell[1]), 1, 0));
 }
 
 abi::CallEnd CallWorld::result(std::uint32_t r, std::uint32_t result, std::uint32_t runs) {
