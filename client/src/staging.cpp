@@ -84,10 +84,9 @@ class Planner {
       return {};
     }
     const std::uint32_t most = abi::kMaxRecvRows / copies_.blocks;
-    if (copies_.own_block >= rows && copies_.own_block <= most) return {};
+    if (copies_.own_block <= most) return {};
     return bad_value("memory.recv_rows", given,
-                     "0, or " + std::to_string(rows) + " (rows of an expert's block in the group) .. " +
-                         std::to_string(most));
+                     "0 .. " + std::to_string(most) + " (rows of an expert's block in the memory)");
   }
 
   void plan_dispatch() {

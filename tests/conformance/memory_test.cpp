@@ -22,7 +22,8 @@ CallerMemory random_memory(const Case& c, std::uint32_t rank, Round round, std::
   if (random() % 4 == 0) named &= kDispatchInputs | kCombineInputs;  // few bytes then, if rows are registered
   std::uint32_t room = 0;
   if (c.layout == EPD_LAYOUT_EXPERT) {
-    if (random() % 2 == 0) room = static_cast<std::uint32_t>(c.shape().expert_capacity() + random() % 9);
+    const auto most = static_cast<std::uint32_t>(c.shape().expert_capacity());
+    if (random() % 2 == 0) room = std::clamp(rows, 1u, most) + static_cast<std::uint32_t>(random() % 9);
   } else if (random() % 2 == 0) {
     room = std::max(1u, rows + static_cast<std::uint32_t>(random() % 3));
     room = std::min(room, static_cast<std::uint32_t>(c.shape().recv_rows()));

@@ -404,8 +404,6 @@ def measure(group: Any, device: Any, options: argparse.Namespace, rank: int) -> 
 
 
 def run(rank: int, size: int, options: argparse.Namespace) -> None:
-    os.environ.setdefault("EPD_DEEPEP_MAX_TOKENS", "128")
-    os.environ.setdefault("EPD_DEEPEP_HANDLES", "16")
     rank, size, group = init_dist(rank, size)
     device = torch.device("cpu")
     if ON_GPUS:

@@ -224,8 +224,8 @@ def names(group: Any) -> None:
             patch.setenv("EPD_DEEPEP_NAME", name)
             buffer = make_buffer(group, low_latency_mode=True)
         mine = ll_sent(buffer.group_size, 0)[buffer.rank]
-        for tokens in (LL_T, LL_T + 1):
-            buffer.low_latency_dispatch(mine.x, mine.topk_idx, tokens, E)
+        for experts in (E, 2 * E):
+            buffer.low_latency_dispatch(mine.x, mine.topk_idx, LL_T, experts)
         dispatch_sent(buffer, [sent_by(each, "bf16") for each in range(buffer.group_size)])
         found = [joined.group.config.name for joined in buffer._groups.all()]
         assert re.fullmatch(wanted, found[0][: -len("-low-latency-0")]), found
@@ -248,19 +248,11 @@ def refused_with(group: Any, name: str, value: str) -> str:
 
 def a_rank_has_no_buffer(group: Any) -> str:
     """Then no rank has one, and each knows why."""
-    values = {"EPD_SOCKET": "/nonexistent", "EPD_DEEPEP_MAX_TOKENS": "0", "EPD_DEEPEP_NAME": "a/b"}
+    values = {"EPD_SOCKET": "/nonexistent", "EPD_DEEPEP_NAME": "a/b"}
     texts = [
         refused_with(group, name, value if group.rank() == 1 else os.environ.get(name, ""))
         for name, value in values.items()
     ]
-    make_buffer(group).destroy()
-    return "\n".join(texts)
-
-
-def settings_that_differ(group: Any) -> str:
-    """Of the environment: then no rank has a Buffer, and each is told all values."""
-    names = ("EPD_DEEPEP_MAX_TOKENS", "EPD_DEEPEP_HANDLES")
-    texts = [refused_with(group, name, str(5 + group.rank())) for name in names]
     make_buffer(group).destroy()
     return "\n".join(texts)
 

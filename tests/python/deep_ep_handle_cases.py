@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from deep_ep.growth import Size
 from deep_ep.handles import normal_routing
+from deep_ep_growth_cases import sizes
 from deep_ep_sent import (
     BF16,
     LL_T,
@@ -132,10 +134,11 @@ def normal_established_later(group: Any) -> None:
     first, second = make_buffer(group), make_buffer(group)
     all_sent = [sent_by(each, "bf16") for each in range(first.group_size)]
     handle = FORMS["pickled"](dispatch_sent(first, all_sent)[1])
-    kept = [dispatch_sent(second, all_sent) for _ in range(8)]
     x = all_sent[first.rank].x
-    raises(epd.ResourceExhausted, "$EPD_DEEPEP_HANDLES is 8", lambda: second.dispatch(x, handle=handle))
-    kept.clear()
+    with sizes(Size(16, 8), Size(16, 8)):
+        kept = [dispatch_sent(second, all_sent) for _ in range(8)]
+        raises(epd.ResourceExhausted, "8 handles of normal mode", lambda: second.dispatch(x, handle=handle))
+        kept.clear()
     routing = normal_routing(handle, x.device, first.group_size)
     assert routing.offsets is None and not routing.handles  # a dispatch that was refused has told nothing
     _use_normal(second, handle, all_sent)

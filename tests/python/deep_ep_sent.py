@@ -110,12 +110,14 @@ FORMATS = {
 }
 
 
-def ll_shape(size: int, payload: epd.Payload, scale_format: epd.ScaleFormat) -> epd.GroupConfig:
+def ll_shape(
+    size: int, payload: epd.Payload, scale_format: epd.ScaleFormat, tokens: int = LL_T
+) -> epd.GroupConfig:
     """For the reference."""
     return epd.GroupConfig(
         num_ranks=size,
         num_experts=E,
-        max_tokens=LL_T,
+        max_tokens=tokens,
         hidden=H,
         topk=K,
         payload=payload,
@@ -124,11 +126,11 @@ def ll_shape(size: int, payload: epd.Payload, scale_format: epd.ScaleFormat) -> 
     )
 
 
-def ll_sent(size: int, seed: int) -> list[Sent]:
+def ll_sent(size: int, seed: int, most: int = LL_T) -> list[Sent]:
     made = []
     for rank in range(size):
         generator = torch.Generator().manual_seed(seed * 1000 + rank + 1)
-        n = LL_T - rank if rank != 3 else 0
+        n = most - rank if rank != 3 else 0
         x = torch.randn((n, H), generator=generator).to(BF16)
         idx = torch.stack([torch.randperm(E, generator=generator)[:K] for _ in range(n)] or [torch.zeros(K)])[:n].long()
         idx.masked_fill_(torch.rand((n, K), generator=generator) < 0.2, -1)
@@ -147,21 +149,21 @@ def as_inputs(all_sent: list[Sent]) -> list[reference.Inputs]:
 
 
 def check_ll_dispatch(
-    form: str, rank: int, size: int, all_sent: list[Sent], got: Any, counts: Any, handle: Any
+    form: str, rank: int, size: int, all_sent: list[Sent], got: Any, counts: Any, handle: Any, most: int = LL_T
 ) -> None:
     _, payload, scale_format = FORMATS[form]
-    config, inputs, local = ll_shape(size, payload, scale_format), as_inputs(all_sent), E // size
+    config, inputs, local = ll_shape(size, payload, scale_format, most), as_inputs(all_sent), E // size
     rows, _ = reference.received_rows(config, inputs, rank)
     x, scales = got if isinstance(got, tuple) else (got, None)
     src_info, layout_range, tokens, hidden, num_experts = handle
-    assert (tokens, hidden, num_experts) == (LL_T, H, E)
-    assert x.shape == (local, size * LL_T, H) and src_info.shape == x.shape[:2]
+    assert (tokens, hidden, num_experts) == (most, H, E)
+    assert x.is_contiguous() and x.shape == (local, size * most, H) and src_info.shape == x.shape[:2]
     assert layout_range.dtype == torch.int64 and layout_range.shape == (local, size)
     assert counts.dtype == torch.int32 and counts.tolist() == [sum(r.expert == e for r in rows) for e in range(local)]
     if scales is not None:
         columns = {"ue8m0": 1}.get(form, BLOCKS)
-        assert scales.shape == (local, size * LL_T, columns)
-        assert scales.stride()[1] == 1 and scales.stride()[2] == (size * LL_T + 3) // 4 * 4
+        assert scales.shape == (local, size * most, columns)
+        assert scales.stride()[1] == 1 and scales.stride()[2] == (size * most + 3) // 4 * 4
     codes = as_bits(x) if form == "bf16" else x.view(torch.uint8).numpy()
     for expert in range(local):
         mine = [row for row in rows if row.expert == expert]
@@ -177,13 +179,15 @@ def check_ll_dispatch(
                     np.testing.assert_array_equal(scales[expert, place].numpy(), wanted_scales)
 
 
-def ll_answer(rank: int, size: int, seed: int) -> Any:
+def ll_answer(rank: int, size: int, seed: int, most: int = LL_T) -> Any:
     made = torch.Generator().manual_seed(9000 + 10 * seed + rank)
-    return torch.randint(-64, 65, (E // size, size * LL_T, H), generator=made).to(BF16)
+    return torch.randint(-64, 65, (E // size, size * most, H), generator=made).to(BF16)
 
 
-def check_ll_combine(rank: int, size: int, all_sent: list[Sent], seed: int, out: Any) -> None:
-    config = ll_shape(size, epd.Payload.BF16, epd.ScaleFormat.FLOAT32)
-    ys = [as_bits(ll_answer(each, size, seed)) for each in range(size)]
+def check_ll_combine(
+    rank: int, size: int, all_sent: list[Sent], seed: int, out: Any, most: int = LL_T
+) -> None:
+    config = ll_shape(size, epd.Payload.BF16, epd.ScaleFormat.FLOAT32, most)
+    ys = [as_bits(ll_answer(each, size, seed, most)) for each in range(size)]
     expected = reference.combined(config, as_inputs(all_sent), ys, rank, True, [])
     np.testing.assert_array_equal(as_bits(out), expected)

@@ -298,3 +298,52 @@ def test_the_graph_example(cuda_daemon: Daemon) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("5 replays right") == 2
+
+
+@pytest.mark.parametrize("cuda_daemon", ["launched", "resident"], indirect=True)
+def test_a_choice_that_is_no_expert_is_told_to_all_ranks(cuda_daemon: Daemon) -> None:
+    """With its value, by which deep_ep's ranks ask for larger groups. After a resume the group goes on, with its
+    handles."""
+    code = (
+        DRIVER
+        + """
+import threading
+def on_both(call):
+    made = [None, None]
+    def run(rank):
+        try: made[rank] = call(rank)
+        except epd.Error as error: made[rank] = error
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    return made
+contexts, streams = [ctypes.c_void_p() for _ in range(2)], [ctypes.c_void_p() for _ in range(2)]
+def use_gpu(rank):
+    must(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(contexts[rank]), rank))
+    must(cuda.cuCtxSetCurrent(contexts[rank]))
+for rank in range(2):
+    use_gpu(rank)
+    must(cuda.cuStreamCreate(ctypes.byref(streams[rank]), 1))
+sessions = [epd.attach(sys.argv[1], f"cuda:{rank}") for rank in range(2)]
+shape = dict(name="asks", num_ranks=2, num_experts=4, max_tokens=8, hidden=128, topk=1, num_handles=3, depth=1)
+groups = on_both(lambda rank: sessions[rank].join(epd.GroupConfig(rank=rank, **shape)))
+def dispatch(rank, choice, keep=True):
+    use_gpu(rank)
+    must(cuda.cuMemcpyHtoD_v2(address(groups[rank].buffers(0).topk_idx.address), choice.to_bytes(4, "little"), 4))
+    made = groups[rank].dispatch(0, 1, keep_handle=keep, stream=streams[rank].value)
+    assert made.counts().num_recv_rows == made.wait().num_recv_rows == 1
+    return made.handle
+handles = on_both(lambda rank: dispatch(rank, 2 * rank))
+for error in on_both(lambda rank: dispatch(rank, (1 << 30) + 77 if rank == 1 else 0, rank == 0)):
+    assert f"operation 1: topk_idx[0,0] is {(1 << 30) + 77} on rank 1" in error.text, error
+assert [resumed.resume_op for resumed in on_both(lambda rank: groups[rank].resume())] == [1, 1]
+on_both(lambda rank: dispatch(rank, 2 * rank))
+def combine(rank):
+    use_gpu(rank)
+    return groups[rank].combine(0, handles[rank], stream=streams[rank].value).wait().status
+assert on_both(combine) == [epd.Status.OK] * 2
+print("done")
+"""
+    )
+    done = run_python(code, cuda_daemon.socket, LD_LIBRARY_PATH=str(FAKE))
+    assert done.stdout == "done\n", done.stdout + done.stderr

@@ -15,7 +15,7 @@ from conftest import ROOT
 torch = pytest.importorskip("torch", reason="torch is not installed (Debian: python3-torch)")
 sys.path.append(str(ROOT / "client/deep_ep"))
 
-from deep_ep import Buffer, events, groups, streams  # noqa: E402
+from deep_ep import Buffer, events, groups, growth, streams  # noqa: E402
 from deep_ep.layout import dispatch_layout, is_layout_of, note_layout  # noqa: E402
 from deep_ep.turns import Turns  # noqa: E402
 from deep_ep.utils import math  # noqa: E402
@@ -323,3 +323,24 @@ def test_slots(calls: str, slots: str) -> None:
             taken.append(turn.combine_slot())
             turns.combined(turn)
     assert " ".join(map(str, taken)) == slots
+
+
+def test_what_a_choice_asks_for() -> None:
+    """A dispatch that fails by it tells all ranks; other failures ask for nothing."""
+    text = "operation 17: topk_idx[0,0] is {} on rank 3; allowed: 0 .. 255, or a negative number: no selection"
+
+    def asked(choice: int) -> Any:
+        return growth.asked_by(epd.InvalidArgument(text.format(choice)))
+
+    handles = growth.FIRST.handles
+    while handles <= growth.MOST.handles:
+        for power in range(17):
+            size = growth.Size(1 << power, handles)
+            choice = growth.choice_for(size)
+            assert 1 << 30 <= choice < (1 << 31) - 1 and asked(choice) == (17, size)
+        handles *= 2
+    assert growth.FIRST.for_tokens(4097).tokens == 8192 and growth.FIRST.for_tokens(3) == growth.FIRST
+    too_large = growth.choice_for(growth.Size(1 << 17, 64)), growth.choice_for(growth.Size(4096, 8192))
+    for choice in (*too_large, 256, 1 << 30, (1 << 30) + (13 << 8) - 1, (1 << 31) - 1, 1 << 62):
+        assert asked(choice) is None, choice
+    assert growth.asked_by(epd.InvalidArgument("topk_idx is 7; allowed: none")) is None

@@ -132,6 +132,8 @@ def test_engines_die(four: RankProcesses, daemon: Daemon, tmp_path: pathlib.Path
 class FakeGroup:
     """Breaks, and resumes at these operations."""
 
+    config = epd.GroupConfig(max_tokens=4)
+
     def __init__(self, resume_at: list[int]) -> None:
         self.resume_at = resume_at
 
@@ -500,7 +502,7 @@ def test_a_break_while_a_hook_is_made_up_for() -> None:
     """The operation is submitted again inside the wait for it."""
     written: list[str] = []
     group: Any = FakeGroup([5])
-    joined = groups.Joined(group, groups.Shape(8, 256, 2, 4), shrink=True)
+    joined = groups.Joined(group, groups.Shape(8, 256, 2, True), shrink=True)
     hooks = [begun(joined, FakeStep(*step, written)).hook for step in (("a", [LOST, 5]), ("b", [6]))]
     for hook in hooks:
         hook()
@@ -510,7 +512,7 @@ def test_a_break_while_a_hook_is_made_up_for() -> None:
 
 def test_an_error_that_is_kept_keeps_nothing() -> None:
     group: Any = FakeGroup([])
-    joined = groups.Joined(group, groups.Shape(8, 256, 2, 4), shrink=True)
+    joined = groups.Joined(group, groups.Shape(8, 256, 2, True), shrink=True)
 
     def fails() -> tuple[Any, Any]:
         tensor = torch.zeros(1)

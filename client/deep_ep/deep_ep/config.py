@@ -5,44 +5,14 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, fields
-from typing import NamedTuple
 
 import epd
 
 from .checks import check_number, refuse
-from .rows import LOW_LATENCY_ROWS, NORMAL_ROWS
+from .rows import LOW_LATENCY_ROWS
 
 
-MAX_TOKENS, HANDLES = "EPD_DEEPEP_MAX_TOKENS", "EPD_DEEPEP_HANDLES"
 NAME = "EPD_DEEPEP_NAME"
-
-
-class Settings(NamedTuple):
-    """What the environment says of groups in normal mode. The same on all ranks."""
-
-    max_tokens: int
-    num_handles: int
-
-
-def settings() -> Settings:
-    return Settings(max_tokens(), num_handles())
-
-
-def check_alike(of_ranks: list[Settings]) -> None:
-    for name, values in zip((MAX_TOKENS, HANDLES), zip(*of_ranks)):
-        if len(set(values)) > 1:
-            given = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
-            raise refuse(f"${name}", given, "one value on all ranks")
-
-
-def max_tokens() -> int:
-    """The most tokens of a rank in normal mode."""
-    return _from_environment(MAX_TOKENS, 8192, 65536)
-
-
-def num_handles() -> int:
-    """The most handles of normal dispatches that live at one time, of each group."""
-    return _from_environment(HANDLES, 256, 4096)
 
 
 def job_name() -> str:
@@ -51,13 +21,6 @@ def job_name() -> str:
     if not re.fullmatch(r"[\w.-]{0,32}", given, re.ASCII):
         raise refuse(f"${NAME}", repr(given), "up to 32 characters of [A-Za-z0-9._-]")
     return given
-
-
-def _from_environment(name: str, default: int, most: int) -> int:
-    text = os.environ.get(name, str(default))
-    if not text.isdecimal() or not 1 <= int(text) <= most:
-        raise refuse(f"${name}", repr(text), f"1 .. {most}")
-    return int(text)
 
 
 @dataclass(frozen=True)
@@ -76,22 +39,13 @@ class Config:
             check_number(field.name, getattr(self, field.name), least, f"{least} or more")
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes of a rank that the daemon makes for a group in normal mode with one choice.
+        """Bytes of GPU memory for results: twice as many rows as DeepEP's buffers hold. The daemon's memory is apart.
 
         hidden_bytes: of a bf16 row
         """
         check_number("hidden_bytes", hidden_bytes, 16, "a multiple of 16", multiple=16)
-        shape = epd.GroupConfig(
-            num_ranks=num_ranks,
-            num_experts=num_ranks,
-            max_tokens=max_tokens(),
-            hidden=hidden_bytes // 2,
-            topk=1,
-            depth=1,
-            num_handles=num_handles(),
-            more_formats=NORMAL_ROWS[1:],
-        )
-        return shape.group_bytes(epd.DeviceKind.CUDA).rank
+        check_number("num_ranks", num_ranks, 1, "1 or more")
+        return 2 * (self.num_sms // 2) * num_ranks * self.num_max_nvl_chunked_recv_tokens * hidden_bytes
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """0: the ranks are on one node."""

@@ -10,8 +10,8 @@ from torch import Tensor
 from epd.torch import E4M3
 
 from .checks import check_tensor, refuse
-from .config import MAX_TOKENS
 from .groups import Shape
+from .growth import MOST
 from .opaque import OpaqueRows, opaque_rows
 from .rows import NORMAL_ROWS
 
@@ -34,7 +34,7 @@ class Given(NamedTuple):
         return Shape(num_experts, self.opaque.hidden, topk, opaque=self.opaque.row_bytes)
 
 
-def given_rows(x: Rows, max_tokens: int, device: torch.device) -> Given:
+def given_rows(x: Rows, device: torch.device) -> Given:
     """Checks them."""
     if isinstance(x, tuple) and len(x) != 2:
         raise refuse("x", f"a tuple of {len(x)}", "a tensor, or rows of one byte and their scales")
@@ -42,8 +42,8 @@ def given_rows(x: Rows, max_tokens: int, device: torch.device) -> Given:
     name = "x" if scales is None else "x[0]"
     kind = rows.dtype if isinstance(rows, Tensor) else torch.bfloat16
     check_tensor(name, rows, dtypes=kind, shape=(None, None), device=device)
-    if rows.shape[0] > max_tokens:
-        raise refuse("x.shape[0]", rows.shape[0], f"0 .. {max_tokens}, ${MAX_TOKENS} of all ranks")
+    if rows.shape[0] > MOST.tokens:
+        raise refuse("x.shape[0]", rows.shape[0], f"0 .. {MOST.tokens}")
     if kind.is_complex or rows.is_quantized:
         raise refuse(f"{name}.dtype", kind, "types of real numbers")
     if scales is not None:

@@ -6,6 +6,7 @@ import itertools
 import os
 import time
 import uuid
+import weakref
 from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from epd.torch import registered_pool
 
 from . import config
 from .checks import check_number, not_served, refuse, refuse_capture
+from .growth import FIRST, NOTHING, Asked, Size
 from .rows import LOW_LATENCY_ROWS, NORMAL_ROWS
 from .shrink import Steps
 from .streams import Streams
@@ -31,20 +33,20 @@ _buffers = itertools.count()  # of this process
 
 
 class Shape(NamedTuple):
-    """What distinguishes the groups of a Buffer."""
+    """What distinguishes the groups of a Buffer that new calls use."""
 
     num_experts: int
     hidden: int
     topk: int
-    tokens: int = 0  # of low-latency mode, 0: normal mode
+    low_latency: bool = False
     opaque: int = 0  # bytes of a row that epd does not know; 0: rows that it knows
 
     @property
     def mode(self) -> str:
-        return "low-latency" if self.tokens else "normal"
+        return "low-latency" if self.low_latency else "normal"
 
     def __str__(self) -> str:
-        kind = f"{self.tokens} tokens, " if self.tokens else f"{self.opaque} bytes, " if self.opaque else ""
+        kind = f"{self.opaque} bytes, " if self.opaque else ""
         return f"{self.mode} mode ({kind}{self.num_experts} experts, hidden {self.hidden}, {self.topk} choices)"
 
 
@@ -54,6 +56,9 @@ class Joined:
     def __init__(self, group: epd.Group, shape: Shape, shrink: bool = False) -> None:
         self.group = group
         self.shape = shape
+        self.size = Size(group.config.max_tokens, group.config.num_handles)
+        self.captured = False  # a graph may have operations of it
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # the routings of low-latency handles
         self.steps = Steps() if shrink else None  # what goes on without lost ranks
         self.watch: Optional[Watch] = None
         self.turns = Turns()  # of low-latency operations
@@ -82,6 +87,11 @@ class Joined:
         self.turns, self.waits_read = Turns(), None
         self.generation += 1
         self._pending.clear()
+
+    @property
+    def needed(self) -> bool:
+        """By a graph, a low-latency handle or a hook; or because lost ranks would take its end for a loss."""
+        return self.captured or self.steps is not None or len(self._pending) > 0 or len(self.users) > 0
 
     def settle(self) -> None:
         """Waits for operations in flight whose hooks were not called, as far as the CPU has to wait for them."""
@@ -143,11 +153,12 @@ class Groups:
             self.session.detach()
             raise
         self.name = facts[0].name
-        self.settings = facts[0].settings
         self.on_host = info.device_kind == epd.DeviceKind.HOST
         current = 0 if self.on_host else torch.cuda.current_device()
         self.device = torch.device("cpu") if self.on_host else torch.device("cuda", current)
         self._joined: dict[Shape, Joined] = {}
+        self._replaced: list[Joined] = []  # by larger ones, and still needed
+        self._numbers: dict[str, int] = {}  # of the next group of each mode
         self._known: dict[object, Joined] = {}
         self.pool: Any = None
         # What lies in the pool is not copied to the slot, where a repeated operation would find it.
@@ -165,31 +176,63 @@ class Groups:
         with torch.cuda.use_mem_pool(self.pool, self.device.index):  # a number takes it less time
             return torch.empty(shape, dtype=dtype, device=self.device)
 
-    def normal(self, shape: Shape, streams: Streams) -> Joined:
-        """One row for each (token, rank), by source rank, then token; operations of one stream use slot 0."""
-        return self._joined.get(shape) or self._join(
+    def normal(self, shape: Shape, streams: Streams, least: Size = NOTHING) -> Joined:
+        """One row for each (token, rank), by source rank, then token; operations of one stream use slot 0. least: the
+        same on all ranks."""
+        joined = self._joined.get(shape)
+        if joined is not None and joined.size.covers(least):
+            return joined
+        size = FIRST.covering(least)
+        for each in self._joined.values():  # ranks have as many tokens in all their layers
+            if not each.shape.low_latency:
+                size = size.covering(each.size if each is joined else Size(each.size.tokens, 0))
+        return self._join(
             shape,
             streams,
-            max_tokens=self.settings.max_tokens,
+            max_tokens=size.tokens,
             depth=1,
             num_biases=2,
-            num_handles=self.settings.num_handles,
+            num_handles=size.handles,
         )
 
-    def low_latency(self, shape: Shape, streams: Streams) -> Joined:
-        """Each expert's rows in a block of its own, in two slots."""
-        return self._joined.get(shape) or self._join(
+    def larger(self, joined: Joined, asked: Asked, streams: Streams) -> Joined:
+        """In place of a group in which a rank has asked for more. All ranks call."""
+        resumed = joined.group.resume()  # graphs go on with it
+        if resumed.resume_op != asked.op_index:
+            text = f"{joined.shape} could not grow to {asked.size.tokens} tokens and {asked.size.handles} handles"
+            raise epd.Aborted(f"{text}: operation {resumed.resume_op} has not ended well on all ranks")
+        return self.normal(joined.shape, streams, asked.size)
+
+    def low_latency(self, shape: Shape, tokens: int, streams: Streams) -> Joined:
+        """Each expert's rows in a block of its own, in two slots. tokens: the same on all ranks."""
+        joined = self._joined.get(shape)
+        if joined is not None and joined.size.tokens >= tokens:
+            return joined
+        return self._join(
             shape,
             streams,
-            max_tokens=shape.tokens,
+            max_tokens=tokens,
             depth=2,
             layout=epd.Layout.EXPERT,
             scale_layout=epd.ScaleLayout.COLUMN_MAJOR,
             policy=epd.Policy.DEGRADE_LATE if self.shrink else epd.Policy.FAIL_FAST,
         )
 
+    def leave_unneeded(self, streams: Streams) -> None:
+        """Groups that larger ones have replaced."""
+        if not self._replaced or streams.capturing:
+            return
+        gone = [joined for joined in self._replaced if not joined.needed]
+        if gone and not self.on_host:
+            torch.cuda.synchronize(self.device)  # an operation in flight would fail
+        for joined in gone:
+            self._replaced.remove(joined)
+            joined.results.clear()
+            joined.group.leave()
+
     def of_arguments(self, arguments: object) -> Optional[Joined]:
-        """The group of a call with such arguments, if there was one. Then these are right."""
+        """The group of a call with such arguments, if there was one and no larger one has replaced it. Then these are
+        right."""
         try:
             return self._known.get(arguments)
         except TypeError:  # can't be hashed
@@ -202,28 +245,32 @@ class Groups:
         self._known[arguments] = joined
 
     def has(self, joined: Joined) -> bool:
-        """It is a group of this Buffer."""
-        return self._joined.get(joined.shape) is joined
+        """It is a group of this Buffer that serves its handles. In normal mode one that was replaced does not."""
+        return self._joined.get(joined.shape) is joined or (joined.shape.low_latency and joined in self._replaced)
 
     def all(self) -> list[Joined]:
-        return list(self._joined.values())
+        return [*self._replaced, *self._joined.values()]
 
     def lost(self) -> set[int]:
         """Ranks that any group has lost."""
         return {rank for joined in self.all() for rank in range(self.size) if joined.lost(rank)}
 
     def leave(self) -> None:
-        for joined in self._joined.values():
+        for joined in self.all():
             if joined.watch is not None:
                 joined.watch.stop()
             joined.results.clear()  # views that the caller has keep their memory, no others
         self._joined.clear()
+        self._replaced.clear()
         self._known.clear()
         self.session.detach()
 
     def _join(self, shape: Shape, streams: Streams, **fields: Any) -> Joined:
         if streams.capturing:
-            raise refuse_capture(str(shape))
+            raise refuse_capture(f"{shape} with {fields['max_tokens']} tokens of a rank")
+        before = self._joined.get(shape)
+        if before is not None:
+            before.settle()
         lost = self.lost() if self.shrink else set()
         if lost:
             gone = ", ".join(str(rank) for rank in sorted(lost))
@@ -242,23 +289,26 @@ class Groups:
                 **fields,
             )
         )
-        joined = Joined(group, shape, shrink=self.shrink and shape.tokens > 0)
+        joined = Joined(group, shape, shrink=self.shrink and shape.low_latency)
         if joined.steps is not None:
             joined.watch = Watch(joined, self.device)
+        if before is not None:
+            self._replaced.append(before)
+            self._known.clear()
         self._joined[shape] = joined
+        self._numbers[shape.mode] = self._numbers.get(shape.mode, 0) + 1
+        self.leave_unneeded(streams)
         return joined
-
 
     def _name_of(self, shape: Shape) -> str:
         """By number, without the shape: if ranks differ in it, the join names what."""
-        number = sum(each.mode == shape.mode for each in self._joined)
-        return f"{self.name}-{shape.mode}-{number}"
+        return f"{self.name}-{shape.mode}-{self._numbers.get(shape.mode, 0)}"
 
 
 def _rows_of(shape: Shape) -> dict[str, Any]:
     if shape.opaque:
         return {"payload": epd.Payload.OPAQUE, "opaque_bytes": shape.opaque}
-    return {"more_formats": (LOW_LATENCY_ROWS if shape.tokens else NORMAL_ROWS)[1:]}
+    return {"more_formats": (LOW_LATENCY_ROWS if shape.low_latency else NORMAL_ROWS)[1:]}
 
 
 class _Facts(NamedTuple):
@@ -267,7 +317,6 @@ class _Facts(NamedTuple):
     name: str  # of the Buffer, if this is rank 0
     boot_id: str
     device_kind: str
-    settings: config.Settings
 
 
 def _check_alike(facts: list[_Facts]) -> None:
@@ -278,17 +327,16 @@ def _check_alike(facts: list[_Facts]) -> None:
     kinds = sorted({each.device_kind for each in facts})
     if len(kinds) > 1:
         raise epd.InvalidArgument(f"the ranks have devices of kinds {' and '.join(kinds)}; allowed: one kind")
-    config.check_alike([each.settings for each in facts])
 
 
 def _attach(pool_bytes: object, rdma_bytes: object) -> tuple[epd.Session, _Facts]:
     """A session, if what this rank is given is right, and what the other ranks are told of it."""
     check_number("num_nvl_bytes", pool_bytes, 0, "0 or more")
     check_number("num_rdma_bytes", rdma_bytes, 0, "0 or more")
-    settings, name = config.settings(), _buffer_name()
+    name = _buffer_name()
     session = epd.attach(device=_device_name())
     info = session.info
-    return session, _Facts(name, info.boot_id, info.device_kind.name, settings)
+    return session, _Facts(name, info.boot_id, info.device_kind.name)
 
 
 def _buffer_name() -> str:

@@ -130,7 +130,7 @@ class LowLatencyHandle(tuple):  # type: ignore[type-arg]
     def __new__(cls, routing: Routing, sources: Tensor, layout_range: Callable[[], Tensor]) -> LowLatencyHandle:
         """sources and layout_range(): as the dispatch delivers them, until another one uses its slot"""
         shape = routing.joined.shape
-        made = tuple.__new__(cls, (None, None, shape.tokens, shape.hidden, shape.num_experts))
+        made = tuple.__new__(cls, (None, None, routing.tokens, shape.hidden, shape.num_experts))
         made.routing, made._sources, made._range = routing, sources, layout_range
         return made
 

@@ -76,9 +76,11 @@ class _Operation:
         self.stream: Any = None  # None on host devices
         # What repeats it; None: nothing.
         self._steps = joined.steps
-        if self._steps is not None and streams.capturing:
-            self._steps.captured()
-            self._steps = None
+        if streams.capturing:
+            joined.captured = True
+            if self._steps is not None:
+                self._steps.captured()
+                self._steps = None
         self.cpu_waits = streams.comm is None or self._steps is not None
         if streams.comm is None:
             return
@@ -223,7 +225,7 @@ class LowLatencyMode:
         async_finish: bool,
         return_recv_hook: bool,
     ) -> tuple[Rows, Tensor, LowLatencyHandle, EventOverlap, Optional[Hook]]:
-        joined = self._joined_for(x, topk_idx, tokens, num_experts, row_format)
+        joined, tokens = self._joined_for(x, topk_idx, tokens, num_experts, row_format)
         if stats is not None:
             local = (num_experts // self._groups.size,)
             check_tensor(
@@ -243,8 +245,8 @@ class LowLatencyMode:
             masked = self._masks.hidden
             with operation.on():
                 chosen = without(masked, topk_idx, num_experts)
-        results = self._results(joined, turn.slot, row_format, masked)
-        routing = Routing(joined, turn, topk_idx, results.counts)
+        results = self._results(joined, turn.slot, row_format, tokens, masked)
+        routing = Routing(joined, turn, tokens, topk_idx, results.counts)
         defer = bool(return_recv_hook) and operation.stream is not None
         step = Dispatching(routing, (x, chosen), results, operation.stream, defer)
         operation.begin(step, torch_works=is_copied(x) or is_copied(chosen))
@@ -272,7 +274,7 @@ class LowLatencyMode:
         check_tensor("topk_idx", topk_idx, dtypes=torch.int64, shape=(n, topk), device=device)
         weights_shape = tuple(topk_idx.shape)
         check_tensor("topk_weights", topk_weights, dtypes=torch.float32, shape=weights_shape, device=device)
-        y_shape = foreign.y_shape if foreign is not None else routing.joined.y_shape  # type: ignore[union-attr]
+        y_shape = foreign.y_shape if foreign is not None else routing.y_shape  # type: ignore[union-attr]
         check_tensor("x", x, dtypes=torch.bfloat16, shape=y_shape, device=device)
         n, hidden = weights_shape[0], y_shape[2]
         if out is not None:
@@ -280,13 +282,15 @@ class LowLatencyMode:
             if not out.is_contiguous():
                 raise refuse("out.stride()", out.stride(), "a contiguous tensor")
         self._check_wait_stats("combine_wait_recv_cost_stats", wait_stats)
+        if zero_copy and routing is not None and not routing.has_blocks_of_group and routing.y is None:
+            raise _unasked_rows()
         if foreign is not None:
             x, routing = self._establish(foreign, x, topk_idx, zero_copy)
             zero_copy = False
         assert routing is not None
         joined = routing.joined
         made = self._groups.rows((n, hidden), torch.bfloat16, self._streams) if out is None else out
-        inputs = (x, topk_idx, topk_weights, made, wait_stats, routing.counts)
+        inputs = (x, topk_idx, topk_weights, made, wait_stats, routing.counts, routing.y)
         operation = _Operation(joined, self._streams, async_finish, inputs)
         if wait_stats is not None:
             operation.waited = WaitStats(joined, wait_stats, apart=operation.cpu_waits)
@@ -295,7 +299,7 @@ class LowLatencyMode:
             with operation.on():
                 weights = topk_weights.masked_fill(topk_idx < 0, 0)
         stream = operation.stream
-        rows = None if zero_copy else x
+        rows = x if not zero_copy else routing.y
         defer = bool(return_recv_hook) and stream is not None
         step = Combining(routing, rows, weights, made, stream, defer)
         copies = is_copied(weights) or (rows is not None and is_copied(rows))
@@ -306,11 +310,15 @@ class LowLatencyMode:
         return made, operation.finish(()), None
 
     def next_combine_buffer(self, handle: Any) -> Tensor:
-        """y of the slot that the next combine uses: a tensor of its own in each call, as the caller may give it a
-        history."""
+        """y of the slot that the next combine uses, or rows that it copies there: a tensor of its own in each call, as
+        the caller may give it a history."""
         routing = self._own_routing(handle)
-        if routing is not None:
+        if routing is not None and routing.has_blocks_of_group:
             return routing.joined.regions(routing.turn.combine_slot()).y.detach()
+        if routing is not None:
+            if routing.y is None:
+                routing.y = torch.empty(routing.y_shape, dtype=torch.bfloat16, device=self._groups.device)
+            return routing.y.detach()
         foreign = Foreign(handle, self._groups.device, self._groups.size)
         self._next_rows = torch.empty(foreign.y_shape, dtype=torch.bfloat16, device=self._groups.device)
         return self._next_rows.detach()
@@ -346,7 +354,7 @@ class LowLatencyMode:
         """Dispatches rows that nobody reads, so that this Buffer knows a routing. Returns the rows to combine, as they
         lie then. x may be where that dispatch writes to."""
         if zero_copy and self._next_rows is None:
-            raise refuse("zero_copy", True, "False, or after get_next_low_latency_combine_buffer with this handle")
+            raise _unasked_rows()
         rows = self._next_rows if zero_copy else x.clone()
         assert rows is not None
         self._next_rows = None
@@ -358,16 +366,17 @@ class LowLatencyMode:
 
     def _joined_for(
         self, x: Tensor, topk_idx: Tensor, tokens: int, num_experts: int, row_format: int
-    ) -> Joined:
-        """The group of a dispatch, whose arguments are checked."""
+    ) -> tuple[Joined, int]:
+        """The group of a dispatch, whose arguments are checked, and `tokens` as an int."""
         groups, arguments = self._groups, None
+        groups.leave_unneeded(self._streams)
         numbers = isinstance(tokens, int) and isinstance(num_experts, int)  # 8.0 would be found as 8
         if numbers and isinstance(x, Tensor) and isinstance(topk_idx, Tensor):
             tensors = (x.shape, x.dtype, x.device, topk_idx.shape, topk_idx.dtype, topk_idx.device)
             arguments = (tensors, tokens, num_experts, row_format)
             joined = groups.of_arguments(arguments)
             if joined is not None:
-                return joined
+                return joined, tokens
         tokens = check_number("num_max_dispatch_tokens_per_rank", tokens, 1, "1 or more")
         num_experts = check_number("num_experts", num_experts, 1, "1 or more")
         check_tensor("x", x, dtypes=torch.bfloat16, shape=(None, None), device=groups.device)
@@ -375,19 +384,26 @@ class LowLatencyMode:
         if n > tokens:
             raise refuse("x.shape[0]", n, f"0 .. {tokens}, num_max_dispatch_tokens_per_rank")
         check_tensor("topk_idx", topk_idx, dtypes=torch.int64, shape=(n, None), device=groups.device)
-        joined = groups.low_latency(Shape(num_experts, hidden, topk_idx.shape[1], tokens), self._streams)
+        shape = Shape(num_experts, hidden, topk_idx.shape[1], low_latency=True)
+        joined = groups.low_latency(shape, tokens, self._streams)
         if arguments is not None:
             groups.remember(arguments, joined)
-        return joined
+        return joined, tokens
 
     def _check_wait_stats(self, name: str, stats: Optional[Tensor]) -> None:
         if stats is not None:
             check_stats(name, stats, self._groups.size, self._groups.device, self._streams.capturing)
 
-    def _results(self, joined: Joined, slot: int, row_format: int, masked: Optional[Tensor]) -> Results:
-        if not self._views:
-            return Results(joined, slot, row_format, False, masked)
+    def _results(
+        self, joined: Joined, slot: int, row_format: int, tokens: int, masked: Optional[Tensor]
+    ) -> Results:
+        if not self._views or tokens != joined.size.tokens:
+            return Results(joined, slot, row_format, tokens, False, masked)
         results: Optional[Results] = joined.results.get((slot, row_format))
         if results is None or results.touched():
-            results = joined.results[slot, row_format] = Results(joined, slot, row_format, True)
+            results = joined.results[slot, row_format] = Results(joined, slot, row_format, tokens, True)
         return results
+
+
+def _unasked_rows() -> epd.Error:
+    return refuse("zero_copy", True, "False, or after get_next_low_latency_combine_buffer with this handle")

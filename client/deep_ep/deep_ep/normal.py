@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any, NamedTuple, Optional, Sequence
 
 import torch
@@ -12,10 +11,12 @@ import epd
 from epd.torch.staging import Staging, is_copied
 
 from .checks import check_kind, check_number, check_tensor, refuse
-from .config import HANDLES, Config
+from .config import Config
+from .dispatches import SLOT, Dispatches, NewDispatch
 from .events import EventOverlap
 from .given import Given, Rows, given_rows
 from .groups import Groups, Joined, Shape
+from .growth import FIRST_UNTOLD, MOST
 from .handles import NormalRouting, Unused, normal_handle, normal_routing, unused_parts
 from .layout import is_layout_of, one_expert_of_each_rank, tokens_in_ranks, without_dropped
 from .streams import Call, Streams
@@ -31,7 +32,6 @@ _RECEIVED = (
 _X, _X_SCALES, _Y, _OUT = epd.Region.X, epd.Region.X_SCALES, epd.Region.Y, epd.Region.OUT
 _RECV_X, _RECV_SCALES = epd.Region.RECV_X, epd.Region.RECV_SCALES
 _RANK_OFFSETS, _NO_WEIGHTS = epd.Region.RANK_OFFSETS, epd.ReturnWeights.NONE
-_SLOT = 0
 _MOST_ROWS = (1 << 31) - 1
 
 
@@ -83,7 +83,7 @@ class NormalMode:
         self._team = team
         self._groups = groups
         self._streams = streams
-        self._max_tokens = groups.settings.max_tokens
+        self._dispatches = Dispatches(groups, streams)
 
     # ---- dispatch ----------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class NormalMode:
         config: Config,
         call: Call,
     ) -> tuple[Rows, Optional[Tensor], Optional[Tensor], list[int], tuple[Tensor, ...], EventOverlap]:
-        given = given_rows(x, self._max_tokens, self._groups.device)
+        given = given_rows(x, self._groups.device)
         if num_tokens_per_expert is None:
             raise refuse("num_tokens_per_expert", None, "a tensor [num_experts] without a handle")
         check_kind("num_tokens_per_expert", num_tokens_per_expert, Tensor, "a tensor [num_experts]")
@@ -116,7 +116,7 @@ class NormalMode:
                 if num_worst_tokens == 0:
                     counts = self._caller_counts(num_tokens_per_expert)
             num_tokens, topk = chosen.shape
-            joined = self._groups.normal(given.shape(num_experts, topk), self._streams)
+            joined = self._group_of(given.shape(num_experts, topk), num_tokens, num_worst_tokens)
             if topk_idx is not None and in_rank is not None and not is_layout_of(in_rank, topk_idx):
                 chosen, in_rank = without_dropped(topk_idx, in_rank, num_experts), None
             offsets = self._new(call, (self._team.size + 1,), torch.int32)
@@ -132,14 +132,16 @@ class NormalMode:
             if topk_weights is not None:
                 staging.give(epd.Region.TOPK_WEIGHTS, topk_weights)
             staging.want(_RANK_OFFSETS, offsets)
-            ticket = self._submit(joined, given, num_tokens, call, config, topk_weights is None, staging)
-            if received is None:
-                known = ticket.counts()
+            new = NewDispatch(given, num_tokens, call, self._sms(config), topk_weights is None, staging)
+            if received is not None:
+                ticket = self._dispatches.unheard(joined, new)
+            else:
+                joined, ticket, known = self._dispatches.heard(joined, new)
                 counts = list(known.expert_counts) if counts is None else counts
             self._end(ticket)
             if received is None:
                 received = self._make(joined, given, call, known.num_recv_rows, topk_idx is not None)
-                received.copy_from(joined.regions(_SLOT, given.row_format))
+                received.copy_from(joined.regions(SLOT, given.row_format))
             num_rows, packed = len(received.x), None if given.opaque is None else received.x
             received = received.taken_apart(given, call)
             known_ranks = in_rank is not None
@@ -160,14 +162,14 @@ class NormalMode:
         self, x: Rows, handle: Any, config: Config, call: Call
     ) -> tuple[Rows, EventOverlap]:
         """The rows of x under the routing of a handle."""
-        given = given_rows(x, self._max_tokens, self._groups.device)
+        given = given_rows(x, self._groups.device)
         routing = self._routing_of(handle)
         if given.x.shape[0] != routing.num_tokens:
             raise refuse("x.shape[0]", given.x.shape[0], f"{routing.num_tokens}, as of the handle's dispatch")
-        joined = self._groups.normal(given.shape(routing.num_experts, routing.topk), self._streams)
+        joined = self._group_for(routing, given.shape(routing.num_experts, routing.topk))
         known, scales = routing.handles.get(joined), given.scales
         copies = given.opaque is not None or is_copied(given.x) or (scales is not None and is_copied(scales))
-        made: tuple[Tensor, ...] = ()
+        made: Sequence[Tensor] = ()
         with call.run(torch_works=copies or known is None):
             received = self._make(joined, given, call, routing.num_rows)
             staging = self._staging_of_rows(given, 0 if known is not None else routing.num_rows)
@@ -175,7 +177,7 @@ class NormalMode:
             if received.scales is not None:
                 staging.want(_RECV_SCALES, received.scales)
             if known is None:  # the first such rows under the handle
-                made = self._establish(routing, joined, given, call, config, staging)
+                joined, *made = self._establish(routing, joined, given, call, config, staging)
             else:
                 self._end(self._submit_again(joined, given, known, call, config, staging))
             packed = None if given.opaque is None else received.x
@@ -191,59 +193,43 @@ class NormalMode:
         call: Call,
         config: Config,
         staging: Staging,
-    ) -> tuple[Tensor, ...]:
-        """A dispatch that makes the routing known to a group. given None: of rows that nobody reads. Returns the
-        tensors that it uses."""
+    ) -> tuple[Joined, Tensor, Tensor]:
+        """A dispatch that makes the routing known to a group. given None: of rows that nobody reads. Returns the group,
+        or the larger one in its place, and the tensors that the dispatch uses."""
         chosen = routing.topk_idx(joined.shape.topk)
         staging.give(epd.Region.TOPK_IDX, chosen)
         offsets = routing.offsets
         if offsets is None:
             offsets = self._new(call, (self._team.size + 1,), torch.int32)
             staging.want(_RANK_OFFSETS, offsets)
-        ticket = self._submit(joined, given, routing.num_tokens, call, config, True, staging)
+        new = NewDispatch(given, routing.num_tokens, call, self._sms(config), True, staging)
+        if self._streams.capturing:
+            ticket = self._dispatches.unheard(joined, new)
+        else:
+            joined, ticket, _ = self._dispatches.heard(joined, new)
         self._end(ticket)
         routing.offsets, routing.handles[joined] = offsets, ticket.handle  # not before the dispatch has told them
-        return chosen, offsets
+        return joined, chosen, offsets
 
-    def _submit(
-        self,
-        joined: Joined,
-        given: Optional[Given],
-        num_tokens: int,
-        call: Call,
-        config: Config,
-        omit_weights: bool,
-        staging: Staging,
-    ) -> epd.Dispatch:
-        """Takes a handle. Handles in cycles are collected before it is refused."""
-        options = {
-            "stream": call.stream,
-            "omit_weights": omit_weights,
-            "keep_handle": True,
-            "sms": self._sms(config),
-            "row_format": 0 if given is None else given.row_format,
-            "memory": staging,
-        }
-        try:
-            return joined.submit(joined.group.dispatch, _SLOT, num_tokens, **options)
-        except epd.ResourceExhausted as error:
-            if "num_handles" not in str(error):
-                raise
-            if not self._streams.capturing:
-                gc.collect()
-        try:
-            return joined.submit(joined.group.dispatch, _SLOT, num_tokens, **options)
-        except epd.ResourceExhausted as error:
-            if "num_handles" not in str(error):
-                raise
-            raise _no_handle(joined) from error
+    def _group_of(self, shape: Shape, num_tokens: int, num_worst_tokens: int) -> Joined:
+        """The group of a dispatch."""
+        if num_worst_tokens == 0:
+            return self._groups.normal(shape, self._streams)
+        each = min(-(-num_worst_tokens // self._team.size), MOST.tokens)
+        joined = self._groups.normal(shape, self._streams, FIRST_UNTOLD.for_tokens(each))
+        if num_tokens > joined.size.tokens:
+            allowed = f"0 .. {joined.size.tokens} with num_worst_tokens {num_worst_tokens} of {self._team.size} ranks"
+            raise refuse("x.shape[0]", num_tokens, allowed)
+        return joined
 
     def _submit_again(
         self, joined: Joined, given: Given, known: epd.Handle, call: Call, config: Config, staging: Staging
     ) -> epd.Dispatch:
+        joined.captured = joined.captured or self._streams.capturing
         return joined.submit(
             joined.group.dispatch,
-            _SLOT,
+            SLOT,
+            given.x.shape[0],
             handle=known,
             stream=call.stream,
             omit_weights=True,
@@ -267,7 +253,7 @@ class NormalMode:
         self, joined: Joined, given: Given, call: Call, num_rows: int, chosen: Optional[bool] = None
     ) -> _Received:
         """Tensors for the results. chosen None: under a handle, for the rows alone; False: without topk_idx."""
-        b = joined.regions(_SLOT, given.row_format)
+        b = joined.regions(SLOT, given.row_format)
         with call.allocate():
             recv_x = self._groups.rows((num_rows, b.recv_x.shape[1]), b.recv_x.dtype, self._streams)
             scales = None if b.recv_scales is None else _like(b.recv_scales, num_rows)
@@ -307,16 +293,17 @@ class NormalMode:
         for number, bias in enumerate(biases):
             name = f"bias[{number}]"
             check_tensor(name, bias, dtypes=torch.bfloat16, shape=(n, hidden), device=device)
-        joined = self._group_for(routing, hidden, columns)
+        shape = Shape(routing.num_experts, hidden, max(routing.topk, columns))
+        joined = self._group_for(routing, shape, any_rows=True)
         known, topk = joined in routing.handles, joined.shape.topk
         inputs = (x, topk_weights, *biases)
         copies = any(each is not None and is_copied(each) for each in inputs) or columns not in (0, topk)
-        made: tuple[Tensor, ...] = ()
+        made: Sequence[Tensor] = ()
         with call.run(torch_works=copies or not known):
             with call.allocate():
                 out = self._groups.rows((n, hidden), torch.bfloat16, self._streams)
             if not known:
-                made = self._establish(routing, joined, None, call, config, Staging())
+                joined, *made = self._establish(routing, joined, None, call, config, Staging())
             staging = Staging(rows)
             staging.give(_Y, x)
             assert routing.offsets is not None
@@ -331,9 +318,10 @@ class NormalMode:
                 weights, kind = self._new(call, (n, topk), torch.float32), epd.ReturnWeights.SUM
                 staging.give(epd.Region.Y_WEIGHTS, given)
                 staging.want(epd.Region.OUT_WEIGHTS, weights)
+            joined.captured = joined.captured or self._streams.capturing
             ticket = joined.submit(
                 joined.group.combine,
-                _SLOT,
+                SLOT,
                 routing.handles[joined],
                 stream=call.stream,
                 num_biases=len(biases),
@@ -347,12 +335,15 @@ class NormalMode:
                 weights = weights[:, :columns].contiguous()
         return out, weights, call.end((*inputs, routing.offsets, *made), (out, weights, *made))
 
-    def _group_for(self, routing: NormalRouting, hidden: int, columns: int) -> Joined:
-        """Of a combine with so many columns of weights: one that knows the routing already, if there is any."""
+    def _group_for(self, routing: NormalRouting, shape: Shape, any_rows: bool = False) -> Joined:
+        """One that knows the routing already, if there is any. any_rows: of a combine, whatever was dispatched; shape
+        has as many choices as there are columns of weights, at least."""
         for joined in routing.handles:
-            if joined.shape.hidden == hidden and joined.shape.topk >= columns and self._groups.has(joined):
+            has = joined.shape
+            fits = has == shape or (any_rows and has.hidden == shape.hidden and has.topk >= shape.topk)
+            if fits and self._groups.has(joined):
                 return joined
-        return self._groups.normal(Shape(routing.num_experts, hidden, max(routing.topk, columns)), self._streams)
+        return self._groups.normal(shape, self._streams)
 
     # ---- checks ------------------------------------------------------------------------------------
 
@@ -401,12 +392,6 @@ class NormalMode:
     def _end(self, ticket: epd.Ticket) -> None:
         if self._groups.on_host:
             ticket.wait()
-
-
-def _no_handle(joined: Joined) -> epd.Error:
-    most = joined.group.config.num_handles
-    given = f"${HANDLES} is {most}, and {most} handles of {joined.shape} are alive"
-    return epd.ResourceExhausted(f"{given}; allowed: fewer, or a larger ${HANDLES} on all ranks")
 
 
 def _like(region: Tensor, num_rows: int) -> Tensor:

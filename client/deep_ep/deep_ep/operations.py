@@ -10,6 +10,7 @@ from torch import Tensor
 import epd
 from epd.torch.staging import Staging
 
+from .checks import refuse
 from .groups import Joined
 from .places import Routing, counts_in, layout_range, move
 from .shrink import Attempt
@@ -26,10 +27,19 @@ class Results:
     own. The last two dimensions of scales lie column-major in both."""
 
     def __init__(
-        self, joined: Joined, slot: int, row_format: int, views: bool, hidden: Optional[Tensor] = None
+        self,
+        joined: Joined,
+        slot: int,
+        row_format: int,
+        tokens: int,
+        views: bool,
+        hidden: Optional[Tensor] = None,
     ) -> None:
-        """hidden: the caller does not get rows of these ranks [R] bool. Not with views."""
+        """tokens: of a rank, for which there is room; with views the group's. hidden: the caller does not get rows of
+        these ranks [R] bool. Not with views."""
         b = joined.regions(slot, row_format)
+        blocks, rows = b.recv_src.shape[0], b.recv_src.shape[1] // joined.size.tokens * tokens
+        self._block_rows = rows
         self.row_format = row_format
         self._regions = b
         self._views = views
@@ -39,8 +49,8 @@ class Results:
         self._filled = False
         self._moved: Optional[list[tuple[Tensor, Tensor]]] = None  # rows, and how they are to be
         self._ranges = b.source_ranges if views else torch.empty_like(b.source_ranges)
-        self._src = b.recv_src if views else torch.empty_like(b.recv_src)
-        self.x = b.recv_x.detach() if views else torch.empty_like(b.recv_x)
+        self._src = b.recv_src if views else b.recv_src.new_empty((blocks, rows, 2))
+        self.x = b.recv_x.detach() if views else b.recv_x.new_empty((blocks, rows, b.recv_x.shape[2]))
         self.counts = b.expert_counts.detach() if views else torch.empty_like(b.expert_counts)
         self.sources = self._src[..., 1]
         self._scales: Optional[Tensor] = None
@@ -48,10 +58,7 @@ class Results:
         if b.recv_scales is not None and views:
             self.scales = b.recv_scales.detach()
         elif b.recv_scales is not None:
-            experts, rows, width = b.recv_scales.shape
-            columns = torch.empty(
-                (experts, width, b.recv_scales.stride(2)), dtype=b.recv_scales.dtype, device=b.recv_scales.device
-            )
+            columns = b.recv_scales.new_empty((blocks, b.recv_scales.shape[2], -(-rows // 4) * 4))
             self._scales = columns.transpose(1, 2)[:, :rows]
             self.scales = self._scales.detach()
         self.rows: Rows = self.x if self.scales is None else (self.x, self.scales)
@@ -88,8 +95,12 @@ class Results:
         dispatch."""
         if self._views or self._filled:
             return
+        if not self.counts.is_cuda and int(self.counts.max()) > self._block_rows:  # on a GPU the CPU would have to wait
+            given = f"of {self._block_rows} rows in a block, and {int(self.counts.max())} have come"
+            raise refuse("num_max_dispatch_tokens_per_rank", given, "the same number on all ranks")
         if self._scales is not None:
-            self._scales.copy_(self._regions.recv_scales)
+            assert self._regions.recv_scales is not None
+            self._scales.copy_(self._regions.recv_scales[:, : self._block_rows])
         have = counts_in(self._ranges)
         seen = have if self._hidden is None else have.masked_fill(self._hidden, 0)
         self._range = layout_range(seen)
@@ -128,7 +139,7 @@ class Dispatching:
         self._routing = routing
 
     def submit(self, joined: Joined, attempt: Attempt) -> epd.Ticket:
-        memory = Staging()
+        memory = Staging(0 if self._routing.has_blocks_of_group else self._routing.y_shape[1])
         if attempt is Attempt.FIRST and self._inputs is not None:
             memory.give(_X, self._inputs[0])
             memory.give(_TOPK_IDX, self._inputs[1])
@@ -184,16 +195,16 @@ class Combining:
     def submit(self, joined: Joined, attempt: Attempt) -> epd.Ticket:
         routing = self._routing
         assert routing.handle is not None
-        memory = Staging()
         rows, counts = self._x, routing.counts
         if attempt is not Attempt.FIRST:
             rows = None
-        elif self._weights is not None:
-            memory.give(_TOPK_WEIGHTS, self._weights)
         have = routing.have
         if self._lie is not have and self._lie is not None and have is not None:
             rows = move(joined.regions(self._slot).y if rows is None else rows, self._lie, have)
             counts = have.sum(1).int()
+        memory = Staging(0 if rows is None else rows.shape[1])
+        if attempt is Attempt.FIRST and self._weights is not None:
+            memory.give(_TOPK_WEIGHTS, self._weights)
         if rows is not None:
             memory.give(_Y, rows)
             memory.give(_EXPERT_COUNTS, counts)

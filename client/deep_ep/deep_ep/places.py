@@ -26,6 +26,7 @@ class Routing:
     """
 
     __slots__ = (
+        "__weakref__",
         "_topk_idx",
         "_version",
         "_when_arrived",
@@ -36,14 +37,20 @@ class Routing:
         "joined",
         "num_tokens",
         "seen",
+        "tokens",
         "turn",
+        "y",
     )
 
-    def __init__(self, joined: Joined, turn: Turn, topk_idx: Tensor, counts: Tensor) -> None:
-        """counts [E/R]: rows of each local expert, when they have arrived"""
+    def __init__(self, joined: Joined, turn: Turn, tokens: int, topk_idx: Tensor, counts: Tensor) -> None:
+        """tokens: of a rank, for which the caller's blocks of rows have room. counts [E/R]: rows of each local expert,
+        when they have arrived"""
         self.joined = joined
         self.generation = joined.generation
         self.turn = turn
+        self.tokens = tokens
+        self.y: Optional[Tensor] = None  # the caller's rows for a combine, where the group's blocks are larger
+        joined.users.add(self)
         self.num_tokens = topk_idx.shape[0]
         self.counts = counts
         self.handle: Optional[epd.Handle] = None
@@ -52,6 +59,16 @@ class Routing:
         self._topk_idx = topk_idx
         self._version = version_of(topk_idx)
         self._when_arrived: Optional[list[Callable[[], None]]] = []  # None: the rows have arrived
+
+    @property
+    def has_blocks_of_group(self) -> bool:
+        return self.tokens == self.joined.size.tokens
+
+    @property
+    def y_shape(self) -> tuple[int, ...]:
+        """Of the rows that a combine sends back."""
+        blocks, rows, hidden = self.joined.y_shape
+        return self.joined.y_shape if self.has_blocks_of_group else (blocks, rows // self.joined.size.tokens * self.tokens, hidden)
 
     def when_arrived(self, call: Callable[[], None]) -> None:
         if self._when_arrived is None:

@@ -574,7 +574,8 @@ EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progres
  * More rows than recv_rows: nothing of recv_x, recv_scales, recv_topk_idx, recv_topk_weights and recv_src is
  * written, counts and offsets are. On this rank alone the ticket ends with RESOURCE_EXHAUSTED and with M in
  * num_recv_rows. The dispatch has gone well: its handle is valid, and its rows lie in the slot's regions,
- * where epd_group_buffers finds them until the slot's next dispatch. */
+ * where epd_group_buffers finds them until the slot's next dispatch. Expert: nothing is written of the rows
+ * of an expert that has more, as expert_counts says; the ticket ends well. */
 typedef struct epd_memory {
   size_t size;
   /* dispatch, in */
@@ -603,7 +604,7 @@ typedef struct epd_memory {
   float* out_weights;
   uint32_t recv_rows; /* rows for which there is room in the memory given for recv_* and y. Compact, packed: 0
                          or more than the group's [rows]: those. Expert: of each expert's block, and so the
-                         distance from block to block; at least the group's; 0: the group's */
+                         distance from block to block; 0: the group's */
   uint32_t reserved;  /* 0 */
 } epd_memory_t;
 static inline void epd_memory_init(epd_memory_t* memory) {

@@ -57,8 +57,7 @@ class Memory(NotCopied):
     kept that it has now: what is assigned to `tensor.data` later is not seen. Nobody may resize a storage
     (`tensor.resize_`), or an array of numpy's with refcheck=False, while this lives.
 
-    recv_rows  rows for which recv_* and y have room. Layout.EXPERT: of each expert's block, at least the
-               group's. 0: the group's
+    recv_rows  rows for which recv_* and y have room. Layout.EXPERT: of each expert's block. 0: the group's
 
     Token-wise arrays need the n rows of the operation; recv_* and y recv_rows rows. Without recv_rows, y and y_weights
     of layouts compact and packed need only the rows that the dispatch has brought, once it was waited for. The first
