@@ -16,7 +16,7 @@ from .dispatches import SLOT, Dispatches, NewDispatch
 from .events import EventOverlap
 from .given import Given, Rows, given_rows
 from .groups import Groups, Joined, Shape
-from .growth import FIRST_UNTOLD, MOST
+from .growth import FIRST_UNTOLD, MOST, NOTHING
 from .handles import NormalRouting, Unused, normal_handle, normal_routing, unused_parts
 from .layout import is_layout_of, one_expert_of_each_rank, tokens_in_ranks, without_dropped
 from .streams import Call, Streams
@@ -213,11 +213,11 @@ class NormalMode:
 
     def _group_of(self, shape: Shape, num_tokens: int, num_worst_tokens: int) -> Joined:
         """The group of a dispatch."""
-        if num_worst_tokens == 0:
-            return self._groups.normal(shape, self._streams)
-        each = min(-(-num_worst_tokens // self._team.size), MOST.tokens)
-        joined = self._groups.normal(shape, self._streams, FIRST_UNTOLD.for_tokens(each))
-        if num_tokens > joined.size.tokens:
+        least = NOTHING
+        if num_worst_tokens > 0 and not self._streams.capturing:
+            least = FIRST_UNTOLD.for_tokens(min(-(-num_worst_tokens // self._team.size), MOST.tokens))
+        joined = self._groups.normal(shape, self._streams, least)
+        if num_worst_tokens > 0 and num_tokens > joined.size.tokens:
             allowed = f"0 .. {joined.size.tokens} with num_worst_tokens {num_worst_tokens} of {self._team.size} ranks"
             raise refuse("x.shape[0]", num_tokens, allowed)
         return joined
