@@ -324,6 +324,37 @@ TEST_P(CallersMemory, MoreRowsThanThereIsRoomForFailOnThisRankOnly) {
   }
 }
 
+// Layout expert: of an expert with more rows nothing is written, and the ticket ends well.
+TEST_P(CallersMemory, ABlockWithTooLittleRoomStaysAsItIs) {
+  Case c;
+  c.seed = base_seed() + 23500;
+  c.num_ranks = 2;
+  c.num_experts = 4;
+  c.layout = EPD_LAYOUT_EXPERT;
+  c.sizes = Sizes::kFull;
+  c.kernel_waits = kernel_waits();
+  with_ranks(c, [&](const Session&, const Group& group, std::uint32_t rank) {
+    Rank self(group, c, rank, on_host());
+    for (std::uint32_t room = 1; room < c.shape().expert_capacity(); ++room) {
+      const CallerMemory mine(c, kDispatchOutputs, c.max_tokens, room, room);
+      const Memory m = self.take(mine.bytes());
+      epd_handle_t handle = 0;
+      must(self.dispatch(mine, m, Round(room), 0, handle).status, "dispatch");
+      const std::string text = mine.changes(m.given, m.got, kDispatchOutputs);
+      RANK_CHECK(text.empty(), text);
+      const epd_memory_t got = mine.memory(m.got);
+      const std::size_t row = std::size_t{c.hidden} * 2;
+      for (std::uint32_t expert = 0; expert < c.shape().experts_per_rank(); ++expert) {
+        const auto rows = static_cast<std::uint32_t>(got.expert_counts[expert]);
+        const auto* const block = static_cast<const std::byte*>(got.recv_x) + expert * room * row;
+        const auto written = static_cast<std::size_t>(
+            std::count_if(block, block + room * row, [](std::byte b) { return b != std::byte{kPoison}; }));
+        RANK_CHECK((written != 0) == (rows > 0 && rows <= room), std::to_string(rows) + " rows came");
+      }
+    }
+  });
+}
+
 TEST_P(CallersMemory, ALostRankLeavesAllElseAlone) {
   Case c;
   c.seed = base_seed() + 24000;
