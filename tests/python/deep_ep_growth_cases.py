@@ -67,10 +67,12 @@ def _groups(buffer: Any) -> list[Size]:
 
 
 def more_tokens(group: Any) -> None:
-    """Of one rank, which the others do not know; of all, who ask for different numbers. Handles of before stay good, also
-    for rows of another hidden size. The smaller groups are left."""
+    """Of one rank, which the others do not know; of all, who ask for different numbers. Handles of before stay good, for
+    rows of another hidden size too. The smaller groups are left."""
     with sizes(Size(8, 4)):
         buffer = make_buffer(group)
+        dispatch_sent(buffer, _sent(1, 1))
+        first = buffer._groups.all()[0]
         kept = []
         for tokens, groups in (
             ((8, 3), [8]),
@@ -83,6 +85,7 @@ def more_tokens(group: Any) -> None:
             check_rows(rows, all_sent, received_by(buffer.rank, buffer.group_size, all_sent))
             kept.append((handle, all_sent))
             assert [size.tokens for size in _groups(buffer)] == groups
+        assert first.group.leave(), "something keeps the membership"
         for handle, all_sent in kept:
             _use(buffer, handle, all_sent)
             narrow = [each._replace(x=each.x[:, :8].contiguous(), rows=each.x[:, :8]) for each in all_sent]
@@ -183,7 +186,8 @@ def fewer_low_latency_tokens(group: Any, kind: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EPD_DEEPEP_VIEWS", str(int(kind == "views")))
         buffer = make_buffer(group, low_latency_mode=True, enable_shrink=kind == "shrink")
-    held = []
+    _combined(buffer, *_dispatched(buffer, "bf16", 0, LL_T))
+    first, held = buffer._groups.all()[0], []
     for step, most in enumerate((LL_T, 4, LL_T, 5, LL_T + 3, 4, LL_T)):
         for form in ("bf16", "fp8", "ue8m0"):
             held.append(_dispatched(buffer, form, step, most))
@@ -193,6 +197,7 @@ def fewer_low_latency_tokens(group: Any, kind: str) -> None:
     held.clear()
     _combined(buffer, *_dispatched(buffer, "bf16", 0, 1))
     assert len(_groups(buffer)) == (2 if kind == "shrink" else 1)
+    assert kind == "shrink" or first.group.leave(), "something keeps the membership"
     _combined(buffer, *_dispatched(buffer, "bf16", 0, LL_T + 3))
     if kind != "shrink":
         x, idx = torch.ones((4, H), dtype=BF16), torch.zeros((4, K), dtype=torch.int64)  # all to rank 0

@@ -308,8 +308,8 @@ class Buffer(NotCopied):
         return_recv_hook  the results are complete when the returned function was called
 
         Returns recv_x [E/R, R*T, H] (and scales [E/R, R*T, H/128], the last two dimensions column-major),
-        recv_count [E/R] int32, the handle, the event and the hook. These are views of a slot: they hold until their
-        combine, and at most two can be held.
+        recv_count [E/R] int32, the handle, the event and the hook. With the largest T so far these are views of a slot:
+        they hold until their combine, and at most two can be held.
         """
         self._check()
         _one_of(async_finish, return_recv_hook)

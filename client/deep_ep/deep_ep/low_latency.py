@@ -299,7 +299,7 @@ class LowLatencyMode:
             with operation.on():
                 weights = topk_weights.masked_fill(topk_idx < 0, 0)
         stream = operation.stream
-        rows = x if not zero_copy else routing.y
+        rows = routing.y if zero_copy else x
         defer = bool(return_recv_hook) and stream is not None
         step = Combining(routing, rows, weights, made, stream, defer)
         copies = is_copied(weights) or (rows is not None and is_copied(rows))

@@ -67,8 +67,11 @@ class Routing:
     @property
     def y_shape(self) -> tuple[int, ...]:
         """Of the rows that a combine sends back."""
-        blocks, rows, hidden = self.joined.y_shape
-        return self.joined.y_shape if self.has_blocks_of_group else (blocks, rows // self.joined.size.tokens * self.tokens, hidden)
+        joined = self.joined
+        if self.has_blocks_of_group:
+            return joined.y_shape
+        blocks, rows, hidden = joined.y_shape
+        return blocks, rows // joined.size.tokens * self.tokens, hidden
 
     def when_arrived(self, call: Callable[[], None]) -> None:
         if self._when_arrived is None:
