@@ -4,10 +4,10 @@ set -euo pipefail
 
 usage() {
   cat <<'END'
-Usage: proto/model/check.sh [--help] [--full] [ring | session | peers | calls | far]...
+Usage: proto/model/check.sh [--help] [--full] [ring | session | peers | calls | bell | together | far]...
 
-Explores every state of each model (default: all five), then of its mutants, each with one rule of the protocol
-broken: the model must pass, every mutant must fail in an assertion. Takes about 40 s on one core.
+Explores every state of each model (default: all seven), then of its mutants, each with one rule of the protocol
+broken: the model must pass, every mutant must fail in an assertion. Takes about a minute on one core.
 
   --full   larger bounds as well: some minutes, 4 GiB of memory
 
@@ -21,6 +21,9 @@ session_mutants=(NO_ENGINE_FENCE NO_ROOM_BELL ROOM_NOT_LOOKED_FOR ADOPTS_SILENTL
   FORGET_BEFORE_POST SLOT_BACK_BEFORE_RECORD EMPTIED_AFTER_PASSING_ON)
 peers_mutants=(NO_RINGER_FENCE NO_SLEEPER_FENCE)
 calls_mutants=(NO_RINGER_FENCE CLEARED_AFTER_RING RELAXED_RING CLOSED_NOT_LOOKED_FOR RELAXED_DONE FLAGS_FIRST)
+bell_mutants=(NO_CALLER_FENCE BELL_FIRST BELL_CLEARED_LAST GATE_LOOKS_ONCE MAIN_DOES_NOT_LOOK EPOCH_BEFORE_INSIDE
+  HALTED_BEFORE_EPOCH TOLD_AT_ONCE NO_GENERATION DONE_BEFORE_GENERATION OLD_PAIR_INSIDE OPENED_SILENTLY NOT_SET_AGAIN)
+together_mutants=(NO_SEQUENTIAL_FENCE OTHER_NOT_TOLD BELL_CLEARED_LAST BEGINS_ALONE)
 far_mutants=(WINDOW_OUT_OF_ORDER ONE_WINDOW SUMS_AS_ASKS_COME NOT_COUNTED STORED_BEFORE_OPEN NOTHING_NOT_COUNTED
   OWN_BLOCK_ONLY GREETING_SKIPPED GREETING_NOT_ANSWERED NO_EPOCH_CHECK OLD_CREDITS HELD_KEPT)
 
@@ -29,11 +32,15 @@ ring_bounds=("")
 session_bounds=("" "-DTICKETS=3 -DENGINE_DEATHS=0" "-DPORTER -DENGINE_DEATHS=0")
 peers_bounds=("")
 calls_bounds=("")
+bell_bounds=("" "-DDEATHS=1")
+together_bounds=("")
 far_bounds=("" "-DDISPATCHES -DDEPTH=1" "-DBREAKS=1 -DPER_NODE=1 -DSMALL")
 ring_full=("-DMESSAGES=6 -DCONSUMER_DEATHS=3")
 session_full=("-DPORTER" "-DTICKETS=3" "-DENGINE_DEATHS=2")
 peers_full=("-DROUNDS=3")
 calls_full=("-DCALLS=6")
+bell_full=("-DHALTS=2")
+together_full=("-DOPS=3")
 far_full=("-DDISPATCHES" "-DWINDOW=2" "-DBREAKS=1 -DPER_NODE=1" "-DBREAKS=1 -DSMALL")
 
 full=
@@ -42,11 +49,11 @@ for argument in "$@"; do
   case $argument in
     --help | -h) usage; exit 0 ;;
     --full) full=1 ;;
-    ring | session | peers | calls | far) models+=("$argument") ;;
-    *) echo "error: '$argument'; allowed: --full, ring, session, peers, calls, far" >&2; exit 2 ;;
+    ring | session | peers | calls | bell | together | far) models+=("$argument") ;;
+    *) echo "error: '$argument'; allowed: --full, ring, session, peers, calls, bell, together, far" >&2; exit 2 ;;
   esac
 done
-if (( ${#models[@]} == 0 )); then models=(ring session peers calls far); fi
+if (( ${#models[@]} == 0 )); then models=(ring session peers calls bell together far); fi
 for tool in spin cc; do
   if ! command -v "$tool" >/dev/null; then echo "skipped: $tool is not installed"; exit 77; fi
 done
