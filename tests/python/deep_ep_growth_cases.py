@@ -67,8 +67,8 @@ def _groups(buffer: Any) -> list[Size]:
 
 
 def more_tokens(group: Any) -> None:
-    """Of one rank, which the others do not know; of all, who ask for different numbers. Handles of before stay good, for
-    rows of another hidden size too. The smaller groups are left."""
+    """Of one rank, which the others do not know; of all, who ask for different numbers. Handles of before stay good,
+    for rows of another hidden size too. The smaller groups are left."""
     with sizes(Size(8, 4)):
         buffer = make_buffer(group)
         dispatch_sent(buffer, _sent(1, 1))

@@ -50,6 +50,12 @@ class Shape(NamedTuple):
         return f"{self.mode} mode ({kind}{self.num_experts} experts, hidden {self.hidden}, {self.topk} choices)"
 
 
+class Use:
+    """Low-latency handles keep that of their group. When the group has been replaced, nobody else does."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Joined:
     """A group of which this rank is a member."""
 
@@ -58,7 +64,8 @@ class Joined:
         self.shape = shape
         self.size = Size(group.config.max_tokens, group.config.num_handles)
         self.captured = False  # a graph may have operations of it
-        self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # the routings of low-latency handles
+        self.use: Optional[Use] = Use()
+        self._used = weakref.ref(self.use)
         self.steps = Steps() if shrink else None  # what goes on without lost ranks
         self.watch: Optional[Watch] = None
         self.turns = Turns()  # of low-latency operations
@@ -91,7 +98,11 @@ class Joined:
     @property
     def needed(self) -> bool:
         """By a graph, a low-latency handle or a hook; or because lost ranks would take its end for a loss."""
-        return self.captured or self.steps is not None or len(self._pending) > 0 or len(self.users) > 0
+        return self.captured or self.steps is not None or len(self._pending) > 0 or self._used() is not None
+
+    def replaced(self) -> None:
+        """By a larger group."""
+        self.use = None
 
     def settle(self) -> None:
         """Waits for operations in flight whose hooks were not called, as far as the CPU has to wait for them."""
@@ -157,7 +168,7 @@ class Groups:
         current = 0 if self.on_host else torch.cuda.current_device()
         self.device = torch.device("cpu") if self.on_host else torch.device("cuda", current)
         self._joined: dict[Shape, Joined] = {}
-        self._replaced: list[Joined] = []  # by larger ones, and still needed
+        self.replaced: list[Joined] = []  # by larger ones, and still needed
         self._numbers: dict[str, int] = {}  # of the next group of each mode
         self._known: dict[object, Joined] = {}
         self.pool: Any = None
@@ -220,13 +231,13 @@ class Groups:
 
     def leave_unneeded(self, streams: Streams) -> None:
         """Groups that larger ones have replaced."""
-        if not self._replaced or streams.capturing:
+        if streams.capturing:
             return
-        gone = [joined for joined in self._replaced if not joined.needed]
+        gone = [joined for joined in self.replaced if not joined.needed]
         if gone and not self.on_host:
             torch.cuda.synchronize(self.device)  # an operation in flight would fail
         for joined in gone:
-            self._replaced.remove(joined)
+            self.replaced.remove(joined)
             joined.results.clear()
             joined.group.leave()
 
@@ -246,10 +257,10 @@ class Groups:
 
     def has(self, joined: Joined) -> bool:
         """It is a group of this Buffer that serves its handles. In normal mode one that was replaced does not."""
-        return self._joined.get(joined.shape) is joined or (joined.shape.low_latency and joined in self._replaced)
+        return self._joined.get(joined.shape) is joined or (joined.shape.low_latency and joined in self.replaced)
 
     def all(self) -> list[Joined]:
-        return [*self._replaced, *self._joined.values()]
+        return [*self.replaced, *self._joined.values()]
 
     def lost(self) -> set[int]:
         """Ranks that any group has lost."""
@@ -261,7 +272,7 @@ class Groups:
                 joined.watch.stop()
             joined.results.clear()  # views that the caller has keep their memory, no others
         self._joined.clear()
-        self._replaced.clear()
+        self.replaced.clear()
         self._known.clear()
         self.session.detach()
 
@@ -293,11 +304,13 @@ class Groups:
         if joined.steps is not None:
             joined.watch = Watch(joined, self.device)
         if before is not None:
-            self._replaced.append(before)
+            before.replaced()
+            self.replaced.append(before)
             self._known.clear()
         self._joined[shape] = joined
         self._numbers[shape.mode] = self._numbers.get(shape.mode, 0) + 1
-        self.leave_unneeded(streams)
+        if self.replaced:
+            self.leave_unneeded(streams)
         return joined
 
     def _name_of(self, shape: Shape) -> str:

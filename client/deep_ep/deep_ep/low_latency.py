@@ -369,7 +369,8 @@ class LowLatencyMode:
     ) -> tuple[Joined, int]:
         """The group of a dispatch, whose arguments are checked, and `tokens` as an int."""
         groups, arguments = self._groups, None
-        groups.leave_unneeded(self._streams)
+        if groups.replaced:
+            groups.leave_unneeded(self._streams)
         numbers = isinstance(tokens, int) and isinstance(num_experts, int)  # 8.0 would be found as 8
         if numbers and isinstance(x, Tensor) and isinstance(topk_idx, Tensor):
             tensors = (x.shape, x.dtype, x.device, topk_idx.shape, topk_idx.dtype, topk_idx.device)

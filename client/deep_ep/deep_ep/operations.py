@@ -202,7 +202,7 @@ class Combining:
         if self._lie is not have and self._lie is not None and have is not None:
             rows = move(joined.regions(self._slot).y if rows is None else rows, self._lie, have)
             counts = have.sum(1).int()
-        memory = Staging(0 if rows is None else rows.shape[1])
+        memory = Staging(0 if rows is None or routing.has_blocks_of_group else rows.shape[1])
         if attempt is Attempt.FIRST and self._weights is not None:
             memory.give(_TOPK_WEIGHTS, self._weights)
         if rows is not None:

@@ -26,13 +26,14 @@ class Routing:
     """
 
     __slots__ = (
-        "__weakref__",
         "_topk_idx",
+        "_use",
         "_version",
         "_when_arrived",
         "counts",
         "generation",
         "handle",
+        "has_blocks_of_group",
         "have",
         "joined",
         "num_tokens",
@@ -50,7 +51,8 @@ class Routing:
         self.turn = turn
         self.tokens = tokens
         self.y: Optional[Tensor] = None  # the caller's rows for a combine, where the group's blocks are larger
-        joined.users.add(self)
+        self.has_blocks_of_group = tokens == joined.size.tokens
+        self._use = joined.use
         self.num_tokens = topk_idx.shape[0]
         self.counts = counts
         self.handle: Optional[epd.Handle] = None
@@ -59,10 +61,6 @@ class Routing:
         self._topk_idx = topk_idx
         self._version = version_of(topk_idx)
         self._when_arrived: Optional[list[Callable[[], None]]] = []  # None: the rows have arrived
-
-    @property
-    def has_blocks_of_group(self) -> bool:
-        return self.tokens == self.joined.size.tokens
 
     @property
     def y_shape(self) -> tuple[int, ...]:
