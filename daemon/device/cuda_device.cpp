@@ -6,7 +6,7 @@
 #include "proto/arena.h"
 #include "proto/call_words.h"
 #include "proto/link.h"
-#include "resident_lane.h"
+#include "worker_lane.h"
 
 #include <unistd.h>
 #include <algorithm>
@@ -61,10 +61,17 @@ void show_printed(const CudaDriver& driver) {
 constexpr int kHighest =
     std::numeric_limits<int>::min();  // highest priority of streams; the driver clamps it
 
-// SMs that no resident kernel may take: the driver's own kernels (memset) must have somewhere to run.
-constexpr std::uint32_t kSpareSms = 2;
+// SMs that operations never take. Clients' kernels may hold some while they wait for an operation, and the driver's own
+// kernels (memset) must have somewhere to run.
+constexpr std::uint32_t kSpareSms = 32;
+// SMs that all lanes together may always use, whatever the others do.
+constexpr std::uint32_t kGuaranteedSms = 16;
 
 }  // namespace
+
+void CudaDevice::fail(const Status& status) const {
+  lost(status.message(), CUDA_ERROR_UNKNOWN);
+}
 
 void cuda_must(const CudaDriver& driver, const char* what, CUresult result) {
   if (result == CUDA_SUCCESS) return;
@@ -138,8 +145,7 @@ CUstream Partition::take_stream(int priority) {
 
 // ---- device
 
-Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, LaunchMode mode, const Clock& clock,
-                                                 std::function<void()> notify) {
+Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, LaunchMode mode, const Clock& clock) {
   // While a resident kernel runs, loading any other kernel at its first launch would wait for ever.
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(kQueues).c_str(), 0);
@@ -153,9 +159,9 @@ Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, LaunchM
   if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuDeviceGet", result));
   std::unique_ptr<CudaDevice> device(new CudaDevice(driver, number, name.text(), mode, clock));
   device->max_sms_ = facts->num_sms;
-  if (mode == LaunchMode::kResident) device->max_sms_ -= std::min(kSpareSms, facts->num_sms - 1);
+  if (mode == LaunchMode::kResident) device->max_sms_ -= std::min(kSpareSms, facts->num_sms / 2);
   device->num_sms_ = device->max_sms_;
-  if (Status status = device->start(std::move(notify)); !status.ok()) return status;
+  if (Status status = device->start(); !status.ok()) return status;
   return std::unique_ptr<Device>(std::move(device));
 }
 
@@ -163,7 +169,7 @@ CudaDevice::~CudaDevice() {
   if (aside_ != nullptr) driver_.cuStreamDestroy(aside_);
 }
 
-Status CudaDevice::start(std::function<void()> notify) {
+Status CudaDevice::start() {
   const auto failed = [this](const char* what, CUresult result) {
     return driver_.refused(StatusCode::kInternal, name_ + ": ", what, result);
   };
@@ -196,9 +202,13 @@ Status CudaDevice::start(std::function<void()> notify) {
   partition_ = *partition;
   if (mode_ == LaunchMode::kResident) {
     Result<std::unique_ptr<LaunchProbe>> probe = LaunchProbe::make(
-        driver_, partition_->context(), kernel(kernels::cuda::kLaunchProbeKernel), std::move(notify));
+        driver_, partition_->context(), kernel(kernels::cuda::kLaunchProbeKernel));
     if (!probe.ok()) return {probe.status().code(), name_ + ": " + probe.status().message()};
     probe_ = std::move(*probe);
+    result = driver_.cuMemAlloc(&sm_credits_, sizeof(kernels::cuda::SmCredits));
+    if (result != CUDA_SUCCESS) return failed("cuMemAlloc", result);
+    const kernels::cuda::SmCredits none{0, 0};
+    write(reinterpret_cast<void*>(sm_credits_), &none, sizeof(none));
   }
   result = driver_.cuCtxSetCurrent(partition_->context());
   return result == CUDA_SUCCESS ? Status() : failed("cuCtxSetCurrent", result);
@@ -245,20 +255,30 @@ void CudaDevice::change_partition() {
   share_anew();
 }
 
+std::uint32_t CudaDevice::guaranteed_sms() const {
+  return std::max(1u, std::min(kGuaranteedSms, num_sms_) / std::max(1u, num_lanes()));
+}
+
 std::uint32_t CudaDevice::lane_sms(const CudaLane& lane) const {
-  const bool resident = mode_ == LaunchMode::kResident;
   std::vector<std::int32_t> priorities;
   priorities.reserve(lanes_.size());
   std::size_t at = 0;
   for (const CudaLane* each : lanes_) {
-    if (!resident && each->partition() != lane.partition()) continue;
+    if (each->partition() != lane.partition()) continue;
     if (each == &lane) at = priorities.size();
     priorities.push_back(each->priority());
   }
-  return lane_share(resident ? num_sms_ : lane.partition()->num_sms(), priorities, at);
+  return lane_share(lane.partition()->num_sms(), priorities, at);
 }
 
+// While the number of lanes changes, they may use a few SMs more than `num_sms_` for a moment. kSpareSms covers that.
 void CudaDevice::share_anew() {
+  if (sm_credits_ != 0) {
+    const std::uint32_t limit = num_sms_ - std::min(num_sms_, guaranteed_sms() * num_lanes());
+    cuda_must(driver_, "cuStreamWriteValue32",
+              driver_.cuStreamWriteValue32(partition_->control(),
+                                           sm_credits_ + offsetof(kernels::cuda::SmCredits, limit), limit, 0));
+  }
   for (CudaLane* lane : lanes_) lane->follow_share();
 }
 
@@ -274,31 +294,10 @@ bool CudaDevice::advance() {
   }
   for (auto lane = leaving_.begin(); lane != leaving_.end();)
     lane = see_off(*lane) ? leaving_.erase(lane) : std::next(lane);
-  if (probe_ != nullptr && !follow_probe()) return !leaving_.empty();
+  if (probe_ != nullptr) probe_->watch(!lanes_.empty() || !leaving_.empty());
   bool under_way = !leaving_.empty();
   for (CudaLane* lane : lanes_) under_way |= lane->advance();
   return under_way;
-}
-
-// The epoch is read first: if it changes meanwhile, the next call handles that.
-bool CudaDevice::follow_probe() {
-  changes_seen_ = probe_->changes();
-  probe_->watch(!lanes_.empty() || !leaving_.empty());
-  const std::uint32_t yield_epoch = probe_->yield_epoch();
-  if (probe_->stuck()) return false;
-  yield_epoch_ = yield_epoch;
-  return true;
-}
-
-void CudaDevice::kernel_stopped(std::uint64_t told_ns) {
-  constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
-  kernel_stops_.push_back(static_cast<std::uint32_t>(std::min((now_ns() - told_ns) / 1000, kMost)));
-}
-
-bool CudaDevice::has_room(const CudaLane& lane, std::uint32_t sms) const {
-  for (const LeavingLane& other : leaving_) sms += other.sms;
-  for (const CudaLane* other : lanes_) sms += other == &lane ? 0 : other->held_sms();
-  return sms <= max_sms_;
 }
 
 bool CudaDevice::is_idle(CUstream stream) const {
@@ -309,8 +308,8 @@ bool CudaDevice::is_idle(CUstream stream) const {
 }
 
 bool CudaDevice::see_off(LeavingLane& lane) {
+  if (lane.pairs != nullptr && !lane.pairs->ended()) return false;
   if (lane.stream != nullptr && !is_idle(lane.stream)) return false;
-  if (lane.told_ns != 0) kernel_stopped(std::exchange(lane.told_ns, 0));
   if (!is_idle(aside_)) return false;
   if (lane.calls.words != nullptr) close_calls(lane.calls.words);
   if (lane.stream != nullptr) lane.partition->give_back(lane.stream, lane.stream_priority);
@@ -373,7 +372,7 @@ Result<std::unique_ptr<Lane>> CudaDevice::open_lane(const LaneShape& shape) {
   }
   std::unique_ptr<CudaLane> lane;
   if (mode_ == LaunchMode::kResident) {
-    lane = std::make_unique<ResidentLane>(*this, shape);
+    lane = std::make_unique<WorkerLane>(*this, shape);
   } else {
     lane = std::make_unique<LaunchedLane>(*this, shape);
   }
@@ -469,9 +468,8 @@ void CudaDevice::clear(void* device, std::size_t bytes) {
   cuda_must(driver_, "cuCtxSetCurrent", driver_.cuCtxSetCurrent(partition_->context()));
 }
 
-Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, LaunchMode mode, const Clock& clock,
-                                                 std::function<void()> notify) {
-  return CudaDevice::make(name, mode, clock, std::move(notify));
+Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, LaunchMode mode, const Clock& clock) {
+  return CudaDevice::make(name, mode, clock);
 }
 
 }  // namespace epd::device

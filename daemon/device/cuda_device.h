@@ -6,6 +6,7 @@
 #include "device/launcher.h"
 #include "kernels/cuda.h"
 #include "launch_probe.h"
+#include "pairs_ahead.h"
 
 #include <array>
 #include <functional>
@@ -31,8 +32,8 @@ inline constexpr std::uint32_t kMaxLanes = 24;
 // The SMs on which lanes have their streams. It lives as long as a lane uses it.
 class Partition {
  public:
-  // The whole device: for resident kernels, which hold SMs by themselves. (In a green context they would take
-  // turns of 200 us with the clients' kernels, also under MPS.)
+  // The whole device: for lanes with pairs ahead. (In a green context they would take turns of 200 us with the
+  // clients' kernels, also under MPS.)
   static Result<std::shared_ptr<Partition>> whole(const CudaDriver& driver, CUcontext primary);
   // Some SMs, for the engine alone, as a green context. `beside` is a partition that is still in use: the new
   // one takes other SMs if there are enough.
@@ -80,8 +81,7 @@ struct LeavingLane {
   std::shared_ptr<Partition> partition;
   CUstream stream = nullptr;  // null: nothing runs there any more
   int stream_priority = 0;
-  std::uint32_t sms = 0;      // that the kernel holds
-  std::uint64_t told_ns = 0;  // when the kernel was told to stop; 0: there is none
+  std::unique_ptr<PairsAhead> pairs;
   LaneMemory memory;
   CallPort::Layout calls;           // without words: it took no calls
   std::shared_ptr<Arena> exchange;  // kept while a look reads it
@@ -89,8 +89,7 @@ struct LeavingLane {
 
 class CudaDevice final : public Device, public Launcher {
  public:
-  static Result<std::unique_ptr<Device>> make(const DeviceName& name, LaunchMode mode, const Clock& clock,
-                                              std::function<void()> notify);
+  static Result<std::unique_ptr<Device>> make(const DeviceName& name, LaunchMode mode, const Clock& clock);
   ~CudaDevice() override;
 
   const std::string& name() const override { return name_; }
@@ -104,9 +103,7 @@ class CudaDevice final : public Device, public Launcher {
   Launcher& launcher() override { return *this; }
   void check() override;
   bool advance() override;
-  std::vector<std::uint32_t> take_kernel_stops() override { return std::exchange(kernel_stops_, {}); }
-  std::uint32_t times_stuck() const override { return probe_ == nullptr ? 0 : probe_->yield_epoch(); }
-  bool has_news() const override { return probe_ != nullptr && probe_->changes() != changes_seen_; }
+  std::uint32_t times_stuck() const override { return probe_ == nullptr ? 0 : probe_->times_stuck(); }
 
   Result<std::unique_ptr<Lane>> open_lane(const LaneShape& shape) override;
   void read(void* to, const void* device, std::size_t bytes) override;
@@ -133,25 +130,21 @@ class CudaDevice final : public Device, public Launcher {
   Result<LaneMemory> take_memory(std::size_t device_bytes, std::size_t host_bytes);
   void give_back(const LaneMemory& memory) { free_memory_.push_back(memory); }
   void lane_closed(CudaLane* lane);
-  // For resident kernels: the current yield epoch. A kernel of an earlier one leaves by itself.
-  std::uint32_t yield_epoch() const { return yield_epoch_; }
-  const std::uint32_t* yield_epoch_word() const { return probe_->yield_epoch_word(); }
   std::uint64_t now_ns() const { return clock_.now_ns(); }
-  void kernel_stopped(std::uint64_t told_ns);
+  kernels::cuda::SmCredits* sm_credits() const { return reinterpret_cast<kernels::cuda::SmCredits*>(sm_credits_); }
+  // SMs that each lane may always use.
+  std::uint32_t guaranteed_sms() const;
   void take_leaving(LeavingLane lane) { leaving_.push_back(std::move(lane)); }
+  // What the device can't do without has failed: this process ends.
+  [[noreturn]] void fail(const Status& status) const;
   void share_anew();
-  // Whether a kernel that holds `sms` fits besides those of other lanes. A kernel that is launched without
-  // room could not be ended before it has begun.
-  bool has_room(const CudaLane& lane, std::uint32_t sms) const;
 
  private:
   CudaDevice(const CudaDriver& driver, CUdevice device, std::string name, LaunchMode mode, const Clock& clock)
       : driver_(driver), device_(device), name_(std::move(name)), mode_(mode), clock_(clock) {}
-  Status start(std::function<void()> notify);
+  Status start();
   // Changes the partition of launched lanes to the wanted size, if nothing is in flight.
   void change_partition();
-  // False: the device begins no kernel. Nothing goes on until the launch probe notifies.
-  bool follow_probe();
   // True: the lane's stream has ended.
   bool see_off(LeavingLane& lane);
   bool is_idle(CUstream stream) const;
@@ -173,16 +166,13 @@ class CudaDevice final : public Device, public Launcher {
   std::shared_ptr<Partition> partition_;
   std::vector<CudaLane*> lanes_;
   std::vector<LeavingLane> leaving_;
-  std::vector<std::uint32_t> kernel_stops_;  // microseconds of each stop
   std::vector<LaneMemory> free_memory_;
   std::unique_ptr<LaunchProbe> probe_;  // LaunchMode::kResident
-  std::uint32_t changes_seen_ = 0;
-  std::uint32_t yield_epoch_ = 0;
+  CUdeviceptr sm_credits_ = 0;          // likewise
   CUlibrary library_ = nullptr;
   std::array<CUkernel, std::size(kernels::cuda::kKernelNames)> kernels_{};
 };
 
-Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, LaunchMode mode, const Clock& clock,
-                                                 std::function<void()> notify);
+Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, LaunchMode mode, const Clock& clock);
 
 }  // namespace epd::device

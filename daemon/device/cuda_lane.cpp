@@ -60,7 +60,7 @@ CudaLane::~CudaLane() {
   // The stream writes words in an arena that is unmapped next.
   must("cuStreamSynchronize", driver_.cuStreamSynchronize(control()));
   if (memory_.device != 0 && signals_.under_way()) {
-    leave({partition_, nullptr, 0, 0, 0, memory_, {}, {}});
+    leave({partition_, nullptr, 0, nullptr, memory_, {}, {}});
   } else if (memory_.device != 0) {
     device_.give_back(memory_);
   }
@@ -86,8 +86,8 @@ void CudaLane::let_stream_go() {
   stream_ = nullptr;
 }
 
-void CudaLane::leave_running(std::uint32_t held_sms, std::uint64_t told_ns, CallPort::Layout calls) {
-  leave({partition_, stream_, stream_priority_, held_sms, told_ns, memory_, std::move(calls), {}});
+void CudaLane::leave_running(std::unique_ptr<PairsAhead> pairs, CallPort::Layout calls) {
+  leave({partition_, stream_, stream_priority_, std::move(pairs), memory_, std::move(calls), {}});
   stream_ = nullptr;
 }
 

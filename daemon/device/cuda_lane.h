@@ -1,4 +1,4 @@
-// What all lanes of a GPU have: a stream, memory, and a share of the SMs. launched_lane.h and resident_lane.h
+// What all lanes of a GPU have: a stream, memory, and a share of the SMs. launched_lane.h and worker_lane.h
 // say how operations are started.
 #pragma once
 
@@ -19,8 +19,6 @@ class CudaLane : public Lane {
   virtual void follow_share() = 0;
   // Continues the change of share. True while it is under way.
   virtual bool advance() { return false; }
-  // SMs that the lane holds even while nothing runs.
-  virtual std::uint32_t held_sms() const { return 0; }
   std::int32_t priority() const { return priority_; }
   virtual std::uint32_t in_flight() const { return 0; }  // operations that were launched
   // The partition of its stream; null: it has had no stream.
@@ -46,7 +44,7 @@ class CudaLane : public Lane {
   // Called when nothing is in flight and the stream has ended: gives the stream back.
   void let_stream_go();
   // Called by the destructor: the device keeps stream and memory until the stream has ended.
-  void leave_running(std::uint32_t held_sms, std::uint64_t told_ns, CallPort::Layout calls);
+  void leave_running(std::unique_ptr<PairsAhead> pairs, CallPort::Layout calls);
   CUstream control() const { return device_.partition()->control(); }
   void write_word(const void* word, std::uint32_t value) const;
   void must(const char* what, CUresult result) const { cuda_must(driver_, what, result); }

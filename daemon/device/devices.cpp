@@ -95,7 +95,7 @@ Result<std::unique_ptr<Device>> make_device(const std::string& name, LaunchMode 
   if (parsed->kind == abi::DeviceKind::kHost)
     return std::unique_ptr<Device>(std::make_unique<HostDevice>(name, std::move(notify)));
 #if EPD_WITH_CUDA
-  return make_cuda_device(*parsed, mode, clock, std::move(notify));
+  return make_cuda_device(*parsed, mode, clock);
 #else
   static_cast<void>(mode), static_cast<void>(clock);
   return built_without(*parsed);

@@ -51,8 +51,8 @@ Calls::Calls(Member& member, device::Launcher& launcher)
       port_(*member.lane->calls()),
       views_(member) {
   const GroupRankMemory& memory = group_.ranks[member.rank];
-  port_.open(
-      {memory.call_words(), memory.user, member.results, abi::ResultsLayout(group_.shape).counts_stride});
+  port_.open({memory.call_words(), memory.user, member.results, abi::ResultsLayout(group_.shape).counts_stride,
+              memory.exchange->bytes() + group_.exchange_layout.generation});
 }
 
 void Calls::follow_settings(std::uint32_t timeout_ms) {
@@ -76,8 +76,13 @@ void Calls::resume(bool fresh) {
     routes[record] = {abi::op_tag(now.head.epoch, now.head.handle - 1), now.head.num_tokens, now.half};
     recv_rows_[record] = now.head.num_recv_rows;
   }
+  std::vector<device::CallPort::Bell> bells;
+  for (const auto& other : group_.members) {
+    const GroupRankMemory& memory = group_.ranks[other->rank];
+    if (other.get() != &member_) bells.push_back({other->rank, memory.call_words(), memory.user});
+  }
   port_.resume({group_.epoch, group_.in_tags(member_.next_number), group_.from_tags(0), group_.changed_epoch,
-                routes, device_view(member_), memory_table(group_)});
+                routes, device_view(member_), memory_table(group_), bells});
 }
 
 // ---- what is enqueued

@@ -30,7 +30,6 @@ class Calls {
   void resume(bool fresh);
 
   bool resumed() const { return port_.resumed(); }
-  bool waits_for_room() const { return port_.waits_for_room(); }
 
   const JournalEntry* front() const { return port_.front(); }
   void pop();

@@ -120,11 +120,4 @@ std::uint64_t Journals::next_look_ns(std::uint64_t now_ns) const {
   return next;
 }
 
-const Member* Journals::running_beside(const Group& group) const {
-  const auto found = std::find_if(members_.begin(), members_.end(), [&group](const Member* member) {
-    return &member->group != &group && member->calls->runs();
-  });
-  return found != members_.end() ? *found : nullptr;
-}
-
 }  // namespace epd::engine

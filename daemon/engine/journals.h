@@ -31,8 +31,6 @@ class Journals {
   // Whether read() would find an entry.
   bool pending() const;
   std::uint64_t next_look_ns(std::uint64_t now_ns) const;
-  // A member of another group with a call that runs; null: none is known.
-  const Member* running_beside(const Group& group) const;
 
  private:
   void read_entry(Member& member, const kernels::cuda::JournalEntry& entry);

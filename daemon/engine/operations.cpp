@@ -195,10 +195,4 @@ std::uint64_t Operations::next_look_ns(std::uint64_t now_ns) const {
   return next;
 }
 
-const Operation* Operations::in_flight_beside(const Group& group) const {
-  return schedule_.find([&group](const Operation& operation) {
-    return &operation.member().group != &group && operation.is_collective() && operation.in_flight();
-  });
-}
-
 }  // namespace epd::engine

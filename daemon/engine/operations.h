@@ -36,8 +36,6 @@ class Operations {
   // Whether step() would make progress.
   bool runnable() const;
   std::uint64_t next_look_ns(std::uint64_t now_ns) const;
-  // A collective in flight of another group; null: there is none.
-  const Operation* in_flight_beside(const Group& group) const;
 
  private:
   bool take_turn(Schedule::Queue& queue, std::int32_t first, std::uint64_t until_ns);

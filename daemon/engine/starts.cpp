@@ -66,16 +66,10 @@ bool Starts::refuse(Owed& owed) {
 
 // What the group waits for; "" if for nothing.
 std::string Starts::awaited(const Group& group) const {
-  if (const Member* const late = late_member(group); late != nullptr) return awaited(group, *late);
+  if (const Member* const late = late_member(group); late != nullptr)
+    return "rank " + std::to_string(late->rank) + " waits for " + device_ + " to take the epoch";
   const std::optional<far::EngineId> engine = group.far == nullptr ? std::nullopt : group.far->awaited();
   return engine ? "greeting of " + far_engines_.name(*engine) : "";
-}
-
-// A kernel gets its SMs when the kernel before it has ended. That one may wait for a slow peer.
-std::string Starts::awaited(const Group& group, const Member& late) const {
-  const std::string kernel = "the kernel of rank " + std::to_string(late.rank) + " waits for ";
-  if (!late.calls->waits_for_room()) return kernel + device_ + " to begin it";
-  return kernel + "SMs of " + device_ + holder_of_sms(group);
 }
 
 void Starts::begin(Group& group) {
@@ -98,18 +92,6 @@ void Starts::say_waits(Owed& owed, const std::string& text) {
   abi::GroupWaits message{group.id, {}};
   abi::set_text(message.text, text.data(), text.size());
   link_.send(abi::LinkType::kGroupWaits, message);
-}
-
-// The operation of another group that has been in flight longest; "" if none is known.
-std::string Starts::holder_of_sms(const Group& group) const {
-  const auto holds = [](std::uint64_t index, const Member& member) {
-    return ", which operation " + std::to_string(index) + " of rank " + std::to_string(member.rank) +
-           " of group " + std::to_string(member.group.id) + " holds";
-  };
-  if (const Operation* operation = operations_.in_flight_beside(group); operation != nullptr)
-    return holds(operation->index(), operation->member());
-  const Member* const member = journals_.running_beside(group);
-  return member != nullptr ? holds(member->next_index(), *member) : "";
 }
 
 // Its kernels have already begun.

@@ -45,9 +45,7 @@ class Starts {
   void activate(Group& group);
   bool refuse(Owed& owed);
   std::string awaited(const Group& group) const;
-  std::string awaited(const Group& group, const Member& late) const;
   void say_waits(Owed& owed, const std::string& text);
-  std::string holder_of_sms(const Group& group) const;
 
   const std::string device_;
   SupervisorLink& link_;

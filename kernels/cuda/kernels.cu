@@ -1,7 +1,7 @@
-// The entry points of the kernels. A launched kernel runs one operation. The resident kernel runs operations
-// until it is told to stop. kKernelNames lists the names.
+// The entry points of the kernels. A launched kernel runs one operation. A gate takes a call, and the main kernel
+// behind it carries the call out. kKernelNames lists the names.
 #include "cuda/algorithms.cuh"
-#include "cuda/resident/kernel.cuh"
+#include "cuda/workers/main.cuh"
 #include "kernels/cuda.h"
 
 namespace epd::kernels::cuda {
@@ -14,7 +14,7 @@ __device__ inline Operation& own_operation() {
   __shared__ alignas(16) std::uint8_t memory[sizeof(Operation)];
   return *reinterpret_cast<Operation*>(memory);
 }
-static_assert(sizeof(Operation) + sizeof(ViewCopy) + sizeof(Watch) + 512 + 1024 <= kStaticBytes);
+static_assert(sizeof(Operation) + sizeof(ViewCopy) + sizeof(Work) + 512 + 1024 <= kStaticBytes);
 
 // Copies a launched operation from device memory into the CTA's own copy. All threads call.
 __device__ inline Operation& fetch(const Operation* from) {
@@ -34,6 +34,9 @@ __device__ inline Operation& fetch(const Operation* from) {
 // The register limit of epd_dispatch. It leaves registers for a client's waiting kernel, as kStaticBytes
 // leaves shared memory: 512 threads of 128 registers would take all of an SM.
 inline constexpr int kLaunchedRegisters = 120;
+// Those of the main kernel and of a gate. A gate of another lane fits beside a CTA of a main kernel.
+inline constexpr int kMainRegisters = 112;
+inline constexpr int kGateRegisters = 64;
 
 extern "C" __global__ void __maxnreg__(kLaunchedRegisters) epd_dispatch(const Operation* op) {
   Operation& own = fetch(op);
@@ -55,47 +58,53 @@ extern "C" __global__ void __launch_bounds__(kMaxThreads, 1) epd_combine_per_exp
 
 // Not inlined, so that each has a register allocation of its own: together they need more registers than
 // there are.
-__device__ __noinline__ inline void resident_dispatch(Operation& op, Cta cta, std::uint8_t* memory) {
+__device__ __noinline__ inline void worker_dispatch(Operation& op, Cta cta, std::uint8_t* memory) {
   run_dispatch(op, cta, memory);
 }
 template <bool kPerExpert>
-__device__ __noinline__ inline void resident_combine(Operation& op, Cta cta, std::uint8_t* memory) {
+__device__ __noinline__ inline void worker_combine(Operation& op, Cta cta, std::uint8_t* memory) {
   run_combine<kPerExpert>(op, cta, memory);
 }
 
 // Runs one CTA's part of a call's operation.
-__device__ inline void run_task(Task task, Operation& op, Cta cta, std::uint8_t* memory) {
-  if (cta.index >= cta.count) return;  // the operation may use fewer SMs than the kernel
+__device__ inline void run_task(Task task, Operation& op, std::uint8_t* memory) {
+  const Cta cta{blockIdx.x, op.division.ctas};
   if (is_low_latency(op)) {
     if (task == Task::kDispatch) run_low_latency_dispatch(op, memory);
     if (task == Task::kCombinePerExpert) run_low_latency_combine(op, memory);
     return;
   }
-  if (task == Task::kDispatch) resident_dispatch(op, cta, memory);
-  if (task == Task::kCombine) resident_combine<false>(op, cta, memory);
-  if (task == Task::kCombinePerExpert) resident_combine<true>(op, cta, memory);
+  if (task == Task::kDispatch) worker_dispatch(op, cta, memory);
+  if (task == Task::kCombine) worker_combine<false>(op, cta, memory);
+  if (task == Task::kCombinePerExpert) worker_combine<true>(op, cta, memory);
 }
 
-extern "C" __global__ void __launch_bounds__(kMaxThreads, 1)
-    epd_resident(const __grid_constant__ ResidentArguments own) {
-  __shared__ Watch watch;  // used by CTA 0 only
-  __shared__ TakenCall call;
+// One warp. The main kernel may begin as soon as it is known that calls run: the view stays as it is from then on.
+extern "C" __global__ void __maxnreg__(kGateRegisters)
+    epd_gate(const __grid_constant__ WorkerArguments own) {
+  __shared__ Gate gate;
+  if (enter(own, gate)) let_dependents_begin();
+  if (threadIdx.x == 0) pass_gate(own, gate);
+}
+
+// Its CTAs may begin before the gate has ended. They copy the view meanwhile, which a call never uses if that is not
+// its own.
+extern "C" __global__ void __maxnreg__(kMainRegisters) epd_main(const __grid_constant__ WorkerArguments own) {
+  __shared__ alignas(32) std::uint8_t work_memory[sizeof(Work)];
   __shared__ ViewCopy view;
-  if (blockIdx.x == 0 && threadIdx.x == 0) begin_watch(own, watch);
-  begin_view(view);
-  for (std::uint32_t index = first_broadcast(*own.state);; ++index) {
-    const Task task = next_task(own, watch, call, index);
-    if (task == Task::kStop) {
-      leave_kernel(*own.state, index);
-      return;
-    }
-    compose_call(own.calls, blockIdx.x == 0 ? watch.running : call, view, own_operation());
-    Operation& op = own_operation();
-    run_task(task, op, {blockIdx.x, op.division.ctas}, dynamic_memory);
-    const Leaving left = leave(op, gridDim.x);
-    if (left.last && threadIdx.x == 0)
-      store_release(&own.state->left, std::uint64_t{left.failed} << 32 | (index + 1));
-  }
+  auto& work = *reinterpret_cast<Work*>(work_memory);
+  Operation& op = own_operation();
+  copy_by_threads(reinterpret_cast<DeviceView*>(view.view), own.calls.view);
+  __syncthreads();
+  if (threadIdx.x == 0) compose_constants(op, view.get().group);
+  await_kernel_before();
+  copy_by_threads(&work, &own.lane->work);
+  __syncthreads();
+  if (work.task == Task::kNone || blockIdx.x >= work.ctas) return;
+  compose_work(own.calls, work, view, op);
+  run_task(work.task, op, dynamic_memory);
+  const Leaving left = leave(op, work.ctas);
+  if (left.last && threadIdx.x == 0) conclude(own, work, left.failed, runs_of(own.calls, work.call.result));
 }
 
 extern "C" __global__ void epd_launch_probe() {}

@@ -34,6 +34,26 @@ __device__ inline std::uint32_t lanes_below() {
   return (1u << lane_of()) - 1;
 }
 
+// Loads two neighbouring words, each at once.
+__device__ inline ulonglong2 load_relaxed_pair(const std::uint64_t* at) {
+  ulonglong2 pair;
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(pair.x), "=l"(pair.y) : "l"(at) : "memory");
+  return pair;
+}
+
+// Programmatic launch: the next kernel of the stream may begin, and the kernel before this one has ended. Before sm_90
+// kernels do not overlap.
+__device__ inline void let_dependents_begin() {
+#if EPD_BULK
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ inline void await_kernel_before() {
+#if EPD_BULK
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Returns the size of the dynamic shared memory that the CTA was launched with.
 __device__ inline std::uint32_t dynamic_shared_bytes() {
   std::uint32_t bytes;

@@ -1,5 +1,5 @@
-// Calls of a resident device: operations that clients write into its rings (abi::CallWords). This file has
-// what the kernel and its engine keep about calls and exchange with each other. Plain data.
+// Calls: operations that clients write into a lane's rings (abi::CallWords). This file has what the kernels and
+// their engine keep about calls and exchange with each other. Plain data.
 #pragma once
 
 #include "kernels/cuda_operation.h"
@@ -23,17 +23,13 @@ struct RouteState {
   std::uint32_t half = 0;  // the half of the record that holds it; the next dispatch writes the other half
 };
 
-// Where an enabled epoch starts. The host writes it in pinned memory, and the kernel reads it once for each
-// enabled epoch. It reads `sets` and `sequence` also when it starts.
+// Where an enabled epoch starts. The host writes it in pinned memory, and a gate reads it once for each enabled
+// epoch.
 struct CallStart {
   std::uint64_t epoch = 0;
   std::uint64_t index = 0;          // number of the next dispatch or combine in the group
   std::uint64_t changed_epoch = 0;  // a cached dispatch needs a routing of this epoch or a later one
   std::uint32_t num_routes = 0;
-  // 1: the kernel must take `sequence` too, because the engine is new. It does so once, at its start or at
-  // the first enabled epoch that says so. Later its own numbers count.
-  std::uint32_t sets = 0;
-  std::uint32_t sequence[kCallRings] = {};  // number of the next call
   std::uint64_t index_base = 0;             // `index` plus this is the number that clients know
   const RouteState* routes = nullptr;       // [num_routes], pinned
 };
@@ -51,26 +47,23 @@ struct alignas(64) JournalEntry {
 };
 static_assert(sizeof(JournalEntry) == 128);
 
-// Pinned host memory. The kernel writes it, and reads only `start` (see CallStart).
+// Pinned host memory. Kernels write it, and read only `start`.
 struct CallHost {
   alignas(64) CallStart start;
-  // The enabled epoch that the kernel has taken. It is stored when no call of an earlier one runs any more.
-  alignas(64) std::uint32_t enabled_epoch;
   alignas(64) JournalEntry journal[kJournalEntries];
 };
 
-// The state of a lane's calls: the host's words for the kernel, and what the kernel keeps between its
+// The state of a lane's calls: the host's words for the kernels, and what the kernels keep between their
 // launches. Device memory, zeroed once. RouteState[num_routes] follow.
 struct alignas(64) CallState {
-  // The host writes these words by stream memory operations. The kernel reads each pair by one access.
-  // The enabled epoch. Odd: calls are run, from CallStart on. Even: calls are discarded.
-  alignas(8) std::uint32_t enabled_epoch;
-  std::uint32_t sms;                      // SMs of the device that the group's operations may use; 0: all
-  alignas(8) std::uint32_t journal_read;  // journal entries that the host has read
-  std::uint32_t timeout_ms;               // of a call that names none
-  std::uint32_t stop;                     // number of the kernel that must leave (ResidentArguments)
-  std::uint32_t abort;                    // not 0: the running operation must end
-  // The kernel writes the rest.
+  // The host writes these words by stream memory operations.
+  std::uint32_t sms;             // SMs that an operation of the group may use; 0: all
+  std::uint32_t guaranteed_sms;  // SMs that the lane may always use (SmCredits); not 0
+  std::uint32_t journal_read;    // journal entries that the host has read
+  std::uint32_t timeout_ms;      // of a call that names none
+  std::uint32_t abort;           // not 0: the running operation must end
+  std::uint32_t leaves;          // not 0: the lane is closed. Gates ring again and leave, so that the stream empties
+  // The kernels write the rest. The host writes `sequence` and `results` once, before the first one.
   alignas(64) std::uint64_t epoch;
   std::uint64_t index;
   std::uint64_t changed_epoch;
@@ -78,14 +71,13 @@ struct alignas(64) CallState {
   std::uint32_t sequence[kCallRings];  // of the next call
   std::uint32_t journal;               // journal entries written
   std::uint32_t enabled_epoch_taken;
-  std::uint32_t failed;        // a call has failed: calls are discarded until the next enabled epoch
-  std::uint32_t sequence_set;  // `CallStart::sequence` was taken, which happens once in a lane's life
+  std::uint32_t failed;    // a call has failed: calls are discarded until the next enabled epoch
+  std::uint32_t last;      // CallRing of the last call that was taken
   std::uint64_t noops;
   std::uint32_t results;    // results written
   std::uint32_t together;   // GroupView::together of the enabled epoch
   std::uint64_t called;     // tag of the last operation of which other ranks were told; 0: none
   std::uint64_t called_ns;  // when
-  std::uint32_t told;       // 0: it has been withdrawn
 };
 static_assert(sizeof(CallState) == 192);
 
@@ -97,8 +89,8 @@ struct alignas(8) ResultRuns {
 
 struct DeviceView;  // in group_view.h
 
-// What a resident kernel needs to take calls. Clients write `words`, so the kernel reads each word once and
-// then validates it.
+// What the kernels need to take calls. Clients write `words`, so the gate reads each word once and then
+// validates it.
 struct CallArguments {
   abi::CallWords* words = nullptr;
   CallState* state = nullptr;

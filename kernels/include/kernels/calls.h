@@ -1,5 +1,5 @@
-// The validation of calls, and their conversion into operations. These functions are the same in the resident
-// kernel and in tests that play its part.
+// The validation of calls, and their conversion into operations. These functions are the same in the kernels
+// and in tests that play their part.
 #pragma once
 
 #include "kernels/group_view.h"
@@ -25,12 +25,12 @@ struct Judgement {
   std::int32_t failed_rank = -1;  // of OpError::kDeadline
 };
 
-// Returns whether calls are run in the enabled epoch that the kernel has taken.
+// Returns whether calls are run in the enabled epoch that a gate has taken last.
 EPD_HOST_DEVICE constexpr bool takes_calls(const CallState& state) {
   return state.enabled_epoch_taken % 2 != 0 && state.failed == 0;
 }
 
-// Returns whether all words belong to the same call. The first word was loaded last.
+// Returns whether all words belong to the same call.
 EPD_HOST_DEVICE constexpr bool is_whole(const abi::PackedCall& call) {
   for (std::uint32_t i = 1; i < abi::PackedCall::kWords; ++i) {
     if (call.words[i] >> 32 != call.words[0] >> 32) return false;
@@ -38,15 +38,21 @@ EPD_HOST_DEVICE constexpr bool is_whole(const abi::PackedCall& call) {
   return true;
 }
 
+// Returns whether the words at the place of call `next` are of that call and whole, or of one behind it.
+EPD_HOST_DEVICE constexpr bool is_there(const abi::PackedCall& packed, std::uint32_t next) {
+  const auto ahead =
+      static_cast<std::int32_t>(static_cast<std::uint32_t>(packed.words[0] >> 32) - 1 - next);
+  return ahead > 0 || (ahead == 0 && is_whole(packed));
+}
+
 // Judges the words at the place of the ring's next call. After kRun, judge_routing() decides. Words of the
 // ring's lap before have a lower number, and count as not there.
 EPD_HOST_DEVICE constexpr Judgement judge_call(const CallState& state, const abi::OpLimits& limits,
                                                CallRing ring, const abi::PackedCall& packed) {
-  const abi::Call call = abi::unpack(packed);
-  const auto ahead = static_cast<std::int32_t>(call.number - state.sequence[ring]);
-  if (ahead < 0 || (ahead == 0 && !is_whole(packed))) return {Verdict::kWait};
+  if (!is_there(packed, state.sequence[ring])) return {Verdict::kWait};
   if (!takes_calls(state)) return {Verdict::kDiscard};
-  if (ahead > 0) return {Verdict::kRefuse, OpError::kLostCall, call.number, state.sequence[ring]};
+  const abi::Call call = abi::unpack(packed);
+  if (call.number != state.sequence[ring]) return {Verdict::kRefuse, OpError::kLostCall, call.number, state.sequence[ring]};
   if (call.epoch != (state.epoch & 0xff)) return {Verdict::kDiscard};
   const abi::OpRequest request = call.request();
   const bool may_place = ring == kByStreams;
@@ -120,8 +126,7 @@ EPD_HOST_DEVICE constexpr Task task_of(abi::Op op, bool per_expert) {
   return per_expert ? Task::kCombinePerExpert : Task::kCombine;
 }
 
-// Sets how the operation ends, and where it publishes what. On the device, `op` still holds the operation of
-// the call before.
+// Sets how the operation ends, and where it publishes what.
 EPD_HOST_DEVICE inline void compose_ends(Operation& op, const CallArguments& own, const TakenCall& call) {
   auto* const counts = reinterpret_cast<std::uint8_t*>(own.results) + sizeof(abi::Results);
   op.counts.host_words =
@@ -143,14 +148,14 @@ EPD_HOST_DEVICE inline void compose_ends(Operation& op, const CallArguments& own
   op.result = &own.host->journal[call.journal % kJournalEntries].result;
 }
 
-// Returns the number of CTAs that run the call, in a kernel of `most` CTAs.
+// Returns the number of CTAs that a call asks for, in a kernel of `most` CTAs.
 EPD_HOST_DEVICE constexpr std::uint32_t ctas_of(const TakenCall& call, std::uint32_t most) {
   return call.sms == 0 || call.sms > most ? most : call.sms;
 }
-// Returns the index in CallArguments::division, for a kernel of `ctas` CTAs.
+// Returns the index in CallArguments::division of a call that `ctas` CTAs carry out.
 EPD_HOST_DEVICE constexpr std::uint32_t division_index(const TakenCall& call, std::uint32_t most_ctas,
                                                        std::uint32_t ctas) {
-  return division_kind(call.op(), call.flags) * most_ctas + ctas_of(call, ctas) - 1;
+  return division_kind(call.op(), call.flags) * most_ctas + ctas - 1;
 }
 
 }  // namespace epd::kernels::cuda

@@ -21,11 +21,11 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
 // of dynamic shared memory.
 // - epd_dispatch, epd_combine, epd_combine_per_expert run one operation. Their parameter points to it in
 //   device memory.
-// - epd_resident is persistent. Its parameter is ResidentArguments. It has as many CTAs as it may use SMs,
-//   each of kMaxThreads and all shared memory, so that nothing else fits beside it. Operations may use fewer
-//   CTAs.
+// - epd_gate and epd_main are a pair; their parameter is WorkerArguments. epd_gate is one warp without dynamic shared
+//   memory. epd_main has CallArguments::most_ctas CTAs of kMaxThreads, and is launched behind its gate with
+//   programmatic stream serialization. CTAs that a call does not use leave at once.
 // - epd_launch_probe is the launch probe. It does nothing; that it has run shows that the GPU still starts
-// kernels.
+//   kernels.
 std::span<const std::byte> image();
 bool image_checks_ranges();  // whether it is the debug image (cuda/common/range.h)
 // Shared memory beside the dynamic part: the operation's copy, the group view, a few words, and the driver's
@@ -33,9 +33,11 @@ bool image_checks_ranges();  // whether it is the debug image (cuda/common/range
 // its SM.
 inline constexpr std::uint32_t kStaticBytes = 12 * 1024;
 inline constexpr const char* kKernelNames[] = {"epd_dispatch", "epd_combine", "epd_combine_per_expert",
-                                               "epd_resident", "epd_launch_probe"};
-inline constexpr const char* kResidentKernel = kKernelNames[3];
-inline constexpr const char* kLaunchProbeKernel = kKernelNames[4];
+                                               "epd_gate", "epd_main", "epd_launch_probe"};
+inline constexpr const char* kGateKernel = kKernelNames[3];
+inline constexpr const char* kMainKernel = kKernelNames[4];
+inline constexpr const char* kLaunchProbeKernel = kKernelNames[5];
+inline constexpr std::uint32_t kGateThreads = 32;
 
 // Returns the kernel of a configured `op`. Launch it with division.ctas CTAs of division.threads
 // threads and division.shared_bytes. Each CTA has an SM of its own, and all of them must run at the same

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/host_device.h"
-#include "kernels/resident.h"
+#include "kernels/workers.h"
 #include "kernels/row_places.h"
 #include "proto/arena.h"
 

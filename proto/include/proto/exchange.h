@@ -222,6 +222,7 @@ struct ExchangeArenaLayout {
   std::uint64_t routing_bytes = 0;  // of a record
   std::uint64_t inboxes = 0;        // of block 0
   std::uint64_t inbox_bytes = 0;    // of each; 0: there are none
+  std::uint64_t generation = 0;     // a line: how many engines have served the rank, of CUDA devices
   std::uint64_t total_bytes = 0;
 
   constexpr explicit ExchangeArenaLayout(const GroupShape& s) {
@@ -240,7 +241,8 @@ struct ExchangeArenaLayout {
     routing_bytes = half_bytes * 2;
     inboxes = routing + routing_bytes * s.num_routes();
     inbox_bytes = InboxLayout(s).bytes;
-    total_bytes = inboxes + inbox_bytes * s.depth;
+    generation = inboxes + inbox_bytes * s.depth;
+    total_bytes = generation + sizeof(SignalLine);
   }
   constexpr std::uint64_t block(std::uint64_t op_index, std::uint32_t depth) const {
     return block_bytes * (op_index % depth);

@@ -150,6 +150,13 @@ EPD_DEVICE inline void set_bits_system(std::uint32_t* at, std::uint32_t bits) {
 EPD_DEVICE inline std::uint64_t exchange(std::uint64_t* at, std::uint64_t value) {
   return atomicExch(reinterpret_cast<unsigned long long*>(at), value);
 }
+// Relaxed; what was there before. Of words whose halves a host writes.
+EPD_DEVICE inline std::uint64_t exchange_system(std::uint64_t* at, std::uint64_t value) {
+  return atomicExch_system(reinterpret_cast<unsigned long long*>(at), value);
+}
+EPD_DEVICE inline std::uint64_t fetch_or_system(std::uint64_t* at, std::uint64_t bits) {
+  return atomicOr_system(reinterpret_cast<unsigned long long*>(at), bits);
+}
 
 EPD_DEVICE inline std::uint64_t nanoseconds() {
   std::uint64_t now;

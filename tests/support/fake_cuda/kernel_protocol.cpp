@@ -1,10 +1,10 @@
 #include "fake_cuda/kernel_protocol.h"
 
-#include "cuda/resident/work.h"
+#include "cuda/workers/gate.h"
 #include "fake_cuda/operation_check.h"
 #include "fake_cuda/operation_kernel.h"
 
-#include <cstring>
+#include <algorithm>
 
 namespace epd::fake_cuda {
 
@@ -22,47 +22,46 @@ std::string run_kernel(const Launch& launch, const Operation* given, const Kerne
 
 namespace {
 
-// A resident kernel: what its CTA 0 does with one thread is kernels/cuda/resident/work.h. This does the rest,
-// what the other threads and CTAs do (kernels/cuda/resident/kernel.cuh, kernels.cu).
-class Resident {
- public:
-  Resident(const Launch& launch, const ResidentArguments& own, const KernelDevice& device)
-      : launch_(launch), own_(own), device_(device) {}
-
-  std::string stay();
-
- private:
-  std::string reach() const;
-  std::string compose(Task task, Operation& op) const;
-  std::string check(Task task, const Operation& op) const;
-
-  const Launch& launch_;
-  const ResidentArguments& own_;
-  const KernelDevice& device_;
-  Watch watch_{};
-};
-
-std::string Resident::reach() const {
-  const CallArguments& calls = own_.calls;
-  if (!device_.reaches(own_.state, sizeof(ResidentState))) return "the state is out of reach";
-  if (!device_.reaches(own_.yield_epoch, sizeof(*own_.yield_epoch))) return "the yield_epoch is out of reach";
-  if (!device_.reaches(calls.words, sizeof(abi::CallWords))) return "the words of calls are out of reach";
-  if (!device_.reaches(calls.state, sizeof(CallState))) return "the state of calls is out of reach";
-  if (!device_.reaches(calls.host, sizeof(CallHost))) return "the journal is out of reach";
-  if (!device_.reaches(calls.results, sizeof(abi::Results))) return "the results are out of reach";
-  if (!device_.reaches(calls.runs, sizeof(ResultRuns) * abi::kReplayedResults))
+std::string reach(const WorkerArguments& own, const KernelDevice& device) {
+  const CallArguments& calls = own.calls;
+  if (!device.reaches(own.lane, sizeof(LaneState))) return "the lane's state is out of reach";
+  if (!device.reaches(own.credits, sizeof(SmCredits))) return "the SMs' credits are out of reach";
+  if (!device.reaches(own.bells, sizeof(Bells))) return "the other ranks' bells are out of reach";
+  if (!device.reaches(own.generation, sizeof(*own.generation))) return "the generation is out of reach";
+  if (!device.reaches(calls.words, sizeof(abi::CallWords))) return "the words of calls are out of reach";
+  if (!device.reaches(calls.state, sizeof(CallState))) return "the state of calls is out of reach";
+  if (!device.reaches(calls.host, sizeof(CallHost))) return "the journal is out of reach";
+  if (!device.reaches(calls.results, sizeof(abi::Results))) return "the results are out of reach";
+  if (!device.reaches(calls.runs, sizeof(ResultRuns) * abi::kReplayedResults))
     return "the counts of runs are out of reach";
   if (calls.limits.depth == 0) return "an arena without blocks";
   return {};
 }
 
-std::string Resident::compose(Task task, Operation& op) const {
-  const CallArguments& calls = own_.calls;
-  const TakenCall& call = watch_.running;
-  const std::uint32_t at = division_index(call, calls.most_ctas, launch_.ctas);
-  if (!device_.reaches(calls.view, sizeof(DeviceView))) return "the group's view is out of reach";
-  if (!device_.reaches(calls.division + at, sizeof(WorkDivision)))
-    return "the division of work is out of reach";
+// What the warp of a gate reads together (kernels/cuda/workers/main.cuh).
+void enter(const WorkerArguments& own, Gate& gate) {
+  const CallArguments& calls = own.calls;
+  gate.enabled_epoch = static_cast<std::uint32_t>(
+      ordered::fetch_or_system(reinterpret_cast<std::uint64_t*>(own.lane->door), 1) >> 32);
+  ordered::exchange_system(reinterpret_cast<std::uint64_t*>(calls.words->bell), 0);
+  gate.generation = ordered::load_relaxed_system(own.generation);
+  for (std::uint32_t i = 0; i < abi::kCallSlots; ++i) {
+    gate.calls[kByStreams][i] = load_call(calls.words->calls + i);
+    gate.calls[kByHost][i] = load_call(calls.words->host_calls + i);
+  }
+  ordered::load_whole(gate.state, *calls.state);
+  for (std::uint32_t i = 0; i < std::min(calls.limits.num_routes, Gate::kRoutes); ++i)
+    ordered::load_whole(gate.routes[i], calls.routes[i]);
+}
+
+std::string compose_work(const Launch& launch, const WorkerArguments& own, const Work& work,
+                         const KernelDevice& device, Operation& op) {
+  const CallArguments& calls = own.calls;
+  const TakenCall& call = work.call;
+  if (work.ctas == 0 || work.ctas > launch.ctas) return "a call asks for more CTAs than there are";
+  const std::uint32_t at = division_index(call, calls.most_ctas, work.ctas);
+  if (!device.reaches(calls.view, sizeof(DeviceView))) return "the group's view is out of reach";
+  if (!device.reaches(calls.division + at, sizeof(WorkDivision))) return "the division of work is out of reach";
   const DeviceView& view = *calls.view;
   op = kernels::cuda::compose(view.group, call);
   for (std::uint32_t rank = 0; rank < kMaxRanks; ++rank)
@@ -70,47 +69,36 @@ std::string Resident::compose(Task task, Operation& op) const {
   compose_ends(op, calls, call);
   if (has_flag(call, abi::kFlagPlaces)) {
     const abi::RowPlaces& places = calls.words->places[call.number % abi::kCallSlots];
-    if (op.memories != nullptr && !device_.reaches(op.memories, sizeof(MemoryTable)))
+    if (op.memories != nullptr && !device.reaches(op.memories, sizeof(MemoryTable)))
       return "the table of registered memories is out of reach";
     take_own_places(op,
                     {ordered::load_relaxed_system(&places.in), ordered::load_relaxed_system(&places.out)});
   }
   op.division = calls.division[at];
-  return check(task, op);
-}
-
-std::string Resident::check(Task task, const Operation& op) const {
-  if (op.division.ctas > launch_.ctas) return "an operation asks for more CTAs than there are";
-  const Launch its{launch_.kernel, op.division.ctas, op.division.threads, op.division.shared_bytes};
-  return check_operation(its, task, op, device_);
-}
-
-std::string Resident::stay() {
-  device_.take_sms(launch_.ctas);
-  std::string wrong = reach();
-  if (!wrong.empty()) return wrong;
-  begin_watch(own_, watch_);
-  for (std::uint32_t broadcast = first_broadcast(*own_.state); !device_.over(); ++broadcast) {
-    const Task task = find_work(own_, watch_, broadcast);
-    broadcast_task(own_.state->broadcast, broadcast, task, watch_.running);
-    if (task == Task::kStop) {
-      ordered::store_release(&own_.state->left, broadcast + 1);
-      return {};
-    }
-    Operation op;
-    wrong = compose(task, op);
-    if (wrong.empty()) wrong = run_operation(task, op, device_);
-    if (!wrong.empty()) return wrong;
-    const bool failed = op.result->error != OpError::kNone;
-    ordered::store_release(&own_.state->left, std::uint64_t{failed} << 32 | (broadcast + 1));
-  }
-  return {};
+  const Launch its{launch.kernel, op.division.ctas, op.division.threads, op.division.shared_bytes};
+  return check_operation(its, work.task, op, device);
 }
 
 }  // namespace
 
-std::string run_resident(const Launch& launch, const ResidentArguments& own, const KernelDevice& device) {
-  return Resident(launch, own, device).stay();
+std::string run_gate(const WorkerArguments& own, const KernelDevice& device) {
+  if (std::string wrong = reach(own, device); !wrong.empty()) return wrong;
+  Gate gate{};
+  enter(own, gate);
+  pass_gate(own, gate);
+  return {};
+}
+
+std::string run_main(const Launch& launch, const WorkerArguments& own, const KernelDevice& device) {
+  const Work work = own.lane->work;
+  if (work.task == Task::kNone) return {};
+  Operation op;
+  device.take_sms(work.ctas);
+  std::string wrong = compose_work(launch, own, work, device, op);
+  if (wrong.empty()) wrong = run_operation(work.task, op, device);
+  if (!wrong.empty()) return wrong;
+  conclude(own, work, op.result->error != OpError::kNone, runs_of(own.calls, work.call.result));
+  return {};
 }
 
 }  // namespace epd::fake_cuda

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/cuda.h"
-#include "kernels/resident.h"
+#include "kernels/workers.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -37,8 +37,8 @@ struct Launch {
 // device would have faulted at.
 std::string run_kernel(const Launch& launch, const kernels::cuda::Operation* op, const KernelDevice& device);
 
-// The same for the resident kernel, until it is told to stop.
-std::string run_resident(const Launch& launch, const kernels::cuda::ResidentArguments& own,
-                         const KernelDevice& device);
+// The same for a gate, and for the main kernel behind it.
+std::string run_gate(const kernels::cuda::WorkerArguments& own, const KernelDevice& device);
+std::string run_main(const Launch& launch, const kernels::cuda::WorkerArguments& own, const KernelDevice& device);
 
 }  // namespace epd::fake_cuda

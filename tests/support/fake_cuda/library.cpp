@@ -12,8 +12,9 @@
 #include <cstring>
 
 using namespace epd::fake_cuda;
+using epd::kernels::cuda::kGateKernel;
 using epd::kernels::cuda::kKernelNames;
-using epd::kernels::cuda::kResidentKernel;
+using epd::kernels::cuda::kMainKernel;
 using epd::kernels::cuda::Operation;
 
 namespace {
@@ -185,12 +186,13 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
     return work != nullptr ? enqueue_kernel(handle, *kernel, std::move(work)) : CUDA_ERROR_INVALID_VALUE;
   }
   const Launch how{kernel->name, grid.ctas[0], grid.threads[0], grid.shared_bytes};
-  if (kernel->name == kResidentKernel) {
-    epd::kernels::cuda::ResidentArguments own;
+  if (kernel->name == kGateKernel || kernel->name == kMainKernel) {
+    epd::kernels::cuda::WorkerArguments own;
     std::memcpy(&own, params[0], sizeof(own));
-    return enqueue_kernel(handle, *kernel, [own, how](Stream& its) {
-      return run(its, how,
-                 [&](const Launch& launch, const auto& device) { return run_resident(launch, own, device); });
+    return enqueue_kernel(handle, *kernel, [own, how, gate = kernel->name == kGateKernel](Stream& its) {
+      return run(its, how, [&](const Launch& launch, const auto& device) {
+        return gate ? run_gate(own, device) : run_main(launch, own, device);
+      });
     });
   }
   const Operation* op = nullptr;

@@ -160,6 +160,15 @@ inline std::uint64_t exchange(std::uint64_t* at, std::uint64_t value) {
   });
 }
 
+inline std::uint64_t exchange_system(std::uint64_t* at, std::uint64_t value) {
+  return exchange(at, value);
+}
+inline std::uint64_t fetch_or_system(std::uint64_t* at, std::uint64_t bits) {
+  return access(at, [bits](std::uint64_t& word) {
+    return std::atomic_ref(word).fetch_or(bits, std::memory_order_acq_rel);
+  });
+}
+
 inline std::uint64_t nanoseconds() {
   return player->nanoseconds();
 }

@@ -85,7 +85,7 @@ class OperationInFlight {
 };
 
 // A lane whose operations are calls (proto/call_words.h): the client's streams and its host enqueue them, and
-// the resident kernel carries them out. The engine learns of them afterwards.
+// the device carries them out. The engine learns of them afterwards.
 //
 // At first the lane is halted. A halted lane discards calls: streams continue, and words.failed counts the
 // calls.
@@ -96,6 +96,13 @@ class CallPort {
     std::shared_ptr<Arena> memory;    // the rank's user arena, and
     std::shared_ptr<Arena> results;   // abi::Results: kept mapped while a kernel may read them
     std::uint64_t counts_stride = 0;  // abi::ResultsLayout
+    std::byte* generation = nullptr;  // in the rank's exchange arena (abi::ExchangeArenaLayout)
+  };
+  // The bell of another rank of the group that this device serves.
+  struct Bell {
+    std::uint32_t rank = 0;
+    std::byte* words = nullptr;  // abi::CallWords, in
+    std::shared_ptr<Arena> memory;
   };
   struct Start {
     std::uint64_t epoch = 0;
@@ -106,6 +113,7 @@ class CallPort {
     // What the group is in this epoch, except what the lane fills in (workspace, memories).
     const kernels::cuda::DeviceView& view;
     const kernels::cuda::MemoryTable& memories;
+    std::span<const Bell> bells;
   };
 
   virtual ~CallPort() = default;
@@ -116,13 +124,11 @@ class CallPort {
   virtual void set_limits(std::uint32_t sms, std::uint32_t timeout_ms) = 0;
   // Aborts the call that runs, and discards others until resume().
   virtual void halt() = 0;
-  // Nothing has run since halt(), and front() will return every entry.
-  virtual bool halted() const = 0;
+  // Nothing has run since halt(), and front() will return every entry. May begin a look at the device.
+  virtual bool halted() = 0;
   virtual void resume(const Start& start) = 0;
-  // The kernel has seen resume(). Calls that are enqueued before that are discarded.
-  virtual bool resumed() const = 0;
-  // The first kernel has not begun because other kernels hold its SMs. That lasts as long as those run.
-  virtual bool waits_for_room() const = 0;
+  // Calls that are enqueued from now on are run. Those before that are discarded. May begin a look at the device.
+  virtual bool resumed() = 0;
   // The next entry of the journal, in the order of calls; null: none yet. Reads host memory. Valid until
   // pop().
   virtual const kernels::cuda::JournalEntry* front() const = 0;

@@ -1,7 +1,8 @@
-#include "resident_calls.h"
+#include "worker_calls.h"
 
+#include "kernels/calls.h"
 #include "proto/call_words.h"
-#include "resident_lane.h"
+#include "worker_lane.h"
 
 #include <algorithm>
 #include <atomic>
@@ -11,6 +12,7 @@
 
 namespace epd::device {
 
+using kernels::cuda::Bells;
 using kernels::cuda::CallArguments;
 using kernels::cuda::CallHost;
 using kernels::cuda::CallStart;
@@ -27,6 +29,7 @@ using kernels::cuda::Operation;
 using kernels::cuda::ResultRuns;
 using kernels::cuda::RouteState;
 using kernels::cuda::WorkDivision;
+using kernels::cuda::WorkerArguments;
 
 namespace {
 
@@ -41,76 +44,95 @@ constexpr std::size_t routes_bytes(const LaneShape& shape) {
 
 }  // namespace
 
-std::size_t ResidentCalls::device_bytes(const LaneShape& shape, std::uint32_t max_sms) {
+std::size_t WorkerCalls::device_bytes(const LaneShape& shape, std::uint32_t max_sms) {
   return sizeof(CallState) + routes_bytes(shape) + aligned(sizeof(DeviceView)) +
-         aligned(sizeof(MemoryTable)) +
+         aligned(sizeof(MemoryTable)) + aligned(sizeof(Bells)) +
          aligned(std::size_t{kDivisionKinds} * max_sms * sizeof(WorkDivision)) +
          abi::kReplayedResults * sizeof(ResultRuns);
 }
 
-std::size_t ResidentCalls::host_bytes(const LaneShape& shape) {
-  return sizeof(CallHost) + routes_bytes(shape) + sizeof(Look);
+std::size_t WorkerCalls::host_bytes(const LaneShape& shape) {
+  return sizeof(CallHost) + routes_bytes(shape) + sizeof(Look) + sizeof(DoorLook);
 }
 
-CUdeviceptr ResidentCalls::state() const {
-  return lane_.own_device() + sizeof(kernels::cuda::ResidentState);
+CUdeviceptr WorkerCalls::state() const {
+  return lane_.own_device() + sizeof(kernels::cuda::LaneState);
 }
 
-CUdeviceptr ResidentCalls::routes() const {
+CUdeviceptr WorkerCalls::routes() const {
   return state() + sizeof(CallState);
 }
 
-CUdeviceptr ResidentCalls::view() const {
+CUdeviceptr WorkerCalls::view() const {
   return routes() + routes_bytes(lane_.shape_);
 }
 
-CUdeviceptr ResidentCalls::memories() const {
+CUdeviceptr WorkerCalls::memories() const {
   return view() + aligned(sizeof(DeviceView));
 }
 
-CUdeviceptr ResidentCalls::division() const {
+CUdeviceptr WorkerCalls::bells() const {
   return memories() + aligned(sizeof(MemoryTable));
 }
 
-CUdeviceptr ResidentCalls::runs() const {
+CUdeviceptr WorkerCalls::division() const {
+  return bells() + aligned(sizeof(Bells));
+}
+
+CUdeviceptr WorkerCalls::runs() const {
   return division() + aligned(std::size_t{kDivisionKinds} * lane_.device_.max_sms() * sizeof(WorkDivision));
 }
 
-CallHost& ResidentCalls::host() const {
+CallHost& WorkerCalls::host() const {
   return *reinterpret_cast<CallHost*>(lane_.own_host());
 }
 
-RouteState* ResidentCalls::host_routes() const {
+RouteState* WorkerCalls::host_routes() const {
   return reinterpret_cast<RouteState*>(lane_.own_host() + sizeof(CallHost));
 }
 
-ResidentCalls::Look& ResidentCalls::last_look() const {
+WorkerCalls::Look& WorkerCalls::last_look() const {
   return *reinterpret_cast<Look*>(lane_.own_host() + sizeof(CallHost) + routes_bytes(lane_.shape_));
 }
 
-void ResidentCalls::write_state(std::size_t offset, std::uint32_t value) {
+WorkerCalls::DoorLook& WorkerCalls::door_look() const {
+  return *reinterpret_cast<DoorLook*>(reinterpret_cast<std::byte*>(&last_look()) + sizeof(Look));
+}
+
+void WorkerCalls::write_state(std::size_t offset, std::uint32_t value) {
   lane_.write_word(reinterpret_cast<const void*>(state() + offset), value);
 }
 
-// The rings continue where the last kernel that served them stopped, even one of another engine.
-void ResidentCalls::open(const Layout& layout) {
+// The rings continue where the last kernel that served them stopped, even one of another engine. The bell is rung:
+// whoever rang before may have rung for a kernel that is gone.
+void WorkerCalls::open(const Layout& layout) {
   layout_ = layout;
-  CallStart& first = host().start;
-  lane_.device_.read(&first.sequence[kernels::cuda::kByStreams],
-                     layout.words + offsetof(abi::CallWords, done), sizeof(std::uint32_t));
-  first.sequence[kernels::cuda::kByHost] = host_ended();
-  first.sets = 1;
+  std::uint32_t sequence[kernels::cuda::kCallRings] = {};
+  lane_.device_.read(&sequence[kernels::cuda::kByStreams], layout.words + offsetof(abi::CallWords, done),
+                     sizeof(std::uint32_t));
+  sequence[kernels::cuda::kByHost] = host_ended();
+  lane_.device_.write(reinterpret_cast<void*>(state() + offsetof(CallState, sequence)), sequence, sizeof(sequence));
   lane_.write_word(&reinterpret_cast<abi::CallWords*>(layout.words)->closed,
                    0);  // a former engine may have closed it
+  write_generation();
   write_divisions();
   write_results();
+  lane_.follow_share();
   // What this stream has written is visible to a kernel that another stream starts later.
   lane_.must("cuStreamSynchronize", lane_.driver_.cuStreamSynchronize(lane_.control()));
-  lane_.follow_share();
+  lane_.start_pairs();
+  ring();
+}
+
+// Kernels that an engine has enqueued may run for a moment after its death.
+void WorkerCalls::write_generation() {
+  lane_.device_.read(&generation_, layout_.generation, sizeof(generation_));
+  ++generation_;
+  lane_.write_word(layout_.generation, generation_);
 }
 
 // Writes the work divisions for each number of SMs that a call may ask for.
-void ResidentCalls::write_divisions() const {
+void WorkerCalls::write_divisions() const {
   const std::uint32_t most = lane_.device_.max_sms();
   std::vector<WorkDivision> all(std::size_t{kDivisionKinds} * most);
   const auto add = [&](Kind kind, std::uint32_t place, const Operation& like) {
@@ -134,7 +156,7 @@ void ResidentCalls::write_divisions() const {
 }
 
 // The numbers of results, and of runs of captured calls, continue likewise.
-void ResidentCalls::write_results() {
+void WorkerCalls::write_results() {
   auto& results = *reinterpret_cast<abi::Results*>(layout_.results->bytes());
   std::vector<ResultRuns> runs_of(abi::kReplayedResults);
   std::uint32_t written = 0;
@@ -153,57 +175,97 @@ void ResidentCalls::write_results() {
   lane_.device_.write(reinterpret_cast<void*>(runs()), runs_of.data(), runs_of.size() * sizeof(ResultRuns));
 }
 
-CallArguments ResidentCalls::arguments() const {
-  CallArguments all;
-  all.words = reinterpret_cast<abi::CallWords*>(layout_.words);
-  all.state = reinterpret_cast<CallState*>(state());
-  all.routes = reinterpret_cast<RouteState*>(routes());
-  all.view = reinterpret_cast<const DeviceView*>(view());
-  all.division = reinterpret_cast<const WorkDivision*>(division());
-  all.most_ctas = lane_.device_.max_sms();
-  all.host = &host();
-  all.results = reinterpret_cast<abi::Results*>(layout_.results->bytes());
-  all.counts_stride = static_cast<std::uint32_t>(layout_.counts_stride);
-  all.runs = reinterpret_cast<ResultRuns*>(runs());
-  all.limits = lane_.shape_.limits;
-  all.per_expert = lane_.shape_.shape.per_expert;
+WorkerArguments WorkerCalls::arguments() const {
+  WorkerArguments all;
+  all.lane = lane_.state();
+  all.credits = lane_.device_.sm_credits();
+  all.bells = reinterpret_cast<const Bells*>(bells());
+  all.generation = reinterpret_cast<const std::uint32_t*>(layout_.generation);
+  all.own_generation = generation_;
+  all.ctas = lane_.device_.num_sms();
+  CallArguments& calls = all.calls;
+  calls.words = reinterpret_cast<abi::CallWords*>(layout_.words);
+  calls.state = reinterpret_cast<CallState*>(state());
+  calls.routes = reinterpret_cast<RouteState*>(routes());
+  calls.view = reinterpret_cast<const DeviceView*>(view());
+  calls.division = reinterpret_cast<const WorkDivision*>(division());
+  calls.most_ctas = lane_.device_.max_sms();
+  calls.host = &host();
+  calls.results = reinterpret_cast<abi::Results*>(layout_.results->bytes());
+  calls.counts_stride = static_cast<std::uint32_t>(layout_.counts_stride);
+  calls.runs = reinterpret_cast<ResultRuns*>(runs());
+  calls.limits = lane_.shape_.limits;
+  calls.per_expert = lane_.shape_.shape.per_expert;
   return all;
 }
 
-void ResidentCalls::set_limits(std::uint32_t sms, std::uint32_t timeout_ms) {
+void WorkerCalls::set_limits(std::uint32_t sms, std::uint32_t timeout_ms) {
   if (std::exchange(sms_, sms) != sms) write_state(offsetof(CallState, sms), sms);
   if (std::exchange(timeout_ms_, timeout_ms) != timeout_ms)
     write_state(offsetof(CallState, timeout_ms), timeout_ms);
 }
 
+void WorkerCalls::guarantee(std::uint32_t sms) {
+  if (std::exchange(guaranteed_sms_, sms) != sms) write_state(offsetof(CallState, guaranteed_sms), sms);
+}
+
+void WorkerCalls::ring() {
+  lane_.write_word(&reinterpret_cast<abi::CallWords*>(layout_.words)->bell[0], 1);
+}
+
+void WorkerCalls::leave() {
+  write_state(offsetof(CallState, leaves), 1);
+  ring();
+}
+
 // ---- halt and resume
 
-// The first kernel reads the enabled epoch as it is when it begins.
-void ResidentCalls::halt() {
+// A gate stores that it is inside and reads the enabled epoch in one access. So one that has read an earlier epoch is
+// seen by a look that was begun after the store of this one.
+void WorkerCalls::write_enabled_epoch() {
+  lane_.write_word(&lane_.state()->door[1], ++enabled_epoch_);
+  lane_.write_word(&door_look().told, ++changes_);
+  settled_ = false;
+}
+
+// The copy goes by the stream aside, because the control stream must not wait behind clients' copies.
+bool WorkerCalls::settled() {
+  DoorLook& look = door_look();
+  if (settled_ || std::atomic_ref(look.told).load(std::memory_order_acquire) != changes_) return settled_;
+  if (door_looking_ && std::atomic_ref(look.number).load(std::memory_order_acquire) != door_looks_) return false;
+  // A look that was begun before the last change is over by now, and is not used.
+  settled_ = std::exchange(door_looking_, false) && looked_at_change_ == changes_ && look.door[0] == 0;
+  if (settled_) return true;
+  door_looking_ = true;
+  looked_at_change_ = changes_;
+  lane_.device_.read_aside(look.door, lane_.state()->door, sizeof(look.door), sizeof(look.door), 1, &look.number,
+                           ++door_looks_);
+  return false;
+}
+
+void WorkerCalls::halt() {
   if (enabled_epoch_ % 2 == 0) return;
-  write_state(offsetof(CallState, enabled_epoch), ++enabled_epoch_);
   write_state(offsetof(CallState, abort), 1);
-  if (!lane_.runs()) std::atomic_ref(host().enabled_epoch).store(enabled_epoch_, std::memory_order_relaxed);
+  write_enabled_epoch();
 }
 
-bool ResidentCalls::enabled_epoch_taken() const {
-  return std::atomic_ref(host().enabled_epoch).load(std::memory_order_acquire) == enabled_epoch_;
+bool WorkerCalls::halted() {
+  return enabled_epoch_ % 2 == 0 && settled();
 }
 
-bool ResidentCalls::halted() const {
-  return enabled_epoch_ % 2 == 0 && enabled_epoch_taken();
+bool WorkerCalls::resumed() {
+  return enabled_epoch_ % 2 != 0 && settled();
 }
 
-bool ResidentCalls::resumed() const {
-  return enabled_epoch_ % 2 != 0 && enabled_epoch_taken();
-}
-
-bool ResidentCalls::waits_for_room() const {
-  return !lane_.runs();
+void WorkerCalls::write_bells(std::span<const Bell> of_ranks) {
+  Bells all{};
+  bells_.assign(of_ranks.begin(), of_ranks.end());
+  for (const Bell& bell : bells_) all.of[bell.rank] = reinterpret_cast<abi::CallWords*>(bell.words)->bell;
+  lane_.device_.write(reinterpret_cast<void*>(bells()), &all, sizeof(all));
 }
 
 // No kernel reads the view before the next enabled epoch.
-void ResidentCalls::write_view(const DeviceView& view_of_group, const MemoryTable& of_ranks) const {
+void WorkerCalls::write_view(const DeviceView& view_of_group, const MemoryTable& of_ranks) const {
   DeviceView own = view_of_group;
   Operation probe;
   probe.shape = lane_.shape_.shape;
@@ -225,7 +287,7 @@ void ResidentCalls::write_view(const DeviceView& view_of_group, const MemoryTabl
   lane_.device_.write(reinterpret_cast<void*>(view()), &own, sizeof(own));
 }
 
-void ResidentCalls::resume(const Start& start) {
+void WorkerCalls::resume(const Start& start) {
   EPD_CHECK(halted() && start.routes.size() == lane_.shape_.limits.num_routes);
   std::copy(start.routes.begin(), start.routes.end(), host_routes());
   CallStart& next = host().start;
@@ -236,36 +298,38 @@ void ResidentCalls::resume(const Start& start) {
   next.num_routes = static_cast<std::uint32_t>(start.routes.size());
   next.routes = host_routes();
   write_view(start.view, start.memories);
+  write_bells(start.bells);
   std::atomic_thread_fence(std::memory_order_release);
   write_state(offsetof(CallState, abort), 0);
-  write_state(offsetof(CallState, enabled_epoch), ++enabled_epoch_);
+  write_enabled_epoch();
 }
 
 // ---- the journal
 
-const JournalEntry* ResidentCalls::front() const {
+const JournalEntry* WorkerCalls::front() const {
   JournalEntry& entry = host().journal[read_ % kJournalEntries];
   const bool there = std::atomic_ref(entry.number).load(std::memory_order_acquire) == read_ + 1;
   return there ? &entry : nullptr;
 }
 
-void ResidentCalls::pop() {
+void WorkerCalls::pop() {
   ++read_;
   if (read_ - told_ < kJournalEntries / 4) return;
   told_ = read_;
   write_state(offsetof(CallState, journal_read), told_);
+  ring();  // a call may stand because the journal was full
 }
 
 // ---- the rings
 
-std::uint32_t ResidentCalls::host_ended() const {
+std::uint32_t WorkerCalls::host_ended() const {
   auto& results = *reinterpret_cast<abi::Results*>(layout_.results->bytes());
   return std::atomic_ref(results.host_ended).load(std::memory_order_acquire);
 }
 
 // Copies the words that the engine needs. Those between them are the client's own. The control stream is not
 // used: copies may wait there for milliseconds behind some of a client's.
-void ResidentCalls::look() {
+void WorkerCalls::look() {
   if (std::exchange(looking_, true)) return;
   Look& look = last_look();
   const CUstream stream = lane_.device_.aside();
@@ -281,12 +345,26 @@ void ResidentCalls::look() {
                                          stream, reinterpret_cast<CUdeviceptr>(&look.number), ++looks_, 0));
 }
 
-const CallPort::Ring* ResidentCalls::seen() {
+const CallPort::Ring* WorkerCalls::seen() {
   Look& look = last_look();
   if (!looking_ || std::atomic_ref(look.number).load(std::memory_order_acquire) != looks_) return nullptr;
   looking_ = false;
   look.ring.host_ended = host_ended();
+  ring_if_calls_stand(look.ring);
   return &look.ring;
+}
+
+// A call stands if another rank of this device has not called the operation. When its time is up, its gate has to see
+// that.
+void WorkerCalls::ring_if_calls_stand(const Ring& now) {
+  const std::uint32_t next[] = {now.done, now.host_ended};
+  const abi::PackedCall* const calls[] = {now.calls, now.host_calls};
+  bool stand = false;
+  for (std::uint32_t ring = 0; ring < kernels::cuda::kCallRings; ++ring) {
+    const bool idle = std::exchange(ended_before_[ring], next[ring]) == next[ring];
+    stand = stand || (idle && kernels::cuda::is_there(calls[ring][next[ring] % abi::kCallSlots], next[ring]));
+  }
+  if (stand) ring();
 }
 
 }  // namespace epd::device

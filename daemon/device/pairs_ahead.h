@@ -1,0 +1,69 @@
+// Keeps pairs of a gate and a main kernel enqueued in a lane's stream, each behind a wait for the lane's bell. A thread
+// does this, because a launch blocks while the stream's queue is full.
+#pragma once
+
+#include "cuda_driver.h"
+#include "kernels/workers.h"
+
+#include <atomic>
+#include <memory>
+#include <thread>
+
+namespace epd::device {
+
+// What is launched.
+struct PairKernels {
+  CUcontext context = nullptr;
+  CUkernel gate = nullptr;
+  CUkernel main = nullptr;
+  std::uint32_t main_shared_bytes = 0;
+};
+
+class PairsAhead {
+ public:
+  // Between kBatch and twice as many pairs are enqueued. A queue takes some 340, and the thread takes a millisecond to
+  // wake up.
+  static constexpr std::uint32_t kBatch = 128;
+
+  // The stream must outlive it. INTERNAL: the driver gives no events, or the system no thread.
+  static Result<std::unique_ptr<PairsAhead>> make(const CudaDriver& driver, CUstream stream, const PairKernels& kernels,
+                                                  const kernels::cuda::WorkerArguments& arguments);
+  // After end(), when the stream has run all pairs.
+  ~PairsAhead();
+  PairsAhead(const PairsAhead&) = delete;
+  PairsAhead& operator=(const PairsAhead&) = delete;
+
+  // The CTAs of the main kernels that are enqueued from now on.
+  void set_ctas(std::uint32_t ctas) { ctas_.store(ctas, std::memory_order_relaxed); }
+  // No further pair is enqueued. Those that are there still have to run.
+  void end() { ends_.store(true, std::memory_order_relaxed); }
+  // The thread has ended: it enqueues nothing any more.
+  bool ended() const { return ended_.load(std::memory_order_acquire); }
+  // A call of the thread's that the driver has refused; null: none. The thread has ended then.
+  const char* failed_call() const { return ended() ? failed_call_ : nullptr; }
+  CUresult failure() const { return failure_; }
+
+ private:
+  PairsAhead(const CudaDriver& driver, CUstream stream, const PairKernels& kernels,
+             const kernels::cuda::WorkerArguments& arguments)
+      : driver_(driver), stream_(stream), kernels_(kernels), arguments_(arguments) {}
+
+  void run();
+  bool enqueue_batch(CUevent behind);
+  bool enqueue_pair();
+  bool went_well(const char* call, CUresult result);
+
+  const CudaDriver& driver_;
+  const CUstream stream_;
+  const PairKernels kernels_;
+  kernels::cuda::WorkerArguments arguments_;
+  std::atomic<std::uint32_t> ctas_{1};
+  std::atomic<bool> ends_{false};
+  std::atomic<bool> ended_{false};
+  const char* failed_call_ = nullptr;
+  CUresult failure_ = CUDA_SUCCESS;
+  CUevent events_[2] = {};  // each behind every other batch
+  std::thread thread_;
+};
+
+}  // namespace epd::device

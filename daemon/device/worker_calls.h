@@ -1,0 +1,101 @@
+// What the host's side of a lane has for calls. Memory of the lane's, in two parts:
+//   device  CallState, RouteState[num_routes], DeviceView, MemoryTable, Bells,
+//           WorkDivision[kDivisionKinds, SMs of the device], ResultRuns[kReplayedResults]
+//   host    CallHost, RouteState[num_routes], Look, DoorLook; pinned
+//
+// Words for the kernels go by the control stream, in their order.
+#pragma once
+
+#include "cuda_driver.h"
+#include "device/launcher.h"
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+namespace epd::device {
+
+class WorkerLane;
+
+class WorkerCalls final : public CallPort {
+ public:
+  explicit WorkerCalls(WorkerLane& lane) : lane_(lane) {}
+
+  static std::size_t device_bytes(const LaneShape& shape, std::uint32_t max_sms);
+  static std::size_t host_bytes(const LaneShape& shape);
+
+  void open(const Layout& layout) override;
+  void set_limits(std::uint32_t sms, std::uint32_t timeout_ms) override;
+  void halt() override;
+  bool halted() override;
+  void resume(const Start& start) override;
+  bool resumed() override;
+  const kernels::cuda::JournalEntry* front() const override;
+  void pop() override;
+  void look() override;
+  const Ring* seen() override;
+
+  // Called by the lane. All pairs that are enqueued run, and take no call.
+  void leave();
+  void guarantee(std::uint32_t sms);
+  kernels::cuda::WorkerArguments arguments() const;
+  const Layout& layout() const { return layout_; }
+
+ private:
+  struct Look {
+    Ring ring;
+    std::uint32_t number;  // of the look that has copied it
+  };
+  // A copy of the lane's door.
+  struct DoorLook {
+    std::uint32_t door[2];
+    std::uint32_t told;    // of the last change of the enabled epoch that the door has
+    std::uint32_t number;  // of the look that has copied the door
+  };
+  CUdeviceptr state() const;
+  CUdeviceptr routes() const;
+  CUdeviceptr view() const;
+  CUdeviceptr memories() const;
+  CUdeviceptr bells() const;
+  CUdeviceptr division() const;
+  CUdeviceptr runs() const;
+  kernels::cuda::CallHost& host() const;
+  kernels::cuda::RouteState* host_routes() const;
+  Look& last_look() const;
+  DoorLook& door_look() const;
+  void write_state(std::size_t offset, std::uint32_t value);
+  void write_divisions() const;
+  void write_results();
+  void write_view(const kernels::cuda::DeviceView& view_of_group,
+                  const kernels::cuda::MemoryTable& of_ranks) const;
+  void write_bells(std::span<const Bell> of_ranks);
+  void write_generation();
+  void write_enabled_epoch();
+  // Whether no kernel runs that knows an earlier enabled epoch. Begins a look at the door if it has to.
+  bool settled();
+  void ring();
+  // Rings if there are calls, and nothing has ended since the last look.
+  void ring_if_calls_stand(const Ring& now);
+  std::uint32_t host_ended() const;
+
+  WorkerLane& lane_;
+  Layout layout_;
+  std::uint32_t sms_ = 0;
+  std::uint32_t timeout_ms_ = 0;
+  std::uint32_t enabled_epoch_ = 0;
+  std::uint32_t read_ = 0;  // entries of the journal
+  std::uint32_t told_ = 0;  // how many of these the kernel knows to be read
+  std::uint32_t looks_ = 0;
+  bool looking_ = false;  // seen() has not returned the last copy
+  std::uint32_t generation_ = 0;
+  std::uint32_t guaranteed_sms_ = 0;
+  std::vector<Bell> bells_;  // of other ranks: their memory stays mapped while gates may ring
+  std::uint32_t changes_ = 0;     // of the enabled epoch
+  std::uint32_t looked_at_change_ = 0;
+  std::uint32_t door_looks_ = 0;
+  bool door_looking_ = false;
+  bool settled_ = true;
+  std::uint32_t ended_before_[kernels::cuda::kCallRings] = {};  // at the last look at the rings
+};
+
+}  // namespace epd::device

@@ -1,0 +1,38 @@
+// A lane whose operations are calls. Pairs of a gate and a main kernel, enqueued ahead, carry them out
+// (kernels/workers.h). No kernel runs, and no SM is held, while there is no call.
+#pragma once
+
+#include "cuda_lane.h"
+#include "pairs_ahead.h"
+#include "worker_calls.h"
+
+namespace epd::device {
+
+class WorkerLane final : public CudaLane {
+ public:
+  WorkerLane(CudaDevice& device, const LaneShape& shape) : CudaLane(device, shape), calls_(*this) {}
+  ~WorkerLane() override;
+
+  void follow_share() override;
+  bool advance() override;
+  CallPort* calls() override { return &calls_; }
+  std::unique_ptr<OperationInFlight> launch(const LaunchRequest& /*request*/) override {
+    EPD_CHECK(!"what this lane runs is called by clients");
+    return nullptr;
+  }
+  void release(const kernels::cuda::Signal& /*signal*/, std::uint64_t /*ticket*/) override {}
+
+ private:
+  friend class WorkerCalls;
+
+  std::size_t own_device_bytes() const override;
+  std::size_t own_host_bytes() const override { return WorkerCalls::host_bytes(shape_); }
+  kernels::cuda::LaneState* state() const { return reinterpret_cast<kernels::cuda::LaneState*>(own_device()); }
+  // Called when the rings are known.
+  void start_pairs();
+
+  std::unique_ptr<PairsAhead> pairs_;
+  WorkerCalls calls_;
+};
+
+}  // namespace epd::device

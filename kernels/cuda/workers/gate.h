@@ -1,0 +1,305 @@
+// The gate: takes the next call of a lane, or ends calls that are not to be run. One thread does this, with words
+// that the gate's warp has loaded before. kernels/MEMORY_ORDERING.md explains the memory ordering. The code
+// compiles for device and host (proto/ordered.h).
+#pragma once
+
+#include "cuda/workers/ends.h"
+
+namespace epd::kernels::cuda {
+
+// What a gate has read at its begin, and what its thread keeps. In shared memory.
+struct Gate {
+  // The number of routing records that are loaded. The records of slots come first.
+  static constexpr std::uint32_t kRoutes = 16;
+  CallState state;
+  alignas(32) abi::PackedCall calls[kCallRings][abi::kCallSlots];
+  RouteState routes[kRoutes];
+  std::uint32_t enabled_epoch;  // as the door said
+  std::uint32_t generation;     // as the rank's exchange arena said
+};
+
+// ---- routing records. They are constant in an enabled epoch.
+
+// Returns the state of a routing record.
+EPD_DEVICE inline RouteState route_of(const CallArguments& own, const Gate& gate, std::uint32_t record) {
+  static_assert(sizeof(RouteState) == 16);
+  EPD_BELOW(record, own.limits.num_routes);
+  if (record < Gate::kRoutes) return gate.routes[record];
+  const Words words = load_here(reinterpret_cast<const Words*>(own.routes + record));
+  return {std::uint64_t{words.y} << 32 | words.x, words.z, words.w};
+}
+
+// ---- enabled epochs
+
+// Takes over a new enabled epoch from the host. It reads CallStart in host memory, which takes a few microseconds.
+EPD_DEVICE EPD_NO_INLINE inline void take_enabled_epoch(const CallArguments& own, Gate& gate) {
+  CallState& state = gate.state;
+  if (gate.enabled_epoch % 2 != 0) {
+    const CallStart& start = own.host->start;
+    state.epoch = load_relaxed_system(&start.epoch);
+    state.index = load_relaxed_system(&start.index);
+    state.index_base = load_relaxed_system(&start.index_base);
+    state.changed_epoch = load_relaxed_system(&start.changed_epoch);
+    state.failed = 0;
+    state.together = load_here(&own.view->group.together);
+    state.called = 0;
+    const std::uint32_t routes = load_relaxed_system(&start.num_routes);
+    EPD_AT_MOST(routes, own.limits.num_routes);
+    const auto* const routes_at = reinterpret_cast<const std::uint64_t*>(&start.routes);
+    const auto* const from = reinterpret_cast<const Words*>(load_relaxed_system(routes_at));
+    EPD_NO_UNROLL
+    for (std::uint32_t i = 0; i < routes; ++i) {
+      const Words words = load_of_host(from + i);
+      reinterpret_cast<Words*>(own.routes)[i] = words;
+      if (i < Gate::kRoutes) gate.routes[i] = {std::uint64_t{words.y} << 32 | words.x, words.z, words.w};
+    }
+  }
+  state.enabled_epoch_taken = gate.enabled_epoch;
+}
+
+// ---- calls that are not to be run
+
+// Returns whether the journal has no free entry.
+EPD_DEVICE inline bool journal_is_full(const Gate& gate) {
+  return gate.state.journal - gate.state.journal_read >= kJournalEntries;
+}
+
+// Ends a call that was not run. If calls before it were never found, they are lost and end with it.
+EPD_DEVICE inline void end_call(const CallArguments& own, Gate& gate, CallRing ring, const abi::Call& call, bool well) {
+  EPD_BELOW(abi::flag_of(call.op, call.slot), abi::kCallFlags);
+  const std::uint32_t ended = call.number + 1 - gate.state.sequence[ring];
+  gate.state.sequence[ring] = call.number + 1;
+  if (!well) add_system(&own.words->failed, ended);
+  if (ring == kByStreams && call.flagged)
+    store_release_system(&own.words->flags[abi::flag_of(call.op, call.slot)], 1u);
+  publish_ended(own, ring, call.number);
+}
+
+// Returns the ending of a call that was not run.
+EPD_DEVICE inline abi::CallEnding ending_of(Verdict verdict) {
+  if (verdict == Verdict::kNoop) return abi::CallEnding::kCarriedOut;
+  return verdict == Verdict::kDiscard ? abi::CallEnding::kDiscarded : abi::CallEnding::kFailed;
+}
+
+// Publishes the result of a call that was not run. The client may name a result that does not exist; that is
+// ignored.
+EPD_DEVICE inline void publish_result(const CallArguments& own, Gate& gate, const abi::Call& call,
+                                      abi::CallEnding ending) {
+  const std::uint32_t place = abi::place_of(call.result);
+  if (place >= abi::kResultPlaces) return;
+  const ResultOut out{&own.results->places[place], next_writing(gate.state)};
+  write_ending(out, ending, ended(OpError::kNone, -1));
+  conclude_result(own, out, call.result, runs_of(own, call.result), gate.state.index + gate.state.index_base);
+  gate.state.results = out.number;
+}
+
+// Ends a call that was not run, noops included.
+EPD_DEVICE EPD_NO_INLINE inline void end_unrun(const CallArguments& own, Gate& gate, CallRing ring,
+                                               const abi::PackedCall& packed, const Judgement& judgement) {
+  const bool well = judgement.verdict == Verdict::kNoop;
+  const abi::Call call = abi::unpack(packed);
+  end_call(own, gate, ring, call, well);
+  publish_result(own, gate, call, ending_of(judgement.verdict));
+  if (judgement.verdict == Verdict::kDiscard) return;
+  if (!well) gate.state.failed = 1;
+  OpResult result = ended(judgement.error, judgement.failed_rank);
+  result.rows = judgement.rows;
+  result.room = judgement.room;
+  result.tag = well ? ++gate.state.noops : 0;
+  own.host->journal[gate.state.journal % kJournalEntries].result = result;
+  write_journal(own, gate.state.journal++, packed, ring, gate.state.index);
+}
+
+// ---- ranks of one device
+
+// Returns the `called` lines of an exchange arena for this rank's next operation.
+EPD_DEVICE inline abi::SignalLine* called_lines(const CallArguments& own, const Gate& gate, std::uint8_t* arena) {
+  const abi::ExchangeArenaLayout& layout = own.view->group.exchange;
+  return reinterpret_cast<abi::SignalLine*>(
+      arena + layout.block_bytes * block_of(gate.state.index, own.limits.depth) + layout.called);
+}
+
+// Tells all active ranks that this rank has called its next operation.
+EPD_DEVICE inline void tell_called(const CallArguments& own, const Gate& gate, std::uint64_t tag) {
+  const GroupView& group = own.view->group;
+  EPD_NO_UNROLL
+  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
+    std::uint8_t* const arena = own.view->peers[rank].exchange;
+    if (arena != nullptr) store_relaxed_system(&called_lines(own, gate, arena)[group.rank].tag, tag);
+  }
+  fence_sequential_system();  // before others' lines are looked at
+}
+
+// Tells that this rank has called its next operation. Returns the ranks of `together` that have not. If all have, it
+// rings them, because they may have looked before this rank had told.
+EPD_DEVICE EPD_NO_INLINE inline std::uint32_t call_together(const WorkerArguments& own, Gate& gate) {
+  const CallArguments& calls = own.calls;
+  CallState& state = gate.state;
+  const std::uint64_t tag = abi::op_tag(state.epoch, state.index);
+  if (state.called != tag) {
+    state.called = tag;
+    state.called_ns = nanoseconds();
+    tell_called(calls, gate, tag);
+  }
+  const abi::SignalLine* const lines = called_lines(calls, gate, calls.view->group.exchange_arena);
+  std::uint32_t missing = 0;
+  EPD_NO_UNROLL
+  for (std::uint32_t ranks = state.together; ranks != 0; ranks &= ranks - 1) {
+    if (load_relaxed_system(&lines[lowest_bit(ranks)].tag) < tag) missing |= ranks & (0u - ranks);
+  }
+  if (missing != 0) return missing;
+  EPD_NO_UNROLL
+  for (std::uint32_t ranks = state.together; ranks != 0; ranks &= ranks - 1) {
+    std::uint32_t* const bell = own.bells->of[lowest_bit(ranks)];
+    if (bell != nullptr) set_bits_system(bell, 1);
+  }
+  return 0;
+}
+
+// ---- SMs
+
+// Takes the SMs for a call that could use `wanted`. Returns how many it gets, at least one; `credit` becomes what of
+// these is counted in SmCredits.
+EPD_DEVICE inline std::uint32_t take_sms(const WorkerArguments& own, const Gate& gate, std::uint32_t wanted,
+                                         std::uint32_t& credit) {
+  const std::uint32_t sure = gate.state.guaranteed_sms;
+  credit = 0;
+  if (wanted <= sure) return wanted;
+  const std::uint32_t more = wanted - sure;
+  const std::uint32_t limit = load_relaxed_system(&own.credits->limit);
+  const std::uint32_t held = add(&own.credits->held, more) + more;
+  const std::uint32_t over = held <= limit ? 0 : held - limit < more ? held - limit : more;
+  if (over != 0) add(&own.credits->held, 0u - over);
+  credit = more - over;
+  return sure + credit;
+}
+
+// ---- taking a call
+
+// What became of a look at a ring.
+enum class Look {
+  kNothing,  // no call is there
+  kEnded,    // a call has been ended
+  kStands,   // a call has to wait for another rank, or for the engine. Whoever lets it go rings
+  kTaken,    // a call is in `work`
+};
+
+// Takes the call, which is to be run.
+EPD_DEVICE inline void take_call(const WorkerArguments& own, Gate& gate, CallRing ring, const abi::PackedCall& packed,
+                                 const RouteState& route, Work& work) {
+  const CallArguments& calls = own.calls;
+  CallState& state = gate.state;
+  const abi::Call call = abi::unpack(packed);
+  work.call = take(state, calls.limits.depth, ring, call, route);
+  work.task = task_of(call.op, calls.per_expert);
+  work.ctas = take_sms(own, gate, ctas_of(work.call, own.ctas), work.credit);
+  work.packed = packed;
+  work.index_base = state.index_base;
+  ++state.index;
+  ++state.journal;
+  state.results = work.call.writing;
+  state.sequence[ring] = call.number + 1;
+}
+
+// If several ranks of the group are on this device, all of them must have called the operation before any begins it:
+// a main kernel that waits for a rank whose client needs this device could wait for ever. The wait counts towards the
+// call's time. `late`: set if that is up.
+EPD_DEVICE inline bool may_begin(const WorkerArguments& own, Gate& gate, const abi::Call& call, Judgement& late) {
+  const std::uint32_t missing = call_together(own, gate);
+  if (missing == 0) return true;
+  const std::uint64_t timeout_ms = call.timeout_ms != 0 ? call.timeout_ms : gate.state.timeout_ms;
+  if (nanoseconds() - gate.state.called_ns < timeout_ms * 1'000'000) return false;
+  late = {Verdict::kRefuse, OpError::kDeadline};
+  late.failed_rank = lowest_bit(missing);
+  return false;
+}
+
+// Looks at the next call of a ring, and takes or ends it.
+EPD_DEVICE inline Look look_at(const WorkerArguments& own, Gate& gate, CallRing ring, Work& work) {
+  CallState& state = gate.state;
+  const abi::PackedCall packed = gate.calls[ring][state.sequence[ring] % abi::kCallSlots];
+  Judgement judgement = judge_call(state, own.calls.limits, ring, packed);
+  if (judgement.verdict == Verdict::kWait) return Look::kNothing;
+  // What the caller has stored before the call is visible to this device's kernels from here on.
+  if (ring == kByHost) {
+    fence_system();
+  } else {
+    fence_device();
+  }
+  if (judgement.verdict != Verdict::kDiscard && journal_is_full(gate)) return Look::kStands;
+  const abi::Call call = abi::unpack(packed);
+  RouteState route;
+  if (judgement.verdict == Verdict::kRun) {
+    route = route_of(own.calls, gate, call.route);
+    judgement = judge_routing(state, call, route);
+  }
+  if (judgement.verdict == Verdict::kRun && state.together != 0 && !may_begin(own, gate, call, judgement) &&
+      judgement.verdict == Verdict::kRun)
+    return Look::kStands;
+  state.last = ring;
+  if (judgement.verdict != Verdict::kRun) {
+    end_unrun(own.calls, gate, ring, packed, judgement);
+    return Look::kEnded;
+  }
+  const std::uint64_t called_ns = state.called_ns;
+  take_call(own, gate, ring, packed, route, work);
+  if (state.together != 0) {  // what it has waited for the others is taken from its time
+    const std::uint64_t waited_ms = (nanoseconds() - called_ns) / 1'000'000;
+    std::uint32_t& timeout_ms = work.call.timeout_ms;
+    timeout_ms = waited_ms < timeout_ms ? timeout_ms - static_cast<std::uint32_t>(waited_ms) : 1;
+  }
+  return Look::kTaken;
+}
+
+// Ends calls until one is taken or none is left. If both rings have one, they alternate.
+EPD_DEVICE inline Look take_next(const WorkerArguments& own, Gate& gate, Work& work) {
+  bool stands = false;
+  EPD_NO_UNROLL
+  for (std::uint32_t nothing = 0; nothing < kCallRings;) {
+    const CallRing ring = gate.state.last == kByStreams ? kByHost : kByStreams;
+    const Look look = look_at(own, gate, ring, work);
+    if (look == Look::kTaken) return look;
+    gate.state.last = ring;
+    stands = stands || look == Look::kStands;
+    nothing = look == Look::kEnded ? 0 : nothing + 1;
+  }
+  return stands ? Look::kStands : Look::kNothing;
+}
+
+// Stores what the kernels keep of the state. The host's words in the same struct stay untouched.
+EPD_DEVICE inline void store_state(CallState& to, const CallState& state) {
+  to.epoch = state.epoch;
+  to.index = state.index;
+  to.changed_epoch = state.changed_epoch;
+  to.index_base = state.index_base;
+  for (std::uint32_t ring = 0; ring < kCallRings; ++ring) to.sequence[ring] = state.sequence[ring];
+  to.journal = state.journal;
+  to.enabled_epoch_taken = state.enabled_epoch_taken;
+  to.failed = state.failed;
+  to.last = state.last;
+  to.noops = state.noops;
+  to.results = state.results;
+  to.together = state.together;
+  to.called = state.called;
+  to.called_ns = state.called_ns;
+}
+
+// A gate's pass. It has set the door's first word, and read the gate's words behind or beside that. One thread calls.
+// Leaves a call in own.lane->work, or none.
+EPD_DEVICE inline void pass_gate(const WorkerArguments& own, Gate& gate) {
+  Work& work = own.lane->work;
+  work.task = Task::kNone;
+  if (gate.generation != own.own_generation || gate.state.leaves != 0) {
+    set_bits_system(&own.calls.words->bell[0], 1);
+    return leave_door(*own.lane);
+  }
+  if (gate.enabled_epoch != gate.state.enabled_epoch_taken) take_enabled_epoch(own.calls, gate);
+  const Look look = take_next(own, gate, work);
+  for (std::uint32_t ring = 0; ring < kCallRings; ++ring) work.next[ring] = gate.state.sequence[ring];
+  store_state(*own.calls.state, gate.state);
+  if (look == Look::kTaken) return;  // the main kernel leaves the door
+  if (look == Look::kNothing) ring_for_more(own.calls, work.next);
+  leave_door(*own.lane);
+}
+
+}  // namespace epd::kernels::cuda

@@ -1,0 +1,95 @@
+// The parameters of the gate and the main kernel, and what they exchange. Plain data.
+//
+// The engine enqueues pairs of kernels in a lane's stream, long before they are needed. Each pair stands behind a
+// wait for the lane's bell (abi::CallWords::bell). The gate, one warp, takes the next call and decides what the
+// main kernel does. The main kernel carries the call out. One pair of a lane runs at a time.
+#pragma once
+
+#include "kernels/call_state.h"
+#include "kernels/host_device.h"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace epd::kernels::cuda {
+
+// What a main kernel does.
+enum class Task : std::uint32_t { kNone, kDispatch, kCombine, kCombinePerExpert };
+
+// A call that has become an operation.
+struct alignas(8) TakenCall {
+  std::uint64_t tag;            // see abi::op_tag
+  std::uint64_t routing_tag;    // tag of the routing that it uses; 0: it makes one
+  std::uint32_t number;         // number of the call
+  std::uint32_t enabled_epoch;  // enabled epoch, which the group view belongs to
+  std::uint32_t journal;        // number of the journal entry for its end
+  std::uint32_t result;         // abi::result_of(); `writing` is the number of its writing
+  std::uint32_t writing;
+  std::uint32_t num_tokens;
+  std::uint32_t timeout_ms;
+  std::uint16_t flags;  // see abi::OpFlags
+  std::uint16_t sms;    // the most SMs it may use; 0: all
+  std::uint16_t route;  // number of the routing record
+  std::uint8_t op_code;
+  std::uint8_t slot;
+  std::uint8_t block;  // block of the exchange arenas
+  std::uint8_t half;   // half of the routing record
+  std::uint8_t flagged;
+  std::uint8_t ring;  // see CallRing
+
+  EPD_HOST_DEVICE constexpr abi::Op op() const { return static_cast<abi::Op>(op_code); }
+};
+static_assert(sizeof(TakenCall) == 56);
+
+// What a gate hands to its main kernel.
+struct alignas(32) Work {
+  Task task;
+  std::uint32_t ctas;    // CTAs that carry the call out; the others leave. Not 0
+  std::uint32_t credit;  // SMs of SmCredits::held that the call has taken
+  std::uint32_t reserved;
+  std::uint64_t index_base;  // CallState::index_base
+  TakenCall call;
+  std::uint32_t next[kCallRings];  // number of each ring's next call
+  std::uint64_t more;              // keeps `packed` aligned
+  abi::PackedCall packed;          // the call as the client has written it
+};
+static_assert(sizeof(Work) % 16 == 0);
+
+// The state of a lane between its kernels. Device memory, zeroed once.
+struct alignas(128) LaneState {
+  // The door. [0]: 1 while a gate, or the main kernel behind it, may run an operation. [1]: the enabled epoch,
+  // written by the host. Odd: calls are run, from CallStart on. Even: calls are discarded. A gate sets the first
+  // and reads the second at once. So when the host has stored an even epoch, and then finds that nobody is
+  // inside, nothing runs any more.
+  alignas(8) std::uint32_t door[2];
+  alignas(128) Work work;  // written by gates
+};
+
+// SMs of a device that its lanes share. Each lane may always use its guaranteed SMs (CallState::guaranteed_sms).
+// What a call uses beyond those is counted here, and never exceeds `limit`. So every call that has begun has its
+// SMs, and none waits for the SMs of another. Device memory.
+struct SmCredits {
+  std::uint32_t held;   // by gates and main kernels
+  std::uint32_t limit;  // by the host
+};
+
+// The bells of the other ranks of the group on this device, by rank; null: another device's. Device memory. The
+// host writes it while nobody is inside.
+struct Bells {
+  std::uint32_t* of[kMaxRanks];
+};
+
+// The parameters of both kernels of a pair.
+struct WorkerArguments {
+  LaneState* lane = nullptr;
+  SmCredits* credits = nullptr;
+  const Bells* bells = nullptr;
+  // The engine's generation, in the rank's exchange arena. A gate that finds another one belongs to an engine that
+  // is dead. It rings again and leaves.
+  const std::uint32_t* generation = nullptr;
+  std::uint32_t own_generation = 0;
+  std::uint32_t ctas = 0;  // of this pair's main kernel
+  CallArguments calls = {};
+};
+
+}  // namespace epd::kernels::cuda
