@@ -84,7 +84,7 @@ struct LeavingLane {
   std::unique_ptr<PairsAhead> pairs;
   LaneMemory memory;
   CallPort::Layout calls;           // without words: it took no calls
-  std::shared_ptr<Arena> exchange;  // kept while a look reads it
+  std::shared_ptr<Arena> exchange;  // kept while a look or a gate reads it
 };
 
 class CudaDevice final : public Device, public Launcher {
