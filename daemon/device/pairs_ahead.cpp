@@ -72,6 +72,7 @@ bool PairsAhead::enqueue_pair() {
                  driver_.cuStreamWaitValue64(stream_, bell, kAnyBell, CU_STREAM_WAIT_VALUE_AND)))
     return false;
   arguments_.ctas = ctas_.load(std::memory_order_relaxed);
+  ++arguments_.pair;
   void* parameters[] = {&arguments_};
   if (!went_well("cuLaunchKernel",
                  driver_.cuLaunchKernel(reinterpret_cast<CUfunction>(kernels_.gate), 1, 1, 1,

@@ -80,31 +80,37 @@ __device__ inline void run_task(Task task, Operation& op, std::uint8_t* memory) 
 }
 
 // One warp. The main kernel may begin as soon as it is known that calls run: the view stays as it is from then on.
-extern "C" __global__ void __maxnreg__(kGateRegisters)
-    epd_gate(const __grid_constant__ WorkerArguments own) {
+extern "C" __global__ void __maxnreg__(kGateRegisters) epd_gate(const __grid_constant__ WorkerArguments own) {
   __shared__ Gate gate;
   if (enter(own, gate)) let_dependents_begin();
-  if (threadIdx.x == 0) pass_gate(own, gate);
+  Look look = Look::kNothing;
+  if (threadIdx.x == 0) look = decide(own, gate);
+  __syncwarp();
+  hand_over(own, gate);
+  __syncwarp();
+  if (threadIdx.x == 0 && look != Look::kTaken) leave_gate(own, gate, look);
 }
 
-// Its CTAs may begin before the gate has ended. They copy the view meanwhile, which a call never uses if that is not
-// its own.
+// Its CTAs may begin before the gate has ended. They copy the view meanwhile, which no call uses if it is not its own.
 extern "C" __global__ void __maxnreg__(kMainRegisters) epd_main(const __grid_constant__ WorkerArguments own) {
-  __shared__ alignas(32) std::uint8_t work_memory[sizeof(Work)];
+  __shared__ alignas(8) std::uint8_t work_memory[sizeof(Work)];
   __shared__ ViewCopy view;
   auto& work = *reinterpret_cast<Work*>(work_memory);
   Operation& op = own_operation();
-  copy_by_threads(reinterpret_cast<DeviceView*>(view.view), own.calls.view);
-  __syncthreads();
-  if (threadIdx.x == 0) compose_constants(op, view.get().group);
-  await_kernel_before();
-  copy_by_threads(&work, &own.lane->work);
+  if (warp_of() == 0) {
+    await_work(own, work);
+  } else {
+    copy_view(own, view);
+  }
   __syncthreads();
   if (work.task == Task::kNone || blockIdx.x >= work.ctas) return;
-  compose_work(own.calls, work, view, op);
+  compose_work(own, work, view, op);
   run_task(work.task, op, dynamic_memory);
   const Leaving left = leave(op, work.ctas);
-  if (left.last && threadIdx.x == 0) conclude(own, work, left.failed, runs_of(own.calls, work.call.result));
+  if (!left.last || threadIdx.x != 0) return;
+  const ResultRuns runs = runs_of(own.calls, work.call.result);
+  await_kernel_before();
+  conclude(own, work.call, left.failed, runs);
 }
 
 extern "C" __global__ void epd_launch_probe() {}

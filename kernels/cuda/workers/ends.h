@@ -93,20 +93,20 @@ EPD_DEVICE inline void store_route(const CallArguments& own, const TakenCall& ca
 }
 
 // Ends a call whose operation has run and that all CTAs have left. The operation itself has told the client's stream.
-// One thread of the main kernel calls. `before`: runs_of() the call's result.
-EPD_DEVICE inline void conclude(const WorkerArguments& own, const Work& work, bool failed, ResultRuns before) {
+// One thread of the main kernel calls, when the gate has ended. `before`: runs_of() the call's result.
+EPD_DEVICE inline void conclude(const WorkerArguments& own, const TakenCall& call, bool failed, ResultRuns before) {
   const CallArguments& calls = own.calls;
-  const TakenCall& call = work.call;
+  const WorkEnd& end = own.lane->end;
   const auto ring = static_cast<CallRing>(call.ring);
   if (failed) calls.state->failed = 1;
   if (!failed && makes_routing(call)) store_route(calls, call);
   const std::uint64_t index = abi::index_of_tag(call.tag);
   conclude_result(calls, {&calls.results->places[abi::place_of(call.result)], call.writing}, call.result, before,
-                  index + work.index_base);
+                  index + end.index_base);
   if (ring == kByHost) publish_ended(calls, ring, call.number);
-  write_journal(calls, call.journal, work.packed, ring, index);
-  if (work.credit != 0) add(&own.credits->held, 0u - work.credit);
-  ring_for_more(calls, work.next);
+  write_journal(calls, call.journal, end.packed, ring, index);
+  if (end.credit != 0) add(&own.credits->held, 0u - end.credit);
+  ring_for_more(calls, end.next);
   leave_door(*own.lane);
 }
 

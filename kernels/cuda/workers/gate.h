@@ -16,6 +16,11 @@ struct Gate {
   RouteState routes[kRoutes];
   std::uint32_t enabled_epoch;  // as the door said
   std::uint32_t generation;     // as the rank's exchange arena said
+  std::uint32_t held;           // of SmCredits, with all CTAs of the pair added
+  std::uint32_t limit;          // of SmCredits
+  // What it decides.
+  Work work;
+  WorkEnd end;
 };
 
 // ---- routing records. They are constant in an enabled epoch.
@@ -130,6 +135,21 @@ EPD_DEVICE inline void tell_called(const CallArguments& own, const Gate& gate, s
   fence_sequential_system();  // before others' lines are looked at
 }
 
+// Returns the ranks of `together` that have not called the operation `tag`.
+EPD_DEVICE inline std::uint32_t missing_calls(const CallArguments& own, const Gate& gate, std::uint64_t tag) {
+  const abi::SignalLine* const lines = called_lines(own, gate, own.view->group.exchange_arena);
+  std::uint32_t missing = 0;
+  EPD_NO_UNROLL
+  for (std::uint32_t ranks = gate.state.together; ranks != 0; ranks &= ranks - 1) {
+    if (load_relaxed_system(&lines[lowest_bit(ranks)].tag) < tag) missing |= ranks & (0u - ranks);
+  }
+  return missing;
+}
+
+// How long a gate waits for other ranks of its device. If they come later, it is rung again, which takes some
+// microseconds more.
+inline constexpr std::uint64_t kPromptNs = 10'000;
+
 // Tells that this rank has called its next operation. Returns the ranks of `together` that have not. If all have, it
 // rings them, because they may have looked before this rank had told.
 EPD_DEVICE EPD_NO_INLINE inline std::uint32_t call_together(const WorkerArguments& own, Gate& gate) {
@@ -141,11 +161,11 @@ EPD_DEVICE EPD_NO_INLINE inline std::uint32_t call_together(const WorkerArgument
     state.called_ns = nanoseconds();
     tell_called(calls, gate, tag);
   }
-  const abi::SignalLine* const lines = called_lines(calls, gate, calls.view->group.exchange_arena);
-  std::uint32_t missing = 0;
-  EPD_NO_UNROLL
-  for (std::uint32_t ranks = state.together; ranks != 0; ranks &= ranks - 1) {
-    if (load_relaxed_system(&lines[lowest_bit(ranks)].tag) < tag) missing |= ranks & (0u - ranks);
+  std::uint32_t missing = missing_calls(calls, gate, tag);
+  const std::uint64_t begin = nanoseconds();
+  for (std::uint32_t looks = 1; missing != 0 && nanoseconds() - begin < kPromptNs; ++looks) {
+    look_again(looks);
+    missing = missing_calls(calls, gate, tag);
   }
   if (missing != 0) return missing;
   EPD_NO_UNROLL
@@ -158,20 +178,18 @@ EPD_DEVICE EPD_NO_INLINE inline std::uint32_t call_together(const WorkerArgument
 
 // ---- SMs
 
-// Takes the SMs for a call that could use `wanted`. Returns how many it gets, at least one; `credit` becomes what of
-// these is counted in SmCredits.
+// A gate asks for all CTAs of its main kernel before it knows the call. This takes the SMs for a call that could use
+// `wanted`, and gives back the others. Returns how many the call gets, at least one. `credit` becomes what of these is
+// counted in SmCredits.
 EPD_DEVICE inline std::uint32_t take_sms(const WorkerArguments& own, const Gate& gate, std::uint32_t wanted,
                                          std::uint32_t& credit) {
   const std::uint32_t sure = gate.state.guaranteed_sms;
-  credit = 0;
-  if (wanted <= sure) return wanted;
-  const std::uint32_t more = wanted - sure;
-  const std::uint32_t limit = load_relaxed_system(&own.credits->limit);
-  const std::uint32_t held = add(&own.credits->held, more) + more;
-  const std::uint32_t over = held <= limit ? 0 : held - limit < more ? held - limit : more;
-  if (over != 0) add(&own.credits->held, 0u - over);
-  credit = more - over;
-  return sure + credit;
+  const std::uint32_t over = gate.held <= gate.limit ? 0 : gate.held - gate.limit;
+  const std::uint32_t granted = over < own.ctas ? own.ctas - over : 0;
+  const std::uint32_t more = wanted > sure ? wanted - sure : 0;
+  credit = more < granted ? more : granted;
+  add(&own.credits->held, credit - own.ctas);
+  return wanted < sure ? wanted : sure + credit;
 }
 
 // ---- taking a call
@@ -181,30 +199,30 @@ enum class Look {
   kNothing,  // no call is there
   kEnded,    // a call has been ended
   kStands,   // a call has to wait for another rank, or for the engine. Whoever lets it go rings
-  kTaken,    // a call is in `work`
+  kTaken,    // a call is in Gate::work
 };
 
 // Takes the call, which is to be run.
 EPD_DEVICE inline void take_call(const WorkerArguments& own, Gate& gate, CallRing ring, const abi::PackedCall& packed,
-                                 const RouteState& route, Work& work) {
+                                 const RouteState& route) {
   const CallArguments& calls = own.calls;
   CallState& state = gate.state;
   const abi::Call call = abi::unpack(packed);
-  work.call = take(state, calls.limits.depth, ring, call, route);
-  work.task = task_of(call.op, calls.per_expert);
-  work.ctas = take_sms(own, gate, ctas_of(work.call, own.ctas), work.credit);
-  work.packed = packed;
-  work.index_base = state.index_base;
+  gate.work.call = take(state, calls.limits.depth, ring, call, route);
+  gate.work.task = task_of(call.op, calls.per_expert);
+  gate.work.ctas = take_sms(own, gate, ctas_of(gate.work.call, own.ctas), gate.end.credit);
+  gate.end.packed = packed;
   ++state.index;
   ++state.journal;
-  state.results = work.call.writing;
+  state.results = gate.work.call.writing;
   state.sequence[ring] = call.number + 1;
 }
 
 // If several ranks of the group are on this device, all of them must have called the operation before any begins it:
 // a main kernel that waits for a rank whose client needs this device could wait for ever. The wait counts towards the
 // call's time. `late`: set if that is up.
-EPD_DEVICE inline bool may_begin(const WorkerArguments& own, Gate& gate, const abi::Call& call, Judgement& late) {
+EPD_DEVICE EPD_NO_INLINE inline bool may_begin(const WorkerArguments& own, Gate& gate, const abi::Call& call,
+                                               Judgement& late) {
   const std::uint32_t missing = call_together(own, gate);
   if (missing == 0) return true;
   const std::uint64_t timeout_ms = call.timeout_ms != 0 ? call.timeout_ms : gate.state.timeout_ms;
@@ -215,7 +233,7 @@ EPD_DEVICE inline bool may_begin(const WorkerArguments& own, Gate& gate, const a
 }
 
 // Looks at the next call of a ring, and takes or ends it.
-EPD_DEVICE inline Look look_at(const WorkerArguments& own, Gate& gate, CallRing ring, Work& work) {
+EPD_DEVICE inline Look look_at(const WorkerArguments& own, Gate& gate, CallRing ring) {
   CallState& state = gate.state;
   const abi::PackedCall packed = gate.calls[ring][state.sequence[ring] % abi::kCallSlots];
   Judgement judgement = judge_call(state, own.calls.limits, ring, packed);
@@ -241,23 +259,22 @@ EPD_DEVICE inline Look look_at(const WorkerArguments& own, Gate& gate, CallRing 
     end_unrun(own.calls, gate, ring, packed, judgement);
     return Look::kEnded;
   }
-  const std::uint64_t called_ns = state.called_ns;
-  take_call(own, gate, ring, packed, route, work);
+  take_call(own, gate, ring, packed, route);
   if (state.together != 0) {  // what it has waited for the others is taken from its time
-    const std::uint64_t waited_ms = (nanoseconds() - called_ns) / 1'000'000;
-    std::uint32_t& timeout_ms = work.call.timeout_ms;
+    const std::uint64_t waited_ms = (nanoseconds() - state.called_ns) / 1'000'000;
+    std::uint32_t& timeout_ms = gate.work.call.timeout_ms;
     timeout_ms = waited_ms < timeout_ms ? timeout_ms - static_cast<std::uint32_t>(waited_ms) : 1;
   }
   return Look::kTaken;
 }
 
 // Ends calls until one is taken or none is left. If both rings have one, they alternate.
-EPD_DEVICE inline Look take_next(const WorkerArguments& own, Gate& gate, Work& work) {
+EPD_DEVICE inline Look take_next(const WorkerArguments& own, Gate& gate) {
   bool stands = false;
   EPD_NO_UNROLL
   for (std::uint32_t nothing = 0; nothing < kCallRings;) {
     const CallRing ring = gate.state.last == kByStreams ? kByHost : kByStreams;
-    const Look look = look_at(own, gate, ring, work);
+    const Look look = look_at(own, gate, ring);
     if (look == Look::kTaken) return look;
     gate.state.last = ring;
     stands = stands || look == Look::kStands;
@@ -266,39 +283,33 @@ EPD_DEVICE inline Look take_next(const WorkerArguments& own, Gate& gate, Work& w
   return stands ? Look::kStands : Look::kNothing;
 }
 
-// Stores what the kernels keep of the state. The host's words in the same struct stay untouched.
-EPD_DEVICE inline void store_state(CallState& to, const CallState& state) {
-  to.epoch = state.epoch;
-  to.index = state.index;
-  to.changed_epoch = state.changed_epoch;
-  to.index_base = state.index_base;
-  for (std::uint32_t ring = 0; ring < kCallRings; ++ring) to.sequence[ring] = state.sequence[ring];
-  to.journal = state.journal;
-  to.enabled_epoch_taken = state.enabled_epoch_taken;
-  to.failed = state.failed;
-  to.last = state.last;
-  to.noops = state.noops;
-  to.results = state.results;
-  to.together = state.together;
-  to.called = state.called;
-  to.called_ns = state.called_ns;
+// What of the state a gate stores: all but the host's words.
+inline constexpr std::uint32_t kKeptState = offsetof(CallState, epoch);
+static_assert(kKeptState == 64 && sizeof(CallState) % 16 == 0);
+
+// Decides what the pair does, as Gate::work and Gate::end say. The gate has set the door's first word, has cleared the
+// bell, and has read its words beside that. One thread calls.
+EPD_DEVICE inline Look decide(const WorkerArguments& own, Gate& gate) {
+  gate.work.task = Task::kNone;
+  gate.work.ctas = 0;
+  Look look = Look::kNothing;
+  const bool leaves = gate.generation != own.own_generation || gate.state.leaves != 0;
+  if (!leaves) {
+    if (gate.enabled_epoch != gate.state.enabled_epoch_taken) take_enabled_epoch(own.calls, gate);
+    look = take_next(own, gate);
+    gate.end.index_base = gate.state.index_base;
+    for (std::uint32_t ring = 0; ring < kCallRings; ++ring) gate.end.next[ring] = gate.state.sequence[ring];
+  } else {
+    set_bits_system(&own.calls.words->bell[0], 1);
+    look = Look::kStands;
+  }
+  if (look != Look::kTaken) add(&own.credits->held, 0u - own.ctas);
+  return look;
 }
 
-// A gate's pass. It has set the door's first word, and read the gate's words behind or beside that. One thread calls.
-// Leaves a call in own.lane->work, or none.
-EPD_DEVICE inline void pass_gate(const WorkerArguments& own, Gate& gate) {
-  Work& work = own.lane->work;
-  work.task = Task::kNone;
-  if (gate.generation != own.own_generation || gate.state.leaves != 0) {
-    set_bits_system(&own.calls.words->bell[0], 1);
-    return leave_door(*own.lane);
-  }
-  if (gate.enabled_epoch != gate.state.enabled_epoch_taken) take_enabled_epoch(own.calls, gate);
-  const Look look = take_next(own, gate, work);
-  for (std::uint32_t ring = 0; ring < kCallRings; ++ring) work.next[ring] = gate.state.sequence[ring];
-  store_state(*own.calls.state, gate.state);
-  if (look == Look::kTaken) return;  // the main kernel leaves the door
-  if (look == Look::kNothing) ring_for_more(own.calls, work.next);
+// The end of a gate that has taken no call, behind its stores.
+EPD_DEVICE inline void leave_gate(const WorkerArguments& own, const Gate& gate, Look look) {
+  if (look == Look::kNothing) ring_for_more(own.calls, gate.end.next);
   leave_door(*own.lane);
 }
 

@@ -8,61 +8,128 @@ namespace epd::kernels::cuda {
 
 // ---- the gate
 
-// Copies memory that this device's kernels and the host's copies write, but not now.
-__device__ inline void copy_by_lanes(void* to, const void* from, std::uint32_t bytes) {
-#pragma unroll 4
-  for (std::uint32_t i = lane_of(); i < bytes / 16; i += 32)
-    static_cast<uint4*>(to)[i] = __ldcg(static_cast<const uint4*>(from) + i);
+// A lane's part of what a gate reads: all of it is loaded before any is used, so that it takes one trip.
+struct GateLoads {
+  static constexpr std::uint32_t kRingVectors = sizeof(Gate::calls) / 16 / 32;
+  static_assert(sizeof(Gate::calls) % (16 * 32) == 0 && sizeof(CallState) / 16 <= 32 && Gate::kRoutes <= 32);
+  ulonglong2 rings[kRingVectors];
+  uint4 state;
+  uint4 route;
+  std::uint64_t word;
+};
+
+__device__ inline std::uint32_t kept_routes(const CallArguments& calls) {
+  return calls.limits.num_routes < Gate::kRoutes ? calls.limits.num_routes : Gate::kRoutes;
 }
 
-// Copies both rings. The client's streams and host may write them, each word at once.
-__device__ inline void copy_rings(Gate& gate, const abi::CallWords& words) {
-  static_assert(offsetof(abi::CallWords, host_calls) == sizeof(gate.calls[0]));
-  const auto* const from = reinterpret_cast<const std::uint64_t*>(words.calls);
-  auto* const to = reinterpret_cast<ulonglong2*>(gate.calls);
-#pragma unroll 8
-  for (std::uint32_t i = lane_of(); i < sizeof(gate.calls) / 16; i += 32) to[i] = load_relaxed_pair(from + 2 * i);
+// Enters the door, clears the bell, asks for SMs. The first lanes each do one of these.
+__device__ inline std::uint64_t enter_by_lane(const WorkerArguments& own) {
+  switch (lane_of()) {
+    case 0: return fetch_or_system(reinterpret_cast<std::uint64_t*>(own.lane->door), 1);
+    case 1: return exchange_system(reinterpret_cast<std::uint64_t*>(own.calls.words->bell), 0);
+    case 2: return load_relaxed_system(own.generation);
+    case 3: return load_relaxed_system(&own.credits->limit);
+    case 4: return add(&own.credits->held, own.ctas) + own.ctas;
+    default: return 0;
+  }
 }
 
-// Enters the door, and reads all that the gate needs in one trip. All lanes call. Returns whether the enabled epoch is
-// odd.
+// Reads all that the gate needs. All lanes call. Returns whether the enabled epoch is odd.
 __device__ inline bool enter(const WorkerArguments& own, Gate& gate) {
   const CallArguments& calls = own.calls;
-  std::uint64_t word = 0;
-  if (lane_of() == 0) word = fetch_or_system(reinterpret_cast<std::uint64_t*>(own.lane->door), 1);
-  if (lane_of() == 1) word = exchange_system(reinterpret_cast<std::uint64_t*>(calls.words->bell), 0);
-  if (lane_of() == 2) word = load_relaxed_system(own.generation);
-  copy_rings(gate, *calls.words);
-  copy_by_lanes(&gate.state, calls.state, sizeof(gate.state));
-  const std::uint32_t routes = calls.limits.num_routes < Gate::kRoutes ? calls.limits.num_routes : Gate::kRoutes;
-  copy_by_lanes(gate.routes, calls.routes, routes * sizeof(RouteState));
-  const auto epoch = static_cast<std::uint32_t>(__shfl_sync(kFull, word, 0) >> 32);
-  const auto generation = static_cast<std::uint32_t>(__shfl_sync(kFull, word, 2));
-  if (lane_of() == 0) {
-    gate.enabled_epoch = epoch;
-    gate.generation = generation;
-  }
+  const std::uint32_t lane = lane_of();
+  GateLoads loads;
+  static_assert(offsetof(abi::CallWords, host_calls) == sizeof(gate.calls[0]));
+  const auto* const rings = reinterpret_cast<const std::uint64_t*>(calls.words->calls);
+#pragma unroll
+  for (std::uint32_t i = 0; i < GateLoads::kRingVectors; ++i)
+    loads.rings[i] = load_relaxed_pair(rings + 2 * (i * 32 + lane));
+  if (lane < sizeof(CallState) / 16) loads.state = __ldcg(reinterpret_cast<const uint4*>(calls.state) + lane);
+  if (lane < kept_routes(calls)) loads.route = __ldcg(reinterpret_cast<const uint4*>(calls.routes) + lane);
+  loads.word = enter_by_lane(own);
+#pragma unroll
+  for (std::uint32_t i = 0; i < GateLoads::kRingVectors; ++i)
+    reinterpret_cast<ulonglong2*>(gate.calls)[i * 32 + lane] = loads.rings[i];
+  if (lane < sizeof(CallState) / 16) reinterpret_cast<uint4*>(&gate.state)[lane] = loads.state;
+  if (lane < kept_routes(calls)) reinterpret_cast<uint4*>(gate.routes)[lane] = loads.route;
+  if (lane == 0) gate.enabled_epoch = static_cast<std::uint32_t>(loads.word >> 32);
+  if (lane == 2) gate.generation = static_cast<std::uint32_t>(loads.word);
+  if (lane == 3) gate.limit = static_cast<std::uint32_t>(loads.word);
+  if (lane == 4) gate.held = static_cast<std::uint32_t>(loads.word);
   __syncwarp();
-  return epoch % 2 != 0;
+  return gate.enabled_epoch % 2 != 0;
+}
+
+// Hands Gate::work to the main kernel, and then stores what the gate keeps. All lanes call.
+__device__ inline void hand_over(const WorkerArguments& own, const Gate& gate) {
+  static_assert(Work::kWords <= 32 && sizeof(WorkEnd) == 64);
+  const std::uint32_t lane = lane_of();
+  const auto* const work = reinterpret_cast<const std::uint32_t*>(&gate.work);
+  if (lane < Work::kWords)
+    store_relaxed(&own.lane->work.words[lane], std::uint64_t{own.pair} << 32 | work[lane]);
+  if (lane < (sizeof(CallState) - kKeptState) / 16)
+    (reinterpret_cast<uint4*>(own.calls.state) + kKeptState / 16)[lane] =
+        (reinterpret_cast<const uint4*>(&gate.state) + kKeptState / 16)[lane];
+  if (lane < sizeof(WorkEnd) / 16)
+    reinterpret_cast<uint4*>(&own.lane->end)[lane] = reinterpret_cast<const uint4*>(&gate.end)[lane];
+  if (lane == 31 && gate.work.task != Task::kNone)
+    own.lane->divisions[is_dispatch(gate.work.call) ? 0 : 1] =
+        division_index(gate.work.call, own.calls.most_ctas, gate.work.ctas);
+}
+
+// ---- the main kernel
+
+// Waits for the gate's decision. The first warp calls; its lanes each poll one word.
+__device__ inline void await_work(const WorkerArguments& own, Work& work) {
+  const std::uint32_t lane = lane_of();
+  const std::uint64_t* const word = own.lane->work.words + (lane < Work::kWords ? lane : 0);
+  std::uint64_t value = load_acquire(word);
+#pragma unroll 1
+  while (!__all_sync(kFull, static_cast<std::uint32_t>(value >> 32) == own.pair)) value = load_acquire(word);
+  if (lane < Work::kWords) reinterpret_cast<std::uint32_t*>(&work)[lane] = static_cast<std::uint32_t>(value);
 }
 
 // ---- composing a call's operation in a CTA's shared memory, by all its threads
 
-// A CTA's copy of the group view and of the call's work division.
+// A CTA's copy of the group view, and of the work divisions of the last dispatch and of the last combine.
 struct ViewCopy {
   alignas(16) std::uint8_t view[sizeof(DeviceView)];
-  alignas(16) WorkDivision division;
+  alignas(16) WorkDivision division[2];
+  std::uint32_t division_at[2];
 
   __device__ const DeviceView& get() const { return *reinterpret_cast<const DeviceView*>(view); }
 };
 
-// Copies a struct from device memory into shared memory. All threads call.
+// Copies a struct from device memory into shared memory, by threads first, first + 1, ... of the CTA.
 template <typename T>
-__device__ inline void copy_by_threads(T* to, const T* from) {
+__device__ inline void copy_by_threads(T* to, const T* from, std::uint32_t first) {
   static_assert(sizeof(T) % 16 == 0);
   const auto* const source = reinterpret_cast<const uint4*>(from);
-  for (std::uint32_t i = threadIdx.x; i < sizeof(T) / 16; i += blockDim.x)
+  for (std::uint32_t i = threadIdx.x - first; i < sizeof(T) / 16; i += blockDim.x - first)
     reinterpret_cast<uint4*>(to)[i] = __ldcg(source + i);
+}
+
+// Copies what is known before the call, while the gate decides. All warps but the first call.
+__device__ inline void copy_view(const WorkerArguments& own, ViewCopy& copy) {
+  static_assert(sizeof(DeviceView) / 16 <= kMaxThreads - 32);
+  const std::uint32_t kind = warp_of() - 1;
+  if (kind < 2) {
+    const std::uint32_t at = load_here(&own.lane->divisions[kind]);
+    EPD_BELOW(at, kDivisionKinds * own.calls.most_ctas);
+    if (lane_of() < sizeof(WorkDivision) / 16)
+      reinterpret_cast<uint4*>(copy.division + kind)[lane_of()] =
+          __ldcg(reinterpret_cast<const uint4*>(own.calls.division + at) + lane_of());
+    if (lane_of() == 0) copy.division_at[kind] = at;
+  }
+  copy_by_threads(reinterpret_cast<DeviceView*>(copy.view), own.calls.view, 32);
+}
+
+// Copies a struct in shared memory, by the lanes of a warp.
+template <typename T>
+__device__ inline void copy_words(T& to, const T& from) {
+  static_assert(sizeof(T) % 4 == 0);
+  for (std::uint32_t i = lane_of(); i < sizeof(T) / 4; i += 32)
+    reinterpret_cast<std::uint32_t*>(&to)[i] = reinterpret_cast<const std::uint32_t*>(&from)[i];
 }
 
 // Composes the operation. Each of the first warps composes a part: one thread would take a microsecond for all.
@@ -83,6 +150,12 @@ __device__ inline void compose_by_warps(const CallArguments& own, const TakenCal
       break;
     case 3:
       if (lane == 0) compose_announcement(op, call);
+      break;
+    case 7:
+      copy_words(op.shape, view.group.shape);
+      copy_words(op.inbox, view.group.inbox);
+      __syncwarp();
+      if (lane == 0) compose_constants(op, view.group, call);
       break;
     case 4:
       if (lane == 0) compose_routing(op, view.group, call);
@@ -105,23 +178,25 @@ __device__ inline abi::RowPlaces load_places(const abi::CallWords& words, const 
 }
 
 // Composes the work's operation. All threads call. The view is in the copy, behind a barrier.
-__device__ inline void compose_work(const CallArguments& own, const Work& work, ViewCopy& copy, Operation& op) {
+__device__ inline void compose_work(const WorkerArguments& own, const Work& work, ViewCopy& copy, Operation& op) {
   const TakenCall& call = work.call;
   // This fence orders earlier accesses before the bulk copies that the signal warp issues first (OwnRows).
   if (warp_of() == signal_warp()) fence_async();
-  EPD_BELOW(call.block, own.limits.depth);
-  EPD_BELOW(call.slot, own.limits.depth);
-  EPD_BELOW(call.route, own.limits.num_routes);
-  EPD_BELOW(abi::format_of(call.flags), own.limits.num_formats);
-  const std::uint32_t at = division_index(call, own.most_ctas, work.ctas);
-  EPD_BELOW(at, kDivisionKinds * own.most_ctas);
-  copy_by_threads(&copy.division, own.division + at);
-  if (threadIdx.x == blockDim.x - 1 && is_dispatch(call)) op.shape.format = row_format(copy.get().group, call);
-  __syncthreads();
-  compose_by_warps(own, call, copy.get(), copy.division, op);
+  EPD_BELOW(call.block, own.calls.limits.depth);
+  EPD_BELOW(call.slot, own.calls.limits.depth);
+  EPD_BELOW(call.route, own.calls.limits.num_routes);
+  EPD_BELOW(abi::format_of(call.flags), own.calls.limits.num_formats);
+  const std::uint32_t kind = is_dispatch(call) ? 0 : 1;
+  const std::uint32_t at = division_index(call, own.calls.most_ctas, work.ctas);
+  EPD_BELOW(at, kDivisionKinds * own.calls.most_ctas);
+  if (copy.division_at[kind] != at) {
+    copy_by_threads(copy.division + kind, own.calls.division + at, 0);
+    __syncthreads();
+  }
+  compose_by_warps(own.calls, call, copy.get(), copy.division[kind], op);
   __syncthreads();
   if (!has_flag(call, abi::kFlagPlaces)) return;
-  if (threadIdx.x == 0) take_own_places(op, load_places(*own.words, call));
+  if (threadIdx.x == 0) take_own_places(op, load_places(*own.calls.words, call));
   __syncthreads();
 }
 

@@ -228,10 +228,9 @@ EPD_HOST_DEVICE inline void compose_routing(Operation& op, const GroupView& view
   op.routing.epoch = abi::epoch_of_tag(call.tag);
 }
 
-// Composes what is the same for all calls. The row format is that of format 0.
-EPD_HOST_DEVICE inline void compose_constants(Operation& op, const GroupView& view) {
-  op.shape = view.shape;
-  op.inbox = view.inbox;
+// Composes what is the same for all calls but shape and inbox, and a dispatch's row format.
+EPD_HOST_DEVICE inline void compose_constants(Operation& op, const GroupView& view, const TakenCall& call) {
+  if (is_dispatch(call)) op.shape.format = row_format(view, call);
   op.rank = view.rank;
   op.workspace = view.workspace;
   op.workspace_bytes = view.workspace_bytes;
@@ -242,11 +241,12 @@ EPD_HOST_DEVICE inline void compose_constants(Operation& op, const GroupView& vi
 // its results.
 inline Operation compose(const GroupView& view, const TakenCall& call) {
   Operation op;
-  compose_constants(op, view);
+  op.shape = view.shape;
+  op.inbox = view.inbox;
+  compose_constants(op, view, call);
   for (std::uint32_t region = 0; region < abi::kNumRegions; ++region) compose_region(op, view, region, call);
   compose_announcement(op, call);
   compose_routing(op, view, call);
-  op.shape.format = row_format(view, call);
   return op;
 }
 

@@ -41,19 +41,29 @@ struct alignas(8) TakenCall {
 };
 static_assert(sizeof(TakenCall) == 56);
 
-// What a gate hands to its main kernel.
-struct alignas(32) Work {
+// What a gate hands to all CTAs of its main kernel.
+struct alignas(8) Work {
   Task task;
-  std::uint32_t ctas;    // CTAs that carry the call out; the others leave. Not 0
-  std::uint32_t credit;  // SMs of SmCredits::held that the call has taken
-  std::uint32_t reserved;
-  std::uint64_t index_base;  // CallState::index_base
+  std::uint32_t ctas;  // CTAs that carry the call out; the others leave. Not 0
   TakenCall call;
-  std::uint32_t next[kCallRings];  // number of each ring's next call
-  std::uint64_t more;              // keeps `packed` aligned
-  abi::PackedCall packed;          // the call as the client has written it
+
+  static constexpr std::uint32_t kWords = 16;
 };
-static_assert(sizeof(Work) % 16 == 0);
+static_assert(sizeof(Work) == Work::kWords * 4);
+// The same on its way. The upper half of each word is the pair's number, so each word shows whether it is there.
+struct alignas(128) WorkWords {
+  std::uint64_t words[Work::kWords];
+};
+
+// What a gate leaves for the end of the call.
+struct alignas(32) WorkEnd {
+  abi::PackedCall packed;          // the call as the client has written it
+  std::uint64_t index_base;        // CallState::index_base
+  std::uint32_t next[kCallRings];  // number of each ring's next call
+  std::uint32_t credit;            // SMs of SmCredits::held that the call has taken
+  std::uint32_t reserved[3];
+};
+static_assert(sizeof(WorkEnd) == 64);
 
 // The state of a lane between its kernels. Device memory, zeroed once.
 struct alignas(128) LaneState {
@@ -62,7 +72,11 @@ struct alignas(128) LaneState {
   // and reads the second at once. So when the host has stored an even epoch, and then finds that nobody is
   // inside, nothing runs any more.
   alignas(8) std::uint32_t door[2];
-  alignas(128) Work work;  // written by gates
+  WorkWords work;
+  alignas(64) WorkEnd end;
+  // Index of the work division of the last dispatch and of the last combine (CallArguments::division). A main kernel
+  // loads both before it knows its call.
+  std::uint32_t divisions[2];
 };
 
 // SMs of a device that its lanes share. Each lane may always use its guaranteed SMs (CallState::guaranteed_sms).
@@ -89,6 +103,7 @@ struct WorkerArguments {
   const std::uint32_t* generation = nullptr;
   std::uint32_t own_generation = 0;
   std::uint32_t ctas = 0;  // of this pair's main kernel
+  std::uint32_t pair = 0;  // number of the pair; another one than that of the pair before
   CallArguments calls = {};
 };
 

@@ -5,6 +5,7 @@
 #include "fake_cuda/operation_kernel.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace epd::fake_cuda {
 
@@ -45,6 +46,8 @@ void enter(const WorkerArguments& own, Gate& gate) {
       ordered::fetch_or_system(reinterpret_cast<std::uint64_t*>(own.lane->door), 1) >> 32);
   ordered::exchange_system(reinterpret_cast<std::uint64_t*>(calls.words->bell), 0);
   gate.generation = ordered::load_relaxed_system(own.generation);
+  gate.limit = ordered::load_relaxed_system(&own.credits->limit);
+  gate.held = ordered::add(&own.credits->held, own.ctas) + own.ctas;
   for (std::uint32_t i = 0; i < abi::kCallSlots; ++i) {
     gate.calls[kByStreams][i] = load_call(calls.words->calls + i);
     gate.calls[kByHost][i] = load_call(calls.words->host_calls + i);
@@ -52,6 +55,33 @@ void enter(const WorkerArguments& own, Gate& gate) {
   ordered::load_whole(gate.state, *calls.state);
   for (std::uint32_t i = 0; i < std::min(calls.limits.num_routes, Gate::kRoutes); ++i)
     ordered::load_whole(gate.routes[i], calls.routes[i]);
+}
+
+// What the warp of a gate stores together.
+void hand_over(const WorkerArguments& own, const Gate& gate) {
+  std::uint32_t words[Work::kWords];
+  std::memcpy(words, &gate.work, sizeof(words));
+  for (std::uint32_t i = 0; i < Work::kWords; ++i)
+    ordered::store_relaxed(&own.lane->work.words[i], std::uint64_t{own.pair} << 32 | words[i]);
+  auto* const to = reinterpret_cast<std::byte*>(own.calls.state);
+  std::memcpy(to + kKeptState, reinterpret_cast<const std::byte*>(&gate.state) + kKeptState,
+              sizeof(CallState) - kKeptState);
+  own.lane->end = gate.end;
+  if (gate.work.task != Task::kNone)
+    own.lane->divisions[is_dispatch(gate.work.call) ? 0 : 1] =
+        division_index(gate.work.call, own.calls.most_ctas, gate.work.ctas);
+}
+
+// Empty: the gate has handed its work over.
+std::string load_work(const WorkerArguments& own, Work& work) {
+  std::uint32_t words[Work::kWords];
+  for (std::uint32_t i = 0; i < Work::kWords; ++i) {
+    const std::uint64_t word = ordered::load_acquire(&own.lane->work.words[i]);
+    if (word >> 32 != own.pair) return "the gate before has handed nothing over";
+    words[i] = static_cast<std::uint32_t>(word);
+  }
+  std::memcpy(&work, words, sizeof(work));
+  return {};
 }
 
 std::string compose_work(const Launch& launch, const WorkerArguments& own, const Work& work,
@@ -85,19 +115,22 @@ std::string run_gate(const WorkerArguments& own, const KernelDevice& device) {
   if (std::string wrong = reach(own, device); !wrong.empty()) return wrong;
   Gate gate{};
   enter(own, gate);
-  pass_gate(own, gate);
+  const Look look = decide(own, gate);
+  hand_over(own, gate);
+  if (look != Look::kTaken) leave_gate(own, gate, look);
   return {};
 }
 
 std::string run_main(const Launch& launch, const WorkerArguments& own, const KernelDevice& device) {
-  const Work work = own.lane->work;
-  if (work.task == Task::kNone) return {};
+  Work work;
+  std::string wrong = load_work(own, work);
+  if (!wrong.empty() || work.task == Task::kNone) return wrong;
   Operation op;
   device.take_sms(work.ctas);
-  std::string wrong = compose_work(launch, own, work, device, op);
+  wrong = compose_work(launch, own, work, device, op);
   if (wrong.empty()) wrong = run_operation(work.task, op, device);
   if (!wrong.empty()) return wrong;
-  conclude(own, work, op.result->error != OpError::kNone, runs_of(own.calls, work.call.result));
+  conclude(own, work.call, op.result->error != OpError::kNone, runs_of(own.calls, work.call.result));
   return {};
 }
 
