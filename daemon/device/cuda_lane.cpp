@@ -77,7 +77,7 @@ void CudaLane::take_stream() {
   int greatest = 0;  // of the two, the smaller number
   must("cuCtxGetStreamPriorityRange", driver_.cuCtxGetStreamPriorityRange(&least, &greatest));
   partition_ = device_.partition();
-  stream_priority_ = std::clamp(-shape_.priority, greatest, least);
+  stream_priority_ = std::clamp(wanted_priority(greatest), greatest, least);
   stream_ = partition_->take_stream(stream_priority_);
 }
 

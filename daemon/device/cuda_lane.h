@@ -40,6 +40,8 @@ class CudaLane : public Lane {
   std::byte* own_host() const { return memory_.host; }
   // Fills in the lane's workspace, of an operation that has no other part of the lane's.
   void describe_workspace(Operation& op) const;
+  // The priority of the lane's stream, where `greatest` is the highest that there is.
+  virtual int wanted_priority(int /*greatest*/) const { return -shape_.priority; }
   void take_stream();
   // Called when nothing is in flight and the stream has ended: gives the stream back.
   void let_stream_go();
