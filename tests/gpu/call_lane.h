@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,8 +22,9 @@ class CallLane {
   static constexpr std::uint64_t kIndexBase = 1'000'000'000'000;  // of numbers that clients know
 
   // `control`: a stream of the device; it outlives the lane's calls. `shape`: of a group with kSlots.
-  // `first`: which ring has the first call.
-  CallLane(int device, cudaStream_t control, const abi::GroupShape& shape, std::uint32_t first)
+  // `first`: which ring has the first call. `most_sms`: for one operation.
+  CallLane(int device, cudaStream_t control, const abi::GroupShape& shape, std::uint32_t first,
+           std::uint32_t most_sms)
       : device_(device),
         control_(control),
         layout_(shape),
@@ -37,7 +39,9 @@ class CallLane {
     EPD_CUDA(cudaHostAlloc(&results_, layout_.total_bytes, cudaHostAllocPortable | cudaHostAllocMapped));
     std::memset(static_cast<void*>(host_), 0, sizeof(CallHost));
     std::memset(static_cast<void*>(results_), 0, layout_.total_bytes);
-    host_->start.sets = 1;
+    write_word(&memory_->generation, kGeneration);
+    write_word(&memory_->state.guaranteed_sms, kGuaranteedSms);
+    write_word(&memory_->credits.limit, most_sms - kGuaranteedSms);
     EPD_CUDA(cudaDeviceSynchronize());
   }
   ~CallLane() {
@@ -54,12 +58,19 @@ class CallLane {
   static constexpr std::uint32_t kSlots = 2;
   static constexpr std::uint32_t kMostCtas = 132;
 
-  // `depth`: inboxes. The kernel does not run.
-  kernels::cuda::CallArguments arguments(const kernels::cuda::DeviceView& view, std::uint32_t max_tokens,
-                                         std::uint32_t depth) {
+  // `depth`: inboxes. No kernel of the lane runs.
+  kernels::cuda::WorkerArguments arguments(const kernels::cuda::DeviceView& view, std::uint32_t max_tokens,
+                                           std::uint32_t depth) {
     staging_->view = view;
     write(&memory_->view, &staging_->view, sizeof(view));
-    kernels::cuda::CallArguments own;
+    kernels::cuda::WorkerArguments all;
+    all.lane = &memory_->lane;
+    all.credits = &memory_->credits;
+    all.bells = &memory_->bells;
+    all.generation = &memory_->generation;
+    all.own_generation = kGeneration;
+    all.ctas = kMostCtas;
+    kernels::cuda::CallArguments& own = all.calls;
     own.words = &memory_->words;
     own.state = &memory_->state;
     own.routes = memory_->routes;
@@ -72,14 +83,16 @@ class CallLane {
     own.runs = memory_->runs;
     own.limits = {depth, max_tokens, kSlots, abi::kMaxBiases};
     own.per_expert = view.group.shape.per_expert;
-    return own;
+    return all;
   }
 
-  // The kernel is resident. Calls the operation, which is configured.
-  void start(kernels::cuda::Kind kind, const Operation& op) {
+  // Calls the operation, which is configured. `before_call`: between an enabled epoch that it needs and the
+  // call.
+  void start(kernels::cuda::Kind kind, const Operation& op, const std::function<void()>& before_call) {
     using namespace kernels::cuda;
     const std::uint64_t index = abi::index_of_tag(op.tag);
-    if (!goes_on_ || index != next_index_) enabled_epoch(index);
+    if (!goes_on_ || index != next_index_) begin_enabled_epoch(index);
+    before_call();
     call_ = call_of(kind, op);
     const std::uint32_t at = division_kind(call_.op, call_.flags) * kMostCtas + op.division.ctas - 1;
     staging_->division = op.division;
@@ -93,8 +106,6 @@ class CallLane {
     next_index_ = index + 1;
   }
   void abort(std::uint32_t value) { write_word(&memory_->state.abort, value); }
-  // The kernel with this number is to leave.
-  void stop(std::uint32_t kernel) { write_word(&memory_->state.stop, kernel); }
 
   // Until what was started last has ended, and the client can know. "" or what is wrong.
   std::string wait() {
@@ -131,22 +142,29 @@ class CallLane {
   // Whether the client has been told of all ends.
   bool told() const {
     using namespace kernels::cuda;
-    abi::CallWords words;
-    EPD_CUDA(cudaSetDevice(device_));
-    EPD_CUDA(cudaMemcpy(&words, &memory_->words, sizeof(words), cudaMemcpyDefault));
+    const auto words = copy_of(memory_->words);
     const bool flagged = ring_ == kByHost || words.flags[abi::flag_of(call_.op, call_.slot)] == 1;
     return words.done == numbers_[kByStreams] && load(results_->host_ended) == numbers_[kByHost] &&
            words.failed == failed_ && flagged;
   }
+  // Whether the kernels have left: nobody is inside, and all SMs have been given back.
+  bool left() const { return copy_of(memory_->lane).door[0] == 0 && copy_of(memory_->credits).held == 0; }
 
  private:
+  static constexpr std::uint32_t kGeneration = 7;
+  static constexpr std::uint32_t kGuaranteedSms = 1;
+
   struct Memory {
     abi::CallWords words;
+    kernels::cuda::LaneState lane;
     kernels::cuda::CallState state;
     kernels::cuda::RouteState routes[kSlots];
     kernels::cuda::DeviceView view;
     kernels::cuda::WorkDivision division[kernels::cuda::kDivisionKinds * kMostCtas];
     kernels::cuda::ResultRuns runs[abi::kReplayedResults];
+    kernels::cuda::Bells bells;
+    kernels::cuda::SmCredits credits;
+    std::uint32_t generation;
   };
   struct Staging {
     kernels::cuda::DeviceView view;
@@ -180,7 +198,8 @@ class CallLane {
     const bool good = op_result_.error == kernels::cuda::OpError::kNone;
     if ((end_.ending == abi::CallEnding::kCarriedOut) != good) return "the client is told of another ending";
     if (end_.index != kIndexBase + next_index_ - 1) return "the client is told another number";
-    return comes([&] { return told(); }) ? "" : "the client's words are wrong";
+    if (!comes([&] { return told(); })) return "the client's words are wrong";
+    return comes([&] { return left(); }) ? "" : "the kernels do not leave";
   }
 
   template <typename T>
@@ -225,7 +244,7 @@ class CallLane {
     return true;
   }
 
-  void enabled_epoch(std::uint64_t index) {
+  void begin_enabled_epoch(std::uint64_t index) {
     EPD_CUDA(cudaSetDevice(device_));
     EPD_CUDA(cudaMemcpyAsync(staging_->routes, memory_->routes, sizeof(staging_->routes), cudaMemcpyDefault,
                              control_));
@@ -238,11 +257,16 @@ class CallLane {
     start.routes = staging_->routes;
     abort(0);
     enabled_epoch_ += 2;
-    write_word(&memory_->state.enabled_epoch, enabled_epoch_);
-    if (!comes([&] {
-          return *reinterpret_cast<volatile std::uint32_t*>(&host_->enabled_epoch) == enabled_epoch_;
-        }))
-      std::printf("  the kernel takes no enabled_epoch\n");
+    write_word(&memory_->lane.door[1], enabled_epoch_);
+  }
+
+  template <typename T>
+  T copy_of(const T& on_device) const {
+    T copy;
+    EPD_CUDA(cudaSetDevice(device_));
+    EPD_CUDA(cudaMemcpyAsync(&copy, &on_device, sizeof(copy), cudaMemcpyDefault, control_));
+    EPD_CUDA(cudaStreamSynchronize(control_));
+    return copy;
   }
 
   void write_word(std::uint32_t* to, std::uint32_t value) {
@@ -277,7 +301,7 @@ class CallLane {
   abi::CallEnd end_;
   std::uint32_t last_route_ = 0;  // record of the last dispatch that made a routing
   std::uint64_t next_index_ = 0;
-  bool goes_on_ = false;  // the kernel carries calls out
+  bool goes_on_ = false;  // calls are carried out
 };
 
 }  // namespace epd::gpu_test

@@ -67,9 +67,9 @@ endfunction()
 
 epd_gpu_test(kernels TIMEOUT 120 COMMAND $<TARGET_FILE:kernels_test> 100)
 epd_gpu_test(kernels_memcheck TIMEOUT 120 COMMAND compute-sanitizer --tool memcheck --error-exitcode 9
-  $<TARGET_FILE:kernels_test> 60 1 256 no-failures no-resident)
+  $<TARGET_FILE:kernels_test> 60 1 256 no-failures)
 epd_gpu_test(kernels_racecheck TIMEOUT 120 COMMAND compute-sanitizer --tool racecheck --error-exitcode 9
-  $<TARGET_FILE:kernels_test> 40 1 256 no-failures no-inboxes no-resident)
+  $<TARGET_FILE:kernels_test> 40 1 256 no-failures no-inboxes)
 # With the other images: the kernels, a few cases by the daemon, and a violation that has to be reported.
 foreach(_name asserts sm80)
   epd_gpu_test(kernels_${_name} TIMEOUT 240 COMMAND $<TARGET_FILE:kernels_test_${_name}> 100)

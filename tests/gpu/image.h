@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/cuda.h"
-#include "kernels/resident.h"
+#include "kernels/workers.h"
 
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -56,12 +56,25 @@ class Image {
                             stream, arguments, nullptr));
   }
 
-  // A resident kernel, on the current device.
-  void stay(kernels::cuda::ResidentArguments own, std::uint32_t ctas, std::uint32_t shared_bytes,
-            CUstream stream) const {
+  // A gate and the main kernel behind it, on the current device.
+  void launch_pair(kernels::cuda::WorkerArguments own, std::uint32_t shared_bytes, CUstream stream) const {
     void* arguments[] = {&own};
-    EPD_CUDA(cuLaunchKernel(reinterpret_cast<CUfunction>(find(kernels::cuda::kResidentKernel)), ctas, 1, 1,
-                            kernels::cuda::kMaxThreads, 1, 1, shared_bytes, stream, arguments, nullptr));
+    EPD_CUDA(cuLaunchKernel(reinterpret_cast<CUfunction>(find(kernels::cuda::kGateKernel)), 1, 1, 1,
+                            kernels::cuda::kGateThreads, 1, 1, 0, stream, arguments, nullptr));
+    CUlaunchAttribute early{};
+    early.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    early.value.programmaticStreamSerializationAllowed = 1;
+    CUlaunchConfig config{};
+    config.gridDimX = own.ctas;
+    config.gridDimY = config.gridDimZ = 1;
+    config.blockDimX = kernels::cuda::kMaxThreads;
+    config.blockDimY = config.blockDimZ = 1;
+    config.sharedMemBytes = shared_bytes;
+    config.hStream = stream;
+    config.attrs = &early;
+    config.numAttrs = 1;
+    EPD_CUDA(cuLaunchKernelEx(&config, reinterpret_cast<CUfunction>(find(kernels::cuda::kMainKernel)),
+                              arguments, nullptr));
   }
 
  private:

@@ -1,9 +1,8 @@
 // Every CUDA kernel against the reference, bit for bit, on fresh random inputs: all layouts, payloads and
 // options, over all GPUs of the machine. Usage: kernels_test [cases] [seed] [hidden limit] [no-failures]
-// [no-inboxes] [no-resident]. "no-failures" leaves out what depends on time: under a sanitizer
+// [no-inboxes] [no-calls]. "no-failures" leaves out what depends on time: under a sanitizer
 // a launch can take longer than a deadline. "no-inboxes" leaves out what racecheck can't follow: accesses of
-// shared memory that a word there orders (CtaBoard). "no-resident" leaves out the resident kernel and
-// takes calls, which a sanitizer makes too slow.
+// shared memory that a word there orders (CtaBoard). "no-calls" leaves out gates and main kernels.
 // Or: kernels_test out-of-range. Then a combine takes a row that does not exist, which the image with range
 // checks (kernels_test_asserts) has to stop.
 #include "gpu/kernel_cases.h"
@@ -145,7 +144,7 @@ class CaseRun {
                    expected_[r].num_recv_rows,
                    ref::dropped_selections(case_.group, inputs_[r]),
                    kPoison32};
-      if (mode_ == Mode::kResident) {  // its own
+      if (mode_ == Mode::kCalls) {  // its own
         heads_[r].handle = abi::index_of_tag(tag) + 1;
         heads_[r].epoch = CallLane::kEpoch;
       }
@@ -264,7 +263,7 @@ class CaseRun {
     if (s.per_expert)
       expect(is_at(expert_counts + want.expert_counts.size(), want.expert_offsets), r,
              "expert_offsets for the CPU");
-    if (mode_ != Mode::kResident) return;
+    if (mode_ != Mode::kCalls) return;
     const abi::CallEnd& end = world_->rank(r).calls->end();
     expect(end.ending == abi::CallEnding::kCarriedOut && end.num_recv_rows == want.num_recv_rows, r,
            "the call's result");
@@ -399,10 +398,10 @@ class FailureRun {
   void check_head(const OpResult& result) {
     const auto words = get<std::uint32_t>(world_->rank(0).head, sizeof(abi::RoutingRecord) / 4);
     const auto untouched = [](std::uint32_t word) { return word == kPoison32; };
-    ends_good &= mode_ == Mode::kResident
+    ends_good &= mode_ == Mode::kCalls
                      ? world_->good() && world_->rank(0).calls->told()
                      : get<std::uint32_t>(world_->rank(0).words + 1, 1)[0] == static_cast<std::uint32_t>(tag);
-    const auto handle = mode_ == Mode::kResident ? static_cast<std::uint32_t>(tag) : kHandle;
+    const auto handle = mode_ == Mode::kCalls ? static_cast<std::uint32_t>(tag) : kHandle;
     if (result.error == kernels::cuda::OpError::kNone) {
       heads_good &= words[0] == handle && words[1] == 0;
     } else {
@@ -416,7 +415,7 @@ class FailureRun {
 };
 
 const char* name_of(Mode mode) {
-  static const char* const names[] = {"launched", "resident"};
+  static const char* const names[] = {"launched", "calls"};
   return names[static_cast<int>(mode)];
 }
 
@@ -489,7 +488,7 @@ int run(int argc, char** argv) {
                        [&](const char* each) { return std::string(each) == what; });
   };
   std::vector<Mode> modes{Mode::kLaunched};
-  if (!leaves_out("no-resident")) modes.push_back(Mode::kResident);
+  if (!leaves_out("no-calls")) modes.push_back(Mode::kCalls);
   int failed = 0;
   if (!leaves_out("no-failures")) {
     for (const Mode mode : modes) {

@@ -7,7 +7,6 @@
 #include "gpu/rank_regions.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -58,7 +57,7 @@ class DeviceMemory {
 
 enum class Mode {
   kLaunched,
-  kResident,  // between the first start() and wait() each rank's device has a resident kernel
+  kCalls,  // each operation is a call, with a gate and a main kernel behind it
 };
 
 struct WorldShape {
@@ -68,7 +67,7 @@ struct WorldShape {
   Mode mode = Mode::kLaunched;
   bool inbox = false;
   std::uint32_t inboxes = 1;  // of each rank, at which operations take turns
-  bool late_calls = false;    // kResident: some are made while a kernel leaves and the next one comes
+  bool late_calls = false;    // kCalls: some are made while a gate looks, and another pair follows
 };
 
 // Where the parts of an inbox lie, and its size.
@@ -110,14 +109,9 @@ struct Rank : RankRegions {
   Operation* operations = nullptr;
   Operation* uploads = nullptr;    // pinned, so that a copy doesn't wait for the stream
   std::uint32_t* words = nullptr;  // of the client: ready, done
-  // Of a world whose kernels stay.
+  // Of a world of calls.
   cudaStream_t control = nullptr;
-  kernels::cuda::ResidentState* state = nullptr;
-  std::uint32_t* round = nullptr;  // pinned
-  std::uint32_t made = 0;          // calls
-  std::uint32_t ends = 0;          // of kernels
-  std::uint32_t kernels = 0;       // started
-  bool running = false;
+  std::uint32_t made = 0;  // calls
   std::unique_ptr<CallLane> calls;
   bool called = false;  // and not awaited
 };
@@ -133,13 +127,13 @@ class World {
     ++worlds;
     for (std::uint32_t r = 0; r < shape_.num_ranks; ++r) {
       make(r);
-      ranks_[r].made = ranks_[r].ends = worlds + r;  // so that worlds of few operations see all ways
-      if (world.mode == Mode::kResident)
-        ranks_[r].calls =
-            std::make_unique<CallLane>(ranks_[r].device, ranks_[r].control,
-                                       group_shape(shape_, world_.max_tokens, CallLane::kSlots), worlds + r);
+      ranks_[r].made = worlds + r;  // so that worlds of few operations see all ways
+      if (world.mode == Mode::kCalls)
+        ranks_[r].calls = std::make_unique<CallLane>(ranks_[r].device, ranks_[r].control,
+                                                     group_shape(shape_, world_.max_tokens, CallLane::kSlots),
+                                                     worlds + r, share_of_sms());
     }
-    if (world.mode == Mode::kResident) tag_ = CallLane::kEpoch << abi::kTagIndexBits;
+    if (world.mode == Mode::kCalls) tag_ = CallLane::kEpoch << abi::kTagIndexBits;
   }
   ~World() {
     for (Rank& rank : ranks_) {
@@ -147,7 +141,6 @@ class World {
       cudaSetDevice(rank.device);
       cudaStreamDestroy(rank.stream);
       cudaStreamDestroy(rank.control);
-      cudaFreeHost(rank.round);
       cudaFreeHost(rank.abort);
       cudaFreeHost(rank.uploads);
       cudaFreeHost(rank.counts.host_words);
@@ -197,20 +190,13 @@ class World {
     int bytes = 0;
     EPD_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, own.device));
     if (stages != 0) op.division.stages = stages;
-    if (world_.mode != Mode::kLaunched) sms = std::min(sms, staying_ctas());
+    if (world_.mode != Mode::kLaunched) sms = std::min(sms, share_of_sms());
     if (!kernels::cuda::configure(kind, static_cast<std::size_t>(bytes), sms, op)) {
       std::fprintf(stderr, "configure refused\n");
       std::exit(1);
     }
-    if (world_.mode == Mode::kResident) {
-      stay(own, static_cast<std::uint32_t>(bytes), op.shape);
-      if (world_.late_calls && ++own.made % 4 == 0) {
-        end_kernel(own);
-        own.running = false;
-        stay(own, static_cast<std::uint32_t>(bytes), op.shape);
-      }
-      own.calls->start(kind, op);
-      own.called = true;
+    if (world_.mode == Mode::kCalls) {
+      call(own, kind, op, static_cast<std::uint32_t>(bytes) - kernels::cuda::kStaticBytes);
       return;
     }
     const std::uint32_t place = uploads_++ % kOperations;
@@ -232,12 +218,7 @@ class World {
     }
     for (Rank& rank : ranks_) {
       EPD_CUDA(cudaSetDevice(rank.device));
-      if (rank.running) end_kernel(rank);
-    }
-    for (Rank& rank : ranks_) {
-      EPD_CUDA(cudaSetDevice(rank.device));
       EPD_CUDA(cudaStreamSynchronize(rank.stream));
-      rank.running = false;
     }
   }
   // Whether all calls ended as calls do.
@@ -270,15 +251,14 @@ class World {
   }
 
  private:
-  // All that the ranks of a device may have at once: more than operations ask for, as long as ranks share
-  // none.
-  std::uint32_t staying_ctas() const {
+  // Ranks that share a device run at the same time.
+  std::uint32_t share_of_sms() const {
     const auto devices = static_cast<std::uint32_t>(num_devices());
     return kMaxSms / ((size() + devices - 1) / devices);
   }
   // Calls need as many inboxes as they have slots.
   static WorldShape with_slots(WorldShape world) {
-    if (world.mode == Mode::kResident) world.inboxes = std::max(world.inboxes, CallLane::kSlots);
+    if (world.mode == Mode::kCalls) world.inboxes = std::max(world.inboxes, CallLane::kSlots);
     return world;
   }
   // All ranks have taken their memory in the same order, so distances in it are the same everywhere.
@@ -341,20 +321,16 @@ class World {
     }
     return view;
   }
-  void stay(Rank& rank, std::uint32_t shared_bytes, const kernels::cuda::Shape& configured) {
-    if (rank.running) return;
-    rank.running = true;
-    kernels::cuda::ResidentArguments own{rank.state, rank.round, *rank.round, ++rank.kernels, {}};
-    const auto number = static_cast<std::uint32_t>(&rank - ranks_.data());
-    own.calls = rank.calls->arguments(view_of(number, configured), world_.max_tokens, world_.inboxes);
-    Image::get().stay(own, staying_ctas(), shared_bytes - kernels::cuda::kStaticBytes, rank.stream);
-  }
-  // In turn by its number and by its round, sometimes both: a stop that comes when the kernel has stepped
-  // aside is for the next one to pass over.
-  static void end_kernel(Rank& rank) {
-    const bool aside = ++rank.ends % 2 == 0;
-    if (!aside || rank.ends % 4 == 0) rank.calls->stop(rank.kernels);
-    if (aside) std::atomic_ref(*rank.round).fetch_add(1);
+  void call(Rank& rank, Kind kind, const Operation& op, std::uint32_t shared_bytes) {
+    const kernels::cuda::WorkerArguments own =
+        rank.calls->arguments(view_of(op.rank, op.shape), world_.max_tokens, world_.inboxes);
+    const auto launch_pair = [&] { Image::get().launch_pair(own, shared_bytes, rank.stream); };
+    const bool late = world_.late_calls && ++rank.made % 4 == 0;
+    rank.calls->start(kind, op, [&] {
+      if (late) launch_pair();
+    });
+    launch_pair();
+    rank.called = true;
   }
 
   void make(std::uint32_t r) {
@@ -363,8 +339,6 @@ class World {
     EPD_CUDA(cudaSetDevice(rank.device));
     EPD_CUDA(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking));
     EPD_CUDA(cudaStreamCreateWithFlags(&rank.control, cudaStreamNonBlocking));
-    EPD_CUDA(cudaHostAlloc(&rank.round, 64, cudaHostAllocPortable));
-    *rank.round = 0;
     EPD_CUDA(cudaHostAlloc(&rank.abort, 64, cudaHostAllocMapped | cudaHostAllocPortable));
     *rank.abort = 0;
     EPD_CUDA(cudaHostAlloc(&rank.uploads, kOperations * sizeof(Operation), cudaHostAllocPortable));
@@ -380,7 +354,6 @@ class World {
     rank.take_from(m, sizes);
     rank.operations = m.take<Operation>(kOperations);
     rank.words = m.take<std::uint32_t>(2);
-    rank.state = m.take<kernels::cuda::ResidentState>(1);
   }
 
   kernels::cuda::Shape shape_;
