@@ -27,11 +27,11 @@ class FakeCudaCallEnds : public ::testing::Test {
     }
   }
   void TearDown() override {
-    for (std::uint32_t r = 0; calls_ != nullptr && r < calls_->size(); ++r) calls_->stop_kernel(r);
+    for (std::uint32_t r = 0; calls_ != nullptr && r < calls_->size(); ++r) calls_->close(r);
   }
   void start(std::uint32_t ranks = 1) {
     make(ranks);
-    for (std::uint32_t r = 0; r < ranks; ++r) calls_->start_kernel(r);
+    for (std::uint32_t r = 0; r < ranks; ++r) calls_->open(r);
     for (std::uint32_t r = 0; r < ranks; ++r) calls_->resume(r, {});
   }
   std::int64_t* choices(std::uint32_t r) { return static_cast<std::int64_t*>(calls_->rank(r).topk_idx); }
@@ -62,7 +62,7 @@ class FakeCudaCallEnds : public ::testing::Test {
 
 TEST_F(FakeCudaCallEnds, HaltedAtFirstItDiscards) {
   make(1);
-  calls_->start_kernel(0);
+  calls_->open(0);
   ring(calls_->dispatch(0), 3, true);
   ring(CallWorld::noop());
   EXPECT_EQ(now(words().done), 2u);
@@ -177,17 +177,16 @@ TEST_F(FakeCudaCallEnds, AnEngineThatIsNewGoesOnWhereTheOldOneWas) {
   words().tail = sequence;
   words().done = sequence;
   for (std::uint32_t i = 1; i <= abi::kCallSlots; ++i) calls_->store(0, old_noop(sequence - i));
-  calls_->own(0).host->start.sets = 1;
-  calls_->own(0).host->start.sequence[kernels::cuda::kByStreams] = sequence;
-  calls_->start_kernel(0);
+  calls_->own(0).state->sequence[kernels::cuda::kByStreams] = sequence;
+  calls_->open(0);
   calls_->resume(0, {});
   for (std::uint32_t i = 0; i < 4; ++i) {
     ring(CallWorld::noop());
     EXPECT_EQ(abi::unpack(calls_->journal(0).call).number, sequence + i);
   }
   EXPECT_EQ(now(words().done), 2u);
-  calls_->stop_kernel(0);
-  calls_->start_kernel(0);  // `sets` stands, and counts no more
+  calls_->close(0);
+  calls_->open(0);
   ring(CallWorld::noop());
   EXPECT_EQ(abi::unpack(calls_->journal(0).call).number, 2u);
   EXPECT_EQ(now(words().failed), 0u);
@@ -208,7 +207,8 @@ TEST_F(FakeCudaCallEnds, AFullJournalHoldsUpCommandsAndTurnsAreTakenMeanwhile) {
   EXPECT_EQ(abi::unpack(calls_->journal(0).call).number, entries);
   for (std::uint32_t i = 1; i < entries; ++i) ring(CallWorld::noop());
   calls_->ring(0, CallWorld::noop(), how);
-  calls_->halt(0);  // discards it
+  calls_->halt(0);
+  calls_->ring_bell(0);  // discards it
   EXPECT_TRUE(comes([&] { return now(words().done) == 2 * entries + 1; }));
   EXPECT_EQ(now(words().failed), 1u);
 }
@@ -284,7 +284,7 @@ TEST_F(FakeCudaCallEnds, WhoRingsWhenItIsClosedWaitsForNothing) {
   EXPECT_EQ(now(words().flags[abi::flag_of(abi::Op::kNoop, 0)]), 1u);
   EXPECT_EQ(now(words().tail), 1u);
   EXPECT_EQ(words().calls[0].words[0], 0u);
-  calls_->start_kernel(0);
+  calls_->open(0);
 }
 
 }  // namespace

@@ -21,6 +21,9 @@ T* pinned(std::size_t count) {
 
 constexpr std::uint64_t kLong_ns = 30'000'000'000;
 constexpr std::uint32_t kTimeout_ms = 30'000;
+constexpr std::uint64_t kAnyBell = 0x0000'0001'0000'0001;
+// One takes the call, one may find nothing behind it, and one is rung for by another rank.
+constexpr std::uint32_t kPairsOfACall = 3;
 
 }  // namespace
 
@@ -31,6 +34,8 @@ CallWorld::CallWorld(const kernels::cuda::Shape& shape, std::uint32_t max_tokens
       results_layout_(gpu_test::group_shape(shape, max_tokens, kDepth)),
       ranks_(shape.num_ranks) {
   EPD_CU(cuLibraryLoadData(&library_, "any", nullptr, nullptr, 0, nullptr, nullptr, 0));
+  EPD_CU(cuLibraryGetKernel(&gate_, library_, kernels::cuda::kGateKernel));
+  EPD_CU(cuLibraryGetKernel(&main_, library_, kernels::cuda::kMainKernel));
   for (std::uint32_t r = 0; r < size(); ++r) make(r);
   for (std::uint32_t r = 0; r < size(); ++r) describe(r);
 }
@@ -38,22 +43,19 @@ CallWorld::CallWorld(const kernels::cuda::Shape& shape, std::uint32_t max_tokens
 CallWorld::~CallWorld() {
   for (std::uint32_t r = 0; r < size(); ++r) {
     CallRank& own = use(r);
-    for (const CUstream stream : {own.kernel, own.client, own.control}) cuStreamDestroy(stream);
+    for (const CUstream stream : {own.pairs, own.client, own.control}) cuStreamDestroy(stream);
     cuMemFreeHost(own.host);
     cuMemFreeHost(own.starts);
     cuMemFreeHost(own.results);
-    cuMemFreeHost(own.round);
   }
   cuLibraryUnload(library_);
 }
 
 void CallWorld::make(std::uint32_t r) {
   CallRank& own = use(r);
-  CUkernel kernel = nullptr;
-  EPD_CU(cuLibraryGetKernel(&kernel, library_, kernels::cuda::kResidentKernel));
   EPD_CU(
-      cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kShared, kernel, rank(r).device));
-  for (CUstream* stream : {&own.kernel, &own.client, &own.control})
+      cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kShared, main_, rank(r).device));
+  for (CUstream* stream : {&own.pairs, &own.client, &own.control})
     EPD_CU(cuStreamCreate(stream, CU_STREAM_NON_BLOCKING));
   constexpr std::size_t kDivisions = std::size_t{kernels::cuda::kDivisionKinds} * kCtas;
   own.arena = std::make_unique<Arena>(rank(r).device, layout_.total_bytes + sizeof(DeviceView) +
@@ -64,12 +66,19 @@ void CallWorld::make(std::uint32_t r) {
   own.routes = own.arena->take<RouteState>(kRoutes);
   own.view = own.arena->take<DeviceView>(1);
   own.division = own.arena->take<WorkDivision>(kDivisions);
-  own.resident = own.arena->take<ResidentState>(1);
+  own.lane = own.arena->take<LaneState>(1);
+  own.bells = own.arena->take<kernels::cuda::Bells>(1);
+  own.generation = own.arena->take<std::uint32_t>(1);
+  own.credits = own.arena->take<kernels::cuda::SmCredits>(1);
+  for (std::uint32_t other = 0; other < r; ++other) {
+    if (rank(other).device == rank(r).device) own.credits = ranks_[other].credits;
+  }
+  own.state->guaranteed_sms = kCtas;
+  own.state->timeout_ms = kTimeout_ms;
   own.runs = own.arena->take<kernels::cuda::ResultRuns>(abi::kReplayedResults);
   own.host = pinned<CallHost>(1);
   own.starts = pinned<RouteState>(kRoutes);
   own.results = reinterpret_cast<abi::Results*>(pinned<std::byte>(results_layout_.total_bytes));
-  own.round = pinned<std::uint32_t>(1);
 }
 
 // As an engine does. Every slot has the same regions.
@@ -147,32 +156,56 @@ abi::Call CallWorld::combine(std::uint32_t route) const {
   return call;
 }
 
-void CallWorld::start_kernel(std::uint32_t r) {
-  CallRank& own = use(r);
-  kernels::cuda::ResidentArguments arguments{own.resident, own.round, *own.round, ++own.kernels, {}};
-  arguments.calls.words = own.words;
-  arguments.calls.state = own.state;
-  arguments.calls.routes = own.routes;
-  arguments.calls.view = own.view;
-  arguments.calls.division = own.division;
-  arguments.calls.most_ctas = kCtas;
-  arguments.calls.host = own.host;
-  arguments.calls.results = own.results;
-  arguments.calls.counts_stride = static_cast<std::uint32_t>(results_layout_.counts_stride);
-  arguments.calls.runs = own.runs;
-  arguments.calls.limits = {kDepth, max_tokens_, kRoutes, 0};
-  arguments.calls.per_expert = world_.shape().per_expert;
-  CUkernel kernel = nullptr;
-  EPD_CU(cuLibraryGetKernel(&kernel, library_, kernels::cuda::kResidentKernel));
-  void* parameters[] = {&arguments};
-  EPD_CU(cuLaunchKernel(reinterpret_cast<CUfunction>(kernel), kCtas, 1, 1, 512, 1, 1, kShared, own.kernel,
-                        parameters, nullptr));
+kernels::cuda::WorkerArguments CallWorld::arguments(std::uint32_t r) const {
+  const CallRank& own = ranks_[r];
+  kernels::cuda::WorkerArguments all;
+  all.lane = own.lane;
+  all.credits = own.credits;
+  all.bells = own.bells;
+  all.generation = own.generation;
+  all.own_generation = now(*own.generation);
+  all.ctas = kCtas;
+  all.calls.words = own.words;
+  all.calls.state = own.state;
+  all.calls.routes = own.routes;
+  all.calls.view = own.view;
+  all.calls.division = own.division;
+  all.calls.most_ctas = kCtas;
+  all.calls.host = own.host;
+  all.calls.results = own.results;
+  all.calls.counts_stride = static_cast<std::uint32_t>(results_layout_.counts_stride);
+  all.calls.runs = own.runs;
+  all.calls.limits = {kDepth, max_tokens_, kRoutes, 0};
+  all.calls.per_expert = world_.shape().per_expert;
+  return all;
 }
 
-void CallWorld::stop_kernel(std::uint32_t r) {
-  CallRank& own = use(r);
-  EPD_CU(cuStreamWriteValue32(own.control, address(&own.state->stop), own.kernels, 0));
-  EPD_CU(cuStreamSynchronize(own.kernel));
+void CallWorld::open(std::uint32_t r) {
+  CallRank& own = ranks_[r];
+  own.open = true;
+  write(r, &own.state->leaves, 0);
+  write(r, own.generation, *own.generation + 1);
+}
+
+void CallWorld::close(std::uint32_t r) {
+  CallRank& own = ranks_[r];
+  own.open = false;
+  write(r, &own.state->leaves, 1);
+  ring_bell(r);
+  EPD_CU(cuStreamSynchronize(own.pairs));
+}
+
+void CallWorld::enqueue_pairs(std::uint32_t r, std::uint32_t count) {
+  const CUstream stream = use(r).pairs;
+  kernels::cuda::WorkerArguments own = arguments(r);
+  void* parameters[] = {&own};
+  for (; count > 0; --count) {
+    EPD_CU(cuStreamWaitValue64(stream, address(own.calls.words->bell), kAnyBell, CU_STREAM_WAIT_VALUE_AND));
+    EPD_CU(cuLaunchKernel(reinterpret_cast<CUfunction>(gate_), 1, 1, 1, kernels::cuda::kGateThreads, 1, 1, 0,
+                          stream, parameters, nullptr));
+    EPD_CU(cuLaunchKernel(reinterpret_cast<CUfunction>(main_), kCtas, 1, 1, 512, 1, 1, kShared, stream,
+                          parameters, nullptr));
+  }
 }
 
 void CallWorld::call_by_host(std::uint32_t r, abi::Call call) {
@@ -183,6 +216,7 @@ void CallWorld::call_by_host(std::uint32_t r, abi::Call call) {
   EPD_CU(cuMemcpyHtoDAsync(address(&own.words->host_calls[call.number % abi::kCallSlots]), &packed,
                            sizeof(packed), own.control));
   EPD_CU(cuStreamWriteValue32(own.control, address(&own.words->bell[1]), 1, 0));
+  if (own.open) enqueue_pairs(r, kPairsOfACall);
 }
 
 abi::CallEnd CallWorld::result(std::uint32_t r, std::uint32_t result, std::uint32_t runs) {
@@ -201,9 +235,9 @@ void CallWorld::write(std::uint32_t r, const void* word, std::uint32_t value) {
   EPD_CU(cuStreamSynchronize(ranks_[r].control));
 }
 
-void CallWorld::say_enabled_epoch(std::uint32_t r, std::uint32_t enabled_epoch) {
+void CallWorld::write_enabled_epoch(std::uint32_t r, std::uint32_t enabled_epoch) {
   ranks_[r].enabled_epoch = enabled_epoch;
-  write(r, &ranks_[r].state->enabled_epoch, enabled_epoch);
+  write(r, &ranks_[r].lane->door[1], enabled_epoch);
 }
 
 void CallWorld::abort(std::uint32_t r, std::uint32_t word) {
@@ -218,19 +252,18 @@ void CallWorld::resume(std::uint32_t r, const Start& start) {
   to.changed_epoch = start.changed_epoch;
   to.num_routes = kRoutes;
   to.routes = own.starts;
-  std::atomic_ref(own.state->timeout_ms).store(kTimeout_ms);
   for (std::uint32_t i = 0; i < kRoutes; ++i) own.starts[i] = start.routes[i];
   std::atomic_ref(own.words->epoch).store(static_cast<std::uint32_t>(start.epoch));
   abort(r, 0);
-  say_enabled_epoch(r, (own.enabled_epoch + 1) | 1);
-  ASSERT_TRUE(comes([&] { return now(own.host->enabled_epoch) == own.enabled_epoch; }));
+  write_enabled_epoch(r, (own.enabled_epoch + 1) | 1);
+  ASSERT_TRUE(comes([&] { return !inside(r); }));
 }
 
 void CallWorld::halt(std::uint32_t r) {
   CallRank& own = ranks_[r];
-  say_enabled_epoch(r, (own.enabled_epoch | 1) + 1);
   abort(r, 1);
-  ASSERT_TRUE(comes([&] { return now(own.host->enabled_epoch) == own.enabled_epoch; }));
+  write_enabled_epoch(r, (own.enabled_epoch | 1) + 1);
+  ASSERT_TRUE(comes([&] { return !inside(r); }));
 }
 
 void CallWorld::ring(std::uint32_t r, const abi::Call& call, const Ring& how) {
@@ -250,6 +283,7 @@ void CallWorld::ring(std::uint32_t r, const abi::Call& call, const Ring& how) {
   void* parameters[] = {&step};
   EPD_CU(cuLaunchKernel(reinterpret_cast<CUfunction>(kernel), 1, 1, 1, 1, 1, 1, 0, own.client, parameters,
                         nullptr));
+  if (own.open) enqueue_pairs(r, kPairsOfACall);
 }
 
 void CallWorld::store(std::uint32_t r, const abi::Call& call) {
@@ -257,6 +291,8 @@ void CallWorld::store(std::uint32_t r, const abi::Call& call) {
   abi::PackedCall& to = ranks_[r].words->calls[call.number % abi::kCallSlots];
   for (std::uint32_t i = abi::PackedCall::kWords; i-- > 0;)
     std::atomic_ref(to.words[i]).store(packed.words[i]);
+  std::atomic_ref(ranks_[r].words->bell[0]).store(1);
+  if (ranks_[r].open) enqueue_pairs(r, kPairsOfACall);
 }
 
 JournalEntry CallWorld::journal(std::uint32_t r) {
@@ -269,6 +305,7 @@ JournalEntry CallWorld::journal(std::uint32_t r) {
 
 void CallWorld::tell_read(std::uint32_t r) {
   write(r, &ranks_[r].state->journal_read, ranks_[r].read);
+  ring_bell(r);
 }
 
 }  // namespace epd::fake_cuda_test

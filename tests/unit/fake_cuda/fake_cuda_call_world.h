@@ -1,5 +1,5 @@
-// Ranks whose operations are calls, on the fake driver: a resident kernel on each, the client's stream
-// and the host's words for it.
+// Ranks whose operations are calls, on the fake driver: pairs of a gate and a main kernel for each, the
+// client's stream and the engine's words for them.
 #pragma once
 
 #include "kernels/calls.h"
@@ -17,7 +17,7 @@ using kernels::cuda::CallHost;
 using kernels::cuda::CallState;
 using kernels::cuda::DeviceView;
 using kernels::cuda::JournalEntry;
-using kernels::cuda::ResidentState;
+using kernels::cuda::LaneState;
 using kernels::cuda::RouteState;
 using kernels::cuda::Task;
 using kernels::cuda::WorkDivision;
@@ -38,7 +38,7 @@ inline bool comes(const std::function<bool()>& what) {
 }
 
 struct CallRank {
-  CUstream kernel = nullptr;
+  CUstream pairs = nullptr;
   CUstream client = nullptr;
   CUstream control = nullptr;
   std::unique_ptr<Arena> arena;
@@ -48,13 +48,15 @@ struct CallRank {
   RouteState* routes = nullptr;
   DeviceView* view = nullptr;
   WorkDivision* division = nullptr;
-  ResidentState* resident = nullptr;
-  CallHost* host = nullptr;         // pinned
-  RouteState* starts = nullptr;     // pinned, [kRoutes]
-  abi::Results* results = nullptr;  // pinned
+  LaneState* lane = nullptr;
+  kernels::cuda::Bells* bells = nullptr;
+  std::uint32_t* generation = nullptr;
+  kernels::cuda::SmCredits* credits = nullptr;  // of its device
+  CallHost* host = nullptr;                     // pinned
+  RouteState* starts = nullptr;                 // pinned, [kRoutes]
+  abi::Results* results = nullptr;              // pinned
   kernels::cuda::ResultRuns* runs = nullptr;
-  std::uint32_t* round = nullptr;  // pinned
-  std::uint32_t kernels = 0;       // started
+  bool open = false;
   std::uint32_t enabled_epoch = 0;
   std::uint32_t read = 0;  // of the journal
   std::uint32_t host_tail = 0;
@@ -82,8 +84,15 @@ class CallWorld {
 
   std::uint32_t dispatch_flags = 0;  // abi::OpFlags of calls
   std::uint32_t combine_flags = 0;
-  void start_kernel(std::uint32_t r);
-  void stop_kernel(std::uint32_t r);
+  // From here on pairs are enqueued with each call, as many as there are rings of the bell for one.
+  void open(std::uint32_t r);
+  // All pairs run, and take nothing.
+  void close(std::uint32_t r);
+  // Behind a wait for the bell.
+  void enqueue_pairs(std::uint32_t r, std::uint32_t count);
+  // As an engine rings the bell.
+  void ring_bell(std::uint32_t r) { write(r, &ranks_[r].words->bell[0], 1); }
+  bool inside(std::uint32_t r) const { return now(ranks_[r].lane->door[0]) != 0; }
   // A call of the host's.
   void call_by_host(std::uint32_t r, abi::Call call);
   // The end of the last call with this result, once it has come.
@@ -95,11 +104,9 @@ class CallWorld {
     std::uint64_t changed_epoch = 0;
     std::vector<RouteState> routes = std::vector<RouteState>(kRoutes);
   };
-  // The next odd enabled epoch, or the next even one. Returns when the kernel has taken it.
+  // The next odd enabled epoch, or the next even one. Returns when no kernel runs that knows an earlier one.
   void resume(std::uint32_t r, const Start& start);
   void halt(std::uint32_t r);
-  // Only says so.
-  void say_enabled_epoch(std::uint32_t r, std::uint32_t enabled_epoch);
   void abort(std::uint32_t r, std::uint32_t word);
 
   struct Ring {
@@ -119,6 +126,8 @@ class CallWorld {
  private:
   void make(std::uint32_t r);
   void describe(std::uint32_t r);
+  kernels::cuda::WorkerArguments arguments(std::uint32_t r) const;
+  void write_enabled_epoch(std::uint32_t r, std::uint32_t enabled_epoch);
   void write(std::uint32_t r, const void* word, std::uint32_t value);
   CallRank& use(std::uint32_t r) {
     EPD_CU(cuCtxSetCurrent(world_.rank(r).context));
@@ -131,6 +140,8 @@ class CallWorld {
   const abi::ResultsLayout results_layout_;
   std::vector<CallRank> ranks_;
   CUlibrary library_ = nullptr;
+  CUkernel gate_ = nullptr;
+  CUkernel main_ = nullptr;
 };
 
 }  // namespace epd::fake_cuda_test

@@ -45,17 +45,19 @@ class CallRun {
     if (c.weighted) calls_.combine_flags |= abi::kFlagWeights;
     calls_.combine_flags |= abi::return_flags(c.return_weights);
     for (std::uint32_t r = 0; r < size(); ++r) {
-      calls_.own(r).host->start.sets = 1;
       calls_.own(r).host->start.index_base = kIndexBase;
-      calls_.start_kernel(r);
+      calls_.own(r).state->guaranteed_sms = 2;
+      calls_.own(r).credits->limit = 5;
+      calls_.open(r);
     }
     resume();
   }
   // A client's kernel may still be about to see that its call has ended, and looks at the words for that.
   ~CallRun() {
     for (std::uint32_t r = 0; r < size(); ++r) {
-      calls_.stop_kernel(r);
+      calls_.close(r);
       EPD_CU(cuStreamSynchronize(calls_.own(r).client));
+      EXPECT_EQ(calls_.own(r).credits->held, 0u);
     }
   }
 
@@ -289,8 +291,8 @@ class CallRun {
 
   void restart() {
     for (std::uint32_t r = 0; r < size(); ++r) {
-      calls_.stop_kernel(r);
-      calls_.start_kernel(r);
+      calls_.close(r);
+      calls_.open(r);
     }
   }
 

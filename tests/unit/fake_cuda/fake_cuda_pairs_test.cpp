@@ -1,45 +1,19 @@
-// What workers that are enqueued ahead need of the fake driver: waits for a bell, launch attributes, threads
+// What pairs that are enqueued ahead need of the fake driver: waits for a bell, launch attributes, threads
 // that sleep until an event, kernels that begin later, SMs that are taken.
-#include "fake_cuda/staying.h"
 #include "fake_cuda/watching.h"
 #include "unit/fake_cuda/fake_cuda_call_world.h"
 #include "unit/fake_cuda/fake_cuda_cases.h"
+#include "unit/fake_cuda/fake_cuda_faults.h"
 #include "unit/fake_cuda/fake_cuda_fixture.h"
 
 #include "step.h"
 
-#include <unistd.h>
-
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <thread>
 
 namespace epd::fake_cuda_test {
 namespace {
 
 constexpr std::uint64_t kBell = 0x0000'0001'0000'0001;
-
-// The fake driver reads this once, when the first test of the program asks it for something.
-const std::string& fault_dir() {
-  static const std::string dir = ::testing::TempDir() + "epd-pairs-" + std::to_string(::getpid());
-  return dir;
-}
-[[maybe_unused]] const int g_told = ::setenv("EPD_FAKE_CUDA_FAULT_DIR", fault_dir().c_str(), 1);
-
-class FaultDir {
- public:
-  FaultDir() { std::filesystem::create_directory(fault_dir()); }
-  ~FaultDir() { std::filesystem::remove_all(fault_dir()); }
-  FaultDir(const FaultDir&) = delete;
-  FaultDir& operator=(const FaultDir&) = delete;
-
-  static void begin(const std::string& file, const std::vector<std::string>& words = {}) {
-    std::ofstream to(fault_dir() + "/" + file);
-    for (const std::string& word : words) to << word << '\n';
-  }
-  static void end(const std::string& file) { std::filesystem::remove(fault_dir() + "/" + file); }
-};
 
 class FakeCudaPairs : public FakeCuda {
  protected:
@@ -267,7 +241,7 @@ TEST_F(FakeCudaPairs, KernelsOfSomeNamesMayBeginLater) {
   EPD_CU(cuStreamSynchronize(other_));
 }
 
-// Ranks 0 and 4 are on device 0.
+// Ranks 0 and 4 are on device 0. Their operations wait for the others.
 TEST(FakeCudaSms, AKernelBeginsWhenItsSmsAreFree) {
   const FaultDir faults;
   FaultDir::begin("taken-0", {std::to_string(133 - kCtas)});
@@ -277,31 +251,31 @@ TEST(FakeCudaSms, AKernelBeginsWhenItsSmsAreFree) {
   c.group.hidden = 256;
   c.group.topk = 1;
   CallWorld calls(shape_of(c, 8), 8);
-  const auto holding = [] {
-    fake_cuda::StayingKernel kernels[4];
-    unsigned sms = 0;
-    for (unsigned i = cuFakeStayingKernels(0, kernels, 4); i-- > 0;) sms += kernels[i].ctas;
-    return sms;
-  };
-  calls.start_kernel(0);
+  const auto call = [&](std::uint32_t r) { calls.ring(r, calls.dispatch(0), {.waits = false}); };
+  for (std::uint32_t r = 0; r < 5; ++r) {
+    calls.open(r);
+    calls.resume(r, {});
+  }
+  call(0);
+  EXPECT_TRUE(comes([&] { return calls.inside(0); }));
   cuFakeSettle();
-  EXPECT_EQ(holding(), 0u);
+  EXPECT_EQ(sms_held(), 0u);
   FaultDir::begin("taken-0", {std::to_string(132 - kCtas)});
-  EXPECT_TRUE(comes([&] { return holding() == kCtas; })) << holding();
-  calls.start_kernel(4);
-  cuFakeSettle();
-  EXPECT_EQ(holding(), kCtas) << "the first one's are taken too";
+  EXPECT_TRUE(comes([&] { return sms_held() == kCtas; })) << sms_held();
+  call(4);
+  EXPECT_TRUE(comes([&] { return calls.inside(4); }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_EQ(sms_held(), kCtas) << "the first one's are taken too";
   FaultDir::end("taken-0");
-  EXPECT_TRUE(comes([&] { return holding() == 2 * kCtas; })) << holding();
+  EXPECT_TRUE(comes([&] { return sms_held() == 2 * kCtas; })) << sms_held();
   FaultDir::begin("taken-0");  // says nothing: all of them
-  for (const std::uint32_t r : {0u, 4u}) calls.stop_kernel(r);
-  EXPECT_EQ(holding(), 0u) << "they end all the same";
-  calls.start_kernel(0);
-  cuFakeSettle();
-  EXPECT_EQ(holding(), 0u);
-  FaultDir::end("taken-0");
-  EXPECT_TRUE(comes([&] { return holding() == kCtas; })) << holding();
-  calls.stop_kernel(0);
+  for (const std::uint32_t r : {1u, 2u, 3u}) call(r);
+  for (std::uint32_t r = 0; r < 5; ++r) {
+    const JournalEntry end = calls.journal(r);
+    EXPECT_EQ(end.result.error, OpError::kNone) << "rank " << r << ", failed rank " << end.result.failed_rank;
+  }
+  EXPECT_TRUE(comes([] { return sms_held() == 0; })) << "they end all the same";
+  for (std::uint32_t r = 0; r < 5; ++r) calls.close(r);
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 #include "gpu/kernel_cases.h"
 #include "gpu/rank_regions.h"
 #include "kernels/cuda.h"
-#include "kernels/resident.h"
+#include "kernels/workers.h"
 
 #include <cuda.h>
 #include <gtest/gtest.h>

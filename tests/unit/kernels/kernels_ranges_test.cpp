@@ -1,6 +1,6 @@
 // Range checks in device code that one thread runs: a number beyond its bound ends the process, and the
 // message says where, which and what was allowed. Compiled with EPD_KERNEL_ASSERTS.
-#include "cuda/resident/watch.h"
+#include "cuda/workers/gate.h"
 
 #include <gtest/gtest.h>
 
@@ -35,11 +35,11 @@ class RangeChecks : public testing::Test {
     own_.words = &words_;
     own_.routes = routes_.data();
     own_.limits.num_routes = kRoutes;
-    routes_[kRoutes - 1].num_tokens = 77;
+    gate_.routes[kRoutes - 1].num_tokens = 77;
     host_->start.routes = starts_.data();
     host_->start.num_routes = kRoutes;
     starts_[kRoutes - 1].num_tokens = 78;
-    state_.enabled_epoch = 1;
+    gate_.enabled_epoch = 1;
   }
 
   AnyMemory memory_;
@@ -51,34 +51,31 @@ class RangeChecks : public testing::Test {
   alignas(16) std::array<RouteState, kRoutes + 1> routes_{};
   alignas(16) std::array<RouteState, kRoutes + 1> starts_{};
   CallArguments own_;
-  Watch watch_{};
+  Gate gate_{};
 };
 
 using RangeChecksDeathTest = RangeChecks;
 
 TEST_F(RangeChecksDeathTest, ARoutingRecordBeyondTheLast) {
-  EXPECT_EQ(route_of(own_, watch_, kRoutes - 1).num_tokens, 77u);
-  EXPECT_DEATH(route_of(own_, watch_, kRoutes),
-               "cuda/resident/watch\\.h:[0-9]+: record is 3, allowed: below 3\n");
+  EXPECT_EQ(route_of(own_, gate_, kRoutes - 1).num_tokens, 77u);
+  EXPECT_DEATH(route_of(own_, gate_, kRoutes),
+               "cuda/workers/gate\\.h:[0-9]+: record is 3, allowed: below 3\n");
 }
 
 TEST_F(RangeChecksDeathTest, MoreRoutingsThanThereAreRecords) {
-  take_enabled_epoch(own_, watch_);
+  take_enabled_epoch(own_, gate_);
   EXPECT_EQ(routes_[kRoutes - 1].num_tokens, 78u);
   host_->start.num_routes = kRoutes + 1;
-  EXPECT_DEATH(take_enabled_epoch(own_, watch_),
-               "cuda/resident/watch\\.h:[0-9]+: routes is 4, allowed: at most 3\n");
+  EXPECT_DEATH(take_enabled_epoch(own_, gate_),
+               "cuda/workers/gate\\.h:[0-9]+: routes is 4, allowed: at most 3\n");
 }
 
-TEST_F(RangeChecksDeathTest, AJournalEntryThatTheHostHasNotRead) {
-  watch_.journal_read = 5;
-  watch_.state.journal = 5 + kJournalEntries - 1;
-  write_journal(own_, watch_, {}, kByStreams, 9);
-  EXPECT_EQ(host_->journal[4].index, 9u);
-  EXPECT_DEATH(
-      write_journal(own_, watch_, {}, kByStreams, 10),
-      "cuda/resident/watch\\.h:[0-9]+: watch\\.state\\.journal - watch\\.journal_read is 1024, allowed: "
-      "below 1024\n");
+TEST_F(RangeChecksDeathTest, AResultBeyondTheLastPlace) {
+  abi::CallResult place{};
+  conclude_result(own_, {&place, 1}, abi::result_of(abi::kOnceResults - 1, 0), {}, 9);
+  EXPECT_EQ(static_cast<std::uint32_t>(place.words[abi::CallResult::kIndexLow]), 9u);
+  EXPECT_DEATH(conclude_result(own_, {&place, 1}, abi::result_of(abi::kResultPlaces, 0), {}, 9),
+               "cuda/workers/ends\\.h:[0-9]+: place is [0-9]+, allowed: below [0-9]+\n");
 }
 
 TEST(RangeCheckDeathTest, NegativeNumbersAreBeyondAllBounds) {

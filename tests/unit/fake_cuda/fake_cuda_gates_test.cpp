@@ -1,0 +1,166 @@
+// What gates promise: no ring of the bell is lost, and whoever may not take a call leaves. On the fake
+// driver.
+#include "fake_cuda/watching.h"
+#include "unit/fake_cuda/fake_cuda_call_world.h"
+#include "unit/fake_cuda/fake_cuda_cases.h"
+#include "unit/fake_cuda/fake_cuda_faults.h"
+
+namespace epd::fake_cuda_test {
+namespace {
+
+// Ranks 0, 4 and 8 are on device 0.
+class FakeCudaGates : public ::testing::Test {
+ protected:
+  void start(std::uint32_t ranks) {
+    Case c;
+    c.group.num_ranks = c.group.num_experts = ranks;
+    c.group.hidden = 256;
+    c.group.topk = 1;
+    calls_ = std::make_unique<CallWorld>(shape_of(c, 8), 8);
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+      calls_->open(r);
+      calls_->resume(r, {});
+    }
+  }
+  void TearDown() override {
+    for (std::uint32_t r = 0; r < calls_->size(); ++r) calls_->close(r);
+  }
+  void call(std::uint32_t r, const abi::Call& call) { calls_->ring(r, call, {.waits = false}); }
+  void noop() {
+    call(0, CallWorld::noop());
+    calls_->synchronise(0);
+  }
+  // All ranks but `first` of them do it too, and it ends well.
+  void dispatch_with(const std::vector<std::uint32_t>& first) {
+    for (std::uint32_t r = 0; r < calls_->size(); ++r) {
+      if (std::find(first.begin(), first.end(), r) == first.end()) call(r, calls_->dispatch(0));
+    }
+    for (std::uint32_t r = 0; r < calls_->size(); ++r)
+      EXPECT_EQ(calls_->journal(r).result.error, OpError::kNone) << "rank " << r;
+  }
+  // They begin operations only together.
+  void share_device(std::uint32_t one, std::uint32_t other) {
+    for (const std::uint32_t r : {one, other}) {
+      calls_->own(r).view->group.together = 1u << one | 1u << other;
+      calls_->own(r).bells->of[one + other - r] = calls_->own(one + other - r).words->bell;
+      calls_->resume(r, {});
+    }
+  }
+  CallWords& words() { return *calls_->own(0).words; }
+
+  const FaultDir faults_;
+  std::unique_ptr<CallWorld> calls_;
+};
+
+TEST_F(FakeCudaGates, ABellThatRangBeforeItWasClearedIsNotLost) {
+  start(1);
+  FaultDir::begin("stuck-0", {kernels::cuda::kGateKernel});
+  noop();
+  noop();
+  calls_->call_by_host(0, CallWorld::noop());
+  EPD_CU(cuStreamSynchronize(calls_->own(0).control));
+  EXPECT_EQ(now(words().bell[0]), 1u);
+  EXPECT_EQ(now(words().bell[1]), 1u);
+  FaultDir::end("stuck-0");
+  EXPECT_TRUE(comes([&] { return now(words().done) == 2 && now(calls_->own(0).results->host_ended) == 1; }));
+}
+
+// Operations, unlike noops, end one gate's look each.
+TEST_F(FakeCudaGates, AMainKernelRingsForCallsThatItsGateHasNotTaken) {
+  start(1);
+  FaultDir::begin("stuck-0", {kernels::cuda::kGateKernel});
+  call(0, calls_->dispatch(0));
+  call(0, calls_->combine(0));
+  calls_->synchronise(0);
+  calls_->call_by_host(0, calls_->dispatch(1));
+  FaultDir::end("stuck-0");
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(calls_->journal(0).result.tag, abi::op_tag(1, i));
+}
+
+TEST_F(FakeCudaGates, OneOfAnotherGenerationRingsAgainAndTakesNothing) {
+  start(1);
+  CallRank& own = calls_->own(0);
+  calls_->enqueue_pairs(0, 5);
+  std::atomic_ref(*own.generation).fetch_add(1);  // the next engine does
+  own.open = false;
+  noop();
+  EPD_CU(cuStreamSynchronize(own.pairs));
+  EXPECT_EQ(now(words().bell[0]), 1u);
+  EXPECT_EQ(now(words().done), 0u);
+  EXPECT_FALSE(calls_->inside(0));
+  calls_->enqueue_pairs(0, 1);
+  EXPECT_TRUE(comes([&] { return now(words().done) == 1; }));
+}
+
+TEST_F(FakeCudaGates, AllPairsOfAClosedLaneRunAfterOneRing) {
+  start(1);
+  CallRank& own = calls_->own(0);
+  calls_->enqueue_pairs(0, 20);
+  std::atomic_ref(own.state->leaves).store(1);
+  own.open = false;
+  noop();
+  EPD_CU(cuStreamSynchronize(own.pairs));
+  EXPECT_EQ(now(words().bell[0]), 1u);
+  EXPECT_EQ(now(words().done), 0u) << "a call of a lane that is closed";
+}
+
+TEST_F(FakeCudaGates, AHaltNeedsNoKernel) {
+  start(1);
+  FaultDir::begin("stuck-0");
+  EPD_CU(
+      cuMemcpyHtoDAsync(reinterpret_cast<CUdeviceptr>(&words().epoch), "\1\0\0", 4, calls_->own(0).control));
+  calls_->store(0, [] {
+    abi::Call call = CallWorld::noop();
+    call.epoch = 1;
+    return call;
+  }());
+  calls_->halt(0);
+  EXPECT_EQ(now(words().done), 0u);
+  EXPECT_NE(cuFakePending(calls_->own(0).pairs), 0u);
+  FaultDir::end("stuck-0");
+  EXPECT_TRUE(comes([&] { return now(words().done) == 1; }));
+  EXPECT_EQ(now(words().failed), 1u);
+}
+
+TEST_F(FakeCudaGates, LanesNeverHoldMoreSmsThanGuaranteesAndLimitAllow) {
+  start(9);
+  for (const std::uint32_t limit : {5u, 0u, 100u}) {
+    calls_->own(0).credits->limit = limit;
+    for (const std::uint32_t r : {0u, 4u, 8u}) {
+      calls_->own(r).state->guaranteed_sms = 2;
+      call(r, calls_->dispatch(0));
+    }
+    const std::vector<unsigned> held = limit == 5   ? std::vector{2u, 2u, 7u}
+                                       : limit == 0 ? std::vector{2u, 2u, 2u}
+                                                    : std::vector{kCtas, kCtas, kCtas};
+    EXPECT_TRUE(comes([&] { return sms_of_kernels() == held; })) << testing::PrintToString(sms_of_kernels());
+    dispatch_with({0, 4, 8});
+    EXPECT_TRUE(comes([&] { return now(calls_->own(0).credits->held) == 0; }));
+  }
+}
+
+TEST_F(FakeCudaGates, RanksOfOneDeviceBeginTogetherWhenTheLastHasCalled) {
+  start(5);
+  share_device(0, 4);
+  call(0, calls_->dispatch(0));
+  EXPECT_TRUE(
+      comes([&] { return now(calls_->own(0).state->called) == abi::op_tag(1, 0) && !calls_->inside(0); }));
+  EXPECT_EQ(now(calls_->own(0).state->index), 0u) << "it has not begun";
+  dispatch_with({0});
+}
+
+TEST_F(FakeCudaGates, ARankOfTheDeviceThatDoesNotCallIsNamedWhenTheTimeIsUp) {
+  start(5);
+  share_device(0, 4);
+  call(0, calls_->dispatch(0));
+  EXPECT_TRUE(
+      comes([&] { return now(calls_->own(0).state->called) == abi::op_tag(1, 0) && !calls_->inside(0); }));
+  cuFakePassTime(60'000'000'000);
+  calls_->ring_bell(0);
+  const JournalEntry entry = calls_->journal(0);
+  EXPECT_EQ(entry.result.error, OpError::kDeadline);
+  EXPECT_EQ(entry.result.failed_rank, 4);
+}
+
+}  // namespace
+}  // namespace epd::fake_cuda_test
