@@ -221,9 +221,10 @@ void WorkerCalls::leave() {
 // ---- halt and resume
 
 // A gate stores that it is inside and reads the enabled epoch in one access. So one that has read an earlier epoch is
-// seen by a look that was begun after the store of this one.
+// seen by a look that was begun after the store of this one. Calls that stand are then discarded: nobody else may ring.
 void WorkerCalls::write_enabled_epoch() {
   lane_.write_word(&lane_.state()->door[1], ++enabled_epoch_);
+  ring();
   lane_.write_word(&door_look().told, ++changes_);
   settled_ = false;
 }

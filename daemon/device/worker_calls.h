@@ -35,7 +35,7 @@ class WorkerCalls final : public CallPort {
   void look() override;
   const Ring* seen() override;
 
-  // Called by the lane. All pairs that are enqueued run, and take no call.
+  // Called by the lane. All pairs that are enqueued run, and discard calls.
   void leave();
   void guarantee(std::uint32_t sms);
   kernels::cuda::WorkerArguments arguments() const;

@@ -293,14 +293,14 @@ EPD_DEVICE inline Look decide(const WorkerArguments& own, Gate& gate) {
   gate.work.task = Task::kNone;
   gate.work.ctas = 0;
   Look look = Look::kNothing;
-  const bool leaves = gate.generation != own.own_generation || gate.state.leaves != 0;
-  if (!leaves) {
+  if (gate.generation != own.own_generation || gate.state.leaves != 0) set_bits_system(&own.calls.words->bell[0], 1);
+  if (gate.generation == own.own_generation) {
+    if (gate.state.leaves != 0) gate.enabled_epoch = 0;  // calls are discarded, whatever the door said
     if (gate.enabled_epoch != gate.state.enabled_epoch_taken) take_enabled_epoch(own.calls, gate);
     look = take_next(own, gate);
     gate.end.index_base = gate.state.index_base;
     for (std::uint32_t ring = 0; ring < kCallRings; ++ring) gate.end.next[ring] = gate.state.sequence[ring];
   } else {
-    set_bits_system(&own.calls.words->bell[0], 1);
     look = Look::kStands;
   }
   if (look != Look::kTaken) add(&own.credits->held, 0u - own.ctas);

@@ -291,9 +291,11 @@ class CallRun {
 
   void restart() {
     for (std::uint32_t r = 0; r < size(); ++r) {
+      calls_.halt(r);
       calls_.close(r);
       calls_.open(r);
     }
+    resume();
   }
 
   const Case case_;
