@@ -3,8 +3,8 @@
 
 namespace epd::fake_cuda {
 
-// A kernel that holds an SM for each of its CTAs that works: the resident one, and each that asks for SMs
-// (KernelDevice::take_sms). Nothing else that asks fits beside one.
+// A kernel that holds an SM for each of its CTAs that works: each that asks for SMs (KernelDevice::take_sms),
+// as a main kernel does for its operation. Nothing else that asks fits beside one.
 struct StayingKernel {
   unsigned ctas = 0;
   unsigned threads = 0;

@@ -1,17 +1,16 @@
-// The same group on GPUs of the fake driver, with resident kernels: streams of ranks 0 and 1 make calls
+// The same group on GPUs of the fake driver, with pairs of kernels ahead: streams of ranks 0 and 1 make calls
 // (unless a test wants others), as the client's kernels do; of rank 2 its host. All see the same operations.
 // Where kernels are launched, ranks submit.
 #pragma once
 
 #include "engine_fixture.h"
 #include "kernels/cuda.h"
-#include "kernels/resident.h"
+#include "kernels/workers.h"
 #include "proto/call_words.h"
 
 #include <atomic>
 #include <chrono>
 #include <iterator>
-#include <numeric>
 #include <optional>
 
 namespace epd::test {
@@ -202,6 +201,7 @@ class EngineCallsFixture : public EngineFixture {
         exchange.bytes() + layout.block(in_tags(index), kShape.depth) + layout.called);
     for (std::uint32_t each = 0; each < kRanks; ++each)
       std::atomic_ref(called[each].tag).store(abi::op_tag(group_->epoch, in_tags(index)));
+    std::atomic_ref(group_->words(rank).bell[0]).store(1);  // as the last of them does
     return takes_part(rank, index, rank);
   }
   // Operation `index`, which waits for others, of the rank: they say that they have done their part in it.
@@ -246,10 +246,6 @@ class EngineCallsFixture : public EngineFixture {
   }
   static Mapping map_page(const EngineThread& engine) {
     return Mapping::map(engine.page().get(), sizeof(abi::EnginePage), Access::kReadOnly).value();
-  }
-  static std::uint64_t kernel_stops(const abi::EnginePage& page) {
-    const auto& buckets = page.kernel_stops.buckets;
-    return std::accumulate(std::begin(buckets), std::end(buckets), std::uint64_t{0});
   }
   bool is_closed(std::uint32_t rank) {
     abi::CallWords& words = group_->words(rank);

@@ -1,11 +1,9 @@
-// How many SMs the kernels have that stay on a GPU, as its driver sees it.
+// How many SMs operations of calls have, as the GPU's driver sees it.
 #include "engine_calls_fixture.h"
 
-#include "device/launcher.h"
 #include "staying_kernels.h"
 
 #include <gtest/gtest.h>
-#include <algorithm>
 
 namespace epd::test {
 namespace {
@@ -14,67 +12,63 @@ using fake_cuda::StayingKernel;
 
 class EngineCallsSmsTest : public EngineCallsFixture {
  protected:
-  std::vector<StayingKernel> kernels_on(int device) const {
-    std::vector<StayingKernel> kernels = kernels_.on(device);
-    std::sort(kernels.begin(), kernels.end(),
-              [](const StayingKernel& a, const StayingKernel& b) { return a.ctas < b.ctas; });
-    return kernels;
-  }
-  // Ranks of these priorities share so many SMs of the device.
-  void expect_shares(int device, std::uint32_t sms, const std::vector<std::int32_t>& priorities) const {
-    std::vector<StayingKernel> wanted;
-    for (std::size_t i = 0; i < priorities.size(); ++i) {
-      const std::uint32_t all_there_is = kSharedOptin - kernels::cuda::kStaticBytes;
-      wanted.push_back({device::lane_share(sms, priorities, i), kernels::cuda::kMaxThreads, all_there_is});
+  // A dispatch that waits for the others, until `look` has seen it.
+  template <typename Look>
+  void while_waiting(const std::vector<std::uint32_t>& first, Look look) {
+    const std::uint32_t slot = static_cast<std::uint32_t>(next_ % kShape.depth);
+    const auto inputs = fill(slot);
+    there_ = first;
+    auto numbers = ask(Op::kDispatch, slot, inputs);
+    look();
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      if (std::find(first.begin(), first.end(), rank) != first.end()) continue;
+      there_ = {rank};
+      numbers[rank] = ask(Op::kDispatch, slot, inputs)[rank];
     }
-    std::sort(wanted.begin(), wanted.end(),
-              [](const StayingKernel& a, const StayingKernel& b) { return a.ctas < b.ctas; });
-    EXPECT_TRUE(comes([&] { return kernels_on(device) == wanted; })) << [&] {
-      std::string text = "device " + std::to_string(device) + ", wanted:";
-      for (const StayingKernel& kernel : wanted) text += " " + std::to_string(kernel.ctas);
-      text += "; there are:";
-      for (const StayingKernel& kernel : kernels_on(device)) text += " " + std::to_string(kernel.ctas);
-      return text;
-    }();
+    there_ = {0, 1, 2};
+    await_ends(slot, numbers);
+    if (!HasFatalFailure()) check_rows(slot, inputs);
   }
-  std::int32_t any_priority() { return static_cast<std::int32_t>(random_() % 16) - 8; }
+  std::vector<unsigned> ctas_on(int device) const {
+    std::vector<unsigned> ctas;
+    for (const StayingKernel& kernel : kernels_.on(device)) ctas.push_back(kernel.ctas);
+    std::sort(ctas.begin(), ctas.end());
+    return ctas;
+  }
+  void set_sms(std::uint32_t sms) {
+    for (EngineThread* engine : engine_view_)
+      engine->send(LinkType::kSettings, abi::Settings{sms, 5000, 20, "info"});
+    break_and_resume(StatusCode::kAborted);  // behind that
+  }
 
- private:
   static constexpr std::uint32_t kSharedOptin = 232448;  // of an H200, which the fake is
-
   const StayingKernels kernels_;
 };
 
-// All of a CTA's shared memory and threads, so nothing else fits beside it. Ranks 0 and 2 of the group are on
-// device 0, with another group's; rank 1 is alone on device 1.
-TEST_F(EngineCallsSmsTest, EachHasItsShareByPriorityAndNothingFitsBesideIt) {
-  abi::GroupShape shape = kShape;
-  shape.num_ranks = 1;
-  shape.num_experts = 2;
-  RawSession other(50);
-  other.add_to(*engine_view_[0]);
-  RawGroup beside(8, shape, "cuda", 1);
-  beside.calls = true;
-  beside.add_to_engine({engine_view_[0]}, {&other}, 0, false);
-  for (std::uint32_t i = 0; i < 12; ++i) {
-    const std::uint32_t sms = 3 + random_() % 60;
-    const std::int32_t ours = any_priority(), its = any_priority();
-    SCOPED_TRACE(testing::Message() << sms << " SMs, priorities " << ours << " and " << its);
-    for (EngineThread* engine : engine_view_) {
-      engine->send(LinkType::kSettings, abi::Settings{sms, 5000, 20, "info"});
-      engine->send(LinkType::kGroupSettings, abi::GroupSettings{kGroup, 0, ours});
-    }
-    engine_view_[0]->send(LinkType::kGroupSettings, abi::GroupSettings{8, 0, its});
-    run_and_check(i % kShape.depth);
-    expect_shares(0, sms, {ours, ours, its});
-    expect_shares(1, sms, {ours});
-    if (HasFailure()) return;
+// Rank 1 is alone on its device.
+TEST_F(EngineCallsSmsTest, AnOperationHasAllSmsThatAreSetAndNothingFitsBesideIt) {
+  for (const std::uint32_t sms : {40u, 3u, 1u, 24u}) {
+    set_sms(sms);
+    while_waiting({1}, [&] {
+      const std::vector<StayingKernel> wanted{
+          {sms, kernels::cuda::kMaxThreads, kSharedOptin - kernels::cuda::kStaticBytes}};
+      EXPECT_TRUE(comes([&] { return kernels_.on(1) == wanted; })) << testing::PrintToString(ctas_on(1));
+    });
   }
-  engine_view_[0]->send(LinkType::kRemoveGroup, abi::GroupRef{8});
-  ASSERT_TRUE(engine_view_[0]->expect(LinkType::kGroupRemoved).has_value());
-  engine_view_[0]->send(LinkType::kSettings, abi::Settings{24, 5000, 20, "info"});
-  expect_shares(0, 24, {0, 0});
-  run_and_check(0);
+  EXPECT_TRUE(comes([&] { return kernels_.on(1).empty(); })) << "nothing stays";
+}
+
+// Ranks 0 and 2.
+TEST_F(EngineCallsSmsTest, OperationsOfADeviceShareItsSms) {
+  for (const std::uint32_t sms : {40u, 6u, 2u}) {
+    set_sms(sms);
+    const std::uint32_t guaranteed = std::min(16u, sms) / 2;
+    while_waiting({0, 2}, [&] {
+      const std::vector<unsigned> wanted{guaranteed, sms - guaranteed};
+      EXPECT_TRUE(comes([&] { return ctas_on(0) == wanted; })) << testing::PrintToString(ctas_on(0));
+    });
+  }
+  EXPECT_TRUE(comes([&] { return kernels_.on(0).empty(); })) << "nothing stays";
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include "engine_calls_fixture.h"
 
 #include <gtest/gtest.h>
+#include <numeric>
 
 namespace epd::test {
 namespace {

@@ -1,4 +1,5 @@
-// A GPU that begins no kernel as long as some stay on it: these yield, and nothing is lost.
+// A GPU that begins no kernel for a while, or whose streams write no word: nothing is lost, and breaks do not
+// wait.
 #include "engine_calls_fixture.h"
 
 #include "staying_kernels.h"
@@ -35,126 +36,53 @@ class EngineStuckDeviceTest : public EngineCallsFixture {
   // Device 0 begins no kernel: "stuck"; its streams write no word: "held".
   void begin(const std::string& what) { std::ofstream(fault_dir() + "/" + what + "-0").close(); }
   void end(const std::string& what) { std::filesystem::remove(fault_dir() + "/" + what + "-0"); }
-  // Kernels that run something stay until it has ended.
-  void stick(std::size_t kernels_left = 0) {
-    begin("stuck");
-    EXPECT_TRUE(comes([&] { return kernels_.on(0).size() == kernels_left; }))
-        << kernels_.on(0).size() << " kernels stay";
-  }
-  void unstick() {
-    end("stuck");
-    EXPECT_TRUE(comes([&] { return kernels_.on(0).size() == 2; }))
-        << kernels_.on(0).size() << " kernels stay";
-  }
-  void set_sms(std::uint32_t sms) {
-    engine_view_[0]->send(LinkType::kSettings, abi::Settings{sms, 5000, 20, "info"});
-  }
-  void expect_sms(std::uint32_t sms) const {
-    const auto all_sms = [&] {
-      unsigned all = 0;
-      for (const fake_cuda::StayingKernel& kernel : kernels_.on(0)) all += kernel.ctas;
-      return all;
-    };
-    EXPECT_TRUE(comes([&] { return all_sms() == sms; })) << all_sms() << " of " << sms;
-  }
   std::uint32_t times_stuck() const { return page_.as<abi::EnginePage>()->times_stuck.load(); }
 
   const StayingKernels kernels_;
   Mapping page_;
 };
 
-TEST_F(EngineStuckDeviceTest, KernelsStepAsideAndComeBack) {
-  run_and_check(0);
-  for (std::uint32_t i = 1; i <= 3; ++i) {
-    stick();
-    EXPECT_EQ(kernels_.on(1).size(), 1u) << "another device";
-    EXPECT_TRUE(comes([&] { return times_stuck() == i; })) << times_stuck();
-    unstick();
-    for (std::uint32_t slot = 0; slot < kShape.depth; ++slot) run_and_check(slot);
-  }
-  EXPECT_EQ(map_page(*engine_view_[1]).as<abi::EnginePage>()->times_stuck.load(), 0u);
-}
-
 TEST_F(EngineStuckDeviceTest, WhatIsAskedForMeanwhileRunsAfterwards) {
-  for (std::uint32_t i = 0; i < 3; ++i) {
+  for (std::uint32_t i = 1; i <= 3; ++i) {
     const std::uint32_t slot = i % kShape.depth;
     run_and_check(slot);
-    stick();
+    begin("stuck");
     const auto inputs = fill(slot);
     const auto numbers = ask(Op::kDispatch, slot, inputs);
     EXPECT_TRUE(takes_part(1, next_, 1)) << "its device is not stuck";
-    unstick();
+    EXPECT_TRUE(comes([&] { return times_stuck() == i; })) << times_stuck();
+    end("stuck");
     await_ends(slot, numbers);
     ASSERT_FALSE(HasFatalFailure());
     check_rows(slot, inputs);
   }
+  EXPECT_EQ(map_page(*engine_view_[1]).as<abi::EnginePage>()->times_stuck.load(), 0u);
 }
 
-TEST_F(EngineStuckDeviceTest, SharesOfSmsFollowWhatWasSetMeanwhile) {
+// Gates that have not begun take nothing afterwards either.
+TEST_F(EngineStuckDeviceTest, ABreakNeedsNoKernel) {
   run_and_check(0);
-  for (const std::uint32_t sms : {24u, 40u, 16u}) {
-    stick();
-    for (const std::uint32_t set : {sms + 8, sms}) set_sms(set);
-    unstick();
-    expect_sms(sms);
-    run_and_check(0);
+  begin("stuck");
+  const auto numbers = ask(Op::kDispatch, 0, fill(0));
+  ASSERT_TRUE(takes_part(1, next_, 1));
+  break_and_resume(StatusCode::kEngineRestarted);
+  ASSERT_FALSE(HasFatalFailure());
+  EXPECT_FALSE(ringers_[0].ended(numbers[0], 0));
+  end("stuck");
+  for (const std::uint32_t rank : {0u, 2u}) {
+    EXPECT_TRUE(ringers_[rank].ended(numbers[rank]));
+    EXPECT_EQ(ringers_[rank].end(numbers[rank]).ending, abi::CallEnding::kDiscarded);
   }
-}
-
-// It has fewer SMs than the kernel that left.
-TEST_F(EngineStuckDeviceTest, CallsFitTheSmsOfTheNextKernel) {
-  for (const std::uint32_t sms : {8u, 4u, 2u}) {
-    set_sms(40);
-    expect_sms(40);
-    run_and_check(0);
-    stick();
-    set_sms(sms);
-    const auto inputs = fill(0);
-    const auto numbers = ask(Op::kDispatch, 0, inputs);
-    unstick();
-    await_ends(0, numbers);
-    ASSERT_FALSE(HasFatalFailure());
-    check_rows(0, inputs);
-    expect_sms(sms);
-    const auto answers = answer(0, inputs);
-    run(Op::kCombine, 0, inputs);
-    ASSERT_FALSE(HasFatalFailure());
-    check_sums(0, inputs, answers);
-  }
+  for (std::uint32_t slot = 0; slot < kShape.depth; ++slot) run_and_check(slot);
 }
 
 // No call comes by the control stream.
 TEST_F(EngineStuckDeviceTest, CallsAreCarriedOutThoughTheControlStreamIsHeldUp) {
   for (std::uint32_t i = 0; i < 3; ++i) {
-    const std::uint32_t slot = i % kShape.depth;
-    run_and_check(slot);
-    const auto inputs = fill(slot);
     begin("held");
-    const auto numbers = ask(Op::kDispatch, slot, inputs);
-    ASSERT_TRUE(takes_part(0, next_, 0));
-    begin("stuck");
-    await_ends(slot, numbers);
-    ASSERT_FALSE(HasFatalFailure());
-    check_rows(slot, inputs);
-    EXPECT_TRUE(comes([&] { return kernels_.on(0).empty(); })) << kernels_.on(0).size() << " kernels stay";
+    run_and_check(i % kShape.depth);
     end("held");
-    unstick();
-    const auto answers = answer(slot, inputs);
-    run(Op::kCombine, slot, inputs);
-    ASSERT_FALSE(HasFatalFailure());
-    check_sums(slot, inputs, answers);
   }
-}
-
-// However often newcomers come, the next one is noticed as soon: yielding helped.
-TEST_F(EngineStuckDeviceTest, PatienceDoesNotGrowWhereYieldingHelps) {
-  run_and_check(0);
-  for (std::uint32_t i = 1; i <= 10; ++i) {
-    begin("stuck");
-    EXPECT_TRUE(comes([&] { return kernels_.on(0).empty(); }, 4000)) << "doubled each time it would be 6.4 s";
-    unstick();
-  }
-  run_and_check(0);
 }
 
 // Rank 2 has yet to call it, which may need a kernel of the client's on the same GPU.
@@ -168,10 +96,7 @@ TEST_F(EngineStuckDeviceTest, ACallThatARankOfTheSameDeviceHasNotMadeHoldsNoKern
     ASSERT_TRUE(takes_part(1, next_, 1)) << "it is alone on its device";
     for (const std::uint32_t at : {0u, 1u, 2u}) EXPECT_TRUE(tells_call(0, next_, at)) << at;
     EXPECT_FALSE(takes_part(0, next_, 0, 20));
-    stick();
-    for (const std::uint32_t at : {0u, 1u, 2u}) EXPECT_TRUE(tells_call(0, next_, at, false)) << at;
-    unstick();
-    EXPECT_TRUE(tells_call(0, next_, 2));
+    EXPECT_TRUE(kernels_.on(0).empty());
     there_ = {2};
     numbers[2] = ask(Op::kDispatch, slot, inputs)[2];
     there_ = {0, 1, 2};
@@ -181,7 +106,7 @@ TEST_F(EngineStuckDeviceTest, ACallThatARankOfTheSameDeviceHasNotMadeHoldsNoKern
   }
 }
 
-// The time of a call counts from when the kernel has found it.
+// The time of a call counts from when a gate has found it.
 TEST_F(EngineStuckDeviceTest, ACallOfWhichTheTimeIsUpNamesTheRankOfTheSameDevice) {
   run_and_check(0);
   abi::Call brief = dispatch_on(1);
@@ -214,25 +139,6 @@ TEST_F(EngineStuckDeviceTest, WhoWaitsForARankOfItsDeviceIsNotLate) {
   EXPECT_EQ(body.failed_rank, 2) << body.text;
   break_and_resume(body.cause);
   run_and_check(1);
-}
-
-// What one of its GPU waits for is what another there would have to begin: it goes on when the GPU does.
-TEST_F(EngineStuckDeviceTest, AKernelThatRunsSomethingEndsThatFirst) {
-  run_and_check(0);
-  const auto inputs = fill(0);
-  there_ = {0};
-  auto numbers = ask(Op::kDispatch, 0, inputs);
-  ASSERT_TRUE(begins_alone(0, next_));
-  stick(1);
-  there_ = {1, 2};
-  const auto others = ask(Op::kDispatch, 0, inputs);
-  for (const std::uint32_t rank : there_) numbers[rank] = others[rank];
-  end("stuck");
-  there_ = {0, 1, 2};
-  await_ends(0, numbers);
-  ASSERT_FALSE(HasFatalFailure());
-  check_rows(0, inputs);
-  for (std::uint32_t slot = 0; slot < kShape.depth; ++slot) run_and_check(slot);
 }
 
 // Words of the client's streams that the engine itself writes, while the control stream is held up.
@@ -281,7 +187,7 @@ class LaunchedHeldWordsTest : public EngineStuckDeviceTest {
     there_ = {0, 1};
     const auto numbers = ask(Op::kDispatch, slot, inputs);
     ::usleep(20'000);
-    begin("stuck");  // and the kernels have time to yield
+    begin("stuck");
     std::uint32_t& word = group_->stream_words(2, slot).done;
     comes([&] { return std::atomic_ref(word).load() == next; }, 500);
     end("held");

@@ -1,4 +1,4 @@
-// Which kernels stay on a device of this process, as the fake driver sees it.
+// Which kernels of this process hold SMs of a device, as the fake driver sees it.
 #pragma once
 
 #include "fake_cuda/staying.h"
