@@ -290,7 +290,7 @@ TEST_F(Calls, HaveTheSmsOfTheirGroupAndOfTheKernel) {
       if (own != 0) wanted = std::min(wanted, own);
       if (group != 0) wanted = std::min(wanted, group);
       EXPECT_EQ(ctas_of(taken, 100), wanted) << own << " of " << group;
-      EXPECT_EQ(division_index(taken, 132, 100), division_kind(call.op, call.flags) * 132 + wanted - 1);
+      EXPECT_EQ(division_index(taken, 132, wanted), division_kind(call.op, call.flags) * 132 + wanted - 1);
     }
   }
 }
