@@ -3,7 +3,7 @@
 # nine minutes on four (by adding up what steps took).
 # Usage: tests/gpu/run.sh [--daemon DIR] [full]   (from the root of the sources; output in build/gpu;
 # EPD_GPU_STEPS="test suite" runs these steps alone). With --daemon also, under MPS, what pack.sh has put in
-# DIR: the GPU faults, the benchmark's suite, graphs, overlap, the time that kernels take to stop, streams,
+# DIR: the GPU faults, the benchmark's suite, graphs, overlap, SMs that change meanwhile, streams,
 # calls, conformance, bound memory, torch through deep_ep. `full`, some four minutes more: also launched
 # operations in suite, overlap and bound memory, other ways to ask and to wait, and other images of the kernels:
 # the steps with `asserts` (it checks ranges) and `sm80` (the code for devices before sm_90) in their names.
@@ -137,7 +137,7 @@ if [ -n "$daemon" ]; then
     step "overlap_4096_$by" 60 $beside --tokens 4096
     step "overlap_128_$by" 60 $beside --tokens 128 --layout expert --payload fp8 --max-recv-rows 64
   done
-  step stops 60 "$daemon/bin/epbench" --backend cuda --mode resident --wait kernel --tokens 4096 --check one \
+  step sms_changes 60 "$daemon/bin/epbench" --backend cuda --mode resident --wait kernel --tokens 4096 --check one \
     --iters 400 --sms-changes 10
   # A daemon starts anew with each kind of device: one kind after the other.
   step streams_cuda 90 "$daemon/bin/operations_test" --gtest_filter="*Streams*/cuda_by_kernel:*Streams*/cuda_by_event-$kills"

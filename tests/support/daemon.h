@@ -39,7 +39,7 @@ struct DaemonOptions {
   int log_fd = -1;                    // in place of a file: what it logs to; the caller's
 };
 
-// For devices of that kind, "host", "cuda", or "resident" (GPUs with a resident kernel): as many GPUs as
+// For devices of that kind, "host", "cuda", or "resident" (GPUs whose operations are calls): as many GPUs as
 // EPD_TEST_GPUS says, on which each rank has an SM.
 void use_devices(DaemonOptions& options, const std::string& kind);
 // Whether a test of that kind of device can run here.

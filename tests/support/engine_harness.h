@@ -34,7 +34,7 @@ bool comes(Condition condition, int timeout_ms = 10'000) {
 // One engine process's worth of descriptors, on a thread.
 class EngineThread {
  public:
-  // `kind`: "host" or "cuda". `resident`: a GPU has a resident kernel.
+  // `kind`: "host" or "cuda". `resident`: operations of a GPU are calls.
   explicit EngineThread(std::uint32_t device_index, std::string kind = "host", bool resident = true);
   ~EngineThread();
 

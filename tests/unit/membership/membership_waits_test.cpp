@@ -23,7 +23,7 @@ class Waits : public Membership {
     take();
   }
   // The engine of device 1 says so every two seconds.
-  void wait_for(std::uint64_t ms, const std::string& text = "the kernel of rank 1 waits for SMs") {
+  void wait_for(std::uint64_t ms, const std::string& text = "rank 1 waits for cuda:1 to take the epoch") {
     for (; ms > 0; ms -= 2'000) {
       say_waits(1, text);
       clock_.advance_ms(2'000);
@@ -32,7 +32,7 @@ class Waits : public Membership {
   }
 };
 
-TEST_F(Waits, AnEngineWhoseGroupWaitsForSmsIsNotKilled) {
+TEST_F(Waits, AnEngineWhoseGroupWaitsForItsDeviceIsNotKilled) {
   start_but_for_engine_1();
   wait_for(58'000);
   EXPECT_TRUE(take().empty());
@@ -55,14 +55,12 @@ TEST_F(Waits, OneThatSaysNothingAnyMoreIs) {
 // The start fails alone: other groups, and the engines, know nothing of it.
 TEST_F(Waits, TheJoinFailsInTimeAndSaysWhatWasWaitedFor) {
   start_but_for_engine_1();
-  wait_for(60'000,
-           "the kernel of rank 1 waits for SMs of cuda:1, which operation 5 of rank 0 of group 9 holds");
+  wait_for(60'000);
   EXPECT_EQ(take(), (Lines{"refused session=10 request=100 status=DEADLINE_EXCEEDED",
                            "refused session=11 request=101 status=DEADLINE_EXCEEDED",
                            "remove device=0 group=1", "remove device=1 group=1"}));
   for (const char* part :
-       {"group \"g\" has all its ranks", "ranks 1; the kernel of rank 1 waits for SMs of cuda:1",
-        "operation 5 of rank 0 of group 9 holds"})
+       {"group \"g\" has all its ranks", "ranks 1; rank 1 waits for cuda:1 to take the epoch"})
     EXPECT_NE(refusal_.message().find(part), std::string::npos) << refusal_.message();
   say_waits(1, "late");  // crossed with the removal, which is still owed in time
   clock_.advance_ms(3'000);
@@ -79,7 +77,7 @@ TEST_F(Waits, AStartAmidABreakHasItsDeadlineAllTheSame) {
   take();
   wait_for(8'000);
   EXPECT_EQ(take(), (Lines{"release device=0 group=1"})) << "its clients need not wait so long";
-  EXPECT_EQ(group().waits(), "; the kernel of rank 1 waits for SMs");
+  EXPECT_EQ(group().waits(), "; rank 1 waits for cuda:1 to take the epoch");
   wait_for(2'000);
   EXPECT_EQ(take(), (Lines{"kill device=1"}));
 }
@@ -205,9 +203,9 @@ TEST_F(WaitsOfRejoined, ItsEngineIsNotKilled) {
 }
 
 TEST_F(WaitsOfRejoined, ItIsRefusedInTimeAndToldWhatWasWaitedFor) {
-  wait_for(60'000, "the kernel of rank 1 waits for SMs of cuda:1");
+  wait_for(60'000);
   EXPECT_EQ(take().front(), "refused session=77 request=101 status=DEADLINE_EXCEEDED");
-  EXPECT_NE(refusal_.message().find("who takes part; the kernel of rank 1 waits for SMs of cuda:1"),
+  EXPECT_NE(refusal_.message().find("who takes part; rank 1 waits for cuda:1 to take the epoch"),
             std::string::npos)
       << refusal_.message();
 }
