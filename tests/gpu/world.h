@@ -111,7 +111,8 @@ struct Rank : RankRegions {
   std::uint32_t* words = nullptr;  // of the client: ready, done
   // Of a world of calls.
   cudaStream_t control = nullptr;
-  std::uint32_t made = 0;  // calls
+  std::uint32_t made = 0;   // calls
+  std::uint32_t pairs = 0;  // launched
   std::unique_ptr<CallLane> calls;
   bool called = false;  // and not awaited
 };
@@ -322,9 +323,12 @@ class World {
     return view;
   }
   void call(Rank& rank, Kind kind, const Operation& op, std::uint32_t shared_bytes) {
-    const kernels::cuda::WorkerArguments own =
+    kernels::cuda::WorkerArguments own =
         rank.calls->arguments(view_of(op.rank, op.shape), world_.max_tokens, world_.inboxes);
-    const auto launch_pair = [&] { Image::get().launch_pair(own, shared_bytes, rank.stream); };
+    const auto launch_pair = [&] {
+      own.pair = ++rank.pairs;
+      Image::get().launch_pair(own, shared_bytes, rank.stream);
+    };
     const bool late = world_.late_calls && ++rank.made % 4 == 0;
     rank.calls->start(kind, op, [&] {
       if (late) launch_pair();

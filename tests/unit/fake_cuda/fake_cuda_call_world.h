@@ -57,6 +57,7 @@ struct CallRank {
   abi::Results* results = nullptr;              // pinned
   kernels::cuda::ResultRuns* runs = nullptr;
   bool open = false;
+  std::uint32_t num_pairs = 0;  // enqueued
   std::uint32_t enabled_epoch = 0;
   std::uint32_t read = 0;  // of the journal
   std::uint32_t host_tail = 0;

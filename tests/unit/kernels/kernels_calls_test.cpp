@@ -260,7 +260,9 @@ TEST_F(Calls, LeaveNothingOfWhatWasThere) {
       alignas(Operation) std::array<std::uint8_t, sizeof(Operation)> memory;
       memory.fill(static_cast<std::uint8_t>(poison));
       Operation& op = *reinterpret_cast<Operation*>(memory.data());  // NOLINT
-      compose_constants(op, view_.group);
+      op.shape = view_.group.shape;
+      op.inbox = view_.group.inbox;
+      compose_constants(op, view_.group, taken);
       for (std::uint32_t r = 0; r < kMaxRanks; ++r)
         compose_peer(op.peers[r], view_.group.exchange, view_.peers[r], taken);
       for (std::uint32_t region = 0; region < abi::kNumRegions; ++region)
