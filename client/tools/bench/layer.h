@@ -29,10 +29,11 @@ class Layer {
   // hidden] in layout expert, else [tokens, hidden], which all experts read.
   void enqueue_experts(const void* rows);
   std::string gemm_name() const { return runner_.name(); }
+  // Memory with so many random values of bfloat16.
+  GpuAddress make_random(std::uint64_t values);
 
  private:
   GpuAddress allocate(std::size_t bytes);
-  GpuAddress make_random(std::uint64_t values);
   void make_products();
 
   const GpuRank& gpu_;
