@@ -103,23 +103,23 @@ void WorkerCalls::write_state(std::size_t offset, std::uint32_t value) {
   lane_.write_word(reinterpret_cast<const void*>(state() + offset), value);
 }
 
-// The rings continue where the last kernel that served them stopped, even one of another engine. The bell is rung:
-// whoever rang before may have rung for a kernel that is gone.
+// The rings continue where the last kernel that served them stopped, even one of another engine. Such a kernel takes no
+// call once the generation is written, so that comes first. The bell is rung: whoever rang before may have rung for a
+// kernel that is gone.
 void WorkerCalls::open(const Layout& layout) {
   layout_ = layout;
+  write_generation();
+  // A former engine may have closed it.
+  lane_.write_word(&reinterpret_cast<abi::CallWords*>(layout.words)->closed, 0);
+  write_divisions();
+  write_results();
+  lane_.follow_share();
   std::uint32_t sequence[kernels::cuda::kCallRings] = {};
   lane_.device_.read(&sequence[kernels::cuda::kByStreams], layout.words + offsetof(abi::CallWords, done),
                      sizeof(std::uint32_t));
   sequence[kernels::cuda::kByHost] = host_ended();
-  lane_.device_.write(reinterpret_cast<void*>(state() + offsetof(CallState, sequence)), sequence, sizeof(sequence));
-  lane_.write_word(&reinterpret_cast<abi::CallWords*>(layout.words)->closed,
-                   0);  // a former engine may have closed it
-  write_generation();
-  write_divisions();
-  write_results();
-  lane_.follow_share();
   // What this stream has written is visible to a kernel that another stream starts later.
-  lane_.must("cuStreamSynchronize", lane_.driver_.cuStreamSynchronize(lane_.control()));
+  lane_.device_.write(reinterpret_cast<void*>(state() + offsetof(CallState, sequence)), sequence, sizeof(sequence));
   lane_.start_pairs();
   ring();
 }

@@ -39,6 +39,7 @@ EPD_DEVICE inline RouteState route_of(const CallArguments& own, const Gate& gate
 // Takes over a new enabled epoch from the host. It reads CallStart in host memory, which takes a few microseconds.
 EPD_DEVICE EPD_NO_INLINE inline void take_enabled_epoch(const CallArguments& own, Gate& gate) {
   CallState& state = gate.state;
+  fence_system();  // the host has written CallStart before the enabled epoch
   if (gate.enabled_epoch % 2 != 0) {
     const CallStart& start = own.host->start;
     state.epoch = load_relaxed_system(&start.epoch);
