@@ -50,7 +50,7 @@ Status LaunchedOperations::check_stream(const StreamUse& use) const {
     Status status = streams_.device().check_stream(use.stream, captures);
     if (!status.ok() || !captures) return status;
     return invalid_argument(
-        "stream captures a graph; allowed: on GPUs that the daemon serves by resident kernels");
+        "stream captures a graph; allowed: on GPUs that the daemon serves in mode resident");
   }
   return invalid_argument((stream == nullptr
                                ? std::string("stream is NULL, CUDA's legacy default stream")
@@ -259,7 +259,7 @@ Status LaunchedOperations::submit(Group& group, const SubmitRequest& request, ep
   if (status.ok()) status = check_memory(request, streams_);
   if (status.ok() && request.num_tokens_at != nullptr) {
     status = invalid_argument(
-        "num_tokens_at is given; allowed: NULL, but on GPUs that the daemon serves by resident kernels");
+        "num_tokens_at is given; allowed: NULL, but on GPUs that the daemon serves in mode resident");
   }
   if (!status.ok()) return status;
   StreamWait wait;

@@ -1,6 +1,6 @@
 // The operations of a session: how they reach the device, and how callers wait for them. LaunchedOperations
-// submits through a ring to an engine, which completes them. ResidentOperations makes calls to the kernel
-// itself.
+// submits through a ring to an engine, which completes them. ResidentOperations makes calls, which
+// the engine's kernels take from a ring.
 #pragma once
 
 #include "group.h"

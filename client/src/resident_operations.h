@@ -1,5 +1,6 @@
-// Operations on resident devices. A resident kernel takes calls from a ring on the device, and writes their
-// results where the library reads them. No engine is in between. See README, "Calls".
+// Operations on resident devices (devices.mode). The engine's kernels take calls from a ring on the device,
+// and write their results where the library reads them. No CPU of the engine's is in between. See README,
+// "Calls".
 #pragma once
 
 #include "operations.h"

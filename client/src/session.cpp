@@ -140,7 +140,7 @@ Status Session::register_memory(const void* address, std::uint64_t bytes) {
                                           std::string(welcome.device, abi::text_length(welcome.device)) +
                                           " take rows from their slots alone, and memory of the caller's is "
                                           "copied; allowed: on GPUs that the "
-                                          "daemon serves by resident kernels"};
+                                          "daemon serves in mode resident"};
   }
   Registered made;
   Status status = find_range(*attachment_.device, address, bytes, made);

@@ -42,7 +42,7 @@ class StreamPort {
   bool exists() const { return device_ != nullptr; }
   // How streams wait for the group's operations: as the session has chosen. But where ranks of the group
   // share a GPU they wait by memory operations: a kernel that waits there may hold the GPU that another rank
-  // needs before it can end the wait (daemon/device/README, "Yielding").
+  // needs before it can end the wait.
   WaitBy wait_by(const Group& group) const {
     return wait_by_ == WaitBy::kKernel && !group.shares_device ? WaitBy::kKernel : WaitBy::kMemop;
   }

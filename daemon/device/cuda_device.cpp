@@ -61,8 +61,8 @@ void show_printed(const CudaDriver& driver) {
 constexpr int kHighest =
     std::numeric_limits<int>::min();  // highest priority of streams; the driver clamps it
 
-// SMs that operations never take. Clients' kernels may hold some while they wait for an operation, and the driver's own
-// kernels (memset) must have somewhere to run.
+// SMs that operations never take. Clients' kernels may hold some while they wait for an operation, and the
+// driver's own kernels (memset) must have somewhere to run.
 constexpr std::uint32_t kSpareSms = 32;
 // SMs that all lanes together may always use, whatever the others do.
 constexpr std::uint32_t kGuaranteedSms = 16;
@@ -145,8 +145,10 @@ CUstream Partition::take_stream(int priority) {
 
 // ---- device
 
-Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, LaunchMode mode, const Clock& clock) {
-  // While a resident kernel runs, loading any other kernel at its first launch would wait for ever.
+Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, LaunchMode mode,
+                                                 const Clock& clock) {
+  // Loading a kernel at its first launch may wait for all that is enqueued, and pairs stay enqueued until a
+  // client calls.
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(kQueues).c_str(), 0);
   Result<DeviceFacts> facts = cuda_facts(name);
@@ -201,8 +203,8 @@ Status CudaDevice::start() {
   if (!partition.ok()) return {partition.status().code(), name_ + ": " + partition.status().message()};
   partition_ = *partition;
   if (mode_ == LaunchMode::kResident) {
-    Result<std::unique_ptr<LaunchProbe>> probe = LaunchProbe::make(
-        driver_, partition_->context(), kernel(kernels::cuda::kLaunchProbeKernel));
+    Result<std::unique_ptr<LaunchProbe>> probe =
+        LaunchProbe::make(driver_, partition_->context(), kernel(kernels::cuda::kLaunchProbeKernel));
     if (!probe.ok()) return {probe.status().code(), name_ + ": " + probe.status().message()};
     probe_ = std::move(*probe);
     result = driver_.cuMemAlloc(&sm_credits_, sizeof(kernels::cuda::SmCredits));
@@ -271,13 +273,14 @@ std::uint32_t CudaDevice::lane_sms(const CudaLane& lane) const {
   return lane_share(lane.partition()->num_sms(), priorities, at);
 }
 
-// While the number of lanes changes, they may use a few SMs more than `num_sms_` for a moment. kSpareSms covers that.
+// While the number of lanes changes, they may use a few SMs more than `num_sms_` for a moment. kSpareSms
+// covers that.
 void CudaDevice::share_anew() {
   if (sm_credits_ != 0) {
     const std::uint32_t limit = num_sms_ - std::min(num_sms_, guaranteed_sms() * num_lanes());
     cuda_must(driver_, "cuStreamWriteValue32",
-              driver_.cuStreamWriteValue32(partition_->control(),
-                                           sm_credits_ + offsetof(kernels::cuda::SmCredits, limit), limit, 0));
+              driver_.cuStreamWriteValue32(
+                  partition_->control(), sm_credits_ + offsetof(kernels::cuda::SmCredits, limit), limit, 0));
   }
   for (CudaLane* lane : lanes_) lane->follow_share();
 }
@@ -468,7 +471,8 @@ void CudaDevice::clear(void* device, std::size_t bytes) {
   cuda_must(driver_, "cuCtxSetCurrent", driver_.cuCtxSetCurrent(partition_->context()));
 }
 
-Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, LaunchMode mode, const Clock& clock) {
+Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, LaunchMode mode,
+                                                 const Clock& clock) {
   return CudaDevice::make(name, mode, clock);
 }
 

@@ -32,8 +32,8 @@ inline constexpr std::uint32_t kMaxLanes = 24;
 // The SMs on which lanes have their streams. It lives as long as a lane uses it.
 class Partition {
  public:
-  // The whole device: for lanes with pairs ahead. (In a green context they would take turns of 200 us with the
-  // clients' kernels, also under MPS.)
+  // The whole device: for lanes with pairs ahead. (In a green context they would take turns of 200 us with
+  // the clients' kernels, also under MPS.)
   static Result<std::shared_ptr<Partition>> whole(const CudaDriver& driver, CUcontext primary);
   // Some SMs, for the engine alone, as a green context. `beside` is a partition that is still in use: the new
   // one takes other SMs if there are enough.
@@ -131,7 +131,9 @@ class CudaDevice final : public Device, public Launcher {
   void give_back(const LaneMemory& memory) { free_memory_.push_back(memory); }
   void lane_closed(CudaLane* lane);
   std::uint64_t now_ns() const { return clock_.now_ns(); }
-  kernels::cuda::SmCredits* sm_credits() const { return reinterpret_cast<kernels::cuda::SmCredits*>(sm_credits_); }
+  kernels::cuda::SmCredits* sm_credits() const {
+    return reinterpret_cast<kernels::cuda::SmCredits*>(sm_credits_);
+  }
   // SMs that each lane may always use.
   std::uint32_t guaranteed_sms() const;
   void take_leaving(LeavingLane lane) { leaving_.push_back(std::move(lane)); }

@@ -87,7 +87,8 @@ void CudaLane::let_stream_go() {
 }
 
 void CudaLane::leave_running(std::unique_ptr<PairsAhead> pairs, CallPort::Layout calls) {
-  leave({partition_, stream_, stream_priority_, std::move(pairs), memory_, std::move(calls), shape_.exchange});
+  leave(
+      {partition_, stream_, stream_priority_, std::move(pairs), memory_, std::move(calls), shape_.exchange});
   stream_ = nullptr;
 }
 

@@ -18,7 +18,7 @@ class HostDevice final : public Device, public Launcher {
   void set_num_sms(std::uint32_t sms) override { sms_.set_num(sms); }
   Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) override;
   Result<std::unique_ptr<Arena>> map_results(int /*fd*/, std::uint64_t /*bytes*/) override {
-    return invalid_argument(name_ + " has no resident kernels");
+    return invalid_argument(name_ + " has no results memory, because its operations are not calls");
   }
   Result<std::unique_ptr<Arena>> map_client_memory(int fd, std::uint64_t bytes, bool here) override;
   Launcher& launcher() override { return *this; }

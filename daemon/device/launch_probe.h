@@ -1,5 +1,5 @@
-// Notices that a GPU begins no kernel for a while: calls wait then. The probe has a thread of its own, because the
-// engine's loop may itself be waiting for the GPU.
+// Notices that a GPU begins no kernel for a while: calls wait then. The probe has a thread of its own,
+// because the engine's loop may itself be waiting for the GPU.
 #pragma once
 
 #include "common/status.h"

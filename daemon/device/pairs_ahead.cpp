@@ -90,8 +90,9 @@ bool PairsAhead::enqueue_pair() {
   config.hStream = stream_;
   config.attrs = &early;
   config.numAttrs = 1;
-  return went_well("cuLaunchKernelEx", driver_.cuLaunchKernelEx(&config, reinterpret_cast<CUfunction>(kernels_.main),
-                                                                parameters, nullptr));
+  return went_well(
+      "cuLaunchKernelEx",
+      driver_.cuLaunchKernelEx(&config, reinterpret_cast<CUfunction>(kernels_.main), parameters, nullptr));
 }
 
 }  // namespace epd::device

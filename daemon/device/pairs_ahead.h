@@ -1,5 +1,5 @@
-// Keeps pairs of a gate and a main kernel enqueued in a lane's stream, each behind a wait for the lane's bell. A thread
-// does this, because a launch blocks while the stream's queue is full.
+// Keeps pairs of a gate and a main kernel enqueued in a lane's stream, each behind a wait for the lane's
+// bell. A thread does this, because a launch blocks while the stream's queue is full.
 #pragma once
 
 #include "cuda_driver.h"
@@ -21,12 +21,13 @@ struct PairKernels {
 
 class PairsAhead {
  public:
-  // Between kBatch and twice as many pairs are enqueued. A queue takes some 340, and the thread takes a millisecond to
-  // wake up.
+  // Between kBatch and twice as many pairs are enqueued. A queue takes some 340, and the thread takes a
+  // millisecond to wake up.
   static constexpr std::uint32_t kBatch = 128;
 
   // The stream must outlive it. INTERNAL: the driver gives no events, or the system no thread.
-  static Result<std::unique_ptr<PairsAhead>> make(const CudaDriver& driver, CUstream stream, const PairKernels& kernels,
+  static Result<std::unique_ptr<PairsAhead>> make(const CudaDriver& driver, CUstream stream,
+                                                  const PairKernels& kernels,
                                                   const kernels::cuda::WorkerArguments& arguments);
   // After end(), when the stream has run all pairs.
   ~PairsAhead();

@@ -103,9 +103,9 @@ void WorkerCalls::write_state(std::size_t offset, std::uint32_t value) {
   lane_.write_word(reinterpret_cast<const void*>(state() + offset), value);
 }
 
-// The rings continue where the last kernel that served them stopped, even one of another engine. Such a kernel takes no
-// call once the generation is written, so that comes first. The bell is rung: whoever rang before may have rung for a
-// kernel that is gone.
+// The rings continue where the last kernel that served them stopped, even one of another engine. Such a
+// kernel takes no call once the generation is written, so that comes first. The bell is rung: whoever rang
+// before may have rung for a kernel that is gone.
 void WorkerCalls::open(const Layout& layout) {
   layout_ = layout;
   write_generation();
@@ -119,7 +119,8 @@ void WorkerCalls::open(const Layout& layout) {
                      sizeof(std::uint32_t));
   sequence[kernels::cuda::kByHost] = host_ended();
   // What this stream has written is visible to a kernel that another stream starts later.
-  lane_.device_.write(reinterpret_cast<void*>(state() + offsetof(CallState, sequence)), sequence, sizeof(sequence));
+  lane_.device_.write(reinterpret_cast<void*>(state() + offsetof(CallState, sequence)), sequence,
+                      sizeof(sequence));
   lane_.start_pairs();
   ring();
 }
@@ -220,8 +221,9 @@ void WorkerCalls::leave() {
 
 // ---- halt and resume
 
-// A gate stores that it is inside and reads the enabled epoch in one access. So one that has read an earlier epoch is
-// seen by a look that was begun after the store of this one. Calls that stand are then discarded: nobody else may ring.
+// A gate stores that it is inside and reads the enabled epoch in one access. So one that has read an earlier
+// epoch is seen by a look that was begun after the store of this one. Calls that stand are then discarded:
+// nobody else may ring.
 void WorkerCalls::write_enabled_epoch() {
   lane_.write_word(&lane_.state()->door[1], ++enabled_epoch_);
   ring();
@@ -233,14 +235,15 @@ void WorkerCalls::write_enabled_epoch() {
 bool WorkerCalls::settled() {
   DoorLook& look = door_look();
   if (settled_ || std::atomic_ref(look.told).load(std::memory_order_acquire) != changes_) return settled_;
-  if (door_looking_ && std::atomic_ref(look.number).load(std::memory_order_acquire) != door_looks_) return false;
+  if (door_looking_ && std::atomic_ref(look.number).load(std::memory_order_acquire) != door_looks_)
+    return false;
   // A look that was begun before the last change is over by now, and is not used.
   settled_ = std::exchange(door_looking_, false) && looked_at_change_ == changes_ && look.door[0] == 0;
   if (settled_) return true;
   door_looking_ = true;
   looked_at_change_ = changes_;
-  lane_.device_.read_aside(look.door, lane_.state()->door, sizeof(look.door), sizeof(look.door), 1, &look.number,
-                           ++door_looks_);
+  lane_.device_.read_aside(look.door, lane_.state()->door, sizeof(look.door), sizeof(look.door), 1,
+                           &look.number, ++door_looks_);
   return false;
 }
 
@@ -355,8 +358,8 @@ const CallPort::Ring* WorkerCalls::seen() {
   return &look.ring;
 }
 
-// A call stands if another rank of this device has not called the operation. When its time is up, its gate has to see
-// that.
+// A call stands if another rank of this device has not called the operation. When its time is up, its gate
+// has to see that.
 void WorkerCalls::ring_if_calls_stand(const Ring& now) {
   const std::uint32_t next[] = {now.done, now.host_ended};
   const abi::PackedCall* const calls[] = {now.calls, now.host_calls};

@@ -89,8 +89,8 @@ class WorkerCalls final : public CallPort {
   bool looking_ = false;  // seen() has not returned the last copy
   std::uint32_t generation_ = 0;
   std::uint32_t guaranteed_sms_ = 0;
-  std::vector<Bell> bells_;  // of other ranks: their memory stays mapped while gates may ring
-  std::uint32_t changes_ = 0;     // of the enabled epoch
+  std::vector<Bell> bells_;    // of other ranks: their memory stays mapped while gates may ring
+  std::uint32_t changes_ = 0;  // of the enabled epoch
   std::uint32_t looked_at_change_ = 0;
   std::uint32_t door_looks_ = 0;
   bool door_looking_ = false;

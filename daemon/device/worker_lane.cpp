@@ -10,8 +10,8 @@ std::size_t WorkerLane::own_device_bytes() const {
   return sizeof(LaneState) + WorkerCalls::device_bytes(shape_, device_.max_sms());
 }
 
-// A client may make calls as long as its rank is active. The loop does not wait for a main kernel that runs, or for
-// the pairs behind it: the device does.
+// A client may make calls as long as its rank is active. The loop does not wait for a main kernel that runs,
+// or for the pairs behind it: the device does.
 WorkerLane::~WorkerLane() {
   calls_.halt();
   if (pairs_ == nullptr) return;

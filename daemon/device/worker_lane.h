@@ -27,8 +27,11 @@ class WorkerLane final : public CudaLane {
 
   std::size_t own_device_bytes() const override;
   std::size_t own_host_bytes() const override { return WorkerCalls::host_bytes(shape_); }
-  kernels::cuda::LaneState* state() const { return reinterpret_cast<kernels::cuda::LaneState*>(own_device()); }
-  // A GPU that is busy looks at a wait within some 4 us if its stream has the highest priority, else within 100 us.
+  kernels::cuda::LaneState* state() const {
+    return reinterpret_cast<kernels::cuda::LaneState*>(own_device());
+  }
+  // A GPU that is busy looks at a wait within some 4 us if its stream has the highest priority, else within
+  // 100 us.
   int wanted_priority(int greatest) const override { return shape_.priority < 0 ? greatest + 1 : greatest; }
   // Called when the rings are known.
   void start_pairs();

@@ -51,7 +51,8 @@ Calls::Calls(Member& member, device::Launcher& launcher)
       port_(*member.lane->calls()),
       views_(member) {
   const GroupRankMemory& memory = group_.ranks[member.rank];
-  port_.open({memory.call_words(), memory.user, member.results, abi::ResultsLayout(group_.shape).counts_stride,
+  port_.open({memory.call_words(), memory.user, member.results,
+              abi::ResultsLayout(group_.shape).counts_stride,
               memory.exchange->bytes() + group_.exchange_layout.generation});
 }
 

@@ -16,13 +16,12 @@ constexpr std::uint64_t kAfterClientNs = 2'000'000'000;  // after a client has g
 
 void DeviceWatch::advance() {
   busy_ = device_.advance();
-  for (const std::uint32_t us : device_.take_kernel_stops()) page_.kernel_stopped(us);
   if (device_.times_stuck() != page_->times_stuck.load(std::memory_order_relaxed)) note_stuck();
 }
 
 void DeviceWatch::note_stuck() {
   page_->times_stuck.store(device_.times_stuck(), std::memory_order_relaxed);
-  log_event(LogLevel::kWarning, "the GPU began no kernel; resident kernels yield",
+  log_event(LogLevel::kWarning, "the GPU began no kernel for 100 ms",
             {{"device", device_.name()}, {"times", device_.times_stuck()}});
 }
 

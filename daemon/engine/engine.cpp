@@ -162,8 +162,7 @@ void Engine::grow_spin_budget() {
 
 // True if a round of the loop would find work. The same looks as a round, without the work.
 bool Engine::anything_pending() const {
-  return sessions_.pending() || groups_.pending() || device_->has_news() || far_engines_.pending() ||
-         operations_.runnable();
+  return sessions_.pending() || groups_.pending() || far_engines_.pending() || operations_.runnable();
 }
 
 void Engine::set_sleeping(bool sleeping) {

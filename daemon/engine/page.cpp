@@ -1,7 +1,6 @@
 #include "page.h"
 
 #include <unistd.h>
-#include <algorithm>
 
 namespace epd::engine {
 
@@ -28,15 +27,7 @@ void Page::start(std::uint32_t sms) {
   };
   forget(page_->sessions);
   forget(page_->members);
-  for (auto& bucket : page_->kernel_stops.buckets) bucket.store(0, std::memory_order_relaxed);
-  page_->kernel_stop_max_us.store(0, std::memory_order_relaxed);
   page_->times_stuck.store(0, std::memory_order_relaxed);
-}
-
-void Page::kernel_stopped(std::uint32_t us) {
-  const std::uint32_t most = page_->kernel_stop_max_us.load(std::memory_order_relaxed);
-  page_->kernel_stop_max_us.store(std::max(most, us), std::memory_order_relaxed);
-  count(page_->kernel_stops.buckets[abi::histogram_bucket(us)]);
 }
 
 abi::OpView* Page::claim(const abi::Submission& submission) {

@@ -22,9 +22,6 @@ class Page {
   static void enter(abi::OpView* view, abi::OpStage stage, std::uint64_t now_ns);
   static void wait_for(abi::OpView* view, std::uint32_t rank, std::uint64_t now_ns);
 
-  // A resident kernel has stopped, so long after it was told to.
-  void kernel_stopped(std::uint32_t us);
-
  private:
   Mapping mapping_;
   abi::EnginePage* page_;

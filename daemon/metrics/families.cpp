@@ -244,12 +244,12 @@ void tell_device(Families& out, const v1::Device& device) {
   out.counter("epd_device_bytes_total", bytes, with(labels, "op", "combine"),
               static_cast<double>(device.bytes_combined()));
   out.counter("epd_device_busy_seconds_total",
-              "With an operation in flight; of resident devices the sum of the operations' times.", labels,
+              "With an operation in flight; in mode resident the sum of the operations' times.", labels,
               static_cast<double>(device.busy_us()) * kSecondsOfUs);
   out.counter("epd_device_illegal_submissions_total", "Submissions that ended their session.", labels,
               static_cast<double>(device.submissions_refused()));
-  out.counter("epd_device_stuck_total", "How often the GPU began no kernels and resident ones yielded.",
-              labels, static_cast<double>(device.times_stuck()));
+  out.counter("epd_device_stuck_total", "How often the GPU began no kernel for 100 ms.", labels,
+              static_cast<double>(device.times_stuck()));
 }
 
 // As many as an engine's page shows, 256 of each.

@@ -117,11 +117,9 @@ std::vector<Option> make_table() {
        {"auto", "launched", "resident"},
        "",
        kFixed,
-       "How GPUs run operations. launched: a kernel for each, which takes SMs while it runs. resident: a "
-       "kernel "
-       "stays on devices.sms SMs, which are nobody else's then, and begins at once; needs MPS. auto: "
-       "resident "
-       "on a GPU where MPS runs, else launched."},
+       "How GPUs run operations. launched: a kernel for each, which takes SMs while it runs. resident: calls "
+       "are carried out by kernels that the engine enqueues ahead, with no CPU in the path; they take SMs "
+       "only while they run; needs MPS. auto: resident on a GPU where MPS runs, else launched."},
       number("limits.max_sessions", "256", &C::max_sessions, 1, 65536, kLive, "Sessions at one time."),
       number(
           "limits.max_sessions_per_user", "0", &C::max_sessions_per_user, 0, 65536, kLive,

@@ -40,10 +40,6 @@ void fill_counters(v1::Device& message, const abi::EnginePage& page) {
   message.set_submissions_refused(read(page.submissions_refused));
   message.set_times_stuck(read(page.times_stuck));
   message.set_busy_us(read(page.busy_ns) / 1000);
-  v1::Histogram stops = message_of(page.kernel_stops);
-  if (stops.count() == 0) return;
-  *message.mutable_kernel_stops() = std::move(stops);
-  message.set_kernel_stop_max_us(read(page.kernel_stop_max_us));
 }
 
 void fill(v1::GroupMember& message, const abi::Bindings& bindings) {

@@ -90,7 +90,7 @@ Result<std::vector<Gpu>> find_listed(const std::vector<std::string>& list, const
 
 Status needs_mps(const DeviceName& name) {
   return unsupported("devices.mode is \"resident\" and MPS does not run on " + name.text() +
-                     ": the resident kernel would take turns with the clients' for the whole GPU; allowed: "
+                     ": the engine's kernels would take turns with the clients' for the whole GPU; allowed: "
                      "\"auto\", \"launched\", or MPS (nvidia-cuda-mps-control -d)");
 }
 

@@ -29,7 +29,7 @@ void tell_of(const ServedDevice& device) {
     log_event(
         LogLevel::kWarning,
         "without MPS clients and the engine take turns on the GPU: each hand-off between them costs about "
-        "280 us, and no kernel can stay resident; start nvidia-cuda-mps-control -d before epd and its "
+        "280 us, and mode resident is not possible; start nvidia-cuda-mps-control -d before epd and its "
         "clients",
         {{"device", name.text()}});
   }

@@ -29,7 +29,7 @@ class DeviceList {
   const std::vector<Device>& all() const { return devices_; }
   bool any_under_mps() const;
 
-  // Whether its engine keeps a resident kernel, so that operations are calls.
+  // Whether its operations are calls (LaunchMode::kResident).
   bool is_resident(std::uint32_t device) const;
 
  private:

@@ -1,5 +1,5 @@
-// The entry points of the kernels. A launched kernel runs one operation. A gate takes a call, and the main kernel
-// behind it carries the call out. kKernelNames lists the names.
+// The entry points of the kernels. A launched kernel runs one operation. A gate takes a call, and the main
+// kernel behind it carries the call out. kKernelNames lists the names.
 #include "cuda/algorithms.cuh"
 #include "cuda/workers/main.cuh"
 #include "kernels/cuda.h"
@@ -79,7 +79,8 @@ __device__ inline void run_task(Task task, Operation& op, std::uint8_t* memory) 
   if (task == Task::kCombinePerExpert) worker_combine<true>(op, cta, memory);
 }
 
-// One warp. The main kernel may begin as soon as it is known that calls run: the view stays as it is from then on.
+// One warp. The main kernel may begin as soon as it is known that calls run: the view stays as it is from
+// then on.
 extern "C" __global__ void __maxnreg__(kGateRegisters) epd_gate(const __grid_constant__ WorkerArguments own) {
   __shared__ Gate gate;
   if (enter(own, gate)) let_dependents_begin();
@@ -91,7 +92,8 @@ extern "C" __global__ void __maxnreg__(kGateRegisters) epd_gate(const __grid_con
   if (threadIdx.x == 0 && look != Look::kTaken) leave_gate(own, gate, look);
 }
 
-// Its CTAs may begin before the gate has ended. They copy the view meanwhile, which no call uses if it is not its own.
+// Its CTAs may begin before the gate has ended. They copy the view meanwhile, which no call uses if it is not
+// its own.
 extern "C" __global__ void __maxnreg__(kMainRegisters) epd_main(const __grid_constant__ WorkerArguments own) {
   __shared__ alignas(8) std::uint8_t work_memory[sizeof(Work)];
   __shared__ ViewCopy view;

@@ -1,5 +1,5 @@
 /* A stream asks for operations by itself (proto/call_words.h, client/src/stream_words.h,
- * kernels/cuda/resident/watch.h, ResidentCalls::close). The engine may be gone at any step; whoever closes the
+ * kernels/cuda/workers/ends.h, CudaDevice::close_calls). The engine may be gone at any step; whoever closes the
  * ring then, does so when nothing of the engine's kernel runs any more.
  *
  * Each call is awaited by kernel (`done` or `closed`) or by stream memory operation (its flag).

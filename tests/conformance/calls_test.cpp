@@ -539,7 +539,7 @@ TEST_P(Calls, MoreTokensThanThereMayBeEndTheSession) {
 }
 
 // Elsewhere the engine is in the path: what only calls can do is refused.
-TEST_P(Calls, OnlyResidentKernelsTakeThem) {
+TEST_P(Calls, OnlyModeResidentTakesThem) {
   for (const char* const kind : {"cuda", "host"}) {
     DaemonOptions options;
     use_devices(options, kind);
@@ -559,8 +559,7 @@ TEST_P(Calls, OnlyResidentKernelsTakeThem) {
       epd_ticket_t ticket = 0;
       must(epd_dispatch(group.get(), &args, EPD_NO_STREAM, &ticket, nullptr), "dispatch",
            EPD_INVALID_ARGUMENT);
-      must_say(
-          "num_tokens_at is given; allowed: NULL, but on GPUs that the daemon serves by resident kernels");
+      must_say("num_tokens_at is given; allowed: NULL, but on GPUs that the daemon serves in mode resident");
       return "";
     }));
     own.stop();

@@ -134,7 +134,7 @@ TEST_P(EngineDeath, ArenasAndRoutingSurvive) {
         return "";
       });
   ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == 3; }));
-  // Clients of resident kernels hear of an end before their engine does.
+  // In mode resident clients hear of an end before their engine does.
   ASSERT_TRUE(eventually(30, [&] { return completed_operations() == 3; }));
   kill_engine(0);
   kill_engine(2);

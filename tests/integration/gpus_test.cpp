@@ -150,7 +150,7 @@ TEST_F(Gpus, AreDescribed) {
 
 TEST_F(Gpus, WithoutMpsItRunsAndSaysWhatThatCosts) {
   start("EPD_FAKE_CUDA_MPS", "0", {});  // every device has answered a noop
-  EXPECT_TRUE(logged("each hand-off between them costs about 280 us, and no kernel can stay resident"));
+  EXPECT_TRUE(logged("each hand-off between them costs about 280 us, and mode resident is not possible"));
   const json mps = check("mps", 0);
   EXPECT_EQ(mps["level"], "warn");
   EXPECT_NE(mps["advice"].get<std::string>().find("nvidia-cuda-mps-control -d"), std::string::npos);

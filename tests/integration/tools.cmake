@@ -134,7 +134,7 @@ set_tests_properties(tools.epbench_refuses_layout PROPERTIES PASS_REGULAR_EXPRES
 set_tests_properties(tools.epbench_refuses_backend PROPERTIES PASS_REGULAR_EXPRESSION "backend 'tpu' is not served. allowed: host, cuda")
 set_tests_properties(tools.epbench_refuses_wait PROPERTIES PASS_REGULAR_EXPRESSION "wait 'long' is not served. allowed: memop, kernel")
 set_tests_properties(tools.epbench_refuses_wait_on_host PROPERTIES PASS_REGULAR_EXPRESSION "about streams. allowed: with backend cuda")
-set_tests_properties(tools.epbench_refuses_sms_changes_of_launched PROPERTIES PASS_REGULAR_EXPRESSION "resident kernels. allowed: with backend cuda, mode resident")
+set_tests_properties(tools.epbench_refuses_sms_changes_of_launched PROPERTIES PASS_REGULAR_EXPRESSION "about calls. allowed: with backend cuda, mode resident")
 set_tests_properties(tools.epbench_refuses_sms_changes_elsewhere PROPERTIES PASS_REGULAR_EXPRESSION "a daemon of epbench's own. allowed: without socket")
 set_tests_properties(tools.epbench_refuses_ranks_of_the_host_suite PROPERTIES PASS_REGULAR_EXPRESSION "are 1, 2 and 4. allowed: with backend cuda")
 set_tests_properties(tools.epbench_refuses_hidden PROPERTIES PASS_REGULAR_EXPRESSION "hidden is 100. allowed: multiples of 8, 8 .. 16384")

@@ -112,7 +112,7 @@ class Buffer(NotCopied):
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """The SMs that normal operations may use, an even number. A resident engine has its SMs in any case."""
+        """The SMs that normal operations may use, an even number."""
         check_number("new_num_sms", new_num_sms, 2, "even numbers from 2", multiple=2)
         Buffer.num_sms = new_num_sms
 

@@ -129,7 +129,8 @@ typedef struct epd_session_info_s {
   char daemon[64];  /* name and version of the daemon */
   char boot_id[33]; /* hexadecimal; each run of the daemon has another one */
   epd_device_kind_t device_kind;
-  uint32_t resident; /* 1: a GPU with a resident kernel, which streams call: CUDA graphs can be captured */
+  uint32_t resident; /* 1: a resident device (devices.mode): streams call its operations, CUDA graphs can be
+                        captured */
 } epd_session_info_t;
 static inline void epd_session_info_init(epd_session_info_t* info) {
   memset(info, 0, sizeof(*info));
@@ -307,7 +308,7 @@ EPD_API void epd_memory_free(void* address, size_t bytes, int device, void* stre
  * is copied. The range lies in one allocation that can be bound (see epd_binding_t). It counts for groups
  * that the session joins from then on, 16 ranges at most. Their engines keep the memory mapped until the
  * groups are left; a process that dies frees it so. UNSUPPORTED: the device's operations take rows from their
- * slots alone (host devices, GPUs without resident kernels); calls then copy. INVALID_ARGUMENT: such a range
+ * slots alone (host devices, GPUs in mode launched); calls then copy. INVALID_ARGUMENT: such a range
  * can't be registered. RESOURCE_EXHAUSTED: 16 are. */
 EPD_API epd_status_t epd_memory_register(epd_session_t* session, void* address, size_t bytes);
 /* From here on calls copy rows of the range that begins there. Before memory is freed that is not of

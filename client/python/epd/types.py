@@ -397,7 +397,7 @@ class SessionInfo(NamedTuple):
     daemon: str  # name and version
     boot_id: str  # hexadecimal; each run of the daemon has another one
     device_kind: DeviceKind
-    resident: bool  # a GPU with a resident kernel, which streams call: CUDA graphs can be captured
+    resident: bool  # a resident device (devices.mode): streams call its operations, CUDA graphs can be captured
 
 
 class Result(NamedTuple):

@@ -77,7 +77,8 @@ std::unique_ptr<Samples> make_samples(const RunPlan& plan) {
   return std::make_unique<Samples>(plan.iterations, plan.ranks, noop_count(plan), targets);
 }
 
-KernelStops run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label, Samples& samples) {
+std::uint32_t run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label,
+                        Samples& samples) {
   validate(plan);
   const bool no_ceiling = plan.operation == Operation::kNoop || plan.on_gpus();
   const std::uint32_t ceiling_tokens = no_ceiling ? 0 : plan.tokens;
@@ -98,14 +99,14 @@ KernelStops run_ranks(const RunPlan& plan, const Daemon& daemon, const std::stri
     changes.follow(done);
   };
   team.run([&context](kit::TeamRank& self) { Worker(context, self).run(); }, options);
-  return changes.kernel_stops();
+  return changes.made();
 }
 
 std::vector<Report> run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label) {
   const auto samples = make_samples(plan);
-  const KernelStops stops = run_ranks(plan, daemon, label, *samples);
+  const std::uint32_t sms_changes = run_ranks(plan, daemon, label, *samples);
   std::vector<Report> reports = make_reports(plan, *samples);
-  for (Report& report : reports) report.stream.kernel_stops = stops;
+  for (Report& report : reports) report.stream.sms_changes = sms_changes;
   return reports;
 }
 

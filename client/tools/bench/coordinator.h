@@ -39,10 +39,11 @@ class Daemon {
 // Room for what the ranks of such a run measure.
 std::unique_ptr<Samples> make_samples(const RunPlan& plan);
 
-// One run with fresh rank processes. Returns how long kernels took to stop, if that was asked for. Throws
+// One run with fresh rank processes. Returns how often the SMs of each GPU were changed meanwhile. Throws
 // kit::ToolError if it did not finish. This process must have one thread. `label`: for the progress line,
 // shown on a terminal only.
-KernelStops run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label, Samples& samples);
+std::uint32_t run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label,
+                        Samples& samples);
 
 // The same, and its reports.
 std::vector<Report> run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label);

@@ -44,8 +44,8 @@ void compute_alone(const RunPlan& plan, const BarrierWords& words, kit::TeamRank
     enqueue_layers(plan.layers, plan.micro_batches, parts, {nothing, nothing, nothing, nothing});
     gpu.record_end();
   });
-  // Beside the daemon two other graphs are replayed between two replays of this one. A GPU that has worked as long
-  // has a lower clock, so this one is replayed as often before it is measured.
+  // Beside the daemon two other graphs are replayed between two replays of this one. A GPU that has worked as
+  // long has a lower clock, so this one is replayed as often before it is measured.
   const std::uint32_t warmup = plan.warmup + 2 * plan.iterations;
   for (std::uint32_t i = 0; i < warmup + plan.iterations; ++i) {
     gpu.settle();

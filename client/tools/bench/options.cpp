@@ -117,7 +117,8 @@ void add_backend_option(CLI::App& app, Names& names) {
       ->capture_default_str();
   app.add_option(
          "--mode", names.mode,
-         "How GPUs run operations, devices.mode of the daemon: launched (a kernel for each) or resident")
+         "How GPUs run operations, devices.mode of the daemon: launched (a kernel for each) or resident "
+         "(calls, which kernels carry out that the engine enqueues ahead)")
       ->check(one_of("mode", {"launched", "resident"}))
       ->capture_default_str();
 }
@@ -169,7 +170,7 @@ void add_sms_changes_option(CLI::App& app, RunPlan& run) {
   add_number(
       app, "--sms-changes", run.sms_changes, 0, kMaxSmsChanges,
       "Mode resident: so many times while it measures, the SMs of each GPU are changed (epctl), to two "
-      "thirds and back; how long kernels took to stop is told");
+      "thirds and back");
 }
 
 void add_mode_options(CLI::App& app, RunPlan& run, Names& names) {
@@ -389,7 +390,7 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
     if (*suite && !options.run.on_gpus() && suite->count("--ranks") != 0)
       kit::fail("ranks of the suite on host devices are 1, 2 and 4; allowed: with backend cuda");
     if (options.run.sms_changes != 0 && !options.daemon.socket.empty())
-      kit::fail("sms-changes asks a daemon of epbench's own; allowed: without socket");
+      kit::fail("sms-changes changes a daemon of epbench's own; allowed: without socket");
     validate(options.run);
     return true;
   } catch (const CLI::ParseError& error) {

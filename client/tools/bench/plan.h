@@ -26,7 +26,7 @@ inline constexpr std::uint32_t kMaxContext = 1U << 20;
 struct RunPlan {
   Backend backend = Backend::kHost;
   std::uint32_t gpus = 0;  // backend cuda: on which ranks lie in turn
-  bool resident = false;   // their kernels stay (devices.mode)
+  bool resident = false;   // their operations are calls (devices.mode)
   Operation operation = Operation::kBoth;
   std::uint32_t ranks = 4;
   std::uint32_t nodes = 1;     // over which they are spread in order; more than one: the group spans them

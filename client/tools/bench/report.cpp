@@ -113,13 +113,7 @@ void append_gpu(const Report& report, Json& json) {
         {"gemm_beside_us", stream.overlap.gemm_beside}, {"efficiency", stream.overlap.efficiency()},
         {"gemm_slowdown", stream.overlap.slowdown()}};
   }
-  if (report.plan.sms_changes != 0) {
-    const KernelStops& stops = stream.kernel_stops;
-    json["kernel_stops"] = {{"changes", stops.changes},
-                            {"count", stops.count},
-                            {"p50_us", stops.p50_us},
-                            {"max_us", stops.max_us}};
-  }
+  if (report.plan.sms_changes != 0) json["sms_changes"] = stream.sms_changes;
   json["net_ahead_p99_us"] = stream.net_ahead_p99;
   json["net_wire_gbps"] = stream.net_wire_gbps;
   json["host_us"] = summary_json(stream.host);

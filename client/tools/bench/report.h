@@ -6,7 +6,6 @@
 #include "overlap.h"
 #include "plan.h"
 #include "samples.h"
-#include "sms_changes.h"
 
 #include <string>
 #include <vector>
@@ -28,8 +27,8 @@ struct StreamFigures {
   double counts_fraction = 0;  // p50 of counts / host
   double net_wire_gbps = 0;    // wire bytes over net_p50
   GpuCeiling ceiling;
-  OverlapTimes overlap;      // medians; all 0 unless measured
-  KernelStops kernel_stops;  // of the whole run; 0 unless measured
+  OverlapTimes overlap;           // medians; all 0 unless measured
+  std::uint32_t sms_changes = 0;  // of each GPU, in the whole run
 };
 
 // One operation of one run.

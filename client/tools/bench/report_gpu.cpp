@@ -99,16 +99,6 @@ std::string overlap_line(const Report& report) {
       times.gemm_beside, times.slowdown());
 }
 
-std::string stops_line(const Report& report) {
-  const KernelStops& stops = report.stream.kernel_stops;
-  return format(
-      "SMs of each GPU changed %u times meanwhile: %llu kernels told to stop, until the engine saw that they "
-      "had: "
-      "p50 %llu us, max %llu us.\n",
-      stops.changes, static_cast<unsigned long long>(stops.count),
-      static_cast<unsigned long long>(stops.p50_us), static_cast<unsigned long long>(stops.max_us));
-}
-
 void append_differences(const std::vector<Report>& reports, std::string& text) {
   for (const Report& report : reports) {
     if (!report.first_difference.empty()) text += "first difference: " + report.first_difference + "\n";
@@ -230,7 +220,8 @@ std::string to_gpu_table(const std::vector<Report>& reports) {
     text += "\n";
     if (plan.overlap) text += overlap_line(report);
   }
-  if (plan.sms_changes != 0) text += stops_line(reports.front());
+  if (plan.sms_changes != 0)
+    text += format("SMs of each GPU changed %u times meanwhile.\n", reports.front().stream.sms_changes);
   text += noop_line(reports.front()) + legend(reports.front());
   append_differences(reports, text);
   return text;

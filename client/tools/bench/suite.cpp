@@ -46,7 +46,7 @@ void append_both_waits(RunPlan plan, const std::string& label, std::vector<Suite
   runs.push_back({plan, label + ", by kernel"});
 }
 
-// Where kernels are resident: by graphs that are replayed, and call by call.
+// In mode resident: by graphs that are replayed, and call by call.
 void append_graph(RunPlan plan, const std::string& label, std::vector<SuiteRun>& runs) {
   if (!plan.resident) return;
   plan.wait_by = EPD_WAIT_BY_KERNEL;

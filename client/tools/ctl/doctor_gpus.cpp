@@ -17,7 +17,7 @@ Check judge_mps(const std::string& with, const std::string& without) {
       Level::kWarn, "mps",
       without +
           " without MPS: clients and engines take turns, each hand-off between them costs about 280 us "
-          "(with MPS: 13), and no kernel can stay resident",
+          "(with MPS: 13), and mode resident is not possible",
       "nvidia-cuda-mps-control -d, by the user whom epd and its clients run as (or root), and with the same "
       "CUDA_MPS_PIPE_DIRECTORY; then start epd and the clients again"};
 }

@@ -59,11 +59,10 @@ One line per device. Counters are those of the present engine; a restart begins 
 GPUs have a second line, with what the driver said of them when the daemon started.
   CUDA        version that the driver speaks
   PARTITION   SMs that can be set apart, at the least
-  STOP        how long resident kernels (devices.mode "resident") took to stop when they were told to, as
-              their SMs changed or their rank left: the median, the longest
   MPS         on: clients and engine run at the same time; off: they take turns
-  MODE        launched (a kernel for each operation) or resident (one persistent kernel), and what decided it:
-              devices.mode, or for "auto" whether MPS runs
+  MODE        launched (a kernel for each operation) or resident (calls, which kernels carry out that the engine
+              enqueues ahead), and what decided it: devices.mode, or for "auto" whether MPS runs
+  STUCK       how often the GPU began no kernel for 100 ms; counted in mode resident
   NO P2P WITH devices whose memory it can't map: no group may have ranks on both
 
 EXAMPLES
@@ -148,7 +147,7 @@ One line per operation and rank, a snapshot taken while the engines run.
   WAITS FOR  the rank that holds this one up; the slow rank itself waits for nobody
 
 On a GPU the stage of an operation is read when it is 20 ms old, then every 50 ms; before that it shows as
-planning. Operations of a resident device are looked for every 50 ms, at most 16 of a rank: those that end
+planning. In mode resident operations are looked for every 50 ms, at most 16 of a rank: those that end
 sooner may not be listed, and their AGE begins when they were first seen.
 
 EXAMPLES

@@ -61,12 +61,6 @@ std::string device_table(const google::protobuf::RepeatedPtrField<v1::Device>& d
   return table.empty() ? "no devices\n" : table.text();
 }
 
-// For resident kernels. "" if none has been told to stop.
-std::string stop_times(const v1::Device& device) {
-  if (device.kernel_stops().count() == 0) return "";
-  return format_us(device.kernel_stops().p50_us()) + " / " + format_us(device.kernel_stop_max_us());
-}
-
 // "" if there are only host devices.
 std::string gpu_table(const google::protobuf::RepeatedPtrField<v1::Device>& devices) {
   Table table({{"GPU"},
@@ -77,7 +71,6 @@ std::string gpu_table(const google::protobuf::RepeatedPtrField<v1::Device>& devi
                {"PARTITION", kRight},
                {"MPS"},
                {"MODE"},
-               {"STOP p50/max", kRight},
                {"STUCK", kRight},
                {"NO P2P WITH"}});
   for (const v1::Device& device : devices) {
@@ -87,8 +80,7 @@ std::string gpu_table(const google::protobuf::RepeatedPtrField<v1::Device>& devi
     for (const std::string& name : gpu.unreachable()) unreachable += (unreachable.empty() ? "" : ", ") + name;
     table.add({device.name(), gpu.model(), gpu.compute_capability(), gpu.cuda_version(),
                number(gpu.num_sms()), number(gpu.sm_partition()), gpu.mps() ? "on" : "off: takes turns",
-               gpu.mode() + " (" + gpu.mode_reason() + ")", stop_times(device), number(device.times_stuck()),
-               unreachable});
+               gpu.mode() + " (" + gpu.mode_reason() + ")", number(device.times_stuck()), unreachable});
   }
   return table.empty() ? "" : "\n" + table.text();
 }

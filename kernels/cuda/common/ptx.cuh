@@ -37,12 +37,15 @@ __device__ inline std::uint32_t lanes_below() {
 // Loads two neighbouring words, each at once.
 __device__ inline ulonglong2 load_relaxed_pair(const std::uint64_t* at) {
   ulonglong2 pair;
-  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(pair.x), "=l"(pair.y) : "l"(at) : "memory");
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(pair.x), "=l"(pair.y)
+               : "l"(at)
+               : "memory");
   return pair;
 }
 
-// Programmatic launch: the next kernel of the stream may begin, and the kernel before this one has ended. Before sm_90
-// kernels do not overlap.
+// Programmatic launch: the next kernel of the stream may begin, and the kernel before this one has ended.
+// Before sm_90 kernels do not overlap.
 __device__ inline void let_dependents_begin() {
 #if EPD_BULK
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -1,5 +1,5 @@
-// How calls end: what gate and main kernel tell the client and the engine. The code compiles for device and host
-// (proto/ordered.h).
+// How calls end: what gate and main kernel tell the client and the engine. The code compiles for device and
+// host (proto/ordered.h).
 #pragma once
 
 #include "cuda/common/ending.h"
@@ -9,10 +9,10 @@ namespace epd::kernels::cuda {
 
 // ---- the journal
 
-// Completes a journal entry; its result is written already. The release at the end waits for the stores to host
-// memory, one or two microseconds. The client's stream does not wait for it.
-EPD_DEVICE inline void write_journal(const CallArguments& own, std::uint32_t number, const abi::PackedCall& call,
-                                     CallRing ring, std::uint64_t index) {
+// Completes a journal entry; its result is written already. The release at the end waits for the stores to
+// host memory, one or two microseconds. The client's stream does not wait for it.
+EPD_DEVICE inline void write_journal(const CallArguments& own, std::uint32_t number,
+                                     const abi::PackedCall& call, CallRing ring, std::uint64_t index) {
   JournalEntry& entry = own.host->journal[number % kJournalEntries];
   for (std::uint32_t i = 0; i < abi::PackedCall::kWords; ++i) entry.call.words[i] = call.words[i];
   entry.index = index;
@@ -31,8 +31,8 @@ EPD_DEVICE inline ResultRuns runs_of(const CallArguments& own, std::uint32_t res
   return {static_cast<std::uint32_t>(word), static_cast<std::uint32_t>(word >> 32)};
 }
 
-// Writes the last part of a call's result, after write_ending(). `number` is the operation's number that clients
-// know, or the next one's if there is no operation.
+// Writes the last part of a call's result, after write_ending(). `number` is the operation's number that
+// clients know, or the next one's if there is no operation.
 EPD_DEVICE inline void conclude_result(const CallArguments& own, const ResultOut& out, std::uint32_t result,
                                        ResultRuns before, std::uint64_t number) {
   const std::uint32_t place = abi::place_of(result);
@@ -57,7 +57,8 @@ EPD_DEVICE inline void publish_ended(const CallArguments& own, CallRing ring, st
 }
 
 // Where a ring has call `number`.
-EPD_DEVICE inline const abi::PackedCall* place_in(const CallArguments& own, CallRing ring, std::uint32_t number) {
+EPD_DEVICE inline const abi::PackedCall* place_in(const CallArguments& own, CallRing ring,
+                                                  std::uint32_t number) {
   const abi::PackedCall* const calls = ring == kByHost ? own.words->host_calls : own.words->calls;
   return calls + number % abi::kCallSlots;
 }
@@ -65,12 +66,14 @@ EPD_DEVICE inline const abi::PackedCall* place_in(const CallArguments& own, Call
 // Loads a call. Each word says by itself whether it is of that call.
 EPD_DEVICE inline abi::PackedCall load_call(const abi::PackedCall* at) {
   abi::PackedCall call;
-  for (std::uint32_t i = 0; i < abi::PackedCall::kWords; ++i) call.words[i] = load_relaxed_system(at->words + i);
+  for (std::uint32_t i = 0; i < abi::PackedCall::kWords; ++i)
+    call.words[i] = load_relaxed_system(at->words + i);
   return call;
 }
 
-// Rings the lane's own bell if a call is there. The gate has cleared the bell, maybe after a call that it did not see or
-// did not take. A call that is not whole yet will be rung for. `next` are the numbers of the rings' next calls.
+// Rings the lane's own bell if a call is there. The gate has cleared the bell, maybe after a call that it did
+// not see or did not take. A call that is not whole yet will be rung for. `next` are the numbers of the
+// rings' next calls.
 EPD_DEVICE inline void ring_for_more(const CallArguments& own, const std::uint32_t (&next)[kCallRings]) {
   fence_system();  // looks behind the clearing
   bool more = false;
@@ -92,17 +95,19 @@ EPD_DEVICE inline void store_route(const CallArguments& own, const TakenCall& ca
   own.routes[call.route] = made_route(call);
 }
 
-// Ends a call whose operation has run and that all CTAs have left. The operation itself has told the client's stream.
-// One thread of the main kernel calls, when the gate has ended. `before`: runs_of() the call's result.
-EPD_DEVICE inline void conclude(const WorkerArguments& own, const TakenCall& call, bool failed, ResultRuns before) {
+// Ends a call whose operation has run and that all CTAs have left. The operation itself has told the client's
+// stream. One thread of the main kernel calls, when the gate has ended. `before`: runs_of() the call's
+// result.
+EPD_DEVICE inline void conclude(const WorkerArguments& own, const TakenCall& call, bool failed,
+                                ResultRuns before) {
   const CallArguments& calls = own.calls;
   const WorkEnd& end = own.lane->end;
   const auto ring = static_cast<CallRing>(call.ring);
   if (failed) calls.state->failed = 1;
   if (!failed && makes_routing(call)) store_route(calls, call);
   const std::uint64_t index = abi::index_of_tag(call.tag);
-  conclude_result(calls, {&calls.results->places[abi::place_of(call.result)], call.writing}, call.result, before,
-                  index + end.index_base);
+  conclude_result(calls, {&calls.results->places[abi::place_of(call.result)], call.writing}, call.result,
+                  before, index + end.index_base);
   if (ring == kByHost) publish_ended(calls, ring, call.number);
   write_journal(calls, call.journal, end.packed, ring, index);
   if (end.credit != 0) add(&own.credits->held, 0u - end.credit);

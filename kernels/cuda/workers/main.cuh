@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/common/signal.cuh"
-#include "cuda/workers/gate.h"
+#include "cuda/workers/call_gate.h"
 
 namespace epd::kernels::cuda {
 
@@ -132,7 +132,8 @@ __device__ inline void copy_words(T& to, const T& from) {
     reinterpret_cast<std::uint32_t*>(&to)[i] = reinterpret_cast<const std::uint32_t*>(&from)[i];
 }
 
-// Composes the operation. Each of the first warps composes a part: one thread would take a microsecond for all.
+// Composes the operation. Each of the first warps composes a part: one thread would take a microsecond for
+// all.
 __device__ inline void compose_by_warps(const CallArguments& own, const TakenCall& call,
                                         const DeviceView& view, const WorkDivision& division, Operation& op) {
   const std::uint32_t lane = lane_of();
@@ -178,7 +179,8 @@ __device__ inline abi::RowPlaces load_places(const abi::CallWords& words, const 
 }
 
 // Composes the work's operation. All threads call. The view is in the copy, behind a barrier.
-__device__ inline void compose_work(const WorkerArguments& own, const Work& work, ViewCopy& copy, Operation& op) {
+__device__ inline void compose_work(const WorkerArguments& own, const Work& work, ViewCopy& copy,
+                                    Operation& op) {
   const TakenCall& call = work.call;
   // This fence orders earlier accesses before the bulk copies that the signal warp issues first (OwnRows).
   if (warp_of() == signal_warp()) fence_async();

@@ -1,5 +1,5 @@
-// Calls: operations that clients write into a lane's rings (abi::CallWords). This file has what the kernels and
-// their engine keep about calls and exchange with each other. Plain data.
+// Calls: operations that clients write into a lane's rings (abi::CallWords). This file has what the kernels
+// and their engine keep about calls and exchange with each other. Plain data.
 #pragma once
 
 #include "kernels/cuda_operation.h"
@@ -23,15 +23,15 @@ struct RouteState {
   std::uint32_t half = 0;  // the half of the record that holds it; the next dispatch writes the other half
 };
 
-// Where an enabled epoch starts. The host writes it in pinned memory, and a gate reads it once for each enabled
-// epoch.
+// Where an enabled epoch starts. The host writes it in pinned memory, and a gate reads it once for each
+// enabled epoch.
 struct CallStart {
   std::uint64_t epoch = 0;
   std::uint64_t index = 0;          // number of the next dispatch or combine in the group
   std::uint64_t changed_epoch = 0;  // a cached dispatch needs a routing of this epoch or a later one
   std::uint32_t num_routes = 0;
-  std::uint64_t index_base = 0;             // `index` plus this is the number that clients know
-  const RouteState* routes = nullptr;       // [num_routes], pinned
+  std::uint64_t index_base = 0;        // `index` plus this is the number that clients know
+  const RouteState* routes = nullptr;  // [num_routes], pinned
 };
 
 // The end of a call, for the host. Entries are in order. A discarded call has no entry.
@@ -62,7 +62,8 @@ struct alignas(64) CallState {
   std::uint32_t journal_read;    // journal entries that the host has read
   std::uint32_t timeout_ms;      // of a call that names none
   std::uint32_t abort;           // not 0: the running operation must end
-  std::uint32_t leaves;          // not 0: the lane is closed. Gates discard calls and ring again, so that the stream empties
+  std::uint32_t
+      leaves;  // not 0: the lane is closed. Gates discard calls and ring again, so that the stream empties
   // The kernels write the rest. The host writes `sequence` and `results` once, before the first one.
   alignas(64) std::uint64_t epoch;
   std::uint64_t index;
@@ -71,8 +72,8 @@ struct alignas(64) CallState {
   std::uint32_t sequence[kCallRings];  // of the next call
   std::uint32_t journal;               // journal entries written
   std::uint32_t enabled_epoch_taken;
-  std::uint32_t failed;    // a call has failed: calls are discarded until the next enabled epoch
-  std::uint32_t last;      // CallRing of the last call that was taken
+  std::uint32_t failed;  // a call has failed: calls are discarded until the next enabled epoch
+  std::uint32_t last;    // CallRing of the last call that was taken
   std::uint64_t noops;
   std::uint32_t results;    // results written
   std::uint32_t together;   // GroupView::together of the enabled epoch

@@ -40,8 +40,7 @@ EPD_HOST_DEVICE constexpr bool is_whole(const abi::PackedCall& call) {
 
 // Returns whether the words at the place of call `next` are of that call and whole, or of one behind it.
 EPD_HOST_DEVICE constexpr bool is_there(const abi::PackedCall& packed, std::uint32_t next) {
-  const auto ahead =
-      static_cast<std::int32_t>(static_cast<std::uint32_t>(packed.words[0] >> 32) - 1 - next);
+  const auto ahead = static_cast<std::int32_t>(static_cast<std::uint32_t>(packed.words[0] >> 32) - 1 - next);
   return ahead > 0 || (ahead == 0 && is_whole(packed));
 }
 
@@ -52,7 +51,8 @@ EPD_HOST_DEVICE constexpr Judgement judge_call(const CallState& state, const abi
   if (!is_there(packed, state.sequence[ring])) return {Verdict::kWait};
   if (!takes_calls(state)) return {Verdict::kDiscard};
   const abi::Call call = abi::unpack(packed);
-  if (call.number != state.sequence[ring]) return {Verdict::kRefuse, OpError::kLostCall, call.number, state.sequence[ring]};
+  if (call.number != state.sequence[ring])
+    return {Verdict::kRefuse, OpError::kLostCall, call.number, state.sequence[ring]};
   if (call.epoch != (state.epoch & 0xff)) return {Verdict::kDiscard};
   const abi::OpRequest request = call.request();
   const bool may_place = ring == kByStreams;

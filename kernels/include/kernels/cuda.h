@@ -21,7 +21,8 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
 // of dynamic shared memory.
 // - epd_dispatch, epd_combine, epd_combine_per_expert run one operation. Their parameter points to it in
 //   device memory.
-// - epd_gate and epd_main are a pair; their parameter is WorkerArguments. epd_gate is one warp without dynamic shared
+// - epd_gate and epd_main are a pair; their parameter is WorkerArguments. epd_gate is one warp without
+// dynamic shared
 //   memory. epd_main has CallArguments::most_ctas CTAs of kMaxThreads, and is launched behind its gate with
 //   programmatic stream serialization. CTAs that a call does not use leave at once.
 // - epd_launch_probe is the launch probe. It does nothing; that it has run shows that the GPU still starts
@@ -33,7 +34,7 @@ bool image_checks_ranges();  // whether it is the debug image (cuda/common/range
 // its SM.
 inline constexpr std::uint32_t kStaticBytes = 12 * 1024;
 inline constexpr const char* kKernelNames[] = {"epd_dispatch", "epd_combine", "epd_combine_per_expert",
-                                               "epd_gate", "epd_main", "epd_launch_probe"};
+                                               "epd_gate",     "epd_main",    "epd_launch_probe"};
 inline constexpr const char* kGateKernel = kKernelNames[3];
 inline constexpr const char* kMainKernel = kKernelNames[4];
 inline constexpr const char* kLaunchProbeKernel = kKernelNames[5];

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "kernels/host_device.h"
-#include "kernels/workers.h"
 #include "kernels/row_places.h"
+#include "kernels/workers.h"
 #include "proto/arena.h"
 
 #include <cstddef>
@@ -44,8 +44,8 @@ struct alignas(16) GroupView {
   RowFormat more_formats[abi::kMaxMoreFormats];  // formats 1..
   Inbox inbox;
   std::uint32_t rank = 0;
-  // The set of the other active ranks on the same device. A resident kernel begins an operation when all of
-  // them have called it. So no kernel waits inside an operation for a client that needs a kernel of this
+  // The set of the other active ranks on the same device. A gate lets an operation begin when all of them
+  // have called it. So no main kernel waits inside an operation for a client that needs a kernel of this
   // device.
   std::uint32_t together = 0;
   std::uint8_t* exchange_arena = nullptr;  // of the rank itself
@@ -59,7 +59,7 @@ struct alignas(16) GroupView {
     return regions[static_cast<std::uint32_t>(r)];
   }
 };
-// The group view as the resident kernel gets it.
+// The group view as gates and main kernels get it.
 struct DeviceView {
   GroupView group;
   PeerView peers[kMaxRanks];

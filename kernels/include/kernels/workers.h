@@ -1,8 +1,8 @@
 // The parameters of the gate and the main kernel, and what they exchange. Plain data.
 //
-// The engine enqueues pairs of kernels in a lane's stream, long before they are needed. Each pair stands behind a
-// wait for the lane's bell (abi::CallWords::bell). The gate, one warp, takes the next call and decides what the
-// main kernel does. The main kernel carries the call out. One pair of a lane runs at a time.
+// The engine enqueues pairs of kernels in a lane's stream, long before they are needed. Each pair stands
+// behind a wait for the lane's bell (abi::CallWords::bell). The gate, one warp, takes the next call and
+// decides what the main kernel does. The main kernel carries the call out. One pair of a lane runs at a time.
 #pragma once
 
 #include "kernels/call_state.h"
@@ -50,7 +50,8 @@ struct alignas(8) Work {
   static constexpr std::uint32_t kWords = 16;
 };
 static_assert(sizeof(Work) == Work::kWords * 4);
-// The same on its way. The upper half of each word is the pair's number, so each word shows whether it is there.
+// The same on its way. The upper half of each word is the pair's number, so each word shows whether it is
+// there.
 struct alignas(128) WorkWords {
   std::uint64_t words[Work::kWords];
 };
@@ -67,28 +68,28 @@ static_assert(sizeof(WorkEnd) == 64);
 
 // The state of a lane between its kernels. Device memory, zeroed once.
 struct alignas(128) LaneState {
-  // The door. [0]: 1 while a gate, or the main kernel behind it, may run an operation. [1]: the enabled epoch,
-  // written by the host. Odd: calls are run, from CallStart on. Even: calls are discarded. A gate sets the first
-  // and reads the second at once. So when the host has stored an even epoch, and then finds that nobody is
-  // inside, nothing runs any more.
+  // The door. [0]: 1 while a gate, or the main kernel behind it, may run an operation. [1]: the enabled
+  // epoch, written by the host. Odd: calls are run, from CallStart on. Even: calls are discarded. A gate sets
+  // the first and reads the second at once. So when the host has stored an even epoch, and then finds that
+  // nobody is inside, nothing runs any more.
   alignas(8) std::uint32_t door[2];
   WorkWords work;
   alignas(64) WorkEnd end;
-  // Index of the work division of the last dispatch and of the last combine (CallArguments::division). A main kernel
-  // loads both before it knows its call.
+  // Index of the work division of the last dispatch and of the last combine (CallArguments::division). A main
+  // kernel loads both before it knows its call.
   std::uint32_t divisions[2];
 };
 
-// SMs of a device that its lanes share. Each lane may always use its guaranteed SMs (CallState::guaranteed_sms).
-// What a call uses beyond those is counted here, and never exceeds `limit`. So every call that has begun has its
-// SMs, and none waits for the SMs of another. Device memory.
+// SMs of a device that its lanes share. Each lane may always use its guaranteed SMs
+// (CallState::guaranteed_sms). What a call uses beyond those is counted here, and never exceeds `limit`. So
+// every call that has begun has its SMs, and none waits for the SMs of another. Device memory.
 struct SmCredits {
   std::uint32_t held;   // by gates and main kernels
   std::uint32_t limit;  // by the host
 };
 
-// The bells of the other ranks of the group on this device, by rank; null: another device's. Device memory. The
-// host writes it while nobody is inside.
+// The bells of the other ranks of the group on this device, by rank; null: another device's. Device memory.
+// The host writes it while nobody is inside.
 struct Bells {
   std::uint32_t* of[kMaxRanks];
 };
@@ -98,8 +99,8 @@ struct WorkerArguments {
   LaneState* lane = nullptr;
   SmCredits* credits = nullptr;
   const Bells* bells = nullptr;
-  // The engine's generation, in the rank's exchange arena. A gate that finds another one belongs to an engine that
-  // is dead. It rings again and leaves.
+  // The engine's generation, in the rank's exchange arena. A gate that finds another one belongs to an engine
+  // that is dead. It rings again and leaves.
   const std::uint32_t* generation = nullptr;
   std::uint32_t own_generation = 0;
   std::uint32_t ctas = 0;  // of this pair's main kernel

@@ -60,7 +60,7 @@ struct Welcome {
   char device[kDeviceNameBytes];
   DeviceKind device_kind;
   GpuUuid device_uuid;     // of a CUDA device: its number here and in the client may differ
-  std::uint32_t resident;  // 1: its kernels are, and operations are calls (proto/call_words.h)
+  std::uint32_t resident;  // 1: operations are calls (proto/call_words.h)
 };
 
 struct Refused {

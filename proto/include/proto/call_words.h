@@ -1,5 +1,5 @@
-// Calls: operations that a client hands to the engine's resident kernel, with no engine's CPU in the path: by
-// its streams, or by its host. They lie in the rank's user arena, which both share. Plain data, also for
+// Calls: operations that a client hands to the engine's kernels, with no engine's CPU in the path: by its
+// streams, or by its host. They lie in the rank's user arena, which both share. Plain data, also for
 // device code. The README of this room tells the protocol ("Calls").
 #pragma once
 

@@ -192,7 +192,7 @@ struct InboxLayout {
 //   ready[s]          source s has announced (op, counts): and its own slot may be written
 //   arrived[s]        source s is done with d: its rows have landed (dispatch), or it has pulled
 //                     what it needs (combine)
-//   called[s]         source s, a rank on the same GPU with a resident kernel, has a call for the operation
+//   called[s]         source s, a rank on the same GPU whose operations are calls, has called the operation
 //                     (GroupView::together)
 //   announcement[s]   OpAnnouncement of source s
 //   rank_counts[s][r] rows that s sends to r (the whole matrix: d needs its column prefix everywhere).

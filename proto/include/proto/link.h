@@ -290,8 +290,7 @@ struct EnginePage {
   std::atomic<std::uint64_t> bytes_dispatched;  // rows delivered to its ranks x row bytes
   std::atomic<std::uint64_t> bytes_combined;    // rows taken from its ranks x row bytes
   std::atomic<std::uint64_t> submissions_refused;
-  // With an operation in flight; where operations are calls of a kernel, the sum of their times on the
-  // device.
+  // With an operation in flight; where operations are calls, the sum of their times on the device.
   std::atomic<std::uint64_t> busy_ns;
   std::atomic<std::uint64_t> sleeps;
   std::atomic<std::uint32_t> sms;
@@ -299,10 +298,7 @@ struct EnginePage {
   std::uint64_t next_row_key;  // the engine's own
   StatisticsTable<kSessionRows> sessions;
   StatisticsTable<kMemberRows> members;
-  // Of a GPU's resident kernels: from telling one to stop until the engine saw that it had.
-  alignas(64) Histogram kernel_stops;
-  std::atomic<std::uint32_t> kernel_stop_max_us;
-  std::atomic<std::uint32_t> times_stuck;  // the GPU began no kernel, and those that stay stepped aside
+  std::atomic<std::uint32_t> times_stuck;  // how often the GPU began no kernel for 100 ms
   FarTable far;
 };
 

@@ -1,6 +1,6 @@
 // How calls have ended and what dispatches have counted, for the CPU of the client that made them. In memory
-// of the host: the engine's resident kernel writes it, the client reads it, and nobody is in between. Plain
-// data, also for device code.
+// of the host: the engine's kernels write it, the client reads it, and nobody is in between. Plain data, also
+// for device code.
 #pragma once
 
 #include "proto/exchange.h"

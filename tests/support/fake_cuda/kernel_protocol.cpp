@@ -1,6 +1,6 @@
 #include "fake_cuda/kernel_protocol.h"
 
-#include "cuda/workers/gate.h"
+#include "cuda/workers/call_gate.h"
 #include "fake_cuda/operation_check.h"
 #include "fake_cuda/operation_kernel.h"
 
@@ -91,7 +91,8 @@ std::string compose_work(const Launch& launch, const WorkerArguments& own, const
   if (work.ctas == 0 || work.ctas > launch.ctas) return "a call asks for more CTAs than there are";
   const std::uint32_t at = division_index(call, calls.most_ctas, work.ctas);
   if (!device.reaches(calls.view, sizeof(DeviceView))) return "the group's view is out of reach";
-  if (!device.reaches(calls.division + at, sizeof(WorkDivision))) return "the division of work is out of reach";
+  if (!device.reaches(calls.division + at, sizeof(WorkDivision)))
+    return "the division of work is out of reach";
   const DeviceView& view = *calls.view;
   op = kernels::cuda::compose(view.group, call);
   for (std::uint32_t rank = 0; rank < kMaxRanks; ++rank)

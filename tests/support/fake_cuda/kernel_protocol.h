@@ -39,6 +39,7 @@ std::string run_kernel(const Launch& launch, const kernels::cuda::Operation* op,
 
 // The same for a gate, and for the main kernel behind it.
 std::string run_gate(const kernels::cuda::WorkerArguments& own, const KernelDevice& device);
-std::string run_main(const Launch& launch, const kernels::cuda::WorkerArguments& own, const KernelDevice& device);
+std::string run_main(const Launch& launch, const kernels::cuda::WorkerArguments& own,
+                     const KernelDevice& device);
 
 }  // namespace epd::fake_cuda

@@ -58,7 +58,7 @@ std::string refusal_of(const bench::RunPlan& plan) {
   return "";
 }
 
-TEST(Plan, GraphsNeedResidentKernelsAndTakeEverythingElse) {
+TEST(Plan, GraphsNeedModeResidentAndTakeEverythingElse) {
   bench::RunPlan plan;
   plan.graph = plan.overlap = true;
   for (const bench::Backend backend : {bench::Backend::kHost, bench::Backend::kCuda}) {

@@ -1,6 +1,6 @@
 // Range checks in device code that one thread runs: a number beyond its bound ends the process, and the
 // message says where, which and what was allowed. Compiled with EPD_KERNEL_ASSERTS.
-#include "cuda/workers/gate.h"
+#include "cuda/workers/call_gate.h"
 
 #include <gtest/gtest.h>
 

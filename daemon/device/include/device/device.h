@@ -2,7 +2,7 @@
 // The engine knows only this and launcher.h.
 //
 // Threads: every call comes from the engine's loop. `notify` (given at creation) may be called from
-// any thread, when work finishes that the loop has not seen finish, and with has_news().
+// any thread, when work finishes that the loop has not seen finish.
 #pragma once
 
 #include "base/clock.h"
@@ -14,7 +14,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
 namespace epd::device {
 
@@ -59,16 +58,11 @@ class Device {
   // while nothing runs.
   virtual void check() {}
 
-  // Continues the device's own work, which must not block the loop: for example, resident kernels restart
-  // when their share of SMs changes. True while some of it is under way, because no bell rings at its end.
+  // Continues the device's own work, which must not block the loop: for example, a lane that was closed goes
+  // when its kernels have run. True while some of it is under way, because no bell rings at its end.
   virtual bool advance() { return false; }
-  // For resident kernels that were told to stop: microseconds from then until advance() saw that they had
-  // stopped. That includes the operation that they had to end. Returns those since the last call.
-  virtual std::vector<std::uint32_t> take_kernel_stops() { return {}; }
-  // How often the device stopped beginning kernels and resident kernels yielded.
+  // How often the device began no kernel for 100 ms.
   virtual std::uint32_t times_stuck() const { return 0; }
-  // Something has changed since advance(). `notify` has been called, or is about to be.
-  virtual bool has_news() const { return false; }
 
   virtual Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) = 0;
   // Maps the first `bytes` of a client's own memory, through a descriptor that check_client_memory()
@@ -76,7 +70,7 @@ class Device {
   // continues "the memory that ... is bound to".
   virtual Result<std::unique_ptr<Arena>> map_client_memory(int fd, std::uint64_t bytes, bool here) = 0;
 
-  // Maps what make_results_memory() made. This process reads it too. For devices whose kernels are resident.
+  // Maps what make_results_memory() made. This process reads it too. For devices whose operations are calls.
   virtual Result<std::unique_ptr<Arena>> map_results(int fd, std::uint64_t bytes) = 0;
 
   virtual Launcher& launcher() = 0;
@@ -85,7 +79,7 @@ class Device {
 // How a GPU runs operations. Host devices ignore it.
 enum class LaunchMode {
   kLaunched,  // a kernel per operation, which takes SMs while it runs
-  kResident,  // a kernel holds SMs and carries out calls of clients, without the engine in the path
+  kResident,  // kernels that the engine enqueues ahead carry out calls of clients, with no CPU in the path
 };
 
 // Sets what is called when the process ends because its device has failed (kExitDeviceFailed) and nothing

@@ -1,9 +1,10 @@
 // How an engine runs operations on a device. Each rank that the device serves has a lane: what its operations
 // need beside the arenas. Lanes run beside each other.
 //
-// A GPU runs whole operations by itself. A launched lane has a stream and launches each operation. A resident
-// lane hands calls to its resident kernel (LaunchMode). Operations of a lane run in order. Lanes together
-// never ask for more SMs than the device has for them, so none waits behind another that waits for a peer.
+// A GPU runs whole operations by itself. A launched lane has a stream and launches each operation. A worker
+// lane has kernels enqueued ahead, which carry out calls of clients (LaunchMode). Operations of a lane run in
+// order. Lanes together never ask for more SMs than the device has for them, so none waits behind another
+// that waits for a peer.
 //
 // A host device has no processor of its own. The engine's loop runs operations in short pieces
 // (OperationInFlight::advance), and helper threads move rows beside it. Operations of a lane run beside each
@@ -127,7 +128,8 @@ class CallPort {
   // Nothing has run since halt(), and front() will return every entry. May begin a look at the device.
   virtual bool halted() = 0;
   virtual void resume(const Start& start) = 0;
-  // Calls that are enqueued from now on are run. Those before that are discarded. May begin a look at the device.
+  // Calls that are enqueued from now on are run. Those before that are discarded. May begin a look at the
+  // device.
   virtual bool resumed() = 0;
   // The next entry of the journal, in the order of calls; null: none yet. Reads host memory. Valid until
   // pop().

@@ -20,8 +20,7 @@ struct DeviceFacts {
   std::uint32_t driver = 0;        // 13000 for CUDA 13.0
   std::uint32_t sm_partition = 0;  // SMs of the smallest partition (green context); 0: there are none
   bool mps = false;                // contexts are shared through MPS
-  bool maps_host_memory =
-      false;  // host memory of other processes, by descriptors: resident kernels need that
+  bool maps_host_memory = false;   // of other processes, by descriptors: mode resident needs that
 };
 
 // The number of GPUs; 0 where there is no driver, or no GPU. UNSUPPORTED: the driver can't be used.
@@ -36,7 +35,7 @@ Result<bool> devices_reach_each_other(const DeviceName& a, const DeviceName& b);
 // has no more.
 Result<UniqueFd> make_arena_memory(const DeviceName& device, const char* label, std::uint64_t bytes);
 
-// Makes memory of the host that a GPU writes: the results that its resident kernels give to clients. Zeroed.
+// Makes memory of the host that a GPU writes: the results of calls. Zeroed.
 Result<UniqueFd> make_results_memory(const DeviceName& device, std::uint64_t bytes);
 
 // Whether a client's descriptor can be memory of this device, as far as that can be told without using it:

@@ -1,6 +1,6 @@
-// The gate: takes the next call of a lane, or ends calls that are not to be run. One thread does this, with words
-// that the gate's warp has loaded before. kernels/MEMORY_ORDERING.md explains the memory ordering. The code
-// compiles for device and host (proto/ordered.h).
+// The gate: takes the next call of a lane, or ends calls that are not to be run. One thread does this, with
+// words that the gate's warp has loaded before. kernels/MEMORY_ORDERING.md explains the memory ordering. The
+// code compiles for device and host (proto/ordered.h).
 #pragma once
 
 #include "cuda/workers/ends.h"
@@ -36,7 +36,8 @@ EPD_DEVICE inline RouteState route_of(const CallArguments& own, const Gate& gate
 
 // ---- enabled epochs
 
-// Takes over a new enabled epoch from the host. It reads CallStart in host memory, which takes a few microseconds.
+// Takes over a new enabled epoch from the host. It reads CallStart in host memory, which takes a few
+// microseconds.
 EPD_DEVICE EPD_NO_INLINE inline void take_enabled_epoch(const CallArguments& own, Gate& gate) {
   CallState& state = gate.state;
   fence_system();  // the host has written CallStart before the enabled epoch
@@ -71,7 +72,8 @@ EPD_DEVICE inline bool journal_is_full(const Gate& gate) {
 }
 
 // Ends a call that was not run. If calls before it were never found, they are lost and end with it.
-EPD_DEVICE inline void end_call(const CallArguments& own, Gate& gate, CallRing ring, const abi::Call& call, bool well) {
+EPD_DEVICE inline void end_call(const CallArguments& own, Gate& gate, CallRing ring, const abi::Call& call,
+                                bool well) {
   EPD_BELOW(abi::flag_of(call.op, call.slot), abi::kCallFlags);
   const std::uint32_t ended = call.number + 1 - gate.state.sequence[ring];
   gate.state.sequence[ring] = call.number + 1;
@@ -119,7 +121,8 @@ EPD_DEVICE EPD_NO_INLINE inline void end_unrun(const CallArguments& own, Gate& g
 // ---- ranks of one device
 
 // Returns the `called` lines of an exchange arena for this rank's next operation.
-EPD_DEVICE inline abi::SignalLine* called_lines(const CallArguments& own, const Gate& gate, std::uint8_t* arena) {
+EPD_DEVICE inline abi::SignalLine* called_lines(const CallArguments& own, const Gate& gate,
+                                                std::uint8_t* arena) {
   const abi::ExchangeArenaLayout& layout = own.view->group.exchange;
   return reinterpret_cast<abi::SignalLine*>(
       arena + layout.block_bytes * block_of(gate.state.index, own.limits.depth) + layout.called);
@@ -151,8 +154,8 @@ EPD_DEVICE inline std::uint32_t missing_calls(const CallArguments& own, const Ga
 // microseconds more.
 inline constexpr std::uint64_t kPromptNs = 10'000;
 
-// Tells that this rank has called its next operation. Returns the ranks of `together` that have not. If all have, it
-// rings them, because they may have looked before this rank had told.
+// Tells that this rank has called its next operation. Returns the ranks of `together` that have not. If all
+// have, it rings them, because they may have looked before this rank had told.
 EPD_DEVICE EPD_NO_INLINE inline std::uint32_t call_together(const WorkerArguments& own, Gate& gate) {
   const CallArguments& calls = own.calls;
   CallState& state = gate.state;
@@ -179,9 +182,9 @@ EPD_DEVICE EPD_NO_INLINE inline std::uint32_t call_together(const WorkerArgument
 
 // ---- SMs
 
-// A gate asks for all CTAs of its main kernel before it knows the call. This takes the SMs for a call that could use
-// `wanted`, and gives back the others. Returns how many the call gets, at least one. `credit` becomes what of these is
-// counted in SmCredits.
+// A gate asks for all CTAs of its main kernel before it knows the call. This takes the SMs for a call that
+// could use `wanted`, and gives back the others. Returns how many the call gets, at least one. `credit`
+// becomes what of these is counted in SmCredits.
 EPD_DEVICE inline std::uint32_t take_sms(const WorkerArguments& own, const Gate& gate, std::uint32_t wanted,
                                          std::uint32_t& credit) {
   const std::uint32_t sure = gate.state.guaranteed_sms;
@@ -204,8 +207,8 @@ enum class Look {
 };
 
 // Takes the call, which is to be run.
-EPD_DEVICE inline void take_call(const WorkerArguments& own, Gate& gate, CallRing ring, const abi::PackedCall& packed,
-                                 const RouteState& route) {
+EPD_DEVICE inline void take_call(const WorkerArguments& own, Gate& gate, CallRing ring,
+                                 const abi::PackedCall& packed, const RouteState& route) {
   const CallArguments& calls = own.calls;
   CallState& state = gate.state;
   const abi::Call call = abi::unpack(packed);
@@ -219,9 +222,9 @@ EPD_DEVICE inline void take_call(const WorkerArguments& own, Gate& gate, CallRin
   state.sequence[ring] = call.number + 1;
 }
 
-// If several ranks of the group are on this device, all of them must have called the operation before any begins it:
-// a main kernel that waits for a rank whose client needs this device could wait for ever. The wait counts towards the
-// call's time. `late`: set if that is up.
+// If several ranks of the group are on this device, all of them must have called the operation before any
+// begins it: a main kernel that waits for a rank whose client needs this device could wait for ever. The wait
+// counts towards the call's time. `late`: set if that is up.
 EPD_DEVICE EPD_NO_INLINE inline bool may_begin(const WorkerArguments& own, Gate& gate, const abi::Call& call,
                                                Judgement& late) {
   const std::uint32_t missing = call_together(own, gate);
@@ -288,13 +291,14 @@ EPD_DEVICE inline Look take_next(const WorkerArguments& own, Gate& gate) {
 inline constexpr std::uint32_t kKeptState = offsetof(CallState, epoch);
 static_assert(kKeptState == 64 && sizeof(CallState) % 16 == 0);
 
-// Decides what the pair does, as Gate::work and Gate::end say. The gate has set the door's first word, has cleared the
-// bell, and has read its words beside that. One thread calls.
+// Decides what the pair does, as Gate::work and Gate::end say. The gate has set the door's first word, has
+// cleared the bell, and has read its words beside that. One thread calls.
 EPD_DEVICE inline Look decide(const WorkerArguments& own, Gate& gate) {
   gate.work.task = Task::kNone;
   gate.work.ctas = 0;
   Look look = Look::kNothing;
-  if (gate.generation != own.own_generation || gate.state.leaves != 0) set_bits_system(&own.calls.words->bell[0], 1);
+  if (gate.generation != own.own_generation || gate.state.leaves != 0)
+    set_bits_system(&own.calls.words->bell[0], 1);
   if (gate.generation == own.own_generation) {
     if (gate.state.leaves != 0) gate.enabled_epoch = 0;  // calls are discarded, whatever the door said
     if (gate.enabled_epoch != gate.state.enabled_epoch_taken) take_enabled_epoch(own.calls, gate);
