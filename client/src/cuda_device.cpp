@@ -128,8 +128,8 @@ class CudaDevice final : public Device {
 Status CudaDevice::start() {
   Status status = choose_context();
   if (status.ok()) status = make_aside();
-  // Loaded now, because later a kernel may run that never lets others be loaded. MEMOP waits need no kernel,
-  // so a failure is reported only to callers that need them.
+  // Loaded now, because loading a kernel later may wait for all that the context runs. MEMOP waits need no
+  // kernel, so a failure is reported only to callers that need them.
   if (status.ok()) kernels_loaded_ = load_kernels();
   return status;
 }

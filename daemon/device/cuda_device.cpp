@@ -298,9 +298,8 @@ bool CudaDevice::advance() {
   for (auto lane = leaving_.begin(); lane != leaving_.end();)
     lane = see_off(*lane) ? leaving_.erase(lane) : std::next(lane);
   if (probe_ != nullptr) probe_->watch(!lanes_.empty() || !leaving_.empty());
-  bool under_way = !leaving_.empty();
-  for (CudaLane* lane : lanes_) under_way |= lane->advance();
-  return under_way;
+  for (CudaLane* lane : lanes_) lane->advance();
+  return !leaving_.empty();
 }
 
 bool CudaDevice::is_idle(CUstream stream) const {
@@ -462,7 +461,7 @@ void CudaDevice::write(void* device, const void* from, std::size_t bytes) {
 }
 
 // A memset is a kernel of the driver's. It runs in the stream aside, because the partition's SMs may all be
-// held.
+// in use.
 void CudaDevice::clear(void* device, std::size_t bytes) {
   cuda_must(driver_, "cuCtxSetCurrent", driver_.cuCtxSetCurrent(primary_));
   cuda_must(driver_, "cuMemsetD8Async",

@@ -17,8 +17,8 @@ class CudaLane : public Lane {
   Status allocate();
   // The SMs of the device, or the lane's share of them, have changed.
   virtual void follow_share() = 0;
-  // Continues the change of share. True while it is under way.
-  virtual bool advance() { return false; }
+  // Called in each round of the loop.
+  virtual void advance() {}
   std::int32_t priority() const { return priority_; }
   virtual std::uint32_t in_flight() const { return 0; }  // operations that were launched
   // The partition of its stream; null: it has had no stream.

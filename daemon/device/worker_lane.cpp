@@ -38,9 +38,8 @@ void WorkerLane::follow_share() {
   if (pairs_ != nullptr) pairs_->set_ctas(device_.num_sms());
 }
 
-bool WorkerLane::advance() {
+void WorkerLane::advance() {
   if (pairs_ != nullptr && pairs_->failed_call() != nullptr) must(pairs_->failed_call(), pairs_->failure());
-  return false;
 }
 
 }  // namespace epd::device

@@ -14,7 +14,7 @@ class WorkerLane final : public CudaLane {
   ~WorkerLane() override;
 
   void follow_share() override;
-  bool advance() override;
+  void advance() override;
   CallPort* calls() override { return &calls_; }
   std::unique_ptr<OperationInFlight> launch(const LaunchRequest& /*request*/) override {
     EPD_CHECK(!"what this lane runs is called by clients");

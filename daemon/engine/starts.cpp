@@ -14,7 +14,7 @@ namespace {
 constexpr std::uint64_t kFirstWordNs = 5'000'000;   // well within the time that the supervisor allows
 constexpr std::uint64_t kNextWordNs = 200'000'000;  // likewise
 
-// The first member whose kernel does not know of the epoch yet; null: all do.
+// The first member whose device has not taken the epoch; null: none.
 const Member* late_member(const Group& group) {
   const auto late = std::find_if(group.members.begin(), group.members.end(), [](const auto& member) {
     return member->calls != nullptr && !member->stopped() && !member->calls->resumed();
@@ -29,7 +29,7 @@ void Starts::owe(Group& group) {
   finish();
 }
 
-// Clients enqueue as soon as they are told that the group continues. A kernel that did not know that would
+// Clients enqueue as soon as they are told that the group continues. A gate that did not know that would
 // discard the calls.
 void Starts::finish() {
   std::erase_if(owed_, [this](Owed& owed) {
@@ -94,7 +94,7 @@ void Starts::say_waits(Owed& owed, const std::string& text) {
   link_.send(abi::LinkType::kGroupWaits, message);
 }
 
-// Its kernels have already begun.
+// The device has taken the epoch.
 void Starts::activate(Group& group) {
   const bool is_new = group.life.is(GroupPhase::kStarting);
   group.life.enter(GroupPhase::kActive);

@@ -1,5 +1,5 @@
-// Groups that are to begin, or to resume, once the kernels of their ranks know of it and the greetings of
-// their far engines have come.
+// Groups that are to begin, or to resume, once the device of their ranks has taken the epoch and the
+// greetings of their far engines have come.
 #pragma once
 
 #include "far_engines.h"
@@ -24,12 +24,12 @@ class Starts {
         far_engines_(far_engines),
         clock_(clock) {}
 
-  // The group begins as soon as its kernels are ready, which may be at once.
+  // The group begins as soon as the device is ready, which may be at once.
   void owe(Group& group);
   // Called in each round: begins the groups that are ready, and tells the supervisor what the others wait
   // for.
   void finish();
-  // Begins a group without waiting for kernels, because nothing can have been enqueued yet.
+  // Begins a group without waiting for the device, because nothing can have been enqueued yet.
   void begin(Group& group);
   // Forgets a group that will not begin any more.
   void forget(const Group& group);
