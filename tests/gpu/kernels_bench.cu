@@ -1,7 +1,7 @@
 // Times of dispatch and combine beside what the links give in the same run. All ranks start together behind a
 // start barrier; a figure is the slowest rank's time between two events around the operation, fresh routing
 // each time, L2 flushed. Usage: kernels_bench [full | few | resident]
-// few: layout expert and few tokens, with and without inboxes. resident: the same in a resident kernel,
+// few: layout expert and few tokens, with and without inboxes. resident: the same in one persistent kernel,
 // resident.cuh.
 #include "bench/ceiling_kernels.cuh"
 #include "bench/start_barrier_kernel.cuh"
@@ -267,7 +267,7 @@ class Group {
     std::fflush(stdout);
   }
 
-  // Operations in a resident kernel: p50 and p90 in us, without launch and end.
+  // Operations in one persistent kernel: p50 and p90 in us, without launch and end.
   void report_resident(Kind kind, std::uint32_t sms) {
     const std::uint32_t ranks = world_->size();
     if (kind == Kind::kCombine) dispatch_once(sms);
@@ -301,7 +301,7 @@ class Group {
   }
 
  private:
-  // The routing that combines of a resident kernel use.
+  // The routing that combines of a persistent kernel use.
   void dispatch_once(std::uint32_t sms) {
     ++tag_;
     for (std::uint32_t r = 0; r < world_->size(); ++r) {

@@ -1,4 +1,4 @@
-// Operations one after the other in one resident kernel: their times without launch and end, and with
+// Operations one after the other in one persistent kernel: their times without launch and end, and with
 // instructions at hand. The kernel itself flushes L2 before each and lets all ranks start together.
 #pragma once
 
