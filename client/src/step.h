@@ -183,7 +183,8 @@ inline constexpr std::uint32_t kCallThreads =
     32;  // of a FewStep: the warp that makes the call copies nothing
 inline constexpr std::uint32_t kFewThreads = kCallThreads + 256;
 inline constexpr std::uint32_t kMostCopyBlocks = 128;
-inline constexpr std::uint32_t kMostCopyBlocksThatWait = 64;  // also for the operation: they hold SMs
+// Blocks that also wait for the operation hold SMs meanwhile. A GPU keeps as many free of operations.
+inline constexpr std::uint32_t kMostCopyBlocksThatWait = 32;
 inline constexpr std::uint32_t kMostCopyBlocksOfMany = 256;   // of a large operation, which do not wait
 inline constexpr std::uint32_t kSharedWords = 24 + 12 * kMostPiecesOut;  // bytes of SharedWords
 

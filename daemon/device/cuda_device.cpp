@@ -257,8 +257,18 @@ void CudaDevice::change_partition() {
   share_anew();
 }
 
-std::uint32_t CudaDevice::guaranteed_sms() const {
-  return std::max(1u, std::min(kGuaranteedSms, num_sms_) / std::max(1u, num_lanes()));
+std::uint32_t CudaDevice::all_guaranteed_sms() const {
+  return std::max(num_lanes(), std::min(kGuaranteedSms, num_sms_));
+}
+
+std::uint32_t CudaDevice::guaranteed_sms(const CudaLane& lane) const {
+  std::vector<std::int32_t> priorities;
+  std::size_t at = 0;
+  for (const CudaLane* each : lanes_) {
+    if (each == &lane) at = priorities.size();
+    priorities.push_back(each->priority());
+  }
+  return lane_share(all_guaranteed_sms(), priorities, at);
 }
 
 std::uint32_t CudaDevice::lane_sms(const CudaLane& lane) const {
@@ -277,7 +287,7 @@ std::uint32_t CudaDevice::lane_sms(const CudaLane& lane) const {
 // covers that.
 void CudaDevice::share_anew() {
   if (sm_credits_ != 0) {
-    const std::uint32_t limit = num_sms_ - std::min(num_sms_, guaranteed_sms() * num_lanes());
+    const std::uint32_t limit = num_sms_ - std::min(num_sms_, all_guaranteed_sms());
     cuda_must(driver_, "cuStreamWriteValue32",
               driver_.cuStreamWriteValue32(
                   partition_->control(), sm_credits_ + offsetof(kernels::cuda::SmCredits, limit), limit, 0));

@@ -134,8 +134,9 @@ class CudaDevice final : public Device, public Launcher {
   kernels::cuda::SmCredits* sm_credits() const {
     return reinterpret_cast<kernels::cuda::SmCredits*>(sm_credits_);
   }
-  // SMs that each lane may always use.
-  std::uint32_t guaranteed_sms() const;
+  // SMs that the lane may always use, and that all lanes together may: the second by lane_share().
+  std::uint32_t guaranteed_sms(const CudaLane& lane) const;
+  std::uint32_t all_guaranteed_sms() const;
   void take_leaving(LeavingLane lane) { leaving_.push_back(std::move(lane)); }
   // What the device can't do without has failed: this process ends.
   [[noreturn]] void fail(const Status& status) const;

@@ -24,7 +24,7 @@ Result<std::unique_ptr<PairsAhead>> PairsAhead::make(const CudaDriver& driver, C
     const CUresult result = driver.cuEventCreate(&event, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING);
     if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuEventCreate", result));
   }
-  pairs->set_ctas(arguments.ctas);
+  pairs->set_sms(arguments.ctas, arguments.asked_sms);
   try {
     pairs->thread_ = std::thread([raw = pairs.get()] { raw->run(); });
   } catch (const std::exception& error) {
@@ -72,6 +72,7 @@ bool PairsAhead::enqueue_pair() {
                  driver_.cuStreamWaitValue64(stream_, bell, kAnyBell, CU_STREAM_WAIT_VALUE_AND)))
     return false;
   arguments_.ctas = ctas_.load(std::memory_order_relaxed);
+  arguments_.asked_sms = asked_.load(std::memory_order_relaxed);
   ++arguments_.pair;
   void* parameters[] = {&arguments_};
   if (!went_well("cuLaunchKernel",

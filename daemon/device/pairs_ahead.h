@@ -34,8 +34,11 @@ class PairsAhead {
   PairsAhead(const PairsAhead&) = delete;
   PairsAhead& operator=(const PairsAhead&) = delete;
 
-  // The CTAs of the main kernels that are enqueued from now on.
-  void set_ctas(std::uint32_t ctas) { ctas_.store(ctas, std::memory_order_relaxed); }
+  // Of the pairs that are enqueued from now on: WorkerArguments::ctas and asked_sms.
+  void set_sms(std::uint32_t ctas, std::uint32_t asked) {
+    ctas_.store(ctas, std::memory_order_relaxed);
+    asked_.store(asked, std::memory_order_relaxed);
+  }
   // No further pair is enqueued. Those that are there still have to run.
   void end() { ends_.store(true, std::memory_order_relaxed); }
   // The thread has ended: it enqueues nothing any more.
@@ -59,6 +62,7 @@ class PairsAhead {
   const PairKernels kernels_;
   kernels::cuda::WorkerArguments arguments_;
   std::atomic<std::uint32_t> ctas_{1};
+  std::atomic<std::uint32_t> asked_{0};
   std::atomic<bool> ends_{false};
   std::atomic<bool> ended_{false};
   const char* failed_call_ = nullptr;

@@ -183,7 +183,8 @@ WorkerArguments WorkerCalls::arguments() const {
   all.bells = reinterpret_cast<const Bells*>(bells());
   all.generation = reinterpret_cast<const std::uint32_t*>(layout_.generation);
   all.own_generation = generation_;
-  all.ctas = lane_.device_.num_sms();
+  all.ctas = lane_.ctas();
+  all.asked_sms = lane_.asked_sms();
   CallArguments& calls = all.calls;
   calls.words = reinterpret_cast<abi::CallWords*>(layout_.words);
   calls.state = reinterpret_cast<CallState*>(state());

@@ -1,5 +1,6 @@
 #include "worker_lane.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace epd::device {
@@ -33,9 +34,18 @@ void WorkerLane::start_pairs() {
   pairs_ = std::move(*pairs);
 }
 
+// Ranks of the group that share the device run their operations at the same time.
+std::uint32_t WorkerLane::ctas() const {
+  return std::max(1u, device_.num_sms() / calls_.layout().ranks_here);
+}
+
+std::uint32_t WorkerLane::asked_sms() const {
+  return ctas() - std::min(ctas(), device_.guaranteed_sms(*this));
+}
+
 void WorkerLane::follow_share() {
-  calls_.guarantee(device_.guaranteed_sms());
-  if (pairs_ != nullptr) pairs_->set_ctas(device_.num_sms());
+  calls_.guarantee(device_.guaranteed_sms(*this));
+  if (pairs_ != nullptr) pairs_->set_sms(ctas(), asked_sms());
 }
 
 void WorkerLane::advance() {

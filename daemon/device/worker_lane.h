@@ -33,6 +33,9 @@ class WorkerLane final : public CudaLane {
   // A GPU that is busy looks at a wait within some 4 us if its stream has the highest priority, else within
   // 100 us.
   int wanted_priority(int greatest) const override { return shape_.priority < 0 ? greatest + 1 : greatest; }
+  // Of a main kernel, and of these what a gate asks for beyond the guaranteed ones.
+  std::uint32_t ctas() const;
+  std::uint32_t asked_sms() const;
   // Called when the rings are known.
   void start_pairs();
 

@@ -51,9 +51,13 @@ Calls::Calls(Member& member, device::Launcher& launcher)
       port_(*member.lane->calls()),
       views_(member) {
   const GroupRankMemory& memory = group_.ranks[member.rank];
+  const auto ranks_here = std::count_if(group_.ranks.begin(), group_.ranks.end(), [&](const auto& rank) {
+    return rank.device_index == memory.device_index;
+  });
   port_.open({memory.call_words(), memory.user, member.results,
               abi::ResultsLayout(group_.shape).counts_stride,
-              memory.exchange->bytes() + group_.exchange_layout.generation});
+              memory.exchange->bytes() + group_.exchange_layout.generation,
+              static_cast<std::uint32_t>(ranks_here)});
 }
 
 void Calls::follow_settings(std::uint32_t timeout_ms) {

@@ -104,7 +104,7 @@ std::vector<Option> make_table() {
        "GPUs to serve, one engine process each: a list of numbers, as the driver has them (cuda:0, cuda:1, "
        "...), and UUIDs. auto: all that the machine has."},
       number("devices.sms", "0", &C::device_sms, 0, 1024, kLive,
-             "SMs of each device that operations may use (host: worker threads); 0: on a GPU 24, on a host "
+             "SMs of each device that operations may use (host: worker threads); 0: on a GPU 64, on a host "
              "device "
              "processors / devices, at least 1. A device that has fewer uses all that it has: see epctl "
              "devices."),

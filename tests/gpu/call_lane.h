@@ -70,6 +70,7 @@ class CallLane {
     all.generation = &memory_->generation;
     all.own_generation = kGeneration;
     all.ctas = kMostCtas;
+    all.asked_sms = kMostCtas - kGuaranteedSms;
     kernels::cuda::CallArguments& own = all.calls;
     own.words = &memory_->words;
     own.state = &memory_->state;

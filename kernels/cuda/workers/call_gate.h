@@ -16,7 +16,7 @@ struct Gate {
   RouteState routes[kRoutes];
   std::uint32_t enabled_epoch;  // as the door said
   std::uint32_t generation;     // as the rank's exchange arena said
-  std::uint32_t held;           // of SmCredits, with all CTAs of the pair added
+  std::uint32_t held;           // of SmCredits, with those that this gate asks for
   std::uint32_t limit;          // of SmCredits
   // What it decides.
   Work work;
@@ -182,17 +182,17 @@ EPD_DEVICE EPD_NO_INLINE inline std::uint32_t call_together(const WorkerArgument
 
 // ---- SMs
 
-// A gate asks for all CTAs of its main kernel before it knows the call. This takes the SMs for a call that
+// A gate asks for SMs before it knows the call (WorkerArguments::asked_sms). This takes the SMs for a call that
 // could use `wanted`, and gives back the others. Returns how many the call gets, at least one. `credit`
 // becomes what of these is counted in SmCredits.
 EPD_DEVICE inline std::uint32_t take_sms(const WorkerArguments& own, const Gate& gate, std::uint32_t wanted,
                                          std::uint32_t& credit) {
   const std::uint32_t sure = gate.state.guaranteed_sms;
   const std::uint32_t over = gate.held <= gate.limit ? 0 : gate.held - gate.limit;
-  const std::uint32_t granted = over < own.ctas ? own.ctas - over : 0;
+  const std::uint32_t granted = over < own.asked_sms ? own.asked_sms - over : 0;
   const std::uint32_t more = wanted > sure ? wanted - sure : 0;
   credit = more < granted ? more : granted;
-  add(&own.credits->held, credit - own.ctas);
+  add(&own.credits->held, credit - own.asked_sms);
   return wanted < sure ? wanted : sure + credit;
 }
 
@@ -242,12 +242,6 @@ EPD_DEVICE inline Look look_at(const WorkerArguments& own, Gate& gate, CallRing 
   const abi::PackedCall packed = gate.calls[ring][state.sequence[ring] % abi::kCallSlots];
   Judgement judgement = judge_call(state, own.calls.limits, ring, packed);
   if (judgement.verdict == Verdict::kWait) return Look::kNothing;
-  // What the caller has stored before the call is visible to this device's kernels from here on.
-  if (ring == kByHost) {
-    fence_system();
-  } else {
-    fence_device();
-  }
   if (judgement.verdict != Verdict::kDiscard && journal_is_full(gate)) return Look::kStands;
   const abi::Call call = abi::unpack(packed);
   RouteState route;
@@ -308,8 +302,18 @@ EPD_DEVICE inline Look decide(const WorkerArguments& own, Gate& gate) {
   } else {
     look = Look::kStands;
   }
-  if (look != Look::kTaken) add(&own.credits->held, 0u - own.ctas);
+  if (look != Look::kTaken) add(&own.credits->held, 0u - own.asked_sms);
   return look;
+}
+
+// What the caller has stored before the call is visible to whoever reads what this thread stores next.
+EPD_DEVICE inline void fence_call(const Gate& gate) {
+  if (gate.work.task == Task::kNone) return;
+  if (gate.work.call.ring == kByHost) {
+    fence_system();
+  } else {
+    fence_device();
+  }
 }
 
 // The end of a gate that has taken no call, behind its stores.

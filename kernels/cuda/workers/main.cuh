@@ -29,7 +29,7 @@ __device__ inline std::uint64_t enter_by_lane(const WorkerArguments& own) {
     case 1: return exchange_system(reinterpret_cast<std::uint64_t*>(own.calls.words->bell), 0);
     case 2: return load_relaxed_system(own.generation);
     case 3: return load_relaxed_system(&own.credits->limit);
-    case 4: return add(&own.credits->held, own.ctas) + own.ctas;
+    case 4: return add(&own.credits->held, own.asked_sms) + own.asked_sms;
     default: return 0;
   }
 }
@@ -65,6 +65,7 @@ __device__ inline void hand_over(const WorkerArguments& own, const Gate& gate) {
   static_assert(Work::kWords <= 32 && sizeof(WorkEnd) == 64);
   const std::uint32_t lane = lane_of();
   const auto* const work = reinterpret_cast<const std::uint32_t*>(&gate.work);
+  fence_call(gate);
   if (lane < Work::kWords)
     store_relaxed(&own.lane->work.words[lane], std::uint64_t{own.pair} << 32 | work[lane]);
   if (lane < (sizeof(CallState) - kKeptState) / 16)

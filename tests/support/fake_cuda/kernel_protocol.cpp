@@ -47,7 +47,7 @@ void enter(const WorkerArguments& own, Gate& gate) {
   ordered::exchange_system(reinterpret_cast<std::uint64_t*>(calls.words->bell), 0);
   gate.generation = ordered::load_relaxed_system(own.generation);
   gate.limit = ordered::load_relaxed_system(&own.credits->limit);
-  gate.held = ordered::add(&own.credits->held, own.ctas) + own.ctas;
+  gate.held = ordered::add(&own.credits->held, own.asked_sms) + own.asked_sms;
   for (std::uint32_t i = 0; i < abi::kCallSlots; ++i) {
     gate.calls[kByStreams][i] = load_call(calls.words->calls + i);
     gate.calls[kByHost][i] = load_call(calls.words->host_calls + i);
@@ -61,6 +61,7 @@ void enter(const WorkerArguments& own, Gate& gate) {
 void hand_over(const WorkerArguments& own, const Gate& gate) {
   std::uint32_t words[Work::kWords];
   std::memcpy(words, &gate.work, sizeof(words));
+  fence_call(gate);
   for (std::uint32_t i = 0; i < Work::kWords; ++i)
     ordered::store_relaxed(&own.lane->work.words[i], std::uint64_t{own.pair} << 32 | words[i]);
   auto* const to = reinterpret_cast<std::byte*>(own.calls.state);

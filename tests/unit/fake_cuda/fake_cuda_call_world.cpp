@@ -165,6 +165,7 @@ kernels::cuda::WorkerArguments CallWorld::arguments(std::uint32_t r) const {
   all.generation = own.generation;
   all.own_generation = now(*own.generation);
   all.ctas = kCtas;
+  all.asked_sms = kCtas - std::min<std::uint32_t>(kCtas, now(own.state->guaranteed_sms));
   all.calls.words = own.words;
   all.calls.state = own.state;
   all.calls.routes = own.routes;

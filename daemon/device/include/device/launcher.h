@@ -98,6 +98,7 @@ class CallPort {
     std::shared_ptr<Arena> results;   // abi::Results: kept mapped while a kernel may read them
     std::uint64_t counts_stride = 0;  // abi::ResultsLayout
     std::byte* generation = nullptr;  // in the rank's exchange arena (abi::ExchangeArenaLayout)
+    std::uint32_t ranks_here = 1;     // ranks of the group on this device
   };
   // The bell of another rank of the group that this device serves.
   struct Bell {
