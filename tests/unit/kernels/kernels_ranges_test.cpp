@@ -59,7 +59,7 @@ using RangeChecksDeathTest = RangeChecks;
 TEST_F(RangeChecksDeathTest, ARoutingRecordBeyondTheLast) {
   EXPECT_EQ(route_of(own_, gate_, kRoutes - 1).num_tokens, 77u);
   EXPECT_DEATH(route_of(own_, gate_, kRoutes),
-               "cuda/workers/gate\\.h:[0-9]+: record is 3, allowed: below 3\n");
+               "cuda/workers/call_gate\\.h:[0-9]+: record is 3, allowed: below 3\n");
 }
 
 TEST_F(RangeChecksDeathTest, MoreRoutingsThanThereAreRecords) {
@@ -67,7 +67,7 @@ TEST_F(RangeChecksDeathTest, MoreRoutingsThanThereAreRecords) {
   EXPECT_EQ(routes_[kRoutes - 1].num_tokens, 78u);
   host_->start.num_routes = kRoutes + 1;
   EXPECT_DEATH(take_enabled_epoch(own_, gate_),
-               "cuda/workers/gate\\.h:[0-9]+: routes is 4, allowed: at most 3\n");
+               "cuda/workers/call_gate\\.h:[0-9]+: routes is 4, allowed: at most 3\n");
 }
 
 TEST_F(RangeChecksDeathTest, AResultBeyondTheLastPlace) {
