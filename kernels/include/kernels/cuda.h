@@ -22,7 +22,7 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
 // - epd_dispatch, epd_combine, epd_combine_per_expert run one operation. Their parameter points to it in
 //   device memory.
 // - epd_gate and epd_main are a pair; their parameter is WorkerArguments. epd_gate is one warp without
-//   dynamic shared memory. epd_main has CallArguments::most_ctas CTAs of kMaxThreads, and is launched behind
+//   dynamic shared memory. epd_main has WorkerArguments::ctas CTAs of kMaxThreads, and is launched behind
 //   its gate with programmatic stream serialization. CTAs that a call does not use leave at once.
 // - epd_launch_probe is the launch probe. It does nothing; that it has run shows that the GPU still starts
 //   kernels.
