@@ -58,14 +58,15 @@ TEST_F(EngineCallsSmsTest, AnOperationHasAllSmsThatAreSetAndNothingFitsBesideIt)
   EXPECT_TRUE(comes([&] { return kernels_.on(1).empty(); })) << "nothing stays";
 }
 
-// Ranks 0 and 2.
-TEST_F(EngineCallsSmsTest, OperationsOfADeviceShareItsSms) {
+// Ranks 0 and 2. Whoever asks first may get more.
+TEST_F(EngineCallsSmsTest, OperationsOfADeviceHaveNoMoreSmsThanAreSetAndNoFewerThanGuaranteed) {
   for (const std::uint32_t sms : {40u, 6u, 2u}) {
     set_sms(sms);
-    const std::uint32_t guaranteed = std::min(16u, sms) / 2;
     while_waiting({0, 2}, [&] {
-      const std::vector<unsigned> wanted{guaranteed, sms - guaranteed};
-      EXPECT_TRUE(comes([&] { return ctas_on(0) == wanted; })) << testing::PrintToString(ctas_on(0));
+      EXPECT_TRUE(comes([&] { return ctas_on(0).size() == 2; }));
+      const std::vector<unsigned> ctas = ctas_on(0);
+      EXPECT_GE(ctas.front(), std::min(16u, sms) / 2);
+      EXPECT_LE(ctas.front() + ctas.back(), sms);
     });
   }
   EXPECT_TRUE(comes([&] { return kernels_.on(0).empty(); })) << "nothing stays";
