@@ -185,7 +185,7 @@ inline constexpr std::uint32_t kFewThreads = kCallThreads + 256;
 inline constexpr std::uint32_t kMostCopyBlocks = 128;
 // Blocks that also wait for the operation hold SMs meanwhile. A GPU keeps as many free of operations.
 inline constexpr std::uint32_t kMostCopyBlocksThatWait = 32;
-inline constexpr std::uint32_t kMostCopyBlocksOfMany = 256;   // of a large operation, which do not wait
+inline constexpr std::uint32_t kMostCopyBlocksOfMany = 256;  // of a large operation, which do not wait
 inline constexpr std::uint32_t kSharedWords = 24 + 12 * kMostPiecesOut;  // bytes of SharedWords
 
 constexpr std::uint64_t most_bytes(const Copies& c, const Piece* pieces, std::uint32_t count) {

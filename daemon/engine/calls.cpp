@@ -54,10 +54,9 @@ Calls::Calls(Member& member, device::Launcher& launcher)
   const auto ranks_here = std::count_if(group_.ranks.begin(), group_.ranks.end(), [&](const auto& rank) {
     return rank.device_index == memory.device_index;
   });
-  port_.open({memory.call_words(), memory.user, member.results,
-              abi::ResultsLayout(group_.shape).counts_stride,
-              memory.exchange->bytes() + group_.exchange_layout.generation,
-              static_cast<std::uint32_t>(ranks_here)});
+  port_.open(
+      {memory.call_words(), memory.user, member.results, abi::ResultsLayout(group_.shape).counts_stride,
+       memory.exchange->bytes() + group_.exchange_layout.generation, static_cast<std::uint32_t>(ranks_here)});
 }
 
 void Calls::follow_settings(std::uint32_t timeout_ms) {

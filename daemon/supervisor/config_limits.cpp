@@ -10,7 +10,8 @@
 namespace epd::supervisor {
 namespace {
 
-constexpr std::uint32_t kCudaSms = 64;  // more make few operations faster; nobody holds them between operations
+constexpr std::uint32_t kCudaSms =
+    64;  // more make few operations faster; nobody holds them between operations
 
 // `set` is the limit for one user that the configuration sets; 0: it sets none. The result is at least 1.
 Quota general_quota(const Caller& caller, std::uint64_t set, std::uint64_t whole, const std::string& key) {
