@@ -93,11 +93,11 @@ class CallLane {
     using namespace kernels::cuda;
     const std::uint64_t index = abi::index_of_tag(op.tag);
     if (!goes_on_ || index != next_index_) begin_enabled_epoch(index);
-    before_call();
     call_ = call_of(kind, op);
     const std::uint32_t at = division_kind(call_.op, call_.flags) * kMostCtas + op.division.ctas - 1;
     staging_->division = op.division;
     write(memory_->division + at, &staging_->division, sizeof(WorkDivision));
+    before_call();  // a main kernel may read the division before it knows its call
     staging_->call = abi::pack(call_);
     if (call_.flagged) write_word(&memory_->words.flags[abi::flag_of(call_.op, call_.slot)], 0);
     abi::PackedCall* const ring = ring_ == kByHost ? memory_->words.host_calls : memory_->words.calls;
