@@ -1,5 +1,6 @@
 #include "pairs_ahead.h"
 
+#include "cuda_device.h"
 #include "kernels/cuda.h"
 #include "proto/call_words.h"
 
@@ -37,7 +38,7 @@ PairsAhead::~PairsAhead() {
   end();
   if (thread_.joinable()) thread_.join();
   for (const CUevent event : events_) {
-    if (event != nullptr) driver_.cuEventDestroy(event);
+    if (event != nullptr) cuda_must(driver_, "cuEventDestroy", driver_.cuEventDestroy(event));
   }
 }
 

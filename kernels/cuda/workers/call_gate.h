@@ -154,8 +154,7 @@ EPD_DEVICE inline std::uint32_t missing_calls(const CallArguments& own, const Ga
 // microseconds more.
 inline constexpr std::uint64_t kPromptNs = 10'000;
 
-// Tells that this rank has called its next operation. Returns the ranks of `together` that have not. If all
-// have, it rings them, because they may have looked before this rank had told.
+// Tells that this rank has called its next operation. Returns the ranks of `together` that have not.
 EPD_DEVICE EPD_NO_INLINE inline std::uint32_t call_together(const WorkerArguments& own, Gate& gate) {
   const CallArguments& calls = own.calls;
   CallState& state = gate.state;
@@ -171,19 +170,22 @@ EPD_DEVICE EPD_NO_INLINE inline std::uint32_t call_together(const WorkerArgument
     look_again(looks);
     missing = missing_calls(calls, gate, tag);
   }
-  if (missing != 0) return missing;
+  return missing;
+}
+
+// Rings the ranks of `together` when all have called: they may have looked before this rank had told.
+EPD_DEVICE EPD_NO_INLINE inline void ring_together(const WorkerArguments& own, const Gate& gate) {
   EPD_NO_UNROLL
-  for (std::uint32_t ranks = state.together; ranks != 0; ranks &= ranks - 1) {
+  for (std::uint32_t ranks = gate.state.together; ranks != 0; ranks &= ranks - 1) {
     std::uint32_t* const bell = own.bells->of[lowest_bit(ranks)];
     if (bell != nullptr) set_bits_system(bell, 1);
   }
-  return 0;
 }
 
 // ---- SMs
 
-// A gate asks for SMs before it knows the call (WorkerArguments::asked_sms). This takes the SMs for a call that
-// could use `wanted`, and gives back the others. Returns how many the call gets, at least one. `credit`
+// A gate asks for SMs before it knows the call (WorkerArguments::asked_sms). This takes the SMs for a call
+// that could use `wanted`, and gives back the others. Returns how many the call gets, at least one. `credit`
 // becomes what of these is counted in SmCredits.
 EPD_DEVICE inline std::uint32_t take_sms(const WorkerArguments& own, const Gate& gate, std::uint32_t wanted,
                                          std::uint32_t& credit) {
@@ -262,6 +264,7 @@ EPD_DEVICE inline Look look_at(const WorkerArguments& own, Gate& gate, CallRing 
     const std::uint64_t waited_ms = (nanoseconds() - state.called_ns) / 1'000'000;
     std::uint32_t& timeout_ms = gate.work.call.timeout_ms;
     timeout_ms = waited_ms < timeout_ms ? timeout_ms - static_cast<std::uint32_t>(waited_ms) : 1;
+    ring_together(own, gate);  // when this call has given back the SMs that it does not need
   }
   return Look::kTaken;
 }

@@ -104,7 +104,8 @@ struct WorkerArguments {
   const std::uint32_t* generation = nullptr;
   std::uint32_t own_generation = 0;
   std::uint32_t ctas = 0;  // of this pair's main kernel
-  // What the gate takes of SmCredits before it knows the call; not more than it may need beyond guaranteed SMs.
+  // What the gate takes of SmCredits before it knows the call; not more than it may need beyond guaranteed
+  // SMs.
   std::uint32_t asked_sms = 0;
   std::uint32_t pair = 0;  // number of the pair; another one than that of the pair before
   CallArguments calls = {};
