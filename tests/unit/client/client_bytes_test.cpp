@@ -48,7 +48,7 @@ TEST(ClientBytes, AreThoseOfTheLayouts) {
         EXPECT_EQ(bytes.user_arena, abi::UserArenaLayout(shape).total_bytes);
         EXPECT_EQ(bytes.exchange_arena, exchange.total_bytes);
         EXPECT_EQ(bytes.routing_records, exchange.inboxes - exchange.routing);
-        EXPECT_EQ(bytes.inboxes, exchange.total_bytes - exchange.inboxes);
+        EXPECT_EQ(bytes.inboxes, exchange.generation - exchange.inboxes);
         EXPECT_EQ(bytes.inboxes != 0, layout != EPD_LAYOUT_COMPACT);
         EXPECT_EQ(bytes.board, abi::WaitsLayout(shape).total_bytes);
         const std::uint64_t results = abi::ResultsLayout(shape).total_bytes;

@@ -285,7 +285,8 @@ TEST(ExchangeArena, BlocksAndRoutingAreAlignedDisjointAndInside) {
         << "routing records overlap the blocks";
     ASSERT_GE(Wide{layout.inboxes}, Wide{layout.routing} + Wide{layout.routing_bytes} * s.num_routes())
         << "inboxes overlap routing records";
-    ASSERT_EQ(Wide{layout.total_bytes}, Wide{layout.inboxes} + Wide{layout.inbox_bytes} * s.depth);
+    ASSERT_EQ(Wide{layout.generation}, Wide{layout.inboxes} + Wide{layout.inbox_bytes} * s.depth);
+    ASSERT_EQ(Wide{layout.total_bytes}, Wide{layout.generation} + 64);
     ASSERT_LE(Wide{layout.routing_of(s.num_routes() - 1)} + layout.routing_bytes, Wide{layout.total_bytes});
   }
 }
