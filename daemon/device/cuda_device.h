@@ -138,7 +138,7 @@ class CudaDevice final : public Device, public Launcher {
   std::uint32_t guaranteed_sms(const CudaLane& lane) const;
   std::uint32_t all_guaranteed_sms() const;
   void take_leaving(LeavingLane lane) { leaving_.push_back(std::move(lane)); }
-  // What the device can't do without has failed: this process ends.
+  // Ends this process, because something that the device can't do without has failed.
   [[noreturn]] void fail(const Status& status) const;
   void share_anew();
 

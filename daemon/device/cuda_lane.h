@@ -1,4 +1,4 @@
-// What all lanes of a GPU have: a stream, memory, and a share of the SMs. launched_lane.h and worker_lane.h
+// The base of all lanes of a GPU. It has a stream, memory and a priority. launched_lane.h and worker_lane.h
 // say how operations are started.
 #pragma once
 

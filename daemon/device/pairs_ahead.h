@@ -11,7 +11,7 @@
 
 namespace epd::device {
 
-// What is launched.
+// The kernels of a pair, and how they are launched.
 struct PairKernels {
   CUcontext context = nullptr;
   CUkernel gate = nullptr;
@@ -34,7 +34,7 @@ class PairsAhead {
   PairsAhead(const PairsAhead&) = delete;
   PairsAhead& operator=(const PairsAhead&) = delete;
 
-  // Of the pairs that are enqueued from now on: WorkerArguments::ctas and asked_sms.
+  // Sets WorkerArguments::ctas and asked_sms of the pairs that are enqueued from now on.
   void set_sms(std::uint32_t ctas, std::uint32_t asked) {
     ctas_.store(ctas, std::memory_order_relaxed);
     asked_.store(asked, std::memory_order_relaxed);

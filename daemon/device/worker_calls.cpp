@@ -118,7 +118,7 @@ void WorkerCalls::open(const Layout& layout) {
   lane_.device_.read(&sequence[kernels::cuda::kByStreams], layout.words + offsetof(abi::CallWords, done),
                      sizeof(std::uint32_t));
   sequence[kernels::cuda::kByHost] = host_ended();
-  // What this stream has written is visible to a kernel that another stream starts later.
+  // This write waits for the stream. So kernels that another stream starts later see all that it has written.
   lane_.device_.write(reinterpret_cast<void*>(state() + offsetof(CallState, sequence)), sequence,
                       sizeof(sequence));
   lane_.start_pairs();

@@ -1,4 +1,4 @@
-// What the host's side of a lane has for calls. Memory of the lane's, in two parts:
+// The host's side of a lane's calls. It uses memory of the lane's, in two parts:
 //   device  CallState, RouteState[num_routes], DeviceView, MemoryTable, Bells,
 //           WorkDivision[kDivisionKinds, SMs of the device], ResultRuns[kReplayedResults]
 //   host    CallHost, RouteState[num_routes], Look, DoorLook; pinned

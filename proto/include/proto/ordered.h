@@ -97,12 +97,6 @@ EPD_DEVICE inline void store_alone(Word* at, Word value) {
 EPD_DEVICE inline Words load_of_host(const Words* at) {
   return __ldcv(at);
 }
-// A structure, some of whose words others may be writing.
-template <typename T>
-EPD_DEVICE inline void load_whole(T& to, const T& from) {
-  to = from;
-}
-
 // Reads a word of a kernel's parameters, so that its line is at hand.
 EPD_DEVICE inline void read_early(const std::uint64_t& parameter) {
   asm volatile("" ::"l"(parameter));
@@ -168,9 +162,6 @@ EPD_DEVICE inline void look_again(std::uint32_t) {}
 EPD_DEVICE inline void look_after(std::uint32_t, std::uint32_t sleep_ns) {
   __nanosleep(sleep_ns);
 }
-
-// How many looks take a millisecond or two.
-inline constexpr std::uint32_t kLooksInMilliseconds = 2048;
 
 // -1: no bit is set.
 EPD_DEVICE inline std::int32_t lowest_bit(std::uint32_t set) {

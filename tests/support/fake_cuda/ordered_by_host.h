@@ -178,7 +178,6 @@ inline void look_again(std::uint32_t looks) {
 inline void look_after(std::uint32_t looks, std::uint32_t /*sleep_ns*/) {
   player->look_again(looks);
 }
-inline constexpr std::uint32_t kLooksInMilliseconds = 16;  // some sleep a tenth of a millisecond
 
 inline std::int32_t lowest_bit(std::uint32_t set) {
   return __builtin_ffs(static_cast<int>(set)) - 1;
