@@ -293,17 +293,15 @@ static_assert(kKeptState == 64 && sizeof(CallState) % 16 == 0);
 EPD_DEVICE inline Look decide(const WorkerArguments& own, Gate& gate) {
   gate.work.task = Task::kNone;
   gate.work.ctas = 0;
-  Look look = Look::kNothing;
-  if (gate.generation != own.own_generation || gate.state.leaves != 0)
-    set_bits_system(&own.calls.words->bell[0], 1);
-  if (gate.generation == own.own_generation) {
+  Look look = Look::kStands;
+  const bool is_own = gate.generation == own.own_generation;
+  if (!is_own || gate.state.leaves != 0) set_bits_system(&own.calls.words->bell[0], 1);
+  if (is_own) {
     if (gate.state.leaves != 0) gate.enabled_epoch = 0;  // calls are discarded, whatever the door said
     if (gate.enabled_epoch != gate.state.enabled_epoch_taken) take_enabled_epoch(own.calls, gate);
     look = take_next(own, gate);
     gate.end.index_base = gate.state.index_base;
     for (std::uint32_t ring = 0; ring < kCallRings; ++ring) gate.end.next[ring] = gate.state.sequence[ring];
-  } else {
-    look = Look::kStands;
   }
   if (look != Look::kTaken) add(&own.credits->held, 0u - own.asked_sms);
   return look;
