@@ -188,8 +188,7 @@ int check_config(const ServeFlags& flags) {
 }
 
 struct EngineFlags {
-  engine::EngineOptions options{"", false, 3, 4, 5, {}};
-  std::string mode = "launched";
+  engine::EngineOptions options{"", 3, 4, 5, {}};
   std::string log_level = "info";
   std::string log_format = "logfmt";
 };
@@ -197,7 +196,6 @@ struct EngineFlags {
 CLI::App* add_engine_command(CLI::App& app, EngineFlags& flags) {
   CLI::App* command = app.add_subcommand("engine", "Serve one device; started by the daemon, not by hand");
   command->add_option("--device", flags.options.device, "host:N or cuda:N")->required();
-  command->add_option("--mode", flags.mode)->check(CLI::IsMember({"launched", "resident"}));
   command->add_option("--link-fd", flags.options.link_fd, "Socket to the supervisor");
   command->add_option("--page-fd", flags.options.page_fd, "This engine's EnginePage");
   command->add_option("--bell-fd", flags.options.bell_fd, "Eventfd that other engines ring");
@@ -226,9 +224,7 @@ int run_engine(const EngineFlags& flags) {
   log_init("engine " + flags.options.device, parse_log_levels(flags.log_level).value_or(LogLevels()),
            flags.log_format == "json" ? LogFormat::kJson : LogFormat::kLogfmt,
            supervisor::read_environment().journal);
-  engine::EngineOptions options = flags.options;
-  options.resident = flags.mode == "resident";
-  return engine::engine_main(options);
+  return engine::engine_main(flags.options);
 }
 
 // A mistyped option deserves a better answer than CLI11's.

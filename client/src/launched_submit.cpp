@@ -258,8 +258,7 @@ Status LaunchedOperations::submit(Group& group, const SubmitRequest& request, ep
   if (status.ok()) status = check_stream(request.stream);
   if (status.ok()) status = check_memory(request, streams_);
   if (status.ok() && request.num_tokens_at != nullptr) {
-    status = invalid_argument(
-        "num_tokens_at is given; allowed: NULL, but on GPUs that the daemon serves in mode resident");
+    status = invalid_argument("num_tokens_at is given; allowed: NULL, but on GPUs");
   }
   if (!status.ok()) return status;
   StreamWait wait;

@@ -2,7 +2,6 @@
 
 #include "base/log.h"
 #include "cuda_memory.h"
-#include "launched_lane.h"
 #include "proto/arena.h"
 #include "proto/call_words.h"
 #include "proto/link.h"
@@ -83,70 +82,29 @@ void set_last_word(std::function<void()> word) {
   last_word() = std::move(word);
 }
 
-// ---- partition
+// ---- streams
 
-Result<std::shared_ptr<Partition>> Partition::make(const CudaDriver& driver, CUdevice device,
-                                                   std::uint32_t sms, const Partition* beside) {
-  std::shared_ptr<Partition> partition(new Partition(driver));
-  partition->num_sms_ = sms;
-  CUdevResource whole{};
-  CUresult result = driver.cuDeviceGetDevResource(device, &whole, CU_DEV_RESOURCE_TYPE_SM);
-  if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuDeviceGetDevResource", result));
-  if (beside != nullptr && beside->rest_.sm.smCount >= sms) whole = beside->rest_;
-  CUdevResource own{};
-  unsigned int groups = 1;
-  result = driver.cuDevSmResourceSplitByCount(&own, &groups, &whole, &partition->rest_, 0, sms);
-  if (result != CUDA_SUCCESS || groups == 0) own = whole;  // of so many SMs nothing is left over
-  CUdevResourceDesc description = nullptr;
-  result = driver.cuDevResourceGenerateDesc(&description, &own, 1);
-  if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuDevResourceGenerateDesc", result));
-  result = driver.cuGreenCtxCreate(&partition->green_, description, device, CU_GREEN_CTX_DEFAULT_STREAM);
-  if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuGreenCtxCreate", result));
-  result = driver.cuCtxFromGreenCtx(&partition->context_, partition->green_);
-  if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuCtxFromGreenCtx", result));
-  if (Status status = partition->make_stream(&partition->control_, kHighest); !status.ok()) return status;
-  return partition;
+StreamPool::~StreamPool() {
+  for (const auto& [priority, stream] : free_) driver_.cuStreamDestroy(stream);
 }
 
-Result<std::shared_ptr<Partition>> Partition::whole(const CudaDriver& driver, CUcontext primary) {
-  std::shared_ptr<Partition> partition(new Partition(driver));
-  partition->context_ = primary;
-  if (Status status = partition->make_stream(&partition->control_, kHighest); !status.ok()) return status;
-  return partition;
-}
-
-Status Partition::make_stream(CUstream* stream, int priority) const {
-  const CUresult result =
-      green_ != nullptr ? driver_.cuGreenCtxStreamCreate(stream, green_, CU_STREAM_NON_BLOCKING, priority)
-                        : driver_.cuStreamCreateWithPriority(stream, CU_STREAM_NON_BLOCKING, priority);
-  const char* const call = green_ != nullptr ? "cuGreenCtxStreamCreate" : "cuStreamCreateWithPriority";
-  return result == CUDA_SUCCESS ? Status() : internal_error(driver_.describe(call, result));
-}
-
-Partition::~Partition() {
-  for (const auto& [priority, stream] : free_streams_) driver_.cuStreamDestroy(stream);
-  if (control_ != nullptr) driver_.cuStreamDestroy(control_);
-  if (green_ != nullptr) driver_.cuGreenCtxDestroy(green_);
-}
-
-CUstream Partition::take_stream(int priority) {
-  const auto free = std::find_if(free_streams_.begin(), free_streams_.end(),
+CUstream StreamPool::take(int priority) {
+  const auto free = std::find_if(free_.begin(), free_.end(),
                                  [priority](const auto& entry) { return entry.first == priority; });
   CUstream stream = nullptr;
-  if (free != free_streams_.end()) {
+  if (free != free_.end()) {
     stream = free->second;
-    free_streams_.erase(free);
+    free_.erase(free);
   } else {
-    const Status status = make_stream(&stream, priority);
-    if (!status.ok()) lost(status.message(), CUDA_ERROR_UNKNOWN);
+    cuda_must(driver_, "cuStreamCreateWithPriority",
+              driver_.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, priority));
   }
   return stream;
 }
 
 // ---- device
 
-Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, LaunchMode mode,
-                                                 const Clock& clock) {
+Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, const Clock& clock) {
   // Loading a kernel at its first launch may wait for all that is enqueued, and pairs stay enqueued until a
   // client calls.
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
@@ -159,16 +117,17 @@ Result<std::unique_ptr<Device>> CudaDevice::make(const DeviceName& name, LaunchM
   CUdevice number = 0;
   CUresult result = driver.cuDeviceGet(&number, static_cast<int>(name.index));
   if (result != CUDA_SUCCESS) return internal_error(driver.describe("cuDeviceGet", result));
-  std::unique_ptr<CudaDevice> device(new CudaDevice(driver, number, name.text(), mode, clock));
-  device->max_sms_ = facts->num_sms;
-  if (mode == LaunchMode::kResident) device->max_sms_ -= std::min(kSpareSms, facts->num_sms / 2);
+  std::unique_ptr<CudaDevice> device(new CudaDevice(driver, number, name.text(), clock));
+  device->max_sms_ = facts->num_sms - std::min(kSpareSms, facts->num_sms / 2);
   device->num_sms_ = device->max_sms_;
   if (Status status = device->start(); !status.ok()) return status;
   return std::unique_ptr<Device>(std::move(device));
 }
 
 CudaDevice::~CudaDevice() {
-  if (aside_ != nullptr) driver_.cuStreamDestroy(aside_);
+  for (CUstream stream : {aside_, control_}) {
+    if (stream != nullptr) driver_.cuStreamDestroy(stream);
+  }
 }
 
 Status CudaDevice::start() {
@@ -181,6 +140,8 @@ Status CudaDevice::start() {
   if (result != CUDA_SUCCESS) return failed("cuCtxSetCurrent", result);
   result = driver_.cuStreamCreate(&aside_, CU_STREAM_NON_BLOCKING);
   if (result != CUDA_SUCCESS) return failed("cuStreamCreate", result);
+  result = driver_.cuStreamCreateWithPriority(&control_, CU_STREAM_NON_BLOCKING, kHighest);
+  if (result != CUDA_SUCCESS) return failed("cuStreamCreateWithPriority", result);
   int bytes = 0;
   result =
       driver_.cuDeviceGetAttribute(&bytes, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device_);
@@ -197,118 +158,56 @@ Status CudaDevice::start() {
                                           device_);
     if (result != CUDA_SUCCESS) return failed("cuKernelSetAttribute", result);
   }
-  Result<std::shared_ptr<Partition>> partition = mode_ == LaunchMode::kResident
-                                                     ? Partition::whole(driver_, primary_)
-                                                     : Partition::make(driver_, device_, num_sms_, nullptr);
-  if (!partition.ok()) return {partition.status().code(), name_ + ": " + partition.status().message()};
-  partition_ = *partition;
-  if (mode_ == LaunchMode::kResident) {
-    Result<std::unique_ptr<LaunchProbe>> probe =
-        LaunchProbe::make(driver_, partition_->context(), kernel(kernels::cuda::kLaunchProbeKernel));
-    if (!probe.ok()) return {probe.status().code(), name_ + ": " + probe.status().message()};
-    probe_ = std::move(*probe);
-    result = driver_.cuMemAlloc(&sm_credits_, sizeof(kernels::cuda::SmCredits));
-    if (result != CUDA_SUCCESS) return failed("cuMemAlloc", result);
-    const kernels::cuda::SmCredits none{0, 0};
-    write(reinterpret_cast<void*>(sm_credits_), &none, sizeof(none));
-  }
-  result = driver_.cuCtxSetCurrent(partition_->context());
-  return result == CUDA_SUCCESS ? Status() : failed("cuCtxSetCurrent", result);
+  Result<std::unique_ptr<LaunchProbe>> probe =
+      LaunchProbe::make(driver_, primary_, kernel(kernels::cuda::kLaunchProbeKernel));
+  if (!probe.ok()) return {probe.status().code(), name_ + ": " + probe.status().message()};
+  probe_ = std::move(*probe);
+  result = driver_.cuMemAlloc(&sm_credits_, sizeof(kernels::cuda::SmCredits));
+  if (result != CUDA_SUCCESS) return failed("cuMemAlloc", result);
+  const kernels::cuda::SmCredits none{0, 0};
+  write(reinterpret_cast<void*>(sm_credits_), &none, sizeof(none));
+  return {};
 }
 
 void CudaDevice::set_num_sms(std::uint32_t sms) {
   sms = std::clamp(sms, std::max(1u, num_lanes()), max_sms_);  // each lane keeps one SM
-  if (mode_ == LaunchMode::kResident) {
-    if (sms == num_sms_) return;
-    num_sms_ = sms;
-    share_anew();
-    return;
-  }
-  wanted_sms_ = sms;
-  change_partition();
-}
-
-// A partition is changed only while nothing is in flight on the device: the driver may wait for kernels while
-// it makes a partition, and kernels wait for those of other devices. A lane moves to the new partition when
-// its stream has ended, too. Until then both partitions are in use, so the new one takes other SMs. There is
-// no third partition: it could have SMs of the first, and kernels of both would wait for each other.
-void CudaDevice::change_partition() {
-  const std::uint32_t sms = wanted_sms_;
-  const bool busy = std::any_of(lanes_.begin(), lanes_.end(), [this](const CudaLane* lane) {
-    const bool follows = lane->partition() == nullptr || lane->partition() == partition_.get();
-    return lane->in_flight() != 0 || !follows;
-  });
-  if (sms == 0 || busy || !leaving_.empty()) return;
-  // The control stream of the next partition must not overtake that of this one.
-  const CUresult control = driver_.cuStreamQuery(partition_->control());
-  if (control == CUDA_ERROR_NOT_READY) return;
-  cuda_must(driver_, "cuStreamQuery", control);
-  wanted_sms_ = 0;
-  if (sms == num_sms_) return;
-  Result<std::shared_ptr<Partition>> made = Partition::make(driver_, device_, sms, partition_.get());
-  if (!made.ok()) {
-    log_event(LogLevel::kError, "the number of SMs stays as it was",
-              {{"device", name_}, {"sms", num_sms_}, {"requested", sms}, {"error", made.status().message()}});
-    return;
-  }
-  num_sms_ = sms;
-  partition_ = *made;
-  cuda_must(driver_, "cuCtxSetCurrent", driver_.cuCtxSetCurrent(partition_->context()));
-  share_anew();
+  if (std::exchange(num_sms_, sms) != sms) share_anew();
 }
 
 std::uint32_t CudaDevice::all_guaranteed_sms() const {
   return std::max(num_lanes(), std::min(kGuaranteedSms, num_sms_));
 }
 
-std::uint32_t CudaDevice::guaranteed_sms(const CudaLane& lane) const {
+std::uint32_t CudaDevice::guaranteed_sms(const WorkerLane& lane) const {
   std::vector<std::int32_t> priorities;
   std::size_t at = 0;
-  for (const CudaLane* each : lanes_) {
+  for (const WorkerLane* each : lanes_) {
     if (each == &lane) at = priorities.size();
     priorities.push_back(each->priority());
   }
   return lane_share(all_guaranteed_sms(), priorities, at);
 }
 
-std::uint32_t CudaDevice::lane_sms(const CudaLane& lane) const {
-  std::vector<std::int32_t> priorities;
-  priorities.reserve(lanes_.size());
-  std::size_t at = 0;
-  for (const CudaLane* each : lanes_) {
-    if (each->partition() != lane.partition()) continue;
-    if (each == &lane) at = priorities.size();
-    priorities.push_back(each->priority());
-  }
-  return lane_share(lane.partition()->num_sms(), priorities, at);
-}
-
 // While the number of lanes changes, they may use a few SMs more than `num_sms_` for a moment. kSpareSms
 // covers that.
 void CudaDevice::share_anew() {
-  if (sm_credits_ != 0) {
-    const std::uint32_t limit = num_sms_ - std::min(num_sms_, all_guaranteed_sms());
-    cuda_must(driver_, "cuStreamWriteValue32",
-              driver_.cuStreamWriteValue32(
-                  partition_->control(), sm_credits_ + offsetof(kernels::cuda::SmCredits, limit), limit, 0));
-  }
-  for (CudaLane* lane : lanes_) lane->follow_share();
+  const std::uint32_t limit = num_sms_ - std::min(num_sms_, all_guaranteed_sms());
+  cuda_must(driver_, "cuStreamWriteValue32",
+            driver_.cuStreamWriteValue32(control_, sm_credits_ + offsetof(kernels::cuda::SmCredits, limit),
+                                         limit, 0));
+  for (WorkerLane* lane : lanes_) lane->follow_share();
 }
 
 void CudaDevice::check() {
-  const CUresult state = driver_.cuStreamQuery(partition_->control());
+  const CUresult state = driver_.cuStreamQuery(control_);
   if (state != CUDA_ERROR_NOT_READY) cuda_must(driver_, "cuStreamQuery", state);
 }
 
 bool CudaDevice::advance() {
-  if (wanted_sms_ != 0) {
-    share_anew();  // a lane may not have followed the last change
-    change_partition();
-  }
   for (auto lane = leaving_.begin(); lane != leaving_.end();)
     lane = see_off(*lane) ? leaving_.erase(lane) : std::next(lane);
-  if (probe_ != nullptr) probe_->watch(!lanes_.empty() || !leaving_.empty());
-  for (CudaLane* lane : lanes_) lane->advance();
+  probe_->watch(!lanes_.empty() || !leaving_.empty());
+  for (WorkerLane* lane : lanes_) lane->advance();
   return !leaving_.empty();
 }
 
@@ -324,32 +223,15 @@ bool CudaDevice::see_off(LeavingLane& lane) {
   if (lane.stream != nullptr && !is_idle(lane.stream)) return false;
   if (!is_idle(aside_)) return false;
   if (lane.calls.words != nullptr) close_calls(lane.calls.words);
-  if (lane.stream != nullptr) lane.partition->give_back(lane.stream, lane.stream_priority);
+  if (lane.stream != nullptr) streams_.give_back(lane.stream, lane.stream_priority);
   free_memory_.push_back(lane.memory);
   return true;
-}
-
-// Waits compare cyclically, and no ticket that a stream may wait for is that far from the one that it began
-// last (client/README, "Streams"). The value follows from `ready`, which only the client writes now. So
-// closing twice has the same effect as closing once.
-void CudaDevice::close_streams(std::byte* words, std::uint32_t depth) {
-  constexpr std::uint32_t kBeyondAll = std::uint32_t{1} << 30;
-  std::vector<abi::StreamWords> now(depth);
-  read(now.data(), words, depth * sizeof(abi::StreamWords));
-  const CUstream stream = partition_->control();
-  for (std::uint32_t slot = 0; slot < depth; ++slot) {
-    const auto done = reinterpret_cast<CUdeviceptr>(words + slot * sizeof(abi::StreamWords) +
-                                                    offsetof(abi::StreamWords, done));
-    cuda_must(driver_, "cuStreamWriteValue32",
-              driver_.cuStreamWriteValue32(stream, done, now[slot].ready + kBeyondAll, 0));
-  }
-  cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(stream));
 }
 
 // The first word says that no kernel serves the rings any more. The others release those who wait and have
 // not seen that: see proto/README. The words' memory may be unmapped after this call.
 void CudaDevice::close_calls(std::byte* words) {
-  const CUstream stream = partition_->control();
+  const CUstream stream = control_;
   const auto write = [&](std::size_t offset) {
     const auto word = reinterpret_cast<CUdeviceptr>(words + offset);
     cuda_must(driver_, "cuStreamWriteValue32", driver_.cuStreamWriteValue32(stream, word, 1, 0));
@@ -382,19 +264,14 @@ Result<std::unique_ptr<Lane>> CudaDevice::open_lane(const LaneShape& shape) {
                               " ranks; allowed: one for each of its " + std::to_string(num_sms_) +
                               " SMs for operations (devices.sms), since none may wait for another's");
   }
-  std::unique_ptr<CudaLane> lane;
-  if (mode_ == LaunchMode::kResident) {
-    lane = std::make_unique<WorkerLane>(*this, shape);
-  } else {
-    lane = std::make_unique<LaunchedLane>(*this, shape);
-  }
+  auto lane = std::make_unique<WorkerLane>(*this, shape);
   if (Status status = lane->allocate(); !status.ok()) return status;
   lanes_.push_back(lane.get());
   share_anew();
   return std::unique_ptr<Lane>(std::move(lane));
 }
 
-void CudaDevice::lane_closed(CudaLane* lane) {
+void CudaDevice::lane_closed(WorkerLane* lane) {
   if (std::erase(lanes_, lane) != 0) share_anew();
 }
 
@@ -427,7 +304,7 @@ CUkernel CudaDevice::kernel(const char* name) const {
 }
 
 void CudaDevice::read(void* to, const void* device, std::size_t bytes) {
-  const CUstream stream = partition_->control();
+  const CUstream stream = control_;
   cuda_must(driver_, "cuMemcpyDtoHAsync",
             driver_.cuMemcpyDtoHAsync(to, reinterpret_cast<CUdeviceptr>(device), bytes, stream));
   cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(stream));
@@ -449,40 +326,34 @@ void CudaDevice::copy_rows(void* to, const void* device, std::size_t bytes, std:
 
 void CudaDevice::read_rows(void* to, const void* device, std::size_t bytes, std::size_t stride,
                            std::size_t rows) {
-  const CUstream stream = partition_->control();
+  const CUstream stream = control_;
   copy_rows(to, device, bytes, stride, rows, stream);
   cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(stream));
 }
 
 void CudaDevice::read_aside(void* to, const void* device, std::size_t bytes, std::size_t stride,
                             std::size_t rows, const std::uint32_t* word, std::uint32_t value) {
-  cuda_must(driver_, "cuCtxSetCurrent", driver_.cuCtxSetCurrent(primary_));
   copy_rows(to, device, bytes, stride, rows, aside_);
   cuda_must(driver_, "cuStreamWriteValue32",
             driver_.cuStreamWriteValue32(aside_, reinterpret_cast<CUdeviceptr>(word), value, 0));
-  cuda_must(driver_, "cuCtxSetCurrent", driver_.cuCtxSetCurrent(partition_->context()));
 }
 
 void CudaDevice::write(void* device, const void* from, std::size_t bytes) {
-  const CUstream stream = partition_->control();
+  const CUstream stream = control_;
   cuda_must(driver_, "cuMemcpyHtoDAsync",
             driver_.cuMemcpyHtoDAsync(reinterpret_cast<CUdeviceptr>(device), from, bytes, stream));
   cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(stream));
 }
 
-// A memset is a kernel of the driver's. It runs in the stream aside, because the partition's SMs may all be
-// in use.
+// A memset is a kernel of the driver's, which may have to wait for SMs.
 void CudaDevice::clear(void* device, std::size_t bytes) {
-  cuda_must(driver_, "cuCtxSetCurrent", driver_.cuCtxSetCurrent(primary_));
   cuda_must(driver_, "cuMemsetD8Async",
             driver_.cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(device), 0, bytes, aside_));
   cuda_must(driver_, "cuStreamSynchronize", driver_.cuStreamSynchronize(aside_));
-  cuda_must(driver_, "cuCtxSetCurrent", driver_.cuCtxSetCurrent(partition_->context()));
 }
 
-Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, LaunchMode mode,
-                                                 const Clock& clock) {
-  return CudaDevice::make(name, mode, clock);
+Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, const Clock& clock) {
+  return CudaDevice::make(name, clock);
 }
 
 }  // namespace epd::device

@@ -1,5 +1,5 @@
-// A GPU: a partition of its SMs, the kernels, and lanes to run them in. All calls come from the thread of the
-// engine's loop, whose current context stays the partition's.
+// A GPU: the kernels, and lanes to run them in. All calls come from the thread of the engine's loop, whose
+// current context stays the primary one.
 #pragma once
 
 #include "cuda_driver.h"
@@ -24,45 +24,27 @@ void cuda_must(const CudaDriver& driver, const char* what, CUresult result);
 void set_last_word(std::function<void()> word);
 
 // The number of queues from the host to the device that the engine asks the driver for, and the number of
-// lanes that they allow. The other queues serve the control stream, the launch probe, and streams of a former
-// partition.
+// lanes that they allow. The other queues serve the control stream, the stream aside and the launch probe.
 inline constexpr std::uint32_t kQueues = 32;
 inline constexpr std::uint32_t kMaxLanes = 24;
 
-// The SMs on which lanes have their streams. It lives as long as a lane uses it.
-class Partition {
+// Streams in the device's primary context, which lanes use in turn. (In a green context operations would take
+// turns of 200 us with the clients' kernels, also under MPS.)
+class StreamPool {
  public:
-  // The whole device: for lanes with pairs ahead. (In a green context they would take turns of 200 us with
-  // the clients' kernels, also under MPS.)
-  static Result<std::shared_ptr<Partition>> whole(const CudaDriver& driver, CUcontext primary);
-  // Some SMs, for the engine alone, as a green context. `beside` is a partition that is still in use: the new
-  // one takes other SMs if there are enough.
-  static Result<std::shared_ptr<Partition>> make(const CudaDriver& driver, CUdevice device, std::uint32_t sms,
-                                                 const Partition* beside);
-  ~Partition();
-  Partition(const Partition&) = delete;
-  Partition& operator=(const Partition&) = delete;
+  explicit StreamPool(const CudaDriver& driver) : driver_(driver) {}
+  ~StreamPool();
+  StreamPool(const StreamPool&) = delete;
+  StreamPool& operator=(const StreamPool&) = delete;
 
   // Streams are used again and never destroyed. The driver assigns them, as they are made, to a limited
   // number of queues (kQueues). Two streams on one queue would wait for each other, whatever they do.
-  CUstream take_stream(int priority);
-  void give_back(CUstream stream, int priority) { free_streams_.emplace_back(priority, stream); }
-  CUcontext context() const { return context_; }
-  std::uint32_t num_sms() const { return num_sms_; }  // 0: the whole device
-  CUstream control() const { return control_; }       // for work that must not wait for anything
+  CUstream take(int priority);
+  void give_back(CUstream stream, int priority) { free_.emplace_back(priority, stream); }
 
  private:
-  explicit Partition(const CudaDriver& driver) : driver_(driver) {}
-
-  Status make_stream(CUstream* stream, int priority) const;
-
   const CudaDriver& driver_;
-  std::uint32_t num_sms_ = 0;
-  CUgreenCtx green_ = nullptr;  // null: the whole device
-  CUcontext context_ = nullptr;
-  CUstream control_ = nullptr;
-  std::vector<std::pair<int, CUstream>> free_streams_;
-  CUdevResource rest_{};  // what is left of the resource that this one was taken from
+  std::vector<std::pair<int, CUstream>> free_;
 };
 
 // The memory of a lane. It is used again and never freed: freeing waits for all streams, and one of them may
@@ -74,11 +56,10 @@ struct LaneMemory {
   std::size_t host_bytes = 0;
 };
 
-class CudaLane;
+class WorkerLane;
 
 // A lane that has been destroyed, until the last kernel on its stream has ended.
 struct LeavingLane {
-  std::shared_ptr<Partition> partition;
   CUstream stream = nullptr;  // null: nothing runs there any more
   int stream_priority = 0;
   std::unique_ptr<PairsAhead> pairs;
@@ -89,7 +70,7 @@ struct LeavingLane {
 
 class CudaDevice final : public Device, public Launcher {
  public:
-  static Result<std::unique_ptr<Device>> make(const DeviceName& name, LaunchMode mode, const Clock& clock);
+  static Result<std::unique_ptr<Device>> make(const DeviceName& name, const Clock& clock);
   ~CudaDevice() override;
 
   const std::string& name() const override { return name_; }
@@ -103,7 +84,7 @@ class CudaDevice final : public Device, public Launcher {
   Launcher& launcher() override { return *this; }
   void check() override;
   bool advance() override;
-  std::uint32_t times_stuck() const override { return probe_ == nullptr ? 0 : probe_->times_stuck(); }
+  std::uint32_t times_stuck() const override { return probe_->times_stuck(); }
 
   Result<std::unique_ptr<Lane>> open_lane(const LaneShape& shape) override;
   void read(void* to, const void* device, std::size_t bytes) override;
@@ -111,12 +92,13 @@ class CudaDevice final : public Device, public Launcher {
                  std::size_t rows) override;
   void write(void* device, const void* from, std::size_t bytes) override;
   void clear(void* device, std::size_t bytes) override;
-  void close_streams(std::byte* words, std::uint32_t depth) override;
   void close_calls(std::byte* words) override;
 
   // For lanes.
   const CudaDriver& driver() const { return driver_; }
-  const std::shared_ptr<Partition>& partition() const { return partition_; }
+  CUcontext context() const { return primary_; }
+  CUstream control() const { return control_; }  // for work that must not wait for anything
+  StreamPool& streams() { return streams_; }
   // A stream for work that may have to wait for SMs, or behind clients' copies. A lane's work there has ended
   // when see_off() is true.
   CUstream aside() const { return aside_; }
@@ -124,18 +106,16 @@ class CudaDevice final : public Device, public Launcher {
   void read_aside(void* to, const void* device, std::size_t bytes, std::size_t stride, std::size_t rows,
                   const std::uint32_t* word, std::uint32_t value);
   std::size_t max_shared_bytes() const { return max_shared_bytes_; }
-  // lane_share() within the lane's partition. A launched lane may still be in a former partition.
-  std::uint32_t lane_sms(const CudaLane& lane) const;
   CUkernel kernel(const char* name) const;
   Result<LaneMemory> take_memory(std::size_t device_bytes, std::size_t host_bytes);
   void give_back(const LaneMemory& memory) { free_memory_.push_back(memory); }
-  void lane_closed(CudaLane* lane);
+  void lane_closed(WorkerLane* lane);
   std::uint64_t now_ns() const { return clock_.now_ns(); }
   kernels::cuda::SmCredits* sm_credits() const {
     return reinterpret_cast<kernels::cuda::SmCredits*>(sm_credits_);
   }
   // SMs that the lane may always use, and that all lanes together may: the second by lane_share().
-  std::uint32_t guaranteed_sms(const CudaLane& lane) const;
+  std::uint32_t guaranteed_sms(const WorkerLane& lane) const;
   std::uint32_t all_guaranteed_sms() const;
   void take_leaving(LeavingLane lane) { leaving_.push_back(std::move(lane)); }
   // Ends this process, because something that the device can't do without has failed.
@@ -143,11 +123,9 @@ class CudaDevice final : public Device, public Launcher {
   void share_anew();
 
  private:
-  CudaDevice(const CudaDriver& driver, CUdevice device, std::string name, LaunchMode mode, const Clock& clock)
-      : driver_(driver), device_(device), name_(std::move(name)), mode_(mode), clock_(clock) {}
+  CudaDevice(const CudaDriver& driver, CUdevice device, std::string name, const Clock& clock)
+      : driver_(driver), device_(device), name_(std::move(name)), clock_(clock), streams_(driver) {}
   Status start();
-  // Changes the partition of launched lanes to the wanted size, if nothing is in flight.
-  void change_partition();
   // True: the lane's stream has ended.
   bool see_off(LeavingLane& lane);
   bool is_idle(CUstream stream) const;
@@ -158,24 +136,23 @@ class CudaDevice final : public Device, public Launcher {
   const CudaDriver& driver_;
   const CUdevice device_;
   const std::string name_;
-  const LaunchMode mode_;
   const Clock& clock_;
   std::uint32_t max_sms_ = 0;
   std::uint32_t num_sms_ = 0;
-  std::uint32_t wanted_sms_ = 0;  // for launched lanes, as soon as they are idle; 0: no change
   std::size_t max_shared_bytes_ = 0;
-  CUcontext primary_ = nullptr;  // lives until the process ends; green contexts need it
-  CUstream aside_ = nullptr;     // in the primary context, on all SMs
-  std::shared_ptr<Partition> partition_;
-  std::vector<CudaLane*> lanes_;
+  CUcontext primary_ = nullptr;  // lives until the process ends
+  CUstream aside_ = nullptr;
+  CUstream control_ = nullptr;
+  StreamPool streams_;
+  std::vector<WorkerLane*> lanes_;
   std::vector<LeavingLane> leaving_;
   std::vector<LaneMemory> free_memory_;
-  std::unique_ptr<LaunchProbe> probe_;  // LaunchMode::kResident
-  CUdeviceptr sm_credits_ = 0;          // likewise
+  std::unique_ptr<LaunchProbe> probe_;
+  CUdeviceptr sm_credits_ = 0;
   CUlibrary library_ = nullptr;
   std::array<CUkernel, std::size(kernels::cuda::kKernelNames)> kernels_{};
 };
 
-Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, LaunchMode mode, const Clock& clock);
+Result<std::unique_ptr<Device>> make_cuda_device(const DeviceName& name, const Clock& clock);
 
 }  // namespace epd::device

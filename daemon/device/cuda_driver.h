@@ -18,11 +18,8 @@
                       X(cuMemAlloc) X(cuMemHostAlloc) X(cuMemFreeHost) X(cuMemcpyHtoDAsync)                 \
                           X(cuMemcpyDtoHAsync) X(cuMemcpy2DAsync) X(cuMemsetD8Async) X(cuStreamCreate) X(cuStreamCreateWithPriority) X(cuStreamDestroy) X(cuStreamQuery)       \
                               X(cuStreamSynchronize) X(cuStreamWaitValue32) X(cuStreamWaitValue64) X(cuStreamWriteValue32)         \
-                                  X(cuStreamWriteValue64) X(cuLibraryLoadData) X(cuLibraryGetKernel)        \
-                                      X(cuKernelSetAttribute) X(cuLaunchKernel) X(cuLaunchKernelEx) X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventSynchronize) X(cuDeviceGetDevResource)   \
-                                          X(cuDevSmResourceSplitByCount) X(cuDevResourceGenerateDesc)       \
-                                              X(cuGreenCtxCreate) X(cuGreenCtxDestroy) X(cuCtxFromGreenCtx) \
-                                                  X(cuGreenCtxStreamCreate)
+                                  X(cuLibraryLoadData) X(cuLibraryGetKernel)        \
+                                      X(cuKernelSetAttribute) X(cuLaunchKernel) X(cuLaunchKernelEx) X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventSynchronize)
 // clang-format on
 
 namespace epd::device {

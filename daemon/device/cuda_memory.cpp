@@ -69,6 +69,8 @@ struct Need {
 constexpr Need kNeeds[] = {
     {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory management"},
     {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, "memory by file descriptor"},
+    {CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+     "memory of the host by file descriptor (HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)"},
 };
 
 class CudaArena final : public Arena {
@@ -120,14 +122,10 @@ Result<DeviceFacts> cuda_facts(const DeviceName& name) {
   facts.compute = static_cast<std::uint32_t>(attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) * 10 +
                                              attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
   facts.mps = attribute(CU_DEVICE_ATTRIBUTE_MPS_ENABLED) != 0;
-  facts.maps_host_memory = attribute(CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) != 0;
   if (failure.failed()) {
     return Status(StatusCode::kUnsupported,
                   name.text() + ": " + driver.describe(failure.call, failure.result));
   }
-  CUdevResource sms{};
-  if (driver.cuDeviceGetDevResource(device, &sms, CU_DEV_RESOURCE_TYPE_SM) == CUDA_SUCCESS)
-    facts.sm_partition = sms.sm.minSmPartitionSize;
   return facts;
 }
 

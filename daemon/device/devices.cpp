@@ -88,16 +88,16 @@ void on_device_failed([[maybe_unused]] std::function<void()> last_word) {
 #endif
 }
 
-Result<std::unique_ptr<Device>> make_device(const std::string& name, LaunchMode mode, const Clock& clock,
+Result<std::unique_ptr<Device>> make_device(const std::string& name, const Clock& clock,
                                             std::function<void()> notify) {
   Result<DeviceName> parsed = parse_device_name(name);
   if (!parsed.ok()) return parsed.status();
   if (parsed->kind == abi::DeviceKind::kHost)
     return std::unique_ptr<Device>(std::make_unique<HostDevice>(name, std::move(notify)));
 #if EPD_WITH_CUDA
-  return make_cuda_device(*parsed, mode, clock);
+  return make_cuda_device(*parsed, clock);
 #else
-  static_cast<void>(mode), static_cast<void>(clock);
+  static_cast<void>(clock);
   return built_without(*parsed);
 #endif
 }

@@ -40,7 +40,6 @@ class HostLane final : public Lane {
                                                                 far_,
                                                                 request.waits});
   }
-  void release(const kernels::cuda::Signal& /*signal*/, std::uint64_t /*ticket*/) override {}
   void set_priority(std::int32_t priority) override { priority_ = priority; }
   std::vector<std::shared_ptr<kernels::RoutingPlan>> take_plans() override {
     std::vector<std::shared_ptr<kernels::RoutingPlan>> all;

@@ -30,7 +30,6 @@ class HostDevice final : public Device, public Launcher {
   void write(void* device, const void* from, std::size_t bytes) override;
   void clear(void* device, std::size_t bytes) override;
   // No stream waits for a host device.
-  void close_streams(std::byte* /*words*/, std::uint32_t /*depth*/) override {}
   void close_calls(std::byte* /*words*/) override {}
 
  private:

@@ -1,44 +1,68 @@
-// A lane whose operations are calls. Pairs of a gate and a main kernel, enqueued ahead, carry them out
+// A GPU's lane. Its operations are calls: pairs of a gate and a main kernel, enqueued ahead, carry them out
 // (kernels/workers.h). No kernel runs, and no SM is held, while there is no call.
 #pragma once
 
-#include "cuda_lane.h"
+#include "cuda_device.h"
 #include "pairs_ahead.h"
+#include "signal_look.h"
 #include "worker_calls.h"
+
+#include <memory>
 
 namespace epd::device {
 
-class WorkerLane final : public CudaLane {
+class WorkerLane final : public Lane {
  public:
-  WorkerLane(CudaDevice& device, const LaneShape& shape) : CudaLane(device, shape), calls_(*this) {}
+  WorkerLane(CudaDevice& device, const LaneShape& shape);
   ~WorkerLane() override;
 
-  void follow_share() override;
-  void advance() override;
+  // Called once, before anything else. UNSUPPORTED: the device can't hold a row.
+  Status allocate();
+  // The SMs of the device, or the lane's share of them, have changed.
+  void follow_share();
+  // Called in each round of the loop.
+  void advance();
+  std::int32_t priority() const { return priority_; }
   CallPort* calls() override { return &calls_; }
   std::unique_ptr<OperationInFlight> launch(const LaunchRequest& /*request*/) override {
     EPD_CHECK(!"what this lane runs is called by clients");
     return nullptr;
   }
-  void release(const kernels::cuda::Signal& /*signal*/, std::uint64_t /*ticket*/) override {}
+  void set_priority(std::int32_t priority) override;
+  void look_at_signals() override { signals_.begin(); }
+  const SignalCopy* signals() override { return signals_.seen(); }
 
  private:
   friend class WorkerCalls;
+  using Operation = kernels::cuda::Operation;
 
-  std::size_t own_device_bytes() const override;
-  std::size_t own_host_bytes() const override { return WorkerCalls::host_bytes(shape_); }
+  bool fits(const kernels::cuda::Shape& shape) const;
+  std::size_t own_device_bytes() const;
+  CUdeviceptr own_device() const { return memory_.device + workspace_bytes_; }
+  std::byte* own_host() const { return memory_.host; }
   kernels::cuda::LaneState* state() const {
     return reinterpret_cast<kernels::cuda::LaneState*>(own_device());
   }
-  // A GPU that is busy looks at a wait within some 4 us if its stream has the highest priority, else within
-  // 100 us.
-  int wanted_priority(int greatest) const override { return shape_.priority < 0 ? greatest + 1 : greatest; }
+  // Fills in the lane's workspace, of an operation that has no other part of the lane's.
+  void describe_workspace(Operation& op) const;
   // Of a main kernel, and of these what a gate asks for beyond the guaranteed ones.
   std::uint32_t ctas() const;
   std::uint32_t asked_sms() const;
+  void take_stream();
   // Called when the rings are known.
   void start_pairs();
+  void write_word(const void* word, std::uint32_t value) const;
+  void must(const char* what, CUresult result) const { cuda_must(driver_, what, result); }
 
+  CudaDevice& device_;
+  const CudaDriver& driver_;
+  const LaneShape shape_;
+  std::int32_t priority_ = 0;
+  LaneMemory memory_;  // on the device: workspace, own; on the host: own, signals
+  std::size_t workspace_bytes_ = 0;
+  CUstream stream_ = nullptr;
+  int stream_priority_ = 0;
+  SignalLook signals_;
   std::unique_ptr<PairsAhead> pairs_;
   WorkerCalls calls_;
 };

@@ -130,7 +130,6 @@ void Admission::answer_noop(SessionPort& session, const Submission& submission, 
 void Admission::refuse(SessionPort& session, const Submission& submission, Member& member) {
   const abi::Break& cause = member.group.cause;
   session.begin(submission, kUnnumbered);
-  unblock_stream(member, submission);
   abi::Completion completion = completion_of(submission, cause.cause);
   completion.failed_rank = cause.failed_rank;
   member.publish_message(submission.slot, submission.ticket,

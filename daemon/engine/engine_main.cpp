@@ -98,9 +98,7 @@ int engine_main(const EngineOptions& options, const OpenTransport& open) {
   Page page(std::move(mapping).value());
   Bell bell(std::move(bell_fd), page);
   device::on_device_failed([&link] { link.say_device_failed(); });
-  const device::LaunchMode mode =
-      options.resident ? device::LaunchMode::kResident : device::LaunchMode::kLaunched;
-  auto device = device::make_device(options.device, mode, clock, [&bell] { bell.ring(); });
+  auto device = device::make_device(options.device, clock, [&bell] { bell.ring(); });
   if (device.status().code() == StatusCode::kWouldBlock) return abi::kExitDeviceBusy;
   if (!device.ok()) {
     log_event(LogLevel::kError, "no such device", {{"error", device.status().to_string()}});

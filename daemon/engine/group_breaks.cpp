@@ -88,7 +88,6 @@ void Groups::give_up_memory(Group& group) {
   if (!group.life.is(GroupPhase::kLosing) || group.has_operations() || !group.calls_halted()) return;
   for (const auto& member : group.members) {
     journals_.read(*member);
-    ranks_.close_streams_of(*member);
     journals_.remove(*member);
     member->calls.reset();
     if (member->lane != nullptr) reclaimer_.take(*member->lane);

@@ -118,7 +118,6 @@ void Groups::drop_member(Group& group, std::uint32_t rank) {
   if (member == nullptr) return;
   operations_.end(*member, group.cause);
   end_member(*member);
-  ranks_.close_streams_of(*member);
   std::erase_if(group.members, [member](const auto& entry) { return entry.get() == member; });
 }
 

@@ -58,8 +58,6 @@ class Operation final : private device::OperationPeers {
   bool settled() const { return in_flight_ == nullptr || in_flight_->left(); }
   // Whether the device has been told of it and it has not failed.
   bool in_flight() const { return in_flight_ != nullptr && stage_ != abi::OpStage::kBreaking; }
-  // Whether the client's stream will continue without the engine.
-  bool releases_stream() const { return in_flight_ != nullptr; }
   // Whether it has a number in its group, so that all ranks take part.
   bool is_collective() const { return !is_noop(); }
   // For an operation that was abandoned and has settled: whether every rank has completed it nevertheless.
@@ -154,10 +152,5 @@ class Operation final : private device::OperationPeers {
   std::string waited_for_;  // what it waited for of other nodes, when it expired
   bool concluded_ = false;
 };
-
-// The words by which the streams of client and engine wait for each other.
-kernels::cuda::Signal stream_signal(const Member& member, std::uint32_t slot, std::uint64_t ticket);
-// Unblocks the client's stream if it waits for an operation that nothing will run.
-void unblock_stream(const Member& member, const abi::Submission& submission);
 
 }  // namespace epd::engine

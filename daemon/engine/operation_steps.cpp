@@ -13,18 +13,6 @@ using abi::OpStage;
 using kernels::cuda::OpError;
 using kernels::cuda::OpResult;
 
-kernels::cuda::Signal stream_signal(const Member& member, std::uint32_t slot, std::uint64_t ticket) {
-  const GroupRankMemory& memory = member.group.ranks[member.rank];
-  return {reinterpret_cast<std::uint32_t*>(memory.ready_word(slot)),
-          reinterpret_cast<std::uint32_t*>(memory.done_word(slot)), static_cast<std::uint32_t>(ticket)};
-}
-
-void unblock_stream(const Member& member, const abi::Submission& submission) {
-  if ((submission.flags & abi::kFlagStream) == 0 || member.lane == nullptr || member.group.ranks.empty())
-    return;
-  member.lane->release(stream_signal(member, submission.slot, submission.ticket), submission.ticket);
-}
-
 kernels::cuda::Peer Operation::peer(std::uint32_t rank) const {
   kernels::cuda::Peer peer;
   kernels::cuda::compose_peer(peer, group_.exchange_layout, group_.ranks[rank].view, call_);
@@ -135,7 +123,6 @@ void Operation::launch(std::uint64_t now_ns) {
       is_noop() ? kernels::cuda::Operation() : kernels::cuda::compose(member_.view, call_);
   // The engine's own deadline comes first, unless the loop stands still.
   op.timeout_ns = deadline_ns_ - seen_ns_;
-  if (has(abi::kFlagStream)) op.signal = stream_signal(member_, submission_.slot, submission_.ticket);
   device::LaunchRequest request;
   request.kind = kind_of(submission_.op);
   request.op_slot = static_cast<std::uint32_t>(

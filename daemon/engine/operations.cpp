@@ -168,7 +168,6 @@ void Operations::finish(const Operation& operation, StatusCode status, const abi
     member.publish_next_index();
   }
   count(ok ? page_->ops_completed : page_->ops_failed);
-  if (!ok && !operation.releases_stream()) unblock_stream(member, operation.submission());
   const abi::Completion completion =
       operation.completion(status, ok ? -1 : cause.failed_rank, clock_.now_ns());
   count_ended(member, operation.submission().op, completion);

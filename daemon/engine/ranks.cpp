@@ -164,29 +164,19 @@ void Ranks::clear_signals(const Group& group) const {
   }
 }
 
-// Closes all words, whichever of them the client uses.
 Status Ranks::close_streams(Packet& packet) const {
   const Result<abi::CloseStreams> body = packet.read<abi::CloseStreams>();
   if (!body.ok()) return body.status();
   const abi::CloseStreams& message = body.value();
   Launcher& launcher = device_.launcher();
-  if (packet.fds.size() != 1 || message.depth > abi::kMaxDepth || !device_.traits().has_streams)
-    return invalid_argument("kCloseStreams");
+  if (packet.fds.size() != 1 || !device_.traits().has_streams) return invalid_argument("kCloseStreams");
   Result<std::unique_ptr<Arena>> user = device_.map_arena(packet.fds[0].get(), message.user_bytes);
   if (!user.ok()) {  // the streams wait until their client ends
     log_event(LogLevel::kWarning, "streams not closed", {{"error", user.status().to_string()}});
     return {};
   }
-  launcher.close_streams((*user)->bytes() + message.words, message.depth);
   launcher.close_calls((*user)->bytes() + message.calls);
   return {};
-}
-
-// A lane closes its calls itself.
-void Ranks::close_streams_of(const Member& member) const {
-  const Group& group = member.group;
-  if (member.lane == nullptr || member.calls != nullptr || group.ranks.empty()) return;
-  device_.launcher().close_streams(group.ranks[member.rank].stream_words(), group.shape.depth);
 }
 
 }  // namespace epd::engine

@@ -32,9 +32,6 @@ class Ranks {
   // unusable.
   Result<std::unique_ptr<Member>> serve(Group& group, const abi::GroupMember& message, SessionPort& session,
                                         const Packet& packet) const;
-  // For a member that is removed, or that stays without a lane. Its client may not know yet: what it submits
-  // then is refused, and no lane would unblock its stream.
-  void close_streams_of(const Member& member) const;
   // Handles kCloseStreams, for a rank that this engine does not serve.
   Status close_streams(Packet& packet) const;
 

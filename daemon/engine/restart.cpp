@@ -153,9 +153,6 @@ void answer_orphans(Member& member) {
       member.publish_message(orphan.record.slot, orphan.record.ticket,
                              std::string(cause.text, abi::text_length(cause.text)));
     }
-    if (sound && member.lane != nullptr && !member.group.ranks.empty())
-      member.lane->release(stream_signal(member, orphan.record.slot, orphan.record.ticket),
-                           orphan.record.ticket);
     count_ended(member, Op::kNone, completion);
     member.session->complete(completion);
     return true;

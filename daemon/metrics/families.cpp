@@ -221,7 +221,6 @@ void tell_device(Families& out, const v1::Device& device) {
   info.emplace_back("kind", device.has_cuda() ? "cuda" : "host");
   info.emplace_back("model", device.cuda().model());
   info.emplace_back("uuid", device.cuda().uuid());
-  info.emplace_back("mode", device.cuda().mode());
   out.gauge("epd_device_info", "1; what the device is.", info, 1);
   out.gauge("epd_device_up", "1 if the device's engine serves.", labels,
             device.state() == v1::DEVICE_STATE_READY ? 1 : 0);
@@ -244,7 +243,7 @@ void tell_device(Families& out, const v1::Device& device) {
   out.counter("epd_device_bytes_total", bytes, with(labels, "op", "combine"),
               static_cast<double>(device.bytes_combined()));
   out.counter("epd_device_busy_seconds_total",
-              "With an operation in flight; in mode resident the sum of the operations' times.", labels,
+              "With an operation in flight; on a GPU the sum of the operations' times.", labels,
               static_cast<double>(device.busy_us()) * kSecondsOfUs);
   out.counter("epd_device_illegal_submissions_total", "Submissions that ended their session.", labels,
               static_cast<double>(device.submissions_refused()));

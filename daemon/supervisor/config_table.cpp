@@ -108,18 +108,6 @@ std::vector<Option> make_table() {
              "device "
              "processors / devices, at least 1. A device that has fewer uses all that it has: see epctl "
              "devices."),
-      {"devices.mode",
-       "auto",
-       OptionKind::kChoice,
-       &C::mode,
-       0,
-       0,
-       {"auto", "launched", "resident"},
-       "",
-       kFixed,
-       "How GPUs run operations. launched: a kernel for each, which takes SMs while it runs. resident: calls "
-       "are carried out by kernels that the engine enqueues ahead, with no CPU in the path; they take SMs "
-       "only while they run; needs MPS. auto: resident on a GPU where MPS runs, else launched."},
       number("limits.max_sessions", "256", &C::max_sessions, 1, 65536, kLive, "Sessions at one time."),
       number(
           "limits.max_sessions_per_user", "0", &C::max_sessions_per_user, 0, 65536, kLive,

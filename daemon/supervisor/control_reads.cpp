@@ -209,10 +209,7 @@ void ControlReads::fill_cuda(v1::CudaDevice& message, std::uint32_t index) const
   message.set_compute_capability(version_text(facts.compute / 10, facts.compute % 10));
   message.set_cuda_version(version_text(facts.driver / 1000, facts.driver % 1000 / 10));
   message.set_num_sms(facts.num_sms);
-  message.set_sm_partition(facts.sm_partition);
   message.set_mps(facts.mps);
-  message.set_mode(launch_mode_text(device.mode));
-  message.set_mode_reason(device.mode_reason);
   message.set_uuid(uuid_text(facts.uuid));
   for (const std::uint32_t other : device.unreachable)
     message.add_unreachable(rooms_.devices[other].name.text());

@@ -13,7 +13,6 @@ namespace {
 
 using device::DeviceFacts;
 using device::DeviceName;
-using device::LaunchMode;
 
 using Gpu = std::pair<DeviceName, DeviceFacts>;
 
@@ -88,46 +87,11 @@ Result<std::vector<Gpu>> find_listed(const std::vector<std::string>& list, const
   return gpus;
 }
 
-Status needs_mps(const DeviceName& name) {
-  return unsupported("devices.mode is \"resident\" and MPS does not run on " + name.text() +
-                     ": the engine's kernels would take turns with the clients' for the whole GPU; allowed: "
-                     "\"auto\", \"launched\", or MPS (nvidia-cuda-mps-control -d)");
-}
-
-Status needs_host_memory(const DeviceName& name) {
-  return unsupported(
-      "devices.mode is \"resident\" and " + name.text() +
-      " can't map memory of the host that is passed by descriptor "
-      "(HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT): clients would not see results; allowed: \"auto\", "
-      "\"launched\"");
-}
-
-Status choose_mode(DeviceMode wanted, ServedDevice& device) {
-  const bool mps = device.facts.mps;
-  const bool can = mps && device.facts.maps_host_memory;
-  if (wanted == DeviceMode::kResident && !mps) return needs_mps(device.name);
-  if (wanted == DeviceMode::kResident && !can) return needs_host_memory(device.name);
-  const bool resident = wanted != DeviceMode::kLaunched && can;
-  device.mode = resident ? LaunchMode::kResident : LaunchMode::kLaunched;
-  if (wanted != DeviceMode::kAuto) {
-    device.mode_reason = "devices.mode";
-  } else {
-    device.mode_reason = !mps  ? "auto: MPS does not run on it"
-                         : can ? "auto: MPS runs on it"
-                               : "auto: it can't map the host's memory of other processes";
-  }
-  return {};
-}
-
 }  // namespace
 
 const char* why_no_gpu() {
   return build_info().cuda_kernels ? "no driver (libcuda.so.1), or it shows none"
                                    : "this epd was built without kernels for GPUs";
-}
-
-const char* launch_mode_text(LaunchMode mode) {
-  return mode == LaunchMode::kResident ? "resident" : "launched";
 }
 
 Result<DeviceChoice> choose_devices(const Config& config, const Machine& machine) {
@@ -136,20 +100,11 @@ Result<DeviceChoice> choose_devices(const Config& config, const Machine& machine
   if (config.cuda_devices.automatic) gpus = find_gpus(machine, choice.skipped);
   if (!config.cuda_devices.list.empty()) gpus = find_listed(config.cuda_devices.list, machine);
   if (!gpus.ok()) return gpus.status();
-  for (auto& [name, facts] : *gpus) {
-    ServedDevice device{name, std::move(facts), LaunchMode::kLaunched, ""};
-    if (Status status = choose_mode(static_cast<DeviceMode>(config.mode), device); !status.ok())
-      return status;
-    choice.devices.push_back(std::move(device));
-  }
+  for (auto& [name, facts] : *gpus) choice.devices.push_back({name, std::move(facts)});
   const bool automatic = config.host_devices == kAutomatic;
   choice.host_instead = automatic && gpus->empty() && config.cuda_devices.automatic;
-  if (choice.host_instead && static_cast<DeviceMode>(config.mode) == DeviceMode::kResident)
-    return unsupported("devices.mode is \"resident\" and there is no GPU: " + std::string(why_no_gpu()) +
-                       "; allowed: a GPU, or host devices by devices.host");
   const std::uint32_t hosts = automatic ? (gpus->empty() ? 1 : 0) : config.host_devices;
-  for (std::uint32_t i = 0; i < hosts; ++i)
-    choice.devices.push_back({{abi::DeviceKind::kHost, i}, {}, LaunchMode::kLaunched, ""});
+  for (std::uint32_t i = 0; i < hosts; ++i) choice.devices.push_back({{abi::DeviceKind::kHost, i}, {}});
   if (!choice.devices.empty()) return choice;
   const std::string why = config.cuda_devices.automatic ? std::string(": ") + why_no_gpu() : "";
   return invalid_argument("devices.host is 0 and there is no GPU to serve (devices.cuda)" + why +

@@ -1,5 +1,4 @@
-// Which devices a daemon serves, and how each of its GPUs runs operations. From devices.cuda, devices.host
-// and devices.mode.
+// Which devices a daemon serves, from devices.cuda and devices.host.
 #pragma once
 
 #include "device/device.h"
@@ -16,13 +15,10 @@ namespace epd::supervisor {
 struct ServedDevice {
   device::DeviceName name;
   device::DeviceFacts facts;
-  device::LaunchMode mode = device::LaunchMode::kLaunched;
-  std::string mode_reason;  // of a GPU, as text for people
 };
 
 // Why a machine shows no GPU, as text for people.
 const char* why_no_gpu();
-const char* launch_mode_text(device::LaunchMode mode);
 
 struct DeviceChoice {
   std::vector<ServedDevice> devices;  // GPUs by number, then host devices
@@ -36,7 +32,7 @@ struct Machine {
   std::function<Result<device::DeviceFacts>(const device::DeviceName&)> facts = device::device_facts;
 };
 
-// UNSUPPORTED: a GPU that was asked for does not exist or can't be used, or resident mode is not possible.
+// UNSUPPORTED: a GPU that was asked for does not exist or can't be used.
 // INVALID_ARGUMENT: no device is left to serve.
 Result<DeviceChoice> choose_devices(const Config& config, const Machine& machine = {});
 

@@ -21,16 +21,12 @@ void tell_of(const ServedDevice& device) {
              {"model", facts.model},
              {"sms", facts.num_sms},
              {"driver", facts.driver},
-             {"partition_sms", facts.sm_partition},
-             {"mps", facts.mps},
-             {"mode", launch_mode_text(device.mode)},
-             {"mode_by", device.mode_reason}});
+             {"mps", facts.mps}});
   if (!facts.mps) {
     log_event(
         LogLevel::kWarning,
-        "without MPS clients and the engine take turns on the GPU: each hand-off between them costs about "
-        "280 us, and mode resident is not possible; start nvidia-cuda-mps-control -d before epd and its "
-        "clients",
+        "without MPS clients and the engine take turns on the GPU: each hand-off between them costs some 140 "
+        "to 280 us; start nvidia-cuda-mps-control -d before epd and its clients",
         {{"device", name.text()}});
   }
 }
@@ -72,11 +68,7 @@ void DeviceList::tell() const {
 
 std::string DeviceList::text() const {
   std::string text;
-  for (const Device& device : devices_)
-    text.append(text.empty() ? "" : ", ")
-        .append(device.name.text())
-        .append(" ")
-        .append(launch_mode_text(device.mode));
+  for (const Device& device : devices_) text.append(text.empty() ? "" : ", ").append(device.name.text());
   return text;
 }
 
@@ -99,8 +91,8 @@ Status DeviceList::find_unreachable() {
   return {};
 }
 
-bool DeviceList::is_resident(std::uint32_t device) const {
-  return is_cuda(devices_[device].name) && devices_[device].mode == device::LaunchMode::kResident;
+bool DeviceList::is_gpu(std::uint32_t device) const {
+  return is_cuda(devices_[device].name);
 }
 
 }  // namespace epd::supervisor

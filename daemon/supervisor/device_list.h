@@ -22,15 +22,15 @@ class DeviceList {
 
   // Logs what was found, and what was not served.
   void tell() const;
-  std::string text() const;  // "cuda:0 resident, host:0 launched"
+  std::string text() const;  // "cuda:0, host:0"
 
   std::size_t size() const { return devices_.size(); }
   const Device& operator[](std::uint32_t device) const { return devices_[device]; }
   const std::vector<Device>& all() const { return devices_; }
   bool any_under_mps() const;
 
-  // Whether its operations are calls (LaunchMode::kResident).
-  bool is_resident(std::uint32_t device) const;
+  // Then its operations are calls.
+  bool is_gpu(std::uint32_t device) const;
 
  private:
   DeviceList() = default;

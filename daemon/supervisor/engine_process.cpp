@@ -159,7 +159,6 @@ Result<std::unique_ptr<EngineProcess>> EngineProcess::spawn(const EngineCommand&
   const char* format = command.log_format == LogFormat::kJson ? "json" : "logfmt";
   std::vector<std::string> words = {"epd",          "engine",
                                     "--device",     command.device,
-                                    "--mode",       launch_mode_text(command.mode),
                                     "--link-fd",    std::to_string(kFirstEngineFd),
                                     "--log-level",  to_text(command.log_levels),
                                     "--log-format", format};

@@ -18,9 +18,8 @@ namespace epd::supervisor {
 struct EngineCommand {
   std::string binary;  // "/proc/self/exe"
   std::string device;  // "host:0"
-  device::LaunchMode mode = device::LaunchMode::kLaunched;
-  int page_fd = -1;  // becomes descriptor 4 of the engine
-  int bell_fd = -1;  // becomes descriptor 5
+  int page_fd = -1;    // becomes descriptor 4 of the engine
+  int bell_fd = -1;    // becomes descriptor 5
   LogLevels log_levels;
   LogFormat log_format = LogFormat::kLogfmt;
   transport::NetworkOptions network;

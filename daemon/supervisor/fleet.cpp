@@ -40,10 +40,10 @@ void EngineFleet::stop_watching(Loop::WatchId& watch, int fd) {
   if (watch != 0) loop_.remove(std::exchange(watch, 0), fd);
 }
 
-Status EngineFleet::start(const std::vector<DeviceToServe>& devices) {
+Status EngineFleet::start(const std::vector<std::string>& devices) {
   devices_.reserve(devices.size());  // references to pages are handed out
-  for (const DeviceToServe& device : devices) {
-    if (Status status = make_device(device); !status.ok()) return status;
+  for (const std::string& name : devices) {
+    if (Status status = make_device(name); !status.ok()) return status;
   }
   oom_kills_ = oom_kills();
   for (std::uint32_t i = 0; i < size(); ++i) spawn(i);
@@ -51,10 +51,9 @@ Status EngineFleet::start(const std::vector<DeviceToServe>& devices) {
   return {};
 }
 
-Status EngineFleet::make_device(const DeviceToServe& served) {
+Status EngineFleet::make_device(const std::string& name) {
   Device device;
-  device.name = served.name;
-  device.mode = served.mode;
+  device.name = name;
   Result<UniqueFd> page = make_sealed_memfd("epd-engine-page", sizeof(abi::EnginePage));
   if (!page.ok()) return page.status();
   Result<Mapping> map = Mapping::map(page->get(), sizeof(abi::EnginePage), Access::kReadWrite);
@@ -77,8 +76,8 @@ void EngineFleet::spawn(std::uint32_t index) {
   device.looked_stopped = false;
   device.spared_until_ns = 0;
   Result<std::unique_ptr<EngineProcess>> process =
-      EngineProcess::spawn({options_.binary, device.name, device.mode, device.page_fd.get(),
-                            device.bell.get(), options_.log_levels, options_.log_format, options_.network});
+      EngineProcess::spawn({options_.binary, device.name, device.page_fd.get(), device.bell.get(),
+                            options_.log_levels, options_.log_format, options_.network});
   if (process.status().code() == StatusCode::kResourceExhausted) return start_later(index, process.status());
   if (!process.ok()) {
     device.last_exit = process.status().message();

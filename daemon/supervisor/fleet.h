@@ -53,10 +53,6 @@ class EngineFleet {
     std::uint32_t max_restarts_per_minute = 10;
     transport::NetworkOptions network;
   };
-  struct DeviceToServe {
-    std::string name;
-    device::LaunchMode mode = device::LaunchMode::kLaunched;
-  };
 
   // `clock` is the one by which engines write their heartbeats. Deadlines use the loop's clock.
   EngineFleet(Loop& loop, const Clock& clock, FleetHost& host, Options options)
@@ -64,7 +60,7 @@ class EngineFleet {
   ~EngineFleet();
 
   // Makes the pages and bells, and starts every engine.
-  Status start(const std::vector<DeviceToServe>& devices);
+  Status start(const std::vector<std::string>& devices);
   void set_options(Options options) { options_ = std::move(options); }
   void set_network(transport::NetworkOptions network) { options_.network = std::move(network); }
 
@@ -125,7 +121,6 @@ class EngineFleet {
  private:
   struct Device {
     std::string name;
-    device::LaunchMode mode = device::LaunchMode::kLaunched;
     UniqueFd page_fd;
     Mapping page;
     UniqueFd bell;
@@ -157,7 +152,7 @@ class EngineFleet {
   };
 
   void stop_watching(Loop::WatchId& watch, int fd);
-  Status make_device(const DeviceToServe& served);
+  Status make_device(const std::string& name);
   void spawn(std::uint32_t device);
   void on_link(std::uint32_t device, std::uint32_t events);
   void read_link(std::uint32_t device);

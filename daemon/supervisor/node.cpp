@@ -29,8 +29,7 @@ session::SessionTable::Options session_options(const DaemonLife& life, const Dev
   options.boot_id = life.boot_id;
   for (std::uint32_t i = 0; i < devices.size(); ++i) {
     const DeviceList::Device& device = devices[i];
-    options.devices.push_back(
-        {device.name.text(), device.name.kind, device.facts.uuid, devices.is_resident(i)});
+    options.devices.push_back({device.name.text(), device.name.kind, device.facts.uuid});
   }
   options.limits = limits;
   return options;
@@ -81,9 +80,8 @@ Status Node::start() {
   if (!watch.ok()) return watch.status();
   if (Status status = join_cluster(); !status.ok()) return status;
   if (Status status = gpu_work_.start(); !status.ok()) return status;
-  std::vector<EngineFleet::DeviceToServe> devices;
-  for (const DeviceList::Device& device : devices_.all())
-    devices.push_back({device.name.text(), device.mode});
+  std::vector<std::string> devices;
+  for (const DeviceList::Device& device : devices_.all()) devices.push_back(device.name.text());
   return fleet_.start(devices);
 }
 

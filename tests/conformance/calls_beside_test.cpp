@@ -72,7 +72,7 @@ TEST_P(CallsBeside, EpctlListsThemWhileTheyRun) {
 // Rank 0's operation has all the SMs that it may have, and waits for a slow peer.
 TEST_P(CallsBeside, AGroupWorksWhileAnOperationOfAnotherHoldsSms) {
   DaemonOptions options;
-  use_devices(options, "resident");
+  use_devices(options, "cuda");
   options.sms = 1024;  // all that a device has
   Daemon own(options);
   ASSERT_TRUE(own.start());

@@ -538,33 +538,5 @@ TEST_P(Calls, MoreTokensThanThereMayBeEndTheSession) {
   });
 }
 
-// Elsewhere the engine is in the path: what only calls can do is refused.
-TEST_P(Calls, OnlyModeResidentTakesThem) {
-  for (const char* const kind : {"cuda", "host"}) {
-    DaemonOptions options;
-    use_devices(options, kind);
-    Daemon own(options);
-    ASSERT_TRUE(own.start());
-    expect_all_ok(run_ranks(1, 60, [&](std::uint32_t) -> std::string {
-      const Session session(own.socket(), own.device(0));
-      epd_session_info_t info;
-      epd_session_info_init(&info);
-      must(epd_session_info(session.get(), &info), "info");
-      RANK_CHECK(info.resident == 0, "not resident");
-      const Group group(session, small_config("none", 0, 1));
-      const std::uint32_t n = 0;
-      epd_dispatch_args_t args;
-      epd_dispatch_args_init(&args);
-      args.num_tokens_at = &n;
-      epd_ticket_t ticket = 0;
-      must(epd_dispatch(group.get(), &args, EPD_NO_STREAM, &ticket, nullptr), "dispatch",
-           EPD_INVALID_ARGUMENT);
-      must_say("num_tokens_at is given; allowed: NULL, but on GPUs that the daemon serves in mode resident");
-      return "";
-    }));
-    own.stop();
-  }
-}
-
 }  // namespace
 }  // namespace epd::test

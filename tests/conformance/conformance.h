@@ -21,8 +21,7 @@ namespace epd::test {
 // Base of all random seeds; EPD_TEST_SEED=N repeats or varies a run.
 std::uint64_t base_seed();
 
-// What this program's suites run on: "host", "cuda", "resident", "resident_in_streams", or "nodes2",
-// "nodes3".
+// What this program's suites run on: "host", "cuda", "cuda_in_streams", or "nodes2", "nodes3".
 std::vector<std::string> kinds_here(const std::vector<std::string>& of_one_node);
 
 class Conformance : public testing::TestWithParam<std::string> {
@@ -34,11 +33,11 @@ class Conformance : public testing::TestWithParam<std::string> {
 
   void SetUp() override;
   // Of the devices, as use_devices() has it. A suite may have other parameters.
-  virtual std::string device_kind() const { return in_streams() ? "resident" : GetParam(); }
-  // "resident_in_streams": all operations of with_ranks() and of scripts are enqueued in streams.
+  virtual std::string device_kind() const { return in_streams() ? "cuda" : GetParam(); }
+  // "cuda_in_streams": all operations of with_ranks() and of scripts are enqueued in streams.
   bool spans() const { return device_kind().starts_with("nodes"); }
   bool on_host() const { return device_kind() == "host" || spans(); }
-  static bool in_streams() { return GetParam() == "resident_in_streams"; }
+  static bool in_streams() { return GetParam() == "cuda_in_streams"; }
   // All ranks of a case attach, join and run the body.
   void with_ranks(const Case& c, const Body& body, double seconds = 90);
   // All ranks of a case run a script.

@@ -9,7 +9,7 @@ namespace {
 
 class Failures : public Conformance {};
 INSTANTIATE_TEST_SUITE_P(Devices, Failures,
-                         testing::ValuesIn(kinds_here({"host", "cuda", "resident", "resident_in_streams"})),
+                         testing::ValuesIn(kinds_here({"host", "cuda", "cuda_in_streams"})),
                          [](const auto& tested) { return tested.param; });
 
 Case small_case(std::uint32_t num_ranks, std::uint32_t depth = 2) {
@@ -94,12 +94,12 @@ TEST_P(Failures, AStaleHandleIsNotFoundAndHarmless) {
     epd_handle_t new_handle = 0;
     finish_dispatch(group, c, rank, 0, 0, submit_dispatch(group, c, rank, 0, 0, &old_handle));
     finish_dispatch(group, c, rank, 0, 1, submit_dispatch(group, c, rank, 0, 1, &new_handle));
-    RANK_CHECK((old_handle != new_handle) == !group.resident(), "handles of calls name records");
+    RANK_CHECK((old_handle != new_handle) == !group.on_gpu(), "handles of calls name records");
     epd_combine_args_t args;
     epd_combine_args_init(&args);
     epd_ticket_t ticket = 0;
     std::vector<epd_handle_t> all_bad{0, new_handle + 1, ~epd_handle_t{0}};
-    if (!group.resident()) all_bad.push_back(old_handle);
+    if (!group.on_gpu()) all_bad.push_back(old_handle);
     for (const epd_handle_t bad : all_bad) {
       args.handle = bad;
       must(group.combine(&args, &ticket), "handle " + std::to_string(bad), EPD_NOT_FOUND);

@@ -42,15 +42,12 @@ class Slab {
   std::size_t used_ = 0;
 };
 
-// "host"; or a stream on a device: "cuda", "resident", whose streams wait by memory operations or
-// "_by_kernel".
+// "host"; or a stream on a GPU: "cuda", whose streams wait by memory operations, or "cuda_by_kernel".
 class CallersMemory : public Conformance {
  protected:
-  std::string device_kind() const override {
-    return GetParam().starts_with("resident") ? "resident" : GetParam().starts_with("cuda") ? "cuda" : "host";
-  }
+  std::string device_kind() const override { return GetParam().starts_with("cuda") ? "cuda" : "host"; }
   static std::uint32_t kernel_waits() { return GetParam().ends_with("by_kernel") ? ~0u : 0; }
-  static bool by_calls() { return GetParam().starts_with("resident"); }
+  static bool by_calls() { return GetParam().starts_with("cuda"); }
   Case memory_case(std::uint64_t seed, std::uint32_t num_ranks) const {
     Case c = random_case(base_seed() + seed, num_ranks);
     c.bound = 0;

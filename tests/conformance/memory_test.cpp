@@ -8,8 +8,7 @@
 namespace epd::test::callers_memory {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Devices, CallersMemory,
-                         testing::Values("host", "cuda", "cuda_by_kernel", "resident", "resident_by_kernel"),
+INSTANTIATE_TEST_SUITE_P(Devices, CallersMemory, testing::Values("host", "cuda", "cuda_by_kernel"),
                          [](const auto& tested) { return tested.param; });
 
 // ---- any case

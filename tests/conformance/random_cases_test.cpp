@@ -22,7 +22,7 @@ class RandomCases : public Conformance {
     run_scripts(scripts, 120);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Devices, RandomCases, testing::ValuesIn(kinds_here({"host", "cuda", "resident"})),
+INSTANTIATE_TEST_SUITE_P(Devices, RandomCases, testing::ValuesIn(kinds_here({"host", "cuda"})),
                          [](const auto& tested) { return tested.param; });
 
 TEST_P(RandomCases, OneRank) {

@@ -90,7 +90,7 @@ void rounds_through_breaks(const Case& c, const Group& group, std::uint32_t rank
                            Gate& finished) {
   constexpr std::uint64_t most = 200;
   // A host is told of a break by a refusal, a stream goes on to the end: all is done again after each kill.
-  Rounds rounds(group, c, rank, most * (group.resident() ? 2 + kMostKills : 3), slots);
+  Rounds rounds(group, c, rank, most * (2 + kMostKills), slots);
   std::uint64_t epoch = epoch_of(group);
   std::uint64_t next = 0;  // operation
   for (const double end = now_s() + 60;;) {
@@ -252,7 +252,7 @@ void end_without_an_engine(const std::string& kind, const Case& c, End end, epd_
         waiting->arrive();
         rounds.must_finish();
         RANK_CHECK(now_s() - since < 15, "the waits had an end of their own: this shows nothing");
-        rounds.all_must_fail(group.resident() ? told : EPD_ENGINE_RESTARTED);
+        rounds.all_must_fail(told);
         must(epd_group_check(group.get(), nullptr), "check", told);
         return "";
       });

@@ -158,7 +158,7 @@ void Rounds::check_combined(const Round& r) const {
 }
 
 void Rounds::check_all() {
-  if (group_.resident()) must_have_gone_well(group_, failed_);
+  must_have_gone_well(group_, failed_);
   for (const Round& r : rounds_) {
     epd_result_t result;
     epd_result_init(&result);
@@ -175,12 +175,10 @@ void Rounds::all_must_fail(epd_status_t status) {
     must(epd_ticket_wait(group_.get(), r.dispatch, kWaitMs, nullptr), name(r.number, "dispatch"), status);
     must(epd_ticket_wait(group_.get(), r.combine, kWaitMs, nullptr), name(r.number, "combine"), status);
   }
-  if (group_.resident()) {
-    epd_progress_t progress;
-    epd_progress_init(&progress);
-    must(epd_group_check(group_.get(), &progress), "check", status);
-    failed_ = progress.failed;
-  }
+  epd_progress_t progress;
+  epd_progress_init(&progress);
+  must(epd_group_check(group_.get(), &progress), "check", status);
+  failed_ = progress.failed;
   rounds_.clear();
 }
 

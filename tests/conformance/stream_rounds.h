@@ -10,13 +10,10 @@
 
 namespace epd::test {
 
-// On CUDA devices, launched and resident, whose streams wait as they do by default, or by kernel, or by
-// event, or some so and some so.
+// On GPUs, whose streams wait as they do by default, or by kernel, or by event, or some so and some so.
 class StreamConformance : public Conformance {
  protected:
-  std::string device_kind() const override {
-    return GetParam().starts_with("resident") ? "resident" : "cuda";
-  }
+  std::string device_kind() const override { return "cuda"; }
   static std::uint32_t kernel_waits() {
     return GetParam().ends_with("by_kernel") ? ~0u : GetParam().ends_with("mixed") ? 0xaaaaaaaa : 0;
   }
@@ -26,14 +23,12 @@ class StreamConformance : public Conformance {
   static Case stream_case(std::uint32_t num_ranks, std::uint32_t depth,
                           epd_layout_t layout = EPD_LAYOUT_COMPACT);
 };
-#define EPD_INSTANTIATE_STREAMS(suite)                                                                   \
-  INSTANTIATE_TEST_SUITE_P(Devices, suite,                                                               \
-                           testing::Values("cuda", "cuda_by_kernel", "cuda_by_event", "resident",        \
-                                           "resident_by_kernel", "resident_by_event", "resident_mixed"), \
+#define EPD_INSTANTIATE_STREAMS(suite)                                                               \
+  INSTANTIATE_TEST_SUITE_P(Devices, suite,                                                           \
+                           testing::Values("cuda", "cuda_by_kernel", "cuda_by_event", "cuda_mixed"), \
                            [](const auto& tested) { return tested.param; })
-// Where operations are calls.
-#define EPD_INSTANTIATE_CALLS(suite)                                                          \
-  INSTANTIATE_TEST_SUITE_P(Devices, suite, testing::Values("resident", "resident_by_kernel"), \
+#define EPD_INSTANTIATE_CALLS(suite)                                                  \
+  INSTANTIATE_TEST_SUITE_P(Devices, suite, testing::Values("cuda", "cuda_by_kernel"), \
                            [](const auto& tested) { return tested.param; })
 
 // A ring that is full says so, and takes more as soon as the engine has.

@@ -68,7 +68,7 @@ class Bound : public testing::TestWithParam<std::string> {
   std::unique_ptr<Daemon> daemon_;
   int number_ = 0;
 };
-INSTANTIATE_TEST_SUITE_P(Devices, Bound, testing::Values("host", "cuda", "resident"),
+INSTANTIATE_TEST_SUITE_P(Devices, Bound, testing::Values("host", "cuda"),
                          [](const auto& tested) { return tested.param; });
 
 Case all_regions() {

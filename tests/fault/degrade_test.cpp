@@ -37,7 +37,7 @@ class DegradeFault : public testing::TestWithParam<std::string> {
   }
   std::unique_ptr<Daemon> daemon_;
 };
-INSTANTIATE_TEST_SUITE_P(Devices, DegradeFault, testing::Values("host", "cuda", "resident"),
+INSTANTIATE_TEST_SUITE_P(Devices, DegradeFault, testing::Values("host", "cuda"),
                          [](const auto& tested) { return tested.param; });
 
 struct Stage {

@@ -34,10 +34,8 @@ constexpr std::uint32_t kJoinUnderFaultMs = 2'000;  // the partner may never com
 const std::vector<std::string> kFunctions = {EPD_CUDA_FUNCTIONS(EPD_NAME_OF)};
 #undef EPD_NAME_OF
 
-// What a failure of these costs is told otherwise, or nothing: a partition is all SMs then, or its size is
-// not shown, or one that was left stays until the engine ends.
-const std::set<std::string> kDoneWithout = {"cuDevSmResourceSplitByCount", "cuDeviceGetDevResource",
-                                            "cuGreenCtxDestroy", "cuStreamDestroy"};
+// What a failure of these costs is told otherwise, or nothing: what was left stays until the engine ends.
+const std::set<std::string> kDoneWithout = {"cuStreamDestroy"};
 
 // Streams are kept for later, each with a thread of the fake driver's; as many as were ever in use at once.
 constexpr std::size_t kMoreThreads = 4;
@@ -54,7 +52,7 @@ bool is_typed(const std::string& text) {
          });
 }
 
-class DriverFault : public testing::TestWithParam<std::string> {
+class DriverFault : public testing::Test {
  protected:
   void SetUp() override {
     if (!has_cuda_driver()) GTEST_SKIP() << "no CUDA driver to be opened here";
@@ -62,7 +60,7 @@ class DriverFault : public testing::TestWithParam<std::string> {
     std::string pattern = (fs::temp_directory_path() / "epd-fail-XXXXXX").string();
     folder_ = ::mkdtemp(pattern.data());
     DaemonOptions options;
-    use_devices(options, GetParam());
+    use_devices(options, "cuda");
     options.devices = kRanks;
     options.settings = patient_settings();
     daemon_ = std::make_unique<Daemon>(std::move(options));
@@ -178,15 +176,15 @@ void DriverFault::sweep(const char* whose, int most, const Step& step) {
   EXPECT_NE(seen, "");
 }
 
-TEST_P(DriverFault, OfAnEngineInAGroupsLife) {
+TEST_F(DriverFault, OfAnEngineInAGroupsLife) {
   sweep(kOfTheEngine, 8, [this] { return live(kJoinUnderFaultMs); });
 }
 
-TEST_P(DriverFault, OfTheSupervisorInAGroupsLife) {
+TEST_F(DriverFault, OfTheSupervisorInAGroupsLife) {
   sweep(kOfTheSupervisor, 2, [this] { return live(kJoinUnderFaultMs); });
 }
 
-TEST_P(DriverFault, OfAnEngineThatStarts) {
+TEST_F(DriverFault, OfAnEngineThatStarts) {
   sweep("", 2, [this] {
     const std::size_t logged = daemon_->log().size();
     pid_t engine = -1;  // after a start that failed none runs for a while
@@ -197,9 +195,6 @@ TEST_P(DriverFault, OfAnEngineThatStarts) {
     return std::vector<std::string>();
   });
 }
-
-INSTANTIATE_TEST_SUITE_P(Devices, DriverFault, testing::Values("cuda", "resident"),
-                         [](const auto& tested) { return tested.param; });
 
 }  // namespace
 }  // namespace epd::test

@@ -61,7 +61,7 @@ class EngineDeath : public testing::TestWithParam<std::string> {
   }
   std::unique_ptr<Daemon> daemon_;
 };
-INSTANTIATE_TEST_SUITE_P(Devices, EngineDeath, testing::Values("host", "cuda", "resident"),
+INSTANTIATE_TEST_SUITE_P(Devices, EngineDeath, testing::Values("host", "cuda"),
                          [](const auto& tested) { return tested.param; });
 
 struct Stage {
@@ -134,7 +134,7 @@ TEST_P(EngineDeath, ArenasAndRoutingSurvive) {
         return "";
       });
   ASSERT_TRUE(eventually(30, [&] { return stage->ready.count == 3; }));
-  // In mode resident clients hear of an end before their engine does.
+  // On GPUs clients hear of an end before their engine does.
   ASSERT_TRUE(eventually(30, [&] { return completed_operations() == 3; }));
   kill_engine(0);
   kill_engine(2);

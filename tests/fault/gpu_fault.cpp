@@ -74,10 +74,9 @@ FaultyGpus::~FaultyGpus() {
   fs::remove_all(folder_, ignored);
 }
 
-bool FaultyGpus::start(const std::vector<std::pair<std::string, std::string>>& settings,
-                       const std::string& kind) {
+bool FaultyGpus::start(const std::vector<std::pair<std::string, std::string>>& settings) {
   DaemonOptions options;
-  use_devices(options, kind);
+  use_devices(options, "cuda");
   options.devices = num_gpus_;
   options.settings = patient_settings();
   if (!true_gpus_) options.settings.emplace_back("mps.control", "\"" EPD_FAKE_MPS_CONTROL "\"");

@@ -41,8 +41,7 @@ class FaultyGpus {
 
   bool usable() const { return why_not_.empty(); }
   const std::string& why_not() const { return why_not_; }
-  // Of devices of that kind, "cuda" or "resident".
-  bool start(const std::vector<std::pair<std::string, std::string>>& settings, const std::string& kind);
+  bool start(const std::vector<std::pair<std::string, std::string>>& settings);
   Daemon& daemon() const { return *daemon_; }
   std::uint32_t num_gpus() const { return num_gpus_; }
 

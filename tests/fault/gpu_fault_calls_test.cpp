@@ -126,7 +126,7 @@ class Player {
 
 class GpuFaultCalls : public GpuFault, public testing::WithParamInterface<Fate> {
  protected:
-  void SetUp() override { start({}, "resident", GetParam().fails_gpu() ? 2 : 1); }
+  void SetUp() override { start({}, GetParam().fails_gpu() ? 2 : 1); }
 
   Case fatal_case() const {
     Case c = gpu_case(GetParam().degrade);

@@ -24,11 +24,11 @@ void print_times(const std::string& what, double killed, const Stage& stage) {
 }
 
 void GpuFault::start(const std::vector<std::pair<std::string, std::string>>& settings,
-                     const std::string& kind, std::uint32_t least_gpus) {
+                     std::uint32_t least_gpus) {
   gpus_.reset();  // it takes its environment along
   gpus_ = std::make_unique<FaultyGpus>(least_gpus);
   if (!gpus_->usable()) GTEST_SKIP() << gpus_->why_not();
-  ASSERT_TRUE(gpus_->start(settings, kind));
+  ASSERT_TRUE(gpus_->start(settings));
 }
 
 std::uint32_t GpuFault::gpu_of(std::uint32_t rank) const {

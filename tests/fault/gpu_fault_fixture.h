@@ -44,8 +44,7 @@ void print_times(const std::string& what, double killed, const Stage& stage);
 class GpuFault : public testing::Test {
  protected:
   void SetUp() override { start({}); }
-  void start(const std::vector<std::pair<std::string, std::string>>& settings,
-             const std::string& kind = "cuda", std::uint32_t least_gpus = 2);
+  void start(const std::vector<std::pair<std::string, std::string>>& settings, std::uint32_t least_gpus = 2);
   void TearDown() override { gpus_.reset(); }
   Daemon& daemon() const { return gpus_->daemon(); }
   // Where the rank is: a GPU's number, and its device.
@@ -66,7 +65,7 @@ class GpuFault : public testing::Test {
 // With one GPU all there is to be seen can be seen.
 class OneGpuFault : public GpuFault {
  protected:
-  void SetUp() override { start({}, "cuda", 1); }
+  void SetUp() override { start({}, 1); }
 };
 
 Case gpu_case(bool degrade);

@@ -49,7 +49,7 @@ TEST_F(OneGpuFault, AnIllegalSubmissionTerminatesNothing) {
 // It detaches while MPS still says who its clients are; and is evicted twice before that.
 TEST_F(OneGpuFault, AnEvictedClientThatLeavesMeanwhileIsNotTerminated) {
   if (!gpus_->can_hold_mps()) GTEST_SKIP() << "the true MPS does not wait for a test";
-  start({{"mps.timeout_ms", "60000"}}, "cuda", 1);
+  start({{"mps.timeout_ms", "60000"}}, 1);
   Shared<Stage> stage;
   RankProcess client([&]() -> std::string {
     {

@@ -231,7 +231,7 @@ TEST_F(OneGpuFault, AnEvictedClientIsTerminatedFirst) {
 // context.
 TEST_F(OneGpuFault, AnEngineThatHangsIsTerminatedFirst) {
   if (!gpus_->can_terminate()) GTEST_SKIP() << "no nvidia-cuda-mps-control to be asked here";
-  start({{"timeouts.engine_watchdog_ms", "2000"}}, "cuda", 1);
+  start({{"timeouts.engine_watchdog_ms", "2000"}}, 1);
   Shared<Stage> stage;
   RankProcess client([&]() -> std::string {
     const Session session(daemon().socket(), device_of(kVictim));

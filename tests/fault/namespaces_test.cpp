@@ -43,7 +43,7 @@ class Namespaces : public testing::TestWithParam<std::string> {
 
   std::string directory_;
 };
-INSTANTIATE_TEST_SUITE_P(Devices, Namespaces, testing::Values("host", "cuda", "resident"),
+INSTANTIATE_TEST_SUITE_P(Devices, Namespaces, testing::Values("host", "cuda"),
                          [](const auto& tested) { return tested.param; });
 
 TEST_P(Namespaces, ClientsOfSeveralShareAGroup) {

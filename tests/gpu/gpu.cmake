@@ -74,25 +74,24 @@ epd_gpu_test(kernels_racecheck TIMEOUT 120 COMMAND compute-sanitizer --tool race
 foreach(_name asserts sm80)
   epd_gpu_test(kernels_${_name} TIMEOUT 240 COMMAND $<TARGET_FILE:kernels_test_${_name}> 100)
   epd_gpu_test(conformance_${_name} MPS TIMEOUT 120 COMMAND ${CMAKE_COMMAND} -E env EPD_TEST_BIN=$<TARGET_FILE_DIR:epd_${_name}>
-    $<TARGET_FILE:operations_test> "--gtest_filter=*RandomCases*/resident")
+    $<TARGET_FILE:operations_test> "--gtest_filter=*RandomCases*/cuda")
 endforeach()
 epd_gpu_test(asserts_caught TIMEOUT 60 COMMAND $<TARGET_FILE:kernels_test_asserts> out-of-range)
 set_tests_properties(gpu.asserts_caught PROPERTIES PASS_REGULAR_EXPRESSION "raw.row is 1048576, allowed: none, or below 4096")
 # Tests that kill an engine take the clients of its GPU along under MPS: gpu_fault_test is about that.
 set(_kills "*ThatIsKilled*:*ThatAreKilled*:*OutliveTheEngine*:*Engine*")
 epd_gpu_test(faults MPS TIMEOUT 300 COMMAND $<TARGET_FILE:gpu_fault_test>)
-epd_gpu_test(streams_launched MPS TIMEOUT 120
-  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*Streams*/cuda_by_kernel:*Streams*/cuda_by_event-${_kills}")
-epd_gpu_test(streams_resident MPS TIMEOUT 180
-  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*Streams*/resident*-${_kills}")
+epd_gpu_test(streams MPS TIMEOUT 180
+  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*Streams*/cuda*-${_kills}")
 epd_gpu_test(calls MPS TIMEOUT 240
-  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*Calls*/resident*-${_kills}")
+  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*Calls*/cuda*-${_kills}")
 epd_gpu_test(memory MPS TIMEOUT 180
-  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*CallersMemory*/cuda*:*CallersMemory*/resident*")
+  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*CallersMemory*/cuda*")
 epd_gpu_test(conformance MPS TIMEOUT 120
-  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*RandomCases*/resident:*Modes*/resident*-${_kills}")
+  COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*RandomCases*/cuda:*Modes*/cuda*-${_kills}")
+epd_gpu_test(without_mps TIMEOUT 120 COMMAND $<TARGET_FILE:operations_test> "--gtest_filter=*RandomCases*/cuda")
 epd_gpu_test(bound MPS TIMEOUT 180
-  COMMAND $<TARGET_FILE:bound_test> "--gtest_filter=*/resident:*/cuda-${_kills}")
+  COMMAND $<TARGET_FILE:bound_test> "--gtest_filter=*/cuda-${_kills}")
 foreach(_name training decode_graph)
   epd_gpu_test(python_${_name} MPS TIMEOUT 180
     COMMAND ${_gpu}/python.sh ${CMAKE_RUNTIME_OUTPUT_DIRECTORY} $<TARGET_FILE:epd_client> python_${_name}.py)

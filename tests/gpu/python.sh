@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs a Python program of this folder on GPUs, beside a daemon of its own: python.sh BIN LIBRARY PROGRAM [OPTIONS]
-# BIN has epd and epctl. MPS runs already, if GPUs shall be in mode resident. Ranks share GPUs where there are fewer. Exit 77
+# BIN has epd and epctl. MPS runs already, or there is none. Ranks share GPUs where there are fewer. Exit 77
 # ("skipped") where torch is missing or sees no GPU. EPD_TEST_DEVICES="--devices.cuda none --devices.host 2": on host devices instead.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)

@@ -28,7 +28,7 @@ CASES = (  # tokens, payload, options of epbench
 
 
 def measure(arguments, tokens, payload, layout, way):
-    command = [f"{arguments.bin}/epbench", "--backend", "cuda", "--mode", "resident", "--json", "--check", "one"]
+    command = [f"{arguments.bin}/epbench", "--backend", "cuda", "--json", "--check", "one"]
     command += ["--ranks", str(arguments.ranks), "--iters", str(arguments.iters), "--tokens", str(tokens)]
     command += ["--payload", payload, *layout, *WAYS[way]]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -4,9 +4,9 @@
 # Usage: tests/gpu/run.sh [--daemon DIR] [full]   (from the root of the sources; output in build/gpu;
 # EPD_GPU_STEPS="test suite" runs these steps alone). With --daemon also, under MPS, what pack.sh has put in
 # DIR: the GPU faults, the benchmark's suite, graphs, overlap, SMs that change meanwhile, streams,
-# calls, conformance, bound memory, torch through deep_ep. `full`, some four minutes more: also launched
-# operations in suite, overlap and bound memory, other ways to ask and to wait, and other images of the kernels:
-# the steps with `asserts` (it checks ranges) and `sm80` (the code for devices before sm_90) in their names.
+# calls, conformance, bound memory, torch through deep_ep; then a part of it without MPS. `full`, some three
+# minutes more: also other ways to ask and to wait, and other images of the kernels: the steps with `asserts`
+# (it checks ranges) and `sm80` (the code for devices before sm_90) in their names.
 # All that the steps have said is in all.log, and what was running 12 s before a step's time was up
 # (what_hangs.sh).
 set -u
@@ -111,9 +111,8 @@ if [ -n "$daemon" ]; then
   # Tests that kill an engine take the clients of its GPU along under MPS.
   kills='*ThatIsKilled*:*ThatAreKilled*:*OutliveTheEngine*:*Engine*'
   step faults 160 "$daemon/bin/gpu_fault_test"
-  [ "$full" = full ] && step suite 100 "$daemon/bin/epbench" suite --backend cuda --iters 12
-  step resident 110 "$daemon/bin/epbench" suite --backend cuda --mode resident --iters 12
-  decode="$daemon/bin/epbench --backend cuda --mode resident --sms 32 --tokens 128 --layout expert --payload fp8
+  step suite 110 "$daemon/bin/epbench" suite --backend cuda --iters 12
+  decode="$daemon/bin/epbench --backend cuda --sms 32 --tokens 128 --layout expert --payload fp8
     --max-recv-rows 64 --iters 40"
   step decode_graph 40 $decode --wait kernel --graph
   if [ "$full" = full ]; then
@@ -122,38 +121,26 @@ if [ -n "$daemon" ]; then
     step decode_graph_warm 40 $decode --wait kernel --graph --warm-cache
     step decode_graph_memop 40 $decode --graph
   fi
-  modes=
-  [ "$full" = full ] && modes=launched
-  for mode in $modes; do
-    beside="$epbench --mode $mode --wait kernel --overlap --check none"
-    step "overlap_4096_$mode" 60 $beside --tokens 4096
-    step "overlap_128_$mode" 60 $beside --tokens 128 --layout expert --payload fp8 --max-recv-rows 64
-  done
   ways=graph
   [ "$full" = full ] && ways="calls graph"
   for by in $ways; do
-    beside="$epbench --mode resident --wait kernel --overlap --check one"
+    beside="$epbench --wait kernel --overlap --check one"
     [ "$by" = graph ] && beside="$beside --graph"
     step "overlap_4096_$by" 60 $beside --tokens 4096
     step "overlap_128_$by" 60 $beside --tokens 128 --layout expert --payload fp8 --max-recv-rows 64
   done
-  step sms_changes 60 "$daemon/bin/epbench" --backend cuda --mode resident --wait kernel --tokens 4096 --check one \
+  step sms_changes 60 "$daemon/bin/epbench" --backend cuda --wait kernel --tokens 4096 --check one \
     --iters 400 --sms-changes 10
   # A daemon starts anew with each kind of device: one kind after the other.
-  step streams_cuda 90 "$daemon/bin/operations_test" --gtest_filter="*Streams*/cuda_by_kernel:*Streams*/cuda_by_event-$kills"
-  step streams_resident 150 "$daemon/bin/operations_test" --gtest_filter="*Streams*/resident*-$kills"
-  step calls 150 "$daemon/bin/operations_test" --gtest_filter="*Calls*/resident*-$kills"
-  step memory 300 "$daemon/bin/operations_test" --gtest_filter="*CallersMemory*/cuda_by_kernel:*CallersMemory*/resident*-$kills"
-  step conformance 120 "$daemon/bin/operations_test" --gtest_filter="*RandomCases*/resident:*Modes*/resident*-$kills"
+  step streams 150 "$daemon/bin/operations_test" --gtest_filter="*Streams*/cuda*-$kills"
+  step calls 150 "$daemon/bin/operations_test" --gtest_filter="*Calls*/cuda*-$kills"
+  step memory 300 "$daemon/bin/operations_test" --gtest_filter="*CallersMemory*/cuda*-$kills"
+  step conformance 120 "$daemon/bin/operations_test" --gtest_filter="*RandomCases*/cuda:*Modes*/cuda*-$kills"
   for image in $images; do
     step "conformance_$image" 90 env EPD_TEST_BIN="$daemon/bin/$image" "$daemon/bin/operations_test" \
-      --gtest_filter="*RandomCases*/resident"
+      --gtest_filter="*RandomCases*/cuda"
   done
-  kinds=resident
-  [ "$full" = full ] && kinds="cuda resident"
-  for kind in $kinds; do
-    step "bound_$kind" 90 "$daemon/bin/bound_test" --gtest_filter="*/$kind-$kills"
-  done
+  step bound 90 "$daemon/bin/bound_test" --gtest_filter="*/cuda-$kills"
   # torch's ranks through deep_ep, where torch is there.
   programs="training decode_graph"
   [ "$full" = full ] && programs="$programs call_cost call_times"
@@ -163,6 +150,9 @@ if [ -n "$daemon" ]; then
   step python_engines_restart 120 "$here/tests/gpu/python.sh" "$daemon/bin" "$daemon/lib/libepd.so.0" \
     python_engines_die.py --how restart
   echo quit | nvidia-cuda-mps-control > /dev/null
+  # Without MPS: the same operations, in turn with the clients' kernels.
+  step without_mps 120 "$daemon/bin/operations_test" --gtest_filter="*RandomCases*/cuda"
+  step without_mps_graph 60 $decode --graph
   step python_engines_die 120 "$here/tests/gpu/python.sh" "$daemon/bin" "$daemon/lib/libepd.so.0" \
     python_engines_die.py
 fi
@@ -173,7 +163,7 @@ if command -v compute-sanitizer > /dev/null && [ "${EPD_GPU_SANITIZE:-1}" = 1 ];
 fi
 for name in $steps; do
   case $name in
-    test | kernels_* | memcheck | racecheck | streams_* | calls | memory | conformance* | bound_*) lines=12 ;;
+    test | kernels_* | memcheck | racecheck | streams | calls | memory | conformance* | bound) lines=12 ;;
     *) lines=+1 ;;
   esac
   echo "== $name"

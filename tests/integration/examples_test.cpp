@@ -97,7 +97,7 @@ TEST(ExamplesWithoutADaemon, LibepdNamesTheCallThatFailed) {
 #ifdef EPD_EXAMPLE_MOE_GRAPH_C
 TEST(ExamplesOnGpus, MoeGraphInC) {
   DaemonOptions options;
-  use_devices(options, "resident");
+  use_devices(options, "cuda");
   Daemon daemon(options);
   ASSERT_TRUE(daemon.start());
   for (const std::string ranks : {"1", "2", "4"}) {

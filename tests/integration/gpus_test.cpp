@@ -52,16 +52,12 @@ class Gpus : public testing::Test {
     ADD_FAILURE() << "no check " << name;
     return {};
   }
-  // "cuda:0 resident (auto: MPS runs on it), host:0"
+  // "cuda:0, host:0"
   std::string served() const {
     std::string text;
     const json all = epctl({"devices"}, 0);
-    for (const json& device : all["devices"]) {
+    for (const json& device : all["devices"])
       text += (text.empty() ? "" : ", ") + device["name"].get<std::string>();
-      if (!device["cuda"].is_object()) continue;
-      const json& gpu = device["cuda"];
-      text += " " + gpu["mode"].get<std::string>() + " (" + gpu["mode_reason"].get<std::string>() + ")";
-    }
     return text;
   }
   // The device of a session that names none.
@@ -135,12 +131,11 @@ TEST_F(Gpus, AreDescribed) {
   EXPECT_EQ(gpu["compute_capability"], "9.0");
   EXPECT_EQ(gpu["cuda_version"].get<std::string>().substr(0, 3), "13.");
   EXPECT_EQ(gpu["num_sms"], 132);
-  EXPECT_EQ(gpu["sm_partition"], 8);
   EXPECT_EQ(gpu["mps"], true);
   EXPECT_EQ(gpu["unreachable"].size(), 0u);
   const std::string text = daemon_->epctl({"devices"}).out;
   EXPECT_NE(text.find("NO P2P WITH"), std::string::npos) << text;
-  for (const char* name : {"gpu cuda:2", "mps", "sm_partitions", "peer_access"})
+  for (const char* name : {"gpu cuda:2", "mps", "peer_access"})
     EXPECT_EQ(check(name, 0)["level"], "ok") << name;
   EXPECT_TRUE(eventually(10, [&] { return logged("MPS can't be asked to terminate work"); }));
   const json control = check("mps_control", 0);
@@ -150,7 +145,7 @@ TEST_F(Gpus, AreDescribed) {
 
 TEST_F(Gpus, WithoutMpsItRunsAndSaysWhatThatCosts) {
   start("EPD_FAKE_CUDA_MPS", "0", {});  // every device has answered a noop
-  EXPECT_TRUE(logged("each hand-off between them costs about 280 us, and mode resident is not possible"));
+  EXPECT_TRUE(logged("each hand-off between them costs some 140 to 280 us"));
   const json mps = check("mps", 0);
   EXPECT_EQ(mps["level"], "warn");
   EXPECT_NE(mps["advice"].get<std::string>().find("nvidia-cuda-mps-control -d"), std::string::npos);
@@ -160,25 +155,16 @@ TEST_F(Gpus, WithoutMpsItRunsAndSaysWhatThatCosts) {
   EXPECT_EQ(status, EPD_OK);
 }
 
-TEST_F(Gpus, AutoServesTheMachinesGpusAsMpsAllows) {
+TEST_F(Gpus, AutoServesTheMachinesGpus) {
   start("EPD_FAKE_CUDA_DEVICES", "2", {}, "devices.host = 1\n");
-  EXPECT_EQ(served(),
-            "cuda:0 resident (auto: MPS runs on it), cuda:1 resident (auto: MPS runs on it), host:0");
-  const std::string text = daemon_->epctl({"devices"}).out;
-  EXPECT_NE(text.find("resident (auto: MPS runs on it)"), std::string::npos) << text;
-  EXPECT_TRUE(logged("mode=\"resident\" mode_by=\"auto: MPS runs on it\""));
+  EXPECT_EQ(served(), "cuda:0, cuda:1, host:0");
   for (int i = 0; i < 4; ++i) EXPECT_EQ(device_of_choice().substr(0, 5), "cuda:") << "never the host device";
   epd_status_t status = EPD_INTERNAL;
   EXPECT_EQ(join_on(0, 1, 20000, &status), "");
   EXPECT_EQ(status, EPD_OK);
 }
 
-TEST_F(Gpus, AutoWithoutMpsLaunchesAndWithoutGpusServesAHostDevice) {
-  start("EPD_FAKE_CUDA_MPS", "0", {}, "");
-  const std::string launched = " launched (auto: MPS does not run on it)";
-  EXPECT_EQ(served(),
-            "cuda:0" + launched + ", cuda:1" + launched + ", cuda:2" + launched + ", cuda:3" + launched);
-  daemon_->stop();
+TEST_F(Gpus, AutoWithoutGpusServesAHostDevice) {
   start("EPD_FAKE_CUDA_DEVICES", "0", {}, "");
   EXPECT_EQ(served(), "host:0");
   EXPECT_EQ(device_of_choice(), "host:0");
@@ -187,25 +173,40 @@ TEST_F(Gpus, AutoWithoutMpsLaunchesAndWithoutGpusServesAHostDevice) {
 TEST_F(Gpus, AListServesThoseAlone) {
   start("EPD_FAKE_CUDA_DEVICES", "4", {},
         "devices.cuda = [1, \"GPU-fa4e4750-5520-6f66-206e-6f206b657204\"]\n");
-  const std::string resident = " resident (auto: MPS runs on it)";
-  EXPECT_EQ(served(), "cuda:1" + resident + ", cuda:3" + resident);
+  EXPECT_EQ(served(), "cuda:1, cuda:3");
   EXPECT_EQ(epctl({"devices"}, 0)["devices"][1]["cuda"]["uuid"], "GPU-fa4e4750-5520-6f66-206e-6f206b657204");
   epd_status_t status = EPD_INTERNAL;
   EXPECT_EQ(join_on(1, 3, 20000, &status), "");
   EXPECT_EQ(status, EPD_OK);
 }
 
-TEST_F(Gpus, AMachineWhoseDriverFailsIsNotServedByItsProcessors) {
-  ::setenv("EPD_FAKE_CUDA_FAIL", "cuDeviceGetCount:1:802", 1);
+TEST_F(Gpus, AMachineWhoseGpusCanNotBeUsedIsNotServedByItsProcessors) {
+  const struct {
+    const char* variable;
+    const char* value;
+    std::vector<const char*> said;
+  } cases[] = {
+      {"EPD_FAKE_CUDA_FAIL",
+       "cuDeviceGetCount:1:802",
+       {"devices.cuda is \"auto\" and the GPUs can't be used", "CUDA_ERROR_SYSTEM_NOT_READY"}},
+      {"EPD_FAKE_CUDA_HOST_NUMA",
+       "0",
+       {"devices.cuda is \"auto\" and no GPU can be used: cuda:0 has no memory of the host by file "
+        "descriptor",
+        "HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"}},
+  };
   const std::string directory = ::testing::TempDir() + "epd-gpus-" + std::to_string(::getpid());
-  const CommandResult result = run_command({daemon_program(), "serve", "--config", "/dev/null", "--socket",
-                                            directory + "/a.sock", "--control-socket", directory + "/c.sock"},
-                                           10);
-  ::unsetenv("EPD_FAKE_CUDA_FAIL");
-  EXPECT_EQ(result.exit_code, 1) << result.err;
-  for (const char* part : {"devices.cuda is \"auto\" and the GPUs can't be used",
-                           "CUDA_ERROR_SYSTEM_NOT_READY", "devices.cuda = \"none\""})
-    EXPECT_NE(result.err.find(part), std::string::npos) << result.err;
+  for (const auto& [variable, value, said] : cases) {
+    ::setenv(variable, value, 1);
+    const CommandResult result =
+        run_command({daemon_program(), "serve", "--config", "/dev/null", "--socket", directory + "/a.sock",
+                     "--control-socket", directory + "/c.sock"},
+                    10);
+    ::unsetenv(variable);
+    EXPECT_EQ(result.exit_code, 1) << result.err;
+    EXPECT_NE(result.err.find("devices.cuda = \"none\""), std::string::npos) << result.err;
+    for (const char* part : said) EXPECT_NE(result.err.find(part), std::string::npos) << result.err;
+  }
 }
 
 TEST_F(Gpus, WithoutAWayBetweenTwoAGroupOnBothIsRefused) {
@@ -227,37 +228,32 @@ TEST_F(Gpus, WithoutAWayBetweenTwoAGroupOnBothIsRefused) {
 // As GPUs of compute capability 8.6 and 8.9 have it. The rows of this group fit into shared memory, and what
 // an inbox needs beside them does not.
 TEST_F(Gpus, WithLittleSharedMemoryAGroupWhoseInboxDoesNotFitIsRefused) {
-  for (const char* const mode : {"launched", "resident"}) {
-    SCOPED_TRACE(mode);
-    start("EPD_FAKE_CUDA_SHARED_MEMORY", "101376", {},
-          "devices.cuda = [0]\ndevices.mode = \"" + std::string(mode) + "\"\n");
-    const pid_t engine = daemon_->engine(0);
-    RankProcess client([&]() -> std::string {
-      const Session session(daemon_->socket(), daemon_->device(0));
-      epd_group_config_t c = small_config("wide", 0, 1);
-      c.layout = EPD_LAYOUT_PACKED;
-      c.num_experts = 2048;
-      c.topk = 8;
-      c.hidden = 6144;
-      c.max_tokens = 128;
-      c.max_recv_rows = 1024;
-      epd_group_t* handle = nullptr;
-      const epd_status_t status = epd_group_join(session.get(), &c, &handle);
-      const std::string said = epd_last_error();
-      RANK_CHECK(status == EPD_UNSUPPORTED, std::string(epd_status_name(status)) + ": " + said);
-      c.max_tokens = 513;  // too many for an inbox
-      c.max_recv_rows = 4104;
-      const Group group(session, c);
-      return said;
-    });
-    const RankOutcome outcome = client.wait(40);
-    EXPECT_TRUE(outcome.ok) << outcome.to_string();
-    for (const char* part : {"can't hold rows of 12288 bytes, 1 ranks, 2048 experts, 128 tokens",
-                             "101376 bytes of an SM's shared memory"})
-      EXPECT_NE(outcome.text.find(part), std::string::npos) << outcome.text;
-    EXPECT_EQ(daemon_->engine(0), engine) << "the engine has died";
-    daemon_->stop();
-  }
+  start("EPD_FAKE_CUDA_SHARED_MEMORY", "101376", {}, "devices.cuda = [0]\n");
+  const pid_t engine = daemon_->engine(0);
+  RankProcess client([&]() -> std::string {
+    const Session session(daemon_->socket(), daemon_->device(0));
+    epd_group_config_t c = small_config("wide", 0, 1);
+    c.layout = EPD_LAYOUT_PACKED;
+    c.num_experts = 2048;
+    c.topk = 8;
+    c.hidden = 6144;
+    c.max_tokens = 128;
+    c.max_recv_rows = 1024;
+    epd_group_t* handle = nullptr;
+    const epd_status_t status = epd_group_join(session.get(), &c, &handle);
+    const std::string said = epd_last_error();
+    RANK_CHECK(status == EPD_UNSUPPORTED, std::string(epd_status_name(status)) + ": " + said);
+    c.max_tokens = 513;  // too many for an inbox
+    c.max_recv_rows = 4104;
+    const Group group(session, c);
+    return said;
+  });
+  const RankOutcome outcome = client.wait(40);
+  EXPECT_TRUE(outcome.ok) << outcome.to_string();
+  for (const char* part : {"can't hold rows of 12288 bytes, 1 ranks, 2048 experts, 128 tokens",
+                           "101376 bytes of an SM's shared memory"})
+    EXPECT_NE(outcome.text.find(part), std::string::npos) << outcome.text;
+  EXPECT_EQ(daemon_->engine(0), engine) << "the engine has died";
 }
 
 }  // namespace

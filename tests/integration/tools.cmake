@@ -49,26 +49,29 @@ if(EPD_CUDA AND EPD_FAKE_CUDA)
   set_tests_properties(tools.epbench_cuda_waits_by_kernel PROPERTIES
     PASS_REGULAR_EXPRESSION "wait by kernel.*bit-exact.*bit-exact.*all ranks go on together" FAIL_REGULAR_EXPRESSION WRONG)
   add_test(NAME tools.epbench_cuda_waits_by_event
-    COMMAND ${_epbench_cuda} --mode resident --wait event --experts 16 --ranks 2 --op both --tokens 16 --hidden 512 --check all)
+    COMMAND ${_epbench_cuda} --wait event --experts 16 --ranks 2 --op both --tokens 16 --hidden 512 --check all)
   set_tests_properties(tools.epbench_cuda_waits_by_event PROPERTIES
     PASS_REGULAR_EXPRESSION "wait by event.*bit-exact.*bit-exact.*all ranks go on together" FAIL_REGULAR_EXPRESSION WRONG)
+  # Without MPS the same kernels carry the same calls out.
+  add_test(NAME tools.epbench_cuda_without_mps
+    COMMAND ${_epbench_cuda} --graph --wait kernel --experts 16 --ranks 2 --op both --tokens 16 --hidden 512 --check all)
+  set_tests_properties(tools.epbench_cuda_without_mps PROPERTIES
+    PASS_REGULAR_EXPRESSION "wait by kernel graph.*bit-exact.*bit-exact.*all ranks go on together" FAIL_REGULAR_EXPRESSION WRONG)
   set(_no_stream ${_epbench_cuda} --no-stream --experts 16 --ranks 2 --op both --tokens 16 --hidden 512 --check all)
-  add_test(NAME tools.epbench_cuda_no_stream COMMAND ${_no_stream})
-  add_test(NAME tools.epbench_cuda_no_stream_resident COMMAND ${_no_stream} --mode resident --cached)
-  set_tests_properties(tools.epbench_cuda_no_stream tools.epbench_cuda_no_stream_resident PROPERTIES
+  add_test(NAME tools.epbench_cuda_no_stream COMMAND ${_no_stream} --cached)
+  set_tests_properties(tools.epbench_cuda_no_stream PROPERTIES
     PASS_REGULAR_EXPRESSION "wait by no stream.*bit-exact.*counts p50 [1-9].*bit-exact.*noop.*: p50 [1-9]" FAIL_REGULAR_EXPRESSION WRONG)
   # Twice the comparisons of a run without: 4 iterations of 2 ranks, by themselves and beside the GEMM.
   set(_overlap ${_epbench_cuda} --overlap --experts 16 --ranks 2 --op both --tokens 16 --hidden 512 --check all)
-  add_test(NAME tools.epbench_cuda_overlap COMMAND ${_overlap} --cached)
-  add_test(NAME tools.epbench_cuda_overlap_resident COMMAND ${_overlap} --mode resident --layout expert --payload fp8)
-  add_test(NAME tools.epbench_cuda_overlap_resident_by_kernel COMMAND ${_overlap} --mode resident --wait kernel)
-  add_test(NAME tools.epbench_cuda_overlap_graph COMMAND ${_overlap} --mode resident --graph --layout packed)
-  add_test(NAME tools.epbench_cuda_overlap_graph_by_kernel COMMAND ${_overlap} --mode resident --graph --wait kernel)
-  set(_overlaps tools.epbench_cuda_overlap tools.epbench_cuda_overlap_resident tools.epbench_cuda_overlap_resident_by_kernel
+  add_test(NAME tools.epbench_cuda_overlap COMMAND ${_overlap} --cached --layout expert --payload fp8)
+  add_test(NAME tools.epbench_cuda_overlap_by_kernel COMMAND ${_overlap} --wait kernel)
+  add_test(NAME tools.epbench_cuda_overlap_graph COMMAND ${_overlap} --graph --layout packed)
+  add_test(NAME tools.epbench_cuda_overlap_graph_by_kernel COMMAND ${_overlap} --graph --wait kernel)
+  set(_overlaps tools.epbench_cuda_overlap tools.epbench_cuda_overlap_by_kernel
     tools.epbench_cuda_overlap_graph tools.epbench_cuda_overlap_graph_by_kernel)
   set(_once "bit-exact \\(16\\).*alone [1-9][0-9.]*, GEMM alone [0-9.]+, one after the other [1-9][0-9.]*, beside each other [1-9]")
   set_tests_properties(${_overlaps} PROPERTIES PASS_REGULAR_EXPRESSION "${_once}.*${_once}" FAIL_REGULAR_EXPRESSION WRONG)
-  set(_changes epbench --epd $<TARGET_FILE:epd> --backend cuda --mode resident --sms-changes 10 --warm-cache --iters 100
+  set(_changes epbench --epd $<TARGET_FILE:epd> --backend cuda --sms-changes 10 --warm-cache --iters 100
     --experts 16 --ranks 2 --op both --tokens 16 --hidden 512 --check all)
   add_test(NAME tools.epbench_cuda_sms_changes COMMAND ${_changes})
   add_test(NAME tools.epbench_cuda_sms_changes_by_kernel COMMAND ${_changes} --wait kernel)
@@ -78,12 +81,8 @@ if(EPD_CUDA AND EPD_FAKE_CUDA)
     "bit-exact \\(200\\).*bit-exact \\(200\\).*changed ([1-9]|10) times meanwhile"
     FAIL_REGULAR_EXPRESSION WRONG)
   add_test(NAME tools.epbench_cuda_suite COMMAND epbench suite --epd $<TARGET_FILE:epd> --backend cuda --small --warm-cache --iters 3)
-  add_test(NAME tools.epbench_cuda_suite_resident
-    COMMAND epbench suite --epd $<TARGET_FILE:epd> --backend cuda --mode resident --small --warm-cache --iters 3)
   # Of runs with 4 ranks and with 2, in turn.
-  set_tests_properties(tools.epbench_cuda_suite PROPERTIES PASS_REGULAR_EXPRESSION "Plain copies, 4 GPUs at once, GB/s: push [1-9]"
-    FAIL_REGULAR_EXPRESSION "WRONG")
-  set_tests_properties(tools.epbench_cuda_suite_resident PROPERTIES
+  set_tests_properties(tools.epbench_cuda_suite PROPERTIES
     PASS_REGULAR_EXPRESSION "caches not flushed.*Empty pair of events.*less events.*kernel.*kernel graph.*no stream"
     FAIL_REGULAR_EXPRESSION "WRONG|unchecked")  # "n/a": load made a difference negative
   set(_layer epbench layer --epd $<TARGET_FILE:epd> --hidden 512 --layers 3 --iters 2 --check all)
@@ -91,10 +90,8 @@ if(EPD_CUDA AND EPD_FAKE_CUDA)
   add_test(NAME tools.epbench_cuda_layer_prefill COMMAND ${_layer} --shape prefill --tokens 256 --wait kernel)
   add_test(NAME tools.epbench_cuda_layer_micro_batches
     COMMAND ${_layer} --shape decode --context 512 --micro-batches 2 --ranks 2)
-  add_test(NAME tools.epbench_cuda_layer_launched COMMAND ${_layer} --mode launched --context 512)
   add_test(NAME tools.epbench_layer_refuses_tokens COMMAND epbench layer --micro-batches 2 --tokens 128)
-  set(_layers tools.epbench_cuda_layer_decode tools.epbench_cuda_layer_prefill tools.epbench_cuda_layer_micro_batches
-    tools.epbench_cuda_layer_launched)
+  set(_layers tools.epbench_cuda_layer_decode tools.epbench_cuda_layer_prefill tools.epbench_cuda_layer_micro_batches)
   set_tests_properties(${_layers} PROPERTIES PASS_REGULAR_EXPRESSION "bit-exact \\([48]" FAIL_REGULAR_EXPRESSION WRONG)
   set_tests_properties(tools.epbench_cuda_layer_micro_batches PROPERTIES PASS_REGULAR_EXPRESSION "2 micro-batches, 2 ranks.*bit-exact \\(16\\)")
   set_tests_properties(tools.epbench_layer_refuses_tokens PROPERTIES PASS_REGULAR_EXPRESSION "tokens is 128. allowed: multiples of 256")
@@ -102,16 +99,17 @@ if(EPD_CUDA AND EPD_FAKE_CUDA)
   set_tests_properties(tools.epbench_cuda_without_devices PROPERTIES PASS_REGULAR_EXPRESSION "CUDA_ERROR_NO_DEVICE")
   set(_fake LD_LIBRARY_PATH=$<TARGET_FILE_DIR:fake_cuda>)
   set_tests_properties(tools.epbench_cuda_both tools.epbench_cuda_expert_zipf_cached tools.epbench_cuda_checks_a_window
-    ${_overlaps} ${_sms_changes} tools.epbench_cuda_no_stream tools.epbench_cuda_no_stream_resident
-    tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_waits_by_event tools.epbench_cuda_suite tools.epbench_cuda_suite_resident
+    ${_overlaps} ${_sms_changes} tools.epbench_cuda_no_stream
+    tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_waits_by_event tools.epbench_cuda_suite
     ${_layers} tools.epbench_layer_refuses_tokens PROPERTIES ENVIRONMENT "${_fake}")
   set_tests_properties(tools.epbench_cuda_noop_shared_devices PROPERTIES ENVIRONMENT "${_fake};EPD_FAKE_CUDA_DEVICES=2")
+  set_tests_properties(tools.epbench_cuda_without_mps PROPERTIES ENVIRONMENT "${_fake};EPD_FAKE_CUDA_MPS=0")
   set_tests_properties(tools.epbench_cuda_without_devices PROPERTIES ENVIRONMENT "${_fake};EPD_FAKE_CUDA_DEVICES=0")
   set_tests_properties(tools.epbench_cuda_both tools.epbench_cuda_expert_zipf_cached tools.epbench_cuda_checks_a_window
     tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_waits_by_event tools.epbench_cuda_noop_shared_devices tools.epbench_cuda_suite
-    ${_overlaps} ${_sms_changes} tools.epbench_cuda_no_stream tools.epbench_cuda_no_stream_resident
-    tools.epbench_cuda_suite_resident ${_layers} tools.epbench_layer_refuses_tokens
-    tools.epbench_cuda_without_devices
+    ${_overlaps} ${_sms_changes} tools.epbench_cuda_no_stream
+    ${_layers} tools.epbench_layer_refuses_tokens
+    tools.epbench_cuda_without_devices tools.epbench_cuda_without_mps
     PROPERTIES LABELS integration TIMEOUT 300)
 endif()
 
@@ -121,30 +119,28 @@ add_test(NAME tools.epbench_refuses_layout COMMAND epbench --layout tall)
 add_test(NAME tools.epbench_refuses_backend COMMAND epbench --backend tpu)
 add_test(NAME tools.epbench_refuses_wait COMMAND epbench --backend cuda --wait long)
 add_test(NAME tools.epbench_refuses_wait_on_host COMMAND epbench --wait kernel)
-add_test(NAME tools.epbench_refuses_sms_changes_of_launched COMMAND epbench --backend cuda --sms-changes 3)
-add_test(NAME tools.epbench_refuses_sms_changes_elsewhere COMMAND epbench --backend cuda --mode resident --sms-changes 3 --socket /no/such/socket)
+add_test(NAME tools.epbench_refuses_sms_changes_on_host COMMAND epbench --sms-changes 3)
+add_test(NAME tools.epbench_refuses_sms_changes_elsewhere COMMAND epbench --backend cuda --sms-changes 3 --socket /no/such/socket)
 add_test(NAME tools.epbench_refuses_ranks_of_the_host_suite COMMAND epbench suite --ranks 2)
 add_test(NAME tools.epbench_refuses_hidden COMMAND epbench --hidden 100)
 add_test(NAME tools.epbench_refuses_missing_routing_file COMMAND epbench --epd $<TARGET_FILE:epd> --routing /no/such/file)
 add_test(NAME tools.epbench_refuses_negative_tokens COMMAND epbench --tokens -1)
 add_test(NAME tools.epbench_refuses_a_large_seed COMMAND epbench --seed 99999999999999999999)
-add_test(NAME tools.epbench_refuses_resident_on_host COMMAND epbench --backend host --mode resident)
 add_test(NAME tools.demo_refuses_experts COMMAND epd-moe-demo --experts 100)
 set_tests_properties(tools.epbench_refuses_layout PROPERTIES PASS_REGULAR_EXPRESSION "layout 'tall' is not served. allowed: compact, packed, expert")
 set_tests_properties(tools.epbench_refuses_backend PROPERTIES PASS_REGULAR_EXPRESSION "backend 'tpu' is not served. allowed: host, cuda")
 set_tests_properties(tools.epbench_refuses_wait PROPERTIES PASS_REGULAR_EXPRESSION "wait 'long' is not served. allowed: memop, kernel")
 set_tests_properties(tools.epbench_refuses_wait_on_host PROPERTIES PASS_REGULAR_EXPRESSION "about streams. allowed: with backend cuda")
-set_tests_properties(tools.epbench_refuses_sms_changes_of_launched PROPERTIES PASS_REGULAR_EXPRESSION "about calls. allowed: with backend cuda, mode resident")
+set_tests_properties(tools.epbench_refuses_sms_changes_on_host PROPERTIES PASS_REGULAR_EXPRESSION "about GPUs. allowed: with backend cuda")
 set_tests_properties(tools.epbench_refuses_sms_changes_elsewhere PROPERTIES PASS_REGULAR_EXPRESSION "a daemon of epbench's own. allowed: without socket")
 set_tests_properties(tools.epbench_refuses_ranks_of_the_host_suite PROPERTIES PASS_REGULAR_EXPRESSION "are 1, 2 and 4. allowed: with backend cuda")
 set_tests_properties(tools.epbench_refuses_hidden PROPERTIES PASS_REGULAR_EXPRESSION "hidden is 100. allowed: multiples of 8, 8 .. 16384")
 set_tests_properties(tools.epbench_refuses_missing_routing_file PROPERTIES PASS_REGULAR_EXPRESSION "routing '/no/such/file' is not a file")
 set_tests_properties(tools.epbench_refuses_negative_tokens PROPERTIES PASS_REGULAR_EXPRESSION "--tokens: \"-1\" is refused. allowed: 0..65536")
 set_tests_properties(tools.epbench_refuses_a_large_seed PROPERTIES PASS_REGULAR_EXPRESSION "99999999999999999999\" is refused. allowed: 0..18446744073709551615")
-set_tests_properties(tools.epbench_refuses_resident_on_host PROPERTIES PASS_REGULAR_EXPRESSION "mode resident is about GPUs. allowed: with backend cuda")
 set_tests_properties(tools.demo_refuses_experts PROPERTIES PASS_REGULAR_EXPRESSION "experts is 100. the group-limited gate allows multiples of 8")
 set_tests_properties(tools.epbench_refuses_layout tools.epbench_refuses_backend tools.epbench_refuses_wait tools.epbench_refuses_wait_on_host tools.epbench_refuses_hidden
   tools.epbench_refuses_ranks_of_the_host_suite
-  tools.epbench_refuses_sms_changes_of_launched tools.epbench_refuses_sms_changes_elsewhere
-  tools.epbench_refuses_negative_tokens tools.epbench_refuses_a_large_seed tools.epbench_refuses_resident_on_host
+  tools.epbench_refuses_sms_changes_on_host tools.epbench_refuses_sms_changes_elsewhere
+  tools.epbench_refuses_negative_tokens tools.epbench_refuses_a_large_seed
   tools.epbench_refuses_missing_routing_file tools.demo_refuses_experts PROPERTIES LABELS integration TIMEOUT 30)

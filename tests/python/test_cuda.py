@@ -36,12 +36,11 @@ class Stream:
 
 
 @pytest.fixture
-def cuda_daemon(own_daemon: Callable[..., Daemon], request: pytest.FixtureRequest) -> Daemon:
-    lines = f'devices.host = 0\ndevices.cuda = [0, 1]\ndevices.sms = 16\ndevices.mode = "{request.param}"'
+def cuda_daemon(own_daemon: Callable[..., Daemon]) -> Daemon:
+    lines = 'devices.host = 0\ndevices.cuda = [0, 1]\ndevices.sms = 16'
     return own_daemon(lines, {"LD_LIBRARY_PATH": str(FAKE)})
 
 
-@pytest.mark.parametrize("cuda_daemon", ["launched", "resident"], indirect=True)
 @pytest.mark.parametrize("defer", [False, True])
 def test_a_round_trip_in_a_stream(cuda_daemon: Daemon, defer: bool) -> None:
     code = (
@@ -80,7 +79,6 @@ print("done")
     assert done.stdout == "done\n", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("cuda_daemon", ["launched", "resident"], indirect=True)
 def test_regions_in_arrays_of_ones_own(cuda_daemon: Daemon) -> None:
     code = (
         DRIVER
@@ -142,7 +140,6 @@ session = epd.attach(sys.argv[1], "cuda:0")
 """
 
 
-@pytest.mark.parametrize("cuda_daemon", ["launched", "resident"], indirect=True)
 def test_rows_in_registered_memory(cuda_daemon: Daemon) -> None:
     code = (
         DRIVER
@@ -186,7 +183,6 @@ print("done")
     assert done.stdout == "done\n", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("cuda_daemon", ["resident"], indirect=True)
 def test_a_pool_of_any_size(cuda_daemon: Daemon) -> None:
     """torch takes a pool's memory in segments of 2 or 20 MiB, or of multiples of 2 MiB, and the pool has a part of one.
     With 4 MiB the first operation failed."""
@@ -223,7 +219,6 @@ print("done")
     assert done.stdout == "done\n", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("cuda_daemon", ["resident"], indirect=True)
 def test_what_can_be_registered(cuda_daemon: Daemon) -> None:
     code = (
         DRIVER
@@ -261,7 +256,6 @@ print("done")
     assert done.stdout == "done\n", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("cuda_daemon", ["launched", "resident"], indirect=True)
 def test_arrays_that_no_gpu_reaches(cuda_daemon: Daemon) -> None:
     """They are refused, where a kernel would fault; pinned tensors are taken."""
     code = """
@@ -285,7 +279,6 @@ with epd.attach(sys.argv[1]) as session:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("cuda_daemon", ["resident"], indirect=True)
 def test_the_graph_example(cuda_daemon: Daemon) -> None:
     command = [
         sys.executable,
@@ -300,7 +293,6 @@ def test_the_graph_example(cuda_daemon: Daemon) -> None:
     assert done.stdout.count("5 replays right") == 2
 
 
-@pytest.mark.parametrize("cuda_daemon", ["launched", "resident"], indirect=True)
 def test_a_choice_that_is_no_expert_is_told_to_all_ranks(cuda_daemon: Daemon) -> None:
     """With its value, by which deep_ep's ranks ask for larger groups. After a resume the group goes on, with its
     handles."""

@@ -426,7 +426,7 @@ def test_unsupported_without_a_driver_and_internal_with_its_error(own_daemon: Ca
     if not (fake / "libcuda.so.1").exists():
         pytest.skip("the fake CUDA driver is not built")
     running = own_daemon(
-        'devices.host = 0\ndevices.cuda = [0]\ndevices.mode = "launched"', {"LD_LIBRARY_PATH": str(fake)}
+        'devices.host = 0\ndevices.cuda = [0]', {"LD_LIBRARY_PATH": str(fake)}
     )
     code = """
 import sys, epd

@@ -158,12 +158,12 @@ Group::Group(const Session& session, epd_group_config_t config, std::uint32_t bo
   }
   must(epd_group_join(session.get(), &config, &handle_), std::string("join ") + config.name);
   if (info.device_kind != EPD_DEVICE_KIND_CUDA) return;
-  resident_ = info.resident != 0;
+  on_gpu_ = info.device_kind == EPD_DEVICE_KIND_CUDA;
   const std::uint32_t depth = config.depth != 0 ? config.depth : abi::kDefaultDepth;
   mirror_ = std::make_shared<Mirror>(config);
   mirror_->gpu = gpu_of(info);
   mirror_->one_piece = bound == 0;
-  if (in_stream && resident_) mirror_->stream = std::make_unique<GpuStream>(mirror_->gpu);
+  if (in_stream && on_gpu_) mirror_->stream = std::make_unique<GpuStream>(mirror_->gpu);
   mirror_->host =
       static_cast<std::byte*>(std::aligned_alloc(abi::kRegionAlign, mirror_->layout.slot_bytes * depth));
   for (std::uint32_t slot = 0; slot < depth; ++slot) mirror_->device.push_back(on_device(slot));
@@ -173,7 +173,7 @@ Group::Group(Group&& other) noexcept
     : handle_(std::exchange(other.handle_, nullptr)),
       own_(std::move(other.own_)),
       mirror_(std::move(other.mirror_)),
-      resident_(other.resident_) {}
+      on_gpu_(other.on_gpu_) {}
 
 Group& Group::operator=(Group&& other) noexcept {
   if (this != &other) {
@@ -181,7 +181,7 @@ Group& Group::operator=(Group&& other) noexcept {
     handle_ = std::exchange(other.handle_, nullptr);
     own_ = std::move(other.own_);
     mirror_ = std::move(other.mirror_);
-    resident_ = other.resident_;
+    on_gpu_ = other.on_gpu_;
   }
   return *this;
 }

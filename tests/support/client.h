@@ -62,7 +62,7 @@ class Group {
   std::vector<std::int32_t> active_mask(std::uint32_t num_ranks) const;
 
   // Its operations are calls: see epd.h, "Calls".
-  bool resident() const { return resident_; }
+  bool on_gpu() const { return on_gpu_; }
 
   // On a CUDA device, for tests that move slots by themselves; not with bound regions.
   int gpu() const;
@@ -80,7 +80,7 @@ class Group {
   epd_group_t* handle_ = nullptr;
   BoundMemory own_;
   std::shared_ptr<Mirror> mirror_;  // null on a host device
-  bool resident_ = false;
+  bool on_gpu_ = false;
 };
 
 // A config that is valid and small; change what the test is about.

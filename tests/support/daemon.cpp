@@ -94,7 +94,6 @@ void use_devices(DaemonOptions& options, const std::string& kind) {
   if (kind == "host") return;
   options.prefix = "cuda";
   options.sms = 32;
-  if (kind == "resident") options.mode = kind;
   const char* gpus = std::getenv("EPD_TEST_GPUS");
   if (gpus != nullptr) options.devices = static_cast<std::uint32_t>(std::strtoul(gpus, nullptr, 10));
 }
@@ -182,7 +181,6 @@ void Daemon::write_config() const {
     const bool cuda = options_.prefix == "cuda";
     out << "devices.host = " << (cuda ? 0 : options_.devices) << "\n"
         << "devices.cuda = [" << (cuda ? numbers_below(options_.devices) : "") << "]\n"
-        << "devices.mode = \"" << options_.mode << "\"\n"
         << "devices.sms = " << options_.sms << "\n";
   }
   for (const auto& [key, value] : options_.settings) out << key << " = " << value << "\n";

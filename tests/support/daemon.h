@@ -26,8 +26,7 @@ std::string epctl_program();
 
 struct DaemonOptions {
   std::uint32_t devices = 4;
-  std::string prefix = "host";    // of the devices' names
-  std::string mode = "launched";  // of GPUs
+  std::string prefix = "host";  // of the devices' names
   std::uint32_t sms = 2;
   // In place of all that: the configuration's lines about devices.
   std::optional<std::string> device_lines;
@@ -39,8 +38,8 @@ struct DaemonOptions {
   int log_fd = -1;                    // in place of a file: what it logs to; the caller's
 };
 
-// For devices of that kind, "host", "cuda", or "resident" (GPUs whose operations are calls): as many GPUs as
-// EPD_TEST_GPUS says, on which each rank has an SM.
+// For devices of that kind, "host" or "cuda": as many GPUs as EPD_TEST_GPUS says, on which each rank has an
+// SM.
 void use_devices(DaemonOptions& options, const std::string& kind);
 // Whether a test of that kind of device can run here.
 bool can_use_devices(const std::string& kind);

@@ -19,10 +19,9 @@ T value_of(Result<T> result) {
 
 }  // namespace
 
-EngineThread::EngineThread(std::uint32_t device_index, std::string kind, bool resident)
+EngineThread::EngineThread(std::uint32_t device_index, std::string kind)
     : device_index_(device_index),
       kind_(std::move(kind)),
-      resident_(resident),
       page_(value_of(make_sealed_memfd("test-page", sizeof(abi::EnginePage)))),
       bell_(value_of(make_eventfd())) {}
 
@@ -35,7 +34,6 @@ void EngineThread::start() {
   link_ = std::move(ours);
   engine::EngineOptions options;
   options.device = kind_ + ":" + std::to_string(device_index_);
-  options.resident = resident_;
   options.link_fd = theirs.release();
   options.page_fd = value_of(duplicate(page_.get())).release();
   options.bell_fd = value_of(duplicate(bell_.get())).release();

@@ -34,8 +34,8 @@ bool comes(Condition condition, int timeout_ms = 10'000) {
 // One engine process's worth of descriptors, on a thread.
 class EngineThread {
  public:
-  // `kind`: "host" or "cuda". `resident`: operations of a GPU are calls.
-  explicit EngineThread(std::uint32_t device_index, std::string kind = "host", bool resident = true);
+  // `kind`: "host" or "cuda".
+  explicit EngineThread(std::uint32_t device_index, std::string kind = "host");
   ~EngineThread();
 
   void start();
@@ -60,7 +60,6 @@ class EngineThread {
  private:
   const std::uint32_t device_index_;
   const std::string kind_;
-  const bool resident_;
   transport::NetworkOptions network_;
   engine::OpenTransport open_;
   std::vector<std::byte> address_;
@@ -124,9 +123,6 @@ class RawGroup {
     return *user_[rank].as<abi::CallWords>(abi::UserArenaLayout(shape_).calls);
   }
   abi::Results& results(std::uint32_t rank) const { return *results_[rank].as<abi::Results>(); }
-  abi::StreamWords& stream_words(std::uint32_t rank, std::uint32_t slot) const {
-    return user_[rank].as<abi::StreamWords>(abi::UserArenaLayout(shape_).words)[slot];
-  }
   // One rank to one engine; its member too, if it is there.
   void tell_rank(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,
                  std::uint32_t engine, std::uint32_t rank) const;

@@ -294,7 +294,7 @@ void ScriptRunner::go_back_to(std::size_t step) {
   for (Routed& routed : routed_) {
     if (!routed.kept || routed.dispatch < step) continue;
     must(epd_handle_release(group_.get(), routed.handle), "release after a break",
-         group_.resident() ? EPD_OK : EPD_NOT_FOUND);
+         group_.on_gpu() ? EPD_OK : EPD_NOT_FOUND);
     routed.kept = false;
   }
 }

@@ -57,7 +57,6 @@ Daemon::Daemon(const DaemonPlan& plan, const Devices& devices) : socket_(plan.so
   own_.emplace(kit::DaemonOptions{.program = plan.program,
                                   .host_devices = devices.host,
                                   .cuda_devices = devices.cuda,
-                                  .resident = devices.resident,
                                   .sms = devices.sms});
 }
 

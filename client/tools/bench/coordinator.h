@@ -18,7 +18,6 @@ class Daemon {
   struct Devices {
     std::uint32_t host = 0;
     std::uint32_t cuda = 0;
-    bool resident = false;
     std::uint32_t sms = 0;
   };
   Daemon(const DaemonPlan& plan, const Devices& devices);

@@ -102,8 +102,7 @@ void validate_layer(const RunPlan& plan) {
 LayerReport measure_layer(const RunPlan& plan, const std::string& program) {
   std::vector<double> alone;
   measure_alone(plan, alone);
-  Daemon daemon({.socket = "", .program = program},
-                {.cuda = plan.gpus, .resident = plan.resident, .sms = plan.sms});
+  Daemon daemon({.socket = "", .program = program}, {.cuda = plan.gpus, .sms = plan.sms});
   LayerReport report;
   report.plan = plan;
   const auto samples = make_samples(plan);
@@ -134,7 +133,6 @@ std::string to_json(const LayerReport& report) {
   const RunPlan& plan = report.plan;
   Json json{{"op", "layer"},
             {"shape", shape_of(plan)},
-            {"mode", plan.resident ? "resident" : "launched"},
             {"ranks", plan.ranks},
             {"gpus", plan.gpus},
             {"sms", plan.sms},

@@ -99,7 +99,6 @@ CLI::Option* add_field(CLI::App& app, const std::string& name, std::uint32_t& va
 
 struct Names {
   std::string backend = "host";
-  std::string mode = "launched";
   std::string operation = "both";
   std::string layout = "compact";
   std::string payload = "bf16";
@@ -107,19 +106,12 @@ struct Names {
   std::string scale_layout = "row_major";
   std::string check = "some";
   std::string wait = "memop";
-  std::string layer_mode = "resident";
   std::string shape = "decode";
 };
 
 void add_backend_option(CLI::App& app, Names& names) {
   app.add_option("--backend", names.backend, "Devices: host (emulated, threads as SMs) or cuda")
       ->check(one_of("backend", {"host", "cuda"}))
-      ->capture_default_str();
-  app.add_option(
-         "--mode", names.mode,
-         "How GPUs run operations, devices.mode of the daemon: launched (a kernel for each) or resident "
-         "(calls, which kernels carry out that the engine enqueues ahead)")
-      ->check(one_of("mode", {"launched", "resident"}))
       ->capture_default_str();
 }
 
@@ -159,7 +151,7 @@ void add_run_options(CLI::App& app, Options& options, Names& names) {
       "--no-stream", [&run] { run.in_stream = false; },
       "Backend cuda: operations are submitted without a stream, and the CPU waits; times are the CPU's");
   app.add_flag("--graph", run.graph,
-               "Mode resident: each operation is a graph that was captured once, replayed");
+               "Backend cuda: each operation is a graph that was captured once, replayed");
   app.add_flag(
       "--overlap", run.overlap,
       "Backend cuda: measure too what a GEMM of the client's and the operation cost beside each other (with "
@@ -167,10 +159,9 @@ void add_run_options(CLI::App& app, Options& options, Names& names) {
 }
 
 void add_sms_changes_option(CLI::App& app, RunPlan& run) {
-  add_number(
-      app, "--sms-changes", run.sms_changes, 0, kMaxSmsChanges,
-      "Mode resident: so many times while it measures, the SMs of each GPU are changed (epctl), to two "
-      "thirds and back");
+  add_number(app, "--sms-changes", run.sms_changes, 0, kMaxSmsChanges,
+             "Backend cuda: so many times while it measures, the SMs of each GPU are changed (epctl), to two "
+             "thirds and back");
 }
 
 void add_mode_options(CLI::App& app, RunPlan& run, Names& names) {
@@ -249,9 +240,6 @@ void add_layer_options(CLI::App& app, Options& options, Names& names) {
   app.add_option("--backend", "Devices: cuda")->check(one_of("backend of a layer", {"cuda"}));
   app.add_option("--epd", options.daemon.program, "The daemon to start (default: epd beside epbench)");
   app.add_flag("--json", options.json, "JSON, one object, instead of a table");
-  app.add_option("--mode", names.layer_mode, "devices.mode of the daemon: launched or resident")
-      ->check(one_of("mode", {"launched", "resident"}))
-      ->capture_default_str();
   app.add_option("--wait", names.wait, "By what a stream waits: memop, kernel or event")
       ->check(one_of("wait", {"memop", "kernel", "event"}))
       ->capture_default_str();
@@ -280,7 +268,6 @@ void add_layer_options(CLI::App& app, Options& options, Names& names) {
 void apply_layer(const Names& names, Options& options) {
   RunPlan& run = options.run;
   run.backend = Backend::kCuda;
-  run.resident = names.layer_mode == "resident";
   run.layers = options.layers;
   run.ranks = options.layer_ranks;
   run.layer_shape = names.shape == "decode" ? LayerShape::kDecode : LayerShape::kPrefill;
@@ -295,7 +282,7 @@ void apply_layer(const Names& names, Options& options) {
   run.topk = kLayerExperts;
   run.depth = run.micro_batches;
   run.operation = Operation::kBoth;
-  run.graph = run.resident;
+  run.graph = true;
   run.warm_cache = true;
   validate_layer(run);
 }
@@ -312,7 +299,6 @@ void apply(const Names& names, RunPlan& run) {
   run.operation = kOperations.at(names.operation);
   run.check = kLevels.at(names.check);
   run.backend = names.backend == "cuda" ? Backend::kCuda : Backend::kHost;
-  run.resident = names.mode == "resident";
   static const std::map<std::string, epd_wait_by_t> kWaits{
       {"memop", EPD_WAIT_BY_MEMOP}, {"kernel", EPD_WAIT_BY_KERNEL}, {"event", EPD_WAIT_BY_EVENT}};
   run.wait_by = kWaits.at(names.wait);
@@ -382,8 +368,6 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
       apply_layer(names, options);
       return true;
     }
-    if (options.run.resident && !options.run.on_gpus())
-      kit::fail("mode resident is about GPUs; allowed: with backend cuda");
     if (options.run.on_gpus() && (*attach || *reap)) kit::fail("attach and reap measure host devices only");
     if (!options.run.on_gpus() && app.count("--wait") + app.count("--overlap") != 0)
       kit::fail("wait and overlap are about streams; allowed: with backend cuda");

@@ -143,13 +143,12 @@ void validate(const RunPlan& plan) {
   require_range("tokens", plan.tokens, 0, abi::kMaxTokens);
   require_range("iters", plan.iterations, 1, kMaxIterations);
   require_range("warmup", plan.warmup, 0, kMaxIterations);
-  if (plan.graph && !(plan.on_gpus() && plan.resident))
-    kit::fail("graph: graphs capture calls, not launches; allowed: with backend cuda, mode resident");
+  if (plan.graph && !plan.on_gpus()) kit::fail("graph is about GPUs; allowed: with backend cuda");
   if (!plan.in_stream && (!plan.on_gpus() || plan.graph || plan.overlap))
     kit::fail("no-stream is about GPUs; allowed: with backend cuda, without graph and overlap");
   require_range("sms-changes", plan.sms_changes, 0, kMaxSmsChanges);
-  if (plan.sms_changes != 0 && !(plan.on_gpus() && plan.resident))
-    kit::fail("sms-changes is about calls; allowed: with backend cuda, mode resident");
+  if (plan.sms_changes != 0 && !plan.on_gpus())
+    kit::fail("sms-changes is about GPUs; allowed: with backend cuda");
   refuse_what_means_nothing(plan);
   require_range("priority", plan.priority, abi::kMinPriority, abi::kMaxPriority);
   if (const std::string wrong = abi::check_shape(plan.shape()); !wrong.empty()) kit::fail(wrong);

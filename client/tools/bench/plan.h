@@ -26,7 +26,6 @@ inline constexpr std::uint32_t kMaxContext = 1U << 20;
 struct RunPlan {
   Backend backend = Backend::kHost;
   std::uint32_t gpus = 0;  // backend cuda: on which ranks lie in turn
-  bool resident = false;   // their operations are calls (devices.mode)
   Operation operation = Operation::kBoth;
   std::uint32_t ranks = 4;
   std::uint32_t nodes = 1;     // over which they are spread in order; more than one: the group spans them
@@ -59,9 +58,9 @@ struct RunPlan {
   // Backend cuda: by what streams wait.
   epd_wait_by_t wait_by = EPD_WAIT_BY_MEMOP;
   bool in_stream = true;          // false: operations are submitted without a stream, and the CPU waits
-  bool graph = false;             // each operation is a graph that was captured once, replayed; mode resident
+  bool graph = false;             // each operation is a graph that was captured once, replayed
   bool overlap = false;           // a GEMM beside each operation is measured too
-  std::uint32_t sms_changes = 0;  // of all GPUs, while it measures; mode resident
+  std::uint32_t sms_changes = 0;  // of all GPUs, while it measures
   // epbench layer: graphs of so many layers; 0: operations alone.
   std::uint32_t layers = 0;
   LayerShape layer_shape = LayerShape::kDecode;

@@ -171,7 +171,6 @@ std::string to_json(const Report& report) {
   const RunPlan& plan = report.plan;
   Json json{{"op", report.operation},
             {"backend", plan.on_gpus() ? "cuda" : "host"},
-            {"mode", plan.resident ? "resident" : "launched"},
             {"ranks", plan.ranks},
             {"tokens", plan.tokens},
             {"hidden", plan.hidden},

@@ -188,11 +188,10 @@ void add_ceiling(const GpuCeiling& ceiling, Report& report) {
 
 std::string to_gpu_table(const std::vector<Report>& reports) {
   const RunPlan& plan = reports.front().plan;
-  std::string text =
-      format("%u rank%s x %u tokens, %u SMs, %s, routing %s, wait by %s; ", plan.ranks,
-             plan.ranks == 1 ? "" : "s", plan.tokens, plan.sms, plan.resident ? "resident" : "launched",
-             plan.routing.c_str(), plan.wait_name().c_str()) +
-      conditions(reports.front());
+  std::string text = format("%u rank%s x %u tokens, %u SMs, routing %s, wait by %s; ", plan.ranks,
+                            plan.ranks == 1 ? "" : "s", plan.tokens, plan.sms, plan.routing.c_str(),
+                            plan.wait_name().c_str()) +
+                     conditions(reports.front());
   for (const Report& report : reports) {
     const StreamFigures& stream = report.stream;
     text += format("%-24s p50 %8.1f  p90 %8.1f  p99 %8.1f", operation_of(report).c_str(), report.time.p50,

@@ -46,15 +46,15 @@ void append_both_waits(RunPlan plan, const std::string& label, std::vector<Suite
   runs.push_back({plan, label + ", by kernel"});
 }
 
-// In mode resident: by graphs that are replayed, and call by call.
+// On GPUs: by graphs that are replayed, and call by call.
 void append_graph(RunPlan plan, const std::string& label, std::vector<SuiteRun>& runs) {
-  if (!plan.resident) return;
+  if (!plan.on_gpus()) return;
   plan.wait_by = EPD_WAIT_BY_KERNEL;
   plan.graph = true;
   runs.push_back({plan, label + ", graph"});
 }
 void append_call_and_graph(RunPlan plan, const std::string& label, std::vector<SuiteRun>& runs) {
-  if (!plan.resident) return;
+  if (!plan.on_gpus()) return;
   plan.wait_by = EPD_WAIT_BY_KERNEL;
   runs.push_back({plan, label + ", by kernel"});
   append_graph(plan, label, runs);

@@ -16,8 +16,8 @@ Check judge_mps(const std::string& with, const std::string& without) {
   return {
       Level::kWarn, "mps",
       without +
-          " without MPS: clients and engines take turns, each hand-off between them costs about 280 us "
-          "(with MPS: 13), and mode resident is not possible",
+          " without MPS: clients and engines take turns, and each hand-off between them costs some 140 to "
+          "280 us",
       "nvidia-cuda-mps-control -d, by the user whom epd and its clients run as (or root), and with the same "
       "CUDA_MPS_PIPE_DIRECTORY; then start epd and the clients again"};
 }
@@ -41,15 +41,6 @@ Check judge_peers(const std::string& apart, int gpus) {
           "see nvidia-smi topo -p2p rw and, in a virtual machine, its settings; or serve only GPUs that "
           "reach each "
           "other (CUDA_VISIBLE_DEVICES of epd)"};
-}
-
-Check judge_partitions(const std::string& without, std::uint32_t unit) {
-  if (without.empty()) {
-    return {Level::kOk, "sm_partitions",
-            "SMs are set apart for operations, " + std::to_string(unit) + " at the least", ""};
-  }
-  return {Level::kFail, "sm_partitions", without + ": the driver sets no SMs apart, so no engine can start",
-          "epd needs a driver of CUDA 13 or newer, and a GPU that supports green contexts"};
 }
 
 }  // namespace
@@ -76,9 +67,7 @@ std::vector<Check> judge_gpus(const v1::GetStatusResponse& status) {
   std::vector<Check> checks;
   std::string with_mps;
   std::string without_mps;
-  std::string whole;
   std::string apart;
-  std::uint32_t unit = 0;
   for (const v1::Device& device : status.devices()) {
     if (!device.has_cuda()) continue;
     const v1::CudaDevice& gpu = device.cuda();
@@ -89,8 +78,6 @@ std::vector<Check> judge_gpus(const v1::GetStatusResponse& status) {
                       ""});
     std::string& mps = gpu.mps() ? with_mps : without_mps;
     add_name(mps, device.name());
-    if (gpu.sm_partition() == 0) add_name(whole, device.name());
-    unit = gpu.sm_partition();
     for (const std::string& other : gpu.unreachable()) {
       if (device.name() < other) add_name(apart, device.name() + " and " + other);
     }
@@ -99,7 +86,6 @@ std::vector<Check> judge_gpus(const v1::GetStatusResponse& status) {
   const int gpus = static_cast<int>(checks.size());
   checks.push_back(judge_mps(with_mps, without_mps));
   if (!with_mps.empty()) checks.push_back(judge_mps_control(status.daemon().mps_control_error()));
-  checks.push_back(judge_partitions(whole, unit));
   if (gpus > 1) checks.push_back(judge_peers(apart, gpus));
   return checks;
 }

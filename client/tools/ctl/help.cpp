@@ -58,11 +58,8 @@ One line per device. Counters are those of the present engine; a restart begins 
   RESTARTS    engines that died, and how the last one ended; epctl restart does not count
 GPUs have a second line, with what the driver said of them when the daemon started.
   CUDA        version that the driver speaks
-  PARTITION   SMs that can be set apart, at the least
   MPS         on: clients and engine run at the same time; off: they take turns
-  MODE        launched (a kernel for each operation) or resident (calls, which kernels carry out that the engine
-              enqueues ahead), and what decided it: devices.mode, or for "auto" whether MPS runs
-  STUCK       how often the GPU began no kernel for 100 ms; counted in mode resident
+  STUCK       how often the GPU began no kernel for 100 ms
   NO P2P WITH devices whose memory it can't map: no group may have ranks on both
 
 EXAMPLES
@@ -146,9 +143,8 @@ One line per operation and rank, a snapshot taken while the engines run.
              the rows of a rank), breaking
   WAITS FOR  the rank that holds this one up; the slow rank itself waits for nobody
 
-On a GPU the stage of an operation is read when it is 20 ms old, then every 50 ms; before that it shows as
-planning. In mode resident operations are looked for every 50 ms, at most 16 of a rank: those that end
-sooner may not be listed, and their AGE begins when they were first seen.
+On a GPU operations are looked for every 50 ms, at most 16 of a rank: those that end sooner may not be
+listed, and their AGE begins when they were first seen.
 
 EXAMPLES
   epctl ops
@@ -181,8 +177,7 @@ EXAMPLES
 )HELP"};
 
 const Page kDoctor = {"Check daemon, devices and host, and say what to do", R"HELP(
-Looks from the outside: sockets and permissions, versions, devices, what GPUs can and what follows (MPS, P2P,
-partitions), then limits and settings of this host. One line per check, OK, WARN or FAIL, with what to do below those that are not OK. Host
+Looks from the outside: sockets and permissions, versions, devices, what GPUs can and what follows (MPS, P2P), then limits and settings of this host. One line per check, OK, WARN or FAIL, with what to do below those that are not OK. Host
 checks run without a daemon too. Exits with 4 if a check failed; with --strict also on warnings.
 
 EXAMPLES

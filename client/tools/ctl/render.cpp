@@ -68,9 +68,7 @@ std::string gpu_table(const google::protobuf::RepeatedPtrField<v1::Device>& devi
                {"COMPUTE", kRight},
                {"CUDA", kRight},
                {"SMS", kRight},
-               {"PARTITION", kRight},
                {"MPS"},
-               {"MODE"},
                {"STUCK", kRight},
                {"NO P2P WITH"}});
   for (const v1::Device& device : devices) {
@@ -79,8 +77,8 @@ std::string gpu_table(const google::protobuf::RepeatedPtrField<v1::Device>& devi
     std::string unreachable;
     for (const std::string& name : gpu.unreachable()) unreachable += (unreachable.empty() ? "" : ", ") + name;
     table.add({device.name(), gpu.model(), gpu.compute_capability(), gpu.cuda_version(),
-               number(gpu.num_sms()), number(gpu.sm_partition()), gpu.mps() ? "on" : "off: takes turns",
-               gpu.mode() + " (" + gpu.mode_reason() + ")", number(device.times_stuck()), unreachable});
+               number(gpu.num_sms()), gpu.mps() ? "on" : "off: takes turns", number(device.times_stuck()),
+               unreachable});
   }
   return table.empty() ? "" : "\n" + table.text();
 }

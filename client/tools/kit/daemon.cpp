@@ -78,8 +78,7 @@ void OwnDaemon::write_config(const DaemonOptions& options) const {
   std::ofstream file(directory_ + "/epd.toml");
   file << "[daemon]\nsocket = \"" << socket_ << "\"\ncontrol_socket = \"" << control_socket() << "\"\n"
        << "[devices]\nhost = " << options.host_devices << "\ncuda = [" << numbers_below(options.cuda_devices)
-       << "]\n"
-       << "mode = \"" << (options.resident ? "resident" : "launched") << "\"\n";
+       << "]\n";
   if (options.sms != 0) file << "sms = " << options.sms << "\n";
   file << options.settings;
   if (!file.flush()) fail("writing " + directory_ + "/epd.toml failed");

@@ -214,9 +214,10 @@ int attribute(const Driver& all, const Device& device, CUdevice_attribute which)
     case CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR:
     case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
-    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED: return 1;
     case CU_DEVICE_ATTRIBUTE_MPS_ENABLED: return all.settings.mps ? 1 : 0;
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+      return all.settings.host_numa ? 1 : 0;
     default: return 0;
   }
 }
@@ -237,6 +238,7 @@ Settings Settings::from_environment() {
   Settings settings;
   settings.devices = visible_devices(std::atoi(environment("EPD_FAKE_CUDA_DEVICES", "4").c_str()));
   settings.mps = environment("EPD_FAKE_CUDA_MPS", "1") != "0";
+  settings.host_numa = environment("EPD_FAKE_CUDA_HOST_NUMA", "1") != "0";
   settings.shared_memory = std::atoi(environment("EPD_FAKE_CUDA_SHARED_MEMORY", "232448").c_str());
   settings.fault_dir = environment("EPD_FAKE_CUDA_FAULT_DIR", "");
   settings.apart = parse_pairs(environment("EPD_FAKE_CUDA_NO_PEER", ""));

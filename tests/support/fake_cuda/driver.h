@@ -43,6 +43,7 @@ struct FaultFile {
 struct Settings {
   std::vector<int> devices;  // that this process sees: their numbers on the machine
   bool mps = true;
+  bool host_numa = true;       // memory of the host by descriptors
   int shared_memory = 232448;  // bytes that a block may ask for
   std::string fault_dir;
   std::vector<std::pair<int, int>> apart;  // devices of the machine without P2P

@@ -58,15 +58,11 @@ std::string refusal_of(const bench::RunPlan& plan) {
   return "";
 }
 
-TEST(Plan, GraphsNeedModeResidentAndTakeEverythingElse) {
+TEST(Plan, GraphsNeedGpusAndTakeEverythingElse) {
   bench::RunPlan plan;
   plan.graph = plan.overlap = true;
-  for (const bench::Backend backend : {bench::Backend::kHost, bench::Backend::kCuda}) {
-    plan.backend = backend;
-    plan.resident = backend == bench::Backend::kHost;
-    EXPECT_THAT(refusal_of(plan), HasSubstr("with backend cuda, mode resident"));
-  }
-  plan.resident = true;
+  EXPECT_THAT(refusal_of(plan), HasSubstr("graph is about GPUs; allowed: with backend cuda"));
+  plan.backend = bench::Backend::kCuda;
   for (const bool graph : {false, true}) {
     plan.graph = graph;
     EXPECT_EQ(refusal_of(plan), "");
@@ -79,11 +75,8 @@ TEST(Plan, WithoutAStreamThereIsNothingToCaptureOrToOverlap) {
   plan.in_stream = false;
   EXPECT_THAT(refusal_of(plan), HasSubstr("no-stream is about GPUs"));
   plan.backend = bench::Backend::kCuda;
-  for (const bool resident : {false, true}) {
-    plan.resident = resident;
-    EXPECT_EQ(refusal_of(plan), "");
-    EXPECT_EQ(plan.wait_name(), "no stream");
-  }
+  EXPECT_EQ(refusal_of(plan), "");
+  EXPECT_EQ(plan.wait_name(), "no stream");
   plan.graph = true;
   EXPECT_THAT(refusal_of(plan), HasSubstr("without graph and overlap"));
   plan.graph = false;
@@ -143,25 +136,22 @@ TEST(Plan, OptionsThatMeanNothingForTheOperationWereTaken) {
   EXPECT_THAT(refusal_of(expert), HasSubstr("alignment is about "));
 }
 
-TEST(Suite, RunsWhatItCanOnBothBackendsInBothModes) {
+TEST(Suite, RunsWhatItCanOnBothBackends) {
   for (const bool small : {false, true}) {
-    for (const bool resident : {false, true}) {
-      bench::RunPlan plan;
-      plan.gpus = 4;
-      plan.resident = resident;
-      for (const bench::Backend backend : {bench::Backend::kHost, bench::Backend::kCuda}) {
-        plan.backend = backend;
-        const bool gpus = backend == bench::Backend::kCuda;
-        std::uint32_t graphs = 0;
-        std::uint32_t without_a_stream = 0;
-        for (const bench::SuiteRun& run : bench::suite_runs(plan, small)) {
-          EXPECT_EQ(refusal_of(run.plan), "") << run.label;
-          graphs += run.plan.graph ? 1 : 0;
-          without_a_stream += run.plan.in_stream ? 0 : 1;
-        }
-        EXPECT_EQ(graphs != 0, resident && gpus);
-        EXPECT_EQ(without_a_stream != 0, gpus);
+    bench::RunPlan plan;
+    plan.gpus = 4;
+    for (const bench::Backend backend : {bench::Backend::kHost, bench::Backend::kCuda}) {
+      plan.backend = backend;
+      const bool gpus = backend == bench::Backend::kCuda;
+      std::uint32_t graphs = 0;
+      std::uint32_t without_a_stream = 0;
+      for (const bench::SuiteRun& run : bench::suite_runs(plan, small)) {
+        EXPECT_EQ(refusal_of(run.plan), "") << run.label;
+        graphs += run.plan.graph ? 1 : 0;
+        without_a_stream += run.plan.in_stream ? 0 : 1;
       }
+      EXPECT_EQ(graphs != 0, gpus);
+      EXPECT_EQ(without_a_stream != 0, gpus);
     }
   }
 }

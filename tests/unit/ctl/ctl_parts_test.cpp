@@ -139,11 +139,10 @@ TEST(CtlDoctorRules, Gpus) {
     gpu.set_compute_capability("9.0");
     gpu.set_cuda_version("13.0");
     gpu.set_num_sms(132);
-    gpu.set_sm_partition(8);
     gpu.set_mps(true);
   }
   const auto check = [&](const std::string& name) { return check_named(judge_gpus(status), name); };
-  for (const char* name : {"gpu cuda:0", "gpu cuda:2", "mps", "mps_control", "sm_partitions", "peer_access"})
+  for (const char* name : {"gpu cuda:0", "gpu cuda:2", "mps", "mps_control", "peer_access"})
     EXPECT_EQ(check(name).level, Level::kOk) << name;
   EXPECT_NE(check("gpu cuda:1").text.find("NVIDIA H200, compute capability 9.0, 132 SMs, CUDA 13.0"),
             std::string::npos);
@@ -165,9 +164,6 @@ TEST(CtlDoctorRules, Gpus) {
   status.mutable_devices(3)->mutable_cuda()->add_unreachable("cuda:0");
   EXPECT_EQ(check("peer_access").level, Level::kFail);
   EXPECT_NE(check("peer_access").text.find("cuda:0 and cuda:2:"), std::string::npos) << "each pair once";
-  status.mutable_devices(2)->mutable_cuda()->set_sm_partition(0);
-  EXPECT_EQ(check("sm_partitions").level, Level::kFail);
-  EXPECT_NE(check("sm_partitions").text.find("cuda:1"), std::string::npos);
 }
 
 TEST(CtlDoctorRules, VersionsAndSockets) {

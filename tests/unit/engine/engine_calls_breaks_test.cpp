@@ -227,49 +227,6 @@ TEST_F(EngineCallsBreaksTest, AnEngineThatIsBackClosesTheRingOfAGroupThatIsGone)
   EXPECT_EQ(engines_[1]->stop(), 0);
 }
 
-// Ranks that submit. Their tickets may have any number.
-class EngineLaunchedBreaksTest : public EngineCallsFixture {
- protected:
-  EngineLaunchedBreaksTest() { resident_ = false; }
-};
-
-TEST_F(EngineLaunchedBreaksTest, AnEngineThatIsBackLetsStreamsGoOfAGroupThatIsGone) {
-  run_and_check(0);
-  EXPECT_EQ(engines_[0]->stop(), 0);
-  std::vector<std::uint32_t> begun;
-  for (std::uint32_t slot = 0; slot < kShape.depth; ++slot) {
-    begun.push_back(static_cast<std::uint32_t>(random_()));
-    group_->stream_words(2, slot) = {begun.back(), {}, begun.back() - 1};
-  }
-  engines_[0]->start();
-  for (const std::uint32_t rank : {0u, 2u}) session(rank).add_to(*engine_view_[0]);
-  for (int times = 0; times < 3; ++times) {
-    group_->close_streams(*engine_view_[0], 2);
-    for (std::uint32_t slot = 0; slot < kShape.depth; ++slot) {
-      for (const std::uint32_t ahead : {0u, 1u, 1000u})
-        EXPECT_TRUE(stream_goes_on(2, slot, begun[slot] + ahead)) << "slot " << slot << " + " << ahead;
-      EXPECT_EQ(group_->stream_words(2, slot).ready, begun[slot]);
-    }
-  }
-  EXPECT_EQ(engines_[0]->stop(), 0);
-}
-
-// A client that has not heard of it yet.
-TEST_F(EngineLaunchedBreaksTest, WhatIsSubmittedToALostGroupHoldsNoStream) {
-  run_and_check(0);
-  lose(0);
-  for (std::uint32_t i = 0; i < 3; ++i) {
-    const std::uint32_t slot = i % kShape.depth;
-    abi::Submission s = submission(2, i == 1 ? Op::kNoop : Op::kDispatch, slot);
-    s.flags = abi::kFlagStream;
-    const std::uint64_t ticket = session(2).submit(s);
-    EXPECT_TRUE(stream_goes_on(2, slot, static_cast<std::uint32_t>(ticket)));
-    const auto done = session(2).wait();
-    ASSERT_TRUE(done.has_value());
-    EXPECT_EQ(done->status, StatusCode::kRankLost);
-  }
-}
-
 TEST_F(EngineCallsBreaksTest, AnotherEngineGoesOnWhereTheRingStands) {
   for (std::uint32_t i = 0; i < 3; ++i) run_and_check(i % kShape.depth);
   EXPECT_EQ(engines_[1]->stop(), 0);

@@ -1,6 +1,6 @@
 // The same group on GPUs of the fake driver, with pairs of kernels ahead: streams of ranks 0 and 1 make calls
 // (unless a test wants others), as the client's kernels do; of rank 2 its host. All see the same operations.
-// Where kernels are launched, ranks submit.
+// Or on host devices, where ranks submit.
 #pragma once
 
 #include "engine_fixture.h"
@@ -90,8 +90,8 @@ class Ringer {
 
 class EngineCallsFixture : public EngineFixture {
  protected:
-  explicit EngineCallsFixture(std::vector<std::uint32_t> by_stream = {1, 1, 0})
-      : EngineFixture("cuda", std::move(by_stream)) {}
+  explicit EngineCallsFixture(std::vector<std::uint32_t> by_stream = {1, 1, 0}, std::string kind = "cuda")
+      : EngineFixture(std::move(kind), std::move(by_stream)) {}
 
   void SetUp() override {
     EngineFixture::SetUp();
@@ -126,7 +126,7 @@ class EngineCallsFixture : public EngineFixture {
     std::vector<std::uint32_t> numbers(kRanks);
     for (const std::uint32_t rank : there_) {
       const std::uint32_t n = op == Op::kDispatch ? inputs[rank].num_tokens : 0;
-      if (resident_) {
+      if (calls()) {
         numbers[rank] = ring(rank, call_on(op, slot), n);
       } else {
         abi::Submission s = submission(rank, op, slot);
@@ -139,7 +139,7 @@ class EngineCallsFixture : public EngineFixture {
   }
   void await_ends(std::uint32_t slot, const std::vector<std::uint32_t>& numbers) {
     for (const std::uint32_t rank : there_) {
-      if (resident_) {
+      if (calls()) {
         ASSERT_TRUE(ringers_[rank].ended(numbers[rank])) << "rank " << rank << state();
         const abi::CallEnd end = ringers_[rank].end(numbers[rank]);
         ASSERT_EQ(end.ending, abi::CallEnding::kCarriedOut) << "rank " << rank << state();
@@ -254,12 +254,6 @@ class EngineCallsFixture : public EngineFixture {
              std::all_of(std::begin(words.flags), std::end(words.flags),
                          [](std::uint32_t& flag) { return std::atomic_ref(flag).load() == 1; });
     });
-  }
-
-  // As a stream's wait compares.
-  bool stream_goes_on(std::uint32_t rank, std::uint32_t slot, std::uint32_t ticket) {
-    std::uint32_t& done = group_->stream_words(rank, slot).done;
-    return comes([&] { return static_cast<std::int32_t>(std::atomic_ref(done).load() - ticket) >= 0; });
   }
 
   std::vector<Ringer> ringers_;

@@ -154,18 +154,16 @@ TEST_F(EngineCallsViewsTest, NotMoreThanSixteenOfARankAreShown) {
   EXPECT_EQ(shown(0).size(), 16u);
 }
 
-// The same of ranks that submit, with a launch for each; and of calls of streams and of hosts.
+// The same of calls of streams and of hosts.
 class EngineWaits : public EngineCallsViewsTest, public ::testing::WithParamInterface<const char*> {
  protected:
   EngineWaits()
       : EngineCallsViewsTest(is("streams") ? std::vector<std::uint32_t>{1, 1, 1}
-                                           : std::vector<std::uint32_t>(kRanks)) {
-    resident_ = !is("launched");
-  }
+                                           : std::vector<std::uint32_t>(kRanks)) {}
   static bool is(const char* word) { return std::string(GetParam()) == word; }
   // Rank 0 has been asked, and others have not; one of those is on its device.
   bool waits_for_rank_1() {
-    return (!resident_ || (comes_to(0, abi::OpStage::kWaitReady, 2) && begins_alone(0, next_))) &&
+    return comes_to(0, abi::OpStage::kWaitReady, 2) && begins_alone(0, next_) &&
            comes_to(0, abi::OpStage::kWaitReady, 1);
   }
   void ask_of(std::uint32_t rank, Op op, std::uint32_t slot) {
@@ -184,7 +182,7 @@ class EngineWaits : public EngineCallsViewsTest, public ::testing::WithParamInte
     std::atomic_ref(lines[from].tag).store(tag);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Ways, EngineWaits, ::testing::Values("launched", "streams", "hosts"));
+INSTANTIATE_TEST_SUITE_P(Ways, EngineWaits, ::testing::Values("streams", "hosts"));
 
 TEST_P(EngineWaits, NameTheRankThatHasNotSubmitted) {
   run_and_check(0);
@@ -250,8 +248,6 @@ TEST_P(EngineWaits, TheNextEpochIsShownAnew) {
     ASSERT_TRUE(waits_for_rank_1());
     break_and_resume(StatusCode::kAborted);
     ASSERT_FALSE(HasFatalFailure());
-    if (resident_) continue;
-    EXPECT_NE(session(0).wait()->status, StatusCode::kOk);
   }
 }
 
@@ -309,8 +305,8 @@ TEST_P(EngineWaits, TimesCountFromWhereTheDeviceBegan) {
     SCOPED_TRACE(rank);
     EXPECT_TRUE(comes([&] { return observed(rank, abi::Interval::kTotal, 0) == 7; }));
     EXPECT_EQ(observed(rank, abi::Interval::kDone, 0), 7u);
-    EXPECT_EQ(observed(rank, abi::Interval::kLaunched, 0), resident_ ? 0u : 7u);
-    EXPECT_EQ(observed(rank, abi::Interval::kSeen, 0), resident_ ? 0u : 7u);
+    EXPECT_EQ(observed(rank, abi::Interval::kLaunched, 0), 0u);
+    EXPECT_EQ(observed(rank, abi::Interval::kSeen, 0), 0u);
   }
   EXPECT_GE(observed(0, abi::Interval::kDone, 180'000), 1u) << "it waited for rank 1";
   EXPECT_EQ(observed(0, abi::Interval::kLaunched, 180'000), 0u);

@@ -31,7 +31,7 @@ class EngineFixture : public ::testing::Test {
 
   void SetUp() override {
     for (std::uint32_t i = 0; i < 2; ++i) {
-      engines_.push_back(std::make_unique<EngineThread>(i, kind_, resident_));
+      engines_.push_back(std::make_unique<EngineThread>(i, kind_));
       engines_.back()->start();
       engine_view_.push_back(engines_.back().get());
     }
@@ -41,11 +41,13 @@ class EngineFixture : public ::testing::Test {
       session_view_.push_back(sessions_.back().get());
     }
     group_ = std::make_unique<RawGroup>(kGroup, kShape, kind_, 2);
-    group_->calls = kind_ == "cuda" && resident_;
+    group_->calls = calls();
     group_->resume_index = first_op_;
     group_->add_to(engine_view_, session_view_);
   }
 
+  // Whether operations are calls; else ranks submit.
+  bool calls() const { return kind_ == "cuda"; }
   RawSession& session(std::uint32_t rank) { return *sessions_[rank]; }
   EngineThread& engine_of(std::uint32_t rank) { return *engine_view_[rank % 2]; }
 
@@ -192,7 +194,6 @@ class EngineFixture : public ::testing::Test {
   std::mt19937 random_{std::random_device{}()};
   std::vector<std::uint32_t> by_stream_;
   std::uint64_t first_op_ = 0;  // with which the group begins
-  bool resident_ = true;        // of GPUs: kernels are
   std::vector<std::unique_ptr<EngineThread>> engines_;
   std::vector<EngineThread*> engine_view_;
   std::vector<std::unique_ptr<RawSession>> sessions_;

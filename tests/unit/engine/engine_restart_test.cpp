@@ -12,7 +12,7 @@ namespace {
 
 class EngineRestartTest : public EngineCallsFixture {
  protected:
-  EngineRestartTest() { resident_ = false; }
+  EngineRestartTest() : EngineCallsFixture({1, 1, 0}, "host") {}
 
   // By all ranks, with the rows of `slot` and the routing of dispatch `routing`.
   void dispatch_again(std::uint32_t slot, std::uint64_t routing) {
@@ -121,43 +121,6 @@ TEST_F(EngineRestartTest, BoardsSayThatTheGroupIsBrokenUntilItGoesOn) {
   run_and_check(1);
 }
 
-// A lane runs what comes behind an operation that has failed.
-TEST_F(EngineRestartTest, WhatHadFailedIsDoneAgain) {
-  run_and_check(0);
-  const auto inputs = fill(0);
-  run(Op::kDispatch, 0, inputs);
-  ASSERT_FALSE(HasFatalFailure());
-  const auto answers = answer(0, inputs);
-  const std::uint64_t routing = next_ - 1;
-  const auto others = fill(1);
-  std::int32_t& choice = group_->region<std::int32_t>(1, 1, Region::kTopkIdx)[0];
-  const std::int32_t good = std::exchange(choice, 6);
-  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
-    abi::Submission s = submission(rank, Op::kDispatch, 1);
-    s.num_tokens = rank == 1 ? std::max(others[1].num_tokens, 1u) : others[rank].num_tokens;
-    session(rank).submit(s);
-    s = submission(rank, Op::kCombine, 0);
-    s.handle = routing;
-    session(rank).submit(s);
-  }
-  ASSERT_TRUE(takes_part(1, next_ + 1, 1));
-  EXPECT_EQ(engines_[1]->stop(), 0);
-  choice = good;
-  const std::uint64_t failed = next_;
-  start_engine_1_again();
-  ASSERT_FALSE(HasFatalFailure());
-  EXPECT_EQ(next_, failed);
-  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
-    for (int i = 0; i < 2; ++i) EXPECT_EQ(session(rank).wait()->status, StatusCode::kEngineRestarted);
-  }
-  run(Op::kDispatch, 1, others);
-  ASSERT_FALSE(HasFatalFailure());
-  check_rows(1, others);
-  run(Op::kCombine, 0, inputs, routing);
-  ASSERT_FALSE(HasFatalFailure());
-  check_sums(0, inputs, answers);
-}
-
 // The same as tags begin anew: what the former engine left is counted from the old base.
 class EngineRestartNearWrapTest : public EngineRestartTest {
  protected:
@@ -172,38 +135,25 @@ TEST_F(EngineRestartNearWrapTest, CountsOfAnOldRoutingAreToldAgain) {
   unseen_round(true);
 }
 
-// Its last signals came with the break. A stream has gone on without the rows that came with them; nobody
-// else has.
-TEST_F(EngineRestartTest, AnAbortedOperationThatEveryRankCompletedCountsButInAStream) {
-  for (const bool in_stream : {false, true}) {
-    SCOPED_TRACE(in_stream ? "in a stream" : "by the host alone");
-    run_and_check(0);
-    const auto inputs = fill(0);
-    abi::Submission s = submission(0, Op::kDispatch, 0);
-    s.num_tokens = inputs[0].num_tokens;
-    if (in_stream) {
-      s.flags = abi::kFlagStream;
-      s.ticket = 100'000 + random_() % 1000;
-      group_->stream_words(0, 0) = {
-          static_cast<std::uint32_t>(s.ticket), {}, static_cast<std::uint32_t>(s.ticket - 1)};
-    }
-    session(0).submit(s);
-    all_arrive_at(0, next_);
-    const std::uint64_t index = next_;
-    break_all(StatusCode::kRankLost);
-    ASSERT_FALSE(HasFatalFailure());
-    EXPECT_EQ(group_->board(0).next_index.load(), in_stream ? index : index + 1);
-    EXPECT_EQ(next_, index) << "the others have not";
-    resume_all();
-    ASSERT_FALSE(HasFatalFailure());
-    const auto done = session(0).wait();
-    ASSERT_TRUE(done.has_value());
-    EXPECT_EQ(done->status, in_stream ? StatusCode::kRankLost : StatusCode::kOk);
-    if (in_stream) {
-      EXPECT_TRUE(stream_goes_on(0, 0, static_cast<std::uint32_t>(s.ticket)));
-    }
-    for (std::uint32_t i = 0; i < 3; ++i) run_and_check(0);
-  }
+// Its last signals came with the break.
+TEST_F(EngineRestartTest, AnAbortedOperationThatEveryRankCompletedCounts) {
+  run_and_check(0);
+  const auto inputs = fill(0);
+  abi::Submission s = submission(0, Op::kDispatch, 0);
+  s.num_tokens = inputs[0].num_tokens;
+  session(0).submit(s);
+  all_arrive_at(0, next_);
+  const std::uint64_t index = next_;
+  break_all(StatusCode::kRankLost);
+  ASSERT_FALSE(HasFatalFailure());
+  EXPECT_EQ(group_->board(0).next_index.load(), index + 1);
+  EXPECT_EQ(next_, index) << "the others have not";
+  resume_all();
+  ASSERT_FALSE(HasFatalFailure());
+  const auto done = session(0).wait();
+  ASSERT_TRUE(done.has_value());
+  EXPECT_EQ(done->status, StatusCode::kOk);
+  for (std::uint32_t i = 0; i < 3; ++i) run_and_check(0);
 }
 
 }  // namespace

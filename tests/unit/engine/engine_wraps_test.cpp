@@ -1,5 +1,5 @@
 // Groups whose operations are numbered near the places where tags begin anew (proto/README, "Numbers that
-// wrap"), on host devices and, by calls and by submissions, on GPUs of the fake driver.
+// wrap"), by calls on GPUs of the fake driver, and by submissions on host devices.
 
 #include "engine_calls_fixture.h"
 
@@ -10,7 +10,10 @@ namespace {
 
 class EngineWrapsTest : public EngineCallsFixture {
  protected:
-  explicit EngineWrapsTest(std::uint64_t first_op = 2 * abi::kTagRound - 3) { first_op_ = first_op; }
+  explicit EngineWrapsTest(std::uint64_t first_op = 2 * abi::kTagRound - 3, std::string kind = "cuda")
+      : EngineCallsFixture({1, 1, 0}, std::move(kind)) {
+    first_op_ = first_op;
+  }
 
   void break_for_want_of_numbers() {
     std::optional<Packet> request;
@@ -83,7 +86,8 @@ TEST_F(EngineWrapsTest, ADispatchThatWasUndoneAsTagsBeganAnewIsForgotten) {
 
 class EngineRenewalTest : public EngineWrapsTest {
  protected:
-  EngineRenewalTest() : EngineWrapsTest(abi::kTagRound - 3) {}
+  explicit EngineRenewalTest(std::string kind = "cuda")
+      : EngineWrapsTest(abi::kTagRound - 3, std::move(kind)) {}
 };
 
 // An epoch that has lasted for so many operations is ended before its tags are at an end.
@@ -107,7 +111,7 @@ TEST_F(EngineRenewalTest, AnEpochWhoseNumbersRunOutIsBroken) {
 // The same of ranks that all submit.
 class EngineSubmissionsRenewalTest : public EngineRenewalTest {
  protected:
-  EngineSubmissionsRenewalTest() { resident_ = false; }
+  EngineSubmissionsRenewalTest() : EngineRenewalTest("host") {}
 };
 
 TEST_F(EngineSubmissionsRenewalTest, AnEpochWhoseNumbersRunOutIsBroken) {
@@ -116,43 +120,6 @@ TEST_F(EngineSubmissionsRenewalTest, AnEpochWhoseNumbersRunOutIsBroken) {
   break_for_want_of_numbers();
   ASSERT_FALSE(HasFatalFailure());
   for (std::uint32_t i = 0; i < 4; ++i) run_and_check(i % kShape.depth);
-}
-
-class EngineTicketsTest : public EngineCallsFixture {
- protected:
-  EngineTicketsTest() { resident_ = false; }
-
-  // Refused before it is launched, as of an epoch that has gone: the engine itself writes `done`.
-  void refuse_in_stream(std::uint64_t ticket) {
-    abi::Submission s = submission(0, Op::kDispatch, 0);
-    s.epoch = group_->epoch - 1;
-    s.flags = abi::kFlagStream;
-    s.ticket = ticket;
-    session(0).submit(s);
-    const auto done = session(0).wait();
-    ASSERT_TRUE(done.has_value());
-    EXPECT_NE(done->status, StatusCode::kOk);
-    EXPECT_TRUE(stream_goes_on(0, 0, static_cast<std::uint32_t>(ticket))) << ticket;
-  }
-};
-
-// B4: of what it had written there the engine kept 32 bits, and nothing but failures renewed them. So what
-// failed between 2^31 and 2^32 tickets later was taken for something that lay behind, and its stream waited
-// for ever.
-TEST_F(EngineTicketsTest, AStreamGoesOnAfterAFailureHoweverLongAgoTheLastOneWas) {
-  break_and_resume(StatusCode::kEngineRestarted);
-  ASSERT_FALSE(HasFatalFailure());
-  std::uint64_t ticket = 1 + random_() % 1000;
-  for (const std::uint32_t bits : {1, 31, 32, 33, 39, 40}) {
-    refuse_in_stream(ticket);
-    ASSERT_FALSE(HasFatalFailure());
-    const std::uint64_t later = ticket + (std::uint64_t{1} << bits) + random_() % 1000;
-    // Operations that ended well have brought it here.
-    group_->stream_words(0, 0).done = static_cast<std::uint32_t>(later - 1);
-    refuse_in_stream(later);
-    ASSERT_FALSE(HasFatalFailure());
-    ticket = later + 1;
-  }
 }
 
 }  // namespace

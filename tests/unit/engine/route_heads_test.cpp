@@ -38,7 +38,6 @@ class CountingLauncher final : public device::Launcher {
     std::memset(device, 0, bytes);
   }
 
-  void close_streams(std::byte*, std::uint32_t) override {}
   void close_calls(std::byte*) override {}
 
   int copies = 0;

@@ -133,8 +133,7 @@ FarNodes::FarNodes(const Case& c, const FarOptions& options)
       engine->number = options_.engines[number];
       engine->node = options_.nodes[number];
       open_transport(*engine);
-      engine->device =
-          device::make_device("host:0", device::LaunchMode::kLaunched, MonotonicClock(), [] {}).value();
+      engine->device = device::make_device("host:0", MonotonicClock(), [] {}).value();
       engine->device->set_num_sms(options_.sms);
       engine->far = std::make_unique<far::FarGroup>(
           far::FarGroup::Facts{7, shape_, engine->number, options_.batch_bytes, options_.window_bytes},

@@ -75,7 +75,6 @@ TEST_F(ConfigFile, BadValuesAreRefusedWithWhatIsAllowed) {
       {"devices.cuda = [\"0\", \"00\"]", {"devices.cuda", "0,00", "different"}},
       {"devices.cuda = [0, 1.5]", {"devices.cuda", "0,?", "\"auto\", \"none\""}},
       {"devices.cuda = \"all\"", {"devices.cuda", "\"all\"", "\"auto\", \"none\""}},
-      {"devices.mode = \"fast\"", {"devices.mode", "fast", "auto, launched, resident"}},
       {"devices.host = -1", {"devices.host", "\"-1\"", "0..64"}},
       {"devices.host = \"two\"", {"devices.host", "\"two\"", "\"auto\", 0..64"}},
       {"devices.host = 2.5", {"devices.host", "the floating-point number 2.5", "\"auto\", 0..64", "line 1"}},
@@ -126,7 +125,6 @@ TEST_F(ConfigFile, DevicesAreNamedByListsAndByAuto) {
   const Config automatic = load("").value();
   EXPECT_TRUE(automatic.cuda_devices.automatic);
   EXPECT_EQ(automatic.host_devices, kAutomatic);
-  EXPECT_EQ(static_cast<DeviceMode>(automatic.mode), DeviceMode::kAuto);
   const Config none = load("devices.cuda = []\ndevices.host = 3").value();
   EXPECT_TRUE(!none.cuda_devices.automatic && none.cuda_devices.list.empty());
   EXPECT_EQ(none.host_devices, 3u);

@@ -1,4 +1,4 @@
-// Which devices are served, and how: devices.cuda, devices.host, devices.mode.
+// Which devices are served: devices.cuda, devices.host.
 #include "device_choice.h"
 #include "gpu_list.h"
 
@@ -12,10 +12,8 @@ namespace {
 // Of GPUs whose UUIDs end in their numbers plus one.
 struct FakeMachine {
   std::uint32_t gpus = 0;
-  std::vector<bool> mps{};       // by number; beyond: true
   std::vector<bool> unusable{};  // by number; beyond: false
   Status broken{};               // the driver
-  bool maps_host_memory = true;
 
   Machine machine() const {
     Machine machine;
@@ -30,56 +28,40 @@ struct FakeMachine {
       device::DeviceFacts facts;
       facts.uuid.fill(0xab);
       facts.uuid.back() = static_cast<std::uint8_t>(name.index + 1);
-      facts.mps = name.index >= mps.size() || mps[name.index];
-      facts.maps_host_memory = maps_host_memory;
       return facts;
     };
     return machine;
   }
 };
 
-Config config_of(const std::string& cuda, std::uint32_t host = kAutomatic,
-                 DeviceMode mode = DeviceMode::kAuto) {
+Config config_of(const std::string& cuda, std::uint32_t host = kAutomatic) {
   Config config;
   EXPECT_TRUE(parse_gpu_list(cuda, config.cuda_devices)) << cuda;
   config.host_devices = host;
-  config.mode = static_cast<std::uint32_t>(mode);
   return config;
 }
 
-// "cuda:0 resident, host:0", or the refusal.
+// "cuda:0, host:0", or the refusal.
 std::string chosen(const Config& config, const FakeMachine& machine) {
   Result<DeviceChoice> choice = choose_devices(config, machine.machine());
   if (!choice.ok()) return choice.status().to_string();
   std::string text;
-  for (const ServedDevice& device : choice->devices) {
-    text += (text.empty() ? "" : ", ") + device.name.text();
-    if (device.name.kind == abi::DeviceKind::kCuda)
-      text += " " + std::string(launch_mode_text(device.mode)) + " (" + device.mode_reason + ")";
-  }
+  for (const ServedDevice& device : choice->devices) text += (text.empty() ? "" : ", ") + device.name.text();
   for (const std::string& reason : choice->skipped) text += "; skipped: " + reason;
   return text;
 }
 
 TEST(DeviceChoice, AutoTakesTheGpusThatThereAreAndElseOneHostDevice) {
   EXPECT_EQ(chosen(config_of("auto"), {}), "host:0");
-  EXPECT_EQ(chosen(config_of("auto"), {.gpus = 2}),
-            "cuda:0 resident (auto: MPS runs on it), cuda:1 resident (auto: MPS runs on it)");
-  EXPECT_EQ(chosen(config_of("auto"), {.gpus = 2, .mps = {true, false}}),
-            "cuda:0 resident (auto: MPS runs on it), cuda:1 launched (auto: MPS does not run on it)");
-  EXPECT_EQ(chosen(config_of("auto", 2), {.gpus = 1}),
-            "cuda:0 resident (auto: MPS runs on it), host:0, host:1");
+  EXPECT_EQ(chosen(config_of("auto"), {.gpus = 2}), "cuda:0, cuda:1");
+  EXPECT_EQ(chosen(config_of("auto", 2), {.gpus = 1}), "cuda:0, host:0, host:1");
   EXPECT_EQ(chosen(config_of("none"), {.gpus = 2}), "host:0");
   EXPECT_EQ(chosen(config_of("auto"), {.gpus = 2, .unusable = {true}}),
-            "cuda:1 resident (auto: MPS runs on it); skipped: cuda:0 has no virtual memory management");
+            "cuda:1; skipped: cuda:0 has no virtual memory management");
 }
 
 // A pod without its runtimeClassName was ready, and slow.
 TEST(DeviceChoice, AHostDeviceInPlaceOfAGpuWasServedWithoutAWord) {
-  const std::string refusal = chosen(config_of("auto", kAutomatic, DeviceMode::kResident), {});
-  EXPECT_NE(refusal.find("UNSUPPORTED"), std::string::npos) << refusal;
-  EXPECT_NE(refusal.find("devices.mode is \"resident\" and there is no GPU"), std::string::npos) << refusal;
-  EXPECT_EQ(chosen(config_of("auto", 1, DeviceMode::kResident), {}), "host:0");
   const auto instead = [](const Config& config, const FakeMachine& machine) {
     return choose_devices(config, machine.machine()).value().host_instead;
   };
@@ -104,11 +86,10 @@ TEST(DeviceChoice, AMachineWhoseGpusFailServesNoHostDevicesInTheirPlace) {
 }
 
 TEST(DeviceChoice, AListNamesGpusByNumberOrUuid) {
-  const FakeMachine machine{.gpus = 3, .mps = {false, false, false}};
+  const FakeMachine machine{.gpus = 3};
   const std::string last = "GPU-ABABABAB-abab-abab-abab-ababababab03";
-  EXPECT_EQ(chosen(config_of(last + ", 0"), machine),
-            "cuda:0 launched (auto: MPS does not run on it), cuda:2 launched (auto: MPS does not run on it)");
-  EXPECT_EQ(chosen(config_of("1", 0, DeviceMode::kLaunched), machine), "cuda:1 launched (devices.mode)");
+  EXPECT_EQ(chosen(config_of(last + ", 0"), machine), "cuda:0, cuda:2");
+  EXPECT_EQ(chosen(config_of("1", 0), machine), "cuda:1");
   EXPECT_NE(chosen(config_of("3"), machine).find("cuda:3 is not there"), std::string::npos);
   EXPECT_EQ(chosen(config_of("2," + last), machine),
             "INVALID_ARGUMENT: devices.cuda names cuda:2 twice; allowed: each GPU once");
@@ -117,24 +98,10 @@ TEST(DeviceChoice, AListNamesGpusByNumberOrUuid) {
     EXPECT_NE(unknown.find(part), std::string::npos) << unknown;
 }
 
-TEST(DeviceChoice, ResidentNeedsMpsAndSomethingIsServed) {
-  const FakeMachine machine{.gpus = 2, .mps = {true, false}};
-  EXPECT_EQ(chosen(config_of("0", 0, DeviceMode::kResident), machine), "cuda:0 resident (devices.mode)");
-  const std::string refused = chosen(config_of("auto", 0, DeviceMode::kResident), machine);
-  for (const std::string part : {"UNSUPPORTED", "devices.mode is \"resident\"", "cuda:1", "\"launched\""})
-    EXPECT_NE(refused.find(part), std::string::npos) << refused;
+TEST(DeviceChoice, WithoutAnyDeviceNothingIsServed) {
   EXPECT_NE(chosen(config_of("auto", 0), {})
                 .find(std::string("no GPU to serve (devices.cuda): ") + why_no_gpu() +
                       "; allowed: at least one device"),
-            std::string::npos);
-}
-
-// What their kernels tell, clients read there.
-TEST(DeviceChoice, ResidentNeedsMemoryOfTheHostByDescriptors) {
-  const FakeMachine machine{.gpus = 1, .maps_host_memory = false};
-  EXPECT_EQ(chosen(config_of("auto"), machine),
-            "cuda:0 launched (auto: it can't map the host's memory of other processes)");
-  EXPECT_NE(chosen(config_of("0", 0, DeviceMode::kResident), machine).find("HOST_NUMA_VIRTUAL_MEMORY"),
             std::string::npos);
 }
 

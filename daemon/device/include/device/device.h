@@ -38,8 +38,7 @@ class Arena {
 
 // How kinds of devices differ, as far as the engine has to know.
 struct DeviceTraits {
-  bool has_streams = false;     // clients have streams that wait for operations or enqueue them; a client may
-                                // take the device along
+  bool has_streams = false;     // clients' streams call operations; a client may take the device along
   bool memory_is_clear = true;  // a new arena is zeroed; else it may hold anything
 };
 
@@ -76,19 +75,13 @@ class Device {
   virtual Launcher& launcher() = 0;
 };
 
-// How a GPU runs operations. Host devices ignore it.
-enum class LaunchMode {
-  kLaunched,  // a kernel per operation, which takes SMs while it runs
-  kResident,  // kernels that the engine enqueues ahead carry out calls of clients, with no CPU in the path
-};
-
 // Sets what is called when the process ends because its device has failed (kExitDeviceFailed) and nothing
 // runs on it any more. To be set before make_device().
 void on_device_failed(std::function<void()> last_word);
 
 // INVALID_ARGUMENT: the name is not understood. UNSUPPORTED: the GPU can't be used. The clock must outlive
 // the device.
-Result<std::unique_ptr<Device>> make_device(const std::string& name, LaunchMode mode, const Clock& clock,
+Result<std::unique_ptr<Device>> make_device(const std::string& name, const Clock& clock,
                                             std::function<void()> notify);
 
 }  // namespace epd::device

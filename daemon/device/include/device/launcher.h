@@ -1,10 +1,9 @@
 // How an engine runs operations on a device. Each rank that the device serves has a lane: what its operations
 // need beside the arenas. Lanes run beside each other.
 //
-// A GPU runs whole operations by itself. A launched lane has a stream and launches each operation. A worker
-// lane has kernels enqueued ahead, which carry out calls of clients (LaunchMode). Operations of a lane run in
-// order. Lanes together never ask for more SMs than the device has for them, so none waits behind another
-// that waits for a peer.
+// A GPU runs whole operations by itself. Its lanes have kernels enqueued ahead, which carry out calls of
+// clients (CallPort). Operations of a lane run in order. Lanes together never ask for more SMs than the
+// device has for them, so none waits behind another that waits for a peer.
 //
 // A host device has no processor of its own. The engine's loop runs operations in short pieces
 // (OperationInFlight::advance), and helper threads move rows beside it. Operations of a lane run beside each
@@ -174,15 +173,9 @@ struct LaneShape {
 
 class Lane {
  public:
-  static constexpr std::uint32_t kMaxNoops = 64;
-
   virtual ~Lane() = default;
-  // At most kMaxNoops noops may be in flight. Not for a lane with calls().
+  // Not for a lane with calls().
   virtual std::unique_ptr<OperationInFlight> launch(const LaunchRequest& request) = 0;
-  // For an operation that will never be launched: writes `done` once no operation in flight with the same
-  // word can write a lower value there. Never lowers the word. `ticket` is the whole number, of which
-  // signal.value is the low half.
-  virtual void release(const kernels::cuda::Signal& signal, std::uint64_t ticket) = 0;
   // Replaces LaneShape::priority: the lanes' shares of SMs follow. The stream keeps its own priority.
   virtual void set_priority(std::int32_t priority) = 0;
   // What ranks have signalled to this one, for devices that do not tell it otherwise: a copy.
@@ -217,11 +210,8 @@ class Launcher {
                          std::size_t rows) = 0;
   virtual void write(void* device, const void* from, std::size_t bytes) = 0;
   virtual void clear(void* device, std::size_t bytes) = 0;
-  // For a rank whose operations nobody will run any more: streams that wait at its words continue, and so do
-  // those that reach them later. Complete on return. `words` are abi::StreamWords[depth], which no operation
-  // in flight may write.
-  virtual void close_streams(std::byte* words, std::uint32_t depth) = 0;
-  // The same for abi::CallWords, which no kernel serves.
+  // For a rank whose calls nobody will carry out any more: streams that wait at its words (abi::CallWords)
+  // continue, and so do those that reach them later. Complete on return.
   virtual void close_calls(std::byte* words) = 0;
 };
 

@@ -16,11 +16,9 @@ struct DeviceFacts {
   std::array<std::uint8_t, 16> uuid{};  // zero: a host device
   std::string model;
   std::uint32_t num_sms = 0;
-  std::uint32_t compute = 0;       // 90 for 9.0
-  std::uint32_t driver = 0;        // 13000 for CUDA 13.0
-  std::uint32_t sm_partition = 0;  // SMs of the smallest partition (green context); 0: there are none
-  bool mps = false;                // contexts are shared through MPS
-  bool maps_host_memory = false;   // of other processes, by descriptors: mode resident needs that
+  std::uint32_t compute = 0;  // 90 for 9.0
+  std::uint32_t driver = 0;   // 13000 for CUDA 13.0
+  bool mps = false;           // contexts are shared through MPS
 };
 
 // The number of GPUs; 0 where there is no driver, or no GPU. UNSUPPORTED: the driver can't be used.

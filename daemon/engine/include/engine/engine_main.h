@@ -13,10 +13,9 @@ namespace epd::engine {
 
 struct EngineOptions {
   std::string device;
-  bool resident = false;  // LaunchMode::kResident
-  int link_fd = -1;       // socketpair to the supervisor
-  int page_fd = -1;       // this engine's EnginePage
-  int bell_fd = -1;       // eventfd that peers ring
+  int link_fd = -1;  // socketpair to the supervisor
+  int page_fd = -1;  // this engine's EnginePage
+  int bell_fd = -1;  // eventfd that peers ring
   transport::NetworkOptions network;
 };
 

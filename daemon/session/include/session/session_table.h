@@ -114,7 +114,6 @@ class SessionTable {
       std::string name;
       abi::DeviceKind kind = abi::DeviceKind::kHost;
       abi::GpuUuid uuid{};
-      bool resident = false;  // its operations are calls
     };
     std::vector<Device> devices;  // by index
     SessionLimits limits;

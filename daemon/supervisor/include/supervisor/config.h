@@ -19,9 +19,6 @@ namespace epd::supervisor {
 
 inline constexpr const char* kDefaultConfigPath = "/etc/epd/epd.toml";
 
-// devices.mode
-enum class DeviceMode : std::uint32_t { kAuto, kLaunched, kResident };
-
 // devices.cuda
 struct GpuList {
   bool automatic = false;         // every GPU of the machine
@@ -53,7 +50,6 @@ struct Config {
   std::uint32_t host_devices = 0;  // kAutomatic: one if no GPU is served
   GpuList cuda_devices;
   std::uint32_t device_sms = 0;  // 0: see effective_sms
-  std::uint32_t mode = 0;        // DeviceMode
   std::uint32_t max_sessions = 0;
   std::uint32_t max_sessions_per_user =
       0;  // 0: see max_sessions_of; likewise for the other limits of one user

@@ -14,7 +14,6 @@ struct DaemonOptions {
   std::string program;               // path of epd; empty: beside this executable
   std::uint32_t host_devices = 1;    // host:0 and up
   std::uint32_t cuda_devices = 0;    // cuda:0 and up
-  bool resident = false;             // devices.mode of these
   std::uint32_t sms = 0;             // of each (host: worker threads); 0: the daemon's default
   std::string settings{};            // further lines of its configuration: "[cluster]\n..."
   std::function<void()> in_child{};  // called before it is executed, in its process
