@@ -14,7 +14,7 @@ using far::Drop;
 
 namespace {
 
-kernels::FarShape far_shape(const kernels::cuda::Shape& s) {
+kernels::FarShape far_shape(const kernels::cuda::Shape& s, bool crc) {
   kernels::FarShape shape;
   shape.format = s.format;
   shape.num_ranks = s.num_ranks;
@@ -23,13 +23,17 @@ kernels::FarShape far_shape(const kernels::cuda::Shape& s) {
   shape.hidden = s.hidden;
   shape.per_expert = s.per_expert;
   shape.index64 = s.index64;
+  shape.crc = crc;
   return shape;
 }
 
 }  // namespace
 
 HostCrossing::HostCrossing(const Needs& needs)
-    : needs_(needs), group_(needs.group), span_(needs.group.span()), shape_(far_shape(needs.op.shape)) {
+    : needs_(needs),
+      group_(needs.group),
+      span_(needs.group.span()),
+      shape_(far_shape(needs.op.shape, needs.group.has_record_crcs())) {
   const std::uint32_t ranks = span_.num_ranks();
   near_.assign(ranks, 0);
   nodes_.assign(ranks, kernels::kNotFar);
@@ -240,7 +244,7 @@ void HostCrossing::pass_arrival(Source& source) {
 }
 
 void HostCrossing::merge(const kernels::CombineArgs& args) {
-  merge_.emplace(kernels::FarMergeArgs{args, nodes_, whole_domains_});
+  merge_.emplace(kernels::FarMergeArgs{args, nodes_, whole_domains_, shape_.crc});
   more_sums_ = true;
 }
 

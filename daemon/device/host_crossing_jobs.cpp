@@ -17,6 +17,10 @@ namespace {
 constexpr std::uint32_t kMergeChunks = 32;  // per job
 constexpr std::uint64_t kMergeBytes = std::uint64_t{512} * 1024;
 
+Drop drop_for(kernels::FarField bad) {
+  return bad == kernels::FarField::kCrc ? Drop::kChecksum : Drop::kContent;
+}
+
 }  // namespace
 
 // ---- rows and asks that leave
@@ -85,14 +89,14 @@ void HostCrossing::begin_forward(std::size_t index) {
   struct Forward {
     kernels::FarForwardArgs args;
     std::vector<kernels::DispatchTarget> targets;
-    std::atomic<bool> bad = false;
+    std::atomic<kernels::FarField> bad = kernels::FarField::kNone;
   };
   Source& source = sources_[index];
   auto forward = std::make_shared<Forward>();
   std::uint32_t records = 0;
   for (const auto& [batch, arrival] : source.held) {
     if (batch >= source.seen.size()) {  // it came before the announcement
-      group_.drop_content(source.rank, Drop::kBatch);
+      group_.drop_content(arrival.header, Drop::kBatch);
       group_.settle(arrival);
       continue;
     }
@@ -116,20 +120,22 @@ void HostCrossing::begin_forward(std::size_t index) {
           const std::uint32_t count = arrival.header.records;
           const std::uint32_t first = std::max(begin, before) - before;
           const std::uint32_t last = std::min(end, before + count) - std::min(before, end);
-          if (first < last && kernels::forward_rows(forward->args, arrival.body.data, first, last))
-            forward->bad = true;
+          if (first < last) {
+            const auto fault = kernels::forward_rows(forward->args, arrival.body.data, first, last);
+            if (fault) forward->bad = fault.field;
+          }
           before += count;
         }
       },
       records, shape_.row_stride(),
       [this, &source, forward, records] {
+        const kernels::FarField bad = forward->bad;
+        // The source then stays busy, so the operation waits until its deadline, or until the group breaks.
+        if (bad != kernels::FarField::kNone)
+          group_.drop_content(source.forwarding.front().header, drop_for(bad));
         for (const Arrival& arrival : source.forwarding) group_.settle(arrival);
         source.forwarding.clear();
-        if (forward->bad) {
-          // The source stays busy, so the operation waits until its deadline.
-          group_.drop_content(source.rank, Drop::kContent);
-          return;
-        }
+        if (bad != kernels::FarField::kNone) return;
         source.busy = false;
         source.done += records;
         if (source.done == source.announcement.num_tokens) {
@@ -199,7 +205,8 @@ void HostCrossing::begin_serve(std::size_t index) {
       [=, this, &source] {
         for (Batch& batch : serve->batches) {
           if (batch.made.fault || batch.made.asks != batch.end - batch.begin) {
-            group_.drop_content(source.rank, Drop::kContent);  // and the operation waits until its deadline
+            // And the operation waits until its deadline, or until the group breaks.
+            group_.drop_content(asks.header, drop_for(batch.made.fault.field));
             return;
           }
           FarHeader h = header(FarType::kSums, source.rank);
@@ -234,6 +241,7 @@ void HostCrossing::begin_merge() {
   struct Merge {
     std::vector<std::vector<kernels::FarBatch>> batches;  // by far node
     std::vector<Range> ranges;
+    std::atomic<const Target*> corrupt = nullptr;
   };
   more_sums_ = false;
   auto merge = std::make_shared<Merge>();
@@ -252,8 +260,8 @@ void HostCrossing::begin_merge() {
     Range range{at, std::min(tokens, at + piece), streams};
     const kernels::FarMerged judged = kernels::judge_sums(*merge_, streams, range.begin, range.end);
     if (judged.fault) {
-      // The operation then waits until its deadline.
-      group_.drop_content(targets_[judged.node].gateway, Drop::kContent);
+      // The operation then waits until its deadline, or until the group breaks.
+      group_.drop_content(targets_[judged.node].sums.front().header, drop_for(judged.fault.field));
       return;
     }
     range.end = at + judged.tokens;
@@ -268,11 +276,18 @@ void HostCrossing::begin_merge() {
       [this, merge](std::uint32_t begin, std::uint32_t end) {
         for (; begin < end; ++begin) {
           Range& range = merge->ranges[begin];
-          kernels::merge_sums(*merge_, range.streams, range.begin, range.end);
+          const kernels::FarMerged merged =
+              kernels::merge_sums(*merge_, range.streams, range.begin, range.end);
+          if (merged.fault) merge->corrupt = &targets_[merged.node];
         }
       },
       static_cast<std::uint32_t>(merge->ranges.size()), kMergeBytes,
-      [this, at, streams, merge] { end_merge(at, streams); });
+      [this, at, streams, merge] {
+        // The job then stays the last one.
+        if (const Target* const target = merge->corrupt)
+          return group_.drop_content(target->sums.front().header, Drop::kChecksum);
+        end_merge(at, streams);
+      });
 }
 
 void HostCrossing::end_merge(std::uint32_t merged, const std::vector<FarStream>& streams) {

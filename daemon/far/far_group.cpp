@@ -183,6 +183,12 @@ void FarGroup::drop(EngineId from, Drop why) {
   if (facts_.ledger != nullptr) facts_.ledger->dropped(from, why);
 }
 
+void FarGroup::drop_content(const FarHeader& header, Drop why) {
+  const EngineId from = engine_of(header.from_rank);
+  if (why == Drop::kChecksum) add_corrupt(from, header, "checksum");
+  drop(from, why);
+}
+
 Drop FarGroup::judge(EngineId from, std::span<const std::byte> bytes, const Body& body,
                      FarHeader& header) const {
   if (abi::read_far_header(bytes, body.bytes, header) != abi::FarReason::kNone) return Drop::kHeader;
@@ -252,9 +258,7 @@ Drop FarGroup::check(EngineId from, const Arrival& arrival) {
   const std::span<const std::byte> body(arrival.body.data, arrival.body.bytes);
   const bool whole = body_is_whole(header, body, facts_.check);
   if (!whole || !is_authentic(from, header, body)) {
-    add_fault(from, "sent " + std::string(abi::far_type_name(header.type)) + " of rank " +
-                        std::to_string(header.from_rank) + " to rank " + std::to_string(header.to_rank) +
-                        " with a wrong " + (whole ? "MAC" : "checksum"));
+    add_corrupt(from, header, whole ? "MAC" : "checksum");
     return Drop::kChecksum;
   }
   return state_->channels[from].came.take(header.time_ns, header.number, now_ns_) ? Drop::kNone
@@ -280,6 +284,12 @@ void FarGroup::add_fault(EngineId engine, const std::string& what) {
   channel.fault = what;
   channel.told_ns = now_ns_;
   faults_.push_back({engine, what});
+}
+
+void FarGroup::add_corrupt(EngineId from, const FarHeader& header, const char* wrong) {
+  add_fault(from, "sent " + std::string(abi::far_type_name(header.type)) + " of rank " +
+                      std::to_string(header.from_rank) + " to rank " + std::to_string(header.to_rank) +
+                      " with a wrong " + wrong);
 }
 
 // The network loses messages whose outer headers it has corrupted.

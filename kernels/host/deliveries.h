@@ -70,14 +70,21 @@ class RowWriter {
   // Writes the row of a token to all places. Returns its scales, valid until the next call; null if rows have
   // none.
   const void* write(const void* x, const void* x_scales, std::uint32_t token, std::span<void* const> places) {
-    const char* row = static_cast<const char*>(x) + std::size_t{token} * format_.x_bytes;
+    const void* const row = given_row(x, token);
     if (format_.cast) {
-      choice_.kernels->cast_row({reinterpret_cast<const std::uint16_t*>(row), format_.hidden, scales_.data(),
+      choice_.kernels->cast_row({static_cast<const std::uint16_t*>(row), format_.hidden, scales_.data(),
                                  format_.scales != ScaleFormat::kFloat32},
                                 places, choice_.stores);
       return cast_scales();
     }
     choice_.kernels->copy_row(row, format_.row_bytes, places, choice_.stores);
+    return given_scales(x_scales, token);
+  }
+
+  const void* given_row(const void* x, std::uint32_t token) const {
+    return static_cast<const char*>(x) + std::size_t{token} * format_.x_bytes;
+  }
+  const void* given_scales(const void* x_scales, std::uint32_t token) const {
     if (format_.scale_bytes == 0) return nullptr;
     return static_cast<const char*>(x_scales) + std::size_t{token} * format_.scale_bytes;
   }

@@ -59,7 +59,10 @@ class SumMaker {
   }
 
   // Reads and judges an ask.
-  FarFault take(std::uint32_t number, const std::byte* ask) {
+  FarFault take(std::uint32_t number, const std::byte* asks) {
+    const std::size_t ask_stride = shape_.ask_stride();
+    const std::byte* const ask = asks + number * ask_stride;
+    if (shape_.crc && !host::is_whole(ask, ask_stride)) return {FarField::kCrc, number, 0, 0};
     const auto head = host::read_far<abi::FarAsk>(ask);
     token_ = head.token;
     rows_.clear();
@@ -125,15 +128,13 @@ class SumMaker {
   }
 
   void make_sum(const Sum& sum, std::span<const AskedRow> rows, std::byte* record) {
-    host::RecordWriter out(record, stride_);
-    void* const place = out.skip(row_bytes_);
+    host::RecordWriter out(record, stride_, shape_.crc);
     if (sum.whole || shape_.per_expert) {
       sum_.begin();
       for (const AskedRow& asked : rows) sum_.add_row(asked.rank, row(asked), asked.weight);
-      choice_.kernels->sum_rows(sum_.sum(args_.weighted), shape_.hidden, static_cast<std::uint16_t*>(place),
-                                choice_.stores);
+      out.put_sum(choice_, sum_.sum(args_.weighted), shape_.hidden);
     } else {  // the owner multiplies it
-      choice_.kernels->copy_row(row(rows[0]), row_bytes_, {&place, 1}, choice_.stores);
+      out.put_row(choice_, row(rows[0]), row_bytes_);
     }
     if (args_.return_weights) {
       if (args_.sum_weights && !shape_.per_expert) {
@@ -188,9 +189,11 @@ class SumMaker {
 
 class Merger {
  public:
-  Merger(host::Choice choice, const FarMergeArgs& args, std::span<FarStream> streams)
+  // `checks`: the CRCs of all records; else only of one that is bad.
+  Merger(host::Choice choice, const FarMergeArgs& args, std::span<FarStream> streams, bool checks)
       : choice_(choice),
         args_(args),
+        checks_(checks),
         own_(args.combine),
         streams_(streams),
         per_expert_(own_.plan->per_expert),
@@ -283,10 +286,14 @@ class Merger {
     if (stream.batch == stream.batches.size()) return false;
     const std::byte* const record = stream.batches[stream.batch].records + stream.record * stride_;
     const auto sum = host::read_far<abi::FarSum>(record + row_bytes_ + weights_bytes_);
-    if (sum.token != token || sum.domain != domain) {
-      const bool bad_token = sum.token != token;
-      fault_ = {bad_token ? FarField::kToken : FarField::kDomain, stream.record, 0,
-                bad_token ? sum.token : sum.domain};
+    if (sum.token != token) {
+      fault_ = {FarField::kToken, stream.record, 0, sum.token};
+    } else if (sum.domain != domain) {
+      fault_ = {FarField::kDomain, stream.record, 0, sum.domain};
+    }
+    if (args_.crc && (checks_ || fault_) && !host::is_whole(record, stride_))
+      fault_ = {FarField::kCrc, stream.record, 0, 0};
+    if (fault_) {
       node_ = node;
       batch_ = stream.batch;
       return false;
@@ -370,6 +377,7 @@ class Merger {
 
   const host::Choice choice_;
   const FarMergeArgs& args_;
+  const bool checks_;
   const CombineArgs& own_;
   const std::span<FarStream> streams_;
   const bool per_expert_;
@@ -398,7 +406,7 @@ void make_asks(const FarAskArgs& args, std::uint32_t begin, std::uint32_t end, s
   const host::TokenEntries entries(*args.plan, topk, args.shape.experts_per_rank, args.topk_weights);
   for (std::uint32_t i = begin; i < end; ++i, asks += stride) {
     const std::uint32_t token = args.tokens[i];
-    host::RecordWriter out(asks, stride);
+    host::RecordWriter out(asks, stride, args.shape.crc);
     std::byte* const head = out.skip(sizeof(abi::FarAsk));
     std::uint32_t num_entries = 0;
     for (const RouteEntry& entry : entries.of(token)) {
@@ -417,10 +425,9 @@ FarSummed host::sum_rows_for_with(Choice choice, const FarSumArgs& args, const s
                                   std::uint32_t begin, std::uint32_t end, std::byte* sums,
                                   std::uint32_t room) {
   SumMaker maker(choice, args);
-  const std::size_t stride = args.shape.ask_stride();
   FarSummed done;
   for (std::uint32_t i = begin; i < end; ++i) {
-    done.fault = maker.take(i, asks + i * stride);
+    done.fault = maker.take(i, asks);
     if (done.fault || maker.num_sums() > room - done.records) break;
     sums = maker.make(sums);
     done.records += maker.num_sums();
@@ -439,7 +446,7 @@ FarSummed sum_rows_for(const FarSumArgs& args, const std::byte* asks, std::uint3
 
 FarMerged host::merge_sums_with(Choice choice, const FarMergeArgs& args, std::span<FarStream> streams,
                                 std::uint32_t begin, std::uint32_t end) {
-  Merger merger(choice, args, streams);
+  Merger merger(choice, args, streams, true);
   std::uint32_t token = begin;
   for (; token < end && merger.find(token); ++token) merger.merge(token);
   choice.kernels->store_fence();
@@ -455,7 +462,7 @@ FarMerged merge_sums(const FarMergeArgs& args, std::span<FarStream> streams, std
 
 FarMerged judge_sums(const FarMergeArgs& args, std::span<FarStream> streams, std::uint32_t begin,
                      std::uint32_t end) {
-  Merger merger({&host::best_row_kernels(), host::Stores::kCached}, args, streams);
+  Merger merger({&host::best_row_kernels(), host::Stores::kCached}, args, streams, false);
   std::uint32_t token = begin;
   while (token < end && merger.find(token)) ++token;
   return merger.result(token - begin);

@@ -36,7 +36,7 @@ bool FarLister::advance(std::uint32_t tokens) {
 
 const char* far_field_name(FarField field) {
   static constexpr std::array<const char*, kNumFarFields> kNames = {
-      "none", "token", "expert", "position", "num_entries", "target", "choices", "domain", "count"};
+      "none", "token", "expert", "position", "num_entries", "target", "choices", "domain", "count", "crc"};
   const auto index = static_cast<std::size_t>(field);
   return index < kNames.size() ? kNames[index] : "unknown";
 }
@@ -106,7 +106,8 @@ constexpr abi::FarChoice kNoChoice = {-1, 0, 0.0f};
 class Packer {
  public:
   Packer(host::Choice choice, const FarPackArgs& args)
-      : args_(args),
+      : choice_(choice),
+        args_(args),
         plan_(*args.plan),
         topk_(args.shape.topk),
         rank_of_expert_(args.shape.experts_per_rank),
@@ -114,9 +115,15 @@ class Packer {
 
   void pack(std::uint32_t token, std::byte* record, std::size_t stride) {
     const RowFormat& format = args_.shape.format;
-    host::RecordWriter out(record, stride);
-    void* const row = out.skip(format.row_bytes);
-    const void* scales = writer_.write(args_.x, args_.x_scales, token, {&row, 1});
+    host::RecordWriter out(record, stride, args_.shape.crc);
+    const void* scales = nullptr;
+    if (format.cast) {
+      void* const row = out.skip(format.row_bytes);
+      scales = writer_.write(args_.x, args_.x_scales, token, {&row, 1});
+    } else {
+      out.put_row(choice_, writer_.given_row(args_.x, token), format.row_bytes);
+      scales = writer_.given_scales(args_.x_scales, token);
+    }
     if (scales != nullptr) out.put(scales, format.scale_bytes);
     find_choices(token);
     out.put(choices_.data(), topk_ * sizeof(abi::FarChoice));
@@ -154,6 +161,7 @@ class Packer {
     }
   }
 
+  const host::Choice choice_;
   const FarPackArgs& args_;
   const RoutingPlan& plan_;
   const std::uint32_t topk_;
@@ -168,13 +176,16 @@ class Forwarder {
       : choice_(choice),
         args_(args),
         shape_(args.shape),
+        stride_(args.shape.row_stride()),
         num_experts_(args.shape.num_experts()),
         rank_of_expert_(args.shape.experts_per_rank) {
     deliveries_.reserve(shape_.topk);
     places_.reserve(shape_.topk);
   }
 
-  FarFault forward(std::uint32_t number, const std::byte* record) {
+  FarFault forward(std::uint32_t number, const std::byte* records) {
+    const std::byte* const record = records + number * stride_;
+    if (shape_.crc && !host::is_whole(record, stride_)) return {FarField::kCrc, number, 0, 0};
     const RowFormat& format = shape_.format;
     const std::byte* const scales = record + format.row_bytes;
     const std::byte* const choices = scales + format.scale_bytes;
@@ -247,6 +258,7 @@ class Forwarder {
   const host::Choice choice_;
   const FarForwardArgs& args_;
   const FarShape& shape_;
+  const std::size_t stride_;
   const std::uint32_t num_experts_;
   const host::RankOfExpert rank_of_expert_;
   // Of the current record:
@@ -279,11 +291,8 @@ void pack_rows(const FarPackArgs& args, std::uint32_t begin, std::uint32_t end, 
 FarFault host::forward_rows_with(Choice choice, const FarForwardArgs& args, const std::byte* records,
                                  std::uint32_t begin, std::uint32_t end) {
   Forwarder forwarder(choice, args);
-  const std::size_t stride = args.shape.row_stride();
   FarFault fault;
-  for (std::uint32_t i = begin; i < end && !fault; ++i) {
-    fault = forwarder.forward(i, records + i * stride);
-  }
+  for (std::uint32_t i = begin; i < end && !fault; ++i) fault = forwarder.forward(i, records);
   choice.kernels->store_fence();
   return fault;
 }

@@ -6,7 +6,7 @@ namespace epd::kernels::host {
 namespace {
 
 struct Available {
-  std::array<const RowKernels*, 3> kernels{};
+  std::array<const RowKernels*, 4> kernels{};
   std::size_t count = 0;
 };
 
@@ -21,6 +21,7 @@ Available find_available() {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
       found.kernels[found.count++] = &kAvx512RowKernels;
+      if (__builtin_cpu_supports("vpclmulqdq")) found.kernels[found.count++] = &kAvx512CrcRowKernels;
     }
   }
 #endif

@@ -75,6 +75,10 @@ struct RowKernels {
   // Adds up rows into `out`. The sum of no rows is zero.
   void (*sum_rows)(const RowSum& sum, std::size_t hidden, std::uint16_t* out, Stores stores);
   void (*store_fence)();
+  // Null, or do the same with ordinary stores to one place, and return the CRC-32C of what was stored: on
+  // their way through registers it costs next to nothing.
+  std::uint32_t (*copy_row_crc)(const void* source, std::size_t bytes, void* destination) = nullptr;
+  std::uint32_t (*sum_rows_crc)(const RowSum& sum, std::size_t hidden, std::uint16_t* out) = nullptr;
 };
 
 // Returns all paths that this CPU can run, slowest first; there is at least one.
@@ -96,6 +100,7 @@ extern const RowKernels kPlainRowKernels;
 #if defined(__x86_64__)
 extern const RowKernels kAvx2RowKernels;
 extern const RowKernels kAvx512RowKernels;
+extern const RowKernels kAvx512CrcRowKernels;  // with vpclmulqdq
 #endif
 
 // The scale of a block.

@@ -8,7 +8,9 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 
+#include "host/crc32c_fold.h"
 #include "host/row_kernels.h"
+#include "kernels/crc32c.h"
 #include "kernels/numbers.h"
 
 #include <immintrin.h>
@@ -17,6 +19,7 @@
 #include <cstring>
 
 #define EPD_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma")))
+#define EPD_AVX512_CRC __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,vpclmulqdq")))
 #define EPD_AVX512_INLINE \
   static inline __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma"), always_inline))
 
@@ -272,52 +275,104 @@ EPD_AVX512_INLINE void add_domain(Columns& sums, Summands& next, const SumDomain
   add_rounded(sums, partial);
 }
 
-template <bool kWeighted, bool kPartial, bool kDomains, Stores kStores>
-EPD_AVX512 void sum_columns(const RowSum& sum, std::size_t hidden, std::uint16_t* out) {
-  const std::size_t whole = hidden / (kVectors * 32) * (kVectors * 32);
-  for (std::size_t start = 0; start < whole; start += kVectors * 32) {
-    Columns sums;
-    clear(sums);
-    if constexpr (kDomains) {
-      Summands next{sum.rows.data(), sum.partial_sums.data()};
-      for (const SumDomain& domain : sum.domains) add_domain<kWeighted, kPartial>(sums, next, domain, start);
-    } else if constexpr (kPartial) {
-      const WeightedRow* first = sum.rows.data();
-      for (const std::uint32_t count : sum.partial_sums) {
-        add_partial_sum<kWeighted>(sums, {first, count}, start);
-        first += count;
-      }
-    } else {
-      for (const WeightedRow& source : sum.rows) add_row<kWeighted, false>(sums, source, start);
+template <bool kWeighted, bool kPartial, bool kDomains>
+EPD_AVX512_INLINE void sum_128_columns(const RowSum& sum, std::size_t start, __m512i (&out)[kVectors]) {
+  Columns sums;
+  clear(sums);
+  if constexpr (kDomains) {
+    Summands next{sum.rows.data(), sum.partial_sums.data()};
+    for (const SumDomain& domain : sum.domains) add_domain<kWeighted, kPartial>(sums, next, domain, start);
+  } else if constexpr (kPartial) {
+    const WeightedRow* first = sum.rows.data();
+    for (const std::uint32_t count : sum.partial_sums) {
+      add_partial_sum<kWeighted>(sums, {first, count}, start);
+      first += count;
     }
-    for (std::size_t v = 0; v < kVectors; ++v) {
-      const __m512i low = _mm512_srli_epi32(round_upper(sums.even[v]), 16);
-      const __m512i both = _mm512_mask_blend_epi16(0xaaaaaaaau, low, round_upper(sums.odd[v]));
-      put<kStores>(out + start + v * 32, both);
-    }
+  } else {
+    for (const WeightedRow& source : sum.rows) add_row<kWeighted, false>(sums, source, start);
   }
-  sum_rest(sum, whole, hidden, out);
+  for (std::size_t v = 0; v < kVectors; ++v) {
+    const __m512i low = _mm512_srli_epi32(round_upper(sums.even[v]), 16);
+    out[v] = _mm512_mask_blend_epi16(0xaaaaaaaau, low, round_upper(sums.odd[v]));
+  }
+}
+
+constexpr std::size_t whole_columns(std::size_t hidden) {
+  return hidden / (kVectors * 32) * (kVectors * 32);
 }
 
 template <Stores kStores>
-void sum_any(const RowSum& sum, std::size_t hidden, std::uint16_t* out) {
+struct Storing {
+  template <bool kWeighted, bool kPartial, bool kDomains>
+  EPD_AVX512 static void sum(const RowSum& sum, std::size_t hidden, std::uint16_t* out) {
+    const std::size_t whole = whole_columns(hidden);
+    for (std::size_t start = 0; start < whole; start += kVectors * 32) {
+      __m512i sums[kVectors];
+      sum_128_columns<kWeighted, kPartial, kDomains>(sum, start, sums);
+      for (std::size_t v = 0; v < kVectors; ++v) put<kStores>(out + start + v * 32, sums[v]);
+    }
+    sum_rest(sum, whole, hidden, out);
+  }
+};
+
+// The CRC of `fold`, which began with ~0, and of the bytes behind.
+EPD_AVX512_CRC std::uint32_t crc_of(const Crc32cFold& fold, const void* rest, std::size_t bytes) {
+  std::byte left[Crc32cFold::kBytes];
+  fold.store(left);
+  return crc32c({static_cast<const std::byte*>(rest), bytes}, crc32c(left, ~std::uint32_t{0}));
+}
+
+struct StoringWithCrc {
+  template <bool kWeighted, bool kPartial, bool kDomains>
+  EPD_AVX512_CRC static std::uint32_t sum(const RowSum& sum, std::size_t hidden, std::uint16_t* out) {
+    const std::size_t whole = whole_columns(hidden);
+    Crc32cFold fold(~std::uint32_t{0});
+    for (std::size_t start = 0; start < whole; start += kVectors * 32) {
+      __m512i sums[kVectors];
+      sum_128_columns<kWeighted, kPartial, kDomains>(sum, start, sums);
+      for (std::size_t v = 0; v < kVectors; ++v) put<Stores::kCached>(out + start + v * 32, sums[v]);
+      fold.add(sums);
+    }
+    sum_rest(sum, whole, hidden, out);
+    const std::size_t rest = (hidden - whole) * sizeof(*out);
+    return whole == 0 ? crc32c(std::as_bytes(std::span(out, hidden))) : crc_of(fold, out + whole, rest);
+  }
+};
+
+template <typename How>
+auto sum_any(const RowSum& sum, std::size_t hidden, std::uint16_t* out) {
   const bool partial = !sum.partial_sums.empty();
   if (!sum.domains.empty()) {
-    if (partial && sum.weighted) return sum_columns<true, true, true, kStores>(sum, hidden, out);
-    if (partial) return sum_columns<false, true, true, kStores>(sum, hidden, out);
-    if (sum.weighted) return sum_columns<true, false, true, kStores>(sum, hidden, out);
-    return sum_columns<false, false, true, kStores>(sum, hidden, out);
+    if (partial && sum.weighted) return How::template sum<true, true, true>(sum, hidden, out);
+    if (partial) return How::template sum<false, true, true>(sum, hidden, out);
+    if (sum.weighted) return How::template sum<true, false, true>(sum, hidden, out);
+    return How::template sum<false, false, true>(sum, hidden, out);
   }
-  if (partial && sum.weighted) return sum_columns<true, true, false, kStores>(sum, hidden, out);
-  if (partial) return sum_columns<false, true, false, kStores>(sum, hidden, out);
-  if (sum.weighted) return sum_columns<true, false, false, kStores>(sum, hidden, out);
-  return sum_columns<false, false, false, kStores>(sum, hidden, out);
+  if (partial && sum.weighted) return How::template sum<true, true, false>(sum, hidden, out);
+  if (partial) return How::template sum<false, true, false>(sum, hidden, out);
+  if (sum.weighted) return How::template sum<true, false, false>(sum, hidden, out);
+  return How::template sum<false, false, false>(sum, hidden, out);
 }
 
 void sum_rows(const RowSum& sum, std::size_t hidden, std::uint16_t* out, Stores stores) {
   if (stores == Stores::kStreaming && is_line_aligned(out))
-    return sum_any<Stores::kStreaming>(sum, hidden, out);
-  return sum_any<Stores::kCached>(sum, hidden, out);
+    return sum_any<Storing<Stores::kStreaming>>(sum, hidden, out);
+  return sum_any<Storing<Stores::kCached>>(sum, hidden, out);
+}
+
+EPD_AVX512_CRC std::uint32_t copy_row_crc(const void* source, std::size_t bytes, void* destination) {
+  const auto* from = static_cast<const std::byte*>(source);
+  auto* to = static_cast<std::byte*>(destination);
+  Crc32cFold fold(~std::uint32_t{0});
+  std::size_t i = 0;
+  for (; i + Crc32cFold::kBytes <= bytes; i += Crc32cFold::kBytes) {
+    const __m512i row[] = {_mm512_loadu_si512(from + i), _mm512_loadu_si512(from + i + 64),
+                           _mm512_loadu_si512(from + i + 128), _mm512_loadu_si512(from + i + 192)};
+    for (std::size_t v = 0; v < 4; ++v) put<Stores::kCached>(to + i + v * 64, row[v]);
+    fold.add(row);
+  }
+  std::memcpy(to + i, from + i, bytes - i);
+  return i == 0 ? crc32c({to, bytes}) : crc_of(fold, to + i, bytes - i);
 }
 
 void store_fence() {
@@ -327,6 +382,8 @@ void store_fence() {
 }  // namespace
 
 const RowKernels kAvx512RowKernels = {"avx512", copy_row, cast_row, sum_rows, store_fence};
+const RowKernels kAvx512CrcRowKernels = {
+    "avx512_crc", copy_row, cast_row, sum_rows, store_fence, copy_row_crc, sum_any<StoringWithCrc>};
 
 }  // namespace epd::kernels::host
 

@@ -27,6 +27,7 @@ struct FarShape {
   std::uint32_t hidden = 0;  // of combined rows
   bool per_expert = false;
   bool index64 = false;  // type of recv_topk_idx
+  bool crc = false;      // records end with their CRCs: made with them, checked before they are used
 
   std::uint32_t num_experts() const { return num_ranks * experts_per_rank; }
   std::uint32_t num_targets() const { return per_expert ? num_experts() : num_ranks; }
@@ -89,8 +90,9 @@ enum class FarField : std::uint32_t {
   kChoices,     // ask: not below 2^K
   kDomain,      // sum: not the one that comes next
   kCount,       // announced counts: more rows than tokens, or more choices than they have
+  kCrc,         // the record is not as it was made
 };
-inline constexpr std::uint32_t kNumFarFields = 9;
+inline constexpr std::uint32_t kNumFarFields = 10;
 const char* far_field_name(FarField field);
 
 struct FarFault {
@@ -210,6 +212,7 @@ struct FarMergeArgs {
   CombineArgs combine;  // sources: y null: not on this node, or it adds nothing
   FarNodes nodes;
   std::span<const std::uint8_t> whole_domains;  // as in FarSumArgs
+  bool crc = false;                             // as in FarShape
 };
 
 struct FarMerged {
@@ -225,8 +228,9 @@ struct FarMerged {
 FarMerged merge_sums(const FarMergeArgs& args, std::span<FarStream> streams, std::uint32_t begin,
                      std::uint32_t end);
 
-// Judges like merge_sums and moves the streams on like it, but sums nothing: so tokens can be cut into ranges
-// that run in parallel, each with the streams as they were at its beginning.
+// Judges like merge_sums and moves the streams on like it, but sums nothing, and checks the CRC only of a
+// record that is bad: so tokens can be cut into ranges that run in parallel, each with the streams as they
+// were at its beginning.
 FarMerged judge_sums(const FarMergeArgs& args, std::span<FarStream> streams, std::uint32_t begin,
                      std::uint32_t end);
 

@@ -36,7 +36,7 @@
 namespace epd::abi {
 
 inline constexpr std::uint32_t kFarMagic = 0x46445045;  // "EPDF"
-inline constexpr std::uint8_t kFarVersion = 2;
+inline constexpr std::uint8_t kFarVersion = 3;
 inline constexpr std::uint16_t kFarNoRank = 0xffff;  // between engines
 inline constexpr std::uint32_t kMaxFarBodyBytes = 16u << 20;
 inline constexpr std::uint32_t kMaxFarBatches = 1u << 24;  // of an operation, at one gateway
@@ -73,7 +73,7 @@ enum FarFlags : std::uint16_t {
 // announcements and refusals have checksums in any case.
 enum class FarCheck : std::uint32_t {
   kHeaders = 1,  // rows, asks and sums are not checked
-  kCrc = 2,      // their bodies have checksums
+  kCrc = 2,      // each of their records ends with its checksum
   kMac = 3,      // every message of a group has a code that only who knows the epoch's key can make
 };
 inline constexpr const char* kFarCheckNames[] = {"headers", "crc", "mac"};
@@ -112,7 +112,7 @@ struct FarHeader {
   std::uint64_t time_ns;      // ping, pong: the ping's; of a group: when its sender began the epoch, never 0
   std::uint64_t number;       // among those to that engine since then, from 1; greetings count by themselves
   std::uint8_t mac[16];       // kMac: of all bytes before and of the body; else 0
-  std::uint32_t body_crc;     // 0: no body, or one that is not checked
+  std::uint32_t body_crc;     // of a batch: of its records' CRCs; 0: no body, or one that is not checked
   std::uint32_t header_crc;   // of all bytes before
 };
 static_assert(sizeof(FarHeader) == 96 && std::is_trivially_copyable_v<FarHeader>);
@@ -170,16 +170,19 @@ struct FarSum {
 };
 
 inline constexpr std::uint64_t kFarRecordAlign = 16;
+// A record ends with the CRC-32C of all its bytes before, those that fill it up included. Without kCrc: 0.
+inline constexpr std::uint64_t kFarCrcBytes = sizeof(std::uint32_t);
 // `row_bytes`: with scales.
 constexpr std::uint64_t far_row_bytes(std::uint64_t row_bytes, std::uint32_t topk) {
-  return align_up(row_bytes + topk * sizeof(FarChoice) + sizeof(std::uint32_t), kFarRecordAlign);
+  return align_up(row_bytes + topk * sizeof(FarChoice) + sizeof(std::uint32_t) + kFarCrcBytes,
+                  kFarRecordAlign);
 }
 constexpr std::uint64_t far_ask_bytes(std::uint32_t topk) {
-  return align_up(sizeof(FarAsk) + topk * sizeof(FarAskEntry), kFarRecordAlign);
+  return align_up(sizeof(FarAsk) + topk * sizeof(FarAskEntry) + kFarCrcBytes, kFarRecordAlign);
 }
 // `num_weights`: 0 or K.
 constexpr std::uint64_t far_sum_bytes(std::uint64_t sum_bytes, std::uint32_t num_weights) {
-  return align_up(sum_bytes + num_weights * sizeof(float) + sizeof(FarSum), kFarRecordAlign);
+  return align_up(sum_bytes + num_weights * sizeof(float) + sizeof(FarSum) + kFarCrcBytes, kFarRecordAlign);
 }
 
 // ---- reading -----------------------------------------------------------------------------------

@@ -7,6 +7,6 @@ target_sources(proto_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/unit/proto/proto_r
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/proto/proto_far_test.cpp ${CMAKE_CURRENT_SOURCE_DIR}/unit/proto/page_text_test.cpp)
 find_package(nlohmann_json REQUIRED)
 target_include_directories(base_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
-target_sources(base_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/support/census.cpp ${CMAKE_CURRENT_LIST_DIR}/crc32c_test.cpp ${CMAKE_CURRENT_LIST_DIR}/event_test.cpp
+target_sources(base_test PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/support/census.cpp ${CMAKE_CURRENT_LIST_DIR}/event_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/gate_test.cpp ${CMAKE_CURRENT_LIST_DIR}/utf8_test.cpp)
 target_link_libraries(base_test PRIVATE nlohmann_json::nlohmann_json)

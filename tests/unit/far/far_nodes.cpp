@@ -596,12 +596,16 @@ void FarNodes::run_turns(const std::vector<FarStep>& steps, std::uint32_t turns)
   for (; turns > 0 && !done(steps) && wrong_.empty(); --turns) turn(steps);
 }
 
-void FarNodes::run_spoiled(const std::vector<FarStep>& steps, std::uint32_t turns) {
-  for (const auto& engine : engines_) engine->port->spoil(&random_);
-  for (; turns > 0 && !done(steps); --turns) turn(steps);
-  for (const auto& engine : engines_) engine->port->spoil(nullptr);
+std::string FarNodes::run_spoiled(const std::vector<FarStep>& steps, std::uint32_t turns, abi::FarType type,
+                                  std::string& faults) {
+  for (const auto& engine : engines_) engine->port->spoil(&random_, type);
+  for (; turns > 0 && !done(steps) && wrong_.empty(); --turns) turn(steps);
+  for (const auto& engine : engines_) {
+    engine->port->spoil(nullptr, type);
+    for (const far::FarGroup::Fault& fault : engine->far->take_faults()) faults += fault.what + '\n';
+  }
   break_all(true);
-  wrong_.clear();
+  return std::exchange(wrong_, "");
 }
 
 std::string FarNodes::settle() {

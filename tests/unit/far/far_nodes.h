@@ -52,9 +52,10 @@ class FarNodes {
   void move(std::uint32_t rank, std::uint32_t engine);
   // Runs for so many turns.
   void run_turns(const std::vector<FarStep>& steps, std::uint32_t turns);
-  // Runs for so many turns with messages that are spoiled, whatever comes of it. Then everything is aborted,
-  // and begins anew.
-  void run_spoiled(const std::vector<FarStep>& steps, std::uint32_t turns);
+  // Runs for so many turns with messages of that type that are spoiled. Then everything is aborted, and
+  // begins anew. "" or what result was wrong; `faults` gets what was told of engines.
+  std::string run_spoiled(const std::vector<FarStep>& steps, std::uint32_t turns, abi::FarType type,
+                          std::string& faults);
   // "" or how the records that were sent differ from those that are needed. Without breaks.
   std::string check_records() const;
   // "" or what is left when all operations have ended and everything has arrived.

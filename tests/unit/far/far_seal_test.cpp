@@ -88,12 +88,15 @@ TEST_P(FarSeal, NoFlippedBitOfAHeaderPasses) {
   }
 }
 
+// Records have CRCs of their own (kernels_far_*_test), for which the body's stands.
 TEST_P(FarSeal, NoFlippedBitOfABodyPasses) {
   std::uint64_t expected = 0;
   for (const FarType type : {FarType::kAnnounce, FarType::kRows, FarType::kAsk}) {
     if (GetParam() == FarCheck::kHeaders && type != FarType::kAnnounce) continue;  // not its business
     Sent message = sent(type);
-    for (std::size_t bit = 0; bit < 8 * message.body.size(); ++bit) {
+    const bool records = GetParam() == FarCheck::kCrc && type != FarType::kAnnounce;
+    const std::size_t first = records ? message.body.size() - abi::kFarCrcBytes : 0;
+    for (std::size_t bit = 8 * first; bit < 8 * message.body.size(); ++bit) {
       message.body[bit / 8] ^= std::byte(1u << bit % 8);
       deliver(message);
       EXPECT_EQ(drops(Drop::kChecksum), ++expected) << "bit " << bit;
@@ -116,7 +119,7 @@ TEST_P(FarSeal, NoFlippedBitOfABodyPasses) {
 TEST_P(FarSeal, RowsThatTheNetworkChecksAreTakenAsTheyAre) {
   Sent message = sent();
   EXPECT_EQ(message.header.body_crc != 0, GetParam() == FarCheck::kCrc);
-  message.body[0] ^= std::byte{1};
+  message.body.back() ^= std::byte{1};
   deliver(message);
   EXPECT_EQ(taken_.size(), GetParam() == FarCheck::kHeaders ? 1u : 0u);
 }

@@ -17,7 +17,8 @@ void TransportPort::connect(far::EngineId engine, std::span<const std::byte> add
 
 bool TransportPort::send(std::unique_ptr<far::Message>& message) {
   const std::uint64_t cookie = ++last_;
-  if (spoil_ != nullptr && message->header.body_bytes != 0 && (*spoil_)() % 4 == 0) {
+  if (spoil_ != nullptr && message->header.type == spoiled_type_ && message->header.body_bytes != 0 &&
+      (*spoil_)() % 4 == 0) {
     for (int i = 0; i < 4; ++i)
       message->body.data()[(*spoil_)() % message->header.body_bytes] = static_cast<std::byte>((*spoil_)());
   }

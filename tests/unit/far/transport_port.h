@@ -28,8 +28,11 @@ class TransportPort final : public far::Port {
   bool step(far::FarGroup& group);
   // Records that were sent, of a type.
   std::uint64_t records(abi::FarType type) const { return records_[static_cast<std::size_t>(type)]; }
-  // From now on some bodies are spoiled before they leave. Null: no more.
-  void spoil(std::mt19937* random) { spoil_ = random; }
+  // From now on some bodies of that type are spoiled before they leave. Null: no more.
+  void spoil(std::mt19937* random, abi::FarType type) {
+    spoil_ = random;
+    spoiled_type_ = type;
+  }
   // Messages that are not away, and bodies that were not released.
   std::size_t under_way() const { return sent_.size(); }
   std::size_t held() const { return held_; }
@@ -48,6 +51,7 @@ class TransportPort final : public far::Port {
   std::size_t held_ = 0;
   std::array<std::uint64_t, 16> records_{};
   std::mt19937* spoil_ = nullptr;
+  abi::FarType spoiled_type_{};
 };
 
 }  // namespace epd::test

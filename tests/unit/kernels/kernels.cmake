@@ -1,4 +1,4 @@
-foreach(_name numbers routing placement dispatch combine far_dispatch far_combine far_asks stores)
+foreach(_name crc32c numbers routing placement dispatch combine far_dispatch far_combine far_asks stores)
   add_executable(kernels_${_name}_test ${CMAKE_CURRENT_LIST_DIR}/kernels_${_name}_test.cpp)
   set(_helpers)
   if(_name MATCHES "dispatch|combine|asks")

@@ -30,8 +30,9 @@ struct Sample {
 };
 
 // None if no owner has at least two tokens with rows on another node.
-std::optional<Sample> random_sample(std::uint32_t seed) {
+std::optional<Sample> random_sample(std::uint32_t seed, bool crc = false) {
   FarCase far = random_far_case(seed, &host::best_row_kernels());
+  far.crc = crc;
   Sample sample;
   const CombineOptions options{has_weights(far.c), seed % 2 == 0 ? abi::kReturnOwn : abi::kReturnNone};
   sample.world = std::make_unique<World>(std::move(far), seed, options);
@@ -136,6 +137,23 @@ TEST(FarAsks, EveryFieldIsJudged) {
   EXPECT_GT(descending, 5u);
 }
 
+TEST(FarAsks, NoFlippedBitPasses) {
+  std::uint32_t samples = 0;
+  for (std::uint32_t seed = 9000; seed < 9060; ++seed) {
+    std::optional<Sample> sample = random_sample(seed, true);
+    if (!sample) continue;
+    ++samples;
+    SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << sample->world->far);
+    const std::uint32_t bad = seed % sample->count();
+    for (std::size_t byte = 0; byte < sample->stride(); ++byte) {
+      std::byte* const place = sample->at(bad) + byte;
+      change(*sample, place, *place ^ std::byte(1u << byte % 8), {FarField::kCrc, bad, 0, 0});
+    }
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(samples, 4u);
+}
+
 // Whatever an ask says, nothing is stored outside.
 TEST(FarAsks, RandomBytesHurtNobody) {
   std::uint32_t refused = 0;
@@ -202,6 +220,43 @@ TEST(FarSums, EveryRecordMustBeTheNextOne) {
       EXPECT_TRUE(owner.out.is_poison(merged.tokens * row, tokens * row));
       owner.out.expect_intact("out");
       owner.out_weights.expect_intact("out_weights");
+    }
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(samples, 20u);
+}
+
+// Of a range that has been judged, too: the CRCs are checked when it is merged.
+TEST(FarSums, NoFlippedBitPasses) {
+  std::uint32_t samples = 0;
+  for (std::uint32_t seed = 9000; seed < 9100; ++seed) {
+    std::optional<Sample> sample = random_sample(seed, true);
+    if (!sample) continue;
+    ++samples;
+    const World& world = *sample->world;
+    SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << world.far);
+    std::mt19937 random(seed);
+    const std::vector<Sums> sums = sums_for(random, world, sample->owner);
+    const FarBatch& batch = sums[sample->node].batches[0];
+    const auto bytes = static_cast<std::uint32_t>(batch.num_records *
+                                                  world.far.shape().sum_stride(world.options.return_weights));
+    for (int i = 0; i < 20; ++i) {
+      std::byte& spoiled = const_cast<std::byte*>(batch.records)[between(random, 0, bytes - 1)];
+      const std::byte good = spoiled;
+      spoiled ^= std::byte(1u << i % 8);
+      Owner owner(world, sample->owner);
+      std::vector<FarStream> streams(sums.size());
+      for (std::size_t n = 0; n < sums.size(); ++n) streams[n].batches = sums[n].batches;
+      std::vector<FarStream> judged = streams;
+      const FarMerged bad = judge_sums(owner.args, judged, 0, owner.input.num_tokens);
+      EXPECT_TRUE(bad.fault.field == FarField::kNone || bad.fault.field == FarField::kCrc);
+      const FarMerged merged = merge_sums(owner.args, streams, 0, owner.input.num_tokens);
+      EXPECT_EQ(merged.fault.field, FarField::kCrc);
+      EXPECT_EQ(merged.node, sample->node);
+      EXPECT_EQ(merged.batch, 0u);
+      const std::size_t row = std::size_t{world.far.c.params.hidden} * 2;
+      EXPECT_TRUE(owner.out.is_poison(merged.tokens * row, owner.input.num_tokens * row));
+      spoiled = good;
     }
     if (HasFailure()) return;
   }

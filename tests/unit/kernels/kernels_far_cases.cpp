@@ -13,6 +13,7 @@ FarShape FarCase::shape() const {
   shape.hidden = c.params.hidden;
   shape.per_expert = c.params.layout != reference::Layout::kCompact;
   shape.index64 = c.index64;
+  shape.crc = crc;
   return shape;
 }
 
@@ -89,6 +90,7 @@ FarCase random_far_case(std::uint32_t seed, const host::RowKernels* kernels) {
   far.c = random_case(seed, kernels);
   std::mt19937 random(seed + 1);
   split_into_nodes(random, far);
+  far.crc = seed % 2 == 0;
   return far;
 }
 
@@ -96,6 +98,7 @@ std::ostream& operator<<(std::ostream& out, const FarCase& far) {
   out << far.c << " nodes";
   for (const std::uint32_t node : far.node_of_rank) out << " " << node;
   if (far.lost != kNoRank) out << " lost " << far.lost;
+  if (far.crc) out << " crc";
   return out;
 }
 

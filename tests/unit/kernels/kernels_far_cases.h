@@ -30,6 +30,7 @@ struct FarCase {
   std::uint32_t num_nodes = 1;
   std::vector<std::uint32_t> node_of_rank;  // [R]
   std::uint32_t lost = kNoRank;
+  bool crc = false;
 
   FarShape shape() const;
   bool is_there(std::uint32_t rank) const { return c.is_there(rank) && rank != lost; }

@@ -305,9 +305,10 @@ struct Sample {
 };
 
 // None if no source has at least two tokens for another node.
-std::optional<Sample> random_sample(std::uint32_t seed) {
+std::optional<Sample> random_sample(std::uint32_t seed, bool crc = false) {
   Sample sample;
   sample.far = random_far_case(seed, &host::best_row_kernels());
+  sample.far.crc = crc;
   const std::uint32_t ranks = sample.far.c.params.num_ranks;
   for (std::uint32_t i = 0; i < ranks * sample.far.num_nodes; ++i) {
     sample.source = (seed + i) % ranks;
@@ -409,6 +410,28 @@ TEST(FarRecords, EveryFieldOfARecordIsJudged) {
   }
   EXPECT_GT(samples, 20u);
   EXPECT_GT(two_at_a_rank, 5u);
+}
+
+TEST(FarRecords, NoFlippedBitPasses) {
+  std::uint32_t samples = 0;
+  for (std::uint32_t seed = 9000; seed < 9060; ++seed) {
+    std::optional<Sample> sample = random_sample(seed, true);
+    if (!sample) continue;
+    ++samples;
+    SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << sample->far);
+    std::mt19937 random(seed);
+    const std::uint32_t bad = seed % sample->count();
+    const std::size_t first = bad * sample->stride();
+    const std::vector<std::byte> records = sample->records;
+    for (int i = 0; i < 10; ++i) {
+      const std::size_t byte = between(random, 0, static_cast<std::uint32_t>(sample->stride() - 1));
+      sample->records[first + byte] ^= std::byte(1u << i % 8);
+      expect_refused(*sample, bad, FarField::kCrc, 0, 0, records.data() + first);
+      sample->records = records;
+    }
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(samples, 10u);
 }
 
 // Whatever a record says, nothing is stored outside.

@@ -82,6 +82,7 @@ struct Owner {
         out_weights(world.options.return_weights ? input.topk_idx.size() * 4 : 0, far.c.shift) {
     args.nodes = nodes;
     args.whole_domains = whole;
+    args.crc = far.crc;
     CombineArgs& near = args.combine;
     near.plan = &far.c.plans[owner];
     near.base = far.c.placements[owner].base();

@@ -95,13 +95,14 @@ class FarGroup {
   void seal(Message& message);
   // Whether the code of a message with this epoch's token is right, where messages have one.
   bool is_authentic(EngineId from, const abi::FarHeader& header, std::span<const std::byte> body);
-  // Likewise, of a message that an operation has taken.
-  void drop_content(std::uint32_t from_rank, Drop why) { drop(engine_of(from_rank), why); }
+  // Likewise, of a message that an operation has taken. A wrong checksum is a fault of the engine.
+  void drop_content(const abi::FarHeader& header, Drop why);
 
   // ---- of operations
 
   const Span& span() const;
   const abi::GroupShape& shape() const { return facts_.shape; }
+  bool has_record_crcs() const { return facts_.check == abi::FarCheck::kCrc; }
   const FarSizes& sizes() const;
   // What has come for it comes at once. Operations of a rank are opened in their order.
   void open(std::uint32_t rank, std::uint64_t tag, Receiver& receiver);
@@ -145,6 +146,7 @@ class FarGroup {
   Drop check(EngineId from, const Arrival& arrival);
   Drop take_in(const Arrival& arrival);
   void add_fault(EngineId engine, const std::string& what);
+  void add_corrupt(EngineId from, const abi::FarHeader& header, const char* wrong);
   void find_gaps();
   void follow_last();
   Pair& pair(std::uint32_t rank, std::uint32_t far_rank);

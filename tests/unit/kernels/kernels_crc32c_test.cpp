@@ -1,4 +1,4 @@
-#include "base/crc32c.h"
+#include "kernels/crc32c.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace epd {
+namespace epd::kernels {
 namespace {
 
 TEST(Crc32c, ItIsThatOfRfc3720) {
@@ -36,4 +36,4 @@ TEST(Crc32c, AllWaysAgree) {
 }
 
 }  // namespace
-}  // namespace epd
+}  // namespace epd::kernels

@@ -1,4 +1,6 @@
-#include "base/crc32c.h"
+#include "kernels/crc32c.h"
+
+#include "host/crc32c_fold.h"
 
 #include <array>
 #include <cstring>
@@ -10,20 +12,14 @@
 #include <sys/auxv.h>
 #endif
 
-namespace epd {
+namespace epd::kernels {
 namespace {
-
-constexpr std::uint32_t kPolynomial = 0x82f63b78;  // reflected
-
-constexpr std::uint32_t times_x(std::uint32_t value) {
-  return value >> 1 ^ (kPolynomial & (0 - (value & 1)));
-}
 
 constexpr std::array<std::uint32_t, 256> make_table() {
   std::array<std::uint32_t, 256> table{};
   for (std::uint32_t i = 0; i < 256; ++i) {
     table[i] = i;
-    for (int bit = 0; bit < 8; ++bit) table[i] = times_x(table[i]);
+    for (int bit = 0; bit < 8; ++bit) table[i] = host::times_x(table[i]);
   }
   return table;
 }
@@ -47,15 +43,9 @@ std::uint32_t by_table(std::uint32_t crc, const std::byte* data, std::size_t byt
 // once. A product without carries moves the CRC of one to the end of the next.
 constexpr std::size_t kStretch = 1024;
 
-// x to the power of `bits`, reflected.
-constexpr std::uint32_t power_of_x(std::size_t bits) {
-  std::uint32_t value = 0x80000000;
-  for (std::size_t i = 0; i < bits; ++i) value = times_x(value);
-  return value;
-}
 // The instruction multiplies by x^32, and a product of two reflected values lacks one factor x.
-constexpr std::uint32_t kByOne = power_of_x(8 * kStretch - 33);
-constexpr std::uint32_t kByTwo = power_of_x(2 * 8 * kStretch - 33);
+constexpr std::uint32_t kByOne = host::power_of_x(8 * kStretch - 33);
+constexpr std::uint32_t kByTwo = host::power_of_x(2 * 8 * kStretch - 33);
 
 __attribute__((target("sse4.2,pclmul"))) std::uint32_t moved(std::uint64_t crc, std::uint32_t by) {
   const __m128i product = _mm_clmulepi64_si128(_mm_cvtsi64_si128(static_cast<long long>(crc)),
@@ -84,40 +74,18 @@ __attribute__((target("sse4.2,pclmul"))) std::uint32_t by_instruction(std::uint3
   return crc;
 }
 
-// Processors with wide products without carries: the first 256 bytes are moved over the next, and added to
-// them, until 256 are left that have the same CRC. A register has four pieces of 16 bytes.
-constexpr std::size_t kFold = 256;
-constexpr long long kFoldFirst = power_of_x(8 * kFold + 64 - 33);  // of a piece: its first 8 bytes
-constexpr long long kFoldLast = power_of_x(8 * kFold - 33);
-
-__attribute__((target("avx512f,vpclmulqdq"))) inline __m512i folded(__m512i value, __m512i by, __m512i next) {
-  const __m512i first = _mm512_clmulepi64_epi128(value, by, 0x00);
-  const __m512i last = _mm512_clmulepi64_epi128(value, by, 0x11);
-  return _mm512_ternarylogic_epi64(first, last, next, 0x96);  // the sum of the three
-}
-
 __attribute__((target("avx512f,vpclmulqdq"))) std::uint32_t by_folding(std::uint32_t crc,
                                                                        const std::byte* data,
                                                                        std::size_t bytes) {
-  if (bytes < 2 * kFold) return by_instruction(crc, data, bytes);
-  const __m512i by = _mm512_set4_epi64(kFoldLast, kFoldFirst, kFoldLast, kFoldFirst);
-  __m512i a = _mm512_xor_si512(_mm512_loadu_si512(data),
-                               _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(crc))));
-  __m512i b = _mm512_loadu_si512(data + 64);
-  __m512i c = _mm512_loadu_si512(data + 128);
-  __m512i d = _mm512_loadu_si512(data + 192);
-  for (data += kFold, bytes -= kFold; bytes >= kFold; data += kFold, bytes -= kFold) {
-    a = folded(a, by, _mm512_loadu_si512(data));
-    b = folded(b, by, _mm512_loadu_si512(data + 64));
-    c = folded(c, by, _mm512_loadu_si512(data + 128));
-    d = folded(d, by, _mm512_loadu_si512(data + 192));
-  }
-  alignas(64) std::byte left[kFold];
-  _mm512_store_si512(left, a);
-  _mm512_store_si512(left + 64, b);
-  _mm512_store_si512(left + 128, c);
-  _mm512_store_si512(left + 192, d);
-  return by_instruction(by_instruction(0, left, kFold), data, bytes);
+  constexpr std::size_t kBytes = host::Crc32cFold::kBytes;
+  if (bytes < 2 * kBytes) return by_instruction(crc, data, bytes);
+  host::Crc32cFold fold(crc);
+  for (; bytes >= kBytes; data += kBytes, bytes -= kBytes)
+    fold.add({_mm512_loadu_si512(data), _mm512_loadu_si512(data + 64), _mm512_loadu_si512(data + 128),
+              _mm512_loadu_si512(data + 192)});
+  std::byte left[kBytes];
+  fold.store(left);
+  return by_instruction(by_instruction(0, left, kBytes), data, bytes);
 }
 
 void add_ways(std::vector<Crc32cWay>& ways) {
@@ -159,4 +127,4 @@ std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before) {
   return ~fastest(~before, bytes.data(), bytes.size());
 }
 
-}  // namespace epd
+}  // namespace epd::kernels

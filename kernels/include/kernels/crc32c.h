@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-namespace epd {
+namespace epd::kernels {
 
 // `before`: the CRC of the bytes that come before these.
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0);
@@ -17,4 +17,4 @@ std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0)
 using Crc32cWay = std::uint32_t (*)(std::uint32_t before, const std::byte* data, std::size_t bytes);
 std::vector<Crc32cWay> crc32c_ways();
 
-}  // namespace epd
+}  // namespace epd::kernels
