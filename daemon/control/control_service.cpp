@@ -215,11 +215,17 @@ class ControlService final : public v1::Control::Service {
           supervisor::GroupSettingsChange change;
           if (request->has_sms()) change.sms = request->sms();
           if (request->has_priority()) change.priority = request->priority();
+          if (request->has_linger_us()) change.linger_us = request->linger_us();
           change.unset_sms = request->unset_sms();
           change.unset_priority = request->unset_priority();
-          if ((change.sms && change.unset_sms) || (change.priority && change.unset_priority)) {
-            return to_grpc(invalid_argument(std::string(change.unset_sms && change.sms ? "sms" : "priority") +
-                                            " is to be both set and unset; allowed: one of them"));
+          change.unset_linger_us = request->unset_linger_us();
+          const char* const both = change.sms && change.unset_sms               ? "sms"
+                                   : change.priority && change.unset_priority   ? "priority"
+                                   : change.linger_us && change.unset_linger_us ? "linger_us"
+                                                                                : nullptr;
+          if (both != nullptr) {
+            return to_grpc(
+                invalid_argument(std::string(both) + " is to be both set and unset; allowed: one of them"));
           }
           return answer(facade_.set_group(by, request->group(), change), *response);
         });

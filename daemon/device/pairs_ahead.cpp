@@ -74,7 +74,7 @@ bool PairsAhead::enqueue_pair() {
     return false;
   arguments_.ctas = ctas_.load(std::memory_order_relaxed);
   arguments_.asked_sms = asked_.load(std::memory_order_relaxed);
-  ++arguments_.pair;
+  arguments_.number += kernels::cuda::kWorksOfPair;
   void* parameters[] = {&arguments_};
   if (!went_well("cuLaunchKernel",
                  driver_.cuLaunchKernel(reinterpret_cast<CUfunction>(kernels_.gate), 1, 1, 1,

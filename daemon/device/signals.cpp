@@ -51,8 +51,12 @@ std::uint32_t SignalCopy::missing_arrived(const SignalledOperation& op, std::uin
   return from < num_ranks_ ? from : kNobody;
 }
 
+bool SignalCopy::announced(const SignalledOperation& op) const {
+  return ready(op.block)[op.rank].tag >= op.tag;
+}
+
 OpStage SignalCopy::stage(const SignalledOperation& op) const {
-  if (ready(op.block)[op.rank].tag < op.tag)
+  if (!announced(op))
     return missing_called(op, 0) != kNobody ? OpStage::kWaitReady : OpStage::kPlanning;
   if (missing_ready(op, 0) != kNobody) return OpStage::kWaitReady;
   return missing_arrived(op, 0) != kNobody ? OpStage::kWaitArrived : OpStage::kMoving;
@@ -61,7 +65,7 @@ OpStage SignalCopy::stage(const SignalledOperation& op) const {
 std::uint32_t SignalCopy::awaited(const SignalledOperation& op, std::uint32_t from) const {
   switch (stage(op)) {
     case OpStage::kWaitReady:
-      return ready(op.block)[op.rank].tag < op.tag ? missing_called(op, from) : missing_ready(op, from);
+      return announced(op) ? missing_ready(op, from) : missing_called(op, from);
     case OpStage::kWaitArrived: return missing_arrived(op, from);
     default: return kNobody;
   }

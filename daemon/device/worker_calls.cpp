@@ -201,10 +201,11 @@ WorkerArguments WorkerCalls::arguments() const {
   return all;
 }
 
-void WorkerCalls::set_limits(std::uint32_t sms, std::uint32_t timeout_ms) {
-  if (std::exchange(sms_, sms) != sms) write_state(offsetof(CallState, sms), sms);
-  if (std::exchange(timeout_ms_, timeout_ms) != timeout_ms)
-    write_state(offsetof(CallState, timeout_ms), timeout_ms);
+void WorkerCalls::set_limits(const Limits& limits) {
+  const Limits before = std::exchange(limits_, limits);
+  if (before.sms != limits.sms) write_state(offsetof(CallState, sms), limits.sms);
+  if (before.timeout_ms != limits.timeout_ms) write_state(offsetof(CallState, timeout_ms), limits.timeout_ms);
+  if (before.linger_us != limits.linger_us) write_state(offsetof(CallState, linger_us), limits.linger_us);
 }
 
 void WorkerCalls::guarantee(std::uint32_t sms) {

@@ -25,7 +25,7 @@ class WorkerCalls final : public CallPort {
   static std::size_t host_bytes(const LaneShape& shape);
 
   void open(const Layout& layout) override;
-  void set_limits(std::uint32_t sms, std::uint32_t timeout_ms) override;
+  void set_limits(const Limits& limits) override;
   void halt() override;
   bool halted() override;
   void resume(const Start& start) override;
@@ -80,8 +80,7 @@ class WorkerCalls final : public CallPort {
 
   WorkerLane& lane_;
   Layout layout_;
-  std::uint32_t sms_ = 0;
-  std::uint32_t timeout_ms_ = 0;
+  Limits limits_;
   std::uint32_t enabled_epoch_ = 0;
   std::uint32_t read_ = 0;  // entries of the journal
   std::uint32_t told_ = 0;  // how many of these the kernel knows to be read

@@ -20,6 +20,8 @@ using kernels::cuda::RouteState;
 namespace {
 
 constexpr std::uint64_t kLookNs = 50'000'000;
+// Kernels tell of a deadline themselves if they run, and know more about it.
+constexpr std::uint64_t kOverdueNs = 1'000'000'000;
 
 // Compares cyclic numbers.
 bool is_behind(std::uint32_t number, std::uint32_t other) {
@@ -59,9 +61,9 @@ Calls::Calls(Member& member, device::Launcher& launcher)
        memory.exchange->bytes() + group_.exchange_layout.generation, static_cast<std::uint32_t>(ranks_here)});
 }
 
-void Calls::follow_settings(std::uint32_t timeout_ms) {
+void Calls::follow_settings(std::uint32_t timeout_ms, std::uint32_t linger_us) {
   timeout_ms_ = timeout_ms;
-  port_.set_limits(group_.sms, timeout_ms);
+  port_.set_limits({group_.sms, timeout_ms, linger_us});
 }
 
 // ---- halt and resume
@@ -96,13 +98,13 @@ void Calls::pop() {
   const std::uint32_t end = abi::unpack(entry.call).number + 1;
   ended_[entry.ring] = end;
   views_.end_before(entry.ring, end);
-  running_.reset();
+  first_.reset();
   port_.pop();
 }
 
 void Calls::show_none() {
   views_.clear();
-  running_.reset();
+  first_.reset();
 }
 
 void Calls::look(Page& page, std::uint64_t now_ns) {
@@ -113,10 +115,10 @@ void Calls::look(Page& page, std::uint64_t now_ns) {
     note_ended(kByHost, ring->host_ended);
     const std::vector<CallViews::Enqueued> all = enqueued(*ring);
     views_.show(all, page, now_ns);
-    running_.reset();
-    if (!all.empty() && all.front().submission.op != abi::Op::kNoop) {
-      running_ = {all.front().index, now_ns};
-      member_.lane->look_at_signals();
+    if (all.empty()) {
+      first_.reset();
+    } else {
+      note_first(all.front(), now_ns);
     }
   }
   show_running(now_ns);
@@ -125,14 +127,35 @@ void Calls::look(Page& page, std::uint64_t now_ns) {
   port_.look();
 }
 
-// A look at signals from before the call was seen may be about another operation.
+void Calls::note_first(const CallViews::Enqueued& call, std::uint64_t now_ns) {
+  const bool same = first_ && first_->call.ring == call.ring && first_->call.number == call.number;
+  if (!same) first_ = {call, now_ns, now_ns, false};
+  first_->seen_ns = now_ns;
+  member_.lane->look_at_signals();
+}
+
+std::optional<Failure> Calls::overdue(std::uint64_t now_ns) const {
+  if (!first_ || first_->begun) return std::nullopt;
+  const CallViews::Enqueued& call = first_->call;
+  const std::uint64_t waited_ns = now_ns - first_->since_ns;
+  if (waited_ns < std::uint64_t{call.timeout_ms} * 1'000'000 + kOverdueNs) return std::nullopt;
+  const Subject subject{member_, call.submission, call.index};
+  return Failure{StatusCode::kDeadlineExceeded, static_cast<std::int32_t>(member_.rank),
+                 ended_after(subject, waited_ns / 1'000'000) +
+                     ": its GPU has begun no kernel of it, as if other kernels held all SMs"};
+}
+
+// A look at signals from before the call was seen may be about another operation. A noop may wait behind an
+// operation of the other ring, which then has its index.
 void Calls::show_running(std::uint64_t now_ns) {
-  const device::SignalCopy* const signals = running_ ? member_.lane->signals() : nullptr;
-  if (signals == nullptr || signals->begun_ns < running_->seen_ns) return;
-  const std::uint64_t number = group_.in_tags(running_->index);
+  const device::SignalCopy* const signals = first_ ? member_.lane->signals() : nullptr;
+  if (signals == nullptr || signals->begun_ns < first_->seen_ns) return;
+  const std::uint64_t number = group_.in_tags(first_->call.index);
   const device::SignalledOperation op{member_.rank, abi::op_tag(group_.epoch, number),
                                       static_cast<std::uint32_t>(number % group_.shape.depth), group_.masked,
                                       ranks_together(member_)};
+  first_->begun = first_->begun || signals->announced(op);
+  if (first_->call.submission.op == abi::Op::kNoop) return;
   views_.show_first(signals->stage(op), signals->awaited(op, 0), now_ns);
   seen_waits_.look(*signals, op, member_.waits());
 }

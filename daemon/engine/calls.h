@@ -21,7 +21,7 @@ class Calls {
   Calls(Member& member, device::Launcher& launcher);
 
   // For calls that are taken from now on: the group's SMs, and the timeout of calls that give none.
-  void follow_settings(std::uint32_t timeout_ms);
+  void follow_settings(std::uint32_t timeout_ms, std::uint32_t linger_us);
 
   void halt() { port_.halt(); }
   bool halted() const { return port_.halted(); }
@@ -38,6 +38,8 @@ class Calls {
   // group, after the journal has been read.
   void look(Page& page, std::uint64_t now_ns);
   void show_none();
+  // Why the first call that is enqueued fails though no kernel says so: its time is up, and none has begun it.
+  std::optional<Failure> overdue(std::uint64_t now_ns) const;
   // Whether a call was seen that has not ended.
   bool runs() const { return !views_.empty(); }
 
@@ -59,6 +61,7 @@ class Calls {
   std::vector<CallViews::Enqueued> enqueued(const device::CallPort::Ring& ring) const;
   void add_enqueued(kernels::cuda::CallRing ring, const abi::PackedCall (&calls)[abi::kCallSlots],
                     std::uint64_t& index, std::vector<CallViews::Enqueued>& all) const;
+  void note_first(const CallViews::Enqueued& call, std::uint64_t now_ns);
   void show_running(std::uint64_t now_ns);
 
   Member& member_;
@@ -70,12 +73,14 @@ class Calls {
   std::optional<std::uint32_t> ended_[kernels::cuda::kCallRings];
   std::uint64_t next_look_ns_ = 0;
   CallViews views_;
-  // The first call that is shown: it runs, or is about to.
-  struct Running {
-    std::uint64_t index = 0;
-    std::uint64_t seen_ns = 0;
+  // The first call that is enqueued: it runs, or is about to.
+  struct First {
+    CallViews::Enqueued call;
+    std::uint64_t since_ns = 0;  // when it was first seen to be the first
+    std::uint64_t seen_ns = 0;   // last
+    bool begun = false;          // other ranks have been told of it
   };
-  std::optional<Running> running_;  // none, or a noop
+  std::optional<First> first_;
   device::SeenWaits seen_waits_;
   std::vector<std::uint32_t> recv_rows_;  // by record: rows of its routing
 };

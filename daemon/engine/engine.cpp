@@ -69,7 +69,7 @@ Status Engine::apply_settings(const abi::Settings& message) {
   spin_limit_ns_ = std::uint64_t{message.spin_us} * 1000;
   far_engines_.set_spin_ns(spin_limit_ns_);
   admission_.set_default_timeout(message.default_timeout_ms);
-  groups_.set_default_timeout(message.default_timeout_ms);
+  groups_.set_defaults(message.default_timeout_ms, message.linger_us);
   return {};
 }
 

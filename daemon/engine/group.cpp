@@ -145,6 +145,7 @@ Group::Group(const abi::GroupBegin& message, std::unique_ptr<FarSide> far_side)
       shape(message.shape),
       exchange_layout(shape),
       sms(message.sms),
+      linger_us(message.own_linger != 0 ? std::optional(message.linger_us) : std::nullopt),
       priority(message.priority),
       epoch(message.epoch),
       resume_index(message.resume_index),

@@ -135,8 +135,9 @@ struct Group {
   const std::string name;
   const abi::GroupShape shape;
   const abi::ExchangeArenaLayout exchange_layout;
-  std::uint32_t sms;      // that an operation may use on its device; 0: all
-  std::int32_t priority;  // among the device's groups, higher first
+  std::uint32_t sms;                       // that an operation may use on its device; 0: all
+  std::optional<std::uint32_t> linger_us;  // no value: the device's
+  std::int32_t priority;                   // among the device's groups, higher first
   std::uint64_t epoch;
   std::uint64_t resume_index;  // first operation of the epoch
   GroupLife life;

@@ -199,12 +199,14 @@ void Groups::start_calls(const Group& group, bool fresh) {
 
 void Groups::follow_settings(const Group& group) const {
   for (const auto& member : group.members) {
-    if (member->calls != nullptr) member->calls->follow_settings(default_timeout_ms_);
+    if (member->calls != nullptr)
+      member->calls->follow_settings(default_timeout_ms_, group.linger_us.value_or(default_linger_us_));
   }
 }
 
-void Groups::set_default_timeout(std::uint32_t timeout_ms) {
+void Groups::set_defaults(std::uint32_t timeout_ms, std::uint32_t linger_us) {
   default_timeout_ms_ = timeout_ms;
+  default_linger_us_ = linger_us;
   for (const auto& [id, group] : groups_) follow_settings(*group);
 }
 
@@ -214,6 +216,7 @@ Status Groups::apply_settings(const abi::GroupSettings& message) {
     return invalid_argument("kGroupSettings for group " + std::to_string(message.group_id));
   group->sms = message.sms;
   group->priority = message.priority;
+  group->linger_us = message.own_linger != 0 ? std::optional(message.linger_us) : std::nullopt;
   for (const auto& member : group->members) {
     if (member->lane != nullptr) member->lane->set_priority(message.priority);
   }

@@ -37,7 +37,7 @@ class Groups {
   Status close_streams(Packet& packet) { return ranks_.close_streams(packet); }
 
   // The timeout of calls that give none.
-  void set_default_timeout(std::uint32_t timeout_ms);
+  void set_defaults(std::uint32_t timeout_ms, std::uint32_t linger_us);
 
   // Called in each round, before and after the device has continued. True: there was something to do.
   bool read_journals();
@@ -81,6 +81,7 @@ class Groups {
   std::map<std::uint64_t, std::unique_ptr<Group>> groups_;
   std::vector<abi::MemberRef> stops_;  // still to be answered
   std::uint32_t default_timeout_ms_ = 30'000;
+  std::uint32_t default_linger_us_ = 0;
 };
 
 }  // namespace epd::engine

@@ -1,5 +1,6 @@
 #include "journals.h"
 
+#include "base/log.h"
 #include "break_request.h"
 #include "calls.h"
 #include "failures.h"
@@ -43,6 +44,7 @@ bool Journals::read(Member& member) {
   }
   if (member.group.life.is_active() && !member.stopped() && member.failed_from == kNoFailure) {
     calls.look(page_, clock_.round_ns());
+    break_overdue(member);
   } else {
     calls.show_none();
   }
@@ -91,6 +93,14 @@ StatusCode Journals::fail_call(Member& member, const kernels::cuda::JournalEntry
   log_failure(member, op, member.next_number, failure);
   request_break(member.group, as_break(member.group, failure), link_);
   return failure.cause;
+}
+
+void Journals::break_overdue(const Member& member) {
+  const std::optional<Failure> failure = member.calls->overdue(clock_.round_ns());
+  if (!failure || !member.group.life.may(GroupPhase::kAsking)) return;
+  log_event(LogLevel::kWarning, "a call has not begun in its time",
+            {{"group", member.group.id}, {"rank", member.rank}, {"reason", failure->text}});
+  request_break(member.group, as_break(member.group, *failure), link_);
 }
 
 void Journals::halt_lost() {

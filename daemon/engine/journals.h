@@ -35,6 +35,7 @@ class Journals {
  private:
   void read_entry(Member& member, const kernels::cuda::JournalEntry& entry);
   StatusCode fail_call(Member& member, const kernels::cuda::JournalEntry& entry);
+  void break_overdue(const Member& member);
 
   Page& page_;
   SupervisorLink& link_;

@@ -89,7 +89,9 @@ RankDescription Group::describe(std::uint32_t rank) const {
 }
 
 abi::GroupSettings Group::settings_on(EngineId engine) const {
-  abi::GroupSettings settings{id, 0, abi::kMinPriority};
+  abi::GroupSettings settings{};
+  settings.group_id = id;
+  settings.priority = abi::kMinPriority;
   for (const auto& [rank, member] : members) {
     if (member.engine != engine) continue;
     settings.sms = std::max(settings.sms, member.sms);

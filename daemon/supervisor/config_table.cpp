@@ -108,6 +108,9 @@ std::vector<Option> make_table() {
              "device "
              "processors / devices, at least 1. A device that has fewer uses all that it has: see epctl "
              "devices."),
+      number("devices.linger_us", "0", &C::linger_us, 0, abi::kMaxLingerUs, kLive,
+             "How long the SMs of an operation stay for the next one, on a GPU, in microseconds. 0: they are "
+             "free at once. Other kernels miss them meanwhile. epctl set group says otherwise for a group."),
       number("limits.max_sessions", "256", &C::max_sessions, 1, 65536, kLive, "Sessions at one time."),
       number(
           "limits.max_sessions_per_user", "0", &C::max_sessions_per_user, 0, 65536, kLive,

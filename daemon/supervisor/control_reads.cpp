@@ -265,10 +265,12 @@ v1::ListGroupsResponse ControlReads::list_groups() const {
       const abi::GroupSettings settings = parts_.settings.of_group(group.settings_on(member.engine));
       message.set_sms(std::max(message.sms(), settings.sms));
       message.set_priority(settings.priority);
+      message.set_linger_us(settings.linger_us);
     }
     const GroupSettingsChange set = parts_.settings.set_for_group(group.id);
     message.set_sms_set(set.sms.has_value());
     message.set_priority_set(set.priority.has_value());
+    message.set_linger_us_set(set.linger_us.has_value());
     message.set_coordinator_away_ms(rooms_.deciders.coordinator_away_ms(group.id));
     add_far(message, rooms_.deciders.far_ranks(group.id));
   });

@@ -148,8 +148,9 @@ Result<membership::GroupLabel> OperatorCommands::set_group(const Operator& by, c
   const Result<std::uint64_t> id = find_group(name);
   if (!id.ok()) return id.status();
   const membership::Group group = *rooms_.deciders.find(id.value());
-  if (!change.sms && !change.priority && !change.unset_sms && !change.unset_priority)
-    return invalid_argument("nothing to set; allowed: sms, priority");
+  if (!change.sms && !change.priority && !change.linger_us && !change.unset_sms && !change.unset_priority &&
+      !change.unset_linger_us)
+    return invalid_argument("nothing to set; allowed: sms, priority, linger_us");
   std::uint32_t most_sms = 0;
   for (const auto& [rank, member] : group.members)
     most_sms = std::max(most_sms, rooms_.fleet.max_sms(member.engine.device));
@@ -159,6 +160,10 @@ Result<membership::GroupLabel> OperatorCommands::set_group(const Operator& by, c
   if (change.priority) {
     Status status = check_range("priority", *change.priority, abi::kMinPriority, abi::kMaxPriority);
     if (!status.ok()) return status;
+  }
+  if (change.linger_us) {
+    if (Status status = check_range("linger_us", *change.linger_us, 0, abi::kMaxLingerUs); !status.ok())
+      return status;
   }
   const GroupSettingsChange kept = parts_.settings.set_group(group.id, change);
   parts_.orders.carry_out_all();  // an engine may be about to be told of the group
@@ -172,6 +177,7 @@ Result<membership::GroupLabel> OperatorCommands::set_group(const Operator& by, c
                 {"name", group.name},
                 {"sms", kept.sms ? std::to_string(*kept.sms) : "as joined"},
                 {"priority", kept.priority ? std::to_string(*kept.priority) : "as joined"},
+                {"linger_us", kept.linger_us ? std::to_string(*kept.linger_us) : "as configured"},
                 {"by_uid", by.uid},
                 {"by_pid", by.pid}});
   return group.label();

@@ -13,6 +13,7 @@ abi::Settings OperatorSettings::of_device(std::uint32_t device) const {
   abi::Settings settings{
       device_sms_[device].value_or(config->effective_sms(rooms_.devices[device].name.kind)),
       config->operation_ms,
+      config->linger_us,
       config->spin_us,
       {}};
   const std::string levels = to_text(config->log_levels());
@@ -25,6 +26,8 @@ abi::GroupSettings OperatorSettings::of_group(const abi::GroupSettings& joined) 
   const GroupSettingsChange set = set_for_group(joined.group_id);
   settings.sms = set.sms.value_or(joined.sms);
   settings.priority = set.priority.value_or(joined.priority);
+  settings.own_linger = set.linger_us ? 1 : 0;
+  settings.linger_us = set.linger_us.value_or(rooms_.config->linger_us);
   return settings;
 }
 
@@ -37,6 +40,7 @@ GroupSettingsChange OperatorSettings::set_group(std::uint64_t group_id, const Gr
   GroupSettingsChange& kept = group_settings_[group_id];
   if (change.sms || change.unset_sms) kept.sms = change.sms;
   if (change.priority || change.unset_priority) kept.priority = change.priority;
+  if (change.linger_us || change.unset_linger_us) kept.linger_us = change.linger_us;
   return kept;
 }
 

@@ -43,6 +43,8 @@ void Orders::carry_out(const membership::StartGroup& action) {
   const abi::GroupSettings settings = settings_.of_group(group.settings);
   begin.sms = settings.sms;
   begin.priority = settings.priority;
+  begin.own_linger = settings.own_linger;
+  begin.linger_us = settings.linger_us;
   begin.broken = action.broken ? 1 : 0;
   begin.node = action.engine.node;
   begin.view = group.view;

@@ -83,36 +83,56 @@ __device__ inline void run_task(Task task, Operation& op, std::uint8_t* memory) 
 // then on.
 extern "C" __global__ void __maxnreg__(kGateRegisters) epd_gate(const __grid_constant__ WorkerArguments own) {
   __shared__ Gate gate;
-  if (enter(own, gate)) let_dependents_begin();
+  if (enter(own, gate, 0, own.asked_sms)) let_dependents_begin();
   Look look = Look::kNothing;
   if (threadIdx.x == 0) look = decide(own, gate);
   __syncwarp();
-  hand_over(own, gate);
+  hand_over(own, gate, own.number);
+  keep(own, gate);
   __syncwarp();
   if (threadIdx.x == 0 && look != Look::kTaken) leave_gate(own, gate, look);
 }
 
-// Its CTAs may begin before the gate has ended. They copy the view meanwhile, which no call uses if it is not
-// its own.
+// The last CTA to leave a call's operation concludes the call. In a main kernel that lingers, it looks for
+// the next one.
+__device__ __forceinline__ void leave_call(const WorkerArguments& own, const Work& work,
+                                           const Operation& op) {
+  const Leaving left = leave(op, work.ctas);
+  if (left.last && threadIdx.x == 0) {
+    const ResultRuns runs = runs_of(own.calls, work.call.result);
+    await_kernel_before();
+    conclude(own, work, left.failed, runs);
+  }
+  if (left.last && work.lingering != 0 && warp_of() == 0)
+    linger(own, *reinterpret_cast<Gate*>(dynamic_memory), work);
+}
+
+// Receives the next work. Returns whether it is for this CTA. A CTA of the main kernel may begin before
+// the gate has ended. It copies the view meanwhile, which no call uses if it is not its own.
+__device__ __forceinline__ bool receive(const WorkerArguments& own, Work& work, ViewCopy& view, bool first) {
+  __syncthreads();
+  if (warp_of() == 0) {
+    await_work(own, first ? own.number : work.number + 1, work);
+  } else if (first) {
+    copy_view(own, view);
+  }
+  __syncthreads();
+  return work.task != Task::kNone && blockIdx.x < most_ctas(work);
+}
+
 extern "C" __global__ void __maxnreg__(kMainRegisters) epd_main(const __grid_constant__ WorkerArguments own) {
   __shared__ alignas(8) std::uint8_t work_memory[sizeof(Work)];
   __shared__ ViewCopy view;
   auto& work = *reinterpret_cast<Work*>(work_memory);
-  Operation& op = own_operation();
-  if (warp_of() == 0) {
-    await_work(own, work);
-  } else {
-    copy_view(own, view);
+#pragma unroll 1
+  for (bool first = true; receive(own, work, view, first); first = false) {
+    if (blockIdx.x < work.ctas) {
+      compose_work(own, work, view, own_operation());
+      run_task(work.task, own_operation(), dynamic_memory);
+      leave_call(own, work, own_operation());
+    }
+    if (work.lingering == 0) return;
   }
-  __syncthreads();
-  if (work.task == Task::kNone || blockIdx.x >= work.ctas) return;
-  compose_work(own, work, view, op);
-  run_task(work.task, op, dynamic_memory);
-  const Leaving left = leave(op, work.ctas);
-  if (!left.last || threadIdx.x != 0) return;
-  const ResultRuns runs = runs_of(own.calls, work.call.result);
-  await_kernel_before();
-  conclude(own, work.call, left.failed, runs);
 }
 
 extern "C" __global__ void epd_launch_probe() {}

@@ -22,13 +22,15 @@ class CallLane {
   static constexpr std::uint64_t kIndexBase = 1'000'000'000'000;  // of numbers that clients know
 
   // `control`: a stream of the device; it outlives the lane's calls. `shape`: of a group with kSlots.
-  // `first`: which ring has the first call. `most_sms`: for one operation.
+  // `first`: which ring has the first call. `most_sms`: for one operation. `linger_us`: how long main kernels
+  // linger for the next call.
   CallLane(int device, cudaStream_t control, const abi::GroupShape& shape, std::uint32_t first,
-           std::uint32_t most_sms)
+           std::uint32_t most_sms, std::uint32_t linger_us)
       : device_(device),
         control_(control),
         layout_(shape),
         placement_words_(abi::placement_words(shape)),
+        linger_us_(linger_us),
         made_(first) {
     using namespace kernels::cuda;
     EPD_CUDA(cudaSetDevice(device));
@@ -41,6 +43,7 @@ class CallLane {
     std::memset(static_cast<void*>(results_), 0, layout_.total_bytes);
     write_word(&memory_->generation, kGeneration);
     write_word(&memory_->state.guaranteed_sms, kGuaranteedSms);
+    write_word(&memory_->state.linger_us, linger_us);
     write_word(&memory_->credits.limit, most_sms - kGuaranteedSms);
     EPD_CUDA(cudaDeviceSynchronize());
   }
@@ -104,6 +107,7 @@ class CallLane {
     abi::PackedCall& to = ring[call_.number % abi::kCallSlots];
     write(to.words + 1, staging_->call.words + 1, sizeof(to) - sizeof(*to.words));
     write(to.words, staging_->call.words, sizeof(*to.words));
+    if (linger_us_ != 0) write_word(&memory_->words.bell[ring_ == kByHost ? 1 : 0], 1);
     next_index_ = index + 1;
   }
   void abort(std::uint32_t value) { write_word(&memory_->state.abort, value); }
@@ -200,7 +204,7 @@ class CallLane {
     if ((end_.ending == abi::CallEnding::kCarriedOut) != good) return "the client is told of another ending";
     if (end_.index != kIndexBase + next_index_ - 1) return "the client is told another number";
     if (!comes([&] { return told(); })) return "the client's words are wrong";
-    return comes([&] { return left(); }) ? "" : "the kernels do not leave";
+    return linger_us_ != 0 || comes([&] { return left(); }) ? "" : "the kernels do not leave";
   }
 
   template <typename T>
@@ -288,6 +292,7 @@ class CallLane {
   kernels::cuda::CallHost* host_ = nullptr;
   Staging* staging_ = nullptr;
   abi::Results* results_ = nullptr;
+  std::uint32_t linger_us_;
   std::uint32_t enabled_epoch_ = ~0u;  // odd ones
   std::uint32_t made_;                 // calls
   std::uint32_t numbers_[kernels::cuda::kCallRings] = {};

@@ -120,6 +120,7 @@ struct Rank : RankRegions {
 class World {
  public:
   static constexpr std::uint32_t kMaxSms = 132;
+  static constexpr std::uint32_t kLingerUs = 300;     // in every other world of calls
   static constexpr std::uint32_t kOperations = 1024;  // uploaded and not yet overwritten
 
   explicit World(const WorldShape& world) : shape_(world.shape), world_(with_slots(world)), inbox_(world_) {
@@ -132,12 +133,18 @@ class World {
       if (world.mode == Mode::kCalls)
         ranks_[r].calls = std::make_unique<CallLane>(ranks_[r].device, ranks_[r].control,
                                                      group_shape(shape_, world_.max_tokens, CallLane::kSlots),
-                                                     worlds + r, share_of_sms());
+                                                     worlds + r, share_of_sms(), worlds / 2 % 2 * kLingerUs);
     }
     if (world.mode == Mode::kCalls) tag_ = CallLane::kEpoch << abi::kTagIndexBits;
   }
   ~World() {
     for (Rank& rank : ranks_) {
+      cudaSetDevice(rank.device);
+      cudaDeviceSynchronize();
+      if (rank.calls && !rank.calls->left()) {
+        std::fprintf(stderr, "FAIL: a main kernel that lingered has not left\n");
+        std::exit(1);
+      }
       rank.calls.reset();
       cudaSetDevice(rank.device);
       cudaStreamDestroy(rank.stream);
@@ -157,7 +164,7 @@ class World {
   std::uint64_t next_tag() {
     for (const Rank& rank : ranks_) {
       EPD_CUDA(cudaSetDevice(rank.device));
-      EPD_CUDA(cudaDeviceSynchronize());
+      EPD_CUDA(cudaStreamSynchronize(nullptr));
     }
     return ++tag_;
   }
@@ -326,7 +333,7 @@ class World {
     kernels::cuda::WorkerArguments own =
         rank.calls->arguments(view_of(op.rank, op.shape), world_.max_tokens, world_.inboxes);
     const auto launch_pair = [&] {
-      own.pair = ++rank.pairs;
+      own.number = ++rank.pairs * kernels::cuda::kWorksOfPair;
       Image::get().launch_pair(own, shared_bytes, rank.stream);
     };
     const bool late = world_.late_calls && ++rank.made % 4 == 0;

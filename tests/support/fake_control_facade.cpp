@@ -463,7 +463,9 @@ Result<v1::SetGroupResponse> FakeControlFacade::set_group(const Operator& by, co
   Status status = ask(by, "set group " + group + (change.sms ? " sms=" + std::to_string(*change.sms) : "") +
                               (change.priority ? " priority=" + std::to_string(*change.priority) : "") +
                               (change.unset_sms ? " sms=(unset)" : "") +
-                              (change.unset_priority ? " priority=(unset)" : ""));
+                              (change.linger_us ? " linger_us=" + std::to_string(*change.linger_us) : "") +
+                              (change.unset_priority ? " priority=(unset)" : "") +
+                              (change.unset_linger_us ? " linger_us=(unset)" : ""));
   if (!status.ok()) return status;
   const std::lock_guard lock(mutex_);
   return label_of<v1::SetGroupResponse>(views_.groups, group);

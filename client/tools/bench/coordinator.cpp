@@ -57,7 +57,8 @@ Daemon::Daemon(const DaemonPlan& plan, const Devices& devices) : socket_(plan.so
   own_.emplace(kit::DaemonOptions{.program = plan.program,
                                   .host_devices = devices.host,
                                   .cuda_devices = devices.cuda,
-                                  .sms = devices.sms});
+                                  .sms = devices.sms,
+                                  .linger_us = devices.linger_us});
 }
 
 void Daemon::stop() {

@@ -19,6 +19,7 @@ class Daemon {
     std::uint32_t host = 0;
     std::uint32_t cuda = 0;
     std::uint32_t sms = 0;
+    std::uint32_t linger_us = 0;
   };
   Daemon(const DaemonPlan& plan, const Devices& devices);
   const std::string& socket() const { return own_ ? own_->socket() : socket_; }

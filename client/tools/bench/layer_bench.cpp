@@ -102,7 +102,8 @@ void validate_layer(const RunPlan& plan) {
 LayerReport measure_layer(const RunPlan& plan, const std::string& program) {
   std::vector<double> alone;
   measure_alone(plan, alone);
-  Daemon daemon({.socket = "", .program = program}, {.cuda = plan.gpus, .sms = plan.sms});
+  Daemon daemon({.socket = "", .program = program},
+                {.cuda = plan.gpus, .sms = plan.sms, .linger_us = plan.linger_us});
   LayerReport report;
   report.plan = plan;
   const auto samples = make_samples(plan);
@@ -136,6 +137,7 @@ std::string to_json(const LayerReport& report) {
             {"ranks", plan.ranks},
             {"gpus", plan.gpus},
             {"sms", plan.sms},
+            {"linger_us", plan.linger_us},
             {"wait", plan.wait_name()},
             {"layers", plan.layers},
             {"micro_batches", plan.micro_batches},

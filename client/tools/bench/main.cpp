@@ -118,7 +118,7 @@ Daemon::Devices find_devices(Options& options) {
   run.gpus = std::min(found, wanted);
   if (found < wanted)
     std::fprintf(stderr, "epbench: %u ranks share %u %s\n", wanted, found, found == 1 ? "GPU" : "GPUs");
-  return {.cuda = run.gpus, .sms = run.sms};
+  return {.cuda = run.gpus, .sms = run.sms, .linger_us = run.linger_us};
 }
 
 int run_tool(Options& options) {

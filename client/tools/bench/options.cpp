@@ -158,6 +158,11 @@ void add_run_options(CLI::App& app, Options& options, Names& names) {
       "--graph: as one graph)");
 }
 
+void add_linger_option(CLI::App& app, RunPlan& run) {
+  add_number(app, "--linger-us", run.linger_us, 0, abi::kMaxLingerUs,
+             "GPUs: how long the SMs of an operation stay for the next one (devices.linger_us)");
+}
+
 void add_sms_changes_option(CLI::App& app, RunPlan& run) {
   add_number(app, "--sms-changes", run.sms_changes, 0, kMaxSmsChanges,
              "Backend cuda: so many times while it measures, the SMs of each GPU are changed (epctl), to two "
@@ -257,6 +262,7 @@ void add_layer_options(CLI::App& app, Options& options, Names& names) {
   add_number(app, "--ranks", options.layer_ranks, 1, kMaxRanks, "Client processes, in turn on the GPUs");
   add_field(app, "--hidden", run.hidden, "hidden", "Values per token, a multiple of 128");
   add_number(app, "--sms", run.sms, 0, kMaxSms, "SMs of each device (0: the tool's default)");
+  add_linger_option(app, run);
   add_number(app, "--iters", run.iterations, 1, kMaxIterations, "Measured iterations");
   add_number(app, "--seed", run.seed, 0, UINT64_MAX, "Of routing and data");
   app.add_option("--check", names.check, "Iterations compared with the reference: all, some, one, none")
@@ -328,6 +334,7 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
   add_backend_option(app, names);
   add_run_options(app, options, names);
   add_sms_changes_option(app, options.run);
+  add_linger_option(app, options.run);
   add_mode_options(app, options.run, names);
   app.set_version_flag("--version", std::string("epbench ") + epd_version());
   CLI::App* suite = app.add_subcommand(

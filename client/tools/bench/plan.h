@@ -34,7 +34,8 @@ struct RunPlan {
   std::uint32_t experts = 256;
   std::uint32_t topk = 8;
   std::uint32_t depth = 2;
-  std::uint32_t sms = 0;  // 0: the device's default
+  std::uint32_t sms = 0;        // 0: the device's default
+  std::uint32_t linger_us = 0;  // GPUs: devices.linger_us
   epd_layout_t layout = EPD_LAYOUT_COMPACT;
   epd_payload_t payload = EPD_PAYLOAD_BF16;
   epd_scale_format_t scales = EPD_SCALE_FORMAT_FLOAT32;

@@ -184,6 +184,7 @@ std::string to_json(const Report& report) {
             {"max_recv_rows", plan.max_recv_rows},
             {"priority", plan.priority},
             {"sms", plan.sms},
+            {"linger_us", plan.linger_us},
             {"depth", plan.depth},
             {"routing", plan.routing},
             {"seed", plan.seed},

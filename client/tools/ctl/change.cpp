@@ -40,7 +40,7 @@ Exit wrong(const Arguments& arguments, Output& output, const std::string& what, 
   return report(arguments, output, {Exit::kUsage, "INVALID_ARGUMENT", what + "; allowed: " + allowed});
 }
 
-bool fits_sms(const std::optional<std::int64_t>& value) {
+bool fits_count(const std::optional<std::int64_t>& value) {
   return value && *value >= 0 && *value <= std::int64_t{UINT32_MAX};
 }
 bool fits_priority(const std::optional<std::int64_t>& value) {
@@ -54,7 +54,7 @@ bool put(const Setting& setting, v1::SetDeviceRequest& request) {
     request.set_unset_sms(true);
     return true;
   }
-  if (!fits_sms(setting.number)) return false;
+  if (!fits_count(setting.number)) return false;
   request.set_sms(static_cast<std::uint32_t>(*setting.number));
   return true;
 }
@@ -63,10 +63,14 @@ bool put(const Setting& setting, v1::SetGroupRequest& request) {
     request.set_unset_sms(true);
   } else if (setting.key == "priority" && setting.unset()) {
     request.set_unset_priority(true);
-  } else if (setting.key == "sms" && fits_sms(setting.number)) {
+  } else if (setting.key == "linger_us" && setting.unset()) {
+    request.set_unset_linger_us(true);
+  } else if (setting.key == "sms" && fits_count(setting.number)) {
     request.set_sms(static_cast<std::uint32_t>(*setting.number));
   } else if (setting.key == "priority" && fits_priority(setting.number)) {
     request.set_priority(static_cast<std::int32_t>(*setting.number));
+  } else if (setting.key == "linger_us" && fits_count(setting.number)) {
+    request.set_linger_us(static_cast<std::uint32_t>(*setting.number));
   } else {
     return false;
   }
@@ -114,6 +118,7 @@ Before find(const v1::ListGroupsResponse& list, const v1::SetGroupRequest& /*req
     if (group.group_id() != response.group_id()) continue;
     before.values["sms"] = std::to_string(group.sms());
     before.values["priority"] = std::to_string(group.priority());
+    before.values["linger_us"] = std::to_string(group.linger_us());
     before.spans_nodes = group.shape().span() == v1::SPAN_CLUSTER;
   }
   return before;
@@ -262,8 +267,8 @@ Exit run_set(const Arguments& arguments, Connection& connection, Output& output)
   }
   v1::SetGroupRequest request;
   request.set_group(arguments.target);
-  return set<v1::SetGroupRequest, v1::SetGroupResponse>(arguments, connection, output, request,
-                                                        "sms=NUMBER, priority=NUMBER, or =unset for either");
+  return set<v1::SetGroupRequest, v1::SetGroupResponse>(
+      arguments, connection, output, request, "sms=NUMBER, priority=NUMBER, linger_us=NUMBER, or =unset");
 }
 
 Exit run_evict(const Arguments& arguments, Connection& connection, Output& output) {

@@ -166,7 +166,9 @@ void add_set(CLI::App& app, Arguments& arguments) {
       ->type_name("GROUP")
       ->check(utf8())
       ->required();
-  group->add_option("SETTING", arguments.settings, "What to set")->type_name("sms=N|priority=N")->required();
+  group->add_option("SETTING", arguments.settings, "What to set")
+      ->type_name("sms=N|priority=N|linger_us=N")
+      ->required();
   CLI::App* log = add_command(*set, arguments, "log", Command::kSetLog, help::kSetLog);
   log->add_option("SETTING", arguments.settings, "What to set")
       ->type_name("level=LEVELS")

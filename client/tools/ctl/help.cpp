@@ -270,6 +270,7 @@ WHAT CAN BE SET
   device DEVICE  sms=N         SMs (host devices: threads) that operations may use, from 1
   group GROUP    sms=N         the same for one group's operations; 0: all of the device's
                  priority=N    among the groups of a device, -8 .. 7, higher goes first
+                 linger_us=N   GPUs: how long the SMs of an operation stay for the next one, 0 .. 50000
                                of a group that spans nodes: for its ranks on this node; say it on each node
   log            level=LEVELS  what is logged: debug, or with levels of rooms: info,session=debug
   limits         OPTION=VALUE  options of [limits] in the configuration: max_sessions=8, max_arena_bytes=64GiB
@@ -335,12 +336,14 @@ EXAMPLE
   epctl set device host:0 sms=4
 )HELP"};
 
-const Page kSetGroup = {"SMs and priority of a group", R"HELP(
+const Page kSetGroup = {"SMs, priority and lingering of a group", R"HELP(
 A group is named by its name, its id or id:ID; see epctl groups. Of a group that spans nodes the ranks on this node are
-set; those on others keep theirs: say it on each node.
+set; those on others keep theirs: say it on each node. With linger_us the group's SMs stay after each operation for
+so many microseconds and take the next one 4 us sooner; other kernels of the GPU miss them meanwhile.
 
-EXAMPLE
+EXAMPLES
   epctl set group layer-experts sms=2 priority=5
+  epctl set group layer-experts sms=24 linger_us=1000
 )HELP"};
 
 const Page kEvict = {"End a session, or take a rank out of its group", R"HELP(

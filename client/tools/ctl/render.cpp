@@ -254,6 +254,7 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
                {"POLICY"},
                {"SMS", kRight},
                {"PRIO", kRight},
+               {"LINGER US", kRight},
                {"EPOCH", kRight},
                {"AGE", kRight}});
   Table member_table({{"GROUP", kRight},
@@ -284,6 +285,7 @@ std::string render(const v1::ListGroupsResponse& groups, bool members) {
                word(shape.policy()),
                (group.sms() == 0 ? "all" : number(group.sms())) + set_mark(group.sms_set()),
                std::to_string(group.priority()) + set_mark(group.priority_set()),
+               number(group.linger_us()) + set_mark(group.linger_us_set()),
                number(group.epoch()),
                format_ms(group.age_ms())});
     const std::string name = "group " + number(group.group_id()) + " (" + printable(group.name()) + "): ";

@@ -80,6 +80,7 @@ void OwnDaemon::write_config(const DaemonOptions& options) const {
        << "[devices]\nhost = " << options.host_devices << "\ncuda = [" << numbers_below(options.cuda_devices)
        << "]\n";
   if (options.sms != 0) file << "sms = " << options.sms << "\n";
+  if (options.linger_us != 0) file << "linger_us = " << options.linger_us << "\n";
   file << options.settings;
   if (!file.flush()) fail("writing " + directory_ + "/epd.toml failed");
 }

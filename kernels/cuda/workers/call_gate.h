@@ -1,6 +1,7 @@
 // The gate: takes the next call of a lane, or ends calls that are not to be run. One thread does this, with
-// words that the gate's warp has loaded before. kernels/MEMORY_ORDERING.md explains the memory ordering. The
-// code compiles for device and host (proto/ordered.h).
+// words that its warp has loaded before. A main kernel that lingers for the next call does the same.
+// kernels/MEMORY_ORDERING.md explains the memory ordering. The code compiles for device and host
+// (proto/ordered.h).
 #pragma once
 
 #include "cuda/workers/ends.h"
@@ -14,6 +15,8 @@ struct Gate {
   CallState state;
   alignas(32) abi::PackedCall calls[kCallRings][abi::kCallSlots];
   RouteState routes[kRoutes];
+  std::uint32_t asked;          // SMs of SmCredits, before the call is known; 0 in a main kernel
+  std::uint32_t lingering;      // CTAs of a main kernel that lingers; 0 in a gate
   std::uint32_t enabled_epoch;  // as the door said
   std::uint32_t generation;     // as the rank's exchange arena said
   std::uint32_t held;           // of SmCredits, with those that this gate asks for
@@ -184,18 +187,36 @@ EPD_DEVICE EPD_NO_INLINE inline void ring_together(const WorkerArguments& own, c
 
 // ---- SMs
 
-// A gate asks for SMs before it knows the call (WorkerArguments::asked_sms). This takes the SMs for a call
-// that could use `wanted`, and gives back the others. Returns how many the call gets, at least one. `credit`
+// A gate asks for SMs before it knows the call (WorkerArguments::asked_sms). This takes the SMs for a main
+// kernel that could use `wanted`, and gives back the others. Returns how many it gets, at least one. `credit`
 // becomes what of these is counted in SmCredits.
 EPD_DEVICE inline std::uint32_t take_sms(const WorkerArguments& own, const Gate& gate, std::uint32_t wanted,
                                          std::uint32_t& credit) {
   const std::uint32_t sure = gate.state.guaranteed_sms;
   const std::uint32_t over = gate.held <= gate.limit ? 0 : gate.held - gate.limit;
-  const std::uint32_t granted = over < own.asked_sms ? own.asked_sms - over : 0;
+  const std::uint32_t granted = over < gate.asked ? gate.asked - over : 0;
   const std::uint32_t more = wanted > sure ? wanted - sure : 0;
   credit = more < granted ? more : granted;
-  add(&own.credits->held, credit - own.asked_sms);
+  add(&own.credits->held, credit - gate.asked);
   return wanted < sure ? wanted : sure + credit;
+}
+
+// Decides which CTAs carry the taken call out, and which linger for the next one. A main kernel that lingers
+// keeps the SMs that its gate has taken.
+EPD_DEVICE inline void share_ctas(const WorkerArguments& own, Gate& gate) {
+  Work& work = gate.work;
+  const std::uint32_t wanted = ctas_of(work.call, own.ctas);
+  std::uint32_t most = gate.lingering;
+  bool lingers = true;
+  if (most == 0) {
+    lingers = gate.state.linger_us != 0;
+    const std::uint32_t all = ctas_of_group(gate.state, own.ctas);
+    most = take_sms(own, gate, lingers ? all : wanted, work.credit);
+    work.linger_until_ns = lingers ? nanoseconds() + kLingerNs : 0;
+    work.number = own.number;
+  }
+  work.ctas = static_cast<std::uint16_t>(wanted < most ? wanted : most);
+  work.lingering = static_cast<std::uint16_t>(lingers ? most : 0);
 }
 
 // ---- taking a call
@@ -216,7 +237,7 @@ EPD_DEVICE inline void take_call(const WorkerArguments& own, Gate& gate, CallRin
   const abi::Call call = abi::unpack(packed);
   gate.work.call = take(state, calls.limits.depth, ring, call, route);
   gate.work.task = task_of(call.op, calls.per_expert);
-  gate.work.ctas = take_sms(own, gate, ctas_of(gate.work.call, own.ctas), gate.end.credit);
+  share_ctas(own, gate);
   gate.end.packed = packed;
   ++state.index;
   ++state.journal;
@@ -269,19 +290,18 @@ EPD_DEVICE inline Look look_at(const WorkerArguments& own, Gate& gate, CallRing 
   return Look::kTaken;
 }
 
-// Ends calls until one is taken or none is left. If both rings have one, they alternate.
+// Ends calls until one is taken or none is left. If both rings have one, they alternate. A call that stands
+// keeps its turn: like an operation that runs, it lets no call of the other ring pass.
 EPD_DEVICE inline Look take_next(const WorkerArguments& own, Gate& gate) {
-  bool stands = false;
   EPD_NO_UNROLL
   for (std::uint32_t nothing = 0; nothing < kCallRings;) {
     const CallRing ring = gate.state.last == kByStreams ? kByHost : kByStreams;
     const Look look = look_at(own, gate, ring);
-    if (look == Look::kTaken) return look;
+    if (look == Look::kTaken || look == Look::kStands) return look;
     gate.state.last = ring;
-    stands = stands || look == Look::kStands;
     nothing = look == Look::kEnded ? 0 : nothing + 1;
   }
-  return stands ? Look::kStands : Look::kNothing;
+  return Look::kNothing;
 }
 
 // What of the state a gate stores: all but the host's words.
@@ -292,7 +312,6 @@ static_assert(kKeptState == 64 && sizeof(CallState) % 16 == 0);
 // cleared the bell, and has read its words beside that. One thread calls.
 EPD_DEVICE inline Look decide(const WorkerArguments& own, Gate& gate) {
   gate.work.task = Task::kNone;
-  gate.work.ctas = 0;
   Look look = Look::kStands;
   const bool is_own = gate.generation == own.own_generation;
   if (!is_own || gate.state.leaves != 0) set_bits_system(&own.calls.words->bell[0], 1);
@@ -303,7 +322,7 @@ EPD_DEVICE inline Look decide(const WorkerArguments& own, Gate& gate) {
     gate.end.index_base = gate.state.index_base;
     for (std::uint32_t ring = 0; ring < kCallRings; ++ring) gate.end.next[ring] = gate.state.sequence[ring];
   }
-  if (look != Look::kTaken) add(&own.credits->held, 0u - own.asked_sms);
+  if (look != Look::kTaken && gate.asked != 0) add(&own.credits->held, 0u - gate.asked);
   return look;
 }
 
@@ -320,6 +339,32 @@ EPD_DEVICE inline void fence_call(const Gate& gate) {
 // The end of a gate that has taken no call, behind its stores.
 EPD_DEVICE inline void leave_gate(const WorkerArguments& own, const Gate& gate, Look look) {
   if (look == Look::kNothing) ring_for_more(own.calls, gate.end.next);
+  leave_door(*own.lane);
+}
+
+// ---- a main kernel that lingers
+
+// Returns whether a main kernel may linger for the next call.
+EPD_DEVICE inline bool may_linger(const WorkerArguments& own, const Gate& gate) {
+  return gate.generation == own.own_generation && gate.enabled_epoch % 2 != 0 && gate.state.leaves == 0 &&
+         gate.state.linger_us != 0;
+}
+
+// Returns whether a ring has its next call.
+EPD_DEVICE inline bool has_call(const Gate& gate) {
+  bool has = false;
+  for (std::uint32_t ring = 0; ring < kCallRings; ++ring) {
+    const std::uint32_t next = gate.state.sequence[ring];
+    has = has || is_there(gate.calls[ring][next % abi::kCallSlots], next);
+  }
+  return has;
+}
+
+// Ends a main kernel that lingers and has taken no call. The next gate looks for what this one has left.
+EPD_DEVICE inline void end_lingering(const WorkerArguments& own, Gate& gate, const Work& before) {
+  gate.work.task = Task::kNone;  // all CTAs leave
+  give_back_sms(own, before);
+  set_bits_system(&own.calls.words->bell[0], 1);
   leave_door(*own.lane);
 }
 

@@ -95,13 +95,26 @@ EPD_DEVICE inline void store_route(const CallArguments& own, const TakenCall& ca
   own.routes[call.route] = made_route(call);
 }
 
+// Gives back what the main kernel has taken of SmCredits.
+EPD_DEVICE inline void give_back_sms(const WorkerArguments& own, const Work& work) {
+  if (work.credit != 0) add(&own.credits->held, 0u - work.credit);
+}
+
+EPD_DEVICE inline WorkEnd load_end(const LaneState& lane) {
+  WorkEnd end;
+  for (std::uint32_t i = 0; i < sizeof(end) / sizeof(Words); ++i)
+    reinterpret_cast<Words*>(&end)[i] = load_here(reinterpret_cast<const Words*>(&lane.end) + i);
+  return end;
+}
+
 // Ends a call whose operation has run and that all CTAs have left. The operation itself has told the client's
 // stream. One thread of the main kernel calls, when the gate has ended. `before`: runs_of() the call's
 // result.
-EPD_DEVICE inline void conclude(const WorkerArguments& own, const TakenCall& call, bool failed,
+EPD_DEVICE inline void conclude(const WorkerArguments& own, const Work& work, bool failed,
                                 ResultRuns before) {
   const CallArguments& calls = own.calls;
-  const WorkEnd& end = own.lane->end;
+  const TakenCall& call = work.call;
+  const WorkEnd end = load_end(*own.lane);
   const auto ring = static_cast<CallRing>(call.ring);
   if (failed) calls.state->failed = 1;
   if (!failed && makes_routing(call)) store_route(calls, call);
@@ -110,7 +123,9 @@ EPD_DEVICE inline void conclude(const WorkerArguments& own, const TakenCall& cal
                   before, index + end.index_base);
   if (ring == kByHost) publish_ended(calls, ring, call.number);
   write_journal(calls, call.journal, end.packed, ring, index);
-  if (end.credit != 0) add(&own.credits->held, 0u - end.credit);
+  if (work.lingering != 0)
+    return;  // the main kernel is still inside, keeps its SMs and looks for the next call
+  give_back_sms(own, work);
   ring_for_more(calls, end.next);
   leave_door(*own.lane);
 }

@@ -23,19 +23,21 @@ __device__ inline std::uint32_t kept_routes(const CallArguments& calls) {
 }
 
 // Enters the door, clears the bell, asks for SMs. The first lanes each do one of these.
-__device__ inline std::uint64_t enter_by_lane(const WorkerArguments& own) {
+__device__ inline std::uint64_t enter_by_lane(const WorkerArguments& own, std::uint32_t asks) {
   switch (lane_of()) {
-    case 0: return fetch_or_system(reinterpret_cast<std::uint64_t*>(own.lane->door), 1);
+    case 0: return fetch_or_system(reinterpret_cast<std::uint64_t*>(own.lane->door), 1);  // inside
     case 1: return exchange_system(reinterpret_cast<std::uint64_t*>(own.calls.words->bell), 0);
     case 2: return load_relaxed_system(own.generation);
     case 3: return load_relaxed_system(&own.credits->limit);
-    case 4: return add(&own.credits->held, own.asked_sms) + own.asked_sms;
+    case 4: return asks == 0 ? 0 : add(&own.credits->held, asks) + asks;
     default: return 0;
   }
 }
 
-// Reads all that the gate needs. All lanes call. Returns whether the enabled epoch is odd.
-__device__ inline bool enter(const WorkerArguments& own, Gate& gate) {
+// Reads all that the gate needs. All lanes call. `lingering` and `asks`: Gate::lingering and Gate::asked.
+// Returns whether the enabled epoch is odd.
+__device__ inline bool enter(const WorkerArguments& own, Gate& gate, std::uint32_t lingering,
+                             std::uint32_t asks) {
   const CallArguments& calls = own.calls;
   const std::uint32_t lane = lane_of();
   GateLoads loads;
@@ -46,7 +48,7 @@ __device__ inline bool enter(const WorkerArguments& own, Gate& gate) {
     loads.rings[i] = load_relaxed_pair(rings + 2 * (i * 32 + lane));
   if (lane < sizeof(CallState) / 16) loads.state = __ldcg(reinterpret_cast<const uint4*>(calls.state) + lane);
   if (lane < kept_routes(calls)) loads.route = __ldcg(reinterpret_cast<const uint4*>(calls.routes) + lane);
-  loads.word = enter_by_lane(own);
+  loads.word = enter_by_lane(own, asks);
 #pragma unroll
   for (std::uint32_t i = 0; i < GateLoads::kRingVectors; ++i)
     reinterpret_cast<ulonglong2*>(gate.calls)[i * 32 + lane] = loads.rings[i];
@@ -56,18 +58,26 @@ __device__ inline bool enter(const WorkerArguments& own, Gate& gate) {
   if (lane == 2) gate.generation = static_cast<std::uint32_t>(loads.word);
   if (lane == 3) gate.limit = static_cast<std::uint32_t>(loads.word);
   if (lane == 4) gate.held = static_cast<std::uint32_t>(loads.word);
+  if (lane == 5) gate.lingering = lingering;
+  if (lane == 6) gate.asked = asks;
   __syncwarp();
   return gate.enabled_epoch % 2 != 0;
 }
 
-// Hands Gate::work to the main kernel, and then stores what the gate keeps. All lanes call.
-__device__ inline void hand_over(const WorkerArguments& own, const Gate& gate) {
-  static_assert(Work::kWords <= 32 && sizeof(WorkEnd) == 64);
+// Hands Gate::work to the main kernel, as work number `number`. All lanes call.
+__device__ inline void hand_over(const WorkerArguments& own, const Gate& gate, std::uint32_t number) {
+  static_assert(Work::kWords <= 32);
   const std::uint32_t lane = lane_of();
   const auto* const work = reinterpret_cast<const std::uint32_t*>(&gate.work);
   fence_call(gate);
   if (lane < Work::kWords)
-    store_relaxed(&own.lane->work.words[lane], std::uint64_t{own.pair} << 32 | work[lane]);
+    store_relaxed(&own.lane->work.words[lane], std::uint64_t{number} << 32 | work[lane]);
+}
+
+// Stores what the gate keeps. All lanes call.
+__device__ inline void keep(const WorkerArguments& own, const Gate& gate) {
+  static_assert(sizeof(WorkEnd) == 64);
+  const std::uint32_t lane = lane_of();
   if (lane < (sizeof(CallState) - kKeptState) / 16)
     (reinterpret_cast<uint4*>(own.calls.state) + kKeptState / 16)[lane] =
         (reinterpret_cast<const uint4*>(&gate.state) + kKeptState / 16)[lane];
@@ -81,13 +91,93 @@ __device__ inline void hand_over(const WorkerArguments& own, const Gate& gate) {
 // ---- the main kernel
 
 // Waits for the gate's decision. The first warp calls; its lanes each poll one word.
-__device__ inline void await_work(const WorkerArguments& own, Work& work) {
+__device__ inline void await_work(const WorkerArguments& own, std::uint32_t number, Work& work) {
   const std::uint32_t lane = lane_of();
   const std::uint64_t* const word = own.lane->work.words + (lane < Work::kWords ? lane : 0);
   std::uint64_t value = load_acquire(word);
 #pragma unroll 1
-  while (!__all_sync(kFull, static_cast<std::uint32_t>(value >> 32) == own.pair)) value = load_acquire(word);
+  while (!__all_sync(kFull, static_cast<std::uint32_t>(value >> 32) == number)) value = load_acquire(word);
   if (lane < Work::kWords) reinterpret_cast<std::uint32_t*>(&work)[lane] = static_cast<std::uint32_t>(value);
+}
+
+// Returns the number of CTAs that do not leave at once.
+__device__ inline std::uint32_t most_ctas(const Work& work) {
+  return max(std::uint32_t{work.ctas}, std::uint32_t{work.lingering});
+}
+
+// Looks again at what may let a main kernel that lingers go on. All lanes call. Returns whether the bell is
+// set.
+__device__ inline bool look_at_words(const WorkerArguments& own, Gate& gate) {
+  const std::uint32_t lane = lane_of();
+  __syncwarp();  // the words of the look before have been read
+  std::uint64_t word = 0;
+  ulonglong2 pair{};
+  if (lane == 0) word = load_relaxed_system(reinterpret_cast<const std::uint64_t*>(own.lane->door));
+  if (lane == 1) word = load_relaxed_system(reinterpret_cast<const std::uint64_t*>(own.calls.words->bell));
+  if (lane == 2) word = load_relaxed_system(own.generation);
+  const auto ring = static_cast<CallRing>(lane / 2 % kCallRings);
+  const std::uint32_t next = gate.state.sequence[ring];
+  if (lane >= 4 && lane < 8)
+    pair = load_relaxed_pair(place_in(own.calls, ring, next)->words + 2 * (lane % 2));
+  static_assert(kKeptState == 4 * sizeof(pair));
+  if (lane >= 8 && lane < 12)
+    pair = load_relaxed_pair(reinterpret_cast<const std::uint64_t*>(own.calls.state) + 2 * (lane - 8));
+  if (lane == 0) gate.enabled_epoch = static_cast<std::uint32_t>(word >> 32);
+  if (lane == 2) gate.generation = static_cast<std::uint32_t>(word);
+  if (lane >= 4 && lane < 8)
+    reinterpret_cast<ulonglong2*>(&gate.calls[ring][next % abi::kCallSlots])[lane % 2] = pair;
+  if (lane >= 8 && lane < 12) reinterpret_cast<ulonglong2*>(&gate.state)[lane - 8] = pair;
+  __syncwarp();
+  return __shfl_sync(kFull, word != 0, 1) != 0;
+}
+
+// Waits for a call, or for the bell if a call stands. All lanes call. Returns false if the time is up.
+__device__ inline bool await_call(const WorkerArguments& own, Gate& gate, bool stands,
+                                  std::uint64_t until_ns) {
+  bool cleared = false;
+#pragma unroll 1
+  for (std::uint32_t looks = 1;; ++looks) {
+    const bool rung = look_at_words(own, gate);
+    if (!may_linger(own, gate)) return false;
+    if (cleared || (!stands && has_call(gate))) return true;
+    if (looks % 16 == 0 && __shfl_sync(kFull, nanoseconds() >= until_ns, 0)) return false;  // a slow clock
+    if (!rung) continue;
+    // Whoever rang may have stored before what was loaded here, or behind it.
+    if (lane_of() == 1) exchange_system(reinterpret_cast<std::uint64_t*>(own.calls.words->bell), 0);
+    fence_system();
+    __syncwarp();
+    cleared = true;
+  }
+}
+
+// Looks for the next call, as a gate does, until one is taken or the time is up. Hands the work to all CTAs
+// that linger. The kernel is inside meanwhile, so the group view stays as it is. The first warp of the CTA
+// that has concluded the call before (`before`) calls.
+__device__ __forceinline__ void linger(const WorkerArguments& own, Gate& gate, const Work& before) {
+  __syncwarp();  // the call before is concluded
+  enter(own, gate, before.lingering, 0);
+  const std::uint64_t until_ns =
+      min(nanoseconds() + std::uint64_t{gate.state.linger_us} * 1'000, before.linger_until_ns);
+  const bool last = before.number + 1 - own.number == kWorksOfPair - 1;
+  bool taken = false;
+  for (bool goes_on = !last && may_linger(own, gate); goes_on;) {
+    Look look = Look::kNothing;
+    if (lane_of() == 0) look = decide(own, gate);
+    look = static_cast<Look>(__shfl_sync(kFull, static_cast<int>(look), 0));
+    __syncwarp();
+    keep(own, gate);
+    taken = look == Look::kTaken;
+    goes_on = !taken && await_call(own, gate, look == Look::kStands, until_ns);
+  }
+  if (lane_of() == 0) {
+    gate.work.number = before.number + 1;
+    gate.work.linger_until_ns = before.linger_until_ns;
+    gate.work.credit = before.credit;
+    if (!taken) end_lingering(own, gate, before);
+  }
+  __syncwarp();
+  hand_over(own, gate, before.number + 1);
+  fence_async();  // a bulk copy may write next where the gate was
 }
 
 // ---- composing a call's operation in a CTA's shared memory, by all its threads
@@ -195,6 +285,7 @@ __device__ inline void compose_work(const WorkerArguments& own, const Work& work
   if (copy.division_at[kind] != at) {
     copy_by_threads(copy.division + kind, own.calls.division + at, 0);
     __syncthreads();
+    if (threadIdx.x == 0) copy.division_at[kind] = at;
   }
   compose_by_warps(own.calls, call, copy.get(), copy.division[kind], op);
   __syncthreads();

@@ -62,8 +62,9 @@ struct alignas(64) CallState {
   std::uint32_t journal_read;    // journal entries that the host has read
   std::uint32_t timeout_ms;      // of a call that names none
   std::uint32_t abort;           // not 0: the running operation must end
-  std::uint32_t
-      leaves;  // not 0: the lane is closed. Gates discard calls and ring again, so that the stream empties
+  // Not 0: the lane is closed. Gates discard calls and ring again, so that the stream empties.
+  std::uint32_t leaves;
+  std::uint32_t linger_us;  // how long a main kernel lingers after a call, for the next one
   // The kernels write the rest. The host writes `sequence` and `results` once, before the first one.
   alignas(64) std::uint64_t epoch;
   std::uint64_t index;

@@ -152,6 +152,10 @@ EPD_HOST_DEVICE inline void compose_ends(Operation& op, const CallArguments& own
 EPD_HOST_DEVICE constexpr std::uint32_t ctas_of(const TakenCall& call, std::uint32_t most) {
   return call.sms == 0 || call.sms > most ? most : call.sms;
 }
+// Returns the number of CTAs that a group may have, in a kernel of `most` CTAs.
+EPD_HOST_DEVICE constexpr std::uint32_t ctas_of_group(const CallState& state, std::uint32_t most) {
+  return state.sms == 0 || state.sms > most ? most : state.sms;
+}
 // Returns the index in CallArguments::division of a call that `ctas` CTAs carry out.
 EPD_HOST_DEVICE constexpr std::uint32_t division_index(const TakenCall& call, std::uint32_t most_ctas,
                                                        std::uint32_t ctas) {

@@ -41,16 +41,21 @@ struct alignas(8) TakenCall {
 };
 static_assert(sizeof(TakenCall) == 56);
 
-// What a gate hands to all CTAs of its main kernel.
+// What a gate hands to all CTAs of its main kernel. A main kernel that lingers does so itself for the calls
+// after the first.
 struct alignas(8) Work {
-  Task task;
-  std::uint32_t ctas;  // CTAs that carry the call out; the others leave. Not 0
+  Task task;                // kNone: all CTAs leave
+  std::uint16_t ctas;       // CTAs that carry the call out
+  std::uint16_t lingering;  // CTAs that linger for the next call, at least `ctas` of them; 0: none
+  std::uint32_t number;     // of the work: the pair's, or of a later call of a main kernel that lingers
+  std::uint32_t credit;     // SMs of SmCredits::held that the main kernel has taken
+  std::uint64_t linger_until_ns;
   TakenCall call;
 
-  static constexpr std::uint32_t kWords = 16;
+  static constexpr std::uint32_t kWords = 20;
 };
 static_assert(sizeof(Work) == Work::kWords * 4);
-// The same on its way. The upper half of each word is the pair's number, so each word shows whether it is
+// The same on its way. The upper half of each word is the work's number, so each word shows whether it is
 // there.
 struct alignas(128) WorkWords {
   std::uint64_t words[Work::kWords];
@@ -61,8 +66,7 @@ struct alignas(32) WorkEnd {
   abi::PackedCall packed;          // the call as the client has written it
   std::uint64_t index_base;        // CallState::index_base
   std::uint32_t next[kCallRings];  // number of each ring's next call
-  std::uint32_t credit;            // SMs of SmCredits::held that the call has taken
-  std::uint32_t reserved[3];
+  std::uint32_t reserved[4];
 };
 static_assert(sizeof(WorkEnd) == 64);
 
@@ -94,6 +98,12 @@ struct Bells {
   std::uint32_t* of[kMaxRanks];
 };
 
+// The most calls that one pair carries out. One, unless the main kernel lingers for further calls.
+inline constexpr std::uint32_t kWorksOfPair = 4096;
+// How long a main kernel may linger altogether. A process that makes its context on the GPU may have to wait
+// for it.
+inline constexpr std::uint64_t kLingerNs = 50'000'000;
+
 // The parameters of both kernels of a pair.
 struct WorkerArguments {
   LaneState* lane = nullptr;
@@ -107,7 +117,7 @@ struct WorkerArguments {
   // What the gate takes of SmCredits before it knows the call; not more than it may need beyond guaranteed
   // SMs.
   std::uint32_t asked_sms = 0;
-  std::uint32_t pair = 0;  // number of the pair; another one than that of the pair before
+  std::uint32_t number = 0;  // number of the pair's first work; the next pair's is kWorksOfPair higher
   CallArguments calls = {};
 };
 

@@ -94,7 +94,9 @@ struct GroupBegin {
   std::uint64_t group_id;
   std::uint64_t epoch;
   std::uint64_t resume_index;
-  std::uint32_t sms;      // 0 = the device's
+  std::uint32_t sms;         // 0 = the device's
+  std::uint32_t own_linger;  // 1: linger_us is the group's; 0: the device's holds
+  std::uint32_t linger_us;
   std::uint32_t broken;   // 1: wait for kResume before serving (an engine that was restarted)
   std::int32_t priority;  // of its operations among those of the device
   std::uint32_t node;     // this engine's, as the group counts nodes; 0: the group is on one node
@@ -201,14 +203,18 @@ inline constexpr std::size_t kLogLevelBytes = 160;
 struct Settings {
   std::uint32_t sms;                 // of the device
   std::uint32_t default_timeout_ms;  // for operations that give none
-  std::uint32_t spin_us;             // how long an idle engine polls before it sleeps
-  char log_levels[kLogLevelBytes];   // as log.level of the configuration
+  std::uint32_t linger_us;  // how long SMs stay after a call, in groups that have no value of their own
+  std::uint32_t spin_us;    // how long an idle engine polls before it sleeps
+  char log_levels[kLogLevelBytes];  // as log.level of the configuration
 };
 
 struct GroupSettings {  // for operations that are launched from now on
   std::uint64_t group_id;
   std::uint32_t sms;      // 0 = the device's
   std::int32_t priority;  // kMinPriority .. kMaxPriority; higher goes first
+  // Each node's own:
+  std::uint32_t own_linger;  // 1: linger_us is the group's; 0: the device's holds
+  std::uint32_t linger_us;
 };
 
 struct EngineReady {

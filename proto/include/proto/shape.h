@@ -30,6 +30,9 @@ inline constexpr std::uint32_t kMaxRecvRows = 0x7fffffff;  // of recv_x; row num
 inline constexpr std::int32_t kMinPriority = -8;  // of a rank's operations on its device; 0 unless asked
 inline constexpr std::int32_t kMaxPriority = 7;
 
+// How long the SMs of an operation may stay for the next one.
+inline constexpr std::uint32_t kMaxLingerUs = 50'000;
+
 enum class Payload : std::uint32_t {
   kBf16 = 0,     // rows travel as bf16
   kFp8Cast = 1,  // input is bf16, the engine casts to e4m3 with one scale per 1x128 block

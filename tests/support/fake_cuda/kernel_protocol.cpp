@@ -40,14 +40,16 @@ std::string reach(const WorkerArguments& own, const KernelDevice& device) {
 }
 
 // What the warp of a gate reads together (kernels/cuda/workers/main.cuh).
-void enter(const WorkerArguments& own, Gate& gate) {
+void enter(const WorkerArguments& own, Gate& gate, std::uint32_t lingering, std::uint32_t asks) {
   const CallArguments& calls = own.calls;
   gate.enabled_epoch = static_cast<std::uint32_t>(
       ordered::fetch_or_system(reinterpret_cast<std::uint64_t*>(own.lane->door), 1) >> 32);
   ordered::exchange_system(reinterpret_cast<std::uint64_t*>(calls.words->bell), 0);
   gate.generation = ordered::load_relaxed_system(own.generation);
   gate.limit = ordered::load_relaxed_system(&own.credits->limit);
-  gate.held = ordered::add(&own.credits->held, own.asked_sms) + own.asked_sms;
+  gate.held = ordered::add(&own.credits->held, asks) + asks;
+  gate.lingering = lingering;
+  gate.asked = asks;
   for (std::uint32_t i = 0; i < abi::kCallSlots; ++i) {
     gate.calls[kByStreams][i] = load_call(calls.words->calls + i);
     gate.calls[kByHost][i] = load_call(calls.words->host_calls + i);
@@ -58,12 +60,15 @@ void enter(const WorkerArguments& own, Gate& gate) {
 }
 
 // What the warp of a gate stores together.
-void hand_over(const WorkerArguments& own, const Gate& gate) {
+void hand_over(const WorkerArguments& own, const Gate& gate, std::uint32_t number) {
   std::uint32_t words[Work::kWords];
   std::memcpy(words, &gate.work, sizeof(words));
   fence_call(gate);
   for (std::uint32_t i = 0; i < Work::kWords; ++i)
-    ordered::store_relaxed(&own.lane->work.words[i], std::uint64_t{own.pair} << 32 | words[i]);
+    ordered::store_relaxed(&own.lane->work.words[i], std::uint64_t{number} << 32 | words[i]);
+}
+
+void keep(const WorkerArguments& own, const Gate& gate) {
   auto* const to = reinterpret_cast<std::byte*>(own.calls.state);
   std::memcpy(to + kKeptState, reinterpret_cast<const std::byte*>(&gate.state) + kKeptState,
               sizeof(CallState) - kKeptState);
@@ -73,12 +78,12 @@ void hand_over(const WorkerArguments& own, const Gate& gate) {
         division_index(gate.work.call, own.calls.most_ctas, gate.work.ctas);
 }
 
-// Empty: the gate has handed its work over.
-std::string load_work(const WorkerArguments& own, Work& work) {
+// Empty: the work has been handed over.
+std::string load_work(const WorkerArguments& own, std::uint32_t number, Work& work) {
   std::uint32_t words[Work::kWords];
   for (std::uint32_t i = 0; i < Work::kWords; ++i) {
     const std::uint64_t word = ordered::load_acquire(&own.lane->work.words[i]);
-    if (word >> 32 != own.pair) return "the gate before has handed nothing over";
+    if (word >> 32 != number) return "the gate before has handed nothing over";
     words[i] = static_cast<std::uint32_t>(word);
   }
   std::memcpy(&work, words, sizeof(work));
@@ -89,7 +94,8 @@ std::string compose_work(const Launch& launch, const WorkerArguments& own, const
                          const KernelDevice& device, Operation& op) {
   const CallArguments& calls = own.calls;
   const TakenCall& call = work.call;
-  if (work.ctas == 0 || work.ctas > launch.ctas) return "a call asks for more CTAs than there are";
+  if (work.ctas == 0 || std::max(work.ctas, work.lingering) > launch.ctas)
+    return "a call asks for more CTAs than there are";
   const std::uint32_t at = division_index(call, calls.most_ctas, work.ctas);
   if (!device.reaches(calls.view, sizeof(DeviceView))) return "the group's view is out of reach";
   if (!device.reaches(calls.division + at, sizeof(WorkDivision)))
@@ -111,29 +117,69 @@ std::string compose_work(const Launch& launch, const WorkerArguments& own, const
   return check_operation(its, work.task, op, device);
 }
 
+// As await_call() of the main kernel.
+bool await_call(const WorkerArguments& own, Gate& gate, bool stands, std::uint64_t until_ns) {
+  for (std::uint32_t looks = 1;; ++looks) {
+    const bool rung =
+        ordered::load_relaxed_system(reinterpret_cast<const std::uint64_t*>(own.calls.words->bell)) != 0;
+    enter(own, gate, gate.lingering, 0);
+    if (!may_linger(own, gate)) return false;
+    if (rung || (!stands && has_call(gate))) return true;
+    if (ordered::nanoseconds() >= until_ns) return false;
+    ordered::look_again(looks);
+  }
+}
+
+// What a main kernel that lingers does between two calls.
+void linger(const WorkerArguments& own, const Work& before) {
+  Gate gate{};
+  enter(own, gate, before.lingering, 0);
+  const std::uint64_t until_ns =
+      std::min(ordered::nanoseconds() + std::uint64_t{gate.state.linger_us} * 1'000, before.linger_until_ns);
+  const bool last = before.number + 1 - own.number == kWorksOfPair - 1;
+  bool taken = false;
+  for (bool goes_on = !last && may_linger(own, gate); goes_on;) {
+    const Look look = decide(own, gate);
+    keep(own, gate);
+    taken = look == Look::kTaken;
+    goes_on = !taken && await_call(own, gate, look == Look::kStands, until_ns);
+  }
+  gate.work.number = before.number + 1;
+  gate.work.linger_until_ns = before.linger_until_ns;
+  gate.work.credit = before.credit;
+  if (!taken) end_lingering(own, gate, before);
+  hand_over(own, gate, gate.work.number);
+}
+
 }  // namespace
 
 std::string run_gate(const WorkerArguments& own, const KernelDevice& device) {
   if (std::string wrong = reach(own, device); !wrong.empty()) return wrong;
   Gate gate{};
-  enter(own, gate);
+  enter(own, gate, 0, own.asked_sms);
   const Look look = decide(own, gate);
-  hand_over(own, gate);
+  hand_over(own, gate, own.number);
+  keep(own, gate);
   if (look != Look::kTaken) leave_gate(own, gate, look);
   return {};
 }
 
 std::string run_main(const Launch& launch, const WorkerArguments& own, const KernelDevice& device) {
   Work work;
-  std::string wrong = load_work(own, work);
+  std::string wrong = load_work(own, own.number, work);
   if (!wrong.empty() || work.task == Task::kNone) return wrong;
-  Operation op;
-  device.take_sms(work.ctas);
-  wrong = compose_work(launch, own, work, device, op);
-  if (wrong.empty()) wrong = run_operation(work.task, op, device);
-  if (!wrong.empty()) return wrong;
-  conclude(own, work.call, op.result->error != OpError::kNone, runs_of(own.calls, work.call.result));
-  return {};
+  device.take_sms(std::max(work.ctas, work.lingering));
+  for (;;) {
+    Operation op;
+    wrong = compose_work(launch, own, work, device, op);
+    if (wrong.empty()) wrong = run_operation(work.task, op, device);
+    if (!wrong.empty()) return wrong;
+    conclude(own, work, op.result->error != OpError::kNone, runs_of(own.calls, work.call.result));
+    if (work.lingering == 0) return {};
+    linger(own, work);
+    wrong = load_work(own, work.number + 1, work);
+    if (!wrong.empty() || work.task == Task::kNone) return wrong;
+  }
 }
 
 }  // namespace epd::fake_cuda

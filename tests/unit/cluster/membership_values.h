@@ -110,7 +110,11 @@ EPD_FIELDS(3, GroupLabel)
 EPD_FIELDS(3, RankDescription)
 EPD_FIELDS(4, MemberDescription)
 EPD_FIELDS(3, FarEngine)
-EPD_FIELDS(3, abi::GroupSettings)
+// How SMs linger is each node's own.
+template <typename F>
+void each(const F& f, abi::GroupSettings& x, abi::GroupSettings& y) {
+  f(x.group_id, y.group_id), f(x.sms, y.sms), f(x.priority, y.priority);
+}
 EPD_FIELDS(10, GroupDescription)
 EPD_FIELDS(2, DeviceDescription)
 EPD_FIELDS(2, EngineReport)

@@ -37,7 +37,7 @@ class EngineCallsSmsTest : public EngineCallsFixture {
   }
   void set_sms(std::uint32_t sms) {
     for (EngineThread* engine : engine_view_)
-      engine->send(LinkType::kSettings, abi::Settings{sms, 5000, 20, "info"});
+      engine->send(LinkType::kSettings, abi::Settings{sms, 5000, 0, 20, "info"});
     break_and_resume(StatusCode::kAborted);  // behind that
   }
 

@@ -76,6 +76,25 @@ TEST_F(EngineStuckDeviceTest, ABreakNeedsNoKernel) {
   for (std::uint32_t slot = 0; slot < kShape.depth; ++slot) run_and_check(slot);
 }
 
+TEST_F(EngineStuckDeviceTest, ACallThatNoKernelBeginsIsLateWhenItsTimeIsUp) {
+  for (abi::Call brief : {dispatch_on(0), kNoopCall}) {
+    brief.timeout_ms = 50;
+    begin("stuck");
+    const std::uint32_t number = ringers_[0].ring(brief, 0, group_->epoch);
+    const auto request = engine_of(0).expect(LinkType::kBreakRequest);
+    ASSERT_TRUE(request.has_value());
+    const auto body = request->read<abi::Break>().value();
+    EXPECT_EQ(body.cause, StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(body.failed_rank, 0);
+    EXPECT_NE(std::string(body.text).find("begun no kernel of it"), std::string::npos) << body.text;
+    break_and_resume(body.cause);
+    ASSERT_FALSE(HasFatalFailure());
+    end("stuck");
+    EXPECT_TRUE(ringers_[0].ended(number));
+    run_and_check(1);
+  }
+}
+
 // No call comes by the control stream.
 TEST_F(EngineStuckDeviceTest, CallsAreCarriedOutThoughTheControlStreamIsHeldUp) {
   for (std::uint32_t i = 0; i < 3; ++i) {

@@ -397,7 +397,7 @@ TEST(EngineSettings, ThePageShowedOldSmsUntilTheEngineTurnedAgain) {
   for (std::uint32_t i = 0; i < 6; ++i) {
     const std::uint32_t sms = 1 + i % 2;
     engine.start();
-    engine.send(LinkType::kSettings, abi::Settings{sms, 5000, 20, "info"});
+    engine.send(LinkType::kSettings, abi::Settings{sms, 5000, 0, 20, "info"});
     ASSERT_EQ(engine.stop(), 0);
     EXPECT_EQ(map.as<const abi::EnginePage>()->sms.load(), sms);
   }

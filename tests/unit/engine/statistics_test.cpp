@@ -179,7 +179,7 @@ TEST_F(EngineStatistics, AnEngineThatStartsAgainBeginsAnew) {
 }
 
 TEST_F(EngineStatistics, GroupSettingsOfAKnownGroupAreTaken) {
-  engine_.send(abi::LinkType::kGroupSettings, abi::GroupSettings{7, 1, abi::kMaxPriority});
+  engine_.send(abi::LinkType::kGroupSettings, abi::GroupSettings{7, 1, abi::kMaxPriority, 0, 0});
   EXPECT_EQ(run(Op::kDispatch, 4), StatusCode::kOk);
   EXPECT_EQ(engine_.stop(), 0) << "the message was understood";
 }

@@ -201,7 +201,7 @@ void CallWorld::enqueue_pairs(std::uint32_t r, std::uint32_t count) {
   kernels::cuda::WorkerArguments own = arguments(r);
   void* parameters[] = {&own};
   for (; count > 0; --count) {
-    own.pair = ++ranks_[r].num_pairs;
+    own.number = ++ranks_[r].num_pairs * kernels::cuda::kWorksOfPair;
     EPD_CU(cuStreamWaitValue64(stream, address(own.calls.words->bell), kAnyBell, CU_STREAM_WAIT_VALUE_AND));
     EPD_CU(cuLaunchKernel(reinterpret_cast<CUfunction>(gate_), 1, 1, 1, kernels::cuda::kGateThreads, 1, 1, 0,
                           stream, parameters, nullptr));

@@ -159,5 +159,47 @@ TEST_F(FakeCudaGates, ARankOfTheDeviceThatDoesNotCallIsNamedWhenTheTimeIsUp) {
   EXPECT_EQ(entry.result.failed_rank, 4);
 }
 
+TEST_F(FakeCudaGates, ACallThatStandsLetsNoCallOfTheOtherRingPass) {
+  start(5);
+  share_device(0, 4);
+  call(0, calls_->dispatch(0));
+  const CallRank& own = calls_->own(0);
+  EXPECT_TRUE(comes([&] { return now(own.state->called) == abi::op_tag(1, 0) && !calls_->inside(0); }));
+  calls_->call_by_host(0, CallWorld::noop());
+  EXPECT_TRUE(comes([&] { return now(words().bell[1]) == 0 && !calls_->inside(0); }));
+  EXPECT_EQ(now(own.results->host_ended), 0u);
+  dispatch_with({0});
+  EXPECT_TRUE(comes([&] { return now(own.results->host_ended) == 1; }));
+}
+
+// Pairs are enqueued only when a call stands and no kernel is left. So far fewer are needed than there are
+// calls.
+TEST_F(FakeCudaGates, AMainKernelThatLingersTakesTheNextCalls) {
+  constexpr std::uint32_t kCalls = 40;
+  start(1);
+  CallRank& own = calls_->own(0);
+  own.open = false;
+  std::atomic_ref(own.state->linger_us).store(50'000);
+  std::uint32_t pairs = 0;
+  for (std::uint32_t i = 0; i < kCalls; ++i) {
+    if (i == kCalls / 2) {  // a break
+      calls_->halt(0);
+      calls_->resume(0, {.epoch = 2});
+    }
+    call(0, calls_->dispatch(i % 2));
+    const JournalEntry& entry = own.host->journal[own.read];
+    EXPECT_TRUE(comes([&] {
+      if (now(entry.number) == own.read + 1) return true;
+      if (cuFakePending(own.pairs) == 0) calls_->enqueue_pairs(0, 1), ++pairs;
+      return false;
+    }));
+    EXPECT_EQ(calls_->journal(0).result.error, OpError::kNone);
+  }
+  EXPECT_LT(pairs, kCalls);
+  std::atomic_ref(own.state->linger_us).store(0);
+  cuFakePassTime(60'000'000);
+  EXPECT_TRUE(comes([&] { return now(own.credits->held) == 0 && sms_of_kernels().empty(); }));
+}
+
 }  // namespace
 }  // namespace epd::fake_cuda_test

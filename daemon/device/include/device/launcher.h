@@ -120,9 +120,13 @@ class CallPort {
   virtual ~CallPort() = default;
   // Called once, before all else. From here on calls are taken (and discarded).
   virtual void open(const Layout& layout) = 0;
-  // Sets the SMs that an operation may use (0: all of the lane's), and the timeout of calls that give none.
-  // Applies to calls that are taken from now on.
-  virtual void set_limits(std::uint32_t sms, std::uint32_t timeout_ms) = 0;
+  // Of calls that are taken from now on.
+  struct Limits {
+    std::uint32_t sms = 0;         // that an operation may use; 0: all of the lane's
+    std::uint32_t timeout_ms = 0;  // of calls that give none
+    std::uint32_t linger_us = 0;   // how long a kernel lingers after a call, for the next one
+  };
+  virtual void set_limits(const Limits& limits) = 0;
   // Aborts the call that runs, and discards others until resume().
   virtual void halt() = 0;
   // Nothing has run since halt(), and front() will return every entry. May begin a look at the device.

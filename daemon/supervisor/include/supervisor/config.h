@@ -50,6 +50,7 @@ struct Config {
   std::uint32_t host_devices = 0;  // kAutomatic: one if no GPU is served
   GpuList cuda_devices;
   std::uint32_t device_sms = 0;  // 0: see effective_sms
+  std::uint32_t linger_us = 0;
   std::uint32_t max_sessions = 0;
   std::uint32_t max_sessions_per_user =
       0;  // 0: see max_sessions_of; likewise for the other limits of one user

@@ -47,9 +47,11 @@ struct WaitsWanted {
 struct GroupSettingsChange {
   std::optional<std::uint32_t> sms;
   std::optional<std::int32_t> priority;
-  // As the ranks have joined again.
+  std::optional<std::uint32_t> linger_us;
+  // As the ranks have joined, or as configured, again.
   bool unset_sms = false;
   bool unset_priority = false;
+  bool unset_linger_us = false;
 };
 // By key; no value: as the configuration says again.
 using OptionSettings = std::map<std::string, std::optional<std::string>>;

@@ -15,6 +15,7 @@ struct DaemonOptions {
   std::uint32_t host_devices = 1;    // host:0 and up
   std::uint32_t cuda_devices = 0;    // cuda:0 and up
   std::uint32_t sms = 0;             // of each (host: worker threads); 0: the daemon's default
+  std::uint32_t linger_us = 0;       // of GPUs: how long their SMs stay after an operation
   std::string settings{};            // further lines of its configuration: "[cluster]\n..."
   std::function<void()> in_child{};  // called before it is executed, in its process
 };
