@@ -1,4 +1,4 @@
-// What the library knows of a membership on a resident device, whose operations are calls
+// What the library knows of a membership on a GPU, where operations are calls
 // (proto/call_words.h). See README, "Calls".
 #pragma once
 

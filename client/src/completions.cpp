@@ -36,16 +36,6 @@ Operation* Completions::find(epd_ticket_t ticket) {
   return found != operations_.end() ? &found->second : nullptr;
 }
 
-Operation& Completions::add(epd_ticket_t ticket) {
-  ++num_in_flight_;
-  return operations_[ticket];
-}
-
-void Completions::withdraw(epd_ticket_t ticket) {
-  --num_in_flight_;
-  operations_.erase(ticket);
-}
-
 void Completions::add_hook(epd_ticket_t ticket, std::list<HookCall>& call) {
   const auto found = operations_.find(ticket);
   Operation& op = found->second;
@@ -63,7 +53,6 @@ void Completions::finish(Operations::iterator found, const abi::Completion& comp
                          const char* text) noexcept {
   Operation& op = found->second;
   op.done = true;
-  --num_in_flight_;
   op.result.size = sizeof(op.result);
   op.result.status = static_cast<epd_status_t>(checked_code(static_cast<std::uint32_t>(completion.status)));
   op.result.failed_rank = completion.failed_rank;
@@ -78,7 +67,6 @@ void Completions::finish(Operations::iterator found, const abi::Completion& comp
   if (op.has_outputs && op.result.status == EPD_OK) op.group->ended_well[op.slot] = found->first;
   op.crowded = op.result.status == EPD_OK && op.room != 0 && op.result.num_recv_rows > op.room;
   if (op.crowded) op.result.status = EPD_RESOURCE_EXHAUSTED;
-  streams_.want_slot_unblock_locked(*op.group, op.slot);
   if (op.result.status != EPD_OK) {
     try {
       op.text = text != nullptr ? std::string(text) : op.group->board.message_for(op.slot, found->first);
@@ -108,12 +96,11 @@ void Completions::forget(const Group& group) {
   std::erase_if(operations_, [&](const auto& entry) { return entry.second.group == &group; });
 }
 
-// In a stream an operation begins when the stream gets there.
 bool Completions::overdue(const Group& group) const {
   const SteadyClock::time_point now = SteadyClock::now();
   return std::any_of(operations_.begin(), operations_.end(), [&](const auto& entry) {
     const Operation& op = entry.second;
-    return op.group == &group && !op.done && !op.in_stream && now > op.answer_by - kAnswerGrace;
+    return op.group == &group && !op.done && now > op.answer_by - kAnswerGrace;
   });
 }
 

@@ -87,8 +87,7 @@ class CudaDevice final : public Device {
   Status check() override;
   Status check_stream(void* stream, bool& captures) override;
   Status call(std::uintptr_t place, const abi::PackedCall& call) override;
-  Status write(void* stream, std::uintptr_t word, std::uint32_t value) override;
-  Status wait(void* stream, const StreamWait& wait) override;
+  Status wait(void* stream, std::uintptr_t flag) override;
   Status launch(void* stream, abi::Op op, const stream_kernels::StagedStep& step) override;
   Status make_event(DeviceEvent& out) override;
   void destroy_event(void* event) noexcept override;
@@ -242,17 +241,9 @@ Status CudaDevice::call(std::uintptr_t place, const abi::PackedCall& call) {
                 [&] { return driver_.cuMemcpyHtoDAsync(place, &call, sizeof(call), aside_); });
 }
 
-Status CudaDevice::write(void* stream, std::uintptr_t word, std::uint32_t value) {
-  return within("cuStreamWriteValue32", [&] {
-    return driver_.cuStreamWriteValue32(static_cast<CUstream>(stream), word, value,
-                                        CU_STREAM_WRITE_VALUE_DEFAULT);
-  });
-}
-
-Status CudaDevice::wait(void* stream, const StreamWait& wait) {
+Status CudaDevice::wait(void* stream, std::uintptr_t flag) {
   return within("cuStreamWaitValue32", [&] {
-    return driver_.cuStreamWaitValue32(static_cast<CUstream>(stream), wait.word, wait.value,
-                                       CU_STREAM_WAIT_VALUE_GEQ);
+    return driver_.cuStreamWaitValue32(static_cast<CUstream>(stream), flag, 1, CU_STREAM_WAIT_VALUE_GEQ);
   });
 }
 
@@ -290,7 +281,9 @@ Status CudaDevice::wait_event(void* stream, void* event) {
 }
 
 Status CudaDevice::write_aside(std::uintptr_t word, std::uint32_t value) {
-  return write(aside_, word, value);
+  return within("cuStreamWriteValue32", [&] {
+    return driver_.cuStreamWriteValue32(aside_, word, value, CU_STREAM_WRITE_VALUE_DEFAULT);
+  });
 }
 
 Status CudaDevice::finish_aside() {

@@ -38,18 +38,11 @@ struct ExportedAllocation {
   FreedWord freed;
 };
 
-// How a stream writes words and waits for them: epd_wait_by_t.
+// How a stream waits: epd_wait_by_t.
 enum class WaitBy : std::uint32_t {
   kMemop = EPD_WAIT_BY_MEMOP,
   kKernel = EPD_WAIT_BY_KERNEL,
   kEvent = EPD_WAIT_BY_EVENT,  // a memory operation, and an event that is recorded behind it
-};
-
-// A wait until the word is `value`, or up to 2^31 - 1 above it.
-struct StreamWait {
-  std::uintptr_t word = 0;
-  std::uint32_t value = 0;
-  std::uint64_t limit_ns = 0;  // a KERNEL wait ends after this time in any case; a MEMOP wait has no limit
 };
 
 class Device {
@@ -78,8 +71,7 @@ class Device {
   virtual Status check_stream(void* stream, bool& captures) = 0;
 
   // These enqueue in the caller's stream. They return at once, unless its queue is full.
-  virtual Status write(void* stream, std::uintptr_t word, std::uint32_t value) = 0;
-  virtual Status wait(void* stream, const StreamWait& wait) = 0;
+  virtual Status wait(void* stream, std::uintptr_t flag) = 0;  // by a memory operation, until it is 1
   // The step, by one kernel, which has the name of the kind of operation. After has_kernels().
   virtual Status launch(void* stream, abi::Op op, const stream_kernels::StagedStep& step) = 0;
 

@@ -20,9 +20,9 @@ namespace epd::client {
 class Session;
 struct SubmitRequest;
 
-// On a launched device a handle is the number of its dispatch + 1, and the number of the routing record.
-// Dispatch numbers last for 89 years at 100,000 operations a second. On a resident device a handle names the
-// record alone, as if by the dispatch with the number Group::comebacks.
+// On a host device a handle is the number of its dispatch + 1, and the number of the routing record. Dispatch
+// numbers last for 89 years at 100,000 operations a second. On a GPU a handle names the record alone, as if
+// by the dispatch with the number Group::comebacks.
 inline constexpr std::uint32_t kHandleIndexBits = 48;
 static_assert(abi::kMaxDepth + abi::kMaxHandles <= 1u << (64 - kHandleIndexBits));
 constexpr epd_handle_t make_handle(std::uint64_t op_index, std::uint32_t route) {
@@ -71,35 +71,13 @@ struct StreamUse {
   bool any() const { return stream != EPD_NO_STREAM; }
 };
 
-// Whether both operations are in one stream, which orders them. NULL and CU_STREAM_LEGACY (1) name the same
-// stream. CUDA's per-thread default stream (CU_STREAM_PER_THREAD, 2) is a different stream in each thread, so
-// it gives no order.
-inline bool in_one_stream(const StreamUse& first, const StreamUse& second) {
-  const auto name = [](const StreamUse& use) {
-    const auto stream = reinterpret_cast<std::uintptr_t>(use.stream);
-    return stream == 1 ? 0 : stream;
-  };
-  return first.any() && second.any() && name(first) == name(second) && name(first) != 2;
-}
-
 // An operation in flight: submitted, and the library has not seen its completion.
 struct InFlight {
   epd_ticket_t ticket = 0;
   std::uint32_t slot = 0;
   std::uint32_t route = kNoRoute;  // the record that it reads or writes
   bool writes_route = false;
-  StreamUse stream;
 };
-
-// The state of a slot's StreamWords as the library knows it.
-struct SlotWords {
-  epd_ticket_t last = 0;    // the last operation in a stream, 0: none; `ready` holds its ticket or will
-  epd_ticket_t ended = 0;   // the last of them that has ended
-  bool behind = false;      // one has failed, so perhaps no engine writes `done` for it
-  bool unblocking = false;  // the watch thread will write `ended` to `done`
-};
-
-using AllSlotWords = std::array<SlotWords, abi::kMaxDepth>;
 
 // The event of a slot, if the session has events: it completes with the operation of the ticket.
 struct SlotEvent {
@@ -131,7 +109,7 @@ struct Group {
   abi::StagingWords* staging_words(std::uint32_t slot) const {
     return reinterpret_cast<abi::StagingWords*>(user_base() + arena.staging_words(slot));
   }
-  // On resident devices: the address of abi::CallWords.
+  // On GPUs: the address of abi::CallWords.
   std::uintptr_t call_words() const { return device_user.address() + arena.calls; }
 
   // In routes.cpp. With the session's mutex.
@@ -140,11 +118,10 @@ struct Group {
   Status find_earlier(const SubmitRequest& combine, std::uint32_t& route) const;
   // Under the handle of a dispatch from before this rank joined it takes part without tokens.
   Status check_early(const SubmitRequest& operation) const;
-  // The first operation in flight on the slot that blocks one in this stream, or null.
-  const InFlight* slot_busy(std::uint32_t slot, const StreamUse& next) const;
-  bool stream_in_flight(std::uint32_t slot) const;
+  // The operation in flight on the slot, or null.
+  const InFlight* slot_busy(std::uint32_t slot) const;
   // Whether an operation in flight blocks one that writes (or only reads) the record.
-  bool route_busy(std::uint32_t route, bool writes, const StreamUse& next) const;
+  bool route_busy(std::uint32_t route, bool writes) const;
   // An operation has ended. Operations may end in any order.
   void end_in_flight(epd_ticket_t ticket, bool ok);
   // A dispatch with this ticket was submitted.
@@ -160,8 +137,7 @@ struct Group {
   // Dispatches from this number on must be repeated: their routings do not exist.
   void forget_routes_from(std::uint64_t op_index);
   Status release_handle(epd_handle_t handle);
-  bool wants_unblock() const;  // of all slots, or of one
-  bool used_by_streams() const;
+  bool wants_unblock() const { return unblock == Unblock::kWanted; }
   // OK, or the reason why nothing can be submitted in the epoch.
   Status usable_in(std::uint64_t of_epoch) const;
 
@@ -199,7 +175,6 @@ struct Group {
   std::vector<InFlight> in_flight;  // in order of submission
   std::vector<Route> routes;        // [num_routes]
   std::vector<std::uint32_t> free_routes;  // free records for kept handles; the last is taken first
-  AllSlotWords words{};
   std::array<SlotCounts, abi::kMaxDepth> counted{};
   std::array<epd_ticket_t, abi::kMaxDepth> ended_well{};  // of Outputs, those whose operation has
   Calls calls;

@@ -23,23 +23,9 @@ Status check_request(const Group& group, const SubmitRequest& request) {
   return {};
 }
 
-Status check_memory(const SubmitRequest& request, const StreamPort& streams) {
-  if (request.memory == nullptr || !streams.exists()) return {};
-  if (!request.stream.any())
-    return {
-        StatusCode::kUnsupported,
-        "memory is given with EPD_NO_STREAM on a CUDA device; allowed: memory in a stream, which copies it, "
-        "or the slot's regions"};
-  const Status kernels = streams.device().has_kernels();
-  if (kernels.ok()) return {};
-  return {kernels.code(),
-          "memory is copied by libepd's kernels: " + kernels.message() + "; allowed: the slot's regions"};
-}
-
 std::uint32_t engine_flags(const abi::GroupShape& shape, const SubmitRequest& request) {
   std::uint32_t flags = request.flags | request.row_format << abi::kFormatShift;
   if (request.op == abi::Op::kDispatch && request.handle != 0) flags |= abi::kFlagCached;
-  if (request.stream.any()) flags |= abi::kFlagStream;
   if (shape.layout != abi::Layout::kPacked) flags &= ~std::uint32_t{abi::kFlagZeroPadding};
   return flags;
 }

@@ -1,6 +1,6 @@
-// The operations of a session: how they reach the device, and how callers wait for them. LaunchedOperations
-// submits through a ring to an engine, which completes them. ResidentOperations makes calls, which
-// the engine's kernels take from a ring.
+// The operations of a session: how they reach the device, and how callers wait for them. On a host device
+// SubmittedOperations submits through a ring to the engine, which completes them. On a GPU CallOperations
+// makes calls, which the engine's kernels take from a ring.
 #pragma once
 
 #include "group.h"
@@ -19,8 +19,8 @@ struct SubmitRequest {
   std::uint32_t sms = 0;
   epd_handle_t handle = 0;                       // of a combine, or of a dispatch under a handle
   bool keep = false;                             // dispatch: keep_handle
-  StreamUse stream = {};                         // CUDA devices; a CUstream
-  const std::uint32_t* num_tokens_at = nullptr;  // resident devices, in a stream: device memory
+  StreamUse stream = {};                         // GPUs; a CUstream
+  const std::uint32_t* num_tokens_at = nullptr;  // GPUs, in a stream: device memory
   const epd_memory_t* memory = nullptr;          // in place of regions
 
   bool deferred() const { return (flags & abi::kFlagDefer) != 0; }
@@ -28,8 +28,6 @@ struct SubmitRequest {
 
 // Checks what the group's shape alone decides.
 Status check_request(const Group& group, const SubmitRequest& request);
-// UNSUPPORTED: memory of the caller's on a device of this kind, without a stream.
-Status check_memory(const SubmitRequest& request, const StreamPort& streams);
 // Flags as the engine accepts them. It ends sessions for flags that have no meaning.
 std::uint32_t engine_flags(const abi::GroupShape& shape, const SubmitRequest& request);
 // The error when no record is free for a kept handle.
@@ -74,7 +72,7 @@ class Operations {
   // Ends operations in flight: all, or those of one group.
   virtual void abort_locked(StatusCode code, const char* text, const Group* only) noexcept = 0;
   virtual void forget_locked(const Group& group) = 0;
-  virtual void unblock(const Group& group, const AllSlotWords& words, bool all) = 0;  // see Unblocker
+  virtual void unblock(const Group& group) = 0;  // see Unblocker
 
   // ---- see News and HookSource
   virtual bool has_news() const = 0;

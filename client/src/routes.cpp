@@ -67,26 +67,10 @@ Status Group::check_early(const SubmitRequest& operation) const {
                    "0, as " + name + " is of a dispatch before this rank joined");
 }
 
-const InFlight* Group::slot_busy(std::uint32_t slot, const StreamUse& next) const {
-  const auto found = std::find_if(in_flight.begin(), in_flight.end(), [&](const InFlight& op) {
-    return op.slot == slot && !in_one_stream(op.stream, next);
-  });
+const InFlight* Group::slot_busy(std::uint32_t slot) const {
+  const auto found =
+      std::find_if(in_flight.begin(), in_flight.end(), [&](const InFlight& op) { return op.slot == slot; });
   return found != in_flight.end() ? &*found : nullptr;
-}
-
-bool Group::stream_in_flight(std::uint32_t slot) const {
-  return std::any_of(in_flight.begin(), in_flight.end(),
-                     [&](const InFlight& op) { return op.slot == slot && op.stream.any(); });
-}
-
-bool Group::wants_unblock() const {
-  return unblock == Unblock::kWanted ||
-         std::any_of(words.begin(), words.end(), [](const SlotWords& slot) { return slot.unblocking; });
-}
-
-bool Group::used_by_streams() const {
-  return calls.in_streams ||
-         std::any_of(words.begin(), words.end(), [](const SlotWords& slot) { return slot.last != 0; });
 }
 
 Status Group::usable_in(std::uint64_t of_epoch) const {
@@ -94,10 +78,9 @@ Status Group::usable_in(std::uint64_t of_epoch) const {
   return board.usable_in(of_epoch);
 }
 
-bool Group::route_busy(std::uint32_t route, bool writes, const StreamUse& next) const {
-  return std::any_of(in_flight.begin(), in_flight.end(), [&](const InFlight& op) {
-    return op.route == route && (writes || op.writes_route) && !in_one_stream(op.stream, next);
-  });
+bool Group::route_busy(std::uint32_t route, bool writes) const {
+  return std::any_of(in_flight.begin(), in_flight.end(),
+                     [&](const InFlight& op) { return op.route == route && (writes || op.writes_route); });
 }
 
 std::uint32_t Group::slot_with_counts(std::uint32_t route, std::uint32_t rather) const {
@@ -119,14 +102,9 @@ void Group::end_in_flight(epd_ticket_t ticket, bool ok) {
   const InFlight op = *found;
   in_flight.erase(found);
   if (!ok && counted[op.slot].by == ticket) counted[op.slot] = {};
-  if (op.stream.any()) {
-    SlotWords& slot = words[op.slot];
-    slot.ended = std::max(slot.ended, ticket);
-    slot.behind = slot.behind || !ok;
-  }
   if (ok || !op.writes_route) return;
   Route& route = routes[op.route];
-  // A later dispatch may own the record: the next in the stream, or one after a resume that came first.
+  // A later dispatch may own the record: one after a resume that came first.
   if (route.state != Route::State::kKnown || route.ticket != ticket) return;
   route = {};
   if (op.route >= shape.depth) {
@@ -155,7 +133,7 @@ Status Group::release_handle(epd_handle_t handle) {
     return not_found("handle " + std::to_string(handle) + " is not a kept handle of this group");
   }
   const auto record = static_cast<std::uint32_t>(route);
-  if (route_busy(record, true, {}) || calls.uses(record))
+  if (route_busy(record, true) || calls.uses(record))
     return would_block("an operation in flight uses handle " + std::to_string(handle));
   routes[route] = {};
   free_routes.push_back(record);

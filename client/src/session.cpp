@@ -1,7 +1,7 @@
 #include "session.h"
 
-#include "launched_operations.h"
-#include "resident_operations.h"
+#include "call_operations.h"
+#include "submitted_operations.h"
 #include "ticket_status.h"
 
 #include <unistd.h>
@@ -52,14 +52,14 @@ Session::Session(Attachment attachment)
       connection_(attachment_.socket, *attachment_.segment_b.as<abi::SegmentB>(), waits_, *this),
       hooks_(waits_, *this),
       streams_(attachment_.device.get(), attachment_.wait_by, connection_, waits_, *this) {
-  if (attachment_.welcome.resident != 0 && attachment_.device != nullptr) {
+  if (attachment_.device != nullptr) {
     operations_ =
-        std::make_unique<ResidentOperations>(attachment_.welcome, waits_, connection_, hooks_, streams_);
+        std::make_unique<CallOperations>(attachment_.welcome, waits_, connection_, hooks_, streams_);
     return;
   }
-  operations_ = std::make_unique<LaunchedOperations>(
+  operations_ = std::make_unique<SubmittedOperations>(
       *attachment_.segment_a.as<abi::SegmentA>(), *attachment_.segment_b.as<abi::SegmentB>(),
-      attachment_.engine_bell, attachment_.welcome, waits_, connection_, hooks_, streams_);
+      attachment_.engine_bell, attachment_.welcome, waits_, connection_, hooks_);
 }
 
 Status Session::prepare() {
@@ -108,7 +108,6 @@ epd_session_info_t Session::info() const {
     info.boot_id[2 * i + 1] = kDigits[welcome.boot_id[i] & 15];
   }
   info.device_kind = static_cast<epd_device_kind_t>(welcome.device_kind);
-  info.resident = welcome.resident;
   return info;
 }
 
@@ -134,13 +133,12 @@ void Session::on_late_join_locked() {
 // ---- memberships ------------------------------------------------------------------------------------
 
 Status Session::register_memory(const void* address, std::uint64_t bytes) {
-  if (attachment_.device == nullptr || attachment_.welcome.resident == 0) {
+  if (attachment_.device == nullptr) {
     const abi::Welcome& welcome = attachment_.welcome;
     return {StatusCode::kUnsupported, "operations on " +
                                           std::string(welcome.device, abi::text_length(welcome.device)) +
                                           " take rows from their slots alone, and memory of the caller's is "
-                                          "copied; allowed: on GPUs that the "
-                                          "daemon serves in mode resident"};
+                                          "copied; allowed: on GPUs"};
   }
   Registered made;
   Status status = find_range(*attachment_.device, address, bytes, made);

@@ -97,9 +97,7 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
     operations_->finish_outputs(*call.group, call.slot, call.outputs_of);
   }
   void look_at_device() override { operations_->look_at_device(); }
-  void unblock(const Group& group, const AllSlotWords& words, bool all) override {
-    operations_->unblock(group, words, all);
-  }
+  void unblock(const Group& group) override { operations_->unblock(group); }
 
   Attachment attachment_;
   HomeProcess home_;

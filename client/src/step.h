@@ -69,16 +69,10 @@ struct Copies {
   constexpr bool many() const { return large != 0; }
 };
 
-enum class Begin : std::uint8_t {
-  kNothing,
-  kCall,   // of `words`
-  kReady,  // stores `value` to `ready`
-};
 enum class Wait : std::uint8_t {
   kNothing,
   kCall,      // until the call that this step has made has ended
   kLastCall,  // until the last call on the slot has
-  kDone,      // until `done` is `value`
 };
 
 // A step that copies nothing. A kernel begins the later, the more it is given (StagedStep). It reads its
@@ -89,15 +83,12 @@ struct Step {
   const std::uint32_t* call_tokens_at = nullptr;  // not null: n of the call, which has 0
   abi::CallHalves call;                           // its epoch is 0
   std::uint64_t limit_ns = 0;                     // of the wait
-  Begin begin = Begin::kNothing;
+  bool calls = false;                             // makes the call
   Wait wait = Wait::kNothing;
   std::uint8_t slot = 0;  // kLastCall
-  std::uint32_t value = 0;
-  std::uint32_t* ready = nullptr;
-  const std::uint32_t* done = nullptr;
   abi::RowPlaces places;  // with abi::kFlagPlaces
 };
-static_assert(offsetof(Step, ready) == 48);
+static_assert(offsetof(Step, places) == 48);
 
 // A step that may copy. Its kernels have names of their own, because a kernel that can copy begins 3 us
 // later, also if it copies nothing (2 x H100, 2026-11-25).
@@ -124,8 +115,7 @@ struct FewStep : Step {
 // Whether the step is one, and which.
 inline bool few_of(const StagedStep& step, FewStep& few) {
   const Copies& c = step.copies;
-  if (step.staging == nullptr || step.begin == Begin::kNothing || c.num_out != 0 || c.num_in == 0 ||
-      c.num_in > kMostFewPieces)
+  if (step.staging == nullptr || !step.calls || c.num_out != 0 || c.num_in == 0 || c.num_in > kMostFewPieces)
     return false;
   static_cast<Step&>(few) = step;
   std::uint64_t all = 0;

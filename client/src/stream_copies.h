@@ -356,7 +356,7 @@ EPD_DEVICE inline void copy_in_and_begin(const StagedStep& step, const Block& bl
 EPD_DEVICE inline void await_end(const StagedStep& step) {
   const abi::StagingWords& words = *step.staging;
   std::uint32_t end = 0;
-  if (step.begin != Begin::kNothing) {
+  if (step.calls) {
     // Another block is about to do so.
     const std::uint64_t since = nanoseconds();
     std::uint32_t looks = 0;
@@ -379,7 +379,7 @@ EPD_DEVICE inline void copy_out(const Copies& c, const Block& block) {
 // All threads of all blocks call.
 template <typename Block>
 EPD_DEVICE inline void run(const StagedStep& step, const Block& block) {
-  if (step.begin != Begin::kNothing) copy_in_and_begin(step, block);
+  if (step.calls) copy_in_and_begin(step, block);
   if (step.wait != Wait::kNothing) {
     if (block.thread() == 0) await_end(step);
     block.sync();

@@ -46,20 +46,10 @@ Status StreamPort::wait_after(Group& group, void* stream, const Following& its) 
 }
 
 Status StreamPort::wait_and_copy(const Group& group, void* stream, const Following& its) {
-  StagedStep step;
-  Status status;
-  if (wait_by(group) == WaitBy::kMemop) {
-    status = device_->wait(stream, its.wait);
-  } else {
-    step.wait = stream_kernels::Wait::kDone;
-    step.done = reinterpret_cast<const std::uint32_t*>(its.wait.word);  // NOLINT: an address of the device
-    step.value = its.wait.value;
-    step.limit_ns = its.wait.limit_ns;
-    status = device_->launch(stream, its.op, step);
-  }
+  const Status status = device_->wait(stream, its.flag);
   if (!status.ok()) return not_waiting(status, its.ticket);
   if (its.copies.num_out == 0) return {};
-  step = {};
+  StagedStep step;
   step.staging = group.staging_words(its.slot);
   step.copies = its.copies;
   step.copies.num_in = 0;
@@ -164,46 +154,24 @@ void StreamPort::want_unblocks_again_locked() {
   }
 }
 
-// Unblocks all slots of a group that has ended, also for operations that have completed: the engine may have
-// died between the completion and the word. Or unblocks slots whose operations have failed.
+// Of a group that has ended, also if all its operations have completed: the engine may have died between a
+// completion and the word.
 bool StreamPort::unblock_a_group(Lock& lock) {
   // The group stays until its streams are unblocked, see remove().
   const auto found =
       std::find_if(groups_.begin(), groups_.end(), [](const Group* group) { return group->wants_unblock(); });
   if (found == groups_.end()) return false;
   Group& group = **found;
-  const bool all = group.unblock == Group::Unblock::kWanted;
-  const AllSlotWords before = group.words;
   lock.unlock();
-  unblocker_.unblock(group, before, all);
+  unblocker_.unblock(group);
   lock.lock();
-  for (std::uint32_t slot = 0; slot < group.shape.depth; ++slot) {
-    if (all || before[slot].unblocking) group.words[slot].unblocking = false;
-  }
-  if (all) group.unblock = Group::Unblock::kDone;
+  group.unblock = Group::Unblock::kDone;
   unblocked_.notify_all();
   return true;
 }
 
-// Not while others are in flight on the slot: the engine may write their words at any time, and a word must
-// not go back. They end too, because what fails an operation without its word ends all.
-void StreamPort::want_slot_unblock_locked(Group& group, std::uint32_t slot) noexcept {
-  SlotWords& words = group.words[slot];
-  if (!words.behind || group.unblock != Group::Unblock::kNo || group.stream_in_flight(slot)) return;
-  words.behind = false;
-  words.unblocking = true;
-  kick_watch();
-}
-
-bool StreamPort::await_slot_unblock(Lock& lock, const Group& group, std::uint32_t slot) {
-  const SlotWords& words = group.words[slot];
-  if (!words.unblocking) return false;
-  sleep_until_ready(unblocked_, lock, [&] { return !words.unblocking; });
-  return true;
-}
-
 void StreamPort::want_unblock_locked(Group& group) {
-  if (group.unblock != Group::Unblock::kNo || !group.used_by_streams()) return;
+  if (group.unblock != Group::Unblock::kNo || !group.calls.in_streams) return;
   group.unblock = Group::Unblock::kWanted;
   kick_watch();
 }

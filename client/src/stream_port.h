@@ -16,16 +16,15 @@ namespace epd::client {
 class Unblocker {
  public:
   virtual ~Unblocker() = default;
-  // Without the mutex. `words` is a copy. Unblocks all streams that wait for the group's operations, or only
-  // those of slots that are `unblocking`.
-  virtual void unblock(const Group& group, const AllSlotWords& words, bool all) = 0;
+  // Without the mutex. Unblocks all streams that wait for the group's operations.
+  virtual void unblock(const Group& group) = 0;
 };
 
 // What a stream does when an operation that was enqueued has ended.
 struct Following {
   abi::Op op = abi::Op::kNone;
   std::uint32_t slot = 0;
-  StreamWait wait;
+  std::uintptr_t flag = 0;  // the word that a MEMOP wait waits for
   epd_ticket_t ticket = 0;
   stream_kernels::Copies copies;
 };
@@ -46,12 +45,9 @@ class StreamPort {
   WaitBy wait_by(const Group& group) const {
     return wait_by_ == WaitBy::kKernel && !group.shares_device ? WaitBy::kKernel : WaitBy::kMemop;
   }
-  // True if one kernel both lets the operation begin and waits for it.
-  bool begins_and_waits(const Group& group, const StreamUse& stream, bool deferred) const {
-    return stream.any() && wait_by(group) == WaitBy::kKernel && !deferred;
-  }
-  // Makes later work of the stream wait for an operation that was enqueued, and then for its outputs. If the
-  // session has events, the slot's event completes with that from then on, unless the stream captures.
+  // By a MEMOP wait: makes later work of the stream wait for an operation that was enqueued, and then for its
+  // outputs. If the session has events, the slot's event completes with that from then on, unless the stream
+  // captures.
   Status wait_after(Group& group, void* stream, const Following& its);
   // Of an operation whose outputs have been enqueued already: waits for its event, if it still has one.
   Status wait_for_copies(Group& group, void* stream, std::uint32_t slot, epd_ticket_t ticket);
@@ -62,15 +58,10 @@ class StreamPort {
 
   // ---- the watch. With the mutex
   Status start_watch_locked();
-  bool watches_locked() const { return watch_thread_.joinable(); }
   void add_locked(Group& group) { groups_.push_back(&group); }
   // No operation of the group is enqueued after this: it is left, or the session has ended.
   void want_unblock_locked(Group& group);
   void want_unblocks_locked();  // of all groups
-  // After an operation has ended: unblocks the slot if one on it has failed and none is in flight there.
-  void want_slot_unblock_locked(Group& group, std::uint32_t slot) noexcept;
-  // True if it waited. It releases the mutex meanwhile.
-  bool await_slot_unblock(Lock& lock, const Group& group, std::uint32_t slot);
   // Waits until the streams of all groups that must be unblocked are.
   void await_unblocks(Lock& lock);
 

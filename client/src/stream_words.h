@@ -1,15 +1,11 @@
-// What one thread of libepd's kernels does in place of stream memory operations: a stream says that an
-// operation may begin, and waits for its end. The words are StreamWords of a slot (proto/arena.h).
+// What one thread of libepd's kernels does: a stream makes a call, and waits for its end.
 //
-// Memory ordering. Earlier work of the stream has run when the kernel begins. The store to `ready` is a
-// release, and the load of `done` is an acquire. Both have system scope, because the engine is another
-// process and its peers are other GPUs. Later work of the stream begins when the kernel has ended.
-//
-// Calls go through a ring instead (abi::CallWords). A fence of the device stands before a call's words,
-// because only a kernel of this device reads them. `done` is read the same way. Only kernels of this process
-// write the ring, in any stream, so an atomic of the device numbers the calls. Another fence of the device
-// stands between the words and the bell: the kernel that the bell lets begin finds the words. This code is
-// for device and host, see proto/ordered.h.
+// Memory ordering. Earlier work of the stream has run when the kernel begins, and later work begins when it
+// has ended. A fence of the device stands before a call's words, because only a kernel of this device reads
+// them. `done` is loaded with acquire, at system scope: what peers on other GPUs have sent is there then.
+// Only kernels of this process write the ring, in any stream, so an atomic of the device numbers the calls.
+// Another fence of the device stands between the words and the bell: the kernel that the bell lets begin
+// finds the words. This code is for device and host, see proto/ordered.h.
 #pragma once
 
 #include "proto/call_words.h"
@@ -26,24 +22,6 @@ using abi::CallWords;
 // Looks without a pause, some 100 us, before it sleeps between looks.
 inline constexpr std::uint32_t kLooks = 256;
 inline constexpr std::uint32_t kSleep_ns = 500;
-
-// A cyclic comparison, as cuStreamWaitValue32 makes it.
-EPD_DEVICE inline bool reached(const std::uint32_t* word, std::uint32_t value) {
-  return static_cast<std::int32_t>(load_acquire_system(word) - value) >= 0;
-}
-
-EPD_DEVICE inline void await(const std::uint32_t* word, std::uint32_t value, std::uint64_t limit_ns) {
-  EPD_NO_UNROLL
-  for (std::uint32_t i = 0; i < kLooks; ++i) {
-    if (reached(word, value)) return;
-  }
-  const std::uint64_t begin = nanoseconds();
-  EPD_NO_UNROLL
-  for (std::uint32_t i = 0; !reached(word, value) && nanoseconds() - begin < limit_ns; ++i)
-    look_after(i, kSleep_ns);
-}
-
-// ---- calls
 
 // For each look at `done` it also looks at `closed`, which becomes 1 at most once.
 inline constexpr std::uint32_t kLooksPerClosed = 16;
@@ -112,17 +90,14 @@ EPD_DEVICE inline std::uint32_t enqueue(const Step& step) {
 
 // Returns the number of the call + 1, if it makes one.
 EPD_DEVICE inline std::uint32_t begin(const Step& step) {
-  if (step.begin == Begin::kCall) return enqueue(step) + 1;
-  if (step.begin == Begin::kReady) store_release_system(step.ready, step.value);
-  return 0;
+  return step.calls ? enqueue(step) + 1 : 0;
 }
 
 // `end`: of the call that the step has made.
 EPD_DEVICE inline void await(const Step& step, std::uint32_t end) {
-  if (step.wait == Wait::kDone) await(step.done, step.value, step.limit_ns);
   // The last call on the slot that is earlier in the stream.
   if (step.wait == Wait::kLastCall) end = load_relaxed_system(&step.words->enqueued[step.slot]);
-  if (step.wait == Wait::kCall || step.wait == Wait::kLastCall) await_end(*step.words, end, step.limit_ns);
+  if (step.wait != Wait::kNothing) await_end(*step.words, end, step.limit_ns);
 }
 
 // One that copies nothing, by one thread.

@@ -1,4 +1,4 @@
-// The ring of submissions to the engine of a launched device, and the engine's doorbell. With the session's
+// The ring of submissions to the engine of a host device, and the engine's doorbell. With the session's
 // mutex, except wake_engine().
 #pragma once
 

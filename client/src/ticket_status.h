@@ -1,4 +1,4 @@
-// Statuses about tickets, the same for launched and resident operations.
+// Statuses about tickets, the same for submissions and calls.
 #pragma once
 
 #include "deadline.h"

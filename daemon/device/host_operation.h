@@ -51,8 +51,6 @@ class HostOperation final : public OperationInFlight {
   bool can_move() const override {
     return (part_ == Part::kMove && !works_.empty() && !works_.front()->waiting()) || can_cross();
   }
-  bool needs_polling() const override { return false; }
-  bool in_order() const override { return false; }
   abi::OpStage stage() const override;
   std::uint32_t awaited(std::uint32_t from) const override;
   std::string waits_for() const override {
@@ -61,7 +59,6 @@ class HostOperation final : public OperationInFlight {
   bool counted() override { return counted_; }
   bool sent() override { return sent_ && (crossing_ == nullptr || crossing_->sent()); }
   bool ended() override { return ended_; }
-  bool left() override { return ended_; }
   const kernels::Placement& counts() override { return plan_->placement; }
   const kernels::cuda::OpResult& result() const override { return result_; }
   std::uint32_t count_selections(std::span<const std::uint8_t> ranks) const override;

@@ -59,16 +59,12 @@ std::string Admission::illegal(const SessionPort& session, const Submission& s) 
     return "submission field reserved is not zero";
   if ((s.flags & abi::kFlagPlaces) != 0)
     return bad("flags", s.flags, "no places of rows: those are for calls");
-  const bool of_stream = (s.flags & abi::kFlagStream) != 0;
-  if (of_stream && !device_.traits().has_streams)
-    return bad("flags", s.flags, "no stream's on " + device_.name());
   if (member.calls != nullptr)
     return bad("op", static_cast<std::uint32_t>(s.op), "none, since this rank's operations are calls");
   if (s.epoch > member.group.epoch)
     return bad("epoch", s.epoch, "at most " + std::to_string(member.group.epoch));
   const Member::SlotUse& use = member.slot_use[s.slot];
-  const bool in_order = use.of_stream && of_stream;
-  if (s.op != Op::kNoop && use.operations != 0 && !in_order) {
+  if (s.op != Op::kNoop && use.in_flight) {
     return bad("slot", s.slot,
                "one without an operation in flight (ticket " + std::to_string(use.ticket) + ")");
   }
@@ -88,17 +84,15 @@ void Admission::accept(SessionPort& session, const Submission& submission) {
   Member& member = *session.members.at(submission.member);
   const Group& group = member.group;
   count(page_->ops_submitted);
-  const bool is_noop = submission.op == Op::kNoop;
-  if (is_noop && (submission.flags & abi::kFlagStream) == 0) {
+  if (submission.op == Op::kNoop) {
     answer_noop(session, submission, member);
     return;
   }
-  const bool stale = !is_noop && submission.epoch != group.epoch;
-  if (stale || group.life.refuses()) {
+  if (submission.epoch != group.epoch || group.life.refuses()) {
     refuse(session, submission, member);
     return;
   }
-  session.begin(submission, is_noop ? kUnnumbered : member.next_number);
+  session.begin(submission, member.next_number);
   operations_.start(member, submission,
                     submission.timeout_ms != 0 ? submission.timeout_ms : default_timeout_ms_);
 }
@@ -114,7 +108,7 @@ void Admission::answer_former(SessionPort& session, const Submission& submission
   count(page_->ops_failed);
 }
 
-// A noop outside of any stream has nothing to wait for.
+// A noop has nothing to wait for.
 void Admission::answer_noop(SessionPort& session, const Submission& submission, Member& member) {
   count_taken(member, Op::kNoop);
   session.begin(submission, kUnnumbered);

@@ -1,8 +1,7 @@
 // Turns submissions in a session's ring into operations. Each is copied once, and the copy is validated. Two
-// kinds are answered here without an operation: noops outside of streams, and submissions that are refused.
+// kinds are answered here without an operation: noops, and submissions that are refused.
 #pragma once
 
-#include "device/device.h"
 #include "operations.h"
 #include "sessions.h"
 
@@ -13,9 +12,8 @@ namespace epd::engine {
 
 class Admission {
  public:
-  Admission(Sessions& sessions, Operations& operations, const device::Device& device, Page& page,
-            const RoundClock& clock)
-      : sessions_(sessions), operations_(operations), device_(device), page_(page), clock_(clock) {}
+  Admission(Sessions& sessions, Operations& operations, Page& page, const RoundClock& clock)
+      : sessions_(sessions), operations_(operations), page_(page), clock_(clock) {}
 
   // The timeout of submissions that give none.
   void set_default_timeout(std::uint32_t timeout_ms) { default_timeout_ms_ = timeout_ms; }
@@ -32,7 +30,6 @@ class Admission {
 
   Sessions& sessions_;
   Operations& operations_;
-  const device::Device& device_;
   Page& page_;
   const RoundClock& clock_;
   std::uint32_t default_timeout_ms_ = 30'000;

@@ -7,8 +7,6 @@
 
 namespace epd::engine {
 
-using kernels::cuda::Kind;
-
 namespace {
 
 kernels::RowFormat row_format(const abi::GroupShape& s) {
@@ -121,11 +119,6 @@ kernels::cuda::TakenCall taken_call(const Group& group, const abi::Submission& s
   call.num_tokens = place.num_tokens;
   call.route = static_cast<std::uint16_t>(submission.route);
   return call;
-}
-
-Kind kind_of(abi::Op op) {
-  if (op == abi::Op::kNoop) return Kind::kNoop;
-  return op == abi::Op::kDispatch ? Kind::kDispatch : Kind::kCombine;
 }
 
 }  // namespace epd::engine

@@ -27,6 +27,5 @@ struct OperationPlace {
 };
 kernels::cuda::TakenCall taken_call(const Group& group, const abi::Submission& submission,
                                     const OperationPlace& place);
-kernels::cuda::Kind kind_of(abi::Op op);
 
 }  // namespace epd::engine

@@ -37,7 +37,7 @@ Engine::Engine(SupervisorLink& link, Bell& bell, Page& page, std::unique_ptr<dev
       late_network_(std::move(network.late)),
       far_engines_(make_far_engines(std::move(network), page->far, link, clock_)),
       groups_(*device_, page, link, sessions_, operations_, far_engines_, clock_),
-      admission_(sessions_, operations_, *device_, page, clock_) {
+      admission_(sessions_, operations_, page, clock_) {
   listen();
 }
 
@@ -199,7 +199,7 @@ void Engine::sleep() {
 }
 
 std::uint64_t Engine::next_look_ns(std::uint64_t now) const {
-  return std::min({watch_.next_look_ns(now), groups_.next_look_ns(now), operations_.next_look_ns(now),
+  return std::min({watch_.next_look_ns(now), groups_.next_look_ns(now), operations_.next_deadline_ns(),
                    far_engines_.next_look_ns()});
 }
 

@@ -135,9 +135,8 @@ Failure device_failure(const Subject& subject, Launcher& launcher, const OpResul
       return {StatusCode::kInvalidArgument, result.failed_rank, disagreement_text(subject, launcher)};
     default: break;
   }
-  const bool of_stream =
-      (subject.submission.flags & abi::kFlagStream) != 0 || subject.member.calls != nullptr;
-  std::string why = of_stream ? "its inputs were not ready" : "its own rows were still moving";
+  std::string why =
+      subject.member.calls != nullptr ? "its inputs were not ready" : "its own rows were still moving";
   std::int32_t failed_rank = result.failed_rank;
   if (failed_rank >= 0) {
     const std::uint32_t rank = late_rank(subject, launcher, static_cast<std::uint32_t>(failed_rank));

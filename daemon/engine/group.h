@@ -45,9 +45,6 @@ struct GroupRankMemory {
     return this->region(region).at<std::byte>(slot);
   }
   const std::array<abi::RegisteredMemory, abi::kMaxRegistered>& registered() const { return registered_; }
-  std::byte* ready_word(std::uint32_t slot) const { return user->bytes() + layout_.ready_word(slot); }
-  std::byte* done_word(std::uint32_t slot) const { return user->bytes() + layout_.done_word(slot); }
-  std::byte* stream_words() const { return user->bytes() + layout_.words; }
   std::byte* call_words() const { return user->bytes() + layout_.calls; }
   std::uint64_t user_bytes() const { return layout_.total_bytes; }
 
@@ -109,8 +106,7 @@ class Member {
   std::uint64_t failed_from = kNoFailure;  // the lowest that failed in this epoch and is to be repeated
   std::set<std::uint64_t> inflight;        // numbers of operations that have not completed
   struct SlotUse {
-    std::uint32_t operations = 0;  // in flight on the slot; more than one only if all are in streams
-    bool of_stream = false;
+    bool in_flight = false;    // an operation
     std::uint64_t ticket = 0;  // of the last one
   };
   std::vector<SlotUse> slot_use;           // [depth]

@@ -1,16 +1,12 @@
-// One submitted dispatch or combine, or a noop in a stream, as a state machine that never waits: the engine's
+// One submitted dispatch or combine as a state machine that never waits: the engine's
 // loop steps it.
 //
 //   planning ─► wait_ready ─► moving ─► wait_arrived ─► done
 //       └──────────┴────────────┴───────────┴──► breaking (the group is asked to break)
 //
 // It is launched when its turn comes and its exchange block and routing record are free. From then on the
-// device carries it out, and here are looks at what it says: a host device names each stage, and is stepped
-// by the loop; of a GPU the stage is what ranks have signalled when it was looked at last. One that ends soon
-// is planning there until it is done.
-//
-// A noop in a stream passes the stream's word on, in the order of the member's operations, which is that of
-// its streams. It has no number, and its failure is nobody else's.
+// device carries it out, stepped by the loop, and here are looks at what it says. Operations of GPUs are
+// calls (calls.h).
 //
 // An operation that is abandoned goes on until the device has left it. Then it may turn out that every rank
 // had completed it: completed_anyway().
@@ -47,19 +43,15 @@ class Operation final : private device::OperationPeers {
   bool runnable() const;
   // Whether the loop's thread could move rows of it now.
   bool can_move() const { return in_flight_ != nullptr && in_flight_->can_move(); }
-  // Whether the loop must look again soon, because no bell rings for what it waits for.
-  bool needs_polling() const { return in_flight_ != nullptr && in_flight_->needs_polling(); }
   // Whether step() may find that every rank has completed it.
   bool may_be_done() const;
   // Its deadline has passed. Returns kFailed, or kIdle: then step() returns kFailed later.
   StepResult expire(std::uint64_t now_ns);
   // Stops touching any arena: at once, or as soon as settled() is true.
   void abandon();
-  bool settled() const { return in_flight_ == nullptr || in_flight_->left(); }
+  bool settled() const { return in_flight_ == nullptr || in_flight_->ended(); }
   // Whether the device has been told of it and it has not failed.
   bool in_flight() const { return in_flight_ != nullptr && stage_ != abi::OpStage::kBreaking; }
-  // Whether it has a number in its group, so that all ranks take part.
-  bool is_collective() const { return !is_noop(); }
   // For an operation that was abandoned and has settled: whether every rank has completed it nevertheless.
   bool completed_anyway();
 
@@ -87,7 +79,6 @@ class Operation final : private device::OperationPeers {
   }
   void ring() const override { group_.ring_peers(); }
 
-  bool is_noop() const { return submission_.op == abi::Op::kNoop; }
   bool is_dispatch() const { return submission_.op == abi::Op::kDispatch; }
   bool has(abi::OpFlags flag) const { return (submission_.flags & flag) != 0; }
   // Whether it is a dispatch that makes a routing.
@@ -106,7 +97,6 @@ class Operation final : private device::OperationPeers {
 
   // In operation_steps.cpp.
   bool may_launch() const;
-  bool lets_launch() const;
   StepResult plan(std::uint64_t now_ns);
   bool find_route();
   void launch(std::uint64_t now_ns);

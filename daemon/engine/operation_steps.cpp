@@ -47,32 +47,25 @@ bool Operation::runnable() const {
 }
 
 bool Operation::may_be_done() const {
-  return in_flight_ != nullptr && (stage() == OpStage::kWaitArrived || in_flight_->left());
+  return in_flight_ != nullptr && (stage() == OpStage::kWaitArrived || in_flight_->ended());
 }
 
 // ---- planning
 
-// Launches follow the order of submission. A lane keeps the order of its launches, and that must be the order
-// of the streams. A later operation must not overwrite a routing record that a host device still reads. A
-// block serves operations that are `depth` apart: its former user must be done on every rank.
+// Launches follow the order of submission. A later operation must not overwrite a routing record that is
+// still read. A block serves operations that are `depth` apart: its former user must be done on every rank.
 bool Operation::may_launch() const {
   for (const Operation* earlier : member_.operations) {
     if (earlier == this) break;
-    if (!earlier->lets_launch()) return false;
+    if (earlier->stage() == OpStage::kPlanning) return false;
   }
-  if (is_noop()) return true;
   if (group_.far != nullptr && !group_.far->has_begun()) return false;
   return member_.next_index() + group_.shape.depth > index_ &&
          (!routes() || member_.heads->may_begin(submission_.route));
 }
 
-// Whether operations behind this one may be launched.
-bool Operation::lets_launch() const {
-  return stage() != OpStage::kPlanning || (in_flight_ != nullptr && in_flight_->in_order());
-}
-
 StepResult Operation::plan(std::uint64_t now_ns) {
-  if (!is_noop() && !find_route()) return StepResult::kFailed;
+  if (!find_route()) return StepResult::kFailed;
   launch(now_ns);
   return StepResult::kProgress;
 }
@@ -82,9 +75,7 @@ bool Operation::find_route() {
   std::byte* const exchange = member_.exchange();
   const std::string routing = "the routing of dispatch " + std::to_string(submission_.handle);
   if (routes()) {
-    // The device writes the head in the arena. The engine's copy is found at once, so that operations of a
-    // stream can be launched: the lane keeps their order. If this dispatch fails, the engine knows that
-    // before they run, and all of them fail.
+    // The device writes the head in the arena. The engine's copy is found at once.
     const RouteHeads::Head head{number_ + 1, group_.epoch, submission_.num_tokens, 0, 0, 0};
     route_ = member_.heads->begin(submission_.route, head, exchange);
   } else if (!is_earlier()) {
@@ -115,18 +106,13 @@ std::uint64_t Operation::routing_tag() const {
 }
 
 void Operation::launch(std::uint64_t now_ns) {
-  if (!is_noop())
-    call_ = taken_call(group_, submission_,
-                       {tag_, number_, routing_tag(), route_.head.num_tokens, route_.half_index});
-  // About 4 KB, so it is made in place.
-  kernels::cuda::Operation op =
-      is_noop() ? kernels::cuda::Operation() : kernels::cuda::compose(member_.view, call_);
+  call_ = taken_call(group_, submission_,
+                     {tag_, number_, routing_tag(), route_.head.num_tokens, route_.half_index});
+  kernels::cuda::Operation op = kernels::cuda::compose(member_.view, call_);
   // The engine's own deadline comes first, unless the loop stands still.
   op.timeout_ns = deadline_ns_ - seen_ns_;
   device::LaunchRequest request;
-  request.kind = kind_of(submission_.op);
-  request.op_slot = static_cast<std::uint32_t>(
-      number_ % group_.shape.depth);  // the slot of its exchange block, which is free
+  request.kind = is_dispatch() ? kernels::cuda::Kind::kDispatch : kernels::cuda::Kind::kCombine;
   request.op = &op;
   request.peers = this;
   request.record = submission_.route;
@@ -180,7 +166,6 @@ StepResult Operation::conclude(std::uint64_t now_ns) {
   concluded_ = true;
   const OpResult& result = in_flight_->result();  // the rest of it may still leave the device
   if (result.error != OpError::kNone) return fail(device_failed(now_ns));
-  if (is_noop()) return StepResult::kDone;
   if (result.ran_ns != 0) begun_ns_ = std::max(begun_ns_, now_ns - std::min(now_ns, result.ran_ns));
   if (is_dispatch() && !counted_) publish_counts();  // both came between two looks
   keep_route(result);
@@ -270,17 +255,14 @@ void Operation::abandon() {
   enter(OpStage::kBreaking);
 }
 
-// The break and the last arrival may have crossed. What the peers saw succeed need not fail here. In a stream
-// it does fail: the stream continued when the operation was aborted, perhaps without the last rows.
+// The break and the last arrival may have crossed. What the peers saw succeed need not fail here.
 bool Operation::completed_anyway() {
   if (in_flight_ == nullptr || concluded_) return false;
   concluded_ = true;
   OpResult result = in_flight_->result();
-  if (is_noop()) return result.error == OpError::kNone;
   // The sums of other nodes come after `arrived`.
   const bool sums_far = group_.far != nullptr && !is_dispatch();
-  if (result.error == OpError::kAborted && !has(abi::kFlagStream) && !sums_far &&
-      all_arrived(member_, launcher_, index_, tag_)) {
+  if (result.error == OpError::kAborted && !sums_far && all_arrived(member_, launcher_, index_, tag_)) {
     if (is_dispatch() && !counted_) publish_counts();
     result.error = OpError::kNone;
     result.num_recv_rows = num_recv_rows_;

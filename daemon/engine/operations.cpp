@@ -1,8 +1,8 @@
 #include "operations.h"
 
 #include "break_request.h"
-#include "device_watch.h"
 #include "failures.h"
+#include "round_clock.h"
 #include "session_port.h"
 
 #include <algorithm>
@@ -27,13 +27,10 @@ void Operations::start(Member& member, const abi::Submission& submission, std::u
   const std::uint64_t seen_ns = clock_.round_ns();
   auto operation = std::make_unique<Operation>(
       member, submission, seen_ns, seen_ns + std::uint64_t{timeout_ms} * 1'000'000, launcher_, page_);
-  if (operation->is_collective()) {
-    member.inflight.insert(operation->index());
-    Member::SlotUse& use = member.slot_use[submission.slot];
-    use = {use.operations + 1, (submission.flags & abi::kFlagStream) != 0, submission.ticket};
-    ++member.next_number;
-    renew_numbers(member, link_);
-  }
+  member.inflight.insert(operation->index());
+  member.slot_use[submission.slot] = {true, submission.ticket};
+  ++member.next_number;
+  renew_numbers(member, link_);
   count_taken(member, submission.op);
   show(*operation);
   // While the group agrees on a break, or on what a lost rank leaves behind, all ranks are stopped. The
@@ -116,7 +113,7 @@ StepResult Operations::step(Operation& operation, std::int32_t first) {
   StepResult result = stands_back ? StepResult::kIdle : operation.step(now_ns);
   if (result == StepResult::kIdle && now_ns >= operation.deadline_ns()) result = operation.expire(now_ns);
   if (result != StepResult::kFailed) return result;
-  if (group.life.is_lost() || !operation.is_collective()) {
+  if (group.life.is_lost()) {
     operation.set_verdict(operation.failure());  // the group will not break (again) because of it
   } else {
     request_break(group, operation.failure(), link_);
@@ -161,12 +158,10 @@ void Operations::finish(const Operation& operation, StatusCode status, const abi
   Member& member = operation.member();
   const bool ok = status == StatusCode::kOk;
   const std::uint32_t slot = operation.submission().slot;
-  if (operation.is_collective()) {
-    member.inflight.erase(operation.index());
-    if (!ok) member.failed_from = std::min(member.failed_from, operation.index());
-    --member.slot_use[slot].operations;
-    member.publish_next_index();
-  }
+  member.inflight.erase(operation.index());
+  if (!ok) member.failed_from = std::min(member.failed_from, operation.index());
+  member.slot_use[slot].in_flight = false;
+  member.publish_next_index();
   count(ok ? page_->ops_completed : page_->ops_failed);
   const abi::Completion completion =
       operation.completion(status, ok ? -1 : cause.failed_rank, clock_.now_ns());
@@ -185,10 +180,9 @@ bool Operations::runnable() const {
   return schedule_.find([](const Operation& operation) { return operation.runnable(); }) != nullptr;
 }
 
-std::uint64_t Operations::next_look_ns(std::uint64_t now_ns) const {
+std::uint64_t Operations::next_deadline_ns() const {
   std::uint64_t next = kNever;
   schedule_.for_each([&](const Operation& operation) {
-    if (operation.needs_polling()) next = std::min(next, now_ns + kDeviceLookNs);
     if (operation.stage() != abi::OpStage::kBreaking) next = std::min(next, operation.deadline_ns());
   });
   return next;

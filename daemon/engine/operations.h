@@ -35,7 +35,7 @@ class Operations {
   bool has(std::uint64_t session_id) const { return schedule_.has(session_id); }
   // Whether step() would make progress.
   bool runnable() const;
-  std::uint64_t next_look_ns(std::uint64_t now_ns) const;
+  std::uint64_t next_deadline_ns() const;
 
  private:
   bool take_turn(Schedule::Queue& queue, std::int32_t first, std::uint64_t until_ns);

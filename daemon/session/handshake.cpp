@@ -144,7 +144,6 @@ Status SessionTable::welcome(const Session& session, const abi::Hello& hello, st
   abi::set_text(message.device, device.name.data(), device.name.size());
   message.device_kind = device.kind;
   message.device_uuid = device.uuid;
-  message.resident = device.kind == abi::DeviceKind::kCuda ? 1 : 0;
   return send_message(session.socket.get(), abi::AttachType::kWelcome, message,
                       {session.segments.a.get(), client.b_read_only.get(), client.engine_bell.get(),
                        client.client_bell.get()},

@@ -36,7 +36,7 @@ std::uint64_t touched_bytes(int memfd) {
 
 abi::CloseStreams MemberArenas::streams() const {
   const abi::UserArenaLayout layout(wanted.shape, abi::bound_regions(wanted.bindings));
-  return {layout.total_bytes, layout.words, layout.calls, wanted.shape.depth, 0};
+  return {layout.total_bytes, layout.calls};
 }
 
 std::uint64_t MemberArenas::next_index() const {

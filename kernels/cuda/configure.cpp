@@ -144,9 +144,4 @@ bool image_checks_ranges() {
   return epd_cuda_image_checks;
 }
 
-const char* kernel_name(Kind kind, const Operation& op) {
-  if (kind == Kind::kDispatch) return kKernelNames[0];
-  return kKernelNames[op.shape.per_expert ? 2 : 1];
-}
-
 }  // namespace epd::kernels::cuda

@@ -1,5 +1,5 @@
-// The entry points of the kernels. A launched kernel runs one operation. A gate takes a call, and the main
-// kernel behind it carries the call out. kKernelNames lists the names.
+// The entry points of the kernels. A gate takes a call, and the main kernel behind it carries the call out.
+// kKernelNames lists the names.
 #include "cuda/algorithms.cuh"
 #include "cuda/workers/main.cuh"
 #include "kernels/cuda.h"
@@ -8,53 +8,17 @@ namespace epd::kernels::cuda {
 
 extern __shared__ __align__(128) std::uint8_t dynamic_memory[];
 
-// The CTA's own copy of the operation. All kernels use the same shared variable, so the compiler knows its
-// address. With a variable for each kernel, a combine of 128 tokens took 10 % longer.
+// The CTA's own copy of the operation.
 __device__ inline Operation& own_operation() {
   __shared__ alignas(16) std::uint8_t memory[sizeof(Operation)];
   return *reinterpret_cast<Operation*>(memory);
 }
 static_assert(sizeof(Operation) + sizeof(ViewCopy) + sizeof(Work) + 512 + 1024 <= kStaticBytes);
 
-// Copies a launched operation from device memory into the CTA's own copy. All threads call.
-__device__ inline Operation& fetch(const Operation* from) {
-  static_assert(sizeof(Operation) % 16 == 0);
-  Operation& copy = own_operation();
-  const auto* const source = reinterpret_cast<const uint4*>(from);
-  // This fence orders earlier accesses before the bulk copies that the signal warp issues first (OwnRows). It
-  // overlaps with the loads.
-  if (warp_of() == signal_warp()) fence_async();
-  for (std::uint32_t i = threadIdx.x; i < sizeof(Operation) / 16; i += blockDim.x) {
-    reinterpret_cast<uint4*>(&copy)[i] = __ldcg(source + i);
-  }
-  __syncthreads();
-  return copy;
-}
-
-// The register limit of epd_dispatch. It leaves registers for a client's waiting kernel, as kStaticBytes
-// leaves shared memory: 512 threads of 128 registers would take all of an SM.
-inline constexpr int kLaunchedRegisters = 120;
-// Those of the main kernel and of a gate. A gate of another lane fits beside a CTA of a main kernel.
+// Registers of the main kernel and of a gate. A gate of another lane fits beside a CTA of a main kernel, and
+// so does a client's waiting kernel: 512 threads of 128 registers would take all of an SM.
 inline constexpr int kMainRegisters = 112;
 inline constexpr int kGateRegisters = 64;
-
-extern "C" __global__ void __maxnreg__(kLaunchedRegisters) epd_dispatch(const Operation* op) {
-  Operation& own = fetch(op);
-  run_dispatch(own, {blockIdx.x, gridDim.x}, dynamic_memory);
-  leave(own, gridDim.x);
-}
-
-extern "C" __global__ void __launch_bounds__(kMaxThreads, 1) epd_combine(const Operation* op) {
-  Operation& own = fetch(op);
-  run_combine<false>(own, {blockIdx.x, gridDim.x}, dynamic_memory);
-  leave(own, gridDim.x);
-}
-
-extern "C" __global__ void __launch_bounds__(kMaxThreads, 1) epd_combine_per_expert(const Operation* op) {
-  Operation& own = fetch(op);
-  run_combine<true>(own, {blockIdx.x, gridDim.x}, dynamic_memory);
-  leave(own, gridDim.x);
-}
 
 // Not inlined, so that each has a register allocation of its own: together they need more registers than
 // there are.

@@ -47,15 +47,6 @@ class Image {
     }
   }
 
-  // On the current device, which is prepared. `on_device`: a copy of `op` there.
-  void launch(kernels::cuda::Kind kind, const kernels::cuda::Operation& op,
-              const kernels::cuda::Operation* on_device, CUstream stream) const {
-    void* arguments[] = {&on_device};
-    EPD_CUDA(cuLaunchKernel(reinterpret_cast<CUfunction>(find(kernels::cuda::kernel_name(kind, op))),
-                            op.division.ctas, 1, 1, op.division.threads, 1, 1, op.division.shared_bytes,
-                            stream, arguments, nullptr));
-  }
-
   // A gate and the main kernel behind it, on the current device.
   void launch_pair(kernels::cuda::WorkerArguments own, std::uint32_t shared_bytes, CUstream stream) const {
     void* arguments[] = {&own};

@@ -1,11 +1,10 @@
 // Times of dispatch and combine beside what the links give in the same run. All ranks start together behind a
 // start barrier; a figure is the slowest rank's time between two events around the operation, fresh routing
-// each time, L2 flushed. Usage: kernels_bench [full | few | resident]
-// few: layout expert and few tokens, with and without inboxes. resident: the same in one persistent kernel,
-// resident.cuh.
+// each time, L2 flushed. Usage: kernels_bench [full | few]
+// few: layout expert and few tokens, with and without inboxes.
 #include "bench/ceiling_kernels.cuh"
 #include "bench/start_barrier_kernel.cuh"
-#include "gpu/resident.cuh"
+#include "gpu/launched.cuh"
 #include "gpu/world.h"
 
 #include <algorithm>
@@ -224,7 +223,8 @@ class Group {
     s.recv_rows = setup.per_expert ? 256 / ranks * s.expert_capacity : s.expert_capacity;
     s.format = {setup.cast, kernels::ScaleFormat::kFloat32, 7168,
                 14336,      setup.cast ? 7168u : 14336u,    setup.cast ? 224u : 0u};
-    world_ = std::make_unique<World>(WorldShape{s, setup.tokens, {}, Mode::kLaunched, setup.inbox, 2});
+    world_ =
+        std::make_unique<World>(WorldShape{s, setup.tokens, {}, setup.inbox, 2, false, launch_operation});
     for (std::uint32_t r = 0; r < ranks; ++r) make_inputs(r);
   }
 
@@ -267,52 +267,7 @@ class Group {
     std::fflush(stdout);
   }
 
-  // Operations in one persistent kernel: p50 and p90 in us, without launch and end.
-  void report_resident(Kind kind, std::uint32_t sms) {
-    const std::uint32_t ranks = world_->size();
-    if (kind == Kind::kCombine) dispatch_once(sms);
-    std::vector<std::unique_ptr<ResidentRun>> runs;
-    for (std::uint32_t r = 0; r < ranks; ++r) {
-      runs.push_back(std::make_unique<ResidentRun>(world_->rank(r).device, r, sms));
-      for (std::uint32_t i = 0; i < ResidentRun::kCount; ++i) {
-        Operation op = world_->operation(r, tag_ + i + 1, 3);
-        if (kind == Kind::kDispatch) op.topk_idx = routes_[r] + std::size_t{i % kRoutes} * setup_.tokens * 8;
-        op.topk_weights = world_->rank(r).topk_weights;
-        if (!kernels::cuda::configure(kind, ResidentRun::kSharedBytes, sms, op)) std::exit(1);
-        runs[r]->add(op);
-      }
-    }
-    for (std::uint32_t r = 0; r < ranks; ++r) runs[r]->meet(runs);
-    for (std::uint32_t r = 0; r < ranks; ++r) runs[r]->launch(kind, world_->rank(r).stream);
-    world_->wait();
-    tag_ += 1000;
-    std::vector<float> us(ResidentRun::kCount, 0);
-    for (std::uint32_t r = 0; r < ranks; ++r) {
-      runs[r]->most(us);
-      if (world_->result(r).error == kernels::cuda::OpError::kNone) continue;
-      std::printf("   rank %u failed\n", r);
-      std::exit(1);
-    }
-    std::sort(us.begin(), us.end());
-    std::printf("   %-8s %-26s %3u SMs, resident: p50 %6.1f us  p90 %6.1f\n",
-                kind == Kind::kDispatch ? "dispatch" : "combine", setup_.name, sms, us[us.size() / 2],
-                us[us.size() * 9 / 10]);
-    std::fflush(stdout);
-  }
-
  private:
-  // The routing that combines of a persistent kernel use.
-  void dispatch_once(std::uint32_t sms) {
-    ++tag_;
-    for (std::uint32_t r = 0; r < world_->size(); ++r) {
-      Operation op = world_->operation(r, tag_, 1);
-      op.topk_idx = routes_[r];
-      op.topk_weights = world_->rank(r).topk_weights;
-      world_->start(Kind::kDispatch, op, sms);
-    }
-    world_->wait();
-  }
-
   std::int64_t draw() {
     if (!setup_.zipf) return static_cast<std::int64_t>(random_() % 256);
     const double u = static_cast<double>(random_() % 1000000) / 1000000.0;
@@ -385,36 +340,12 @@ void run_few(std::uint32_t devices, Bench& bench, double push, double pull) {
   }
 }
 
-// `only`: those whose name has it in it.
-void run_resident(std::uint32_t ranks, const std::string& only, Bench& bench) {
-  for (const std::uint32_t tokens : {1u, 64u, 128u, 512u}) {
-    for (const bool inbox : {false, true}) {
-      for (const bool cast : {true, false}) {
-        char name[64];
-        std::snprintf(name, sizeof(name), "expert %s %u%s", cast ? "fp8-cast" : "bf16", tokens,
-                      inbox ? " inbox" : "");
-        if (std::string(name).find(only) == std::string::npos) continue;
-        Group group({name, true, cast, tokens, false, inbox}, ranks, bench);
-        for (const std::uint32_t sms : {16u, 24u, 32u}) {
-          group.report_resident(Kind::kDispatch, sms);
-          if (!cast) group.report_resident(Kind::kCombine, sms);
-        }
-      }
-    }
-  }
-}
-
 int run(int argc, char** argv) {
   const bool few = argc > 1 && std::string(argv[1]) == "few";
   const bool full = argc > 1 && std::string(argv[1]) == "full";
   enable_peers();
   const auto devices = static_cast<std::uint32_t>(num_devices());
   Bench bench(devices, 40);
-  if (argc > 1 && std::string(argv[1]) == "resident") {
-    const std::uint32_t ranks = argc > 2 ? static_cast<std::uint32_t>(std::stoul(argv[2])) : devices;
-    run_resident(ranks, argc > 3 ? argv[3] : "", bench);
-    return 0;
-  }
   Ceilings ceilings(devices, bench);
   ceilings.measure(full);
   std::printf("   an empty pair of events: %.1f us\n", ceilings.empty().at(0.5));

@@ -1,8 +1,8 @@
 // Every CUDA kernel against the reference, bit for bit, on fresh random inputs: all layouts, payloads and
 // options, over all GPUs of the machine. Usage: kernels_test [cases] [seed] [hidden limit] [no-failures]
-// [no-inboxes] [no-calls]. "no-failures" leaves out what depends on time: under a sanitizer
+// [no-inboxes]. "no-failures" leaves out what depends on time: under a sanitizer
 // a launch can take longer than a deadline. "no-inboxes" leaves out what racecheck can't follow: accesses of
-// shared memory that a word there orders (CtaBoard). "no-calls" leaves out gates and main kernels.
+// shared memory that a word there orders (CtaBoard).
 // Or: kernels_test out-of-range. Then a combine takes a row that does not exist, which the image with range
 // checks (kernels_test_asserts) has to stop.
 #include "gpu/kernel_cases.h"
@@ -39,7 +39,7 @@ std::vector<std::int64_t> get_indices(const void* from, std::size_t count, bool 
 
 class CaseRun {
  public:
-  CaseRun(const Case& c, Random& random, Mode mode) : case_(c), random_(random), mode_(mode) {
+  CaseRun(const Case& c, Random& random) : case_(c), random_(random) {
     for (const std::uint32_t tokens : c.tokens) inputs_.push_back(random_input(random, c, tokens));
     choose_room();
     expected_ = ref::dispatch(case_.group, inputs_);
@@ -48,7 +48,7 @@ class CaseRun {
     if (case_.group.layout != ref::Layout::kExpert) rows += random() % 3;
     world_ = std::make_unique<World>(
         WorldShape{shape_of(case_, rows), std::max(*std::max_element(c.tokens.begin(), c.tokens.end()), 1u),
-                   c.group.masked, mode, c.inbox, c.inboxes, true});
+                   c.group.masked, c.inbox, c.inboxes, true});
     heads_.resize(world_->size());
     for (std::uint32_t r = 0; r < world_->size(); ++r) give(r);
   }
@@ -138,16 +138,12 @@ class CaseRun {
     for (std::uint32_t r = 0; r < world_->size(); ++r) poison_received(r);
     const std::uint64_t tag = last_tag_ = world_->next_tag();
     for (std::uint32_t r = 0; r < world_->size(); ++r) {
-      heads_[r] = {random_(),
-                   random_(),
+      heads_[r] = {abi::index_of_tag(tag) + 1,
+                   CallLane::kEpoch,
                    inputs_[r].num_tokens,
                    expected_[r].num_recv_rows,
                    ref::dropped_selections(case_.group, inputs_[r]),
                    kPoison32};
-      if (mode_ == Mode::kCalls) {  // its own
-        heads_[r].handle = abi::index_of_tag(tag) + 1;
-        heads_[r].epoch = CallLane::kEpoch;
-      }
       if (!world_->masked(r)) start_dispatch(r, tag, cached);
       if (cached) std::memset(&heads_[r], kPoison, sizeof(heads_[r]));
     }
@@ -263,7 +259,6 @@ class CaseRun {
     if (s.per_expert)
       expect(is_at(expert_counts + want.expert_counts.size(), want.expert_offsets), r,
              "expert_offsets for the CPU");
-    if (mode_ != Mode::kCalls) return;
     const abi::CallEnd& end = world_->rank(r).calls->end();
     expect(end.ending == abi::CallEnding::kCarriedOut && end.num_recv_rows == want.num_recv_rows, r,
            "the call's result");
@@ -322,7 +317,6 @@ class CaseRun {
 
   Case case_;
   Random& random_;
-  const Mode mode_;
   std::vector<ref::RankInput> inputs_;
   std::vector<ref::RankReceived> expected_;
   std::unique_ptr<World> world_;
@@ -346,11 +340,11 @@ Case plain_case(std::uint32_t ranks, std::uint32_t tokens) {
 class FailureRun {
  public:
   // `inboxes` 0: rows are pushed to their places.
-  FailureRun(Mode mode, std::uint32_t inboxes, std::uint64_t room = 4096) : mode_(mode) {
+  explicit FailureRun(std::uint32_t inboxes, std::uint64_t room = 4096) {
     Case c = plain_case(2, 16);
     if (inboxes != 0) c.group.layout = ref::Layout::kPacked;
-    world_ = std::make_unique<World>(
-        WorldShape{shape_of(c, room), 16, {}, mode, inboxes != 0, std::max(inboxes, 1u)});
+    world_ =
+        std::make_unique<World>(WorldShape{shape_of(c, room), 16, {}, inboxes != 0, std::max(inboxes, 1u)});
     for (std::uint32_t r = 0; r < 2; ++r) {
       Rank& rank = world_->rank(r);
       rank.num_tokens = 16;
@@ -371,10 +365,7 @@ class FailureRun {
     for (const std::uint32_t r : ranks) {
       Operation op = world_->operation(r, tag, differ ? r : 0);
       op.routing.head = world_->rank(r).head;
-      op.routing.handle = kHandle;
       op.timeout_ns = timeout_ns;
-      op.signal.done = world_->rank(r).words + 1;
-      op.signal.value = static_cast<std::uint32_t>(tag);
       world_->start(Kind::kDispatch, op, 8);
     }
     if (abort_after_start) {
@@ -393,15 +384,11 @@ class FailureRun {
   bool ends_good = true;   // of a failure: the client's word written, and all has been left
 
  private:
-  static constexpr std::uint32_t kHandle = 77;
-
   void check_head(const OpResult& result) {
     const auto words = get<std::uint32_t>(world_->rank(0).head, sizeof(abi::RoutingRecord) / 4);
     const auto untouched = [](std::uint32_t word) { return word == kPoison32; };
-    ends_good &= mode_ == Mode::kCalls
-                     ? world_->good() && world_->rank(0).calls->told()
-                     : get<std::uint32_t>(world_->rank(0).words + 1, 1)[0] == static_cast<std::uint32_t>(tag);
-    const auto handle = mode_ == Mode::kCalls ? static_cast<std::uint32_t>(tag) : kHandle;
+    ends_good &= world_->good() && world_->rank(0).calls->told();
+    const auto handle = static_cast<std::uint32_t>(tag);
     if (result.error == kernels::cuda::OpError::kNone) {
       heads_good &= words[0] == handle && words[1] == 0;
     } else {
@@ -410,14 +397,8 @@ class FailureRun {
     }
   }
 
-  const Mode mode_;
   std::unique_ptr<World> world_;
 };
-
-const char* name_of(Mode mode) {
-  static const char* const names[] = {"launched", "calls"};
-  return names[static_cast<int>(mode)];
-}
 
 int check(const char* name, bool good) {
   std::printf("%-40s %s\n", name, good ? "PASS" : "FAIL");
@@ -425,12 +406,12 @@ int check(const char* name, bool good) {
 }
 
 // Rows arrive at either rank from 8 tokens of each; through inboxes (layout packed) 4 from each of these.
-int run_failures(Mode mode, std::uint32_t inboxes) {
+int run_failures(std::uint32_t inboxes) {
   using kernels::cuda::OpError;
-  std::printf("%s, %u inboxes:\n", name_of(mode), inboxes);
+  std::printf("%u inboxes:\n", inboxes);
   const std::uint64_t rows = inboxes != 0 ? 64 : 16;
   int failed = 0;
-  FailureRun f(mode, inboxes);
+  FailureRun f(inboxes);
   const std::int64_t bad = 8;
   put(static_cast<std::int64_t*>(f.world().rank(0).topk_idx) + 5 * 4 + 2, &bad, 8);
   OpResult r = f.run({0}, 2'000'000'000);
@@ -449,7 +430,7 @@ int run_failures(Mode mode, std::uint32_t inboxes) {
   r = f.run({0, 1}, 2'000'000'000);
   failed +=
       check("after failures the next operation runs", r.error == OpError::kNone && r.num_recv_rows == rows);
-  FailureRun small(mode, inboxes, rows - 1);
+  FailureRun small(inboxes, rows - 1);
   r = small.run({0, 1}, 2'000'000'000);
   failed += check("too little room is refused",
                   r.error == OpError::kNoRoom && r.rows == rows && r.room == rows - 1 && r.expert == -1);
@@ -461,7 +442,7 @@ int run_failures(Mode mode, std::uint32_t inboxes) {
 // Returns only if nothing stops it.
 int run_out_of_range() {
   enable_peers();
-  FailureRun f(Mode::kLaunched, 0);
+  FailureRun f(0);
   f.run({0, 1}, 2'000'000'000);
   const std::int32_t row = 1 << 20;
   put(f.world().rank(0).routing.rows, &row, sizeof(row));
@@ -487,22 +468,17 @@ int run(int argc, char** argv) {
     return std::any_of(argv + std::min(argc, 4), argv + argc,
                        [&](const char* each) { return std::string(each) == what; });
   };
-  std::vector<Mode> modes{Mode::kLaunched};
-  if (!leaves_out("no-calls")) modes.push_back(Mode::kCalls);
   int failed = 0;
   if (!leaves_out("no-failures")) {
-    for (const Mode mode : modes) {
-      for (const std::uint32_t inboxes : {0u, 1u, 2u}) failed += run_failures(mode, inboxes);
-    }
+    for (const std::uint32_t inboxes : {0u, 1u, 2u}) failed += run_failures(inboxes);
   }
   for (int i = 0; i < cases; ++i) {
     Random random(seed + static_cast<std::uint64_t>(i));
     Case c = random_case(random, max_hidden);
     if (leaves_out("no-inboxes")) c.inbox = false;
-    const Mode mode = modes[static_cast<std::size_t>(i) % modes.size()];
-    if (CaseRun(c, random, mode).run()) continue;
-    std::printf("FAIL case %d (seed %llu), %s: %s\n", i, static_cast<unsigned long long>(seed + i),
-                name_of(mode), c.text().c_str());
+    if (CaseRun(c, random).run()) continue;
+    std::printf("FAIL case %d (seed %llu): %s\n", i, static_cast<unsigned long long>(seed + i),
+                c.text().c_str());
     if (++failed > 20) break;
   }
   std::printf("%s: %d cases, %d failed\n", failed == 0 ? "PASS" : "FAIL", cases, failed);

@@ -55,19 +55,19 @@ class DeviceMemory {
   void* base_ = nullptr;
 };
 
-enum class Mode {
-  kLaunched,
-  kCalls,  // each operation is a call, with a gate and a main kernel behind it
-};
+// Launches a configured operation, of which `on_device` is a copy.
+using LaunchOperation = void (*)(Kind kind, const Operation& op, const Operation* on_device,
+                                 cudaStream_t stream);
 
+// Each operation is a call, with a gate and a main kernel behind it, unless there is `launch`.
 struct WorldShape {
   kernels::cuda::Shape shape;
   std::uint32_t max_tokens = 0;
   std::vector<bool> masked;
-  Mode mode = Mode::kLaunched;
   bool inbox = false;
   std::uint32_t inboxes = 1;  // of each rank, at which operations take turns
-  bool late_calls = false;    // kCalls: some are made while a gate looks, and another pair follows
+  bool late_calls = false;    // some are made while a gate looks, and another pair follows
+  LaunchOperation launch = nullptr;
 };
 
 // Where the parts of an inbox lie, and its size.
@@ -107,8 +107,7 @@ struct Rank : RankRegions {
   cudaStream_t stream = nullptr;
   std::unique_ptr<DeviceMemory> memory;
   Operation* operations = nullptr;
-  Operation* uploads = nullptr;    // pinned, so that a copy doesn't wait for the stream
-  std::uint32_t* words = nullptr;  // of the client: ready, done
+  Operation* uploads = nullptr;  // pinned, so that a copy doesn't wait for the stream
   // Of a world of calls.
   cudaStream_t control = nullptr;
   std::uint32_t made = 0;   // calls
@@ -130,12 +129,12 @@ class World {
     for (std::uint32_t r = 0; r < shape_.num_ranks; ++r) {
       make(r);
       ranks_[r].made = worlds + r;  // so that worlds of few operations see all ways
-      if (world.mode == Mode::kCalls)
+      if (world.launch == nullptr)
         ranks_[r].calls = std::make_unique<CallLane>(ranks_[r].device, ranks_[r].control,
                                                      group_shape(shape_, world_.max_tokens, CallLane::kSlots),
                                                      worlds + r, share_of_sms(), worlds / 2 % 2 * kLingerUs);
     }
-    if (world.mode == Mode::kCalls) tag_ = CallLane::kEpoch << abi::kTagIndexBits;
+    if (world.launch == nullptr) tag_ = CallLane::kEpoch << abi::kTagIndexBits;
   }
   ~World() {
     for (Rank& rank : ranks_) {
@@ -198,12 +197,12 @@ class World {
     int bytes = 0;
     EPD_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, own.device));
     if (stages != 0) op.division.stages = stages;
-    if (world_.mode != Mode::kLaunched) sms = std::min(sms, share_of_sms());
+    if (world_.launch == nullptr) sms = std::min(sms, share_of_sms());
     if (!kernels::cuda::configure(kind, static_cast<std::size_t>(bytes), sms, op)) {
       std::fprintf(stderr, "configure refused\n");
       std::exit(1);
     }
-    if (world_.mode == Mode::kCalls) {
+    if (world_.launch == nullptr) {
       call(own, kind, op, static_cast<std::uint32_t>(bytes) - kernels::cuda::kStaticBytes);
       return;
     }
@@ -212,7 +211,7 @@ class World {
     own.uploads[place] = op;
     EPD_CUDA(cudaMemcpyAsync(slot, own.uploads + place, sizeof(op), cudaMemcpyHostToDevice, own.stream));
     if (before_launch) before_launch();
-    Image::get().launch(kind, op, slot, own.stream);
+    world_.launch(kind, op, slot, own.stream);
   }
 
   // Waits for all ranks.
@@ -266,7 +265,7 @@ class World {
   }
   // Calls need as many inboxes as they have slots.
   static WorldShape with_slots(WorldShape world) {
-    if (world.mode == Mode::kCalls) world.inboxes = std::max(world.inboxes, CallLane::kSlots);
+    if (world.launch == nullptr) world.inboxes = std::max(world.inboxes, CallLane::kSlots);
     return world;
   }
   // All ranks have taken their memory in the same order, so distances in it are the same everywhere.
@@ -364,7 +363,6 @@ class World {
     DeviceMemory& m = *rank.memory;
     rank.take_from(m, sizes);
     rank.operations = m.take<Operation>(kOperations);
-    rank.words = m.take<std::uint32_t>(2);
   }
 
   kernels::cuda::Shape shape_;

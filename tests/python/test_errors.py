@@ -494,5 +494,5 @@ def test_sizes_before_anybody_joins(daemon: Daemon) -> None:
     raised(epd.InvalidArgument, lambda: shape(hidden=5).group_bytes(epd.DeviceKind.HOST))
     with epd.attach(daemon.socket, "host:2") as session:
         info = session.info
-        assert info.device == "host:2" and info.device_kind == epd.DeviceKind.HOST and not info.resident
+        assert info.device == "host:2" and info.device_kind == epd.DeviceKind.HOST
         assert info.daemon.startswith(f"epd {epd.version()}") and len(info.boot_id) == 32

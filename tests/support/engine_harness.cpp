@@ -167,8 +167,7 @@ void RawGroup::mask_rank(EngineThread& engine, std::uint32_t rank) const {
 
 void RawGroup::close_streams(EngineThread& engine, std::uint32_t rank) const {
   const abi::UserArenaLayout layout(shape_);
-  engine.send(abi::LinkType::kCloseStreams,
-              abi::CloseStreams{layout.total_bytes, layout.words, layout.calls, shape_.depth, 0},
+  engine.send(abi::LinkType::kCloseStreams, abi::CloseStreams{layout.total_bytes, layout.calls},
               {user_fd_[rank].get()});
 }
 

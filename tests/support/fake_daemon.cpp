@@ -187,7 +187,6 @@ void FakeDaemon::welcome(const abi::Hello& hello, std::uint32_t request_id) {
   abi::set_text(body.device, cuda ? "cuda:3" : "host:3", 6);
   body.device_kind = settings_.device_kind;
   body.device_uuid = settings_.device_uuid;
-  body.resident = settings_.resident ? 1 : 0;
   if (settings_.short_welcome) {
     (void)send_packet(connection_.get(), static_cast<std::uint16_t>(abi::AttachType::kWelcome), request_id,
                       &body, 10);
@@ -229,7 +228,7 @@ void FakeDaemon::join(const abi::Join& request, std::uint32_t request_id, std::v
   const UniqueFd board_read_only = must(reopen_read_only(board_fd.get()));
   std::vector<int> fds = {user_fd.get(), board_read_only.get()};
   UniqueFd results_fd;
-  if (settings_.resident) {
+  if (settings_.device_kind == abi::DeviceKind::kCuda) {
     const std::uint64_t bytes = abi::ResultsLayout(request.shape).total_bytes;
     results_fd = make_segment("epd_fake_cuda_host", abi::align_up(bytes, settings_.arena_unit), true);
     member->results_mapping = must(Mapping::map(results_fd.get(), bytes, Access::kReadWrite));

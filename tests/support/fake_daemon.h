@@ -44,7 +44,6 @@ struct FakeSettings {
   std::array<std::uint8_t, 16> device_uuid{};
   std::string arena_name = "fake-user";  // of its memory
   std::size_t arena_unit = 1;            // its memory is a multiple of it
-  bool resident = false;                 // operations are calls
   bool shares_device = false;            // another rank of the group is on the rank's device
   std::uint64_t active = 0;              // ranks that take part, as a board says at the join
   bool automatic = true;  // completes every submission with OK; else the test does, see next_submission

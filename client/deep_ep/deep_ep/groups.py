@@ -174,7 +174,7 @@ class Groups:
         self.pool: Any = None
         # What lies in the pool is not copied to the slot, where a repeated operation would find it.
         if not self.on_host:
-            wanted = pool_bytes if info.resident and not shrink else 0
+            wanted = 0 if shrink else pool_bytes
             self.pool, _ = team.make("the Buffer's memory", lambda: (self._make_pool(wanted), None))
 
     def _make_pool(self, pool_bytes: int) -> Any:

@@ -129,8 +129,6 @@ typedef struct epd_session_info_s {
   char daemon[64];  /* name and version of the daemon */
   char boot_id[33]; /* hexadecimal; each run of the daemon has another one */
   epd_device_kind_t device_kind;
-  uint32_t resident; /* 1: a resident device (devices.mode): streams call its operations, CUDA graphs can be
-                        captured */
 } epd_session_info_t;
 static inline void epd_session_info_init(epd_session_info_t* info) {
   memset(info, 0, sizeof(*info));
@@ -307,9 +305,9 @@ EPD_API void epd_memory_free(void* address, size_t bytes, int device, void* stre
  * (epd_region_bytes). Peers store to recv_x and load from y by themselves. All else that epd_memory_t names
  * is copied. The range lies in one allocation that can be bound (see epd_binding_t). It counts for groups
  * that the session joins from then on, 16 ranges at most. Their engines keep the memory mapped until the
- * groups are left; a process that dies frees it so. UNSUPPORTED: the device's operations take rows from their
- * slots alone (host devices, GPUs in mode launched); calls then copy. INVALID_ARGUMENT: such a range
- * can't be registered. RESOURCE_EXHAUSTED: 16 are. */
+ * groups are left; a process that dies frees it so. UNSUPPORTED: a host device, whose operations take rows
+ * from their slots alone; memory is copied there. INVALID_ARGUMENT: such a range can't be registered.
+ * RESOURCE_EXHAUSTED: 16 are. */
 EPD_API epd_status_t epd_memory_register(epd_session_t* session, void* address, size_t bytes);
 /* From here on calls copy rows of the range that begins there. Before memory is freed that is not of
  * epd_memory_alloc, whose epd_memory_free does the same. NOT_FOUND: no range begins there. */
@@ -531,7 +529,7 @@ EPD_API epd_status_t epd_group_restore(epd_group_t* group, int32_t timeout_ms, e
 typedef struct epd_progress {
   size_t size;
   uint64_t next_op; /* all operations of the group below this number have completed on this rank */
-  uint32_t ended;   /* resident devices: operations that have ended since the join, modulo 2^32; else 0 */
+  uint32_t ended;   /* GPUs: operations that have ended since the join, modulo 2^32; else 0 */
   uint32_t failed;  /* of these, those that were not carried out */
 } epd_progress_t;
 static inline void epd_progress_init(epd_progress_t* progress) {
@@ -539,11 +537,11 @@ static inline void epd_progress_init(epd_progress_t* progress) {
   progress->size = sizeof(*progress);
 }
 
-/* OK: the group can be used, and on a resident device all operations that had ended before this call were
+/* OK: the group can be used, and on a GPU all operations that had ended before this call were
  * carried out since the last epd_group_resume. It does not wait for operations of streams: synchronise the
  * stream first. progress may be NULL, and is filled also on failure.
  *
- * Otherwise the status and text of the group's break. On a resident device the call waits for them, up to 5
+ * Otherwise the status and text of the group's break. On a GPU the call waits for them, up to 5
  * seconds and as long as the engine is away; without a failure it takes some tens of microseconds there.
  * ABORTED: the group is well, but operations were not carried out because they were enqueued before
  * epd_group_resume had returned; or this rank has left. */
@@ -624,20 +622,17 @@ static inline void epd_memory_init(epd_memory_t* memory) {
  * has ended, well or not. client/GUIDE.md, "Streams and waits" and "CUDA graphs", has the contract.
  *
  * Errors of every submission. All but the last: nothing was submitted.
- *   WOULD_BLOCK         the slot has an operation in flight; or one on another slot makes the routing that is
- *                       to be used, or uses the routing that would be replaced (operations in one stream are
- *                       no hindrance to each other); or there is no room. Room is for 64 submissions of the
- *                       session that the engine has not taken; once streams are used, for 60 whose end no
- *                       call has looked for (any submission looks); on a resident device, for 64 operations
- *                       of the rank without a stream, and for 1024 results that hooks wait for
- *   INVALID_ARGUMENT    a value, which the text names; a stream on a host device; a stream that captures a
- *                       graph on a device that is not resident
- *   UNSUPPORTED         a stream on a resident device, and the library's kernels can't be loaded
+ *   WOULD_BLOCK         host devices and EPD_NO_STREAM: the slot has an operation in flight. Host devices:
+ *                       one on another slot makes the routing that is to be used, or uses the routing that
+ *                       would be replaced; or there are 64 submissions of the session that the engine has
+ *                       not taken. GPUs: 64 operations of the rank without a stream have not ended, or 1024
+ *                       results belong to hooks
+ *   INVALID_ARGUMENT    a value, which the text names; a stream on a host device
+ *   UNSUPPORTED         a stream, and the library's kernels can't be loaded
  *   a break's status    the group needs epd_group_resume, or has ended (RANK_LOST)
  *   ABORTED             this rank has left
  *   INTERNAL            the driver's error. If *ticket was set, the operation was submitted, and the stream
- *                       does not wait for it; with a KERNEL wait without defer_receive it does not begin
- *                       either, and ends at its deadline */
+ *                       does not wait for it */
 
 typedef struct epd_dispatch_args {
   size_t size;
@@ -645,7 +640,7 @@ typedef struct epd_dispatch_args {
   uint32_t num_tokens; /* n, 0..T; under a handle: 0, or the n of its dispatch */
   epd_handle_t handle; /* 0: a new routing, from topk_idx. Else the routing of that dispatch: topk_idx is not
                           read, nothing is counted, and rows lie as they did then */
-  const uint32_t* num_tokens_at; /* resident devices, in a stream: n is read from this device memory when the
+  const uint32_t* num_tokens_at; /* GPUs, in a stream: n is read from this device memory when the
                                     stream gets there, and num_tokens is 0. More than T ends the session.
                                     NULL: num_tokens. Under a handle only with memory */
   uint32_t omit_weights;         /* 1: topk_weights are not sent along */
@@ -674,8 +669,8 @@ static inline void epd_dispatch_args_init(epd_dispatch_args_t* args) {
  * *handle names the routing, for combine and for later dispatches on any slot. It may be NULL unless
  * keep_handle. It is valid when the call returns, and ends with the next dispatch on the slot that makes a
  * new routing; a kept one lasts until epd_handle_release. A dispatch under a handle returns that handle. A
- * dispatch that fails or must be repeated leaves no handle; the repeated one returns a new one. On a resident
- * device a handle names the slot's routing whatever dispatch makes it (client/GUIDE.md, "CUDA graphs").
+ * dispatch that fails or must be repeated leaves no handle; the repeated one returns a new one. On a GPU
+ * a handle names the slot's routing whatever dispatch makes it (client/GUIDE.md, "CUDA graphs").
  *
  * Errors beside those of every submission: NOT_FOUND (the handle has ended, or was never given),
  * RESOURCE_EXHAUSTED (keep_handle, and all of num_handles are kept). */
@@ -709,7 +704,7 @@ typedef struct epd_combine_args {
   uint32_t sms;                        /* for this operation; 0: the group's */
   int32_t timeout_ms;                  /* as of dispatch */
   uint32_t num_tokens; /* with memory: the n of the handle's dispatch; 0: as that said. It must be given if
-                          that had num_tokens_at, or, on a resident device, the group has resumed since. A
+                          that had num_tokens_at, or, on a GPU, the group has resumed since. A
                           captured combine keeps it */
   const epd_memory_t* memory;    /* in place of regions of the slot; NULL: the regions */
   const uint32_t* num_tokens_at; /* with memory: as of dispatch */
@@ -749,13 +744,13 @@ EPD_API epd_status_t epd_noop(epd_group_t* group, uint32_t slot, void* stream, e
 
 typedef struct epd_result {
   size_t size;
-  epd_status_t status;    /* of the operation */
-  int32_t failed_rank;    /* the rank that caused the failure; -1: none, or not known */
-  uint64_t op_index;      /* the operation's number in its group. Resident devices: a guess if it failed */
-  uint32_t num_recv_rows; /* M, after a dispatch */
-  uint32_t seen_us;       /* microseconds from submission until the engine took it; 0 on resident devices */
-  uint32_t launched_us;   /* ... until the device began it; 0 on resident devices */
-  uint32_t done_us;       /* ... until it ended. Resident devices: microseconds on the device; 0: not known */
+  epd_status_t status;             /* of the operation */
+  int32_t failed_rank;             /* the rank that caused the failure; -1: none, or not known */
+  uint64_t op_index;               /* the operation's number in its group. GPUs: a guess if it failed */
+  uint32_t num_recv_rows;          /* M, after a dispatch */
+  uint32_t seen_us;                /* microseconds from submission until the engine took it; 0 on GPUs */
+  uint32_t launched_us;            /* ... until the device began it; 0 on GPUs */
+  uint32_t done_us;                /* ... until it ended. GPUs: microseconds on the device; 0: not known */
   uint32_t num_dropped_selections; /* EPD_POLICY_DEGRADE: selections of this rank's tokens that counted as
                                       none, because their expert's rank is lost */
   uint32_t runs; /* 1. Of an operation captured in a graph: its replays that have ended, modulo 2^32 */
@@ -770,7 +765,7 @@ static inline void epd_result_init(epd_result_t* result) {
  * one. result may be NULL; it is filled when the operation has ended. timeout_ms 0: EPD_FOREVER.
  *
  * WOULD_BLOCK (EPD_NO_WAIT), or DEADLINE_EXCEEDED while epd_ticket_pending is 1: still in flight, and the
- * ticket stays valid. NOT_FOUND: never issued, retired, or of another group. On a resident device also: its
+ * ticket stays valid. NOT_FOUND: never issued, retired, or of another group. On a GPU also: its
  * result has been replaced (a rank keeps those of its last 1024 operations, and of its last 8192 captured
  * ones). INVALID_ARGUMENT: timeout_ms; or the operation's own status. */
 EPD_API epd_status_t epd_ticket_wait(epd_group_t* group, epd_ticket_t ticket, int32_t timeout_ms,
@@ -813,7 +808,7 @@ EPD_API epd_status_t epd_ticket_wait_sent(epd_group_t* group, epd_ticket_t ticke
 
 /* Makes a stream wait: its later work begins when the operation has ended. For operations that were submitted
  * in a stream, this one or another, any number of times until the ticket is retired. After defer_receive it
- * is the wait for arrival. On a resident device the stream waits for the slot's last operation (MEMOP wait:
+ * is the wait for arrival. The stream waits for the slot's last operation (MEMOP wait:
  * the last of that kind). Returns at once.
  *
  * NOT_FOUND: as of epd_ticket_wait. INVALID_ARGUMENT: EPD_NO_STREAM, here or at the submission. INTERNAL: the

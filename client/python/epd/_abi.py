@@ -37,7 +37,6 @@ class SessionInfo(ctypes.Structure):
         ("daemon", c_char * 64),
         ("boot_id", c_char * 33),
         ("device_kind", c_enum),
-        ("resident", c_uint32),
     ]
 
 

@@ -59,8 +59,8 @@ class Group(NotCopied):
     def __init__(self, info: SessionInfo, handle: GroupHandle, config: GroupConfig, bound: tuple[Any, ...]) -> None:
         self._handle: Optional[GroupHandle] = handle
         self._address = int(handle)
-        self._resident = info.resident
         self._kind = info.device_kind
+        self._by_calls = info.device_kind == DeviceKind.CUDA
         formats = range(1 + len(config.more_formats))
         self._shapes = [region_shapes(config.with_format(row_format)) for row_format in formats]
         # By slot and row format.
@@ -115,7 +115,7 @@ class Group(NotCopied):
                        Ticket.wait_on_stream
         zero_padding   Layout.PACKED: padding rows of recv_x are zeroed
         mark_unused    rows that no token fills get recv_topk_idx -1, weight 0, recv_src -1
-        num_tokens_at  resident devices, in a stream: n is read at this address of device memory
+        num_tokens_at  GPUs, in a stream: n is read at this address of device memory
         sms            for this operation; 0: the group's
         timeout_ms     the operation's deadline; 0: the daemon's timeouts.operation_ms, 30 s if not configured
         row_format     of the rows: 0, or i for config.more_formats[i - 1]. The same on all ranks
@@ -507,7 +507,7 @@ class Group(NotCopied):
 
     def _note_deadline(self, ticket: Ticket, timeout_ms: int, stream: Any) -> None:
         """For waits without end: see go_on."""
-        if self._resident and stream is not None:
+        if self._by_calls and stream is not None:
             ticket._deadline_ms = FOREVER
         elif timeout_ms:
             ticket._deadline_ms = timeout_ms

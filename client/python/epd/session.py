@@ -161,7 +161,6 @@ class Session(NotCopied):
             raw.daemon.decode(),
             raw.boot_id.decode(),
             DeviceKind(raw.device_kind),
-            bool(raw.resident),
         )
 
     def _error(self, status: int) -> Error:

@@ -79,7 +79,7 @@ class Handle(NotCopied):
 class Ticket(NotCopied):
     """One operation in flight, or nothing (after wait, drop or on_complete).
 
-    On a resident device wait() does not empty it, because the operation may have been captured in a graph:
+    On a GPU wait() does not empty it, because the operation may have been captured in a graph:
     then each wait returns for another replay. A ticket keeps its group. Collecting one does not wait: the
     operation goes on and its result is dropped. Ctrl-C ends a wait in the main thread, and the next wait goes on.
     """
@@ -121,7 +121,7 @@ class Ticket(NotCopied):
             if status == _LATE and first_ms != timeout_ms and block.op_index.value == _UNTOUCHED:
                 status = self._wait_on(handle, timeout_ms, block)
         except BaseException:
-            if block.op_index.value != _UNTOUCHED and not group._resident:
+            if block.op_index.value != _UNTOUCHED and not group._by_calls:
                 self._keep(block)
             raise
         if status == _NOT_FOUND and not self._ticket and hasattr(self, "_kept"):
@@ -132,11 +132,11 @@ class Ticket(NotCopied):
         if not status:
             if self.handle is not None:
                 self.handle._num_recv_rows = rows
-            if not group._resident:
+            if not group._by_calls:
                 self._ticket = 0
             return Result(_OK, rank, op_index, rows, seen, launched, done, dropped, runs)
         error = self._error(status, rank if op_index != _UNTOUCHED and rank >= 0 else None, timeout_ms)
-        if status == Status.NOT_FOUND or (op_index != _UNTOUCHED and not group._resident):
+        if status == Status.NOT_FOUND or (op_index != _UNTOUCHED and not group._by_calls):
             self._ticket = 0
         try:
             raise error

@@ -397,7 +397,6 @@ class SessionInfo(NamedTuple):
     daemon: str  # name and version
     boot_id: str  # hexadecimal; each run of the daemon has another one
     device_kind: DeviceKind
-    resident: bool  # a resident device (devices.mode): streams call its operations, CUDA graphs can be captured
 
 
 class Result(NamedTuple):
@@ -405,11 +404,11 @@ class Result(NamedTuple):
 
     status: Status
     failed_rank: int  # the rank that caused the failure; -1: none, or not known
-    op_index: int  # the operation's number in its group. Resident devices: a guess if it failed
+    op_index: int  # the operation's number in its group. GPUs: a guess if it failed
     num_recv_rows: int  # M, after a dispatch
-    seen_us: int  # from submission until the engine took it; 0 on resident devices
-    launched_us: int  # until the device began it; 0 on resident devices
-    done_us: int  # until it ended; resident devices: the time on the device
+    seen_us: int  # from submission until the engine took it; 0 on GPUs
+    launched_us: int  # until the device began it; 0 on GPUs
+    done_us: int  # until it ended; GPUs: the time on the device
     num_dropped_selections: int  # Policy.DEGRADE: selections whose expert's rank is lost
     runs: int  # 1; of an operation captured in a graph: its replays that have ended
 
@@ -426,7 +425,7 @@ class Progress(NamedTuple):
     """How far a group is."""
 
     next_op: int  # all operations of the group below this number have completed on this rank
-    ended: int  # resident devices: operations that have ended since the join, modulo 2^32; else 0
+    ended: int  # GPUs: operations that have ended since the join, modulo 2^32; else 0
     failed: int  # of these, those that were not carried out
 
 

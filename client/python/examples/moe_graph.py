@@ -2,7 +2,7 @@
 
     python moe_graph.py [--ranks R] [SOCKET]
 
-Rank r runs in a process of its own on GPU r (in turn, if there are fewer), on a daemon whose GPUs are in mode resident.
+Rank r runs in a process of its own on GPU r (in turn, if there are fewer), on a daemon with GPUs.
 The CUDA driver is called by ctypes, so that nothing else is needed; in a program with torch, torch captures and
 replays. Exit status 0: every rank found what it should.
 """

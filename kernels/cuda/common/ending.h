@@ -80,17 +80,11 @@ EPD_DEVICE inline OpResult ended(OpError error, std::int32_t failed_rank) {
 }
 
 // Unblocks the client's stream. One thread calls; everything that the stream may read is visible to this
-// thread. A stream that enqueued a call waits in a kernel of this device, or for the flag. Then a release at
-// device scope is enough, and it is a microsecond faster.
+// thread. The stream waits in a kernel of this device, or for the flag. So for `done` a release at device
+// scope is enough, and it is a microsecond faster.
 EPD_DEVICE inline void unblock_stream(const Operation& op) {
-  const bool by_call = op.signal.failed != nullptr;
   if (op.signal.flag != nullptr) store_release_system(op.signal.flag, 1u);
-  if (op.signal.done == nullptr) return;
-  if (by_call) {
-    store_release(op.signal.done, op.signal.value);
-  } else {
-    store_release_system(op.signal.done, op.signal.value);
-  }
+  if (op.signal.done != nullptr) store_release(op.signal.done, op.signal.value);
 }
 
 // Returns whether a waiting thread must leave: the operation has failed, was aborted or is past its deadline.

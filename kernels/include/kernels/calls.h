@@ -56,7 +56,7 @@ EPD_HOST_DEVICE constexpr Judgement judge_call(const CallState& state, const abi
   if (call.epoch != (state.epoch & 0xff)) return {Verdict::kDiscard};
   const abi::OpRequest request = call.request();
   const bool may_place = ring == kByStreams;
-  if (abi::bad_field(request, limits) != abi::BadField::kNone || (call.flags & abi::kFlagStream) != 0 ||
+  if (abi::bad_field(request, limits) != abi::BadField::kNone ||
       (!may_place && (call.flags & abi::kFlagPlaces) != 0) ||
       abi::place_of(call.result) >= abi::kResultPlaces)
     return {Verdict::kRefuse, OpError::kBadCall};
@@ -138,7 +138,6 @@ EPD_HOST_DEVICE inline void compose_ends(Operation& op, const CallArguments& own
       is_dispatch(call) && has_flag(call, abi::kFlagDefer) ? &own.results->sent[call.slot] : nullptr;
   op.counts.mark = call.result + 1;
   op.out_result = {&own.results->places[abi::place_of(call.result)], call.writing};
-  op.signal.ready = nullptr;
   op.signal.done = call.ring == kByStreams ? &own.words->done : nullptr;
   op.signal.value = call.number + 1;
   op.signal.flag = call.flagged != 0 ? &own.words->flags[abi::flag_of(call.op(), call.slot)] : nullptr;

@@ -1,5 +1,6 @@
-// Dispatch and combine on a CUDA device. One launch does a whole operation, with counting and exchange. This
-// file has the image of the kernels and the division of an operation's work. The caller launches the kernels.
+// Dispatch and combine on a CUDA device. A main kernel does a whole operation, with counting and exchange.
+// This file has the image of the kernels and the division of an operation's work. The caller launches the
+// kernels.
 #pragma once
 
 #include "kernels/cuda_operation.h"
@@ -19,8 +20,6 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
 
 // The kernels, as a fat binary for cuLibraryLoadData. Each kernel may have max_shared_bytes less kStaticBytes
 // of dynamic shared memory.
-// - epd_dispatch, epd_combine, epd_combine_per_expert run one operation. Their parameter points to it in
-//   device memory.
 // - epd_gate and epd_main are a pair; their parameter is WorkerArguments. epd_gate is one warp without
 //   dynamic shared memory. epd_main has WorkerArguments::ctas CTAs of kMaxThreads, and is launched behind
 //   its gate with programmatic stream serialization. CTAs that a call does not use leave at once.
@@ -29,19 +28,13 @@ bool configure(Kind kind, std::size_t max_shared_bytes, std::uint32_t sms, Opera
 std::span<const std::byte> image();
 bool image_checks_ranges();  // whether it is the debug image (cuda/common/range.h)
 // Shared memory beside the dynamic part: the operation's copy, the group view, a few words, and the driver's
-// part. The rest is for a client's kernel that waits for an operation: it must not keep a launched CTA from
-// its SM.
+// part. The rest is for a client's kernel that waits for an operation: it must not keep a main kernel's CTA
+// from its SM.
 inline constexpr std::uint32_t kStaticBytes = 12 * 1024;
-inline constexpr const char* kKernelNames[] = {"epd_dispatch", "epd_combine", "epd_combine_per_expert",
-                                               "epd_gate",     "epd_main",    "epd_launch_probe"};
-inline constexpr const char* kGateKernel = kKernelNames[3];
-inline constexpr const char* kMainKernel = kKernelNames[4];
-inline constexpr const char* kLaunchProbeKernel = kKernelNames[5];
+inline constexpr const char* kKernelNames[] = {"epd_gate", "epd_main", "epd_launch_probe"};
+inline constexpr const char* kGateKernel = kKernelNames[0];
+inline constexpr const char* kMainKernel = kKernelNames[1];
+inline constexpr const char* kLaunchProbeKernel = kKernelNames[2];
 inline constexpr std::uint32_t kGateThreads = 32;
-
-// Returns the kernel of a configured `op`. Launch it with division.ctas CTAs of division.threads
-// threads and division.shared_bytes. Each CTA has an SM of its own, and all of them must run at the same
-// time.
-const char* kernel_name(Kind kind, const Operation& op);
 
 }  // namespace epd::kernels::cuda

@@ -175,14 +175,10 @@ struct CountOutputs {
   std::uint32_t mark = 0;
 };
 
-// Words by which operations and the client's streams wait for each other, in the rank's user arena. They are
-// compared cyclically.
+// Words in the rank's user arena by which the client's streams hear of the end of a call. May be null.
 struct Signal {
-  std::uint32_t* ready = nullptr;  // the operation begins when this word reaches `value`; null: at once
-  // Becomes `value` when the operation has ended, with or without an error. May be null.
-  std::uint32_t* done = nullptr;
+  std::uint32_t* done = nullptr;  // becomes `value`, behind the others, with or without an error
   std::uint32_t value = 0;
-  // Only of calls. They are stored before `done`, and may be null.
   std::uint32_t* flag = nullptr;    // becomes 1
   std::uint32_t* failed = nullptr;  // incremented if the operation has failed
 };
@@ -232,6 +228,6 @@ struct alignas(64) Operation {
   Peer peers[kMaxRanks];
 };
 
-enum class Kind { kDispatch, kCombine, kNoop };
+enum class Kind { kDispatch, kCombine };
 
 }  // namespace epd::kernels::cuda

@@ -84,24 +84,15 @@ constexpr std::uint64_t region_bytes(const GroupShape& s, Region region) {
   return 0;
 }
 
-// On a CUDA device: by these the blocks of one kernel of the client, which copies memory of its caller's,
-// tell each other how far they are. 0 between kernels. Nobody else looks at them.
-struct StagingWords {
+// On a GPU: by these the blocks of one kernel of the client, which copies memory of its caller's, tell each
+// other how far they are. 0 between kernels. Nobody else looks at them.
+struct alignas(64) StagingWords {
   std::uint32_t taken;     // parts of the inputs that a block has taken
   std::uint32_t finished;  // of these, those that are copied, by blocks that found no more to take
   std::uint32_t begun;     // 1: the operation has begun
   std::uint32_t end;       // then: the number of its call + 1
   std::uint32_t left;      // blocks that have ended
 };
-
-// On a CUDA device: by these a stream of the client and one of the engine wait for each other, without a host
-// between them. Each holds the low half of the ticket of the slot's last operation that got so far.
-struct StreamWords {
-  alignas(64) std::uint32_t ready;  // written on the client's stream: the operation's inputs are there
-  StagingWords staging;             // the client's own
-  alignas(64) std::uint32_t done;   // written on the engine's stream: it has ended, well or not
-};
-static_assert(sizeof(StreamWords) == 128);
 
 // Where a region lies that its rank has bound to memory of its own: that of slot s at offset + s * stride of
 // the memory. `memory` counts the descriptors that came with it from 1; 0: the region is in the arena.
@@ -150,9 +141,9 @@ constexpr std::uint32_t bound_regions(const Bindings& bindings) {
 struct UserArenaLayout {
   std::array<std::uint64_t, kNumRegions> offset{};  // within a slot
   std::uint64_t slot_bytes = 0;
-  std::uint64_t words = 0;   // StreamWords[depth]
-  std::uint64_t calls = 0;   // CallWords
-  std::uint64_t active = 0;  // int32[num_ranks], by the client alone: 1: the rank takes part
+  std::uint64_t staging = 0;  // StagingWords[depth]
+  std::uint64_t calls = 0;    // CallWords
+  std::uint64_t active = 0;   // int32[num_ranks], by the client alone: 1: the rank takes part
   std::uint64_t total_bytes = 0;
 
   constexpr explicit UserArenaLayout(const GroupShape& shape, std::uint32_t bound = 0) {
@@ -161,19 +152,13 @@ struct UserArenaLayout {
       if ((bound >> i & 1) != 0) continue;
       slot_bytes += align_up(region_bytes(shape, static_cast<Region>(i)), kRegionAlign);
     }
-    words = slot_bytes * shape.depth;
-    calls = words + sizeof(StreamWords) * shape.depth;
+    staging = slot_bytes * shape.depth;
+    calls = staging + sizeof(StagingWords) * shape.depth;
     active = align_up(calls + sizeof(CallWords), 64);
     total_bytes = align_up(active + std::uint64_t{shape.num_ranks} * 4, kRegionAlign);
   }
-  constexpr std::uint64_t ready_word(std::uint32_t slot) const {
-    return words + slot * sizeof(StreamWords) + offsetof(StreamWords, ready);
-  }
-  constexpr std::uint64_t done_word(std::uint32_t slot) const {
-    return words + slot * sizeof(StreamWords) + offsetof(StreamWords, done);
-  }
   constexpr std::uint64_t staging_words(std::uint32_t slot) const {
-    return words + slot * sizeof(StreamWords) + offsetof(StreamWords, staging);
+    return staging + slot * sizeof(StagingWords);
   }
   constexpr std::uint64_t at(std::uint32_t slot, Region region) const {
     return slot_bytes * slot + offset[static_cast<std::size_t>(region)];

@@ -16,7 +16,7 @@ enum class AttachType : std::uint16_t {
   kWelcome = 2,  // fds: segment A (rw), segment B (read-only), the engine's bell, the client's bell
   kRefused = 3,  // any request
   kJoin = 4,     // fds: memory of the client's own that its bindings name
-  kJoined = 5,   // fds: user arena (rw), board (read-only); if Welcome::resident, Results
+  kJoined = 5,   // fds: user arena (rw), board (read-only); of a GPU, Results
   kLeave = 6,
   kLeft = 7,
   kGoodbye = 8,  // supervisor -> client, unasked: the session is over, and why
@@ -59,8 +59,7 @@ struct Welcome {
   char daemon[64];           // daemon name and version
   char device[kDeviceNameBytes];
   DeviceKind device_kind;
-  GpuUuid device_uuid;     // of a CUDA device: its number here and in the client may differ
-  std::uint32_t resident;  // 1: operations are calls (proto/call_words.h)
+  GpuUuid device_uuid;  // of a CUDA device: its number here and in the client may differ
 };
 
 struct Refused {
@@ -139,7 +138,7 @@ constexpr std::uint64_t layout_hash() {
   probe.num_more_formats = 1;  // the larger rows
   const UserArenaLayout arena(probe);
   for (std::uint64_t v : arena.offset) h = mix(h, v);
-  h = mix(h, arena.words);
+  h = mix(h, arena.staging);
   h = mix(h, arena.calls);
   h = mix(h, arena.total_bytes);
   h = mix(h, offsetof(CallWords, flags));

@@ -26,7 +26,7 @@ struct GroupBytes {
   std::uint64_t routing_quota = 0;  // what an engine of a host device may keep of routings in its own memory
 
   // `bound`: regions that have no room in the arena (region_bit).
-  // `calls`: operations are calls, as on GPUs in mode resident.
+  // `calls`: operations are calls, as on GPUs.
   constexpr GroupBytes(const GroupShape& shape, bool host_device, std::uint32_t bound, bool calls) {
     const ExchangeArenaLayout exchange(shape);
     user_arena = UserArenaLayout(shape, bound).total_bytes;

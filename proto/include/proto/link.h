@@ -136,10 +136,7 @@ struct AllTold {
 
 struct CloseStreams {
   std::uint64_t user_bytes;
-  std::uint64_t words;  // offsets in the user arena: of StreamWords[depth],
-  std::uint64_t calls;  // of CallWords
-  std::uint32_t depth;
-  std::uint32_t reserved;
+  std::uint64_t calls;  // offset of CallWords in the user arena
 };
 
 struct GroupReady {

@@ -19,23 +19,21 @@ enum OpFlags : std::uint32_t {
   kFlagDefer = 1u << 5,          // say when the inputs have been read: BoardSlot::sent_ticket
   kBiasShift = 6,                // combine: two bits, the number of biases to add
   kFlagBiases = 3u << kBiasShift,
-  kFlagStream = 1u << 8,  // any, on CUDA devices: begins when StreamWords::ready says so, ends with ::done
   // combine, with kFlagReturnWeights, compact: each of a token's K is summed over all ranks that got it
   kFlagSumWeights = 1u << 9,
   // calls of streams: its rows lie where CallWords::places says
   kFlagPlaces = 1u << 10,
   kFormatShift = 11,  // dispatch: two bits, the row format (GroupShape::format)
   kFlagFormat = 3u << kFormatShift,
-  kNoopFlags = kFlagStream,
   kDispatchFlags = kFlagWeights | kFlagCached | kFlagZeroPadding | kFlagMarkUnused | kFlagDefer |
-                   kFlagStream | kFlagPlaces | kFlagFormat,
-  kCombineFlags = kFlagWeights | kFlagReturnWeights | kFlagSumWeights | kFlagDefer | kFlagBiases |
-                  kFlagStream | kFlagPlaces,
+                   kFlagPlaces | kFlagFormat,
+  kCombineFlags =
+      kFlagWeights | kFlagReturnWeights | kFlagSumWeights | kFlagDefer | kFlagBiases | kFlagPlaces,
 };
 
 constexpr std::uint32_t flags_of(Op op) {
   if (op == Op::kDispatch) return kDispatchFlags;
-  return op == Op::kCombine ? std::uint32_t{kCombineFlags} : std::uint32_t{kNoopFlags};
+  return op == Op::kCombine ? std::uint32_t{kCombineFlags} : 0;
 }
 constexpr bool makes_routing(Op op, std::uint32_t flags) {
   return op == Op::kDispatch && (flags & kFlagCached) == 0;

@@ -11,16 +11,6 @@ namespace epd::fake_cuda {
 
 using namespace kernels::cuda;
 
-std::string run_kernel(const Launch& launch, const Operation* given, const KernelDevice& device) {
-  if (given == nullptr || !device.reaches(given, sizeof(Operation))) return "the operation is out of reach";
-  const Operation op = *given;
-  const Task task = launch.kernel == kKernelNames[0]   ? Task::kDispatch
-                    : launch.kernel == kKernelNames[1] ? Task::kCombine
-                                                       : Task::kCombinePerExpert;
-  if (std::string wrong = check_operation(launch, task, op, device); !wrong.empty()) return wrong;
-  return run_operation(task, op, device);
-}
-
 namespace {
 
 std::string reach(const WorkerArguments& own, const KernelDevice& device) {

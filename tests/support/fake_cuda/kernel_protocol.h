@@ -33,11 +33,8 @@ struct Launch {
   unsigned shared_bytes = 0;
 };
 
-// Runs a kernel on the calling thread. Empty: it has ended, well or with a result that says how. Else what a
-// device would have faulted at.
-std::string run_kernel(const Launch& launch, const kernels::cuda::Operation* op, const KernelDevice& device);
-
-// The same for a gate, and for the main kernel behind it.
+// Run a gate, and the main kernel behind it, on the calling thread. Empty: it has ended, well or with a
+// result that says how. Else what a device would have faulted at.
 std::string run_gate(const kernels::cuda::WorkerArguments& own, const KernelDevice& device);
 std::string run_main(const Launch& launch, const kernels::cuda::WorkerArguments& own,
                      const KernelDevice& device);

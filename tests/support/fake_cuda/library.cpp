@@ -14,8 +14,6 @@
 using namespace epd::fake_cuda;
 using epd::kernels::cuda::kGateKernel;
 using epd::kernels::cuda::kKernelNames;
-using epd::kernels::cuda::kMainKernel;
-using epd::kernels::cuda::Operation;
 
 namespace {
 
@@ -186,20 +184,12 @@ CUresult launch(CUfunction function, const Grid& grid, CUstream handle, void** p
     return work != nullptr ? enqueue_kernel(handle, *kernel, std::move(work)) : CUDA_ERROR_INVALID_VALUE;
   }
   const Launch how{kernel->name, grid.ctas[0], grid.threads[0], grid.shared_bytes};
-  if (kernel->name == kGateKernel || kernel->name == kMainKernel) {
-    epd::kernels::cuda::WorkerArguments own;
-    std::memcpy(&own, params[0], sizeof(own));
-    return enqueue_kernel(handle, *kernel, [own, how, gate = kernel->name == kGateKernel](Stream& its) {
-      return run(its, how, [&](const Launch& launch, const auto& device) {
-        return gate ? run_gate(own, device) : run_main(launch, own, device);
-      });
+  epd::kernels::cuda::WorkerArguments own;
+  std::memcpy(&own, params[0], sizeof(own));
+  return enqueue_kernel(handle, *kernel, [own, how, gate = kernel->name == kGateKernel](Stream& its) {
+    return run(its, how, [&](const Launch& launch, const auto& device) {
+      return gate ? run_gate(own, device) : run_main(launch, own, device);
     });
-  }
-  const Operation* op = nullptr;
-  std::memcpy(&op, params[0], sizeof(op));  // NOLINT(bugprone-sizeof-expression): the pointer
-  return enqueue_kernel(handle, *kernel, [op, how](Stream& its) {
-    return run(its, how,
-               [op](const Launch& launch, const auto& device) { return run_kernel(launch, op, device); });
   });
 }
 

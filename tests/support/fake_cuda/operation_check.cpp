@@ -84,7 +84,6 @@ class Checker {
     must("result", op_.result, sizeof(OpResult));
     if (op_.inbox.max_tokens != 0) inbox();
     may("abort", op_.abort, 4);
-    may("signal.ready", op_.signal.ready, 4);
     may("signal.done", op_.signal.done, 4);
     must("workspace", op_.workspace, op_.workspace_bytes);
   }

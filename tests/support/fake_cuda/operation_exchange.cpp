@@ -21,16 +21,6 @@ bool OperationExchange::must_leave(OpResult ending) {
   return true;
 }
 
-bool OperationExchange::wait_ready() {
-  if (op_.signal.ready == nullptr) return true;
-  for (unsigned looks = 1; static_cast<std::int32_t>(load_acquire(op_.signal.ready) - op_.signal.value) < 0;
-       ++looks) {
-    if (must_leave(ended(OpError::kNone, -1))) return false;
-    device_.pause(looks);
-  }
-  return true;
-}
-
 void OperationExchange::publish(const OpResult& ending) {
   failed_ = ending.error != OpError::kNone;
   if (!failed_) unblock_stream(op_);

@@ -23,8 +23,6 @@ class OperationExchange {
  public:
   OperationExchange(const kernels::cuda::Operation& op, const KernelDevice& device);
 
-  // Until the client's stream has got as far. False: it has failed.
-  bool wait_ready();
   // The end of an operation that has failed.
   void leave() const;
 

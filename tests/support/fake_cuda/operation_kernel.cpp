@@ -178,8 +178,7 @@ void Kernel::store_head(const OpResult& ending) const {
 
 std::string run_operation(Task task, const Operation& op, const KernelDevice& device) {
   Kernel kernel(task, op, device);
-  std::string wrong;
-  if (kernel.wait_ready()) wrong = kernel.run();
+  std::string wrong = kernel.run();
   kernel.leave();
   return wrong;
 }

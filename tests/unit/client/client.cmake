@@ -36,7 +36,7 @@ gtest_discover_tests(client_parts_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT
 include(${CMAKE_CURRENT_SOURCE_DIR}/support/fake_cuda.cmake)
 if(EPD_CUDA_DRIVER_INCLUDE_DIR AND EPD_FAKE_CUDA)
   add_executable(client_cuda_test ${CMAKE_CURRENT_LIST_DIR}/client_cuda_test.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/client_cuda_queue_test.cpp ${CMAKE_CURRENT_LIST_DIR}/client_cuda_waits_test.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/client_cuda_waits_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/client_events_test.cpp ${CMAKE_CURRENT_LIST_DIR}/client_calls_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/client_calls_memory_test.cpp ${CMAKE_CURRENT_LIST_DIR}/client_calls_ends_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/client_cuda_bindings_test.cpp

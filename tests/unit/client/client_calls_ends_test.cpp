@@ -337,7 +337,6 @@ TEST_F(ClientCalls, FlagsAreRaisedAgainAndAgain) {
 // A handle names a record, which nothing has written since this rank joined.
 TEST_F(ClientCalls, UnderHandlesOfBeforeANewcomerHasNoTokensAndALateRankNone) {
   FakeSettings settings = cuda_settings();
-  settings.resident = true;
   settings.resume_index = 5;
   daemon_.set(settings);
   epd_group_config_t config = small_config();

@@ -502,9 +502,11 @@ TEST_F(ClientCalls, MemopWaitsAreForTheFlagOfSlotAndKind) {
   epd_dispatch_args_t args = dispatch_args(0);
   for (int twice = 0; twice < 2; ++twice) {
     ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
-    expect(cuda_.enqueued(stream_).back(), StreamOp::kWait,
-           address(words().flags[abi::flag_of(abi::Op::kDispatch, 0)]), 1);
-    EXPECT_EQ(cuda_.enqueued(stream_).back().kernel, nullptr);
+    const StreamOp waits = cuda_.enqueued(stream_).back();
+    EXPECT_EQ(waits.kind, StreamOp::kWait);
+    EXPECT_EQ(waits.address, address(words().flags[abi::flag_of(abi::Op::kDispatch, 0)]));
+    EXPECT_EQ(waits.value, 1u);
+    EXPECT_EQ(waits.kernel, nullptr);
     EXPECT_TRUE(last_call().flagged);
     EXPECT_EQ(cuda_.stuck(stream_), 1u) << "the flag of the last one has been cleared";
     end_call();

@@ -70,9 +70,8 @@ epd_binding_t bind(epd_region_t region, void* address) {
   return made;
 }
 
-class ClientCudaBindings : public ClientCudaBase, public ::testing::WithParamInterface<bool> {
+class ClientCudaBindings : public ClientCudaBase {
  protected:
-  ClientCudaBindings() { resident_ = GetParam(); }
   epd_status_t join(const std::vector<epd_binding_t>& bindings, epd_group_t** group) {
     epd_group_config_t config = small_config();
     config.name = "bound";
@@ -88,10 +87,8 @@ class ClientCudaBindings : public ClientCudaBase, public ::testing::WithParamInt
     EXPECT_EQ(open_descriptors(), before) << said;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Modes, ClientCudaBindings, ::testing::Bool(),
-                         [](const auto& tested) { return tested.param ? "Resident" : "Launched"; });
 
-TEST_P(ClientCudaBindings, AddressesBecomeDescriptorsOfTheirAllocations) {
+TEST_F(ClientCudaBindings, AddressesBecomeDescriptorsOfTheirAllocations) {
   const Memory one = allocate(kUnit + 1);
   const Memory two = allocate(1);
   ASSERT_NE(one, nullptr) << epd_last_error();
@@ -132,7 +129,7 @@ TEST_P(ClientCudaBindings, AddressesBecomeDescriptorsOfTheirAllocations) {
   detach();
 }
 
-TEST_P(ClientCudaBindings, ADescriptorAndAnAddressMayBeMixed) {
+TEST_F(ClientCudaBindings, ADescriptorAndAnAddressMayBeMixed) {
   const Memory one = allocate(kUnit);
   const UniqueFd other(::memfd_create("binding", MFD_CLOEXEC));
   epd_binding_t by_fd = bind(EPD_REGION_OUT, one.get());
@@ -152,7 +149,7 @@ TEST_P(ClientCudaBindings, ADescriptorAndAnAddressMayBeMixed) {
   detach();
 }
 
-TEST_P(ClientCudaBindings, MemoryThatCantBePassedOnIsRefusedByName) {
+TEST_F(ClientCudaBindings, MemoryThatCantBePassedOnIsRefusedByName) {
   const Memory one = allocate(kUnit);
   CUdeviceptr plain = 0;
   cuda_.set_current(cuda_.context());
@@ -180,7 +177,7 @@ TEST_P(ClientCudaBindings, MemoryThatCantBePassedOnIsRefusedByName) {
   cuda_.set_current(nullptr);
 }
 
-TEST_P(ClientCudaBindings, WhatTheDriverSaysIsPassedOn) {
+TEST_F(ClientCudaBindings, WhatTheDriverSaysIsPassedOn) {
   const Memory one = allocate(kUnit);
   for (const char* function :
        {"cuMemGetAllocationPropertiesFromHandle", "cuMemGetAddressRange", "cuMemExportToShareableHandle"}) {
@@ -192,14 +189,8 @@ TEST_P(ClientCudaBindings, WhatTheDriverSaysIsPassedOn) {
   }
 }
 
-TEST_P(ClientCudaBindings, RegisteredMemoryGoesWithTheJoinsThatFollow) {
+TEST_F(ClientCudaBindings, RegisteredMemoryGoesWithTheJoinsThatFollow) {
   const Memory one = allocate(2 * kUnit);
-  if (!resident_) {
-    EXPECT_EQ(epd_memory_register(session_, one.get(), kUnit), EPD_UNSUPPORTED);
-    EXPECT_ERROR_HAS("take rows from their slots alone");
-    EXPECT_EQ(epd_memory_unregister(session_, one.get()), EPD_NOT_FOUND);
-    return;
-  }
   detach();
   ASSERT_EQ(attach_to(daemon_, &session_, 10'000, wait_by_), EPD_OK) << epd_last_error();
   ASSERT_EQ(epd_memory_register(session_, one.get() + 32, 100), EPD_OK) << epd_last_error();
@@ -217,8 +208,7 @@ TEST_P(ClientCudaBindings, RegisteredMemoryGoesWithTheJoinsThatFollow) {
   detach();
 }
 
-TEST_P(ClientCudaBindings, RangesThatCantBeRegisteredAreRefusedByName) {
-  if (!resident_) return;
+TEST_F(ClientCudaBindings, RangesThatCantBeRegisteredAreRefusedByName) {
   const Memory one = allocate(kUnit);
   const auto refused = [&](void* address, std::size_t bytes, epd_status_t status, const std::string& said) {
     const std::size_t before = open_descriptors();
@@ -248,21 +238,19 @@ TEST_P(ClientCudaBindings, RangesThatCantBeRegisteredAreRefusedByName) {
 }
 
 // The daemon would refuse each join that brings it.
-TEST_P(ClientCudaBindings, MemoryOfAnotherGpuIsRefusedByName) {
+TEST_F(ClientCudaBindings, MemoryOfAnotherGpuIsRefusedByName) {
   constexpr int kOther = kDevice + 1;
   const Memory other(static_cast<char*>(epd_memory_alloc(kUnit, kOther, nullptr)));
   ASSERT_NE(other, nullptr) << epd_last_error();
   const std::string said = "in memory of GPU " + std::to_string(kOther) + ", and the session is on GPU " +
                            std::to_string(kDevice) + "; allowed: ";
   expect_refused(bind(EPD_REGION_X, other.get()), said);
-  if (!resident_) return;
   EXPECT_EQ(epd_memory_register(session_, other.get(), kUnit), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS(said);
 }
 
 // Its descriptor would keep it, and another allocation may lie at its address.
-TEST_P(ClientCudaBindings, FreedMemoryIsNotRegisteredAnyMore) {
-  if (!resident_) return;
+TEST_F(ClientCudaBindings, FreedMemoryIsNotRegisteredAnyMore) {
   detach();
   ASSERT_EQ(attach_to(daemon_, &session_, 10'000, wait_by_), EPD_OK) << epd_last_error();
   {
@@ -277,8 +265,7 @@ TEST_P(ClientCudaBindings, FreedMemoryIsNotRegisteredAnyMore) {
 }
 
 // Another thread frees it, or ends its registration, while the join looks where it lies.
-TEST_P(ClientCudaBindings, MemoryThatIsFreedAmidAJoinDoesNotHinderIt) {
-  if (!resident_) return;
+TEST_F(ClientCudaBindings, MemoryThatIsFreedAmidAJoinDoesNotHinderIt) {
   for (const bool freed : {false, true}) {
     detach();
     ASSERT_EQ(attach_to(daemon_, &session_, 10'000, wait_by_), EPD_OK) << epd_last_error();

@@ -2,11 +2,11 @@
 #pragma once
 
 #include "client_fixture.h"
-#include "launched_operations.h"
-#include "session.h"
+#include "proto/call_words.h"
 #include "watched_cuda.h"
 
 #include <atomic>
+#include <map>
 #include <vector>
 
 namespace epd::testing {
@@ -21,19 +21,20 @@ inline FakeSettings cuda_settings() {
   return settings;
 }
 
-// The session's next ticket is this one's successor.
-inline void start_after(epd_session_t* session, epd_ticket_t ticket) {
-  client::Session& object = *reinterpret_cast<client::Handle<client::Session>*>(session)->object();
-  dynamic_cast<client::LaunchedOperations&>(object.operations()).start_after(ticket);
-}
+inline constexpr bool kHasKernels =
+#ifdef EPD_CLIENT_HAS_KERNELS
+    true;
+#else
+    false;
+#endif
 
-// Its streams wait as they do by default.
+// What the engine's kernels do, the tests do. No engine ever hears of a call. The streams wait as they do by
+// default.
 class ClientCudaBase : public ::testing::Test {
  protected:
   void SetUp() override {
-    FakeSettings settings = cuda_settings();
-    settings.resident = resident_;
-    daemon_.set(settings);
+    if (!kHasKernels) GTEST_SKIP() << "this libepd has no kernels: no nvcc";
+    daemon_.set(cuda_settings());
     ASSERT_EQ(attach_again(wait_by_), EPD_OK) << epd_last_error();
   }
   // A session whose streams wait so, with a group; the fake daemon serves one.
@@ -51,8 +52,12 @@ class ClientCudaBase : public ::testing::Test {
     epd_buffers_init(&buffers);
     ASSERT_EQ(epd_group_buffers(group_, 0, &buffers), EPD_OK);
     base_ = reinterpret_cast<std::uintptr_t>(buffers.x);
+    member_ = &daemon_.member(0);
   }
   void TearDown() override {
+    if (session_ != nullptr) {
+      EXPECT_FALSE(daemon_.next_submission(1).has_value()) << "of a call the engine's loop hears nothing";
+    }
     detach();
     EXPECT_EQ(cuda_.current(), nullptr);
     EXPECT_EQ(cuda_.mapped_bytes(), 0u);
@@ -66,16 +71,45 @@ class ClientCudaBase : public ::testing::Test {
   }
 
   abi::UserArenaLayout arena() { return abi::UserArenaLayout(daemon_.member().shape); }
-  std::uintptr_t ready(std::uint32_t slot) { return base_ + arena().ready_word(slot); }
-  std::uintptr_t done(std::uint32_t slot) { return base_ + arena().done_word(slot); }
-  std::uint32_t at(std::uintptr_t address) {
+  abi::CallWords& words() {
     cuda_.settle();
-    return std::atomic_ref(*reinterpret_cast<std::uint32_t*>(address)).load();
+    return *reinterpret_cast<abi::CallWords*>(base_ + abi::UserArenaLayout(member_->shape).calls);
   }
-  // What the engine does at an operation's end.
-  void end(const abi::Submission& submission, StatusCode status = StatusCode::kOk) {
-    cuda_.poke(done(submission.slot), static_cast<std::uint32_t>(submission.ticket));
-    daemon_.complete(submission, status);
+  std::uintptr_t address(const std::uint32_t& word) { return reinterpret_cast<std::uintptr_t>(&word); }
+  // The call that was enqueued last.
+  abi::Call last_call() { return call_at(words().tail - 1); }
+  abi::Call call_at(std::uint32_t number) {
+    const abi::PackedCall& packed = words().calls[number % abi::kCallSlots];
+    for (const std::uint64_t word : packed.words) EXPECT_EQ(word >> 32, std::uint32_t{number + 1});
+    return abi::unpack(packed);
+  }
+  abi::Call host_call_at(std::uint32_t number) {
+    const abi::PackedCall& packed = words().host_calls[number % abi::kCallSlots];
+    for (const std::uint64_t word : packed.words) EXPECT_EQ(word >> 32, std::uint32_t{number + 1});
+    return abi::unpack(packed);
+  }
+  // What the engine's kernel tells of a call's end.
+  void tell_result(const abi::Call& call, abi::CallEnding ending = abi::CallEnding::kCarriedOut) {
+    abi::CallResult& place = member_->results().places[abi::place_of(call.result)];
+    std::uint32_t& runs = runs_[call.result];
+    const std::uint32_t values[] = {static_cast<std::uint32_t>(ending), 5, 2, 70, call.result, 9, 0, ++runs};
+    ++writing_;
+    for (std::uint32_t i = 0; i < abi::CallResult::kWords; ++i)
+      std::atomic_ref(place.words[i]).store(std::uint64_t{writing_} << 32 | values[i]);
+  }
+  // Of the oldest of the host's.
+  void end_host_call(abi::CallEnding ending = abi::CallEnding::kCarriedOut) {
+    abi::Results& results = member_->results();
+    tell_result(host_call_at(results.host_ended), ending);
+    std::atomic_ref(results.host_ended).fetch_add(1);
+  }
+  // What the engine's kernel does with the oldest one that it has not ended.
+  void end_call(bool well = true) {
+    const abi::Call call = call_at(words().done);
+    tell_result(call, well ? abi::CallEnding::kCarriedOut : abi::CallEnding::kFailed);
+    if (!well) cuda_.poke(address(words().failed), words().failed + 1);
+    if (call.flagged) cuda_.poke(address(words().flags[abi::flag_of(call.op, call.slot)]), 1);
+    cuda_.poke(address(words().done), words().done + 1);
   }
   epd_status_t dispatch(std::uint32_t slot, CUstream stream, epd_ticket_t* ticket, bool deferred = false,
                         epd_handle_t* handle = nullptr) {
@@ -97,18 +131,6 @@ class ClientCudaBase : public ::testing::Test {
     return epd_noop(group_, slot, stream, ticket);
   }
   epd_status_t wait(epd_ticket_t ticket) { return epd_ticket_wait(group_, ticket, 20'000, nullptr); }
-  // All that has been submitted and not been taken yet.
-  std::vector<abi::Submission> submissions() {
-    std::vector<abi::Submission> all;
-    while (const auto submission = daemon_.next_submission(0)) all.push_back(*submission);
-    return all;
-  }
-  static void expect(const StreamOp& op, StreamOp::Kind kind, std::uintptr_t address, std::uint64_t value) {
-    EXPECT_EQ(op.kind, kind);
-    EXPECT_EQ(op.address, address);
-    EXPECT_EQ(op.value, static_cast<std::uint32_t>(value));
-  }
-
   WatchedCuda cuda_;
   const CUstream stream_ = cuda_.make_stream();
   const CUstream other_ = cuda_.make_stream();
@@ -116,23 +138,17 @@ class ClientCudaBase : public ::testing::Test {
   epd_session_t* session_ = nullptr;
   epd_group_t* group_ = nullptr;
   std::uintptr_t base_ = 0;
+  FakeMember* member_ = nullptr;
+  std::map<std::uint32_t, std::uint32_t> runs_;  // by result
+  std::uint32_t writing_ = 0;
   epd_wait_by_t wait_by_ = EPD_WAIT_BY_MEMOP;
-  bool resident_ = false;
 };
-
-inline constexpr bool kHasKernels =
-#ifdef EPD_CLIENT_HAS_KERNELS
-    true;
-#else
-    false;
-#endif
 
 // What holds by whatever a stream waits.
 class ClientCuda : public ClientCudaBase, public ::testing::WithParamInterface<epd_wait_by_t> {
  protected:
   void SetUp() override {
     wait_by_ = GetParam();
-    if (by_kernel() && !kHasKernels) GTEST_SKIP() << "this libepd has no kernels: no nvcc";
     ClientCudaBase::SetUp();
   }
   static bool by_kernel() { return GetParam() == EPD_WAIT_BY_KERNEL; }

@@ -1,6 +1,5 @@
-// Events of operations (EPD_WAIT_BY_EVENT), launched and resident. The streams wait as MEMOP waits do, which
-// ClientCuda tests.
-#include "client_calls_fixture.h"
+// Events of operations (EPD_WAIT_BY_EVENT). The streams wait as MEMOP waits do, which ClientCuda tests.
+#include "client_cuda_fixture.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,10 +9,7 @@ namespace {
 
 class ClientEvents : public ClientCudaBase {
  protected:
-  void SetUp() override {
-    wait_by_ = EPD_WAIT_BY_EVENT;
-    ClientCudaBase::SetUp();
-  }
+  ClientEvents() { wait_by_ = EPD_WAIT_BY_EVENT; }
   epd_status_t find(epd_ticket_t ticket, CUevent* event) {
     void* found = nullptr;
     const epd_status_t status = epd_ticket_event(group_, ticket, &found);
@@ -50,10 +46,10 @@ TEST_F(ClientEvents, AnEventCompletesWithItsOperation) {
   const CUevent events[] = {event_of(tickets[0]), event_of(tickets[1])};
   EXPECT_NE(events[0], events[1]);
   EXPECT_EQ(query(events[0]), CUDA_ERROR_NOT_READY);
-  for (const abi::Submission& submission : submissions()) {
-    end(submission, submission.slot == 0 ? StatusCode::kOk : StatusCode::kDeadlineExceeded);
-    EXPECT_EQ(query(events[submission.slot]), CUDA_SUCCESS) << "well or not";
-    EXPECT_EQ(query(events[1]), submission.slot == 0 ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS);
+  for (const int slot : {0, 1}) {
+    end_call(slot == 0);
+    EXPECT_EQ(query(events[slot]), CUDA_SUCCESS) << "well or not";
+    EXPECT_EQ(query(events[1]), slot == 0 ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS);
   }
   EXPECT_EQ(wait(tickets[0]), EPD_OK);
   EXPECT_EQ(event_of(tickets[0]), events[0]) << "also when the ticket is retired";
@@ -64,8 +60,8 @@ TEST_F(ClientEvents, StreamsWaitForTheEventThatIsThere) {
   const epd_ticket_t ticket = submitted(0);
   ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_OK) << epd_last_error();
   EXPECT_EQ(cuda_.stuck(other_), 1u);
-  for (const StreamOp& op : cuda_.enqueued(other_)) EXPECT_NE(op.address, done(0)) << "a wait for the word";
-  end(submissions().front());
+  for (const StreamOp& op : cuda_.enqueued(other_)) EXPECT_NE(op.kind, StreamOp::kWait) << "for the word";
+  end_call();
   EXPECT_EQ(cuda_.stuck(other_), 0u);
   EXPECT_EQ(event_of(ticket), event_of(ticket));
 }
@@ -76,7 +72,7 @@ TEST_F(ClientEvents, ADeferredOperationHasItsEventFromItsFirstWaitOn) {
   ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_OK) << epd_last_error();
   const CUevent event = event_of(ticket);
   EXPECT_EQ(query(event), CUDA_ERROR_NOT_READY);
-  end(submissions().front());
+  end_call();
   EXPECT_EQ(query(event), CUDA_SUCCESS);
 }
 
@@ -90,12 +86,10 @@ TEST_F(ClientEvents, TheSlotsNextOperationTakesTheEventOver) {
   const epd_ticket_t second = submitted(0);
   expect_no_event(first, EPD_NOT_FOUND, "its slot has a later operation");
   EXPECT_EQ(event_of(second), event);
-  const std::vector<abi::Submission> both = submissions();
-  ASSERT_EQ(both.size(), 2u);
-  end(both[0]);
+  end_call();
   EXPECT_EQ(cuda_.stuck(other_), 0u);
   EXPECT_EQ(query(event), CUDA_ERROR_NOT_READY) << "never early";
-  end(both[1]);
+  end_call();
   EXPECT_EQ(query(event), CUDA_SUCCESS);
 }
 
@@ -105,7 +99,7 @@ TEST_F(ClientEvents, OtherStreamsWaitForOutputsByTheEvent) {
   epd_handle_t handle = 0;
   epd_ticket_t ticket = 0;
   ASSERT_EQ(dispatch(0, stream_, &ticket, false, &handle), EPD_OK) << epd_last_error();
-  end(submissions().front());
+  end_call();
   ASSERT_EQ(wait(ticket), EPD_OK);
   epd_combine_args_t args;
   epd_combine_args_init(&args);
@@ -120,7 +114,7 @@ TEST_F(ClientEvents, OtherStreamsWaitForOutputsByTheEvent) {
   ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, other_), EPD_OK) << epd_last_error();
   EXPECT_EQ(query(event), CUDA_ERROR_NOT_READY);
   EXPECT_EQ(cuda_.stuck(other_), 1u);
-  end(submissions().front());
+  end_call();
   EXPECT_EQ(query(event), CUDA_SUCCESS);
   EXPECT_NE(*out, 0x5a5a5a5a) << "the region was copied";
   EXPECT_EQ(cuda_.stuck(other_), 0u);
@@ -144,7 +138,7 @@ TEST_F(ClientEvents, OtherProcessesMayOpenThem) {
   cuda_.set_current(cuda_.context());
   EXPECT_EQ(cuIpcGetEventHandle(&handle, event), CUDA_SUCCESS);
   cuda_.set_current(nullptr);
-  end(submissions().front());
+  end_call();
 }
 
 TEST_F(ClientEvents, WhatHasNoEventSaysWhy) {
@@ -153,15 +147,14 @@ TEST_F(ClientEvents, WhatHasNoEventSaysWhy) {
   epd_ticket_t ticket = 0;
   ASSERT_EQ(dispatch(1, static_cast<CUstream>(EPD_NO_STREAM), &ticket), EPD_OK) << epd_last_error();
   expect_no_event(ticket, EPD_NOT_FOUND, "no ticket of a stream's operation");
-  end(submissions().front());
+  end_host_call();
   EXPECT_EQ(epd_ticket_event(group_, ticket, nullptr), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS("event is NULL");
   for (const epd_wait_by_t by : {EPD_WAIT_BY_MEMOP, EPD_WAIT_BY_KERNEL}) {
-    if (by == EPD_WAIT_BY_KERNEL && !kHasKernels) continue;
     ASSERT_EQ(attach_again(by), EPD_OK) << epd_last_error();
     ticket = submitted(0);
     expect_no_event(ticket, EPD_INVALID_ARGUMENT, "allowed: with EPD_WAIT_BY_EVENT at attach");
-    end(submissions().front());
+    end_call();
   }
 }
 
@@ -174,7 +167,7 @@ TEST_F(ClientEvents, TheDriversErrors) {
     EXPECT_ERROR_HAS("was submitted");
     cuda_.fail(call, CUDA_SUCCESS);
     expect_no_event(ticket, EPD_NOT_FOUND, "has no event");
-    end(submissions().front());
+    end_call();
     EXPECT_EQ(wait(ticket), EPD_OK);
   }
   cuda_.fail("cuEventCreate", CUDA_ERROR_OUT_OF_MEMORY);
@@ -186,49 +179,15 @@ TEST_F(ClientEvents, TheDriversErrors) {
   cuda_.fail("cuEventCreate", CUDA_SUCCESS);
 }
 
-// Where operations are calls.
-class ClientCallEvents : public ClientCalls {
- protected:
-  void SetUp() override {
-    ClientCalls::SetUp();
-    if (IsSkipped()) return;
-    ASSERT_EQ(attach_again(EPD_WAIT_BY_EVENT), EPD_OK) << epd_last_error();
-    member_ = &daemon_.member(0);
-  }
-};
-
-TEST_F(ClientCallEvents, AnEventCompletesWithItsCall) {
-  ASSERT_EQ(dispatch_with(dispatch_args(0)), EPD_OK) << epd_last_error();
-  void* event = nullptr;
-  ASSERT_EQ(epd_ticket_event(group_, ticket_, &event), EPD_OK) << epd_last_error();
-  const auto query = [&] {
-    cuda_.settle();
-    cuda_.set_current(cuda_.context());
-    const CUresult result = cuEventQuery(static_cast<CUevent>(event));
-    cuda_.set_current(nullptr);
-    return result;
-  };
-  EXPECT_EQ(query(), CUDA_ERROR_NOT_READY);
-  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket_, other_), EPD_OK) << epd_last_error();
-  EXPECT_EQ(cuda_.stuck(other_), 1u);
-  end_call();
-  EXPECT_EQ(query(), CUDA_SUCCESS);
-  EXPECT_EQ(cuda_.stuck(other_), 0u);
-}
-
 // What is recorded there would belong to the graph.
-TEST_F(ClientCallEvents, CapturedOperationsHaveNone) {
+TEST_F(ClientEvents, CapturedOperationsHaveNone) {
   CUgraph graph = nullptr;
   cuda_.set_current(cuda_.context());
   ASSERT_EQ(cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
-  epd_dispatch_args_t args = dispatch_args(0);
-  args.defer_receive = 1;
-  ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
-  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket_, stream_), EPD_OK) << epd_last_error();
+  const epd_ticket_t ticket = submitted(0, true);
+  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket, stream_), EPD_OK) << epd_last_error();
   ASSERT_EQ(cuStreamEndCapture(stream_, &graph), CUDA_SUCCESS);
-  void* event = nullptr;
-  EXPECT_EQ(epd_ticket_event(group_, ticket_, &event), EPD_NOT_FOUND);
-  EXPECT_ERROR_HAS("it was captured");
+  expect_no_event(ticket, EPD_NOT_FOUND, "it was captured");
   cuGraphDestroy(graph);
   cuda_.set_current(nullptr);
 }

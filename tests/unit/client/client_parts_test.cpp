@@ -1,6 +1,6 @@
 // The parts of a session, each alone: no daemon, and of the engine only its memory.
 #include "attach_socket.h"
-#include "launched_operations.h"
+#include "submitted_operations.h"
 #include "ticket_status.h"
 
 #include <gtest/gtest.h>
@@ -370,10 +370,10 @@ TEST_F(HooksTest, AnExpectedOneIsCalledWhenItsOperationHasEnded) {
   EXPECT_TRUE(soon([this] { return ran_ == 4; }));
 }
 
-// ---- launched operations ----------------------------------------------------------------------------
+// ---- submitted operations ----------------------------------------------------------------------------
 
 // The engine is the test, on plain memory.
-class LaunchedOperationsTest : public HooksTest, protected ConnectionEvents, protected Unblocker {
+class SubmittedOperationsTest : public HooksTest, protected ConnectionEvents {
  protected:
   void SetUp() override {
     WaitsTest::SetUp();
@@ -394,9 +394,6 @@ class LaunchedOperationsTest : public HooksTest, protected ConnectionEvents, pro
     operations_.abort_locked(connection_.ended().code(), connection_.ended().message().c_str(), nullptr);
   }
   void on_late_join_locked() override {}
-  void unblock(const Group& /*group*/, const AllSlotWords& /*words*/, bool /*all*/) override {
-    ADD_FAILURE() << "there are no streams";
-  }
   epd_ticket_t noop() {
     epd_ticket_t ticket = 0;
     EXPECT_TRUE(operations_.submit(group_, {abi::Op::kNoop}, ticket, nullptr).ok());
@@ -418,12 +415,10 @@ class LaunchedOperationsTest : public HooksTest, protected ConnectionEvents, pro
   SocketPair engine_bell_;
   abi::Welcome welcome_{};
   Connection connection_{socket_.ours, *b_, waits_, *this};
-  StreamPort streams_{nullptr, WaitBy::kMemop, connection_, waits_, *this};
-  LaunchedOperations operations_{*a_,         *b_,    engine_bell_.ours, welcome_, waits_,
-                                 connection_, hooks_, streams_};
+  SubmittedOperations operations_{*a_, *b_, engine_bell_.ours, welcome_, waits_, connection_, hooks_};
 };
 
-TEST_F(LaunchedOperationsTest, ATicketIsRetiredByItsWait) {
+TEST_F(SubmittedOperationsTest, ATicketIsRetiredByItsWait) {
   const epd_ticket_t ticket = noop();
   abi::Submission submission{};
   ASSERT_TRUE(abi::ring_peek(a_->submissions, 0, submission));
@@ -449,7 +444,7 @@ TEST(TicketStatus, WhoDoesNotAnswerDependsOnTheSpan) {
   EXPECT_NE(far.message().find("or the cluster's coordinator"), std::string::npos) << far.message();
 }
 
-TEST_F(LaunchedOperationsTest, CompletionsOfNobodyAreDropped) {
+TEST_F(SubmittedOperationsTest, CompletionsOfNobodyAreDropped) {
   const epd_ticket_t ticket = noop();
   complete(ticket + 100);
   complete(ticket);
@@ -458,7 +453,7 @@ TEST_F(LaunchedOperationsTest, CompletionsOfNobodyAreDropped) {
   EXPECT_EQ(a_->completion_head.value, 3u);
 }
 
-TEST_F(LaunchedOperationsTest, TheEndOfTheSessionEndsWhatIsInFlight) {
+TEST_F(SubmittedOperationsTest, TheEndOfTheSessionEndsWhatIsInFlight) {
   const epd_ticket_t ticket = noop();
   auto waited =
       std::async(std::launch::async, [&] { return operations_.wait(group_, ticket, EPD_FOREVER, nullptr); });
@@ -474,13 +469,13 @@ TEST_F(LaunchedOperationsTest, TheEndOfTheSessionEndsWhatIsInFlight) {
   EXPECT_EQ(operations_.submit(group_, {abi::Op::kNoop}, refused, nullptr).code(), StatusCode::kAborted);
 }
 
-TEST_F(LaunchedOperationsTest, StreamsAreRefusedOnAHost) {
+TEST_F(SubmittedOperationsTest, StreamsAreRefusedOnAHost) {
   SubmitRequest request{abi::Op::kNoop};
   request.stream = {nullptr};
   epd_ticket_t ticket = 0;
   EXPECT_EQ(operations_.submit(group_, request, ticket, nullptr).code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(operations_.wait_on_stream(group_, CallTicket::kMark | 5, nullptr).code(), StatusCode::kNotFound)
-      << "a ticket of a call, which no launched operation has";
+      << "a ticket of a call, which no submitted operation has";
   ticket = noop();
   EXPECT_EQ(operations_.wait_on_stream(group_, ticket, nullptr).code(), StatusCode::kInvalidArgument);
   complete(ticket);

@@ -210,8 +210,7 @@ bool WatchedCuda::is_loading(const fake_cuda::StreamCall& call) {
   const std::string name = kept(call.function);
   const bool known = std::find(loaded_.begin(), loaded_.end(), name) != loaded_.end();
   const auto step = fake_cuda::step_of(call.function, call.parameters);
-  const bool loads = step.begin == stream_kernels::Begin::kNothing &&
-                     step.wait == stream_kernels::Wait::kNothing && step.staging == nullptr;
+  const bool loads = !step.calls && step.wait == stream_kernels::Wait::kNothing && step.staging == nullptr;
   if (loads && !known) loaded_.push_back(name);
   if (!loads && !known) mistakes_.push_back(name + " had not been loaded");
   return loads;
@@ -232,13 +231,8 @@ std::vector<StreamOp> WatchedCuda::ops_of(const fake_cuda::StreamCall& call) {
   const auto words = reinterpret_cast<std::uintptr_t>(step.words);
   std::vector<StreamOp> ops;
   if (step.copies.num_in != 0) ops.push_back({StreamOp::kCopyIn, 0, step.copies.num_in, name});
-  if (step.begin == stream_kernels::Begin::kCall) ops.push_back({StreamOp::kRing, words, 0, name});
-  if (step.begin == stream_kernels::Begin::kReady)
-    ops.push_back({StreamOp::kWrite, reinterpret_cast<std::uintptr_t>(step.ready), step.value, name});
-  if (step.wait == stream_kernels::Wait::kDone)
-    ops.push_back(
-        {StreamOp::kWait, reinterpret_cast<std::uintptr_t>(step.done), step.value, name, step.limit_ns});
-  if (step.wait == stream_kernels::Wait::kCall || step.wait == stream_kernels::Wait::kLastCall)
+  if (step.calls) ops.push_back({StreamOp::kRing, words, 0, name});
+  if (step.wait != stream_kernels::Wait::kNothing)
     ops.push_back({StreamOp::kAwait, words, 0, name, step.limit_ns});
   if (step.copies.num_out != 0) ops.push_back({StreamOp::kCopyOut, 0, step.copies.num_out, name});
   return ops;

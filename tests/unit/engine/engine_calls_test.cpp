@@ -85,7 +85,7 @@ TEST_F(EngineCallsTest, WhatNoLibraryAsksForIsNamed) {
       expect_session_ended(0, "call field row format in flags is 3; allowed: 0 .. 0");
       break;
     case 0:
-      call.flags = abi::kFlagStream;
+      call.flags = 1u << 8;
       ringers_[0].ring(call, 0, group_->epoch);
       expect_session_ended(0, "call field flags is 256");
       break;

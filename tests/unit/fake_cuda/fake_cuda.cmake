@@ -2,8 +2,7 @@ include(${CMAKE_CURRENT_SOURCE_DIR}/support/fake_cuda.cmake)
 if(EPD_FAKE_CUDA)
   add_executable(fake_cuda_test ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_processes_test.cpp)
-  add_executable(fake_cuda_kernels_test ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_kernels_test.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_calls_test.cpp ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_call_ends_test.cpp ${CMAKE_CURRENT_SOURCE_DIR}/unit/kernels/kernels_calls_test.cpp ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_call_world.cpp
+  add_executable(fake_cuda_kernels_test ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_calls_test.cpp ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_call_ends_test.cpp ${CMAKE_CURRENT_SOURCE_DIR}/unit/kernels/kernels_calls_test.cpp ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_call_world.cpp
     ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_gates_test.cpp ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_graph_test.cpp ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_pairs_test.cpp ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_words_test.cpp ${CMAKE_CURRENT_LIST_DIR}/fake_cuda_world.cpp)
   target_link_libraries(fake_cuda_test PRIVATE GTest::gtest)
   target_link_libraries(fake_cuda_kernels_test PRIVATE GTest::gtest_main epd_proto)

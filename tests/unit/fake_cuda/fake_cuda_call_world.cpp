@@ -28,7 +28,7 @@ constexpr std::uint32_t kPairsOfACall = 3;
 }  // namespace
 
 CallWorld::CallWorld(const kernels::cuda::Shape& shape, std::uint32_t max_tokens)
-    : world_(shape, max_tokens, {}),
+    : world_(shape, max_tokens),
       max_tokens_(max_tokens),
       layout_(gpu_test::group_shape(shape, max_tokens, kDepth)),
       results_layout_(gpu_test::group_shape(shape, max_tokens, kDepth)),
@@ -273,7 +273,7 @@ void CallWorld::ring(std::uint32_t r, const abi::Call& call, const Ring& how) {
   CUkernel kernel = nullptr;
   EPD_CU(cuLibraryGetKernel(&kernel, library_, stream_kernels::kKernelNames[0]));
   stream_kernels::Step step;
-  step.begin = stream_kernels::Begin::kCall;
+  step.calls = true;
   step.words = own.words;
   abi::Call its = call;
   its.num_tokens = how.num_tokens_at == nullptr ? how.num_tokens : 0;

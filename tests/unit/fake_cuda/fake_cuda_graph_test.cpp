@@ -18,6 +18,8 @@ class FakeCudaGraph : public ::testing::Test {
     EPD_CU(cuCtxSetCurrent(primary_context(0)));
     EPD_CU(cuMemAlloc(&memory_, 4096));
     EPD_CU(cuMemsetD8(memory_, 0, 4096));
+    EPD_CU(cuMemAlloc(&words_, sizeof(abi::CallWords)));
+    EPD_CU(cuMemsetD8(words_, 0, sizeof(abi::CallWords)));
     EPD_CU(cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING));
     EPD_CU(cuStreamCreate(&other_, CU_STREAM_NON_BLOCKING));
   }
@@ -25,6 +27,7 @@ class FakeCudaGraph : public ::testing::Test {
     cuStreamDestroy(stream_);
     cuStreamDestroy(other_);
     cuMemFree(memory_);
+    cuMemFree(words_);
     EXPECT_EQ(cuDevicePrimaryCtxRelease(0), CUDA_SUCCESS);
     cuCtxSetCurrent(nullptr);
   }
@@ -38,6 +41,7 @@ class FakeCudaGraph : public ::testing::Test {
   }
 
   CUdeviceptr memory_ = 0;
+  CUdeviceptr words_ = 0;  // abi::CallWords
   CUstream stream_ = nullptr;
   CUstream other_ = nullptr;
 };
@@ -51,34 +55,33 @@ TEST_F(FakeCudaGraph, WhatWasCapturedRunsAtEachLaunch) {
   EXPECT_EQ(status(), CU_STREAM_CAPTURE_STATUS_ACTIVE);
   EXPECT_EQ(cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_ERROR_ILLEGAL_STATE);
   stream_kernels::Step step;
-  step.begin = stream_kernels::Begin::kReady;
-  step.ready = reinterpret_cast<std::uint32_t*>(memory_);
-  step.value = 5;
+  step.calls = true;
+  step.words = reinterpret_cast<abi::CallWords*>(words_);
   void* parameters[] = {&step};
   EPD_CU(cuLaunchKernel(reinterpret_cast<CUfunction>(signal), 1, 1, 1, 1, 1, 1, 0, stream_, parameters,
                         nullptr));
-  step.value = 6;  // parameters are those of the capture
+  step.words = nullptr;  // parameters are those of the capture
   EPD_CU(cuStreamWaitValue32(stream_, memory_ + 4, 1, CU_STREAM_WAIT_VALUE_EQ));
-  EPD_CU(cuMemcpyDtoDAsync(memory_ + 8, memory_, 4, stream_));
+  EPD_CU(cuMemcpyDtoDAsync(memory_ + 8, words_ + offsetof(abi::CallWords, tail), 4, stream_));
   EPD_CU(cuStreamWriteValue32(stream_, memory_ + 4, 0, 0));
   CUgraph graph = nullptr;
   EPD_CU(cuStreamEndCapture(stream_, &graph));
   EXPECT_EQ(status(), CU_STREAM_CAPTURE_STATUS_NONE);
   EPD_CU(cuStreamSynchronize(stream_));
-  EXPECT_EQ(at(0), 0u) << "nothing runs while it is captured";
+  EXPECT_EQ(reinterpret_cast<abi::CallWords*>(words_)->tail, 0u) << "nothing runs while it is captured";
 
   CUgraphExec executable = nullptr;
   EPD_CU(cuGraphInstantiate(&executable, graph, 0));
   EPD_CU(cuGraphDestroy(graph));
   EPD_CU(cuStreamDestroy(stream_));  // the graph needs it no more
   EPD_CU(cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING));
-  for (int i = 0; i < 3; ++i) {
+  for (unsigned i = 1; i <= 3; ++i) {
     EPD_CU(cuMemsetD32(memory_, 0, 4));
     EPD_CU(cuGraphLaunch(executable, other_));
     EXPECT_EQ(cuStreamQuery(other_), CUDA_ERROR_NOT_READY);
     EPD_CU(cuStreamWriteValue32(stream_, memory_ + 4, 1, 0));
     EPD_CU(cuStreamSynchronize(other_));
-    EXPECT_EQ(at(2), 5u);
+    EXPECT_EQ(at(2), i);
     EXPECT_EQ(at(1), 0u);
   }
   EPD_CU(cuGraphExecDestroy(executable));

@@ -20,30 +20,35 @@ class FakeCudaPairs : public FakeCuda {
   void SetUp() override {
     FakeCuda::SetUp();
     EPD_CU(cuMemsetD8(memory_, 0, 4096));
+    EPD_CU(cuMemAlloc(&rings_, 2 * sizeof(abi::CallWords)));
+    EPD_CU(cuMemsetD8(rings_, 0, 2 * sizeof(abi::CallWords)));
     EPD_CU(cuStreamCreate(&other_, CU_STREAM_NON_BLOCKING));
     EPD_CU(cuLibraryLoadData(&library_, "any", nullptr, nullptr, 0, nullptr, nullptr, 0));
   }
   void TearDown() override {
     cuLibraryUnload(library_);
     cuStreamDestroy(other_);
+    cuMemFree(rings_);
     FakeCuda::TearDown();
   }
   template <typename Word>
   std::atomic_ref<Word> word(std::size_t offset) {
     return std::atomic_ref(at<Word>(memory_ + offset));
   }
-  // A kernel that writes 1 there. Default: no launch attribute.
-  CUresult launch(std::size_t offset, std::vector<CUlaunchAttribute> attributes = {}) {
+  // A kernel that makes a call. Default: no launch attribute.
+  CUresult launch(unsigned ring, std::vector<CUlaunchAttribute> attributes = {}) {
     CUkernel kernel = nullptr;
     EPD_CU(cuLibraryGetKernel(&kernel, library_, stream_kernels::kKernelNames[0]));
     stream_kernels::Step step;
-    step.begin = stream_kernels::Begin::kReady;
-    step.ready = &at<std::uint32_t>(memory_ + offset);
-    step.value = 1;
+    step.calls = true;
+    step.words = &at<abi::CallWords>(rings_) + ring;
     void* parameters[] = {&step};
     const auto count = static_cast<unsigned>(attributes.size());
     const CUlaunchConfig config{1, 1, 1, 1, 1, 1, 0, stream_, attributes.data(), count};
     return cuLaunchKernelEx(&config, reinterpret_cast<CUfunction>(kernel), parameters, nullptr);
+  }
+  std::uint32_t calls(unsigned ring) const {
+    return std::atomic_ref((&at<abi::CallWords>(rings_) + ring)->tail);
   }
   static CUlaunchAttribute serialization() {
     CUlaunchAttribute attribute{};
@@ -53,6 +58,7 @@ class FakeCudaPairs : public FakeCuda {
   }
 
   const FaultDir faults_;
+  CUdeviceptr rings_ = 0;  // two of abi::CallWords
   CUstream other_ = nullptr;
   CUlibrary library_ = nullptr;
 };
@@ -107,14 +113,14 @@ TEST_F(FakeCudaPairs, AKernelOfProgrammaticSerializationBeginsBehindTheOneBefore
   priority.id = CU_LAUNCH_ATTRIBUTE_PRIORITY;
   priority.value.priority = -5;
   EPD_CU(cuStreamWaitValue64(stream_, memory_, kBell, CU_STREAM_WAIT_VALUE_AND));
-  EPD_CU(launch(64));
-  EPD_CU(launch(128, {serialization(), priority, CUlaunchAttribute{}}));
+  EPD_CU(launch(0));
+  EPD_CU(launch(1, {serialization(), priority, CUlaunchAttribute{}}));
   cuFakeSettle();
-  EXPECT_EQ(word<std::uint32_t>(128).load(), 0u);
+  EXPECT_EQ(calls(1), 0u);
   word<std::uint64_t>(0).store(1);
   EPD_CU(cuStreamSynchronize(stream_));
-  EXPECT_EQ(word<std::uint32_t>(64).load(), 1u);
-  EXPECT_EQ(word<std::uint32_t>(128).load(), 1u);
+  EXPECT_EQ(calls(0), 1u);
+  EXPECT_EQ(calls(1), 1u);
 }
 
 TEST_F(FakeCudaPairs, OtherLaunchAttributesAreRefused) {
@@ -123,12 +129,12 @@ TEST_F(FakeCudaPairs, OtherLaunchAttributesAreRefused) {
     CUlaunchAttribute other{};
     other.id = id;
     ::testing::internal::CaptureStderr();
-    EXPECT_EQ(launch(64, {serialization(), other}), CUDA_ERROR_NOT_SUPPORTED);
+    EXPECT_EQ(launch(0, {serialization(), other}), CUDA_ERROR_NOT_SUPPORTED);
     EXPECT_NE(::testing::internal::GetCapturedStderr().find("attribute " + std::to_string(id)),
               std::string::npos);
   }
   EPD_CU(cuStreamSynchronize(stream_));
-  EXPECT_EQ(word<std::uint32_t>(64).load(), 0u);
+  EXPECT_EQ(calls(0), 0u);
 }
 
 // Each thread enqueues pairs ahead and sleeps until the last one has run; a client rings for each.
@@ -208,7 +214,7 @@ TEST_F(FakeCudaPairs, ASleepEndsWithTheDeviceOrTheContext) {
 
 TEST_F(FakeCudaPairs, WhileNoKernelBeginsWaitsAndWritesGoOn) {
   FaultDir::begin("stuck-0");
-  EPD_CU(launch(64));
+  EPD_CU(launch(0));
   EPD_CU(cuStreamWaitValue64(other_, memory_, kBell, CU_STREAM_WAIT_VALUE_AND));
   EPD_CU(cuStreamWriteValue32(other_, memory_ + 128, 1, 0));
   EPD_CU(cuMemcpyDtoDAsync(memory_ + 192, memory_ + 128, 4, other_));
@@ -216,24 +222,24 @@ TEST_F(FakeCudaPairs, WhileNoKernelBeginsWaitsAndWritesGoOn) {
   EPD_CU(cuStreamSynchronize(other_));
   EXPECT_EQ(word<std::uint32_t>(192).load(), 1u);
   cuFakeSettle();
-  EXPECT_EQ(word<std::uint32_t>(64).load(), 0u);
+  EXPECT_EQ(calls(0), 0u);
   FaultDir::end("stuck-0");
   EPD_CU(cuStreamSynchronize(stream_));
-  EXPECT_EQ(word<std::uint32_t>(64).load(), 1u);
+  EXPECT_EQ(calls(0), 1u);
 }
 
 TEST_F(FakeCudaPairs, KernelsOfSomeNamesMayBeginLater) {
   CUkernel probe = nullptr;
   EPD_CU(cuLibraryGetKernel(&probe, library_, kernels::cuda::kLaunchProbeKernel));
   FaultDir::begin("stuck-0", {"another", stream_kernels::kKernelNames[0]});
-  EPD_CU(launch(64));
+  EPD_CU(launch(0));
   EPD_CU(cuLaunchKernel(reinterpret_cast<CUfunction>(probe), 1, 1, 1, 1, 1, 1, 0, other_, nullptr, nullptr));
   EPD_CU(cuStreamSynchronize(other_));
   cuFakeSettle();
-  EXPECT_EQ(word<std::uint32_t>(64).load(), 0u);
+  EXPECT_EQ(calls(0), 0u);
   FaultDir::begin("stuck-0", {kernels::cuda::kLaunchProbeKernel});
   EPD_CU(cuStreamSynchronize(stream_));
-  EXPECT_EQ(word<std::uint32_t>(64).load(), 1u);
+  EXPECT_EQ(calls(0), 1u);
   EPD_CU(cuLaunchKernel(reinterpret_cast<CUfunction>(probe), 1, 1, 1, 1, 1, 1, 0, other_, nullptr, nullptr));
   cuFakeSettle();
   EXPECT_EQ(cuStreamQuery(other_), CUDA_ERROR_NOT_READY);

@@ -264,46 +264,6 @@ TEST_F(FakeCuda, EventsOrderStreams) {
   EPD_CU(cuStreamDestroy(other));
 }
 
-TEST_F(FakeCuda, AGreenContextHasSomeOfTheSms) {
-  CUdevResource all;
-  CUdevResource group;
-  CUdevResource rest;
-  EPD_CU(cuDeviceGetDevResource(0, &all, CU_DEV_RESOURCE_TYPE_SM));
-  EXPECT_EQ(all.sm.smCount, 132u);
-  unsigned groups = 1;
-  EPD_CU(cuDevSmResourceSplitByCount(&group, &groups, &all, &rest, 0, 12));
-  EXPECT_EQ(groups, 1u);
-  EXPECT_EQ(group.sm.smCount, 16u);
-  EXPECT_EQ(rest.sm.smCount, 116u);
-  CUdevResourceDesc description = nullptr;
-  CUgreenCtx green = nullptr;
-  CUcontext context = nullptr;
-  CUstream stream = nullptr;
-  EPD_CU(cuDevResourceGenerateDesc(&description, &group, 1));
-  EXPECT_EQ(cuGreenCtxCreate(&green, description, 0, 0), CUDA_ERROR_INVALID_VALUE);
-  EPD_CU(cuGreenCtxCreate(&green, description, 0, CU_GREEN_CTX_DEFAULT_STREAM));
-  EPD_CU(cuCtxFromGreenCtx(&context, green));
-  EXPECT_EQ(cuGreenCtxStreamCreate(&stream, green, 0, 0), CUDA_ERROR_INVALID_VALUE);
-  EPD_CU(cuGreenCtxStreamCreate(&stream, green, CU_STREAM_NON_BLOCKING, 0));
-  EPD_CU(cuStreamWriteValue32(stream, memory_, 8, 0));
-  EPD_CU(cuStreamSynchronize(stream));
-  EXPECT_EQ(at<int>(memory_), 8);
-  CUlibrary library = nullptr;
-  CUkernel kernel = nullptr;
-  EPD_CU(cuLibraryLoadData(&library, "any", nullptr, nullptr, 0, nullptr, nullptr, 0));
-  EXPECT_EQ(cuLibraryGetKernel(&kernel, library, "another"), CUDA_ERROR_NOT_FOUND);
-  EPD_CU(cuLibraryGetKernel(&kernel, library, "epd_dispatch"));
-  CUdeviceptr operation = 0;
-  void* parameters[] = {&operation};
-  EXPECT_EQ(cuLaunchKernel(reinterpret_cast<CUfunction>(kernel), 17, 1, 1, 512, 1, 1, 0, stream, parameters,
-                           nullptr),
-            CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
-  EPD_CU(cuLibraryUnload(library));
-  EPD_CU(cuStreamDestroy(stream));
-  EPD_CU(cuGreenCtxDestroy(green));
-  EXPECT_EQ(cuCtxSetCurrent(context), CUDA_ERROR_INVALID_CONTEXT);
-}
-
 TEST_F(FakeCuda, AWordThatIsUnmappedUnderAWaitEndsTheContext) {
   CUdeviceptr base = 0;
   {

@@ -1,5 +1,4 @@
-// The client library's kernels on the fake driver: a stream writes and awaits words by kernel, as by memory
-// operation.
+// The client library's kernels on the fake driver: a stream makes calls and waits for them.
 #include "unit/fake_cuda/fake_cuda_world.h"
 
 #include "step.h"
@@ -19,8 +18,8 @@ class FakeCudaWords : public ::testing::Test {
  protected:
   void SetUp() override {
     EPD_CU(cuCtxSetCurrent(primary_context(0)));
-    EPD_CU(cuMemAlloc(&words_, 4096));
-    EPD_CU(cuMemsetD8(words_, 0, 4096));
+    EPD_CU(cuMemAlloc(&words_, sizeof(abi::CallWords)));
+    EPD_CU(cuMemsetD8(words_, 0, sizeof(abi::CallWords)));
     EPD_CU(cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING));
     EPD_CU(cuStreamCreate(&other_, CU_STREAM_NON_BLOCKING));
     EPD_CU(cuLibraryLoadData(&library_, "any", nullptr, nullptr, 0, nullptr, nullptr, 0));
@@ -40,25 +39,17 @@ class FakeCudaWords : public ::testing::Test {
     return cuLaunchKernel(reinterpret_cast<CUfunction>(kernel), 1, 1, 1, threads, 1, 1, 0, stream, parameters,
                           nullptr);
   }
-  static Step signal_step(CUdeviceptr word, std::uint32_t value) {
+  // Makes a call on slot 0, and waits for its end.
+  static Step call_step(CUdeviceptr words, std::uint64_t limit_ns = kLong_ns) {
     Step step;
-    step.begin = stream_kernels::Begin::kReady;
-    step.ready = reinterpret_cast<std::uint32_t*>(word);
-    step.value = value;
+    step.calls = true;
+    step.wait = stream_kernels::Wait::kCall;
+    step.words = reinterpret_cast<abi::CallWords*>(words);
+    step.limit_ns = limit_ns;
     return step;
   }
-  CUresult signal(CUstream stream, CUdeviceptr word, std::uint32_t value) {
-    return launch(stream, signal_step(word, value));
-  }
-  CUresult wait(CUstream stream, CUdeviceptr word, std::uint32_t value, std::uint64_t limit_ns = kLong_ns) {
-    Step step;
-    step.wait = stream_kernels::Wait::kDone;
-    step.done = reinterpret_cast<const std::uint32_t*>(word);
-    step.value = value;
-    step.limit_ns = limit_ns;
-    return launch(stream, step);
-  }
-  std::uint32_t at(CUdeviceptr word) const { return *reinterpret_cast<volatile std::uint32_t*>(word); }
+  abi::CallWords& words() const { return *reinterpret_cast<abi::CallWords*>(words_); }
+  CUdeviceptr done() const { return words_ + offsetof(abi::CallWords, done); }
 
   CUdeviceptr words_ = 0;
   CUstream stream_ = nullptr;
@@ -66,39 +57,27 @@ class FakeCudaWords : public ::testing::Test {
   CUlibrary library_ = nullptr;
 };
 
-TEST_F(FakeCudaWords, AStreamWaitsForTheWordAndComparesCyclically) {
-  const CUdeviceptr ready = words_;
-  const CUdeviceptr done = words_ + 64;
-  EPD_CU(cuStreamWriteValue32(other_, done, 0xffff'fff0u, 0));
-  EPD_CU(cuStreamSynchronize(other_));
-  // The answer is enqueued first, in another stream: it can only come when ready has been written.
-  EPD_CU(wait(other_, ready, 5));
-  EPD_CU(signal(other_, done, 7));
-  Step both = signal_step(ready, 5);
-  both.wait = stream_kernels::Wait::kDone;
-  both.done = reinterpret_cast<const std::uint32_t*>(done);
-  both.limit_ns = kLong_ns;
-  EPD_CU(launch(stream_, both));
-  EPD_CU(cuStreamSynchronize(stream_));
-  EXPECT_EQ(at(ready), 5u);
-  EXPECT_EQ(at(done), 7u);
-}
-
-TEST_F(FakeCudaWords, AWaitWithoutAWordEndsAtItsLimitOrIsReleasedByAnyStore) {
-  EPD_CU(wait(stream_, words_, 1, 1'000'000));
-  EPD_CU(cuStreamSynchronize(stream_));
-  EXPECT_EQ(at(words_), 0u);
-  EPD_CU(wait(stream_, words_, 1));
+TEST_F(FakeCudaWords, AStreamWaitsForItsCallAndComparesCyclically) {
+  words().tail = words().done = 0xffff'ffff;
+  EPD_CU(launch(stream_, call_step(words_)));
   std::this_thread::sleep_for(std::chrono::milliseconds(2));
   EXPECT_EQ(cuStreamQuery(stream_), CUDA_ERROR_NOT_READY);
-  EPD_CU(cuStreamWriteValue32(other_, words_, 1, 0));
+  EPD_CU(cuStreamWriteValue32(other_, done(), 0, 0));
   EPD_CU(cuStreamSynchronize(stream_));
+  EXPECT_EQ(words().tail, 0u);
+  EXPECT_EQ(words().bell[0], 1u);
+}
+
+TEST_F(FakeCudaWords, AWaitWithoutAnEndEndsAtItsLimit) {
+  EPD_CU(launch(stream_, call_step(words_, 1'000'000)));
+  EPD_CU(cuStreamSynchronize(stream_));
+  EXPECT_EQ(words().done, 0u);
 }
 
 TEST_F(FakeCudaWords, AnEmptyStepDoesNothingAndMoreThreadsAreRefused) {
   EPD_CU(launch(stream_, {}));
   EPD_CU(cuStreamSynchronize(stream_));
-  EXPECT_EQ(launch(stream_, signal_step(words_, 1), 2), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(launch(stream_, call_step(words_), 2), CUDA_ERROR_INVALID_VALUE);
 }
 
 TEST_F(FakeCudaWords, AWordThatIsNotTheDevicesFaults) {
@@ -108,15 +87,13 @@ TEST_F(FakeCudaWords, AWordThatIsNotTheDevicesFaults) {
     TearDown();  // with a new context the device is as new
     SetUp();
   };
-  alignas(64) static std::uint32_t of_the_host = 0;
-  const auto address = reinterpret_cast<CUdeviceptr>(&of_the_host);
-  faults([&] { EPD_CU(signal(stream_, address, 1)); });
-  EXPECT_EQ(of_the_host, 0u);
-  faults([&] { EPD_CU(wait(stream_, address, 0)); });
-  faults([&] { EPD_CU(signal(stream_, words_ + 2, 1)); });
+  static abi::CallWords of_the_host;
+  faults([&] { EPD_CU(launch(stream_, call_step(reinterpret_cast<CUdeviceptr>(&of_the_host)))); });
+  EXPECT_EQ(of_the_host.tail, 0u);
   faults([&] {  // unmapped under the wait
     Arena arena(0, kUnit);
-    EPD_CU(wait(stream_, reinterpret_cast<CUdeviceptr>(arena.take<char>(64)), 1));
+    EPD_CU(launch(stream_, call_step(reinterpret_cast<CUdeviceptr>(arena.take<abi::CallWords>(1)))));
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
   });
 }
 

@@ -1,4 +1,4 @@
-// Ranks of a group on the devices of the fake driver, all in one process: memory, operations, launches.
+// Ranks of a group on the devices of the fake driver, all in one process, and their memory.
 #pragma once
 
 #include "gpu/kernel_cases.h"
@@ -23,8 +23,6 @@ using kernels::cuda::Operation;
 using kernels::cuda::OpError;
 using kernels::cuda::OpResult;
 
-inline constexpr unsigned kCtas = 8;
-inline constexpr unsigned kShared = 200 * 1024;
 inline constexpr std::size_t kUnit = std::size_t{2} << 20;
 
 inline std::string name_of(CUresult result) {
@@ -95,39 +93,25 @@ struct Rank : gpu_test::RankRegions {
   CUcontext context = nullptr;
   CUstream stream = nullptr;
   std::unique_ptr<Arena> arena;
-  Operation* operation = nullptr;
 };
 
 class World {
  public:
-  World(const kernels::cuda::Shape& shape, std::uint32_t max_tokens, std::vector<bool> masked);
+  World(const kernels::cuda::Shape& shape, std::uint32_t max_tokens);
   ~World();
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
   Rank& rank(std::uint32_t r) { return ranks_[r]; }
   std::uint32_t size() const { return shape_.num_ranks; }
-  bool masked(std::uint32_t r) const { return !masked_.empty() && masked_[r]; }
   const kernels::cuda::Shape& shape() const { return shape_; }
   std::size_t choices() const { return gpu_test::num_choices(shape_); }
-  std::uint64_t next_tag() { return ++tag_; }
-
-  // Common parts of an operation of rank r, as an engine fills them.
-  Operation operation(std::uint32_t r, std::uint64_t tag, std::uint32_t what);
-  // Uploads and launches on the rank's stream.
-  void start(Kind kind, const Operation& op);
-  // Waits for all ranks.
-  void wait();
 
  private:
   void make(std::uint32_t r, std::size_t max_tokens);
 
   kernels::cuda::Shape shape_;
-  std::vector<bool> masked_;
   std::vector<Rank> ranks_;
-  CUlibrary library_ = nullptr;
-  CUkernel kernels_[3] = {};
-  std::uint64_t tag_ = 0;
 };
 
 }  // namespace epd::fake_cuda_test

@@ -380,7 +380,6 @@ void FarNodes::submit(Rank& rank, const FarStep& step) {
   Rank::InFlight in_flight{index, std::make_unique<Peers>(*this, rank, call), nullptr};
   device::LaunchRequest request;
   request.kind = step.dispatch ? kernels::cuda::Kind::kDispatch : kernels::cuda::Kind::kCombine;
-  request.op_slot = call.block;
   request.op = &op;
   request.peers = in_flight.peers.get();
   request.record = record;

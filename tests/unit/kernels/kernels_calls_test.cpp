@@ -84,7 +84,7 @@ class Calls : public testing::Test {
     call.number = state_.sequence[ring_];
     call.op = below(2) != 0 ? Op::kDispatch : Op::kCombine;
     call.slot = below(shape_.depth);
-    call.flags = static_cast<std::uint32_t>(random_()) & abi::flags_of(call.op) & ~abi::kFlagStream;
+    call.flags = static_cast<std::uint32_t>(random_()) & abi::flags_of(call.op);
     if (ring_ == kByHost) call.flags &= ~std::uint32_t{abi::kFlagPlaces};
     if (abi::num_biases(call.flags) > 2) call.flags &= ~std::uint32_t{abi::kFlagBiases};
     call.route = call.slot;
@@ -330,7 +330,7 @@ TEST_F(Calls, ThatNoLibraryMakesAreRefused) {
     switch (below(10)) {
       case 0: call.op = Op::kNone; break;
       case 1: call.slot = shape_.depth; break;
-      case 2: call.flags |= abi::kFlagStream; break;
+      case 2: call.flags |= 1u << 8; break;
       case 3: call.flags |= 1u << (13 + below(3)); break;
       case 4: call.num_tokens = shape_.max_tokens + 1; break;
       case 5:

@@ -34,7 +34,7 @@ TEST(CudaImage, IsAFatBinaryOfAllKernels) {
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(image.data()) % 16, 0u);
   const std::string_view bytes(reinterpret_cast<const char*>(image.data()), image.size());
   for (const char* const name : kKernelNames) {
-    const std::string_view whole(name, std::strlen(name) + 1);  // epd_combine begins another name
+    const std::string_view whole(name, std::strlen(name) + 1);
     EXPECT_NE(bytes.find(whole), std::string_view::npos) << name;
   }
 }
@@ -49,13 +49,6 @@ TEST(CudaImage, ChecksNoRanges) {
   EPD_BELOW_OR_NONE(++evaluated, 0);
   EPD_AT_MOST(++evaluated, 0);
   EXPECT_EQ(evaluated, 0);
-}
-
-TEST(CudaKernelName, FollowsTheKindAndTheLayout) {
-  EXPECT_STREQ(kernel_name(Kind::kDispatch, operation(false)), "epd_dispatch");
-  EXPECT_STREQ(kernel_name(Kind::kDispatch, operation(true)), "epd_dispatch");
-  EXPECT_STREQ(kernel_name(Kind::kCombine, operation(false)), "epd_combine");
-  EXPECT_STREQ(kernel_name(Kind::kCombine, operation(true)), "epd_combine_per_expert");
 }
 
 TEST(CudaConfigure, DividesWhatThereIs) {

@@ -136,14 +136,13 @@ TEST(UserArena, RegionsAreAlignedDisjointAndInside) {
         end = at + wide_region_bytes(s, region);
       }
     }
-    // Behind the last slot: words that streams write and wait for, no two in one cache line.
+    // Behind the last slot: words by which copying blocks of a slot agree, no two slots in one cache line.
     for (std::uint32_t slot = 0; slot < s.depth; ++slot) {
-      for (const std::uint64_t word : {layout.ready_word(slot), layout.done_word(slot)}) {
-        ASSERT_EQ(word % 64, 0u);
-        ASSERT_GE(Wide{word}, end) << "a word of slot " << slot << " overlaps what is before";
-        ASSERT_LT(word - end, Wide{kRegionAlign});
-        end = Wide{word} + 64;
-      }
+      const std::uint64_t words = layout.staging_words(slot);
+      ASSERT_EQ(words % 64, 0u);
+      ASSERT_GE(Wide{words}, end) << "the words of slot " << slot << " overlap what is before";
+      ASSERT_LT(words - end, Wide{kRegionAlign});
+      end = Wide{words} + sizeof(StagingWords);
     }
     ASSERT_EQ(layout.calls % 64, 0u);
     ASSERT_GE(Wide{layout.calls}, end);
@@ -171,7 +170,7 @@ TEST(UserArena, HasNoRoomForWhatIsBound) {
       }
       ASSERT_EQ(Wide{whole.slot_bytes} - layout.slot_bytes, saved);
       ASSERT_EQ(Wide{whole.total_bytes} - layout.total_bytes, saved * s.depth);
-      ASSERT_EQ(layout.words, layout.slot_bytes * s.depth);
+      ASSERT_EQ(layout.staging, layout.slot_bytes * s.depth);
     }
   }
 }

@@ -31,56 +31,45 @@ class FarGroup;
 namespace epd::device {
 
 struct LaunchRequest {
-  kernels::cuda::Kind kind = kernels::cuda::Kind::kNoop;
-  // Operation slot, below the lane's depth, with no other operation in flight. Noops need none.
-  std::uint32_t op_slot = 0;
-  // The engine fills in `signal`. Of operations other than noops it also fills in all but peers, work
-  // division, workspace, abort, result and the host's counts, which the lane fills in.
+  kernels::cuda::Kind kind = kernels::cuda::Kind::kDispatch;
   kernels::cuda::Operation* op = nullptr;
-  const OperationPeers* peers = nullptr;  // null for noops; must outlive the operation in flight
+  const OperationPeers* peers = nullptr;  // must outlive the operation in flight
   std::uint32_t record = 0;               // routing record that it makes or uses
-  std::uint32_t sms = 0;                  // at most; 0: the lane's share
-  abi::RankWaits waits;                   // of the rank; not of noops. Outlives the operation in flight
+  std::uint32_t sms = 0;                  // at most; 0: the device's
+  abi::RankWaits waits;                   // of the rank. Outlives the operation in flight
 };
 
-// An operation in flight. left() must be true before it is destroyed, because the destructor does not wait.
+// An operation in flight on a host device. ended() must be true before it is destroyed, because the
+// destructor does not wait.
 class OperationInFlight {
  public:
   virtual ~OperationInFlight() = default;
 
-  // Does one short piece of work on the calling thread, if the device has no processor of its own. False: the
-  // operation waits, or has ended. What it waits for rings the engine.
-  virtual bool advance() { return false; }
+  // Does one short piece of work on the calling thread. False: the operation waits, or has ended. What it
+  // waits for rings the engine.
+  virtual bool advance() = 0;
   // Whether advance() would do something.
-  virtual bool can_advance() const { return false; }
+  virtual bool can_advance() const = 0;
   // Whether advance() would move rows. Such work goes by priority.
-  virtual bool can_move() const { return false; }
-  // Whether its progress rings no bell, so that the loop has to look.
-  virtual bool needs_polling() const { return true; }
-  // Whether the lane begins operations in the order of their launches. Otherwise the next one is launched
-  // only after this one has left kPlanning.
-  virtual bool in_order() const { return true; }
-  // How far it has come, also after an abort. On a GPU: as of the last look at its signals, and kPlanning
-  // before the first look.
+  virtual bool can_move() const = 0;
+  // How far it has come, also after an abort. The next one is launched after this one has left kPlanning.
   virtual abi::OpStage stage() const = 0;
   // The first rank, from `from` on, that it waits for in kWaitReady and kWaitArrived, else kNobody.
   static constexpr std::uint32_t kNobody = SignalCopy::kNobody;
   virtual std::uint32_t awaited(std::uint32_t from) const = 0;
   // What of other nodes it waits for, as text for people; "" if for nothing.
-  virtual std::string waits_for() const { return {}; }
+  virtual std::string waits_for() const = 0;
 
-  // Once this is true, counts() and result() may be read. Both read host memory.
+  // Once this is true, counts() and result() may be read.
   virtual bool counted() = 0;
   virtual bool sent() = 0;  // of a dispatch: its inputs are no longer read
   virtual bool ended() = 0;
-  // It has ended and nothing of it runs any more. A failed operation reports its failure before that.
-  virtual bool left() = 0;
   virtual const kernels::Placement& counts() = 0;
   virtual const kernels::cuda::OpResult& result() const = 0;
   // Selections, in the routing that it used, of ranks that have been lost since. `ranks`: [R] not 0 for
   // these.
   virtual std::uint32_t count_selections(std::span<const std::uint8_t> ranks) const = 0;
-  // Makes it end soon, even if it waits for the client's stream.
+  // It has ended when this returns.
   virtual void abort() = 0;
 };
 

@@ -1,5 +1,5 @@
 // How callers wait for operations in flight, and look at them.
-#include "launched_operations.h"
+#include "submitted_operations.h"
 
 #include "staging.h"
 #include "ticket_status.h"
@@ -66,18 +66,17 @@ class BoardWaiter final : public Waiter {
 
 }  // namespace
 
-LaunchedOperations::LaunchedOperations(abi::SegmentA& a, abi::SegmentB& b, const UniqueFd& engine_bell,
-                                       const abi::Welcome& welcome, Waits& waits, Connection& connection,
-                                       Hooks& hooks, StreamPort& streams)
+SubmittedOperations::SubmittedOperations(abi::SegmentA& a, abi::SegmentB& b, const UniqueFd& engine_bell,
+                                         const abi::Welcome& welcome, Waits& waits, Connection& connection,
+                                         Hooks& hooks)
     : welcome_(welcome),
       waits_(waits),
       connection_(connection),
       hooks_(hooks),
-      streams_(streams),
       ring_(a, b, engine_bell),
-      completions_(a, b, hooks, streams) {}
+      completions_(a, b, hooks) {}
 
-bool LaunchedOperations::take_news_locked() {
+bool SubmittedOperations::take_news_locked() {
   const bool any = completions_.take();
   connection_.note_end_locked();
   if (any) {
@@ -87,8 +86,8 @@ bool LaunchedOperations::take_news_locked() {
   return any;
 }
 
-Status LaunchedOperations::wait(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms,
-                                epd_result_t* result) {
+Status SubmittedOperations::wait(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms,
+                                 epd_result_t* result) {
   TicketWaiter waiter(completions_, group, ticket);
   Lock lock = waits_.lock();
   const Operation* op = waiter.operation();
@@ -110,18 +109,18 @@ Status LaunchedOperations::wait(Group& group, epd_ticket_t ticket, std::int32_t 
   return end;
 }
 
-bool LaunchedOperations::overdue_locked(Group& group) {
+bool SubmittedOperations::overdue_locked(Group& group) {
   return completions_.overdue(group);
 }
 
-bool LaunchedOperations::pending(Group& group, epd_ticket_t ticket) {
+bool SubmittedOperations::pending(Group& group, epd_ticket_t ticket) {
   TicketWaiter waiter(completions_, group, ticket);
   Lock lock = waits_.lock();
   return !waits_.wait(lock, waiter, Deadline::in_ms(0));
 }
 
-Status LaunchedOperations::counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms,
-                                  epd_counts_t& counts) {
+Status SubmittedOperations::counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms,
+                                   epd_counts_t& counts) {
   TicketWaiter by_ticket(completions_, group, ticket);
   Lock lock = waits_.lock();
   const Operation* op = by_ticket.operation();
@@ -142,7 +141,7 @@ Status LaunchedOperations::counts(Group& group, epd_ticket_t ticket, std::int32_
   return {};
 }
 
-Status LaunchedOperations::wait_sent(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms) {
+Status SubmittedOperations::wait_sent(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms) {
   TicketWaiter by_ticket(completions_, group, ticket);
   Lock lock = waits_.lock();
   const Operation* op = by_ticket.operation();
@@ -156,26 +155,15 @@ Status LaunchedOperations::wait_sent(Group& group, epd_ticket_t ticket, std::int
   return ready ? Status() : not_yet(ticket, timeout_ms, "still reads its inputs", group.shape.span);
 }
 
-Status LaunchedOperations::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {
+Status SubmittedOperations::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {
   if (stream == EPD_NO_STREAM) return invalid_argument("stream is EPD_NO_STREAM; allowed: a stream");
-  Following its;
-  bool copied = false;
-  {
-    const Lock lock = waits_.lock();
-    Operation* const op = completions_.find(ticket);
-    if (op == nullptr) return unknown_ticket(ticket);
-    if (op->group != &group) return of_another_group(ticket);
-    if (!op->in_stream) return not_in_stream(ticket);
-    its = {op->op, op->slot, end_of(group, *op, ticket), ticket, {}};
-    copied = op->staged && op->copies == nullptr;
-    if (op->copies != nullptr) its.copies = *op->copies;
-    op->copies.reset();
-  }
-  if (copied) return streams_.wait_for_copies(group, stream, its.slot, ticket);
-  return streams_.wait_after(group, stream, its);
+  const Lock lock = waits_.lock();
+  const Operation* const op = completions_.find(ticket);
+  if (op == nullptr) return unknown_ticket(ticket);
+  return op->group == &group ? not_in_stream(ticket) : of_another_group(ticket);
 }
 
-Status LaunchedOperations::on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user) {
+Status SubmittedOperations::on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user) {
   const Lock lock = waits_.lock();
   const Operation* const op = completions_.find(ticket);
   if (op == nullptr || op->group != &group || !op->waiting_hook.empty()) {
@@ -191,7 +179,7 @@ Status LaunchedOperations::on_complete(Group& group, epd_ticket_t ticket, epd_ho
 }
 
 // Its outputs are wanted no more, even if the slot is used again before the hook has run.
-Status LaunchedOperations::drop(Group& group, epd_ticket_t ticket) {
+Status SubmittedOperations::drop(Group& group, epd_ticket_t ticket) {
   bool has_outputs = false;
   std::uint32_t slot = 0;
   {
@@ -210,7 +198,7 @@ Status LaunchedOperations::drop(Group& group, epd_ticket_t ticket) {
       group, ticket, [](const epd_result_t*, void*) {}, nullptr);
 }
 
-void LaunchedOperations::copy_outputs(Group& group, std::uint32_t slot) {
+void SubmittedOperations::copy_outputs(Group& group, std::uint32_t slot) {
   Outputs& outputs = group.outputs[slot];
   if (outputs.ticket == 0) return;
   {
@@ -221,12 +209,12 @@ void LaunchedOperations::copy_outputs(Group& group, std::uint32_t slot) {
   outputs.ticket = 0;
 }
 
-void LaunchedOperations::finish_outputs(Group& group, std::uint32_t slot, epd_ticket_t ticket) {
+void SubmittedOperations::finish_outputs(Group& group, std::uint32_t slot, epd_ticket_t ticket) {
   const std::lock_guard<std::mutex> order(group.submit_mutex);
   if (group.outputs[slot].ticket == ticket) copy_outputs(group, slot);
 }
 
-Status LaunchedOperations::release_handle(Group& group, epd_handle_t handle) {
+Status SubmittedOperations::release_handle(Group& group, epd_handle_t handle) {
   Lock lock = waits_.lock();
   take_news_locked();
   if (!connection_.ended().ok()) return connection_.ended();
@@ -234,26 +222,12 @@ Status LaunchedOperations::release_handle(Group& group, epd_handle_t handle) {
   return status.code() == StatusCode::kWouldBlock ? connection_.blocked(lock, status.message()) : status;
 }
 
-Status LaunchedOperations::check(Group& group, epd_progress_t& progress) {
+Status SubmittedOperations::check(Group& group, epd_progress_t& progress) {
   connection_.probe();
   const Lock lock = waits_.lock();
   take_news_locked();
   progress.next_op = group.board.next_index();
   return connection_.ended().ok() ? group.usable_in(group.epoch) : connection_.ended();
-}
-
-void LaunchedOperations::unblock(const Group& group, const AllSlotWords& words, bool all) {
-  for (std::uint32_t slot = 0; slot < group.shape.depth; ++slot) {
-    const epd_ticket_t ticket = all ? words[slot].last : words[slot].unblocking ? words[slot].ended : 0;
-    if (ticket == 0) continue;
-    const std::uintptr_t done = group.user_base() + group.arena.done_word(slot);
-    // If this fails, the context or the driver is gone, and the streams with it.
-    [[maybe_unused]] const Status written =
-        streams_.device().write_aside(done, static_cast<std::uint32_t>(ticket));
-  }
-  // The engine may write the word for the slot's next operation. The word must not go back behind that.
-  if (!all) [[maybe_unused]]
-    const Status finished = streams_.device().finish_aside();
 }
 
 }  // namespace epd::client

@@ -1,4 +1,4 @@
-// Operations on resident devices (devices.mode). The engine's kernels take calls from a ring on the device,
+// Operations on GPUs. The engine's kernels take calls from a ring on the device,
 // and write their results where the library reads them. No CPU of the engine's is in between. See README,
 // "Calls".
 #pragma once
@@ -14,10 +14,10 @@ struct CallOutcome {
   std::uint32_t runs = 0;
 };
 
-class ResidentOperations final : public Operations {
+class CallOperations final : public Operations {
  public:
-  ResidentOperations(const abi::Welcome& welcome, Waits& waits, Connection& connection, Hooks& hooks,
-                     StreamPort& streams)
+  CallOperations(const abi::Welcome& welcome, Waits& waits, Connection& connection, Hooks& hooks,
+                 StreamPort& streams)
       : welcome_(welcome), waits_(waits), connection_(connection), hooks_(hooks), streams_(streams) {}
 
   Status submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
@@ -44,7 +44,7 @@ class ResidentOperations final : public Operations {
   bool overdue_locked(Group& group) override;
   void abort_locked(StatusCode /*code*/, const char* /*text*/, const Group* /*only*/) noexcept override {}
   void forget_locked(const Group& group) override;
-  void unblock(const Group& group, const AllSlotWords& words, bool all) override;
+  void unblock(const Group& group) override;
 
   bool has_news() const override { return false; }
   bool take_news_locked() override;
@@ -53,7 +53,7 @@ class ResidentOperations final : public Operations {
   void look_at_device() override;
 
  private:
-  // Making calls, in resident_calls.cpp.
+  // Making calls, in make_calls.cpp.
   struct MadeCall {
     RouteUse use;
     epd_ticket_t ticket = 0;

@@ -1,5 +1,5 @@
 // Makes a call in a ring on the device from a checked request.
-#include "resident_operations.h"
+#include "call_operations.h"
 
 #include "staging.h"
 #include "ticket_status.h"
@@ -29,8 +29,21 @@ Status check_call(const SubmitRequest& request) {
   return {};
 }
 
-abi::Call call_of(const Group& group, SubmitRequest request, std::uint32_t route, bool flagged) {
-  request.stream = {};  // the engine begins a call when it arrives, so the call has no stream
+// Memory of the caller's is copied in a stream.
+Status check_memory(const SubmitRequest& request, const Device& device) {
+  if (request.memory == nullptr) return {};
+  if (!request.stream.any())
+    return {
+        StatusCode::kUnsupported,
+        "memory is given with EPD_NO_STREAM on a CUDA device; allowed: memory in a stream, which copies it, "
+        "or the slot's regions"};
+  const Status kernels = device.has_kernels();
+  if (kernels.ok()) return {};
+  return {kernels.code(),
+          "memory is copied by libepd's kernels: " + kernels.message() + "; allowed: the slot's regions"};
+}
+
+abi::Call call_of(const Group& group, const SubmitRequest& request, std::uint32_t route, bool flagged) {
   abi::Call call;
   call.op = request.op;
   call.slot = request.slot;
@@ -47,13 +60,14 @@ abi::CallWords* call_words(const Group& group) {
   return reinterpret_cast<abi::CallWords*>(group.call_words());
 }
 
-StreamWait flag_of(const Group& group, const CallTicket& about) {
-  return {CallPlaces{group.call_words()}.flag(abi::flag_of(about.op, about.slot)), 1, 0};
+// The word that a MEMOP wait waits for.
+std::uintptr_t flag_of(const Group& group, const CallTicket& about) {
+  return CallPlaces{group.call_words()}.flag(abi::flag_of(about.op, about.slot));
 }
 
 }  // namespace
 
-Status ResidentOperations::open(Group& group, const Packet& joined) {
+Status CallOperations::open(Group& group, const Packet& joined) {
   DeviceMemory results;
   const std::uint64_t bytes = abi::ResultsLayout(group.shape).total_bytes;
   Status status = streams_.device().map_host(joined.fds[2], bytes, results);
@@ -70,12 +84,12 @@ Status ResidentOperations::open(Group& group, const Packet& joined) {
   return {};
 }
 
-void ResidentOperations::forget_locked(const Group& group) {
+void CallOperations::forget_locked(const Group& group) {
   std::erase(groups_, &group);
 }
 
 // Calls that were discarded before the new epoch were reported in the old one.
-Status ResidentOperations::write_epoch(Group& group, std::uint64_t epoch) {
+Status CallOperations::write_epoch(Group& group, std::uint64_t epoch) {
   Device& device = streams_.device();
   const CallPlaces at{group.call_words()};
   std::uint32_t ends[2] = {};
@@ -88,7 +102,7 @@ Status ResidentOperations::write_epoch(Group& group, std::uint64_t epoch) {
 }
 
 // From here on the kernel accepts what streams enqueue.
-Status ResidentOperations::renew(Group& group) {
+Status CallOperations::renew(Group& group) {
   const std::lock_guard<std::mutex> order(group.submit_mutex);
   std::uint64_t epoch = 0;
   {
@@ -101,7 +115,7 @@ Status ResidentOperations::renew(Group& group) {
 
 // `closed` is written first, see abi::CallWords. Of a kernel that enqueues a call and this function, at least
 // one sees the other's write.
-void ResidentOperations::unblock(const Group& group, const AllSlotWords& /*words*/, bool /*all*/) {
+void CallOperations::unblock(const Group& group) {
   Device& device = streams_.device();
   const CallPlaces at{group.call_words()};
   // If this fails, the context or the driver is gone, and the streams with it.
@@ -109,7 +123,7 @@ void ResidentOperations::unblock(const Group& group, const AllSlotWords& /*words
   for (std::uint32_t flag = 0; flag < abi::kCallFlags; ++flag) written = device.write_aside(at.flag(flag), 1);
 }
 
-Status ResidentOperations::check_stream(const SubmitRequest& request, bool& captured) const {
+Status CallOperations::check_stream(const SubmitRequest& request, bool& captured) const {
   captured = false;
   if (!request.stream.any()) return {};
   const Status kernels = streams_.device().has_kernels();
@@ -120,7 +134,7 @@ Status ResidentOperations::check_stream(const SubmitRequest& request, bool& capt
 }
 
 // A call of the host must wait for the last call on the slot, and for room.
-Status ResidentOperations::admit_host_call(Lock& lock, Group& group, const SubmitRequest& request) {
+Status CallOperations::admit_host_call(Lock& lock, Group& group, const SubmitRequest& request) {
   if (const epd_ticket_t ticket = group.calls.host_call_on(request.slot); ticket != 0) {
     return connection_.blocked(lock, "slot " + std::to_string(request.slot) + " has ticket " +
                                          std::to_string(ticket) + " in flight");
@@ -130,8 +144,8 @@ Status ResidentOperations::admit_host_call(Lock& lock, Group& group, const Submi
       lock, "the rank's ring is full: " + std::to_string(abi::kCallSlots) + " calls have not ended");
 }
 
-Status ResidentOperations::prepare_call(Lock& lock, Group& group, const SubmitRequest& request, bool captured,
-                                        MadeCall& made) {
+Status CallOperations::prepare_call(Lock& lock, Group& group, const SubmitRequest& request, bool captured,
+                                    MadeCall& made) {
   Status status = usable_locked(group);
   if (status.ok() && !request.stream.any()) status = admit_host_call(lock, group, request);
   if (status.ok()) status = choose_route(group, request, made.use);
@@ -161,18 +175,18 @@ Status ResidentOperations::prepare_call(Lock& lock, Group& group, const SubmitRe
 }
 
 // Without the mutex, because the driver's call blocks while a stream's queue is full.
-Status ResidentOperations::enqueue(Group& group, const SubmitRequest& request, MadeCall& made) {
+Status CallOperations::enqueue(Group& group, const SubmitRequest& request, MadeCall& made) {
   Device& device = streams_.device();
   if (request.stream.any()) {
     stream_kernels::StagedStep step;
-    step.begin = stream_kernels::Begin::kCall;
+    step.calls = true;
     step.words = call_words(group);
     step.call = abi::halves_of(made.call);
     if (abi::makes_routing(made.call.op, made.call.flags)) step.call_tokens_at = request.num_tokens_at;
     step.places = made.places;
     step.copies = made.copies;
     if (made.copies.any()) step.staging = group.staging_words(request.slot);
-    if (streams_.begins_and_waits(group, request.stream, request.deferred()) && !made.copies.many()) {
+    if (streams_.wait_by(group) == WaitBy::kKernel && !request.deferred() && !made.copies.many()) {
       step.wait = stream_kernels::Wait::kCall;
       step.limit_ns = made.limit_ns;
     } else {
@@ -190,13 +204,13 @@ Status ResidentOperations::enqueue(Group& group, const SubmitRequest& request, M
   return called;
 }
 
-Status ResidentOperations::submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
-                                  epd_handle_t* handle) {
+Status CallOperations::submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
+                              epd_handle_t* handle) {
   const bool in_stream = request.stream.any();
   bool captured = false;
   Status status = check_request(group, request);
   if (status.ok()) status = check_call(request);
-  if (status.ok()) status = check_memory(request, streams_);
+  if (status.ok()) status = check_memory(request, streams_.device());
   if (status.ok()) status = check_stream(request, captured);
   if (!status.ok()) return status;
   const std::lock_guard<std::mutex> order(group.submit_mutex);
@@ -237,8 +251,8 @@ Status ResidentOperations::submit(Group& group, const SubmitRequest& request, ep
 
 // For the last call on the slot that is earlier in the stream. Then its outputs: by the same kernel, unless
 // that would have many blocks.
-Status ResidentOperations::await_and_copy(Group& group, void* stream, abi::Op op, std::uint32_t slot,
-                                          std::uint64_t limit_ns, const Copies& copies) {
+Status CallOperations::await_and_copy(Group& group, void* stream, abi::Op op, std::uint32_t slot,
+                                      std::uint64_t limit_ns, const Copies& copies) {
   Device& device = streams_.device();
   stream_kernels::StagedStep copy;
   copy.copies = copies;
@@ -254,7 +268,7 @@ Status ResidentOperations::await_and_copy(Group& group, void* stream, abi::Op op
   return apart && status.ok() ? device.launch(stream, op, copy) : status;
 }
 
-Status ResidentOperations::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {
+Status CallOperations::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {
   if (stream == EPD_NO_STREAM) return invalid_argument("stream is EPD_NO_STREAM; allowed: a stream");
   const CallTicket about = CallTicket::unpack(ticket);
   Copies copies;
@@ -278,9 +292,9 @@ Status ResidentOperations::wait_on_stream(Group& group, epd_ticket_t ticket, voi
   return await_and_copy(group, stream, about.op, about.slot, limit_ns, copies);
 }
 
-// On a resident device a handle names a record, not one dispatch. Which routing it holds depends on the calls
+// Here a handle names a record, not one dispatch. Which routing it holds depends on the calls
 // that have run.
-Status ResidentOperations::choose_route(Group& group, const SubmitRequest& request, RouteUse& use) {
+Status CallOperations::choose_route(Group& group, const SubmitRequest& request, RouteUse& use) {
   if (request.op == abi::Op::kNoop) return {};
   if (request.op == abi::Op::kDispatch && request.handle == 0) {
     if (!request.keep) {
@@ -306,7 +320,7 @@ Status ResidentOperations::choose_route(Group& group, const SubmitRequest& reque
                                                      : " is not kept any more"));
 }
 
-Status ResidentOperations::release_handle(Group& group, epd_handle_t handle) {
+Status CallOperations::release_handle(Group& group, epd_handle_t handle) {
   Lock lock = waits_.lock();
   take_news_locked();
   if (!connection_.ended().ok()) return connection_.ended();

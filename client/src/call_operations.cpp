@@ -1,5 +1,5 @@
 // How calls end, and how callers wait for them.
-#include "resident_operations.h"
+#include "call_operations.h"
 
 #include "staging.h"
 #include "ticket_status.h"
@@ -59,17 +59,17 @@ Deadline call_deadline(const KnownCall& call, std::int32_t timeout_ms) {
 
 }  // namespace
 
-Status ResidentOperations::usable_locked(const Group& group) {
+Status CallOperations::usable_locked(const Group& group) {
   connection_.note_end_locked();
   return connection_.ended().ok() ? group.usable_in(group.calls.epoch) : connection_.ended();
 }
 
-bool ResidentOperations::take_news_locked() {
+bool CallOperations::take_news_locked() {
   connection_.note_end_locked();
   return false;
 }
 
-Status ResidentOperations::unknown_locked(epd_ticket_t ticket) const {
+Status CallOperations::unknown_locked(epd_ticket_t ticket) const {
   const bool known = std::any_of(groups_.begin(), groups_.end(),
                                  [&](Group* other) { return other->calls.find(ticket) != nullptr; });
   return known ? of_another_group(ticket) : unknown_call(ticket);
@@ -77,7 +77,7 @@ Status ResidentOperations::unknown_locked(epd_ticket_t ticket) const {
 
 // A call that was not carried out has failed with its group. Returns true when the board says why and the
 // group has stopped everywhere.
-bool ResidentOperations::missed_locked(const Group& group, KnownCall& call, CallOutcome& out) const {
+bool CallOperations::missed_locked(const Group& group, KnownCall& call, CallOutcome& out) const {
   const SteadyClock::time_point now = SteadyClock::now();
   if (call.missed_since == SteadyClock::time_point{}) call.missed_since = now;
   BoardSnapshot board;
@@ -97,7 +97,7 @@ bool ResidentOperations::missed_locked(const Group& group, KnownCall& call, Call
   return true;
 }
 
-bool ResidentOperations::ended_locked(const Group& group, KnownCall& call, CallOutcome& out) const {
+bool CallOperations::ended_locked(const Group& group, KnownCall& call, CallOutcome& out) const {
   epd_result_init(&out.result);
   out.runs = call.runs_taken;
   out.result.runs = CallTicket::unpack(call.ticket).captured() ? call.runs_taken : 1;
@@ -141,7 +141,7 @@ bool ResidentOperations::ended_locked(const Group& group, KnownCall& call, CallO
   return now >= call.missed_since + kLostGrace && missed_locked(group, call, out);
 }
 
-bool ResidentOperations::overdue_locked(Group& group) {
+bool CallOperations::overdue_locked(Group& group) {
   const SteadyClock::time_point now = SteadyClock::now();
   for (std::uint32_t slot = 0; slot < group.shape.depth; ++slot) {
     const KnownCall* const call = group.calls.find(group.calls.host_call_on(slot));
@@ -150,7 +150,7 @@ bool ResidentOperations::overdue_locked(Group& group) {
   return false;
 }
 
-void ResidentOperations::look_at_device() {
+void CallOperations::look_at_device() {
   {
     const Lock lock = waits_.lock();
     const SteadyClock::time_point now = SteadyClock::now();
@@ -167,7 +167,7 @@ void ResidentOperations::look_at_device() {
 
 // Polls until done() is true, as no doorbell rings.
 template <typename Done>
-bool ResidentOperations::look_until(Lock& lock, Deadline deadline, Done done) {
+bool CallOperations::look_until(Lock& lock, Deadline deadline, Done done) {
   connection_.note_end_locked();
   if (done()) return true;
   const SteadyClock::time_point eager_until = SteadyClock::now() + kEagerWait;
@@ -192,8 +192,8 @@ bool ResidentOperations::look_until(Lock& lock, Deadline deadline, Done done) {
   return done();
 }
 
-Status ResidentOperations::wait(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms,
-                                epd_result_t* result) {
+Status CallOperations::wait(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms,
+                            epd_result_t* result) {
   Lock lock = waits_.lock();
   KnownCall* call = await_call(group, ticket);
   if (call == nullptr) return unknown_call(ticket);
@@ -209,7 +209,7 @@ Status ResidentOperations::wait(Group& group, epd_ticket_t ticket, std::int32_t 
   return out.status;
 }
 
-bool ResidentOperations::pending(Group& group, epd_ticket_t ticket) {
+bool CallOperations::pending(Group& group, epd_ticket_t ticket) {
   Lock lock = waits_.lock();
   KnownCall* const call = group.calls.find(ticket);
   CallOutcome out;
@@ -218,8 +218,8 @@ bool ResidentOperations::pending(Group& group, epd_ticket_t ticket) {
 }
 
 template <typename Look>
-Status ResidentOperations::look_at_call(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms,
-                                        const char* not_there, Look look) {
+Status CallOperations::look_at_call(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms,
+                                    const char* not_there, Look look) {
   Lock lock = waits_.lock();
   KnownCall* call = group.calls.find(ticket);
   if (call == nullptr) return unknown_call(ticket);
@@ -236,8 +236,8 @@ Status ResidentOperations::look_at_call(Group& group, epd_ticket_t ticket, std::
   return ended ? out.status : Status();
 }
 
-Status ResidentOperations::counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms,
-                                  epd_counts_t& counts) {
+Status CallOperations::counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms,
+                              epd_counts_t& counts) {
   const CallTicket about = CallTicket::unpack(ticket);
   if (about.op != abi::Op::kDispatch) return no_dispatch(ticket, about.op);
   Status status =
@@ -250,7 +250,7 @@ Status ResidentOperations::counts(Group& group, epd_ticket_t ticket, std::int32_
   return group.calls.counted(ticket) ? Status() : counts_replaced(ticket, about.slot);
 }
 
-Status ResidentOperations::wait_sent(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms) {
+Status CallOperations::wait_sent(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms) {
   {
     const Lock lock = waits_.lock();
     const KnownCall* const call = group.calls.find(ticket);
@@ -261,7 +261,7 @@ Status ResidentOperations::wait_sent(Group& group, epd_ticket_t ticket, std::int
                       [&] { return group.calls.sent(ticket); });
 }
 
-Status ResidentOperations::on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user) {
+Status CallOperations::on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user) {
   const Lock lock = waits_.lock();
   KnownCall* const call = await_call(group, ticket);
   if (call == nullptr) return unknown_call(ticket);
@@ -273,14 +273,14 @@ Status ResidentOperations::on_complete(Group& group, epd_ticket_t ticket, epd_ho
   return {};
 }
 
-Status ResidentOperations::drop(Group& group, epd_ticket_t ticket) {
+Status CallOperations::drop(Group& group, epd_ticket_t ticket) {
   const Lock lock = waits_.lock();
   if (find_call(group, ticket) == nullptr) return unknown_call(ticket);
   group.calls.forget(ticket);
   return {};
 }
 
-bool ResidentOperations::take_hooked_locked() {
+bool CallOperations::take_hooked_locked() {
   std::erase_if(hooked_, [this](const auto& hooked) {
     Group& group = *hooked.first;
     KnownCall* const call = group.calls.find(hooked.second);
@@ -317,7 +317,7 @@ class BreakWaiter final : public Waiter {
   SteadyClock::time_point well_since_ = SteadyClock::now();
 };
 
-Status ResidentOperations::check(Group& group, epd_progress_t& progress) {
+Status CallOperations::check(Group& group, epd_progress_t& progress) {
   connection_.probe();
   std::uint32_t ends[2] = {};
   std::uint64_t counted = 0;  // the epoch of Calls::failed before `ends` was read

@@ -1,4 +1,5 @@
-// Operations that an engine launches. Submissions and completions go through two rings in shared memory.
+// Operations on host devices. They are submitted to an engine and completed by it, through two rings in
+// shared memory.
 #pragma once
 
 #include "completions.h"
@@ -7,11 +8,10 @@
 
 namespace epd::client {
 
-class LaunchedOperations final : public Operations {
+class SubmittedOperations final : public Operations {
  public:
-  LaunchedOperations(abi::SegmentA& a, abi::SegmentB& b, const UniqueFd& engine_bell,
-                     const abi::Welcome& welcome, Waits& waits, Connection& connection, Hooks& hooks,
-                     StreamPort& streams);
+  SubmittedOperations(abi::SegmentA& a, abi::SegmentB& b, const UniqueFd& engine_bell,
+                      const abi::Welcome& welcome, Waits& waits, Connection& connection, Hooks& hooks);
 
   Status submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
                 epd_handle_t* handle) override;
@@ -35,7 +35,7 @@ class LaunchedOperations final : public Operations {
     completions_.abort(code, text, only);
   }
   void forget_locked(const Group& group) override { completions_.forget(group); }
-  void unblock(const Group& group, const AllSlotWords& words, bool all) override;
+  void unblock(const Group& /*group*/) override {}  // there are no streams
 
   bool has_news() const override { return completions_.has(); }
   bool take_news_locked() override;
@@ -46,12 +46,12 @@ class LaunchedOperations final : public Operations {
   void start_after(epd_ticket_t ticket) { last_ticket_ = ticket; }
 
  private:
-  // In launched_submit.cpp.
+  // In submit.cpp.
   Status check_stream(const StreamUse& stream) const;
   Status ready_to_submit(Lock& lock, Group& group, const SubmitRequest& request);
   Status choose_route(Lock& lock, Group& group, const SubmitRequest& request, RouteUse& use);
-  // On a host device: copies what the caller's memory gets of the last operation on the slot, if that has
-  // ended well. With submit_mutex.
+  // Copies what the caller's memory gets of the last operation on the slot, if that has ended well. With
+  // submit_mutex.
   void copy_outputs(Group& group, std::uint32_t slot);
   void copy_by_host(Lock& lock, Group& group, std::uint32_t slot, const stream_kernels::Copies& copies);
   // Everything that can refuse a submission.
@@ -59,29 +59,14 @@ class LaunchedOperations final : public Operations {
   Status push(Lock& lock, Group& group, const SubmitRequest& request, const RouteUse& use,
               epd_ticket_t ticket);
   Status no_room(Lock& lock);
-  // Enqueues in the caller's stream that the inputs are ready. If one kernel will do that and wait, only
-  // checks the stream. Called and returns with the mutex, which it releases meanwhile.
-  Status mark_ready(Lock& lock, Group& group, const SubmitRequest& request,
-                    const stream_kernels::Copies& copies, epd_ticket_t ticket);
-  // What the operation needs for its outputs when it has ended. After push().
+  // What the caller's memory gets when the operation has ended. After push().
   void note_copies(Group& group, const SubmitRequest& request, const stream_kernels::Copies& copies,
                    epd_ticket_t ticket);
-  Status follow(Group& group, const SubmitRequest& request, const StreamWait& wait,
-                const stream_kernels::Copies& copies, epd_ticket_t ticket);
-  // Memory of the caller's takes kernels of its own: one that waits would keep many SMs from the engine's.
-  bool begins_and_waits(const Group& group, const SubmitRequest& request) const {
-    return request.memory == nullptr && streams_.begins_and_waits(group, request.stream, request.deferred());
-  }
-  Status begin_and_wait(const Group& group, const SubmitRequest& request, const StreamWait& wait,
-                        epd_ticket_t ticket);
-  // The word that a stream waits for until the operation ends.
-  static StreamWait end_of(const Group& group, const Operation& op, epd_ticket_t ticket);
 
   const abi::Welcome& welcome_;
   Waits& waits_;
   Connection& connection_;
   Hooks& hooks_;
-  StreamPort& streams_;
 
   // Guarded by the mutex.
   SubmissionRing ring_;
