@@ -15,7 +15,7 @@ enum class Operation { kDispatch, kCombine, kBoth, kNoop };
 enum class CheckLevel { kAll, kSome, kOne, kNone };
 enum class Backend { kHost, kCuda };
 enum class LayerShape { kDecode, kPrefill };
-inline constexpr std::uint32_t kDefaultGpuSms = 24;
+inline constexpr std::uint32_t kDefaultGpuSms = 64;  // as devices.sms
 inline constexpr std::uint32_t kMaxRanks = 64;
 inline constexpr std::uint32_t kMaxIterations = 1'000'000;
 inline constexpr std::uint32_t kMaxSms = 1024;  // devices.sms
