@@ -153,7 +153,7 @@ __device__ inline bool await_call(const WorkerArguments& own, Gate& gate, bool s
 // Looks for the next call, as a gate does, until one is taken or the time is up. Hands the work to all CTAs
 // that linger. The kernel is inside meanwhile, so the group view stays as it is. The first warp of the CTA
 // that has concluded the call before (`before`) calls.
-__device__ __forceinline__ void linger(const WorkerArguments& own, Gate& gate, const Work& before) {
+__device__ __noinline__ inline void linger(const WorkerArguments& own, Gate& gate, const Work& before) {
   __syncwarp();  // the call before is concluded
   enter(own, gate, before.lingering, 0);
   const std::uint64_t until_ns =

@@ -183,7 +183,7 @@ TEST_F(HostOperations, OneThatIsAbortedSaysWhereItWasAndNamesWhoItWaitedFor) {
   EXPECT_EQ(dispatch->awaited(0), 0u);
   EXPECT_EQ(dispatch->awaited(1), device::OperationInFlight::kNobody);
   dispatch->abort();
-  EXPECT_TRUE(dispatch->left());
+  EXPECT_TRUE(dispatch->ended());
   EXPECT_EQ(dispatch->result().error, kernels::cuda::OpError::kAborted);
   EXPECT_EQ(dispatch->result().failed_rank, 0);
   EXPECT_EQ(dispatch->stage(), abi::OpStage::kWaitReady);

@@ -22,6 +22,10 @@ using kernels::cuda::RouteState;
 using kernels::cuda::Task;
 using kernels::cuda::WorkDivision;
 
+// Of main kernels.
+inline constexpr unsigned kCtas = 8;
+inline constexpr unsigned kShared = 200 * 1024;
+
 template <typename T>
 T now(const T& word) {
   return std::atomic_ref(const_cast<T&>(word)).load(std::memory_order_acquire);
