@@ -90,13 +90,20 @@ __device__ inline void keep(const WorkerArguments& own, const Gate& gate) {
 
 // ---- the main kernel
 
-// Waits for the gate's decision. The first warp calls; its lanes each poll one word.
+// Waits for the gate's decision. The first warp calls; its lanes each poll one word. A main kernel that
+// lingers may have gone on to later work of the pair before this CTA began: then that is taken. It lets a CTA
+// that has no part in any of them leave as well.
 __device__ inline void await_work(const WorkerArguments& own, std::uint32_t number, Work& work) {
   const std::uint32_t lane = lane_of();
   const std::uint64_t* const word = own.lane->work.words + (lane < Work::kWords ? lane : 0);
-  std::uint64_t value = load_acquire(word);
+  std::uint64_t value = 0;
+  std::uint32_t first = 0;
 #pragma unroll 1
-  while (!__all_sync(kFull, static_cast<std::uint32_t>(value >> 32) == number)) value = load_acquire(word);
+  do {
+    value = load_acquire(word);
+    first = __shfl_sync(kFull, static_cast<std::uint32_t>(value >> 32), 0);
+  } while (!__all_sync(kFull, static_cast<std::uint32_t>(value >> 32) == first) ||
+           first - number >= kWorksOfPair);
   if (lane < Work::kWords) reinterpret_cast<std::uint32_t*>(&work)[lane] = static_cast<std::uint32_t>(value);
 }
 
