@@ -3,8 +3,8 @@
  *
  *   moe_graph_c [--ranks R] [SOCKET]
  *
- * Starts R processes (default 2), rank r on GPU r (in turn, if there are fewer), on a running daemon that serves
- * GPUs. Exit code 0: every rank found what it should.
+ * Starts R processes (default 2), rank r on GPU r (in turn, if there are fewer), on a running daemon that
+ * serves GPUs. Exit code 0: every rank found what it should.
  */
 #include <cuda.h>
 #include <epd/epd.h>

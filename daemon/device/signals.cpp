@@ -56,16 +56,14 @@ bool SignalCopy::announced(const SignalledOperation& op) const {
 }
 
 OpStage SignalCopy::stage(const SignalledOperation& op) const {
-  if (!announced(op))
-    return missing_called(op, 0) != kNobody ? OpStage::kWaitReady : OpStage::kPlanning;
+  if (!announced(op)) return missing_called(op, 0) != kNobody ? OpStage::kWaitReady : OpStage::kPlanning;
   if (missing_ready(op, 0) != kNobody) return OpStage::kWaitReady;
   return missing_arrived(op, 0) != kNobody ? OpStage::kWaitArrived : OpStage::kMoving;
 }
 
 std::uint32_t SignalCopy::awaited(const SignalledOperation& op, std::uint32_t from) const {
   switch (stage(op)) {
-    case OpStage::kWaitReady:
-      return announced(op) ? missing_ready(op, from) : missing_called(op, from);
+    case OpStage::kWaitReady: return announced(op) ? missing_ready(op, from) : missing_called(op, from);
     case OpStage::kWaitArrived: return missing_arrived(op, from);
     default: return kNobody;
   }

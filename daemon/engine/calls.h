@@ -38,7 +38,8 @@ class Calls {
   // group, after the journal has been read.
   void look(Page& page, std::uint64_t now_ns);
   void show_none();
-  // Why the first call that is enqueued fails though no kernel says so: its time is up, and none has begun it.
+  // Why the first call that is enqueued fails though no kernel says so: its time is up, and none has begun
+  // it.
   std::optional<Failure> overdue(std::uint64_t now_ns) const;
   // Whether a call was seen that has not ended.
   bool runs() const { return !views_.empty(); }

@@ -164,8 +164,9 @@ TEST_F(Operator, SettingsChangeUnderLoadAndCountersTellAllOfIt) {
       });
   ASSERT_TRUE(eventually(60, [&] { return stage->operations > 0; }));
   const std::vector<std::vector<std::string>> changes = {
-      {"device", "host:0", "sms=1"}, {"group", "live", "sms=2", "priority=5"}, {"device", "host:1", "sms=4"},
-      {"group", "live", "sms=0"},    {"group", "live", "priority=-8"},         {"device", "host:0", "sms=3"},
+      {"device", "host:0", "sms=1"},     {"group", "live", "sms=2", "priority=5"},
+      {"device", "host:1", "sms=4"},     {"group", "live", "sms=0"},
+      {"group", "live", "priority=-8"},  {"device", "host:0", "sms=3"},
       {"group", "live", "linger_us=100"}};
   for (std::vector<std::string> change : changes) {
     change.insert(change.begin(), "set");
