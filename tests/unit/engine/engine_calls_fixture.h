@@ -204,6 +204,17 @@ class EngineCallsFixture : public EngineFixture {
     std::atomic_ref(group_->words(rank).bell[0]).store(1);  // as the last of them does
     return takes_part(rank, index, rank);
   }
+  // The rank's gate has told of its operation `index`.
+  bool has_called(std::uint32_t rank, std::uint64_t index) {
+    const abi::ExchangeArenaLayout layout(kShape);
+    const Mapping exchange = group_->map_exchange(rank);
+    const auto* const called = reinterpret_cast<abi::SignalLine*>(
+        exchange.bytes() + layout.block(in_tags(index), kShape.depth) + layout.called);
+    return comes([&] {
+      return std::atomic_ref(const_cast<std::uint64_t&>(called[rank].tag)).load() ==
+             abi::op_tag(group_->epoch, in_tags(index));
+    });
+  }
   // Operation `index`, which waits for others, of the rank: they say that they have done their part in it.
   void all_arrive_at(std::uint32_t rank, std::uint64_t index) {
     const abi::ExchangeArenaLayout layout(kShape);

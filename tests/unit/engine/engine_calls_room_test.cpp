@@ -62,6 +62,7 @@ TEST_F(EngineCallsRoomTest, ANoopOfTheOtherRingDoesNotPassACallThatWaitsForARank
     const auto inputs = fill(0);
     const std::uint32_t waits = ringers_[0].ring(dispatch_on(0), inputs[0].num_tokens, group_->epoch);
     EXPECT_TRUE(ends_well(2, ring(2, kNoopCall)));
+    ASSERT_TRUE(has_called(0, i));
     const std::uint32_t noop = host.ring(kNoopCall, 0, group_->epoch);
     EXPECT_TRUE(comes([&] { return std::atomic_ref(group_->words(0).bell[1]).load() == 0; }));
     EXPECT_FALSE(ringers_[0].ended(waits, 0));
