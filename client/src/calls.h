@@ -1,5 +1,5 @@
-// What the library knows of a membership on a GPU, where operations are calls
-// (proto/call_words.h). See README, "Calls".
+// The library's state of a membership on a GPU, where operations are calls (proto/call_words.h). See README,
+// "Calls".
 #pragma once
 
 #include "deadline.h"

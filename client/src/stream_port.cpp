@@ -154,8 +154,8 @@ void StreamPort::want_unblocks_again_locked() {
   }
 }
 
-// Of a group that has ended, also if all its operations have completed: the engine may have died between a
-// completion and the word.
+// Called for a group that has ended, also if all its operations have completed: the engine may have died
+// between a completion and the word.
 bool StreamPort::unblock_a_group(Lock& lock) {
   // The group stays until its streams are unblocked, see remove().
   const auto found =

@@ -45,9 +45,9 @@ class StreamPort {
   WaitBy wait_by(const Group& group) const {
     return wait_by_ == WaitBy::kKernel && !group.shares_device ? WaitBy::kKernel : WaitBy::kMemop;
   }
-  // By a MEMOP wait: makes later work of the stream wait for an operation that was enqueued, and then for its
-  // outputs. If the session has events, the slot's event completes with that from then on, unless the stream
-  // captures.
+  // Makes later work of the stream wait for an operation that was enqueued, and then for its outputs, by a
+  // MEMOP wait. If the session has events, the slot's event completes with that from then on, unless the
+  // stream captures.
   Status wait_after(Group& group, void* stream, const Following& its);
   // Of an operation whose outputs have been enqueued already: waits for its event, if it still has one.
   Status wait_for_copies(Group& group, void* stream, std::uint32_t slot, epd_ticket_t ticket);

@@ -1,4 +1,4 @@
-// What one thread of libepd's kernels does: a stream makes a call, and waits for its end.
+// The steps of one thread of libepd's kernels: a stream makes a call, and waits for its end.
 //
 // Memory ordering. Earlier work of the stream has run when the kernel begins, and later work begins when it
 // has ended. A fence of the device stands before a call's words, because only a kernel of this device reads

@@ -59,7 +59,7 @@ class SubmittedOperations final : public Operations {
   Status push(Lock& lock, Group& group, const SubmitRequest& request, const RouteUse& use,
               epd_ticket_t ticket);
   Status no_room(Lock& lock);
-  // What the caller's memory gets when the operation has ended. After push().
+  // Notes what the caller's memory gets when the operation has ended. Called after push().
   void note_copies(Group& group, const SubmitRequest& request, const stream_kernels::Copies& copies,
                    epd_ticket_t ticket);
 

@@ -142,7 +142,7 @@ std::optional<Failure> Calls::overdue(std::uint64_t now_ns) const {
   const Subject subject{member_, call.submission, call.index};
   return Failure{StatusCode::kDeadlineExceeded, static_cast<std::int32_t>(member_.rank),
                  ended_after(subject, waited_ns / 1'000'000) +
-                     ": its GPU has begun no kernel of it, as if other kernels held all SMs"};
+                     ": its GPU has begun no kernel of it; other kernels may hold all SMs"};
 }
 
 // A look at signals from before the call was seen may be about another operation. A noop may wait behind an

@@ -4,6 +4,8 @@
 #include "staying_kernels.h"
 
 #include <gtest/gtest.h>
+#include <chrono>
+#include <thread>
 
 namespace epd::test {
 namespace {
@@ -35,9 +37,9 @@ class EngineCallsSmsTest : public EngineCallsFixture {
     std::sort(ctas.begin(), ctas.end());
     return ctas;
   }
-  void set_sms(std::uint32_t sms) {
+  void set_sms(std::uint32_t sms, std::uint32_t linger_us = 0) {
     for (EngineThread* engine : engine_view_)
-      engine->send(LinkType::kSettings, abi::Settings{sms, 5000, 0, 20, "info"});
+      engine->send(LinkType::kSettings, abi::Settings{sms, 5000, linger_us, 20, "info"});
     break_and_resume(StatusCode::kAborted);  // behind that
   }
 
@@ -70,6 +72,27 @@ TEST_F(EngineCallsSmsTest, OperationsOfADeviceHaveNoMoreSmsThanAreSetAndNoFewerT
     });
   }
   EXPECT_TRUE(comes([&] { return kernels_.on(0).empty(); })) << "nothing stays";
+}
+
+TEST_F(EngineCallsSmsTest, SmsLingerAsIsSetForTheDeviceOrTheGroup) {
+  constexpr int kTries = 20;  // lingering may be over when a test that was held up looks
+  const auto lingers = [&] {
+    for (int i = 0; i < kTries; ++i) {
+      run_and_check(static_cast<std::uint32_t>(next_ % kShape.depth));
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));  // others have left by then
+      if (HasFatalFailure() || !kernels_.on(1).empty()) return true;
+    }
+    return false;
+  };
+  set_sms(4, abi::kMaxLingerUs);
+  EXPECT_TRUE(lingers());
+  set_sms(4);
+  EXPECT_TRUE(comes([&] { return kernels_.on(1).empty(); }));
+  for (EngineThread* engine : engine_view_)
+    engine->send(LinkType::kGroupSettings, abi::GroupSettings{kGroup, 0, 0, 1, abi::kMaxLingerUs});
+  break_and_resume(StatusCode::kAborted);  // behind that
+  EXPECT_TRUE(lingers());
+  EXPECT_TRUE(comes([&] { return kernels_.on(1).empty(); }));
 }
 
 }  // namespace

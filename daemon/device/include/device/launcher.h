@@ -109,7 +109,7 @@ class CallPort {
   virtual ~CallPort() = default;
   // Called once, before all else. From here on calls are taken (and discarded).
   virtual void open(const Layout& layout) = 0;
-  // Of calls that are taken from now on.
+  // These limits hold for calls that are taken from now on.
   struct Limits {
     std::uint32_t sms = 0;         // that an operation may use; 0: all of the lane's
     std::uint32_t timeout_ms = 0;  // of calls that give none
