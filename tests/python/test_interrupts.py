@@ -221,6 +221,7 @@ for i in range(100):
         while True: pass
     except KeyboardInterrupt:
         taken += 1
+        handle = None  # the signal can come before the line that deletes it
 print(taken, epd._handles._members)
 """
     program = subprocess.run(
