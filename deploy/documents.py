@@ -16,6 +16,7 @@ EPD = {
     "README.md": "README.md",
     "CHANGELOG.md": "CHANGELOG.md",
     "LICENSE": "LICENSE",
+    "SECURITY.md": "SECURITY.md",
     "deploy/OPERATING.md": "OPERATING.md",
     "kernels/PERFORMANCE.md": "PERFORMANCE.md",
     "proto/GLOSSARY.md": "GLOSSARY.md",

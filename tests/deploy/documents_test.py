@@ -14,7 +14,8 @@ sys.path.insert(0, str(ROOT / "deploy"))
 import lint_documents  # noqa: E402
 
 WANTED = {
-    "epd": ("README.md", "CHANGELOG.md", "LICENSE", "OPERATING.md", "GUIDE.md", "epctl.md", "examples/minimal.cpp",
+    "epd": ("README.md", "CHANGELOG.md", "LICENSE", "SECURITY.md", "OPERATING.md", "GUIDE.md", "epctl.md",
+            "examples/minimal.cpp",
             "examples/moe_graph.c", "examples/python/minimal.py"),
     "python3-epd": ("README.md", "examples/minimal.py"),
 }
