@@ -7,28 +7,28 @@
 #include "health_service.h"
 #include "reflection_service.h"
 #include "socket.h"
-#include "user_servers.h"
 
 #include <grpc/support/log.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/resource_quota.h>
-#include <array>
+#include <grpcpp/server_posix.h>
 #include <atomic>
 #include <chrono>
+#include <initializer_list>
 #include <string_view>
 #include <utility>
 
 namespace epd::control {
 namespace {
 
-// For a few operators and probes, never a data path: few threads, little memory. For each user's server.
-constexpr int kMaxThreads = 16;
-// For root's server. gRPC counts a thread that could not be started for ever, and root is not hostile.
-constexpr int kMaxPrivilegedThreads = 512;
-constexpr int kMaxMemory = 16 << 20;
+// For operators and probes, never a data path. A call holds a thread until its client has read the answer.
+// gRPC counts a thread that could not be started for ever.
+constexpr int kMaxThreads = 256;
+constexpr int kMaxMemory = 64 << 20;
 constexpr int kMaxRequestBytes = 64 << 10;
 constexpr int kMaxStreams = 16;  // for each connection
 constexpr int kIdleConnectionMs = 10 * 60 * 1000;
+constexpr int kKeepaliveMs = 60 * 1000;  // while there are calls: a client that is stopped is let go
 constexpr std::chrono::milliseconds kShutdownGrace(500);
 
 // Only the cluster has TLS. What fails there, both ends tell themselves: "no coordinator", "node refused".
@@ -46,7 +46,7 @@ void forward_log(gpr_log_func_args* line) {
   limiter.log(level, "grpc", {{"text", line->message}, {"file", line->file}, {"line", line->line}});
 }
 
-std::unique_ptr<grpc::Server> build(const std::array<grpc::Service*, 3>& services, int max_threads) {
+std::unique_ptr<grpc::Server> build(std::initializer_list<grpc::Service*> services) {
   grpc::ServerBuilder builder;
   for (grpc::Service* service : services) builder.RegisterService(service);
   using Option = grpc::ServerBuilder::SyncServerOption;
@@ -56,9 +56,10 @@ std::unique_ptr<grpc::Server> build(const std::array<grpc::Service*, 3>& service
   builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleConnectionMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);  // 40 kB would become 40 MB
   grpc::ResourceQuota quota("control");
-  quota.SetMaxThreads(max_threads);
+  quota.SetMaxThreads(kMaxThreads);
   quota.Resize(kMaxMemory);
   builder.SetResourceQuota(quota);
   return builder.BuildAndStart();
@@ -71,13 +72,7 @@ struct ControlServer::Impl {
       : model(facade),
         health(model, facade, callers),
         control(make_control_service(facade, callers, stopping, times)),
-        reflection(facade, callers),
-        servers(
-            [this](bool privileged) {
-              return build({control.get(), &health, &reflection},
-                           privileged ? kMaxPrivilegedThreads : kMaxThreads);
-            },
-            callers) {}
+        reflection(facade, callers) {}
 
   std::atomic<bool> stopping{false};
   CallTimes times;
@@ -86,8 +81,8 @@ struct ControlServer::Impl {
   HealthService health;
   std::unique_ptr<grpc::Service> control;
   ReflectionService reflection;
-  UserServers servers;                 // declared after the objects that they call
-  std::unique_ptr<Acceptor> acceptor;  // declared after the servers that it feeds
+  std::unique_ptr<grpc::Server> server;  // declared after the objects that it calls
+  std::unique_ptr<Acceptor> acceptor;    // declared after the server that it feeds
 };
 
 ControlServer::ControlServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -104,13 +99,14 @@ Result<std::unique_ptr<ControlServer>> ControlServer::start(supervisor::ControlF
   gpr_set_log_function(forward_log);
   auto impl = std::make_unique<Impl>(facade);
   if (Status status = room_for_grpc_server(); !status.ok()) return status;
-  if (!impl->servers.start())
+  impl->server = build({impl->control.get(), &impl->health, &impl->reflection});
+  if (impl->server == nullptr)
     return internal_error("gRPC could not start its server; see its line in the log");
   Result<UniqueFd> listener = listen_on(options);
   if (!listener.ok()) return listener.status();
   Result<std::unique_ptr<Acceptor>> acceptor =
       Acceptor::start(std::move(*listener), options.socket_path, impl->callers,
-                      [servers = &impl->servers](int fd, bool privileged) { servers->take(fd, privileged); });
+                      [server = impl->server.get()](int fd) { grpc::AddInsecureChannelFromFd(server, fd); });
   if (!acceptor.ok()) return acceptor.status();
   impl->acceptor = std::move(*acceptor);
   return std::unique_ptr<ControlServer>(new ControlServer(std::move(impl)));
@@ -130,10 +126,9 @@ bool ControlServer::healthy(const std::string& service) const {
 
 void ControlServer::shutdown() {
   if (impl_->stopping.exchange(true)) return;
-  impl_->acceptor->stop_accepting();
-  impl_->health.stop();
-  impl_->servers.shutdown(std::chrono::system_clock::now() + kShutdownGrace);
   impl_->acceptor->stop();
+  impl_->health.stop();
+  impl_->server->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
 }
 
 }  // namespace epd::control

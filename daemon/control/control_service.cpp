@@ -1,10 +1,9 @@
 #include "control_service.h"
 
 #include "base/clock.h"
-#include "caller.h"
+#include "callers.h"
 #include "common/build_info.h"
 #include "grpc_status.h"
-#include "places.h"
 #include "proto/attach.h"
 #include "proto/wire.h"
 #include "text.h"
@@ -164,12 +163,8 @@ class ControlService final : public v1::Control::Service {
 
   grpc::Status WatchEvents(grpc::ServerContext* context, const v1::WatchEventsRequest* request,
                            grpc::ServerWriter<v1::WatchEventsResponse>* writer) override {
-    return serve({*context, __func__}, Right::kRead, "watch events", [&](const Operator& by) -> grpc::Status {
-      if (!request->follow()) return watch(*context, by, *request, *writer);
-      const auto place = watches_.take(by.uid);
-      if (!place.ok()) return to_grpc(place.status());
-      return watch(*context, by, *request, *writer);
-    });
+    return serve({*context, __func__}, Right::kRead, "watch events",
+                 [&](const Operator& by) -> grpc::Status { return watch(*context, by, *request, *writer); });
   }
 
   grpc::Status ReloadConfig(grpc::ServerContext* context, const v1::ReloadConfigRequest* /*request*/,
@@ -360,7 +355,6 @@ class ControlService final : public v1::Control::Service {
   const Callers& callers_;
   const std::atomic<bool>& stopping_;
   CallTimes& times_;
-  Places watches_{kMaxEventWatches, "watches of events"};
 };
 
 }  // namespace

@@ -15,9 +15,6 @@ namespace epd::control {
 
 class Callers;
 
-// Each open WatchEvents holds one thread of its user's server, so a user has few.
-inline constexpr int kMaxEventWatches = 4;
-
 // All arguments outlive it. Watches end when `stopping` is set.
 std::unique_ptr<grpc::Service> make_control_service(supervisor::ControlFacade& facade, const Callers& callers,
                                                     const std::atomic<bool>& stopping, CallTimes& times);

@@ -1,6 +1,5 @@
 #include "health_service.h"
 
-#include "caller.h"
 #include "grpc_status.h"
 #include "text.h"
 
@@ -33,17 +32,15 @@ HealthCheckResponse::ServingStatus to_message(Health health) {
 
 }  // namespace
 
-Result<supervisor::Operator> HealthService::authorize(const grpc::ServerContext& context) {
+Status HealthService::authorize(const grpc::ServerContext& context) {
   Result<supervisor::Operator> by = callers_.caller_of(context);
-  if (!by.ok()) return by;
-  if (Status status = facade_.authorize(*by, supervisor::Right::kRead, "ask for health"); !status.ok())
-    return status;
-  return by;
+  if (!by.ok()) return by.status();
+  return facade_.authorize(*by, supervisor::Right::kRead, "ask for health");
 }
 
 grpc::Status HealthService::Check(grpc::ServerContext* context, const HealthCheckRequest* request,
                                   HealthCheckResponse* response) {
-  if (const auto by = authorize(*context); !by.ok()) return to_grpc(by.status());
+  if (Status status = authorize(*context); !status.ok()) return to_grpc(status);
   if (auto status = check_name(request->service()); !status.ok()) return status;
   const Health health = model_.check(request->service());
   if (health == Health::kNoSuchService) {
@@ -56,15 +53,12 @@ grpc::Status HealthService::Check(grpc::ServerContext* context, const HealthChec
 
 grpc::Status HealthService::Watch(grpc::ServerContext* context, const HealthCheckRequest* request,
                                   grpc::ServerWriter<HealthCheckResponse>* writer) {
-  auto by = authorize(*context);
-  if (!by.ok()) return to_grpc(by.status());
+  if (Status status = authorize(*context); !status.ok()) return to_grpc(status);
   if (auto status = check_name(request->service()); !status.ok()) return status;
   {
     const std::lock_guard lock(mutex_);
     if (stopping_) return {grpc::StatusCode::UNAVAILABLE, "the daemon is stopping"};
   }
-  const auto place = watches_.take(by->uid);
-  if (!place.ok()) return to_grpc(place.status());
   return watch(*context, request->service(), *writer);
 }
 

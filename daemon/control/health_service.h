@@ -1,9 +1,8 @@
 // grpc.health.v1.Health over the HealthModel, for users who may read.
 #pragma once
 
-#include "caller.h"
+#include "callers.h"
 #include "health.h"
-#include "places.h"
 
 #include <condition_variable>
 #include <mutex>
@@ -12,8 +11,6 @@
 
 namespace epd::control {
 
-// Each open Watch holds one thread of its user's server, so a user has few; one more gets RESOURCE_EXHAUSTED.
-inline constexpr int kMaxWatches = 4;
 inline constexpr std::size_t kMaxHealthName = 128;
 
 class HealthService final : public grpc::health::v1::Health::Service {
@@ -35,7 +32,7 @@ class HealthService final : public grpc::health::v1::Health::Service {
   // True if it was stopped meanwhile.
   bool pause();
 
-  Result<supervisor::Operator> authorize(const grpc::ServerContext& context);
+  Status authorize(const grpc::ServerContext& context);
 
   HealthModel& model_;
   supervisor::ControlFacade& facade_;
@@ -43,7 +40,6 @@ class HealthService final : public grpc::health::v1::Health::Service {
   std::mutex mutex_;
   std::condition_variable stopped_;
   bool stopping_ = false;  // guarded by mutex_
-  Places watches_{kMaxWatches, "open watches (Check needs none)"};
 };
 
 }  // namespace epd::control

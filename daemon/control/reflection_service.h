@@ -1,16 +1,12 @@
 // The reflection protocol of gRPC, for users who may read. A tool without .proto files asks it first. gRPC's
-// own service does not check the user, and lets one user hold any number of threads.
+// own service does not check the user.
 #pragma once
 
-#include "caller.h"
-#include "places.h"
+#include "callers.h"
 
 #include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
 
 namespace epd::control {
-
-// Each open stream holds one thread of its user's server.
-inline constexpr int kMaxReflections = 4;
 
 class ReflectionService final : public grpc::reflection::v1alpha::ServerReflection::Service {
  public:
@@ -26,7 +22,6 @@ class ReflectionService final : public grpc::reflection::v1alpha::ServerReflecti
  private:
   supervisor::ControlFacade& facade_;
   const Callers& callers_;
-  Places places_{kMaxReflections, "reflection streams"};
 };
 
 }  // namespace epd::control

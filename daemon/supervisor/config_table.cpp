@@ -55,7 +55,8 @@ std::vector<Option> make_table() {
        {},
        "",
        kFixed,
-       "Permissions of the control socket, octal. access.operate says what those who may open it may do."},
+       "Permissions of the control socket, octal. Whoever may open it is trusted with the daemon's "
+       "availability. access.operate says what they may do."},
       text("daemon.control_socket_group", "", &C::control_socket_group, "",
            "Group that owns the control socket, by name or number; empty: the group of the daemon."),
       {"log.level",

@@ -12,7 +12,7 @@ foreach(_name hostile hostile_close hostile_flood hostile_rounds)
             ${CMAKE_CURRENT_LIST_DIR}/hostile.cpp ${CMAKE_CURRENT_LIST_DIR}/bystander.cpp ${CMAKE_CURRENT_LIST_DIR}/fault.cpp)
 endforeach()
 epd_system_test(hostile_watches_test LABEL fault TIMEOUT 180
-  SOURCES ${CMAKE_CURRENT_LIST_DIR}/hostile_watches_test.cpp ${CMAKE_CURRENT_LIST_DIR}/watches.cpp ${CMAKE_CURRENT_LIST_DIR}/raw_control.cpp
+  SOURCES ${CMAKE_CURRENT_LIST_DIR}/hostile_watches_test.cpp ${CMAKE_CURRENT_LIST_DIR}/watches.cpp
           ${CMAKE_CURRENT_LIST_DIR}/hostile_fixture.cpp ${CMAKE_CURRENT_LIST_DIR}/hostile.cpp ${CMAKE_CURRENT_LIST_DIR}/bystander.cpp
           ${CMAKE_CURRENT_LIST_DIR}/fault.cpp)
 foreach(_name hostile_bells engine_told)

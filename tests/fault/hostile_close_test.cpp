@@ -7,7 +7,6 @@
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cstring>
@@ -181,32 +180,6 @@ TEST_F(HostileClose, ADoorbellThatBringsDescriptorsHoldsUpNobody) {
       expect_prompt("descriptors for the engine's doorbell");
     }
     expect_prompt("the end of a session whose doorbell holds descriptors");
-  });
-}
-
-// As many as gRPC has threads, and more: each would be busy with one close.
-TEST_F(HostileClose, TheControlPlaneWaitsForNobodysCloseEither) {
-  attack([&] {
-    std::vector<UniqueFd> connections;
-    for (int i = 0; i < 20; ++i) {
-      connections.emplace_back(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-      sockaddr_un address{};
-      address.sun_family = AF_UNIX;
-      std::strcpy(address.sun_path, daemon().control().c_str());
-      RANK_CHECK(::connect(connections.back().get(), reinterpret_cast<const sockaddr*>(&address),
-                           sizeof(address)) == 0,
-                 std::strerror(errno));
-    }
-    sleep_ms(100);  // accepted
-    daemon().signal(SIGSTOP);
-    const std::string preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-    for (const UniqueFd& connection : connections) {
-      RANK_CHECK(::send(connection.get(), preface.data(), 10, MSG_NOSIGNAL) == 10, "send");
-      Lingering().send_with(connection.get(), {preface.begin() + 10, preface.end()}, 2);
-    }
-    daemon().signal(SIGCONT);
-    sleep_ms(100);
-    expect_prompt("descriptors on the control socket");
   });
 }
 

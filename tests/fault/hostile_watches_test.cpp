@@ -3,11 +3,9 @@
 // thread that serves others. What the daemon's threads have had of the processors is compared with what the
 // wakes cost.
 #include "hostile_fixture.h"
-#include "raw_control.h"
 #include "watches.h"
 
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <atomic>
 #include <cstdio>
 #include <memory>
@@ -38,7 +36,6 @@ class HostileWatches : public Hostile {
   void SetUp() override {
     if (const std::string lack = cannot_watch(kMostWatches); !lack.empty()) GTEST_SKIP() << lack;
     Hostile::SetUp();
-    ASSERT_EQ(::chmod(daemon().control().c_str(), 0666), 0);
   }
 
   // Lets the attacker cause wakes while others are served. It gives what those wakes cost whoever makes them.
@@ -102,10 +99,10 @@ class HostileWatches : public Hostile {
 // Sockets that have their waiters before the daemon ever sees them.
 class Watched {
  public:
-  explicit Watched(UniqueFd (*make)() = RawClient::make_unconnected) {
+  Watched() {
     std::vector<int> all;
     for (std::size_t i = 0; i < kSockets; ++i) {
-      sockets_.push_back(make());
+      sockets_.push_back(RawClient::make_unconnected());
       all.push_back(sockets_.back().get());
     }
     watches_ = std::make_unique<Watches>(all, kWatches);
@@ -225,56 +222,14 @@ TEST_F(HostileWatches, OfSessionsThatTheDaemonEnds) {
   });
 }
 
-// Requests of a user who may do nothing cost as much as those of one who may.
-TEST_F(HostileWatches, OfConnectionsToTheControlPlane) {
-  for (const bool stranger : {true, false}) {
-    if (stranger && !root()) continue;
-    SCOPED_TRACE(stranger ? "another user" : "the daemon's own user");
-    weigh([&] {
-      if (stranger) become(kMallory);
-      UniqueFd unconnected = RawControl::make_unconnected();
-      const Watches watches({unconnected.get()}, kWatches);
-      RawControl client(std::move(unconnected), daemon().control());
-      const std::uint64_t wake_ns = cost_of_waking_ns(client.fd());
-      for (int i = 0; i < kRequests; ++i) client.call("GetStatus");
-      return kRequests * kRequestWakes * wake_ns;
-    });
-  }
-}
-
-TEST_F(HostileWatches, OfConnectionsThatTheControlPlaneEnds) {
-  weigh([&] {
-    Watched watched(RawControl::make_unconnected);
-    std::uint64_t cost_ns = 0;
-    while (watched.more()) {
-      const RawControl client(watched.take(), daemon().control());
-      cost_ns += kHelloWakes * cost_of_waking_ns(client.fd());
-      client.send(std::string(100, 'x'));
-      RANK_CHECK(client.closed_within(kPatienceS), "a connection of nonsense is still open");
-    }
-    return cost_ns;
-  });
-}
-
 // Whoever wakes waits for the lock of the queue as well. Our own threads hold it nearly always.
 TEST_F(HostileWatches, OfSocketsWhoseOwnersWakeThemselvesWithoutEnd) {
   weigh([&] {
     HostileSession session(socket(), "host:0");
-    UniqueFd unconnected = RawControl::make_unconnected();
-    const Watches watches({session.socket(), unconnected.get()}, kWatches);
-    RawControl control(std::move(unconnected), daemon().control());
+    const Watches watches({session.socket()}, kWatches);
     const std::uint64_t wake_ns = cost_of_waking_ns(session.socket());
-    std::uint64_t wakes = 0;
-    {
-      const Hammer hammer(session.socket(), 2);
-      wakes += refused_requests(session, kRequests / 4);
-    }
-    {
-      const Hammer hammer(control.fd(), 2);
-      for (int i = 0; i < kRequests / 2; ++i) control.call("GetStatus");
-      wakes += kRequests / 2 * kRequestWakes;
-    }
-    return wakes * wake_ns;
+    const Hammer hammer(session.socket(), 2);
+    return refused_requests(session, kRequests / 4) * wake_ns;
   });
 }
 

@@ -91,32 +91,6 @@ struct OpenWatch {
   bool read() { return reader->Read(&response); }
 };
 
-TEST_F(ControlTest, WatchesAreFewAndASlotComesBack) {
-  start();
-  std::vector<std::unique_ptr<OpenWatch>> watches;
-  for (int i = 0; i < 4; ++i) {
-    watches.push_back(std::make_unique<OpenWatch>(channel_));
-    ASSERT_TRUE(watches.back()->read());
-  }
-  OpenWatch refused(channel_);
-  EXPECT_FALSE(refused.read());
-  EXPECT_EQ(refused.reader->Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_TRUE(check("control").status.ok()) << "watches must leave threads for calls";
-
-  watches.front()->context.TryCancel();
-  watches.front()->reader->Finish();
-  const auto give_up = std::chrono::steady_clock::now() + kHang;
-  bool admitted = false;
-  while (!admitted && std::chrono::steady_clock::now() < give_up) {
-    OpenWatch another(channel_);
-    admitted = another.read();
-    another.context.TryCancel();
-    another.reader->Finish();
-    if (!admitted) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
-  EXPECT_TRUE(admitted);
-}
-
 TEST_F(ControlTest, ShutdownEndsOpenWatchesAndRemovesTheSocket) {
   start();
   server_->set_serving(true);
@@ -256,7 +230,7 @@ TEST_F(ControlTest, ConnectionsAreLimitedAndCountedAnewWhenTheyEnd) {
     return fd;
   };
   std::vector<int> fds;
-  for (int i = 0; i < 80; ++i) fds.push_back(open());  // more than the daemon's own user may have
+  for (int i = 0; i < 129; ++i) fds.push_back(open());  // more than the daemon's own user may have
   EXPECT_FALSE(check("control").status.ok());
   for (const int fd : fds) ::close(fd);
   bool answers = false;

@@ -117,10 +117,8 @@ TEST_F(ControlTest, FollowersThatDoNotReadHoldUpNobody) {
     limit(*contexts.back());
     readers.push_back(stub->WatchEvents(contexts.back().get(), request));
     v1::WatchEventsResponse response;
-    ASSERT_TRUE(readers.back()->Read(&response)) << "it has a place now";
+    ASSERT_TRUE(readers.back()->Read(&response));
   }
-  const Heard refused = listen(*stub, 0, true, 1);
-  EXPECT_EQ(refused.status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   // Far more than the streams' windows hold; none of it waits for them.
   Event large;
   large.text = std::string(4096, 'x');

@@ -1,34 +1,34 @@
-#include "caller.h"
+#include "callers.h"
 
-#include <algorithm>
+#include "base/peer.h"
+
+#include <sys/stat.h>
 #include <charconv>
 #include <string>
 #include <string_view>
 #include <utility>
 
 namespace epd::control {
+namespace {
 
-void Callers::add(int fd, std::uint64_t connection, supervisor::Operator client) {
-  const std::lock_guard lock(mutex_);
-  clients_[fd] = {connection, std::move(client)};
+// A number that no other open socket has; 0: no descriptor is open there.
+ino_t socket_at(int fd) {
+  struct stat info {};
+  return ::fstat(fd, &info) == 0 ? info.st_ino : 0;
 }
 
-void Callers::remove(int fd, std::uint64_t connection) {
-  const std::lock_guard lock(mutex_);
-  const auto found = clients_.find(fd);
-  if (found != clients_.end() && found->second.connection == connection) clients_.erase(found);
-}
+}  // namespace
 
-std::optional<std::uint32_t> Callers::uid_of(int fd) const {
+Status Callers::add(int fd, supervisor::Operator client) {
   const std::lock_guard lock(mutex_);
-  const auto found = clients_.find(fd);
-  return found == clients_.end() ? std::nullopt : std::optional(found->second.who.uid);
-}
-
-bool Callers::is_connected(std::uint32_t uid) const {
-  const std::lock_guard lock(mutex_);
-  return std::any_of(clients_.begin(), clients_.end(),
-                     [uid](const auto& entry) { return entry.second.who.uid == uid; });
+  std::erase_if(clients_, [](const auto& entry) { return socket_at(entry.first) != entry.second.socket; });
+  const std::size_t allowed = is_privileged(client.uid) ? 2 * kMaxConnections : kMaxConnections;
+  if (clients_.size() >= allowed) {
+    return resource_exhausted("there are " + std::to_string(clients_.size()) +
+                              " control connections; allowed: " + std::to_string(allowed));
+  }
+  clients_[fd] = {socket_at(fd), std::move(client)};
+  return {};
 }
 
 Result<supervisor::Operator> Callers::caller_of(const grpc::ServerContext& context) const {
