@@ -83,9 +83,10 @@ void Calls::resume(bool fresh) {
     recv_rows_[record] = now.head.num_recv_rows;
   }
   std::vector<device::CallPort::Bell> bells;
-  for (const auto& other : group_.members) {
-    const GroupRankMemory& memory = group_.ranks[other->rank];
-    if (other.get() != &member_) bells.push_back({other->rank, memory.call_words(), memory.user});
+  for (std::uint32_t rank = 0; rank < group_.shape.num_ranks; ++rank) {
+    const GroupRankMemory& memory = group_.ranks[rank];
+    if (rank != member_.rank && group_.active(rank))
+      bells.push_back({rank, memory.call_words(), memory.user});
   }
   port_.resume({group_.epoch, group_.in_tags(member_.next_number), group_.from_tags(0), group_.changed_epoch,
                 routes, device_view(member_), memory_table(group_), bells});
@@ -153,7 +154,7 @@ void Calls::show_running(std::uint64_t now_ns) {
   const std::uint64_t number = group_.in_tags(first_->call.index);
   const device::SignalledOperation op{member_.rank, abi::op_tag(group_.epoch, number),
                                       static_cast<std::uint32_t>(number % group_.shape.depth), group_.masked,
-                                      ranks_together(member_)};
+                                      awaited_ranks(member_, first_->call.submission.flags)};
   first_->begun = first_->begun || signals->announced(op);
   if (first_->call.submission.op == abi::Op::kNoop) return;
   views_.show_first(signals->stage(op), signals->awaited(op, 0), now_ns);

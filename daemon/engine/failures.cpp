@@ -110,17 +110,19 @@ std::string awaited_text(const Group& group, std::uint32_t rank, std::uint64_t s
 
 namespace {
 
-// Which rank is late, where kernels found `found` missing. They do not look at `called`.
+// Which rank is late, where kernels found `found` missing. They do not look at `called`: a rank that has
+// called may wait for another one.
 std::uint32_t late_rank(const Subject& subject, Launcher& launcher, std::uint32_t found) {
   const Member& member = subject.member;
   const Group& group = member.group;
-  if (member.calls == nullptr || !shares_a_device(group)) return found;
+  if (member.calls == nullptr) return found;
   const bool by_inboxes = group.exchange_layout.inbox_bytes != 0 && group.shape.per_expert();
   device::SignalCopy signals(group.shape.num_ranks, 1, by_inboxes);
   launcher.read(signals.lines().data(), own_block(member, subject.index) + group.exchange_layout.ready,
                 signals.lines().size_bytes());
   const std::uint64_t tag = abi::op_tag(group.epoch, group.in_tags(subject.index));
-  const std::uint32_t late = signals.awaited({member.rank, tag, 0, group.masked, ranks_together(member)}, 0);
+  const std::uint32_t first = awaited_ranks(member, subject.submission.flags);
+  const std::uint32_t late = signals.awaited({member.rank, tag, 0, group.masked, first}, 0);
   return late == device::SignalCopy::kNobody ? found : late;
 }
 

@@ -54,7 +54,12 @@ extern "C" __global__ void __maxnreg__(kGateRegisters) epd_gate(const __grid_con
   hand_over(own, gate, own.number);
   keep(own, gate);
   __syncwarp();
-  if (threadIdx.x == 0 && look != Look::kTaken) leave_gate(own, gate, look);
+  if (threadIdx.x != 0) return;
+  if (look == Look::kTaken) {
+    tell_begun(own, gate);
+  } else {
+    leave_gate(own, gate, look);
+  }
 }
 
 // The last CTA to leave a call's operation concludes the call. In a main kernel that lingers, it looks for

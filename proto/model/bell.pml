@@ -3,6 +3,7 @@
  * Streams call in one ring, the client's host calls in another one. The lane's door says whether calls run (its
  * epoch is odd) or are discarded (even), and whether a pair is inside.
  *
+ * -DLINGERS: a main kernel may linger for the next call. It is inside meanwhile, and looks as a gate does.
  * -DHALTS=n: the engine halts the lane n times, changes what operations use, and resumes. -DDEATHS=1: the engine is
  * killed at any time. Its kernels may be cut off. Some of its pairs begin later, even beside its successor's.
  *
@@ -16,6 +17,9 @@
 #endif
 #ifndef DEATHS
 #define DEATHS 0
+#endif
+#ifdef MUTANT_LEAVES_SILENTLY
+#define LINGERS
 #endif
 #if DEATHS
 #define HALTS 0
@@ -124,6 +128,14 @@ inline enter() {
   od
 }
 
+#ifdef LINGERS
+#define LINGER(when)                                                      \
+  :: when && memory[EPOCH(engine)] != 0 && memory[GENERATION] == engine -> \
+     atomic { lingers = 1; accessed = 0; taken = 0; goto look }
+#else
+#define LINGER(when)
+#endif
+
 #if defined(MUTANT_GATE_LOOKS_ONCE)
 #define LAST_LOOK taken
 #elif defined(MUTANT_MAIN_DOES_NOT_LOOK)
@@ -137,12 +149,14 @@ proctype Pairs(byte engine) {
   byte generation = engine;
   byte seen[2];
   byte left = LEFT;
+  bit lingers;
   do
   :: atomic {
        opened[engine] && left > 0 && (memory[BELL(0)] || memory[BELL(1)]) ->
        busy[engine] = 1;
        left = left - (dead && engine == 0)
      }
+look:
      enter();
      atomic {
 #ifndef MUTANT_NO_GENERATION
@@ -168,6 +182,16 @@ proctype Pairs(byte engine) {
           ran[(taken - 1) * 2 + NEXT(taken - 1)] = 1
         }
         atomic { assert(memory[VIEW(engine)] == epoch); end((taken - 1)) }
+        if
+        LINGER(true)
+        :: !lingers
+        :: lingers -> goto end_lingering
+        fi
+     :: !taken && lingers ->
+        if /* the rings or the bell show a call, or the time is up */
+        LINGER(CALL(0) || CALL(1) || memory[BELL(0)] || memory[BELL(1)])
+        :: goto end_lingering
+        fi
      :: else
      fi;
      atomic {
@@ -176,13 +200,18 @@ proctype Pairs(byte engine) {
        :: else
        fi
      }
+     goto leave;
+end_lingering:
+#ifndef MUTANT_LEAVES_SILENTLY
+     memory[BELL(0)] = 1;
+#endif
 leave:
      atomic {
 #ifdef MUTANT_BELL_CLEARED_LAST
        memory[BELL(0)] = 0; memory[BELL(1)] = 0;
 #endif
        memory[INSIDE(engine)] = 0;
-       accessed = 0; epoch = 0; generation = engine; taken = 0; seen[0] = 0; seen[1] = 0;
+       accessed = 0; epoch = 0; generation = engine; taken = 0; seen[0] = 0; seen[1] = 0; lingers = 0;
        busy[engine] = 0
      }
   od unless { engine == 0 && cut_off }

@@ -52,6 +52,7 @@ EPD_DEVICE EPD_NO_INLINE inline void take_enabled_epoch(const CallArguments& own
     state.changed_epoch = load_relaxed_system(&start.changed_epoch);
     state.failed = 0;
     state.together = load_here(&own.view->group.together);
+    state.others = load_here(&own.view->group.others);
     state.called = 0;
     const std::uint32_t routes = load_relaxed_system(&start.num_routes);
     EPD_AT_MOST(routes, own.limits.num_routes);
@@ -121,68 +122,100 @@ EPD_DEVICE EPD_NO_INLINE inline void end_unrun(const CallArguments& own, Gate& g
   write_journal(own, gate.state.journal++, packed, ring, gate.state.index);
 }
 
-// ---- ranks of one device
+// ---- ranks that have to call first
 
-// Returns the `called` lines of an exchange arena for this rank's next operation.
-EPD_DEVICE inline abi::SignalLine* called_lines(const CallArguments& own, const Gate& gate,
-                                                std::uint8_t* arena) {
-  const abi::ExchangeArenaLayout& layout = own.view->group.exchange;
-  return reinterpret_cast<abi::SignalLine*>(
-      arena + layout.block_bytes * block_of(gate.state.index, own.limits.depth) + layout.called);
+// Returns the ranks that must have called an operation before this rank begins it. If ranks of the group
+// share the device, a main kernel that waits for a rank whose client needs this device could wait for ever.
+// An operation that defers receiving holds no SM while other ranks are late.
+EPD_DEVICE inline std::uint32_t awaited_ranks(const CallState& state, std::uint32_t flags) {
+  return (flags & abi::kFlagDefer) != 0 ? state.others : state.together;
 }
 
-// Tells all active ranks that this rank has called its next operation.
-EPD_DEVICE inline void tell_called(const CallArguments& own, const Gate& gate, std::uint64_t tag) {
+// Returns the `called` lines of an exchange arena for the operation `tag`.
+EPD_DEVICE inline abi::SignalLine* called_lines(const CallArguments& own, std::uint64_t tag,
+                                                std::uint8_t* arena) {
+  const abi::ExchangeArenaLayout& layout = own.view->group.exchange;
+  const std::uint32_t block = block_of(abi::index_of_tag(tag), own.limits.depth);
+  return reinterpret_cast<abi::SignalLine*>(arena + layout.block_bytes * block + layout.called);
+}
+
+// Tells all active ranks that this rank has called the operation, and whether it waits for all of them.
+EPD_DEVICE inline void tell_called(const CallArguments& own, std::uint64_t tag, bool waits) {
   const GroupView& group = own.view->group;
   EPD_NO_UNROLL
   for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
     std::uint8_t* const arena = own.view->peers[rank].exchange;
-    if (arena != nullptr) store_relaxed_system(&called_lines(own, gate, arena)[group.rank].tag, tag);
+    if (arena == nullptr) continue;
+    abi::SignalLine& line = called_lines(own, tag, arena)[group.rank];
+    store_relaxed_system(&line.tag, tag);
+    if (waits) store_relaxed_system(&line.waiting, tag);
   }
   fence_sequential_system();  // before others' lines are looked at
 }
 
-// Returns the ranks of `together` that have not called the operation `tag`.
-EPD_DEVICE inline std::uint32_t missing_calls(const CallArguments& own, const Gate& gate, std::uint64_t tag) {
-  const abi::SignalLine* const lines = called_lines(own, gate, own.view->group.exchange_arena);
+// Returns those of `ranks` whose word `word` of the `called` line does not have `tag` yet.
+EPD_DEVICE inline std::uint32_t not_there(const abi::SignalLine* lines, std::uint32_t ranks,
+                                          std::uint64_t abi::SignalLine::*word, std::uint64_t tag) {
   std::uint32_t missing = 0;
   EPD_NO_UNROLL
-  for (std::uint32_t ranks = gate.state.together; ranks != 0; ranks &= ranks - 1) {
-    if (load_relaxed_system(&lines[lowest_bit(ranks)].tag) < tag) missing |= ranks & (0u - ranks);
+  for (; ranks != 0; ranks &= ranks - 1) {
+    if (load_relaxed_system(&(lines[lowest_bit(ranks)].*word)) < tag) missing |= ranks & (0u - ranks);
   }
   return missing;
 }
 
-// How long a gate waits for other ranks of its device. If they come later, it is rung again, which takes some
-// microseconds more.
+// Tells that this rank has called the operation, and rings the ranks that wait for no other rank now. Of
+// those that tell at the same time, the last one finds that all have told. Returns the ranks that have not
+// called.
+EPD_DEVICE EPD_NO_INLINE inline std::uint32_t call_and_ring(const WorkerArguments& own, const Gate& gate,
+                                                            std::uint64_t tag, bool waits) {
+  const CallArguments& calls = own.calls;
+  const CallState& state = gate.state;
+  tell_called(calls, tag, waits);
+  const abi::SignalLine* const lines = called_lines(calls, tag, calls.view->group.exchange_arena);
+  const std::uint32_t missing = not_there(lines, state.others, &abi::SignalLine::tag, tag);
+  std::uint32_t rung = (missing & state.together) == 0 ? state.together : 0;
+  if (missing == 0) rung |= state.others & ~not_there(lines, state.others, &abi::SignalLine::waiting, tag);
+  EPD_NO_UNROLL
+  for (; rung != 0; rung &= rung - 1) {
+    std::uint32_t* const bell = own.bells->of[lowest_bit(rung)];
+    if (bell != nullptr) store_relaxed_system(bell, 1u);
+  }
+  return missing;
+}
+
+// How long a gate waits for other ranks. If they call later, it is rung again, which takes some microseconds
+// more.
 inline constexpr std::uint64_t kPromptNs = 10'000;
 
-// Tells that this rank has called its next operation. Returns the ranks of `together` that have not.
-EPD_DEVICE EPD_NO_INLINE inline std::uint32_t call_together(const WorkerArguments& own, Gate& gate) {
+// Tells that this rank has called its next operation. Returns those of `ranks` that have not.
+EPD_DEVICE EPD_NO_INLINE inline std::uint32_t await_calls(const WorkerArguments& own, Gate& gate,
+                                                          std::uint32_t ranks) {
   const CallArguments& calls = own.calls;
   CallState& state = gate.state;
   const std::uint64_t tag = abi::op_tag(state.epoch, state.index);
   if (state.called != tag) {
     state.called = tag;
     state.called_ns = nanoseconds();
-    tell_called(calls, gate, tag);
+    const bool waits = (ranks & ~state.together) != 0;
+    if ((call_and_ring(own, gate, tag, waits) & ranks) == 0) return 0;
   }
-  std::uint32_t missing = missing_calls(calls, gate, tag);
+  const abi::SignalLine* const lines = called_lines(calls, tag, calls.view->group.exchange_arena);
+  std::uint32_t missing = not_there(lines, ranks, &abi::SignalLine::tag, tag);
   const std::uint64_t begin = nanoseconds();
   for (std::uint32_t looks = 1; missing != 0 && nanoseconds() - begin < kPromptNs; ++looks) {
     look_again(looks);
-    missing = missing_calls(calls, gate, tag);
+    missing = not_there(lines, ranks, &abi::SignalLine::tag, tag);
   }
   return missing;
 }
 
-// Rings the ranks of `together` when all have called: they may have looked before this rank had told.
-EPD_DEVICE EPD_NO_INLINE inline void ring_together(const WorkerArguments& own, const Gate& gate) {
-  EPD_NO_UNROLL
-  for (std::uint32_t ranks = gate.state.together; ranks != 0; ranks &= ranks - 1) {
-    std::uint32_t* const bell = own.bells->of[lowest_bit(ranks)];
-    if (bell != nullptr) set_bits_system(bell, 1);
-  }
+// Tells ranks that wait for all others that this rank has called the operation in Gate::work, which waits for
+// none. Its main kernel has the work already.
+EPD_DEVICE EPD_NO_INLINE inline void tell_begun(const WorkerArguments& own, const Gate& gate) {
+  const TakenCall& call = gate.work.call;
+  if (gate.state.others == 0 || awaited_ranks(gate.state, call.flags) != 0) return;
+  call_and_ring(own, gate, call.tag, false);
 }
 
 // ---- SMs
@@ -245,12 +278,11 @@ EPD_DEVICE inline void take_call(const WorkerArguments& own, Gate& gate, CallRin
   state.sequence[ring] = call.number + 1;
 }
 
-// If several ranks of the group are on this device, all of them must have called the operation before any
-// begins it: a main kernel that waits for a rank whose client needs this device could wait for ever. The wait
-// counts towards the call's time. `late`: set if that is up.
-EPD_DEVICE EPD_NO_INLINE inline bool may_begin(const WorkerArguments& own, Gate& gate, const abi::Call& call,
-                                               Judgement& late) {
-  const std::uint32_t missing = call_together(own, gate);
+// Returns whether all of `ranks` have called the operation. The wait counts towards the call's time. `late`:
+// set if that is up.
+EPD_DEVICE EPD_NO_INLINE inline bool may_begin(const WorkerArguments& own, Gate& gate, std::uint32_t ranks,
+                                               const abi::Call& call, Judgement& late) {
+  const std::uint32_t missing = await_calls(own, gate, ranks);
   if (missing == 0) return true;
   const std::uint64_t timeout_ms = call.timeout_ms != 0 ? call.timeout_ms : gate.state.timeout_ms;
   if (nanoseconds() - gate.state.called_ns < timeout_ms * 1'000'000) return false;
@@ -272,8 +304,8 @@ EPD_DEVICE inline Look look_at(const WorkerArguments& own, Gate& gate, CallRing 
     route = route_of(own.calls, gate, call.route);
     judgement = judge_routing(state, call, route);
   }
-  if (judgement.verdict == Verdict::kRun && state.together != 0 && !may_begin(own, gate, call, judgement) &&
-      judgement.verdict == Verdict::kRun)
+  const std::uint32_t ranks = judgement.verdict == Verdict::kRun ? awaited_ranks(state, call.flags) : 0;
+  if (ranks != 0 && !may_begin(own, gate, ranks, call, judgement) && judgement.verdict == Verdict::kRun)
     return Look::kStands;
   state.last = ring;
   if (judgement.verdict != Verdict::kRun) {
@@ -281,11 +313,10 @@ EPD_DEVICE inline Look look_at(const WorkerArguments& own, Gate& gate, CallRing 
     return Look::kEnded;
   }
   take_call(own, gate, ring, packed, route);
-  if (state.together != 0) {  // what it has waited for the others is taken from its time
+  if (ranks != 0) {  // what it has waited for the others is taken from its time
     const std::uint64_t waited_ms = (nanoseconds() - state.called_ns) / 1'000'000;
     std::uint32_t& timeout_ms = gate.work.call.timeout_ms;
     timeout_ms = waited_ms < timeout_ms ? timeout_ms - static_cast<std::uint32_t>(waited_ms) : 1;
-    ring_together(own, gate);  // when this call has given back the SMs that it does not need
   }
   return Look::kTaken;
 }

@@ -182,8 +182,13 @@ __device__ __noinline__ inline void linger(const WorkerArguments& own, Gate& gat
     gate.work.credit = before.credit;
     if (!taken) end_lingering(own, gate, before);
   }
+  // The view must stay meanwhile: if this CTA takes part, the operation can't end before it.
+  const bool tells = taken && lane_of() == 0;
+  const bool takes_part = blockIdx.x < gate.work.ctas;
+  if (tells && !takes_part) tell_begun(own, gate);
   __syncwarp();
   hand_over(own, gate, before.number + 1);
+  if (tells && takes_part) tell_begun(own, gate);
   fence_async();  // a bulk copy may write next where the gate was
 }
 

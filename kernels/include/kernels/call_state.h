@@ -78,6 +78,7 @@ struct alignas(64) CallState {
   std::uint64_t noops;
   std::uint32_t results;    // results written
   std::uint32_t together;   // GroupView::together of the enabled epoch
+  std::uint32_t others;     // likewise, GroupView::others
   std::uint64_t called;     // tag of the last operation of which other ranks were told; 0: none
   std::uint64_t called_ns;  // when
 };

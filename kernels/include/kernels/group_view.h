@@ -48,6 +48,8 @@ struct alignas(16) GroupView {
   // have called it. So no main kernel waits inside an operation for a client that needs a kernel of this
   // device.
   std::uint32_t together = 0;
+  std::uint32_t others =
+      0;  // the set of all other active ranks: a deferred operation begins when they have called it
   std::uint8_t* exchange_arena = nullptr;  // of the rank itself
   void* workspace = nullptr;
   std::uint64_t workspace_bytes = 0;

@@ -92,8 +92,8 @@ struct SmCredits {
   std::uint32_t limit;  // by the host
 };
 
-// The bells of the other ranks of the group on this device, by rank; null: another device's. Device memory.
-// The host writes it while nobody is inside.
+// The bells of the other ranks of the group, by rank; null: the rank is inactive. Device memory. The host
+// writes it while nobody is inside.
 struct Bells {
   std::uint32_t* of[kMaxRanks];
 };

@@ -101,7 +101,7 @@ struct CallWords {
   alignas(64) PackedCall host_calls[kCallSlots];
   // The bell. The device waits until one of the two words is not 0, and then looks at both rings. A word is
   // only ever set, to 1, after a call's words; the device clears both at once before it looks. [0]: set by
-  // streams, by other ranks of the same device, and by the engine. [1]: set by the client's host.
+  // streams, by gates of other ranks, and by the engine. [1]: set by the client's host.
   alignas(64) std::uint32_t bell[2];
   alignas(64) std::uint32_t tail;                 // calls enqueued
   std::uint32_t epoch;                            // of the group, in which the client acts

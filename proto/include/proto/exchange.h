@@ -21,7 +21,8 @@ constexpr std::uint64_t align_up(std::uint64_t value, std::uint64_t alignment) {
 // `called` the last one may be taken back.
 struct alignas(64) SignalLine {
   std::uint64_t tag;
-  std::uint64_t at_ns;  // when it was given, CLOCK_MONOTONIC: stored before the tag, by hosts alone
+  std::uint64_t at_ns;    // when it was given, CLOCK_MONOTONIC: stored before the tag, by hosts alone
+  std::uint64_t waiting;  // of `called`: the last operation that waits until all ranks have called it
 };
 static_assert(sizeof(SignalLine) == 64);
 
@@ -192,8 +193,9 @@ struct InboxLayout {
 //   ready[s]          source s has announced (op, counts): and its own slot may be written
 //   arrived[s]        source s is done with d: its rows have landed (dispatch), or it has pulled
 //                     what it needs (combine)
-//   called[s]         source s, a rank on the same GPU whose operations are calls, has called the operation
-//                     (GroupView::together)
+//   called[s]         source s, whose operations are calls, has called the operation. A rank that shares a
+//   GPU
+//                     with others, or defers receiving, tells this before it begins (GroupView::together)
 //   announcement[s]   OpAnnouncement of source s
 //   rank_counts[s][r] rows that s sends to r (the whole matrix: d needs its column prefix everywhere).
 //                     One per (token, rank) whatever the layout

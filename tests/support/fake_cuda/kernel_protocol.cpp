@@ -139,6 +139,7 @@ void linger(const WorkerArguments& own, const Work& before) {
   gate.work.credit = before.credit;
   if (!taken) end_lingering(own, gate, before);
   hand_over(own, gate, gate.work.number);
+  if (taken) tell_begun(own, gate);
 }
 
 }  // namespace
@@ -150,7 +151,11 @@ std::string run_gate(const WorkerArguments& own, const KernelDevice& device) {
   const Look look = decide(own, gate);
   hand_over(own, gate, own.number);
   keep(own, gate);
-  if (look != Look::kTaken) leave_gate(own, gate, look);
+  if (look == Look::kTaken) {
+    tell_begun(own, gate);
+  } else {
+    leave_gate(own, gate, look);
+  }
   return {};
 }
 

@@ -112,6 +112,10 @@ void CallWorld::describe(std::uint32_t r) {
   for (std::uint32_t i = 0; i < size(); ++i) {
     const kernels::cuda::Peer& peer = rank(i).peer;
     kernels::cuda::PeerView& to = view.peers[i];
+    if (i != r) {
+      view.group.others |= 1u << i;
+      own.bells->of[i] = ranks_[i].words->bell;
+    }
     to.exchange = ranks_[i].exchange;
     to.recv_x = place(peer.target.recv_x);
     to.recv_scales = place(peer.target.recv_scales);

@@ -41,10 +41,23 @@ class FakeCudaGates : public ::testing::Test {
   // They begin operations only together.
   void share_device(std::uint32_t one, std::uint32_t other) {
     for (const std::uint32_t r : {one, other}) {
-      calls_->own(r).view->group.together = 1u << one | 1u << other;
-      calls_->own(r).bells->of[one + other - r] = calls_->own(one + other - r).words->bell;
+      calls_->own(r).view->group.together = 1u << (one + other - r);
       calls_->resume(r, {});
     }
+  }
+  // A dispatch of rank `r` that defers receiving. Returns when its gate has told of it and has left.
+  void defer(std::uint32_t r) {
+    calls_->dispatch_flags = abi::kFlagDefer;
+    call(r, calls_->dispatch(0));
+    calls_->dispatch_flags = 0;
+    EXPECT_TRUE(stands(r)) << "rank " << r;
+  }
+  bool stands(std::uint32_t r) {
+    return comes([&] {
+      const CallRank& own = calls_->own(r);
+      return now(own.state->called) == abi::op_tag(1, 0) && now(own.words->bell[0]) == 0 &&
+             !calls_->inside(r);
+    });
   }
   CallWords& words() { return *calls_->own(0).words; }
 
@@ -140,10 +153,50 @@ TEST_F(FakeCudaGates, RanksOfOneDeviceBeginTogetherWhenTheLastHasCalled) {
   start(5);
   share_device(0, 4);
   call(0, calls_->dispatch(0));
-  EXPECT_TRUE(
-      comes([&] { return now(calls_->own(0).state->called) == abi::op_tag(1, 0) && !calls_->inside(0); }));
+  EXPECT_TRUE(stands(0));
   EXPECT_EQ(now(calls_->own(0).state->index), 0u) << "it has not begun";
   dispatch_with({0});
+}
+
+// The others begin at once. The last one to call rings those that wait.
+TEST_F(FakeCudaGates, ADispatchThatDefersReceivingHoldsNoSmUntilAllHaveCalled) {
+  for (const std::vector<std::uint32_t>& deferring : {std::vector{0u}, {0u, 2u}, {1u, 2u}, {0u, 1u, 2u}}) {
+    SCOPED_TRACE(testing::PrintToString(deferring));
+    start(4);
+    for (const std::uint32_t r : deferring) defer(r);
+    for (const std::uint32_t r : deferring) EXPECT_EQ(now(calls_->own(r).state->index), 0u) << "it has begun";
+    EXPECT_TRUE(sms_of_kernels().empty());
+    dispatch_with(deferring);
+    for (std::uint32_t r = 0; r < calls_->size(); ++r) calls_->close(r);
+  }
+  start(2);
+  defer(0);
+  calls_->dispatch_flags = abi::kFlagDefer;
+  dispatch_with({0});
+}
+
+TEST_F(FakeCudaGates, RanksThatShareADeviceAndOneThatDefersBegin) {
+  for (const std::uint32_t deferring : {0u, 1u, 4u}) {
+    SCOPED_TRACE(deferring);
+    start(5);
+    share_device(0, 4);
+    defer(deferring);
+    dispatch_with({deferring});
+    for (std::uint32_t r = 0; r < calls_->size(); ++r) calls_->close(r);
+  }
+  start(1);
+}
+
+TEST_F(FakeCudaGates, ARankThatADeferredDispatchWaitsForIsNamedWhenTheTimeIsUp) {
+  start(3);
+  defer(0);
+  call(1, calls_->dispatch(0));
+  EXPECT_TRUE(comes([&] { return now(calls_->own(1).state->index) == 1; }));
+  cuFakePassTime(60'000'000'000);
+  calls_->ring_bell(0);
+  const JournalEntry entry = calls_->journal(0);
+  EXPECT_EQ(entry.result.error, OpError::kDeadline);
+  EXPECT_EQ(entry.result.failed_rank, 2);
 }
 
 TEST_F(FakeCudaGates, ARankOfTheDeviceThatDoesNotCallIsNamedWhenTheTimeIsUp) {

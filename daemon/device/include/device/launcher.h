@@ -88,7 +88,7 @@ class CallPort {
     std::byte* generation = nullptr;  // in the rank's exchange arena (abi::ExchangeArenaLayout)
     std::uint32_t ranks_here = 1;     // ranks of the group on this device
   };
-  // The bell of another rank of the group that this device serves.
+  // The bell of another active rank of the group.
   struct Bell {
     std::uint32_t rank = 0;
     std::byte* words = nullptr;  // abi::CallWords, in
