@@ -68,15 +68,8 @@ class ControlService final : public v1::Control::Service {
 
   grpc::Status GetStatus(grpc::ServerContext* context, const v1::GetStatusRequest* /*request*/,
                          v1::GetStatusResponse* response) override {
-    return serve({*context, __func__}, Right::kRead, "see the status",
-                 [&](const Operator& /*by*/) -> grpc::Status {
-                   grpc::Status status = answer(facade_.daemon(), *response->mutable_daemon());
-                   if (!status.ok()) return status;
-                   v1::ListDevicesResponse list;
-                   status = answer(facade_.devices(), list);
-                   response->mutable_devices()->Swap(list.mutable_devices());
-                   return status;
-                 });
+    return pass_on(
+        {*context, __func__}, "see the status", [this] { return facade_.status(); }, *response);
   }
 
   grpc::Status ListDevices(grpc::ServerContext* context, const v1::ListDevicesRequest* /*request*/,
@@ -262,7 +255,8 @@ class ControlService final : public v1::Control::Service {
     return serve({*context, __func__}, Right::kChange, "drain", [&](const Operator& by) -> grpc::Status {
       if (Status status = facade_.drain(by, request->timeout_ms()); !status.ok()) return to_grpc(status);
       // The drain has begun, even if the next call fails: an idle daemon may have ended already.
-      if (!answer(facade_.daemon(), *response->mutable_daemon()).ok()) response->clear_daemon();
+      v1::GetStatusResponse status;
+      if (answer(facade_.status(), status).ok()) response->mutable_daemon()->Swap(status.mutable_daemon());
       return grpc::Status::OK;
     });
   }
@@ -271,10 +265,10 @@ class ControlService final : public v1::Control::Service {
                           v1::GetVersionResponse* response) override {
     return serve({*context, __func__}, Right::kRead, "see the version",
                  [&](const Operator& /*by*/) -> grpc::Status {
-                   auto daemon = facade_.daemon();
-                   if (!daemon.ok()) return to_grpc(daemon.status());
-                   response->set_version(daemon->version());
-                   response->set_boot_id(daemon->boot_id());
+                   auto boot_id = facade_.boot_id();
+                   if (!boot_id.ok()) return to_grpc(boot_id.status());
+                   response->set_version(build_info().version);
+                   response->set_boot_id(*boot_id);
                    response->set_grpc_version(grpc::Version());
                    response->set_commit(build_info().commit);
                    response->set_cuda_kernels(build_info().cuda_kernels);

@@ -1,7 +1,7 @@
 // What grpc.health.v1 says about each name, computed from the facade when asked. No gRPC here.
 //   "daemon", ""             the daemon: serving and admitting clients
 //   "control", "epd.v1.Control"   the supervisor's loop answers
-//   "membership"             groups can be listed
+//   "membership"             likewise, since it knows the groups
 //   "device/<name>"          that device is ready; its name as in ListDevices
 //   "cluster"                the coordinator answers, or this node is the coordinator; only in a cluster
 #pragma once

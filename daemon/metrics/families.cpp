@@ -414,14 +414,14 @@ Result<Snapshot> take_snapshot(supervisor::ControlFacade& facade, std::uint32_t 
     if (answer.ok()) message = std::move(answer).value();
     return answer.ok() ? Status() : answer.status();
   };
-  Status status = take(facade.daemon(), snapshot.daemon);
-  if (status.ok()) status = take(facade.devices(), snapshot.devices);
+  Status status = take(facade.status(), snapshot.status);
   if (status.ok()) status = take(facade.sessions(), snapshot.sessions);
   if (status.ok()) status = take(facade.groups(), snapshot.groups);
   if (status.ok()) status = take(facade.operations(), snapshot.operations);
   if (status.ok()) status = take(facade.statistics(), snapshot.statistics);
   if (status.ok()) status = take(facade.waits({"", max_ranks, kAllPairs}), snapshot.waits);
-  if (status.ok() && snapshot.daemon.has_cluster()) status = take(facade.far_engines(), snapshot.network);
+  if (status.ok() && snapshot.status.daemon().has_cluster())
+    status = take(facade.far_engines(), snapshot.network);
   snapshot.process = own_use();
   snapshot.log_lines_lost = log_lines_lost();
   return status.ok() ? Result<Snapshot>(std::move(snapshot)) : Result<Snapshot>(status);
@@ -429,14 +429,14 @@ Result<Snapshot> take_snapshot(supervisor::ControlFacade& facade, std::uint32_t 
 
 std::vector<MetricFamily> families_of(const Snapshot& snapshot, std::size_t max_groups, RankSeries& ranks) {
   Families out;
-  tell_daemon(out, snapshot.daemon);
-  tell_limits(out, snapshot.daemon);
+  tell_daemon(out, snapshot.status.daemon());
+  tell_limits(out, snapshot.status.daemon());
   tell_users(out, snapshot.sessions);
   tell_calls(out, snapshot.calls);
   tell_process(out, snapshot);
-  if (snapshot.daemon.has_cluster()) tell_cluster(out, snapshot.daemon.cluster());
+  if (snapshot.status.daemon().has_cluster()) tell_cluster(out, snapshot.status.daemon().cluster());
   for (const v1::FarEngine& far : snapshot.network.far_engines()) tell_far_engine(out, far);
-  for (const v1::Device& device : snapshot.devices.devices()) tell_device(out, device);
+  for (const v1::Device& device : snapshot.status.devices()) tell_device(out, device);
   tell_group_states(out, snapshot.groups);
   GroupSums groups(snapshot.groups, max_groups);
   for (const v1::GroupStatistics& of : snapshot.statistics.groups()) groups.add_statistics(of);

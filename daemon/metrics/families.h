@@ -17,8 +17,7 @@ namespace epd::metrics {
 
 // Taken one after the other, so that a group may be in one list and not in another.
 struct Snapshot {
-  v1::DaemonStatus daemon;
-  v1::ListDevicesResponse devices;
+  v1::GetStatusResponse status;
   v1::ListGroupsResponse groups;
   v1::ListOperationsResponse operations;
   v1::GetStatisticsResponse statistics;

@@ -47,8 +47,8 @@ class Reader {
   }
   HttpAnswer ready() const {
     if (options_.healthy("daemon")) return {200, "ok\n"};
-    Result<v1::DaemonStatus> daemon = facade_.daemon();
-    if (daemon.ok() && !daemon->socket_problem().empty()) return {503, daemon->socket_problem() + "\n"};
+    Result<supervisor::HealthFacts> facts = facade_.health();
+    if (facts.ok() && !facts->socket_problem.empty()) return {503, facts->socket_problem + "\n"};
     return {503, "the daemon does not serve: it starts, drains, or does not answer\n"};
   }
 

@@ -97,11 +97,25 @@ std::vector<ConfigEntry> ControlReads::config_entries() const {
   return rooms_.config->entries;
 }
 
+std::string ControlReads::boot_id() const {
+  return hexadecimal(rooms_.life.boot_id);
+}
+
+HealthFacts ControlReads::health() const {
+  HealthFacts facts;
+  facts.serving = parts_.lifecycle.phase() == DaemonPhase::kServing;
+  facts.socket_problem = parts_.lifecycle.socket_problem();
+  if (parts_.cluster != nullptr) facts.cluster_problem = parts_.cluster->view().problem;
+  for (std::uint32_t i = 0; i < rooms_.fleet.size(); ++i)
+    facts.devices[rooms_.fleet.name(i)] = rooms_.fleet.state_now(i) == DeviceState::kReady;
+  return facts;
+}
+
 v1::DaemonStatus ControlReads::daemon_status() const {
   const DaemonPhase phase = parts_.lifecycle.phase();
   v1::DaemonStatus message;
   message.set_version(build_info().version);
-  message.set_boot_id(hexadecimal(rooms_.life.boot_id));
+  message.set_boot_id(boot_id());
   message.set_pid(::getpid());
   message.set_uptime_ms((rooms_.clock.now_ns() - rooms_.life.started_ns) / kMsNs);
   message.set_state(phase == DaemonPhase::kStarting  ? v1::DAEMON_STATE_STARTING

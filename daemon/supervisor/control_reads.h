@@ -20,6 +20,7 @@
 namespace epd::v1 {
 class ClusterStatus;
 class CudaDevice;
+class DaemonStatus;
 class Operation;
 class Wait;
 }  // namespace epd::v1
@@ -39,6 +40,8 @@ class ControlReads {
   ControlReads(const Rooms& rooms, const Parts& parts);
 
   v1::DaemonStatus daemon_status() const;
+  std::string boot_id() const;
+  HealthFacts health() const;
   v1::ListDevicesResponse list_devices() const;
   v1::ListSessionsResponse list_sessions() const;
   v1::ListGroupsResponse list_groups() const;

@@ -31,7 +31,16 @@ class Facade final : public ControlFacade {
  public:
   Facade(Node& node, EventLog& events) : node_(node), events_(events) {}
 
-  Result<v1::DaemonStatus> daemon() override { return on_loop(&ControlReads::daemon_status); }
+  Result<v1::GetStatusResponse> status() override {
+    return ask<v1::GetStatusResponse>(node_.loop(), [this] {
+      v1::GetStatusResponse response;
+      *response.mutable_daemon() = node_.reads().daemon_status();
+      response.mutable_devices()->Swap(node_.reads().list_devices().mutable_devices());
+      return response;
+    });
+  }
+  Result<std::string> boot_id() override { return on_loop(&ControlReads::boot_id); }
+  Result<HealthFacts> health() override { return on_loop(&ControlReads::health); }
   Result<v1::ListDevicesResponse> devices() override { return on_loop(&ControlReads::list_devices); }
   Result<v1::ListSessionsResponse> sessions() override { return on_loop(&ControlReads::list_sessions); }
   Result<v1::ListGroupsResponse> groups() override {

@@ -359,6 +359,37 @@ FakeControlFacade::FakeControlFacade() {
   }
 }
 
+Result<v1::GetStatusResponse> FakeControlFacade::status() {
+  Result<Views> views = answer(views_);
+  if (!views.ok()) return views.status();
+  v1::GetStatusResponse response;
+  *response.mutable_daemon() = views->daemon;
+  *response.mutable_devices() = views->devices.devices();
+  return response;
+}
+
+Result<std::string> FakeControlFacade::boot_id() {
+  Result<v1::DaemonStatus> daemon = answer(views_.daemon);
+  return daemon.ok() ? Result<std::string>(daemon->boot_id()) : daemon.status();
+}
+
+Result<supervisor::HealthFacts> FakeControlFacade::health() {
+  Result<Views> views = answer(views_);
+  if (!views.ok()) return views.status();
+  supervisor::HealthFacts facts;
+  facts.serving = views->daemon.state() == v1::DAEMON_STATE_SERVING;
+  facts.socket_problem = views->daemon.socket_problem();
+  if (views->daemon.has_cluster()) facts.cluster_problem = views->daemon.cluster().problem();
+  for (const v1::Device& device : views->devices.devices())
+    facts.devices[device.name()] = device.state() == v1::DEVICE_STATE_READY;
+  return facts;
+}
+
+int FakeControlFacade::questions() const {
+  const std::lock_guard lock(mutex_);
+  return questions_;
+}
+
 Result<v1::GetOperationResponse> FakeControlFacade::operation(std::uint64_t session_id,
                                                               std::uint64_t ticket) {
   const std::lock_guard lock(mutex_);

@@ -15,7 +15,9 @@ class FakeControlFacade final : public supervisor::ControlFacade {
   // Two devices, two sessions, an active group of two ranks and one that forms, two operations.
   FakeControlFacade();
 
-  Result<v1::DaemonStatus> daemon() override { return answer(views_.daemon); }
+  Result<v1::GetStatusResponse> status() override;
+  Result<std::string> boot_id() override;
+  Result<supervisor::HealthFacts> health() override;
   Result<v1::ListDevicesResponse> devices() override { return answer(views_.devices); }
   Result<v1::ListSessionsResponse> sessions() override { return answer(views_.sessions); }
   Result<v1::ListGroupsResponse> groups() override { return answer(views_.groups); }
@@ -49,6 +51,8 @@ class FakeControlFacade final : public supervisor::ControlFacade {
   supervisor::Operator last_operator() const;
 
   EventLog& event_log() { return events_; }
+  // How many questions about its state it has had.
+  int questions() const;
   // What was asked for that changes something: "set device host:0 sms=4".
   std::vector<std::string> asked() const;
 
@@ -79,6 +83,7 @@ class FakeControlFacade final : public supervisor::ControlFacade {
   template <typename T>
   Result<T> answer(const T& view) {
     const std::lock_guard lock(mutex_);
+    ++questions_;
     if (!failure_.ok()) return failure_;
     return view;
   }
@@ -89,6 +94,7 @@ class FakeControlFacade final : public supervisor::ControlFacade {
   mutable std::mutex mutex_;
   Views views_;                                             // guarded by mutex_
   Status failure_;                                          // guarded by mutex_
+  int questions_ = 0;                                       // guarded by mutex_
   std::optional<std::uint32_t> drained_;                    // guarded by mutex_
   std::vector<std::string> asked_;                          // guarded by mutex_
   supervisor::Right allowed_ = supervisor::Right::kChange;  // guarded by mutex_

@@ -39,7 +39,9 @@ using supervisor::Operator;
 
 class SlowFacade final : public supervisor::ControlFacade {
  public:
-  Result<v1::DaemonStatus> daemon() override { return slow(fake_.daemon()); }
+  Result<v1::GetStatusResponse> status() override { return slow(fake_.status()); }
+  Result<std::string> boot_id() override { return slow(fake_.boot_id()); }
+  Result<supervisor::HealthFacts> health() override { return slow(fake_.health()); }
   Result<v1::ListDevicesResponse> devices() override { return slow(fake_.devices()); }
   Result<v1::ListSessionsResponse> sessions() override { return slow(fake_.sessions()); }
   Result<v1::ListGroupsResponse> groups() override { return slow(fake_.groups()); }

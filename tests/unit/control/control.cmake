@@ -6,7 +6,7 @@ target_link_libraries(epd_fake_control PUBLIC epd_control epd_control_messages P
 add_executable(control_test ${CMAKE_CURRENT_LIST_DIR}/control_test.cpp ${CMAKE_CURRENT_LIST_DIR}/control_server_test.cpp ${CMAKE_CURRENT_LIST_DIR}/control_tools_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/control_users_test.cpp)
 target_include_directories(control_test PRIVATE ${PROJECT_SOURCE_DIR}/daemon/control)
-target_link_libraries(control_test PRIVATE epd_fake_control epd_control_proto epd_options GTest::gtest_main)
+target_link_libraries(control_test PRIVATE epd_fake_control epd_control_proto epd_build_info epd_options GTest::gtest_main)
 gtest_discover_tests(control_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit TIMEOUT 120)
 
 add_executable(fake_control support/fake_control_main.cpp)

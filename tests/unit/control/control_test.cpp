@@ -1,4 +1,5 @@
 // The control plane in process, over a real unix socket, with a supervisor made of fixed answers.
+#include "common/build_info.h"
 #include "control_fixture.h"
 
 #include <gmock/gmock.h>
@@ -184,6 +185,22 @@ TEST_F(ControlTest, TheKernelTellsWhoChangesSomething) {
   EXPECT_FALSE(facade_.last_operator().gids.empty());
 }
 
+TEST_F(ControlTest, AStatusAVersionAndAHealthCheckAskTheSupervisorOnce) {
+  start();
+  server_->set_serving(true);
+  v1::GetStatusResponse status;
+  ASSERT_TRUE(call(*control(), &v1::Control::Stub::GetStatus, {}, status).ok());
+  EXPECT_EQ(facade_.questions(), 1);
+  v1::GetVersionResponse version;
+  ASSERT_TRUE(call(*control(), &v1::Control::Stub::GetVersion, {}, version).ok());
+  EXPECT_EQ(facade_.questions(), 2);
+  for (const char* name : {"", "control", "membership", "device/host:0"}) {
+    const int before = facade_.questions();
+    EXPECT_EQ(check(name).health, HealthCheckResponse::SERVING) << name;
+    EXPECT_EQ(facade_.questions(), before + 1) << name;
+  }
+}
+
 TEST_F(ControlTest, DrainPassesTheTimeoutOn) {
   start();
   v1::DrainRequest request;
@@ -198,7 +215,7 @@ TEST_F(ControlTest, GetVersionTellsTheAbi) {
   start();
   v1::GetVersionResponse response;
   ASSERT_TRUE(call(*control(), &v1::Control::Stub::GetVersion, {}, response).ok());
-  EXPECT_EQ(response.version(), "0.1.0");
+  EXPECT_EQ(response.version(), build_info().version);
   EXPECT_EQ(response.abi_version_min(), abi::kAbiVersionMin);
   EXPECT_EQ(response.abi_version_max(), abi::kAbiVersion);
   EXPECT_EQ(std::stoull(response.layout_hash(), nullptr, 16), abi::layout_hash());

@@ -61,7 +61,7 @@ TEST(MetricFamilies, TellEachDeviceAndTheDaemon) {
 TEST(MetricFamilies, TellTheNodesOfAClusterByState) {
   Snapshot snapshot = fixed_snapshot();
   EXPECT_THAT(text_of(snapshot), Not(HasSubstr("epd_cluster_")));
-  v1::ClusterStatus& cluster = *snapshot.daemon.mutable_cluster();
+  v1::ClusterStatus& cluster = *snapshot.status.mutable_daemon()->mutable_cluster();
   cluster.set_nodes_up(3);
   cluster.set_nodes_lost(1);
   v1::RefusalCount& refusal = *cluster.add_refusals();
@@ -80,7 +80,7 @@ TEST(MetricFamilies, TellTheNodesOfAClusterByState) {
 
 TEST(MetricFamilies, TellHowMuchOfEachLimitIsUsed) {
   Snapshot snapshot = fixed_snapshot();
-  v1::LimitUse& limit = *snapshot.daemon.add_limits();
+  v1::LimitUse& limit = *snapshot.status.mutable_daemon()->add_limits();
   limit.set_key("limits.max_groups");
   limit.set_used(3);
   limit.set_allowed(4096);
@@ -151,7 +151,7 @@ TEST(MetricFamilies, TellTheTimesOfCalls) {
 
 TEST(MetricFamilies, TellHowLongADeviceWasBusy) {
   Snapshot snapshot = fixed_snapshot();
-  snapshot.devices.mutable_devices(0)->set_busy_us(2'500'000);
+  snapshot.status.mutable_devices(0)->set_busy_us(2'500'000);
   EXPECT_THAT(text_of(snapshot), HasSubstr("epd_device_busy_seconds_total{device=\"host:0\"} 2.5"));
 }
 

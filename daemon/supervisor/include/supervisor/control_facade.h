@@ -17,11 +17,11 @@
 
 // Messages of epd/v1/control.proto, which says what each field is.
 namespace epd::v1 {
-class DaemonStatus;
 class EvictRankResponse;
 class GetConfigResponse;
 class GetOperationResponse;
 class GetStatisticsResponse;
+class GetStatusResponse;
 class GetWaitsResponse;
 class ListDevicesResponse;
 class ListFarEnginesResponse;
@@ -65,14 +65,24 @@ struct Operator {
       has_gone;  // whether the caller no longer waits; empty: it waits. Called on the thread that asks
 };
 
+// What the checks of grpc.health.v1 need.
+struct HealthFacts {
+  bool serving = false;                        // clients are admitted
+  std::string socket_problem;                  // as in DaemonStatus; empty: none
+  std::optional<std::string> cluster_problem;  // as in ClusterStatus; none: the daemon is in no cluster
+  std::map<std::string, bool> devices;         // whether each is ready, by name
+};
+
 class ControlFacade {
  public:
   virtual ~ControlFacade() = default;
 
   // Messages are complete and in the order that control.proto names. Their strings are as clients chose them,
   // so they need not be UTF-8.
-  virtual Result<v1::DaemonStatus> daemon() = 0;
+  virtual Result<v1::GetStatusResponse> status() = 0;
   virtual Result<v1::ListDevicesResponse> devices() = 0;
+  virtual Result<std::string> boot_id() = 0;
+  virtual Result<HealthFacts> health() = 0;
   virtual Result<v1::ListSessionsResponse> sessions() = 0;
   virtual Result<v1::ListGroupsResponse> groups() = 0;
   virtual Result<v1::ListOperationsResponse> operations() = 0;
