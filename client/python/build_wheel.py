@@ -1,4 +1,4 @@
-"""Writes the wheels. epd: client/python/epd, libepd, and the demo's text. deep_ep: client/deep_ep, with the module
+"""Writes the wheels. epd: client/python/epd and libepd. deep_ep: client/deep_ep, with the module
 deep_ep_cpp. Called by deploy/wheel.sh.
 
 Needs the standard library and readelf. The same inputs give the same bytes.
@@ -110,7 +110,6 @@ def modules(package: pathlib.Path) -> dict[str, bytes]:
 def contents(library: pathlib.Path) -> dict[str, bytes]:
     files = modules(HERE / "epd")
     files["epd/libepd.so.0"] = library.read_bytes()
-    files["epd/demo/text.txt"] = (HERE.parent / "tools/demo/text.txt").read_bytes()
     return files
 
 

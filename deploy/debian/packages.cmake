@@ -65,7 +65,6 @@ This package has the module epd, which calls libepd by ctypes, and its
 examples.")
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/client/python/epd DESTINATION lib/python3/dist-packages COMPONENT python EXCLUDE_FROM_ALL
   FILES_MATCHING PATTERN "*.py" PATTERN "py.typed" PATTERN "__pycache__" EXCLUDE)
-install(FILES ${PROJECT_SOURCE_DIR}/client/tools/demo/text.txt DESTINATION lib/python3/dist-packages/epd/demo COMPONENT python EXCLUDE_FROM_ALL)
 install(DIRECTORY ${PROJECT_BINARY_DIR}/deploy/documents/python3-epd DESTINATION share/doc COMPONENT python EXCLUDE_FROM_ALL)
 string(TIMESTAMP _date "%a, %d %b %Y %H:%M:%S +0000" UTC)  # $SOURCE_DATE_EPOCH, if it is set
 file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/debian/changelog.Debian "epd (${PROJECT_VERSION}-1) unstable; urgency=medium

@@ -1,26 +1,22 @@
-"""The examples and the demo, run as their users run them, and what documents show of them."""
+"""The examples, run as their users run them, and what documents show of them."""
 
 from __future__ import annotations
 
 import os
-import pathlib
 import re
 import runpy
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 from array import array
 from typing import Any, Callable
 
 import pytest
-from conftest import BUILD, ROOT, Daemon
+from conftest import ROOT, Daemon
 
 import epd
 
 EXAMPLES = ROOT / "client/python/examples"
-SMALL = "--ranks 2 --layers 2 --steps 1 --tokens 9 --hidden 272 --experts 32 --topk 4 --seed 5".split()
 
 
 def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -84,123 +80,6 @@ def test_the_recovery_loop_of_the_guide_goes_on_after_an_engine_was_killed(
         runpy.run_path(str(EXAMPLES / "recovery.py"))["run"](group, submit, 10)
         assert submitted.count(5) > 1 and submitted[-1] == 9
         assert set(group.buffers(0).out) == {0x3F80 + 8}
-
-
-def checksum(text: str) -> str:
-    found = re.search(r"Checksum of the hidden states: ([0-9a-f]{16})", text)
-    assert found is not None, text
-    return found[1]
-
-
-def test_the_demo_gives_the_checksum_of_epd_moe_demo(daemon: Daemon) -> None:
-    program = BUILD / "bin/epd-moe-demo"
-    if not program.exists():
-        pytest.skip("epd-moe-demo is not built")
-    ours = run(sys.executable, "-m", "epd.demo", "--socket", daemon.socket, *SMALL)
-    theirs = run(str(program), "--socket", daemon.socket, *SMALL)
-    assert ours.returncode == 0 and theirs.returncode == 0, ours.stderr + theirs.stderr
-    assert checksum(ours.stdout) == checksum(theirs.stdout)
-
-
-def test_the_demo_shows_its_progress(daemon: Daemon) -> None:
-    done = run(sys.executable, "-m", "epd.demo", "--socket", daemon.socket, *SMALL)
-    assert done.stderr.startswith("forward pass 1 of 2, layer 1 of 2\n"), done.stderr
-    assert errors(done.stderr) == ""
-
-
-def errors(stderr: str) -> str:
-    """All lines but those of the demo's progress."""
-    return re.sub(r"forward pass \d+ of \d+, layer \d+ of \d+\n", "", stderr)
-
-
-def test_the_demo_starts_a_daemon_of_its_own(daemon: Daemon) -> None:
-    ours = run(sys.executable, "-m", "epd.demo", "--epd", str(BUILD / "bin/epd"), *SMALL)
-    assert ours.returncode == 0, ours.stderr
-    again = run(sys.executable, "-m", "epd.demo", "--socket", daemon.socket, *SMALL)
-    assert checksum(ours.stdout) == checksum(again.stdout)
-
-
-def test_the_demo_has_its_own_sockets_whatever_the_environment_says(tmp_path: pathlib.Path) -> None:
-    sockets = {"EPD_SOCKET": str(tmp_path / "epd.sock"), "EPD_CONTROL_SOCKET": str(tmp_path / "control.sock")}
-    ours = run(sys.executable, "-m", "epd.demo", "--epd", str(BUILD / "bin/epd"), *SMALL, **sockets)
-    assert ours.returncode == 0, ours.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-def of_directory(folder: pathlib.Path) -> list[int]:
-    """The processes that have it in their command line."""
-    found = []
-    for process in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            if str(folder) in (process / "cmdline").read_text() and process.name != str(os.getpid()):
-                found.append(int(process.name))
-        except OSError:
-            pass  # it has ended
-    return found
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_the_demo_leaves_nothing_behind_however_it_ends(number: signal.Signals) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # tmp_path is too long for a socket
-        folder = pathlib.Path(name)
-        text = folder / "text"  # so that the ranks too have the directory in their command lines
-        text.write_text("a few words")
-        long = ["--epd", str(BUILD / "bin/epd"), "--text", str(text), *SMALL, "--steps", "10000"]
-        demo = subprocess.Popen(
-            [sys.executable, "-m", "epd.demo", *long],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "TMPDIR": name},
-        )
-        end = time.monotonic() + 40
-        try:
-            while len(of_directory(folder)) < 4:  # the daemon too, and a rank
-                assert demo.poll() is None and time.monotonic() < end
-                time.sleep(0.05)
-            demo.send_signal(number)
-            _, error = demo.communicate(timeout=20)
-            assert demo.returncode == -number and errors(error) == ""
-            end = time.monotonic() + 40
-            while of_directory(folder) or list(folder.iterdir()) != [text]:
-                assert time.monotonic() < end, (of_directory(folder), list(folder.iterdir()))
-                time.sleep(0.05)
-        finally:
-            demo.kill()
-            demo.wait()
-
-
-@pytest.mark.parametrize("name", ["with a blank", 'with"quote', "l" * 100])
-def test_the_demo_takes_any_temporary_directory(tmp_path: pathlib.Path, name: str) -> None:
-    (tmp_path / name).mkdir()
-    ours = run(sys.executable, "-m", "epd.demo", "--epd", str(BUILD / "bin/epd"), *SMALL, TMPDIR=str(tmp_path / name))
-    assert ours.returncode == 0 and errors(ours.stderr) == "", ours.stderr
-    assert list((tmp_path / name).iterdir()) == []
-
-
-def test_the_demo_says_what_is_wrong() -> None:
-    done = run(sys.executable, "-m", "epd.demo", "--hidden", "100")
-    assert done.returncode == 2 and "hidden is 100; allowed: 16..16384" in done.stderr
-    done = run(sys.executable, "-m", "epd.demo", "--epd", "/nonexistent/epd", *SMALL)
-    assert done.returncode == 1 and "/nonexistent/epd" in done.stderr, done.stderr
-    with tempfile.TemporaryDirectory(prefix="epd-demo-test-") as folder:
-        for program in ("/nonexistent/epd", "/bin/false"):
-            done = run(sys.executable, "-m", "epd.demo", "--epd", program, *SMALL, TMPDIR=folder)
-            assert done.returncode == 1 and done.stderr.startswith(f"starting {program}: "), done.stderr
-            assert os.listdir(folder) == []
-    for text in ("/nonexistent/text", "/"):
-        done = run(sys.executable, "-m", "epd.demo", "--text", text, *SMALL)
-        assert done.returncode == 1 and done.stderr.startswith(f"text is '{text}'; allowed: a file"), done.stderr
-        assert done.stderr.count("\n") == 1
-
-
-def test_the_demo_ends_with_the_first_rank_that_fails(daemon: Daemon) -> None:
-    """The daemon has 4 devices: ranks 4 and 5 find none, while the others wait for them."""
-    begin = time.monotonic()
-    more = ["6" if option == "2" and before == "--ranks" else option for before, option in zip([""] + SMALL, SMALL)]
-    more[more.index("32")] = "48"
-    done = run(sys.executable, "-m", "epd.demo", "--socket", daemon.socket, *more)
-    assert done.returncode == 1 and re.fullmatch(r"rank [45]: NotFound: .*host:[45].*\n", done.stderr), done.stderr
-    assert time.monotonic() - begin < 50
 
 
 @pytest.mark.parametrize("example", ["moe_layer", "moe_graph"])
