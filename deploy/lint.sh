@@ -38,6 +38,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 check_documents() {
   if ! command -v python3 >/dev/null; then echo "skipped: python3 is not installed"; exit 77; fi
   deploy/lint_documents.py
+  proto/fields.py --check
 }
 if [[ -n $documents_only ]]; then check_documents; exit 0; fi
 if (( ${#files[@]} == 0 )); then

@@ -47,6 +47,7 @@ bool good_name(std::string_view name) {
 
 abi::GroupShape make_shape(const epd_group_config_t& c) {
   abi::GroupShape s{};
+  // [fields.py: make_shape]
   s.num_ranks = c.num_ranks;
   s.num_experts = c.num_experts;
   s.max_tokens = c.max_tokens;
@@ -67,6 +68,7 @@ abi::GroupShape make_shape(const epd_group_config_t& c) {
   s.span = as<abi::Span>(c.span);
   s.scale_layout = as<abi::ScaleLayout>(c.scale_layout);
   s.range_format = as<abi::RangeFormat>(c.range_format);
+  // [end]
   return s;
 }
 

@@ -61,6 +61,7 @@ void carry(Io& io, wire::RowFormat& m, abi::RowFormat& v) {
 // Each field as it is: a client's shape is the registry's to judge.
 template <typename Io>
 void carry_unjudged(Io& io, wire::GroupShape& m, abi::GroupShape& v) {
+  // [fields.py: GroupShape]
   EPD_NUMBER(num_ranks, v.num_ranks, kAnyWord);
   EPD_NUMBER(num_experts, v.num_experts, kAnyWord);
   EPD_NUMBER(max_tokens, v.max_tokens, kAnyWord);
@@ -85,8 +86,8 @@ void carry_unjudged(Io& io, wire::GroupShape& m, abi::GroupShape& v) {
   EPD_PART(more_format_1, v.more_formats[0]);
   EPD_PART(more_format_2, v.more_formats[1]);
   EPD_PART(more_format_3, v.more_formats[2]);
+  // [end]
 }
-static_assert(sizeof(abi::GroupShape) == 27 * sizeof(std::uint32_t), "a field is not carried");
 
 template <typename Io>
 void carry(Io& io, wire::GroupShape& m, abi::GroupShape& v) {

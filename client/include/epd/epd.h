@@ -318,43 +318,70 @@ EPD_API epd_status_t epd_memory_unregister(epd_session_t* session, void* address
 /* All ranks must give the same values, but for rank, timeout_ms, sms, priority and bindings. */
 typedef struct epd_group_config {
   size_t size;
-  const char* name;      /* 1..63 characters of [A-Za-z0-9._-] */
-  int32_t rank;          /* 0..num_ranks-1, or EPD_ANY_RANK: any free one */
-  uint32_t num_ranks;    /* R 1..1024 */
-  uint32_t num_experts;  /* E: a multiple of R, at most 4096 */
-  uint32_t max_tokens;   /* T 1..65536: the most tokens of a dispatch. Sizes of buffers follow from it */
-  uint32_t hidden;       /* H: a multiple of 8, at most 16384 */
-  uint32_t topk;         /* K 1..32 */
-  uint32_t depth;        /* buffer slots, 1..16; 0: 4 */
-  epd_payload_t payload; /* with scale_format: row format 0 */
+  /* [fields.py: epd_group_config_t] */
+  /* 1..63 characters of [A-Za-z0-9._-] */
+  const char* name;
+  /* 0..num_ranks-1, or EPD_ANY_RANK: any free one */
+  int32_t rank;
+  /* R, 1..1024 */
+  uint32_t num_ranks;
+  /* E: a multiple of R, at most 4096. Expert e lives on rank e / (E/R) */
+  uint32_t num_experts;
+  /* T, 1..65536: the most tokens of a dispatch. Sizes of buffers follow from it */
+  uint32_t max_tokens;
+  /* H: a multiple of 8, at most 16384 */
+  uint32_t hidden;
+  /* K, 1..32 */
+  uint32_t topk;
+  /* buffer slots, 1..16; 0: 4 */
+  uint32_t depth;
+  /* with scale_format: row format 0 */
+  epd_payload_t payload;
+  /* of topk_idx and recv_topk_idx */
   epd_index_type_t index_type;
+  /* what becomes of the group when a rank is lost */
   epd_policy_t policy;
-  uint32_t sms;       /* SMs (host: threads) of the device to use; 0: the device's default */
-  int32_t timeout_ms; /* of the join; 0: the daemon's timeouts.join_ms, 60 s if not configured */
+  /* SMs (host devices: threads) of the device to use; 0: the device's default */
+  uint32_t sms;
+  /* of the join; 0: the daemon's timeouts.join_ms, 60 s if not configured */
+  int32_t timeout_ms;
+  /* how received rows lie */
   epd_layout_t layout;
+  /* of e4m3 rows */
   epd_scale_format_t scale_format;
-  uint32_t expert_alignment; /* rows, 1..256; 0: 1. Packed: each expert's first row is a multiple of it.
-                                Compact: expert_counts are rounded up to it */
-  uint32_t opaque_bytes;     /* of a row: a multiple of 16, 16..65536; EPD_PAYLOAD_OPAQUE only */
-  uint32_t num_biases;       /* bias regions that combine may add, 0..2 */
-  uint32_t num_handles;      /* handles that dispatches may keep, 0..4096 */
-  uint32_t max_recv_rows; /* rows of recv_x and y (layout expert: of each expert's block); 0: the worst case,
-                             see epd_buffers_t. A dispatch that needs more fails with RESOURCE_EXHAUSTED on
-                             all ranks; with EPD_SPAN_CLUSTER on those of the node, and ranks of
-                             other nodes may be taken back to it by the resume */
-  int32_t priority;       /* of this rank's operations on its device, -8..7; higher goes first */
-  const epd_binding_t* bindings; /* regions in memory of your own, each at most once; NULL: none */
+  /* rows, 1..256; 0: 1. EPD_LAYOUT_PACKED: each expert's first row is a multiple of it. EPD_LAYOUT_COMPACT:
+   * expert_counts are rounded up to it */
+  uint32_t expert_alignment;
+  /* of a row: a multiple of 16, 16..65536; EPD_PAYLOAD_OPAQUE only */
+  uint32_t opaque_bytes;
+  /* bias regions that combine may add, 0..2 */
+  uint32_t num_biases;
+  /* handles that dispatches may keep, 0..4096 */
+  uint32_t num_handles;
+  /* rows of recv_x and y (EPD_LAYOUT_EXPERT: of each expert's block); 0: the worst case. A dispatch that
+   * needs more fails with RESOURCE_EXHAUSTED on all ranks; with EPD_SPAN_CLUSTER on those of the node, and
+   * ranks of other nodes may be taken back to it by the resume */
+  uint32_t max_recv_rows;
+  /* of this rank's operations on its device, -8..7; higher goes first */
+  int32_t priority;
+  /* regions in memory of the caller's own, each at most once. Read during the call; NULL: none */
+  const epd_binding_t* bindings;
   uint32_t num_bindings;
-  uint32_t sum_ranks; /* ranks of a sum domain, 1..R; 0: the daemon's choice, R for a group on one node.
-                         Combine adds up the rows of each sum domain, and rounds the sums of other domains
-                         than its own to bf16. CUDA devices take 0 and R */
+  /* ranks of a sum domain, 1..R; 0: the daemon's choice, R for a group on one node. Combine adds up the rows
+   * of each sum domain, and rounds the sums of other domains than its own to bf16. CUDA devices take 0 and R.
+   * Since 0.2.0 */
+  uint32_t sum_ranks;
+  /* where ranks may be. EPD_SPAN_CLUSTER: on any node of the cluster, host devices only. Since 0.2.0 */
   epd_span_t span;
-  epd_scale_layout_t scale_layout; /* EPD_PAYLOAD_FP8_CAST and EPD_PAYLOAD_FP8 */
-  epd_range_format_t range_format; /* layouts packed and expert */
-  /* Row formats 1 to num_more_formats: epd_dispatch_args_t::row_format chooses. All differ. Regions have room
-   * for the largest. EPD_PAYLOAD_OPAQUE is a group's only format. Read during the call; NULL: none */
+  /* of received rows; EPD_PAYLOAD_FP8_CAST and EPD_PAYLOAD_FP8. Since 0.2.0 */
+  epd_scale_layout_t scale_layout;
+  /* of source_ranges; EPD_LAYOUT_PACKED and EPD_LAYOUT_EXPERT. Since 0.2.0 */
+  epd_range_format_t range_format;
+  /* row formats 1, 2, 3, which a dispatch may choose by row_format. All differ. Regions have room for the
+   * largest. Not with EPD_PAYLOAD_OPAQUE. Since 0.2.0. Read during the call; NULL: none */
   const epd_row_format_t* more_formats;
-  uint32_t num_more_formats; /* 0..EPD_MAX_MORE_FORMATS */
+  uint32_t num_more_formats;
+  /* [end] */
 } epd_group_config_t;
 static inline void epd_group_config_init(epd_group_config_t* config) {
   memset(config, 0, sizeof(*config));

@@ -83,6 +83,7 @@ struct AttachOptions {
 
 // The fields of epd_group_config_t, which states their limits and what zero means.
 struct Config {
+  // [fields.py: Config]
   std::string name;
   std::int32_t rank = 0;
   std::uint32_t num_ranks = 0;
@@ -104,12 +105,13 @@ struct Config {
   std::uint32_t num_handles = 0;
   std::uint32_t max_recv_rows = 0;
   std::int32_t priority = 0;
-  std::vector<epd_binding_t> bindings;  // regions in memory of your own
+  std::vector<epd_binding_t> bindings;
   std::uint32_t sum_ranks = 0;
   epd_span_t span = EPD_SPAN_NODE;
   epd_scale_layout_t scale_layout = EPD_SCALE_LAYOUT_ROW_MAJOR;
   epd_range_format_t range_format = EPD_RANGE_FORMAT_ROWS;
-  std::vector<epd_row_format_t> more_formats;  // row formats 1, 2, 3 of dispatches
+  std::vector<epd_row_format_t> more_formats;
+  // [end]
 };
 
 // A region whose elements' type follows from the configuration.
@@ -214,6 +216,7 @@ struct SessionOwner {
 inline epd_group_config_t make_config(const Config& config) {
   epd_group_config_t raw;
   epd_group_config_init(&raw);
+  // [fields.py: make_config]
   raw.name = config.name.c_str();
   raw.rank = config.rank;
   raw.num_ranks = config.num_ranks;
@@ -243,6 +246,7 @@ inline epd_group_config_t make_config(const Config& config) {
   raw.range_format = config.range_format;
   raw.more_formats = config.more_formats.data();
   raw.num_more_formats = static_cast<std::uint32_t>(config.more_formats.size());
+  // [end]
   return raw;
 }
 

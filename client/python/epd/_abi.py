@@ -58,6 +58,7 @@ class RowFormat(ctypes.Structure):
 class GroupConfig(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t),
+        # [fields.py: GroupConfig]
         ("name", c_char_p),
         ("rank", c_int32),
         ("num_ranks", c_uint32),
@@ -87,6 +88,7 @@ class GroupConfig(ctypes.Structure):
         ("range_format", c_enum),
         ("more_formats", ctypes.POINTER(RowFormat)),
         ("num_more_formats", c_uint32),
+        # [end]
     ]
 
 

@@ -6,7 +6,7 @@ import ctypes
 import enum
 import operator
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Optional, Sequence, Union
 
 from . import _abi
@@ -173,6 +173,7 @@ class RowFormat(NamedTuple):
     scale_format: ScaleFormat = ScaleFormat.FLOAT32
 
 
+# [fields.py: GroupConfig]
 @dataclass(frozen=True)
 class GroupConfig:
     """The shape of a group. All ranks give the same, but for rank, timeout_ms, sms, priority and bindings.
@@ -180,26 +181,36 @@ class GroupConfig:
     name              1..63 characters of [A-Za-z0-9._-]
     rank              0..num_ranks-1, or ANY_RANK: any free one
     num_ranks         R, 1..1024
-    num_experts       E, a multiple of R, at most 4096; expert e lives on rank e / (E/R)
-    max_tokens        T, 1..65536: the most tokens of one rank in one operation
-    hidden            H, a multiple of 8, at most 16384
+    num_experts       E: a multiple of R, at most 4096. Expert e lives on rank e / (E/R)
+    max_tokens        T, 1..65536: the most tokens of a dispatch. Sizes of buffers follow from it
+    hidden            H: a multiple of 8, at most 16384
     topk              K, 1..32
     depth             buffer slots, 1..16; 0: 4
+    payload           with scale_format: row format 0
+    index_type        of topk_idx and recv_topk_idx
+    policy            what becomes of the group when a rank is lost
+    sms               SMs (host devices: threads) of the device to use; 0: the device's default
     timeout_ms        of the join; 0: the daemon's timeouts.join_ms, 60 s if not configured
-    sms               SMs (host devices: threads) to use; 0: the device's default
-    expert_alignment  rows, 1..256; 0: 1
-    opaque_bytes      of a row, a multiple of 16 up to 65536; Payload.OPAQUE only
+    layout            how received rows lie
+    scale_format      of e4m3 rows
+    expert_alignment  rows, 1..256; 0: 1. Layout.PACKED: each expert's first row is a multiple of it.
+                      Layout.COMPACT: expert_counts are rounded up to it
+    opaque_bytes      of a row: a multiple of 16, 16..65536; Payload.OPAQUE only
     num_biases        bias regions that combine may add, 0..2
     num_handles       handles that dispatches may keep, 0..4096
-    max_recv_rows     rows of recv_x and y (Layout.EXPERT: of each expert's block); 0: the worst case
-    priority          of this rank's operations on its device, -8..7, higher goes first
-    sum_ranks         ranks of a sum domain, 1..R; 0: the daemon's choice, on one node R. CUDA devices: 0 or R
-    span              Span.CLUSTER: ranks may be on any node of the cluster. Host devices only
-    scale_layout      of received rows; Payload.FP8_CAST and FP8
-    range_format      of source_ranges; Layout.PACKED and EXPERT
-    bindings          regions in memory of the caller's own
-    more_formats      row formats 1, 2, 3, which a dispatch may choose; payload with scale_format is 0. Regions
-                      have room for the largest. Not with Payload.OPAQUE
+    max_recv_rows     rows of recv_x and y (Layout.EXPERT: of each expert's block); 0: the worst case. A dispatch
+                      that needs more fails with RESOURCE_EXHAUSTED on all ranks; with Span.CLUSTER on those of the
+                      node, and ranks of other nodes may be taken back to it by the resume
+    priority          of this rank's operations on its device, -8..7; higher goes first
+    bindings          regions in memory of the caller's own, each at most once
+    sum_ranks         ranks of a sum domain, 1..R; 0: the daemon's choice, R for a group on one node. Combine adds
+                      up the rows of each sum domain, and rounds the sums of other domains than its own to bf16.
+                      CUDA devices take 0 and R
+    span              where ranks may be. Span.CLUSTER: on any node of the cluster, host devices only
+    scale_layout      of received rows; Payload.FP8_CAST and Payload.FP8
+    range_format      of source_ranges; Layout.PACKED and Layout.EXPERT
+    more_formats      row formats 1, 2, 3, which a dispatch may choose by row_format. All differ. Regions have room
+                      for the largest. Not with Payload.OPAQUE
     """
 
     name: str = ""
@@ -223,12 +234,13 @@ class GroupConfig:
     num_handles: int = 0
     max_recv_rows: int = 0
     priority: int = 0
+    bindings: Sequence[Binding] = ()
     sum_ranks: int = 0
     span: Span = Span.NODE
     scale_layout: ScaleLayout = ScaleLayout.ROW_MAJOR
     range_format: RangeFormat = RangeFormat.ROWS
-    bindings: Sequence[Binding] = ()
     more_formats: Sequence[RowFormat] = ()
+# [end]
 
     def with_format(self, row_format: int) -> GroupConfig:
         """The same with this row format alone. Raises InvalidArgument."""
@@ -264,12 +276,9 @@ class GroupConfig:
     def _raw(self) -> _abi.GroupConfig:
         raw = _abi.GroupConfig(ctypes.sizeof(_abi.GroupConfig))
         raw.name = encoded("name", self.name)
-        for field in (
-            "rank num_ranks num_experts max_tokens hidden topk depth payload index_type policy sms timeout_ms "
-            "layout scale_format expert_alignment opaque_bytes num_biases num_handles max_recv_rows priority sum_ranks "
-            "span scale_layout range_format"
-        ).split():
-            set_number(raw, field, getattr(self, field))
+        for field in fields(self):
+            if field.name not in ("name", "bindings", "more_formats"):
+                set_number(raw, field.name, getattr(self, field.name))
         given = _items("bindings", self.bindings, Binding, "a Binding")
         bindings = (_abi.Binding * len(given))()
         for place, binding in zip(bindings, given):
@@ -352,6 +361,7 @@ _ENUMS: dict[str, type[enum.IntEnum]] = {
 }
 _ALLOWED = {
     **{field: f"0 .. {max(kind)}" for field, kind in _ENUMS.items()},
+    # [fields.py: ranges]
     "rank": "0 .. num_ranks - 1, or ANY_RANK (-1)",
     "num_ranks": "1 .. 1024",
     "num_experts": "1 .. 4096, a multiple of num_ranks",
@@ -359,15 +369,16 @@ _ALLOWED = {
     "hidden": "multiples of 8, 8 .. 16384",
     "topk": "1 .. 32",
     "depth": "0 .. 16",
-    "sms": f"0 .. {(1 << 32) - 1}",
-    "timeout_ms": f"0 .. {(1 << 31) - 1}",
+    "sms": "0 .. 4294967295",
+    "timeout_ms": "0 .. 2147483647",
     "expert_alignment": "0 .. 256",
     "opaque_bytes": "multiples of 16, 0 .. 65536",
     "num_biases": "0 .. 2",
     "num_handles": "0 .. 4096",
-    "max_recv_rows": f"0 .. {(1 << 31) - 1}",
+    "max_recv_rows": "0 .. 2147483647",
     "priority": "-8 .. 7",
     "sum_ranks": "0 .. num_ranks",
+    # [end]
     "fd": f"None, or 0 .. {(1 << 31) - 1}",
     "offset": f"multiples of 128, 0 .. {1 << 50}",
     "stride": f"multiples of 128, 0 .. {1 << 50}",

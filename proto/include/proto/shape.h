@@ -91,30 +91,32 @@ constexpr bool degrades(LossPolicy policy) {
   return policy != LossPolicy::kFailFast;
 }
 
+// The fields of epd_group_config_t on which ranks agree: proto/fields.py says what each is. Words of 32 bits.
 struct GroupShape {
-  std::uint32_t num_ranks;    // R: 1..1024
-  std::uint32_t num_experts;  // E: a multiple of R, <= 4096
-  std::uint32_t max_tokens;   // T, per rank and call: 1..65536
-  std::uint32_t hidden;       // H: a multiple of 8, <= 16384
-  std::uint32_t topk;         // K: 1..32
-  std::uint32_t depth;        // buffer slots, and so operations in flight: 1..16
-  Payload payload;
-  IndexType index_type;
-  LossPolicy policy;
-  Layout layout = Layout::kCompact;
-  ScaleFormat scale_format = ScaleFormat::kFloat32;
-  std::uint32_t expert_alignment = 1;  // rows: 1..256. Packed: of each expert's first row. Compact: of counts
-  std::uint32_t opaque_bytes = 0;      // of a row, kOpaque only: a multiple of 16, <= 65536
-  std::uint32_t num_biases = 0;        // 0..2
-  std::uint32_t num_handles = 0;       // routings that may be kept beyond their slot: 0..4096
-  std::uint32_t max_recv_rows = 0;     // room of recv_x and y (layout expert: per expert); 0 = worst case
-  std::uint32_t sum_ranks = 0;         // ranks of a sum domain: 1..R; 0 = default, which the daemon chooses
-  Span span = Span::kNode;
-  ScaleLayout scale_layout = ScaleLayout::kRowMajor;
-  RangeFormat range_format = RangeFormat::kRows;
-  std::uint32_t num_more_formats = 0;  // 0..3; 0 with kOpaque
-  std::array<RowFormat, kMaxMoreFormats>
-      more_formats{};  // formats 1..; format 0 is `payload` with `scale_format`
+  // [fields.py: GroupShape]
+  std::uint32_t num_ranks = 0;
+  std::uint32_t num_experts = 0;
+  std::uint32_t max_tokens = 0;
+  std::uint32_t hidden = 0;
+  std::uint32_t topk = 0;
+  std::uint32_t depth = kDefaultDepth;
+  Payload payload = {};
+  IndexType index_type = {};
+  LossPolicy policy = {};
+  Layout layout = {};
+  ScaleFormat scale_format = {};
+  std::uint32_t expert_alignment = 1;
+  std::uint32_t opaque_bytes = 0;
+  std::uint32_t num_biases = 0;
+  std::uint32_t num_handles = 0;
+  std::uint32_t max_recv_rows = 0;
+  std::uint32_t sum_ranks = 0;
+  Span span = {};
+  ScaleLayout scale_layout = {};
+  RangeFormat range_format = {};
+  std::uint32_t num_more_formats = 0;
+  std::array<RowFormat, kMaxMoreFormats> more_formats{};
+  // [end]
 
   constexpr std::uint32_t num_formats() const { return 1 + num_more_formats; }
   constexpr RowFormat format(std::uint32_t i) const {
@@ -194,6 +196,6 @@ struct GroupShape {
   constexpr std::uint64_t scale_pitch() const { return (scale_block_rows() + 3) / 4 * 4; }
   bool operator==(const GroupShape&) const = default;
 };
-static_assert(sizeof(GroupShape) == 108 && std::is_trivially_copyable_v<GroupShape>);
+static_assert(std::is_trivially_copyable_v<GroupShape>);
 
 }  // namespace epd::abi

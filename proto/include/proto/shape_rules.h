@@ -6,63 +6,58 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <iterator>
 #include <string>
 #include <string_view>
 
 namespace epd::abi {
 
 struct ShapeField {
-  const char* name;  // as in epd.h
-  std::uint32_t (*value)(const GroupShape&);
+  const char* name;    // as in epd.h
+  std::uint32_t word;  // of GroupShape
   std::uint32_t low;
   std::uint32_t high;
   std::uint32_t multiple;  // of which it must be one
+
+  constexpr std::uint32_t value(const GroupShape& shape) const {
+    return std::bit_cast<std::array<std::uint32_t, sizeof(GroupShape) / sizeof(std::uint32_t)>>(shape)[word];
+  }
 };
 
-namespace detail {
-
-template <std::uint32_t kIndex>
-std::uint32_t payload_of(const GroupShape& s) {
-  return static_cast<std::uint32_t>(s.more_formats[kIndex].payload);
-}
-template <std::uint32_t kIndex>
-std::uint32_t scale_format_of(const GroupShape& s) {
-  return static_cast<std::uint32_t>(s.more_formats[kIndex].scale_format);
-}
-
-}  // namespace detail
-
 // Every field; ranks that differ in one can't form a group.
-inline constexpr std::array<ShapeField, 27> kShapeFields = {{
-    {"num_ranks", [](const GroupShape& s) { return s.num_ranks; }, 1, kMaxRanks, 1},
-    {"num_experts", [](const GroupShape& s) { return s.num_experts; }, 1, kMaxExperts, 1},
-    {"max_tokens", [](const GroupShape& s) { return s.max_tokens; }, 1, kMaxTokens, 1},
-    {"hidden", [](const GroupShape& s) { return s.hidden; }, kHiddenMultiple, kMaxHidden, kHiddenMultiple},
-    {"topk", [](const GroupShape& s) { return s.topk; }, 1, kMaxTopk, 1},
-    {"depth", [](const GroupShape& s) { return s.depth; }, 1, kMaxDepth, 1},
-    {"payload", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.payload); }, 0, 3, 1},
-    {"index_type", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.index_type); }, 0, 1, 1},
-    {"policy", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.policy); }, 0, 2, 1},
-    {"layout", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.layout); }, 0, 2, 1},
-    {"scale_format", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.scale_format); }, 0, 2, 1},
-    {"expert_alignment", [](const GroupShape& s) { return s.expert_alignment; }, 1, kMaxAlignment, 1},
-    {"opaque_bytes", [](const GroupShape& s) { return s.opaque_bytes; }, 0, kMaxOpaqueBytes, kOpaqueMultiple},
-    {"num_biases", [](const GroupShape& s) { return s.num_biases; }, 0, kMaxBiases, 1},
-    {"num_handles", [](const GroupShape& s) { return s.num_handles; }, 0, kMaxHandles, 1},
-    {"max_recv_rows", [](const GroupShape& s) { return s.max_recv_rows; }, 0, kMaxRecvRows, 1},
-    {"sum_ranks", [](const GroupShape& s) { return s.sum_ranks; }, 0, kMaxRanks, 1},
-    {"span", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.span); }, 0, 1, 1},
-    {"scale_layout", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.scale_layout); }, 0, 1, 1},
-    {"range_format", [](const GroupShape& s) { return static_cast<std::uint32_t>(s.range_format); }, 0, 1, 1},
-    {"num_more_formats", [](const GroupShape& s) { return s.num_more_formats; }, 0, kMaxMoreFormats, 1},
-    {"more_formats[0].payload", detail::payload_of<0>, 0, 2, 1},
-    {"more_formats[0].scale_format", detail::scale_format_of<0>, 0, 2, 1},
-    {"more_formats[1].payload", detail::payload_of<1>, 0, 2, 1},
-    {"more_formats[1].scale_format", detail::scale_format_of<1>, 0, 2, 1},
-    {"more_formats[2].payload", detail::payload_of<2>, 0, 2, 1},
-    {"more_formats[2].scale_format", detail::scale_format_of<2>, 0, 2, 1},
-}};
-static_assert(sizeof(GroupShape) == kShapeFields.size() * sizeof(std::uint32_t));
+inline constexpr ShapeField kShapeFields[] = {
+    // [fields.py: kShapeFields]
+    {"num_ranks", 0, 1, kMaxRanks, 1},
+    {"num_experts", 1, 1, kMaxExperts, 1},
+    {"max_tokens", 2, 1, kMaxTokens, 1},
+    {"hidden", 3, kHiddenMultiple, kMaxHidden, kHiddenMultiple},
+    {"topk", 4, 1, kMaxTopk, 1},
+    {"depth", 5, 1, kMaxDepth, 1},
+    {"payload", 6, 0, 3, 1},
+    {"index_type", 7, 0, 1, 1},
+    {"policy", 8, 0, 2, 1},
+    {"layout", 9, 0, 2, 1},
+    {"scale_format", 10, 0, 2, 1},
+    {"expert_alignment", 11, 1, kMaxAlignment, 1},
+    {"opaque_bytes", 12, 0, kMaxOpaqueBytes, kOpaqueMultiple},
+    {"num_biases", 13, 0, kMaxBiases, 1},
+    {"num_handles", 14, 0, kMaxHandles, 1},
+    {"max_recv_rows", 15, 0, kMaxRecvRows, 1},
+    {"sum_ranks", 16, 0, kMaxRanks, 1},
+    {"span", 17, 0, 1, 1},
+    {"scale_layout", 18, 0, 1, 1},
+    {"range_format", 19, 0, 1, 1},
+    {"num_more_formats", 20, 0, kMaxMoreFormats, 1},
+    {"more_formats[0].payload", 21, 0, 2, 1},
+    {"more_formats[0].scale_format", 22, 0, 2, 1},
+    {"more_formats[1].payload", 23, 0, 2, 1},
+    {"more_formats[1].scale_format", 24, 0, 2, 1},
+    {"more_formats[2].payload", 25, 0, 2, 1},
+    {"more_formats[2].scale_format", 26, 0, 2, 1},
+    // [end]
+};
+static_assert(sizeof(GroupShape) == std::size(kShapeFields) * sizeof(std::uint32_t));
 // Within these limits recv_rows() never passes kMaxRecvRows: R * min(K, E/R) <= E.
 static_assert(std::uint64_t{kMaxExperts} * kMaxTokens + std::uint64_t{kMaxExperts} * (kMaxAlignment - 1) <=
               kMaxRecvRows);
@@ -74,7 +69,7 @@ inline std::string allowed_values(const ShapeField& field) {
 }
 // `name` is one of the table.
 inline const ShapeField& shape_field(std::string_view name) {
-  return *std::find_if(kShapeFields.begin(), kShapeFields.end(),
+  return *std::find_if(std::begin(kShapeFields), std::end(kShapeFields),
                        [&](const ShapeField& field) { return name == field.name; });
 }
 

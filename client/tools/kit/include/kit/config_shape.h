@@ -1,5 +1,4 @@
-// What a group's configuration means to layouts and to the reference. Written apart from
-// client/src/group.cpp, so that a field which the library forgets is seen.
+// What a group's configuration means to layouts and to the reference.
 #pragma once
 
 #include "epd/epd.h"
@@ -12,24 +11,28 @@ namespace epd::test {
 
 inline abi::GroupShape shape_of(const epd_group_config_t& c) {
   abi::GroupShape s{};
+  // [fields.py: shape_of]
   s.num_ranks = c.num_ranks;
   s.num_experts = c.num_experts;
   s.max_tokens = c.max_tokens;
   s.hidden = c.hidden;
   s.topk = c.topk;
-  s.depth = c.depth;
+  s.depth = c.depth != 0 ? c.depth : abi::kDefaultDepth;
   s.payload = static_cast<abi::Payload>(c.payload);
   s.index_type = static_cast<abi::IndexType>(c.index_type);
+  s.policy = static_cast<abi::LossPolicy>(c.policy);
   s.layout = static_cast<abi::Layout>(c.layout);
   s.scale_format = static_cast<abi::ScaleFormat>(c.scale_format);
-  s.expert_alignment = c.expert_alignment;
+  s.expert_alignment = c.expert_alignment != 0 ? c.expert_alignment : 1;
   s.opaque_bytes = c.opaque_bytes;
   s.num_biases = c.num_biases;
   s.num_handles = c.num_handles;
   s.max_recv_rows = c.max_recv_rows;
   s.sum_ranks = c.sum_ranks;
+  s.span = static_cast<abi::Span>(c.span);
   s.scale_layout = static_cast<abi::ScaleLayout>(c.scale_layout);
   s.range_format = static_cast<abi::RangeFormat>(c.range_format);
+  // [end]
   s.num_more_formats = c.num_more_formats;
   for (std::uint32_t i = 0; i < c.num_more_formats && i < abi::kMaxMoreFormats;
        ++i)  // more: check_shape says so
