@@ -124,9 +124,14 @@ Status say_hello(const AttachRequest& request, const abi::Hello& hello, Packet& 
   return check_welcome(out.welcome, hello);
 }
 
-}  // namespace
+// Whether another daemon of the node may take the session: there is none here, it is of another version, or
+// it drains.
+bool try_next(StatusCode code) {
+  return code == StatusCode::kDaemonLost || code == StatusCode::kVersionMismatch ||
+         code == StatusCode::kAborted;
+}
 
-Status attach(const AttachRequest& request, Attachment& out) {
+Status attach_to(const AttachRequest& request, Attachment& out) {
   abi::Hello hello{};
   Packet packet;
   Status status = make_hello(request.device, hello);
@@ -146,6 +151,27 @@ Status attach(const AttachRequest& request, Attachment& out) {
   if (status.ok()) status = open_device(out);
   if (!status.ok()) send_detach(out.socket);
   return status;
+}
+
+}  // namespace
+
+Status attach(const AttachRequest& request, Attachment& out) {
+  AttachRequest one = request;
+  Status failed;
+  for (std::size_t begin = 0; begin <= request.socket_path.size();) {
+    const std::size_t end = std::min(request.socket_path.find(':', begin), request.socket_path.size());
+    one.socket_path = request.socket_path.substr(begin, end - begin);
+    begin = end + 1;
+    Attachment made;
+    const Status status = attach_to(one, made);
+    if (status.ok()) out = std::move(made);
+    if (status.ok() || !try_next(status.code())) return status;
+    // A daemon that is there has the better reason.
+    const bool first = failed.ok() || failed.code() == StatusCode::kDaemonLost;
+    const std::string before = failed.ok() ? "" : failed.message() + "; ";
+    failed = Status(first ? status.code() : failed.code(), before + status.message());
+  }
+  return failed;
 }
 
 }  // namespace epd::client

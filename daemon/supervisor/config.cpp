@@ -27,6 +27,9 @@ Status find_socket_group(const char* key, const std::string& name, std::optional
 
 Status check_path(const char* key, const std::string& path) {
   constexpr std::size_t kLongest = sizeof(sockaddr_un::sun_path) - 1;
+  if (path.find(':') != std::string::npos)
+    return invalid_argument(std::string(key) + " is \"" + path +
+                            "\"; allowed: a path without colons, which clients put between paths");
   if (!path.empty() && path.size() <= kLongest) return {};
   return invalid_argument(std::string(key) + " is \"" + path + "\", which has " +
                           std::to_string(path.size()) + " characters; allowed: 1.." +

@@ -608,6 +608,38 @@ TEST_F(Operate, DrainRefusesNewSessionsAndWaitsForTheOld) {
   EXPECT_TRUE(status != -1 && WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
+// How a fleet is updated: a second daemon of the node takes new sessions.
+TEST_F(Operate, ClientsMoveToADaemonBesideTheOneThatDrains) {
+  start(1);
+  DaemonOptions options;
+  options.devices = 1;
+  Daemon next(std::move(options));
+  ASSERT_TRUE(next.start());
+  const std::string both = daemon_->socket() + ":" + next.socket();
+  const auto client = [&]() -> std::string {
+    const Session session(both, "host:0");
+    const Group group(session, small_config("moves", 0, 1));
+    epd_ticket_t ticket = 0;
+    must(epd_noop(group.get(), 0, EPD_NO_STREAM, &ticket), "noop");
+    must(group.wait(ticket, 10000), "noop");
+    sleep_ms(60'000);
+    return "";
+  };
+  RankProcess stays(client);
+  ASSERT_TRUE(eventually(10, [&] { return epctl("groups")["groups"].size() == 1; }));
+  EXPECT_EQ(daemon_->epctl({"drain", "--timeout-ms", "600000"}).exit_code, 0);
+  RankProcess moves(client);
+  EXPECT_TRUE(eventually(10, [&] {
+    return json::parse(next.epctl({"--json", "groups"}).out)["groups"].size() == 1;
+  }));
+  EXPECT_EQ(epctl("groups")["groups"].size(), 1u);
+  stays.kill(SIGKILL);
+  EXPECT_EQ(daemon_->wait_exit(10), 0) << "nobody is left";
+  moves.kill(SIGKILL);
+  ASSERT_TRUE(eventually(10, [&] { return next.serves_nobody(); }));
+  next.stop();
+}
+
 // The signal was ignored without a word.
 TEST_F(Operate, AReloadWhileItDrainsIsRefusedInTheLog) {
   start(1);

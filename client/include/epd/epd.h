@@ -109,7 +109,9 @@ typedef enum epd_wait_by {
 
 typedef struct epd_attach_options {
   size_t size;
-  const char* socket_path; /* NULL: $EPD_SOCKET, else /run/epd/epd.sock */
+  /* Several paths with colons between them: if no daemon listens at one, or it has another version or drains,
+   * the next is tried. NULL: $EPD_SOCKET, else /run/epd/epd.sock */
+  const char* socket_path;
   const char* device;    /* "host:0", "cuda:1", or a GPU's UUID, "GPU-..."; NULL: the least used device, among
                           * GPUs one that this process sees */
   int32_t timeout_ms;    /* for the whole handshake; 0: 5000 */

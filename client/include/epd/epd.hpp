@@ -75,7 +75,7 @@ class Span {
 };
 
 struct AttachOptions {
-  std::string socket_path;                    // "": $EPD_SOCKET, else /run/epd/epd.sock
+  std::string socket_path;                    // as in C; "": $EPD_SOCKET, else /run/epd/epd.sock
   std::string device;                         // "host:0", "GPU-..."; "": the least used
   std::int32_t timeout_ms = 0;                // 0: 5000
   epd_wait_by_t wait_by = EPD_WAIT_BY_MEMOP;  // MEMOP: $EPD_WAIT_BY if it is set

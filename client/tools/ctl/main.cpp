@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -115,7 +116,9 @@ Exit run(int argc, char** argv, Output& output) {
     return Exit::kOk;
   }
   if (const char* attach = std::getenv("EPD_SOCKET"); attach != nullptr && *attach != '\0') {
-    arguments.attach_socket = attach;
+    arguments.attach_socket = attach;  // clients may be given several
+    arguments.attach_socket.resize(
+        std::min(arguments.attach_socket.find(':'), arguments.attach_socket.size()));
   }
   return epd::ctl::run(arguments, output);
 }

@@ -54,6 +54,37 @@ TEST(ClientAttach, FindsTheSocketInTheEnvironment) {
   epd_session_detach(session);
 }
 
+// While a fleet is updated: a daemon of the version before, one that drains, or none, and the next one.
+TEST(ClientAttach, TheNextDaemonTakesWhoTheFirstOneCannotServe) {
+  const FakeDaemon other_layout(with([](FakeSettings& s) { s.layout_hash = 0x1234; }));
+  const FakeDaemon drains(
+      with([](FakeSettings& s) { s.refuse_hello = Status(StatusCode::kAborted, "drains"); }));
+  const FakeDaemon refuses(
+      with([](FakeSettings& s) { s.refuse_hello = Status(StatusCode::kResourceExhausted, "a quota"); }));
+  const FakeDaemon serves;
+  const std::string none = "/nonexistent/epd.sock";
+  const auto attach = [](const std::string& paths) {
+    epd_attach_options_t options;
+    epd_attach_options_init(&options);
+    options.socket_path = paths.c_str();
+    epd_session_t* session = nullptr;
+    const epd_status_t status = epd_session_attach(&options, &session);
+    EXPECT_EQ(status == EPD_OK, session != nullptr);
+    epd_session_detach(session);
+    return status;
+  };
+  const std::string last = ":" + serves.socket_path();
+  for (const std::string& first : {other_layout.socket_path(), drains.socket_path(), none})
+    EXPECT_EQ(attach(first + last), EPD_OK) << first << ": " << epd_last_error();
+  EXPECT_EQ(attach(none + ":" + other_layout.socket_path() + ":" + drains.socket_path() + last), EPD_OK);
+  EXPECT_EQ(attach(refuses.socket_path() + last), EPD_RESOURCE_EXHAUSTED);
+  EXPECT_EQ(attach(none + ":" + other_layout.socket_path() + ":" + none), EPD_VERSION_MISMATCH);
+  EXPECT_ERROR_HAS("0x1234");
+  EXPECT_ERROR_HAS(none);
+  EXPECT_EQ(attach(none + ":"), EPD_INVALID_ARGUMENT);
+  EXPECT_ERROR_HAS("socket path \"\" has 0 characters");
+}
+
 TEST(ClientAttach, NobodyListens) {
   epd_attach_options_t options;
   epd_attach_options_init(&options);

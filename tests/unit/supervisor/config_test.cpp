@@ -94,6 +94,7 @@ TEST_F(ConfigFile, BadValuesAreRefusedWithWhatIsAllowed) {
       {"daemon.socket = \"/run/../run/epd//control.sock\"", {"/run/../run/epd//control.sock", "two paths"}},
       {"limits = 3", {"limits"}},
       {"log.level = ", {"line 1"}},
+      {"daemon.socket = \"/run/a:/run/b\"", {"daemon.socket", "/run/a:/run/b", "without colons"}},
       {"daemon.socket = \"/run/a\\u0000b\"", {"daemon.socket", "line 1", "control characters"}},
       {"\ndaemon.socket = \"/run/\xc3\xa9\"", {"line 2", "not ASCII", "\\u00e9"}},
       {"access.\xd0\x92 = 1", {"line 1", "not ASCII"}},  // undefined behaviour in toml++ 3.3
