@@ -20,7 +20,7 @@ struct Attachment {
 
 struct AttachRequest {
   std::string socket_path;  // several, with colons between them: the first whose daemon takes the session
-  std::string device;  // "" = any
+  std::string device;       // "" = any
   Deadline deadline;
   WaitBy wait_by = WaitBy::kMemop;
 };
