@@ -71,15 +71,6 @@ if(EPD_CUDA AND EPD_FAKE_CUDA)
     tools.epbench_cuda_overlap_graph tools.epbench_cuda_overlap_graph_by_kernel)
   set(_once "bit-exact \\(16\\).*alone [1-9][0-9.]*, GEMM alone [0-9.]+, one after the other [1-9][0-9.]*, beside each other [1-9]")
   set_tests_properties(${_overlaps} PROPERTIES PASS_REGULAR_EXPRESSION "${_once}.*${_once}" FAIL_REGULAR_EXPRESSION WRONG)
-  set(_changes epbench --epd $<TARGET_FILE:epd> --backend cuda --sms-changes 10 --warm-cache --iters 100
-    --experts 16 --ranks 2 --op both --tokens 16 --hidden 512 --check all)
-  add_test(NAME tools.epbench_cuda_sms_changes COMMAND ${_changes})
-  add_test(NAME tools.epbench_cuda_sms_changes_by_kernel COMMAND ${_changes} --wait kernel)
-  add_test(NAME tools.epbench_cuda_sms_changes_no_stream COMMAND ${_changes} --no-stream)
-  set(_sms_changes tools.epbench_cuda_sms_changes tools.epbench_cuda_sms_changes_by_kernel tools.epbench_cuda_sms_changes_no_stream)
-  set_tests_properties(${_sms_changes} PROPERTIES PASS_REGULAR_EXPRESSION
-    "bit-exact \\(200\\).*bit-exact \\(200\\).*changed ([1-9]|10) times meanwhile"
-    FAIL_REGULAR_EXPRESSION WRONG)
   add_test(NAME tools.epbench_cuda_suite COMMAND epbench suite --epd $<TARGET_FILE:epd> --backend cuda --small --warm-cache --iters 3)
   # Of runs with 4 ranks and with 2, in turn.
   set_tests_properties(tools.epbench_cuda_suite PROPERTIES
@@ -99,7 +90,7 @@ if(EPD_CUDA AND EPD_FAKE_CUDA)
   set_tests_properties(tools.epbench_cuda_without_devices PROPERTIES PASS_REGULAR_EXPRESSION "CUDA_ERROR_NO_DEVICE")
   set(_fake LD_LIBRARY_PATH=$<TARGET_FILE_DIR:fake_cuda>)
   set_tests_properties(tools.epbench_cuda_both tools.epbench_cuda_expert_zipf_cached tools.epbench_cuda_checks_a_window
-    ${_overlaps} ${_sms_changes} tools.epbench_cuda_no_stream
+    ${_overlaps} tools.epbench_cuda_no_stream
     tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_waits_by_event tools.epbench_cuda_suite
     ${_layers} tools.epbench_layer_refuses_tokens PROPERTIES ENVIRONMENT "${_fake}")
   set_tests_properties(tools.epbench_cuda_noop_shared_devices PROPERTIES ENVIRONMENT "${_fake};EPD_FAKE_CUDA_DEVICES=2")
@@ -107,7 +98,7 @@ if(EPD_CUDA AND EPD_FAKE_CUDA)
   set_tests_properties(tools.epbench_cuda_without_devices PROPERTIES ENVIRONMENT "${_fake};EPD_FAKE_CUDA_DEVICES=0")
   set_tests_properties(tools.epbench_cuda_both tools.epbench_cuda_expert_zipf_cached tools.epbench_cuda_checks_a_window
     tools.epbench_cuda_waits_by_kernel tools.epbench_cuda_waits_by_event tools.epbench_cuda_noop_shared_devices tools.epbench_cuda_suite
-    ${_overlaps} ${_sms_changes} tools.epbench_cuda_no_stream
+    ${_overlaps} tools.epbench_cuda_no_stream
     ${_layers} tools.epbench_layer_refuses_tokens
     tools.epbench_cuda_without_devices tools.epbench_cuda_without_mps
     PROPERTIES LABELS integration TIMEOUT 300)
@@ -119,8 +110,6 @@ add_test(NAME tools.epbench_refuses_layout COMMAND epbench --layout tall)
 add_test(NAME tools.epbench_refuses_backend COMMAND epbench --backend tpu)
 add_test(NAME tools.epbench_refuses_wait COMMAND epbench --backend cuda --wait long)
 add_test(NAME tools.epbench_refuses_wait_on_host COMMAND epbench --wait kernel)
-add_test(NAME tools.epbench_refuses_sms_changes_on_host COMMAND epbench --sms-changes 3)
-add_test(NAME tools.epbench_refuses_sms_changes_elsewhere COMMAND epbench --backend cuda --sms-changes 3 --socket /no/such/socket)
 add_test(NAME tools.epbench_refuses_ranks_of_the_host_suite COMMAND epbench suite --ranks 2)
 add_test(NAME tools.epbench_refuses_hidden COMMAND epbench --hidden 100)
 add_test(NAME tools.epbench_refuses_missing_routing_file COMMAND epbench --epd $<TARGET_FILE:epd> --routing /no/such/file)
@@ -131,8 +120,6 @@ set_tests_properties(tools.epbench_refuses_layout PROPERTIES PASS_REGULAR_EXPRES
 set_tests_properties(tools.epbench_refuses_backend PROPERTIES PASS_REGULAR_EXPRESSION "backend 'tpu' is not served. allowed: host, cuda")
 set_tests_properties(tools.epbench_refuses_wait PROPERTIES PASS_REGULAR_EXPRESSION "wait 'long' is not served. allowed: memop, kernel")
 set_tests_properties(tools.epbench_refuses_wait_on_host PROPERTIES PASS_REGULAR_EXPRESSION "about streams. allowed: with backend cuda")
-set_tests_properties(tools.epbench_refuses_sms_changes_on_host PROPERTIES PASS_REGULAR_EXPRESSION "about GPUs. allowed: with backend cuda")
-set_tests_properties(tools.epbench_refuses_sms_changes_elsewhere PROPERTIES PASS_REGULAR_EXPRESSION "a daemon of epbench's own. allowed: without socket")
 set_tests_properties(tools.epbench_refuses_ranks_of_the_host_suite PROPERTIES PASS_REGULAR_EXPRESSION "are 1, 2 and 4. allowed: with backend cuda")
 set_tests_properties(tools.epbench_refuses_hidden PROPERTIES PASS_REGULAR_EXPRESSION "hidden is 100. allowed: multiples of 8, 8 .. 16384")
 set_tests_properties(tools.epbench_refuses_missing_routing_file PROPERTIES PASS_REGULAR_EXPRESSION "routing '/no/such/file' is not a file")
@@ -141,6 +128,5 @@ set_tests_properties(tools.epbench_refuses_a_large_seed PROPERTIES PASS_REGULAR_
 set_tests_properties(tools.demo_refuses_experts PROPERTIES PASS_REGULAR_EXPRESSION "experts is 100. the group-limited gate allows multiples of 8")
 set_tests_properties(tools.epbench_refuses_layout tools.epbench_refuses_backend tools.epbench_refuses_wait tools.epbench_refuses_wait_on_host tools.epbench_refuses_hidden
   tools.epbench_refuses_ranks_of_the_host_suite
-  tools.epbench_refuses_sms_changes_on_host tools.epbench_refuses_sms_changes_elsewhere
   tools.epbench_refuses_negative_tokens tools.epbench_refuses_a_large_seed
   tools.epbench_refuses_missing_routing_file tools.demo_refuses_experts PROPERTIES LABELS integration TIMEOUT 30)

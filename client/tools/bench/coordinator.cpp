@@ -2,7 +2,6 @@
 
 #include "kit/error.h"
 #include "kit/team.h"
-#include "sms_changes.h"
 #include "worker.h"
 
 #include <algorithm>
@@ -77,8 +76,7 @@ std::unique_ptr<Samples> make_samples(const RunPlan& plan) {
   return std::make_unique<Samples>(plan.iterations, plan.ranks, noop_count(plan), targets);
 }
 
-std::uint32_t run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label,
-                        Samples& samples) {
+void run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label, Samples& samples) {
   validate(plan);
   const bool no_ceiling = plan.operation == Operation::kNoop || plan.on_gpus();
   const std::uint32_t ceiling_tokens = no_ceiling ? 0 : plan.tokens;
@@ -93,21 +91,14 @@ std::uint32_t run_ranks(const RunPlan& plan, const Daemon& daemon, const std::st
   kit::Team::Options options;
   options.limit = kRunLimit;
   if (daemon.pid() > 0) options.daemons = {daemon.pid()};
-  SmsChanges changes(plan, daemon.control_socket());
-  options.on_progress = [&](std::uint32_t done) {
-    progress.show(done);
-    changes.follow(done);
-  };
+  options.on_progress = [&](std::uint32_t done) { progress.show(done); };
   team.run([&context](kit::TeamRank& self) { Worker(context, self).run(); }, options);
-  return changes.made();
 }
 
 std::vector<Report> run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label) {
   const auto samples = make_samples(plan);
-  const std::uint32_t sms_changes = run_ranks(plan, daemon, label, *samples);
-  std::vector<Report> reports = make_reports(plan, *samples);
-  for (Report& report : reports) report.stream.sms_changes = sms_changes;
-  return reports;
+  run_ranks(plan, daemon, label, *samples);
+  return make_reports(plan, *samples);
 }
 
 }  // namespace epd::bench

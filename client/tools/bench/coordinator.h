@@ -23,8 +23,6 @@ class Daemon {
   };
   Daemon(const DaemonPlan& plan, const Devices& devices);
   const std::string& socket() const { return own_ ? own_->socket() : socket_; }
-  // Empty: not ours.
-  std::string control_socket() const { return own_ ? own_->control_socket() : ""; }
   pid_t pid() const { return own_ ? own_->pid() : -1; }  // -1: not ours
   // Throws kit::ToolError if our own did not stop cleanly.
   void stop();
@@ -39,11 +37,9 @@ class Daemon {
 // Room for what the ranks of such a run measure.
 std::unique_ptr<Samples> make_samples(const RunPlan& plan);
 
-// One run with fresh rank processes. Returns how often the SMs of each GPU were changed meanwhile. Throws
-// kit::ToolError if it did not finish. This process must have one thread. `label`: for the progress line,
-// shown on a terminal only.
-std::uint32_t run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label,
-                        Samples& samples);
+// One run with fresh rank processes. Throws kit::ToolError if it did not finish. This process must have one
+// thread. `label`: for the progress line, shown on a terminal only.
+void run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label, Samples& samples);
 
 // The same, and its reports.
 std::vector<Report> run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label);

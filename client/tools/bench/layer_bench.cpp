@@ -7,21 +7,15 @@
 #include "kit/shared_array.h"
 #include "kit/team.h"
 #include "layer.h"
+#include "report_parts.h"
 #include "samples.h"
 #include "start_barrier.h"
-#include "summary_json.h"
-#include "verdicts.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 namespace epd::bench {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr std::chrono::seconds kLimit{300};
 
@@ -76,12 +70,6 @@ kit::Summary per_layer(std::vector<double> times_us, const RunPlan& plan) {
 
 std::string shape_of(const RunPlan& plan) {
   return plan.layer_shape == LayerShape::kDecode ? "decode" : "prefill";
-}
-
-std::string format(const char* pattern, auto... values) {
-  char text[512];
-  std::snprintf(text, sizeof(text), pattern, values...);
-  return text;
 }
 
 }  // namespace
@@ -156,7 +144,7 @@ std::string to_json(const LayerReport& report) {
             {"daemon", report.daemon},
             {"checks", report.checks},
             {"correct", report.correct}};
-  if (!report.first_difference.empty()) json["first_difference"] = report.first_difference;
+  append_difference(report, json);
   return json.dump();
 }
 
@@ -177,12 +165,12 @@ std::string to_table(const std::vector<LayerReport>& reports) {
     text += format("%-30s %10s %10s\n", "us of a layer", "p50", "p99");
     for (const auto& [name, summary] : rows)
       text += format("%-30s %10.1f %10.1f\n", name, summary->p50, summary->p99);
-    const std::string verdict = !report.correct ? "WRONG" : report.checks == 0 ? "unchecked" : "bit-exact";
     text += format(
         "layer / computing without a daemon: %.3f. What operations add, over their own time: %.2f. %s (%u)\n",
-        report.over_alone(), report.added_over_moving(), verdict.c_str(), report.checks);
-    if (!report.first_difference.empty()) text += "first difference: " + report.first_difference + "\n";
+        report.over_alone(), report.added_over_moving(), verdict_of(report.correct, report.checks).c_str(),
+        report.checks);
   }
+  append_differences(reports, text);
   return text;
 }
 

@@ -1,26 +1,15 @@
 // Plans and figures of groups that span nodes, and their table.
 #include "kit/nodes.h"
 #include "nodes_bench.h"
-#include "verdicts.h"
+#include "report_parts.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <span>
-
-#include <nlohmann/json.hpp>
 
 #include <unistd.h>
 
 namespace epd::bench {
 namespace {
-
-using Json = nlohmann::ordered_json;
-
-std::string format(const char* pattern, auto... values) {
-  char text[512];
-  std::snprintf(text, sizeof(text), pattern, values...);
-  return text;
-}
 
 double median(const std::vector<double>& values) {
   return kit::quantile(values, 0.5);
@@ -29,11 +18,6 @@ double median(const std::vector<double>& values) {
 constexpr std::uint32_t kManyTokens = 1024;
 // A client that waits, its engine's loop and the engine's proxy.
 constexpr std::uint32_t kPollingThreads = 3;
-
-std::string verdict(const NodesReport& report) {
-  if (!report.correct) return "WRONG";
-  return report.checks != 0 ? "bit-exact" : "unchecked";
-}
 
 }  // namespace
 
@@ -167,7 +151,7 @@ std::string to_json(const NodesReport& report) {
   json["cores"] = report.cores;
   json["checks"] = report.checks;
   json["correct"] = report.correct;
-  if (!report.first_difference.empty()) json["first_difference"] = report.first_difference;
+  append_difference(report, json);
   json["daemon"] = report.daemon;
   return json.dump();
 }
@@ -195,15 +179,13 @@ std::string to_table(const std::vector<NodesReport>& reports) {
     } else {
       text += format("%10s %10s %9s ", "-", "-", "-");
     }
-    text += format(" %-9s  %s\n", verdict(report).c_str(), report.bound().c_str());
+    text += format(" %-9s  %s\n", verdict_of(report.correct, report.checks).c_str(), report.bound().c_str());
   }
   text +=
       "link bytes: of an operation, all nodes, by the interfaces' counters. of raw: share of ucx_perftest's\n"
       "stream, or time added to its round trip of the same bytes; medians of pairs.\n";
   if (!reports.front().no_raw.empty()) text += "Raw UCX was not measured: " + reports.front().no_raw + ".\n";
-  for (const NodesReport& report : reports) {
-    if (!report.first_difference.empty()) text += "first difference: " + report.first_difference + "\n";
-  }
+  append_differences(reports, text);
   return text;
 }
 

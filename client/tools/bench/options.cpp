@@ -163,12 +163,6 @@ void add_linger_option(CLI::App& app, RunPlan& run) {
              "GPUs: how long the SMs of an operation stay for the next one (devices.linger_us)");
 }
 
-void add_sms_changes_option(CLI::App& app, RunPlan& run) {
-  add_number(app, "--sms-changes", run.sms_changes, 0, kMaxSmsChanges,
-             "Backend cuda: so many times while it measures, the SMs of each GPU are changed (epctl), to two "
-             "thirds and back");
-}
-
 void add_mode_options(CLI::App& app, RunPlan& run, Names& names) {
   app.add_option("--layout", names.layout, "Layout of received rows: compact, packed or expert")
       ->check(one_of("layout", {"compact", "packed", "expert"}))
@@ -333,7 +327,6 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
   add_daemon_options(app, options);
   add_backend_option(app, names);
   add_run_options(app, options, names);
-  add_sms_changes_option(app, options.run);
   add_linger_option(app, options.run);
   add_mode_options(app, options.run, names);
   app.set_version_flag("--version", std::string("epbench ") + epd_version());
@@ -380,8 +373,6 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
       kit::fail("wait and overlap are about streams; allowed: with backend cuda");
     if (*suite && !options.run.on_gpus() && suite->count("--ranks") != 0)
       kit::fail("ranks of the suite on host devices are 1, 2 and 4; allowed: with backend cuda");
-    if (options.run.sms_changes != 0 && !options.daemon.socket.empty())
-      kit::fail("sms-changes changes a daemon of epbench's own; allowed: without socket");
     validate(options.run);
     return true;
   } catch (const CLI::ParseError& error) {

@@ -146,9 +146,6 @@ void validate(const RunPlan& plan) {
   if (plan.graph && !plan.on_gpus()) kit::fail("graph is about GPUs; allowed: with backend cuda");
   if (!plan.in_stream && (!plan.on_gpus() || plan.graph || plan.overlap))
     kit::fail("no-stream is about GPUs; allowed: with backend cuda, without graph and overlap");
-  require_range("sms-changes", plan.sms_changes, 0, kMaxSmsChanges);
-  if (plan.sms_changes != 0 && !plan.on_gpus())
-    kit::fail("sms-changes is about GPUs; allowed: with backend cuda");
   refuse_what_means_nothing(plan);
   require_range("priority", plan.priority, abi::kMinPriority, abi::kMaxPriority);
   if (const std::string wrong = abi::check_shape(plan.shape()); !wrong.empty()) kit::fail(wrong);

@@ -19,7 +19,6 @@ inline constexpr std::uint32_t kDefaultGpuSms = 64;  // as devices.sms
 inline constexpr std::uint32_t kMaxRanks = 64;
 inline constexpr std::uint32_t kMaxIterations = 1'000'000;
 inline constexpr std::uint32_t kMaxSms = 1024;  // devices.sms
-inline constexpr std::uint32_t kMaxSmsChanges = 10'000;
 inline constexpr std::uint32_t kMaxLayers = 256;
 inline constexpr std::uint32_t kMaxContext = 1U << 20;
 
@@ -61,7 +60,6 @@ struct RunPlan {
   bool in_stream = true;          // false: operations are submitted without a stream, and the CPU waits
   bool graph = false;             // each operation is a graph that was captured once, replayed
   bool overlap = false;           // a GEMM beside each operation is measured too
-  std::uint32_t sms_changes = 0;  // of all GPUs, while it measures
   // epbench layer: graphs of so many layers; 0: operations alone.
   std::uint32_t layers = 0;
   LayerShape layer_shape = LayerShape::kDecode;

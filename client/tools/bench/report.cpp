@@ -1,19 +1,13 @@
 #include "report.h"
 
 #include "kit/ceiling.h"
-#include "summary_json.h"
-#include "verdicts.h"
+#include "report_parts.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <span>
-
-#include <nlohmann/json.hpp>
 
 namespace epd::bench {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 struct Rows {
   double busiest = 0;
@@ -69,12 +63,6 @@ Report report_operation(const char* name, const RunPlan& plan, const Samples& sa
   return report;
 }
 
-std::string format(const char* pattern, auto... values) {
-  char text[512];
-  std::snprintf(text, sizeof(text), pattern, values...);
-  return text;
-}
-
 const char* layout_name(epd_layout_t layout) {
   const char* const names[] = {"compact", "packed", "expert"};
   return names[layout];
@@ -113,7 +101,6 @@ void append_gpu(const Report& report, Json& json) {
         {"gemm_beside_us", stream.overlap.gemm_beside}, {"efficiency", stream.overlap.efficiency()},
         {"gemm_slowdown", stream.overlap.slowdown()}};
   }
-  if (report.plan.sms_changes != 0) json["sms_changes"] = stream.sms_changes;
   json["net_ahead_p99_us"] = stream.net_ahead_p99;
   json["net_wire_gbps"] = stream.net_wire_gbps;
   json["host_us"] = summary_json(stream.host);
@@ -129,18 +116,10 @@ void append_gpu(const Report& report, Json& json) {
   if (report.ceiling_gbps <= 0) json["ceiling_gbps"] = json["ceiling_fraction"] = Json();
 }
 
-void append_differences(const std::vector<Report>& reports, std::string& text) {
-  for (const Report& report : reports) {
-    if (!report.first_difference.empty()) text += "first difference: " + report.first_difference + "\n";
-  }
-}
-
 }  // namespace
 
 std::string verdict_of(const Report& report) {
-  if (!report.correct) return "WRONG";
-  if (!report.moves_rows()) return "ok";
-  return report.checks == 0 ? "unchecked" : "bit-exact";
+  return report.correct && !report.moves_rows() ? "ok" : verdict_of(report.correct, report.checks);
 }
 
 // What rows the operation moves: combine's are bf16 whatever dispatch sent.
@@ -212,7 +191,7 @@ std::string to_json(const Report& report) {
   json["checks"] = report.checks;
   json["checked_columns"] = report.checked_columns();
   json["correct"] = report.correct;
-  if (!report.first_difference.empty()) json["first_difference"] = report.first_difference;
+  append_difference(report, json);
   json["daemon"] = report.daemon;
   return json.dump();
 }

@@ -28,7 +28,6 @@ struct StreamFigures {
   double net_wire_gbps = 0;    // wire bytes over net_p50
   GpuCeiling ceiling;
   OverlapTimes overlap;           // medians; all 0 unless measured
-  std::uint32_t sms_changes = 0;  // of each GPU, in the whole run
 };
 
 // One operation of one run.

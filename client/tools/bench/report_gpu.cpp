@@ -2,18 +2,12 @@
 #include "report.h"
 
 #include "kit/ceiling.h"
+#include "report_parts.h"
 
 #include <algorithm>
-#include <cstdio>
 
 namespace epd::bench {
 namespace {
-
-std::string format(const char* pattern, auto... values) {
-  char text[512];
-  std::snprintf(text, sizeof(text), pattern, values...);
-  return text;
-}
 
 std::vector<double> slowest(const kit::SharedArray<double>& samples, std::uint32_t ranks) {
   return kit::slowest_rank(samples.span(), ranks);
@@ -97,12 +91,6 @@ std::string overlap_line(const Report& report) {
       "operation hidden, GEMM beside it %.1f (%.3f x)\n",
       "", times.operation, times.gemm, times.serial, times.overlapped, 100 * times.efficiency(),
       times.gemm_beside, times.slowdown());
-}
-
-void append_differences(const std::vector<Report>& reports, std::string& text) {
-  for (const Report& report : reports) {
-    if (!report.first_difference.empty()) text += "first difference: " + report.first_difference + "\n";
-  }
 }
 
 void subtract_events(const Samples& samples, Report& report) {
@@ -219,8 +207,6 @@ std::string to_gpu_table(const std::vector<Report>& reports) {
     text += "\n";
     if (plan.overlap) text += overlap_line(report);
   }
-  if (plan.sms_changes != 0)
-    text += format("SMs of each GPU changed %u times meanwhile.\n", reports.front().stream.sms_changes);
   text += noop_line(reports.front()) + legend(reports.front());
   append_differences(reports, text);
   return text;

@@ -143,7 +143,7 @@ Worker::Timing Worker::timed_in_stream(const Attempt& attempt) {
 // Records both events too, so that they are part of a graph.
 Worker::Attempt Worker::behind_gate(const Attempt& attempt) {
   Attempt all = attempt;
-  all.what += " behind the start_barrier";
+  all.what += " behind the start barrier";
   all.submit = [this, submit = attempt.submit] {
     start_barrier_->enqueue();
     gpu_->record_begin();

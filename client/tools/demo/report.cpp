@@ -1,11 +1,11 @@
 #include "report.h"
 
 #include "kit/ceiling.h"
+#include "kit/format.h"
 #include "kit/random.h"
 #include "kit/statistics.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <span>
 
 #include <nlohmann/json.hpp>
@@ -14,14 +14,9 @@ namespace epd::demo {
 namespace {
 
 using Json = nlohmann::ordered_json;
+using kit::format;
 using Times = double (LayerRecord::*)[kSamplesPerLayer];
 using Spans = double (LayerRecord::*)[2][kSamplesPerLayer];  // begins and ends
-
-std::string format(const char* pattern, auto... values) {
-  char text[512];
-  std::snprintf(text, sizeof(text), pattern, values...);
-  return text;
-}
 
 double p50_of_slowest(std::span<const LayerRecord> ranks, Times times) {
   std::vector<double> slowest(kSamplesPerLayer, 0);
