@@ -458,23 +458,21 @@ void CoordinatorSide::begin_term(std::uint64_t term) {
   sent_.clear();
   const Settings& settings = self_.settings;
   coordinator_ = std::make_unique<membership::Coordinator>(
-      self_.clock,
-      membership::Coordinator::Options{{settings.heartbeat_ms, settings.node_timeout_ms, options_.orphan_ms},
-                                       options_.limits,
-                                       term_,
-                                       [random = options_.random] {
-                                         return membership::EpochKey{random(), random()};
-                                       },
-                                       [this](const std::string& name) {
-                                         const NodeRow* row =
-                                             name == own_.node.name() ? &own_ : table_.find(name);
-                                         return row == nullptr ? std::string() : row->node.address();
-                                       },
-                                       options_.most_groups_of,
-                                       [this](const std::string& name, std::uint32_t uid) {
-                                         return self_.settings.check_user(name, uid);
-                                       }},
-      store_);
+      self_.clock, membership::Coordinator::Options{
+                       {settings.heartbeat_ms, settings.node_timeout_ms, options_.orphan_ms},
+                       options_.limits,
+                       term_,
+                       [random = options_.random] {
+                         return membership::EpochKey{random(), random()};
+                       },
+                       [this](const std::string& name) {
+                         const NodeRow* row = name == own_.node.name() ? &own_ : table_.find(name);
+                         return row == nullptr ? std::string() : row->node.address();
+                       },
+                       options_.most_groups_of,
+                       [this](const std::string& name, std::uint32_t uid) {
+                         return self_.settings.check_user(name, uid);
+                       }});
   self_.agent.channel_began();
 }
 

@@ -5,7 +5,6 @@
 #include "cluster/address.h"
 #include "conversation.h"
 #include "membership/coordinator.h"
-#include "membership/embedded_store.h"
 #include "node_table.h"
 #include "side.h"
 
@@ -95,7 +94,6 @@ class CoordinatorSide final : public Side {
   const std::uint64_t raise_ns_;
   std::uint64_t term_ = 0;
   std::map<std::string, std::uint64_t> raised_ns_;  // when the node has raised the term
-  membership::EmbeddedStore store_;
   std::unique_ptr<membership::Coordinator> coordinator_;
   std::deque<membership::Coordinator::Sent> sent_;  // not delivered yet
   bool delivers_ = false;

@@ -225,9 +225,6 @@ static void write(wire::Event&, NodeUp&) {
 static void write(wire::Event&, NodeLost&) {
   EPD_CHECK(false);
 }
-static void write(wire::Event&, ViewStored&) {
-  EPD_CHECK(false);
-}
 
 static void carry(Writer&, wire::Event& m, Event& v) {
   std::visit([&m](auto& event) { write(m, event); }, v);

@@ -176,13 +176,6 @@ void carry(Io& io, wire::WakeSession& m, WakeSession& v) {
   }
 EPD_ACTIONS(EPD_WRITE)
 #undef EPD_WRITE
-// For the store. Whoever adds an action gives it a message or a line here.
-static void write(wire::Action&, StoreView&) {
-  EPD_CHECK(false);
-}
-static void write(wire::Action&, DropView&) {
-  EPD_CHECK(false);
-}
 
 static void carry(Writer&, wire::Action& m, Action& v) {
   std::visit([&m](auto& action) { write(m, action); }, v);

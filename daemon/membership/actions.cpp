@@ -78,14 +78,6 @@ struct Printer {
   std::string operator()(const WakeSession& a) const {
     return "wake session=" + std::to_string(a.session.number);
   }
-  std::string operator()(const StoreView& a) const {
-    std::string text =
-        "store_view group=" + std::to_string(a.label.id) + " view=" + std::to_string(a.view) + " ranks=";
-    for (std::size_t i = 0; i < a.ranks.size(); ++i)
-      text += (i == 0 ? "" : ",") + std::to_string(a.ranks[i].rank) + "@" + a.ranks[i].node;
-    return text;
-  }
-  std::string operator()(const DropView& a) const { return "drop_view group=" + std::to_string(a.group_id); }
 };
 
 }  // namespace
@@ -96,10 +88,8 @@ std::uint32_t node_of(const Action& action) {
       return a.engine.node;
     } else if constexpr (requires { a.request; }) {
       return a.request.session.node;
-    } else if constexpr (requires { a.session; }) {
-      return a.session.node;
     } else {
-      return kLocalNode;
+      return a.session.node;
     }
   };
   return std::visit(node, action);

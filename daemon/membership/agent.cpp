@@ -423,9 +423,7 @@ void Agent::end(std::uint64_t group_id, const BreakReason& reason) {
 }
 
 void Agent::take_from_ended() {
-  for (Action& action : ended_.take_actions()) {
-    if (!std::holds_alternative<DropView>(action)) actions_.push_back(std::move(action));
-  }
+  for (Action& action : ended_.take_actions()) actions_.push_back(std::move(action));
   for (const std::uint64_t group_id : requests_.holders()) {
     if (!ended_.groups().contains(group_id)) requests_.release(group_id);
   }

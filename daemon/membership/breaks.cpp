@@ -29,7 +29,7 @@ bool has_released(const EngineSlot& slot) {
 void Breaks::begin(Group& group, BreakReason reason, std::set<std::uint32_t> changed) {
   const std::uint64_t release_due_ns =
       desk_.due_in_ms(std::min(desk_.limits().engine_ack_ms / 3, kMostGraceMs));
-  group.state = Group::Breaking{std::move(changed), false, false, release_due_ns};
+  group.state = Group::Breaking{std::move(changed), false, release_due_ns};
   group.reason = std::move(reason);
   refuse_asked(group);
   for (auto& [engine, slot] : group.engines) {
@@ -47,7 +47,6 @@ void Breaks::refuse_asked(Group& group) {
 void Breaks::fail(Group& group, BreakReason reason, std::uint64_t fail_from) {
   groups_.drop_name(group);
   group.state = Group::Failing{fail_from};
-  group.storing.reset();
   group.reason = std::move(reason);
   refuse_joining(group);
   refuse_asked(group);
@@ -145,12 +144,8 @@ void Breaks::resume(Group& group) {
     advance(group);
     return;
   }
-  const auto& breaking = std::get<Group::Breaking>(group.state);
-  if (!breaking.changed.empty() && !breaking.stored) {
-    if (!group.storing) ++group.view;
-    if (views_.ask(group)) return;
-  }
   const auto over = std::get<Group::Breaking>(std::exchange(group.state, Group::Active{}));
+  if (!over.changed.empty()) ++group.view;
   std::uint64_t resume_index = kNever;
   for (const auto& [engine, slot] : group.engines) {
     if (const auto* broken = std::get_if<EngineSlot::Broken>(&slot.state))
@@ -203,7 +198,6 @@ void Breaks::forget_if_removed(Group& group) {
 }
 
 void Breaks::forget(Group& group) {
-  views_.drop(group);
   for (auto& [rank, member] : group.members) members_.end(group, member);
   for (const auto& [rank, arrival] : group.arrivals) members_.drop(group, arrival);
   groups_.erase(group.id);
@@ -273,21 +267,6 @@ void Breaks::on(const MemberStopped& event) {
     return;
   members_.has_stopped(member->second, message.next_submit);
   advance(*group);
-}
-
-// An answer for ranks of which one has gone meanwhile is none.
-void Breaks::on(const ViewStored& event) {
-  Group* group = groups_.find(event.group_id);
-  if (group == nullptr || group->storing != event.view) return;
-  group->storing.reset();
-  if (group->is(GroupPhase::kStarting)) {
-    for (auto& [engine, slot] : group->engines) {
-      if (slot.is(EnginePhase::kAbsent)) steps_.start(*group, engine);
-    }
-  } else if (auto* breaking = std::get_if<Group::Breaking>(&group->state)) {
-    breaking->stored = true;
-    advance(*group);
-  }
 }
 
 void Breaks::on(const GroupRemoved& event) {

@@ -5,7 +5,6 @@
 #include "group_table.h"
 #include "members.h"
 #include "steps.h"
-#include "views.h"
 
 #include <cstdint>
 #include <set>
@@ -16,14 +15,13 @@ namespace epd::membership {
 
 class Breaks {
  public:
-  Breaks(Desk& desk, GroupTable& groups, Members& members, Views& views, Steps& steps)
-      : desk_(desk), groups_(groups), members_(members), views_(views), steps_(steps) {}
+  Breaks(Desk& desk, GroupTable& groups, Members& members, Steps& steps)
+      : desk_(desk), groups_(groups), members_(members), steps_(steps) {}
 
   void on(const MemberStopped& event);
   void on(const BreakRequested& event);
   void on(const Broken& event);
   void on(const GroupRemoved& event);
-  void on(const ViewStored& event);
 
   // The active group of which an engine asks that it break. Null: there is none.
   Group* asked(const BreakRequested& event);
@@ -64,7 +62,6 @@ class Breaks {
   Desk& desk_;
   GroupTable& groups_;
   Members& members_;
-  Views& views_;
   Steps& steps_;
   std::vector<std::uint64_t> resumed_;
   std::vector<JoinRequest> homeless_;

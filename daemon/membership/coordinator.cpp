@@ -25,8 +25,7 @@ std::uint64_t id_prefix(std::uint64_t term) {
 
 // What a node can know.
 bool is_of_node(const Event& event) {
-  return !std::holds_alternative<NodeUp>(event) && !std::holds_alternative<NodeLost>(event) &&
-         !std::holds_alternative<ViewStored>(event);
+  return !std::holds_alternative<NodeUp>(event) && !std::holds_alternative<NodeLost>(event);
 }
 
 // The device of its engine; null: it has none, or is a join, which is judged where it is answered.
@@ -41,10 +40,9 @@ const std::uint32_t* device_of(const Event& event) {
 
 }  // namespace
 
-Coordinator::Coordinator(const Clock& clock, Options options, EmbeddedStore& store)
+Coordinator::Coordinator(const Clock& clock, Options options)
     : clock_(clock),
       options_(std::move(options)),
-      store_(store),
       term_(options_.first_term),
       open_ns_(clock.now_ns() + options_.times.node_timeout_ms * kMs),
       beat_ns_(clock.now_ns()) {}
@@ -190,18 +188,11 @@ void Coordinator::carry_out() {
   std::vector<EngineId> killed;
   for (Actions actions = registry_->take_actions(); !actions.empty(); actions = registry_->take_actions()) {
     for (Action& action : actions) {
-      const auto* view = std::get_if<StoreView>(&action);
-      const auto* dropped = std::get_if<DropView>(&action);
-      if (view != nullptr) {
-        if (!store_.put(term_, *view)) superseded_ = true;
-        if (!superseded_) registry_->handle(ViewStored{view->label.id, view->view});
-      } else if (dropped != nullptr) {
-        if (!store_.drop(term_, dropped->group_id)) superseded_ = true;
-      } else if (const auto name = names_.find(node_of(action)); name != names_.end()) {
-        const NodeEntry& node = nodes_.at(name->second);
-        if (const auto* kill = std::get_if<KillEngine>(&action)) killed.push_back(kill->engine);
-        send(name->second, node, Order{node.heard, std::move(action)});
-      }
+      const auto name = names_.find(node_of(action));
+      if (name == names_.end()) continue;
+      const NodeEntry& node = nodes_.at(name->second);
+      if (const auto* kill = std::get_if<KillEngine>(&action)) killed.push_back(kill->engine);
+      send(name->second, node, Order{node.heard, std::move(action)});
     }
   }
   for (const EngineId engine : killed) note_kill(engine);
@@ -318,10 +309,6 @@ std::uint32_t Coordinator::next_number(std::uint32_t former) {
 // Who takes part in a group that goes on keeps its number, and anybody else if it is free.
 void Coordinator::open() {
   std::set<std::uint64_t> taken = begin_beyond_reports();
-  if (!store_.begin(term_)) {
-    superseded_ = true;
-    return;
-  }
   registry_ = std::make_unique<GroupRegistry>(
       clock_, options_.limits,
       Spanning{id_prefix(term_) << 32 | 1, kFirstSpanningIndex, options_.new_epoch_key, std::move(taken)});

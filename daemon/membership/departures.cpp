@@ -173,8 +173,6 @@ void Departures::lose_some(Group& group, const std::vector<std::uint32_t>& ranks
   }
   auto& breaking = std::get<Group::Breaking>(group.state);
   breaking.changed.insert(ranks.begin(), ranks.end());
-  breaking.stored = false;
-  group.storing.reset();
   if (took_part && group.reason.cause != StatusCode::kRankLost) {
     group.reason = std::move(reason);
     breaking.reason_changed = true;

@@ -53,7 +53,6 @@ void Forming::start(Group& group) {
   for (const auto& [rank, member] : group.members) group.engines[member.engine];
   if (group.shape.sum_ranks == 0) group.shape.sum_ranks = sum_ranks_by_node(group);
   group.epoch_key = desk_.new_epoch_key();
-  if (views_.ask(group)) return;
   for (auto& [engine, slot] : group.engines) steps_.start(group, engine);
 }
 

@@ -7,7 +7,6 @@
 #include "members.h"
 #include "membership/group.h"
 #include "steps.h"
-#include "views.h"
 
 #include <cstdint>
 #include <vector>
@@ -19,7 +18,6 @@ class Forming {
   struct Parts {
     Arrivals& arrivals;
     Members& members;
-    Views& views;
     Steps& steps;
     Breaks& breaks;
   };
@@ -27,7 +25,6 @@ class Forming {
       : desk_(desk),
         arrivals_(parts.arrivals),
         members_(parts.members),
-        views_(parts.views),
         steps_(parts.steps),
         breaks_(parts.breaks) {}
 
@@ -54,7 +51,6 @@ class Forming {
   Desk& desk_;
   Arrivals& arrivals_;
   Members& members_;
-  Views& views_;
   Steps& steps_;
   Breaks& breaks_;
 };

@@ -63,7 +63,6 @@ std::string Group::waits() const {
   }
   std::string text;
   for (const std::string& one : whom) text += "; " + one;
-  if (storing) text += "; the store has not answered for view " + std::to_string(*storing);
   return text;
 }
 

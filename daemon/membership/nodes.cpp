@@ -36,11 +36,6 @@ std::string Nodes::in_words(EngineId engine) const {
          (engine.node == kLocalNode ? "" : " of " + name_of(engine.node));
 }
 
-std::string Nodes::boot_of(std::uint32_t node) const {
-  const auto found = nodes_.find(node);
-  return found == nodes_.end() ? "" : found->second.boot;
-}
-
 FarEngine Nodes::describe(EngineId engine) const {
   const auto found = up_.find(engine);
   return {engine, name_of(engine.node), found == up_.end() ? "" : found->second};

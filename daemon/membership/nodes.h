@@ -23,7 +23,6 @@ class Nodes {
   bool is_up(EngineId engine) const { return up_.contains(engine); }
   // "node-b"; "node 3" if it has no name.
   std::string name_of(std::uint32_t node) const;
-  std::string boot_of(std::uint32_t node) const;
   // "node node-b (10.0.0.2:7410)"
   std::string in_words(std::uint32_t node) const;
   // "12", on another node than the local one "12 of node-b"

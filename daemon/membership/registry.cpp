@@ -14,7 +14,6 @@
 #include "pairs.h"
 #include "rejoins.h"
 #include "steps.h"
-#include "views.h"
 
 #include <algorithm>
 #include <utility>
@@ -58,18 +57,16 @@ struct GroupRegistry::Parts {
   void on(const Broken& event) { breaks.on(event); }
   void on(const GroupRemoved& event) { breaks.on(event); }
   void on(const PeerLost& event) { pairs.on(event); }
-  void on(const ViewStored& event) { breaks.on(event); }
 
   Desk desk;
   Nodes nodes;
   GroupTable groups;
   Memberships memberships;
   Members members{desk, nodes, memberships};
-  Views views{desk, nodes};
   Steps steps{desk, nodes};
-  Breaks breaks{desk, groups, members, views, steps};
+  Breaks breaks{desk, groups, members, steps};
   Arrivals arrivals{desk, nodes, memberships, members};
-  Forming forming{desk, {arrivals, members, views, steps, breaks}};
+  Forming forming{desk, {arrivals, members, steps, breaks}};
   Rejoins rejoins{desk, nodes, arrivals, steps, breaks};
   Joins joins{desk, groups, arrivals, forming, rejoins};
   Departures departures{desk, {groups, nodes, memberships, members, breaks, forming, rejoins, joins}};
@@ -114,7 +111,7 @@ Group& GroupRegistry::put(Group group) {
 }
 
 void GroupRegistry::adopt(Group group) {
-  parts_->views.record(put(std::move(group)));
+  put(std::move(group));
 }
 
 void GroupRegistry::adopt_to_end(Group group, BreakReason reason) {

@@ -7,7 +7,7 @@ namespace epd::membership {
 
 void Steps::start(Group& group, EngineId engine) {
   EngineSlot& slot = group.engines.at(engine);
-  if (!nodes_.is_up(engine) || (group.is(GroupPhase::kStarting) && group.storing)) {
+  if (!nodes_.is_up(engine)) {
     slot.state = EngineSlot::Absent{};
     return;
   }

@@ -71,9 +71,6 @@ class Orders {
   void carry_out(const membership::ReplyRefused& action);
   void carry_out(const membership::WakeSession& action);
   void carry_out(const membership::SendFarEngine& action);
-  // For the coordinator, which keeps its store itself.
-  void carry_out(const membership::StoreView&) { EPD_CHECK(false); }
-  void carry_out(const membership::DropView&) { EPD_CHECK(false); }
 
   void send_far_engine(std::uint32_t device, const membership::FarEngine& far);
   void send_rank(membership::EngineId to, std::uint64_t group_id, const membership::RankDescription& rank);

@@ -16,21 +16,19 @@ class CoordinatorAlone : public testing::Test {
 
   std::unique_ptr<Coordinator> begin(std::uint64_t first_term) {
     return std::make_unique<Coordinator>(
-        clock_,
-        Coordinator::Options{kTimes,
-                             kLimits,
-                             first_term,
-                             [this] {
-                               return EpochKey{next_key_++, 1};
-                             },
-                             {},
-                             [this](std::uint32_t) { return own_quota_; },
-                             [this](const std::string& node, std::uint32_t uid) {
-                               return node == untrusted_ && uid == kUid
-                                          ? Status(StatusCode::kPermissionDenied, "not that user")
-                                          : Status();
-                             }},
-        store_);
+        clock_, Coordinator::Options{kTimes,
+                                     kLimits,
+                                     first_term,
+                                     [this] {
+                                       return EpochKey{next_key_++, 1};
+                                     },
+                                     {},
+                                     [this](std::uint32_t) { return own_quota_; },
+                                     [this](const std::string& node, std::uint32_t uid) {
+                                       return node == untrusted_ && uid == kUid
+                                                  ? Status(StatusCode::kPermissionDenied, "not that user")
+                                                  : Status();
+                                     }});
   }
   static ToCoordinator attach(const std::string& boot = "1", std::uint64_t term = 0,
                               std::uint32_t number = 0) {
@@ -92,7 +90,6 @@ class CoordinatorAlone : public testing::Test {
   std::uint32_t last_request_ = 0;
   std::uint64_t next_key_ = 1;
   bool own_addresses_ = true;
-  EmbeddedStore store_;
   std::unique_ptr<Coordinator> coordinator_;
 };
 
@@ -182,17 +179,6 @@ TEST_F(CoordinatorAlone, StopsWhenItHearsOfAHigherTerm) {
   EXPECT_EQ(coordinator_->next_due_ns(), kNever);
 }
 
-TEST_F(CoordinatorAlone, StopsWhenTheStoreHasAnotherTerm) {
-  open_with({"a"});
-  ASSERT_TRUE(store_.begin(2));
-  say("a", told(join_request(10, 0, 1)));
-  const auto wanted = std::get<AcquireMemory>(std::get<Order>(take("a").back().body).action);
-  say("a", told(MemoryAcquired{wanted.request, wanted.group_id, 0, {}}));
-  EXPECT_TRUE(coordinator_->superseded());
-  EXPECT_TRUE(store_.views().empty());
-  EXPECT_TRUE(take("a").empty());
-}
-
 TEST_F(CoordinatorAlone, ANodeIsLostThatIsSilentOrHearsNothing) {
   open_with({"a", "b", "c"});
   for (int i = 0; i < 21; ++i) {
@@ -243,7 +229,6 @@ TEST_F(CoordinatorAlone, ANodeSpeaksForItselfAlone) {
   say("b", told(SessionClosed{{1, 10}, "died"}));
   say("b", told(NodeLost{1, "lied"}));
   say("b", told(EvictRank{group, 0, "lied"}));
-  say("b", told(ViewStored{group, 1}));
   ASSERT_EQ(coordinator_->groups().size(), 1u);
   EXPECT_FALSE(coordinator_->groups().at(group).arrivals.at(0).member.holds_memory);
   EXPECT_EQ(coordinator_->nodes().at("a").state, NodeEntry::State::kUp);
@@ -295,14 +280,12 @@ TEST_F(CoordinatorAlone, OfGroupsThatHaveEndedNothingIsLeft) {
     const auto wanted = std::get<AcquireMemory>(std::get<Order>(take("a").back().body).action);
     const std::uint64_t id = wanted.group_id;
     say("a", told(MemoryAcquired{wanted.request, id, 0, {}}));
-    EXPECT_EQ(store_.views().size(), 1u);
     say("a", told(GroupReady{{0, 0}, {id, StatusCode::kOk, {}}, {}}));
     say("a", told(SessionClosed{{0, 10}, "died"}));
     say("a", told(MemberStopped{{0, 0}, {id, 0, 0, 3}}));
     say("a", told(Broken{{0, 0}, {id, 1, 3}}));
     say("a", told(GroupRemoved{{0, 0}, {id}}));
     EXPECT_TRUE(coordinator_->groups().empty());
-    EXPECT_TRUE(store_.views().empty());
     take("a");
   }
 }
@@ -450,7 +433,7 @@ TEST_F(Reports, AGroupInWhichNothingIsOwedGoesOn) {
     EXPECT_EQ(std::get<Welcome>(message.body).groups, (std::vector<std::uint64_t>{kGroup}));
   }
   ASSERT_TRUE(coordinator_->groups().contains(kGroup));
-  EXPECT_EQ(store_.views().at(kGroup).view, 2u);
+  EXPECT_EQ(coordinator_->groups().at(kGroup).view, 2u);
   say("b", told(SessionClosed{{0, 10}, "died"}));
   const std::vector<ToAgent> messages = take("a");
   ASSERT_EQ(messages.size(), 1u);

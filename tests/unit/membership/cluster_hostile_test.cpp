@@ -161,7 +161,7 @@ class HostileNode : public testing::TestWithParam<std::uint64_t> {
       case 13: return GroupRemoved{any_engine(), {any_group()}};
       case 14: return any_refusal();
       case 15: return PeerLost{any_engine(), any_engine(), any_text()};
-      case 16: return ViewStored{any_group(), any()};
+      case 16:
       case 17:
       case 18: return GroupReady{any_engine(), {any_group(), any_code(), {}}, any_boards()};
       case 19:
@@ -204,8 +204,7 @@ class HostileNode : public testing::TestWithParam<std::uint64_t> {
 
   ManualClock clock_;
   std::uint64_t next_key_ = 1;
-  EmbeddedStore store_;
-  Coordinator coordinator_{clock_, {kTimes, kLimits, 1, [this] { return EpochKey{next_key_++, 1}; }}, store_};
+  Coordinator coordinator_{clock_, {kTimes, kLimits, 1, [this] { return EpochKey{next_key_++, 1}; }}};
   std::uint64_t group_ = 0;
   std::mt19937_64 random_;
 };

@@ -280,12 +280,10 @@ void ClusterWorld::kill_node(Node& node, bool seen) {
 }
 
 void ClusterWorld::start_coordinator() {
-  coordinator_ = std::make_unique<Coordinator>(clock_,
-                                               Coordinator::Options{kTimes, kLimits, ++last_term_,
-                                                                    [this] {
-                                                                      return EpochKey{next_key_++, 7};
-                                                                    }},
-                                               store_);
+  coordinator_ =
+      std::make_unique<Coordinator>(clock_, Coordinator::Options{kTimes, kLimits, ++last_term_, [this] {
+                                                                   return EpochKey{next_key_++, 7};
+                                                                 }});
   ++coordinator_life_;
   for (Node& node : nodes_) {
     later_us(1'000 + below(1'000'000), [this, &node, life = coordinator_life_] {
@@ -694,7 +692,6 @@ void ClusterWorld::check_settled() const {
         << "group " << id << " is stuck in phase " << static_cast<int>(group.phase()) << group.waits();
     EXPECT_TRUE(group.arrivals.empty() && group.waiting.empty());
     if (!group.is(GroupPhase::kActive)) continue;
-    EXPECT_EQ(store_.views().at(id).view, group.view);
     for (const auto& [rank, member] : group.members) EXPECT_EQ(member.presence, Presence::kHere);
   }
   for (const Node& node : nodes_) {
@@ -716,7 +713,6 @@ void ClusterWorld::check_settled() const {
 
 void ClusterWorld::check_empty() const {
   EXPECT_TRUE(coordinator_->groups().empty());
-  EXPECT_TRUE(store_.views().empty());
   for (const Node& node : nodes_) {
     EXPECT_TRUE(node.agent->groups().empty()) << node.name;
     EXPECT_TRUE(node.agent->ended().empty()) << node.name;

@@ -159,8 +159,6 @@ class ClusterWorld {
   template <typename T>
   void carry_out(Node& node, const T& action);
   void carry_out(Node& node, const CloseStreams&) { FAIL() << node.name; }
-  void carry_out(Node& node, const StoreView&) { FAIL() << node.name; }
-  void carry_out(Node& node, const DropView&) { FAIL() << node.name; }
   void carry_out(Node& node, const KillEngine& action);
   void carry_out(Node& node, const AcquireMemory& action);
   void carry_out(Node& node, const ReleaseMemory& action);
@@ -195,7 +193,6 @@ class ClusterWorld {
   std::priority_queue<Happening, std::vector<Happening>, std::greater<>> queue_;
   std::uint64_t next_happening_ = 0;
   bool faults_ = true;
-  EmbeddedStore store_;
   std::unique_ptr<Coordinator> coordinator_;
   std::uint64_t coordinator_life_ = 0;
   std::vector<Node> nodes_;

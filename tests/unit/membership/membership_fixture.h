@@ -25,7 +25,10 @@ struct FakeMemory {
 
   Status acquire(const AcquireMemory& action) {
     const Key key(action.group_id, action.rank);
-    if (held.size() >= limit) return resource_exhausted("no room");
+    if (held.size() >= limit) {
+      refused.insert(key);
+      return resource_exhausted("no room");
+    }
     EXPECT_TRUE(held.insert(key).second) << "acquired twice: rank " << action.rank;
     engine_of[key] = action.engine;
     board_index[key] = 0;
@@ -47,6 +50,7 @@ struct FakeMemory {
 
   std::size_t limit = 1000;
   std::set<Key> held;
+  std::set<Key> refused;
   std::map<Key, EngineId> engine_of;
   std::map<Key, std::uint64_t> board_index;
   std::map<std::uint32_t, std::string> lost;

@@ -1,4 +1,4 @@
-// Groups that span nodes: the store, sum domains by node, addresses, lost nodes, nodes that can't reach each
+// Groups that span nodes: sum domains by node, addresses, lost nodes, nodes that can't reach each
 // other.
 #include "membership_fixture.h"
 
@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::uint64_t kFirst = (std::uint64_t{1} << 63) | (std::uint64_t{5} << 32);
 
-// Node n has one engine, {n, 0}, and sessions 10 + rank. What the store is asked is answered by hand.
+// Node n has one engine, {n, 0}, and sessions 10 + rank.
 class SpanningByMessages : public testing::Test {
  protected:
   using Lines = std::vector<std::string>;
@@ -68,9 +68,9 @@ class SpanningByMessages : public testing::Test {
       handle(MemoryAcquired{join_of(r, ranks, nodes[r]).id, kFirst, r, {}});
     Lines lines = take();
     std::erase_if(lines, [](const std::string& line) { return line.starts_with("acquire"); });
+    std::erase_if(actions_, [](const Action& a) { return std::holds_alternative<AcquireMemory>(a); });
     return lines;
   }
-  Lines stored(std::uint64_t view) { return tell(ViewStored{kFirst, view}); }
   void ready(std::uint32_t node) { handle(GroupReady{{node, 0}, {kFirst, StatusCode::kOk, {}}, {}}); }
   Lines broken(std::uint32_t node, std::uint64_t epoch, std::uint64_t next) {
     return tell(Broken{{node, 0}, {kFirst, epoch, next}});
@@ -84,7 +84,6 @@ class SpanningByMessages : public testing::Test {
   }
   void activate(const std::vector<std::uint32_t>& nodes) {
     join_all(nodes);
-    stored(1);
     for (const std::uint32_t node : std::set<std::uint32_t>(nodes.begin(), nodes.end())) ready(node);
     take();
     ASSERT_EQ(group().phase(), GroupPhase::kActive);
@@ -117,39 +116,15 @@ class SpanningByMessages : public testing::Test {
 
 // ---- beginning
 
-TEST_F(SpanningByMessages, NothingIsToldBeforeTheStoreHasTheView) {
+TEST_F(SpanningByMessages, TheEnginesOfAllNodesAreToStart) {
   begin(2);
-  EXPECT_EQ(join_all({1, 2}), (Lines{"store_view group=G view=1 ranks=0@node-1,1@node-2"}));
-  EXPECT_EQ(std::get<StoreView>(actions_.back()).ranks[1].boot, "boot-2");
-  EXPECT_EQ(group().waits(), "; the store has not answered for view 1");
-  EXPECT_EQ(tell(ViewStored{kFirst, 7}), Lines{}) << "another view";
-  EXPECT_EQ(stored(1),
+  EXPECT_EQ(join_all({1, 2}),
             (Lines{"start device=0 group=G broken=0 node=1", "start device=0 group=G broken=0 node=2"}));
-}
-
-TEST_F(SpanningByMessages, ARankThatGoesMeanwhileEndsTheStart) {
-  begin(2);
-  join_all({1, 2});
-  const Lines lines = tell(SessionClosed{{1, 10}, "died"});
-  EXPECT_EQ(lines.front(), "refused session=11 request=101 status=RANK_LOST node=2");
-  EXPECT_EQ(lines.back(), "free device=0 group=G rank=1 node=2");
-  EXPECT_NE(std::find(lines.begin(), lines.end(), "drop_view group=G"), lines.end());
-  EXPECT_TRUE(registry_.groups().empty());
-  EXPECT_EQ(stored(1), Lines{});
-}
-
-TEST_F(SpanningByMessages, AnEngineThatStartsMeanwhileIsToldWithTheOthers) {
-  begin(2);
-  join_all({1, 2});
-  EXPECT_EQ(tell(EngineDown{{2, 0}, "died", {}}), Lines{});
-  EXPECT_EQ(tell(EngineUp{{2, 0}, "another"}), Lines{});
-  EXPECT_EQ(stored(1).size(), 2u);
 }
 
 TEST_F(SpanningByMessages, TheDescriptionSaysAll) {
   begin(2);
   join_all({1, 2});
-  stored(1);
   for (std::size_t i = 0; i < 2; ++i) {
     const GroupDescription& told = std::get<StartGroup>(actions_[i]).group;
     EXPECT_EQ(told.view, 1u);
@@ -175,8 +150,6 @@ TEST_P(SumDomains, AreThoseOfTheNodesIfThatIsPossible) {
   sum_ranks_ = GetParam().asked;
   begin(3);
   join_all(GetParam().nodes);
-  EXPECT_EQ(std::get<StoreView>(actions_.back()).shape.sum_ranks, GetParam().resolved);
-  stored(1);
   EXPECT_EQ(std::get<StartGroup>(actions_.front()).group.shape.sum_ranks, GetParam().resolved);
 }
 INSTANTIATE_TEST_SUITE_P(All, SumDomains,
@@ -277,15 +250,13 @@ TEST_F(SpanningByMessages, SoHasAnEngineThatIsNewToTheGroup) {
   tell(MemberStopped{{2, 0}, {kFirst, 1, 0, 3}});
   broken(1, 1, 4);
   broken(2, 1, 4);
-  stored(2);
   JoinRequest request = join_of(1, 2, 3);
   tell(request);
   tell(MemoryAcquired{request.id, kFirst, 1, {}});
   broken(1, 2, 5);
   ready(3);
-  take();
   EXPECT_EQ(
-      stored(3),
+      take(),
       (Lines{"far_engine device=0 far=0 of node-3 at address-3 node=1",
              "rank device=0 group=G rank=1 since=3 node=1", "rank device=0 group=G rank=1 since=3 node=3",
              "member device=0 group=G rank=1 node=3", "resume device=0 group=G epoch=3 index=5 node=1",
@@ -295,9 +266,9 @@ TEST_F(SpanningByMessages, SoHasAnEngineThatIsNewToTheGroup) {
   EXPECT_EQ(std::get<SendResume>(actions_[5]).view, 3u);
 }
 
-// ---- the store and breaks
+// ---- views
 
-TEST_F(SpanningByMessages, ABreakThatKeepsTheRanksNeedsNoStore) {
+TEST_F(SpanningByMessages, ABreakThatKeepsTheRanksKeepsTheView) {
   begin(2);
   activate({1, 2});
   tell(BreakRequested{{1, 0}, {kFirst, 1, 0, 0, StatusCode::kDeadlineExceeded, 1, {}}});
@@ -306,18 +277,16 @@ TEST_F(SpanningByMessages, ABreakThatKeepsTheRanksNeedsNoStore) {
   EXPECT_EQ(group().view, 1u);
 }
 
-TEST_F(SpanningByMessages, OtherRanksGoOnWhenTheStoreHasThem) {
+TEST_F(SpanningByMessages, OtherRanksAreAnotherView) {
   begin(3);
   activate({1, 2, 3});
   tell(NodeLost{3, "silent for 2.0 s"});
   broken(1, 1, 8);
-  EXPECT_EQ(broken(2, 1, 7), (Lines{"store_view group=G view=2 ranks=0@node-1,1@node-2"}));
-  EXPECT_EQ(tell(NodeLost{2, "silent for 2.0 s"}), (Lines{"store_view group=G view=3 ranks=0@node-1"}));
-  EXPECT_EQ(stored(2), Lines{}) << "one of these has gone meanwhile";
-  EXPECT_EQ(stored(3), (Lines{"rank device=0 group=G rank=1 since=0 node=1",
-                              "rank device=0 group=G rank=2 since=0 node=1",
-                              "resume device=0 group=G epoch=2 index=8 node=1"}));
-  EXPECT_EQ(group().view, 3u);
+  EXPECT_EQ(broken(2, 1, 7), (Lines{"rank device=0 group=G rank=2 since=0 node=1",
+                                    "rank device=0 group=G rank=2 since=0 node=2",
+                                    "resume device=0 group=G epoch=2 index=7 node=1",
+                                    "resume device=0 group=G epoch=2 index=7 node=2"}));
+  EXPECT_EQ(group().view, 2u);
 }
 
 // ---- lost nodes
@@ -328,8 +297,7 @@ TEST_F(SpanningByMessages, UnderDegradeALostNodeIsOneBreakForAllOfItsRanks) {
   EXPECT_EQ(tell(NodeLost{2, "silent for 2.0 s"}),
             (Lines{"break device=0 group=G epoch=1 fatal=0 cause=RANK_LOST failed_rank=1 node=1"}));
   EXPECT_EQ(break_text_, "ranks 1, 2 were lost: node node-2 (10.0.0.2:7410) was lost: silent for 2.0 s");
-  broken(1, 1, 8);
-  EXPECT_EQ(stored(2).back(), "resume device=0 group=G epoch=2 index=8 node=1");
+  EXPECT_EQ(broken(1, 1, 8).back(), "resume device=0 group=G epoch=2 index=8 node=1");
   EXPECT_EQ(living(), (std::set<std::uint32_t>{0, 3}));
   EXPECT_EQ(group().engines.size(), 1u);
   EXPECT_EQ(tell(EngineUp{{2, 0}, "late"}), Lines{}) << "its number names nobody any more";
@@ -362,7 +330,6 @@ TEST_F(SpanningByMessages, TheLastLostNodesAreRemembered) {
 TEST_F(SpanningByMessages, ALostNodeEndsGroupsThatStart) {
   begin(2);
   join_all({1, 2});
-  stored(1);
   const Lines lines = tell(NodeLost{2, "silent"});
   EXPECT_EQ(lines, (Lines{"refused session=10 request=100 status=RANK_LOST node=1",
                           "remove device=0 group=G node=1"}));
@@ -383,7 +350,7 @@ TEST_F(SpanningByMessages, AndItsRanksMakeRoomInGroupsThatForm) {
 TEST_F(SpanningByMessages, TheLastNodeTakesTheGroupWithIt) {
   begin(1);
   activate({1, 1});
-  EXPECT_EQ(tell(NodeLost{1, "silent"}), (Lines{"drop_view group=G"}));
+  EXPECT_EQ(tell(NodeLost{1, "silent"}), Lines{});
   EXPECT_TRUE(registry_.groups().empty());
 }
 
@@ -391,7 +358,6 @@ TEST_F(SpanningByMessages, TheLastNodeTakesTheGroupWithIt) {
 TEST_F(SpanningByMessages, WhatAnEngineSaysOfAGroupThatCannotStartNamesItsNode) {
   begin(2);
   join_all({1, 2});
-  stored(1);
   abi::GroupReady differs{kFirst, StatusCode::kInvalidArgument, "host:0 on node-1 has another network.check"};
   tell(GroupReady{{2, 0}, differs, {}});
   EXPECT_EQ(refusal_.message(), "node-2: host:0 on node-1 has another network.check");
@@ -431,8 +397,7 @@ TEST_F(SpanningByMessages, OutOfReachIsABreakAndThenTheHigherNodeOfTwoGoes) {
             "rank 1 of node node-2 (10.0.0.2:7410) was put out: device 0 of node-1 has lost device 0 of "
             "node-2: no answer");
   broken(1, 2, 4);
-  broken(2, 2, 4);
-  const Lines lines = stored(2);
+  const Lines lines = broken(2, 2, 4);
   EXPECT_NE(std::find(lines.begin(), lines.end(),
                       "mark_lost device=0 group=G rank=1 cause=RANK_LOST failed_rank=1 node=2"),
             lines.end())

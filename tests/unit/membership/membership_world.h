@@ -17,7 +17,7 @@ struct WorldOptions {
   std::uint32_t nodes = 1;
   bool at_once = true;  // nothing is delayed between node and registry
   bool echoes = false;  // the registry is told twice whatever may be told twice
-  bool spans = false;   // its groups are those that span nodes: a store, lost nodes, engines out of reach
+  bool spans = false;   // its groups are those that span nodes: lost nodes, engines out of reach
   LossPolicy policy = LossPolicy::kFailFast;
   abi::DeviceKind kind = abi::DeviceKind::kHost;
   std::uint32_t conflict_ms = 0;
@@ -92,11 +92,10 @@ class World {
   void evict();
   void answered(const RequestId& request);
 
-  // Nodes and the store.
+  // Nodes.
   void begin_node();
   void lose_node();
   void say_out_of_reach(EngineId engine);
-  void store();
   void believe(std::uint64_t group_id, const KnownGroup& known, EpochKey key, std::uint64_t view);
 
   // Channels.
@@ -124,8 +123,6 @@ class World {
   void carry_out(const ReplyLeft& action, std::uint64_t) { answered(action.request); }
   void carry_out(const ReplyRefused& action, std::uint64_t) { answered(action.request); }
   void carry_out(const WakeSession&, std::uint64_t) {}
-  void carry_out(const StoreView&, std::uint64_t) { FAIL(); }
-  void carry_out(const DropView&, std::uint64_t) { FAIL(); }
 
   // An engine, of what it is told.
   void take(Engine& engine, const StartGroup& action);
@@ -148,8 +145,6 @@ class World {
   GroupRegistry registry_;
   std::vector<Node> nodes_;
   std::map<EngineId, Engine> engines_;
-  std::deque<StoreView> storing_;
-  std::map<std::uint64_t, std::uint64_t> stored_;                         // views, by group
   std::map<std::pair<std::uint64_t, std::uint64_t>, Believed> believed_;  // by group and epoch
   std::uint64_t next_session_ = 10;
   std::uint32_t next_request_ = 100;

@@ -168,37 +168,16 @@ struct WakeSession {
   SessionId session;
 };
 
-// ---- for the store, from a registry of groups that span nodes
-
-struct RankRecord {
-  std::uint32_t rank = 0;
-  std::uint32_t device = 0;
-  std::string node;
-  std::string boot;
-};
-// Nothing is told of this view before ViewStored.
-struct StoreView {
-  GroupLabel label;
-  abi::GroupShape shape{};
-  std::uint64_t view = 0;
-  std::vector<RankRecord> ranks;  // those that take part
-};
-// The group has ended.
-struct DropView {
-  std::uint64_t group_id = 0;
-};
-
-using Action =
-    std::variant<StartGroup, SendRank, SendMember, SendFarEngine, SendStopMember, SendBreak, SendRelease,
-                 SendResume, SendRemoveGroup, CloseStreams, KillEngine, AcquireMemory, ReleaseMemory,
-                 MarkLost, ReplyJoined, ReplyLeft, ReplyRefused, WakeSession, StoreView, DropView>;
+using Action = std::variant<StartGroup, SendRank, SendMember, SendFarEngine, SendStopMember, SendBreak,
+                            SendRelease, SendResume, SendRemoveGroup, CloseStreams, KillEngine, AcquireMemory,
+                            ReleaseMemory, MarkLost, ReplyJoined, ReplyLeft, ReplyRefused, WakeSession>;
 using Actions = std::vector<Action>;
 
 // "break device=1 group=3 epoch=2 fatal=1 cause=RANK_LOST failed_rank=2 fail_from=7": for logs and tests.
 // What is for another node than the local one says " node=2" behind.
 std::string to_string(const Action& action);
 
-// Which node is to carry it out; kLocalNode for what is for the store.
+// Which node is to carry it out.
 std::uint32_t node_of(const Action& action);
 
 }  // namespace epd::membership

@@ -7,7 +7,6 @@
 
 #include "base/clock.h"
 #include "membership/cluster_messages.h"
-#include "membership/embedded_store.h"
 #include "membership/limits.h"
 #include "membership/registry.h"
 
@@ -53,7 +52,7 @@ class Coordinator {
     std::string node;
     ToAgent message;
   };
-  Coordinator(const Clock& clock, Options options, EmbeddedStore& store);
+  Coordinator(const Clock& clock, Options options);
   ~Coordinator();
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
@@ -98,7 +97,6 @@ class Coordinator {
 
   const Clock& clock_;
   const Options options_;
-  EmbeddedStore& store_;
   std::uint64_t term_;
   std::uint64_t open_ns_;  // when it has listened long enough
   std::uint64_t beat_ns_;

@@ -147,18 +147,10 @@ struct PeerLost {
   abi::PeerLoss loss = abi::PeerLoss::kUnreachable;
 };
 
-// ---- from the store
-
-// The answer to StoreView.
-struct ViewStored {
-  std::uint64_t group_id = 0;
-  std::uint64_t view = 0;
-};
-
 using Event =
     std::variant<NodeUp, NodeLost, NodeDrains, MemoryAcquired, JoinRequest, LeaveRequest, SessionClosed,
                  EvictRank, EngineUp, EngineDown, GroupReady, GroupWaits, MemberStopped, BreakRequested,
-                 Broken, Resumed, GroupRemoved, RankRefused, PeerLost, ViewStored>;
+                 Broken, Resumed, GroupRemoved, RankRefused, PeerLost>;
 
 // The node that has sent it; null: no node has.
 const std::uint32_t* node_of(const Event& event);

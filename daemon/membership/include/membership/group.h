@@ -180,7 +180,6 @@ struct Group {
   struct Breaking {
     static constexpr GroupPhase kPhase = GroupPhase::kBreaking;
     std::set<std::uint32_t> changed;   // ranks that came or went, to be told before kResume
-    bool stored = false;               // the store has the view with them
     bool reason_changed = false;       // since kBreak told it
     std::uint64_t release_due_ns = 0;  // failed completions are held back no longer
   };
@@ -205,8 +204,7 @@ struct Group {
   abi::DeviceKind device_kind = abi::DeviceKind::kHost;  // of all its members' devices
   std::uint64_t epoch = 1;
   std::uint64_t resume_index = 0;
-  std::uint64_t view = 1;                // grows when other ranks take part
-  std::optional<std::uint64_t> storing;  // the view that the store has been asked to take
+  std::uint64_t view = 1;  // grows when other ranks take part
   EpochKey epoch_key;
   std::uint64_t created_ns = 0;
   std::string refusal;                        // "; rank 1 was refused: ...", the last one while it forms
@@ -232,7 +230,7 @@ struct Group {
   // It runs, and a lost rank may come back.
   bool takes_ranks_back() const;
   std::uint32_t num_lost() const;
-  // What engines that owe an answer say that they wait for, and the store: "; " each; "" if nothing.
+  // What engines that owe an answer say that they wait for: "; " each; "" if nothing.
   std::string waits() const;
   // Whether the engine serves a living rank.
   bool needs(EngineId engine) const;
