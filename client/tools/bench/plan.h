@@ -57,9 +57,9 @@ struct RunPlan {
   bool warm_cache = false;  // caches are not flushed before timed parts
   // Backend cuda: by what streams wait.
   epd_wait_by_t wait_by = EPD_WAIT_BY_MEMOP;
-  bool in_stream = true;          // false: operations are submitted without a stream, and the CPU waits
-  bool graph = false;             // each operation is a graph that was captured once, replayed
-  bool overlap = false;           // a GEMM beside each operation is measured too
+  bool in_stream = true;  // false: operations are submitted without a stream, and the CPU waits
+  bool graph = false;     // each operation is a graph that was captured once, replayed
+  bool overlap = false;   // a GEMM beside each operation is measured too
   // epbench layer: graphs of so many layers; 0: operations alone.
   std::uint32_t layers = 0;
   LayerShape layer_shape = LayerShape::kDecode;

@@ -27,7 +27,7 @@ struct StreamFigures {
   double counts_fraction = 0;  // p50 of counts / host
   double net_wire_gbps = 0;    // wire bytes over net_p50
   GpuCeiling ceiling;
-  OverlapTimes overlap;           // medians; all 0 unless measured
+  OverlapTimes overlap;  // medians; all 0 unless measured
 };
 
 // One operation of one run.
