@@ -20,8 +20,10 @@ bool is_active(const SignalledOperation& op, std::uint32_t rank) {
 std::uint32_t SignalCopy::missing_called(const SignalledOperation& op, std::uint32_t from) const {
   const abi::SignalLine* const lines = called(op.block);
   if (lines[op.rank].tag < op.tag) return kNobody;
+  const bool for_all = lines[op.rank].waiting >= op.tag;
   const auto there = [&](std::uint32_t rank) {
-    return ((op.together >> rank) & 1) == 0 || lines[rank].tag >= op.tag;
+    const bool awaited = for_all ? is_active(op, rank) : ((op.together >> rank) & 1) != 0;
+    return !awaited || lines[rank].tag >= op.tag;
   };
   while (from < num_ranks_ && there(from)) ++from;
   return from < num_ranks_ ? from : kNobody;
@@ -51,12 +53,16 @@ std::uint32_t SignalCopy::missing_arrived(const SignalledOperation& op, std::uin
   return from < num_ranks_ ? from : kNobody;
 }
 
+bool SignalCopy::stands(const SignalledOperation& op) const {
+  return !announced(op) && missing_called(op, 0) != kNobody;
+}
+
 bool SignalCopy::announced(const SignalledOperation& op) const {
   return ready(op.block)[op.rank].tag >= op.tag;
 }
 
 OpStage SignalCopy::stage(const SignalledOperation& op) const {
-  if (!announced(op)) return missing_called(op, 0) != kNobody ? OpStage::kWaitReady : OpStage::kPlanning;
+  if (!announced(op)) return stands(op) ? OpStage::kWaitReady : OpStage::kPlanning;
   if (missing_ready(op, 0) != kNobody) return OpStage::kWaitReady;
   return missing_arrived(op, 0) != kNobody ? OpStage::kWaitArrived : OpStage::kMoving;
 }

@@ -240,7 +240,8 @@ bool WorkerCalls::settled() {
   if (door_looking_ && std::atomic_ref(look.number).load(std::memory_order_acquire) != door_looks_)
     return false;
   // A look that was begun before the last change is over by now, and is not used.
-  settled_ = std::exchange(door_looking_, false) && looked_at_change_ == changes_ && look.door[0] == 0;
+  settled_ = std::exchange(door_looking_, false) && looked_at_change_ == changes_ &&
+             kernels::cuda::nothing_runs(look.door[0]);
   if (settled_) return true;
   door_looking_ = true;
   looked_at_change_ = changes_;

@@ -22,6 +22,7 @@ namespace {
 constexpr std::uint64_t kLookNs = 50'000'000;
 // Kernels tell of a deadline themselves if they run, and know more about it.
 constexpr std::uint64_t kOverdueNs = 1'000'000'000;
+constexpr std::uint64_t kFreshNs = 500'000'000;  // this process may have been stopped since a look
 
 // Compares cyclic numbers.
 bool is_behind(std::uint32_t number, std::uint32_t other) {
@@ -119,7 +120,7 @@ void Calls::look(Page& page, std::uint64_t now_ns) {
     if (all.empty()) {
       first_.reset();
     } else {
-      note_first(all.front(), now_ns);
+      note_first(all, now_ns);
     }
   }
   show_running(now_ns);
@@ -128,19 +129,32 @@ void Calls::look(Page& page, std::uint64_t now_ns) {
   port_.look();
 }
 
-void Calls::note_first(const CallViews::Enqueued& call, std::uint64_t now_ns) {
+void Calls::note_first(const std::vector<CallViews::Enqueued>& all, std::uint64_t now_ns) {
+  const CallViews::Enqueued& call = all.front();
   const bool same = first_ && first_->call.ring == call.ring && first_->call.number == call.number;
-  if (!same) first_ = {call, now_ns, now_ns, false};
+  if (!same) first_ = First{.call = call, .since_ns = now_ns};
   first_->seen_ns = now_ns;
+  const auto other =
+      std::find_if(all.begin(), all.end(), [&](const auto& each) { return each.ring != call.ring; });
+  first_->longest_ms = std::max(call.timeout_ms, other != all.end() ? other->timeout_ms : 0);
   member_.lane->look_at_signals();
 }
 
 std::optional<Failure> Calls::overdue(std::uint64_t now_ns) const {
-  if (!first_ || first_->begun) return std::nullopt;
+  if (!first_ || first_->begun || now_ns > first_->seen_ns + kFreshNs) return std::nullopt;
   const CallViews::Enqueued& call = first_->call;
+  const bool stands = first_->awaited != device::SignalCopy::kNobody;
   const std::uint64_t waited_ns = now_ns - first_->since_ns;
-  if (waited_ns < std::uint64_t{call.timeout_ms} * 1'000'000 + kOverdueNs) return std::nullopt;
+  const std::uint64_t timeout_ms = stands ? first_->longest_ms : call.timeout_ms;
+  if (waited_ns < timeout_ms * 1'000'000 + kOverdueNs) return std::nullopt;
   const Subject subject{member_, call.submission, call.index};
+  if (stands) {
+    const std::uint32_t rank = first_->awaited;
+    return Failure{
+        StatusCode::kDeadlineExceeded, static_cast<std::int32_t>(rank),
+        ended_after(subject, waited_ns / 1'000'000) + ": " +
+            awaited_text(group_, rank, group_.stands_still_ms(rank, now_ns, 0), "has not got as far")};
+  }
   return Failure{StatusCode::kDeadlineExceeded, static_cast<std::int32_t>(member_.rank),
                  ended_after(subject, waited_ns / 1'000'000) +
                      ": its GPU has begun no kernel of it; other kernels may hold all SMs"};
@@ -154,8 +168,11 @@ void Calls::show_running(std::uint64_t now_ns) {
   const std::uint64_t number = group_.in_tags(first_->call.index);
   const device::SignalledOperation op{member_.rank, abi::op_tag(group_.epoch, number),
                                       static_cast<std::uint32_t>(number % group_.shape.depth), group_.masked,
-                                      awaited_ranks(member_, first_->call.submission.flags)};
+                                      ranks_together(member_)};
   first_->begun = first_->begun || signals->announced(op);
+  const bool stood = first_->awaited != device::SignalCopy::kNobody;
+  first_->awaited = signals->stands(op) ? signals->awaited(op, 0) : device::SignalCopy::kNobody;
+  if (!stood && signals->stands(op)) first_->since_ns = now_ns;
   if (first_->call.submission.op == abi::Op::kNoop) return;
   views_.show_first(signals->stage(op), signals->awaited(op, 0), now_ns);
   seen_waits_.look(*signals, op, member_.waits());

@@ -39,7 +39,7 @@ class Calls {
   void look(Page& page, std::uint64_t now_ns);
   void show_none();
   // Why the first call that is enqueued fails though no kernel says so: its time is up, and none has begun
-  // it.
+  // it, or none has looked at it again since.
   std::optional<Failure> overdue(std::uint64_t now_ns) const;
   // Whether a call was seen that has not ended.
   bool runs() const { return !views_.empty(); }
@@ -62,7 +62,7 @@ class Calls {
   std::vector<CallViews::Enqueued> enqueued(const device::CallPort::Ring& ring) const;
   void add_enqueued(kernels::cuda::CallRing ring, const abi::PackedCall (&calls)[abi::kCallSlots],
                     std::uint64_t& index, std::vector<CallViews::Enqueued>& all) const;
-  void note_first(const CallViews::Enqueued& call, std::uint64_t now_ns);
+  void note_first(const std::vector<CallViews::Enqueued>& all, std::uint64_t now_ns);
   void show_running(std::uint64_t now_ns);
 
   Member& member_;
@@ -77,9 +77,11 @@ class Calls {
   // The first call that is enqueued: it runs, or is about to.
   struct First {
     CallViews::Enqueued call;
-    std::uint64_t since_ns = 0;  // when it was first seen to be the first
+    std::uint64_t since_ns = 0;  // when it was first seen to be the first, or to stand
     std::uint64_t seen_ns = 0;   // last
     bool begun = false;          // other ranks have been told of it
+    std::uint32_t awaited = device::SignalCopy::kNobody;  // the rank that a call which stands waits for
+    std::uint32_t longest_ms = 0;  // the timeout of that call, which may be the other ring's
   };
   std::optional<First> first_;
   device::SeenWaits seen_waits_;

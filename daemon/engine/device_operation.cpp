@@ -81,24 +81,31 @@ bool shares_a_device(const Group& group) {
   return false;
 }
 
-std::uint32_t awaited_ranks(const Member& member, std::uint32_t flags) {
+namespace {
+
+std::uint32_t other_ranks(const Member& member, bool of_device) {
   const Group& group = member.group;
-  const bool all = (flags & abi::kFlagDefer) != 0;
   const std::uint32_t device = group.ranks[member.rank].device_index;
   std::uint32_t ranks = 0;
   for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
-    if (rank != member.rank && group.active(rank) && (all || group.ranks[rank].device_index == device))
+    if (rank != member.rank && group.active(rank) && (!of_device || group.ranks[rank].device_index == device))
       ranks |= 1u << rank;
   }
   return ranks;
+}
+
+}  // namespace
+
+std::uint32_t ranks_together(const Member& member) {
+  return other_ranks(member, true);
 }
 
 kernels::cuda::DeviceView device_view(const Member& member) {
   const Group& group = member.group;
   kernels::cuda::DeviceView view;
   view.group = member.view;
-  view.group.together = awaited_ranks(member, 0);
-  view.group.others = awaited_ranks(member, abi::kFlagDefer);
+  view.group.together = ranks_together(member);
+  view.group.others = other_ranks(member, false);
   for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank)
     view.peers[rank] = group.ranks[rank].view;
   return view;

@@ -11,9 +11,8 @@ device::LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority
 kernels::cuda::GroupView group_view(const Group& group, std::uint32_t rank);
 // Whether two active ranks of the group are on one device.
 bool shares_a_device(const Group& group);
-// The ranks that call an operation with these flags (abi::OpFlags) before this rank begins it: others of its
-// device, or all others if it defers receiving.
-std::uint32_t awaited_ranks(const Member& member, std::uint32_t flags);
+// See GroupView::together.
+std::uint32_t ranks_together(const Member& member);
 // The view with all active ranks.
 kernels::cuda::DeviceView device_view(const Member& member);
 kernels::cuda::MemoryTable memory_table(const Group& group);

@@ -121,8 +121,7 @@ std::uint32_t late_rank(const Subject& subject, Launcher& launcher, std::uint32_
   launcher.read(signals.lines().data(), own_block(member, subject.index) + group.exchange_layout.ready,
                 signals.lines().size_bytes());
   const std::uint64_t tag = abi::op_tag(group.epoch, group.in_tags(subject.index));
-  const std::uint32_t first = awaited_ranks(member, subject.submission.flags);
-  const std::uint32_t late = signals.awaited({member.rank, tag, 0, group.masked, first}, 0);
+  const std::uint32_t late = signals.awaited({member.rank, tag, 0, group.masked, ranks_together(member)}, 0);
   return late == device::SignalCopy::kNobody ? found : late;
 }
 

@@ -70,6 +70,8 @@ void Journals::read_entry(Member& member, const kernels::cuda::JournalEntry& ent
     count_rows(page_, member, op, submission.flags, calls.rows_of(entry));
     count_ran(member, saturated_us(0, entry.result.ran_ns));
     count(page_->busy_ns, entry.result.ran_ns);
+  } else if (entry.result.error == OpError::kNotBegun) {
+    completion.status = StatusCode::kAborted;  // an earlier epoch has left it behind, and ended without it
   } else if (!done) {
     completion.status = fail_call(member, entry);
   }

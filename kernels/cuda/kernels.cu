@@ -57,6 +57,7 @@ extern "C" __global__ void __maxnreg__(kGateRegisters) epd_gate(const __grid_con
   if (threadIdx.x != 0) return;
   if (look == Look::kTaken) {
     tell_begun(own, gate);
+    leave_to_main(own);
   } else {
     leave_gate(own, gate, look);
   }
@@ -96,8 +97,11 @@ extern "C" __global__ void __maxnreg__(kMainRegisters) epd_main(const __grid_con
 #pragma unroll 1
   for (bool first = true; receive(own, work, view, first); first = false) {
     if (blockIdx.x < work.ctas) {
-      compose_work(own, work, view, own_operation());
-      run_task(work.task, own_operation(), dynamic_memory);
+      if (compose_work(own, work, view, own_operation())) {
+        run_task(work.task, own_operation(), dynamic_memory);
+      } else if (threadIdx.x == 0) {
+        fail_unbegun(own_operation());
+      }
       leave_call(own, work, own_operation());
     }
     if (work.lingering == 0) return;

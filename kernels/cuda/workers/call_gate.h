@@ -367,6 +367,12 @@ EPD_DEVICE inline void fence_call(const Gate& gate) {
   }
 }
 
+// The end of a gate that has taken a call. It uses no memory of other ranks any more.
+EPD_DEVICE inline void leave_to_main(const WorkerArguments& own) {
+  fence_system();
+  set_bits_system(&own.lane->door[0], kHandedOver);
+}
+
 // The end of a gate that has taken no call, behind its stores.
 EPD_DEVICE inline void leave_gate(const WorkerArguments& own, const Gate& gate, Look look) {
   if (look == Look::kNothing) ring_for_more(own.calls, gate.end.next);

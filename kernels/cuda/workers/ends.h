@@ -90,6 +90,19 @@ EPD_DEVICE inline void leave_door(LaneState& lane) {
   store_release_system(&lane.door[0], 0u);
 }
 
+// Called before a call's operation is run: whether the call's enabled epoch goes on. Else nothing of other
+// ranks may be used.
+EPD_DEVICE inline bool begin_call(LaneState& lane, const TakenCall& call) {
+  const std::uint64_t door = fetch_or_system(reinterpret_cast<std::uint64_t*>(lane.door), kBegun);
+  return static_cast<std::uint32_t>(door >> 32) == call.enabled_epoch;
+}
+
+// Fails an operation that may not begin. The group has broken, so the client knows of it already.
+EPD_DEVICE EPD_NO_INLINE inline void fail_unbegun(Operation& op) {
+  op.signal.failed = nullptr;
+  fail(op, ended(OpError::kNotBegun, -1));
+}
+
 // Returns the state of a record after the dispatch that makes its routing.
 EPD_DEVICE inline void store_route(const CallArguments& own, const TakenCall& call) {
   own.routes[call.route] = made_route(call);

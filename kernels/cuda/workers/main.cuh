@@ -199,6 +199,7 @@ struct ViewCopy {
   alignas(16) std::uint8_t view[sizeof(DeviceView)];
   alignas(16) WorkDivision division[2];
   std::uint32_t division_at[2];
+  bool begins;  // begin_call()
 
   __device__ const DeviceView& get() const { return *reinterpret_cast<const DeviceView*>(view); }
 };
@@ -281,8 +282,9 @@ __device__ inline abi::RowPlaces load_places(const abi::CallWords& words, const 
   return {load_relaxed_system(&places.in), load_relaxed_system(&places.out)};
 }
 
-// Composes the work's operation. All threads call. The view is in the copy, behind a barrier.
-__device__ inline void compose_work(const WorkerArguments& own, const Work& work, ViewCopy& copy,
+// Composes the work's operation. All threads call. The view is in the copy, behind a barrier. Returns whether
+// the operation may be run.
+__device__ inline bool compose_work(const WorkerArguments& own, const Work& work, ViewCopy& copy,
                                     Operation& op) {
   const TakenCall& call = work.call;
   // This fence orders earlier accesses before the bulk copies that the signal warp issues first (OwnRows).
@@ -299,11 +301,13 @@ __device__ inline void compose_work(const WorkerArguments& own, const Work& work
     __syncthreads();
     if (threadIdx.x == 0) copy.division_at[kind] = at;
   }
+  if (threadIdx.x == 8 * 32) copy.begins = begin_call(*own.lane, call);
   compose_by_warps(own.calls, call, copy.get(), copy.division[kind], op);
   __syncthreads();
-  if (!has_flag(call, abi::kFlagPlaces)) return;
+  if (!has_flag(call, abi::kFlagPlaces)) return copy.begins;
   if (threadIdx.x == 0) take_own_places(op, load_places(*own.calls.words, call));
   __syncthreads();
+  return copy.begins;
 }
 
 }  // namespace epd::kernels::cuda

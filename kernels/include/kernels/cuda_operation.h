@@ -29,6 +29,7 @@ enum class OpError : std::uint32_t {
   kOldRouting,  // rows: the epoch of the routing. Ranks have left or joined since
   kBadCall,     // the client may not ask for this (abi::bad_field)
   kLostCall,    // call `room` was never found; call `rows` lies in its place
+  kNotBegun,    // its enabled epoch had ended before its main kernel began
 };
 
 // The result of an operation. `tag` is stored last, with release at system scope.

@@ -70,12 +70,23 @@ struct alignas(32) WorkEnd {
 };
 static_assert(sizeof(WorkEnd) == 64);
 
+enum DoorBits : std::uint32_t {
+  kInside = 1,      // a gate, or the main kernel behind it, may run an operation
+  kHandedOver = 2,  // the gate has handed an operation over, and has ended
+  kBegun = 4,       // the main kernel has begun the operation
+};
+// Whether nothing runs behind such a door. A main kernel that has yet to begin finds that its epoch has
+// ended.
+EPD_HOST_DEVICE constexpr bool nothing_runs(std::uint32_t door) {
+  return door == 0 || (door & (kHandedOver | kBegun)) == kHandedOver;
+}
+
 // The state of a lane between its kernels. Device memory, zeroed once.
 struct alignas(128) LaneState {
-  // The door. [0]: 1 while a gate, or the main kernel behind it, may run an operation. [1]: the enabled
-  // epoch, written by the host. Odd: calls are run, from CallStart on. Even: calls are discarded. A gate sets
-  // the first and reads the second at once. So when the host has stored an even epoch, and then finds that
-  // nobody is inside, nothing runs any more.
+  // The door. [0]: DoorBits; 0: nobody is inside. [1]: the enabled epoch, written by the host. Odd: calls are
+  // run, from CallStart on. Even: calls are discarded. A gate sets the first and reads the second at once,
+  // and so does a main kernel before it runs an operation. So when the host has stored an even epoch, and
+  // then finds that nothing_runs(), nothing runs any more.
   alignas(8) std::uint32_t door[2];
   WorkWords work;
   alignas(64) WorkEnd end;

@@ -153,6 +153,7 @@ std::string run_gate(const WorkerArguments& own, const KernelDevice& device) {
   keep(own, gate);
   if (look == Look::kTaken) {
     tell_begun(own, gate);
+    leave_to_main(own);
   } else {
     leave_gate(own, gate, look);
   }
@@ -166,9 +167,16 @@ std::string run_main(const Launch& launch, const WorkerArguments& own, const Ker
   device.take_sms(std::max(work.ctas, work.lingering));
   for (;;) {
     Operation op;
-    wrong = compose_work(launch, own, work, device, op);
-    if (wrong.empty()) wrong = run_operation(work.task, op, device);
-    if (!wrong.empty()) return wrong;
+    if (begin_call(*own.lane, work.call)) {
+      wrong = compose_work(launch, own, work, device, op);
+      if (wrong.empty()) wrong = run_operation(work.task, op, device);
+      if (!wrong.empty()) return wrong;
+    } else {
+      op = compose(own.calls.view->group, work.call);
+      compose_ends(op, own.calls, work.call);
+      fail_unbegun(op);
+      end_failed(op);
+    }
     conclude(own, work, op.result->error != OpError::kNone, runs_of(own.calls, work.call.result));
     if (work.lingering == 0) return {};
     linger(own, work);

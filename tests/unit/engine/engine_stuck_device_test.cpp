@@ -95,6 +95,52 @@ TEST_F(EngineStuckDeviceTest, ACallThatNoKernelBeginsIsLateWhenItsTimeIsUp) {
   }
 }
 
+// Clients' kernels leave room for a gate, not for a main kernel. The engine was killed 3 s later, and with it
+// all groups of the GPU.
+TEST_F(EngineStuckDeviceTest, ABreakNeedsNoMainKernelThatHasNotBegun) {
+  for (int i = 0; i < 2; ++i) {
+    run_and_check(0);
+    begin("taken");
+    abi::Call brief = dispatch_on(1);
+    brief.timeout_ms = 50;
+    const std::uint32_t number = ringers_[0].ring(brief, 0, group_->epoch);
+    ringers_[2].ring(brief, 0, group_->epoch);
+    const auto request = engine_of(0).expect(LinkType::kBreakRequest);
+    ASSERT_TRUE(request.has_value());
+    break_and_resume(request->read<abi::Break>().value().cause);
+    ASSERT_FALSE(HasFatalFailure());
+    EXPECT_FALSE(ringers_[0].ended(number, 0));
+    end("taken");
+    EXPECT_TRUE(ringers_[0].ended(number));
+    EXPECT_EQ(ringers_[0].end(number).ending, abi::CallEnding::kFailed);
+    run_and_check(1);
+  }
+}
+
+// A call of the other ring was taken for one that no kernel begins, and broke the group when its own time was
+// up.
+TEST_F(EngineStuckDeviceTest, ACallBehindOneThatStandsIsNotLate) {
+  run_and_check(0);
+  const auto inputs = fill(1);
+  there_ = {2};
+  auto numbers = ask(Op::kDispatch, 1, inputs);
+  for (const std::uint32_t at : {0u, 1u, 2u}) ASSERT_TRUE(tells_call(2, next_, at)) << at;
+  Ringer stream(group_->words(2), group_->results(2));
+  abi::Call brief = kNoopCall;
+  brief.timeout_ms = 50;
+  const std::uint32_t noop = stream.ring(brief, 0, group_->epoch);
+  EXPECT_FALSE(engine_of(2).expect(LinkType::kBreakRequest, 1'300).has_value());
+  for (const std::uint32_t rank : {0u, 1u}) {
+    there_ = {rank};
+    numbers[rank] = ask(Op::kDispatch, 1, inputs)[rank];
+  }
+  there_ = {0, 1, 2};
+  await_ends(1, numbers);
+  ASSERT_FALSE(HasFatalFailure());
+  check_rows(1, inputs);
+  EXPECT_TRUE(stream.ended(noop));
+}
+
 // No call comes by the control stream.
 TEST_F(EngineStuckDeviceTest, CallsAreCarriedOutThoughTheControlStreamIsHeldUp) {
   for (std::uint32_t i = 0; i < 3; ++i) {

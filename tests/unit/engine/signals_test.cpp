@@ -72,6 +72,21 @@ TEST_F(SignalCopyTest, ARankThatHasCalledWaitsForThoseOfItsDevice) {
   expect(OpStage::kWaitReady, 1);
 }
 
+// Receiving is deferred: all ranks have to call.
+TEST_F(SignalCopyTest, ARankThatWaitsForAllStandsUntilTheyHaveCalled) {
+  called(kOwn);
+  EXPECT_FALSE(copy_.stands(op_));
+  copy_.lines()[5 * kRanks + kOwn].waiting = kTag;
+  EXPECT_TRUE(copy_.stands(op_));
+  expect(OpStage::kWaitReady, 0);
+  called(0);
+  called(1);
+  expect(OpStage::kWaitReady, 3);
+  called(3);
+  EXPECT_FALSE(copy_.stands(op_));
+  expect(OpStage::kPlanning, SignalCopy::kNobody);
+}
+
 TEST_F(SignalCopyTest, WhoHasCalledIsNotMissingWhileAnotherHasNot) {
   ready(kOwn);
   called(0);

@@ -262,7 +262,7 @@ void CallWorld::resume(std::uint32_t r, const Start& start) {
   std::atomic_ref(own.words->epoch).store(static_cast<std::uint32_t>(start.epoch));
   abort(r, 0);
   write_enabled_epoch(r, (own.enabled_epoch + 1) | 1);
-  ASSERT_TRUE(comes([&] { return !inside(r); }));
+  ASSERT_TRUE(comes([&] { return kernels::cuda::nothing_runs(now(own.lane->door[0])); }));
 }
 
 void CallWorld::halt(std::uint32_t r) {

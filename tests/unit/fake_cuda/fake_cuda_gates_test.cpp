@@ -132,6 +132,30 @@ TEST_F(FakeCudaGates, AHaltNeedsNoKernel) {
   EXPECT_EQ(now(words().failed), 1u);
 }
 
+// Clients hold all SMs: the gate fits beside them, the main kernel does not.
+TEST_F(FakeCudaGates, AMainKernelThatHasNotBegunHoldsUpNoHaltAndRunsNothingAfterwards) {
+  start(1);
+  FaultDir::begin("taken-0");
+  call(0, calls_->dispatch(0));
+  const CallRank& own = calls_->own(0);
+  const auto door = [&] { return now(own.lane->door[0]); };
+  EXPECT_TRUE(comes([&] { return kernels::cuda::nothing_runs(door()) && door() != 0; }));
+  EXPECT_EQ(now(own.state->index), 1u) << "it is taken";
+  std::atomic_ref(own.lane->door[1]).store(own.enabled_epoch + 1);  // a halt
+  calls_->resume(0, {.epoch = 2});
+  FaultDir::end("taken-0");
+  const JournalEntry left = calls_->journal(0);
+  EXPECT_EQ(left.result.error, OpError::kNotBegun);
+  EXPECT_EQ(left.index, 0u);
+  EXPECT_TRUE(comes([&] { return now(words().done) == 1; }));
+  EXPECT_EQ(now(words().failed), 0u) << "the client has heard of the break";
+  call(0, calls_->dispatch(0));
+  const JournalEntry next = calls_->journal(0);
+  EXPECT_EQ(next.result.error, OpError::kNone);
+  EXPECT_EQ(next.result.tag, abi::op_tag(2, 0));
+  EXPECT_TRUE(comes([&] { return now(own.credits->held) == 0; }));
+}
+
 TEST_F(FakeCudaGates, LanesNeverHoldMoreSmsThanGuaranteesAndLimitAllow) {
   start(9);
   for (const std::uint32_t limit : {5u, 0u, 100u}) {

@@ -36,8 +36,10 @@ class SignalCopy {
 
   // Whether the rank has announced the operation: a kernel carries it out.
   bool announced(const SignalledOperation& op) const;
-  // kPlanning: the rank has not announced the operation. kWaitReady: another rank has not, or one of the
-  // same device has not called it. kWaitArrived: the rank has sent all, and another has not.
+  // Whether its call stands: a kernel has looked at it, and waits for other ranks to call.
+  bool stands(const SignalledOperation& op) const;
+  // kPlanning: the rank has not announced the operation. kWaitReady: another rank has not, or has not called
+  // it while this rank waits for that. kWaitArrived: the rank has sent all, and another has not.
   abi::OpStage stage(const SignalledOperation& op) const;
   // The first rank, from `from` on, that it waits for in kWaitReady and kWaitArrived, else kNobody.
   std::uint32_t awaited(const SignalledOperation& op, std::uint32_t from) const;
