@@ -257,7 +257,7 @@ Status CallOperations::wait_sent(Group& group, epd_ticket_t ticket, std::int32_t
     if (call == nullptr) return unknown_call(ticket);
     if (!call->deferred) return not_deferred(ticket);
   }
-  return look_at_call(group, ticket, timeout_ms, "still reads its inputs",
+  return look_at_call(group, ticket, timeout_ms, "has not finished reading its inputs",
                       [&] { return group.calls.sent(ticket); });
 }
 

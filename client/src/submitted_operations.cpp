@@ -152,7 +152,8 @@ Status SubmittedOperations::wait_sent(Group& group, epd_ticket_t ticket, std::in
   op = by_ticket.operation();
   if (op == nullptr) return unknown_ticket(ticket);
   if (op->done && !op->crowded) return outcome(*op);
-  return ready ? Status() : not_yet(ticket, timeout_ms, "still reads its inputs", group.shape.span);
+  return ready ? Status()
+               : not_yet(ticket, timeout_ms, "has not finished reading its inputs", group.shape.span);
 }
 
 Status SubmittedOperations::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {

@@ -97,6 +97,12 @@ std::uint64_t number_or_zero(const std::string& text) {
   return std::strtoull(text.c_str(), nullptr, 10);
 }
 
+// Options of earlier versions, and what to do.
+constexpr std::pair<std::string_view, std::string_view> kRemoved[] = {
+    {"devices.mode", "it was removed, since GPUs have one kind of lane; delete it"},
+    {"health.listen", "it was removed; metrics.listen serves /healthz and /readyz"},
+};
+
 }  // namespace
 
 Status unknown_option(const std::string& key, const std::string& where) {
@@ -111,6 +117,9 @@ Status unknown_option(const std::string& key, const std::string& where) {
     sections.insert(section_of(option.key));
   }
   const std::string unknown = "unknown option \"" + key + "\" in " + where + "; ";
+  for (const auto& [removed, advice] : kRemoved) {
+    if (key == removed) return invalid_argument(unknown + std::string(advice));
+  }
   if (const std::string_view like = similar(key, keys); !like.empty())
     return invalid_argument(unknown + "did you mean \"" + std::string(like) + "\"?");
   const std::string section(section_of(key));

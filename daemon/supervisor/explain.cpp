@@ -30,7 +30,7 @@ const char* down_word(DeviceState state) {
 std::string stage_words(v1::OperationStage stage) {
   switch (stage) {
     case v1::OPERATION_STAGE_PLANNING:
-      return "has submitted it; an earlier operation of that rank holds it up";
+      return "has submitted it; there an earlier operation, its stream or its device holds it up";
     case v1::OPERATION_STAGE_WAIT_READY: return "has submitted it and waits for another rank to submit it";
     case v1::OPERATION_STAGE_MOVING: return "is still moving its rows";
     case v1::OPERATION_STAGE_WAIT_ARRIVED: return "has moved its rows and waits for another rank's";

@@ -828,8 +828,8 @@ EPD_API epd_status_t epd_ticket_counts(epd_group_t* group, epd_ticket_t ticket, 
 
 /* For an operation with defer_receive: waits until its inputs on this rank may be written again. A dispatch
  * has then sent this rank's rows; of a combine every rank has fetched what it needs, which on host devices is
- * the operation's end. epd_ticket_wait then waits for the arrival. Does not retire the ticket. timeout_ms 0:
- * EPD_FOREVER.
+ * the operation's end. On a GPU such an operation begins when all ranks have called it. epd_ticket_wait then
+ * waits for the arrival. Does not retire the ticket. timeout_ms 0: EPD_FOREVER.
  *
  * WOULD_BLOCK (EPD_NO_WAIT) or DEADLINE_EXCEEDED: not yet. The operation's own status: it failed.
  * NOT_FOUND: as of epd_ticket_wait. INVALID_ARGUMENT: without defer_receive, or timeout_ms. */
