@@ -41,7 +41,8 @@
 #define DONE(ring) (6 + (ring))
 #define GENERATION 8
 #define EPOCH(engine) (9 + (engine))   /* of the door. 0: even. Else it is odd, for this epoch of the group */
-#define INSIDE(engine) (11 + (engine)) /* of the door */
+#define INSIDE(engine) (11 + (engine)) /* of the door. 0: nobody. 1: a pair. 2: its gate has handed a call over, and has
+                                        * ended. 3: its main kernel has begun */
 #define VIEW(engine) (13 + (engine))   /* the epoch for which what operations use is mapped. 0: it is not */
 #define WORDS 15
 #define PROCESSES 3
@@ -149,7 +150,7 @@ proctype Pairs(byte engine) {
   byte generation = engine;
   byte seen[2];
   byte left = LEFT;
-  bit lingers;
+  bit lingers, begins;
   do
   :: atomic {
        opened[engine] && left > 0 && (memory[BELL(0)] || memory[BELL(1)]) ->
@@ -177,11 +178,29 @@ look:
      }
      if
      :: taken ->
-        atomic {
-          assert(memory[VIEW(engine)] == epoch && !ran[(taken - 1) * 2 + NEXT(taken - 1)]);
-          ran[(taken - 1) * 2 + NEXT(taken - 1)] = 1
-        }
-        atomic { assert(memory[VIEW(engine)] == epoch); end((taken - 1)) }
+        if
+        :: lingers
+        :: !lingers -> memory[INSIDE(engine)] = 2
+        fi;
+        /* The main kernel may begin much later. */
+#ifdef MUTANT_BEGUN_BEHIND_EPOCH
+        begins = (memory[EPOCH(engine)] == epoch);
+        memory[INSIDE(engine)] = 3;
+#else
+        atomic { memory[INSIDE(engine)] = 3; begins = (memory[EPOCH(engine)] == epoch) }
+#endif
+#ifdef MUTANT_MAIN_DOES_NOT_ASK
+        begins = true;
+#endif
+        if
+        :: begins ->
+           atomic {
+             assert(memory[VIEW(engine)] == epoch && !ran[(taken - 1) * 2 + NEXT(taken - 1)]);
+             ran[(taken - 1) * 2 + NEXT(taken - 1)] = 1
+           }
+           atomic { assert(memory[VIEW(engine)] == epoch); end((taken - 1)) }
+        :: else -> atomic { assert(epoch != running); end((taken - 1)) }
+        fi;
         if
         LINGER(true)
         :: !lingers
@@ -211,7 +230,7 @@ leave:
        memory[BELL(0)] = 0; memory[BELL(1)] = 0;
 #endif
        memory[INSIDE(engine)] = 0;
-       accessed = 0; epoch = 0; generation = engine; taken = 0; seen[0] = 0; seen[1] = 0; lingers = 0;
+       accessed = 0; epoch = 0; generation = engine; taken = 0; seen[0] = 0; seen[1] = 0; lingers = 0; begins = 0;
        busy[engine] = 0
      }
   od unless { engine == 0 && cut_off }
@@ -239,11 +258,13 @@ inline open() {
 #endif
 }
 
+#define NOTHING_RUNS (memory[INSIDE(engine)] == 0 || memory[INSIDE(engine)] == 2)
+
 inline resume() {
   memory[VIEW(engine)] = epoch;
   memory[EPOCH(engine)] = epoch;
 #ifndef MUTANT_TOLD_AT_ONCE
-  memory[INSIDE(engine)] == 0;
+  NOTHING_RUNS;
 #endif
   atomic { told = epoch; running = epoch }
 }
@@ -253,7 +274,7 @@ inline halt() {
 #ifndef MUTANT_HALTED_BEFORE_EPOCH
   memory[EPOCH(engine)] = 0;
 #endif
-  memory[INSIDE(engine)] == 0;
+  NOTHING_RUNS;
 #ifdef MUTANT_HALTED_BEFORE_EPOCH
   memory[EPOCH(engine)] = 0;
 #endif
