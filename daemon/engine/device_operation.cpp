@@ -3,7 +3,6 @@
 #include "proto/route_memory.h"
 
 #include <algorithm>
-#include <set>
 
 namespace epd::engine {
 
@@ -71,14 +70,6 @@ kernels::cuda::GroupView group_view(const Group& group, std::uint32_t rank) {
   for (std::uint32_t region = 0; region < abi::kNumRegions; ++region)
     view.regions[region] = memory.region(static_cast<abi::Region>(region));
   return view;
-}
-
-bool shares_a_device(const Group& group) {
-  std::set<std::uint32_t> devices;
-  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
-    if (group.active(rank) && !devices.insert(group.ranks[rank].device_index).second) return true;
-  }
-  return false;
 }
 
 namespace {

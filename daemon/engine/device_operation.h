@@ -9,8 +9,6 @@ namespace epd::engine {
 device::LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority);
 // The group as this rank sees it. The rank's memory must be mapped. The lane adds its workspace.
 kernels::cuda::GroupView group_view(const Group& group, std::uint32_t rank);
-// Whether two active ranks of the group are on one device.
-bool shares_a_device(const Group& group);
 // See GroupView::together.
 std::uint32_t ranks_together(const Member& member);
 // The view with all active ranks.

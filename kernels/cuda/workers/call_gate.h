@@ -387,6 +387,12 @@ EPD_DEVICE inline bool may_linger(const WorkerArguments& own, const Gate& gate) 
          gate.state.linger_us != 0;
 }
 
+// Returns whether it may linger behind the call before. That may be of an epoch that has ended, and so is the
+// group view that its CTAs have copied.
+EPD_DEVICE inline bool may_linger_behind(const WorkerArguments& own, const Gate& gate, const Work& before) {
+  return may_linger(own, gate) && gate.enabled_epoch == before.call.enabled_epoch;
+}
+
 // Returns whether a ring has its next call.
 EPD_DEVICE inline bool has_call(const Gate& gate) {
   bool has = false;

@@ -167,7 +167,7 @@ __device__ __noinline__ inline void linger(const WorkerArguments& own, Gate& gat
       min(nanoseconds() + std::uint64_t{gate.state.linger_us} * 1'000, before.linger_until_ns);
   const bool last = before.number + 1 - own.number == kWorksOfPair - 1;
   bool taken = false;
-  for (bool goes_on = !last && may_linger(own, gate); goes_on;) {
+  for (bool goes_on = !last && may_linger_behind(own, gate, before); goes_on;) {
     Look look = Look::kNothing;
     if (lane_of() == 0) look = decide(own, gate);
     look = static_cast<Look>(__shfl_sync(kFull, static_cast<int>(look), 0));

@@ -128,7 +128,7 @@ void linger(const WorkerArguments& own, const Work& before) {
       std::min(ordered::nanoseconds() + std::uint64_t{gate.state.linger_us} * 1'000, before.linger_until_ns);
   const bool last = before.number + 1 - own.number == kWorksOfPair - 1;
   bool taken = false;
-  for (bool goes_on = !last && may_linger(own, gate); goes_on;) {
+  for (bool goes_on = !last && may_linger_behind(own, gate, before); goes_on;) {
     const Look look = decide(own, gate);
     keep(own, gate);
     taken = look == Look::kTaken;

@@ -133,11 +133,15 @@ TEST_F(FakeCudaGates, AHaltNeedsNoKernel) {
 }
 
 // Clients hold all SMs: the gate fits beside them, the main kernel does not.
-TEST_F(FakeCudaGates, AMainKernelThatHasNotBegunHoldsUpNoHaltAndRunsNothingAfterwards) {
+class FakeCudaGatesLinger : public FakeCudaGates, public ::testing::WithParamInterface<std::uint32_t> {};
+INSTANTIATE_TEST_SUITE_P(Us, FakeCudaGatesLinger, ::testing::Values(0u, 50'000u));
+
+TEST_P(FakeCudaGatesLinger, AMainKernelThatHasNotBegunHoldsUpNoHaltAndRunsNothingAfterwards) {
   start(1);
+  CallRank& own = calls_->own(0);
+  std::atomic_ref(own.state->linger_us).store(GetParam());
   FaultDir::begin("taken-0");
   call(0, calls_->dispatch(0));
-  const CallRank& own = calls_->own(0);
   const auto door = [&] { return now(own.lane->door[0]); };
   EXPECT_TRUE(comes([&] { return kernels::cuda::nothing_runs(door()) && door() != 0; }));
   EXPECT_EQ(now(own.state->index), 1u) << "it is taken";
@@ -153,6 +157,7 @@ TEST_F(FakeCudaGates, AMainKernelThatHasNotBegunHoldsUpNoHaltAndRunsNothingAfter
   const JournalEntry next = calls_->journal(0);
   EXPECT_EQ(next.result.error, OpError::kNone);
   EXPECT_EQ(next.result.tag, abi::op_tag(2, 0));
+  std::atomic_ref(own.state->linger_us).store(0);
   EXPECT_TRUE(comes([&] { return now(own.credits->held) == 0; }));
 }
 
