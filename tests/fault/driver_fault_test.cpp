@@ -117,23 +117,26 @@ std::vector<std::string> DriverFault::live(std::uint32_t join_ms) const {
   return texts;
 }
 
+// An engine that the step kills may have made the call just before, and could not say so. Then the step is
+// repeated.
 bool DriverFault::fails_in(const std::string& function, const std::string& fault, const Step& step) {
   SCOPED_TRACE(fault);
   const std::size_t logged = daemon_->log().size();
-  std::ofstream(folder_ + "/new") << fault;
-  fs::rename(folder_ + "/new", folder_ + "/fail");
-  const std::vector<std::string> texts = step();
-  if (fs::remove(folder_ + "/fail")) return false;
   bool named = kDoneWithout.contains(function);
-  for (const std::string& text : texts) {
-    EXPECT_TRUE(is_typed(text)) << text;
-    named = named || text.find(function + ": CUDA_ERROR_UNKNOWN") != std::string::npos;
+  for (int tries = 0; tries == 0 || (!named && tries < 3); ++tries) {
+    std::ofstream(folder_ + "/new") << fault;
+    fs::rename(folder_ + "/new", folder_ + "/fail");
+    const std::vector<std::string> texts = step();
+    if (fs::remove(folder_ + "/fail")) return false;
+    for (const std::string& text : texts) {
+      EXPECT_TRUE(is_typed(text)) << text;
+      named = named || text.find(function + ": CUDA_ERROR_UNKNOWN") != std::string::npos;
+    }
+    named = named || eventually(5, [&] {
+              return log_from(logged).find(function + ": CUDA_ERROR_UNKNOWN") != std::string::npos;
+            });
   }
-  EXPECT_TRUE(
-      named ||
-      eventually(
-          5, [&] { return log_from(logged).find(function + ": CUDA_ERROR_UNKNOWN") != std::string::npos; }))
-      << log_from(logged);
+  EXPECT_TRUE(named) << log_from(logged);
   EXPECT_TRUE(daemon_->wait_ready());
   expect_lives();
   return true;
