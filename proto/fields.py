@@ -264,7 +264,8 @@ def control_message() -> str:
 
 def wire_message() -> str:
     lines = []
-    for number, field in enumerate(shape_fields(), 1):
+    for field in shape_fields():
+        number = len(lines) + 1
         if field.kind != "list":
             lines.append(f"  uint32 {field.name} = {number};")
             continue

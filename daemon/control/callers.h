@@ -15,8 +15,9 @@ namespace epd::control {
 // Each takes a descriptor of the daemon's. Root and the daemon's own user may have as many again.
 inline constexpr std::size_t kMaxConnections = 64;
 
-// Who made each connection, by its descriptor. gRPC names the peer of such a connection "fd:N", and closes N
-// only when all calls of the connection have ended. So N names one connection as long as a call of it lives.
+// This table tells who made each connection, by its descriptor. gRPC names the peer of such a connection
+// "fd:N", and closes N only when all calls of the connection have ended. So N names one connection as long as
+// a call of it lives.
 // Any thread may call.
 class Callers {
  public:

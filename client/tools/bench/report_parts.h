@@ -1,4 +1,4 @@
-// What the reports of operations, of layers and of nodes have in common.
+// The reports of operations, layers and nodes share these parts.
 #pragma once
 
 #include "kit/format.h"
@@ -20,7 +20,7 @@ inline Json summary_json(const kit::Summary& summary) {
   return {{"p50", summary.p50}, {"p90", summary.p90}, {"p99", summary.p99}, {"max", summary.max}};
 }
 
-// Of results that were compared with the reference.
+// Returns the verdict on results that were compared with the reference.
 inline std::string verdict_of(bool correct, std::uint32_t checks) {
   if (!correct) return "WRONG";
   return checks == 0 ? "unchecked" : "bit-exact";

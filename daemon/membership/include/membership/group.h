@@ -230,7 +230,7 @@ struct Group {
   // It runs, and a lost rank may come back.
   bool takes_ranks_back() const;
   std::uint32_t num_lost() const;
-  // What engines that owe an answer say that they wait for: "; " each; "" if nothing.
+  // Returns what the engines that owe an answer are waiting for, each reason behind "; ". Empty: none waits.
   std::string waits() const;
   // Whether the engine serves a living rank.
   bool needs(EngineId engine) const;

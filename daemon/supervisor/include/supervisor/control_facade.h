@@ -65,7 +65,7 @@ struct Operator {
       has_gone;  // whether the caller no longer waits; empty: it waits. Called on the thread that asks
 };
 
-// What the checks of grpc.health.v1 need.
+// The checks of grpc.health.v1 answer from these facts.
 struct HealthFacts {
   bool serving = false;                        // clients are admitted
   std::string socket_problem;                  // as in DaemonStatus; empty: none

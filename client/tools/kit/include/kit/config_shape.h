@@ -1,4 +1,4 @@
-// What a group's configuration means to layouts and to the reference.
+// These functions turn a group's configuration into the structs of layouts and of the reference.
 #pragma once
 
 #include "epd/epd.h"
