@@ -104,6 +104,7 @@ __device__ inline void await_work(const WorkerArguments& own, std::uint32_t numb
     first = __shfl_sync(kFull, static_cast<std::uint32_t>(value >> 32), 0);
   } while (!__all_sync(kFull, static_cast<std::uint32_t>(value >> 32) == first) ||
            first - number >= kWorksOfPair);
+  __syncwarp();  // `number` may be of the work that is overwritten
   if (lane < Work::kWords) reinterpret_cast<std::uint32_t*>(&work)[lane] = static_cast<std::uint32_t>(value);
 }
 
