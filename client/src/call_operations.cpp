@@ -157,7 +157,7 @@ void CallOperations::look_at_device() {
     if (!device_status_.ok() || now - last_device_look_ < kLookAtDevice) return;
     last_device_look_ = now;
   }
-  const Status status = streams_.device().check();
+  const Status status = medium_->check();
   if (status.ok()) return;
   const Lock lock = waits_.lock();
   device_status_ = {status.code(), "nothing runs in the streams of this CUDA context any more (" +
@@ -165,9 +165,25 @@ void CallOperations::look_at_device() {
                                        "): a kernel has faulted; does num_tokens_at point to device memory?"};
 }
 
-// Polls until done() is true, as no doorbell rings.
+template <typename Done, typename There>
+bool CallOperations::look_until(Lock& lock, Deadline deadline, Done done, There there) {
+  if (!medium_->rings()) return poll_until(lock, deadline, done);
+  class CallWaiter final : public Waiter {
+   public:
+    CallWaiter(Done& done_now, There& may_be) : done_(done_now), there_(may_be) {}
+    bool ready() override { return done_(); }
+    bool glance() const override { return there_(); }
+
+   private:
+    Done& done_;
+    There& there_;
+  } waiter(done, there);
+  return waits_.wait(lock, waiter, deadline);
+}
+
+// Where no doorbell rings.
 template <typename Done>
-bool CallOperations::look_until(Lock& lock, Deadline deadline, Done done) {
+bool CallOperations::poll_until(Lock& lock, Deadline deadline, Done done) {
   connection_.note_end_locked();
   if (done()) return true;
   const SteadyClock::time_point eager_until = SteadyClock::now() + kEagerWait;
@@ -198,14 +214,19 @@ Status CallOperations::wait(Group& group, epd_ticket_t ticket, std::int32_t time
   KnownCall* call = await_call(group, ticket);
   if (call == nullptr) return unknown_call(ticket);
   CallOutcome out;
-  const bool ended = look_until(lock, call_deadline(*call, timeout_ms), [&] {
+  const auto done = [&] {
     call = find_call(group, ticket);
     return call == nullptr || ended_locked(group, *call, out);
-  });
+  };
+  const bool ended = look_until(lock, call_deadline(*call, timeout_ms), done,
+                                [&group, its = call->result] { return group.calls.has_result(its); });
   if (call == nullptr) return unknown_call(ticket);
   if (!ended) return not_yet(ticket, timeout_ms, "has not completed", group.shape.span);
   if (result != nullptr) *result = out.result;
+  const bool has_outputs = call->holds_outputs;
   take_call(group, *call, out);
+  lock.unlock();
+  if (has_outputs) finish_outputs(group, CallTicket::unpack(ticket).slot, ticket);
   return out.status;
 }
 
@@ -213,8 +234,8 @@ bool CallOperations::pending(Group& group, epd_ticket_t ticket) {
   Lock lock = waits_.lock();
   KnownCall* const call = group.calls.find(ticket);
   CallOutcome out;
-  return call != nullptr &&
-         !look_until(lock, Deadline::in_ms(0), [&] { return ended_locked(group, *call, out); });
+  const auto done = [&] { return ended_locked(group, *call, out); };
+  return call != nullptr && !look_until(lock, Deadline::in_ms(0), done, [] { return false; });
 }
 
 template <typename Look>
@@ -225,12 +246,13 @@ Status CallOperations::look_at_call(Group& group, epd_ticket_t ticket, std::int3
   if (call == nullptr) return unknown_call(ticket);
   CallOutcome out;
   bool ended = false;
-  const bool done = look_until(lock, call_deadline(*call, timeout_ms), [&] {
+  const auto look_at_both = [&] {
     call = group.calls.find(ticket);
     if (call == nullptr || look()) return true;
     ended = ended_locked(group, *call, out);
     return ended;
-  });
+  };
+  const bool done = look_until(lock, call_deadline(*call, timeout_ms), look_at_both, look);
   if (call == nullptr) return unknown_call(ticket);
   if (!done) return not_yet(ticket, timeout_ms, not_there, group.shape.span);
   return ended ? out.status : Status();
@@ -268,14 +290,18 @@ Status CallOperations::on_complete(Group& group, epd_ticket_t ticket, epd_hook_t
   Status started = hooks_.start_locked();
   if (!started.ok()) return started;
   hooked_.emplace_back(&group, ticket);
-  call->waiting_hook.push_back({&group, hook, user, {}});
+  const epd_ticket_t outputs_of = call->holds_outputs ? ticket : 0;
+  call->waiting_hook.push_back({&group, hook, user, {}, outputs_of, CallTicket::unpack(ticket).slot});
   hooks_.expect_locked();
   return {};
 }
 
 Status CallOperations::drop(Group& group, epd_ticket_t ticket) {
+  const std::lock_guard<std::mutex> order(group.submit_mutex);
   const Lock lock = waits_.lock();
-  if (find_call(group, ticket) == nullptr) return unknown_call(ticket);
+  KnownCall* const call = find_call(group, ticket);
+  if (call == nullptr) return unknown_call(ticket);
+  if (std::exchange(call->holds_outputs, false)) group.outputs[CallTicket::unpack(ticket).slot].ticket = 0;
   group.calls.forget(ticket);
   return {};
 }
@@ -295,7 +321,7 @@ bool CallOperations::take_hooked_locked() {
     hooks_.ready_locked(ready);
     return true;
   });
-  return !hooked_.empty();
+  return !hooked_.empty() && !medium_->rings();
 }
 
 class BreakWaiter final : public Waiter {
@@ -325,7 +351,7 @@ Status CallOperations::check(Group& group, epd_progress_t& progress) {
     const Lock lock = waits_.lock();
     counted = group.calls.epoch;
   }
-  const Status read = streams_.device().read_aside(CallPlaces{group.call_words()}.done(), ends);
+  const Status read = medium_->read(CallPlaces{group.call_words()}.done(), ends);
   Lock lock = waits_.lock();
   progress.next_op = group.board.next_index();
   progress.ended = ends[0] + group.calls.host_ended();

@@ -1,8 +1,8 @@
-// Operations on GPUs. The engine's kernels take calls from a ring on the device,
-// and write their results where the library reads them. No CPU of the engine's is in between. See README,
-// "Calls".
+// How operations reach the device: as calls in a ring, which the device takes. It writes their results where
+// the library reads them. See README, "Calls".
 #pragma once
 
+#include "call_medium.h"
 #include "operations.h"
 
 namespace epd::client {
@@ -17,8 +17,13 @@ struct CallOutcome {
 class CallOperations final : public Operations {
  public:
   CallOperations(const abi::Welcome& welcome, Waits& waits, Connection& connection, Hooks& hooks,
-                 StreamPort& streams)
-      : welcome_(welcome), waits_(waits), connection_(connection), hooks_(hooks), streams_(streams) {}
+                 StreamPort& streams, std::unique_ptr<CallMedium> medium)
+      : welcome_(welcome),
+        waits_(waits),
+        connection_(connection),
+        hooks_(hooks),
+        streams_(streams),
+        medium_(std::move(medium)) {}
 
   Status submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
                 epd_handle_t* handle) override;
@@ -31,8 +36,7 @@ class CallOperations final : public Operations {
   Status wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) override;
   Status on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user) override;
   Status drop(Group& group, epd_ticket_t ticket) override;
-  // Streams have copied them.
-  void finish_outputs(Group& /*group*/, std::uint32_t /*slot*/, epd_ticket_t /*ticket*/) override {}
+  void finish_outputs(Group& group, std::uint32_t slot, epd_ticket_t ticket) override;
 
   std::size_t num_descriptors() const override { return 3; }
   Status open(Group& group, const Packet& joined) override;
@@ -73,13 +77,20 @@ class CallOperations final : public Operations {
                         const stream_kernels::Copies& copies);
   Status write_epoch(Group& group, std::uint64_t epoch);
 
+  // By the host, if there is no stream. The slot's last call has ended. With submit_mutex.
+  void copy_by_host(Group& group, std::uint32_t slot, const MadeCall& made);
+  void copy_outputs(Group& group, std::uint32_t slot);
+
   // How calls end.
   Status usable_locked(const Group& group);
   Status unknown_locked(epd_ticket_t ticket) const;
   bool ended_locked(const Group& group, KnownCall& call, CallOutcome& out) const;
   bool missed_locked(const Group& group, KnownCall& call, CallOutcome& out) const;
+  // `there`: without the mutex, whether done() may be true.
+  template <typename Done, typename There>
+  bool look_until(Lock& lock, Deadline deadline, Done done, There there);
   template <typename Done>
-  bool look_until(Lock& lock, Deadline deadline, Done done);
+  bool poll_until(Lock& lock, Deadline deadline, Done done);
   template <typename Look>
   Status look_at_call(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, const char* not_there,
                       Look look);
@@ -89,6 +100,7 @@ class CallOperations final : public Operations {
   Connection& connection_;
   Hooks& hooks_;
   StreamPort& streams_;
+  const std::unique_ptr<CallMedium> medium_;
 
   // Guarded by the mutex.
   std::vector<Group*> groups_;

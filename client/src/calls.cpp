@@ -19,7 +19,7 @@ std::uint32_t next_serial() {
 
 }  // namespace
 
-void Calls::open(DeviceMemory results, const abi::GroupShape& shape) {
+void Calls::open(ResultsMemory results, const abi::GroupShape& shape) {
   results_ = std::move(results);
   shape_ = shape;
   known_.resize(abi::kOnceResults);
@@ -33,7 +33,7 @@ epd_ticket_t Calls::begin(abi::Op op, std::uint32_t slot, bool by_host, bool cap
     const std::uint32_t place = next % places + (captured ? abi::kOnceResults : 0);
     if (place >= known_.size()) known_.resize(place + 1);
     KnownCall& call = known_[place];
-    if (!call.waiting_hook.empty() || holds_route(call)) continue;
+    if (!call.waiting_hook.empty() || call.holds_outputs || holds_route(call)) continue;
     call = {};
     call.epoch = epoch;
     call.result = abi::result_of(place, next / places);
@@ -58,6 +58,16 @@ void Calls::forget(epd_ticket_t ticket) {
   call->epoch = retired.epoch;
   call->result = retired.result;
   call->kept_route = retired.kept_route;
+  call->holds_outputs = retired.holds_outputs;
+}
+
+bool Calls::ended_well(epd_ticket_t ticket) const {
+  abi::CallEnd end;
+  return read_end(CallTicket::unpack(ticket).result, end) && end.ending == abi::CallEnding::kCarriedOut;
+}
+
+void Calls::outputs_done(epd_ticket_t ticket) {
+  known_[abi::place_of(CallTicket::unpack(ticket).result)].holds_outputs = false;
 }
 
 void Calls::cancel(epd_ticket_t ticket) {

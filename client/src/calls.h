@@ -2,6 +2,7 @@
 // "Calls".
 #pragma once
 
+#include "call_medium.h"
 #include "deadline.h"
 #include "device.h"
 #include "epd/epd.h"
@@ -52,6 +53,7 @@ struct KnownCall {
   std::uint32_t kept_route = 0;  // the kept record that it uses, even if retired; 0: it uses a slot's
   bool deferred = false;
   bool staged = false;     // it has memory of the caller's
+  bool holds_outputs = false;  // the host is still to copy them, even if it is retired
   std::uint32_t room = 0;  // rows of a dispatch for which the caller's memory has room; 0: it gets none
   std::unique_ptr<stream_kernels::Copies> copies;  // outputs that are still to be copied
   std::uint32_t runs_taken = 0;                    // captured: the replays for which a wait has returned
@@ -64,7 +66,7 @@ struct KnownCall {
 class Calls {
  public:
   // Called by join, before any other thread sees the group.
-  void open(DeviceMemory results, const abi::GroupShape& shape);
+  void open(ResultsMemory results, const abi::GroupShape& shape);
   bool by_calls() const { return results_.address() != 0; }
 
   // Takes the next place for a result. The library forgets the call that had it before. Returns 0 if no place
@@ -72,6 +74,14 @@ class Calls {
   epd_ticket_t begin(abi::Op op, std::uint32_t slot, bool by_host, bool captured);
   // Null: never begun, retired, or its place has another result now.
   KnownCall* find(epd_ticket_t ticket);
+  // Whether it has ended well. For the host's copies: while KnownCall::holds_outputs its result stays.
+  bool ended_well(epd_ticket_t ticket) const;
+  void outputs_done(epd_ticket_t ticket);
+  // Whether the result of the call is there. Without the mutex.
+  bool has_result(std::uint32_t result) const {
+    abi::CallEnd end;
+    return read_end(result, end);
+  }
   // For a call whose result has been taken or is not wanted.
   void forget(epd_ticket_t ticket);
   // For a call that was not enqueued after all.
@@ -113,7 +123,7 @@ class Calls {
   const abi::Results& results() const { return *reinterpret_cast<const abi::Results*>(results_.address()); }
   const std::uint64_t* counts_of(std::uint32_t slot) const;
 
-  DeviceMemory results_;
+  ResultsMemory results_;
   abi::GroupShape shape_{};
   std::uint32_t once_ = 0;        // places handed out to calls made once
   std::uint32_t replayed_ = 0;    // places handed out to captured calls

@@ -109,8 +109,8 @@ struct Group {
   abi::StagingWords* staging_words(std::uint32_t slot) const {
     return reinterpret_cast<abi::StagingWords*>(user_base() + arena.staging_words(slot));
   }
-  // On GPUs: the address of abi::CallWords.
-  std::uintptr_t call_words() const { return device_user.address() + arena.calls; }
+  // The address of abi::CallWords.
+  std::uintptr_t call_words() const { return user_base() + arena.calls; }
 
   // In routes.cpp. With the session's mutex.
   // Finds the record of a handle, if it may be used.

@@ -30,14 +30,14 @@ Status check_call(const SubmitRequest& request) {
 }
 
 // Memory of the caller's is copied in a stream.
-Status check_memory(const SubmitRequest& request, const Device& device) {
-  if (request.memory == nullptr) return {};
+Status check_memory(const SubmitRequest& request, const StreamPort& streams) {
+  if (request.memory == nullptr || !streams.exists()) return {};
   if (!request.stream.any())
     return {
         StatusCode::kUnsupported,
         "memory is given with EPD_NO_STREAM on a CUDA device; allowed: memory in a stream, which copies it, "
         "or the slot's regions"};
-  const Status kernels = device.has_kernels();
+  const Status kernels = streams.device().has_kernels();
   if (kernels.ok()) return {};
   return {kernels.code(),
           "memory is copied by libepd's kernels: " + kernels.message() + "; allowed: the slot's regions"};
@@ -68,15 +68,15 @@ std::uintptr_t flag_of(const Group& group, const CallTicket& about) {
 }  // namespace
 
 Status CallOperations::open(Group& group, const Packet& joined) {
-  DeviceMemory results;
+  ResultsMemory results;
   const std::uint64_t bytes = abi::ResultsLayout(group.shape).total_bytes;
-  Status status = streams_.device().map_host(joined.fds[2], bytes, results);
+  Status status = medium_->map_results(joined.fds[2], bytes, results);
   if (!status.ok()) return status;
   group.calls.open(std::move(results), group.shape);
   status = write_epoch(group, group.epoch);
   if (!status.ok()) {
     // The arena will be unmapped, so no write to it may be pending.
-    [[maybe_unused]] const Status finished = streams_.device().finish_aside();
+    [[maybe_unused]] const Status finished = medium_->finish();
     return status;
   }
   const Lock lock = waits_.lock();
@@ -90,11 +90,10 @@ void CallOperations::forget_locked(const Group& group) {
 
 // Calls that were discarded before the new epoch were reported in the old one.
 Status CallOperations::write_epoch(Group& group, std::uint64_t epoch) {
-  Device& device = streams_.device();
   const CallPlaces at{group.call_words()};
   std::uint32_t ends[2] = {};
-  Status status = device.write_aside(at.epoch(), static_cast<std::uint32_t>(epoch));
-  if (status.ok()) status = device.read_aside(at.done(), ends);
+  Status status = medium_->write(at.epoch(), static_cast<std::uint32_t>(epoch));
+  if (status.ok()) status = medium_->read(at.done(), ends);
   if (!status.ok()) return status;
   const Lock lock = waits_.lock();
   group.calls.begin_epoch(epoch, ends[1]);
@@ -116,16 +115,23 @@ Status CallOperations::renew(Group& group) {
 // `closed` is written first, see abi::CallWords. Of a kernel that enqueues a call and this function, at least
 // one sees the other's write.
 void CallOperations::unblock(const Group& group) {
-  Device& device = streams_.device();
   const CallPlaces at{group.call_words()};
   // If this fails, the context or the driver is gone, and the streams with it.
-  [[maybe_unused]] Status written = device.write_aside(at.closed(), 1);
-  for (std::uint32_t flag = 0; flag < abi::kCallFlags; ++flag) written = device.write_aside(at.flag(flag), 1);
+  [[maybe_unused]] Status written = medium_->write(at.closed(), 1);
+  for (std::uint32_t flag = 0; flag < abi::kCallFlags; ++flag) written = medium_->write(at.flag(flag), 1);
 }
 
 Status CallOperations::check_stream(const SubmitRequest& request, bool& captured) const {
   captured = false;
   if (!request.stream.any()) return {};
+  if (!streams_.exists()) {
+    const void* const stream = request.stream.stream;
+    return invalid_argument((stream == nullptr
+                                 ? std::string("stream is NULL, CUDA's legacy default stream")
+                                 : "stream is " + std::to_string(reinterpret_cast<std::uintptr_t>(stream))) +
+                            "; allowed: EPD_NO_STREAM, as this session's device is " +
+                            std::string(welcome_.device, abi::text_length(welcome_.device)));
+  }
   const Status kernels = streams_.device().has_kernels();
   if (kernels.ok()) return streams_.device().check_stream(request.stream.stream, captured);
   return {kernels.code(), "operations in streams of " +
@@ -176,7 +182,6 @@ Status CallOperations::prepare_call(Lock& lock, Group& group, const SubmitReques
 
 // Without the mutex, because the driver's call blocks while a stream's queue is full.
 Status CallOperations::enqueue(Group& group, const SubmitRequest& request, MadeCall& made) {
-  Device& device = streams_.device();
   if (request.stream.any()) {
     stream_kernels::StagedStep step;
     step.calls = true;
@@ -192,16 +197,44 @@ Status CallOperations::enqueue(Group& group, const SubmitRequest& request, MadeC
     } else {
       step.copies.num_out = 0;
     }
-    return device.launch(request.stream.stream, request.op, step);
+    return streams_.device().launch(request.stream.stream, request.op, step);
   }
   made.call.flagged = false;
   made.call.number = group.calls.host_tail;
   made.call.epoch = static_cast<std::uint32_t>(group.calls.epoch);
   const CallPlaces at{group.call_words()};
-  Status called = device.call(at.host_call(made.call.number), abi::pack(made.call));
-  // Behind the copy in the same stream, so the bell comes when the words are there.
-  if (called.ok()) made.bell_set = device.write_aside(at.host_bell(), 1);
+  Status called = medium_->call(at.host_call(made.call.number), abi::pack(made.call));
+  if (called.ok()) made.bell_set = medium_->ring(at.host_bell());
   return called;
+}
+
+// The outputs of the slot's last call come first: the next one may overwrite them.
+void CallOperations::copy_by_host(Group& group, std::uint32_t slot, const MadeCall& made) {
+  copy_outputs(group, slot);
+  if (!made.copies.any()) return;
+  copy_in(made.copies);
+  if (made.copies.num_out == 0) return;
+  group.outputs[slot] = {made.ticket, made.copies};
+  const Lock lock = waits_.lock();
+  group.calls.find(made.ticket)->holds_outputs = true;
+}
+
+void CallOperations::copy_outputs(Group& group, std::uint32_t slot) {
+  Outputs& outputs = group.outputs[slot];
+  if (outputs.ticket == 0) return;
+  bool well = false;
+  {
+    const Lock lock = waits_.lock();
+    well = group.calls.ended_well(outputs.ticket);
+    group.calls.outputs_done(outputs.ticket);
+  }
+  if (well) copy_out(outputs.copies);
+  outputs.ticket = 0;
+}
+
+void CallOperations::finish_outputs(Group& group, std::uint32_t slot, epd_ticket_t ticket) {
+  const std::lock_guard<std::mutex> order(group.submit_mutex);
+  if (group.outputs[slot].ticket == ticket) copy_outputs(group, slot);
 }
 
 Status CallOperations::submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
@@ -210,7 +243,7 @@ Status CallOperations::submit(Group& group, const SubmitRequest& request, epd_ti
   bool captured = false;
   Status status = check_request(group, request);
   if (status.ok()) status = check_call(request);
-  if (status.ok()) status = check_memory(request, streams_.device());
+  if (status.ok()) status = check_memory(request, streams_);
   if (status.ok()) status = check_stream(request, captured);
   if (!status.ok()) return status;
   const std::lock_guard<std::mutex> order(group.submit_mutex);
@@ -219,6 +252,7 @@ Status CallOperations::submit(Group& group, const SubmitRequest& request, epd_ti
     Lock lock = waits_.lock();
     status = prepare_call(lock, group, request, captured, made);
   }
+  if (status.ok() && !streams_.exists()) copy_by_host(group, request.slot, made);
   if (status.ok()) status = enqueue(group, request, made);
   {
     const Lock lock = waits_.lock();

@@ -52,14 +52,15 @@ Session::Session(Attachment attachment)
       connection_(attachment_.socket, *attachment_.segment_b.as<abi::SegmentB>(), waits_, *this),
       hooks_(waits_, *this),
       streams_(attachment_.device.get(), attachment_.wait_by, connection_, waits_, *this) {
+  std::unique_ptr<CallMedium> medium;
   if (attachment_.device != nullptr) {
-    operations_ =
-        std::make_unique<CallOperations>(attachment_.welcome, waits_, connection_, hooks_, streams_);
-    return;
+    medium = std::make_unique<DeviceMedium>(*attachment_.device);
+  } else {
+    medium =
+        std::make_unique<HostMedium>(*attachment_.segment_b.as<abi::SegmentB>(), attachment_.engine_bell);
   }
-  operations_ = std::make_unique<SubmittedOperations>(
-      *attachment_.segment_a.as<abi::SegmentA>(), *attachment_.segment_b.as<abi::SegmentB>(),
-      attachment_.engine_bell, attachment_.welcome, waits_, connection_, hooks_);
+  operations_ = std::make_unique<CallOperations>(attachment_.welcome, waits_, connection_, hooks_, streams_,
+                                                 std::move(medium));
 }
 
 Status Session::prepare() {

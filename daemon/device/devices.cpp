@@ -73,8 +73,8 @@ Result<UniqueFd> make_arena_memory(const DeviceName& device, const char* label, 
 #endif
 }
 
-Result<UniqueFd> make_results_memory([[maybe_unused]] const DeviceName& device,
-                                     [[maybe_unused]] std::uint64_t bytes) {
+Result<UniqueFd> make_results_memory(const DeviceName& device, std::uint64_t bytes) {
+  if (device.kind == abi::DeviceKind::kHost) return make_sealed_memfd("epd-results", bytes);
 #if EPD_WITH_CUDA
   return make_cuda_host_memory(device, bytes);
 #else
@@ -93,11 +93,10 @@ Result<std::unique_ptr<Device>> make_device(const std::string& name, const Clock
   Result<DeviceName> parsed = parse_device_name(name);
   if (!parsed.ok()) return parsed.status();
   if (parsed->kind == abi::DeviceKind::kHost)
-    return std::unique_ptr<Device>(std::make_unique<HostDevice>(name, std::move(notify)));
+    return std::unique_ptr<Device>(std::make_unique<HostDevice>(name, clock, std::move(notify)));
 #if EPD_WITH_CUDA
   return make_cuda_device(*parsed, clock);
 #else
-  static_cast<void>(clock);
   return built_without(*parsed);
 #endif
 }

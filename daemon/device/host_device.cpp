@@ -4,11 +4,17 @@
 #include "host_operation.h"
 
 #include <sys/mman.h>
+#include <algorithm>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 namespace epd::device {
 namespace {
+
+constexpr std::uint64_t kTurnNs = 50'000;        // for the operations of one lane
+constexpr std::uint64_t kRoundNs = 100'000;      // for those of all
+constexpr std::uint32_t kTurnsPerLowChunk = 16;  // see HostDevice::run
 
 class HostArena final : public Arena {
  public:
@@ -20,45 +26,74 @@ class HostArena final : public Arena {
   Mapping mapping_;
 };
 
-// The lane of one rank. Its operations run beside each other, on the loop. They share plans.
-class HostLane final : public Lane {
- public:
-  HostLane(HostSms& sms, const LaneShape& shape)
-      : sms_(sms),
-        plans_(shape.kept_plans),
-        sum_ranks_(shape.sum_ranks),
-        far_(shape.far),
-        priority_(shape.priority) {}
-
-  std::unique_ptr<OperationInFlight> launch(const LaunchRequest& request) override {
-    return std::make_unique<HostOperation>(request.kind, *request.op,
-                                           HostOperation::Needs{*request.peers,
-                                                                plans_,
-                                                                request.record,
-                                                                {&sms_, request.sms, priority_},
-                                                                sum_ranks_,
-                                                                far_,
-                                                                request.waits});
-  }
-  void set_priority(std::int32_t priority) override { priority_ = priority; }
-  std::vector<std::shared_ptr<kernels::RoutingPlan>> take_plans() override {
-    std::vector<std::shared_ptr<kernels::RoutingPlan>> all;
-    for (const auto& plan : plans_.take_all()) all.emplace_back(plan, &plan->plan);
-    return all;
-  }
-
- private:
-  HostSms& sms_;
-  HostPlans plans_;
-  const std::uint32_t sum_ranks_;
-  far::FarGroup* const far_;
-  std::int32_t priority_;
-};
-
 }  // namespace
 
-HostDevice::HostDevice(std::string name, std::function<void()> notify)
-    : name_(std::move(name)), sms_(std::move(notify)) {}
+HostLane::HostLane(HostDevice& device, HostSms& sms, const Clock& clock, const LaneShape& shape)
+    : device_(device),
+      sms_(sms),
+      plans_(shape.kept_plans),
+      sum_ranks_(shape.sum_ranks),
+      far_(shape.far),
+      priority_(shape.priority) {
+  calls_.emplace(shape, HostCalls::Needs{sms, plans_, priority_, clock});
+  device_.add(*this);
+}
+
+HostLane::~HostLane() {
+  device_.remove(*this);
+}
+
+std::unique_ptr<OperationInFlight> HostLane::launch(const LaunchRequest& request) {
+  return std::make_unique<HostOperation>(request.kind, *request.op,
+                                         HostOperation::Needs{*request.peers,
+                                                              plans_,
+                                                              request.record,
+                                                              {&sms_, request.sms, priority_},
+                                                              sum_ranks_,
+                                                              far_,
+                                                              request.waits});
+}
+
+std::vector<std::shared_ptr<kernels::RoutingPlan>> HostLane::take_plans() {
+  std::vector<std::shared_ptr<kernels::RoutingPlan>> all;
+  for (const auto& plan : plans_.take_all()) all.emplace_back(plan, &plan->plan);
+  return all;
+}
+
+bool HostLane::run(std::int32_t moves_from, std::uint64_t until_ns, const Clock& clock) {
+  if (++turns_ % kTurnsPerLowChunk == 0) moves_from = priority_;
+  bool progress = false;
+  while (!(calls_->can_move() && priority_ < moves_from) && calls_->advance()) {
+    progress = true;
+    if (clock.now_ns() >= until_ns) break;
+  }
+  return progress;
+}
+
+HostDevice::HostDevice(std::string name, const Clock& clock, std::function<void()> notify)
+    : name_(std::move(name)), clock_(clock), sms_(std::move(notify)) {}
+
+// Serves the lanes by turns, until each has had its turn or the round has lasted long enough. While rows of a
+// higher priority can move, operations of a lower one pause. Now and then they get a chunk, so that they end.
+bool HostDevice::run() {
+  std::int32_t moves_from = std::numeric_limits<std::int32_t>::min();
+  for (const HostLane* lane : lanes_) {
+    if (lane->can_move()) moves_from = std::max(moves_from, lane->priority());
+  }
+  bool progress = false;
+  std::uint64_t now_ns = clock_.now_ns();
+  const std::uint64_t end_ns = now_ns + kRoundNs;
+  for (std::size_t left = lanes_.size(); left > 0 && now_ns < end_ns; --left) {
+    next_ = next_ + 1 < lanes_.size() ? next_ + 1 : 0;
+    progress |= lanes_[next_]->run(moves_from, now_ns + kTurnNs, clock_);
+    now_ns = clock_.now_ns();
+  }
+  return progress;
+}
+
+bool HostDevice::runnable() const {
+  return std::any_of(lanes_.begin(), lanes_.end(), [](const HostLane* lane) { return lane->runnable(); });
+}
 
 Result<std::unique_ptr<Arena>> HostDevice::map_arena(int fd, std::uint64_t bytes) {
   Result<Mapping> mapping = Mapping::map(fd, bytes, Access::kReadWrite);
@@ -78,7 +113,7 @@ Result<std::unique_ptr<Arena>> HostDevice::map_client_memory(int fd, std::uint64
 }
 
 Result<std::unique_ptr<Lane>> HostDevice::open_lane(const LaneShape& shape) {
-  return std::unique_ptr<Lane>(std::make_unique<HostLane>(sms_, shape));
+  return std::unique_ptr<Lane>(std::make_unique<HostLane>(*this, sms_, clock_, shape));
 }
 
 void HostDevice::read(void* to, const void* device, std::size_t bytes) {

@@ -272,8 +272,11 @@ void WorkerCalls::write_bells(std::span<const Bell> of_ranks) {
 }
 
 // No kernel reads the view before the next enabled epoch.
-void WorkerCalls::write_view(const DeviceView& view_of_group, const MemoryTable& of_ranks) const {
-  DeviceView own = view_of_group;
+void WorkerCalls::write_view(const Start& start) const {
+  DeviceView own;
+  own.group = start.view;
+  std::copy(start.peers.begin(), start.peers.end(), own.peers);
+  const MemoryTable& of_ranks = start.memories;
   Operation probe;
   probe.shape = lane_.shape_.shape;
   probe.inbox = lane_.shape_.inbox;
@@ -304,7 +307,7 @@ void WorkerCalls::resume(const Start& start) {
   next.changed_epoch = start.changed_epoch;
   next.num_routes = static_cast<std::uint32_t>(start.routes.size());
   next.routes = host_routes();
-  write_view(start.view, start.memories);
+  write_view(start);
   write_bells(start.bells);
   std::atomic_thread_fence(std::memory_order_release);
   write_state(offsetof(CallState, abort), 0);

@@ -66,8 +66,7 @@ class WorkerCalls final : public CallPort {
   void write_state(std::size_t offset, std::uint32_t value);
   void write_divisions() const;
   void write_results();
-  void write_view(const kernels::cuda::DeviceView& view_of_group,
-                  const kernels::cuda::MemoryTable& of_ranks) const;
+  void write_view(const Start& start) const;
   void write_bells(std::span<const Bell> of_ranks);
   void write_generation();
   void write_enabled_epoch();

@@ -24,6 +24,7 @@ class WorkerLane final : public Lane {
   void advance();
   std::int32_t priority() const { return priority_; }
   CallPort* calls() override { return &calls_; }
+  bool by_kernels() const override { return true; }
   std::unique_ptr<OperationInFlight> launch(const LaunchRequest& /*request*/) override {
     EPD_CHECK(!"what this lane runs is called by clients");
     return nullptr;

@@ -46,6 +46,15 @@ void CallViews::show_first(OpStage stage, std::uint32_t awaited, std::uint64_t n
   if (awaited != device::OperationInFlight::kNobody) Page::wait_for(first, awaited, now_ns);
 }
 
+void CallViews::show_far_wait(const std::string& text) {
+  if (shown_.empty() || shown_.front().view == nullptr) return;
+  if (text.empty()) {
+    shown_.front().view->far_wait.clear();
+  } else {
+    shown_.front().view->far_wait.store(text);
+  }
+}
+
 void CallViews::end_before(kernels::cuda::CallRing ring, std::uint32_t number) {
   std::erase_if(shown_, [ring, number](const Shown& shown) {
     const bool ended =

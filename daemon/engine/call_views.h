@@ -31,6 +31,8 @@ class CallViews {
   void show(std::span<const Enqueued> enqueued, Page& page, std::uint64_t now_ns);
   // How far the first one has come, and which rank it waits for (or OperationInFlight::kNobody).
   void show_first(abi::OpStage stage, std::uint32_t awaited, std::uint64_t now_ns);
+  // What it waits for of other nodes; "" if for nothing.
+  void show_far_wait(const std::string& text);
   // Calls of the ring before this number have ended.
   void end_before(kernels::cuda::CallRing ring, std::uint32_t number);
   void clear();

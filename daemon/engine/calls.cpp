@@ -4,6 +4,7 @@
 #include "device_operation.h"
 #include "kernels/calls.h"
 #include "op_rules.h"
+#include "session_port.h"
 
 #include <algorithm>
 #include <vector>
@@ -20,6 +21,7 @@ using kernels::cuda::RouteState;
 namespace {
 
 constexpr std::uint64_t kLookNs = 50'000'000;
+constexpr std::uint64_t kFarLookNs = 1'000'000;
 // Kernels tell of a deadline themselves if they run, and know more about it.
 constexpr std::uint64_t kOverdueNs = 1'000'000'000;
 constexpr std::uint64_t kFreshNs = 500'000'000;  // this process may have been stopped since a look
@@ -57,9 +59,10 @@ Calls::Calls(Member& member, device::Launcher& launcher)
   const auto ranks_here = std::count_if(group_.ranks.begin(), group_.ranks.end(), [&](const auto& rank) {
     return rank.device_index == memory.device_index;
   });
-  port_.open(
-      {memory.call_words(), memory.user, member.results, abi::ResultsLayout(group_.shape).counts_stride,
-       memory.exchange->bytes() + group_.exchange_layout.generation, static_cast<std::uint32_t>(ranks_here)});
+  port_.open({memory.call_words(), memory.user, member.results,
+              abi::ResultsLayout(group_.shape).counts_stride,
+              memory.exchange->bytes() + group_.exchange_layout.generation,
+              static_cast<std::uint32_t>(ranks_here), this, member.waits()});
 }
 
 void Calls::follow_settings(std::uint32_t timeout_ms, std::uint32_t linger_us) {
@@ -90,7 +93,7 @@ void Calls::resume(bool fresh) {
       bells.push_back({rank, memory.call_words(), memory.user});
   }
   port_.resume({group_.epoch, group_.in_tags(member_.next_number), group_.from_tags(0), group_.changed_epoch,
-                routes, device_view(member_), memory_table(group_), bells});
+                routes, epoch_view(member_), peer_views(group_), memory_table(group_), bells});
 }
 
 // ---- what is enqueued
@@ -109,7 +112,9 @@ void Calls::show_none() {
   first_.reset();
 }
 
+// Kernels are looked at from time to time. A host device shows an operation when it has begun.
 void Calls::look(Page& page, std::uint64_t now_ns) {
+  if (port_.running() != nullptr && !first_) port_.look();
   if (const device::CallPort::Ring* ring = port_.seen(); ring != nullptr) {
     // The journal was read after that look, so it may know of more ends. But it does not tell what was
     // discarded.
@@ -163,6 +168,8 @@ std::optional<Failure> Calls::overdue(std::uint64_t now_ns) const {
 // A look at signals from before the call was seen may be about another operation. A noop may wait behind an
 // operation of the other ring, which then has its index.
 void Calls::show_running(std::uint64_t now_ns) {
+  if (const device::OperationInFlight* running = port_.running(); running != nullptr && first_)
+    return show_in_flight(*running, now_ns);
   const device::SignalCopy* const signals = first_ ? member_.lane->signals() : nullptr;
   if (signals == nullptr || signals->begun_ns < first_->seen_ns) return;
   const std::uint64_t number = group_.in_tags(first_->call.index);
@@ -176,6 +183,22 @@ void Calls::show_running(std::uint64_t now_ns) {
   if (first_->call.submission.op == abi::Op::kNoop) return;
   views_.show_first(signals->stage(op), signals->awaited(op, 0), now_ns);
   seen_waits_.look(*signals, op, member_.waits());
+}
+
+void Calls::show_in_flight(const device::OperationInFlight& running, std::uint64_t now_ns) {
+  first_->begun = true;
+  views_.show_first(running.stage(), running.awaited(0), now_ns);
+  if (group_.far == nullptr || now_ns < next_far_look_ns_) return;
+  next_far_look_ns_ = now_ns + kFarLookNs;
+  views_.show_far_wait(running.waits_for());
+}
+
+std::uint64_t Calls::next_look_ns() const {
+  return port_.deadline_ns();
+}
+
+void Calls::ring_client() const {
+  if (member_.session != nullptr) member_.session->ring();
 }
 
 void Calls::note_ended(CallRing ring, std::uint32_t end) {
@@ -246,8 +269,10 @@ Failure Calls::failure(const JournalEntry& entry, std::uint64_t now_ns) const {
                 std::to_string(s.slot) + " uses the routing in " + record_of(member_, s) +
                 ", which holds none; allowed: a record that a dispatch of this rank has written"};
   }
-  return device_failure(subject, launcher_, entry.result, ended_after(subject, timeout_of(s.timeout_ms)),
-                        now_ns);
+  Failure failure = device_failure(subject, launcher_, entry.result,
+                                   ended_after(subject, timeout_of(s.timeout_ms)), now_ns);
+  if (const std::string far = port_.waited_for(); !far.empty()) failure.text += "; it waited for " + far;
+  return failure;
 }
 
 std::uint32_t Calls::rows_of(const JournalEntry& entry) {

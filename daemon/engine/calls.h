@@ -13,7 +13,7 @@
 
 namespace epd::engine {
 
-class Calls {
+class Calls final : private device::CallGroup {
  public:
   using JournalEntry = kernels::cuda::JournalEntry;
 
@@ -22,6 +22,10 @@ class Calls {
 
   // For calls that are taken from now on: the group's SMs, and the timeout of calls that give none.
   void follow_settings(std::uint32_t timeout_ms, std::uint32_t linger_us);
+
+  bool by_kernels() const { return member_.lane->by_kernels(); }
+  // When look() has to be called again, if no bell rings before. Of a host device.
+  std::uint64_t next_look_ns() const;
 
   void halt() { port_.halt(); }
   bool halted() const { return port_.halted(); }
@@ -57,6 +61,15 @@ class Calls {
   std::uint64_t last_end_ns = 0;  // when the journal last had an entry
 
  private:
+  // device::CallGroup
+  bool may_begin() const override { return group_.far == nullptr || group_.far->has_begun(); }
+  std::span<const std::uint8_t> masked() const override { return group_.masked; }
+  bool holds_rows(std::uint32_t rank, std::uint64_t routing) const override {
+    return group_.serves(rank, abi::epoch_of_tag(routing));
+  }
+  void ring_peers() const override { group_.ring_peers(); }
+  void ring_client() const override;
+
   std::uint32_t timeout_of(std::uint32_t own_ms) const { return own_ms != 0 ? own_ms : timeout_ms_; }
   void note_ended(kernels::cuda::CallRing ring, std::uint32_t end);
   std::vector<CallViews::Enqueued> enqueued(const device::CallPort::Ring& ring) const;
@@ -64,6 +77,7 @@ class Calls {
                     std::uint64_t& index, std::vector<CallViews::Enqueued>& all) const;
   void note_first(const std::vector<CallViews::Enqueued>& all, std::uint64_t now_ns);
   void show_running(std::uint64_t now_ns);
+  void show_in_flight(const device::OperationInFlight& running, std::uint64_t now_ns);
 
   Member& member_;
   Group& group_;
@@ -73,6 +87,7 @@ class Calls {
   // For each ring, the calls that have ended, as far as the journal or a look has told.
   std::optional<std::uint32_t> ended_[kernels::cuda::kCallRings];
   std::uint64_t next_look_ns_ = 0;
+  std::uint64_t next_far_look_ns_ = 0;
   CallViews views_;
   // The first call that is enqueued: it runs, or is about to.
   struct First {

@@ -75,6 +75,7 @@ kernels::cuda::GroupView group_view(const Group& group, std::uint32_t rank) {
 namespace {
 
 std::uint32_t other_ranks(const Member& member, bool of_device) {
+  if (!member.lane->by_kernels()) return 0;
   const Group& group = member.group;
   const std::uint32_t device = group.ranks[member.rank].device_index;
   std::uint32_t ranks = 0;
@@ -91,15 +92,17 @@ std::uint32_t ranks_together(const Member& member) {
   return other_ranks(member, true);
 }
 
-kernels::cuda::DeviceView device_view(const Member& member) {
-  const Group& group = member.group;
-  kernels::cuda::DeviceView view;
-  view.group = member.view;
-  view.group.together = ranks_together(member);
-  view.group.others = other_ranks(member, false);
-  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank)
-    view.peers[rank] = group.ranks[rank].view;
+kernels::cuda::GroupView epoch_view(const Member& member) {
+  kernels::cuda::GroupView view = member.view;
+  view.together = ranks_together(member);
+  view.others = other_ranks(member, false);
   return view;
+}
+
+std::vector<kernels::cuda::PeerView> peer_views(const Group& group) {
+  std::vector<kernels::cuda::PeerView> views;
+  for (const GroupRankMemory& rank : group.ranks) views.push_back(rank.view);
+  return views;
 }
 
 kernels::cuda::MemoryTable memory_table(const Group& group) {

@@ -4,6 +4,8 @@
 #include "device/launcher.h"
 #include "group.h"
 
+#include <vector>
+
 namespace epd::engine {
 
 device::LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority);
@@ -11,8 +13,9 @@ device::LaneShape lane_shape(const abi::GroupShape& shape, std::int32_t priority
 kernels::cuda::GroupView group_view(const Group& group, std::uint32_t rank);
 // See GroupView::together.
 std::uint32_t ranks_together(const Member& member);
-// The view with all active ranks.
-kernels::cuda::DeviceView device_view(const Member& member);
+// The rank's view, with `together` and `others`, and how it reaches each rank.
+kernels::cuda::GroupView epoch_view(const Member& member);
+std::vector<kernels::cuda::PeerView> peer_views(const Group& group);
 kernels::cuda::MemoryTable memory_table(const Group& group);
 
 // Where an operation stands in its group's history.

@@ -107,6 +107,7 @@ int Engine::run() {
     progress |= sessions_.answer_stray_orphans(clock_);
     progress |= far_engines_.receive();
     progress |= operations_.step();
+    progress |= device_->run();
     progress |= far_engines_.step();
     progress |= groups_.read_journals();
     watch_.advance();
@@ -162,7 +163,8 @@ void Engine::grow_spin_budget() {
 
 // True if a round of the loop would find work. The same looks as a round, without the work.
 bool Engine::anything_pending() const {
-  return sessions_.pending() || groups_.pending() || far_engines_.pending() || operations_.runnable();
+  return sessions_.pending() || groups_.pending() || far_engines_.pending() || operations_.runnable() ||
+         device_->runnable();
 }
 
 void Engine::set_sleeping(bool sleeping) {

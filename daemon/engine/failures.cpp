@@ -110,19 +110,25 @@ std::string awaited_text(const Group& group, std::uint32_t rank, std::uint64_t s
 
 namespace {
 
-// Which rank is late, where kernels found `found` missing. They do not look at `called`: a rank that has
-// called may wait for another one.
-std::uint32_t late_rank(const Subject& subject, Launcher& launcher, std::uint32_t found) {
+// Which rank is late, where the device found `found` missing. Kernels do not look at `called`: a rank that has
+// called may wait for another one. Among the missing ranks, one whose engine stands still comes first: the
+// others may have called, and their engines have not taken it.
+std::uint32_t late_rank(const Subject& subject, Launcher& launcher, std::uint32_t found,
+                        std::uint64_t now_ns) {
   const Member& member = subject.member;
   const Group& group = member.group;
-  if (member.calls == nullptr) return found;
   const bool by_inboxes = group.exchange_layout.inbox_bytes != 0 && group.shape.per_expert();
   device::SignalCopy signals(group.shape.num_ranks, 1, by_inboxes);
   launcher.read(signals.lines().data(), own_block(member, subject.index) + group.exchange_layout.ready,
                 signals.lines().size_bytes());
   const std::uint64_t tag = abi::op_tag(group.epoch, group.in_tags(subject.index));
-  const std::uint32_t late = signals.awaited({member.rank, tag, 0, group.masked, ranks_together(member)}, 0);
-  return late == device::SignalCopy::kNobody ? found : late;
+  const device::SignalledOperation op{member.rank, tag, 0, group.masked, ranks_together(member)};
+  const std::uint32_t first = signals.awaited(op, 0);
+  if (first == device::SignalCopy::kNobody) return found;
+  for (std::uint32_t rank = first; rank != device::SignalCopy::kNobody; rank = signals.awaited(op, rank + 1)) {
+    if (group.stands_still_ms(rank, now_ns, 0) != 0) return rank;
+  }
+  return first;
 }
 
 }  // namespace
@@ -137,10 +143,10 @@ Failure device_failure(const Subject& subject, Launcher& launcher, const OpResul
     default: break;
   }
   std::string why =
-      subject.member.calls != nullptr ? "its inputs were not ready" : "its own rows were still moving";
+      subject.member.lane->by_kernels() ? "its inputs were not ready" : "its own rows were still moving";
   std::int32_t failed_rank = result.failed_rank;
   if (failed_rank >= 0) {
-    const std::uint32_t rank = late_rank(subject, launcher, static_cast<std::uint32_t>(failed_rank));
+    const std::uint32_t rank = late_rank(subject, launcher, static_cast<std::uint32_t>(failed_rank), now_ns);
     failed_rank = static_cast<std::int32_t>(rank);
     why = awaited_text(subject.member.group, rank, subject.member.group.stands_still_ms(rank, now_ns, 0),
                        "has not got as far");

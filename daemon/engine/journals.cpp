@@ -124,6 +124,10 @@ bool Journals::pending() const {
 std::uint64_t Journals::next_look_ns(std::uint64_t now_ns) const {
   std::uint64_t next = kNever;
   for (const Member* member : members_) {
+    if (!member->calls->by_kernels()) {
+      next = std::min(next, member->calls->next_look_ns());
+      continue;
+    }
     const bool halting = member->group.life.awaits_device() || member->stopped();
     const bool busy = now_ns < member->calls->last_end_ns + kBusyNs;
     const std::uint64_t wait_ns = busy ? kBusyLookNs : kIdleLookNs;

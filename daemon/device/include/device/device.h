@@ -60,6 +60,10 @@ class Device {
   // Continues the device's own work, which must not block the loop: for example, a lane that was closed goes
   // when its kernels have run. True while some of it is under way, because no bell rings at its end.
   virtual bool advance() { return false; }
+  // Carries out calls on the calling thread, for a moment. Host devices do. True: there was something to do.
+  virtual bool run() { return false; }
+  // Whether run() would find something to do.
+  virtual bool runnable() const { return false; }
   // How often the device began no kernel for 100 ms.
   virtual std::uint32_t times_stuck() const { return 0; }
 

@@ -73,6 +73,20 @@ class OperationInFlight {
   virtual void abort() = 0;
 };
 
+// What a lane asks about the group of its rank while it carries out calls. Host devices ask it.
+class CallGroup {
+ public:
+  virtual ~CallGroup() = default;
+  // Whether operations may begin: the engines of other nodes may not be ready yet.
+  virtual bool may_begin() const = 0;
+  // See OperationPeers.
+  virtual std::span<const std::uint8_t> masked() const = 0;
+  virtual bool holds_rows(std::uint32_t rank, std::uint64_t routing) const = 0;
+  virtual void ring_peers() const = 0;
+  // The lane has stored something that the client waits for, which may sleep.
+  virtual void ring_client() const = 0;
+};
+
 // A lane whose operations are calls (proto/call_words.h): the client's streams and its host enqueue them, and
 // the device carries them out. The engine learns of them afterwards.
 //
@@ -87,6 +101,8 @@ class CallPort {
     std::uint64_t counts_stride = 0;  // abi::ResultsLayout
     std::byte* generation = nullptr;  // in the rank's exchange arena (abi::ExchangeArenaLayout)
     std::uint32_t ranks_here = 1;     // ranks of the group on this device
+    const CallGroup* group = nullptr;  // must outlive the port
+    abi::RankWaits waits;              // of the rank; must outlive the port
   };
   // The bell of another active rank of the group.
   struct Bell {
@@ -101,7 +117,8 @@ class CallPort {
     std::uint64_t changed_epoch = 0;
     std::span<const kernels::cuda::RouteState> routes;  // [num_routes]
     // What the group is in this epoch, except what the lane fills in (workspace, memories).
-    const kernels::cuda::DeviceView& view;
+    const kernels::cuda::GroupView& view;
+    std::span<const kernels::cuda::PeerView> peers;  // [R]
     const kernels::cuda::MemoryTable& memories;
     std::span<const Bell> bells;
   };
@@ -139,6 +156,12 @@ class CallPort {
   };
   virtual void look() = 0;
   virtual const Ring* seen() = 0;
+  // The operation of the call that runs, on a host device.
+  virtual const OperationInFlight* running() const { return nullptr; }
+  // What of other nodes the call of the entry at front() waited for when its time was up; "" if for nothing.
+  virtual std::string waited_for() const { return {}; }
+  // When that operation's time is up.
+  virtual std::uint64_t deadline_ns() const { return ~std::uint64_t{0}; }
 };
 
 struct LaneShape {
@@ -179,6 +202,9 @@ class Lane {
   // Of a lane whose operations are calls, else null. After the lane has been destroyed, whoever waits for a
   // call is released within a moment. The destructor does not wait until the kernel has ended.
   virtual CallPort* calls() { return nullptr; }
+  // Whether kernels carry the calls out. They ring nobody, and wait for ranks before they begin
+  // (GroupView::together).
+  virtual bool by_kernels() const { return false; }
   // Called before the lane is destroyed, when nothing is in flight: returns large memory that the caller
   // frees in pieces.
   virtual std::vector<std::shared_ptr<kernels::RoutingPlan>> take_plans() { return {}; }
