@@ -288,13 +288,12 @@ bool ScriptRunner::recover(epd_status_t status) {
   return true;
 }
 
-// What is to be done again has no handle any more, but those of calls stay; the redo gets a new one.
+// What is to be done again gets a new handle.
 void ScriptRunner::go_back_to(std::size_t step) {
   next_ = step;
   for (Routed& routed : routed_) {
     if (!routed.kept || routed.dispatch < step) continue;
-    must(epd_handle_release(group_.get(), routed.handle), "release after a break",
-         group_.on_gpu() ? EPD_OK : EPD_NOT_FOUND);
+    must(epd_handle_release(group_.get(), routed.handle), "release after a break", EPD_OK);
     routed.kept = false;
   }
 }
