@@ -53,14 +53,6 @@ Status BoardView::usable_in(std::uint64_t epoch) const {
   return break_status(now);
 }
 
-std::string BoardView::message_for(std::uint32_t slot, std::uint64_t ticket) const {
-  const abi::BoardSlot& place = board().slots[slot];
-  if (place.message_ticket.load(std::memory_order_acquire) != ticket) return "";
-  std::string text = text_of(place.message);
-  std::atomic_thread_fence(std::memory_order_acquire);
-  return place.message_ticket.load(std::memory_order_relaxed) == ticket ? text : "";
-}
-
 Status break_status(const BoardSnapshot& board) {
   StatusCode code = board.cause;
   // A new epoch without a cause. The caller must do the same as after a restart.

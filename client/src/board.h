@@ -22,10 +22,9 @@ struct BoardSnapshot {
 
 class BoardView {
  public:
-  BoardView() : layout_(abi::GroupShape{1, 1, 1, 128, 1, 1, {}, {}, {}}) {}
+  BoardView() = default;
   // The mapping must hold WaitsLayout(shape).total_bytes.
-  BoardView(Mapping mapping, const abi::GroupShape& shape)
-      : mapping_(std::move(mapping)), layout_(shape), shape_(shape) {}
+  BoardView(Mapping mapping, const abi::GroupShape& shape) : mapping_(std::move(mapping)), shape_(shape) {}
 
   // Its memory, which another board of the shape takes. Nobody reads this one any more.
   Mapping take() { return std::move(mapping_); }
@@ -47,28 +46,6 @@ class BoardView {
   }
   // All operations below this number have completed on this rank.
   std::uint64_t next_index() const { return board().next_index.load(std::memory_order_acquire); }
-  // "" if the slot's message is about another ticket.
-  std::string message_for(std::uint32_t slot, std::uint64_t ticket) const;
-
-  bool has_counts(std::uint32_t slot, std::uint64_t ticket) const {
-    return board().slots[slot].counts_ticket.load(std::memory_order_acquire) == ticket;
-  }
-  bool has_sent(std::uint32_t slot, std::uint64_t ticket) const {
-    return board().slots[slot].sent_ticket.load(std::memory_order_acquire) == ticket;
-  }
-  // After has_counts().
-  std::uint32_t num_recv_rows(std::uint32_t slot) const { return board().slots[slot].num_recv_rows; }
-  const std::int32_t* rank_offsets(std::uint32_t slot) const {
-    return mapping_.as<const std::int32_t>(layout_.rank_offsets(slot));
-  }
-  const std::int32_t* expert_counts(std::uint32_t slot) const {
-    return mapping_.as<const std::int32_t>(layout_.expert_counts(shape_, slot));
-  }
-  // Null if the layout has none.
-  const std::int32_t* expert_offsets(std::uint32_t slot) const {
-    return shape_.per_expert() ? mapping_.as<const std::int32_t>(layout_.expert_offsets(shape_, slot))
-                               : nullptr;
-  }
 
   // What this rank has waited for the other one so far.
   const abi::PeerWait& waited_for(std::uint32_t rank) const {
@@ -79,7 +56,6 @@ class BoardView {
   const abi::Board& board() const { return *mapping_.as<const abi::Board>(); }
 
   Mapping mapping_;
-  abi::BoardLayout layout_;
   abi::GroupShape shape_{};
 };
 

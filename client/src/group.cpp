@@ -106,7 +106,7 @@ Status read_bytes(const epd_group_config_t& c, const epd_device_kind_t& kind, ep
   const std::uint32_t number = number_in(kind);
   if (number > EPD_DEVICE_KIND_CUDA)
     return bad_value("kind", number, "0 (EPD_DEVICE_KIND_HOST) or 1 (EPD_DEVICE_KIND_CUDA)");
-  const abi::GroupBytes needed(shape, kind == EPD_DEVICE_KIND_HOST, bound, kind != EPD_DEVICE_KIND_HOST);
+  const abi::GroupBytes needed(shape, kind == EPD_DEVICE_KIND_HOST, bound);
   bytes.user_arena = needed.user_arena;
   bytes.exchange_arena = needed.exchange_arena;
   bytes.routing_records = needed.routing_records;

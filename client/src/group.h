@@ -20,15 +20,13 @@ namespace epd::client {
 class Session;
 struct SubmitRequest;
 
-// On a host device a handle is the number of its dispatch + 1, and the number of the routing record. Dispatch
-// numbers last for 89 years at 100,000 operations a second. On a GPU a handle names the record alone, as if
-// by the dispatch with the number Group::comebacks.
+// A handle is the number of a routing record, and Group::comebacks + 1.
 inline constexpr std::uint32_t kHandleIndexBits = 48;
 static_assert(abi::kMaxDepth + abi::kMaxHandles <= 1u << (64 - kHandleIndexBits));
-constexpr epd_handle_t make_handle(std::uint64_t op_index, std::uint32_t route) {
-  return (std::uint64_t{route} << kHandleIndexBits) | (op_index + 1);
+constexpr epd_handle_t make_handle(std::uint32_t comebacks, std::uint32_t route) {
+  return (std::uint64_t{route} << kHandleIndexBits) | (std::uint64_t{comebacks} + 1);
 }
-constexpr std::uint64_t op_of(epd_handle_t handle) {
+constexpr std::uint64_t comebacks_of(epd_handle_t handle) {
   return (handle & ((std::uint64_t{1} << kHandleIndexBits) - 1)) - 1;
 }
 constexpr std::uint64_t route_of(epd_handle_t handle) {
@@ -40,15 +38,9 @@ inline constexpr std::uint32_t kNoRoute = ~0u;
 // A routing record. The first `depth` belong to the slots. The others are kept by handles, or in
 // Group::free_routes.
 struct Route {
-  enum class State {
-    kNone,
-    kKnown,
-    kUnsure,  // of a slot whose dispatch failed: its old routing may still exist; the engine decides
-  };
-  State state = State::kNone;
-  epd_handle_t handle = 0;       // kKnown
-  epd_ticket_t ticket = 0;       // kKnown: its dispatch's
-  std::uint32_t num_tokens = 0;  // kKnown: its dispatch's
+  epd_handle_t handle = 0;       // 0: it has had no dispatch, or is free
+  epd_ticket_t ticket = 0;       // of its dispatch, as the next
+  std::uint32_t num_tokens = 0;
   bool tokens_known = false;     // num_tokens is n
 };
 
@@ -69,14 +61,6 @@ struct Outputs {
 struct StreamUse {
   void* stream = EPD_NO_STREAM;
   bool any() const { return stream != EPD_NO_STREAM; }
-};
-
-// An operation in flight: submitted, and the library has not seen its completion.
-struct InFlight {
-  epd_ticket_t ticket = 0;
-  std::uint32_t slot = 0;
-  std::uint32_t route = kNoRoute;  // the record that it reads or writes
-  bool writes_route = false;
 };
 
 // The event of a slot, if the session has events: it completes with the operation of the ticket.
@@ -113,17 +97,9 @@ struct Group {
   std::uintptr_t call_words() const { return user_base() + arena.calls; }
 
   // In routes.cpp. With the session's mutex.
-  // Finds the record of a handle, if it may be used.
-  Status find_route(const SubmitRequest& operation, std::uint32_t& route) const;
   Status find_earlier(const SubmitRequest& combine, std::uint32_t& route) const;
   // Under the handle of a dispatch from before this rank joined it takes part without tokens.
   Status check_early(const SubmitRequest& operation) const;
-  // The operation in flight on the slot, or null.
-  const InFlight* slot_busy(std::uint32_t slot) const;
-  // Whether an operation in flight blocks one that writes (or only reads) the record.
-  bool route_busy(std::uint32_t route, bool writes) const;
-  // An operation has ended. Operations may end in any order.
-  void end_in_flight(epd_ticket_t ticket, bool ok);
   // A dispatch with this ticket was submitted.
   void note_counts(std::uint32_t slot, std::uint32_t route, epd_ticket_t ticket) {
     counted[slot] = {route, routes[route].ticket, ticket};
@@ -134,8 +110,6 @@ struct Group {
   }
   // A slot whose regions have the counts of the record; the depth: there is none. If it can, the one given.
   std::uint32_t slot_with_counts(std::uint32_t route, std::uint32_t rather) const;
-  // Dispatches from this number on must be repeated: their routings do not exist.
-  void forget_routes_from(std::uint64_t op_index);
   Status release_handle(epd_handle_t handle);
   bool wants_unblock() const { return unblock == Unblock::kWanted; }
   // OK, or the reason why nothing can be submitted in the epoch.
@@ -171,12 +145,10 @@ struct Group {
   std::mutex events_mutex;
   // Guarded by the session's mutex.
   std::uint64_t epoch = 0;
-  std::uint64_t next_index = 0;     // number of the next dispatch or combine; the engine counts the same
-  std::vector<InFlight> in_flight;  // in order of submission
-  std::vector<Route> routes;        // [num_routes]
+  std::uint64_t next_index = 0;    // the first operation of the epoch
+  std::vector<Route> routes;       // [num_routes]
   std::vector<std::uint32_t> free_routes;  // free records for kept handles; the last is taken first
   std::array<SlotCounts, abi::kMaxDepth> counted{};
-  std::array<epd_ticket_t, abi::kMaxDepth> ended_well{};  // of Outputs, those whose operation has
   Calls calls;
   // Whether the library must unblock the streams that wait for this group's operations. kDone becomes kWanted
   // again from time to time, until the streams have been synchronised.

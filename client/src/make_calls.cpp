@@ -1,6 +1,5 @@
 // Makes a call in a ring on the device from a checked request.
-#include "call_operations.h"
-
+#include "operations.h"
 #include "staging.h"
 #include "ticket_status.h"
 
@@ -8,6 +7,42 @@
 
 namespace epd::client {
 namespace {
+
+// Checks what the group's shape alone decides.
+Status check_request(const Group& group, const SubmitRequest& request) {
+  if (request.slot >= group.shape.depth) {
+    return bad_value("slot", request.slot, "0 .. " + std::to_string(group.shape.depth - 1));
+  }
+  if (request.num_tokens > group.shape.max_tokens) {
+    return bad_value("num_tokens", request.num_tokens, "0 .. " + std::to_string(group.shape.max_tokens));
+  }
+  const std::uint32_t biases = (request.flags & abi::kFlagBiases) >> abi::kBiasShift;
+  if (biases > group.shape.num_biases) {
+    return bad_value("num_biases", biases, "0 .. " + std::to_string(group.shape.num_biases));
+  }
+  if (request.row_format >= group.shape.num_formats()) {
+    return bad_value("row_format", request.row_format,
+                     "0 .. " + std::to_string(group.shape.num_formats() - 1));
+  }
+  if (request.keep && request.handle != 0) {
+    return bad_value("keep_handle", 1, "0 under a handle: its routing stays as long as it was to stay");
+  }
+  return {};
+}
+
+// Flags as the engine accepts them. It ends sessions for flags that have no meaning.
+std::uint32_t engine_flags(const abi::GroupShape& shape, const SubmitRequest& request) {
+  std::uint32_t flags = request.flags | request.row_format << abi::kFormatShift;
+  if (request.op == abi::Op::kDispatch && request.handle != 0) flags |= abi::kFlagCached;
+  if (shape.layout != abi::Layout::kPacked) flags &= ~std::uint32_t{abi::kFlagZeroPadding};
+  return flags;
+}
+
+// The error when no record is free for a kept handle.
+Status no_handle_left(const Group& group) {
+  return {StatusCode::kResourceExhausted,
+          "no handle is left to keep: the group's num_handles is " + std::to_string(group.shape.num_handles)};
+}
 
 // How long a running engine needs for a call at most. The deadline counts from when the engine begins the
 // call, and one call on each slot may come first and use all of its own time. Everything else that ends a
@@ -67,7 +102,7 @@ std::uintptr_t flag_of(const Group& group, const CallTicket& about) {
 
 }  // namespace
 
-Status CallOperations::open(Group& group, const Packet& joined) {
+Status Operations::open(Group& group, const Packet& joined) {
   ResultsMemory results;
   const std::uint64_t bytes = abi::ResultsLayout(group.shape).total_bytes;
   Status status = medium_->map_results(joined.fds[2], bytes, results);
@@ -84,12 +119,12 @@ Status CallOperations::open(Group& group, const Packet& joined) {
   return {};
 }
 
-void CallOperations::forget_locked(const Group& group) {
+void Operations::forget_locked(const Group& group) {
   std::erase(groups_, &group);
 }
 
 // Calls that were discarded before the new epoch were reported in the old one.
-Status CallOperations::write_epoch(Group& group, std::uint64_t epoch) {
+Status Operations::write_epoch(Group& group, std::uint64_t epoch) {
   const CallPlaces at{group.call_words()};
   std::uint32_t ends[2] = {};
   Status status = medium_->write(at.epoch(), static_cast<std::uint32_t>(epoch));
@@ -101,7 +136,7 @@ Status CallOperations::write_epoch(Group& group, std::uint64_t epoch) {
 }
 
 // From here on the kernel accepts what streams enqueue.
-Status CallOperations::renew(Group& group) {
+Status Operations::renew(Group& group) {
   const std::lock_guard<std::mutex> order(group.submit_mutex);
   std::uint64_t epoch = 0;
   {
@@ -114,14 +149,14 @@ Status CallOperations::renew(Group& group) {
 
 // `closed` is written first, see abi::CallWords. Of a kernel that enqueues a call and this function, at least
 // one sees the other's write.
-void CallOperations::unblock(const Group& group) {
+void Operations::unblock(const Group& group) {
   const CallPlaces at{group.call_words()};
   // If this fails, the context or the driver is gone, and the streams with it.
   [[maybe_unused]] Status written = medium_->write(at.closed(), 1);
   for (std::uint32_t flag = 0; flag < abi::kCallFlags; ++flag) written = medium_->write(at.flag(flag), 1);
 }
 
-Status CallOperations::check_stream(const SubmitRequest& request, bool& captured) const {
+Status Operations::check_stream(const SubmitRequest& request, bool& captured) const {
   captured = false;
   if (!request.stream.any()) return {};
   if (!streams_.exists()) {
@@ -140,7 +175,7 @@ Status CallOperations::check_stream(const SubmitRequest& request, bool& captured
 }
 
 // A call of the host must wait for the last call on the slot, and for room.
-Status CallOperations::admit_host_call(Lock& lock, Group& group, const SubmitRequest& request) {
+Status Operations::admit_host_call(Lock& lock, Group& group, const SubmitRequest& request) {
   if (const epd_ticket_t ticket = group.calls.host_call_on(request.slot); ticket != 0) {
     return connection_.blocked(lock, "slot " + std::to_string(request.slot) + " has ticket " +
                                          std::to_string(ticket) + " in flight");
@@ -150,7 +185,7 @@ Status CallOperations::admit_host_call(Lock& lock, Group& group, const SubmitReq
       lock, "the rank's ring is full: " + std::to_string(abi::kCallSlots) + " calls have not ended");
 }
 
-Status CallOperations::prepare_call(Lock& lock, Group& group, const SubmitRequest& request, bool captured,
+Status Operations::prepare_call(Lock& lock, Group& group, const SubmitRequest& request, bool captured,
                                     MadeCall& made) {
   Status status = usable_locked(group);
   if (status.ok() && !request.stream.any()) status = admit_host_call(lock, group, request);
@@ -181,7 +216,7 @@ Status CallOperations::prepare_call(Lock& lock, Group& group, const SubmitReques
 }
 
 // Without the mutex, because the driver's call blocks while a stream's queue is full.
-Status CallOperations::enqueue(Group& group, const SubmitRequest& request, MadeCall& made) {
+Status Operations::enqueue(Group& group, const SubmitRequest& request, MadeCall& made) {
   if (request.stream.any()) {
     stream_kernels::StagedStep step;
     step.calls = true;
@@ -209,7 +244,7 @@ Status CallOperations::enqueue(Group& group, const SubmitRequest& request, MadeC
 }
 
 // The outputs of the slot's last call come first: the next one may overwrite them.
-void CallOperations::copy_by_host(Group& group, std::uint32_t slot, const MadeCall& made) {
+void Operations::copy_by_host(Group& group, std::uint32_t slot, const MadeCall& made) {
   copy_outputs(group, slot);
   if (!made.copies.any()) return;
   copy_in(made.copies);
@@ -219,7 +254,7 @@ void CallOperations::copy_by_host(Group& group, std::uint32_t slot, const MadeCa
   group.calls.find(made.ticket)->holds_outputs = true;
 }
 
-void CallOperations::copy_outputs(Group& group, std::uint32_t slot) {
+void Operations::copy_outputs(Group& group, std::uint32_t slot) {
   Outputs& outputs = group.outputs[slot];
   if (outputs.ticket == 0) return;
   bool well = false;
@@ -232,12 +267,12 @@ void CallOperations::copy_outputs(Group& group, std::uint32_t slot) {
   outputs.ticket = 0;
 }
 
-void CallOperations::finish_outputs(Group& group, std::uint32_t slot, epd_ticket_t ticket) {
+void Operations::finish_outputs(Group& group, std::uint32_t slot, epd_ticket_t ticket) {
   const std::lock_guard<std::mutex> order(group.submit_mutex);
   if (group.outputs[slot].ticket == ticket) copy_outputs(group, slot);
 }
 
-Status CallOperations::submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
+Status Operations::submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
                               epd_handle_t* handle) {
   const bool in_stream = request.stream.any();
   bool captured = false;
@@ -264,7 +299,7 @@ Status CallOperations::submit(Group& group, const SubmitRequest& request, epd_ti
     if (!in_stream) group.calls.note_host_call(made.ticket);
     const epd_handle_t its = made.use.writes ? make_handle(group.comebacks, made.use.route) : request.handle;
     if (made.use.writes)
-      group.routes[made.use.route] = {Route::State::kKnown, its, made.ticket, request.num_tokens,
+      group.routes[made.use.route] = {its, made.ticket, request.num_tokens,
                                       request.num_tokens_at == nullptr};
     if (request.op == abi::Op::kDispatch) group.note_counts(request.slot, made.use.route, made.ticket);
     if (handle != nullptr) *handle = its;
@@ -285,7 +320,7 @@ Status CallOperations::submit(Group& group, const SubmitRequest& request, epd_ti
 
 // For the last call on the slot that is earlier in the stream. Then its outputs: by the same kernel, unless
 // that would have many blocks.
-Status CallOperations::await_and_copy(Group& group, void* stream, abi::Op op, std::uint32_t slot,
+Status Operations::await_and_copy(Group& group, void* stream, abi::Op op, std::uint32_t slot,
                                       std::uint64_t limit_ns, const Copies& copies) {
   Device& device = streams_.device();
   stream_kernels::StagedStep copy;
@@ -302,7 +337,7 @@ Status CallOperations::await_and_copy(Group& group, void* stream, abi::Op op, st
   return apart && status.ok() ? device.launch(stream, op, copy) : status;
 }
 
-Status CallOperations::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {
+Status Operations::wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) {
   if (stream == EPD_NO_STREAM) return invalid_argument("stream is EPD_NO_STREAM; allowed: a stream");
   const CallTicket about = CallTicket::unpack(ticket);
   Copies copies;
@@ -328,7 +363,7 @@ Status CallOperations::wait_on_stream(Group& group, epd_ticket_t ticket, void* s
 
 // Here a handle names a record, not one dispatch. Which routing it holds depends on the calls
 // that have run.
-Status CallOperations::choose_route(Group& group, const SubmitRequest& request, RouteUse& use) {
+Status Operations::choose_route(Group& group, const SubmitRequest& request, RouteUse& use) {
   if (request.op == abi::Op::kNoop) return {};
   if (request.op == abi::Op::kDispatch && request.handle == 0) {
     if (!request.keep) {
@@ -343,20 +378,20 @@ Status CallOperations::choose_route(Group& group, const SubmitRequest& request, 
   if (request.handle == 0 && group.first_index != 0) return group.find_earlier(request, use.route);
   const std::uint64_t route = route_of(request.handle);
   const std::string name = "handle " + std::to_string(request.handle);
-  if (op_of(request.handle) < group.comebacks) return group.check_early(request);
+  if (comebacks_of(request.handle) < group.comebacks) return group.check_early(request);
   if (request.handle != make_handle(group.comebacks, static_cast<std::uint32_t>(route)) ||
       route >= group.routes.size())
     return not_found(name + " was never given in this group");
   use.route = static_cast<std::uint32_t>(route);
-  if (group.routes[route].state == Route::State::kKnown) return {};
+  if (group.routes[route].handle != 0) return {};
   if (group.first_index != 0 && group.comebacks == 0) return group.check_early(request);
   return not_found(name + (route < group.shape.depth ? " is of a slot that has had no dispatch"
                                                      : " is not kept any more"));
 }
 
-Status CallOperations::release_handle(Group& group, epd_handle_t handle) {
+Status Operations::release_handle(Group& group, epd_handle_t handle) {
   Lock lock = waits_.lock();
-  take_news_locked();
+  connection_.note_end_locked();
   if (!connection_.ended().ok()) return connection_.ended();
   Status status = group.release_handle(handle);
   return status.code() == StatusCode::kWouldBlock ? connection_.blocked(lock, status.message()) : status;

@@ -1,11 +1,15 @@
-// The operations of a session: how they reach the device, and how callers wait for them. On a host device
-// SubmittedOperations submits through a ring to the engine, which completes them. On a GPU CallOperations
-// makes calls, which the engine's kernels take from a ring.
+// The operations of a session: how they reach the device, and how callers wait for them. Each is a call in a
+// ring, which the device takes. It writes their results where the library reads them. See README, "Calls".
 #pragma once
 
+#include "call_medium.h"
 #include "group.h"
 #include "hooks.h"
 #include "stream_port.h"
+
+#include <memory>
+#include <utility>
+#include <vector>
 
 namespace epd::client {
 
@@ -26,59 +30,117 @@ struct SubmitRequest {
   bool deferred() const { return (flags & abi::kFlagDefer) != 0; }
 };
 
-// Checks what the group's shape alone decides.
-Status check_request(const Group& group, const SubmitRequest& request);
-// Flags as the engine accepts them. It ends sessions for flags that have no meaning.
-std::uint32_t engine_flags(const abi::GroupShape& shape, const SubmitRequest& request);
-// The error when no record is free for a kept handle.
-Status no_handle_left(const Group& group);
-
 // The routing record that an operation uses.
 struct RouteUse {
   std::uint32_t route = kNoRoute;
   bool writes = false;
 };
 
+// How a call has ended.
+struct CallOutcome {
+  Status status;
+  epd_result_t result{};
+  std::uint32_t runs = 0;
+};
+
 // Any thread may call, without the mutex, except functions with _locked.
 class Operations {
  public:
-  virtual ~Operations() = default;
+  Operations(const abi::Welcome& welcome, Waits& waits, Connection& connection, Hooks& hooks,
+             StreamPort& streams, std::unique_ptr<CallMedium> medium)
+      : welcome_(welcome),
+        waits_(waits),
+        connection_(connection),
+        hooks_(hooks),
+        streams_(streams),
+        medium_(std::move(medium)) {}
 
   // ---- what callers ask. The text of a failed operation comes back in the status
-  virtual Status submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
-                        epd_handle_t* handle) = 0;  // *handle of a dispatch may be null
-  virtual Status release_handle(Group& group, epd_handle_t handle) = 0;
-  virtual Status check(Group& group, epd_progress_t& progress) = 0;
-  virtual Status wait(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_result_t* result) = 0;
-  virtual bool pending(Group& group, epd_ticket_t ticket) = 0;
-  virtual Status counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_counts_t& counts) = 0;
-  virtual Status wait_sent(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms) = 0;
-  virtual Status wait_on_stream(Group& group, epd_ticket_t ticket, void* stream) = 0;
-  virtual Status on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user) = 0;
-  virtual Status drop(Group& group, epd_ticket_t ticket) = 0;
+  Status submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
+                epd_handle_t* handle);  // *handle of a dispatch may be null
+  Status release_handle(Group& group, epd_handle_t handle);
+  Status check(Group& group, epd_progress_t& progress);
+  Status wait(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_result_t* result);
+  bool pending(Group& group, epd_ticket_t ticket);
+  Status counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_counts_t& counts);
+  Status wait_sent(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms);
+  Status wait_on_stream(Group& group, epd_ticket_t ticket, void* stream);
+  Status on_complete(Group& group, epd_ticket_t ticket, epd_hook_t hook, void* user);
+  Status drop(Group& group, epd_ticket_t ticket);
   // Before an operation's hook is called.
-  virtual void finish_outputs(Group& group, std::uint32_t slot, epd_ticket_t ticket) = 0;
+  void finish_outputs(Group& group, std::uint32_t slot, epd_ticket_t ticket);
 
   // ---- memberships
-  // How many descriptors come with a join: the user arena, the board, and those for open().
-  virtual std::size_t num_descriptors() const = 0;
+  // How many descriptors come with a join: the user arena, the board, and the results.
+  static constexpr std::size_t kDescriptors = 3;
   // Once, before any other thread sees the group.
-  virtual Status open(Group& group, const Packet& joined) = 0;
+  Status open(Group& group, const Packet& joined);
   // The group has a new epoch. Afterwards renew() is called until it is OK.
-  virtual void begin_epoch_locked(Group& group) = 0;
-  virtual Status renew(Group& group) = 0;
+  // Handles name records, so a new epoch does not change them. But what they counted may be a failed
+  // dispatch's.
+  void begin_epoch_locked(Group& group) { group.forget_counts(); }
+  Status renew(Group& group);
   // Whether one that the host began has not ended, though its deadline has passed: its engine is stopped.
-  virtual bool overdue_locked(Group& group) = 0;
-  // Ends operations in flight: all, or those of one group.
-  virtual void abort_locked(StatusCode code, const char* text, const Group* only) noexcept = 0;
-  virtual void forget_locked(const Group& group) = 0;
-  virtual void unblock(const Group& group) = 0;  // see Unblocker
+  bool overdue_locked(Group& group);
+  void forget_locked(const Group& group);
+  void unblock(const Group& group);  // see Unblocker
 
-  // ---- see News and HookSource
-  virtual bool has_news() const = 0;
-  virtual bool take_news_locked() = 0;
-  virtual bool take_hooked_locked() = 0;
-  virtual void look_at_device() = 0;
+  // ---- see HookSource
+  bool take_hooked_locked();
+  // Checks from time to time whether work still runs in the context.
+  void look_at_device();
+
+ private:
+  // Making calls, in make_calls.cpp.
+  struct MadeCall {
+    RouteUse use;
+    epd_ticket_t ticket = 0;
+    abi::Call call;
+    stream_kernels::Copies copies;
+    abi::RowPlaces places;
+    std::uint64_t limit_ns = 0;  // how long a kernel waits for its end
+    Status bell_set;             // of a call of the host that is in the ring
+  };
+  Status check_stream(const SubmitRequest& request, bool& captured) const;
+  Status prepare_call(Lock& lock, Group& group, const SubmitRequest& request, bool captured, MadeCall& made);
+  Status admit_host_call(Lock& lock, Group& group, const SubmitRequest& request);
+  // Takes a free record for a handle that is to be kept.
+  static Status choose_route(Group& group, const SubmitRequest& request, RouteUse& use);
+  Status enqueue(Group& group, const SubmitRequest& request, MadeCall& made);
+  Status await_and_copy(Group& group, void* stream, abi::Op op, std::uint32_t slot, std::uint64_t limit_ns,
+                        const stream_kernels::Copies& copies);
+  Status write_epoch(Group& group, std::uint64_t epoch);
+
+  // By the host, if there is no stream. The slot's last call has ended. With submit_mutex.
+  void copy_by_host(Group& group, std::uint32_t slot, const MadeCall& made);
+  void copy_outputs(Group& group, std::uint32_t slot);
+
+  // How calls end.
+  Status usable_locked(const Group& group);
+  Status unknown_locked(epd_ticket_t ticket) const;
+  bool ended_locked(const Group& group, KnownCall& call, CallOutcome& out) const;
+  bool missed_locked(const Group& group, KnownCall& call, CallOutcome& out) const;
+  // `there`: without the mutex, whether done() may be true.
+  template <typename Done, typename There>
+  bool look_until(Lock& lock, Deadline deadline, Done done, There there);
+  template <typename Done>
+  bool poll_until(Lock& lock, Deadline deadline, Done done);
+  template <typename Look>
+  Status look_at_call(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, const char* not_there,
+                      Look look);
+
+  const abi::Welcome& welcome_;
+  Waits& waits_;
+  Connection& connection_;
+  Hooks& hooks_;
+  StreamPort& streams_;
+  const std::unique_ptr<CallMedium> medium_;
+
+  // Guarded by the mutex.
+  std::vector<Group*> groups_;
+  std::vector<std::pair<Group*, epd_ticket_t>> hooked_;  // calls that have hooks
+  Status device_status_;                                 // not OK: nothing runs in the context
+  SteadyClock::time_point last_device_look_{};
 };
 
 }  // namespace epd::client

@@ -11,9 +11,8 @@ namespace {
 
 // 0: none.
 epd_ticket_t in_flight(Group& group) {
-  if (!group.in_flight.empty()) return group.in_flight.front().ticket;
   epd_ticket_t ticket = 0;
-  for (std::uint32_t slot = 0; group.calls.by_calls() && ticket == 0 && slot < group.shape.depth; ++slot)
+  for (std::uint32_t slot = 0; ticket == 0 && slot < group.shape.depth; ++slot)
     ticket = group.calls.host_call_on(slot);
   return ticket;
 }
@@ -35,7 +34,7 @@ Status Session::may_restore(Group& group) {
         "the group spans nodes; allowed: groups of one node (EPD_SPAN_NODE), or to leave and join it anew"};
   if (in_hook_thread()) return invalid_argument("a hook may not wait for late ranks");
   Lock lock = waits_.lock();
-  take_news_locked();
+  note_end_locked();
   if (!connection_.ended().ok()) return connection_.ended();
   if (group.board.lost()) {
     if (abi::bound_regions(group.own.bindings) == 0) return {};

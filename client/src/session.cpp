@@ -1,7 +1,5 @@
 #include "session.h"
 
-#include "call_operations.h"
-#include "submitted_operations.h"
 #include "ticket_status.h"
 
 #include <unistd.h>
@@ -44,6 +42,11 @@ class ResumeWaiter final : public Waiter {
   const std::uint64_t epoch_;
 };
 
+std::unique_ptr<CallMedium> make_medium(const Attachment& attachment) {
+  if (attachment.device != nullptr) return std::make_unique<DeviceMedium>(*attachment.device);
+  return std::make_unique<HostMedium>(*attachment.segment_b.as<abi::SegmentB>(), attachment.engine_bell);
+}
+
 }  // namespace
 
 Session::Session(Attachment attachment)
@@ -51,17 +54,8 @@ Session::Session(Attachment attachment)
       waits_(*attachment_.segment_a.as<abi::SegmentA>(), attachment_.client_bell, attachment_.socket, *this),
       connection_(attachment_.socket, *attachment_.segment_b.as<abi::SegmentB>(), waits_, *this),
       hooks_(waits_, *this),
-      streams_(attachment_.device.get(), attachment_.wait_by, connection_, waits_, *this) {
-  std::unique_ptr<CallMedium> medium;
-  if (attachment_.device != nullptr) {
-    medium = std::make_unique<DeviceMedium>(*attachment_.device);
-  } else {
-    medium =
-        std::make_unique<HostMedium>(*attachment_.segment_b.as<abi::SegmentB>(), attachment_.engine_bell);
-  }
-  operations_ = std::make_unique<CallOperations>(attachment_.welcome, waits_, connection_, hooks_, streams_,
-                                                 std::move(medium));
-}
+      streams_(attachment_.device.get(), attachment_.wait_by, connection_, waits_, *this),
+      operations_(attachment_.welcome, waits_, connection_, hooks_, streams_, make_medium(attachment_)) {}
 
 Status Session::prepare() {
   Status status = waits_.prepare();
@@ -81,7 +75,7 @@ Session::~Session() {
   // Unblocks the streams of all groups first, because leaving one group waits for all streams of the context.
   if (groups_.size() > 1) {
     Lock lock = waits_.lock();
-    take_news_locked();
+    note_end_locked();
     for (const auto& group : groups_) begin_leave_locked(*group);
     streams_.await_unblocks(lock);
   }
@@ -120,7 +114,6 @@ Status Session::check() {
 }
 
 void Session::on_end_locked() {
-  operations_->abort_locked(connection_.ended().code(), connection_.ended().message().c_str(), nullptr);
   streams_.want_unblocks_locked();
 }
 
@@ -266,14 +259,14 @@ Status Session::adopt_joined(Packet& packet, Group& group, Group* former) {
   group.sum_ranks = joined.sum_ranks;
   group.shares_device = joined.shares_device != 0;
   group.default_timeout_ms = joined.default_timeout_ms;
-  const std::uint64_t board_bytes = abi::BoardLayout(group.shape).total_bytes;
+  const std::uint64_t board_bytes = sizeof(abi::Board);
   if (joined.user_bytes != group.arena.total_bytes || joined.board_bytes != board_bytes) {
     return internal_error("the daemon made an arena of " + std::to_string(joined.user_bytes) +
                           " and a board of " + std::to_string(joined.board_bytes) + " bytes; needed: " +
                           std::to_string(group.arena.total_bytes) + " and " + std::to_string(board_bytes));
   }
   if (Status status = check_descriptors(packet); !status.ok()) return status;
-  const std::size_t fds = operations_->num_descriptors();
+  const std::size_t fds = Operations::kDescriptors;
   if (joined.rank >= group.shape.num_ranks || packet.fds.size() != fds) {
     return internal_error("the daemon's answer to join has rank " + std::to_string(joined.rank) + " and " +
                           std::to_string(packet.fds.size()) + " descriptors; needed: below " +
@@ -282,22 +275,21 @@ Status Session::adopt_joined(Packet& packet, Group& group, Group* former) {
   Status status = map_board(packet.fds[1], group, former);
   if (status.ok()) status = map_user_arena(packet.fds[0], group, former);
   if (status.ok()) status = streams_.make_events(group);
-  if (status.ok()) status = operations_->open(group, packet);
+  if (status.ok()) status = operations_.open(group, packet);
   return status.ok() ? group.active_mask.write(group, attachment_.device.get()) : status;
 }
 
 void Session::begin_leave_locked(Group& group) {
   group.left = true;
-  operations_->abort_locked(StatusCode::kAborted, "this rank has left the group", &group);
   streams_.want_unblock_locked(group);
 }
 
 void Session::end_operations(Group& group) {
   Lock lock = waits_.lock();
-  take_news_locked();
+  note_end_locked();
   begin_leave_locked(group);
   hooks_.await_locked(lock, group);
-  operations_->forget_locked(group);
+  operations_.forget_locked(group);
   waits_.notify_locked();
 }
 
@@ -319,7 +311,7 @@ Status Session::resume(Group& group, std::int32_t timeout_ms, std::uint64_t epoc
   for (;;) {
     status = take_epoch(group, timeout_ms, deadline, epoch, info);
     if (!status.ok()) return status;
-    status = operations_->renew(group);
+    status = operations_.renew(group);
     if (status.ok()) return group.active_mask.write(group, attachment_.device.get());
     // The group may have broken again meanwhile, which is the same as if it broke a little later. An engine
     // that was restarted says so before the board does.
@@ -335,7 +327,7 @@ Status Session::resume(Group& group, std::int32_t timeout_ms, std::uint64_t epoc
 
 Status Session::take_epoch(Group& group, std::int32_t timeout_ms, Deadline deadline, std::uint64_t epoch,
                            epd_resume_info_t& info) {
-  ResumeWaiter waiter(connection_, *operations_, group, epoch);
+  ResumeWaiter waiter(connection_, operations_, group, epoch);
   Lock lock = waits_.lock();
   const bool ready = waits_.wait(lock, waiter, deadline);
   if (!connection_.ended().ok()) return connection_.ended();
@@ -353,7 +345,7 @@ Status Session::take_epoch(Group& group, std::int32_t timeout_ms, Deadline deadl
   if (board.epoch > group.epoch) {
     group.epoch = board.epoch;
     group.next_index = board.resume_index;
-    operations_->begin_epoch_locked(group);
+    operations_.begin_epoch_locked(group);
   }
   info.epoch = group.epoch;
   info.resume_op = group.next_index;

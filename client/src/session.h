@@ -43,7 +43,7 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
   epd_session_info_t info() const;
   Status check();
   bool in_hook_thread() const { return hooks_.in_thread(); }
-  Operations& operations() const { return *operations_; }
+  Operations& operations() { return operations_; }
   StreamPort& streams() { return streams_; }
 
   Status join(const epd_group_config_t& config, Group*& group);
@@ -85,19 +85,18 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
                     epd_resume_info_t& info);
 
   // The interfaces that the parts use.
-  bool has_news() const override { return operations_->has_news(); }
-  bool take_news_locked() override { return operations_->take_news_locked(); }
+  void note_end_locked() override { connection_.note_end_locked(); }
   void look_at_socket() noexcept override { connection_.look_at_socket(); }
   void probe() override { connection_.probe(); }
   void on_end_locked() override;
   void on_late_join_locked() override;
-  bool take_hooked_locked() override { return operations_->take_hooked_locked(); }
+  bool take_hooked_locked() override { return operations_.take_hooked_locked(); }
   bool awaits_packets_locked() const override { return connection_.awaits_late_join_locked(); }
   void finish_outputs(const HookCall& call) override {
-    operations_->finish_outputs(*call.group, call.slot, call.outputs_of);
+    operations_.finish_outputs(*call.group, call.slot, call.outputs_of);
   }
-  void look_at_device() override { operations_->look_at_device(); }
-  void unblock(const Group& group) override { operations_->unblock(group); }
+  void look_at_device() override { operations_.look_at_device(); }
+  void unblock(const Group& group) override { operations_.unblock(group); }
 
   Attachment attachment_;
   HomeProcess home_;
@@ -105,7 +104,7 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
   Connection connection_;
   Hooks hooks_;
   StreamPort streams_;
-  std::unique_ptr<Operations> operations_;
+  Operations operations_;
   // Guarded by the mutex.
   std::list<std::unique_ptr<Group>> groups_;
   SessionRegistered registered_;

@@ -52,7 +52,7 @@ class Waits::Listed {
 };
 
 bool Waits::wait(Lock& lock, Waiter& waiter, Deadline deadline) {
-  news_.take_news_locked();
+  news_.note_end_locked();
   if (waiter.ready()) return true;
   if (deadline.passed()) {
     // A caller that only polls must also see the daemon's death.
@@ -63,7 +63,7 @@ bool Waits::wait(Lock& lock, Waiter& waiter, Deadline deadline) {
   }
   const Listed listed(*this, waiter);
   for (;;) {
-    news_.take_news_locked();
+    news_.note_end_locked();
     if (waiter.ready()) return true;
     const nanoseconds slice = deadline.remaining(waiter.slice);
     if (slice == nanoseconds::zero()) return false;
@@ -107,13 +107,14 @@ class Waits::Leading {
 
 void Waits::lead(Lock& lock, Waiter& waiter, nanoseconds slice) {
   Leading leading(*this, lock);
-  if (spin_.spin([&] { return news_.has_news() || waiter.glance(); })) return;
+  if (spin_.spin([&] { return waiter.glance(); })) return;
   // Sets "asleep", then looks once more at everything that waiters wait for. The engine rings for what it
   // publishes after this look.
   leading.fall_asleep();
   std::atomic_thread_fence(std::memory_order_seq_cst);
   lock.lock();
-  const bool stay_awake = news_.take_news_locked() || waiter.ready();
+  news_.note_end_locked();
+  const bool stay_awake = waiter.ready();
   notify_locked(&waiter);
   lock.unlock();
   if (!stay_awake) sleep(slice);

@@ -45,9 +45,7 @@ class Waiter {
 class News {
  public:
   virtual ~News() = default;
-  // Without the mutex: a cheap look at shared memory.
-  virtual bool has_news() const = 0;
-  virtual bool take_news_locked() = 0;  // true if there was any
+  virtual void note_end_locked() = 0;  // the end of the session
   // Without the mutex.
   virtual void look_at_socket() noexcept = 0;
   virtual void probe() = 0;  // likewise, seldom

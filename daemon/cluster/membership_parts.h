@@ -186,7 +186,6 @@ template <typename Io>
 void carry(Io& io, wire::MemberRef& m, abi::MemberRef& v) {
   EPD_NUMBER(group_id, v.group_id, kAny);
   EPD_NUMBER(rank, v.rank, kMostRank);
-  EPD_NUMBER(evicted, v.evicted, 1);
   EPD_NUMBER(next_submit, v.next_submit, kAny);
 }
 

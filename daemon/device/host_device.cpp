@@ -30,28 +30,14 @@ class HostArena final : public Arena {
 
 HostLane::HostLane(HostDevice& device, HostSms& sms, const Clock& clock, const LaneShape& shape)
     : device_(device),
-      sms_(sms),
       plans_(shape.kept_plans),
-      sum_ranks_(shape.sum_ranks),
-      far_(shape.far),
-      priority_(shape.priority) {
-  calls_.emplace(shape, HostCalls::Needs{sms, plans_, priority_, clock});
+      priority_(shape.priority),
+      calls_(shape, {sms, plans_, priority_, clock}) {
   device_.add(*this);
 }
 
 HostLane::~HostLane() {
   device_.remove(*this);
-}
-
-std::unique_ptr<OperationInFlight> HostLane::launch(const LaunchRequest& request) {
-  return std::make_unique<HostOperation>(request.kind, *request.op,
-                                         HostOperation::Needs{*request.peers,
-                                                              plans_,
-                                                              request.record,
-                                                              {&sms_, request.sms, priority_},
-                                                              sum_ranks_,
-                                                              far_,
-                                                              request.waits});
 }
 
 std::vector<std::shared_ptr<kernels::RoutingPlan>> HostLane::take_plans() {
@@ -63,7 +49,7 @@ std::vector<std::shared_ptr<kernels::RoutingPlan>> HostLane::take_plans() {
 bool HostLane::run(std::int32_t moves_from, std::uint64_t until_ns, const Clock& clock) {
   if (++turns_ % kTurnsPerLowChunk == 0) moves_from = priority_;
   bool progress = false;
-  while (!(calls_->can_move() && priority_ < moves_from) && calls_->advance()) {
+  while (!(calls_.can_move() && priority_ < moves_from) && calls_.advance()) {
     progress = true;
     if (clock.now_ns() >= until_ns) break;
   }

@@ -19,26 +19,22 @@ class HostLane final : public Lane {
   HostLane(HostDevice& device, HostSms& sms, const Clock& clock, const LaneShape& shape);
   ~HostLane() override;
 
-  std::unique_ptr<OperationInFlight> launch(const LaunchRequest& request) override;
   void set_priority(std::int32_t priority) override { priority_ = priority; }
-  CallPort* calls() override { return calls_ ? &*calls_ : nullptr; }
+  CallPort& calls() override { return calls_; }
   std::vector<std::shared_ptr<kernels::RoutingPlan>> take_plans() override;
 
   // Carries out calls until they wait, or until then. `moves_from`: rows of a lower priority do not move.
   bool run(std::int32_t moves_from, std::uint64_t until_ns, const Clock& clock);
-  bool runnable() const { return calls_->can_advance(); }
+  bool runnable() const { return calls_.can_advance(); }
   std::int32_t priority() const { return priority_; }
-  bool can_move() const { return calls_->can_move(); }
+  bool can_move() const { return calls_.can_move(); }
 
  private:
   HostDevice& device_;
-  HostSms& sms_;
   HostPlans plans_;
-  const std::uint32_t sum_ranks_;
-  far::FarGroup* const far_;
   std::int32_t priority_;
   std::uint32_t turns_ = 0;
-  std::optional<HostCalls> calls_;
+  HostCalls calls_;
 };
 
 class HostDevice final : public Device, public Launcher {

@@ -46,9 +46,13 @@ class HostOperation final : public OperationInFlight {
   HostOperation(kernels::cuda::Kind kind, const kernels::cuda::Operation& op, const Needs& needs);
   ~HostOperation() override;
 
-  bool advance() override;
-  bool can_advance() const override;
-  bool can_move() const override {
+  // Does one short piece of work on the calling thread. False: the operation waits, or has ended. What it
+  // waits for rings the engine.
+  bool advance();
+  // Whether advance() would do something.
+  bool can_advance() const;
+  // Whether advance() would move rows. Such work goes by priority.
+  bool can_move() const {
     return (part_ == Part::kMove && !works_.empty() && !works_.front()->waiting()) || can_cross();
   }
   abi::OpStage stage() const override;
@@ -56,13 +60,18 @@ class HostOperation final : public OperationInFlight {
   std::string waits_for() const override {
     return crossing_ == nullptr ? std::string() : crossing_->waits_for();
   }
-  bool counted() override { return counted_; }
-  bool sent() override { return sent_ && (crossing_ == nullptr || crossing_->sent()); }
-  bool ended() override { return ended_; }
-  const kernels::Placement& counts() override { return plan_->placement; }
-  const kernels::cuda::OpResult& result() const override { return result_; }
-  std::uint32_t count_selections(std::span<const std::uint8_t> ranks) const override;
-  void abort() override;
+  // Once this is true, counts() and result() may be read.
+  bool counted() { return counted_; }
+  // Of a dispatch: its inputs are no longer read.
+  bool sent() { return sent_ && (crossing_ == nullptr || crossing_->sent()); }
+  bool ended() { return ended_; }
+  const kernels::Placement& counts() { return plan_->placement; }
+  const kernels::cuda::OpResult& result() const { return result_; }
+  // Selections, in the routing that it used, of ranks that have been lost since. `ranks`: [R] not 0 for
+  // these.
+  std::uint32_t count_selections(std::span<const std::uint8_t> ranks) const;
+  // It has ended when this returns.
+  void abort();
 
   // The plan is complete when stage() is no longer kPlanning. The placement is complete in kMoving.
   const HostPlan& plan() const { return *plan_; }

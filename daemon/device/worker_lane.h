@@ -23,12 +23,8 @@ class WorkerLane final : public Lane {
   // Called in each round of the loop.
   void advance();
   std::int32_t priority() const { return priority_; }
-  CallPort* calls() override { return &calls_; }
+  CallPort& calls() override { return calls_; }
   bool by_kernels() const override { return true; }
-  std::unique_ptr<OperationInFlight> launch(const LaunchRequest& /*request*/) override {
-    EPD_CHECK(!"what this lane runs is called by clients");
-    return nullptr;
-  }
   void set_priority(std::int32_t priority) override;
   void look_at_signals() override { signals_.begin(); }
   const SignalCopy* signals() override { return signals_.seen(); }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "proto/exchange.h"
+#include "proto/operation.h"
 #include "proto/wire.h"
 
 #include <cstdint>

@@ -70,12 +70,10 @@ void CallViews::clear() {
 }
 
 OpView* CallViews::claim(const Enqueued& enqueued, Page& page, std::uint64_t now_ns) const {
-  abi::Submission call = enqueued.submission;
-  // Ids differ from those of submissions, because a membership's number is never that small.
   const auto of_host = static_cast<std::uint64_t>(enqueued.ring == kernels::cuda::kByHost);
-  call.ticket = of_host << 63 | std::uint64_t{member_.number} << 32 | std::uint32_t{enqueued.number + 1};
-  call.submit_ns = now_ns;
-  OpView* const view = page.claim(call);
+  OpView* const view = page.claim(
+      enqueued.call, of_host << 63 | std::uint64_t{member_.number} << 32 | std::uint32_t{enqueued.number + 1},
+      now_ns);
   if (view == nullptr) return nullptr;
   view->session_id = member_.session != nullptr ? member_.session->id() : 0;
   view->group_id = member_.group.id;

@@ -1,5 +1,5 @@
-// Shows the calls of a rank in the engine's page, beside submitted operations: those that are enqueued and
-// have not ended, as far as the engine knows.
+// Shows the calls of a rank in the engine's page: those that are enqueued and have not ended, as far as the
+// engine knows.
 #pragma once
 
 #include "group.h"
@@ -17,7 +17,7 @@ class CallViews {
     kernels::cuda::CallRing ring = kernels::cuda::kByStreams;
     std::uint32_t number = 0;
     std::uint64_t index = 0;  // of the operation in its group; for a noop that of the next operation
-    abi::Submission submission{};
+    abi::Call call;
     std::uint32_t timeout_ms = 0;
   };
 

@@ -11,7 +11,7 @@
 
 namespace epd::engine {
 
-using abi::Submission;
+using abi::Call;
 using kernels::cuda::CallRing;
 using kernels::cuda::kByHost;
 using kernels::cuda::kByStreams;
@@ -31,20 +31,8 @@ bool is_behind(std::uint32_t number, std::uint32_t other) {
   return static_cast<std::int32_t>(number - other) < 0;
 }
 
-std::string record_of(const Member& member, const Submission& submission) {
-  return "record " + std::to_string(submission.route) + " of rank " + std::to_string(member.rank);
-}
-
-Submission submission_of(const abi::Call& call) {
-  Submission s{};
-  s.op = call.op;
-  s.slot = call.slot;
-  s.num_tokens = call.num_tokens;
-  s.flags = call.flags;
-  s.timeout_ms = call.timeout_ms;
-  s.route = call.route;
-  s.sms = call.sms;
-  return s;
+std::string record_of(const Member& member, const Call& call) {
+  return "record " + std::to_string(call.route) + " of rank " + std::to_string(member.rank);
 }
 
 }  // namespace
@@ -53,7 +41,7 @@ Calls::Calls(Member& member, device::Launcher& launcher)
     : member_(member),
       group_(member.group),
       launcher_(launcher),
-      port_(*member.lane->calls()),
+      port_(member.lane->calls()),
       views_(member) {
   const GroupRankMemory& memory = group_.ranks[member.rank];
   const auto ranks_here = std::count_if(group_.ranks.begin(), group_.ranks.end(), [&](const auto& rank) {
@@ -94,6 +82,21 @@ void Calls::resume(bool fresh) {
   }
   port_.resume({group_.epoch, group_.in_tags(member_.next_number), group_.from_tags(0), group_.changed_epoch,
                 routes, epoch_view(member_), peer_views(group_), memory_table(group_), bells});
+}
+
+// The member begins where its board says. The board follows what an engine has looked at, so it may be behind
+// what the device has done. All operations before the last one that a rank has announced have ended, and peers
+// have begun at most one more. If the group went on from the board's number, they would need routings that
+// their later dispatches have overwritten in both halves of their records.
+void Calls::catch_up() {
+  const abi::ExchangeArenaLayout& layout = group_.exchange_layout;
+  std::vector<abi::SignalLine> lines(group_.shape.depth);  // in each block the rank's own line
+  launcher_.read_rows(lines.data(), member_.exchange() + layout.ready + member_.rank * sizeof(lines[0]),
+                      sizeof(lines[0]), layout.block_bytes, lines.size());
+  for (const abi::SignalLine& line : lines) {
+    if (abi::epoch_of_tag(line.tag) == group_.epoch)  // else it may be of an operation that was undone
+      member_.next_number = std::max(member_.next_number, group_.from_tags(abi::index_of_tag(line.tag)));
+  }
 }
 
 // ---- what is enqueued
@@ -152,7 +155,7 @@ std::optional<Failure> Calls::overdue(std::uint64_t now_ns) const {
   const std::uint64_t waited_ns = now_ns - first_->since_ns;
   const std::uint64_t timeout_ms = stands ? first_->longest_ms : call.timeout_ms;
   if (waited_ns < timeout_ms * 1'000'000 + kOverdueNs) return std::nullopt;
-  const Subject subject{member_, call.submission, call.index};
+  const Subject subject{member_, call.call, call.index};
   if (stands) {
     const std::uint32_t rank = first_->awaited;
     return Failure{
@@ -180,7 +183,7 @@ void Calls::show_running(std::uint64_t now_ns) {
   const bool stood = first_->awaited != device::SignalCopy::kNobody;
   first_->awaited = signals->stands(op) ? signals->awaited(op, 0) : device::SignalCopy::kNobody;
   if (!stood && signals->stands(op)) first_->since_ns = now_ns;
-  if (first_->call.submission.op == abi::Op::kNoop) return;
+  if (first_->call.call.op == abi::Op::kNoop) return;
   views_.show_first(signals->stage(op), signals->awaited(op, 0), now_ns);
   seen_waits_.look(*signals, op, member_.waits());
 }
@@ -222,11 +225,11 @@ void Calls::add_enqueued(CallRing ring, const abi::PackedCall (&calls)[abi::kCal
   for (std::uint32_t i = 0; i < abi::kCallSlots; ++i) {
     const std::uint32_t number = *ended_[ring] + i;
     const abi::PackedCall& packed = calls[number % abi::kCallSlots];
-    const abi::Call call = abi::unpack(packed);
+    const Call call = abi::unpack(packed);
     const bool comes =
         call.number == number && kernels::cuda::is_whole(packed) && call.epoch == (group_.epoch & 0xff);
     if (!comes || abi::bad_field(call.request(), abi::op_limits(group_.shape)) != abi::BadField::kNone) break;
-    all.push_back({ring, number, index, submission_of(call), timeout_of(call.timeout_ms)});
+    all.push_back({ring, number, index, call, timeout_of(call.timeout_ms)});
     if (call.op != abi::Op::kNoop) ++index;
   }
 }
@@ -237,7 +240,7 @@ std::string Calls::illegal(const JournalEntry& entry) const {
   const auto bad = [](const char* field, std::uint64_t value, const std::string& allowed) {
     return bad_field("call", field, value, allowed);
   };
-  const abi::Call call = abi::unpack(entry.call);
+  const Call call = abi::unpack(entry.call);
   if (entry.result.error == OpError::kLostCall) {
     return bad("number", call.number,
                std::to_string(entry.result.room) + ", since no more than " + std::to_string(abi::kCallSlots) +
@@ -250,15 +253,11 @@ std::string Calls::illegal(const JournalEntry& entry) const {
     return bad("result", place, "a place below " + std::to_string(abi::kResultPlaces));
   if ((call.flags & abi::kFlagPlaces) != 0 && entry.ring == kByHost)
     return bad("flags", call.flags, "no places of rows, which calls of streams have");
-  return bad("flags", call.flags, "without that of streams, whose calls are no submissions");
-}
-
-Submission Calls::submission(const JournalEntry& entry) {
-  return submission_of(abi::unpack(entry.call));
+  return bad("flags", call.flags, "those of the operation");
 }
 
 Failure Calls::failure(const JournalEntry& entry, std::uint64_t now_ns) const {
-  const Submission s = submission(entry);
+  const Call s = abi::unpack(entry.call);
   const std::uint64_t index = index_of(entry);
   const Subject subject{member_, s, index};
   if (entry.result.error == OpError::kOldRouting)
@@ -276,7 +275,7 @@ Failure Calls::failure(const JournalEntry& entry, std::uint64_t now_ns) const {
 }
 
 std::uint32_t Calls::rows_of(const JournalEntry& entry) {
-  const Submission s = submission(entry);
+  const Call s = abi::unpack(entry.call);
   if (s.op != abi::Op::kDispatch) return recv_rows_[s.route];
   if (abi::makes_routing(s.op, s.flags)) recv_rows_[s.route] = entry.result.num_recv_rows;
   return entry.result.num_recv_rows;

@@ -5,7 +5,7 @@
 #include "call_views.h"
 #include "device/launcher.h"
 #include "failures.h"
-#include "proto/session.h"
+#include "proto/call_words.h"
 
 #include <optional>
 #include <string>
@@ -33,6 +33,8 @@ class Calls final : private device::CallGroup {
   // record holds a routing.
   void resume(bool fresh);
 
+  // For a member that a former engine has served: finds out what that has begun.
+  void catch_up();
   bool resumed() const { return port_.resumed(); }
 
   const JournalEntry* front() const { return port_.front(); }
@@ -51,7 +53,6 @@ class Calls final : private device::CallGroup {
   // Why the call of this entry ends the session; "" if it was legal.
   std::string illegal(const JournalEntry& entry) const;
   // The following are for entries of legal calls.
-  static abi::Submission submission(const JournalEntry& entry);
   // The operation's number.
   std::uint64_t index_of(const JournalEntry& entry) const { return group_.from_tags(entry.index); }
   Failure failure(const JournalEntry& entry, std::uint64_t now_ns) const;

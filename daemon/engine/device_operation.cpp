@@ -112,19 +112,4 @@ kernels::cuda::MemoryTable memory_table(const Group& group) {
   return table;
 }
 
-kernels::cuda::TakenCall taken_call(const Group& group, const abi::Submission& submission,
-                                    const OperationPlace& place) {
-  kernels::cuda::TakenCall call{};
-  call.tag = place.tag;
-  call.routing_tag = place.routing_tag;
-  call.op_code = static_cast<std::uint8_t>(submission.op);
-  call.slot = static_cast<std::uint8_t>(submission.slot);
-  call.block = static_cast<std::uint8_t>(place.number % group.shape.depth);
-  call.half = static_cast<std::uint8_t>(place.half);
-  call.flags = static_cast<std::uint16_t>(submission.flags);
-  call.num_tokens = place.num_tokens;
-  call.route = static_cast<std::uint16_t>(submission.route);
-  return call;
-}
-
 }  // namespace epd::engine

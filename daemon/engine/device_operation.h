@@ -1,4 +1,4 @@
-// How an operation is described to a device. It is the same for submissions and calls.
+// How a group, and the operations of a rank, are described to a device.
 #pragma once
 
 #include "device/launcher.h"
@@ -17,16 +17,5 @@ std::uint32_t ranks_together(const Member& member);
 kernels::cuda::GroupView epoch_view(const Member& member);
 std::vector<kernels::cuda::PeerView> peer_views(const Group& group);
 kernels::cuda::MemoryTable memory_table(const Group& group);
-
-// Where an operation stands in its group's history.
-struct OperationPlace {
-  std::uint64_t tag = 0;
-  std::uint64_t number = 0;       // Group::in_tags
-  std::uint64_t routing_tag = 0;  // of the routing that it uses; 0: it makes one
-  std::uint32_t num_tokens = 0;
-  std::uint32_t half = 0;  // which half of the routing record
-};
-kernels::cuda::TakenCall taken_call(const Group& group, const abi::Submission& submission,
-                                    const OperationPlace& place);
 
 }  // namespace epd::engine

@@ -33,11 +33,9 @@ Engine::Engine(SupervisorLink& link, Bell& bell, Page& page, std::unique_ptr<dev
       device_(std::move(device)),
       watch_(*device_, page),
       sessions_(page, link),
-      operations_(page, link, clock_, device_->launcher()),
       late_network_(std::move(network.late)),
       far_engines_(make_far_engines(std::move(network), page->far, link, clock_)),
-      groups_(*device_, page, link, sessions_, operations_, far_engines_, clock_),
-      admission_(sessions_, operations_, page, clock_) {
+      groups_(*device_, page, link, sessions_, far_engines_, clock_) {
   listen();
 }
 
@@ -46,7 +44,6 @@ void Engine::listen() {
   link_.on(LinkType::kSettings, *this, &Engine::apply_settings);
   link_.on(LinkType::kRemoveSession, *this, &Engine::remove_session);
   link_.on(LinkType::kAddSession, sessions_, &Sessions::add);
-  link_.on(LinkType::kAllTold, sessions_, &Sessions::note_all_told);
   link_.on(LinkType::kFarEngine, far_engines_, &FarEngines::note);
   link_.on(LinkType::kGroupBegin, groups_, &Groups::begin_group);
   link_.on(LinkType::kGroupRank, groups_, &Groups::add_rank);
@@ -68,7 +65,6 @@ Status Engine::apply_settings(const abi::Settings& message) {
   log_set_levels(parse_log_levels(levels).value_or(LogLevels()));
   spin_limit_ns_ = std::uint64_t{message.spin_us} * 1000;
   far_engines_.set_spin_ns(spin_limit_ns_);
-  admission_.set_default_timeout(message.default_timeout_ms);
   groups_.set_defaults(message.default_timeout_ms, message.linger_us);
   return {};
 }
@@ -93,9 +89,6 @@ int Engine::run() {
     clock_.begin_round();
     const std::uint64_t now_ns = clock_.round_ns();
     count(page_->loops);
-    if (busy_) count(page_->busy_ns, now_ns - last_round_ns_);
-    busy_ = operations_.any();
-    last_round_ns_ = now_ns;
     page_->heartbeat_ns.store(now_ns, std::memory_order_relaxed);
     if (now_ns - last_link_ns_ >= kLinkPollNs) {
       last_link_ns_ = now_ns;
@@ -103,16 +96,12 @@ int Engine::run() {
       if (late_network_ != nullptr && late_network_->is_there()) link_.end(abi::kExitForNetwork);
       if (link_.exit_code()) break;
     }
-    bool progress = admission_.poll();
-    progress |= sessions_.answer_stray_orphans(clock_);
-    progress |= far_engines_.receive();
-    progress |= operations_.step();
+    bool progress = far_engines_.receive();
     progress |= device_->run();
     progress |= far_engines_.step();
     progress |= groups_.read_journals();
     watch_.advance();
     groups_.advance();
-    progress |= sessions_.finish_removals([this](std::uint64_t id) { return operations_.has(id); });
     progress |= groups_.reclaim();
     watch_.check(now_ns);
     if (progress || spin()) continue;
@@ -123,7 +112,6 @@ int Engine::run() {
 
 // A device that hangs does not delay the end.
 int Engine::leave() {
-  operations_.abandon_all();
   groups_.halt();
   const int code = *link_.exit_code();
   const std::uint64_t patience_ns = clock_.now_ns() + kLeaveNs;
@@ -135,7 +123,6 @@ int Engine::leave() {
     device_->advance();
     go_on();
   }
-  operations_.clear();
   groups_.clear();
   while (device_->advance()) go_on();
   return code;
@@ -163,8 +150,7 @@ void Engine::grow_spin_budget() {
 
 // True if a round of the loop would find work. The same looks as a round, without the work.
 bool Engine::anything_pending() const {
-  return sessions_.pending() || groups_.pending() || far_engines_.pending() || operations_.runnable() ||
-         device_->runnable();
+  return groups_.pending() || far_engines_.pending() || device_->runnable();
 }
 
 void Engine::set_sleeping(bool sleeping) {
@@ -201,8 +187,7 @@ void Engine::sleep() {
 }
 
 std::uint64_t Engine::next_look_ns(std::uint64_t now) const {
-  return std::min({watch_.next_look_ns(now), groups_.next_look_ns(now), operations_.next_deadline_ns(),
-                   far_engines_.next_look_ns()});
+  return std::min({watch_.next_look_ns(now), groups_.next_look_ns(now), far_engines_.next_look_ns()});
 }
 
 }  // namespace epd::engine

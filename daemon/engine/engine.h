@@ -1,15 +1,13 @@
-// The engine: one loop that takes submissions, steps operations and obeys the supervisor. It has one thread.
-// The device's helper threads only run pieces of operations. The loop works on objects (README, "Objects"),
+// The engine: one loop that lets the device carry out calls, reads how they have ended, and obeys the
+// supervisor. It has one thread. The device's helper threads only run pieces of operations. The loop works on objects (README, "Objects"),
 // which the engine makes, connects and calls in each round.
 #pragma once
 
-#include "admission.h"
 #include "device/device.h"
 #include "device_watch.h"
 #include "far_engines.h"
 #include "groups.h"
 #include "late_network.h"
-#include "operations.h"
 #include "page.h"
 #include "round_clock.h"
 #include "sessions.h"
@@ -55,16 +53,12 @@ class Engine {
   const std::unique_ptr<device::Device> device_;
   DeviceWatch watch_;
   Sessions sessions_;
-  Operations operations_;
   const std::unique_ptr<LateNetwork> late_network_;
   FarEngines far_engines_;
   Groups groups_;
-  Admission admission_;
   std::uint64_t spin_limit_ns_ = 50'000;
   std::uint64_t spin_budget_ns_ = 0;
   std::uint64_t last_link_ns_ = 0;
-  std::uint64_t last_round_ns_ = 0;
-  bool busy_ = false;  // an operation was in flight when the last round began
 };
 
 }  // namespace epd::engine

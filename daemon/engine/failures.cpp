@@ -25,7 +25,7 @@ std::int64_t refused_value(const Subject& subject, Launcher& launcher, const OpR
   if (result.value != kMost || shape.index_type != abi::IndexType::kInt64) return result.value;
   std::int64_t value = 0;
   const std::size_t place = std::size_t{result.token} * shape.topk + result.k;
-  const std::byte* idx = subject.member.user(subject.submission.slot, abi::Region::kTopkIdx);
+  const std::byte* idx = subject.member.user(subject.call.slot, abi::Region::kTopkIdx);
   launcher.read(&value, idx + place * sizeof(value), sizeof(value));
   return value >= kMost ? value : result.value;
 }
@@ -86,8 +86,8 @@ abi::Break as_break(const Group& group, const Failure& failure) {
 }
 
 std::string ended_after(const Subject& subject, std::uint64_t ms) {
-  return operation(subject) + " (" + op_name(subject.submission.op) + ", slot " +
-         std::to_string(subject.submission.slot) + ") of rank " + std::to_string(subject.member.rank) +
+  return operation(subject) + " (" + op_name(subject.call.op) + ", slot " +
+         std::to_string(subject.call.slot) + ") of rank " + std::to_string(subject.member.rank) +
          " ended after " + std::to_string(ms) + " ms";
 }
 

@@ -1,9 +1,9 @@
-// How operations fail. The words are the same for host devices, launches and calls.
+// How operations fail. The words are the same for all devices.
 #pragma once
 
 #include "device/launcher.h"
 #include "group.h"
-#include "proto/session.h"
+#include "proto/call_words.h"
 
 #include <cstdint>
 #include <string>
@@ -19,7 +19,7 @@ struct Failure {
 // The operation that failed.
 struct Subject {
   const Member& member;
-  const abi::Submission& submission;
+  const abi::Call& call;
   std::uint64_t index;
 };
 

@@ -1,7 +1,6 @@
 #include "group.h"
 
 #include "calls.h"
-#include "operation.h"
 #include "session_port.h"
 
 #include <algorithm>
@@ -58,14 +57,12 @@ Member::Member(Group& in_group, std::uint32_t rank_there, std::uint32_t its_numb
       number(its_number),
       session(served),
       board_mapping(std::move(board_memory)),
-      next_number(in_group.resume_index),
-      slot_use(in_group.shape.depth) {}
+      next_number(in_group.resume_index) {}
 
 Member::~Member() = default;
 
-void Member::stop(bool evicted) {
+void Member::stop() {
   stopped_ = true;
-  evicted_ = evicted;
   if (calls != nullptr) calls->halt();
 }
 
@@ -79,10 +76,6 @@ abi::RankWaits Member::waits() const {
 
 std::byte* Member::exchange() const {
   return group.ranks[rank].exchange->bytes();
-}
-
-std::uint32_t Member::saved_dropped(std::uint32_t record) const {
-  return heads == nullptr ? 0 : heads->saved_dropped(record, exchange());
 }
 
 void Member::publish_next_index() const {
@@ -110,35 +103,6 @@ void Member::publish_state(abi::GroupState state, const abi::Break& cause) const
   if (session != nullptr) session->ring();
 }
 
-void Member::publish_message(std::uint32_t slot, std::uint64_t ticket, const std::string& text) const {
-  abi::BoardSlot& place = board().slots[slot];
-  place.message_ticket.store(0, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
-  abi::set_text(place.message, text.data(), text.size());
-  place.message_ticket.store(ticket, std::memory_order_release);
-}
-
-void Member::publish_counts(std::uint32_t slot, std::uint64_t ticket,
-                            const kernels::Placement& placement) const {
-  const abi::BoardLayout layout(group.shape);
-  std::byte* base = board_mapping.bytes();
-  const auto put = [base](std::uint64_t offset, std::span<const std::int32_t> values) {
-    std::copy(values.begin(), values.end(), reinterpret_cast<std::int32_t*>(base + offset));
-  };
-  put(layout.rank_offsets(slot), placement.rank_offsets());
-  put(layout.expert_counts(group.shape, slot), placement.expert_counts());
-  put(layout.expert_offsets(group.shape, slot), placement.expert_offsets());
-  abi::BoardSlot& place = board().slots[slot];
-  place.num_recv_rows = placement.num_recv_rows;
-  place.counts_ticket.store(ticket, std::memory_order_release);
-  if (session != nullptr) session->ring();
-}
-
-void Member::publish_sent(std::uint32_t slot, std::uint64_t ticket) const {
-  board().slots[slot].sent_ticket.store(ticket, std::memory_order_release);
-  if (session != nullptr) session->ring();
-}
-
 Group::Group(const abi::GroupBegin& message, std::unique_ptr<FarSide> far_side)
     : id(message.group_id),
       name(message.name, abi::text_length(message.name)),
@@ -154,16 +118,9 @@ Group::Group(const abi::GroupBegin& message, std::unique_ptr<FarSide> far_side)
       active_since(shape.num_ranks),
       far(std::move(far_side)) {}
 
-bool Group::calls_halted() const {
+bool Group::settled() const {
   return std::all_of(members.begin(), members.end(),
                      [](const auto& member) { return member->calls == nullptr || member->calls->halted(); });
-}
-
-bool Group::settled() const {
-  return calls_halted() && std::all_of(members.begin(), members.end(), [](const auto& member) {
-           return std::all_of(member->operations.begin(), member->operations.end(),
-                              [](const Operation* operation) { return operation->settled(); });
-         });
 }
 
 Member* Group::member(std::uint32_t rank) const {

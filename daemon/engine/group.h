@@ -21,7 +21,6 @@
 namespace epd::engine {
 
 class Calls;
-class Operation;
 class SessionPort;
 
 // A rank's memory. Its regions lie in its user arena or in memory that its client has bound.
@@ -76,51 +75,32 @@ class Member {
   abi::RankWaits waits() const;
   std::byte* user(std::uint32_t slot, abi::Region region) const;
   std::byte* exchange() const;
-  // Selections dropped by the dispatch whose routing the record holds; 0 if it holds none.
-  std::uint32_t saved_dropped(std::uint32_t record) const;
   // The lowest operation that has not completed.
-  std::uint64_t next_index() const {
-    return std::min(inflight.empty() ? next_number : *inflight.begin(), failed_from);
-  }
+  std::uint64_t next_index() const { return std::min(next_number, failed_from); }
   void publish_next_index() const;
   // Changes the board's group state under its seqlock.
   void publish_state(abi::GroupState state, const abi::Break& cause) const;
-  // Publishes the message of one operation. Must precede its completion.
-  void publish_message(std::uint32_t slot, std::uint64_t ticket, const std::string& text) const;
-  // Publishes the counts of a dispatch for the CPU.
-  void publish_counts(std::uint32_t slot, std::uint64_t ticket, const kernels::Placement& placement) const;
-  // The rank submits no more. Where the others continue no longer depends on it. `evicted`: its client lives.
-  void stop(bool evicted);
+  // The rank calls no more. Where the others continue no longer depends on it.
+  void stop();
   bool stopped() const { return stopped_; }
-  bool evicted() const { return evicted_; }
-  // Says that an operation no longer reads its inputs, if it was asked to say so.
-  void publish_sent(std::uint32_t slot, std::uint64_t ticket) const;
 
   Group& group;
   const std::uint32_t rank;
-  const std::uint32_t number;  // as in submissions
+  const std::uint32_t number;  // of the membership
   SessionPort* session;        // null once it is removed
   Mapping board_mapping;
   std::uint64_t first_index = 0;           // the first operation in which this rank takes part
-  std::uint64_t next_number = 0;           // of the next operation
+  std::uint64_t next_number = 0;           // of the first operation that has not completed
   std::uint64_t failed_from = kNoFailure;  // the lowest that failed in this epoch and is to be repeated
-  std::set<std::uint64_t> inflight;        // numbers of operations that have not completed
-  struct SlotUse {
-    bool in_flight = false;    // an operation
-    std::uint64_t ticket = 0;  // of the last one
-  };
-  std::vector<SlotUse> slot_use;           // [depth]
   std::unique_ptr<device::Lane> lane;      // null: it could not be opened, or the group was lost
   std::unique_ptr<RouteHeads> heads;       // present if the lane is
   kernels::cuda::GroupView view;           // filled in if the lane is present
-  std::vector<Operation*> operations;      // that have not ended, in the order of submission
-  std::shared_ptr<device::Arena> results;  // if its operations are calls (abi::Results)
-  std::unique_ptr<Calls> calls;            // likewise; then next_number is that of the first not completed
+  std::shared_ptr<device::Arena> results;  // abi::Results
+  std::unique_ptr<Calls> calls;            // present if the lane is
   Statistics statistics;
 
  private:
   bool stopped_ = false;
-  bool evicted_ = false;
 };
 
 struct Group {
@@ -164,22 +144,12 @@ struct Group {
   bool serves(std::uint32_t rank, std::uint64_t since_epoch) const {
     return active(rank) && active_since[rank] <= since_epoch;
   }
-  bool has_operations() const {
-    return std::any_of(members.begin(), members.end(),
-                       [](const auto& member) { return !member->operations.empty(); });
-  }
-  // Whether none of its members' calls runs and the device has left their other operations.
-  bool calls_halted() const;
+  // Whether the device has left all calls of its members.
   bool settled() const;
   Member* member(std::uint32_t rank) const;  // null: this device does not serve it
   // `since` 0 masks the rank. Peers that no active rank needs any more are forgotten. For a far rank its node
   // must be known.
   void set_active(std::uint32_t rank, std::uint64_t since);
-  // The SMs of its device that an operation which asks for `own` may use. 0 means all, in argument and
-  // result.
-  std::uint32_t share_sms(std::uint32_t own) const {
-    return own == 0 || sms == 0 ? std::max(own, sms) : std::min(own, sms);
-  }
   // Wakes the sleeping engines among `peers`. To be called after a release store that they wait for.
   void ring_peers() const;
   // For how long the rank's engine has not made a round, if that is so long that it must be stopped or

@@ -2,7 +2,6 @@
 #include "base/log.h"
 #include "calls.h"
 #include "groups.h"
-#include "restart.h"
 
 #include <algorithm>
 #include <cstring>
@@ -18,7 +17,7 @@ Status Groups::stop_member(const abi::MemberRef& message) {
   const bool refused = group != nullptr && group->refused.count(message.rank) == 1;
   if (member == nullptr && !refused)
     return invalid_argument("kStopMember for group " + std::to_string(message.group_id));
-  if (member != nullptr) member->stop(message.evicted != 0);
+  if (member != nullptr) member->stop();
   stops_.push_back(message);
   answer_stops();
   return {};
@@ -49,23 +48,15 @@ Status Groups::break_group(const abi::Break& message) {
   if (fatal) {
     group->life.lose();
   } else {
-    operations_.finish_arrived(*group);
     group->life.enter(GroupPhase::kBreaking);
   }
   group->cause = message;
   group->broken_ns = clock_.round_ns();
   for (const auto& member : group->members) {
-    for (Operation* operation : member->operations) {
-      if (operation->index() >= (fatal ? message.fail_from : 0)) operation->abandon();
-    }
     if (!fatal && member->calls != nullptr) member->calls->halt();
   }
   const auto state = fatal ? abi::GroupState::kLost : abi::GroupState::kBroken;
   for (const auto& member : group->members) member->publish_state(state, message);
-  if (fatal) {
-    operations_.fail(*group, message.fail_from, message);
-    for (const auto& member : group->members) answer_orphans(*member);
-  }
   return {};
 }
 
@@ -85,7 +76,7 @@ void Groups::acknowledge_break(Group& group) {
 // For a lost group, when its operations have ended. The supervisor is told only after the memory has been
 // unmapped here: the last process to close a memory has to free all its pages.
 void Groups::give_up_memory(Group& group) {
-  if (!group.life.is(GroupPhase::kLosing) || group.has_operations() || !group.calls_halted()) return;
+  if (!group.life.is(GroupPhase::kLosing) || !group.settled()) return;
   for (const auto& member : group.members) {
     journals_.read(*member);
     journals_.remove(*member);
@@ -134,25 +125,11 @@ Status Groups::release_group(const abi::GroupRef& message) {
   if (group == nullptr || !group->life.may(GroupPhase::kReleased))
     return invalid_argument("kRelease for group " + std::to_string(message.group_id));
   group->life.enter(GroupPhase::kReleased);
-  operations_.fail(*group, 0, group->cause);
   return {};
 }
 
-namespace {
-
-// What an evicted rank hears of its last operations. Its board says later who evicted it, and why.
-abi::Break eviction_of(const Member& member) {
-  const std::string text = "rank " + std::to_string(member.rank) + " was put out of the group";
-  const auto rank = static_cast<std::int32_t>(member.rank);
-  abi::Break cause{member.group.id, member.group.epoch, 0, 1, StatusCode::kRankLost, rank, {}};
-  abi::set_text(cause.text, text.data(), text.size());
-  return cause;
-}
-
-}  // namespace
-
-// The group's operations fail, each when the device has left it. Then the group is forgotten. If the device
-// does not leave an operation, the supervisor, which waits for the answer, kills the engine.
+// The group's calls end when the device has left them. Then the group is forgotten. If the device does not
+// leave one, the supervisor, which waits for the answer, kills the engine.
 Status Groups::remove_group(const abi::GroupRef& message) {
   Group* group = find(message.group_id);
   if (group == nullptr) {
@@ -163,9 +140,7 @@ Status Groups::remove_group(const abi::GroupRef& message) {
   starts_.forget(*group);
   group->cause = {group->id, group->epoch, 0, 1, StatusCode::kAborted, -1, "the group was removed"};
   for (const auto& member : group->members) {
-    for (Operation* operation : member->operations) operation->abandon();
     if (member->calls != nullptr) member->calls->halt();
-    operations_.fail(*member, 0, member->evicted() ? eviction_of(*member) : group->cause);
   }
   finish_removals();
   return {};
@@ -174,7 +149,7 @@ Status Groups::remove_group(const abi::GroupRef& message) {
 void Groups::finish_removals() {
   std::erase_if(groups_, [this](const auto& entry) {
     Group& group = *entry.second;
-    if (!group.life.is(GroupPhase::kRemoving) || group.has_operations() || !group.calls_halted())
+    if (!group.life.is(GroupPhase::kRemoving) || !group.settled())
       return false;
     for (const auto& member : group.members) end_member(*member);
     end_far(group);

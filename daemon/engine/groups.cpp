@@ -3,7 +3,6 @@
 
 #include "base/log.h"
 #include "calls.h"
-#include "restart.h"
 
 #include <algorithm>
 
@@ -12,17 +11,16 @@ namespace epd::engine {
 using abi::LinkType;
 
 Groups::Groups(device::Device& device, Page& page, SupervisorLink& link, Sessions& sessions,
-               Operations& operations, FarEngines& far_engines, const RoundClock& clock)
+               FarEngines& far_engines, const RoundClock& clock)
     : device_(device),
       link_(link),
       sessions_(sessions),
-      operations_(operations),
       far_engines_(far_engines),
       clock_(clock),
       reclaimer_(clock),
       ranks_(device, page, reclaimer_),
       journals_(page, link, sessions, clock),
-      starts_(device.name(), link, operations, journals_, far_engines, clock) {}
+      starts_(device.name(), link, journals_, far_engines, clock) {}
 
 // The supervisor no longer names a group that is being removed.
 Group* Groups::find(std::uint64_t id) const {
@@ -89,7 +87,7 @@ Status Groups::add_member(Packet& packet) {
   Group* group = find(message.group_id);
   if (group != nullptr && group->refused.count(message.rank) == 1) return {};
   SessionPort* const session = sessions_.find(message.session_id);
-  if (group == nullptr || session == nullptr || packet.fds.empty() || packet.fds.size() > 2 ||
+  if (group == nullptr || session == nullptr || packet.fds.size() != 2 ||
       message.rank >= group->shape.num_ranks || !group->active(message.rank)) {
     return invalid_argument("kGroupMember for group " + std::to_string(message.group_id) + " session " +
                             std::to_string(message.session_id));
@@ -107,24 +105,22 @@ Status Groups::add_member(Packet& packet) {
   std::unique_ptr<Member> member = std::move(made).value();
   if (member->calls != nullptr) journals_.add(*member);
   // While a group forms, its members wait for kGroupCommit, which may come in another round.
-  if (!group->life.is_forming()) session->members[message.member] = member.get();
+  if (!group->life.is_forming()) session->members.push_back(member.get());
   group->members.push_back(std::move(member));
   return {};
 }
 
-// For a rank that has been lost. Its operations have been abandoned.
+// For a rank that has been lost. Its calls have been halted.
 void Groups::drop_member(Group& group, std::uint32_t rank) {
   Member* member = group.member(rank);
   if (member == nullptr) return;
-  operations_.end(*member, group.cause);
   end_member(*member);
   std::erase_if(group.members, [member](const auto& entry) { return entry.get() == member; });
 }
 
 // To be called before the member is destroyed.
 void Groups::end_member(Member& member) {
-  answer_orphans(member);
-  if (member.session != nullptr) member.session->end_member(member.number);
+  if (member.session != nullptr) std::erase(member.session->members, &member);
   journals_.remove(member);
   reclaimer_.take(member);
 }
@@ -133,7 +129,7 @@ Status Groups::commit_group(const abi::GroupRef& message) {
   Group* group = find(message.group_id);
   if (group == nullptr || !group->life.is_forming())
     return invalid_argument("kGroupCommit for group " + std::to_string(message.group_id));
-  for (const auto& member : group->members) member->session->members[member->number] = member.get();
+  for (const auto& member : group->members) member->session->members.push_back(member.get());
   abi::GroupReady ready{message.group_id, StatusCode::kOk, {}};
   Status usable = group->unusable;
   if (const std::string missing = group->check_complete(); usable.ok() && !missing.empty())
@@ -144,7 +140,10 @@ Status Groups::commit_group(const abi::GroupRef& message) {
     // Its end, or that of its ranks here, comes as to any engine that has broken.
     if (group->life.is(GroupPhase::kRestoring)) break_restored(*group);
   } else if (group->life.is(GroupPhase::kRestoring)) {
-    for (const auto& member : group->members) catch_up(*member, device_.launcher());
+    for (const auto& member : group->members) {
+      if (member->calls != nullptr) member->calls->catch_up();
+      member->publish_next_index();
+    }
     break_restored(*group);
   } else if (const Status far = begin_far(*group); !far.ok()) {
     end_far(*group);

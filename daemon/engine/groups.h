@@ -5,7 +5,6 @@
 
 #include "far_engines.h"
 #include "journals.h"
-#include "operations.h"
 #include "ranks.h"
 #include "sessions.h"
 #include "starts.h"
@@ -19,7 +18,7 @@ namespace epd::engine {
 
 class Groups {
  public:
-  Groups(device::Device& device, Page& page, SupervisorLink& link, Sessions& sessions, Operations& operations,
+  Groups(device::Device& device, Page& page, SupervisorLink& link, Sessions& sessions,
          FarEngines& far_engines, const RoundClock& clock);
 
   // Messages of the supervisor while a group forms.
@@ -71,7 +70,6 @@ class Groups {
   device::Device& device_;
   SupervisorLink& link_;
   Sessions& sessions_;
-  Operations& operations_;
   FarEngines& far_engines_;
   const RoundClock& clock_;
   Reclaimer reclaimer_;

@@ -4,7 +4,6 @@
 #include "break_request.h"
 #include "calls.h"
 #include "failures.h"
-#include "operation.h"
 
 #include <algorithm>
 
@@ -57,35 +56,35 @@ void Journals::read_entry(Member& member, const kernels::cuda::JournalEntry& ent
     if (member.session != nullptr && !member.session->ended()) sessions_.end(*member.session, why);
     return;
   }
-  const abi::Submission submission = calls.submission(entry);
-  const abi::Op op = submission.op;
+  const abi::Call call = abi::unpack(entry.call);
+  const abi::Op op = call.op;
   count(page_->ops_submitted);
   count_taken(member, op);
-  abi::Completion completion{};  // nobody receives it: used for counting
+  StatusCode status = StatusCode::kOk;
   const bool done = entry.result.error == OpError::kNone;
   if (done && op != abi::Op::kNoop) {
     member.next_number = calls.index_of(entry) + 1;
     member.publish_next_index();
     renew_numbers(member, link_);
-    count_rows(page_, member, op, submission.flags, calls.rows_of(entry));
-    count_ran(member, saturated_us(0, entry.result.ran_ns));
+    count_rows(page_, member, op, call.flags, calls.rows_of(entry));
+    count_ran(member, static_cast<std::uint32_t>(std::min<std::uint64_t>(entry.result.ran_ns / 1000, ~0u)));
     count(page_->busy_ns, entry.result.ran_ns);
   } else if (entry.result.error == OpError::kNotBegun) {
-    completion.status = StatusCode::kAborted;  // an earlier epoch has left it behind, and ended without it
+    status = StatusCode::kAborted;  // an earlier epoch has left it behind, and ended without it
   } else if (!done) {
-    completion.status = fail_call(member, entry);
+    status = fail_call(member, entry);
   }
   count(done ? page_->ops_completed : page_->ops_failed);
-  count_ended(member, abi::Op::kNone, completion);  // the time of its enqueuing is not known
+  count_ended(member, status);
 }
 
 // A call is aborted only because its group breaks or ends, or its rank does. It fails even if every rank has
 // completed it: its stream has continued, perhaps without the last rows.
 StatusCode Journals::fail_call(Member& member, const kernels::cuda::JournalEntry& entry) {
-  if (member.calls->submission(entry).op == abi::Op::kNoop) return StatusCode::kAborted;
+  const abi::Op op = abi::unpack(entry.call).op;
+  if (op == abi::Op::kNoop) return StatusCode::kAborted;
   member.next_number = member.calls->index_of(entry);
   member.failed_from = std::min(member.failed_from, member.next_number);
-  const abi::Op op = member.calls->submission(entry).op;
   if (entry.result.error == OpError::kAborted) {
     log_failure(member, op, member.next_number,
                 {StatusCode::kAborted, -1, "the group breaks, or the rank leaves"});

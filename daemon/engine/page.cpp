@@ -30,20 +30,20 @@ void Page::start(std::uint32_t sms) {
   page_->times_stuck.store(0, std::memory_order_relaxed);
 }
 
-abi::OpView* Page::claim(const abi::Submission& submission) {
+abi::OpView* Page::claim(const abi::Call& call, std::uint64_t id, std::uint64_t now_ns) {
   for (abi::OpView& view : page_->ops) {
     if (view.ticket.load(std::memory_order_relaxed) != 0) continue;
-    view.submit_ns = submission.submit_ns;
-    view.op = submission.op;
-    view.slot = submission.slot;
-    view.num_tokens = submission.num_tokens;
+    view.submit_ns = now_ns;
+    view.op = call.op;
+    view.slot = call.slot;
+    view.num_tokens = call.num_tokens;
     view.op_index = 0;
     view.stage.store(0, std::memory_order_relaxed);
     view.waiting_for.store(-1, std::memory_order_relaxed);
     view.waiting_since_ns.store(0, std::memory_order_relaxed);
     view.far_wait.clear();
     for (auto& entered : view.stage_ns) entered.store(0, std::memory_order_relaxed);
-    view.ticket.store(submission.ticket, std::memory_order_release);
+    view.ticket.store(id, std::memory_order_release);
     return &view;
   }
   return nullptr;

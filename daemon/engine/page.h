@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/memory.h"
+#include "proto/call_words.h"
 #include "proto/link.h"
 
 namespace epd::engine {
@@ -16,7 +17,7 @@ class Page {
   abi::EnginePage* operator->() const { return page_; }
 
   // An entry for one operation, or null if the table is full. Then the operation is not shown.
-  abi::OpView* claim(const abi::Submission& submission);
+  abi::OpView* claim(const abi::Call& call, std::uint64_t id, std::uint64_t now_ns);
   static void release(abi::OpView* view);
   // Shows nothing if `view` is null. The awaited rank belongs to the stage.
   static void enter(abi::OpView* view, abi::OpStage stage, std::uint64_t now_ns);

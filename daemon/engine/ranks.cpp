@@ -99,12 +99,10 @@ Result<std::unique_ptr<Member>> Ranks::serve(Group& group, const abi::GroupMembe
   auto member =
       std::make_unique<Member>(group, message.rank, message.member, &session, std::move(board).value());
   member->first_index = message.first_index;
-  if (packet.fds.size() == 2) {
-    const std::uint64_t bytes = abi::ResultsLayout(group.shape).total_bytes;
-    Result<std::unique_ptr<Arena>> results = device_.map_results(packet.fds[1].get(), bytes);
-    if (!results.ok()) return results.status();
-    member->results = std::move(results).value();
-  }
+  const std::uint64_t bytes = abi::ResultsLayout(group.shape).total_bytes;
+  Result<std::unique_ptr<Arena>> results = device_.map_results(packet.fds[1].get(), bytes);
+  if (!results.ok()) return results.status();
+  member->results = std::move(results).value();
   if (Status status = open_lane(group, *member); !status.ok()) return status;
   // Under a break it continues where its former engine stood. kResume says where all continue.
   if (group.life.is(GroupPhase::kRestoring))
@@ -130,8 +128,6 @@ Status Ranks::open_lane(Group& group, Member& member) const {
   const bool cleared =
       device_.traits().memory_is_clear || member.board().memory_cleared.load(std::memory_order_relaxed) != 0;
   if (!cleared) clear_memory(group, member);
-  if (member.lane->calls() == nullptr) return {};
-  if (member.results == nullptr) return invalid_argument("kGroupMember without the memory of results");
   member.calls = std::make_unique<Calls>(member, launcher);
   return {};
 }

@@ -3,8 +3,6 @@
 #include "base/log.h"
 #include "group.h"
 
-#include <algorithm>
-
 namespace epd::engine {
 
 using abi::LinkType;
@@ -24,25 +22,17 @@ Status Sessions::add(Packet& packet) {
     return {};
   }
   (*port)->statistics = Statistics::of_session(page_, id);
-  if (all_told_) (*port)->set_all_told();
   sessions_[id] = std::move(port).value();
   return {};
 }
 
+// It may never have come here.
 Status Sessions::remove(const abi::SessionRef& message) {
-  SessionPort* const session = find(message.session_id);
-  if (session == nullptr) {
-    link_.send(LinkType::kSessionRemoved, message);  // the session never came here, or could not be opened
-  } else {
-    session->removing = true;
+  if (const auto found = sessions_.find(message.session_id); found != sessions_.end()) {
+    for (Member* member : found->second->members) member->session = nullptr;
+    sessions_.erase(found);
   }
-  return {};
-}
-
-// What former engines left for groups that have not been told by now belongs to no group any more.
-Status Sessions::note_all_told(const abi::AllTold& /*message*/) {
-  all_told_ = true;
-  for (const auto& [id, session] : sessions_) session->set_all_told();
+  link_.send(LinkType::kSessionRemoved, message);
   return {};
 }
 
@@ -51,16 +41,9 @@ SessionPort* Sessions::find(std::uint64_t id) {
   return found == sessions_.end() ? nullptr : found->second.get();
 }
 
-SessionPort& Sessions::next() {
-  auto next = sessions_.upper_bound(last_);
-  if (next == sessions_.end()) next = sessions_.begin();
-  last_ = next->first;
-  return *next->second;
-}
-
 void Sessions::end(SessionPort& session, const std::string& text) {
   static LogLimiter limiter;
-  limiter.log(LogLevel::kWarning, "illegal submission, session ended",
+  limiter.log(LogLevel::kWarning, "illegal call, session ended",
               {{"session", session.id()}, {"error", text}});
   count(page_->submissions_refused);
   session.statistics.refused(StatusCode::kInvalidArgument);
@@ -70,39 +53,8 @@ void Sessions::end(SessionPort& session, const std::string& text) {
   link_.send(LinkType::kSessionFailed, failed);
 }
 
-Sessions::Map::iterator Sessions::forget(Map::iterator session) {
-  for (const auto& [number, member] : session->second->members) member->session = nullptr;
-  const abi::SessionRef reply{session->first};
-  const auto next = sessions_.erase(session);
-  link_.send(LinkType::kSessionRemoved, reply);
-  return next;
-}
-
-bool Sessions::answer_stray_orphans(const Clock& clock) {
-  if (!all_told_) return false;
-  const std::uint64_t end = clock.now_ns() + kShareNs;
-  for (const auto& [id, session] : sessions_) {
-    if (session->orphans().empty()) continue;
-    if (clock.now_ns() >= end) return true;
-    std::erase_if(session->orphans(), [&port = *session](const SessionPort::Orphan& orphan) {
-      if (port.members.contains(orphan.record.member)) return false;
-      const abi::Completion completion = completion_of(orphan.record, StatusCode::kEngineRestarted);
-      port.statistics.ended(completion.status);
-      port.complete(completion);
-      return true;
-    });
-  }
-  return false;
-}
-
 void Sessions::set_sleeping(bool sleeping) {
   for (const auto& [id, session] : sessions_) session->set_sleeping(sleeping);
-}
-
-bool Sessions::pending() const {
-  return std::any_of(sessions_.begin(), sessions_.end(), [](const auto& entry) {
-    return entry.second->has_submission() || entry.second->can_flush();
-  });
 }
 
 }  // namespace epd::engine

@@ -2,7 +2,6 @@
 
 #include "base/log.h"
 #include "calls.h"
-#include "restart.h"
 
 #include <algorithm>
 #include <utility>
@@ -104,11 +103,9 @@ void Starts::activate(Group& group) {
     link_.send(abi::LinkType::kGroupReady, abi::GroupReady{group.id, StatusCode::kOk, {}});
     return;
   }
-  operations_.fail(group, 0, group.cause);
   for (const auto& member : group.members) {
     member->failed_from = kNoFailure;
     member->publish_next_index();
-    answer_orphans(*member);
   }
   link_.send(abi::LinkType::kResumed, abi::Resumed{group.id, group.epoch});
 }

@@ -4,7 +4,6 @@
 
 #include "far_engines.h"
 #include "journals.h"
-#include "operations.h"
 
 #include <cstdint>
 #include <string>
@@ -15,11 +14,10 @@ namespace epd::engine {
 class Starts {
  public:
   // `device` is the device's name.
-  Starts(std::string device, SupervisorLink& link, Operations& operations, const Journals& journals,
-         FarEngines& far_engines, const RoundClock& clock)
+  Starts(std::string device, SupervisorLink& link, const Journals& journals, FarEngines& far_engines,
+         const RoundClock& clock)
       : device_(std::move(device)),
         link_(link),
-        operations_(operations),
         journals_(journals),
         far_engines_(far_engines),
         clock_(clock) {}
@@ -49,7 +47,6 @@ class Starts {
 
   const std::string device_;
   SupervisorLink& link_;
-  Operations& operations_;
   const Journals& journals_;
   FarEngines& far_engines_;
   const RoundClock& clock_;

@@ -24,14 +24,12 @@ void clear(abi::StatisticsRow& row) {
   const auto zero = [](auto& counters) {
     for (auto& counter : counters) counter.store(0, std::memory_order_relaxed);
   };
-  row.queue_depth.store(0, std::memory_order_relaxed);
   row.bytes_dispatched.store(0, std::memory_order_relaxed);
   row.bytes_combined.store(0, std::memory_order_relaxed);
   zero(row.operations);
   zero(row.ended);
   zero(row.refused);
-  zero(row.stalls);
-  for (abi::Histogram& interval : row.intervals) zero(interval.buckets);
+  zero(row.ran.buckets);
 }
 
 }  // namespace
@@ -75,20 +73,17 @@ Statistics Statistics::of_member(Page& page, std::uint64_t session_id, std::uint
 
 Statistics::Statistics(Statistics&& other) noexcept
     : row_(std::exchange(other.row_, nullptr)),
-      shared_(std::exchange(other.shared_, false)),
-      depth_(std::exchange(other.depth_, 0)) {}
+      shared_(std::exchange(other.shared_, false)) {}
 
 Statistics& Statistics::operator=(Statistics&& other) noexcept {
   release();
   row_ = std::exchange(other.row_, nullptr);
   shared_ = std::exchange(other.shared_, false);
-  depth_ = std::exchange(other.depth_, 0);
   return *this;
 }
 
 void Statistics::release() {
   if (row_ == nullptr) return;
-  set_queue_depth(0);
   if (!shared_) row_->key.store(0, std::memory_order_release);
   row_ = nullptr;
 }
@@ -101,10 +96,6 @@ void Statistics::refused(StatusCode status) {
   if (row_ != nullptr) count(row_->refused[index_of(status)]);
 }
 
-void Statistics::stalled(abi::Stall why) {
-  if (row_ != nullptr) count(row_->stalls[static_cast<std::size_t>(why)]);
-}
-
 void Statistics::moved(abi::Op op, std::uint64_t bytes) {
   if (row_ != nullptr) count(op == abi::Op::kDispatch ? row_->bytes_dispatched : row_->bytes_combined, bytes);
 }
@@ -113,45 +104,14 @@ void Statistics::ended(StatusCode status) {
   if (row_ != nullptr) count(row_->ended[index_of(status)]);
 }
 
-void Statistics::took(abi::Op op, const abi::Completion& c) {
-  if (row_ == nullptr) return;
-  const auto interval = [this](abi::Interval which) -> abi::Histogram& {
-    return row_->intervals[static_cast<std::size_t>(which)];
-  };
-  add(interval(abi::Interval::kSeen), c.seen_us);
-  if (op == abi::Op::kNoop) return;
-  // A client's clock reading may be later than ours. Then the differences saturate at 0.
-  const auto between = [](std::uint32_t from, std::uint32_t to) { return to > from ? to - from : 0; };
-  add(interval(abi::Interval::kLaunched), between(c.seen_us, c.launched_us));
-  add(interval(abi::Interval::kDone), between(c.launched_us, c.done_us));
-  add(interval(abi::Interval::kTotal), c.done_us);
-}
-
 void Statistics::ran(std::uint32_t us) {
   if (row_ == nullptr) return;
-  for (const abi::Interval which : {abi::Interval::kDone, abi::Interval::kTotal})
-    add(row_->intervals[static_cast<std::size_t>(which)], us);
-}
-
-void Statistics::set_queue_depth(std::uint64_t depth) {
-  if (row_ == nullptr) return;
-  count(row_->queue_depth, depth - std::exchange(depth_, depth));  // wrapping around is intended
+  add(row_->ran, us);
 }
 
 void count_taken(Member& member, abi::Op op) {
   member.statistics.taken(op);
-  member.statistics.set_queue_depth(member.inflight.size());
   if (member.session != nullptr) member.session->statistics.taken(op);
-}
-
-void count_stall(Member& member, abi::Stall why) {
-  member.statistics.stalled(why);
-  if (member.session != nullptr) member.session->statistics.stalled(why);
-}
-
-void count_refused(Member& member, StatusCode status) {
-  member.statistics.refused(status);
-  if (member.session != nullptr) member.session->statistics.refused(status);
 }
 
 void count_rows(Page& page, Member& member, abi::Op op, std::uint32_t flags, std::uint64_t rows) {
@@ -169,15 +129,9 @@ void count_ran(Member& member, std::uint32_t us) {
   if (member.session != nullptr) member.session->statistics.ran(us);
 }
 
-void count_ended(Member& member, abi::Op op, const abi::Completion& completion) {
-  const auto tell = [&](Statistics& statistics) {
-    statistics.ended(completion.status);
-    // How long an operation took that a former engine had taken is not known.
-    if (completion.status == StatusCode::kOk && op != abi::Op::kNone) statistics.took(op, completion);
-  };
-  tell(member.statistics);
-  member.statistics.set_queue_depth(member.inflight.size());
-  if (member.session != nullptr) tell(member.session->statistics);
+void count_ended(Member& member, StatusCode status) {
+  member.statistics.ended(status);
+  if (member.session != nullptr) member.session->statistics.ended(status);
 }
 
 }  // namespace epd::engine

@@ -25,15 +25,11 @@ class Statistics {
 
   void taken(abi::Op op);
   void refused(StatusCode status);
-  void stalled(abi::Stall why);
   void moved(abi::Op op, std::uint64_t bytes);
   // `status` of an operation that was answered.
   void ended(StatusCode status);
-  // How long the steps of an operation that succeeded took.
-  void took(abi::Op op, const abi::Completion& completion);
-  // For an operation whose submission nobody saw: the time from its beginning to its end.
+  // The time of an operation from its beginning to its end.
   void ran(std::uint32_t us);
-  void set_queue_depth(std::uint64_t depth);
 
  private:
   template <std::size_t Rows>
@@ -42,17 +38,14 @@ class Statistics {
 
   abi::StatisticsRow* row_ = nullptr;
   bool shared_ = false;
-  std::uint64_t depth_ = 0;  // this owner's part of row_->queue_depth
 };
 
 // The same for a membership and its session at once. The engine calls only these.
 void count_taken(Member& member, abi::Op op);
-void count_stall(Member& member, abi::Stall why);
-void count_refused(Member& member, StatusCode status);
 // Rows that a dispatch has delivered to the rank. For a combine: those of the routing that it used. With
 // padding (layout packed), as in num_recv_rows.
 void count_rows(Page& page, Member& member, abi::Op op, std::uint32_t flags, std::uint64_t rows);
 void count_ran(Member& member, std::uint32_t us);
-void count_ended(Member& member, abi::Op op, const abi::Completion& completion);
+void count_ended(Member& member, StatusCode status);
 
 }  // namespace epd::engine

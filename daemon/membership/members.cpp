@@ -22,7 +22,7 @@ void Members::stop(const Group& group, Member& member) {
     has_stopped(member, kNever);  // it has submitted nothing, or everything has failed there already
   } else {
     member.submissions = Member::Stopping{desk_.due_in_ms(desk_.limits().engine_ack_ms)};
-    desk_.emit(SendStopMember{member.engine, {group.id, member.rank, member.evicted.empty() ? 0u : 1u, 0}});
+    desk_.emit(SendStopMember{member.engine, {group.id, member.rank, 0, 0}});
   }
 }
 
@@ -46,7 +46,7 @@ bool shares_device(const Group& group, const Member& member) {
 
 void Members::reply_joined(const Group& group, const Member& member) {
   const std::uint64_t arena_bytes = abi::UserArenaLayout(group.shape, member.bound).total_bytes;
-  const std::uint64_t board_bytes = abi::BoardLayout(group.shape).total_bytes;
+  const std::uint64_t board_bytes = sizeof(abi::Board);
   desk_.answer(ReplyJoined{
       member.join_id(),
       {member.member, member.rank, group.id, group.epoch, group.resume_index, arena_bytes, board_bytes,

@@ -96,18 +96,6 @@ std::vector<GroupReport> NearGroups::steady() const {
   return reports;
 }
 
-bool NearGroups::owes_groups(std::uint32_t device) const {
-  return std::any_of(groups_.begin(), groups_.end(), [device](const auto& entry) {
-    const NearGroup& group = entry.second;
-    const auto slot = group.engines.find(device);
-    if (!group.started || slot == group.engines.end() || !slot->second.is(EnginePhase::kAbsent)) return false;
-    return std::any_of(group.members.begin(), group.members.end(), [device](const auto& of_rank) {
-      const Member& member = of_rank.second;
-      return member.engine.device == device && member.presence == Presence::kHere && member.evicted.empty();
-    });
-  });
-}
-
 std::vector<ReleaseMemory> NearGroups::take_unannounced() {
   std::vector<ReleaseMemory> taken;
   for (const auto& [id, group] : groups_) {

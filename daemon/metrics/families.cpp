@@ -77,20 +77,15 @@ void add(google::protobuf::RepeatedPtrField<v1::StatusCount>& sum,
 }
 
 void add(v1::Statistics& sum, const v1::Statistics& more) {
-  sum.set_queue_depth(sum.queue_depth() + more.queue_depth());
   sum.set_noops(sum.noops() + more.noops());
   sum.set_dispatches(sum.dispatches() + more.dispatches());
   sum.set_combines(sum.combines() + more.combines());
   sum.set_completed(sum.completed() + more.completed());
   sum.set_bytes_dispatched(sum.bytes_dispatched() + more.bytes_dispatched());
   sum.set_bytes_combined(sum.bytes_combined() + more.bytes_combined());
-  sum.set_stalls_completions(sum.stalls_completions() + more.stalls_completions());
-  sum.set_stalls_depth(sum.stalls_depth() + more.stalls_depth());
-  sum.set_stalls_group(sum.stalls_group() + more.stalls_group());
   add(*sum.mutable_failed(), more.failed());
   add(*sum.mutable_refused(), more.refused());
   add(*sum.mutable_done(), more.done());
-  add(*sum.mutable_total(), more.total());
 }
 
 void tell_daemon(Families& out, const v1::DaemonStatus& daemon) {
@@ -287,7 +282,7 @@ struct GroupSum {
 };
 
 void tell_statistics(Families& out, const Labels& labels, const v1::Statistics& s) {
-  const char* taken = "Operations that the group's ranks have submitted.";
+  const char* taken = "Operations of the group's ranks that have ended.";
   out.counter("epd_group_operations_total", taken, with(labels, "op", "noop"),
               static_cast<double>(s.noops()));
   out.counter("epd_group_operations_total", taken, with(labels, "op", "dispatch"),
@@ -301,28 +296,17 @@ void tell_statistics(Families& out, const Labels& labels, const v1::Statistics& 
     out.counter("epd_group_operations_ended_total", ended, with(labels, "status", failed.status()),
                 static_cast<double>(failed.count()));
   for (const v1::StatusCount& refused : s.refused())
-    out.counter("epd_group_submissions_refused_total", "Submissions that became no operation, by status.",
+    out.counter("epd_group_calls_refused_total", "Calls that ended their session, by status.",
                 with(labels, "status", refused.status()), static_cast<double>(refused.count()));
   const char* bytes = "Bytes of rows that the group's ranks have sent (dispatch) or pulled (combine).";
   out.counter("epd_group_bytes_total", bytes, with(labels, "op", "dispatch"),
               static_cast<double>(s.bytes_dispatched()));
   out.counter("epd_group_bytes_total", bytes, with(labels, "op", "combine"),
               static_cast<double>(s.bytes_combined()));
-  const char* stalls = "Submissions that could not be served at once, by reason.";
-  out.counter("epd_group_stalls_total", stalls, with(labels, "reason", "completions"),
-              static_cast<double>(s.stalls_completions()));
-  out.counter("epd_group_stalls_total", stalls, with(labels, "reason", "depth"),
-              static_cast<double>(s.stalls_depth()));
-  out.counter("epd_group_stalls_total", stalls, with(labels, "reason", "group"),
-              static_cast<double>(s.stalls_group()));
-  out.gauge("epd_group_queue_depth", "Operations taken and not yet answered.", labels,
-            static_cast<double>(s.queue_depth()));
   fill(out.histogram("epd_group_operation_seconds",
-                     "Dispatches and combines with OK, from submission to end. The sum is an estimate.",
+                     "Dispatches and combines with OK, from the device's begin to the end, with waits for "
+                     "other ranks. The sum is an estimate.",
                      labels),
-       s.total());
-  fill(out.histogram("epd_group_device_seconds",
-                     "The same from the device's begin to the end, with waits for other ranks.", labels),
        s.done());
 }
 

@@ -128,7 +128,7 @@ Status ArenaStore::acquire(std::pair<std::uint64_t, std::uint32_t> member, std::
   made.device = device;
   made.wanted = wanted;
   const bool host = device.kind == abi::DeviceKind::kHost;
-  const abi::GroupBytes needed(wanted.shape, host, abi::bound_regions(wanted.bindings), wanted.results);
+  const abi::GroupBytes needed(wanted.shape, host, abi::bound_regions(wanted.bindings));
   made.bytes = needed.arena_quota;
   made.host_bytes = needed.host_quota;
   made.routing_bytes = needed.routing_quota;
@@ -156,19 +156,15 @@ Status ArenaStore::acquire(std::pair<std::uint64_t, std::uint32_t> member, std::
 
 Status ArenaStore::make(MemberArenas& made, const device::DeviceName& device) const {
   const abi::GroupBytes needed(made.wanted.shape, device.kind == abi::DeviceKind::kHost,
-                               abi::bound_regions(made.wanted.bindings), made.wanted.results);
+                               abi::bound_regions(made.wanted.bindings));
   Result<DescriptorShare> share = descriptors_.take(made.uid, kMemberDescriptors);
   if (!share.ok()) return share.status();
   Result<UniqueFd> user = device::make_arena_memory(device, "epd-user-arena", needed.user_arena);
   if (!user.ok()) return user.status();
   Result<UniqueFd> exchange = device::make_arena_memory(device, "epd-exchange-arena", needed.exchange_arena);
   if (!exchange.ok()) return exchange.status();
-  UniqueFd results;
-  if (made.wanted.results) {
-    Result<UniqueFd> memory = device::make_results_memory(device, needed.results);
-    if (!memory.ok()) return memory.status();
-    results = std::move(*memory);
-  }
+  Result<UniqueFd> results = device::make_results_memory(device, needed.results);
+  if (!results.ok()) return results.status();
   Result<UniqueFd> board = make_sealed_memfd("epd-board", needed.board);
   if (!board.ok()) return board.status();
   Result<Mapping> map = Mapping::map(board->get(), needed.board, Access::kReadWrite);
@@ -178,7 +174,7 @@ Status ArenaStore::make(MemberArenas& made, const device::DeviceName& device) co
   made.user = std::move(*user);
   made.exchange = std::move(*exchange);
   made.board = std::move(*board);
-  made.results = std::move(results);
+  made.results = std::move(*results);
   made.board_map = std::make_shared<const Mapping>(std::move(*map));
   return {};
 }

@@ -32,7 +32,6 @@ struct WantedMemory {
   abi::GroupShape shape{};
   abi::Bindings bindings{};
   ClientMemory memory;
-  bool results = false;       // its operations are calls
   std::uint64_t session = 0;  // whose it is
 
   std::size_t num_memories() const { return memory == nullptr ? 0 : memory->size(); }
@@ -55,7 +54,7 @@ struct MemberArenas {
   UniqueFd user;
   UniqueFd exchange;
   UniqueFd board;
-  UniqueFd results;                          // if there are any
+  UniqueFd results;
   std::shared_ptr<const Mapping> board_map;  // also kept by readers of what is counted behind the board
   bool given_up = false;                     // its client has said that it needs the contents no more
 

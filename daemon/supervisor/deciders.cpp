@@ -174,10 +174,6 @@ std::uint64_t Deciders::coordinator_away_ms(std::uint64_t group_id) const {
   return std::max<std::uint64_t>(1, agent_->silent_ns() / 1'000'000);
 }
 
-bool Deciders::owes_groups(std::uint32_t device) const {
-  return agent_ != nullptr && agent_->owes_groups(device);
-}
-
 std::size_t Deciders::num_groups() const {
   const std::size_t spanning = agent_ == nullptr ? 0 : agent_->groups().size() + agent_->ended().size();
   return local_.groups().size() + spanning;

@@ -58,9 +58,6 @@ class Deciders {
   // needs none.
   std::uint64_t coordinator_away_ms(std::uint64_t group_id) const;
 
-  // Whether the engine is still to be told of a group that a former engine has served. The coordinator tells
-  // about spanning groups.
-  bool owes_groups(std::uint32_t device) const;
   std::size_t num_groups() const;
   // The number of groups that the session is in, or waits for.
   std::uint32_t memberships(std::uint64_t session_id) const;

@@ -30,20 +30,10 @@ void EngineEvents::engine_ready(std::uint32_t device) {
   for (const MemberMemoryStore::OpenStreams& open : rooms_.memory.take_open_streams(device))
     parts_.orders.send(device, abi::LinkType::kCloseStreams, open.message, {open.user.get()});
   rooms_.deciders.handle(membership::EngineUp{local(device), rooms_.fleet.far_address(device)});
-  coming_.insert(device);
-}
-
-void EngineEvents::tick() {
-  std::erase_if(coming_, [this](std::uint32_t device) {
-    if (rooms_.deciders.owes_groups(device)) return false;
-    parts_.orders.send(device, abi::LinkType::kAllTold, abi::AllTold{});
-    return true;
-  });
 }
 
 void EngineEvents::engine_down(std::uint32_t device, const std::string& text, EngineEnd end) {
   parts_.removals.engine_down(device);
-  coming_.erase(device);
   if (end == EngineEnd::kDeviceFailed) end_dying_sessions(device);
   for (const auto& [id, session] : rooms_.sessions.connections()) {
     if (session.attached && session.device == device) session::unserve_segments(session.segments);

@@ -33,8 +33,6 @@ class EngineEvents final : public FleetHost {
   void before_kill(std::uint32_t device, std::function<void()> then) override;
   void engine_failed(std::uint32_t device, const std::string& text) override;
 
-  // Called in each turn, when everything that was decided is carried out.
-  void tick();
 
  private:
   template <typename T>
@@ -50,7 +48,6 @@ class EngineEvents final : public FleetHost {
 
   const Rooms& rooms_;
   const Parts parts_;
-  std::set<std::uint32_t> coming_;  // devices whose engine has not been told everything
 };
 
 }  // namespace epd::supervisor

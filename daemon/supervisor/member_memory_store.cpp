@@ -53,7 +53,7 @@ Status MemberMemoryStore::acquire(const membership::AcquireMemory& action) {
   const auto& [quotas, bindings, memory] = brought->second;
   return arenas_.acquire({action.group_id, action.rank}, action.uid, quotas,
                          rooms_.devices[action.engine.device].name,
-                         {action.shape, bindings, memory, true, action.request.session.number});
+                         {action.shape, bindings, memory, action.request.session.number});
 }
 
 void MemberMemoryStore::mark_lost(const membership::MarkLost& action) {

@@ -120,7 +120,6 @@ std::uint64_t Node::turn() {
   lifecycle_.tick();
   orders_.carry_out_all();
   const std::uint64_t cluster_due_ns = turn_of_cluster();
-  engine_events_.tick();
   LogLimiter::tell_suppressed();
   return std::min({sessions_.next_due_ns(), deciders_.next_due_ns(), fleet_.next_due_ns(),
                    removals_.next_due_ns(), lifecycle_.next_due_ns(), network_watch_.next_due_ns(),

@@ -102,8 +102,7 @@ void Orders::send_member(std::uint32_t device, std::uint64_t group_id,
                          const membership::MemberDescription& member) {
   const MemberArenas* arenas = rooms_.memory.find(group_id, member.rank);
   if (arenas == nullptr) return;
-  std::vector<int> fds = {arenas->board.get()};
-  if (arenas->results.get() >= 0) fds.push_back(arenas->results.get());
+  const std::vector<int> fds = {arenas->board.get(), arenas->results.get()};
   rooms_.fleet.send(
       device, abi::LinkType::kGroupMember,
       abi::GroupMember{group_id, member.session.number, member.rank, member.member, member.first_index}, fds);
@@ -224,8 +223,7 @@ void Orders::carry_out(const membership::ReplyJoined& action) {
                   {"name", action.group.name},
                   {"rank", action.message.rank},
                   {"session", session_id}});
-  std::vector<int> fds = {arenas->user.get(), board->get()};
-  if (arenas->results.get() >= 0) fds.push_back(arenas->results.get());
+  const std::vector<int> fds = {arenas->user.get(), board->get(), arenas->results.get()};
   rooms_.sessions.reply(session_id, action.request.number, abi::AttachType::kJoined, action.message, fds);
 }
 

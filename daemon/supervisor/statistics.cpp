@@ -23,15 +23,12 @@ void add(abi::StatisticsRow& sum, const abi::StatisticsRow& more) {
   sum.session_id = value(more.session_id);
   sum.group_id = value(more.group_id);
   sum.rank = more.rank.load(std::memory_order_relaxed);
-  sum.queue_depth += value(more.queue_depth);
   sum.bytes_dispatched += value(more.bytes_dispatched);
   sum.bytes_combined += value(more.bytes_combined);
   add_each(sum.operations, more.operations);
   add_each(sum.ended, more.ended);
   add_each(sum.refused, more.refused);
-  add_each(sum.stalls, more.stalls);
-  for (std::size_t i = 0; i < abi::kNumIntervals; ++i)
-    add_each(sum.intervals[i].buckets, more.intervals[i].buckets);
+  add_each(sum.ran.buckets, more.ran.buckets);
 }
 
 void fill(google::protobuf::RepeatedPtrField<v1::StatusCount>& messages,
@@ -46,11 +43,6 @@ void fill(google::protobuf::RepeatedPtrField<v1::StatusCount>& messages,
 
 void fill(v1::Statistics& message, const abi::StatisticsRow& row) {
   const auto operations = [&](abi::Op op) { return value(row.operations[static_cast<std::size_t>(op)]); };
-  const auto stalls = [&](abi::Stall why) { return value(row.stalls[static_cast<std::size_t>(why)]); };
-  const auto interval = [&](abi::Interval which) {
-    return message_of(row.intervals[static_cast<std::size_t>(which)]);
-  };
-  message.set_queue_depth(row.queue_depth);
   message.set_noops(operations(abi::Op::kNoop));
   message.set_dispatches(operations(abi::Op::kDispatch));
   message.set_combines(operations(abi::Op::kCombine));
@@ -59,13 +51,7 @@ void fill(v1::Statistics& message, const abi::StatisticsRow& row) {
   fill(*message.mutable_refused(), row.refused, 0);
   message.set_bytes_dispatched(row.bytes_dispatched);
   message.set_bytes_combined(row.bytes_combined);
-  message.set_stalls_completions(stalls(abi::Stall::kCompletions));
-  message.set_stalls_depth(stalls(abi::Stall::kDepth));
-  message.set_stalls_group(stalls(abi::Stall::kGroup));
-  *message.mutable_seen() = interval(abi::Interval::kSeen);
-  *message.mutable_launched() = interval(abi::Interval::kLaunched);
-  *message.mutable_done() = interval(abi::Interval::kDone);
-  *message.mutable_total() = interval(abi::Interval::kTotal);
+  *message.mutable_done() = message_of(row.ran);
 }
 
 // Calls use(copy) for each row that is not free and was not given to another owner while it was read.

@@ -250,9 +250,9 @@ EXAMPLES
 )HELP"};
 
 const Page kWatch = {"Rates of devices, sessions and groups, again and again", R"HELP(
-Operations and bytes per second, and the median and 99th percentile of the time from submission to end,
-between two looks (of a group: of its ranks together); depth of the queue now; stalls and failures since
-the look before; and what the slowest operation waits for. JSON has the time of each look as unix_ms.
+Operations and bytes per second, and the median and 99th percentile of the time from an operation's begin
+on the device to its end, between two looks (of a group: of its ranks together); failures since the look
+before; and what the slowest operation waits for. JSON has the time of each look as unix_ms.
 Redrawn on a terminal, else one block of text (or one line of JSON) per look.
 
 EXAMPLES

@@ -32,8 +32,8 @@ std::string percentiles(const v1::Histogram& histogram) {
 }
 
 std::vector<Column> statistics_columns(std::vector<Column> first) {
-  for (const char* title : {"DEPTH", "NOOPS", "DISPATCHES", "COMBINES", "OK", "DISPATCHED", "COMBINED",
-                            "STALLS", "SEEN p50/p99", "LAUNCHED", "DONE", "TOTAL"}) {
+  for (const char* title :
+       {"NOOPS", "DISPATCHES", "COMBINES", "OK", "DISPATCHED", "COMBINED", "DONE p50/p99"}) {
     first.push_back({title, Align::kRight});
   }
   first.push_back({"FAILED"});
@@ -42,12 +42,10 @@ std::vector<Column> statistics_columns(std::vector<Column> first) {
 }
 
 void add(Table& table, std::vector<std::string> first, const v1::Statistics& s) {
-  const std::uint64_t stalls = s.stalls_completions() + s.stalls_depth() + s.stalls_group();
   for (std::string& cell : std::vector<std::string>{
-           std::to_string(s.queue_depth()), std::to_string(s.noops()), std::to_string(s.dispatches()),
-           std::to_string(s.combines()), std::to_string(s.completed()), format_bytes(s.bytes_dispatched()),
-           format_bytes(s.bytes_combined()), std::to_string(stalls), percentiles(s.seen()),
-           percentiles(s.launched()), percentiles(s.done()), percentiles(s.total()), counts(s.failed()),
+           std::to_string(s.noops()), std::to_string(s.dispatches()), std::to_string(s.combines()),
+           std::to_string(s.completed()), format_bytes(s.bytes_dispatched()),
+           format_bytes(s.bytes_combined()), percentiles(s.done()), counts(s.failed()),
            counts(s.refused())}) {
     first.push_back(cell);
   }

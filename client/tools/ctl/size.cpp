@@ -169,7 +169,7 @@ Exit run_size(const Arguments& arguments, Output& output) {
   std::string wrong = abi::check_shape(shape);
   if (wrong.empty()) wrong = abi::check_bound(shape, bound);
   if (!wrong.empty()) return report(arguments, output, {Exit::kUsage, "INVALID_ARGUMENT", wrong});
-  const abi::GroupBytes bytes(shape, a.device_kind == "host", bound, a.device_kind != "host");
+  const abi::GroupBytes bytes(shape, a.device_kind == "host", bound);
   if (arguments.json) {
     write_json(output, json_of(a, shape, bytes));
   } else {

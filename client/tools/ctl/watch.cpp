@@ -32,30 +32,24 @@ struct Rates {
   double bytes_per_s = 0;
   std::uint64_t p50_us = 0;
   std::uint64_t p99_us = 0;
-  std::uint64_t queue_depth = 0;
-  std::uint64_t stalls = 0;    // since the look before
-  std::uint64_t failures = 0;  // likewise, refusals too
+  std::uint64_t failures = 0;  // since the look before, refusals too
 };
 
 // Sums. The sum of a device is that of its sessions.
 struct Totals {
   std::uint64_t completed = 0;
   std::uint64_t bytes = 0;
-  std::uint64_t queue_depth = 0;
-  std::uint64_t stalls = 0;
   std::uint64_t failures = 0;
-  std::array<std::uint64_t, abi::kHistogramBuckets> total{};
+  std::array<std::uint64_t, abi::kHistogramBuckets> done{};
 };
 
 void add(Totals& totals, const v1::Statistics& s) {
   totals.completed += s.completed();
   totals.bytes += s.bytes_dispatched() + s.bytes_combined();
-  totals.queue_depth += s.queue_depth();
-  totals.stalls += s.stalls_completions() + s.stalls_depth() + s.stalls_group();
   for (const auto& count : s.failed()) totals.failures += count.count();
   for (const auto& count : s.refused()) totals.failures += count.count();
-  for (const v1::HistogramBucket& bucket : s.total().buckets())
-    totals.total[abi::histogram_bucket(static_cast<std::uint32_t>(bucket.from_us()))] += bucket.count();
+  for (const v1::HistogramBucket& bucket : s.done().buckets())
+    totals.done[abi::histogram_bucket(static_cast<std::uint32_t>(bucket.from_us()))] += bucket.count();
 }
 
 // An engine that was restarted begins anew: then everything there is has happened since.
@@ -68,11 +62,9 @@ Rates rates(const Totals& before, const Totals& now, double seconds) {
   r.ops_per_s = static_cast<double>(since(before.completed, now.completed)) / seconds;
   r.bytes_per_s = static_cast<double>(since(before.bytes, now.bytes)) / seconds;
   std::array<std::uint64_t, abi::kHistogramBuckets> delta{};
-  for (std::size_t i = 0; i < delta.size(); ++i) delta[i] = since(before.total[i], now.total[i]);
+  for (std::size_t i = 0; i < delta.size(); ++i) delta[i] = since(before.done[i], now.done[i]);
   r.p50_us = abi::histogram_percentile(delta, 500);
   r.p99_us = abi::histogram_percentile(delta, 990);
-  r.queue_depth = now.queue_depth;
-  r.stalls = since(before.stalls, now.stalls);
   r.failures = since(before.failures, now.failures);
   return r;
 }
@@ -160,7 +152,7 @@ std::string one_decimal(double value) {
 }
 
 std::string table(std::vector<Column> columns, const std::vector<Row>& rows) {
-  for (const char* title : {"OPS/S", "GB/S", "P50", "P99", "DEPTH", "STALLS", "FAILURES"})
+  for (const char* title : {"OPS/S", "GB/S", "P50", "P99", "FAILURES"})
     columns.push_back({title, Align::kRight});
   Table out(std::move(columns));
   for (const Row& row : rows) {
@@ -169,8 +161,7 @@ std::string table(std::vector<Column> columns, const std::vector<Row>& rows) {
     const bool any = r.p50_us != 0 || r.p99_us != 0;
     for (std::string& cell : std::vector<std::string>{
              one_decimal(r.ops_per_s), one_decimal(r.bytes_per_s / 1e9), any ? format_us(r.p50_us) : "",
-             any ? format_us(r.p99_us) : "", std::to_string(r.queue_depth), std::to_string(r.stalls),
-             std::to_string(r.failures)}) {
+             any ? format_us(r.p99_us) : "", std::to_string(r.failures)}) {
       cells.push_back(cell);
     }
     out.add(std::move(cells));
@@ -201,8 +192,6 @@ Json json_of(const std::vector<Row>& rows) {
     object["bytes_per_s"] = row.rates.bytes_per_s;
     object["p50_us"] = row.rates.p50_us;
     object["p99_us"] = row.rates.p99_us;
-    object["queue_depth"] = row.rates.queue_depth;
-    object["stalls"] = row.rates.stalls;
     object["failures"] = row.rates.failures;
     list.push_back(std::move(object));
   }

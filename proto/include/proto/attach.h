@@ -87,7 +87,7 @@ struct Joined {
   std::uint64_t epoch;
   std::uint64_t resume_index;
   std::uint64_t user_bytes;   // UserArenaLayout::total_bytes less what is bound, repeated for the check
-  std::uint64_t board_bytes;  // BoardLayout::total_bytes, likewise
+  std::uint64_t board_bytes;  // sizeof(Board), likewise
   std::uint32_t default_timeout_ms;  // of operations that give none
   std::uint32_t sum_ranks;           // of the group's shape; never 0
   // Not 0: another rank of the group is on the rank's device. Then a stream that waits by a kernel might hold
@@ -119,19 +119,13 @@ constexpr std::uint64_t layout_hash() {
   using detail::mix;
   std::uint64_t h = 0xcbf29ce484222325ull;
   for (std::uint64_t v :
-       {sizeof(SegmentA), sizeof(SegmentB), sizeof(Board), sizeof(BoardSlot), sizeof(Submission),
-        sizeof(Completion), sizeof(InflightRecord), sizeof(GroupShape), sizeof(Hello), sizeof(Welcome),
+       {sizeof(SegmentA), sizeof(SegmentB), sizeof(Board), sizeof(GroupShape), sizeof(Hello), sizeof(Welcome),
         sizeof(Refused), sizeof(Join), sizeof(Joined), sizeof(Leave), sizeof(Goodbye)}) {
     h = mix(h, v);
   }
-  for (std::uint64_t v :
-       {offsetof(SegmentA, client_sleep), offsetof(SegmentA, completion_head),
-        offsetof(SegmentA, submissions), offsetof(SegmentB, state), offsetof(SegmentB, engine_sleep),
-        offsetof(SegmentB, submission_head), offsetof(SegmentB, completion_tail),
-        offsetof(SegmentB, inflight), offsetof(SegmentB, message), offsetof(SegmentB, completions),
-        offsetof(Submission, op), offsetof(Submission, flags), offsetof(Submission, route),
-        offsetof(Completion, status), offsetof(Board, change), offsetof(Board, message),
-        offsetof(Board, active), offsetof(Board, slots)}) {
+  for (std::uint64_t v : {offsetof(SegmentA, client_sleep), offsetof(SegmentB, state),
+                          offsetof(SegmentB, engine_sleep), offsetof(SegmentB, message),
+                          offsetof(Board, change), offsetof(Board, message), offsetof(Board, active)}) {
     h = mix(h, v);
   }
   GroupShape probe{4, 16, 64, 256, 3, 2, Payload::kFp8Cast, IndexType::kInt64, LossPolicy::kFailFast};
@@ -143,8 +137,7 @@ constexpr std::uint64_t layout_hash() {
   h = mix(h, arena.total_bytes);
   h = mix(h, offsetof(CallWords, flags));
   h = mix(h, sizeof(CallWords));
-  h = mix(h, ResultsLayout(probe).total_bytes);
-  return mix(h, BoardLayout(probe).total_bytes);
+  return mix(h, ResultsLayout(probe).total_bytes);
 }
 
 }  // namespace epd::abi

@@ -44,14 +44,11 @@ enum class LinkType : std::uint16_t {
   // fd: user arena of a rank that no engine will serve any more, and this one never has: streams that wait
   // there for operations are to go on. Not answered
   kCloseStreams = 15,
-  // Once to each engine: it has been told of all that its predecessors served and it is to serve. What they
-  // left behind for any other group need not wait
-  kAllTold = 16,
   // An engine of another node, before a group names it; again when it has another address, or none
   kFarEngine = 17,
   // engine -> supervisor
   kReady = 32,
-  kSessionFailed = 33,  // an illegal submission; SegmentB already says so
+  kSessionFailed = 33,  // an illegal call; SegmentB already says so
   kSessionRemoved = 34,
   kGroupReady = 35,
   kMemberStopped = 36,
@@ -130,10 +127,6 @@ struct GroupRef {  // kGroupCommit, kRemoveGroup, kGroupRemoved, kRelease
   std::uint64_t group_id;
 };
 
-struct AllTold {
-  std::uint64_t reserved = 0;
-};
-
 struct CloseStreams {
   std::uint64_t user_bytes;
   std::uint64_t calls;  // offset of CallWords in the user arena
@@ -160,7 +153,7 @@ struct RankRefused {
 struct MemberRef {  // kStopMember, kMemberStopped
   std::uint64_t group_id;
   std::uint32_t rank;
-  std::uint32_t evicted;      // kStopMember, 1: its client lives, and hears RANK_LOST with its own rank
+  std::uint32_t reserved;
   std::uint64_t next_submit;  // kMemberStopped: the number its next operation would have had
 };
 

@@ -1,5 +1,4 @@
-// What an operation may be asked to do, and what is lawful to ask: the same for a submission, which the
-// engine's loop takes, and for a call, which the engine's kernel takes. Plain data, also for device code.
+// What an operation may be asked to do, and what is lawful to ask. Plain data, also for device code.
 #pragma once
 
 #include "proto/shape.h"
@@ -12,11 +11,11 @@ enum class Op : std::uint32_t { kNone = 0, kNoop = 1, kDispatch = 2, kCombine = 
 
 enum OpFlags : std::uint32_t {
   kFlagWeights = 1u << 0,        // dispatch: topk_weights travel; combine: rows are weighted
-  kFlagCached = 1u << 1,         // dispatch: the routing of `handle` is used again, topk_idx is not read
+  kFlagCached = 1u << 1,         // dispatch: the record's routing is used again, topk_idx is not read
   kFlagZeroPadding = 1u << 2,    // dispatch, packed: the rows that align an expert's first row are zeroed
   kFlagMarkUnused = 1u << 3,     // dispatch: all rows that no token fills are marked, up to recv_rows()
   kFlagReturnWeights = 1u << 4,  // combine: y_weights come back as out_weights
-  kFlagDefer = 1u << 5,          // say when the inputs have been read: BoardSlot::sent_ticket
+  kFlagDefer = 1u << 5,          // say when the inputs have been read: Results::sent
   kBiasShift = 6,                // combine: two bits, the number of biases to add
   kFlagBiases = 3u << kBiasShift,
   // combine, with kFlagReturnWeights, compact: each of a token's K is summed over all ranks that got it

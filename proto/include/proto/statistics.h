@@ -2,7 +2,8 @@
 // relaxed stores; read by anybody without a request. The rows of an engine that dies are lost with it.
 #pragma once
 
-#include "proto/session.h"
+#include "proto/operation.h"
+#include "proto/status.h"
 
 #include <algorithm>
 #include <atomic>
@@ -52,22 +53,6 @@ struct Histogram {
   std::atomic<std::uint64_t> buckets[kHistogramBuckets];
 };
 
-enum class Interval : std::uint32_t {
-  kSeen = 0,      // submitted -> seen by the engine; noops too
-  kLaunched = 1,  // seen -> begun by the device. This and the next two: dispatches and combines with OK
-  kDone = 2,      // begun by the device -> done, with what it waits for other ranks
-  kTotal = 3,     // submitted -> done. Nobody sees calls of streams come: kDone, and neither of the first two
-};
-inline constexpr std::size_t kNumIntervals = 4;
-
-// Why a submission could not be served at once.
-enum class Stall : std::uint32_t {
-  kCompletions = 0,  // the client leaves no room for the answers that it is owed
-  kDepth = 1,        // too many operations in flight before it
-  kGroup = 2,        // its group is breaking, or not known yet to an engine that was restarted
-};
-inline constexpr std::size_t kNumStalls = 3;
-
 inline constexpr std::size_t kNumOps = 4;         // indexed by Op
 inline constexpr std::size_t kStatusSlots = 16;   // indexed by StatusCode
 inline constexpr std::size_t kSessionRows = 256;  // and one more, see StatisticsTable
@@ -79,14 +64,12 @@ struct StatisticsRow {
   std::atomic<std::uint64_t> session_id;
   std::atomic<std::uint64_t> group_id;               // memberships only
   std::atomic<std::uint32_t> rank;                   // likewise
-  std::atomic<std::uint64_t> queue_depth;            // operations taken and not yet answered, now
   std::atomic<std::uint64_t> operations[kNumOps];    // taken
   std::atomic<std::uint64_t> ended[kStatusSlots];    // operations, by their status; [0] is OK
-  std::atomic<std::uint64_t> refused[kStatusSlots];  // submissions that became no operation
-  std::atomic<std::uint64_t> stalls[kNumStalls];     // submissions, each once
+  std::atomic<std::uint64_t> refused[kStatusSlots];  // calls that ended the session
   std::atomic<std::uint64_t> bytes_dispatched;
   std::atomic<std::uint64_t> bytes_combined;
-  Histogram intervals[kNumIntervals];
+  Histogram ran;  // dispatches and combines with OK: begun by the device until done, with waits for others
 };
 
 // The row behind the last is shared by all that found no row of their own: nothing is lost, only told

@@ -40,7 +40,7 @@ struct WaitsLayout {
   std::uint64_t total_bytes = 0;
 
   constexpr explicit WaitsLayout(const GroupShape& s)
-      : counts(align_up(BoardLayout(s).total_bytes, 64)),
+      : counts(align_up(sizeof(Board), 64)),
         peers(counts + sizeof(RankCounts)),
         total_bytes(align_up(peers + s.num_ranks * sizeof(PeerWait), 64)) {}
 };

@@ -1,13 +1,14 @@
 // How an engine runs operations on a device. Each rank that the device serves has a lane: what its operations
 // need beside the arenas. Lanes run beside each other.
 //
-// A GPU runs whole operations by itself. Its lanes have kernels enqueued ahead, which carry out calls of
-// clients (CallPort). Operations of a lane run in order. Lanes together never ask for more SMs than the
-// device has for them, so none waits behind another that waits for a peer.
+// Clients enqueue calls (CallPort), and a lane carries them out, one after the other.
+//
+// A GPU runs whole operations by itself. Its lanes have kernels enqueued ahead, which carry out the calls.
+// Lanes together never ask for more SMs than the device has for them, so none waits behind another that
+// waits for a peer.
 //
 // A host device has no processor of its own. The engine's loop runs operations in short pieces
-// (OperationInFlight::advance), and helper threads move rows beside it. Operations of a lane run beside each
-// other.
+// (Device::run), and helper threads move rows beside it.
 #pragma once
 
 #include "device/device.h"
@@ -30,47 +31,18 @@ class FarGroup;
 
 namespace epd::device {
 
-struct LaunchRequest {
-  kernels::cuda::Kind kind = kernels::cuda::Kind::kDispatch;
-  kernels::cuda::Operation* op = nullptr;
-  const OperationPeers* peers = nullptr;  // must outlive the operation in flight
-  std::uint32_t record = 0;               // routing record that it makes or uses
-  std::uint32_t sms = 0;                  // at most; 0: the device's
-  abi::RankWaits waits;                   // of the rank. Outlives the operation in flight
-};
-
-// An operation in flight on a host device. ended() must be true before it is destroyed, because the
-// destructor does not wait.
+// An operation that runs on a host device, for those who look at it.
 class OperationInFlight {
  public:
   virtual ~OperationInFlight() = default;
 
-  // Does one short piece of work on the calling thread. False: the operation waits, or has ended. What it
-  // waits for rings the engine.
-  virtual bool advance() = 0;
-  // Whether advance() would do something.
-  virtual bool can_advance() const = 0;
-  // Whether advance() would move rows. Such work goes by priority.
-  virtual bool can_move() const = 0;
-  // How far it has come, also after an abort. The next one is launched after this one has left kPlanning.
+  // How far it has come, also after an abort.
   virtual abi::OpStage stage() const = 0;
   // The first rank, from `from` on, that it waits for in kWaitReady and kWaitArrived, else kNobody.
   static constexpr std::uint32_t kNobody = SignalCopy::kNobody;
   virtual std::uint32_t awaited(std::uint32_t from) const = 0;
   // What of other nodes it waits for, as text for people; "" if for nothing.
   virtual std::string waits_for() const = 0;
-
-  // Once this is true, counts() and result() may be read.
-  virtual bool counted() = 0;
-  virtual bool sent() = 0;  // of a dispatch: its inputs are no longer read
-  virtual bool ended() = 0;
-  virtual const kernels::Placement& counts() = 0;
-  virtual const kernels::cuda::OpResult& result() const = 0;
-  // Selections, in the routing that it used, of ranks that have been lost since. `ranks`: [R] not 0 for
-  // these.
-  virtual std::uint32_t count_selections(std::span<const std::uint8_t> ranks) const = 0;
-  // It has ended when this returns.
-  virtual void abort() = 0;
 };
 
 // What a lane asks about the group of its rank while it carries out calls. Host devices ask it.
@@ -190,8 +162,6 @@ struct LaneShape {
 class Lane {
  public:
   virtual ~Lane() = default;
-  // Not for a lane with calls().
-  virtual std::unique_ptr<OperationInFlight> launch(const LaunchRequest& request) = 0;
   // Replaces LaneShape::priority: the lanes' shares of SMs follow. The stream keeps its own priority.
   virtual void set_priority(std::int32_t priority) = 0;
   // What ranks have signalled to this one, for devices that do not tell it otherwise: a copy.
@@ -199,9 +169,8 @@ class Lane {
   // there is none yet.
   virtual void look_at_signals() {}
   virtual const SignalCopy* signals() { return nullptr; }
-  // Of a lane whose operations are calls, else null. After the lane has been destroyed, whoever waits for a
-  // call is released within a moment. The destructor does not wait until the kernel has ended.
-  virtual CallPort* calls() { return nullptr; }
+  // After the lane has been destroyed, whoever waits for a call is released within a moment. The destructor does not wait until the kernel has ended.
+  virtual CallPort& calls() = 0;
   // Whether kernels carry the calls out. They ring nobody, and wait for ranks before they begin
   // (GroupView::together).
   virtual bool by_kernels() const { return false; }

@@ -46,8 +46,6 @@ class Agent {
   const std::map<std::uint64_t, NearGroup>& groups() const { return near_.all(); }
   // Those that end here without the coordinator.
   const std::map<std::uint64_t, Group>& ended() const { return ended_.groups(); }
-  // Whether the engine is still to be told of a group that one before it has served.
-  bool owes_groups(std::uint32_t device) const { return near_.owes_groups(device); }
   std::uint64_t term() const { return term_; }
   bool attached() const { return state_ == State::kAttached; }
   // Nothing has been heard of the coordinator for node_timeout_ms.

@@ -43,8 +43,6 @@ class NearGroups {
   const std::map<std::uint64_t, NearGroup>& all() const { return groups_; }
   bool knows(std::uint64_t group_id) const { return groups_.contains(group_id); }
   NearGroup take(std::uint64_t group_id) { return std::move(groups_.extract(group_id).mapped()); }
-  // Whether the engine, which has come up, is still to be told of a group that one before it has served.
-  bool owes_groups(std::uint32_t device) const;
   // What is to be said to a coordinator that knows nothing of them.
   std::vector<GroupReport> steady() const;
 
