@@ -211,11 +211,13 @@ void Orders::carry_out(const membership::ReplyJoined& action) {
   const MemberArenas* arenas = rooms_.memory.find(action.message.group_id, action.message.rank);
   if (arenas == nullptr) return;  // the session closed meanwhile
   Result<UniqueFd> board = reopen_read_only(arenas->board.get());
-  if (!board.ok()) {
+  const bool host = arenas->device.kind == abi::DeviceKind::kHost;
+  Result<UniqueFd> results = host && board.ok() ? reopen_read_only(arenas->results.get()) : UniqueFd();
+  if (!board.ok() || !results.ok()) {
     // Without its answer the client can't continue. Its end ends the membership. That is done later, because
     // it leads to more decisions.
     rooms_.loop.post(
-        [this, session_id, status = board.status()] { rooms_.sessions.end(session_id, status); });
+        [this, session_id, status = board.ok() ? results.status() : board.status()] { rooms_.sessions.end(session_id, status); });
     return;
   }
   record_of_user(action.group.uid, EventKind::kRankJoined, LogLevel::kInfo, "rank joined",
@@ -223,7 +225,7 @@ void Orders::carry_out(const membership::ReplyJoined& action) {
                   {"name", action.group.name},
                   {"rank", action.message.rank},
                   {"session", session_id}});
-  const std::vector<int> fds = {arenas->user.get(), board->get(), arenas->results.get()};
+  const std::vector<int> fds = {arenas->user.get(), board->get(), host ? results->get() : arenas->results.get()};
   rooms_.sessions.reply(session_id, action.request.number, abi::AttachType::kJoined, action.message, fds);
 }
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Model-checks the rings, the doorbells and operations between nodes with spin. See --help.
+# Model-checks calls, the doorbells and operations between nodes with spin. See --help.
 set -euo pipefail
 
 usage() {
   cat <<'END'
-Usage: proto/model/check.sh [--help] [--full] [ring | session | peers | calls | bell | together | far]...
+Usage: proto/model/check.sh [--help] [--full] [host | peers | calls | bell | together | far]...
 
-Explores every state of each model (default: all seven), then of its mutants, each with one rule of the protocol
+Explores every state of each model (default: all six), then of its mutants, each with one rule of the protocol
 broken: the model must pass, every mutant must fail in an assertion. Takes about a minute on one core.
 
   --full   larger bounds as well: some minutes, 4 GiB of memory
@@ -15,10 +15,8 @@ Exit status: 0 as it should be, 1 not, 77 a tool is missing.
 END
 }
 
-ring_mutants=(NO_RINGER_FENCE NO_SLEEPER_FENCE NO_LAST_LOOK RING_BEFORE_PUBLISH BELL_EMPTIED_AFTER_LOOK
-  SEQUENCE_FIRST RELAXED_SEQUENCE NO_ACQUIRE HEAD_BEFORE_COPY)
-session_mutants=(NO_ENGINE_FENCE NO_ROOM_BELL ROOM_NOT_LOOKED_FOR ADOPTS_SILENTLY TAIL_NOT_ADOPTED
-  FORGET_BEFORE_POST SLOT_BACK_BEFORE_RECORD EMPTIED_AFTER_PASSING_ON)
+host_mutants=(NO_RINGER_FENCE RING_BEFORE_CALL NO_SLEEPER_FENCE NO_LAST_LOOK NO_CLIENT_FENCE NO_CLIENT_LOOK
+  NO_ENGINE_FENCE TOLD_BEFORE_TAKEN TOLD_SILENTLY EMPTIED_AFTER_PASSING_ON)
 peers_mutants=(NO_RINGER_FENCE NO_SLEEPER_FENCE)
 calls_mutants=(NO_RINGER_FENCE CLEARED_AFTER_RING RELAXED_RING CLOSED_NOT_LOOKED_FOR RELAXED_DONE FLAGS_FIRST)
 bell_mutants=(NO_CALLER_FENCE BELL_FIRST BELL_CLEARED_LAST GATE_LOOKS_ONCE MAIN_DOES_NOT_LOOK EPOCH_BEFORE_INSIDE
@@ -30,15 +28,13 @@ far_mutants=(WINDOW_OUT_OF_ORDER ONE_WINDOW SUMS_AS_ASKS_COME NOT_COUNTED STORED
   OWN_BLOCK_ONLY GREETING_SKIPPED GREETING_NOT_ANSWERED NO_EPOCH_CHECK OLD_CREDITS HELD_KEPT)
 
 # The bounds that are explored: those of every run, those of --full.
-ring_bounds=("")
-session_bounds=("" "-DTICKETS=3 -DENGINE_DEATHS=0" "-DPORTER -DENGINE_DEATHS=0")
+host_bounds=("" "-DPORTER -DENGINE_DEATHS=0")
 peers_bounds=("")
 calls_bounds=("")
 bell_bounds=("" "-DDEATHS=1" "-DLINGERS")
 together_bounds=("" "-DWAITING=1" "-DRANKS=3 -DOPS=1 -DWAITING=3")
 far_bounds=("" "-DDISPATCHES -DDEPTH=1" "-DBREAKS=1 -DPER_NODE=1 -DSMALL")
-ring_full=("-DMESSAGES=6 -DCONSUMER_DEATHS=3")
-session_full=("-DPORTER" "-DTICKETS=3" "-DENGINE_DEATHS=2")
+host_full=("-DPORTER" "-DENGINE_DEATHS=2" "-DCALLS=4")
 peers_full=("-DROUNDS=3")
 calls_full=("-DCALLS=6")
 bell_full=("-DHALTS=2" "-DLINGERS -DDEATHS=1")
@@ -51,11 +47,11 @@ for argument in "$@"; do
   case $argument in
     --help | -h) usage; exit 0 ;;
     --full) full=1 ;;
-    ring | session | peers | calls | bell | together | far) models+=("$argument") ;;
-    *) echo "error: '$argument'; allowed: --full, ring, session, peers, calls, bell, together, far" >&2; exit 2 ;;
+    host | peers | calls | bell | together | far) models+=("$argument") ;;
+    *) echo "error: '$argument'; allowed: --full, host, peers, calls, bell, together, far" >&2; exit 2 ;;
   esac
 done
-if (( ${#models[@]} == 0 )); then models=(ring session peers calls bell together far); fi
+if (( ${#models[@]} == 0 )); then models=(host peers calls bell together far); fi
 for tool in spin cc; do
   if ! command -v "$tool" >/dev/null; then echo "skipped: $tool is not installed"; exit 77; fi
 done

@@ -59,7 +59,7 @@ std::string whole_life(const Daemon& daemon, const EnginePages& pages, const Cas
   const std::vector<Input> inputs = make_inputs(c, 0);
   const epd_buffers_t buffers = group.buffers(0);
   fill_dispatch(c, buffers, inputs[kVictim]);
-  // So that the submission rings.
+  // So that the call rings.
   RANK_CHECK(eventually(10, [&] { return pages.of(kVictim).sleep.sleeping == 1; }), "the engine sleeps");
   epd_ticket_t ticket = 0;
   epd_dispatch_args_t dispatch;
@@ -234,22 +234,16 @@ class ClientKillPoints : public testing::Test {
 enum class Memory {
   kHalfWritten,
   kWritten,
-  kPublished,
   kRung,
   kAsleep,
   kCountsSeen,
-  kCompletionSeen,
-  kCompletionTaken,
+  kEndSeen,
   kCount,
 };
-constexpr std::array kMemoryPoints = {"submit: slot half written",
-                                      "submit: slot written, not published",
-                                      "submit: published, bell not rung",
-                                      "submit: bell rung",
-                                      "wait: says that it sleeps",
-                                      "wait: counts seen",
-                                      "wait: completion seen, index not advanced",
-                                      "wait: index advanced"};
+constexpr std::array kMemoryPoints = {"call: half written",        "call: written, bell not rung",
+                                      "call: bell rung",           "wait: says that it sleeps",
+                                      "wait: counts seen",         "wait: end seen"};
+static_assert(kMemoryPoints.size() == static_cast<std::size_t>(Memory::kCount));
 
 void fill_by_hand(const Case& c, const RawRank& rank, const Input& input) {
   const abi::UserArenaLayout layout(c.shape());
@@ -271,28 +265,23 @@ void by_hand(const Daemon& daemon, const Case& c, const std::string& name, Memor
   const RawRank rank(daemon.socket(), daemon.device(kVictim), join);
   const Input input = make_input(c, kVictim, 0);
   fill_by_hand(c, rank, input);
-  abi::Submission submission{};
-  submission.ticket = 1;
-  submission.epoch = rank.joined().epoch;
-  submission.op = abi::Op::kDispatch;
-  submission.member = rank.joined().member;
-  submission.num_tokens = input.num_tokens;
-  submission.flags = abi::kFlagWeights;
-  submission.timeout_ms = kHangMs;
+  abi::Call call;
+  call.op = abi::Op::kDispatch;
+  call.epoch = static_cast<std::uint32_t>(rank.joined().epoch);
+  call.num_tokens = input.num_tokens;
+  call.flags = abi::kFlagWeights;
+  call.timeout_ms = kHangMs;
   RANK_CHECK(eventually(10, [&] { return rank.b().engine_sleep.sleeping == 1; }), "the engine falls asleep");
-  rank.write_slot(submission, point == Memory::kHalfWritten ? sizeof(submission) / 2 : sizeof(submission));
+  rank.write(call, point == Memory::kHalfWritten ? abi::PackedCall::kWords / 2 : abi::PackedCall::kWords);
   if (point <= Memory::kWritten) return;
-  rank.publish();
-  if (point == Memory::kPublished) return;
   if (point == Memory::kAsleep) rank.a().client_sleep.sleeping = 1;
   rank.ring();
   if (point <= Memory::kAsleep) return;
-  RANK_CHECK(eventually(10, [&] { return rank.board().slots[0].counts_ticket == 1; }), "counts come");
+  RANK_CHECK(eventually(10, [&] { return rank.counted(); }), "counts come");
   if (point == Memory::kCountsSeen) return;
-  RANK_CHECK(eventually(10, [&] { return rank.completed(); }), "a completion comes");
-  const abi::Completion completion = rank.take();
-  RANK_CHECK(completion.status == StatusCode::kOk, std::to_string(static_cast<int>(completion.status)));
-  if (point == Memory::kCompletionTaken) rank.give_back();
+  abi::CallEnd end;
+  RANK_CHECK(eventually(10, [&] { return rank.ended(end); }), "it ends");
+  RANK_CHECK(end.ending == abi::CallEnding::kCarriedOut, std::to_string(static_cast<int>(end.ending)));
 }
 
 TEST_F(ClientKillPoints, StepsInMemoryOnly) {
@@ -311,7 +300,7 @@ TEST_F(ClientKillPoints, StepsInMemoryOnly) {
         },
         false);
     std::printf("%-46s peer: %s\n", kMemoryPoints[i], saw.c_str());
-    if (point <= Memory::kWritten) {
+    if (point == Memory::kHalfWritten) {
       EXPECT_EQ(saw, "lost after 0 operations");
     }
     // What every rank had submitted runs to its end, whoever is there to see it.

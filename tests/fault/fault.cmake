@@ -15,7 +15,7 @@ epd_system_test(hostile_watches_test LABEL fault TIMEOUT 180
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/hostile_watches_test.cpp ${CMAKE_CURRENT_LIST_DIR}/watches.cpp
           ${CMAKE_CURRENT_LIST_DIR}/hostile_fixture.cpp ${CMAKE_CURRENT_LIST_DIR}/hostile.cpp ${CMAKE_CURRENT_LIST_DIR}/bystander.cpp
           ${CMAKE_CURRENT_LIST_DIR}/fault.cpp)
-foreach(_name hostile_bells engine_told)
+foreach(_name hostile_bells)
   epd_system_test(${_name}_test LABEL fault TIMEOUT 180
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/${_name}_test.cpp ${CMAKE_CURRENT_LIST_DIR}/hostile.cpp
             ${CMAKE_CURRENT_LIST_DIR}/watches.cpp ${CMAKE_CURRENT_LIST_DIR}/fault.cpp)

@@ -1,6 +1,6 @@
 // Whom MPS is not asked to terminate: who has only lost its session, and who is leaving by itself.
+#include "common/fd.h"
 #include "gpu_fault_fixture.h"
-#include "hostile.h"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -12,20 +12,29 @@ namespace {
 
 constexpr std::size_t kBytes = 4096;
 
-// An illegal submission ends that session, and nothing else of its process.
-TEST_F(OneGpuFault, AnIllegalSubmissionTerminatesNothing) {
+// An illegal call ends that session, and nothing else of its process.
+TEST_F(OneGpuFault, AnIllegalCallTerminatesNothing) {
   if (!gpus_->can_terminate()) GTEST_SKIP() << "no nvidia-cuda-mps-control to be asked here";
   Shared<Stage> stage;
   RankProcess client([&]() -> std::string {
     const int gpu = static_cast<int>(victims_gpu());
     const GpuAllocation own = allocate_on_gpu(gpu, kBytes);
-    HostileSession session(daemon().socket(), device_of(kVictim));
-    abi::Submission illegal = session.noop(session.join("illegal"));
-    illegal.op = static_cast<abi::Op>(77);
+    const Session session(daemon().socket(), device_of(kVictim));
+    const Case c = fault_case(1, 1);
+    const Group group(session, c.config("illegal", 0));
+    abi::Call illegal;
+    illegal.op = abi::Op::kNoop;
+    illegal.epoch = 1;
+    illegal.slot = abi::kMaxDepth - 1;
     stage->ready.arrive();
     stage->joined.wait_for(1);
-    session.push(illegal);
-    RANK_CHECK(session.ended().starts_with("INVALID_ARGUMENT"), session.ended());
+    const abi::PackedCall packed = abi::pack(illegal);
+    const std::uint32_t one = 1;
+    std::byte* const words = group.slot_on_gpu(0) + abi::UserArenaLayout(c.shape()).calls;
+    copy_to_gpu(gpu, words + offsetof(abi::CallWords, host_calls), &packed, sizeof(packed));
+    copy_to_gpu(gpu, words + offsetof(abi::CallWords, bell[1]), &one, sizeof(one));
+    RANK_CHECK(eventually(20, [&] { return epd_session_check(session.get()) == EPD_INVALID_ARGUMENT; }),
+               epd_last_error());
     stage->finished.wait_for(1);
     const std::vector<std::byte> pattern(kBytes, std::byte{0x5a});
     std::vector<std::byte> now(kBytes);

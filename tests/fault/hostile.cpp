@@ -65,31 +65,43 @@ abi::Join HostileSession::good_join(const std::string& group) {
 abi::Joined HostileSession::join(const std::string& group) {
   const std::string answer = ask(abi::AttachType::kJoin, good_join(group));
   RANK_CHECK(answer == "OK", "join: " + answer);
-  return answer_.read<abi::Joined>().value();
+  const abi::Joined joined = answer_.read<abi::Joined>().value();
+  map_rank(joined);
+  return joined;
 }
 
-abi::Submission HostileSession::noop(const abi::Joined& joined) {
-  abi::Submission submission{};
-  submission.ticket = next_ticket_++;
-  submission.op = abi::Op::kNoop;
-  submission.member = joined.member;
-  submission.epoch = joined.epoch;
-  return submission;
+// The shape is that of good_join(), but for the number of ranks, on which the layouts before the calls do not
+// depend.
+void HostileSession::map_rank(const abi::Joined& joined) {
+  RANK_CHECK(answer_.fds.size() == 3, "Joined without descriptors");
+  ranks_[joined.member] = {map(answer_.fds[0], joined.user_bytes, Access::kReadWrite),
+                           map(answer_.fds[2], sizeof(abi::Results), Access::kReadOnly)};
 }
 
-abi::Submission HostileSession::dispatch(const abi::Joined& joined, std::uint32_t num_tokens) {
-  abi::Submission submission = noop(joined);
-  submission.op = abi::Op::kDispatch;
-  submission.num_tokens = num_tokens;
-  return submission;
+abi::Call HostileSession::noop(const abi::Joined& joined) {
+  Rank& its = rank(joined);
+  abi::Call call;
+  call.number = its.made++;
+  call.op = abi::Op::kNoop;
+  call.epoch = static_cast<std::uint32_t>(joined.epoch) & 0xff;
+  call.result = abi::result_of(call.number % abi::kOnceResults, call.number / abi::kOnceResults);
+  return call;
 }
 
-void HostileSession::push(const abi::Submission& submission) {
-  abi::Submission& place = a().submissions.slots[tail_ % abi::kSubmissionSlots];
-  std::memcpy(reinterpret_cast<char*>(&place) + sizeof(place.sequence),
-              reinterpret_cast<const char*>(&submission) + sizeof(place.sequence),
-              sizeof(place) - sizeof(place.sequence));
-  std::atomic_ref(place.sequence).store(++tail_, std::memory_order_release);
+abi::Call HostileSession::dispatch(const abi::Joined& joined, std::uint32_t num_tokens) {
+  abi::Call call = noop(joined);
+  call.op = abi::Op::kDispatch;
+  call.num_tokens = num_tokens;
+  return call;
+}
+
+abi::CallWords& HostileSession::words(const abi::Joined& joined) {
+  const abi::UserArenaLayout layout(good_join("").shape);
+  return *reinterpret_cast<abi::CallWords*>(rank(joined).arena.bytes() + layout.calls);
+}
+
+void HostileSession::push(const abi::Joined& joined, const abi::Call& call) {
+  write_call(words(joined), call);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (b().engine_sleep.sleeping.load(std::memory_order_relaxed) != 0) ring();
 }
@@ -98,13 +110,18 @@ void HostileSession::ring() const {
   ring_socket(bell_.get());
 }
 
-std::optional<abi::Completion> HostileSession::take(double seconds) {
-  // Only looks: ring_peek writes nothing, but its type says it might.
-  auto& ring = const_cast<abi::SegmentB&>(b()).completions;
-  abi::Completion completion;
-  if (!eventually(seconds, [&] { return abi::ring_peek(ring, head_, completion); })) return std::nullopt;
-  a().completion_head.value.store(++head_, std::memory_order_release);
-  return completion;
+std::uint32_t HostileSession::ended(const abi::Joined& joined) {
+  return std::atomic_ref(rank(joined).results.as<abi::Results>()->host_ended).load(std::memory_order_acquire);
+}
+
+std::optional<abi::CallEnd> HostileSession::take(const abi::Joined& joined, double seconds) {
+  Rank& its = rank(joined);
+  const std::uint32_t result =
+      abi::result_of(its.taken % abi::kOnceResults, its.taken / abi::kOnceResults);
+  abi::CallEnd end;
+  if (!eventually(seconds, [&] { return read_end(its.results, result, end); })) return std::nullopt;
+  ++its.taken;
+  return end;
 }
 
 std::string HostileSession::ended(double seconds) const {

@@ -7,6 +7,7 @@
 #include "common/memory.h"
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -28,24 +29,29 @@ class HostileSession {
   std::string next_answer();
   Packet& answer() { return answer_; }
 
+  // Maps what came with the answer to a join that was made by hand. join() does so.
+  void map_rank(const abi::Joined& joined);
   // A group of one rank in which this session is alone; throws if refused.
   abi::Joined join(const std::string& group);
   static abi::Join good_join(const std::string& group);
-  // A noop of the membership, to be changed by the test; with a fresh ticket.
-  abi::Submission noop(const abi::Joined& joined);
-  abi::Submission dispatch(const abi::Joined& joined, std::uint32_t num_tokens);
+  // A noop of the membership, to be changed by the test; with a fresh number and a fresh place for its result.
+  abi::Call noop(const abi::Joined& joined);
+  abi::Call dispatch(const abi::Joined& joined, std::uint32_t num_tokens);
 
   // Into the ring, whether it has room or not, and rings.
-  void push(const abi::Submission& submission);
+  void push(const abi::Joined& joined, const abi::Call& call);
   void ring() const;
-  // The next completion; none after `seconds`.
-  std::optional<abi::Completion> take(double seconds = 10);
+  // How the membership's next call has ended; nothing after `seconds`.
+  std::optional<abi::CallEnd> take(const abi::Joined& joined, double seconds = 10);
+  // Calls of the membership that have been made, and that have ended.
+  std::uint32_t made(const abi::Joined& joined) { return rank(joined).made; }
+  std::uint32_t ended(const abi::Joined& joined);
+  abi::CallWords& words(const abi::Joined& joined);
   // "STATUS: text" that the session ended with; "" if it lives on.
   std::string ended(double seconds = 10) const;
 
   abi::SegmentA& a() const { return *a_.as<abi::SegmentA>(); }
   const abi::SegmentB& b() const { return *b_.as<abi::SegmentB>(); }
-  std::uint64_t submitted() const { return tail_; }
   std::uint64_t id() const { return welcome_.session_id; }
   int socket() const { return client_.fd(); }
   int bell() const { return bell_.get(); }
@@ -54,6 +60,13 @@ class HostileSession {
   const std::vector<UniqueFd>& segments() const { return segments_; }
 
  private:
+  // The memory of a membership.
+  struct Rank {
+    Mapping arena, results;
+    std::uint32_t made = 0;
+    std::uint32_t taken = 0;
+  };
+  Rank& rank(const abi::Joined& joined) { return ranks_.at(joined.member); }
   std::string ask(abi::AttachType type, const void* body, std::size_t bytes);
 
   RawClient client_;
@@ -63,9 +76,7 @@ class HostileSession {
   UniqueFd bell_;  // the engine's
   UniqueFd client_bell_;
   Mapping a_, b_;
-  std::uint64_t tail_ = 0;
-  std::uint64_t head_ = 0;
-  std::uint64_t next_ticket_ = 1;
+  std::map<std::uint32_t, Rank> ranks_;
 };
 
 }  // namespace epd::test

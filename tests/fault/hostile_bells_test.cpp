@@ -63,8 +63,8 @@ struct Attacker {
   // A noop, rung for and answered by a ring while the engine sleeps.
   void round() {
     RANK_CHECK(eventually(5, [&] { return session.b().engine_sleep.sleeping.load() != 0; }), "no sleep");
-    session.push(session.noop(joined));
-    RANK_CHECK(session.take(), "a noop was not answered");
+    session.push(joined, session.noop(joined));
+    RANK_CHECK(session.take(joined), "a noop was not answered");
     pollfd rung{session.client_bell(), POLLIN, 0};
     char byte;
     RANK_CHECK(::poll(&rung, 1, 10'000) == 1 && ::recv(rung.fd, &byte, 1, MSG_DONTWAIT) == 1, "not rung");

@@ -176,7 +176,8 @@ TEST_F(HostileClose, ADoorbellThatBringsDescriptorsHoldsUpNobody) {
       }
       RANK_CHECK(refused, "the client's bell took a descriptor");
       Lingering().send_with(session.bell(), {'x'}, 4);
-      session.push(session.noop(session.join("slow-bell")));
+      const abi::Joined joined = session.join("slow-bell");
+      session.push(joined, session.noop(joined));
       expect_prompt("descriptors for the engine's doorbell");
     }
     expect_prompt("the end of a session whose doorbell holds descriptors");

@@ -1,4 +1,4 @@
-// Clients that lie: about who they are, with every field of every message and submission, and to the memory
+// Clients that lie: about who they are, with every field of every message and call, and to the memory
 // that they were given. Each gets a typed refusal that names the value; the bystander notices nothing.
 #include "hostile_fixture.h"
 
@@ -179,8 +179,9 @@ TEST_F(Hostile, EveryFieldOfJoinAndLeaveIsChecked) {
     join.timeout_ms = kMax32;
     RANK_CHECK(session.ask(AttachType::kJoin, join) == "OK", "join");
     const abi::Joined joined = session.answer().read<abi::Joined>().value();
-    session.push(session.dispatch(joined, 0));
-    RANK_CHECK(session.take().has_value(), "a dispatch with all the SMs of the world");
+    session.map_rank(joined);
+    session.push(joined, session.dispatch(joined, 0));
+    RANK_CHECK(session.take(joined).has_value(), "a dispatch with all the SMs of the world");
     RANK_CHECK(session.ask(AttachType::kLeave, abi::Leave{joined.member, 0}) == "OK", "leave");
     must_hold(session.ask(AttachType::kLeave, abi::Leave{joined.member, 0}), {"NOT_FOUND"});
     RANK_CHECK(session.ended(0).empty(), "the session lives on");
@@ -188,91 +189,62 @@ TEST_F(Hostile, EveryFieldOfJoinAndLeaveIsChecked) {
   expect_logged("num_ranks is 4294967295");
 }
 
-// ---- submissions
+// ---- calls
 
-struct SubmissionLie {
-  std::function<void(abi::Submission&)> tell;
+struct CallLie {
+  std::function<void(abi::Call&)> tell;
   std::vector<std::string> words;
 };
 
-TEST_F(Hostile, EveryFieldOfASubmissionIsChecked) {
-  const std::vector<SubmissionLie> lies = {
-      {[](auto& s) { s.ticket = 0; }, {"ticket is 0"}},
-      {[](auto& s) { s.op = abi::Op::kNone; }, {"op is 0"}},
-      {[](auto& s) { s.op = static_cast<abi::Op>(kMax32); }, {"op is 4294967295"}},
-      {[](auto& s) { s.member = 0; }, {"member is 0"}},
-      {[](auto& s) { s.member += 0x10000; }, {"member is"}},
-      {[](auto& s) { s.member = kMax32; }, {"member is 4294967295"}},
-      {[](auto& s) { s.slot = 2; }, {"slot is 2", "0 .. 1"}},
-      {[](auto& s) { s.slot = kMax32; }, {"slot is 4294967295"}},
-      {[](auto& s) { s.num_tokens = 17; }, {"num_tokens is 17", "0 .. 16"}},
-      {[](auto& s) { s.num_tokens = kMax32; }, {"num_tokens is 4294967295"}},
-      {[](auto& s) { s.flags = 1u << 31; }, {"flags is 2147483648"}},
-      {[](auto& s) { s.epoch += 1; }, {"epoch is 2", "at most 1"}},
-      {[](auto& s) { s.epoch = ~0ull; }, {"epoch is 18446744073709551615"}},
-      {[](auto& s) { std::end(s.reserved)[-1] = 1; }, {"reserved"}},
+TEST_F(Hostile, EveryFieldOfACallIsChecked) {
+  const std::vector<CallLie> lies = {
+      {[](auto& c) { c.number += abi::kCallSlots; }, {"number is 64", "0, since"}},
+      {[](auto& c) { c.op = abi::Op::kNone; }, {"op is 0"}},
+      {[](auto& c) { c.slot = 2; }, {"slot is 2", "0 .. 1"}},
+      {[](auto& c) { c.slot = 15; }, {"slot is 15"}},
+      {[](auto& c) { c.num_tokens = 17; }, {"num_tokens is 17", "0 .. 16"}},
+      {[](auto& c) { c.num_tokens = abi::kMostCommandTokens; }, {"num_tokens is 131071"}},
+      {[](auto& c) { c.flags = 1u << 15; }, {"flags is 32768"}},
+      {[](auto& c) { c.flags = abi::kFlagPlaces; }, {"flags is 1024"}},
+      {[](auto& c) { c.route = 1; }, {"route is 1", "the slot, 0"}},
+      {[](auto& c) { c.route = (1u << abi::kCallRouteBits) - 1; }, {"route is 8191"}},
+      {[](auto& c) { c.result = abi::kResultPlaces; }, {"result is 9216", "below 9216"}},
   };
   const std::uint64_t refused = shown("devices", "submissions_refused");
   attack([&] {
     for (std::size_t i = 0; i < lies.size(); ++i) {
       note(lies[i].words.front());
       HostileSession session(socket(), "host:0");
-      abi::Submission submission = session.dispatch(session.join("lie-" + std::to_string(i)), 4);
-      lies[i].tell(submission);
-      session.push(submission);
+      const abi::Joined joined = session.join("lie-" + std::to_string(i));
+      abi::Call call = session.dispatch(joined, 4);
+      lies[i].tell(call);
+      session.push(joined, call);
       const std::string end = session.ended();
       must_hold(end, {"INVALID_ARGUMENT"});
       must_hold(end, lies[i].words);
     }
   });
   EXPECT_EQ(shown("devices", "submissions_refused"), refused + lies.size());
-  for (const char* text : {"slot is 4294967295", "num_tokens is 17"}) expect_logged(text);
+  for (const char* text : {"slot is 15", "num_tokens is 17"}) expect_logged(text);
 }
 
-TEST_F(Hostile, ForeignAndStaleMembershipsAndHandles) {
+// A record that holds no routing is the caller's mistake, not an attack: the operation fails, the session goes
+// on. So does a call of an epoch that is not, which is discarded.
+TEST_F(Hostile, CallsThatMeanNothingEndNoSession) {
   attack([&] {
-    {
-      HostileSession other(socket(), "host:0");
-      (void)other.join("first");
-      const abi::Joined theirs = other.join("second");
-      HostileSession session(socket(), "host:0");
-      (void)session.join("third");  // so that the number is one of another session only
-      session.push(session.dispatch(theirs, 4));
-      must_hold(session.ended(), {"INVALID_ARGUMENT", "member is " + std::to_string(theirs.member)});
-      RANK_CHECK(other.ended(0).empty(), "whose membership was named is not hurt");
-      other.push(other.noop(theirs));
-      RANK_CHECK(other.take().has_value(), "and is served");
-    }
-    {
-      HostileSession session(socket(), "host:1");
-      const abi::Joined old = session.join("again");
-      RANK_CHECK(session.ask(AttachType::kLeave, abi::Leave{old.member, 0}) == "OK", "leave");
-      const abi::Joined fresh = session.join("again");
-      RANK_CHECK(fresh.member != old.member, "the same number twice");
-      // The engine forgets the old one a moment after the client has left; until then it is answered.
-      for (int i = 0; i < 1000 && session.ended(0).empty(); ++i) {
-        session.push(session.noop(old));
-        (void)session.take(1);
-      }
-      must_hold(session.ended(), {"INVALID_ARGUMENT", "member is " + std::to_string(old.member)});
-    }
-    {  // A handle that never was is the caller's mistake, not an attack: one operation fails, the session
-       // goes on.
-      HostileSession session(socket(), "host:1");
-      const abi::Joined joined = session.join("handles");
-      for (const std::uint64_t handle : {0ull, 1ull, ~0ull}) {
-        abi::Submission combine = session.dispatch(joined, 0);
-        combine.op = abi::Op::kCombine;
-        combine.handle = handle;
-        combine.timeout_ms = 5000;
-        session.push(combine);
-        const std::optional<abi::Completion> done = session.take();
-        RANK_CHECK(done.has_value(), "no answer for handle " + std::to_string(handle));
-        RANK_CHECK(done->status != StatusCode::kOk,
-                   "a combine of handle " + std::to_string(handle) + " succeeds");
-      }
-      RANK_CHECK(session.ended(0).empty(), "the session lives on: " + session.ended(0));
-    }
+    HostileSession session(socket(), "host:1");
+    const abi::Joined joined = session.join("mistakes");
+    abi::Call late = session.dispatch(joined, 4);
+    late.epoch += 1;
+    session.push(joined, late);
+    const std::optional<abi::CallEnd> discarded = session.take(joined);
+    RANK_CHECK(discarded && discarded->ending == abi::CallEnding::kDiscarded, "of another epoch");
+    abi::Call combine = session.dispatch(joined, 0);
+    combine.op = abi::Op::kCombine;
+    session.push(joined, combine);
+    const std::optional<abi::CallEnd> failed = session.take(joined);
+    RANK_CHECK(failed && failed->ending == abi::CallEnding::kFailed, "a combine of no routing succeeds");
+    RANK_CHECK(session.ended(0).empty(), "the session lives on: " + session.ended(0));
   });
 }
 
@@ -316,6 +288,7 @@ TEST_F(Hostile, SegmentsKeepTheirSizeAndReadOnlyOnesStaySo) {
     const abi::Joined joined = session.join("segments");
     const int arena = session.answer().fds[0].get();
     const int board = session.answer().fds[1].get();
+    const int results = session.answer().fds[2].get();
     const int a = session.segments()[0].get();
     const int b = session.segments()[1].get();
     must_be_sealed(a, sizeof(abi::SegmentA));
@@ -327,19 +300,21 @@ TEST_F(Hostile, SegmentsKeepTheirSizeAndReadOnlyOnesStaySo) {
     must_be_sealed(board, of_board.st_size);
     must_be_read_only(b, sizeof(abi::SegmentB));
     must_be_read_only(board, of_board.st_size);
+    struct stat of_results {};
+    RANK_CHECK(::fstat(results, &of_results) == 0, "the results");
+    must_be_sealed(results, of_results.st_size);
+    must_be_read_only(results, of_results.st_size);
     // What it may write it may also empty: its own loss.
     RANK_CHECK(::fallocate(arena, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
                            static_cast<off_t>(joined.user_bytes)) == 0,
                "its own arena");
-    session.push(session.dispatch(joined, 16));
-    RANK_CHECK(session.take().has_value(), "a dispatch of nothing but zeros");
+    session.push(joined, session.dispatch(joined, 16));
+    RANK_CHECK(session.take(joined).has_value(), "a dispatch of nothing but zeros");
     RANK_CHECK(::fallocate(a, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
                            static_cast<off_t>(sizeof(abi::SegmentA))) == 0,
-               "its own ring");
-    session.push(session.noop(joined));
-    // Its index of completions is zero again, which cannot be: it is served no more, or it is; nobody else
-    // cares.
-    (void)session.take(0.2);
+               "its own segment");
+    session.push(joined, session.noop(joined));
+    RANK_CHECK(session.take(joined).has_value(), "a noop after that");
   });
 }
 

@@ -87,9 +87,10 @@ class HostileWatches : public Hostile {
     const double end = now_s() + 2 * kPatienceS;
     for (int round = 0; !over && now_s() < end; ++round) {
       HostileSession session(socket(), "host:1");
-      session.push(session.noop(session.join("beside-" + std::to_string(round))));
-      const std::optional<abi::Completion> done = session.take(kPatienceS);
-      RANK_CHECK(done && done->status == StatusCode::kOk, "a noop beside the attack");
+      const abi::Joined joined = session.join("beside-" + std::to_string(round));
+      session.push(joined, session.noop(joined));
+      const std::optional<abi::CallEnd> end_of = session.take(joined, kPatienceS);
+      RANK_CHECK(end_of && end_of->ending == abi::CallEnding::kCarriedOut, "a noop beside the attack");
       RANK_CHECK(daemon().epctl({"status"}, kPatienceS).exit_code == 0, "epctl status beside the attack");
       sleep_ms(200);
     }
@@ -212,9 +213,10 @@ TEST_F(HostileWatches, OfSessionsThatTheDaemonEnds) {
         RANK_CHECK(daemon().epctl({"evict", "session", std::to_string(session.id())}).exit_code == 0,
                    "evict");
       } else {
-        abi::Submission illegal{};
-        illegal.op = static_cast<abi::Op>(99);
-        session.push(illegal);
+        const abi::Joined joined = session.join("illegal-" + std::to_string(i));
+        abi::Call illegal = session.noop(joined);
+        illegal.slot = 9;
+        session.push(joined, illegal);
       }
       RANK_CHECK(!session.ended(kPatienceS).empty(), "its session lives on");
     }

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 namespace epd::test {
@@ -82,7 +83,7 @@ Mapping must_map(const UniqueFd& fd, std::uint64_t bytes, Access access) {
 }  // namespace
 
 RawRank::RawRank(const std::string& socket, const std::string& device, const abi::Join& join)
-    : client_(socket) {
+    : client_(socket), shape_(join.shape) {
   RANK_CHECK(client_.valid(), "no connection to " + socket);
   abi::Hello hello = RawClient::good_hello();
   abi::set_text(hello.device, device.data(), device.size());
@@ -95,38 +96,44 @@ RawRank::RawRank(const std::string& socket, const std::string& device, const abi
   bell_ = std::move(packet.fds[2]);
   client_.send(abi::AttachType::kJoin, &join, sizeof(join));
   packet = must_answer(client_, joined_);
-  RANK_CHECK(packet.fds.size() == 2, "Joined without descriptors");
+  RANK_CHECK(packet.fds.size() == 3, "Joined without descriptors");
   arena_ = must_map(packet.fds[0], joined_.user_bytes, Access::kReadWrite);
   board_ = must_map(packet.fds[1], joined_.board_bytes, Access::kReadOnly);
+  results_ = must_map(packet.fds[2], abi::ResultsLayout(shape_).total_bytes, Access::kReadOnly);
 }
 
-void RawRank::write_slot(const abi::Submission& submission, std::size_t bytes) const {
-  constexpr std::size_t kSkipped = sizeof(submission.sequence);
-  if (bytes <= kSkipped) return;
-  std::memcpy(reinterpret_cast<char*>(&a().submissions.slots[0]) + kSkipped,
-              reinterpret_cast<const char*>(&submission) + kSkipped, bytes - kSkipped);
+void write_call(abi::CallWords& words, const abi::Call& call, std::uint32_t count) {
+  const abi::PackedCall packed = abi::pack(call);
+  abi::PackedCall& place = words.host_calls[call.number % abi::kCallSlots];
+  for (std::uint32_t i = 0; i < count; ++i)
+    std::atomic_ref(place.words[i]).store(packed.words[i], std::memory_order_release);
 }
 
-void RawRank::publish() const {
-  std::atomic_ref(a().submissions.slots[0].sequence).store(1, std::memory_order_release);
+bool read_end(const Mapping& results, std::uint32_t result, abi::CallEnd& end) {
+  std::uint64_t words[abi::CallResult::kWords];
+  auto& place = results.as<abi::Results>()->places[abi::place_of(result)];
+  for (std::uint32_t i = 0; i < abi::CallResult::kWords; ++i)
+    words[i] = std::atomic_ref(place.words[i]).load(std::memory_order_acquire);
+  return abi::read_result(words, end) && end.result == result;
+}
+
+void RawRank::write(const abi::Call& call, std::uint32_t words) const {
+  const abi::UserArenaLayout layout(shape_);
+  write_call(*reinterpret_cast<abi::CallWords*>(arena() + layout.calls), call, words);
 }
 
 void RawRank::ring() const {
   ring_socket(bell_.get());
 }
 
-bool RawRank::completed() const {
-  return std::atomic_ref(b().completions.slots[0].sequence).load(std::memory_order_acquire) == 1;
+bool RawRank::ended(abi::CallEnd& end) const {
+  return read_end(results_, 0, end);
 }
 
-abi::Completion RawRank::take() const {
-  abi::Completion completion;
-  RANK_CHECK(abi::ring_peek(b().completions, 0, completion), "there is no completion");
-  return completion;
-}
-
-void RawRank::give_back() const {
-  a().completion_head.value.store(1, std::memory_order_release);
+bool RawRank::counted() const {
+  const abi::ResultsLayout layout(shape_);
+  const auto* const word = results_.as<const std::uint64_t>(layout.counts);
+  return std::atomic_ref(const_cast<std::uint64_t&>(*word)).load(std::memory_order_acquire) >> 32 == 1;
 }
 
 std::string refusal(const std::optional<Packet>& packet) {

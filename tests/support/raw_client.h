@@ -5,6 +5,8 @@
 #include "common/memory.h"
 #include "common/packet.h"
 #include "proto/attach.h"
+#include "proto/call_words.h"
+#include "proto/results.h"
 
 #include <optional>
 #include <string>
@@ -39,15 +41,12 @@ class RawRank {
  public:
   RawRank(const std::string& socket, const std::string& device, const abi::Join& join);
 
-  // The three steps of the first submission: the slot but its sequence (or only its first bytes), the
-  // sequence, the bell.
-  void write_slot(const abi::Submission& submission, std::size_t bytes = sizeof(abi::Submission)) const;
-  void publish() const;
+  // The steps of the first call: its words (or only the first of them), the bell.
+  void write(const abi::Call& call, std::uint32_t words = abi::PackedCall::kWords) const;
   void ring() const;
-  // The first completion: is it there; a copy; its place in the ring given back.
-  bool completed() const;
-  abi::Completion take() const;
-  void give_back() const;
+  // How it has ended, if it has.
+  bool ended(abi::CallEnd& end) const;
+  bool counted() const;
 
   const abi::Joined& joined() const { return joined_; }
   abi::SegmentA& a() const { return *a_.as<abi::SegmentA>(); }
@@ -58,9 +57,14 @@ class RawRank {
  private:
   RawClient client_;
   UniqueFd bell_;
-  Mapping a_, b_, arena_, board_;
+  Mapping a_, b_, arena_, board_, results_;
+  abi::GroupShape shape_;
   abi::Joined joined_{};
 };
+
+// Writes a call of the host in its place, by words.
+void write_call(abi::CallWords& words, const abi::Call& call, std::uint32_t count = abi::PackedCall::kWords);
+bool read_end(const Mapping& results, std::uint32_t result, abi::CallEnd& end);
 
 // "STATUS: text" of a refusal, or what came instead.
 std::string refusal(const std::optional<Packet>& packet);
