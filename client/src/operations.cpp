@@ -13,8 +13,8 @@ namespace {
 
 // How long to wait for the reason of calls that were not carried out, if the group seems well.
 constexpr std::chrono::milliseconds kBreakGrace{5'000};
-// How long a call of a lost group may still end by itself.
-constexpr std::chrono::milliseconds kLostGrace{200};
+// How long a call of an epoch that has ended may still end by itself.
+constexpr std::chrono::milliseconds kOldGrace{200};
 // No doorbell rings for a call's end. A wait polls without pause for kEagerWait, then every kLookAgain.
 constexpr std::chrono::milliseconds kEagerWait{2};
 constexpr std::chrono::microseconds kLookAgain{50};
@@ -125,15 +125,17 @@ bool Operations::ended_locked(const Group& group, KnownCall& call, CallOutcome& 
     set_outcome(out, device_status_, -1);
     return true;
   }
-  // Perhaps the kernel never writes how the call ended: its engine may have ended with the group, or have
-  // died just then.
-  if (!group.board.lost() && group.board.epoch() <= call.epoch) {
+  // Nothing ends in a group that is lost.
+  if (group.board.lost())
+    return group.calls.ended(call, end) ? ended_locked(group, call, out) : missed_locked(group, call, out);
+  // Perhaps nobody ever writes how the call ended: its engine may have died just then.
+  if (group.board.epoch() <= call.epoch) {
     call.missed_since = {};
     return false;
   }
   const SteadyClock::time_point now = SteadyClock::now();
   if (call.missed_since == SteadyClock::time_point{}) call.missed_since = now;
-  return now >= call.missed_since + kLostGrace && missed_locked(group, call, out);
+  return now >= call.missed_since + kOldGrace && missed_locked(group, call, out);
 }
 
 bool Operations::overdue_locked(Group& group) {

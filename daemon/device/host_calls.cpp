@@ -52,7 +52,6 @@ void HostCalls::set_limits(const Limits& limits) {
 
 // An operation that every rank has completed, so that it may have succeeded for its peers, gets a last look.
 void HostCalls::halt() {
-  if (!takes()) return;
   while (running_ && running_->stage() == abi::OpStage::kWaitArrived && advance()) continue;
   if (running_) {
     running_->abort();

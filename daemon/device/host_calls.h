@@ -29,7 +29,9 @@ class HostCalls final : public CallPort, private OperationPeers {
   void open(const Layout& layout) override;
   void set_limits(const Limits& limits) override;
   void halt() override;
-  bool halted() override { return !takes(); }
+  bool halted() override { return !takes() && !running_; }
+  void stop() override { state_.enabled_epoch_taken = 0; }
+  bool stopped() override { return !takes(); }
   void resume(const Start& start) override;
   bool resumed() override { return takes(); }
   const kernels::cuda::JournalEntry* front() const override {

@@ -28,6 +28,8 @@ class WorkerCalls final : public CallPort {
   void set_limits(const Limits& limits) override;
   void halt() override;
   bool halted() override;
+  void stop() override { halt(); }
+  bool stopped() override { return halted(); }
   void resume(const Start& start) override;
   bool resumed() override;
   const kernels::cuda::JournalEntry* front() const override;

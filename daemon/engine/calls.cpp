@@ -77,7 +77,7 @@ void Calls::resume(bool fresh) {
   std::vector<device::CallPort::Bell> bells;
   for (std::uint32_t rank = 0; rank < group_.shape.num_ranks; ++rank) {
     const GroupRankMemory& memory = group_.ranks[rank];
-    if (rank != member_.rank && group_.active(rank))
+    if (rank != member_.rank && group_.active(rank) && group_.is_near(rank))
       bells.push_back({rank, memory.call_words(), memory.user});
   }
   port_.resume({group_.epoch, group_.in_tags(member_.next_number), group_.from_tags(0), group_.changed_epoch,

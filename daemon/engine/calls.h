@@ -29,6 +29,11 @@ class Calls final : private device::CallGroup {
 
   void halt() { port_.halt(); }
   bool halted() const { return port_.halted(); }
+  // Begins no further call.
+  void stop() { port_.stop(); }
+  bool stopped() const { return port_.stopped(); }
+  // Whether one is known to run.
+  bool is_running() const { return port_.running() != nullptr; }
   // The device continues with the member's next operation. `fresh`: nothing has run in this group, and no
   // record holds a routing.
   void resume(bool fresh);

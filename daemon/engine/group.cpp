@@ -63,7 +63,7 @@ Member::~Member() = default;
 
 void Member::stop() {
   stopped_ = true;
-  if (calls != nullptr) calls->halt();
+  if (calls != nullptr) calls->stop();
 }
 
 std::byte* Member::user(std::uint32_t slot, abi::Region region) const {

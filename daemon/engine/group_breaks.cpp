@@ -29,11 +29,12 @@ void Groups::answer_stops() {
     Group* group = find(reply.group_id);
     if (group == nullptr) return true;
     Member* member = group->member(reply.rank);
-    if (member != nullptr && member->calls != nullptr) {
-      if (!member->calls->halted()) return false;
-      journals_.read(*member);
-    }
     reply.next_submit = member != nullptr ? member->next_number : group->resume_index;
+    if (member != nullptr && member->calls != nullptr) {
+      if (!member->calls->stopped()) return false;
+      journals_.read(*member);
+      reply.next_submit = member->next_number + (member->calls->is_running() ? 1 : 0);
+    }
     link_.send(LinkType::kMemberStopped, reply);
     return true;
   });
@@ -55,6 +56,7 @@ Status Groups::break_group(const abi::Break& message) {
   for (const auto& member : group->members) {
     if (!fatal && member->calls != nullptr) member->calls->halt();
   }
+  if (group->life.is(GroupPhase::kLosing)) return {};  // give_up_memory() tells
   const auto state = fatal ? abi::GroupState::kLost : abi::GroupState::kBroken;
   for (const auto& member : group->members) member->publish_state(state, message);
   return {};
@@ -73,13 +75,15 @@ void Groups::acknowledge_break(Group& group) {
   link_.send(LinkType::kBroken, abi::Broken{group.id, group.cause.epoch, next});
 }
 
-// For a lost group, when its operations have ended. The supervisor is told only after the memory has been
+// For a lost group, when its calls have ended: a client that is told of the loss waits for none of them any
+// more. The supervisor is told only after the memory has been
 // unmapped here: the last process to close a memory has to free all its pages.
 void Groups::give_up_memory(Group& group) {
   if (!group.life.is(GroupPhase::kLosing) || !group.settled()) return;
   for (const auto& member : group.members) {
     journals_.read(*member);
     journals_.remove(*member);
+    member->publish_state(abi::GroupState::kLost, group.cause);
     member->calls.reset();
     if (member->lane != nullptr) reclaimer_.take(*member->lane);
     member->lane.reset();

@@ -158,7 +158,7 @@ class EngineKillPoints : public testing::Test {
     const pid_t holder = engine(kHolder);
     EXPECT_TRUE(stop_process(holder));
     kill_now(engine(kThird));
-    EXPECT_TRUE(eventually(20, [&] { return pages_->shows(kVictim, op, OpStage::kBreaking); }));
+    EXPECT_TRUE(eventually(20, [&] { return !pages_->shows(kVictim, op, OpStage::kWaitReady); }));
     return holder;
   }
 
@@ -179,74 +179,6 @@ TEST_F(EngineKillPoints, Planning) {
   ASSERT_NO_FATAL_FAILURE(start_until_stopped(long_to_plan(), kVictim, Op::kDispatch, OpStage::kPlanning));
   kill_now(victim);
   expect_recovery("planning a dispatch");
-}
-
-// A combine is planned only when the operation `depth` before it has ended: here a dispatch that takes long,
-// which an empty one on the other slot has overtaken. Redone, all of it is right.
-std::string overtaken(const Session& session, const Case& c, std::uint32_t rank, Stage& stage) {
-  const Group group(session, c.config("killed", rank));
-  const std::vector<Input> inputs = make_inputs(c, 0);
-  bool resumed = false;
-  for (;;) {
-    epd_dispatch_args_t slow;
-    epd_dispatch_args_init(&slow);
-    slow.num_tokens = inputs[rank].num_tokens;
-    epd_dispatch_args_t empty;
-    epd_dispatch_args_init(&empty);
-    empty.slot = 1;
-    epd_combine_args_t combine;
-    epd_combine_args_init(&combine);
-    combine.slot = 1;
-    epd_ticket_t first = 0;
-    epd_ticket_t second = 0;
-    epd_ticket_t third = 0;
-    fill_dispatch(c, group.buffers(0), inputs[rank]);
-    must(group.dispatch(&slow, &first, nullptr), "the slow dispatch");
-    must(group.dispatch(&empty, &second, &combine.handle), "the empty dispatch");
-    epd_status_t status = group.wait(second, 60000);
-    if (status == EPD_OK) status = group.combine(&combine, &third);
-    if (status == EPD_OK) status = group.wait(third, 60000);
-    epd_result_t result;
-    epd_result_init(&result);
-    const epd_status_t slow_status = group.wait(first, 60000, &result);
-    if (status == EPD_OK && slow_status == EPD_OK) {
-      const std::string text = check_dispatch(c, group.buffers(0), inputs, rank, result, nullptr);
-      RANK_CHECK(text.empty(), text);
-      stage.finished.arrive();
-      stage.finished.wait_for(c.num_ranks);
-      return resumed ? "resumed" : "undisturbed";
-    }
-    RANK_CHECK(status == EPD_OK || status == EPD_ENGINE_RESTARTED, epd_last_error());
-    RANK_CHECK(slow_status == EPD_OK || slow_status == EPD_ENGINE_RESTARTED, epd_last_error());
-    const std::uint64_t resume_op = resume(group, 30000);
-    RANK_CHECK(resume_op == 0, "the slow dispatch has not ended: " + std::to_string(resume_op));
-    resumed = true;
-  }
-}
-
-TEST_F(EngineKillPoints, PlanningACombine) {
-  const Case c = long_to_move();
-  const pid_t victim = engine(kVictim);
-  bool stopped = false;
-  for (int tries = 0; tries < 30 && !stopped; ++tries) {
-    stage_ = std::make_unique<Shared<Stage>>();
-    ranks_.clear();
-    for (std::uint32_t rank = 0; rank < c.num_ranks; ++rank) {
-      ranks_.emplace_back([&, rank]() -> std::string {
-        return overtaken(Session(daemon_->socket(), daemon_->device(rank)), c, rank, **stage_);
-      });
-    }
-    stopped = stop_when(
-        victim,
-        [&] {
-          return pages_->shows(kVictim, Op::kCombine, OpStage::kPlanning) &&
-                 pages_->shows(kVictim, Op::kDispatch, OpStage::kMoving);
-        },
-        [&] { return (*stage_)->finished.count > 0; });
-  }
-  ASSERT_TRUE(stopped);
-  kill_now(victim);
-  expect_recovery("planning a combine");
 }
 
 TEST_F(EngineKillPoints, Moving) {
@@ -297,7 +229,7 @@ TEST_F(EngineKillPoints, Breaking) {
     SCOPED_TRACE(name_of(op));
     start_ranks(fault_case(kRanks, 2), 4, op == Op::kDispatch ? 0 : 1);
     const pid_t holder = break_that_lasts(op);
-    kill_in(kVictim, op, OpStage::kBreaking);
+    kill_now(engine(kVictim));
     send_signal(holder, SIGCONT);
     expect_recovery(op == Op::kDispatch ? "breaking, with a dispatch" : "breaking, with a combine");
     if (HasFailure()) return;

@@ -109,6 +109,10 @@ class CallPort {
   virtual void halt() = 0;
   // Nothing has run since halt(), and front() will return every entry. May begin a look at the device.
   virtual bool halted() = 0;
+  // Begins no further call. The one that runs may end if it is known (running()), and is aborted if not.
+  virtual void stop() = 0;
+  // No further call will begin, and front() will return every entry but that of running().
+  virtual bool stopped() = 0;
   virtual void resume(const Start& start) = 0;
   // Calls that are enqueued from now on are run. Those before that are discarded. May begin a look at the
   // device.
