@@ -8,7 +8,7 @@ epd_daemon_lock(python _lock)
 
 # A library with a sanitizer can't be loaded into a python without.
 if(EPD_PYTHON AND NOT EPD_SANITIZE)
-  foreach(_part abi errors lifetimes interrupts memory programs round_trips threads cuda wheel torch torch_ops deep_ep deep_ep_shrink deep_ep_parts)
+  foreach(_part abi imports errors lifetimes interrupts memory programs round_trips threads cuda wheel torch torch_ops deep_ep deep_ep_shrink deep_ep_parts)
     add_test(NAME python.${_part}
       COMMAND ${EPD_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/run.py ${CMAKE_CURRENT_LIST_DIR}/test_${_part}.py)
     set_tests_properties(python.${_part} PROPERTIES

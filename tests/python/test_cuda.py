@@ -271,7 +271,7 @@ with epd.attach(sys.argv[1]) as session:
         def numel(self): return 128
         def element_size(self): return 2
         def is_pinned(self): return True
-    epd.Memory(x=Pinned()).check(group, "dispatch", 0, 1, None)
+    epd.Memory(x=Pinned()).check(group._shapes[0], "dispatch", 1, None)
 """
     done = run_python(code, cuda_daemon.socket, LD_LIBRARY_PATH=str(FAKE))
     assert done.returncode == 0, done.stderr

@@ -167,20 +167,20 @@ class FakeStep:
         self.name, self.outcomes, self.log = name, outcomes, log
         self.stream: Any = None
 
-    def submit(self, joined: FakeJoined, attempt: Attempt) -> Any:
+    def submit(self, attempt: Attempt) -> Any:
         outcome = self.outcomes.pop(0)
         self.log.append(f"{self.name} {attempt.name}")
         if isinstance(outcome, tuple):
             raise outcome[0]
         return FakeTicket(outcome)
 
-    def submitted(self, joined: FakeJoined) -> None:
+    def submitted(self) -> None:
         pass
 
     def completed(self) -> None:
         self.log.append(f"{self.name} completed")
 
-    def repeated(self, joined: FakeJoined) -> None:
+    def repeated(self) -> None:
         self.log.append(f"{self.name} repeated")
 
 
@@ -444,23 +444,19 @@ def test_the_watch_ends_with_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
     class Looked:
         times = 0
 
-        def look(self, joined: Any, stream: Any) -> None:
+        def look(self, stream: Any) -> None:
             assert stream is None
             self.times += 1
             raise MemoryError  # it looks again
 
-    class OfNobody:
-        def __init__(self) -> None:
-            self.steps = Looked()
-
     told: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", lambda of: told.append(of.exc_type))  # no traceback, which keeps all
-    joined: Any = OfNobody()
-    watching = Watch(joined, torch.device("cpu"))
+    joined = Looked()
+    watching = Watch(joined.look, torch.device("cpu"))
     end = time.monotonic() + 60
-    while joined.steps.times < 3 and time.monotonic() < end:
+    while joined.times < 3 and time.monotonic() < end:
         time.sleep(0.01)
-    assert joined.steps.times >= 3
+    assert joined.times >= 3
     assert told == [MemoryError]
     del joined
     watching._thread.join(60)

@@ -89,6 +89,11 @@ class Joined:
     def regions(self, slot: int, row_format: int = 0) -> epd.Buffers[Tensor]:
         return self.group.tensors(slot, row_format)
 
+    def look(self, stream: Any) -> None:
+        """For the watch."""
+        if self.steps is not None:
+            self.steps.look(self, stream)
+
     def restored(self) -> None:
         """Late ranks have come back: all ranks start over with the same slot, and without handles."""
         self.turns, self.waits_read = Turns(), None
@@ -302,7 +307,7 @@ class Groups:
         )
         joined = Joined(group, shape, shrink=self.shrink and shape.low_latency)
         if joined.steps is not None:
-            joined.watch = Watch(joined, self.device)
+            joined.watch = Watch(joined.look, self.device)
         if before is not None:
             before.replaced()
             self.replaced.append(before)

@@ -106,8 +106,8 @@ class _Operation:
 
     def _submit(self) -> None:
         if self._steps is None:
-            self._ticket = self._joined.submit(self._step.submit, self._joined, Attempt.FIRST)
-            self._step.submitted(self._joined)
+            self._ticket = self._joined.submit(self._step.submit, Attempt.FIRST)
+            self._step.submitted()
         else:
             self._ticket = self._steps.begin(self._joined, self._step)
 
@@ -332,7 +332,7 @@ class LowLatencyMode:
         for joined in groups[:1]:
             with contextlib.suppress(epd.Error):
                 assert joined.steps is not None
-                meeting = Meeting(joined.turns.next().slot)
+                meeting = Meeting(joined.group, joined.turns.next().slot)
                 joined.steps.begin(joined, meeting)
                 joined.steps.end(joined, meeting)
         return bool(groups)

@@ -138,14 +138,14 @@ class Dispatching:
         self._defer = defer
         self._routing = routing
 
-    def submit(self, joined: Joined, attempt: Attempt) -> epd.Ticket:
+    def submit(self, attempt: Attempt) -> epd.Ticket:
         memory = Staging(0 if self._routing.has_blocks_of_group else self._routing.y_shape[1])
         if attempt is Attempt.FIRST and self._inputs is not None:
             memory.give(_X, self._inputs[0])
             memory.give(_TOPK_IDX, self._inputs[1])
         if attempt is not Attempt.REPEAT and self._results is not None:
             self._results.want(memory)
-        ticket = joined.group.dispatch(
+        ticket = self._routing.joined.group.dispatch(
             self._routing.turn.slot,
             self._routing.num_tokens,
             stream=self.stream,
@@ -157,14 +157,14 @@ class Dispatching:
         self._routing.handle = ticket.handle
         return ticket
 
-    def submitted(self, joined: Joined) -> None:
-        joined.turns.dispatched(self._routing.turn)
+    def submitted(self) -> None:
+        self._routing.joined.turns.dispatched(self._routing.turn)
 
     def completed(self) -> None:
         self._inputs = self._results = None
 
-    def repeated(self, joined: Joined) -> None:
-        ranges = joined.regions(self._routing.turn.slot).source_ranges
+    def repeated(self) -> None:
+        ranges = self._routing.joined.regions(self._routing.turn.slot).source_ranges
         assert ranges is not None
         self._routing.have = counts_in(ranges)
 
@@ -192,7 +192,7 @@ class Combining:
         self._defer = defer
         self._lie = routing.seen  # how the rows in x, then those in the slot, lie
 
-    def submit(self, joined: Joined, attempt: Attempt) -> epd.Ticket:
+    def submit(self, attempt: Attempt) -> epd.Ticket:
         routing = self._routing
         assert routing.handle is not None
         rows, counts = self._x, routing.counts
@@ -200,7 +200,7 @@ class Combining:
             rows = None
         have = routing.have
         if self._lie is not have and self._lie is not None and have is not None:
-            rows = move(joined.regions(self._slot).y if rows is None else rows, self._lie, have)
+            rows = move(routing.joined.regions(self._slot).y if rows is None else rows, self._lie, have)
             counts = have.sum(1).int()
         memory = Staging(0 if rows is None or routing.has_blocks_of_group else rows.shape[1])
         if attempt is Attempt.FIRST and self._weights is not None:
@@ -210,7 +210,7 @@ class Combining:
             memory.give(_EXPERT_COUNTS, counts)
         if attempt is not Attempt.REPEAT and self._out is not None:
             memory.want(_OUT, self._out)
-        ticket = joined.group.combine(
+        ticket = routing.joined.group.combine(
             self._slot,
             routing.handle,
             stream=self.stream,
@@ -222,31 +222,32 @@ class Combining:
         self._lie = have
         return ticket
 
-    def submitted(self, joined: Joined) -> None:
-        joined.turns.combined(self._routing.turn)
+    def submitted(self) -> None:
+        self._routing.joined.turns.combined(self._routing.turn)
 
     def completed(self) -> None:
         self._x = self._weights = self._out = None
 
-    def repeated(self, joined: Joined) -> None:
+    def repeated(self) -> None:
         pass
 
 
 class Meeting:
     """A dispatch without tokens: it ends when all ranks that live have come."""
 
-    def __init__(self, slot: int) -> None:
+    def __init__(self, group: epd.Group, slot: int) -> None:
         self.stream: object = None
+        self._group = group
         self._slot = slot
 
-    def submit(self, joined: Joined, attempt: Attempt) -> epd.Ticket:
-        return joined.group.dispatch(self._slot)
+    def submit(self, attempt: Attempt) -> epd.Ticket:
+        return self._group.dispatch(self._slot)
 
-    def submitted(self, joined: Joined) -> None:
+    def submitted(self) -> None:
         pass
 
     def completed(self) -> None:
         pass
 
-    def repeated(self, joined: Joined) -> None:
+    def repeated(self) -> None:
         pass

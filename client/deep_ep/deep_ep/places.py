@@ -4,16 +4,15 @@ source rank's rows in each block, say everything."""
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING, Any, Callable, Optional
+from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
 
 import epd
 
-if TYPE_CHECKING:
-    from .groups import Joined
-    from .turns import Turn
+from .groups import Joined
+from .turns import Turn
 
 
 class Routing:

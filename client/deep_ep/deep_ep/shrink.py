@@ -11,14 +11,11 @@ from __future__ import annotations
 import contextlib
 import enum
 import threading
-from typing import TYPE_CHECKING, Any, Iterator, Optional, Protocol, Union
+from typing import Any, Callable, Iterator, Optional, Protocol, Union
 
 import torch
 
 import epd
-
-if TYPE_CHECKING:
-    from .groups import Joined
 
 BREAKS = (epd.RankLost, epd.DeadlineExceeded, epd.EngineRestarted, epd.Aborted)
 
@@ -34,16 +31,28 @@ class Step(Protocol):
 
     stream: Any  # None on host devices
 
-    def submit(self, joined: Joined, attempt: Attempt) -> epd.Ticket: ...
+    def submit(self, attempt: Attempt) -> epd.Ticket: ...
 
-    def submitted(self, joined: Joined) -> None:
+    def submitted(self) -> None:
         """For the first time."""
 
     def completed(self) -> None:
         """The caller has the results. Only a REPEAT may follow."""
 
-    def repeated(self, joined: Joined) -> None:
+    def repeated(self) -> None:
         """The REPEAT has ended well."""
+
+
+class Resumable(Protocol):
+    """What Steps need of a group."""
+
+    group: epd.Group
+
+    def settle(self) -> None: ...
+
+    def submit_now(self, submission: Callable[..., epd.Ticket], *arguments: Any) -> epd.Ticket: ...
+
+    def restored(self) -> None: ...
 
 
 class Steps:
@@ -72,7 +81,7 @@ class Steps:
         with self.lock:
             self._captured, self._untaken = True, False
 
-    def begin(self, joined: Joined, step: Step) -> epd.Ticket:
+    def begin(self, joined: Resumable, step: Step) -> epd.Ticket:
         joined.settle()
         with self.lock:
             if self._unended is not None:  # its wait was interrupted; others may have to repeat it
@@ -80,10 +89,10 @@ class Steps:
             self._untaken = False
             ticket = self._submit(joined, step, Attempt.FIRST)
             self._unended, self._ticket = step, ticket
-            step.submitted(joined)
+            step.submitted()
             return ticket
 
-    def end(self, joined: Joined, step: Step) -> None:
+    def end(self, joined: Resumable, step: Step) -> None:
         """Returns when the operation that was begun last has ended well. Raises RankLost if this rank is lost. If it
         was interrupted, the next call goes on."""
         with self.lock:
@@ -105,7 +114,7 @@ class Steps:
             self._taken.record(stream)
         self._untaken = False
 
-    def check(self, joined: Joined, stream: Any) -> None:
+    def check(self, joined: Resumable, stream: Any) -> None:
         """Takes notice of a break, unless an operation is under way that will. What is made again is submitted in
         `stream`, which is current (None on host devices). Raises RankLost if this rank is lost."""
         with self.lock:
@@ -114,7 +123,7 @@ class Steps:
             except BREAKS:
                 self._make_up_for(joined, stream)
 
-    def restore(self, joined: Joined) -> None:
+    def restore(self, joined: Resumable) -> None:
         """Takes back the ranks that are lost because they were late, if this is one of them too. They and all ranks that
         take part call it. The slots start over. Raises DeadlineExceeded: it names the ranks that have not called."""
         with self.lock:
@@ -134,7 +143,7 @@ class Steps:
             self._last_index, self._due, self._untaken, self.out = -1, False, False, False
             joined.restored()
 
-    def look(self, joined: Joined, stream: Any) -> None:
+    def look(self, joined: Resumable, stream: Any) -> None:
         """From time to time, by another thread than the caller's: as `check`, if the caller is elsewhere. What fails is
         told to the caller's next call."""
         if self.out or not self.lock.acquire(blocking=False):
@@ -153,7 +162,7 @@ class Steps:
 
     # ---- inside ------------------------------------------------------------------------------------
 
-    def _ended(self, joined: Joined, step: Step) -> epd.Result:
+    def _ended(self, joined: Resumable, step: Step) -> epd.Result:
         while self._outcome is None:
             if self._ticket is None:
                 self._ticket = self._submit(joined, step, Attempt.AGAIN)
@@ -171,7 +180,7 @@ class Steps:
         stream copies inputs and outputs."""
         return not self._untaken and (self._unended is None or stream is None)
 
-    def _make_up_for(self, joined: Joined, stream: Any) -> None:
+    def _make_up_for(self, joined: Resumable, stream: Any) -> None:
         """If it may. Else the caller's next call does."""
         if not self._may_repeat(stream):
             return
@@ -208,15 +217,15 @@ class Steps:
             last.stream = before
             stream.synchronize()
 
-    def _submit(self, joined: Joined, step: Step, attempt: Attempt) -> epd.Ticket:
+    def _submit(self, joined: Resumable, step: Step, attempt: Attempt) -> epd.Ticket:
         while True:
             try:
                 self._repeat(joined)
-                return joined.submit_now(step.submit, joined, attempt)
+                return joined.submit_now(step.submit, attempt)
             except BREAKS:
                 self._recover(joined)
 
-    def _recover(self, joined: Joined) -> int:
+    def _recover(self, joined: Resumable) -> int:
         """Afterwards the group's next operation is the one that this rank has not completed. Returns the first one
         that was to be made again."""
         while True:
@@ -232,7 +241,7 @@ class Steps:
                 continue
             return resume_op
 
-    def _repeat(self, joined: Joined) -> None:
+    def _repeat(self, joined: Resumable) -> None:
         """The last operation, if that is due. If it fails or is interrupted, it stays due."""
         if not self._due:
             return
@@ -240,14 +249,14 @@ class Steps:
         assert last is not None
         try:
             if self._repetition is None:
-                self._repetition = joined.submit_now(last.submit, joined, Attempt.REPEAT)
+                self._repetition = joined.submit_now(last.submit, Attempt.REPEAT)
             if self._repetition is not True:
                 _wait(self._repetition)
                 self._repetition = True
         except epd.Error:
             self._repetition = None
             raise
-        last.repeated(joined)
+        last.repeated()
         self._due, self._repetition = False, None
 
 
@@ -256,7 +265,7 @@ def _is_due(outcome: Union[epd.Result, epd.Error], resume_op: int) -> bool:
     return isinstance(outcome, epd.Result) and outcome.op_index >= resume_op
 
 
-def _is_well(joined: Joined) -> bool:
+def _is_well(joined: Resumable) -> bool:
     try:
         joined.group.check()
     except BREAKS:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional
-
 import torch
 from torch import Tensor
 
 from .checks import check_tensor, not_served
-
-if TYPE_CHECKING:
-    from .groups import Joined
+from .groups import Joined
 
 # DeepEP counts cycles of the GPU's clock. epd measures nanoseconds; this is a clock of 2 GHz, as DeepEP's own
 # timeout of 100 s has it (200 * 10^9 cycles).

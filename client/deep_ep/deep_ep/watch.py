@@ -6,12 +6,9 @@ import contextlib
 import ctypes
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, Callable
 
 import torch
-
-if TYPE_CHECKING:
-    from .groups import Joined
 
 _LOOK_S = 0.1
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -22,9 +19,10 @@ class Watch:
     """Of one group with Steps. Each has a thread: two ranks that make operations of two groups again, in another order,
     would wait for each other."""
 
-    def __init__(self, joined: Joined, device: torch.device) -> None:
+    def __init__(self, look: Callable[[Any], None], device: torch.device) -> None:
+        """look: a method of the group, which is not kept. It gets the thread's stream, None on host devices."""
         self._stop = threading.Event()
-        arguments = (weakref.ref(joined), device, self._stop)
+        arguments = (weakref.WeakMethod(look), device, self._stop)
         self._thread = threading.Thread(target=_watch, args=arguments, name="deep_ep-watch", daemon=True)
         self._thread.start()
         weakref.finalize(self, _end, self._stop, self._thread)  # before the session ends, at the interpreter's end too
@@ -47,7 +45,7 @@ def _ignore_captures() -> None:
     ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
-def _watch(reference: weakref.ref[Joined], device: torch.device, stop: threading.Event) -> None:
+def _watch(method: weakref.WeakMethod[Any], device: torch.device, stop: threading.Event) -> None:
     stream: Any = None
     current: Any = contextlib.nullcontext()
     if device.type == "cuda":
@@ -58,14 +56,14 @@ def _watch(reference: weakref.ref[Joined], device: torch.device, stop: threading
     told = False
     with current:
         while not stop.wait(_LOOK_S):
-            joined = reference()
-            if joined is None or joined.steps is None:
+            look = method()
+            if look is None:
                 return
             try:
-                joined.steps.look(joined, stream)
+                look(stream)
             except Exception as error:  # as of memory; it looks again
                 if not told:
                     thread = threading.current_thread()
                     threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, thread)))
                 told = True
-            del joined
+            del look

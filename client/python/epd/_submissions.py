@@ -1,21 +1,18 @@
-"""The arguments of submissions: memory for them, and why some do not fit."""
+"""Memory for arguments and results of operations, and why some arguments do not fit."""
 
 from __future__ import annotations
 
 import ctypes
 import operator
-from typing import TYPE_CHECKING
 
 from . import _abi
 from .errors import InvalidArgument
 from .memory import Memory
 from .types import GroupConfig, ReturnWeights
 
-if TYPE_CHECKING:
-    from .ticket import Handle
-
 DISPATCH = _abi.pack_format(_abi.DispatchArgs)
 COMBINE = _abi.pack_format(_abi.CombineArgs)
+RESULT = _abi.pack_format(_abi.Result)
 
 
 class ArgumentBlock:
@@ -32,11 +29,22 @@ class ArgumentBlock:
         self.handle_address = ctypes.addressof(self.handle)
 
 
-def foreign(handle: Handle, config: GroupConfig) -> InvalidArgument:
-    """Why a handle is not of the group with this config."""
+class ResultBlock:
+    """Memory for a result. A group keeps some, so that waiting makes none."""
+
+    __slots__ = ("address", "memory", "op_index")
+
+    def __init__(self) -> None:
+        self.memory = ctypes.create_string_buffer(RESULT.size)
+        self.address = ctypes.addressof(self.memory)
+        self.op_index = ctypes.c_uint64.from_buffer(self.memory, _abi.Result.op_index.offset)
+        ctypes.c_size_t.from_buffer(self.memory).value = RESULT.size
+
+
+def foreign(given: GroupConfig, config: GroupConfig) -> InvalidArgument:
+    """Why a handle of the group `given` is refused in the group with this config."""
     return InvalidArgument(
-        f"handle is of a dispatch in group {handle._group.config.name!r}; "
-        f"allowed: those of group {config.name!r}"
+        f"handle is of a dispatch in group {given.name!r}; allowed: those of group {config.name!r}"
     )
 
 

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import struct
-import weakref
-from pickle import PickleBuffer
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _abi
 from ._blocking import first_slice, go_on, on_a_thread
-from ._handles import GroupHandle, NotCopied, is_member
+from ._handles import is_member
 from ._library import library
+from ._membership import Membership
+from ._shapes import RegionShape
 from ._submissions import COMBINE, DISPATCH, ArgumentBlock, foreign, misfit, no_object
-from .buffers import Buffers, DeviceArray, RegionShape, host_view, numpy_array, region_address, region_shapes
-from .errors import InvalidArgument, Status, last_error
+from .buffers import Buffers, DeviceArray, host_view, numpy_array
+from .errors import InvalidArgument, Status
 from .memory import Memory
-from .ticket import Dispatch, Handle, ResultBlock, Ticket, checked_timeout, start_hooks, stream_address
-from .types import (
-    FOREVER,
-    DeviceKind,
-    GroupConfig,
-    Progress,
-    Region,
-    ResumeInfo,
-    ReturnWeights,
-    SessionInfo,
-    Waits,
-    integer,
-)
+from .ticket import Dispatch, Handle, Ticket, checked_timeout, stream_address
+from .types import FOREVER, DeviceKind, Progress, ResumeInfo, ReturnWeights, Waits, integer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,42 +32,14 @@ _DISPATCH_BYTES = DISPATCH.size
 _COMBINE_BYTES = COMBINE.size
 _NO_STREAM = _abi.NO_STREAM
 
-_groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
-
-class Group(NotCopied):
+class Group(Membership):
     """One rank's membership in a group; Session.join makes it. A context manager: leaves at its end.
 
     All ranks submit the same operations in the same order, on the same slots, under the same handles.
     Submissions return at once. Any thread may call anything. Submissions of several threads to one group are
     ordered by the caller.
     """
-
-    def __init__(self, info: SessionInfo, handle: GroupHandle, config: GroupConfig, bound: tuple[Any, ...]) -> None:
-        self._handle: Optional[GroupHandle] = handle
-        self._address = int(handle)
-        self._kind = info.device_kind
-        self._by_calls = info.device_kind == DeviceKind.CUDA
-        formats = range(1 + len(config.more_formats))
-        self._shapes = [region_shapes(config.with_format(row_format)) for row_format in formats]
-        # By slot and row format.
-        self._views: dict[tuple[int, int], Buffers[Any]] = {}
-        self._numpy: dict[tuple[int, int], Buffers[Any]] = {}
-        self._tensors: dict[tuple[int, int], Buffers[Any]] = {}
-        self._locks: dict[int, Any] = {}  # by slot: for callers to whom a slot belongs during several calls
-        self._counts: dict[int, memoryview] = {}
-        self._pins: list[PickleBuffer] = []  # of memoryviews that were handed out
-        self._mask: Union[memoryview, DeviceArray, None] = None
-        self._blocks: list[ArgumentBlock] = []  # taken out by the call that uses it: pop and append are atomic
-        self._results: list[ResultBlock] = []
-        self._abandoned: list[int] = []  # kept handles that were collected and not released
-        self._hook_queue: Optional[SimpleQueue[Any]] = None
-        self._bound = bound  # what keeps the memory of config.bindings
-        self._process = os.getpid()
-        self.config = config  # as joined
-        self.rank: int = library.epd_group_rank(handle)
-        self.sum_ranks: int = library.epd_group_sum_ranks(handle)  # as the daemon has chosen
-        _groups.add(self)
 
     # ---- operations --------------------------------------------------------------------------------
 
@@ -132,7 +91,7 @@ class Group(NotCopied):
             block = ArgumentBlock()
         try:
             if handle is not None and handle._group is not self:
-                raise foreign(handle, self.config)
+                raise foreign(handle._group.config, self.config)
             _pack_dispatch(
                 block.memory,
                 0,
@@ -151,9 +110,11 @@ class Group(NotCopied):
                 row_format,
                 0 if memory is None else memory._struct,
             )
+            if memory is not None:
+                shapes = self._shapes[row_format]
         except AttributeError:
             raise no_object(memory, handle) from None
-        except (struct.error, TypeError) as error:
+        except (struct.error, TypeError, IndexError) as error:
             raise misfit(
                 self.config,
                 error,
@@ -173,7 +134,7 @@ class Group(NotCopied):
         if handle is not None and not num_tokens:
             n = handle._num_tokens
         if memory is not None:
-            memory.check(self, "dispatch" if handle is None else "dispatch again", row_format, n, None)
+            memory.check(shapes, "dispatch" if handle is None else "dispatch again", n, None)
         on = _NO_STREAM if stream is None else stream_address(stream)
         if keep_handle:
             block.handle.value = 0
@@ -230,7 +191,7 @@ class Group(NotCopied):
             block = ArgumentBlock()
         try:
             if handle is not None and handle._group is not self:
-                raise foreign(handle, self.config)
+                raise foreign(handle._group.config, self.config)
             _pack_combine(
                 block.memory,
                 0,
@@ -265,7 +226,7 @@ class Group(NotCopied):
             ) from None
         if memory is not None and handle is not None:
             n = num_tokens or (None if num_tokens_at else handle._num_tokens)
-            memory.check(self, "combine", 0, n, handle._num_recv_rows)
+            memory.check(self._shapes[0], "combine", n, handle._num_recv_rows)
         status = _combine(
             self._handle,
             block.address,
@@ -330,8 +291,8 @@ class Group(NotCopied):
         if arrays is None:
             if self._kind != DeviceKind.HOST:
                 raise InvalidArgument("the group is on a CUDA device; allowed for numpy: host devices")
-            views = self._host_views(slot, row_format)
-            shapes = self._shapes_of(row_format)
+            views = self._arrays(slot, row_format)
+            shapes = self._shapes_of(row_format).regions
             arrays = Buffers({region: numpy_array(view, shapes[region]) for region, view in views.items()})
             arrays = self._numpy.setdefault((slot, row_format), arrays)
             self._check_joined()
@@ -383,7 +344,7 @@ class Group(NotCopied):
                 raise self._error(status)
             shape = RegionShape((self.config.num_ranks,), "i")
             if self._kind == DeviceKind.HOST:
-                mask = self._pinned(host_view(address.value or 0, self.config.num_ranks, "i", owner, writable=False))
+                mask = self._pinned(host_view(address.value or 0, shape, owner, writable=False))
             else:
                 mask = DeviceArray(address.value or 0, shape, owner)
             self._mask = mask
@@ -487,23 +448,8 @@ class Group(NotCopied):
     def __exit__(self, *_: object) -> None:
         self.leave()
 
-    def __del__(self) -> None:
-        queue = getattr(self, "_hook_queue", None)
-        if queue is not None:
-            queue.put(None)
-
     def __repr__(self) -> str:
         return f"Group({self.config.name!r}, rank {self.rank} of {self.config.num_ranks})"
-
-    # ---- inside ------------------------------------------------------------------------------------
-
-    def _depth(self) -> int:
-        return self.config.depth or 4
-
-    def _error(self, status: int, rank: Optional[int] = None, timeout_ms: int = 0) -> Exception:
-        if self._handle is None:
-            return InvalidArgument(f"group {self.config.name!r} has been left; allowed: groups that are joined")
-        return last_error(status, rank, timeout_ms)
 
     def _note_deadline(self, ticket: Ticket, timeout_ms: int, stream: Any) -> None:
         """For waits without end: see go_on."""
@@ -511,118 +457,3 @@ class Group(NotCopied):
             ticket._deadline_ms = FOREVER
         elif timeout_ms:
             ticket._deadline_ms = timeout_ms
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            text = f"the group is of process {self._process}, which attached"
-            raise InvalidArgument(f"{text}; allowed: groups that this process joins")
-
-    def _owner(self) -> tuple[object, GroupHandle]:
-        """What memory of the group needs: as long as this lives, the membership does."""
-        handle = self._handle
-        if handle is None:
-            raise self._error(Status.INVALID_ARGUMENT)
-        return (self._bound, handle)
-
-    def _check_joined(self) -> None:
-        """For a call that has put something aside while another thread may have left."""
-        if self._handle is None:
-            self._revoke()
-            raise self._error(Status.INVALID_ARGUMENT)
-
-    def _raw_buffers(self, slot: int, handle: GroupHandle) -> _abi.Buffers:
-        slot = self._slot(slot)
-        raw = _abi.Buffers(ctypes.sizeof(_abi.Buffers))
-        status = library.epd_group_buffers(handle, slot, ctypes.addressof(raw))
-        if status:
-            raise self._error(status)
-        return raw
-
-    def _slot(self, slot: Any) -> int:
-        number = integer("slot", slot)
-        if not 0 <= number < 1 << 32:
-            raise InvalidArgument(f"slot is {number}; allowed: 0 .. {self._depth() - 1}")
-        return number
-
-    def _shapes_of(self, row_format: int) -> dict[Region, RegionShape]:
-        row_format = integer("row_format", row_format)
-        if not 0 <= row_format < len(self._shapes):
-            raise InvalidArgument(f"row_format is {row_format}; allowed: 0 .. {len(self._shapes) - 1}")
-        return self._shapes[row_format]
-
-    def _host_views(self, slot: int, row_format: int) -> dict[Region, memoryview]:
-        owner = self._owner()
-        raw = self._raw_buffers(slot, owner[1])
-        return {
-            region: host_view(region_address(raw, region), shape.elements, shape.format, owner)
-            for region, shape in self._shapes_of(row_format).items()
-        }
-
-    def _device_arrays(self, slot: int, row_format: int) -> dict[Region, DeviceArray]:
-        owner = self._owner()
-        raw = self._raw_buffers(slot, owner[1])
-        return {
-            region: DeviceArray(region_address(raw, region), shape, owner)
-            for region, shape in self._shapes_of(row_format).items()
-        }
-
-    def _load_views(self, slot: int, row_format: int) -> Buffers[Any]:
-        load = self._host_views if self._kind == DeviceKind.HOST else self._device_arrays
-        views: dict[Region, Any] = {**load(slot, row_format)}
-        if self._kind == DeviceKind.HOST:
-            for view in views.values():
-                self._pinned(view)
-        buffers = self._views.setdefault((slot, row_format), Buffers(views))
-        self._check_joined()
-        return buffers
-
-    def _counts_view(self, address: int, count: int) -> memoryview:
-        view = self._counts.get(address)
-        if view is None:
-            made = self._pinned(host_view(address, count, "i", self._owner(), writable=False))
-            view = self._counts.setdefault(address, made)
-        return view
-
-    def _pinned(self, view: memoryview) -> memoryview:
-        """The view, which all callers share: nobody but `_revoke` can release it."""
-        self._pins.append(PickleBuffer(view))
-        return view
-
-    def _revoke(self) -> None:
-        """Makes the memoryviews that were handed out invalid, but those that others have taken memory from."""
-        pins, self._pins = self._pins, []
-        for pin in pins:
-            pin.release()
-        views = [view for buffers in self._views.values() for view in (*vars(buffers).values(), *buffers.bias)]
-        for view in (*views, *self._counts.values(), self._mask):
-            if isinstance(view, memoryview):
-                try:
-                    view.release()
-                except BufferError:
-                    pass  # it keeps the membership by itself
-        self._views.clear()
-        self._numpy.clear()
-        self._tensors.clear()
-        self._counts.clear()
-        self._mask = None
-
-    def _release_abandoned(self) -> None:
-        for _ in range(len(self._abandoned)):
-            value = self._abandoned.pop(0)
-            if library.epd_handle_release(self._handle, value) == Status.WOULD_BLOCK:
-                self._abandoned.append(value)
-
-    def _hooks(self) -> SimpleQueue[Any]:
-        queue = self._hook_queue
-        if queue is None:
-            queue = self._hook_queue = start_hooks()
-        return queue
-
-
-def _forget_parent() -> None:
-    """In a forked child the groups are the parent's: what was handed out of them becomes invalid."""
-    for group in list(_groups):
-        group._revoke()
-
-
-os.register_at_fork(after_in_child=_forget_parent)

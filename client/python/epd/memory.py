@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
 from . import _abi
 from ._arrays import Elements, array_address, array_elements, held, is_buffer
 from ._handles import NotCopied
+from ._shapes import RegionShape, SlotShapes
 from .errors import InvalidArgument
 from .types import DeviceKind, Layout, Payload, Region, ScaleLayout, integer
-
-if TYPE_CHECKING:
-    from .buffers import RegionShape
-    from .group import Group
 
 # What an operation reads or writes of its memory.
 _COUNTS = (Region.RANK_OFFSETS, Region.EXPERT_COUNTS, Region.EXPERT_OFFSETS, Region.SOURCE_RANGES)
@@ -142,40 +139,38 @@ class Memory(NotCopied):
         self._struct = ctypes.addressof(raw)
 
     def check(
-        self, group: Group, operation: str, row_format: int, num_tokens: Optional[int], num_recv_rows: Optional[int]
+        self, shapes: SlotShapes, operation: str, num_tokens: Optional[int], num_recv_rows: Optional[int]
     ) -> None:
         """Raises InvalidArgument: an array that the operation uses has another type, or is too small.
 
         num_tokens, num_recv_rows: of the operation, and of a combine's routing; None: not known here
         """
-        shapes = group._shapes_of(row_format)
         found = self._checked.get((operation, id(shapes)))
         if found is None:
-            room, rows = self._check_arrays(group, operation, row_format)
+            room, rows = self._check_arrays(shapes, operation)
             found = self._checked[operation, id(shapes)] = (shapes, room, rows)
         if found[2] < _ANY_NUMBER and (num_recv_rows is None or num_recv_rows > found[2]):
-            self._check_rows_sent(shapes, num_recv_rows)
+            self._check_rows_sent(shapes.regions, num_recv_rows)
         if num_tokens is not None and num_tokens > found[1]:
             for region in OPERATIONS[operation]:
                 elements = self._elements.get(region)
-                if elements is not None and region in _BY_TOKEN and region in shapes:
-                    _check_bytes(region, elements, num_tokens, shapes[region], f"num_tokens {num_tokens}")
+                if elements is not None and region in _BY_TOKEN and region in shapes.regions:
+                    _check_bytes(region, elements, num_tokens, shapes.regions[region], f"num_tokens {num_tokens}")
 
-    def _check_arrays(self, group: Group, operation: str, row_format: int) -> tuple[int, int]:
+    def _check_arrays(self, shapes: SlotShapes, operation: str) -> tuple[int, int]:
         """For how many tokens the operation's token-wise arrays have room. How many rows y and y_weights have, if that
         is fewer than the group's."""
-        shapes = group._shapes_of(row_format)
-        config = group.config.with_format(row_format)
+        config = shapes.config
         room = rows = _ANY_NUMBER
         for region in OPERATIONS[operation]:
-            elements, shape = self._elements.get(region), shapes.get(region)
+            elements, shape = self._elements.get(region), shapes.regions.get(region)
             if elements is None or shape is None:  # the library refuses what the group has not
                 continue
             opaque = config.payload == Payload.OPAQUE and region in (Region.X, Region.RECV_X)
             _check_type(region, elements, None if opaque else _TYPES[shape.format])
-            if elements.on_gpu and group._kind == DeviceKind.HOST:
+            if elements.on_gpu and shapes.kind == DeviceKind.HOST:
                 raise InvalidArgument(f"{_name(region)}.device is cuda; allowed: cpu, as the group is on a host device")
-            if not elements.on_gpu and group._kind == DeviceKind.CUDA and not self._is_pinned(region):
+            if not elements.on_gpu and shapes.kind == DeviceKind.CUDA and not self._is_pinned(region):
                 raise InvalidArgument(
                     f"{_name(region)}.device is cpu; allowed: cuda, pinned tensors, or an address that the GPU can "
                     "reach, as the group is on a CUDA device"

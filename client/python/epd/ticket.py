@@ -4,45 +4,28 @@ from __future__ import annotations
 
 import ctypes
 import operator
-import threading
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Callable, Optional, Union
+from functools import partial
+from typing import Any, Callable, Optional, Union
 
 from . import _abi
 from ._blocking import OPERATION_MS, SLICE_MS, first_slice, go_on
 from ._handles import NotCopied
 from ._library import library
+from ._membership import Membership
+from ._submissions import RESULT, ResultBlock
 from .errors import InvalidArgument, NotFound, Status
+from .memory import Memory
 from .types import FOREVER, NO_WAIT, Counts, Result
-
-if TYPE_CHECKING:
-    from .group import Group
-    from .memory import Memory
 
 _ticket_wait = library.epd_ticket_wait
 _STATUSES = tuple(Status)
 _UNTOUCHED = (1 << 64) - 1  # as op_index: the library has written no result
 
-RESULT_BYTES = ctypes.sizeof(_abi.Result)
-_result_fields = _abi.pack_format(_abi.Result)
-_unpack_result = _result_fields.unpack
+_unpack_result = RESULT.unpack
 _OK = Status.OK
 _LATE = int(Status.DEADLINE_EXCEEDED)
 _NOT_FOUND = int(Status.NOT_FOUND)
 _INT32 = 1 << 31
-_OP_INDEX_AT = _abi.Result.op_index.offset
-
-
-class ResultBlock:
-    """Memory for a result. A group keeps some, so that waiting makes none."""
-
-    __slots__ = ("address", "memory", "op_index")
-
-    def __init__(self) -> None:
-        self.memory = ctypes.create_string_buffer(RESULT_BYTES)
-        self.address = ctypes.addressof(self.memory)
-        self.op_index = ctypes.c_uint64.from_buffer(self.memory, _OP_INDEX_AT)
-        ctypes.c_size_t.from_buffer(self.memory).value = RESULT_BYTES
 
 
 class Handle(NotCopied):
@@ -54,7 +37,7 @@ class Handle(NotCopied):
 
     __slots__ = ("_group", "_num_recv_rows", "_num_tokens", "kept", "value")
 
-    def __init__(self, group: Group, value: int, kept: bool, num_tokens: Optional[int]) -> None:
+    def __init__(self, group: Membership, value: int, kept: bool, num_tokens: Optional[int]) -> None:
         self._group = group
         self._num_tokens = num_tokens  # n; None: read from a device's memory
         self._num_recv_rows: Optional[int] = None  # once a wait has told
@@ -92,7 +75,7 @@ class Ticket(NotCopied):
     _kept: Union[Result, Exception]
     handle: Optional[Handle] = None  # of a dispatch
 
-    def __init__(self, group: Group, ticket: int, memory: Optional[Memory] = None) -> None:
+    def __init__(self, group: Membership, ticket: int, memory: Optional[Memory] = None) -> None:
         self._group = group
         self._ticket = ticket
         self._memory = memory  # where outputs are copied when the end is taken
@@ -274,7 +257,7 @@ class Ticket(NotCopied):
         else:
             ticket = Dispatch(group, self._ticket, self.handle, self._memory)
         self._ticket = 0
-        group._hooks().put((ticket, hook))
+        group._hooks().put((partial(_outcome, ticket), hook))
 
     def _wait_on(self, handle: Any, timeout_ms: int, block: ResultBlock) -> int:
         """The status of a wait that is not over after its first slice."""
@@ -309,7 +292,7 @@ class Dispatch(Ticket):
     __slots__ = ("handle",)
     handle: Handle
 
-    def __init__(self, group: Group, ticket: int, handle: Handle, memory: Optional[Memory] = None) -> None:
+    def __init__(self, group: Membership, ticket: int, handle: Handle, memory: Optional[Memory] = None) -> None:
         self._group = group
         self._ticket = ticket
         self._memory = memory
@@ -357,51 +340,3 @@ def _outcome(ticket: Ticket) -> Result:
         ticket.handle._num_recv_rows = rest[0]
     ticket._ticket = 0
     return Result(_STATUSES[status], rank, op_index, *rest)
-
-
-def run_hooks(queue: SimpleQueue[Any]) -> None:
-    """The thread that calls hooks. Ends with a None in the queue, which the group's end puts there."""
-    while True:
-        item = queue.get()
-        if item is None:
-            return
-        ticket, hook = item
-        try:
-            hook(_outcome(ticket))
-        except BaseException as error:  # noqa: B902
-            show_unraisable(_Raise(error, hook))
-        del item, ticket, hook  # so that the last hook does not keep the group
-
-
-class _Raise:
-    """Raises what a hook has raised, and shows as that hook."""
-
-    def __init__(self, error: BaseException, hook: object) -> None:
-        self._error: Optional[BaseException] = error
-        self._hook = hook
-
-    def __call__(self) -> None:
-        error, self._error = self._error, None
-        try:
-            assert error is not None
-            raise error
-        finally:
-            del error  # its traceback has this frame
-
-    def __repr__(self) -> str:
-        return f"the completion hook {self._hook!r}"
-
-
-def show_unraisable(call: Callable[[], object]) -> None:
-    """Runs a call that raises, and shows that by sys.unraisablehook.
-
-    CPython's own hook takes nothing but what CPython makes. It makes that for what a callback of C raises.
-    """
-    ctypes.CFUNCTYPE(None)(call)()
-
-
-def start_hooks() -> SimpleQueue[Any]:
-    """A queue of (ticket, hook) and the thread that serves it."""
-    queue: SimpleQueue[Any] = SimpleQueue()
-    threading.Thread(target=run_hooks, args=(queue,), name="epd-hooks", daemon=True).start()
-    return queue

@@ -10,8 +10,6 @@ import inspect
 import sys
 from typing import Any, Callable, TypeVar
 
-import torch
-
 _Class = TypeVar("_Class", bound=type)
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
@@ -19,6 +17,9 @@ _EPD = (
     "epd._arrays",
     "epd._blocking",
     "epd._handles",
+    "epd._hooks",
+    "epd._membership",
+    "epd._shapes",
     "epd._submissions",
     "epd.buffers",
     "epd.group",

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from .._handles import NotCopied
 from ..group import Group
-from ..ticket import Dispatch, Handle, Ticket
+from ..ticket import Handle, Ticket
 from ..types import IndexType, Layout, Payload, Region, ReturnWeights
 from .checks import check_tensor, refuse
 from .staging import Staging

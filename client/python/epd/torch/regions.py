@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from ..buffers import Buffers, DeviceArray, RegionShape
+from .._membership import Membership
+from .._shapes import RegionShape
+from ..buffers import Buffers, DeviceArray
 from ..errors import InternalError
 from ..types import DeviceKind, Payload, Region
 from ._dynamo import breaks_graph, hide
-
-if TYPE_CHECKING:
-    from ..group import Group
 
 # Of e4m3 rows. torch before 2.1 has no such type, and takes the bytes.
 E4M3: torch.dtype = getattr(torch, "float8_e4m3fn", torch.uint8)
@@ -22,7 +19,7 @@ _TYPES = {"H": torch.bfloat16, "f": torch.float32, "i": torch.int32, "q": torch.
 
 
 @breaks_graph
-def region_tensors(group: Group, slot: int, row_format: int) -> Buffers[Tensor]:
+def region_tensors(group: Membership, slot: int, row_format: int) -> Buffers[Tensor]:
     """All regions of a slot, for dispatches of the row format. Each tensor keeps the membership."""
     hide()
     make = _host_tensors if group._kind == DeviceKind.HOST else _cuda_tensors
@@ -30,24 +27,24 @@ def region_tensors(group: Group, slot: int, row_format: int) -> Buffers[Tensor]:
         return Buffers(make(group, slot, row_format))
 
 
-def _element_type(group: Group, shape: RegionShape) -> torch.dtype:
+def _element_type(group: Membership, shape: RegionShape) -> torch.dtype:
     if shape.format == "B":
         return torch.uint8 if group.config.payload == Payload.OPAQUE else E4M3
     return _TYPES[shape.format]
 
 
-def _host_tensors(group: Group, slot: int, row_format: int) -> dict[Region, Tensor]:
+def _host_tensors(group: Membership, slot: int, row_format: int) -> dict[Region, Tensor]:
     def tensor(view: memoryview, shape: RegionShape) -> Tensor:
         flat = torch.frombuffer(view.cast("B"), dtype=torch.uint8)
         elements = flat.view(_element_type(group, shape))
         return elements.view(shape.shape) if shape.strides is None else elements.as_strided(shape.shape, shape.strides)
 
-    shapes, views = group._shapes_of(row_format), group._host_views(slot, row_format)
+    shapes, views = group._shapes_of(row_format).regions, group._arrays(slot, row_format)
     return {region: tensor(view, shapes[region]) for region, view in views.items()}
 
 
-def _cuda_tensors(group: Group, slot: int, row_format: int) -> dict[Region, Tensor]:
-    shapes, arrays = group._shapes_of(row_format), group._device_arrays(slot, row_format)
+def _cuda_tensors(group: Membership, slot: int, row_format: int) -> dict[Region, Tensor]:
+    shapes, arrays = group._shapes_of(row_format).regions, group._arrays(slot, row_format)
     device = _device_of(arrays[Region.RANK_OFFSETS])
     return {
         region: torch.as_tensor(array, device=device).view(_element_type(group, shapes[region]))

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
 from torch import Tensor
 
 from .. import _abi
+from .._shapes import SlotShapes
 from ..memory import Memory
 from ..types import Region
-
-if TYPE_CHECKING:
-    from ..group import Group
 
 _BYTES = ctypes.sizeof(_abi.Memory)
 _Words = ctypes.c_uint64 * (_BYTES // 8)  # the struct, for addresses by their place: faster than by name
@@ -59,7 +57,7 @@ class Staging(Memory):
         self._struct = ctypes.addressof(raw)
 
     def check(
-        self, group: Group, operation: str, row_format: int, num_tokens: Optional[int], num_recv_rows: Optional[int]
+        self, shapes: SlotShapes, operation: str, num_tokens: Optional[int], num_recv_rows: Optional[int]
     ) -> None:
         """Nothing: who makes one has checked the tensors."""
 
