@@ -172,8 +172,8 @@ Result<Config> load_config(const ConfigSources& sources) {
     const auto found = settings.values.find(option.key);
     const Setting setting =
         found == settings.values.end() ? Setting{option.default_text, "default", ""} : found->second;
-    if (const Status status = store_option(option, setting.text, config); !status.ok())
-      refusals.add(setting.line, status.message() + " in " + setting.where);
+    if (const Status status = store_option(option, setting.text, config, setting.where); !status.ok())
+      refusals.add(setting.line, status.message());
     config.entries.push_back({option.key, setting.text, setting.origin, option.reloadable});
   }
   if (Status status = refusals.status(); !status.ok()) return status;

@@ -326,8 +326,8 @@ std::vector<Option> make_table() {
   };
 }
 
-Status refused(const Option& option, const std::string& value) {
-  return invalid_argument(std::string(option.key) + " is \"" + value +
+Status refused(const Option& option, const std::string& value, const std::string& where) {
+  return invalid_argument(option.key + (where.empty() ? "" : " in " + where) + " is \"" + value +
                           "\"; allowed: " + allowed_values(option));
 }
 
@@ -406,19 +406,20 @@ std::string allowed_values(const Option& option) {
   return list;
 }
 
-Status store_option(const Option& option, const std::string& text, Config& config) {
+Status store_option(const Option& option, const std::string& text, Config& config, const std::string& where) {
   if (option.kind == OptionKind::kText) {
     config.*std::get<std::string Config::*>(option.field) = text;
     return {};
   }
   if (option.kind == OptionKind::kLevels) {
-    if (!parse_log_levels(text)) return refused(option, text);
+    if (!parse_log_levels(text)) return refused(option, text, where);
     config.*std::get<std::string Config::*>(option.field) = text;
     return {};
   }
   if (option.kind == OptionKind::kGpus) {
-    return parse_gpu_list(text, config.*std::get<GpuList Config::*>(option.field)) ? Status()
-                                                                                   : refused(option, text);
+    return parse_gpu_list(text, config.*std::get<GpuList Config::*>(option.field))
+               ? Status()
+               : refused(option, text, where);
   }
   if (option.kind == OptionKind::kNames) {
     config.*std::get<std::vector<std::string> Config::*>(option.field) = split_names(text);
@@ -429,13 +430,13 @@ Status store_option(const Option& option, const std::string& text, Config& confi
     value = kAutomatic;
   } else if (option.kind == OptionKind::kChoice || option.kind == OptionKind::kSwitch) {
     const auto found = std::find(option.choices.begin(), option.choices.end(), text);
-    if (found == option.choices.end()) return refused(option, text);
+    if (found == option.choices.end()) return refused(option, text, where);
     value = found - option.choices.begin();
   } else {
     const int base = option.kind == OptionKind::kOctal ? 8 : 10;
     if (!parse_number(text, base, option.kind == OptionKind::kBytes, value) || value < option.low ||
         value > option.high) {
-      return refused(option, text);
+      return refused(option, text, where);
     }
   }
   if (const auto* narrow = std::get_if<std::uint32_t Config::*>(&option.field)) {

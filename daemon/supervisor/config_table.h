@@ -43,8 +43,10 @@ const std::vector<Option>& option_table();
 const Option* find_option(const std::string& key);
 // "1..1024"
 std::string allowed_values(const Option& option);
-// Parses `text` and stores it. INVALID_ARGUMENT names key, value and what is allowed.
-Status store_option(const Option& option, const std::string& text, Config& config);
+// Parses `text` and stores it. INVALID_ARGUMENT names key, value and what is allowed, and `where` the text
+// stands if that is not "".
+Status store_option(const Option& option, const std::string& text, Config& config,
+                    const std::string& where = "");
 
 // "12345", "64MiB", "10GiB"; false if it is none of these.
 bool parse_bytes(const std::string& text, std::uint64_t& bytes);

@@ -118,7 +118,7 @@ TEST_F(ConfigFile, AFlagThatIsNoListIsRefusedAsItWasWritten) {
     sources_.flags["devices.cuda"] = flag;
     EXPECT_NE(refusal("").find("; allowed: \"auto\", \"none\", or a list of "), std::string::npos) << flag;
   }
-  EXPECT_NE(refusal("").find("devices.cuda is \"[a]\""), std::string::npos);
+  EXPECT_NE(refusal("").find("devices.cuda in the flags is \"[a]\""), std::string::npos);
 }
 
 TEST_F(ConfigFile, AFloatingPointNumberWasRefusedWithoutItsValue) {
