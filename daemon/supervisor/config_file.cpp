@@ -20,6 +20,7 @@ constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";  // some editors beg
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
 constexpr std::size_t kMaxKeyParts = 32;
+constexpr std::size_t kMaxShownValue = 100;  // of one that is no TOML
 
 bool is_list(const Option& option) {
   return option.kind == OptionKind::kGpus || option.kind == OptionKind::kNames;
@@ -64,6 +65,13 @@ std::string is_what(const toml::node& node) {
   return node.is_array() ? "is a list" : "has the wrong type";
 }
 
+std::string allowed_in_file(const Option& option) {
+  const bool number = option.kind == OptionKind::kNumber || option.kind == OptionKind::kSigned;
+  const bool has_one_type =
+      !is_list(option) && option.kind != OptionKind::kAutoNumber && option.kind != OptionKind::kSwitch;
+  return (!has_one_type ? "" : number ? "an integer, " : "a string, ") + allowed_values(option);
+}
+
 // The text of a value for its option, without its judgement. INVALID_ARGUMENT: it is of another type.
 Result<std::string> text_of_value(const Option& option, const toml::node& node, const std::string& here) {
   const bool number = option.kind == OptionKind::kNumber || option.kind == OptionKind::kSigned;
@@ -81,10 +89,7 @@ Result<std::string> text_of_value(const Option& option, const toml::node& node, 
   }
   if (const auto* integer = node.as_integer(); integer != nullptr && may_be_number)
     return std::to_string(integer->get());
-  const bool has_one_type =
-      !is_list(option) && option.kind != OptionKind::kAutoNumber && option.kind != OptionKind::kSwitch;
-  const std::string type = !has_one_type ? "" : number ? "an integer, " : "a string, ";
-  return invalid_argument(key_here + " " + is_what(node) + "; allowed: " + type + allowed_values(option));
+  return invalid_argument(key_here + " " + is_what(node) + "; allowed: " + allowed_in_file(option));
 }
 
 void read_table(const toml::table& table, const std::string& prefix, const std::string& where,
@@ -191,6 +196,33 @@ Result<std::string> to_ascii(const std::string& path, std::string text) {
   return text;
 }
 
+std::string_view trimmed(std::string_view text) {
+  const std::size_t begin = std::min(text.find_first_not_of(" \t\r"), text.size());
+  return text.substr(begin, text.find_last_not_of(" \t\r") + 1 - begin);
+}
+
+// "; devices.sms is 5x; allowed: ...", if an option of the line has a value that is no TOML. The parser names
+// neither. Empty for any other mistake, and for lines that are not simple.
+std::string wrong_value_at(const std::string& text, std::uint32_t line) {
+  std::istringstream lines(text);
+  std::string current;
+  std::string section;
+  for (std::uint32_t i = 0; i < line; ++i) {
+    if (!std::getline(lines, current)) return "";
+    const std::string_view words = trimmed(current);
+    if (words.starts_with('[')) section = std::string(trimmed(words.substr(1, words.find(']') - 1))) + ".";
+  }
+  const std::size_t equals = current.find('=');
+  if (equals == std::string::npos) return "";
+  const std::string_view assignment(current);
+  const Option* option = find_option(section + std::string(trimmed(assignment.substr(0, equals))));
+  const std::string value(trimmed(assignment.substr(equals + 1, current.find('#', equals) - equals - 1)));
+  if (option == nullptr || value.size() > kMaxShownValue || has_control_characters(value)) return "";
+  if (toml::parse("value = " + value)) return "";
+  return std::string("; ") + option->key + " is " + (value.empty() ? "nothing" : value) +
+         "; allowed: " + allowed_in_file(*option);
+}
+
 std::string quoted(const std::string& text) {
   return toml_text(toml::value<std::string>(text));
 }
@@ -240,8 +272,9 @@ Status read_file(const ConfigSources& sources, Settings& settings) {
   if (!text.ok()) return text.status();
   const toml::parse_result parsed = toml::parse(*text, sources.path);
   if (!parsed) {
-    return invalid_argument("configuration file " + sources.path + line_of(parsed.error().source()) + ": " +
-                            std::string(parsed.error().description()));
+    const toml::source_region& at = parsed.error().source();
+    return invalid_argument("configuration file " + sources.path + line_of(at) + ": " +
+                            std::string(parsed.error().description()) + wrong_value_at(*text, at.begin.line));
   }
   read_table(parsed.table(), "", sources.path, settings);
   return {};

@@ -1,6 +1,7 @@
 // epctl set, reload, evict and restart: what an operator changes.
 #include "commands.h"
 #include "numbers.h"
+#include "proto/shape.h"
 #include "table.h"
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <optional>
 #include <ostream>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace epd::ctl {
@@ -47,9 +49,21 @@ bool fits_priority(const std::optional<std::int64_t>& value) {
   return value && *value >= INT32_MIN && *value <= INT32_MAX;
 }
 
-// The daemon knows what is allowed; here only what a message can carry.
+// The settings that a request has, each with the values that it may have. Only the daemon knows how many SMs
+// there are.
+using Allowed = std::vector<std::pair<std::string, std::string>>;
+
+Allowed allowed_in(const v1::SetDeviceRequest& /*request*/) {
+  return {{"sms", "a number of SMs"}};
+}
+Allowed allowed_in(const v1::SetGroupRequest& /*request*/) {
+  return {{"sms", "a number of SMs"},
+          {"priority", std::to_string(abi::kMinPriority) + ".." + std::to_string(abi::kMaxPriority)},
+          {"linger_us", "0.." + std::to_string(abi::kMaxLingerUs)}};
+}
+
+// False: the message can't carry the value. The daemon judges the others.
 bool put(const Setting& setting, v1::SetDeviceRequest& request) {
-  if (setting.key != "sms") return false;
   if (setting.unset()) {
     request.set_unset_sms(true);
     return true;
@@ -141,14 +155,23 @@ std::string changed(const Arguments& /*arguments*/, const v1::SetGroupResponse& 
 }
 
 template <typename Request, typename Response>
-Exit set(const Arguments& arguments, Connection& connection, Output& output, Request request,
-         const std::string& allowed) {
+Exit set(const Arguments& arguments, Connection& connection, Output& output, Request request) {
+  const Allowed allowed = allowed_in(request);
   Json document;
   std::vector<Setting> settings;
   for (const std::string& text : arguments.settings) {
     const std::optional<Setting> setting = parse(text);
-    if (!setting || !put(*setting, request))
-      return wrong(arguments, output, "setting \"" + text + "\" is not understood", allowed);
+    const auto values = std::find_if(allowed.begin(), allowed.end(), [&](const auto& known) {
+      return setting && known.first == setting->key;
+    });
+    if (values == allowed.end()) {
+      std::string forms;
+      for (const auto& [key, range] : allowed) forms += key + "=NUMBER, ";
+      return wrong(arguments, output, "setting \"" + text + "\" is not understood", forms + "or =unset");
+    }
+    if (!put(*setting, request))
+      return wrong(arguments, output, setting->key + " is \"" + setting->text + "\"",
+                   values->second + ", or unset");
     if (document["set"].contains(setting->key))
       return wrong(arguments, output, "setting \"" + setting->key + "\" is given twice", "once");
     document["set"][setting->key] = setting->number ? Json(*setting->number) : Json(nullptr);
@@ -262,13 +285,11 @@ Exit run_set(const Arguments& arguments, Connection& connection, Output& output)
   if (arguments.command == Command::kSetDevice) {
     v1::SetDeviceRequest request;
     request.set_device(arguments.target);
-    return set<v1::SetDeviceRequest, v1::SetDeviceResponse>(arguments, connection, output, request,
-                                                            "sms=NUMBER, sms=unset");
+    return set<v1::SetDeviceRequest, v1::SetDeviceResponse>(arguments, connection, output, request);
   }
   v1::SetGroupRequest request;
   request.set_group(arguments.target);
-  return set<v1::SetGroupRequest, v1::SetGroupResponse>(
-      arguments, connection, output, request, "sms=NUMBER, priority=NUMBER, linger_us=NUMBER, or =unset");
+  return set<v1::SetGroupRequest, v1::SetGroupResponse>(arguments, connection, output, request);
 }
 
 Exit run_evict(const Arguments& arguments, Connection& connection, Output& output) {

@@ -128,6 +128,21 @@ TEST_F(ConfigFile, AFloatingPointNumberWasRefusedWithoutItsValue) {
       << refused;
 }
 
+// The parser said where, and neither of which option nor what it may be.
+TEST_F(ConfigFile, AValueThatIsNoTomlWasRefusedWithoutItsOption) {
+  for (const std::string value :
+       {"abc", "5us", "007", "1e400", "99999999999999999999", "-99999999999999999999", ""}) {
+    const std::string refused = refusal("[devices]\nsms = 2\n  linger_us = " + value + " # long\nhost = 1\n");
+    EXPECT_NE(refused.find(" (line 3): "), std::string::npos) << refused;
+    const std::string said = "; devices.linger_us is " + (value.empty() ? "nothing" : value);
+    EXPECT_TRUE(refused.ends_with(said + "; allowed: an integer, 0..50000")) << refused;
+  }
+  EXPECT_TRUE(refusal("log.level = info\n").find("; log.level is info; allowed: a string, trace, ") !=
+              std::string::npos);
+  for (const char* other : {"[devices]\nsms = 2\nsms = 3\n", "[devices]\nkitchen = sink\n", "devices.sms\n"})
+    EXPECT_EQ(refusal(other).find("; allowed: "), std::string::npos) << refusal(other);
+}
+
 // The nearest of all keys resembled it in nothing.
 TEST_F(ConfigFile, AMistypedSectionWasAnsweredWithAnotherOption) {
   for (const auto& [text, said] : {std::pair("[limts]\nx = 1", "unknown option \"limts.x\" in "),
