@@ -223,6 +223,9 @@ std::vector<std::string> warnings_of(const Config& config, const Environment& en
   std::vector<std::string> warnings;
   for (const auto& [name, instead] : environment.ignored)
     warnings.push_back("the environment variable " + name + " is not read; allowed: " + instead);
+  if (config.linger_us != 0 && !config.cuda_devices.automatic && config.cuda_devices.list.empty())
+    warnings.push_back("devices.linger_us is " + std::to_string(config.linger_us) +
+                       " and devices.cuda is \"none\": no SMs linger, since host devices keep none");
   struct stat info {};
   const std::string& key = config.cluster_tls_key;
   if (config.cluster && !key.empty() && ::stat(key.c_str(), &info) == 0 && (info.st_mode & S_IRWXO) != 0)

@@ -164,6 +164,10 @@ Result<membership::GroupLabel> OperatorCommands::set_group(const Operator& by, c
   if (change.linger_us) {
     if (Status status = check_range("linger_us", *change.linger_us, 0, abi::kMaxLingerUs); !status.ok())
       return status;
+    if (*change.linger_us != 0 && group.device_kind == abi::DeviceKind::kHost)
+      return invalid_argument("linger_us is " + std::to_string(*change.linger_us) +
+                              "; allowed: 0, since group " + std::to_string(group.id) + " (" + group.name +
+                              ") is on host devices, which keep no SMs");
   }
   const GroupSettingsChange kept = parts_.settings.set_group(group.id, change);
   parts_.orders.carry_out_all();  // an engine may be about to be told of the group

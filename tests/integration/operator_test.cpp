@@ -164,10 +164,10 @@ TEST_F(Operator, SettingsChangeUnderLoadAndCountersTellAllOfIt) {
       });
   ASSERT_TRUE(eventually(60, [&] { return stage->operations > 0; }));
   const std::vector<std::vector<std::string>> changes = {
-      {"device", "host:0", "sms=1"},     {"group", "live", "sms=2", "priority=5"},
-      {"device", "host:1", "sms=4"},     {"group", "live", "sms=0"},
-      {"group", "live", "priority=-8"},  {"device", "host:0", "sms=3"},
-      {"group", "live", "linger_us=100"}};
+      {"device", "host:0", "sms=1"},    {"group", "live", "sms=2", "priority=5"},
+      {"device", "host:1", "sms=4"},    {"group", "live", "sms=0"},
+      {"group", "live", "priority=-8"}, {"device", "host:0", "sms=3"},
+      {"group", "live", "linger_us=0"}};
   for (std::vector<std::string> change : changes) {
     change.insert(change.begin(), "set");
     epctl(change);
@@ -275,6 +275,7 @@ TEST_F(Operator, SettingsOutOfRangeNameWhatIsAllowed) {
         Bad{{"group", "bounded", "priority=8"}, "priority is 8; allowed: -8..7"},
         Bad{{"group", "bounded", "priority=-9"}, "priority is -9; allowed: -8..7"},
         Bad{{"group", "bounded", "linger_us=50001"}, "linger_us is 50001; allowed: 0..50000"},
+        Bad{{"group", "bounded", "linger_us=5"}, "linger_us is 5; allowed: 0, since group "},
         Bad{{"group", "bounded", "sms=100000"}, "sms is 100000; allowed: 0.."},
         Bad{{"group", "unknown", "sms=1"}, "NOT_FOUND: there is no group \"unknown\""}}) {
     std::vector<std::string> arguments = bad.arguments;

@@ -117,6 +117,7 @@ void refuse_what_means_nothing(const RunPlan& plan) {
       {plan.alignment > 1, rows && plan.layout != EPD_LAYOUT_EXPERT,
        "alignment is about experts whose rows lie together; allowed: with layout packed, and with compact, "
        "whose counts it rounds up"},
+      {plan.linger_us != 0, plan.on_gpus(), "linger-us is about GPUs; allowed: with backend cuda"},
       {plan.cached, plan.does_dispatch(), "cached is about dispatch; allowed: with op dispatch, both"},
       {plan.mark_unused, plan.does_dispatch(),
        "mark-unused is about dispatch; allowed: with op dispatch, both"},

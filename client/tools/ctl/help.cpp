@@ -339,8 +339,8 @@ EXAMPLE
 const Page kSetGroup = {"SMs, priority and lingering of a group", R"HELP(
 A group is named by its name, its id or id:ID; see epctl groups. Of a group that spans nodes the ranks on this node are
 set; those on others keep theirs: say it on each node. With linger_us the group's SMs stay after each operation for
-so many microseconds and take the next one some 4 us sooner; other kernels of the GPU miss them meanwhile. A group on
-host devices has no SMs that could.
+so many microseconds and take the next one some 4 us sooner; other kernels of the GPU miss them meanwhile. For a group
+on host devices, which keep no SMs, it can only be 0.
 
 EXAMPLES
   epctl set group layer-experts sms=2 priority=5

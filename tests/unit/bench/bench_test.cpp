@@ -70,6 +70,15 @@ TEST(Plan, GraphsNeedGpusAndTakeEverythingElse) {
   }
 }
 
+// A benchmark of host devices printed the value, and measured without it.
+TEST(Plan, LingeringOfHostDevicesWasAcceptedAndDidNothing) {
+  bench::RunPlan plan;
+  plan.linger_us = 50;
+  EXPECT_THAT(refusal_of(plan), HasSubstr("linger-us is about GPUs; allowed: with backend cuda"));
+  plan.backend = bench::Backend::kCuda;
+  EXPECT_EQ(refusal_of(plan), "");
+}
+
 TEST(Plan, WithoutAStreamThereIsNothingToCaptureOrToOverlap) {
   bench::RunPlan plan;
   plan.in_stream = false;

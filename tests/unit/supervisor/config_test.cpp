@@ -495,6 +495,19 @@ TEST_F(ConfigFile, MetricsAndTheClusterListenedAtOnePort) {
     EXPECT_TRUE(load(cluster + "\"" + listen + "\"\n").ok()) << listen;
 }
 
+TEST_F(ConfigFile, LingeringWithoutAGpuWasAcceptedWithoutAWord) {
+  for (const auto& [text, warnings] : {std::pair("devices.cuda = \"none\"\ndevices.linger_us = 7", 1u),
+                                       {"devices.cuda = \"none\"", 0u},
+                                       {"devices.cuda = [0]\ndevices.linger_us = 7", 0u},
+                                       {"devices.linger_us = 7", 0u}}) {
+    const std::vector<std::string> told = warnings_of(load(text).value(), {});
+    ASSERT_EQ(told.size(), warnings) << text;
+    for (const std::string& warning : told)
+      EXPECT_NE(warning.find("devices.linger_us is 7 and devices.cuda is \"none\""), std::string::npos)
+          << warning;
+  }
+}
+
 TEST_F(ConfigFile, APrivateKeyThatEverybodyMayReadIsAWarning) {
   const std::string key = directory_ + "/key.pem";
   for (const char* name : {"ca", "cert", "key"}) std::ofstream(directory_ + "/" + name + ".pem") << "x";

@@ -166,7 +166,8 @@ Result<Config> reload_config(const Config& current, const ConfigSources& sources
 // variable.
 Status with_origins(const Config& config, const Status& refusal);
 
-// What is allowed, and probably a mistake: ignored variables, a private key that everybody may read.
+// What is allowed, and probably a mistake: ignored variables, lingering without a GPU, a private key that
+// everybody may read.
 std::vector<std::string> warnings_of(const Config& config, const Environment& environment);
 
 // What an operator may set while the daemon runs: log.level and limits.*.
