@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -34,17 +35,25 @@ Result<std::vector<Gpu>> find_gpus(const Machine& machine, std::vector<std::stri
     return unsupported("devices.cuda is \"auto\" and the GPUs can't be used: " + count.status().message() +
                        kWayOut);
   std::vector<Gpu> gpus;
+  // A reason without the GPU's name -> what the first GPU says, and the others that say the same.
+  std::map<std::string, std::string> said;
   for (std::uint32_t i = 0; i < *count; ++i) {
     Result<DeviceFacts> facts = machine.facts(gpu_name(i));
     if (facts.ok()) {
       gpus.emplace_back(gpu_name(i), *facts);
-    } else {
-      skipped.push_back(facts.status().message());
+      continue;
     }
+    const std::string name = gpu_name(i).text();
+    const std::string& reason = skipped.emplace_back(facts.status().message());
+    const auto [same, is_new] =
+        said.try_emplace(reason.starts_with(name) ? reason.substr(name.size()) : reason, reason);
+    constexpr const char* kLikewise = "; likewise ";
+    if (!is_new)
+      same->second += (same->second.find(kLikewise) == std::string::npos ? kLikewise : ", ") + name;
   }
   if (!gpus.empty() || *count == 0) return gpus;
   std::string reasons;
-  for (const std::string& reason : skipped) reasons += (reasons.empty() ? "" : "; ") + reason;
+  for (const auto& [key, text] : said) reasons += (reasons.empty() ? "" : "; ") + text;
   return unsupported("devices.cuda is \"auto\" and no GPU can be used: " + reasons + kWayOut);
 }
 

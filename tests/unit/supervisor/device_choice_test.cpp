@@ -85,6 +85,14 @@ TEST(DeviceChoice, AMachineWhoseGpusFailServesNoHostDevicesInTheirPlace) {
       << chosen(config_of("auto"), unusable);
 }
 
+TEST(DeviceChoice, AReasonThatFourGpusShareWasSaidFourTimes) {
+  const std::string said = chosen(config_of("auto"), {.gpus = 4, .unusable = {true, true, true, true}});
+  EXPECT_NE(said.find("no GPU can be used: cuda:0 has no virtual memory management; likewise cuda:1, "
+                      "cuda:2, cuda:3; to serve"),
+            std::string::npos)
+      << said;
+}
+
 TEST(DeviceChoice, AListNamesGpusByNumberOrUuid) {
   const FakeMachine machine{.gpus = 3};
   const std::string last = "GPU-ABABABAB-abab-abab-abab-ababababab03";
