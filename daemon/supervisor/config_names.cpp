@@ -63,25 +63,40 @@ std::string variable_like(const std::string& key) {
   return name;
 }
 
-// Variables that are not read, named like an option or like a variable that is.
+// Variables of clients and tests. One that ends in '_' stands for all that begin so.
+constexpr std::string_view kOfOthers[] = {"EPD_DEEPEP_", "EPD_FAKE_", "EPD_GPU_",  "EPD_LIBRARY",
+                                          "EPD_LOG",     "EPD_SOAK_", "EPD_TEST_", "EPD_WAIT_BY"};
+
+bool is_of_others(std::string_view name) {
+  // Kubernetes sets EPD_SERVICE_HOST and EPD_PORT_7410_TCP for a service "epd".
+  if (name.find("_SERVICE_") != name.npos || name.find("_PORT") != name.npos) return true;
+  return std::any_of(std::begin(kOfOthers), std::end(kOfOthers), [name](std::string_view other) {
+    return other.ends_with('_') ? name.starts_with(other) : name == other;
+  });
+}
+
+// Variables that nobody reads, each with what its user may have meant.
 std::vector<std::pair<std::string, std::string>> ignored_variables() {
-  constexpr std::size_t kMostWrong = 2;  // letters of a mistyped name: EPD_SERVICE_HOST is Kubernetes'
   std::map<std::string, std::string> instead{{kConfigVariable, kConfigVariable}};
+  std::set<std::string_view> read{kConfigVariable};
   for (const Option& option : option_table()) {
-    const std::string read = option.environment;
+    const std::string_view variable = option.environment;
     instead[variable_like(option.key)] =
-        !read.empty() ? read : "the configuration file, or --" + std::string(option.key);
-    if (!read.empty()) instead[read] = read;
+        !variable.empty() ? variable : "the configuration file, or --" + std::string(option.key);
+    if (variable.empty()) continue;
+    instead[option.environment] = variable;
+    read.insert(variable);
   }
+  std::set<std::string_view> known;
+  for (const auto& [name, meant] : instead) known.insert(name);
   std::vector<std::pair<std::string, std::string>> ignored;
   for (char** entry = ::environ; *entry != nullptr; ++entry) {
     const std::string_view text(*entry);
     const std::string name(text.substr(0, text.find('=')));
     if (!name.starts_with("EPD_") || name.size() > kMaxNamedKey || variable(name.c_str()).empty()) continue;
-    const auto wrong = [&name](const auto& known) { return edit_distance(name, known.first); };
-    const auto nearest = std::min_element(instead.begin(), instead.end(),
-                                          [&](const auto& a, const auto& b) { return wrong(a) < wrong(b); });
-    if (nearest->second != name && wrong(*nearest) <= kMostWrong) ignored.emplace_back(name, nearest->second);
+    if (read.contains(name) || is_of_others(name)) continue;
+    const std::string_view like = similar(name, known);
+    ignored.emplace_back(name, like.empty() ? joined(read) : instead[std::string(like)]);
   }
   return ignored;
 }

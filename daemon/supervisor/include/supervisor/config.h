@@ -150,8 +150,8 @@ struct Environment {
   std::string notify_socket;      // NOTIFY_SOCKET
   std::uint64_t watchdog_us = 0;  // WATCHDOG_USEC, if it is meant for this process
   bool journal = false;           // JOURNAL_STREAM is standard error
-  // Variables that are named like an option or one that is read, and are not read: "EPD_SOCKETS", with what
-  // is in its place.
+  // Variables that begin with EPD_ and that nobody reads, as "EPD_SOCKETS", each with what is allowed in its
+  // place.
   std::vector<std::pair<std::string, std::string>> ignored;
 };
 Environment read_environment();
