@@ -124,11 +124,11 @@ Status say_hello(const AttachRequest& request, const abi::Hello& hello, Packet& 
   return check_welcome(out.welcome, hello);
 }
 
-// Whether another daemon of the node may take the session: there is none here, it is of another version, or
-// it drains.
+// Whether another daemon of the node may take the session: there is none here, it is of another version, it
+// drains, or it does not answer.
 bool try_next(StatusCode code) {
   return code == StatusCode::kDaemonLost || code == StatusCode::kVersionMismatch ||
-         code == StatusCode::kAborted;
+         code == StatusCode::kAborted || code == StatusCode::kDeadlineExceeded;
 }
 
 Status attach_to(const AttachRequest& request, Attachment& out) {
@@ -162,6 +162,10 @@ Status attach(const AttachRequest& request, Attachment& out) {
     const std::size_t end = std::min(request.socket_path.find(':', begin), request.socket_path.size());
     one.socket_path = request.socket_path.substr(begin, end - begin);
     begin = end + 1;
+    // A daemon that stands still leaves the others their time.
+    const auto others = std::count(request.socket_path.begin() + static_cast<std::ptrdiff_t>(end),
+                                   request.socket_path.end(), ':');
+    one.deadline = request.deadline.first_of(static_cast<std::size_t>(others) + 1);
     Attachment made;
     const Status status = attach_to(one, made);
     if (status.ok()) out = std::move(made);

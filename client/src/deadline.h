@@ -32,6 +32,10 @@ class Deadline {
     return timeout_ms == 0 ? in_ms(EPD_FOREVER) : in_ms(timeout_ms);
   }
   bool passed() const { return !forever_ && SteadyClock::now() >= at_; }
+  // The end of the first of so many equal parts of the time left.
+  Deadline first_of(std::size_t parts) const {
+    return forever_ ? *this : at(SteadyClock::now() + remaining(nanoseconds::max()) / parts);
+  }
   // The time left, at most `slice`; zero once passed.
   nanoseconds remaining(nanoseconds slice) const {
     if (forever_) return slice;

@@ -109,8 +109,8 @@ typedef enum epd_wait_by {
 
 typedef struct epd_attach_options {
   size_t size;
-  /* Several paths with colons between them: if no daemon listens at one, or it has another version or drains,
-   * the next is tried. NULL: $EPD_SOCKET, else /run/epd/epd.sock */
+  /* Several paths with colons between them: if no daemon listens at one, or it has another version, drains or
+   * does not answer in its share of the time, the next is tried. NULL: $EPD_SOCKET, else /run/epd/epd.sock */
   const char* socket_path;
   const char* device;    /* "host:0", "cuda:1", or a GPU's UUID, "GPU-..."; NULL: the least used device, among
                           * GPUs one that this process sees */

@@ -26,8 +26,9 @@ def attach(
 ) -> Session:
     """Attaches to a daemon.
 
-    socket_path  Several paths with colons between them: if no daemon listens at one, or it has another version or
-                 drains, the next is tried. None: $EPD_SOCKET, else /run/epd/epd.sock
+    socket_path  Several paths with colons between them: if no daemon listens at one, or it has another version,
+                 drains or does not answer in its share of the time, the next is tried. None: $EPD_SOCKET, else
+                 /run/epd/epd.sock
     device       "host:0", "cuda:1", or a GPU's UUID, "GPU-..."; None: the least used device, among GPUs one that
                  this process sees
     timeout_ms   for the whole handshake; 0: 5000

@@ -85,6 +85,20 @@ TEST(ClientAttach, TheNextDaemonTakesWhoTheFirstOneCannotServe) {
   EXPECT_ERROR_HAS("socket path \"\" has 0 characters");
 }
 
+TEST(ClientAttach, AStoppedDaemonUsedUpTheTimeOfTheNextOnes) {
+  const FakeDaemon stopped(with([](FakeSettings& s) { s.silent_hello = true; }));
+  const FakeDaemon serves;
+  const std::string none = ":/nonexistent/epd.sock";
+  const std::string paths = stopped.socket_path() + none + none + none + ":" + serves.socket_path();
+  epd_attach_options_t options;
+  epd_attach_options_init(&options);
+  options.socket_path = paths.c_str();
+  options.timeout_ms = 1'500;
+  epd_session_t* session = nullptr;
+  EXPECT_EQ(epd_session_attach(&options, &session), EPD_OK) << epd_last_error();
+  epd_session_detach(session);
+}
+
 TEST(ClientAttach, NobodyListens) {
   epd_attach_options_t options;
   epd_attach_options_init(&options);
