@@ -137,6 +137,19 @@ void Calls::read_counts(std::uint32_t slot, epd_counts_t& counts) {
   }
 }
 
+bool Calls::has_stream_room() {
+  if (unawaited_.size() < abi::kCallSlots) return true;
+  abi::CallEnd end;
+  std::erase_if(unawaited_,
+                [&](epd_ticket_t ticket) { return read_end(CallTicket::unpack(ticket).result, end); });
+  return unawaited_.size() < abi::kCallSlots;
+}
+
+void Calls::note_stream_wait(epd_ticket_t ticket) {
+  const auto found = std::find(unawaited_.begin(), unawaited_.end(), ticket);
+  if (found != unawaited_.end()) unawaited_.erase(unawaited_.begin(), found + 1);
+}
+
 std::uint32_t Calls::host_ended() const {
   return load(results().host_ended, std::memory_order_acquire);
 }
@@ -165,6 +178,7 @@ void Calls::begin_epoch(std::uint64_t next, std::uint32_t failed_before) {
   epoch = next;
   failed = failed_before;
   host_calls_.clear();
+  unawaited_.clear();
 }
 
 }  // namespace epd::client

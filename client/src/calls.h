@@ -97,6 +97,13 @@ class Calls {
   bool counted(epd_ticket_t ticket) const;
   void read_counts(std::uint32_t slot, epd_counts_t& counts);
 
+  // Calls of streams for which no stream waits: with defer_receive, and later than the last wait of a stream.
+  // The ring has room for so many that have not ended, as calls end in their order. Captured ones are not
+  // known.
+  bool has_stream_room();
+  void note_stream_call(epd_ticket_t ticket) { unawaited_.push_back(ticket); }
+  void note_stream_wait(epd_ticket_t ticket);  // its end is waited for
+
   // Calls of the host.
   std::uint32_t host_ended() const;
   bool has_host_room() const { return host_tail - host_ended() < abi::kCallSlots; }
@@ -133,7 +140,8 @@ class Calls {
     epd_ticket_t ticket = 0;
     std::uint32_t number = 0;
   };
-  std::vector<HostCall> host_calls_;  // of this epoch, not seen to have ended
+  std::vector<HostCall> host_calls_;     // of this epoch, not seen to have ended
+  std::vector<epd_ticket_t> unawaited_;  // of this epoch
 };
 
 // The words that the library itself writes and reads.

@@ -185,10 +185,22 @@ Status Operations::admit_host_call(Lock& lock, Group& group, const SubmitRequest
       lock, "the rank's ring is full: " + std::to_string(abi::kCallSlots) + " calls have not ended");
 }
 
+// The kernel that makes a call looks for no room: it would write over one that has not been taken.
+Status Operations::admit_stream_call(Lock& lock, Group& group, const SubmitRequest& request) {
+  if (group.calls.has_stream_room()) return {};
+  return connection_.blocked(
+      lock,
+      "slot " + std::to_string(request.slot) + ": the rank has " + std::to_string(abi::kCallSlots) +
+          " operations with defer_receive that have not ended, and no stream waits for them; allowed: " +
+          std::to_string(abi::kCallSlots - 1) +
+          " before another one in a stream (epd_ticket_wait_on_stream, epd_ticket_wait)");
+}
+
 Status Operations::prepare_call(Lock& lock, Group& group, const SubmitRequest& request, bool captured,
                                     MadeCall& made) {
   Status status = usable_locked(group);
   if (status.ok() && !request.stream.any()) status = admit_host_call(lock, group, request);
+  if (status.ok() && request.stream.any() && !captured) status = admit_stream_call(lock, group, request);
   if (status.ok()) status = choose_route(group, request, made.use);
   if (status.ok()) status = plan_copies(group, request, made.use, captured, made.copies, made.places);
   if (!status.ok()) return status;
@@ -297,6 +309,8 @@ Status Operations::submit(Group& group, const SubmitRequest& request, epd_ticket
       return status;
     }
     if (!in_stream) group.calls.note_host_call(made.ticket);
+    if (in_stream && !captured) group.calls.note_stream_call(made.ticket);
+    if (!request.deferred()) group.calls.note_stream_wait(made.ticket);
     const epd_handle_t its = made.use.writes ? make_handle(group.comebacks, made.use.route) : request.handle;
     if (made.use.writes)
       group.routes[made.use.route] = {its, made.ticket, request.num_tokens,
@@ -352,6 +366,7 @@ Status Operations::wait_on_stream(Group& group, epd_ticket_t ticket, void* strea
     copied = call->staged && call->copies == nullptr;
     if (call->copies != nullptr) copies = *call->copies;
     call->copies.reset();
+    group.calls.note_stream_wait(ticket);
     limit_ns = limit_of(group);
   }
   if (copied) return streams_.wait_for_copies(group, stream, about.slot, ticket);

@@ -104,6 +104,7 @@ class Operations {
   Status check_stream(const SubmitRequest& request, bool& captured) const;
   Status prepare_call(Lock& lock, Group& group, const SubmitRequest& request, bool captured, MadeCall& made);
   Status admit_host_call(Lock& lock, Group& group, const SubmitRequest& request);
+  Status admit_stream_call(Lock& lock, Group& group, const SubmitRequest& request);
   // Takes a free record for a handle that is to be kept.
   static Status choose_route(Group& group, const SubmitRequest& request, RouteUse& use);
   Status enqueue(Group& group, const SubmitRequest& request, MadeCall& made);

@@ -654,8 +654,8 @@ static inline void epd_memory_init(epd_memory_t* memory) {
  *   WOULD_BLOCK         host devices and EPD_NO_STREAM: the slot has an operation in flight. Host devices:
  *                       one on another slot makes the routing that is to be used, or uses the routing that
  *                       would be replaced; or there are 64 submissions of the session that the engine has
- *                       not taken. GPUs: 64 operations of the rank without a stream have not ended, or 1024
- *                       results belong to hooks
+ *                       not taken. GPUs: 64 operations of the rank without a stream have not ended, or 64
+ *                       with defer_receive for which no stream waits, or 1024 results belong to hooks
  *   INVALID_ARGUMENT    a value, which the text names; a stream on a host device
  *   UNSUPPORTED         a stream, and the library's kernels can't be loaded
  *   a break's status    the group needs epd_group_resume, or has ended (RANK_LOST)

@@ -229,6 +229,26 @@ TEST_F(ClientCalls, ASlotHasOneCallOfTheHostAtATime) {
   end_call();
 }
 
+// The ring's 65th call lay where the first one was, and the engine ended the session.
+TEST_F(ClientCalls, DeferringCallsThatNoStreamWaitsForOverranTheRing) {
+  epd_dispatch_args_t args = dispatch_args(1);
+  args.defer_receive = 1;
+  for (std::uint32_t i = 0; i < abi::kCallSlots; ++i)
+    ASSERT_EQ(dispatch_with(args), EPD_OK) << epd_last_error();
+  EXPECT_EQ(dispatch_with(args), EPD_WOULD_BLOCK);
+  EXPECT_ERROR_HAS("slot 1: the rank has 64 operations with defer_receive that have not ended");
+  EXPECT_ERROR_HAS("allowed: 63 before another one in a stream");
+  EXPECT_EQ(epd_noop(group_, 2, other_, &ticket_), EPD_WOULD_BLOCK) << "the ring is that of all streams";
+  EXPECT_EQ(words().tail, abi::kCallSlots);
+  end_call();
+  EXPECT_EQ(dispatch_with(args), EPD_OK) << "room for one: " << epd_last_error();
+  EXPECT_EQ(dispatch_with(args), EPD_WOULD_BLOCK);
+  ASSERT_EQ(epd_ticket_wait_on_stream(group_, ticket_, stream_), EPD_OK) << epd_last_error();
+  for (std::uint32_t i = 0; i < 2 * abi::kCallSlots; ++i)
+    ASSERT_EQ(epd_noop(group_, 1, stream_, &ticket_), EPD_OK) << "the stream waits: " << epd_last_error();
+  EXPECT_EQ(words().tail, abi::kCallSlots + 1);
+}
+
 TEST_F(ClientCalls, ACallOfTheHostThatCantBeMadeLeavesNothing) {
   cuda_.fail("cuMemcpyHtoDAsync", CUDA_ERROR_LAUNCH_FAILED);
   epd_dispatch_args_t keep = dispatch_args(0);
