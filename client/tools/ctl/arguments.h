@@ -65,7 +65,8 @@ inline constexpr const char* kDefaultSocket = "/run/epd/control.sock";
 struct Arguments {
   Command command = Command::kStatus;
   std::string socket = kDefaultSocket;
-  // doctor: looked at while no daemon answers; empty: the default, if `socket` is the default too
+  // doctor: looked at while no daemon answers; several with colons between them, as clients may be given;
+  // empty: the default, if `socket` is the default too
   std::string attach_socket;
   bool json = false;
   std::uint32_t timeout_ms = 2000;    // of one call

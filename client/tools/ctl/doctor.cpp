@@ -13,6 +13,30 @@
 namespace epd::ctl {
 namespace {
 
+using Kind = SocketFile::Kind;
+
+void note_stale(const std::string& path, SocketFile& file) {
+  if (file.kind == Kind::kUsable && is_stale(path)) file.kind = Kind::kStale;
+}
+
+// As clients do: the first of several paths, with colons between them, where a daemon may listen. Else the
+// first.
+void find_attach_socket(const std::string& paths, DaemonFacts& facts) {
+  for (std::size_t begin = 0; begin <= paths.size();) {
+    const std::size_t end = std::min(paths.find(':', begin), paths.size());
+    const std::string path = paths.substr(begin, end - begin);
+    SocketFile file = look_at_socket(path);
+    note_stale(path, file);
+    const bool found = file.kind != Kind::kMissing && file.kind != Kind::kStale;
+    if (found || begin == 0) {
+      facts.attach_path = path;
+      facts.attach_file = std::move(file);
+    }
+    if (found) return;
+    begin = end + 1;
+  }
+}
+
 DaemonFacts ask_daemon(const Arguments& arguments, Connection& connection) {
   DaemonFacts facts;
   facts.control_path = arguments.socket;
@@ -29,20 +53,16 @@ DaemonFacts ask_daemon(const Arguments& arguments, Connection& connection) {
   }
   if (!facts.failure) {
     facts.attach_path = facts.status.daemon().socket_path();
-  } else if (!arguments.attach_socket.empty() || arguments.socket != kDefaultSocket) {
-    facts.attach_path = arguments.attach_socket;  // where another daemon's is, only the daemon knows
-  } else {
-    facts.attach_path = "/run/epd/epd.sock";
+    if (!facts.attach_path.empty()) facts.attach_file = look_at_socket(facts.attach_path);
+    facts.open_files = open_files_of(facts.status.daemon().pid());
+    return facts;
   }
-  if (!facts.attach_path.empty()) facts.attach_file = look_at_socket(facts.attach_path);
-  if (facts.failure) {
-    const auto mark = [](const std::string& path, SocketFile& file) {
-      if (file.kind == SocketFile::Kind::kUsable && is_stale(path)) file.kind = SocketFile::Kind::kStale;
-    };
-    mark(facts.control_path, facts.control_file);
-    if (!facts.attach_path.empty()) mark(facts.attach_path, facts.attach_file);
+  note_stale(facts.control_path, facts.control_file);
+  if (!arguments.attach_socket.empty()) {
+    find_attach_socket(arguments.attach_socket, facts);
+  } else if (arguments.socket == kDefaultSocket) {  // where another daemon's is, only the daemon knows
+    find_attach_socket("/run/epd/epd.sock", facts);
   }
-  if (!facts.failure) facts.open_files = open_files_of(facts.status.daemon().pid());
   return facts;
 }
 

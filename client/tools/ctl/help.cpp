@@ -25,7 +25,8 @@ JSON
 
 ENVIRONMENT
   EPD_CONTROL_SOCKET  the control socket, where --socket is not given
-  EPD_SOCKET          the attach socket that doctor looks at while no daemon answers
+  EPD_SOCKET          the attach socket that doctor looks at while no daemon answers; of several, with colons
+                      between them, the first where a daemon may listen
 
 EXAMPLES
   epctl status

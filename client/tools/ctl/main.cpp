@@ -10,7 +10,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -115,11 +114,7 @@ Exit run(int argc, char** argv, Output& output) {
     write_text(arguments, output, epd::ctl::completion_script(arguments.shell));
     return Exit::kOk;
   }
-  if (const char* attach = std::getenv("EPD_SOCKET"); attach != nullptr && *attach != '\0') {
-    arguments.attach_socket = attach;  // clients may be given several
-    arguments.attach_socket.resize(
-        std::min(arguments.attach_socket.find(':'), arguments.attach_socket.size()));
-  }
+  if (const char* attach = std::getenv("EPD_SOCKET"); attach != nullptr) arguments.attach_socket = attach;
   return epd::ctl::run(arguments, output);
 }
 

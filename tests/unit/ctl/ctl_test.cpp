@@ -328,5 +328,14 @@ TEST_F(CtlTest, DoctorWithoutADaemonStillLooksAtTheHost) {
   EXPECT_TRUE(find_check(document, "memory").has_value());
 }
 
+TEST_F(CtlTest, OfSeveralAttachSocketsDoctorLookedAtTheFirstOnly) {
+  const auto said = [&](const std::string& paths) {
+    const Json document = epctl({"doctor", "--json"}, {"EPD_SOCKET=" + paths}).json();
+    return (*find_check(document, "attach_socket"))["text"].get<std::string>();
+  };
+  EXPECT_EQ(said("/nonexistent/a:/dev/null").find("/dev/null "), 0u) << "it is there, as far as clients know";
+  EXPECT_EQ(said("/nonexistent/a:/nonexistent/b"), "/nonexistent/a does not exist");
+}
+
 }  // namespace
 }  // namespace epd::ctl
