@@ -26,6 +26,7 @@ bool BoardView::snapshot(BoardSnapshot& out) const {
                     : abi::GroupState::kLost;
     out.epoch = b.epoch.load(std::memory_order_relaxed);
     out.resume_index = b.resume_index.load(std::memory_order_relaxed);
+    out.released = b.released.load(std::memory_order_relaxed);
     out.cause = checked_code(b.cause.load(std::memory_order_relaxed));
     out.failed_rank = b.failed_rank.load(std::memory_order_relaxed);
     out.num_active_ranks = 0;

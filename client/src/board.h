@@ -14,6 +14,7 @@ struct BoardSnapshot {
   abi::GroupState state = abi::GroupState::kForming;
   std::uint64_t epoch = 0;
   std::uint64_t resume_index = 0;
+  std::uint64_t released = 0;
   StatusCode cause = StatusCode::kOk;
   std::int32_t failed_rank = -1;
   std::uint32_t num_active_ranks = 0;

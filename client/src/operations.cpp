@@ -77,7 +77,7 @@ bool Operations::missed_locked(const Group& group, KnownCall& call, CallOutcome&
   if (call.missed_since == SteadyClock::time_point{}) call.missed_since = now;
   BoardSnapshot board;
   if (!group.board.snapshot(board)) return false;
-  if (board.state == abi::GroupState::kLost || board.epoch > call.epoch) {
+  if (board.state == abi::GroupState::kLost || board.epoch > call.epoch || board.released >= call.epoch) {
     set_outcome(out, break_status(board), board.failed_rank);
     return true;
   }

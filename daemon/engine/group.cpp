@@ -90,6 +90,7 @@ void Member::publish_state(abi::GroupState state, const abi::Break& cause) const
   b.state.store(static_cast<std::uint32_t>(state), std::memory_order_relaxed);
   b.epoch.store(group.epoch, std::memory_order_relaxed);
   b.resume_index.store(group.resume_index, std::memory_order_relaxed);
+  if (group.life.is(GroupPhase::kReleased)) b.released.store(group.epoch, std::memory_order_relaxed);
   b.cause.store(static_cast<std::uint32_t>(cause.cause), std::memory_order_relaxed);
   b.failed_rank.store(cause.failed_rank, std::memory_order_relaxed);
   for (std::size_t word = 0; word < std::size(b.active); ++word) {

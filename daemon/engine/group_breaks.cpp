@@ -129,6 +129,7 @@ Status Groups::release_group(const abi::GroupRef& message) {
   if (group == nullptr || !group->life.may(GroupPhase::kReleased))
     return invalid_argument("kRelease for group " + std::to_string(message.group_id));
   group->life.enter(GroupPhase::kReleased);
+  for (const auto& member : group->members) member->publish_state(abi::GroupState::kBroken, group->cause);
   return {};
 }
 

@@ -73,6 +73,7 @@ struct Board {
   std::atomic<std::uint64_t> epoch;
   std::atomic<std::uint64_t> resume_index;  // first operation of this epoch
   std::atomic<std::uint64_t> next_index;    // every operation below has completed on this rank
+  std::atomic<std::uint64_t> released;      // what failed in epochs up to this has failed, whoever is silent
   std::atomic<std::uint32_t> cause;         // StatusCode of the last break
   std::atomic<std::int32_t> failed_rank;
   char message[kMessageBytes];
