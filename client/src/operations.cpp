@@ -72,7 +72,7 @@ Status Operations::unknown_locked(epd_ticket_t ticket) const {
 
 // A call that was not carried out has failed with its group. Returns true when the board says why and the
 // group has stopped everywhere.
-bool Operations::missed_locked(const Group& group, KnownCall& call, CallOutcome& out) const {
+bool Operations::missed_locked(const Group& group, KnownCall& call, bool failed, CallOutcome& out) const {
   const SteadyClock::time_point now = SteadyClock::now();
   if (call.missed_since == SteadyClock::time_point{}) call.missed_since = now;
   BoardSnapshot board;
@@ -82,7 +82,7 @@ bool Operations::missed_locked(const Group& group, KnownCall& call, CallOutcome&
     return true;
   }
   // There is no limit for that, because an engine may have to come back.
-  if (board.state == abi::GroupState::kBroken || !connection_.serving()) call.missed_since = now;
+  if (failed || board.state == abi::GroupState::kBroken || !connection_.serving()) call.missed_since = now;
   if (now < call.missed_since + kBreakGrace) return false;
   set_outcome(out,
               {StatusCode::kAborted,
@@ -111,7 +111,8 @@ bool Operations::ended_locked(const Group& group, KnownCall& call, CallOutcome& 
       return true;
     }
     out.result.num_recv_rows = 0;
-    if (connection_.ended().ok() && !group.left) return missed_locked(group, call, out);
+    const bool failed = end.ending == abi::CallEnding::kFailed;
+    if (connection_.ended().ok() && !group.left) return missed_locked(group, call, failed, out);
   }
   if (!connection_.ended().ok()) {
     set_outcome(out, connection_.ended(), -1);
@@ -127,7 +128,8 @@ bool Operations::ended_locked(const Group& group, KnownCall& call, CallOutcome& 
   }
   // Nothing ends in a group that is lost.
   if (group.board.lost())
-    return group.calls.ended(call, end) ? ended_locked(group, call, out) : missed_locked(group, call, out);
+    return group.calls.ended(call, end) ? ended_locked(group, call, out)
+                                         : missed_locked(group, call, false, out);
   // Perhaps nobody ever writes how the call ended: its engine may have died just then.
   if (group.board.epoch() <= call.epoch) {
     call.missed_since = {};
@@ -135,7 +137,7 @@ bool Operations::ended_locked(const Group& group, KnownCall& call, CallOutcome& 
   }
   const SteadyClock::time_point now = SteadyClock::now();
   if (call.missed_since == SteadyClock::time_point{}) call.missed_since = now;
-  return now >= call.missed_since + kOldGrace && missed_locked(group, call, out);
+  return now >= call.missed_since + kOldGrace && missed_locked(group, call, false, out);
 }
 
 bool Operations::overdue_locked(Group& group) {

@@ -120,7 +120,7 @@ class Operations {
   Status usable_locked(const Group& group);
   Status unknown_locked(epd_ticket_t ticket) const;
   bool ended_locked(const Group& group, KnownCall& call, CallOutcome& out) const;
-  bool missed_locked(const Group& group, KnownCall& call, CallOutcome& out) const;
+  bool missed_locked(const Group& group, KnownCall& call, bool failed, CallOutcome& out) const;
   // `there`: without the mutex, whether done() may be true.
   template <typename Done, typename There>
   bool look_until(Lock& lock, Deadline deadline, Done done, There there);

@@ -55,6 +55,15 @@ void CallViews::show_far_wait(const std::string& text) {
   }
 }
 
+void CallViews::show_breaking(kernels::cuda::CallRing ring, std::uint32_t number, std::uint64_t now_ns) {
+  std::erase_if(shown_, [ring, number](const Shown& shown) {
+    const bool other = shown.ring != ring || shown.number != number;
+    if (other) Page::release(shown.view);
+    return other;
+  });
+  if (!shown_.empty()) Page::enter(shown_.front().view, OpStage::kBreaking, now_ns);
+}
+
 void CallViews::end_before(kernels::cuda::CallRing ring, std::uint32_t number) {
   std::erase_if(shown_, [ring, number](const Shown& shown) {
     const bool ended =

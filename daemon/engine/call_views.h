@@ -33,6 +33,8 @@ class CallViews {
   void show_first(abi::OpStage stage, std::uint32_t awaited, std::uint64_t now_ns);
   // What it waits for of other nodes; "" if for nothing.
   void show_far_wait(const std::string& text);
+  // The call has failed, and waits for the group to agree on what that means. Nothing else is shown.
+  void show_breaking(kernels::cuda::CallRing ring, std::uint32_t number, std::uint64_t now_ns);
   // Calls of the ring before this number have ended.
   void end_before(kernels::cuda::CallRing ring, std::uint32_t number);
   void clear();

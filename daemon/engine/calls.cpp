@@ -61,6 +61,7 @@ void Calls::follow_settings(std::uint32_t timeout_ms, std::uint32_t linger_us) {
 // ---- halt and resume
 
 void Calls::resume(bool fresh) {
+  show_none();
   std::vector<RouteState> routes(group_.shape.num_routes());
   std::vector<RouteHeads::Standing> standing;
   recv_rows_.assign(routes.size(), 0);
@@ -101,11 +102,15 @@ void Calls::catch_up() {
 
 // ---- what is enqueued
 
-void Calls::pop() {
+void Calls::pop(std::uint64_t now_ns) {
   const JournalEntry& entry = *port_.front();
-  const std::uint32_t end = abi::unpack(entry.call).number + 1;
-  ended_[entry.ring] = end;
-  views_.end_before(entry.ring, end);
+  const std::uint32_t number = abi::unpack(entry.call).number;
+  ended_[entry.ring] = number + 1;
+  if (entry.result.error == OpError::kNone) {
+    views_.end_before(entry.ring, number + 1);
+  } else {
+    views_.show_breaking(entry.ring, number, now_ns);
+  }
   first_.reset();
   port_.pop();
 }

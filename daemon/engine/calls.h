@@ -43,7 +43,7 @@ class Calls final : private device::CallGroup {
   bool resumed() const { return port_.resumed(); }
 
   const JournalEntry* front() const { return port_.front(); }
-  void pop();
+  void pop(std::uint64_t now_ns);
 
   // Now and then copies the rings, which takes a moment, and shows what is enqueued. Called for an active
   // group, after the journal has been read.

@@ -3,6 +3,7 @@
 #include "announcement.h"
 #include "device_operation.h"
 
+#include <algorithm>
 #include <limits>
 #include <vector>
 
@@ -114,7 +115,7 @@ namespace {
 // called may wait for another one. Among the missing ranks, one whose engine stands still comes first: the
 // others may have called, and their engines have not taken it.
 std::uint32_t late_rank(const Subject& subject, Launcher& launcher, std::uint32_t found,
-                        std::uint64_t now_ns) {
+                        std::uint64_t now_ns, std::uint64_t bell_ns) {
   const Member& member = subject.member;
   const Group& group = member.group;
   const bool by_inboxes = group.exchange_layout.inbox_bytes != 0 && group.shape.per_expert();
@@ -126,7 +127,7 @@ std::uint32_t late_rank(const Subject& subject, Launcher& launcher, std::uint32_
   const std::uint32_t first = signals.awaited(op, 0);
   if (first == device::SignalCopy::kNobody) return found;
   for (std::uint32_t rank = first; rank != device::SignalCopy::kNobody; rank = signals.awaited(op, rank + 1)) {
-    if (group.stands_still_ms(rank, now_ns, 0) != 0) return rank;
+    if (group.stands_still_ms(rank, now_ns, bell_ns) != 0) return rank;
   }
   return first;
 }
@@ -146,9 +147,13 @@ Failure device_failure(const Subject& subject, Launcher& launcher, const OpResul
       subject.member.lane->by_kernels() ? "its inputs were not ready" : "its own rows were still moving";
   std::int32_t failed_rank = result.failed_rank;
   if (failed_rank >= 0) {
-    const std::uint32_t rank = late_rank(subject, launcher, static_cast<std::uint32_t>(failed_rank), now_ns);
+    // A host device has rung the others when it began.
+    const bool rung = !subject.member.lane->by_kernels();
+    const std::uint64_t bell_ns = rung ? now_ns - std::min(now_ns, result.ran_ns) : 0;
+    const std::uint32_t rank =
+        late_rank(subject, launcher, static_cast<std::uint32_t>(failed_rank), now_ns, bell_ns);
     failed_rank = static_cast<std::int32_t>(rank);
-    why = awaited_text(subject.member.group, rank, subject.member.group.stands_still_ms(rank, now_ns, 0),
+    why = awaited_text(subject.member.group, rank, subject.member.group.stands_still_ms(rank, now_ns, bell_ns),
                        "has not got as far");
   }
   return {StatusCode::kDeadlineExceeded, failed_rank, ended_after + ": " + why};

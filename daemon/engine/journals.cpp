@@ -38,13 +38,13 @@ bool Journals::read(Member& member) {
   while (const kernels::cuda::JournalEntry* entry = calls.front()) {
     calls.last_end_ns = clock_.round_ns();
     read_entry(member, *entry);
-    calls.pop();
+    calls.pop(clock_.round_ns());
     progress = true;
   }
   if (member.group.life.is_active() && !member.stopped() && member.failed_from == kNoFailure) {
     calls.look(page_, clock_.round_ns());
     break_overdue(member);
-  } else {
+  } else if (member.failed_from == kNoFailure) {  // else what has failed is shown
     calls.show_none();
   }
   return progress;

@@ -158,7 +158,7 @@ class EngineKillPoints : public testing::Test {
     const pid_t holder = engine(kHolder);
     EXPECT_TRUE(stop_process(holder));
     kill_now(engine(kThird));
-    EXPECT_TRUE(eventually(20, [&] { return !pages_->shows(kVictim, op, OpStage::kWaitReady); }));
+    EXPECT_TRUE(eventually(20, [&] { return pages_->shows(kVictim, op, OpStage::kBreaking); }));
     return holder;
   }
 
@@ -229,7 +229,7 @@ TEST_F(EngineKillPoints, Breaking) {
     SCOPED_TRACE(name_of(op));
     start_ranks(fault_case(kRanks, 2), 4, op == Op::kDispatch ? 0 : 1);
     const pid_t holder = break_that_lasts(op);
-    kill_now(engine(kVictim));
+    kill_in(kVictim, op, OpStage::kBreaking);
     send_signal(holder, SIGCONT);
     expect_recovery(op == Op::kDispatch ? "breaking, with a dispatch" : "breaking, with a combine");
     if (HasFailure()) return;
