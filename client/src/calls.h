@@ -74,14 +74,9 @@ class Calls {
   epd_ticket_t begin(abi::Op op, std::uint32_t slot, bool by_host, bool captured);
   // Null: never begun, retired, or its place has another result now.
   KnownCall* find(epd_ticket_t ticket);
-  // Whether it has ended well. For the host's copies: while KnownCall::holds_outputs its result stays.
+  // Whether it has ended well. Without the mutex. While KnownCall::holds_outputs its result stays.
   bool ended_well(epd_ticket_t ticket) const;
   void outputs_done(epd_ticket_t ticket);
-  // Whether the result of the call is there. Without the mutex.
-  bool has_result(std::uint32_t result) const {
-    abi::CallEnd end;
-    return read_end(result, end);
-  }
   // For a call whose result has been taken or is not wanted.
   void forget(epd_ticket_t ticket);
   // For a call that was not enqueued after all.

@@ -196,12 +196,22 @@ Status Operations::admit_stream_call(Lock& lock, Group& group, const SubmitReque
           " before another one in a stream (epd_ticket_wait_on_stream, epd_ticket_wait)");
 }
 
+// The host copies rows of y at once, and as many as their dispatch has counted.
+Status Operations::await_counts(Lock& lock, Group& group, const SubmitRequest& request, std::uint32_t route) {
+  if (request.op != abi::Op::kCombine || request.memory == nullptr) return {};
+  const std::uint32_t slot = group.slot_with_counts(route, request.slot);
+  if (slot == group.shape.depth || group.calls.host_call_on(slot) != group.counted[slot].by) return {};
+  return connection_.blocked(lock, "the dispatch of handle " + std::to_string(request.handle) +
+                                       " is in flight, so the rows of memory.y are not counted yet");
+}
+
 Status Operations::prepare_call(Lock& lock, Group& group, const SubmitRequest& request, bool captured,
                                     MadeCall& made) {
   Status status = usable_locked(group);
   if (status.ok() && !request.stream.any()) status = admit_host_call(lock, group, request);
   if (status.ok() && request.stream.any() && !captured) status = admit_stream_call(lock, group, request);
   if (status.ok()) status = choose_route(group, request, made.use);
+  if (status.ok() && !streams_.exists()) status = await_counts(lock, group, request, made.use.route);
   if (status.ok()) status = plan_copies(group, request, made.use, captured, made.copies, made.places);
   if (!status.ok()) return status;
   made.ticket = group.calls.begin(request.op, request.slot, !request.stream.any(), captured);

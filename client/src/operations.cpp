@@ -217,8 +217,9 @@ Status Operations::wait(Group& group, epd_ticket_t ticket, std::int32_t timeout_
     call = find_call(group, ticket);
     return call == nullptr || ended_locked(group, *call, out);
   };
+  // A failed one may wait for the board to say why. The leader must sleep meanwhile.
   const bool ended = look_until(lock, call_deadline(*call, timeout_ms), done,
-                                [&group, its = call->result] { return group.calls.has_result(its); });
+                                [&group, ticket] { return group.calls.ended_well(ticket); });
   if (call == nullptr) return unknown_call(ticket);
   if (!ended) return not_yet(ticket, timeout_ms, "has not completed", group.shape.span);
   if (result != nullptr) *result = out.result;
@@ -231,10 +232,12 @@ Status Operations::wait(Group& group, epd_ticket_t ticket, std::int32_t timeout_
 
 bool Operations::pending(Group& group, epd_ticket_t ticket) {
   Lock lock = waits_.lock();
-  KnownCall* const call = group.calls.find(ticket);
-  CallOutcome out;
-  const auto done = [&] { return ended_locked(group, *call, out); };
-  return call != nullptr && !look_until(lock, Deadline::in_ms(0), done, [] { return false; });
+  const auto done = [&] {
+    KnownCall* const call = group.calls.find(ticket);
+    CallOutcome out;
+    return call == nullptr || ended_locked(group, *call, out);
+  };
+  return !look_until(lock, Deadline::in_ms(0), done, [] { return false; });
 }
 
 template <typename Look>
