@@ -196,13 +196,20 @@ Status Operations::admit_stream_call(Lock& lock, Group& group, const SubmitReque
           " before another one in a stream (epd_ticket_wait_on_stream, epd_ticket_wait)");
 }
 
-// The host copies rows of y at once, and as many as their dispatch has counted.
-Status Operations::await_counts(Lock& lock, Group& group, const SubmitRequest& request, std::uint32_t route) {
+// What only the order of calls can tell, which no graph changes here.
+Status Operations::check_on_host(Lock& lock, Group& group, const SubmitRequest& request, std::uint32_t route) {
+  const std::string handle = "the dispatch of handle " + std::to_string(request.handle);
+  if (request.op == abi::Op::kDispatch && request.handle != 0) {
+    const Route& its = group.routes[route];
+    if (request.num_tokens == 0 || !its.tokens_known || request.num_tokens == its.num_tokens) return {};
+    return bad_value("num_tokens", request.num_tokens,
+                     "0, or " + std::to_string(its.num_tokens) + " as in " + handle);
+  }
   if (request.op != abi::Op::kCombine || request.memory == nullptr) return {};
+  // The host copies rows of y at once, and as many as their dispatch has counted.
   const std::uint32_t slot = group.slot_with_counts(route, request.slot);
   if (slot == group.shape.depth || group.calls.host_call_on(slot) != group.counted[slot].by) return {};
-  return connection_.blocked(lock, "the dispatch of handle " + std::to_string(request.handle) +
-                                       " is in flight, so the rows of memory.y are not counted yet");
+  return connection_.blocked(lock, handle + " is in flight, so the rows of memory.y are not counted yet");
 }
 
 Status Operations::prepare_call(Lock& lock, Group& group, const SubmitRequest& request, bool captured,
@@ -211,7 +218,7 @@ Status Operations::prepare_call(Lock& lock, Group& group, const SubmitRequest& r
   if (status.ok() && !request.stream.any()) status = admit_host_call(lock, group, request);
   if (status.ok() && request.stream.any() && !captured) status = admit_stream_call(lock, group, request);
   if (status.ok()) status = choose_route(group, request, made.use);
-  if (status.ok() && !streams_.exists()) status = await_counts(lock, group, request, made.use.route);
+  if (status.ok() && !streams_.exists()) status = check_on_host(lock, group, request, made.use.route);
   if (status.ok()) status = plan_copies(group, request, made.use, captured, made.copies, made.places);
   if (!status.ok()) return status;
   made.ticket = group.calls.begin(request.op, request.slot, !request.stream.any(), captured);

@@ -105,7 +105,7 @@ class Operations {
   Status prepare_call(Lock& lock, Group& group, const SubmitRequest& request, bool captured, MadeCall& made);
   Status admit_host_call(Lock& lock, Group& group, const SubmitRequest& request);
   Status admit_stream_call(Lock& lock, Group& group, const SubmitRequest& request);
-  Status await_counts(Lock& lock, Group& group, const SubmitRequest& request, std::uint32_t route);
+  Status check_on_host(Lock& lock, Group& group, const SubmitRequest& request, std::uint32_t route);
   // Takes a free record for a handle that is to be kept.
   static Status choose_route(Group& group, const SubmitRequest& request, RouteUse& use);
   Status enqueue(Group& group, const SubmitRequest& request, MadeCall& made);

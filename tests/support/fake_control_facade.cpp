@@ -140,32 +140,25 @@ void add(google::protobuf::RepeatedPtrField<v1::StatusCount>& counts, StatusCode
 
 // Of `times` ranks that did the same.
 void fill(v1::Statistics& s, std::uint64_t times) {
-  s.set_queue_depth(1 * times);
   s.set_noops(5 * times);
   s.set_dispatches(100 * times);
   s.set_combines(90 * times);
   s.set_completed(190 * times);
   add(*s.mutable_failed(), StatusCode::kRankLost, 3 * times);
   add(*s.mutable_refused(), StatusCode::kInvalidArgument, 2 * times);
-  s.set_stalls_completions(1 * times);
-  s.set_stalls_depth(20 * times);
-  s.set_stalls_group(300 * times);
   s.set_bytes_dispatched((std::uint64_t{1} << 20) * times);
   s.set_bytes_combined((std::uint64_t{1} << 10) * times);
-  s.mutable_seen();
-  s.mutable_launched();
-  s.mutable_done();
   std::array<std::uint64_t, abi::kHistogramBuckets> counts{};
   for (const auto& [us, count] : {std::pair(100u, 98u), std::pair(5000u, 2u)}) {
     const std::size_t bucket = abi::histogram_bucket(us);
     counts[bucket] = count * times;
-    v1::HistogramBucket& out = *s.mutable_total()->add_buckets();
+    v1::HistogramBucket& out = *s.mutable_done()->add_buckets();
     out.set_from_us(abi::histogram_floor(bucket));
     out.set_count(counts[bucket]);
   }
-  s.mutable_total()->set_count(100 * times);
-  s.mutable_total()->set_p50_us(abi::histogram_percentile(counts, 500));
-  s.mutable_total()->set_p99_us(abi::histogram_percentile(counts, 990));
+  s.mutable_done()->set_count(100 * times);
+  s.mutable_done()->set_p50_us(abi::histogram_percentile(counts, 500));
+  s.mutable_done()->set_p99_us(abi::histogram_percentile(counts, 990));
 }
 
 void fill(v1::GetStatisticsResponse& statistics) {

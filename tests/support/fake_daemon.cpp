@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 
 namespace epd::testing {
 namespace {
@@ -22,6 +23,16 @@ T must(Result<T> result) {
     std::abort();
   }
   return std::move(result).value();
+}
+
+// Words that the client reads or writes at the same time.
+template <typename T>
+T load(T& word) {
+  return std::atomic_ref(word).load(std::memory_order_acquire);
+}
+template <typename T>
+void store(T& word, std::type_identity_t<T> value) {
+  std::atomic_ref(word).store(value, std::memory_order_release);
 }
 
 UniqueFd make_segment(const char* name, std::uint64_t bytes, bool sealed) {
@@ -166,7 +177,6 @@ void FakeDaemon::welcome(const abi::Hello& hello, std::uint32_t request_id) {
     b().state = static_cast<std::uint32_t>(abi::SessionState::kServing);
   }
   a().magic = abi::kSegmentAMagic;
-  submission_head_ = completion_tail_ = 0;
   members_.clear();
   auto [ours, theirs] = must(make_socketpair());
   client_bell_ = std::move(ours);
@@ -213,7 +223,6 @@ void FakeDaemon::join(const abi::Join& request, std::uint32_t request_id, std::v
   member->memory = std::move(memory);
   const std::uint64_t user_bytes =
       abi::UserArenaLayout(request.shape, abi::bound_regions(request.bindings)).total_bytes;
-  const std::uint64_t board_bytes = abi::BoardLayout(request.shape).total_bytes;
   const std::uint64_t file_bytes =
       abi::WaitsLayout(request.shape).total_bytes - static_cast<std::uint64_t>(settings_.less_board_bytes);
   const UniqueFd user_fd =
@@ -226,14 +235,13 @@ void FakeDaemon::join(const abi::Join& request, std::uint32_t request_id, std::v
   member->board().active[0] = settings_.active;
   member->board().state = static_cast<std::uint32_t>(abi::GroupState::kActive);
   const UniqueFd board_read_only = must(reopen_read_only(board_fd.get()));
-  std::vector<int> fds = {user_fd.get(), board_read_only.get()};
-  UniqueFd results_fd;
-  if (settings_.device_kind == abi::DeviceKind::kCuda) {
-    const std::uint64_t bytes = abi::ResultsLayout(request.shape).total_bytes;
-    results_fd = make_segment("epd_fake_cuda_host", abi::align_up(bytes, settings_.arena_unit), true);
-    member->results_mapping = must(Mapping::map(results_fd.get(), bytes, Access::kReadWrite));
-    fds.push_back(results_fd.get());
-  }
+  const std::uint64_t results_bytes = abi::ResultsLayout(request.shape).total_bytes;
+  const bool cuda = settings_.device_kind == abi::DeviceKind::kCuda;
+  const UniqueFd results_fd = make_segment(cuda ? "epd_fake_cuda_host" : "fake-results",
+                                           abi::align_up(results_bytes, settings_.arena_unit), true);
+  member->results_mapping = must(Mapping::map(results_fd.get(), results_bytes, Access::kReadWrite));
+  const UniqueFd results_read_only = must(reopen_read_only(results_fd.get()));
+  const int results = cuda ? results_fd.get() : results_read_only.get();
 
   abi::Joined joined{};
   joined.member = member->member;
@@ -244,9 +252,10 @@ void FakeDaemon::join(const abi::Join& request, std::uint32_t request_id, std::v
   joined.sum_ranks = request.shape.sum_ranks != 0 ? request.shape.sum_ranks : request.shape.num_ranks;
   joined.shares_device = settings_.shares_device ? 1 : 0;
   joined.user_bytes = user_bytes + static_cast<std::uint64_t>(settings_.more_user_bytes);
-  joined.board_bytes = board_bytes;
+  joined.board_bytes = sizeof(abi::Board);
   members_.push_back(std::move(member));
-  (void)send_message(connection_.get(), abi::AttachType::kJoined, joined, fds, request_id);
+  (void)send_message(connection_.get(), abi::AttachType::kJoined, joined,
+                     {user_fd.get(), board_read_only.get(), results}, request_id);
 }
 
 void FakeDaemon::goodbye(StatusCode status, const std::string& text, bool close) {
@@ -270,12 +279,21 @@ void FakeDaemon::hang_up_doorbell() {
 
 // ---- engine ---------------------------------------------------------------------------------------
 
-std::optional<abi::Submission> FakeDaemon::take_locked() {
-  abi::Submission submission;
-  if (!segment_b_.valid() || !abi::ring_peek(a().submissions, submission_head_, submission))
-    return std::nullopt;
-  b().submission_head.value.store(++submission_head_, std::memory_order_release);
-  return submission;
+std::optional<FakeCall> FakeDaemon::take_locked() {
+  for (const auto& member : members_) {
+    const std::uint32_t number = member->next_call;
+    abi::PackedCall& place = member->calls().host_calls[number % abi::kCallSlots];
+    abi::PackedCall packed;
+    bool there = true;
+    for (std::uint32_t i = 0; i < abi::PackedCall::kWords; ++i) {
+      packed.words[i] = load(place.words[i]);
+      there = there && packed.words[i] >> 32 == std::uint32_t{number + 1};
+    }
+    if (!there) continue;
+    ++member->next_call;
+    return FakeCall{abi::unpack(packed), member.get()};
+  }
+  return std::nullopt;
 }
 
 // Sleeps as an engine does, and for so long that a client that forgets to ring hangs its test.
@@ -287,17 +305,9 @@ void FakeDaemon::run_engine() {
       if (segment_b_.valid() && settings_.automatic) {
         b().engine_sleep.sleeping.store(1, std::memory_order_seq_cst);
         std::atomic_thread_fence(std::memory_order_seq_cst);
-        while (const auto submission = take_locked()) {
-          publish_counts_locked(*submission);
-          abi::Completion completion{};
-          completion.ticket = submission->ticket;
-          completion.failed_rank = -1;
-          completion.member = submission->member;
-          completion.slot = submission->slot;
-          completion.num_recv_rows = submission->num_tokens;
-          if (submission->op != abi::Op::kNoop)
-            completion.op_index = member_of(submission->member).next_index++;
-          post_locked(completion);
+        while (const auto call = take_locked()) {
+          publish_counts_locked(*call);
+          end_locked(*call, abi::CallEnding::kCarriedOut);
         }
       }
       if (segment_b_.valid()) bell = engine_bell_.get();
@@ -313,55 +323,46 @@ void FakeDaemon::run_engine() {
   }
 }
 
-FakeMember& FakeDaemon::member_of(std::uint32_t number) {
-  for (const auto& member : members_) {
-    if (member->member == number) return *member;
-  }
-  std::abort();
-}
-
-std::optional<abi::Submission> FakeDaemon::next_submission(int timeout_ms) {
+std::optional<FakeCall> FakeDaemon::next_call(int timeout_ms) {
   const auto end = std::chrono::steady_clock::now() + milliseconds(timeout_ms);
   do {
     {
       const std::lock_guard lock(mutex_);
-      if (auto submission = take_locked()) return submission;
+      if (auto call = take_locked()) return call;
     }
     std::this_thread::sleep_for(milliseconds(1));
   } while (std::chrono::steady_clock::now() < end);
   return std::nullopt;
 }
 
-void FakeDaemon::complete(const abi::Submission& submission, StatusCode status, std::int32_t failed_rank,
+void FakeDaemon::complete(const FakeCall& call, StatusCode status, std::int32_t failed_rank,
                           const std::string& message) {
   const std::lock_guard lock(mutex_);
-  FakeMember& owner = member_of(submission.member);
-  if (!message.empty()) {
-    abi::BoardSlot& slot = owner.board().slots[submission.slot];
-    abi::set_text(slot.message, message.data(), message.size());
-    slot.message_ticket.store(submission.ticket, std::memory_order_release);
-  }
-  abi::Completion completion{};
-  completion.ticket = submission.ticket;
-  completion.status = status;
-  completion.failed_rank = failed_rank;
-  completion.member = submission.member;
-  completion.slot = submission.slot;
-  completion.num_recv_rows = submission.num_tokens;
-  if (submission.op != abi::Op::kNoop) completion.op_index = owner.next_index++;
-  post_locked(completion);
+  FakeMember& member = *call.member;
+  if (status == StatusCode::kOk) return end_locked(call, abi::CallEnding::kCarriedOut);
+  end_locked(call, abi::CallEnding::kFailed);
+  member.board().failed_rank = failed_rank;
+  write_board_locked(member, abi::GroupState::kActive, member.epoch + 1, member.next_index, status, message);
 }
 
-void FakeDaemon::post(const abi::Completion& completion) {
+void FakeDaemon::end(const FakeCall& call, abi::CallEnding ending) {
   const std::lock_guard lock(mutex_);
-  post_locked(completion);
+  end_locked(call, ending);
 }
 
-void FakeDaemon::post_locked(const abi::Completion& completion) {
-  if (abi::ring_push(b().completions, completion_tail_, a().completion_head, completion) ==
-      abi::PushResult::kPushed) {
-    ++completion_tail_;
-  }
+void FakeDaemon::end_locked(const FakeCall& call, abi::CallEnding ending) {
+  FakeMember& member = *call.member;
+  const bool well = ending == abi::CallEnding::kCarriedOut;
+  const auto index = static_cast<std::uint32_t>(member.next_index);
+  if (well && call.op != abi::Op::kNoop) ++member.next_index;
+  const std::uint32_t values[] = {
+      static_cast<std::uint32_t>(ending), call.num_tokens, 0, 70, call.result, index, 0, 1};
+  ++member.writing;
+  for (std::uint32_t i = 0; i < abi::CallResult::kWords; ++i)
+    store(member.results().places[abi::place_of(call.result)].words[i],
+          std::uint64_t{member.writing} << 32 | values[i]);
+  if (!well) store(member.calls().failed, load(member.calls().failed) + 1);
+  store(member.results().host_ended, call.number + 1);
   ring_locked();
 }
 
@@ -372,45 +373,34 @@ void FakeDaemon::ring_locked() {
   [[maybe_unused]] const ssize_t n = ::send(client_bell_.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-void FakeDaemon::publish_counts(const abi::Submission& submission) {
+void FakeDaemon::publish_counts(const FakeCall& call) {
   const std::lock_guard lock(mutex_);
-  publish_counts_locked(submission);
+  publish_counts_locked(call);
 }
 
-void FakeDaemon::publish_sent(const abi::Submission& submission) {
+void FakeDaemon::publish_sent(const FakeCall& call) {
   const std::lock_guard lock(mutex_);
-  abi::Board& board = member_of(submission.member).board();
-  board.slots[submission.slot].sent_ticket.store(submission.ticket, std::memory_order_release);
+  store(call.member->results().sent[call.slot], call.result + 1);
   ring_locked();
 }
 
 // Pretends that all rows came from the last rank, for the first expert.
-void FakeDaemon::publish_counts_locked(const abi::Submission& submission) {
-  if (submission.op != abi::Op::kDispatch) return;
-  FakeMember& owner = member_of(submission.member);
-  const abi::BoardLayout layout(owner.shape);
-  auto* offsets = owner.board_mapping.as<std::int32_t>(layout.rank_offsets(submission.slot));
-  offsets[owner.shape.num_ranks] = static_cast<std::int32_t>(submission.num_tokens);
-  *owner.board_mapping.as<std::int32_t>(layout.expert_counts(owner.shape, submission.slot)) =
-      static_cast<std::int32_t>(submission.num_tokens);
-  // Experts begin one after the other; a compact group's client has no use for it.
-  auto* begins = owner.board_mapping.as<std::int32_t>(layout.expert_offsets(owner.shape, submission.slot));
-  for (std::uint32_t i = 1; i <= owner.shape.experts_per_rank(); ++i)
-    begins[i] = static_cast<std::int32_t>(submission.num_tokens);
-  abi::BoardSlot& slot = owner.board().slots[submission.slot];
-  slot.num_recv_rows = submission.num_tokens;
-  slot.counts_ticket.store(submission.ticket, std::memory_order_release);
+void FakeDaemon::publish_counts_locked(const FakeCall& call) {
+  if (call.op != abi::Op::kDispatch) return;
+  const abi::GroupShape& shape = call.member->shape;
+  const abi::PlacementParts parts(shape);
+  std::vector<std::uint32_t> counts(parts.words);
+  counts[parts.rank_offsets + shape.num_ranks] = counts[parts.expert_counts] = call.num_tokens;
+  if (shape.per_expert()) {
+    for (std::uint32_t i = 1; i <= shape.experts_per_rank(); ++i)
+      counts[parts.expert_offsets + i] = call.num_tokens;
+  }
+  const abi::ResultsLayout layout(shape);
+  auto* const words = call.member->results_mapping.as<std::uint64_t>(layout.counts +
+                                                                     layout.counts_stride * call.slot);
+  for (std::size_t i = 0; i < counts.size(); ++i)
+    store(words[i], std::uint64_t{call.result + 1} << 32 | counts[i]);
   ring_locked();
-}
-
-void FakeDaemon::set_submission_head(std::uint64_t head) {
-  const std::lock_guard lock(mutex_);
-  b().submission_head.value.store(head, std::memory_order_release);
-}
-
-void FakeDaemon::set_engine_sleep(abi::Sleep sleep) {
-  const std::lock_guard lock(mutex_);
-  b().engine_sleep.sleeping.store(sleep, std::memory_order_seq_cst);
 }
 
 bool FakeDaemon::await_rings(std::uint64_t count) const {
@@ -458,8 +448,13 @@ FakeMember& FakeDaemon::member(std::size_t index) {
 void FakeDaemon::write_board(abi::GroupState state, std::uint64_t epoch, std::uint64_t resume_index,
                              StatusCode cause, const std::string& message) {
   const std::lock_guard lock(mutex_);
-  FakeMember& m = *members_.at(0);
-  abi::Board& board = m.board();
+  write_board_locked(*members_.at(0), state, epoch, resume_index, cause, message);
+}
+
+void FakeDaemon::write_board_locked(FakeMember& member, abi::GroupState state, std::uint64_t epoch,
+                                    std::uint64_t resume_index, StatusCode cause,
+                                    const std::string& message) {
+  abi::Board& board = member.board();
   const std::uint32_t change = board.change.load(std::memory_order_relaxed) | 1u;
   board.change.store(change, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
@@ -469,8 +464,8 @@ void FakeDaemon::write_board(abi::GroupState state, std::uint64_t epoch, std::ui
   board.cause.store(static_cast<std::uint32_t>(cause), std::memory_order_relaxed);
   abi::set_text(board.message, message.data(), message.size());
   board.change.store(change + 1, std::memory_order_release);
-  m.epoch = epoch;
-  m.next_index = resume_index;
+  member.epoch = epoch;
+  member.next_index = resume_index;
   ring_locked();
 }
 

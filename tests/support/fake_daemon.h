@@ -6,6 +6,7 @@
 #include "common/memory.h"
 #include "common/packet.h"
 #include "proto/attach.h"
+#include "proto/call_words.h"
 #include "proto/waits.h"
 
 #include <array>
@@ -46,7 +47,7 @@ struct FakeSettings {
   std::size_t arena_unit = 1;            // its memory is a multiple of it
   bool shares_device = false;            // another rank of the group is on the rank's device
   std::uint64_t active = 0;              // ranks that take part, as a board says at the join
-  bool automatic = true;  // completes every submission with OK; else the test does, see next_submission
+  bool automatic = true;  // completes every call with OK; else the test does, see next_call
 };
 
 // A membership as the fake keeps it. Public for tests that write the board themselves.
@@ -57,12 +58,22 @@ struct FakeMember {
   std::vector<UniqueFd> memory;  // the descriptors that came with the join
   std::uint64_t epoch = 1;
   std::uint64_t next_index = 0;
+  std::uint32_t next_call = 0;  // of the host
+  std::uint32_t writing = 0;    // the last one in the results
   Mapping user;
   Mapping board_mapping;
-  Mapping results_mapping;  // if operations are calls
+  Mapping results_mapping;
 
+  abi::CallWords& calls() const {
+    return *user.as<abi::CallWords>(abi::UserArenaLayout(shape, abi::bound_regions(bindings)).calls);
+  }
   abi::Results& results() const { return *results_mapping.as<abi::Results>(); }
   abi::Board& board() const { return *board_mapping.as<abi::Board>(); }
+};
+
+// A call as the engine has taken it.
+struct FakeCall : abi::Call {
+  FakeMember* member = nullptr;
 };
 
 class FakeDaemon {
@@ -75,15 +86,15 @@ class FakeDaemon {
   void set(const FakeSettings& settings);
 
   // ---- engine's part; any thread ----
-  // The next submission in the ring, if one comes within the time. Not in automatic mode.
-  std::optional<abi::Submission> next_submission(int timeout_ms = 10'000);
-  void complete(const abi::Submission& submission, StatusCode status = StatusCode::kOk,
-                std::int32_t failed_rank = -1, const std::string& message = "");
-  void post(const abi::Completion& completion);
-  void publish_counts(const abi::Submission& submission);
-  void publish_sent(const abi::Submission& submission);
-  void set_submission_head(std::uint64_t head);
-  void set_engine_sleep(abi::Sleep sleep);
+  // The next call of the host, if one comes within the time. Not in automatic mode.
+  std::optional<FakeCall> next_call(int timeout_ms = 10'000);
+  // An error breaks the group, which at once has a new epoch.
+  void complete(const FakeCall& call, StatusCode status = StatusCode::kOk, std::int32_t failed_rank = -1,
+                const std::string& message = "");
+  // The call's result alone.
+  void end(const FakeCall& call, abi::CallEnding ending);
+  void publish_counts(const FakeCall& call);
+  void publish_sent(const FakeCall& call);
   // Waits until the client has rung the engine this often in all; false after ten seconds.
   bool await_rings(std::uint64_t count) const;
   void end_session(StatusCode status, const std::string& text);
@@ -119,10 +130,11 @@ class FakeDaemon {
   void join(const abi::Join& request, std::uint32_t request_id, std::vector<UniqueFd> memory);
   void reply_refused(const Status& status, std::uint32_t request_id);
   void run_engine();
-  FakeMember& member_of(std::uint32_t number);
-  std::optional<abi::Submission> take_locked();
-  void post_locked(const abi::Completion& completion);
-  void publish_counts_locked(const abi::Submission& submission);
+  std::optional<FakeCall> take_locked();
+  void end_locked(const FakeCall& call, abi::CallEnding ending);
+  void publish_counts_locked(const FakeCall& call);
+  void write_board_locked(FakeMember& member, abi::GroupState state, std::uint64_t epoch,
+                          std::uint64_t resume_index, StatusCode cause, const std::string& message);
   void ring_locked();
   abi::SegmentA& a() const { return *segment_a_.as<abi::SegmentA>(); }
   abi::SegmentB& b() const { return *segment_b_.as<abi::SegmentB>(); }
@@ -140,8 +152,6 @@ class FakeDaemon {
   UniqueFd client_bell_;
   Mapping segment_a_;
   Mapping segment_b_;
-  std::uint64_t submission_head_ = 0;
-  std::uint64_t completion_tail_ = 0;
   std::vector<std::unique_ptr<FakeMember>> members_;
   std::vector<HeldJoin> held_;
 

@@ -415,7 +415,7 @@ typedef struct epd_group_bytes_s {
   uint64_t routing_records; /* in exchange_arena: depth + num_handles records */
   uint64_t inboxes;         /* in exchange_arena: rows of operations with few tokens; 0: there are none */
   uint64_t board;           /* of a rank: its state for the client, in host memory */
-  uint64_t results;         /* of a rank: results of its calls, in host memory; 0 on host devices */
+  uint64_t results;         /* of a rank: results of its operations, in host memory */
   uint64_t rank;            /* user_arena + exchange_arena + board + results */
   uint64_t group;           /* num_ranks * rank, if all ranks bind the same regions */
   uint64_t arena_quota;   /* of a rank, counts against limits.max_arena_bytes_per_user. CUDA: rank. Host: the
@@ -558,7 +558,7 @@ EPD_API epd_status_t epd_group_restore(epd_group_t* group, int32_t timeout_ms, e
 typedef struct epd_progress {
   size_t size;
   uint64_t next_op; /* all operations of the group below this number have completed on this rank */
-  uint32_t ended;   /* GPUs: operations that have ended since the join, modulo 2^32; else 0 */
+  uint32_t ended;   /* operations that have ended since the join, modulo 2^32 */
   uint32_t failed;  /* of these, those that were not carried out */
 } epd_progress_t;
 static inline void epd_progress_init(epd_progress_t* progress) {
@@ -566,12 +566,12 @@ static inline void epd_progress_init(epd_progress_t* progress) {
   progress->size = sizeof(*progress);
 }
 
-/* OK: the group can be used, and on a GPU all operations that had ended before this call were
- * carried out since the last epd_group_resume. It does not wait for operations of streams: synchronise the
- * stream first. progress may be NULL, and is filled also on failure.
+/* OK: the group can be used, and all operations that had ended before this call were carried out since the
+ * last epd_group_resume. It does not wait for operations of streams: synchronise the stream first. progress
+ * may be NULL, and is filled also on failure.
  *
- * Otherwise the status and text of the group's break. On a GPU the call waits for them, up to 5
- * seconds and as long as the engine is away; without a failure it takes some tens of microseconds there.
+ * Otherwise the status and text of the group's break. The call waits for them, up to 5 seconds and as long as
+ * the engine is away; without a failure it takes some tens of microseconds on a GPU.
  * ABORTED: the group is well, but operations were not carried out because they were enqueued before
  * epd_group_resume had returned; or this rank has left. */
 EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progress);
@@ -651,11 +651,10 @@ static inline void epd_memory_init(epd_memory_t* memory) {
  * has ended, well or not. client/GUIDE.md, "Streams and waits" and "CUDA graphs", has the contract.
  *
  * Errors of every submission. All but the last: nothing was submitted.
- *   WOULD_BLOCK         host devices and EPD_NO_STREAM: the slot has an operation in flight. Host devices:
- *                       one on another slot makes the routing that is to be used, or uses the routing that
- *                       would be replaced; or there are 64 submissions of the session that the engine has
- *                       not taken. GPUs: 64 operations of the rank without a stream have not ended, or 64
- *                       with defer_receive for which no stream waits, or 1024 results belong to hooks
+ *   WOULD_BLOCK         EPD_NO_STREAM: the slot has an operation in flight, or 64 operations of the rank have
+ *                       not ended. A stream: 64 with defer_receive have not ended and no stream waits for
+ *                       them. A combine with memory on a host device: the dispatch that counts its rows is
+ *                       in flight. 1024 results belong to hooks
  *   INVALID_ARGUMENT    a value, which the text names; a stream on a host device
  *   UNSUPPORTED         a stream, and the library's kernels can't be loaded
  *   a break's status    the group needs epd_group_resume, or has ended (RANK_LOST)
@@ -696,19 +695,19 @@ static inline void epd_dispatch_args_init(epd_dispatch_args_t* args) {
  * regions, counts and offsets.
  *
  * *handle names the routing, for combine and for later dispatches on any slot. It may be NULL unless
- * keep_handle. It is valid when the call returns, and ends with the next dispatch on the slot that makes a
- * new routing; a kept one lasts until epd_handle_release. A dispatch under a handle returns that handle. A
- * dispatch that fails or must be repeated leaves no handle; the repeated one returns a new one. On a GPU
- * a handle names the slot's routing whatever dispatch makes it (client/GUIDE.md, "CUDA graphs").
+ * keep_handle. It is valid when the call returns. It names a routing record: the slot's, whose routing the
+ * next dispatch on the slot replaces unless it has a handle itself, or with keep_handle one of num_handles,
+ * until epd_handle_release. So all dispatches on a slot return one handle. A dispatch under a handle returns
+ * that handle. A kept handle whose dispatch fails or must be repeated stays taken until it is released; the
+ * repeated dispatch takes another one.
  *
- * Errors beside those of every submission: NOT_FOUND (the handle has ended, or was never given),
+ * Errors beside those of every submission: NOT_FOUND (the handle was released, or never given),
  * RESOURCE_EXHAUSTED (keep_handle, and all of num_handles are kept). */
 EPD_API epd_status_t epd_dispatch(epd_group_t* group, const epd_dispatch_args_t* args, void* stream,
                                   epd_ticket_t* ticket, epd_handle_t* handle);
 
-/* Gives a kept handle back. NOT_FOUND: not a kept handle, or it ended because its dispatch failed or must be
- * repeated. WOULD_BLOCK: an operation in flight uses it. The library does not know of replays of graphs:
- * synchronise their stream first. */
+/* Gives a kept handle back. NOT_FOUND: not a kept handle. WOULD_BLOCK: an operation in flight uses it. The
+ * library does not know of replays of graphs: synchronise their stream first. */
 EPD_API epd_status_t epd_handle_release(epd_group_t* group, epd_handle_t handle);
 
 /* Which y_weights a combine returns, as out_weights [T,K]. */
@@ -733,8 +732,8 @@ typedef struct epd_combine_args {
   uint32_t sms;                        /* for this operation; 0: the group's */
   int32_t timeout_ms;                  /* as of dispatch */
   uint32_t num_tokens; /* with memory: the n of the handle's dispatch; 0: as that said. It must be given if
-                          that had num_tokens_at, or, on a GPU, the group has resumed since. A
-                          captured combine keeps it */
+                          that had num_tokens_at, or the group has resumed since. A captured
+                          combine keeps it */
   const epd_memory_t* memory;    /* in place of regions of the slot; NULL: the regions */
   const uint32_t* num_tokens_at; /* with memory: as of dispatch */
 } epd_combine_args_t;
@@ -775,11 +774,11 @@ typedef struct epd_result {
   size_t size;
   epd_status_t status;             /* of the operation */
   int32_t failed_rank;             /* the rank that caused the failure; -1: none, or not known */
-  uint64_t op_index;               /* the operation's number in its group. GPUs: a guess if it failed */
+  uint64_t op_index;               /* the operation's number in its group; a guess if it failed */
   uint32_t num_recv_rows;          /* M, after a dispatch */
-  uint32_t seen_us;                /* microseconds from submission until the engine took it; 0 on GPUs */
-  uint32_t launched_us;            /* ... until the device began it; 0 on GPUs */
-  uint32_t done_us;                /* ... until it ended. GPUs: microseconds on the device; 0: not known */
+  uint32_t seen_us;                /* 0: nobody sees an operation before the device begins it */
+  uint32_t launched_us;            /* 0, likewise */
+  uint32_t done_us;                /* microseconds on the device, from begin to end; 0: not known */
   uint32_t num_dropped_selections; /* EPD_POLICY_DEGRADE: selections of this rank's tokens that counted as
                                       none, because their expert's rank is lost */
   uint32_t runs; /* 1. Of an operation captured in a graph: its replays that have ended, modulo 2^32 */
@@ -794,9 +793,9 @@ static inline void epd_result_init(epd_result_t* result) {
  * one. result may be NULL; it is filled when the operation has ended. timeout_ms 0: EPD_FOREVER.
  *
  * WOULD_BLOCK (EPD_NO_WAIT), or DEADLINE_EXCEEDED while epd_ticket_pending is 1: still in flight, and the
- * ticket stays valid. NOT_FOUND: never issued, retired, or of another group. On a GPU also: its
- * result has been replaced (a rank keeps those of its last 1024 operations, and of its last 8192 captured
- * ones). INVALID_ARGUMENT: timeout_ms; or the operation's own status. */
+ * ticket stays valid. NOT_FOUND: never issued, retired, or of another group; or its result has been
+ * replaced (a rank keeps those of its last 1024 operations, and of its last 8192 captured ones).
+ * INVALID_ARGUMENT: timeout_ms; or the operation's own status. */
 EPD_API epd_status_t epd_ticket_wait(epd_group_t* group, epd_ticket_t ticket, int32_t timeout_ms,
                                      epd_result_t* result);
 /* epd_ticket_wait with EPD_NO_WAIT. The same errors. */

@@ -415,11 +415,11 @@ class Result(NamedTuple):
 
     status: Status
     failed_rank: int  # the rank that caused the failure; -1: none, or not known
-    op_index: int  # the operation's number in its group. GPUs: a guess if it failed
+    op_index: int  # the operation's number in its group; a guess if it failed
     num_recv_rows: int  # M, after a dispatch
-    seen_us: int  # from submission until the engine took it; 0 on GPUs
-    launched_us: int  # until the device began it; 0 on GPUs
-    done_us: int  # until it ended; GPUs: the time on the device
+    seen_us: int  # 0: nobody sees an operation before the device begins it
+    launched_us: int  # 0, likewise
+    done_us: int  # on the device, from begin to end; 0: not known
     num_dropped_selections: int  # Policy.DEGRADE: selections whose expert's rank is lost
     runs: int  # 1; of an operation captured in a graph: its replays that have ended
 

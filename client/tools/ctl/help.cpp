@@ -199,20 +199,15 @@ EXAMPLES
 
 const Page kStats = {"Counters and times of sessions and groups", R"HELP(
 Counted by each device's present engine; its next start begins anew.
-  DEPTH      operations taken and not yet answered, now
-  STALLS     submissions that had to wait: for room for their answer, for operations before them, or for
-             their group
-  SEEN       submitted until seen by the engine, median and 99th percentile; estimates, good to a quarter
-  LAUNCHED   seen until begun by the device
-  DONE       begun by the device until done
-  TOTAL      submitted until done; of what a stream asks for by itself as DONE, and nothing before
+  DONE       begun by the device until done, with waits for other ranks: median and 99th percentile;
+             estimates, good to a quarter
   FAILED     operations, by status
-  REFUSED    submissions that became no operation, by status
+  REFUSED    calls that ended the session, by status
 "others" are sessions (or ranks) beyond the 256 that an engine's table holds, together.
 
 EXAMPLES
   epctl stats --ranks
-  epctl stats --json | jq '.groups[] | {group_id, p99: .statistics.total.p99_us}'
+  epctl stats --json | jq '.groups[] | {group_id, p99: .statistics.done.p99_us}'
 )HELP"};
 
 const Page kWaits = {"Who has waited for whom in a group", R"HELP(

@@ -209,8 +209,8 @@ TEST(ClientAttach, RefusesMemoryThatCouldShrink) {
 }
 
 TEST(ClientAttach, RefusesShortSegments) {
-  EXPECT_EQ(attach_status(with([](FakeSettings& s) { s.segment_b_bytes = 4096; })), EPD_INTERNAL);
-  EXPECT_ERROR_HAS("4096");
+  EXPECT_EQ(attach_status(with([](FakeSettings& s) { s.segment_b_bytes = 100; })), EPD_INTERNAL);
+  EXPECT_ERROR_HAS("100");
   EXPECT_ERROR_HAS(std::to_string(sizeof(abi::SegmentB)));
 }
 

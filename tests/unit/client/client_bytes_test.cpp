@@ -51,8 +51,7 @@ TEST(ClientBytes, AreThoseOfTheLayouts) {
         EXPECT_EQ(bytes.inboxes, exchange.generation - exchange.inboxes);
         EXPECT_EQ(bytes.inboxes != 0, layout != EPD_LAYOUT_COMPACT);
         EXPECT_EQ(bytes.board, abi::WaitsLayout(shape).total_bytes);
-        const std::uint64_t results = abi::ResultsLayout(shape).total_bytes;
-        EXPECT_EQ(bytes.results, kind == EPD_DEVICE_KIND_HOST ? 0 : results);
+        EXPECT_EQ(bytes.results, abi::ResultsLayout(shape).total_bytes);
         EXPECT_EQ(bytes.rank, bytes.user_arena + bytes.exchange_arena + bytes.board + bytes.results);
         EXPECT_EQ(bytes.group, 2 * bytes.rank);
         EXPECT_EQ(bytes.arena_quota, bytes.rank);
@@ -81,7 +80,7 @@ TEST(ClientBytes, BoundRegionsHaveNoRoom) {
   EXPECT_EQ(host.arena_quota, whole.rank) << "bound memory of the host counts";
   const epd_group_bytes_t cuda = bytes_of(config, EPD_DEVICE_KIND_CUDA);
   EXPECT_EQ(cuda.user_arena, whole.user_arena - elsewhere);
-  EXPECT_EQ(cuda.arena_quota, whole.rank - elsewhere + cuda.results);
+  EXPECT_EQ(cuda.arena_quota, whole.rank - elsewhere);
 }
 
 TEST(ClientBytes, RefusesWhatAJoinRefuses) {

@@ -3,6 +3,7 @@
 
 #include <future>
 #include <string>
+#include <vector>
 
 namespace epd::testing {
 namespace {
@@ -62,18 +63,18 @@ TEST_F(ClientOps, EndedSessionTellsWhy) {
   const epd_ticket_t ticket = dispatch(0);
   auto waiting = std::async(std::launch::async, [&] { return wait(ticket); });
   ASSERT_TRUE(daemon_.await_client_sleep());
-  daemon_.end_session(StatusCode::kInvalidArgument, "submission field op is 9");
+  daemon_.end_session(StatusCode::kInvalidArgument, "call field op is 9");
   EXPECT_EQ(waiting.get(), EPD_INVALID_ARGUMENT);
   epd_ticket_t other = 0;
   EXPECT_EQ(epd_noop(group_, 1, EPD_NO_STREAM, &other), EPD_INVALID_ARGUMENT);
-  EXPECT_STREQ(epd_last_error(), "submission field op is 9");
+  EXPECT_STREQ(epd_last_error(), "call field op is 9");
 }
 
 TEST_F(ClientOps, BreakAndResume) {
   epd_handle_t kept = 0;
-  wait_completed(dispatch(0, 1, &kept));  // operation 0
-  const epd_ticket_t lost = dispatch(1);  // operation 1
-  const auto submission = daemon_.next_submission();
+  wait_completed(dispatch(0, 1, &kept));
+  const epd_ticket_t lost = dispatch(1);
+  const auto call = daemon_.next_call();
   daemon_.write_board(abi::GroupState::kBroken, 1, 0, StatusCode::kEngineRestarted,
                       "the engine of host:0 died");
   epd_ticket_t ticket = 0;
@@ -91,18 +92,52 @@ TEST_F(ClientOps, BreakAndResume) {
   pause_ms(10);
   daemon_.write_board(abi::GroupState::kActive, 2, 1, StatusCode::kEngineRestarted,
                       "the engine of host:0 died");
-  daemon_.complete(*submission, StatusCode::kEngineRestarted);
+  daemon_.end(*call, abi::CallEnding::kDiscarded);
   EXPECT_EQ(resuming.get(), EPD_OK) << epd_last_error();
   EXPECT_EQ(info.epoch, 2u);
   EXPECT_EQ(info.resume_op, 1u);
   EXPECT_EQ(wait(lost), EPD_ENGINE_RESTARTED);
-  // Numbering goes on at the resume point, and what was complete keeps its handle.
-  epd_handle_t handle = 0;
-  ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, &handle), EPD_OK) << epd_last_error();
-  EXPECT_EQ(handle, std::uint64_t{2} << 48 | 2) << "operation 1 on slot 2";
-  EXPECT_EQ(daemon_.next_submission()->epoch, 2u);
+  // Handles name records, as before.
+  ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_OK) << epd_last_error();
+  EXPECT_EQ(daemon_.next_call()->epoch, 2u);
   ASSERT_EQ(combine(0, kept, &ticket), EPD_OK) << epd_last_error();
-  EXPECT_EQ(daemon_.next_submission()->handle, 0u);
+  EXPECT_EQ(daemon_.next_call()->route, 0u);
+}
+
+// It looked without a pause, and never at the daemon's socket.
+TEST_F(ClientOps, AFailedCallWhoseReasonIsNotToldHearsOfTheDaemonsDeath) {
+  const epd_ticket_t ticket = dispatch(0);
+  daemon_.end(*daemon_.next_call(), abi::CallEnding::kFailed);
+  auto waiting = std::async(std::launch::async, [&] { return wait(ticket); });
+  ASSERT_TRUE(daemon_.await_client_sleep());
+  daemon_.hang_up();
+  EXPECT_EQ(waiting.get(), EPD_DAEMON_LOST);
+}
+
+TEST_F(ClientOps, ALostGroupEndsAllWaits) {
+  const epd_ticket_t tickets[] = {dispatch(0), dispatch(1)};
+  std::vector<std::future<epd_status_t>> waiting;
+  for (const epd_ticket_t ticket : tickets)
+    waiting.push_back(std::async(std::launch::async, [this, ticket] { return wait(ticket); }));
+  ASSERT_TRUE(daemon_.await_client_sleep());
+  daemon_.write_board(abi::GroupState::kLost, 1, 0, StatusCode::kRankLost, "rank 0 (pid 7) died");
+  for (auto& one : waiting) EXPECT_EQ(one.get(), EPD_RANK_LOST);
+}
+
+// A failure may be known before its reason.
+TEST_F(ClientOps, ACheckTellsWhyACallHasFailed) {
+  dispatch(0);
+  epd_progress_t progress;
+  epd_progress_init(&progress);
+  ASSERT_EQ(epd_group_check(group_, &progress), EPD_OK) << epd_last_error();
+  EXPECT_EQ(progress.ended, 0u);
+  daemon_.end(*daemon_.next_call(), abi::CallEnding::kFailed);
+  auto checking = std::async(std::launch::async, [&] { return epd_group_check(group_, &progress); });
+  ASSERT_TRUE(daemon_.await_client_sleep());
+  daemon_.write_board(abi::GroupState::kBroken, 1, 0, StatusCode::kRankLost, "rank 0 died");
+  EXPECT_EQ(checking.get(), EPD_RANK_LOST);
+  EXPECT_EQ(progress.ended, 1u);
+  EXPECT_EQ(progress.failed, 1u);
 }
 
 // A loop that resumes after each error spun while its engine was stopped: the group seemed well, and the slot
@@ -113,15 +148,15 @@ TEST_F(ClientOps, ResumeWaitsForAStoppedEngine) {
   args.timeout_ms = 1;
   epd_ticket_t ticket = 0;
   ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_OK) << epd_last_error();
-  const auto submission = daemon_.next_submission();
-  pause_ms(2);
+  const auto call = daemon_.next_call();
+  pause_ms(10);  // its deadline is one of each slot
   EXPECT_EQ(epd_group_resume(group_, EPD_NO_WAIT, nullptr), EPD_WOULD_BLOCK);
   EXPECT_EQ(epd_group_resume(group_, 20, nullptr), EPD_DEADLINE_EXCEEDED);
   EXPECT_ERROR_HAS(
       "this device's engine, which may be stopped, has not ended an operation past its deadline");
   auto resuming =
       std::async(std::launch::async, [&] { return epd_group_resume(group_, EPD_FOREVER, nullptr); });
-  daemon_.complete(*submission);
+  daemon_.complete(*call);
   EXPECT_EQ(resuming.get(), EPD_OK);
   EXPECT_EQ(wait(ticket), EPD_OK);
 }

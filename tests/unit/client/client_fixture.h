@@ -82,9 +82,9 @@ class ClientTest : public ::testing::Test {
   }
   // With a scripted engine: lets it complete, and retires the ticket.
   void wait_completed(epd_ticket_t ticket) {
-    const auto submission = daemon_.next_submission();
-    ASSERT_TRUE(submission.has_value());
-    daemon_.complete(*submission);
+    const auto call = daemon_.next_call();
+    ASSERT_TRUE(call.has_value());
+    daemon_.complete(*call);
     ASSERT_EQ(wait(ticket), EPD_OK) << epd_last_error();
   }
 

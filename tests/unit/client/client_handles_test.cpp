@@ -56,30 +56,32 @@ class ClientHandles : public ClientTest {
 TEST_F(ClientHandles, TheSlotsOwnRouteIsTheSlot) {
   epd_handle_t handle = 0;
   const epd_ticket_t ticket = dispatch(3, 2, &handle);
-  const auto first = daemon_.next_submission();
+  const auto first = daemon_.next_call();
   EXPECT_EQ(first->route, 3u);
-  EXPECT_EQ(first->handle, 0u);
   daemon_.complete(*first);
   EXPECT_EQ(wait(ticket), EPD_OK);
   // Any slot may combine under it, and dispatch under it again.
   epd_ticket_t other = 0;
   ASSERT_EQ(combine(1, handle, &other), EPD_OK) << epd_last_error();
-  const auto second = daemon_.next_submission();
+  const auto second = daemon_.next_call();
   EXPECT_EQ(second->slot, 1u);
   EXPECT_EQ(second->route, 3u);
-  EXPECT_EQ(second->handle, 0u) << "the dispatch's operation number";
   EXPECT_EQ(second->num_tokens, 0u);
   ASSERT_EQ(cached(2, handle, &other, 2), EPD_OK) << epd_last_error();
-  const auto third = daemon_.next_submission();
+  const auto third = daemon_.next_call();
   EXPECT_EQ(third->flags, abi::kFlagWeights | abi::kFlagCached);
   EXPECT_EQ(third->route, 3u);
   EXPECT_EQ(third->num_tokens, 0u) << "the engine knows";
+  // A handle names the record, whatever dispatch made its routing.
+  epd_handle_t next = 0;
+  dispatch(3, 2, &next);
+  EXPECT_EQ(next, handle);
 }
 
 TEST_F(ClientHandles, KeptHandlesOutliveTheSlotsNextDispatch) {
   epd_handle_t kept = 0;
   const epd_ticket_t ticket = keep(0, &kept);
-  const auto first = daemon_.next_submission();
+  const auto first = daemon_.next_call();
   EXPECT_EQ(first->route, 4u) << "behind those of the slots";
   daemon_.complete(*first);
   EXPECT_EQ(wait(ticket), EPD_OK);
@@ -87,9 +89,8 @@ TEST_F(ClientHandles, KeptHandlesOutliveTheSlotsNextDispatch) {
   wait_completed(dispatch(0));
   epd_ticket_t other = 0;
   ASSERT_EQ(combine(0, kept, &other), EPD_OK) << epd_last_error();
-  const auto answer = daemon_.next_submission();
+  const auto answer = daemon_.next_call();
   EXPECT_EQ(answer->route, 4u);
-  EXPECT_EQ(answer->handle, 0u);
   EXPECT_EQ(epd_handle_release(group_, kept), EPD_WOULD_BLOCK);
   daemon_.complete(*answer);
   EXPECT_EQ(epd_handle_release(group_, kept), EPD_OK) << "the completion was seen though nobody waited";
@@ -109,78 +110,46 @@ TEST_F(ClientHandles, OnlySoManyAreKept) {
   EXPECT_ERROR_HAS("num_handles is 2");
   ASSERT_EQ(epd_handle_release(group_, kept[0]), EPD_OK);
   ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, &handle), EPD_OK) << epd_last_error();
-  EXPECT_NE(handle, kept[0]);
   EXPECT_EQ(epd_handle_release(group_, handle), EPD_WOULD_BLOCK) << "its own dispatch is in flight";
 }
 
-TEST_F(ClientHandles, AFailedDispatchGivesItsRouteBack) {
+// Whether its dispatch was carried out everywhere, only the caller knows.
+TEST_F(ClientHandles, AKeptHandleStaysTakenThoughItsDispatchFails) {
   std::vector<epd_handle_t> kept(2);
   wait_completed(keep(0, &kept[0]));
   const epd_ticket_t ticket = keep(1, &kept[1]);
-  daemon_.complete(*daemon_.next_submission(), StatusCode::kResourceExhausted);
-  EXPECT_EQ(wait(ticket), EPD_RESOURCE_EXHAUSTED);
-  EXPECT_EQ(epd_handle_release(group_, kept[1]), EPD_NOT_FOUND);
-  epd_handle_t handle = 0;
-  wait_completed(keep(1, &handle));
-  EXPECT_EQ(epd_handle_release(group_, handle), EPD_OK);
-  EXPECT_EQ(epd_handle_release(group_, kept[0]), EPD_OK);
-}
-
-TEST_F(ClientHandles, ResumeTakesBackWhatIsToBeDoneAgain) {
-  std::vector<epd_handle_t> kept(2);
-  wait_completed(keep(0, &kept[0]));  // operation 0
-  wait_completed(keep(1, &kept[1]));  // operation 1, which a peer did not complete
-  epd_handle_t slot_handle = 0;
-  wait_completed(dispatch(2, 3, &slot_handle));  // operation 2
-  break_and_resume(1);
-  epd_ticket_t ticket = 0;
-  EXPECT_EQ(combine(0, kept[1], &ticket), EPD_NOT_FOUND);
-  EXPECT_EQ(combine(0, slot_handle, &ticket), EPD_NOT_FOUND);
-  EXPECT_EQ(epd_handle_release(group_, kept[1]), EPD_NOT_FOUND);
-  // The redo finds the route free, and the older handle still stands.
-  epd_handle_t again = 0;
-  wait_completed(keep(1, &again));
-  EXPECT_EQ(again, kept[1]) << "the same operation on the same route";
-  ASSERT_EQ(combine(3, kept[0], &ticket), EPD_OK) << epd_last_error();
-}
-
-// The group goes on before this client hears that its old operation failed.
-TEST_F(ClientHandles, ALateFailureDoesNotTakeTheRedosRoute) {
-  epd_handle_t old_handle = 0;
-  const epd_ticket_t late = keep(0, &old_handle);
-  const auto submission = daemon_.next_submission();
-  break_and_resume(0);
-  std::vector<epd_handle_t> kept(2);
+  daemon_.complete(*daemon_.next_call(), StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(wait(ticket), EPD_DEADLINE_EXCEEDED);
+  ASSERT_EQ(epd_group_resume(group_, EPD_NO_WAIT, nullptr), EPD_OK) << epd_last_error();
   epd_dispatch_args_t args = on_slot(1);
   args.keep_handle = 1;
-  epd_ticket_t ticket = 0;
-  // The record is still that of an operation in flight.
-  EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, kept.data()), EPD_WOULD_BLOCK);
-  daemon_.complete(*submission, StatusCode::kEngineRestarted);
-  EXPECT_EQ(wait(late), EPD_ENGINE_RESTARTED);
-  for (std::uint32_t i = 0; i < 2; ++i) keep(i, &kept[i]);
-  EXPECT_NE(kept[0], kept[1]);
-  EXPECT_NE(kept[0] >> 40, kept[1] >> 40) << "a record was given out twice";
-  args.slot = 2;
-  EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, &old_handle), EPD_RESOURCE_EXHAUSTED);
+  epd_ticket_t again = 0;
+  epd_handle_t handle = 0;
+  EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &again, &handle), EPD_RESOURCE_EXHAUSTED);
+  EXPECT_EQ(epd_handle_release(group_, kept[1]), EPD_OK) << epd_last_error();
+  wait_completed(keep(1, &handle));
+  ASSERT_EQ(combine(3, kept[0], &again), EPD_OK) << "of before the break";
 }
 
-TEST_F(ClientHandles, ARoutingIsNotReplacedWhileItIsUsed) {
+// The group goes on before this client hears what became of its old call.
+TEST_F(ClientHandles, ACallOfAnOldEpochUsesItsRecordNoMore) {
+  epd_handle_t handle = 0;
+  const epd_ticket_t late = keep(0, &handle);
+  EXPECT_EQ(epd_handle_release(group_, handle), EPD_WOULD_BLOCK);
+  break_and_resume(0);
+  EXPECT_EQ(epd_handle_release(group_, handle), EPD_OK) << epd_last_error();
+  daemon_.end(*daemon_.next_call(), abi::CallEnding::kDiscarded);
+  EXPECT_EQ(wait(late), EPD_ENGINE_RESTARTED);
+}
+
+// Calls of a rank run in order.
+TEST_F(ClientHandles, ARoutingMayBeReplacedWhileItIsUsed) {
   epd_handle_t handle = 0;
   wait_completed(dispatch(0, 3, &handle));
-  epd_ticket_t reader = 0;
-  ASSERT_EQ(combine(1, handle, &reader), EPD_OK) << epd_last_error();
-  epd_dispatch_args_t args = on_slot(0);
   epd_ticket_t ticket = 0;
-  EXPECT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_WOULD_BLOCK);
-  EXPECT_ERROR_HAS("uses the routing of slot 0");
-  ASSERT_EQ(cached(2, handle, &ticket), EPD_OK) << "readers do not mind each other";
-  daemon_.complete(*daemon_.next_submission());
-  daemon_.complete(*daemon_.next_submission());
-  ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, &handle), EPD_OK) << epd_last_error();
-  EXPECT_EQ(combine(1, handle, &reader), EPD_WOULD_BLOCK) << "its dispatch is in flight";
-  EXPECT_ERROR_HAS("is in flight on another slot");
-  EXPECT_EQ(wait(ticket, nullptr, EPD_NO_WAIT), EPD_WOULD_BLOCK);
+  ASSERT_EQ(combine(1, handle, &ticket), EPD_OK) << epd_last_error();
+  dispatch(0);
+  ASSERT_EQ(cached(2, handle, &ticket), EPD_OK) << epd_last_error();
 }
 
 TEST_F(ClientHandles, HandlesNeverGivenAreNotFound) {
@@ -188,6 +157,7 @@ TEST_F(ClientHandles, HandlesNeverGivenAreNotFound) {
   epd_ticket_t ticket = 0;
   const epd_handle_t bad[] = {0,
                               2,
+                              std::uint64_t{1} << 48,
                               std::uint64_t{1} << 48 | 1,
                               std::uint64_t{4} << 48 | 1,
                               std::uint64_t{6} << 48 | 1,
@@ -199,7 +169,7 @@ TEST_F(ClientHandles, HandlesNeverGivenAreNotFound) {
     EXPECT_EQ(cached(0, handle, &ticket), EPD_NOT_FOUND) << handle;
   }
   EXPECT_EQ(epd_handle_release(group_, 1), EPD_NOT_FOUND) << "valid, but not kept";
-  EXPECT_FALSE(daemon_.next_submission(20).has_value());
+  EXPECT_FALSE(daemon_.next_call(20).has_value());
 }
 
 TEST_F(ClientHandles, ArgumentsThatContradictEachOtherAreRefused) {
@@ -223,7 +193,7 @@ TEST_F(ClientHandles, ArgumentsThatContradictEachOtherAreRefused) {
   EXPECT_ERROR_HAS("num_biases is 2; allowed: 0 .. 1");
   combine.num_biases = 3;
   EXPECT_EQ(epd_combine(group_, &combine, EPD_NO_STREAM, &ticket), EPD_INVALID_ARGUMENT);
-  EXPECT_FALSE(daemon_.next_submission(20).has_value());
+  EXPECT_FALSE(daemon_.next_call(20).has_value());
 }
 
 TEST_F(ClientHandles, EverySwitchIsAFlag) {
@@ -240,10 +210,10 @@ TEST_F(ClientHandles, EverySwitchIsAFlag) {
     epd_dispatch_args_t args = on_slot(0);
     args.*field = 1;
     ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, &handle), EPD_OK) << epd_last_error();
-    const auto submission = daemon_.next_submission();
-    EXPECT_EQ(submission->flags, abi::kFlagWeights | flag);
-    EXPECT_EQ(submission->sms, flag == 0 ? 1u : 0u);
-    daemon_.complete(*submission);
+    const auto call = daemon_.next_call();
+    EXPECT_EQ(call->flags, abi::kFlagWeights | flag);
+    EXPECT_EQ(call->sms, flag == 0 ? 1u : 0u);
+    daemon_.complete(*call);
     EXPECT_EQ(wait(ticket), EPD_OK);
     args.*field = 2;
     if (flag == 0) continue;
@@ -252,7 +222,7 @@ TEST_F(ClientHandles, EverySwitchIsAFlag) {
   epd_dispatch_args_t bare = on_slot(0);
   bare.omit_weights = 1;
   ASSERT_EQ(epd_dispatch(group_, &bare, EPD_NO_STREAM, &ticket, &handle), EPD_OK) << epd_last_error();
-  const auto without_weights = daemon_.next_submission();
+  const auto without_weights = daemon_.next_call();
   EXPECT_EQ(without_weights->flags, 0u);
   daemon_.complete(*without_weights);
   EXPECT_EQ(wait(ticket), EPD_OK);
@@ -269,10 +239,10 @@ TEST_F(ClientHandles, EverySwitchIsAFlag) {
     args.sms = 7;
     args.*field = 1;
     ASSERT_EQ(epd_combine(group_, &args, EPD_NO_STREAM, &ticket), EPD_OK) << epd_last_error();
-    const auto submission = daemon_.next_submission();
-    EXPECT_EQ(submission->flags, flag);
-    EXPECT_EQ(submission->sms, 7u);
-    daemon_.complete(*submission);
+    const auto call = daemon_.next_call();
+    EXPECT_EQ(call->flags, flag);
+    EXPECT_EQ(call->sms, 7u);
+    daemon_.complete(*call);
     EXPECT_EQ(wait(ticket), EPD_OK);
   }
 }
@@ -280,7 +250,7 @@ TEST_F(ClientHandles, EverySwitchIsAFlag) {
 TEST_F(ClientHandles, CombineSaysWhichWeightsReturn) {
   epd_handle_t handle = 0;
   epd_ticket_t ticket = dispatch(3, 2, &handle);
-  daemon_.complete(*daemon_.next_submission());
+  daemon_.complete(*daemon_.next_call());
   EXPECT_EQ(wait(ticket), EPD_OK);
   epd_combine_args_t args;
   epd_combine_args_init(&args);
@@ -292,9 +262,9 @@ TEST_F(ClientHandles, CombineSaysWhichWeightsReturn) {
   for (const auto& [kind, flags] : kinds) {
     args.return_weights = kind;
     ASSERT_EQ(epd_combine(group_, &args, EPD_NO_STREAM, &ticket), EPD_OK) << epd_last_error();
-    const auto submission = daemon_.next_submission();
-    EXPECT_EQ(submission->flags, flags);
-    daemon_.complete(*submission);
+    const auto call = daemon_.next_call();
+    EXPECT_EQ(call->flags, flags);
+    daemon_.complete(*call);
     EXPECT_EQ(wait(ticket), EPD_OK);
   }
   const std::uint32_t unknown = 3;
@@ -313,7 +283,7 @@ TEST_F(ClientHandles, ZeroPaddingMeansNothingWithoutPadding) {
   args.zero_padding = 1;
   epd_ticket_t ticket = 0;
   ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_OK) << epd_last_error();
-  EXPECT_EQ(daemon_.next_submission()->flags, abi::kFlagWeights);
+  EXPECT_EQ(daemon_.next_call()->flags, abi::kFlagWeights);
 }
 
 TEST_F(ClientHandles, WaitSentComesBeforeTheEnd) {
@@ -326,11 +296,11 @@ TEST_F(ClientHandles, WaitSentComesBeforeTheEnd) {
   auto waiting =
       std::async(std::launch::async, [&] { return epd_ticket_wait_sent(group_, ticket, EPD_FOREVER); });
   ASSERT_TRUE(daemon_.await_client_sleep());
-  const auto submission = daemon_.next_submission();
-  daemon_.publish_sent(*submission);
+  const auto call = daemon_.next_call();
+  daemon_.publish_sent(*call);
   EXPECT_EQ(waiting.get(), EPD_OK);
   EXPECT_EQ(epd_ticket_pending(group_, ticket), 1);
-  daemon_.complete(*submission);
+  daemon_.complete(*call);
   EXPECT_EQ(wait(ticket), EPD_OK);
   EXPECT_EQ(epd_ticket_wait_sent(group_, ticket, EPD_NO_WAIT), EPD_NOT_FOUND) << "retired";
 }
@@ -341,21 +311,22 @@ TEST_F(ClientHandles, WaitSentEndsWithTheOperation) {
   epd_ticket_t good = 0;
   epd_ticket_t bad = 0;
   ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &good, nullptr), EPD_OK);
-  daemon_.complete(*daemon_.next_submission());
+  daemon_.complete(*daemon_.next_call());
   EXPECT_EQ(epd_ticket_wait_sent(group_, good, 20'000), EPD_OK) << "what has ended has been sent";
   args.slot = 2;
   ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &bad, nullptr), EPD_OK);
-  daemon_.complete(*daemon_.next_submission(), StatusCode::kRankLost, 0, "rank 0 died");
+  daemon_.complete(*daemon_.next_call(), StatusCode::kRankLost, 0, "rank 0 died");
   EXPECT_EQ(epd_ticket_wait_sent(group_, bad, 20'000), EPD_RANK_LOST);
   EXPECT_STREQ(epd_last_error(), "rank 0 died");
   EXPECT_EQ(wait(bad), EPD_RANK_LOST);
+  ASSERT_EQ(epd_group_resume(group_, EPD_NO_WAIT, nullptr), EPD_OK) << epd_last_error();
   EXPECT_EQ(epd_ticket_wait_sent(group_, dispatch(3), EPD_NO_WAIT), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS("without defer_receive");
 }
 
 TEST_F(ClientHandles, CountsTellWhereExpertsBegin) {
   const epd_ticket_t ticket = dispatch(1, 6);
-  daemon_.publish_counts(*daemon_.next_submission());
+  daemon_.publish_counts(*daemon_.next_call());
   epd_counts_t counts;
   epd_counts_init(&counts);
   ASSERT_EQ(epd_ticket_counts(group_, ticket, 20'000, &counts), EPD_OK) << epd_last_error();

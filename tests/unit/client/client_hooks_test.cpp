@@ -1,4 +1,4 @@
-// Hooks on completions: once each, on a thread of the library, whatever ends.
+// Hooks: once each, on a thread of the library, whatever ends.
 #include "client_fixture.h"
 
 #include <atomic>
@@ -27,7 +27,7 @@ TEST_F(ClientOps, HookRunsOnceOnAThreadOfTheLibrary) {
   EXPECT_EQ(epd_ticket_on_complete(group_, ticket, log_hook, &log), EPD_NOT_FOUND) << "one hook";
   EXPECT_EQ(wait(ticket, nullptr, EPD_NO_WAIT), EPD_NOT_FOUND) << "the hook retires it";
   EXPECT_EQ(log.calls, 0);
-  daemon_.complete(*daemon_.next_submission(), StatusCode::kDeadlineExceeded);
+  daemon_.complete(*daemon_.next_call(), StatusCode::kDeadlineExceeded);
   EXPECT_NE(log.thread.get_future().get(), std::this_thread::get_id());
   EXPECT_EQ(log.status, EPD_DEADLINE_EXCEEDED);
   detach();
@@ -37,7 +37,7 @@ TEST_F(ClientOps, HookRunsOnceOnAThreadOfTheLibrary) {
 TEST_F(ClientOps, HookAfterTheFactRunsToo) {
   HookLog log;
   const epd_ticket_t ticket = dispatch(0);
-  daemon_.complete(*daemon_.next_submission());
+  daemon_.complete(*daemon_.next_call());
   while (epd_ticket_pending(group_, ticket) != 0) pause_ms(1);
   ASSERT_EQ(epd_ticket_on_complete(group_, ticket, log_hook, &log), EPD_OK);
   EXPECT_NE(log.thread.get_future().get(), std::this_thread::get_id());

@@ -23,10 +23,12 @@ class ClientMemory : public ClientTest {
     args.memory = memory;
     return epd_dispatch(group_, &args, EPD_NO_STREAM, ticket, &handle_);
   }
-  epd_status_t combine_with(const epd_memory_t* memory, std::uint32_t num_tokens = 0) {
+  epd_status_t combine_with(const epd_memory_t* memory, std::uint32_t num_tokens = 0,
+                            std::uint32_t slot = 0) {
     epd_combine_args_t args;
     epd_combine_args_init(&args);
     args.handle = handle_;
+    args.slot = slot;
     args.num_tokens = num_tokens;
     args.memory = memory;
     epd_ticket_t ticket = 0;
@@ -37,13 +39,14 @@ class ClientMemory : public ClientTest {
     EXPECT_EQ(dispatch_with(&memory, &ticket), EPD_INVALID_ARGUMENT) << text;
     EXPECT_ERROR_HAS(text);
     EXPECT_EQ(ticket, 0u);
-    EXPECT_FALSE(daemon_.next_submission(0).has_value()) << "nothing may have been submitted";
+    EXPECT_FALSE(daemon_.next_call(0).has_value()) << "nothing may have been called";
   }
   void end(epd_ticket_t ticket, StatusCode status = StatusCode::kOk) {
-    const auto submission = daemon_.next_submission();
-    ASSERT_TRUE(submission.has_value());
-    daemon_.complete(*submission, status);
+    const auto call = daemon_.next_call();
+    ASSERT_TRUE(call.has_value());
+    daemon_.complete(*call, status);
     EXPECT_EQ(wait(ticket), static_cast<epd_status_t>(status)) << epd_last_error();
+    EXPECT_EQ(epd_group_resume(group_, EPD_NO_WAIT, nullptr), EPD_OK) << epd_last_error();
   }
 
   std::vector<std::uint16_t> x_ = std::vector<std::uint16_t>(8 * 128, 0x3f80);
@@ -122,9 +125,34 @@ TEST_F(ClientMemory, ACombineMustKnowHowManyRowsThereAre) {
   EXPECT_EQ(combine_with(nullptr, 3), EPD_INVALID_ARGUMENT);
   EXPECT_ERROR_HAS("num_tokens is 3; allowed: 0 without memory");
   EXPECT_EQ(combine_with(&memory, 3), EPD_OK) << epd_last_error();
-  const auto submission = daemon_.next_submission();
-  ASSERT_TRUE(submission.has_value());
-  daemon_.complete(*submission);
+  const auto call = daemon_.next_call();
+  ASSERT_TRUE(call.has_value());
+  daemon_.complete(*call);
+}
+
+// Rows were copied by the counts of an earlier dispatch.
+TEST_F(ClientMemory, ACombineMustWaitForTheCountsOfItsDispatch) {
+  epd_memory_t memory = none();
+  memory.y = x_.data();
+  memory.out = x_.data();
+  epd_ticket_t ticket = 0;
+  ASSERT_EQ(dispatch_with(nullptr, &ticket), EPD_OK) << epd_last_error();
+  EXPECT_EQ(combine_with(&memory, 0, 1), EPD_WOULD_BLOCK);
+  EXPECT_ERROR_HAS("the dispatch of handle 1 is in flight");
+  end(ticket);
+  EXPECT_EQ(combine_with(&memory, 0, 1), EPD_OK) << epd_last_error();
+}
+
+// Nobody waits for the first: its outputs are copied before the next call may overwrite them.
+TEST_F(ClientMemory, OutputsAreCopiedBeforeTheSlotIsUsedAgain) {
+  std::vector<std::int32_t> offsets(3, -5);
+  epd_memory_t memory = none();
+  memory.rank_offsets = offsets.data();
+  epd_ticket_t ticket = 0;
+  ASSERT_EQ(dispatch_with(&memory, &ticket), EPD_OK) << epd_last_error();
+  daemon_.complete(*daemon_.next_call());
+  EXPECT_EQ(epd_noop(group_, 0, EPD_NO_STREAM, &ticket), EPD_OK) << epd_last_error();
+  EXPECT_NE(offsets, std::vector<std::int32_t>(3, -5));
 }
 
 // As from a program that was compiled with another version of the struct.

@@ -111,10 +111,10 @@ TEST_F(ClientOps, AForkedChildIsToldAndTakesNothingAlong) {
           group_, hooked,
           [](const epd_result_t*, void* user) { static_cast<std::promise<void>*>(user)->set_value(); }, &ran),
       EPD_OK);
-  daemon_.complete(*daemon_.next_submission());
+  daemon_.complete(*daemon_.next_call());
   ran.get_future().wait();
   const epd_ticket_t ticket = dispatch(1);
-  const auto submission = daemon_.next_submission();
+  const auto call = daemon_.next_call();
   const std::string parent = "process " + std::to_string(::getpid());
 
   const int failed = in_child([&]() -> int {
@@ -163,8 +163,8 @@ TEST_F(ClientOps, AForkedChildIsToldAndTakesNothingAlong) {
   EXPECT_EQ(failed, 0) << "the check in line " << failed - 1 << " modulo 200";
 
   EXPECT_EQ(daemon_.left(), 0u);
-  EXPECT_FALSE(daemon_.next_submission(0).has_value());
-  daemon_.complete(*submission);
+  EXPECT_FALSE(daemon_.next_call(0).has_value());
+  daemon_.complete(*call);
   EXPECT_EQ(wait(ticket), EPD_OK) << epd_last_error();
   wait_completed(dispatch(0));
 }

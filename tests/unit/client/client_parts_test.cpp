@@ -1,6 +1,9 @@
 // The parts of a session, each alone: no daemon, and of the engine only its memory.
 #include "attach_socket.h"
-#include "submitted_operations.h"
+#include "call_medium.h"
+#include "connection.h"
+#include "group.h"
+#include "hooks.h"
 #include "ticket_status.h"
 
 #include <gtest/gtest.h>
@@ -76,19 +79,13 @@ class WaitsTest : public ::testing::Test, protected News {
   void ring() { ASSERT_EQ(::send(bell_.theirs.get(), "", 1, 0), 1); }
   bool leader_sleeps() { return a_->client_sleep.sleeping.load() != 0; }
 
-  bool has_news() const override { return news_ != 0; }
-  bool take_news_locked() override {
-    const int taken = news_.exchange(0);
-    word_ += taken;
-    return taken != 0;
-  }
+  void note_end_locked() override {}
   void look_at_socket() noexcept override { ++looks_; }
   void probe() override { ++probes_; }
 
   std::unique_ptr<abi::SegmentA> a_ = std::make_unique<abi::SegmentA>();
   SocketPair bell_;
   SocketPair socket_;
-  std::atomic<int> news_{0};
   std::atomic<int> word_{0};
   std::atomic<int> looks_{0};
   std::atomic<int> probes_{0};
@@ -96,7 +93,7 @@ class WaitsTest : public ::testing::Test, protected News {
 };
 
 TEST_F(WaitsTest, WhatIsThereNeedsNoSleep) {
-  news_ = 1;
+  word_ = 1;
   EXPECT_TRUE(wait(word_, 0));
   EXPECT_EQ(probes_, 0);
 }
@@ -110,7 +107,7 @@ TEST_F(WaitsTest, ADeadlineThatHasPassedAsksForTheDaemon) {
 TEST_F(WaitsTest, TheLeaderSleepsUntilTheBellRings) {
   auto waited = std::async(std::launch::async, [this] { return wait(word_, 60'000); });
   ASSERT_TRUE(soon([this] { return leader_sleeps(); }));
-  news_ = 1;
+  word_ = 1;
   ring();
   EXPECT_EQ(waited.wait_for(std::chrono::seconds(3)), std::future_status::ready)
       << "before its slice is over";
@@ -139,7 +136,7 @@ TEST_F(WaitsTest, AFollowerTakesTheLead) {
   waits_.kick();
   EXPECT_TRUE(first.get());
   ASSERT_TRUE(soon([this] { return leader_sleeps(); }));
-  news_ = 1;
+  word_ = 1;
   ring();
   EXPECT_EQ(second.wait_for(std::chrono::seconds(3)), std::future_status::ready);
   EXPECT_TRUE(second.get());
@@ -150,7 +147,7 @@ TEST_F(WaitsTest, TheLeaderReadsTheSocket) {
   ASSERT_TRUE(soon([this] { return leader_sleeps(); }));
   ASSERT_EQ(::send(socket_.theirs.get(), "", 1, 0), 1);
   EXPECT_TRUE(soon([this] { return looks_ > 0; }));
-  news_ = 1;
+  word_ = 1;
   ring();
   EXPECT_TRUE(waited.get());
 }
@@ -159,6 +156,7 @@ TEST_F(WaitsTest, TheLeaderReadsTheSocket) {
 
 class ConnectionTest : public WaitsTest, protected ConnectionEvents {
  protected:
+  void note_end_locked() override { connection_.note_end_locked(); }
   void look_at_socket() noexcept override { connection_.look_at_socket(); }
   void on_end_locked() override { ++ends_; }
   void on_late_join_locked() override { ++late_joins_; }
@@ -261,46 +259,17 @@ TEST_F(ConnectionTest, WhoIsRefusedHearsOfTheDaemonsEnd) {
   EXPECT_EQ(connection_.blocked(lock, "full").code(), StatusCode::kDaemonLost);
 }
 
-// ---- the ring of submissions ------------------------------------------------------------------------
+// ---- the engine's bell --------------------------------------------------------------------------------
 
-TEST(SubmissionRingTest, IsFullAtLast) {
-  const auto a = std::make_unique<abi::SegmentA>();
+TEST(HostMediumTest, OnlyASleepingEngineIsWoken) {
   const auto b = std::make_unique<abi::SegmentB>();
   const SocketPair bell;
-  SubmissionRing ring(*a, *b, bell.ours);
-  abi::Submission submission{};
-  for (std::uint32_t i = 0; i < abi::kSubmissionSlots; ++i) {
-    ASSERT_TRUE(ring.has_room());
-    submission.ticket = i + 1;
-    ASSERT_TRUE(ring.push(submission));
-  }
-  EXPECT_FALSE(ring.has_room());
-  EXPECT_FALSE(ring.push(submission));
-  std::string full;
-  EXPECT_TRUE(ring.check(full).ok());
-  EXPECT_NE(full.find("64 submissions wait for the engine"), std::string::npos) << full;
-  abi::Submission taken{};
-  ASSERT_TRUE(abi::ring_peek(a->submissions, 0, taken));
-  EXPECT_EQ(taken.ticket, 1u);
-  b->submission_head.value = 1;
-  EXPECT_TRUE(ring.push(submission));
-  b->submission_head.value = 99;
-  EXPECT_EQ(ring.check(full).code(), StatusCode::kInternal);
-  EXPECT_FALSE(ring.has_room());
-}
-
-TEST(SubmissionRingTest, OnlyASleepingEngineIsWoken) {
-  const auto a = std::make_unique<abi::SegmentA>();
-  const auto b = std::make_unique<abi::SegmentB>();
-  const SocketPair bell;
-  const SubmissionRing ring(*a, *b, bell.ours);
-  ring.wake_engine(abi::kAsleep);
+  HostMedium medium(*b, bell.ours);
+  EXPECT_TRUE(medium.ring(0).ok());
   EXPECT_EQ(bell.arrived(), 0);
   b->engine_sleep.sleeping = abi::kAsleep;
-  ring.wake_engine(abi::kAsleep);
+  EXPECT_TRUE(medium.ring(0).ok());
   EXPECT_EQ(bell.arrived(), 1);
-  ring.wake_engine(abi::kAsleepForRoom);
-  EXPECT_EQ(bell.arrived(), 0) << "it does not sleep for that";
 }
 
 // ---- hooks ------------------------------------------------------------------------------------------
@@ -370,70 +339,7 @@ TEST_F(HooksTest, AnExpectedOneIsCalledWhenItsOperationHasEnded) {
   EXPECT_TRUE(soon([this] { return ran_ == 4; }));
 }
 
-// ---- submitted operations ----------------------------------------------------------------------------
-
-// The engine is the test, on plain memory.
-class SubmittedOperationsTest : public HooksTest, protected ConnectionEvents {
- protected:
-  void SetUp() override {
-    WaitsTest::SetUp();
-    const std::uint64_t bytes = abi::WaitsLayout(group_.shape).total_bytes;
-    Result<UniqueFd> fd = make_sealed_memfd("board", bytes);
-    ASSERT_TRUE(fd.ok());
-    Result<Mapping> mapping = Mapping::map(fd->get(), bytes, Access::kReadWrite);
-    ASSERT_TRUE(mapping.ok());
-    board_ = mapping->as<abi::Board>();
-    board_->state = static_cast<std::uint32_t>(abi::GroupState::kActive);
-    board_->epoch = group_.epoch = 1;
-    group_.default_timeout_ms = 1000;
-    group_.board = BoardView(std::move(*mapping), group_.shape);
-  }
-  bool has_news() const override { return operations_.has_news(); }
-  bool take_news_locked() override { return operations_.take_news_locked(); }
-  void on_end_locked() override {
-    operations_.abort_locked(connection_.ended().code(), connection_.ended().message().c_str(), nullptr);
-  }
-  void on_late_join_locked() override {}
-  epd_ticket_t noop() {
-    epd_ticket_t ticket = 0;
-    EXPECT_TRUE(operations_.submit(group_, {abi::Op::kNoop}, ticket, nullptr).ok());
-    return ticket;
-  }
-  void complete(epd_ticket_t ticket, StatusCode status = StatusCode::kOk) {
-    abi::Completion completion{};
-    completion.ticket = ticket;
-    completion.status = status;
-    completion.op_index = 10 + ticket;
-    ASSERT_EQ(abi::ring_push(b_->completions, completed_, a_->completion_head, completion),
-              abi::PushResult::kPushed);
-    ++completed_;
-  }
-
-  std::unique_ptr<abi::SegmentB> b_ = std::make_unique<abi::SegmentB>();
-  abi::Board* board_ = nullptr;
-  std::uint64_t completed_ = 0;
-  SocketPair engine_bell_;
-  abi::Welcome welcome_{};
-  Connection connection_{socket_.ours, *b_, waits_, *this};
-  SubmittedOperations operations_{*a_, *b_, engine_bell_.ours, welcome_, waits_, connection_, hooks_};
-};
-
-TEST_F(SubmittedOperationsTest, ATicketIsRetiredByItsWait) {
-  const epd_ticket_t ticket = noop();
-  abi::Submission submission{};
-  ASSERT_TRUE(abi::ring_peek(a_->submissions, 0, submission));
-  EXPECT_EQ(submission.ticket, ticket);
-  EXPECT_EQ(submission.op, abi::Op::kNoop);
-  epd_result_t result{};
-  EXPECT_EQ(operations_.wait(group_, ticket, EPD_NO_WAIT, &result).code(), StatusCode::kWouldBlock);
-  EXPECT_TRUE(operations_.pending(group_, ticket));
-  epd_ticket_t refused = 0;
-  EXPECT_EQ(operations_.submit(group_, {abi::Op::kNoop}, refused, nullptr).code(), StatusCode::kWouldBlock);
-  complete(ticket);
-  EXPECT_TRUE(operations_.wait(group_, ticket, 10'000, &result).ok());
-  EXPECT_EQ(result.op_index, 10 + ticket);
-  EXPECT_EQ(operations_.wait(group_, ticket, 10'000, &result).code(), StatusCode::kNotFound);
-}
+// ---- texts -----------------------------------------------------------------------------------------
 
 // Without a coordinator it said that the engine was stopped.
 TEST(TicketStatus, WhoDoesNotAnswerDependsOnTheSpan) {
@@ -442,44 +348,6 @@ TEST(TicketStatus, WhoDoesNotAnswerDependsOnTheSpan) {
   EXPECT_EQ(near.message().find("coordinator"), std::string::npos) << near.message();
   const Status far = not_yet(7, EPD_FOREVER, "has not completed", abi::Span::kCluster);
   EXPECT_NE(far.message().find("or the cluster's coordinator"), std::string::npos) << far.message();
-}
-
-TEST_F(SubmittedOperationsTest, CompletionsOfNobodyAreDropped) {
-  const epd_ticket_t ticket = noop();
-  complete(ticket + 100);
-  complete(ticket);
-  complete(ticket, StatusCode::kEngineRestarted);  // again, as its engine died
-  EXPECT_TRUE(operations_.wait(group_, ticket, 10'000, nullptr).ok());
-  EXPECT_EQ(a_->completion_head.value, 3u);
-}
-
-TEST_F(SubmittedOperationsTest, TheEndOfTheSessionEndsWhatIsInFlight) {
-  const epd_ticket_t ticket = noop();
-  auto waited =
-      std::async(std::launch::async, [&] { return operations_.wait(group_, ticket, EPD_FOREVER, nullptr); });
-  ASSERT_TRUE(soon([this] { return leader_sleeps(); }));
-  {
-    const Lock lock = waits_.lock();
-    connection_.end_locked({StatusCode::kAborted, "the test ended it"});
-  }
-  const Status status = waited.get();
-  EXPECT_EQ(status.code(), StatusCode::kAborted);
-  EXPECT_EQ(status.message(), "the test ended it");
-  epd_ticket_t refused = 0;
-  EXPECT_EQ(operations_.submit(group_, {abi::Op::kNoop}, refused, nullptr).code(), StatusCode::kAborted);
-}
-
-TEST_F(SubmittedOperationsTest, StreamsAreRefusedOnAHost) {
-  SubmitRequest request{abi::Op::kNoop};
-  request.stream = {nullptr};
-  epd_ticket_t ticket = 0;
-  EXPECT_EQ(operations_.submit(group_, request, ticket, nullptr).code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(operations_.wait_on_stream(group_, CallTicket::kMark | 5, nullptr).code(), StatusCode::kNotFound)
-      << "a ticket of a call, which no submitted operation has";
-  ticket = noop();
-  EXPECT_EQ(operations_.wait_on_stream(group_, ticket, nullptr).code(), StatusCode::kInvalidArgument);
-  complete(ticket);
-  EXPECT_TRUE(operations_.drop(group_, ticket).ok());
 }
 
 }  // namespace

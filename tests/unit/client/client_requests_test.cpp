@@ -197,9 +197,9 @@ TEST_F(ClientOps, AHookThatResumesForEverDoesNotKeepLeaveFromReturning) {
                 },
                 &resuming),
             EPD_OK);
-  const auto submission = daemon_.next_submission();
+  const auto call = daemon_.next_call();
   daemon_.write_board(abi::GroupState::kBroken, 1, 0, StatusCode::kEngineRestarted, "its engine died");
-  daemon_.complete(*submission, StatusCode::kEngineRestarted);
+  daemon_.complete(*call);
   resuming.begun.get_future().wait();
   auto leaving = std::async(std::launch::async, [&] { epd_group_leave(group_); });
   const bool left = leaving.wait_for(seconds(20)) == std::future_status::ready;

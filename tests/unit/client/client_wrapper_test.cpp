@@ -113,9 +113,10 @@ TEST_F(ClientWrapper, WaitsThatGiveUpKeepTheTicket) {
   EXPECT_THROW(ticket.wait(10), epd::Error);
   EXPECT_TRUE(ticket.valid() && ticket.pending());
   // The operation's own DEADLINE_EXCEEDED, by contrast, retires it.
-  daemon_.complete(*daemon_.next_submission(), StatusCode::kDeadlineExceeded);
+  daemon_.complete(*daemon_.next_call(), StatusCode::kDeadlineExceeded);
   EXPECT_EQ(ticket.try_wait(20'000, result), EPD_DEADLINE_EXCEEDED);
   EXPECT_FALSE(ticket.valid());
+  group.resume(EPD_NO_WAIT);
   epd::Dispatch d;
   epd_dispatch_args_t args;
   epd_dispatch_args_init(&args);
@@ -241,7 +242,7 @@ TEST_F(ClientWrapper, AKeptHandleThatStaysInUseIsNotWaitedForForEver) {
   epd::Dispatch d = group.dispatch(0, 2, EPD_NO_STREAM, keep);
   EXPECT_FALSE(d.kept.release(std::chrono::milliseconds(20)));
   EXPECT_TRUE(d.kept.valid()) << "it may be tried again";
-  daemon_.complete(*daemon_.next_submission());
+  daemon_.complete(*daemon_.next_call());
   d.ticket.wait(20'000);
   EXPECT_TRUE(d.kept.release());
   EXPECT_FALSE(d.kept.valid());

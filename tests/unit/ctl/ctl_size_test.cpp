@@ -28,7 +28,7 @@ abi::GroupShape shape() {
 }
 
 TEST_F(CtlTest, SizeIsWhatTheRulesOfTheDaemonSay) {
-  const abi::GroupBytes bytes(shape(), false, 0, true);
+  const abi::GroupBytes bytes(shape(), false, 0);
   const Json document = epctl(with({"--json"})).json();
   ASSERT_TRUE(document.is_object());
   const Json& rank = document["rank"];
@@ -54,11 +54,11 @@ TEST_F(CtlTest, SizeIsWhatTheRulesOfTheDaemonSay) {
   const Json host = epctl(with({"--json", "--device-kind", "host", "--bound", "recv_x,y"})).json();
   ASSERT_TRUE(host.is_object());
   const abi::GroupBytes on_host(
-      shape(), true, abi::region_bit(abi::Region::kRecvX) | abi::region_bit(abi::Region::kY), false);
+      shape(), true, abi::region_bit(abi::Region::kRecvX) | abi::region_bit(abi::Region::kY));
   EXPECT_EQ(host["rank"]["user_arena_bytes"], on_host.user_arena);
   EXPECT_LT(on_host.user_arena, bytes.user_arena);
-  EXPECT_EQ(host["rank"]["results_bytes"], 0u);
-  EXPECT_EQ(host["rank"]["arena_quota_bytes"], bytes.rank - bytes.results);
+  EXPECT_EQ(host["rank"]["results_bytes"], bytes.results);
+  EXPECT_EQ(host["rank"]["arena_quota_bytes"], bytes.rank);
   EXPECT_EQ(host["rank"]["routing_quota_bytes"], on_host.routing_quota);
   EXPECT_EQ(host["bound"], Json({"recv_x", "y"}));
 }
@@ -70,7 +70,7 @@ TEST_F(CtlTest, SizeIsThatOfTheLargestRowFormat) {
   const Json document = epctl(with({"--json", "--more-formats", "bf16,fp8:ue8m0"})).json();
   ASSERT_TRUE(document.is_object());
   EXPECT_EQ(document["shape"]["more_formats"], Json({"bf16", "fp8:ue8m0"}));
-  EXPECT_EQ(document["rank"]["total_bytes"], abi::GroupBytes(several, false, 0, true).rank);
+  EXPECT_EQ(document["rank"]["total_bytes"], abi::GroupBytes(several, false, 0).rank);
   EXPECT_EQ(document["slot"]["recv_x_bytes"], several.recv_rows() * 7168 * 2) << "bf16";
   EXPECT_EQ(document["slot"]["x_scales_bytes"], 128u * 56) << "fp8 with ue8m0";
 }

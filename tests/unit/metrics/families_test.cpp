@@ -236,9 +236,9 @@ TEST(MetricFamilies, NamesThatAreNoTextAreMadeText) {
 TEST(MetricFamilies, BucketsHoldWhatTheEngineCounted) {
   Snapshot snapshot;
   add_group(snapshot, 1, "g", 1);
-  v1::Histogram& total = *snapshot.statistics.mutable_groups(0)->mutable_statistics()->mutable_total();
+  v1::Histogram& done = *snapshot.statistics.mutable_groups(0)->mutable_statistics()->mutable_done();
   const auto count = [&](std::uint64_t us, std::uint64_t times) {
-    v1::HistogramBucket& bucket = *total.add_buckets();
+    v1::HistogramBucket& bucket = *done.add_buckets();
     bucket.set_from_us(abi::histogram_floor(abi::histogram_bucket(static_cast<std::uint32_t>(us))));
     bucket.set_count(times);
   };

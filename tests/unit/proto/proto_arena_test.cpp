@@ -380,24 +380,6 @@ TEST(ExchangeArena, OperationsInFlightHaveBlocksOfTheirOwn) {
   }
 }
 
-TEST(BoardArena, CountsOfSlotsAreDisjointAndInside) {
-  for (const GroupShape& s : many_shapes()) {
-    const BoardLayout layout(s);
-    Wide end = sizeof(Board);
-    for (std::uint32_t slot = 0; slot < s.depth; ++slot) {
-      ASSERT_GE(Wide{layout.rank_offsets(slot)}, end);
-      const Wide offsets_end = Wide{layout.rank_offsets(slot)} + (Wide{s.num_ranks} + 1) * 4;
-      ASSERT_EQ(Wide{layout.expert_counts(s, slot)}, offsets_end);
-      ASSERT_EQ(layout.rank_offsets(slot) % 64, 0u);
-      const Wide counts_end = offsets_end + Wide{s.num_experts} / s.num_ranks * 4;
-      ASSERT_EQ(Wide{layout.expert_offsets(s, slot)}, counts_end);
-      end = counts_end + (Wide{s.num_experts} / s.num_ranks + 1) * 4;
-    }
-    ASSERT_LE(end, Wide{layout.total_bytes});
-    ASSERT_LT(layout.total_bytes, std::uint64_t{1} << 24);
-  }
-}
-
 TEST(GroupShapeTest, DerivedValuesAtTheLimits) {
   GroupShape s = shape_of(kMaxRanks, kMaxExperts, kMaxTokens, kMaxHidden, kMaxTopk, kMaxDepth);
   EXPECT_EQ(s.recv_rows(), std::uint64_t{1} << 26);
