@@ -1,5 +1,4 @@
-// The library's state of a membership on a GPU, where operations are calls (proto/call_words.h). See README,
-// "Calls".
+// The library's state of the calls of a membership (proto/call_words.h). See README, "Calls".
 #pragma once
 
 #include "call_medium.h"
@@ -52,9 +51,9 @@ struct KnownCall {
   std::uint32_t result = 0;
   std::uint32_t kept_route = 0;  // the kept record that it uses, even if retired; 0: it uses a slot's
   bool deferred = false;
-  bool staged = false;     // it has memory of the caller's
+  bool staged = false;         // it has memory of the caller's
   bool holds_outputs = false;  // the host is still to copy them, even if it is retired
-  std::uint32_t room = 0;  // rows of a dispatch for which the caller's memory has room; 0: it gets none
+  std::uint32_t room = 0;      // rows of a dispatch for which the caller's memory has room; 0: it gets none
   std::unique_ptr<stream_kernels::Copies> copies;  // outputs that are still to be copied
   std::uint32_t runs_taken = 0;                    // captured: the replays for which a wait has returned
   SteadyClock::time_point answer_by{};     // of a call of the host: a running engine has ended it by then
@@ -62,12 +61,11 @@ struct KnownCall {
   std::list<HookCall> waiting_hook;        // at most one
 };
 
-// With the session's mutex, except open() and by_calls().
+// With the session's mutex, except open().
 class Calls {
  public:
   // Called by join, before any other thread sees the group.
   void open(ResultsMemory results, const abi::GroupShape& shape);
-  bool by_calls() const { return results_.address() != 0; }
 
   // Takes the next place for a result. The library forgets the call that had it before. Returns 0 if no place
   // is free: each belongs to a call with a hook, or to one that uses a kept record and has not ended.

@@ -38,10 +38,10 @@ inline constexpr std::uint32_t kNoRoute = ~0u;
 // A routing record. The first `depth` belong to the slots. The others are kept by handles, or in
 // Group::free_routes.
 struct Route {
-  epd_handle_t handle = 0;       // 0: it has had no dispatch, or is free
-  epd_ticket_t ticket = 0;       // of its dispatch, as the next
+  epd_handle_t handle = 0;  // 0: it has had no dispatch, or is free
+  epd_ticket_t ticket = 0;  // of its dispatch, as the next
   std::uint32_t num_tokens = 0;
-  bool tokens_known = false;     // num_tokens is n
+  bool tokens_known = false;  // num_tokens is n
 };
 
 // Of which routing the counts in a slot's regions are, as operations were submitted.
@@ -145,8 +145,8 @@ struct Group {
   std::mutex events_mutex;
   // Guarded by the session's mutex.
   std::uint64_t epoch = 0;
-  std::uint64_t next_index = 0;    // the first operation of the epoch
-  std::vector<Route> routes;       // [num_routes]
+  std::uint64_t next_index = 0;            // the first operation of the epoch
+  std::vector<Route> routes;               // [num_routes]
   std::vector<std::uint32_t> free_routes;  // free records for kept handles; the last is taken first
   std::array<SlotCounts, abi::kMaxDepth> counted{};
   Calls calls;

@@ -22,12 +22,12 @@ struct HookCall {
   std::uint32_t slot = 0;       // then
 };
 
-// Ends that no doorbell announces: the thread polls them here.
+// Which operations with hooks have ended.
 class HookSource {
  public:
   virtual ~HookSource() = default;
   // With the mutex. Gives hooks of operations that have ended to Hooks::ready_locked(). True: some have not
-  // ended.
+  // ended, and no doorbell will ring for them.
   virtual bool take_hooked_locked() = 0;
   // With the mutex. True: there is something to wait for, though no operation has a hook.
   virtual bool awaits_packets_locked() const = 0;

@@ -197,7 +197,8 @@ Status Operations::admit_stream_call(Lock& lock, Group& group, const SubmitReque
 }
 
 // What only the order of calls can tell, which no graph changes here.
-Status Operations::check_on_host(Lock& lock, Group& group, const SubmitRequest& request, std::uint32_t route) {
+Status Operations::check_on_host(Lock& lock, Group& group, const SubmitRequest& request,
+                                 std::uint32_t route) {
   const std::string handle = "the dispatch of handle " + std::to_string(request.handle);
   if (request.op == abi::Op::kDispatch && request.handle != 0) {
     const Route& its = group.routes[route];
@@ -213,7 +214,7 @@ Status Operations::check_on_host(Lock& lock, Group& group, const SubmitRequest& 
 }
 
 Status Operations::prepare_call(Lock& lock, Group& group, const SubmitRequest& request, bool captured,
-                                    MadeCall& made) {
+                                MadeCall& made) {
   Status status = usable_locked(group);
   if (status.ok() && !request.stream.any()) status = admit_host_call(lock, group, request);
   if (status.ok() && request.stream.any() && !captured) status = admit_stream_call(lock, group, request);
@@ -302,7 +303,7 @@ void Operations::finish_outputs(Group& group, std::uint32_t slot, epd_ticket_t t
 }
 
 Status Operations::submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
-                              epd_handle_t* handle) {
+                          epd_handle_t* handle) {
   const bool in_stream = request.stream.any();
   bool captured = false;
   Status status = check_request(group, request);
@@ -330,8 +331,7 @@ Status Operations::submit(Group& group, const SubmitRequest& request, epd_ticket
     if (!request.deferred()) group.calls.note_stream_wait(made.ticket);
     const epd_handle_t its = made.use.writes ? make_handle(group.comebacks, made.use.route) : request.handle;
     if (made.use.writes)
-      group.routes[made.use.route] = {its, made.ticket, request.num_tokens,
-                                      request.num_tokens_at == nullptr};
+      group.routes[made.use.route] = {its, made.ticket, request.num_tokens, request.num_tokens_at == nullptr};
     if (request.op == abi::Op::kDispatch) group.note_counts(request.slot, made.use.route, made.ticket);
     if (handle != nullptr) *handle = its;
   }
@@ -352,7 +352,7 @@ Status Operations::submit(Group& group, const SubmitRequest& request, epd_ticket
 // For the last call on the slot that is earlier in the stream. Then its outputs: by the same kernel, unless
 // that would have many blocks.
 Status Operations::await_and_copy(Group& group, void* stream, abi::Op op, std::uint32_t slot,
-                                      std::uint64_t limit_ns, const Copies& copies) {
+                                  std::uint64_t limit_ns, const Copies& copies) {
   Device& device = streams_.device();
   stream_kernels::StagedStep copy;
   copy.copies = copies;

@@ -207,8 +207,7 @@ bool Operations::poll_until(Lock& lock, Deadline deadline, Done done) {
   return done();
 }
 
-Status Operations::wait(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms,
-                            epd_result_t* result) {
+Status Operations::wait(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_result_t* result) {
   Lock lock = waits_.lock();
   KnownCall* call = await_call(group, ticket);
   if (call == nullptr) return unknown_call(ticket);
@@ -242,7 +241,7 @@ bool Operations::pending(Group& group, epd_ticket_t ticket) {
 
 template <typename Look>
 Status Operations::look_at_call(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms,
-                                    const char* not_there, Look look) {
+                                const char* not_there, Look look) {
   Lock lock = waits_.lock();
   KnownCall* call = group.calls.find(ticket);
   if (call == nullptr) return unknown_call(ticket);
@@ -260,8 +259,7 @@ Status Operations::look_at_call(Group& group, epd_ticket_t ticket, std::int32_t 
   return ended ? out.status : Status();
 }
 
-Status Operations::counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms,
-                              epd_counts_t& counts) {
+Status Operations::counts(Group& group, epd_ticket_t ticket, std::int32_t timeout_ms, epd_counts_t& counts) {
   const CallTicket about = CallTicket::unpack(ticket);
   if (about.op != abi::Op::kDispatch) return no_dispatch(ticket, about.op);
   Status status =

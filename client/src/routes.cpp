@@ -63,8 +63,7 @@ Status Group::release_handle(epd_handle_t handle) {
     return not_found("handle " + std::to_string(handle) + " is not a kept handle of this group");
   }
   const auto record = static_cast<std::uint32_t>(route);
-  if (calls.uses(record))
-    return would_block("an operation in flight uses handle " + std::to_string(handle));
+  if (calls.uses(record)) return would_block("an operation in flight uses handle " + std::to_string(handle));
   routes[route] = {};
   free_routes.push_back(record);
   return {};

@@ -42,7 +42,8 @@ void HostCalls::open(const Layout& layout) {
   state_.sequence[kByHost] = shared(results().host_ended).load(std::memory_order_relaxed);
   for (const abi::CallResult& place : results().places)
     state_.results =
-        std::max(state_.results, static_cast<std::uint32_t>(shared(place.words[0]).load(std::memory_order_relaxed) >> 32));
+        std::max(state_.results,
+                 static_cast<std::uint32_t>(shared(place.words[0]).load(std::memory_order_relaxed) >> 32));
 }
 
 void HostCalls::set_limits(const Limits& limits) {
@@ -98,7 +99,8 @@ Peer HostCalls::peer(std::uint32_t rank) const {
 
 OperationPeers::RoutedRows HostCalls::routed_rows(std::uint32_t rank, std::uint64_t routing) const {
   const PeerView& there = peers_[rank];
-  const std::uint32_t route = peer(view_.rank).announcement[rank].route;  // each rank chooses its records itself
+  const std::uint32_t route =
+      peer(view_.rank).announcement[rank].route;  // each rank chooses its records itself
   if (route >= shape_.limits.num_routes) return {};
   const std::byte* const half =
       find_routing(reinterpret_cast<const std::byte*>(there.exchange), view_.exchange, route, routing);
@@ -195,8 +197,7 @@ bool HostCalls::tell_news() {
   const bool counts = !counted_ && running_->counted();
   const bool sent = !sent_ && has_flag(call_, abi::kFlagDefer) && running_->sent();
   if (counts) tell_counts();
-  if (sent)
-    shared(results().sent[call_.slot]).store(call_.result + 1, std::memory_order_release);
+  if (sent) shared(results().sent[call_.slot]).store(call_.result + 1, std::memory_order_release);
   counted_ |= counts;
   sent_ |= sent;
   if (counts || sent) layout_.group->ring_client();

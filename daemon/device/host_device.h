@@ -73,7 +73,7 @@ class HostDevice final : public Device, public Launcher {
   const Clock& clock_;
   HostSms sms_;
   std::vector<HostLane*> lanes_;
-  std::size_t next_ = 0;        // the lane whose turn it is
+  std::size_t next_ = 0;  // the lane whose turn it is
 };
 
 }  // namespace epd::device

@@ -1,6 +1,6 @@
 // The engine: one loop that lets the device carry out calls, reads how they have ended, and obeys the
-// supervisor. It has one thread. The device's helper threads only run pieces of operations. The loop works on objects (README, "Objects"),
-// which the engine makes, connects and calls in each round.
+// supervisor. It has one thread. The device's helper threads only run pieces of operations. The loop works on
+// objects (README, "Objects"), which the engine makes, connects and calls in each round.
 #pragma once
 
 #include "device/device.h"

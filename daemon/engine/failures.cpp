@@ -111,9 +111,9 @@ std::string awaited_text(const Group& group, std::uint32_t rank, std::uint64_t s
 
 namespace {
 
-// Which rank is late, where the device found `found` missing. Kernels do not look at `called`: a rank that has
-// called may wait for another one. Among the missing ranks, one whose engine stands still comes first: the
-// others may have called, and their engines have not taken it.
+// Which rank is late, where the device found `found` missing. Kernels do not look at `called`: a rank that
+// has called may wait for another one. Among the missing ranks, one whose engine stands still comes first:
+// the others may have called, and their engines have not taken it.
 std::uint32_t late_rank(const Subject& subject, Launcher& launcher, std::uint32_t found,
                         std::uint64_t now_ns, std::uint64_t bell_ns) {
   const Member& member = subject.member;

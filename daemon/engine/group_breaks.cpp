@@ -154,8 +154,7 @@ Status Groups::remove_group(const abi::GroupRef& message) {
 void Groups::finish_removals() {
   std::erase_if(groups_, [this](const auto& entry) {
     Group& group = *entry.second;
-    if (!group.life.is(GroupPhase::kRemoving) || !group.settled())
-      return false;
+    if (!group.life.is(GroupPhase::kRemoving) || !group.settled()) return false;
     for (const auto& member : group.members) end_member(*member);
     end_far(group);
     ranks_.unmap(group);

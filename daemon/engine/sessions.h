@@ -27,7 +27,6 @@ class Sessions {
   // value and what is allowed.
   void end(SessionPort& session, const std::string& text);
 
-
   void set_sleeping(bool sleeping);
 
  private:

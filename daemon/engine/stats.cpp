@@ -72,8 +72,7 @@ Statistics Statistics::of_member(Page& page, std::uint64_t session_id, std::uint
 }
 
 Statistics::Statistics(Statistics&& other) noexcept
-    : row_(std::exchange(other.row_, nullptr)),
-      shared_(std::exchange(other.shared_, false)) {}
+    : row_(std::exchange(other.row_, nullptr)), shared_(std::exchange(other.shared_, false)) {}
 
 Statistics& Statistics::operator=(Statistics&& other) noexcept {
   release();

@@ -33,7 +33,6 @@ class EngineEvents final : public FleetHost {
   void before_kill(std::uint32_t device, std::function<void()> then) override;
   void engine_failed(std::uint32_t device, const std::string& text) override;
 
-
  private:
   template <typename T>
   std::optional<T> read(std::uint32_t device, const Packet& packet);

@@ -213,8 +213,6 @@ def test_not_found(daemon: Daemon, group: epd.Group) -> None:
     ticket = group.dispatch(0, 0)
     ticket.wait()
     raised(epd.NotFound, ticket.wait)
-    group.dispatch(0, 0).wait()
-    assert "stale" in raised(epd.NotFound, lambda: group.combine(0, ticket.handle)).text
 
 
 def test_permission_denied(own_daemon: Callable[..., Daemon]) -> None:

@@ -396,8 +396,8 @@ void FakeDaemon::publish_counts_locked(const FakeCall& call) {
       counts[parts.expert_offsets + i] = call.num_tokens;
   }
   const abi::ResultsLayout layout(shape);
-  auto* const words = call.member->results_mapping.as<std::uint64_t>(layout.counts +
-                                                                     layout.counts_stride * call.slot);
+  auto* const words =
+      call.member->results_mapping.as<std::uint64_t>(layout.counts + layout.counts_stride * call.slot);
   for (std::size_t i = 0; i < counts.size(); ++i)
     store(words[i], std::uint64_t{call.result + 1} << 32 | counts[i]);
   ring_locked();

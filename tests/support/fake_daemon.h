@@ -47,7 +47,7 @@ struct FakeSettings {
   std::size_t arena_unit = 1;            // its memory is a multiple of it
   bool shares_device = false;            // another rank of the group is on the rank's device
   std::uint64_t active = 0;              // ranks that take part, as a board says at the join
-  bool automatic = true;  // completes every call with OK; else the test does, see next_call
+  bool automatic = true;                 // completes every call with OK; else the test does, see next_call
 };
 
 // A membership as the fake keeps it. Public for tests that write the board themselves.

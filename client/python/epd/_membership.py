@@ -29,7 +29,7 @@ class Membership(NotCopied):
         self._handle: Optional[GroupHandle] = handle
         self._address = int(handle)
         self._kind = info.device_kind
-        self._by_calls = info.device_kind == DeviceKind.CUDA
+        self._on_gpu = info.device_kind == DeviceKind.CUDA
         configs = [config.with_format(row_format) for row_format in range(1 + len(config.more_formats))]
         self._shapes = [SlotShapes(each, info.device_kind, region_shapes(each)) for each in configs]  # by row format
         # By slot and row format.

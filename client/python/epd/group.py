@@ -80,7 +80,7 @@ class Group(Membership):
         row_format     of the rows: 0, or i for config.more_formats[i - 1]. The same on all ranks
         memory         arrays of the caller's own in place of regions. The ticket keeps them
 
-        Raises WouldBlock (the slot or the ring is busy: nothing was submitted), NotFound (the handle has ended),
+        Raises WouldBlock (the slot or the ring is busy: nothing was submitted), NotFound (the handle was released),
         ResourceExhausted (all of num_handles are kept), InvalidArgument, and after a break the break's status.
         """
         if keep_handle and self._abandoned:
@@ -453,7 +453,7 @@ class Group(Membership):
 
     def _note_deadline(self, ticket: Ticket, timeout_ms: int, stream: Any) -> None:
         """For waits without end: see go_on."""
-        if self._by_calls and stream is not None:
+        if self._on_gpu and stream is not None:
             ticket._deadline_ms = FOREVER
         elif timeout_ms:
             ticket._deadline_ms = timeout_ms

@@ -45,7 +45,7 @@ class Handle(NotCopied):
         self.kept = kept
 
     def release(self) -> None:
-        """Gives a kept handle back. WouldBlock: an operation in flight uses it. NotFound: it has ended."""
+        """Gives a kept handle back. WouldBlock: an operation in flight uses it. NotFound: it was released."""
         status = library.epd_handle_release(self._group._handle, self.value)
         if status:
             raise self._group._error(status)
@@ -104,7 +104,7 @@ class Ticket(NotCopied):
             if status == _LATE and first_ms != timeout_ms and block.op_index.value == _UNTOUCHED:
                 status = self._wait_on(handle, timeout_ms, block)
         except BaseException:
-            if block.op_index.value != _UNTOUCHED and not group._by_calls:
+            if block.op_index.value != _UNTOUCHED and not group._on_gpu:
                 self._keep(block)
             raise
         if status == _NOT_FOUND and not self._ticket and hasattr(self, "_kept"):
@@ -115,11 +115,11 @@ class Ticket(NotCopied):
         if not status:
             if self.handle is not None:
                 self.handle._num_recv_rows = rows
-            if not group._by_calls:
+            if not group._on_gpu:
                 self._ticket = 0
             return Result(_OK, rank, op_index, rows, seen, launched, done, dropped, runs)
         error = self._error(status, rank if op_index != _UNTOUCHED and rank >= 0 else None, timeout_ms)
-        if status == Status.NOT_FOUND or (op_index != _UNTOUCHED and not group._by_calls):
+        if status == Status.NOT_FOUND or (op_index != _UNTOUCHED and not group._on_gpu):
             self._ticket = 0
         try:
             raise error

@@ -42,11 +42,11 @@ std::vector<Column> statistics_columns(std::vector<Column> first) {
 }
 
 void add(Table& table, std::vector<std::string> first, const v1::Statistics& s) {
-  for (std::string& cell : std::vector<std::string>{
-           std::to_string(s.noops()), std::to_string(s.dispatches()), std::to_string(s.combines()),
-           std::to_string(s.completed()), format_bytes(s.bytes_dispatched()),
-           format_bytes(s.bytes_combined()), percentiles(s.done()), counts(s.failed()),
-           counts(s.refused())}) {
+  for (std::string& cell :
+       std::vector<std::string>{std::to_string(s.noops()), std::to_string(s.dispatches()),
+                                std::to_string(s.combines()), std::to_string(s.completed()),
+                                format_bytes(s.bytes_dispatched()), format_bytes(s.bytes_combined()),
+                                percentiles(s.done()), counts(s.failed()), counts(s.refused())}) {
     first.push_back(cell);
   }
   table.add(std::move(first));

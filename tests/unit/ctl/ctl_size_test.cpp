@@ -53,8 +53,8 @@ TEST_F(CtlTest, SizeIsWhatTheRulesOfTheDaemonSay) {
 
   const Json host = epctl(with({"--json", "--device-kind", "host", "--bound", "recv_x,y"})).json();
   ASSERT_TRUE(host.is_object());
-  const abi::GroupBytes on_host(
-      shape(), true, abi::region_bit(abi::Region::kRecvX) | abi::region_bit(abi::Region::kY));
+  const abi::GroupBytes on_host(shape(), true,
+                                abi::region_bit(abi::Region::kRecvX) | abi::region_bit(abi::Region::kY));
   EXPECT_EQ(host["rank"]["user_arena_bytes"], on_host.user_arena);
   EXPECT_LT(on_host.user_arena, bytes.user_arena);
   EXPECT_EQ(host["rank"]["results_bytes"], bytes.results);

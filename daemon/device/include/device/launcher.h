@@ -67,12 +67,12 @@ class CallGroup {
 class CallPort {
  public:
   struct Layout {
-    std::byte* words = nullptr;       // abi::CallWords, in
-    std::shared_ptr<Arena> memory;    // the rank's user arena, and
-    std::shared_ptr<Arena> results;   // abi::Results: kept mapped while a kernel may read them
-    std::uint64_t counts_stride = 0;  // abi::ResultsLayout
-    std::byte* generation = nullptr;  // in the rank's exchange arena (abi::ExchangeArenaLayout)
-    std::uint32_t ranks_here = 1;     // ranks of the group on this device
+    std::byte* words = nullptr;        // abi::CallWords, in
+    std::shared_ptr<Arena> memory;     // the rank's user arena, and
+    std::shared_ptr<Arena> results;    // abi::Results: kept mapped while a kernel may read them
+    std::uint64_t counts_stride = 0;   // abi::ResultsLayout
+    std::byte* generation = nullptr;   // in the rank's exchange arena (abi::ExchangeArenaLayout)
+    std::uint32_t ranks_here = 1;      // ranks of the group on this device
     const CallGroup* group = nullptr;  // must outlive the port
     abi::RankWaits waits;              // of the rank; must outlive the port
   };
@@ -173,7 +173,8 @@ class Lane {
   // there is none yet.
   virtual void look_at_signals() {}
   virtual const SignalCopy* signals() { return nullptr; }
-  // After the lane has been destroyed, whoever waits for a call is released within a moment. The destructor does not wait until the kernel has ended.
+  // After the lane has been destroyed, whoever waits for a call is released within a moment. The destructor
+  // does not wait until the kernel has ended.
   virtual CallPort& calls() = 0;
   // Whether kernels carry the calls out. They ring nobody, and wait for ranks before they begin
   // (GroupView::together).
