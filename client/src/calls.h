@@ -102,8 +102,9 @@ class Calls {
   bool has_host_room() const { return host_tail - host_ended() < abi::kCallSlots; }
   // The ticket of a call of the host on the slot that has not ended; 0: none.
   epd_ticket_t host_call_on(std::uint32_t slot);
-  void note_host_call(epd_ticket_t ticket);  // its number is host_tail
-  void note_host_end(epd_ticket_t ticket);   // its result has been seen
+  std::size_t host_calls_in_flight() const { return host_calls_.size(); }  // as host_call_on() saw last
+  void note_host_call(epd_ticket_t ticket);                                // its number is host_tail
+  void note_host_end(epd_ticket_t ticket);                                 // its result has been seen
   void begin_epoch(std::uint64_t next, std::uint32_t failed_before);
 
   void note_timeout(std::uint32_t timeout_ms) {

@@ -45,11 +45,11 @@ Status no_handle_left(const Group& group) {
 }
 
 // How long a running engine needs for a call at most. The deadline counts from when the engine begins the
-// call, and one call on each slot may come first and use all of its own time. Everything else that ends a
-// call also ends its waits, so a large limit costs nothing.
-std::uint64_t limit_of(const Group& group) {
+// call, and the calls before it may come first and use all of their own time: one on each slot in streams.
+// Everything else that ends a call also ends its waits, so a large limit costs nothing.
+std::uint64_t limit_of(const Group& group, std::uint64_t calls) {
   const std::uint32_t longest_ms = std::max(group.default_timeout_ms, group.calls.longest_timeout_ms);
-  const auto all = std::chrono::milliseconds(std::uint64_t{longest_ms} * group.shape.depth);
+  const auto all = std::chrono::milliseconds(longest_ms * calls);
   return static_cast<std::uint64_t>(nanoseconds(all + kAnswerGrace).count());
 }
 
@@ -233,7 +233,8 @@ Status Operations::prepare_call(Lock& lock, Group& group, const SubmitRequest& r
   if (!captured && made.use.route != kNoRoute && made.use.route >= group.shape.depth)
     known.kept_route = made.use.route;
   group.calls.note_timeout(request.timeout_ms);
-  made.limit_ns = limit_of(group);
+  made.limit_ns =
+      limit_of(group, streams_.exists() ? group.shape.depth : group.calls.host_calls_in_flight() + 1);
   known.deferred = request.deferred();
   known.staged = made.copies.any();
   if (request.op == abi::Op::kDispatch) known.room = room_for_rows(made.copies);
@@ -384,7 +385,7 @@ Status Operations::wait_on_stream(Group& group, epd_ticket_t ticket, void* strea
     if (call->copies != nullptr) copies = *call->copies;
     call->copies.reset();
     group.calls.note_stream_wait(ticket);
-    limit_ns = limit_of(group);
+    limit_ns = limit_of(group, group.shape.depth);
   }
   if (copied) return streams_.wait_for_copies(group, stream, about.slot, ticket);
   if (streams_.wait_by(group) == WaitBy::kMemop) {
