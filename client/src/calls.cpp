@@ -165,8 +165,14 @@ epd_ticket_t Calls::host_call_on(std::uint32_t slot) {
   return found != host_calls_.end() ? found->ticket : 0;
 }
 
-void Calls::note_host_call(epd_ticket_t ticket) {
-  host_calls_.push_back({ticket, host_tail++});
+std::uint64_t Calls::host_timeouts_ms() const {
+  std::uint64_t all = 0;
+  for (const HostCall& call : host_calls_) all += call.timeout_ms;
+  return all;
+}
+
+void Calls::note_host_call(epd_ticket_t ticket, std::uint32_t timeout_ms) {
+  host_calls_.push_back({ticket, host_tail++, timeout_ms});
 }
 
 // The kernel counts it in host_ended() a moment later.

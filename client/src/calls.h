@@ -102,9 +102,10 @@ class Calls {
   bool has_host_room() const { return host_tail - host_ended() < abi::kCallSlots; }
   // The ticket of a call of the host on the slot that has not ended; 0: none.
   epd_ticket_t host_call_on(std::uint32_t slot);
-  std::size_t host_calls_in_flight() const { return host_calls_.size(); }  // as host_call_on() saw last
-  void note_host_call(epd_ticket_t ticket);                                // its number is host_tail
-  void note_host_end(epd_ticket_t ticket);                                 // its result has been seen
+  // Of those in flight, as host_call_on() saw last.
+  std::uint64_t host_timeouts_ms() const;
+  void note_host_call(epd_ticket_t ticket, std::uint32_t timeout_ms);  // its number is host_tail
+  void note_host_end(epd_ticket_t ticket);                             // its result has been seen
   void begin_epoch(std::uint64_t next, std::uint32_t failed_before);
 
   void note_timeout(std::uint32_t timeout_ms) {
@@ -133,6 +134,7 @@ class Calls {
   struct HostCall {
     epd_ticket_t ticket = 0;
     std::uint32_t number = 0;
+    std::uint32_t timeout_ms = 0;
   };
   std::vector<HostCall> host_calls_;     // of this epoch, not seen to have ended
   std::vector<epd_ticket_t> unawaited_;  // of this epoch

@@ -44,20 +44,24 @@ Status no_handle_left(const Group& group) {
           "no handle is left to keep: the group's num_handles is " + std::to_string(group.shape.num_handles)};
 }
 
-// How long a running engine needs for a call at most. The deadline counts from when the engine begins the
-// call, and the calls before it may come first and use all of their own time: one on each slot in streams.
-// Everything else that ends a call also ends its waits, so a large limit costs nothing.
-std::uint64_t limit_of(const Group& group, std::uint64_t calls) {
+// How long a running engine needs for a call of a stream at most. The deadline counts from when the engine
+// begins the call, and one call on each slot may come first and use all of its own time. Everything else that
+// ends a call also ends its waits, so a large limit costs nothing.
+std::uint64_t limit_of(const Group& group) {
   const std::uint32_t longest_ms = std::max(group.default_timeout_ms, group.calls.longest_timeout_ms);
-  const auto all = std::chrono::milliseconds(longest_ms * calls);
+  const auto all = std::chrono::milliseconds(std::uint64_t{longest_ms} * group.shape.depth);
   return static_cast<std::uint64_t>(nanoseconds(all + kAnswerGrace).count());
+}
+
+std::uint32_t timeout_of(const Group& group, const SubmitRequest& request) {
+  return request.timeout_ms != 0 ? request.timeout_ms : group.default_timeout_ms;
 }
 
 Status check_call(const SubmitRequest& request) {
   if (request.num_tokens_at == nullptr) return {};
   if (!request.stream.any())
     return invalid_argument(
-        "num_tokens_at is given with EPD_NO_STREAM; allowed: in a stream, which reads it");
+        "num_tokens_at is given with EPD_NO_STREAM; allowed: NULL, or on a GPU in a stream, which reads it");
   if (request.num_tokens != 0) return bad_value("num_tokens", request.num_tokens, "0 with num_tokens_at");
   if (request.handle != 0 && request.memory == nullptr)
     return invalid_argument("num_tokens_at is given under a handle; allowed: NULL, n is its dispatch's");
@@ -233,13 +237,15 @@ Status Operations::prepare_call(Lock& lock, Group& group, const SubmitRequest& r
   if (!captured && made.use.route != kNoRoute && made.use.route >= group.shape.depth)
     known.kept_route = made.use.route;
   group.calls.note_timeout(request.timeout_ms);
-  made.limit_ns =
-      limit_of(group, streams_.exists() ? group.shape.depth : group.calls.host_calls_in_flight() + 1);
+  made.limit_ns = limit_of(group);
   known.deferred = request.deferred();
   known.staged = made.copies.any();
   if (request.op == abi::Op::kDispatch) known.room = room_for_rows(made.copies);
   if (known.staged && known.deferred) known.copies = std::make_unique<Copies>(made.copies);
-  known.answer_by = SteadyClock::now() + nanoseconds(made.limit_ns);
+  // On a host device only calls of the host come first.
+  const std::chrono::milliseconds its{group.calls.host_timeouts_ms() + timeout_of(group, request)};
+  known.answer_by =
+      SteadyClock::now() + (streams_.exists() ? nanoseconds(made.limit_ns) : nanoseconds(its + kAnswerGrace));
   if (!request.stream.any()) return {};
   status = streams_.start_watch_locked();
   group.calls.in_streams = group.calls.in_streams || status.ok();
@@ -327,7 +333,7 @@ Status Operations::submit(Group& group, const SubmitRequest& request, epd_ticket
       if (request.keep && made.use.writes) group.free_routes.push_back(made.use.route);
       return status;
     }
-    if (!in_stream) group.calls.note_host_call(made.ticket);
+    if (!in_stream) group.calls.note_host_call(made.ticket, timeout_of(group, request));
     if (in_stream && !captured) group.calls.note_stream_call(made.ticket);
     if (!request.deferred()) group.calls.note_stream_wait(made.ticket);
     const epd_handle_t its = made.use.writes ? make_handle(group.comebacks, made.use.route) : request.handle;
@@ -385,7 +391,7 @@ Status Operations::wait_on_stream(Group& group, epd_ticket_t ticket, void* strea
     if (call->copies != nullptr) copies = *call->copies;
     call->copies.reset();
     group.calls.note_stream_wait(ticket);
-    limit_ns = limit_of(group, group.shape.depth);
+    limit_ns = limit_of(group);
   }
   if (copied) return streams_.wait_for_copies(group, stream, about.slot, ticket);
   if (streams_.wait_by(group) == WaitBy::kMemop) {
