@@ -89,16 +89,6 @@ void RawSession::add_to(EngineThread& engine) {
               {a_fd_.get(), b_fd_.get(), ring_client_.get()});
 }
 
-std::uint64_t RawSession::submit(abi::Submission submission) {
-  if (submission.ticket == 0) submission.ticket = next_ticket_++;
-  if (abi::ring_push(a().submissions, tail_, b().submission_head, submission) != abi::PushResult::kPushed) {
-    throw std::runtime_error("submission ring is full");
-  }
-  ++tail_;
-  ring();
-  return submission.ticket;
-}
-
 void RawSession::ring() const {
   ring_eventfd(engine_bell_.get());
 }
@@ -109,15 +99,30 @@ bool RawSession::rung() const {
   return ::poll(&entry, 1, 10'000) == 1 && ::read(ring_client_.get(), &rings, sizeof(rings)) > 0;
 }
 
-std::optional<abi::Completion> RawSession::wait(int timeout_ms) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
-  abi::Completion completion;
-  while (!abi::ring_peek(b().completions, head_, completion)) {
-    if (std::chrono::steady_clock::now() > end) return std::nullopt;
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
-  a().completion_head.value.store(++head_, std::memory_order_release);
-  return completion;
+std::uint32_t Ringer::ring(abi::Call call, std::uint32_t num_tokens, std::uint64_t epoch, bool flagged) {
+  call.number = by_host_ ? host_tail_++ : words_->tail++;
+  call.num_tokens = num_tokens;
+  call.epoch = static_cast<std::uint32_t>(epoch & 0xff);
+  call.flagged = flagged;
+  call.result = result_of(call.number);
+  if (flagged) words_->flags[abi::flag_of(call.op, call.slot)] = 0;
+  store_call(by_host_ ? words_->host_calls : words_->calls, call);
+  std::atomic_ref(words_->bell[by_host_ ? 1 : 0]).store(1);
+  if (session_ != nullptr) session_->ring();
+  return call.number;
+}
+
+abi::CallEnd Ringer::end(std::uint32_t number) {
+  const abi::CallResult& place = results_->places[abi::place_of(result_of(number))];
+  abi::CallEnd end;
+  const bool told = comes([&] {
+    std::uint64_t words[abi::CallResult::kWords];
+    for (std::uint32_t i = 0; i < abi::CallResult::kWords; ++i)
+      words[i] = std::atomic_ref(const_cast<std::uint64_t&>(place.words[i])).load();
+    return abi::read_result(words, end) && end.result == result_of(number);
+  });
+  if (!told) throw std::runtime_error("call " + std::to_string(number) + " has no result");
+  return end;
 }
 
 RawGroup::RawGroup(std::uint64_t id, const abi::GroupShape& shape, const std::string& kind,
@@ -150,7 +155,6 @@ void RawGroup::make(std::uint32_t rank) {
   board_fd_[rank] = value_of(make_sealed_memfd("test-board", board));
   user_[rank] = value_of(Mapping::map(user_fd_[rank].get(), user, Access::kReadWrite));
   board_[rank] = value_of(Mapping::map(board_fd_[rank].get(), board, Access::kReadWrite));
-  if (device.kind != abi::DeviceKind::kCuda) return;
   const std::uint64_t results = abi::ResultsLayout(shape_).total_bytes;
   results_fd_[rank] = value_of(device::make_results_memory(device, results));
   results_[rank] = value_of(Mapping::map(results_fd_[rank].get(), results, Access::kReadWrite));
@@ -184,12 +188,10 @@ void RawGroup::tell_rank(const std::vector<EngineThread*>& engines, const std::v
               {user_fd_[rank].get(), exchange_fd_[rank].get(), engines[device]->bell().get(),
                engines[device]->page().get()});
   if (device != engine) return;
-  std::vector<int> fds = {board_fd_[rank].get()};
-  if (calls) fds.push_back(results_fd_[rank].get());
   target.send(
       abi::LinkType::kGroupMember,
       abi::GroupMember{id_, sessions[rank]->id(), rank, member(rank), since_[rank] > 1 ? resume_index : 0},
-      fds);
+      {board_fd_[rank].get(), results_fd_[rank].get()});
 }
 
 void RawGroup::begin(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,

@@ -1,13 +1,15 @@
 // Engines without a supervisor: threads that run engine_main, a link that the test speaks, and a client
-// that writes its ring slots by hand, rightly or wrongly.
+// that writes its calls by hand, rightly or wrongly.
 #pragma once
 
 #include "common/memory.h"
 #include "common/packet.h"
 #include "engine/engine_main.h"
+#include "proto/call_words.h"
 #include "proto/link.h"
 #include "proto/waits.h"
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -76,9 +78,6 @@ class RawSession {
   explicit RawSession(std::uint64_t id);
 
   void add_to(EngineThread& engine);
-  // Fills in sequence and ticket, pushes, rings. Returns the ticket.
-  std::uint64_t submit(abi::Submission submission);
-  std::optional<abi::Completion> wait(int timeout_ms = 10000);
   abi::SegmentA& a() const { return *a_.as<abi::SegmentA>(); }
   abi::SegmentB& b() const { return *b_.as<abi::SegmentB>(); }
   std::uint64_t id() const { return id_; }
@@ -91,9 +90,66 @@ class RawSession {
   UniqueFd a_fd_, b_fd_;
   UniqueFd engine_bell_, ring_client_;  // as a porter has them
   Mapping a_, b_;
-  std::uint64_t tail_ = 0;
-  std::uint64_t head_ = 0;
-  std::uint64_t next_ticket_ = 1;
+};
+
+constexpr abi::Call call_on(abi::Op op, std::uint32_t slot) {
+  abi::Call call;
+  call.op = op;
+  call.slot = call.route = slot;
+  return call;
+}
+constexpr abi::Call dispatch_on(std::uint32_t slot) {
+  return call_on(abi::Op::kDispatch, slot);
+}
+constexpr abi::Call combine_on(std::uint32_t slot) {
+  return call_on(abi::Op::kCombine, slot);
+}
+inline constexpr abi::Call kNoopCall = call_on(abi::Op::kNoop, 0);
+
+// As a client's kernel stores it.
+inline void store_call(abi::PackedCall (&calls)[abi::kCallSlots], const abi::Call& call) {
+  const abi::PackedCall packed = abi::pack(call);
+  abi::PackedCall& to = calls[call.number % abi::kCallSlots];
+  for (std::uint32_t i = abi::PackedCall::kWords; i-- > 0;)
+    std::atomic_ref(to.words[i]).store(packed.words[i], std::memory_order_release);
+}
+
+// What the client does for one rank: its kernels, or by_host() its library. `session`: that of a rank on a
+// host device, whose engine sleeps until it is rung.
+class Ringer {
+ public:
+  Ringer(abi::CallWords& words, abi::Results& results, bool by_host = false,
+         const RawSession* session = nullptr)
+      : words_(&words), results_(&results), by_host_(by_host), session_(session) {}
+
+  // Returns the number.
+  std::uint32_t ring(abi::Call call, std::uint32_t num_tokens, std::uint64_t epoch, bool flagged = false);
+  bool ended(std::uint32_t number, int timeout_ms = 10'000) {
+    return comes([&] { return static_cast<std::int32_t>(done() - number) > 0; }, timeout_ms);
+  }
+  // After ended().
+  abi::CallEnd end(std::uint32_t number);
+  bool ends_well(std::uint32_t number, int timeout_ms = 10'000) {
+    return ended(number, timeout_ms) && end(number).ending == abi::CallEnding::kCarriedOut;
+  }
+  std::uint32_t done() {
+    return std::atomic_ref(by_host_ ? results_->host_ended : words_->done).load(std::memory_order_acquire);
+  }
+  std::uint32_t tail() const { return by_host_ ? host_tail_ : words_->tail; }
+  std::uint32_t failed() { return std::atomic_ref(words_->failed).load(); }
+  // As if calls had been made that went nowhere.
+  void skip(std::uint32_t calls) { (by_host_ ? host_tail_ : words_->tail) += calls; }
+
+ private:
+  static std::uint32_t result_of(std::uint32_t number) {
+    return abi::result_of(number % abi::kOnceResults, number / abi::kOnceResults);
+  }
+
+  abi::CallWords* words_;
+  abi::Results* results_;
+  bool by_host_;
+  const RawSession* session_;
+  std::uint32_t host_tail_ = 0;
 };
 
 // Memory of a whole group; ranks are dealt to engines round robin.
@@ -117,12 +173,15 @@ class RawGroup {
   std::uint64_t epoch = 1;
   std::uint64_t resume_index = 0;
   std::int32_t priority = 0;
-  bool calls = false;  // operations are: results go with members
 
   abi::CallWords& words(std::uint32_t rank) const {
     return *user_[rank].as<abi::CallWords>(abi::UserArenaLayout(shape_).calls);
   }
   abi::Results& results(std::uint32_t rank) const { return *results_[rank].as<abi::Results>(); }
+  // Of a rank on a host device.
+  Ringer host_ringer(std::uint32_t rank, const RawSession& session) const {
+    return {words(rank), results(rank), true, &session};
+  }
   // One rank to one engine; its member too, if it is there.
   void tell_rank(const std::vector<EngineThread*>& engines, const std::vector<RawSession*>& sessions,
                  std::uint32_t engine, std::uint32_t rank) const;

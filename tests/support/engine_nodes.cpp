@@ -1,6 +1,5 @@
 #include "engine_nodes.h"
 
-#include "base/clock.h"
 #include "device/memory.h"
 #include "device/name.h"
 #include "region_buffers.h"
@@ -36,16 +35,21 @@ struct EngineNodes::Rank {
   std::uint32_t number = 0;
   Engine* engine = nullptr;
   RawSession* session = nullptr;
-  UniqueFd user_fd, exchange_fd, board_fd;
-  Mapping user, board;
+  UniqueFd user_fd, exchange_fd, board_fd, results_fd;
+  Mapping user, board, results;
+  std::optional<Ringer> ringer;
   std::uint64_t since = 1;  // 0: masked
   std::size_t first = 0;    // step: it has no rows of dispatches before
   std::uint64_t first_index = 0;
   std::uint32_t member = 0;
-  std::size_t next = 0;                            // step
-  std::map<std::uint64_t, std::size_t> in_flight;  // step by ticket
-  std::vector<std::vector<std::size_t>> made;      // dispatches by record
-  std::vector<std::uint32_t> num_recv_rows;        // by slot
+  std::size_t next = 0;  // step
+  struct InFlight {
+    std::uint32_t number;  // of the call
+    std::size_t step;
+  };
+  std::deque<InFlight> in_flight;
+  std::vector<std::vector<std::size_t>> made;  // dispatches by record
+  std::vector<std::uint32_t> num_recv_rows;    // by slot
 };
 
 EngineNodes::EngineNodes(const Case& c, const EngineNodesOptions& options)
@@ -104,8 +108,13 @@ void EngineNodes::make(Rank& rank) const {
   rank.exchange_fd = value_of(
       device::make_arena_memory(device, "test-exchange", abi::ExchangeArenaLayout(shape_).total_bytes));
   rank.board_fd = value_of(make_sealed_memfd("test-board", board));
+  const std::uint64_t results = abi::ResultsLayout(shape_).total_bytes;
+  rank.results_fd = value_of(device::make_results_memory(device, results));
   rank.user = value_of(Mapping::map(rank.user_fd.get(), user, Access::kReadWrite));
   rank.board = value_of(Mapping::map(rank.board_fd.get(), board, Access::kReadWrite));
+  rank.results = value_of(Mapping::map(rank.results_fd.get(), results, Access::kReadWrite));
+  rank.ringer.emplace(*rank.user.as<abi::CallWords>(abi::UserArenaLayout(shape_).calls),
+                      *rank.results.as<abi::Results>(), true, rank.session);
 }
 
 EngineThread& EngineNodes::engine(std::size_t which) {
@@ -169,7 +178,7 @@ void EngineNodes::tell_rank(const Engine& engine, std::uint32_t number) const {
   if (rank.engine != &engine) return;
   engine.thread->send(LinkType::kGroupMember,
                       abi::GroupMember{kGroup, rank.session->id(), number, rank.member, rank.first_index},
-                      {rank.board_fd.get()});
+                      {rank.board_fd.get(), rank.results_fd.get()});
 }
 
 void EngineNodes::begin_engine(std::size_t which, bool broken) const {
@@ -356,82 +365,70 @@ const std::vector<Input>& EngineNodes::inputs(Round round) {
   return inputs_.emplace(round, without_ranks(case_, make_inputs(case_, round), lost())).first->second;
 }
 
-void EngineNodes::submit(std::uint32_t number, const FarStep& step, std::uint32_t timeout_ms) {
+void EngineNodes::call(std::uint32_t number, const FarStep& step, std::uint32_t timeout_ms) {
   Rank& rank = *ranks_[number];
   const Input& input = inputs(step.round)[number];
   const std::size_t index = rank.next++;
   const epd_buffers_t b = buffers(rank, step.slot);
-  abi::Submission s{};
-  s.op = step.dispatch ? abi::Op::kDispatch : abi::Op::kCombine;
-  s.member = rank.member;
-  s.slot = step.slot;
-  s.route = step.record;
-  s.epoch = epoch_;
-  s.timeout_ms = timeout_ms;
-  s.submit_ns = MonotonicClock().now_ns();
-  if (step.dispatch && !step.cached) {
-    s.num_tokens = input.num_tokens;
+  const bool makes = step.dispatch && !step.cached;
+  abi::Call call = step.dispatch ? dispatch_on(step.slot) : combine_on(step.slot);
+  call.route = step.record;
+  call.timeout_ms = timeout_ms;
+  if (makes) {
     rank.made[step.record].push_back(index);
     lost_at_[index] = lost();
-  } else {
-    // Of one before its time the rank knows the number, as all do.
-    std::size_t last = 0;
-    for (const auto& other : ranks_) {
-      if (!other->made[step.record].empty()) last = std::max(last, other->made[step.record].back());
-    }
-    s.handle = options_.first_op + (rank.made[step.record].empty() ? last : rank.made[step.record].back());
   }
   if (step.dispatch) {
-    if (case_.send_weights) s.flags |= abi::kFlagWeights;
-    if (step.cached) s.flags |= abi::kFlagCached;
-    if (case_.zero_padding) s.flags |= abi::kFlagZeroPadding;
-    if (case_.mark_unused) s.flags |= abi::kFlagMarkUnused;
-    s.flags |= case_.at(step.round).row_format << abi::kFormatShift;
+    if (case_.send_weights) call.flags |= abi::kFlagWeights;
+    if (step.cached) call.flags |= abi::kFlagCached;
+    if (case_.zero_padding) call.flags |= abi::kFlagZeroPadding;
+    if (case_.mark_unused) call.flags |= abi::kFlagMarkUnused;
+    call.flags |= case_.at(step.round).row_format << abi::kFormatShift;
     fill_dispatch(case_, b, input, step.cached);
   } else {
-    if (case_.weighted) s.flags |= abi::kFlagWeights;
-    s.flags |= abi::return_flags(case_.return_weights);
-    s.flags |= biases_of(case_, step.round) << abi::kBiasShift;
+    if (case_.weighted) call.flags |= abi::kFlagWeights;
+    call.flags |= abi::return_flags(case_.return_weights);
+    call.flags |= biases_of(case_, step.round) << abi::kBiasShift;
     fill_combine(case_, b, number, step.round, rank.num_recv_rows[step.slot]);
   }
-  rank.in_flight[rank.session->submit(s)] = index;
+  rank.in_flight.push_back({rank.ringer->ring(call, makes ? input.num_tokens : 0, epoch_), index});
 }
 
-std::optional<abi::Completion> EngineNodes::wait(std::uint32_t rank, int timeout_ms) {
-  const auto completion = ranks_[rank]->session->wait(timeout_ms);
-  if (completion) ranks_[rank]->in_flight.erase(completion->ticket);
-  return completion;
+std::optional<abi::CallEnd> EngineNodes::wait(std::uint32_t number, int timeout_ms) {
+  Rank& rank = *ranks_[number];
+  const std::uint32_t first = rank.in_flight.front().number;
+  if (!rank.ringer->ended(first, timeout_ms)) return std::nullopt;
+  rank.in_flight.pop_front();
+  return rank.ringer->end(first);
 }
 
-std::string EngineNodes::message_of(std::uint32_t rank, std::uint32_t slot) const {
-  return ranks_[rank]->board.as<abi::Board>()->slots[slot].message;
-}
-
-std::string EngineNodes::conclude(Rank& rank, const abi::Completion& completion,
-                                  const std::vector<FarStep>& steps) {
-  const std::size_t index = rank.in_flight.at(completion.ticket);
-  rank.in_flight.erase(completion.ticket);
+// The first call in flight has ended.
+std::string EngineNodes::conclude(Rank& rank, const std::vector<FarStep>& steps) {
+  const std::size_t index = rank.in_flight.front().step;
+  const abi::CallEnd end = *wait(rank.number);
   const FarStep& step = steps[index];
   const std::string operation =
       "operation " + std::to_string(index) + " of rank " + std::to_string(rank.number) +
       (step.dispatch ? step.cached ? ", a cached dispatch: " : ", a dispatch: " : ", a combine: ");
-  if (completion.status != StatusCode::kOk)
-    return operation + status_name(completion.status) + ": " + message_of(rank.number, step.slot);
+  if (end.ending != abi::CallEnding::kCarriedOut)
+    return operation + (end.ending == abi::CallEnding::kFailed ? "failed" : "was discarded") + stuck();
   std::string difference;
-  if (step.dispatch) {
-    rank.num_recv_rows[step.slot] = completion.num_recv_rows;
+  if (end.index != options_.first_op + index) {
+    difference = "has number " + std::to_string(end.index);
+  } else if (step.dispatch) {
+    rank.num_recv_rows[step.slot] = end.num_recv_rows;
     epd_result_t told{};
-    told.num_recv_rows = completion.num_recv_rows;
+    told.num_recv_rows = end.num_recv_rows;
     difference = check_dispatch(case_.at(step.round), buffers(rank, step.slot), inputs(step.round),
                                 rank.number, told, nullptr);
   } else {
-    difference = check_combined(rank, completion, step);
+    difference = check_combined(rank, end, step);
   }
   return difference.empty() ? "" : operation + difference;
 }
 
 // Ranks that have gone since the dispatch add nothing, back or not. Who has come since has no tokens.
-std::string EngineNodes::check_combined(const Rank& rank, const abi::Completion& completion,
+std::string EngineNodes::check_combined(const Rank& rank, const abi::CallEnd& end,
                                         const FarStep& step) const {
   const epd_buffers_t b = buffers(rank, step.slot);
   const std::vector<std::size_t>& made = rank.made[step.record];
@@ -453,8 +450,8 @@ std::string EngineNodes::check_combined(const Rank& rank, const abi::Completion&
     difference = check_combine(case_, b, inputs, rank.number, step.round, gone);
     dropped = selections_of(case_, inputs[rank.number], gone);
   }
-  if (!difference.empty() || completion.num_dropped_selections == dropped) return difference;
-  return std::to_string(completion.num_dropped_selections) + " selections dropped, not " +
+  if (!difference.empty() || end.num_dropped == dropped) return difference;
+  return std::to_string(end.num_dropped) + " selections dropped, not " +
          std::to_string(dropped);
 }
 
@@ -468,15 +465,14 @@ std::string EngineNodes::run(const std::vector<FarStep>& steps, std::size_t unti
     if (std::chrono::steady_clock::now() > end) return stuck();
     for (const auto& rank : ranks_) {
       if (!active(*rank)) continue;
-      while (const auto completion = rank->session->wait(0)) {
-        if (!rank->in_flight.contains(completion->ticket)) continue;  // of before a break
-        if (std::string wrong = conclude(*rank, *completion, steps); !wrong.empty()) return wrong;
+      while (!rank->in_flight.empty() && rank->ringer->ended(rank->in_flight.front().number, 0)) {
+        if (std::string wrong = conclude(*rank, steps); !wrong.empty()) return wrong;
       }
-      const auto uses_slot = [&](const auto& entry) {
-        return steps[entry.second].slot == steps[rank->next].slot;
+      const auto uses_slot = [&](const auto& each) {
+        return steps[each.step].slot == steps[rank->next].slot;
       };
       if (rank->next < until && std::none_of(rank->in_flight.begin(), rank->in_flight.end(), uses_slot))
-        submit(rank->number, steps[rank->next]);
+        call(rank->number, steps[rank->next]);
     }
   }
   return "";
@@ -486,7 +482,7 @@ std::string EngineNodes::stuck() const {
   std::string text = "operations do not end";
   for (const auto& rank : ranks_) {
     text += "; rank " + std::to_string(rank->number) + " is before operation " + std::to_string(rank->next);
-    for (const auto& [ticket, index] : rank->in_flight) text += ", waits for " + std::to_string(index);
+    for (const auto& each : rank->in_flight) text += ", waits for " + std::to_string(each.step);
   }
   for (const auto& engine : engines_) {
     const auto asked = engine->thread->expect(LinkType::kBreakRequest, 100);
@@ -495,7 +491,7 @@ std::string EngineNodes::stuck() const {
   return text;
 }
 
-// What was not completed everywhere is submitted again, when it has ended.
+// What was not completed everywhere is called again.
 void EngineNodes::go_back_to(std::uint64_t index) {
   for (const auto& rank : ranks_) {
     rank->in_flight.clear();

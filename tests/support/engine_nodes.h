@@ -76,10 +76,10 @@ class EngineNodes {
 
   // Carries out the steps that are not done yet; "" or what went wrong first. `until`: so many of them.
   std::string run(const std::vector<FarStep>& steps, std::size_t until = ~std::size_t{0});
-  // Submits a step on these ranks.
-  void submit(std::uint32_t rank, const FarStep& step, std::uint32_t timeout_ms = 10'000);
-  std::optional<abi::Completion> wait(std::uint32_t rank, int timeout_ms = 10'000);
-  std::string message_of(std::uint32_t rank, std::uint32_t slot) const;
+  // Calls a step on this rank.
+  void call(std::uint32_t rank, const FarStep& step, std::uint32_t timeout_ms = 10'000);
+  // The end of the rank's first call that has not ended yet.
+  std::optional<abi::CallEnd> wait(std::uint32_t rank, int timeout_ms = 10'000);
   // How far the rank's board says that its engine has come.
   std::uint64_t next_index(std::uint32_t rank) const;
   void set_next_index(std::uint32_t rank, std::uint64_t index) const;
@@ -96,8 +96,8 @@ class EngineNodes {
   bool active(const Rank& rank) const;
   epd_buffers_t buffers(const Rank& rank, std::uint32_t slot) const;
   const std::vector<Input>& inputs(Round round);
-  std::string conclude(Rank& rank, const abi::Completion& completion, const std::vector<FarStep>& steps);
-  std::string check_combined(const Rank& rank, const abi::Completion& completion, const FarStep& step) const;
+  std::string conclude(Rank& rank, const std::vector<FarStep>& steps);
+  std::string check_combined(const Rank& rank, const abi::CallEnd& end, const FarStep& step) const;
   void go_back_to(std::uint64_t index);
   std::string stuck() const;
 

@@ -1,13 +1,13 @@
 // Calls beside other ranks and groups of the same GPU.
 
-#include "engine_calls_fixture.h"
+#include "engine_fixture.h"
 
 #include <gtest/gtest.h>
 
 namespace epd::test {
 namespace {
 
-class EngineCallsRoomTest : public EngineCallsFixture {
+class EngineCallsRoomTest : public EngineFixture {
  protected:
   // To the dispatch on slot 0 that rank 0 has asked for by call `waits`: all end it well.
   void others_come(const std::vector<reference::RankInput>& inputs, std::uint32_t waits) {
@@ -36,15 +36,11 @@ TEST_F(EngineCallsRoomTest, AnotherGroupComesWorksAndGoesWhileACallWaits) {
   other.add_to(*engine_view_[0]);
   for (const std::int32_t priority : {3, -8, 0}) {
     RawGroup beside(8, alone(), "cuda", 1);
-    beside.calls = true;
     beside.priority = priority;
     beside.add_to_engine({engine_view_[0]}, {&other}, 0, false);
     Ringer ringer(beside.words(0), beside.results(0));
-    for (const Op op : {Op::kNoop, Op::kDispatch, Op::kCombine}) {
-      const std::uint32_t number = ringer.ring(call_on(op, 0), 0, 1);
-      EXPECT_TRUE(ringer.ended(number));
-      EXPECT_EQ(ringer.end(number).ending, abi::CallEnding::kCarriedOut);
-    }
+    for (const Op op : {Op::kNoop, Op::kDispatch, Op::kCombine})
+      EXPECT_TRUE(ringer.ends_well(ringer.ring(call_on(op, 0), 0, 1)));
     engine_view_[0]->send(LinkType::kRemoveGroup, abi::GroupRef{8});
     ASSERT_TRUE(engine_view_[0]->expect(LinkType::kGroupRemoved).has_value());
     EXPECT_TRUE(comes([&] { return beside.words(0).closed == 1; }));
@@ -62,7 +58,7 @@ TEST_F(EngineCallsRoomTest, ANoopOfTheOtherRingDoesNotPassACallThatWaitsForARank
     const auto inputs = fill(0);
     const std::uint32_t waits = ringers_[0].ring(dispatch_on(0), inputs[0].num_tokens, group_->epoch);
     EXPECT_TRUE(ends_well(2, ring(2, kNoopCall)));
-    ASSERT_TRUE(has_called(0, i));
+    ASSERT_TRUE(tells_call(0, i, 0));
     const std::uint32_t noop = host.ring(kNoopCall, 0, group_->epoch);
     EXPECT_TRUE(comes([&] { return std::atomic_ref(group_->words(0).bell[1]).load() == 0; }));
     EXPECT_FALSE(ringers_[0].ended(waits, 0));

@@ -1,6 +1,8 @@
 // How many SMs operations of calls have, as the GPU's driver sees it.
-#include "engine_calls_fixture.h"
+#include "engine_fixture.h"
 
+#include "kernels/cuda.h"
+#include "kernels/workers.h"
 #include "staying_kernels.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +14,7 @@ namespace {
 
 using fake_cuda::StayingKernel;
 
-class EngineCallsSmsTest : public EngineCallsFixture {
+class EngineCallsSmsTest : public EngineFixture {
  protected:
   // A dispatch that waits for the others, until `look` has seen it.
   template <typename Look>
@@ -20,15 +22,15 @@ class EngineCallsSmsTest : public EngineCallsFixture {
     const std::uint32_t slot = static_cast<std::uint32_t>(next_ % kShape.depth);
     const auto inputs = fill(slot);
     there_ = first;
-    auto numbers = ask(Op::kDispatch, slot, inputs);
+    auto numbers = ask(call_on(Op::kDispatch, slot), inputs);
     look();
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
       if (std::find(first.begin(), first.end(), rank) != first.end()) continue;
       there_ = {rank};
-      numbers[rank] = ask(Op::kDispatch, slot, inputs)[rank];
+      numbers[rank] = ask(call_on(Op::kDispatch, slot), inputs)[rank];
     }
     there_ = {0, 1, 2};
-    await_ends(slot, numbers);
+    await_ends(numbers);
     if (!HasFatalFailure()) check_rows(slot, inputs);
   }
   std::vector<unsigned> ctas_on(int device) const {

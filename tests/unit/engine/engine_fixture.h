@@ -1,13 +1,16 @@
-// A group of three ranks on two engines without a supervisor, and its operations against the reference.
+// A group of three ranks on two engines without a supervisor, and its operations against the reference: on
+// GPUs of the fake driver, with pairs of kernels ahead, where streams of ranks 0 and 1 make calls (unless a
+// test wants others) and of rank 2 its host; or on host devices. All see the same operations.
 #pragma once
 
-#include "base/clock.h"
 #include "engine_harness.h"
 #include "kernels/numbers.h"
 #include "kernels/reference.h"
 
 #include <gtest/gtest.h>
 #include <algorithm>
+#include <atomic>
+#include <iterator>
 #include <random>
 
 namespace epd::test {
@@ -21,13 +24,16 @@ inline constexpr abi::GroupShape kShape{
     3, 6, 9, 128, 2, 2, abi::Payload::kBf16, abi::IndexType::kInt32, abi::LossPolicy::kFailFast};
 inline constexpr std::uint64_t kGroup = 7;
 inline constexpr std::uint32_t kRanks = 3;
+inline constexpr std::uint32_t kNoopFlag = abi::flag_of(Op::kNoop, 0);
 
 // Rank r is on engine r % 2.
 class EngineFixture : public ::testing::Test {
  protected:
-  // `by_stream`: of each rank, whether a stream makes its calls, or the host.
-  explicit EngineFixture(std::string kind = "host", std::vector<std::uint32_t> by_stream = {})
-      : by_stream_(std::move(by_stream)), kind_(std::move(kind)) {}
+  // `by_stream`: of each rank on a GPU, whether a stream makes its calls, or the host.
+  explicit EngineFixture(std::string kind = "cuda", std::vector<std::uint32_t> by_stream = {1, 1, 0})
+      : kind_(std::move(kind)), by_stream_(std::move(by_stream)) {
+    if (on_host()) by_stream_.assign(kRanks, 0);
+  }
 
   void SetUp() override {
     for (std::uint32_t i = 0; i < 2; ++i) {
@@ -41,25 +47,72 @@ class EngineFixture : public ::testing::Test {
       session_view_.push_back(sessions_.back().get());
     }
     group_ = std::make_unique<RawGroup>(kGroup, kShape, kind_, 2);
-    group_->calls = calls();
-    group_->resume_index = first_op_;
+    group_->resume_index = next_ = first_op_;
     group_->add_to(engine_view_, session_view_);
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) ringers_.push_back(new_ringer(rank));
+  }
+  void TearDown() override {
+    engines_.clear();  // before the memory
   }
 
-  // Whether operations are calls; else ranks submit.
-  bool calls() const { return kind_ == "cuda"; }
+  bool on_host() const { return kind_ == "host"; }
   RawSession& session(std::uint32_t rank) { return *sessions_[rank]; }
   EngineThread& engine_of(std::uint32_t rank) { return *engine_view_[rank % 2]; }
 
-  abi::Submission submission(std::uint32_t rank, Op op, std::uint32_t slot) const {
-    abi::Submission s{};
-    s.op = op;
-    s.member = RawGroup::member(rank);
-    s.slot = slot;
-    s.route = slot;
-    s.epoch = group_->epoch;
-    s.submit_ns = MonotonicClock().now_ns();
-    return s;
+  Ringer new_ringer(std::uint32_t rank) const {
+    return {group_->words(rank), group_->results(rank), !by_stream(rank),
+            on_host() ? sessions_[rank].get() : nullptr};
+  }
+  bool by_stream(std::uint32_t rank) const { return by_stream_[rank] != 0; }
+  std::uint32_t ring(std::uint32_t rank, const abi::Call& call, std::uint32_t num_tokens = 0) {
+    return ringers_[rank].ring(call, num_tokens, group_->epoch);
+  }
+  // It was carried out.
+  bool ends_well(std::uint32_t rank, std::uint32_t number) {
+    return ringers_[rank].ends_well(number);
+  }
+
+  // One operation of every rank that is there.
+  void run(Op op, std::uint32_t slot, const std::vector<reference::RankInput>& inputs) {
+    await_ends(ask(call_on(op, slot), inputs));
+  }
+  // Returns the numbers of calls.
+  std::vector<std::uint32_t> ask(const abi::Call& call, const std::vector<reference::RankInput>& inputs) {
+    std::vector<std::uint32_t> numbers(kRanks);
+    const bool counts = abi::makes_routing(call.op, call.flags);
+    for (const std::uint32_t rank : there_)
+      numbers[rank] = ring(rank, call, counts ? inputs[rank].num_tokens : 0);
+    return numbers;
+  }
+  void await_ends(const std::vector<std::uint32_t>& numbers) {
+    for (const std::uint32_t rank : there_) {
+      ASSERT_TRUE(ringers_[rank].ended(numbers[rank])) << "rank " << rank << state();
+      const abi::CallEnd end = ringers_[rank].end(numbers[rank]);
+      ASSERT_EQ(end.ending, abi::CallEnding::kCarriedOut)
+          << "rank " << rank << state() << ": " << group_->board(rank).message;
+      ASSERT_EQ(end.index, next_);
+    }
+    ++next_;
+  }
+
+  std::string state() {
+    std::string text;
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      text += "; rank " + std::to_string(rank) + ": ended " + std::to_string(ringers_[rank].done()) + " of " +
+              std::to_string(ringers_[rank].tail()) + ", failed " + std::to_string(ringers_[rank].failed()) +
+              ", next operation " + std::to_string(group_->board(rank).next_index.load());
+    }
+    return text;
+  }
+
+  void run_and_check(std::uint32_t slot) {
+    const auto inputs = fill(slot);
+    run(Op::kDispatch, slot, inputs);
+    if (HasFatalFailure()) return;
+    check_rows(slot, inputs);
+    const auto answers = answer(slot, inputs);
+    run(Op::kCombine, slot, inputs);
+    if (!HasFatalFailure()) check_sums(slot, inputs, answers);
   }
 
   // Random routing and rows in every rank's slot; the inputs as the reference takes them.
@@ -170,7 +223,7 @@ class EngineFixture : public ::testing::Test {
       ASSERT_TRUE(broken.has_value());
       resume = std::min(resume, broken->read<abi::Broken>().value().next_index);
     }
-    group_->resume_index = resume;
+    group_->resume_index = next_ = resume;
   }
   // Engine 1 is away: the other one alone is told.
   void break_without_engine_1() {
@@ -191,17 +244,120 @@ class EngineFixture : public ::testing::Test {
     for (EngineThread* engine : engine_view_) ASSERT_TRUE(engine->expect(LinkType::kResumed).has_value());
   }
 
+  // What rank `at` was told of a call of the rank for an operation: it has called it, or not.
+  bool tells_call(std::uint32_t rank, std::uint64_t index, std::uint32_t at, bool called = true) {
+    const abi::ExchangeArenaLayout layout(kShape);
+    const Mapping exchange = group_->map_exchange(at);
+    auto* const lines = reinterpret_cast<abi::SignalLine*>(
+        exchange.bytes() + layout.block(in_tags(index), kShape.depth) + layout.called);
+    const std::uint64_t tag = abi::op_tag(group_->epoch, in_tags(index));
+    return comes([&] { return (std::atomic_ref(lines[rank].tag).load() == tag) == called; });
+  }
+  // Whether the rank begins an operation that others have not called yet. Those of its device say that they
+  // have.
+  bool begins_alone(std::uint32_t rank, std::uint64_t index) {
+    const abi::ExchangeArenaLayout layout(kShape);
+    const Mapping exchange = group_->map_exchange(rank);
+    auto* const called = reinterpret_cast<abi::SignalLine*>(
+        exchange.bytes() + layout.block(in_tags(index), kShape.depth) + layout.called);
+    for (std::uint32_t each = 0; each < kRanks; ++each)
+      std::atomic_ref(called[each].tag).store(abi::op_tag(group_->epoch, in_tags(index)));
+    std::atomic_ref(group_->words(rank).bell[0]).store(1);  // as the last of them does
+    return takes_part(rank, index, rank);
+  }
+  // Operation `index`, which waits for others, of the rank: they say that they have done their part in it.
+  void all_arrive_at(std::uint32_t rank, std::uint64_t index) {
+    const abi::ExchangeArenaLayout layout(kShape);
+    const Mapping exchange = group_->map_exchange(rank);
+    std::byte* const block = exchange.bytes() + layout.block(in_tags(index), kShape.depth);
+    const std::uint64_t tag = abi::op_tag(group_->epoch, in_tags(index));
+    const auto lines = [&](std::uint64_t offset) {
+      return reinterpret_cast<abi::SignalLine*>(block + offset);
+    };
+    ASSERT_TRUE(begins_alone(rank, index));
+    for (std::uint32_t each = 0; each < kRanks; ++each)
+      std::atomic_ref(lines(layout.arrived)[each].tag).store(tag);
+  }
+
+  // After it has been stopped. All go on from where its rank's board says: the others have come as far.
+  void start_engine_1_again() {
+    break_without_engine_1();
+    ASSERT_FALSE(HasFatalFailure());
+    engines_[1]->start();
+    session(1).add_to(*engine_view_[1]);
+    group_->add_to_engine(engine_view_, session_view_, 1, true);
+    next_ = group_->board(1).next_index.load();
+    group_->resume_index = next_;
+    resume_all();
+  }
+
+  // The group, and what is below `fail_from` may be completed.
+  void lose(std::uint64_t fail_from) {
+    abi::Break message{};
+    message.group_id = kGroup;
+    message.epoch = group_->epoch;
+    message.fail_from = fail_from;
+    message.fatal = 1;
+    message.cause = StatusCode::kRankLost;
+    message.failed_rank = 1;
+    for (EngineThread* engine : engine_view_) engine->send(LinkType::kBreak, message);
+    for (EngineThread* engine : engine_view_)
+      ASSERT_TRUE(engine->expect(LinkType::kBroken).has_value()) << state();
+  }
+  static Mapping map_page(const EngineThread& engine) {
+    return Mapping::map(engine.page().get(), sizeof(abi::EnginePage), Access::kReadOnly).value();
+  }
+  // Of a host device no stream waits.
+  bool is_closed(std::uint32_t rank) {
+    if (on_host()) return true;
+    abi::CallWords& words = group_->words(rank);
+    return comes([&] {
+      return std::atomic_ref(words.closed).load() == 1 &&
+             std::all_of(std::begin(words.flags), std::end(words.flags),
+                         [](std::uint32_t& flag) { return std::atomic_ref(flag).load() == 1; });
+    });
+  }
+
+  // The text of the next break that rank's engine asks for, which is for that cause.
+  std::string break_asked(std::uint32_t rank, StatusCode cause, std::int32_t failed_rank) {
+    const auto request = engine_of(rank).expect(LinkType::kBreakRequest);
+    if (!request) return "no request";
+    const auto body = request->read<abi::Break>().value();
+    EXPECT_EQ(body.cause, cause);
+    EXPECT_EQ(body.failed_rank, failed_rank);
+    return body.text;
+  }
+
   std::mt19937 random_{std::random_device{}()};
-  std::vector<std::uint32_t> by_stream_;
   std::uint64_t first_op_ = 0;  // with which the group begins
   std::vector<std::unique_ptr<EngineThread>> engines_;
   std::vector<EngineThread*> engine_view_;
   std::vector<std::unique_ptr<RawSession>> sessions_;
   std::vector<RawSession*> session_view_;
   std::unique_ptr<RawGroup> group_;
+  std::vector<Ringer> ringers_;
+  std::vector<std::uint32_t> there_{0, 1, 2};  // ranks
+  std::uint64_t next_ = 0;                     // operation
 
  private:
   const std::string kind_;
+  std::vector<std::uint32_t> by_stream_;
 };
+
+// What is the same on devices of each kind.
+class EngineOfEachKind : public EngineFixture, public ::testing::WithParamInterface<const char*> {
+ protected:
+  EngineOfEachKind() : EngineFixture(GetParam()) {}
+};
+inline auto kinds() {
+#if defined(EPD_TEST_FAKE_CUDA)
+  return ::testing::Values("host", "cuda");
+#else
+  return ::testing::Values("host");
+#endif
+}
+inline std::string kind_name(const ::testing::TestParamInfo<const char*>& info) {
+  return info.param;
+}
 
 }  // namespace epd::test

@@ -211,18 +211,10 @@ class SessionsTest : public LinkTest {
   std::unique_ptr<engine::Sessions> sessions_;
 };
 
-TEST_F(SessionsTest, AreGivenInTurn) {
-  for (const std::uint64_t id : {5u, 3u, 9u}) add(id);
-  for (const std::uint64_t id : {3u, 5u, 9u, 3u}) EXPECT_EQ(sessions_->next().id(), id);
-}
-
-TEST_F(SessionsTest, GoWhenNothingOfThemIsInFlight) {
+TEST_F(SessionsTest, AreForgottenAtOnce) {
   add(3);
-  ASSERT_TRUE(sessions_->remove(abi::SessionRef{3}).ok());
-  EXPECT_FALSE(sessions_->finish_removals([](std::uint64_t) { return true; }));
   EXPECT_NE(sessions_->find(3), nullptr);
-  EXPECT_FALSE(reply().has_value());
-  EXPECT_TRUE(sessions_->finish_removals([](std::uint64_t) { return false; }));
+  ASSERT_TRUE(sessions_->remove(abi::SessionRef{3}).ok());
   EXPECT_EQ(sessions_->find(3), nullptr);
   const auto removed = reply();
   ASSERT_TRUE(removed.has_value());

@@ -1,6 +1,6 @@
 // A GPU that begins no kernel for a while, or whose streams write no word: nothing is lost, and breaks do not
 // wait.
-#include "engine_calls_fixture.h"
+#include "engine_fixture.h"
 
 #include "staying_kernels.h"
 
@@ -21,16 +21,16 @@ const std::string& fault_dir() {
 [[maybe_unused]] const int g_told = ::setenv("EPD_FAKE_CUDA_FAULT_DIR", fault_dir().c_str(), 1);
 
 // Ranks 0 and 2 are on device 0, rank 1 is on device 1.
-class EngineStuckDeviceTest : public EngineCallsFixture {
+class EngineStuckDeviceTest : public EngineFixture {
  protected:
   void SetUp() override {
     std::filesystem::create_directory(fault_dir());
-    EngineCallsFixture::SetUp();
+    EngineFixture::SetUp();
     page_ = map_page(*engine_view_[0]);
   }
   void TearDown() override {
     std::filesystem::remove_all(fault_dir());
-    EngineCallsFixture::TearDown();
+    EngineFixture::TearDown();
   }
 
   // Device 0 begins no kernel: "stuck"; its streams write no word: "held".
@@ -48,11 +48,11 @@ TEST_F(EngineStuckDeviceTest, WhatIsAskedForMeanwhileRunsAfterwards) {
     run_and_check(slot);
     begin("stuck");
     const auto inputs = fill(slot);
-    const auto numbers = ask(Op::kDispatch, slot, inputs);
+    const auto numbers = ask(call_on(Op::kDispatch, slot), inputs);
     EXPECT_TRUE(takes_part(1, next_, 1)) << "its device is not stuck";
     EXPECT_TRUE(comes([&] { return times_stuck() == i; })) << times_stuck();
     end("stuck");
-    await_ends(slot, numbers);
+    await_ends(numbers);
     ASSERT_FALSE(HasFatalFailure());
     check_rows(slot, inputs);
   }
@@ -63,7 +63,7 @@ TEST_F(EngineStuckDeviceTest, WhatIsAskedForMeanwhileRunsAfterwards) {
 TEST_F(EngineStuckDeviceTest, ABreakNeedsNoKernel) {
   run_and_check(0);
   begin("stuck");
-  const auto numbers = ask(Op::kDispatch, 0, fill(0));
+  const auto numbers = ask(call_on(Op::kDispatch, 0), fill(0));
   ASSERT_TRUE(takes_part(1, next_, 1));
   break_and_resume(StatusCode::kEngineRestarted);
   ASSERT_FALSE(HasFatalFailure());
@@ -123,7 +123,7 @@ TEST_F(EngineStuckDeviceTest, ACallBehindOneThatStandsIsNotLate) {
   run_and_check(0);
   const auto inputs = fill(1);
   there_ = {2};
-  auto numbers = ask(Op::kDispatch, 1, inputs);
+  auto numbers = ask(call_on(Op::kDispatch, 1), inputs);
   for (const std::uint32_t at : {0u, 1u, 2u}) ASSERT_TRUE(tells_call(2, next_, at)) << at;
   Ringer stream(group_->words(2), group_->results(2));
   abi::Call brief = kNoopCall;
@@ -132,10 +132,10 @@ TEST_F(EngineStuckDeviceTest, ACallBehindOneThatStandsIsNotLate) {
   EXPECT_FALSE(engine_of(2).expect(LinkType::kBreakRequest, 1'300).has_value());
   for (const std::uint32_t rank : {0u, 1u}) {
     there_ = {rank};
-    numbers[rank] = ask(Op::kDispatch, 1, inputs)[rank];
+    numbers[rank] = ask(call_on(Op::kDispatch, 1), inputs)[rank];
   }
   there_ = {0, 1, 2};
-  await_ends(1, numbers);
+  await_ends(numbers);
   ASSERT_FALSE(HasFatalFailure());
   check_rows(1, inputs);
   EXPECT_TRUE(stream.ended(noop));
@@ -157,15 +157,15 @@ TEST_F(EngineStuckDeviceTest, ACallThatARankOfTheSameDeviceHasNotMadeHoldsNoKern
     run_and_check(slot);
     const auto inputs = fill(slot);
     there_ = {0, 1};
-    auto numbers = ask(Op::kDispatch, slot, inputs);
+    auto numbers = ask(call_on(Op::kDispatch, slot), inputs);
     ASSERT_TRUE(takes_part(1, next_, 1)) << "it is alone on its device";
     for (const std::uint32_t at : {0u, 1u, 2u}) EXPECT_TRUE(tells_call(0, next_, at)) << at;
     EXPECT_FALSE(takes_part(0, next_, 0, 20));
     EXPECT_TRUE(kernels_.on(0).empty());
     there_ = {2};
-    numbers[2] = ask(Op::kDispatch, slot, inputs)[2];
+    numbers[2] = ask(call_on(Op::kDispatch, slot), inputs)[2];
     there_ = {0, 1, 2};
-    await_ends(slot, numbers);
+    await_ends(numbers);
     ASSERT_FALSE(HasFatalFailure());
     check_rows(slot, inputs);
   }

@@ -1,19 +1,16 @@
 // Groups whose operations are numbered near the places where tags begin anew (proto/README, "Numbers that
-// wrap"), by calls on GPUs of the fake driver, and by submissions on host devices.
+// wrap").
 
-#include "engine_calls_fixture.h"
+#include "engine_fixture.h"
 
 #include <gtest/gtest.h>
 
 namespace epd::test {
 namespace {
 
-class EngineWrapsTest : public EngineCallsFixture {
+class EngineWrapsTest : public EngineOfEachKind {
  protected:
-  explicit EngineWrapsTest(std::uint64_t first_op = 2 * abi::kTagRound - 3, std::string kind = "cuda")
-      : EngineCallsFixture({1, 1, 0}, std::move(kind)) {
-    first_op_ = first_op;
-  }
+  explicit EngineWrapsTest(std::uint64_t first_op = 2 * abi::kTagRound - 3) { first_op_ = first_op; }
 
   void break_for_want_of_numbers() {
     std::optional<Packet> request;
@@ -31,10 +28,11 @@ class EngineWrapsTest : public EngineCallsFixture {
     break_and_resume(body.cause);
   }
 };
+INSTANTIATE_TEST_SUITE_P(Kinds, EngineWrapsTest, kinds(), kind_name);
 
 // B7: tags had 40 bits of the number itself, so from 2^40 - 1 on they were less than those before, and no
 // operation ever got its own.
-TEST_F(EngineWrapsTest, OperationsGoOnPastFortyBits) {
+TEST_P(EngineWrapsTest, OperationsGoOnPastFortyBits) {
   for (std::uint32_t i = 0; i < 8; ++i) run_and_check(i % kShape.depth);
   // The engine reads of calls a little later.
   EXPECT_TRUE(comes([&] { return group_->board(0).next_index.load() == first_op_ + 16; }))
@@ -42,18 +40,17 @@ TEST_F(EngineWrapsTest, OperationsGoOnPastFortyBits) {
 }
 
 // What stands in the records was counted from another base.
-TEST_F(EngineWrapsTest, RoutingsOutliveABreakAfterWhichTagsBeginAnew) {
+TEST_P(EngineWrapsTest, RoutingsOutliveABreakAfterWhichTagsBeginAnew) {
   for (std::uint32_t i = 0; i < 3; ++i) run_and_check(i % kShape.depth);
   const auto inputs = fill(1);
   run(Op::kDispatch, 1, inputs);
   const auto answers = answer(1, inputs);
   ASSERT_EQ(in_tags(next_), abi::kTagRound + 4) << "counted from the old base";
-  const std::uint64_t dispatch = next_ - 1;
   for (std::uint32_t i = 0; i < 4; ++i) {
     break_and_resume(StatusCode::kEngineRestarted);
     ASSERT_FALSE(HasFatalFailure());
     ASSERT_EQ(in_tags(next_), 4 + i) << "and from the new one";
-    run(Op::kCombine, 1, inputs, dispatch);
+    run(Op::kCombine, 1, inputs);
     ASSERT_FALSE(HasFatalFailure());
     check_sums(1, inputs, answers);
   }
@@ -62,12 +59,11 @@ TEST_F(EngineWrapsTest, RoutingsOutliveABreakAfterWhichTagsBeginAnew) {
 
 // A dispatch that some ranks have completed and others not is done again: what it left in the records must
 // not be taken for what stands.
-TEST_F(EngineWrapsTest, ADispatchThatWasUndoneAsTagsBeganAnewIsForgotten) {
+TEST_P(EngineWrapsTest, ADispatchThatWasUndoneAsTagsBeganAnewIsForgotten) {
   for (std::uint32_t i = 0; i < 3; ++i) run_and_check(i % kShape.depth);
   const auto inputs = fill(0);
   run(Op::kDispatch, 0, inputs);
   const auto answers = answer(0, inputs);
-  const std::uint64_t dispatch = next_ - 1;
   run(Op::kCombine, 0, inputs);
   const auto undone = fill(0);
   run(Op::kDispatch, 0, undone);
@@ -78,7 +74,7 @@ TEST_F(EngineWrapsTest, ADispatchThatWasUndoneAsTagsBeganAnewIsForgotten) {
   group_->resume_index = next_;
   resume_all();
   ASSERT_FALSE(HasFatalFailure());
-  run(Op::kCombine, 0, inputs, dispatch);
+  run(Op::kCombine, 0, inputs);
   ASSERT_FALSE(HasFatalFailure());
   check_sums(0, inputs, answers);
   run_and_check(0);
@@ -86,40 +82,25 @@ TEST_F(EngineWrapsTest, ADispatchThatWasUndoneAsTagsBeganAnewIsForgotten) {
 
 class EngineRenewalTest : public EngineWrapsTest {
  protected:
-  explicit EngineRenewalTest(std::string kind = "cuda")
-      : EngineWrapsTest(abi::kTagRound - 3, std::move(kind)) {}
+  EngineRenewalTest() : EngineWrapsTest(abi::kTagRound - 3) {}
 };
+INSTANTIATE_TEST_SUITE_P(Kinds, EngineRenewalTest, kinds(), kind_name);
 
 // An epoch that has lasted for so many operations is ended before its tags are at an end.
-TEST_F(EngineRenewalTest, AnEpochWhoseNumbersRunOutIsBroken) {
+TEST_P(EngineRenewalTest, AnEpochWhoseNumbersRunOutIsBroken) {
   const auto inputs = fill(0);
   run(Op::kDispatch, 0, inputs);
   const auto answers = answer(0, inputs);
-  const std::uint64_t dispatch = next_ - 1;
-  while (in_tags(next_) < abi::kTagRenewal && !HasFatalFailure()) run(Op::kCombine, 0, inputs, dispatch);
+  while (in_tags(next_) < abi::kTagRenewal && !HasFatalFailure()) run(Op::kCombine, 0, inputs);
   ASSERT_FALSE(HasFatalFailure());
   break_for_want_of_numbers();
   ASSERT_FALSE(HasFatalFailure());
   EXPECT_EQ(next_, abi::kTagRenewal);
   EXPECT_EQ(in_tags(next_), abi::kTagRenewal - abi::kTagRound);
-  run(Op::kCombine, 0, inputs, dispatch);
+  run(Op::kCombine, 0, inputs);
   ASSERT_FALSE(HasFatalFailure());
   check_sums(0, inputs, answers);
   run_and_check(1);
-}
-
-// The same of ranks that all submit.
-class EngineSubmissionsRenewalTest : public EngineRenewalTest {
- protected:
-  EngineSubmissionsRenewalTest() : EngineRenewalTest("host") {}
-};
-
-TEST_F(EngineSubmissionsRenewalTest, AnEpochWhoseNumbersRunOutIsBroken) {
-  while (in_tags(next_) < abi::kTagRenewal && !HasFatalFailure()) run_and_check(next_ / 2 % kShape.depth);
-  ASSERT_FALSE(HasFatalFailure());
-  break_for_want_of_numbers();
-  ASSERT_FALSE(HasFatalFailure());
-  for (std::uint32_t i = 0; i < 4; ++i) run_and_check(i % kShape.depth);
 }
 
 }  // namespace

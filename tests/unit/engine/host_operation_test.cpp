@@ -191,7 +191,10 @@ TEST_F(HostOperations, OneThatIsAbortedSaysWhereItWasAndNamesWhoItWaitedFor) {
   EXPECT_EQ(head_.handle, 0u) << "no record was written";
 }
 
-class EngineRoutes : public EngineFixture {};
+class EngineRoutes : public EngineFixture {
+ protected:
+  EngineRoutes() : EngineFixture("host") {}
+};
 
 // Dispatches under more handles than are kept in memory; then each is combined.
 TEST_F(EngineRoutes, RoutingsThatLeftMemoryAreUsedAgain) {
@@ -199,15 +202,13 @@ TEST_F(EngineRoutes, RoutingsThatLeftMemoryAreUsedAgain) {
   session.add_to(*engine_view_[0]);
   const RawGroup group(300, kLarge);
   group.add_to_engine({engine_view_[0]}, {&session}, 0, false);
-  const auto run = [&](Op op, std::uint32_t record, std::uint32_t num_tokens, std::uint64_t handle) {
-    abi::Submission s = submission(0, op, 0);
-    s.route = record;
-    s.num_tokens = num_tokens;
-    s.handle = handle;
-    session.submit(s);
-    const auto done = session.wait(30000);
-    EXPECT_TRUE(done.has_value() && done->status == StatusCode::kOk) << "record " << record;
-    return done.value_or(abi::Completion{});
+  Ringer ringer = group.host_ringer(0, session);
+  const auto run = [&](Op op, std::uint32_t record, std::uint32_t num_tokens) {
+    abi::Call call = call_on(op, 0);
+    call.route = record;
+    const std::uint32_t number = ringer.ring(call, num_tokens, 1);
+    EXPECT_TRUE(ringer.ends_well(number, 30'000)) << "record " << record;
+    return ringer.end(number).num_recv_rows;
   };
   const auto value = [](std::uint32_t record, std::uint32_t token) {
     return kernels::float_to_bf16(static_cast<float>(10 * record + token + 1));
@@ -217,7 +218,7 @@ TEST_F(EngineRoutes, RoutingsThatLeftMemoryAreUsedAgain) {
     std::fill_n(choices, 3 * kLarge.topk, -1);
     for (std::uint32_t token = 0; token < 3; ++token)  // each record has an order of its own
       choices[std::size_t{token} * kLarge.topk] = static_cast<std::int32_t>((record + token * record) % 4);
-    EXPECT_EQ(run(Op::kDispatch, record, 3, 0).num_recv_rows, 3u);
+    EXPECT_EQ(run(Op::kDispatch, record, 3), 3u);
   }
   for (std::uint32_t record = 2; record < kLarge.num_routes(); ++record) {
     // Rows lie by expert, and within one by token.
@@ -228,7 +229,7 @@ TEST_F(EngineRoutes, RoutingsThatLeftMemoryAreUsedAgain) {
     auto* y = group.region<std::uint16_t>(0, 0, Region::kY);
     for (std::uint32_t row = 0; row < 3; ++row)
       std::fill_n(y + std::size_t{row} * kLarge.hidden, kLarge.hidden, value(record, order[row]));
-    run(Op::kCombine, record, 0, record - 2);
+    run(Op::kCombine, record, 0);
     const auto* out = group.region<std::uint16_t>(0, 0, Region::kOut);
     for (std::uint32_t token = 0; token < 3; ++token)
       EXPECT_EQ(out[std::size_t{token} * kLarge.hidden], value(record, token)) << record << ' ' << token;

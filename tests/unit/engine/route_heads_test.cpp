@@ -131,23 +131,5 @@ TEST_F(RouteHeadsTest, EachLookIsFresh) {
   EXPECT_EQ(launcher_.copies, 2);
 }
 
-// The half that it would overwrite may be wanted as long as nobody has seen the end of the last.
-TEST_F(RouteHeadsTest, ADispatchBeginsWhenTheRecordsLastHasEnded) {
-  RouteHeads heads(shape(), launcher_);
-  const std::uint32_t record = random_() % records_;
-  std::uint64_t handle = 1 + random_() % 50;
-  for (int i = 0; i < 5; ++i, handle += 1 + random_() % 3) {
-    ASSERT_TRUE(heads.may_begin(record));
-    auto dispatch =
-        std::make_unique<RouteHeads::Place>(heads.begin(record, {handle, 1, 4, 0, 0, 0}, arena_.data()));
-    const RouteHeads::Place combine = heads.find(record, handle - 1, arena_.data());
-    ASSERT_EQ(combine.half, dispatch->half);
-    EXPECT_FALSE(heads.may_begin(record));
-    EXPECT_TRUE(heads.may_begin((record + 1) % records_));
-    dispatch.reset();
-    EXPECT_TRUE(heads.may_begin(record)) << "who uses it is in nobody's way";
-  }
-}
-
 }  // namespace
 }  // namespace epd::engine
