@@ -336,14 +336,6 @@ std::string EngineNodes::remove() {
 
 // ---- the clients
 
-std::uint64_t EngineNodes::next_index(std::uint32_t rank) const {
-  return ranks_[rank]->board.as<abi::Board>()->next_index.load() - options_.first_op;
-}
-
-void EngineNodes::set_next_index(std::uint32_t rank, std::uint64_t index) const {
-  ranks_[rank]->board.as<abi::Board>()->next_index.store(options_.first_op + index);
-}
-
 epd_buffers_t EngineNodes::buffers(const Rank& rank, std::uint32_t slot) const {
   const abi::UserArenaLayout layout(shape_);
   return region_buffers([&](Region region) -> std::byte* {

@@ -80,9 +80,6 @@ class EngineNodes {
   void call(std::uint32_t rank, const FarStep& step, std::uint32_t timeout_ms = 10'000);
   // The end of the rank's first call that has not ended yet.
   std::optional<abi::CallEnd> wait(std::uint32_t rank, int timeout_ms = 10'000);
-  // How far the rank's board says that its engine has come.
-  std::uint64_t next_index(std::uint32_t rank) const;
-  void set_next_index(std::uint32_t rank, std::uint64_t index) const;
   std::string describe() const;
 
  private:

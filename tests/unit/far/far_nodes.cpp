@@ -1,8 +1,7 @@
 #include "far_nodes.h"
 
-#include "device/device.h"
-#include "device/peers.h"
 #include "device_operation.h"
+#include "host_operation.h"
 #include "kernels/group_view.h"
 #include "support/region_buffers.h"
 
@@ -33,17 +32,12 @@ struct FarNodes::Engine {
   std::unique_ptr<FarProxy> proxy;  // or
   std::unique_ptr<TransportPort> port;
   transport::FaultyTransport* faulty = nullptr;  // the port's
-  std::unique_ptr<device::Device> device;
+  std::unique_ptr<device::HostSms> sms;
   std::unique_ptr<far::FarGroup> far;
   std::vector<Rank*> ranks;
 };
 
 struct FarNodes::Rank {
-  struct InFlight {
-    std::size_t index;
-    std::unique_ptr<Peers> peers;
-    std::unique_ptr<device::OperationInFlight> operation;
-  };
   // What a record holds: the last dispatches that made it.
   struct Made {
     std::size_t index;  // of the step
@@ -57,15 +51,19 @@ struct FarNodes::Rank {
   std::unique_ptr<std::byte[]> exchange;
   kernels::cuda::GroupView view;
   kernels::cuda::PeerView peer_view;
-  std::unique_ptr<device::Lane> lane;
-  std::deque<InFlight> operations;
-  std::size_t next = 0;                      // step
-  std::size_t first = 0;                     // step: it has no rows of dispatches before
-  std::set<std::size_t> completed;           // steps
-  std::vector<std::vector<Made>> made;       // by record
-  std::vector<std::uint32_t> num_recv_rows;  // by slot
+  std::unique_ptr<device::HostPlans> plans;
+  std::unique_ptr<Peers> peers;                    // of
+  std::optional<device::HostOperation> operation;  // the one that runs: of step next - 1
+  std::size_t next = 0;                            // step
+  std::size_t first = 0;                           // step: it has no rows of dispatches before
+  std::vector<std::vector<Made>> made;             // by record
+  std::vector<std::uint32_t> num_recv_rows;        // by slot
 
   void serve(std::uint64_t since);
+  void abort() {
+    if (operation && !operation->ended()) operation->abort();
+    operation.reset();
+  }
 };
 
 void FarNodes::Rank::serve(std::uint64_t since) {
@@ -133,8 +131,8 @@ FarNodes::FarNodes(const Case& c, const FarOptions& options)
       engine->number = options_.engines[number];
       engine->node = options_.nodes[number];
       open_transport(*engine);
-      engine->device = device::make_device("host:0", MonotonicClock(), [] {}).value();
-      engine->device->set_num_sms(options_.sms);
+      engine->sms = std::make_unique<device::HostSms>([] {});
+      engine->sms->set_num(options_.sms);
       engine->far = std::make_unique<far::FarGroup>(
           far::FarGroup::Facts{7, shape_, engine->number, options_.batch_bytes, options_.window_bytes},
           engine->proxy != nullptr ? static_cast<far::Port&>(*engine->proxy) : *engine->port);
@@ -155,13 +153,11 @@ FarNodes::FarNodes(const Case& c, const FarOptions& options)
 void FarNodes::place(Rank& rank, Engine& engine) {
   rank.engine = &engine;
   engine.ranks.push_back(&rank);
-  rank.lane.reset();
   rank.user = std::make_unique<std::byte[]>(user_.total_bytes);
   std::memset(rank.user.get(), 0x3c, user_.total_bytes);
   rank.exchange = std::make_unique<std::byte[]>(exchange_.total_bytes);
-  device::LaneShape lane = engine::lane_shape(shape_, 0);
-  lane.far = engine.far.get();
-  rank.lane = engine.device->launcher().open_lane(lane).value();
+  const device::LaneShape lane = engine::lane_shape(shape_, 0);
+  rank.plans = std::make_unique<device::HostPlans>(lane.kept_plans);
   rank.view.shape = lane.shape;
   std::copy(std::begin(lane.more_formats), std::end(lane.more_formats), rank.view.more_formats);
   rank.view.rank = rank.number;
@@ -227,10 +223,7 @@ void FarNodes::greet_engines() {
 }
 
 FarNodes::~FarNodes() {
-  for (const auto& rank : ranks_) {
-    for (const auto& in_flight : rank->operations) in_flight.operation->abort();
-    rank->operations.clear();
-  }
+  for (const auto& rank : ranks_) rank->abort();
 }
 
 void FarNodes::begin_epoch() {
@@ -333,7 +326,7 @@ std::string FarNodes::check_records() const {
          std::to_string(asks_needed_) + ", " + std::to_string(sums_needed_);
 }
 
-void FarNodes::submit(Rank& rank, const FarStep& step) {
+void FarNodes::begin(Rank& rank, const FarStep& step) {
   const std::size_t index = rank.next++;
   const Input& input = inputs(step.round)[rank.number];
   if (index == counted_) {
@@ -376,24 +369,23 @@ void FarNodes::submit(Rank& rank, const FarStep& step) {
     fill_combine(case_, b, rank.number, step.round, rank.num_recv_rows[step.slot]);
   }
   call.flags = static_cast<std::uint16_t>(flags);
-  kernels::cuda::Operation op = kernels::cuda::compose(rank.view, call);
-  Rank::InFlight in_flight{index, std::make_unique<Peers>(*this, rank, call), nullptr};
-  device::LaunchRequest request;
-  request.kind = step.dispatch ? kernels::cuda::Kind::kDispatch : kernels::cuda::Kind::kCombine;
-  request.op = &op;
-  request.peers = in_flight.peers.get();
-  request.record = record;
-  request.sms = case_.sms;
-  in_flight.operation = rank.lane->launch(request);
-  rank.operations.push_back(std::move(in_flight));
+  rank.peers = std::make_unique<Peers>(*this, rank, call);
+  rank.operation.emplace(step.dispatch ? kernels::cuda::Kind::kDispatch : kernels::cuda::Kind::kCombine,
+                         kernels::cuda::compose(rank.view, call),
+                         device::HostOperation::Needs{*rank.peers,
+                                                      *rank.plans,
+                                                      record,
+                                                      {rank.engine->sms.get(), case_.sms, 0},
+                                                      shape_.sum_ranks,
+                                                      rank.engine->far.get()});
 }
 
-void FarNodes::conclude(Rank& rank, std::size_t which, const std::vector<FarStep>& steps) {
-  const auto at = rank.operations.begin() + static_cast<std::ptrdiff_t>(which);
-  const FarStep& step = steps[at->index];
-  const kernels::cuda::OpResult result = at->operation->result();
+void FarNodes::conclude(Rank& rank, const std::vector<FarStep>& steps) {
+  const std::size_t index = rank.next - 1;
+  const FarStep& step = steps[index];
+  const kernels::cuda::OpResult result = rank.operation->result();
   const std::string name =
-      "operation " + std::to_string(at->index) + " of rank " + std::to_string(rank.number) +
+      "operation " + std::to_string(index) + " of rank " + std::to_string(rank.number) +
       (step.dispatch ? step.cached ? ", a cached dispatch: " : ", a dispatch: " : ", a combine: ");
   std::string difference;
   if (result.error != kernels::cuda::OpError::kNone) {
@@ -409,8 +401,7 @@ void FarNodes::conclude(Rank& rank, std::size_t which, const std::vector<FarStep
     difference = check_combined(rank, step);
   }
   if (wrong_.empty() && !difference.empty()) wrong_ = name + difference;
-  rank.completed.insert(at->index);
-  rank.operations.erase(at);
+  rank.operation.reset();
 }
 
 // Ranks that have gone since the dispatch add nothing, back or not. Who has come since has no tokens.
@@ -431,33 +422,19 @@ std::string FarNodes::check_combined(const Rank& rank, const FarStep& step) {
 }
 
 bool FarNodes::step_rank(Rank& rank, const std::vector<FarStep>& steps) {
-  bool moved = false;
-  std::size_t lowest = rank.next;
-  bool planning = false;
-  std::set<std::uint32_t> slots;
-  for (std::size_t i = 0; i < rank.operations.size(); ++i) {
-    device::OperationInFlight& operation = *rank.operations[i].operation;
-    const bool can = operation.can_advance();
-    const bool did = !operation.ended() && operation.advance();
-    if (options_.sms == 1 && did != can && !operation.ended() &&
-        wrong_.empty())  // helpers change it meanwhile
-      wrong_ = std::string("an operation ") + (did ? "got on" : "did not get on") + " other than it had said";
-    moved |= did;
-    if (operation.ended()) {
-      conclude(rank, i--, steps);
-      moved = true;
-      continue;
-    }
-    lowest = std::min(lowest, rank.operations[i].index);
-    planning |= operation.stage() == abi::OpStage::kPlanning;
-    slots.insert(steps[rank.operations[i].index].slot);
+  if (!rank.operation) {
+    if (rank.next == steps.size() || random_() % 4 == 0) return false;
+    begin(rank, steps[rank.next]);
+    return true;
   }
-  if (rank.next < steps.size() && !planning && rank.next < lowest + shape_.depth &&
-      !slots.contains(steps[rank.next].slot) && random_() % 4 != 0) {
-    submit(rank, steps[rank.next]);
-    moved = true;
-  }
-  return moved;
+  device::HostOperation& operation = *rank.operation;
+  const bool can = operation.can_advance();
+  const bool did = !operation.ended() && operation.advance();
+  if (options_.sms == 1 && did != can && !operation.ended() && wrong_.empty())  // helpers change it meanwhile
+    wrong_ = std::string("an operation ") + (did ? "got on" : "did not get on") + " other than it had said";
+  if (!operation.ended()) return did;
+  conclude(rank, steps);
+  return true;
 }
 
 bool FarNodes::step_engine(Engine& engine) {
@@ -493,7 +470,7 @@ bool FarNodes::turn(const std::vector<FarStep>& steps) {
 
 bool FarNodes::done(const std::vector<FarStep>& steps) const {
   return std::all_of(ranks_.begin(), ranks_.end(), [&](const auto& rank) {
-    return lost_.contains(rank->number) || (rank->next == steps.size() && rank->operations.empty());
+    return lost_.contains(rank->number) || (rank->next == steps.size() && !rank->operation);
   });
 }
 
@@ -501,11 +478,10 @@ std::string FarNodes::stuck() const {
   std::string text = "nothing moves any more";
   for (const auto& rank : ranks_) {
     text += "; rank " + std::to_string(rank->number) + " before operation " + std::to_string(rank->next);
-    for (const auto& in_flight : rank->operations)
-      text += ", operation " + std::to_string(in_flight.index) + " in stage " +
-              std::to_string(static_cast<int>(in_flight.operation->stage())) + " awaits " +
-              std::to_string(static_cast<int>(in_flight.operation->awaited(0))) + " (" +
-              in_flight.operation->waits_for() + ')';
+    if (rank->operation)
+      text += ", the one before in stage " + std::to_string(static_cast<int>(rank->operation->stage())) +
+              " awaits " + std::to_string(static_cast<int>(rank->operation->awaited(0))) + " (" +
+              rank->operation->waits_for() + ')';
   }
   for (const auto& engine : engines_)
     text += "; drops of engine " + std::to_string(engine->number) + ": " + engine->far->drops().text();
@@ -542,13 +518,8 @@ void FarNodes::break_all(bool from_the_beginning) {
   std::size_t resume = from_the_beginning ? 0 : ~std::size_t{0};
   for (const auto& rank : ranks_) {
     if (lost_.contains(rank->number)) continue;
-    std::size_t lowest = rank->next;
-    for (auto& in_flight : rank->operations) {
-      lowest = std::min(lowest, in_flight.index);
-      if (!in_flight.operation->ended()) in_flight.operation->abort();
-    }
-    rank->operations.clear();
-    resume = std::min(resume, lowest);
+    resume = std::min(resume, rank->next - (rank->operation ? 1 : 0));
+    rank->abort();
   }
   for (const auto& rank : ranks_) {
     rank->next = resume;

@@ -6,12 +6,10 @@
 #include "support/far_steps.h"
 #include "transport_port.h"
 
-#include "device/launcher.h"
 #include "far_proxy.h"
 #include "transport/faulty.h"
 #include "transport/in_process.h"
 
-#include <deque>
 #include <memory>
 #include <optional>
 #include <random>
@@ -77,8 +75,8 @@ class FarNodes {
   bool step_engine(Engine& engine);
   bool step_rank(Rank& rank, const std::vector<FarStep>& steps);
   std::size_t last_made(std::uint32_t record) const;
-  void submit(Rank& rank, const FarStep& step);
-  void conclude(Rank& rank, std::size_t which, const std::vector<FarStep>& steps);
+  void begin(Rank& rank, const FarStep& step);
+  void conclude(Rank& rank, const std::vector<FarStep>& steps);
   std::string check_combined(const Rank& rank, const FarStep& step);
   void begin_epoch();
   void break_all(bool from_the_beginning);
