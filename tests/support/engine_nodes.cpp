@@ -443,8 +443,7 @@ std::string EngineNodes::check_combined(const Rank& rank, const abi::CallEnd& en
     dropped = selections_of(case_, inputs[rank.number], gone);
   }
   if (!difference.empty() || end.num_dropped == dropped) return difference;
-  return std::to_string(end.num_dropped) + " selections dropped, not " +
-         std::to_string(dropped);
+  return std::to_string(end.num_dropped) + " selections dropped, not " + std::to_string(dropped);
 }
 
 std::string EngineNodes::run(const std::vector<FarStep>& steps, std::size_t until) {

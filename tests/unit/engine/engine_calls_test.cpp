@@ -10,7 +10,6 @@ namespace {
 using EngineCallsTest = EngineOfEachKind;
 INSTANTIATE_TEST_SUITE_P(Kinds, EngineCallsTest, kinds(), kind_name);
 
-
 TEST_P(EngineCallsTest, CallsOfStreamsAndHostsMatchTheReference) {
   for (std::uint32_t i = 0; i < 100; ++i) {
     run_and_check(i % kShape.depth);

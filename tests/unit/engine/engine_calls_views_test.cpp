@@ -158,9 +158,9 @@ TEST_F(EngineCallsViewsTest, NotMoreThanSixteenOfARankAreShown) {
 class EngineWaits : public EngineCallsViewsTest, public ::testing::WithParamInterface<const char*> {
  protected:
   EngineWaits()
-      : EngineCallsViewsTest(is("host_devices") ? "host" : "cuda",
-                             is("streams") ? std::vector<std::uint32_t>{1, 1, 1}
-                                           : std::vector<std::uint32_t>(kRanks)) {}
+      : EngineCallsViewsTest(
+            is("host_devices") ? "host" : "cuda",
+            is("streams") ? std::vector<std::uint32_t>{1, 1, 1} : std::vector<std::uint32_t>(kRanks)) {}
   static bool is(const char* word) { return std::string(GetParam()) == word; }
   // Rank 0 has been asked, and others have not; one of those is on its device.
   bool waits_for_rank_1() {

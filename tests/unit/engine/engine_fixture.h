@@ -68,9 +68,7 @@ class EngineFixture : public ::testing::Test {
     return ringers_[rank].ring(call, num_tokens, group_->epoch);
   }
   // It was carried out.
-  bool ends_well(std::uint32_t rank, std::uint32_t number) {
-    return ringers_[rank].ends_well(number);
-  }
+  bool ends_well(std::uint32_t rank, std::uint32_t number) { return ringers_[rank].ends_well(number); }
 
   // One operation of every rank that is there.
   void run(Op op, std::uint32_t slot, const std::vector<reference::RankInput>& inputs) {

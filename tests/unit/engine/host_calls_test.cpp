@@ -68,10 +68,15 @@ class HostCallsTest : public ::testing::Test, private device::CallGroup {
   }
   // As a new engine does.
   void open(std::uint32_t rank) {
-    calls_[rank] = std::make_unique<HostCalls>(
-        engine::lane_shape(kShape, 0), HostCalls::Needs{sms_, *plans_[rank], priority_, clock_});
-    calls_[rank]->open({group_.ranks[rank].call_words(), group_.ranks[rank].user, results_[rank],
-                        abi::ResultsLayout(kShape).counts_stride, nullptr, 1, this,
+    calls_[rank] = std::make_unique<HostCalls>(engine::lane_shape(kShape, 0),
+                                               HostCalls::Needs{sms_, *plans_[rank], priority_, clock_});
+    calls_[rank]->open({group_.ranks[rank].call_words(),
+                        group_.ranks[rank].user,
+                        results_[rank],
+                        abi::ResultsLayout(kShape).counts_stride,
+                        nullptr,
+                        1,
+                        this,
                         {&counts_[rank], waits_[rank]}});
     calls_[rank]->set_limits({0, 1000, 0});
   }
@@ -228,7 +233,8 @@ TEST_F(HostCallsTest, AreHaltedAtEachStepAndResumed) {
     resume_all();
     const std::uint32_t number = ring(0, dispatch_on(0), 3);
     ring(1, dispatch_on(0));
-    for (int i = 0; i < steps && !whole; ++i) whole = !calls_[i % 2]->advance() && !calls_[1 - i % 2]->advance();
+    for (int i = 0; i < steps && !whole; ++i)
+      whole = !calls_[i % 2]->advance() && !calls_[1 - i % 2]->advance();
     for (auto& calls : calls_) {
       calls->halt();
       EXPECT_TRUE(calls->halted());
@@ -346,7 +352,8 @@ TEST_F(HostCallsTest, AClientMayScribbleOverItsRingWhileItIsRead) {
     calls_[0]->halt();
     for (const JournalEntry& entry : journal(0)) {
       const bool legal = abi::bad_field(abi::unpack(entry.call).request(), limits) == abi::BadField::kNone;
-      EXPECT_TRUE(legal || entry.result.error == OpError::kBadCall || entry.result.error == OpError::kLostCall);
+      EXPECT_TRUE(legal || entry.result.error == OpError::kBadCall ||
+                  entry.result.error == OpError::kLostCall);
       ++(entry.result.error == OpError::kNone ? carried_out : refused);
     }
     number = ringers_[0].done();

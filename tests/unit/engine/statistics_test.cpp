@@ -53,8 +53,7 @@ constexpr abi::GroupShape kShape = [] {
 
 class EngineStatistics : public ::testing::Test {
  protected:
-  EngineStatistics()
-      : engine_(0), session_(41), group_(7, kShape), ringer_(group_.host_ringer(0, session_)) {
+  EngineStatistics() : engine_(0), session_(41), group_(7, kShape), ringer_(group_.host_ringer(0, session_)) {
     engine_.start();
     session_.add_to(engine_);
     group_.add_to({&engine_}, {&session_});
