@@ -7,7 +7,7 @@ usage() {
 Usage: deploy/fuzz.sh [--help] [--minimise] [SECONDS_PER_HARNESS] [NAME...]
 
 Builds the libFuzzer harnesses (clang, AddressSanitizer, UBSan; preset fuzz, in build/fuzz) and runs each of
-NAME (submission, attach, control, config, far, cluster, cluster_wire; default all) for SECONDS_PER_HARNESS
+NAME (call, attach, control, config, far, cluster, cluster_wire; default all) for SECONDS_PER_HARNESS
 (default 60), starting from tests/fuzz/corpus/NAME. Inputs that reach new code go to build/fuzz/corpus/NAME, crashes and the harness's
 output to build/fuzz/runs. A crash is repeated with: build/fuzz/bin/NAME_fuzz FILE
 
@@ -29,14 +29,14 @@ for argument in "$@"; do
     *) seconds=$argument ;;
   esac
 done
-if (( ${#names[@]} == 0 )); then names=(submission attach control config far cluster cluster_wire); fi
+if (( ${#names[@]} == 0 )); then names=(call attach control config far cluster cluster_wire); fi
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=deploy/dependencies.sh
 source deploy/dependencies.sh
 for name in "${names[@]}"; do
   if [[ ! -f tests/fuzz/${name}_fuzz.cpp ]]; then
-    echo "error: no harness \"$name\"; allowed: submission, attach, control, config, far, cluster, cluster_wire" >&2
+    echo "error: no harness \"$name\"; allowed: call, attach, control, config, far, cluster, cluster_wire" >&2
     exit 2
   fi
 done

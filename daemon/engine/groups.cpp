@@ -160,7 +160,7 @@ Status Groups::commit_group(const abi::GroupRef& message) {
 }
 
 // kGroupReady also acknowledges the break. The former engine has left boards that say that the group is
-// active. Before it is that again, submissions of the old epoch are refused, and then clients ask the boards.
+// active. Before it is that again, calls of the old epoch are refused, and then clients ask the boards.
 // kResume says why the group has broken.
 void Groups::break_restored(Group& group) {
   group.life.enter(GroupPhase::kBroken);

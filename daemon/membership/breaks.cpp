@@ -95,7 +95,7 @@ void Breaks::advance_recoverable(Group& group) {
 void Breaks::advance_fatal(Group& group) {
   auto& failing = std::get<Group::Failing>(group.state);
   const bool stopping = std::any_of(group.members.begin(), group.members.end(), [](const auto& entry) {
-    return std::holds_alternative<Member::Stopping>(entry.second.submissions);
+    return std::holds_alternative<Member::Stopping>(entry.second.calls);
   });
   const bool owed = !failing.told && !all_slots(group, [](const EngineSlot& s) {
     return !s.is(EnginePhase::kBreaking) && !s.is(EnginePhase::kStarting);
@@ -104,13 +104,13 @@ void Breaks::advance_fatal(Group& group) {
   if (failing.told && all_slots(group, has_released)) become_lost(group);
 }
 
-// From the first kBreak on no rank's submissions are taken any more, so an operation that a living rank has
+// From the first kBreak on no rank's calls are taken any more, so an operation that a living rank has
 // not submitted by then will never be complete either. What each had submitted is asked behind the kBreak;
 // if that is less than the lost rank's, a second kBreak fails the difference.
 void Breaks::send_fatal(Group& group, Group::Failing& failing) {
   std::uint64_t fail_from = failing.fail_from;
   for (const auto& [rank, member] : group.members) {
-    const auto* stopped = std::get_if<Member::Stopped>(&member.submissions);
+    const auto* stopped = std::get_if<Member::Stopped>(&member.calls);
     if (stopped != nullptr) fail_from = std::min(fail_from, stopped->next_submit);
   }
   if (failing.told && fail_from == failing.fail_from) return;
@@ -263,7 +263,7 @@ void Breaks::on(const MemberStopped& event) {
   if (group == nullptr) return;
   const auto member = group->members.find(message.rank);
   if (member == group->members.end() || member->second.engine != event.engine ||
-      !std::holds_alternative<Member::Stopping>(member->second.submissions))
+      !std::holds_alternative<Member::Stopping>(member->second.calls))
     return;
   members_.has_stopped(member->second, message.next_submit);
   advance(*group);

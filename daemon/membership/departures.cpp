@@ -208,7 +208,7 @@ void Departures::node_lost(Group& group, std::uint32_t node, const std::string& 
     if (member.engine.node != node) continue;
     member.leave_request.reset();
     member.announced = false;
-    member.submissions = Member::Stopped{0};
+    member.calls = Member::Stopped{0};
     if (!member.gone()) ranks.push_back(rank);
   }
   forget_waiting(group, EndedSessions::of_node(node));

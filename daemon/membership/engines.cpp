@@ -65,7 +65,7 @@ void Engines::down_for(Group& group, EngineId engine, const std::string& text) {
   for (auto& [rank, member] : group.members) {
     if (member.engine != engine) continue;
     member.announced = false;
-    const bool stopped = std::holds_alternative<Member::Stopped>(member.submissions);
+    const bool stopped = std::holds_alternative<Member::Stopped>(member.calls);
     const bool awaited = !stopped && (member.gone() || group.is(GroupPhase::kFailing));
     if (awaited) parts_.members.has_stopped(member, member.board_index);
   }
@@ -208,7 +208,7 @@ void Engines::tick(Group& group) {
 bool Engines::tick_stopping(Group& group) {
   bool stopped = false;
   for (auto& [rank, member] : group.members) {
-    auto* stopping = std::get_if<Member::Stopping>(&member.submissions);
+    auto* stopping = std::get_if<Member::Stopping>(&member.calls);
     if (stopping == nullptr || !is_overdue(&stopping->due_ns)) continue;
     desk_.emit(KillEngine{member.engine, "rank " + std::to_string(rank) + " of group " +
                                              std::to_string(group.id) + " in time not stopped"});

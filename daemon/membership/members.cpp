@@ -8,8 +8,8 @@
 namespace epd::membership {
 
 void Members::stop(const Group& group, Member& member) {
-  if (std::holds_alternative<Member::Stopping>(member.submissions)) return;
-  const auto* stopped = std::get_if<Member::Stopped>(&member.submissions);
+  if (std::holds_alternative<Member::Stopping>(member.calls)) return;
+  const auto* stopped = std::get_if<Member::Stopped>(&member.calls);
   const auto* failing = std::get_if<Group::Failing>(&group.state);
   const auto found = group.engines.find(member.engine);
   const EnginePhase engine = found != group.engines.end() ? found->second.phase() : EnginePhase::kAbsent;
@@ -21,14 +21,14 @@ void Members::stop(const Group& group, Member& member) {
   } else if (!member.announced || (failing != nullptr && failing->told && engine == EnginePhase::kBroken)) {
     has_stopped(member, kNever);  // it has submitted nothing, or everything has failed there already
   } else {
-    member.submissions = Member::Stopping{desk_.due_in_ms(desk_.limits().engine_ack_ms)};
+    member.calls = Member::Stopping{desk_.due_in_ms(desk_.limits().engine_ack_ms)};
     desk_.emit(SendStopMember{member.engine, {group.id, member.rank, 0, 0}});
   }
 }
 
 void Members::has_stopped(Member& member, std::uint64_t next_submit) {
-  if (!std::holds_alternative<Member::Stopped>(member.submissions))
-    member.submissions = Member::Stopped{next_submit};
+  if (!std::holds_alternative<Member::Stopped>(member.calls))
+    member.calls = Member::Stopped{next_submit};
   if (!member.leave_request) return;
   desk_.answer(ReplyLeft{{member.session, *member.leave_request}, {member.member, 0}});
   member.leave_request.reset();

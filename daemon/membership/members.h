@@ -1,4 +1,4 @@
-// One rank's way out of its group: its submissions end, its memory is given up, its number becomes free.
+// One rank's way out of its group: its calls end, its memory is given up, its number becomes free.
 #pragma once
 
 #include "desk.h"
@@ -15,7 +15,7 @@ class Members {
   Members(Desk& desk, const Nodes& nodes, Memberships& memberships)
       : desk_(desk), nodes_(nodes), memberships_(memberships) {}
 
-  // No more submissions are taken; its engine is asked which would have been the next, if it can know.
+  // No more calls are taken; its engine is asked which would have been the next, if it can know.
   void stop(const Group& group, Member& member);
   // A leave that waits for it is answered.
   void has_stopped(Member& member, std::uint64_t next_submit);

@@ -1,4 +1,4 @@
-// Which session is which rank of which group, by the numbers that its submissions name.
+// Which session is which rank of which group, by member number.
 #pragma once
 
 #include "common/status.h"

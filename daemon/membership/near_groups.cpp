@@ -11,7 +11,7 @@ bool NearGroup::is_steady() const {
   const auto fine = [this](const auto& entry) {
     const Member& member = entry.second;
     return member.presence == Presence::kHere && member.announced &&
-           std::holds_alternative<Member::Taken>(member.submissions) &&
+           std::holds_alternative<Member::Taken>(member.calls) &&
            engines.contains(member.engine.device);
   };
   return started && !failed && !asks_break && std::all_of(members.begin(), members.end(), fine) &&
@@ -214,7 +214,7 @@ void NearGroups::follow(const SendFarEngine& action) {
 
 void NearGroups::follow(const SendStopMember& action) {
   Member* member = find_member(action.message.group_id, action.message.rank);
-  if (member != nullptr) member->submissions = Member::Stopping{};
+  if (member != nullptr) member->calls = Member::Stopping{};
 }
 
 void NearGroups::follow(const SendBreak& action) {
@@ -347,7 +347,7 @@ void NearGroups::follow(const Resumed& event) {
 
 void NearGroups::follow(const MemberStopped& event) {
   Member* member = find_member(event.message.group_id, event.message.rank);
-  if (member != nullptr) member->submissions = Member::Stopped{event.message.next_submit};
+  if (member != nullptr) member->calls = Member::Stopped{event.message.next_submit};
 }
 
 void NearGroups::follow(const BreakRequested& event) {

@@ -124,7 +124,7 @@ void GroupRegistry::adopt_to_end(Group group, BreakReason reason) {
         },
         slot.state);
   for (auto& [rank, member] : here.members) {
-    if (auto* stopping = std::get_if<Member::Stopping>(&member.submissions)) stopping->due_ns = due_ns;
+    if (auto* stopping = std::get_if<Member::Stopping>(&member.calls)) stopping->due_ns = due_ns;
   }
   if (here.is(GroupPhase::kStarting)) {
     parts_->breaks.remove(here);  // no client knows of it yet
@@ -177,7 +177,7 @@ std::uint64_t GroupRegistry::next_due_ns() const {
     for (const auto& [rank, member] : group.members) {
       if (group.is(GroupPhase::kForming) || member.presence == Presence::kJoining)
         consider(member.join_due_ns);
-      if (const auto* stopping = std::get_if<Member::Stopping>(&member.submissions))
+      if (const auto* stopping = std::get_if<Member::Stopping>(&member.calls))
         consider(stopping->due_ns);
     }
     for (const auto& [rank, arrival] : group.arrivals) consider(arrival.member.join_due_ns);

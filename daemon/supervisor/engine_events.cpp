@@ -93,7 +93,7 @@ void EngineEvents::session_failed(const abi::SessionFailed& message) {
   const session::Session* session = rooms_.sessions.find(message.session_id);
   const EventOwner owner = session == nullptr ? kDaemonOwner : EventOwner{session->peer.uid};
   static LogLimiter limiter;
-  limiter.record(EventKind::kRefused, LogLevel::kWarning, "session ended for an illegal submission",
+  limiter.record(EventKind::kRefused, LogLevel::kWarning, "session ended for an illegal call",
                  {{"session", message.session_id}, {"reason", text}}, owner);
   rooms_.memory.give_up(message.session_id);
   rooms_.sessions.end(message.session_id, Status(message.status, text));

@@ -19,7 +19,7 @@ function(epd_fuzzer name)
   endif()
 endfunction()
 
-epd_fuzzer(submission_fuzz SOURCE submission_fuzz.cpp CORPUS submission RUNS 300 LIBS epd_engine_harness epd_base)
+epd_fuzzer(call_fuzz SOURCE call_fuzz.cpp CORPUS call RUNS 300 LIBS epd_engine_harness epd_base)
 epd_fuzzer(attach_fuzz SOURCE attach_fuzz.cpp ROOM session CORPUS attach RUNS 1000 LIBS epd_session epd_membership)
 epd_fuzzer(control_fuzz SOURCE control_fuzz.cpp CORPUS control RUNS 300 LIBS epd_fake_control epd_control_proto)
 epd_fuzzer(config_fuzz SOURCE config_fuzz.cpp CORPUS config RUNS 1000 LIBS epd_supervisor)

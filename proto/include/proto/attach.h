@@ -81,7 +81,7 @@ struct Join {
 };
 
 struct Joined {
-  std::uint32_t member;  // names the membership in submissions
+  std::uint32_t member;  // names the membership, as in Leave
   std::uint32_t rank;
   std::uint64_t group_id;
   std::uint64_t epoch;

@@ -33,7 +33,7 @@ enum class LinkType : std::uint16_t {
   kGroupRank = 4,
   kGroupMember = 5,  // fds: board (rw)
   kGroupCommit = 6,
-  kStopMember = 7,  // take no more submissions from this rank; answered with kMemberStopped
+  kStopMember = 7,  // take no more calls of this rank; answered with kMemberStopped
   kBreak = 8,
   kResume = 9,        // answered with kResumed
   kRemoveGroup = 10,  // answered with kGroupRemoved; forgets everything about the group

@@ -23,7 +23,7 @@ enum class EventKind : std::uint32_t {
   kOther = 0,
   kSessionAttached = 1,
   kSessionEnded = 2,
-  kRefused = 3,  // an attach, a join, a submission, an operator's call
+  kRefused = 3,  // an attach, a join, a call, an operator's request
   kRankJoined = 4,
   kRankLost = 5,
   kGroupBroke = 6,

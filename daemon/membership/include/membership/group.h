@@ -46,7 +46,7 @@ enum class Presence {
 };
 
 struct Member {
-  // Whether its engine takes submissions of it.
+  // Whether its engine takes calls of it.
   struct Taken {};
   struct Stopping {            // kStopMember sent and not answered
     std::uint64_t due_ns = 0;  // for the answer
@@ -75,7 +75,7 @@ struct Member {
   bool holds_memory = false;
   Presence presence = Presence::kHere;
   std::string evicted;  // kGone: how it was evicted; its client lives, and is to hear of it
-  std::variant<Taken, Stopping, Stopped> submissions;
+  std::variant<Taken, Stopping, Stopped> calls;
   std::optional<std::uint32_t> leave_request;  // a kLeave that waits for its reply
 
   bool gone() const { return presence == Presence::kGone; }

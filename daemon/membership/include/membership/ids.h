@@ -57,7 +57,7 @@ inline std::string to_string(const SessionId& session) {
          (session.node == kLocalNode ? "" : " of node " + std::to_string(session.node));
 }
 
-// A membership's name in submissions: index in the low half, generation (never 0) in the high half, so
+// A membership's name: index in the low half, generation (never 0) in the high half, so
 // that a stale name is told from a fresh one. Indices are reused within a session.
 constexpr std::uint32_t make_member_id(std::uint32_t index, std::uint32_t generation) {
   return (generation << 16) | (index & 0xffffu);

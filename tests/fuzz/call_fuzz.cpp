@@ -1,14 +1,16 @@
-// Ring contents: whatever bytes a client writes into its submission ring, the engine must go on serving
-// others. Input: 128-byte slots, written one after another into the ring of a fresh session that has
-// joined a group of one rank. Then a thread goes on writing, while the engine takes them: slots, sequences,
-// indices, the sleep word and the arena's topk_idx, with bytes of the input and of a generator seeded by it.
-// A bystander session must get its noops back throughout.
+// Calls: whatever bytes a client writes where its host's calls lie, the engine must go on serving others.
+// Input: records of 20 bytes, a word that says which number its call bears, and the lower halves of the call's
+// words. They are written one after another for a fresh session that has joined a group of one rank. Then a
+// thread goes on writing, while the engine takes them: words of calls, the bell, the sleep word and the
+// arena's topk_idx, with bytes of the input and of a generator seeded by it. A bystander session must get its
+// noops carried out throughout.
 
 #include "engine_harness.h"
 #include "fuzz.h"
 
 #include "base/log.h"
 #include "proto/arena.h"
+#include "proto/call_words.h"
 
 #include <atomic>
 #include <numeric>
@@ -26,13 +28,15 @@ constexpr abi::GroupShape kShape = [] {
   return shape;
 }();
 
-constexpr int kNoops = 4;  // of the bystander, while the ring is written
+constexpr int kNoops = 4;  // of the bystander, while the calls are written
+constexpr std::size_t kRecord = sizeof(std::uint32_t) + sizeof(abi::CallHalves);
 
 // A client that writes while it is read.
 class Scribbler {
  public:
   Scribbler(const RawSession& session, const RawGroup& group, const std::uint8_t* data, std::size_t size)
-      : a_(session.a()),
+      : sleep_(session.a().client_sleep),
+        words_(group.words(0)),
         indices_(group.region<std::uint64_t>(0, 0, abi::Region::kTopkIdx)),
         data_(data),
         size_(size),
@@ -53,18 +57,15 @@ class Scribbler {
 
   void step() {
     const std::uint64_t random = random_();
-    abi::Submission& slot = a_.submissions.slots[random / 8 % abi::kSubmissionSlots];
+    std::uint64_t& word =
+        words_.host_calls[random / 8 % abi::kCallSlots].words[random / 512 % abi::PackedCall::kWords];
     switch (random % 8) {
       case 0:
-      case 1: {  // a word of a slot
-        auto* words = reinterpret_cast<std::uint32_t*>(&slot);
-        write(words[random >> 16 & 31u], pick(random));
-        break;
-      }
-      case 2: write(slot.sequence, random / 8 % abi::kSubmissionSlots + 1); break;
-      case 3: write(slot.sequence, random_()); break;
-      case 4: a_.completion_head.value.store(random >> 32 & 127u, std::memory_order_release); break;
-      case 5: a_.client_sleep.sleeping.store(static_cast<std::uint32_t>(random >> 32)); break;
+      case 1: write(word, (word & ~0xffffffffull) | pick(random)); break;  // of the same call
+      case 2: write(word, (random / 8 % abi::kCallSlots + 1) << 32 | pick(random)); break;
+      case 3: write(word, random_()); break;
+      case 4: write(words_.bell[1], static_cast<std::uint32_t>(random >> 32)); break;
+      case 5: sleep_.sleeping.store(static_cast<std::uint32_t>(random >> 32)); break;
       default: {
         const std::size_t count = std::size_t{kShape.max_tokens} * kShape.topk;
         write(indices_[random >> 16 & (count - 1)], random % 3 == 0 ? random_() : (random >> 32) % 5 - 1);
@@ -83,7 +84,8 @@ class Scribbler {
     std::atomic_ref(place).store(value, std::memory_order_relaxed);
   }
 
-  abi::SegmentA& a_;
+  abi::SleepLine& sleep_;
+  abi::CallWords& words_;
   std::uint64_t* indices_;
   const std::uint8_t* data_;
   const std::size_t size_;
@@ -107,21 +109,19 @@ class Target {
     hostile.add_to(engine_);
     const RawGroup group(id, kShape);
     group.add_to_engine({&engine_}, {&hostile}, 0, false);
-    std::size_t slots = 0;
-    for (; (slots + 1) * sizeof(abi::Submission) <= size && slots < abi::kSubmissionSlots; ++slots) {
-      abi::Submission& place = hostile.a().submissions.slots[slots];
-      std::memcpy(reinterpret_cast<char*>(&place) + 8, data + slots * sizeof(place) + 8, sizeof(place) - 8);
-      // Most inputs should be seen at all; some keep their own sequence.
-      std::uint64_t sequence = slots + 1;
-      if ((data[slots * sizeof(place)] & 7u) == 7u) std::memcpy(&sequence, data + slots * sizeof(place), 8);
-      std::atomic_ref(place.sequence).store(sequence, std::memory_order_release);
+    abi::CallWords& words = group.words(0);
+    for (std::size_t i = 0; (i + 1) * kRecord <= size && i < abi::kCallSlots; ++i) {
+      std::uint32_t number;
+      abi::CallHalves halves;
+      std::memcpy(&number, data + i * kRecord, sizeof(number));
+      std::memcpy(&halves, data + i * kRecord + sizeof(number), sizeof(halves));
+      // Most inputs should be seen at all; some keep their own number.
+      if ((number & 7u) != 7u) number = static_cast<std::uint32_t>(i);
+      const abi::PackedCall packed = abi::pack(halves, number);
+      for (std::uint32_t word = 0; word < abi::PackedCall::kWords; ++word)
+        std::atomic_ref(words.host_calls[i].words[word]).store(packed.words[word], std::memory_order_release);
     }
-    // A consumer index that cannot be: the session loses, nobody else.
-    if (size % 3 == 1 && size > 8) {
-      std::uint64_t index;
-      std::memcpy(&index, data, sizeof(index));
-      hostile.a().completion_head.value.store(index, std::memory_order_release);
-    }
+    hostile.ring();
 
     {
       const Scribbler scribbler(hostile, group, data, size);
@@ -135,19 +135,14 @@ class Target {
 
  private:
   void check_bystander() {
-    abi::Submission noop{};
-    noop.op = abi::Op::kNoop;
-    noop.member = RawGroup::member(0);
-    noop.epoch = 1;
-    const std::uint64_t ticket = bystander_.submit(noop);
-    const auto done = bystander_.wait(30000);
-    require(done.has_value() && done->ticket == ticket && done->status == StatusCode::kOk,
-            "bystander is served");
+    const std::uint32_t number = its_.ring(kNoopCall, 0, 1);
+    require(its_.ends_well(number, 30'000), "bystander is served");
   }
 
   EngineThread engine_{0};
   RawSession bystander_{1};
   RawGroup group_{1, kShape};
+  Ringer its_ = group_.host_ringer(0, bystander_);
   std::uint64_t next_id_ = 1;
 };
 
