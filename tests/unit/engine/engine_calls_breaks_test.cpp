@@ -10,7 +10,7 @@ namespace {
 using EngineCallsBreaksTest = EngineOfEachKind;
 INSTANTIATE_TEST_SUITE_P(Kinds, EngineCallsBreaksTest, kinds(), kind_name);
 
-TEST_P(EngineCallsBreaksTest, ABadChoiceBreaksTheGroupAndCommandsAreDiscardedUntilItResumes) {
+TEST_P(EngineCallsBreaksTest, ABadChoiceBreaksTheGroupAndCallsAreDiscardedUntilItResumes) {
   run_and_check(0);
   const auto inputs = fill(1);
   group_->region<std::int32_t>(1, 1, Region::kTopkIdx)[0] = 6;

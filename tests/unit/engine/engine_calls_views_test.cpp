@@ -127,7 +127,7 @@ TEST_F(EngineCallsViewsTest, AnotherEngineShowsWhatIsRungToIt) {
 }
 
 // The ring is the client's: what is no call that comes next is not shown.
-TEST_F(EngineCallsViewsTest, WordsThatAreNoNextCommandAreNotShown) {
+TEST_F(EngineCallsViewsTest, WordsThatAreNoNextCallAreNotShown) {
   run_and_check(0);
   abi::CallWords& words = group_->words(0);
   const std::uint32_t next = words.tail;
@@ -189,7 +189,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, EngineWaits, ::testing::Values("streams", "hosts"
 class EngineWaitsOfKernels : public EngineWaits {};
 INSTANTIATE_TEST_SUITE_P(Ways, EngineWaitsOfKernels, ::testing::Values("streams", "hosts"));
 
-TEST_P(EngineWaits, NameTheRankThatHasNotSubmitted) {
+TEST_P(EngineWaits, NameTheRankThatHasNotCalled) {
   run_and_check(0);
   ask_of(0, Op::kDispatch, 1);
   EXPECT_TRUE(waits_for_rank_1());

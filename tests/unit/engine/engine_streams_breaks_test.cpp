@@ -17,7 +17,7 @@ TEST_F(EngineStreamsBreaksTest, NobodyWaitsForAGroupThatIsGone) {
   for (const std::uint32_t rank : {0u, 1u}) EXPECT_TRUE(is_closed(rank));
 }
 
-TEST_F(EngineStreamsBreaksTest, AnAbortedCommandIsDoneAgainThoughEveryRankHasArrived) {
+TEST_F(EngineStreamsBreaksTest, AnAbortedCallIsDoneAgainThoughEveryRankHasArrived) {
   for (std::uint32_t i = 0; i < 2; ++i) run_and_check(0);
   const auto inputs = fill(0);
   const std::uint32_t aborted = ringers_[0].ring(dispatch_on(0), inputs[0].num_tokens, group_->epoch);
@@ -46,7 +46,7 @@ TEST_F(EngineStreamsBreaksTest, AnEngineThatIsBackClosesTheRingOfAGroupThatIsGon
   EXPECT_EQ(engines_[1]->stop(), 0);
 }
 
-TEST_F(EngineStreamsBreaksTest, NumbersOfCommandsAreCyclic) {
+TEST_F(EngineStreamsBreaksTest, NumbersOfCallsAreCyclic) {
   const auto numbered = [](abi::Call call, std::uint32_t number) {
     call.number = number;
     call.epoch = 1;
