@@ -319,7 +319,7 @@ class Random {
   }
   void mend(AcquireMemory& v) { v.rank %= v.shape.num_ranks; }
   void mend(abi::Break& v) { v.fatal %= 2; }
-  void mend(abi::MemberRef& v) { v.evicted %= 2; }
+  void mend(abi::MemberRef& v) { v.reserved = 0; }
   void mend(abi::Left& v) { v.reserved = 0; }
   void mend(abi::Joined& v) {
     v.shares_device %= 2;
