@@ -61,8 +61,8 @@ class Scribbler {
         words_.host_calls[random / 8 % abi::kCallSlots].words[random / 512 % abi::PackedCall::kWords];
     switch (random % 8) {
       case 0:
-      case 1: write(word, (word & ~0xffffffffull) | pick(random)); break;  // of the same call
-      case 2: write(word, (random / 8 % abi::kCallSlots + 1) << 32 | pick(random)); break;
+      case 1: write(word, std::uint64_t{word >> 32 << 32 | pick(random)}); break;  // of the same call
+      case 2: write(word, std::uint64_t{(random / 8 % abi::kCallSlots + 1) << 32 | pick(random)}); break;
       case 3: write(word, random_()); break;
       case 4: write(words_.bell[1], static_cast<std::uint32_t>(random >> 32)); break;
       case 5: sleep_.sleeping.store(static_cast<std::uint32_t>(random >> 32)); break;
