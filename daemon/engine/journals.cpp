@@ -22,8 +22,13 @@ constexpr std::uint64_t kGraceNs = 100'000'000;  // see halt_lost
 }  // namespace
 
 bool Journals::read() {
+  if (busy_) count(page_->busy_ns, clock_.round_ns() - last_round_ns_);
+  last_round_ns_ = clock_.round_ns();
   bool progress = false;
   for (Member* member : members_) progress |= read(*member);
+  busy_ = std::any_of(members_.begin(), members_.end(), [](const Member* member) {
+    return member->calls != nullptr && member->calls->in_flight();
+  });
   return progress;
 }
 
@@ -68,7 +73,7 @@ void Journals::read_entry(Member& member, const kernels::cuda::JournalEntry& ent
     renew_numbers(member, link_);
     count_rows(page_, member, op, call.flags, calls.rows_of(entry));
     count_ran(member, static_cast<std::uint32_t>(std::min<std::uint64_t>(entry.result.ran_ns / 1000, ~0u)));
-    count(page_->busy_ns, entry.result.ran_ns);
+    if (member.lane->by_kernels()) count(page_->busy_ns, entry.result.ran_ns);
   } else if (entry.result.error == OpError::kNotBegun) {
     status = StatusCode::kAborted;  // an earlier epoch has left it behind, and ended without it
   } else if (!done) {

@@ -20,7 +20,7 @@ class Journals {
   void add(Member& member) { members_.push_back(&member); }
   void remove(const Member& member) { std::erase(members_, &member); }
 
-  // True: there was at least one entry.
+  // Once in each round. True: there was at least one entry.
   bool read();
   bool read(Member& member);
   void read(const Group& group);
@@ -42,6 +42,8 @@ class Journals {
   Sessions& sessions_;
   const RoundClock& clock_;
   std::vector<Member*> members_;
+  bool busy_ = false;  // an operation runs on a host device
+  std::uint64_t last_round_ns_ = 0;
 };
 
 }  // namespace epd::engine
