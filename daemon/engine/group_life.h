@@ -27,7 +27,7 @@ enum class GroupPhase : std::uint8_t {
   kAsking,     // active, and the supervisor has been asked for a break
   kBreaking,   // operations stop; then kBroken
   kBroken,     // until kResume. Ranks may join and leave
-  kReleased,   // likewise, and since kRelease operations fail at once
+  kReleased,   // likewise, and the board says so: clients are told of failures now
   kResuming,   // kernels are to begin the epoch; then kResumed
   kLosing,     // operations that every rank has begun may still end
   kUnmapping,  // its memory is being freed
@@ -58,11 +58,6 @@ class GroupLife {
 
   // Whether ranks may join and leave.
   bool takes_ranks() const { return is_forming() || is_broken(); }
-  // Whether submitted operations fail at once. Otherwise they wait with the others for their verdict.
-  bool refuses() const { return is(GroupPhase::kReleased) || is_lost() || is(GroupPhase::kRemoving); }
-  bool holds_back() const {
-    return is(GroupPhase::kBreaking) || is(GroupPhase::kBroken) || is(GroupPhase::kResuming);
-  }
   // Whether an operation that ends now still counts. Once the supervisor knows how far this engine has come,
   // operations that had not completed are repeated.
   bool counts_ends() const { return !is_broken() && !is(GroupPhase::kResuming) && !is(GroupPhase::kLost); }

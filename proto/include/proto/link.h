@@ -7,9 +7,9 @@
 // kGroupRank and kGroupMember say what has changed: a rank that is lost (masked) or one that has rejoined.
 //
 // A group breaks in one of two ways (README, "When a group breaks"):
-//   recoverable  every operation in flight fails. Each engine stops touching the arenas, answers
-//                kBroken, and holds the failed completions back until kResume brings the new epoch
-//                and the first operation to redo, or until kRelease because another engine is silent.
+//   recoverable  every operation in flight fails. Each engine stops touching the arenas and answers
+//                kBroken. Clients learn of failed calls with kResume, which brings the new epoch and
+//                the first operation to redo, or with kRelease because another engine is silent.
 //   fatal        a rank is gone for good. Operations numbered fail_from or above fail at once;
 //                those below have all their announcements and run to their end. kBroken follows
 //                when none is left, with every mapping of the group's arenas dropped.
@@ -39,7 +39,7 @@ enum class LinkType : std::uint16_t {
   kRemoveGroup = 10,  // answered with kGroupRemoved; forgets everything about the group
   kSettings = 11,
   kStop = 12,     // finish nothing more, exit 0
-  kRelease = 13,  // after kBroken: post the failed completions now, though the group is still broken
+  kRelease = 13,  // after kBroken: clients are told of failed calls now, though the group is still broken
   kGroupSettings = 14,
   // fd: user arena of a rank that no engine will serve any more, and this one never has: streams that wait
   // there for operations are to go on. Not answered

@@ -22,15 +22,11 @@ GroupLife life_of(std::initializer_list<engine::GroupPhase> phases, bool broken 
 
 TEST(GroupLife, GoesOnAfterABreak) {
   GroupLife life = life_of({kStarting, kActive, kAsking, kBreaking, kBroken, kReleased});
-  EXPECT_TRUE(life.refuses());
   EXPECT_TRUE(life.takes_ranks());
   life.enter(kResuming);
-  EXPECT_FALSE(life.refuses());
-  EXPECT_TRUE(life.holds_back());
   EXPECT_FALSE(life.takes_ranks());
   EXPECT_FALSE(life.counts_ends());
   life.enter(kActive);
-  EXPECT_FALSE(life.holds_back());
   EXPECT_TRUE(life.may(kAsking)) << "each epoch may ask once";
 }
 
