@@ -129,7 +129,7 @@ bool Operations::ended_locked(const Group& group, KnownCall& call, CallOutcome& 
   // Nothing ends in a group that is lost.
   if (group.board.lost())
     return group.calls.ended(call, end) ? ended_locked(group, call, out)
-                                         : missed_locked(group, call, false, out);
+                                        : missed_locked(group, call, false, out);
   // Perhaps nobody ever writes how the call ended: its engine may have died just then.
   if (group.board.epoch() <= call.epoch) {
     call.missed_since = {};

@@ -114,8 +114,8 @@ namespace {
 // Which rank is late, where the device found `found` missing. Kernels do not look at `called`: a rank that
 // has called may wait for another one. Among the missing ranks, one whose engine stands still comes first:
 // the others may have called, and their engines have not taken it.
-std::uint32_t late_rank(const Subject& subject, Launcher& launcher, std::uint32_t found,
-                        std::uint64_t now_ns, std::uint64_t bell_ns) {
+std::uint32_t late_rank(const Subject& subject, Launcher& launcher, std::uint32_t found, std::uint64_t now_ns,
+                        std::uint64_t bell_ns) {
   const Member& member = subject.member;
   const Group& group = member.group;
   const bool by_inboxes = group.exchange_layout.inbox_bytes != 0 && group.shape.per_expert();
@@ -126,7 +126,8 @@ std::uint32_t late_rank(const Subject& subject, Launcher& launcher, std::uint32_
   const device::SignalledOperation op{member.rank, tag, 0, group.masked, ranks_together(member)};
   const std::uint32_t first = signals.awaited(op, 0);
   if (first == device::SignalCopy::kNobody) return found;
-  for (std::uint32_t rank = first; rank != device::SignalCopy::kNobody; rank = signals.awaited(op, rank + 1)) {
+  for (std::uint32_t rank = first; rank != device::SignalCopy::kNobody;
+       rank = signals.awaited(op, rank + 1)) {
     if (group.stands_still_ms(rank, now_ns, bell_ns) != 0) return rank;
   }
   return first;
@@ -153,8 +154,8 @@ Failure device_failure(const Subject& subject, Launcher& launcher, const OpResul
     const std::uint32_t rank =
         late_rank(subject, launcher, static_cast<std::uint32_t>(failed_rank), now_ns, bell_ns);
     failed_rank = static_cast<std::int32_t>(rank);
-    why = awaited_text(subject.member.group, rank, subject.member.group.stands_still_ms(rank, now_ns, bell_ns),
-                       "has not got as far");
+    why = awaited_text(subject.member.group, rank,
+                       subject.member.group.stands_still_ms(rank, now_ns, bell_ns), "has not got as far");
   }
   return {StatusCode::kDeadlineExceeded, failed_rank, ended_after + ": " + why};
 }

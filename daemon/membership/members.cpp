@@ -27,8 +27,7 @@ void Members::stop(const Group& group, Member& member) {
 }
 
 void Members::has_stopped(Member& member, std::uint64_t next_submit) {
-  if (!std::holds_alternative<Member::Stopped>(member.calls))
-    member.calls = Member::Stopped{next_submit};
+  if (!std::holds_alternative<Member::Stopped>(member.calls)) member.calls = Member::Stopped{next_submit};
   if (!member.leave_request) return;
   desk_.answer(ReplyLeft{{member.session, *member.leave_request}, {member.member, 0}});
   member.leave_request.reset();

@@ -11,8 +11,7 @@ bool NearGroup::is_steady() const {
   const auto fine = [this](const auto& entry) {
     const Member& member = entry.second;
     return member.presence == Presence::kHere && member.announced &&
-           std::holds_alternative<Member::Taken>(member.calls) &&
-           engines.contains(member.engine.device);
+           std::holds_alternative<Member::Taken>(member.calls) && engines.contains(member.engine.device);
   };
   return started && !failed && !asks_break && std::all_of(members.begin(), members.end(), fine) &&
          std::all_of(engines.begin(), engines.end(),

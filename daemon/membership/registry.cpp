@@ -177,8 +177,7 @@ std::uint64_t GroupRegistry::next_due_ns() const {
     for (const auto& [rank, member] : group.members) {
       if (group.is(GroupPhase::kForming) || member.presence == Presence::kJoining)
         consider(member.join_due_ns);
-      if (const auto* stopping = std::get_if<Member::Stopping>(&member.calls))
-        consider(stopping->due_ns);
+      if (const auto* stopping = std::get_if<Member::Stopping>(&member.calls)) consider(stopping->due_ns);
     }
     for (const auto& [rank, arrival] : group.arrivals) consider(arrival.member.join_due_ns);
     for (const auto& [engine, slot] : group.engines) {

@@ -216,8 +216,9 @@ void Orders::carry_out(const membership::ReplyJoined& action) {
   if (!board.ok() || !results.ok()) {
     // Without its answer the client can't continue. Its end ends the membership. That is done later, because
     // it leads to more decisions.
-    rooms_.loop.post(
-        [this, session_id, status = board.ok() ? results.status() : board.status()] { rooms_.sessions.end(session_id, status); });
+    rooms_.loop.post([this, session_id, status = board.ok() ? results.status() : board.status()] {
+      rooms_.sessions.end(session_id, status);
+    });
     return;
   }
   record_of_user(action.group.uid, EventKind::kRankJoined, LogLevel::kInfo, "rank joined",
@@ -225,7 +226,8 @@ void Orders::carry_out(const membership::ReplyJoined& action) {
                   {"name", action.group.name},
                   {"rank", action.message.rank},
                   {"session", session_id}});
-  const std::vector<int> fds = {arenas->user.get(), board->get(), host ? results->get() : arenas->results.get()};
+  const std::vector<int> fds = {arenas->user.get(), board->get(),
+                                host ? results->get() : arenas->results.get()};
   rooms_.sessions.reply(session_id, action.request.number, abi::AttachType::kJoined, action.message, fds);
 }
 

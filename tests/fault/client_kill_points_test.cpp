@@ -240,9 +240,9 @@ enum class Memory {
   kEndSeen,
   kCount,
 };
-constexpr std::array kMemoryPoints = {"call: half written",        "call: written, bell not rung",
-                                      "call: bell rung",           "wait: says that it sleeps",
-                                      "wait: counts seen",         "wait: end seen"};
+constexpr std::array kMemoryPoints = {"call: half written", "call: written, bell not rung",
+                                      "call: bell rung",    "wait: says that it sleeps",
+                                      "wait: counts seen",  "wait: end seen"};
 static_assert(kMemoryPoints.size() == static_cast<std::size_t>(Memory::kCount));
 
 void fill_by_hand(const Case& c, const RawRank& rank, const Input& input) {

@@ -116,8 +116,7 @@ std::uint32_t HostileSession::ended(const abi::Joined& joined) {
 
 std::optional<abi::CallEnd> HostileSession::take(const abi::Joined& joined, double seconds) {
   Rank& its = rank(joined);
-  const std::uint32_t result =
-      abi::result_of(its.taken % abi::kOnceResults, its.taken / abi::kOnceResults);
+  const std::uint32_t result = abi::result_of(its.taken % abi::kOnceResults, its.taken / abi::kOnceResults);
   abi::CallEnd end;
   if (!eventually(seconds, [&] { return read_end(its.results, result, end); })) return std::nullopt;
   ++its.taken;

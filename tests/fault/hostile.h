@@ -34,7 +34,8 @@ class HostileSession {
   // A group of one rank in which this session is alone; throws if refused.
   abi::Joined join(const std::string& group);
   static abi::Join good_join(const std::string& group);
-  // A noop of the membership, to be changed by the test; with a fresh number and a fresh place for its result.
+  // A noop of the membership, to be changed by the test; with a fresh number and a fresh place for its
+  // result.
   abi::Call noop(const abi::Joined& joined);
   abi::Call dispatch(const abi::Joined& joined, std::uint32_t num_tokens);
 

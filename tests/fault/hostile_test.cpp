@@ -228,8 +228,8 @@ TEST_F(Hostile, EveryFieldOfACallIsChecked) {
   for (const char* text : {"slot is 15", "num_tokens is 17"}) expect_logged(text);
 }
 
-// A record that holds no routing is the caller's mistake, not an attack: the operation fails, the session goes
-// on. So does a call of an epoch that is not, which is discarded.
+// A record that holds no routing is the caller's mistake, not an attack: the operation fails, the session
+// goes on. So does a call of an epoch that is not, which is discarded.
 TEST_F(Hostile, CallsThatMeanNothingEndNoSession) {
   attack([&] {
     HostileSession session(socket(), "host:1");

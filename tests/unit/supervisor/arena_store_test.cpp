@@ -164,8 +164,7 @@ TEST_F(ArenaStoreTest, SessionsOfTheUserWithMostPagesTheLargestFirst) {
   ArenaStore store(plenty(), closer_, descriptors_);
   const DeviceName host{abi::DeviceKind::kHost, 0};
   const auto join = [&](std::uint64_t session, std::uint32_t uid, std::size_t touched) {
-    ASSERT_TRUE(
-        store.acquire({session, 0}, uid, {}, host, {shape_of(4096), {}, nullptr, session}).ok());
+    ASSERT_TRUE(store.acquire({session, 0}, uid, {}, host, {shape_of(4096), {}, nullptr, session}).ok());
     const std::string bytes(touched, 'x');
     ASSERT_EQ(::pwrite(store.find(session, 0)->user.get(), bytes.data(), touched, 0),
               static_cast<ssize_t>(touched));
@@ -188,8 +187,7 @@ TEST_F(ArenaStoreTest, AnArenaThatIsGivenUpIsEmptyAndOthersKeepTheirContents) {
   const DeviceName host{abi::DeviceKind::kHost, 0};
   const std::size_t size = 4096;
   for (std::uint64_t session = 1; session <= 3; ++session) {
-    ASSERT_TRUE(
-        store.acquire({session, 0}, kUser, {}, host, {shape_of(16), {}, nullptr, session}).ok());
+    ASSERT_TRUE(store.acquire({session, 0}, kUser, {}, host, {shape_of(16), {}, nullptr, session}).ok());
     Result<Mapping> map = Mapping::map(store.find(session, 0)->user.get(), size, Access::kReadWrite);
     ASSERT_TRUE(map.ok());
     *map->as<std::uint64_t>() = session;
