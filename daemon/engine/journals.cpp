@@ -91,9 +91,13 @@ StatusCode Journals::fail_call(Member& member, const kernels::cuda::JournalEntry
   member.next_number = member.calls->index_of(entry);
   member.failed_from = std::min(member.failed_from, member.next_number);
   if (entry.result.error == OpError::kAborted) {
-    log_failure(member, op, member.next_number,
-                {StatusCode::kAborted, -1, "the group breaks, or the rank leaves"});
-    return StatusCode::kAborted;
+    const abi::Break& cause = member.group.cause;
+    const Failure why = member.group.life.is_active()
+                            ? Failure{StatusCode::kAborted, -1, "the rank leaves"}
+                            : Failure{cause.cause, cause.failed_rank,
+                                      std::string(cause.text, abi::text_length(cause.text))};
+    log_failure(member, op, member.next_number, why);
+    return why.cause;
   }
   const Failure failure = member.calls->failure(entry, clock_.round_ns());
   log_failure(member, op, member.next_number, failure);

@@ -96,7 +96,8 @@ TEST_F(Size, IsWhatTheDaemonMakes) {
       EXPECT_EQ(made["epd-user-arena"], c.num_ranks * bytes.user_arena);
       EXPECT_EQ(made["epd-exchange-arena"], c.num_ranks * bytes.exchange_arena);
       EXPECT_EQ(made["epd-board"], c.num_ranks * bytes.board);
-      EXPECT_EQ(made["epd-user-arena"] + made["epd-exchange-arena"] + made["epd-board"], bytes.group);
+      EXPECT_EQ(made["epd-user-arena"] + made["epd-exchange-arena"] + made["epd-board"] + made["epd-results"],
+                bytes.group);
       for (const json& session : epctl({"sessions"})["sessions"])
         EXPECT_EQ(session["arena_bytes"], bytes.arena_quota);
       EXPECT_EQ(epctl({"status"})["daemon"]["arena_bytes"], c.num_ranks * bytes.arena_quota);

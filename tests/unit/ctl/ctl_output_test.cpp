@@ -76,7 +76,7 @@ TEST_F(CtlTest, NumbersAreDecimalAndInRange) {
         {{"watch", "--count", "0"}, "\"0\" is refused; allowed: 1..4294967295"},
         {{"watch", "--interval", "010"}, "\"010\" is refused; allowed: 0.05..3600 seconds"},
         {{"events", "--since", "1e3"}, "\"1e3\""},
-        {{"set", "device", "host:0", "sms=010"}, "\"sms=010\""}}) {
+        {{"set", "device", "host:0", "sms=010"}, "sms is \"010\""}}) {
     const Finished result = epctl(c.arguments);
     EXPECT_EQ(result.exit_code, 2) << c.says;
     EXPECT_TRUE(result.complains(c.says)) << c.says << "\n" << result.err;

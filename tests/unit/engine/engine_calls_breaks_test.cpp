@@ -81,14 +81,15 @@ TEST_P(EngineCallsBreaksTest, DifferentSlotsAreNamed) {
   EXPECT_NE(text.find("slot is"), std::string::npos) << text;
 }
 
-TEST_P(EngineCallsBreaksTest, AStoppedRankHasCalledWhatItHasCompleted) {
+// On a host device what it has begun may still end. A GPU has aborted that.
+TEST_P(EngineCallsBreaksTest, AStoppedRankSaysWhatItHasCalled) {
   run_and_check(0);
   ringers_[0].ring(dispatch_on(1), 0, group_->epoch);  // waits for the others
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   engine_of(0).send(LinkType::kStopMember, abi::MemberRef{kGroup, 0, 0, 0});
   const auto stopped = engine_of(0).expect(LinkType::kMemberStopped);
   ASSERT_TRUE(stopped.has_value());
-  EXPECT_EQ(stopped->read<abi::MemberRef>().value().next_submit, 2u);
+  EXPECT_EQ(stopped->read<abi::MemberRef>().value().next_submit, on_host() ? 3u : 2u);
 }
 
 TEST_P(EngineCallsBreaksTest, AnOlderRoutingOutlivesTheLossOfARankAndItsReplacement) {
@@ -150,10 +151,11 @@ TEST_P(EngineCallsBreaksTest, ALostGroupCompletesWhatAllHaveBegun) {
   }
 }
 
+// What a host device has begun is known, and so is what all ranks have begun. A GPU's is not.
 TEST_P(EngineCallsBreaksTest, ALostGroupDoesNotWaitForWhoDoesNotCome) {
   run_and_check(0);
   const std::uint32_t alone = ringers_[0].ring(dispatch_on(1), 0, group_->epoch);
-  lose(5);
+  lose(on_host() ? 2 : 5);
   EXPECT_TRUE(ringers_[0].ended(alone));
   EXPECT_EQ(ringers_[0].failed(), 1u);
   for (const std::uint32_t rank : {0u, 1u}) {
