@@ -92,10 +92,10 @@ StatusCode Journals::fail_call(Member& member, const kernels::cuda::JournalEntry
   member.failed_from = std::min(member.failed_from, member.next_number);
   if (entry.result.error == OpError::kAborted) {
     const abi::Break& cause = member.group.cause;
-    const Failure why = member.group.life.is_active()
-                            ? Failure{StatusCode::kAborted, -1, "the rank leaves"}
-                            : Failure{cause.cause, cause.failed_rank,
-                                      std::string(cause.text, abi::text_length(cause.text))};
+    const Failure why =
+        member.group.life.is_active()
+            ? Failure{StatusCode::kAborted, -1, "the rank leaves"}
+            : Failure{cause.cause, cause.failed_rank, std::string(cause.text, abi::text_length(cause.text))};
     log_failure(member, op, member.next_number, why);
     return why.cause;
   }
