@@ -34,9 +34,12 @@ epd_ticket_t Calls::begin(abi::Op op, std::uint32_t slot, bool by_host, bool cap
     if (place >= known_.size()) known_.resize(place + 1);
     KnownCall& call = known_[place];
     if (!call.waiting_hook.empty() || call.holds_outputs || holds_route(call)) continue;
+    const std::uint32_t result = abi::result_of(place, next / places);
+    abi::CallEnd end;
+    if (read_end(result, end)) continue;  // it was passed over in all laps since
     call = {};
     call.epoch = epoch;
-    call.result = abi::result_of(place, next / places);
+    call.result = result;
     call.ticket = CallTicket{op, slot, by_host, call.result, next_serial()}.pack();
     ++next;
     return call.ticket;
@@ -64,6 +67,11 @@ void Calls::forget(epd_ticket_t ticket) {
 bool Calls::ended_well(epd_ticket_t ticket) const {
   abi::CallEnd end;
   return read_end(CallTicket::unpack(ticket).result, end) && end.ending == abi::CallEnding::kCarriedOut;
+}
+
+bool Calls::ended_badly(epd_ticket_t ticket) const {
+  abi::CallEnd end;
+  return read_end(CallTicket::unpack(ticket).result, end) && end.ending != abi::CallEnding::kCarriedOut;
 }
 
 void Calls::outputs_done(epd_ticket_t ticket) {
@@ -113,6 +121,7 @@ bool Calls::counted(epd_ticket_t ticket) const {
   for (std::uint64_t i = abi::placement_words(shape_); i-- > 0;) {
     if (load(words[i], std::memory_order_relaxed) >> 32 != about.result + 1) return false;
   }
+  std::atomic_thread_fence(std::memory_order_acquire);  // the regions of the same counts were written before
   return true;
 }
 
@@ -154,15 +163,25 @@ std::uint32_t Calls::host_ended() const {
   return load(results().host_ended, std::memory_order_acquire);
 }
 
-epd_ticket_t Calls::host_call_on(std::uint32_t slot) {
+void Calls::drop_ended_host_calls() {
   const std::uint32_t ended = host_ended();
   std::erase_if(host_calls_, [ended](const HostCall& call) {
     return static_cast<std::int32_t>(ended - call.number) > 0;  // both numbers are cyclic
   });
+}
+
+epd_ticket_t Calls::host_call_on(std::uint32_t slot) {
+  drop_ended_host_calls();
   const auto found = std::find_if(host_calls_.begin(), host_calls_.end(), [slot](const HostCall& call) {
     return CallTicket::unpack(call.ticket).slot == slot;
   });
   return found != host_calls_.end() ? found->ticket : 0;
+}
+
+bool Calls::host_calls_due(SteadyClock::time_point then) {
+  drop_ended_host_calls();
+  return std::any_of(host_calls_.begin(), host_calls_.end(),
+                     [then](const HostCall& call) { return then > call.answer_by; });
 }
 
 std::uint64_t Calls::host_timeouts_ms() const {
@@ -171,11 +190,11 @@ std::uint64_t Calls::host_timeouts_ms() const {
   return all;
 }
 
-void Calls::note_host_call(epd_ticket_t ticket, std::uint32_t timeout_ms) {
-  host_calls_.push_back({ticket, host_tail++, timeout_ms});
+void Calls::note_host_call(epd_ticket_t ticket, std::uint32_t timeout_ms, SteadyClock::time_point answer_by) {
+  host_calls_.push_back({ticket, host_tail++, timeout_ms, answer_by});
 }
 
-// The kernel counts it in host_ended() a moment later.
+// The device counts it in host_ended() a moment later.
 void Calls::note_host_end(epd_ticket_t ticket) {
   std::erase_if(host_calls_, [ticket](const HostCall& call) { return call.ticket == ticket; });
 }

@@ -72,6 +72,8 @@ class Calls {
   epd_ticket_t begin(abi::Op op, std::uint32_t slot, bool by_host, bool captured);
   // Null: never begun, retired, or its place has another result now.
   KnownCall* find(epd_ticket_t ticket);
+  // Whether its result says that it was not carried out.
+  bool ended_badly(epd_ticket_t ticket) const;
   // Whether it has ended well. Without the mutex. While KnownCall::holds_outputs its result stays.
   bool ended_well(epd_ticket_t ticket) const;
   void outputs_done(epd_ticket_t ticket);
@@ -104,8 +106,11 @@ class Calls {
   epd_ticket_t host_call_on(std::uint32_t slot);
   // Of those in flight, as host_call_on() saw last.
   std::uint64_t host_timeouts_ms() const;
-  void note_host_call(epd_ticket_t ticket, std::uint32_t timeout_ms);  // its number is host_tail
-  void note_host_end(epd_ticket_t ticket);                             // its result has been seen
+  // Its number is host_tail.
+  void note_host_call(epd_ticket_t ticket, std::uint32_t timeout_ms, SteadyClock::time_point answer_by);
+  // Whether one has not ended that a running engine has ended by then.
+  bool host_calls_due(SteadyClock::time_point then);
+  void note_host_end(epd_ticket_t ticket);  // its result has been seen
   void begin_epoch(std::uint64_t next, std::uint32_t failed_before);
 
   void note_timeout(std::uint32_t timeout_ms) {
@@ -135,7 +140,9 @@ class Calls {
     epd_ticket_t ticket = 0;
     std::uint32_t number = 0;
     std::uint32_t timeout_ms = 0;
+    SteadyClock::time_point answer_by{};
   };
+  void drop_ended_host_calls();
   std::vector<HostCall> host_calls_;     // of this epoch, not seen to have ended
   std::vector<epd_ticket_t> unawaited_;  // of this epoch
 };

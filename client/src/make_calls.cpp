@@ -139,14 +139,37 @@ Status Operations::write_epoch(Group& group, std::uint64_t epoch) {
   return {};
 }
 
-// From here on the kernel accepts what streams enqueue.
-Status Operations::renew(Group& group) {
+// False: the time is over.
+bool Operations::await_discarded(Lock& lock, Group& group, Deadline deadline) {
+  class DiscardWaiter final : public Waiter {
+   public:
+    DiscardWaiter(const Connection& connection, const Group& of) : connection_(connection), group_(of) {
+      slice = std::chrono::milliseconds(1);
+    }
+    bool ready() override {
+      return group_.calls.host_ended() == group_.calls.host_tail || !connection_.ended().ok() ||
+             group_.left || !group_.board.usable_in(group_.epoch).ok();
+    }
+
+   private:
+    const Connection& connection_;
+    const Group& group_;
+  } waiter(connection_, group);
+  return waits_.wait(lock, waiter, deadline);
+}
+
+// From here on a GPU accepts what streams enqueue. A host device first discards the calls of the old epoch,
+// so that they count as failed there.
+Status Operations::renew(Group& group, Deadline deadline) {
   const std::lock_guard<std::mutex> order(group.submit_mutex);
   std::uint64_t epoch = 0;
   {
-    const Lock lock = waits_.lock();
+    Lock lock = waits_.lock();
     epoch = group.epoch;
     if (group.calls.epoch == epoch) return {};
+    if (medium_->rings() && !await_discarded(lock, group, deadline))
+      return {StatusCode::kDeadlineExceeded,
+              "this device's engine, which may be stopped, has not discarded the calls of the old epoch"};
   }
   return write_epoch(group, epoch);
 }
@@ -213,7 +236,11 @@ Status Operations::check_on_host(Lock& lock, Group& group, const SubmitRequest& 
   if (request.op != abi::Op::kCombine || request.memory == nullptr) return {};
   // The host copies rows of y at once, and as many as their dispatch has counted.
   const std::uint32_t slot = group.slot_with_counts(route, request.slot);
-  if (slot == group.shape.depth || group.calls.host_call_on(slot) != group.counted[slot].by) return {};
+  if (slot == group.shape.depth) return {};
+  const epd_ticket_t by = group.counted[slot].by;
+  if (group.calls.ended_badly(by))
+    return connection_.blocked(lock, handle + " has failed, and the group has not agreed on that yet");
+  if (group.calls.host_call_on(slot) != by) return {};
   return connection_.blocked(lock, handle + " is in flight, so the rows of memory.y are not counted yet");
 }
 
@@ -333,7 +360,10 @@ Status Operations::submit(Group& group, const SubmitRequest& request, epd_ticket
       if (request.keep && made.use.writes) group.free_routes.push_back(made.use.route);
       return status;
     }
-    if (!in_stream) group.calls.note_host_call(made.ticket, timeout_of(group, request));
+    if (!in_stream) {
+      group.calls.note_host_call(made.ticket, timeout_of(group, request),
+                                 group.calls.find(made.ticket)->answer_by);
+    }
     if (in_stream && !captured) group.calls.note_stream_call(made.ticket);
     if (!request.deferred()) group.calls.note_stream_wait(made.ticket);
     const epd_handle_t its = made.use.writes ? make_handle(group.comebacks, made.use.route) : request.handle;

@@ -81,8 +81,10 @@ bool Operations::missed_locked(const Group& group, KnownCall& call, bool failed,
     set_outcome(out, break_status(board), board.failed_rank);
     return true;
   }
-  // There is no limit for that, because an engine may have to come back.
-  if (failed || board.state == abi::GroupState::kBroken || !connection_.serving()) call.missed_since = now;
+  // There is no limit for that, because an engine may have to come back. A host device discards calls of a
+  // group's epoch only after one has failed.
+  if (failed || medium_->rings() || board.state == abi::GroupState::kBroken || !connection_.serving())
+    call.missed_since = now;
   if (now < call.missed_since + kBreakGrace) return false;
   set_outcome(out,
               {StatusCode::kAborted,
@@ -141,12 +143,14 @@ bool Operations::ended_locked(const Group& group, KnownCall& call, CallOutcome& 
 }
 
 bool Operations::overdue_locked(Group& group) {
-  const SteadyClock::time_point now = SteadyClock::now();
-  for (std::uint32_t slot = 0; slot < group.shape.depth; ++slot) {
-    const KnownCall* const call = group.calls.find(group.calls.host_call_on(slot));
-    if (call != nullptr && now > call->answer_by - kAnswerGrace) return true;
-  }
-  return false;
+  return group.calls.host_calls_due(SteadyClock::now() + kAnswerGrace);
+}
+
+bool Operations::failed_locked(Group& group) const {
+  if (!medium_->rings()) return false;
+  std::uint32_t ends[2] = {};
+  const Status read = medium_->read(CallPlaces{group.call_words()}.done(), ends);
+  return read.ok() && ends[1] != group.calls.failed && group.board.epoch() == group.calls.epoch;
 }
 
 void Operations::look_at_device() {
@@ -326,20 +330,22 @@ bool Operations::take_hooked_locked() {
 
 class BreakWaiter final : public Waiter {
  public:
-  BreakWaiter(const Connection& connection, const Group& group) : connection_(connection), group_(group) {
+  BreakWaiter(const Connection& connection, const Group& group, bool failed)
+      : connection_(connection), group_(group), failed_(failed) {
     slice = std::chrono::milliseconds(1);
   }
   // Gives up after the group has seemed well for so long. Time without an engine does not count.
   bool ready() override {
     if (!connection_.ended().ok() || !group_.board.usable_in(group_.calls.epoch).ok()) return true;
     const SteadyClock::time_point now = SteadyClock::now();
-    if (!connection_.serving()) well_since_ = now;
+    if (failed_ || !connection_.serving()) well_since_ = now;
     return now >= well_since_ + kBreakGrace;
   }
 
  private:
   const Connection& connection_;
   const Group& group_;
+  const bool failed_;  // the group is known to have failed
   SteadyClock::time_point well_since_ = SteadyClock::now();
 };
 
@@ -364,7 +370,7 @@ Status Operations::check(Group& group, epd_progress_t& progress) {
   const std::uint32_t lost = ends[1] - group.calls.failed;
   if (lost == 0) return {};
   // The board says it a little later than this memory.
-  BreakWaiter waiter(connection_, group);
+  BreakWaiter waiter(connection_, group, medium_->rings());
   waits_.wait(lock, waiter, Deadline::in_ms(EPD_FOREVER));
   status = usable_locked(group);
   if (!status.ok()) return status;

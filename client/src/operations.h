@@ -79,9 +79,11 @@ class Operations {
   // Handles name records, so a new epoch does not change them. But what they counted may be a failed
   // dispatch's.
   void begin_epoch_locked(Group& group) { group.forget_counts(); }
-  Status renew(Group& group);
+  Status renew(Group& group, Deadline deadline);
   // Whether one that the host began has not ended, though its deadline has passed: its engine is stopped.
   bool overdue_locked(Group& group);
+  // Whether a call of the group's epoch is known to have failed. Host devices only.
+  bool failed_locked(Group& group) const;
   void forget_locked(const Group& group);
   void unblock(const Group& group);  // see Unblocker
 
@@ -103,6 +105,7 @@ class Operations {
   };
   Status check_stream(const SubmitRequest& request, bool& captured) const;
   Status prepare_call(Lock& lock, Group& group, const SubmitRequest& request, bool captured, MadeCall& made);
+  bool await_discarded(Lock& lock, Group& group, Deadline deadline);
   Status admit_host_call(Lock& lock, Group& group, const SubmitRequest& request);
   Status admit_stream_call(Lock& lock, Group& group, const SubmitRequest& request);
   Status check_on_host(Lock& lock, Group& group, const SubmitRequest& request, std::uint32_t route);

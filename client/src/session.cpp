@@ -28,7 +28,9 @@ class ResumeWaiter final : public Waiter {
     if (!group_.board.snapshot(board)) return false;
     overdue = board.state == abi::GroupState::kActive && board.epoch == group_.epoch &&
               operations_.overdue_locked(group_);
-    const bool goes_on = board.state == abi::GroupState::kActive && board.epoch >= epoch_ && !overdue;
+    const bool failed = board.epoch == group_.epoch && operations_.failed_locked(group_);
+    const bool goes_on =
+        board.state == abi::GroupState::kActive && board.epoch >= epoch_ && !overdue && !failed;
     return board.state == abi::GroupState::kLost || goes_on;
   }
 
@@ -311,8 +313,10 @@ Status Session::resume(Group& group, std::int32_t timeout_ms, std::uint64_t epoc
   for (;;) {
     status = take_epoch(group, timeout_ms, deadline, epoch, info);
     if (!status.ok()) return status;
-    status = operations_.renew(group);
+    status = operations_.renew(group, deadline);
     if (status.ok()) return group.active_mask.write(group, attachment_.device.get());
+    if (status.code() == StatusCode::kDeadlineExceeded && timeout_ms == EPD_NO_WAIT)
+      return would_block(status.message() + " yet");
     // The group may have broken again meanwhile, which is the same as if it broke a little later. An engine
     // that was restarted says so before the board does.
     const bool restarted = status.code() == StatusCode::kEngineRestarted;

@@ -293,8 +293,7 @@ class Planner {
   // A combine of a dispatch that ran before this rank joined: it sent nothing then, and received nothing.
   bool before_its_time() const {
     const Route& route = group_.routes[use_.route];
-    return route.handle == 0 || request_.handle == 0 ||
-           (route.handle != request_.handle && comebacks_of(request_.handle) < group_.first_index);
+    return route.handle == 0 || request_.handle == 0;
   }
 
   const Group& group_;

@@ -52,10 +52,6 @@ class Calls final : private device::CallGroup {
   // Why the first call that is enqueued fails though no kernel says so: its time is up, and none has begun
   // it, or none has looked at it again since.
   std::optional<Failure> overdue(std::uint64_t now_ns) const;
-  // Host devices: whether the device carries one out.
-  bool in_flight() const { return port_.running() != nullptr; }
-  // Whether a call was seen that has not ended.
-  bool runs() const { return !views_.empty(); }
 
   // Why the call of this entry ends the session; "" if it was legal.
   std::string illegal(const JournalEntry& entry) const;

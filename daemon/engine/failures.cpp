@@ -165,15 +165,4 @@ std::byte* own_block(const Member& member, std::uint64_t index) {
          member.group.exchange_layout.block(member.group.in_tags(index), member.group.shape.depth);
 }
 
-bool all_arrived(const Member& member, Launcher& launcher, std::uint64_t index, std::uint64_t tag) {
-  const Group& group = member.group;
-  std::vector<abi::SignalLine> lines(group.shape.num_ranks);
-  launcher.read(lines.data(), own_block(member, index) + group.exchange_layout.arrived,
-                lines.size() * sizeof(lines[0]));
-  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
-    if (group.active(rank) && lines[rank].tag < tag) return false;
-  }
-  return true;
-}
-
 }  // namespace epd::engine

@@ -44,7 +44,5 @@ Failure device_failure(const Subject& subject, device::Launcher& launcher,
 
 // The block of this rank in its exchange arena.
 std::byte* own_block(const Member& member, std::uint64_t index);
-// Whether every rank has said that it is done with this rank in the operation with this tag.
-bool all_arrived(const Member& member, device::Launcher& launcher, std::uint64_t index, std::uint64_t tag);
 
 }  // namespace epd::engine

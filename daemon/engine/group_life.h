@@ -58,9 +58,6 @@ class GroupLife {
 
   // Whether ranks may join and leave.
   bool takes_ranks() const { return is_forming() || is_broken(); }
-  // Whether an operation that ends now still counts. Once the supervisor knows how far this engine has come,
-  // operations that had not completed are repeated.
-  bool counts_ends() const { return !is_broken() && !is(GroupPhase::kResuming) && !is(GroupPhase::kLost); }
   // Whether the device is to begin the group, or to leave it.
   bool awaits_device() const { return !is_active() && !is_broken() && !is(GroupPhase::kLost); }
 

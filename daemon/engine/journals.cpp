@@ -27,7 +27,7 @@ bool Journals::read() {
   bool progress = false;
   for (Member* member : members_) progress |= read(*member);
   busy_ = std::any_of(members_.begin(), members_.end(), [](const Member* member) {
-    return member->calls != nullptr && member->calls->in_flight();
+    return member->calls != nullptr && member->calls->is_running();
   });
   return progress;
 }

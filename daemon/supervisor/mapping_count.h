@@ -2,8 +2,8 @@
 // process.
 //
 // For every rank of its groups an engine maps two arenas and the memory that the rank's client has bound. For
-// its own ranks it maps the board too. It needs all of them. So a rank for which one of the engines has no
-// room is refused before any engine is told.
+// its own ranks it maps the board and the results too. It needs all of them. So a rank for which one of the
+// engines has no room is refused before any engine is told.
 #pragma once
 
 #include "common/status.h"

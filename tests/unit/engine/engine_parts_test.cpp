@@ -25,7 +25,6 @@ TEST(GroupLife, GoesOnAfterABreak) {
   EXPECT_TRUE(life.takes_ranks());
   life.enter(kResuming);
   EXPECT_FALSE(life.takes_ranks());
-  EXPECT_FALSE(life.counts_ends());
   life.enter(kActive);
   EXPECT_TRUE(life.may(kAsking)) << "each epoch may ask once";
 }
@@ -56,7 +55,6 @@ TEST(GroupLife, ASecondLossIsAcknowledgedAgainAndUnmapsNothing) {
   GroupLife life = life_of({kStarting, kActive});
   life.lose();
   EXPECT_TRUE(life.is(kLosing));
-  EXPECT_TRUE(life.counts_ends());
   life.lose();
   EXPECT_TRUE(life.is(kLosing));
   life.enter(kUnmapping);
@@ -64,7 +62,6 @@ TEST(GroupLife, ASecondLossIsAcknowledgedAgainAndUnmapsNothing) {
   EXPECT_TRUE(life.is(kUnmapping));
   life.enter(kUnmapped);
   life.enter(kLost);
-  EXPECT_FALSE(life.counts_ends());
   life.lose();
   EXPECT_TRUE(life.is(kUnmapped));
   EXPECT_FALSE(life.may(kBreaking)) << "it is lost for good";
