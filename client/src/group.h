@@ -84,7 +84,7 @@ struct Group {
     if (own.at[index] != 0) return reinterpret_cast<void*>(own.at[index] + slot * own.bindings[index].stride);
     return reinterpret_cast<void*>(user_base() + arena.at(slot, which));
   }
-  // Addresses of host or device memory. The library never reads or writes there.
+  // Addresses of host or device memory. The library itself uses only the words of calls there.
   std::uintptr_t user_base() const {
     return device_user.address() != 0 ? device_user.address()
                                       : reinterpret_cast<std::uintptr_t>(user.as<char>());

@@ -1,4 +1,4 @@
-// Makes a call in a ring on the device from a checked request.
+// Makes a call in the rank's ring from a checked request.
 #include "operations.h"
 #include "staging.h"
 #include "ticket_status.h"

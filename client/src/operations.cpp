@@ -15,7 +15,8 @@ namespace {
 constexpr std::chrono::milliseconds kBreakGrace{5'000};
 // How long a call of an epoch that has ended may still end by itself.
 constexpr std::chrono::milliseconds kOldGrace{200};
-// No doorbell rings for a call's end. A wait polls without pause for kEagerWait, then every kLookAgain.
+// No doorbell rings for the end of a GPU's call. A wait polls without pause for kEagerWait, then every
+// kLookAgain.
 constexpr std::chrono::milliseconds kEagerWait{2};
 constexpr std::chrono::microseconds kLookAgain{50};
 constexpr int kLooksPerClock = 8;

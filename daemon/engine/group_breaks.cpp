@@ -23,7 +23,7 @@ Status Groups::stop_member(const abi::MemberRef& message) {
   return {};
 }
 
-// What a rank has submitted is known only when nothing of it runs any more.
+// What a rank has called: on a host device with the call that runs, on a GPU when nothing runs any more.
 void Groups::answer_stops() {
   std::erase_if(stops_, [this](abi::MemberRef& reply) {
     Group* group = find(reply.group_id);
@@ -76,8 +76,8 @@ void Groups::acknowledge_break(Group& group) {
 }
 
 // For a lost group, when its calls have ended: a client that is told of the loss waits for none of them any
-// more. The supervisor is told only after the memory has been
-// unmapped here: the last process to close a memory has to free all its pages.
+// more. The supervisor is told only after the memory has been unmapped here: the last process to close a
+// memory has to free all its pages.
 void Groups::give_up_memory(Group& group) {
   if (!group.life.is(GroupPhase::kLosing) || !group.settled()) return;
   for (const auto& member : group.members) {

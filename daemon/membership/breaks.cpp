@@ -6,7 +6,8 @@
 namespace epd::membership {
 namespace {
 
-constexpr std::uint32_t kMostGraceMs = 1'000;  // for engines to acknowledge before completions are released
+constexpr std::uint32_t kMostGraceMs =
+    1'000;  // for engines to acknowledge before clients are told of failures all the same
 
 template <typename Test>
 bool all_slots(const Group& group, const Test& test) {
@@ -104,8 +105,8 @@ void Breaks::advance_fatal(Group& group) {
   if (failing.told && all_slots(group, has_released)) become_lost(group);
 }
 
-// From the first kBreak on no rank's calls are taken any more, so an operation that a living rank has
-// not submitted by then will never be complete either. What each had submitted is asked behind the kBreak;
+// From its kStopMember on no rank's calls are taken any more, so an operation that a living rank has not
+// called by then will never be complete either. What each had called is asked behind the kBreak;
 // if that is less than the lost rank's, a second kBreak fails the difference.
 void Breaks::send_fatal(Group& group, Group::Failing& failing) {
   std::uint64_t fail_from = failing.fail_from;

@@ -7,7 +7,8 @@ namespace epd::supervisor {
 namespace {
 
 constexpr std::uint64_t kArenas = 2;  // user, exchange
-constexpr std::uint64_t kOwn = 2;     // board, results
+constexpr std::uint64_t kBoard = 1;
+constexpr std::uint64_t kOwn = kBoard + 1;  // of the rank's own engine: the results too
 constexpr std::uint64_t kSession =
     4;  // segments in an engine; in the supervisor the stack of its porter and a guard
 constexpr std::uint64_t kProcess = 8192;
@@ -64,7 +65,7 @@ Status MappingCount::add(std::pair<std::uint64_t, std::uint32_t> member, std::ui
   const std::string its = engine_of(device);
   const std::uint64_t cost = kArenas + client_memories;
   const auto found = groups_.find(member.first);
-  std::map<Process, std::uint64_t> more = {{its, cost + kOwn}, {kSupervisor, kOwn}};
+  std::map<Process, std::uint64_t> more = {{its, cost + kOwn}, {kSupervisor, kBoard}};
   if (found != groups_.end()) {
     // An engine that has no other rank of the group maps the memory of all ranks.
     if (found->second.engines.count(its) == 0) more[its] += found->second.mappings;
@@ -91,7 +92,7 @@ void MappingCount::remove(std::pair<std::uint64_t, std::uint32_t> member) {
   group.ranks.erase(member.second);
   for (const auto& [engine, ranks] : group.engines) give_back(engine, group.uid, rank.mappings);
   give_back(rank.engine, group.uid, kOwn);
-  give_back(kSupervisor, group.uid, kOwn);
+  give_back(kSupervisor, group.uid, kBoard);
   group.mappings -= rank.mappings;
   if (--group.engines[rank.engine] == 0) {
     give_back(rank.engine, group.uid, group.mappings);

@@ -77,7 +77,7 @@ std::string render(const v1::GetOperationResponse& detail) {
           ", pid " + std::to_string(detail.pid()) + ", " + printable(op.device()) + " (engine " +
           std::to_string(detail.engine_pid()) + ")\n";
   text += "  stage      " + word(op.stage()) + "\n";
-  text += "  submitted  " + format_us(op.age_us()) + " ago\n";
+  text += "  seen       " + format_us(op.age_us()) + " ago\n";
   text += "  deadline   " + in_us(op.deadline_in_us()) + "\n";
   text += "  history   ";
   for (const v1::StageEntry& stage : op.stages())

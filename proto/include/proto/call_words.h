@@ -1,6 +1,7 @@
-// Calls: operations that a client hands to the engine's kernels, with no engine's CPU in the path: by its
-// streams, or by its host. They lie in the rank's user arena, which both share. Plain data, also for
-// device code. The README of this room tells the protocol ("Calls").
+// Calls: operations that a client hands to the device, by its streams or by its host. On a GPU the engine's
+// kernels take them, with no engine's CPU in the path; on a host device the engine's loop does. They lie in
+// the rank's user arena, which both share. Plain data, also for device code. The README of this room tells
+// the protocol ("Calls").
 #pragma once
 
 #include "proto/operation.h"
@@ -109,7 +110,7 @@ struct CallWords {
   // Not 0: no engine will take a call any more, nothing waits for one. By whoever finds that out: the
   // engine when it lets the rank go, the library when the daemon is lost.
   alignas(64) std::uint32_t closed;
-  // By the engine's kernel.
+  // By the device.
   alignas(64) std::uint32_t done;               // calls that have ended, well or not. Stored last
   std::uint32_t failed;                         // of these, how many were not carried out
   alignas(64) std::uint32_t flags[kCallFlags];  // 1: the call with `flagged` has ended, see flag_of

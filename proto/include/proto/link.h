@@ -26,7 +26,7 @@ namespace epd::abi {
 enum class LinkType : std::uint16_t {
   // supervisor -> engine
   kAddSession = 1,     // fds: segment A, segment B (rw), an eventfd by which the client is rung
-  kRemoveSession = 2,  // answered with kSessionRemoved when its operations have ended
+  kRemoveSession = 2,  // answered with kSessionRemoved at once
   kGroupBegin = 3,
   // fds: user arena, exchange arena, eventfd and EnginePage of that rank's engine, then the memory of its
   // client's own that the bindings name; none if it is masked, or on another node

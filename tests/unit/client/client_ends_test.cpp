@@ -161,6 +161,48 @@ TEST_F(ClientOps, ResumeWaitsForAStoppedEngine) {
   EXPECT_EQ(wait(ticket), EPD_OK);
 }
 
+// A ticket that nobody wants does not end its operation.
+TEST_F(ClientOps, ResumeWaitsForAStoppedEngineThoughTheTicketWasDropped) {
+  epd_dispatch_args_t args;
+  epd_dispatch_args_init(&args);
+  args.timeout_ms = 1;
+  epd_ticket_t ticket = 0;
+  ASSERT_EQ(epd_dispatch(group_, &args, EPD_NO_STREAM, &ticket, nullptr), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_ticket_drop(group_, ticket), EPD_OK) << epd_last_error();
+  pause_ms(2);
+  EXPECT_EQ(epd_group_resume(group_, EPD_NO_WAIT, nullptr), EPD_WOULD_BLOCK);
+  daemon_.complete(*daemon_.next_call());
+  EXPECT_EQ(epd_group_resume(group_, EPD_NO_WAIT, nullptr), EPD_OK);
+}
+
+// Calls of the old epoch that are discarded after the new one has begun count as failed in the old one.
+TEST_F(ClientOps, ResumeWaitsUntilTheCallsOfTheOldEpochAreDiscarded) {
+  dispatch(0);
+  const auto call = daemon_.next_call();
+  daemon_.write_board(abi::GroupState::kActive, 2, 0, StatusCode::kEngineRestarted, "");
+  EXPECT_EQ(epd_group_resume(group_, EPD_NO_WAIT, nullptr), EPD_WOULD_BLOCK);
+  EXPECT_EQ(epd_group_resume(group_, 20, nullptr), EPD_DEADLINE_EXCEEDED);
+  auto resuming =
+      std::async(std::launch::async, [&] { return epd_group_resume(group_, EPD_FOREVER, nullptr); });
+  daemon_.end(*call, abi::CallEnding::kDiscarded);
+  EXPECT_EQ(resuming.get(), EPD_OK);
+  EXPECT_EQ(epd_group_check(group_, nullptr), EPD_OK) << epd_last_error();
+}
+
+// The board tells of a failure later than the results, perhaps much later.
+TEST_F(ClientOps, AGroupWhoseCallHasFailedIsNotResumedInTheSameEpoch) {
+  dispatch(0);
+  const epd_ticket_t behind = dispatch(1);
+  daemon_.end(*daemon_.next_call(), abi::CallEnding::kFailed);
+  daemon_.end(*daemon_.next_call(), abi::CallEnding::kDiscarded);
+  EXPECT_EQ(epd_group_resume(group_, EPD_NO_WAIT, nullptr), EPD_WOULD_BLOCK);
+  EXPECT_EQ(epd_group_resume(group_, 20, nullptr), EPD_DEADLINE_EXCEEDED);
+  daemon_.write_board(abi::GroupState::kActive, 2, 0, StatusCode::kRankLost, "rank 0 died");
+  EXPECT_EQ(wait(behind), EPD_RANK_LOST);
+  EXPECT_EQ(epd_group_resume(group_, EPD_NO_WAIT, nullptr), EPD_OK) << epd_last_error();
+  EXPECT_EQ(epd_group_check(group_, nullptr), EPD_OK) << epd_last_error();
+}
+
 TEST_F(ClientOps, StaleEpochMustResumeEvenIfTheGroupIsActiveAgain) {
   daemon_.write_board(abi::GroupState::kActive, 7, 4, StatusCode::kDeadlineExceeded, "");
   epd_ticket_t ticket = 0;

@@ -136,9 +136,9 @@ TEST_F(ClientHandles, ACallOfAnOldEpochUsesItsRecordNoMore) {
   epd_handle_t handle = 0;
   const epd_ticket_t late = keep(0, &handle);
   EXPECT_EQ(epd_handle_release(group_, handle), EPD_WOULD_BLOCK);
+  daemon_.end(*daemon_.next_call(), abi::CallEnding::kDiscarded);
   break_and_resume(0);
   EXPECT_EQ(epd_handle_release(group_, handle), EPD_OK) << epd_last_error();
-  daemon_.end(*daemon_.next_call(), abi::CallEnding::kDiscarded);
   EXPECT_EQ(wait(late), EPD_ENGINE_RESTARTED);
 }
 

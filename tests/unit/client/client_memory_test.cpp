@@ -143,6 +143,16 @@ TEST_F(ClientMemory, ACombineMustWaitForTheCountsOfItsDispatch) {
   EXPECT_EQ(combine_with(&memory, 0, 1), EPD_OK) << epd_last_error();
 }
 
+TEST_F(ClientMemory, ACombineOfADispatchThatFailedCopiesNothing) {
+  epd_memory_t memory = none();
+  memory.y = x_.data();
+  epd_ticket_t ticket = 0;
+  ASSERT_EQ(dispatch_with(nullptr, &ticket), EPD_OK) << epd_last_error();
+  daemon_.end(*daemon_.next_call(), abi::CallEnding::kFailed);
+  EXPECT_EQ(combine_with(&memory, 0, 1), EPD_WOULD_BLOCK);
+  EXPECT_ERROR_HAS("the dispatch of handle 1 has failed");
+}
+
 // Nobody waits for the first: its outputs are copied before the next call may overwrite them.
 TEST_F(ClientMemory, OutputsAreCopiedBeforeTheSlotIsUsedAgain) {
   std::vector<std::int32_t> offsets(3, -5);

@@ -68,7 +68,8 @@ TEST_F(ArenaStoreTest, RoutingsAreCountedOverAllAndForEachUser) {
 // could bring all engines to vm.max_map_count, where they ended, and so did their successors.
 TEST_F(ArenaStoreTest, MappingsAreCountedForEachEngineThatMustMap) {
   ArenaStore::Limits limits = plenty();
-  limits.mappings = {100, 72};  // 28 for ranks, 14 of a user: with the boards, four on the same engine
+  // 36 for ranks, 18 of a user: with boards and results, four on the same engine.
+  limits.mappings = {100, 64};
   ArenaStore store(limits, closer_, descriptors_);
   const DeviceName first{abi::DeviceKind::kHost, 0};
   const DeviceName second{abi::DeviceKind::kHost, 1};
@@ -76,10 +77,10 @@ TEST_F(ArenaStoreTest, MappingsAreCountedForEachEngineThatMustMap) {
   for (std::uint32_t rank = 0; rank < 4; ++rank)
     ASSERT_TRUE(store.acquire({1, rank}, kUser, {}, first, wanted).ok()) << rank;
   expect_says(store.acquire({1, 4}, kUser, {}, first, wanted),
-              {"engine of host:0 has 12", "of user 1001", "need 3 more", "allowed: 14", "vm.max_map_count",
-               "is 100", "72"});
+              {"engine of host:0 has 16", "of user 1001", "need 4 more", "allowed: 18", "vm.max_map_count",
+               "is 100", "64"});
   EXPECT_TRUE(store.acquire({1, 4}, kUser, {}, second, wanted).ok()) << "2 more on host:0; all 5 on host:1";
-  expect_says(store.acquire({1, 5}, kUser, {}, second, wanted), {"engine of host:0 has 14", "allowed: 14"});
+  expect_says(store.acquire({1, 5}, kUser, {}, second, wanted), {"engine of host:0 has 18", "allowed: 18"});
   EXPECT_TRUE(store.acquire({2, 0}, 7, {}, first, wanted).ok()) << "another user";
 }
 
@@ -222,11 +223,11 @@ TEST(MappingCount, MappingsAreGivenBackWithTheRank) {
   ASSERT_TRUE(count.add({1, 0}, kUser, first, 3).ok());
   ASSERT_TRUE(count.add({1, 1}, kUser, second, 0).ok());
   ASSERT_TRUE(count.add({1, 2}, kUser, second, 0).ok());
-  EXPECT_EQ(count.of_engine(first), 5u + 2 + 2 + 1);
-  EXPECT_EQ(count.of_engine(second), 5u + 2 + 2 + 2);
+  EXPECT_EQ(count.of_engine(first), 5u + 2 + 2 + 2);
+  EXPECT_EQ(count.of_engine(second), 5u + 2 + 2 + 4);
   count.remove({1, 1});
-  EXPECT_EQ(count.of_engine(first), 5u + 2 + 1);
-  EXPECT_EQ(count.of_engine(second), 5u + 2 + 1);
+  EXPECT_EQ(count.of_engine(first), 5u + 2 + 2);
+  EXPECT_EQ(count.of_engine(second), 5u + 2 + 2);
   count.remove({1, 2});
   EXPECT_EQ(count.of_engine(second), 0u) << "it has forgotten the group";
   count.remove({1, 0});

@@ -181,7 +181,7 @@ struct Group {
     static constexpr GroupPhase kPhase = GroupPhase::kBreaking;
     std::set<std::uint32_t> changed;   // ranks that came or went, to be told before kResume
     bool reason_changed = false;       // since kBreak told it
-    std::uint64_t release_due_ns = 0;  // failed completions are held back no longer
+    std::uint64_t release_due_ns = 0;  // then clients are told of failures all the same
   };
   struct Failing {
     static constexpr GroupPhase kPhase = GroupPhase::kFailing;
