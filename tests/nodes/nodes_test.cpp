@@ -281,9 +281,13 @@ TEST_F(Nodes, DoctorLooksAtCertificatesPortsAndNames) {
   const std::string soon = check_named(at("b"), "certificate");
   EXPECT_TRUE(soon.starts_with("warn: ")) << soon;
   EXPECT_TRUE(soon.ends_with("expires in 9 days") || soon.ends_with("expires in 10 days")) << soon;
-  const std::string when = soon.substr(soon.find("expires in"));
-  for (const char* command : {"status", "nodes"})
-    EXPECT_NE(at("b").epctl({command}).out.find(when), std::string::npos) << command;
+  for (const char* command : {"status", "nodes"}) {  // the tenth day ends a second after the test's begin
+    const std::string told = at("b").epctl({command}).out;
+    EXPECT_TRUE(told.find("expires in 9 days") != std::string::npos ||
+                told.find("expires in 10 days") != std::string::npos)
+        << command << "\n"
+        << told;
+  }
   EXPECT_EQ(check_named(at("b"), "port coordinator"), "ok: " + address("a") + " takes connections");
   EXPECT_EQ(check_named(at("a"), "port node node-b"), "ok: " + address("b") + " takes connections");
   EXPECT_TRUE(check_named(at("a"), "node node-b").starts_with("ok: up"));
