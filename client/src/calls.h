@@ -61,7 +61,7 @@ struct KnownCall {
   std::list<HookCall> waiting_hook;        // at most one
 };
 
-// With the session's mutex, except open().
+// Callers hold the session's mutex, except in open().
 class Calls {
  public:
   // Called by join, before any other thread sees the group.
@@ -104,7 +104,7 @@ class Calls {
   bool has_host_room() const { return host_tail - host_ended() < abi::kCallSlots; }
   // The ticket of a call of the host on the slot that has not ended; 0: none.
   epd_ticket_t host_call_on(std::uint32_t slot);
-  // Of those in flight, as host_call_on() saw last.
+  // The sum of the timeouts of those in flight, as host_call_on() saw them last.
   std::uint64_t host_timeouts_ms() const;
   // Its number is host_tail.
   void note_host_call(epd_ticket_t ticket, std::uint32_t timeout_ms, SteadyClock::time_point answer_by);

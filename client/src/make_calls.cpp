@@ -223,7 +223,7 @@ Status Operations::admit_stream_call(Lock& lock, Group& group, const SubmitReque
           " before another one in a stream (epd_ticket_wait_on_stream, epd_ticket_wait)");
 }
 
-// What only the order of calls can tell, which no graph changes here.
+// Refuses what depends on the order of calls. On a host device no graph changes that order.
 Status Operations::check_on_host(Lock& lock, Group& group, const SubmitRequest& request,
                                  std::uint32_t route) {
   const std::string handle = "the dispatch of handle " + std::to_string(request.handle);

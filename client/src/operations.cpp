@@ -331,22 +331,20 @@ bool Operations::take_hooked_locked() {
 
 class BreakWaiter final : public Waiter {
  public:
-  BreakWaiter(const Connection& connection, const Group& group, bool failed)
-      : connection_(connection), group_(group), failed_(failed) {
+  BreakWaiter(const Connection& connection, const Group& group) : connection_(connection), group_(group) {
     slice = std::chrono::milliseconds(1);
   }
   // Gives up after the group has seemed well for so long. Time without an engine does not count.
   bool ready() override {
     if (!connection_.ended().ok() || !group_.board.usable_in(group_.calls.epoch).ok()) return true;
     const SteadyClock::time_point now = SteadyClock::now();
-    if (failed_ || !connection_.serving()) well_since_ = now;
+    if (!connection_.serving()) well_since_ = now;
     return now >= well_since_ + kBreakGrace;
   }
 
  private:
   const Connection& connection_;
   const Group& group_;
-  const bool failed_;  // the group is known to have failed
   SteadyClock::time_point well_since_ = SteadyClock::now();
 };
 
@@ -371,14 +369,15 @@ Status Operations::check(Group& group, epd_progress_t& progress) {
   const std::uint32_t lost = ends[1] - group.calls.failed;
   if (lost == 0) return {};
   // The board says it a little later than this memory.
-  BreakWaiter waiter(connection_, group, medium_->rings());
+  BreakWaiter waiter(connection_, group);
   waits_.wait(lock, waiter, Deadline::in_ms(EPD_FOREVER));
   status = usable_locked(group);
   if (!status.ok()) return status;
-  return {StatusCode::kAborted,
-          std::to_string(lost) +
-              " calls were not carried out, and the group is well: they were enqueued "
-              "before epd_group_resume had returned; synchronise the streams before it"};
+  const char* const why =
+      medium_->rings() ? ", and the group has not agreed on a break yet; call epd_group_resume"
+                       : ", and the group is well: they were enqueued before epd_group_resume had returned; "
+                         "synchronise the streams before it";
+  return {StatusCode::kAborted, std::to_string(lost) + " calls were not carried out" + why};
 }
 
 }  // namespace epd::client

@@ -116,7 +116,7 @@ class Operations {
                         const stream_kernels::Copies& copies);
   Status write_epoch(Group& group, std::uint64_t epoch);
 
-  // By the host, if there is no stream. The slot's last call has ended. With submit_mutex.
+  // The host copies if there is no stream. The slot's last call has ended. Callers hold submit_mutex.
   void copy_by_host(Group& group, std::uint32_t slot, const MadeCall& made);
   void copy_outputs(Group& group, std::uint32_t slot);
 

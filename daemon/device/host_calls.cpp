@@ -23,14 +23,6 @@ abi::CallEnding ending_of(Verdict verdict) {
   return verdict == Verdict::kDiscard ? abi::CallEnding::kDiscarded : abi::CallEnding::kFailed;
 }
 
-OpResult result_of(OpError error, std::int32_t failed_rank) {
-  OpResult result{};
-  result.error = error;
-  result.failed_rank = failed_rank;
-  result.expert = -1;
-  return result;
-}
-
 }  // namespace
 
 HostCalls::HostCalls(const LaneShape& shape, const Needs& needs)
@@ -167,7 +159,7 @@ void HostCalls::end_unrun(const abi::PackedCall& packed, const abi::Call& call, 
   const std::uint32_t ended = call.number + 1 - state_.sequence[kByHost];
   if (!well) shared(words().failed).fetch_add(ended, std::memory_order_relaxed);
   state_.sequence[kByHost] = call.number + 1;
-  OpResult result = result_of(judgement.error, judgement.failed_rank);
+  OpResult result = ending(judgement.error, judgement.failed_rank);
   result.rows = judgement.rows;
   result.room = judgement.room;
   const std::uint64_t index = state_.index + state_.index_base;
@@ -191,7 +183,7 @@ bool HostCalls::advance() {
   return true;
 }
 
-// What the client may know before the end.
+// Tells the client what it may know before the operation has ended.
 bool HostCalls::tell_news() {
   if (!is_dispatch(call_)) return false;
   const bool counts = !counted_ && running_->counted();

@@ -24,6 +24,8 @@ constexpr std::size_t kCopied = 8192;  // choices
 constexpr std::uint32_t kCounts = 8192;
 constexpr std::uint32_t kRanks = 64;
 
+}  // namespace
+
 OpResult ending(kernels::cuda::OpError error, std::int32_t failed_rank) {
   OpResult result{};
   result.error = error;
@@ -31,8 +33,6 @@ OpResult ending(kernels::cuda::OpError error, std::int32_t failed_rank) {
   result.expert = -1;
   return result;
 }
-
-}  // namespace
 
 HostOperation::HostOperation(Kind kind, const Operation& op, const Needs& needs)
     : kind_(kind),

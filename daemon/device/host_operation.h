@@ -31,6 +31,9 @@
 
 namespace epd::device {
 
+// The result of an operation that has failed.
+kernels::cuda::OpResult ending(kernels::cuda::OpError error, std::int32_t failed_rank);
+
 class HostOperation final : public OperationInFlight {
  public:
   struct Needs {

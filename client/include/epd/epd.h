@@ -572,8 +572,9 @@ static inline void epd_progress_init(epd_progress_t* progress) {
  *
  * Otherwise the status and text of the group's break. The call waits for them, up to 5 seconds and as long as
  * the engine is away; without a failure it takes some tens of microseconds on a GPU.
- * ABORTED: the group is well, but operations were not carried out because they were enqueued before
- * epd_group_resume had returned; or this rank has left. */
+ * ABORTED: on a GPU the group is well, but operations were not carried out because they were enqueued before
+ * epd_group_resume had returned. On a host device the group has not agreed on its break in this time. Or this
+ * rank has left. */
 EPD_API epd_status_t epd_group_check(epd_group_t* group, epd_progress_t* progress);
 
 /* ---- memory of your own, call by call ---------------------------------------------------------- */

@@ -32,7 +32,7 @@ class Membership(NotCopied):
         self._on_gpu = info.device_kind == DeviceKind.CUDA
         configs = [config.with_format(row_format) for row_format in range(1 + len(config.more_formats))]
         self._shapes = [SlotShapes(each, info.device_kind, region_shapes(each)) for each in configs]  # by row format
-        # By slot and row format.
+        # The keys are slot and row format.
         self._views: dict[tuple[int, int], Buffers[Any]] = {}
         self._numpy: dict[tuple[int, int], Buffers[Any]] = {}
         self._tensors: dict[tuple[int, int], Buffers[Any]] = {}
