@@ -1,6 +1,8 @@
 // What the command line asks for, and the exit codes of epctl.
 #pragma once
 
+#include "proto/shape.h"
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -39,23 +41,8 @@ enum class Command {
 
 // size: a group that does not exist.
 struct SizeArguments {
-  std::uint32_t ranks = 0;
-  std::uint32_t experts = 0;
-  std::uint32_t tokens = 0;
-  std::uint32_t hidden = 0;
-  std::uint32_t topk = 0;
-  std::uint32_t depth = 4;
-  std::uint32_t expert_alignment = 1;
-  std::uint32_t opaque_bytes = 0;
-  std::uint32_t biases = 0;
-  std::uint32_t handles = 0;
-  std::uint32_t max_recv_rows = 0;
-  std::string payload = "bf16";
-  std::string index_type = "int32";
-  std::string layout = "compact";
-  std::string scale_format = "float32";
-  std::string scale_layout = "row_major";
-  std::vector<std::string> more_formats;  // row formats beyond payload with scale_format
+  abi::GroupShape shape{};
+  std::vector<std::string> more_formats;  // row formats beyond the shape's first, as on the command line
   std::string device_kind = "cuda";
   std::vector<std::string> bound;  // names of regions
 };

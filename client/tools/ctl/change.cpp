@@ -1,141 +1,122 @@
 // epctl set, reload, evict and restart: what an operator changes.
 #include "commands.h"
-#include "numbers.h"
 #include "proto/shape.h"
-#include "table.h"
+#include "text.h"
 
+#include <google/protobuf/descriptor.h>
 #include <algorithm>
 #include <map>
 #include <optional>
 #include <ostream>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace epd::ctl {
 namespace {
 
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+
 // KEY=VALUE. The value "unset" takes back what was set.
 struct Setting {
   std::string key;
   std::string text;
-  std::optional<std::int64_t> number;
 
   bool unset() const { return text == "unset"; }
+  std::optional<std::int64_t> number() const {
+    const bool negative = text.starts_with('-');
+    const std::optional<std::uint64_t> size = parse_whole(std::string_view(text).substr(negative ? 1 : 0));
+    if (!size || *size > std::uint64_t{INT64_MAX}) return std::nullopt;
+    return negative ? -static_cast<std::int64_t>(*size) : static_cast<std::int64_t>(*size);
+  }
 };
 
-std::optional<std::int64_t> parse_number(std::string_view text) {
-  const bool negative = text.starts_with('-');
-  const std::optional<std::uint64_t> size = parse_whole(text.substr(negative ? 1 : 0));
-  if (!size || *size > std::uint64_t{INT64_MAX}) return std::nullopt;
-  return negative ? -static_cast<std::int64_t>(*size) : static_cast<std::int64_t>(*size);
-}
-
-std::optional<Setting> parse(std::string_view text) {
-  const std::size_t equals = text.find('=');
-  if (equals == std::string_view::npos || equals == 0) return std::nullopt;
-  const std::string_view value = text.substr(equals + 1);
-  return Setting{std::string(text.substr(0, equals)), std::string(value), parse_number(value)};
-}
-
-Exit wrong(const Arguments& arguments, Output& output, const std::string& what, const std::string& allowed) {
-  return report(arguments, output, {Exit::kUsage, "INVALID_ARGUMENT", what + "; allowed: " + allowed});
-}
-
-bool fits_count(const std::optional<std::int64_t>& value) {
-  return value && *value >= 0 && *value <= std::int64_t{UINT32_MAX};
-}
-bool fits_priority(const std::optional<std::int64_t>& value) {
-  return value && *value >= INT32_MIN && *value <= INT32_MAX;
-}
-
-// The settings that a request has, each with the values that it may have. Only the daemon knows how many SMs
-// there are.
-using Allowed = std::vector<std::pair<std::string, std::string>>;
-
-Allowed allowed_in(const v1::SetDeviceRequest& /*request*/) {
-  return {{"sms", "a number of SMs"}};
-}
-Allowed allowed_in(const v1::SetGroupRequest& /*request*/) {
-  return {{"sms", "a number of SMs"},
-          {"priority", std::to_string(abi::kMinPriority) + ".." + std::to_string(abi::kMaxPriority)},
-          {"linger_us", "0.." + std::to_string(abi::kMaxLingerUs)}};
-}
-
-// False: the message can't carry the value. The daemon judges the others.
-bool put(const Setting& setting, v1::SetDeviceRequest& request) {
-  if (setting.unset()) {
-    request.set_unset_sms(true);
-    return true;
+// All settings of the command line. `allowed`: what one looks like.
+std::vector<Setting> parse_settings(const Context& context, const std::string& allowed) {
+  std::vector<Setting> settings;
+  for (const std::string& text : context.arguments.settings) {
+    const std::size_t equals = text.find('=');
+    if (equals == std::string::npos || equals == 0)
+      fail_usage("setting \"" + text + "\" is not understood; allowed: " + allowed);
+    Setting setting{text.substr(0, equals), text.substr(equals + 1)};
+    for (const Setting& before : settings) {
+      if (before.key == setting.key)
+        fail_usage("setting \"" + setting.key + "\" is given twice; allowed: once");
+    }
+    settings.push_back(std::move(setting));
   }
-  if (!fits_count(setting.number)) return false;
-  request.set_sms(static_cast<std::uint32_t>(*setting.number));
-  return true;
+  return settings;
 }
-bool put(const Setting& setting, v1::SetGroupRequest& request) {
-  if (setting.key == "sms" && setting.unset()) {
-    request.set_unset_sms(true);
-  } else if (setting.key == "priority" && setting.unset()) {
-    request.set_unset_priority(true);
-  } else if (setting.key == "linger_us" && setting.unset()) {
-    request.set_unset_linger_us(true);
-  } else if (setting.key == "sms" && fits_count(setting.number)) {
-    request.set_sms(static_cast<std::uint32_t>(*setting.number));
-  } else if (setting.key == "priority" && fits_priority(setting.number)) {
-    request.set_priority(static_cast<std::int32_t>(*setting.number));
-  } else if (setting.key == "linger_us" && fits_count(setting.number)) {
-    request.set_linger_us(static_cast<std::uint32_t>(*setting.number));
+
+// A setting is a field of the request that another one, unset_KEY, takes back.
+const FieldDescriptor* unset_field(const Message& request, const std::string& key) {
+  return request.GetDescriptor()->FindFieldByName("unset_" + key);
+}
+
+std::string forms_of(const Message& request) {
+  std::string forms;
+  for (int i = 0; i < request.GetDescriptor()->field_count(); ++i) {
+    const std::string& name = request.GetDescriptor()->field(i)->name();
+    if (unset_field(request, name) != nullptr) forms += name + "=NUMBER, ";
+  }
+  return forms + "or =unset";
+}
+
+// The daemon alone knows how many SMs there are.
+std::string values_of(const std::string& key) {
+  if (key == "priority") return std::to_string(abi::kMinPriority) + ".." + std::to_string(abi::kMaxPriority);
+  if (key == "linger_us") return "0.." + std::to_string(abi::kMaxLingerUs);
+  return "a number of SMs";
+}
+
+// Refuses what the message can't carry. The daemon judges the rest.
+void put(const Setting& setting, Message& request) {
+  const google::protobuf::Reflection& reflection = *request.GetReflection();
+  const FieldDescriptor* const unset = unset_field(request, setting.key);
+  if (unset == nullptr)
+    fail_usage("setting \"" + setting.key + "=" + setting.text +
+               "\" is not understood; allowed: " + forms_of(request));
+  if (setting.unset()) return reflection.SetBool(&request, unset, true);
+  const FieldDescriptor* const field = request.GetDescriptor()->FindFieldByName(setting.key);
+  const bool is_signed = field->cpp_type() == FieldDescriptor::CPPTYPE_INT32;
+  const std::int64_t least = is_signed ? INT32_MIN : 0;
+  const std::int64_t most = is_signed ? std::int64_t{INT32_MAX} : std::int64_t{UINT32_MAX};
+  const std::optional<std::int64_t> number = setting.number();
+  if (!number || *number < least || *number > most)
+    fail_usage(setting.key + " is \"" + setting.text + "\"; allowed: " + values_of(setting.key) +
+               ", or unset");
+  if (is_signed) {
+    reflection.SetInt32(&request, field, static_cast<std::int32_t>(*number));
   } else {
-    return false;
+    reflection.SetUInt32(&request, field, static_cast<std::uint32_t>(*number));
   }
-  return true;
 }
 
-Exit done(const Arguments& arguments, Output& output, const Json& document, const std::string& text) {
-  if (arguments.json) {
-    write_json(output, document);
-  } else {
-    output.out << printable(text) << '\n';
+// Sets a device or a group. `look` asks for what there was before, of which `find` knows the one that was
+// set: null if it is not known.
+template <typename Response, typename List, typename Find>
+Exit set(const Context& context, Message& request, const Message& look, Find find) {
+  const std::vector<Setting> settings = parse_settings(context, forms_of(request));
+  for (const Setting& setting : settings) put(setting, request);
+  List list;
+  (void)context.connection.try_call(look, list);  // without it the old values are not told
+  const auto response = context.connection.call<Response>(request);
+  Json document;
+  std::string name = context.arguments.target;
+  const Message* const before = find(list, response, name, document);
+  std::string words;
+  for (const Setting& setting : settings) {
+    document["set"][setting.key] = setting.number() ? Json(*setting.number()) : Json(nullptr);
+    const std::string was =
+        before == nullptr
+            ? ""
+            : " " + to_json(*before, *before->GetDescriptor()->FindFieldByName(setting.key)).dump();
+    append(words, setting.key + was + " -> " + setting.text);
   }
-  return Exit::kOk;
-}
-
-// The values before a change, found by what the answer says was changed. A value that is not known is "".
-struct Before {
-  std::map<std::string, std::string> values;
-  bool spans_nodes = false;  // the group has ranks that this daemon does not serve
-};
-
-v1::ListDevicesResponse look(const v1::SetDeviceRequest& /*request*/, Connection& connection) {
-  v1::ListDevicesResponse list;
-  (void)connection.call(v1::ListDevicesRequest(), list);  // without it the old values are not told
-  return list;
-}
-v1::ListGroupsResponse look(const v1::SetGroupRequest& /*request*/, Connection& connection) {
-  v1::ListGroupsResponse list;
-  (void)connection.call(v1::ListGroupsRequest(), list);
-  return list;
-}
-
-Before find(const v1::ListDevicesResponse& list, const v1::SetDeviceRequest& request,
-            const v1::SetDeviceResponse& /*response*/) {
-  Before before;
-  for (const v1::Device& device : list.devices()) {
-    if (device.name() == request.device()) before.values["sms"] = std::to_string(device.sms());
-  }
-  return before;
-}
-Before find(const v1::ListGroupsResponse& list, const v1::SetGroupRequest& /*request*/,
-            const v1::SetGroupResponse& response) {
-  Before before;
-  for (const v1::Group& group : list.groups()) {
-    if (group.group_id() != response.group_id()) continue;
-    before.values["sms"] = std::to_string(group.sms());
-    before.values["priority"] = std::to_string(group.priority());
-    before.values["linger_us"] = std::to_string(group.linger_us());
-    before.spans_nodes = group.shape().span() == v1::SPAN_CLUSTER;
-  }
-  return before;
+  document["target"] = context.arguments.target;
+  if (document.contains("this_node_only"))
+    words += " for its ranks on this node; those on other nodes keep theirs";
+  return context.answer(document, printable(name + ": " + words) + "\n");
 }
 
 // "group 3 (layer-experts)"
@@ -144,56 +125,34 @@ std::string group_in(const Response& response) {
   return "group " + std::to_string(response.group_id()) + " (" + response.name() + ")";
 }
 
-std::string changed(const Arguments& arguments, const v1::SetDeviceResponse& /*response*/,
-                    Json& /*document*/) {
-  return arguments.target;
-}
-std::string changed(const Arguments& /*arguments*/, const v1::SetGroupResponse& response, Json& document) {
-  document["group_id"] = response.group_id();
-  document["name"] = response.name();
-  return group_in(response);
+Exit set_device(const Context& context) {
+  v1::SetDeviceRequest request;
+  request.set_device(context.arguments.target);
+  return set<v1::SetDeviceResponse, v1::ListDevicesResponse>(
+      context, request, v1::ListDevicesRequest(),
+      [](const auto& list, const auto& /*response*/, const std::string& name, Json&) -> const Message* {
+        for (const v1::Device& device : list.devices()) {
+          if (device.name() == name) return &device;
+        }
+        return nullptr;
+      });
 }
 
-template <typename Request, typename Response>
-Exit set(const Arguments& arguments, Connection& connection, Output& output, Request request) {
-  const Allowed allowed = allowed_in(request);
-  Json document;
-  std::vector<Setting> settings;
-  for (const std::string& text : arguments.settings) {
-    const std::optional<Setting> setting = parse(text);
-    const auto values = std::find_if(allowed.begin(), allowed.end(), [&](const auto& known) {
-      return setting && known.first == setting->key;
-    });
-    if (values == allowed.end()) {
-      std::string forms;
-      for (const auto& [key, range] : allowed) forms += key + "=NUMBER, ";
-      return wrong(arguments, output, "setting \"" + text + "\" is not understood", forms + "or =unset");
-    }
-    if (!put(*setting, request))
-      return wrong(arguments, output, setting->key + " is \"" + setting->text + "\"",
-                   values->second + ", or unset");
-    if (document["set"].contains(setting->key))
-      return wrong(arguments, output, "setting \"" + setting->key + "\" is given twice", "once");
-    document["set"][setting->key] = setting->number ? Json(*setting->number) : Json(nullptr);
-    settings.push_back(*setting);
-  }
-  const auto list = look(request, connection);
-  Response response;
-  if (auto failure = connection.call(request, response)) return report(arguments, output, *failure);
-  Before before = find(list, request, response);
-  std::string words;
-  for (const Setting& setting : settings) {
-    const std::string was = before.values[setting.key];
-    words +=
-        (words.empty() ? " " : ", ") + setting.key + (was.empty() ? "" : " " + was) + " -> " + setting.text;
-  }
-  document["target"] = arguments.target;
-  if (before.spans_nodes) {
-    document["this_node_only"] = true;
-    words += " for its ranks on this node; those on other nodes keep theirs";
-  }
-  const std::string what = changed(arguments, response, document);
-  return done(arguments, output, document, what + ":" + words);
+Exit set_group(const Context& context) {
+  v1::SetGroupRequest request;
+  request.set_group(context.arguments.target);
+  return set<v1::SetGroupResponse, v1::ListGroupsResponse>(
+      context, request, v1::ListGroupsRequest(),
+      [](const auto& list, const auto& response, std::string& name, Json& document) -> const Message* {
+        document = {{"group_id", response.group_id()}, {"name", response.name()}};
+        name = group_in(response);
+        for (const v1::Group& group : list.groups()) {
+          if (group.group_id() != response.group_id()) continue;
+          if (group.shape().span() == v1::SPAN_CLUSTER) document["this_node_only"] = true;
+          return &group;
+        }
+        return nullptr;
+      });
 }
 
 std::string text_of(const google::protobuf::RepeatedPtrField<v1::OptionChange>& changes) {
@@ -207,123 +166,93 @@ std::string text_of(const google::protobuf::RepeatedPtrField<v1::OptionChange>& 
 }
 
 // Refuses the first setting whose key is no option of the section, as the daemon's own configuration has it.
-std::optional<Failure> check_keys(const std::vector<Setting>& settings, const std::string& section,
-                                  Connection& connection) {
-  v1::GetConfigResponse config;
-  if (auto failure = connection.call(v1::GetConfigRequest(), config)) return failure;
+void check_keys(const std::vector<Setting>& settings, const std::string& section, Connection& connection) {
   std::string names;
+  const auto config = connection.call<v1::GetConfigResponse>(v1::GetConfigRequest());
   for (const v1::ConfigEntry& entry : config.entries()) {
-    if (entry.key().starts_with(section))
-      names.append(names.empty() ? "" : ", ").append(printable(entry.key().substr(section.size())));
+    if (entry.key().starts_with(section)) append(names, printable(entry.key().substr(section.size())));
   }
   for (const Setting& setting : settings) {
     const bool known = std::any_of(config.entries().begin(), config.entries().end(),
                                    [&](const auto& entry) { return entry.key() == section + setting.key; });
     if (!known)
-      return Failure{
-          Exit::kUsage, "INVALID_ARGUMENT",
-          "\"" + printable(setting.key) + "\" is no option of " + section + "*; allowed: " + names};
+      fail_usage("\"" + printable(setting.key) + "\" is no option of " + section + "*; allowed: " + names);
   }
-  return std::nullopt;
 }
 
 // `section`: "log." or "limits.". What its options are and allow, the daemon knows.
-Exit set_options(const Arguments& arguments, Connection& connection, Output& output,
-                 const std::string& section, const std::string& allowed) {
+Exit set_options(const Context& context, const std::string& section, const std::string& allowed) {
   v1::SetOptionsRequest request;
-  std::vector<Setting> settings;
-  for (const std::string& text : arguments.settings) {
-    const std::optional<Setting> setting = parse(text);
-    if (!setting) return wrong(arguments, output, "setting \"" + text + "\" is not understood", allowed);
-    const std::string key = section + setting->key;
-    const bool twice =
-        request.values().contains(key) ||
-        std::find(request.unset().begin(), request.unset().end(), key) != request.unset().end();
-    if (twice) return wrong(arguments, output, "setting \"" + setting->key + "\" is given twice", "once");
-    if (setting->unset()) {
-      request.add_unset(key);
+  const std::vector<Setting> settings = parse_settings(context, allowed);
+  for (const Setting& setting : settings) {
+    if (setting.unset()) {
+      request.add_unset(section + setting.key);
     } else {
-      (*request.mutable_values())[key] = setting->text;
+      (*request.mutable_values())[section + setting.key] = setting.text;
     }
-    settings.push_back(*setting);
   }
-  if (auto failure = check_keys(settings, section, connection)) return report(arguments, output, *failure);
-  v1::SetOptionsResponse response;
-  if (auto failure = connection.call(request, response)) return report(arguments, output, *failure);
-  if (arguments.json) {
-    write_json(output, to_json(response));
-  } else {
-    const char* heading = response.changes().empty() ? "it was so already\n"
-                          : request.values().empty() ? "unset:\n"
-                          : request.unset().empty()  ? "set, until the daemon ends:\n"
-                                                     : "set until the daemon ends, or unset:\n";
-    output.out << heading << text_of(response.changes());
-  }
-  return Exit::kOk;
+  check_keys(settings, section, context.connection);
+  const auto response = context.connection.call<v1::SetOptionsResponse>(request);
+  const char* heading = response.changes().empty() ? "it was so already\n"
+                        : request.values().empty() ? "unset:\n"
+                        : request.unset().empty()  ? "set, until the daemon ends:\n"
+                                                   : "set until the daemon ends, or unset:\n";
+  return context.answer(to_json(response), heading + text_of(response.changes()));
+}
+
+Exit reload(const Context& context) {
+  const auto response = context.connection.call<v1::ReloadConfigResponse>(v1::ReloadConfigRequest());
+  return context.answer(to_json(response), "configuration reloaded, generation " +
+                                               std::to_string(response.generation()) +
+                                               (response.changes().empty() ? "; nothing changed\n" : ":\n") +
+                                               text_of(response.changes()));
+}
+
+Exit evict_session(const Context& context) {
+  v1::EvictSessionRequest request;
+  request.set_session_id(context.arguments.session_id);
+  request.set_reason(context.arguments.reason);
+  context.connection.call<v1::EvictSessionResponse>(request);
+  return context.answer({{"evicted", {{"session_id", request.session_id()}}}},
+                        "session " + std::to_string(request.session_id()) + " evicted\n");
+}
+
+Exit evict_rank(const Context& context) {
+  v1::EvictRankRequest request;
+  request.set_group(context.arguments.target);
+  request.set_rank(context.arguments.rank);
+  request.set_reason(context.arguments.reason);
+  const auto response = context.connection.call<v1::EvictRankResponse>(request);
+  const Json evicted = {{"group", request.group()},
+                        {"group_id", response.group_id()},
+                        {"name", response.name()},
+                        {"rank", request.rank()}};
+  return context.answer({{"evicted", evicted}}, "rank " + std::to_string(request.rank()) + " of " +
+                                                    printable(group_in(response)) + " evicted\n");
+}
+
+Exit restart_device(const Context& context) {
+  v1::RestartDeviceRequest request;
+  request.set_device(context.arguments.target);
+  context.connection.call<v1::RestartDeviceResponse>(request);
+  return context.answer({{"restarted", {{"device", request.device()}}}},
+                        printable(request.device()) + " restarts\n");
 }
 
 }  // namespace
 
-Exit run_reload(const Arguments& arguments, Connection& connection, Output& output) {
-  v1::ReloadConfigResponse response;
-  if (auto failure = connection.call(v1::ReloadConfigRequest(), response))
-    return report(arguments, output, *failure);
-  if (arguments.json) {
-    write_json(output, to_json(response));
-  } else {
-    output.out << "configuration reloaded, generation " << response.generation()
-               << (response.changes().empty() ? "; nothing changed\n" : ":\n") << text_of(response.changes());
+Exit run_change(const Context& context) {
+  switch (context.arguments.command) {
+    case Command::kSetDevice: return set_device(context);
+    case Command::kSetGroup: return set_group(context);
+    case Command::kSetLog: return set_options(context, "log.", "level=LEVEL, level=unset");
+    case Command::kSetLimits: return set_options(context, "limits.", "OPTION=VALUE, OPTION=unset");
+    case Command::kReload: return reload(context);
+    case Command::kEvictSession: return evict_session(context);
+    case Command::kEvictRank: return evict_rank(context);
+    case Command::kRestartDevice: return restart_device(context);
+    default: return Exit::kUsage;
   }
-  return Exit::kOk;
-}
-
-Exit run_set(const Arguments& arguments, Connection& connection, Output& output) {
-  if (arguments.command == Command::kSetLog)
-    return set_options(arguments, connection, output, "log.", "level=LEVEL, level=unset");
-  if (arguments.command == Command::kSetLimits)
-    return set_options(arguments, connection, output, "limits.", "OPTION=VALUE, OPTION=unset");
-  if (arguments.command == Command::kSetDevice) {
-    v1::SetDeviceRequest request;
-    request.set_device(arguments.target);
-    return set<v1::SetDeviceRequest, v1::SetDeviceResponse>(arguments, connection, output, request);
-  }
-  v1::SetGroupRequest request;
-  request.set_group(arguments.target);
-  return set<v1::SetGroupRequest, v1::SetGroupResponse>(arguments, connection, output, request);
-}
-
-Exit run_evict(const Arguments& arguments, Connection& connection, Output& output) {
-  Json document;
-  if (arguments.command == Command::kEvictSession) {
-    v1::EvictSessionRequest request;
-    request.set_session_id(arguments.session_id);
-    request.set_reason(arguments.reason);
-    v1::EvictSessionResponse response;
-    if (auto failure = connection.call(request, response)) return report(arguments, output, *failure);
-    document["evicted"] = {{"session_id", arguments.session_id}};
-    return done(arguments, output, document, "session " + std::to_string(arguments.session_id) + " evicted");
-  }
-  v1::EvictRankRequest request;
-  request.set_group(arguments.target);
-  request.set_rank(arguments.rank);
-  request.set_reason(arguments.reason);
-  v1::EvictRankResponse response;
-  if (auto failure = connection.call(request, response)) return report(arguments, output, *failure);
-  document["evicted"] = {{"group", arguments.target},
-                         {"group_id", response.group_id()},
-                         {"name", response.name()},
-                         {"rank", arguments.rank}};
-  return done(arguments, output, document,
-              "rank " + std::to_string(arguments.rank) + " of " + group_in(response) + " evicted");
-}
-
-Exit run_restart(const Arguments& arguments, Connection& connection, Output& output) {
-  v1::RestartDeviceRequest request;
-  request.set_device(arguments.target);
-  v1::RestartDeviceResponse response;
-  if (auto failure = connection.call(request, response)) return report(arguments, output, *failure);
-  return done(arguments, output, Json{{"restarted", {{"device", arguments.target}}}},
-              arguments.target + " restarts");
 }
 
 }  // namespace epd::ctl

@@ -1,101 +1,161 @@
 #include "commands.h"
 
+#include "common/build_info.h"
+#include "proto/attach.h"
+#include "proto/wire.h"
 #include "render.h"
 #include "table.h"
-#include "versions.h"
+#include "text.h"
 
+#include <array>
+#include <cstdio>
 #include <map>
 #include <ostream>
+#include <vector>
 
 namespace epd::ctl {
 namespace {
 
-template <typename Response, typename Request, typename Render>
-Exit ask(const Arguments& arguments, Connection& connection, Output& output, const Request& request,
-         Render to_text) {
-  Response response;
-  if (auto failure = connection.call(request, response)) return report(arguments, output, *failure);
-  if (arguments.json) {
-    write_json(output, to_json(response));
-  } else {
-    output.out << to_text(response);
-  }
-  return Exit::kOk;
-}
-
-template <typename Request, typename Response, typename Render>
-Exit list(const Arguments& arguments, Connection& connection, Output& output, Render to_text) {
-  return ask<Response>(arguments, connection, output, Request(), to_text);
-}
-
-Exit run_op(const Arguments& arguments, Connection& connection, Output& output) {
-  v1::GetOperationRequest request;
-  request.set_id(arguments.operation);
-  return ask<v1::GetOperationResponse>(arguments, connection, output, request,
-                                       [](const auto& r) { return render(r); });
-}
-
-Exit run_waits(const Arguments& arguments, Connection& connection, Output& output) {
-  v1::GetWaitsRequest request;
-  request.set_group(arguments.target);
-  return ask<v1::GetWaitsResponse>(arguments, connection, output, request,
-                                   [](const auto& r) { return render(r); });
+template <typename Response, typename... Options>
+Exit show(const Context& context, const google::protobuf::Message& request, const Options&... options) {
+  const auto response = context.connection.call<Response>(request);
+  return context.answer(to_json(response), context.arguments.json ? "" : render(response, options...));
 }
 
 // Without names rather than without statistics.
-std::map<std::uint64_t, std::string> names_of_groups(Connection& connection) {
-  std::map<std::uint64_t, std::string> names;
+using Names = std::map<std::uint64_t, std::string>;
+Names names_of_groups(Connection& connection) {
+  Names names;
   v1::ListGroupsResponse groups;
-  if (connection.call(v1::ListGroupsRequest(), groups)) return names;
+  (void)connection.try_call(v1::ListGroupsRequest(), groups);
   for (const v1::Group& group : groups.groups()) names[group.group_id()] = group.name();
   return names;
 }
 
-std::string version_lines(const OwnVersion& own, const v1::GetVersionResponse* daemon) {
-  Table table({{"PROGRAM"}, {"VERSION"}, {"COMMIT"}, {"ABI"}, {"LAYOUT"}, {"GRPC"}});
-  const auto abi = [](std::uint32_t low, std::uint32_t high) {
-    return low == high ? std::to_string(low) : std::to_string(low) + ".." + std::to_string(high);
-  };
-  table.add({"epctl", own.version, own.commit, abi(own.abi_version_min, own.abi_version_max), own.layout_hash,
-             own.grpc_version});
-  if (daemon != nullptr) {
-    table.add({"epd", daemon->version(), daemon->commit(),
-               abi(daemon->abi_version_min(), daemon->abi_version_max()), daemon->layout_hash(),
-               daemon->grpc_version()});
-  }
-  return table.text();
+Exit run_op(const Context& context) {
+  v1::GetOperationRequest request;
+  request.set_id(context.arguments.operation);
+  return show<v1::GetOperationResponse>(context, request);
 }
 
-Exit run_version(const Arguments& arguments, Connection& connection, Output& output) {
-  const OwnVersion own = own_version();
-  v1::GetVersionResponse response;
-  const auto failure = connection.call(v1::GetVersionRequest(), response);
-  if (!arguments.json) {
-    output.out << version_lines(own, failure ? nullptr : &response);
-    return failure ? report(arguments, output, *failure) : Exit::kOk;
+Exit run_waits(const Context& context) {
+  v1::GetWaitsRequest request;
+  request.set_group(context.arguments.target);
+  return show<v1::GetWaitsResponse>(context, request);
+}
+
+Exit run_version(const Context& context) {
+  const v1::GetVersionResponse own = own_version();
+  v1::GetVersionResponse daemon;
+  const auto failure = context.connection.try_call(v1::GetVersionRequest(), daemon);
+  Json client = to_json(own);
+  for (const char* of_daemon : {"boot_id", "cuda_kernels"}) client.erase(of_daemon);
+  Json document = {{"client", client}, {"daemon", failure ? Json(nullptr) : to_json(daemon)}};
+  if (failure) document["error"] = to_json(*failure)["error"];
+  std::vector<v1::GetVersionResponse> sides{own};
+  if (!failure) sides.push_back(daemon);
+  const auto program = [&](const v1::GetVersionResponse& side) {
+    return &side == &sides[0] ? "epctl" : "epd";
+  };
+  const auto abi = [](const v1::GetVersionResponse& side) {
+    const std::string high = std::to_string(side.abi_version_max());
+    return side.abi_version_min() == side.abi_version_max()
+               ? high
+               : std::to_string(side.abi_version_min()) + ".." + high;
+  };
+  context.answer(document, table_of(sides, {{"PROGRAM", program, Align::kLeft},
+                                            {"VERSION", "version"},
+                                            {"COMMIT", "commit"},
+                                            {"ABI", abi, Align::kLeft},
+                                            {"LAYOUT", "layout_hash"},
+                                            {"GRPC", "grpc_version"}})
+                               .text());
+  if (!failure) return Exit::kOk;
+  return context.arguments.json ? failure->exit : report(context.arguments, context.output, *failure);
+}
+
+// As grpc.health.v1 tells it, the daemon as a whole first.
+Exit run_health(const Context& context) {
+  std::vector<std::pair<std::string, bool>> parts;
+  const auto ask = [&](const std::string& name) {
+    parts.emplace_back(name, context.connection.is_serving(name));
+  };
+  if (context.arguments.subsystem.empty()) {
+    for (const char* name : {"daemon", "control", "membership"}) ask(name);
+    try {
+      ask("cluster");
+    } catch (const Failure& failure) {
+      if (failure.status != "NOT_FOUND") throw;  // it is in none
+    }
+    const auto list = context.connection.call<v1::ListDevicesResponse>(v1::ListDevicesRequest());
+    for (const v1::Device& device : list.devices()) ask("device/" + device.name());
+  } else {
+    ask(context.arguments.subsystem);
   }
-  Json document;
-  document["client"] = {{"version", own.version},
-                        {"commit", own.commit},
-                        {"abi_version_min", own.abi_version_min},
-                        {"abi_version_max", own.abi_version_max},
-                        {"layout_hash", own.layout_hash},
-                        {"grpc_version", own.grpc_version}};
-  document["daemon"] = failure ? Json(nullptr) : to_json(response);
-  if (failure) document["error"] = failure_json(*failure)["error"];
-  write_json(output, document);
-  return failure ? failure->exit : Exit::kOk;
+  const bool serving = parts.front().second;
+  Json document = {{"serving", serving}, {"subsystems", Json::array()}};
+  Table table({{"SUBSYSTEM"}, {"HEALTH"}});
+  for (const auto& [name, serves] : parts) {
+    document["subsystems"].push_back({{"name", name}, {"serving", serves}});
+    table.add({name, serves ? "serving" : "NOT SERVING"});
+  }
+  context.answer(document, table.text());
+  return serving ? Exit::kOk : Exit::kProblems;
+}
+
+Exit run(const Context& context) {
+  switch (context.arguments.command) {
+    case Command::kStatus: return show<v1::GetStatusResponse>(context, v1::GetStatusRequest());
+    case Command::kDevices: return show<v1::ListDevicesResponse>(context, v1::ListDevicesRequest());
+    case Command::kNodes: return show<v1::ListNodesResponse>(context, v1::ListNodesRequest());
+    case Command::kNetwork: return show<v1::ListFarEnginesResponse>(context, v1::ListFarEnginesRequest());
+    case Command::kSessions: return show<v1::ListSessionsResponse>(context, v1::ListSessionsRequest());
+    case Command::kGroups:
+      return show<v1::ListGroupsResponse>(context, v1::ListGroupsRequest(), context.arguments.members);
+    case Command::kOps: return show<v1::ListOperationsResponse>(context, v1::ListOperationsRequest());
+    case Command::kOp: return run_op(context);
+    case Command::kStats:
+      return show<v1::GetStatisticsResponse>(
+          context, v1::GetStatisticsRequest(), context.arguments.ranks,
+          context.arguments.json ? Names() : names_of_groups(context.connection));
+    case Command::kWaits: return run_waits(context);
+    case Command::kConfig: return show<v1::GetConfigResponse>(context, v1::GetConfigRequest());
+    case Command::kHealth: return run_health(context);
+    case Command::kVersion: return run_version(context);
+    case Command::kEvents: return run_events(context);
+    case Command::kWatch: return run_watch(context);
+    case Command::kSize: return run_size(context);
+    case Command::kDrain: return run_drain(context);
+    case Command::kDoctor: return run_doctor(context);
+    default: return run_change(context);
+  }
 }
 
 }  // namespace
 
-Json failure_json(const Failure& failure) {
+Exit run(const Arguments& arguments, Output& output) {
+  Connection connection(arguments.socket, arguments.timeout_ms);
+  try {
+    return run(Context{arguments, connection, output});
+  } catch (const Failure& failure) {
+    return report(arguments, output, failure);
+  }
+}
+
+Json to_json(const Failure& failure) {
   const char* kind = failure.exit == Exit::kUnreachable ? "unreachable"
                      : failure.exit == Exit::kUsage     ? "usage"
                                                         : "refused";
-  Json document;
-  document["error"] = {{"class", kind}, {"status", failure.status}, {"message", failure.message}};
-  return document;
+  return {{"error", {{"class", kind}, {"status", failure.status}, {"message", failure.message}}}};
+}
+
+Exit Context::answer(const Json& document, const std::string& text) const {
+  if (arguments.json) {
+    write_json(output, document);
+  } else {
+    output.out << text;
+  }
+  return Exit::kOk;
 }
 
 void write_json(Output& output, const Json& document) {
@@ -110,7 +170,7 @@ void write_json_line(Output& output, const Json& document) {
 Exit report(const Arguments& arguments, Output& output, const Failure& failure) {
   const bool line_by_line = arguments.command == Command::kEvents || arguments.command == Command::kWatch;
   if (arguments.json) {
-    (line_by_line ? write_json_line : write_json)(output, failure_json(failure));
+    (line_by_line ? write_json_line : write_json)(output, to_json(failure));
   } else {
     const bool said_by_daemon = failure.exit == Exit::kRefused;
     output.error << "epctl: " << (said_by_daemon ? failure.status + ": " : "") << printable(failure.message)
@@ -119,57 +179,21 @@ Exit report(const Arguments& arguments, Output& output, const Failure& failure) 
   return failure.exit;
 }
 
-Exit run(const Arguments& arguments, Output& output) {
-  Connection connection(arguments.socket, arguments.timeout_ms);
-  switch (arguments.command) {
-    case Command::kStatus:
-      return list<v1::GetStatusRequest, v1::GetStatusResponse>(arguments, connection, output,
-                                                               [](const auto& r) { return render(r); });
-    case Command::kDevices:
-      return list<v1::ListDevicesRequest, v1::ListDevicesResponse>(arguments, connection, output,
-                                                                   [](const auto& r) { return render(r); });
-    case Command::kNodes:
-      return list<v1::ListNodesRequest, v1::ListNodesResponse>(arguments, connection, output,
-                                                               [](const auto& r) { return render(r); });
-    case Command::kNetwork:
-      return list<v1::ListFarEnginesRequest, v1::ListFarEnginesResponse>(
-          arguments, connection, output, [](const auto& r) { return render(r); });
-    case Command::kSessions:
-      return list<v1::ListSessionsRequest, v1::ListSessionsResponse>(arguments, connection, output,
-                                                                     [](const auto& r) { return render(r); });
-    case Command::kGroups:
-      return list<v1::ListGroupsRequest, v1::ListGroupsResponse>(
-          arguments, connection, output, [&](const auto& r) { return render(r, arguments.members); });
-    case Command::kOps:
-      return list<v1::ListOperationsRequest, v1::ListOperationsResponse>(
-          arguments, connection, output, [](const auto& r) { return render(r); });
-    case Command::kOp: return run_op(arguments, connection, output);
-    case Command::kStats:
-      return list<v1::GetStatisticsRequest, v1::GetStatisticsResponse>(
-          arguments, connection, output,
-          [&](const auto& r) { return render(r, arguments.ranks, names_of_groups(connection)); });
-    case Command::kWaits: return run_waits(arguments, connection, output);
-    case Command::kEvents: return run_events(arguments, connection, output);
-    case Command::kWatch: return run_watch(arguments, connection, output);
-    case Command::kHealth: return run_health(arguments, connection, output);
-    case Command::kReload: return run_reload(arguments, connection, output);
-    case Command::kSetDevice:
-    case Command::kSetGroup:
-    case Command::kSetLog:
-    case Command::kSetLimits: return run_set(arguments, connection, output);
-    case Command::kEvictSession:
-    case Command::kEvictRank: return run_evict(arguments, connection, output);
-    case Command::kRestartDevice: return run_restart(arguments, connection, output);
-    case Command::kCompletion: break;  // needs no daemon: main
-    case Command::kConfig:
-      return list<v1::GetConfigRequest, v1::GetConfigResponse>(arguments, connection, output,
-                                                               [](const auto& r) { return render(r); });
-    case Command::kSize: return run_size(arguments, output);
-    case Command::kDrain: return run_drain(arguments, connection, output);
-    case Command::kDoctor: return run_doctor(arguments, connection, output);
-    case Command::kVersion: return run_version(arguments, connection, output);
-  }
-  return Exit::kUsage;
+v1::GetVersionResponse own_version() {
+  std::array<char, 20> hash{};
+  std::snprintf(hash.data(), hash.size(), "%016llx", static_cast<unsigned long long>(abi::layout_hash()));
+  v1::GetVersionResponse own;
+  own.set_version(build_info().version);
+  own.set_commit(build_info().commit);
+  own.set_abi_version_min(abi::kAbiVersionMin);
+  own.set_abi_version_max(abi::kAbiVersion);
+  own.set_layout_hash(hash.data());
+  own.set_grpc_version(grpc_version());
+  return own;
+}
+
+void fail_usage(std::string message) {
+  throw Failure{Exit::kUsage, "INVALID_ARGUMENT", std::move(message)};
 }
 
 }  // namespace epd::ctl

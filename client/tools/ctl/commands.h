@@ -18,24 +18,34 @@ struct Output {
 
 Exit run(const Arguments& arguments, Output& output);
 
+// What a command works with. Commands throw the Failure that ends them.
+struct Context {
+  const Arguments& arguments;
+  Connection& connection;
+  Output& output;
+
+  // The whole answer: with --json the document, else the text.
+  Exit answer(const Json& document, const std::string& text) const;
+};
+
 // The commands with a file of their own.
-Exit run_drain(const Arguments& arguments, Connection& connection, Output& output);
-Exit run_doctor(const Arguments& arguments, Connection& connection, Output& output);
-Exit run_size(const Arguments& arguments, Output& output);  // needs no daemon
+Exit run_change(const Context& context);  // set, evict, restart, reload
+Exit run_drain(const Context& context);
+Exit run_doctor(const Context& context);
+Exit run_size(const Context& context);  // needs no daemon
+Exit run_events(const Context& context);
+Exit run_watch(const Context& context);
 
-Exit run_events(const Arguments& arguments, Connection& connection, Output& output);
-Exit run_watch(const Arguments& arguments, Connection& connection, Output& output);
-Exit run_set(const Arguments& arguments, Connection& connection, Output& output);
-Exit run_health(const Arguments& arguments, Connection& connection, Output& output);
-Exit run_reload(const Arguments& arguments, Connection& connection, Output& output);
-Exit run_restart(const Arguments& arguments, Connection& connection, Output& output);
-Exit run_evict(const Arguments& arguments, Connection& connection, Output& output);
-
-// "epctl: ..." on the error stream; with --json also the document.
+Json to_json(const Failure& failure);
+// "epctl: ..." on the error stream; with --json the document.
 Exit report(const Arguments& arguments, Output& output, const Failure& failure);
-Json failure_json(const Failure& failure);
 void write_json(Output& output, const Json& document);
 // Prints one of several JSON documents, on its own line.
 void write_json_line(Output& output, const Json& document);
+
+// The versions that this epctl was built from. Client libraries of the same build report the same.
+v1::GetVersionResponse own_version();
+
+[[noreturn]] void fail_usage(std::string message);
 
 }  // namespace epd::ctl

@@ -2,8 +2,7 @@
 #include "doctor.h"
 
 #include "commands.h"
-#include "table.h"
-#include "units.h"
+#include "text.h"
 
 #include <algorithm>
 #include <chrono>
@@ -42,11 +41,11 @@ DaemonFacts ask_daemon(const Arguments& arguments, Connection& connection) {
   facts.control_path = arguments.socket;
   facts.control_file = look_at_socket(arguments.socket);
   const auto start = std::chrono::steady_clock::now();
-  facts.failure = connection.call(v1::GetVersionRequest(), facts.version);
+  facts.failure = connection.try_call(v1::GetVersionRequest(), facts.version);
   const auto time = std::chrono::steady_clock::now() - start;
   facts.answer_us =
       static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(time).count());
-  if (!facts.failure) facts.failure = connection.call(v1::GetStatusRequest(), facts.status);
+  if (!facts.failure) facts.failure = connection.try_call(v1::GetStatusRequest(), facts.status);
   if (facts.failure) {
     facts.version.Clear();
     facts.status.Clear();
@@ -66,27 +65,16 @@ DaemonFacts ask_daemon(const Arguments& arguments, Connection& connection) {
   return facts;
 }
 
-const char* level_word(Level level) {
-  switch (level) {
-    case Level::kOk: return "OK";
-    case Level::kWarn: return "WARN";
-    case Level::kFail: return "FAIL";
-  }
-  return "";
-}
-
-const char* json_word(Level level) {
-  switch (level) {
-    case Level::kOk: return "ok";
-    case Level::kWarn: return "warn";
-    case Level::kFail: return "fail";
-  }
-  return "";
-}
-
-std::string coloured(Level level) {
-  const char* colour = level == Level::kOk ? "\x1b[32m" : level == Level::kWarn ? "\x1b[33m" : "\x1b[31m";
-  return std::string(colour) + level_word(level) + "\x1b[0m";
+// In JSON, in text, and its colour.
+struct LevelWords {
+  const char* json;
+  const char* text;
+  const char* colour;
+};
+const LevelWords& words_of(Level level) {
+  static constexpr LevelWords kWords[] = {
+      {"ok", "OK", "\x1b[32m"}, {"warn", "WARN", "\x1b[33m"}, {"fail", "FAIL", "\x1b[31m"}};
+  return kWords[static_cast<std::size_t>(level)];
 }
 
 std::size_t count(const std::vector<Check>& checks, Level level) {
@@ -94,43 +82,45 @@ std::size_t count(const std::vector<Check>& checks, Level level) {
       std::count_if(checks.begin(), checks.end(), [&](const Check& check) { return check.level == level; }));
 }
 
-void print(const std::vector<Check>& checks, Output& output) {
+std::string text_of(const std::vector<Check>& checks, bool colour) {
   std::size_t width = 0;
   for (const Check& check : checks) width = std::max(width, printable(check.name).size());
-  const std::string indent(4 + 2 + width + 2, ' ');
+  const auto padded = [](std::string text, std::size_t columns) {
+    text.resize(std::max(text.size(), columns), ' ');
+    return text;
+  };
+  std::string text;
   for (const Check& check : checks) {
-    const std::string_view level = level_word(check.level);
-    const std::string name = printable(check.name);
-    output.out << (output.colour ? coloured(check.level) : std::string(level))
-               << std::string(4 - level.size() + 2, ' ') << name << std::string(width - name.size() + 2, ' ')
-               << printable(check.text) << '\n';
-    if (!check.advice.empty()) output.out << indent << "-> " << printable(check.advice) << '\n';
+    const LevelWords& words = words_of(check.level);
+    const std::string level = padded(words.text, 6);
+    text += colour ? words.colour + level + "\x1b[0m" : level;
+    text += padded(printable(check.name), width + 2) + printable(check.text) + "\n";
+    if (!check.advice.empty())
+      text += std::string(6 + width + 2, ' ') + "-> " + printable(check.advice) + "\n";
   }
-  output.out << '\n'
-             << count(checks, Level::kOk) << " ok, " << counted(count(checks, Level::kWarn), "warning")
-             << ", " << count(checks, Level::kFail) << " failed\n";
+  return text + "\n" + std::to_string(count(checks, Level::kOk)) + " ok, " +
+         counted(count(checks, Level::kWarn), "warning") + ", " +
+         std::to_string(count(checks, Level::kFail)) + " failed\n";
 }
 
-void print_json(const std::vector<Check>& checks, Output& output) {
-  Json list = Json::array();
+Json json_of(const std::vector<Check>& checks) {
+  Json document = {{"checks", Json::array()}};
   for (const Check& check : checks) {
-    list.push_back({{"level", json_word(check.level)},
-                    {"name", check.name},
-                    {"text", check.text},
-                    {"advice", check.advice}});
+    document["checks"].push_back({{"level", words_of(check.level).json},
+                                  {"name", check.name},
+                                  {"text", check.text},
+                                  {"advice", check.advice}});
   }
-  Json document;
-  document["checks"] = std::move(list);
-  document["ok"] = count(checks, Level::kOk);
-  document["warn"] = count(checks, Level::kWarn);
-  document["fail"] = count(checks, Level::kFail);
-  write_json(output, document);
+  for (const Level level : {Level::kOk, Level::kWarn, Level::kFail})
+    document[words_of(level).json] = count(checks, level);
+  return document;
 }
 
 }  // namespace
 
-Exit run_doctor(const Arguments& arguments, Connection& connection, Output& output) {
-  const DaemonFacts daemon = ask_daemon(arguments, connection);
+Exit run_doctor(const Context& context) {
+  Connection& connection = context.connection;
+  const DaemonFacts daemon = ask_daemon(context.arguments, connection);
   std::vector<Check> checks = judge_daemon(daemon, own_version());
   const auto append = [&](std::vector<Check> more) {
     checks.insert(checks.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
@@ -139,17 +129,17 @@ Exit run_doctor(const Arguments& arguments, Connection& connection, Output& outp
     append(judge_devices(daemon.status));
     append(judge_gpus(daemon.status));
     v1::GetConfigResponse config;
-    if (!connection.call(v1::GetConfigRequest(), config)) append(judge_choice(config, daemon));
+    if (!connection.try_call(v1::GetConfigRequest(), config)) append(judge_choice(config, daemon));
     if (daemon.status.daemon().has_cluster()) {
       ClusterFacts cluster;
-      if (const auto failure = connection.call(v1::ListNodesRequest(), cluster.nodes)) {
-        append({{Level::kFail, "cluster", "its state can't be read", failure->message}});
+      if (const auto failure = connection.try_call(v1::ListNodesRequest(), cluster.nodes)) {
+        append({fail("cluster", "its state can't be read", failure->message)});
       } else {
         cluster.ports = probe_ports(cluster.nodes);
         append(judge_cluster(cluster));
       }
-      if (const auto failure = connection.call(v1::ListFarEnginesRequest(), cluster.network)) {
-        append({{Level::kFail, "network", "its state can't be read", failure->message}});
+      if (const auto failure = connection.try_call(v1::ListFarEnginesRequest(), cluster.network)) {
+        append({fail("network", "its state can't be read", failure->message)});
       } else {
         cluster.interfaces = probe_interfaces();
         append(judge_network(cluster));
@@ -157,9 +147,9 @@ Exit run_doctor(const Arguments& arguments, Connection& connection, Output& outp
     }
   }
   append(judge_host(probe_host(), daemon.status));
-  arguments.json ? print_json(checks, output) : print(checks, output);
+  context.answer(json_of(checks), text_of(checks, context.output.colour));
   const bool problems =
-      count(checks, Level::kFail) != 0 || (arguments.strict && count(checks, Level::kWarn) != 0);
+      count(checks, Level::kFail) != 0 || (context.arguments.strict && count(checks, Level::kWarn) != 0);
   return problems ? Exit::kProblems : Exit::kOk;
 }
 

@@ -3,13 +3,13 @@
 #pragma once
 
 #include "arguments.h"
-#include "socket_file.h"
-#include "versions.h"
+#include "socket.h"
 
 #include <cstdint>
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 #include "epd/v1/control.pb.h"
 
@@ -67,11 +67,21 @@ struct Check {
   std::string advice;  // empty if OK
 };
 
+inline Check ok(std::string name, std::string text) {
+  return {Level::kOk, std::move(name), std::move(text), ""};
+}
+inline Check warn(std::string name, std::string text, std::string advice) {
+  return {Level::kWarn, std::move(name), std::move(text), std::move(advice)};
+}
+inline Check fail(std::string name, std::string text, std::string advice) {
+  return {Level::kFail, std::move(name), std::move(text), std::move(advice)};
+}
+
 HostFacts probe_host();
 // Soft limit of open files of a process named epd; no value if there is none such.
 std::optional<std::uint64_t> open_files_of(std::int32_t pid);
 
-std::vector<Check> judge_daemon(const DaemonFacts& daemon, const OwnVersion& own);
+std::vector<Check> judge_daemon(const DaemonFacts& daemon, const v1::GetVersionResponse& own);
 std::vector<Check> judge_devices(const v1::GetStatusResponse& status);
 // Whether host devices are served because no GPU was found. Empty if not.
 std::vector<Check> judge_choice(const v1::GetConfigResponse& config, const DaemonFacts& daemon);

@@ -1,76 +1,15 @@
-// epctl doctor: the cluster. Certificates as the daemon sees them, names and ports as they are seen from
-// here.
+// epctl doctor: the cluster, and the network between nodes as the engines see it.
 #include "doctor.h"
 #include "json.h"
-#include "units.h"
+#include "text.h"
 
-#include <fcntl.h>
-#include <netdb.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
-#include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <memory>
-#include <utility>
+#include <sstream>
 
 namespace epd::ctl {
 namespace {
 
-constexpr int kConnectMs = 1'000;
 constexpr std::int64_t kDaySeconds = 86'400;
 constexpr std::int64_t kSoonDays = 30;
-constexpr int kMaxPorts = 64;  // of a large cluster the first ones
-
-Check ok(std::string name, std::string text) {
-  return {Level::kOk, std::move(name), std::move(text), ""};
-}
-Check warn(std::string name, std::string text, std::string advice) {
-  return {Level::kWarn, std::move(name), std::move(text), std::move(advice)};
-}
-Check fail(std::string name, std::string text, std::string advice) {
-  return {Level::kFail, std::move(name), std::move(text), std::move(advice)};
-}
-
-// Empty: somebody takes connections there.
-std::string connect_error(const addrinfo& address) {
-  const int fd = ::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) return std::strerror(errno);
-  int error = ::connect(fd, address.ai_addr, address.ai_addrlen) == 0 ? 0 : errno;
-  if (error == EINPROGRESS) {
-    pollfd entry{fd, POLLOUT, 0};
-    socklen_t size = sizeof(error);
-    error = ETIMEDOUT;
-    if (::poll(&entry, 1, kConnectMs) == 1) ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
-  }
-  ::close(fd);
-  return error == 0 ? "" : std::strerror(error);
-}
-
-void look_at(PortFacts& port) {
-  const std::size_t colon = port.address.rfind(':');
-  if (colon == std::string::npos) {
-    port.error = "it is no HOST:PORT";
-    return;
-  }
-  std::string host = port.address.substr(0, colon);
-  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int failed = ::getaddrinfo(host.c_str(), port.address.substr(colon + 1).c_str(), &hints, &found);
-  if (failed != 0) {
-    port.error = "host " + host + " has no address: " + ::gai_strerror(failed);
-    return;
-  }
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> list(found, ::freeaddrinfo);
-  port.resolved = true;
-  for (const addrinfo* address = found; address != nullptr; address = address->ai_next) {
-    port.error = connect_error(*address);
-    if (port.error.empty()) return;
-  }
-}
 
 Check judge_certificate(const v1::CertificateStatus& certificate) {
   const std::string name = "certificate";
@@ -148,21 +87,50 @@ Check judge_node(const v1::Node& node, const v1::ListNodesResponse& nodes) {
   }
 }
 
-}  // namespace
-
-std::vector<PortFacts> probe_ports(const v1::ListNodesResponse& nodes) {
-  std::vector<PortFacts> ports;
-  const v1::ClusterStatus& cluster = nodes.cluster();
-  if (!cluster.coordinates()) ports.push_back({"coordinator", cluster.coordinator(), "", false});
-  for (const v1::Node& node : nodes.nodes()) {
-    const bool known = node.coordinator() && !node.own();  // that is the line above
-    const bool gone = node.state() == v1::NODE_STATE_LOST;
-    if (!known && !gone && ports.size() < kMaxPorts)
-      ports.push_back({"node " + node.name(), node.address(), "", false});
-  }
-  for (PortFacts& port : ports) look_at(port);
-  return ports;
+// "eth0,mlx5_0:1": without ports.
+std::vector<std::string> names_of(const std::string& interfaces) {
+  std::vector<std::string> names;
+  std::istringstream list(interfaces);
+  for (std::string name; std::getline(list, name, ',');) names.push_back(name.substr(0, name.find(':')));
+  return names;
 }
+
+Check judge_engine(const v1::NetworkEngine& engine, const std::set<std::string>& interfaces) {
+  const std::string name = "network " + engine.device();
+  if (!engine.problem().empty()) {
+    return fail(
+        name, engine.problem(),
+        "see network.library, network.devices and network.transports (epctl config), and the log of the "
+        "daemon");
+  }
+  const std::string text = engine.carrier() + " of " + engine.library() + ", by " + engine.interfaces();
+  std::string missing;
+  for (const std::string& one : names_of(engine.interfaces())) {
+    if (one != "all" && !interfaces.contains(one)) missing += (missing.empty() ? "" : ", ") + one;
+  }
+  if (missing.empty()) return ok(name, text);
+  return warn(name, text + "; this machine has no " + missing,
+              "correct network.devices; epctl may be in another network namespace than the daemon");
+}
+
+Check judge_far(const v1::FarEngine& far) {
+  const std::string name = "network " + far.device() + " " + far.node() + " " + far.far_device();
+  if (far.state() != v1::FAR_ENGINE_STATE_CONNECTED) {
+    const bool connecting = far.state() == v1::FAR_ENGINE_STATE_CONNECTING;
+    return warn(name,
+                std::string(connecting ? "not connected yet" : "down") +
+                    (far.reason().empty() ? "" : ": " + far.reason()),
+                "see epctl nodes, and whether firewalls let the engines' ports pass: UCX chooses them");
+  }
+  const std::string text =
+      "connected" +
+      (far.has_round_trip_us() ? ", round trip " + format_us(far.round_trip_us()) : std::string());
+  if (far.carrier() == far.far_carrier()) return ok(name, text);
+  return warn(name, far.carrier() + " here and " + far.far_carrier() + " there",
+              "install the same UCX on all nodes: others are not tested together");
+}
+
+}  // namespace
 
 std::vector<Check> judge_cluster(const ClusterFacts& facts) {
   const v1::ClusterStatus& cluster = facts.nodes.cluster();
@@ -177,6 +145,18 @@ std::vector<Check> judge_cluster(const ClusterFacts& facts) {
   if (refused != 0) {
     checks.push_back(warn("refusals", std::to_string(refused) + " on this node's port since it started",
                           "epctl events says who and why"));
+  }
+  return checks;
+}
+
+std::vector<Check> judge_network(const ClusterFacts& facts) {
+  std::vector<Check> checks;
+  for (const v1::NetworkEngine& engine : facts.network.engines()) {
+    const bool serves = engine.device().starts_with("host:") && engine.state() == v1::DEVICE_STATE_READY;
+    if (serves) checks.push_back(judge_engine(engine, facts.interfaces));
+  }
+  for (const v1::FarEngine& far : facts.network.far_engines()) {
+    if (far.state() != v1::FAR_ENGINE_STATE_IDLE) checks.push_back(judge_far(far));
   }
   return checks;
 }

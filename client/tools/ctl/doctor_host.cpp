@@ -1,19 +1,28 @@
-// The facts of this host: limits, /proc, /sys.
+// What epctl doctor finds out itself: limits, /proc and /sys of this host, and whether nodes can be reached
+// from it.
 #include "doctor.h"
 
 #include <fcntl.h>
+#include <netdb.h>
+#include <poll.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <memory>
 #include <sstream>
+#include <system_error>
 
 namespace epd::ctl {
 namespace {
 
+constexpr int kConnectMs = 1'000;
+constexpr int kMaxPorts = 64;  // of a large cluster the first ones
 constexpr std::uint64_t kProbeBytes = std::uint64_t{1} << 20;
 
 std::uint64_t limit(rlim_t value) {
@@ -77,6 +86,44 @@ void read_memory(HostFacts& host) {
   }
 }
 
+// Empty: somebody takes connections there.
+std::string connect_error(const addrinfo& address) {
+  const UniqueFd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid()) return std::strerror(errno);
+  int error = ::connect(fd.get(), address.ai_addr, address.ai_addrlen) == 0 ? 0 : errno;
+  if (error == EINPROGRESS) {
+    pollfd entry{fd.get(), POLLOUT, 0};
+    socklen_t size = sizeof(error);
+    error = ETIMEDOUT;
+    if (::poll(&entry, 1, kConnectMs) == 1) ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+  }
+  return error == 0 ? "" : std::strerror(error);
+}
+
+void look_at(PortFacts& port) {
+  const std::size_t colon = port.address.rfind(':');
+  if (colon == std::string::npos) {
+    port.error = "it is no HOST:PORT";
+    return;
+  }
+  std::string host = port.address.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int failed = ::getaddrinfo(host.c_str(), port.address.substr(colon + 1).c_str(), &hints, &found);
+  if (failed != 0) {
+    port.error = "host " + host + " has no address: " + ::gai_strerror(failed);
+    return;
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> list(found, ::freeaddrinfo);
+  port.resolved = true;
+  for (const addrinfo* address = found; address != nullptr; address = address->ai_next) {
+    port.error = connect_error(*address);
+    if (port.error.empty()) return;
+  }
+}
+
 }  // namespace
 
 HostFacts probe_host() {
@@ -117,6 +164,30 @@ std::optional<std::uint64_t> open_files_of(std::int32_t pid) {
     return soft == "unlimited" ? kUnlimited : std::strtoull(soft.c_str(), nullptr, 10);
   }
   return std::nullopt;
+}
+
+std::vector<PortFacts> probe_ports(const v1::ListNodesResponse& nodes) {
+  std::vector<PortFacts> ports;
+  const v1::ClusterStatus& cluster = nodes.cluster();
+  if (!cluster.coordinates()) ports.push_back({"coordinator", cluster.coordinator(), "", false});
+  for (const v1::Node& node : nodes.nodes()) {
+    const bool known = node.coordinator() && !node.own();  // that is the line above
+    const bool gone = node.state() == v1::NODE_STATE_LOST;
+    if (!known && !gone && ports.size() < kMaxPorts)
+      ports.push_back({"node " + node.name(), node.address(), "", false});
+  }
+  for (PortFacts& port : ports) look_at(port);
+  return ports;
+}
+
+std::set<std::string> probe_interfaces() {
+  std::set<std::string> names;
+  for (const char* directory : {"/sys/class/net", "/sys/class/infiniband"}) {
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(directory, error))
+      names.insert(entry.path().filename());
+  }
+  return names;
 }
 
 }  // namespace epd::ctl

@@ -1,7 +1,7 @@
 // What is good, doubtful and bad, and what to do about it.
 #include "doctor.h"
 #include "json.h"
-#include "units.h"
+#include "text.h"
 
 #include <array>
 #include <cstdio>
@@ -15,16 +15,6 @@ namespace {
 constexpr std::uint64_t kStaleHeartbeatMs = 5000;
 constexpr std::uint64_t kFewOpenFiles = 1024;
 constexpr std::uint64_t kFewDaemonFiles = 4096;
-
-Check ok(std::string name, std::string text) {
-  return {Level::kOk, std::move(name), std::move(text), ""};
-}
-Check warn(std::string name, std::string text, std::string advice) {
-  return {Level::kWarn, std::move(name), std::move(text), std::move(advice)};
-}
-Check fail(std::string name, std::string text, std::string advice) {
-  return {Level::kFail, std::move(name), std::move(text), std::move(advice)};
-}
 
 Check judge_socket(const std::string& name, const std::string& path, const SocketFile& file,
                    const std::string& keys) {
@@ -63,19 +53,19 @@ Check judge_attach_socket(const DaemonFacts& daemon) {
                       "daemon.socket_group with daemon.socket_mode = \"0660\"");
 }
 
-std::vector<Check> judge_versions(const v1::GetVersionResponse& version, const OwnVersion& own) {
+std::vector<Check> judge_versions(const v1::GetVersionResponse& version, const v1::GetVersionResponse& own) {
   std::vector<Check> checks;
-  if (version.version() == own.version) {
-    checks.push_back(ok("version", "epctl and epd are " + own.version));
+  if (version.version() == own.version()) {
+    checks.push_back(ok("version", "epctl and epd are " + own.version()));
   } else {
-    checks.push_back(warn("version", "epctl is " + own.version + ", epd is " + version.version(),
+    checks.push_back(warn("version", "epctl is " + own.version() + ", epd is " + version.version(),
                           "install the same release of both, then restart epd"));
   }
-  if (version.layout_hash() == own.layout_hash) {
-    checks.push_back(ok("abi", "shared-memory layout " + own.layout_hash));
+  if (version.layout_hash() == own.layout_hash()) {
+    checks.push_back(ok("abi", "shared-memory layout " + own.layout_hash()));
   } else {
     checks.push_back(fail(
-        "abi", "shared-memory layout is " + own.layout_hash + " here, " + version.layout_hash() + " in epd",
+        "abi", "shared-memory layout is " + own.layout_hash() + " here, " + version.layout_hash() + " in epd",
         "clients of this installation are refused with VERSION_MISMATCH: install the same release"));
   }
   return checks;
@@ -196,9 +186,39 @@ Check judge_cores(const HostFacts& host, const v1::GetStatusResponse& status) {
               "while speed matters: fewer devices (devices.host) or fewer threads for each (devices.sms)");
 }
 
+Check judge_mps(const std::string& with, const std::string& without) {
+  if (without.empty()) return ok("mps", "clients and engines share " + with + " through MPS");
+  return warn(
+      "mps",
+      without +
+          " without MPS: clients and engines take turns, and each hand-off between them costs some 140 to "
+          "280 us",
+      "nvidia-cuda-mps-control -d, by the user whom epd and its clients run as (or root), and with the same "
+      "CUDA_MPS_PIPE_DIRECTORY; then start epd and the clients again");
+}
+
+Check judge_mps_control(const std::string& error) {
+  if (error.empty()) return ok("mps_control", "MPS can be asked to terminate work before it is cut off");
+  return warn(
+      "mps_control",
+      "MPS can't be asked to terminate work (" + error +
+          "): a client that is evicted, or an engine that is killed, in the middle of a kernel takes along "
+          "all processes of its GPU",
+      "let epd find nvidia-cuda-mps-control (mps.control) and MPS's CUDA_MPS_PIPE_DIRECTORY, as the user who "
+      "started MPS, and in its PID namespace");
+}
+
+Check judge_peers(const std::string& apart, int gpus) {
+  if (apart.empty()) return ok("peer_access", std::to_string(gpus) + " GPUs map each other's memory");
+  return fail("peer_access", "no P2P between " + apart + ": groups with ranks on both are refused",
+              "see nvidia-smi topo -p2p rw and, in a virtual machine, its settings; or serve only GPUs that "
+              "reach each "
+              "other (CUDA_VISIBLE_DEVICES of epd)");
+}
+
 }  // namespace
 
-std::vector<Check> judge_daemon(const DaemonFacts& daemon, const OwnVersion& own) {
+std::vector<Check> judge_daemon(const DaemonFacts& daemon, const v1::GetVersionResponse& own) {
   std::vector<Check> checks{
       judge_socket("control_socket", daemon.control_path, daemon.control_file,
                    "daemon.control_socket_group with daemon.control_socket_mode = \"0660\"")};
@@ -250,6 +270,51 @@ std::vector<Check> judge_host(const HostFacts& host, const v1::GetStatusResponse
   checks.push_back(judge_memory(host));
   checks.push_back(judge_swap(host));
   checks.push_back(judge_cores(host, status));
+  return checks;
+}
+
+std::vector<Check> judge_choice(const v1::GetConfigResponse& config, const DaemonFacts& daemon) {
+  for (const v1::Device& device : daemon.status.devices()) {
+    if (device.has_cuda()) return {};
+  }
+  int automatic = 0;
+  for (const v1::ConfigEntry& entry : config.entries())
+    automatic += (entry.key() == "devices.cuda" || entry.key() == "devices.host") && entry.value() == "auto";
+  if (automatic != 2) return {};
+  if (!daemon.version.cuda_kernels()) {
+    return {{Level::kWarn, "devices",
+             "this epd was built without kernels for GPUs, and a host device is served",
+             "where GPUs are expected: build epd with nvcc 12.8 or later; else: devices.host = 1"}};
+  }
+  return {
+      {Level::kWarn, "devices", "no GPU was found, and a host device is served in its place",
+       "where GPUs are expected: see nvidia-smi, and in a container its runtime; else: devices.host = 1"}};
+}
+
+std::vector<Check> judge_gpus(const v1::GetStatusResponse& status) {
+  std::vector<Check> checks;
+  std::string with_mps;
+  std::string without_mps;
+  std::string apart;
+  for (const v1::Device& device : status.devices()) {
+    if (!device.has_cuda()) continue;
+    const v1::CudaDevice& gpu = device.cuda();
+    checks.push_back({Level::kOk, "gpu " + device.name(),
+                      gpu.model() + ", compute capability " + gpu.compute_capability() + ", " +
+                          std::to_string(gpu.num_sms()) + " SMs, CUDA " + gpu.cuda_version() +
+                          ", memory by file descriptor",
+                      ""});
+    std::string& mps = gpu.mps() ? with_mps : without_mps;
+    append(mps, device.name());
+    for (const std::string& other : gpu.unreachable()) {
+      if (device.name() < other) append(apart, device.name() + " and " + other);
+    }
+  }
+  if (checks.empty()) return checks;
+  const int gpus = static_cast<int>(checks.size());
+  checks.push_back(judge_mps(with_mps, without_mps));
+  if (!with_mps.empty()) checks.push_back(judge_mps_control(status.daemon().mps_control_error()));
+  if (gpus > 1) checks.push_back(judge_peers(apart, gpus));
   return checks;
 }
 

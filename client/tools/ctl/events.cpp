@@ -1,7 +1,7 @@
 // epctl events.
 #include "commands.h"
-#include "numbers.h"
 #include "render.h"
+#include "text.h"
 
 #include <deque>
 #include <optional>
@@ -89,21 +89,21 @@ class Selection {
 
 }  // namespace
 
-Exit run_events(const Arguments& arguments, Connection& connection, Output& output) {
-  Selection selection(arguments, output);
+Exit run_events(const Context& context) {
+  const Arguments& arguments = context.arguments;
+  Selection selection(arguments, context.output);
   const auto watch = [&](bool follow) {
     v1::WatchEventsRequest request;
     request.set_since(selection.seen());
     request.set_follow(follow);
-    return connection.watch(request, [&](const auto& response) { return selection.take(response); });
+    context.connection.watch(request, [&](const auto& response) { return selection.take(response); });
   };
-  std::optional<Failure> failure;
   if (arguments.last != 0) {
-    failure = watch(false);
+    watch(false);
     selection.print_kept();
   }
-  if (!failure && (arguments.last == 0 || arguments.follow)) failure = watch(arguments.follow);
-  return failure ? report(arguments, output, *failure) : Exit::kOk;
+  if (arguments.last == 0 || arguments.follow) watch(arguments.follow);
+  return Exit::kOk;
 }
 
 }  // namespace epd::ctl

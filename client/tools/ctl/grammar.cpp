@@ -2,13 +2,17 @@
 
 #include "help.h"
 #include "json.h"
-#include "numbers.h"
 #include "proto/shape_rules.h"
 #include "size.h"
+#include "text.h"
 
 #include <sys/un.h>
+#include <algorithm>
 #include <array>
 #include <cstdio>
+#include <stdexcept>
+#include <string_view>
+#include <vector>
 
 namespace epd::ctl {
 namespace {
@@ -69,18 +73,38 @@ constexpr std::uint32_t kMaxDrainMs = 86'400'000;
 constexpr double kMinIntervalS = 0.05;
 constexpr double kMaxIntervalS = 3600;
 
-CLI::App* add_group_of_commands(CLI::App& app, const char* name, const help::Page& page) {
-  CLI::App* sub = app.add_subcommand(name, page.summary);
+// "set device"
+std::string path_of(const CLI::App& command) {
+  const CLI::App* parent = command.get_parent();
+  const bool top = parent == nullptr || parent->get_parent() == nullptr;
+  return (top ? "" : path_of(*parent) + " ") + command.get_name();
+}
+
+CLI::App* add_group_of_commands(CLI::App& app, const char* name) {
+  CLI::App* sub = app.add_subcommand(name);
+  const help::Page page = help::page(path_of(*sub));
+  sub->description(page.summary);
   sub->footer(page.text);
   sub->fallthrough();  // global options are fine after the command too
   return sub;
 }
 
-CLI::App* add_command(CLI::App& app, Arguments& arguments, const char* name, Command command,
-                      const help::Page& page) {
-  CLI::App* sub = add_group_of_commands(app, name, page);
+CLI::App* add_command(CLI::App& app, Arguments& arguments, const char* name, Command command) {
+  CLI::App* sub = add_group_of_commands(app, name);
   sub->callback([&arguments, command] { arguments.command = command; });
   return sub;
+}
+
+// Text of a message. `type`: what completion offers for it.
+template <typename Value>
+CLI::Option* add_text(CLI::App* command, const char* name, Value& value, const char* what, const char* type) {
+  return command->add_option(name, value, what)->type_name(type)->check(utf8());
+}
+
+template <typename Number>
+CLI::Option* add_number(CLI::App* command, const char* name, Number& value, const char* what,
+                        std::uint64_t least, std::uint64_t most, const char* type = "N") {
+  return command->add_option(name, value, what)->type_name(type)->check(whole(least, most));
 }
 
 void add_options(CLI::App& app, Arguments& arguments) {
@@ -90,45 +114,40 @@ void add_options(CLI::App& app, Arguments& arguments) {
       ->check(check_socket_path)
       ->capture_default_str();
   app.add_flag("--json", arguments.json, "JSON instead of text");
-  app.add_option("--timeout-ms", arguments.timeout_ms, "How long to wait for each answer, 1..600000")
-      ->type_name("MS")
-      ->check(whole(1, kMaxTimeoutMs))
+  add_number(&app, "--timeout-ms", arguments.timeout_ms, "How long to wait for each answer, 1..600000", 1,
+             kMaxTimeoutMs, "MS")
       ->capture_default_str();
 }
 
 void add_views(CLI::App& app, Arguments& arguments) {
-  add_command(app, arguments, "status", Command::kStatus, help::kStatus);
-  add_command(app, arguments, "devices", Command::kDevices, help::kDevices);
-  add_command(app, arguments, "nodes", Command::kNodes, help::kNodes);
-  add_command(app, arguments, "network", Command::kNetwork, help::kNetwork);
-  add_command(app, arguments, "sessions", Command::kSessions, help::kSessions);
-  CLI::App* groups = add_command(app, arguments, "groups", Command::kGroups, help::kGroups);
+  add_command(app, arguments, "status", Command::kStatus);
+  add_command(app, arguments, "devices", Command::kDevices);
+  add_command(app, arguments, "nodes", Command::kNodes);
+  add_command(app, arguments, "network", Command::kNetwork);
+  add_command(app, arguments, "sessions", Command::kSessions);
+  CLI::App* groups = add_command(app, arguments, "groups", Command::kGroups);
   groups->add_flag("--members", arguments.members, "List the members of each group too");
-  add_command(app, arguments, "ops", Command::kOps, help::kOps);
-  CLI::App* op = add_command(app, arguments, "op", Command::kOp, help::kOp);
-  op->add_option("ID", arguments.operation, "As epctl ops prints it")
-      ->type_name("OPERATION")
-      ->check(utf8())
+  add_command(app, arguments, "ops", Command::kOps);
+  CLI::App* op = add_command(app, arguments, "op", Command::kOp);
+  add_text(op, "ID", arguments.operation, "As epctl ops prints it", "OPERATION")
       ->check(refuse_operation)
       ->required();
-  CLI::App* stats = add_command(app, arguments, "stats", Command::kStats, help::kStats);
+  CLI::App* stats = add_command(app, arguments, "stats", Command::kStats);
   stats->add_flag("--ranks", arguments.ranks, "One line per rank of each group too");
-  CLI::App* waits = add_command(app, arguments, "waits", Command::kWaits, help::kWaits);
-  waits->add_option("GROUP", arguments.target, "Name, id or id:ID; default: all, without pairs of ranks")
-      ->type_name("GROUP")
+  CLI::App* waits = add_command(app, arguments, "waits", Command::kWaits);
+  add_text(waits, "GROUP", arguments.target, "Name, id or id:ID; default: all, without pairs of ranks",
+           "GROUP")
       ->check([](const std::string& name) {
         return name.empty() ? "is empty; allowed: a name, an id or id:ID" : "";
-      })
-      ->check(utf8());
-  CLI::App* watch = add_command(app, arguments, "watch", Command::kWatch, help::kWatch);
+      });
+  CLI::App* watch = add_command(app, arguments, "watch", Command::kWatch);
   watch->add_option("--interval", arguments.interval_s, "Seconds between two looks, 0.05..3600")
       ->type_name("SECONDS")
       ->check(seconds(kMinIntervalS, kMaxIntervalS, "0.05..3600 seconds"))
       ->capture_default_str();
-  watch->add_option("--count", arguments.count, "End after so many looks; default: until interrupted")
-      ->type_name("N")
-      ->check(whole(1, UINT32_MAX));
-  CLI::App* events = add_command(app, arguments, "events", Command::kEvents, help::kEvents);
+  add_number(watch, "--count", arguments.count, "End after so many looks; default: until interrupted", 1,
+             UINT32_MAX);
+  CLI::App* events = add_command(app, arguments, "events", Command::kEvents);
   events->add_flag("--follow", arguments.follow, "Go on with what happens from now on");
   events->add_option("--level", arguments.level, "Only events that are at least so important")
       ->check(CLI::IsMember({"info", "warning", "error"}))
@@ -136,155 +155,207 @@ void add_views(CLI::App& app, Arguments& arguments) {
   events->add_option("--since", arguments.since, "Only events after number N, or of the last 90s, 5m, 1h, 2d")
       ->type_name("N|TIME")
       ->check(refuse_since);
-  events->add_option("--last", arguments.last, "Only the last N of those that are remembered")
-      ->type_name("N")
-      ->check(whole(1, UINT32_MAX));
-  events->add_option("--group", arguments.group, "Only events of this group, by name, id or id:ID")
-      ->type_name("GROUP")
-      ->check(utf8());
-  events->add_option("--node", arguments.node, "Only events of this node of the cluster")
-      ->type_name("NODE")
-      ->check(utf8());
-  add_command(app, arguments, "config", Command::kConfig, help::kConfig);
-  CLI::App* health = add_command(app, arguments, "health", Command::kHealth, help::kHealth);
-  health->add_option("SUBSYSTEM", arguments.subsystem, "daemon, control, membership, cluster or device/NAME")
-      ->type_name("SUBSYSTEM")
-      ->check(utf8());
+  add_number(events, "--last", arguments.last, "Only the last N of those that are remembered", 1, UINT32_MAX);
+  add_text(events, "--group", arguments.group, "Only events of this group, by name, id or id:ID", "GROUP");
+  add_text(events, "--node", arguments.node, "Only events of this node of the cluster", "NODE");
+  add_command(app, arguments, "config", Command::kConfig);
+  CLI::App* health = add_command(app, arguments, "health", Command::kHealth);
+  add_text(health, "SUBSYSTEM", arguments.subsystem, "daemon, control, membership, cluster or device/NAME",
+           "SUBSYSTEM");
 }
 
 void add_set(CLI::App& app, Arguments& arguments) {
-  CLI::App* set = add_group_of_commands(app, "set", help::kSet);
+  CLI::App* set = add_group_of_commands(app, "set");
   set->require_subcommand(1);
-  CLI::App* device = add_command(*set, arguments, "device", Command::kSetDevice, help::kSetDevice);
-  device->add_option("NAME", arguments.target, "As epctl devices prints it")
-      ->type_name("DEVICE")
-      ->check(utf8())
-      ->required();
-  device->add_option("SETTING", arguments.settings, "What to set")->type_name("sms=N")->required();
-  CLI::App* group = add_command(*set, arguments, "group", Command::kSetGroup, help::kSetGroup);
-  group->add_option("GROUP", arguments.target, "Name, id or id:ID")
-      ->type_name("GROUP")
-      ->check(utf8())
-      ->required();
-  group->add_option("SETTING", arguments.settings, "What to set")
-      ->type_name("sms=N|priority=N|linger_us=N")
-      ->required();
-  CLI::App* log = add_command(*set, arguments, "log", Command::kSetLog, help::kSetLog);
-  log->add_option("SETTING", arguments.settings, "What to set")
-      ->type_name("level=LEVELS")
-      ->check(utf8())
-      ->required();
-  CLI::App* limits = add_command(*set, arguments, "limits", Command::kSetLimits, help::kSetLimits);
-  limits->add_option("SETTING", arguments.settings, "What to set")
-      ->type_name("LIMIT")
-      ->check(utf8())
-      ->required();
+  CLI::App* device = add_command(*set, arguments, "device", Command::kSetDevice);
+  add_text(device, "NAME", arguments.target, "As epctl devices prints it", "DEVICE")->required();
+  CLI::App* group = add_command(*set, arguments, "group", Command::kSetGroup);
+  add_text(group, "GROUP", arguments.target, "Name, id or id:ID", "GROUP")->required();
+  CLI::App* log = add_command(*set, arguments, "log", Command::kSetLog);
+  CLI::App* limits = add_command(*set, arguments, "limits", Command::kSetLimits);
+  for (const auto& [command, type] : {std::pair(device, "sms=N"),
+                                      {group, "sms=N|priority=N|linger_us=N"},
+                                      {log, "level=LEVELS"},
+                                      {limits, "LIMIT"}})
+    add_text(command, "SETTING", arguments.settings, "What to set", type)->required();
 }
 
 void add_evict(CLI::App& app, Arguments& arguments) {
   static std::string rank_word;  // of no further use
-  CLI::App* evict = add_group_of_commands(app, "evict", help::kEvict);
+  CLI::App* evict = add_group_of_commands(app, "evict");
   evict->require_subcommand(1);
-  CLI::App* session = add_command(*evict, arguments, "session", Command::kEvictSession, help::kEvictSession);
-  session->add_option("ID", arguments.session_id, "As epctl sessions prints it")
-      ->type_name("SESSION")
-      ->check(whole(0, UINT64_MAX))
+  CLI::App* session = add_command(*evict, arguments, "session", Command::kEvictSession);
+  add_number(session, "ID", arguments.session_id, "As epctl sessions prints it", 0, UINT64_MAX, "SESSION")
       ->required();
-  CLI::App* group = add_command(*evict, arguments, "group", Command::kEvictRank, help::kEvictGroup);
-  group->add_option("GROUP", arguments.target, "Name, id or id:ID")
-      ->type_name("GROUP")
-      ->check(utf8())
-      ->required();
+  CLI::App* group = add_command(*evict, arguments, "group", Command::kEvictRank);
+  add_text(group, "GROUP", arguments.target, "Name, id or id:ID", "GROUP")->required();
   group->add_option("rank", rank_word, "The word \"rank\"")->required()->check(CLI::IsMember({"rank"}));
-  group->add_option("RANK", arguments.rank, "Its number")
-      ->type_name("N")
-      ->check(whole(0, UINT32_MAX))
-      ->required();
-  for (CLI::App* command : {session, group}) {
-    command->add_option("--reason", arguments.reason, "What clients are told: one line of up to 160 bytes")
-        ->type_name("TEXT")
-        ->check(utf8());
-  }
+  add_number(group, "RANK", arguments.rank, "Its number", 0, UINT32_MAX)->required();
+  for (CLI::App* command : {session, group})
+    add_text(command, "--reason", arguments.reason, "What clients are told: one line of up to 160 bytes",
+             "TEXT");
 }
 
 void add_restart(CLI::App& app, Arguments& arguments) {
-  CLI::App* restart = add_group_of_commands(app, "restart", help::kRestart);
+  CLI::App* restart = add_group_of_commands(app, "restart");
   restart->require_subcommand(1);
-  CLI::App* device =
-      add_command(*restart, arguments, "device", Command::kRestartDevice, help::kRestartDevice);
-  device->add_option("NAME", arguments.target, "As epctl devices prints it")
-      ->type_name("DEVICE")
-      ->check(utf8())
-      ->required();
+  CLI::App* device = add_command(*restart, arguments, "device", Command::kRestartDevice);
+  add_text(device, "NAME", arguments.target, "As epctl devices prints it", "DEVICE")->required();
 }
 
 // Ranges are judged by the rules that the daemon has, see run_size.
 void add_size(CLI::App& app, Arguments& arguments) {
-  SizeArguments& group = arguments.size;
-  CLI::App* size = add_command(app, arguments, "size", Command::kSize, help::kSize);
+  abi::GroupShape& shape = arguments.size.shape;
+  shape.depth = abi::kDefaultDepth;
+  shape.expert_alignment = 1;
+  CLI::App* size = add_command(app, arguments, "size", Command::kSize);
   const auto number = [size](const char* name, const char* field, std::uint32_t& value, const char* text) {
     return size->add_option(name, value, text)->type_name("N")->check(field_of_shape(field));
   };
-  const auto word = [size](const char* name, std::string& value, const std::vector<std::string>& words,
-                           const char* text) {
-    size->add_option(name, value, text)->check(CLI::IsMember(words))->capture_default_str();
+  const auto word = [size]<typename Value>(const char* name, Value& value,
+                                           const std::vector<std::string>& words, const char* text) {
+    const auto take = [&value, words](const std::string& chosen) {
+      value = static_cast<Value>(number_of(words, chosen));
+    };
+    size->add_option_function<std::string>(name, take, text)
+        ->check(CLI::IsMember(words))
+        ->default_str(words[0]);
   };
-  number("--ranks", "num_ranks", group.ranks, "num_ranks of the group")->required();
-  number("--experts", "num_experts", group.experts, "num_experts, of all ranks")->required();
-  number("--hidden", "hidden", group.hidden, "Elements of a row")->required();
-  number("--tokens", "max_tokens", group.tokens, "max_tokens, of a rank in one operation")->required();
-  number("--topk", "topk", group.topk, "Choices of a token")->required();
-  number("--depth", "depth", group.depth, "Buffer slots")->capture_default_str();
-  word("--payload", group.payload, payload_words(), "What rows are");
-  word("--layout", group.layout, layout_words(), "How received rows lie");
-  word("--index-type", group.index_type, index_type_words(), "Of topk_idx");
-  word("--scale-format", group.scale_format, scale_format_words(), "Of FP8 rows");
-  word("--scale-layout", group.scale_layout, scale_layout_words(), "Where scales of received rows lie");
-  size->add_option("--more-formats", group.more_formats,
-                   "Row formats that dispatches may choose in place of the first, separated by commas")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(CLI::IsMember(row_format_words()));
-  number("--expert-alignment", "expert_alignment", group.expert_alignment, "Rows")->capture_default_str();
-  number("--opaque-bytes", "opaque_bytes", group.opaque_bytes, "Of a row, with payload opaque");
-  number("--biases", "num_biases", group.biases, "Bias regions of combine");
-  number("--handles", "num_handles", group.handles, "Routings that dispatches may keep");
-  number("--max-recv-rows", "max_recv_rows", group.max_recv_rows,
+  const auto list = [size](const char* name, std::vector<std::string>& value,
+                           const std::vector<std::string>& words, const char* text) {
+    size->add_option(name, value, text)->delimiter(',')->allow_extra_args(false)->check(CLI::IsMember(words));
+  };
+  number("--ranks", "num_ranks", shape.num_ranks, "num_ranks of the group")->required();
+  number("--experts", "num_experts", shape.num_experts, "num_experts, of all ranks")->required();
+  number("--hidden", "hidden", shape.hidden, "Elements of a row")->required();
+  number("--tokens", "max_tokens", shape.max_tokens, "max_tokens, of a rank in one operation")->required();
+  number("--topk", "topk", shape.topk, "Choices of a token")->required();
+  number("--depth", "depth", shape.depth, "Buffer slots")->capture_default_str();
+  word("--payload", shape.payload, words_of<v1::Payload>(), "What rows are");
+  word("--layout", shape.layout, words_of<v1::Layout>(), "How received rows lie");
+  word("--index-type", shape.index_type, words_of<v1::IndexType>(), "Of topk_idx");
+  word("--scale-format", shape.scale_format, words_of<v1::ScaleFormat>(), "Of FP8 rows");
+  word("--scale-layout", shape.scale_layout, words_of<v1::ScaleLayout>(),
+       "Where scales of received rows lie");
+  list("--more-formats", arguments.size.more_formats, row_format_words(),
+       "Row formats that dispatches may choose in place of the first, separated by commas");
+  number("--expert-alignment", "expert_alignment", shape.expert_alignment, "Rows")->capture_default_str();
+  number("--opaque-bytes", "opaque_bytes", shape.opaque_bytes, "Of a row, with payload opaque");
+  number("--biases", "num_biases", shape.num_biases, "Bias regions of combine");
+  number("--handles", "num_handles", shape.num_handles, "Routings that dispatches may keep");
+  number("--max-recv-rows", "max_recv_rows", shape.max_recv_rows,
          "Rows of recv_x and y; default: the worst case");
-  size->add_option("--bound", group.bound, "Regions in memory of the client's, separated by commas")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(CLI::IsMember(region_words()));
-  word("--device-kind", group.device_kind, device_kind_words(), "Of the devices");
+  list("--bound", arguments.size.bound, region_words(),
+       "Regions in memory of the client's, separated by commas");
+  size->add_option("--device-kind", arguments.size.device_kind, "Of the devices")
+      ->check(CLI::IsMember({"host", "cuda"}))
+      ->capture_default_str();
+}
+
+// The words that CLI11 takes for the value of a flag; one that it does not take asks for JSON too.
+bool is_yes(const std::string& value) {
+  try {
+    return CLI::detail::to_flag_value(value) > 0;
+  } catch (const std::exception&) {
+    return true;
+  }
+}
+
+const CLI::App& deepest_command(const CLI::App& app) {
+  const CLI::App* at = &app;
+  while (!at->get_subcommands().empty()) at = at->get_subcommands().back();
+  return *at;
+}
+
+std::string names_of_commands(const CLI::App& app) {
+  std::string names;
+  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
+    append(names, sub->get_name());
+  return names;
+}
+
+// What may stand behind a command: "GROUP, --json".
+std::string words_behind(const CLI::App& command) {
+  std::string words;
+  for (const CLI::App* at = &command; at != nullptr; at = at->get_parent()) {
+    for (const CLI::Option* option : at->get_options()) {
+      if (option == at->get_help_ptr() || option == at->get_version_ptr()) continue;
+      append(words, option->get_positional() ? option->get_type_name() : option->get_name());
+    }
+  }
+  return words;
+}
+
+// The prefix of a word; "" for the program itself.
+std::string before_word(const CLI::App& app, const CLI::App& command) {
+  return &command == &app ? "" : command.get_name() + " ";
 }
 
 }  // namespace
 
+help::Page help::page(const std::string& command) {
+  const std::string text = std::string("\n") + kText;
+  const std::string title = "\n== " + command;
+  std::size_t at = text.find(title + ": ");
+  if (at == std::string::npos) at = text.find(title + "\n");
+  const std::size_t line_end = text.find('\n', at + 1);
+  const std::size_t summary = std::min(at + title.size() + 2, line_end);
+  const std::size_t end = std::min(text.find("\n== ", line_end), text.size() - 1);
+  return {text.substr(summary, line_end - summary), text.substr(line_end, end + 1 - line_end)};
+}
+
 void build_grammar(CLI::App& app, Arguments& arguments) {
-  app.footer(help::kProgramFooter);
+  const std::string about = help::page("epctl").text;
+  app.description(about.substr(1, about.size() - 2));
+  app.footer(help::page("footer").text);
   app.require_subcommand(1);
   app.get_formatter()->column_width(28);
   add_options(app, arguments);
   add_views(app, arguments);
   add_set(app, arguments);
-  add_command(app, arguments, "reload", Command::kReload, help::kReload);
+  add_command(app, arguments, "reload", Command::kReload);
   add_evict(app, arguments);
   add_restart(app, arguments);
   add_size(app, arguments);
-  CLI::App* drain = add_command(app, arguments, "drain", Command::kDrain, help::kDrain);
-  drain
-      ->add_option("--timeout-ms", arguments.drain_ms,
-                   "Time for sessions to end by themselves, 1..86400000; default: as configured")
-      ->type_name("MS")
-      ->check(whole(1, kMaxDrainMs));
+  CLI::App* drain = add_command(app, arguments, "drain", Command::kDrain);
+  add_number(drain, "--timeout-ms", arguments.drain_ms,
+             "Time for sessions to end by themselves, 1..86400000; default: as configured", 1, kMaxDrainMs,
+             "MS");
   drain->add_flag("--wait", arguments.wait, "Return when the daemon has gone");
-  CLI::App* doctor = add_command(app, arguments, "doctor", Command::kDoctor, help::kDoctor);
+  CLI::App* doctor = add_command(app, arguments, "doctor", Command::kDoctor);
   doctor->add_flag("--strict", arguments.strict, "Warnings are problems too (exit code 4)");
-  add_command(app, arguments, "version", Command::kVersion, help::kVersion);
-  CLI::App* completion = add_command(app, arguments, "completion", Command::kCompletion, help::kCompletion);
+  add_command(app, arguments, "version", Command::kVersion);
+  CLI::App* completion = add_command(app, arguments, "completion", Command::kCompletion);
   completion->add_option("SHELL", arguments.shell, "Whose script to print")
       ->required()
       ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+}
+
+bool wants_json(int argc, char** argv) {
+  constexpr std::string_view kWithValue = "--json=";
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (word == "--") return false;
+    if (word == "--json") return true;
+    if (word.starts_with(kWithValue) && is_yes(std::string(word.substr(kWithValue.size())))) return true;
+  }
+  return false;
+}
+
+std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App& command = deepest_command(app);
+  const std::string allowed = names_of_commands(command);
+  const bool lacks_command = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && !allowed.empty();
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && allowed.empty()) {
+    return path_of(command) + ": \"" + printable(app.remaining(true).front()) +
+           "\" is not expected; allowed: " + words_behind(command);
+  }
+  if (!lacks_command) return (&command == &app ? "" : path_of(command) + ": ") + error.what();
+  const std::vector<std::string> unknown = app.remaining(true);
+  if (unknown.empty()) return command.get_name() + " needs a command; allowed: " + allowed;
+  const char* kind = unknown.front().starts_with("-") ? "option" : "command";
+  return std::string("unknown ") + kind + " \"" + before_word(app, command) + printable(unknown.front()) +
+         "\"; allowed commands: " + allowed;
 }
 
 }  // namespace epd::ctl

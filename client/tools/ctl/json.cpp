@@ -18,57 +18,26 @@ std::size_t prefix_length(const std::string& type_name) {
   return length;
 }
 
-Json element(const Message& message, const FieldDescriptor& field, int index) {
-  const auto& reflection = *message.GetReflection();
+// `i`: of a repeated field; -1: the field has one value.
+Json value_of(const Message& m, const FieldDescriptor& field, int i) {
+  const google::protobuf::Reflection& r = *m.GetReflection();
+  const FieldDescriptor* const f = &field;
+  const bool one = i < 0;
   switch (field.cpp_type()) {
-    case FieldDescriptor::CPPTYPE_INT32: return reflection.GetRepeatedInt32(message, &field, index);
-    case FieldDescriptor::CPPTYPE_INT64: return reflection.GetRepeatedInt64(message, &field, index);
-    case FieldDescriptor::CPPTYPE_UINT32: return reflection.GetRepeatedUInt32(message, &field, index);
-    case FieldDescriptor::CPPTYPE_UINT64: return reflection.GetRepeatedUInt64(message, &field, index);
-    case FieldDescriptor::CPPTYPE_DOUBLE: return reflection.GetRepeatedDouble(message, &field, index);
-    case FieldDescriptor::CPPTYPE_FLOAT: return reflection.GetRepeatedFloat(message, &field, index);
-    case FieldDescriptor::CPPTYPE_BOOL: return reflection.GetRepeatedBool(message, &field, index);
-    case FieldDescriptor::CPPTYPE_STRING: return reflection.GetRepeatedString(message, &field, index);
+    case FieldDescriptor::CPPTYPE_INT32: return one ? r.GetInt32(m, f) : r.GetRepeatedInt32(m, f, i);
+    case FieldDescriptor::CPPTYPE_INT64: return one ? r.GetInt64(m, f) : r.GetRepeatedInt64(m, f, i);
+    case FieldDescriptor::CPPTYPE_UINT32: return one ? r.GetUInt32(m, f) : r.GetRepeatedUInt32(m, f, i);
+    case FieldDescriptor::CPPTYPE_UINT64: return one ? r.GetUInt64(m, f) : r.GetRepeatedUInt64(m, f, i);
+    case FieldDescriptor::CPPTYPE_DOUBLE: return one ? r.GetDouble(m, f) : r.GetRepeatedDouble(m, f, i);
+    case FieldDescriptor::CPPTYPE_FLOAT: return one ? r.GetFloat(m, f) : r.GetRepeatedFloat(m, f, i);
+    case FieldDescriptor::CPPTYPE_BOOL: return one ? r.GetBool(m, f) : r.GetRepeatedBool(m, f, i);
+    case FieldDescriptor::CPPTYPE_STRING: return one ? r.GetString(m, f) : r.GetRepeatedString(m, f, i);
     case FieldDescriptor::CPPTYPE_ENUM:
-      return enum_word(*field.enum_type(), reflection.GetRepeatedEnumValue(message, &field, index));
+      return enum_word(*field.enum_type(), one ? r.GetEnumValue(m, f) : r.GetRepeatedEnumValue(m, f, i));
     case FieldDescriptor::CPPTYPE_MESSAGE:
-      return to_json(reflection.GetRepeatedMessage(message, &field, index));
+      return to_json(one ? r.GetMessage(m, f) : r.GetRepeatedMessage(m, f, i));
   }
   return nullptr;
-}
-
-Json single(const Message& message, const FieldDescriptor& field) {
-  const auto& reflection = *message.GetReflection();
-  if (field.has_presence() && !reflection.HasField(message, &field)) return nullptr;
-  switch (field.cpp_type()) {
-    case FieldDescriptor::CPPTYPE_INT32: return reflection.GetInt32(message, &field);
-    case FieldDescriptor::CPPTYPE_INT64: return reflection.GetInt64(message, &field);
-    case FieldDescriptor::CPPTYPE_UINT32: return reflection.GetUInt32(message, &field);
-    case FieldDescriptor::CPPTYPE_UINT64: return reflection.GetUInt64(message, &field);
-    case FieldDescriptor::CPPTYPE_DOUBLE: return reflection.GetDouble(message, &field);
-    case FieldDescriptor::CPPTYPE_FLOAT: return reflection.GetFloat(message, &field);
-    case FieldDescriptor::CPPTYPE_BOOL: return reflection.GetBool(message, &field);
-    case FieldDescriptor::CPPTYPE_STRING: return reflection.GetString(message, &field);
-    case FieldDescriptor::CPPTYPE_ENUM:
-      return enum_word(*field.enum_type(), reflection.GetEnumValue(message, &field));
-    case FieldDescriptor::CPPTYPE_MESSAGE: return to_json(reflection.GetMessage(message, &field));
-  }
-  return nullptr;
-}
-
-// map<string, ...>, ordered by key.
-Json map_object(const Message& message, const FieldDescriptor& field) {
-  const auto& reflection = *message.GetReflection();
-  std::map<std::string, Json> ordered;
-  for (int k = 0; k < reflection.FieldSize(message, &field); ++k) {
-    const Message& entry = reflection.GetRepeatedMessage(message, &field, k);
-    const auto& descriptor = *entry.GetDescriptor();
-    ordered[entry.GetReflection()->GetString(entry, descriptor.map_key())] =
-        single(entry, *descriptor.map_value());
-  }
-  Json object = Json::object();
-  for (auto& [key, value] : ordered) object[key] = std::move(value);
-  return object;
 }
 
 }  // namespace
@@ -81,24 +50,30 @@ std::string enum_word(const google::protobuf::EnumDescriptor& type, int number) 
   return name;
 }
 
+Json to_json(const Message& message, const FieldDescriptor& field) {
+  const google::protobuf::Reflection& reflection = *message.GetReflection();
+  if (!field.is_repeated()) {
+    if (field.has_presence() && !reflection.HasField(message, &field)) return nullptr;
+    return value_of(message, field, -1);
+  }
+  Json list = Json::array();
+  std::map<std::string, Json> entries;  // of a map, ordered by key
+  for (int i = 0; i < reflection.FieldSize(message, &field); ++i) {
+    Json value = value_of(message, field, i);
+    if (field.is_map()) {
+      entries[value["key"]] = std::move(value["value"]);
+    } else {
+      list.push_back(std::move(value));
+    }
+  }
+  return field.is_map() ? Json(entries) : list;
+}
+
 Json to_json(const Message& message) {
   Json object = Json::object();
   const auto& descriptor = *message.GetDescriptor();
-  for (int i = 0; i < descriptor.field_count(); ++i) {
-    const FieldDescriptor& field = *descriptor.field(i);
-    if (!field.is_repeated()) {
-      object[field.name()] = single(message, field);
-      continue;
-    }
-    if (field.is_map()) {
-      object[field.name()] = map_object(message, field);
-      continue;
-    }
-    Json list = Json::array();
-    const int size = message.GetReflection()->FieldSize(message, &field);
-    for (int k = 0; k < size; ++k) list.push_back(element(message, field, k));
-    object[field.name()] = std::move(list);
-  }
+  for (int i = 0; i < descriptor.field_count(); ++i)
+    object[descriptor.field(i)->name()] = to_json(message, *descriptor.field(i));
   return object;
 }
 

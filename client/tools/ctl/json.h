@@ -12,6 +12,8 @@ namespace epd::ctl {
 using Json = nlohmann::ordered_json;
 
 Json to_json(const google::protobuf::Message& message);
+// One field; null if it is absent.
+Json to_json(const google::protobuf::Message& message, const google::protobuf::FieldDescriptor& field);
 
 // A number that the schema lacks is "unspecified", as control.proto says.
 std::string enum_word(const google::protobuf::EnumDescriptor& type, int number);

@@ -3,13 +3,11 @@
 #include "common/build_info.h"
 #include "completion.h"
 #include "grammar.h"
-#include "help.h"
-#include "standard_output.h"
-#include "usage.h"
 
 #include <fcntl.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -27,34 +25,42 @@ namespace v1 = epd::v1;
 
 constexpr std::uint32_t kCompletionMs = 500;  // a user does not wait longer for a completion
 
-// Empty if the daemon does not answer: then there is nothing to complete.
+// The values of a field in each message of the list that `request` asks for. Empty if the daemon does not
+// answer: then there is nothing to complete.
+template <typename Response>
+std::vector<std::string> ask(epd::ctl::Connection& connection, const google::protobuf::Message& request,
+                             const char* list, const char* field) {
+  Response response;
+  std::vector<std::string> values;
+  if (connection.try_call(request, response)) return values;
+  const epd::ctl::Json document = epd::ctl::to_json(response);
+  for (const auto& message : document[list]) {
+    const auto& value = message[field];
+    values.push_back(value.is_string() ? value.get<std::string>() : value.dump());
+  }
+  return values;
+}
+
 std::vector<std::string> list_names(const std::string& kind, const std::string& socket) {
   const char* variable = std::getenv("EPD_CONTROL_SOCKET");
   const std::string fallback = variable != nullptr && *variable != '\0' ? variable : Arguments().socket;
-  epd::ctl::Connection connection(socket.empty() ? fallback : socket, kCompletionMs);
+  epd::ctl::Connection daemon(socket.empty() ? fallback : socket, kCompletionMs);
+  if (kind == "GROUP") return ask<v1::ListGroupsResponse>(daemon, v1::ListGroupsRequest(), "groups", "name");
+  if (kind == "SESSION")
+    return ask<v1::ListSessionsResponse>(daemon, v1::ListSessionsRequest(), "sessions", "session_id");
+  if (kind == "OPERATION")
+    return ask<v1::ListOperationsResponse>(daemon, v1::ListOperationsRequest(), "operations", "id");
   std::vector<std::string> names;
-  v1::ListDevicesResponse devices;
-  v1::ListGroupsResponse groups;
-  v1::ListSessionsResponse sessions;
-  v1::ListOperationsResponse operations;
-  v1::GetConfigResponse config;
-  if (kind == "DEVICE" && !connection.call(v1::ListDevicesRequest(), devices)) {
-    for (const auto& device : devices.devices()) names.push_back(device.name());
-  } else if (kind == "SUBSYSTEM" && !connection.call(v1::ListDevicesRequest(), devices)) {
-    names = {"daemon", "control", "membership", "cluster"};
-    for (const auto& device : devices.devices()) names.push_back("device/" + device.name());
-  } else if (kind == "LIMIT" && !connection.call(v1::GetConfigRequest(), config)) {
-    for (const auto& entry : config.entries()) {
-      constexpr std::string_view kSection = "limits.";
-      if (entry.key().starts_with(kSection)) names.push_back(entry.key().substr(kSection.size()) + "=");
-    }
-  } else if (kind == "GROUP" && !connection.call(v1::ListGroupsRequest(), groups)) {
-    for (const auto& group : groups.groups()) names.push_back(group.name());
-  } else if (kind == "SESSION" && !connection.call(v1::ListSessionsRequest(), sessions)) {
-    for (const auto& session : sessions.sessions()) names.push_back(std::to_string(session.session_id()));
-  } else if (kind == "OPERATION" && !connection.call(v1::ListOperationsRequest(), operations)) {
-    for (const auto& operation : operations.operations()) names.push_back(operation.id());
+  if (kind == "LIMIT") {
+    constexpr std::string_view kSection = "limits.";
+    for (const auto& key : ask<v1::GetConfigResponse>(daemon, v1::GetConfigRequest(), "entries", "key"))
+      if (key.starts_with(kSection)) names.push_back(key.substr(kSection.size()) + "=");
+    return names;
   }
+  const auto devices = ask<v1::ListDevicesResponse>(daemon, v1::ListDevicesRequest(), "devices", "name");
+  if (kind == "DEVICE" || devices.empty()) return devices;
+  names = {"daemon", "control", "membership", "cluster"};
+  for (const std::string& device : devices) names.push_back("device/" + device);
   return names;
 }
 
@@ -75,6 +81,28 @@ void fill_standard_streams() {
     if (::fcntl(fd, F_GETFD) < 0) (void)::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
   }
 }
+
+// Standard output that remembers why it took not all: a stream forgets the errno. Output after a failure is
+// dropped.
+class StandardOutput : public std::stringbuf {
+ public:
+  // Of the first write that failed; 0 if none has.
+  int error() const { return error_; }
+  int sync() override {
+    const std::string text = str();
+    std::size_t at = 0;
+    while (error_ == 0 && at < text.size()) {
+      const ssize_t written = ::write(STDOUT_FILENO, text.data() + at, text.size() - at);
+      if (written >= 0) at += static_cast<std::size_t>(written);
+      if (written < 0 && errno != EINTR) error_ = errno;
+    }
+    str("");
+    return error_ == 0 ? 0 : -1;
+  }
+
+ private:
+  int error_ = 0;
+};
 
 void write_text(const Arguments& arguments, Output& output, const std::string& text) {
   if (arguments.json) {
@@ -100,7 +128,7 @@ Exit answer(const CLI::App& app, const CLI::ParseError& error, const Arguments& 
 
 Exit run(int argc, char** argv, Output& output) {
   Arguments arguments;
-  CLI::App app(epd::ctl::help::kProgram, "epctl");
+  CLI::App app("", "epctl");
   app.set_version_flag("-V,--version", epd::version_text("epctl"));
   build_grammar(app, arguments);
   if (argc > 1 && std::string_view(argv[1]) == "complete") return answer_completion(app, argc, argv, output);
@@ -125,11 +153,15 @@ int main(int argc, char** argv) {
   ::signal(SIGPIPE, SIG_DFL);  // epctl ... | head
   const bool terminal = ::isatty(STDOUT_FILENO) == 1;
   const bool colour = terminal && std::getenv("NO_COLOR") == nullptr;
-  epd::ctl::StandardOutput standard;
-  Output output{standard.stream(), std::cerr, colour, terminal};
+  StandardOutput standard;
+  std::ostream out(&standard);
+  std::cerr.tie(&out);  // in the order in which they are written
+  Output output{out, std::cerr, colour, terminal};
   const Exit exit = run(argc, argv, output);
-  const int error = standard.finish();
-  if (error == 0) return static_cast<int>(exit);
-  std::cerr << "epctl: standard output took not all of the answer: " << std::strerror(error) << '\n';
+  out.flush();
+  std::cerr.tie(nullptr);
+  if (standard.error() == 0) return static_cast<int>(exit);
+  std::cerr << "epctl: standard output took not all of the answer: " << std::strerror(standard.error())
+            << '\n';
   return static_cast<int>(exit == Exit::kOk ? Exit::kUnwritten : exit);
 }

@@ -1,19 +1,26 @@
 #include "render.h"
 
 #include "json.h"
-#include "socket_file.h"
+#include "socket.h"
 #include "table.h"
-#include "units.h"
+#include "text.h"
 
 #include <ctime>
 
 namespace epd::ctl {
 namespace {
 
+constexpr Align kLeft = Align::kLeft;
 constexpr Align kRight = Align::kRight;
 
-std::string number(std::uint64_t value) {
-  return std::to_string(value);
+// A "*" marks what an operator has set.
+std::string marked(const std::string& value, bool set) {
+  return value + (set ? "*" : "");
+}
+
+template <typename Message>
+std::string user_of(const Message& message) {
+  return user_name(message.uid());
 }
 
 // A sleeping engine has no reason to beat.
@@ -29,89 +36,80 @@ std::string process(const v1::Session& session) {
   return std::to_string(session.claimed_pid()) + "@" + session.claimed_host() + "?";
 }
 
-std::string pid(std::int32_t value) {
-  return value == 0 ? "" : std::to_string(value);
-}
-
-// An operator has set it.
-std::string set_mark(bool set) {
-  return set ? "*" : "";
-}
-
 std::string device_table(const google::protobuf::RepeatedPtrField<v1::Device>& devices) {
-  Table table({{"DEVICE"},
-               {"STATE"},
-               {"ENGINE", kRight},
-               {"SMS", kRight},
-               {"SESSIONS", kRight},
-               {"OPS DONE", kRight},
-               {"FAILED", kRight},
-               {"DISPATCHED", kRight},
-               {"COMBINED", kRight},
-               {"HEARTBEAT", kRight},
-               {"RESTARTS", kRight},
-               {"LAST EXIT"}});
-  for (const v1::Device& device : devices) {
-    table.add({device.name(), word(device.state()), pid(device.engine_pid()),
-               number(device.sms()) + set_mark(device.sms_set()), number(device.sessions()),
-               number(device.ops_completed()), number(device.ops_failed()),
-               format_bytes(device.bytes_dispatched()), format_bytes(device.bytes_combined()),
-               heartbeat(device), number(device.restarts()), device.last_exit()});
-  }
-  return table.empty() ? "no devices\n" : table.text();
+  return table_of(
+             devices,
+             {{"DEVICE", "name"},
+              {"STATE", "state"},
+              {"ENGINE", "engine_pid"},
+              {"SMS", [](const auto& d) { return marked(std::to_string(d.sms()), d.sms_set()); }, kRight},
+              {"SESSIONS", "sessions"},
+              {"OPS DONE", "ops_completed"},
+              {"FAILED", "ops_failed"},
+              {"DISPATCHED", "bytes_dispatched"},
+              {"COMBINED", "bytes_combined"},
+              {"HEARTBEAT", heartbeat, kRight},
+              {"RESTARTS", "restarts"},
+              {"LAST EXIT", "last_exit"}})
+      .text("no devices\n");
 }
 
 // "" if there are only host devices.
 std::string gpu_table(const google::protobuf::RepeatedPtrField<v1::Device>& devices) {
-  Table table({{"GPU"},
-               {"MODEL"},
-               {"COMPUTE", kRight},
-               {"CUDA", kRight},
-               {"SMS", kRight},
-               {"MPS"},
-               {"STUCK", kRight},
-               {"NO P2P WITH"}});
+  std::vector<v1::Device> gpus;
   for (const v1::Device& device : devices) {
-    if (!device.has_cuda()) continue;
-    const v1::CudaDevice& gpu = device.cuda();
-    std::string unreachable;
-    for (const std::string& name : gpu.unreachable()) unreachable += (unreachable.empty() ? "" : ", ") + name;
-    table.add({device.name(), gpu.model(), gpu.compute_capability(), gpu.cuda_version(),
-               number(gpu.num_sms()), gpu.mps() ? "on" : "off: takes turns", number(device.times_stuck()),
-               unreachable});
+    if (device.has_cuda()) gpus.push_back(device);
   }
+  const Table table = table_of(
+      gpus, {{"GPU", "name"},
+             {"MODEL", "cuda.model"},
+             {"COMPUTE", "cuda.compute_capability"},
+             {"CUDA", "cuda.cuda_version"},
+             {"SMS", "cuda.num_sms"},
+             {"MPS", [](const auto& d) { return d.cuda().mps() ? "on" : "off: takes turns"; }, kLeft},
+             {"STUCK", "times_stuck"},
+             {"NO P2P WITH", "cuda.unreachable"}});
   return table.empty() ? "" : "\n" + table.text();
 }
 
-// Tells when the certificate that this node uses expires.
+// A line of what epctl status says: nothing if there is no value.
+std::string fact(std::string name, const std::string& value) {
+  if (value.empty()) return "";
+  name.resize(16, ' ');
+  return "  " + name + printable(value) + "\n";
+}
+
+// Tells when the certificate that this node uses expires; "" without one.
 std::string expiry_of(const v1::ClusterStatus& cluster) {
+  if (cluster.certificate_expires_unix_s() == 0) return "";
   const std::int64_t seconds = cluster.certificate_expires_unix_s() - std::time(nullptr);
   return "expires in " + std::to_string(seconds / 86'400) + " days";
 }
 
-// One line, or two: what the daemon's place in its cluster is.
+std::string without_coordinator(const v1::ClusterStatus& cluster) {
+  return cluster.problem().empty() ? "" : "for " + format_ms(cluster.problem_ms());
+}
+
+constexpr const char* kInsecure = "plain text between daemons, and nobody is authenticated";
+
+// What the daemon's place in its cluster is.
 std::string cluster_lines(const v1::ClusterStatus& cluster) {
-  std::string text =
-      "  cluster         " + printable(cluster.name()) + ", this is " + printable(cluster.node());
-  text +=
-      cluster.coordinates() ? ", the coordinator" : ", coordinator at " + printable(cluster.coordinator());
   std::string counts;
   for (const auto& [count, state] : {std::pair(cluster.nodes_up(), "up"),
                                      {cluster.nodes_draining(), "draining"},
                                      {cluster.nodes_silent(), "silent"},
                                      {cluster.nodes_lost(), "lost"},
                                      {cluster.nodes_unknown(), "unknown"}}) {
-    if (count != 0) counts += (counts.empty() ? "; " : ", ") + number(count) + " " + state;
+    if (count != 0) append(counts, std::to_string(count) + " " + state);
   }
-  text += counts + "\n";
-  if (!cluster.problem().empty()) {
-    text += "  no coordinator  for " + format_ms(cluster.problem_ms()) + ": " + printable(cluster.problem()) +
-            "\n";
-  }
-  if (cluster.certificate_expires_unix_s() != 0) text += "  certificate     " + expiry_of(cluster) + "\n";
-  if (cluster.insecure())
-    text += "  INSECURE        cluster.insecure: plain text between daemons, and nobody is authenticated\n";
-  return text;
+  const std::string away = without_coordinator(cluster);
+  return fact("cluster", cluster.name() + ", this is " + cluster.node() +
+                             (cluster.coordinates() ? ", the coordinator"
+                                                    : ", coordinator at " + cluster.coordinator()) +
+                             (counts.empty() ? "" : "; " + counts)) +
+         fact("no coordinator", away.empty() ? "" : away + ": " + cluster.problem()) +
+         fact("certificate", expiry_of(cluster)) +
+         fact("INSECURE", cluster.insecure() ? std::string("cluster.insecure: ") + kInsecure : "");
 }
 
 std::string ranks(const google::protobuf::RepeatedField<std::uint32_t>& missing) {
@@ -144,11 +142,56 @@ std::string memory_of(const v1::GroupMember& member) {
   return text.empty() ? "arena" : text;
 }
 
-// Of all row formats.
-std::string payloads(const v1::GroupShape& shape) {
-  std::string text = word(shape.payload());
-  for (const v1::RowFormat& more : shape.more_formats()) text += "," + word(more.payload());
+// The payloads of all row formats.
+std::string payloads(const v1::Group& group) {
+  std::string text = word(group.shape().payload());
+  for (const v1::RowFormat& more : group.shape().more_formats()) text += "," + word(more.payload());
   return text;
+}
+
+// A rank on another node has a session of that node's, about which this daemon knows nothing.
+bool is_far(const v1::GroupMember& member) {
+  return !member.node().empty();
+}
+
+std::string member_table(const v1::ListGroupsResponse& groups) {
+  std::vector<v1::Group> rows;  // with one member each
+  for (const v1::Group& group : groups.groups()) {
+    for (const v1::GroupMember& member : group.members()) {
+      rows.emplace_back().set_group_id(group.group_id());
+      *rows.back().add_members() = member;
+    }
+  }
+  const auto member = [](auto text) {
+    return [text](const v1::Group& row) { return std::string(text(row.members(0))); };
+  };
+  const Table table = table_of(
+      rows, {{"GROUP", "group_id"},
+             {"RANK", member([](const auto& m) { return std::to_string(m.rank()); }), kRight},
+             {"SESSION",
+              member([](const auto& m) { return is_far(m) ? "" : std::to_string(m.session_id()); }), kRight},
+             {"NODE", member([](const auto& m) { return is_far(m) ? m.node() : "own"; }), kLeft},
+             {"DEVICE", member([](const auto& m) { return m.device(); }), kLeft},
+             {"STATE", member(state_of), kLeft},
+             {"MEMORY", member([](const auto& m) { return is_far(m) ? "" : memory_of(m); }), kLeft}});
+  return table.empty() ? "" : "\n" + table.text();
+}
+
+std::string notes_of(const v1::Group& group) {
+  const std::string name =
+      "group " + std::to_string(group.group_id()) + " (" + printable(group.name()) + "): ";
+  std::string notes;
+  if (group.missing_ranks_size() != 0) {
+    notes += name + (group.state() == v1::GROUP_STATE_FORMING ? "waits for " : "goes on without ") +
+             counted(static_cast<std::uint64_t>(group.missing_ranks_size()), "rank") + ": " +
+             ranks(group.missing_ranks()) + "\n";
+  }
+  if (group.coordinator_away_ms() != 0) {
+    notes += name + "no coordinator for " + format_ms(group.coordinator_away_ms()) +
+             "; breaks, joins, leaves and evictions wait for it\n";
+  }
+  if (!group.cause().empty()) notes += name + "last break: " + printable(group.cause()) + "\n";
+  return notes;
 }
 
 }  // namespace
@@ -157,24 +200,23 @@ std::string render(const v1::GetStatusResponse& status) {
   const v1::DaemonStatus& daemon = status.daemon();
   std::string text = "epd " + printable(daemon.version()) + "  " + word(daemon.state()) + "  pid " +
                      std::to_string(daemon.pid()) + "  up " + format_ms(daemon.uptime_ms()) + "\n";
-  text += "  attach socket   " + printable(daemon.socket_path()) + "\n";
-  text += "  control socket  " + printable(daemon.control_path()) + "\n";
-  if (!daemon.socket_problem().empty())
-    text += "  PROBLEM         " + printable(daemon.socket_problem()) + "; restart epd\n";
-  text += "  sessions        " + number(daemon.sessions()) + " (" + number(daemon.sessions_total()) +
-          " since start, " + number(daemon.sessions_refused()) + " refused)\n";
-  text += "  groups          " + number(daemon.groups()) + "\n";
-  text += "  arenas          " + format_bytes(daemon.arena_bytes()) + "\n";
-  text += "  configuration   generation " + number(daemon.config_generation()) + "\n";
-  if (!daemon.last_reload_error().empty()) {
-    text += "  last reload     refused: " + printable(daemon.last_reload_error()) + "\n";
-  }
-  if (daemon.log_lines_lost() != 0 || !daemon.log_problem().empty()) {
-    text += "  log             " + counted(daemon.log_lines_lost(), "line") + " lost";
-    text += (daemon.log_problem().empty() ? "" : "; " + printable(daemon.log_problem())) + "\n";
-  }
+  const auto failed = [](const std::string& before, const std::string& problem, const char* behind) {
+    return problem.empty() ? "" : before + problem + behind;
+  };
+  const bool lost = daemon.log_lines_lost() != 0 || !daemon.log_problem().empty();
+  text +=
+      fact("attach socket", daemon.socket_path()) + fact("control socket", daemon.control_path()) +
+      fact("PROBLEM", failed("", daemon.socket_problem(), "; restart epd")) +
+      fact("sessions", std::to_string(daemon.sessions()) + " (" + std::to_string(daemon.sessions_total()) +
+                           " since start, " + std::to_string(daemon.sessions_refused()) + " refused)") +
+      fact("groups", std::to_string(daemon.groups())) + fact("arenas", format_bytes(daemon.arena_bytes())) +
+      fact("configuration", "generation " + std::to_string(daemon.config_generation())) +
+      fact("last reload", failed("refused: ", daemon.last_reload_error(), "")) +
+      fact("log", !lost ? ""
+                        : counted(daemon.log_lines_lost(), "line") + " lost" +
+                              failed("; ", daemon.log_problem(), ""));
   if (daemon.has_cluster()) text += cluster_lines(daemon.cluster());
-  text += "  boot            " + printable(daemon.boot_id()) + "\n\n";
+  text += fact("boot", daemon.boot_id()) + "\n";
   return text + device_table(status.devices()) + gpu_table(status.devices());
 }
 
@@ -183,165 +225,113 @@ std::string render(const v1::ListDevicesResponse& devices) {
 }
 
 std::string render(const v1::ListNodesResponse& nodes) {
-  Table table({{"NODE"},
-               {"STATE"},
-               {"SINCE", kRight},
-               {"ROLE"},
-               {"HEARTBEAT", kRight},
-               {"VERSION"},
-               {"ADDRESS"},
-               {"BOOT"}});
+  const v1::ClusterStatus& cluster = nodes.cluster();
+  const auto role = [](const v1::Node& node) {
+    return marked(node.coordinator() ? "coordinator" : "", node.own());
+  };
+  const auto heard = [](const v1::Node& node) {
+    return node.has_heartbeat_age_ms() && !node.own() ? format_ms(node.heartbeat_age_ms()) + " ago" : "";
+  };
+  const Table table =
+      table_of(nodes.nodes(), {{"NODE", "name"},
+                               {"STATE", "state"},
+                               {"SINCE", "since_ms"},
+                               {"ROLE", role, kLeft},
+                               {"HEARTBEAT", heard, kRight},
+                               {"VERSION", "version"},
+                               {"ADDRESS", "address"},
+                               {"BOOT", [](const auto& n) { return n.boot_id().substr(0, 8); }, kLeft}});
   std::string notes;
   for (const v1::Node& node : nodes.nodes()) {
-    const std::string role = std::string(node.coordinator() ? "coordinator" : "") + (node.own() ? "*" : "");
-    const std::string heartbeat =
-        node.has_heartbeat_age_ms() && !node.own() ? format_ms(node.heartbeat_age_ms()) + " ago" : "";
-    table.add({node.name(), word(node.state()), format_ms(node.since_ms()), role, heartbeat, node.version(),
-               node.address(), node.boot_id().substr(0, 8)});
     if (!node.reason().empty())
       notes += "node " + printable(node.name()) + ": " + printable(node.reason()) + "\n";
   }
-  const v1::ClusterStatus& cluster = nodes.cluster();
-  if (!cluster.problem().empty()) {
-    notes += "no coordinator for " + format_ms(cluster.problem_ms()) + " (" +
-             printable(cluster.coordinator()) + "): " + printable(cluster.problem()) + "\n";
-  }
+  if (const std::string away = without_coordinator(cluster); !away.empty())
+    notes += "no coordinator " + away + " (" + printable(cluster.coordinator()) +
+             "): " + printable(cluster.problem()) + "\n";
   for (const v1::RefusalCount& refusal : cluster.refusals())
-    notes += "refused here (" + printable(refusal.reason()) + "): " + number(refusal.count()) + "\n";
-  if (cluster.certificate_expires_unix_s() != 0)
-    notes += "certificate of this node: " + expiry_of(cluster) + "\n";
-  if (cluster.insecure()) notes += "INSECURE: plain text between daemons, and nobody is authenticated\n";
+    notes += "refused here (" + printable(refusal.reason()) + "): " + std::to_string(refusal.count()) + "\n";
+  if (const std::string expiry = expiry_of(cluster); !expiry.empty())
+    notes += "certificate of this node: " + expiry + "\n";
+  if (cluster.insecure()) notes += std::string("INSECURE: ") + kInsecure + "\n";
   return table.text() + (notes.empty() ? "" : "\n" + notes);
 }
 
 std::string render(const v1::ListSessionsResponse& sessions) {
-  Table table({{"SESSION", kRight},
-               {"DEVICE"},
-               {"PID", kRight},
-               {"PROGRAM"},
-               {"USER"},
-               {"UID", kRight},
-               {"GID", kRight},
-               {"GROUPS", kRight},
-               {"ARENA", kRight},
-               {"AGE", kRight},
-               {"LIBRARY"}});
-  for (const v1::Session& session : sessions.sessions()) {
-    table.add({number(session.session_id()), session.device(), process(session), session.program(),
-               user_name(session.uid()), number(session.uid()), number(session.gid()),
-               number(session.groups()), format_bytes(session.arena_bytes()), format_ms(session.age_ms()),
-               session.library()});
-  }
-  return table.empty() ? "no sessions\n" : table.text();
+  return table_of(sessions.sessions(), {{"SESSION", "session_id"},
+                                        {"DEVICE", "device"},
+                                        {"PID", process, kRight},
+                                        {"PROGRAM", "program"},
+                                        {"USER", user_of<v1::Session>, kLeft},
+                                        {"UID", "uid"},
+                                        {"GID", "gid"},
+                                        {"GROUPS", "groups"},
+                                        {"ARENA", "arena_bytes"},
+                                        {"AGE", "age_ms"},
+                                        {"LIBRARY", "library"}})
+      .text("no sessions\n");
 }
 
 std::string render(const v1::ListGroupsResponse& groups, bool members) {
-  Table table({{"GROUP", kRight},
-               {"NAME"},
-               {"USER"},
-               {"STATE"},
-               {"SPAN"},
-               {"RANKS", kRight},
-               {"SUM RANKS", kRight},
-               {"EXPERTS", kRight},
-               {"TOKENS", kRight},
-               {"HIDDEN", kRight},
-               {"TOPK", kRight},
-               {"DEPTH", kRight},
-               {"PAYLOAD"},
-               {"LAYOUT"},
-               {"INDEX"},
-               {"POLICY"},
-               {"SMS", kRight},
-               {"PRIO", kRight},
-               {"LINGER US", kRight},
-               {"EPOCH", kRight},
-               {"AGE", kRight}});
-  Table member_table({{"GROUP", kRight},
-                      {"RANK", kRight},
-                      {"SESSION", kRight},
-                      {"NODE"},
-                      {"DEVICE"},
-                      {"STATE"},
-                      {"MEMORY"}});
-  std::string notes;
-  for (const v1::Group& group : groups.groups()) {
-    const v1::GroupShape& shape = group.shape();
-    table.add({number(group.group_id()),
-               group.name(),
-               user_name(group.uid()),
-               word(group.state()),
-               word(shape.span()),
-               number(shape.num_ranks()),
-               number(shape.sum_ranks()),
-               number(shape.num_experts()),
-               number(shape.max_tokens()),
-               number(shape.hidden()),
-               number(shape.topk()),
-               number(shape.depth()),
-               payloads(shape),
-               word(shape.layout()),
-               word(shape.index_type()),
-               word(shape.policy()),
-               (group.sms() == 0 ? "all" : number(group.sms())) + set_mark(group.sms_set()),
-               std::to_string(group.priority()) + set_mark(group.priority_set()),
-               number(group.linger_us()) + set_mark(group.linger_us_set()),
-               number(group.epoch()),
-               format_ms(group.age_ms())});
-    const std::string name = "group " + number(group.group_id()) + " (" + printable(group.name()) + "): ";
-    if (group.missing_ranks_size() != 0) {
-      notes += name + (group.state() == v1::GROUP_STATE_FORMING ? "waits for " : "goes on without ") +
-               counted(static_cast<std::uint64_t>(group.missing_ranks_size()), "rank") + ": " +
-               ranks(group.missing_ranks()) + "\n";
-    }
-    if (group.coordinator_away_ms() != 0) {
-      notes += name + "no coordinator for " + format_ms(group.coordinator_away_ms()) +
-               "; breaks, joins, leaves and evictions wait for it\n";
-    }
-    if (!group.cause().empty()) notes += name + "last break: " + printable(group.cause()) + "\n";
-    for (const v1::GroupMember& member : group.members()) {
-      const bool far = !member.node().empty();  // its session is that node's
-      member_table.add({number(group.group_id()), number(member.rank()),
-                        far ? "-" : number(member.session_id()), far ? printable(member.node()) : "own",
-                        member.device(), state_of(member), far ? "-" : memory_of(member)});
-    }
-  }
+  const auto sms = [](const v1::Group& g) {
+    return marked(g.sms() == 0 ? "all" : std::to_string(g.sms()), g.sms_set());
+  };
+  const auto priority = [](const v1::Group& g) {
+    return marked(std::to_string(g.priority()), g.priority_set());
+  };
+  const auto linger = [](const v1::Group& g) {
+    return marked(std::to_string(g.linger_us()), g.linger_us_set());
+  };
+  const Table table = table_of(groups.groups(), {{"GROUP", "group_id"},
+                                                 {"NAME", "name"},
+                                                 {"USER", user_of<v1::Group>, kLeft},
+                                                 {"STATE", "state"},
+                                                 {"SPAN", "shape.span"},
+                                                 {"RANKS", "shape.num_ranks"},
+                                                 {"SUM RANKS", "shape.sum_ranks"},
+                                                 {"EXPERTS", "shape.num_experts"},
+                                                 {"TOKENS", "shape.max_tokens"},
+                                                 {"HIDDEN", "shape.hidden"},
+                                                 {"TOPK", "shape.topk"},
+                                                 {"DEPTH", "shape.depth"},
+                                                 {"PAYLOAD", payloads, kLeft},
+                                                 {"LAYOUT", "shape.layout"},
+                                                 {"INDEX", "shape.index_type"},
+                                                 {"POLICY", "shape.policy"},
+                                                 {"SMS", sms, kRight},
+                                                 {"PRIO", priority, kRight},
+                                                 {"LINGER US", linger, kRight},
+                                                 {"EPOCH", "epoch"},
+                                                 {"AGE", "age_ms"}});
   if (table.empty()) return "no groups\n";
-  std::string text = table.text();
-  if (!notes.empty()) text += "\n" + notes;
-  if (members && !member_table.empty()) text += "\n" + member_table.text();
-  return text;
+  std::string notes;
+  for (const v1::Group& group : groups.groups()) notes += notes_of(group);
+  return table.text() + (notes.empty() ? "" : "\n" + notes) + (members ? member_table(groups) : "");
 }
 
 std::string render(const v1::ListOperationsResponse& operations) {
-  Table table({{"ID"},
-               {"GROUP", kRight},
-               {"OP", kRight},
-               {"KIND"},
-               {"RANK", kRight},
-               {"DEVICE"},
-               {"SESSION", kRight},
-               {"SLOT", kRight},
-               {"TOKENS", kRight},
-               {"STAGE"},
-               {"WAITS FOR"},
-               {"AGE", kRight}});
-  for (const v1::Operation& operation : operations.operations()) {
-    table.add({operation.id(), number(operation.group_id()), number(operation.op_index()),
-               word(operation.op()), number(operation.rank()), operation.device(),
-               number(operation.session_id()), number(operation.slot()),
-               operation.op() == v1::OPERATION_KIND_DISPATCH ? number(operation.num_tokens()) : "",
-               word(operation.stage()), wait_of(operation), format_us(operation.age_us())});
-  }
-  return table.empty() ? "no operations in flight\n" : table.text();
+  const auto tokens = [](const v1::Operation& operation) {
+    return operation.op() == v1::OPERATION_KIND_DISPATCH ? std::to_string(operation.num_tokens()) : "";
+  };
+  return table_of(operations.operations(), {{"ID", "id"},
+                                            {"GROUP", "group_id"},
+                                            {"OP", "op_index"},
+                                            {"KIND", "op"},
+                                            {"RANK", "rank"},
+                                            {"DEVICE", "device"},
+                                            {"SESSION", "session_id"},
+                                            {"SLOT", "slot"},
+                                            {"TOKENS", tokens, kRight},
+                                            {"STAGE", "stage"},
+                                            {"WAITS FOR", wait_of, kLeft},
+                                            {"AGE", "age_us"}})
+      .text("no operations in flight\n");
 }
 
 std::string render(const v1::GetConfigResponse& config) {
-  Table table({{"KEY"}, {"VALUE"}, {"FROM"}, {"RELOADABLE"}});
-  for (const v1::ConfigEntry& entry : config.entries()) {
-    table.add({entry.key(), entry.value(), word(entry.origin()), entry.reloadable() ? "yes" : "no"});
-  }
-  return table.empty() ? "no options\n" : table.text();
+  return table_of(config.entries(),
+                  {{"KEY", "key"}, {"VALUE", "value"}, {"FROM", "origin"}, {"RELOADABLE", "reloadable"}})
+      .text("no options\n");
 }
 
 }  // namespace epd::ctl

@@ -5,50 +5,27 @@
 #include "proto/group_bytes.h"
 #include "proto/shape_rules.h"
 #include "table.h"
-#include "units.h"
+#include "text.h"
 
 #include <algorithm>
 #include <cstddef>
-#include <ostream>
 #include <string_view>
 
 namespace epd::ctl {
 namespace {
 
-// The grammar takes no other words.
-std::uint32_t number_of(const std::vector<std::string>& words, const std::string& word) {
-  return static_cast<std::uint32_t>(std::find(words.begin(), words.end(), word) - words.begin());
-}
-
-// PAYLOAD or PAYLOAD:SCALE_FORMAT, where float32 is not said.
 abi::RowFormat row_format_of(const std::string& word) {
   const std::size_t colon = word.find(':');
   abi::RowFormat format;
-  format.payload = static_cast<abi::Payload>(number_of(payload_words(), word.substr(0, colon)));
+  format.payload = static_cast<abi::Payload>(number_of(words_of<v1::Payload>(), word.substr(0, colon)));
   if (colon != std::string::npos)
     format.scale_format =
-        static_cast<abi::ScaleFormat>(number_of(scale_format_words(), word.substr(colon + 1)));
+        static_cast<abi::ScaleFormat>(number_of(words_of<v1::ScaleFormat>(), word.substr(colon + 1)));
   return format;
 }
 
 abi::GroupShape shape_of(const SizeArguments& a) {
-  abi::GroupShape shape{};
-  shape.num_ranks = a.ranks;
-  shape.num_experts = a.experts;
-  shape.max_tokens = a.tokens;
-  shape.hidden = a.hidden;
-  shape.topk = a.topk;
-  shape.depth = a.depth;
-  shape.payload = static_cast<abi::Payload>(number_of(payload_words(), a.payload));
-  shape.index_type = static_cast<abi::IndexType>(number_of(index_type_words(), a.index_type));
-  shape.layout = static_cast<abi::Layout>(number_of(layout_words(), a.layout));
-  shape.scale_format = static_cast<abi::ScaleFormat>(number_of(scale_format_words(), a.scale_format));
-  shape.scale_layout = static_cast<abi::ScaleLayout>(number_of(scale_layout_words(), a.scale_layout));
-  shape.expert_alignment = a.expert_alignment;
-  shape.opaque_bytes = a.opaque_bytes;
-  shape.num_biases = a.biases;
-  shape.num_handles = a.handles;
-  shape.max_recv_rows = a.max_recv_rows;
+  abi::GroupShape shape = a.shape;
   shape.num_more_formats = static_cast<std::uint32_t>(a.more_formats.size());
   const std::size_t known = std::min<std::size_t>(a.more_formats.size(), abi::kMaxMoreFormats);
   for (std::size_t i = 0; i < known; ++i) shape.more_formats[i] = row_format_of(a.more_formats[i]);
@@ -71,11 +48,14 @@ Json json_of(const SizeArguments& a, const abi::GroupShape& shape, const abi::Gr
     if (std::string_view(field.name).find("more_formats") != std::string_view::npos) group.erase(field.name);
   }
   group["more_formats"] = a.more_formats;
-  group["payload"] = a.payload;
-  group["index_type"] = a.index_type;
-  group["layout"] = a.layout;
-  group["scale_format"] = a.scale_format;
-  group["scale_layout"] = a.scale_layout;
+  const auto put_word = [&](const char* field, const std::vector<std::string>& words) {
+    group[field] = words[abi::shape_field(field).value(shape)];
+  };
+  put_word("payload", words_of<v1::Payload>());
+  put_word("index_type", words_of<v1::IndexType>());
+  put_word("layout", words_of<v1::Layout>());
+  put_word("scale_format", words_of<v1::ScaleFormat>());
+  put_word("scale_layout", words_of<v1::ScaleLayout>());
   document["device_kind"] = a.device_kind;
   document["bound"] = a.bound;
   document["rank"] = {{"user_arena_bytes", bytes.user_arena},
@@ -101,7 +81,7 @@ std::string memory_table(const SizeArguments& a, const abi::GroupBytes& bytes) {
   const std::string device = host ? "host" : "device";
   Table table({{"MEMORY"}, {"OF"}, {"A RANK", Align::kRight}, {"THE GROUP", Align::kRight}});
   const auto add = [&](const std::string& name, const std::string& of, std::uint64_t rank) {
-    table.add({name, of, format_bytes(rank), format_bytes(rank * a.ranks)});
+    table.add({name, of, format_bytes(rank), format_bytes(rank * a.shape.num_ranks)});
   };
   add("user arena", device, bytes.user_arena);
   add("exchange arena", device, bytes.exchange_arena);
@@ -128,54 +108,27 @@ std::string region_table(const abi::GroupShape& shape, std::uint32_t bound) {
 
 }  // namespace
 
-const std::vector<std::string>& payload_words() {
-  static const std::vector<std::string> words{"bf16", "fp8_cast", "fp8", "opaque"};
-  return words;
-}
-const std::vector<std::string>& index_type_words() {
-  static const std::vector<std::string> words{"int32", "int64"};
-  return words;
-}
-const std::vector<std::string>& layout_words() {
-  static const std::vector<std::string> words{"compact", "packed", "expert"};
-  return words;
-}
-const std::vector<std::string>& scale_format_words() {
-  static const std::vector<std::string> words{"float32", "float32_pow2", "ue8m0"};
-  return words;
-}
-const std::vector<std::string>& row_format_words() {
-  static const std::vector<std::string> words{"bf16",           "fp8_cast", "fp8_cast:float32_pow2",
-                                              "fp8_cast:ue8m0", "fp8",      "fp8:ue8m0"};
-  return words;
-}
-const std::vector<std::string>& scale_layout_words() {
-  static const std::vector<std::string> words{"row_major", "column_major"};
-  return words;
-}
-const std::vector<std::string>& device_kind_words() {
-  static const std::vector<std::string> words{"host", "cuda"};
-  return words;
-}
-const std::vector<std::string>& region_words() {
-  static const std::vector<std::string> words(abi::kRegionNames.begin(), abi::kRegionNames.end());
-  return words;
+std::vector<std::string> row_format_words() {
+  return {"bf16", "fp8_cast", "fp8_cast:float32_pow2", "fp8_cast:ue8m0", "fp8", "fp8:ue8m0"};
 }
 
-Exit run_size(const Arguments& arguments, Output& output) {
-  const SizeArguments& a = arguments.size;
+std::vector<std::string> region_words() {
+  return {abi::kRegionNames.begin(), abi::kRegionNames.end()};
+}
+
+std::uint32_t number_of(const std::vector<std::string>& words, const std::string& word) {
+  return static_cast<std::uint32_t>(std::find(words.begin(), words.end(), word) - words.begin());
+}
+
+Exit run_size(const Context& context) {
+  const SizeArguments& a = context.arguments.size;
   const abi::GroupShape shape = shape_of(a);
   const std::uint32_t bound = bound_by(a);
   std::string wrong = abi::check_shape(shape);
   if (wrong.empty()) wrong = abi::check_bound(shape, bound);
-  if (!wrong.empty()) return report(arguments, output, {Exit::kUsage, "INVALID_ARGUMENT", wrong});
+  if (!wrong.empty()) fail_usage(wrong);
   const abi::GroupBytes bytes(shape, a.device_kind == "host", bound);
-  if (arguments.json) {
-    write_json(output, json_of(a, shape, bytes));
-  } else {
-    output.out << memory_table(a, bytes) << '\n' << region_table(shape, bound);
-  }
-  return Exit::kOk;
+  return context.answer(json_of(a, shape, bytes), memory_table(a, bytes) + "\n" + region_table(shape, bound));
 }
 
 }  // namespace epd::ctl

@@ -1,5 +1,9 @@
 #include "table.h"
 
+#include "json.h"
+#include "text.h"
+
+#include <google/protobuf/descriptor.h>
 #include <algorithm>
 #include <cstddef>
 #include <utility>
@@ -25,25 +29,55 @@ void append_line(std::string& out, const std::vector<Column>& columns, const std
   out += line + '\n';
 }
 
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+
+// The last field of a path, and the message that has it; no message if one on the way is absent.
+struct Field {
+  const Message* message;
+  const FieldDescriptor* descriptor;
+};
+Field find_field(const Message* message, const google::protobuf::Descriptor* type, std::string_view path) {
+  const std::size_t dot = path.find('.');
+  const FieldDescriptor* const field = type->FindFieldByName(std::string(path.substr(0, dot)));
+  if (field == nullptr) std::abort();  // a table names what the schema lacks
+  if (dot == std::string_view::npos) return {message, field};
+  const bool there = message != nullptr && message->GetReflection()->HasField(*message, field);
+  return find_field(there ? &message->GetReflection()->GetMessage(*message, field) : nullptr,
+                    field->message_type(), path.substr(dot + 1));
+}
+
+std::string number_text(std::string_view name, std::uint64_t value) {
+  if (name.ends_with("_bytes") || name.starts_with("bytes_")) return format_bytes(value);
+  if (name.ends_with("_ms")) return format_ms(value);
+  if (name.ends_with("_us") || name == "us") return format_us(value);
+  return name.ends_with("pid") && value == 0 ? "" : std::to_string(value);
+}
+
+std::string text_of(std::string_view name, const Json& value) {
+  if (value.is_number_unsigned()) return number_text(name, value);
+  if (value.is_number_integer())
+    return value < 0 ? std::to_string(value.get<std::int64_t>()) : number_text(name, value);
+  if (value.is_boolean()) return value ? "yes" : "no";
+  if (value.is_string()) return value;
+  std::string list;
+  if (value.is_array()) {
+    for (const Json& element : value) append(list, text_of(name, element));
+  }
+  return list;
+}
+
 }  // namespace
 
-std::string printable(std::string_view text) {
-  static constexpr char kHex[] = "0123456789abcdef";
-  std::string out;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    // C2 80..9F are the C1 controls, which terminals obey too.
-    const bool c1 = byte == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0;
-    if (byte >= 0x20 && byte != 0x7f && !c1) {
-      out += text[i];
-      continue;
-    }
-    const unsigned value = c1 ? static_cast<unsigned char>(text[++i]) : byte;
-    out += "\\x";
-    out += kHex[value >> 4];
-    out += kHex[value & 0xfu];
-  }
-  return out;
+std::string field_text(const Message& message, std::string_view path) {
+  const Field field = find_field(&message, message.GetDescriptor(), path);
+  if (field.message == nullptr) return "";
+  return text_of(field.descriptor->name(), to_json(*field.message, *field.descriptor));
+}
+
+bool field_is_number(const google::protobuf::Descriptor& type, std::string_view path) {
+  const FieldDescriptor& field = *find_field(nullptr, &type, path).descriptor;
+  return !field.is_repeated() && field.cpp_type() <= FieldDescriptor::CPPTYPE_FLOAT;
 }
 
 void Table::add(std::vector<std::string> cells) {

@@ -1,11 +1,10 @@
 // The parts that epctl is made of: doctor's rules, units, tables, JSON.
 #include "doctor.h"
 #include "json.h"
-#include "numbers.h"
 #include "render.h"
-#include "socket_file.h"
+#include "socket.h"
 #include "table.h"
-#include "units.h"
+#include "text.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -176,7 +175,7 @@ TEST(CtlDoctorRules, VersionsAndSockets) {
   daemon.version.set_version("0.1.0");
   daemon.version.set_layout_hash("aa");
   daemon.status.mutable_daemon()->set_state(v1::DAEMON_STATE_SERVING);
-  const OwnVersion own{"0.1.0", "c0ffee", 1, 1, "aa", "1"};
+  const v1::GetVersionResponse own = daemon.version;
   const auto level = [&](const std::string& name) {
     for (const Check& check : judge_daemon(daemon, own))
       if (check.name == name) return check.level;
@@ -207,7 +206,7 @@ TEST(CtlDoctorRules, ADaemonThatRunsWithoutItsSocketIsToBeRestarted) {
   DaemonFacts daemon;
   daemon.attach_path = "/run/epd/epd.sock";
   const auto said = [&] {
-    for (const Check& check : judge_daemon(daemon, OwnVersion()))
+    for (const Check& check : judge_daemon(daemon, v1::GetVersionResponse()))
       if (check.name == "attach_socket") return check.text + " -> " + check.advice;
     return std::string();
   };

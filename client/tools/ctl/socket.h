@@ -1,7 +1,10 @@
-// What epctl can find out about a unix socket's file before it connects.
+// What can be found out about a unix socket and about who listens there, without a call.
 #pragma once
 
+#include "common/fd.h"
+
 #include <sys/types.h>
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -25,12 +28,27 @@ struct SocketFile {
 
 SocketFile look_at_socket(const std::string& path);
 
+// Whether somebody takes a connection just now.
+struct Knock {
+  int error = 0;       // an errno; EAGAIN: the listener's queue is full
+  pid_t listener = 0;  // 0: not seen from here
+};
+Knock knock(const std::string& path);
 // Whether a daemon has left it behind. Makes no connection to the attach socket.
 bool is_stale(const std::string& path);
+
 std::string user_name(std::uint32_t uid);  // its number if it has none
 // "root:epd 0660"
 std::string owner_and_mode(const SocketFile& file);
 // What a person without permission can do: "join group epd, or use sudo". Nobody is told to join group root.
 std::string how_to_get_in(const SocketFile& file, const std::string& keys);
+
+// Whether a process is stopped by a signal or a debugger.
+bool is_stopped(pid_t pid);
+// The process that listens at `path`, as a pidfd. `own_pid` is the number that it tells as its own, which may
+// be of another namespace. None: it is another process, or not seen from here.
+UniqueFd listening_process(const std::string& path, std::int32_t own_pid);
+// Whether the process of a pidfd ends until the deadline.
+bool wait_for_exit(const UniqueFd& process, std::chrono::steady_clock::time_point deadline);
 
 }  // namespace epd::ctl
