@@ -72,14 +72,19 @@ static int is_break(epd_status_t status) {
          status == EPD_ABORTED;
 }
 
+/* Where all ranks end, if the group has broken often enough: the first epoch is 1. */
+static uint64_t last_round(uint64_t next, uint64_t breaks, uint64_t epoch) {
+  return epoch > breaks ? next / 2 * 2 + 2 * kRounds : UINT64_MAX;
+}
+
 /* Runs operations in order, and repeats those that a break has undone. */
 static epd_status_t run(struct rounds* r, uint64_t breaks, int* wrong) {
   epd_resume_info_t info;
   epd_resume_info_init(&info);
-  uint64_t end = breaks == 0 ? 2 * kRounds : UINT64_MAX;
   epd_status_t status = epd_group_resume(r->group, EPD_FOREVER, &info); /* where the group is */
   if (status != EPD_OK) return status;
   uint64_t next = info.resume_op;
+  uint64_t end = last_round(next, breaks, info.epoch);
   epd_ticket_t ticket = 0; /* of operation `next`; 0: it is still to be submitted */
   while (next < end) {
     status = ticket == 0 ? submit(r, next, &ticket) : EPD_OK;
@@ -99,7 +104,7 @@ static epd_status_t run(struct rounds* r, uint64_t breaks, int* wrong) {
       status = epd_group_resume(r->group, EPD_FOREVER, &info);
       if (status != EPD_OK) return status; /* the group has ended */
       next = info.resume_op;
-      if (end == UINT64_MAX && info.epoch > breaks) end = next / 2 * 2 + 2 * kRounds;
+      if (end == UINT64_MAX) end = last_round(next, breaks, info.epoch);
     }
   }
   printf("rank %u: %llu operations right, epoch %llu\n", r->rank, (unsigned long long)end,
