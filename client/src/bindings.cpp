@@ -156,22 +156,6 @@ Status read_bindings(const epd_group_config_t& config, const abi::GroupShape& sh
   });
 }
 
-Status add_registered(std::vector<Registered> registered, Allocations& allocations, OwnMemory& own) {
-  own.registered = std::move(registered);
-  for (std::size_t i = 0; i < own.registered.size(); ++i) {
-    const Registered& its = own.registered[i];
-    const ExportedAllocation* found = nullptr;
-    Status status = allocations.find(its.address, found);
-    if (!status.ok()) return {status.code(), "registered memory: " + status.message()};
-    own.bindings.registered[i] = {memory_of(found->fd.get(), found->bytes, own), 0,
-                                  its.address - found->begin, its.bytes};
-  }
-  if (own.fds.size() <= abi::kMaxMemories) return {};
-  return invalid_argument(
-      std::to_string(own.fds.size()) +
-      " memories are bound to regions or registered; allowed: " + std::to_string(abi::kMaxMemories));
-}
-
 Status read_bound_regions(const epd_group_config_t& config, const abi::GroupShape& shape,
                           std::uint32_t& bound) {
   return each_binding(config, [&](const epd_binding_t& given, const std::string& which) {

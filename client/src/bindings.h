@@ -5,7 +5,6 @@
 #include "epd/epd.h"
 #include "errors.h"
 #include "proto/arena.h"
-#include "registered.h"
 
 #include <array>
 #include <cstdint>
@@ -19,7 +18,6 @@ struct OwnMemory {
   std::array<std::uintptr_t, abi::kNumRegions>
       at{};              // addresses of slot 0's regions, in this process or on its device
   std::vector<int> fds;  // each once; a binding's `memory` is an index + 1. The caller's, or Allocations'
-  std::vector<Registered> registered;
 };
 
 // The allocations in which memory lies that bindings name by its address. They are needed until the join.
@@ -44,8 +42,5 @@ Status read_bound_regions(const epd_group_config_t& config, const abi::GroupShap
 // Checks the bindings of a configuration whose shape has been checked. The daemon checks the memory itself.
 Status read_bindings(const epd_group_config_t& config, const abi::GroupShape& shape, Allocations& allocations,
                      OwnMemory& own);
-// Adds what the session has registered. Last: INVALID_ARGUMENT if there are more memories than a join may
-// have.
-Status add_registered(std::vector<Registered> registered, Allocations& allocations, OwnMemory& own);
 
 }  // namespace epd::client

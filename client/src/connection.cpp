@@ -156,6 +156,11 @@ Status Connection::request(const Request& request, Packet& reply) {
   return {StatusCode::kDeadlineExceeded, "the daemon did not answer in time"};
 }
 
+void Connection::tell_locked(abi::AttachType type, const void* body, std::size_t body_bytes) {
+  if (!ended_.ok()) return;
+  [[maybe_unused]] const Status sent = send(socket_, type, new_request_id_locked(), body, body_bytes, {});
+}
+
 void Connection::leave(std::uint32_t member, Deadline deadline) {
   const abi::Leave leave{member, 0};
   Packet reply;

@@ -83,6 +83,8 @@ class CudaDevice final : public Device {
   Status map_host(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) override;
   void unmap(std::uintptr_t address, std::size_t bytes) noexcept override;
   Status export_allocation(std::uintptr_t address, ExportedAllocation& out) override;
+  Allocation allocation_of(std::uintptr_t address) noexcept override;
+  Status export_memory(std::uintptr_t address, abi::MemoryRange& range, UniqueFd& fd) override;
   Status has_kernels() const override { return kernels_loaded_; }
   Status check() override;
   Status check_stream(void* stream, bool& captures) override;
@@ -218,6 +220,18 @@ Status CudaDevice::export_allocation(std::uintptr_t address, ExportedAllocation&
   const Current current(driver_, context_);
   if (current.error() != CUDA_SUCCESS) return status(current.error(), "cuCtxPushCurrent");
   return client::export_allocation(driver_, device_, address, out);
+}
+
+Allocation CudaDevice::allocation_of(std::uintptr_t address) noexcept {
+  const Current current(driver_, context_);
+  return current.error() == CUDA_SUCCESS ? client::allocation_of(driver_, address) : Allocation();
+}
+
+Status CudaDevice::export_memory(std::uintptr_t address, abi::MemoryRange& range, UniqueFd& fd) {
+  const BesideCaptures beside(driver_);
+  const Current current(driver_, context_);
+  if (current.error() != CUDA_SUCCESS) return status(current.error(), "cuCtxPushCurrent");
+  return client::export_memory(driver_, device_, address, range, fd);
 }
 
 // Other queries of a stream, for example cuStreamQuery, would end a capture of the application's.

@@ -30,6 +30,8 @@ namespace epd::client {
   X(cuMemRetainAllocationHandle)            \
   X(cuMemGetAllocationPropertiesFromHandle) \
   X(cuMemGetAddressRange)                   \
+  X(cuPointerGetAttributes)                 \
+  X(cuIpcGetMemHandle)                      \
   X(cuMemImportFromShareableHandle)         \
   X(cuMemRelease)                           \
   X(cuMemAddressReserve)                    \

@@ -2,9 +2,9 @@
 
 #include "exportable_memory.h"
 
-#include <atomic>
+#include <cstring>
+#include <iterator>
 #include <map>
-#include <memory>
 #include <mutex>
 
 namespace epd::client {
@@ -52,7 +52,6 @@ class Primary {
 struct Made {
   std::size_t bytes;
   CUdevice device;
-  std::shared_ptr<std::atomic<bool>> freed;
 };
 struct AllMade {
   std::mutex mutex;
@@ -62,14 +61,6 @@ struct AllMade {
 AllMade& all_made() {
   static auto* const all = new AllMade;
   return *all;
-}
-
-// Null: the memory is not of allocate_exportable().
-FreedWord freed_word(CUdeviceptr begin) {
-  AllMade& all = all_made();
-  const std::lock_guard lock(all.mutex);
-  const auto found = all.made.find(begin);
-  return found != all.made.end() ? found->second.freed : nullptr;
 }
 
 Status find_device(const CudaDriver& driver, int number, CUdevice& out) {
@@ -175,7 +166,55 @@ Status export_allocation(const CudaDriver& driver, CUdevice device, CUdeviceptr 
   int fd = -1;
   error = driver.cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
   if (error != CUDA_SUCCESS) return cuda_status(driver, error, "cuMemExportToShareableHandle");
-  out = {UniqueFd(fd), begin, bytes, freed_word(begin)};
+  out = {UniqueFd(fd), begin, bytes};
+  return {};
+}
+
+Allocation allocation_of(const CudaDriver& driver, CUdeviceptr address) {
+  Allocation found;
+  CUdeviceptr begin = 0;
+  std::size_t bytes = 0;
+  CUpointer_attribute asked[] = {CU_POINTER_ATTRIBUTE_BUFFER_ID, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+                                 CU_POINTER_ATTRIBUTE_RANGE_SIZE};
+  void* answers[] = {&found.id, &begin, &bytes};
+  if (driver.cuPointerGetAttributes(std::size(asked), asked, answers, address) != CUDA_SUCCESS) return {};
+  if (begin == 0 || address - begin >= bytes) return {};
+  found.begin = begin;
+  found.bytes = bytes;
+  return found;
+}
+
+Status export_memory(const CudaDriver& driver, CUdevice device, CUdeviceptr address, abi::MemoryRange& range,
+                     UniqueFd& fd) {
+  CUmemGenericAllocationHandle handle = 0;
+  void* const at = reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
+  if (driver.cuMemRetainAllocationHandle(&handle, at) == CUDA_SUCCESS) {
+    const Held held(driver, handle);
+    ExportedAllocation exported;
+    Status status = export_allocation(driver, device, address, exported);
+    if (!status.ok()) return status;
+    range.by = abi::MemoryBy::kDescriptor;
+    fd = std::move(exported.fd);
+    return {};
+  }
+  int ordinal = -1;
+  CUpointer_attribute asked[] = {CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+  void* answers[] = {&ordinal};
+  CUipcMemHandle exported{};
+  CUresult error = driver.cuPointerGetAttributes(1, asked, answers, address);
+  if (error == CUDA_SUCCESS && ordinal != device)
+    return invalid_argument("address is " + hex(address) + ", in memory of GPU " + std::to_string(ordinal) +
+                            ", and the session is on GPU " + std::to_string(device) +
+                            "; allowed: memory of the session's GPU");
+  if (error == CUDA_SUCCESS) error = driver.cuIpcGetMemHandle(&exported, address);
+  if (error != CUDA_SUCCESS)
+    return invalid_argument("address is " + hex(address) +
+                            ", in memory that can't be exported: " + error_name(driver, error) +
+                            "; allowed: memory of cudaMalloc, or of cuMemCreate with " +
+                            "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR");
+  static_assert(sizeof(exported) == sizeof(range.handle));
+  std::memcpy(range.handle.data(), &exported, sizeof(exported));
+  range.by = abi::MemoryBy::kIpcHandle;
   return {};
 }
 
@@ -204,7 +243,7 @@ Status allocate_exportable(std::size_t bytes, int number, void*& out) {
   if (!status.ok()) return status;
   AllMade& all = all_made();
   const std::lock_guard lock(all.mutex);
-  all.made[address] = {size, device, std::make_shared<std::atomic<bool>>(false)};
+  all.made[address] = {size, device};
   out = reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
   return {};
 }
@@ -227,7 +266,6 @@ Status free_exportable(void* given) {
   Status status = load_cuda_driver(driver);
   if (status.ok()) status = finish_work(*driver, made.device);
   if (status.ok()) {
-    made.freed->store(true);
     unmap_allocation(*driver, address, made.bytes);
     return {};
   }

@@ -44,7 +44,10 @@ Status map_allocation(const CudaDriver& driver, CUmemGenericAllocationHandle all
                       const CUmemAccessDesc& access, const char* whose, CUdeviceptr& out);
 void unmap_allocation(const CudaDriver& driver, CUdeviceptr address, std::size_t bytes);
 
-// See Device::export_allocation. A context of the device is current.
+// See Device::allocation_of, export_memory and export_allocation. A context of the device is current.
+Allocation allocation_of(const CudaDriver& driver, CUdeviceptr address);
+Status export_memory(const CudaDriver& driver, CUdevice device, CUdeviceptr address, abi::MemoryRange& range,
+                     UniqueFd& fd);
 Status export_allocation(const CudaDriver& driver, CUdevice device, CUdeviceptr address,
                          ExportedAllocation& out);
 

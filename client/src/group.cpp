@@ -120,8 +120,7 @@ Status read_bytes(const epd_group_config_t& c, const epd_device_kind_t& kind, ep
   return {};
 }
 
-Status make_join(const epd_group_config_t& c, Allocations& allocations, std::vector<Registered> registered,
-                 abi::Join& join, OwnMemory& own) {
+Status make_join(const epd_group_config_t& c, Allocations& allocations, abi::Join& join, OwnMemory& own) {
   if (c.name == nullptr || !good_name(c.name)) {
     return invalid_argument("name is " + (c.name != nullptr ? "\"" + std::string(c.name) + "\"" : "NULL") +
                             "; allowed: 1 .. 63 characters of [A-Za-z0-9._-]");
@@ -138,7 +137,6 @@ Status make_join(const epd_group_config_t& c, Allocations& allocations, std::vec
                      std::to_string(abi::kMinPriority) + " .. " + std::to_string(abi::kMaxPriority));
   }
   status = read_bindings(c, join.shape, allocations, own);
-  if (status.ok()) status = add_registered(std::move(registered), allocations, own);
   if (!status.ok()) return status;
   join.bindings = own.bindings;
   abi::set_text(join.group, c.name, std::strlen(c.name));

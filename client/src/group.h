@@ -7,6 +7,7 @@
 #include "calls.h"
 #include "device.h"
 #include "handle.h"
+#include "mapped_memory.h"
 #include "proto/attach.h"
 #include "step.h"
 
@@ -135,7 +136,7 @@ struct Group {
   DeviceMemory device_user;              // on CUDA devices
   BoardView board;
   ActiveMask active_mask;
-  GroupRegistered registered;  // guarded by the session's mutex
+  GroupMapped mapped;  // guarded by the session's mutex
   // A submission holds it from its checks until it is in the ring. It keeps the group's operations in order
   // while the session's mutex is released for a driver call.
   std::mutex submit_mutex;
@@ -161,7 +162,6 @@ Status read_shape(const epd_group_config_t& config, abi::GroupShape& shape);
 // The memory of such a group. Does not set `size`.
 Status read_bytes(const epd_group_config_t& config, const epd_device_kind_t& kind, epd_group_bytes_t& bytes);
 // Checks the configuration and makes the daemon's message from it. `own` gets the descriptors.
-Status make_join(const epd_group_config_t& config, Allocations& allocations,
-                 std::vector<Registered> registered, abi::Join& join, OwnMemory& own);
+Status make_join(const epd_group_config_t& config, Allocations& allocations, abi::Join& join, OwnMemory& own);
 
 }  // namespace epd::client

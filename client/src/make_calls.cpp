@@ -244,21 +244,21 @@ Status Operations::check_on_host(Lock& lock, Group& group, const SubmitRequest& 
   return connection_.blocked(lock, handle + " is in flight, so the rows of memory.y are not counted yet");
 }
 
-Status Operations::prepare_call(Lock& lock, Group& group, const SubmitRequest& request, bool captured,
-                                MadeCall& made) {
+Status Operations::prepare_call(Lock& lock, Group& group, const SubmitRequest& request, MadeCall& made) {
+  const bool captured = made.rows.captured;
   Status status = usable_locked(group);
   if (status.ok() && !request.stream.any()) status = admit_host_call(lock, group, request);
   if (status.ok() && request.stream.any() && !captured) status = admit_stream_call(lock, group, request);
   if (status.ok()) status = choose_route(group, request, made.use);
   if (status.ok() && !streams_.exists()) status = check_on_host(lock, group, request, made.use.route);
-  if (status.ok()) status = plan_copies(group, request, made.use, captured, made.copies, made.places);
+  if (status.ok()) status = plan_copies(group, request, made.use, made.rows, made.copies);
   if (!status.ok()) return status;
   made.ticket = group.calls.begin(request.op, request.slot, !request.stream.any(), captured);
   if (made.ticket == 0)
     return connection_.blocked(
         lock, "all places for results belong to operations with hooks, or that use kept handles");
   made.call = call_of(group, request, made.use.route, streams_.wait_by(group) == WaitBy::kMemop);
-  if (made.places.any()) made.call.flags |= abi::kFlagPlaces;
+  if (made.rows.places.any()) made.call.flags |= abi::kFlagPlaces;
   KnownCall& known = *group.calls.find(made.ticket);
   made.call.result = known.result;
   if (!captured && made.use.route != kNoRoute && made.use.route >= group.shape.depth)
@@ -287,7 +287,7 @@ Status Operations::enqueue(Group& group, const SubmitRequest& request, MadeCall&
     step.words = call_words(group);
     step.call = abi::halves_of(made.call);
     if (abi::makes_routing(made.call.op, made.call.flags)) step.call_tokens_at = request.num_tokens_at;
-    step.places = made.places;
+    step.places = made.rows.places;
     step.copies = made.copies;
     if (made.copies.any()) step.staging = group.staging_words(request.slot);
     if (streams_.wait_by(group) == WaitBy::kKernel && !request.deferred() && !made.copies.many()) {
@@ -339,17 +339,19 @@ void Operations::finish_outputs(Group& group, std::uint32_t slot, epd_ticket_t t
 Status Operations::submit(Group& group, const SubmitRequest& request, epd_ticket_t& ticket,
                           epd_handle_t* handle) {
   const bool in_stream = request.stream.any();
-  bool captured = false;
+  MadeCall made;
   Status status = check_request(group, request);
   if (status.ok()) status = check_call(request);
   if (status.ok()) status = check_memory(request, streams_);
-  if (status.ok()) status = check_stream(request, captured);
+  if (status.ok()) status = check_stream(request, made.rows.captured);
+  if (status.ok() && streams_.exists() && !made.rows.captured) status = mapper_.check_captured(group, false);
   if (!status.ok()) return status;
+  if (streams_.exists()) made.rows.memory = mapper_.look_up(group, request, made.rows.captured);
+  if (made.rows.memory.mapped) streams_.kick_watch();  // which starts with the first call at the latest
   const std::lock_guard<std::mutex> order(group.submit_mutex);
-  MadeCall made;
   {
     Lock lock = waits_.lock();
-    status = prepare_call(lock, group, request, captured, made);
+    status = prepare_call(lock, group, request, made);
   }
   if (status.ok() && !streams_.exists()) copy_by_host(group, request.slot, made);
   if (status.ok()) status = enqueue(group, request, made);

@@ -356,6 +356,7 @@ Status Operations::check(Group& group, epd_progress_t& progress) {
     const Lock lock = waits_.lock();
     counted = group.calls.epoch;
   }
+  const Status memory = streams_.exists() ? mapper_.check_captured(group, true) : Status();
   const Status read = medium_->read(CallPlaces{group.call_words()}.done(), ends);
   Lock lock = waits_.lock();
   progress.next_op = group.board.next_index();
@@ -365,9 +366,9 @@ Status Operations::check(Group& group, epd_progress_t& progress) {
   if (!status.ok()) return status;
   if (!read.ok()) return read;
   // Another thread has resumed meanwhile. It has reported what was read.
-  if (group.calls.epoch != counted) return {};
+  if (group.calls.epoch != counted) return memory;
   const std::uint32_t lost = ends[1] - group.calls.failed;
-  if (lost == 0) return {};
+  if (lost == 0) return memory;
   // The board says it a little later than this memory.
   BreakWaiter waiter(connection_, group);
   waits_.wait(lock, waiter, Deadline::in_ms(EPD_FOREVER));

@@ -5,6 +5,8 @@
 #include "call_medium.h"
 #include "group.h"
 #include "hooks.h"
+#include "mapped_memory.h"
+#include "staging.h"
 #include "stream_port.h"
 
 #include <memory>
@@ -47,12 +49,13 @@ struct CallOutcome {
 class Operations {
  public:
   Operations(const abi::Welcome& welcome, Waits& waits, Connection& connection, Hooks& hooks,
-             StreamPort& streams, std::unique_ptr<CallMedium> medium)
+             StreamPort& streams, MemoryMapper& mapper, std::unique_ptr<CallMedium> medium)
       : welcome_(welcome),
         waits_(waits),
         connection_(connection),
         hooks_(hooks),
         streams_(streams),
+        mapper_(mapper),
         medium_(std::move(medium)) {}
 
   // ---- what callers ask. The text of a failed operation comes back in the status
@@ -99,12 +102,12 @@ class Operations {
     epd_ticket_t ticket = 0;
     abi::Call call;
     stream_kernels::Copies copies;
-    abi::RowPlaces places;
+    RowPlan rows;
     std::uint64_t limit_ns = 0;  // how long a kernel waits for its end
     Status bell_set;             // of a call of the host that is in the ring
   };
   Status check_stream(const SubmitRequest& request, bool& captured) const;
-  Status prepare_call(Lock& lock, Group& group, const SubmitRequest& request, bool captured, MadeCall& made);
+  Status prepare_call(Lock& lock, Group& group, const SubmitRequest& request, MadeCall& made);
   bool await_discarded(Lock& lock, Group& group, Deadline deadline);
   Status admit_host_call(Lock& lock, Group& group, const SubmitRequest& request);
   Status admit_stream_call(Lock& lock, Group& group, const SubmitRequest& request);
@@ -139,6 +142,7 @@ class Operations {
   Connection& connection_;
   Hooks& hooks_;
   StreamPort& streams_;
+  MemoryMapper& mapper_;
   const std::unique_ptr<CallMedium> medium_;
 
   // Guarded by the mutex.

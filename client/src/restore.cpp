@@ -58,10 +58,7 @@ Status Session::restore(Group& group, std::int32_t timeout_ms, epd_resume_info_t
   join.rank = static_cast<std::int32_t>(group.rank);
   join.timeout_ms = static_cast<std::uint32_t>(timeout_ms);
   join.restores = group.id;
-  Allocations allocations(attachment_.device.get());
   OwnMemory own;
-  status = add_registered(usable_registered(), allocations, own);
-  if (!status.ok()) return status;
   join.bindings = own.bindings;
   Packet reply;
   status = connection_.request({abi::AttachType::kJoin, abi::AttachType::kJoined, &join, sizeof(join),
@@ -94,12 +91,13 @@ Status Session::come_back(Group& former, Packet& reply, OwnMemory own, epd_resum
   streams_.remove(former);
   {
     const Lock lock = waits_.lock();
-    add_joined_locked(group);
+    streams_.add_locked(group);
     const auto found = std::find_if(groups_.begin(), groups_.end(),
                                     [&former](const auto& other) { return other.get() == &former; });
     found->swap(made.front());
     former.given->move_to(group);
   }
+  map_registered(group);
   info.epoch = group.epoch;
   info.resume_op = group.next_index;
   BoardSnapshot board;

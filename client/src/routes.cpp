@@ -11,7 +11,6 @@ Group::Group(Session* owner, const abi::GroupShape& agreed, OwnMemory bound)
       shape(agreed),
       own(std::move(bound)),
       arena(agreed, abi::bound_regions(own.bindings)),
-      registered(own.registered),
       outputs(agreed.depth),
       routes(agreed.num_routes()) {
   free_routes.reserve(shape.num_handles);

@@ -1,5 +1,6 @@
 #include "session.h"
 
+#include "log.h"
 #include "ticket_status.h"
 
 #include <unistd.h>
@@ -57,7 +58,9 @@ Session::Session(Attachment attachment)
       connection_(attachment_.socket, *attachment_.segment_b.as<abi::SegmentB>(), waits_, *this),
       hooks_(waits_, *this),
       streams_(attachment_.device.get(), attachment_.wait_by, connection_, waits_, *this),
-      operations_(attachment_.welcome, waits_, connection_, hooks_, streams_, make_medium(attachment_)) {}
+      mapper_(attachment_.device.get(), waits_, connection_),
+      operations_(attachment_.welcome, waits_, connection_, hooks_, streams_, mapper_,
+                  make_medium(attachment_)) {}
 
 Status Session::prepare() {
   Status status = waits_.prepare();
@@ -136,46 +139,69 @@ Status Session::register_memory(const void* address, std::uint64_t bytes) {
                                           " take rows from their slots alone, and memory of the caller's is "
                                           "copied; allowed: on GPUs"};
   }
-  Registered made;
-  Status status = find_range(*attachment_.device, address, bytes, made);
+  MemoryPart part;
+  Status status = mapper_.find_range(address, bytes, part);
   if (!status.ok()) return status;
+  std::vector<MemoryPart> known;
+  {
+    const Lock lock = waits_.lock();
+    known = registered_.all();
+  }
+  const std::vector<std::uint64_t> freed = mapper_.freed_of(known);
+  {
+    const Lock lock = waits_.lock();
+    status = registered_.add(part, freed);
+  }
+  if (!status.ok()) return status;
+  for (Group* group : all_groups()) {
+    status = mapper_.map(*group, part, true);
+    if (status.ok()) continue;
+    const Lock lock = waits_.lock();
+    [[maybe_unused]] const Status removed = registered_.remove(part.address, part);
+    return status;
+  }
+  watch_memory();
+  return {};
+}
+
+// The watch looks whether it has been freed.
+void Session::watch_memory() {
   const Lock lock = waits_.lock();
-  status = registered_.check(made.address, made.bytes);
-  if (status.ok()) registered_.add(std::move(made));
-  return status;
+  [[maybe_unused]] const Status started = streams_.start_watch_locked();
+  streams_.kick_watch();
 }
 
 Status Session::unregister_memory(const void* address) {
   const Lock lock = waits_.lock();
-  std::uint64_t number = 0;
-  Status status = registered_.remove(reinterpret_cast<std::uintptr_t>(address), number);
+  MemoryPart part;
+  Status status = registered_.remove(reinterpret_cast<std::uintptr_t>(address), part);
   if (!status.ok()) return status;
-  for (const auto& group : groups_) group->registered.forget(number);
+  for (const auto& group : groups_) group->mapped.leave(part);
   return {};
 }
 
-std::vector<Registered> Session::usable_registered() {
+// They are freed when they are left, by the caller, who uses none meanwhile.
+std::vector<Group*> Session::all_groups() {
   const Lock lock = waits_.lock();
-  return registered_.usable();
+  std::vector<Group*> all;
+  for (const auto& group : groups_) all.push_back(group.get());
+  return all;
 }
 
-bool Session::have_ended(const std::vector<Registered>& registered) {
-  const Lock lock = waits_.lock();
-  return std::any_of(registered.begin(), registered.end(),
-                     [this](const Registered& its) { return !its.usable() || !registered_.has(its.number); });
-}
-
-// If a registration ends meanwhile, its memory may be gone, or something else may lie there.
-Status Session::make_join(const epd_group_config_t& config, Deadline end,
-                          std::optional<Allocations>& allocations, abi::Join& join, OwnMemory& own) {
-  for (;;) {
-    const std::vector<Registered> registered = usable_registered();
-    allocations.emplace(attachment_.device.get());
-    join = {};
-    own = {};
-    Status status = client::make_join(config, *allocations, registered, join, own);
-    if (!have_ended(registered) || end.passed()) return status;
+void Session::map_registered(Group& group) {
+  std::vector<MemoryPart> all;
+  {
+    const Lock lock = waits_.lock();
+    all = registered_.all();
   }
+  for (const MemoryPart& part : all) {
+    if (!mapper_.freed_of({part}).empty()) continue;
+    const Status status = mapper_.map(group, part, true);
+    if (!status.ok())
+      log_line(LogLevel::kInfo, "registered memory is not mapped",
+               {{"group", group.group_name}, {"reason", status.message()}});
+  }
+  if (!all.empty()) watch_memory();
 }
 
 Status Session::join(const epd_group_config_t& config, Group*& out) {
@@ -183,9 +209,9 @@ Status Session::join(const epd_group_config_t& config, Group*& out) {
   const Deadline send_by = Deadline::in_ms(wait_ms);
   const Deadline reply_by = Deadline::in_ms(wait_ms + kReplyMarginMs);
   abi::Join join{};
-  std::optional<Allocations> allocations;
+  Allocations allocations(attachment_.device.get());
   OwnMemory own;
-  Status status = make_join(config, send_by, allocations, join, own);
+  Status status = client::make_join(config, allocations, join, own);
   if (!status.ok()) return status;
   std::list<std::unique_ptr<Group>> made;
   made.push_back(std::make_unique<Group>(this, join.shape, std::move(own)));
@@ -201,18 +227,14 @@ Status Session::join(const epd_group_config_t& config, Group*& out) {
     connection_.leave(group.member, Deadline::in_ms(kLeaveMs));
     return status;
   }
-  const Lock lock = waits_.lock();
-  add_joined_locked(group);
-  groups_.splice(groups_.end(), made);
+  {
+    const Lock lock = waits_.lock();
+    streams_.add_locked(group);
+    groups_.splice(groups_.end(), made);
+  }
+  map_registered(group);
   out = &group;
   return {};
-}
-
-void Session::add_joined_locked(Group& group) {
-  for (const Registered& its : group.own.registered) {  // some may have ended meanwhile
-    if (!registered_.has(its.number)) group.registered.forget(its.number);
-  }
-  streams_.add_locked(group);
 }
 
 Status Session::map_user_arena(const UniqueFd& fd, Group& group, Group* former) {

@@ -54,7 +54,7 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
   }
   // Late ranks come back. If this is one of them, its handle names another group afterwards. Not from a hook.
   Status restore(Group& group, std::int32_t timeout_ms, epd_resume_info_t& info);
-  // For groups that are joined from now on.
+  // For all groups, and those that are joined later.
   Status register_memory(const void* address, std::uint64_t bytes);
   // For all groups.
   Status unregister_memory(const void* address);
@@ -63,10 +63,10 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
   Handle<Session>* given = nullptr;
 
  private:
-  std::vector<Registered> usable_registered();
-  bool have_ended(const std::vector<Registered>& registered);
-  Status make_join(const epd_group_config_t& config, Deadline end, std::optional<Allocations>& allocations,
-                   abi::Join& join, OwnMemory& own);
+  std::vector<Group*> all_groups();
+  // What can't be mapped is copied.
+  void map_registered(Group& group);
+  void watch_memory();
   // former: the membership of this rank before it was late, or null. Its memory's addresses stay on host
   // devices.
   Status adopt_joined(Packet& packet, Group& group, Group* former = nullptr);
@@ -76,7 +76,6 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
   Status come_back(Group& former, Packet& reply, OwnMemory own, epd_resume_info_t& info);
   // Ends its operations; returns when its hooks have run.
   void end_operations(Group& group);
-  void add_joined_locked(Group& group);
   // Waits for the epoch or a later one.
   Status resume(Group& group, std::int32_t timeout_ms, std::uint64_t epoch, epd_resume_info_t& info);
   // Ends its operations and unblocks its streams. No submission follows.
@@ -97,6 +96,7 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
   }
   void look_at_device() override { operations_.look_at_device(); }
   void unblock(const Group& group) override { operations_.unblock(group); }
+  void look_at_memory() override { mapper_.unmap_freed(groups_); }
 
   Attachment attachment_;
   HomeProcess home_;
@@ -104,6 +104,7 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
   Connection connection_;
   Hooks hooks_;
   StreamPort streams_;
+  MemoryMapper mapper_;
   Operations operations_;
   // Guarded by the mutex.
   std::list<std::unique_ptr<Group>> groups_;

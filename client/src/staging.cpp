@@ -46,15 +46,13 @@ std::uint32_t row_bytes_of(const abi::GroupShape& s, Region region) {
 // Of one operation. Fields that the operation does not use are never asked for.
 class Planner {
  public:
-  Planner(const Group& group, const SubmitRequest& request, const RouteUse& use, bool captured,
-          Copies& copies, abi::RowPlaces& places)
+  Planner(Group& group, const SubmitRequest& request, const RouteUse& use, RowPlan& rows, Copies& copies)
       : group_(group),
         shape_(group.shape.with_format(request.row_format)),
         request_(request),
         use_(use),
-        captured_(captured),
-        copies_(copies),
-        places_(places) {}
+        rows_(rows),
+        copies_(copies) {}
 
   Status plan() {
     copies_.most_tokens = shape_.max_tokens;
@@ -91,14 +89,19 @@ class Planner {
 
   void plan_dispatch() {
     const epd_memory_t& m = memory();
-    if (!place_tokens(m.x, shape_.x_bytes(), places_.in)) input("memory.x", m.x, Region::kX, Rows::kTokens);
+    if (!place_tokens(m.x, shape_.x_bytes(), rows_.memory.in, rows_.places.in))
+      input("memory.x", m.x, Region::kX, Rows::kTokens);
     input("memory.x_scales", m.x_scales, Region::kXScales, Rows::kTokens);
     if (request_.handle == 0) input("memory.topk_idx", m.topk_idx, Region::kTopkIdx, Rows::kTokens);
     if (flagged(abi::kFlagWeights))
       input("memory.topk_weights", m.topk_weights, Region::kTopkWeights, Rows::kTokens);
     const bool has_room = copies_.own_block == copies_.region_block ||
                           (copies_.blocks == 1 && m.recv_rows >= copies_.region_block);
-    if (!has_room || !place(m.recv_x, region_bytes(shape_, Region::kRecvX), places_.out))
+    // The device zeroes all rows that no token fills. Who has not said how many there are may have less room.
+    const bool zeroes_all =
+        m.recv_rows == 0 && flagged(abi::kFlagMarkUnused) && flagged(abi::kFlagZeroPadding);
+    const GroupMapped::Rows received{m.recv_x, region_bytes(shape_, Region::kRecvX), zeroes_all};
+    if (!has_room || !place(received, rows_.memory.out, rows_.places.out))
       output("memory.recv_x", m.recv_x, Region::kRecvX, Rows::kReceived);
     scales(m.recv_scales);
     output("memory.recv_topk_idx", m.recv_topk_idx, Region::kRecvTopkIdx, Rows::kReceived);
@@ -122,7 +125,8 @@ class Planner {
     const epd_memory_t& m = memory();
     copies_.received_in = 1;
     const bool lies_alike = copies_.blocks == 1 || copies_.own_block == copies_.region_block;
-    if (!lies_alike || !place(m.y, region_bytes(shape_, Region::kY), places_.in))
+    const GroupMapped::Rows given{m.y, region_bytes(shape_, Region::kY), false};
+    if (!lies_alike || !place(given, rows_.memory.in, rows_.places.in))
       input("memory.y", m.y, Region::kY, Rows::kReceived);
     if (flagged(abi::kFlagWeights))
       input("memory.topk_weights", m.topk_weights, Region::kTopkWeights, Rows::kTokens);
@@ -133,21 +137,21 @@ class Planner {
     const std::uint32_t biases = abi::num_biases(request_.flags);
     if (biases > 0) input("memory.bias[0]", m.bias[0], Region::kBias0, Rows::kTokens);
     if (biases > 1) input("memory.bias[1]", m.bias[1], Region::kBias1, Rows::kTokens);
-    if (!place_tokens(m.out, std::uint64_t{shape_.hidden} * 2, places_.out))
+    if (!place_tokens(m.out, std::uint64_t{shape_.hidden} * 2, rows_.memory.out, rows_.places.out))
       output("memory.out", m.out, Region::kOut, Rows::kTokens);
   }
 
-  // Whether rows lie in registered memory.
-  bool place(const void* rows, std::uint64_t bytes, abi::RowPlace& place) const {
-    if (rows != nullptr) place = group_.registered.find(rows, bytes);
+  // Whether rows lie in mapped memory.
+  bool place(const GroupMapped::Rows& rows, const Allocation& in, abi::RowPlace& place) {
+    if (rows.at != nullptr && in.id != 0) place = group_.mapped.find(rows, in, rows_.captured);
     return place != 0;
   }
   // A replayed call uses the routing that its record holds at the replay. If no call in a graph has made it,
   // it may be of another dispatch by then, with more tokens than the caller's rows. A copy keeps n.
-  bool place_tokens(const void* rows, std::uint64_t row_bytes, abi::RowPlace& found) const {
-    const bool keeps_n =
-        request_.handle == 0 || !captured_ || CallTicket::unpack(group_.routes[use_.route].ticket).captured();
-    return keeps_n && place(rows, tokens_at_most() * row_bytes, found);
+  bool place_tokens(const void* rows, std::uint64_t row_bytes, const Allocation& in, abi::RowPlace& found) {
+    const bool keeps_n = request_.handle == 0 || !rows_.captured ||
+                         CallTicket::unpack(group_.routes[use_.route].ticket).captured();
+    return keeps_n && place({rows, tokens_at_most() * row_bytes, false}, in, found);
   }
   std::uint64_t tokens_at_most() const {
     const bool given = request_.op == abi::Op::kDispatch && request_.handle == 0;
@@ -296,13 +300,12 @@ class Planner {
     return route.handle == 0 || request_.handle == 0;
   }
 
-  const Group& group_;
+  Group& group_;
   const abi::GroupShape shape_;  // with the operation's row format alone
   const SubmitRequest& request_;
   const RouteUse& use_;
-  const bool captured_;
+  RowPlan& rows_;
   Copies& copies_;
-  abi::RowPlaces& places_;
   Status status_;
   bool received_ = false;
   bool tokens_ = false;
@@ -369,10 +372,10 @@ void copy_piece(const Copies& c, const Piece& piece, bool in) {
 
 }  // namespace
 
-Status plan_copies(const Group& group, const SubmitRequest& request, const RouteUse& use, bool captured,
-                   Copies& out, abi::RowPlaces& places) {
+Status plan_copies(Group& group, const SubmitRequest& request, const RouteUse& use, RowPlan& rows,
+                   Copies& out) {
   if (request.memory == nullptr) return {};
-  return Planner(group, request, use, captured, out, places).plan();
+  return Planner(group, request, use, rows, out).plan();
 }
 
 void copy_in(const Copies& copies) {

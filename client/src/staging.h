@@ -2,6 +2,7 @@
 // See README, "Memory of the caller's".
 #pragma once
 
+#include "mapped_memory.h"
 #include "operations.h"
 #include "step.h"
 
@@ -9,11 +10,18 @@ namespace epd::client {
 
 using stream_kernels::Copies;
 
-// With the session's mutex. Rows that lie in registered memory are not copied, but get a place: 0 if they do
-// not. `out` and `places` are new; they stay so if nothing is to be copied. INVALID_ARGUMENT: a field of the
-// memory, or what is copied can't be known.
-Status plan_copies(const Group& group, const SubmitRequest& request, const RouteUse& use, bool captured,
-                   Copies& out, abi::RowPlaces& places);
+// What becomes of the rows of one call.
+struct RowPlan {
+  RowMemory memory;       // where they lie
+  bool captured = false;  // a stream captures the call
+  abi::RowPlaces places;  // 0: they are copied
+};
+
+// With the session's mutex. Rows that lie in mapped memory are not copied, but get a place. `out` is new, as
+// are the places; they stay so if nothing is to be copied. INVALID_ARGUMENT: a field of the memory, or what
+// is copied can't be known.
+Status plan_copies(Group& group, const SubmitRequest& request, const RouteUse& use, RowPlan& rows,
+                   Copies& out);
 
 // By this thread, on a host device. What operations have counted is there.
 void copy_in(const Copies& copies);

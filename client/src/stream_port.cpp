@@ -17,6 +17,7 @@ namespace {
 
 // Streams that were unblocked are unblocked again after the first time. The pause doubles, up to the second.
 constexpr int kAgainAfter_ms = 10;
+constexpr int kMemoryLook_ms = 500;
 constexpr int kAgainAtLeast_ms = 1000;
 
 Status not_waiting(const Status& status, epd_ticket_t ticket) {
@@ -118,14 +119,17 @@ void StreamPort::kick_watch() const {
 }
 
 // The application may wait in a CUDA call for a stream that waits for the daemon, with no thread in the
-// library. So this thread watches the connection. It costs nothing until the connection closes.
+// library. So this thread watches the connection. It costs nothing until the connection closes, but for a
+// look at what the application has freed.
 void StreamPort::watch() {
   Lock lock = waits_.lock();
   for (int again_ms = kAgainAfter_ms;;) {
     if (unblock_a_group(lock)) continue;
     if (watch_stopping_) return;
     const int socket = connection_.ended().ok() ? connection_.socket().get() : -1;
-    const int timeout_ms = any_unblocked_locked() ? again_ms : -1;
+    const bool unblocked = any_unblocked_locked();
+    const bool mapped = any_mapped_locked();
+    const int timeout_ms = unblocked ? again_ms : mapped ? kMemoryLook_ms : -1;
     lock.unlock();
     pollfd entries[2] = {{watch_wake_.get(), POLLIN, 0}, {socket, POLLRDHUP, 0}};
     const bool in_vain = ::poll(entries, 2, timeout_ms) == 0;
@@ -134,8 +138,9 @@ void StreamPort::watch() {
       [[maybe_unused]] const ssize_t n = ::read(watch_wake_.get(), &count, sizeof(count));
     }
     if (entries[1].revents != 0) connection_.look_at_socket();
+    if (in_vain && mapped) unblocker_.look_at_memory();
     lock.lock();
-    if (!in_vain) continue;
+    if (!in_vain || !unblocked) continue;
     want_unblocks_again_locked();
     again_ms = std::min(2 * again_ms, kAgainAtLeast_ms);
   }
@@ -144,6 +149,11 @@ void StreamPort::watch() {
 bool StreamPort::any_unblocked_locked() const {
   return std::any_of(groups_.begin(), groups_.end(),
                      [](const Group* group) { return group->unblock == Group::Unblock::kDone; });
+}
+
+bool StreamPort::any_mapped_locked() const {
+  return std::any_of(groups_.begin(), groups_.end(),
+                     [](const Group* group) { return !group->mapped.mapped().empty(); });
 }
 
 // The engine may live a moment longer than the daemon, and write `done` of an operation that it gives up.

@@ -18,6 +18,8 @@ class Unblocker {
   virtual ~Unblocker() = default;
   // Without the mutex. Unblocks all streams that wait for the group's operations.
   virtual void unblock(const Group& group) = 0;
+  // Without the mutex. Called twice a second while engines have memory of the application's mapped.
+  virtual void look_at_memory() {}
 };
 
 // What a stream does when an operation that was enqueued has ended.
@@ -58,6 +60,7 @@ class StreamPort {
 
   // ---- the watch. With the mutex
   Status start_watch_locked();
+  void kick_watch() const;  // there is news for it
   void add_locked(Group& group) { groups_.push_back(&group); }
   // No operation of the group is enqueued after this: it is left, or the session has ended.
   void want_unblock_locked(Group& group);
@@ -76,8 +79,8 @@ class StreamPort {
   void watch();
   bool unblock_a_group(Lock& lock);  // false: none wants it
   bool any_unblocked_locked() const;
+  bool any_mapped_locked() const;
   void want_unblocks_again_locked();
-  void kick_watch() const;
 
   Device* const device_;
   const WaitBy wait_by_;

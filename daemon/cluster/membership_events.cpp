@@ -39,25 +39,16 @@ static void carry_bindings(Writer&, wire::Join& m, abi::Bindings& v) {
   };
   for (std::size_t i = 0; i < abi::kNumRegions; ++i)
     add(i, v[i].memory, v[i].reserved, v[i].offset, v[i].stride);
-  for (std::size_t i = 0; i < abi::kMaxRegistered; ++i) {
-    const abi::RegisteredRange& range = v.registered[i];
-    add(abi::kNumRegions + i, range.memory, range.reserved, range.offset, range.bytes);
-  }
 }
 
 static void carry_bindings(Reader& io, wire::Join& m, abi::Bindings& v) {
   for (const Binding& message : m.bindings()) {
     const std::size_t number = message.region();
-    if (number < abi::kNumRegions) {
-      v[number] = {message.memory(), message.reserved(), message.offset(), message.stride()};
-    } else if (number < abi::kNumRegions + abi::kMaxRegistered) {
-      v.registered[number - abi::kNumRegions] = {message.memory(), message.reserved(), message.offset(),
-                                                 message.stride()};
-    } else {
-      io.refuse("bindings.region", std::to_string(number),
-                "0 .. " + std::to_string(abi::kNumRegions + abi::kMaxRegistered - 1));
+    if (number >= abi::kNumRegions) {
+      io.refuse("bindings.region", std::to_string(number), "0 .. " + std::to_string(abi::kNumRegions - 1));
       return;
     }
+    v[number] = {message.memory(), message.reserved(), message.offset(), message.stride()};
   }
 }
 

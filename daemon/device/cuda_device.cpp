@@ -208,7 +208,13 @@ bool CudaDevice::advance() {
     lane = see_off(*lane) ? leaving_.erase(lane) : std::next(lane);
   probe_->watch(!lanes_.empty() || !leaving_.empty());
   for (WorkerLane* lane : lanes_) lane->advance();
-  return !leaving_.empty();
+  const bool frees = free_retired();
+  return frees || !leaving_.empty();
+}
+
+bool CudaDevice::free_retired() {
+  return retired_.advance(lanes_, now_ns(),
+                          [this] { return leaving_.empty() && is_idle(aside_) && is_idle(control_); });
 }
 
 bool CudaDevice::is_idle(CUstream stream) const {
@@ -248,6 +254,10 @@ Result<std::unique_ptr<Arena>> CudaDevice::map_arena(int fd, std::uint64_t bytes
 
 Result<std::unique_ptr<Arena>> CudaDevice::map_client_memory(int fd, std::uint64_t bytes, bool here) {
   return map_cuda_client_memory(driver_, device_, fd, bytes, here);
+}
+
+Result<std::unique_ptr<Arena>> CudaDevice::map_ipc_memory(const abi::MemoryRange& range, bool here) {
+  return map_cuda_ipc_memory(driver_, device_, range, here, retired_);
 }
 
 Result<std::unique_ptr<Arena>> CudaDevice::map_results(int fd, std::uint64_t bytes) {

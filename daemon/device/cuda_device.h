@@ -7,6 +7,7 @@
 #include "kernels/cuda.h"
 #include "launch_probe.h"
 #include "pairs_ahead.h"
+#include "retired_memory.h"
 
 #include <array>
 #include <functional>
@@ -80,6 +81,8 @@ class CudaDevice final : public Device, public Launcher {
   void set_num_sms(std::uint32_t sms) override;
   Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) override;
   Result<std::unique_ptr<Arena>> map_client_memory(int fd, std::uint64_t bytes, bool here) override;
+  Result<std::unique_ptr<Arena>> map_ipc_memory(const abi::MemoryRange& range, bool here) override;
+  void retire(std::unique_ptr<Arena> memory) override { retired_.add(std::move(memory)); }
   Result<std::unique_ptr<Arena>> map_results(int fd, std::uint64_t bytes) override;
   Launcher& launcher() override { return *this; }
   void check() override;
@@ -121,14 +124,20 @@ class CudaDevice final : public Device, public Launcher {
   // Ends this process, because something that the device can't do without has failed.
   [[noreturn]] void fail(const Status& status) const;
   void share_anew();
+  bool is_idle(CUstream stream) const;
 
  private:
   CudaDevice(const CudaDriver& driver, CUdevice device, std::string name, const Clock& clock)
-      : driver_(driver), device_(device), name_(std::move(name)), clock_(clock), streams_(driver) {}
+      : driver_(driver),
+        device_(device),
+        name_(std::move(name)),
+        clock_(clock),
+        streams_(driver),
+        retired_(driver) {}
   Status start();
+  bool free_retired();
   // True: the lane's stream has ended.
   bool see_off(LeavingLane& lane);
-  bool is_idle(CUstream stream) const;
   void copy_rows(void* to, const void* device, std::size_t bytes, std::size_t stride, std::size_t rows,
                  CUstream stream) const;
   std::uint32_t num_lanes() const { return static_cast<std::uint32_t>(lanes_.size()); }
@@ -149,6 +158,7 @@ class CudaDevice final : public Device, public Launcher {
   std::vector<LaneMemory> free_memory_;
   std::unique_ptr<LaunchProbe> probe_;
   CUdeviceptr sm_credits_ = 0;
+  RetiredMemory retired_;
   CUlibrary library_ = nullptr;
   std::array<CUkernel, std::size(kernels::cuda::kKernelNames)> kernels_{};
 };

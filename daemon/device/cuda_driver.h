@@ -19,7 +19,8 @@
                           X(cuMemcpyDtoHAsync) X(cuMemcpy2DAsync) X(cuMemsetD8Async) X(cuStreamCreate) X(cuStreamCreateWithPriority) X(cuStreamDestroy) X(cuStreamQuery)       \
                               X(cuStreamSynchronize) X(cuStreamWaitValue32) X(cuStreamWaitValue64) X(cuStreamWriteValue32)         \
                                   X(cuLibraryLoadData) X(cuLibraryGetKernel)        \
-                                      X(cuKernelSetAttribute) X(cuLaunchKernel) X(cuLaunchKernelEx) X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventSynchronize)
+                                      X(cuKernelSetAttribute) X(cuLaunchKernel) X(cuLaunchKernelEx) X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventSynchronize)   \
+                                          X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle) X(cuPointerGetAttributes) X(cuStreamWriteValue64)
 // clang-format on
 
 namespace epd::device {

@@ -2,6 +2,7 @@
 
 #include "cuda_device.h"
 
+#include <cstring>
 #include <initializer_list>
 
 namespace epd::device {
@@ -315,6 +316,51 @@ Result<std::unique_ptr<Arena>> map_cuda_client_memory(const CudaDriver& driver, 
   return invalid_argument("can't be mapped as far as " + std::to_string(*size) +
                           " bytes: " + driver.describe(failure.call, failure.result) +
                           "; allowed: an allocation of that size");
+}
+
+namespace {
+
+class IpcArena final : public Arena {
+ public:
+  IpcArena(RetiredMemory& retired, CUdeviceptr base)
+      : Arena(reinterpret_cast<std::byte*>(base)), retired_(retired) {}
+  ~IpcArena() override { retired_.add_opened(reinterpret_cast<CUdeviceptr>(bytes())); }
+
+ private:
+  RetiredMemory& retired_;
+};
+
+}  // namespace
+
+// A handle that somebody has made up may open other memory of the process that it names. So what has been
+// opened is compared with what the client said of its allocation.
+Result<std::unique_ptr<Arena>> map_cuda_ipc_memory(const CudaDriver& driver, CUdevice device,
+                                                   const abi::MemoryRange& range, bool here,
+                                                   RetiredMemory& retired) {
+  constexpr const char* kAllowed = "; allowed: what cuIpcGetMemHandle gives for memory of cudaMalloc";
+  CUipcMemHandle handle{};
+  static_assert(sizeof(handle) == sizeof(range.handle));
+  std::memcpy(&handle, range.handle.data(), sizeof(handle));
+  CUdeviceptr base = 0;
+  CUresult result = driver.cuIpcOpenMemHandle(&base, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+  if (result != CUDA_SUCCESS)
+    return invalid_argument("can't be opened: " + driver.describe("cuIpcOpenMemHandle", result) + kAllowed);
+  auto memory = std::make_unique<IpcArena>(retired, base);
+  int ordinal = -1;
+  CUdeviceptr begin = 0;
+  std::size_t bytes = 0;
+  CUpointer_attribute asked[] = {CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+                                 CU_POINTER_ATTRIBUTE_RANGE_SIZE};
+  void* answers[] = {&ordinal, &begin, &bytes};
+  result = driver.cuPointerGetAttributes(std::size(asked), asked, answers, base);
+  if (result != CUDA_SUCCESS)
+    return invalid_argument("is unknown: " + driver.describe("cuPointerGetAttributes", result));
+  if (begin != base || bytes != range.whole || (here && ordinal != device)) {
+    return invalid_argument("has " + std::to_string(bytes) + " bytes on GPU " + std::to_string(ordinal) +
+                            ", and was said to have " + std::to_string(range.whole) +
+                            (here ? " on GPU " + std::to_string(device) : "") + kAllowed);
+  }
+  return std::unique_ptr<Arena>(std::move(memory));
 }
 
 }  // namespace epd::device

@@ -4,6 +4,8 @@
 #include "cuda_driver.h"
 #include "device/device.h"
 #include "device/memory.h"
+#include "proto/mapped_memory.h"
+#include "retired_memory.h"
 
 namespace epd::device {
 
@@ -23,5 +25,11 @@ Result<std::unique_ptr<Arena>> map_cuda_host_memory(const CudaDriver& driver, CU
 // Maps a client's own memory. INVALID_ARGUMENT: see Device::map_client_memory.
 Result<std::unique_ptr<Arena>> map_cuda_client_memory(const CudaDriver& driver, CUdevice device, int fd,
                                                       std::uint64_t bytes, bool here);
+
+// Opens memory that a client has exported by a legacy IPC handle. Its end is `retired`'s, which must outlive
+// it.
+Result<std::unique_ptr<Arena>> map_cuda_ipc_memory(const CudaDriver& driver, CUdevice device,
+                                                   const abi::MemoryRange& range, bool here,
+                                                   RetiredMemory& retired);
 
 }  // namespace epd::device

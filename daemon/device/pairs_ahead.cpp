@@ -42,6 +42,23 @@ PairsAhead::~PairsAhead() {
   }
 }
 
+void PairsAhead::end() {
+  ends_.store(true, std::memory_order_relaxed);
+  go_on();
+}
+
+void PairsAhead::go_on() {
+  paused_.store(false, std::memory_order_release);
+  paused_.notify_one();
+}
+
+void PairsAhead::stand_while_paused() {
+  if (!paused_.load(std::memory_order_relaxed)) return;
+  stands_.store(true, std::memory_order_release);
+  paused_.wait(true, std::memory_order_acquire);
+  stands_.store(false, std::memory_order_relaxed);
+}
+
 bool PairsAhead::went_well(const char* call, CUresult result) {
   if (result == CUDA_SUCCESS) return true;
   failed_call_ = call;
@@ -56,6 +73,7 @@ void PairsAhead::run() {
   for (std::uint32_t batch = 1; good && !ends_.load(std::memory_order_relaxed); ++batch) {
     good = enqueue_batch(events_[batch % 2]);
     good = good && went_well("cuEventSynchronize", driver_.cuEventSynchronize(events_[(batch - 1) % 2]));
+    stand_while_paused();
   }
   ended_.store(true, std::memory_order_release);
 }

@@ -40,7 +40,12 @@ class PairsAhead {
     asked_.store(asked, std::memory_order_relaxed);
   }
   // No further pair is enqueued. Those that are there still have to run.
-  void end() { ends_.store(true, std::memory_order_relaxed); }
+  void end();
+  // The same until go_on().
+  void pause() { paused_.store(true, std::memory_order_relaxed); }
+  void go_on();
+  // The thread has noticed a pause. It enqueues nothing until go_on() or end().
+  bool is_paused() const { return stands_.load(std::memory_order_acquire); }
   // The thread has ended: it enqueues nothing any more.
   bool ended() const { return ended_.load(std::memory_order_acquire); }
   // A call of the thread's that the driver has refused; null: none. The thread has ended then.
@@ -53,6 +58,7 @@ class PairsAhead {
       : driver_(driver), stream_(stream), kernels_(kernels), arguments_(arguments) {}
 
   void run();
+  void stand_while_paused();
   bool enqueue_batch(CUevent behind);
   bool enqueue_pair();
   bool went_well(const char* call, CUresult result);
@@ -65,6 +71,8 @@ class PairsAhead {
   std::atomic<std::uint32_t> asked_{0};
   std::atomic<bool> ends_{false};
   std::atomic<bool> ended_{false};
+  std::atomic<bool> paused_{false};
+  std::atomic<bool> stands_{false};
   const char* failed_call_ = nullptr;
   CUresult failure_ = CUDA_SUCCESS;
   CUevent events_[2] = {};  // each behind every other batch

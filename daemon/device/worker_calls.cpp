@@ -196,6 +196,7 @@ WorkerArguments WorkerCalls::arguments() const {
   calls.results = reinterpret_cast<abi::Results*>(layout_.results->bytes());
   calls.counts_stride = static_cast<std::uint32_t>(layout_.counts_stride);
   calls.runs = reinterpret_cast<ResultRuns*>(runs());
+  calls.memories = reinterpret_cast<const MemoryTable*>(memories())->of[layout_.rank];
   calls.limits = lane_.shape_.limits;
   calls.per_expert = lane_.shape_.shape.per_expert;
   return all;
@@ -214,6 +215,11 @@ void WorkerCalls::guarantee(std::uint32_t sms) {
 
 void WorkerCalls::ring() {
   lane_.write_word(&reinterpret_cast<abi::CallWords*>(layout_.words)->bell[0], 1);
+}
+
+void WorkerCalls::drain(bool drains) {
+  write_state(offsetof(CallState, drains), drains ? 1 : 0);
+  if (drains) ring();
 }
 
 void WorkerCalls::leave() {
@@ -285,16 +291,24 @@ void WorkerCalls::write_view(const Start& start) const {
   own.group.shape = probe.shape;
   own.group.workspace = probe.workspace;
   own.group.workspace_bytes = probe.workspace_bytes;
-  bool any = false;
-  for (const auto& of_rank : of_ranks.of) {
-    any = any ||
-          std::any_of(std::begin(of_rank), std::end(of_rank), [](const auto& m) { return m.bytes != 0; });
-  }
-  if (any) {
-    own.group.memories = reinterpret_cast<const abi::RegisteredMemory*>(memories());
-    lane_.device_.write(reinterpret_cast<void*>(memories()), &of_ranks, sizeof(of_ranks));
-  }
+  own.group.memories = reinterpret_cast<const abi::MappedMemory*>(memories());
+  lane_.device_.write(reinterpret_cast<void*>(memories()), &of_ranks, sizeof(of_ranks));
   lane_.device_.write(reinterpret_cast<void*>(view()), &own, sizeof(own));
+}
+
+// A kernel finds no rows there while `bytes` is 0.
+void WorkerCalls::set_memory(std::uint32_t rank, std::uint32_t number, const abi::MappedMemory& memory) {
+  const auto* const entry = &reinterpret_cast<const MemoryTable*>(memories())->of[rank][number];
+  const auto write = [this](const void* at, std::uint64_t value) {
+    lane_.must("cuStreamWriteValue64",
+               lane_.driver_.cuStreamWriteValue64(lane_.device_.control(), reinterpret_cast<CUdeviceptr>(at),
+                                                  value, 0));
+  };
+  write(&entry->bytes, 0);
+  write(&entry->base, reinterpret_cast<std::uintptr_t>(memory.base));
+  lane_.write_word(&entry->generation, memory.generation);
+  write(&entry->bytes, memory.bytes);
+  lane_.must("cuStreamSynchronize", lane_.driver_.cuStreamSynchronize(lane_.device_.control()));
 }
 
 void WorkerCalls::resume(const Start& start) {
@@ -323,6 +337,7 @@ const JournalEntry* WorkerCalls::front() const {
 }
 
 void WorkerCalls::pop() {
+  last_end_ns_ = lane_.device_.now_ns();
   ++read_;
   if (read_ - told_ < kJournalEntries / 4) return;
   told_ = read_;

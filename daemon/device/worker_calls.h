@@ -31,6 +31,7 @@ class WorkerCalls final : public CallPort {
   void stop() override { halt(); }
   bool stopped() override { return halted(); }
   void resume(const Start& start) override;
+  void set_memory(std::uint32_t rank, std::uint32_t number, const abi::MappedMemory& memory) override;
   bool resumed() override;
   const kernels::cuda::JournalEntry* front() const override;
   void pop() override;
@@ -40,6 +41,9 @@ class WorkerCalls final : public CallPort {
   // Called by the lane. All pairs that are enqueued run, and discard calls.
   void leave();
   void guarantee(std::uint32_t sms);
+  // While it drains, the stream empties by itself, and takes calls as long as it has pairs.
+  void drain(bool drains);
+  std::uint64_t last_end_ns() const { return last_end_ns_; }  // of a call, as the journal told
   kernels::cuda::WorkerArguments arguments() const;
   const Layout& layout() const { return layout_; }
 
@@ -89,6 +93,7 @@ class WorkerCalls final : public CallPort {
   bool looking_ = false;  // seen() has not returned the last copy
   std::uint32_t generation_ = 0;
   std::uint32_t guaranteed_sms_ = 0;
+  std::uint64_t last_end_ns_ = 0;
   std::vector<Bell> bells_;    // of other ranks: their memory stays mapped while gates may ring
   std::uint32_t changes_ = 0;  // of the enabled epoch
   std::uint32_t looked_at_change_ = 0;

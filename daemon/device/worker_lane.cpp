@@ -143,6 +143,17 @@ void WorkerLane::follow_share() {
   if (pairs_ != nullptr) pairs_->set_sms(ctas(), asked_sms());
 }
 
+void WorkerLane::drain(bool drains) {
+  if (pairs_ == nullptr) return;
+  if (drains) pairs_->pause();
+  calls_.drain(drains);
+  if (!drains) pairs_->go_on();
+}
+
+bool WorkerLane::is_drained() const {
+  return pairs_ == nullptr || (pairs_->is_paused() && device_.is_idle(stream_));
+}
+
 void WorkerLane::advance() {
   if (pairs_ != nullptr && pairs_->failed_call() != nullptr) must(pairs_->failed_call(), pairs_->failure());
 }

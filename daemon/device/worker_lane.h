@@ -23,6 +23,10 @@ class WorkerLane final : public Lane {
   // Called in each round of the loop.
   void advance();
   std::int32_t priority() const { return priority_; }
+  // While it drains, nothing is enqueued ahead of calls, and what is there runs and ends.
+  void drain(bool drains);
+  bool is_drained() const;
+  std::uint64_t last_call_ns() const { return calls_.last_end_ns(); }
   CallPort& calls() override { return calls_; }
   bool by_kernels() const override { return true; }
   void set_priority(std::int32_t priority) override;

@@ -50,7 +50,7 @@ Calls::Calls(Member& member, device::Launcher& launcher)
   port_.open({memory.call_words(), memory.user, member.results,
               abi::ResultsLayout(group_.shape).counts_stride,
               memory.exchange->bytes() + group_.exchange_layout.generation,
-              static_cast<std::uint32_t>(ranks_here), this, member.waits()});
+              static_cast<std::uint32_t>(ranks_here), this, member.waits(), member.rank});
 }
 
 void Calls::follow_settings(std::uint32_t timeout_ms, std::uint32_t linger_us) {
@@ -273,10 +273,21 @@ Failure Calls::failure(const JournalEntry& entry, std::uint64_t now_ns) const {
                 std::to_string(s.slot) + " uses the routing in " + record_of(member_, s) +
                 ", which holds none; allowed: a record that a dispatch of this rank has written"};
   }
+  if (entry.result.error == OpError::kOldMemory) return old_memory(entry, s);
   Failure failure = device_failure(subject, launcher_, entry.result,
                                    ended_after(subject, timeout_of(s.timeout_ms)), now_ns);
   if (const std::string far = port_.waited_for(); !far.empty()) failure.text += "; it waited for " + far;
   return failure;
+}
+
+Failure Calls::old_memory(const JournalEntry& entry, const abi::Call& s) const {
+  return {StatusCode::kNotFound, static_cast<std::int32_t>(member_.rank),
+          "operation " + std::to_string(index_of(entry)) + ": " + op_name(s.op) + " on slot " +
+              std::to_string(s.slot) + " names rows in memory " + std::to_string(entry.result.rows) +
+              " (generation " + std::to_string(entry.result.room) + ") of rank " +
+              std::to_string(member_.rank) +
+              ", which is not mapped any more; allowed: a graph whose memory has not been freed since its "
+              "capture"};
 }
 
 std::uint32_t Calls::rows_of(const JournalEntry& entry) {

@@ -41,6 +41,10 @@ class Calls final : private device::CallGroup {
   // For a member that a former engine has served: finds out what that has begun.
   void catch_up();
   bool resumed() const { return port_.resumed(); }
+  // Memory of a rank of the group was mapped or unmapped.
+  void set_memory(std::uint32_t rank, std::uint32_t number, const abi::MappedMemory& memory) {
+    port_.set_memory(rank, number, memory);
+  }
 
   const JournalEntry* front() const { return port_.front(); }
   void pop(std::uint64_t now_ns);
@@ -82,6 +86,7 @@ class Calls final : private device::CallGroup {
   void note_first(const std::vector<CallViews::Enqueued>& all, std::uint64_t now_ns);
   void show_running(std::uint64_t now_ns);
   void show_in_flight(const device::OperationInFlight& running, std::uint64_t now_ns);
+  Failure old_memory(const JournalEntry& entry, const abi::Call& call) const;
 
   Member& member_;
   Group& group_;

@@ -107,8 +107,10 @@ std::vector<kernels::cuda::PeerView> peer_views(const Group& group) {
 
 kernels::cuda::MemoryTable memory_table(const Group& group) {
   kernels::cuda::MemoryTable table;
-  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank)
-    std::copy(group.ranks[rank].registered().begin(), group.ranks[rank].registered().end(), table.of[rank]);
+  for (std::uint32_t rank = 0; rank < group.shape.num_ranks; ++rank) {
+    const auto& mapped = group.ranks[rank].mapped;
+    std::transform(mapped.begin(), mapped.end(), table.of[rank], [](const auto& its) { return its.memory; });
+  }
   return table;
 }
 

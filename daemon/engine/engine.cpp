@@ -48,6 +48,7 @@ void Engine::listen() {
   link_.on(LinkType::kGroupBegin, groups_, &Groups::begin_group);
   link_.on(LinkType::kGroupRank, groups_, &Groups::add_rank);
   link_.on(LinkType::kGroupMember, groups_, &Groups::add_member);
+  link_.on(LinkType::kMapMemory, groups_, &Groups::map_memory);
   link_.on(LinkType::kGroupCommit, groups_, &Groups::commit_group);
   link_.on(LinkType::kGroupSettings, groups_, &Groups::apply_settings);
   link_.on(LinkType::kCloseStreams, groups_, &Groups::close_streams);

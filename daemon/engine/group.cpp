@@ -27,13 +27,6 @@ void GroupRankMemory::place_regions(const abi::GroupShape& shape, const abi::Bin
         bound ? client[binding.memory - 1]->bytes() + binding.offset : user->bytes() + layout_.offset[i];
     places_[i] = {reinterpret_cast<std::uint8_t*>(base), bound ? binding.stride : layout_.slot_bytes};
   }
-  for (std::size_t i = 0; i < abi::kMaxRegistered; ++i) {
-    const abi::RegisteredRange& range = bindings.registered[i];
-    registered_[i] = {};
-    if (range.memory == 0) continue;
-    std::byte* const base = client[range.memory - 1]->bytes() + range.offset;
-    registered_[i] = {reinterpret_cast<std::uint8_t*>(base), range.bytes};
-  }
 }
 
 void GroupRankMemory::set_active(std::uint64_t since) {

@@ -27,7 +27,13 @@ class SessionPort;
 struct GroupRankMemory {
   std::shared_ptr<device::Arena> user;                 // also kept by the kernel that reads its call words
   std::shared_ptr<device::Arena> exchange;             // also kept by a lane that reads its signals
-  std::vector<std::unique_ptr<device::Arena>> client;  // the client's own
+  std::vector<std::unique_ptr<device::Arena>> client;  // the client's own, that it has bound
+  // Its own in which rows of calls may lie, by number; empty: it has mapped none.
+  struct Mapped {
+    abi::MappedMemory memory;
+    std::unique_ptr<device::Arena> arena;
+  };
+  std::vector<Mapped> mapped;
   std::uint32_t device_index = 0;
 
   // How the device's operations reach the rank; empty while it is inactive.
@@ -43,14 +49,12 @@ struct GroupRankMemory {
   std::byte* at(std::uint32_t slot, abi::Region region) const {
     return this->region(region).at<std::byte>(slot);
   }
-  const std::array<abi::RegisteredMemory, abi::kMaxRegistered>& registered() const { return registered_; }
   std::byte* call_words() const { return user->bytes() + layout_.calls; }
   std::uint64_t user_bytes() const { return layout_.total_bytes; }
 
  private:
   abi::UserArenaLayout layout_{abi::GroupShape{1, 1, 1, 128, 1, 1, {}, {}, {}}};
   std::array<kernels::cuda::RegionPlace, abi::kNumRegions> places_{};
-  std::array<abi::RegisteredMemory, abi::kMaxRegistered> registered_{};
 };
 
 // An engine to ring. Ranks and groups share it.

@@ -110,6 +110,24 @@ Status Groups::add_member(Packet& packet) {
   return {};
 }
 
+// Opening takes up to some milliseconds. Calls do not wait for the loop meanwhile. A rank may have gone.
+Status Groups::map_memory(Packet& packet) {
+  const Result<abi::GroupMemory> body = packet.read<abi::GroupMemory>();
+  if (!body.ok()) return body.status();
+  const abi::GroupMemory& message = body.value();
+  if (const std::string wrong = abi::check_memory_range(message.range, packet.fds.size()); !wrong.empty())
+    return internal_error(wrong);
+  Group* group = find(message.group_id);
+  const bool there = group != nullptr && message.rank < group->ranks.size() && group->active(message.rank);
+  const Status status = there ? ranks_.map_memory(*group, message, packet)
+                              : Status(StatusCode::kAborted, "the rank has left its group");
+  abi::MemoryMapped answer{message.group_id,         message.rank,  message.range.number,
+                           message.range.generation, status.code(), {}};
+  abi::set_text(answer.text, status.message().data(), status.message().size());
+  link_.send(LinkType::kMemoryMapped, answer);
+  return {};
+}
+
 // For a rank that has been lost. Its calls have been halted.
 void Groups::drop_member(Group& group, std::uint32_t rank) {
   Member* member = group.member(rank);

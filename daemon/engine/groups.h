@@ -25,6 +25,7 @@ class Groups {
   Status begin_group(const abi::GroupBegin& message);
   Status add_rank(Packet& packet);
   Status add_member(Packet& packet);
+  Status map_memory(Packet& packet);
   Status commit_group(const abi::GroupRef& message);
   Status apply_settings(const abi::GroupSettings& message);
   // Messages of the break protocol (daemon/README): a group halts, continues, or ends.

@@ -75,6 +75,40 @@ Status Ranks::map_client_memory(Group& group, const abi::GroupRank& message, con
   return {};
 }
 
+Result<std::unique_ptr<Arena>> Ranks::open_memory(const abi::GroupMemory& message,
+                                                  const Packet& packet) const {
+  const bool here = message.here != 0;
+  if (message.range.by == abi::MemoryBy::kIpcHandle) return device_.map_ipc_memory(message.range, here);
+  return device_.map_client_memory(packet.fds[0].get(), message.range.whole, here);
+}
+
+// The memory that had the number before is unmapped later: kernels that run may use it.
+Status Ranks::map_memory(Group& group, const abi::GroupMemory& message, const Packet& packet) {
+  const abi::MemoryRange& range = message.range;
+  auto& all = group.ranks[message.rank].mapped;
+  if (all.empty()) all.resize(abi::kMaxMapped);
+  GroupRankMemory::Mapped& mapped = all[range.number];
+  // Whoever comes while this engine is told of the group is told twice.
+  if (range.by != abi::MemoryBy::kNothing && mapped.memory.generation == range.generation) return {};
+  const auto set = [&](const abi::MappedMemory& memory) {
+    mapped.memory = memory;
+    for (const auto& member : group.members) {
+      if (member->calls != nullptr) member->calls->set_memory(message.rank, range.number, memory);
+    }
+  };
+  if (mapped.arena != nullptr) {
+    set({});
+    device_.retire(std::move(mapped.arena));
+  }
+  if (range.by == abi::MemoryBy::kNothing) return {};
+  Result<std::unique_ptr<Arena>> opened = open_memory(message, packet);
+  if (!opened.ok()) return {opened.status().code(), "memory " + opened.status().message()};
+  mapped.arena = std::move(opened).value();
+  set({reinterpret_cast<std::uint8_t*>(mapped.arena->bytes()) + range.offset, range.bytes, range.generation,
+       0});
+  return {};
+}
+
 void Ranks::mask(Group& group, std::uint32_t rank) {
   reclaimer_.take(group.ranks[rank]);
   group.set_active(rank, 0);

@@ -22,6 +22,8 @@ class Ranks {
   // Maps an active rank, in place of the memory that the rank had before. There must be at least
   // abi::kRankFds descriptors. After a failure, what has been mapped stays until mask().
   Status map(Group& group, const abi::GroupRank& message, Packet& packet);
+  // Maps memory of the rank's client, in place of what has its number, or unmaps that. Calls see it at once.
+  Status map_memory(Group& group, const abi::GroupMemory& message, const Packet& packet);
   void mask(Group& group, std::uint32_t rank);
   // The rank is active since that epoch, on another node.
   void place_far(Group& group, std::uint32_t rank, std::uint64_t since);
@@ -43,6 +45,8 @@ class Ranks {
  private:
   Status add_peer(Group& group, const abi::GroupRank& message, Packet& packet);
   Status map_arenas(Group& group, const abi::GroupRank& message, const Packet& packet) const;
+  Result<std::unique_ptr<device::Arena>> open_memory(const abi::GroupMemory& message,
+                                                     const Packet& packet) const;
   Status map_client_memory(Group& group, const abi::GroupRank& message, const Packet& packet) const;
   Status open_lane(Group& group, Member& member) const;
   void clear_memory(const Group& group, const Member& member) const;

@@ -44,6 +44,8 @@ void Reclaimer::take(GroupRankMemory& rank) {
   add(std::move(rank.exchange));
   for (auto& memory : rank.client) add(std::move(memory));
   rank.client.clear();
+  for (auto& mapped : rank.mapped) add(std::move(mapped.arena));
+  rank.mapped.clear();
 }
 
 void Reclaimer::take(device::Lane& lane) {

@@ -119,7 +119,7 @@ void SessionTable::receive(std::uint64_t id, int max_packets) {
   }
 }
 
-// Only a Join brings descriptors: the client's own memory.
+// Only what names memory of the client's own brings descriptors.
 Status SessionTable::check_descriptors(const Session& session, const Packet& packet,
                                        const Carried& carried) const {
   const std::size_t said = packet.header.num_fds;
@@ -127,9 +127,11 @@ Status SessionTable::check_descriptors(const Session& session, const Packet& pac
     return invalid_argument("packet says " + std::to_string(said) + " descriptors; received " +
                             std::to_string(carried.num_fds));
   }
-  const bool join =
-      session.attached && static_cast<abi::AttachType>(packet.header.type) == abi::AttachType::kJoin;
-  const std::size_t allowed = join ? abi::kMaxMemories : 0;
+  const auto type = static_cast<abi::AttachType>(packet.header.type);
+  const std::size_t allowed = !session.attached                     ? 0
+                              : type == abi::AttachType::kJoin      ? abi::kMaxMemories
+                              : type == abi::AttachType::kMapMemory ? 1
+                                                                    : 0;
   if (carried.too_many != 0) {
     return invalid_argument(
         "descriptors that are no memory came with many messages of this connection; allowed: "
@@ -183,10 +185,20 @@ void SessionTable::handle(Session& session, Packet& packet, const Carried& carri
     if (!leave.ok()) return malformed(session, request_id, leave.status());
     if (!expect_reply(session, type, request_id)) return;
     host_.leave_requested(session, request_id, *leave);
+  } else if (type == abi::AttachType::kMapMemory) {
+    Result<abi::MapMemory> map = packet.read<abi::MapMemory>();
+    if (!map.ok()) return malformed(session, request_id, map.status());
+    if (!expect_reply(session, type, request_id)) return;
+    if (carried.not_memory >= 0) {
+      return refuse(session.id, request_id,
+                    invalid_argument("memory to be mapped: the descriptor is not of memory; allowed: what "
+                                     "cuMemExportToShareableHandle gives"));
+    }
+    host_.map_requested(session, request_id, *map, std::move(packet.fds));
   } else {
     malformed(session, request_id,
               invalid_argument("message type is " + std::to_string(packet.header.type) +
-                               "; allowed: 4 (Join), 6 (Leave), 9 (Detach, without a body)"));
+                               "; allowed: 4 (Join), 6 (Leave), 9 (Detach, without a body), 10 (MapMemory)"));
   }
 }
 

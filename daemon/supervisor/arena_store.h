@@ -6,6 +6,7 @@
 #include "base/quota.h"
 #include "common/fd.h"
 #include "common/memory.h"
+#include "common/packet.h"
 #include "device/memory.h"
 #include "mapping_count.h"
 #include "proto/link.h"
@@ -37,6 +38,18 @@ struct WantedMemory {
   std::size_t num_memories() const { return memory == nullptr ? 0 : memory->size(); }
 };
 
+// Memory of a rank's client in which rows of its calls may lie: see MemoryMaps.
+struct MappedByEngines {
+  abi::MemoryRange range{};
+  ClientMemory memory;                // one descriptor, or null
+  std::set<std::uint32_t> awaited{};  // devices whose engines have not answered
+  std::set<std::uint32_t> later{};    // those that are told when these have
+  std::uint32_t member = 0;
+  std::uint32_t request = 0;  // its client's, that waits for its reply; 0: none
+
+  FdList fds() const { return memory == nullptr ? FdList{} : FdList{memory->front().get()}; }
+};
+
 struct MemberArenas {
   std::uint32_t uid = 0;
   device::DeviceName device;
@@ -57,6 +70,7 @@ struct MemberArenas {
   UniqueFd results;
   std::shared_ptr<const Mapping> board_map;  // also kept by readers of what is counted behind the board
   bool given_up = false;                     // its client has said that it needs the contents no more
+  std::map<std::uint32_t, MappedByEngines> mapped;  // by number
 
   // The first operation that its engine has not completed, from the board.
   std::uint64_t next_index() const;
@@ -115,6 +129,9 @@ class ArenaStore {
   void hold_to_memory(std::uint32_t uid) { fillers_.insert(uid); }
   // nullptr if it was released.
   const MemberArenas* find(std::uint64_t group_id, std::uint32_t rank) const;
+  MemberArenas* find(std::uint64_t group_id, std::uint32_t rank) {
+    return const_cast<MemberArenas*>(std::as_const(*this).find(group_id, rank));
+  }
   // By group and rank.
   const std::map<std::pair<std::uint64_t, std::uint32_t>, MemberArenas>& all() const { return arenas_; }
 

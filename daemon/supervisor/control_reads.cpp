@@ -42,13 +42,14 @@ void fill_counters(v1::Device& message, const abi::EnginePage& page) {
   message.set_busy_us(read(page.busy_ns) / 1000);
 }
 
-void fill(v1::GroupMember& message, const abi::Bindings& bindings) {
+void fill(v1::GroupMember& message, const MemberArenas& arenas) {
+  const abi::Bindings& bindings = arenas.wanted.bindings;
   for (std::size_t region = 0; region < abi::kNumRegions; ++region) {
     if (bindings[region].memory != 0) message.add_bound_regions(abi::kRegionNames[region]);
   }
-  std::uint64_t registered = 0;
-  for (const abi::RegisteredRange& range : bindings.registered) registered += range.bytes;
-  message.set_registered_bytes(registered);
+  std::uint64_t mapped = 0;
+  for (const auto& [number, entry] : arenas.mapped) mapped += entry.range.bytes;
+  message.set_registered_bytes(mapped);
 }
 
 void fill(v1::Group& message, const membership::Group& group, const Rooms& rooms, std::uint64_t now) {
@@ -68,8 +69,7 @@ void fill(v1::Group& message, const membership::Group& group, const Rooms& rooms
     out.set_device(rooms.fleet.name(member.engine.device));
     out.set_gone(member.gone());
     out.set_pid(member.pid);
-    if (const MemberArenas* arenas = rooms.memory.find(group.id, rank); arenas != nullptr)
-      fill(out, arenas->wanted.bindings);
+    if (const MemberArenas* arenas = rooms.memory.find(group.id, rank); arenas != nullptr) fill(out, *arenas);
   }
   for (const std::uint32_t rank : rooms.deciders.missing_ranks(group)) message.add_missing_ranks(rank);
 }

@@ -141,6 +141,10 @@ void EngineEvents::engine_message(std::uint32_t device, const Packet& packet) {
       if (const auto message = read<abi::SessionRef>(device, packet))
         parts_.removals.removed(device, message->session_id);
       return;
+    case LinkType::kMemoryMapped:
+      if (const auto message = read<abi::MemoryMapped>(device, packet))
+        parts_.maps.answered(device, *message);
+      return;
     case LinkType::kGroupReady: return tell_ready(device, packet);
     case LinkType::kGroupWaits: return tell<membership::GroupWaits>(device, packet);
     case LinkType::kMemberStopped: return tell<membership::MemberStopped>(device, packet);

@@ -3,6 +3,7 @@
 
 #include "fleet.h"
 #include "gpu_work.h"
+#include "memory_maps.h"
 #include "operator_settings.h"
 #include "orders.h"
 #include "removals.h"
@@ -22,6 +23,7 @@ class EngineEvents final : public FleetHost {
     Orders& orders;
     Removals& removals;
     GpuWork& gpu_work;
+    MemoryMaps& maps;
     const OperatorSettings& settings;
   };
   EngineEvents(const Rooms& rooms, const Parts& parts);

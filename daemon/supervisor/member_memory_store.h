@@ -48,6 +48,9 @@ class MemberMemoryStore {
 
   // nullptr if it was released.
   const MemberArenas* find(std::uint64_t group_id, std::uint32_t rank) const;
+  MemberArenas* find_to_change(std::uint64_t group_id, std::uint32_t rank) {
+    return arenas_.find(group_id, rank);
+  }
   std::uint64_t total_bytes() const { return arenas_.total_bytes(); }
   std::uint64_t total_routing_bytes() const { return arenas_.total_routing_bytes(); }
   // Waits of ranks that the group no longer has, for each rank.

@@ -15,6 +15,7 @@
 #include "live_config.h"
 #include "loop.h"
 #include "member_memory_store.h"
+#include "memory_maps.h"
 #include "network_watch.h"
 #include "operator_commands.h"
 #include "operator_settings.h"
@@ -67,6 +68,7 @@ class Node {
   Orders orders_;
   Removals removals_;
   GpuWork gpu_work_;
+  MemoryMaps maps_;
   Lifecycle lifecycle_;
   SessionEvents session_events_;
   EngineEvents engine_events_;

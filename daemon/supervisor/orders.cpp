@@ -96,6 +96,11 @@ void Orders::send_rank(membership::EngineId to, std::uint64_t group_id,
                     abi::GroupRank{group_id, rank.rank, its_device, rank.active_since,
                                    rank.engine == to ? 1u : 0u, to.node, arenas->wanted.bindings},
                     fds);
+  for (const auto& [number, mapped] : arenas->mapped) {
+    rooms_.fleet.send(to.device, abi::LinkType::kMapMemory,
+                      abi::GroupMemory{group_id, rank.rank, rank.engine == to ? 1u : 0u, mapped.range},
+                      mapped.fds());
+  }
 }
 
 void Orders::send_member(std::uint32_t device, std::uint64_t group_id,
@@ -194,6 +199,13 @@ void Orders::carry_out(const membership::AcquireMemory& action) {
 }
 
 void Orders::carry_out(const membership::ReleaseMemory& action) {
+  if (const MemberArenas* arenas = rooms_.memory.find(action.group_id, action.rank); arenas != nullptr) {
+    for (const auto& [number, mapped] : arenas->mapped) {
+      if (mapped.request != 0)
+        rooms_.sessions.refuse(arenas->wanted.session, mapped.request,
+                               {StatusCode::kAborted, "the rank has left its group"});
+    }
+  }
   rooms_.memory.release(action);
 }
 

@@ -7,6 +7,7 @@
 #include "losses.h"
 #include "membership/join_rules.h"
 
+#include <unistd.h>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -135,6 +136,36 @@ Status SessionEvents::keep_memory(std::uint32_t uid, std::vector<UniqueFd> memor
   kept->share = std::move(*share);
   out = ClientMemory(kept, &kept->memory);
   return {};
+}
+
+// An engine may open what a process of another user has exported, and a handle does not say reliably of which
+// process it is. Under MPS all processes on the GPU are one user's.
+Status SessionEvents::check_map(const Session& session, const abi::MapMemory& message,
+                                const std::vector<UniqueFd>& memory) const {
+  const DeviceList::Device& device = rooms_.devices[session.device];
+  if (device.name.kind != abi::DeviceKind::kCuda)
+    return {StatusCode::kUnsupported, "operations on " + device.name.text() +
+                                          " take rows from their slots alone; allowed: memory of GPUs"};
+  if (std::string wrong = abi::check_memory_range(message.range, memory.size()); !wrong.empty())
+    return invalid_argument(std::move(wrong));
+  if (message.range.by == abi::MemoryBy::kIpcHandle && !device.facts.mps && session.peer.uid != ::geteuid())
+    return {StatusCode::kPermissionDenied, "memory of cudaMalloc is of user " +
+                                               std::to_string(session.peer.uid) +
+                                               "; allowed without MPS: memory of the daemon's user (" +
+                                               std::to_string(::geteuid()) + "), or of cuMemCreate"};
+  if (memory.empty()) return {};
+  Status status = device::check_client_memory(device.name, memory.front().get(), message.range.whole);
+  return status.ok() ? status : Status(status.code(), "memory to be mapped: " + status.message());
+}
+
+void SessionEvents::map_requested(const Session& session, std::uint32_t request_id,
+                                  const abi::MapMemory& message, std::vector<UniqueFd> memory) {
+  Status status = check_map(session, message, memory);
+  ClientMemory kept;
+  if (status.ok() && !memory.empty()) status = keep_memory(session.peer.uid, std::move(memory), kept);
+  if (status.ok()) return parts_.maps.requested(session, request_id, message, std::move(kept));
+  for (UniqueFd& fd : memory) parts_.closer.close(std::move(fd), session.peer.uid);
+  parts_.orders.refuse(session.id, request_id, status);
 }
 
 void SessionEvents::leave_requested(const Session& session, std::uint32_t request_id,

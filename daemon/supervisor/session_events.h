@@ -6,6 +6,7 @@
 #include "gpu_work.h"
 #include "lifecycle.h"
 #include "member_memory_store.h"
+#include "memory_maps.h"
 #include "orders.h"
 #include "removals.h"
 #include "rooms.h"
@@ -23,6 +24,7 @@ class SessionEvents final : public session::SessionHost {
     Orders& orders;
     Removals& removals;
     GpuWork& gpu_work;
+    MemoryMaps& maps;
     const Lifecycle& lifecycle;
     Closer& closer;
     DescriptorBudget& descriptors;
@@ -40,8 +42,12 @@ class SessionEvents final : public session::SessionHost {
                       std::vector<UniqueFd> memory) override;
   void leave_requested(const session::Session& session, std::uint32_t request_id,
                        const abi::Leave& leave) override;
+  void map_requested(const session::Session& session, std::uint32_t request_id, const abi::MapMemory& message,
+                     std::vector<UniqueFd> memory) override;
 
  private:
+  Status check_map(const session::Session& session, const abi::MapMemory& message,
+                   const std::vector<UniqueFd>& memory) const;
   Status keep_memory(std::uint32_t uid, std::vector<UniqueFd> memory, ClientMemory& out);
 
   const Rooms& rooms_;

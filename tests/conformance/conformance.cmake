@@ -2,7 +2,7 @@ include(${CMAKE_CURRENT_SOURCE_DIR}/support/support.cmake)
 epd_system_suites(operations_test LABEL conformance TIMEOUT 600
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/operations_test.cpp ${CMAKE_CURRENT_LIST_DIR}/random_cases_test.cpp ${CMAKE_CURRENT_LIST_DIR}/modes_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/failures_test.cpp ${CMAKE_CURRENT_LIST_DIR}/streams_test.cpp ${CMAKE_CURRENT_LIST_DIR}/stream_failures_test.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/calls_test.cpp ${CMAKE_CURRENT_LIST_DIR}/calls_beside_test.cpp ${CMAKE_CURRENT_LIST_DIR}/memory_test.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/calls_test.cpp ${CMAKE_CURRENT_LIST_DIR}/calls_beside_test.cpp ${CMAKE_CURRENT_LIST_DIR}/memory_test.cpp ${CMAKE_CURRENT_LIST_DIR}/mapped_memory_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/memory_ranks.cpp ${CMAKE_CURRENT_LIST_DIR}/host_copies_test.cpp
     ${CMAKE_CURRENT_LIST_DIR}/calls_bystander_test.cpp ${CMAKE_CURRENT_LIST_DIR}/replaying_ranks.cpp ${CMAKE_CURRENT_LIST_DIR}/stream_rounds.cpp
     ${CMAKE_CURRENT_LIST_DIR}/conformance.cpp

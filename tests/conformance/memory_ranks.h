@@ -19,26 +19,39 @@ namespace epd::test::callers_memory {
 using abi::Region;
 using Bytes = std::vector<std::byte>;
 
-// Memory of a GPU that is registered, and handed out once.
+// Memory of a GPU that is handed out once. Registered it is of epd_memory_alloc or of cudaMalloc.
 class Slab {
  public:
-  Slab(const Session& session, std::size_t bytes) {
+  enum Kind { kOfEpd, kOfMalloc, kNotRegistered };
+
+  Slab(const Session& session, std::size_t bytes, Kind kind = kOfEpd) : bytes_(bytes) {
     epd_session_info_t info;
     epd_session_info_init(&info);
     must(epd_session_info(session.get(), &info), "session info");
-    memory_ = Allocation::of_epd(gpu_of(info), bytes);
-    must(epd_memory_register(session.get(), begin(), bytes), "epd_memory_register");
+    gpu_ = gpu_of(info);
+    if (kind == kOfEpd) memory_ = Allocation::of_epd(gpu_, bytes);
+    begin_ = kind == kOfEpd ? memory_->address() : malloc_on_gpu(gpu_, bytes);
+    if (kind != kNotRegistered)
+      must(epd_memory_register(session.get(), begin_, bytes), "epd_memory_register");
   }
-  std::byte* begin() const { return memory_->address(); }
+  ~Slab() {
+    if (memory_ == nullptr) free_on_gpu(gpu_, begin_);
+  }
+  Slab(const Slab&) = delete;
+  Slab& operator=(const Slab&) = delete;
+  std::byte* begin() const { return begin_; }
   std::byte* take(std::size_t bytes) {
     std::byte* const at = begin() + used_;
     used_ += abi::align_up(bytes, 256);
-    RANK_CHECK(used_ <= memory_->bytes(), "the slab is too small");
+    RANK_CHECK(used_ <= bytes_, "the slab is too small");
     return at;
   }
 
  private:
+  const std::size_t bytes_;
+  int gpu_ = 0;
   std::shared_ptr<Allocation> memory_;
+  std::byte* begin_ = nullptr;
   std::size_t used_ = 0;
 };
 
@@ -78,9 +91,11 @@ class CallersMemory : public Conformance {
     c.zero_padding = false;
     return c;
   }
+  static Slab::Kind kind_of(std::uint64_t number) { return number % 2 == 0 ? Slab::kOfEpd : Slab::kOfMalloc; }
   using RegisteredBody = std::function<void(const Session&, const Group&, std::uint32_t, Slab*)>;
   // With room for so many slots. Where nothing can be registered, that is said, and there is no slab.
-  void with_registered(const Case& c, std::size_t slots, const RegisteredBody& body) {
+  void with_registered(const Case& c, std::size_t slots, const RegisteredBody& body,
+                       Slab::Kind kind = Slab::kOfEpd) {
     SCOPED_TRACE(c.describe());
     const std::string name = group_name();
     const std::size_t bytes = slots * (SlotImage(c).bytes() * 2 + 65536);
@@ -88,7 +103,7 @@ class CallersMemory : public Conformance {
       const Session session = session_of(rank, c.wait_by_on(rank));
       std::unique_ptr<Slab> slab;
       if (by_calls()) {
-        slab = std::make_unique<Slab>(session, bytes);
+        slab = std::make_unique<Slab>(session, bytes, kind);
       } else {
         std::uint64_t word[4] = {};
         must(epd_memory_register(session.get(), word, sizeof(word)), "register", EPD_UNSUPPORTED);

@@ -20,7 +20,9 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <variant>
 
@@ -90,6 +92,12 @@ class Host final : public session::SessionHost {
     registry_.handle(
         membership::LeaveRequest{{{membership::kLocalNode, session.id}, request_id}, leave.member});
   }
+  // Judged as the supervisor does it; no engine maps anything.
+  void map_requested(const Session& session, std::uint32_t request_id, const abi::MapMemory& map,
+                     std::vector<UniqueFd> memory) override {
+    const std::string wrong = abi::check_memory_range(map.range, memory.size());
+    maps_.emplace_back(session.id, request_id, wrong);
+  }
 
   // Until nothing is left to do.
   void carry_out(SessionTable& table) {
@@ -97,6 +105,8 @@ class Host final : public session::SessionHost {
       for (const membership::Action& action : actions)
         std::visit([&](const auto& a) { answer(table, a); }, action);
     }
+    for (const auto& [session, request, wrong] : std::exchange(maps_, {}))
+      table.refuse(session, request, invalid_argument(wrong));
     if (registry_.groups().empty()) brought_.clear();  // no join waits, whoever has closed without an answer
   }
   void restart(std::uint32_t device) {
@@ -164,6 +174,7 @@ class Host final : public session::SessionHost {
     std::uint32_t num_memories;
   };
   std::map<membership::RequestId, Brought> brought_;
+  std::vector<std::tuple<std::uint64_t, std::uint32_t, std::string>> maps_;
   std::set<std::pair<std::uint64_t, std::uint32_t>> held_;
   UniqueFd arena_;
   UniqueFd engine_bell_ = make_eventfd().value();

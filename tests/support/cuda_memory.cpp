@@ -51,6 +51,7 @@ struct Driver {
   int (*fill)(Address, unsigned char, std::size_t, void*) = nullptr;
   int (*stream_synchronize)(void*) = nullptr;
   int (*allocate)(Address*, std::size_t) = nullptr;
+  int (*free)(Address) = nullptr;
   int (*load)(void**, const void*, void*, void*, unsigned int, void*, void*, unsigned int) = nullptr;
   int (*kernel)(void**, void*, const char*) = nullptr;
   int (*launch)(void*, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int,
@@ -97,6 +98,7 @@ struct Driver {
     find(fill, "cuMemsetD8Async");
     find(stream_synchronize, "cuStreamSynchronize");
     find(allocate, "cuMemAlloc_v2");
+    find(free, "cuMemFree_v2");
     find(load, "cuLibraryLoadData");
     find(kernel, "cuLibraryGetKernel");
     find(launch, "cuLaunchKernel");
@@ -190,6 +192,18 @@ Driver::Address address(const void* pointer) {
 }
 
 }  // namespace
+
+std::byte* malloc_on_gpu(int gpu, std::size_t bytes) {
+  driver().use(gpu);
+  Driver::Address address = 0;
+  check(driver().allocate(&address, bytes), "cuMemAlloc");
+  return reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
+}
+
+void free_on_gpu(int gpu, std::byte* address) {
+  driver().use(gpu);
+  check(driver().free(reinterpret_cast<std::uintptr_t>(address)), "cuMemFree");
+}
 
 std::byte* pinned_memory(int gpu, std::size_t bytes) {
   driver().use(gpu);

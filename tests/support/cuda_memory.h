@@ -27,6 +27,10 @@ struct GpuAllocation {
 };
 GpuAllocation allocate_on_gpu(int gpu, std::size_t bytes);
 
+// Memory of cudaMalloc, and its end.
+std::byte* malloc_on_gpu(int gpu, std::size_t bytes);
+void free_on_gpu(int gpu, std::byte* address);
+
 // Pinned memory of the process, which copies in streams need. It stays until the process ends: freeing it
 // would wait for all streams.
 std::byte* pinned_memory(int gpu, std::size_t bytes);

@@ -17,7 +17,7 @@ endif()
 set(EPD_FAKE_CUDA_DIR ${PROJECT_BINARY_DIR}/lib/fake_cuda)
 set(_dir ${CMAKE_CURRENT_LIST_DIR}/fake_cuda)
 add_library(fake_cuda SHARED
-  ${_dir}/bench_kernels.cpp ${_dir}/context.cpp ${_dir}/device.cpp ${_dir}/errors.cpp ${_dir}/event.cpp ${_dir}/graph.cpp
+  ${_dir}/bench_kernels.cpp ${_dir}/context.cpp ${_dir}/device.cpp ${_dir}/errors.cpp ${_dir}/event.cpp ${_dir}/graph.cpp ${_dir}/ipc_calls.cpp
   ${_dir}/kernel_protocol.cpp ${_dir}/library.cpp ${_dir}/memory.cpp ${_dir}/memory_calls.cpp
   ${_dir}/operation_check.cpp ${_dir}/operation_exchange.cpp ${_dir}/operation_kernel.cpp ${_dir}/played_thread.cpp ${_dir}/stream.cpp ${_dir}/stream_calls.cpp ${_dir}/watching.cpp ${_dir}/word_kernels.cpp)
 target_include_directories(fake_cuda PRIVATE ${PROJECT_SOURCE_DIR}/client/tools ${PROJECT_SOURCE_DIR}/proto/common/include

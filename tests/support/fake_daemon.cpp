@@ -134,6 +134,16 @@ void FakeDaemon::handle(Packet& packet) {
       (void)send_message(connection_.get(), abi::AttachType::kLeft, abi::Left{leave.member, 0}, {}, id);
       return;
     }
+    case abi::AttachType::kMapMemory: {
+      const auto map = must(packet.read<abi::MapMemory>());
+      for (const auto& member : members_) {
+        if (member->member == map.member) member->mapped.push_back(map.range);
+      }
+      if (settings_.refuse_map) return reply_refused(*settings_.refuse_map, id);
+      (void)send_message(connection_.get(), abi::AttachType::kMapped,
+                         abi::Mapped{map.member, map.range.number}, {}, id);
+      return;
+    }
     case abi::AttachType::kDetach: return;
     default: std::abort();
   }

@@ -24,6 +24,7 @@ namespace epd::testing {
 struct FakeSettings {
   std::optional<Status> refuse_hello;
   std::optional<Status> refuse_join;
+  std::optional<Status> refuse_map;
   bool silent_hello = false;       // takes the request and never answers
   bool silent_join = false;        // likewise
   bool keeps_member = false;       // answers joins that restore as those of a rank that was not late
@@ -55,7 +56,8 @@ struct FakeMember {
   std::uint32_t member = 0;
   abi::GroupShape shape{};
   abi::Bindings bindings{};
-  std::vector<UniqueFd> memory;  // the descriptors that came with the join
+  std::vector<UniqueFd> memory;          // the descriptors that came with the join
+  std::vector<abi::MemoryRange> mapped;  // as they were asked for
   std::uint64_t epoch = 1;
   std::uint64_t next_index = 0;
   std::uint32_t next_call = 0;  // of the host

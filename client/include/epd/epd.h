@@ -302,17 +302,23 @@ EPD_API void* epd_memory_alloc(size_t bytes, int device, void* stream);
  * until the group has let it go. NULL is allowed. Only `address` is used. Not while streams capture. */
 EPD_API void epd_memory_free(void* address, size_t bytes, int device, void* stream);
 
-/* Rows in registered memory are not copied: x, recv_x, y and out of epd_memory_t, if they lie there on a
- * multiple of 16 bytes, and behind where recv_x and y begin there is registered room for the group's region
- * (epd_region_bytes). Peers store to recv_x and load from y by themselves. All else that epd_memory_t names
- * is copied. The range lies in one allocation that can be bound (see epd_binding_t). It counts for groups
- * that the session joins from then on, 16 ranges at most. Their engines keep the memory mapped until the
- * groups are left; a process that dies frees it so. UNSUPPORTED: a host device, whose operations take rows
- * from their slots alone; memory is copied there. INVALID_ARGUMENT: such a range can't be registered.
- * RESOURCE_EXHAUSTED: 16 are. */
+/* On a GPU, rows in memory that the engines have mapped are not copied: x, recv_x, y and out of
+ * epd_memory_t, if they lie there on a multiple of 16 bytes, and behind where recv_x and y begin there is
+ * room in the allocation for the group's region (epd_region_bytes). Peers store to recv_x and load from y by
+ * themselves. All else that epd_memory_t names is copied. libepd has an allocation mapped that three calls of
+ * the group have named, or that a captured call names. That is memory of cudaMalloc, and memory of
+ * cuMemCreate that can be exported. Memory that has been freed is never used, also if the same address is
+ * allocated again. Memory that a captured call names must outlive the graph: if it does not, the next call
+ * that is not captured, or epd_group_check, says INVALID_ARGUMENT, and the graph's calls fail with NOT_FOUND
+ * from then on.
+ *
+ * This maps a range now, for all groups of the session and those that it joins later. Then rows must lie in
+ * the range. It is within one allocation. A group has 64 memories mapped at most, which calls beyond that
+ * copy. UNSUPPORTED: the device's operations take rows from their slots alone (host devices); calls then
+ * copy. INVALID_ARGUMENT: such a range can't be registered. RESOURCE_EXHAUSTED: 64 are. */
 EPD_API epd_status_t epd_memory_register(epd_session_t* session, void* address, size_t bytes);
-/* From here on calls copy rows of the range that begins there. Before memory is freed that is not of
- * epd_memory_alloc, whose epd_memory_free does the same. NOT_FOUND: no range begins there. */
+/* From here on calls copy rows of the allocation, but for other ranges of it that are registered. Calls that
+ * are enqueued, and graphs, still name it. Freeing memory does the same. NOT_FOUND: no range begins there. */
 EPD_API epd_status_t epd_memory_unregister(epd_session_t* session, void* address);
 
 #define EPD_ANY_RANK (-1)

@@ -107,14 +107,15 @@ class Session(NotCopied):
         return made
 
     def register(self, memory: Any, bytes: Optional[int] = None) -> None:
-        """Registers memory of a GPU: operations of groups that are joined from now on use rows there in place.
+        """Registers memory of a GPU: operations use rows there in place from now on, not only from the third that
+        names them.
 
-        memory  a contiguous tensor of `epd.torch.memory_pool`, another array on the GPU, or an address
+        memory  a contiguous tensor, another array on the GPU, or an address
         bytes   None: those of the array
 
         Raises Unsupported (the device's operations take rows from their slots alone, and copy other memory),
-        InvalidArgument, ResourceExhausted (16 are registered). epd_memory_register in epd.h says what is copied.
-        Nothing keeps the memory: `unregister` says what is to be done before it is freed.
+        InvalidArgument, ResourceExhausted (64 are registered). epd_memory_register in epd.h says what is copied.
+        Nothing keeps the memory. When it is freed, its registration ends.
         """
         memory = held("memory", memory)
         address = array_address("memory", memory, True)
@@ -126,7 +127,7 @@ class Session(NotCopied):
             raise self._error(status)
 
     def unregister(self, memory: Any) -> None:
-        """Rows there are copied from now on. Before memory that is not of `epd.torch.memory_pool` is freed.
+        """Rows there are copied from now on, but by graphs that name the memory.
 
         Raises NotFound: nothing that is registered begins there.
         """

@@ -138,7 +138,7 @@ std::string memory_of(const v1::GroupMember& member) {
   for (const std::string& region : member.bound_regions())
     text += (text.empty() ? "own " : ", ") + printable(region);
   if (member.registered_bytes() != 0)
-    text += (text.empty() ? "" : "; ") + format_bytes(member.registered_bytes()) + " registered";
+    text += (text.empty() ? "" : "; ") + format_bytes(member.registered_bytes()) + " mapped";
   return text.empty() ? "arena" : text;
 }
 

@@ -291,6 +291,12 @@ EPD_DEVICE EPD_NO_INLINE inline bool may_begin(const WorkerArguments& own, Gate&
   return false;
 }
 
+// Judges the places of a call's rows. A graph may replay a place whose memory is not mapped any more.
+EPD_DEVICE EPD_NO_INLINE inline Judgement judge_places_of(const CallArguments& own, const abi::Call& call) {
+  const abi::RowPlaces& places = own.words->places[call.number % abi::kCallSlots];
+  return judge_places(own.memories, {load_relaxed_system(&places.in), load_relaxed_system(&places.out)});
+}
+
 // Looks at the next call of a ring, and takes or ends it.
 EPD_DEVICE inline Look look_at(const WorkerArguments& own, Gate& gate, CallRing ring) {
   CallState& state = gate.state;
@@ -304,6 +310,8 @@ EPD_DEVICE inline Look look_at(const WorkerArguments& own, Gate& gate, CallRing 
     route = route_of(own.calls, gate, call.route);
     judgement = judge_routing(state, call, route);
   }
+  if (judgement.verdict == Verdict::kRun && (call.flags & abi::kFlagPlaces) != 0)
+    judgement = judge_places_of(own.calls, call);
   const std::uint32_t ranks = judgement.verdict == Verdict::kRun ? awaited_ranks(state, call.flags) : 0;
   if (ranks != 0 && !may_begin(own, gate, ranks, call, judgement) && judgement.verdict == Verdict::kRun)
     return Look::kStands;
@@ -345,7 +353,7 @@ EPD_DEVICE inline Look decide(const WorkerArguments& own, Gate& gate) {
   gate.work.task = Task::kNone;
   Look look = Look::kStands;
   const bool is_own = gate.generation == own.own_generation;
-  if (!is_own || gate.state.leaves != 0) set_bits_system(&own.calls.words->bell[0], 1);
+  if (!is_own || (gate.state.leaves | gate.state.drains) != 0) set_bits_system(&own.calls.words->bell[0], 1);
   if (is_own) {
     if (gate.state.leaves != 0) gate.enabled_epoch = 0;  // calls are discarded, whatever the door said
     if (gate.enabled_epoch != gate.state.enabled_epoch_taken) take_enabled_epoch(own.calls, gate);

@@ -65,6 +65,7 @@ struct alignas(64) CallState {
   // Not 0: the lane is closed. Gates discard calls and ring again, so that the stream empties.
   std::uint32_t leaves;
   std::uint32_t linger_us;  // how long a main kernel lingers after a call, for the next one
+  std::uint32_t drains;     // not 0: gates ring again, so that the stream empties. Calls are run
   // The kernels write the rest. The host writes `sequence` and `results` once, before the first one.
   alignas(64) std::uint64_t epoch;
   std::uint64_t index;
@@ -103,9 +104,10 @@ struct CallArguments {
   const WorkDivision* division = nullptr;  // [kDivisionKinds][most_ctas] work divisions (division_index())
   std::uint32_t most_ctas = 0;
   CallHost* host = nullptr;
-  abi::Results* results = nullptr;  // host memory; the kernel only writes it
-  std::uint32_t counts_stride = 0;  // see abi::ResultsLayout
-  ResultRuns* runs = nullptr;       // [kReplayedResults]
+  abi::Results* results = nullptr;              // host memory; the kernel only writes it
+  std::uint32_t counts_stride = 0;              // see abi::ResultsLayout
+  ResultRuns* runs = nullptr;                   // [kReplayedResults]
+  const abi::MappedMemory* memories = nullptr;  // [kMaxMapped] of the rank
   abi::OpLimits limits;
   bool per_expert = false;
 };

@@ -73,6 +73,16 @@ EPD_HOST_DEVICE constexpr Judgement judge_routing(const CallState& state, const 
   return {Verdict::kRun};
 }
 
+// Judges a call that names the places of its rows. `of_rank`: [kMaxMapped] memories of the rank.
+EPD_HOST_DEVICE inline Judgement judge_places(const abi::MappedMemory* of_rank,
+                                              const abi::RowPlaces& places) {
+  const bool in_is_bad = places.in != 0 && !is_mapped(of_rank, places.in);
+  const bool out_is_bad = places.out != 0 && !is_mapped(of_rank, places.out);
+  if (!in_is_bad && !out_is_bad) return {Verdict::kRun};
+  const abi::RowPlace bad = in_is_bad ? places.in : places.out;
+  return {Verdict::kRefuse, OpError::kOldMemory, abi::memory_of_place(bad), abi::generation_of_place(bad)};
+}
+
 // Returns the SMs of an operation that asks for `own`, in a group that may have `most`. 0 means all.
 EPD_HOST_DEVICE constexpr std::uint32_t share_sms(std::uint32_t own, std::uint32_t most) {
   return own == 0 || (most != 0 && most < own) ? most : own;

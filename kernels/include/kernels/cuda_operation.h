@@ -27,6 +27,7 @@ enum class OpError : std::uint32_t {
   // Only of calls, which then have not begun:
   kNoRouting,   // the routing record holds no routing
   kOldRouting,  // rows: the epoch of the routing. Ranks have left or joined since
+  kOldMemory,   // rows, room: number and generation of memory that is not mapped (any more)
   kBadCall,     // the client may not ask for this (abi::bad_field)
   kLostCall,    // call `room` was never found; call `rows` lies in its place
   kNotBegun,    // its enabled epoch had ended before its main kernel began
@@ -224,8 +225,9 @@ struct alignas(64) Operation {
   std::uint64_t timeout_ns = 0;          // for the operation on the device
   OpResult* result = nullptr;
   ResultOut out_result;
-  // [R,kMaxRegistered] The memories that ranks have registered, as this device reaches them; null: none have.
-  const abi::RegisteredMemory* memories = nullptr;
+  // [R,kMaxMapped] The memories that ranks have mapped, as this device reaches them; null: operations have no
+  // places.
+  const abi::MappedMemory* memories = nullptr;
   Peer peers[kMaxRanks];
 };
 

@@ -55,7 +55,7 @@ struct alignas(16) GroupView {
   std::uint64_t workspace_bytes = 0;
   abi::ExchangeArenaLayout exchange{abi::GroupShape{1, 1, 1, 128, 1, 1, {}, {}, {}}};
   RegionPlace regions[abi::kNumRegions];
-  const abi::RegisteredMemory* memories = nullptr;  // see Operation::memories
+  const abi::MappedMemory* memories = nullptr;  // see Operation::memories
 
   EPD_HOST_DEVICE const RegionPlace& region(abi::Region r) const {
     return regions[static_cast<std::uint32_t>(r)];

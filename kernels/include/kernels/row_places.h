@@ -1,5 +1,5 @@
-// Rows of an operation that lie in registered memory, in place of the regions of its slot. These functions
-// are the same for kernels and hosts.
+// Rows of an operation that lie in mapped memory of their rank, in place of the regions of its slot. These
+// functions are the same for kernels and hosts.
 #pragma once
 
 #include "kernels/cuda_operation.h"
@@ -10,19 +10,29 @@
 
 namespace epd::kernels::cuda {
 
-// The memories that ranks have registered, as this device reaches them.
+// The memories that ranks have mapped, as this device reaches them. The host changes an entry while kernels
+// run: it clears `bytes`, then writes the base, the generation, and `bytes` last.
 struct MemoryTable {
-  abi::RegisteredMemory of[kMaxRanks][abi::kMaxRegistered];
+  abi::MappedMemory of[kMaxRanks][abi::kMaxMapped];
 };
+
+// Returns whether the place names memory that is mapped. `of_rank`: [kMaxMapped], of the rank.
+EPD_HOST_DEVICE inline bool is_mapped(const abi::MappedMemory* of_rank, abi::RowPlace place) {
+  const std::uint32_t number = abi::memory_of_place(place);
+  if (of_rank == nullptr || number >= abi::kMaxMapped) return false;
+  const std::uint32_t generation = of_rank[number].generation;
+  return generation != 0 && generation == abi::generation_of_place(place);
+}
 
 // Returns where `needed` bytes of rows lie that the rank has placed. Null: they lie in the slot's region, or
 // not within the rank's memory.
 EPD_HOST_DEVICE inline std::uint8_t* find_rows(const Operation& op, std::uint32_t rank, abi::RowPlace place,
                                                std::uint64_t needed) {
-  const auto number = static_cast<std::uint32_t>(place >> abi::kRowPlaceBits);
-  if (op.memories == nullptr || number == 0 || number > abi::kMaxRegistered) return nullptr;
-  const abi::RegisteredMemory memory = op.memories[std::size_t{rank} * abi::kMaxRegistered + number - 1];
-  const std::uint64_t offset = place & ((std::uint64_t{1} << abi::kRowPlaceBits) - 1);
+  const std::uint32_t number = abi::memory_of_place(place);
+  if (op.memories == nullptr || number >= abi::kMaxMapped) return nullptr;
+  const abi::MappedMemory memory = op.memories[std::size_t{rank} * abi::kMaxMapped + number];
+  if (memory.generation == 0 || memory.generation != abi::generation_of_place(place)) return nullptr;
+  const std::uint64_t offset = place & abi::kMaxPlaceOffset;
   if (offset % abi::kRowPlaceAlign != 0 || memory.bytes < needed || offset > memory.bytes - needed)
     return nullptr;
   return memory.base + offset;

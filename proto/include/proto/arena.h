@@ -104,22 +104,12 @@ struct Binding {
 };
 static_assert(sizeof(Binding) == 24);
 
-// A part of such a memory in which rows of calls may lie (RowPlace). `memory` as above; 0: none.
-struct RegisteredRange {
-  std::uint32_t memory = 0;
-  std::uint32_t reserved = 0;
-  std::uint64_t offset = 0;  // in the memory, a multiple of kRowPlaceAlign
-  std::uint64_t bytes = 0;
-};
-static_assert(sizeof(RegisteredRange) == 24);
-
 // Memories of its own that a rank may use, as many descriptors as a message has room for.
 inline constexpr std::size_t kMaxMemories = 20;
 
-// What a rank uses of memory of its own.
+// What a rank has bound to memory of its own.
 struct Bindings {
   std::array<Binding, kNumRegions> regions{};  // by Region
-  std::array<RegisteredRange, kMaxRegistered> registered{};
   // Bytes of each memory, because a GPU maps an allocation as a whole only. 0: unknown; what is used is
   // mapped.
   std::array<std::uint64_t, kMaxMemories> whole{};

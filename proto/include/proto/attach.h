@@ -5,6 +5,7 @@
 #pragma once
 
 #include "proto/arena.h"
+#include "proto/mapped_memory.h"
 #include "proto/wire.h"
 
 #include <array>
@@ -19,8 +20,10 @@ enum class AttachType : std::uint16_t {
   kJoined = 5,   // fds: user arena (rw), board (read-only); of a GPU, Results
   kLeave = 6,
   kLeft = 7,
-  kGoodbye = 8,  // supervisor -> client, unasked: the session is over, and why
-  kDetach = 9,   // client -> supervisor, no body and no reply: the end that follows is an orderly one
+  kGoodbye = 8,     // supervisor -> client, unasked: the session is over, and why
+  kDetach = 9,      // client -> supervisor, no body and no reply: the end that follows is an orderly one
+  kMapMemory = 10,  // fd: the memory, if it goes by descriptor
+  kMapped = 11,     // all engines of the group have done that
 };
 
 // A Join is refused (RESOURCE_EXHAUSTED) while so many requests of its session wait for their replies. Those
@@ -106,6 +109,18 @@ struct Left {
   std::uint32_t reserved;
 };
 
+// Of a resident device: rows of the membership's calls may lie there from kMapped on.
+struct MapMemory {
+  std::uint32_t member;
+  std::uint32_t reserved;
+  MemoryRange range;
+};
+
+struct Mapped {
+  std::uint32_t member;
+  std::uint32_t number;
+};
+
 struct Goodbye {
   StatusCode status;
   char text[kTextBytes];
@@ -120,7 +135,7 @@ constexpr std::uint64_t layout_hash() {
   std::uint64_t h = 0xcbf29ce484222325ull;
   for (std::uint64_t v :
        {sizeof(SegmentA), sizeof(SegmentB), sizeof(Board), sizeof(GroupShape), sizeof(Hello), sizeof(Welcome),
-        sizeof(Refused), sizeof(Join), sizeof(Joined), sizeof(Leave), sizeof(Goodbye)}) {
+        sizeof(Refused), sizeof(Join), sizeof(Joined), sizeof(Leave), sizeof(MapMemory), sizeof(Goodbye)}) {
     h = mix(h, v);
   }
   for (std::uint64_t v : {offsetof(SegmentA, client_sleep), offsetof(SegmentB, state),

@@ -42,25 +42,6 @@ constexpr std::uint64_t binding_end(const GroupShape& s, Region region, const Bi
 
 namespace detail {
 
-inline std::string check_registered(const RegisteredRange& range, std::size_t index,
-                                    std::size_t num_memories) {
-  const auto wrong = [index](const char* field, std::uint64_t value, const std::string& allowed) {
-    return "registered memory " + std::to_string(index) + ": " + field + " is " + std::to_string(value) +
-           "; allowed: " + allowed;
-  };
-  if (range.memory > num_memories)
-    return wrong("memory", range.memory,
-                 "0 (none) .. " + std::to_string(num_memories) + ", the descriptors that came");
-  if (range.reserved != 0) return wrong("reserved", range.reserved, "0");
-  if (range.offset > kMaxBindingOffset || range.offset % kRowPlaceAlign != 0)
-    return wrong("offset", range.offset, "multiples of 16, up to 2^50");
-  const std::uint64_t least = range.memory == 0 ? 0 : 1;
-  const std::uint64_t most = range.memory == 0 ? 0 : kMaxBindingOffset;
-  if (range.bytes < least || range.bytes > most)
-    return wrong("bytes", range.bytes, range.memory == 0 ? "0, as memory is 0" : "1 .. 2^50");
-  return "";
-}
-
 inline std::string check_place(const std::string& what, std::uint64_t value, std::uint64_t low) {
   if (value >= low && value <= kMaxBindingOffset && value % kBindingAlign == 0) return "";
   return what + " is " + std::to_string(value) + "; allowed: multiples of " + std::to_string(kBindingAlign) +
@@ -93,16 +74,13 @@ inline std::string check_binding(const GroupShape& s, Region region, const Bindi
   return wrong;
 }
 
-// How much of memory `index` (from 1) the bindings and registered ranges reach.
+// How much of memory `index` (from 1) the bindings reach.
 inline std::uint64_t used_bytes(const GroupShape& s, const Bindings& bindings, std::uint32_t index) {
   std::uint64_t end = 0;
   for (std::size_t i = 0; i < kNumRegions; ++i) {
     if (bindings[i].memory != index) continue;
     const std::uint64_t own = binding_end(s, static_cast<Region>(i), bindings[i]);
     end = own > end ? own : end;
-  }
-  for (const RegisteredRange& range : bindings.registered) {
-    if (range.memory == index && range.offset + range.bytes > end) end = range.offset + range.bytes;
   }
   return end;
 }
@@ -139,30 +117,21 @@ inline std::string check_bindings(const GroupShape& s, const Bindings& bindings,
     std::string wrong = check_binding(s, static_cast<Region>(i), binding);
     if (!wrong.empty()) return wrong;
   }
-  for (std::size_t i = 0; i < kMaxRegistered; ++i) {
-    const RegisteredRange& range = bindings.registered[i];
-    std::string wrong = detail::check_registered(range, i, num_memories);
-    if (!wrong.empty()) return wrong;
-    if (range.memory != 0) used |= 1u << (range.memory - 1);
-  }
   for (std::size_t i = 0; i < num_memories; ++i) {
     if ((used >> i & 1) == 0)
       return "descriptor " + std::to_string(i + 1) + " of " + std::to_string(num_memories) +
-             " is not bound to a region; allowed: those that bindings or registered memories name";
+             " is not bound to a region; allowed: those that bindings name";
   }
   return check_whole(s, bindings, num_memories);
 }
 
-// "the memory that recv_x, y is bound to", or "registered memory 0": memory `index` (from 1) in messages.
+// "the memory that recv_x, y is bound to": memory `index` (from 1) in messages.
 inline std::string memory_title(const Bindings& bindings, std::uint32_t index) {
   std::string names;
   for (std::size_t i = 0; i < kNumRegions; ++i) {
     if (bindings[i].memory == index) names += (names.empty() ? "" : ", ") + std::string(kRegionNames[i]);
   }
   if (!names.empty()) return "the memory that " + names + " is bound to";
-  for (std::size_t i = 0; i < kMaxRegistered; ++i) {
-    if (bindings.registered[i].memory == index) return "registered memory " + std::to_string(i);
-  }
   return "descriptor " + std::to_string(index);
 }
 

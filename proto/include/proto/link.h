@@ -18,6 +18,7 @@
 #include "proto/arena.h"
 #include "proto/far.h"
 #include "proto/far_statistics.h"
+#include "proto/mapped_memory.h"
 #include "proto/statistics.h"
 #include "proto/wire.h"
 
@@ -46,6 +47,9 @@ enum class LinkType : std::uint16_t {
   kCloseStreams = 15,
   // An engine of another node, before a group names it; again when it has another address, or none
   kFarEngine = 17,
+  // Memory of a rank's client in which rows of its calls may lie; fd: the memory, if it goes by descriptor.
+  // Behind kGroupRank. Answered with kMemoryMapped
+  kMapMemory = 18,
   // engine -> supervisor
   kReady = 32,
   kSessionFailed = 33,  // an illegal call; SegmentB already says so
@@ -61,6 +65,7 @@ enum class LinkType : std::uint16_t {
   kGroupWaits =
       43,  // kGroupReady or kResumed has to wait for what is no fault of the engine's: again and again
   kPeerLost = 44,  // an engine of another node, with which groups are shared, is of no use
+  kMemoryMapped = 45,
 };
 
 // How an engine's process ends: 0 as told, 1 the supervisor is gone, 2 something that a restart may not mend,
@@ -146,6 +151,22 @@ struct GroupWaits {
 struct RankRefused {
   std::uint64_t group_id;
   std::uint32_t rank;
+  StatusCode status;
+  char text[kTextBytes];
+};
+
+struct GroupMemory {  // kMapMemory
+  std::uint64_t group_id;
+  std::uint32_t rank;
+  std::uint32_t here;  // 1: this engine's own device serves the rank
+  MemoryRange range;
+};
+
+struct MemoryMapped {
+  std::uint64_t group_id;
+  std::uint32_t rank;
+  std::uint32_t number;
+  std::uint32_t generation;
   StatusCode status;
   char text[kTextBytes];
 };

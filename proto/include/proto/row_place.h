@@ -1,29 +1,43 @@
-// Where the rows of one operation lie, if they are not in the regions of its slot: in memory that the rank
-// has registered (Bindings::registered). Plain data, also for device code.
+// Where the rows of one operation lie, if they are not in the regions of its slot: in memory of the rank's
+// own that the group's engines have mapped (mapped_memory.h). Plain data, also for device code.
 #pragma once
 
 #include <cstdint>
 
 namespace epd::abi {
 
-// Memories that a rank may register for a group.
-inline constexpr std::uint32_t kMaxRegistered = 16;
+// Memories that a rank may have mapped in a group at a time.
+inline constexpr std::uint32_t kMaxMapped = 64;
 // Rows are copied in units of so many bytes.
 inline constexpr std::uint64_t kRowPlaceAlign = 16;
 
-// The number of a registered memory + 1, and how many bytes behind its begin the rows begin. 0: they lie in
-// the slot's region.
+// From the highest bit on: the number of a mapped memory + 1, its generation, and how many bytes behind its
+// begin the rows begin. 0: they lie in the slot's region. The memory with a number may be another one later.
+// Then it has another generation, so a place that was captured in a graph never reaches it.
 using RowPlace = std::uint64_t;
-inline constexpr std::uint32_t kRowPlaceBits = 56;
+inline constexpr std::uint32_t kPlaceNumberShift = 56;
+inline constexpr std::uint32_t kPlaceGenerationShift = 40;
+inline constexpr std::uint32_t kMaxMemoryGeneration = 0xffff;
+inline constexpr std::uint64_t kMaxPlaceOffset = (std::uint64_t{1} << kPlaceGenerationShift) - 1;
 
-constexpr RowPlace row_place(std::uint32_t memory, std::uint64_t offset) {
-  return std::uint64_t{memory + 1} << kRowPlaceBits | offset;
+constexpr RowPlace row_place(std::uint32_t memory, std::uint32_t generation, std::uint64_t offset) {
+  return std::uint64_t{memory + 1} << kPlaceNumberShift | std::uint64_t{generation} << kPlaceGenerationShift |
+         offset;
+}
+// kMaxMapped or more: none.
+constexpr std::uint32_t memory_of_place(RowPlace place) {
+  return static_cast<std::uint32_t>(place >> kPlaceNumberShift) - 1;
+}
+constexpr std::uint32_t generation_of_place(RowPlace place) {
+  return static_cast<std::uint32_t>(place >> kPlaceGenerationShift) & kMaxMemoryGeneration;
 }
 
-// A memory that `bytes` of rows may lie in.
-struct RegisteredMemory {
+// A memory that rows may lie in.
+struct alignas(16) MappedMemory {
   std::uint8_t* base = nullptr;
   std::uint64_t bytes = 0;
+  std::uint32_t generation = 0;  // 0: there is none
+  std::uint32_t reserved = 0;
 };
 
 struct alignas(16) RowPlaces {

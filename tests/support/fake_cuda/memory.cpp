@@ -128,7 +128,7 @@ CUresult Memory::map(CUdeviceptr address, std::size_t bytes, std::shared_ptr<All
   if (::mmap(pointer(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, allocation->fd, 0) == MAP_FAILED)
     return CUDA_ERROR_OUT_OF_MEMORY;
   const int home = allocation->device;
-  ranges_[address] = {bytes, RangeKind::kMapped, 0, home, std::move(allocation)};
+  ranges_[address] = {bytes, RangeKind::kMapped, 0, home, std::move(allocation), ++last_id_};
   return CUDA_SUCCESS;
 }
 
@@ -190,13 +190,41 @@ CUresult Memory::allocate(std::size_t bytes, RangeKind kind, int home, void*& ad
   const std::size_t unit = kind == RangeKind::kDevice ? kGranularity : 4096;
   if (bytes > std::size_t{1} << 46) return CUDA_ERROR_OUT_OF_MEMORY;
   bytes = (bytes + unit - 1) / unit * unit;
-  void* const block = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (block == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  const int fd = kind == RangeKind::kDevice ? ::memfd_create("epd_fake_cuda_malloc", MFD_CLOEXEC) : -1;
+  if (kind == RangeKind::kDevice && (fd < 0 || ::ftruncate(fd, static_cast<off_t>(bytes)) != 0))
+    return CUDA_ERROR_OUT_OF_MEMORY;
   const std::unique_lock lock(mutex_);
+  void* block = MAP_FAILED;
+  const int flags = fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+  if (const auto before = freed_.find(bytes); fd >= 0 && before != freed_.end()) {
+    block = ::mmap(at(before->second), bytes, PROT_READ | PROT_WRITE, flags | MAP_FIXED_NOREPLACE, fd, 0);
+    freed_.erase(before);
+  }
+  if (block == MAP_FAILED) block = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+  if (block == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   const std::uint64_t devices = home < 0 ? kAllDevices : device_bit(home) | reached_by_[home];
-  ranges_[reinterpret_cast<std::uintptr_t>(block)] = {bytes, kind, devices, home};
+  ranges_[reinterpret_cast<std::uintptr_t>(block)] = {bytes, kind, devices, home, nullptr, ++last_id_, fd};
   address = block;
   return CUDA_SUCCESS;
+}
+
+CUresult Memory::open(int fd, std::size_t bytes, int home, int device, CUdeviceptr& address) {
+  if (device != home && !can_reach(device, home)) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+  void* const block = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (block == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  const std::unique_lock lock(mutex_);
+  address = reinterpret_cast<CUdeviceptr>(block);
+  ranges_[address] = {bytes, RangeKind::kOpened, device_bit(device), home, nullptr, ++last_id_, fd};
+  return CUDA_SUCCESS;
+}
+
+Known Memory::look_up(CUdeviceptr address) const {
+  const std::shared_lock lock(mutex_);
+  auto range = ranges_.upper_bound(address);
+  if (range == ranges_.begin()) return {};
+  --range;
+  if (address - range->first >= range->second.bytes || range->second.id == 0) return {};
+  return {range->second.id, range->first, range->second.bytes, range->second.home, range->second.fd};
 }
 
 CUresult Memory::reach(int device, int peer) {
@@ -217,6 +245,8 @@ CUresult Memory::free(void* address, RangeKind kind) {
   const auto range = ranges_.find(reinterpret_cast<std::uintptr_t>(address));
   if (range == ranges_.end() || range->second.kind != kind) return CUDA_ERROR_INVALID_VALUE;
   ::munmap(address, range->second.bytes);
+  if (range->second.fd >= 0) ::close(range->second.fd);
+  if (kind == RangeKind::kDevice) freed_.emplace(range->second.bytes, range->first);
   ranges_.erase(range);
   return CUDA_SUCCESS;
 }

@@ -36,7 +36,8 @@ struct Allocation {
 enum class RangeKind {
   kReserved,    // addresses without memory
   kMapped,      // cuMemMap
-  kDevice,      // cuMemAlloc
+  kDevice,      // cuMemAlloc: a memfd, which other processes may open
+  kOpened,      // cuIpcOpenMemHandle
   kHost,        // cuMemHostAlloc
   kRegistered,  // cuMemHostRegister
 };
@@ -47,6 +48,17 @@ struct Range {
   std::uint64_t devices = 0;  // bit d: device d of this process reaches it
   int home = -1;              // kMapped, kDevice: the device, of this process, whose memory it is
   std::shared_ptr<Allocation> allocation = nullptr;  // kMapped: what is mapped there
+  std::uint64_t id = 0;                              // of all but kRegistered: never that of another range
+  int fd = -1;                                       // kDevice, kOpened
+};
+
+// What the driver says of an address; id 0: nothing.
+struct Known {
+  std::uint64_t id = 0;
+  CUdeviceptr begin = 0;
+  std::size_t bytes = 0;
+  int home = -1;
+  int fd = -1;
 };
 
 // Ranges by their first address. Mapped ranges lie within reserved ones.
@@ -103,7 +115,12 @@ class Memory {
                                         std::size_t& bytes) const;
   CUresult allow(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* desc, std::size_t count);
 
-  // Of device `home`, for it and for those that reach it; -1: for all.
+  Known look_up(CUdeviceptr address) const;
+  // Memory of another process's device `home`, for `device`. Takes the descriptor if that goes well.
+  CUresult open(int fd, std::size_t bytes, int home, int device, CUdeviceptr& address);
+
+  // Of device `home`, for it and for those that reach it; -1: for all. Memory of a device that was freed
+  // makes room for what comes next: its address is given out again.
   CUresult allocate(std::size_t bytes, RangeKind kind, int home, void*& address);
   CUresult free(void* address, RangeKind kind);
   // All of `peer`'s that is of cuMemAlloc, now and later.
@@ -120,8 +137,10 @@ class Memory {
 
   mutable std::atomic<std::uint64_t> used_{0};
   mutable std::shared_mutex mutex_;
-  Map ranges_;                               // guarded by mutex_; all but kReserved
-  Map reserved_;                             // guarded by mutex_
+  Map ranges_;                                        // guarded by mutex_; all but kReserved
+  Map reserved_;                                      // guarded by mutex_
+  std::uint64_t last_id_ = 0;                         // guarded by mutex_
+  std::multimap<std::size_t, std::uintptr_t> freed_;  // guarded by mutex_: of kDevice, by size
   std::map<int, std::uint64_t> reached_by_;  // guarded by mutex_: other devices that reach a device's memory
 };
 

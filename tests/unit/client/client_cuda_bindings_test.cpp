@@ -189,22 +189,26 @@ TEST_F(ClientCudaBindings, WhatTheDriverSaysIsPassedOn) {
   }
 }
 
-TEST_F(ClientCudaBindings, RegisteredMemoryGoesWithTheJoinsThatFollow) {
+TEST_F(ClientCudaBindings, RegisteredMemoryIsMappedForAllGroups) {
   const Memory one = allocate(2 * kUnit);
   detach();
   ASSERT_EQ(attach_to(daemon_, &session_, 10'000, wait_by_), EPD_OK) << epd_last_error();
   ASSERT_EQ(epd_memory_register(session_, one.get() + 32, 100), EPD_OK) << epd_last_error();
   ASSERT_EQ(epd_memory_register(session_, one.get() + kUnit, kUnit), EPD_OK) << epd_last_error();
   ASSERT_EQ(epd_memory_unregister(session_, one.get() + kUnit), EPD_OK) << epd_last_error();
-  ASSERT_EQ(join({bind(EPD_REGION_X, one.get())}, &group_), EPD_OK) << epd_last_error();
-  const FakeMember& member = daemon_.member();
-  EXPECT_EQ(member.memory.size(), 1u) << "the allocation goes once";
-  const auto& ranges = member.bindings.registered;
-  EXPECT_EQ(ranges[0].memory, 1u);
-  EXPECT_EQ(ranges[0].offset, 32u);
-  EXPECT_EQ(ranges[0].bytes, 100u);
-  EXPECT_EQ(member.bindings.whole[0], 2 * kUnit) << "a GPU maps an allocation as a whole only";
-  EXPECT_EQ(ranges[1].memory, 0u);
+  ASSERT_EQ(join({}, &group_), EPD_OK) << epd_last_error();
+  const auto& mapped = daemon_.member().mapped;
+  ASSERT_EQ(mapped.size(), 1u);
+  EXPECT_EQ(mapped[0].by, abi::MemoryBy::kDescriptor);
+  EXPECT_EQ(mapped[0].offset, 32u);
+  EXPECT_EQ(mapped[0].bytes, 100u);
+  EXPECT_EQ(mapped[0].whole, 2 * kUnit) << "a GPU maps an allocation as a whole only";
+  ASSERT_EQ(epd_memory_register(session_, one.get() + kUnit, kUnit), EPD_OK) << epd_last_error();
+  ASSERT_EQ(mapped.size(), 2u) << "a group that has been joined";
+  EXPECT_NE(mapped[1].number, mapped[0].number);
+  ASSERT_EQ(epd_memory_unregister(session_, one.get() + 32), EPD_OK) << epd_last_error();
+  ASSERT_EQ(epd_memory_register(session_, one.get() + 32, 100), EPD_OK) << epd_last_error();
+  EXPECT_EQ(mapped.size(), 2u) << "calls that are enqueued may name it, so it was still mapped";
   detach();
 }
 
@@ -225,15 +229,15 @@ TEST_F(ClientCudaBindings, RangesThatCantBeRegisteredAreRefusedByName) {
   refused(one.get(), SIZE_MAX, EPD_INVALID_ARGUMENT,
           "bytes is 18446744073709551615; allowed: 1 .. 2097152, up to the end");
   refused(reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(on_host + 15) & ~std::uintptr_t{15}), 16,
-          EPD_INVALID_ARGUMENT, "where no memory of cuMemCreate is mapped");
+          EPD_INVALID_ARGUMENT, "where no memory of a GPU lies");
   EXPECT_EQ(epd_memory_unregister(session_, one.get()), EPD_NOT_FOUND);
   EXPECT_ERROR_HAS("where no registered range of this session begins");
-  for (std::size_t i = 0; i < abi::kMaxRegistered; ++i)
+  for (std::size_t i = 0; i < abi::kMaxMapped; ++i)
     ASSERT_EQ(epd_memory_register(session_, one.get() + i * 64, 64), EPD_OK) << epd_last_error();
   refused(one.get() + 48, 32, EPD_INVALID_ARGUMENT, "the range overlaps 64 bytes at 0x");
-  refused(one.get() + 4096, 32, EPD_RESOURCE_EXHAUSTED,
-          "16 ranges are registered in this session; allowed: 16");
-  for (std::size_t i = 0; i < abi::kMaxRegistered; ++i)
+  refused(one.get() + 8192, 32, EPD_RESOURCE_EXHAUSTED,
+          "64 ranges are registered in this session; allowed: 64");
+  for (std::size_t i = 0; i < abi::kMaxMapped; ++i)
     ASSERT_EQ(epd_memory_unregister(session_, one.get() + i * 64), EPD_OK) << epd_last_error();
 }
 
@@ -249,7 +253,7 @@ TEST_F(ClientCudaBindings, MemoryOfAnotherGpuIsRefusedByName) {
   EXPECT_ERROR_HAS(said);
 }
 
-// Its descriptor would keep it, and another allocation may lie at its address.
+// Another allocation may lie at its address.
 TEST_F(ClientCudaBindings, FreedMemoryIsNotRegisteredAnyMore) {
   detach();
   ASSERT_EQ(attach_to(daemon_, &session_, 10'000, wait_by_), EPD_OK) << epd_last_error();
@@ -260,32 +264,8 @@ TEST_F(ClientCudaBindings, FreedMemoryIsNotRegisteredAnyMore) {
   const Memory again = allocate(kUnit);
   EXPECT_EQ(epd_memory_register(session_, again.get(), kUnit), EPD_OK) << epd_last_error();
   ASSERT_EQ(join({}, &group_), EPD_OK) << epd_last_error();
-  EXPECT_EQ(daemon_.member().memory.size(), 1u);
+  EXPECT_EQ(daemon_.member().mapped.size(), 1u);
   detach();
-}
-
-// Another thread frees it, or ends its registration, while the join looks where it lies.
-TEST_F(ClientCudaBindings, MemoryThatIsFreedAmidAJoinDoesNotHinderIt) {
-  for (const bool freed : {false, true}) {
-    detach();
-    ASSERT_EQ(attach_to(daemon_, &session_, 10'000, wait_by_), EPD_OK) << epd_last_error();
-    const Memory kept = allocate(kUnit);
-    Memory one = allocate(kUnit);
-    auto other = std::make_unique<Mapped>(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 1);
-    void* const at = freed ? one.get() : other->at(0);
-    ASSERT_EQ(epd_memory_register(session_, at, kUnit), EPD_OK) << epd_last_error();
-    ASSERT_EQ(epd_memory_register(session_, kept.get(), kUnit), EPD_OK) << epd_last_error();
-    cuda_.before_next("cuMemRetainAllocationHandle", [&] {
-      if (freed) return one.reset();
-      EXPECT_EQ(epd_memory_unregister(session_, at), EPD_OK) << epd_last_error();
-      other.reset();
-    });
-    ASSERT_EQ(join({}, &group_), EPD_OK) << epd_last_error();
-    EXPECT_EQ(daemon_.member().memory.size(), 1u);
-    EXPECT_EQ(daemon_.member().bindings.registered[0].memory, 1u);
-    EXPECT_EQ(daemon_.member().bindings.registered[1].memory, 0u);
-    detach();
-  }
 }
 
 class ClientCudaMemory : public ::testing::Test {

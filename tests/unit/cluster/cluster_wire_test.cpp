@@ -132,8 +132,8 @@ TEST(ClusterWire, EventsAreJudged) {
       "told.event.join_request.pid is -1; allowed: 0 .. 2147483647");
   refused(
       random.value<JoinRequest>(),
-      [](auto& e) { e.mutable_join_request()->mutable_join()->add_bindings()->set_region(35); },
-      "told.event.join_request.join.bindings.region is 35; allowed: 0 .. 34");
+      [](auto& e) { e.mutable_join_request()->mutable_join()->add_bindings()->set_region(19); },
+      "told.event.join_request.join.bindings.region is 19; allowed: 0 .. 18");
   refused(
       EngineDown{},
       [](auto& e) {

@@ -356,7 +356,7 @@ TEST_F(Calls, ThatNoLibraryMakesAreRefused) {
   }
 }
 
-TEST_F(Calls, TakeTheirRowsFromRegisteredMemoryAsFarAsTheyAreThere) {
+TEST_F(Calls, TakeTheirRowsFromMappedMemoryAsFarAsTheyAreThere) {
   MemoryTable table;
   for (int i = 0; i < 2000; ++i) {
     draw_view();
@@ -377,22 +377,27 @@ TEST_F(Calls, TakeTheirRowsFromRegisteredMemoryAsFarAsTheyAreThere) {
     own.target.recv_x = dispatch ? address(3) : nullptr;
     own.source.y = reinterpret_cast<const std::uint16_t*>(dispatch ? nullptr : address(4));
     const Peer before = own;
-    const std::uint32_t number = below(abi::kMaxRegistered);
+    const std::uint32_t number = below(abi::kMaxMapped);
+    const std::uint32_t generation = 1 + below(3);
     for (auto& of_rank : table.of) {
       for (auto& memory : of_rank) memory = {};
     }
-    table.of[op.rank][number] = {address(9), 1 + below(40'000)};
-    const std::uint64_t offset = below(3) == 0 ? random_() >> 8 : below(40'000);
+    table.of[op.rank][number] = {address(9), 1 + below(40'000), generation, 0};
+    const std::uint64_t offset = below(3) == 0 ? random_() >> 24 : below(40'000);
+    const std::uint32_t named = below(9) == 0 ? below(abi::kMaxMemoryGeneration) : generation;
     const abi::RowPlace place = below(9) == 0 ? random_()
                                 : below(9) == 0
-                                    ? abi::row_place(below(abi::kMaxRegistered + 2), offset)
-                                    : abi::row_place(number, offset / 16 * (below(5) != 0 ? 16 : 8));
+                                    ? abi::row_place(below(abi::kMaxMapped + 2), named, offset)
+                                    : abi::row_place(number, named, offset / 16 * (below(5) != 0 ? 16 : 8));
     const auto where = [&](std::uint64_t needed) -> std::uint8_t* {
-      const std::uint64_t at = place & ((std::uint64_t{1} << 56) - 1);
-      const bool there = place >> 56 == number + 1 && at % 16 == 0 && at <= table.of[op.rank][number].bytes &&
+      const std::uint64_t at = place & abi::kMaxPlaceOffset;
+      const bool there = place >> 40 == (std::uint64_t{number + 1} << 16 | generation) && at % 16 == 0 &&
+                         at <= table.of[op.rank][number].bytes &&
                          needed <= table.of[op.rank][number].bytes - at;
       return there ? address(9) + at : nullptr;
     };
+    EXPECT_EQ(is_mapped(table.of[op.rank], place),
+              place >> 40 == (std::uint64_t{number + 1} << 16 | generation));
     const std::uint64_t tokens = op.num_tokens * std::uint64_t{256};
     const std::uint64_t rows = op.shape.recv_rows * (dispatch ? op.shape.format.row_bytes : 256);
     const bool in = below(2) != 0;

@@ -1,6 +1,7 @@
 // Layouts of shared memory: everything aligned, disjoint and inside, at random shapes and at the limits.
 #include "proto/arena.h"
 #include "proto/binding_rules.h"
+#include "proto/mapped_memory.h"
 #include "proto/session.h"
 
 #include <gtest/gtest.h>
@@ -235,25 +236,57 @@ TEST(Bindings, PlacesThatCannotBe) {
   expect({0, 0, 128, 0}, 0, "memory is 0 with a place");
 }
 
-TEST(Bindings, RegisteredRangesThatCannotBe) {
-  const GroupShape s{2, 4, 16, 256, 2, 3, {}, {}, {}};
-  Bindings bindings{};
-  const auto said = [&](const RegisteredRange& range, std::size_t memories) {
-    bindings.registered[kMaxRegistered - 1] = range;
-    return check_bindings(s, bindings, memories);
+TEST(MemoryRange, WhatCannotBeIsNamed) {
+  const auto said = [](MemoryRange range, std::size_t fds) {
+    const std::string wrong = check_memory_range(range, fds);
+    return wrong.substr(wrong.find(": ") == std::string::npos ? 0 : wrong.find(": ") + 2);
   };
-  EXPECT_EQ(said({1, 0, 16, 5}, 1), "");
-  EXPECT_EQ(memory_bytes(s, bindings, 1), 21u);
-  EXPECT_EQ(memory_title(bindings, 1), "registered memory 15");
-  EXPECT_EQ(said({2, 0, 0, 5}, 1),
-            "registered memory 15: memory is 2; allowed: 0 (none) .. 1, the descriptors that came");
-  EXPECT_EQ(said({1, 7, 0, 5}, 1), "registered memory 15: reserved is 7; allowed: 0");
-  EXPECT_EQ(said({1, 0, 8, 5}, 1), "registered memory 15: offset is 8; allowed: multiples of 16, up to 2^50");
-  EXPECT_NE(said({1, 0, kMaxBindingOffset + 16, 5}, 1).find("offset is"), std::string::npos);
-  EXPECT_EQ(said({1, 0, 0, 0}, 1), "registered memory 15: bytes is 0; allowed: 1 .. 2^50");
-  EXPECT_NE(said({1, 0, 0, kMaxBindingOffset + 1}, 1).find("bytes is"), std::string::npos);
-  EXPECT_EQ(said({0, 0, 0, 5}, 0), "registered memory 15: bytes is 5; allowed: 0, as memory is 0");
-  EXPECT_NE(said({}, 1).find("descriptor 1 of 1 is not bound"), std::string::npos);
+  const auto range = [](MemoryBy by, std::uint64_t offset, std::uint64_t bytes, std::uint64_t whole) {
+    MemoryRange made;
+    made.number = kMaxMapped - 1;
+    made.generation = 1;
+    made.by = by;
+    made.offset = offset;
+    made.bytes = bytes;
+    made.whole = whole;
+    return made;
+  };
+  EXPECT_EQ(said(range(MemoryBy::kDescriptor, 16, 5, 21), 1), "");
+  EXPECT_EQ(said(range(MemoryBy::kIpcHandle, 0, 21, 21), 0), "");
+  EXPECT_EQ(said(range(MemoryBy::kNothing, 0, 0, 0), 0), "");
+  EXPECT_EQ(said(range(MemoryBy::kDescriptor, 16, 5, 21), 0), "descriptors is 0; allowed: 1");
+  EXPECT_EQ(said(range(MemoryBy::kIpcHandle, 16, 5, 21), 1), "descriptors is 1; allowed: 0");
+  EXPECT_EQ(said(range(static_cast<MemoryBy>(3), 0, 1, 1), 0), "by is 3; allowed: 0 .. 2");
+  EXPECT_EQ(said(range(MemoryBy::kIpcHandle, 8, 5, 21), 0), "offset is 8; allowed: multiples of 16 below 21");
+  EXPECT_EQ(said(range(MemoryBy::kIpcHandle, 32, 5, 21), 0),
+            "offset is 32; allowed: multiples of 16 below 21");
+  EXPECT_EQ(said(range(MemoryBy::kIpcHandle, 16, 6, 21), 0), "bytes is 6; allowed: 1 .. 5");
+  EXPECT_EQ(said(range(MemoryBy::kIpcHandle, 0, 0, 21), 0), "bytes is 0; allowed: 1 .. 21");
+  EXPECT_EQ(said(range(MemoryBy::kIpcHandle, 0, 1, kMaxMappedBytes + 1), 0).find("whole is"), 0u);
+  MemoryRange wrong = range(MemoryBy::kIpcHandle, 0, 1, 1);
+  wrong.number = kMaxMapped;
+  EXPECT_EQ(said(wrong, 0), "number is 64; allowed: 0 .. 63");
+  wrong = range(MemoryBy::kIpcHandle, 0, 1, 1);
+  wrong.generation = 0;
+  EXPECT_EQ(said(wrong, 0), "generation is 0; allowed: 1 .. 65535");
+  wrong.generation = 1;
+  wrong.reserved = 7;
+  EXPECT_EQ(said(wrong, 0), "reserved is 7; allowed: 0");
+}
+
+TEST(RowPlace, KeepsItsThreeParts) {
+  for (const std::uint32_t number : {0u, 1u, kMaxMapped - 1}) {
+    for (const std::uint32_t generation : {1u, 2u, kMaxMemoryGeneration}) {
+      for (const std::uint64_t offset : {std::uint64_t{0}, std::uint64_t{16}, kMaxPlaceOffset}) {
+        const RowPlace place = row_place(number, generation, offset);
+        EXPECT_NE(place, 0u);
+        EXPECT_EQ(memory_of_place(place), number);
+        EXPECT_EQ(generation_of_place(place), generation);
+        EXPECT_EQ(place & kMaxPlaceOffset, offset);
+      }
+    }
+  }
+  EXPECT_GE(memory_of_place(0), kMaxMapped);
 }
 
 TEST(ExchangeArena, BlocksAndRoutingAreAlignedDisjointAndInside) {

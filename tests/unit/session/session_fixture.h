@@ -52,6 +52,12 @@ class FakeHost final : public SessionHost {
   void leave_requested(const Session& session, std::uint32_t request, const abi::Leave&) override {
     leaves.push_back({session.id, request});
   }
+  void map_requested(const Session& session, std::uint32_t request, const abi::MapMemory& map,
+                     std::vector<UniqueFd> memory) override {
+    last_memory = std::move(memory);
+    maps.push_back({session.id, request});
+    last_map = map;
+  }
 
   Status attach_status;
   Quota quota;
@@ -59,8 +65,9 @@ class FakeHost final : public SessionHost {
   std::uint64_t ending = 0;
   std::vector<std::uint64_t> opened, closed;
   std::string closed_how;
-  std::vector<std::pair<std::uint64_t, std::uint32_t>> joins, leaves;
+  std::vector<std::pair<std::uint64_t, std::uint32_t>> joins, leaves, maps;
   abi::Join last_join{};
+  abi::MapMemory last_map{};
   std::vector<UniqueFd> last_memory;
   UniqueFd engine_bell_ = make_eventfd().value();
 };
@@ -161,9 +168,10 @@ class Attach : public testing::Test {
   template <typename T>
   void ask(const UniqueFd& socket, AttachType type, const T& body, std::uint32_t request,
            const FdList& memory = {}) {
-    const std::size_t before = host_.joins.size() + host_.leaves.size();
+    const auto told = [this] { return host_.joins.size() + host_.leaves.size() + host_.maps.size(); };
+    const std::size_t before = told();
     EXPECT_TRUE(send_message(socket.get(), type, body, memory, request).ok());
-    EXPECT_TRUE(pump_until([&] { return host_.joins.size() + host_.leaves.size() > before; }))
+    EXPECT_TRUE(pump_until([&] { return told() > before; }))
         << "request " << request << " has not reached the host";
     EXPECT_FALSE(readable(socket));
   }

@@ -20,6 +20,28 @@ TEST_F(Attach, AJoinMayBringMemory) {
   EXPECT_EQ(sealed_size(host_.last_memory[0].get()).value(), 4096u);
 }
 
+TEST_F(Attach, AMapBringsOneMemoryAtMost) {
+  const UniqueFd socket = attach();
+  Result<UniqueFd> memory = make_sealed_memfd("memory", 4096);
+  abi::MapMemory map{};
+  map.member = 3;
+  map.range.bytes = 4096;
+  ask(socket, AttachType::kMapMemory, map, 7, {memory->get()});
+  ASSERT_EQ(host_.maps.size(), 1u);
+  ASSERT_EQ(host_.last_memory.size(), 1u);
+  EXPECT_EQ(sealed_size(host_.last_memory[0].get()).value(), 4096u);
+  EXPECT_EQ(host_.last_map.member, 3u);
+  EXPECT_EQ(host_.last_map.range.bytes, 4096u);
+  Packet packet;
+  ASSERT_TRUE(send_message(socket.get(), AttachType::kMapMemory, map, {socket.get()}, 8).ok());
+  ASSERT_EQ(receive(socket, packet), ReceiveResult::kPacket);
+  EXPECT_NE(text_of(packet).find("the descriptor is not of memory"), std::string::npos) << text_of(packet);
+  ASSERT_TRUE(
+      send_message(socket.get(), AttachType::kMapMemory, map, {memory->get(), memory->get()}, 9).ok());
+  ASSERT_EQ(receive(socket, packet), ReceiveResult::kPacket);
+  expect_refused_and_closed(socket, packet, {"2 descriptors", "allowed: 1"});
+}
+
 TEST_F(Attach, NoMoreMemoryThanAMessageHasRoomFor) {
   const UniqueFd socket = attach();
   ASSERT_TRUE(send_message(socket.get(), AttachType::kJoin, abi::Join{},

@@ -33,7 +33,7 @@ def memory_pool() -> Any:
 
 
 def registered_pool(session: Session, bytes: int, device: Any = None) -> Any:
-    """A memory_pool that holds so many bytes, registered in the session. For groups that are joined from then on.
+    """A memory_pool that holds so many bytes, registered in the session.
 
         pool = epd.torch.registered_pool(session, 2 << 30)
         group = session.join(...)
@@ -41,7 +41,8 @@ def registered_pool(session: Session, bytes: int, device: Any = None) -> Any:
             x = layer(...)
         group.dispatch(..., memory=epd.Memory(x=x, ...))     # x is not copied
 
-    What is allocated beyond that is not registered: operations copy it. Raises what Session.register raises.
+    What is allocated beyond that is torch's other memory: rows there are copied by the first two operations that
+    name it. Raises what Session.register raises.
     """
     pool = memory_pool()
     with torch.cuda.use_mem_pool(pool, device):

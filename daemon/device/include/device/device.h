@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "common/status.h"
 #include "device/name.h"
+#include "proto/mapped_memory.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -72,6 +73,14 @@ class Device {
   // accepted. `here`: it must be memory of this device. INVALID_ARGUMENT: it can't be used. The text
   // continues "the memory that ... is bound to".
   virtual Result<std::unique_ptr<Arena>> map_client_memory(int fd, std::uint64_t bytes, bool here) = 0;
+
+  // Maps memory of cudaMalloc that another process has exported. `here` and INVALID_ARGUMENT as above; the
+  // text continues "memory ...".
+  virtual Result<std::unique_ptr<Arena>> map_ipc_memory(const abi::MemoryRange& /*range*/, bool /*here*/) {
+    return Status(StatusCode::kUnsupported, "of a process's own can't be mapped on " + name());
+  }
+  // Unmaps memory that kernels may still use: when none can any more.
+  virtual void retire(std::unique_ptr<Arena> /*memory*/) {}
 
   // Maps what make_results_memory() made. This process reads it too. For devices whose operations are calls.
   virtual Result<std::unique_ptr<Arena>> map_results(int fd, std::uint64_t bytes) = 0;

@@ -75,6 +75,7 @@ class CallPort {
     std::uint32_t ranks_here = 1;      // ranks of the group on this device
     const CallGroup* group = nullptr;  // must outlive the port
     abi::RankWaits waits;              // of the rank; must outlive the port
+    std::uint32_t rank = 0;
   };
   // The bell of another active rank of the group.
   struct Bell {
@@ -114,6 +115,9 @@ class CallPort {
   // No further call will begin, and front() will return every entry but that of running().
   virtual bool stopped() = 0;
   virtual void resume(const Start& start) = 0;
+  // Changes one of Start::memories, also while calls run. Complete on return. Of GPUs.
+  virtual void set_memory(std::uint32_t /*rank*/, std::uint32_t /*number*/,
+                          const abi::MappedMemory& /*memory*/) {}
   // Calls that are enqueued from now on are run. Those before that are discarded. May begin a look at the
   // device.
   virtual bool resumed() = 0;

@@ -73,6 +73,8 @@ class SessionHost {
   virtual void join_requested(const Session& session, std::uint32_t request_id, const abi::Join& join,
                               std::vector<UniqueFd> memory) = 0;
   virtual void leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) = 0;
+  virtual void map_requested(const Session& session, std::uint32_t request_id, const abi::MapMemory& message,
+                             std::vector<UniqueFd> memory) = 0;
 };
 
 // How descriptors of peers are counted and closed. Both outlive the table.

@@ -1,0 +1,341 @@
+#include "mapped_memory.h"
+
+#include "group.h"
+#include "log.h"
+#include "operations.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace epd::client {
+namespace {
+
+constexpr std::int64_t kMapMs = 5'000;
+constexpr std::size_t kMostUses = 256;
+
+std::string range_of(const MemoryPart& part) {
+  return std::to_string(part.bytes) + " bytes at " + hex(part.address);
+}
+
+bool holds(const MemoryPart& part, std::uintptr_t address, std::uint64_t bytes) {
+  return address >= part.address && address - part.address <= part.bytes &&
+         bytes <= part.bytes - (address - part.address);
+}
+
+}  // namespace
+
+// ---- a group's
+
+abi::RowPlace GroupMapped::find(const Rows& rows, const Allocation& in, bool captured) {
+  const auto address = reinterpret_cast<std::uintptr_t>(rows.at);
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    Entry& entry = entries_[i];
+    if (entry.state != Entry::State::kMapped || entry.part.in.id != in.id ||
+        !holds(entry.part, address, rows.bytes) || (rows.registered && !entry.registered))
+      continue;
+    const std::uint64_t offset = address - entry.part.address;
+    if (offset % abi::kRowPlaceAlign != 0 || offset > abi::kMaxPlaceOffset) return 0;
+    entry.captured = entry.captured || captured;
+    return abi::row_place(static_cast<std::uint32_t>(i), entry.generation, offset);
+  }
+  return 0;
+}
+
+GroupMapped::Use& GroupMapped::use_of(std::uint64_t id) {
+  const auto found = std::find_if(uses_.begin(), uses_.end(), [id](const Use& use) { return use.id == id; });
+  if (found != uses_.end()) return *found;
+  if (uses_.size() == kMostUses) uses_.erase(uses_.begin());
+  uses_.push_back({id, 0, false});
+  return uses_.back();
+}
+
+bool GroupMapped::wants(const Allocation& in, bool captured) {
+  if (in.id == 0 || knows(in.id)) return false;
+  Use& use = use_of(in.id);
+  return ++use.calls >= (captured ? 1 : kMapAtCall) && !use.refused;
+}
+
+void GroupMapped::refuse(std::uint64_t id) {
+  use_of(id).refused = true;
+}
+
+std::optional<abi::MemoryRange> GroupMapped::claim(const MemoryPart& part, bool registered) {
+  entries_.resize(abi::kMaxMapped);
+  const auto free = std::find_if(entries_.begin(), entries_.end(), [](const Entry& entry) {
+    return entry.state == Entry::State::kFree && entry.generation < abi::kMaxMemoryGeneration;
+  });
+  if (free == entries_.end()) return std::nullopt;
+  *free = {part, free->generation + 1, Entry::State::kClaimed, false, registered};
+  abi::MemoryRange range;
+  range.number = static_cast<std::uint32_t>(free - entries_.begin());
+  range.generation = free->generation;
+  range.offset = part.address - part.in.begin;
+  range.bytes = part.bytes;
+  range.whole = part.in.bytes;
+  return range;
+}
+
+void GroupMapped::end_claim(const abi::MemoryRange& range, bool mapped) {
+  Entry& entry = entries_[range.number];
+  if (entry.generation == range.generation && entry.state == Entry::State::kClaimed)
+    entry.state = mapped ? Entry::State::kMapped : Entry::State::kFree;
+}
+
+abi::MemoryRange GroupMapped::forget(std::uint32_t number, bool freed) {
+  Entry& entry = entries_[number];
+  if (freed && entry.captured) freed_.push_back(entry.part);
+  entry = {{}, entry.generation, Entry::State::kFree, false, false};
+  abi::MemoryRange range;
+  range.number = number;
+  range.generation = entry.generation;
+  return range;
+}
+
+bool GroupMapped::knows(std::uint64_t id) const {
+  return std::any_of(entries_.begin(), entries_.end(), [id](const Entry& entry) {
+    return entry.state != Entry::State::kFree && entry.part.in.id == id;
+  });
+}
+
+void GroupMapped::leave(const MemoryPart& part) {
+  refuse(part.in.id);
+  for (Entry& entry : entries_) {
+    const bool elsewhere = entry.registered && entry.part.address != part.address;
+    if (entry.state == Entry::State::kMapped && entry.part.in.id == part.in.id && !elsewhere)
+      entry.state = Entry::State::kLeft;
+  }
+}
+
+bool GroupMapped::take_back(const MemoryPart& part) {
+  const auto left = std::find_if(entries_.begin(), entries_.end(), [&part](const Entry& entry) {
+    return entry.state == Entry::State::kLeft && entry.part.in.id == part.in.id &&
+           entry.part.address == part.address && entry.part.bytes == part.bytes;
+  });
+  if (left == entries_.end()) return false;
+  left->state = Entry::State::kMapped;
+  left->registered = true;
+  return true;
+}
+
+std::vector<std::uint32_t> GroupMapped::replaced_by(const Allocation& now) const {
+  std::vector<std::uint32_t> found;
+  for (std::uint32_t i = 0; i < entries_.size(); ++i) {
+    const Entry& entry = entries_[i];
+    if (entry.is_mapped() && entry.part.in.id != now.id && !entry.captured &&
+        entry.part.address < now.begin + now.bytes && now.begin < entry.part.address + entry.part.bytes)
+      found.push_back(i);
+  }
+  return found;
+}
+
+std::vector<GroupMapped::Known> GroupMapped::mapped() const {
+  std::vector<Known> found;
+  for (std::uint32_t i = 0; i < entries_.size(); ++i) {
+    const Entry& entry = entries_[i];
+    if (entry.is_mapped()) found.push_back({i, entry.generation, entry.part, entry.captured});
+  }
+  return found;
+}
+
+std::optional<GroupMapped::Known> GroupMapped::next_captured() {
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    looked_at_ = (looked_at_ + 1) % static_cast<std::uint32_t>(entries_.size());
+    const Entry& entry = entries_[looked_at_];
+    if (entry.is_mapped() && entry.captured) return Known{looked_at_, entry.generation, entry.part, true};
+  }
+  return std::nullopt;
+}
+
+// ---- a session's
+
+Status SessionRegistered::add(const MemoryPart& part, const std::vector<std::uint64_t>& freed) {
+  std::erase_if(all_, [&freed](const MemoryPart& known) {
+    return std::find(freed.begin(), freed.end(), known.in.id) != freed.end();
+  });
+  for (const MemoryPart& known : all_) {
+    if (known.in.id == part.in.id && part.address < known.address + known.bytes &&
+        known.address < part.address + part.bytes)
+      return invalid_argument("the range overlaps " + range_of(known) +
+                              ", which are registered; allowed: each byte once");
+  }
+  if (all_.size() >= abi::kMaxMapped) {
+    return {StatusCode::kResourceExhausted,
+            std::to_string(all_.size()) +
+                " ranges are registered in this session; allowed: " + std::to_string(abi::kMaxMapped)};
+  }
+  all_.push_back(part);
+  return {};
+}
+
+Status SessionRegistered::remove(std::uintptr_t address, MemoryPart& part) {
+  const auto found = std::find_if(all_.rbegin(), all_.rend(),
+                                  [address](const MemoryPart& known) { return known.address == address; });
+  if (found == all_.rend()) {
+    return {StatusCode::kNotFound,
+            "address is " + hex(address) + ", where no registered range of this session begins"};
+  }
+  part = *found;
+  all_.erase(std::next(found).base());
+  return {};
+}
+
+// ---- mapping
+
+Status MemoryMapper::find_range(const void* address, std::uint64_t bytes, MemoryPart& out) const {
+  const auto begin = reinterpret_cast<std::uintptr_t>(address);
+  if (begin == 0 || begin % abi::kRowPlaceAlign != 0)
+    return invalid_argument("address is " + hex(begin) + "; allowed: a multiple of " +
+                            std::to_string(abi::kRowPlaceAlign) + ", not 0");
+  if (bytes == 0) return bad_value("bytes", 0, "1 or more");
+  const Allocation in = device_->allocation_of(begin);
+  if (in.id == 0)
+    return invalid_argument("address is " + hex(begin) +
+                            ", where no memory of a GPU lies; allowed: memory of cudaMalloc, of cuMemCreate "
+                            "or of epd_memory_alloc");
+  const std::uint64_t behind = in.bytes - (begin - in.begin);
+  if (bytes > behind)
+    return invalid_argument("bytes is " + std::to_string(bytes) + "; allowed: 1 .. " +
+                            std::to_string(behind) + ", up to the end of the allocation");
+  out = {in, begin, bytes};
+  abi::MemoryRange range;
+  UniqueFd fd;  // each group that maps it exports it again: a descriptor would keep memory that is freed
+  return device_->export_memory(begin, range, fd);
+}
+
+std::vector<std::uint64_t> MemoryMapper::freed_of(const std::vector<MemoryPart>& parts) const {
+  std::vector<std::uint64_t> freed;
+  for (const MemoryPart& part : parts) {
+    if (device_->allocation_of(part.address).id != part.in.id) freed.push_back(part.in.id);
+  }
+  return freed;
+}
+
+Status MemoryMapper::ask(Group& group, const abi::MemoryRange& range, const UniqueFd& fd) {
+  const abi::MapMemory message{group.member, 0, range};
+  const Deadline deadline = Deadline::in_ms(kMapMs);
+  Packet reply;
+  std::vector<int> fds;
+  if (fd.valid()) fds.push_back(fd.get());
+  return connection_.request({abi::AttachType::kMapMemory, abi::AttachType::kMapped, &message,
+                              sizeof(message), deadline, deadline, fds},
+                             reply);
+}
+
+Status MemoryMapper::map(Group& group, const MemoryPart& part, bool registered) {
+  std::optional<abi::MemoryRange> range;
+  {
+    const Lock lock = waits_.lock();
+    if (registered && group.mapped.take_back(part)) return {};
+    range = group.mapped.claim(part, registered);
+  }
+  if (!range) {
+    return {StatusCode::kResourceExhausted, "the group has " + std::to_string(abi::kMaxMapped) +
+                                                " memories mapped; allowed: as many, until one is freed"};
+  }
+  UniqueFd fd;
+  Status status = device_->export_memory(part.address, *range, fd);
+  if (status.ok()) status = ask(group, *range, fd);
+  const Lock lock = waits_.lock();
+  group.mapped.end_claim(*range, status.ok());
+  return status;
+}
+
+// If the engines can't be told now, they keep it until its number is used again, or the group ends.
+void MemoryMapper::unmap(Group& group, std::uint32_t number, bool freed) {
+  abi::MemoryRange range;
+  {
+    const Lock lock = waits_.lock();
+    range = group.mapped.forget(number, freed);
+  }
+  [[maybe_unused]] const Status told = ask(group, range, {});
+}
+
+void MemoryMapper::unmap_freed(const std::list<std::unique_ptr<Group>>& groups) {
+  struct Looked {
+    std::uint32_t member = 0;
+    GroupMapped::Known known;
+  };
+  std::vector<Looked> all;
+  {
+    const Lock lock = waits_.lock();
+    for (const auto& group : groups) {
+      for (const GroupMapped::Known& known : group->mapped.mapped()) all.push_back({group->member, known});
+    }
+  }
+  std::erase_if(all, [this](const Looked& looked) {
+    return device_->allocation_of(looked.known.part.address).id == looked.known.part.in.id;
+  });
+  const Lock lock = waits_.lock();
+  for (const auto& group : groups) {
+    const std::vector<GroupMapped::Known> now = group->mapped.mapped();
+    for (const Looked& freed : all) {
+      const bool there = std::any_of(now.begin(), now.end(), [&freed](const GroupMapped::Known& known) {
+        return known.number == freed.known.number && known.generation == freed.known.generation;
+      });
+      if (!there || group->member != freed.member) continue;
+      const abi::MapMemory message{group->member, 0, group->mapped.forget(freed.known.number, true)};
+      connection_.tell_locked(abi::AttachType::kMapMemory, &message, sizeof(message));
+    }
+  }
+}
+
+bool MemoryMapper::note_named(Group& group, const Allocation& in, bool captured) {
+  if (in.id == 0) return false;
+  std::vector<std::uint32_t> freed;
+  bool wanted = false;
+  {
+    const Lock lock = waits_.lock();
+    freed = group.mapped.replaced_by(in);
+    wanted = group.mapped.wants(in, captured);
+  }
+  for (const std::uint32_t number : freed) unmap(group, number, true);
+  if (!wanted) return false;
+  const Status status = map(group, {in, in.begin, in.bytes}, false);
+  if (status.ok() || status.code() == StatusCode::kResourceExhausted) return status.ok();
+  log_line(LogLevel::kInfo, "rows are copied: their memory can't be mapped",
+           {{"group", group.group_name}, {"address", hex(in.begin)}, {"reason", status.message()}});
+  const Lock lock = waits_.lock();
+  group.mapped.refuse(in.id);
+  return false;
+}
+
+RowMemory MemoryMapper::look_up(Group& group, const SubmitRequest& request, bool captured) {
+  if (request.memory == nullptr) return {};
+  const bool dispatch = request.op == abi::Op::kDispatch;
+  const epd_memory_t& m = *request.memory;
+  const auto of = [this](const void* rows) {
+    return rows == nullptr ? Allocation() : device_->allocation_of(reinterpret_cast<std::uintptr_t>(rows));
+  };
+  RowMemory rows{of(dispatch ? m.x : m.y), of(dispatch ? m.recv_x : m.out), false};
+  rows.mapped = note_named(group, rows.in, captured);
+  if (rows.out.id != rows.in.id) rows.mapped = note_named(group, rows.out, captured) || rows.mapped;
+  return rows;
+}
+
+Status MemoryMapper::check_captured(Group& group, bool all) {
+  std::vector<GroupMapped::Known> named;
+  {
+    const Lock lock = waits_.lock();
+    if (all) {
+      named = group.mapped.mapped();
+    } else if (const auto next = group.mapped.next_captured(); next) {
+      named.push_back(*next);
+    }
+  }
+  for (const GroupMapped::Known& known : named) {
+    if (known.captured && device_->allocation_of(known.part.address).id != known.part.in.id)
+      unmap(group, known.number, true);
+  }
+  std::vector<MemoryPart> freed;
+  {
+    const Lock lock = waits_.lock();
+    freed = group.mapped.take_freed();
+  }
+  if (freed.empty()) return {};
+  return invalid_argument("memory that a captured graph names has been freed: " + range_of(freed.front()) +
+                          (freed.size() == 1 ? "" : " and " + std::to_string(freed.size() - 1) + " more") +
+                          "; allowed: memory that lives as long as the graph, as that of a graph's pool");
+}
+
+}  // namespace epd::client

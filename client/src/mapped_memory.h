@@ -1,0 +1,153 @@
+// Memory of the caller's that the engines of a group have mapped: calls that name rows there copy nothing. An
+// allocation is known by its id, never by its address: what is freed and allocated again at the same address
+// is other memory. See README, "Memory of the caller's".
+#pragma once
+
+#include "connection.h"
+#include "device.h"
+#include "errors.h"
+#include "proto/mapped_memory.h"
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace epd::client {
+
+struct Group;
+struct SubmitRequest;
+
+// A part of an allocation in which rows may lie.
+struct MemoryPart {
+  Allocation in;
+  std::uintptr_t address = 0;
+  std::uint64_t bytes = 0;
+};
+
+// In which allocations the rows of a call lie, as the driver said just before.
+struct RowMemory {
+  Allocation in;        // of x, or y
+  Allocation out;       // of recv_x, or out
+  bool mapped = false;  // one of them was mapped just now
+};
+
+// Of a group. With the session's mutex.
+class GroupMapped {
+ public:
+  // An allocation that so many calls have named is mapped; at once for a graph.
+  static constexpr std::uint32_t kMapAtCall = 3;
+
+  struct Rows {
+    const void* at = nullptr;
+    std::uint64_t bytes = 0;
+    bool registered = false;  // only memory that is registered will do
+  };
+  // Where the rows lie; 0: not in one mapped part, or not on kRowPlaceAlign.
+  abi::RowPlace find(const Rows& rows, const Allocation& in, bool captured);
+  // Counts a call that names rows there. True: the allocation is to be mapped now.
+  bool wants(const Allocation& in, bool captured);
+  // Calls copy rows of the allocation from here on.
+  void refuse(std::uint64_t id);
+
+  // Takes a number for the part. None: all are in use. What is mapped keeps its number until it is freed,
+  // because calls that are still enqueued may name it.
+  std::optional<abi::MemoryRange> claim(const MemoryPart& part, bool registered);
+  // The engines have mapped it, or not.
+  void end_claim(const abi::MemoryRange& range, bool mapped);
+  // Calls name it no more. The range is what engines are to be told. `freed`: a graph that names it is to be
+  // reported.
+  abi::MemoryRange forget(std::uint32_t number, bool freed);
+  // What graphs name and has been forgotten as freed, once.
+  std::vector<MemoryPart> take_freed() { return std::exchange(freed_, {}); }
+  // A registration has ended: from here on calls copy rows of the allocation, but for other registered parts.
+  // Calls that are enqueued, and graphs, may still name it.
+  void leave(const MemoryPart& part);
+  // It is registered again. False: it has not been left.
+  bool take_back(const MemoryPart& part);
+  // Those that lie where the allocation lies, and are other memory: they have been freed.
+  std::vector<std::uint32_t> replaced_by(const Allocation& now) const;
+  struct Known {
+    std::uint32_t number = 0;
+    std::uint32_t generation = 0;
+    MemoryPart part;
+    bool captured = false;
+  };
+  std::vector<Known> mapped() const;
+  // One that graphs name, in turn.
+  std::optional<Known> next_captured();
+
+ private:
+  struct Entry {
+    MemoryPart part;
+    std::uint32_t generation = 0;  // the last that the number had
+    enum class State { kFree, kClaimed, kMapped, kLeft } state = State::kFree;
+    bool captured = false;
+    bool registered = false;
+
+    bool is_mapped() const { return state == State::kMapped || state == State::kLeft; }
+  };
+  struct Use {
+    std::uint64_t id = 0;
+    std::uint32_t calls = 0;
+    bool refused = false;
+  };
+  Use& use_of(std::uint64_t id);
+  bool knows(std::uint64_t id) const;
+
+  std::vector<Entry> entries_;  // by number
+  std::vector<Use> uses_;       // the oldest first
+  std::vector<MemoryPart> freed_;
+  std::uint32_t looked_at_ = 0;
+};
+
+// Of a session. With its mutex.
+class SessionRegistered {
+ public:
+  // INVALID_ARGUMENT: the range is registered, or overlaps one that is. RESOURCE_EXHAUSTED: there are
+  // kMaxMapped. `freed`: ids of allocations that are no more.
+  Status add(const MemoryPart& part, const std::vector<std::uint64_t>& freed);
+  // NOT_FOUND: no range begins there.
+  Status remove(std::uintptr_t address, MemoryPart& part);
+  const std::vector<MemoryPart>& all() const { return all_; }
+
+ private:
+  std::vector<MemoryPart> all_;
+};
+
+// Has engines map memory. Any thread may call, without the mutex.
+class MemoryMapper {
+ public:
+  // `device`: null on host devices.
+  MemoryMapper(Device* device, Waits& waits, Connection& connection)
+      : device_(device), waits_(waits), connection_(connection) {}
+
+  // INVALID_ARGUMENT: no range, or it is not within one allocation that engines can map.
+  Status find_range(const void* address, std::uint64_t bytes, MemoryPart& out) const;
+  // Ids of parts whose allocation is no more.
+  std::vector<std::uint64_t> freed_of(const std::vector<MemoryPart>& parts) const;
+  // Returns when all engines of the group have it.
+  Status map(Group& group, const MemoryPart& part, bool registered);
+  void unmap(Group& group, std::uint32_t number, bool freed);
+  // What has been freed, in all groups. The list is guarded by the mutex. Does not wait for engines.
+  void unmap_freed(const std::list<std::unique_ptr<Group>>& groups);
+
+  // Asks where the rows of a call lie. Maps what calls name again, and unmaps what has been freed.
+  RowMemory look_up(Group& group, const SubmitRequest& request, bool captured);
+  // OK, or INVALID_ARGUMENT: memory that a graph names has been freed. It is unmapped, so that the graph
+  // fails from here on. Of all such memory, or of one in turn.
+  Status check_captured(Group& group, bool all);
+
+ private:
+  // True: it was mapped.
+  bool note_named(Group& group, const Allocation& in, bool captured);
+  Status ask(Group& group, const abi::MemoryRange& range, const UniqueFd& fd);
+
+  Device* const device_;
+  Waits& waits_;
+  Connection& connection_;
+};
+
+}  // namespace epd::client
