@@ -82,7 +82,9 @@ class CudaDevice final : public Device, public Launcher {
   Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) override;
   Result<std::unique_ptr<Arena>> map_client_memory(int fd, std::uint64_t bytes, bool here) override;
   Result<std::unique_ptr<Arena>> map_ipc_memory(const abi::MemoryRange& range, bool here) override;
-  void retire(std::unique_ptr<Arena> memory) override { retired_.add(std::move(memory)); }
+  void retire(std::unique_ptr<Arena> memory, std::uint64_t bytes) override {
+    retired_.add(std::move(memory), bytes);
+  }
   Result<std::unique_ptr<Arena>> map_results(int fd, std::uint64_t bytes) override;
   Launcher& launcher() override { return *this; }
   void check() override;

@@ -330,6 +330,11 @@ class IpcArena final : public Arena {
   RetiredMemory& retired_;
 };
 
+Status waits_for(const char* what) {
+  return {StatusCode::kResourceExhausted, std::string("can't be mapped now: it waits for ") + what +
+                                              ", which is when the device has had no call for some ms"};
+}
+
 }  // namespace
 
 // A handle that somebody has made up may open other memory of the process that it names. So what has been
@@ -341,11 +346,14 @@ Result<std::unique_ptr<Arena>> map_cuda_ipc_memory(const CudaDriver& driver, CUd
   CUipcMemHandle handle{};
   static_assert(sizeof(handle) == sizeof(range.handle));
   std::memcpy(&handle, range.handle.data(), sizeof(handle));
+  if (retired.is_full()) return waits_for("too much other memory to be unmapped first");
   CUdeviceptr base = 0;
   CUresult result = driver.cuIpcOpenMemHandle(&base, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
   if (result != CUDA_SUCCESS)
     return invalid_argument("can't be opened: " + driver.describe("cuIpcOpenMemHandle", result) + kAllowed);
+  const bool is_new = retired.note_opened(base, range.id, range.whole);
   auto memory = std::make_unique<IpcArena>(retired, base);
+  if (!is_new) return waits_for("what was freed at its address to be unmapped first");
   int ordinal = -1;
   CUdeviceptr begin = 0;
   std::size_t bytes = 0;

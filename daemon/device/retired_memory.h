@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -22,10 +23,14 @@ class RetiredMemory {
  public:
   explicit RetiredMemory(const CudaDriver& driver) : driver_(driver) {}
 
-  void add(std::unique_ptr<Arena> memory) { arenas_.push_back(std::move(memory)); }
-  // The address that cuIpcOpenMemHandle gave.
-  void add_opened(CUdeviceptr base) { opened_.push_back(base); }
-  bool empty() const { return arenas_.empty() && opened_.empty(); }
+  // The driver opens a handle once, and gives the same address again. False: what it has given is still the
+  // memory of another allocation (`id` as its process knows it), which has been freed and waits here.
+  bool note_opened(CUdeviceptr base, std::uint64_t id, std::uint64_t bytes);
+  // What cuIpcOpenMemHandle gave once.
+  void add_opened(CUdeviceptr base);
+  void add(std::unique_ptr<Arena> memory, std::uint64_t bytes);
+  // So much waits already that nothing more should be mapped that may have to wait as well.
+  bool is_full() const { return waiting_bytes_ >= kMostBytes; }
 
   // Called in each round of the loop. `rest_is_idle`: whether streams other than the lanes' have nothing
   // left. True: it is under way and has to be called soon again.
@@ -33,17 +38,28 @@ class RetiredMemory {
                const std::function<bool()>& rest_is_idle);
 
  private:
+  static constexpr std::uint64_t kMostBytes = std::uint64_t{8} << 30;
+
   static bool has_called(std::span<WorkerLane* const> lanes, std::uint64_t since_ns);
   void begin(std::span<WorkerLane* const> lanes, std::uint64_t now_ns);
   void end(std::span<WorkerLane* const> lanes, std::uint64_t next_ns);
   void close();
 
+  struct Opened {
+    std::uint64_t id = 0;
+    std::uint64_t bytes = 0;
+    std::uint32_t times = 0;
+  };
+
   const CudaDriver& driver_;
-  std::vector<CUdeviceptr> opened_;
-  std::vector<std::unique_ptr<Arena>> arenas_;  // their ends may add to opened_
-  std::uint64_t draining_since_ns_ = 0;         // 0: not now
+  std::map<CUdeviceptr, Opened> opened_;
+  std::vector<CUdeviceptr> to_close_;
+  std::vector<std::unique_ptr<Arena>> arenas_;  // their ends may add to to_close_
+  std::uint64_t waiting_bytes_ = 0;             // of both
+  std::uint64_t arena_bytes_ = 0;
+  std::uint64_t draining_since_ns_ = 0;  // 0: not now
   std::uint64_t next_try_ns_ = 0;
-  std::uint64_t pause_ns_ = 0;  // after a try that was given up
+  std::uint64_t tries_ = 0;  // that were given up, since the last one that was not
 };
 
 }  // namespace epd::device

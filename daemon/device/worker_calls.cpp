@@ -296,7 +296,7 @@ void WorkerCalls::write_view(const Start& start) const {
   lane_.device_.write(reinterpret_cast<void*>(view()), &own, sizeof(own));
 }
 
-// A kernel finds no rows there while `bytes` is 0.
+// A kernel finds no memory there while the first word is 0.
 void WorkerCalls::set_memory(std::uint32_t rank, std::uint32_t number, const abi::MappedMemory& memory) {
   const auto* const entry = &reinterpret_cast<const MemoryTable*>(memories())->of[rank][number];
   const auto write = [this](const void* at, std::uint64_t value) {
@@ -304,10 +304,9 @@ void WorkerCalls::set_memory(std::uint32_t rank, std::uint32_t number, const abi
                lane_.driver_.cuStreamWriteValue64(lane_.device_.control(), reinterpret_cast<CUdeviceptr>(at),
                                                   value, 0));
   };
-  write(&entry->bytes, 0);
-  write(&entry->base, reinterpret_cast<std::uintptr_t>(memory.base));
-  lane_.write_word(&entry->generation, memory.generation);
+  write(&entry->word, 0);
   write(&entry->bytes, memory.bytes);
+  write(&entry->word, memory.word);
   lane_.must("cuStreamSynchronize", lane_.driver_.cuStreamSynchronize(lane_.device_.control()));
 }
 

@@ -32,6 +32,7 @@ struct GroupRankMemory {
   struct Mapped {
     abi::MappedMemory memory;
     std::unique_ptr<device::Arena> arena;
+    std::uint64_t whole = 0;  // bytes of the arena
   };
   std::vector<Mapped> mapped;
   std::uint32_t device_index = 0;

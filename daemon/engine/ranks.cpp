@@ -89,7 +89,7 @@ Status Ranks::map_memory(Group& group, const abi::GroupMemory& message, const Pa
   if (all.empty()) all.resize(abi::kMaxMapped);
   GroupRankMemory::Mapped& mapped = all[range.number];
   // Whoever comes while this engine is told of the group is told twice.
-  if (range.by != abi::MemoryBy::kNothing && mapped.memory.generation == range.generation) return {};
+  if (range.by != abi::MemoryBy::kNothing && mapped.memory.generation() == range.generation) return {};
   const auto set = [&](const abi::MappedMemory& memory) {
     mapped.memory = memory;
     for (const auto& member : group.members) {
@@ -98,14 +98,15 @@ Status Ranks::map_memory(Group& group, const abi::GroupMemory& message, const Pa
   };
   if (mapped.arena != nullptr) {
     set({});
-    device_.retire(std::move(mapped.arena));
+    device_.retire(std::move(mapped.arena), mapped.whole);
   }
   if (range.by == abi::MemoryBy::kNothing) return {};
   Result<std::unique_ptr<Arena>> opened = open_memory(message, packet);
   if (!opened.ok()) return {opened.status().code(), "memory " + opened.status().message()};
   mapped.arena = std::move(opened).value();
-  set({reinterpret_cast<std::uint8_t*>(mapped.arena->bytes()) + range.offset, range.bytes, range.generation,
-       0});
+  mapped.whole = range.whole;
+  set(abi::MappedMemory::of(reinterpret_cast<std::uintptr_t>(mapped.arena->bytes()) + range.offset,
+                            range.bytes, range.generation));
   return {};
 }
 

@@ -391,8 +391,8 @@ EPD_DEVICE inline void leave_gate(const WorkerArguments& own, const Gate& gate, 
 
 // Returns whether a main kernel may linger for the next call.
 EPD_DEVICE inline bool may_linger(const WorkerArguments& own, const Gate& gate) {
-  return gate.generation == own.own_generation && gate.enabled_epoch % 2 != 0 && gate.state.leaves == 0 &&
-         gate.state.linger_us != 0;
+  return gate.generation == own.own_generation && gate.enabled_epoch % 2 != 0 &&
+         (gate.state.leaves | gate.state.drains) == 0 && gate.state.linger_us != 0;
 }
 
 // Returns whether it may linger behind the call before. That may be of an epoch that has ended, and so is the

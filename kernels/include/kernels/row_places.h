@@ -11,17 +11,35 @@
 namespace epd::kernels::cuda {
 
 // The memories that ranks have mapped, as this device reaches them. The host changes an entry while kernels
-// run: it clears `bytes`, then writes the base, the generation, and `bytes` last.
+// run: it clears the first word, writes the second one, then the first one.
 struct MemoryTable {
   abi::MappedMemory of[kMaxRanks][abi::kMaxMapped];
 };
 
+// Loads an entry at once, past the caches of a kernel that has run for long.
+EPD_HOST_DEVICE inline abi::MappedMemory load_mapped(const abi::MappedMemory* at) {
+  abi::MappedMemory memory;
+#ifdef __CUDA_ARCH__
+  asm volatile(
+      "{\n .reg .b128 whole;\n ld.relaxed.sys.global.b128 whole, [%2];\n mov.b128 {%0, %1}, whole;\n}"
+      : "=l"(memory.word), "=l"(memory.bytes)
+      : "l"(at)
+      : "memory");
+#else
+  memory.word = __atomic_load_n(&at->word, __ATOMIC_ACQUIRE);
+  memory.bytes = __atomic_load_n(&at->bytes, __ATOMIC_RELAXED);
+#endif
+  return memory;
+}
+
+EPD_HOST_DEVICE inline bool is_named(const abi::MappedMemory& memory, abi::RowPlace place) {
+  return memory.generation() != 0 && memory.generation() == abi::generation_of_place(place);
+}
+
 // Returns whether the place names memory that is mapped. `of_rank`: [kMaxMapped], of the rank.
 EPD_HOST_DEVICE inline bool is_mapped(const abi::MappedMemory* of_rank, abi::RowPlace place) {
   const std::uint32_t number = abi::memory_of_place(place);
-  if (of_rank == nullptr || number >= abi::kMaxMapped) return false;
-  const std::uint32_t generation = of_rank[number].generation;
-  return generation != 0 && generation == abi::generation_of_place(place);
+  return of_rank != nullptr && number < abi::kMaxMapped && is_named(load_mapped(of_rank + number), place);
 }
 
 // Returns where `needed` bytes of rows lie that the rank has placed. Null: they lie in the slot's region, or
@@ -30,12 +48,12 @@ EPD_HOST_DEVICE inline std::uint8_t* find_rows(const Operation& op, std::uint32_
                                                std::uint64_t needed) {
   const std::uint32_t number = abi::memory_of_place(place);
   if (op.memories == nullptr || number >= abi::kMaxMapped) return nullptr;
-  const abi::MappedMemory memory = op.memories[std::size_t{rank} * abi::kMaxMapped + number];
-  if (memory.generation == 0 || memory.generation != abi::generation_of_place(place)) return nullptr;
+  const abi::MappedMemory memory = load_mapped(op.memories + std::size_t{rank} * abi::kMaxMapped + number);
   const std::uint64_t offset = place & abi::kMaxPlaceOffset;
-  if (offset % abi::kRowPlaceAlign != 0 || memory.bytes < needed || offset > memory.bytes - needed)
+  if (!is_named(memory, place) || offset % abi::kRowPlaceAlign != 0 || memory.bytes < needed ||
+      offset > memory.bytes - needed)
     return nullptr;
-  return memory.base + offset;
+  return reinterpret_cast<std::uint8_t*>(memory.address() + offset);
 }
 EPD_HOST_DEVICE inline std::uint64_t recv_x_bytes(const Shape& shape) {
   return shape.recv_rows * shape.format.row_bytes;
@@ -44,7 +62,19 @@ EPD_HOST_DEVICE inline std::uint64_t y_bytes(const Shape& shape) {
   return shape.recv_rows * shape.hidden * 2;
 }
 
-// Takes the place that a rank has announced for its recv_x or y.
+// Bytes of the rows of y that a combine's routing has. In blocks of experts they lie apart: then of all rows.
+EPD_HOST_DEVICE inline std::uint64_t used_y_bytes(const Operation& op) {
+  if (op.shape.per_expert || op.routing.record == nullptr) return y_bytes(op.shape);
+#ifdef __CUDA_ARCH__
+  const std::uint32_t rows = __ldcg(&op.routing.record->num_recv_rows);
+#else
+  const std::uint32_t rows = op.routing.record->num_recv_rows;
+#endif
+  return std::uint64_t{rows} * op.shape.hidden * 2;
+}
+
+// Takes the place that a rank has announced for its recv_x or y. How many rows of y there are, the rank's own
+// device knows: it announces no place that has no room for them.
 EPD_HOST_DEVICE inline void take_place(const Operation& op, std::uint32_t rank, abi::RowPlace place,
                                        Peer& peer) {
   if (place == 0) return;
@@ -52,7 +82,8 @@ EPD_HOST_DEVICE inline void take_place(const Operation& op, std::uint32_t rank, 
     if (auto* const rows = find_rows(op, rank, place, recv_x_bytes(op.shape)); rows != nullptr)
       peer.target.recv_x = rows;
   } else if (peer.source.y != nullptr) {
-    if (auto* const rows = find_rows(op, rank, place, y_bytes(op.shape)); rows != nullptr)
+    const std::uint64_t needed = op.shape.per_expert ? y_bytes(op.shape) : 0;
+    if (auto* const rows = find_rows(op, rank, place, needed); rows != nullptr)
       peer.source.y = reinterpret_cast<const std::uint16_t*>(rows);
   }
 }
@@ -61,7 +92,7 @@ EPD_HOST_DEVICE inline void take_place(const Operation& op, std::uint32_t rank, 
 EPD_HOST_DEVICE inline void take_own_places(Operation& op, const abi::RowPlaces& places) {
   const bool dispatch = op.x != nullptr;
   const std::uint64_t tokens = op.num_tokens;
-  const std::uint64_t in_bytes = dispatch ? tokens * op.shape.format.x_bytes : y_bytes(op.shape);
+  const std::uint64_t in_bytes = dispatch ? tokens * op.shape.format.x_bytes : used_y_bytes(op);
   const std::uint64_t out_bytes = dispatch ? recv_x_bytes(op.shape) : tokens * op.shape.hidden * 2;
   std::uint8_t* const in = find_rows(op, op.rank, places.in, in_bytes);
   std::uint8_t* const out = find_rows(op, op.rank, places.out, out_bytes);

@@ -29,9 +29,26 @@ struct MemoryRange {
   std::uint64_t offset = 0;  // of the range in its allocation; a multiple of kRowPlaceAlign
   std::uint64_t bytes = 0;
   std::uint64_t whole = 0;  // bytes of the allocation, which is mapped as a whole
+  std::uint64_t id = 0;     // of the allocation, as its process knows it; never that of another one there
   std::array<std::uint8_t, kIpcHandleBytes> handle{};
 };
-static_assert(sizeof(MemoryRange) == 104);
+static_assert(sizeof(MemoryRange) == 112);
+
+// What becomes of rows of a call that lie in memory of the caller's: x, recv_x, y, out.
+enum class RowsAre : std::uint32_t {
+  kInPlace = 0,
+  // Copied, because ...
+  kFirstCalls = 1,   // memory is mapped for the third call that names it
+  kNotMappable = 2,  // the engines can't map it
+  kLimit = 3,        // kMaxMapped are mapped, or it could not be mapped for the moment
+  kNoRoom = 4,       // less of the allocation lies behind them than the group's region has
+  kUnaligned = 5,    // they begin at no multiple of kRowPlaceAlign
+  kUnknown = 6,      // how many or which rows there are can't be known when the call is made
+};
+inline constexpr std::size_t kNumRowsAre = 7;
+inline constexpr std::array<const char*, kNumRowsAre> kRowsAreNames = {
+    "in_place", "first_calls", "not_mappable", "limit", "no_room", "unaligned", "unknown_rows"};
+using RowCounts = std::array<std::uint64_t, kNumRowsAre>;  // by RowsAre
 
 // "" or what is wrong.
 inline std::string check_memory_range(const MemoryRange& range, std::size_t num_fds) {

@@ -32,13 +32,21 @@ constexpr std::uint32_t generation_of_place(RowPlace place) {
   return static_cast<std::uint32_t>(place >> kPlaceGenerationShift) & kMaxMemoryGeneration;
 }
 
-// A memory that rows may lie in.
+// A memory that rows may lie in. Kernels load it as a whole while the host changes it, so it has 16 bytes.
 struct alignas(16) MappedMemory {
-  std::uint8_t* base = nullptr;
+  std::uint64_t word = 0;  // its address / kRowPlaceAlign, and in the lowest bits its generation; 0: none
   std::uint64_t bytes = 0;
-  std::uint32_t generation = 0;  // 0: there is none
-  std::uint32_t reserved = 0;
+
+  static constexpr std::uint32_t kGenerationBits = 16;
+  static constexpr std::uint64_t kMaxAddress =
+      (std::uint64_t{1} << (64 - kGenerationBits)) * kRowPlaceAlign - 1;
+  static constexpr MappedMemory of(std::uint64_t address, std::uint64_t bytes, std::uint32_t generation) {
+    return {address / kRowPlaceAlign << kGenerationBits | generation, bytes};
+  }
+  constexpr std::uint32_t generation() const { return word & kMaxMemoryGeneration; }
+  constexpr std::uint64_t address() const { return (word >> kGenerationBits) * kRowPlaceAlign; }
 };
+static_assert(sizeof(MappedMemory) == 16);
 
 struct alignas(16) RowPlaces {
   RowPlace in = 0;   // x of a dispatch, y of a combine

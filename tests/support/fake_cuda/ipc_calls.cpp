@@ -27,6 +27,7 @@ struct IpcHandle {
   std::uint64_t inode;
   std::uint64_t bytes;
   std::int32_t machine;  // the device, as the machine numbers it
+  std::uint64_t address;
 };
 static_assert(sizeof(IpcHandle) <= sizeof(CUipcMemHandle));
 
@@ -34,13 +35,14 @@ struct Opened {
   CUdeviceptr address = 0;
   int times = 0;
 };
-using Key = std::tuple<std::int32_t, std::uint64_t>;  // process, inode
+using Key = std::tuple<std::int32_t, std::uint64_t>;  // process, address there
 
 std::mutex& opened_mutex() {
   static auto* const mutex = new std::mutex;
   return *mutex;
 }
-// As the true driver, it opens an allocation once in a process.
+// As the true driver, it opens an allocation once in a process. What is allocated at an address whose former
+// allocation is still open counts as the same here. Nothing is known of the true one that rules this out.
 std::map<Key, Opened>& opened() {
   static auto* const all = new std::map<Key, Opened>;
   return *all;
@@ -95,6 +97,7 @@ CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle* out, CUdeviceptr address) {
   handle.inode = info.st_ino;
   handle.bytes = known.bytes;
   handle.machine = driver()->device(known.home)->machine;
+  handle.address = known.begin;
   std::memset(out, 0, sizeof(*out));
   std::memcpy(out, &handle, sizeof(handle));
   return CUDA_SUCCESS;
@@ -109,7 +112,7 @@ CUresult CUDAAPI cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle given, 
     return CUDA_ERROR_INVALID_VALUE;
   if (handle.pid == ::getpid()) return CUDA_ERROR_INVALID_CONTEXT;
   const std::lock_guard lock(opened_mutex());
-  Opened& known = opened()[{handle.pid, handle.inode}];
+  Opened& known = opened()[{handle.pid, handle.address}];
   if (known.times == 0) {
     char path[64];
     std::snprintf(path, sizeof(path), "/proc/%d/fd/%d", handle.pid, handle.fd);

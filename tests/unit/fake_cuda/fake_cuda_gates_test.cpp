@@ -283,5 +283,18 @@ TEST_F(FakeCudaGates, AMainKernelThatLingersTakesTheNextCalls) {
   EXPECT_TRUE(comes([&] { return now(own.credits->held) == 0 && sms_of_kernels().empty(); }));
 }
 
+TEST_F(FakeCudaGates, AMainKernelThatLingersLeavesWhenTheDeviceDrains) {
+  start(1);
+  CallRank& own = calls_->own(0);
+  own.open = false;
+  std::atomic_ref(own.state->linger_us).store(50'000);
+  calls_->enqueue_pairs(0, 1);
+  call(0, calls_->dispatch(0));
+  const JournalEntry& entry = own.host->journal[own.read];
+  EXPECT_TRUE(comes([&] { return now(entry.number) == own.read + 1; }));
+  std::atomic_ref(own.state->drains).store(1);
+  EXPECT_TRUE(comes([&] { return now(own.credits->held) == 0 && sms_of_kernels().empty(); }));
+}
+
 }  // namespace
 }  // namespace epd::fake_cuda_test

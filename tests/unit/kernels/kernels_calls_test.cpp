@@ -370,6 +370,10 @@ TEST_F(Calls, TakeTheirRowsFromMappedMemoryAsFarAsTheyAreThere) {
     op.rank = below(op.shape.num_ranks);
     op.num_tokens = below(50);
     op.memories = &table.of[0][0];
+    op.shape.per_expert = below(2) != 0;
+    abi::RoutingRecord record{};
+    record.num_recv_rows = below(static_cast<std::uint32_t>(op.shape.recv_rows) + 1);
+    op.routing.record = &record;
     std::uint8_t* const x = dispatch ? address(1) : nullptr;
     op.x = x;
     op.out = reinterpret_cast<std::uint16_t*>(dispatch ? nullptr : address(2));
@@ -382,7 +386,8 @@ TEST_F(Calls, TakeTheirRowsFromMappedMemoryAsFarAsTheyAreThere) {
     for (auto& of_rank : table.of) {
       for (auto& memory : of_rank) memory = {};
     }
-    table.of[op.rank][number] = {address(9), 1 + below(40'000), generation, 0};
+    table.of[op.rank][number] =
+        abi::MappedMemory::of(reinterpret_cast<std::uintptr_t>(address(9)), 1 + below(40'000), generation);
     const std::uint64_t offset = below(3) == 0 ? random_() >> 24 : below(40'000);
     const std::uint32_t named = below(9) == 0 ? below(abi::kMaxMemoryGeneration) : generation;
     const abi::RowPlace place = below(9) == 0 ? random_()
@@ -399,7 +404,9 @@ TEST_F(Calls, TakeTheirRowsFromMappedMemoryAsFarAsTheyAreThere) {
     EXPECT_EQ(is_mapped(table.of[op.rank], place),
               place >> 40 == (std::uint64_t{number + 1} << 16 | generation));
     const std::uint64_t tokens = op.num_tokens * std::uint64_t{256};
-    const std::uint64_t rows = op.shape.recv_rows * (dispatch ? op.shape.format.row_bytes : 256);
+    const std::uint64_t rows = dispatch              ? op.shape.recv_rows * op.shape.format.row_bytes
+                               : op.shape.per_expert ? op.shape.recv_rows * std::uint64_t{256}
+                                                     : record.num_recv_rows * std::uint64_t{256};
     const bool in = below(2) != 0;
     take_own_places(op, in ? abi::RowPlaces{place, 0} : abi::RowPlaces{0, place});
     const bool of_tokens = dispatch == in;  // x, out
@@ -410,7 +417,7 @@ TEST_F(Calls, TakeTheirRowsFromMappedMemoryAsFarAsTheyAreThere) {
     const void* const region = of_tokens ? (dispatch ? x : address(2)) : address(dispatch ? 3 : 4);
     EXPECT_EQ(now, found != nullptr ? found : region);
     EXPECT_EQ(op.announcement.place, found != nullptr && !of_tokens ? place : 0);
-    if (of_tokens) continue;
+    if (of_tokens || op.announcement.place == 0) continue;
     Peer seen = before;  // as a peer sees it
     take_place(op, op.rank, place, seen);
     EXPECT_EQ(seen.target.recv_x, own.target.recv_x);

@@ -75,12 +75,13 @@ class Device {
   virtual Result<std::unique_ptr<Arena>> map_client_memory(int fd, std::uint64_t bytes, bool here) = 0;
 
   // Maps memory of cudaMalloc that another process has exported. `here` and INVALID_ARGUMENT as above; the
-  // text continues "memory ...".
+  // text continues "memory ...". RESOURCE_EXHAUSTED: too much waits to be unmapped, or memory that was freed
+  // at the same address does.
   virtual Result<std::unique_ptr<Arena>> map_ipc_memory(const abi::MemoryRange& /*range*/, bool /*here*/) {
     return Status(StatusCode::kUnsupported, "of a process's own can't be mapped on " + name());
   }
-  // Unmaps memory that kernels may still use: when none can any more.
-  virtual void retire(std::unique_ptr<Arena> /*memory*/) {}
+  // Unmaps memory of so many bytes that kernels may still use: when none can any more.
+  virtual void retire(std::unique_ptr<Arena> /*memory*/, std::uint64_t /*bytes*/) {}
 
   // Maps what make_results_memory() made. This process reads it too. For devices whose operations are calls.
   virtual Result<std::unique_ptr<Arena>> map_results(int fd, std::uint64_t bytes) = 0;
