@@ -156,9 +156,8 @@ Status Connection::request(const Request& request, Packet& reply) {
   return {StatusCode::kDeadlineExceeded, "the daemon did not answer in time"};
 }
 
-void Connection::tell_locked(abi::AttachType type, const void* body, std::size_t body_bytes) {
-  if (!ended_.ok()) return;
-  [[maybe_unused]] const Status sent = send(socket_, type, new_request_id_locked(), body, body_bytes, {});
+bool Connection::tell_locked(abi::AttachType type, const void* body, std::size_t body_bytes) {
+  return ended_.ok() && send(socket_, type, new_request_id_locked(), body, body_bytes, {}).ok();
 }
 
 void Connection::leave(std::uint32_t member, Deadline deadline) {

@@ -38,8 +38,8 @@ class Connection {
     std::vector<int> fds = {};  // the caller's descriptors to send with it
   };
   Status request(const Request& request, Packet& reply);
-  // A request whose reply does not matter. It is not sent if the socket is full.
-  void tell_locked(abi::AttachType type, const void* body, std::size_t body_bytes);
+  // A message whose reply does not matter, if it has one. False: it was not sent, as the socket is full.
+  bool tell_locked(abi::AttachType type, const void* body, std::size_t body_bytes);
   void leave(std::uint32_t member, Deadline deadline);
   void detach() { send_detach(socket_); }
 

@@ -347,13 +347,16 @@ Status Operations::submit(Group& group, const SubmitRequest& request, epd_ticket
   if (status.ok() && streams_.exists() && !made.rows.captured) status = mapper_.check_captured(group, false);
   if (!status.ok()) return status;
   if (streams_.exists()) made.rows.memory = mapper_.look_up(group, request, made.rows.captured);
-  if (made.rows.memory.mapped) streams_.kick_watch();  // which starts with the first call at the latest
   const std::lock_guard<std::mutex> order(group.submit_mutex);
+  bool news = made.rows.memory.mapped;
   {
     Lock lock = waits_.lock();
+    const bool knew = group.mapped.has_counts();
     status = prepare_call(lock, group, request, made);
+    news = news || group.mapped.has_counts() != knew;
   }
   if (status.ok() && !streams_.exists()) copy_by_host(group, request.slot, made);
+  if (news) streams_.kick_watch();  // which starts with the first call at the latest
   if (status.ok()) status = enqueue(group, request, made);
   {
     const Lock lock = waits_.lock();

@@ -28,36 +28,64 @@ bool holds(const MemoryPart& part, std::uintptr_t address, std::uint64_t bytes) 
 // ---- a group's
 
 abi::RowPlace GroupMapped::find(const Rows& rows, const Allocation& in, bool captured) {
+  auto are = abi::RowsAre::kNotMappable;
+  const abi::RowPlace place = in.id != 0 ? look_for(rows, in, captured, are) : 0;
+  count(are);
+  return place;
+}
+
+abi::RowPlace GroupMapped::look_for(const Rows& rows, const Allocation& in, bool captured,
+                                    abi::RowsAre& are) {
   const auto address = reinterpret_cast<std::uintptr_t>(rows.at);
+  const Use* const use = find_use(in.id);
+  are = use != nullptr ? use->why : abi::RowsAre::kFirstCalls;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     Entry& entry = entries_[i];
-    if (entry.state != Entry::State::kMapped || entry.part.in.id != in.id ||
-        !holds(entry.part, address, rows.bytes) || (rows.registered && !entry.registered))
-      continue;
+    if (entry.state != Entry::State::kMapped || entry.part.in.id != in.id) continue;
+    are = rows.registered && !entry.registered ? abi::RowsAre::kUnknown : abi::RowsAre::kNoRoom;
+    if (are == abi::RowsAre::kUnknown || !holds(entry.part, address, rows.bytes)) continue;
     const std::uint64_t offset = address - entry.part.address;
+    are = abi::RowsAre::kUnaligned;
     if (offset % abi::kRowPlaceAlign != 0 || offset > abi::kMaxPlaceOffset) return 0;
+    are = abi::RowsAre::kInPlace;
     entry.captured = entry.captured || captured;
     return abi::row_place(static_cast<std::uint32_t>(i), entry.generation, offset);
   }
   return 0;
 }
 
-GroupMapped::Use& GroupMapped::use_of(std::uint64_t id) {
+void GroupMapped::count(abi::RowsAre rows) {
+  ++counts_[static_cast<std::size_t>(rows)];
+  counts_changed_ = true;
+}
+
+std::optional<abi::RowCounts> GroupMapped::take_counts() {
+  return std::exchange(counts_changed_, false) ? std::optional(counts_) : std::nullopt;
+}
+
+const GroupMapped::Use* GroupMapped::find_use(std::uint64_t id) const {
   const auto found = std::find_if(uses_.begin(), uses_.end(), [id](const Use& use) { return use.id == id; });
-  if (found != uses_.end()) return *found;
+  return found != uses_.end() ? &*found : nullptr;
+}
+
+GroupMapped::Use& GroupMapped::use_of(std::uint64_t id) {
+  if (const Use* const known = find_use(id); known != nullptr) return const_cast<Use&>(*known);
   if (uses_.size() == kMostUses) uses_.erase(uses_.begin());
-  uses_.push_back({id, 0, false});
+  uses_.push_back({id});
   return uses_.back();
 }
 
 bool GroupMapped::wants(const Allocation& in, bool captured) {
   if (in.id == 0 || knows(in.id)) return false;
   Use& use = use_of(in.id);
-  return ++use.calls >= (captured ? 1 : kMapAtCall) && !use.refused;
+  if (use.why == abi::RowsAre::kNotMappable) return false;
+  return ++use.calls >= (captured ? 1 : kMapAtCall);
 }
 
-void GroupMapped::refuse(std::uint64_t id) {
-  use_of(id).refused = true;
+void GroupMapped::refuse(std::uint64_t id, abi::RowsAre why) {
+  Use& use = use_of(id);
+  use.why = why;
+  use.calls = kMapAtCall - kAgainAfter;
 }
 
 std::optional<abi::MemoryRange> GroupMapped::claim(const MemoryPart& part, bool registered) {
@@ -67,12 +95,18 @@ std::optional<abi::MemoryRange> GroupMapped::claim(const MemoryPart& part, bool 
   });
   if (free == entries_.end()) return std::nullopt;
   *free = {part, free->generation + 1, Entry::State::kClaimed, false, registered};
+  return range_of(static_cast<std::uint32_t>(free - entries_.begin()));
+}
+
+abi::MemoryRange GroupMapped::range_of(std::uint32_t number) const {
+  const Entry& entry = entries_[number];
   abi::MemoryRange range;
-  range.number = static_cast<std::uint32_t>(free - entries_.begin());
-  range.generation = free->generation;
-  range.offset = part.address - part.in.begin;
-  range.bytes = part.bytes;
-  range.whole = part.in.bytes;
+  range.number = number;
+  range.generation = entry.generation;
+  range.offset = entry.part.address - entry.part.in.begin;
+  range.bytes = entry.part.bytes;
+  range.whole = entry.part.in.bytes;
+  range.id = entry.part.in.id;
   return range;
 }
 
@@ -99,7 +133,7 @@ bool GroupMapped::knows(std::uint64_t id) const {
 }
 
 void GroupMapped::leave(const MemoryPart& part) {
-  refuse(part.in.id);
+  refuse(part.in.id, abi::RowsAre::kNotMappable);
   for (Entry& entry : entries_) {
     const bool elsewhere = entry.registered && entry.part.address != part.address;
     if (entry.state == Entry::State::kMapped && entry.part.in.id == part.in.id && !elsewhere)
@@ -274,9 +308,44 @@ void MemoryMapper::unmap_freed(const std::list<std::unique_ptr<Group>>& groups) 
         return known.number == freed.known.number && known.generation == freed.known.generation;
       });
       if (!there || group->member != freed.member) continue;
-      const abi::MapMemory message{group->member, 0, group->mapped.forget(freed.known.number, true)};
-      connection_.tell_locked(abi::AttachType::kMapMemory, &message, sizeof(message));
+      abi::MapMemory message{group->member, 0, {}};
+      message.range.number = freed.known.number;
+      message.range.generation = freed.known.generation;
+      if (connection_.tell_locked(abi::AttachType::kMapMemory, &message, sizeof(message)))
+        group->mapped.forget(freed.known.number, true);
     }
+  }
+}
+
+void MemoryMapper::tell_counts(const std::list<std::unique_ptr<Group>>& groups) {
+  const Lock lock = waits_.lock();
+  for (const auto& group : groups) {
+    const std::optional<abi::RowCounts> counts = group->mapped.take_counts();
+    if (!counts) continue;
+    const abi::RowsTold message{group->member, 0, *counts};
+    connection_.tell_locked(abi::AttachType::kRowsTold, &message, sizeof(message));
+  }
+}
+
+void MemoryMapper::map_again(Group& group) {
+  std::vector<GroupMapped::Known> all;
+  {
+    const Lock lock = waits_.lock();
+    all = group.mapped.mapped();
+  }
+  for (const GroupMapped::Known& known : all) {
+    abi::MemoryRange range;
+    {
+      const Lock lock = waits_.lock();
+      range = group.mapped.range_of(known.number);
+    }
+    if (range.generation != known.generation || range.whole == 0) continue;
+    UniqueFd fd;
+    Status status = device_->export_memory(known.part.address, range, fd);
+    if (status.ok()) status = ask(group, range, fd);
+    if (status.ok()) continue;
+    unmap(group, known.number, false);
+    note_refused(group, known.part, status);
   }
 }
 
@@ -291,13 +360,19 @@ bool MemoryMapper::note_named(Group& group, const Allocation& in, bool captured)
   }
   for (const std::uint32_t number : freed) unmap(group, number, true);
   if (!wanted) return false;
-  const Status status = map(group, {in, in.begin, in.bytes}, false);
-  if (status.ok() || status.code() == StatusCode::kResourceExhausted) return status.ok();
+  const MemoryPart whole{in, in.begin, in.bytes};
+  const Status status = map(group, whole, false);
+  if (!status.ok()) note_refused(group, whole, status);
+  return status.ok();
+}
+
+void MemoryMapper::note_refused(Group& group, const MemoryPart& part, const Status& why) {
+  const bool for_good = why.code() == StatusCode::kInvalidArgument ||
+                        why.code() == StatusCode::kUnsupported || why.code() == StatusCode::kPermissionDenied;
   log_line(LogLevel::kInfo, "rows are copied: their memory can't be mapped",
-           {{"group", group.group_name}, {"address", hex(in.begin)}, {"reason", status.message()}});
+           {{"group", group.group_name}, {"address", hex(part.address)}, {"reason", why.message()}});
   const Lock lock = waits_.lock();
-  group.mapped.refuse(in.id);
-  return false;
+  group.mapped.refuse(part.in.id, for_good ? abi::RowsAre::kNotMappable : abi::RowsAre::kLimit);
 }
 
 RowMemory MemoryMapper::look_up(Group& group, const SubmitRequest& request, bool captured) {

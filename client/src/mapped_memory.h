@@ -38,19 +38,28 @@ struct RowMemory {
 class GroupMapped {
  public:
   // An allocation that so many calls have named is mapped; at once for a graph.
-  static constexpr std::uint32_t kMapAtCall = 3;
+  static constexpr std::int32_t kMapAtCall = 3;
+
+  // After a failure that may pass, so many calls more.
+  static constexpr std::int32_t kAgainAfter = 256;
 
   struct Rows {
     const void* at = nullptr;
     std::uint64_t bytes = 0;
     bool registered = false;  // only memory that is registered will do
   };
-  // Where the rows lie; 0: not in one mapped part, or not on kRowPlaceAlign.
+  // Where the rows lie. 0: they have to be copied. Counts what becomes of them.
   abi::RowPlace find(const Rows& rows, const Allocation& in, bool captured);
+  void count(abi::RowsAre rows);
+  // What has been counted, if that has changed since.
+  std::optional<abi::RowCounts> take_counts();
+  bool has_counts() const { return counts_changed_; }
+  // There is something that the watch has to look at from time to time.
+  bool has_news() const { return counts_changed_ || !mapped().empty(); }
   // Counts a call that names rows there. True: the allocation is to be mapped now.
   bool wants(const Allocation& in, bool captured);
-  // Calls copy rows of the allocation from here on.
-  void refuse(std::uint64_t id);
+  // Calls copy rows of the allocation from here on. kLimit: for a while.
+  void refuse(std::uint64_t id, abi::RowsAre why);
 
   // Takes a number for the part. None: all are in use. What is mapped keeps its number until it is freed,
   // because calls that are still enqueued may name it.
@@ -78,6 +87,8 @@ class GroupMapped {
   std::vector<Known> mapped() const;
   // One that graphs name, in turn.
   std::optional<Known> next_captured();
+  // What the engines were told of it.
+  abi::MemoryRange range_of(std::uint32_t number) const;
 
  private:
   struct Entry {
@@ -91,9 +102,11 @@ class GroupMapped {
   };
   struct Use {
     std::uint64_t id = 0;
-    std::uint32_t calls = 0;
-    bool refused = false;
+    std::int32_t calls = 0;
+    abi::RowsAre why = abi::RowsAre::kFirstCalls;  // are its rows copied
   };
+  abi::RowPlace look_for(const Rows& rows, const Allocation& in, bool captured, abi::RowsAre& are);
+  const Use* find_use(std::uint64_t id) const;
   Use& use_of(std::uint64_t id);
   bool knows(std::uint64_t id) const;
 
@@ -101,6 +114,8 @@ class GroupMapped {
   std::vector<Use> uses_;       // the oldest first
   std::vector<MemoryPart> freed_;
   std::uint32_t looked_at_ = 0;
+  abi::RowCounts counts_{};
+  bool counts_changed_ = false;
 };
 
 // Of a session. With its mutex.
@@ -133,6 +148,11 @@ class MemoryMapper {
   void unmap(Group& group, std::uint32_t number, bool freed);
   // What has been freed, in all groups. The list is guarded by the mutex. Does not wait for engines.
   void unmap_freed(const std::list<std::unique_ptr<Group>>& groups);
+  // What has been counted, likewise.
+  void tell_counts(const std::list<std::unique_ptr<Group>>& groups);
+  // The group goes on, perhaps with another engine that has not mapped all. What that can't map is copied
+  // from here on; graphs that name it fail.
+  void map_again(Group& group);
 
   // Asks where the rows of a call lie. Maps what calls name again, and unmaps what has been freed.
   RowMemory look_up(Group& group, const SubmitRequest& request, bool captured);
@@ -143,6 +163,7 @@ class MemoryMapper {
  private:
   // True: it was mapped.
   bool note_named(Group& group, const Allocation& in, bool captured);
+  void note_refused(Group& group, const MemoryPart& part, const Status& why);
   Status ask(Group& group, const abi::MemoryRange& range, const UniqueFd& fd);
 
   Device* const device_;

@@ -336,7 +336,10 @@ Status Session::resume(Group& group, std::int32_t timeout_ms, std::uint64_t epoc
     status = take_epoch(group, timeout_ms, deadline, epoch, info);
     if (!status.ok()) return status;
     status = operations_.renew(group, deadline);
-    if (status.ok()) return group.active_mask.write(group, attachment_.device.get());
+    if (status.ok()) {
+      if (attachment_.device != nullptr) mapper_.map_again(group);
+      return group.active_mask.write(group, attachment_.device.get());
+    }
     if (status.code() == StatusCode::kDeadlineExceeded && timeout_ms == EPD_NO_WAIT)
       return would_block(status.message() + " yet");
     // The group may have broken again meanwhile, which is the same as if it broke a little later. An engine

@@ -96,7 +96,10 @@ class Session final : News, ConnectionEvents, HookSource, Unblocker {
   }
   void look_at_device() override { operations_.look_at_device(); }
   void unblock(const Group& group) override { operations_.unblock(group); }
-  void look_at_memory() override { mapper_.unmap_freed(groups_); }
+  void look_at_memory() override {
+    mapper_.unmap_freed(groups_);
+    mapper_.tell_counts(groups_);
+  }
 
   Attachment attachment_;
   HomeProcess home_;

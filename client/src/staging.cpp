@@ -101,7 +101,7 @@ class Planner {
     const bool zeroes_all =
         m.recv_rows == 0 && flagged(abi::kFlagMarkUnused) && flagged(abi::kFlagZeroPadding);
     const GroupMapped::Rows received{m.recv_x, region_bytes(shape_, Region::kRecvX), zeroes_all};
-    if (!has_room || !place(received, rows_.memory.out, rows_.places.out))
+    if (!place(received, has_room, rows_.memory.out, rows_.places.out))
       output("memory.recv_x", m.recv_x, Region::kRecvX, Rows::kReceived);
     scales(m.recv_scales);
     output("memory.recv_topk_idx", m.recv_topk_idx, Region::kRecvTopkIdx, Rows::kReceived);
@@ -125,8 +125,11 @@ class Planner {
     const epd_memory_t& m = memory();
     copies_.received_in = 1;
     const bool lies_alike = copies_.blocks == 1 || copies_.own_block == copies_.region_block;
-    const GroupMapped::Rows given{m.y, region_bytes(shape_, Region::kY), false};
-    if (!lies_alike || !place(given, rows_.memory.in, rows_.places.in))
+    // Of layout compact the device reads no more rows than the routing has.
+    const bool compact = shape_.layout == abi::Layout::kCompact;
+    const std::uint64_t rows = compact ? copies_.room : shape_.recv_rows();
+    const GroupMapped::Rows given{m.y, rows * shape_.hidden * 2, false};
+    if (!place(given, lies_alike, rows_.memory.in, rows_.places.in))
       input("memory.y", m.y, Region::kY, Rows::kReceived);
     if (flagged(abi::kFlagWeights))
       input("memory.topk_weights", m.topk_weights, Region::kTopkWeights, Rows::kTokens);
@@ -141,9 +144,15 @@ class Planner {
       output("memory.out", m.out, Region::kOut, Rows::kTokens);
   }
 
-  // Whether rows lie in mapped memory.
-  bool place(const GroupMapped::Rows& rows, const Allocation& in, abi::RowPlace& place) {
-    if (rows.at != nullptr && in.id != 0) place = group_.mapped.find(rows, in, rows_.captured);
+  // Whether rows lie in mapped memory. `known`: the device may read or write them there, as far as it is
+  // known now how many and which there are.
+  bool place(const GroupMapped::Rows& rows, bool known, const Allocation& in, abi::RowPlace& place) {
+    if (rows.at == nullptr) return false;
+    if (known) {
+      place = group_.mapped.find(rows, in, rows_.captured);
+    } else {
+      group_.mapped.count(abi::RowsAre::kUnknown);
+    }
     return place != 0;
   }
   // A replayed call uses the routing that its record holds at the replay. If no call in a graph has made it,
@@ -151,7 +160,7 @@ class Planner {
   bool place_tokens(const void* rows, std::uint64_t row_bytes, const Allocation& in, abi::RowPlace& found) {
     const bool keeps_n = request_.handle == 0 || !rows_.captured ||
                          CallTicket::unpack(group_.routes[use_.route].ticket).captured();
-    return keeps_n && place({rows, tokens_at_most() * row_bytes, false}, in, found);
+    return place({rows, tokens_at_most() * row_bytes, false}, keeps_n, in, found);
   }
   std::uint64_t tokens_at_most() const {
     const bool given = request_.op == abi::Op::kDispatch && request_.handle == 0;

@@ -153,7 +153,7 @@ bool StreamPort::any_unblocked_locked() const {
 
 bool StreamPort::any_mapped_locked() const {
   return std::any_of(groups_.begin(), groups_.end(),
-                     [](const Group* group) { return !group->mapped.mapped().empty(); });
+                     [](const Group* group) { return group->mapped.has_news(); });
 }
 
 // The engine may live a moment longer than the daemon, and write `done` of an operation that it gives up.

@@ -18,7 +18,8 @@ class Unblocker {
   virtual ~Unblocker() = default;
   // Without the mutex. Unblocks all streams that wait for the group's operations.
   virtual void unblock(const Group& group) = 0;
-  // Without the mutex. Called twice a second while engines have memory of the application's mapped.
+  // Without the mutex. Called twice a second while engines have memory of the application's mapped, and when
+  // rows have been copied.
   virtual void look_at_memory() {}
 };
 

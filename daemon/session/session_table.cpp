@@ -195,10 +195,16 @@ void SessionTable::handle(Session& session, Packet& packet, const Carried& carri
                                      "cuMemExportToShareableHandle gives"));
     }
     host_.map_requested(session, request_id, *map, std::move(packet.fds));
+  } else if (type == abi::AttachType::kRowsTold) {
+    Result<abi::RowsTold> told = packet.read<abi::RowsTold>();
+    if (!told.ok()) return malformed(session, request_id, told.status());
+    host_.rows_told(session, *told);
   } else {
-    malformed(session, request_id,
-              invalid_argument("message type is " + std::to_string(packet.header.type) +
-                               "; allowed: 4 (Join), 6 (Leave), 9 (Detach, without a body), 10 (MapMemory)"));
+    malformed(
+        session, request_id,
+        invalid_argument(
+            "message type is " + std::to_string(packet.header.type) +
+            "; allowed: 4 (Join), 6 (Leave), 9 (Detach, without a body), 10 (MapMemory), 12 (RowsTold)"));
   }
 }
 
@@ -218,11 +224,11 @@ bool SessionTable::expect_reply(Session& session, abi::AttachType type, std::uin
 
 // The reason if its session, or its user, has too many already.
 Status SessionTable::check_pending(const Session& session, abi::AttachType type) const {
-  const bool join = type == abi::AttachType::kJoin;
+  const bool join = type != abi::AttachType::kLeave;
   const std::size_t of_session = session.pending_requests.size();
   if (join && of_session >= abi::kMaxPendingRequests) {
     return resource_exhausted("session " + std::to_string(session.id) + " has " + std::to_string(of_session) +
-                              " requests without a reply; allowed before another join: fewer than " +
+                              " requests without a reply; allowed before another one: fewer than " +
                               std::to_string(abi::kMaxPendingRequests));
   }
   const std::uint32_t uid = session.peer.uid;

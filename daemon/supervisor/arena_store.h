@@ -71,6 +71,7 @@ struct MemberArenas {
   std::shared_ptr<const Mapping> board_map;  // also kept by readers of what is counted behind the board
   bool given_up = false;                     // its client has said that it needs the contents no more
   std::map<std::uint32_t, MappedByEngines> mapped;  // by number
+  abi::RowCounts rows{};                            // as its client tells
 
   // The first operation that its engine has not completed, from the board.
   std::uint64_t next_index() const;

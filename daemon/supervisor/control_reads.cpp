@@ -50,6 +50,12 @@ void fill(v1::GroupMember& message, const MemberArenas& arenas) {
   std::uint64_t mapped = 0;
   for (const auto& [number, entry] : arenas.mapped) mapped += entry.range.bytes;
   message.set_registered_bytes(mapped);
+  for (std::size_t i = 0; i < abi::kNumRowsAre; ++i) {
+    if (arenas.rows[i] == 0) continue;
+    v1::RowCount& count = *message.add_rows();
+    count.set_where(abi::kRowsAreNames[i]);
+    count.set_times(arenas.rows[i]);
+  }
 }
 
 void fill(v1::Group& message, const membership::Group& group, const Rooms& rooms, std::uint64_t now) {

@@ -63,6 +63,12 @@ void MemoryMaps::requested(const session::Session& session, std::uint32_t reques
   for (const std::uint32_t device : devices) send(device, place->group_id, place->rank, *arenas, entry);
 }
 
+void MemoryMaps::told(const session::Session& session, const abi::RowsTold& message) {
+  const std::optional<Place> place = find_member(rooms_.deciders, session.id, message.member);
+  MemberArenas* const arenas = place ? rooms_.memory.find_to_change(place->group_id, place->rank) : nullptr;
+  if (arenas != nullptr) arenas->rows = message.counts;
+}
+
 void MemoryMaps::answered(std::uint32_t device, const abi::MemoryMapped& message) {
   MemberArenas* const arenas = rooms_.memory.find_to_change(message.group_id, message.rank);
   if (arenas == nullptr) return;

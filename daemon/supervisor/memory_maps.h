@@ -19,6 +19,8 @@ class MemoryMaps {
   // Answered when all engines have. `memory`: null, or the one descriptor.
   void requested(const session::Session& session, std::uint32_t request_id, const abi::MapMemory& message,
                  ClientMemory memory);
+  // A client has counted what has become of rows of a rank.
+  void told(const session::Session& session, const abi::RowsTold& message);
   // An engine has answered.
   void answered(std::uint32_t device, const abi::MemoryMapped& message);
 

@@ -44,6 +44,9 @@ class SessionEvents final : public session::SessionHost {
                        const abi::Leave& leave) override;
   void map_requested(const session::Session& session, std::uint32_t request_id, const abi::MapMemory& message,
                      std::vector<UniqueFd> memory) override;
+  void rows_told(const session::Session& session, const abi::RowsTold& message) override {
+    parts_.maps.told(session, message);
+  }
 
  private:
   Status check_map(const session::Session& session, const abi::MapMemory& message,

@@ -98,6 +98,7 @@ class Host final : public session::SessionHost {
     const std::string wrong = abi::check_memory_range(map.range, memory.size());
     maps_.emplace_back(session.id, request_id, wrong);
   }
+  void rows_told(const Session& /*session*/, const abi::RowsTold& /*message*/) override {}
 
   // Until nothing is left to do.
   void carry_out(SessionTable& table) {

@@ -83,6 +83,11 @@ v1::Group make_group() {
   group.mutable_members(1)->add_bound_regions("recv_x");
   group.mutable_members(1)->add_bound_regions("y");
   group.mutable_members(1)->set_registered_bytes(std::uint64_t{3} << 30);
+  for (const auto& [where, times] : {std::pair("in_place", 4000), std::pair("no_room", 900)}) {
+    v1::RowCount& count = *group.mutable_members(1)->add_rows();
+    count.set_where(where);
+    count.set_times(times);
+  }
   group.mutable_members(1)->set_pid(4242);
   group.mutable_members(1)->set_client_stopped(true);
   return group;

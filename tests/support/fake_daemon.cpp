@@ -144,6 +144,7 @@ void FakeDaemon::handle(Packet& packet) {
                          abi::Mapped{map.member, map.range.number}, {}, id);
       return;
     }
+    case abi::AttachType::kRowsTold:
     case abi::AttachType::kDetach: return;
     default: std::abort();
   }

@@ -130,6 +130,8 @@ Exit run_doctor(const Context& context) {
     append(judge_gpus(daemon.status));
     v1::GetConfigResponse config;
     if (!connection.try_call(v1::GetConfigRequest(), config)) append(judge_choice(config, daemon));
+    v1::ListGroupsResponse groups;
+    if (!connection.try_call(v1::ListGroupsRequest(), groups)) append(judge_rows(groups));
     if (daemon.status.daemon().has_cluster()) {
       ClusterFacts cluster;
       if (const auto failure = connection.try_call(v1::ListNodesRequest(), cluster.nodes)) {

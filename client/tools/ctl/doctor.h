@@ -93,6 +93,8 @@ std::set<std::string> probe_interfaces();
 std::vector<Check> judge_cluster(const ClusterFacts& cluster);
 // What the engines say of the network between nodes.
 std::vector<Check> judge_network(const ClusterFacts& cluster);
+// Groups whose calls name memory that the engines don't reach. Empty if there are none.
+std::vector<Check> judge_rows(const v1::ListGroupsResponse& groups);
 // `status` is empty if no daemon answers.
 std::vector<Check> judge_host(const HostFacts& host, const v1::GetStatusResponse& status);
 

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdio>
+#include <string_view>
 #include <utility>
 
 namespace epd::ctl {
@@ -315,6 +316,54 @@ std::vector<Check> judge_gpus(const v1::GetStatusResponse& status) {
   checks.push_back(judge_mps(with_mps, without_mps));
   if (!with_mps.empty()) checks.push_back(judge_mps_control(status.daemon().mps_control_error()));
   if (gpus > 1) checks.push_back(judge_peers(apart, gpus));
+  return checks;
+}
+
+// ---- rows of calls that are copied, though the engines could reach them where they lie
+
+namespace {
+
+constexpr std::uint64_t kFewTimes = 1000;
+constexpr std::uint64_t kMostShare = 10;  // one in so many may be copied
+
+std::string_view remedy(std::string_view where) {
+  if (where == "not_mappable") return "take memory of cudaMalloc, or exportable memory of cuMemCreate";
+  if (where == "limit")
+    return "let calls name fewer allocations, or leave the device idle for some ms after memory was freed";
+  if (where == "no_room")
+    return "let max_recv_rows be no more than comes, or give recv_x and y room for it in their allocation";
+  if (where == "unaligned") return "let rows begin at multiples of 16 bytes";
+  return "see epd_memory_t in epd.h: recv_rows of blocks, and graphs under a handle of another graph";
+}
+
+// The reason with most copies; null: too few to matter. The first calls are copied everywhere.
+const v1::RowCount* worst_of(const v1::GroupMember& member) {
+  std::uint64_t all = 0;
+  const v1::RowCount* worst = nullptr;
+  for (const v1::RowCount& count : member.rows()) {
+    all += count.times();
+    if (count.where() == "in_place" || count.where() == "first_calls") continue;
+    if (worst == nullptr || count.times() > worst->times()) worst = &count;
+  }
+  const bool matters = worst != nullptr && all >= kFewTimes && worst->times() >= all / kMostShare;
+  return matters ? worst : nullptr;
+}
+
+}  // namespace
+
+std::vector<Check> judge_rows(const v1::ListGroupsResponse& groups) {
+  std::vector<Check> checks;
+  for (const v1::Group& group : groups.groups()) {
+    for (const v1::GroupMember& member : group.members()) {
+      const v1::RowCount* const worst = worst_of(member);
+      if (worst == nullptr) continue;
+      checks.push_back(warn("rows of " + group.name(),
+                            "rank " + std::to_string(member.rank()) + " had rows copied " +
+                                counted(worst->times(), "time") + ": " + worst->where(),
+                            std::string(remedy(worst->where()))));
+      break;  // its other ranks are likely to do the same
+    }
+  }
   return checks;
 }
 

@@ -132,6 +132,20 @@ const char* state_of(const v1::GroupMember& member) {
   return member.client_stopped() ? "here, process stopped" : "here";
 }
 
+std::string copies_of(const v1::GroupMember& member) {
+  std::uint64_t all = 0;
+  std::uint64_t copied = 0;
+  std::string reasons;
+  for (const v1::RowCount& count : member.rows()) {
+    all += count.times();
+    if (count.where() == "in_place") continue;
+    copied += count.times();
+    reasons += (reasons.empty() ? "" : ", ") + printable(count.where()) + " " + number(count.times());
+  }
+  if (copied == 0) return "";
+  return "copied " + number(copied) + " of " + number(all) + " (" + reasons + ")";
+}
+
 // What lies in memory of the client's own.
 std::string memory_of(const v1::GroupMember& member) {
   std::string text;
@@ -139,6 +153,8 @@ std::string memory_of(const v1::GroupMember& member) {
     text += (text.empty() ? "own " : ", ") + printable(region);
   if (member.registered_bytes() != 0)
     text += (text.empty() ? "" : "; ") + format_bytes(member.registered_bytes()) + " mapped";
+  if (const std::string copied = copies_of(member); !copied.empty())
+    text += (text.empty() ? "" : "; ") + copied;
   return text.empty() ? "arena" : text;
 }
 

@@ -24,6 +24,7 @@ enum class AttachType : std::uint16_t {
   kDetach = 9,      // client -> supervisor, no body and no reply: the end that follows is an orderly one
   kMapMemory = 10,  // fd: the memory, if it goes by descriptor
   kMapped = 11,     // all engines of the group have done that
+  kRowsTold = 12,   // client -> supervisor, no reply
 };
 
 // A Join is refused (RESOURCE_EXHAUSTED) while so many requests of its session wait for their replies. Those
@@ -121,6 +122,13 @@ struct Mapped {
   std::uint32_t number;
 };
 
+// What has become of the rows of the membership's calls.
+struct RowsTold {
+  std::uint32_t member;
+  std::uint32_t reserved;
+  RowCounts counts;
+};
+
 struct Goodbye {
   StatusCode status;
   char text[kTextBytes];
@@ -135,7 +143,8 @@ constexpr std::uint64_t layout_hash() {
   std::uint64_t h = 0xcbf29ce484222325ull;
   for (std::uint64_t v :
        {sizeof(SegmentA), sizeof(SegmentB), sizeof(Board), sizeof(GroupShape), sizeof(Hello), sizeof(Welcome),
-        sizeof(Refused), sizeof(Join), sizeof(Joined), sizeof(Leave), sizeof(MapMemory), sizeof(Goodbye)}) {
+        sizeof(Refused), sizeof(Join), sizeof(Joined), sizeof(Leave), sizeof(MapMemory), sizeof(RowsTold),
+        sizeof(Goodbye)}) {
     h = mix(h, v);
   }
   for (std::uint64_t v : {offsetof(SegmentA, client_sleep), offsetof(SegmentB, state),

@@ -268,6 +268,32 @@ TEST_F(ClientCudaBindings, FreedMemoryIsNotRegisteredAnyMore) {
   detach();
 }
 
+// Whatever the reason, the call goes on, and the next ones ask no more for a while.
+TEST_F(ClientCudaBindings, WhatTheEnginesCannotMapIsCopied) {
+  for (const StatusCode why : {StatusCode::kInvalidArgument, StatusCode::kResourceExhausted}) {
+    FakeSettings settings = cuda_settings();
+    settings.refuse_map = Status(why, "memory can't be opened");
+    daemon_.set(settings);
+    ASSERT_EQ(attach_again(wait_by_), EPD_OK) << epd_last_error();
+    const Memory one = allocate(kUnit);
+    epd_memory_t memory;
+    epd_memory_init(&memory);
+    memory.x = one.get();
+    epd_dispatch_args_t args;
+    epd_dispatch_args_init(&args);
+    args.num_tokens = 1;
+    args.memory = &memory;
+    for (int i = 0; i < 6; ++i) {
+      epd_ticket_t ticket = 0;
+      ASSERT_EQ(epd_dispatch(group_, &args, stream_, &ticket, nullptr), EPD_OK) << epd_last_error();
+      EXPECT_EQ(last_call().flags & abi::kFlagPlaces, 0u);
+      end_call();
+      EXPECT_EQ(wait(ticket), EPD_OK) << epd_last_error();
+    }
+    EXPECT_EQ(daemon_.member(0).mapped.size(), 1u);
+  }
+}
+
 class ClientCudaMemory : public ::testing::Test {
  protected:
   void TearDown() override {

@@ -350,5 +350,43 @@ TEST(TicketStatus, WhoDoesNotAnswerDependsOnTheSpan) {
   EXPECT_NE(far.message().find("or the cluster's coordinator"), std::string::npos) << far.message();
 }
 
+TEST(GroupMapped, CountsWhatBecomesOfRows) {
+  using abi::RowsAre;
+  GroupMapped mapped;
+  const Allocation in{7, 0x10000, 4096};
+  const auto find = [&](std::uintptr_t at, std::uint64_t bytes, const Allocation& where) {
+    return mapped.find({reinterpret_cast<const void*>(at), bytes, false}, where, false);  // NOLINT
+  };
+  const auto times = [&](RowsAre rows) {
+    find(0x10000, 64, {});  // so that something has been counted
+    return mapped.take_counts()->at(static_cast<std::size_t>(rows));
+  };
+  EXPECT_FALSE(mapped.wants(in, false));
+  EXPECT_EQ(find(0x10000, 64, in), 0u);
+  EXPECT_EQ(times(RowsAre::kFirstCalls), 1u);
+  EXPECT_EQ(times(RowsAre::kNotMappable), 2u);
+  EXPECT_FALSE(mapped.wants(in, false));
+  EXPECT_TRUE(mapped.wants(in, false));
+  mapped.refuse(in.id, RowsAre::kLimit);
+  EXPECT_EQ(find(0x10000, 64, in), 0u);
+  EXPECT_EQ(times(RowsAre::kLimit), 1u);
+  for (std::int32_t i = 1; i < GroupMapped::kAgainAfter; ++i) EXPECT_FALSE(mapped.wants(in, false));
+  EXPECT_TRUE(mapped.wants(in, false));
+  const std::optional<abi::MemoryRange> range = mapped.claim({in, in.begin, in.bytes}, false);
+  ASSERT_TRUE(range);
+  EXPECT_EQ(range->id, in.id);
+  mapped.end_claim(*range, true);
+  EXPECT_NE(find(0x10010, 4080, in), 0u);
+  EXPECT_EQ(find(0x10010, 4081, in), 0u);
+  EXPECT_EQ(find(0x10008, 64, in), 0u);
+  EXPECT_EQ(find(0x10000, 64, {8, in.begin, in.bytes}), 0u) << "another allocation at the same address";
+  EXPECT_EQ(times(RowsAre::kInPlace), 1u);
+  EXPECT_EQ(times(RowsAre::kNoRoom), 1u);
+  EXPECT_EQ(times(RowsAre::kUnaligned), 1u);
+  EXPECT_EQ(times(RowsAre::kFirstCalls), 2u);
+  mapped.refuse(9, RowsAre::kNotMappable);
+  EXPECT_FALSE(mapped.wants({9, 0x20000, 64}, true));
+}
+
 }  // namespace
 }  // namespace epd::client

@@ -165,6 +165,34 @@ TEST(CtlDoctorRules, Gpus) {
   EXPECT_NE(check("peer_access").text.find("cuda:0 and cuda:2:"), std::string::npos) << "each pair once";
 }
 
+TEST(CtlDoctorRules, RowsThatAreCopiedHaveARemedy) {
+  const auto checks = [](std::uint64_t in_place, const std::string& why, std::uint64_t copied) {
+    v1::ListGroupsResponse groups;
+    v1::Group& group = *groups.add_groups();
+    group.set_name("layer");
+    v1::GroupMember& member = *group.add_members();
+    member.set_rank(3);
+    for (const auto& [where, times] :
+         {std::pair(std::string("in_place"), in_place), std::pair(why, copied)}) {
+      v1::RowCount& count = *member.add_rows();
+      count.set_where(where);
+      count.set_times(times);
+    }
+    return judge_rows(groups);
+  };
+  EXPECT_TRUE(checks(100, "not_mappable", 800).empty()) << "few";
+  EXPECT_TRUE(checks(9500, "not_mappable", 500).empty()) << "a small share";
+  EXPECT_TRUE(checks(0, "first_calls", 9000).empty());
+  for (const char* why : {"not_mappable", "limit", "no_room", "unaligned", "unknown_rows"}) {
+    const std::vector<Check> said = checks(500, why, 1500);
+    ASSERT_EQ(said.size(), 1u) << why;
+    EXPECT_EQ(said[0].level, Level::kWarn);
+    EXPECT_EQ(said[0].name, "rows of layer");
+    EXPECT_EQ(said[0].text, std::string("rank 3 had rows copied 1500 times: ") + why);
+    EXPECT_FALSE(said[0].advice.empty());
+  }
+}
+
 TEST(CtlDoctorRules, VersionsAndSockets) {
   DaemonFacts daemon;
   daemon.control_path = "/run/epd/control.sock";

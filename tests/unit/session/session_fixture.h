@@ -59,6 +59,10 @@ class FakeHost final : public SessionHost {
     last_map = map;
   }
 
+  void rows_told(const Session& session, const abi::RowsTold& message) override {
+    last_rows = {session.id, message};
+  }
+
   Status attach_status;
   Quota quota;
   std::uint32_t failed_device = 99;
@@ -68,6 +72,7 @@ class FakeHost final : public SessionHost {
   std::vector<std::pair<std::uint64_t, std::uint32_t>> joins, leaves, maps;
   abi::Join last_join{};
   abi::MapMemory last_map{};
+  std::pair<std::uint64_t, abi::RowsTold> last_rows{};
   std::vector<UniqueFd> last_memory;
   UniqueFd engine_bell_ = make_eventfd().value();
 };

@@ -42,6 +42,16 @@ TEST_F(Attach, AMapBringsOneMemoryAtMost) {
   expect_refused_and_closed(socket, packet, {"2 descriptors", "allowed: 1"});
 }
 
+TEST_F(Attach, WhatIsToldOfRowsIsNotAnswered) {
+  const UniqueFd socket = attach();
+  abi::RowsTold told{3, 0, {}};
+  told.counts[2] = 5;
+  ASSERT_TRUE(send_message(socket.get(), AttachType::kRowsTold, told, {}, 7).ok());
+  EXPECT_TRUE(pump_until([&] { return host_.last_rows.second.counts[2] == 5; }));
+  EXPECT_EQ(host_.last_rows.second.member, 3u);
+  EXPECT_FALSE(readable(socket));
+}
+
 TEST_F(Attach, NoMoreMemoryThanAMessageHasRoomFor) {
   const UniqueFd socket = attach();
   ASSERT_TRUE(send_message(socket.get(), AttachType::kJoin, abi::Join{},

@@ -75,6 +75,8 @@ class SessionHost {
   virtual void leave_requested(const Session& session, std::uint32_t request_id, const abi::Leave& leave) = 0;
   virtual void map_requested(const Session& session, std::uint32_t request_id, const abi::MapMemory& message,
                              std::vector<UniqueFd> memory) = 0;
+  // Not answered.
+  virtual void rows_told(const Session& session, const abi::RowsTold& message) = 0;
 };
 
 // How descriptors of peers are counted and closed. Both outlive the table.
