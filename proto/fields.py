@@ -80,6 +80,9 @@ TABLE = (
           since="0.2.0"),
     Field("more_formats", "row formats 1, 2, 3, which a dispatch may choose by row_format. All differ. Regions have "
           "room for the largest. Not with {Payload.OPAQUE}", "list", high="kMaxMoreFormats", since="0.2.0"),
+    Field("shared_regions", "1: in a slot, y lies where recv_x lies, and out where x does: about half the memory, for "
+          "calls that name these rows in memory of the caller's, or write y over recv_x. No operation of a slot may "
+          "begin before what the one before it has left there has been read", high="1", since="0.2.0"),
 )
 BY_ITEM = {"bindings": ("epd_binding_t", "Binding"), "more_formats": ("epd_row_format_t", "RowFormat")}
 # proto/shape.h names an enumeration otherwise.

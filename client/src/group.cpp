@@ -68,6 +68,7 @@ abi::GroupShape make_shape(const epd_group_config_t& c) {
   s.span = as<abi::Span>(c.span);
   s.scale_layout = as<abi::ScaleLayout>(c.scale_layout);
   s.range_format = as<abi::RangeFormat>(c.range_format);
+  s.shared_regions = c.shared_regions;
   // [end]
   return s;
 }

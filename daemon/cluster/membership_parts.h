@@ -86,6 +86,7 @@ void carry_unjudged(Io& io, wire::GroupShape& m, abi::GroupShape& v) {
   EPD_PART(more_format_1, v.more_formats[0]);
   EPD_PART(more_format_2, v.more_formats[1]);
   EPD_PART(more_format_3, v.more_formats[2]);
+  EPD_NUMBER(shared_regions, v.shared_regions, kAnyWord);
   // [end]
 }
 

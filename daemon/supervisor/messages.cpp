@@ -155,6 +155,7 @@ v1::GroupShape message_of(const abi::GroupShape& shape) {
   message.set_span(enumerator<v1::Span>(shape.span));
   if (shape.has_scales()) message.set_scale_layout(enumerator<v1::ScaleLayout>(shape.scale_layout));
   if (shape.per_expert()) message.set_range_format(enumerator<v1::RangeFormat>(shape.range_format));
+  message.set_shared_regions(shape.shared_regions);
   return message;
 }
 

@@ -28,7 +28,6 @@ from deep_ep.utils.envs import init_dist
 
 EXPERTS_PER_RANK, TOPK = 8, 4
 ON_GPUS = torch.cuda.is_available()
-POOL_BYTES = 256 << 20
 clock = time.thread_time_ns
 
 
@@ -64,10 +63,10 @@ def nothing(*_: Any, **__: Any) -> None:
 class Calls:
     """Calls of one Buffer, in the order that all ranks make them in."""
 
-    def __init__(self, group: Any, device: Any, options: argparse.Namespace, pool_bytes: int = 0) -> None:
+    def __init__(self, group: Any, device: Any, options: argparse.Namespace) -> None:
         import deep_ep
 
-        self.buffer = deep_ep.Buffer(group, pool_bytes, low_latency_mode=True, explicitly_destroy=True)
+        self.buffer = deep_ep.Buffer(group, low_latency_mode=True, explicitly_destroy=True)
         self.tokens, self.num_experts = options.tokens, EXPERTS_PER_RANK * self.buffer.group_size
         shape = (self.tokens, TOPK)
         self.x = torch.ones((self.tokens, options.hidden), dtype=torch.bfloat16, device=device)
@@ -241,14 +240,6 @@ def primitives(buffer: Any, x: Any) -> dict[str, Callable[[], object]]:
     }
     if ON_GPUS:
         made.update(stream_primitives(x))
-        pool = buffer.memory_pool
-        if pool is not None:
-
-            def in_pool() -> None:
-                with torch.cuda.use_mem_pool(pool, device):
-                    pass
-
-            made["with torch.cuda.use_mem_pool"] = in_pool
     return made
 
 
@@ -378,11 +369,9 @@ def print_profiles(meter: Meter) -> None:
 
 
 def measure(group: Any, device: Any, options: argparse.Namespace, rank: int) -> None:
-    kinds: list[tuple[str, int, str]] = [("low-latency mode", 0, "low_latency"), ("normal mode", 0, "normal")]
-    if ON_GPUS:
-        kinds.append(("normal mode, results in the pool", POOL_BYTES, "normal"))
-    for title, pool_bytes, method in kinds:
-        calls = Calls(group, device, options, pool_bytes)
+    kinds = [("low-latency mode", "low_latency"), ("normal mode", "normal")]
+    for title, method in kinds:
+        calls = Calls(group, device, options)
         run = getattr(calls, method)
         meters = [run_calls(run, options.calls, options.profile)]
         if ON_GPUS:

@@ -3,10 +3,10 @@
     python python_call_times.py [--ranks R] [--times N] [--tokens T] [--hidden H] [--experts E] [--topk K] [--sms S]
 
 Low-latency mode with 128 tokens: a graph for each call. Normal mode with --tokens, under a handle. Rows lie in torch's
-own memory, in the Buffer's pool, or (zero_copy) where the Buffer wants them; of the last two, results of combines lie
-in the pool. A call's time is that between two events, of the slowest rank, less that of an empty pair. Two calls before
-it bring the ranks together, and the GPU is kept busy until the CPU has enqueued all. `epbench --warm-cache` measures
-the same operations from C. DeepEP 1.2.1's own deep_ep runs in place of epd's, without a pool (rivals.md).
+own memory, or (zero_copy) where the Buffer wants them. A call's time is that between two events, of the slowest rank,
+less that of an empty pair. Two calls before it bring the ranks together, and the GPU is kept busy until the CPU has
+enqueued all. `epbench --warm-cache` measures the same operations from C. DeepEP 1.2.1's own deep_ep runs in place of
+epd's (rivals.md).
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ except ImportError:  # DeepEP 1.2.1 has it in tests/utils.py
 
 FEW = 128
 BUSY_CYCLES = 2_000_000  # a millisecond
-POOL_BYTES = 2 << 30
-HAS_POOL = hasattr(deep_ep.Buffer, "memory_pool")
+NVL_BYTES = 2 << 30
 Call = Callable[[], Any]
 
 
@@ -72,46 +71,35 @@ def show(title: str, figures: dict[str, tuple[float, float]], rank: int) -> None
 
 
 class Rows:
-    """Inputs of a rank, and memory in the Buffer's pool."""
+    """Inputs of a rank."""
 
-    def __init__(self, buffer: Any, tokens: int, options: argparse.Namespace, device: Any) -> None:
-        self.buffer, self.device = buffer, device
+    def __init__(self, tokens: int, options: argparse.Namespace, device: Any) -> None:
         self.x = torch.randn((tokens, options.hidden), dtype=torch.bfloat16, device=device)
         scores = torch.rand((tokens, options.experts), device=device)
         self.topk_idx = scores.topk(options.topk, dim=-1).indices.to(getattr(deep_ep, "topk_idx_t", torch.int64))
         self.weights = torch.rand((tokens, options.topk), dtype=torch.float32, device=device)
-
-    def in_pool(self, tensor: Any) -> Any:
-        if not HAS_POOL:
-            return tensor.clone()
-        with torch.cuda.use_mem_pool(self.buffer.memory_pool, self.device):
-            copy = torch.empty_like(tensor)
-        return copy.copy_(tensor)
 
 
 def low_latency(group: Any, device: Any, options: argparse.Namespace, rank: int) -> None:
     ranks, experts = group.size(), options.experts
     buffer = deep_ep.Buffer(
         group,
-        POOL_BYTES if HAS_POOL else 0,
+        0,
         deep_ep.Buffer.get_low_latency_rdma_size_hint(FEW, options.hidden, ranks, experts),
         low_latency_mode=True,
         num_qps_per_rank=experts // ranks,
         explicitly_destroy=True,
     )
-    rows = Rows(buffer, FEW, options, device)
+    rows = Rows(FEW, options, device)
     for use_fp8 in (True, False):
-        for where in ("elsewhere", *(["in the pool"] if HAS_POOL else []), "zero_copy"):
-            x = rows.x if where == "elsewhere" else rows.in_pool(rows.x)
+        for where in ("torch's memory", "zero_copy"):
 
             def dispatch() -> Any:
-                return buffer.low_latency_dispatch(x, rows.topk_idx, FEW, options.experts, use_fp8=use_fp8)
+                return buffer.low_latency_dispatch(rows.x, rows.topk_idx, FEW, options.experts, use_fp8=use_fp8)
 
             handle = dispatch()[2]
             y = torch.zeros_like(buffer.get_next_low_latency_combine_buffer(handle))
-            if where == "in the pool":
-                y = rows.in_pool(y)
-            out = None if where == "elsewhere" else rows.in_pool(torch.zeros_like(rows.x))
+            out = torch.zeros_like(rows.x)
 
             def combine(handle: Any = handle, y: Any = y, out: Any = out) -> Any:
                 its = buffer.get_next_low_latency_combine_buffer(handle) if where == "zero_copy" else y
@@ -130,23 +118,20 @@ def low_latency(group: Any, device: Any, options: argparse.Namespace, rank: int)
 
 
 def normal(group: Any, device: Any, options: argparse.Namespace, rank: int) -> None:
-    buffer = deep_ep.Buffer(group, POOL_BYTES, explicitly_destroy=True)
-    rows = Rows(buffer, options.tokens, options, device)
+    buffer = deep_ep.Buffer(group, NVL_BYTES, explicitly_destroy=True)
+    rows = Rows(options.tokens, options, device)
     per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(rows.topk_idx, options.experts)
     fresh = {"num_tokens_per_rank": per_rank, "num_tokens_per_expert": per_expert, "is_token_in_rank": in_rank}
     fresh.update(topk_idx=rows.topk_idx, topk_weights=rows.weights)
     handle = buffer.dispatch(rows.x, **fresh)[4]
-    given = rows.x.to(torch.float8_e4m3fn), torch.ones((options.tokens, options.hidden // 128), device=device)
-    for where in ("elsewhere", "in the pool") if HAS_POOL else ("elsewhere",):
-        keep: Callable[[Any], Any] = rows.in_pool if where == "in the pool" else lambda tensor: tensor
-        x, e4m3 = keep(rows.x), (keep(given[0].view(torch.uint8)).view(torch.float8_e4m3fn), keep(given[1]))
-        y = keep(buffer.dispatch(x, handle=handle)[0].clone())
-        calls = {
-            "dispatch, e4m3 rows, under a handle": lambda e4m3=e4m3: buffer.dispatch(e4m3, handle=handle),
-            "dispatch, bf16 rows, under a handle": lambda x=x: buffer.dispatch(x, handle=handle),
-            "combine": lambda y=y: buffer.combine(y, handle),
-        }
-        show(f"{options.tokens} tokens, rows {where}", measure(calls, options.times, group), rank)
+    e4m3 = rows.x.to(torch.float8_e4m3fn), torch.ones((options.tokens, options.hidden // 128), device=device)
+    y = buffer.dispatch(rows.x, handle=handle)[0].clone()
+    calls = {
+        "dispatch, e4m3 rows, under a handle": lambda: buffer.dispatch(e4m3, handle=handle),
+        "dispatch, bf16 rows, under a handle": lambda: buffer.dispatch(rows.x, handle=handle),
+        "combine": lambda: buffer.combine(y, handle),
+    }
+    show(f"{options.tokens} tokens", measure(calls, options.times, group), rank)
     buffer.destroy()
 
 

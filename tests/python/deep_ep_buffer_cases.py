@@ -291,7 +291,6 @@ def in_a_forked_child(group: Any) -> None:
         buffer.get_comm_stream,
         buffer.low_latency_clean_mask_buffer,
         hook,
-        lambda: buffer.memory_pool,
         lambda: buffer.get_local_buffer_tensor(BF16),
         lambda: buffer.get_dispatch_layout(mine.topk_idx, E),
         lambda: buffer.dispatch(mine.x, num_tokens_per_expert=per_expert, is_token_in_rank=in_rank),

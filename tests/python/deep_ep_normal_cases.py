@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from typing import Any, Optional
 
@@ -342,6 +343,9 @@ def hidden_sizes(group: Any) -> None:
         mine, expected = all_sent[rank], received_by(rank, size, all_sent)
         rows, handle = dispatch_sent(buffer, all_sent)
         check_rows(rows, all_sent, expected)
+        config = next(iter(buffer._groups.all())).group.config
+        real = dataclasses.replace(config, num_ranks=8, num_experts=256, hidden=7168, topk=8)
+        assert config.max_tokens == 2048 and real.group_bytes(epd.DeviceKind.CUDA).rank <= 400 << 20
         ranks = (buffer.get_dispatch_layout(mine.topk_idx, E)[3]).sum(1, keepdim=True)
         assert torch.equal(buffer.combine(rows, handle)[0], (mine.x * ranks).to(BF16))
         for use_fp8 in (False, True):

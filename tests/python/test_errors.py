@@ -90,7 +90,8 @@ def test_a_shape_that_is_not_allowed(daemon: Daemon, fields: dict[str, Any], nam
 
 NUMBERS = (
     "num_ranks num_experts max_tokens hidden topk depth payload index_type policy layout scale_format "
-    "expert_alignment opaque_bytes num_biases num_handles max_recv_rows sum_ranks span scale_layout range_format"
+    "expert_alignment opaque_bytes num_biases num_handles max_recv_rows sum_ranks span scale_layout range_format "
+    "shared_regions"
 ).split()
 
 

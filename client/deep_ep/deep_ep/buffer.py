@@ -61,11 +61,10 @@ class Buffer(NotCopied):
         group                a torch.distributed process group of any backend; None: comm
         comm                 an mpi4py communicator in place of group
         explicitly_destroy   destroy() ends the Buffer; else its end is its collection
-        num_nvl_bytes        GPU memory for rows of results (normal mode, low-latency combines), which operations
-                             write to in place; what finds no room there is copied. 0: all is
         enable_shrink        low-latency mode goes on without ranks that end, or that an operation has waited for until its
                              deadline; ranks can be masked. The CPU then waits for each operation
-        num_rdma_bytes, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric: not needed
+        num_nvl_bytes, num_rdma_bytes, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric: not
+                             needed
         """
         team = Team(group, comm)
         self.group = group
@@ -139,11 +138,6 @@ class Buffer(NotCopied):
         return _config(num_ranks)
 
     # ---- streams and memory ------------------------------------------------------------------------
-
-    @property
-    def memory_pool(self) -> Any:
-        """A torch.cuda.MemPool in which rows are not copied; None: all are (see num_nvl_bytes)."""
-        return self._check().pool
 
     def get_comm_stream(self) -> Any:
         """The Buffer's own stream; None on host devices."""

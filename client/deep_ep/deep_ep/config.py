@@ -39,13 +39,13 @@ class Config:
             check_number(field.name, getattr(self, field.name), least, f"{least} or more")
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes of GPU memory for results: twice as many rows as DeepEP's buffers hold. The daemon's memory is apart.
+        """Bytes of the rows that DeepEP's buffers hold. The daemon makes the memory, by the shape of each group.
 
         hidden_bytes: of a bf16 row
         """
         check_number("hidden_bytes", hidden_bytes, 16, "a multiple of 16", multiple=16)
         check_number("num_ranks", num_ranks, 1, "1 or more")
-        return 2 * (self.num_sms // 2) * num_ranks * self.num_max_nvl_chunked_recv_tokens * hidden_bytes
+        return (self.num_sms // 2) * num_ranks * self.num_max_nvl_chunked_recv_tokens * hidden_bytes
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """0: the ranks are on one node."""

@@ -14,7 +14,6 @@ import torch.distributed
 from torch import Tensor
 
 import epd
-from epd.torch import registered_pool
 
 from . import config
 from .checks import check_number, not_served, refuse, refuse_capture
@@ -154,14 +153,14 @@ class Joined:
 class Groups:
     """A session and the groups that this rank has joined in it."""
 
-    def __init__(self, team: Team, pool_bytes: int = 0, rdma_bytes: int = 0, shrink: bool = False) -> None:
-        """pool_bytes: of GPU memory for results, which operations write to in place; 0: none. rdma_bytes: not needed.
-        shrink: low-latency groups go on without lost ranks. All ranks call; if one can't, none can.
+    def __init__(self, team: Team, nvl_bytes: int = 0, rdma_bytes: int = 0, shrink: bool = False) -> None:
+        """nvl_bytes, rdma_bytes: not needed. shrink: low-latency groups go on without lost ranks. All ranks call; if one
+        can't, none can.
         """
         self._team = team
         self.size = team.size
         self.shrink = shrink
-        self.session, facts = team.make("the Buffer", lambda: _attach(pool_bytes, rdma_bytes))
+        self.session, facts = team.make("the Buffer", lambda: _attach(nvl_bytes, rdma_bytes))
         info = self.session.info
         try:
             _check_alike(facts)
@@ -176,21 +175,10 @@ class Groups:
         self.replaced: list[Joined] = []  # by larger ones, and still needed
         self._numbers: dict[str, int] = {}  # of the next group of each mode
         self._known: dict[object, Joined] = {}
-        self.pool: Any = None
-        # What lies in the pool is not copied to the slot, where a repeated operation would find it.
-        if not self.on_host:
-            wanted = 0 if shrink else pool_bytes
-            self.pool, _ = team.make("the Buffer's memory", lambda: (self._make_pool(wanted), None))
 
-    def _make_pool(self, pool_bytes: int) -> Any:
-        return registered_pool(self.session, pool_bytes, self.device) if pool_bytes > 0 else None
-
-    def rows(self, shape: tuple[int, ...], dtype: torch.dtype, streams: Streams) -> Tensor:
-        """Rows for a result. What a graph allocates is the graph's."""
-        if self.pool is None or streams.capturing:
-            return torch.empty(shape, dtype=dtype, device=self.device)
-        with torch.cuda.use_mem_pool(self.pool, self.device.index):  # a number takes it less time
-            return torch.empty(shape, dtype=dtype, device=self.device)
+    def rows(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Rows for a result."""
+        return torch.empty(shape, dtype=dtype, device=self.device)
 
     def normal(self, shape: Shape, streams: Streams, least: Size = NOTHING) -> Joined:
         """One row for each (token, rank), by source rank, then token; operations of one stream use slot 0. least: the
@@ -209,6 +197,7 @@ class Groups:
             depth=1,
             num_biases=2,
             num_handles=size.handles,
+            shared_regions=1,  # calls name their rows, or have taken them from the slot before the next one
         )
 
     def larger(self, joined: Joined, asked: Asked, streams: Streams) -> Joined:
@@ -347,9 +336,9 @@ def _check_alike(facts: list[_Facts]) -> None:
         raise epd.InvalidArgument(f"the ranks have devices of kinds {' and '.join(kinds)}; allowed: one kind")
 
 
-def _attach(pool_bytes: object, rdma_bytes: object) -> tuple[epd.Session, _Facts]:
+def _attach(nvl_bytes: object, rdma_bytes: object) -> tuple[epd.Session, _Facts]:
     """A session, if what this rank is given is right, and what the other ranks are told of it."""
-    check_number("num_nvl_bytes", pool_bytes, 0, "0 or more")
+    check_number("num_nvl_bytes", nvl_bytes, 0, "0 or more")
     check_number("num_rdma_bytes", rdma_bytes, 0, "0 or more")
     name = _buffer_name()
     session = epd.attach(device=_device_name())

@@ -36,7 +36,7 @@ class Size(NamedTuple):
 
 
 NOTHING = Size(0, 0)
-FIRST = Size(4096, 64)  # of a group, until more is needed
+FIRST = Size(2048, 64)  # of a group, until more is needed
 # Where nobody waits for a dispatch, and so no rank can ask.
 FIRST_UNTOLD = Size(4096, 256)
 MOST = Size(65536, 4096)

@@ -289,7 +289,7 @@ class LowLatencyMode:
             zero_copy = False
         assert routing is not None
         joined = routing.joined
-        made = self._groups.rows((n, hidden), torch.bfloat16, self._streams) if out is None else out
+        made = self._groups.rows((n, hidden), torch.bfloat16) if out is None else out
         inputs = (x, topk_idx, topk_weights, made, wait_stats, routing.counts, routing.y)
         operation = _Operation(joined, self._streams, async_finish, inputs)
         if wait_stats is not None:

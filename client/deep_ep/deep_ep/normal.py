@@ -255,7 +255,7 @@ class NormalMode:
         """Tensors for the results. chosen None: under a handle, for the rows alone; False: without topk_idx."""
         b = joined.regions(SLOT, given.row_format)
         with call.allocate():
-            recv_x = self._groups.rows((num_rows, b.recv_x.shape[1]), b.recv_x.dtype, self._streams)
+            recv_x = self._groups.rows((num_rows, b.recv_x.shape[1]), b.recv_x.dtype)
             scales = None if b.recv_scales is None else _like(b.recv_scales, num_rows)
             if chosen is None:
                 return _Received(recv_x, scales, None, None)
@@ -301,7 +301,7 @@ class NormalMode:
         made: Sequence[Tensor] = ()
         with call.run(torch_works=copies or not known):
             with call.allocate():
-                out = self._groups.rows((n, hidden), torch.bfloat16, self._streams)
+                out = self._groups.rows((n, hidden), torch.bfloat16)
             if not known:
                 joined, *made = self._establish(routing, joined, None, call, config, Staging())
             staging = Staging(rows)

@@ -22,6 +22,14 @@ _X, _TOPK_IDX, _TOPK_WEIGHTS = epd.Region.X, epd.Region.TOPK_IDX, epd.Region.TOP
 _Y, _EXPERT_COUNTS, _OUT = epd.Region.Y, epd.Region.EXPERT_COUNTS, epd.Region.OUT
 
 
+def give_rows(memory: Staging, joined: Joined, region: epd.Region, of_slot: Tensor, rows: Tensor) -> None:
+    """Inputs of an operation. One that may be repeated finds them in the slot, whatever has become of the caller's."""
+    if joined.steps is None:
+        memory.give(region, rows)
+    else:
+        of_slot[tuple(slice(size) for size in rows.shape)].copy_(rows)
+
+
 class Results:
     """What a dispatch delivers: views of the slot's regions, which are the same for each dispatch, or tensors of its
     own. The last two dimensions of scales lie column-major in both."""
@@ -141,7 +149,8 @@ class Dispatching:
     def submit(self, attempt: Attempt) -> epd.Ticket:
         memory = Staging(0 if self._routing.has_blocks_of_group else self._routing.y_shape[1])
         if attempt is Attempt.FIRST and self._inputs is not None:
-            memory.give(_X, self._inputs[0])
+            x = joined.regions(self._routing.turn.slot, self._row_format).x
+            give_rows(memory, joined, _X, x, self._inputs[0])
             memory.give(_TOPK_IDX, self._inputs[1])
         if attempt is not Attempt.REPEAT and self._results is not None:
             self._results.want(memory)
@@ -206,7 +215,7 @@ class Combining:
         if attempt is Attempt.FIRST and self._weights is not None:
             memory.give(_TOPK_WEIGHTS, self._weights)
         if rows is not None:
-            memory.give(_Y, rows)
+            give_rows(memory, joined, _Y, joined.regions(self._slot).y, rows)
             memory.give(_EXPERT_COUNTS, counts)
         if attempt is not Attempt.REPEAT and self._out is not None:
             memory.want(_OUT, self._out)

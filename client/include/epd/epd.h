@@ -304,7 +304,8 @@ EPD_API void epd_memory_free(void* address, size_t bytes, int device, void* stre
 
 /* On a GPU, rows in memory that the engines have mapped are not copied: x, recv_x, y and out of
  * epd_memory_t, if they lie there on a multiple of 16 bytes, and behind where recv_x and y begin there is
- * room in the allocation for the group's region (epd_region_bytes). Peers store to recv_x and load from y by
+ * room in the allocation for the group's region (epd_region_bytes; for recv_rows rows of y in layout compact,
+ * if given). Peers store to recv_x and load from y by
  * themselves. All else that epd_memory_t names is copied. libepd has an allocation mapped that three calls of
  * the group have named, or that a captured call names. That is memory of cudaMalloc, and memory of
  * cuMemCreate that can be exported. Memory that has been freed is never used, also if the same address is
@@ -315,7 +316,8 @@ EPD_API void epd_memory_free(void* address, size_t bytes, int device, void* stre
  * This maps a range now, for all groups of the session and those that it joins later. Then rows must lie in
  * the range. It is within one allocation. A group has 64 memories mapped at most, which calls beyond that
  * copy. UNSUPPORTED: the device's operations take rows from their slots alone (host devices); calls then
- * copy. INVALID_ARGUMENT: such a range can't be registered. RESOURCE_EXHAUSTED: 64 are. */
+ * copy. INVALID_ARGUMENT: such a range can't be registered. RESOURCE_EXHAUSTED: 64 are, or it can't be
+ * mapped for the moment. */
 EPD_API epd_status_t epd_memory_register(epd_session_t* session, void* address, size_t bytes);
 /* From here on calls copy rows of the allocation, but for other ranges of it that are registered. Calls that
  * are enqueued, and graphs, still name it. Freeing memory does the same. NOT_FOUND: no range begins there. */
@@ -389,6 +391,10 @@ typedef struct epd_group_config {
    * largest. Not with EPD_PAYLOAD_OPAQUE. Since 0.2.0. Read during the call; NULL: none */
   const epd_row_format_t* more_formats;
   uint32_t num_more_formats;
+  /* 1: in a slot, y lies where recv_x lies, and out where x does: about half the memory, for calls that name
+   * these rows in memory of the caller's, or write y over recv_x. No operation of a slot may begin before
+   * what the one before it has left there has been read. Since 0.2.0 */
+  uint32_t shared_regions;
   /* [end] */
 } epd_group_config_t;
 static inline void epd_group_config_init(epd_group_config_t* config) {

@@ -111,6 +111,7 @@ struct Config {
   epd_scale_layout_t scale_layout = EPD_SCALE_LAYOUT_ROW_MAJOR;
   epd_range_format_t range_format = EPD_RANGE_FORMAT_ROWS;
   std::vector<epd_row_format_t> more_formats;
+  std::uint32_t shared_regions = 0;
   // [end]
 };
 
@@ -246,6 +247,7 @@ inline epd_group_config_t make_config(const Config& config) {
   raw.range_format = config.range_format;
   raw.more_formats = config.more_formats.data();
   raw.num_more_formats = static_cast<std::uint32_t>(config.more_formats.size());
+  raw.shared_regions = config.shared_regions;
   // [end]
   return raw;
 }

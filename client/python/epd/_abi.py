@@ -88,6 +88,7 @@ class GroupConfig(ctypes.Structure):
         ("range_format", c_enum),
         ("more_formats", ctypes.POINTER(RowFormat)),
         ("num_more_formats", c_uint32),
+        ("shared_regions", c_uint32),
         # [end]
     ]
 

@@ -211,6 +211,9 @@ class GroupConfig:
     range_format      of source_ranges; Layout.PACKED and Layout.EXPERT
     more_formats      row formats 1, 2, 3, which a dispatch may choose by row_format. All differ. Regions have room
                       for the largest. Not with Payload.OPAQUE
+    shared_regions    1: in a slot, y lies where recv_x lies, and out where x does: about half the memory, for calls
+                      that name these rows in memory of the caller's, or write y over recv_x. No operation of a slot
+                      may begin before what the one before it has left there has been read
     """
 
     name: str = ""
@@ -240,6 +243,7 @@ class GroupConfig:
     scale_layout: ScaleLayout = ScaleLayout.ROW_MAJOR
     range_format: RangeFormat = RangeFormat.ROWS
     more_formats: Sequence[RowFormat] = ()
+    shared_regions: int = 0
 # [end]
 
     def with_format(self, row_format: int) -> GroupConfig:
@@ -378,6 +382,7 @@ _ALLOWED = {
     "max_recv_rows": "0 .. 2147483647",
     "priority": "-8 .. 7",
     "sum_ranks": "0 .. num_ranks",
+    "shared_regions": "0 .. 1",
     # [end]
     "fd": f"None, or 0 .. {(1 << 31) - 1}",
     "offset": f"multiples of 128, 0 .. {1 << 50}",

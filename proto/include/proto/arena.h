@@ -129,6 +129,18 @@ constexpr std::uint32_t bound_regions(const Bindings& bindings) {
 
 // Regions in `bound` (region_bit) are elsewhere and have no room here.
 struct UserArenaLayout {
+  // The region that lies where this one does; itself: none.
+  static constexpr Region shared_with(const GroupShape& shape, Region region) {
+    if (shape.shared_regions == 0) return region;
+    switch (region) {
+      case Region::kX: return Region::kOut;
+      case Region::kOut: return Region::kX;
+      case Region::kRecvX: return Region::kY;
+      case Region::kY: return Region::kRecvX;
+      default: return region;
+    }
+  }
+
   std::array<std::uint64_t, kNumRegions> offset{};  // within a slot
   std::uint64_t slot_bytes = 0;
   std::uint64_t staging = 0;  // StagingWords[depth]
@@ -137,10 +149,18 @@ struct UserArenaLayout {
   std::uint64_t total_bytes = 0;
 
   constexpr explicit UserArenaLayout(const GroupShape& shape, std::uint32_t bound = 0) {
+    const auto is_bound = [bound](Region region) {
+      return (bound >> static_cast<std::uint32_t>(region) & 1) != 0;
+    };
     for (std::size_t i = 0; i < kNumRegions; ++i) {
-      offset[i] = slot_bytes;
-      if ((bound >> i & 1) != 0) continue;
-      slot_bytes += align_up(region_bytes(shape, static_cast<Region>(i)), kRegionAlign);
+      const auto region = static_cast<Region>(i);
+      const Region other = shared_with(shape, region);
+      const bool shares = other != region && !is_bound(region) && !is_bound(other);
+      offset[i] = shares && other < region ? offset[static_cast<std::size_t>(other)] : slot_bytes;
+      if (is_bound(region) || (shares && other < region)) continue;
+      const std::uint64_t bytes = region_bytes(shape, region);
+      const std::uint64_t least = shares ? region_bytes(shape, other) : 0;
+      slot_bytes += align_up(bytes > least ? bytes : least, kRegionAlign);
     }
     staging = slot_bytes * shape.depth;
     calls = staging + sizeof(StagingWords) * shape.depth;

@@ -116,6 +116,7 @@ struct GroupShape {
   RangeFormat range_format = {};
   std::uint32_t num_more_formats = 0;
   std::array<RowFormat, kMaxMoreFormats> more_formats{};
+  std::uint32_t shared_regions = 0;
   // [end]
 
   constexpr std::uint32_t num_formats() const { return 1 + num_more_formats; }

@@ -55,6 +55,7 @@ inline constexpr ShapeField kShapeFields[] = {
     {"more_formats[1].scale_format", 24, 0, 2, 1},
     {"more_formats[2].payload", 25, 0, 2, 1},
     {"more_formats[2].scale_format", 26, 0, 2, 1},
+    {"shared_regions", 27, 0, 1, 1},
     // [end]
 };
 static_assert(sizeof(GroupShape) == std::size(kShapeFields) * sizeof(std::uint32_t));

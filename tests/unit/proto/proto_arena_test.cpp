@@ -176,6 +176,33 @@ TEST(UserArena, HasNoRoomForWhatIsBound) {
   }
 }
 
+TEST(UserArena, RegionsThatShareHaveRoomForTheLarger) {
+  for (GroupShape s : many_shapes()) {
+    const UserArenaLayout apart(s);
+    s.shared_regions = 1;
+    const UserArenaLayout shared(s);
+    const auto room = [&s](Region region) { return align_up(region_bytes(s, region), kRegionAlign); };
+    Wide saved = 0;
+    for (const auto& [one, other] :
+         {std::pair(Region::kX, Region::kOut), std::pair(Region::kRecvX, Region::kY)}) {
+      ASSERT_EQ(shared.at(0, one), shared.at(0, other));
+      saved += std::min(room(one), room(other));
+    }
+    ASSERT_EQ(Wide{apart.slot_bytes} - shared.slot_bytes, saved);
+    // With what else there is, in the order of the regions.
+    const auto room_at = [&](Region region) {
+      const Region other = UserArenaLayout::shared_with(s, region);
+      return std::max(room(region), room(other));
+    };
+    for (std::size_t i = 0; i < kNumRegions; ++i) {
+      const auto region = static_cast<Region>(i);
+      ASSERT_LE(shared.at(0, region) + room_at(region), shared.slot_bytes);
+    }
+    const UserArenaLayout bound(s, region_bit(Region::kRecvX));
+    ASSERT_LE(Wide{bound.at(0, Region::kY)} + room(Region::kY), bound.slot_bytes) << "a room of its own";
+  }
+}
+
 TEST(Bindings, WhatIsAllowedNeverOverflows) {
   for (const GroupShape& s : many_shapes()) {
     for (std::size_t i = 0; i < kNumRegions; ++i) {

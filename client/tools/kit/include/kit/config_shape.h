@@ -32,6 +32,7 @@ inline abi::GroupShape shape_of(const epd_group_config_t& c) {
   s.span = static_cast<abi::Span>(c.span);
   s.scale_layout = static_cast<abi::ScaleLayout>(c.scale_layout);
   s.range_format = static_cast<abi::RangeFormat>(c.range_format);
+  s.shared_regions = c.shared_regions;
   // [end]
   s.num_more_formats = c.num_more_formats;
   for (std::uint32_t i = 0; i < c.num_more_formats && i < abi::kMaxMoreFormats;
