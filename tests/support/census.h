@@ -11,6 +11,7 @@
 
 namespace epd::test {
 
+// Without the fake driver's memory of cuMemAlloc.
 struct Census {
   std::size_t fds = 0;
   std::size_t memfds = 0;    // descriptors of memfds
