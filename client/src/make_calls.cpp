@@ -369,7 +369,7 @@ Status Operations::submit(Group& group, const SubmitRequest& request, epd_ticket
       group.calls.note_host_call(made.ticket, timeout_of(group, request),
                                  group.calls.find(made.ticket)->answer_by);
     }
-    if (in_stream && !captured) group.calls.note_stream_call(made.ticket);
+    if (in_stream && !made.rows.captured) group.calls.note_stream_call(made.ticket);
     if (!request.deferred()) group.calls.note_stream_wait(made.ticket);
     const epd_handle_t its = made.use.writes ? make_handle(group.comebacks, made.use.route) : request.handle;
     if (made.use.writes)

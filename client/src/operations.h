@@ -6,7 +6,6 @@
 #include "group.h"
 #include "hooks.h"
 #include "mapped_memory.h"
-#include "staging.h"
 #include "stream_port.h"
 
 #include <memory>
@@ -36,6 +35,13 @@ struct SubmitRequest {
 struct RouteUse {
   std::uint32_t route = kNoRoute;
   bool writes = false;
+};
+
+// What becomes of the rows of one call.
+struct RowPlan {
+  RowMemory memory;       // where they lie
+  bool captured = false;  // a stream captures the call
+  abi::RowPlaces places;  // 0: they are copied
 };
 
 // How a call has ended.

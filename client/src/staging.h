@@ -2,20 +2,12 @@
 // See README, "Memory of the caller's".
 #pragma once
 
-#include "mapped_memory.h"
 #include "operations.h"
 #include "step.h"
 
 namespace epd::client {
 
 using stream_kernels::Copies;
-
-// What becomes of the rows of one call.
-struct RowPlan {
-  RowMemory memory;       // where they lie
-  bool captured = false;  // a stream captures the call
-  abi::RowPlaces places;  // 0: they are copied
-};
 
 // With the session's mutex. Rows that lie in mapped memory are not copied, but get a place. `out` is new, as
 // are the places; they stay so if nothing is to be copied. INVALID_ARGUMENT: a field of the memory, or what

@@ -149,6 +149,7 @@ class Dispatching:
     def submit(self, attempt: Attempt) -> epd.Ticket:
         memory = Staging(0 if self._routing.has_blocks_of_group else self._routing.y_shape[1])
         if attempt is Attempt.FIRST and self._inputs is not None:
+            joined = self._routing.joined
             x = joined.regions(self._routing.turn.slot, self._row_format).x
             give_rows(memory, joined, _X, x, self._inputs[0])
             memory.give(_TOPK_IDX, self._inputs[1])
@@ -215,7 +216,7 @@ class Combining:
         if attempt is Attempt.FIRST and self._weights is not None:
             memory.give(_TOPK_WEIGHTS, self._weights)
         if rows is not None:
-            give_rows(memory, joined, _Y, joined.regions(self._slot).y, rows)
+            give_rows(memory, routing.joined, _Y, routing.joined.regions(self._slot).y, rows)
             memory.give(_EXPERT_COUNTS, counts)
         if attempt is not Attempt.REPEAT and self._out is not None:
             memory.want(_OUT, self._out)
