@@ -6,6 +6,8 @@
 #include "stream_kernels.h"
 
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -83,11 +85,13 @@ class CudaDevice final : public Device {
   Status map_host(const UniqueFd& fd, std::uint64_t bytes, DeviceMemory& out) override;
   void unmap(std::uintptr_t address, std::size_t bytes) noexcept override;
   Status export_allocation(std::uintptr_t address, ExportedAllocation& out) override;
-  Allocation allocation_of(std::uintptr_t address) noexcept override;
-  Status export_memory(std::uintptr_t address, abi::MemoryRange& range, UniqueFd& fd) override;
+  Allocation allocation_of(std::uintptr_t address, std::uint64_t bytes) noexcept override;
+  Status export_memory(const Allocation& allocation, abi::MemoryRange& range,
+                       std::vector<UniqueFd>& fds) override;
   Status has_kernels() const override { return kernels_loaded_; }
   Status check() override;
   Status check_stream(void* stream, bool& captures) override;
+  Status follow_graph(void* stream, GraphEnd& out) override;
   Status call(std::uintptr_t place, const abi::PackedCall& call) override;
   Status wait(void* stream, std::uintptr_t flag) override;
   Status launch(void* stream, abi::Op op, const stream_kernels::StagedStep& step) override;
@@ -124,6 +128,8 @@ class CudaDevice final : public Device {
   CUstream aside_ = nullptr;
   std::optional<StreamKernels> kernels_;  // none: kernels_loaded_ has the reason
   Status kernels_loaded_;
+  std::mutex graphs_mutex_;
+  std::map<cuuint64_t, GraphEnd> graphs_;  // by capture, guarded by graphs_mutex_
 };
 
 Status CudaDevice::start() {
@@ -222,16 +228,17 @@ Status CudaDevice::export_allocation(std::uintptr_t address, ExportedAllocation&
   return client::export_allocation(driver_, device_, address, out);
 }
 
-Allocation CudaDevice::allocation_of(std::uintptr_t address) noexcept {
+Allocation CudaDevice::allocation_of(std::uintptr_t address, std::uint64_t bytes) noexcept {
   const Current current(driver_, context_);
-  return current.error() == CUDA_SUCCESS ? client::allocation_of(driver_, address) : Allocation();
+  return current.error() == CUDA_SUCCESS ? client::allocation_of(driver_, address, bytes) : Allocation();
 }
 
-Status CudaDevice::export_memory(std::uintptr_t address, abi::MemoryRange& range, UniqueFd& fd) {
+Status CudaDevice::export_memory(const Allocation& allocation, abi::MemoryRange& range,
+                                 std::vector<UniqueFd>& fds) {
   const BesideCaptures beside(driver_);
   const Current current(driver_, context_);
   if (current.error() != CUDA_SUCCESS) return status(current.error(), "cuCtxPushCurrent");
-  return client::export_memory(driver_, device_, address, range, fd);
+  return client::export_memory(driver_, device_, allocation, range, fds);
 }
 
 // Other queries of a stream, for example cuStreamQuery, would end a capture of the application's.
@@ -248,6 +255,48 @@ Status CudaDevice::check_stream(void* stream, bool& captures) {
   });
   captures = capturing == CU_STREAM_CAPTURE_STATUS_ACTIVE;
   return status;
+}
+
+Status CudaDevice::follow_graph(void* stream, GraphEnd& out) {
+  CUstreamCaptureStatus capturing{};
+  cuuint64_t id = 0;
+  CUgraph graph = nullptr;
+  const CUgraphNode* nodes = nullptr;
+  const CUgraphEdgeData* edges = nullptr;  // the driver refuses to leave them out
+  std::size_t num_nodes = 0;
+  Status did = within("cuStreamGetCaptureInfo", [&] {
+    return driver_.cuStreamGetCaptureInfo(static_cast<CUstream>(stream), &capturing, &id, &graph, &nodes,
+                                          &edges, &num_nodes);
+  });
+  if (!did.ok()) return did;
+  const std::lock_guard lock(graphs_mutex_);
+  std::erase_if(graphs_, [](const auto& known) { return known.second->load(); });
+  if (const auto known = graphs_.find(id); known != graphs_.end()) {
+    out = known->second;
+    return {};
+  }
+  using Ended = std::shared_ptr<std::atomic<bool>>;
+  const auto ended = std::make_shared<std::atomic<bool>>(false);
+  auto told = std::make_unique<Ended>(ended);
+  const CUhostFn tell = [](void* given) {
+    const std::unique_ptr<Ended> its(static_cast<Ended*>(given));
+    (*its)->store(true);
+  };
+  CUuserObject object = nullptr;
+  did = within("cuUserObjectCreate", [&] {
+    return driver_.cuUserObjectCreate(&object, told.get(), tell, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
+  });
+  if (!did.ok()) return did;
+  [[maybe_unused]] Ended* const given = told.release();  // the object has it
+  did = within("cuGraphRetainUserObject",
+               [&] { return driver_.cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE); });
+  if (!did.ok()) {
+    driver_.cuUserObjectRelease(object, 1);
+    return did;
+  }
+  graphs_.emplace(id, ended);
+  out = ended;
+  return {};
 }
 
 Status CudaDevice::call(std::uintptr_t place, const abi::PackedCall& call) {

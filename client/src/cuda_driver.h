@@ -43,6 +43,10 @@ namespace epd::client {
   X(cuStreamDestroy)                        \
   X(cuStreamSynchronize)                    \
   X(cuStreamIsCapturing)                    \
+  X(cuStreamGetCaptureInfo)                 \
+  X(cuUserObjectCreate)                     \
+  X(cuUserObjectRelease)                    \
+  X(cuGraphRetainUserObject)                \
   X(cuThreadExchangeStreamCaptureMode)      \
   X(cuStreamWriteValue32)                   \
   X(cuStreamWaitValue32)                    \

@@ -170,33 +170,39 @@ Status export_allocation(const CudaDriver& driver, CUdevice device, CUdeviceptr 
   return {};
 }
 
-Allocation allocation_of(const CudaDriver& driver, CUdeviceptr address) {
-  Allocation found;
+namespace {
+
+// What the driver says of an address: an allocation, and whether it may be one of several pieces.
+struct Piece {
+  Allocation allocation;
+  bool by_descriptor = false;
+};
+
+Piece piece_at(const CudaDriver& driver, CUdeviceptr address) {
+  Piece piece;
+  Allocation& found = piece.allocation;
   CUdeviceptr begin = 0;
   std::size_t bytes = 0;
+  unsigned long long handles = 0;
   CUpointer_attribute asked[] = {CU_POINTER_ATTRIBUTE_BUFFER_ID, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
-                                 CU_POINTER_ATTRIBUTE_RANGE_SIZE};
-  void* answers[] = {&found.id, &begin, &bytes};
+                                 CU_POINTER_ATTRIBUTE_RANGE_SIZE, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES};
+  void* answers[] = {&found.id, &begin, &bytes, &handles};
   if (driver.cuPointerGetAttributes(std::size(asked), asked, answers, address) != CUDA_SUCCESS) return {};
   if (begin == 0 || address - begin >= bytes) return {};
   found.begin = begin;
   found.bytes = bytes;
-  return found;
+  piece.by_descriptor = (handles & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0;
+  return piece;
 }
 
-Status export_memory(const CudaDriver& driver, CUdevice device, CUdeviceptr address, abi::MemoryRange& range,
-                     UniqueFd& fd) {
-  CUmemGenericAllocationHandle handle = 0;
-  void* const at = reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
-  if (driver.cuMemRetainAllocationHandle(&handle, at) == CUDA_SUCCESS) {
-    const Held held(driver, handle);
-    ExportedAllocation exported;
-    Status status = export_allocation(driver, device, address, exported);
-    if (!status.ok()) return status;
-    range.by = abi::MemoryBy::kDescriptor;
-    fd = std::move(exported.fd);
-    return {};
-  }
+// Of several pieces; the order counts.
+std::uint64_t joint_id(std::uint64_t first, std::uint64_t second) {
+  std::uint64_t mixed = first * 0x9e3779b97f4a7c15u + second;
+  mixed = (mixed ^ mixed >> 32) * 0xd6e8feb86659fd93u;
+  return (mixed ^ mixed >> 32) | std::uint64_t{1} << 63;  // the driver counts from 1
+}
+
+Status export_ipc(const CudaDriver& driver, CUdevice device, CUdeviceptr address, abi::MemoryRange& range) {
   int ordinal = -1;
   CUpointer_attribute asked[] = {CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
   void* answers[] = {&ordinal};
@@ -215,6 +221,42 @@ Status export_memory(const CudaDriver& driver, CUdevice device, CUdeviceptr addr
   static_assert(sizeof(exported) == sizeof(range.handle));
   std::memcpy(range.handle.data(), &exported, sizeof(exported));
   range.by = abi::MemoryBy::kIpcHandle;
+  return {};
+}
+
+}  // namespace
+
+Allocation allocation_of(const CudaDriver& driver, CUdeviceptr address, std::uint64_t bytes) {
+  const Piece first = piece_at(driver, address);
+  Allocation all = first.allocation;
+  while (first.by_descriptor && all.pieces < abi::kMaxPieces && all.begin + all.bytes - address < bytes) {
+    const Piece next = piece_at(driver, all.begin + all.bytes);
+    const bool fits = next.by_descriptor && next.allocation.begin == all.begin + all.bytes &&
+                      next.allocation.bytes == first.allocation.bytes;
+    if (!fits) break;
+    all.id = joint_id(all.id, next.allocation.id);
+    all.bytes += next.allocation.bytes;
+    ++all.pieces;
+  }
+  return all;
+}
+
+Status export_memory(const CudaDriver& driver, CUdevice device, const Allocation& allocation,
+                     abi::MemoryRange& range, std::vector<UniqueFd>& fds) {
+  CUmemGenericAllocationHandle handle = 0;
+  void* const at = reinterpret_cast<void*>(allocation.begin);  // NOLINT(performance-no-int-to-ptr)
+  if (driver.cuMemRetainAllocationHandle(&handle, at) != CUDA_SUCCESS)
+    return export_ipc(driver, device, allocation.begin, range);
+  const Held held(driver, handle);
+  for (std::uint32_t i = 0; i < allocation.pieces; ++i) {
+    ExportedAllocation exported;
+    Status status = export_allocation(driver, device,
+                                      allocation.begin + allocation.bytes / allocation.pieces * i, exported);
+    if (!status.ok()) return status;
+    fds.push_back(std::move(exported.fd));
+  }
+  range.by = abi::MemoryBy::kDescriptor;
+  range.pieces = allocation.pieces;
   return {};
 }
 

@@ -45,9 +45,9 @@ Status map_allocation(const CudaDriver& driver, CUmemGenericAllocationHandle all
 void unmap_allocation(const CudaDriver& driver, CUdeviceptr address, std::size_t bytes);
 
 // See Device::allocation_of, export_memory and export_allocation. A context of the device is current.
-Allocation allocation_of(const CudaDriver& driver, CUdeviceptr address);
-Status export_memory(const CudaDriver& driver, CUdevice device, CUdeviceptr address, abi::MemoryRange& range,
-                     UniqueFd& fd);
+Allocation allocation_of(const CudaDriver& driver, CUdeviceptr address, std::uint64_t bytes);
+Status export_memory(const CudaDriver& driver, CUdevice device, const Allocation& allocation,
+                     abi::MemoryRange& range, std::vector<UniqueFd>& fds);
 Status export_allocation(const CudaDriver& driver, CUdevice device, CUdeviceptr address,
                          ExportedAllocation& out);
 

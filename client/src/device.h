@@ -25,11 +25,13 @@ namespace epd::client {
 class DeviceMemory;
 class DeviceEvent;
 
-// An allocation of the application's, as the driver knows it.
+// An allocation of the application's, as the driver knows it. Or adjacent ones of cuMemCreate, all of one
+// size, of which torch's expandable segments consist: its pieces.
 struct Allocation {
   std::uint64_t id = 0;  // never that of another allocation of this process; 0: no memory of the driver's
   std::uintptr_t begin = 0;
-  std::uint64_t bytes = 0;
+  std::uint64_t bytes = 0;  // of all pieces
+  std::uint32_t pieces = 1;
 };
 
 // An allocation of the application's that can be passed on.
@@ -38,6 +40,9 @@ struct ExportedAllocation {
   std::uintptr_t begin = 0;  // where this process has mapped it
   std::uint64_t bytes = 0;
 };
+
+// Whether a graph that a stream captures, and all that was made of it to be launched, have ended.
+using GraphEnd = std::shared_ptr<const std::atomic<bool>>;
 
 // How a stream waits: epd_wait_by_t.
 enum class WaitBy : std::uint32_t {
@@ -64,12 +69,13 @@ class Device {
   // or it is not the device's.
   virtual Status export_allocation(std::uintptr_t address, ExportedAllocation& out) = 0;
 
-  // The allocation in which the address lies. Takes 0.1 to 0.2 us (H200), and is allowed while streams
-  // capture.
-  virtual Allocation allocation_of(std::uintptr_t address) noexcept = 0;
-  // How engines reach the allocation: sets `by`, and the handle or the descriptor. INVALID_ARGUMENT: they
-  // can't.
-  virtual Status export_memory(std::uintptr_t address, abi::MemoryRange& range, UniqueFd& fd) = 0;
+  // The allocation in which the address lies, with the pieces behind it that the next `bytes` reach. Takes
+  // 0.1 to 0.2 us for each piece (H200), and is allowed while streams capture.
+  virtual Allocation allocation_of(std::uintptr_t address, std::uint64_t bytes) noexcept = 0;
+  // How engines reach the allocation: sets `by`, `pieces`, and the handle or the descriptors.
+  // INVALID_ARGUMENT: they can't.
+  virtual Status export_memory(const Allocation& allocation, abi::MemoryRange& range,
+                               std::vector<UniqueFd>& fds) = 0;
 
   // OK; UNSUPPORTED; or the error with which loading the library's kernels failed.
   virtual Status has_kernels() const = 0;
@@ -77,6 +83,9 @@ class Device {
   virtual Status check() = 0;
   // Whether the stream captures a graph. Fails if it is no stream, as far as the driver can tell.
   virtual Status check_stream(void* stream, bool& captures) = 0;
+
+  // Of the graph that the stream captures, the same for all calls in one capture.
+  virtual Status follow_graph(void* stream, GraphEnd& out) = 0;
 
   // These enqueue in the caller's stream. They return at once, unless its queue is full.
   virtual Status wait(void* stream, std::uintptr_t flag) = 0;  // by a memory operation, until it is 1

@@ -3,9 +3,11 @@
 #include "group.h"
 #include "log.h"
 #include "operations.h"
+#include "staging.h"
 
 #include <algorithm>
 #include <string>
+#include <thread>
 #include <utility>
 
 namespace epd::client {
@@ -13,6 +15,8 @@ namespace {
 
 constexpr std::int64_t kMapMs = 5'000;
 constexpr std::size_t kMostUses = 256;
+// The driver tells a graph's end from a thread of its own.
+constexpr std::int64_t kGraphEndMs = 20;
 
 std::string range_of(const MemoryPart& part) {
   return std::to_string(part.bytes) + " bytes at " + hex(part.address);
@@ -23,18 +27,26 @@ bool holds(const MemoryPart& part, std::uintptr_t address, std::uint64_t bytes) 
          bytes <= part.bytes - (address - part.address);
 }
 
+bool have_ended(const std::vector<GraphEnd>& graphs) {
+  return std::all_of(graphs.begin(), graphs.end(), [](const GraphEnd& graph) { return graph->load(); });
+}
+
 }  // namespace
 
 // ---- a group's
 
-abi::RowPlace GroupMapped::find(const Rows& rows, const Allocation& in, bool captured) {
+bool GroupMapped::Entry::captured() const {
+  return !have_ended(graphs);
+}
+
+abi::RowPlace GroupMapped::find(const Rows& rows, const Allocation& in, const GraphEnd& graph) {
   auto are = abi::RowsAre::kNotMappable;
-  const abi::RowPlace place = in.id != 0 ? look_for(rows, in, captured, are) : 0;
+  const abi::RowPlace place = in.id != 0 ? look_for(rows, in, graph, are) : 0;
   count(are);
   return place;
 }
 
-abi::RowPlace GroupMapped::look_for(const Rows& rows, const Allocation& in, bool captured,
+abi::RowPlace GroupMapped::look_for(const Rows& rows, const Allocation& in, const GraphEnd& graph,
                                     abi::RowsAre& are) {
   const auto address = reinterpret_cast<std::uintptr_t>(rows.at);
   const Use* const use = find_use(in.id);
@@ -48,7 +60,10 @@ abi::RowPlace GroupMapped::look_for(const Rows& rows, const Allocation& in, bool
     are = abi::RowsAre::kUnaligned;
     if (offset % abi::kRowPlaceAlign != 0 || offset > abi::kMaxPlaceOffset) return 0;
     are = abi::RowsAre::kInPlace;
-    entry.captured = entry.captured || captured;
+    if (graph != nullptr) {
+      std::erase_if(entry.graphs, [&graph](const GraphEnd& its) { return its == graph || its->load(); });
+      entry.graphs.push_back(graph);
+    }
     return abi::row_place(static_cast<std::uint32_t>(i), entry.generation, offset);
   }
   return 0;
@@ -94,7 +109,7 @@ std::optional<abi::MemoryRange> GroupMapped::claim(const MemoryPart& part, bool 
     return entry.state == Entry::State::kFree && entry.generation < abi::kMaxMemoryGeneration;
   });
   if (free == entries_.end()) return std::nullopt;
-  *free = {part, free->generation + 1, Entry::State::kClaimed, false, registered};
+  *free = {part, free->generation + 1, Entry::State::kClaimed, registered, {}};
   return range_of(static_cast<std::uint32_t>(free - entries_.begin()));
 }
 
@@ -118,8 +133,8 @@ void GroupMapped::end_claim(const abi::MemoryRange& range, bool mapped) {
 
 abi::MemoryRange GroupMapped::forget(std::uint32_t number, bool freed) {
   Entry& entry = entries_[number];
-  if (freed && entry.captured) freed_.push_back(entry.part);
-  entry = {{}, entry.generation, Entry::State::kFree, false, false};
+  if (freed && entry.captured()) freed_.push_back({entry.part, std::move(entry.graphs)});
+  entry = {{}, entry.generation, Entry::State::kFree, false, {}};
   abi::MemoryRange range;
   range.number = number;
   range.generation = entry.generation;
@@ -152,23 +167,22 @@ bool GroupMapped::take_back(const MemoryPart& part) {
   return true;
 }
 
-std::vector<std::uint32_t> GroupMapped::replaced_by(const Allocation& now) const {
-  std::vector<std::uint32_t> found;
-  for (std::uint32_t i = 0; i < entries_.size(); ++i) {
-    const Entry& entry = entries_[i];
-    if (entry.is_mapped() && entry.part.in.id != now.id && !entry.captured &&
-        entry.part.address < now.begin + now.bytes && now.begin < entry.part.address + entry.part.bytes)
-      found.push_back(i);
-  }
-  return found;
-}
-
 std::vector<GroupMapped::Known> GroupMapped::mapped() const {
   std::vector<Known> found;
   for (std::uint32_t i = 0; i < entries_.size(); ++i) {
     const Entry& entry = entries_[i];
-    if (entry.is_mapped()) found.push_back({i, entry.generation, entry.part, entry.captured});
+    if (entry.is_mapped()) found.push_back({i, entry.generation, entry.part, entry.captured()});
   }
+  return found;
+}
+
+std::vector<GroupMapped::Known> GroupMapped::beside(const Allocation& now) const {
+  std::vector<Known> found = mapped();
+  std::erase_if(found, [&now](const Known& known) {
+    const Allocation& its = known.part.in;
+    const bool apart = its.begin >= now.begin + now.bytes || now.begin >= its.begin + its.bytes;
+    return apart || its.id == now.id || known.captured;
+  });
   return found;
 }
 
@@ -176,7 +190,7 @@ std::optional<GroupMapped::Known> GroupMapped::next_captured() {
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     looked_at_ = (looked_at_ + 1) % static_cast<std::uint32_t>(entries_.size());
     const Entry& entry = entries_[looked_at_];
-    if (entry.is_mapped() && entry.captured) return Known{looked_at_, entry.generation, entry.part, true};
+    if (entry.is_mapped() && entry.captured()) return Known{looked_at_, entry.generation, entry.part, true};
   }
   return std::nullopt;
 }
@@ -188,8 +202,7 @@ Status SessionRegistered::add(const MemoryPart& part, const std::vector<std::uin
     return std::find(freed.begin(), freed.end(), known.in.id) != freed.end();
   });
   for (const MemoryPart& known : all_) {
-    if (known.in.id == part.in.id && part.address < known.address + known.bytes &&
-        known.address < part.address + part.bytes)
+    if (part.address < known.address + known.bytes && known.address < part.address + part.bytes)
       return invalid_argument("the range overlaps " + range_of(known) +
                               ", which are registered; allowed: each byte once");
   }
@@ -222,7 +235,7 @@ Status MemoryMapper::find_range(const void* address, std::uint64_t bytes, Memory
     return invalid_argument("address is " + hex(begin) + "; allowed: a multiple of " +
                             std::to_string(abi::kRowPlaceAlign) + ", not 0");
   if (bytes == 0) return bad_value("bytes", 0, "1 or more");
-  const Allocation in = device_->allocation_of(begin);
+  const Allocation in = device_->allocation_of(begin, bytes);
   if (in.id == 0)
     return invalid_argument("address is " + hex(begin) +
                             ", where no memory of a GPU lies; allowed: memory of cudaMalloc, of cuMemCreate "
@@ -233,26 +246,31 @@ Status MemoryMapper::find_range(const void* address, std::uint64_t bytes, Memory
                             std::to_string(behind) + ", up to the end of the allocation");
   out = {in, begin, bytes};
   abi::MemoryRange range;
-  UniqueFd fd;  // each group that maps it exports it again: a descriptor would keep memory that is freed
-  return device_->export_memory(begin, range, fd);
+  std::vector<UniqueFd>
+      fds;  // each group that maps it exports it again: they would keep memory that is freed
+  return device_->export_memory(in, range, fds);
+}
+
+bool MemoryMapper::is_there(const Allocation& allocation) const {
+  return device_->allocation_of(allocation.begin, allocation.bytes).id == allocation.id;
 }
 
 std::vector<std::uint64_t> MemoryMapper::freed_of(const std::vector<MemoryPart>& parts) const {
   std::vector<std::uint64_t> freed;
   for (const MemoryPart& part : parts) {
-    if (device_->allocation_of(part.address).id != part.in.id) freed.push_back(part.in.id);
+    if (!is_there(part.in)) freed.push_back(part.in.id);
   }
   return freed;
 }
 
-Status MemoryMapper::ask(Group& group, const abi::MemoryRange& range, const UniqueFd& fd) {
+Status MemoryMapper::ask(Group& group, const abi::MemoryRange& range, const std::vector<UniqueFd>& fds) {
   const abi::MapMemory message{group.member, 0, range};
   const Deadline deadline = Deadline::in_ms(kMapMs);
   Packet reply;
-  std::vector<int> fds;
-  if (fd.valid()) fds.push_back(fd.get());
+  FdList sent;
+  for (const UniqueFd& fd : fds) sent.push_back(fd.get());
   return connection_.request({abi::AttachType::kMapMemory, abi::AttachType::kMapped, &message,
-                              sizeof(message), deadline, deadline, fds},
+                              sizeof(message), deadline, deadline, sent},
                              reply);
 }
 
@@ -267,9 +285,9 @@ Status MemoryMapper::map(Group& group, const MemoryPart& part, bool registered) 
     return {StatusCode::kResourceExhausted, "the group has " + std::to_string(abi::kMaxMapped) +
                                                 " memories mapped; allowed: as many, until one is freed"};
   }
-  UniqueFd fd;
-  Status status = device_->export_memory(part.address, *range, fd);
-  if (status.ok()) status = ask(group, *range, fd);
+  std::vector<UniqueFd> fds;
+  Status status = device_->export_memory(part.in, *range, fds);
+  if (status.ok()) status = ask(group, *range, fds);
   const Lock lock = waits_.lock();
   group.mapped.end_claim(*range, status.ok());
   return status;
@@ -297,9 +315,7 @@ void MemoryMapper::unmap_freed(const std::list<std::unique_ptr<Group>>& groups) 
       for (const GroupMapped::Known& known : group->mapped.mapped()) all.push_back({group->member, known});
     }
   }
-  std::erase_if(all, [this](const Looked& looked) {
-    return device_->allocation_of(looked.known.part.address).id == looked.known.part.in.id;
-  });
+  std::erase_if(all, [this](const Looked& looked) { return is_there(looked.known.part.in); });
   const Lock lock = waits_.lock();
   for (const auto& group : groups) {
     const std::vector<GroupMapped::Known> now = group->mapped.mapped();
@@ -340,9 +356,9 @@ void MemoryMapper::map_again(Group& group) {
       range = group.mapped.range_of(known.number);
     }
     if (range.generation != known.generation || range.whole == 0) continue;
-    UniqueFd fd;
-    Status status = device_->export_memory(known.part.address, range, fd);
-    if (status.ok()) status = ask(group, range, fd);
+    std::vector<UniqueFd> fds;
+    Status status = device_->export_memory(known.part.in, range, fds);
+    if (status.ok()) status = ask(group, range, fds);
     if (status.ok()) continue;
     unmap(group, known.number, false);
     note_refused(group, known.part, status);
@@ -351,14 +367,16 @@ void MemoryMapper::map_again(Group& group) {
 
 bool MemoryMapper::note_named(Group& group, const Allocation& in, bool captured) {
   if (in.id == 0) return false;
-  std::vector<std::uint32_t> freed;
+  std::vector<GroupMapped::Known> beside;
   bool wanted = false;
   {
     const Lock lock = waits_.lock();
-    freed = group.mapped.replaced_by(in);
+    beside = group.mapped.beside(in);
     wanted = group.mapped.wants(in, captured);
   }
-  for (const std::uint32_t number : freed) unmap(group, number, true);
+  for (const GroupMapped::Known& known : beside) {
+    if (!is_there(known.part.in)) unmap(group, known.number, true);
+  }
   if (!wanted) return false;
   const MemoryPart whole{in, in.begin, in.bytes};
   const Status status = map(group, whole, false);
@@ -377,12 +395,20 @@ void MemoryMapper::note_refused(Group& group, const MemoryPart& part, const Stat
 
 RowMemory MemoryMapper::look_up(Group& group, const SubmitRequest& request, bool captured) {
   if (request.memory == nullptr) return {};
-  const bool dispatch = request.op == abi::Op::kDispatch;
-  const epd_memory_t& m = *request.memory;
-  const auto of = [this](const void* rows) {
-    return rows == nullptr ? Allocation() : device_->allocation_of(reinterpret_cast<std::uintptr_t>(rows));
+  const auto of = [this](const GroupMapped::Rows& its) {
+    return its.at == nullptr ? Allocation()
+                             : device_->allocation_of(reinterpret_cast<std::uintptr_t>(its.at), its.bytes);
   };
-  RowMemory rows{of(dispatch ? m.x : m.y), of(dispatch ? m.recv_x : m.out), false};
+  const NamedRows named = rows_named(group.shape, request);
+  RowMemory rows{of(named.in), of(named.out), false, nullptr};
+  if (captured) {
+    const Status followed = device_->follow_graph(request.stream.stream, rows.graph);
+    if (!followed.ok()) {
+      log_line(LogLevel::kInfo, "rows are copied: their graph's end would not be known",
+               {{"group", group.group_name}, {"reason", followed.message()}});
+      return {};
+    }
+  }
   rows.mapped = note_named(group, rows.in, captured);
   if (rows.out.id != rows.in.id) rows.mapped = note_named(group, rows.out, captured) || rows.mapped;
   return rows;
@@ -399,18 +425,24 @@ Status MemoryMapper::check_captured(Group& group, bool all) {
     }
   }
   for (const GroupMapped::Known& known : named) {
-    if (known.captured && device_->allocation_of(known.part.address).id != known.part.in.id)
-      unmap(group, known.number, true);
+    if (known.captured && !is_there(known.part.in)) unmap(group, known.number, true);
   }
-  std::vector<MemoryPart> freed;
+  std::vector<GroupMapped::Freed> freed;
   {
     const Lock lock = waits_.lock();
     freed = group.mapped.take_freed();
   }
+  const Deadline deadline = Deadline::in_ms(kGraphEndMs);
+  std::erase_if(freed, [&deadline](const GroupMapped::Freed& one) {
+    while (!have_ended(one.graphs) && !deadline.passed())
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    return have_ended(one.graphs);
+  });
   if (freed.empty()) return {};
-  return invalid_argument("memory that a captured graph names has been freed: " + range_of(freed.front()) +
-                          (freed.size() == 1 ? "" : " and " + std::to_string(freed.size() - 1) + " more") +
-                          "; allowed: memory that lives as long as the graph, as that of a graph's pool");
+  return invalid_argument(
+      "memory that a captured graph names has been freed: " + range_of(freed.front().part) +
+      (freed.size() == 1 ? "" : " and " + std::to_string(freed.size() - 1) + " more") +
+      "; allowed: memory that lives as long as the graph, as that of a graph's pool");
 }
 
 }  // namespace epd::client

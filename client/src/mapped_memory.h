@@ -32,6 +32,7 @@ struct RowMemory {
   Allocation in;        // of x, or y
   Allocation out;       // of recv_x, or out
   bool mapped = false;  // one of them was mapped just now
+  GraphEnd graph;       // that captures the call; null: none does
 };
 
 // Of a group. With the session's mutex.
@@ -49,7 +50,7 @@ class GroupMapped {
     bool registered = false;  // only memory that is registered will do
   };
   // Where the rows lie. 0: they have to be copied. Counts what becomes of them.
-  abi::RowPlace find(const Rows& rows, const Allocation& in, bool captured);
+  abi::RowPlace find(const Rows& rows, const Allocation& in, const GraphEnd& graph);
   void count(abi::RowsAre rows);
   // What has been counted, if that has changed since.
   std::optional<abi::RowCounts> take_counts();
@@ -66,18 +67,20 @@ class GroupMapped {
   std::optional<abi::MemoryRange> claim(const MemoryPart& part, bool registered);
   // The engines have mapped it, or not.
   void end_claim(const abi::MemoryRange& range, bool mapped);
-  // Calls name it no more. The range is what engines are to be told. `freed`: a graph that names it is to be
-  // reported.
+  // Calls name it no more. The range is what engines are to be told. `freed`: graphs that name it and have
+  // not ended are to be reported.
   abi::MemoryRange forget(std::uint32_t number, bool freed);
+  struct Freed {
+    MemoryPart part;
+    std::vector<GraphEnd> graphs;
+  };
   // What graphs name and has been forgotten as freed, once.
-  std::vector<MemoryPart> take_freed() { return std::exchange(freed_, {}); }
+  std::vector<Freed> take_freed() { return std::exchange(freed_, {}); }
   // A registration has ended: from here on calls copy rows of the allocation, but for other registered parts.
   // Calls that are enqueued, and graphs, may still name it.
   void leave(const MemoryPart& part);
   // It is registered again. False: it has not been left.
   bool take_back(const MemoryPart& part);
-  // Those that lie where the allocation lies, and are other memory: they have been freed.
-  std::vector<std::uint32_t> replaced_by(const Allocation& now) const;
   struct Known {
     std::uint32_t number = 0;
     std::uint32_t generation = 0;
@@ -85,6 +88,9 @@ class GroupMapped {
     bool captured = false;
   };
   std::vector<Known> mapped() const;
+  // Those that lie where the allocation lies, have another id, and are named by no graph: they have been
+  // freed, or share some of its pieces.
+  std::vector<Known> beside(const Allocation& now) const;
   // One that graphs name, in turn.
   std::optional<Known> next_captured();
   // What the engines were told of it.
@@ -95,9 +101,10 @@ class GroupMapped {
     MemoryPart part;
     std::uint32_t generation = 0;  // the last that the number had
     enum class State { kFree, kClaimed, kMapped, kLeft } state = State::kFree;
-    bool captured = false;
     bool registered = false;
+    std::vector<GraphEnd> graphs;  // that name it
 
+    bool captured() const;
     bool is_mapped() const { return state == State::kMapped || state == State::kLeft; }
   };
   struct Use {
@@ -105,14 +112,14 @@ class GroupMapped {
     std::int32_t calls = 0;
     abi::RowsAre why = abi::RowsAre::kFirstCalls;  // are its rows copied
   };
-  abi::RowPlace look_for(const Rows& rows, const Allocation& in, bool captured, abi::RowsAre& are);
+  abi::RowPlace look_for(const Rows& rows, const Allocation& in, const GraphEnd& graph, abi::RowsAre& are);
   const Use* find_use(std::uint64_t id) const;
   Use& use_of(std::uint64_t id);
   bool knows(std::uint64_t id) const;
 
   std::vector<Entry> entries_;  // by number
   std::vector<Use> uses_;       // the oldest first
-  std::vector<MemoryPart> freed_;
+  std::vector<Freed> freed_;
   std::uint32_t looked_at_ = 0;
   abi::RowCounts counts_{};
   bool counts_changed_ = false;
@@ -141,6 +148,7 @@ class MemoryMapper {
 
   // INVALID_ARGUMENT: no range, or it is not within one allocation that engines can map.
   Status find_range(const void* address, std::uint64_t bytes, MemoryPart& out) const;
+  bool is_there(const Allocation& allocation) const;
   // Ids of parts whose allocation is no more.
   std::vector<std::uint64_t> freed_of(const std::vector<MemoryPart>& parts) const;
   // Returns when all engines of the group have it.
@@ -164,7 +172,7 @@ class MemoryMapper {
   // True: it was mapped.
   bool note_named(Group& group, const Allocation& in, bool captured);
   void note_refused(Group& group, const MemoryPart& part, const Status& why);
-  Status ask(Group& group, const abi::MemoryRange& range, const UniqueFd& fd);
+  Status ask(Group& group, const abi::MemoryRange& range, const std::vector<UniqueFd>& fds);
 
   Device* const device_;
   Waits& waits_;

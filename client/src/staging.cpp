@@ -149,7 +149,7 @@ class Planner {
   bool place(const GroupMapped::Rows& rows, bool known, const Allocation& in, abi::RowPlace& place) {
     if (rows.at == nullptr) return false;
     if (known) {
-      place = group_.mapped.find(rows, in, rows_.captured);
+      place = group_.mapped.find(rows, in, rows_.memory.graph);
     } else {
       group_.mapped.count(abi::RowsAre::kUnknown);
     }
@@ -385,6 +385,18 @@ Status plan_copies(Group& group, const SubmitRequest& request, const RouteUse& u
                    Copies& out) {
   if (request.memory == nullptr) return {};
   return Planner(group, request, use, rows, out).plan();
+}
+
+NamedRows rows_named(const abi::GroupShape& shape, const SubmitRequest& request) {
+  const epd_memory_t& m = *request.memory;
+  const abi::GroupShape s = shape.with_format(request.row_format);
+  const bool told = request.num_tokens != 0 && request.num_tokens_at == nullptr;
+  const std::uint64_t tokens = told ? request.num_tokens : s.max_tokens;
+  if (request.op == abi::Op::kDispatch)
+    return {{m.x, tokens * s.x_bytes()}, {m.recv_x, region_bytes(s, Region::kRecvX)}};
+  const bool fewer = s.layout == abi::Layout::kCompact && m.recv_rows != 0;
+  const std::uint64_t received = fewer ? std::min<std::uint64_t>(m.recv_rows, s.recv_rows()) : s.recv_rows();
+  return {{m.y, received * s.hidden * 2}, {m.out, tokens * s.hidden * 2}};
 }
 
 void copy_in(const Copies& copies) {

@@ -15,6 +15,14 @@ using stream_kernels::Copies;
 Status plan_copies(Group& group, const SubmitRequest& request, const RouteUse& use, RowPlan& rows,
                    Copies& out);
 
+// The rows that a call names where its device may use them, and the most bytes of them, as far as the call
+// alone says: x or y, and recv_x or out.
+struct NamedRows {
+  GroupMapped::Rows in;
+  GroupMapped::Rows out;
+};
+NamedRows rows_named(const abi::GroupShape& shape, const SubmitRequest& request);
+
 // By this thread, on a host device. What operations have counted is there.
 void copy_in(const Copies& copies);
 void copy_out(const Copies& copies);

@@ -252,8 +252,9 @@ Result<std::unique_ptr<Arena>> CudaDevice::map_arena(int fd, std::uint64_t bytes
   return map_cuda_memory(driver_, device_, fd, bytes);
 }
 
-Result<std::unique_ptr<Arena>> CudaDevice::map_client_memory(int fd, std::uint64_t bytes, bool here) {
-  return map_cuda_client_memory(driver_, device_, fd, bytes, here);
+Result<std::unique_ptr<Arena>> CudaDevice::map_client_memory(std::span<const UniqueFd> pieces,
+                                                             std::uint64_t bytes, bool here) {
+  return map_cuda_client_memory(driver_, device_, pieces, bytes, here);
 }
 
 Result<std::unique_ptr<Arena>> CudaDevice::map_ipc_memory(const abi::MemoryRange& range, bool here) {

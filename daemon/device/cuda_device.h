@@ -80,7 +80,8 @@ class CudaDevice final : public Device, public Launcher {
   DeviceTraits traits() const override { return {.has_streams = true, .memory_is_clear = false}; }
   void set_num_sms(std::uint32_t sms) override;
   Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) override;
-  Result<std::unique_ptr<Arena>> map_client_memory(int fd, std::uint64_t bytes, bool here) override;
+  Result<std::unique_ptr<Arena>> map_client_memory(std::span<const UniqueFd> pieces, std::uint64_t bytes,
+                                                   bool here) override;
   Result<std::unique_ptr<Arena>> map_ipc_memory(const abi::MemoryRange& range, bool here) override;
   void retire(std::unique_ptr<Arena> memory, std::uint64_t bytes) override {
     retired_.add(std::move(memory), bytes);

@@ -4,6 +4,8 @@
 
 #include <cstring>
 #include <initializer_list>
+#include <utility>
+#include <vector>
 
 namespace epd::device {
 namespace {
@@ -74,19 +76,32 @@ constexpr Need kNeeds[] = {
      "memory of the host by file descriptor (HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)"},
 };
 
+// Addresses, and the pieces of one size that are mapped there, one after the other.
 class CudaArena final : public Arena {
  public:
-  CudaArena(const CudaDriver& driver, CUdeviceptr base, std::uint64_t bytes)
-      : Arena(reinterpret_cast<std::byte*>(base)), driver_(driver), bytes_(bytes) {}
+  CudaArena(const CudaDriver& driver, CUdeviceptr base, std::uint64_t piece_bytes, std::size_t pieces)
+      : Arena(reinterpret_cast<std::byte*>(base)),
+        driver_(driver),
+        piece_bytes_(piece_bytes),
+        pieces_(pieces) {}
   ~CudaArena() override {
     const auto base = reinterpret_cast<CUdeviceptr>(bytes());
-    cuda_must(driver_, "cuMemUnmap", driver_.cuMemUnmap(base, bytes_));
-    cuda_must(driver_, "cuMemAddressFree", driver_.cuMemAddressFree(base, bytes_));
+    for (std::size_t i = 0; i < mapped_; ++i)
+      cuda_must(driver_, "cuMemUnmap", driver_.cuMemUnmap(base + i * piece_bytes_, piece_bytes_));
+    cuda_must(driver_, "cuMemAddressFree", driver_.cuMemAddressFree(base, pieces_ * piece_bytes_));
+  }
+  CUresult map_next(CUmemGenericAllocationHandle handle) {
+    const auto base = reinterpret_cast<CUdeviceptr>(bytes());
+    const CUresult result = driver_.cuMemMap(base + mapped_ * piece_bytes_, piece_bytes_, 0, handle, 0);
+    if (result == CUDA_SUCCESS) ++mapped_;
+    return result;
   }
 
  private:
   const CudaDriver& driver_;
-  const std::uint64_t bytes_;
+  const std::uint64_t piece_bytes_;
+  const std::size_t pieces_;
+  std::size_t mapped_ = 0;
 };
 
 }  // namespace
@@ -204,8 +219,9 @@ namespace {
 class Import {
  public:
   explicit Import(const CudaDriver& driver) : driver_(driver) {}
-  Import(const Import&) = delete;
-  Import& operator=(const Import&) = delete;
+  Import(Import&& other) noexcept
+      : driver_(other.driver_), handle_(other.handle_), valid_(std::exchange(other.valid_, false)) {}
+  Import& operator=(Import&&) = delete;
   ~Import() {
     if (valid_) cuda_must(driver_, "cuMemRelease", driver_.cuMemRelease(handle_));
   }
@@ -232,23 +248,23 @@ constexpr CUmemLocation of_device(CUdevice device) {
 }
 
 // Maps the memory for the named locations, of which a GPU may be a peer of the memory's own GPU. `size` is a
-// multiple of the granularity.
-std::unique_ptr<Arena> map_handle(const CudaDriver& driver, std::initializer_list<CUmemLocation> who,
-                                  CUmemGenericAllocationHandle handle, std::uint64_t size, Failure& failure) {
+// piece's, a multiple of the granularity.
+std::unique_ptr<Arena> map_handles(const CudaDriver& driver, std::initializer_list<CUmemLocation> who,
+                                   std::span<const Import> pieces, std::uint64_t size, Failure& failure) {
   CUdeviceptr base = 0;
-  failure = {"cuMemAddressReserve", driver.cuMemAddressReserve(&base, size, 0, 0, 0)};
+  const std::uint64_t bytes = size * pieces.size();
+  failure = {"cuMemAddressReserve", driver.cuMemAddressReserve(&base, bytes, 0, 0, 0)};
   if (failure.failed()) return nullptr;
-  failure = {"cuMemMap", driver.cuMemMap(base, size, 0, handle, 0)};
-  if (failure.failed()) {
-    cuda_must(driver, "cuMemAddressFree", driver.cuMemAddressFree(base, size));
-    return nullptr;
+  auto arena = std::make_unique<CudaArena>(driver, base, size, pieces.size());
+  for (const Import& piece : pieces) {
+    failure = {"cuMemMap", arena->map_next(piece.get())};
+    if (failure.failed()) return nullptr;
   }
-  auto arena = std::make_unique<CudaArena>(driver, base, size);
   for (const CUmemLocation& location : who) {
     CUmemAccessDesc access{};
     access.location = location;
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    if (!failure.failed()) failure = {"cuMemSetAccess", driver.cuMemSetAccess(base, size, &access, 1)};
+    if (!failure.failed()) failure = {"cuMemSetAccess", driver.cuMemSetAccess(base, bytes, &access, 1)};
   }
   return !failure.failed() ? std::move(arena) : nullptr;
 }
@@ -265,7 +281,7 @@ Result<std::unique_ptr<Arena>> map_memory(const CudaDriver& driver, const CUmemA
   Import import(driver);
   Failure failure{"cuMemImportFromShareableHandle", import.open(fd)};
   std::unique_ptr<Arena> arena;
-  if (!failure.failed()) arena = map_handle(driver, who, import.get(), *size, failure);
+  if (!failure.failed()) arena = map_handles(driver, who, {&import, 1}, *size, failure);
   if (arena != nullptr) return arena;
   return internal_error("an arena of " + std::to_string(bytes) +
                         " bytes can't be mapped: " + driver.describe(failure.call, failure.result));
@@ -287,31 +303,45 @@ Result<std::unique_ptr<Arena>> map_cuda_host_memory(const CudaDriver& driver, CU
   return map_memory(driver, *prop, {of_device(device), host}, fd, bytes);
 }
 
-Result<std::unique_ptr<Arena>> map_cuda_client_memory(const CudaDriver& driver, CUdevice device, int fd,
-                                                      std::uint64_t bytes, bool here) {
-  Result<std::uint64_t> size = rounded(driver, properties(device), bytes);
-  if (!size.ok()) return size.status();
-  constexpr const char* kAllowed =
-      "; allowed: what cuMemExportToShareableHandle gives for an allocation of cuMemCreate on this rank's "
-      "GPU";
-  Import import(driver);
+namespace {
+
+constexpr const char* kAllowedPieces =
+    "; allowed: what cuMemExportToShareableHandle gives for an allocation of cuMemCreate on this rank's GPU";
+
+// Of a client. INVALID_ARGUMENT: it is no memory of a GPU, or (`here`) of another one.
+Status import_piece(const CudaDriver& driver, CUdevice device, int fd, bool here, Import& import) {
   Failure failure{"cuMemImportFromShareableHandle", import.open(fd)};
   CUmemAllocationProp prop{};
   if (!failure.failed()) {
     failure = {"cuMemGetAllocationPropertiesFromHandle",
                driver.cuMemGetAllocationPropertiesFromHandle(&prop, import.get())};
   }
-  if (failure.failed()) {
-    return invalid_argument("is none of a GPU: " + driver.describe(failure.call, failure.result) + kAllowed);
-  }
+  if (failure.failed())
+    return invalid_argument("is none of a GPU: " + driver.describe(failure.call, failure.result) +
+                            kAllowedPieces);
   const bool on_gpu = prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
-  if (!on_gpu || (here && prop.location.id != device)) {
-    return invalid_argument("is on " +
-                            (on_gpu ? "GPU " + std::to_string(prop.location.id)
-                                    : "location type " + std::to_string(prop.location.type)) +
-                            ", and the rank on GPU " + std::to_string(device) + kAllowed);
+  if (on_gpu && (!here || prop.location.id == device)) return {};
+  return invalid_argument("is on " +
+                          (on_gpu ? "GPU " + std::to_string(prop.location.id)
+                                  : "location type " + std::to_string(prop.location.type)) +
+                          ", and the rank on GPU " + std::to_string(device) + kAllowedPieces);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Arena>> map_cuda_client_memory(const CudaDriver& driver, CUdevice device,
+                                                      std::span<const UniqueFd> pieces, std::uint64_t bytes,
+                                                      bool here) {
+  Result<std::uint64_t> size = rounded(driver, properties(device), bytes);
+  if (!size.ok()) return size.status();
+  std::vector<Import> imports;
+  for (const UniqueFd& piece : pieces) {
+    imports.emplace_back(driver);
+    const Status imported = import_piece(driver, device, piece.get(), here, imports.back());
+    if (!imported.ok()) return imported;
   }
-  std::unique_ptr<Arena> memory = map_handle(driver, {of_device(device)}, import.get(), *size, failure);
+  Failure failure;
+  std::unique_ptr<Arena> memory = map_handles(driver, {of_device(device)}, imports, *size, failure);
   if (memory != nullptr) return memory;
   return invalid_argument("can't be mapped as far as " + std::to_string(*size) +
                           " bytes: " + driver.describe(failure.call, failure.result) +

@@ -7,6 +7,8 @@
 #include "proto/mapped_memory.h"
 #include "retired_memory.h"
 
+#include <span>
+
 namespace epd::device {
 
 Result<DeviceFacts> cuda_facts(const DeviceName& device);
@@ -23,8 +25,9 @@ Result<std::unique_ptr<Arena>> map_cuda_host_memory(const CudaDriver& driver, CU
                                                     std::uint64_t bytes);
 
 // Maps a client's own memory. INVALID_ARGUMENT: see Device::map_client_memory.
-Result<std::unique_ptr<Arena>> map_cuda_client_memory(const CudaDriver& driver, CUdevice device, int fd,
-                                                      std::uint64_t bytes, bool here);
+Result<std::unique_ptr<Arena>> map_cuda_client_memory(const CudaDriver& driver, CUdevice device,
+                                                      std::span<const UniqueFd> pieces, std::uint64_t bytes,
+                                                      bool here);
 
 // Opens memory that a client has exported by a legacy IPC handle. Its end is `retired`'s, which must outlive
 // it.

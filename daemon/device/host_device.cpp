@@ -91,8 +91,9 @@ Result<std::unique_ptr<Arena>> HostDevice::map_arena(int fd, std::uint64_t bytes
 }
 
 // The supervisor has checked the memory. But its client may have sealed it since.
-Result<std::unique_ptr<Arena>> HostDevice::map_client_memory(int fd, std::uint64_t bytes, bool /*here*/) {
-  Result<std::unique_ptr<Arena>> mapped = map_arena(fd, bytes);
+Result<std::unique_ptr<Arena>> HostDevice::map_client_memory(std::span<const UniqueFd> pieces,
+                                                             std::uint64_t bytes, bool /*here*/) {
+  Result<std::unique_ptr<Arena>> mapped = map_arena(pieces.front().get(), bytes);
   if (mapped.ok() || mapped.status().code() == StatusCode::kResourceExhausted) return mapped;
   return invalid_argument("can't be used: " + mapped.status().message() +
                           "; allowed: memory that may be mapped for reading and writing");

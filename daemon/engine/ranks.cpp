@@ -64,7 +64,7 @@ Status Ranks::map_client_memory(Group& group, const abi::GroupRank& message, con
     return internal_error(wrong);
   for (std::uint32_t index = 1; index <= memories; ++index) {
     Result<std::unique_ptr<Arena>> memory =
-        device_.map_client_memory(packet.fds[abi::kRankFds + index - 1].get(),
+        device_.map_client_memory({&packet.fds[abi::kRankFds + index - 1], 1},
                                   abi::memory_bytes(group.shape, message.bindings, index), message.here != 0);
     if (!memory.ok()) {
       return {memory.status().code(),
@@ -79,7 +79,7 @@ Result<std::unique_ptr<Arena>> Ranks::open_memory(const abi::GroupMemory& messag
                                                   const Packet& packet) const {
   const bool here = message.here != 0;
   if (message.range.by == abi::MemoryBy::kIpcHandle) return device_.map_ipc_memory(message.range, here);
-  return device_.map_client_memory(packet.fds[0].get(), message.range.whole, here);
+  return device_.map_client_memory(packet.fds, message.range.whole / message.range.pieces, here);
 }
 
 // The memory that had the number before is unmapped later: kernels that run may use it.

@@ -130,7 +130,7 @@ Status SessionTable::check_descriptors(const Session& session, const Packet& pac
   const auto type = static_cast<abi::AttachType>(packet.header.type);
   const std::size_t allowed = !session.attached                     ? 0
                               : type == abi::AttachType::kJoin      ? abi::kMaxMemories
-                              : type == abi::AttachType::kMapMemory ? 1
+                              : type == abi::AttachType::kMapMemory ? abi::kMaxPieces
                                                                     : 0;
   if (carried.too_many != 0) {
     return invalid_argument(

@@ -41,13 +41,18 @@ struct WantedMemory {
 // Memory of a rank's client in which rows of its calls may lie: see MemoryMaps.
 struct MappedByEngines {
   abi::MemoryRange range{};
-  ClientMemory memory;                // one descriptor, or null
+  ClientMemory memory;                // of its pieces, or null
   std::set<std::uint32_t> awaited{};  // devices whose engines have not answered
   std::set<std::uint32_t> later{};    // those that are told when these have
   std::uint32_t member = 0;
   std::uint32_t request = 0;  // its client's, that waits for its reply; 0: none
 
-  FdList fds() const { return memory == nullptr ? FdList{} : FdList{memory->front().get()}; }
+  FdList fds() const {
+    FdList all;
+    if (memory == nullptr) return all;
+    for (const UniqueFd& piece : *memory) all.push_back(piece.get());
+    return all;
+  }
 };
 
 struct MemberArenas {

@@ -153,9 +153,12 @@ Status SessionEvents::check_map(const Session& session, const abi::MapMemory& me
                                                std::to_string(session.peer.uid) +
                                                "; allowed without MPS: memory of the daemon's user (" +
                                                std::to_string(::geteuid()) + "), or of cuMemCreate"};
-  if (memory.empty()) return {};
-  Status status = device::check_client_memory(device.name, memory.front().get(), message.range.whole);
-  return status.ok() ? status : Status(status.code(), "memory to be mapped: " + status.message());
+  for (const UniqueFd& piece : memory) {
+    Status status =
+        device::check_client_memory(device.name, piece.get(), message.range.whole / message.range.pieces);
+    if (!status.ok()) return {status.code(), "memory to be mapped: " + status.message()};
+  }
+  return {};
 }
 
 void SessionEvents::map_requested(const Session& session, std::uint32_t request_id,

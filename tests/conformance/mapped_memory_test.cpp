@@ -112,6 +112,34 @@ TEST_P(MappedMemory, WhatIsAllocatedAgainAtTheSameAddressIsOtherMemory) {
   }
 }
 
+// As in torch's expandable segments: rows lie in several allocations, which are freed and replaced where they
+// are.
+TEST_P(MappedMemory, RowsThatLieInSeveralPieces) {
+  for (const epd_layout_t layout : {EPD_LAYOUT_COMPACT, EPD_LAYOUT_EXPERT}) {
+    Case c = large_case(layout);
+    c.defer = false;
+    const auto body = [&](const Session&, const Group& group, std::uint32_t rank, Slab* slab) {
+      Rank self(group, c, rank, false, slab);
+      const Memory there = self.take(SlotImage(c).bytes() + 65536);
+      const Memory back = self.take(SlotImage(c).bytes() + 65536);
+      for (std::uint64_t number = 0; number < 6; ++number) {
+        if (number == 3) {
+          RANK_CHECK(self.stream().finish(60), "the stream waits");
+          slab->renew();
+        }
+        const Copied copied = checked_round(self, c, rank, number, there, back);
+        const bool expected = number % 3 != 2;
+        RANK_CHECK(copied.dispatch == expected && copied.combine == expected,
+                   "round " + std::to_string(number) + (expected ? " copies" : " copies no") +
+                       " rows: " + c.describe());
+      }
+      RANK_CHECK(self.stream().finish(60), "the stream waits");
+    };
+    with_registered(c, 3, body, Slab::kOfPieces);
+    if (HasFailure()) return;
+  }
+}
+
 // A dispatch in a graph, whose rows lie in the memory.
 class Captured {
  public:
@@ -124,10 +152,13 @@ class Captured {
         memory_(self.take(mine_.bytes(), false)),
         graph_(capture(memory)) {}
 
-  // What the ticket says after a replay.
+  // What the ticket says after a replay. The graph has the call alone: the driver does not expect that the
+  // memory of a graph's copies is freed.
   epd_status_t replay() {
     self_.fill_dispatch(mine_, memory_, Round(0), false);
+    self_.stream().copy_in(memory_.real, memory_.given, mine_.bytes());
     self_.stream().launch(graph_);
+    self_.stream().copy_out(memory_.got, memory_.real, mine_.bytes());
     RANK_CHECK(self_.stream().finish(60), "the stream waits");
     epd_result_t result;
     epd_result_init(&result);
@@ -143,12 +174,10 @@ class Captured {
     const epd_memory_t named = mine_.memory(memory);
     GpuStream& stream = self_.stream();
     stream.begin_capture();
-    stream.copy_in(memory, memory_.given, mine_.bytes());
     epd_dispatch_args_t args = dispatch_args(case_, make_input(case_, rank_, Round(0)).num_tokens);
     args.memory = &named;
     epd_handle_t handle = 0;
     must(epd_dispatch(group_.get(), &args, stream.get(), &ticket_, &handle), "captured dispatch");
-    stream.copy_out(memory_.got, memory, mine_.bytes());
     return stream.end_capture();
   }
 
@@ -177,7 +206,7 @@ TEST_P(MappedMemory, AGraphWhoseMemoryWasFreedIsReportedAndFails) {
       must(epd_group_check(group.get(), nullptr), "nothing is wrong");
       free_on_gpu(group.gpu(), memory);
       std::byte* const again = malloc_on_gpu(group.gpu(), bytes);
-      if (!is_used_again(memory, again)) return;  // the graph's own copies would fault
+      if (!is_used_again(memory, again)) return;  // copies around the replay would fault
       epd_ticket_t ticket = 0;
       epd_handle_t handle = 0;
       const epd_dispatch_args_t args = dispatch_args(c, 0);
@@ -198,6 +227,30 @@ TEST_P(MappedMemory, AGraphWhoseMemoryWasFreedIsReportedAndFails) {
     with_registered(c, 1, body, Slab::kNotRegistered);
     if (HasFailure()) return;
   }
+}
+
+// As torch's pools of graphs do it: the memory is freed right after its last graph.
+TEST_P(MappedMemory, AGraphThatEndsBeforeItsMemoryIsNotReported) {
+  const Case c = mapped_case(24310, 1).at(Round(0));
+  const auto body = [&](const Session&, const Group& group, std::uint32_t rank, Slab*) {
+    Rank self(group, c, rank, false);
+    for (int i = 0; i < 4; ++i) {
+      std::byte* const memory = malloc_on_gpu(group.gpu(), SlotImage(c).bytes() * 4);
+      {
+        Captured captured(self, group, c, rank, memory);
+        must(captured.replay(), "a replay");
+      }
+      free_on_gpu(group.gpu(), memory);
+      epd_ticket_t ticket = 0;
+      epd_handle_t handle = 0;
+      const epd_dispatch_args_t args = dispatch_args(c, 0);
+      if (i % 2 == 0) must(epd_group_check(group.get(), nullptr), "nothing is wrong");
+      must(epd_dispatch(group.get(), &args, self.stream().get(), &ticket, &handle), "the next call");
+      RANK_CHECK(self.stream().finish(60), "the stream waits");
+      must(epd_ticket_wait(group.get(), ticket, kWaitMs, nullptr), "the next call");
+    }
+  };
+  with_registered(c, 1, body, Slab::kNotRegistered);
 }
 
 // Its successor maps all again before the group goes on.

@@ -22,7 +22,7 @@ using Bytes = std::vector<std::byte>;
 // Memory of a GPU that is handed out once. Registered it is of epd_memory_alloc or of cudaMalloc.
 class Slab {
  public:
-  enum Kind { kOfEpd, kOfMalloc, kNotRegistered };
+  enum Kind { kOfEpd, kOfMalloc, kNotRegistered, kOfPieces };  // the last two are not registered
 
   Slab(const Session& session, std::size_t bytes, Kind kind = kOfEpd) : bytes_(bytes) {
     epd_session_info_t info;
@@ -30,16 +30,21 @@ class Slab {
     must(epd_session_info(session.get(), &info), "session info");
     gpu_ = gpu_of(info);
     if (kind == kOfEpd) memory_ = Allocation::of_epd(gpu_, bytes);
-    begin_ = kind == kOfEpd ? memory_->address() : malloc_on_gpu(gpu_, bytes);
-    if (kind != kNotRegistered)
+    if (kind == kOfPieces) pieces_ = std::make_unique<PiecedMemory>(gpu_, bytes);
+    begin_ = kind == kOfEpd      ? memory_->address()
+             : kind == kOfPieces ? pieces_->begin()
+                                 : malloc_on_gpu(gpu_, bytes);
+    if (kind == kOfEpd || kind == kOfMalloc)
       must(epd_memory_register(session.get(), begin_, bytes), "epd_memory_register");
   }
   ~Slab() {
-    if (memory_ == nullptr) free_on_gpu(gpu_, begin_);
+    if (memory_ == nullptr && pieces_ == nullptr) free_on_gpu(gpu_, begin_);
   }
   Slab(const Slab&) = delete;
   Slab& operator=(const Slab&) = delete;
   std::byte* begin() const { return begin_; }
+  // Frees its pieces, and puts others in their places.
+  void renew() const { pieces_->renew(); }
   std::byte* take(std::size_t bytes) {
     std::byte* const at = begin() + used_;
     used_ += abi::align_up(bytes, 256);
@@ -51,6 +56,7 @@ class Slab {
   const std::size_t bytes_;
   int gpu_ = 0;
   std::shared_ptr<Allocation> memory_;
+  std::unique_ptr<PiecedMemory> pieces_;
   std::byte* begin_ = nullptr;
   std::size_t used_ = 0;
 };

@@ -66,11 +66,18 @@ def test_nobody_releases_the_views_that_all_share(daemon: Daemon) -> None:
     with epd.attach(daemon.socket) as session:
         group = session.join(shape())
         group.buffers(0).topk_idx[0] = 1
-        held = group.dispatch(0, 1).counts()
+
+        def counted() -> Any:
+            ticket = group.dispatch(0, 1)
+            counts = ticket.counts()  # comes before the end
+            ticket.wait()
+            return counts
+
+        held = counted()
         shared: list[Callable[[], Any]] = [
             group.active_mask,
             lambda: group.buffers(1).x,
-            lambda: group.dispatch(0, 1).counts().expert_counts,
+            lambda: counted().expert_counts,
         ]
         for view in shared:
             with pytest.raises(BufferError, match="exported"):

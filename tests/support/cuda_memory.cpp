@@ -69,6 +69,8 @@ struct Driver {
   int (*reserve)(Address*, std::size_t, std::size_t, Address, unsigned long long) = nullptr;
   int (*map)(Address, std::size_t, std::size_t, unsigned long long, unsigned long long) = nullptr;
   int (*allow)(Address, std::size_t, const Access*, std::size_t) = nullptr;
+  int (*unmap)(Address, std::size_t) = nullptr;
+  int (*free_reserved)(Address, std::size_t) = nullptr;
 
   Driver() {
     void* library = ::dlopen("libcuda.so.1", RTLD_NOW);
@@ -115,6 +117,8 @@ struct Driver {
     find(reserve, "cuMemAddressReserve");
     find(map, "cuMemMap");
     find(allow, "cuMemSetAccess");
+    find(unmap, "cuMemUnmap");
+    find(free_reserved, "cuMemAddressFree");
     RANK_CHECK(init(0) == 0, "cuInit");
   }
 
@@ -192,6 +196,48 @@ Driver::Address address(const void* pointer) {
 }
 
 }  // namespace
+
+PiecedMemory::PiecedMemory(int gpu, std::size_t bytes) : gpu_(gpu) {
+  driver().use(gpu_);
+  AllocationProperties properties;
+  properties.location.id = gpu_;
+  check(driver().unit(&unit_, &properties, 0), "cuMemGetAllocationGranularity");
+  pieces_ = (bytes + unit_ - 1) / unit_;
+  Driver::Address at = 0;
+  check(driver().reserve(&at, pieces_ * unit_, 0, 0, 0), "cuMemAddressReserve");
+  begin_ = reinterpret_cast<std::byte*>(at);  // NOLINT(performance-no-int-to-ptr)
+  map();
+}
+
+PiecedMemory::~PiecedMemory() {
+  driver().use(gpu_);
+  unmap();
+  driver().free_reserved(address(begin_), pieces_ * unit_);
+}
+
+void PiecedMemory::renew() {
+  driver().use(gpu_);
+  unmap();
+  map();
+}
+
+void PiecedMemory::map() {
+  AllocationProperties properties;
+  properties.location.id = gpu_;
+  Access access;
+  access.location.id = gpu_;
+  for (std::size_t i = 0; i < pieces_; ++i) {
+    unsigned long long handle = 0;
+    check(driver().create(&handle, unit_, &properties, 0), "cuMemCreate");
+    check(driver().map(address(begin_ + i * unit_), unit_, 0, handle, 0), "cuMemMap");
+    check(driver().release(handle), "cuMemRelease");
+  }
+  check(driver().allow(address(begin_), pieces_ * unit_, &access, 1), "cuMemSetAccess");
+}
+
+void PiecedMemory::unmap() {
+  for (std::size_t i = 0; i < pieces_; ++i) driver().unmap(address(begin_ + i * unit_), unit_);
+}
 
 std::byte* malloc_on_gpu(int gpu, std::size_t bytes) {
   driver().use(gpu);

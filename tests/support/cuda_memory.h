@@ -27,6 +27,27 @@ struct GpuAllocation {
 };
 GpuAllocation allocate_on_gpu(int gpu, std::size_t bytes);
 
+// Allocations of cuMemCreate one behind the other, as torch's expandable segments are made.
+class PiecedMemory {
+ public:
+  PiecedMemory(int gpu, std::size_t bytes);
+  ~PiecedMemory();
+  PiecedMemory(const PiecedMemory&) = delete;
+  PiecedMemory& operator=(const PiecedMemory&) = delete;
+  std::byte* begin() const { return begin_; }
+  // Frees all pieces, and puts others in their places.
+  void renew();
+
+ private:
+  void map();
+  void unmap();
+
+  const int gpu_;
+  std::size_t unit_ = 0;
+  std::size_t pieces_ = 0;
+  std::byte* begin_ = nullptr;
+};
+
 // Memory of cudaMalloc, and its end.
 std::byte* malloc_on_gpu(int gpu, std::size_t bytes);
 void free_on_gpu(int gpu, std::byte* address);

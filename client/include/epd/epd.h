@@ -308,13 +308,13 @@ EPD_API void epd_memory_free(void* address, size_t bytes, int device, void* stre
  * if given). Peers store to recv_x and load from y by
  * themselves. All else that epd_memory_t names is copied. libepd has an allocation mapped that three calls of
  * the group have named, or that a captured call names. That is memory of cudaMalloc, and memory of
- * cuMemCreate that can be exported. Memory that has been freed is never used, also if the same address is
- * allocated again. Memory that a captured call names must outlive the graph: if it does not, the next call
- * that is not captured, or epd_group_check, says INVALID_ARGUMENT, and the graph's calls fail with NOT_FOUND
- * from then on.
+ * cuMemCreate that can be exported, also in up to 20 adjacent allocations of one size. Memory that has been
+ * freed is never used, also if the same address is allocated again. Memory that a captured call names must
+ * outlive the graph: if it does not, the next call that is not captured, or epd_group_check, says
+ * INVALID_ARGUMENT, and the graph's calls fail with NOT_FOUND from then on.
  *
  * This maps a range now, for all groups of the session and those that it joins later. Then rows must lie in
- * the range. It is within one allocation. A group has 64 memories mapped at most, which calls beyond that
+ * the range. It is within such memory. A group has 64 memories mapped at most, which calls beyond that
  * copy. UNSUPPORTED: the device's operations take rows from their slots alone (host devices); calls then
  * copy. INVALID_ARGUMENT: such a range can't be registered. RESOURCE_EXHAUSTED: 64 are, or it can't be
  * mapped for the moment. */

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "proto/row_place.h"
+#include "proto/wire.h"
 
 #include <array>
 #include <cstddef>
@@ -14,21 +15,25 @@ namespace epd::abi {
 // How an engine reaches an allocation.
 enum class MemoryBy : std::uint32_t {
   kNothing = 0,     // it does not any more
-  kDescriptor = 1,  // as cuMemExportToShareableHandle gives for memory of cuMemCreate
+  kDescriptor = 1,  // as cuMemExportToShareableHandle gives for memory of cuMemCreate, one for each piece
   kIpcHandle = 2,   // CUipcMemHandle, of memory of cudaMalloc
 };
 
 inline constexpr std::size_t kIpcHandleBytes = 64;
 inline constexpr std::uint64_t kMaxMappedBytes = std::uint64_t{1} << 50;
+// Adjacent allocations of one size that are mapped as one: torch's expandable segments consist of such
+// pieces.
+inline constexpr std::uint32_t kMaxPieces = 20;
+static_assert(kMaxPieces <= kMaxMessageFds);
 
 struct MemoryRange {
   std::uint32_t number = 0;      // of the memory, in row places
   std::uint32_t generation = 0;  // never one that the number had before
   MemoryBy by = MemoryBy::kNothing;
-  std::uint32_t reserved = 0;
+  std::uint32_t pieces = 1;
   std::uint64_t offset = 0;  // of the range in its allocation; a multiple of kRowPlaceAlign
   std::uint64_t bytes = 0;
-  std::uint64_t whole = 0;  // bytes of the allocation, which is mapped as a whole
+  std::uint64_t whole = 0;  // bytes of the allocation, or of its pieces, which is mapped as a whole
   std::uint64_t id = 0;     // of the allocation, as its process knows it; never that of another one there
   std::array<std::uint8_t, kIpcHandleBytes> handle{};
 };
@@ -61,11 +66,15 @@ inline std::string check_memory_range(const MemoryRange& range, std::size_t num_
   if (range.generation == 0 || range.generation > kMaxMemoryGeneration)
     return wrong("generation", range.generation, "1 .. " + std::to_string(kMaxMemoryGeneration));
   if (range.by > MemoryBy::kIpcHandle) return wrong("by", static_cast<std::uint64_t>(range.by), "0 .. 2");
-  if (range.reserved != 0) return wrong("reserved", range.reserved, "0");
-  const std::size_t fds = range.by == MemoryBy::kDescriptor ? 1 : 0;
+  const std::uint32_t most = range.by == MemoryBy::kDescriptor ? kMaxPieces : 1;
+  if (range.pieces == 0 || range.pieces > most)
+    return wrong("pieces", range.pieces, "1 .. " + std::to_string(most));
+  const std::size_t fds = range.by == MemoryBy::kDescriptor ? range.pieces : 0;
   if (num_fds != fds) return wrong("descriptors", num_fds, std::to_string(fds));
   if (range.by == MemoryBy::kNothing) return "";
   if (range.whole == 0 || range.whole > kMaxMappedBytes) return wrong("whole", range.whole, "1 .. 2^50");
+  if (range.whole % range.pieces != 0)
+    return wrong("whole", range.whole, "multiples of its " + std::to_string(range.pieces) + " pieces");
   if (range.offset >= range.whole || range.offset % kRowPlaceAlign != 0)
     return wrong("offset", range.offset, "multiples of 16 below " + std::to_string(range.whole));
   const std::uint64_t behind = range.whole - range.offset;

@@ -67,6 +67,11 @@ CUresult answer(CUpointer_attribute attribute, void* to, const Known& known) {
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
       std::memcpy(to, &known.home, sizeof(known.home));
       return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: {
+      const unsigned long long types = known.by_descriptor ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : 0;
+      std::memcpy(to, &types, sizeof(types));
+      return CUDA_SUCCESS;
+    }
     default: return CUDA_ERROR_NOT_SUPPORTED;
   }
 }

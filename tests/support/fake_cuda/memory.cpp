@@ -224,7 +224,9 @@ Known Memory::look_up(CUdeviceptr address) const {
   if (range == ranges_.begin()) return {};
   --range;
   if (address - range->first >= range->second.bytes || range->second.id == 0) return {};
-  return {range->second.id, range->first, range->second.bytes, range->second.home, range->second.fd};
+  const Range& r = range->second;
+  const bool by_descriptor = r.allocation != nullptr && r.allocation->shareable;
+  return {r.id, range->first, r.bytes, r.home, r.fd, by_descriptor};
 }
 
 CUresult Memory::reach(int device, int peer) {

@@ -59,6 +59,7 @@ struct Known {
   std::size_t bytes = 0;
   int home = -1;
   int fd = -1;
+  bool by_descriptor = false;  // of cuMemCreate, and exportable
 };
 
 // Ranges by their first address. Mapped ranges lie within reserved ones.

@@ -27,6 +27,8 @@ struct GlobalCaptures {
   std::set<Stream::Captured*> all;
 };
 
+std::atomic<std::uint64_t> next_capture{1};
+
 GlobalCaptures& global_captures() {
   static auto* const captures = new GlobalCaptures;
   return *captures;
@@ -151,7 +153,8 @@ void Stream::settle() {
   while (pending() != 0 && !held() && failed_looks_.load() < before + 2) backoff.pause();
 }
 
-Stream::Captured::Captured(CUstreamCaptureMode mode) {
+Stream::Captured::Captured(CUstreamCaptureMode mode, CUgraph into)
+    : graph(into), id(next_capture.fetch_add(1)) {
   const std::lock_guard lock(global_captures().mutex);
   if (mode == CU_STREAM_CAPTURE_MODE_GLOBAL) global_captures().all.insert(this);
 }
@@ -168,10 +171,10 @@ bool beside_captures() {
   return global_captures().all.empty();
 }
 
-bool Stream::begin_capture(CUstreamCaptureMode mode) {
+bool Stream::begin_capture(CUstreamCaptureMode mode, CUgraph into) {
   const std::lock_guard lock(mutex_);
   if (captured_ != nullptr) return false;
-  captured_ = std::make_unique<Captured>(mode);
+  captured_ = std::make_unique<Captured>(mode, into);
   return true;
 }
 
@@ -184,6 +187,12 @@ CUstreamCaptureStatus Stream::capture_status() {
   const std::lock_guard lock(mutex_);
   if (captured_ == nullptr) return CU_STREAM_CAPTURE_STATUS_NONE;
   return captured_->spoiled ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+}
+
+void Stream::capture_info(CUgraph& graph, std::uint64_t& id) {
+  const std::lock_guard lock(mutex_);
+  graph = captured_->graph;
+  id = captured_->id;
 }
 
 bool Stream::capture(const Work& work) {

@@ -32,11 +32,13 @@ class Stream : public std::enable_shared_from_this<Stream> {
   // It is given the stream on which it runs: work that was captured runs on others, again and again.
   using Work = std::function<bool(Stream&)>;
   struct Captured {
-    explicit Captured(CUstreamCaptureMode mode);
+    Captured(CUstreamCaptureMode mode, CUgraph into);
     ~Captured();
     Captured(const Captured&) = delete;
     Captured& operator=(const Captured&) = delete;
 
+    const CUgraph graph;
+    const std::uint64_t id;  // of no other capture
     std::vector<Work> work;
     std::atomic<bool> spoiled = false;  // by a call that may not be captured, or not made meanwhile
   };
@@ -81,9 +83,11 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void destroy();
 
   // ---- capture: what is enqueued becomes part of a graph. False, null: it is, or is not, capturing
-  bool begin_capture(CUstreamCaptureMode mode);
+  bool begin_capture(CUstreamCaptureMode mode, CUgraph into);
   std::unique_ptr<Captured> end_capture();
   CUstreamCaptureStatus capture_status();
+  // Of a stream that captures.
+  void capture_info(CUgraph& graph, std::uint64_t& id);
   bool capture(const Work& work);
   // What waits for the stream, or for an event, spoils a capture: false.
   bool may_wait();

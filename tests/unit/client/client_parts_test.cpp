@@ -355,7 +355,7 @@ TEST(GroupMapped, CountsWhatBecomesOfRows) {
   GroupMapped mapped;
   const Allocation in{7, 0x10000, 4096};
   const auto find = [&](std::uintptr_t at, std::uint64_t bytes, const Allocation& where) {
-    return mapped.find({reinterpret_cast<const void*>(at), bytes, false}, where, false);  // NOLINT
+    return mapped.find({reinterpret_cast<const void*>(at), bytes, false}, where, nullptr);  // NOLINT
   };
   const auto times = [&](RowsAre rows) {
     find(0x10000, 64, {});  // so that something has been counted

@@ -297,8 +297,19 @@ TEST(MemoryRange, WhatCannotBeIsNamed) {
   wrong.generation = 0;
   EXPECT_EQ(said(wrong, 0), "generation is 0; allowed: 1 .. 65535");
   wrong.generation = 1;
-  wrong.reserved = 7;
-  EXPECT_EQ(said(wrong, 0), "reserved is 7; allowed: 0");
+  wrong.pieces = 2;
+  EXPECT_EQ(said(wrong, 0), "pieces is 2; allowed: 1 .. 1");
+  wrong = range(MemoryBy::kDescriptor, 0, 1, 64);
+  wrong.pieces = 0;
+  EXPECT_EQ(said(wrong, 0), "pieces is 0; allowed: 1 .. 20");
+  wrong.pieces = 21;
+  EXPECT_EQ(said(wrong, 21), "pieces is 21; allowed: 1 .. 20");
+  wrong.pieces = 4;
+  EXPECT_EQ(said(wrong, 3), "descriptors is 3; allowed: 4");
+  wrong.whole = 66;
+  EXPECT_EQ(said(wrong, 4), "whole is 66; allowed: multiples of its 4 pieces");
+  wrong.whole = 64;
+  EXPECT_EQ(said(wrong, 4), "");
 }
 
 TEST(RowPlace, KeepsItsThreeParts) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "base/clock.h"
+#include "common/fd.h"
 #include "common/status.h"
 #include "device/name.h"
 #include "proto/mapped_memory.h"
@@ -14,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
 namespace epd::device {
@@ -69,10 +71,11 @@ class Device {
   virtual std::uint32_t times_stuck() const { return 0; }
 
   virtual Result<std::unique_ptr<Arena>> map_arena(int fd, std::uint64_t bytes) = 0;
-  // Maps the first `bytes` of a client's own memory, through a descriptor that check_client_memory()
-  // accepted. `here`: it must be memory of this device. INVALID_ARGUMENT: it can't be used. The text
-  // continues "the memory that ... is bound to".
-  virtual Result<std::unique_ptr<Arena>> map_client_memory(int fd, std::uint64_t bytes, bool here) = 0;
+  // Maps the first `bytes` of each piece of a client's own memory, one after the other, through descriptors
+  // that check_client_memory() accepted. A host device maps one piece. `here`: it must be memory of this
+  // device. INVALID_ARGUMENT: it can't be used. The text continues "the memory that ... is bound to".
+  virtual Result<std::unique_ptr<Arena>> map_client_memory(std::span<const UniqueFd> pieces,
+                                                           std::uint64_t bytes, bool here) = 0;
 
   // Maps memory of cudaMalloc that another process has exported. `here` and INVALID_ARGUMENT as above; the
   // text continues "memory ...". RESOURCE_EXHAUSTED: too much waits to be unmapped, or memory that was freed
