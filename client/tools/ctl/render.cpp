@@ -140,10 +140,10 @@ std::string copies_of(const v1::GroupMember& member) {
     all += count.times();
     if (count.where() == "in_place") continue;
     copied += count.times();
-    reasons += (reasons.empty() ? "" : ", ") + printable(count.where()) + " " + number(count.times());
+    reasons += (reasons.empty() ? "" : ", ") + printable(count.where()) + " " + std::to_string(count.times());
   }
   if (copied == 0) return "";
-  return "copied " + number(copied) + " of " + number(all) + " (" + reasons + ")";
+  return "copied " + std::to_string(copied) + " of " + std::to_string(all) + " (" + reasons + ")";
 }
 
 // What lies in memory of the client's own.

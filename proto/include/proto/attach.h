@@ -141,10 +141,9 @@ static_assert(std::is_trivially_copyable_v<Welcome> && std::is_trivially_copyabl
 constexpr std::uint64_t layout_hash() {
   using detail::mix;
   std::uint64_t h = 0xcbf29ce484222325ull;
-  for (std::uint64_t v :
-       {sizeof(SegmentA), sizeof(SegmentB), sizeof(Board), sizeof(GroupShape), sizeof(Hello), sizeof(Welcome),
-        sizeof(Refused), sizeof(Join), sizeof(Joined), sizeof(Leave), sizeof(MapMemory), sizeof(RowsTold),
-        sizeof(Goodbye)}) {
+  for (std::uint64_t v : {sizeof(SegmentA), sizeof(SegmentB), sizeof(Board), sizeof(GroupShape),
+                          sizeof(Hello), sizeof(Welcome), sizeof(Refused), sizeof(Join), sizeof(Joined),
+                          sizeof(Leave), sizeof(MapMemory), sizeof(RowsTold), sizeof(Goodbye)}) {
     h = mix(h, v);
   }
   for (std::uint64_t v : {offsetof(SegmentA, client_sleep), offsetof(SegmentB, state),
