@@ -2,8 +2,7 @@
 // start barrier; a figure is the slowest rank's time between two events around the operation, fresh routing
 // each time, L2 flushed. Usage: kernels_bench [full | few]
 // few: layout expert and few tokens, with and without inboxes.
-#include "bench/ceiling_kernels.cuh"
-#include "bench/start_barrier_kernel.cuh"
+#include "bench/copy_kernels.cuh"
 #include "gpu/launched.cuh"
 #include "gpu/world.h"
 

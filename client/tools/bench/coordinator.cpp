@@ -71,20 +71,16 @@ std::string Daemon::log() const {
   return "\nthe end of the daemon's log:\n" + own_->log_tail();
 }
 
-std::unique_ptr<Samples> make_samples(const RunPlan& plan) {
-  const std::uint32_t targets = plan.ranks * kit::targets_per_rank(plan.params());
-  return std::make_unique<Samples>(plan.iterations, plan.ranks, noop_count(plan), targets);
-}
-
-void run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label, Samples& samples) {
+std::unique_ptr<Samples> run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label) {
   validate(plan);
+  const std::uint32_t targets = plan.ranks * kit::targets_per_rank(plan.params());
+  auto samples = std::make_unique<Samples>(plan.iterations, plan.ranks, noop_count(plan), targets);
   const bool no_ceiling = plan.operation == Operation::kNoop || plan.on_gpus();
-  const std::uint32_t ceiling_tokens = no_ceiling ? 0 : plan.tokens;
-  kit::CopyCeiling ceiling(plan.params(), ceiling_tokens);
+  kit::CopyCeiling ceiling(plan.params(), no_ceiling ? 0 : plan.tokens);
   const BarrierWords start_barrier(plan.ranks);
   RunContext context{plan, {daemon.socket()}, next_group_name(), kit::RoutingSource(plan.routing_spec())};
   context.ceiling = &ceiling;
-  context.samples = &samples;
+  context.samples = samples.get();
   context.start_barrier = &start_barrier;
   const ProgressLine progress(label, plan.warmup + plan.iterations);
   kit::Team team(plan.ranks);
@@ -93,12 +89,7 @@ void run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& lab
   if (daemon.pid() > 0) options.daemons = {daemon.pid()};
   options.on_progress = [&](std::uint32_t done) { progress.show(done); };
   team.run([&context](kit::TeamRank& self) { Worker(context, self).run(); }, options);
-}
-
-std::vector<Report> run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label) {
-  const auto samples = make_samples(plan);
-  run_ranks(plan, daemon, label, *samples);
-  return make_reports(plan, *samples);
+  return samples;
 }
 
 }  // namespace epd::bench

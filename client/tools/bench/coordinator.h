@@ -1,14 +1,13 @@
-// Starts a daemon if need be, runs ranks, and makes reports.
+// Starts a daemon if need be, and runs ranks.
 #pragma once
 
 #include "kit/daemon.h"
 #include "plan.h"
-#include "report.h"
+#include "samples.h"
 
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 namespace epd::bench {
 
@@ -34,14 +33,8 @@ class Daemon {
   std::optional<kit::OwnDaemon> own_;
 };
 
-// Room for what the ranks of such a run measure.
-std::unique_ptr<Samples> make_samples(const RunPlan& plan);
-
-// One run with fresh rank processes. Throws kit::ToolError if it did not finish. This process must have one
-// thread. `label`: for the progress line, shown on a terminal only.
-void run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label, Samples& samples);
-
-// The same, and its reports.
-std::vector<Report> run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label);
+// One run with fresh rank processes, and what they measured. Throws kit::ToolError if it did not finish. This
+// process must have one thread. `label`: for the progress line, shown on a terminal only.
+std::unique_ptr<Samples> run_ranks(const RunPlan& plan, const Daemon& daemon, const std::string& label);
 
 }  // namespace epd::bench

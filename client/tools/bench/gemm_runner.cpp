@@ -1,6 +1,6 @@
 #include "gemm_runner.h"
 
-#include "bench/gemm.h"
+#include "bench/kernel_arguments.h"
 #include "kit/error.h"
 
 #include <dlfcn.h>
@@ -29,9 +29,9 @@ void* pointer(GpuAddress address) {
 
 }  // namespace
 
-GemmRunner::GemmRunner(const GpuDriver& driver, const GpuImage& image)
+GemmRunner::GemmRunner(const GpuDriver& driver, const GpuImage& image, bool own)
     : driver_(driver), image_(image), own_(image.kernel("bench_gemm")) {
-  load_cublas();
+  if (!own) load_cublas();
 }
 
 void GemmRunner::load_cublas() {
@@ -92,6 +92,22 @@ std::string GemmRunner::name() const {
   if (handle_ == nullptr) return "epbench's own GEMM" + why_not_;
   return "cuBLAS " + std::to_string(version_ / 10000) + "." + std::to_string(version_ / 100 % 100) + "." +
          std::to_string(version_ % 100);
+}
+
+Gemm::Gemm(const GpuRank& gpu, std::uint32_t tokens)
+    : image_(gpu_driver()),
+      runner_(gpu_driver(), image_, true),
+      product_{.rows = tokens < 1024 ? 512u : 4096u, .columns = 4096, .depth = 7168} {
+  const GpuDriver& driver = gpu_driver();
+  const std::size_t bytes = 2 * (product_.a_values() + product_.b_values()) + 4 * product_.c_values();
+  driver.require(driver.allocate(&product_.a, bytes), "cuMemAlloc for the GEMM");
+  driver.require(driver.fill(product_.a, 0, bytes, gpu.stream()), "cuMemsetD8Async");
+  product_.b = product_.a + 2 * product_.a_values();
+  product_.c = product_.b + 2 * product_.b_values();
+}
+
+Gemm::~Gemm() {
+  gpu_driver().free(product_.a);
 }
 
 }  // namespace epd::bench

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "gpu_driver.h"
-#include "gpu_image.h"
+#include "rank_device.h"
 
 #include <cstdint>
 #include <string>
@@ -21,14 +21,16 @@ struct Product {
   GpuAddress b = 0;
   GpuAddress c = 0;
 
+  std::uint64_t a_values() const { return std::uint64_t{rows} * depth * batch; }
   std::uint64_t b_values() const { return std::uint64_t{columns} * depth * batch; }
   std::uint64_t c_values() const { return std::uint64_t{rows} * columns * batch; }
 };
 
 class GemmRunner {
  public:
-  // In the current context. Throws kit::ToolError, as everything here.
-  explicit GemmRunner(const GpuDriver& driver, const GpuImage& image);
+  // In the current context. Throws kit::ToolError, as everything here. `own`: epbench's kernel, whatever
+  // there is.
+  GemmRunner(const GpuDriver& driver, const GpuImage& image, bool own = false);
   // Rows and columns are multiples of kGemmTile, the depth of kGemmDepth.
   void enqueue(const Product& product, void* stream);
   // "cuBLAS 13.0.2", "epbench's own GEMM"
@@ -50,6 +52,22 @@ class GemmRunner {
                    int batch, int compute, int algorithm) = nullptr;
   GpuAddress workspace_ = 0;  // given back when the process ends
   int version_ = 0;
+};
+
+// A product beside operations of so many tokens, by epbench's own kernel: it takes somewhat longer than they
+// do.
+class Gemm {
+ public:
+  Gemm(const GpuRank& gpu, std::uint32_t tokens);
+  ~Gemm();
+  Gemm(const Gemm&) = delete;
+  Gemm& operator=(const Gemm&) = delete;
+  void enqueue(void* stream) { runner_.enqueue(product_, stream); }
+
+ private:
+  const GpuImage image_;
+  GemmRunner runner_;
+  Product product_;
 };
 
 }  // namespace epd::bench

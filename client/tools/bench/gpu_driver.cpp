@@ -9,6 +9,10 @@
 #include <string>
 #include <type_traits>
 
+#ifdef EPD_BENCH_HAS_KERNELS
+extern "C" const unsigned char epd_bench_image[];
+#endif
+
 namespace epd::bench {
 namespace {
 
@@ -70,6 +74,28 @@ std::uint32_t count_gpus() {
       options);
   if (count[0] <= 0) kit::fail("backend cuda: this process sees no GPU (CUDA_VISIBLE_DEVICES?)");
   return static_cast<std::uint32_t>(count[0]);
+}
+
+GpuImage::GpuImage(const GpuDriver& driver) : driver_(driver) {
+#ifdef EPD_BENCH_HAS_KERNELS
+  driver_.require(driver_.load(&library_, epd_bench_image, nullptr, nullptr, 0, nullptr, nullptr, 0),
+                  "loading epbench's kernels");
+#else
+  kit::fail("epbench was built without nvcc");
+#endif
+}
+
+void* GpuImage::kernel(const char* name) const {
+  void* kernel = nullptr;
+  driver_.require(driver_.kernel(&kernel, library_, name),
+                  (std::string("finding the kernel ") + name).c_str());
+  return kernel;
+}
+
+void GpuImage::launch(void* kernel, const Grid& grid, void* stream, void** arguments) const {
+  driver_.require(driver_.launch(kernel, grid.ctas[0], grid.ctas[1], grid.batch, grid.threads, 1, 1,
+                                 grid.shared_bytes, stream, arguments, nullptr),
+                  "cuLaunchKernel");
 }
 
 }  // namespace epd::bench

@@ -1,7 +1,6 @@
 #include "layer.h"
 
-#include "bench/attention.h"
-#include "bench/gemm.h"
+#include "bench/kernel_arguments.h"
 
 namespace epd::bench {
 namespace {

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "gemm_runner.h"
-#include "gpu_image.h"
-#include "gpu_rank.h"
+#include "gpu_driver.h"
 #include "plan.h"
+#include "rank_device.h"
 
 #include <cstdint>
 #include <functional>

@@ -1,13 +1,11 @@
 #include "layer_bench.h"
 
-#include "bench/attention.h"
-#include "bench/gemm.h"
+#include "bench/kernel_arguments.h"
 #include "coordinator.h"
 #include "kit/error.h"
 #include "kit/shared_array.h"
 #include "kit/team.h"
 #include "layer.h"
-#include "report_parts.h"
 #include "samples.h"
 #include "start_barrier.h"
 
@@ -68,10 +66,6 @@ kit::Summary per_layer(std::vector<double> times_us, const RunPlan& plan) {
   return kit::summarize(times_us);
 }
 
-std::string shape_of(const RunPlan& plan) {
-  return plan.layer_shape == LayerShape::kDecode ? "decode" : "prefill";
-}
-
 }  // namespace
 
 void validate_layer(const RunPlan& plan) {
@@ -87,91 +81,77 @@ void validate_layer(const RunPlan& plan) {
   validate(plan);
 }
 
-LayerReport measure_layer(const RunPlan& plan, const std::string& program) {
-  std::vector<double> alone;
-  measure_alone(plan, alone);
+Json measure_layer(const RunPlan& plan, const std::string& program) {
+  std::vector<double> alone_us;
+  measure_alone(plan, alone_us);
   Daemon daemon({.socket = "", .program = program},
                 {.cuda = plan.gpus, .sms = plan.sms, .linger_us = plan.linger_us});
-  LayerReport report;
-  report.plan = plan;
-  const auto samples = make_samples(plan);
+  std::unique_ptr<Samples> samples;
   try {
-    run_ranks(plan, daemon, "epbench layer", *samples);
+    samples = run_ranks(plan, daemon, "epbench layer");
   } catch (const kit::ToolError& error) {
     kit::fail(error.what() + daemon.log());
   }
   daemon.stop();
-  measure_alone(plan, alone);
+  measure_alone(plan, alone_us);
   const auto slowest = [&](const kit::SharedArray<double>& times) {
     return per_layer(kit::slowest_rank(times.span(), plan.ranks), plan);
   };
-  report.layer = slowest(samples->layers_us);
-  report.computing = slowest(samples->computing_us);
-  report.moving = slowest(samples->moving_us);
-  report.alone = per_layer(alone, plan);
-  report.gpu = samples->gpu.data();
-  report.gemm = samples->gemm.data();
-  report.daemon = samples->daemon.data();
-  report.correct = true;
-  add_verdicts(samples->dispatch, report);
-  add_verdicts(samples->combine, report);
+  const kit::Summary layer = slowest(samples->layers_us);
+  const kit::Summary moving = slowest(samples->moving_us);
+  const kit::Summary alone = per_layer(alone_us, plan);
+  const auto ratio = [](double part, double whole) { return whole > 0 ? part / whole : 0; };
+  Json report{{"op", "layer"},
+              {"shape", word_of(kLayerShapes, plan.layer_shape)},
+              {"ranks", plan.ranks},
+              {"gpus", plan.gpus},
+              {"sms", plan.sms},
+              {"linger_us", plan.linger_us},
+              {"wait", plan.wait_name()},
+              {"layers", plan.layers},
+              {"micro_batches", plan.micro_batches},
+              {"tokens", plan.tokens * plan.micro_batches},
+              {"context", plan.context},
+              {"hidden", plan.hidden},
+              {"iters", plan.iterations},
+              {"layer_us", summary_json(layer)},
+              {"computing_us", summary_json(slowest(samples->computing_us))},
+              {"moving_us", summary_json(moving)},
+              {"alone_us", summary_json(alone)},
+              {"over_alone", ratio(layer.p50, alone.p50)},
+              // What the layer costs beyond computing, over the operations' own time.
+              {"added_over_moving", ratio(layer.p50 - alone.p50, moving.p50)},
+              {"gemm", samples->gemm.data()},
+              {"gpu", samples->gpu.data()},
+              {"daemon", samples->daemon.data()}};
+  add_verdicts(report, samples->dispatch);
+  add_verdicts(report, samples->combine);
   return report;
 }
 
-std::string to_json(const LayerReport& report) {
-  const RunPlan& plan = report.plan;
-  Json json{{"op", "layer"},
-            {"shape", shape_of(plan)},
-            {"ranks", plan.ranks},
-            {"gpus", plan.gpus},
-            {"sms", plan.sms},
-            {"linger_us", plan.linger_us},
-            {"wait", plan.wait_name()},
-            {"layers", plan.layers},
-            {"micro_batches", plan.micro_batches},
-            {"tokens", plan.tokens * plan.micro_batches},
-            {"context", plan.context},
-            {"hidden", plan.hidden},
-            {"iters", plan.iterations},
-            {"layer_us", summary_json(report.layer)},
-            {"computing_us", summary_json(report.computing)},
-            {"moving_us", summary_json(report.moving)},
-            {"alone_us", summary_json(report.alone)},
-            {"over_alone", report.over_alone()},
-            {"added_over_moving", report.added_over_moving()},
-            {"gemm", report.gemm},
-            {"gpu", report.gpu},
-            {"daemon", report.daemon},
-            {"checks", report.checks},
-            {"correct", report.correct}};
-  append_difference(report, json);
-  return json.dump();
-}
-
-std::string to_table(const std::vector<LayerReport>& reports) {
-  std::string text;
-  for (const LayerReport& report : reports) {
-    const RunPlan& plan = report.plan;
-    text +=
-        format("%s, %u tokens, %u layers in a graph, %u micro-batch%s, %u rank%s, wait by %s; %s; %s; %s\n",
-               shape_of(plan).c_str(), plan.tokens * plan.micro_batches, plan.layers, plan.micro_batches,
-               plan.micro_batches == 1 ? "" : "es", plan.ranks, plan.ranks == 1 ? "" : "s",
-               plan.wait_name().c_str(), report.gpu.c_str(), report.gemm.c_str(), report.daemon.c_str());
-    const std::pair<const char*, const kit::Summary*> rows[] = {
-        {"layer", &report.layer},
-        {"computing, beside the daemon", &report.computing},
-        {"operations alone", &report.moving},
-        {"computing, without a daemon", &report.alone}};
-    text += format("%-30s %10s %10s\n", "us of a layer", "p50", "p99");
-    for (const auto& [name, summary] : rows)
-      text += format("%-30s %10.1f %10.1f\n", name, summary->p50, summary->p99);
-    text += format(
-        "layer / computing without a daemon: %.3f. What operations add, over their own time: %.2f. %s (%u)\n",
-        report.over_alone(), report.added_over_moving(), verdict_of(report.correct, report.checks).c_str(),
-        report.checks);
+std::string layer_text(const Json& report) {
+  const auto text = [&](const char* field) { return report.at(field).get<std::string>(); };
+  const auto count = [&](const char* field) { return report.at(field).get<unsigned>(); };
+  Reports rows;
+  for (const auto& [name, field] : {std::pair("layer", "layer_us"),
+                                    {"computing, beside the daemon", "computing_us"},
+                                    {"operations alone", "moving_us"},
+                                    {"computing, without a daemon", "alone_us"}}) {
+    rows.push_back(report.at(field));
+    rows.back()["name"] = name;
   }
-  append_differences(reports, text);
-  return text;
+  return format("%s, %u tokens, %u layers in a graph, %u micro-batch%s, %u rank%s, wait by %s; ",
+                text("shape").c_str(), count("tokens"), count("layers"), count("micro_batches"),
+                count("micro_batches") == 1 ? "" : "es", count("ranks"), count("ranks") == 1 ? "" : "s",
+                text("wait").c_str()) +
+         text("gpu") + "; " + text("gemm") + "; " + text("daemon") + "\n" +
+         table(rows, {column("us of a layer", "name"), column("p50", "p50", "%.1f"),
+                      column("p99", "p99", "%.1f")}) +
+         format(
+             "layer / computing without a daemon: %.3f. What operations add, over their own time: %.2f. %s\n",
+             report.at("over_alone").get<double>(), report.at("added_over_moving").get<double>(),
+             verdict_of(report).c_str()) +
+         differences_of({report});
 }
 
 }  // namespace epd::bench

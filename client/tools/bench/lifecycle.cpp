@@ -25,12 +25,11 @@ namespace fs = std::filesystem;
 
 constexpr int kJoinPatienceMs = 10'000;
 
-LifecycleReport report_of(const char* name, const kit::SharedArray<double>& samples,
-                          const kit::SharedArray<char>& daemon) {
-  LifecycleReport report;
-  report.name = name;
-  report.daemon = daemon.data();
-  report.time = kit::summarize(samples.span());
+Json report_of(const char* name, const kit::SharedArray<double>& samples,
+               const kit::SharedArray<char>& daemon) {
+  Json report{{"op", name}, {"backend", "host"}};
+  add_times(report, kit::summarize(samples.span()));
+  report.update({{"correct", true}, {"daemon", daemon.data()}});
   return report;
 }
 
@@ -132,7 +131,7 @@ void run_alone(const Daemon& daemon, const std::function<void()>& body) {
 
 }  // namespace
 
-std::vector<LifecycleReport> measure_attach(const Daemon& daemon, std::uint32_t rounds) {
+Reports measure_attach(const Daemon& daemon, std::uint32_t rounds) {
   kit::SharedArray<double> attach_us(rounds);
   kit::SharedArray<double> detach_us(rounds);
   kit::SharedArray<char> name(64);
@@ -150,7 +149,7 @@ std::vector<LifecycleReport> measure_attach(const Daemon& daemon, std::uint32_t 
   return {report_of("attach", attach_us, name), report_of("detach", detach_us, name)};
 }
 
-std::vector<LifecycleReport> measure_reap(const Daemon& daemon, std::uint32_t rounds) {
+Reports measure_reap(const Daemon& daemon, std::uint32_t rounds) {
   kit::SharedArray<double> lost_us(rounds);
   kit::SharedArray<double> reuse_us(rounds);
   kit::SharedArray<char> name(64);
@@ -164,13 +163,19 @@ std::vector<LifecycleReport> measure_reap(const Daemon& daemon, std::uint32_t ro
       reuse_us[i] = round.reuse_us;
     });
   }
-  std::vector<LifecycleReport> reports{report_of("rank_lost", lost_us, name),
-                                       report_of("reuse", reuse_us, name)};
-  if (before >= 0) {
-    reports[0].problem = leak_of(daemon.pid(), before);
-    reports[0].correct = reports[0].problem.empty();
-  }
+  Reports reports{report_of("rank_lost", lost_us, name), report_of("reuse", reuse_us, name)};
+  const std::string leak = before >= 0 ? leak_of(daemon.pid(), before) : "";
+  if (!leak.empty()) reports[0].update({{"correct", false}, {"problem", leak}});
   return reports;
+}
+
+std::string lifecycle_text(const Reports& reports) {
+  const auto ms = [](const char* title, const char* field) {
+    return Column{title, [=](const Json& r) { return format("%.3f", r.at(field).get<double>() / 1e3); }};
+  };
+  return table(reports, {column("", "op"), column("samples", "samples"), ms("p50 ms", "p50_us"),
+                         ms("p90 ms", "p90_us"), ms("p99 ms", "p99_us"), ms("max ms", "max_us"),
+                         column("problem", "problem")});
 }
 
 }  // namespace epd::bench

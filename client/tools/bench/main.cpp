@@ -5,8 +5,8 @@
 #include "kit/session.h"
 #include "layer_bench.h"
 #include "lifecycle.h"
+#include "operation_report.h"
 #include "options.h"
-#include "report.h"
 #include "suite.h"
 
 #include <algorithm>
@@ -15,15 +15,13 @@
 namespace epd::bench {
 namespace {
 
-template <typename AnyReport>
-bool print(const std::vector<AnyReport>& reports, bool json, const std::string& table) {
-  bool correct = true;
-  for (const AnyReport& report : reports) {
-    correct = correct && report.correct;
-    if (json) std::printf("%s\n", to_json(report).c_str());
+// Whether all results were correct.
+bool print(const Reports& reports, bool json, const std::string& text) {
+  for (const Json& report : reports) {
+    if (json) std::printf("%s\n", report.dump().c_str());
   }
-  if (!json) std::fputs(table.c_str(), stdout);
-  return correct;
+  if (!json) std::fputs(text.c_str(), stdout);
+  return all_correct(reports);
 }
 
 // The plan of the operations; empty for other commands.
@@ -42,7 +40,7 @@ std::vector<GpuCeiling> ceilings_of(const std::vector<SuiteRun>& runs) {
 }
 
 struct Outcome {
-  std::vector<Report> reports;
+  Reports reports;
   std::uint32_t failures = 0;  // runs without reports
 };
 
@@ -54,10 +52,10 @@ Outcome run_all(const std::vector<SuiteRun>& runs, const std::vector<GpuCeiling>
   for (std::size_t i = 0; i < runs.size() && outcome.failures < kMostFailures; ++i) {
     const double begin = kit::now_us();
     try {
-      for (Report& report : run_ranks(runs[i].plan, daemon, runs[i].label)) {
-        if (i < ceilings.size()) add_ceiling(ceilings[i], report);
+      const auto samples = run_ranks(runs[i].plan, daemon, runs[i].label);
+      for (Json& report :
+           make_reports(runs[i].plan, *samples, i < ceilings.size() ? ceilings[i] : GpuCeiling()))
         outcome.reports.push_back(std::move(report));
-      }
     } catch (const kit::ToolError& error) {
       if (runs.size() == 1) throw;
       ++outcome.failures;
@@ -77,18 +75,16 @@ bool run(const Options& options, const std::vector<SuiteRun>& runs, const std::v
     case Command::kRun:
     case Command::kSuite: {
       const Outcome outcome = run_all(runs, ceilings, daemon);
-      const bool suite = options.command == Command::kSuite;
-      const bool correct = print(outcome.reports, options.json,
-                                 suite ? to_markdown(outcome.reports) : to_table(outcome.reports));
-      return correct && outcome.failures == 0;
+      const Style style = options.command == Command::kSuite ? Style::kMarkdown : Style::kPlain;
+      return print(outcome.reports, options.json, to_text(outcome.reports, style)) && outcome.failures == 0;
     }
     case Command::kAttach: {
-      const auto reports = measure_attach(daemon, options.rounds);
-      return print(reports, options.json, to_table(reports));
+      const Reports reports = measure_attach(daemon, options.rounds);
+      return print(reports, options.json, lifecycle_text(reports));
     }
     case Command::kReap: {
-      const auto reports = measure_reap(daemon, options.rounds);
-      return print(reports, options.json, to_table(reports));
+      const Reports reports = measure_reap(daemon, options.rounds);
+      return print(reports, options.json, lifecycle_text(reports));
     }
     case Command::kNodes:
     case Command::kLayer: break;  // without this daemon
@@ -124,13 +120,13 @@ Daemon::Devices find_devices(Options& options) {
 int run_tool(Options& options) {
   try {
     if (options.command == Command::kNodes) {
-      const auto reports = measure_nodes(options.nodes, options.daemon.program);
-      return print(reports, options.json, to_table(reports)) ? 0 : 1;
+      const Reports reports = measure_nodes(options.nodes, options.daemon.program);
+      return print(reports, options.json, nodes_text(reports)) ? 0 : 1;
     }
     Daemon::Devices devices = find_devices(options);
     if (options.command == Command::kLayer) {
-      const std::vector<LayerReport> reports{measure_layer(options.run, options.daemon.program)};
-      return print(reports, options.json, to_table(reports)) ? 0 : 1;
+      const Json report = measure_layer(options.run, options.daemon.program);
+      return print({report}, options.json, layer_text(report)) ? 0 : 1;
     }
     const std::vector<SuiteRun> runs = runs_of(options);
     for (const SuiteRun& each : runs) {

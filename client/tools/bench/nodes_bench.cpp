@@ -58,14 +58,14 @@ void measure(const NodesPlan& plan, const RunPlan& run, const kit::OwnNodes& nod
 
 }  // namespace
 
-std::vector<NodesReport> measure_nodes(const NodesPlan& plan, const std::string& program) {
+Reports measure_nodes(const NodesPlan& plan, const std::string& program) {
   kit::OwnNodes nodes({.program = program,
                        .nodes = plan.run.nodes,
                        .devices = plan.ranks_per_node,
                        .sms = plan.run.sms,
                        .rate = plan.rate,
                        .check = plan.check});
-  std::vector<NodesReport> reports;
+  Reports reports;
   try {
     std::string no_raw = plan.run.nodes == 1 ? "one node has no link" : RawUcx::why_not();
     std::optional<RawUcx> raw;
@@ -75,10 +75,8 @@ std::vector<NodesReport> measure_nodes(const NodesPlan& plan, const std::string&
       Samples samples(run.iterations, run.ranks, std::size_t{run.iterations} * kNoopsBetween,
                       run.ranks * kit::targets_per_rank(run.params()));
       measure(plan, run, nodes, raw ? &*raw : nullptr, samples);
-      for (const char* operation : {"dispatch", "combine"}) {
-        reports.push_back(make_nodes_report(operation, plan, run, samples));
-        reports.back().no_raw = no_raw;
-      }
+      for (const char* operation : {"dispatch", "combine"})
+        reports.push_back(make_nodes_report(operation, plan, run, samples, no_raw));
     }
   } catch (const kit::ToolError& error) {
     kit::fail(error.what() + nodes.log_tail());

@@ -9,7 +9,6 @@
 #include <CLI/CLI.hpp>
 
 #include <charconv>
-#include <map>
 #include <type_traits>
 #include <utility>
 
@@ -52,17 +51,26 @@ void add_daemon_options(CLI::App& app, Options& options) {
   app.add_flag("--json", options.json, "JSON, one object per line and operation, instead of a table");
 }
 
-// Any name but the allowed ones is refused with the list.
-CLI::Validator one_of(const std::string& what, const std::vector<std::string>& allowed) {
-  auto check = [what, allowed](std::string& value) -> std::string {
-    std::string list;
-    for (const std::string& name : allowed) {
-      if (name == value) return "";
-      list += (list.empty() ? "" : ", ") + name;
+// One of the words; any other one is refused with the list.
+template <typename Value, std::size_t n>
+CLI::Option* add_word(CLI::App& app, const std::string& name, Value& value, const Word<Value> (&words)[n],
+                      const std::string& help) {
+  const auto take = [&value, &words](const std::string& given) {
+    for (const auto& [word, its] : words) {
+      if (given == word) value = its;
     }
-    return what + " '" + value + "' is not served; allowed: " + list;
   };
-  return {check, ""};
+  const auto check = [name, &words](const std::string& given) -> std::string {
+    std::string list;
+    for (const auto& [word, its] : words) {
+      if (given == word) return "";
+      list += (list.empty() ? "" : ", ") + std::string(word);
+    }
+    return name.substr(2) + " '" + given + "' is not served; allowed: " + list;
+  };
+  return app.add_option_function<std::string>(name, take, help)
+      ->check(CLI::Validator(check, ""))
+      ->default_str(word_of(words, value));
 }
 
 // CLI11 by itself cuts what does not fit, and does not say what is allowed.
@@ -97,32 +105,17 @@ CLI::Option* add_field(CLI::App& app, const std::string& name, std::uint32_t& va
       ->capture_default_str();
 }
 
-struct Names {
-  std::string backend = "host";
-  std::string operation = "both";
-  std::string layout = "compact";
-  std::string payload = "bf16";
-  std::string scales = "float32";
-  std::string scale_layout = "row_major";
-  std::string check = "some";
-  std::string wait = "memop";
-  std::string shape = "decode";
-};
-
-void add_backend_option(CLI::App& app, Names& names) {
-  app.add_option("--backend", names.backend, "Devices: host (emulated, threads as SMs) or cuda")
-      ->check(one_of("backend", {"host", "cuda"}))
-      ->capture_default_str();
+void add_backend_option(CLI::App& app, RunPlan& run) {
+  add_word(app, "--backend", run.backend, kBackends, "Devices: host (emulated, threads as SMs) or cuda");
 }
 
-void add_run_options(CLI::App& app, Options& options, Names& names) {
-  RunPlan& run = options.run;
-  add_number(app, "--ranks", run.ranks, 1, kMaxRanks,
-             "Client processes, rank r on host:r, or on cuda:r (in turn, if there are fewer)");
-  app.add_option("--op", names.operation, "dispatch, combine, both or noop")
-      ->check(one_of("operation", {"dispatch", "combine", "both", "noop"}))
-      ->capture_default_str();
-  add_number(app, "--tokens", run.tokens, 0, abi::kMaxTokens, "Tokens of each rank in each call");
+void add_check_option(CLI::App& app, RunPlan& run) {
+  add_word(app, "--check", run.check, kCheckLevels,
+           "Iterations compared with the reference: all, some (first, last, about four more), one, none");
+}
+
+// What runs of every kind have: rows, routing, checks.
+void add_shape_options(CLI::App& app, RunPlan& run) {
   add_field(app, "--hidden", run.hidden, "hidden", "Values per token, a multiple of 8");
   add_field(app, "--experts", run.experts, "num_experts", "Experts of the group, a multiple of the ranks");
   add_field(app, "--topk", run.topk, "topk", "Experts per token");
@@ -130,23 +123,29 @@ void add_run_options(CLI::App& app, Options& options, Names& names) {
              "SMs (host: threads) of each device to use (0: the device's default)");
   app.add_option("--routing", run.routing, "uniform, zipf, group-limited, one-expert, or a routing file")
       ->capture_default_str();
+  add_number(app, "--seed", run.seed, 0, UINT64_MAX, "Of routing and data");
+  add_check_option(app, run);
+}
+
+void add_wait_option(CLI::App& app, RunPlan& run) {
+  add_word(app, "--wait", run.wait_by, kWaits,
+           "Backend cuda: by what a stream waits: memop (stream memory operations), kernel, or event (memop, "
+           "and an "
+           "event behind it)");
+}
+
+void add_run_options(CLI::App& app, RunPlan& run) {
+  add_number(app, "--ranks", run.ranks, 1, kMaxRanks,
+             "Client processes, rank r on host:r, or on cuda:r (in turn, if there are fewer)");
+  add_word(app, "--op", run.operation, kOperations, "dispatch, combine, both or noop");
+  add_number(app, "--tokens", run.tokens, 0, abi::kMaxTokens, "Tokens of each rank in each call");
+  add_shape_options(app, run);
   add_number(app, "--iters", run.iterations, 1, kMaxIterations,
              "Measured iterations, each with its own routing");
   add_number(app, "--warmup", run.warmup, 0, kMaxIterations, "Iterations before these");
   add_field(app, "--depth", run.depth, "depth", "Buffer slots, used in turn (memory: see README)");
-  add_number(app, "--seed", run.seed, 0, UINT64_MAX, "Of routing and data");
-  app.add_option(
-         "--check", names.check,
-         "Iterations compared with the reference: all, some (first, last, about four more), one, none")
-      ->check(one_of("check", {"all", "some", "one", "none"}))
-      ->capture_default_str();
   app.add_flag("--warm-cache", run.warm_cache, "Flush no caches before the timed parts");
-  app.add_option(
-         "--wait", names.wait,
-         "Backend cuda: by what a stream waits: memop (stream memory operations), kernel, or event (memop, "
-         "and an event behind it)")
-      ->check(one_of("wait", {"memop", "kernel", "event"}))
-      ->capture_default_str();
+  add_wait_option(app, run);
   app.add_flag_callback(
       "--no-stream", [&run] { run.in_stream = false; },
       "Backend cuda: operations are submitted without a stream, and the CPU waits; times are the CPU's");
@@ -163,20 +162,13 @@ void add_linger_option(CLI::App& app, RunPlan& run) {
              "GPUs: how long the SMs of an operation stay for the next one (devices.linger_us)");
 }
 
-void add_mode_options(CLI::App& app, RunPlan& run, Names& names) {
-  app.add_option("--layout", names.layout, "Layout of received rows: compact, packed or expert")
-      ->check(one_of("layout", {"compact", "packed", "expert"}))
-      ->capture_default_str();
-  app.add_option("--payload", names.payload,
-                 "What dispatch sends: bf16, fp8 (cast by the engine), fp8-given (with its scales) or opaque")
-      ->check(one_of("payload", {"bf16", "fp8", "fp8-given", "opaque"}))
-      ->capture_default_str();
-  app.add_option("--scales", names.scales, "Of FP8: float32, pow2 or ue8m0")
-      ->check(one_of("scales", {"float32", "pow2", "ue8m0"}))
-      ->capture_default_str();
-  app.add_option("--scale-layout", names.scale_layout, "Of received FP8 rows: row_major or column_major")
-      ->check(one_of("scale layout", {"row_major", "column_major"}))
-      ->capture_default_str();
+void add_mode_options(CLI::App& app, RunPlan& run) {
+  add_word(app, "--layout", run.layout, kLayouts, "Layout of received rows: compact, packed or expert");
+  add_word(app, "--payload", run.payload, kPayloads,
+           "What dispatch sends: bf16, fp8 (cast by the engine), fp8-given (with its scales) or opaque");
+  add_word(app, "--scales", run.scales, kScales, "Of FP8: float32, pow2 or ue8m0");
+  add_word(app, "--scale-layout", run.scale_layout, kScaleLayouts,
+           "Of received FP8 rows: row_major or column_major");
   add_field(app, "--opaque-bytes", run.opaque_bytes, "opaque_bytes",
             "Of a row of payload opaque, a multiple of 16");
   add_field(
@@ -197,7 +189,7 @@ void add_mode_options(CLI::App& app, RunPlan& run, Names& names) {
   app.add_flag("--mark-unused", run.mark_unused, "dispatch marks all rows that no token fills");
 }
 
-void add_nodes_options(CLI::App& app, Options& options, Names& names) {
+void add_nodes_options(CLI::App& app, Options& options) {
   NodesPlan& nodes = options.nodes;
   nodes.run.nodes = 2;
   nodes.run.depth = 1;
@@ -215,68 +207,47 @@ void add_nodes_options(CLI::App& app, Options& options, Names& names) {
   add_number(app, "--pairs", nodes.pairs, 1, kMaxPairs, "Measurements of operations and of raw UCX, in turn");
   add_number(app, "--iters", nodes.pair_iterations, 0, kMaxPairIterations,
              "Iterations in each pair (0: 3 from 1024 tokens on, else 20)");
-  add_field(app, "--hidden", nodes.run.hidden, "hidden", "Values per token, a multiple of 8");
-  add_field(app, "--experts", nodes.run.experts, "num_experts",
-            "Experts of the group, a multiple of the ranks");
-  add_field(app, "--topk", nodes.run.topk, "topk", "Experts per token");
-  add_number(app, "--sms", nodes.run.sms, 0, kMaxSms, "Threads of each device (0: the device's default)");
-  app.add_option("--routing", nodes.run.routing,
-                 "uniform, zipf, group-limited, one-expert, or a routing file")
-      ->capture_default_str();
-  add_number(app, "--seed", nodes.run.seed, 0, UINT64_MAX, "Of routing and data");
-  app.add_option(
-         "--check", names.check,
-         "Iterations compared with the reference: all, some (first, last, about four more), one, none")
-      ->check(one_of("check", {"all", "some", "one", "none"}))
-      ->capture_default_str();
-
-  add_mode_options(app, nodes.run, names);
+  add_shape_options(app, nodes.run);
+  add_mode_options(app, nodes.run);
 }
 
-void add_layer_options(CLI::App& app, Options& options, Names& names) {
-  RunPlan& run = options.run;
+void add_layer_options(CLI::App& app, Options& options) {
+  RunPlan& run = options.layer;
+  static constexpr Word<Backend> kCudaOnly[] = {{"cuda", Backend::kCuda}};
   app.footer(kLayerFooter);
-  app.add_option("--backend", "Devices: cuda")->check(one_of("backend of a layer", {"cuda"}));
+  run.backend = Backend::kCuda;
+  add_word(app, "--backend", run.backend, kCudaOnly, "Devices: cuda");
   app.add_option("--epd", options.daemon.program, "The daemon to start (default: epd beside epbench)");
   app.add_flag("--json", options.json, "JSON, one object, instead of a table");
-  app.add_option("--wait", names.wait, "By what a stream waits: memop, kernel or event")
-      ->check(one_of("wait", {"memop", "kernel", "event"}))
-      ->capture_default_str();
-  app.add_option("--shape", names.shape,
-                 "decode (128 tokens for each micro-batch, 64 sequences in all) or prefill (4096 tokens)")
-      ->check(one_of("shape", {"decode", "prefill"}))
-      ->capture_default_str();
-  add_number(app, "--tokens", options.layer_tokens, 0, abi::kMaxTokens,
+  add_wait_option(app, run);
+  add_word(app, "--shape", run.layer_shape, kLayerShapes,
+           "decode (128 tokens for each micro-batch, 64 sequences in all) or prefill (4096 tokens)");
+  run.tokens = 0;
+  add_number(app, "--tokens", run.tokens, 0, abi::kMaxTokens,
              "Tokens of each rank, a multiple of 128 for each micro-batch (0: the shape's)");
   add_number(app, "--context", run.context, 1, kMaxContext,
              "Decode: tokens of each sequence, a multiple of 512");
-  add_number(app, "--layers", options.layers, 1, kMaxLayers, "Layers of a graph");
+  run.layers = 4;
+  add_number(app, "--layers", run.layers, 1, kMaxLayers, "Layers of a graph");
   add_number(app, "--micro-batches", run.micro_batches, 1, 2,
              "2: one half of the tokens computes while the other half's rows move");
-  add_number(app, "--ranks", options.layer_ranks, 1, kMaxRanks, "Client processes, in turn on the GPUs");
+  run.ranks = 1;
+  add_number(app, "--ranks", run.ranks, 1, kMaxRanks, "Client processes, in turn on the GPUs");
   add_field(app, "--hidden", run.hidden, "hidden", "Values per token, a multiple of 128");
   add_number(app, "--sms", run.sms, 0, kMaxSms, "SMs of each device (0: the tool's default)");
   add_linger_option(app, run);
   add_number(app, "--iters", run.iterations, 1, kMaxIterations, "Measured iterations");
   add_number(app, "--seed", run.seed, 0, UINT64_MAX, "Of routing and data");
-  app.add_option("--check", names.check, "Iterations compared with the reference: all, some, one, none")
-      ->check(one_of("check", {"all", "some", "one", "none"}))
-      ->capture_default_str();
+  add_check_option(app, run);
 }
 
 // Every token chooses all experts of a rank, so that an expert has as many rows as the rank has tokens.
-void apply_layer(const Names& names, Options& options) {
-  RunPlan& run = options.run;
-  run.backend = Backend::kCuda;
-  run.layers = options.layers;
-  run.ranks = options.layer_ranks;
-  run.layer_shape = names.shape == "decode" ? LayerShape::kDecode : LayerShape::kPrefill;
+void complete_layer(RunPlan& run) {
   const bool decode = run.layer_shape == LayerShape::kDecode;
-  const std::uint32_t of_shape = decode ? 128 * run.micro_batches : 4096;
-  const std::uint32_t tokens = options.layer_tokens != 0 ? options.layer_tokens : of_shape;
-  if (tokens % run.micro_batches != 0)
-    kit::fail("tokens is " + std::to_string(tokens) + "; allowed: multiples of micro-batches");
-  run.tokens = tokens / run.micro_batches;
+  if (run.tokens == 0) run.tokens = decode ? 128 * run.micro_batches : 4096;
+  if (run.tokens % run.micro_batches != 0)
+    kit::fail("tokens is " + std::to_string(run.tokens) + "; allowed: multiples of micro-batches");
+  run.tokens /= run.micro_batches;
   run.layout = decode ? EPD_LAYOUT_EXPERT : EPD_LAYOUT_COMPACT;
   run.experts = kLayerExperts * run.ranks;
   run.topk = kLayerExperts;
@@ -287,93 +258,61 @@ void apply_layer(const Names& names, Options& options) {
   validate_layer(run);
 }
 
-void apply(const Names& names, RunPlan& run) {
-  static const std::map<std::string, Operation> kOperations{{"dispatch", Operation::kDispatch},
-                                                            {"combine", Operation::kCombine},
-                                                            {"both", Operation::kBoth},
-                                                            {"noop", Operation::kNoop}};
-  static const std::map<std::string, CheckLevel> kLevels{{"all", CheckLevel::kAll},
-                                                         {"some", CheckLevel::kSome},
-                                                         {"one", CheckLevel::kOne},
-                                                         {"none", CheckLevel::kNone}};
-  run.operation = kOperations.at(names.operation);
-  run.check = kLevels.at(names.check);
-  run.backend = names.backend == "cuda" ? Backend::kCuda : Backend::kHost;
-  static const std::map<std::string, epd_wait_by_t> kWaits{
-      {"memop", EPD_WAIT_BY_MEMOP}, {"kernel", EPD_WAIT_BY_KERNEL}, {"event", EPD_WAIT_BY_EVENT}};
-  run.wait_by = kWaits.at(names.wait);
-  static const std::map<std::string, epd_layout_t> kLayouts{
-      {"compact", EPD_LAYOUT_COMPACT}, {"packed", EPD_LAYOUT_PACKED}, {"expert", EPD_LAYOUT_EXPERT}};
-  static const std::map<std::string, epd_payload_t> kPayloads{{"bf16", EPD_PAYLOAD_BF16},
-                                                              {"fp8", EPD_PAYLOAD_FP8_CAST},
-                                                              {"fp8-given", EPD_PAYLOAD_FP8},
-                                                              {"opaque", EPD_PAYLOAD_OPAQUE}};
-  static const std::map<std::string, epd_scale_format_t> kScales{{"float32", EPD_SCALE_FORMAT_FLOAT32},
-                                                                 {"pow2", EPD_SCALE_FORMAT_FLOAT32_POW2},
-                                                                 {"ue8m0", EPD_SCALE_FORMAT_UE8M0}};
-  run.layout = kLayouts.at(names.layout);
-  run.payload = kPayloads.at(names.payload);
-  run.scales = kScales.at(names.scales);
-  run.scale_layout =
-      names.scale_layout == "row_major" ? EPD_SCALE_LAYOUT_ROW_MAJOR : EPD_SCALE_LAYOUT_COLUMN_MAJOR;
-}
-
 }  // namespace
 
 bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
   CLI::App app(kAbout, "epbench");
   app.footer(kFooter);
-  Names names;
+  RunPlan& run = options.run;
   add_daemon_options(app, options);
-  add_backend_option(app, names);
-  add_run_options(app, options, names);
-  add_linger_option(app, options.run);
-  add_mode_options(app, options.run, names);
+  add_backend_option(app, run);
+  add_run_options(app, run);
+  add_linger_option(app, run);
+  add_mode_options(app, run);
   app.set_version_flag("--version", std::string("epbench ") + epd_version());
   CLI::App* suite = app.add_subcommand(
       "suite", "The tables of kernels/PERFORMANCE.md: ranks 1/2/4 x tokens 128/4096; on GPUs another set");
   CLI::App* attach = app.add_subcommand("attach", "Time to attach and to detach a session");
   CLI::App* reap = app.add_subcommand("reap", "Time from kill -9 of a client until its peer knows");
   for (CLI::App* command : {suite, attach, reap}) add_daemon_options(*command, options);
-  add_number(*suite, "--iters", options.run.iterations, 1, kMaxIterations, "Measured iterations of each row");
-  add_number(*suite, "--seed", options.run.seed, 0, UINT64_MAX, "Of routing and data");
-  add_number(*suite, "--ranks", options.run.ranks, 1, kMaxRanks, "Backend cuda: client processes");
+  add_number(*suite, "--iters", run.iterations, 1, kMaxIterations, "Measured iterations of each row");
+  add_number(*suite, "--seed", run.seed, 0, UINT64_MAX, "Of routing and data");
+  add_number(*suite, "--ranks", run.ranks, 1, kMaxRanks, "Backend cuda: client processes");
   suite->add_flag("--small", options.small_suite, "Few tokens and small rows: to see that all of it works");
-  suite->add_flag("--warm-cache", options.run.warm_cache, "Flush no caches before the timed parts");
-  add_backend_option(*suite, names);
+  suite->add_flag("--warm-cache", run.warm_cache, "Flush no caches before the timed parts");
+  add_backend_option(*suite, run);
   CLI::App* nodes = app.add_subcommand(
       "nodes", "A group that spans nodes: bytes on the links, time, and raw UCX on the same links in turn");
-  add_nodes_options(*nodes, options, names);
+  add_nodes_options(*nodes, options);
   CLI::App* layer = app.add_subcommand(
       "layer",
       "A whole layer of a model on GPUs, with operations and without, beside the daemon and without it");
-  add_layer_options(*layer, options, names);
+  add_layer_options(*layer, options);
   for (CLI::App* command : {attach, reap}) {
     add_number(*command, "--rounds", options.rounds, 1, 100'000, "Measurements");
   }
   app.require_subcommand(0, 1);
   try {
     app.parse(argc, argv);
-    apply(names, options.run);
     if (*suite) options.command = Command::kSuite;
     if (*attach) options.command = Command::kAttach;
     if (*reap) options.command = Command::kReap;
     if (*nodes) {
       options.command = Command::kNodes;
-      apply(names, options.nodes.run);
       options.nodes.validate();
     }
     if (*layer) {
       options.command = Command::kLayer;
-      apply_layer(names, options);
+      complete_layer(options.layer);
+      run = options.layer;
       return true;
     }
-    if (options.run.on_gpus() && (*attach || *reap)) kit::fail("attach and reap measure host devices only");
-    if (!options.run.on_gpus() && app.count("--wait") + app.count("--overlap") != 0)
+    if (run.on_gpus() && (*attach || *reap)) kit::fail("attach and reap measure host devices only");
+    if (!run.on_gpus() && app.count("--wait") + app.count("--overlap") != 0)
       kit::fail("wait and overlap are about streams; allowed: with backend cuda");
-    if (*suite && !options.run.on_gpus() && suite->count("--ranks") != 0)
+    if (*suite && !run.on_gpus() && suite->count("--ranks") != 0)
       kit::fail("ranks of the suite on host devices are 1, 2 and 4; allowed: with backend cuda");
-    validate(options.run);
+    validate(run);
     return true;
   } catch (const CLI::ParseError& error) {
     exit_code = app.exit(error) == 0 ? 0 : 2;

@@ -19,10 +19,7 @@ struct Options {
   bool json = false;
   bool small_suite = false;
   std::uint32_t rounds = 100;  // of attach and reap
-  // Of epbench layer, for `run`.
-  std::uint32_t layers = 4;
-  std::uint32_t layer_ranks = 1;
-  std::uint32_t layer_tokens = 0;  // of all micro-batches; 0: the shape's
+  RunPlan layer;               // of epbench layer, which becomes `run`
 };
 
 // Prints help or the reason and returns the exit code in `exit_code` (0 for --help) when there is nothing

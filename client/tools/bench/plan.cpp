@@ -50,16 +50,16 @@ std::string RunPlan::device_of(std::uint32_t rank) const {
 std::string RunPlan::wait_name() const {
   if (!in_stream) return "no stream";
   const bool shares_gpus = ranks > gpus;  // then groups have MEMOP waits, whatever was asked for
-  const bool by_kernel = wait_by == EPD_WAIT_BY_KERNEL && !shares_gpus;
-  const std::string by = by_kernel ? "kernel" : wait_by == EPD_WAIT_BY_EVENT ? "event" : "memop";
-  return by + (graph ? " graph" : "");
+  const epd_wait_by_t by = shares_gpus && wait_by == EPD_WAIT_BY_KERNEL ? EPD_WAIT_BY_MEMOP : wait_by;
+  return word_of(kWaits, by) + std::string(graph ? " graph" : "");
 }
 
 std::string RunPlan::mode() const {
-  const char* const layouts[] = {"", "packed ", "expert "};
-  const char* const payloads[] = {"bf16", "fp8", "fp8 as given", "opaque"};
-  const char* const formats[] = {"", " pow2", " ue8m0"};
-  return std::string(layouts[layout]) + payloads[payload] + formats[scales];
+  const std::string its_layout =
+      layout == EPD_LAYOUT_COMPACT ? "" : word_of(kLayouts, layout) + std::string(" ");
+  const std::string its_scales =
+      scales == EPD_SCALE_FORMAT_FLOAT32 ? "" : std::string(" ") + word_of(kScales, scales);
+  return its_layout + word_of(kPayloads, payload) + its_scales;
 }
 
 kit::RoutingSpec RunPlan::routing_spec() const {

@@ -15,6 +15,45 @@ enum class Operation { kDispatch, kCombine, kBoth, kNoop };
 enum class CheckLevel { kAll, kSome, kOne, kNone };
 enum class Backend { kHost, kCuda };
 enum class LayerShape { kDecode, kPrefill };
+
+// The words of the command line and of --json for a value.
+template <typename Value>
+struct Word {
+  const char* word;
+  Value value;
+};
+inline constexpr Word<Operation> kOperations[] = {{"dispatch", Operation::kDispatch},
+                                                  {"combine", Operation::kCombine},
+                                                  {"both", Operation::kBoth},
+                                                  {"noop", Operation::kNoop}};
+inline constexpr Word<CheckLevel> kCheckLevels[] = {{"all", CheckLevel::kAll},
+                                                    {"some", CheckLevel::kSome},
+                                                    {"one", CheckLevel::kOne},
+                                                    {"none", CheckLevel::kNone}};
+inline constexpr Word<Backend> kBackends[] = {{"host", Backend::kHost}, {"cuda", Backend::kCuda}};
+inline constexpr Word<LayerShape> kLayerShapes[] = {{"decode", LayerShape::kDecode},
+                                                    {"prefill", LayerShape::kPrefill}};
+inline constexpr Word<epd_wait_by_t> kWaits[] = {
+    {"memop", EPD_WAIT_BY_MEMOP}, {"kernel", EPD_WAIT_BY_KERNEL}, {"event", EPD_WAIT_BY_EVENT}};
+inline constexpr Word<epd_layout_t> kLayouts[] = {
+    {"compact", EPD_LAYOUT_COMPACT}, {"packed", EPD_LAYOUT_PACKED}, {"expert", EPD_LAYOUT_EXPERT}};
+inline constexpr Word<epd_payload_t> kPayloads[] = {{"bf16", EPD_PAYLOAD_BF16},
+                                                    {"fp8", EPD_PAYLOAD_FP8_CAST},
+                                                    {"fp8-given", EPD_PAYLOAD_FP8},
+                                                    {"opaque", EPD_PAYLOAD_OPAQUE}};
+inline constexpr Word<epd_scale_format_t> kScales[] = {{"float32", EPD_SCALE_FORMAT_FLOAT32},
+                                                       {"pow2", EPD_SCALE_FORMAT_FLOAT32_POW2},
+                                                       {"ue8m0", EPD_SCALE_FORMAT_UE8M0}};
+inline constexpr Word<epd_scale_layout_t> kScaleLayouts[] = {{"row_major", EPD_SCALE_LAYOUT_ROW_MAJOR},
+                                                             {"column_major", EPD_SCALE_LAYOUT_COLUMN_MAJOR}};
+template <typename Value, std::size_t n>
+const char* word_of(const Word<Value> (&words)[n], Value value) {
+  for (const auto& [word, its] : words) {
+    if (its == value) return word;
+  }
+  return "";
+}
+
 inline constexpr std::uint32_t kDefaultGpuSms = 64;  // as devices.sms
 inline constexpr std::uint32_t kMaxRanks = 64;
 inline constexpr std::uint32_t kMaxIterations = 1'000'000;

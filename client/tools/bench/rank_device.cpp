@@ -1,7 +1,12 @@
 #include "rank_device.h"
 
+#include "kit/error.h"
+#include "kit/session.h"
+
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include <unistd.h>
 
@@ -13,6 +18,23 @@ constexpr std::size_t kMinEvictBytes = std::size_t{8} << 20;
 std::size_t evict_bytes() {
   const long l2 = ::sysconf(_SC_LEVEL2_CACHE_SIZE);
   return std::max(kMinEvictBytes, 2 * static_cast<std::size_t>(std::max(l2, 0L)));
+}
+
+// Of cuda.h.
+constexpr int kNotReady = 600;
+constexpr unsigned kStreamNonBlocking = 1;
+constexpr unsigned kEventDefault = 0;
+constexpr int kCaptureGlobal = 0;
+constexpr unsigned kRecordExternal = 1;
+constexpr unsigned kEventDisableTiming = 2;
+constexpr int kL2CacheSize = 38;
+constexpr int kMpsEnabled = 133;
+
+constexpr double kPatienceUs = 60e6;
+constexpr double kSpinUs = 2000;
+
+GpuAddress address(const void* pointer) {
+  return static_cast<GpuAddress>(reinterpret_cast<std::uintptr_t>(pointer));
 }
 
 }  // namespace
@@ -35,6 +57,144 @@ void HostRank::flush_cache() {
   constexpr std::size_t kLine = 64;
   volatile char* bytes = evict_.data();
   for (std::size_t i = 0; i < evict_.size(); i += kLine) bytes[i] = static_cast<char>(bytes[i] + 1);
+}
+
+GpuRank::GpuRank(std::uint32_t ordinal, bool flushes) : driver_(gpu_driver()) {
+  driver_.require(driver_.device(&device_, static_cast<int>(ordinal)), "cuDeviceGet");
+  driver_.require(driver_.retain_primary(&context_, device_), "cuDevicePrimaryCtxRetain");
+  use();
+  driver_.require(driver_.create_stream(&stream_, kStreamNonBlocking), "cuStreamCreate");
+  for (void** const event : {&begin_, &end_, &inner_begin_, &inner_end_})
+    driver_.require(driver_.create_event(event, kEventDefault), "cuEventCreate");
+  driver_.require(driver_.create_event(&settled_, kEventDisableTiming), "cuEventCreate");
+  if (!flushes) return;
+  fill_bytes_ = 2 * static_cast<std::size_t>(attribute(kL2CacheSize));
+  driver_.require(driver_.allocate(&fills_, fill_bytes_), "cuMemAlloc for flushing the L2 cache");
+}
+
+GpuRank::~GpuRank() {
+  for (void* const graph : graphs_) driver_.destroy_executable(graph);
+  if (fills_ != 0) driver_.free(fills_);
+  for (void* const event : {begin_, end_, inner_begin_, inner_end_, settled_}) {
+    if (event != nullptr) driver_.destroy_event(event);
+  }
+  if (stream_ != nullptr) driver_.destroy_stream(stream_);
+  if (context_ != nullptr) driver_.release_primary(device_);
+}
+
+void GpuRank::use() const {
+  driver_.require(driver_.set_current(context_), "cuCtxSetCurrent");
+}
+
+void GpuRank::put(void* region, const void* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  driver_.require(driver_.put(address(region), from, bytes, stream_), "cuMemcpyHtoDAsync");
+  settle();  // then `from` has been read
+}
+
+void GpuRank::get(void* to, const void* region, std::size_t bytes) {
+  if (bytes != 0) driver_.require(driver_.get(to, address(region), bytes, stream_), "cuMemcpyDtoHAsync");
+}
+
+void GpuRank::fill(void* region, int byte, std::size_t bytes) {
+  if (bytes == 0) return;
+  driver_.require(driver_.fill(address(region), static_cast<unsigned char>(byte), bytes, stream_),
+                  "cuMemsetD8Async");
+}
+
+void* GpuRank::capture(const std::function<void()>& enqueue) {
+  driver_.require(driver_.begin_capture(stream_, kCaptureGlobal), "cuStreamBeginCapture");
+  capturing_ = true;
+  enqueue();
+  capturing_ = false;
+  void* graph = nullptr;
+  driver_.require(driver_.end_capture(stream_, &graph), "cuStreamEndCapture");
+  void* executable = nullptr;
+  driver_.require(driver_.instantiate(&executable, graph, 0), "cuGraphInstantiate");
+  graphs_.push_back(executable);
+  driver_.require(driver_.destroy_graph(graph), "cuGraphDestroy");
+  return executable;
+}
+
+void GpuRank::launch(void* graph) {
+  driver_.require(driver_.launch_graph(graph, stream_), "cuGraphLaunch");
+}
+
+void GpuRank::flush_cache() {
+  if (fills_ == 0) return;
+  driver_.require(driver_.fill(fills_, ++fill_value_, fill_bytes_, stream_), "cuMemsetD8Async");
+}
+
+void GpuRank::settle() {
+  record(settled_);
+  wait_for(settled_);
+}
+
+// In a graph it becomes a part of it, and each launch records it.
+void GpuRank::record(void* event) {
+  driver_.require(capturing_ ? driver_.record_event_as(event, stream_, kRecordExternal)
+                             : driver_.record_event(event, stream_),
+                  "cuEventRecord");
+}
+
+void GpuRank::record_begin() {
+  record(begin_);
+}
+
+void GpuRank::record_end() {
+  record(end_);
+}
+
+double GpuRank::elapsed_us() {
+  return between(begin_, end_);
+}
+
+void GpuRank::record_inner_begin() {
+  record(inner_begin_);
+}
+
+void GpuRank::record_inner_end() {
+  record(inner_end_);
+}
+
+double GpuRank::inner_us() {
+  return between(inner_begin_, inner_end_);
+}
+
+double GpuRank::between(void* begin, void* end) const {
+  wait_for(end);
+  float milliseconds = 0;
+  driver_.require(driver_.elapsed(&milliseconds, begin, end), "cuEventElapsedTime");
+  return static_cast<double>(milliseconds) * 1e3;
+}
+
+// Polls instead of blocking, so that the wait has a limit.
+void GpuRank::wait_for(void* event) const {
+  const double begin = kit::now_us();
+  for (;;) {
+    const int result = driver_.query_event(event);
+    if (result == 0) return;
+    if (result != kNotReady) driver_.require(result, "waiting for the stream");
+    const double waited = kit::now_us() - begin;
+    if (waited > kPatienceUs) kit::fail("the stream of this rank has not come to an end within a minute");
+    if (waited > kSpinUs) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+int GpuRank::attribute(int which) const {
+  int value = 0;
+  driver_.require(driver_.attribute(&value, which, device_), "cuDeviceGetAttribute");
+  return value;
+}
+
+std::string GpuRank::name() const {
+  char text[128] = "";
+  driver_.require(driver_.device_name(text, sizeof(text) - 1, device_), "cuDeviceGetName");
+  return text;
+}
+
+bool GpuRank::mps() const {
+  return attribute(kMpsEnabled) != 0;
 }
 
 }  // namespace epd::bench

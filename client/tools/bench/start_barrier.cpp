@@ -1,6 +1,6 @@
 #include "start_barrier.h"
 
-#include "bench/barrier_lines.h"
+#include "bench/kernel_arguments.h"
 
 #include <atomic>
 #include <exception>

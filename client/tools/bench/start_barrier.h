@@ -2,9 +2,9 @@
 // before is in what is timed behind it.
 #pragma once
 
-#include "gpu_image.h"
-#include "gpu_rank.h"
+#include "gpu_driver.h"
 #include "kit/shared_array.h"
+#include "rank_device.h"
 
 #include <cstdint>
 

@@ -21,7 +21,7 @@ Worker::Worker(const RunContext& context, kit::TeamRank& self)
 void Worker::run() {
   make_device();
   if (plan_.layers != 0) make_layer();
-  if (plan_.overlap) gemm_ = std::make_unique<Gemm>(*gpu_, gemm_rows(plan_.tokens));
+  if (plan_.overlap) gemm_ = std::make_unique<Gemm>(*gpu_, plan_.tokens);
   connect();
   if (plan_.operation == Operation::kNoop) {
     self_.barrier();

@@ -1,7 +1,6 @@
 // One rank of a run, in its own process.
 #pragma once
 
-#include "gpu_rank.h"
 #include "kernels/routing.h"
 #include "kit/ceiling.h"
 #include "kit/compare.h"
@@ -10,7 +9,6 @@
 #include "kit/session.h"
 #include "kit/team.h"
 #include "layer.h"
-#include "overlap.h"
 #include "plan.h"
 #include "rank_device.h"
 #include "samples.h"

@@ -2,10 +2,7 @@
 
 #include "fake_cuda/memory.h"
 
-#include "bench/attention.h"
-#include "bench/barrier_lines.h"
-#include "bench/ceiling_kernels.h"
-#include "bench/gemm.h"
+#include "bench/kernel_arguments.h"
 
 #include <algorithm>
 #include <array>

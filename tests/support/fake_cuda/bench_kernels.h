@@ -18,9 +18,9 @@ Stream::Work gemm_kernel(const unsigned (&ctas)[3], void** parameters);
 Stream::Work layer_kernel(const std::string& kernel, const unsigned (&ctas)[3], void** parameters);
 inline constexpr const char* kProbeKernels[] = {"push_probe", "pull_probe"};
 bool is_probe_kernel(const std::string& kernel);
-// Copies a row to (or from) each place in turn, as the true ones do (client/tools/bench/ceiling_kernels.cuh).
+// Copies a row to (or from) each place in turn, as the true ones do (client/tools/bench/copy_kernels.cuh).
 Stream::Work probe_kernel(const std::string& kernel, void** parameters);
-// Waits as the true one does (client/tools/bench/start_barrier_kernel.cuh), and does not give up.
+// Waits as the true one does (client/tools/bench/copy_kernels.cuh), and does not give up.
 Stream::Work start_barrier_kernel(void** parameters);
 
 }  // namespace epd::fake_cuda

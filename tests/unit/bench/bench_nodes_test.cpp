@@ -9,8 +9,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
 namespace epd {
 namespace {
 
@@ -131,30 +129,27 @@ TEST(NodesReport, SharesAreOfTheBusiestNodeInEachPair) {
   Measured m;
   m.samples.raw_stream_mibps[0] = 1250;
   m.samples.raw_stream_mibps[1] = 1000;
-  const bench::NodesReport report = bench::make_nodes_report("dispatch", m.plan, m.run, m.samples);
-  EXPECT_EQ(report.needed_bytes, 4u * ((3u << 19) + 200));
-  EXPECT_DOUBLE_EQ(report.link_bytes_over_needed(), 4 * 1650000.0 / static_cast<double>(report.needed_bytes));
-  EXPECT_THAT(report.shares(), ElementsAre(DoubleEq(0.8), DoubleEq(0.5)));
-  EXPECT_EQ(report.asked_bytes, 0u);
-  EXPECT_NEAR(report.link_us, ((1 << 20) + 100) * 8 / 8e6 * 1e6, 1);
-  EXPECT_EQ(report.bound(), "link");
-  const auto json = nlohmann::json::parse(to_json(report));
-  EXPECT_DOUBLE_EQ(json.at("share_of_raw").get<double>(), 0.65);
-  EXPECT_FALSE(json.contains("added_us"));
+  const bench::Json report = bench::make_nodes_report("dispatch", m.plan, m.run, m.samples, "");
+  EXPECT_EQ(report.at("needed_bytes"), 4u * ((3u << 19) + 200));
+  EXPECT_DOUBLE_EQ(report.at("link_bytes_over_needed"),
+                   4 * 1650000.0 / report.at("needed_bytes").get<double>());
+  EXPECT_THAT(report.at("shares").get<std::vector<double>>(), ElementsAre(DoubleEq(0.8), DoubleEq(0.5)));
+  EXPECT_EQ(report.at("asked_bytes"), 0u);
+  EXPECT_EQ(report.at("bound"), "link");
+  EXPECT_DOUBLE_EQ(report.at("share_of_raw"), 0.65);
+  EXPECT_FALSE(report.contains("added_us"));
 }
 
 TEST(NodesReport, TimeIsAddedToTheRawRoundTripOfThePair) {
   Measured m;
   m.samples.raw_dispatch_us[0] = 700;
   m.samples.raw_dispatch_us[1] = 1900;
-  bench::NodesReport report = bench::make_nodes_report("dispatch", m.plan, m.run, m.samples);
-  EXPECT_DOUBLE_EQ(report.added_us(), 200);  // of 300 and 100
-  EXPECT_FALSE(nlohmann::json::parse(to_json(report)).contains("share_of_raw"));
-  report.link_us = 0;
-  report.cores = 2;
-  EXPECT_THAT(report.bound(), HasSubstr("6 threads that poll, 2 cores"));
-  report.cores = 6;
-  EXPECT_EQ(report.bound(), "hand-offs");
+  const bench::Json report = bench::make_nodes_report("dispatch", m.plan, m.run, m.samples, "");
+  EXPECT_DOUBLE_EQ(report.at("added_us"), 200);  // of 300 and 100
+  EXPECT_FALSE(report.contains("share_of_raw"));
+  EXPECT_THAT(bench::nodes_text({report}), HasSubstr("+200 us"));
+  EXPECT_THAT(bench::bound_of(1000, 0, 2, 2), HasSubstr("6 threads that poll, 2 cores"));
+  EXPECT_EQ(bench::bound_of(1000, 0, 2, 6), "hand-offs");
 }
 
 TEST(NodesReport, AWrongResultIsNamed) {
@@ -162,10 +157,11 @@ TEST(NodesReport, AWrongResultIsNamed) {
   m.samples.dispatch.verdicts[1].checks = 3;
   m.samples.dispatch.verdicts[1].failures = 1;
   std::snprintf(m.samples.dispatch.verdicts[1].first, 16, "row 7");
-  const bench::NodesReport report = bench::make_nodes_report("dispatch", m.plan, m.run, m.samples);
-  EXPECT_FALSE(report.correct);
-  EXPECT_EQ(nlohmann::json::parse(to_json(report)).at("first_difference"), "row 7");
-  EXPECT_THAT(bench::to_table(std::vector{report}), HasSubstr("WRONG"));
+  const bench::Json report = bench::make_nodes_report("dispatch", m.plan, m.run, m.samples, "");
+  EXPECT_FALSE(bench::all_correct({report}));
+  EXPECT_EQ(report.at("first_difference"), "row 7");
+  EXPECT_THAT(bench::nodes_text({report}),
+              testing::AllOf(HasSubstr("WRONG"), HasSubstr("first difference: row 7")));
 }
 
 TEST(NodesPlan, TellsWhatIsAllowed) {

@@ -1,5 +1,5 @@
 // What epbench runs, its rank processes, and its statistics.
-#include "bench/overlap.h"
+#include "bench/operation_report.h"
 #include "bench/plan.h"
 #include "bench/suite.h"
 #include "common/signal.h"

@@ -1,13 +1,32 @@
-// What the links and the memory give: plain bulk stores and loads, from the same instructions that the
-// kernels use. From sm_90 on.
+// The start barrier, and what the links and the memory give: plain bulk stores and loads, from the same
+// instructions that the kernels use.
 #pragma once
 
-#include "bench/ceiling_kernels.h"
+#include "bench/kernel_arguments.h"
 #include "cuda/common/ptx.cuh"
 
 #include <cstdint>
 
 namespace epd::gpu_test {
+
+// Opens when the host has said so, and all devices have come here as often as this one; gives up after
+// kGateNs. One warp, a lane for each device.
+extern "C" __global__ void start_barrier_kernel(BarrierLines lines, std::uint32_t device,
+                                                const std::uint64_t* opened) {
+  using namespace kernels::cuda;
+  const std::uint64_t end = nanoseconds() + kGateNs;
+  std::uint64_t* const own = lines.at[device];
+  const std::uint64_t times = load_relaxed_system(own + device) + 1;
+  while (load_relaxed_system(opened) < times && nanoseconds() < end) {
+  }
+  __syncwarp();
+  if (threadIdx.x >= lines.count) return;
+  store_release_system(lines.at[threadIdx.x] + device, times);
+  while (load_acquire_system(own + threadIdx.x) < times && nanoseconds() < end) {
+  }
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
 // Rows to all targets in turn.
 extern "C" __global__ void __launch_bounds__(kProbeThreads, 1) push_probe(ProbeTargets targets) {
@@ -63,5 +82,7 @@ extern "C" __global__ void __launch_bounds__(kProbeThreads, 1)
     __syncwarp();
   }
 }
+
+#endif
 
 }  // namespace epd::gpu_test
