@@ -30,25 +30,6 @@ std::size_t noop_count(const RunPlan& plan) {
   return std::size_t{plan.iterations} * plan.ranks * kNoopsPerIteration;
 }
 
-class ProgressLine {
- public:
-  ProgressLine(std::string label, std::uint32_t total)
-      : label_(std::move(label)), total_(total), tty_(::isatty(STDERR_FILENO) == 1) {}
-  ~ProgressLine() {
-    if (tty_) std::fprintf(stderr, "\r\033[K");
-  }
-  ProgressLine(const ProgressLine&) = delete;
-  ProgressLine& operator=(const ProgressLine&) = delete;
-  void show(std::uint32_t done) const {
-    if (tty_) std::fprintf(stderr, "\r%s %u/%u\033[K", label_.c_str(), done, total_);
-  }
-
- private:
-  std::string label_;
-  std::uint32_t total_;
-  bool tty_;
-};
-
 }  // namespace
 
 Daemon::Daemon(const DaemonPlan& plan, const Devices& devices) : socket_(plan.socket) {
@@ -82,7 +63,7 @@ std::unique_ptr<Samples> run_ranks(const RunPlan& plan, const Daemon& daemon, co
   context.ceiling = &ceiling;
   context.samples = samples.get();
   context.start_barrier = &start_barrier;
-  const ProgressLine progress(label, plan.warmup + plan.iterations);
+  const kit::ProgressLine progress(label, plan.warmup + plan.iterations);
   kit::Team team(plan.ranks);
   kit::Team::Options options;
   options.limit = kRunLimit;

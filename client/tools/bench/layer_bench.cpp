@@ -15,6 +15,14 @@
 namespace epd::bench {
 namespace {
 
+using kit::add_verdicts;
+using kit::column;
+using kit::differences_of;
+using kit::format;
+using kit::summary_json;
+using kit::table;
+using kit::verdict_of;
+
 constexpr std::chrono::seconds kLimit{300};
 
 // A rank's part: the graph without operations, by [iterations, ranks].
@@ -69,15 +77,10 @@ kit::Summary per_layer(std::vector<double> times_us, const RunPlan& plan) {
 }  // namespace
 
 void validate_layer(const RunPlan& plan) {
-  require_range("micro-batches", plan.micro_batches, 1, 2);
-  const auto require_multiple = [](const char* name, std::uint32_t value, std::uint32_t of) {
-    if (value == 0 || value % of != 0)
-      kit::fail(std::string(name) + " is " + std::to_string(value) + "; allowed: multiples of " +
-                std::to_string(of));
-  };
-  require_multiple("tokens", plan.tokens * plan.micro_batches, kGemmTile * plan.micro_batches);
-  require_multiple("hidden", plan.hidden, kGemmTile);
-  require_multiple("context", plan.context, kSplitTokens);
+  kit::require_range("micro-batches", plan.micro_batches, 1, 2);
+  kit::require_multiple("tokens", plan.tokens * plan.micro_batches, kGemmTile * plan.micro_batches);
+  kit::require_multiple("hidden", plan.hidden, kGemmTile);
+  kit::require_multiple("context", plan.context, kSplitTokens);
   validate(plan);
 }
 
@@ -124,8 +127,8 @@ Json measure_layer(const RunPlan& plan, const std::string& program) {
               {"gemm", samples->gemm.data()},
               {"gpu", samples->gpu.data()},
               {"daemon", samples->daemon.data()}};
-  add_verdicts(report, samples->dispatch);
-  add_verdicts(report, samples->combine);
+  add_verdicts(report, samples->dispatch.verdicts.span());
+  add_verdicts(report, samples->combine.verdicts.span());
   return report;
 }
 

@@ -1,8 +1,8 @@
 // epbench layer: what a whole layer takes, with operations and without, beside the daemon and without it.
 #pragma once
 
+#include "kit/report.h"
 #include "plan.h"
-#include "report.h"
 
 #include <string>
 

@@ -21,6 +21,12 @@
 namespace epd::bench {
 namespace {
 
+using kit::add_times;
+using kit::column;
+using kit::Column;
+using kit::format;
+using kit::table;
+
 namespace fs = std::filesystem;
 
 constexpr int kJoinPatienceMs = 10'000;

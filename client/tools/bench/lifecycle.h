@@ -2,7 +2,7 @@
 #pragma once
 
 #include "coordinator.h"
-#include "report.h"
+#include "kit/report.h"
 
 #include <cstdint>
 

@@ -15,6 +15,9 @@
 namespace epd::bench {
 namespace {
 
+using kit::all_correct;
+using kit::Style;
+
 // Whether all results were correct.
 bool print(const Reports& reports, bool json, const std::string& text) {
   for (const Json& report : reports) {

@@ -1,8 +1,9 @@
 // epbench nodes: operations of a group that spans nodes, and raw UCX on the same links, in turn.
 #pragma once
 
+#include "kit/report.h"
 #include "plan.h"
-#include "report.h"
+#include "samples.h"
 
 #include <cstdint>
 #include <string>

@@ -1,4 +1,5 @@
 // Plans and figures of groups that span nodes, and their table.
+#include "kit/error.h"
 #include "kit/nodes.h"
 #include "nodes_bench.h"
 
@@ -9,6 +10,12 @@
 
 namespace epd::bench {
 namespace {
+
+using kit::column;
+using kit::differences_of;
+using kit::number;
+using kit::table;
+using kit::verdict_of;
 
 double median(const std::vector<double>& values) {
   return kit::quantile(values, 0.5);
@@ -30,10 +37,10 @@ RunPlan NodesPlan::run_of(std::uint32_t with_tokens) const {
 }
 
 void NodesPlan::validate() const {
-  require_range("nodes", run.nodes, 1, kit::NodeNetwork::kMaxNodes);
-  require_range("ranks-per-node", ranks_per_node, 1, kMaxRanks);
-  require_range("pairs", pairs, 1, kMaxPairs);
-  require_range("iters", pair_iterations, 0, kMaxPairIterations);
+  kit::require_range("nodes", run.nodes, 1, kit::NodeNetwork::kMaxNodes);
+  kit::require_range("ranks-per-node", ranks_per_node, 1, kMaxRanks);
+  kit::require_range("pairs", pairs, 1, kMaxPairs);
+  kit::require_range("iters", pair_iterations, 0, kMaxPairIterations);
   kit::bits_per_second(rate);
   for (const std::uint32_t each : tokens) bench::validate(run_of(each));
 }
@@ -50,7 +57,8 @@ std::uint64_t busiest_node(const kit::SharedArray<std::uint64_t>& of_ranks, std:
 std::string bound_of(double time_us, double link_us, std::uint32_t ranks, std::uint32_t cores) {
   if (link_us > time_us / 2) return "link";
   const std::uint32_t threads = kPollingThreads * ranks;
-  return threads > cores ? format("processors: %u threads that poll, %u cores", threads, cores) : "hand-offs";
+  return threads > cores ? kit::format("processors: %u threads that poll, %u cores", threads, cores)
+                         : "hand-offs";
 }
 
 Json make_nodes_report(const std::string& operation, const NodesPlan& plan, const RunPlan& run,
@@ -69,7 +77,7 @@ Json make_nodes_report(const std::string& operation, const NodesPlan& plan, cons
       {"tokens", run.tokens},   {"hidden", run.hidden},   {"topk", run.topk},   {"experts", run.experts},
       {"rows", run.mode()},     {"routing", run.routing}, {"seed", run.seed},   {"rate", plan.rate},
       {"iters", run.iterations}};
-  add_times(report, time);
+  kit::add_times(report, time);
   report.update({{"noop_p50_us", kit::quantile(samples.noop_us.span(), 0.5)},
                  {"link_bytes", link},
                  {"needed_bytes", needed},
@@ -104,7 +112,7 @@ Json make_nodes_report(const std::string& operation, const NodesPlan& plan, cons
   const double link_us = bits > 0 ? most * 8 / bits * 1e6 : 0;
   const auto cores = static_cast<std::uint32_t>(::sysconf(_SC_NPROCESSORS_ONLN));
   report.update({{"bound", bound_of(time.p50, link_us, run.ranks, cores)}, {"cores", cores}});
-  add_verdicts(report, measured);
+  kit::add_verdicts(report, measured.verdicts.span());
   report["daemon"] = samples.daemon.data();
   return report;
 }
@@ -115,16 +123,17 @@ std::string nodes_text(const Reports& reports) {
   const auto text = [&](const char* field) { return first.at(field).get<std::string>(); };
   const auto count = [&](const char* field) { return first.at(field).get<unsigned>(); };
   const auto per_operation = [](const Json& r) {
-    return format("%.0f", r.at("link_bytes").get<double>() / r.at("iters").get<double>());
+    return kit::format("%.0f", r.at("link_bytes").get<double>() / r.at("iters").get<double>());
   };
   const auto of_raw = [](const Json& r) {
     if (r.contains("share_of_raw")) return number(r.at("share_of_raw"), "%.3f");
     return r.contains("added_us") ? number(r.at("added_us"), "%+.0f us") : "";
   };
-  return format("%u nodes x %u ranks, link %s, H=%u E=%u K=%u, %s, sums of %u ranks; %s\n", count("nodes"),
-                count("ranks") / count("nodes"), text("rate").empty() ? "unshaped" : text("rate").c_str(),
-                count("hidden"), count("experts"), count("topk"), text("rows").c_str(), count("sum_ranks"),
-                text("daemon").c_str()) +
+  return kit::format("%u nodes x %u ranks, link %s, H=%u E=%u K=%u, %s, sums of %u ranks; %s\n",
+                     count("nodes"), count("ranks") / count("nodes"),
+                     text("rate").empty() ? "unshaped" : text("rate").c_str(), count("hidden"),
+                     count("experts"), count("topk"), text("rows").c_str(), count("sum_ranks"),
+                     text("daemon").c_str()) +
          table(reports, {column("op", "op"),
                          column("tokens", "tokens"),
                          column("p50 us", "p50_us", "%.1f"),

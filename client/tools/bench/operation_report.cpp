@@ -8,6 +8,18 @@
 namespace epd::bench {
 namespace {
 
+using kit::add_times;
+using kit::add_verdicts;
+using kit::column;
+using kit::Column;
+using kit::differences_of;
+using kit::format;
+using kit::number;
+using kit::Style;
+using kit::summary_json;
+using kit::table;
+using kit::verdict_of;
+
 struct Rows {
   double busiest = 0;
   double mean = 0;
@@ -186,7 +198,7 @@ Json make_report(const char* operation, const RunPlan& plan, const Samples& samp
   } else {
     report["checked_columns"] =
         std::string(operation) == "dispatch" ? plan.checked_columns(0).count : plan.hidden;
-    add_verdicts(report, measured);
+    add_verdicts(report, measured.verdicts.span());
   }
   report["daemon"] = samples.daemon.data();
   return report;
@@ -368,7 +380,7 @@ Reports make_reports(const RunPlan& plan, const Samples& samples, const GpuCeili
   return reports;
 }
 
-std::string to_text(const Reports& reports, Style style) {
+std::string to_text(const Reports& reports, kit::Style style) {
   if (reports.empty()) return "";
   const auto moving = std::find_if(reports.begin(), reports.end(), moves_rows);
   const Json& first = moving != reports.end() ? *moving : reports.front();

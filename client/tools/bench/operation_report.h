@@ -2,15 +2,16 @@
 #pragma once
 
 #include "gpu_ceiling.h"
+#include "kit/report.h"
 #include "plan.h"
-#include "report.h"
+#include "samples.h"
 
 namespace epd::bench {
 
 // Of a run that has ended; one report for each operation.
 Reports make_reports(const RunPlan& plan, const Samples& samples, const GpuCeiling& ceiling);
 // All reports are of one backend.
-std::string to_text(const Reports& reports, Style style);
+std::string to_text(const Reports& reports, kit::Style style);
 
 // Of an operation beside a GEMM, in the stream; the median of the slowest rank's, us.
 struct OverlapTimes {

@@ -2,18 +2,20 @@
 
 #include "kit/error.h"
 #include "kit/nodes.h"
+#include "kit/options.h"
 #include "layer.h"
 #include "layer_bench.h"
 #include "proto/shape_rules.h"
 
-#include <CLI/CLI.hpp>
-
-#include <charconv>
-#include <type_traits>
 #include <utility>
 
 namespace epd::bench {
 namespace {
+
+using kit::add_field;
+using kit::add_number;
+using kit::add_word;
+using kit::whole;
 
 constexpr const char* kAbout =
     "Measures epd from client processes: one process per rank, results checked bit for bit against the\n"
@@ -49,60 +51,6 @@ void add_daemon_options(CLI::App& app, Options& options) {
   app.add_option("--socket", options.daemon.socket, "Attach to the daemon at this socket instead");
   app.add_option("--epd", options.daemon.program, "The daemon to start (default: epd beside epbench)");
   app.add_flag("--json", options.json, "JSON, one object per line and operation, instead of a table");
-}
-
-// One of the words; any other one is refused with the list.
-template <typename Value, std::size_t n>
-CLI::Option* add_word(CLI::App& app, const std::string& name, Value& value, const Word<Value> (&words)[n],
-                      const std::string& help) {
-  const auto take = [&value, &words](const std::string& given) {
-    for (const auto& [word, its] : words) {
-      if (given == word) value = its;
-    }
-  };
-  const auto check = [name, &words](const std::string& given) -> std::string {
-    std::string list;
-    for (const auto& [word, its] : words) {
-      if (given == word) return "";
-      list += (list.empty() ? "" : ", ") + std::string(word);
-    }
-    return name.substr(2) + " '" + given + "' is not served; allowed: " + list;
-  };
-  return app.add_option_function<std::string>(name, take, help)
-      ->check(CLI::Validator(check, ""))
-      ->default_str(word_of(words, value));
-}
-
-// CLI11 by itself cuts what does not fit, and does not say what is allowed.
-template <typename Number>
-CLI::Validator whole(Number low, Number high, std::string allowed) {
-  auto check = [low, high, allowed = std::move(allowed)](std::string& text) -> std::string {
-    Number value = 0;
-    const char* const end = text.data() + text.size();
-    const auto [rest, error] = std::from_chars(text.data(), end, value);
-    const bool fits = error == std::errc() && rest == end && value >= low && value <= high;
-    if (!fits) return "\"" + text + "\" is refused; allowed: " + allowed;
-    text = std::to_string(value);  // CLI11 reads 010 as 8
-    return "";
-  };
-  return {check, ""};
-}
-
-template <typename Number>
-CLI::Option* add_number(CLI::App& app, const std::string& name, Number& value,
-                        std::type_identity_t<Number> low, std::type_identity_t<Number> high,
-                        const std::string& help) {
-  return app.add_option(name, value, help)
-      ->check(whole(low, high, std::to_string(low) + ".." + std::to_string(high)))
-      ->capture_default_str();
-}
-
-// Whether the number is allowed, check_shape judges.
-CLI::Option* add_field(CLI::App& app, const std::string& name, std::uint32_t& value, const char* field,
-                       const std::string& help) {
-  return app.add_option(name, value, help)
-      ->check(whole<std::uint32_t>(0, UINT32_MAX, abi::allowed_values(abi::shape_field(field))))
-      ->capture_default_str();
 }
 
 void add_backend_option(CLI::App& app, RunPlan& run) {
@@ -292,8 +240,7 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
     add_number(*command, "--rounds", options.rounds, 1, 100'000, "Measurements");
   }
   app.require_subcommand(0, 1);
-  try {
-    app.parse(argc, argv);
+  return kit::parse(app, argc, argv, exit_code, [&] {
     if (*suite) options.command = Command::kSuite;
     if (*attach) options.command = Command::kAttach;
     if (*reap) options.command = Command::kReap;
@@ -305,7 +252,7 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
       options.command = Command::kLayer;
       complete_layer(options.layer);
       run = options.layer;
-      return true;
+      return;
     }
     if (run.on_gpus() && (*attach || *reap)) kit::fail("attach and reap measure host devices only");
     if (!run.on_gpus() && app.count("--wait") + app.count("--overlap") != 0)
@@ -313,14 +260,7 @@ bool parse_options(int argc, char** argv, Options& options, int& exit_code) {
     if (*suite && !run.on_gpus() && suite->count("--ranks") != 0)
       kit::fail("ranks of the suite on host devices are 1, 2 and 4; allowed: with backend cuda");
     validate(run);
-    return true;
-  } catch (const CLI::ParseError& error) {
-    exit_code = app.exit(error) == 0 ? 0 : 2;
-  } catch (const kit::ToolError& error) {
-    std::fprintf(stderr, "epbench: %s\n", error.what());
-    exit_code = 2;
-  }
-  return false;
+  });
 }
 
 }  // namespace epd::bench

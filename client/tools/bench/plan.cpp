@@ -87,12 +87,6 @@ RunPlan::Columns RunPlan::checked_columns(std::uint32_t rank) const {
   return {kStep * kit::Random(kit::derive(seed ^ 0xc01, rank)).below(places), kWindow};
 }
 
-void require_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
-  if (value >= low && value <= high) return;
-  kit::fail(std::string(name) + " is " + std::to_string(value) + "; allowed: " + std::to_string(low) + ".." +
-            std::to_string(high));
-}
-
 namespace {
 
 // A value that is no default is refused where nothing would show it.
@@ -139,16 +133,16 @@ void refuse_what_means_nothing(const RunPlan& plan) {
 }  // namespace
 
 void validate(const RunPlan& plan) {
-  require_range("ranks", plan.ranks, 1, kMaxRanks);
-  require_range("nodes", plan.nodes, 1, std::min(plan.ranks, kit::NodeNetwork::kMaxNodes));
-  require_range("tokens", plan.tokens, 0, abi::kMaxTokens);
-  require_range("iters", plan.iterations, 1, kMaxIterations);
-  require_range("warmup", plan.warmup, 0, kMaxIterations);
+  kit::require_range("ranks", plan.ranks, 1, kMaxRanks);
+  kit::require_range("nodes", plan.nodes, 1, std::min(plan.ranks, kit::NodeNetwork::kMaxNodes));
+  kit::require_range("tokens", plan.tokens, 0, abi::kMaxTokens);
+  kit::require_range("iters", plan.iterations, 1, kMaxIterations);
+  kit::require_range("warmup", plan.warmup, 0, kMaxIterations);
   if (plan.graph && !plan.on_gpus()) kit::fail("graph is about GPUs; allowed: with backend cuda");
   if (!plan.in_stream && (!plan.on_gpus() || plan.graph || plan.overlap))
     kit::fail("no-stream is about GPUs; allowed: with backend cuda, without graph and overlap");
   refuse_what_means_nothing(plan);
-  require_range("priority", plan.priority, abi::kMinPriority, abi::kMaxPriority);
+  kit::require_range("priority", plan.priority, abi::kMinPriority, abi::kMaxPriority);
   if (const std::string wrong = abi::check_shape(plan.shape()); !wrong.empty()) kit::fail(wrong);
   kit::RoutingSource(plan.routing_spec());  // refuses what it can't make
 }

@@ -3,7 +3,9 @@
 
 #include "epd/epd.h"
 #include "kernels/reference.h"
+#include "kit/report.h"
 #include "kit/routing.h"
+#include "kit/words.h"
 #include "proto/shape.h"
 
 #include <cstdint>
@@ -11,17 +13,16 @@
 
 namespace epd::bench {
 
+using kit::Json;
+using kit::Reports;
+
 enum class Operation { kDispatch, kCombine, kBoth, kNoop };
 enum class CheckLevel { kAll, kSome, kOne, kNone };
 enum class Backend { kHost, kCuda };
 enum class LayerShape { kDecode, kPrefill };
 
-// The words of the command line and of --json for a value.
-template <typename Value>
-struct Word {
-  const char* word;
-  Value value;
-};
+using kit::Word;
+using kit::word_of;
 inline constexpr Word<Operation> kOperations[] = {{"dispatch", Operation::kDispatch},
                                                   {"combine", Operation::kCombine},
                                                   {"both", Operation::kBoth},
@@ -46,14 +47,6 @@ inline constexpr Word<epd_scale_format_t> kScales[] = {{"float32", EPD_SCALE_FOR
                                                        {"ue8m0", EPD_SCALE_FORMAT_UE8M0}};
 inline constexpr Word<epd_scale_layout_t> kScaleLayouts[] = {{"row_major", EPD_SCALE_LAYOUT_ROW_MAJOR},
                                                              {"column_major", EPD_SCALE_LAYOUT_COLUMN_MAJOR}};
-template <typename Value, std::size_t n>
-const char* word_of(const Word<Value> (&words)[n], Value value) {
-  for (const auto& [word, its] : words) {
-    if (its == value) return word;
-  }
-  return "";
-}
-
 inline constexpr std::uint32_t kDefaultGpuSms = 64;  // as devices.sms
 inline constexpr std::uint32_t kMaxRanks = 64;
 inline constexpr std::uint32_t kMaxIterations = 1'000'000;
@@ -134,7 +127,6 @@ struct RunPlan {
 
 // Throws kit::ToolError naming the bad value and what is allowed.
 void validate(const RunPlan& plan);
-void require_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high);
 
 // How the daemon is reached.
 struct DaemonPlan {

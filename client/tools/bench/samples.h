@@ -1,18 +1,12 @@
 // What ranks measure, in memory shared with the coordinator.
 #pragma once
 
+#include "kit/report.h"
 #include "kit/shared_array.h"
 
 #include <cstdint>
 
 namespace epd::bench {
-
-// Of one rank.
-struct Verdict {
-  std::uint32_t checks;
-  std::uint32_t failures;
-  char first[256];  // the first difference
-};
 
 // [iterations, ranks] each; iteration-major.
 struct OperationSamples {
@@ -33,11 +27,11 @@ struct OperationSamples {
   Counts wire_rows{n};                           // of these, to or from other ranks
   Counts logical_rows{n};                        // received by this rank's dispatch, its own included
   // With several nodes.
-  Bytes link_bytes;                    // [iterations] sent between nodes, with the links' headers
-  Bytes needed_bytes{n};               // of this rank: its records and announcements
-  Bytes record_bytes{n};               // of these, the records
-  Bytes request_bytes{n};              // what goes before them, the other way
-  kit::SharedArray<Verdict> verdicts;  // [ranks]
+  Bytes link_bytes;                         // [iterations] sent between nodes, with the links' headers
+  Bytes needed_bytes{n};                    // of this rank: its records and announcements
+  Bytes record_bytes{n};                    // of these, the records
+  Bytes request_bytes{n};                   // what goes before them, the other way
+  kit::SharedArray<kit::Verdict> verdicts;  // [ranks]
 };
 
 struct Samples {

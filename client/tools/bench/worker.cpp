@@ -179,13 +179,7 @@ void Worker::prepare(std::uint32_t iteration, std::uint32_t slot_index) {
   input.topk = plan_.topk;
   input.num_ranks = plan_.ranks;
   input.num_experts = plan_.experts;
-  const kernels::RoutingError error = kernels::build_routing_plan(input, route_);
-  if (error.bad) kit::fail("the routing chose expert " + std::to_string(error.value));
-  const std::vector<std::uint32_t>& own = input.per_expert ? route_.expert_counts : route_.rank_counts;
-  self_.barrier();  // the previous iteration's counts are no longer read
-  std::copy(own.begin(), own.end(), context_.samples->row_counts.data() + self_.rank() * own.size());
-  self_.barrier();
-  bases_ = kit::base_rows(counts(), self_.rank());
+  bases_ = kit::exchange_rows(input, self_, context_.samples->row_counts.data(), route_);
   if (plan_.does_combine()) fill_y(slot);
   device_->settle();
 }

@@ -206,12 +206,7 @@ void Worker::check_combine(std::uint32_t iteration, const Slot& slot) {
 
 void Worker::add_verdict(const OperationSamples& samples, const std::string& what,
                          const std::string& difference) {
-  Verdict& verdict = samples.verdicts[self_.rank()];
-  ++verdict.checks;
-  if (difference.empty()) return;
-  if (verdict.failures++ != 0) return;
-  const std::string text = "rank " + std::to_string(self_.rank()) + ": " + what + ": " + difference;
-  std::strncpy(verdict.first, text.c_str(), sizeof(verdict.first) - 1);
+  samples.verdicts[self_.rank()].add("rank " + std::to_string(self_.rank()) + ": " + what, difference);
 }
 
 }  // namespace epd::bench

@@ -2,7 +2,6 @@
 
 #include "kernels/numbers.h"
 #include "kit/random.h"
-#include "multiply.h"
 
 #include <algorithm>
 #include <array>

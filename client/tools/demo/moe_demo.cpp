@@ -26,37 +26,6 @@ std::string read_text(const std::string& given) {
   kit::fail("no text at '" + path + "': give one with --text");
 }
 
-// Progress: a bar on a terminal, otherwise a line for each pass.
-class Progress {
- public:
-  explicit Progress(const DemoPlan& plan)
-      : layers_(plan.model.num_layers), passes_(plan.passes()), tty_(::isatty(STDERR_FILENO) == 1) {}
-  ~Progress() {
-    if (tty_) std::fprintf(stderr, "\r\033[K");
-  }
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
-
-  void show(std::uint32_t done) {
-    if (done == shown_) return;
-    constexpr std::uint32_t kWidth = 40;
-    if (tty_) {
-      const std::uint32_t filled = done * kWidth / (layers_ * passes_);
-      std::fprintf(stderr, "\r[%s%s] layer %u of %u\033[K", std::string(filled, '#').c_str(),
-                   std::string(kWidth - filled, '.').c_str(), done, layers_ * passes_);
-    } else if (done / layers_ != shown_ / layers_) {
-      std::fprintf(stderr, "forward pass %u of %u done\n", done / layers_, passes_);
-    }
-    shown_ = done;
-  }
-
- private:
-  std::uint32_t layers_;
-  std::uint32_t passes_;
-  bool tty_;
-  std::uint32_t shown_ = 0;
-};
-
 void dump_routing(const DemoPlan& plan, const DemoRecords& records) {
   if (plan.dump_routing.empty()) return;
   std::ofstream file(plan.dump_routing);
@@ -91,7 +60,7 @@ bool run(const DemoPlan& plan, const kit::OwnNodes* nodes) {
   context.ceiling = &ceiling;
   context.records = &records;
   {
-    Progress progress(plan);
+    const kit::ProgressLine progress("layer", plan.passes() * plan.model.num_layers);
     kit::Team team(plan.model.num_ranks);
     kit::Team::Options options;
     if (nodes != nullptr) options.daemons = nodes->pids();
@@ -99,10 +68,10 @@ bool run(const DemoPlan& plan, const kit::OwnNodes* nodes) {
     team.run([&context](kit::TeamRank& self) { DemoRank(context, self).run(); }, options);
   }
   dump_routing(plan, records);
-  const DemoReport report = make_report(plan, records);
-  const std::string text = plan.json ? to_json(plan, report) + "\n" : to_table(plan, report);
+  const kit::Json report = make_report(plan, records);
+  const std::string text = plan.json ? report.dump() + "\n" : to_text(report);
   std::fputs(text.c_str(), stdout);
-  return report.correct();
+  return report.at("correct");
 }
 
 int run_tool(const DemoPlan& plan) {

@@ -1,4 +1,4 @@
-#include "multiply.h"
+#include "model.h"
 
 #include <bit>
 #include <cstring>

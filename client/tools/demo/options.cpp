@@ -3,8 +3,7 @@
 #include "epd/epd.h"
 #include "kit/error.h"
 #include "kit/node_network.h"
-
-#include <CLI/CLI.hpp>
+#include "kit/options.h"
 
 #include <algorithm>
 
@@ -26,35 +25,15 @@ constexpr const char* kFooter =
     "ceiling: plain copies of the same bytes in the same run); hidden: share of communication time during\n"
     "which the client computed; skew: the busiest expert's load over the mean.";
 
-void require_range(const char* name, std::uint32_t value, std::uint32_t low, std::uint32_t high) {
-  if (value >= low && value <= high) return;
-  kit::fail(std::string(name) + " is " + std::to_string(value) + "; allowed: " + std::to_string(low) + ".." +
-            std::to_string(high));
-}
-
-void require_multiple(const char* name, std::uint32_t value, std::uint32_t of) {
-  if (value % of == 0) return;
-  kit::fail(std::string(name) + " is " + std::to_string(value) + "; allowed: multiples of " +
-            std::to_string(of));
-}
-
 void validate(const DemoPlan& plan) {
   const ModelShape& model = plan.model;
-  require_range("ranks", model.num_ranks, 1, 64);
-  require_range("nodes", plan.nodes, 1, std::min(model.num_ranks, kit::NodeNetwork::kMaxNodes));
+  kit::require_range("nodes", plan.nodes, 1, std::min(model.num_ranks, kit::NodeNetwork::kMaxNodes));
   if (plan.nodes > 1 && !plan.socket.empty())
     kit::fail("nodes starts daemons of its own; allowed: without socket");
-  require_range("sum-ranks", plan.sum_ranks, 0, model.num_ranks);
-  require_range("layers", model.num_layers, 1, 64);
-  require_range("steps", plan.steps, 1, 10'000);
-  require_range("tokens", plan.tokens, 1, 8192);
-  require_range("hidden", model.hidden, 16, 16384);
-  require_multiple("hidden", model.hidden, 16);
-  require_range("expert-rank", model.expert_rank, 4, 256);
-  require_multiple("expert-rank", model.expert_rank, 4);
-  require_range("experts", model.gate.num_experts, 1, 4096);
-  require_multiple("experts", model.gate.num_experts, model.num_ranks);
-  require_range("topk", model.gate.topk, 1, 32);
+  kit::require_range("sum-ranks", plan.sum_ranks, 0, model.num_ranks);
+  kit::require_multiple("hidden", model.hidden, 16);
+  kit::require_multiple("expert-rank", model.expert_rank, 4);
+  kit::require_multiple("experts", model.gate.num_experts, model.num_ranks);
   const std::string error = kit::gate_error(model.gate);
   if (!error.empty()) kit::fail(error);
 }
@@ -68,37 +47,25 @@ bool parse_options(int argc, char** argv, DemoPlan& plan, int& exit_code) {
   app.add_option("--socket", plan.socket, "Attach to the daemon at this socket (default: start one)");
   app.add_option("--epd", plan.program, "The daemon to start (default: epd beside this program)");
   app.add_option("--text", plan.text_path, "The text (default: the shipped one)");
-  app.add_option("--ranks", plan.model.num_ranks, "Client processes, on devices host:0 and up of their node")
-      ->capture_default_str();
-  app.add_option("--nodes", plan.nodes,
-                 "Daemons in network namespaces of their own, over which the ranks are spread in order")
-      ->capture_default_str();
-  app.add_option("--sum-ranks", plan.sum_ranks,
-                 "Ranks of a sum domain, whose rows combine adds up before it rounds them for another one "
-                 "(0: the daemon's choice)")
-      ->capture_default_str();
-  app.add_option("--layers", plan.model.num_layers, "MoE layers")->capture_default_str();
-  app.add_option("--steps", plan.steps, "Measured forward passes")->capture_default_str();
-  app.add_option("--tokens", plan.tokens, "Tokens of each rank and step")->capture_default_str();
-  app.add_option("--hidden", plan.model.hidden, "Values per token")->capture_default_str();
-  app.add_option("--experts", plan.model.gate.num_experts, "Experts")->capture_default_str();
-  app.add_option("--topk", plan.model.gate.topk, "Experts per token")->capture_default_str();
-  app.add_option("--expert-rank", plan.model.expert_rank, "Rank of the low-rank experts")
-      ->capture_default_str();
-  app.add_option("--seed", plan.model.seed, "Of the weights")->capture_default_str();
+  ModelShape& model = plan.model;
+  kit::add_number(app, "--ranks", model.num_ranks, 1, 64,
+                  "Client processes, on devices host:0 and up of their node");
+  kit::add_number(app, "--nodes", plan.nodes, 1, kit::NodeNetwork::kMaxNodes,
+                  "Daemons in network namespaces of their own, over which the ranks are spread in order");
+  kit::add_number(app, "--sum-ranks", plan.sum_ranks, 0, 64,
+                  "Ranks of a sum domain, whose rows combine adds up before it rounds them for another one "
+                  "(0: the daemon's choice)");
+  kit::add_number(app, "--layers", model.num_layers, 1, 64, "MoE layers");
+  kit::add_number(app, "--steps", plan.steps, 1, 10'000, "Measured forward passes");
+  kit::add_number(app, "--tokens", plan.tokens, 1, 8192, "Tokens of each rank and step");
+  kit::add_number(app, "--hidden", model.hidden, 16, 16384, "Values per token");
+  kit::add_number(app, "--experts", model.gate.num_experts, 1, 4096, "Experts");
+  kit::add_number(app, "--topk", model.gate.topk, 1, 32, "Experts per token");
+  kit::add_number(app, "--expert-rank", model.expert_rank, 4, 256, "Rank of the low-rank experts");
+  kit::add_number(app, "--seed", model.seed, 0, UINT64_MAX, "Of the weights");
   app.add_option("--dump-routing", plan.dump_routing, "Write the experts chosen, for epbench --routing");
   app.add_flag("--json", plan.json, "One JSON object instead of the table");
-  try {
-    app.parse(argc, argv);
-    validate(plan);
-    return true;
-  } catch (const CLI::ParseError& error) {
-    exit_code = app.exit(error) == 0 ? 0 : 2;
-  } catch (const kit::ToolError& error) {
-    std::fprintf(stderr, "epd-moe-demo: %s\n", error.what());
-    exit_code = 2;
-  }
-  return false;
+  return kit::parse(app, argc, argv, exit_code, [&] { validate(plan); });
 }
 
 }  // namespace epd::demo

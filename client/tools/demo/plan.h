@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/reference.h"
+#include "kit/report.h"
 #include "kit/shared_array.h"
 #include "model.h"
 
@@ -57,9 +58,7 @@ struct LayerRecord {
   double operation_us;  // submission to completion
   double blocked_us;    // of that, the time in which this process only waited
   std::uint64_t received_rows;
-  std::uint32_t checks;  // results compared with kernels/reference
-  std::uint32_t failures;
-  char first_difference[256];
+  kit::Verdict verdict;  // on results compared with kernels/reference
 };
 
 // What a rank publishes after a segment, so that each can run the oracle.

@@ -194,13 +194,7 @@ void DemoRank::exchange_counts(std::uint32_t layer, std::uint32_t m) {
   input.topk = plan_.model.gate.topk;
   input.num_ranks = self_.size();
   input.num_experts = plan_.model.gate.num_experts;
-  if (kernels::build_routing_plan(input, route_).bad) kit::fail("the gate chose an expert that is not there");
-  std::uint32_t* counts = context_.records->row_counts.data();
-  self_.barrier();  // the previous counts are no longer read
-  std::copy(route_.rank_counts.begin(), route_.rank_counts.end(),
-            counts + std::size_t{self_.rank()} * self_.size());
-  self_.barrier();
-  bases_ = kit::base_rows({counts, self_.size(), 1}, self_.rank());
+  bases_ = kit::exchange_rows(input, self_, context_.records->row_counts.data(), route_);
   record(layer).moved_rows[m] = static_cast<double>(route_.entries.size());
 }
 
@@ -268,12 +262,8 @@ void DemoRank::check(std::uint32_t layer, std::uint32_t m) {
 }
 
 void DemoRank::add_verdict(std::uint32_t layer, const std::string& what, const std::string& difference) {
-  LayerRecord& at = record(layer);
-  ++at.checks;
-  if (difference.empty() || at.failures++ != 0) return;
-  const std::string text = "layer " + std::to_string(layer) + ", rank " + std::to_string(self_.rank()) +
-                           ", " + what + ": " + difference;
-  std::strncpy(at.first_difference, text.c_str(), sizeof(at.first_difference) - 1);
+  record(layer).verdict.add(
+      "layer " + std::to_string(layer) + ", rank " + std::to_string(self_.rank()) + ", " + what, difference);
 }
 
 void DemoRank::note_results(std::uint32_t pass, std::uint32_t begin, std::uint32_t end) {

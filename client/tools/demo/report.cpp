@@ -1,20 +1,21 @@
 #include "report.h"
 
 #include "kit/ceiling.h"
-#include "kit/format.h"
 #include "kit/random.h"
 #include "kit/statistics.h"
 
 #include <algorithm>
 #include <span>
-
-#include <nlohmann/json.hpp>
+#include <vector>
 
 namespace epd::demo {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using kit::add_verdicts;
+using kit::differences_of;
 using kit::format;
+
+using kit::Json;
 using Times = double (LayerRecord::*)[kSamplesPerLayer];
 using Spans = double (LayerRecord::*)[2][kSamplesPerLayer];  // begins and ends
 
@@ -38,8 +39,8 @@ double ceiling_us_of(std::span<const LayerRecord> ranks, Spans spans) {
   return kit::ceiling_time_us(begins, ends, ranks.size());
 }
 
-OperationFigures figures_of(std::span<const LayerRecord> ranks, Times times, Spans ceilings,
-                            std::uint64_t row_bytes) {
+// Of an operation alone, one micro-batch: p50 of the slowest rank; GB/s (1e9 bytes) of the busiest rank.
+Json figures_of(std::span<const LayerRecord> ranks, Times times, Spans ceilings, std::uint64_t row_bytes) {
   double busiest = 0;  // rows, mean of the micro-batches
   for (std::uint32_t m = 0; m < kMicroBatches; ++m) {
     double rows = 0;
@@ -47,13 +48,12 @@ OperationFigures figures_of(std::span<const LayerRecord> ranks, Times times, Spa
     busiest += rows / kMicroBatches;
   }
   const double megabytes = busiest * static_cast<double>(row_bytes) * 1e-3;
-  OperationFigures figures;
-  figures.p50_us = p50_of_slowest(ranks, times);
-  const double ceiling_us = ceiling_us_of(ranks, ceilings);
-  if (figures.p50_us > 0) figures.gbps = megabytes / figures.p50_us;
-  if (ceiling_us > 0) figures.ceiling_gbps = megabytes / ceiling_us;
-  if (figures.ceiling_gbps > 0) figures.fraction = figures.gbps / figures.ceiling_gbps;
-  return figures;
+  const auto over = [](double part, double whole) { return whole > 0 ? part / whole : 0; };
+  const double us = p50_of_slowest(ranks, times);
+  const double gbps = over(megabytes, us);
+  const double ceiling = over(megabytes, ceiling_us_of(ranks, ceilings));
+  return {
+      {"p50_us", us}, {"gbps", gbps}, {"ceiling_gbps", ceiling}, {"ceiling_fraction", over(gbps, ceiling)}};
 }
 
 double hidden_share(double blocked_us, double operation_us) {
@@ -68,139 +68,116 @@ double skew_of(std::span<const std::uint64_t> counts) {
                   : static_cast<double>(most) * static_cast<double>(counts.size()) / static_cast<double>(sum);
 }
 
-LayerFigures layer_figures(const DemoPlan& plan, std::span<const LayerRecord> ranks) {
-  LayerFigures figures;
-  figures.dispatch = figures_of(ranks, &LayerRecord::dispatch_us, &LayerRecord::dispatch_ceiling_us,
-                                kit::dispatch_row_bytes(plan.params()));
-  figures.combine = figures_of(ranks, &LayerRecord::combine_us, &LayerRecord::combine_ceiling_us,
-                               kit::combine_row_bytes(plan.model.hidden));
-  double blocked_us = 0;
-  double operation_us = 0;
+Json report_layer(const DemoPlan& plan, const DemoRecords& records, std::uint32_t layer) {
+  const std::size_t num_ranks = plan.model.num_ranks;
+  const std::size_t experts = plan.model.gate.num_experts;
+  const auto ranks =
+      std::span<const LayerRecord>(records.layers.span()).subspan(layer * num_ranks, num_ranks);
+  const auto counts =
+      std::span<const std::uint64_t>(records.expert_counts.span()).subspan(layer * experts, experts);
+  double blocked_us = 0, operation_us = 0;
+  std::uint64_t rows = 0;
+  std::vector<kit::Verdict> verdicts;
   for (const LayerRecord& rank : ranks) {
     blocked_us += rank.blocked_us;
     operation_us += rank.operation_us;
-    figures.rows += rank.received_rows;
-    figures.checks += rank.checks;
-    figures.failures += rank.failures;
-    if (figures.first_difference.empty()) figures.first_difference = rank.first_difference;
+    rows += rank.received_rows;
+    verdicts.push_back(rank.verdict);
   }
-  figures.rows /= plan.steps;
-  figures.hidden_share = hidden_share(blocked_us, operation_us);
-  return figures;
-}
-
-Json to_json_object(const OperationFigures& figures) {
-  return Json{{"p50_us", figures.p50_us},
-              {"gbps", figures.gbps},
-              {"ceiling_gbps", figures.ceiling_gbps},
-              {"ceiling_fraction", figures.fraction}};
+  Json report{{"layer", layer},
+              {"tokens", plan.tokens * num_ranks},
+              {"rows", rows / plan.steps},  // moved in a step, all ranks, each way
+              {"dispatch", figures_of(ranks, &LayerRecord::dispatch_us, &LayerRecord::dispatch_ceiling_us,
+                                      kit::dispatch_row_bytes(plan.params()))},
+              {"combine", figures_of(ranks, &LayerRecord::combine_us, &LayerRecord::combine_ceiling_us,
+                                     kit::combine_row_bytes(plan.model.hidden))},
+              {"hidden_share", hidden_share(blocked_us, operation_us)},
+              {"expert_skew", skew_of(counts)}};
+  add_verdicts(report, verdicts);
+  return report;
 }
 
 }  // namespace
 
-DemoReport make_report(const DemoPlan& plan, const DemoRecords& records) {
-  const std::uint32_t ranks = plan.model.num_ranks;
-  DemoReport report;
-  report.daemon = records.daemon.data();
-  report.sum_ranks = records.sum_ranks[0];
-  report.link_bytes =
-      static_cast<double>(records.link_bytes[plan.passes()] - records.link_bytes[1]) / plan.steps;
-  double blocked_us = 0;
-  double operation_us = 0;
-  for (std::uint32_t layer = 0; layer < plan.model.num_layers; ++layer) {
-    const auto of_layer =
-        std::span<const LayerRecord>(records.layers.span()).subspan(std::size_t{layer} * ranks, ranks);
-    LayerFigures figures = layer_figures(plan, of_layer);
-    const std::uint32_t experts = plan.model.gate.num_experts;
-    figures.skew = skew_of(std::span<const std::uint64_t>(records.expert_counts.span())
-                               .subspan(std::size_t{layer} * experts, experts));
-    for (const LayerRecord& rank : of_layer) {
-      blocked_us += rank.blocked_us;
-      operation_us += rank.operation_us;
-    }
-    report.rows += figures.rows;
-    report.checks += figures.checks;
-    report.failures += figures.failures;
-    report.layers.push_back(std::move(figures));
+Json make_report(const DemoPlan& plan, const DemoRecords& records) {
+  const ModelShape& model = plan.model;
+  Json layers = Json::array();
+  std::uint64_t rows = 0;
+  std::uint32_t checks = 0, failures = 0;
+  for (std::uint32_t layer = 0; layer < model.num_layers; ++layer) {
+    layers.push_back(report_layer(plan, records, layer));
+    rows += layers.back().at("rows").get<std::uint64_t>();
   }
-  report.hidden_share = hidden_share(blocked_us, operation_us);
-  report.step_p50_us = kit::quantile(kit::slowest_rank(records.step_us.span(), ranks), 0.5);
-  for (const std::uint64_t sum : records.checksums.span())
-    report.checksum = kit::mix64(report.checksum ^ sum);
-  return report;
+  double blocked_us = 0, operation_us = 0;
+  for (const LayerRecord& record : records.layers.span()) {
+    blocked_us += record.blocked_us;
+    operation_us += record.operation_us;
+    checks += record.verdict.checks;
+    failures += record.verdict.failures;
+  }
+  std::uint64_t checksum = 0;  // of the final hidden states of all passes and ranks
+  for (const std::uint64_t sum : records.checksums.span()) checksum = kit::mix64(checksum ^ sum);
+  return {{"ranks", model.num_ranks},
+          {"nodes", plan.nodes},
+          {"sum_ranks", records.sum_ranks[0]},
+          {"link_bytes",
+           static_cast<double>(records.link_bytes[plan.passes()] - records.link_bytes[1]) / plan.steps},
+          {"layers", layers},
+          {"steps", plan.steps},
+          {"tokens", plan.tokens},
+          {"hidden", model.hidden},
+          {"experts", model.gate.num_experts},
+          {"topk", model.gate.topk},
+          {"rows", rows},
+          {"step_p50_us", kit::quantile(kit::slowest_rank(records.step_us.span(), model.num_ranks), 0.5)},
+          {"hidden_share", hidden_share(blocked_us, operation_us)},
+          {"checks", checks},
+          {"failures", failures},
+          {"checksum", format("%016llx", static_cast<unsigned long long>(checksum))},
+          {"correct", failures == 0 && checks > 0},
+          {"daemon", records.daemon.data()}};
 }
 
-std::string to_table(const DemoPlan& plan, const DemoReport& report) {
-  const ModelShape& model = plan.model;
-  std::string text = format(
-      "%u ranks on %u node%s, %u layers, %u steps of %u tokens a rank; H=%u E=%u K=%u, FP8 dispatch, BF16 "
-      "combine, sums of %u ranks; %s\n\n",
-      model.num_ranks, plan.nodes, plan.nodes > 1 ? "s" : "", model.num_layers, plan.steps, plan.tokens,
-      model.hidden, model.gate.num_experts, model.gate.topk, report.sum_ranks, report.daemon.c_str());
-  text += "                     |         dispatch, alone         |          combine, alone         |\n";
-  text += "layer  tokens   rows |      us    GB/s ceiling  share  |      us    GB/s ceiling  share  | hidden";
-  text += "  skew  result\n";
-  for (std::size_t layer = 0; layer < report.layers.size(); ++layer) {
-    const LayerFigures& row = report.layers[layer];
-    text += format("%5zu  %6u %6llu |", layer, plan.tokens * model.num_ranks,
-                   static_cast<unsigned long long>(row.rows));
-    for (const OperationFigures* figures : {&row.dispatch, &row.combine}) {
-      text += format(" %7.0f %7.2f %7.2f %5.0f %%  |", figures->p50_us, figures->gbps, figures->ceiling_gbps,
-                     100 * figures->fraction);
-    }
-    text += format(" %4.0f %%  %4.1f  %s\n", 100 * row.hidden_share, row.skew,
-                   row.failures == 0 ? "bit-exact" : "WRONG");
+std::string to_text(const Json& report) {
+  const auto count = [&](const char* field) { return report.at(field).get<unsigned>(); };
+  const auto value = [&](const char* field) { return report.at(field).get<double>(); };
+  const auto percent = [](double share) { return format("%.0f %%", 100 * share); };
+  const kit::Reports layers = report.at("layers");
+  std::vector<kit::Column> columns{kit::column("layer", "layer"), kit::column("tokens", "tokens"),
+                                   kit::column("rows", "rows")};
+  for (const std::string operation : {"dispatch", "combine"}) {  // alone
+    const auto field = [&](const std::string& title, const char* name, const char* pattern) {
+      columns.push_back(
+          {title, [=](const Json& r) { return kit::number(r.at(operation).at(name), pattern); }});
+    };
+    field(operation + " us", "p50_us", "%.0f");
+    field("GB/s", "gbps", "%.2f");
+    field("ceiling", "ceiling_gbps", "%.2f");
+    columns.push_back(
+        {"share", [=](const Json& r) { return percent(r.at(operation).at("ceiling_fraction")); }});
   }
-  text += format("\nA step takes %.1f ms (p50); %.0f %% of its communication is hidden behind computation.\n",
-                 report.step_p50_us / 1e3, 100 * report.hidden_share);
-  if (plan.nodes > 1) {
+  columns.push_back({"hidden", [=](const Json& r) { return percent(r.at("hidden_share")); }});
+  columns.push_back(kit::column("skew", "expert_skew", "%.1f"));
+  columns.push_back({"result", kit::verdict_of});
+  std::string text = format(
+      "%u ranks on %u node%s, %zu layers, %u steps of %u tokens a rank; H=%u E=%u K=%u, FP8 dispatch, BF16 "
+      "combine, sums of %u ranks; %s\n\n",
+      count("ranks"), count("nodes"), count("nodes") > 1 ? "s" : "", layers.size(), count("steps"),
+      count("tokens"), count("hidden"), count("experts"), count("topk"), count("sum_ranks"),
+      report.at("daemon").get<std::string>().c_str());
+  text += kit::table(layers, columns);
+  text += format("\nA step takes %.1f ms (p50); %s of its communication is hidden behind computation.\n",
+                 value("step_p50_us") / 1e3, percent(value("hidden_share")).c_str());
+  if (count("nodes") > 1) {
+    const double megabytes = value("link_bytes") / 1e6;
     text += format(
         "%u nodes sent each other %.1f MB in a step, headers of the link included (%.2f MB a layer).\n",
-        plan.nodes, report.link_bytes / 1e6, report.link_bytes / 1e6 / model.num_layers);
+        count("nodes"), megabytes, megabytes / static_cast<double>(layers.size()));
   }
-  text += format(
-      "%u results compared with kernels/reference, %u differ. Checksum of the hidden states: %016llx\n",
-      report.checks, report.failures, static_cast<unsigned long long>(report.checksum));
-  for (const LayerFigures& row : report.layers) {
-    if (!row.first_difference.empty()) text += "first difference: " + row.first_difference + "\n";
-  }
-  return text;
-}
-
-std::string to_json(const DemoPlan& plan, const DemoReport& report) {
-  Json layers = Json::array();
-  for (const LayerFigures& row : report.layers) {
-    layers.push_back({{"layer", layers.size()},
-                      {"tokens", plan.tokens * plan.model.num_ranks},
-                      {"rows", row.rows},
-                      {"dispatch", to_json_object(row.dispatch)},
-                      {"combine", to_json_object(row.combine)},
-                      {"hidden_share", row.hidden_share},
-                      {"expert_skew", row.skew},
-                      {"checks", row.checks},
-                      {"failures", row.failures}});
-    if (!row.first_difference.empty()) layers.back()["first_difference"] = row.first_difference;
-  }
-  const ModelShape& model = plan.model;
-  const Json json{{"ranks", model.num_ranks},
-                  {"nodes", plan.nodes},
-                  {"sum_ranks", report.sum_ranks},
-                  {"link_bytes", report.link_bytes},
-                  {"layers", layers},
-                  {"steps", plan.steps},
-                  {"tokens", plan.tokens},
-                  {"hidden", model.hidden},
-                  {"experts", model.gate.num_experts},
-                  {"topk", model.gate.topk},
-                  {"rows", report.rows},
-                  {"step_p50_us", report.step_p50_us},
-                  {"hidden_share", report.hidden_share},
-                  {"checks", report.checks},
-                  {"failures", report.failures},
-                  {"checksum", format("%016llx", static_cast<unsigned long long>(report.checksum))},
-                  {"correct", report.correct()},
-                  {"daemon", report.daemon}};
-  return json.dump();
+  return text +
+         format("%u results compared with kernels/reference, %u differ. Checksum of the hidden states: %s\n",
+                count("checks"), count("failures"), report.at("checksum").get<std::string>().c_str()) +
+         differences_of(layers);
 }
 
 }  // namespace epd::demo

@@ -1,5 +1,6 @@
 #include "kit/ceiling.h"
 
+#include "kit/error.h"
 #include "kit/statistics.h"
 
 #include <algorithm>
@@ -152,6 +153,17 @@ std::vector<std::uint32_t> base_rows(const TargetCounts& counts, std::uint32_t s
     }
   }
   return bases;
+}
+
+std::vector<std::uint32_t> exchange_rows(const kernels::RoutingInput& input, TeamRank& self,
+                                         std::uint32_t* counts, kernels::RoutingPlan& plan) {
+  const kernels::RoutingError error = kernels::build_routing_plan(input, plan);
+  if (error.bad) fail("expert " + std::to_string(error.value) + " was chosen, which is not there");
+  const std::vector<std::uint32_t>& own = input.per_expert ? plan.expert_counts : plan.rank_counts;
+  self.barrier();  // the previous counts are no longer read
+  std::copy(own.begin(), own.end(), counts + self.rank() * own.size());
+  self.barrier();
+  return base_rows({counts, self.size(), static_cast<std::uint32_t>(own.size()) / self.size()}, self.rank());
 }
 
 std::uint32_t received_rows(const TargetCounts& counts, std::uint32_t rank) {

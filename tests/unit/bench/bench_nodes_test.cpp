@@ -158,7 +158,7 @@ TEST(NodesReport, AWrongResultIsNamed) {
   m.samples.dispatch.verdicts[1].failures = 1;
   std::snprintf(m.samples.dispatch.verdicts[1].first, 16, "row 7");
   const bench::Json report = bench::make_nodes_report("dispatch", m.plan, m.run, m.samples, "");
-  EXPECT_FALSE(bench::all_correct({report}));
+  EXPECT_FALSE(kit::all_correct({report}));
   EXPECT_EQ(report.at("first_difference"), "row 7");
   EXPECT_THAT(bench::nodes_text({report}),
               testing::AllOf(HasSubstr("WRONG"), HasSubstr("first difference: row 7")));

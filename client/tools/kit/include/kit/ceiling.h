@@ -3,7 +3,9 @@
 #pragma once
 
 #include "kernels/reference.h"
+#include "kernels/routing.h"
 #include "kit/shared_array.h"
+#include "kit/team.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -68,6 +70,10 @@ struct TargetCounts {
 };
 // This source's first row at each target, the rows of a rank's targets one after the other without holes.
 std::vector<std::uint32_t> base_rows(const TargetCounts& counts, std::uint32_t source);
+// Plans where a rank's rows go, tells the other ranks, and returns base_rows() when all have told theirs.
+// `counts` is the ranks' memory of TargetCounts; it may be read until the next exchange. Throws ToolError.
+std::vector<std::uint32_t> exchange_rows(const kernels::RoutingInput& input, TeamRank& self,
+                                         std::uint32_t* counts, kernels::RoutingPlan& plan);
 // Rows that `rank` receives, and those from `source`.
 std::uint32_t received_rows(const TargetCounts& counts, std::uint32_t rank);
 std::uint32_t rows_between(const TargetCounts& counts, std::uint32_t source, std::uint32_t rank);

@@ -6,11 +6,14 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <sys/types.h>
+#include <unistd.h>
 
 namespace epd::kit {
 
@@ -74,6 +77,26 @@ class Team {
   SharedArray<TeamState> state_;
   std::uint32_t size_;
   std::vector<pid_t> running_;
+};
+
+// Shown while the team runs, on a terminal only.
+class ProgressLine {
+ public:
+  ProgressLine(std::string label, std::uint32_t total)
+      : label_(std::move(label)), total_(total), tty_(::isatty(STDERR_FILENO) == 1) {}
+  ~ProgressLine() {
+    if (tty_) std::fprintf(stderr, "\r\033[K");
+  }
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+  void show(std::uint32_t done) const {
+    if (tty_) std::fprintf(stderr, "\r%s %u/%u\033[K", label_.c_str(), done, total_);
+  }
+
+ private:
+  std::string label_;
+  std::uint32_t total_;
+  bool tty_;
 };
 
 }  // namespace epd::kit

@@ -1,15 +1,22 @@
-#include "report.h"
+#include "kit/report.h"
 
 #include <algorithm>
 #include <cctype>
+#include <cstring>
 
-namespace epd::bench {
+namespace epd::kit {
 
-Json summary_json(const kit::Summary& summary) {
+void Verdict::add(const std::string& what, const std::string& difference) {
+  ++checks;
+  if (!difference.empty() && failures++ == 0)
+    std::strncpy(first, (what + ": " + difference).c_str(), sizeof(first) - 1);
+}
+
+Json summary_json(const Summary& summary) {
   return {{"p50", summary.p50}, {"p90", summary.p90}, {"p99", summary.p99}, {"max", summary.max}};
 }
 
-void add_times(Json& report, const kit::Summary& time) {
+void add_times(Json& report, const Summary& time) {
   report.update({{"samples", time.count},
                  {"min_us", time.min},
                  {"p50_us", time.p50},
@@ -18,10 +25,10 @@ void add_times(Json& report, const kit::Summary& time) {
                  {"max_us", time.max}});
 }
 
-void add_verdicts(Json& report, const OperationSamples& samples) {
+void add_verdicts(Json& report, std::span<const Verdict> verdicts) {
   std::uint32_t checks = report.value("checks", 0u);
   bool correct = report.value("correct", true);
-  for (const Verdict& verdict : samples.verdicts.span()) {
+  for (const Verdict& verdict : verdicts) {
     checks += verdict.checks;
     if (verdict.failures == 0) continue;
     if (correct) report["first_difference"] = verdict.first;
@@ -103,4 +110,4 @@ std::string table(const Reports& reports, const std::vector<Column>& columns, St
   return text;
 }
 
-}  // namespace epd::bench
+}  // namespace epd::kit

@@ -2,29 +2,47 @@
 // benchmark makes its own.
 #pragma once
 
-#include "kit/format.h"
+#include "kit/shared_array.h"
 #include "kit/statistics.h"
-#include "samples.h"
 
+#include <cstdint>
+#include <cstdio>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
-namespace epd::bench {
+namespace epd::kit {
 
 using Json = nlohmann::ordered_json;
 using Reports = std::vector<Json>;
-using kit::format;
+
+// As printf; at most 511 characters.
+std::string format(const char* pattern, auto... values) {
+  char text[512];
+  std::snprintf(text, sizeof(text), pattern, values...);
+  return text;
+}
+
+// Of one rank: what its comparisons with the reference have found. In shared memory.
+struct Verdict {
+  std::uint32_t checks;
+  std::uint32_t failures;
+  char first[256];  // the first difference
+
+  // `difference`: "" if there is none.
+  void add(const std::string& what, const std::string& difference);
+};
 
 // "p50", "p90", "p99", "max"
-Json summary_json(const kit::Summary& summary);
+Json summary_json(const Summary& summary);
 // "samples", "min_us", "p50_us", ..
-void add_times(Json& report, const kit::Summary& time);
+void add_times(Json& report, const Summary& time);
 // "checks", "correct" and "first_difference": what the checks of all ranks have found. May be called again,
 // with more.
-void add_verdicts(Json& report, const OperationSamples& samples);
+void add_verdicts(Json& report, std::span<const Verdict> verdicts);
 
 bool all_correct(const Reports& reports);
 // "WRONG", "unchecked", "bit-exact (16)", "bit-exact (16, 1024 columns)"
@@ -44,4 +62,4 @@ enum class Style { kPlain, kMarkdown };
 // Text lies left, numbers right.
 std::string table(const Reports& reports, const std::vector<Column>& columns, Style style = Style::kPlain);
 
-}  // namespace epd::bench
+}  // namespace epd::kit
